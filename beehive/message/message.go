@@ -1,0 +1,164 @@
+// Package message defines what modules of a process, and the two ends of a link, say to each other: a header, a route and content.
+//
+// It owns the shape of a message and the typed topics that give content a Go type. It knows no transport, no encoding and no Kubernetes; it
+// imports the standard library only. Values are immutable by convention: whoever has sent a message, or its content, never changes it again.
+// Mux is filled before it is used and may then be used by many goroutines at once; everything else is a plain value.
+package message
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+)
+
+// Name is the address of a module in its process.
+type Name string
+
+// Group names a set of modules that a message can be sent to at once.
+type Group string
+
+// Kind says what a message is about: "event", "heartbeat", "state".
+type Kind string
+
+// Operation says what is done to the Kind.
+type Operation string
+
+// The operations, as this ecosystem names them.
+const (
+	Insert   Operation = "insert"
+	Update   Operation = "update"
+	Delete   Operation = "delete"
+	Query    Operation = "query"
+	Response Operation = "response" // an answer to a request; Header.ParentID names the request
+)
+
+// ID tells one message of a process from another. 0 is no message.
+type ID uint64
+
+var lastID atomic.Uint64 // IDs need only be unique in the process: one counter, and no state that a test could trip over
+
+// NextID returns an ID that this process has not used before.
+func NextID() ID { return ID(lastID.Add(1)) }
+
+// Header tells messages apart and ties an answer to its request.
+type Header struct {
+	ID       ID
+	ParentID ID // of an answer: the ID of its request
+	Time     time.Time
+	Sync     bool // the sender waits for an answer
+}
+
+// Resource is what the message concerns. Any part may be empty.
+type Resource struct {
+	Namespace string
+	Name      string
+}
+
+func (r Resource) String() string {
+	if r.Namespace == "" {
+		return r.Name
+	}
+	return r.Namespace + "/" + r.Name
+}
+
+// Route says where a message comes from and what it is about.
+type Route struct {
+	Source    Name
+	Group     Group // set when the message was sent to a group
+	Kind      Kind
+	Operation Operation
+	Resource  Resource
+}
+
+// Message is one thing said. Content is a Go value; for a message of a Topic[T] it is a T. A refusal carries an error as its content.
+type Message struct {
+	Header  Header
+	Route   Route
+	Content any
+}
+
+// Key is the topic of the message.
+func (m Message) Key() Key { return Key{m.Route.Kind, m.Route.Operation} }
+
+// Err is the refusal that the message carries as its content, or nil.
+func (m Message) Err() error {
+	err, _ := m.Content.(error)
+	return err
+}
+
+// Answer makes the answer to m: a Response of the same kind and resource, tied to m by its ParentID. An error as content is a refusal.
+func (m Message) Answer(content any) Message {
+	return Message{
+		Header:  Header{ID: NextID(), ParentID: m.Header.ID, Time: time.Now()},
+		Route:   Route{Kind: m.Route.Kind, Operation: Response, Resource: m.Route.Resource},
+		Content: content,
+	}
+}
+
+// Delivery says what a full or slow receiver may cost.
+type Delivery int
+
+const (
+	// Every: no message is lost; a full mailbox holds its sender back.
+	Every Delivery = iota
+	// Latest: in a mailbox a newer message replaces an older one of the same topic and resource.
+	Latest
+)
+
+func (d Delivery) String() string {
+	switch d {
+	case Every:
+		return "every"
+	case Latest:
+		return "latest"
+	}
+	return fmt.Sprintf("Delivery(%d)", int(d))
+}
+
+// Key identifies a topic.
+type Key struct {
+	Kind      Kind
+	Operation Operation
+}
+
+func (k Key) String() string { return string(k.Kind) + "." + string(k.Operation) }
+
+// ErrWrongContent is returned when a message's content is not of its topic's type.
+var ErrWrongContent = errors.New("content is not of the topic's type")
+
+// Topic binds a kind and an operation to the Go type of their content.
+type Topic[T any] struct {
+	Kind      Kind
+	Operation Operation
+	Delivery  Delivery
+}
+
+// NewTopic returns the topic.
+func NewTopic[T any](kind Kind, operation Operation, delivery Delivery) Topic[T] {
+	return Topic[T]{Kind: kind, Operation: operation, Delivery: delivery}
+}
+
+// Key identifies the topic.
+func (t Topic[T]) Key() Key { return Key{t.Kind, t.Operation} }
+
+// New makes a message of this topic.
+func (t Topic[T]) New(resource Resource, content T) Message {
+	return Message{
+		Header:  Header{ID: NextID(), Time: time.Now()},
+		Route:   Route{Kind: t.Kind, Operation: t.Operation, Resource: resource},
+		Content: content,
+	}
+}
+
+// Content returns the content of m, which may be of this topic or an answer to it with the same type. A refusal is returned as the error.
+func (t Topic[T]) Content(m Message) (T, error) {
+	if c, ok := m.Content.(T); ok {
+		return c, nil
+	}
+	var zero T
+	if err := m.Err(); err != nil {
+		return zero, err
+	}
+	return zero, fmt.Errorf("message %s: %w: %T, want %T", m.Key(), ErrWrongContent, m.Content, zero)
+}

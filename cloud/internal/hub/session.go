@@ -1,0 +1,38 @@
+// Package hub is the cloud's end of the links: it accepts them, knows which node each belongs to, and leads their messages to the parts that
+// serve them.
+//
+// It owns the sessions: one a node, the newer replaces the older. It refuses links whose certificate is not a node's. It does not know what the
+// messages mean. A Session's methods may be called by many goroutines at once.
+package hub
+
+import (
+	"context"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/link"
+)
+
+// Session is one node's open link.
+type Session interface {
+	// Node comes from the certificate, and from nowhere else.
+	Node() types.NodeName
+	// Epoch grows with every connect of the node.
+	Epoch() uint64
+	Info() link.Info
+	// Send queues m for the node; see link.Conn.
+	Send(ctx context.Context, m message.Message) error
+	// Close ends the session.
+	Close(code link.CloseCode, reason string)
+	// Done is closed when the session has ended.
+	Done() <-chan struct{}
+}
+
+// Part serves one kind of traffic for every session.
+type Part interface {
+	// Attach is called once for each session, before its first message is dispatched. It registers the part's handlers with mux: a handler is
+	// called by the session's read loop, in order, and holds the whole link back while it runs. The returned function, which may be nil, runs for as long as
+	// the session lives; its error ends the session.
+	Attach(s Session, mux *message.Mux) (run func(ctx context.Context) error)
+}

@@ -1,0 +1,62 @@
+// Package link is one connection between an edge and the cloud: messages in both directions, in classes, over websocket or QUIC.
+//
+// It owns the Conn contract, the frames, the close codes and the bounds. The transports (wslink, quiclink) carry frames; linktest holds the
+// contract that both pass. It refuses whatever is longer than its bounds before it takes memory for it, and every peer without a verified
+// certificate. A Conn's Send may be called by many goroutines at once, Receive by one, Close by any.
+package link
+
+import (
+	"context"
+	"crypto/x509"
+	"net"
+	"time"
+
+	"github.com/skerry-io/skerry/beehive/message"
+)
+
+// Transport names what carries a Conn.
+type Transport string
+
+const (
+	WebSocket Transport = "websocket"
+	QUIC      Transport = "quic"
+)
+
+// Conn is one link. Its goroutines start with it and end with it: after Close, or after the peer or the network ended it, every call returns an
+// error that errors.As finds a *CloseError in.
+type Conn interface {
+	// Send queues m behind what waits in its topic's class, and returns when the queue has taken it. A full queue holds the caller back until
+	// there is room, ctx ends or the link does. Heartbeats never wait behind bulk: between two chunks of a large message the lower class goes first.
+	Send(ctx context.Context, m message.Message) error
+	// Receive returns the next message, in order within a class and a sender.
+	Receive(ctx context.Context) (message.Message, error)
+	// Close tells the peer why and ends the link. Only the first call counts.
+	Close(code CloseCode, reason string) error
+	// Done is closed when the link has ended; Err then says why.
+	Done() <-chan struct{}
+	Err() error
+
+	Info() Info
+}
+
+// Info is what is known of a link.
+type Info struct {
+	Transport Transport
+	Local     net.Addr
+	Remote    net.Addr
+	Peer      *x509.Certificate // verified by the handshake
+	Since     time.Time
+}
+
+// Listener accepts links.
+type Listener interface {
+	// Accept waits for the next link whose handshake is complete.
+	Accept(ctx context.Context) (Conn, error)
+	Addr() net.Addr
+	Close() error
+}
+
+// Dialer opens a link to an address ("host:port").
+type Dialer interface {
+	Dial(ctx context.Context, address string) (Conn, error)
+}

@@ -1,0 +1,64 @@
+// Package topic lists every topic that cloudcore and edgecore share, with its payload, and turns their messages into bytes and back.
+//
+// It owns the wire contract: adding a topic here is all that a new conversation needs. It refuses unknown topics and payloads that don't parse.
+// The table never changes at run time; every function may be called by many goroutines at once.
+package topic
+
+import (
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+)
+
+// Protocol is the version of the contract. An end that speaks another closes the link with a code that says so.
+const Protocol = 1
+
+// The kinds.
+const (
+	KindHello      message.Kind = "hello"
+	KindHeartbeat  message.Kind = "heartbeat"
+	KindInterest   message.Kind = "interest"
+	KindInventory  message.Kind = "inventory"
+	KindState      message.Kind = "state"
+	KindEvent      message.Kind = "event"
+	KindPodStatus  message.Kind = "podstatus"
+	KindNodeStatus message.Kind = "nodestatus"
+	KindPod        message.Kind = "pod"
+	KindAPI        message.Kind = "api"
+)
+
+// Session.
+var (
+	// Hello opens a session; its answer, a Welcome, is of topic Welcome.
+	Hello   = message.NewTopic[*topicpb.Hello](KindHello, message.Insert, message.Every)
+	Welcome = message.NewTopic[*topicpb.Welcome](KindHello, message.Response, message.Every)
+	// Heartbeat goes up; HeartbeatAnswer comes down.
+	Heartbeat       = message.NewTopic[*topicpb.Heartbeat](KindHeartbeat, message.Update, message.Latest)
+	HeartbeatAnswer = message.NewTopic[*topicpb.Heartbeat](KindHeartbeat, message.Response, message.Latest)
+)
+
+// The way down.
+var (
+	Interests        = message.NewTopic[*topicpb.Interests](KindInterest, message.Update, message.Every)
+	InventoryRequest = message.NewTopic[*topicpb.InventoryRequest](KindInventory, message.Query, message.Every)
+	Inventory        = message.NewTopic[*topicpb.Inventory](KindInventory, message.Response, message.Every)
+	State            = message.NewTopic[*topicpb.State](KindState, message.Update, message.Every)
+	StateAck         = message.NewTopic[*topicpb.StateAck](KindState, message.Response, message.Latest)
+)
+
+// The way up: each of these is answered by a WriteResult of the same kind.
+var (
+	EventWrite       = message.NewTopic[*topicpb.Write](KindEvent, message.Update, message.Every)
+	EventResult      = message.NewTopic[*topicpb.WriteResult](KindEvent, message.Response, message.Every)
+	PodStatusWrite   = message.NewTopic[*topicpb.Write](KindPodStatus, message.Update, message.Every)
+	PodStatusResult  = message.NewTopic[*topicpb.WriteResult](KindPodStatus, message.Response, message.Every)
+	NodeStatusWrite  = message.NewTopic[*topicpb.Write](KindNodeStatus, message.Update, message.Every)
+	NodeStatusResult = message.NewTopic[*topicpb.WriteResult](KindNodeStatus, message.Response, message.Every)
+	PodWrite         = message.NewTopic[*topicpb.Write](KindPod, message.Update, message.Every) // deletion by the kubelet
+	PodResult        = message.NewTopic[*topicpb.WriteResult](KindPod, message.Response, message.Every)
+)
+
+// Requests that need an answer now. Header.Sync is set, and the answer's ParentID names the request.
+var (
+	APIRequest  = message.NewTopic[*topicpb.APIRequest](KindAPI, message.Query, message.Every)
+	APIResponse = message.NewTopic[*topicpb.APIResponse](KindAPI, message.Response, message.Every)
+)

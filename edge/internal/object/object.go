@@ -1,0 +1,37 @@
+// Package object is a Kubernetes object as the edge holds it: raw bytes with the few fields that everybody asks for beside them.
+//
+// It owns decoding, encoding, the field selectors' fields and the application of patches. It keeps nothing. Its values are immutable.
+package object
+
+import (
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Ref names one object.
+type Ref struct {
+	Resource  schema.GroupVersionResource
+	Namespace string
+	Name      string
+}
+
+// Object is one object. Version is the edge's own resource version: it grows with every change that anybody at the edge can see, and is what
+// the edge API serves as metadata.resourceVersion. CloudVersion is kube-apiserver's.
+type Object struct {
+	Ref
+	UID          types.UID
+	Labels       map[string]string
+	Version      uint64
+	CloudVersion string
+	Raw          []byte // Kubernetes protobuf ("k8s\0" envelope) for built-in types, else JSON
+}
+
+// Selection is what a list or a watch asks for.
+type Selection struct {
+	Resource  schema.GroupVersionResource
+	Namespace string // "" for all
+	Labels    labels.Selector
+	Fields    fields.Selector
+}
