@@ -1,0 +1,45 @@
+// Package linkstate tells the modules of an edge that the link to the cloud is up or down.
+//
+// It owns the two topics and their contents, and nothing else: edgehub says them to the group "link", whoever depends on the link joins that group. They
+// never cross the link. Values are immutable.
+package linkstate
+
+import (
+	"time"
+
+	"github.com/skerry-io/skerry/beehive/message"
+)
+
+// Group is who hears of the link.
+const Group message.Group = "link"
+
+// Kind is what both topics are about.
+const Kind message.Kind = "link"
+
+// Link is an open session with the cloud: Hello was answered by Welcome.
+type Link struct {
+	// Epoch is the session's. It grows with every connect; a receiver that hears of a Loss with a lower epoch than its own ignores it.
+	Epoch uint64
+	// Instance is the replica of cloudcore at the other end, Version its version, as its Welcome said.
+	Instance string
+	Version  string
+	// Transport and Remote are for people: "websocket" or "quic", and the address.
+	Transport string
+	Remote    string
+	// CloudTime is the cloud's clock when it wrote its Welcome; zero where it did not say.
+	CloudTime time.Time
+	Since     time.Time
+}
+
+// Loss is the end of a session.
+type Loss struct {
+	Epoch  uint64
+	Reason error
+	At     time.Time
+}
+
+// The topics. Every, so that an Up and the Down after it are never seen in another order; a link's changes are few.
+var (
+	Up   = message.NewTopic[Link](Kind, message.Insert, message.Every)
+	Down = message.NewTopic[Loss](Kind, message.Delete, message.Every)
+)
