@@ -47,6 +47,8 @@ type Header struct {
 	ParentID ID // of an answer: the ID of its request
 	Time     time.Time
 	Sync     bool // the sender waits for an answer
+	Awaited  bool // set by the bus: that sender waits in this process, and the answer goes to it alone; never crosses a link
+	Delivery Delivery
 }
 
 // Resource is what the message concerns. Any part may be empty.
@@ -87,7 +89,8 @@ func (m Message) Err() error {
 	return err
 }
 
-// Answer makes the answer to m: a Response of the same kind and resource, tied to m by its ParentID. An error as content is a refusal.
+// Answer makes the answer to m: a Response of the same kind and resource, tied to m by its ParentID. An error as content is a refusal. No answer
+// is ever replaced by another: its Delivery is Every.
 func (m Message) Answer(content any) Message {
 	return Message{
 		Header:  Header{ID: NextID(), ParentID: m.Header.ID, Time: time.Now()},
@@ -102,7 +105,7 @@ type Delivery int
 const (
 	// Every: no message is lost; a full mailbox holds its sender back.
 	Every Delivery = iota
-	// Latest: in a mailbox a newer message replaces an older one of the same topic and resource.
+	// Latest: in a mailbox a newer message replaces an older one of the same sender, topic and resource.
 	Latest
 )
 
@@ -145,7 +148,7 @@ func (t Topic[T]) Key() Key { return Key{t.Kind, t.Operation} }
 // New makes a message of this topic.
 func (t Topic[T]) New(resource Resource, content T) Message {
 	return Message{
-		Header:  Header{ID: NextID(), Time: time.Now()},
+		Header:  Header{ID: NextID(), Time: time.Now(), Delivery: t.Delivery},
 		Route:   Route{Kind: t.Kind, Operation: t.Operation, Resource: resource},
 		Content: content,
 	}
