@@ -1,0 +1,152 @@
+// Package config is cloudcore.yaml: its fields, their defaults and their rules.
+//
+// It owns the names that an operator writes. It refuses what can't work, all of it at once. It starts nothing and reads no file: cloud/app does.
+// A Config is filled once and then only read.
+package config
+
+import (
+	"net"
+	"net/netip"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/skerry-io/skerry/common/config"
+)
+
+// Kind is the kind of the file.
+const Kind = "CloudCore"
+
+// Config is cloudcore.yaml.
+type Config struct {
+	config.TypeMeta
+	// Kubeconfig leads to kube-apiserver; "" means the service account of the pod that cloudcore runs in.
+	Kubeconfig string `json:"kubeconfig"`
+	// Namespace holds cloudcore's own objects: its CA, its Leases, the list of revoked nodes.
+	Namespace string `json:"namespace"`
+	// Advertise are the names and addresses under which edges reach cloudcore; its serving certificate holds for these.
+	Advertise []string `json:"advertise"`
+	// Impersonation is constrained (KEP-5284, Kubernetes 1.36 and later) or classic. The RBAC must fit.
+	Impersonation string `json:"impersonation"`
+	Hub           Hub    `json:"hub"`
+	Join          Listen `json:"join"`
+	Health        Listen `json:"health"`
+	Log           Log    `json:"log"`
+}
+
+// Log says how much is written to standard error.
+type Log struct {
+	Verbosity int `json:"verbosity"` // 0 to 10, as klog's -v
+}
+
+// Listen is one listener.
+type Listen struct {
+	Listen string `json:"listen"` // [address]:port; "" for none
+}
+
+// Hub is where the edges' links end.
+type Hub struct {
+	WebSocket Listen `json:"websocket"`
+	QUIC      Listen `json:"quic"`
+	// Keepalive is the time between two signs of life. IdleTimeout is how long a silent link is believed to live.
+	Keepalive   metav1.Duration `json:"keepalive"`
+	IdleTimeout metav1.Duration `json:"idleTimeout"`
+	// MaxSessions bounds the links of this replica; an edge above it is sent away with a time to come back.
+	MaxSessions int `json:"maxSessions"`
+}
+
+// Default is the configuration that holds where a file says nothing.
+func Default() *Config {
+	return &Config{
+		TypeMeta:      config.TypeMeta{APIVersion: config.Version, Kind: Kind},
+		Namespace:     "skerry-system",
+		Advertise:     []string{},
+		Impersonation: "constrained",
+		Hub: Hub{
+			WebSocket: Listen{Listen: ":10000"}, QUIC: Listen{Listen: ":10001"}, MaxSessions: 10000,
+			Keepalive: metav1.Duration{Duration: 10 * time.Second}, IdleTimeout: metav1.Duration{Duration: 30 * time.Second},
+		},
+		Join:   Listen{Listen: ":10002"},
+		Health: Listen{Listen: "127.0.0.1:10003"},
+		Log:    Log{Verbosity: 2},
+	}
+}
+
+// Read reads the content of cloudcore.yaml over the defaults. The error is a *config.Error that holds every mistake.
+func Read(file string, data []byte) (*Config, error) {
+	c := Default()
+	d, err := config.Decode(file, data, Kind, c)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.Errors(c.Validate()); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// Validate reports every field that can't work.
+func (c *Config) Validate() field.ErrorList {
+	var errs field.ErrorList
+	if c.Kubeconfig != "" && !filepath.IsAbs(c.Kubeconfig) {
+		errs = append(errs, field.Invalid(field.NewPath("kubeconfig"), c.Kubeconfig, "must be an absolute path"))
+	}
+	for _, msg := range validation.IsDNS1123Label(c.Namespace) {
+		errs = append(errs, field.Invalid(field.NewPath("namespace"), c.Namespace, msg))
+	}
+	if len(c.Advertise) == 0 {
+		errs = append(errs, field.Required(field.NewPath("advertise"), "name at least one host name or address under which edges reach cloudcore"))
+	}
+	for i, a := range c.Advertise {
+		if _, err := netip.ParseAddr(a); err != nil && len(validation.IsDNS1123Subdomain(a)) > 0 {
+			errs = append(errs, field.Invalid(field.NewPath("advertise").Index(i), a, "must be a host name in lower case or an IP address, without a port"))
+		}
+	}
+	switch c.Impersonation {
+	case "constrained", "classic":
+	default:
+		errs = append(errs, field.NotSupported(field.NewPath("impersonation"), c.Impersonation, []string{"constrained", "classic"}))
+	}
+	hub := field.NewPath("hub")
+	if c.Hub.WebSocket.Listen == "" && c.Hub.QUIC.Listen == "" {
+		errs = append(errs, field.Required(hub.Child("websocket", "listen"), "one of websocket and quic must listen, or no edge can reach this cloudcore"))
+	}
+	errs = append(errs, c.Hub.WebSocket.validate(hub.Child("websocket"))...)
+	errs = append(errs, c.Hub.QUIC.validate(hub.Child("quic"))...)
+	if c.Hub.Keepalive.Duration < time.Second {
+		errs = append(errs, field.Invalid(hub.Child("keepalive"), c.Hub.Keepalive.Duration.String(), "must be at least 1s"))
+	}
+	if c.Hub.IdleTimeout.Duration < 2*c.Hub.Keepalive.Duration {
+		errs = append(errs, field.Invalid(hub.Child("idleTimeout"), c.Hub.IdleTimeout.Duration.String(), "must be at least twice the keepalive, or one lost packet ends a link"))
+	}
+	if n := c.Hub.MaxSessions; n < 1 || n > 1000000 {
+		errs = append(errs, field.Invalid(hub.Child("maxSessions"), n, "must be 1 to 1000000"))
+	}
+	errs = append(errs, c.Join.validate(field.NewPath("join"))...)
+	errs = append(errs, c.Health.validate(field.NewPath("health"))...)
+	if v := c.Log.Verbosity; v < 0 || v > 10 {
+		errs = append(errs, field.Invalid(field.NewPath("log", "verbosity"), v, "must be 0 to 10"))
+	}
+	return errs
+}
+
+func (l *Listen) validate(at *field.Path) field.ErrorList {
+	if l.Listen == "" {
+		return nil
+	}
+	host, port, err := net.SplitHostPort(l.Listen)
+	if err == nil && host != "" {
+		_, err = netip.ParseAddr(host)
+	}
+	if err == nil {
+		_, err = strconv.ParseUint(port, 10, 16)
+	}
+	if err != nil {
+		return field.ErrorList{field.Invalid(at.Child("listen"), l.Listen, "must be [ADDRESS]:PORT, such as :10000 or 127.0.0.1:10003")}
+	}
+	return nil
+}

@@ -1,0 +1,283 @@
+// Package config is edgecore.yaml: its fields, their defaults and their rules.
+//
+// It owns the names that an operator writes. It refuses what can't work, all of it at once. It starts nothing and reads no file: edge/app does.
+// A Config is filled once and then only read.
+package config
+
+import (
+	"encoding/json"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/skerry-io/skerry/common/config"
+)
+
+// Kind is the kind of the file.
+const Kind = "EdgeCore"
+
+// Config is edgecore.yaml.
+type Config struct {
+	config.TypeMeta
+	// DataDir holds the store, the identity and what else must outlive a reboot.
+	DataDir string  `json:"dataDir"`
+	Log     Log     `json:"log"`
+	Health  Health  `json:"health"`
+	Modules Modules `json:"modules"`
+}
+
+// Log says how much is written to standard error.
+type Log struct {
+	Verbosity int `json:"verbosity"` // 0 to 10, as klog's -v
+}
+
+// Health is the listener for /healthz, /readyz and /metrics.
+type Health struct {
+	Listen string `json:"listen"` // address:port; "" for none
+}
+
+// Modules is the configuration of each module.
+type Modules struct {
+	EdgeHub     EdgeHub     `json:"edgeHub"`
+	MetaManager MetaManager `json:"metaManager"`
+	EdgeAPI     EdgeAPI     `json:"edgeAPI"`
+	Edged       Edged       `json:"edged"`
+}
+
+// EdgeHub keeps the link to the cloud.
+type EdgeHub struct {
+	Enable bool `json:"enable"`
+	// Servers are the hosts (names or addresses, without a port) of cloudcore; they are tried in turn.
+	Servers []string `json:"servers"`
+	// Transport is auto (QUIC first, websocket where UDP is blocked), websocket or quic.
+	Transport string    `json:"transport"`
+	WebSocket Transport `json:"websocket"`
+	QUIC      Transport `json:"quic"`
+	// Keepalive is the time between two signs of life. IdleTimeout is how long a silent link is believed to live.
+	Keepalive   metav1.Duration `json:"keepalive"`
+	IdleTimeout metav1.Duration `json:"idleTimeout"`
+	// BackoffMin and BackoffMax bound the wait between two attempts; the wait doubles and is drawn at random below that ("full jitter").
+	BackoffMin metav1.Duration `json:"backoffMin"`
+	BackoffMax metav1.Duration `json:"backoffMax"`
+}
+
+// Transport is what one of the two transports needs.
+type Transport struct {
+	Port int `json:"port"`
+}
+
+// MetaManager keeps the store, the interests and the outbox.
+type MetaManager struct {
+	Enable     bool       `json:"enable"`
+	EventLimit EventLimit `json:"eventLimit"`
+	Encryption Encryption `json:"encryption"`
+}
+
+// EventLimit bounds the events that wait for the cloud; the oldest go first, and how many went is told.
+type EventLimit struct {
+	Entries int               `json:"entries"`
+	Bytes   resource.Quantity `json:"bytes"`
+}
+
+// Encryption is of Secrets and tokens in the store.
+type Encryption struct {
+	// KeyFile is made on first use. "" means store.key in the data directory.
+	KeyFile string `json:"keyFile"`
+}
+
+// EdgeAPI is the Kubernetes API on the device.
+type EdgeAPI struct {
+	Enable bool   `json:"enable"`
+	Socket string `json:"socket"` // unix socket, for root; "" for none
+	Listen string `json:"listen"` // loopback address:port, TLS; "" for none
+}
+
+// Edged is the kubelet.
+type Edged struct {
+	Enable bool `json:"enable"`
+	// HostnameOverride is the node's name; "" means the host's name, in lower case.
+	HostnameOverride string `json:"hostnameOverride"`
+	// ReportEvent sends events to the cloud. Off, they can be read on the device alone: a thin link should not pay for events unasked.
+	ReportEvent bool              `json:"reportEvent"`
+	Labels      map[string]string `json:"labels"` // of the Node, when it registers
+	RootDir     string            `json:"rootDir"`
+	// NodeIP is the address that the Node reports; "" lets the kubelet choose.
+	NodeIP string `json:"nodeIP"`
+	// Kubelet is a KubeletConfiguration (kubelet.config.k8s.io/v1beta1); what it leaves out has the kubelet's own defaults.
+	Kubelet json.RawMessage `json:"kubelet"`
+}
+
+// Default is the configuration that holds where a file says nothing.
+func Default() *Config {
+	seconds := func(n int) metav1.Duration { return metav1.Duration{Duration: time.Duration(n) * time.Second} }
+	return &Config{
+		TypeMeta: config.TypeMeta{APIVersion: config.Version, Kind: Kind},
+		DataDir:  "/var/lib/skerry",
+		Log:      Log{Verbosity: 2},
+		Health:   Health{Listen: "127.0.0.1:10551"},
+		Modules: Modules{
+			EdgeHub: EdgeHub{
+				Enable: true, Servers: []string{}, Transport: "auto", WebSocket: Transport{Port: 10000}, QUIC: Transport{Port: 10001},
+				Keepalive: seconds(10), IdleTimeout: seconds(30), BackoffMin: seconds(1), BackoffMax: seconds(30),
+			},
+			MetaManager: MetaManager{Enable: true, EventLimit: EventLimit{Entries: 10000, Bytes: resource.MustParse("16Mi")}},
+			EdgeAPI:     EdgeAPI{Enable: true, Socket: "/run/skerry/edge.sock", Listen: "127.0.0.1:10550"},
+			Edged:       Edged{Enable: true, Labels: map[string]string{}, RootDir: "/var/lib/kubelet", Kubelet: json.RawMessage("{}")},
+		},
+	}
+}
+
+// Read reads the content of edgecore.yaml over the defaults. The error is a *config.Error that holds every mistake. Document finds the line of a field, for
+// rules that are checked elsewhere.
+func Read(file string, data []byte) (*Config, *config.Document, error) {
+	c := Default()
+	d, err := config.Decode(file, data, Kind, c)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := d.Errors(c.Validate()); err != nil {
+		return nil, nil, err
+	}
+	return c, d, nil
+}
+
+// Validate reports every field that can't work.
+func (c *Config) Validate() field.ErrorList {
+	var errs field.ErrorList
+	errs = append(errs, absolute(field.NewPath("dataDir"), c.DataDir, true)...)
+	if v := c.Log.Verbosity; v < 0 || v > 10 {
+		errs = append(errs, field.Invalid(field.NewPath("log", "verbosity"), v, "must be 0 to 10"))
+	}
+	errs = append(errs, listen(field.NewPath("health", "listen"), c.Health.Listen, false)...)
+	modules := field.NewPath("modules")
+	errs = append(errs, c.Modules.EdgeHub.validate(modules.Child("edgeHub"))...)
+	errs = append(errs, c.Modules.MetaManager.validate(modules.Child("metaManager"))...)
+	errs = append(errs, c.Modules.EdgeAPI.validate(modules.Child("edgeAPI"))...)
+	errs = append(errs, c.Modules.Edged.validate(modules.Child("edged"))...)
+	if !c.Modules.MetaManager.Enable && (c.Modules.EdgeHub.Enable || c.Modules.EdgeAPI.Enable || c.Modules.Edged.Enable) {
+		errs = append(errs, field.Forbidden(modules.Child("metaManager", "enable"), "edgeHub, edgeAPI and edged stand on the store: they can't run without it"))
+	}
+	return errs
+}
+
+func (h *EdgeHub) validate(at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if !h.Enable {
+		return nil
+	}
+	if len(h.Servers) == 0 {
+		errs = append(errs, field.Required(at.Child("servers"), "name at least one host of cloudcore, or let `edgecore join` write it"))
+	}
+	for i, s := range h.Servers {
+		if _, err := netip.ParseAddr(s); err == nil {
+			continue
+		}
+		if host, _, err := net.SplitHostPort(s); err == nil {
+			errs = append(errs, field.Invalid(at.Child("servers").Index(i), s, "must be a host without a port, such as "+host+
+				"; ports are in websocket.port and quic.port"))
+		} else if msgs := validation.IsDNS1123Subdomain(strings.ToLower(s)); len(msgs) > 0 {
+			errs = append(errs, field.Invalid(at.Child("servers").Index(i), s, "must be a host name or an IP address"))
+		}
+	}
+	switch h.Transport {
+	case "auto", "websocket", "quic":
+	default:
+		errs = append(errs, field.NotSupported(at.Child("transport"), h.Transport, []string{"auto", "websocket", "quic"}))
+	}
+	errs = append(errs, port(at.Child("websocket", "port"), h.WebSocket.Port)...)
+	errs = append(errs, port(at.Child("quic", "port"), h.QUIC.Port)...)
+	if h.Keepalive.Duration < time.Second {
+		errs = append(errs, field.Invalid(at.Child("keepalive"), h.Keepalive.Duration.String(), "must be at least 1s"))
+	}
+	if h.IdleTimeout.Duration < 2*h.Keepalive.Duration {
+		errs = append(errs, field.Invalid(at.Child("idleTimeout"), h.IdleTimeout.Duration.String(), "must be at least twice the keepalive, or one lost packet ends the link"))
+	}
+	if h.BackoffMin.Duration < 100*time.Millisecond {
+		errs = append(errs, field.Invalid(at.Child("backoffMin"), h.BackoffMin.Duration.String(), "must be at least 100ms"))
+	}
+	if h.BackoffMax.Duration < h.BackoffMin.Duration {
+		errs = append(errs, field.Invalid(at.Child("backoffMax"), h.BackoffMax.Duration.String(), "must not be below backoffMin"))
+	}
+	return errs
+}
+
+func (m *MetaManager) validate(at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if n := m.EventLimit.Entries; n < 100 || n > 1000000 {
+		errs = append(errs, field.Invalid(at.Child("eventLimit", "entries"), n, "must be 100 to 1000000"))
+	}
+	if n := m.EventLimit.Bytes.Value(); n < 1<<20 || n > 1<<30 {
+		errs = append(errs, field.Invalid(at.Child("eventLimit", "bytes"), m.EventLimit.Bytes.String(), "must be 1Mi to 1Gi"))
+	}
+	return append(errs, absolute(at.Child("encryption", "keyFile"), m.Encryption.KeyFile, false)...)
+}
+
+func (a *EdgeAPI) validate(at *field.Path) field.ErrorList {
+	errs := absolute(at.Child("socket"), a.Socket, false)
+	// sun_path of unix(7) is 108 bytes with its end mark.
+	if len(a.Socket) > 107 {
+		errs = append(errs, field.TooLong(at.Child("socket"), a.Socket, 107))
+	}
+	return append(errs, listen(at.Child("listen"), a.Listen, true)...)
+}
+
+func (e *Edged) validate(at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if e.HostnameOverride != "" {
+		for _, msg := range validation.IsDNS1123Subdomain(e.HostnameOverride) {
+			errs = append(errs, field.Invalid(at.Child("hostnameOverride"), e.HostnameOverride, msg))
+		}
+	}
+	for k, v := range e.Labels {
+		for _, msg := range validation.IsQualifiedName(k) {
+			errs = append(errs, field.Invalid(at.Child("labels").Child(k), k, msg))
+		}
+		for _, msg := range validation.IsValidLabelValue(v) {
+			errs = append(errs, field.Invalid(at.Child("labels").Child(k), v, msg))
+		}
+	}
+	if e.NodeIP != "" {
+		if _, err := netip.ParseAddr(e.NodeIP); err != nil {
+			errs = append(errs, field.Invalid(at.Child("nodeIP"), e.NodeIP, "must be an IP address"))
+		}
+	}
+	return append(errs, absolute(at.Child("rootDir"), e.RootDir, e.Enable)...)
+}
+
+func absolute(at *field.Path, path string, required bool) field.ErrorList {
+	switch {
+	case path == "" && required:
+		return field.ErrorList{field.Required(at, "")}
+	case path != "" && !filepath.IsAbs(path):
+		return field.ErrorList{field.Invalid(at, path, "must be an absolute path")}
+	}
+	return nil
+}
+
+func port(at *field.Path, n int) field.ErrorList {
+	if n < 1 || n > 65535 {
+		return field.ErrorList{field.Invalid(at, n, "must be a port, 1 to 65535")}
+	}
+	return nil
+}
+
+func listen(at *field.Path, address string, loopback bool) field.ErrorList {
+	if address == "" {
+		return nil
+	}
+	ap, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return field.ErrorList{field.Invalid(at, address, "must be ADDRESS:PORT, such as 127.0.0.1:10550")}
+	}
+	if loopback && !ap.Addr().IsLoopback() {
+		return field.ErrorList{field.Invalid(at, address, "must be a loopback address: this API is for the device alone")}
+	}
+	return nil
+}
