@@ -49,6 +49,10 @@ type Header struct {
 	Sync     bool // the sender waits for an answer
 	Awaited  bool // set by the bus: that sender waits in this process, and the answer goes to it alone; never crosses a link
 	Delivery Delivery
+
+	// Session ties a message to one session of the link, where it would be wrong in another: edgehub sets it on what comes from the link, Answer
+	// hands it on, and edgehub drops what belongs to a session that has ended. 0: any session will do. It does not cross the link.
+	Session uint64
 }
 
 // Resource is what the message concerns. Any part may be empty.
@@ -93,7 +97,7 @@ func (m Message) Err() error {
 // is ever replaced by another: its Delivery is Every.
 func (m Message) Answer(content any) Message {
 	return Message{
-		Header:  Header{ID: NextID(), ParentID: m.Header.ID, Time: time.Now()},
+		Header:  Header{ID: NextID(), ParentID: m.Header.ID, Time: time.Now(), Session: m.Header.Session},
 		Route:   Route{Kind: m.Route.Kind, Operation: Response, Resource: m.Route.Resource},
 		Content: content,
 	}
