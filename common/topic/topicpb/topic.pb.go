@@ -138,13 +138,14 @@ func (x *Resource) GetResource() string {
 
 // Hello is the first message of an edge on a new link.
 type Hello struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Protocol      uint32                 `protobuf:"varint,1,opt,name=protocol,proto3" json:"protocol,omitempty"`          // version of this contract; the cloud closes the link on one that it doesn't speak
-	Version       string                 `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`             // of edgecore
-	BootId        string                 `protobuf:"bytes,3,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"` // /proc/sys/kernel/random/boot_id of the device
-	Epoch         uint64                 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`                // grows with every connect of this node, kept in the edge's store
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Protocol        uint32                 `protobuf:"varint,1,opt,name=protocol,proto3" json:"protocol,omitempty"`                                      // version of this contract; the cloud closes the link on one that it doesn't speak
+	Version         string                 `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`                                         // of edgecore
+	BootId          string                 `protobuf:"bytes,3,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`                             // /proc/sys/kernel/random/boot_id of the device
+	Epoch           uint64                 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`                                            // grows with every connect of this node, kept in the edge's store
+	KeepaliveMillis int64                  `protobuf:"varint,5,opt,name=keepalive_millis,json=keepaliveMillis,proto3" json:"keepalive_millis,omitempty"` // between two heartbeats; the cloud ends a session in which it heard nothing for some of them
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Hello) Reset() {
@@ -201,6 +202,13 @@ func (x *Hello) GetBootId() string {
 func (x *Hello) GetEpoch() uint64 {
 	if x != nil {
 		return x.Epoch
+	}
+	return 0
+}
+
+func (x *Hello) GetKeepaliveMillis() int64 {
+	if x != nil {
+		return x.KeepaliveMillis
 	}
 	return 0
 }
@@ -1391,12 +1399,13 @@ const file_topic_proto_rawDesc = "" +
 	"\bResource\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x1a\n" +
-	"\bresource\x18\x03 \x01(\tR\bresource\"l\n" +
+	"\bresource\x18\x03 \x01(\tR\bresource\"\x97\x01\n" +
 	"\x05Hello\x12\x1a\n" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x17\n" +
 	"\aboot_id\x18\x03 \x01(\tR\x06bootId\x12\x14\n" +
-	"\x05epoch\x18\x04 \x01(\x04R\x05epoch\"|\n" +
+	"\x05epoch\x18\x04 \x01(\x04R\x05epoch\x12)\n" +
+	"\x10keepalive_millis\x18\x05 \x01(\x03R\x0fkeepaliveMillis\"|\n" +
 	"\aWelcome\x12\x1a\n" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x1a\n" +
