@@ -1,0 +1,148 @@
+package beehive
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/skerry-io/skerry/beehive/message"
+)
+
+// A Port is a module's access to the bus for one run. After the run has ended every call returns ErrNotRunning.
+type Port struct {
+	// Set by begin, never changed.
+	bus   *bus
+	self  *member
+	run   chan struct{} // closed when the run has ended
+	ready func()
+}
+
+// Ready says that the module can receive. Later calls do nothing.
+func (p *Port) Ready() {
+	if p.alive() {
+		p.ready()
+	}
+}
+
+// Send puts m into the mailbox of a module, with this module as its source. It returns when the mailbox has taken it; a full one holds the sender
+// back (see message.Delivery) until ctx ends or the module is gone for good. What is sent to a module that starts or backs off waits for it.
+func (p *Port) Send(ctx context.Context, to message.Name, m message.Message) error {
+	member, err := p.bus.member(to)
+	if err != nil {
+		return err
+	}
+	m.Header.Awaited = false
+	m.Route.Group = ""
+	return p.put(ctx, member, m)
+}
+
+// SendToGroup sends m to every module of a group but the sender, in the order of the wiring, and tries all before it returns their errors. The
+// newest message of Delivery Latest is remembered: a module of the group that starts, or starts again, finds it in its mailbox.
+func (p *Port) SendToGroup(ctx context.Context, to message.Group, m message.Message) error {
+	g, ok := p.bus.groups[to]
+	if !ok {
+		return fmt.Errorf("%s: %w", to, ErrNoGroup)
+	}
+	m.Header.Awaited = false
+	m.Route.Group = to
+	m.Route.Source = p.self.name
+	if m.Header.ID == 0 {
+		m.Header.ID = message.NextID()
+	}
+	g.remember(m)
+	var errs []error
+	for _, member := range g.members {
+		if member == p.self {
+			continue
+		}
+		errs = append(errs, p.put(ctx, member, m))
+	}
+	return errors.Join(errs...)
+}
+
+// SendSync sends a request and waits for its answer. A refusal is returned as the error, as are the end of ctx and, at once, a module that does
+// not run or ends before it has answered: ErrNotRunning. Set a deadline: a module that is alive may be slow, and two that ask each other and
+// answer nothing meanwhile wait for as long as their contexts let them.
+func (p *Port) SendSync(ctx context.Context, to message.Name, m message.Message) (message.Message, error) {
+	member, err := p.bus.member(to)
+	if err != nil {
+		return message.Message{}, err
+	}
+	m.Header.Sync, m.Header.Awaited = true, true
+	m.Route.Group = ""
+	// Register first: the answer may arrive before put returns. And look at the module after that: if its run ends later than this look, its end
+	// finds the registration and answers it.
+	r := p.bus.await(&m, to)
+	defer p.bus.forget(m.Header.ID, r)
+	if !member.running() {
+		return message.Message{}, fmt.Errorf("%s: %w", to, ErrNotRunning)
+	}
+	if err := p.put(ctx, member, m); err != nil {
+		return message.Message{}, err
+	}
+	select {
+	case answer := <-r.answer:
+		return answer, answer.Err()
+	case <-ctx.Done():
+		return message.Message{}, fmt.Errorf("waiting for %s: %w", to, context.Cause(ctx))
+	case <-p.run:
+		return message.Message{}, fmt.Errorf("%s: %w", p.self.name, ErrNotRunning)
+	}
+}
+
+// Receive waits for the next message.
+func (p *Port) Receive(ctx context.Context) (message.Message, error) {
+	m, err := p.self.mailbox.take(ctx, p.run)
+	if err != nil {
+		return message.Message{}, fmt.Errorf("receiving: %w", err)
+	}
+	return m, nil
+}
+
+// Reply answers a request; an error as content is a refusal. The answer goes to the caller of SendSync, or, where the request was sent by Send with
+// Header.Sync set (as a hub passes on what came over its link), into the sender's mailbox. That the caller has given up is no error of the
+// module's: such an answer is dropped and counted.
+func (p *Port) Reply(ctx context.Context, request message.Message, content any) error {
+	if !request.Header.Sync {
+		return fmt.Errorf("replying to %s: %w", request.Key(), errNoRequest)
+	}
+	m := request.Answer(content)
+	m.Route.Source = p.self.name
+	if request.Header.Awaited {
+		if err := p.bus.answer(p.self.name, m); err != nil && !errors.Is(err, ErrLate) {
+			return err
+		}
+		return nil
+	}
+	return p.Send(ctx, request.Route.Source, m)
+}
+
+// Answer hands over an answer that came from elsewhere: a hub asked the other end of its link on behalf of the caller, and m.Header.ParentID names
+// the request as this module received it. ErrLate says that nobody waits for it any more, or that this module was not asked.
+func (p *Port) Answer(m message.Message) error {
+	m.Route.Source = p.self.name
+	return p.bus.answer(p.self.name, m)
+}
+
+func (p *Port) put(ctx context.Context, to *member, m message.Message) error {
+	if !p.alive() {
+		return fmt.Errorf("%s: %w", p.self.name, ErrNotRunning)
+	}
+	m.Route.Source = p.self.name
+	if m.Header.ID == 0 {
+		m.Header.ID = message.NextID()
+	}
+	if err := to.mailbox.put(ctx, m); err != nil {
+		return fmt.Errorf("sending %s to %s: %w", m.Key(), to.name, err)
+	}
+	return nil
+}
+
+func (p *Port) alive() bool {
+	select {
+	case <-p.run:
+		return false
+	default:
+		return true
+	}
+}
