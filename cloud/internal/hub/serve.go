@@ -1,0 +1,333 @@
+package hub
+
+import (
+	"cmp"
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/common/topic"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+)
+
+// session is the Session of one link.
+type session struct {
+	// Set before the session enters the table, never changed.
+	hub       *Hub
+	conn      link.Conn
+	node      types.NodeName
+	epoch     uint64
+	version   string
+	bootID    string
+	keepalive time.Duration
+	welcome   message.Message
+
+	ended chan struct{} // closed by the table when the attached session has left it
+
+	lastHeard atomic.Int64 // Unix nanoseconds
+	alive     atomic.Bool  // what the last heartbeat said of the kubelet
+	handling  atomic.Bool  // the read loop is in a handler: silence is our own doing then
+}
+
+var _ Session = (*session)(nil)
+
+func (s *session) Node() types.NodeName  { return s.node }
+func (s *session) Epoch() uint64         { return s.epoch }
+func (s *session) Info() link.Info       { return s.conn.Info() }
+func (s *session) Done() <-chan struct{} { return s.conn.Done() }
+
+func (s *session) Send(ctx context.Context, m message.Message) error {
+	if err := s.conn.Send(ctx, m); err != nil {
+		return err
+	}
+	s.hub.metrics.message("sent", m.Key())
+	return nil
+}
+
+func (s *session) Close(code link.CloseCode, reason string) { closeConn(s.conn, code, reason) }
+
+// closeConn ends a link. The reason is cut to what fits into a websocket's close frame: RFC 6455, 5.5, leaves 123 bytes.
+func closeConn(conn link.Conn, code link.CloseCode, reason string) {
+	const most = 123
+	if len(reason) > most {
+		reason = reason[:most]
+	}
+	_ = conn.Close(code, reason) // the link ends in any case, and conn.Err tells how
+}
+
+// handshake turns a link into a session that the table does not know yet. An error that is a *link.CloseError says how to refuse the link.
+func (h *Hub) handshake(ctx context.Context, conn link.Conn) (*session, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, h.config.HelloTimeout,
+		&link.CloseError{Code: link.CloseTimeout, Reason: fmt.Sprintf("no hello within %v", h.config.HelloTimeout)})
+	defer cancel()
+
+	cert := conn.Info().Peer
+	node, err := NodeOf(cert)
+	if err != nil {
+		return nil, &link.CloseError{Code: link.CloseForbidden, Reason: err.Error()}
+	}
+	if err := h.admit(ctx, node, cert); err != nil {
+		return nil, err
+	}
+	m, err := conn.Receive(ctx)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		return nil, err
+	}
+	h.metrics.message("received", m.Key())
+	if m.Key() != topic.Hello.Key() {
+		return nil, &link.CloseError{Code: link.CloseProtocol, Reason: fmt.Sprintf("the first message is %s, want %s", m.Key(), topic.Hello.Key())}
+	}
+	hello, err := topic.Hello.Content(m)
+	if err != nil {
+		return nil, &link.CloseError{Code: link.CloseProtocol, Reason: err.Error()}
+	}
+	if hello.GetProtocol() != topic.Protocol {
+		return nil, &link.CloseError{Code: link.CloseVersion,
+			Reason: fmt.Sprintf("cloudcore %s speaks protocol %d, edgecore %s speaks %d",
+				h.config.Version, topic.Protocol, hello.GetVersion(), hello.GetProtocol())}
+	}
+	if hello.GetEpoch() == 0 {
+		return nil, &link.CloseError{Code: link.CloseProtocol, Reason: "the hello has no epoch"}
+	}
+	s := &session{
+		hub: h, conn: conn, node: node,
+		epoch: hello.GetEpoch(), version: hello.GetVersion(), bootID: hello.GetBootId(),
+		keepalive: keepalive(hello.GetKeepaliveMillis()),
+		ended:     make(chan struct{}),
+		welcome: m.Answer(&topicpb.Welcome{
+			Protocol: topic.Protocol, Version: h.config.Version, Instance: h.config.Instance, UnixMillis: time.Now().UnixMilli(),
+		}),
+	}
+	s.lastHeard.Store(time.Now().UnixNano())
+	return s, nil
+}
+
+// admit asks the Admission. Its refusals are *link.CloseErrors.
+func (h *Hub) admit(ctx context.Context, node types.NodeName, cert *x509.Certificate) error {
+	if h.config.Admission == nil {
+		return nil
+	}
+	err := guard(ctx, func() error { return h.config.Admission.Admit(ctx, node, cert) })
+	if _, ok := errors.AsType[*link.CloseError](err); ok || err == nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if errors.Is(err, errPanic) {
+		return &link.CloseError{Code: link.CloseInternal, Reason: err.Error()}
+	}
+	return &link.CloseError{Code: link.CloseForbidden, Reason: err.Error()}
+}
+
+// keepalive reads what an edge says of itself: within bounds, so that a wrong number keeps no dead session and ends no live one.
+func keepalive(millis int64) time.Duration {
+	const usual, least, most = 10 * time.Second, time.Second, 10 * time.Minute
+	return min(max(time.Duration(cmp.Or(min(millis, most.Milliseconds()), usual.Milliseconds()))*time.Millisecond, least), most)
+}
+
+// serve leads one accepted link through its life and returns when nothing of it is left. handshaken is called when the link is a session, or is none.
+func (h *Hub) serve(run, accept context.Context, conn link.Conn, handshaken func()) {
+	info := conn.Info()
+	logger := klog.FromContext(run).WithValues("remote", address(info.Remote), "transport", info.Transport)
+	s, err := h.handshake(accept, conn)
+	if err == nil {
+		logger = logger.WithValues("node", s.node, "epoch", s.epoch)
+		var older []*session
+		if older, err = h.table.enter(s); err == nil {
+			defer h.table.leave(s)
+			handshaken() // while it waits for its predecessor it holds a place in the table, and no longer one among the strangers
+			err = h.replace(accept, s, older)
+		}
+	}
+	handshaken()
+	if err != nil {
+		if accept.Err() != nil {
+			err = &link.CloseError{Code: link.CloseShutdown, Reason: "cloudcore stops"}
+		}
+		h.refuse(logger, conn, err)
+		return
+	}
+	h.metrics.connects.WithLabelValues(string(info.Transport)).Inc()
+	logger.V(2).Info("Session opened", "version", s.version, "bootID", s.bootID)
+	s.run(klog.NewContext(run, logger))
+	end := closeError(conn.Err())
+	h.metrics.close(info.Transport, end)
+	logger.V(2).Info("Session ended", "code", end.Code, "reason", end.Reason, "remoteClose", end.Remote, "lasted", time.Since(info.Since))
+}
+
+// replace ends the node's older sessions and attaches s when nothing of them is left.
+func (h *Hub) replace(ctx context.Context, s *session, older []*session) error {
+	// Once more, now that Kick finds this session: a ban that came after the first question was either seen by this one, or by the Kick after it.
+	if err := h.admit(ctx, s.node, s.conn.Info().Peer); err != nil {
+		return err
+	}
+	if len(older) > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, h.config.ReplaceWait,
+			&link.CloseError{Code: link.CloseOverloaded, Reason: "the earlier session of this node has not ended yet"})
+		defer cancel()
+	}
+	for _, o := range older {
+		o.Close(link.CloseReplaced, fmt.Sprintf("a newer session of this node took over: epoch %d from %s", s.epoch, address(s.conn.Info().Remote)))
+	}
+	if err := h.table.attach(ctx, s); err != nil {
+		return err
+	}
+	// The read loop of the older session, and all its parts, have returned.
+	return s.Send(ctx, s.welcome)
+}
+
+// refuse closes a link that is no session, with the code that err carries.
+func (h *Hub) refuse(logger klog.Logger, conn link.Conn, err error) {
+	end := closeError(err)
+	reason := end.Reason
+	if end.Code == link.CloseOverloaded {
+		reason = fmt.Sprintf("retry-after=%d: %s", h.retryAfter(), reason)
+	}
+	closeConn(conn, end.Code, reason)
+	h.metrics.refuse(conn.Info().Transport, end.Code)
+	if !end.Code.Reconnect() {
+		logger.Info("Link refused", "code", end.Code, "reason", reason)
+		return
+	}
+	logger.V(2).Info("Link refused", "code", end.Code, "reason", reason)
+}
+
+// run attaches the parts, serves the link until it ends, and returns when every part has.
+func (s *session) run(ctx context.Context) {
+	ctx, cancel := context.WithCancel(ctx)
+	var parts sync.WaitGroup
+	defer parts.Wait()
+	defer cancel()
+	parts.Go(func() { // a handler that waits for something must learn of the end too, and the read loop stands behind it
+		select {
+		case <-s.conn.Done():
+			cancel()
+		case <-ctx.Done():
+			s.Close(link.CloseShutdown, "cloudcore stops")
+		}
+	})
+
+	mux := message.NewMux()
+	for _, part := range s.hub.parts {
+		var run func(context.Context) error
+		if err := guard(ctx, func() error { run = part.Attach(s, mux); return nil }); err != nil {
+			s.fail(ctx, err)
+			return
+		}
+		if run == nil {
+			continue
+		}
+		parts.Go(func() {
+			if err := guard(ctx, func() error { return run(ctx) }); err != nil {
+				s.fail(ctx, err)
+			}
+		})
+	}
+	if err := s.read(ctx, mux); err != nil {
+		s.fail(ctx, err)
+	}
+}
+
+// read dispatches what comes, in order, until the link ends or a handler fails.
+func (s *session) read(ctx context.Context, mux *message.Mux) error {
+	for {
+		m, err := s.conn.Receive(ctx)
+		if err != nil {
+			return err
+		}
+		s.lastHeard.Store(time.Now().UnixNano())
+		s.hub.metrics.message("received", m.Key())
+		s.handling.Store(true)
+		err = s.handle(ctx, mux, m)
+		s.handling.Store(false)
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (s *session) handle(ctx context.Context, mux *message.Mux, m message.Message) error {
+	heartbeat := m.Key() == topic.Heartbeat.Key()
+	if heartbeat {
+		beat, err := topic.Heartbeat.Content(m)
+		if err != nil {
+			return err
+		}
+		s.alive.Store(beat.GetKubeletAlive())
+		// Before the parts: what they do with it is no part of the answer.
+		if err := s.Send(ctx, m.Answer(beat)); err != nil {
+			return err
+		}
+	}
+	err := guard(ctx, func() error { return mux.Dispatch(ctx, m) })
+	if heartbeat && errors.Is(err, message.ErrNoHandler) {
+		return nil // no part need care
+	}
+	return err
+}
+
+// fail ends the session for err. When the link has ended already, or the session is being ended, it does nothing.
+func (s *session) fail(ctx context.Context, err error) {
+	select {
+	case <-s.conn.Done():
+		return
+	default:
+	}
+	code, reason := link.CloseInternal, err.Error()
+	if end, ok := errors.AsType[*link.CloseError](err); ok {
+		code, reason = end.Code, end.Reason
+	} else if ctx.Err() != nil {
+		code, reason = link.CloseShutdown, "cloudcore stops"
+	} else if errors.Is(err, message.ErrNoHandler) || errors.Is(err, message.ErrWrongContent) {
+		code = link.CloseProtocol
+	}
+	if code == link.CloseInternal || code == link.CloseProtocol {
+		klog.FromContext(ctx).Info("Ending the session", "code", code, "reason", reason)
+	}
+	s.Close(code, reason)
+}
+
+// errPanic is what a panic in a part becomes. Its text goes over the link and says nothing of our inside; the log has the rest.
+var errPanic = errors.New("internal error in cloudcore")
+
+// guard turns a panic of a part into an error: one session's bad luck is not the others'.
+func guard(ctx context.Context, f func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			klog.FromContext(ctx).Error(errPanic, "A part panicked", "panic", p, "stack", string(debug.Stack()))
+			err = errPanic
+		}
+	}()
+	return f()
+}
+
+// closeError finds how a link ended.
+func closeError(err error) *link.CloseError {
+	if end, ok := errors.AsType[*link.CloseError](err); ok {
+		return end
+	}
+	return &link.CloseError{Code: link.CloseInternal, Reason: fmt.Sprint(err), Err: err}
+}
+
+func address(a net.Addr) string {
+	if a == nil {
+		return ""
+	}
+	return a.String()
+}
