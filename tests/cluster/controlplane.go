@@ -1,0 +1,208 @@
+// Package cluster gives tests a real Kubernetes control plane: upstream's etcd, kube-apiserver, controller manager and scheduler in a child process on free
+// loopback ports, with a directory of its own.
+//
+// It owns the child and the directory, and ends both with the test, also when the test process is killed. Several control planes may run side by side. The
+// methods of ControlPlane may be called from any goroutine, except Stop, Kill and Start, which a test calls one at a time.
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/skerry-io/skerry/tests/cluster/binary"
+	"github.com/skerry-io/skerry/tests/cluster/process"
+)
+
+const (
+	// startTimeout is for the start of a control plane on a loaded machine; 3 s is usual.
+	startTimeout = 2 * time.Minute
+	stopPatience = 20 * time.Second
+)
+
+// A ControlPlane is a running control plane.
+type ControlPlane struct {
+	Dir        string // keys, etcd's data, logs
+	Server     string // https://127.0.0.1:PORT; the port stays the same over Stop and Start
+	Kubeconfig string // the administrator's
+
+	path  string
+	args  []string
+	port  string
+	child *process.Started
+	admin *rest.Config
+}
+
+// New starts a control plane in dir with further flags of kubeplane (say "--quick", "--audit=FILE") and returns when it is ready.
+func New(ctx context.Context, dir string, flags ...string) (*ControlPlane, error) {
+	root, err := binary.Root()
+	if err != nil {
+		return nil, err
+	}
+	paths, err := binary.Build(ctx, root, "kubeplane")
+	if err != nil {
+		return nil, err
+	}
+	c := &ControlPlane{Dir: dir, path: paths[0], args: flags, port: "0"}
+	return c, c.Start(ctx)
+}
+
+// Run starts a control plane for one test and ends it with the test.
+func Run(t testing.TB, flags ...string) *ControlPlane {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("a real control plane is started only without -short")
+	}
+	c, err := New(t.Context(), t.TempDir(), flags...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("end of the control plane's log:\n%s", c.LogTail())
+		}
+		if err := c.Kill(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+// Main runs the tests of a package with one control plane that they share; TestMain gives its result to os.Exit. With -short there is none: share gets nil.
+func Main(m *testing.M, share func(*ControlPlane), flags ...string) int {
+	if short() {
+		share(nil)
+		return m.Run()
+	}
+	dir, err := os.MkdirTemp("", "skerry-plane-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	ctx := context.Background()
+	c, err := New(ctx, dir, flags...)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer c.Kill(ctx)
+	share(c)
+	code := m.Run()
+	if code != 0 {
+		fmt.Fprintf(os.Stderr, "end of the control plane's log:\n%s\n", c.LogTail())
+	}
+	return code
+}
+
+// short reports -short before the flags are parsed, which TestMain may do later.
+func short() bool {
+	return slices.ContainsFunc(os.Args, func(a string) bool { return a == "-test.short" || a == "-test.short=true" })
+}
+
+// Start starts the control plane again after Stop or Kill, with everything it had, on the same port.
+func (c *ControlPlane) Start(ctx context.Context) error {
+	args := append([]string{"--dir=" + c.Dir, "--bind=127.0.0.1", "--advertise=127.0.0.1", "--port=" + c.port}, c.args...)
+	child, err := process.Start(process.Spec{Path: c.path, Args: args, Log: c.log(), Bound: true})
+	if err != nil {
+		return err
+	}
+	c.child = child
+	if err := c.await(ctx); err != nil {
+		return errors.Join(err, child.Kill(context.WithoutCancel(ctx)))
+	}
+	return nil
+}
+
+// await reads the ready file, which kubeplane makes when all is up and removes when it starts or stops.
+func (c *ControlPlane) await(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		var ready struct {
+			PID                int
+			Server, Kubeconfig string
+		}
+		raw, err := os.ReadFile(filepath.Join(c.Dir, "ready.json"))
+		if err == nil {
+			if err := json.Unmarshal(raw, &ready); err != nil {
+				return fmt.Errorf("reading the ready file: %w", err)
+			}
+		}
+		if ready.PID == c.child.PID {
+			return c.adopt(ready.Server, ready.Kubeconfig)
+		}
+		select {
+		case <-tick.C:
+		case <-c.child.Done():
+			return fmt.Errorf("the control plane ended at its start: %w\n%s", c.child.Err(), c.LogTail())
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for the control plane: %w\n%s", context.Cause(ctx), c.LogTail())
+		}
+	}
+}
+
+func (c *ControlPlane) adopt(server, kubeconfig string) error {
+	u, err := url.Parse(server)
+	if err != nil {
+		return fmt.Errorf("reading the server's address: %w", err)
+	}
+	c.Server, c.port, c.Kubeconfig = server, u.Port(), kubeconfig
+	if c.admin, err = clientcmd.BuildConfigFromFlags("", kubeconfig); err != nil {
+		return fmt.Errorf("reading the administrator's kubeconfig: %w", err)
+	}
+	// Tests are not held back by client-go's own limit of 5 requests a second.
+	c.admin.QPS = -1
+	return nil
+}
+
+// Stop ends the control plane in an orderly way; clients see their connections closed.
+func (c *ControlPlane) Stop(ctx context.Context) error { return c.child.Stop(ctx, stopPatience) }
+
+// Kill ends the control plane as a crash would. What was written is there again after Start.
+func (c *ControlPlane) Kill(ctx context.Context) error { return c.child.Kill(ctx) }
+
+// Admin is a copy of the administrator's client configuration (group system:masters).
+func (c *ControlPlane) Admin() *rest.Config { return rest.CopyConfig(c.admin) }
+
+// Client is the administrator's client.
+func (c *ControlPlane) Client() kubernetes.Interface { return kubernetes.NewForConfigOrDie(c.Admin()) }
+
+// CA is the cluster's CA certificate, PEM.
+func (c *ControlPlane) CA() []byte { return slices.Clone(c.admin.CAData) }
+
+// CAFile and CAKeyFile are where it and its key are: a test may sign what it needs.
+func (c *ControlPlane) CAFile() string    { return filepath.Join(c.Dir, "pki", "ca.crt") }
+func (c *ControlPlane) CAKeyFile() string { return filepath.Join(c.Dir, "pki", "ca.key") }
+
+func (c *ControlPlane) log() string { return filepath.Join(c.Dir, "kubeplane.log") }
+
+// LogTail is the end of the control plane's log.
+func (c *ControlPlane) LogTail() string {
+	raw, err := os.ReadFile(c.log())
+	if err != nil {
+		return err.Error()
+	}
+	const most = 4000
+	if len(raw) > most {
+		raw = raw[len(raw)-most:]
+		if i := bytes.IndexByte(raw, '\n'); i >= 0 {
+			raw = raw[i+1:]
+		}
+	}
+	return string(raw)
+}

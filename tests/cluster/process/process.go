@@ -1,0 +1,249 @@
+// Package process starts, finds and ends processes of this machine by pid and start time.
+//
+// It owns nothing between calls: an Identity can be written to a file and used by another process later. It never signals by name, and never a pid that
+// the kernel gave to somebody else meanwhile. Its functions may be called from any goroutine.
+package process
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// Identity names one process for as long as the machine runs: the kernel uses pids again, but not with the same start time.
+type Identity struct {
+	PID int `json:"pid"`
+	// Start is field 22 of /proc/PID/stat, in clock ticks since boot (proc_pid_stat(5)).
+	Start uint64 `json:"start"`
+}
+
+// Spec says what to start.
+type Spec struct {
+	Path string
+	Args []string
+	Env  []string // in addition to our own
+	Dir  string
+	// Netns, when set, is the path of the network namespace to start in.
+	Netns string
+	// Log, when set, gets standard output and error, appended.
+	Log string
+	// Bound ends the process by SIGKILL when ours ends, whatever the way. Without it, it lives on in a session of its own.
+	Bound bool
+}
+
+// Started is a child of ours.
+type Started struct {
+	Identity
+	done chan struct{}
+	err  error // set before done is closed
+}
+
+// Start runs a program. Its network namespace is that of the thread which forks, so a thread of its own enters it: nothing is mounted over /sys,
+// as `ip netns exec` would do, which hides the cgroups from a kubelet.
+func Start(spec Spec) (*Started, error) {
+	cmd := exec.Command(spec.Path, spec.Args...)
+	cmd.Dir = spec.Dir
+	cmd.Env = append(os.Environ(), spec.Env...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if spec.Bound {
+		cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
+	}
+	if spec.Log != "" {
+		log, err := os.OpenFile(spec.Log, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
+		if err != nil {
+			return nil, fmt.Errorf("opening the log of %s: %w", filepath.Base(spec.Path), err)
+		}
+		defer log.Close()
+		cmd.Stdout, cmd.Stderr = log, log
+	}
+	s := &Started{done: make(chan struct{})}
+	started := make(chan error)
+	go func() {
+		// Never unlocked: a thread that changed its namespace, and whose end would be the death signal of the child (prctl(2), PR_SET_PDEATHSIG), ends with
+		// this goroutine, after the child.
+		runtime.LockOSThread()
+		if err := enter(spec.Netns); err != nil {
+			started <- err
+			return
+		}
+		if err := cmd.Start(); err != nil {
+			started <- fmt.Errorf("starting %s: %w", spec.Path, err)
+			return
+		}
+		id, err := Find(cmd.Process.Pid)
+		if err != nil {
+			// It is our child and not waited for, so the pid is its own still.
+			cmd.Process.Kill()
+			cmd.Wait()
+			started <- err
+			return
+		}
+		s.Identity = id
+		started <- nil
+		s.err = cmd.Wait()
+		close(s.done)
+	}()
+	if err := <-started; err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+func enter(path string) error {
+	if path == "" {
+		return nil
+	}
+	ns, err := netns.GetFromPath(path)
+	if err != nil {
+		return fmt.Errorf("opening network namespace %s: %w", path, err)
+	}
+	defer ns.Close()
+	if err := netns.Set(ns); err != nil {
+		return fmt.Errorf("entering network namespace %s: %w", path, err)
+	}
+	return nil
+}
+
+// Done is closed when the child has ended.
+func (s *Started) Done() <-chan struct{} { return s.done }
+
+// Err is how the child ended, once Done is closed.
+func (s *Started) Err() error { return s.err }
+
+// Find reads the identity of the process that has this pid now.
+func Find(pid int) (Identity, error) {
+	fields, err := stat(pid)
+	if err != nil {
+		return Identity{}, err
+	}
+	start, err := strconv.ParseUint(fields[19], 10, 64)
+	if err != nil {
+		return Identity{}, fmt.Errorf("reading the start time of %d: %w", pid, err)
+	}
+	return Identity{PID: pid, Start: start}, nil
+}
+
+// stat returns the fields of /proc/PID/stat from the third on: the second, the command, may contain spaces and parentheses.
+func stat(pid int) ([]string, error) {
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return nil, fmt.Errorf("looking at process %d: %w", pid, err)
+	}
+	end := bytes.LastIndexByte(raw, ')')
+	fields := strings.Fields(string(raw[end+1:]))
+	if end < 0 || len(fields) < 20 {
+		return nil, fmt.Errorf("looking at process %d: unexpected stat line", pid)
+	}
+	return fields, nil
+}
+
+// Alive reports whether the process still runs. One that ended but was not waited for does not.
+func (id Identity) Alive() bool {
+	if id.PID <= 0 {
+		return false
+	}
+	now, err := Find(id.PID)
+	if err != nil || now != id {
+		return false
+	}
+	fields, err := stat(id.PID)
+	return err == nil && fields[0] != "Z" && fields[0] != "X"
+}
+
+// Signal sends sig to the process if it is alive, else does nothing.
+func (id Identity) Signal(sig syscall.Signal) error {
+	if id.PID <= 0 {
+		return nil
+	}
+	// A pidfd stays with the process it was opened for, so that the check and the signal are about the same one (pidfd_open(2)).
+	fd, err := unix.PidfdOpen(id.PID, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("opening process %d: %w", id.PID, err)
+	}
+	defer unix.Close(fd)
+	if !id.Alive() {
+		return nil
+	}
+	if err := unix.PidfdSendSignal(fd, sig, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("signalling process %d: %w", id.PID, err)
+	}
+	return nil
+}
+
+// Wait returns nil when the process has ended.
+func (id Identity) Wait(ctx context.Context) error {
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for id.Alive() {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for the end of process %d: %w", id.PID, context.Cause(ctx))
+		}
+	}
+	return nil
+}
+
+// Kill ends the process at once and waits until it is gone.
+func (id Identity) Kill(ctx context.Context) error {
+	if err := id.Signal(syscall.SIGKILL); err != nil {
+		return err
+	}
+	return id.Wait(ctx)
+}
+
+// Stop asks the process to end and, when it has not within patience, ends it.
+func (id Identity) Stop(ctx context.Context, patience time.Duration) error {
+	if err := id.Signal(syscall.SIGTERM); err != nil {
+		return err
+	}
+	patient, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	if id.Wait(patient) == nil {
+		return nil
+	}
+	return id.Kill(ctx)
+}
+
+// Select returns the identities of all processes that match.
+func Select(match func(pid int) bool) ([]Identity, error) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, fmt.Errorf("listing processes: %w", err)
+	}
+	var found []Identity
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == os.Getpid() || !match(pid) {
+			continue
+		}
+		if id, err := Find(pid); err == nil && id.Alive() {
+			found = append(found, id)
+		}
+	}
+	return found, nil
+}
+
+// Cmdline is the process' argument list, empty when it has gone or is a kernel thread.
+func Cmdline(pid int) []string {
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	if err != nil || len(raw) == 0 {
+		return nil
+	}
+	return strings.Split(strings.TrimRight(string(raw), "\x00"), "\x00")
+}

@@ -1,0 +1,145 @@
+package cluster
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+// User is a client configuration with a certificate for any user and groups, signed by the cluster's CA: what that user really may do.
+func (c *ControlPlane) User(t testing.TB, name string, groups ...string) *rest.Config {
+	t.Helper()
+	cert, key, err := c.Sign(pkix.Name{CommonName: name, Organization: groups})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &rest.Config{Host: c.Server, QPS: -1, TLSClientConfig: rest.TLSClientConfig{CAData: c.CA(), CertData: cert, KeyData: key}}
+}
+
+// Node is the client configuration of a node, as its kubelet would have it.
+func (c *ControlPlane) Node(t testing.TB, name string) *rest.Config {
+	t.Helper()
+	return c.User(t, "system:node:"+name, "system:nodes")
+}
+
+// ServiceAccount is a client configuration with a token of that account, which is made when it is not there.
+func (c *ControlPlane) ServiceAccount(t testing.TB, namespace, name string) *rest.Config {
+	t.Helper()
+	accounts := c.Client().CoreV1().ServiceAccounts(namespace)
+	_, err := accounts.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		t.Fatal(err)
+	}
+	token, err := accounts.CreateToken(t.Context(), name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &rest.Config{Host: c.Server, QPS: -1, BearerToken: token.Status.Token, TLSClientConfig: rest.TLSClientConfig{CAData: c.CA()}}
+}
+
+// Sign issues a client certificate; both results are PEM.
+func (c *ControlPlane) Sign(subject pkix.Name) (cert, key []byte, err error) {
+	ca, err := tls.LoadX509KeyPair(c.CAFile(), c.CAKeyFile())
+	if err != nil {
+		return nil, nil, fmt.Errorf("reading the cluster's CA: %w", err)
+	}
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, nil, fmt.Errorf("making a key: %w", err)
+	}
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
+	if err != nil {
+		return nil, nil, fmt.Errorf("making a serial number: %w", err)
+	}
+	now := time.Now()
+	tmpl := &x509.Certificate{
+		SerialNumber: serial, Subject: subject, NotBefore: now.Add(-time.Minute), NotAfter: now.Add(24 * time.Hour),
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, ca.Leaf, &private.PublicKey, ca.PrivateKey)
+	if err != nil {
+		return nil, nil, fmt.Errorf("signing a certificate: %w", err)
+	}
+	keyDER, err := x509.MarshalECPrivateKey(private)
+	if err != nil {
+		return nil, nil, fmt.Errorf("encoding a key: %w", err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: keyDER}), nil
+}
+
+// Namespace makes a namespace with a fresh name, ready for pods, and deletes it with the test.
+func (c *ControlPlane) Namespace(t testing.TB) string {
+	t.Helper()
+	client := c.Client()
+	ns, err := client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		err := client.CoreV1().Namespaces().Delete(context.Background(), ns.Name, metav1.DeleteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			t.Errorf("deleting namespace %s: %v", ns.Name, err)
+		}
+	})
+	// Pods are refused until the controller made the default account and the CA's ConfigMap.
+	Eventually(t, "the default ServiceAccount of "+ns.Name, func(ctx context.Context) error {
+		if _, err := client.CoreV1().ServiceAccounts(ns.Name).Get(ctx, "default", metav1.GetOptions{}); err != nil {
+			return err
+		}
+		_, err := client.CoreV1().ConfigMaps(ns.Name).Get(ctx, "kube-root-ca.crt", metav1.GetOptions{})
+		return err
+	})
+	return ns.Name
+}
+
+// AddNode registers a node as its own kubelet would and returns its client. It has no kubelet: pods bound to it stay Pending.
+func (c *ControlPlane) AddNode(t testing.TB, name string) kubernetes.Interface {
+	t.Helper()
+	node := kubernetes.NewForConfigOrDie(c.Node(t, name))
+	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelHostname: name}}}
+	if _, err := node.CoreV1().Nodes().Create(t.Context(), object, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		err := c.Client().CoreV1().Nodes().Delete(context.Background(), name, metav1.DeleteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			t.Errorf("deleting node %s: %v", name, err)
+		}
+	})
+	return node
+}
+
+// Eventually repeats try, with growing pauses, until it returns nil; after a minute the test ends with its last error.
+func Eventually(t testing.TB, what string, try func(context.Context) error) {
+	t.Helper()
+	const patience = time.Minute
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 250*time.Millisecond) {
+		err := try(ctx)
+		if err == nil {
+			return
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			t.Fatalf("waited %v for %s: %v", patience, what, err)
+		}
+	}
+}
