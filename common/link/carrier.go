@@ -1,0 +1,63 @@
+package link
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/skerry-io/skerry/common/topic"
+)
+
+// Traits is what the core must know of a transport.
+type Traits struct {
+	// Lanes: every class has an ordered stream of its own. Otherwise all classes share one.
+	Lanes bool
+	// Batch is how many bytes one Write may carry, at most MaxBatch. On a shared stream nothing passes what is already in a batch: a small one
+	// keeps heartbeats quick on a thin link.
+	Batch int
+	// Dialed: this end opened the link.
+	Dialed bool
+	// PeerIdle is the IdleTimeout of the peer, and asks for Keepalive calls; 0: the transport sees to its own keepalive.
+	PeerIdle time.Duration
+}
+
+// Carrier moves frames for a Conn. Start owns it: it calls Serve once, Write at most once at a time for each class (with
+// Keepalive, at most once at a time where there are no lanes), Stop once, and Close once at the end.
+type Carrier interface {
+	Traits() Traits
+	// Serve hands each incoming stream of frames to read and returns when the link has ended: with what read returned, with a *CloseError if the
+	// peer said why, else with what the network said. A carrier with lanes may call read for several streams at once. It calls alive when a keepalive has come.
+	Serve(read func(io.Reader) error, alive func()) error
+	// Write sends whole frames of a class. It fails when not one byte could be written for IdleTimeout.
+	Write(class topic.Class, frames []byte) error
+	// Keepalive makes the peer hear from this end.
+	Keepalive() error
+	// LastHeard is when the peer was last heard, as far as the carrier knows.
+	LastHeard() time.Time
+	// Stop makes Serve and Write return within CloseTimeout. It doesn't block.
+	Stop(why *CloseError)
+	// Close is called when Serve has returned and no Write runs. It tells the peer why, unless it was the peer who ended the link, and frees everything.
+	Close(why *CloseError)
+}
+
+// refuse makes the error of an end that closes the link.
+func refuse(code CloseCode, format string, args ...any) *CloseError {
+	return &CloseError{Code: code, Reason: fmt.Sprintf(format, args...)}
+}
+
+// closeError turns what ended a link into the CloseError that everybody sees.
+func closeError(err error) *CloseError {
+	if e, ok := errors.AsType[*CloseError](err); ok {
+		return e
+	}
+	var timeout interface{ Timeout() bool }
+	if errors.Is(err, os.ErrDeadlineExceeded) || errors.As(err, &timeout) && timeout.Timeout() {
+		return &CloseError{Code: CloseTimeout, Reason: "the peer was silent for too long", Err: err}
+	}
+	if err == nil {
+		err = io.EOF
+	}
+	return &CloseError{Code: CloseNetwork, Reason: "the network ended the link", Err: err}
+}

@@ -1,0 +1,184 @@
+package link
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/klauspost/compress/zstd"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/link/linkpb"
+	"github.com/skerry-io/skerry/common/topic"
+)
+
+// ErrTooLarge is returned for a message that is above the bound. A message that is sent so leaves the link as it was.
+var ErrTooLarge = errors.New("message is too large for the link")
+
+// Refusal is an error that came over the link as the content of an answer.
+type Refusal string
+
+func (r Refusal) Error() string { return string(r) }
+
+// Codec turns messages into bytes and back. One serves all links of a listener or dialer: it holds the compressor's memory, which is taken when it is
+// first needed.
+type Codec struct {
+	table  *topic.Table
+	config Config
+
+	encoder func() (*zstd.Encoder, error)
+	decoder func() (*zstd.Decoder, error)
+	batches sync.Pool // *[]byte of MaxBatch
+}
+
+// NewCodec returns a codec for the topics of table.
+func NewCodec(table *topic.Table, config Config) *Codec {
+	return &Codec{
+		table: table, config: config,
+		// Two at a time: each costs some 1.3 MB once used, and links seldom compress at the same moment.
+		encoder: sync.OnceValues(func() (*zstd.Encoder, error) {
+			return zstd.NewWriter(nil, zstd.WithEncoderConcurrency(2), zstd.WithLowerEncoderMem(true), zstd.WithSingleSegment(true),
+				zstd.WithEncoderCRC(false)) // TLS has checked every byte
+		}),
+		decoder: sync.OnceValues(func() (*zstd.Decoder, error) {
+			return zstd.NewReader(nil, zstd.WithDecoderConcurrency(2), zstd.WithDecoderLowmem(true),
+				zstd.WithDecoderMaxMemory(uint64(config.MaxMessage)), zstd.WithDecoderMaxWindow(uint64(max(config.MaxMessage, zstd.MinWindowSize))))
+		}),
+		batches: sync.Pool{New: func() any { return new(make([]byte, 0, MaxBatch)) }},
+	}
+}
+
+// Encode returns the bytes of m and its line in the table.
+func (c *Codec) Encode(m message.Message) (topic.Entry, []byte, error) {
+	e := &linkpb.Envelope{
+		Id: uint64(m.Header.ID), Parent: uint64(m.Header.ParentID), Sync: m.Header.Sync,
+		Source: string(m.Route.Source), Group: string(m.Route.Group), Kind: string(m.Route.Kind), Operation: string(m.Route.Operation),
+		Namespace: m.Route.Resource.Namespace, Name: m.Route.Resource.Name,
+	}
+	if !m.Header.Time.IsZero() {
+		e.UnixMillis = m.Header.Time.UnixMilli()
+	}
+	var entry topic.Entry
+	var err error
+	if refusal := m.Err(); refusal != nil {
+		if entry, err = c.table.Lookup(m.Key()); err != nil {
+			return entry, nil, err
+		}
+		e.Refusal = refusal.Error()
+		if e.Refusal == "" {
+			e.Refusal = "refused"
+		}
+	} else {
+		if entry, e.Payload, err = c.table.Encode(m); err != nil {
+			return entry, nil, err
+		}
+		if len(e.Payload) > c.config.MaxMessage {
+			return entry, nil, fmt.Errorf("%s of %d bytes, the bound is %d: %w", m.Key(), len(e.Payload), c.config.MaxMessage, ErrTooLarge)
+		}
+		if e.Payload, e.Compression, err = c.compress(e.Payload); err != nil {
+			return entry, nil, err
+		}
+	}
+	data, err := proto.Marshal(e)
+	if err != nil {
+		return entry, nil, fmt.Errorf("encoding the envelope of %s: %w", m.Key(), err)
+	}
+	if bound := c.config.maxWire(entry.Class == topic.Urgent); len(data) > bound {
+		return entry, nil, fmt.Errorf("%s of %d bytes with its envelope, the bound is %d: %w", m.Key(), len(data), bound, ErrTooLarge)
+	}
+	return entry, data, nil
+}
+
+// Decode returns the message in data, which it doesn't keep. Its error is a *CloseError: the peer has said what it must not say.
+func (c *Codec) Decode(data []byte) (message.Message, error) {
+	m, _, err := c.decode(data)
+	return m, err
+}
+
+// decode also returns how many bytes the content takes.
+func (c *Codec) decode(data []byte) (message.Message, int, error) {
+	var e linkpb.Envelope
+	if err := proto.Unmarshal(data, &e); err != nil {
+		return message.Message{}, 0, &CloseError{Code: CloseProtocol, Reason: "no envelope", Err: err}
+	}
+	m := message.Message{
+		Header: message.Header{ID: message.ID(e.Id), ParentID: message.ID(e.Parent), Sync: e.Sync},
+		Route: message.Route{
+			Source: message.Name(e.Source), Group: message.Group(e.Group), Kind: message.Kind(e.Kind), Operation: message.Operation(e.Operation),
+			Resource: message.Resource{Namespace: e.Namespace, Name: e.Name},
+		},
+	}
+	if e.UnixMillis != 0 {
+		m.Header.Time = time.UnixMilli(e.UnixMillis)
+	}
+	if _, err := c.table.Lookup(m.Key()); err != nil {
+		return message.Message{}, 0, &CloseError{Code: CloseProtocol, Reason: fmt.Sprintf("unknown topic %.64q", m.Key()), Err: err}
+	}
+	if e.Refusal != "" {
+		m.Content = Refusal(e.Refusal)
+		return m, len(e.Refusal), nil
+	}
+	payload, err := c.decompress(e.Payload, e.Compression)
+	if err != nil {
+		return message.Message{}, 0, err
+	}
+	if m.Content, err = c.table.Decode(m.Key(), payload); err != nil {
+		return message.Message{}, 0, &CloseError{Code: CloseProtocol, Reason: "content of " + m.Key().String() + " is not of its type", Err: err}
+	}
+	return m, len(payload), nil
+}
+
+func (c *Codec) compress(payload []byte) ([]byte, linkpb.Compression, error) {
+	if c.config.CompressAbove < 0 || len(payload) < max(c.config.CompressAbove, 1) {
+		return payload, linkpb.Compression_NONE, nil
+	}
+	encoder, err := c.encoder()
+	if err != nil {
+		return nil, 0, fmt.Errorf("making a compressor: %w", err)
+	}
+	if small := encoder.EncodeAll(payload, make([]byte, 0, len(payload)/2)); len(small) < len(payload) {
+		return small, linkpb.Compression_ZSTD, nil
+	}
+	return payload, linkpb.Compression_NONE, nil
+}
+
+func (c *Codec) decompress(payload []byte, how linkpb.Compression) ([]byte, error) {
+	switch how {
+	case linkpb.Compression_NONE:
+		if len(payload) > c.config.MaxMessage {
+			return nil, refuse(CloseTooLarge, "content of %d bytes, the bound is %d", len(payload), c.config.MaxMessage)
+		}
+		return payload, nil
+	case linkpb.Compression_ZSTD:
+	default:
+		return nil, refuse(CloseProtocol, "unknown compression %d", how)
+	}
+	var h zstd.Header
+	if err := h.Decode(payload); err != nil {
+		return nil, &CloseError{Code: CloseProtocol, Reason: "content is not compressed as it says", Err: err}
+	}
+	if h.Skippable || !h.HasFCS {
+		return nil, refuse(CloseProtocol, "compressed content does not state its size")
+	}
+	if h.FrameContentSize > uint64(c.config.MaxMessage) {
+		return nil, refuse(CloseTooLarge, "content of %d bytes, the bound is %d", h.FrameContentSize, c.config.MaxMessage)
+	}
+	decoder, err := c.decoder()
+	if err != nil {
+		return nil, &CloseError{Code: CloseInternal, Reason: "no decompressor", Err: err}
+	}
+	data, err := decoder.DecodeAll(payload, make([]byte, 0, h.FrameContentSize))
+	if err != nil {
+		code := CloseProtocol
+		if errors.Is(err, zstd.ErrDecoderSizeExceeded) {
+			code = CloseTooLarge
+		}
+		return nil, &CloseError{Code: code, Reason: "content does not decompress", Err: err}
+	}
+	if uint64(len(data)) != h.FrameContentSize {
+		return nil, refuse(CloseProtocol, "compressed content of %d bytes states %d", len(data), h.FrameContentSize)
+	}
+	return data, nil
+}

@@ -1,0 +1,89 @@
+package link
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Bound is how much may wait in one queue. A message that alone is above Bytes waits alone.
+type Bound struct {
+	Messages int
+	Bytes    int
+}
+
+// Config bounds a link. Both ends should agree on MaxMessage.
+type Config struct {
+	// MaxMessage is the longest content in bytes, before compression and after decompression.
+	MaxMessage int
+	// MaxAssembly is how many bytes of messages that have begun and not yet ended a peer may have under way, over all classes but Urgent.
+	MaxAssembly int
+	// CompressAbove is the length of content in bytes from which compression is tried; negative: never.
+	CompressAbove int
+
+	// SendQueue bounds what waits to be sent, for each class. A full queue holds Send back.
+	SendQueue Bound
+	// ReceiveQueue bounds what has come and was not received yet, for each class. A full queue stops reading: the peer is held back, and ends the
+	// link when that lasts for its IdleTimeout.
+	ReceiveQueue Bound
+
+	// Keepalive is the longest silence of the end that dialled. The other end answers only as often as this end's IdleTimeout needs.
+	Keepalive time.Duration
+	// IdleTimeout ends the link when nothing was heard, or nothing could be written, for so long.
+	IdleTimeout time.Duration
+	// HandshakeTimeout bounds all that comes before the first message.
+	HandshakeTimeout time.Duration
+	// CloseTimeout bounds how long Close waits for the peer.
+	CloseTimeout time.Duration
+}
+
+// envelopeRoom is what header and route of a message may take on top of the content.
+const envelopeRoom = 4 << 10
+
+// maxUrgent is the longest message of class Urgent: those are not counted in MaxAssembly, so that nothing holds them back.
+const maxUrgent = 64 << 10
+
+// Default is the Config of a link that works well from 100 kbit/s upwards.
+func Default() Config {
+	return Config{
+		MaxMessage:       8 << 20,
+		MaxAssembly:      16 << 20,
+		CompressAbove:    256,
+		SendQueue:        Bound{Messages: 128, Bytes: 1 << 20},
+		ReceiveQueue:     Bound{Messages: 64, Bytes: 256 << 10},
+		Keepalive:        10 * time.Second,
+		IdleTimeout:      30 * time.Second,
+		HandshakeTimeout: 15 * time.Second,
+		CloseTimeout:     time.Second,
+	}
+}
+
+// Validate reports every mistake at once.
+func (c Config) Validate() error {
+	var errs []error
+	check := func(ok bool, format string, args ...any) {
+		if !ok {
+			errs = append(errs, fmt.Errorf(format, args...))
+		}
+	}
+	check(c.MaxMessage >= 64<<10, "maxMessage: %d is below 64 KiB", c.MaxMessage)
+	check(c.MaxMessage <= 1<<30, "maxMessage: %d is above 1 GiB", c.MaxMessage)
+	check(c.MaxAssembly >= c.MaxMessage+envelopeRoom, "maxAssembly: %d is below maxMessage and %d for its envelope", c.MaxAssembly, envelopeRoom)
+	for name, b := range map[string]Bound{"sendQueue": c.SendQueue, "receiveQueue": c.ReceiveQueue} {
+		check(b.Messages > 0, "%s.messages: %d is not above 0", name, b.Messages)
+		check(b.Bytes >= b.Messages, "%s.bytes: %d is below one for each message", name, b.Bytes)
+	}
+	check(c.Keepalive > 0, "keepalive: %v is not above 0", c.Keepalive)
+	check(c.IdleTimeout >= 2*c.Keepalive, "idleTimeout: %v is below twice the keepalive of %v", c.IdleTimeout, c.Keepalive)
+	check(c.HandshakeTimeout > 0, "handshakeTimeout: %v is not above 0", c.HandshakeTimeout)
+	check(c.CloseTimeout > 0, "closeTimeout: %v is not above 0", c.CloseTimeout)
+	return errors.Join(errs...)
+}
+
+// maxWire is the longest message of a class on the wire.
+func (c Config) maxWire(urgent bool) int {
+	if urgent {
+		return maxUrgent
+	}
+	return c.MaxMessage + envelopeRoom
+}

@@ -1,0 +1,312 @@
+package link
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/topic"
+)
+
+// Start makes a Conn of a carrier whose handshake is complete, and owns the carrier from then on. config must be valid and codec made with it.
+//
+// An idle Conn has one goroutine of its own, which reads: at 10,000 links the stack of a writer that waits would count. A writer lives while there
+// is something to write.
+func Start(carrier Carrier, codec *Codec, config Config, info Info) Conn {
+	c := &conn{
+		carrier: carrier, traits: carrier.Traits(), codec: codec, config: config, info: info,
+		ready: make(chan struct{}, 1), done: make(chan struct{}), lastSent: time.Now(),
+	}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	c.assembly = &assembly{room: semaphore.NewWeighted(int64(config.MaxAssembly)), wait: c.traits.Lanes}
+	for class := range c.out {
+		c.out[class] = &sendQueue{room: newRoom(config.SendQueue)}
+		c.in[class].room = newRoom(config.ReceiveQueue)
+	}
+	if every := c.keepaliveEvery(); every > 0 {
+		c.mu.Lock() // the timer may fire at once
+		c.keepalive = time.AfterFunc(every, c.tick)
+		c.mu.Unlock()
+	}
+	go c.run()
+	return c
+}
+
+type conn struct {
+	// Set by Start, never changed.
+	carrier  Carrier
+	traits   Traits
+	codec    *Codec
+	config   Config
+	info     Info
+	ctx      context.Context // ends when the link is ending
+	cancel   context.CancelFunc
+	assembly *assembly
+	ready    chan struct{} // has an element when something has come
+	done     chan struct{}
+	writers  sync.WaitGroup // Add only with mu held and before ended is set
+
+	mu         sync.Mutex
+	ended      *CloseError // set once
+	out        [topic.Classes]*sendQueue
+	in         [topic.Classes]receiveQueue
+	assembling int  // of a shared stream: the sum of the messages under way
+	beat       bool // a keepalive is due
+	keepalive  *time.Timer
+	lastSent   time.Time
+	lastHeard  time.Time
+	stats      Stats
+}
+
+func (c *conn) Info() Info            { return c.info }
+func (c *conn) Done() <-chan struct{} { return c.done }
+
+func (c *conn) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended == nil {
+		return nil
+	}
+	return c.ended
+}
+
+func (c *conn) Send(ctx context.Context, m message.Message) error {
+	if err := c.Err(); err != nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	entry, data, err := c.codec.Encode(m)
+	if err != nil {
+		return fmt.Errorf("sending on the link: %w", err)
+	}
+	q := c.out[entry.Class]
+	o := &outgoing{data: data, weight: q.room.weight(len(data))}
+	if entry.Delivery == message.Latest && !m.Header.Sync && m.Header.ParentID == 0 { // nobody waits for this one message
+		o.latest = &latestKey{m.Key(), m.Route.Resource}
+	}
+	if err := c.acquire(ctx, q.room, o.weight); err != nil {
+		return fmt.Errorf("waiting for room on the link: %w", err)
+	}
+	c.mu.Lock()
+	if c.ended != nil {
+		err := c.ended
+		c.mu.Unlock()
+		q.room.Release(o.weight)
+		return err
+	}
+	free := q.put(o)
+	c.wake(entry.Class)
+	c.mu.Unlock()
+	if free > 0 {
+		q.room.Release(free)
+	}
+	return nil
+}
+
+// wake starts the writer of a class unless it runs. mu is held.
+func (c *conn) wake(class topic.Class) {
+	if !c.traits.Lanes {
+		class = 0
+	}
+	if c.out[class].writing || c.ended != nil {
+		return
+	}
+	c.out[class].writing = true
+	c.writers.Add(1)
+	go c.drain(class)
+}
+
+// drain writes what waits in a class, or in all on a shared stream, until nothing does.
+func (c *conn) drain(class topic.Class) {
+	defer c.writers.Done()
+	buffer := c.codec.batches.Get().(*[]byte)
+	defer c.codec.batches.Put(buffer)
+	queues, bound := c.out[class:class+1], 0
+	if !c.traits.Lanes {
+		queues, bound = c.out[:], c.config.MaxAssembly
+	}
+	for {
+		c.mu.Lock()
+		batch, done := fill((*buffer)[:0], min(c.traits.Batch, MaxBatch), queues, class, &c.assembling, bound)
+		beat := c.beat
+		c.beat = false
+		if c.ended != nil || len(batch) == 0 && !beat {
+			c.out[class].writing = false
+			c.mu.Unlock()
+			return
+		}
+		c.mu.Unlock()
+
+		var err error
+		if len(batch) > 0 {
+			err = c.carrier.Write(class, batch)
+		} else {
+			err = c.carrier.Keepalive()
+		}
+		if err != nil {
+			c.end(closeError(err))
+			return
+		}
+		c.mu.Lock()
+		c.lastSent = time.Now()
+		c.stats.sent(done)
+		c.mu.Unlock()
+		for class, w := range done {
+			if w.weight > 0 {
+				c.out[class].room.Release(w.weight)
+			}
+		}
+	}
+}
+
+// Receive prefers the lowest class among the messages that have come.
+func (c *conn) Receive(ctx context.Context) (message.Message, error) {
+	for {
+		if ctx.Err() != nil {
+			return message.Message{}, context.Cause(ctx)
+		}
+		c.mu.Lock()
+		if c.ended != nil {
+			err := c.ended
+			c.mu.Unlock()
+			return message.Message{}, err
+		}
+		for class := range c.in {
+			q := &c.in[class]
+			if len(q.waiting) == 0 {
+				continue
+			}
+			r := q.waiting[0]
+			q.waiting[0] = received{}
+			if q.waiting = q.waiting[1:]; len(q.waiting) == 0 {
+				q.waiting = nil
+			}
+			c.mu.Unlock()
+			q.room.Release(r.weight)
+			return r.message, nil
+		}
+		c.mu.Unlock()
+		select {
+		case <-c.ready:
+		case <-c.ctx.Done():
+		case <-ctx.Done():
+		}
+	}
+}
+
+// run reads until the link ends, and ends everything else.
+func (c *conn) run() {
+	err := c.carrier.Serve(c.read, c.alive)
+	c.end(closeError(err))
+	c.writers.Wait()
+	c.mu.Lock()
+	why := c.ended
+	c.mu.Unlock()
+	c.carrier.Close(why)
+	close(c.done)
+}
+
+// read serves one stream.
+func (c *conn) read(r io.Reader) error {
+	a := &assembler{config: c.config, assembly: c.assembly, lanes: c.traits.Lanes}
+	defer a.close()
+	for {
+		class, data, err := a.next(c.ctx, r)
+		if err != nil {
+			return err
+		}
+		m, size, err := c.codec.decode(data)
+		if err != nil {
+			return err
+		}
+		q := &c.in[class]
+		weight := q.room.weight(size)
+		if err := c.acquire(c.ctx, q.room, weight); err != nil {
+			return err
+		}
+		c.mu.Lock()
+		q.waiting = append(q.waiting, received{m, weight})
+		c.lastHeard = time.Now()
+		c.stats.received(class, len(data))
+		c.heard(c.lastHeard)
+		c.mu.Unlock()
+		select {
+		case c.ready <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// keepaliveEvery is this end's longest silence.
+func (c *conn) keepaliveEvery() time.Duration {
+	switch {
+	case c.traits.PeerIdle == 0:
+		return 0
+	case c.traits.Dialed:
+		return min(c.config.Keepalive, c.traits.PeerIdle/3)
+	}
+	return c.traits.PeerIdle * 3 / 4
+}
+
+// tick keeps the peer from taking this end for dead.
+func (c *conn) tick() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended != nil {
+		return
+	}
+	every := c.keepaliveEvery()
+	if silent := time.Since(c.lastSent); silent < every {
+		c.keepalive.Reset(every - silent)
+		return
+	}
+	c.beat = true
+	c.wake(topic.Urgent)
+	c.keepalive.Reset(every)
+}
+
+// alive is called by the carrier when the peer gave a sign of life that was no frame.
+func (c *conn) alive() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.heard(time.Now())
+}
+
+// heard answers the end that dialled as soon as something of it comes and this end was silent for half of what the peer can bear: so the answer travels
+// with the acknowledgement that TCP sends anyway, and an idle link costs little more than one keepalive and its acknowledgement. mu is held.
+func (c *conn) heard(now time.Time) {
+	if c.traits.PeerIdle == 0 || c.traits.Dialed || now.Sub(c.lastSent) < c.traits.PeerIdle/2 || c.ended != nil {
+		return
+	}
+	c.beat = true
+	c.wake(topic.Urgent)
+}
+
+func (c *conn) Close(code CloseCode, reason string) error {
+	c.end(&CloseError{Code: code, Reason: reason})
+	<-c.done
+	return nil
+}
+
+// end begins the end of the link. Only the first reason counts.
+func (c *conn) end(why *CloseError) {
+	c.mu.Lock()
+	if c.ended != nil {
+		c.mu.Unlock()
+		return
+	}
+	c.ended = why
+	if c.keepalive != nil {
+		c.keepalive.Stop()
+	}
+	c.mu.Unlock()
+	c.cancel()
+	c.carrier.Stop(why)
+}

@@ -1,0 +1,180 @@
+package link
+
+import (
+	"context"
+	"encoding/binary"
+	"io"
+
+	"golang.org/x/sync/semaphore"
+
+	"github.com/skerry-io/skerry/common/topic"
+)
+
+// A message travels as one frame or, if it is long, as several, between which frames of other classes may pass:
+//
+//	byte 0      bits 0-1: class; bits 2-3: kind; bits 4-7: zero
+//	bytes 1-2   length of the frame's data, big endian, 1 to MaxFrame
+//	bytes 3-6   of kind first only: length of the whole message, big endian
+//	data
+//
+// Frames of one class stay in order, so a message needs no number.
+const (
+	frameWhole = 0 << 2 // a message in one frame
+	frameFirst = 1 << 2 // the first frame of several
+	frameMore  = 2 << 2 // each other frame of several
+
+	classMask = 3
+	kindMask  = 3 << 2
+
+	headSize      = 3
+	firstHeadSize = headSize + 4
+
+	// MaxFrame is the longest data of a frame.
+	MaxFrame = 16 << 10
+	// MaxBatch is what one Write of a Carrier can carry.
+	MaxBatch = firstHeadSize + MaxFrame
+)
+
+// appendFrame appends the next frame of a message of which sent bytes have gone already, no longer than room, and returns how many have gone then.
+func appendFrame(b []byte, class topic.Class, data []byte, sent, room int) ([]byte, int) {
+	kind, head := frameMore, headSize
+	switch {
+	case sent == 0 && headSize+len(data) <= min(room, headSize+MaxFrame):
+		kind = frameWhole
+	case sent == 0:
+		kind, head = frameFirst, firstHeadSize
+	}
+	n := min(room-head, MaxFrame, len(data)-sent)
+	b = append(b, byte(kind)|byte(class))
+	b = binary.BigEndian.AppendUint16(b, uint16(n))
+	if kind == frameFirst {
+		b = binary.BigEndian.AppendUint32(b, uint32(len(data)))
+	}
+	return append(b, data[sent:sent+n]...), sent + n
+}
+
+// assembly is the room for messages that have begun and not yet ended, shared by all streams of a link.
+type assembly struct {
+	room *semaphore.Weighted
+	wait bool // for room, instead of refusing: streams that don't wait for each other make progress without it
+}
+
+func (a *assembly) take(ctx context.Context, n int) error {
+	if a.room.TryAcquire(int64(n)) {
+		return nil
+	}
+	if !a.wait {
+		return refuse(CloseTooLarge, "too many messages have begun and not ended")
+	}
+	return a.room.Acquire(ctx, int64(n))
+}
+
+// assembler puts the frames of one stream together. It takes memory only for lengths within the bounds, and for a long message only as its bytes come.
+type assembler struct {
+	config   Config
+	assembly *assembly
+	lanes    bool // all frames of the stream are of one class
+
+	partial [topic.Classes]partial
+	lane    topic.Class // valid once begun
+	begun   bool
+}
+
+type partial struct {
+	data  []byte
+	total int // 0: no message has begun
+}
+
+// next reads frames up to the end of the next message.
+func (a *assembler) next(ctx context.Context, r io.Reader) (topic.Class, []byte, error) {
+	var head [firstHeadSize]byte
+	for {
+		if _, err := io.ReadFull(r, head[:headSize]); err != nil {
+			return 0, nil, err
+		}
+		class, kind, length := topic.Class(head[0]&classMask), head[0]&kindMask, int(binary.BigEndian.Uint16(head[1:]))
+		if head[0]&^(classMask|kindMask) != 0 || kind == kindMask {
+			return 0, nil, refuse(CloseProtocol, "byte %#02x begins no frame", head[0])
+		}
+		if length == 0 {
+			return 0, nil, refuse(CloseProtocol, "empty frame")
+		}
+		if length > MaxFrame {
+			return 0, nil, refuse(CloseTooLarge, "frame of %d bytes, the bound is %d", length, MaxFrame)
+		}
+		if a.lanes && a.begun && class != a.lane {
+			return 0, nil, refuse(CloseProtocol, "frame of class %s in the stream of class %s", class, a.lane)
+		}
+		a.lane, a.begun = class, true
+
+		p := &a.partial[class]
+		if (kind == frameMore) != (p.total != 0) {
+			return 0, nil, refuse(CloseProtocol, "frame of class %s is out of turn", class)
+		}
+		bound := a.config.maxWire(class == topic.Urgent)
+		switch kind {
+		case frameWhole:
+			if length > bound {
+				return 0, nil, refuse(CloseTooLarge, "message of %d bytes, the bound is %d", length, bound)
+			}
+			data := make([]byte, length)
+			_, err := io.ReadFull(r, data)
+			return class, data, err
+		case frameFirst:
+			if _, err := io.ReadFull(r, head[headSize:]); err != nil {
+				return 0, nil, err
+			}
+			total := int(binary.BigEndian.Uint32(head[headSize:]))
+			if total > bound {
+				return 0, nil, refuse(CloseTooLarge, "message of %d bytes, the bound is %d", total, bound)
+			}
+			if total <= length {
+				return 0, nil, refuse(CloseProtocol, "message of %d bytes begins with a frame of %d", total, length)
+			}
+			if class != topic.Urgent {
+				if err := a.assembly.take(ctx, total); err != nil {
+					return 0, nil, err
+				}
+			}
+			p.total = total
+		}
+		if err := p.read(r, length); err != nil {
+			return 0, nil, err
+		}
+		if len(p.data) == p.total {
+			data := p.data
+			a.drop(class)
+			return class, data, nil
+		}
+	}
+}
+
+// read appends n bytes, in a buffer that grows as the message does.
+func (p *partial) read(r io.Reader, n int) error {
+	have := len(p.data)
+	if have+n > p.total {
+		return refuse(CloseProtocol, "frames of %d bytes for a message of %d", have+n, p.total)
+	}
+	if have+n > cap(p.data) {
+		p.data = append(make([]byte, 0, min(p.total, max(have+n, 2*cap(p.data)))), p.data...)
+	}
+	p.data = p.data[:have+n]
+	_, err := io.ReadFull(r, p.data[have:])
+	return err
+}
+
+// drop forgets what has come of a message.
+func (a *assembler) drop(class topic.Class) {
+	p := &a.partial[class]
+	if p.total != 0 && class != topic.Urgent {
+		a.assembly.room.Release(int64(p.total))
+	}
+	*p = partial{}
+}
+
+// close forgets everything. A stream that ends within a message leaves no room taken.
+func (a *assembler) close() {
+	for class := range a.partial {
+		a.drop(topic.Class(class))
+	}
+}

@@ -1,0 +1,106 @@
+// Package deadline gives a net.Conn deadlines that move: a read or write fails when for a time not one byte has passed.
+//
+// It owns the deadlines of the connection that it wraps: once armed, those that others set are ignored. It must lie beneath TLS, which can't go on after a
+// write that ended half way. A Conn may be used by many goroutines at once, like any net.Conn.
+package deadline
+
+import (
+	"errors"
+	"net"
+	"os"
+	"sync"
+	"time"
+)
+
+// Conn is a net.Conn with moving deadlines.
+type Conn struct {
+	net.Conn
+
+	mu    sync.Mutex
+	idle  time.Duration // 0: not armed
+	final bool          // the deadlines are set for good
+	heard time.Time     // when bytes came last
+}
+
+// Wrap returns c, not armed yet: it behaves as c does.
+func Wrap(c net.Conn) *Conn { return &Conn{Conn: c} }
+
+// Arm lets each read and write wait for idle, from now on.
+func (c *Conn) Arm(idle time.Duration) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.idle, c.heard = idle, time.Now()
+	return c.Conn.SetDeadline(time.Time{})
+}
+
+// Final sets both deadlines for good.
+func (c *Conn) Final(read, write time.Time) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.final = true
+	return errors.Join(c.Conn.SetReadDeadline(read), c.Conn.SetWriteDeadline(write))
+}
+
+// Heard is when bytes came last.
+func (c *Conn) Heard() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.heard
+}
+
+func (c *Conn) Read(b []byte) (int, error) {
+	if err := c.move(c.Conn.SetReadDeadline); err != nil {
+		return 0, err
+	}
+	n, err := c.Conn.Read(b)
+	if n > 0 {
+		c.mu.Lock()
+		c.heard = time.Now()
+		c.mu.Unlock()
+	}
+	return n, err
+}
+
+// Write goes on after a timeout for as long as bytes pass.
+func (c *Conn) Write(b []byte) (int, error) {
+	written := 0
+	for {
+		if err := c.move(c.Conn.SetWriteDeadline); err != nil {
+			return written, err
+		}
+		n, err := c.Conn.Write(b[written:])
+		written += n
+		if err == nil || n == 0 || !errors.Is(err, os.ErrDeadlineExceeded) || !c.moving() {
+			return written, err
+		}
+	}
+}
+
+func (c *Conn) move(set func(time.Time) error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.idle == 0 || c.final {
+		return nil
+	}
+	return set(time.Now().Add(c.idle))
+}
+
+func (c *Conn) moving() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.idle > 0 && !c.final
+}
+
+// SetDeadline, SetReadDeadline and SetWriteDeadline do nothing once the Conn is armed.
+func (c *Conn) SetDeadline(t time.Time) error      { return c.foreign(c.Conn.SetDeadline, t) }
+func (c *Conn) SetReadDeadline(t time.Time) error  { return c.foreign(c.Conn.SetReadDeadline, t) }
+func (c *Conn) SetWriteDeadline(t time.Time) error { return c.foreign(c.Conn.SetWriteDeadline, t) }
+
+func (c *Conn) foreign(set func(time.Time) error, t time.Time) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.idle > 0 || c.final {
+		return nil
+	}
+	return set(t)
+}

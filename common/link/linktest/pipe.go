@@ -1,0 +1,153 @@
+// Package linktest holds the contract of link.Conn that every transport passes, and what tests of links need: links in memory, certificates, and
+// connections that stall, swallow or slow down.
+//
+// It is for tests only. Everything it makes ends with the test it was made for.
+package linktest
+
+import (
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"crypto/x509"
+
+	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/common/link/internal/deadline"
+	"github.com/skerry-io/skerry/common/topic"
+)
+
+// Memory is the transport of Pipe.
+const Memory link.Transport = "memory"
+
+// PipeOptions says what the links of Pipe look like.
+type PipeOptions struct {
+	Config link.Config       // the zero value: link.Default
+	Edge   *x509.Certificate // what the cloud sees as the edge's, see Authority.Node
+	Cloud  *x509.Certificate // what the edge sees as the cloud's
+	// WrapEdge and WrapCloud, if set, wrap each end's connection, to slow it down or break it.
+	WrapEdge, WrapCloud func(net.Conn) net.Conn
+}
+
+// Pipe returns the two ends of a link in memory: everything but TLS is real. It works inside a synctest bubble. Both ends are closed when the test ends.
+func Pipe(t testing.TB, o PipeOptions) (edge, cloud link.Conn) {
+	t.Helper()
+	if o.Config == (link.Config{}) {
+		o.Config = link.Default()
+	}
+	if err := o.Config.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	a, b := net.Pipe()
+	if o.WrapEdge != nil {
+		a = o.WrapEdge(a)
+	}
+	if o.WrapCloud != nil {
+		b = o.WrapCloud(b)
+	}
+	codec := link.NewCodec(topic.NewTable(), o.Config)
+	start := func(c net.Conn, dialed bool, peer *x509.Certificate) link.Conn {
+		p := &pipe{conn: deadline.Wrap(c), config: o.Config, dialed: dialed}
+		if err := p.conn.Arm(o.Config.IdleTimeout); err != nil {
+			t.Fatal(err)
+		}
+		end := link.Start(p, codec, o.Config, link.Info{Transport: Memory, Local: c.LocalAddr(), Remote: c.RemoteAddr(), Peer: peer, Since: time.Now()})
+		t.Cleanup(func() {
+			if err := end.Close(link.CloseShutdown, "the test ended"); err != nil {
+				t.Error(err)
+			}
+		})
+		return end
+	}
+	return start(a, true, o.Cloud), start(b, false, o.Edge)
+}
+
+// A pipe carries records: a byte that says what it is, a length of two bytes, data.
+const (
+	recordFrames    = 'f'
+	recordKeepalive = 'k'
+	recordClose     = 'c' // two bytes of code, and the reason
+)
+
+// pipe is a link.Carrier over a net.Conn.
+type pipe struct {
+	conn   *deadline.Conn
+	config link.Config
+	dialed bool
+
+	left int // bytes of the record that Read is in; owned by Serve
+}
+
+func (p *pipe) Traits() link.Traits {
+	return link.Traits{Batch: 4 << 10, Dialed: p.dialed, PeerIdle: p.config.IdleTimeout}
+}
+
+func (p *pipe) Serve(read func(io.Reader) error, alive func()) error {
+	return read(&pipeReader{pipe: p, alive: alive})
+}
+
+func (p *pipe) Write(_ topic.Class, frames []byte) error { return p.record(recordFrames, frames) }
+func (p *pipe) Keepalive() error                         { return p.record(recordKeepalive, nil) }
+func (p *pipe) LastHeard() time.Time                     { return p.conn.Heard() }
+
+func (p *pipe) record(kind byte, data []byte) error {
+	b := make([]byte, 0, 3+len(data))
+	b = append(b, kind)
+	b = binary.BigEndian.AppendUint16(b, uint16(len(data)))
+	_, err := p.conn.Write(append(b, data...))
+	return err
+}
+
+func (p *pipe) Stop(*link.CloseError) {
+	now := time.Now()
+	_ = p.conn.Final(now, now.Add(p.config.CloseTimeout)) // a pipe that can't be set deadlines is closed already
+}
+
+func (p *pipe) Close(why *link.CloseError) {
+	var discard sync.WaitGroup
+	if !why.Remote {
+		// Two ends that close at once would wait for each other without somebody who reads.
+		end := time.Now().Add(p.config.CloseTimeout)
+		_ = p.conn.Final(end, end)
+		discard.Go(func() { _, _ = io.Copy(io.Discard, p.conn) })
+		_ = p.record(recordClose, append(binary.BigEndian.AppendUint16(nil, uint16(why.Code)), why.Reason...)) // the peer may be gone
+	}
+	_ = p.conn.Close()
+	discard.Wait()
+}
+
+// pipeReader is the stream of frames within the records.
+type pipeReader struct {
+	*pipe
+	alive func()
+}
+
+func (r *pipeReader) Read(b []byte) (int, error) {
+	for r.left == 0 {
+		var head [3]byte
+		if _, err := io.ReadFull(r.conn, head[:]); err != nil {
+			return 0, err
+		}
+		n := int(binary.BigEndian.Uint16(head[1:]))
+		switch head[0] {
+		case recordFrames:
+			r.left = n
+		case recordKeepalive:
+			r.alive()
+		case recordClose:
+			data := make([]byte, n)
+			if _, err := io.ReadFull(r.conn, data); err != nil || n < 2 {
+				return 0, io.ErrUnexpectedEOF
+			}
+			return 0, &link.CloseError{Code: link.CloseCode(binary.BigEndian.Uint16(data)), Reason: string(data[2:]), Remote: true}
+		default:
+			return 0, fmt.Errorf("record of kind %q", head[0])
+		}
+	}
+	n, err := r.conn.Read(b[:min(len(b), r.left)])
+	r.left -= n
+	return n, err
+}

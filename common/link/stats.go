@@ -1,0 +1,47 @@
+package link
+
+import (
+	"time"
+
+	"github.com/skerry-io/skerry/common/topic"
+)
+
+// Count counts messages and their bytes on the wire, without what the transport adds.
+type Count struct{ Messages, Bytes uint64 }
+
+// Stats is what has passed a link so far.
+type Stats struct {
+	Sent, Received [topic.Classes]Count
+	Waiting        [topic.Classes]int // messages that wait to be sent
+	LastHeard      time.Time
+}
+
+// Meter is a Conn that counts. Those of this package are.
+type Meter interface{ Stats() Stats }
+
+func (s *Stats) sent(done [topic.Classes]written) {
+	for class, w := range done {
+		s.Sent[class].Messages += uint64(w.messages)
+		s.Sent[class].Bytes += uint64(w.bytes)
+	}
+}
+
+func (s *Stats) received(class topic.Class, bytes int) {
+	s.Received[class].Messages++
+	s.Received[class].Bytes += uint64(bytes)
+}
+
+// Stats returns the counts as they are now.
+func (c *conn) Stats() Stats {
+	heard := c.carrier.LastHeard()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.stats
+	if s.LastHeard = c.lastHeard; heard.After(s.LastHeard) {
+		s.LastHeard = heard
+	}
+	for class, q := range c.out {
+		s.Waiting[class] = len(q.waiting)
+	}
+	return s
+}
