@@ -1,0 +1,188 @@
+package join
+
+import (
+	"context"
+	"crypto"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/skerry-io/skerry/common/pki"
+)
+
+const (
+	// caLifetime is long because every device pins the CA's key: replacing it means joining again.
+	caLifetime      = 20 * 365 * 24 * time.Hour
+	servingLifetime = 90 * 24 * time.Hour
+	caBackdate      = time.Hour // for devices whose clocks are a little behind
+)
+
+// CA signs the certificates by which cloudcore shows itself to devices. It is not the cluster's CA and signs no client.
+type CA struct {
+	Certificate *x509.Certificate
+	key         crypto.Signer
+}
+
+// Pin is what tokens carry of the CA.
+func (c *CA) Pin() pki.Pin { return pki.PinOf(c.Certificate) }
+
+// PEM is the CA's certificate.
+func (c *CA) PEM() []byte { return pki.EncodeCertificates(c.Certificate) }
+
+// LoadCA reads the CA from its Secret and makes it if there is none. Of several that make one at the same time, one wins and all return its.
+func LoadCA(ctx context.Context, client kubernetes.Interface) (*CA, error) {
+	secrets := client.CoreV1().Secrets(Namespace)
+	secret, err := secrets.Get(ctx, caSecret, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		if secret, err = newCASecret(time.Now()); err != nil {
+			return nil, err
+		}
+		secret, err = secrets.Create(ctx, secret, metav1.CreateOptions{})
+		switch {
+		case apierrors.IsAlreadyExists(err):
+			secret, err = secrets.Get(ctx, caSecret, metav1.GetOptions{})
+		case apierrors.IsNotFound(err):
+			return nil, fmt.Errorf("the namespace %s does not exist; apply what `cloudcore install` prints: %w", Namespace, err)
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading or making the Secret %s/%s: %w", Namespace, caSecret, err)
+	}
+	ca, err := parseCASecret(secret)
+	if err != nil {
+		return nil, fmt.Errorf("the Secret %s/%s holds no usable CA (delete it to have a new one made; every device must then join again): %w",
+			Namespace, caSecret, err)
+	}
+	return ca, nil
+}
+
+func newCASecret(now time.Time) (*corev1.Secret, error) {
+	key, err := pki.NewKey()
+	if err != nil {
+		return nil, err
+	}
+	template := &x509.Certificate{
+		Subject:               pkix.Name{CommonName: "skerry serving CA"},
+		NotBefore:             now.Add(-caBackdate),
+		NotAfter:              now.Add(caLifetime),
+		IsCA:                  true,
+		BasicConstraintsValid: true,
+		MaxPathLenZero:        true,
+		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		return nil, fmt.Errorf("making the serving CA: %w", err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, fmt.Errorf("making the serving CA: %w", err)
+	}
+	keyPEM, err := pki.EncodeKey(key)
+	if err != nil {
+		return nil, err
+	}
+	return &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: caSecret, Namespace: Namespace},
+		Type:       corev1.SecretTypeTLS,
+		Immutable:  new(true),
+		Data:       map[string][]byte{corev1.TLSCertKey: pki.EncodeCertificates(cert), corev1.TLSPrivateKeyKey: keyPEM},
+	}, nil
+}
+
+func parseCASecret(secret *corev1.Secret) (*CA, error) {
+	pair, err := tls.X509KeyPair(secret.Data[corev1.TLSCertKey], secret.Data[corev1.TLSPrivateKeyKey])
+	if err != nil {
+		return nil, err // crypto/tls says what is wrong
+	}
+	key, ok := pair.PrivateKey.(crypto.Signer)
+	if !ok || !pair.Leaf.IsCA || pair.Leaf.KeyUsage&x509.KeyUsageCertSign == 0 {
+		return nil, errors.New("its certificate is not a CA's")
+	}
+	return &CA{Certificate: pair.Leaf, key: key}, nil
+}
+
+// Serving is a serving certificate that is made in memory when it is first needed, and anew when a third of its life is left.
+type Serving struct {
+	// Set by CA.Serving, never changed.
+	ca    *CA
+	hosts []string
+	now   func() time.Time
+
+	mu   sync.Mutex
+	cert *tls.Certificate
+}
+
+// Serving is a certificate for hosts: the names and addresses by which devices reach this replica.
+func (c *CA) Serving(hosts []string) (*Serving, error) {
+	if len(hosts) == 0 {
+		return nil, errors.New("no advertised name or address: devices could not verify this cloudcore")
+	}
+	s := &Serving{ca: c, hosts: hosts, now: time.Now}
+	if _, err := s.Certificate(); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Certificate is the current one, followed by the CA's own: a device that joins needs to see it.
+func (s *Serving) Certificate() (*tls.Certificate, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.now()
+	if s.cert != nil && now.Before(s.cert.Leaf.NotAfter.Add(-servingLifetime/3)) {
+		return s.cert, nil
+	}
+	cert, err := s.issue(now)
+	if err != nil {
+		return nil, err
+	}
+	s.cert = cert
+	return cert, nil
+}
+
+func (s *Serving) issue(now time.Time) (*tls.Certificate, error) {
+	key, err := pki.NewKey()
+	if err != nil {
+		return nil, err
+	}
+	template := &x509.Certificate{
+		Subject: pkix.Name{CommonName: "cloudcore"},
+		// As old as the CA: a device whose clock stands at the last time it knew must not find the certificate to be of the future. It joined after
+		// the CA was made, so it knows a time later than this.
+		NotBefore:   s.ca.Certificate.NotBefore,
+		NotAfter:    now.Add(servingLifetime),
+		KeyUsage:    x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	for _, host := range s.hosts {
+		if ip := net.ParseIP(host); ip != nil {
+			template.IPAddresses = append(template.IPAddresses, ip)
+		} else {
+			template.DNSNames = append(template.DNSNames, host)
+		}
+	}
+	if template.NotAfter.After(s.ca.Certificate.NotAfter) {
+		template.NotAfter = s.ca.Certificate.NotAfter
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, s.ca.Certificate, key.Public(), s.ca.key)
+	if err != nil {
+		return nil, fmt.Errorf("making a serving certificate: %w", err)
+	}
+	leaf, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, fmt.Errorf("making a serving certificate: %w", err)
+	}
+	return &tls.Certificate{Certificate: [][]byte{der, s.ca.Certificate.Raw}, PrivateKey: key, Leaf: leaf}, nil
+}

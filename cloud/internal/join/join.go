@@ -1,0 +1,38 @@
+// Package join lets devices into the cluster and throws them out: the serving CA that devices trust, join tokens, the bootstrap server, the approver
+// of certificate requests, and the list of revoked certificates.
+//
+// It owns skerry-system's objects about identity: the Secret skerry-ca, the ConfigMaps skerry-token-ID (what cloudcore must know of a token, so that it
+// needs no right to the Secrets of kube-system) and the ConfigMap skerry-revoked. It refuses every certificate that Kubernetes' own authenticator and
+// signer would not stand behind: it signs no node certificate itself. Every exported method may be called by many goroutines at once; replicas
+// agree through resourceVersions alone.
+package join
+
+import (
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+)
+
+const (
+	// Namespace holds all objects of this package but the bootstrap tokens themselves, which Kubernetes wants in kube-system.
+	Namespace = "skerry-system"
+
+	// BootstrapGroup is the group of devices that hold a token. It may create certificate requests and nothing else.
+	BootstrapGroup = "system:bootstrappers:skerry"
+
+	// Signer is Kubernetes' signer of node client certificates.
+	Signer = certificatesv1.KubeAPIServerClientKubeletSignerName
+
+	caSecret        = "skerry-ca"
+	revokedMap      = "skerry-revoked"
+	tokenMapPrefix  = "skerry-token-"
+	tokenLabel      = "skerry.io/join-token"
+	nodeLeases      = "kube-node-lease"
+	bootstrapPrefix = "system:bootstrap:" // of the user names that Kubernetes gives to the holders of tokens
+
+	// csrPrefix begins the names of the certificate requests that the bootstrap server makes.
+	csrPrefix = "skerry-join-"
+
+	// signerBackdate is how far before its issue a certificate's NotBefore lies: kube-controller-manager's csrsigning, which has it as a constant.
+	signerBackdate = 5 * time.Minute
+)

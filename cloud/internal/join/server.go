@@ -1,0 +1,324 @@
+package join
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	certificatesclient "k8s.io/client-go/kubernetes/typed/certificates/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/skerry-io/skerry/common/pki"
+	"github.com/skerry-io/skerry/common/topic"
+	"github.com/skerry-io/skerry/common/version"
+)
+
+const (
+	// joinWait bounds how long a device waits for approval and issue in one request; it may ask again with the same key.
+	joinWait = 45 * time.Second
+	// joinsAtOnce bounds the requests that wait; more are told to come back.
+	joinsAtOnce = 64
+	// connsAtOnce bounds open connections; more wait in the kernel's backlog.
+	connsAtOnce = 512
+	stopWait    = 5 * time.Second
+)
+
+// Requester makes a certificate request as whoever holds the bearer token, so that kube-apiserver judges the token itself.
+type Requester func(ctx context.Context, bearer string, csr *certificatesv1.CertificateSigningRequest) (*certificatesv1.CertificateSigningRequest, error)
+
+// RequesterFor speaks to the kube-apiserver of cfg, with nothing of cfg's own credentials.
+func RequesterFor(cfg *rest.Config) Requester {
+	base := rest.AnonymousClientConfig(cfg)
+	return func(ctx context.Context, bearer string, csr *certificatesv1.CertificateSigningRequest) (*certificatesv1.CertificateSigningRequest, error) {
+		cfg := rest.CopyConfig(base)
+		cfg.BearerToken = bearer
+		client, err := certificatesclient.NewForConfig(cfg) // connections are shared: client-go keeps one transport for one TLS configuration
+		if err != nil {
+			return nil, fmt.Errorf("making a client for a token: %w", err)
+		}
+		return client.CertificateSigningRequests().Create(ctx, csr, metav1.CreateOptions{})
+	}
+}
+
+// ServerConfig is what a Server needs.
+type ServerConfig struct {
+	Client    kubernetes.Interface // with cloudcore's own rights
+	Requester Requester
+	Tokens    *Tokens
+	CA        *CA
+	Serving   *Serving
+	ClientCA  *ClientCA
+	WebSocket []string // "host:port", told to devices
+	QUIC      []string
+	Limits    Limits
+}
+
+// Server is the bootstrap server: the one door that a device without a certificate can knock at.
+type Server struct {
+	cfg     ServerConfig
+	limiter *limiter
+	places  chan struct{}
+}
+
+// NewServer makes a bootstrap server.
+func NewServer(cfg ServerConfig) *Server {
+	return &Server{cfg: cfg, limiter: newLimiter(cfg.Limits), places: make(chan struct{}, joinsAtOnce)}
+}
+
+// Run serves on l, which it closes, until ctx ends. Requests that wait then get an answer that tells them to come back.
+func (s *Server) Run(ctx context.Context, l net.Listener) error {
+	server := &http.Server{
+		Handler:           s.Handler(),
+		TLSConfig:         pki.ServerTLS(pki.Server{Certificate: s.cfg.Serving.Certificate, Protocols: []string{"http/1.1"}}),
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       10 * time.Second,
+		WriteTimeout:      joinWait + 15*time.Second,
+		IdleTimeout:       10 * time.Second,
+		MaxHeaderBytes:    8 << 10,
+		BaseContext:       func(net.Listener) context.Context { return ctx },
+		// Handshakes that fail are the scanners of the internet; they are told at a level where somebody looks for them.
+		ErrorLog: log.New(&logWriter{logger: klog.FromContext(ctx)}, "", 0),
+	}
+	g, gctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		err := server.Serve(tls.NewListener(bounded(l, connsAtOnce), server.TLSConfig))
+		if errors.Is(err, http.ErrServerClosed) {
+			return nil
+		}
+		return fmt.Errorf("serving joins on %s: %w", l.Addr(), err)
+	})
+	g.Go(func() error {
+		<-gctx.Done()
+		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopWait)
+		defer cancel()
+		if err := server.Shutdown(stop); err != nil {
+			return server.Close()
+		}
+		return nil
+	})
+	return g.Wait()
+}
+
+// Handler is the server's interface without TLS, for tests and for whoever brings their own.
+func (s *Server) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
+	mux.HandleFunc("POST "+pki.JoinPath, s.serveJoin)
+	return mux
+}
+
+func (s *Server) serveJoin(w http.ResponseWriter, r *http.Request) {
+	answer, err := s.join(r)
+	if err == nil {
+		write(w, http.StatusOK, answer)
+		return
+	}
+	var refusal *pki.Refusal
+	if !errors.As(err, &refusal) {
+		// What went wrong here is not for the device to know, only that it may try again.
+		klog.FromContext(r.Context()).Error(err, "A join failed", "remote", r.RemoteAddr)
+		refusal = pki.Refuse(pki.ReasonUnavailable, "cloudcore can't reach the cluster's API at the moment; try again")
+	}
+	klog.FromContext(r.Context()).Info("Refused a join", "remote", r.RemoteAddr, "reason", refusal.Reason, "why", refusal.Message)
+	if refusal.Reason.Temporary() {
+		w.Header().Set("Retry-After", strconv.Itoa(s.limiter.retryAfter()))
+	}
+	write(w, refusal.Reason.Status(), refusal)
+}
+
+func write(w http.ResponseWriter, status int, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(body) // a peer that went away has no use for it
+}
+
+func (s *Server) join(r *http.Request) (*pki.JoinAnswer, error) {
+	if !s.limiter.allow(r.RemoteAddr) {
+		return nil, pki.Refuse(pki.ReasonTooMany, "too many joins from this address or in all; try again in a moment")
+	}
+	select {
+	case s.places <- struct{}{}:
+		defer func() { <-s.places }()
+	default:
+		return nil, pki.Refuse(pki.ReasonTooMany, "too many devices join at the same time; try again in a moment")
+	}
+	bearer, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	if !ok {
+		return nil, pki.Refuse(pki.ReasonTokenShape, "no token: the request needs the header Authorization: Bearer ID.SECRET")
+	}
+	id, _, err := pki.ParseBearer(bearer)
+	if err != nil {
+		return nil, pki.Refuse(pki.ReasonTokenShape, "%v", err)
+	}
+	request, csr, err := readRequest(r)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), joinWait)
+	defer cancel()
+	made, err := s.request(ctx, id, bearer, request, csr)
+	if err != nil {
+		return nil, err
+	}
+	certificate, err := s.await(ctx, made)
+	if err != nil {
+		return nil, err
+	}
+	klog.FromContext(ctx).Info("A device joined", "node", request.NodeName, "remote", r.RemoteAddr, "token", id, "csr", made.Name,
+		"version", request.Version)
+	return &pki.JoinAnswer{
+		Certificate: string(certificate),
+		CA:          string(s.cfg.CA.PEM()),
+		ClientCA:    string(s.cfg.ClientCA.PEM()),
+		WebSocket:   s.cfg.WebSocket,
+		QUIC:        s.cfg.QUIC,
+		Protocol:    topic.Protocol,
+		Version:     version.Skerry(),
+		UnixMillis:  time.Now().UnixMilli(),
+	}, nil
+}
+
+func readRequest(r *http.Request) (pki.JoinRequest, *x509.CertificateRequest, error) {
+	body, err := io.ReadAll(io.LimitReader(r.Body, pki.MaxJoinBody+1))
+	if err != nil || len(body) > pki.MaxJoinBody {
+		return pki.JoinRequest{}, nil, pki.Refuse(pki.ReasonBadRequest, "the request's body can't be read, or has more than %d bytes", pki.MaxJoinBody)
+	}
+	return parseRequest(body)
+}
+
+func parseRequest(body []byte) (pki.JoinRequest, *x509.CertificateRequest, error) {
+	var request pki.JoinRequest
+	decoder := json.NewDecoder(bytes.NewReader(body)) // unknown fields are those of a newer edgecore
+	if err := decoder.Decode(&request); err != nil {
+		return request, nil, pki.Refuse(pki.ReasonBadRequest, "the request's body is no JSON of a join: %v", err)
+	}
+	if request.Protocol != topic.Protocol {
+		return request, nil, pki.Refuse(pki.ReasonProtocol, "edgecore %s speaks version %d of the protocol, cloudcore %s version %d: use versions that match",
+			printable(request.Version), request.Protocol, version.Skerry(), topic.Protocol)
+	}
+	if err := pki.ValidNodeName(request.NodeName); err != nil {
+		return request, nil, pki.Refuse(pki.ReasonBadName, "%v", err)
+	}
+	csr, node, err := pki.ParseNodeCSR([]byte(request.CSR))
+	if err != nil {
+		return request, nil, pki.Refuse(pki.ReasonBadCSR, "%v", err)
+	}
+	if node != request.NodeName {
+		return request, nil, pki.Refuse(pki.ReasonBadCSR, "the certificate request is for the node %s, the join for %s", node, request.NodeName)
+	}
+	request.Version = printable(request.Version)
+	return request, csr, nil
+}
+
+// printable cuts what a stranger sent to what may stand in a log.
+func printable(s string) string { return strings.Trim(strconv.QuoteToASCII(s[:min(len(s), 64)]), `"`) }
+
+// request makes the certificate request, or finds the one that the same device made with the same key and token before its connection broke.
+func (s *Server) request(ctx context.Context, id, bearer string, request pki.JoinRequest, csr *x509.CertificateRequest) (
+	*certificatesv1.CertificateSigningRequest, error) {
+	csrs := s.cfg.Client.CertificatesV1().CertificateSigningRequests()
+	want := &certificatesv1.CertificateSigningRequest{
+		ObjectMeta: metav1.ObjectMeta{Name: requestName(id, request.NodeName, csr)},
+		Spec: certificatesv1.CertificateSigningRequestSpec{
+			Request:    []byte(request.CSR),
+			SignerName: Signer,
+			Usages:     []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
+		},
+	}
+	if err := s.cfg.Tokens.Check(ctx, id, request.NodeName); err != nil {
+		var refusal *pki.Refusal
+		if !errors.As(err, &refusal) || refusal.Reason != pki.ReasonTokenUsedUp {
+			return nil, err
+		}
+		// Used up, perhaps by this very request. If there is none of its name, the refusal stands.
+		if _, errGet := csrs.Get(ctx, want.Name, metav1.GetOptions{}); errGet != nil {
+			if apierrors.IsNotFound(errGet) {
+				return nil, err
+			}
+			return nil, fmt.Errorf("looking for an earlier certificate request: %w", errGet)
+		}
+	}
+	made, err := s.cfg.Requester(ctx, bearer, want)
+	switch {
+	case err == nil:
+		return made, nil
+	case apierrors.IsUnauthorized(err):
+		// The record is fine, so it is the secret; or the Secret is gone and the record stayed.
+		return nil, pki.Refuse(pki.ReasonTokenWrong, "the cluster does not accept the token %s: its secret is wrong, or it was revoked", id)
+	case apierrors.IsForbidden(err):
+		return nil, pki.Refuse(pki.ReasonDenied, "the token %s may not ask for certificates: is the ClusterRoleBinding skerry:bootstrapper there?", id)
+	case !apierrors.IsAlreadyExists(err):
+		return nil, fmt.Errorf("making the certificate request: %w", err)
+	}
+	made, err = csrs.Get(ctx, want.Name, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("looking for an earlier certificate request: %w", err)
+	}
+	if made.Spec.Username != bootstrapPrefix+id || !sameKey(made.Spec.Request, csr) {
+		return nil, pki.Refuse(pki.ReasonDenied, "there is a certificate request %s of somebody else", made.Name)
+	}
+	return made, nil
+}
+
+// requestName is the same for the same token, node and key, so that a join whose answer was lost can be asked again and costs one use.
+func requestName(id string, node types.NodeName, csr *x509.CertificateRequest) string {
+	sum := sha256.New()
+	fmt.Fprintf(sum, "%s\x00%s\x00", id, node)
+	sum.Write(csr.RawSubjectPublicKeyInfo)
+	return csrPrefix + hex.EncodeToString(sum.Sum(nil)[:20])
+}
+
+func sameKey(request []byte, csr *x509.CertificateRequest) bool {
+	other, _, err := pki.ParseNodeCSR(request)
+	return err == nil && bytes.Equal(other.RawSubjectPublicKeyInfo, csr.RawSubjectPublicKeyInfo)
+}
+
+// await waits until the request is decided and its certificate issued.
+func (s *Server) await(ctx context.Context, made *certificatesv1.CertificateSigningRequest) ([]byte, error) {
+	var certificate []byte
+	err := until(ctx, func() (bool, error) {
+		csr, err := s.cfg.Client.CertificatesV1().CertificateSigningRequests().Get(ctx, made.Name, metav1.GetOptions{})
+		if err != nil {
+			return false, fmt.Errorf("waiting for the certificate: %w", err)
+		}
+		if csr.UID != made.UID {
+			return false, pki.Refuse(pki.ReasonUnavailable, "the certificate request was deleted; try again")
+		}
+		certificate, err = decision(csr)
+		return len(certificate) > 0, err
+	})
+	if ctx.Err() != nil {
+		return nil, pki.Refuse(pki.ReasonUnavailable, "the certificate was not issued within %v; try again (the token loses no further use)", joinWait)
+	}
+	return certificate, err
+}
+
+// logWriter puts what net/http has to say into our log.
+type logWriter struct{ logger klog.Logger }
+
+func (l *logWriter) Write(p []byte) (int, error) {
+	l.logger.V(2).Info("The bootstrap server had trouble with a connection", "what", strings.TrimSpace(string(p)))
+	return len(p), nil
+}

@@ -1,0 +1,96 @@
+package pki
+
+import (
+	"fmt"
+	"net/http"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// The bootstrap server's interface: POST JoinPath with a JoinRequest as JSON and "Authorization: Bearer ID.SECRET"; the answer is a JoinAnswer, or a
+// Refusal with the status of its reason.
+const (
+	JoinPath = "/v1/join"
+	JoinPort = 10002
+	// MaxJoinBody bounds both bodies, in bytes.
+	MaxJoinBody = 64 << 10
+)
+
+// JoinRequest asks for a node's certificate.
+type JoinRequest struct {
+	NodeName types.NodeName `json:"nodeName"`
+	CSR      string         `json:"csr"`      // PEM
+	Version  string         `json:"version"`  // of edgecore
+	Protocol int            `json:"protocol"` // topic.Protocol of edgecore
+}
+
+// JoinAnswer is what a device needs from then on.
+type JoinAnswer struct {
+	Certificate string `json:"certificate"` // PEM: the node's, then intermediates if any
+	// CA is what the device trusts from now on, as PEM. One of it has the token's pin.
+	CA string `json:"ca"`
+	// ClientCA signs the certificates by which kube-apiserver and other clients of the cluster show themselves to a kubelet, as PEM.
+	ClientCA   string   `json:"clientCA,omitempty"`
+	WebSocket  []string `json:"websocket,omitempty"` // "host:port"
+	QUIC       []string `json:"quic,omitempty"`      // "host:port"
+	Protocol   int      `json:"protocol"`
+	Version    string   `json:"version"` // of cloudcore
+	UnixMillis int64    `json:"unixMillis"`
+}
+
+// Reason says why a join was refused, in one word for programs.
+type Reason string
+
+const (
+	ReasonBadRequest   Reason = "BadRequest"
+	ReasonBadCSR       Reason = "BadCertificateRequest"
+	ReasonBadName      Reason = "BadNodeName"
+	ReasonProtocol     Reason = "ProtocolNotSupported"
+	ReasonTokenShape   Reason = "TokenMalformed"
+	ReasonTokenUnknown Reason = "TokenUnknown"
+	ReasonTokenWrong   Reason = "TokenWrong"
+	ReasonTokenExpired Reason = "TokenExpired"
+	ReasonTokenUsedUp  Reason = "TokenUsedUp"
+	ReasonTokenNode    Reason = "TokenForAnotherNode"
+	ReasonNodeLive     Reason = "NodeLive"
+	ReasonNodeExists   Reason = "NodeExists"
+	ReasonNodeGone     Reason = "NodeGone" // a renewal, after the Node was deleted
+	ReasonRevoked      Reason = "CertificateRevoked"
+	ReasonDenied       Reason = "Denied" // by somebody else
+	ReasonTooMany      Reason = "TooManyRequests"
+	ReasonUnavailable  Reason = "Unavailable" // the cloud's trouble: try again
+)
+
+// Status is the HTTP status that goes with a reason.
+func (r Reason) Status() int {
+	switch r {
+	case ReasonBadRequest, ReasonBadCSR, ReasonBadName, ReasonProtocol, ReasonTokenShape:
+		return http.StatusBadRequest
+	case ReasonTokenUnknown, ReasonTokenWrong, ReasonTokenExpired:
+		return http.StatusUnauthorized
+	case ReasonNodeLive, ReasonNodeExists:
+		return http.StatusConflict
+	case ReasonTooMany:
+		return http.StatusTooManyRequests
+	case ReasonUnavailable:
+		return http.StatusServiceUnavailable
+	default:
+		return http.StatusForbidden
+	}
+}
+
+// Temporary reports whether asking again can help without anybody doing something first.
+func (r Reason) Temporary() bool { return r == ReasonTooMany || r == ReasonUnavailable }
+
+// Refusal is a join that was refused. It is an error and a body.
+type Refusal struct {
+	Reason  Reason `json:"reason"`
+	Message string `json:"message"`
+}
+
+func (r *Refusal) Error() string { return fmt.Sprintf("%s (%s)", r.Message, r.Reason) }
+
+// Refuse makes a Refusal.
+func Refuse(reason Reason, format string, args ...any) *Refusal {
+	return &Refusal{Reason: reason, Message: fmt.Sprintf(format, args...)}
+}
