@@ -17,6 +17,13 @@ type Ref struct {
 	Name      string
 }
 
+func (r Ref) String() string {
+	if r.Namespace == "" {
+		return r.Resource.GroupResource().String() + " " + r.Name
+	}
+	return r.Resource.GroupResource().String() + " " + r.Namespace + "/" + r.Name
+}
+
 // Object is one object. Version is the edge's own resource version: it grows with every change that anybody at the edge can see, and is what
 // the edge API serves as metadata.resourceVersion. CloudVersion is kube-apiserver's.
 type Object struct {

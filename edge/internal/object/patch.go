@@ -1,0 +1,209 @@
+package object
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+
+	jsonpatch "gopkg.in/evanphx/json-patch.v4"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
+	"k8s.io/client-go/kubernetes/scheme"
+)
+
+var (
+	// ErrBadPatch is returned for a patch that can't be read or applied; trying again can't help.
+	ErrBadPatch = errors.New("bad patch")
+	// ErrPatchType is returned for a patch type that the object does not take.
+	ErrPatchType = errors.New("patch type not supported")
+)
+
+// Patch applies a strategic merge, merge or JSON patch to obj and returns the result; obj stays as it is. Who the object is (its kind, namespace,
+// name and uid) can't be patched.
+func Patch(obj runtime.Object, patchType types.PatchType, body []byte) (result runtime.Object, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			result, err = nil, fmt.Errorf("%w: panic: %v", ErrBadPatch, p)
+		}
+	}()
+	if len(body) > MaxRaw {
+		return nil, fmt.Errorf("%w: %d bytes, at most %d are taken", ErrBadPatch, len(body), MaxRaw)
+	}
+	original, err := JSON(obj)
+	if err != nil {
+		return nil, err
+	}
+	var patched []byte
+	switch patchType {
+	case types.StrategicMergePatchType:
+		patched, err = strategic(obj, original, body)
+	case types.MergePatchType:
+		patched, err = jsonpatch.MergePatch(original, body)
+	case types.JSONPatchType:
+		var p jsonpatch.Patch
+		if p, err = jsonpatch.DecodePatch(body); err == nil {
+			patched, err = p.Apply(original)
+		}
+	default:
+		return nil, fmt.Errorf("%w: %s", ErrPatchType, patchType)
+	}
+	if err != nil {
+		if errors.Is(err, ErrPatchType) {
+			return nil, err
+		}
+		return nil, fmt.Errorf("%w: %w", ErrBadPatch, err)
+	}
+	result, err = fresh(obj)
+	if err != nil {
+		return nil, err
+	}
+	if u, ok := result.(*unstructured.Unstructured); ok {
+		err = u.UnmarshalJSON(patched)
+	} else {
+		err = json.Unmarshal(patched, result)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: the result is no object: %w", ErrBadPatch, err)
+	}
+	return result, sameIdentity(obj, result)
+}
+
+// strategic keeps the values of unknown fields out: the struct's tags say how each list merges, so only Kubernetes' own kinds have it.
+func strategic(obj runtime.Object, original, body []byte) ([]byte, error) {
+	if _, ok := obj.(runtime.Unstructured); ok {
+		return nil, fmt.Errorf("%w: strategic merge of %s", ErrPatchType, obj.GetObjectKind().GroupVersionKind())
+	}
+	return strategicpatch.StrategicMergePatch(original, body, obj)
+}
+
+func fresh(obj runtime.Object) (runtime.Object, error) {
+	if _, ok := obj.(runtime.Unstructured); ok {
+		return &unstructured.Unstructured{}, nil
+	}
+	kind := obj.GetObjectKind().GroupVersionKind()
+	if kind.Empty() {
+		kinds, _, err := scheme.Scheme.ObjectKinds(obj)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrBadPatch, err)
+		}
+		kind = kinds[0]
+	}
+	n, err := scheme.Scheme.New(kind)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrBadPatch, err)
+	}
+	return n, nil
+}
+
+func sameIdentity(before, after runtime.Object) error {
+	b, err := meta.Accessor(before)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrBadPatch, err)
+	}
+	a, err := meta.Accessor(after)
+	if err != nil {
+		return fmt.Errorf("%w: the result has no metadata", ErrBadPatch)
+	}
+	if a.GetName() != b.GetName() || a.GetNamespace() != b.GetNamespace() || a.GetUID() != b.GetUID() {
+		return fmt.Errorf("%w: it changes the object's name, namespace or uid", ErrBadPatch)
+	}
+	if k := before.GetObjectKind().GroupVersionKind(); !k.Empty() && after.GetObjectKind().GroupVersionKind() != k {
+		return fmt.Errorf("%w: it changes the object's kind", ErrBadPatch)
+	}
+	return nil
+}
+
+// MergePatches makes one strategic merge patch that does to base what first and then second do. Where merging the patches themselves does not come
+// to that (lists with directives may not), the result is the difference of base and its patched state. patched is that state.
+func MergePatches(base runtime.Object, first, second []byte) (merged []byte, patched runtime.Object, err error) {
+	one, err := Patch(base, types.StrategicMergePatchType, first)
+	if err != nil {
+		return nil, nil, err
+	}
+	want, err := Patch(one, types.StrategicMergePatchType, second)
+	if err != nil {
+		return nil, nil, err
+	}
+	if merged, err := mergeMaps(base, first, second); err == nil {
+		if got, err := Patch(base, types.StrategicMergePatchType, merged); err == nil && reflect.DeepEqual(got, want) {
+			return merged, got, nil
+		}
+	}
+	before, err := JSON(base)
+	if err != nil {
+		return nil, nil, err
+	}
+	after, err := JSON(want)
+	if err != nil {
+		return nil, nil, err
+	}
+	diff, err := strategicpatch.CreateTwoWayMergePatch(before, after, base)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%w: %w", ErrBadPatch, err)
+	}
+	return withUID(diff, second), want, nil
+}
+
+func mergeMaps(base runtime.Object, first, second []byte) (merged []byte, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("%w: panic: %v", ErrBadPatch, p)
+		}
+	}()
+	schema, err := strategicpatch.NewPatchMetaFromStruct(base)
+	if err != nil {
+		return nil, err
+	}
+	var a, b strategicpatch.JSONMap
+	if err := json.Unmarshal(first, &a); err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(second, &b); err != nil {
+		return nil, err
+	}
+	m, err := strategicpatch.MergeStrategicMergeMapPatchUsingLookupPatchMeta(schema, a, b)
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(m)
+}
+
+// withUID keeps the precondition that a kubelet puts into its patches (metadata.uid): a difference does not carry what is equal.
+func withUID(diff, like []byte) []byte {
+	uid := PatchUID(like)
+	if uid == "" {
+		return diff
+	}
+	var m map[string]any
+	if json.Unmarshal(diff, &m) != nil {
+		return diff
+	}
+	md, _ := m["metadata"].(map[string]any)
+	if md == nil {
+		md = map[string]any{}
+	}
+	md["uid"] = string(uid)
+	m["metadata"] = md
+	out, err := json.Marshal(m)
+	if err != nil {
+		return diff
+	}
+	return out
+}
+
+// PatchUID is the uid that a merge patch (of either kind) names as its precondition, or "".
+func PatchUID(body []byte) types.UID {
+	var p struct {
+		Metadata struct {
+			UID types.UID `json:"uid"`
+		} `json:"metadata"`
+	}
+	if json.Unmarshal(body, &p) != nil {
+		return ""
+	}
+	return p.Metadata.UID
+}

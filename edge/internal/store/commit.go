@@ -1,0 +1,181 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	bolt "go.etcd.io/bbolt"
+)
+
+// call is one writer's function on its way to the disk. Guarded by Store.mu until the commit has taken it.
+type call struct {
+	do   func(*Tx) error
+	err  error
+	done chan struct{} // closed when err is final
+	lead chan struct{} // closed when this caller must commit what waits
+	led  bool          // lead is closed
+}
+
+// Update calls do in a transaction and returns nil when what it did is on the disk. Functions that wait together share one transaction and one
+// sync; each gets its own error, and one that fails takes nothing of the others with it. do may be called again after its effects were rolled back:
+// it must only work on tx and start afresh at each call. When ctx ends before the function's turn, it is not called.
+func (s *Store) Update(ctx context.Context, do func(*Tx) error) error {
+	select {
+	case s.places <- struct{}{}:
+	default:
+		select {
+		case s.places <- struct{}{}:
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for a place in the store's queue: %w", context.Cause(ctx))
+		}
+	}
+	defer func() { <-s.places }()
+
+	c := &call{do: do, done: make(chan struct{}), lead: make(chan struct{})}
+	s.mu.Lock()
+	if err := s.usable(); err != nil {
+		s.mu.Unlock()
+		return err
+	}
+	s.queue = append(s.queue, c)
+	if !s.leading {
+		s.leading = true
+		c.led = true
+		close(c.lead)
+	}
+	s.mu.Unlock()
+
+	select {
+	case <-c.done:
+		return c.err
+	case <-c.lead:
+	case <-ctx.Done():
+		if s.withdraw(c) {
+			return fmt.Errorf("waiting for the store: %w", context.Cause(ctx))
+		}
+		select { // it is being committed, or it must lead: both end soon
+		case <-c.done:
+			return c.err
+		case <-c.lead:
+		}
+	}
+	s.commitQueue()
+	<-c.done
+	return c.err
+}
+
+func (s *Store) usable() error {
+	switch {
+	case s.damaged != nil:
+		return s.damaged
+	case s.closed:
+		return ErrClosed
+	}
+	return nil
+}
+
+// withdraw takes c out of the queue, unless it has left it or must lead.
+func (s *Store) withdraw(c *call) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c.led {
+		return false
+	}
+	for i, q := range s.queue {
+		if q == c {
+			s.queue = append(s.queue[:i], s.queue[i+1:]...)
+			return true
+		}
+	}
+	return false
+}
+
+// commitQueue commits what waits and hands the lead to the first that came meanwhile, so that no caller works for others for long.
+func (s *Store) commitQueue() {
+	s.mu.Lock()
+	batch := s.queue
+	s.queue = nil
+	s.mu.Unlock()
+
+	s.commit(batch)
+	for _, c := range batch {
+		close(c.done)
+	}
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.queue) == 0 {
+		s.leading = false
+		return
+	}
+	next := s.queue[0]
+	next.led = true
+	close(next.lead)
+}
+
+// commit puts the batch on the disk and sets the error of each call.
+func (s *Store) commit(batch []*call) {
+	for len(batch) > 0 {
+		failed := -1
+		err := s.guarded(func() error {
+			return s.db.Update(func(tx *bolt.Tx) error {
+				t := &Tx{store: s, tx: tx}
+				for i, c := range batch {
+					if err := c.do(t); err != nil {
+						failed = i
+						return err
+					}
+				}
+				return nil
+			})
+		})
+		damaged := errors.Is(err, ErrDamaged)
+		s.mu.Lock()
+		switch {
+		case damaged:
+			s.damaged = err
+			s.stats.Failures++
+		case err == nil:
+			s.stats.Commits++
+			s.stats.Writes += uint64(len(batch))
+		case failed < 0:
+			s.stats.Failures++
+		}
+		s.mu.Unlock()
+		if err == nil || damaged || failed < 0 {
+			for _, c := range batch {
+				c.err = noRoom(err)
+			}
+			return
+		}
+		batch[failed].err = err // the others go again without it
+		rest := make([]*call, 0, len(batch)-1)
+		rest = append(rest, batch[:failed]...)
+		batch = append(rest, batch[failed+1:]...)
+	}
+}
+
+// View calls do in a read transaction. What it reads of tx is valid inside do only. Keep it short: a growing file waits for its readers.
+func (s *Store) View(do func(*Tx) error) error {
+	s.mu.Lock()
+	err := s.usable()
+	s.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	err = s.guarded(func() error {
+		return s.db.View(func(tx *bolt.Tx) error { return do(&Tx{store: s, tx: tx}) })
+	})
+	if errors.Is(err, ErrDamaged) {
+		s.mu.Lock()
+		s.damaged = err
+		s.mu.Unlock()
+	}
+	return err
+}
+
+// Check reads every record once and returns the first thing that is wrong with it.
+func (s *Store) Check() error {
+	return s.View(func(t *Tx) error { return s.check(t.tx) })
+}

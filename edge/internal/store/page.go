@@ -1,0 +1,296 @@
+package store
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"os"
+)
+
+// bbolt maps its file and believes it: a wrong page number ends in a panic in one of its goroutines or a fault that nobody can recover. So before bbolt
+// sees a file, this walks through it, page by page, with plain reads. The layout is that of bbolt's file format 2: page header {id u64, flags u16, count
+// u16, overflow u32}; two meta pages, the valid one with the higher transaction wins; a tree of branch and leaf pages for each bucket; a list of free
+// pages. See go.etcd.io/bbolt/internal/common (page.go, meta.go, bucket.go).
+const (
+	pageHeader     = 16
+	elementSize    = 16
+	bucketHeader   = 16
+	metaSize       = 64
+	boltMagic      = 0xED0CDAED
+	boltVersion    = 2
+	flagBranch     = 0x01
+	flagLeaf       = 0x02
+	flagFreelist   = 0x10
+	leafIsBucket   = 0x01
+	noFreelist     = ^uint64(0)
+	maxTreeDepth   = 64
+	maxBucketDepth = 8
+)
+
+// walker goes through a file. In tolerant mode it skips what is damaged instead of stopping.
+type walker struct {
+	file     io.ReaderAt
+	size     int64
+	pageSize int64
+	high     uint64 // pages at and above this are not in use
+	seen     map[uint64]struct{}
+	tolerant bool
+	record   func(path [][]byte, key, value []byte) error
+}
+
+type boltMeta struct {
+	pageSize             int64
+	root, freelist, high uint64
+	txid                 uint64
+}
+
+// verify returns a *DamageError for a file that is not a whole store, nil for one that is, that is missing or that is empty.
+func verify(path string) error {
+	err := walkFile(path, false, checkFrame)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// walkFile calls record for every record. An error of record is damage like any other.
+func walkFile(path string, tolerant bool, record func(path [][]byte, key, value []byte) error) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("opening the store: %w", err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return fmt.Errorf("looking at the store: %w", err)
+	}
+	if info.Size() == 0 {
+		return nil
+	}
+	return walkPages(f, info.Size(), tolerant, record)
+}
+
+func walkPages(file io.ReaderAt, size int64, tolerant bool, record func(path [][]byte, key, value []byte) error) error {
+	meta, err := readMeta(file, size)
+	if err != nil {
+		return err
+	}
+	w := &walker{
+		file: file, size: size, pageSize: meta.pageSize, high: meta.high, seen: map[uint64]struct{}{}, tolerant: tolerant, record: record,
+	}
+	if w.high < 3 || w.high > uint64(size/w.pageSize) {
+		return &DamageError{Reason: fmt.Sprintf("it says that it has %d pages, it has %d", w.high, size/w.pageSize)}
+	}
+	if err := w.bucket(meta.root, nil); err != nil {
+		return err
+	}
+	if tolerant {
+		return nil
+	}
+	return w.freelist(meta.freelist)
+}
+
+// readMeta finds the newest valid meta page. The second one's place depends on the page size, which only a meta page tells: all are tried.
+func readMeta(file io.ReaderAt, size int64) (boltMeta, error) {
+	var best boltMeta
+	try := func(offset int64) {
+		b := make([]byte, pageHeader+metaSize)
+		if _, err := file.ReadAt(b, offset); err != nil {
+			return
+		}
+		m, ok := parseMeta(b[pageHeader:])
+		if ok && (offset == 0 || offset == m.pageSize) && (best.pageSize == 0 || m.txid > best.txid) {
+			best = m
+		}
+	}
+	try(0)
+	for shift := 10; shift <= 24 && int64(1)<<shift < size; shift++ {
+		try(int64(1) << shift)
+	}
+	if best.pageSize == 0 {
+		return best, &DamageError{Reason: "neither of its meta pages is valid"}
+	}
+	return best, nil
+}
+
+func parseMeta(b []byte) (boltMeta, bool) {
+	e := binary.NativeEndian
+	sum := fnv.New64a()
+	sum.Write(b[:56])
+	if e.Uint32(b) != boltMagic || e.Uint32(b[4:]) != boltVersion || e.Uint64(b[56:]) != sum.Sum64() {
+		return boltMeta{}, false
+	}
+	m := boltMeta{
+		pageSize: int64(e.Uint32(b[8:])), root: e.Uint64(b[16:]), freelist: e.Uint64(b[32:]), high: e.Uint64(b[40:]), txid: e.Uint64(b[48:]),
+	}
+	return m, m.pageSize >= 1024 && m.pageSize <= 1<<24 && m.pageSize&(m.pageSize-1) == 0
+}
+
+// bucket walks the tree that begins at a page.
+func (w *walker) bucket(root uint64, path [][]byte) error {
+	if len(path) > maxBucketDepth {
+		return &DamageError{Reason: "buckets are nested too deep"}
+	}
+	var last []byte
+	return w.tree(root, 0, path, &last)
+}
+
+func (w *walker) tree(id uint64, depth int, path [][]byte, last *[]byte) error {
+	if depth > maxTreeDepth {
+		return &DamageError{Reason: "a tree is too deep"}
+	}
+	page, err := w.page(id)
+	if err != nil {
+		return w.skip(err)
+	}
+	return w.content(id, page, depth, path, last)
+}
+
+// skip drops an error in tolerant mode.
+func (w *walker) skip(err error) error {
+	if w.tolerant {
+		return nil
+	}
+	return err
+}
+
+func (w *walker) content(id uint64, page []byte, depth int, path [][]byte, last *[]byte) error {
+	e := binary.NativeEndian
+	flags, count := e.Uint16(page[8:]), int(e.Uint16(page[10:]))
+	if flags != flagBranch && flags != flagLeaf {
+		return w.skip(&DamageError{Reason: fmt.Sprintf("page %d is of type %#x where a tree should go on", id, flags)})
+	}
+	if pageHeader+count*elementSize > len(page) || (flags == flagBranch && count == 0) {
+		return w.skip(&DamageError{Reason: fmt.Sprintf("page %d has %d elements, more or less than it can have", id, count)})
+	}
+	for i := range count {
+		at := pageHeader + i*elementSize
+		element := page[at:]
+		if flags == flagBranch {
+			key, ok := slice(page, at, e.Uint32(element), e.Uint32(element[4:]))
+			if !ok || len(key) == 0 {
+				if err := w.skip(&DamageError{Reason: fmt.Sprintf("page %d: element %d leads out of it", id, i)}); err != nil {
+					return err
+				}
+			}
+			if err := w.tree(e.Uint64(element[8:]), depth+1, path, last); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := w.leaf(id, page, at, path, last); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *walker) leaf(id uint64, page []byte, at int, path [][]byte, last *[]byte) error {
+	e := binary.NativeEndian
+	flags, pos, ksize, vsize := e.Uint32(page[at:]), e.Uint32(page[at+4:]), e.Uint32(page[at+8:]), e.Uint32(page[at+12:])
+	key, ok := slice(page, at, pos, ksize)
+	value, ok2 := slice(page, at, pos+ksize, vsize)
+	if !ok || !ok2 || len(key) == 0 || pos+ksize < pos {
+		return w.skip(&DamageError{Reason: fmt.Sprintf("page %d: a record leads out of it", id)})
+	}
+	if *last != nil && bytes.Compare(key, *last) <= 0 {
+		if err := w.skip(&DamageError{Reason: fmt.Sprintf("page %d: keys are out of order", id)}); err != nil {
+			return err
+		}
+	}
+	*last = key
+	if flags&leafIsBucket == 0 {
+		if err := w.record(path, key, value); err != nil {
+			return w.skip(&DamageError{Reason: fmt.Sprintf("page %d: %v", id, err)})
+		}
+		return nil
+	}
+	if len(value) < bucketHeader {
+		return w.skip(&DamageError{Reason: fmt.Sprintf("page %d: a bucket is cut off", id)})
+	}
+	inner := append(append([][]byte{}, path...), bytes.Clone(key))
+	root := e.Uint64(value)
+	if root != 0 {
+		return w.bucket(root, inner)
+	}
+	inline := value[bucketHeader:]
+	if len(inline) < pageHeader || len(inner) > maxBucketDepth || e.Uint16(inline[8:]) != flagLeaf {
+		return w.skip(&DamageError{Reason: fmt.Sprintf("page %d: a small bucket is cut off", id)})
+	}
+	var innerLast []byte
+	return w.content(id, inline, 0, inner, &innerLast)
+}
+
+// slice is page[at+pos:][:size], if that is inside the page.
+func slice(page []byte, at int, pos, size uint32) ([]byte, bool) {
+	from := uint64(at) + uint64(pos)
+	if from+uint64(size) > uint64(len(page)) {
+		return nil, false
+	}
+	return page[from : from+uint64(size)], true
+}
+
+// page reads a page with its overflow and marks all of it as used.
+func (w *walker) page(id uint64) ([]byte, error) {
+	if id < 2 || id >= w.high {
+		return nil, &DamageError{Reason: fmt.Sprintf("page %d is asked for, there are %d", id, w.high)}
+	}
+	header := make([]byte, pageHeader)
+	if _, err := w.file.ReadAt(header, int64(id)*w.pageSize); err != nil {
+		return nil, &DamageError{Reason: fmt.Sprintf("page %d can't be read: %v", id, err)}
+	}
+	overflow := uint64(binary.NativeEndian.Uint32(header[12:]))
+	if self := binary.NativeEndian.Uint64(header); self != id {
+		return nil, &DamageError{Reason: fmt.Sprintf("page %d says that it is page %d", id, self)}
+	}
+	if overflow >= w.high-id {
+		return nil, &DamageError{Reason: fmt.Sprintf("page %d says that it is %d pages long", id, overflow+1)}
+	}
+	for p := id; p <= id+overflow; p++ {
+		if _, ok := w.seen[p]; ok {
+			return nil, &DamageError{Reason: fmt.Sprintf("page %d is used twice", p)}
+		}
+		w.seen[p] = struct{}{}
+	}
+	page := make([]byte, int64(overflow+1)*w.pageSize)
+	if _, err := w.file.ReadAt(page, int64(id)*w.pageSize); err != nil {
+		return nil, &DamageError{Reason: fmt.Sprintf("page %d can't be read: %v", id, err)}
+	}
+	return page, nil
+}
+
+// freelist checks that no page is both free and in use: bbolt would write over it.
+func (w *walker) freelist(id uint64) error {
+	if id == noFreelist {
+		return nil
+	}
+	page, err := w.page(id)
+	if err != nil {
+		return err
+	}
+	e := binary.NativeEndian
+	if e.Uint16(page[8:]) != flagFreelist {
+		return &DamageError{Reason: fmt.Sprintf("page %d is no list of free pages", id)}
+	}
+	count, at := uint64(e.Uint16(page[10:])), pageHeader
+	if count == 0xFFFF { // the number did not fit: it is the first element
+		count, at = e.Uint64(page[at:]), at+8
+	}
+	if count > uint64(len(page)-at)/8 {
+		return &DamageError{Reason: "the list of free pages is cut off"}
+	}
+	for i := range count {
+		free := e.Uint64(page[at+int(i)*8:])
+		if free < 2 || free >= w.high {
+			return &DamageError{Reason: fmt.Sprintf("page %d is free, there are %d", free, w.high)}
+		}
+		if _, ok := w.seen[free]; ok {
+			return &DamageError{Reason: fmt.Sprintf("page %d is both free and in use", free)}
+		}
+		w.seen[free] = struct{}{}
+	}
+	return nil
+}
