@@ -26,8 +26,6 @@ type Config struct {
 	config.TypeMeta
 	// Kubeconfig leads to kube-apiserver; "" means the service account of the pod that cloudcore runs in.
 	Kubeconfig string `json:"kubeconfig"`
-	// Namespace holds cloudcore's own objects: its CA, its Leases, the list of revoked nodes.
-	Namespace string `json:"namespace"`
 	// Advertise are the names and addresses under which edges reach cloudcore; its serving certificate holds for these.
 	Advertise []string `json:"advertise"`
 	// Impersonation is constrained (KEP-5284, Kubernetes 1.36 and later) or classic. The RBAC must fit.
@@ -63,7 +61,6 @@ type Hub struct {
 func Default() *Config {
 	return &Config{
 		TypeMeta:      config.TypeMeta{APIVersion: config.Version, Kind: Kind},
-		Namespace:     "skerry-system",
 		Advertise:     []string{},
 		Impersonation: "constrained",
 		Hub: Hub{
@@ -94,9 +91,6 @@ func (c *Config) Validate() field.ErrorList {
 	var errs field.ErrorList
 	if c.Kubeconfig != "" && !filepath.IsAbs(c.Kubeconfig) {
 		errs = append(errs, field.Invalid(field.NewPath("kubeconfig"), c.Kubeconfig, "must be an absolute path"))
-	}
-	for _, msg := range validation.IsDNS1123Label(c.Namespace) {
-		errs = append(errs, field.Invalid(field.NewPath("namespace"), c.Namespace, msg))
 	}
 	if len(c.Advertise) == 0 {
 		errs = append(errs, field.Required(field.NewPath("advertise"), "name at least one host name or address under which edges reach cloudcore"))

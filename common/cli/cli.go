@@ -1,0 +1,203 @@
+// Package cli is what the commands of both binaries share: exit codes, signals, logging, version and configuration verbs.
+//
+// It owns how a command ends: 0 fine, 1 it failed, 2 the call or its input was wrong and nothing was done. It decides nothing about what commands do.
+// Only Main exits the process.
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strconv"
+	"syscall"
+
+	"github.com/go-logr/logr"
+	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
+
+	"github.com/skerry-io/skerry/common/version"
+)
+
+// The exit codes.
+const (
+	Failed   = 1
+	BadInput = 2
+)
+
+// exitError is an error with the code that the process ends with.
+type exitError struct {
+	code int
+	err  error
+}
+
+func (e *exitError) Error() string { return e.err.Error() }
+func (e *exitError) Unwrap() error { return e.err }
+
+// Bad marks err as the caller's mistake: exit code 2. Nothing may have been changed.
+func Bad(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &exitError{BadInput, err}
+}
+
+// Badf is Bad(fmt.Errorf(...)).
+func Badf(format string, args ...any) error { return Bad(fmt.Errorf(format, args...)) }
+
+// Main runs a command with the process' arguments, ends its context at the first SIGTERM or SIGINT, and exits. A second signal ends the process at once.
+func Main(command *cobra.Command) {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	context.AfterFunc(ctx, stop) // from here on a signal has its default effect again
+	command.SilenceErrors, command.SilenceUsage = true, true
+	command.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		return Badf("%w\nSee '%s --help'.", err, c.CommandPath())
+	})
+	err := command.ExecuteContext(ctx)
+	klog.Flush()
+	if err == nil {
+		os.Exit(0)
+	}
+	fmt.Fprintf(os.Stderr, "%s: %v\n", command.Name(), err)
+	if e, ok := errors.AsType[*exitError](err); ok {
+		os.Exit(e.code)
+	}
+	os.Exit(Failed)
+}
+
+// Args turns a wrong number of arguments into exit code 2.
+func Args(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		if err := check(c, args); err != nil {
+			return Badf("%w\nSee '%s --help'.", err, c.CommandPath())
+		}
+		return nil
+	}
+}
+
+// Logging sets klog up (text on standard error) and returns ctx with the logger. klog is global by its nature; a process calls this once, before
+// anything logs.
+func Logging(ctx context.Context, verbosity int) context.Context {
+	logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Verbosity(verbosity), textlogger.Output(os.Stderr)))
+	klog.SetLoggerWithOptions(logger, klog.ContextualLogger(true))
+	return logr.NewContext(ctx, logger)
+}
+
+// ReadFile reads a configuration file; a missing one is the caller's mistake, with what mends it.
+func ReadFile(path, mend string) ([]byte, error) {
+	data, err := os.ReadFile(path)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return nil, Badf("%s does not exist; %s", path, mend)
+	case err != nil:
+		return nil, Bad(err)
+	}
+	return data, nil
+}
+
+// Output is the -o flag.
+type Output string
+
+// AddTo registers the flag.
+func (o *Output) AddTo(c *cobra.Command) {
+	*o = "text"
+	c.Flags().VarP(o, "output", "o", "text or json")
+}
+
+func (o *Output) String() string { return string(*o) }
+
+// Set takes the flag's value.
+func (o *Output) Set(s string) error {
+	if s != "text" && s != "json" {
+		return errors.New("must be text or json")
+	}
+	*o = Output(s)
+	return nil
+}
+
+// Type names the flag's type in --help.
+func (o *Output) Type() string { return "format" }
+
+// Print writes value as JSON, or calls text.
+func (o *Output) Print(w io.Writer, value any, text func(io.Writer) error) error {
+	if *o != "json" {
+		return text(w)
+	}
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(value)
+}
+
+// Version is the version command.
+func Version(program string) *cobra.Command {
+	var output Output
+	c := &cobra.Command{
+		Use: "version", Short: "Print the versions of Skerry and of the Kubernetes in this build", Args: Args(cobra.NoArgs),
+		RunE: func(c *cobra.Command, _ []string) error {
+			v := map[string]string{"skerry": version.Skerry(), "kubernetes": version.Kubernetes()}
+			return output.Print(c.OutOrStdout(), v, func(w io.Writer) error {
+				_, err := fmt.Fprintf(w, "%s %s (Kubernetes %s)\n", program, v["skerry"], v["kubernetes"])
+				return err
+			})
+		},
+	}
+	output.AddTo(c)
+	return c
+}
+
+// Config is the config command: default, minimal, validate.
+func Config(program, defaults, minimal, standard string, validate func(file string, data []byte) error) *cobra.Command {
+	c := &cobra.Command{Use: "config", Short: "Print or check a configuration file"}
+	text := func(use, short, content string) *cobra.Command {
+		return &cobra.Command{
+			Use: use, Short: short, Args: Args(cobra.NoArgs),
+			RunE: func(c *cobra.Command, _ []string) error {
+				_, err := io.WriteString(c.OutOrStdout(), content)
+				return err
+			},
+		}
+	}
+	c.AddCommand(
+		text("default", "Print every field with its default and a word on each", defaults),
+		text("minimal", "Print the least that works", minimal),
+		&cobra.Command{
+			Use: "validate [FILE]", Short: "Check a file and report every mistake with its line", Args: Args(cobra.MaximumNArgs(1)),
+			Long:    "Check a file (default " + standard + ", - for standard input) and report every mistake at once with its line and field.\nExit code 0: fine. 2: not.",
+			Example: "  " + program + " config validate " + standard + "\n  " + program + " config default | sed 's/info/debug/' | " + program + " config validate -",
+			RunE: func(c *cobra.Command, args []string) error {
+				path := standard
+				if len(args) > 0 {
+					path = args[0]
+				}
+				data, err := []byte(nil), error(nil)
+				if path == "-" {
+					path = "stdin"
+					data, err = io.ReadAll(io.LimitReader(c.InOrStdin(), 2<<20))
+				} else {
+					data, err = ReadFile(path, "`"+program+" config minimal` prints one to start from")
+				}
+				if err != nil {
+					return err
+				}
+				if err := validate(path, data); err != nil {
+					return Bad(err)
+				}
+				_, err = fmt.Fprintf(c.OutOrStdout(), "%s is fine\n", path)
+				return err
+			},
+		},
+	)
+	return c
+}
+
+// Quantity writes n things: "1 node", "2 nodes".
+func Quantity(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return strconv.Itoa(n) + " " + thing + "s"
+}
