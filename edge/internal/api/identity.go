@@ -1,0 +1,57 @@
+package api
+
+import (
+	"context"
+	"net/http"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+)
+
+// Identity is for whom a request is answered. The zero value is nobody in particular in this process: it acts as the node.
+type Identity struct {
+	Kubelet bool   // the kubelet in this process: everything it lists or watches is kept for the next start without a link
+	Device  bool   // root of the device: may read everything that is held, and acts as the node otherwise
+	Token   string // a ServiceAccount of a pod: may do what kube-apiserver lets it do
+}
+
+func (i Identity) caller() Caller { return Caller{Kubelet: i.Kubelet, BearerToken: i.Token} }
+
+type identityKey struct{}
+
+func withIdentity(ctx context.Context, i Identity) context.Context {
+	return context.WithValue(ctx, identityKey{}, i)
+}
+
+func identityFrom(ctx context.Context) Identity {
+	i, _ := ctx.Value(identityKey{}).(Identity)
+	return i
+}
+
+// An Authenticator says who a request comes from; its error is what the client is told.
+type Authenticator func(*http.Request) (Identity, error)
+
+// AsDevice authenticates every request as root of the device: for a listener that only root can reach. A client that bears a token is taken for what the token says.
+func AsDevice(r *http.Request) (Identity, error) {
+	if token, ok := bearer(r); ok {
+		return Identity{Token: token}, nil
+	}
+	return Identity{Device: true}, nil
+}
+
+// ByCertificate authenticates root of the device by its verified client certificate and service accounts by their tokens, which are judged by kube-apiserver.
+func ByCertificate(r *http.Request) (Identity, error) {
+	if token, ok := bearer(r); ok {
+		return Identity{Token: token}, nil
+	}
+	if r.TLS != nil && len(r.TLS.VerifiedChains) > 0 {
+		return Identity{Device: true}, nil
+	}
+	return Identity{}, apierrors.NewUnauthorized("the device's API wants the client certificate of its admin kubeconfig, or a ServiceAccount token")
+}
+
+func bearer(r *http.Request) (string, bool) {
+	scheme, token, ok := strings.Cut(r.Header.Get("Authorization"), " ")
+	token = strings.TrimSpace(token)
+	return token, ok && strings.EqualFold(scheme, "Bearer") && token != ""
+}

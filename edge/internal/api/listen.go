@@ -1,0 +1,169 @@
+package api
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2"
+)
+
+const (
+	readHeaderTimeout = 10 * time.Second
+	idleTimeout       = 2 * time.Minute
+	shutdownTimeout   = 2 * time.Second // open watches are cut then
+	maxHeaderBytes    = 64 << 10
+)
+
+// Serve opens the listeners and serves until ctx ends; ready is called when clients can connect. A socket left by a process that died is replaced; one that
+// somebody still serves is not.
+func (s *Server) Serve(ctx context.Context, ready func()) error {
+	var servers []*http.Server
+	var listeners []net.Listener
+	closeAll := func() {
+		for _, l := range listeners {
+			_ = l.Close()
+		}
+	}
+	add := func(l net.Listener, authenticate Authenticator) {
+		servers = append(servers, &http.Server{
+			Handler:           s.Handler(authenticate),
+			ReadHeaderTimeout: readHeaderTimeout,
+			IdleTimeout:       idleTimeout,
+			MaxHeaderBytes:    maxHeaderBytes,
+			BaseContext:       func(net.Listener) context.Context { return ctx }, // its logger; and its end ends the watches
+			ErrorLog:          log.New(serverLog{klog.FromContext(ctx)}, "", 0),
+		})
+		listeners = append(listeners, l)
+	}
+	if s.config.Socket != "" {
+		l, err := listenUnix(s.config.Socket)
+		if err != nil {
+			return err
+		}
+		add(l, AsDevice)
+	}
+	if s.config.Listen != "" {
+		config, err := s.tlsConfig()
+		if err != nil {
+			closeAll()
+			return err
+		}
+		l, err := net.Listen("tcp", s.config.Listen)
+		if err != nil {
+			closeAll()
+			if errors.Is(err, syscall.EADDRINUSE) {
+				return fmt.Errorf("%s is in use by another process; stop it, or set modules.edgeAPI.listen to a free address: %w", s.config.Listen, err)
+			}
+			return fmt.Errorf("listening for the device's API: %w", err)
+		}
+		if err := s.writeKubeconfig(l.Addr().String()); err != nil {
+			_ = l.Close()
+			closeAll()
+			return err
+		}
+		add(tls.NewListener(l, config), ByCertificate)
+	}
+
+	g, ctx := errgroup.WithContext(ctx)
+	for i := range servers {
+		g.Go(func() error {
+			if err := servers[i].Serve(listeners[i]); !errors.Is(err, http.ErrServerClosed) {
+				return fmt.Errorf("serving the device's API: %w", err)
+			}
+			return nil
+		})
+		g.Go(func() error {
+			<-ctx.Done()
+			stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
+			defer cancel()
+			if err := servers[i].Shutdown(stopping); err != nil {
+				return servers[i].Close()
+			}
+			return nil
+		})
+	}
+	ready()
+	if len(servers) == 0 {
+		<-ctx.Done()
+	}
+	return g.Wait()
+}
+
+// listenUnix opens the socket for root alone. The permission is set before the name exists, by binding in a directory that nobody else can enter would need two
+// names; a umask is process-wide. So: bind under a private name, set the mode, then rename.
+func listenUnix(path string) (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, fmt.Errorf("making the directory of the API's socket: %w", err)
+	}
+	if conn, err := net.DialTimeout("unix", path, time.Second); err == nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("%s is served by another process: is edgecore running already?", path)
+	}
+	private, err := os.MkdirTemp(filepath.Dir(path), ".edge-api-")
+	if err != nil {
+		return nil, fmt.Errorf("making the API's socket: %w", err)
+	}
+	defer os.RemoveAll(private)
+	first := filepath.Join(private, "s")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: first, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("making the API's socket: %w", err)
+	}
+	l.SetUnlinkOnClose(false)
+	if err := errors.Join(os.Chmod(first, 0o600), os.Rename(first, path)); err != nil {
+		_ = l.Close()
+		return nil, fmt.Errorf("making the API's socket: %w", err)
+	}
+	return &unixListener{l, path}, nil
+}
+
+// unixListener removes its name, which isn't the one that it was bound to.
+type unixListener struct {
+	*net.UnixListener
+	path string
+}
+
+func (l *unixListener) Close() error {
+	err := l.UnixListener.Close()
+	if removeErr := os.Remove(l.path); removeErr != nil && !errors.Is(removeErr, os.ErrNotExist) && err == nil {
+		return removeErr
+	}
+	return err
+}
+
+// serverLog makes lines of net/http's log (failed handshakes and the like) quiet lines of ours.
+type serverLog struct{ logger klog.Logger }
+
+func (l serverLog) Write(p []byte) (int, error) {
+	l.logger.V(2).Info("Connection failed", "reason", string(p))
+	return len(p), nil
+}
+
+// replaceFile writes a file whole or not at all.
+func replaceFile(path string, content []byte, mode os.FileMode) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(f.Name())
+		}
+	}()
+	_, err = f.Write(content)
+	err = errors.Join(err, f.Chmod(mode), f.Sync(), f.Close())
+	if err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path)
+}

@@ -1,0 +1,83 @@
+package api
+
+import (
+	"io"
+	"net/http"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/streaming/pkg/httpstream"
+
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+)
+
+// pass hands a request on to kube-apiserver and its answer back, both as they are.
+func (s *Server) pass(w http.ResponseWriter, r *http.Request) {
+	answer, err := s.forward(r)
+	if err != nil {
+		writeError(w, r, err)
+		return
+	}
+	writeAnswer(w, answer)
+}
+
+// forward asks kube-apiserver: as the node, or as the service account whose token came with the request.
+func (s *Server) forward(r *http.Request) (*topicpb.APIResponse, error) {
+	// One answer comes back whole; a stream both ways can't. kubectl exec and port-forward reach the kubelet through the cloud.
+	if httpstream.IsUpgradeRequest(r) {
+		return nil, apierrors.NewMethodNotSupported(resourceOf(r), "connect")
+	}
+	request, err := apiRequest(r)
+	if err != nil {
+		return nil, err
+	}
+	return s.backend.Request(r.Context(), request)
+}
+
+// apiRequest makes the message that asks for what r asks for. It takes r's body.
+func apiRequest(r *http.Request) (*topicpb.APIRequest, error) {
+	request := &topicpb.APIRequest{
+		Method:      r.Method,
+		Path:        r.URL.EscapedPath(),
+		Query:       r.URL.RawQuery,
+		Accept:      r.Header.Get("Accept"),
+		ContentType: r.Header.Get("Content-Type"),
+		BearerToken: identityFrom(r.Context()).Token,
+	}
+	body, err := readBody(r)
+	if err != nil {
+		return nil, err
+	}
+	request.Body = body
+	return request, nil
+}
+
+func readBody(r *http.Request) ([]byte, error) {
+	if r.Body == nil || r.Body == http.NoBody {
+		return nil, nil
+	}
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return nil, bodyError(err)
+	}
+	return body, nil
+}
+
+// writeAnswer hands kube-apiserver's answer on.
+func writeAnswer(w http.ResponseWriter, answer *topicpb.APIResponse) {
+	h := w.Header()
+	if t := answer.GetContentType(); t != "" {
+		h.Set("Content-Type", t)
+	}
+	if after := answer.GetRetryAfter(); after != "" {
+		h.Set("Retry-After", after)
+	}
+	for _, warning := range answer.GetWarnings() {
+		h.Add("Warning", warning)
+	}
+	code := int(answer.GetCode())
+	if code < 100 || code > 999 { // http.ResponseWriter panics on these
+		code = http.StatusBadGateway
+	}
+	w.WriteHeader(code)
+	_, _ = w.Write(answer.GetBody()) // a client that has gone is no trouble of ours
+}

@@ -1,0 +1,119 @@
+package api
+
+import (
+	"errors"
+	"fmt"
+	"mime"
+	"net/http"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
+	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
+	"k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/streaming/pkg/httpstream"
+
+	"github.com/skerry-io/skerry/edge/internal/object"
+)
+
+// write answers create, update, patch, delete and deletecollection. What becomes of each, the Backend decides by its class: it is applied here and waits for the
+// link in the outbox, or it passes through.
+func (s *Server) write(w http.ResponseWriter, r *http.Request, info *request.RequestInfo) {
+	ctx := r.Context()
+	identity := identityFrom(ctx)
+	if identity.Token != "" || httpstream.IsUpgradeRequest(r) {
+		s.pass(w, r) // the outbox is the node's own; what a pod writes, kube-apiserver judges and answers
+		return
+	}
+	body, err := readBody(r)
+	if err != nil {
+		writeError(w, r, err)
+		return
+	}
+	contentType := r.Header.Get("Content-Type")
+	query := r.URL.Query()
+	resource := schema.GroupVersionResource{Group: info.APIGroup, Version: info.APIVersion, Resource: info.Resource}
+	write := Write{
+		Verb:         info.Verb,
+		Ref:          object.Ref{Resource: resource, Namespace: info.Namespace, Name: info.Name},
+		Subresource:  info.Subresource,
+		ContentType:  contentType,
+		Accept:       r.Header.Get("Accept"),
+		Body:         body,
+		Path:         r.URL.EscapedPath(),
+		Query:        query,
+		FieldManager: query.Get("fieldManager"),
+		Caller:       identity.caller(),
+	}
+	if info.Verb == "patch" {
+		mediaType, _, err := mime.ParseMediaType(contentType)
+		if err != nil {
+			writeError(w, r, apierrors.NewGenericServerResponse(http.StatusUnsupportedMediaType, "patch", resource.GroupResource(), info.Name,
+				fmt.Sprintf("the content type of a patch can't be read: %v", err), 0, true))
+			return
+		}
+		write.PatchType = types.PatchType(mediaType)
+	}
+	result, err := s.backend.Write(ctx, write)
+	if err != nil {
+		writeError(w, r, s.registered(r, write, err))
+		return
+	}
+	s.writeResult(w, r, resource, result)
+}
+
+func (s *Server) writeResult(w http.ResponseWriter, r *http.Request, resource schema.GroupVersionResource, result Result) {
+	code := result.Code
+	if code == 0 {
+		code = http.StatusOK
+	}
+	scope := s.scopes.of(r.Context(), resource)
+	switch {
+	case result.Response != nil:
+		writeAnswer(w, result.Response)
+	case result.Status != nil:
+		responsewriters.WriteObjectNegotiated(scope.Serializer, negotiation.DefaultEndpointRestrictions, schema.GroupVersion{Version: "v1"}, w, r, code, result.Status, false)
+	case result.Object != nil:
+		o, err := object.Decode(*result.Object)
+		if err != nil {
+			writeError(w, r, err)
+			return
+		}
+		responsewriters.WriteObjectNegotiated(scope.Serializer, negotiation.DefaultEndpointRestrictions, scope.Kind.GroupVersion(), w, r, code, o, false)
+	default:
+		writeError(w, r, apierrors.NewInternalError(errors.New("the write has no answer")))
+	}
+}
+
+// registered turns the refusal of the kubelet's first write without a link into what it would hear with one. A kubelet creates its Node at each start and takes
+// AlreadyExists for "go on with the one there is"; with anything else it tries again and again and does not report its status. The Node that is held is that one.
+func (s *Server) registered(r *http.Request, write Write, err error) error {
+	ref := write.Ref
+	if !write.Caller.Kubelet || write.Verb != "create" || ref.Resource.GroupResource() != (schema.GroupResource{Resource: "nodes"}) || !apierrors.IsServiceUnavailable(err) {
+		return err
+	}
+	ref.Name = s.config.NodeName
+	if _, getErr := s.backend.Get(r.Context(), ref, write.Caller); getErr != nil {
+		return err
+	}
+	return apierrors.NewAlreadyExists(ref.Resource.GroupResource(), ref.Name)
+}
+
+// bodyError tells a body that is too long from one that broke off.
+func bodyError(err error) error {
+	var tooLarge *http.MaxBytesError
+	if errors.As(err, &tooLarge) {
+		return apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("limit is %d bytes", tooLarge.Limit))
+	}
+	return apierrors.NewBadRequest(fmt.Sprintf("reading the body: %v", err))
+}
+
+// resourceOf is the resource of a request, for error messages.
+func resourceOf(r *http.Request) schema.GroupResource {
+	info, ok := request.RequestInfoFrom(r.Context())
+	if !ok {
+		return schema.GroupResource{}
+	}
+	return schema.GroupResource{Group: info.APIGroup, Resource: info.Resource}
+}
