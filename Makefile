@@ -1,0 +1,91 @@
+# Skerry's targets. `make help` lists them.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+# One set of flags for building and testing: compiled packages are then shared, and Kubernetes is compiled once.
+export CGO_ENABLED := 0
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo v0.0.0-dev)
+# The kubelet tells the cluster its version; without these it would say v0.0.0-master.
+KUBERNETES := $(shell awk '$$1 == "k8s.io/kubernetes" { print $$2 }' go.mod)
+KUBERNETES_PARTS := $(subst ., ,$(patsubst v%,%,$(KUBERNETES)))
+COMPONENT := k8s.io/component-base/version
+export TEST_LDFLAGS := -X $(COMPONENT).gitVersion=$(KUBERNETES) -X $(COMPONENT).gitMajor=$(word 1,$(KUBERNETES_PARTS)) -X $(COMPONENT).gitMinor=$(word 2,$(KUBERNETES_PARTS))
+LDFLAGS = -s -w -X github.com/skerry-io/skerry/common/version.version=$(VERSION) $(TEST_LDFLAGS)
+
+BINARIES := edgecore cloudcore kubeplane trial
+edgecore_pkg := ./edge/cmd/edgecore
+cloudcore_pkg := ./cloud/cmd/cloudcore
+kubeplane_pkg := ./cloud/cmd/kubeplane
+trial_pkg := ./tests/cmd/trial
+
+# What the targets below may be given.
+TRIAL_FLAGS ?=# for up: --edges 3, --link quic, ...
+TESTFLAGS ?=#   for test, test-short and race: -run NAME, -count 1, ...
+FUZZTIME ?= 30s
+BENCHTIME ?= 1s
+
+.PHONY: help
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: deps
+deps: ## install what this machine lacks (containerd, runc, CNI plugins, ...); does nothing when all is there
+	@build/deps.sh
+
+.PHONY: up
+up: deps build ## a whole trial cluster on this machine; TRIAL_FLAGS="--edges 3 --link quic"
+	bin/trial up $(TRIAL_FLAGS)
+
+.PHONY: down
+down: ## end the trial cluster and leave nothing behind
+	@if [ -x bin/trial ]; then bin/trial down; else echo "down: there is no bin/trial, so nothing can be up"; fi
+
+.PHONY: build
+build: $(addprefix build-,$(BINARIES)) ## bin/edgecore, bin/cloudcore, bin/kubeplane and bin/trial; cold 8 to 10 minutes, warm about 30 s
+
+# One after another: a link takes up to 3 GB of memory.
+.NOTPARALLEL:
+
+.PHONY: $(addprefix build-,$(BINARIES))
+$(addprefix build-,$(BINARIES)): build-%:
+	@mkdir -p bin
+	@build/compile.sh $* go build -v -buildvcs=false -ldflags "$(LDFLAGS)" -o bin/$* $($*_pkg)
+
+.PHONY: test
+test: deps build ## every test, as root: vet, unit, cluster, integration, netns, e2e
+	@build/test.sh all
+
+.PHONY: test-short
+test-short: ## vet and the unit tests; no root, no programs beside Go
+	@build/test.sh short
+
+.PHONY: race
+race: ## the unit tests under the race detector, of the packages that don't bring Kubernetes' clients along; needs a C compiler
+	@build/race.sh
+
+.PHONY: lint
+lint: ## golangci-lint as build/tools/go.mod pins it; its first build takes some minutes
+	go tool -modfile=build/tools/go.mod golangci-lint run ./...
+
+.PHONY: generate
+generate: ## all generated code anew; needs protoc (apt-get install protobuf-compiler)
+	@build/generate.sh
+
+.PHONY: verify
+verify: ## generated code is up to date, gofmt, go.mod is tidy, the architecture's rules hold
+	@build/verify.sh
+
+.PHONY: fuzz
+fuzz: ## every fuzz target for FUZZTIME (30s) each
+	@build/each.sh Fuzz go test -run '^$$' -fuzztime $(FUZZTIME) -fuzz
+
+.PHONY: bench
+bench: ## every benchmark beside the code, BENCHTIME (1s) each
+	@build/each.sh Benchmark go test -run '^$$' -benchmem -benchtime $(BENCHTIME) -bench
+
+.PHONY: clean
+clean: ## remove what was built; the trial must be down
+	@if [ -e .trial ]; then echo "clean: there is a trial in .trial: make down first" >&2; exit 1; fi
+	rm -rf bin build/out

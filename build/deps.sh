@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Installs the programs that a trial cluster and the tests need and that this machine lacks. It does nothing when all are there.
+set -euo pipefail
+export PATH="$PATH:/usr/sbin:/sbin"
+
+# package                    file that proves it                 what for
+list='
+containerd                   containerd                          runs the pods of every edge; the trial starts its own, with its own state
+runc                         runc                                what containerd starts containers with
+containernetworking-plugins  /usr/lib/cni/bridge                 networks of pods (bridge, host-local, portmap)
+iptables                     iptables                            masquerading by the CNI plugins; NAT between edge and cloud
+nftables                     nft                                 kube-proxy in nftables mode, and packet loss on purpose in tests
+conntrack                    conntrack                           kube-proxy forgets connections with it
+iproute2                     ip                                  looking at namespaces and links; tc shapes slow ones
+'
+
+missing=()
+while read -r package file why; do
+	[ -n "$package" ] || continue
+	if [ "${file#/}" != "$file" ]; then
+		[ -e "$file" ] || [ -e "/opt/cni/bin/${file##*/}" ] || missing+=("$package")
+	else
+		command -v "$file" >/dev/null || missing+=("$package")
+	fi
+	if [ "${missing[*]+${missing[-1]}}" = "$package" ]; then echo "deps: missing $package: $why"; fi
+done <<<"$list"
+
+if [ ${#missing[@]} -eq 0 ]; then
+	exit 0
+fi
+if ! command -v apt-get >/dev/null || ! command -v dpkg >/dev/null; then
+	echo "deps: this is no Debian (there is no apt-get): install ${missing[*]} with your own package manager, then run this again" >&2
+	exit 1
+fi
+if [ "$(id -u)" -ne 0 ]; then
+	echo "deps: installing needs root: sudo apt-get install --no-install-recommends ${missing[*]}" >&2
+	exit 1
+fi
+echo "deps: installing ${missing[*]} (10 s or so)"
+export DEBIAN_FRONTEND=noninteractive
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+install() { apt-get install -y -q --no-install-recommends "${missing[@]}" >"$log" 2>&1; }
+# The package lists of a fresh machine may be absent or stale: update only if the first attempt fails.
+if ! install; then
+	if ! apt-get update -q >"$log" 2>&1 || ! install; then
+		cat "$log" >&2
+		echo "deps: apt-get could not install ${missing[*]}; its output is above" >&2
+		exit 1
+	fi
+fi
+echo "deps: done"

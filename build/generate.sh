@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# generate.sh [DIR]: makes the generated code anew, in the tree or, for comparing, in a copy of it below DIR.
+set -euo pipefail
+into=${1:-.}
+if ! command -v protoc >/dev/null; then
+	echo "generate: there is no protoc: apt-get install protobuf-compiler" >&2
+	exit 1
+fi
+# The plugin is of the module that the generated code is compiled with: go.mod pins both at once.
+mkdir -p bin/tools
+go build -buildvcs=false -o bin/tools/protoc-gen-go google.golang.org/protobuf/cmd/protoc-gen-go
+git ls-files -co --exclude-standard -- '*.proto' | while read -r proto; do
+	dir=$(dirname "$proto")
+	mkdir -p "$into/$dir"
+	out=$(realpath "$into/$dir")
+	(cd "$dir" && PATH="$OLDPWD/bin/tools:$PATH" protoc --go_out="$out" --go_opt=paths=source_relative "$(basename "$proto")")
+done

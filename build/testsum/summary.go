@@ -1,0 +1,184 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+// event is one line of `go test -json` (see `go doc test2json`), or of `go build -json` where a test does not compile.
+type event struct {
+	Action     string
+	Package    string
+	Test       string
+	Output     string
+	ImportPath string // of the build events
+}
+
+// patience is how often whoever watches is told what runs, while nothing else is printed.
+const patience = 30 * time.Second
+
+type summary struct {
+	out    io.Writer
+	now    func() time.Time
+	counts Counts
+
+	running map[testID]time.Time
+	output  map[testID][]string // of tests that have not passed yet, and of the package itself under the empty test
+	failed  map[string]int      // tests, by package
+	build   map[string][]string // compiler output, by import path
+}
+
+type testID struct{ pkg, test string }
+
+func newSummary(out io.Writer, now func() time.Time) *summary {
+	return &summary{
+		out: out, now: now, running: map[testID]time.Time{}, output: map[testID][]string{}, failed: map[string]int{}, build: map[string][]string{},
+	}
+}
+
+// read reads to the end of in.
+func (s *summary) read(in io.Reader) (Counts, error) {
+	type line struct {
+		text string
+		err  error
+	}
+	lines := make(chan line)
+	go func() { // ends with in; the channel is read until then
+		defer close(lines)
+		r := bufio.NewReader(in)
+		for {
+			text, err := r.ReadString('\n')
+			if text != "" {
+				lines <- line{text: text}
+			}
+			if err != nil {
+				if !errors.Is(err, io.EOF) {
+					lines <- line{err: err}
+				}
+				return
+			}
+		}
+	}()
+	tick := time.NewTicker(patience)
+	defer tick.Stop()
+	var failure error
+	for {
+		select {
+		case l, ok := <-lines:
+			if !ok {
+				return s.counts, failure
+			}
+			if l.err != nil {
+				failure = l.err
+				continue
+			}
+			s.line(l.text)
+		case <-tick.C:
+			s.tellRunning()
+		}
+	}
+}
+
+func (s *summary) line(text string) {
+	var e event
+	if err := json.Unmarshal([]byte(text), &e); err != nil || e.Action == "" {
+		fmt.Fprint(s.out, text) // go's own words: a download, a mistake in a pattern
+		return
+	}
+	id := testID{e.Package, e.Test}
+	switch e.Action {
+	case "build-output":
+		s.build[e.ImportPath] = append(s.build[e.ImportPath], e.Output)
+	case "build-fail":
+		fmt.Fprint(s.out, strings.Join(s.build[e.ImportPath], ""))
+		delete(s.build, e.ImportPath)
+	case "run":
+		s.running[id] = s.now()
+	case "output":
+		s.output[id] = append(s.output[id], e.Output)
+	case "pass", "fail", "skip":
+		delete(s.running, id)
+		if e.Test == "" {
+			s.packageEnds(e)
+		} else {
+			s.testEnds(id, e.Action)
+		}
+	}
+}
+
+func (s *summary) testEnds(id testID, action string) {
+	switch action {
+	case "pass":
+		s.counts.Passed++
+		delete(s.output, id)
+	case "skip":
+		s.counts.Skipped++
+		s.tell(id) // a skipped test says why
+	case "fail":
+		s.counts.Failed++
+		s.failed[id.pkg]++
+		s.tell(id)
+	}
+}
+
+// packageEnds prints the package's own lines: "ok ...", or all it said where it failed for no test's sake.
+func (s *summary) packageEnds(e event) {
+	if e.Action == "fail" && s.failed[e.Package] == 0 {
+		s.counts.Failed++
+		for _, id := range s.unfinished(e.Package) { // it panicked or ran out of time in these
+			s.tell(id)
+		}
+	}
+	id := testID{pkg: e.Package}
+	for _, o := range s.output[id] {
+		if e.Action == "fail" || strings.HasPrefix(o, "ok ") {
+			fmt.Fprint(s.out, o)
+		}
+	}
+	for _, id := range s.unfinished(e.Package) {
+		delete(s.running, id)
+		delete(s.output, id)
+	}
+	delete(s.output, id)
+}
+
+// unfinished lists the tests of a package that have begun and not ended, in order.
+func (s *summary) unfinished(pkg string) []testID {
+	return slices.SortedFunc(func(yield func(testID) bool) {
+		for id := range s.running {
+			if id.pkg == pkg && !yield(id) {
+				return
+			}
+		}
+	}, func(a, b testID) int { return strings.Compare(a.test, b.test) })
+}
+
+func (s *summary) tell(id testID) {
+	for _, o := range s.output[id] {
+		if !strings.HasPrefix(strings.TrimSpace(o), "=== ") { // RUN, PAUSE, CONT
+			fmt.Fprint(s.out, o)
+		}
+	}
+	delete(s.output, id)
+}
+
+func (s *summary) tellRunning() {
+	leaves := maps.Clone(s.running)
+	for id := range s.running { // a test whose subtest runs adds nothing
+		if i := strings.LastIndexByte(id.test, '/'); i >= 0 {
+			delete(leaves, testID{id.pkg, id.test[:i]})
+		}
+	}
+	for id, since := range leaves {
+		if d := s.now().Sub(since); d >= patience {
+			fmt.Fprintf(s.out, "   runs since %v: %s %s\n", d.Round(time.Second), id.pkg, id.test)
+		}
+	}
+}
