@@ -2,11 +2,13 @@ package hub
 
 import (
 	"strconv"
+	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/common/topic"
 )
 
 // metrics belongs to one Hub; nothing is registered with any global registry.
@@ -18,6 +20,25 @@ type metrics struct {
 
 	sessions   *prometheus.Desc
 	handshakes *prometheus.Desc
+	bytes      *prometheus.Desc
+
+	mu    sync.Mutex
+	ended traffic // of the sessions that have ended
+}
+
+// traffic is bytes on the wire by class, sent and received.
+type traffic [2][topic.Classes]uint64
+
+func (t *traffic) add(conn link.Conn) {
+	meter, ok := conn.(link.Meter)
+	if !ok {
+		return
+	}
+	stats := meter.Stats()
+	for class := range topic.Classes {
+		t[0][class] += stats.Sent[class].Bytes
+		t[1][class] += stats.Received[class].Bytes
+	}
 }
 
 func newMetrics() *metrics {
@@ -32,6 +53,7 @@ func newMetrics() *metrics {
 		sessions: prometheus.NewDesc("skerry_hub_sessions", "Open sessions.", []string{"transport"}, nil),
 		handshakes: prometheus.NewDesc("skerry_hub_handshakes", "Links that are open and not yet a session.",
 			nil, nil),
+		bytes: prometheus.NewDesc("skerry_hub_bytes_total", "Bytes of messages on the wire, by class and direction.", []string{"direction", "class"}, nil),
 	}
 }
 
@@ -43,7 +65,13 @@ func (m *metrics) refuse(transport link.Transport, code link.CloseCode) {
 	m.refused.WithLabelValues(string(transport), codeLabel(code)).Inc()
 }
 
-func (m *metrics) close(transport link.Transport, end *link.CloseError) {
+// close counts the end of s, once.
+func (m *metrics) close(s *session, end *link.CloseError) {
+	m.mu.Lock()
+	m.ended.add(s.conn)
+	s.counted = true
+	m.mu.Unlock()
+	transport := s.conn.Info().Transport
 	by := "cloud"
 	if end.Remote {
 		by = "edge"
@@ -70,6 +98,7 @@ func (h *Hub) Describe(ch chan<- *prometheus.Desc) {
 	}
 	ch <- h.metrics.sessions
 	ch <- h.metrics.handshakes
+	ch <- h.metrics.bytes
 }
 
 // Collect implements prometheus.Collector.
@@ -79,8 +108,19 @@ func (h *Hub) Collect(ch chan<- prometheus.Metric) {
 	}
 	// Both are always told: a transport without sessions is 0, not unknown.
 	count := map[link.Transport]int{link.WebSocket: 0, link.QUIC: 0}
+	h.metrics.mu.Lock() // a session that ends meanwhile is counted as open or as ended, never as both
+	sum := h.metrics.ended
 	for _, s := range h.table.attached() {
 		count[s.conn.Info().Transport]++
+		if !s.counted {
+			sum.add(s.conn)
+		}
+	}
+	h.metrics.mu.Unlock()
+	for i, direction := range []string{"sent", "received"} {
+		for class := range topic.Classes {
+			ch <- prometheus.MustNewConstMetric(h.metrics.bytes, prometheus.CounterValue, float64(sum[i][class]), direction, topic.Class(class).String())
+		}
 	}
 	for transport, n := range count {
 		ch <- prometheus.MustNewConstMetric(h.metrics.sessions, prometheus.GaugeValue, float64(n), string(transport))

@@ -33,7 +33,8 @@ type session struct {
 	keepalive time.Duration
 	welcome   message.Message
 
-	ended chan struct{} // closed by the table when the attached session has left it
+	ended   chan struct{} // closed by the table when the attached session has left it
+	counted bool          // owned by metrics.mu
 
 	lastHeard atomic.Int64 // Unix nanoseconds
 	alive     atomic.Bool  // what the last heartbeat said of the kubelet
@@ -166,7 +167,7 @@ func (h *Hub) serve(run, accept context.Context, conn link.Conn, handshaken func
 	logger.V(2).Info("Session opened", "version", s.version, "bootID", s.bootID)
 	s.run(klog.NewContext(run, logger))
 	end := closeError(conn.Err())
-	h.metrics.close(info.Transport, end)
+	h.metrics.close(s, end)
 	logger.V(2).Info("Session ended", "code", end.Code, "reason", end.Reason, "remoteClose", end.Remote, "lasted", time.Since(info.Since))
 }
 

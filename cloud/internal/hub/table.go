@@ -21,8 +21,8 @@ type table struct {
 	changed  chan struct{} // closed and replaced whenever a slot goes; for those who wait for the end of all
 }
 
-// slot is a node's place. Two sessions can be in it: the newest, which may still be waiting, and the attached one, whose parts run. A third that comes
-// takes the place of the newest, which leaves at once, so no more than one ever waits.
+// slot is a node's place. Two sessions can be in it: the newest, which may still be waiting, and the attached one, whose parts run. A third that
+// comes takes the place of the newest, which leaves at once, so no more than one ever waits.
 type slot struct {
 	newest   *session
 	attached *session

@@ -1,0 +1,194 @@
+package hub
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/skerry-io/skerry/common/link"
+)
+
+// pace decides whom to dial next and when. It knows no clock and starts nothing; owned by the goroutine that dials.
+type pace struct {
+	config  Config
+	random  func() float64 // in [0, 1)
+	servers []string
+
+	next      int                  // index of the server whose turn it is
+	holds     map[string]time.Time // servers that said when to come back, or that won't have us
+	notBefore time.Time            // for all of them
+	tried     int                  // servers in this round
+	rounds    int                  // that failed, and let the back-off grow
+	since     time.Time            // when the trouble began
+	silent    bool                 // the last failure was no answer at all
+	last      time.Time            // when a try was last started
+	replaced  int                  // how often in a row another session of this node was preferred
+}
+
+func newPace(config Config, random func() float64, now time.Time) *pace {
+	return &pace{
+		config: config, random: random, servers: config.Servers,
+		next: int(random() * float64(len(config.Servers))), holds: map[string]time.Time{}, since: now,
+	}
+}
+
+// pick says which server to dial next, and from when on that may happen.
+func (p *pace) pick() (server string, at time.Time) {
+	for i := range p.servers {
+		s := p.servers[(p.next+i)%len(p.servers)]
+		from := p.notBefore
+		if hold := p.holds[s]; hold.After(from) {
+			from = hold
+		}
+		if server == "" || from.Before(at) {
+			server, at = s, from
+		}
+	}
+	return server, at
+}
+
+// started notes that server is being dialled.
+func (p *pace) started(server string, now time.Time) {
+	p.last = now
+	delete(p.holds, server)
+	for i, s := range p.servers {
+		if s == server {
+			p.next = (i + 1) % len(p.servers)
+		}
+	}
+	if p.eager(now) {
+		// Not before: the tries of a network that does not answer come at a steady pace, however soon each of them fails.
+		p.notBefore = now.Add(p.spread(p.config.BackoffMin, 0.75, 1))
+	}
+}
+
+// eager says whether to hurry: nobody answered, and that has not lasted long yet.
+func (p *pace) eager(now time.Time) bool { return p.silent && now.Sub(p.since) < p.config.Eager }
+
+// failed notes that a try at server ended without a session, or with one that did not last.
+func (p *pace) failed(server string, now time.Time, err error) {
+	p.hold(server, now, err)
+	p.silent = silence(err)
+	if end, ok := errors.AsType[*link.CloseError](err); ok && end.Code == link.CloseReplaced {
+		p.replaced++
+	}
+	p.tried++
+	switch {
+	case p.eager(now):
+		p.tried = 0 // started has set the pace
+	case p.tried < len(p.servers):
+		p.notBefore = now // another may be better
+	default:
+		p.tried = 0
+		p.rounds++
+		// Full jitter: https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
+		p.notBefore = now.Add(time.Duration(p.random() * float64(p.ceiling())))
+	}
+}
+
+// ceiling is the longest back-off of this round.
+func (p *pace) ceiling() time.Duration {
+	d := p.config.BackoffMin
+	for range p.rounds - 1 {
+		if d *= 2; d >= p.config.BackoffMax {
+			return p.config.BackoffMax
+		}
+	}
+	return min(d, p.config.BackoffMax)
+}
+
+// ended notes that a session with server ended after it had lasted for so long.
+func (p *pace) ended(server string, now time.Time, lasted time.Duration, err error) {
+	p.since = now
+	if end, ok := errors.AsType[*link.CloseError](err); lasted >= p.config.Steady || !ok || end.Code != link.CloseReplaced {
+		p.replaced = 0
+	}
+	if lasted < p.config.Steady {
+		p.failed(server, now, err)
+		return
+	}
+	p.rounds, p.tried, p.silent = 0, 0, silence(err)
+	p.hold(server, now, err)
+	p.notBefore = now
+}
+
+// renewed notes that we ended a session ourselves because a new one is wanted.
+func (p *pace) renewed(now time.Time) { p.notBefore = now }
+
+// taken says that another device seems to use this node's name: time after time its session is preferred to ours. Once alone may be our own earlier
+// session, of which the cloud does not know yet that it ended.
+func (p *pace) taken() bool { return p.replaced >= 2 }
+
+// hold keeps away from a server that said when to come back, or that won't have us until somebody does something.
+func (p *pace) hold(server string, now time.Time, err error) {
+	end, ok := errors.AsType[*link.CloseError](err)
+	switch {
+	case !ok:
+	case !end.Code.Reconnect():
+		p.holds[server] = now.Add(p.spread(p.config.SlowRetry, 0.8, 1.2))
+	case end.Code == link.CloseOverloaded:
+		if after, ok := retryAfter(end.Reason); ok {
+			p.holds[server] = now.Add(p.spread(after, 1, 1.25))
+		}
+	}
+}
+
+// wake forgets the back-off: the network changed. What a server asked for holds: to wait, or not to come before somebody did something.
+func (p *pace) wake(now time.Time) {
+	const least = 250 * time.Millisecond // an interface that flaps shall not make us spin
+	p.notBefore = now
+	if soonest := p.last.Add(least); soonest.After(now) {
+		p.notBefore = soonest
+	}
+	p.rounds, p.tried = 0, 0
+	p.since = now
+}
+
+// spread returns a random part of d between the two factors.
+func (p *pace) spread(d time.Duration, from, to float64) time.Duration {
+	return time.Duration(float64(d) * (from + (to-from)*p.random()))
+}
+
+// retryAfter reads "retry-after=SECONDS" in the reason of a refusal. No server can send us away for longer than an hour.
+func retryAfter(reason string) (time.Duration, bool) {
+	_, rest, ok := strings.Cut(reason, "retry-after=")
+	if !ok {
+		return 0, false
+	}
+	if end := strings.IndexFunc(rest, func(r rune) bool { return r < '0' || r > '9' }); end >= 0 {
+		rest = rest[:end]
+	}
+	seconds, err := strconv.ParseUint(rest, 10, 32)
+	if err != nil {
+		return 0, false
+	}
+	return min(time.Duration(seconds)*time.Second, time.Hour), true
+}
+
+// silence says whether err is what a cut network looks like: nobody answered, or there was no way to ask.
+func silence(err error) bool {
+	if end, ok := errors.AsType[*link.CloseError](err); ok && end.Remote {
+		return false
+	} else if ok && end.Code == link.CloseTimeout {
+		return true
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		return true
+	}
+	for _, errno := range []syscall.Errno{syscall.ENETUNREACH, syscall.EHOSTUNREACH, syscall.ENETDOWN, syscall.EHOSTDOWN, syscall.ETIMEDOUT} {
+		if errors.Is(err, errno) {
+			return true
+		}
+	}
+	if dns, ok := errors.AsType[*net.DNSError](err); ok {
+		return !dns.IsNotFound
+	}
+	if timeout, ok := errors.AsType[net.Error](err); ok {
+		return timeout.Timeout()
+	}
+	return false
+}

@@ -1,0 +1,286 @@
+package hub
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/common/topic"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+	"github.com/skerry-io/skerry/edge/internal/linkstate"
+)
+
+// missesAllowed is how many keepalive intervals without any message end the link.
+const missesAllowed = 3
+
+// session is one open link after its welcome.
+type session struct {
+	// Set before the session is current, never changed.
+	hub       *Hub
+	conn      link.Conn
+	epoch     uint64
+	server    string
+	instance  string
+	version   string
+	cloudTime time.Time
+	skew      time.Duration
+	since     time.Time
+
+	heard      atomic.Bool  // something came since the last look
+	delivering atomic.Bool  // the read loop waits for a module: silence is our own doing then
+	lastHeard  atomic.Int64 // Unix nanoseconds
+	renew      atomic.Bool  // a module asked for another session
+
+	mu      sync.Mutex
+	over    bool
+	pending map[message.ID]pending
+}
+
+// pending is a request that went up and has no answer yet.
+type pending struct {
+	request message.Message
+	since   time.Time
+}
+
+func newSession(h *Hub, conn link.Conn, epoch uint64, server string) *session {
+	s := &session{hub: h, conn: conn, epoch: epoch, server: server, since: time.Now(), pending: map[message.ID]pending{}}
+	s.lastHeard.Store(s.since.UnixNano())
+	return s
+}
+
+// run serves the session until its link ends, and says why it did.
+func (s *session) run(ctx context.Context, port Port) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var beats sync.WaitGroup
+	defer beats.Wait()
+	defer cancel()
+	beats.Go(func() { s.beat(ctx, port) })
+
+	info := s.conn.Info()
+	up := linkstate.Link{
+		Epoch: s.epoch, Instance: s.instance, Version: s.version,
+		Transport: string(info.Transport), Remote: s.server, CloudTime: s.cloudTime, Since: s.since,
+	}
+	// Current first, and up before anything that comes from the link: who hears of it can send at once, and knows what the first message belongs to.
+	s.hub.current.Store(s)
+	s.tell(ctx, port, linkstate.Up.New(message.Resource{}, up))
+	err := s.read(ctx, port)
+	s.hub.current.Store(nil)
+	s.fail(ctx, port)
+	// Told even when edgecore stops, to modules that stop after this one.
+	last, done := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer done()
+	if ctx.Err() == nil {
+		last = ctx
+	}
+	s.tell(last, port, linkstate.Down.New(message.Resource{}, linkstate.Loss{Epoch: s.epoch, Reason: err, At: time.Now()}))
+	return err
+}
+
+func (s *session) tell(ctx context.Context, port Port, m message.Message) {
+	if err := port.SendToGroup(ctx, linkstate.Group, m); err != nil && ctx.Err() == nil {
+		klog.FromContext(ctx).Error(err, "Telling of the link failed", "topic", m.Key())
+	}
+}
+
+// read hands on what comes until the link ends, and ends it when ctx does.
+func (s *session) read(ctx context.Context, port Port) error {
+	for {
+		m, err := s.conn.Receive(ctx)
+		if err != nil {
+			if ctx.Err() != nil {
+				_ = s.conn.Close(link.CloseShutdown, "edgecore stops")
+			}
+			return err
+		}
+		s.heard.Store(true)
+		s.lastHeard.Store(time.Now().UnixNano())
+		s.hub.metrics.message("received", m.Key())
+		if err := s.deliver(ctx, port, m); err != nil {
+			end, ok := errors.AsType[*link.CloseError](err)
+			switch {
+			case ctx.Err() != nil:
+				_ = s.conn.Close(link.CloseShutdown, "edgecore stops")
+			case ok:
+				_ = s.conn.Close(end.Code, end.Reason)
+			default:
+				// What can't be handed on is lost, and the cloud takes it for delivered sooner or later: only a new session sets that right.
+				_ = s.conn.Close(link.CloseInternal, "edgecore could not take a message")
+			}
+			return err
+		}
+	}
+}
+
+func (s *session) deliver(ctx context.Context, port Port, m message.Message) error {
+	switch m.Key() {
+	case topic.HeartbeatAnswer.Key():
+		return nil
+	case topic.Hello.Key(), topic.Welcome.Key(), topic.Heartbeat.Key():
+		return &link.CloseError{Code: link.CloseProtocol, Reason: fmt.Sprintf("%s out of turn", m.Key())}
+	}
+	s.delivering.Store(true)
+	defer s.delivering.Store(false)
+	m.Header.Session = s.epoch
+	if p, ok := s.take(m.Header.ParentID); ok {
+		if !p.request.Header.Awaited {
+			return port.Send(ctx, p.request.Route.Source, m)
+		}
+		if err := port.Answer(m); err != nil {
+			s.hub.metrics.late.Inc()
+			klog.FromContext(ctx).V(4).Info("Nobody waits for an answer any more", "topic", m.Key(), "err", err)
+		}
+		return nil
+	}
+	to, ok := s.hub.config.Routes[m.Route.Kind]
+	if !ok {
+		to = s.hub.config.Module
+	}
+	if err := port.Send(ctx, to, m); err != nil {
+		return fmt.Errorf("handing %s to %s: %w", m.Key(), to, err)
+	}
+	return nil
+}
+
+// send takes a message of the bus up. An error says that it did not go; a request for which it returns nil will be answered, with a refusal if the
+// link ends.
+func (s *session) send(ctx context.Context, m message.Message) error {
+	if m.Header.Sync {
+		if err := s.await(m); err != nil {
+			return err
+		}
+	}
+	err := s.conn.Send(ctx, m)
+	if err == nil {
+		s.hub.metrics.message("sent", m.Key())
+		return nil
+	}
+	if m.Header.Sync {
+		if _, ok := s.take(m.Header.ID); !ok {
+			return nil // fail was here first and has answered it
+		}
+	}
+	if _, ok := errors.AsType[*link.CloseError](err); ok {
+		return fmt.Errorf("%w: %w", linkstate.ErrNoLink, err)
+	}
+	return err
+}
+
+// await remembers a request until its answer comes.
+func (s *session) await(m message.Message) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.over:
+		return linkstate.ErrNoLink
+	case len(s.pending) >= s.hub.config.MaxPending:
+		return ErrBusy
+	}
+	s.pending[m.Header.ID] = pending{request: m, since: time.Now()}
+	return nil
+}
+
+func (s *session) take(id message.ID) (pending, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p, ok := s.pending[id]
+	delete(s.pending, id)
+	return p, ok
+}
+
+// fail refuses every request that waits for an answer, and those to come.
+func (s *session) fail(ctx context.Context, port Port) {
+	s.mu.Lock()
+	s.over = true
+	waiting := s.pending
+	s.pending = nil
+	s.mu.Unlock()
+	for _, p := range waiting {
+		s.hub.refuse(ctx, port, p.request, linkstate.ErrNoLink)
+	}
+}
+
+// sweep refuses the requests that have waited for too long: their callers have left, and the answers won't come.
+func (s *session) sweep(ctx context.Context, port Port) {
+	old := time.Now().Add(-s.hub.config.PendingFor)
+	var gone []message.Message
+	s.mu.Lock()
+	for id, p := range s.pending {
+		if p.since.Before(old) {
+			gone = append(gone, p.request)
+			delete(s.pending, id)
+		}
+	}
+	s.mu.Unlock()
+	for _, request := range gone {
+		s.hub.refuse(ctx, port, request, fmt.Errorf("no answer from the cloud within %v", s.hub.config.PendingFor))
+	}
+}
+
+// beat sends the heartbeats, and ends the link when nothing comes back.
+func (s *session) beat(ctx context.Context, port Port) {
+	tick := time.NewTicker(s.hub.config.Keepalive)
+	defer tick.Stop()
+	changed := s.hub.config.AliveChanged
+	var look <-chan time.Time
+	if changed == nil {
+		ticker := time.NewTicker(time.Second)
+		defer ticker.Stop()
+		look = ticker.C
+	}
+	var sequence uint64
+	var told bool
+	send := func(alive bool) {
+		sequence++
+		told = alive
+		// A heartbeat is worth nothing when the next is due.
+		ctx, cancel := context.WithTimeout(ctx, s.hub.config.Keepalive)
+		defer cancel()
+		beat := topic.Heartbeat.New(message.Resource{}, &topicpb.Heartbeat{Sequence: sequence, KubeletAlive: alive})
+		if err := s.conn.Send(ctx, beat); err == nil {
+			s.hub.metrics.message("sent", beat.Key())
+		}
+	}
+	send(s.hub.config.Alive())
+	misses := 0
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.conn.Done():
+			return
+		case <-tick.C:
+			misses++
+			if s.heard.Swap(false) || s.delivering.Load() {
+				misses = 0
+			}
+			if misses >= missesAllowed {
+				_ = s.conn.Close(link.CloseTimeout, fmt.Sprintf("nothing came back for %v", missesAllowed*s.hub.config.Keepalive))
+				return
+			}
+			s.sweep(ctx, port)
+			send(s.hub.config.Alive())
+		case <-look:
+			if alive := s.hub.config.Alive(); alive != told {
+				send(alive)
+			}
+		case <-changed:
+			if alive := s.hub.config.Alive(); alive != told {
+				send(alive)
+			}
+		case <-s.hub.config.Wake:
+			// The network changed. A link that is silent already is likely gone with the old one; dialling anew is quicker than waiting for the last miss.
+			if misses >= missesAllowed-1 && !s.heard.Load() {
+				_ = s.conn.Close(link.CloseTimeout, "the network changed and nothing comes back")
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,133 @@
+package hub
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/common/link"
+)
+
+// Status is what `edgecore status` tells of the link.
+type Status struct {
+	Linked    bool
+	Server    string // that the link goes to, or that was last dialled
+	Transport link.Transport
+	Instance  string // the replica of cloudcore, by its own name
+	Version   string // of cloudcore
+	Epoch     uint64
+	Since     time.Time // of the link, or of its loss; zero if there was none yet
+	// LastContact is when something last came from the cloud; zero if nothing did yet.
+	LastContact time.Time
+	LastError   string // why the last try or link ended; "" while linked
+	Problem     string // what somebody must do, where dialling again can't help by itself
+	Attempts    int    // since the last link
+	NextTry     time.Time
+	// ClockSkew is how far the cloud's clock was ahead of ours at the last welcome.
+	ClockSkew time.Duration
+}
+
+// Status says how the link does.
+func (h *Hub) Status() Status {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	status := h.status
+	if s := h.current.Load(); s != nil && status.Linked {
+		status.LastContact = time.Unix(0, s.lastHeard.Load())
+	}
+	return status
+}
+
+func (h *Hub) trying(server string) {
+	h.metrics.tries.Inc()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.status.Attempts++
+	h.status.Server = server
+	h.status.NextTry = time.Time{}
+}
+
+func (h *Hub) waiting(until time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.status.NextTry = until
+}
+
+func (h *Hub) linked(s *session) {
+	info := s.conn.Info()
+	h.metrics.connects.WithLabelValues(string(info.Transport)).Inc()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.status = Status{
+		Linked: true, Server: s.server, Transport: info.Transport, Instance: s.instance, Version: s.version, Epoch: s.epoch,
+		Since: s.since, LastContact: s.since, ClockSkew: s.skew,
+	}
+	h.logged = ""
+}
+
+func (h *Hub) unlinked(s *session, err error) {
+	h.metrics.lost(err)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.status.Linked = false
+	h.status.Since = time.Now()
+	h.status.LastContact = time.Unix(0, s.lastHeard.Load())
+}
+
+// troubled notes, and logs where it says something new, that a try or a session failed. A device may be off line for months: the same trouble is
+// logged once an hour.
+func (h *Hub) troubled(ctx context.Context, p *pace, server string, err error) {
+	problem := problem(p, server, err)
+	_, next := p.pick()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.status.LastError = err.Error()
+	h.status.Problem = problem
+	h.status.NextTry = next
+	kind := problem + errorKind(err)
+	verbosity := 0
+	if now := time.Now(); kind == h.logged && now.Sub(h.when) < time.Hour {
+		verbosity = 3
+	} else {
+		h.logged, h.when = kind, now
+	}
+	klog.FromContext(ctx).V(verbosity).Info("No link to the cloud",
+		"server", server, "err", err, "problem", problem, "attempts", h.status.Attempts, "next", next)
+}
+
+// problem says what somebody must do, "" where waiting may be enough.
+func problem(p *pace, server string, err error) string {
+	if p.taken() {
+		return fmt.Sprintf("the cloud prefers another session of this node, %d times in a row: another device uses the same node name and certificate",
+			p.replaced)
+	}
+	end, ok := errors.AsType[*link.CloseError](err)
+	if !ok || end.Code.Reconnect() {
+		return ""
+	}
+	retry := fmt.Sprintf("edgecore asks again about every %v", p.config.SlowRetry)
+	switch end.Code {
+	case link.CloseVersion:
+		return fmt.Sprintf("edgecore and the cloudcore at %s don't fit together: upgrade the older one (%s)", server, retry)
+	case link.CloseGone:
+		return fmt.Sprintf("the cloud has removed this node: join it again if it is to stay (%s)", retry)
+	}
+	return fmt.Sprintf("the cloud refuses this node: %s (%s; join again if the certificate is wrong)", end.Reason, retry)
+}
+
+// errorKind is the part of an error that stays the same when it repeats itself: ports and durations in its text change.
+func errorKind(err error) string {
+	if end, ok := errors.AsType[*link.CloseError](err); ok {
+		return fmt.Sprint(end.Code, end.Remote)
+	}
+	for {
+		inner := errors.Unwrap(err)
+		if inner == nil {
+			return fmt.Sprintf("%T %v", err, err)
+		}
+		err = inner
+	}
+}
