@@ -1,0 +1,289 @@
+package join
+
+import (
+	"context"
+	"crypto"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	certificatesclient "k8s.io/client-go/kubernetes/typed/certificates/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/common/pki"
+)
+
+// ErrNotJoined is returned by Load where there is no identity.
+var ErrNotJoined = errors.New("this device has not joined a cluster")
+
+// Identity is who this device is. Its certificate changes as it is rotated; nothing else does.
+type Identity struct {
+	// Set by Load, never changed.
+	dir     string
+	cluster Cluster
+	ca      *x509.CertPool
+	clock   *pki.Clock
+
+	current atomic.Pointer[tls.Certificate]
+
+	mu     sync.Mutex
+	status Status
+}
+
+// Status is what is to be told of an identity.
+type Status struct {
+	Node        types.NodeName `json:"node"`
+	NotBefore   time.Time      `json:"notBefore"`
+	NotAfter    time.Time      `json:"notAfter"`
+	Fingerprint string         `json:"fingerprint"`
+	RotateAt    time.Time      `json:"rotateAt"`
+	Expired     bool           `json:"expired"`
+	LastError   string         `json:"lastError,omitempty"` // of the rotation; empty after a success
+}
+
+// Load reads the identity that a join has left in dir. The times that its certificates were signed at have passed: clock learns them.
+func Load(dir string, clock *pki.Clock) (*Identity, error) {
+	id, err := (&directory{path: dir}).load()
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: run `edgecore join --token TOKEN HOST` first (%w)", ErrNotJoined, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w; join again", err)
+	}
+	for _, c := range id.ca {
+		clock.AtLeast(c.NotBefore)
+	}
+	clock.AtLeast(id.certificate[0].NotBefore)
+	i := &Identity{dir: dir, cluster: id.cluster, ca: pki.Pool(id.ca...), clock: clock}
+	i.use(id.tls())
+	return i, nil
+}
+
+func (i *Identity) use(cert *tls.Certificate) {
+	i.current.Store(cert)
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.status = Status{
+		Node: i.cluster.Node, NotBefore: cert.Leaf.NotBefore, NotAfter: cert.Leaf.NotAfter,
+		Fingerprint: pki.Fingerprint(cert.Leaf), RotateAt: rotateAt(cert.Leaf),
+	}
+}
+
+// Node is this device's name.
+func (i *Identity) Node() types.NodeName { return i.cluster.Node }
+
+// Cluster is what was learned at the join.
+func (i *Identity) Cluster() Cluster { return i.cluster }
+
+// ClientCAFile is whom the kubelet's own server is to trust; empty where the cloud did not say.
+func (i *Identity) ClientCAFile() string {
+	path := filepath.Join(i.dir, clientCAFile)
+	if _, err := (&directory{path: i.dir}).certificates(clientCAFile); err != nil {
+		return ""
+	}
+	return path
+}
+
+// Certificate is the current one, an expired one too: the cloud is to judge, not a clock that may be wrong. The same pointer is returned until the next
+// rotation.
+func (i *Identity) Certificate() (*tls.Certificate, error) { return i.current.Load(), nil }
+
+// TLS dials cloudcore as this device, with whichever certificate is current then.
+func (i *Identity) TLS(protocols ...string) *tls.Config {
+	return pki.ClientTLS(pki.Client{Roots: i.ca, Certificate: i.Certificate, Now: i.clock.Now, Protocols: protocols})
+}
+
+// Status is a snapshot.
+func (i *Identity) Status() Status {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	s := i.status
+	s.Expired = !i.clock.Now().Before(s.NotAfter)
+	return s
+}
+
+// rotateAt is within 70 and 90 % of a certificate's life, as kubelets do it, and always the same for one certificate: restarts don't draw again, and the
+// devices that joined on one day don't all renew on one day.
+func rotateAt(cert *x509.Certificate) time.Time {
+	sum := sha256.Sum256(cert.Raw)
+	fraction := 0.7 + 0.2*float64(binary.BigEndian.Uint32(sum[:]))/(1<<32)
+	return cert.NotBefore.Add(time.Duration(fraction * float64(cert.NotAfter.Sub(cert.NotBefore))))
+}
+
+// The pace of the rotation.
+const (
+	lookEvery   = 15 * time.Minute // the clock may be set meanwhile
+	failMin     = 30 * time.Second
+	failMax     = time.Hour
+	pollMin     = time.Second
+	pollMax     = 30 * time.Second
+	pollFor     = 15 * time.Minute // then the attempt counts as failed, and the next goes on with the same request
+	requestLife = time.Hour        // after which Kubernetes forgets a request
+)
+
+// request is a certificate request on its way. It is kept over a lost link, so that the cluster isn't filled with requests.
+type request struct {
+	name string
+	uid  types.UID
+	key  crypto.Signer
+	made time.Time
+}
+
+// Run rotates the certificate until ctx ends. csrs leads to kube-apiserver as this node, through the link; while there is none its calls fail, and are
+// made again later.
+//
+// It does not use client-go's certificate manager: that goes by the system's clock alone, and with one that runs ahead it would ask for a new
+// certificate every second, with one that stands in 1970 for none until too late.
+func (i *Identity) Run(ctx context.Context, csrs certificatesclient.CertificateSigningRequestInterface) error {
+	logger := klog.FromContext(ctx)
+	var (
+		open     *request
+		fails    time.Duration // the pause after the last failure
+		earliest time.Time     // by the monotonic clock, whatever the other one says
+	)
+	for {
+		cert := i.current.Load()
+		if wait := max(rotateAt(cert.Leaf).Sub(i.clock.Now()), time.Until(earliest)); wait > 0 {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(min(wait, lookEvery)):
+			}
+			continue
+		}
+		var err error
+		open, err = i.rotate(ctx, csrs, open)
+		if ctx.Err() != nil {
+			return nil
+		}
+		i.note(err)
+		cert = i.current.Load()
+		life := cert.Leaf.NotAfter.Sub(cert.Leaf.NotBefore)
+		if err != nil {
+			fails = min(max(2*fails, failMin), failMax, max(life/20, pollMin))
+			earliest = time.Now().Add(fails/2 + rand.N(fails))
+			logger.Error(err, "The node's certificate can't be renewed", "notAfter", cert.Leaf.NotAfter.UTC().Format(time.RFC3339),
+				"again", time.Until(earliest).Round(time.Second))
+			continue
+		}
+		// However far ahead the clock may be, a new certificate has some rest.
+		fails, earliest = 0, time.Now().Add(life/10)
+		logger.Info("The node's certificate was renewed", "notAfter", cert.Leaf.NotAfter.UTC().Format(time.RFC3339))
+	}
+}
+
+// rotate asks for a new certificate, or goes on asking, and uses it from then on. It returns the request where that may still be answered.
+func (i *Identity) rotate(ctx context.Context, csrs certificatesclient.CertificateSigningRequestInterface, open *request) (*request, error) {
+	if open != nil && time.Since(open.made) > requestLife {
+		open = nil
+	}
+	if open == nil {
+		var err error
+		if open, err = i.ask(ctx, csrs); err != nil {
+			return nil, err
+		}
+	}
+	data, err := await(ctx, csrs, open)
+	if err != nil {
+		if errors.Is(err, errDecided) {
+			open = nil
+		}
+		return open, err
+	}
+	certs, err := pki.ParseCertificates(data)
+	if err != nil {
+		return nil, fmt.Errorf("reading the new certificate: %w", err)
+	}
+	if node, err := pki.NodeOf(certs[0]); err != nil {
+		return nil, fmt.Errorf("the new certificate is no node's: %w", err)
+	} else if node != i.cluster.Node || !sameKey(certs[0], open.key) {
+		return nil, fmt.Errorf("the new certificate is of %s, and not the one that was asked for", node)
+	}
+	d, err := openDirectory(i.dir)
+	if err != nil {
+		return open, err
+	}
+	defer d.close()
+	if err := d.keepCertificate(open.key, certs); err != nil {
+		return open, err // a full disk: the certificate is still there to be fetched when there is room
+	}
+	i.clock.AtLeast(certs[0].NotBefore)
+	i.use((&identity{key: open.key, certificate: certs}).tls())
+	return nil, nil
+}
+
+func (i *Identity) ask(ctx context.Context, csrs certificatesclient.CertificateSigningRequestInterface) (*request, error) {
+	key, err := pki.NewKey()
+	if err != nil {
+		return nil, err
+	}
+	csr, err := pki.NewNodeCSR(key, i.cluster.Node)
+	if err != nil {
+		return nil, err
+	}
+	made, err := csrs.Create(ctx, &certificatesv1.CertificateSigningRequest{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "skerry-renew-"},
+		Spec: certificatesv1.CertificateSigningRequestSpec{
+			Request:    csr,
+			SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,
+			Usages:     []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("asking for a new certificate: %w", err)
+	}
+	return &request{name: made.Name, uid: made.UID, key: key, made: time.Now()}, nil
+}
+
+// errDecided ends a request without a certificate.
+var errDecided = errors.New("the request for a new certificate was refused")
+
+// await asks for the request until it is decided. It doesn't watch: a watch would stay open over a thin link for what takes a second as a rule.
+func await(ctx context.Context, csrs certificatesclient.CertificateSigningRequestInterface, open *request) ([]byte, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, pollFor, fmt.Errorf("%s is not decided after %v", open.name, pollFor))
+	defer cancel()
+	for pause := pollMin; ; pause = min(2*pause, pollMax) {
+		csr, err := csrs.Get(ctx, open.name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err) || err == nil && csr.UID != open.uid:
+			return nil, fmt.Errorf("%w: %s is gone", errDecided, open.name)
+		case err != nil:
+			// The link, as a rule. The caller's pause is longer.
+			return nil, fmt.Errorf("asking for the new certificate: %w", err)
+		case len(csr.Status.Certificate) > 0:
+			return csr.Status.Certificate, nil
+		}
+		for _, c := range csr.Status.Conditions {
+			if c.Type == certificatesv1.CertificateDenied || c.Type == certificatesv1.CertificateFailed {
+				return nil, fmt.Errorf("%w: %s (%s)", errDecided, c.Message, c.Reason)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-time.After(pause):
+		}
+	}
+}
+
+func (i *Identity) note(err error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.status.LastError = ""
+	if err != nil {
+		i.status.LastError = err.Error()
+	}
+}
