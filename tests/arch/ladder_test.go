@@ -1,0 +1,170 @@
+package arch_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+// ladder is every room of the product, lowest step first. A package imports only from steps below its own, and from its own room: the packages
+// below one of these directories, where they have no line of their own, share its room. Files of tests are free.
+var ladder = [][]string{
+	// L0: values
+	{"common/api", "common/version"},
+	// L1: what is said (standard library only)
+	{"beehive/message"},
+	// L2: how modules of a process say it
+	{"beehive"},
+	// L3: what both sides share
+	{"common/topic", "common/pki", "common/config"},
+	{"common/link"},
+	{"common/cli", "common/health"},
+	// L4: the two sides, one under the other only as far as they need it
+	{"cloud/internal/kube", "cloud/internal/config", "edge/internal/object", "edge/internal/config", "edge/internal/linkstate"},
+	{"cloud/internal/hub", "edge/internal/store", "edge/internal/kernel"},
+	{"cloud/internal/relay", "cloud/internal/publish", "cloud/internal/join", "cloud/internal/kubeplane", "edge/internal/meta"},
+	{"edge/internal/api"},
+	{"edge/internal/hub", "edge/internal/edged", "edge/internal/join"},
+	// L5: the wiring
+	{"cloud/app", "edge/app"},
+	// L6: the commands
+	{"cloud/cmd", "edge/cmd"},
+}
+
+// exclusive says who alone may import what, beside tests and the tools that build.
+var exclusive = []struct {
+	imports []string // a path, and all below it
+	only    []string // directories, and all below them
+	reason  string
+}{
+	{
+		[]string{"go.etcd.io/bbolt"},
+		[]string{"edge/internal/store"},
+		"one writer, one place that knows the file",
+	},
+	{
+		[]string{"github.com/vishvananda/netlink", "github.com/vishvananda/netns", "github.com/coreos/go-iptables", "os/exec"},
+		[]string{"edge/internal/kernel"},
+		"agents compute the wanted state, drivers make it so",
+	},
+	{
+		[]string{"github.com/gorilla/websocket"},
+		[]string{"common/link/wslink"},
+		"a transport is behind the contract of common/link",
+	},
+	{
+		[]string{"github.com/quic-go/quic-go"},
+		[]string{"common/link/quiclink"},
+		"a transport is behind the contract of common/link",
+	},
+	{
+		[]string{"k8s.io/kubernetes/cmd/kubelet"},
+		[]string{"edge/internal/edged"},
+		"the kubelet is linked in one place",
+	},
+	{
+		[]string{
+			"go.etcd.io/etcd/server", "k8s.io/kubernetes/cmd/kube-apiserver", "k8s.io/kubernetes/cmd/kube-controller-manager",
+			"k8s.io/kubernetes/cmd/kube-scheduler",
+		},
+		[]string{"cloud/internal/kubeplane", "cloud/cmd/kubeplane"},
+		"a control plane is for trials and tests: cloudcore never links one",
+	},
+}
+
+// step finds the room of a directory: the longest line of the ladder that it is within.
+func step(dir string) (level int, room string) {
+	level = -1
+	for i, rooms := range ladder {
+		for _, r := range rooms {
+			if within(dir, r) && len(r) > len(room) {
+				level, room = i, r
+			}
+		}
+	}
+	return level, room
+}
+
+func TestLadder(t *testing.T) {
+	for _, p := range source(t).packs {
+		if !p.product() || p.dir == "." {
+			continue
+		}
+		level, room := step(p.dir)
+		if level < 0 {
+			t.Errorf("%s has no step: add it to the ladder in tests/arch", p.dir)
+			continue
+		}
+		for _, f := range p.files {
+			if f.test {
+				continue
+			}
+			for _, i := range f.imports {
+				dir, ours := strings.CutPrefix(i, module+"/")
+				if !ours {
+					continue
+				}
+				switch below, other := step(dir); {
+				case !product(dir):
+					t.Errorf("%s imports %s: the product does not need its tests and tools", f.path, dir)
+				case below < level || other == room:
+				case below == level:
+					t.Errorf("%s imports %s, of its own step: declare the interface it needs, or move one of them", f.path, dir)
+				default:
+					t.Errorf("%s imports %s, of a step above", f.path, dir)
+				}
+			}
+		}
+	}
+}
+
+func product(dir string) bool { return (&sourcePack{dir: dir}).product() }
+
+func TestLadder_hasNoEmptyRoomTwice(t *testing.T) {
+	var all []string
+	for _, rooms := range ladder {
+		all = append(all, rooms...)
+	}
+	slices.Sort(all)
+	if once := slices.Compact(slices.Clone(all)); len(once) != len(all) {
+		t.Errorf("a room stands twice in the ladder: %v", all)
+	}
+}
+
+func TestExclusiveImports(t *testing.T) {
+	for _, p := range source(t).packs {
+		if !p.product() {
+			continue
+		}
+		for _, f := range p.files {
+			if f.test {
+				continue
+			}
+			for _, rule := range exclusive {
+				for _, i := range f.imports {
+					if !slices.ContainsFunc(rule.imports, func(r string) bool { return within(i, r) }) {
+						continue
+					}
+					if !slices.ContainsFunc(rule.only, func(dir string) bool { return within(p.dir, dir) }) {
+						t.Errorf("%s imports %s, which is for %s alone: %s", f.path, i, strings.Join(rule.only, ", "), rule.reason)
+					}
+				}
+			}
+		}
+	}
+}
+
+func TestMessageImportsTheStandardLibraryOnly(t *testing.T) {
+	for _, p := range source(t).packs {
+		if p.dir != "beehive/message" {
+			continue
+		}
+		for _, f := range p.files {
+			for _, i := range f.imports {
+				if first, _, _ := strings.Cut(i, "/"); !f.test && strings.Contains(first, ".") {
+					t.Errorf("%s imports %s", f.path, i)
+				}
+			}
+		}
+	}
+}

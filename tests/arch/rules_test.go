@@ -1,0 +1,222 @@
+package arch_test
+
+import (
+	"go/ast"
+	"go/token"
+	"go/types"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestPackageComments(t *testing.T) {
+	for _, p := range source(t).packs {
+		if p.name == "" {
+			continue // nothing but tests
+		}
+		start := "Package " + p.name + " "
+		if p.name == "main" {
+			start = "Command "
+		}
+		var with []string
+		for _, f := range p.files {
+			if f.test || f.generated || f.syntax.Doc == nil {
+				continue
+			}
+			with = append(with, f.path)
+			if text := f.syntax.Doc.Text(); !strings.HasPrefix(text, start) {
+				first, _, _ := strings.Cut(text, "\n")
+				t.Errorf("%s: the package comment begins with %q, want %q", f.path, first, start)
+			}
+		}
+		onlyGenerated := !slices.ContainsFunc(p.files, func(f *sourceFile) bool { return !f.test && !f.generated })
+		if len(with) == 0 && !onlyGenerated {
+			t.Errorf("%s has no package comment: say what it owns, what it refuses, and its rule for concurrency", p.dir)
+		}
+		if len(with) > 1 {
+			t.Errorf("%s has more than one package comment: %s", p.dir, strings.Join(with, ", "))
+		}
+	}
+}
+
+// allowedVars are the package-level variables that a process changes, each with its reason.
+var allowedVars = map[string]string{
+	"beehive/message.lastID": "numbers need only be unique in the process",
+	"common/version.version": "the linker sets it",
+}
+
+// constantCalls make values that nobody changes: an initial value by one of these is as good as a constant.
+var constantCalls = []string{"errors.New", "fmt.Errorf", "regexp.MustCompile", "message.NewTopic", "NewTopic", "netip.MustParsePrefix", "netip.MustParseAddr"}
+
+// Two edges and two clouds must fit in one process, so no package keeps state: no init, and variables only for what never changes.
+func TestNoGlobalState(t *testing.T) {
+	for _, p := range source(t).packs {
+		if !p.product() {
+			continue
+		}
+		written := p.written()
+		for _, f := range p.files {
+			if f.test || f.generated {
+				continue
+			}
+			for _, d := range f.syntax.Decls {
+				switch d := d.(type) {
+				case *ast.FuncDecl:
+					if d.Name.Name == "init" && d.Recv == nil {
+						t.Errorf("%s: has a func init: let the caller call", f.path)
+					}
+				case *ast.GenDecl:
+					if d.Tok != token.VAR {
+						continue
+					}
+					for _, s := range d.Specs {
+						for _, bad := range globals(p, s.(*ast.ValueSpec), d, written) {
+							t.Errorf("%s: package-level variable %s", f.path, bad)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// globals tells what is wrong with the variables of one declaration.
+func globals(p *sourcePack, s *ast.ValueSpec, d *ast.GenDecl, written map[string]bool) []string {
+	var bad []string
+	for i, name := range s.Names {
+		_, allowed := allowedVars[p.dir+"."+name.Name]
+		switch {
+		case name.Name == "_" || allowed || embeds(s.Doc) || embeds(d.Doc):
+		case written[name.Name]:
+			bad = append(bad, name.Name+" is written to")
+		case len(s.Values) == 0:
+			bad = append(bad, name.Name+" has no value, so somebody must write to it")
+		case i < len(s.Values) && !constant(s.Values[i]) || len(s.Values) != len(s.Names):
+			bad = append(bad, name.Name+" is no error, topic, regular expression or table: make it a const, a function's, or a field")
+		}
+	}
+	return bad
+}
+
+func embeds(doc *ast.CommentGroup) bool {
+	return doc != nil && slices.ContainsFunc(doc.List, func(c *ast.Comment) bool { return strings.HasPrefix(c.Text, "//go:embed ") })
+}
+
+// constant reports whether a value is fit to stay as it is: a table, or a call that makes what nobody changes.
+func constant(e ast.Expr) bool {
+	switch e := e.(type) {
+	case *ast.CompositeLit:
+		return true
+	case *ast.CallExpr:
+		f := e.Fun
+		switch generic := f.(type) { // NewTopic[T](...)
+		case *ast.IndexExpr:
+			f = generic.X
+		case *ast.IndexListExpr:
+			f = generic.X
+		}
+		return slices.Contains(constantCalls, types.ExprString(f))
+	}
+	return false
+}
+
+// written lists the names that the package's code assigns to, takes the address of, or has builtins change. It knows no scopes: a local variable that
+// bears the name of a package's one counts too, and is better called something else.
+func (p *sourcePack) written() map[string]bool {
+	all := map[string]bool{}
+	add := func(e ast.Expr) {
+		for {
+			switch x := e.(type) {
+			case *ast.IndexExpr:
+				e = x.X
+			case *ast.SelectorExpr:
+				e = x.X
+			case *ast.ParenExpr:
+				e = x.X
+			case *ast.StarExpr:
+				e = x.X
+			case *ast.Ident:
+				if x.Obj == nil || x.Obj.Kind == ast.Var && isPackageLevel(x.Obj) {
+					all[x.Name] = true
+				}
+				return
+			default:
+				return
+			}
+		}
+	}
+	for _, f := range p.files {
+		if f.test {
+			continue
+		}
+		ast.Inspect(f.syntax, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.AssignStmt:
+				if n.Tok != token.DEFINE {
+					for _, e := range n.Lhs {
+						add(e)
+					}
+				}
+			case *ast.IncDecStmt:
+				add(n.X)
+			case *ast.UnaryExpr:
+				if n.Op == token.AND {
+					add(n.X)
+				}
+			case *ast.CallExpr:
+				if name, ok := n.Fun.(*ast.Ident); ok && slices.Contains([]string{"delete", "clear", "copy"}, name.Name) && len(n.Args) > 0 {
+					add(n.Args[0])
+				}
+			}
+			return true
+		})
+	}
+	return all
+}
+
+// isPackageLevel tells a package's variable from a local one: only the former is declared by a ValueSpec that the file's scope knows. The parser
+// resolves names within a file; one of another file has no object, and counts.
+func isPackageLevel(o *ast.Object) bool {
+	_, ok := o.Decl.(*ast.ValueSpec)
+	return ok
+}
+
+func TestGeneratedFilesSaySo(t *testing.T) {
+	name := regexp.MustCompile(`(\.pb\.go|(^|/)zz_generated[^/]*\.go)$`)
+	for _, p := range source(t).packs {
+		for _, f := range p.files {
+			if named := name.MatchString(f.path); named != f.generated {
+				t.Errorf("%s: generated by its name: %v, by its header (\"// Code generated ... DO NOT EDIT.\"): %v", f.path, named, f.generated)
+			}
+		}
+	}
+}
+
+// foreign is what no file may contain, by what it is. The patterns are put together so that this file does not contain them either.
+var foreign = map[string]*regexp.Regexp{
+	"a path of somebody's machine": regexp.MustCompile(`(^|[\s"'(=:])/(wor` + `k/|home/[a-z]|Users/[A-Za-z]|root/(go|\.cache)/|tmp/bri` + `ef)`),
+	"a host that serves modules or images": regexp.MustCompile(`\b(proxy\.go` + `lang\.org|registry(-1)?\.(do` + `cker\.io|k8s\.io|npmjs\.org)|do` +
+		`cker\.io|gh` + `cr\.io|qu` + `ay\.io|(k8s\.)?gc` + `r\.io)\b`),
+}
+
+func TestNoForeignNames(t *testing.T) {
+	s := source(t)
+	for _, name := range s.files {
+		if strings.HasSuffix(name, "go.mod") || strings.HasSuffix(name, "go.sum") {
+			continue // paths of modules may look like hosts of images
+		}
+		lines, ok := s.text(t, name)
+		if !ok {
+			continue
+		}
+		for i, line := range lines {
+			for _, what := range slices.Sorted(maps.Keys(foreign)) {
+				if found := foreign[what].FindString(line); found != "" {
+					t.Errorf("%s:%d has %s: %q", name, i+1, what, found)
+				}
+			}
+		}
+	}
+}

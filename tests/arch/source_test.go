@@ -1,0 +1,122 @@
+package arch_test
+
+import (
+	"bytes"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+)
+
+const module = "github.com/skerry-io/skerry"
+
+// tree is the repository as it is on disk: what git tracks, and what is new and not ignored.
+type tree struct {
+	root  string
+	files []string       // slashed, relative to root
+	packs []*sourcePack  // packages, in order of their directories
+	fset  *token.FileSet // of every syntax tree in packs
+}
+
+// sourcePack is a directory with Go files.
+type sourcePack struct {
+	dir   string // relative to the root; "" for the root itself
+	name  string
+	files []*sourceFile
+}
+
+type sourceFile struct {
+	path      string
+	test      bool
+	generated bool
+	syntax    *ast.File
+	imports   []string
+}
+
+var load = sync.OnceValues(func() (*tree, error) {
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		return nil, err
+	}
+	// The tests may run as root in somebody else's clone, which git refuses without this.
+	list, err := exec.Command("git", "-c", "safe.directory=*", "-C", root, "ls-files", "-z", "-co", "--exclude-standard").Output()
+	if err != nil {
+		return nil, err
+	}
+	t := &tree{root: root, fset: token.NewFileSet()}
+	packs := map[string]*sourcePack{}
+	for name := range strings.SplitSeq(strings.TrimRight(string(list), "\x00"), "\x00") {
+		b, err := os.ReadFile(filepath.Join(root, name))
+		if os.IsNotExist(err) {
+			continue // deleted, and not yet committed
+		}
+		if err != nil {
+			return nil, err
+		}
+		t.files = append(t.files, name)
+		if !strings.HasSuffix(name, ".go") || strings.Contains("/"+name, "/testdata/") {
+			continue
+		}
+		syntax, err := parser.ParseFile(t.fset, name, b, parser.ParseComments)
+		if err != nil {
+			return nil, err
+		}
+		f := &sourceFile{path: name, test: strings.HasSuffix(name, "_test.go"), generated: ast.IsGenerated(syntax), syntax: syntax}
+		for _, i := range syntax.Imports {
+			p, err := strconv.Unquote(i.Path.Value)
+			if err != nil {
+				return nil, err
+			}
+			f.imports = append(f.imports, p)
+		}
+		dir := path.Dir(name)
+		if packs[dir] == nil {
+			packs[dir] = &sourcePack{dir: dir}
+			t.packs = append(t.packs, packs[dir])
+		}
+		packs[dir].files = append(packs[dir].files, f)
+		if !f.test {
+			packs[dir].name = syntax.Name.Name
+		}
+	}
+	slices.SortFunc(t.packs, func(a, b *sourcePack) int { return strings.Compare(a.dir, b.dir) })
+	return t, nil
+})
+
+func source(t *testing.T) *tree {
+	t.Helper()
+	if _, err := exec.LookPath("git"); err != nil {
+		t.Skip("there is no git to list the files with")
+	}
+	s, err := load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// product is the code that ships: not tests, not the tools that build.
+func (p *sourcePack) product() bool { return !within(p.dir, "tests") && !within(p.dir, "build") }
+
+// within reports whether dir is parent or lies below it.
+func within(dir, parent string) bool { return dir == parent || strings.HasPrefix(dir, parent+"/") }
+
+// text reads a file; ok is false where it is no text.
+func (t *tree) text(tb testing.TB, name string) (lines []string, ok bool) {
+	b, err := os.ReadFile(filepath.Join(t.root, name))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if bytes.IndexByte(b, 0) >= 0 {
+		return nil, false
+	}
+	return strings.Split(string(b), "\n"), true
+}
