@@ -1,0 +1,106 @@
+package edged
+
+import (
+	"fmt"
+	"maps"
+	"path/filepath"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/component-base/featuregate"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	kubeletconfigv1beta1 "k8s.io/kubelet/config/v1beta1"
+	"k8s.io/kubernetes/cmd/kubelet/app/options"
+	kubeletconfig "k8s.io/kubernetes/pkg/kubelet/apis/config"
+	kubeletscheme "k8s.io/kubernetes/pkg/kubelet/apis/config/scheme"
+	"k8s.io/kubernetes/pkg/kubelet/apis/config/validation"
+	"k8s.io/kubernetes/pkg/kubelet/eviction"
+)
+
+// kubeconfig is a path that is never opened: the kubelet only looks whether it is set, and drops the clients that it was given where it is not.
+const kubeconfig = "/dev/null"
+
+// Validate reports every mistake in a KubeletConfiguration.
+func Validate(raw []byte) error {
+	kc, gates, err := decode(raw)
+	if err != nil {
+		return err
+	}
+	return validate(kc, gates)
+}
+
+// newServer makes what the kubelet's own command makes of flags and a file.
+func newServer(config Config) (*options.KubeletServer, error) {
+	kc, gates, err := decode(config.Kubelet)
+	if err != nil {
+		return nil, err
+	}
+	if kc.Logging.Verbosity == 0 {
+		kc.Logging.Verbosity = logsapi.VerbosityLevel(config.Verbosity)
+	}
+	if kc.Authentication.X509.ClientCAFile == "" {
+		kc.Authentication.X509.ClientCAFile = config.ClientCAFile
+	}
+	if err := validate(kc, gates); err != nil {
+		return nil, err
+	}
+	flags := options.NewKubeletFlags()
+	flags.KubeConfig = kubeconfig
+	flags.HostnameOverride = config.NodeName
+	flags.NodeIP = config.NodeIP
+	flags.NodeLabels = maps.Clone(config.Labels)
+	if config.RootDir != "" {
+		flags.RootDirectory = filepath.Clean(config.RootDir)
+		flags.CertDirectory = filepath.Join(flags.RootDirectory, "pki")
+	}
+	if err := options.ValidateKubeletFlags(flags); err != nil {
+		return nil, fmt.Errorf("modules.edged.labels: %w", err)
+	}
+	return &options.KubeletServer{KubeletFlags: *flags, KubeletConfiguration: *kc}, nil
+}
+
+// decode reads a KubeletConfiguration strictly and fills in the kubelet's defaults. The feature gates are those that it sets, in a copy of the process's.
+func decode(raw []byte) (*kubeletconfig.KubeletConfiguration, featuregate.FeatureGate, error) {
+	_, codecs, err := kubeletscheme.NewSchemeAndCodecs(serializer.EnableStrict)
+	if err != nil {
+		return nil, nil, fmt.Errorf("modules.edged.kubelet: %w", err)
+	}
+	kind := kubeletconfigv1beta1.SchemeGroupVersion.WithKind("KubeletConfiguration")
+	if len(raw) == 0 {
+		raw = []byte("{}")
+	}
+	o, _, err := codecs.UniversalDecoder().Decode(raw, &kind, nil)
+	if err != nil {
+		if strict, ok := runtime.AsStrictDecodingError(err); ok {
+			return nil, nil, fmt.Errorf("modules.edged.kubelet: %w", strict)
+		}
+		return nil, nil, fmt.Errorf("modules.edged.kubelet: %w", err)
+	}
+	kc, ok := o.(*kubeletconfig.KubeletConfiguration)
+	if !ok {
+		return nil, nil, fmt.Errorf("modules.edged.kubelet: this is a %T, not a KubeletConfiguration", o)
+	}
+	// These defaults depend on the operating system, so the scheme doesn't have them: the kubelet's command does the same.
+	if kc.EvictionHard == nil {
+		kc.EvictionHard = maps.Clone(eviction.DefaultEvictionHard)
+	} else if kc.MergeDefaultEvictionSettings {
+		for signal, threshold := range eviction.DefaultEvictionHard {
+			if _, ok := kc.EvictionHard[signal]; !ok {
+				kc.EvictionHard[signal] = threshold
+			}
+		}
+	}
+	gates := utilfeature.DefaultMutableFeatureGate.DeepCopy()
+	if err := gates.SetFromMap(kc.FeatureGates); err != nil {
+		return nil, nil, fmt.Errorf("modules.edged.kubelet.featureGates: %w", err)
+	}
+	return kc, gates, nil
+}
+
+func validate(kc *kubeletconfig.KubeletConfiguration, gates featuregate.FeatureGate) error {
+	if err := validation.ValidateKubeletConfiguration(kc, gates); err != nil {
+		return fmt.Errorf("modules.edged.kubelet: %w", err)
+	}
+	return nil
+}
