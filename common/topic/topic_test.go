@@ -1,0 +1,199 @@
+package topic_test
+
+import (
+	"errors"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/testing/protocmp"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/topic"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+)
+
+// The wire contract, in one readable place: a change here is a change between an edge of today and a cloud of yesterday.
+func TestTable_Entries(t *testing.T) {
+	type line struct {
+		Topic, Class, Delivery, Payload string
+	}
+	var got []line
+	for _, e := range topic.NewTable().Entries() {
+		got = append(got, line{e.Key.String(), e.Class.String(), e.Delivery.String(), e.Payload})
+	}
+	want := []line{
+		{"api.query", "answer", "every", "skerry.topic.v1.APIRequest"},
+		{"api.response", "answer", "every", "skerry.topic.v1.APIResponse"},
+		{"event.response", "answer", "every", "skerry.topic.v1.WriteResult"},
+		{"event.update", "bulk", "every", "skerry.topic.v1.Write"},
+		{"heartbeat.response", "urgent", "latest", "skerry.topic.v1.Heartbeat"},
+		{"heartbeat.update", "urgent", "latest", "skerry.topic.v1.Heartbeat"},
+		{"hello.insert", "urgent", "every", "skerry.topic.v1.Hello"},
+		{"hello.response", "urgent", "every", "skerry.topic.v1.Welcome"},
+		{"interest.update", "normal", "every", "skerry.topic.v1.Interests"},
+		{"inventory.query", "normal", "every", "skerry.topic.v1.InventoryRequest"},
+		{"inventory.response", "normal", "every", "skerry.topic.v1.Inventory"},
+		{"nodestatus.response", "answer", "every", "skerry.topic.v1.WriteResult"},
+		{"nodestatus.update", "normal", "every", "skerry.topic.v1.Write"},
+		{"pod.response", "answer", "every", "skerry.topic.v1.WriteResult"},
+		{"pod.update", "normal", "every", "skerry.topic.v1.Write"},
+		{"podstatus.response", "answer", "every", "skerry.topic.v1.WriteResult"},
+		{"podstatus.update", "normal", "every", "skerry.topic.v1.Write"},
+		{"state.response", "answer", "latest", "skerry.topic.v1.StateAck"},
+		{"state.update", "normal", "every", "skerry.topic.v1.State"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("table (-want +got):\n%s", diff)
+	}
+}
+
+func TestTable_roundTrip(t *testing.T) {
+	table := topic.NewTable()
+	for name, m := range map[string]message.Message{
+		"hello": topic.Hello.New(message.Resource{}, &topicpb.Hello{Protocol: topic.Protocol, Version: "v1", BootId: "b", Epoch: 1 << 60}),
+		"state": topic.State.New(message.Resource{}, &topicpb.State{Sequence: 3, Changes: []*topicpb.Changes{{
+			Resource: &topicpb.Resource{Version: "v1", Resource: "pods"},
+			Items:    []*topicpb.Change{{Namespace: "default", Name: "a", Object: []byte("k8s\x00...")}, {Name: "b", Deleted: true}},
+		}}, Synced: []uint64{1, 2}}),
+		"an empty one": topic.StateAck.New(message.Resource{}, &topicpb.StateAck{}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			entry, b, err := table.Encode(m)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := table.Decode(entry.Key, b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(m.Content, got, protocmp.Transform()); diff != "" {
+				t.Errorf("content (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestTable_refuses(t *testing.T) {
+	table := topic.NewTable()
+	unknown := message.NewTopic[*topicpb.Hello]("gossip", message.Insert, message.Every)
+	wrong := topic.Hello.New(message.Resource{}, nil)
+	wrong.Content = &topicpb.Welcome{}
+	noProto := topic.Hello.New(message.Resource{}, nil)
+	noProto.Content = "hello"
+	badText := topic.Hello.New(message.Resource{}, &topicpb.Hello{Version: "\xff"})
+	for name, c := range map[string]struct {
+		m   message.Message
+		err error // nil: any
+	}{
+		"an unknown topic":      {unknown.New(message.Resource{}, &topicpb.Hello{}), topic.ErrUnknown},
+		"another's content":     {wrong, message.ErrWrongContent},
+		"content of no payload": {noProto, message.ErrWrongContent},
+		"a refusal":             {topic.Hello.New(message.Resource{}, nil).Answer(errors.New("no")), message.ErrWrongContent},
+		"text that is no UTF-8": {badText, nil},
+	} {
+		if _, b, err := table.Encode(c.m); err == nil || c.err != nil && !errors.Is(err, c.err) || b != nil {
+			t.Errorf("encoding %s: %q, %v; want %v", name, b, err, c.err)
+		}
+	}
+	for name, c := range map[string]struct {
+		key message.Key
+		b   []byte
+		err error
+	}{
+		"an unknown topic":      {unknown.Key(), nil, topic.ErrUnknown},
+		"half a field":          {topic.Hello.Key(), []byte{0x12, 0x05, 'a'}, nil},
+		"a length of 2^63":      {topic.State.Key(), []byte{0x12, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f}, nil},
+		"text that is no UTF-8": {topic.Hello.Key(), []byte{0x12, 0x01, 0xff}, nil},
+	} {
+		if got, err := table.Decode(c.key, c.b); err == nil || c.err != nil && !errors.Is(err, c.err) || got != nil {
+			t.Errorf("decoding %s: %v, %v; want %v", name, got, err, c.err)
+		}
+	}
+}
+
+// An older end meets fields it does not know: it reads the rest.
+func TestTable_unknownFields(t *testing.T) {
+	b, err := proto.Marshal(&topicpb.StateAck{Sequence: 9})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b = append(b, 0xf8, 0x07, 0x01) // field 127, varint 1
+	got, err := topic.NewTable().Decode(topic.StateAck.Key(), b)
+	if err != nil || got.(*topicpb.StateAck).Sequence != 9 {
+		t.Errorf("got %v, %v; want sequence 9", got, err)
+	}
+}
+
+func FuzzTable_Decode(f *testing.F) {
+	table := topic.NewTable()
+	entries := table.Entries()
+	for i := range entries {
+		f.Add(i, []byte{})
+		f.Add(i, []byte{0x08, 0x01, 0x12, 0x03, 'a', 'b', 'c'})
+	}
+	f.Fuzz(func(t *testing.T, i int, b []byte) {
+		if i < 0 || i >= len(entries) {
+			return
+		}
+		content, err := table.Decode(entries[i].Key, b)
+		if err != nil {
+			return
+		}
+		// What was read can be written, and is then read as the same.
+		m := message.Message{Route: message.Route{Kind: entries[i].Key.Kind, Operation: entries[i].Key.Operation}, Content: content}
+		_, again, err := table.Encode(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		second, err := table.Decode(entries[i].Key, again)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !proto.Equal(content.(proto.Message), second.(proto.Message)) {
+			t.Errorf("%s: %v became %v", entries[i].Key, content, second)
+		}
+	})
+}
+
+// Every payload that the contract has is carried by some topic, or is a part of one that is.
+func TestTable_coversTheContract(t *testing.T) {
+	used := map[protoreflect.FullName]bool{}
+	var use func(d protoreflect.MessageDescriptor)
+	use = func(d protoreflect.MessageDescriptor) {
+		if used[d.FullName()] {
+			return
+		}
+		used[d.FullName()] = true
+		for i := range d.Fields().Len() {
+			if part := d.Fields().Get(i).Message(); part != nil {
+				use(part)
+			}
+		}
+	}
+	all := topicpb.File_topic_proto.Messages()
+	for _, e := range topic.NewTable().Entries() {
+		i := slices.IndexFunc(slices.Collect(messages(all)), func(d protoreflect.MessageDescriptor) bool { return string(d.FullName()) == e.Payload })
+		if i < 0 {
+			t.Fatalf("%s: %s is not in topic.proto", e.Key, e.Payload)
+		}
+		use(all.Get(i))
+	}
+	for d := range messages(all) {
+		if !used[d.FullName()] {
+			t.Errorf("%s is in topic.proto and in no topic", d.FullName())
+		}
+	}
+}
+
+func messages(all protoreflect.MessageDescriptors) func(func(protoreflect.MessageDescriptor) bool) {
+	return func(yield func(protoreflect.MessageDescriptor) bool) {
+		for i := range all.Len() {
+			if !yield(all.Get(i)) {
+				return
+			}
+		}
+	}
+}
