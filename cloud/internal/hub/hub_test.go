@@ -271,7 +271,7 @@ func TestHub_NewerSessionReplacesOlder_WhenNothingOfItIsLeft(t *testing.T) {
 func TestHub_OlderSessionThatDoesNotEnd_HoldsTheNewerBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
-		b := newBench(t, hub.Config{RetryAfter: 5 * time.Second}, part{run: func(ctx context.Context, s hub.Session) error {
+		b := newBench(t, hub.Config{RetryAfter: 5 * time.Second, ReplaceWait: 7 * time.Second}, part{run: func(ctx context.Context, s hub.Session) error {
 			if s.Epoch() == 1 {
 				<-release
 			}
@@ -287,7 +287,7 @@ func TestHub_OlderSessionThatDoesNotEnd_HoldsTheNewerBack(t *testing.T) {
 			if end.Code != link.CloseOverloaded || !strings.HasPrefix(end.Reason, "retry-after=") || !strings.Contains(end.Reason, "not ended") {
 				t.Errorf("epoch %d ended with %v", epoch, end)
 			}
-			if waited := time.Since(start); waited < 10*time.Second || waited > 12*time.Second {
+			if waited := time.Since(start); waited < 7*time.Second || waited > 8*time.Second {
 				t.Errorf("waited for %v", waited)
 			}
 		}
