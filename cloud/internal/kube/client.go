@@ -1,0 +1,236 @@
+// Package kube is how cloudcore talks to kube-apiserver: as itself, as a node, or with the token of a pod; and the shared copies of what it watches.
+//
+// It owns the connections, the impersonation headers, the reviews of what a node may see, the stores that follow one collection each, and the
+// watches of single objects that are opened as a node. It decides nothing: which node gets what is publish's business, which write is made is relay's.
+// It refuses to lend cloudcore's own credentials to a request that bears a token. Everything here may be used by many goroutines at once; a
+// Store's observers are called one after another.
+package kube
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"path"
+	"strconv"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+// Impersonation says how cloudcore acts as a node.
+type Impersonation string
+
+const (
+	// Constrained: the header Impersonate-User alone (KEP-5284, on by default since Kubernetes 1.36). kube-apiserver knows a node's groups, and
+	// cloudcore needs rights for nodes only, verb by verb.
+	Constrained Impersonation = "Constrained"
+	// Classic: user and groups, for older clusters. RBAC can't narrow it to nodes.
+	Classic Impersonation = "Classic"
+)
+
+const (
+	nodeUserPrefix  = "system:node:"
+	nodesGroup      = "system:nodes"
+	authenticated   = "system:authenticated"
+	protobufContent = "application/vnd.kubernetes.protobuf"
+	jsonContent     = "application/json"
+)
+
+// NodeUser is the user name of a node, as Kubernetes has it.
+func NodeUser(node types.NodeName) string { return nodeUserPrefix + string(node) }
+
+// nodeGroups are the groups that every node's user is in.
+func nodeGroups() []string { return []string{nodesGroup, authenticated} }
+
+// MaxResponse bounds the body of an answer that Do reads, in bytes.
+const MaxResponse = 16 << 20
+
+// ErrTooLarge is returned for an answer above the bound.
+var ErrTooLarge = errors.New("the answer of kube-apiserver is too large")
+
+// Client is the connections to kube-apiserver. All nodes share one pool of them.
+type Client struct {
+	own     *rest.Config // cloudcore's own identity, no limit on this side
+	base    *url.URL
+	http    *http.Client // with cloudcore's credentials
+	bare    *http.Client // with none: for requests that bear a token
+	mode    Impersonation
+	typed   *kubernetes.Clientset
+	dynamic *dynamic.DynamicClient
+}
+
+// NewClient makes the clients. It connects to nothing yet.
+func NewClient(config *rest.Config, mode Impersonation) (*Client, error) {
+	if mode != Constrained && mode != Classic {
+		return nil, fmt.Errorf("impersonation: %q is neither %s nor %s", mode, Constrained, Classic)
+	}
+	own := rest.CopyConfig(config)
+	own.QPS, own.RateLimiter = -1, nil // fairness between nodes is relay's, overload is kube-apiserver's own priority and fairness
+	own.ContentType = protobufContent
+	own.AcceptContentTypes = protobufContent + "," + jsonContent
+	own.Timeout = 0 // watches live on these clients; every call brings its own ctx
+	base, _, err := rest.DefaultServerUrlFor(own)
+	if err != nil {
+		return nil, fmt.Errorf("address of kube-apiserver: %w", err)
+	}
+	c := &Client{own: own, base: base, mode: mode}
+	if c.http, err = plainClient(own); err != nil {
+		return nil, err
+	}
+	// A client certificate would win over the token of the request: this pool has none.
+	if c.bare, err = plainClient(rest.AnonymousClientConfig(own)); err != nil {
+		return nil, err
+	}
+	if c.typed, err = kubernetes.NewForConfigAndClient(own, c.http); err != nil {
+		return nil, fmt.Errorf("client of kube-apiserver: %w", err)
+	}
+	if c.dynamic, err = dynamic.NewForConfigAndClient(own, c.http); err != nil {
+		return nil, fmt.Errorf("client of kube-apiserver: %w", err)
+	}
+	return c, nil
+}
+
+func plainClient(config *rest.Config) (*http.Client, error) {
+	rt, err := rest.TransportFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("transport to kube-apiserver: %w", err)
+	}
+	// A redirect would carry headers elsewhere; kube-apiserver sends none for the paths that are used here.
+	return &http.Client{Transport: rt, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}, nil
+}
+
+// Config is a copy of cloudcore's own configuration.
+func (c *Client) Config() *rest.Config { return rest.CopyConfig(c.own) }
+
+// Kubernetes is the typed client of cloudcore itself.
+func (c *Client) Kubernetes() kubernetes.Interface { return c.typed }
+
+// AsNode is a configuration whose requests are made as the node. Clients made from it share the connections of all others.
+func (c *Client) AsNode(node types.NodeName) *rest.Config {
+	config := rest.CopyConfig(c.own)
+	config.Impersonate = rest.ImpersonationConfig{UserName: NodeUser(node)}
+	if c.mode == Classic {
+		config.Impersonate.Groups = nodeGroups()
+	}
+	return config
+}
+
+// Identity is who makes a request: a node, whoever a token belongs to, or, when zero, cloudcore itself.
+type Identity struct {
+	Node  types.NodeName
+	Token string // a bearer token; Node is ignored then
+}
+
+// Request is one call of kube-apiserver.
+type Request struct {
+	Method      string
+	Path        string // escaped, as in the URL
+	Query       string // raw
+	ContentType string // of Body
+	Accept      string // empty: JSON
+	Body        []byte
+}
+
+// Response is what came back.
+type Response struct {
+	Code   int
+	Header http.Header
+	Body   []byte
+}
+
+// Err is the failure that the response tells, as a Kubernetes Status error, or nil.
+func (r *Response) Err() error {
+	if r.Code >= 200 && r.Code < 300 {
+		return nil
+	}
+	var status metav1.Status
+	if err := json.Unmarshal(r.Body, &status); err == nil && status.Kind == "Status" && status.Status == metav1.StatusFailure {
+		if status.Code == 0 {
+			status.Code = int32(r.Code)
+		}
+		return &apierrors.StatusError{ErrStatus: status}
+	}
+	retry, _ := strconv.Atoi(r.Header.Get("Retry-After"))
+	text := string(bytes.ToValidUTF8(r.Body[:min(len(r.Body), 512)], nil))
+	return apierrors.NewGenericServerResponse(r.Code, "", schema.GroupResource{}, "", text, retry, true)
+}
+
+// Do makes one request and reads the whole answer. The error tells that there was no answer; see Response.Err for a refusal.
+func (c *Client) Do(ctx context.Context, as Identity, r Request) (*Response, error) {
+	resp, err := c.send(ctx, as, r)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, MaxResponse+1))
+	if err != nil {
+		return nil, fmt.Errorf("reading the answer to %s %s: %w", r.Method, r.Path, err)
+	}
+	if len(body) > MaxResponse {
+		return nil, fmt.Errorf("%s %s: %w", r.Method, r.Path, ErrTooLarge)
+	}
+	return &Response{Code: resp.StatusCode, Header: resp.Header, Body: body}, nil
+}
+
+func (c *Client) send(ctx context.Context, as Identity, r Request) (*http.Response, error) {
+	u, err := c.url(r.Path, r.Query)
+	if err != nil {
+		return nil, err
+	}
+	var body io.Reader
+	if len(r.Body) > 0 {
+		body = bytes.NewReader(r.Body)
+	}
+	req, err := http.NewRequestWithContext(ctx, r.Method, u.String(), body)
+	if err != nil {
+		return nil, fmt.Errorf("request for %s: %w", r.Path, err)
+	}
+	if r.ContentType != "" {
+		req.Header.Set("Content-Type", r.ContentType)
+	}
+	accept := r.Accept
+	if accept == "" {
+		accept = jsonContent
+	}
+	req.Header.Set("Accept", accept)
+	client := c.http
+	switch {
+	case as.Token != "":
+		client = c.bare
+		req.Header.Set("Authorization", "Bearer "+as.Token)
+	case as.Node != "":
+		req.Header.Set("Impersonate-User", NodeUser(as.Node))
+		if c.mode == Classic {
+			req.Header["Impersonate-Group"] = nodeGroups()
+		}
+	}
+	return client.Do(req)
+}
+
+func (c *Client) url(escaped, query string) (*url.URL, error) {
+	p, err := url.PathUnescape(escaped)
+	if err != nil {
+		return nil, fmt.Errorf("path %q: %w", escaped, err)
+	}
+	u := *c.base
+	u.Path = path.Join("/", c.base.Path) + p
+	if c.base.Path == "" || c.base.Path == "/" {
+		u.Path = p
+	}
+	u.RawPath = ""
+	if escaped != p && (c.base.Path == "" || c.base.Path == "/") {
+		u.RawPath = escaped
+	}
+	u.RawQuery = query
+	return &u, nil
+}

@@ -1,0 +1,119 @@
+package kube
+
+import (
+	"crypto/sha256"
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Key names an object in its collection.
+type Key struct{ Namespace, Name string }
+
+func (k Key) String() string {
+	if k.Namespace == "" {
+		return k.Name
+	}
+	return k.Namespace + "/" + k.Name
+}
+
+// Ref names an object.
+type Ref struct {
+	Resource schema.GroupVersionResource
+	Key
+}
+
+// SumSize is the length of a Sum.
+const SumSize = 16
+
+// Sum stands for one version of one object: the first 16 bytes of SHA-256(uid NUL resourceVersion). The sum of a set is the XOR of its members'.
+type Sum [SumSize]byte
+
+// SumOf computes a Sum.
+func SumOf(uid, resourceVersion string) Sum {
+	b := make([]byte, 0, 64)
+	b = append(b, uid...)
+	b = append(b, 0)
+	b = append(b, resourceVersion...)
+	full := sha256.Sum256(b)
+	return Sum(full[:SumSize])
+}
+
+// Xor adds other to s, or takes it away.
+func (s *Sum) Xor(other Sum) {
+	for i := range s {
+		s[i] ^= other[i]
+	}
+}
+
+// Object is one version of one object, as it goes down to the edges: encoded once, shared by all of them, never changed.
+type Object struct {
+	Key
+	UID     types.UID
+	Version string // metadata.resourceVersion
+	Labels  labels.Set
+	Raw     []byte // Kubernetes protobuf with its envelope for built-in kinds, else JSON; without managedFields
+	Refs    []Ref  // what a pod, a claim or a volume needs on its node
+	Sum     Sum
+
+	// Node is the node of a pod; Fields are the values of what selectors may ask for beside the name, in the order of the store's table.
+	fields []string
+}
+
+// Encoder makes Objects of one collection.
+type encoder struct {
+	resource schema.GroupVersionResource
+	proto    runtime.Encoder // nil: JSON
+	fields   *fieldTable
+}
+
+func (c *catalog) encoder(resource schema.GroupVersionResource) *encoder {
+	e := &encoder{resource: resource, fields: fieldsOf(resource.GroupResource())}
+	if kind, ok := c.kind(resource); ok {
+		e.proto = c.protos[kind.GroupVersion()]
+	}
+	return e
+}
+
+// encode takes the object over: it removes its managedFields. The edge writes by patches that the cloud applies, so it has no use for the record of
+// who set which field, and that record is often the larger half of an object.
+func (e *encoder) encode(from runtime.Object) (*Object, error) {
+	m, err := meta.Accessor(from)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", e.resource.Resource, err)
+	}
+	m.SetManagedFields(nil)
+	o := &Object{
+		Key: Key{m.GetNamespace(), m.GetName()}, UID: m.GetUID(), Version: m.GetResourceVersion(), Labels: m.GetLabels(),
+		Refs: refsOf(from), fields: e.fields.values(from),
+	}
+	o.Sum = SumOf(string(o.UID), o.Version)
+	switch t := from.(type) {
+	case *unstructured.Unstructured:
+		o.Raw, err = t.MarshalJSON()
+	default:
+		if e.proto == nil {
+			return nil, fmt.Errorf("%s: no encoding for %T", e.resource.Resource, from)
+		}
+		o.Raw, err = runtime.Encode(e.proto, from)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("encoding %s %s: %w", e.resource.Resource, o.Key, err)
+	}
+	return o, nil
+}
+
+// Node is the node that a pod is bound to.
+func (o *Object) Node() string { return o.field(nodeNameField) }
+
+func (o *Object) field(i int) string {
+	if i < len(o.fields) {
+		return o.fields[i]
+	}
+	return ""
+}

@@ -1,0 +1,221 @@
+package kube
+
+import (
+	"sync"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// Store is the newest known state of one collection, encoded. Many read it; one writer changes it, by Replace, Put and Delete.
+type Store struct {
+	resource schema.GroupVersionResource
+	encoder  *encoder
+	synced   chan struct{} // closed by the first Replace
+
+	mu        sync.RWMutex
+	isSynced  bool
+	objects   map[Key]*Object
+	byNode    map[string]map[Key]*Object // nil where the collection has no spec.nodeName
+	observers []*observer
+	failure   error // of the last attempt to list or watch, nil while all is well
+}
+
+type observer struct{ changed func(old, new *Object) }
+
+func newStore(resource schema.GroupVersionResource, e *encoder) *Store {
+	s := &Store{resource: resource, encoder: e, synced: make(chan struct{}), objects: map[Key]*Object{}}
+	if e.fields.byNode {
+		s.byNode = map[string]map[Key]*Object{}
+	}
+	return s
+}
+
+// NewStore returns an empty store that somebody else fills: tests, and sources that are no watch.
+func NewStore(resource schema.GroupVersionResource) *Store {
+	return newStore(resource, newCatalog().encoder(resource))
+}
+
+// Resource is the collection.
+func (s *Store) Resource() schema.GroupVersionResource { return s.resource }
+
+// Synced is closed once the store has held the whole collection.
+func (s *Store) Synced() <-chan struct{} { return s.synced }
+
+// HasSynced tells it without waiting.
+func (s *Store) HasSynced() bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.isSynced
+}
+
+// Failure is why the collection can't be listed or watched at the moment, or nil.
+func (s *Store) Failure() error {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.failure
+}
+
+// Get returns the object, or nil.
+func (s *Store) Get(key Key) *Object {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.objects[key]
+}
+
+// Len is how many objects the store holds.
+func (s *Store) Len() int {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return len(s.objects)
+}
+
+// Each calls fn for every object that sel selects, in no order, until fn returns false. Nothing changes meanwhile; fn must not call the store.
+func (s *Store) Each(sel *Selection, fn func(*Object) bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if sel.Name != "" && sel.Namespace != "" {
+		if o := s.objects[Key{sel.Namespace, sel.Name}]; o != nil && sel.Matches(o) {
+			fn(o)
+		}
+		return
+	}
+	if sel.Name != "" {
+		if o := s.objects[Key{"", sel.Name}]; o != nil { // cluster-scoped, as nearly always
+			if sel.Matches(o) {
+				fn(o)
+			}
+			return
+		}
+	}
+	all := s.objects
+	if sel.Node != "" && s.byNode != nil {
+		all = s.byNode[sel.Node]
+	}
+	for _, o := range all {
+		if sel.Matches(o) && !fn(o) {
+			return
+		}
+	}
+}
+
+// Observe calls changed for every change from now on, one after another, before anybody can read it: old is nil for a new object, new for one
+// that is gone. changed must be quick and must not call the store. The returned function ends it.
+func (s *Store) Observe(changed func(old, new *Object)) (cancel func()) {
+	o := &observer{changed}
+	s.mu.Lock()
+	s.observers = append(s.observers, o)
+	s.mu.Unlock()
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for i, have := range s.observers {
+			if have == o {
+				s.observers = append(s.observers[:i:i], s.observers[i+1:]...)
+				return
+			}
+		}
+	}
+}
+
+// Put sets one object. It takes o over.
+func (s *Store) Put(o runtime.Object) error {
+	encoded, err := s.encoder.encode(o)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.set(encoded)
+	return nil
+}
+
+// Delete removes one object.
+func (s *Store) Delete(key Key) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.remove(key)
+}
+
+// Replace makes all the whole of the collection. It takes the objects over.
+func (s *Store) Replace(all []runtime.Object) error {
+	fresh := make([]*Object, 0, len(all))
+	keep := make(map[Key]bool, len(all))
+	for _, o := range all {
+		encoded, err := s.encoder.encode(o)
+		if err != nil {
+			return err
+		}
+		fresh = append(fresh, encoded)
+		keep[encoded.Key] = true
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for key := range s.objects {
+		if !keep[key] {
+			s.remove(key)
+		}
+	}
+	for _, o := range fresh {
+		if old := s.objects[o.Key]; old != nil && old.Sum == o.Sum {
+			continue // the same version: those who share the old bytes go on doing so
+		}
+		s.set(o)
+	}
+	s.failure = nil
+	if !s.isSynced {
+		s.isSynced = true
+		close(s.synced)
+	}
+	return nil
+}
+
+// The lock is held for these.
+
+func (s *Store) set(o *Object) {
+	old := s.objects[o.Key]
+	s.objects[o.Key] = o
+	if s.byNode != nil {
+		node := o.field(nodeNameField)
+		if old != nil && old.field(nodeNameField) != node {
+			s.unindex(old)
+		}
+		if node != "" {
+			if s.byNode[node] == nil {
+				s.byNode[node] = map[Key]*Object{}
+			}
+			s.byNode[node][o.Key] = o
+		}
+	}
+	for _, w := range s.observers {
+		w.changed(old, o)
+	}
+}
+
+func (s *Store) remove(key Key) {
+	old, ok := s.objects[key]
+	if !ok {
+		return
+	}
+	delete(s.objects, key)
+	if s.byNode != nil {
+		s.unindex(old)
+	}
+	for _, w := range s.observers {
+		w.changed(old, nil)
+	}
+}
+
+func (s *Store) unindex(o *Object) {
+	node := o.field(nodeNameField)
+	delete(s.byNode[node], o.Key)
+	if len(s.byNode[node]) == 0 {
+		delete(s.byNode, node)
+	}
+}
+
+func (s *Store) fail(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.failure = err
+}

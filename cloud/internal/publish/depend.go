@@ -1,0 +1,349 @@
+package publish
+
+import (
+	"sync/atomic"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/skerry-io/skerry/cloud/internal/kube"
+)
+
+// held is an object that is watched alone for this session.
+type held struct {
+	state  atomic.Pointer[kube.Single]
+	users  int // owned by the loop
+	cancel func()
+}
+
+func (h *held) load() kube.Single {
+	if s := h.state.Load(); s != nil {
+		return *s
+	}
+	return kube.Single{}
+}
+
+func (s *session) hold(ref kube.Ref, r *resource) {
+	if h, ok := s.held[ref]; ok {
+		h.users++
+		return
+	}
+	h := &held{users: 1}
+	s.held[ref] = h
+	h.cancel = s.part.singles.Watch(ref, s.node, func(state kube.Single) {
+		h.state.Store(&state)
+		r.touch(ref.Key)
+		s.signal()
+	})
+}
+
+func (s *session) unhold(ref kube.Ref) {
+	h, ok := s.held[ref]
+	if !ok {
+		return
+	}
+	if h.users--; h.users == 0 {
+		delete(s.held, ref)
+		h.cancel()
+	}
+}
+
+// follow lets the standing of an interest in one object be what its watch says.
+func (s *session) follow(i *interest) {
+	h, ok := s.held[*i.single]
+	if !ok {
+		return
+	}
+	switch state := h.load(); {
+	case state.Err != nil && i.standing != refused:
+		i.standing, i.synced = refused, false
+		s.refuse(i, state.Err)
+	case state.Err == nil && state.Known && i.standing != granted:
+		i.standing, i.synced = granted, false
+	}
+}
+
+// dependencies is what the pods of this node refer to, and what that refers to in turn: a claim to its volume, a volume to its Secrets. All of it
+// travels before the pod that needs it.
+type dependencies struct {
+	session  *session
+	interest *interest
+	entry    *entry
+	scanned  bool
+	pods     map[kube.Key][]kube.Ref
+	refs     map[kube.Ref]*dependency
+	pending  map[kube.Ref]struct{} // nobody knows yet whether these exist
+}
+
+type dependency struct {
+	users    int
+	children []kube.Ref
+	sent     bool
+}
+
+// kinds are the resources of dependencies.
+func dependencyKinds() []schema.GroupVersionResource {
+	return []schema.GroupVersionResource{kube.ConfigMaps, kube.Secrets, kube.Claims, kube.Volumes}
+}
+
+func newDependencies(s *session, i *interest) *dependencies {
+	d := &dependencies{
+		session: s, interest: i, pods: map[kube.Key][]kube.Ref{}, refs: map[kube.Ref]*dependency{}, pending: map[kube.Ref]struct{}{},
+	}
+	for _, gvr := range dependencyKinds() {
+		if r := s.resource(gvr); r.phase == live {
+			s.markSynced(r, i)
+		}
+	}
+	pods := s.resource(kube.Pods)
+	d.entry = &entry{pods, &kube.Selection{Node: string(s.node)}}
+	pods.openFeed().add(d.entry)
+	return d
+}
+
+// close gives everything back. What the edge held on their account is queued to be taken from it.
+func (d *dependencies) close() {
+	d.entry.resource.feed.remove(d.entry)
+	for key := range d.pods {
+		d.update(key, nil)
+	}
+}
+
+func (d *dependencies) concerns(gvr schema.GroupVersionResource) bool {
+	return gvr == kube.ConfigMaps || gvr == kube.Secrets || gvr == kube.Claims || gvr == kube.Volumes
+}
+
+func (d *dependencies) has(ref kube.Ref) bool {
+	_, ok := d.refs[ref]
+	return ok
+}
+
+// mark is called when another interest takes the place of d's.
+func (d *dependencies) mark() {
+	for _, gvr := range dependencyKinds() {
+		if r := d.session.resource(gvr); r.phase == live {
+			d.session.markSynced(r, d.interest)
+		}
+	}
+}
+
+// settled reports whether all that the pods need has been compared, and what differed was sent.
+func (d *dependencies) settled() bool {
+	for _, gvr := range dependencyKinds() {
+		if d.session.resource(gvr).phase != live {
+			return false
+		}
+	}
+	return true
+}
+
+// scan reads the pods once they are known, and lets those go on whose dependencies have become known.
+func (d *dependencies) scan() {
+	pods := d.entry.resource
+	if !d.scanned {
+		if !pods.feed.store.HasSynced() {
+			pods.await()
+			return
+		}
+		d.scanned = true
+		d.rescan()
+	}
+	d.complete()
+	var ready []kube.Key
+	for key := range pods.parked {
+		if d.ready(d.pods[key]) {
+			ready = append(ready, key)
+		}
+	}
+	pods.queue(ready)
+}
+
+// rescan makes d that of the pods as they are.
+func (d *dependencies) rescan() {
+	var all []*kube.Object
+	d.entry.resource.feed.store.Each(d.entry.sel, func(o *kube.Object) bool { all = append(all, o); return true })
+	gone := make(map[kube.Key]bool, len(d.pods))
+	for key := range d.pods {
+		gone[key] = true
+	}
+	for _, o := range all {
+		delete(gone, o.Key)
+		d.update(o.Key, o)
+	}
+	for key := range gone {
+		d.update(key, nil)
+	}
+}
+
+// update makes what pod refers to what it is now.
+func (d *dependencies) update(key kube.Key, pod *kube.Object) {
+	var refs []kube.Ref
+	if pod != nil && pod.Node() == string(d.session.node) {
+		refs = pod.Refs
+	}
+	old := d.pods[key]
+	for _, ref := range refs { // taken before the old are given back, so that what stays is not let go
+		d.acquire(ref)
+	}
+	for _, ref := range old {
+		d.release(ref)
+	}
+	if len(refs) == 0 {
+		delete(d.pods, key)
+	} else {
+		d.pods[key] = refs
+	}
+}
+
+func (d *dependencies) acquire(ref kube.Ref) {
+	if have, ok := d.refs[ref]; ok {
+		have.users++
+		return
+	}
+	s := d.session
+	d.refs[ref] = &dependency{users: 1}
+	d.pending[ref] = struct{}{}
+	r := s.resource(ref.Resource)
+	if s.part.singles.Serves(ref) {
+		s.hold(ref, r)
+	} else {
+		r.openFeed().addKey(ref.Key, r)
+	}
+	if r.phase != fresh {
+		r.queue([]kube.Key{ref.Key})
+	}
+	d.resolve(ref)
+}
+
+func (d *dependencies) release(ref kube.Ref) {
+	have, ok := d.refs[ref]
+	if !ok {
+		return
+	}
+	if have.users--; have.users > 0 {
+		return
+	}
+	s := d.session
+	delete(d.refs, ref)
+	delete(d.pending, ref)
+	r := s.resource(ref.Resource)
+	if s.part.singles.Serves(ref) {
+		s.unhold(ref)
+	} else if r.feed != nil {
+		r.feed.removeKey(ref.Key, r)
+	}
+	if r.phase != fresh {
+		r.queue([]kube.Key{ref.Key})
+	}
+	for _, child := range have.children {
+		d.release(child)
+	}
+}
+
+// resolve reports whether it is known what ref is, and takes what that refers to in turn.
+func (d *dependencies) resolve(ref kube.Ref) bool {
+	r := d.session.resource(ref.Resource)
+	o, known := r.look(ref.Key)
+	if !known {
+		if r.feed != nil && !r.feed.store.HasSynced() {
+			r.await()
+		}
+		return false
+	}
+	delete(d.pending, ref)
+	d.expand(ref, o)
+	return true
+}
+
+func (d *dependencies) expand(ref kube.Ref, o *kube.Object) {
+	have, ok := d.refs[ref]
+	if !ok {
+		return
+	}
+	var children []kube.Ref
+	if o != nil {
+		children = o.Refs
+	}
+	old := have.children
+	have.children = children
+	for _, child := range children {
+		d.acquire(child)
+	}
+	for _, child := range old {
+		d.release(child)
+	}
+}
+
+// complete reports whether it is known of all dependencies what they are.
+func (d *dependencies) complete() bool {
+	if !d.scanned {
+		return false
+	}
+	for ref := range d.pending {
+		if !d.resolve(ref) {
+			return false
+		}
+	}
+	return true
+}
+
+// ready reports whether refs and all below them are known.
+func (d *dependencies) ready(refs []kube.Ref) bool {
+	for _, ref := range refs {
+		if _, pending := d.pending[ref]; pending && !d.resolve(ref) {
+			return false
+		}
+		if have, ok := d.refs[ref]; ok && !d.ready(have.children) {
+			return false
+		}
+	}
+	return true
+}
+
+// before is called for each key ahead of its change. It keeps up what pods and their dependencies refer to, and puts what a pod needs in front of
+// it; it returns false where that isn't known yet, and the pod has to wait.
+func (d *dependencies) before(r *resource, key kube.Key, o *kube.Object) bool {
+	if ref := (kube.Ref{Resource: r.gvr, Key: key}); d.concerns(r.gvr) && d.has(ref) {
+		d.refs[ref].sent = true
+		delete(d.pending, ref)
+		d.expand(ref, o)
+		return true
+	}
+	if r.gvr != kube.Pods {
+		return true
+	}
+	d.update(key, o)
+	if o == nil || !r.wants(o) {
+		return true
+	}
+	refs := d.pods[key]
+	if !d.ready(refs) {
+		return false
+	}
+	d.ahead(refs)
+	return true
+}
+
+// ahead sends those of refs that the edge may not have yet.
+func (d *dependencies) ahead(refs []kube.Ref) {
+	s := d.session
+	for _, ref := range refs {
+		have, ok := d.refs[ref]
+		if !ok {
+			continue
+		}
+		r := s.resource(ref.Resource)
+		s.mu.Lock()
+		_, waits := r.dirty[ref.Key]
+		if waits {
+			r.clean(ref.Key)
+		}
+		s.mu.Unlock()
+		if o, _ := r.look(ref.Key); (waits || r.phase != live && !have.sent) && o != nil {
+			s.frame.change(r, ref.Key, o)
+		} else if waits {
+			s.frame.change(r, ref.Key, nil)
+		}
+		have.sent = true
+		d.ahead(have.children)
+	}
+}

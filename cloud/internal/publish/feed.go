@@ -1,0 +1,159 @@
+package publish
+
+import (
+	"sync"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/skerry-io/skerry/cloud/internal/kube"
+)
+
+// feed leads the changes of one collection to the sessions that they concern, without asking all the others: most of what an edge wants is
+// selected by its node's name or by one object's.
+type feed struct {
+	store   *kube.Store
+	release func()
+	cancel  func()
+	users   int // under the lock of feeds
+
+	mu     sync.RWMutex
+	byNode map[string][]*entry
+	byName map[string][]*entry
+	byKey  map[kube.Key][]*resource // wanted by key, whatever the object is like
+	all    []*entry
+}
+
+// entry is one selection of one session.
+type entry struct {
+	resource *resource
+	sel      *kube.Selection
+}
+
+func (f *feed) changed(old, new *kube.Object) {
+	var key kube.Key
+	if new != nil {
+		key = new.Key
+	} else {
+		key = old.Key
+	}
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	for _, r := range f.byKey[key] {
+		r.touch(key)
+	}
+	tell(f.byName[key.Name], key, old, new)
+	if len(f.byNode) > 0 {
+		var was, is string
+		if old != nil {
+			was = old.Node()
+			tell(f.byNode[was], key, old, new)
+		}
+		if new != nil {
+			if is = new.Node(); old == nil || is != was {
+				tell(f.byNode[is], key, old, new)
+			}
+		}
+	}
+	tell(f.all, key, old, new)
+}
+
+func tell(entries []*entry, key kube.Key, old, new *kube.Object) {
+	for _, e := range entries {
+		if old != nil && e.sel.Matches(old) || new != nil && e.sel.Matches(new) {
+			e.resource.touch(key)
+		}
+	}
+}
+
+func (f *feed) add(e *entry) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case e.sel.Name != "":
+		f.byName[e.sel.Name] = append(f.byName[e.sel.Name], e)
+	case e.sel.Node != "":
+		f.byNode[e.sel.Node] = append(f.byNode[e.sel.Node], e)
+	default:
+		f.all = append(f.all, e)
+	}
+}
+
+func (f *feed) remove(e *entry) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case e.sel.Name != "":
+		drop(f.byName, e.sel.Name, e)
+	case e.sel.Node != "":
+		drop(f.byNode, e.sel.Node, e)
+	default:
+		f.all = without(f.all, e)
+	}
+}
+
+func (f *feed) addKey(key kube.Key, r *resource) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.byKey[key] = append(f.byKey[key], r)
+}
+
+func (f *feed) removeKey(key kube.Key, r *resource) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	drop(f.byKey, key, r)
+}
+
+func drop[K, V comparable](m map[K][]V, key K, v V) {
+	if rest := without(m[key], v); len(rest) > 0 {
+		m[key] = rest
+	} else {
+		delete(m, key)
+	}
+}
+
+// without takes one v out; the order of the others doesn't matter.
+func without[V comparable](all []V, v V) []V {
+	for i, have := range all {
+		if have == v {
+			last := len(all) - 1
+			all[i] = all[last]
+			var zero V
+			all[last] = zero
+			return all[:last]
+		}
+	}
+	return all
+}
+
+// feeds are the open ones, shared by all sessions.
+type feeds struct {
+	collections Collections
+
+	mu   sync.Mutex
+	open map[schema.GroupVersionResource]*feed
+}
+
+func (x *feeds) get(gvr schema.GroupVersionResource) *feed {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	f, ok := x.open[gvr]
+	if !ok {
+		f = &feed{byNode: map[string][]*entry{}, byName: map[string][]*entry{}, byKey: map[kube.Key][]*resource{}}
+		f.store, f.release = x.collections.Open(gvr)
+		f.cancel = f.store.Observe(f.changed)
+		x.open[gvr] = f
+	}
+	f.users++
+	return f
+}
+
+func (x *feeds) put(f *feed) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if f.users--; f.users > 0 {
+		return
+	}
+	f.cancel()
+	f.release()
+	delete(x.open, f.store.Resource())
+}

@@ -1,0 +1,146 @@
+package publish
+
+import (
+	"slices"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/cloud/internal/kube"
+	"github.com/skerry-io/skerry/common/topic"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+)
+
+// changeOverhead is about what a change takes beside its object, in bytes.
+const changeOverhead = 96
+
+// frame is the State being filled.
+type frame struct {
+	state *topicpb.State
+	bytes int
+	last  *resource // whose changes the last group holds
+}
+
+func resourceProto(gvr schema.GroupVersionResource) *topicpb.Resource {
+	return &topicpb.Resource{Group: gvr.Group, Version: gvr.Version, Resource: gvr.Resource}
+}
+
+func resourceFrom(p *topicpb.Resource) schema.GroupVersionResource {
+	return schema.GroupVersionResource{Group: p.GetGroup(), Version: p.GetVersion(), Resource: p.GetResource()}
+}
+
+// change appends the state of a key: o, or that it is gone when o is nil. The order of a frame is the order in which the edge applies it.
+func (f *frame) change(r *resource, key kube.Key, o *kube.Object) {
+	c := &topicpb.Change{Namespace: key.Namespace, Name: key.Name, Deleted: o == nil}
+	if o != nil {
+		c.Uid, c.ResourceVersion, c.Object = string(o.UID), o.Version, o.Raw
+	}
+	f.begin()
+	if f.last != r {
+		f.state.Changes = append(f.state.Changes, &topicpb.Changes{Resource: r.proto})
+		f.last = r
+	}
+	group := f.state.Changes[len(f.state.Changes)-1]
+	group.Items = append(group.Items, c)
+	f.bytes += changeOverhead + len(c.Object) + len(key.Name) + len(key.Namespace)
+}
+
+func (f *frame) synced(id uint64) {
+	f.begin()
+	f.state.Synced = append(f.state.Synced, id)
+	f.bytes += 8
+}
+
+func (f *frame) refuse(id uint64, status []byte) {
+	f.begin()
+	f.state.Refused = append(f.state.Refused, &topicpb.Refusal{Interest: id, Status: status})
+	f.bytes += 16 + len(status)
+}
+
+func (f *frame) begin() {
+	if f.state == nil {
+		f.state = &topicpb.State{}
+	}
+}
+
+func (f *frame) empty() bool { return f.bytes == 0 }
+
+// window is what was sent and not acknowledged.
+type window struct {
+	sequence uint64 // of the last State sent
+	acked    uint64
+	sizes    []int // of the States after acked
+	bytes    int
+}
+
+// ack accepts an acknowledgement; one of what was never sent counts as far as was sent.
+func (w *window) ack(sequence uint64) {
+	sequence = min(sequence, w.sequence)
+	if sequence <= w.acked {
+		return
+	}
+	n := int(sequence - w.acked)
+	for _, size := range w.sizes[:n] {
+		w.bytes -= size
+	}
+	w.sizes = slices.Delete(w.sizes, 0, n)
+	if len(w.sizes) == 0 {
+		w.sizes = nil
+	}
+	w.acked = sequence
+}
+
+// open reports whether another State may be sent.
+func (w *window) open() bool {
+	return len(w.sizes) == 0 || len(w.sizes) < windowStates && w.bytes < windowBytes
+}
+
+func (w *window) take(size int) uint64 {
+	w.sequence++
+	w.sizes = append(w.sizes, size)
+	w.bytes += size
+	return w.sequence
+}
+
+// send fills frames and sends them while the window is open.
+func (s *session) send() error {
+	for s.window.open() {
+		for s.frame.bytes < frameBytes {
+			it, ok := s.next()
+			if !ok {
+				break
+			}
+			if it.mark != nil {
+				s.delivered(it.resource, it.mark)
+			} else {
+				s.emit(it.resource, it.key)
+			}
+		}
+		if s.frame.empty() {
+			return nil
+		}
+		if err := s.flush(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *session) flush() error {
+	state, full := s.frame.state, s.frame.bytes
+	s.frame = frame{}
+	state.Sequence = s.window.take(full)
+	m := s.part.metrics
+	m.states.Add(1)
+	for _, g := range state.Changes {
+		m.changes.Add(int64(len(g.Items)))
+	}
+	m.bytes.Add(int64(full))
+	if err := s.link.Send(s.ctx, topic.State.New(message.Resource{}, state)); err != nil {
+		if s.ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,305 @@
+package publish
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/skerry-io/skerry/cloud/internal/kube"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+)
+
+type standing int
+
+const (
+	undecided standing = iota // Kubernetes has not said yet whether the node may have it
+	granted
+	refused
+)
+
+// interest is one list+watch of an edge, or what its pods depend on.
+type interest struct {
+	id       uint64
+	resource *resource // nil for dependencies
+	gvr      schema.GroupVersionResource
+	sel      *kube.Selection
+	standing standing
+	since    time.Time // of being undecided
+	checked  time.Time
+	busy     bool // a review is on its way
+	gone     bool // the edge has dropped it
+	entry    *entry
+	single   *kube.Ref // served by Singles
+
+	synced  bool
+	waiting int // marks in the queue that must be passed before it is synced
+}
+
+func (i *interest) dependencies() bool { return i.sel == nil }
+
+// decision is what Kubernetes said about an interest.
+type decision struct {
+	interest *interest
+	allowed  bool
+	err      error // why not
+}
+
+func same(i *interest, p *topicpb.Interest) bool {
+	if i.dependencies() || p.GetDependencies() {
+		return i.dependencies() && p.GetDependencies()
+	}
+	return i.gvr == resourceFrom(p.GetResource()) && i.sel.Source == source(p)
+}
+
+func source(p *topicpb.Interest) kube.Source {
+	return kube.Source{Namespace: p.GetNamespace(), Labels: p.GetLabelSelector(), Fields: p.GetFieldSelector()}
+}
+
+// declare makes the set of interests that of m. The digests count for resources that this session hasn't compared yet.
+func (s *session) declare(m *topicpb.Interests, digests []*topicpb.Digest) {
+	for _, p := range digests {
+		gvr := resourceFrom(p.GetResource())
+		if gvr.Resource == "" {
+			continue
+		}
+		if r := s.resource(gvr); r.phase == fresh {
+			var ok bool
+			r.edge, ok = digestFrom(p)
+			r.edgeUnknown = !ok
+		}
+	}
+	want := make(map[uint64]*topicpb.Interest, len(m.GetInterests()))
+	for _, p := range m.GetInterests() {
+		want[p.GetId()] = p
+	}
+	for id, i := range s.interests {
+		if p, ok := want[id]; !ok || !same(i, p) {
+			i.gone = true
+			delete(s.interests, id)
+			s.drop(i)
+		}
+	}
+	for id, p := range want {
+		if _, ok := s.interests[id]; !ok {
+			s.admit(id, p)
+		}
+	}
+}
+
+// admit takes a new interest and asks Kubernetes about it.
+func (s *session) admit(id uint64, p *topicpb.Interest) {
+	i := &interest{id: id, since: time.Now()}
+	s.interests[id] = i
+	if p.GetDependencies() {
+		// Nothing to ask: claims and volumes that a pod of this node refers to are what the Node authorizer would allow, ConfigMaps and Secrets are
+		// watched as the node.
+		i.standing = granted
+		if s.deps == nil {
+			s.deps = newDependencies(s, i)
+		} else {
+			s.deps.interest = i
+			s.deps.mark()
+		}
+		return
+	}
+	i.gvr = resourceFrom(p.GetResource())
+	var err error
+	if i.gvr.Resource == "" || i.gvr.Version == "" {
+		err = fmt.Errorf("the interest names no resource")
+	} else {
+		i.sel, err = kube.Select(i.gvr, source(p))
+	}
+	if err != nil {
+		i.sel = &kube.Selection{Source: source(p)}
+		i.standing = refused
+		i.checked = time.Now().Add(24 * time.Hour) // asking again changes nothing
+		s.refuse(i, apierrors.NewBadRequest(err.Error()))
+		return
+	}
+	i.resource = s.resource(i.gvr)
+	i.resource.interests = append(i.resource.interests, i)
+	if ref := (kube.Ref{Resource: i.gvr, Key: kube.Key{Namespace: i.sel.Namespace, Name: i.sel.Name}}); s.part.singles.Serves(ref) {
+		if ref.Namespace == "" || ref.Name == "" {
+			i.standing = refused
+			i.checked = time.Now().Add(24 * time.Hour)
+			s.refuse(i, apierrors.NewForbidden(i.gvr.GroupResource(), "", fmt.Errorf("cloudcore serves %s one by one only: select a namespace and metadata.name",
+				i.gvr.Resource)))
+			return
+		}
+		i.single = &ref
+		s.hold(ref, i.resource)
+		return // its standing follows what the watch says
+	}
+	s.ask(i)
+}
+
+// ask finds out whether the node may have the interest, in its own goroutine. Errors are asked again until there is an answer; a refusal until it is
+// believed.
+func (s *session) ask(i *interest) {
+	i.busy = true
+	first := i.standing == undecided
+	s.wg.Go(func() {
+		d := decision{interest: i}
+		for n := 0; ; n++ {
+			allowed, reason, err := s.review(i, first && n == 0)
+			if err == nil {
+				d.allowed = allowed
+				if !allowed {
+					d.err = apierrors.NewForbidden(i.gvr.GroupResource(), i.sel.Name, fmt.Errorf("node %s: %s", s.node, reason))
+				}
+				if allowed || !first || time.Since(i.since) >= graceRefused {
+					break
+				}
+			}
+			base := min(50*time.Millisecond<<min(n, 8), 10*time.Second)
+			t := time.NewTimer(base/2 + rand.N(base/2))
+			select {
+			case <-s.ctx.Done():
+				t.Stop()
+				return
+			case <-t.C:
+			}
+		}
+		s.mu.Lock()
+		s.inbox.decisions = append(s.inbox.decisions, d)
+		s.mu.Unlock()
+		s.signal()
+	})
+}
+
+// review asks once. Who may get an object alone may hold it: of claims, volumes and the like the Node authorizer allows no list.
+func (s *session) review(i *interest, remembered bool) (allowed bool, reason string, err error) {
+	ask := s.part.access.Review
+	if remembered {
+		ask = s.part.access.Allowed
+	}
+	at := kube.Attributes{Resource: i.gvr, Namespace: i.sel.Namespace, Name: i.sel.Name, Fields: i.sel.Fields, Labels: i.sel.Labels}
+	verbs := []string{"list", "watch"}
+	if i.sel.Name != "" {
+		verbs = []string{"get"}
+	}
+	for _, verb := range verbs {
+		at.Verb = verb
+		d, err := ask(s.ctx, s.node, at)
+		if err != nil {
+			return false, "", err
+		}
+		if !d.Allowed {
+			reason := d.Reason
+			if reason == "" {
+				reason = "it may not " + verb + " them"
+			}
+			return false, reason, nil
+		}
+	}
+	return true, "", nil
+}
+
+// decide acts on what Kubernetes said.
+func (s *session) decide(d decision) {
+	i := d.interest
+	i.busy = false
+	i.checked = time.Now()
+	if i.gone {
+		return
+	}
+	switch {
+	case d.allowed && i.standing != granted:
+		i.standing = granted
+		i.synced = false
+		s.attach(i)
+	case !d.allowed && i.standing != refused:
+		was := i.standing
+		i.standing = refused
+		if was == granted { // revoked: what no other interest wants goes from the edge
+			s.detach(i)
+			i.resource.unwant(i)
+		}
+		s.refuse(i, d.err)
+	}
+}
+
+// attach lets changes flow for a granted interest.
+func (s *session) attach(i *interest) {
+	if i.single != nil || i.entry != nil {
+		return
+	}
+	i.entry = &entry{i.resource, i.sel}
+	i.resource.openFeed().add(i.entry)
+}
+
+func (s *session) detach(i *interest) {
+	if i.entry != nil {
+		i.resource.feed.remove(i.entry)
+		i.entry = nil
+	}
+	if i.single != nil {
+		s.unhold(*i.single)
+		i.single = nil
+	}
+}
+
+// drop forgets an interest that the edge has no more.
+func (s *session) drop(i *interest) {
+	if i.dependencies() && i.resource == nil {
+		if s.deps != nil && s.deps.interest == i {
+			s.deps.close()
+			s.deps = nil
+		}
+		return
+	}
+	if i.resource == nil {
+		return
+	}
+	i.resource.interests = without(i.resource.interests, i)
+	was := i.standing
+	if was == granted {
+		i.resource.unwant(i)
+	}
+	s.detach(i)
+}
+
+func (s *session) refuse(i *interest, err error) {
+	s.part.metrics.refused.Add(1)
+	s.log.Info("Interest refused", "resource", i.gvr.Resource, "namespace", i.sel.Namespace, "fields", i.sel.Source.Fields, "labels", i.sel.Source.Labels, "err", err)
+	s.frame.refuse(i.id, statusOf(err))
+}
+
+func statusOf(err error) []byte {
+	status := metav1.Status{Status: metav1.StatusFailure, Message: err.Error(), Reason: metav1.StatusReasonUnknown, Code: 500}
+	if s, ok := err.(apierrors.APIStatus); ok {
+		status = s.Status()
+	}
+	status.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
+	b, err := json.Marshal(&status)
+	if err != nil {
+		return []byte(`{"kind":"Status","apiVersion":"v1","status":"Failure","code":500}`)
+	}
+	return b
+}
+
+// recheck asks again about what was decided some time ago.
+func (s *session) recheck() {
+	now := time.Now()
+	for _, i := range s.interests {
+		if i.dependencies() || i.single != nil || i.busy || i.resource == nil {
+			continue
+		}
+		age := now.Sub(i.checked)
+		switch {
+		case i.standing == granted && age >= recheckLater, i.standing == refused && age >= recheckSoon:
+			s.ask(i)
+		case i.standing == granted && !i.synced && i.resource.feed != nil && !i.resource.feed.store.HasSynced():
+			// The node may have it, and cloudcore may not: say so instead of letting the edge wait without a word.
+			if err := i.resource.feed.store.Failure(); err != nil && !i.resource.told {
+				i.resource.told = true
+				s.refuse(i, fmt.Errorf("cloudcore can't follow %s: %w", i.gvr.Resource, err))
+			}
+		}
+	}
+}

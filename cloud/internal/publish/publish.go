@@ -1,0 +1,87 @@
+// Package publish brings objects down to the edges: what each edge declared an interest in, as far as Kubernetes lets its node have it.
+//
+// It owns, for each session, the interests, the comparison with what the edge still holds, the set of keys that changed and the window of what is
+// sent and not acknowledged. It refuses interests that kube-apiserver doesn't allow the node. It keeps nothing beyond a session, and writes nothing to
+// kube-apiserver. Delivery is level-triggered: a key that changes ten times before its turn is sent once, as it is then.
+//
+// A session's loop owns all of its state; what other goroutines tell it (changes, acknowledgements, decisions) goes through its inbox.
+package publish
+
+import (
+	"context"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/cloud/internal/hub"
+	"github.com/skerry-io/skerry/cloud/internal/kube"
+	"github.com/skerry-io/skerry/common/topic"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+)
+
+// Collections are shared copies of what kube-apiserver has.
+type Collections interface {
+	Open(resource schema.GroupVersionResource) (store *kube.Store, release func())
+}
+
+// Singles are objects that are watched one by one, as the node that needs them.
+type Singles interface {
+	Serves(ref kube.Ref) bool
+	Watch(ref kube.Ref, node types.NodeName, changed func(kube.Single)) (cancel func())
+}
+
+// Access asks Kubernetes what a node may see.
+type Access interface {
+	Allowed(ctx context.Context, node types.NodeName, at kube.Attributes) (kube.Decision, error)
+	Review(ctx context.Context, node types.NodeName, at kube.Attributes) (kube.Decision, error)
+}
+
+// Limits of one session.
+const (
+	frameBytes   = 256 << 10 // of a State; one object alone may be larger
+	windowBytes  = 1 << 20   // sent and not acknowledged
+	windowStates = 64        // likewise
+	maxInterests = 4096
+	graceRefused = 30 * time.Second // how long a refusal is not believed: the Node authorizer lags behind right after a pod is bound
+	recheckSoon  = time.Minute      // refused interests
+	recheckLater = 5 * time.Minute  // granted ones
+)
+
+// Publisher is the part of the hub that serves interests.
+type Publisher struct {
+	collections Collections
+	singles     Singles
+	access      Access
+	feeds       *feeds
+	metrics     *Metrics
+}
+
+// New returns a Publisher. It starts nothing.
+func New(collections Collections, singles Singles, access Access) *Publisher {
+	return &Publisher{
+		collections: collections, singles: singles, access: access,
+		feeds:   &feeds{collections: collections, open: map[schema.GroupVersionResource]*feed{}},
+		metrics: newMetrics(),
+	}
+}
+
+// Metrics is for a Prometheus registry.
+func (p *Publisher) Metrics() *Metrics { return p.metrics }
+
+// Attach makes a session's way down.
+func (p *Publisher) Attach(link hub.Session, mux *message.Mux) func(context.Context) error {
+	s := newSession(p, link)
+	message.Handle(mux, topic.Interests, func(_ context.Context, _ message.Message, m *topicpb.Interests) error {
+		return s.onInterests(m)
+	})
+	message.Handle(mux, topic.Inventory, func(_ context.Context, _ message.Message, m *topicpb.Inventory) error {
+		return s.onInventory(m)
+	})
+	message.Handle(mux, topic.StateAck, func(_ context.Context, _ message.Message, m *topicpb.StateAck) error {
+		s.onAck(m.GetSequence())
+		return nil
+	})
+	return s.run
+}

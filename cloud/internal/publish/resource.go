@@ -1,0 +1,423 @@
+package publish
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/cloud/internal/kube"
+	"github.com/skerry-io/skerry/common/topic"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+)
+
+type phase int
+
+const (
+	fresh phase = iota // not compared with what the edge holds yet: changes need no note
+	asked              // the edge was asked for its inventory
+	live               // what the edge holds is what we sent; changes flow
+)
+
+// resource is one collection, as one session has it.
+type resource struct {
+	session   *session
+	gvr       schema.GroupVersionResource
+	proto     *topicpb.Resource
+	feed      *feed // nil until something needs it, and for those that are watched one by one
+	interests []*interest
+
+	edge        digest            // what the edge said it holds, while fresh
+	edgeUnknown bool              // it said something that can't be compared
+	only        *[buckets]bool    // the buckets whose entries were asked for, nil for all
+	parked      map[kube.Key]bool // pods that wait for what they depend on
+	marks       []*interest       // marks that were reached, and wait for the parked
+	waiting     bool              // somebody wakes the loop when the store has synced
+	told        bool              // that cloudcore can't follow it
+
+	// Under the session's lock.
+	phase phase
+	dirty map[kube.Key]struct{}
+}
+
+func (s *session) resource(gvr schema.GroupVersionResource) *resource {
+	r, ok := s.resources[gvr]
+	if !ok {
+		r = &resource{session: s, gvr: gvr, proto: resourceProto(gvr)}
+		s.resources[gvr] = r
+	}
+	return r
+}
+
+func (r *resource) openFeed() *feed {
+	if r.feed == nil {
+		r.feed = r.session.part.feeds.get(r.gvr)
+	}
+	return r.feed
+}
+
+func (r *resource) closeFeed() {
+	if r.feed != nil {
+		r.session.part.feeds.put(r.feed)
+		r.feed = nil
+	}
+}
+
+// touch notes that a key has changed. It is called by whoever changed it, with the store held.
+func (r *resource) touch(key kube.Key) {
+	s := r.session
+	s.mu.Lock()
+	if r.phase == fresh {
+		s.mu.Unlock()
+		return
+	}
+	r.mark(key)
+	s.mu.Unlock()
+	s.signal()
+}
+
+// mark puts a key in the queue unless it waits there. The session's lock is held.
+func (r *resource) mark(key kube.Key) {
+	if _, ok := r.dirty[key]; ok {
+		return
+	}
+	if r.dirty == nil {
+		r.dirty = map[kube.Key]struct{}{}
+	}
+	r.dirty[key] = struct{}{}
+	r.session.inbox.queue = append(r.session.inbox.queue, item{resource: r, key: key})
+}
+
+// clean takes a key out of the dirty set. The session's lock is held.
+func (r *resource) clean(key kube.Key) {
+	delete(r.dirty, key)
+	if len(r.dirty) == 0 {
+		r.dirty = nil
+	}
+}
+
+func (r *resource) enter(p phase) {
+	r.session.mu.Lock()
+	r.phase = p
+	r.session.mu.Unlock()
+}
+
+// queue marks many keys.
+func (r *resource) queue(keys []kube.Key) {
+	r.session.mu.Lock()
+	defer r.session.mu.Unlock()
+	for _, key := range keys {
+		r.mark(key)
+	}
+}
+
+// look returns the newest state of a key, wanted or not. known is false while nobody can tell.
+func (r *resource) look(key kube.Key) (o *kube.Object, known bool) {
+	if h, ok := r.session.held[kube.Ref{Resource: r.gvr, Key: key}]; ok {
+		state := h.load()
+		if state.Err != nil {
+			return nil, true
+		}
+		return state.Object, state.Known
+	}
+	if r.feed != nil {
+		return r.feed.store.Get(key), r.feed.store.HasSynced()
+	}
+	return nil, true // nothing of the session looks at it any more
+}
+
+// wants reports whether the edge is to hold o.
+func (r *resource) wants(o *kube.Object) bool {
+	for _, i := range r.interests {
+		if i.standing == granted && i.sel.Matches(o) {
+			return true
+		}
+	}
+	d := r.session.deps
+	return d != nil && d.has(kube.Ref{Resource: r.gvr, Key: o.Key})
+}
+
+// wanted collects all that the edge is to hold.
+func (r *resource) wanted() map[kube.Key]*kube.Object {
+	out := map[kube.Key]*kube.Object{}
+	for _, i := range r.interests {
+		if i.standing != granted {
+			continue
+		}
+		if i.single != nil {
+			if o, _ := r.look(i.single.Key); o != nil {
+				out[o.Key] = o
+			}
+			continue
+		}
+		r.feed.store.Each(i.sel, func(o *kube.Object) bool { out[o.Key] = o; return true })
+	}
+	if d := r.session.deps; d != nil {
+		for ref := range d.refs {
+			if ref.Resource == r.gvr {
+				if o, _ := r.look(ref.Key); o != nil {
+					out[o.Key] = o
+				}
+			}
+		}
+	}
+	return out
+}
+
+// ready reports whether all that the edge is to hold of the resource is known.
+func (r *resource) ready() bool {
+	for _, i := range r.interests {
+		if i.single != nil {
+			r.session.follow(i)
+		}
+		if i.standing == undecided {
+			return false
+		}
+	}
+	if r.feed != nil && !r.feed.store.HasSynced() {
+		r.await()
+		return false
+	}
+	if d := r.session.deps; d != nil && d.concerns(r.gvr) && !d.complete() {
+		return false
+	}
+	return true
+}
+
+// await wakes the loop when the store has synced.
+func (r *resource) await() {
+	if r.waiting {
+		return
+	}
+	r.waiting = true
+	s, synced := r.session, r.feed.store.Synced()
+	s.wg.Go(func() {
+		select {
+		case <-synced:
+			s.signal()
+		case <-s.ctx.Done():
+		}
+	})
+}
+
+// advance brings a resource one phase further where it can, and hands over the objects of interests that came later.
+func (s *session) advance(r *resource) error {
+	if r.phase == asked || !r.ready() {
+		return nil
+	}
+	if r.phase == fresh {
+		return s.begin(r)
+	}
+	for _, i := range r.interests {
+		if i.standing == granted && !i.synced && i.waiting == 0 {
+			r.queue(r.keysOf(i))
+			s.markSynced(r, i)
+		}
+	}
+	return nil
+}
+
+// keysOf lists the objects of i that no interest delivered before wants.
+func (r *resource) keysOf(i *interest) []kube.Key {
+	if i.single != nil {
+		return []kube.Key{i.single.Key}
+	}
+	var keys []kube.Key
+	r.feed.store.Each(i.sel, func(o *kube.Object) bool {
+		for _, other := range r.interests {
+			if other != i && other.standing == granted && (other.synced || other.waiting > 0) && other.sel.Matches(o) {
+				return true
+			}
+		}
+		keys = append(keys, o.Key)
+		return true
+	})
+	return keys
+}
+
+// begin compares what the edge holds with what it should.
+func (s *session) begin(r *resource) error {
+	r.enter(asked) // from here on every change is noted: none falls between this and the comparison
+	if s.deps != nil && r.gvr == kube.Pods {
+		s.deps.rescan() // changes before were not noted
+	}
+	ours := r.wanted()
+	mine := digestOf(ours)
+	edge := r.edge
+	r.edge = digest{}
+	switch {
+	case !r.edgeUnknown && mine == edge:
+		s.part.metrics.equal.Add(1)
+		s.settle(r)
+		return nil
+	case !r.edgeUnknown && edge.count == 0:
+		s.part.metrics.full.Add(1)
+		r.queue(slices.Collect(maps.Keys(ours)))
+		s.settle(r)
+		return nil
+	}
+	s.part.metrics.compared.Add(1)
+	return s.inquire(&topicpb.InventoryRequest{Resource: r.proto, Buckets: r.edgeUnknown || edge.count > fewEntries})
+}
+
+func (s *session) inquire(q *topicpb.InventoryRequest) error {
+	if err := s.link.Send(s.ctx, topic.InventoryRequest.New(message.Resource{}, q)); err != nil && s.ctx.Err() == nil {
+		return err
+	}
+	return nil
+}
+
+// compare acts on an inventory.
+func (s *session) compare(in *topicpb.Inventory) error {
+	r, ok := s.resources[resourceFrom(in.GetResource())]
+	if !ok || r.phase != asked {
+		return nil // of a question that matters no more
+	}
+	ours := r.wanted()
+	if len(in.GetBuckets()) > 0 {
+		if len(in.GetBuckets()) != buckets {
+			return fmt.Errorf("an inventory of %d buckets, there are %d", len(in.GetBuckets()), buckets)
+		}
+		only := differing(bucketSums(ours), in.GetBuckets())
+		if len(only) == 0 {
+			s.settle(r)
+			return nil
+		}
+		r.only = bucketSet(only)
+		return s.inquire(&topicpb.InventoryRequest{Resource: r.proto, Only: only})
+	}
+	theirs := make(map[kube.Key]kube.Sum, len(in.GetEntries()))
+	for _, e := range in.GetEntries() {
+		theirs[kube.Key{Namespace: e.GetNamespace(), Name: e.GetName()}] = kube.SumOf(e.GetUid(), e.GetResourceVersion())
+	}
+	var keys []kube.Key
+	for key, o := range ours {
+		if r.only != nil && !r.only[bucketOf(key)] {
+			continue
+		}
+		if sum, ok := theirs[key]; !ok || sum != o.Sum {
+			keys = append(keys, key)
+		}
+	}
+	for key := range theirs {
+		if _, ok := ours[key]; !ok {
+			keys = append(keys, key)
+		}
+	}
+	r.queue(keys)
+	r.only = nil
+	s.settle(r)
+	return nil
+}
+
+func bucketSet(all []uint32) *[buckets]bool {
+	var set [buckets]bool
+	for _, b := range all {
+		set[b] = true
+	}
+	return &set
+}
+
+// settle makes a resource live: all that differs is in the queue, and behind it the marks of its interests.
+func (s *session) settle(r *resource) {
+	r.enter(live)
+	for _, i := range r.interests {
+		if i.standing == granted && !i.synced && i.waiting == 0 {
+			s.markSynced(r, i)
+		}
+	}
+	if s.deps != nil && s.deps.concerns(r.gvr) {
+		s.markSynced(r, s.deps.interest)
+	}
+}
+
+func (s *session) markSynced(r *resource, i *interest) {
+	i.waiting++
+	s.push(item{resource: r, mark: i})
+}
+
+// delivered is called when all that was queued before an interest's mark was sent.
+func (s *session) delivered(r *resource, i *interest) {
+	if len(r.parked) > 0 {
+		r.marks = append(r.marks, i)
+		return
+	}
+	i.waiting--
+	if i.gone || i.synced || i.standing != granted || i.waiting > 0 {
+		return
+	}
+	if s.deps != nil && s.deps.interest == i && !s.deps.settled() {
+		return
+	}
+	i.synced = true
+	s.frame.synced(i.id)
+}
+
+// emit sends the newest state of a key.
+func (s *session) emit(r *resource, key kube.Key) {
+	o, known := r.look(key)
+	if !known {
+		return // whoever learns it touches the key again
+	}
+	if s.deps != nil && !s.deps.before(r, key, o) {
+		if r.parked == nil {
+			r.parked = map[kube.Key]bool{}
+		}
+		r.parked[key] = true
+		return
+	}
+	if r.parked != nil {
+		s.unpark(r, key)
+	}
+	if o != nil && !r.wants(o) {
+		o = nil
+	}
+	s.frame.change(r, key, o)
+}
+
+// unpark lets the marks go that waited for the last parked pod: they count when its change is in the frame.
+func (s *session) unpark(r *resource, key kube.Key) {
+	delete(r.parked, key)
+	if len(r.parked) > 0 {
+		return
+	}
+	r.parked = nil
+	for _, i := range r.marks {
+		s.push(item{resource: r, mark: i})
+	}
+	r.marks = nil
+}
+
+// unwant queues what only i wanted: the edge is told that it is no longer its to hold.
+func (r *resource) unwant(i *interest) {
+	if r.phase == fresh {
+		return
+	}
+	if i.single != nil {
+		r.queue([]kube.Key{i.single.Key})
+		return
+	}
+	if r.feed == nil {
+		return
+	}
+	var keys []kube.Key
+	r.feed.store.Each(i.sel, func(o *kube.Object) bool {
+		if !r.wantedByOther(i, o) {
+			keys = append(keys, o.Key)
+		}
+		return true
+	})
+	r.queue(keys)
+}
+
+func (r *resource) wantedByOther(i *interest, o *kube.Object) bool {
+	for _, other := range r.interests {
+		if other != i && other.standing == granted && other.sel.Matches(o) {
+			return true
+		}
+	}
+	d := r.session.deps
+	return d != nil && d.has(kube.Ref{Resource: r.gvr, Key: o.Key})
+}

@@ -1,0 +1,220 @@
+package publish
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/cloud/internal/hub"
+	"github.com/skerry-io/skerry/cloud/internal/kube"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+)
+
+// session is one edge's way down.
+type session struct {
+	part *Publisher
+	link hub.Session
+	node types.NodeName
+	wake chan struct{} // one slot: the inbox, or a store, has something new
+	wg   sync.WaitGroup
+
+	mu    sync.Mutex
+	inbox inbox
+
+	// Owned by the loop.
+	ctx       context.Context
+	log       klog.Logger
+	interests map[uint64]*interest
+	resources map[schema.GroupVersionResource]*resource
+	held      map[kube.Ref]*held
+	deps      *dependencies // nil without that interest
+	frame     frame
+	window    window
+	checking  bool // a round of reviews is on its way
+	recheckAt time.Time
+}
+
+// inbox is what other goroutines tell the loop.
+type inbox struct {
+	queue       []item // what to send, in order
+	head        int
+	interests   *topicpb.Interests // the newest
+	digests     []*topicpb.Digest  // of the first
+	inventories []*topicpb.Inventory
+	decisions   []decision
+	acked       uint64
+}
+
+// item is one place in the queue: a key, or a mark that is reached when all before it was sent.
+type item struct {
+	resource *resource
+	key      kube.Key
+	mark     *interest
+}
+
+func newSession(p *Publisher, link hub.Session) *session {
+	return &session{
+		part: p, link: link, node: link.Node(), wake: make(chan struct{}, 1),
+		interests: map[uint64]*interest{}, resources: map[schema.GroupVersionResource]*resource{}, held: map[kube.Ref]*held{},
+	}
+}
+
+func (s *session) signal() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// ---- the inbox: called by the session's read loop ----
+
+func (s *session) onInterests(m *topicpb.Interests) error {
+	if len(m.GetInterests()) > maxInterests {
+		return fmt.Errorf("%d interests, at most %d are served", len(m.GetInterests()), maxInterests)
+	}
+	s.mu.Lock()
+	s.inbox.interests = m
+	s.inbox.digests = append(s.inbox.digests, m.GetDigests()...)
+	if len(s.inbox.digests) > maxInterests {
+		s.inbox.digests = m.GetDigests()
+	}
+	s.mu.Unlock()
+	s.signal()
+	return nil
+}
+
+func (s *session) onInventory(m *topicpb.Inventory) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.inbox.inventories) > maxInterests {
+		return fmt.Errorf("inventories that nobody asked for")
+	}
+	s.inbox.inventories = append(s.inbox.inventories, m)
+	s.signal()
+	return nil
+}
+
+func (s *session) onAck(sequence uint64) {
+	s.mu.Lock()
+	s.inbox.acked = max(s.inbox.acked, sequence)
+	s.mu.Unlock()
+	s.signal()
+}
+
+// ---- the loop ----
+
+func (s *session) run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	s.ctx, s.log = ctx, klog.FromContext(ctx).WithValues("node", s.node)
+	s.part.metrics.sessions.Add(1)
+	defer s.part.metrics.sessions.Add(-1)
+	defer s.close()
+	defer s.wg.Wait()
+	defer cancel()
+	timer := time.NewTimer(recheckSoon)
+	defer timer.Stop()
+	s.recheckAt = time.Now().Add(recheckSoon)
+	for {
+		if err := s.step(); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-s.wake:
+		case <-timer.C:
+			s.recheck()
+			// Jitter: after a restart of cloudcore all edges come at once, and should not be reviewed at once for ever.
+			timer.Reset(recheckSoon/2 + rand.N(recheckSoon))
+		}
+	}
+}
+
+// close gives back all that is shared. No goroutine of the session runs any more.
+func (s *session) close() {
+	for _, i := range s.interests {
+		s.detach(i)
+	}
+	if s.deps != nil {
+		s.deps.close()
+	}
+	for _, h := range s.held {
+		h.cancel()
+	}
+	for _, r := range s.resources {
+		r.closeFeed()
+	}
+}
+
+// step does all that can be done now.
+func (s *session) step() error {
+	s.mu.Lock()
+	in := s.inbox.interests
+	digests := s.inbox.digests
+	inventories := s.inbox.inventories
+	decisions := s.inbox.decisions
+	acked := s.inbox.acked
+	s.inbox.interests, s.inbox.digests, s.inbox.inventories, s.inbox.decisions = nil, nil, nil, nil
+	s.mu.Unlock()
+
+	s.window.ack(acked)
+	if in != nil {
+		s.declare(in, digests)
+	}
+	for _, d := range decisions {
+		s.decide(d)
+	}
+	for _, i := range inventories {
+		if err := s.compare(i); err != nil {
+			return err
+		}
+	}
+	if s.deps != nil {
+		s.deps.scan()
+	}
+	for _, r := range s.resources {
+		if err := s.advance(r); err != nil {
+			return err
+		}
+	}
+	return s.send()
+}
+
+// next takes the first item off the queue.
+func (s *session) next() (item, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	q := &s.inbox
+	for q.head < len(q.queue) {
+		it := q.queue[q.head]
+		q.queue[q.head] = item{}
+		if q.head++; q.head == len(q.queue) {
+			if cap(q.queue) > 1024 { // a burst's memory is not kept by an idle session
+				q.queue = nil
+			} else {
+				q.queue = q.queue[:0]
+			}
+			q.head = 0
+		}
+		if it.mark != nil {
+			return it, true
+		}
+		if _, ok := it.resource.dirty[it.key]; ok { // else it went ahead already, with a pod
+			it.resource.clean(it.key)
+			return it, true
+		}
+	}
+	return item{}, false
+}
+
+func (s *session) push(it item) {
+	s.mu.Lock()
+	s.inbox.queue = append(s.inbox.queue, it)
+	s.mu.Unlock()
+}
