@@ -33,8 +33,8 @@ var (
 type Module interface {
 	// Name is unique in the process and is the module's address on the bus.
 	Name() message.Name
-	// Run serves until ctx ends, then returns nil; any other return is a failure, handled by the Restart policy of the module's Entry. Run calls
-	// port.Ready once it can receive. A panic in Run itself is a failure like others; one in a goroutine that Run started ends the process.
+	// Run serves until ctx ends, then returns nil or ctx's error; any other return is a failure, handled by the Restart policy of the module's
+	// Entry. Run calls port.Ready once it can receive. A panic in Run itself is a failure like others; one in a goroutine that Run started ends the process.
 	Run(ctx context.Context, port *Port) error
 }
 

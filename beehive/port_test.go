@@ -3,7 +3,6 @@ package beehive_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -27,7 +26,7 @@ func doubler(ctx context.Context, port *beehive.Port) error {
 	for {
 		m, err := port.Receive(ctx)
 		if err != nil {
-			return nil
+			return err
 		}
 		n, err := double.Content(m)
 		if err != nil {
@@ -75,7 +74,7 @@ func TestSend_orderedForEachPair(t *testing.T) {
 			for {
 				m, err := port.Receive(ctx)
 				if err != nil {
-					return nil
+					return err
 				}
 				from := m.Route.Source[0] - '0'
 				got[from] = append(got[from], m.Content.(int))
@@ -85,7 +84,7 @@ func TestSend_orderedForEachPair(t *testing.T) {
 	})
 	var senders sync.WaitGroup
 	for from := range 3 {
-		port := b.Port(message.Name(fmt.Sprint(from)))
+		port := b.Port(message.Name('0' + rune(from)))
 		senders.Go(func() {
 			for i := range n {
 				if err := port.Send(t.Context(), "to", work.New(message.Resource{}, i)); err != nil {
@@ -192,7 +191,7 @@ func TestSendSync_passedOnWithItsID(t *testing.T) {
 			{Name: "middle", Serve: func(ctx context.Context, port *beehive.Port) error {
 				m, err := port.Receive(ctx)
 				if err != nil {
-					return nil
+					return err
 				}
 				answer, err := port.SendSync(ctx, "doubler", m) // the very message: its ID is waited for already
 				if err != nil {

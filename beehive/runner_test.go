@@ -236,7 +236,7 @@ func TestRunner_failureWhileOthersWait(t *testing.T) {
 			for {
 				m, err := port.Receive(ctx)
 				if err != nil {
-					return nil
+					return err
 				}
 				again = append(again, m.Content)
 			}

@@ -98,7 +98,7 @@ func globals(p *sourcePack, s *ast.ValueSpec, d *ast.GenDecl, written map[string
 			bad = append(bad, name.Name+" is written to")
 		case len(s.Values) == 0:
 			bad = append(bad, name.Name+" has no value, so somebody must write to it")
-		case i < len(s.Values) && !constant(s.Values[i]) || len(s.Values) != len(s.Names):
+		case i < len(s.Values) && !p.constant(s.Values[i]) || len(s.Values) != len(s.Names):
 			bad = append(bad, name.Name+" is no error, topic, regular expression or table: make it a const, a function's, or a field")
 		}
 	}
@@ -109,8 +109,8 @@ func embeds(doc *ast.CommentGroup) bool {
 	return doc != nil && slices.ContainsFunc(doc.List, func(c *ast.Comment) bool { return strings.HasPrefix(c.Text, "//go:embed ") })
 }
 
-// constant reports whether a value is fit to stay as it is: a table, or a call that makes what nobody changes.
-func constant(e ast.Expr) bool {
+// constant reports whether a value is fit to stay as it is: a table, or a call that makes what nobody changes, such as a struct by value.
+func (p *sourcePack) constant(e ast.Expr) bool {
 	switch e := e.(type) {
 	case *ast.CompositeLit:
 		return true
@@ -127,7 +127,30 @@ func constant(e ast.Expr) bool {
 		case *ast.IndexListExpr:
 			f = generic.X
 		}
+		if own, ok := f.(*ast.Ident); ok {
+			return p.makesValue(own.Name)
+		}
+		if method, ok := f.(*ast.SelectorExpr); ok && slices.Contains([]string{"WithResource", "WithKind", "GroupResource"}, method.Sel.Name) {
+			return true // names of Kubernetes' resources
+		}
 		return slices.Contains(constantCalls, types.ExprString(f))
+	}
+	return false
+}
+
+// makesValue reports whether a function of the package returns one value of a named type, and no pointer, map, slice, channel or function.
+func (p *sourcePack) makesValue(name string) bool {
+	for _, f := range p.files {
+		for _, d := range f.syntax.Decls {
+			d, ok := d.(*ast.FuncDecl)
+			if !ok || d.Recv != nil || d.Name.Name != name || d.Type.Results.NumFields() != 1 {
+				continue
+			}
+			switch d.Type.Results.List[0].Type.(type) {
+			case *ast.Ident, *ast.SelectorExpr:
+				return true
+			}
+		}
 	}
 	return false
 }
@@ -153,9 +176,7 @@ func (p *sourcePack) written() map[string]bool {
 			case *ast.StarExpr:
 				e = x.X
 			case *ast.Ident:
-				if x.Obj == nil || x.Obj.Kind == ast.Var && isPackageLevel(x.Obj) {
-					all[x.Name] = true
-				}
+				all[x.Name] = true
 				return
 			default:
 				return
@@ -189,13 +210,6 @@ func (p *sourcePack) written() map[string]bool {
 		})
 	}
 	return all
-}
-
-// isPackageLevel tells a package's variable from a local one: only the former is declared by a ValueSpec that the file's scope knows. The parser
-// resolves names within a file; one of another file has no object, and counts.
-func isPackageLevel(o *ast.Object) bool {
-	_, ok := o.Decl.(*ast.ValueSpec)
-	return ok
 }
 
 func TestGeneratedFilesSaySo(t *testing.T) {
