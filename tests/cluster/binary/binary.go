@@ -7,13 +7,10 @@ package binary
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -37,78 +34,34 @@ func Root() (string, error) {
 	}
 }
 
-// packages says where each program's main package is.
-func packages() map[string]string {
-	return map[string]string{
-		"kubeplane":    "./cloud/cmd/kubeplane",
-		"cloudcore":    "./cloud/cmd/cloudcore",
-		"edgecore":     "./edge/cmd/edgecore",
-		"trial":        "./tests/cmd/trial",
-		"plainkubelet": "./tests/cmd/plainkubelet",
-	}
-}
-
-// Build brings the named programs up to date and returns the path of each, in order.
+// Build brings the named programs up to date and returns the path of each, in order. The Makefile says how: flags that differ would compile Kubernetes twice.
 func Build(ctx context.Context, root string, names ...string) ([]string, error) {
 	unlock, err := lock(root)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	flags, err := LinkerFlags(ctx, root)
-	if err != nil {
-		return nil, err
-	}
 	var paths []string
 	for _, name := range names {
-		pkg, ok := packages()[name]
-		if !ok {
-			return nil, fmt.Errorf("no program is called %s", name)
+		cmd := exec.CommandContext(ctx, "make", "--silent", "build-"+name)
+		cmd.Dir = root
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return nil, fmt.Errorf("building %s: %w\n%s", name, err, bytes.TrimSpace(out))
 		}
-		path := filepath.Join(root, "bin", name)
-		if err := compile(ctx, root, path, pkg, flags); err != nil {
-			return nil, err
-		}
-		paths = append(paths, path)
+		paths = append(paths, filepath.Join(root, "bin", name))
 	}
 	return paths, nil
 }
 
-// BuildSmall compiles a main package of ours that does not link Kubernetes to path.
-func BuildSmall(ctx context.Context, root, path, pkg string) error {
-	return compile(ctx, root, path, pkg, "-s -w")
-}
-
-func compile(ctx context.Context, root, path, pkg, flags string) error {
-	cmd := exec.CommandContext(ctx, "go", "build", "-ldflags", flags, "-o", path, pkg)
+// BuildStatic compiles a main package that needs neither version nor C library, such as the program of an image, to path.
+func BuildStatic(ctx context.Context, root, path, pkg string) error {
+	cmd := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-ldflags", "-s -w", "-o", path, pkg)
 	cmd.Dir = root
-	// The same settings as everywhere else, so that the build cache is shared; static programs, so that they run in an empty image.
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("building %s: %w\n%s", pkg, err, bytes.TrimSpace(out))
 	}
 	return nil
-}
-
-// LinkerFlags sets the version of this build and, as a kubelet without it would report v0.0.0-master, that of Kubernetes.
-func LinkerFlags(ctx context.Context, root string) (string, error) {
-	mod, err := os.ReadFile(filepath.Join(root, "go.mod"))
-	if err != nil {
-		return "", fmt.Errorf("reading go.mod: %w", err)
-	}
-	m := regexp.MustCompile(`(?m)^\s*k8s\.io/kubernetes v(\d+)\.(\d+)(\.\S+)$`).FindSubmatch(mod)
-	if m == nil {
-		return "", errors.New("go.mod requires no k8s.io/kubernetes")
-	}
-	const version = "k8s.io/component-base/version"
-	flags := fmt.Sprintf("-s -w -X %s.gitVersion=v%s.%s%s -X %s.gitMajor=%s -X %s.gitMinor=%s", version, m[1], m[2], m[3], version, m[1], version, m[2])
-	cmd := exec.CommandContext(ctx, "git", "describe", "--tags", "--always", "--dirty")
-	cmd.Dir = root
-	// Outside of git (a source archive) the build says v0.0.0-dev.
-	if out, err := cmd.Output(); err == nil {
-		flags += " -X " + module + "/common/version.version=" + strings.TrimSpace(string(out))
-	}
-	return flags, nil
 }
 
 func lock(root string) (unlock func(), err error) {

@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,7 +19,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -35,11 +35,16 @@ type Spec struct {
 	Args []string
 	Env  []string // in addition to our own
 	Dir  string
-	// Netns, when set, is the path of the network namespace to start in.
-	Netns string
+	// Enter, when set, runs on the thread that forks and may change what a child inherits: namespaces, for one. The thread is never used again.
+	Enter func() error
+	// Flags are those of clone(2) that make new namespaces (CLONE_NEWNET and so on).
+	Flags uintptr
 	// Log, when set, gets standard output and error, appended.
 	Log string
-	// Bound ends the process by SIGKILL when ours ends, whatever the way. Without it, it lives on in a session of its own.
+	// Stdin, Stdout and Stderr are for a command in the foreground, which then stays in our session and process group; Log is not used.
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer
+	// Bound ends the process by SIGKILL when ours ends, whatever the way. Without it, it lives on.
 	Bound bool
 }
 
@@ -50,17 +55,18 @@ type Started struct {
 	err  error // set before done is closed
 }
 
-// Start runs a program. Its network namespace is that of the thread which forks, so a thread of its own enters it: nothing is mounted over /sys,
-// as `ip netns exec` would do, which hides the cgroups from a kubelet.
+// Start runs a program. A child's namespaces are those of the thread which forks, so a thread of its own enters them.
 func Start(spec Spec) (*Started, error) {
 	cmd := exec.Command(spec.Path, spec.Args...)
 	cmd.Dir = spec.Dir
 	cmd.Env = append(os.Environ(), spec.Env...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = spec.Stdin, spec.Stdout, spec.Stderr
+	foreground := spec.Stdin != nil || spec.Stdout != nil || spec.Stderr != nil
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: !foreground, Cloneflags: spec.Flags}
 	if spec.Bound {
 		cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
 	}
-	if spec.Log != "" {
+	if spec.Log != "" && !foreground {
 		log, err := os.OpenFile(spec.Log, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
 		if err != nil {
 			return nil, fmt.Errorf("opening the log of %s: %w", filepath.Base(spec.Path), err)
@@ -69,51 +75,41 @@ func Start(spec Spec) (*Started, error) {
 		cmd.Stdout, cmd.Stderr = log, log
 	}
 	s := &Started{done: make(chan struct{})}
-	started := make(chan error)
+	forked := make(chan error)
+	identified := make(chan struct{})
 	go func() {
-		// Never unlocked: a thread that changed its namespace, and whose end would be the death signal of the child (prctl(2), PR_SET_PDEATHSIG), ends with
-		// this goroutine, after the child.
+		// Never unlocked: a thread that may have changed its namespaces, and whose end would be the death signal of the child (prctl(2), PR_SET_PDEATHSIG), ends
+		// with this goroutine, after the child.
 		runtime.LockOSThread()
-		if err := enter(spec.Netns); err != nil {
-			started <- err
-			return
+		if spec.Enter != nil {
+			if err := spec.Enter(); err != nil {
+				forked <- err
+				return
+			}
 		}
 		if err := cmd.Start(); err != nil {
-			started <- fmt.Errorf("starting %s: %w", spec.Path, err)
+			forked <- fmt.Errorf("starting %s: %w", spec.Path, err)
 			return
 		}
-		id, err := Find(cmd.Process.Pid)
-		if err != nil {
-			// It is our child and not waited for, so the pid is its own still.
-			cmd.Process.Kill()
-			cmd.Wait()
-			started <- err
-			return
-		}
-		s.Identity = id
-		started <- nil
+		forked <- nil
+		// Not waited for until its start time was read: until then the pid can't become another's.
+		<-identified
 		s.err = cmd.Wait()
 		close(s.done)
 	}()
-	if err := <-started; err != nil {
+	if err := <-forked; err != nil {
 		return nil, err
 	}
-	return s, nil
-}
-
-func enter(path string) error {
-	if path == "" {
-		return nil
-	}
-	ns, err := netns.GetFromPath(path)
+	// Here and not above: the other thread may see another /proc.
+	id, err := Find(cmd.Process.Pid)
 	if err != nil {
-		return fmt.Errorf("opening network namespace %s: %w", path, err)
+		cmd.Process.Kill()
+		close(identified)
+		return nil, err
 	}
-	defer ns.Close()
-	if err := netns.Set(ns); err != nil {
-		return fmt.Errorf("entering network namespace %s: %w", path, err)
-	}
-	return nil
+	s.Identity = id
+	close(identified)
+	return s, nil
 }
 
 // Done is closed when the child has ended.

@@ -1,0 +1,344 @@
+// Package lab wires the hosts of a trial: a cloud, edges behind NAT, a router between them, and a LAN that the edges share with a client.
+//
+//	             machine --- host0 [cloud] eth0 198.51.100.10
+//	                                         |
+//	                               cloud0 [router] bridge lan (no address)
+//	                              NAT /      |       \
+//	              up1 10.10.1.1 -----  up2 10.10.2.1   lan1 lan2 lanc
+//	                  |                    |
+//	[edge1] wan0 10.10.1.2    [edge2] wan0 10.10.2.2       [client]
+//	        lan0 192.168.100.11       lan0 192.168.100.12   lan0 192.168.100.200
+//
+// Edges can dial the cloud on the ports it offers to them, and nothing else; nobody can dial an edge through the router. Everything lives in the hosts'
+// network namespaces, so that the addresses may be the same in every trial of a machine, and it goes with them. Only the link to the machine itself needs a
+// free network there. The functions may be repeated; callers do not call them at the same time for one router.
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"syscall"
+
+	"github.com/coreos/go-iptables/iptables"
+	"github.com/vishvananda/netlink"
+
+	"github.com/skerry-io/skerry/tests/cluster/host"
+)
+
+// MaxEdges is how many edges the numbering has room for.
+const MaxEdges = 99
+
+const (
+	bridge     = "lan"
+	uplink     = "wan0"
+	lan        = "lan0"
+	chainCut   = "TRIAL-CUT"
+	chainLoss  = "TRIAL-LOSS"
+	cloudIface = "cloud0"
+)
+
+// Cloud is the cloud's address, as the edges dial it (TEST-NET-2, RFC 5737).
+func Cloud() netip.Addr { return netip.AddrFrom4([4]byte{198, 51, 100, 10}) }
+
+// Uplink is edge n's address behind its NAT; n counts from 1.
+func Uplink(n int) netip.Prefix {
+	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 10, byte(n), 2}), 24)
+}
+
+// LAN is edge n's address on the shared LAN.
+func LAN(n int) netip.Prefix {
+	return netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 168, 100, byte(10 + n)}), 24)
+}
+
+// Client is the client's address on the LAN.
+func Client() netip.Prefix { return netip.MustParsePrefix("192.168.100.200/24") }
+
+// Pods is the range of edge n's pods.
+func Pods(n int) netip.Prefix {
+	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 244, byte(n), 0}), 24)
+}
+
+func gateway(n int) netip.Prefix {
+	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 10, byte(n), 1}), 24)
+}
+
+// Port is a port of the cloud that edges may dial.
+type Port struct {
+	Protocol string // tcp or udp
+	Number   uint16
+}
+
+// Router makes a host route between the edges and the cloud, with NAT, and gives it the LAN's bridge.
+func Router(router host.Host, ports []Port) error {
+	links, err := router.Netlink()
+	if err != nil {
+		return err
+	}
+	defer links.Close()
+	br := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: bridge}}
+	if err := links.LinkAdd(br); err != nil && !errors.Is(err, syscall.EEXIST) {
+		return fmt.Errorf("making the LAN's bridge: %w", err)
+	}
+	if err := links.LinkSetUp(br); err != nil {
+		return fmt.Errorf("setting the LAN's bridge up: %w", err)
+	}
+	return router.Do(func() error {
+		// The LAN is one wire: frames between its members are not routed, hence not filtered.
+		const filterFrames = "/proc/sys/net/bridge/bridge-nf-call-iptables"
+		if err := os.WriteFile(filterFrames, []byte("0"), 0o644); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("switching off the filtering of frames: %w", err)
+		}
+		t, err := iptables.New()
+		if err != nil {
+			return fmt.Errorf("looking for iptables: %w", err)
+		}
+		var errs []error
+		for _, chain := range []string{chainCut, chainLoss} {
+			if ok, err := t.ChainExists("filter", chain); err != nil || !ok {
+				errs = append(errs, err, t.NewChain("filter", chain))
+			}
+			errs = append(errs, t.AppendUnique("filter", "FORWARD", "-j", chain))
+		}
+		errs = append(errs,
+			t.AppendUnique("filter", "FORWARD", "-m", "conntrack", "--ctstate", "ESTABLISHED,RELATED", "-j", "ACCEPT"),
+			t.AppendUnique("nat", "POSTROUTING", "-o", cloudIface, "-j", "MASQUERADE"),
+		)
+		for _, p := range ports {
+			errs = append(errs, t.AppendUnique("filter", "FORWARD", "-o", cloudIface, "-p", p.Protocol, "--dport", strconv.Itoa(int(p.Number)), "-j", "ACCEPT"))
+		}
+		// A refusal is answered, as a company's firewall would, so that nobody waits for a time-out.
+		errs = append(errs,
+			t.AppendUnique("filter", "FORWARD", "-o", cloudIface, "-j", "REJECT"),
+			t.ChangePolicy("filter", "FORWARD", "DROP"),
+		)
+		return errors.Join(errs...)
+	})
+}
+
+// ConnectCloud gives the cloud its address and the way to the router. It knows no route to the edges.
+func ConnectCloud(router, cloud host.Host) error {
+	if err := pair(router, cloudIface, cloud, "eth0"); err != nil {
+		return err
+	}
+	if err := address(router, cloudIface, netip.MustParsePrefix("198.51.100.1/24")); err != nil {
+		return err
+	}
+	return address(cloud, "eth0", netip.PrefixFrom(Cloud(), 24))
+}
+
+// ConnectEdge gives edge n its uplink and its place on the LAN.
+func ConnectEdge(router, edge host.Host, n int) error {
+	up := upName(n)
+	if err := pair(router, up, edge, uplink); err != nil {
+		return err
+	}
+	if err := address(router, up, gateway(n)); err != nil {
+		return err
+	}
+	if err := address(edge, uplink, Uplink(n)); err != nil {
+		return err
+	}
+	if err := defaultRoute(edge, gateway(n).Addr()); err != nil {
+		return err
+	}
+	return joinLAN(router, "lan"+strconv.Itoa(n), edge, LAN(n))
+}
+
+// ConnectClient puts the client on the LAN.
+func ConnectClient(router, client host.Host) error { return joinLAN(router, "lanc", client, Client()) }
+
+func upName(n int) string { return "up" + strconv.Itoa(n) }
+
+func joinLAN(router host.Host, port string, member host.Host, addr netip.Prefix) error {
+	if err := pair(router, port, member, lan); err != nil {
+		return err
+	}
+	links, err := router.Netlink()
+	if err != nil {
+		return err
+	}
+	defer links.Close()
+	br, err := links.LinkByName(bridge)
+	if err != nil {
+		return fmt.Errorf("finding the LAN's bridge: %w", err)
+	}
+	l, err := links.LinkByName(port)
+	if err != nil {
+		return fmt.Errorf("finding %s: %w", port, err)
+	}
+	if err := links.LinkSetMaster(l, br); err != nil {
+		return fmt.Errorf("joining the LAN: %w", err)
+	}
+	return address(member, lan, addr)
+}
+
+// pair makes a cable between two hosts. The old one of a host that was rebooted may still be there for a moment, and is replaced.
+func pair(a host.Host, aName string, b host.Host, bName string) error {
+	links, err := a.Netlink()
+	if err != nil {
+		return err
+	}
+	defer links.Close()
+	if old, err := links.LinkByName(aName); err == nil {
+		if err := up(b, bName); err == nil {
+			return nil
+		}
+		if err := links.LinkDel(old); err != nil && !errors.Is(err, syscall.ENODEV) && !errors.Is(err, syscall.EINVAL) {
+			return fmt.Errorf("removing the old %s: %w", aName, err)
+		}
+	}
+	cable := &netlink.Veth{
+		LinkAttrs: netlink.LinkAttrs{Name: aName},
+		PeerName:  bName, PeerNamespace: netlink.NsPid(b.Init.PID),
+	}
+	if err := links.LinkAdd(cable); err != nil {
+		return fmt.Errorf("making the cable %s - %s: %w", aName, bName, err)
+	}
+	if err := links.LinkSetUp(cable); err != nil {
+		return fmt.Errorf("setting %s up: %w", aName, err)
+	}
+	return up(b, bName)
+}
+
+func up(h host.Host, name string) error {
+	links, err := h.Netlink()
+	if err != nil {
+		return err
+	}
+	defer links.Close()
+	l, err := links.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("finding %s: %w", name, err)
+	}
+	if err := links.LinkSetUp(l); err != nil {
+		return fmt.Errorf("setting %s up: %w", name, err)
+	}
+	return nil
+}
+
+func address(h host.Host, name string, prefix netip.Prefix) error {
+	links, err := h.Netlink()
+	if err != nil {
+		return err
+	}
+	defer links.Close()
+	l, err := links.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("finding %s: %w", name, err)
+	}
+	if err := links.AddrReplace(l, &netlink.Addr{IPNet: ipNet(prefix)}); err != nil {
+		return fmt.Errorf("giving %s the address %s: %w", name, prefix, err)
+	}
+	return nil
+}
+
+func defaultRoute(h host.Host, via netip.Addr) error {
+	links, err := h.Netlink()
+	if err != nil {
+		return err
+	}
+	defer links.Close()
+	l, err := links.LinkByName(uplink)
+	if err != nil {
+		return fmt.Errorf("finding %s: %w", uplink, err)
+	}
+	if err := links.RouteReplace(&netlink.Route{LinkIndex: l.Attrs().Index, Gw: via.AsSlice()}); err != nil {
+		return fmt.Errorf("setting the default route: %w", err)
+	}
+	return nil
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+// ConnectMachine makes a cable between the machine itself and the cloud, so that programs outside of the trial reach it. name is the interface on the machine;
+// network is what FreeNetwork gave.
+func ConnectMachine(cloud host.Host, name string, network netip.Prefix) error {
+	machine, err := netlink.NewHandle()
+	if err != nil {
+		return fmt.Errorf("opening the machine's network: %w", err)
+	}
+	defer machine.Close()
+	l, err := machine.LinkByName(name)
+	if err != nil {
+		cable := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: "host0", PeerNamespace: netlink.NsPid(cloud.Init.PID)}
+		if err := machine.LinkAdd(cable); err != nil {
+			return fmt.Errorf("making the cable %s - host0: %w", name, err)
+		}
+		l = cable
+	}
+	near, far := MachineLink(network)
+	if err := machine.AddrReplace(l, &netlink.Addr{IPNet: ipNet(near)}); err != nil {
+		return fmt.Errorf("giving %s the address %s: %w", name, near, err)
+	}
+	if err := machine.LinkSetUp(l); err != nil {
+		return fmt.Errorf("setting %s up: %w", name, err)
+	}
+	if err := up(cloud, "host0"); err != nil {
+		return err
+	}
+	return address(cloud, "host0", far)
+}
+
+// DisconnectMachine removes the cable; one that is not there is fine.
+func DisconnectMachine(name string) error {
+	l, err := netlink.LinkByName(name)
+	if missing := (netlink.LinkNotFoundError{}); errors.As(err, &missing) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("finding %s: %w", name, err)
+	}
+	// Its namespace may take it along at this very moment.
+	if err := netlink.LinkDel(l); err != nil && !errors.Is(err, syscall.ENODEV) && !errors.Is(err, syscall.EINVAL) {
+		return fmt.Errorf("removing %s: %w", name, err)
+	}
+	return nil
+}
+
+// MachineLink are the two ends of the network between machine and cloud.
+func MachineLink(network netip.Prefix) (machine, cloud netip.Prefix) {
+	first := network.Addr().Next()
+	return netip.PrefixFrom(first, network.Bits()), netip.PrefixFrom(first.Next(), network.Bits())
+}
+
+// FreeNetwork picks a /30 that nothing on the machine uses, from the range for tests between networks (RFC 2544); key decides where to look first.
+func FreeNetwork(key string) (netip.Prefix, error) {
+	routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
+	if err != nil {
+		return netip.Prefix{}, fmt.Errorf("listing the machine's routes: %w", err)
+	}
+	var used []netip.Prefix
+	for _, r := range routes {
+		if r.Dst == nil {
+			continue
+		}
+		addr, ok := netip.AddrFromSlice(r.Dst.IP.To4())
+		if ones, _ := r.Dst.Mask.Size(); ok && ones > 0 {
+			used = append(used, netip.PrefixFrom(addr, ones))
+		}
+	}
+	const slots = 1 << 14 // 198.18.0.0/16 in /30s
+	h := fnv.New32a()
+	h.Write([]byte(key))
+	start := h.Sum32() % slots
+next:
+	for i := range uint32(slots) {
+		slot := (start + i) % slots
+		network := netip.PrefixFrom(netip.AddrFrom4([4]byte{198, 18, byte(slot >> 6), byte(slot << 2)}), 30)
+		for _, u := range used {
+			if u.Overlaps(network) {
+				continue next
+			}
+		}
+		return network, nil
+	}
+	return netip.Prefix{}, errors.New("the machine uses all of 198.18.0.0/16: no network is left for its link to the cloud")
+}

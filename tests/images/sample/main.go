@@ -1,0 +1,154 @@
+// Command sample is the trial's application: a page that shows what Kubernetes gave the pod, and a probe that can be told to fail.
+//
+// GET / shows the pod's name, its ConfigMap and Secret volumes, whose token it has and when that expires. GET /healthz answers 200 until POST /fail, and again after POST
+// /heal. POST /crash ends the process with code 1. Output of every request is also a line on standard output.
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	if err := run(ctx, os.Args[1:]); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// run serves, or, as "get URL", asks another copy: the image holds no shell and no curl.
+func run(ctx context.Context, args []string) error {
+	if len(args) == 2 && args[0] == "get" {
+		return get(ctx, args[1])
+	}
+	if len(args) != 0 {
+		return fmt.Errorf("unknown arguments %q", args)
+	}
+	address := cmp.Or(os.Getenv("LISTEN"), ":8080")
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return fmt.Errorf("listening: %w", err)
+	}
+	server := &http.Server{Handler: new(app).routes(), ReadHeaderTimeout: 5 * time.Second}
+	done := make(chan error, 1)
+	go func() {
+		<-ctx.Done()
+		graceful, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		defer cancel()
+		done <- server.Shutdown(graceful)
+	}()
+	log.Printf("listening on %s", listener.Addr())
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serving: %w", err)
+	}
+	return <-done
+}
+
+type app struct {
+	failing atomic.Bool
+}
+
+func (a *app) routes() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, page()) })
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		if a.failing.Load() {
+			http.Error(w, "told to fail", http.StatusInternalServerError)
+			return
+		}
+		io.WriteString(w, "ok\n")
+	})
+	mux.HandleFunc("POST /fail", func(w http.ResponseWriter, _ *http.Request) { a.failing.Store(true); io.WriteString(w, "failing\n") })
+	mux.HandleFunc("POST /heal", func(w http.ResponseWriter, _ *http.Request) { a.failing.Store(false); io.WriteString(w, "healthy\n") })
+	mux.HandleFunc("POST /crash", func(http.ResponseWriter, *http.Request) { log.Fatal("told to crash") })
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/healthz" {
+			log.Printf("%s %s from %s", r.Method, r.URL.Path, r.RemoteAddr)
+		}
+		mux.ServeHTTP(w, r)
+	})
+}
+
+func page() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "pod %s on node %s\n", os.Getenv("POD_NAME"), os.Getenv("NODE_NAME"))
+	for _, dir := range []string{"config", "secret"} {
+		files, err := filepath.Glob(filepath.Join("/", dir, "*"))
+		if err != nil || len(files) == 0 {
+			fmt.Fprintf(&b, "%s: none\n", dir)
+			continue
+		}
+		slices.Sort(files)
+		for _, f := range files {
+			value, err := os.ReadFile(f)
+			if err != nil {
+				value = []byte(err.Error())
+			}
+			fmt.Fprintf(&b, "%s %s = %s\n", dir, filepath.Base(f), strings.TrimSpace(string(value)))
+		}
+	}
+	fmt.Fprintf(&b, "token: %s\n", token())
+	return b.String()
+}
+
+// token reads what the mounted token claims; it is not verified, and the token itself is not shown.
+func token() string {
+	raw, err := os.ReadFile("/var/run/secrets/kubernetes.io/serviceaccount/token")
+	if err != nil {
+		return "none"
+	}
+	parts := strings.Split(strings.TrimSpace(string(raw)), ".")
+	if len(parts) != 3 {
+		return "not a JWT"
+	}
+	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
+	if err != nil {
+		return "not a JWT"
+	}
+	var claims struct {
+		Subject string `json:"sub"`
+		Expires int64  `json:"exp"`
+	}
+	if err := json.Unmarshal(payload, &claims); err != nil {
+		return "not a JWT"
+	}
+	return fmt.Sprintf("%s until %s", claims.Subject, time.Unix(claims.Expires, 0).UTC().Format(time.RFC3339))
+}
+
+func get(ctx context.Context, url string) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer res.Body.Close()
+	if _, err := io.Copy(os.Stdout, io.LimitReader(res.Body, 1<<20)); err != nil {
+		return err
+	}
+	if res.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s answered %s", url, res.Status)
+	}
+	return nil
+}
