@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -21,7 +22,7 @@ type pace struct {
 	next      int                  // index of the server whose turn it is
 	holds     map[string]time.Time // servers that said when to come back, or that won't have us
 	notBefore time.Time            // for all of them
-	tried     int                  // servers in this round
+	tried     map[string]bool      // servers that failed in this round
 	rounds    int                  // that failed, and let the back-off grow
 	since     time.Time            // when the trouble began
 	silent    bool                 // the last failure was no answer at all
@@ -32,7 +33,7 @@ type pace struct {
 func newPace(config Config, random func() float64, now time.Time) *pace {
 	return &pace{
 		config: config, random: random, servers: config.Servers,
-		next: int(random() * float64(len(config.Servers))), holds: map[string]time.Time{}, since: now,
+		next: int(random() * float64(len(config.Servers))), holds: map[string]time.Time{}, tried: map[string]bool{}, since: now,
 	}
 }
 
@@ -76,18 +77,23 @@ func (p *pace) failed(server string, now time.Time, err error) {
 	if end, ok := errors.AsType[*link.CloseError](err); ok && end.Code == link.CloseReplaced {
 		p.replaced++
 	}
-	p.tried++
+	p.tried[server] = true
 	switch {
 	case p.eager(now):
-		p.tried = 0 // started has set the pace
-	case p.tried < len(p.servers):
+		clear(p.tried) // started has set the pace
+	case p.untried(now):
 		p.notBefore = now // another may be better
 	default:
-		p.tried = 0
+		clear(p.tried)
 		p.rounds++
 		// Full jitter: https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
 		p.notBefore = now.Add(time.Duration(p.random() * float64(p.ceiling())))
 	}
+}
+
+// untried says whether a server has not failed in this round and may be dialled now.
+func (p *pace) untried(now time.Time) bool {
+	return slices.ContainsFunc(p.servers, func(s string) bool { return !p.tried[s] && !p.holds[s].After(now) })
 }
 
 // ceiling is the longest back-off of this round.
@@ -111,7 +117,8 @@ func (p *pace) ended(server string, now time.Time, lasted time.Duration, err err
 		p.failed(server, now, err)
 		return
 	}
-	p.rounds, p.tried, p.silent = 0, 0, silence(err)
+	clear(p.tried)
+	p.rounds, p.silent = 0, silence(err)
 	p.hold(server, now, err)
 	p.notBefore = now
 }
@@ -144,7 +151,8 @@ func (p *pace) wake(now time.Time) {
 	if soonest := p.last.Add(least); soonest.After(now) {
 		p.notBefore = soonest
 	}
-	p.rounds, p.tried = 0, 0
+	clear(p.tried)
+	p.rounds = 0
 	p.since = now
 }
 
