@@ -6,7 +6,8 @@ SHELL := /bin/bash
 # One set of flags for building and testing: compiled packages are then shared, and Kubernetes is compiled once.
 export CGO_ENABLED := 0
 
-VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo v0.0.0-dev)
+# Before the first tag git describe gives a bare hash, which is no version.
+VERSION ?= $(shell v=$$(git describe --tags --always --dirty 2>/dev/null) || v=dev; [[ $$v == v* ]] || v=v0.0.0-$$v; echo $$v)
 # The kubelet tells the cluster its version; without these it would say v0.0.0-master.
 KUBERNETES := $(shell awk '$$1 == "k8s.io/kubernetes" { print $$2 }' go.mod)
 KUBERNETES_PARTS := $(subst ., ,$(patsubst v%,%,$(KUBERNETES)))
