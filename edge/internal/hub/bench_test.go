@@ -67,7 +67,7 @@ func (n *network) Dial(ctx context.Context, address string) (link.Conn, error) {
 	}
 }
 
-// since returns the dials so far and forgets them.
+// take returns the dials so far and forgets them.
 func (n *network) take() []dial {
 	synctest.Wait()
 	n.mu.Lock()
@@ -167,6 +167,7 @@ func (m *metamanager) Run(ctx context.Context, port *beehive.Port) error {
 	port.Ready()
 	m.port <- port
 	<-ctx.Done()
+	time.Sleep(100 * time.Millisecond) // for what is in the mailbox
 	return nil
 }
 
