@@ -1,0 +1,244 @@
+// Package check looks at a machine and says what edgecore would miss on it, and how to mend that.
+//
+// It owns the list of what a device needs. It changes nothing, and needs neither edgecore nor the cloud. It refuses nothing: it only tells. Run calls one
+// probe after another.
+package check
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"os/user"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Level is how bad a finding is.
+type Level string
+
+// The levels.
+const (
+	Fine Level = "fine"
+	Warn Level = "warn" // works, but not as well as it could
+	Fail Level = "fail" // edgecore or its pods won't work
+)
+
+// Finding is the answer to one question.
+type Finding struct {
+	Name    string `json:"name"`
+	Level   Level  `json:"level"`
+	Message string `json:"message"`
+	Mend    string `json:"mend,omitempty"` // what to do
+}
+
+// Machine is what is looked at. Root lets a test look at another tree than the machine's own.
+type Machine struct {
+	Root            string // "/" of the machine
+	DataDir         string
+	RuntimeEndpoint string   // of containerd, "unix:///run/containerd/containerd.sock"
+	CNIConfigDir    string   // "/etc/cni/net.d"
+	Ports           []string // addresses that edgecore will listen on; empty while it runs
+	Joined          bool
+	Clock           time.Time // the time now, as the machine has it
+	Built           time.Time // when this program was built
+}
+
+const dialTimeout = 2 * time.Second
+
+// Run asks every question.
+func Run(ctx context.Context, m Machine) []Finding {
+	probes := []struct {
+		name  string
+		probe func(context.Context, Machine) (Level, string, string)
+	}{
+		{"root", root},
+		{"identity", identity},
+		{"data directory", dataDir},
+		{"disk space", diskSpace},
+		{"containerd", containerd},
+		{"cni", cni},
+		{"cgroups", cgroups},
+		{"kernel", kernel},
+		{"ip forwarding", forwarding},
+		{"swap", swap},
+		{"ports", ports},
+		{"clock", clock},
+	}
+	findings := make([]Finding, 0, len(probes))
+	for _, p := range probes {
+		level, message, mend := p.probe(ctx, m)
+		findings = append(findings, Finding{Name: p.name, Level: level, Message: message, Mend: mend})
+	}
+	return findings
+}
+
+func (m Machine) path(p string) string { return filepath.Join(m.Root, p) }
+
+func root(context.Context, Machine) (Level, string, string) {
+	if os.Geteuid() == 0 {
+		return Fine, "running as root", ""
+	}
+	name := "somebody else"
+	if u, err := user.Current(); err == nil {
+		name = u.Username
+	}
+	return Fail, "running as " + name + "; the kubelet needs root", "run it with sudo, or by the systemd unit"
+}
+
+func identity(_ context.Context, m Machine) (Level, string, string) {
+	if m.Joined {
+		return Fine, "this device has joined", ""
+	}
+	return Fail, "this device has not joined a cluster", "edgecore join --token TOKEN HOST"
+}
+
+func dataDir(_ context.Context, m Machine) (Level, string, string) {
+	at := existing(m.DataDir)
+	if err := unix.Access(at, unix.W_OK|unix.X_OK); err != nil {
+		return Fail, fmt.Sprintf("%s can't be written: %v", at, err), "make it writable, or set dataDir to another place"
+	}
+	return Fine, m.DataDir + " can be written", ""
+}
+
+// existing is the nearest directory above path that exists.
+func existing(path string) string {
+	for path != "/" && path != "." {
+		if _, err := os.Stat(path); err == nil {
+			break
+		}
+		path = filepath.Dir(path)
+	}
+	return path
+}
+
+// leastSpace is what the store, its growth and the kubelet's own files need with room to spare, in bytes.
+const leastSpace = 256 << 20
+
+func diskSpace(_ context.Context, m Machine) (Level, string, string) {
+	var s unix.Statfs_t
+	at := existing(m.DataDir)
+	if err := unix.Statfs(at, &s); err != nil {
+		return Warn, fmt.Sprintf("%s can't be measured: %v", at, err), ""
+	}
+	free := s.Bavail * uint64(s.Bsize)
+	message := fmt.Sprintf("%d MiB free at %s", free>>20, at)
+	if free < leastSpace {
+		return Fail, message, fmt.Sprintf("make room: %d MiB at least", leastSpace>>20)
+	}
+	return Fine, message, ""
+}
+
+func containerd(ctx context.Context, m Machine) (Level, string, string) {
+	socket, ok := strings.CutPrefix(m.RuntimeEndpoint, "unix://")
+	if !ok {
+		return Fail, fmt.Sprintf("containerRuntimeEndpoint %q is no unix socket", m.RuntimeEndpoint), "set it to unix:///run/containerd/containerd.sock"
+	}
+	conn, err := (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, "unix", m.path(socket))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return Fail, "there is no " + socket, "install and start containerd: apt-get install containerd; systemctl enable --now containerd"
+	case err != nil:
+		return Fail, fmt.Sprintf("%s: %v", socket, err), "start containerd: systemctl start containerd"
+	}
+	_ = conn.Close()
+	return Fine, "containerd answers at " + socket, ""
+}
+
+func cni(_ context.Context, m Machine) (Level, string, string) {
+	for _, pattern := range []string{"*.conflist", "*.conf", "*.json"} {
+		if found, err := filepath.Glob(filepath.Join(m.path(m.CNIConfigDir), pattern)); err == nil && len(found) > 0 {
+			return Fine, strings.TrimPrefix(found[0], strings.TrimSuffix(m.Root, "/")), ""
+		}
+	}
+	return Fail, "no network configuration in " + m.CNIConfigDir + ": pods other than hostNetwork ones won't start",
+		"install containernetworking-plugins and put a conflist there; /usr/share/doc/skerry/examples has one"
+}
+
+func cgroups(_ context.Context, m Machine) (Level, string, string) {
+	if _, err := os.Stat(m.path("/sys/fs/cgroup/cgroup.controllers")); err == nil {
+		return Fine, "version 2", ""
+	}
+	if _, err := os.Stat(m.path("/sys/fs/cgroup/memory")); err == nil {
+		return Warn, "version 1: Kubernetes will drop it", "set modules.edged.kubelet.failCgroupV1: false, or boot with version 2 (systemd.unified_cgroup_hierarchy=1)"
+	}
+	return Fail, "no cgroups at /sys/fs/cgroup", "boot with the memory controller (cgroup_enable=memory)"
+}
+
+func kernel(_ context.Context, m Machine) (Level, string, string) {
+	var missing []string
+	for name, path := range map[string]string{"overlayfs": "overlay", "bridge": "bridge"} {
+		if !hasFilesystem(m, path) && !hasModule(m, path) {
+			missing = append(missing, name)
+		}
+	}
+	if len(missing) > 0 {
+		return Warn, "not seen (they may be loaded on demand): " + strings.Join(missing, ", "), "modprobe " + strings.Join(missing, " ")
+	}
+	return Fine, "overlayfs and bridge are there", ""
+}
+
+func hasFilesystem(m Machine, name string) bool {
+	f, err := os.Open(m.path("/proc/filesystems"))
+	if err != nil {
+		return false
+	}
+	defer func() { _ = f.Close() }()
+	for scan := bufio.NewScanner(f); scan.Scan(); {
+		if strings.HasSuffix(scan.Text(), "\t"+name) {
+			return true
+		}
+	}
+	return false
+}
+
+func hasModule(m Machine, name string) bool {
+	_, err := os.Stat(m.path("/sys/module/" + name))
+	return err == nil
+}
+
+func forwarding(_ context.Context, m Machine) (Level, string, string) {
+	v, err := os.ReadFile(m.path("/proc/sys/net/ipv4/ip_forward"))
+	if err == nil && strings.TrimSpace(string(v)) == "1" {
+		return Fine, "on", ""
+	}
+	return Warn, "net.ipv4.ip_forward is off: pods won't reach beyond this device", "sysctl -w net.ipv4.ip_forward=1, and a line in /etc/sysctl.d"
+}
+
+func swap(_ context.Context, m Machine) (Level, string, string) {
+	data, err := os.ReadFile(m.path("/proc/swaps"))
+	if err == nil && strings.Count(strings.TrimSpace(string(data)), "\n") >= 1 {
+		return Warn, "swap is on; the kubelet refuses to start with it", "swapoff -a, or set modules.edged.kubelet.failSwapOn: false"
+	}
+	return Fine, "no swap", ""
+}
+
+func ports(ctx context.Context, m Machine) (Level, string, string) {
+	var taken []string
+	for _, address := range m.Ports {
+		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+		if err != nil {
+			taken = append(taken, address)
+			continue
+		}
+		_ = l.Close()
+	}
+	if len(taken) > 0 {
+		return Fail, "in use by another process: " + strings.Join(taken, ", "), "ss -ltnp says by whom; stop it, or set another address in edgecore.yaml"
+	}
+	return Fine, "free", ""
+}
+
+func clock(_ context.Context, m Machine) (Level, string, string) {
+	if m.Clock.Before(m.Built) {
+		return Warn, fmt.Sprintf("the clock says %s, before this program was built: it works, but logs and events bear the wrong time", m.Clock.UTC().Format(time.RFC3339)),
+			"set the clock, or let it be set: apt-get install chrony"
+	}
+	return Fine, m.Clock.UTC().Format(time.RFC3339), ""
+}

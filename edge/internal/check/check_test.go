@@ -1,0 +1,91 @@
+package check_test
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/skerry-io/skerry/edge/internal/check"
+)
+
+// machine is a tree that looks like a device.
+func machine(t *testing.T, files map[string]string) check.Machine {
+	t.Helper()
+	root := t.TempDir()
+	for name, content := range files {
+		path := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return check.Machine{
+		Root: root, DataDir: filepath.Join(root, "var/lib/skerry"), RuntimeEndpoint: "unix:///c.sock", CNIConfigDir: "/etc/cni/net.d", Joined: true,
+		Clock: time.Date(2026, 11, 20, 0, 0, 0, 0, time.UTC), Built: time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC),
+	}
+}
+
+func levels(t *testing.T, m check.Machine) map[string]check.Level {
+	t.Helper()
+	got := map[string]check.Level{}
+	for _, f := range check.Run(t.Context(), m) {
+		got[f.Name] = f.Level
+		if f.Level == check.Fail && f.Mend == "" {
+			t.Errorf("%s fails and does not say what to do", f.Name)
+		}
+	}
+	delete(got, "root") // of whoever runs the test
+	delete(got, "disk space")
+	return got
+}
+
+func TestRun(t *testing.T) {
+	good := map[string]string{
+		"etc/cni/net.d/10-bridge.conflist": "{}", "sys/fs/cgroup/cgroup.controllers": "memory", "proc/filesystems": "nodev\toverlay\n",
+		"sys/module/bridge/refcnt": "0", "proc/sys/net/ipv4/ip_forward": "1\n", "proc/swaps": "Filename\tType\n",
+	}
+	t.Run("all is there", func(t *testing.T) {
+		m := machine(t, good)
+		l, err := net.Listen("unix", filepath.Join(m.Root, "c.sock"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = l.Close() }()
+		want := map[string]check.Level{
+			"identity": check.Fine, "data directory": check.Fine, "containerd": check.Fine, "cni": check.Fine, "cgroups": check.Fine, "kernel": check.Fine,
+			"ip forwarding": check.Fine, "swap": check.Fine, "ports": check.Fine, "clock": check.Fine,
+		}
+		if diff := cmp.Diff(want, levels(t, m)); diff != "" {
+			t.Errorf("(-want +got)\n%s", diff)
+		}
+	})
+	t.Run("bare machine", func(t *testing.T) {
+		m := machine(t, map[string]string{"proc/swaps": "Filename\tType\n/dev/sda2\tpartition\n", "sys/fs/cgroup/memory/tasks": ""})
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = l.Close() }()
+		m.Ports, m.Joined, m.Clock = []string{l.Addr().String()}, false, time.Unix(0, 0)
+		want := map[string]check.Level{
+			"identity": check.Fail, "data directory": check.Fine, "containerd": check.Fail, "cni": check.Fail, "cgroups": check.Warn, "kernel": check.Warn,
+			"ip forwarding": check.Warn, "swap": check.Warn, "ports": check.Fail, "clock": check.Warn,
+		}
+		if diff := cmp.Diff(want, levels(t, m)); diff != "" {
+			t.Errorf("(-want +got)\n%s", diff)
+		}
+	})
+	t.Run("dead socket", func(t *testing.T) {
+		m := machine(t, good)
+		m.RuntimeEndpoint = "tcp://x"
+		if got := levels(t, m)["containerd"]; got != check.Fail {
+			t.Errorf("containerd: %s", got)
+		}
+	})
+}
