@@ -125,6 +125,19 @@ func TestSummary_tellsWhatRuns(t *testing.T) {
 	})
 }
 
+func TestSummary_tellsThatItCompiles(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out strings.Builder
+		if _, err := newSummary(&out, time.Now).read(&slowReader{pause: 35 * time.Second}); err != nil {
+			t.Fatal(err)
+		}
+		want := "   compiling and linking for 30s (all of Kubernetes from nothing: 8 to 10 minutes on two cores)\n"
+		if diff := cmp.Diff(want, out.String()); diff != "" {
+			t.Errorf("output (-want +got):\n%s", diff)
+		}
+	})
+}
+
 func TestRun_total(t *testing.T) {
 	const pass = `{"Action":"pass","Package":"p","Test":"TestA"}` + "\n"
 	const fail = `{"Action":"fail","Package":"p","Test":"TestB"}` + "\n"
