@@ -27,9 +27,9 @@ type Traits struct {
 // Keepalive, at most once at a time where there are no lanes), Stop once, and Close once at the end.
 type Carrier interface {
 	Traits() Traits
-	// Serve hands each incoming stream of frames to read and returns when the link has ended: with what read returned, with a *CloseError if the
-	// peer said why, else with what the network said. A carrier with lanes may call read for several streams at once. It calls alive when a keepalive has come.
-	Serve(read func(io.Reader) error, alive func()) error
+	// Serve hands each incoming stream of frames to sink.Read, as whose errors it passes a *CloseError if the peer said why, else what the network said. It
+	// returns when the link has ended. A carrier with lanes may call Read for several streams at once.
+	Serve(sink Sink) error
 	// Write sends whole frames of a class. It fails when not one byte could be written for IdleTimeout.
 	Write(class topic.Class, frames []byte) error
 	// Keepalive makes the peer hear from this end.
@@ -40,6 +40,16 @@ type Carrier interface {
 	Stop(why *CloseError)
 	// Close is called when Serve has returned and no Write runs. It tells the peer why, unless it was the peer who ended the link, and frees everything.
 	Close(why *CloseError)
+}
+
+// Sink is what a carrier tells the core.
+type Sink interface {
+	// Read serves one stream until it fails, and ends the link then.
+	Read(io.Reader) error
+	// Alive says that a keepalive has come.
+	Alive()
+	// End says that the link has ended, to those who wait for something else.
+	End(err error)
 }
 
 // refuse makes the error of an end that closes the link.

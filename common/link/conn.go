@@ -151,7 +151,11 @@ func (c *conn) drain(class topic.Class) {
 			err = c.carrier.Keepalive()
 		}
 		if err != nil {
-			c.end(closeError(err))
+			why := closeError(err)
+			if why.Code == CloseTimeout && !why.Remote {
+				why.Reason = "nothing could be written for too long"
+			}
+			c.end(why)
 			return
 		}
 		c.mu.Lock()
@@ -203,7 +207,7 @@ func (c *conn) Receive(ctx context.Context) (message.Message, error) {
 
 // run reads until the link ends, and ends everything else.
 func (c *conn) run() {
-	err := c.carrier.Serve(c.read, c.alive)
+	err := c.carrier.Serve(sink{c})
 	c.end(closeError(err))
 	c.writers.Wait()
 	c.mu.Lock()
@@ -212,6 +216,23 @@ func (c *conn) run() {
 	c.carrier.Close(why)
 	close(c.done)
 }
+
+// sink is the conn as its carrier sees it.
+type sink struct{ *conn }
+
+func (s sink) Read(r io.Reader) error {
+	err := s.read(r)
+	s.End(err)
+	return err
+}
+
+func (s sink) Alive() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.heard(time.Now())
+}
+
+func (s sink) End(err error) { s.end(closeError(err)) }
 
 // read serves one stream.
 func (c *conn) read(r io.Reader) error {
@@ -270,13 +291,6 @@ func (c *conn) tick() {
 	c.beat = true
 	c.wake(topic.Urgent)
 	c.keepalive.Reset(every)
-}
-
-// alive is called by the carrier when the peer gave a sign of life that was no frame.
-func (c *conn) alive() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.heard(time.Now())
 }
 
 // heard answers the end that dialled as soon as something of it comes and this end was silent for half of what the peer can bear: so the answer travels

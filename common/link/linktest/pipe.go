@@ -5,15 +5,15 @@
 package linktest
 
 import (
+	"crypto/x509"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"sync"
 	"testing"
 	"time"
-
-	"crypto/x509"
 
 	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/link/internal/deadline"
@@ -26,6 +26,7 @@ const Memory link.Transport = "memory"
 // PipeOptions says what the links of Pipe look like.
 type PipeOptions struct {
 	Config link.Config       // the zero value: link.Default
+	Other  link.Config       // of the cloud's end; the zero value: as Config
 	Edge   *x509.Certificate // what the cloud sees as the edge's, see Authority.Node
 	Cloud  *x509.Certificate // what the edge sees as the cloud's
 	// WrapEdge and WrapCloud, if set, wrap each end's connection, to slow it down or break it.
@@ -38,7 +39,10 @@ func Pipe(t testing.TB, o PipeOptions) (edge, cloud link.Conn) {
 	if o.Config == (link.Config{}) {
 		o.Config = link.Default()
 	}
-	if err := o.Config.Validate(); err != nil {
+	if o.Other == (link.Config{}) {
+		o.Other = o.Config
+	}
+	if err := errors.Join(o.Config.Validate(), o.Other.Validate()); err != nil {
 		t.Fatal(err)
 	}
 	a, b := net.Pipe()
@@ -48,21 +52,24 @@ func Pipe(t testing.TB, o PipeOptions) (edge, cloud link.Conn) {
 	if o.WrapCloud != nil {
 		b = o.WrapCloud(b)
 	}
-	codec := link.NewCodec(topic.NewTable(), o.Config)
-	start := func(c net.Conn, dialed bool, peer *x509.Certificate) link.Conn {
-		p := &pipe{conn: deadline.Wrap(c), config: o.Config, dialed: dialed}
-		if err := p.conn.Arm(o.Config.IdleTimeout); err != nil {
-			t.Fatal(err)
-		}
-		end := link.Start(p, codec, o.Config, link.Info{Transport: Memory, Local: c.LocalAddr(), Remote: c.RemoteAddr(), Peer: peer, Since: time.Now()})
-		t.Cleanup(func() {
-			if err := end.Close(link.CloseShutdown, "the test ended"); err != nil {
-				t.Error(err)
-			}
-		})
-		return end
+	return startPipe(t, a, true, o.Config, o.Other, o.Cloud), startPipe(t, b, false, o.Other, o.Config, o.Edge)
+}
+
+func startPipe(t testing.TB, c net.Conn, dialed bool, config, other link.Config, peer *x509.Certificate) link.Conn {
+	t.Helper()
+	p := &pipe{conn: deadline.Wrap(c), config: config, dialed: dialed, peerIdle: other.IdleTimeout}
+	if err := p.conn.Arm(config.IdleTimeout); err != nil {
+		t.Fatal(err)
 	}
-	return start(a, true, o.Cloud), start(b, false, o.Edge)
+	end := link.Start(p, link.NewCodec(topic.NewTable(), config), config, link.Info{
+		Transport: Memory, Local: c.LocalAddr(), Remote: c.RemoteAddr(), Peer: peer, Since: time.Now(),
+	})
+	t.Cleanup(func() {
+		if err := end.Close(link.CloseShutdown, "the test ended"); err != nil {
+			t.Error(err)
+		}
+	})
+	return end
 }
 
 // A pipe carries records: a byte that says what it is, a length of two bytes, data.
@@ -74,20 +81,19 @@ const (
 
 // pipe is a link.Carrier over a net.Conn.
 type pipe struct {
-	conn   *deadline.Conn
-	config link.Config
-	dialed bool
+	conn     *deadline.Conn
+	config   link.Config
+	dialed   bool
+	peerIdle time.Duration
 
 	left int // bytes of the record that Read is in; owned by Serve
 }
 
 func (p *pipe) Traits() link.Traits {
-	return link.Traits{Batch: 4 << 10, Dialed: p.dialed, PeerIdle: p.config.IdleTimeout}
+	return link.Traits{Batch: 4 << 10, Dialed: p.dialed, PeerIdle: p.peerIdle}
 }
 
-func (p *pipe) Serve(read func(io.Reader) error, alive func()) error {
-	return read(&pipeReader{pipe: p, alive: alive})
-}
+func (p *pipe) Serve(sink link.Sink) error { return sink.Read(&pipeReader{p, sink}) }
 
 func (p *pipe) Write(_ topic.Class, frames []byte) error { return p.record(recordFrames, frames) }
 func (p *pipe) Keepalive() error                         { return p.record(recordKeepalive, nil) }
@@ -122,7 +128,7 @@ func (p *pipe) Close(why *link.CloseError) {
 // pipeReader is the stream of frames within the records.
 type pipeReader struct {
 	*pipe
-	alive func()
+	sink link.Sink
 }
 
 func (r *pipeReader) Read(b []byte) (int, error) {
@@ -136,7 +142,7 @@ func (r *pipeReader) Read(b []byte) (int, error) {
 		case recordFrames:
 			r.left = n
 		case recordKeepalive:
-			r.alive()
+			r.sink.Alive()
 		case recordClose:
 			data := make([]byte, n)
 			if _, err := io.ReadFull(r.conn, data); err != nil || n < 2 {

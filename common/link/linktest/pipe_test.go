@@ -38,3 +38,12 @@ func TestPipe_CarriesMessages_AndLivesWhileIdle(t *testing.T) {
 		t.Log(edge.Err())
 	})
 }
+
+func TestPipe_IsALink(t *testing.T) {
+	authority := linktest.NewAuthority(t)
+	edge, cloud := authority.Node(t, "edge-1").Leaf, authority.Server(t).Leaf
+	linktest.TestConn(t, func(t *testing.T, o linktest.PairOptions) linktest.Ends {
+		e, c := linktest.Pipe(t, linktest.PipeOptions{Config: o.Edge, Other: o.Cloud, Edge: edge, Cloud: cloud, WrapEdge: o.Network.Conn})
+		return linktest.Ends{Edge: e, Cloud: c, EdgeCertificate: edge, CloudCertificate: cloud}
+	})
+}

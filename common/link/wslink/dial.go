@@ -1,0 +1,132 @@
+package wslink
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"github.com/gorilla/websocket"
+
+	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/common/link/internal/deadline"
+	"github.com/skerry-io/skerry/common/topic"
+)
+
+// DialConfig is what a Dialer is made of.
+type DialConfig struct {
+	Link  link.Config
+	TLS   *tls.Config // must verify the server and show a certificate
+	Table *topic.Table
+	// Proxy chooses the proxy of a request; nil: none. http.ProxyFromEnvironment reads HTTPS_PROXY and NO_PROXY.
+	Proxy func(*http.Request) (*url.URL, error)
+	// Network dials TCP; nil: the network of this machine.
+	Network func(ctx context.Context, network, address string) (net.Conn, error)
+}
+
+// Dialer opens links.
+type Dialer struct {
+	config DialConfig
+	codec  *link.Codec
+	pool   websocket.BufferPool
+}
+
+// NewDialer checks the configuration.
+func NewDialer(config DialConfig) (*Dialer, error) {
+	if err := config.Link.Validate(); err != nil {
+		return nil, err
+	}
+	var err error
+	if config.TLS, err = link.ClientTLS(config.TLS, "http/1.1"); err != nil {
+		return nil, err
+	}
+	if config.Network == nil {
+		config.Network = (&net.Dialer{Control: control, KeepAlive: -1}).DialContext // the link has its own keepalive
+	}
+	return &Dialer{config: config, codec: link.NewCodec(config.Table, config.Link), pool: buffers()}, nil
+}
+
+// Dial implements link.Dialer. Where the server gave a reason, the error holds a *link.CloseError.
+func (d *Dialer) Dial(ctx context.Context, address string) (link.Conn, error) {
+	if _, _, err := net.SplitHostPort(address); err != nil {
+		return nil, fmt.Errorf("dialling a websocket: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, d.config.Link.HandshakeTimeout)
+	defer cancel()
+	var raw *deadline.Conn
+	var stop func() bool
+	w := websocket.Dialer{
+		NetDialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			c, err := d.config.Network(ctx, network, address)
+			if err != nil {
+				return nil, err
+			}
+			raw = deadline.Wrap(c)
+			stop = context.AfterFunc(ctx, func() { _ = c.Close() }) // the library heeds a deadline while it talks, but no cancellation
+			return raw, nil
+		},
+		Proxy:           d.config.Proxy,
+		TLSClientConfig: d.config.TLS,
+		ReadBufferSize:  readBuffer, WriteBufferSize: batch, WriteBufferPool: d.pool,
+		Subprotocols: []string{subprotocol(topic.Protocol)},
+	}
+	ws, response, err := w.DialContext(ctx, (&url.URL{Scheme: "wss", Host: address, Path: Path}).String(),
+		http.Header{idleHeader: {formatIdle(d.config.Link.IdleTimeout)}})
+	if stop != nil && !stop() {
+		err = errors.Join(context.Cause(ctx), err)
+		if ws != nil {
+			_ = ws.Close()
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("dialling websocket %s: %w", address, dialError(response, err))
+	}
+	if got := ws.Subprotocol(); got != subprotocol(topic.Protocol) {
+		_ = ws.Close()
+		return nil, fmt.Errorf("dialling websocket %s: %w", address, &link.CloseError{Code: link.CloseVersion, Reason: fmt.Sprintf("the server speaks %q", got)})
+	}
+	secure, ok := ws.NetConn().(*tls.Conn)
+	if !ok {
+		_ = ws.Close()
+		return nil, fmt.Errorf("dialling websocket %s: no TLS", address)
+	}
+	c, err := start(ws, raw, secure.ConnectionState(), d.codec, carrier{
+		config: d.config.Link, dialed: true, peerIdle: parseIdle(response.Header.Get(idleHeader), d.config.Link.IdleTimeout),
+	})
+	if err != nil {
+		_ = ws.Close()
+		return nil, fmt.Errorf("dialling websocket %s: %w", address, err)
+	}
+	return c, nil
+}
+
+// dialError adds what the server answered.
+func dialError(response *http.Response, err error) error {
+	if response == nil || !errors.Is(err, websocket.ErrBadHandshake) {
+		return err
+	}
+	text, _ := io.ReadAll(io.LimitReader(response.Body, 256)) // the library has it in memory already
+	e := &link.CloseError{Remote: true, Reason: response.Status, Err: err}
+	if first, _, _ := strings.Cut(strings.TrimSpace(string(text)), "\n"); first != "" {
+		e.Reason += ": " + first
+	}
+	switch response.StatusCode {
+	case http.StatusServiceUnavailable, http.StatusTooManyRequests, http.StatusBadGateway, http.StatusGatewayTimeout:
+		e.Code = link.CloseOverloaded
+		if after := response.Header.Get("Retry-After"); after != "" {
+			e.Reason = "retry-after=" + after
+		}
+	case http.StatusUpgradeRequired:
+		e.Code = link.CloseVersion
+	case http.StatusForbidden, http.StatusUnauthorized:
+		e.Code = link.CloseForbidden
+	default:
+		e.Code = link.CloseProtocol // perhaps no cloudcore at all; it may become one
+	}
+	return e
+}

@@ -1,0 +1,18 @@
+package wslink
+
+import (
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// control sets TCP_NOTSENT_LOWAT (tcp(7)) before the socket connects or listens; an accepted socket inherits it.
+func control(_, _ string, c syscall.RawConn) error {
+	var err error
+	if controlErr := c.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsent)
+	}); controlErr != nil {
+		return controlErr
+	}
+	return err
+}

@@ -1,0 +1,196 @@
+// Package wslink carries links over websocket (RFC 6455) on TLS 1.3.
+//
+// It owns the connections, the handshake and how close codes and keepalives look on a websocket. It refuses peers without a verified certificate, other
+// versions of the protocol, and more links than it was told to bear. Listener and Dialer may be used by many goroutines at once.
+package wslink
+
+import (
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"github.com/gorilla/websocket"
+
+	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/common/link/internal/deadline"
+	"github.com/skerry-io/skerry/common/topic"
+)
+
+// Path is where a cloudcore serves the link.
+const Path = "/v1/link"
+
+const (
+	subprotocolPrefix = "skerry.v"
+	// idleHeader tells the other end how long this one bears silence, in milliseconds.
+	idleHeader = "Skerry-Idle-Timeout"
+
+	// batch is what goes in one websocket message, one TLS record and mostly one system call. It is what a heartbeat may have to wait for, 0.13 s
+	// at 256 kbit/s, and what crypto/tls keeps as a buffer for each connection that has once received a record of that length.
+	batch = 4 << 10
+	// readBuffer is kept for each connection. Data of a long frame is read past it.
+	readBuffer = 1 << 10
+	// unsent is how much the kernel takes from us before it has been sent (TCP_NOTSENT_LOWAT): what is in there, nothing can overtake.
+	unsent = 8 << 10
+)
+
+func subprotocol(version int) string { return subprotocolPrefix + strconv.Itoa(version) }
+
+func formatIdle(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
+
+// parseIdle reads the header of the peer; one that says nothing sensible is served as if it bore what this end does.
+func parseIdle(value string, own time.Duration) time.Duration {
+	ms, err := strconv.ParseInt(value, 10, 32)
+	if err != nil || ms < 100 {
+		return own
+	}
+	return time.Duration(ms) * time.Millisecond
+}
+
+// carrier is a link.Carrier on a websocket.
+type carrier struct {
+	ws       *websocket.Conn
+	raw      *deadline.Conn // beneath TLS
+	config   link.Config
+	dialed   bool
+	peerIdle time.Duration
+	released func() // called when everything is closed
+
+	reader io.Reader // the message that Read is in, or nil; owned by Serve
+}
+
+func start(ws *websocket.Conn, raw *deadline.Conn, state tls.ConnectionState, codec *link.Codec, c carrier) (link.Conn, error) {
+	if len(state.PeerCertificates) == 0 || len(state.VerifiedChains) == 0 {
+		return nil, errors.New("the peer has no verified certificate")
+	}
+	c.ws, c.raw = ws, raw
+	if err := raw.Arm(c.config.IdleTimeout); err != nil {
+		return nil, err
+	}
+	return link.Start(&c, codec, c.config, link.Info{
+		Transport: link.WebSocket, Local: ws.LocalAddr(), Remote: ws.RemoteAddr(), Peer: state.PeerCertificates[0], Since: time.Now(),
+	}), nil
+}
+
+func (c *carrier) Traits() link.Traits {
+	return link.Traits{Batch: batch, Dialed: c.dialed, PeerIdle: c.peerIdle}
+}
+
+func (c *carrier) Serve(sink link.Sink) error {
+	c.ws.SetPongHandler(func(string) error { sink.Alive(); return nil })
+	c.ws.SetCloseHandler(func(int, string) error { return nil }) // Close answers
+	return sink.Read(c)
+}
+
+// Read makes one stream of all binary messages: frames bound themselves.
+func (c *carrier) Read(b []byte) (int, error) {
+	for {
+		if c.reader == nil {
+			kind, r, err := c.ws.NextReader()
+			if err != nil {
+				return 0, readError(err)
+			}
+			if kind != websocket.BinaryMessage {
+				return 0, &link.CloseError{Code: link.CloseProtocol, Reason: "a websocket message that is not binary"}
+			}
+			c.reader = r
+		}
+		n, err := c.reader.Read(b)
+		if err == io.EOF { // not wrapped: the end of the message
+			c.reader = nil
+			if n == 0 {
+				continue
+			}
+			err = nil
+		}
+		if err != nil {
+			err = readError(err)
+		}
+		return n, err
+	}
+}
+
+// readError tells what the peer said, and what it should not have said, from what happened to the network.
+func readError(err error) error {
+	if closed, ok := errors.AsType[*websocket.CloseError](err); ok {
+		if code, ok := closeCode(closed.Code); ok {
+			return &link.CloseError{Code: code, Reason: closed.Text, Remote: true}
+		}
+		return err
+	}
+	var network net.Error
+	if !errors.As(err, &network) && strings.HasPrefix(err.Error(), "websocket: ") { // the library's only sign of bytes that are no websocket
+		return &link.CloseError{Code: link.CloseProtocol, Reason: "bytes that are no websocket", Err: err}
+	}
+	return err
+}
+
+// closeCode reads a websocket's close code: our own range, and what servers and proxies between us may send.
+func closeCode(code int) (link.CloseCode, bool) {
+	switch code {
+	case websocket.CloseNormalClosure, websocket.CloseGoingAway, websocket.CloseServiceRestart:
+		return link.CloseShutdown, true
+	case websocket.CloseProtocolError, websocket.CloseUnsupportedData, websocket.CloseInvalidFramePayloadData, websocket.CloseNoStatusReceived:
+		return link.CloseProtocol, true
+	case websocket.CloseMessageTooBig:
+		return link.CloseTooLarge, true
+	case websocket.CloseTryAgainLater:
+		return link.CloseOverloaded, true
+	case websocket.CloseInternalServerErr:
+		return link.CloseInternal, true
+	}
+	return link.CloseCode(code), code >= 4000 && code <= 4999
+}
+
+func (c *carrier) Write(_ topic.Class, frames []byte) error {
+	return c.ws.WriteMessage(websocket.BinaryMessage, frames)
+}
+
+// Keepalive is an unsolicited Pong, the one-way heartbeat of RFC 6455 section 5.5.3: an answer to it would double what an idle link costs.
+func (c *carrier) Keepalive() error {
+	return c.ws.WriteControl(websocket.PongMessage, nil, time.Time{})
+}
+
+func (c *carrier) LastHeard() time.Time { return c.raw.Heard() }
+
+func (c *carrier) Stop(*link.CloseError) {
+	now := time.Now()
+	_ = c.raw.Final(now, now.Add(c.config.CloseTimeout)) // a connection that can't be set deadlines is closed already
+}
+
+func (c *carrier) Close(why *link.CloseError) {
+	end := time.Now().Add(c.config.CloseTimeout)
+	_ = c.raw.Final(end, end)
+	err := c.ws.WriteControl(websocket.CloseMessage, websocket.FormatCloseMessage(int(why.Code), reason(why.Reason)), end)
+	if tcp, ok := c.raw.Conn.(interface{ CloseWrite() error }); ok && err == nil && !why.Remote {
+		// What has come and was not read would make the kernel reset the connection and lose the close message on its way: read until the peer ends too.
+		if tcp.CloseWrite() == nil {
+			_, _ = io.Copy(io.Discard, io.LimitReader(c.raw, 1<<20))
+		}
+	}
+	_ = c.raw.Close() // the TLS alert has nothing to add to the close message
+	if c.released != nil {
+		c.released()
+	}
+}
+
+// reason fits a close frame: 125 bytes with the code, UTF-8.
+func reason(s string) string {
+	const most = 123
+	if len(s) <= most {
+		return strings.ToValidUTF8(s, "?")
+	}
+	s = s[:most]
+	for !utf8.ValidString(s) && len(s) > 0 {
+		s = s[:len(s)-1]
+	}
+	return s
+}
+
+// buffers is a websocket.BufferPool that both ends fill with buffers of one length.
+func buffers() websocket.BufferPool { return &sync.Pool{} }
