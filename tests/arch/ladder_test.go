@@ -1,6 +1,7 @@
 package arch_test
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -24,7 +25,7 @@ var ladder = [][]string{
 	{"cloud/internal/hub", "edge/internal/store", "edge/internal/kernel"},
 	{"cloud/internal/relay", "cloud/internal/publish", "cloud/internal/join", "cloud/internal/kubeplane", "edge/internal/meta"},
 	{"edge/internal/api"},
-	{"edge/internal/hub", "edge/internal/edged", "edge/internal/join"},
+	{"edge/internal/hub", "edge/internal/edged", "edge/internal/join", "edge/internal/check"},
 	// L5: the wiring
 	{"cloud/app", "edge/app"},
 	// L6: the commands
@@ -87,40 +88,44 @@ func step(dir string) (level int, room string) {
 
 func TestLadder(t *testing.T) {
 	for _, p := range source(t).packs {
-		if !p.product() || p.dir == "." {
-			continue
-		}
-		level, room := step(p.dir)
-		if level < 0 {
-			t.Errorf("%s has no step: add it to the ladder in tests/arch", p.dir)
-			continue
-		}
-		for _, f := range p.files {
-			if f.test {
-				continue
-			}
-			for _, i := range f.imports {
-				dir, ours := strings.CutPrefix(i, module+"/")
-				if !ours {
-					continue
-				}
-				switch below, other := step(dir); {
-				case !product(dir):
-					t.Errorf("%s imports %s: the product does not need its tests and tools", f.path, dir)
-				case below < level || other == room:
-				case below == level:
-					t.Errorf("%s imports %s, of its own step: declare the interface it needs, or move one of them", f.path, dir)
-				default:
-					t.Errorf("%s imports %s, of a step above", f.path, dir)
-				}
-			}
+		for _, bad := range climbs(p) {
+			t.Error(bad)
 		}
 	}
 }
 
+// climbs tells where a package breaks the ladder.
+func climbs(p *sourcePack) (bad []string) {
+	if !p.product() || p.dir == "." {
+		return nil
+	}
+	level, room := step(p.dir)
+	if level < 0 {
+		return []string{p.dir + " has no step: add it to the ladder in tests/arch"}
+	}
+	for _, f := range p.files {
+		for _, i := range f.imports {
+			dir, ours := strings.CutPrefix(i, module+"/")
+			if f.test || !ours {
+				continue
+			}
+			switch below, other := step(dir); {
+			case !product(dir):
+				bad = append(bad, fmt.Sprintf("%s imports %s: the product does not need its tests and tools", f.path, dir))
+			case below < level || other == room:
+			case below == level:
+				bad = append(bad, fmt.Sprintf("%s imports %s, of its own step: declare the interface it needs, or move one of them", f.path, dir))
+			default:
+				bad = append(bad, fmt.Sprintf("%s imports %s, of a step above", f.path, dir))
+			}
+		}
+	}
+	return bad
+}
+
 func product(dir string) bool { return (&sourcePack{dir: dir}).product() }
 
-func TestLadder_hasNoEmptyRoomTwice(t *testing.T) {
+func TestLadder_hasNoRoomTwice(t *testing.T) {
 	var all []string
 	for _, rooms := range ladder {
 		all = append(all, rooms...)
@@ -133,25 +138,30 @@ func TestLadder_hasNoEmptyRoomTwice(t *testing.T) {
 
 func TestExclusiveImports(t *testing.T) {
 	for _, p := range source(t).packs {
-		if !p.product() {
-			continue
+		for _, bad := range trespasses(p) {
+			t.Error(bad)
 		}
-		for _, f := range p.files {
-			if f.test {
+	}
+}
+
+// trespasses tells what a package imports that is for others alone.
+func trespasses(p *sourcePack) (bad []string) {
+	if !p.product() {
+		return nil
+	}
+	for _, f := range p.files {
+		for _, rule := range exclusive {
+			if f.test || slices.ContainsFunc(rule.only, func(dir string) bool { return within(p.dir, dir) }) {
 				continue
 			}
-			for _, rule := range exclusive {
-				for _, i := range f.imports {
-					if !slices.ContainsFunc(rule.imports, func(r string) bool { return within(i, r) }) {
-						continue
-					}
-					if !slices.ContainsFunc(rule.only, func(dir string) bool { return within(p.dir, dir) }) {
-						t.Errorf("%s imports %s, which is for %s alone: %s", f.path, i, strings.Join(rule.only, ", "), rule.reason)
-					}
+			for _, i := range f.imports {
+				if slices.ContainsFunc(rule.imports, func(r string) bool { return within(i, r) }) {
+					bad = append(bad, fmt.Sprintf("%s imports %s, which is for %s alone: %s", f.path, i, strings.Join(rule.only, ", "), rule.reason))
 				}
 			}
 		}
 	}
+	return bad
 }
 
 func TestMessageImportsTheStandardLibraryOnly(t *testing.T) {

@@ -1,6 +1,7 @@
 package arch_test
 
 import (
+	"fmt"
 	"go/ast"
 	"go/token"
 	"go/types"
@@ -13,32 +14,40 @@ import (
 
 func TestPackageComments(t *testing.T) {
 	for _, p := range source(t).packs {
-		if p.name == "" {
-			continue // nothing but tests
-		}
-		start := "Package " + p.name + " "
-		if p.name == "main" {
-			start = "Command "
-		}
-		var with []string
-		for _, f := range p.files {
-			if f.test || f.generated || f.syntax.Doc == nil {
-				continue
-			}
-			with = append(with, f.path)
-			if text := f.syntax.Doc.Text(); !strings.HasPrefix(text, start) {
-				first, _, _ := strings.Cut(text, "\n")
-				t.Errorf("%s: the package comment begins with %q, want %q", f.path, first, start)
-			}
-		}
-		onlyGenerated := !slices.ContainsFunc(p.files, func(f *sourceFile) bool { return !f.test && !f.generated })
-		if len(with) == 0 && !onlyGenerated {
-			t.Errorf("%s has no package comment: say what it owns, what it refuses, and its rule for concurrency", p.dir)
-		}
-		if len(with) > 1 {
-			t.Errorf("%s has more than one package comment: %s", p.dir, strings.Join(with, ", "))
+		for _, bad := range p.comments() {
+			t.Error(bad)
 		}
 	}
+}
+
+// comments tells what is wrong with a package's comment.
+func (p *sourcePack) comments() (bad []string) {
+	if p.name == "" {
+		return nil // nothing but tests
+	}
+	start := "Package " + p.name + " "
+	if p.name == "main" {
+		start = "Command "
+	}
+	var with []string
+	for _, f := range p.files {
+		if f.test || f.generated || f.syntax.Doc == nil {
+			continue
+		}
+		with = append(with, f.path)
+		if text := f.syntax.Doc.Text(); !strings.HasPrefix(text, start) {
+			first, _, _ := strings.Cut(text, "\n")
+			bad = append(bad, fmt.Sprintf("%s: the package comment begins with %q, want %q", f.path, first, start))
+		}
+	}
+	onlyGenerated := !slices.ContainsFunc(p.files, func(f *sourceFile) bool { return !f.test && !f.generated })
+	if len(with) == 0 && !onlyGenerated {
+		bad = append(bad, p.dir+" has no package comment: say what it owns, what it refuses, and its rule for concurrency")
+	}
+	if len(with) > 1 {
+		bad = append(bad, p.dir+" has more than one package comment: "+strings.Join(with, ", "))
+	}
+	return bad
 }
 
 // allowedVars are the package-level variables that a process changes, each with its reason.
@@ -58,37 +67,47 @@ var constantCalls = []string{
 // Two edges and two clouds must fit in one process, so no package keeps state: no init, and variables only for what never changes.
 func TestNoGlobalState(t *testing.T) {
 	for _, p := range source(t).packs {
-		if !p.product() {
+		for _, bad := range p.state() {
+			t.Error(bad)
+		}
+	}
+}
+
+// state tells what of a package is state.
+func (p *sourcePack) state() (bad []string) {
+	if !p.product() {
+		return nil
+	}
+	written := p.written()
+	for _, f := range p.files {
+		if f.test || f.generated {
 			continue
 		}
-		written := p.written()
-		for _, f := range p.files {
-			if f.test || f.generated {
-				continue
-			}
-			for _, d := range f.syntax.Decls {
-				switch d := d.(type) {
-				case *ast.FuncDecl:
-					if d.Name.Name == "init" && d.Recv == nil {
-						t.Errorf("%s: has a func init: let the caller call", f.path)
-					}
-				case *ast.GenDecl:
-					if d.Tok != token.VAR {
-						continue
-					}
-					for _, s := range d.Specs {
-						for _, bad := range globals(p, s.(*ast.ValueSpec), d, written) {
-							t.Errorf("%s: package-level variable %s", f.path, bad)
+		for _, d := range f.syntax.Decls {
+			switch d := d.(type) {
+			case *ast.FuncDecl:
+				if d.Name.Name == "init" && d.Recv == nil {
+					bad = append(bad, f.path+" has a func init: let the caller call")
+				}
+			case *ast.GenDecl:
+				if d.Tok != token.VAR {
+					continue
+				}
+				for _, s := range d.Specs {
+					if s, ok := s.(*ast.ValueSpec); ok {
+						for _, v := range p.globals(s, d, written) {
+							bad = append(bad, f.path+": package-level variable "+v)
 						}
 					}
 				}
 			}
 		}
 	}
+	return bad
 }
 
 // globals tells what is wrong with the variables of one declaration.
-func globals(p *sourcePack, s *ast.ValueSpec, d *ast.GenDecl, written map[string]bool) []string {
+func (p *sourcePack) globals(s *ast.ValueSpec, d *ast.GenDecl, written map[string]bool) []string {
 	var bad []string
 	for i, name := range s.Names {
 		_, allowed := allowedVars[p.dir+"."+name.Name]

@@ -65,17 +65,9 @@ var load = sync.OnceValues(func() (*tree, error) {
 		if !strings.HasSuffix(name, ".go") || strings.Contains("/"+name, "/testdata/") {
 			continue
 		}
-		syntax, err := parser.ParseFile(t.fset, name, b, parser.ParseComments)
+		f, err := parse(t.fset, name, b)
 		if err != nil {
 			return nil, err
-		}
-		f := &sourceFile{path: name, test: strings.HasSuffix(name, "_test.go"), generated: ast.IsGenerated(syntax), syntax: syntax}
-		for _, i := range syntax.Imports {
-			p, err := strconv.Unquote(i.Path.Value)
-			if err != nil {
-				return nil, err
-			}
-			f.imports = append(f.imports, p)
 		}
 		dir := path.Dir(name)
 		if packs[dir] == nil {
@@ -84,12 +76,28 @@ var load = sync.OnceValues(func() (*tree, error) {
 		}
 		packs[dir].files = append(packs[dir].files, f)
 		if !f.test {
-			packs[dir].name = syntax.Name.Name
+			packs[dir].name = f.syntax.Name.Name
 		}
 	}
 	slices.SortFunc(t.packs, func(a, b *sourcePack) int { return strings.Compare(a.dir, b.dir) })
 	return t, nil
 })
+
+func parse(fset *token.FileSet, name string, b []byte) (*sourceFile, error) {
+	syntax, err := parser.ParseFile(fset, name, b, parser.ParseComments|parser.SkipObjectResolution)
+	if err != nil {
+		return nil, err
+	}
+	f := &sourceFile{path: name, test: strings.HasSuffix(name, "_test.go"), generated: ast.IsGenerated(syntax), syntax: syntax}
+	for _, i := range syntax.Imports {
+		p, err := strconv.Unquote(i.Path.Value)
+		if err != nil {
+			return nil, err
+		}
+		f.imports = append(f.imports, p)
+	}
+	return f, nil
+}
 
 func source(t *testing.T) *tree {
 	t.Helper()
