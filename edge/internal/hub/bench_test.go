@@ -285,10 +285,10 @@ func (c *cloud) heartbeat() *topicpb.Heartbeat {
 	return beat
 }
 
-// keep answers heartbeats until the link ends.
-func (c *cloud) keep() {
+// keep answers heartbeats until the link or ctx ends.
+func (c *cloud) keep(ctx context.Context) {
 	for {
-		m, err := c.conn.Receive(context.Background())
+		m, err := c.conn.Receive(ctx)
 		if err != nil {
 			return
 		}

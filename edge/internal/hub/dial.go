@@ -14,11 +14,12 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// How many tries may be under way at once. One, as a rule. While nobody answers, a second that is soon given up and begun anew, because a try of
-// before the network came back waits for TCP's own back-off (RFC 6298) while a fresh one asks at once. And one more when the network changed.
+// How many tries may be under way at once. One, as a rule. While nobody answers, two more that are soon given up and begun anew, because a try of
+// before the network came back waits for TCP's own back-off (RFC 6298) while a fresh one asks at once; the first one goes on, for a network that is
+// so slow that the others never come to an end. And one more when the network changed.
 const (
-	triesEager = 2
-	triesWoken = 3
+	triesEager = 3
+	triesWoken = 4
 )
 
 type dialled struct {
@@ -47,7 +48,7 @@ func (h *Hub) connect(ctx context.Context, p *pace) (link.Conn, string, error) {
 			d := dialled{server: server, long: long == 0}
 			timeout := h.config.DialTimeout
 			if !d.long {
-				timeout = min(timeout, 2*h.config.BackoffMin)
+				timeout = min(timeout, 3*h.config.BackoffMin/2)
 			} else {
 				long++
 			}

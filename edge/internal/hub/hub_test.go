@@ -189,6 +189,7 @@ func TestHub_LinkThatDies_AnswersThoseWhoWait(t *testing.T) {
 		if !ok || loss.Epoch != 11 || end.Code != link.CloseShutdown || !end.Remote {
 			t.Errorf("down is %+v", loss)
 		}
+		synctest.Wait()
 		if status := b.hub.Status(); status.Linked || !strings.Contains(status.LastError, "cloudcore stops") {
 			t.Errorf("status is %+v", status)
 		}
@@ -198,7 +199,7 @@ func TestHub_LinkThatDies_AnswersThoseWhoWait(t *testing.T) {
 func TestHub_RequestThatIsNeverAnswered_EndsSomeTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, nil)
-		go b.open().keep()
+		go b.open().keep(t.Context())
 		start := time.Now()
 		_, err := b.port.SendSync(context.Background(), hub.Name, request("/"))
 		if err == nil || !strings.Contains(err.Error(), "no answer from the cloud") {
@@ -314,7 +315,7 @@ func TestHub_BusyModuleIsNoSilence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, nil)
 		c := b.open()
-		go c.keep()
+		go c.keep(t.Context())
 		for i := range uint64(260) { // more than metamanager's mailbox holds
 			c.send(topic.State.New(message.Resource{}, &topicpb.State{Sequence: i}))
 		}
@@ -365,15 +366,26 @@ func TestHub_SilentCutOf60s_IsOverWithinASecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, nil)
 		c := b.open()
-		go c.keep()
+		whole, cut := context.WithCancel(t.Context())
+		go c.keep(whole)
 		time.Sleep(5 * time.Minute)
-		b.network.set(hang)
-		c.close(link.CloseTimeout, "what the other end's transport does meanwhile") // this end sees it as told
-		b.down()
-		time.Sleep(60 * time.Second)
 		b.network.take()
-		b.network.set(nil)
+		cut()
+		b.network.set(hang)
 		start := time.Now()
+		b.down()
+		if d := time.Since(start); d > 40*time.Second {
+			t.Errorf("noticed after %v", d)
+		}
+		time.Sleep(60*time.Second - time.Since(start))
+		dials := b.network.take()
+		for i, d := range dials[1:] {
+			if gap := d.At - dials[i].At; gap < 500*time.Millisecond || gap > time.Second {
+				t.Errorf("%v between two dials", gap)
+			}
+		}
+		b.network.set(nil)
+		start = time.Now()
 		b.open()
 		if d := time.Since(start); d > time.Second {
 			t.Errorf("linked %v after the cut", d)
@@ -429,14 +441,14 @@ func TestHub_HonoursRetryAfter(t *testing.T) {
 
 func TestHub_RefusalThatWontPass_IsToldAndRetriedSlowly(t *testing.T) {
 	for name, c := range map[string]struct {
-		refuse  func(*cloud)
+		refuse  func(*cloud, message.Message)
 		problem string
 	}{
-		"forbidden": {func(c *cloud) { c.close(link.CloseForbidden, "the certificate was revoked") }, "refuses this node: the certificate was revoked"},
-		"gone":      {func(c *cloud) { c.close(link.CloseGone, "deleted") }, "removed this node"},
-		"version": {func(c *cloud) {
-			m := c.receive()
-			c.send(m.Answer(&topicpb.Welcome{Protocol: 9, Version: "v9.0.0"}))
+		"forbidden": {func(c *cloud, _ message.Message) { c.close(link.CloseForbidden, "the certificate was revoked") },
+			"refuses this node: the certificate was revoked"},
+		"gone":      {func(c *cloud, _ message.Message) { c.close(link.CloseGone, "deleted") }, "removed this node"},
+		"version": {func(c *cloud, hello message.Message) {
+			c.send(hello.Answer(&topicpb.Welcome{Protocol: 9, Version: "v9.0.0"}))
 			if end := c.ended(); end.Code != link.CloseVersion || !strings.Contains(end.Reason, "v9.0.0 at cloud:10000 speaks 9") {
 				t.Errorf("ended with %v", end)
 			}
@@ -445,7 +457,9 @@ func TestHub_RefusalThatWontPass_IsToldAndRetriedSlowly(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newBench(t, nil)
-				c.refuse(b.cloud())
+				cloud := b.cloud()
+				hello := cloud.receive()
+				c.refuse(cloud, hello)
 				start := time.Now()
 				time.Sleep(time.Minute)
 				if status := b.hub.Status(); !strings.Contains(status.Problem, c.problem) || !strings.Contains(status.Problem, "5m0s") ||
