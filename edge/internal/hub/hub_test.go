@@ -446,7 +446,7 @@ func TestHub_RefusalThatWontPass_IsToldAndRetriedSlowly(t *testing.T) {
 	}{
 		"forbidden": {func(c *cloud, _ message.Message) { c.close(link.CloseForbidden, "the certificate was revoked") },
 			"refuses this node: the certificate was revoked"},
-		"gone":      {func(c *cloud, _ message.Message) { c.close(link.CloseGone, "deleted") }, "removed this node"},
+		"gone": {func(c *cloud, _ message.Message) { c.close(link.CloseGone, "deleted") }, "removed this node"},
 		"version": {func(c *cloud, hello message.Message) {
 			c.send(hello.Answer(&topicpb.Welcome{Protocol: 9, Version: "v9.0.0"}))
 			if end := c.ended(); end.Code != link.CloseVersion || !strings.Contains(end.Reason, "v9.0.0 at cloud:10000 speaks 9") {
