@@ -26,7 +26,8 @@ type Backend interface {
 	Resources() []schema.GroupVersionResource
 }
 
-var errPassThrough = errors.New("not held here")
+// ErrPassThrough is what a Backend answers for what it does not hold.
+var ErrPassThrough = errors.New("not held here")
 
 type Caller struct {
 	Kubelet     bool

@@ -106,7 +106,7 @@ func (rd *reading) get(w http.ResponseWriter, r *http.Request) error {
 	var err error
 	rd.object, err = backend.Get(ctx, object.Ref{Resource: rd.resource, Namespace: rd.info.Namespace, Name: rd.info.Name}, rd.identity.caller())
 	switch {
-	case errors.Is(err, errPassThrough):
+	case errors.Is(err, ErrPassThrough):
 		rd.server.pass(w, r)
 		return nil
 	case err != nil:
@@ -139,7 +139,7 @@ func (rd *reading) list(w http.ResponseWriter, r *http.Request) error {
 	}
 	rd.items, rd.version, err = backend.List(ctx, selection, ListOptions{FromReflector: reflector || rd.identity.Kubelet, Caller: rd.identity.caller()})
 	var answer *topicpb.APIResponse
-	if errors.Is(err, errPassThrough) {
+	if errors.Is(err, ErrPassThrough) {
 		answer, err = rd.server.forward(r)
 	}
 	if rd.identity.Device && (err != nil || answer != nil && answer.GetCode() == http.StatusForbidden) {
