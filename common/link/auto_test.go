@@ -1,0 +1,148 @@
+package link_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/link"
+)
+
+// fakeConn is an open link of which only what Auto looks at is real.
+type fakeConn struct {
+	transport link.Transport
+	since     time.Time
+	err       error
+	closed    chan struct{}
+}
+
+func (c *fakeConn) Send(context.Context, message.Message) error { return errors.ErrUnsupported }
+func (c *fakeConn) Receive(context.Context) (message.Message, error) {
+	return message.Message{}, errors.ErrUnsupported
+}
+func (c *fakeConn) Close(link.CloseCode, string) error { close(c.closed); return nil }
+func (c *fakeConn) Done() <-chan struct{}              { return c.closed }
+func (c *fakeConn) Err() error                         { return c.err }
+func (c *fakeConn) Info() link.Info                    { return link.Info{Transport: c.transport, Since: c.since} }
+
+// fakeDialer opens a link after a time, or fails, or waits for ever.
+type fakeDialer struct {
+	transport link.Transport
+	after     time.Duration
+	err       error
+	silent    bool // no answer ever
+	deaf      bool // opens although its context has ended
+	dialled   int
+	conn      *fakeConn // the last
+}
+
+func (d *fakeDialer) Dial(ctx context.Context, _ string) (link.Conn, error) {
+	d.dialled++
+	open := time.After(d.after)
+	if d.silent {
+		open = nil
+	}
+	end := ctx.Done()
+	if d.deaf {
+		end = nil
+	}
+	select {
+	case <-open:
+	case <-end:
+		return nil, context.Cause(ctx)
+	}
+	if d.err != nil {
+		return nil, d.err
+	}
+	d.conn = &fakeConn{transport: d.transport, since: time.Now(), closed: make(chan struct{})}
+	return d.conn, nil
+}
+
+func TestAuto(t *testing.T) {
+	blocked := errors.New("blocked")
+	for name, test := range map[string]struct {
+		quic, ws fakeDialer
+		want     link.Transport
+		within   time.Duration
+		dialled  [2]int // quic, ws
+	}{
+		"QUIC works":                 {fakeDialer{after: 100 * time.Millisecond}, fakeDialer{after: 50 * time.Millisecond}, link.QUIC, 100 * time.Millisecond, [2]int{1, 0}},
+		"UDP is dropped":             {fakeDialer{silent: true}, fakeDialer{after: 50 * time.Millisecond}, link.WebSocket, 550 * time.Millisecond, [2]int{1, 1}},
+		"UDP is refused":             {fakeDialer{err: blocked}, fakeDialer{after: 50 * time.Millisecond}, link.WebSocket, 50 * time.Millisecond, [2]int{1, 1}},
+		"a long path, QUIC quicker":  {fakeDialer{after: 800 * time.Millisecond}, fakeDialer{after: 800 * time.Millisecond}, link.QUIC, 800 * time.Millisecond, [2]int{1, 1}},
+		"neither":                    {fakeDialer{err: blocked}, fakeDialer{err: blocked}, "", 0, [2]int{1, 1}},
+		"both at one moment":         {fakeDialer{after: 600 * time.Millisecond, deaf: true}, fakeDialer{after: 200 * time.Millisecond, deaf: true}, link.WebSocket, 0, [2]int{1, 1}},
+		"the second is refused late": {fakeDialer{after: 700 * time.Millisecond}, fakeDialer{err: blocked, after: 50 * time.Millisecond}, link.QUIC, 700 * time.Millisecond, [2]int{1, 1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				quic, ws := test.quic, test.ws
+				quic.transport, ws.transport = link.QUIC, link.WebSocket
+				start := time.Now()
+				c, err := link.Auto(&quic, &ws).Dial(t.Context(), "cloud:10000")
+				synctest.Wait()
+				if test.want == "" {
+					if !errors.Is(err, blocked) {
+						t.Errorf("Dial: %v, want both errors", err)
+					}
+					return
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				if took := time.Since(start); test.within > 0 && took != test.within {
+					t.Errorf("took %v, want %v", took, test.within)
+				}
+				if diff := cmp.Diff(test.dialled, [2]int{quic.dialled, ws.dialled}); diff != "" {
+					t.Errorf("dialled (-want +got):\n%s", diff)
+				}
+				for _, d := range []*fakeDialer{&quic, &ws} {
+					if d.conn == nil {
+						continue
+					}
+					open := true
+					select {
+					case <-d.conn.closed:
+						open = false
+					default:
+					}
+					if chosen := d.conn == c; chosen != open && name != "both at one moment" || !chosen && open {
+						t.Errorf("%s: open %v, chosen %v", d.transport, open, chosen)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestAuto_Remembers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		quic := &fakeDialer{transport: link.QUIC, silent: true}
+		ws := &fakeDialer{transport: link.WebSocket, after: 100 * time.Millisecond}
+		auto := link.Auto(quic, ws)
+		dial := func(want link.Transport, took time.Duration) {
+			t.Helper()
+			start := time.Now()
+			c, err := auto.Dial(t.Context(), "cloud:10000")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := c.Info().Transport; got != want || time.Since(start) != took {
+				t.Fatalf("%s after %v, want %s after %v", got, time.Since(start), want, took)
+			}
+		}
+		dial(link.WebSocket, 600*time.Millisecond)
+		dial(link.WebSocket, 100*time.Millisecond) // first now
+		time.Sleep(61 * time.Minute)
+		quic.silent, quic.after = false, 100*time.Millisecond
+		dial(link.QUIC, 100*time.Millisecond) // tried first again
+		time.Sleep(time.Minute)
+		quic.conn.err = &link.CloseError{Code: link.CloseTimeout}
+		dial(link.WebSocket, 100*time.Millisecond) // QUIC only seemed to work
+	})
+}
