@@ -31,8 +31,10 @@ type Session interface {
 
 // Part serves one kind of traffic for every session.
 type Part interface {
-	// Attach is called once for each session, before its first message is dispatched. It registers the part's handlers with mux: a handler is
-	// called by the session's read loop, in order, and holds the whole link back while it runs. The returned function, which may be nil, runs for as long as
-	// the session lives; its error ends the session.
+	// Attach is called once for each session, after the node's earlier session has fully ended and before the first message is dispatched. It
+	// registers the part's handlers with mux: a handler is called by the session's read loop, in order, and holds the whole link back while it runs; its
+	// ctx ends with the session. Its error ends the session, with the code of a *link.CloseError in it or with CloseInternal; so does a panic. The
+	// returned function, which may be nil, runs for as long as the session lives; its error ends the session likewise, nil does not. A later session of
+	// the node waits until it has returned, so it must do so soon after its ctx has ended. A heartbeat may have a handler; the hub has answered it then.
 	Attach(s Session, mux *message.Mux) (run func(ctx context.Context) error)
 }

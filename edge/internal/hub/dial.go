@@ -89,11 +89,8 @@ func (h *Hub) dial(ctx context.Context, d dialled, timeout time.Duration, result
 	dial, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	d.conn, d.err = h.config.Dialer.Dial(dial, d.server)
-	if d.err != nil {
-		if dial.Err() != nil && ctx.Err() == nil && !errors.Is(d.err, context.DeadlineExceeded) {
-			d.err = fmt.Errorf("%w after %v: %w", context.DeadlineExceeded, timeout, d.err)
-		}
-		d.err = fmt.Errorf("dialling %s: %w", d.server, d.err)
+	if d.err != nil && dial.Err() != nil && ctx.Err() == nil && !errors.Is(d.err, context.DeadlineExceeded) {
+		d.err = fmt.Errorf("%w after %v: %w", context.DeadlineExceeded, timeout, d.err)
 	}
 	select {
 	case results <- d:

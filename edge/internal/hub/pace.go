@@ -184,6 +184,9 @@ func silence(err error) bool {
 	} else if ok && end.Code == link.CloseTimeout {
 		return true
 	}
+	if errors.Is(err, syscall.ECONNREFUSED) { // an answer, though perhaps not of every transport that was tried
+		return false
+	}
 	if errors.Is(err, context.DeadlineExceeded) {
 		return true
 	}

@@ -228,6 +228,7 @@ func TestSilence(t *testing.T) {
 		"deadline":      {fmt.Errorf("dialling: %w", context.DeadlineExceeded), true},
 		"no route":      {errNoRoute, true},
 		"refused":       {errRefused, false},
+		"one refused":   {errors.Join(context.DeadlineExceeded, errRefused), false},
 		"link timeout":  {&link.CloseError{Code: link.CloseTimeout}, true},
 		"told timeout":  {&link.CloseError{Code: link.CloseTimeout, Remote: true}, false},
 		"network":       {&link.CloseError{Code: link.CloseNetwork, Err: os.NewSyscallError("read", syscall.ETIMEDOUT)}, true},
