@@ -158,3 +158,15 @@ func fromMeta(resource schema.GroupVersionResource, m metav1.Object, raw []byte)
 func isProtobuf(raw []byte) bool { return bytes.HasPrefix(raw, []byte("k8s\x00")) }
 
 func isJSON(raw []byte) bool { return bytes.HasPrefix(bytes.TrimLeft(raw, " \t\r\n"), []byte("{")) }
+
+// FromDecoded makes an Object of an encoded one that the caller has decoded already; raw is kept.
+func FromDecoded(ref Ref, obj runtime.Object, raw []byte) (Object, error) {
+	m, err := meta.Accessor(obj)
+	if err != nil {
+		return Object{}, fmt.Errorf("%w: %w", ErrMalformed, err)
+	}
+	if m.GetNamespace() != ref.Namespace || m.GetName() != ref.Name {
+		return Object{}, fmt.Errorf("%w: it is %s/%s, not %s", ErrMalformed, m.GetNamespace(), m.GetName(), ref)
+	}
+	return fromMeta(ref.Resource, m, raw), nil
+}

@@ -225,6 +225,16 @@ func (t *Tx) PutAnswer(key []byte, a *storepb.Answer) error {
 	return t.put([][]byte{bucketAnswers}, key, true, a)
 }
 
+// Answer reads an answer; nil where there is none.
+func (t *Tx) Answer(key []byte) (*storepb.Answer, error) {
+	payload, err := t.get([][]byte{bucketAnswers}, key)
+	if err != nil || payload == nil {
+		return nil, err
+	}
+	a := &storepb.Answer{}
+	return a, decode(payload, a)
+}
+
 // DeleteAnswer deletes an answer, if it is there.
 func (t *Tx) DeleteAnswer(key []byte) error { return t.delete([][]byte{bucketAnswers}, key) }
 

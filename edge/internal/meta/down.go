@@ -1,0 +1,412 @@
+package meta
+
+import (
+	"context"
+	"encoding/json"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+	"github.com/skerry-io/skerry/edge/internal/object"
+	"github.com/skerry-io/skerry/edge/internal/store"
+)
+
+// inbox is what came over the link and waits for the core: states and results, in order. Its bound is the cloud's window of unacknowledged states and
+// our own window of writes. When the disk is full it tries again; the cloud sends no more meanwhile.
+type inbox struct {
+	m    *Manager
+	wake chan struct{}
+
+	mu          sync.Mutex // guards what follows
+	session     uint64
+	sequence    uint64 // of the last state taken
+	states      []*topicpb.State
+	results     []*topicpb.WriteResult
+	inventories []inventoryRequest
+}
+
+type inventoryRequest struct {
+	message message.Message
+	request *topicpb.InventoryRequest
+}
+
+func (in *inbox) put(do func()) {
+	in.mu.Lock()
+	do()
+	in.mu.Unlock()
+	select {
+	case in.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (in *inbox) putState(s *topicpb.State) { in.put(func() { in.states = append(in.states, s) }) }
+
+func (in *inbox) putResult(r *topicpb.WriteResult) {
+	in.put(func() { in.results = append(in.results, r) })
+}
+
+// putInventory: an inventory must tell of every state that came before its request, so it goes the same way.
+func (in *inbox) putInventory(msg message.Message, r *topicpb.InventoryRequest) {
+	in.put(func() { in.inventories = append(in.inventories, inventoryRequest{msg, r}) })
+}
+
+// reset forgets the states of a session that has ended: they were not acknowledged, so they come again. Results are kept: what they say stays true.
+func (in *inbox) reset() {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.session++
+	in.sequence = 0
+	in.states, in.inventories = nil, nil
+}
+
+func (in *inbox) run(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-in.wake:
+		}
+		for delay := 250 * time.Millisecond; !in.work(ctx); delay = min(2*delay, 5*time.Second) {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(delay):
+			}
+		}
+	}
+}
+
+// work hands all that waits to the core in one change. It returns false when that failed.
+func (in *inbox) work(ctx context.Context) bool {
+	in.mu.Lock()
+	session, states, results, inventories := in.session, in.states, in.results, in.inventories
+	in.mu.Unlock()
+	if len(states)+len(results)+len(inventories) == 0 {
+		return true
+	}
+	log := klog.FromContext(ctx)
+	err := in.m.do(ctx, func(b *batch) error {
+		in.mu.Lock()
+		stale := in.session != session // what an ended session sent must not come after what the new one was told that we have
+		in.mu.Unlock()
+		for _, s := range states {
+			if !stale {
+				in.m.applyState(b, s, log)
+			}
+		}
+		for _, r := range results {
+			in.m.applyResult(b, r, log)
+		}
+		b.after(func() { // in the core, so that nothing of a newer session comes between
+			for _, r := range results {
+				in.m.finish(r.Id)
+			}
+		})
+		return nil
+	})
+	if err != nil {
+		return ctx.Err() != nil
+	}
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.results = in.results[len(results):]
+	if in.session != session {
+		return true
+	}
+	in.states = in.states[len(states):]
+	in.inventories = in.inventories[len(inventories):]
+	if n := len(states); n > 0 {
+		for _, s := range states {
+			if s.Sequence != in.sequence+1 {
+				log.Error(nil, "States came out of turn", "have", in.sequence, "got", s.Sequence)
+			}
+			in.sequence = s.Sequence
+		}
+		in.m.sender.wantAck(in.sequence)
+	}
+	for _, i := range inventories {
+		in.m.mu.RLock()
+		answer := in.m.tables[resourceOf(i.request.Resource)].inventory(i.request)
+		in.m.mu.RUnlock()
+		in.m.sender.putInventory(i.message.Answer(answer))
+	}
+	return true
+}
+
+// applyState stages what a State says.
+func (m *Manager) applyState(b *batch, s *topicpb.State, log klog.Logger) {
+	for _, changes := range s.Changes {
+		resource := resourceOf(changes.Resource)
+		for _, c := range changes.Items {
+			ref := object.Ref{Resource: resource, Namespace: c.Namespace, Name: c.Name}
+			if c.Deleted {
+				b.forget(ref)
+				continue
+			}
+			if err := m.applyObject(b, ref, c); err != nil {
+				m.counters.malformed.Add(1)
+				log.Error(err, "An object that the cloud sent can't be read; it is left out", "object", ref)
+			}
+		}
+	}
+	for _, id := range s.Synced {
+		i := b.stageInterest(id)
+		if i == nil {
+			continue
+		}
+		m.dropAccepted(b, i)
+		if i.synced && i.refused == nil {
+			continue
+		}
+		i.synced, i.refused = true, nil
+		b.saveInterest(i)
+	}
+	for _, r := range s.Refused {
+		i := b.stageInterest(r.Interest)
+		if i == nil {
+			continue
+		}
+		st := &metav1.Status{}
+		if err := json.Unmarshal(r.Status, st); err != nil || st.Code < 400 {
+			st = &status(403, metav1.StatusReasonForbidden, "kube-apiserver does not allow this node to have this", 0).ErrStatus
+		}
+		log.Info("The cloud refuses a set of objects", "resource", i.resource, "namespace", i.namespace, "fields", i.fields, "reason", st.Message)
+		i.refused = st
+		if i.synced {
+			i.synced = false
+			b.saveInterest(i)
+		}
+	}
+}
+
+// applyObject stages the newest state of one object.
+func (m *Manager) applyObject(b *batch, ref object.Ref, c *topicpb.Change) error {
+	obj, err := object.DecodeRaw(c.Object)
+	if err != nil {
+		return err
+	}
+	have := b.get(ref)
+	if have != nil && have.shown.UID == types.UID(c.Uid) && have.shown.CloudVersion == c.ResourceVersion {
+		return nil // came again: nothing that anybody could see
+	}
+	o, err := object.FromDecoded(ref, obj, c.Object)
+	if err != nil {
+		return err
+	}
+	o.UID, o.CloudVersion = types.UID(c.Uid), c.ResourceVersion
+	t := targetOf(ref)
+	// What the cloud took is in what it sends now, or was undone there.
+	b.remove(t, func(e *entry) bool {
+		if !e.accepted {
+			return false
+		}
+		return (e.uid != "" && e.uid != o.UID) || (e.verb == topicpb.Verb_PATCH && !older(o.CloudVersion, e.acceptedVersion))
+	})
+	h := lay(o, usesOf(obj), b.pending(t))
+	if have == nil && h.hidden || have != nil && have.hidden && h.hidden {
+		h.shown.Version = b.version
+		b.put(ref, h)
+	} else {
+		b.set(ref, h)
+	}
+	b.saveObject(h)
+	return nil
+}
+
+// forget stages that an object is no longer held. Writes that wait for it stay: the relay says what became of them.
+func (b *batch) forget(ref object.Ref) { b.forgetHeld(ref, b.get(ref)) }
+
+func (b *batch) forgetHeld(ref object.Ref, have *held) {
+	b.remove(targetOf(ref), func(e *entry) bool { return e.accepted })
+	if have == nil {
+		return
+	}
+	b.set(ref, nil)
+	b.saveDeletion(ref)
+	if ref.Resource == podsResource {
+		b.forgetAnswers(have.shown.UID)
+	}
+}
+
+// relay shows an object anew after its writes have changed. The record keeps what the cloud delivered.
+func (b *batch) relay(ref object.Ref) {
+	have := b.get(ref)
+	if have == nil {
+		return
+	}
+	b.saveObject(b.set(ref, lay(have.delivered(), have.uses, b.pending(targetOf(ref)))))
+}
+
+// dropAccepted drops what an earlier session's cloud took of an interest's objects: its whole set has come now, so it is as the cloud has it.
+func (m *Manager) dropAccepted(b *batch, i *interest) {
+	var refs []object.Ref
+	for t := range m.outbox.queues {
+		if (i.deps && travels(t.resource)) || (!i.deps && t.resource == i.resource && (i.namespace == "" || i.namespace == t.namespace)) {
+			refs = append(refs, t.ref())
+		}
+	}
+	for _, ref := range refs {
+		if b.remove(targetOf(ref), func(e *entry) bool { return e.accepted && e.acceptedEpoch < m.link.Epoch }) > 0 {
+			b.relay(ref)
+		}
+	}
+}
+
+// applyResult stages the end of a write.
+func (m *Manager) applyResult(b *batch, r *topicpb.WriteResult, log klog.Logger) {
+	t, ok := m.outbox.targets[r.Id]
+	if !ok {
+		return // told twice: the link was renewed in between
+	}
+	var e *entry
+	for _, o := range b.pending(t) {
+		if o.id == r.Id && !o.accepted {
+			e = o
+		}
+	}
+	if e == nil {
+		return
+	}
+	ref := t.ref()
+	have := b.get(ref)
+	if r.Accepted {
+		m.counters.accepted.Add(1)
+		b.after(func() { m.counters.lastAccepted.Store(time.Now().UnixMilli()) })
+		keep := have != nil && !e.event() && (e.uid == "" || e.uid == have.shown.UID) &&
+			(e.verb == topicpb.Verb_DELETE || (r.ResourceVersion != "" && older(have.shown.CloudVersion, r.ResourceVersion)))
+		if keep {
+			next := *e
+			next.accepted, next.acceptedVersion, next.acceptedEpoch = true, r.ResourceVersion, m.link.Epoch
+			b.replace(t, &next)
+			return
+		}
+		b.remove(t, func(o *entry) bool { return o.id == r.Id })
+		if have != nil && !e.event() {
+			b.relay(ref)
+		}
+		return
+	}
+	st := &metav1.Status{}
+	if err := json.Unmarshal(r.Status, st); err != nil {
+		st = &metav1.Status{Message: "refused without a reason"}
+	}
+	m.counters.refused.Add(1)
+	log.Info("The cloud refused a write for good", "object", ref, "verb", e.verb, "subresource", e.subresource, "reason", st.Reason, "why", st.Message)
+	b.remove(t, func(o *entry) bool { return o.id == r.Id })
+	if !e.event() {
+		b.relay(ref)
+	}
+	if gone := have == nil && (st.Reason == metav1.StatusReasonNotFound || st.Reason == metav1.StatusReasonConflict); !gone {
+		m.tellRefused(b, ref, e, st) // that a status came too late for its pod is everyday
+	}
+}
+
+// finish lets the next write of the target go. Called with the lock held, after the result is on the disk.
+func (m *Manager) finish(id uint64) {
+	t, known := m.outbox.targets[id]
+	m.outbox.ended(id)
+	if !known {
+		return
+	}
+	if q := m.outbox.queues[t]; q != nil {
+		m.outbox.offer(q)
+	}
+}
+
+// load reads the store into the view.
+func (m *Manager) load(ctx context.Context) error {
+	var stored, entries, interests, dropped uint64
+	boxes := map[target][]*entry{}
+	bodies := map[uint64][]byte{} // of events, for the ring
+	var objects []object.Object
+	var ringed []ringRecord
+	found := map[uint64]*interest{}
+	answers := map[string]answerInfo{}
+	log := klog.FromContext(ctx)
+	if err := m.config.Store.View(func(tx *store.Tx) error {
+		return m.readStore(tx, readInto{
+			version: &stored, entries: &entries, interests: &interests, dropped: &dropped,
+			boxes: boxes, bodies: bodies, objects: &objects, ringed: &ringed, found: found, answers: answers,
+		})
+	}); err != nil {
+		return err
+	}
+
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	// Versions of the ring and the Lease are not on the disk: leave a gap that no run fills.
+	m.base = max(stored+versionGap, uint64(max(time.Now().UnixMilli(), 0)))
+	m.version = m.base
+	m.next.Store(m.base)
+	m.outbox.last, m.outbox.lastInterest, m.outbox.dropped = entries, interests, dropped
+	m.answers = answers
+	for t, es := range boxes {
+		m.outbox.take(t, es)
+	}
+	deps := false
+	for id, i := range found {
+		m.interests[id] = i
+		m.tablesFor(i)
+		deps = deps || i.deps
+	}
+	for _, o := range objects {
+		obj, err := object.DecodeRaw(o.Raw)
+		if err != nil {
+			log.Error(err, "An object in the store can't be read; it is left out", "object", o.Ref)
+			continue
+		}
+		entries := boxes[targetOf(o.Ref)]
+		h := lay(o, usesOf(obj), entries)
+		for _, e := range entries {
+			h.shown.Version = max(h.shown.Version, e.shownVersion)
+		}
+		m.countUses(nil, h)
+		m.table(o.Resource).set(key{o.Namespace, o.Name}, h)
+	}
+	m.loadRing(ringed, boxes, bodies, log)
+
+	var fresh *interest
+	if !deps {
+		m.outbox.lastInterest++
+		fresh = &interest{id: m.outbox.lastInterest, deps: true, pinned: true, wake: make(chan struct{})}
+		m.interests[fresh.id] = fresh
+		m.tablesFor(fresh)
+	}
+	err := m.config.Store.Update(ctx, func(tx *store.Tx) error {
+		if fresh != nil {
+			if err := tx.PutInterest(fresh.id, fresh.record()); err != nil {
+				return err
+			}
+			if err := tx.SetNumber(store.Interest, fresh.id); err != nil {
+				return err
+			}
+		}
+		return tx.SetNumber(store.Version, m.version)
+	})
+	if err != nil && fresh == nil {
+		log.Error(err, "The store can't be written; the device goes on with what it has")
+		return nil
+	}
+	return err
+}
+
+// versionGap is more than the ring and the Lease use up in years: at one change a second, 34 years.
+const versionGap = 1 << 30
+
+// readInto is where the store is read to.
+type readInto struct {
+	version, entries, interests, dropped *uint64
+
+	boxes   map[target][]*entry
+	bodies  map[uint64][]byte
+	objects *[]object.Object
+	ringed  *[]ringRecord
+	found   map[uint64]*interest
+	answers map[string]answerInfo
+}

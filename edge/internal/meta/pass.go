@@ -1,0 +1,194 @@
+package meta
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strconv"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/scheme"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/topic"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+	"github.com/skerry-io/skerry/edge/internal/object"
+)
+
+// Request asks kube-apiserver, through the cloud, as this node or as the account whose token the request bears. Without a link, or when it ends
+// before the answer has come, it returns a 503. Whatever kube-apiserver says is an answer, not an error.
+func (m *Manager) Request(ctx context.Context, r *topicpb.APIRequest) (*topicpb.APIResponse, error) {
+	m.mu.RLock()
+	p, linked, running := m.port, m.linked, m.running
+	m.mu.RUnlock()
+	if !running {
+		return nil, asStatus(errStopped)
+	}
+	if !linked {
+		return nil, offline(r.Method + " " + r.Path)
+	}
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, m.config.Limits.RequestTimeout)
+		defer cancel()
+	}
+	if deadline, ok := ctx.Deadline(); ok && r.TimeoutMillis == 0 {
+		r.TimeoutMillis = max(1, time.Until(deadline).Milliseconds())
+	}
+	msg := topic.APIRequest.New(message.Resource{Name: r.Path}, r)
+	msg.Header.Sync = true
+	answer, err := p.SendSync(ctx, m.config.Hub, msg)
+	if err == nil {
+		var response *topicpb.APIResponse
+		if response, err = topic.APIResponse.Content(answer); err == nil {
+			return response, nil
+		}
+	}
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return nil, apierrors.NewTimeoutError("the cloud did not answer in time", 1)
+	case ctx.Err() != nil:
+		return nil, apierrors.NewTimeoutError("the request was given up", 1)
+	}
+	return nil, unavailable("the link to the cloud gave no answer: "+err.Error(), 1)
+}
+
+// passThrough sends a write on. Versions of the edge in it become kube-apiserver's.
+func (m *Manager) passThrough(ctx context.Context, w Write) (Result, error) {
+	if !m.Linked() {
+		return Result{}, offline(w.Verb + " " + w.Ref.Resource.GroupResource().String())
+	}
+	body, err := m.cloudVersions(w)
+	if err != nil {
+		return Result{}, err
+	}
+	method := map[string]string{
+		"create": http.MethodPost, "update": http.MethodPut, "patch": http.MethodPatch, "delete": http.MethodDelete, "deletecollection": http.MethodDelete,
+	}[w.Verb]
+	if method == "" {
+		return Result{}, apierrors.NewMethodNotSupported(w.Ref.Resource.GroupResource(), w.Verb)
+	}
+	contentType := w.ContentType
+	if w.Verb == "patch" && contentType == "" {
+		contentType = string(w.PatchType)
+	}
+	response, err := m.Request(ctx, &topicpb.APIRequest{
+		Method: method, Path: w.Path, Query: w.Query.Encode(), Accept: w.Accept, ContentType: contentType, Body: body, BearerToken: w.Caller.BearerToken,
+	})
+	if err != nil {
+		return Result{}, err
+	}
+	return Result{Code: int(response.Code), Response: response}, nil
+}
+
+// firstVersion is the lowest version that an edge gives out: kube-apiserver's are etcd's revisions, which are far below.
+const firstVersion = 1e12
+
+// cloudVersions puts kube-apiserver's version in the place of the edge's, in an object that is updated and in the preconditions of a deletion. One that
+// is not the newest that the edge has shown is a conflict, as it would be at kube-apiserver.
+func (m *Manager) cloudVersions(w Write) ([]byte, error) {
+	switch w.Verb {
+	case "update":
+		if !bytes.Contains(w.Body, []byte("resourceVersion")) && !bytes.HasPrefix(w.Body, []byte("k8s\x00")) {
+			return w.Body, nil
+		}
+		obj, err := object.DecodeRaw(w.Body)
+		if err != nil {
+			return w.Body, nil // kube-apiserver says what is wrong with it
+		}
+		am, err := meta.Accessor(obj)
+		if err != nil {
+			return w.Body, nil
+		}
+		version, changed, err := m.cloudVersion(w.Ref, am.GetResourceVersion())
+		if err != nil || !changed {
+			return w.Body, err
+		}
+		am.SetResourceVersion(version)
+		return encodeLike(w.Body, obj)
+	case "delete":
+		o := metav1.DeleteOptions{}
+		if len(w.Body) == 0 || decodeOptions(w.Body, &o) != nil || o.Preconditions == nil || o.Preconditions.ResourceVersion == nil {
+			return w.Body, nil
+		}
+		version, changed, err := m.cloudVersion(w.Ref, *o.Preconditions.ResourceVersion)
+		if err != nil || !changed {
+			return w.Body, err
+		}
+		o.Preconditions.ResourceVersion = &version
+		return encodeLike(w.Body, &o)
+	case "patch":
+		return m.cloudVersionOfPatch(w)
+	}
+	return w.Body, nil
+}
+
+// cloudVersion translates one version. Those that are not the edge's stay.
+func (m *Manager) cloudVersion(ref object.Ref, version string) (cloud string, changed bool, err error) {
+	n, parseErr := strconv.ParseUint(version, 10, 64)
+	if parseErr != nil || n < firstVersion {
+		return version, false, nil
+	}
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	if t := m.tables[ref.Resource]; t != nil {
+		if h := t.objects[key{ref.Namespace, ref.Name}].visible(); h != nil && h.shown.Version == n {
+			return h.shown.CloudVersion, true, nil
+		}
+	}
+	return "", false, conflict(ref, "the object has been modified; please apply your changes to the latest version and try again")
+}
+
+func decodeOptions(body []byte, into *metav1.DeleteOptions) error {
+	kind := core("").GroupVersion().WithKind("DeleteOptions") // for JSON that does not say what it is
+	obj, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, &kind, into)
+	if err != nil {
+		return err
+	}
+	if o, ok := obj.(*metav1.DeleteOptions); ok && o != into {
+		*into = *o
+	}
+	return nil
+}
+
+// encodeLike encodes obj in the encoding that body has.
+func encodeLike(body []byte, obj runtime.Object) ([]byte, error) {
+	encode := object.JSON
+	if bytes.HasPrefix(body, []byte("k8s\x00")) {
+		encode = object.Encode
+	}
+	out, err := encode(obj)
+	if err != nil {
+		return nil, apierrors.NewInternalError(err)
+	}
+	return out, nil
+}
+
+func (m *Manager) cloudVersionOfPatch(w Write) ([]byte, error) {
+	if w.PatchType == types.JSONPatchType || !bytes.Contains(w.Body, []byte("resourceVersion")) {
+		return w.Body, nil
+	}
+	var patch map[string]any
+	if json.Unmarshal(w.Body, &patch) != nil {
+		return w.Body, nil // YAML, as server-side apply may be, or nothing that can be read: kube-apiserver says
+	}
+	md, _ := patch["metadata"].(map[string]any)
+	named, _ := md["resourceVersion"].(string)
+	version, changed, err := m.cloudVersion(w.Ref, named)
+	if err != nil || !changed {
+		return w.Body, err
+	}
+	md["resourceVersion"] = version
+	body, err := json.Marshal(patch)
+	if err != nil {
+		return nil, apierrors.NewInternalError(err)
+	}
+	return body, nil
+}

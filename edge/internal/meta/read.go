@@ -1,0 +1,146 @@
+package meta
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/skerry-io/skerry/edge/internal/object"
+)
+
+// Get returns one object. NotFound is certain: it is only said where the set that the object would be in was delivered. ErrPassThrough: ask the
+// cloud. Anything else that can't be answered here is a 503.
+func (m *Manager) Get(ctx context.Context, ref object.Ref, caller Caller) (object.Object, error) {
+	if o, ours, err := m.lease.get(m, ref); ours {
+		return o, err
+	}
+	s := object.Selection{Resource: ref.Resource, Namespace: ref.Namespace, Fields: fields.OneTermEqualSelector("metadata.name", ref.Name)}
+	m.mu.RLock()
+	if !m.running {
+		m.mu.RUnlock()
+		return object.Object{}, asStatus(errStopped)
+	}
+	var h *held
+	if t := m.tables[ref.Resource]; t != nil {
+		h = t.objects[key{ref.Namespace, ref.Name}]
+	}
+	// What is held is current: some interest matches it, or the cloud would have taken it back.
+	known := h != nil || m.answerable(s) || (caller.Kubelet && ref.Resource == podsResource && m.answerable(m.ownPods()))
+	linked := m.linked
+	m.mu.RUnlock()
+	if known {
+		if h.visible() == nil {
+			return object.Object{}, notFound(ref)
+		}
+		return h.shown, nil
+	}
+	// What the kubelet reads one by one it will need after a reboot without a link, too.
+	if caller.Kubelet && keptForKubelet(ref.Resource) {
+		own := ref.Name == m.config.NodeName && ref.Namespace == ""
+		if err := m.want(ctx, s, own); err != nil && !linked {
+			return object.Object{}, asStatus(err)
+		}
+	}
+	if linked {
+		return object.Object{}, ErrPassThrough
+	}
+	return object.Object{}, offline("this node does not hold " + ref.String())
+}
+
+// ownPods is what a kubelet watches. A pod's node never changes, so for the kubelet a pod that is not in this set is gone.
+func (m *Manager) ownPods() object.Selection {
+	return object.Selection{Resource: podsResource, Fields: fields.OneTermEqualSelector("spec.nodeName", m.config.NodeName)}
+}
+
+func keptForKubelet(r schema.GroupVersionResource) bool {
+	switch r.GroupResource().String() {
+	case "csinodes.storage.k8s.io", "persistentvolumes", "persistentvolumeclaims", "nodes":
+		return true
+	}
+	return false
+}
+
+// ListOptions says who lists and how.
+type ListOptions struct {
+	// FromReflector: any version will do (resourceVersion=0), as reflectors ask: the set is worth holding. The list waits for it.
+	FromReflector bool
+	Caller        Caller
+}
+
+// List returns what is selected, in the order of namespace and name, and the version that the list is of. The objects' bytes are shared: don't
+// change them. ErrPassThrough: ask the cloud.
+func (m *Manager) List(ctx context.Context, s object.Selection, options ListOptions) (items []object.Object, version uint64, err error) {
+	var hs []*held
+	take := func(*interest) error { hs, version = m.snapshot(s), m.version; return nil }
+	if options.FromReflector {
+		err = m.hold(ctx, s, take)
+	} else {
+		err = m.takeNow(s, take)
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	items = make([]object.Object, 0, len(hs))
+	for _, h := range hs {
+		ok, err := s.Matches(h.shown)
+		if err != nil {
+			return nil, 0, selectorError(err)
+		}
+		if ok {
+			items = append(items, h.shown)
+		}
+	}
+	slices.SortFunc(items, func(a, b object.Object) int { return key{a.Namespace, a.Name}.compare(key{b.Namespace, b.Name}) })
+	return items, version, nil
+}
+
+// takeNow takes from the view what can be answered at once.
+func (m *Manager) takeNow(s object.Selection, take func(*interest) error) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case !m.running:
+		return asStatus(errStopped)
+	case m.answerable(s):
+		i := m.covering(s)
+		if i != nil {
+			i.idle = 0
+		}
+		return take(i)
+	case m.linked:
+		return ErrPassThrough
+	}
+	return offline("this node does not hold " + s.String())
+}
+
+// snapshot is what a selection may match: by resource, namespace and name alone, for the rest is not worked out under the lock.
+func (m *Manager) snapshot(s object.Selection) []*held {
+	t := m.tables[s.Resource]
+	if t == nil {
+		return nil
+	}
+	if name := s.Name(); name != "" && s.Namespace != "" {
+		if h := t.objects[key{s.Namespace, name}].visible(); h != nil {
+			return []*held{h}
+		}
+		return nil
+	}
+	hs := make([]*held, 0, len(t.objects))
+	for k, h := range t.objects {
+		if !h.hidden && (s.Namespace == "" || s.Namespace == k.namespace) {
+			hs = append(hs, h)
+		}
+	}
+	return hs
+}
+
+func selectorError(err error) error {
+	if f := (*object.FieldError)(nil); errors.As(err, &f) {
+		return apierrors.NewBadRequest(err.Error())
+	}
+	return apierrors.NewInternalError(err)
+}

@@ -1,0 +1,148 @@
+package meta
+
+import (
+	"context"
+	"sync"
+
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/topic"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+	"github.com/skerry-io/skerry/edge/internal/store"
+	"github.com/skerry-io/skerry/edge/internal/store/storepb"
+)
+
+// sender says to the hub what goes up. What waits here is bounded: one acknowledgement, one set of interests, as many inventories as the cloud has asked
+// for, and the window of writes. What is lost with a link is sent again on the next.
+type sender struct {
+	m    *Manager
+	wake chan struct{}
+
+	mu          sync.Mutex // guards what follows
+	ack         uint64     // 0: none
+	interests   bool
+	inventories []message.Message
+	writes      []outgoing
+}
+
+type outgoing struct {
+	target target
+	entry  *entry
+}
+
+func (s *sender) put(do func()) {
+	s.mu.Lock()
+	do()
+	s.mu.Unlock()
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (s *sender) wantAck(sequence uint64) { s.put(func() { s.ack = sequence }) }
+func (s *sender) wantInterests()          { s.put(func() { s.interests = true }) }
+func (s *sender) putInventory(m message.Message) {
+	s.put(func() { s.inventories = append(s.inventories, m) })
+}
+
+func (s *sender) putWrite(t target, e *entry) {
+	s.put(func() { s.writes = append(s.writes, outgoing{t, e}) })
+}
+
+// reset forgets what was for a link that has ended.
+func (s *sender) reset() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ack, s.interests, s.inventories, s.writes = 0, false, nil, nil
+}
+
+func (s *sender) run(ctx context.Context, p port) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-s.wake:
+		}
+		for {
+			m, ok := s.next(ctx)
+			if !ok {
+				break
+			}
+			if err := p.Send(ctx, s.m.config.Hub, m); err != nil && ctx.Err() == nil {
+				klog.FromContext(ctx).V(2).Info("A message did not reach the hub; it goes again with the next link", "topic", m.Key(), "err", err)
+			}
+		}
+	}
+}
+
+// next takes what goes first: acknowledgements keep the way down open, interests say what it is for.
+func (s *sender) next(ctx context.Context) (message.Message, bool) {
+	if !s.m.Linked() {
+		return message.Message{}, false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.ack > 0:
+		m := topic.StateAck.New(message.Resource{}, &topicpb.StateAck{Sequence: s.ack})
+		s.ack = 0
+		return m, true
+	case s.interests:
+		s.interests = false
+		s.mu.Unlock() // the Manager's lock comes before ours
+		s.m.mu.RLock()
+		content := s.m.interestsMessage()
+		s.m.mu.RUnlock()
+		s.mu.Lock()
+		return topic.Interests.New(message.Resource{}, content), true
+	case len(s.inventories) > 0:
+		m := s.inventories[0]
+		s.inventories = s.inventories[1:]
+		return m, true
+	}
+	for len(s.writes) > 0 {
+		w := s.writes[0]
+		s.writes = s.writes[1:]
+		if m, ok := s.m.writeMessage(ctx, w); ok {
+			return m, true
+		}
+	}
+	return message.Message{}, false
+}
+
+// writeMessage makes the message of an entry; the body of an event comes from the store.
+func (m *Manager) writeMessage(ctx context.Context, w outgoing) (message.Message, bool) {
+	e := w.entry
+	write := &topicpb.Write{
+		Id: e.id, Verb: e.verb, Resource: wireResource(w.target.resource), Namespace: w.target.namespace, Name: w.target.name,
+		Subresource: e.subresource, PatchType: string(e.patchType), Body: e.body, Uid: string(e.uid), UnixMillis: e.at,
+	}
+	if e.event() {
+		err := m.config.Store.View(func(tx *store.Tx) error {
+			r, err := tx.Entry(e.id)
+			if r != nil {
+				write.Body, write.Verb = r.Body, topicpb.Verb(r.Verb)
+			}
+			return err
+		})
+		if err != nil || write.Body == nil {
+			klog.FromContext(ctx).Error(err, "An event that waits can't be read", "entry", e.id)
+			return message.Message{}, false
+		}
+	}
+	return writeTopic(e.class).New(message.Resource{Namespace: w.target.namespace, Name: w.target.name}, write), true
+}
+
+func writeTopic(c storepb.Class) message.Topic[*topicpb.Write] {
+	switch c {
+	case storepb.Class_POD_STATUS:
+		return topic.PodStatusWrite
+	case storepb.Class_NODE_STATUS:
+		return topic.NodeStatusWrite
+	case storepb.Class_POD:
+		return topic.PodWrite
+	}
+	return topic.EventWrite
+}

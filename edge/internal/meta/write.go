@@ -1,0 +1,297 @@
+package meta
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+	"github.com/skerry-io/skerry/edge/internal/object"
+	"github.com/skerry-io/skerry/edge/internal/store/storepb"
+)
+
+// Write is a write as a client of the edge API sent it.
+type Write struct {
+	Verb        string // create, update, patch, delete, deletecollection: as in apiserver's RequestInfo
+	Ref         object.Ref
+	Subresource string
+	PatchType   types.PatchType
+	ContentType string // of Body
+	Accept      string // for what passes through
+	Body        []byte // the object, the patch, or DeleteOptions, as it came
+	Path        string // of the URL, escaped; with Query, for what passes through
+	Query       url.Values
+	UID         types.UID // precondition, where it is known; else it is taken from Body
+	// FieldManager is known to kube-apiserver only; the objects held carry no managedFields.
+	FieldManager string
+	Caller       Caller
+}
+
+// Result is what became of a Write.
+type Result struct {
+	Code     int
+	Object   *object.Object       // of a write that was applied here
+	Status   *metav1.Status       // of a deletion that was applied here
+	Response *topicpb.APIResponse // of a write that passed through, whatever its code
+}
+
+// Write takes a write by its class: the node's events, its own status and its pods' go to the outbox and are seen here at once; the kubelet's Lease
+// stays here; a token's answer is kept. Everything else passes through, and offline is a 503.
+func (m *Manager) Write(ctx context.Context, w Write) (Result, error) {
+	if w.UID == "" && w.Verb == "patch" && w.PatchType != types.JSONPatchType {
+		w.UID = object.PatchUID(w.Body)
+	}
+	// An account is judged by what it may do, not by what its node may.
+	if asNode := w.Caller.BearerToken == ""; asNode {
+		switch {
+		case m.lease.is(m, w.Ref) && w.Verb != "deletecollection":
+			return m.lease.write(m, w)
+		case w.Ref.Resource == eventsResource && w.Subresource == "" && w.Verb != "deletecollection":
+			return m.writeEvent(ctx, w)
+		case w.Verb == "patch" && m.classOf(w) != storepb.Class_CLASS_UNSPECIFIED:
+			return m.writePatch(ctx, w, m.classOf(w))
+		case w.Verb == "delete" && w.Caller.Kubelet && w.Ref.Resource == podsResource && w.Subresource == "":
+			if uid, ok := finalDeletion(w); ok {
+				w.UID = uid
+				return m.writeDeletion(ctx, w)
+			}
+		case w.Verb == "create" && w.Ref.Resource == nodesResource && w.Subresource == "" && !m.Linked():
+			// A kubelet that starts without a link: its Node is known already, so it goes on with it.
+			own := object.Ref{Resource: nodesResource, Name: m.config.NodeName}
+			if _, err := m.Get(ctx, own, Caller{}); err == nil {
+				return Result{}, apierrors.NewAlreadyExists(nodesResource.GroupResource(), m.config.NodeName)
+			}
+		}
+	}
+	if w.Verb == "create" && w.Ref.Resource.GroupResource().String() == "serviceaccounts" && w.Subresource == "token" {
+		return m.writeToken(ctx, w)
+	}
+	return m.passThrough(ctx, w)
+}
+
+// classOf says to which class of the outbox a patch belongs.
+func (m *Manager) classOf(w Write) storepb.Class {
+	switch {
+	case w.Ref.Resource == podsResource && w.Subresource == "status":
+		return storepb.Class_POD_STATUS
+	case w.Ref.Resource == nodesResource && w.Ref.Name == m.config.NodeName && (w.Subresource == "status" || w.Subresource == ""):
+		return storepb.Class_NODE_STATUS
+	}
+	return storepb.Class_CLASS_UNSPECIFIED
+}
+
+// writePatch applies a patch to what is held and queues it. Patches that wait for one object are merged.
+func (m *Manager) writePatch(ctx context.Context, w Write, class storepb.Class) (Result, error) {
+	switch w.PatchType {
+	case types.StrategicMergePatchType, types.MergePatchType, types.JSONPatchType:
+	default:
+		return m.passThrough(ctx, w) // server-side apply needs the managed fields that only kube-apiserver has
+	}
+	if len(w.Query["dryRun"]) > 0 {
+		return m.passThrough(ctx, w)
+	}
+	var shown object.Object
+	passes := false
+	err := m.do(ctx, func(b *batch) error {
+		passes = false
+		have := b.get(w.Ref)
+		if have.visible() == nil {
+			if have == nil && m.linked {
+				passes = true // such as a mirror pod that was made a moment ago
+				return nil
+			}
+			if have != nil || m.certainlyGone(w) {
+				return notFound(w.Ref)
+			}
+			return offline("this node does not hold " + w.Ref.String())
+		}
+		if w.UID != "" && w.UID != have.shown.UID {
+			return conflict(w.Ref, "Precondition failed: UID in precondition: %v, UID in object meta: %v", w.UID, have.shown.UID)
+		}
+		body, err := withoutVersion(w, have.shown)
+		if err != nil {
+			return err
+		}
+		shown, err = m.stagePatch(b, w, class, have, body)
+		return err
+	})
+	switch {
+	case err != nil:
+		return Result{}, asStatus(err)
+	case passes:
+		return m.passThrough(ctx, w)
+	}
+	return Result{Code: http.StatusOK, Object: &shown}, nil
+}
+
+// certainlyGone: see Get.
+func (m *Manager) certainlyGone(w Write) bool {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	return w.Ref.Resource == podsResource && m.answerable(m.ownPods())
+}
+
+// withoutVersion checks the version that a patch names against what is shown and takes it out: what waits in the outbox can't depend on it.
+func withoutVersion(w Write, shown object.Object) ([]byte, error) {
+	if w.PatchType == types.JSONPatchType {
+		return w.Body, nil
+	}
+	var patch map[string]any
+	if err := json.Unmarshal(w.Body, &patch); err != nil {
+		return nil, apierrors.NewBadRequest("the patch can't be read: " + err.Error())
+	}
+	md, _ := patch["metadata"].(map[string]any)
+	version, named := md["resourceVersion"].(string)
+	if !named {
+		return w.Body, nil
+	}
+	if version != "" && version != strconv.FormatUint(shown.Version, 10) && version != shown.CloudVersion {
+		return nil, conflict(w.Ref, "the object has been modified; please apply your changes to the latest version and try again")
+	}
+	delete(md, "resourceVersion")
+	body, err := json.Marshal(patch)
+	if err != nil {
+		return nil, apierrors.NewInternalError(err)
+	}
+	return body, nil
+}
+
+// stagePatch lays the patch over what is held and stages its entry, merged into the one that waits last where that can be done.
+func (m *Manager) stagePatch(b *batch, w Write, class storepb.Class, have *held, body []byte) (object.Object, error) {
+	now, err := object.DecodeRaw(have.shown.Raw)
+	if err != nil {
+		return object.Object{}, apierrors.NewInternalError(err)
+	}
+	patched, err := object.Patch(now, w.PatchType, body)
+	switch {
+	case errors.Is(err, object.ErrPatchType):
+		return object.Object{}, apierrors.NewGenericServerResponse(http.StatusUnsupportedMediaType, "patch", w.Ref.Resource.GroupResource(), w.Ref.Name, err.Error(), 0, false)
+	case err != nil:
+		return object.Object{}, apierrors.NewBadRequest(err.Error())
+	}
+	raw, err := object.Encode(patched)
+	if err != nil {
+		return object.Object{}, apierrors.NewInternalError(err)
+	}
+	if bytes.Equal(raw, have.shown.Raw) {
+		return have.shown, nil // it says what is said already: nothing changes, nothing is sent
+	}
+	if len(raw) > object.MaxRaw {
+		return object.Object{}, apierrors.NewRequestEntityTooLargeError("the patched object is too large")
+	}
+	t := targetOf(w.Ref)
+	entries := b.pending(t)
+	next := *have
+	next.shown.Raw = raw
+	if am, err := meta.Accessor(patched); err == nil {
+		next.shown.Labels = am.GetLabels()
+	}
+	e := &entry{
+		class: class, verb: topicpb.Verb_PATCH, subresource: w.Subresource, patchType: w.PatchType, body: body, uid: w.UID,
+		at: time.Now().UnixMilli(), size: len(body),
+	}
+	if merged := m.mergeInto(have, entries, e); merged != nil {
+		h := b.set(w.Ref, &next)
+		merged.shownVersion = h.shown.Version
+		b.replace(t, merged)
+		return h.shown, nil
+	}
+	if len(entries) >= m.config.Limits.ObjectEntries {
+		return object.Object{}, tooMany("too many writes to " + w.Ref.String() + " wait for the cloud")
+	}
+	h := b.set(w.Ref, &next)
+	e.shownVersion = h.shown.Version
+	b.add(t, e)
+	return h.shown, nil
+}
+
+// mergeInto merges e into the last of the entries, if that still waits and is of the same kind. nil: it can't be.
+func (m *Manager) mergeInto(have *held, entries []*entry, e *entry) *entry {
+	if len(entries) == 0 {
+		return nil
+	}
+	last := entries[len(entries)-1]
+	if _, under := m.outbox.inflight[last.id]; under || last.accepted || last.verb != topicpb.Verb_PATCH || last.class != e.class ||
+		last.subresource != e.subresource || last.uid != e.uid ||
+		last.patchType != types.StrategicMergePatchType || e.patchType != types.StrategicMergePatchType {
+		return nil
+	}
+	base, err := have.before(entries)
+	if err != nil {
+		return nil
+	}
+	body, _, err := object.MergePatches(base, last.body, e.body)
+	if err != nil {
+		return nil
+	}
+	merged := *last
+	merged.body, merged.size, merged.at = body, len(body), e.at
+	return &merged
+}
+
+// finalDeletion reports whether a deletion is the kubelet's last word on a pod: at once, and of this very pod.
+func finalDeletion(w Write) (types.UID, bool) {
+	o := metav1.DeleteOptions{}
+	if len(w.Body) > 0 {
+		if err := decodeOptions(w.Body, &o); err != nil {
+			return "", false
+		}
+	}
+	if o.GracePeriodSeconds == nil || *o.GracePeriodSeconds != 0 || o.Preconditions == nil || o.Preconditions.UID == nil || len(o.DryRun) > 0 {
+		return "", false
+	}
+	return *o.Preconditions.UID, o.Preconditions.ResourceVersion == nil
+}
+
+func (m *Manager) writeDeletion(ctx context.Context, w Write) (Result, error) {
+	grace := int64(0)
+	body, err := json.Marshal(metav1.DeleteOptions{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "DeleteOptions"}, GracePeriodSeconds: &grace, Preconditions: &metav1.Preconditions{UID: &w.UID},
+	})
+	if err != nil {
+		return Result{}, apierrors.NewInternalError(err)
+	}
+	passes := false
+	err = m.do(ctx, func(b *batch) error {
+		passes = false
+		have := b.get(w.Ref)
+		switch {
+		case have == nil && m.linked:
+			passes = true
+			return nil
+		case have.visible() == nil && (have != nil || m.certainlyGone(w)):
+			return notFound(w.Ref)
+		case have == nil:
+			return offline("this node does not hold " + w.Ref.String())
+		case w.UID != have.shown.UID:
+			return conflict(w.Ref, "Precondition failed: UID in precondition: %v, UID in object meta: %v", w.UID, have.shown.UID)
+		}
+		next := *have
+		next.hidden = true
+		b.set(w.Ref, &next)
+		b.add(targetOf(w.Ref), &entry{
+			class: storepb.Class_POD, verb: topicpb.Verb_DELETE, body: body, uid: w.UID, at: time.Now().UnixMilli(), size: len(body), shownVersion: b.version,
+		})
+		return nil
+	})
+	switch {
+	case err != nil:
+		return Result{}, asStatus(err)
+	case passes:
+		return m.passThrough(ctx, w)
+	}
+	return Result{Code: http.StatusOK, Status: &metav1.Status{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusSuccess,
+		Details: &metav1.StatusDetails{Name: w.Ref.Name, Kind: w.Ref.Resource.Resource, UID: w.UID},
+	}}, nil
+}
