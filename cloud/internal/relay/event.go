@@ -1,0 +1,157 @@
+package relay
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/skerry-io/skerry/cloud/internal/kube"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+)
+
+// event is what relay reads of an Event, of the core group or of events.k8s.io.
+type event struct {
+	Metadata struct {
+		Name      string `json:"name"`
+		Namespace string `json:"namespace"`
+	} `json:"metadata"`
+	InvolvedObject corev1.ObjectReference `json:"involvedObject"`
+	Regarding      corev1.ObjectReference `json:"regarding"`
+	Source         corev1.EventSource     `json:"source"`
+	Deprecated     corev1.EventSource     `json:"deprecatedSource"`
+}
+
+func (e *event) about() corev1.ObjectReference {
+	if e.Regarding.Kind != "" {
+		return e.Regarding
+	}
+	return e.InvolvedObject
+}
+
+// writeEvent makes or updates an Event. The body is always the whole of it: a create that finds it there was made before, an update that finds it
+// gone (kube-apiserver keeps events for an hour) makes it again.
+func (s *session) writeEvent(ctx context.Context, w *topicpb.Write) outcome {
+	gvr := resourceOf(w)
+	core := gvr == schema.GroupVersionResource{Version: "v1", Resource: "events"}
+	if !core && gvr != (schema.GroupVersionResource{Group: "events.k8s.io", Version: "v1", Resource: "events"}) || w.GetSubresource() != "" {
+		return badWrite(w, "events are made and patched")
+	}
+	var e event
+	if err := json.Unmarshal(w.GetBody(), &e); err != nil {
+		return refused(apierrors.NewBadRequest("the event is no JSON object: " + err.Error()))
+	}
+	if e.Metadata.Name != w.GetName() || e.Metadata.Namespace != w.GetNamespace() || w.GetName() == "" {
+		return refused(apierrors.NewBadRequest("the event's name isn't that of the write"))
+	}
+	if !s.relay.pods.ready() { // better late than accepted unseen
+		return outcome{retry: everybody, why: fmt.Errorf("the pods are not known yet")}
+	}
+	if reason := s.forged(&e); reason != "" {
+		return refused(apierrors.NewForbidden(gvr.GroupResource(), w.GetName(), fmt.Errorf("%s", reason)))
+	}
+	one, err := pathTo(gvr, w.GetNamespace(), w.GetName(), "")
+	if err != nil {
+		return refused(err)
+	}
+	all, err := pathTo(gvr, w.GetNamespace(), "", "")
+	if err != nil {
+		return refused(err)
+	}
+	switch w.GetVerb() {
+	case topicpb.Verb_CREATE:
+		return s.createEvent(ctx, all, w.GetBody())
+	case topicpb.Verb_PATCH:
+		patch, err := eventPatch(w.GetBody())
+		if err != nil {
+			return refused(err)
+		}
+		resp, err := s.do(ctx, http.MethodPatch, one, string(types.MergePatchType), patch)
+		if err == nil && resp.Code == http.StatusNotFound {
+			return s.createEvent(ctx, all, w.GetBody())
+		}
+		return judge(resp, err)
+	}
+	return badWrite(w, "events are made and patched")
+}
+
+func (s *session) createEvent(ctx context.Context, p string, body []byte) outcome {
+	body, err := freshEvent(body)
+	if err != nil {
+		return refused(err)
+	}
+	resp, err := s.do(ctx, http.MethodPost, p, "application/json", body)
+	if err == nil && resp.Code == http.StatusConflict && apierrors.IsAlreadyExists(resp.Err()) {
+		return accepted("")
+	}
+	return judge(resp, err)
+}
+
+// eventPatch is what may change of an event that is there.
+func eventPatch(body []byte) ([]byte, error) {
+	var whole map[string]json.RawMessage
+	if err := json.Unmarshal(body, &whole); err != nil {
+		return nil, apierrors.NewBadRequest("the event is no JSON object: " + err.Error())
+	}
+	patch := map[string]json.RawMessage{}
+	for _, field := range []string{"count", "lastTimestamp", "message", "note", "series", "deprecatedCount", "deprecatedLastTimestamp"} {
+		if v, ok := whole[field]; ok {
+			patch[field] = v
+		}
+	}
+	return json.Marshal(patch)
+}
+
+// freshEvent takes out of an event what only kube-apiserver may set.
+func freshEvent(body []byte) ([]byte, error) {
+	var whole map[string]json.RawMessage
+	if err := json.Unmarshal(body, &whole); err != nil {
+		return nil, apierrors.NewBadRequest("the event is no JSON object: " + err.Error())
+	}
+	var metadata map[string]json.RawMessage
+	if err := json.Unmarshal(whole["metadata"], &metadata); err != nil {
+		return nil, apierrors.NewBadRequest("the event's metadata is no JSON object: " + err.Error())
+	}
+	for _, field := range []string{"uid", "resourceVersion", "creationTimestamp", "managedFields", "generation", "selfLink"} {
+		delete(metadata, field)
+	}
+	var err error
+	if whole["metadata"], err = json.Marshal(metadata); err != nil {
+		return nil, err
+	}
+	return json.Marshal(whole)
+}
+
+// forged says why an event is none of this node's, or "". Kubernetes itself lets any node write any event; events.md, rule 9, doesn't: only those of the
+// node itself and of pods bound to it.
+//
+// A pod that nobody knows (any more) is let through: it was deleted while the node was cut off, longer ago than we remember, and its
+// events are among those that must not be lost. Nobody's pod is blamed with it. Where the name is another node's pod now, and
+// the uid is none that we remember of this node, it is refused.
+func (s *session) forged(e *event) string {
+	for _, source := range []corev1.EventSource{e.Source, e.Deprecated} {
+		if source.Host != "" && source.Host != string(s.node) {
+			return fmt.Sprintf("node %s can't report as host %s", s.node, source.Host)
+		}
+	}
+	about := e.about()
+	group := schema.FromAPIVersionAndKind(about.APIVersion, about.Kind).Group
+	switch {
+	case about.Kind == "Node" && group == "":
+		if about.Name != string(s.node) {
+			return fmt.Sprintf("node %s can't report events of node %s", s.node, about.Name)
+		}
+	case about.Kind == "Pod" && group == "":
+		if s.relay.pods.owner(s.node, kube.Key{Namespace: about.Namespace, Name: about.Name}, about.UID) == foreign {
+			return fmt.Sprintf("pod %s/%s is not bound to node %s", about.Namespace, about.Name, s.node)
+		}
+	default:
+		return fmt.Sprintf("a node reports events of itself and of its pods, not of %s %s", about.Kind, about.Name)
+	}
+	return ""
+}

@@ -1,0 +1,285 @@
+package relay
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/cloud/internal/kube"
+)
+
+const (
+	leaseNamespace = "kube-node-lease"
+	leaseSeconds   = 40               // the kubelet's nodeLeaseDurationSeconds
+	renewEvery     = 10 * time.Second // a quarter of it, as a kubelet does
+	// staleAfter is how long a heartbeat counts: without another, nobody says that the kubelet lives.
+	staleAfter = 25 * time.Second
+
+	epochAnnotation    = "skerry.io/epoch"
+	instanceAnnotation = "skerry.io/cloudcore"
+)
+
+// lease is a node's Lease, kept by its session, and with it the right to write for the node.
+//
+// The edge answers its kubelet's renewals itself and says in each heartbeat whether the kubelet lives; the Lease at kube-apiserver is renewed from
+// here while it does. A dead kubelet, a dead link and a dead cloudcore all end in a Lease that nobody renews.
+//
+// The Lease also tells sessions of one node apart, on whichever replica of cloudcore they are: it bears the epoch of the session, which grows
+// with each connect. A session first puts its epoch in, and writes nothing else before; each renewal is conditional on the Lease as this session
+// left it. Whoever finds a higher epoch there stops. An older session that hasn't noticed yet can write for one renewal more: what it may
+// still write is in the outbox of the same edge, and is harmless twice.
+type lease struct {
+	session  *session
+	acquired chan struct{} // closed when the epoch is ours
+	wake     chan struct{} // one slot: a heartbeat after silence, or of a kubelet that lives again
+
+	mu      sync.Mutex
+	alive   bool
+	heardAt time.Time
+
+	// Owned by run.
+	have      *coordinationv1.Lease
+	renewedAt time.Time
+	owner     bool // the Lease refers to its Node
+}
+
+func newLease(s *session) *lease {
+	return &lease{session: s, acquired: make(chan struct{}), wake: make(chan struct{}, 1)}
+}
+
+// heard takes in a heartbeat.
+func (l *lease) heard(alive bool) {
+	now := time.Now()
+	l.mu.Lock()
+	first := alive && (!l.alive || now.Sub(l.heardAt) >= staleAfter)
+	l.alive, l.heardAt = alive, now
+	l.mu.Unlock()
+	if first {
+		select {
+		case l.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// due reports whether the Lease is to be renewed now, and when to look again.
+func (l *lease) due(now time.Time) (bool, time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.alive || now.Sub(l.heardAt) >= staleAfter {
+		return false, renewEvery
+	}
+	if wait := renewEvery - now.Sub(l.renewedAt); wait > 0 {
+		return false, wait
+	}
+	return true, 0
+}
+
+func (l *lease) run(ctx context.Context) error {
+	misses := 0
+	retry := func(what string, err error) {
+		misses++
+		l.session.relay.metrics.renewalFailures.Add(1)
+		klog.FromContext(ctx).V(2).Info("Writing the node's Lease failed", "what", what, "err", err)
+		pause(ctx, min(backoff(misses), 3*time.Second), nil)
+	}
+	for ctx.Err() == nil {
+		if err := l.acquire(ctx); err == nil {
+			break
+		} else if stop := l.final(err); stop != nil {
+			return stop
+		} else {
+			retry("acquire", err)
+		}
+	}
+	if ctx.Err() != nil {
+		return nil
+	}
+	close(l.acquired)
+	misses = 0
+	for ctx.Err() == nil {
+		due, wait := l.due(time.Now())
+		if !due {
+			pause(ctx, wait, l.wake)
+			continue
+		}
+		if err := l.renew(ctx); err == nil {
+			misses = 0
+			l.session.relay.metrics.renewals.Add(1)
+		} else if stop := l.final(err); stop != nil {
+			return stop
+		} else {
+			retry("renew", err)
+		}
+	}
+	return nil
+}
+
+func pause(ctx context.Context, d time.Duration, wake <-chan struct{}) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-wake:
+	case <-t.C:
+	}
+}
+
+// errReplaced is returned when the Lease bears a higher epoch.
+type errReplaced struct{ epoch, ours uint64 }
+
+func (e errReplaced) Error() string {
+	return fmt.Sprintf("session %d of this node has taken over from session %d", e.epoch, e.ours)
+}
+
+func (l *lease) final(err error) error {
+	if r, ok := err.(errReplaced); ok {
+		return replaced(r.Error())
+	}
+	return nil
+}
+
+func (l *lease) resource() schema.GroupVersionResource {
+	return coordinationv1.SchemeGroupVersion.WithResource("leases")
+}
+
+// acquire puts the session's epoch into the Lease. It doesn't renew it.
+func (l *lease) acquire(ctx context.Context) error {
+	if err := l.read(ctx); err != nil {
+		return err
+	}
+	return l.write(ctx, l.next())
+}
+
+// renew writes the Lease with the time of now. The renewal is conditional on the Lease being as this session left it; one that isn't is read again.
+func (l *lease) renew(ctx context.Context) error {
+	if l.have == nil {
+		if err := l.read(ctx); err != nil {
+			return err
+		}
+	}
+	at := time.Now()
+	n := l.next()
+	n.Spec.RenewTime = &metav1.MicroTime{Time: at}
+	if !l.owner && len(n.OwnerReferences) == 0 {
+		l.setOwner(ctx, n)
+	}
+	if err := l.write(ctx, n); err != nil {
+		return err
+	}
+	l.renewedAt = at
+	return nil
+}
+
+// next is the Lease as this session wants it.
+func (l *lease) next() *coordinationv1.Lease {
+	n := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: string(l.session.node), Namespace: leaseNamespace}}
+	if l.have != nil {
+		n = l.have.DeepCopy()
+	}
+	n.TypeMeta = metav1.TypeMeta{Kind: "Lease", APIVersion: coordinationv1.SchemeGroupVersion.String()}
+	n.ManagedFields = nil
+	if n.Annotations == nil {
+		n.Annotations = map[string]string{}
+	}
+	n.Annotations[epochAnnotation] = strconv.FormatUint(l.session.link.Epoch(), 10)
+	n.Annotations[instanceAnnotation] = l.session.relay.instance
+	holder, seconds := string(l.session.node), int32(leaseSeconds)
+	n.Spec.HolderIdentity, n.Spec.LeaseDurationSeconds = &holder, &seconds
+	return n
+}
+
+// read finds the Lease as it is, and whose it is.
+func (l *lease) read(ctx context.Context) error {
+	p, err := pathTo(l.resource(), leaseNamespace, string(l.session.node), "")
+	if err != nil {
+		return err
+	}
+	resp, err := l.session.relay.client.Do(ctx, l.session.as, kube.Request{Method: http.MethodGet, Path: p})
+	if err != nil {
+		return err
+	}
+	if resp.Code == http.StatusNotFound {
+		l.have = nil
+		return nil
+	}
+	if err := resp.Err(); err != nil {
+		return err
+	}
+	return l.take(resp.Body)
+}
+
+func (l *lease) take(body []byte) error {
+	var have coordinationv1.Lease
+	if err := json.Unmarshal(body, &have); err != nil {
+		return fmt.Errorf("reading the Lease: %w", err)
+	}
+	ours := l.session.link.Epoch()
+	// An epoch that nobody renews any more holds nobody off: an edge that has lost its store counts from the start again.
+	if epoch, err := strconv.ParseUint(have.Annotations[epochAnnotation], 10, 64); err == nil && epoch > ours && have.Spec.RenewTime != nil &&
+		time.Since(have.Spec.RenewTime.Time) < leaseSeconds*time.Second {
+		return errReplaced{epoch, ours}
+	}
+	have.ManagedFields = nil
+	l.have = &have
+	return nil
+}
+
+func (l *lease) write(ctx context.Context, n *coordinationv1.Lease) error {
+	body, err := json.Marshal(n)
+	if err != nil {
+		return fmt.Errorf("encoding the Lease: %w", err)
+	}
+	method, name := http.MethodPut, n.Name
+	if n.ResourceVersion == "" {
+		method, name = http.MethodPost, ""
+	}
+	p, err := pathTo(l.resource(), leaseNamespace, name, "")
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, renewEvery) // as long as a kubelet's own request may take
+	defer cancel()
+	resp, err := l.session.relay.client.Do(ctx, l.session.as, kube.Request{Method: method, Path: p, ContentType: "application/json", Body: body})
+	if err != nil {
+		return err
+	}
+	if err := resp.Err(); err != nil {
+		if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err) {
+			l.have = nil // somebody else has written or removed it: whoever that was is found when it is read again
+			if err := l.read(ctx); err != nil {
+				return err
+			}
+		}
+		return err
+	}
+	return l.take(resp.Body)
+}
+
+// setOwner lets the Lease go with its Node, as a kubelet does. A node that isn't there yet is looked for again at the next renewal.
+func (l *lease) setOwner(ctx context.Context, n *coordinationv1.Lease) {
+	p, err := pathTo(schema.GroupVersionResource{Version: "v1", Resource: "nodes"}, "", string(l.session.node), "")
+	if err != nil {
+		return
+	}
+	resp, err := l.session.do(ctx, http.MethodGet, p, "", nil)
+	if err != nil || resp.Err() != nil {
+		return
+	}
+	var node metav1.PartialObjectMetadata
+	if err := json.Unmarshal(resp.Body, &node); err != nil || node.UID == "" {
+		return
+	}
+	n.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}}
+	l.owner = true
+}

@@ -1,0 +1,70 @@
+package relay
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/skerry-io/skerry/beehive/message"
+)
+
+// Metrics counts what went up, over all sessions.
+type Metrics struct {
+	sessions, renewals, renewalFailures, requests, overload atomic.Int64
+
+	mu      sync.Mutex
+	results map[result]int64
+
+	sessionsDesc, renewalsDesc, failuresDesc, requestsDesc, overloadDesc, resultsDesc *prometheus.Desc
+}
+
+type result struct {
+	kind message.Kind
+	end  string
+}
+
+func newMetrics() *Metrics {
+	desc := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc("skerry_relay_"+name, help, labels, nil)
+	}
+	return &Metrics{
+		results:      map[result]int64{},
+		sessionsDesc: desc("sessions", "Sessions that are served."),
+		renewalsDesc: desc("lease_renewals_total", "Leases renewed as nodes."),
+		failuresDesc: desc("lease_renewal_failures_total", "Attempts to renew a Lease that failed."),
+		requestsDesc: desc("requests_total", "Requests passed on, as nodes or with a pod's token."),
+		overloadDesc: desc("requests_refused_total", "Requests answered 429 because their node had too many on the way."),
+		resultsDesc:  desc("writes_total", "Writes of edges that ended, by topic and end.", "topic", "end"),
+	}
+}
+
+func (m *Metrics) accepted(kind message.Kind) { m.count(result{kind, "accepted"}) }
+func (m *Metrics) refused(kind message.Kind)  { m.count(result{kind, "refused"}) }
+
+func (m *Metrics) count(r result) {
+	m.mu.Lock()
+	m.results[r]++
+	m.mu.Unlock()
+}
+
+// Describe implements prometheus.Collector.
+func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{m.sessionsDesc, m.renewalsDesc, m.failuresDesc, m.requestsDesc, m.overloadDesc, m.resultsDesc} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
+	ch <- prometheus.MustNewConstMetric(m.sessionsDesc, prometheus.GaugeValue, float64(m.sessions.Load()))
+	ch <- prometheus.MustNewConstMetric(m.renewalsDesc, prometheus.CounterValue, float64(m.renewals.Load()))
+	ch <- prometheus.MustNewConstMetric(m.failuresDesc, prometheus.CounterValue, float64(m.renewalFailures.Load()))
+	ch <- prometheus.MustNewConstMetric(m.requestsDesc, prometheus.CounterValue, float64(m.requests.Load()))
+	ch <- prometheus.MustNewConstMetric(m.overloadDesc, prometheus.CounterValue, float64(m.overload.Load()))
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for r, n := range m.results {
+		ch <- prometheus.MustNewConstMetric(m.resultsDesc, prometheus.CounterValue, float64(n), string(r.kind), r.end)
+	}
+}

@@ -1,0 +1,37 @@
+package relay
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+)
+
+// writeNodeStatus patches the node's own Node object, or its status.
+func (s *session) writeNodeStatus(ctx context.Context, w *topicpb.Write) outcome {
+	nodes := schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
+	if resourceOf(w) != nodes || w.GetVerb() != topicpb.Verb_PATCH || !isPatch(w.GetPatchType()) ||
+		w.GetSubresource() != "" && w.GetSubresource() != "status" || w.GetNamespace() != "" {
+		return badWrite(w, "the node and its status are patched")
+	}
+	if w.GetName() != string(s.node) {
+		return refused(apierrors.NewForbidden(nodes.GroupResource(), w.GetName(), fmt.Errorf("node %s writes its own Node object alone", s.node)))
+	}
+	p, err := pathTo(nodes, "", w.GetName(), w.GetSubresource())
+	if err != nil {
+		return refused(err)
+	}
+	body, err := withUID(w.GetBody(), w.GetUid())
+	if err != nil {
+		return refused(err)
+	}
+	resp, err := s.do(ctx, http.MethodPatch, p, w.GetPatchType(), body)
+	if err == nil && resp.Code == http.StatusConflict && otherUID(resp.Err()) {
+		return refused(resp.Err())
+	}
+	return judge(resp, err)
+}

@@ -1,0 +1,273 @@
+package relay
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+)
+
+const (
+	workers  = 8   // writes of one node at kube-apiserver at once
+	maxJobs  = 512 // writes of one node that wait; the edge itself keeps at most 64 on the way
+	firstTry = 200 * time.Millisecond
+	lastTry  = 10 * time.Second
+	// believeForbidden is how long a 403 is tried again: right after a pod is bound, or an apiserver has started, the Node authorizer lags behind.
+	believeForbidden = 30 * time.Second
+)
+
+// job is one write on its way.
+type job struct {
+	write  *topicpb.Write
+	result message.Topic[*topicpb.WriteResult]
+	do     func(context.Context, *topicpb.Write) outcome
+	since  time.Time // of the first attempt
+	tries  int
+}
+
+// lane is the writes of one object, in order.
+type lane struct {
+	key   string
+	jobs  []*job
+	ready time.Time // not before; zero: at once
+}
+
+// queue is the writes of one session. Writes of one object are made one after another, those of different objects don't wait for each other: one
+// that is refused or slow holds up its object alone. Only when kube-apiserver is away, or says that it has too much to do, the whole node waits.
+type queue struct {
+	wake chan struct{} // one slot
+
+	mu      sync.Mutex
+	lanes   map[string]*lane // those with a job
+	idle    []*lane          // may start, in order
+	later   []*lane          // wait for their time
+	busy    int              // workers
+	jobs    int
+	holdoff time.Time // of the node
+	misses  int       // in a row, of the node
+}
+
+func newQueue() *queue { return &queue{wake: make(chan struct{}, 1), lanes: map[string]*lane{}} }
+
+// key tells objects apart: a pod's status and its deletion are one object's.
+func key(w *topicpb.Write) string {
+	r := w.GetResource()
+	return r.GetGroup() + "/" + r.GetResource() + "/" + w.GetNamespace() + "/" + w.GetName()
+}
+
+// push takes a job. At the bound the session ends: its edge doesn't keep to the window.
+func (q *queue) push(j *job) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.jobs >= maxJobs {
+		return &link.CloseError{Code: link.CloseProtocol, Reason: fmt.Sprintf("more than %d writes without an answer", maxJobs)}
+	}
+	q.jobs++
+	k := key(j.write)
+	l, ok := q.lanes[k]
+	if !ok {
+		l = &lane{key: k}
+		q.lanes[k] = l
+		q.idle = append(q.idle, l)
+	}
+	l.jobs = append(l.jobs, j)
+	q.signal()
+	return nil
+}
+
+func (q *queue) signal() {
+	select {
+	case q.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run makes the writes until ctx ends.
+func (q *queue) run(ctx context.Context, finish func(context.Context, *job, outcome) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for {
+		next := q.start(func() {
+			wg.Go(func() {
+				if err := q.work(ctx, finish); err != nil {
+					cancel(err)
+				}
+			})
+		})
+		var timer <-chan time.Time
+		var t *time.Timer
+		if next > 0 {
+			t = time.NewTimer(next)
+			timer = t.C
+		}
+		select {
+		case <-ctx.Done():
+		case <-q.wake:
+		case <-timer:
+		}
+		if t != nil {
+			t.Stop()
+		}
+		if ctx.Err() != nil {
+			cause := context.Cause(ctx)
+			cancel(nil)
+			if cause == context.Canceled || cause == context.DeadlineExceeded {
+				return nil
+			}
+			return cause
+		}
+	}
+}
+
+// start starts workers for what may go, and returns when to look again; 0: when woken.
+func (q *queue) start(worker func()) time.Duration {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	now := time.Now()
+	wait := time.Duration(0)
+	soonest := func(d time.Duration) {
+		if wait == 0 || d < wait {
+			wait = d
+		}
+	}
+	rest := q.later[:0]
+	for _, l := range q.later {
+		if d := l.ready.Sub(now); d > 0 {
+			soonest(d)
+			rest = append(rest, l)
+			continue
+		}
+		q.idle = append(q.idle, l)
+	}
+	clear(q.later[len(rest):])
+	q.later = rest
+	if d := q.holdoff.Sub(now); d > 0 {
+		if len(q.idle) > 0 {
+			soonest(d)
+		}
+		return wait
+	}
+	limit := workers
+	if q.misses > 0 {
+		limit = 1 // one that tries whether kube-apiserver is back
+	}
+	for n := len(q.idle); q.busy < limit && n > 0; n-- {
+		q.busy++
+		worker()
+	}
+	return wait
+}
+
+// take returns the next lane's first job.
+func (q *queue) take() (*lane, *job) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.idle) == 0 || time.Now().Before(q.holdoff) || q.misses > 0 && q.busy > 1 {
+		q.busy--
+		if len(q.idle) > 0 {
+			q.signal()
+		}
+		return nil, nil
+	}
+	l := q.idle[0]
+	q.idle[0] = nil
+	q.idle = q.idle[1:]
+	return l, l.jobs[0]
+}
+
+// work makes writes until nothing may go.
+func (q *queue) work(ctx context.Context, finish func(context.Context, *job, outcome) error) error {
+	for {
+		l, j := q.take()
+		if j == nil {
+			return nil
+		}
+		if j.since.IsZero() {
+			j.since = time.Now()
+		}
+		o := j.do(ctx, j.write)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if o.retry == unsure {
+			if time.Since(j.since) >= believeForbidden {
+				o.retry = never
+			} else {
+				o.err = nil
+			}
+		}
+		if o.retry != never {
+			klog.FromContext(ctx).V(3).Info("Write will be tried again", "object", l.key, "try", j.tries+1, "err", o.why)
+			q.back(l, j, o)
+			continue
+		}
+		if err := finish(ctx, j, o); err != nil {
+			return err
+		}
+		q.done(l)
+	}
+}
+
+// done takes the first job off its lane.
+func (q *queue) done(l *lane) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.misses > 0 {
+		q.misses, q.holdoff = 0, time.Time{}
+		q.signal() // all workers may go again
+	}
+	q.jobs--
+	l.jobs[0] = nil
+	l.jobs = l.jobs[1:]
+	if len(l.jobs) == 0 {
+		delete(q.lanes, l.key)
+		return
+	}
+	q.idle = append(q.idle, l)
+}
+
+// back puts a lane off.
+func (q *queue) back(l *lane, j *job, o outcome) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	now := time.Now()
+	if o.retry == everybody {
+		// The job was no worse than any other: it is first when the node may go again.
+		if !now.Before(q.holdoff) {
+			q.misses++
+			q.holdoff = now.Add(max(o.after, backoff(q.misses)))
+		} else if after := now.Add(o.after); after.After(q.holdoff) {
+			q.holdoff = after
+		}
+		q.idle = append([]*lane{l}, q.idle...)
+		q.signal()
+		return
+	}
+	j.tries++
+	l.ready = now.Add(max(o.after, backoff(j.tries)))
+	q.later = append(q.later, l)
+	q.signal()
+}
+
+// backoff is exponential with equal jitter: half of it is certain, so that a Retry-After of none is no busy loop.
+func backoff(n int) time.Duration {
+	d := cmp.Or(min(firstTry<<min(n-1, 10), lastTry), firstTry)
+	return d/2 + rand.N(d/2)
+}
+
+// backlog is how many writes wait or are on their way.
+func (q *queue) backlog() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.jobs
+}

@@ -1,0 +1,127 @@
+// Package relay makes the writes and requests of the edges at kube-apiserver, each as the node that sent it: Kubernetes' own authorizer and admission
+// judge them.
+//
+// It owns the order of each object's writes, the retries and their back-off, and the Lease of each node while its kubelet lives. It refuses what no
+// node has any business with: watches and upgrades (the edge API serves watches itself), events about other nodes' pods, impersonation headers.
+// Nothing is kept beyond a session: an edge keeps each write until it was told how it ended. Each topic has its own file.
+package relay
+
+import (
+	"context"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/cloud/internal/hub"
+	"github.com/skerry-io/skerry/cloud/internal/kube"
+	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/common/topic"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+)
+
+// Client makes requests at kube-apiserver.
+type Client interface {
+	Do(ctx context.Context, as kube.Identity, r kube.Request) (*kube.Response, error)
+}
+
+// Relay is the part of the hub that serves what goes up.
+type Relay struct {
+	client   Client
+	pods     *Pods
+	instance string
+	metrics  *Metrics
+}
+
+// New returns a Relay. instance names this replica of cloudcore. It starts nothing.
+func New(client Client, pods *Pods, instance string) *Relay {
+	return &Relay{client: client, pods: pods, instance: instance, metrics: newMetrics()}
+}
+
+// Metrics is for a Prometheus registry.
+func (r *Relay) Metrics() *Metrics { return r.metrics }
+
+// session is one edge's way up.
+type session struct {
+	relay *Relay
+	link  hub.Session
+	node  types.NodeName
+	as    kube.Identity
+	queue *queue
+	lease *lease
+
+	requests chan struct{} // bounds the API requests in flight
+	wg       sync.WaitGroup
+	mu       sync.Mutex
+	ended    bool // no request starts any more
+}
+
+// Attach makes a session's way up.
+func (r *Relay) Attach(l hub.Session, mux *message.Mux) func(context.Context) error {
+	s := &session{relay: r, link: l, node: l.Node(), as: kube.Identity{Node: l.Node()}, requests: make(chan struct{}, maxRequests)}
+	s.queue = newQueue()
+	s.lease = newLease(s)
+	s.handle(mux, topic.EventWrite, topic.EventResult, s.writeEvent)
+	s.handle(mux, topic.PodStatusWrite, topic.PodStatusResult, s.writePodStatus)
+	s.handle(mux, topic.NodeStatusWrite, topic.NodeStatusResult, s.writeNodeStatus)
+	s.handle(mux, topic.PodWrite, topic.PodResult, s.deletePod)
+	message.Handle(mux, topic.Heartbeat, func(_ context.Context, _ message.Message, h *topicpb.Heartbeat) error {
+		s.lease.heard(h.GetKubeletAlive())
+		return nil
+	})
+	message.Handle(mux, topic.APIRequest, func(ctx context.Context, m message.Message, q *topicpb.APIRequest) error {
+		return s.onRequest(ctx, m, q)
+	})
+	return s.run
+}
+
+func (s *session) handle(mux *message.Mux, write message.Topic[*topicpb.Write], result message.Topic[*topicpb.WriteResult],
+	do func(context.Context, *topicpb.Write) outcome) {
+	message.Handle(mux, write, func(_ context.Context, _ message.Message, w *topicpb.Write) error {
+		return s.queue.push(&job{write: w, result: result, do: do})
+	})
+}
+
+func (s *session) run(ctx context.Context) error {
+	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("node", s.node))
+	s.relay.metrics.sessions.Add(1)
+	defer s.relay.metrics.sessions.Add(-1)
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return s.lease.run(ctx) })
+	g.Go(func() error {
+		// Not before this session owns the Lease: an older one of this node, on another replica, has then been told to stop.
+		select {
+		case <-s.lease.acquired:
+		case <-ctx.Done():
+			return nil
+		}
+		return s.queue.run(ctx, s.finish)
+	})
+	err := g.Wait()
+	s.mu.Lock()
+	s.ended = true
+	s.mu.Unlock()
+	s.wg.Wait()
+	return err
+}
+
+// finish tells the edge how a write ended.
+func (s *session) finish(ctx context.Context, j *job, o outcome) error {
+	r := &topicpb.WriteResult{Id: j.write.GetId(), Accepted: o.err == nil, ResourceVersion: o.version}
+	if o.err != nil {
+		r.Status = statusOf(o.err)
+		s.relay.metrics.refused(j.result.Kind)
+		klog.FromContext(ctx).Info("Write refused for good", "kind", j.result.Kind, "verb", j.write.GetVerb(), "resource", j.write.GetResource().GetResource(),
+			"namespace", j.write.GetNamespace(), "name", j.write.GetName(), "err", o.err)
+	} else {
+		s.relay.metrics.accepted(j.result.Kind)
+	}
+	return s.link.Send(ctx, j.result.New(message.Resource{Namespace: j.write.GetNamespace(), Name: j.write.GetName()}, r))
+}
+
+// replaced ends the session for good: a newer one of the same node has the Lease.
+func replaced(reason string) error {
+	return &link.CloseError{Code: link.CloseReplaced, Reason: reason}
+}

@@ -1,0 +1,83 @@
+package relay
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/url"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/validation/path"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/skerry-io/skerry/cloud/internal/kube"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+)
+
+// metadataOnly asks kube-apiserver to answer a write with the metadata of the object alone: nothing else of the answer is read.
+const metadataOnly = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
+
+// pathTo is the URL path of a resource, escaped, or an error for names that can't be in one.
+func pathTo(r schema.GroupVersionResource, namespace, name, subresource string) (string, error) {
+	for _, segment := range []string{r.Group, r.Version, r.Resource, namespace, name, subresource} {
+		if reasons := path.IsValidPathSegmentName(segment); segment != "" && len(reasons) > 0 {
+			return "", apierrors.NewBadRequest(fmt.Sprintf("%q can't be part of a path: %s", segment, reasons[0]))
+		}
+	}
+	p := "/apis/" + url.PathEscape(r.Group)
+	if r.Group == "" {
+		p = "/api"
+	}
+	p += "/" + url.PathEscape(r.Version)
+	if namespace != "" {
+		p += "/namespaces/" + url.PathEscape(namespace)
+	}
+	p += "/" + url.PathEscape(r.Resource)
+	if name != "" {
+		p += "/" + url.PathEscape(name)
+	}
+	if subresource != "" {
+		p += "/" + url.PathEscape(subresource)
+	}
+	return p, nil
+}
+
+func resourceOf(w *topicpb.Write) schema.GroupVersionResource {
+	r := w.GetResource()
+	return schema.GroupVersionResource{Group: r.GetGroup(), Version: r.GetVersion(), Resource: r.GetResource()}
+}
+
+func (s *session) do(ctx context.Context, method, p, contentType string, body []byte) (*kube.Response, error) {
+	return s.relay.client.Do(ctx, s.as, kube.Request{Method: method, Path: p, ContentType: contentType, Accept: metadataOnly, Body: body})
+}
+
+// withUID puts a uid into a patch, so that it can't hit another object of the same name: kube-apiserver refuses a patch that would change it.
+func withUID(patch []byte, uid string) ([]byte, error) {
+	if uid == "" {
+		return patch, nil
+	}
+	var p map[string]json.RawMessage
+	if err := json.Unmarshal(patch, &p); err != nil {
+		return nil, apierrors.NewBadRequest("the patch is no JSON object: " + err.Error())
+	}
+	metadata := map[string]json.RawMessage{}
+	if raw, ok := p["metadata"]; ok {
+		if err := json.Unmarshal(raw, &metadata); err != nil {
+			return nil, apierrors.NewBadRequest("the patch's metadata is no JSON object: " + err.Error())
+		}
+	}
+	quoted, err := json.Marshal(uid)
+	if err != nil {
+		return nil, apierrors.NewBadRequest(err.Error())
+	}
+	metadata["uid"] = quoted
+	if p["metadata"], err = json.Marshal(metadata); err != nil {
+		return nil, apierrors.NewBadRequest(err.Error())
+	}
+	return json.Marshal(p)
+}
+
+func badWrite(w *topicpb.Write, want string) outcome {
+	return refused(apierrors.NewBadRequest(fmt.Sprintf("%s of %s %s/%s is no write of this topic: %s",
+		w.GetVerb(), w.GetResource().GetResource(), w.GetNamespace(), w.GetName(), want)))
+}
