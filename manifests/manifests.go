@@ -1,0 +1,11 @@
+// Package manifests holds the YAML that `cloudcore install` prints: this folder, inside the binary.
+//
+// It owns nothing but the embedding; the files are kustomizations and can be used as such. FS never changes.
+package manifests
+
+import "embed"
+
+// FS is this folder.
+//
+//go:embed autonomy classic cloudcore deployment
+var FS embed.FS
