@@ -80,6 +80,7 @@ func NewTable() *Table {
 		line(PodStatusWrite, Normal), line(PodStatusResult, Answer),
 		line(NodeStatusWrite, Normal), line(NodeStatusResult, Answer),
 		line(PodWrite, Normal), line(PodResult, Answer),
+		line(ReportWrite, Normal), line(ReportResult, Answer),
 		line(APIRequest, Answer), line(APIResponse, Answer),
 	} {
 		if _, ok := t.entries[e.Key]; ok {

@@ -23,6 +23,7 @@ const (
 	KindPodStatus  message.Kind = "podstatus"
 	KindNodeStatus message.Kind = "nodestatus"
 	KindPod        message.Kind = "pod"
+	KindReport     message.Kind = "report"
 	KindAPI        message.Kind = "api"
 )
 
@@ -55,6 +56,12 @@ var (
 	NodeStatusResult = message.NewTopic[*topicpb.WriteResult](KindNodeStatus, message.Response, message.Every)
 	PodWrite         = message.NewTopic[*topicpb.Write](KindPod, message.Update, message.Every) // deletion by the kubelet
 	PodResult        = message.NewTopic[*topicpb.WriteResult](KindPod, message.Response, message.Every)
+)
+
+// What an agent on the node says of an object's state there: later replaces earlier. The body is the node's own entry, as JSON.
+var (
+	ReportWrite  = message.NewTopic[*topicpb.Write](KindReport, message.Update, message.Every)
+	ReportResult = message.NewTopic[*topicpb.WriteResult](KindReport, message.Response, message.Every)
 )
 
 // Requests that need an answer now. Header.Sync is set, and the answer's ParentID names the request.

@@ -23,11 +23,16 @@ type inbox struct {
 	wake chan struct{}
 
 	mu          sync.Mutex // guards what follows
-	session     uint64
-	sequence    uint64 // of the last state taken
-	states      []*topicpb.State
+	session     uint64     // counts the sessions that this process has seen
+	sequence    uint64     // of the last state taken
+	states      []stateMessage
 	results     []*topicpb.WriteResult
 	inventories []inventoryRequest
+}
+
+type stateMessage struct {
+	message message.Message
+	state   *topicpb.State
 }
 
 type inventoryRequest struct {
@@ -45,7 +50,9 @@ func (in *inbox) put(do func()) {
 	}
 }
 
-func (in *inbox) putState(s *topicpb.State) { in.put(func() { in.states = append(in.states, s) }) }
+func (in *inbox) putState(msg message.Message, s *topicpb.State) {
+	in.put(func() { in.states = append(in.states, stateMessage{msg, s}) })
+}
 
 func (in *inbox) putResult(r *topicpb.WriteResult) {
 	in.put(func() { in.results = append(in.results, r) })
@@ -97,7 +104,7 @@ func (in *inbox) work(ctx context.Context) bool {
 		in.mu.Unlock()
 		for _, s := range states {
 			if !stale {
-				in.m.applyState(b, s, log)
+				in.m.applyState(b, s.state, log)
 			}
 		}
 		for _, r := range results {
@@ -123,12 +130,12 @@ func (in *inbox) work(ctx context.Context) bool {
 	in.inventories = in.inventories[len(inventories):]
 	if n := len(states); n > 0 {
 		for _, s := range states {
-			if s.Sequence != in.sequence+1 {
-				log.Error(nil, "States came out of turn", "have", in.sequence, "got", s.Sequence)
+			if s.state.Sequence != in.sequence+1 {
+				log.Error(nil, "States came out of turn", "have", in.sequence, "got", s.state.Sequence)
 			}
-			in.sequence = s.Sequence
+			in.sequence = s.state.Sequence
 		}
-		in.m.sender.wantAck(in.sequence)
+		in.m.sender.putAck(states[n-1].message.Answer(&topicpb.StateAck{Sequence: in.sequence}))
 	}
 	for _, i := range inventories {
 		in.m.mu.RLock()
@@ -278,7 +285,7 @@ func (m *Manager) applyResult(b *batch, r *topicpb.WriteResult, log klog.Logger)
 	if r.Accepted {
 		m.counters.accepted.Add(1)
 		b.after(func() { m.counters.lastAccepted.Store(time.Now().UnixMilli()) })
-		keep := have != nil && !e.event() && (e.uid == "" || e.uid == have.shown.UID) &&
+		keep := have != nil && e.laid() && (e.uid == "" || e.uid == have.shown.UID) &&
 			(e.verb == topicpb.Verb_DELETE || (r.ResourceVersion != "" && older(have.shown.CloudVersion, r.ResourceVersion)))
 		if keep {
 			next := *e
@@ -287,7 +294,7 @@ func (m *Manager) applyResult(b *batch, r *topicpb.WriteResult, log klog.Logger)
 			return
 		}
 		b.remove(t, func(o *entry) bool { return o.id == r.Id })
-		if have != nil && !e.event() {
+		if have != nil && e.laid() {
 			b.relay(ref)
 		}
 		return
@@ -299,7 +306,7 @@ func (m *Manager) applyResult(b *batch, r *topicpb.WriteResult, log klog.Logger)
 	m.counters.refused.Add(1)
 	log.Info("The cloud refused a write for good", "object", ref, "verb", e.verb, "subresource", e.subresource, "reason", st.Reason, "why", st.Message)
 	b.remove(t, func(o *entry) bool { return o.id == r.Id })
-	if !e.event() {
+	if e.laid() {
 		b.relay(ref)
 	}
 	if gone := have == nil && (st.Reason == metav1.StatusReasonNotFound || st.Reason == metav1.StatusReasonConflict); !gone {

@@ -167,6 +167,10 @@ func (m *Manager) run(ctx context.Context, p port) error {
 	m.mu.Unlock()
 	defer m.stop()
 
+	// What an open session told an earlier run is lost with that run: a new session tells it again.
+	if err := p.Send(ctx, m.config.Hub, linkstate.Renew.New(message.Resource{}, struct{}{})); err != nil && ctx.Err() == nil {
+		klog.FromContext(ctx).V(2).Info("The hub can't be asked for a new session", "err", err)
+	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return m.core(ctx) })
 	g.Go(func() error { return m.inbox.run(ctx) })
@@ -215,15 +219,17 @@ func (m *Manager) mux() *message.Mux {
 	mux := message.NewMux()
 	message.Handle(mux, linkstate.Up, m.handleUp)
 	message.Handle(mux, linkstate.Down, m.handleDown)
-	message.Handle(mux, topic.State, func(_ context.Context, _ message.Message, s *topicpb.State) error {
-		m.inbox.putState(s)
+	message.Handle(mux, topic.State, func(_ context.Context, msg message.Message, s *topicpb.State) error {
+		m.inbox.putState(msg, s)
 		return nil
 	})
 	message.Handle(mux, topic.InventoryRequest, func(_ context.Context, msg message.Message, r *topicpb.InventoryRequest) error {
 		m.inbox.putInventory(msg, r)
 		return nil
 	})
-	for _, t := range []message.Topic[*topicpb.WriteResult]{topic.EventResult, topic.PodStatusResult, topic.NodeStatusResult, topic.PodResult} {
+	for _, t := range []message.Topic[*topicpb.WriteResult]{
+		topic.EventResult, topic.PodStatusResult, topic.NodeStatusResult, topic.PodResult, topic.ReportResult,
+	} {
 		message.Handle(mux, t, func(_ context.Context, _ message.Message, r *topicpb.WriteResult) error {
 			m.inbox.putResult(r)
 			return nil

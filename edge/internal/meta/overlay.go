@@ -14,7 +14,7 @@ func lay(delivered object.Object, uses []dependency, entries []*entry) *held {
 	h := &held{shown: delivered, raw: delivered.Raw, labels: delivered.Labels, uses: uses}
 	var obj runtime.Object
 	for _, e := range entries {
-		if e.event() || (e.uid != "" && e.uid != delivered.UID) {
+		if !e.laid() || (e.uid != "" && e.uid != delivered.UID) {
 			continue
 		}
 		if e.verb == topicpb.Verb_DELETE {

@@ -68,7 +68,10 @@ func keptForKubelet(r schema.GroupVersionResource) bool {
 type ListOptions struct {
 	// FromReflector: any version will do (resourceVersion=0), as reflectors ask: the set is worth holding. The list waits for it.
 	FromReflector bool
-	Caller        Caller
+	// Held asks for what is held of the selection, whatever the sets are that it belongs to; 503 where no set of the resource was ever delivered. It makes
+	// no interest: it is for a person who looks at the device.
+	Held   bool
+	Caller Caller
 }
 
 // List returns what is selected, in the order of namespace and name, and the version that the list is of. The objects' bytes are shared: don't
@@ -76,9 +79,12 @@ type ListOptions struct {
 func (m *Manager) List(ctx context.Context, s object.Selection, options ListOptions) (items []object.Object, version uint64, err error) {
 	var hs []*held
 	take := func(*interest) error { hs, version = m.snapshot(s), m.version; return nil }
-	if options.FromReflector {
+	switch {
+	case options.Held:
+		err = m.takeHeld(s, take)
+	case options.FromReflector:
 		err = m.hold(ctx, s, take)
-	} else {
+	default:
 		err = m.takeNow(s, take)
 	}
 	if err != nil {
@@ -115,6 +121,32 @@ func (m *Manager) takeNow(s object.Selection, take func(*interest) error) error 
 		return ErrPassThrough
 	}
 	return offline("this node does not hold " + s.String())
+}
+
+// takeHeld takes from the view what there is.
+func (m *Manager) takeHeld(s object.Selection, take func(*interest) error) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case !m.running:
+		return asStatus(errStopped)
+	case !m.someSet(s.Resource):
+		return unavailable("this node does not hold any "+s.Resource.GroupResource().String(), 5)
+	}
+	return take(nil)
+}
+
+// someSet reports whether any set of the resource can be answered. Called with the lock held.
+func (m *Manager) someSet(r schema.GroupVersionResource) bool {
+	if r == eventsResource {
+		return true
+	}
+	for _, i := range m.interests {
+		if i.synced && i.refused == nil && (i.resource == r && !i.deps || i.deps && travels(r)) {
+			return true
+		}
+	}
+	return false
 }
 
 // snapshot is what a selection may match: by resource, namespace and name alone, for the rest is not worked out under the lock.

@@ -20,7 +20,7 @@ type sender struct {
 	wake chan struct{}
 
 	mu          sync.Mutex // guards what follows
-	ack         uint64     // 0: none
+	ack         *message.Message
 	interests   bool
 	inventories []message.Message
 	writes      []outgoing
@@ -41,8 +41,8 @@ func (s *sender) put(do func()) {
 	}
 }
 
-func (s *sender) wantAck(sequence uint64) { s.put(func() { s.ack = sequence }) }
-func (s *sender) wantInterests()          { s.put(func() { s.interests = true }) }
+func (s *sender) putAck(m message.Message) { s.put(func() { s.ack = &m }) }
+func (s *sender) wantInterests()           { s.put(func() { s.interests = true }) }
 func (s *sender) putInventory(m message.Message) {
 	s.put(func() { s.inventories = append(s.inventories, m) })
 }
@@ -55,7 +55,7 @@ func (s *sender) putWrite(t target, e *entry) {
 func (s *sender) reset() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ack, s.interests, s.inventories, s.writes = 0, false, nil, nil
+	s.ack, s.interests, s.inventories, s.writes = nil, false, nil, nil
 }
 
 func (s *sender) run(ctx context.Context, p port) error {
@@ -85,18 +85,19 @@ func (s *sender) next(ctx context.Context) (message.Message, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case s.ack > 0:
-		m := topic.StateAck.New(message.Resource{}, &topicpb.StateAck{Sequence: s.ack})
-		s.ack = 0
+	case s.ack != nil:
+		m := *s.ack
+		s.ack = nil
 		return m, true
 	case s.interests:
 		s.interests = false
 		s.mu.Unlock() // the Manager's lock comes before ours
 		s.m.mu.RLock()
-		content := s.m.interestsMessage()
+		m := topic.Interests.New(message.Resource{}, s.m.interestsMessage())
+		m.Header.Session = s.m.link.Epoch // a session of its own digests: none of a later one
 		s.m.mu.RUnlock()
 		s.mu.Lock()
-		return topic.Interests.New(message.Resource{}, content), true
+		return m, true
 	case len(s.inventories) > 0:
 		m := s.inventories[0]
 		s.inventories = s.inventories[1:]
@@ -143,6 +144,8 @@ func writeTopic(c storepb.Class) message.Topic[*topicpb.Write] {
 		return topic.NodeStatusWrite
 	case storepb.Class_POD:
 		return topic.PodWrite
+	case storepb.Class_REPORT:
+		return topic.ReportWrite
 	}
 	return topic.EventWrite
 }

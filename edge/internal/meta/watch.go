@@ -19,7 +19,9 @@ type WatchOptions struct {
 	From uint64
 	// InitialEvents begins with all that is held, whatever From says, and says with a bookmark (Event.InitialEnd) where that ends.
 	InitialEvents bool
-	Caller        Caller
+	// Held: see ListOptions.
+	Held   bool
+	Caller Caller
 }
 
 // Event is one thing that a watch sees.
@@ -44,7 +46,7 @@ func (m *Manager) Watch(ctx context.Context, s object.Selection, options WatchOp
 	w := &watcher{m: m, selection: s, bound: m.config.Limits.WatchQueue, ch: make(chan Event, 4), done: make(chan struct{})}
 	var initial []*held
 	var missed []change
-	if err := m.hold(ctx, s, func(i *interest) error {
+	open := func(i *interest) error {
 		t := m.tables[s.Resource]
 		if t == nil {
 			return asStatus(errStopped)
@@ -72,7 +74,14 @@ func (m *Manager) Watch(ctx context.Context, s object.Selection, options WatchOp
 		}
 		t.watch(w)
 		return nil
-	}); err != nil {
+	}
+	var err error
+	if options.Held {
+		err = m.takeHeld(s, open)
+	} else {
+		err = m.hold(ctx, s, open)
+	}
+	if err != nil {
 		return nil, err
 	}
 	if err := w.begin(initial, missed, options); err != nil {

@@ -31,6 +31,7 @@ const (
 	Class_POD_STATUS        Class = 2
 	Class_NODE_STATUS       Class = 3
 	Class_POD               Class = 4
+	Class_REPORT            Class = 5
 )
 
 // Enum value maps for Class.
@@ -41,6 +42,7 @@ var (
 		2: "POD_STATUS",
 		3: "NODE_STATUS",
 		4: "POD",
+		5: "REPORT",
 	}
 	Class_value = map[string]int32{
 		"CLASS_UNSPECIFIED": 0,
@@ -48,6 +50,7 @@ var (
 		"POD_STATUS":        2,
 		"NODE_STATUS":       3,
 		"POD":               4,
+		"REPORT":            5,
 	}
 )
 
@@ -603,14 +606,16 @@ const file_record_proto_rawDesc = "" +
 	"\tbound_uid\x18\x05 \x01(\tR\bboundUid\"3\n" +
 	"\x05Event\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x10\n" +
-	"\x03raw\x18\x02 \x01(\fR\x03raw*S\n" +
+	"\x03raw\x18\x02 \x01(\fR\x03raw*_\n" +
 	"\x05Class\x12\x15\n" +
 	"\x11CLASS_UNSPECIFIED\x10\x00\x12\t\n" +
 	"\x05EVENT\x10\x01\x12\x0e\n" +
 	"\n" +
 	"POD_STATUS\x10\x02\x12\x0f\n" +
 	"\vNODE_STATUS\x10\x03\x12\a\n" +
-	"\x03POD\x10\x04B9Z7github.com/skerry-io/skerry/edge/internal/store/storepbb\x06proto3"
+	"\x03POD\x10\x04\x12\n" +
+	"\n" +
+	"\x06REPORT\x10\x05B9Z7github.com/skerry-io/skerry/edge/internal/store/storepbb\x06proto3"
 
 var (
 	file_record_proto_rawDescOnce sync.Once
