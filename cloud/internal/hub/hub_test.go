@@ -3,7 +3,6 @@ package hub_test
 import (
 	"context"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"errors"
 	"fmt"
 	"strings"
@@ -24,37 +23,6 @@ import (
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
-
-func TestNodeOf(t *testing.T) {
-	client := []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
-	for name, c := range map[string]struct {
-		usage []x509.ExtKeyUsage
-		orgs  []string
-		cn    string
-		node  types.NodeName
-		want  string
-	}{
-		"a node":             {client, []string{"system:nodes"}, "system:node:edge-1.example.com", "edge-1.example.com", ""},
-		"among other groups": {client, []string{"a", "system:nodes"}, "system:node:edge-1", "edge-1", ""},
-		"a server's":         {[]x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, []string{"system:nodes"}, "system:node:a", "", "not for client"},
-		"for anything":       {[]x509.ExtKeyUsage{x509.ExtKeyUsageAny}, []string{"system:nodes"}, "system:node:a", "", "not for client"},
-		"an admin's":         {client, []string{"system:masters"}, "system:node:a", "", "organization"},
-		"a user's":           {client, []string{"system:nodes"}, "edge-1", "", "common name"},
-		"no name":            {client, []string{"system:nodes"}, "system:node:", "", "no node name"},
-		"no DNS name":        {client, []string{"system:nodes"}, "system:node:Edge_1", "", "no node name"},
-		"a path":             {client, []string{"system:nodes"}, "system:node:a/../b", "", "no node name"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			node, err := hub.NodeOf(&x509.Certificate{ExtKeyUsage: c.usage, Subject: pkix.Name{CommonName: c.cn, Organization: c.orgs}})
-			if node != c.node || (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
-				t.Errorf("got %q, %v; want %q, an error with %q", node, err, c.node, c.want)
-			}
-		})
-	}
-	if _, err := hub.NodeOf(nil); err == nil {
-		t.Error("no certificate names a node")
-	}
-}
 
 func TestConfig_ReportsEveryMistake(t *testing.T) {
 	err := hub.Config{MaxSessions: -1, MaxHandshakes: -1, DrainWait: -1}.Validate()
@@ -145,13 +113,14 @@ func TestHub_Refuses(t *testing.T) {
 	}
 	nothing := func(*edge) {}
 	for name, c := range map[string]struct {
-		node      string // "": a certificate that is no node's
+		node      string // "": a certificate that is no node's, "-": none
 		admission admission
 		say       func(*edge)
 		code      link.CloseCode
 		reason    string
 	}{
-		"no node": {say: nothing, code: link.CloseForbidden, reason: "not for client"},
+		"no certificate": {node: "-", say: nothing, code: link.CloseForbidden, reason: "no client certificate"},
+		"no node":        {say: nothing, code: link.CloseForbidden, reason: "not for client"},
 		"banned": {node: "a", admission: func(types.NodeName, *x509.Certificate) error { return errors.New("the certificate was revoked") }, say: nothing,
 			code: link.CloseForbidden, reason: "revoked"},
 		"gone": {node: "a", admission: func(types.NodeName, *x509.Certificate) error {
@@ -176,7 +145,9 @@ func TestHub_Refuses(t *testing.T) {
 				}
 				b := newBench(t, config, part{attach: func(hub.Session, *message.Mux) { t.Error("attached") }})
 				cert := b.authority.Server(t).Leaf
-				if c.node != "" {
+				if c.node == "-" {
+					cert = nil
+				} else if c.node != "" {
 					cert = b.authority.Node(t, c.node).Leaf
 				}
 				e := b.dialAs(cert)
@@ -573,8 +544,9 @@ func TestHub_Collects(t *testing.T) {
 		e.heartbeat(1, true)
 		e.receive()
 		b.open("b", 1)
-		stranger := b.dialAs(b.authority.Server(t).Leaf)
-		stranger.ended()
+		if end := b.dialAs(b.authority.Server(t).Leaf).ended(); end.Code != link.CloseForbidden {
+			t.Errorf("a stranger's link ended with %v", end)
+		}
 		before := gather(t, registry)
 		if err := e.conn.Close(link.CloseShutdown, ""); err != nil {
 			t.Fatal(err)
@@ -613,11 +585,11 @@ func gather(t *testing.T, registry *prometheus.Registry) map[string]float64 {
 	values := map[string]float64{}
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
-			name := f.GetName()
+			name := []string{f.GetName()}
 			for _, l := range m.GetLabel() {
-				name += " " + l.GetValue()
+				name = append(name, l.GetValue())
 			}
-			values[name] = m.GetCounter().GetValue() + m.GetGauge().GetValue()
+			values[strings.Join(name, " ")] = m.GetCounter().GetValue() + m.GetGauge().GetValue()
 		}
 	}
 	return values

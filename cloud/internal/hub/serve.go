@@ -17,6 +17,7 @@ import (
 
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/common/pki"
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
@@ -74,7 +75,10 @@ func (h *Hub) handshake(ctx context.Context, conn link.Conn) (*session, error) {
 	defer cancel()
 
 	cert := conn.Info().Peer
-	node, err := NodeOf(cert)
+	if cert == nil {
+		return nil, &link.CloseError{Code: link.CloseForbidden, Reason: "no client certificate"}
+	}
+	node, err := pki.NodeOf(cert)
 	if err != nil {
 		return nil, &link.CloseError{Code: link.CloseForbidden, Reason: err.Error()}
 	}
@@ -240,12 +244,10 @@ func (s *session) run(ctx context.Context) {
 			}
 		})
 	}
-	if err := s.read(ctx, mux); err != nil {
-		s.fail(ctx, err)
-	}
+	s.fail(ctx, s.read(ctx, mux))
 }
 
-// read dispatches what comes, in order, until the link ends or a handler fails.
+// read dispatches what comes, in order, until the link ends or a handler fails. It says why; it never returns nil.
 func (s *session) read(ctx context.Context, mux *message.Mux) error {
 	for {
 		m, err := s.conn.Receive(ctx)

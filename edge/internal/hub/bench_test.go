@@ -293,7 +293,7 @@ func (c *cloud) keep(ctx context.Context) {
 			return
 		}
 		if m.Key() == topic.Heartbeat.Key() {
-			if c.conn.Send(context.Background(), m.Answer(m.Content)) != nil {
+			if c.conn.Send(ctx, m.Answer(m.Content)) != nil {
 				return
 			}
 		}

@@ -96,31 +96,29 @@ func (h *Hub) Serve(ctx context.Context, port Port) error {
 	defer cancel(nil)
 	port.Ready()
 	bus.Go(func() {
-		if err := h.carry(ctx, port); err != nil {
-			cancel(err)
-		}
+		cancel(h.carry(ctx, port)) // of no effect where ctx ended first
 	})
-	err := h.link(ctx, port)
-	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
+	h.link(ctx, port)
+	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
 		return cause
 	}
-	return err
+	return nil
 }
 
 // link keeps a session open until ctx ends.
-func (h *Hub) link(ctx context.Context, port Port) error {
+func (h *Hub) link(ctx context.Context, port Port) {
 	p := newPace(h.config, h.random, time.Now())
 	for {
 		conn, server, err := h.connect(ctx, p)
 		if err != nil {
-			return nil // ctx ended
+			return // ctx ended
 		}
 		s, err := h.open(ctx, conn, server)
 		if ctx.Err() != nil {
 			if err == nil {
 				_ = conn.Close(link.CloseShutdown, "edgecore stops")
 			}
-			return nil
+			return
 		}
 		if err != nil {
 			p.failed(server, time.Now(), err)
@@ -132,7 +130,7 @@ func (h *Hub) link(ctx context.Context, port Port) error {
 		now := time.Now()
 		h.unlinked(s, err)
 		if ctx.Err() != nil {
-			return nil
+			return
 		}
 		if s.renew.Load() {
 			p.renewed(now)
@@ -143,15 +141,13 @@ func (h *Hub) link(ctx context.Context, port Port) error {
 	}
 }
 
-// carry takes what modules send, and the open session takes it up. It never keeps a message.
+// carry takes what modules send, and the open session takes it up. It never keeps a message. It ends with ctx, or when the bus fails,
+// and says why.
 func (h *Hub) carry(ctx context.Context, port Port) error {
 	logger := klog.FromContext(ctx)
 	for {
 		m, err := port.Receive(ctx)
 		if err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
 			return err
 		}
 		s := h.current.Load()
@@ -173,7 +169,7 @@ func (h *Hub) carry(ctx context.Context, port Port) error {
 		switch {
 		case err == nil:
 		case ctx.Err() != nil:
-			return nil
+			return err
 		case m.Header.Sync:
 			h.refuse(ctx, port, m, err)
 		default:

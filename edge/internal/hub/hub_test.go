@@ -534,7 +534,9 @@ func TestHub_NoEpoch_NoSession(t *testing.T) {
 		b.epochs.mu.Lock()
 		b.epochs.err = errors.New("no space left on device")
 		b.epochs.mu.Unlock()
-		b.cloud().ended()
+		if end := b.cloud().ended(); end.Code != link.CloseInternal || strings.Contains(end.Reason, "space") {
+			t.Errorf("the cloud was told %v", end)
+		}
 		synctest.Wait()
 		if got := b.hub.Status().LastError; !strings.Contains(got, "no space left") {
 			t.Errorf("last error is %q", got)
@@ -621,11 +623,11 @@ func (b *bench) metric(name string) float64 {
 	}
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
-			full := f.GetName()
+			full := []string{f.GetName()}
 			for _, l := range m.GetLabel() {
-				full += " " + l.GetValue()
+				full = append(full, l.GetValue())
 			}
-			if full == name {
+			if strings.Join(full, " ") == name {
 				return m.GetCounter().GetValue() + m.GetGauge().GetValue()
 			}
 		}

@@ -33,14 +33,14 @@ var (
 )
 
 func TestPace_BacksOffWithFullJitter(t *testing.T) {
-	ceilings := []time.Duration{1, 2, 4, 8, 16, 30, 30, 30}
+	ceilings := []float64{1, 2, 4, 8, 16, 30, 30, 30} // seconds
 	for _, random := range []float64{0, 0.25, 0.5, 0.999} {
 		p := testPace(random, "a:1")
 		now := epochZero
 		for i, c := range ceilings {
 			p.started("a:1", now)
 			p.failed("a:1", now, errRefused)
-			want := time.Duration(random * float64(c*time.Second))
+			want := time.Duration(random * c * float64(time.Second))
 			if got := p.after(now); got != want {
 				t.Errorf("random %v, failure %d: next after %v, want %v", random, i+1, got, want)
 			}

@@ -13,21 +13,21 @@ import (
 
 // Status is what `edgecore status` tells of the link.
 type Status struct {
-	Linked    bool
-	Server    string // that the link goes to, or that was last dialled
-	Transport link.Transport
-	Instance  string // the replica of cloudcore, by its own name
-	Version   string // of cloudcore
-	Epoch     uint64
-	Since     time.Time // of the link, or of its loss; zero if there was none yet
+	Linked    bool           `json:"linked"`
+	Server    string         `json:"server"` // that the link goes to, or that was last dialled
+	Transport link.Transport `json:"transport,omitempty"`
+	Instance  string         `json:"instance,omitempty"` // the replica of cloudcore, by its own name
+	Version   string         `json:"version,omitempty"`  // of cloudcore
+	Epoch     uint64         `json:"epoch,omitempty"`
+	Since     time.Time      `json:"since,omitzero"` // of the link, or of its loss; zero if there was none yet
 	// LastContact is when something last came from the cloud; zero if nothing did yet.
-	LastContact time.Time
-	LastError   string // why the last try or link ended; "" while linked
-	Problem     string // what somebody must do, where dialling again can't help by itself
-	Attempts    int    // since the last link
-	NextTry     time.Time
+	LastContact time.Time `json:"lastContact,omitzero"`
+	LastError   string    `json:"lastError,omitempty"` // why the last try or link ended; "" while linked
+	Problem     string    `json:"problem,omitempty"`   // what somebody must do, where dialling again can't help by itself
+	Attempts    int       `json:"attempts"`            // since the last link
+	NextTry     time.Time `json:"nextTry,omitzero"`
 	// ClockSkew is how far the cloud's clock was ahead of ours at the last welcome.
-	ClockSkew time.Duration
+	ClockSkew time.Duration `json:"clockSkewNanoseconds"`
 }
 
 // Status says how the link does.
