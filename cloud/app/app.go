@@ -1,0 +1,300 @@
+// Package app is cloudcore put together: the wiring table, and what the parts are made of.
+//
+// It owns the order in which things start, the Lease of the controllers that decide, and the parts' configuration from cloudcore.yaml. It decides nothing
+// else. New reads the CA and opens the listeners; Run starts everything and ends when ctx does.
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/rand"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/cloud/internal/config"
+	"github.com/skerry-io/skerry/cloud/internal/hub"
+	"github.com/skerry-io/skerry/cloud/internal/join"
+	"github.com/skerry-io/skerry/cloud/internal/kube"
+	"github.com/skerry-io/skerry/cloud/internal/publish"
+	"github.com/skerry-io/skerry/cloud/internal/relay"
+	"github.com/skerry-io/skerry/common/health"
+	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/common/link/quiclink"
+	"github.com/skerry-io/skerry/common/link/wslink"
+	"github.com/skerry-io/skerry/common/pki"
+	"github.com/skerry-io/skerry/common/topic"
+	"github.com/skerry-io/skerry/common/version"
+)
+
+// startTimeout bounds each conversation with kube-apiserver before cloudcore serves.
+const startTimeout = 2 * time.Minute
+
+// App is cloudcore.
+type App struct {
+	config   *config.Config
+	instance string
+	client   *kube.Client
+
+	ca       *join.CA
+	serving  *join.Serving
+	clientCA *join.ClientCA
+	revoked  *join.Revoked
+	tokens   *join.Tokens
+	approver *join.Approver
+	joins    *join.Server
+	joining  net.Listener
+
+	informers *kube.Informers
+	singles   *kube.Singles
+	publisher *publish.Publisher
+	pods      *relay.Pods
+	relay     *relay.Relay
+	hub       *hub.Hub
+	links     []link.Listener
+
+	runner  *beehive.Runner
+	metrics *prometheus.Registry
+}
+
+// New connects to kube-apiserver, reads or makes the CA, and opens the listeners. Nothing is served yet.
+func New(ctx context.Context, cfg *config.Config) (_ *App, err error) {
+	a := &App{config: cfg, instance: instanceName(), metrics: prometheus.NewRegistry()}
+	defer func() {
+		if err != nil {
+			a.close()
+		}
+	}()
+	own, err := restConfig(cfg.Kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	mode := kube.Constrained
+	if cfg.Impersonation == "classic" {
+		mode = kube.Classic
+	}
+	if a.client, err = kube.NewClient(own, mode); err != nil {
+		return nil, err
+	}
+	if err := a.identity(ctx); err != nil {
+		return nil, err
+	}
+	if err := a.listen(ctx); err != nil {
+		return nil, err
+	}
+	return a, a.assemble()
+}
+
+func restConfig(kubeconfig string) (*rest.Config, error) {
+	var cfg *rest.Config
+	var err error
+	if kubeconfig == "" {
+		if cfg, err = rest.InClusterConfig(); err != nil {
+			return nil, fmt.Errorf("kubeconfig is not set, and this is no pod: %w", err)
+		}
+	} else if cfg, err = clientcmd.BuildConfigFromFlags("", kubeconfig); err != nil {
+		return nil, fmt.Errorf("kubeconfig: %w", err)
+	}
+	cfg.UserAgent = "cloudcore/" + version.Skerry()
+	return cfg, nil
+}
+
+// identity reads whom edges trust, and whom cloudcore does.
+func (a *App) identity(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	client := a.client.Kubernetes()
+	var err error
+	if a.ca, err = waitFor(ctx, "reading the CA", func() (*join.CA, error) { return join.LoadCA(ctx, client) }); err != nil {
+		return err
+	}
+	if a.serving, err = a.ca.Serving(a.config.Advertise); err != nil {
+		return err
+	}
+	if a.clientCA, err = join.NewClientCA(client); err != nil {
+		return err
+	}
+	a.tokens = join.NewTokens(client)
+	a.revoked = join.NewRevoked(client, func(ctx context.Context) { a.kickRevoked(ctx) })
+	return nil
+}
+
+// waitFor tries until it works, a refusal that won't pass comes, or ctx ends: at a site's power-up kube-apiserver may be later than cloudcore.
+func waitFor[T any](ctx context.Context, what string, try func() (T, error)) (T, error) {
+	backoff := time.Second
+	for {
+		v, err := try()
+		if err == nil {
+			return v, nil
+		}
+		if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsNotFound(err) {
+			return v, fmt.Errorf("%s: %w (are the manifests applied? `cloudcore install` prints them)", what, err)
+		}
+		klog.FromContext(ctx).Info("kube-apiserver does not answer yet", "doing", what, "err", err, "retryIn", backoff)
+		select {
+		case <-ctx.Done():
+			return v, fmt.Errorf("%s: %w", what, errors.Join(err, context.Cause(ctx)))
+		case <-time.After(backoff):
+		}
+		backoff = min(2*backoff, 10*time.Second)
+	}
+}
+
+// kickRevoked ends the sessions whose certificate has been revoked.
+func (a *App) kickRevoked(ctx context.Context) {
+	for _, s := range a.hub.Sessions() {
+		session, ok := a.hub.Session(s.Node)
+		if !ok {
+			continue
+		}
+		if err := a.revoked.Check(s.Node, session.Info().Peer); err != nil {
+			klog.FromContext(ctx).Info("A node was thrown out", "node", s.Node, "reason", err.Error())
+			a.hub.Kick(s.Node, link.CloseForbidden, err.Error())
+		}
+	}
+}
+
+func (a *App) listen(ctx context.Context) error {
+	secure := pki.ServerTLS(pki.Server{Certificate: a.serving.Certificate, ClientCAs: a.clientCA.Pool})
+	bounds := link.Default()
+	bounds.Keepalive, bounds.IdleTimeout = a.config.Hub.Keepalive.Duration, a.config.Hub.IdleTimeout.Duration
+	table := topic.NewTable()
+	if at := a.config.Hub.WebSocket.Listen; at != "" {
+		l, err := wslink.Listen(ctx, at, wslink.ListenConfig{Link: bounds, TLS: secure, Table: table, MaxLinks: a.config.Hub.MaxSessions})
+		if err != nil {
+			return fmt.Errorf("hub.websocket.listen: %w", err)
+		}
+		a.links = append(a.links, l)
+	}
+	if at := a.config.Hub.QUIC.Listen; at != "" {
+		// Stateless resets tell the edges of a cloudcore that was killed at once; the key must be the same after the restart and on every replica.
+		key, err := a.ca.Derive("skerry quic stateless reset")
+		if err != nil {
+			return err
+		}
+		l, err := quiclink.Listen(ctx, at, quiclink.ListenConfig{Link: bounds, TLS: secure, Table: table, MaxLinks: a.config.Hub.MaxSessions, ResetKey: &key})
+		if err != nil {
+			return fmt.Errorf("hub.quic.listen: %w", err)
+		}
+		a.links = append(a.links, l)
+	}
+	if at := a.config.Join.Listen; at != "" {
+		l, err := net.Listen("tcp", at)
+		if err != nil {
+			return fmt.Errorf("join.listen: %w", err)
+		}
+		a.joining = l
+	}
+	return nil
+}
+
+// assemble makes the parts and their wiring.
+func (a *App) assemble() error {
+	client := a.client.Kubernetes()
+	access := kube.NewAccess(client)
+	a.informers = kube.NewInformers(a.client)
+	var err error
+	if a.singles, err = kube.NewSingles(a.client, access); err != nil {
+		return err
+	}
+	a.publisher = publish.New(a.informers, a.singles, access)
+	a.pods = relay.NewPods(a.informers)
+	a.relay = relay.New(a.client, a.pods, a.instance)
+	a.hub = hub.New(hub.Config{
+		Instance: a.instance, Version: version.Skerry(), Admission: a.revoked, MaxSessions: a.config.Hub.MaxSessions,
+	}, a.links, []hub.Part{a.publisher, a.relay})
+	a.approver = join.NewApprover(join.ApproverConfig{
+		Client: client, Tokens: a.tokens, Revoked: a.revoked,
+		Linked: func(node types.NodeName) bool { _, ok := a.hub.Session(node); return ok },
+	})
+
+	again := beehive.OnFailure(beehive.Backoff{})
+	entries := []beehive.Entry{
+		{Module: service("client-ca", a.clientCA.Run), Restart: again},
+		{Module: service("revoked", a.revoked.Run), Restart: again},
+		{Module: service("informers", a.informers.Run), Restart: again},
+		{Module: service("singles", a.singles.Run), Restart: again},
+		{Module: service("pods", a.pods.Run), Restart: again},
+		{Module: service("controllers", a.controllers), Restart: again},
+		// The listeners end with their modules: without them cloudcore is of no use, so it ends too, and is started again.
+		{Module: service("cloudhub", a.hub.Run), Restart: beehive.Never(), StopTimeout: 30 * time.Second},
+	}
+	if a.joining != nil {
+		a.joins = join.NewServer(join.ServerConfig{
+			Client: client, Requester: join.RequesterFor(a.client.Config()), Tokens: a.tokens, CA: a.ca, Serving: a.serving, ClientCA: a.clientCA,
+			WebSocket: a.advertised(a.config.Hub.WebSocket), QUIC: a.advertised(a.config.Hub.QUIC),
+		})
+		entries = append(entries, beehive.Entry{
+			Module:  service("join", func(ctx context.Context) error { return a.joins.Run(ctx, a.joining) }),
+			Restart: beehive.Never(),
+		})
+	}
+	if at := a.config.Health.Listen; at != "" {
+		entries = append(entries, beehive.Entry{Module: service("health", health.New(at, a.live(), a.ready(), a.metrics).Run), Restart: again})
+	}
+	if a.runner, err = beehive.NewRunner(beehive.Config{}, entries); err != nil {
+		return err
+	}
+	for _, c := range []prometheus.Collector{
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), a.hub, a.publisher.Metrics(), a.relay.Metrics(),
+	} {
+		if err := a.metrics.Register(c); err != nil {
+			return fmt.Errorf("registering metrics: %w", err)
+		}
+	}
+	return nil
+}
+
+// advertised is where edges find a listener, by each of the advertised names.
+func (a *App) advertised(l config.Listen) []string {
+	if l.Listen == "" {
+		return nil
+	}
+	_, port, err := net.SplitHostPort(l.Listen)
+	if err != nil {
+		return nil // refused by the configuration's rules
+	}
+	all := make([]string, len(a.config.Advertise))
+	for i, host := range a.config.Advertise {
+		all[i] = net.JoinHostPort(host, port)
+	}
+	return all
+}
+
+// instanceName tells the replicas apart, in logs and in Leases.
+func instanceName() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "cloudcore"
+	}
+	return host + "-" + rand.String(5)
+}
+
+// Run starts the parts in order and serves until ctx ends. The edges are then sent to another replica.
+func (a *App) Run(ctx context.Context) error {
+	log := klog.FromContext(ctx)
+	log.Info("cloudcore starts", "version", version.Skerry(), "instance", a.instance, "advertise", a.config.Advertise)
+	err := a.runner.Run(ctx)
+	a.close()
+	log.Info("cloudcore has stopped")
+	return err
+}
+
+func (a *App) close() {
+	for _, l := range a.links {
+		_ = l.Close() // closed already where its module ran
+	}
+	if a.joining != nil {
+		_ = a.joining.Close()
+	}
+}

@@ -1,0 +1,117 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+
+	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/cloud/internal/join"
+	"github.com/skerry-io/skerry/common/health"
+)
+
+// service makes a module of what only runs: most of cloudcore's parts call each other directly and have nothing to say on the bus.
+func service(name message.Name, run func(context.Context) error) beehive.Module {
+	return &serviceModule{name, run}
+}
+
+type serviceModule struct {
+	name message.Name
+	run  func(context.Context) error
+}
+
+func (s *serviceModule) Name() message.Name { return s.name }
+
+func (s *serviceModule) Run(ctx context.Context, port *beehive.Port) error {
+	port.Ready()
+	return s.run(ctx)
+}
+
+// The times of Kubernetes' own controllers, https://pkg.go.dev/k8s.io/component-base/config/v1alpha1 (RecommendedDefaultLeaderElectionConfiguration).
+const (
+	leaseDuration = 15 * time.Second
+	renewDeadline = 10 * time.Second
+	retryPeriod   = 2 * time.Second
+)
+
+// controllers runs those parts that decide, on one replica at a time.
+func (a *App) controllers(ctx context.Context) error {
+	lock := &resourcelock.LeaseLock{
+		LeaseMeta:  metav1.ObjectMeta{Namespace: join.Namespace, Name: "cloudcore"},
+		Client:     a.client.Kubernetes().CoordinationV1(),
+		LockConfig: resourcelock.ResourceLockConfig{Identity: a.instance},
+	}
+	failed := make(chan error, 1)
+	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+		Lock: lock, Name: "cloudcore", ReleaseOnCancel: true,
+		LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: retryPeriod,
+		Callbacks: leaderelection.LeaderCallbacks{
+			OnStartedLeading: func(ctx context.Context) { failed <- a.approver.Run(ctx) },
+			OnStoppedLeading: func() {},
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("making the leader election: %w", err)
+	}
+	leading, stop := context.WithCancel(ctx)
+	defer stop()
+	result := make(chan error, 1)
+	go func() {
+		select {
+		case err := <-failed:
+			result <- err
+			stop()
+		case <-leading.Done():
+			result <- nil
+		}
+	}()
+	elector.Run(leading) // returns when the Lease is lost, or ctx ends
+	stop()
+	if err := <-result; err != nil {
+		return err
+	}
+	if ctx.Err() == nil {
+		return errors.New("another replica leads now")
+	}
+	return nil
+}
+
+// live are the checks of /healthz: what a restart of cloudcore would mend.
+func (a *App) live() map[string]health.Check {
+	return map[string]health.Check{"modules": func() error {
+		var errs []error
+		for _, h := range a.runner.Health() {
+			if h.State == beehive.Failed {
+				errs = append(errs, fmt.Errorf("%s: %s", h.Name, h.LastError))
+			}
+		}
+		return errors.Join(errs...)
+	}}
+}
+
+// ready are the checks of /readyz: whether edges should come here.
+func (a *App) ready() map[string]health.Check {
+	return map[string]health.Check{
+		"client-ca": func() error {
+			if a.clientCA.Pool() == nil {
+				return errors.New("the CA of node certificates has not been read yet")
+			}
+			return nil
+		},
+		"informers": func() error {
+			var errs []error
+			for _, s := range a.informers.Status() {
+				if s.Failure != nil {
+					errs = append(errs, fmt.Errorf("%s: %w", s.Resource.Resource, s.Failure))
+				}
+			}
+			return errors.Join(errs...)
+		},
+	}
+}

@@ -1,0 +1,62 @@
+// Command cloudcore is Skerry's part in the central cluster: the end of the edges' links, and their way to kube-apiserver.
+package main
+
+import (
+	"github.com/spf13/cobra"
+
+	"github.com/skerry-io/skerry/cloud/app"
+	"github.com/skerry-io/skerry/cloud/internal/config"
+	"github.com/skerry-io/skerry/common/cli"
+)
+
+// standardConfig is where packages put the configuration.
+const standardConfig = "/etc/skerry/cloudcore.yaml"
+
+func main() { cli.Main(command()) }
+
+func command() *cobra.Command {
+	var file string
+	c := &cobra.Command{
+		Use:   "cloudcore",
+		Short: "The cloud's end of Skerry: Kubernetes for devices behind thin, unreliable links",
+		Long: `cloudcore accepts the links of edge nodes (websocket and QUIC), brings them what concerns them, and writes to kube-apiserver what they
+report, as those nodes, so that Kubernetes itself judges every write. It keeps nothing of its own: run as many replicas as you like.
+
+Without a command it runs until SIGTERM, which sends the edges to another replica first.`,
+		Example: `  cloudcore --config /etc/skerry/cloudcore.yaml
+  cloudcore token create --kubeconfig admin.kubeconfig --node edge-17 --ttl 2h
+  cloudcore install --advertise cloud.example.com | kubectl apply -f -`,
+		Args: cli.Args(cobra.NoArgs),
+		RunE: func(c *cobra.Command, _ []string) error {
+			cfg, err := load(file)
+			if err != nil {
+				return err
+			}
+			ctx := cli.Logging(c.Context(), cfg.Log.Verbosity)
+			a, err := app.New(ctx, cfg)
+			if err != nil {
+				return err
+			}
+			return a.Run(ctx)
+		},
+	}
+	c.Flags().StringVar(&file, "config", standardConfig, "configuration file")
+	c.AddCommand(
+		tokenCommand(), nodeCommand(), installCommand(),
+		cli.Config("cloudcore", config.DefaultText, config.MinimalText, standardConfig, func(file string, data []byte) error {
+			_, err := config.Read(file, data)
+			return err
+		}),
+		cli.Version("cloudcore"),
+	)
+	return c
+}
+
+func load(file string) (*config.Config, error) {
+	data, err := cli.ReadFile(file, "`cloudcore config minimal` prints one to start from")
+	if err != nil {
+		return nil, err
+	}
+	cfg, err := config.Read(file, data)
+	return cfg, cli.Bad(err)
+}
