@@ -29,6 +29,7 @@ var (
 	configMaps = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
 	events     = schema.GroupVersionResource{Version: "v1", Resource: "events"}
 	leases     = schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
+	csiNodes   = schema.GroupVersionResource{Group: "storage.k8s.io", Version: "v1", Resource: "csinodes"}
 	routes     = schema.GroupVersionResource{Group: "skerry.io", Version: "v1alpha1", Resource: "routes"}
 )
 

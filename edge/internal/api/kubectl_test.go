@@ -123,6 +123,7 @@ func offlineDevice(t *testing.T) *fakeBackend {
 	b.sync(configMaps, "metadata.name=settings,metadata.namespace=default")
 	b.sync(events)
 	b.sync(leases)
+	b.sync(csiNodes)
 	b.set(leases, &coordinationv1.Lease{
 		TypeMeta: metav1.TypeMeta{APIVersion: "coordination.k8s.io/v1", Kind: "Lease"}, ObjectMeta: metav1.ObjectMeta{Namespace: "kube-node-lease", Name: node, UID: "uid-lease"},
 	})

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/component-base/featuregate"
@@ -70,7 +71,7 @@ func decode(raw []byte) (*kubeletconfig.KubeletConfiguration, featuregate.Featur
 	if len(raw) == 0 {
 		raw = []byte("{}")
 	}
-	o, _, err := codecs.UniversalDecoder().Decode(raw, &kind, nil)
+	o, err := decodeInto(codecs.UniversalDecoder(), raw, kind)
 	if err != nil {
 		if strict, ok := runtime.AsStrictDecodingError(err); ok {
 			return nil, nil, fmt.Errorf("modules.edged.kubelet: %w", strict)
@@ -96,6 +97,17 @@ func decode(raw []byte) (*kubeletconfig.KubeletConfiguration, featuregate.Featur
 		return nil, nil, fmt.Errorf("modules.edged.kubelet.featureGates: %w", err)
 	}
 	return kc, gates, nil
+}
+
+// decodeInto decodes with the kubelet's defaults, which panic over feature gates that they don't know.
+func decodeInto(decoder runtime.Decoder, raw []byte, kind schema.GroupVersionKind) (o runtime.Object, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			o, err = nil, fmt.Errorf("%v", p)
+		}
+	}()
+	o, _, err = decoder.Decode(raw, &kind, nil)
+	return o, err
 }
 
 func validate(kc *kubeletconfig.KubeletConfiguration, gates featuregate.FeatureGate) error {

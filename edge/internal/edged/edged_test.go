@@ -1,0 +1,281 @@
+package edged
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/skerry-io/skerry/edge/internal/api"
+	"github.com/skerry-io/skerry/edge/internal/object"
+)
+
+func TestConfiguration(t *testing.T) {
+	tests := map[string]struct {
+		kubelet string
+		labels  map[string]string
+		want    []string // parts of the error; none: it is fine
+	}{
+		"nothing":             {"{}", nil, nil},
+		"YAML":                {"cgroupDriver: cgroupfs\nmaxPods: 20", nil, nil},
+		"JSON":                {`{"maxPods":20,"failCgroupV1":false}`, nil, nil},
+		"with kind":           {"apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 20", nil, nil},
+		"another kind":        {"apiVersion: kubelet.config.k8s.io/v1beta1\nkind: CredentialProviderConfig", nil, []string{"modules.edged.kubelet"}},
+		"unknown field":       {"maxPod: 20", nil, []string{"modules.edged.kubelet", `unknown field "maxPod"`}},
+		"field twice":         {"maxPods: 20\nmaxPods: 21", nil, []string{"maxPods"}},
+		"wrong type":          {"maxPods: many", nil, []string{"modules.edged.kubelet", "maxPods"}},
+		"several bad values":  {"maxPods: -1\npodPidsLimit: -7\nimageGCHighThresholdPercent: 101", nil, []string{"maxPods", "imageGCHighThresholdPercent"}},
+		"unknown gate":        {"featureGates: {NoSuchGate: true}", nil, []string{"modules.edged.kubelet", "NoSuchGate"}},
+		"own label":           {"{}", map[string]string{"example.org/site": "north"}, nil},
+		"label of Kubernetes": {"{}", map[string]string{"node-role.kubernetes.io/edge": ""}, []string{"modules.edged.labels", "node-role.kubernetes.io/edge"}},
+		"no YAML":             {"\t{", nil, []string{"modules.edged.kubelet"}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			_, err := New(Config{NodeName: "edge1", Kubelet: onAnyCgroups(test.kubelet), Labels: test.labels})
+			if len(test.want) == 0 && err != nil {
+				t.Fatal(err)
+			}
+			for _, want := range test.want {
+				if err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("error %v, want one with %q", err, want)
+				}
+			}
+		})
+	}
+}
+
+// onAnyCgroups lets the configuration pass on hosts with cgroup v1, which the kubelet refuses by default.
+func onAnyCgroups(kubelet string) []byte {
+	switch {
+	case kubelet == "{}":
+		return []byte("failCgroupV1: false")
+	case strings.Contains(kubelet, "failCgroupV1") || strings.HasPrefix(kubelet, "\t"):
+		return []byte(kubelet)
+	}
+	return []byte(kubelet + "\nfailCgroupV1: false")
+}
+
+func TestDefaults(t *testing.T) {
+	m, err := New(Config{
+		NodeName: "edge1", NodeIP: "192.0.2.7", RootDir: "/data/kubelet/", Verbosity: 4, ClientCAFile: "/etc/ca.pem",
+		Kubelet: onAnyCgroups("evictionHard: {memory.available: 50Mi}\nmergeDefaultEvictionSettings: true"),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := m.server
+	got := map[string]string{
+		"hostname": s.HostnameOverride, "ip": s.NodeIP, "root": s.RootDirectory, "certificates": s.CertDirectory, "ca": s.Authentication.X509.ClientCAFile,
+		"verbosity": strconv.Itoa(int(s.Logging.Verbosity)), "memory": s.EvictionHard["memory.available"], "disk": s.EvictionHard["nodefs.available"],
+		"authorization": string(s.Authorization.Mode), "anonymous": strconv.FormatBool(s.Authentication.Anonymous.Enabled), "runtime": s.ContainerRuntimeEndpoint,
+	}
+	want := map[string]string{
+		"hostname": "edge1", "ip": "192.0.2.7", "root": "/data/kubelet", "certificates": "/data/kubelet/pki", "ca": "/etc/ca.pem",
+		"verbosity": "4", "memory": "50Mi", "disk": "10%", "authorization": "Webhook", "anonymous": "false", "runtime": "unix:///run/containerd/containerd.sock",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if s.KubeConfig == "" {
+		t.Error("without a kubeconfig the kubelet would drop its clients")
+	}
+}
+
+// TestNeeds: each message names what is wrong and what to do, and goes away with its reason.
+func TestNeeds(t *testing.T) {
+	dir := t.TempDir()
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := taken.Addr().(*net.TCPAddr).Port
+	socket := filepath.Join(dir, "containerd.sock")
+	m, err := New(Config{
+		NodeName: "edge1", RootDir: filepath.Join(dir, "file", "root"),
+		Kubelet: onAnyCgroups("address: 127.0.0.1\nhealthzPort: 0\nport: " + strconv.Itoa(port) + "\ncontainerRuntimeEndpoint: unix://" + socket),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	check := func(what string, err error, want ...string) {
+		t.Helper()
+		for _, part := range want {
+			if err == nil || !strings.Contains(err.Error(), part) {
+				t.Errorf("%s: %v, want %q", what, err, part)
+			}
+		}
+		if len(want) == 0 && err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+
+	if err := os.WriteFile(filepath.Join(dir, "file"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	check("a file in the way", writable(m.rootDir()), "can't be written", "modules.edged.rootDir")
+	if err := os.Remove(filepath.Join(dir, "file")); err != nil {
+		t.Fatal(err)
+	}
+	check("the way is free", writable(m.rootDir()))
+	if entries, err := os.ReadDir(m.rootDir()); err != nil || len(entries) != 0 {
+		t.Errorf("left behind: %v, %v", entries, err)
+	}
+
+	reach := func() error { return runtimeReachable(t.Context(), m.server.ContainerRuntimeEndpoint) }
+	check("no containerd", reach(), "containerd is not running at unix://"+socket, "containerRuntimeEndpoint")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	check("containerd", reach())
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+
+	check("port taken", m.portsFree(), "127.0.0.1:"+strconv.Itoa(port)+" is in use by another process", "modules.edged.kubelet.port")
+	if err := taken.Close(); err != nil {
+		t.Fatal(err)
+	}
+	check("port free", m.portsFree())
+}
+
+// TestIsland_07_FirstBootWithoutALink: the kubelet isn't started before the API can say what its pods are, and what is missing is said.
+func TestIsland_07_FirstBootWithoutALink(t *testing.T) {
+	synced := false
+	asked := map[string]int{}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked[r.URL.RequestURI()]++
+		w.Header().Set("Content-Type", "application/json")
+		if !synced {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			_, _ = w.Write([]byte(`{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"ServiceUnavailable","code":503,"message":"not synced"}`))
+			return
+		}
+		kind := "PodList"
+		if strings.Contains(r.URL.Path, "nodes") {
+			kind = "NodeList"
+		}
+		_, _ = w.Write([]byte(`{"kind":"` + kind + `","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[]}`))
+	}))
+	defer server.Close()
+	m, err := New(Config{NodeName: "edge1", Host: server.URL, Kubelet: onAnyCgroups("{}")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := m.clients()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.synced(t.Context(), c.kube); !errors.Is(err, errFirstContact) {
+		t.Errorf("before the first link: %v", err)
+	}
+	synced = true
+	if err := m.synced(t.Context(), c.kube); err != nil {
+		t.Errorf("after it: %v", err)
+	}
+	want := map[string]int{ // these are the kubelet's own sets: no interest is made for the question alone
+		"/api/v1/nodes?fieldSelector=metadata.name%3Dedge1&resourceVersion=0": 2,
+		"/api/v1/pods?fieldSelector=spec.nodeName%3Dedge1&resourceVersion=0":  1,
+	}
+	if diff := cmp.Diff(want, asked); diff != "" {
+		t.Errorf("asked (-want +got):\n%s", diff)
+	}
+}
+
+func TestAwait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, err := New(Config{NodeName: "edge1", Kubelet: onAnyCgroups("{}")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		missing := errors.New("containerd is not running")
+		met := false
+		needs := []need{
+			func(context.Context) error { return nil },
+			func(context.Context) error {
+				if met {
+					return nil
+				}
+				return missing
+			},
+		}
+		done := make(chan error, 1)
+		go func() { done <- m.awaitAll(t.Context(), needs) }()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if got := m.Waiting(); got != missing {
+			t.Errorf("waits for %v, want %v", got, missing)
+		}
+		met = true
+		if err := <-done; err != nil {
+			t.Errorf("waited with %v", err)
+		}
+		if got := m.Waiting(); got != nil {
+			t.Errorf("still waits for %v", got)
+		}
+
+		met = false
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() { done <- m.awaitAll(ctx, needs) }()
+		synctest.Wait()
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("stopped while waiting: %v", err)
+		}
+	})
+}
+
+func TestRunsOnce(t *testing.T) {
+	m, err := New(Config{NodeName: "edge1", RootDir: t.TempDir(), Kubelet: onAnyCgroups("containerRuntimeEndpoint: unix:///nonexistent.sock")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := m.run(ctx, func() {}); err != nil {
+		t.Errorf("stopped while it waited: %v", err)
+	}
+	if err := m.run(t.Context(), func() {}); !errors.Is(err, errRanBefore) {
+		t.Errorf("a second run: %v", err)
+	}
+}
+
+// TestOneCopyOfTheSchemes: the kubelet and the API's printers share the scheme of internal versions; linked together they must not register a kind twice, and a table
+// must still have kube-apiserver's columns.
+func TestOneCopyOfTheSchemes(t *testing.T) {
+	raw, err := object.Encode(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "a"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := api.New(api.Config{NodeName: "edge1", Backend: onePod{raw: raw}})
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/api/v1/pods?resourceVersion=0", nil)
+	r.Header.Set("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io")
+	w := httptest.NewRecorder()
+	s.Handler(api.AsDevice).ServeHTTP(w, r)
+	if w.Code != http.StatusOK || !strings.Contains(w.Body.String(), "Restarts") {
+		t.Errorf("table: %d %s", w.Code, w.Body)
+	}
+}
+
+// onePod is a backend that holds one pod and is asked for nothing else.
+type onePod struct {
+	api.Backend
+	raw []byte
+}
+
+func (b onePod) List(_ context.Context, s object.Selection, _ api.ListOptions) ([]object.Object, uint64, error) {
+	return []object.Object{{Ref: object.Ref{Resource: s.Resource, Namespace: "default", Name: "a"}, Version: 1_700_000_000_000, Raw: b.raw}}, 1_700_000_000_000, nil
+}
