@@ -172,7 +172,7 @@ func (c *Codec) decompress(payload []byte, how linkpb.Compression) ([]byte, erro
 	data, err := decoder.DecodeAll(payload, make([]byte, 0, h.FrameContentSize))
 	if err != nil {
 		code := CloseProtocol
-		if errors.Is(err, zstd.ErrDecoderSizeExceeded) {
+		if errors.Is(err, zstd.ErrDecoderSizeExceeded) || errors.Is(err, zstd.ErrWindowSizeExceeded) {
 			code = CloseTooLarge
 		}
 		return nil, &CloseError{Code: code, Reason: "content does not decompress", Err: err}

@@ -1,0 +1,167 @@
+package link
+
+import (
+	"bytes"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/klauspost/compress/zstd"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/link/linkpb"
+	"github.com/skerry-io/skerry/common/topic"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+)
+
+func TestCodec_Bounds(t *testing.T) {
+	config := testConfig()
+	c := NewCodec(topic.NewTable(), config)
+	for name, test := range map[string]struct {
+		message message.Message
+		want    error
+	}{
+		"content":   {topic.EventWrite.New(message.Resource{}, &topicpb.Write{Body: make([]byte, config.MaxMessage+1)}), ErrTooLarge}, // though it would compress
+		"envelope":  {topic.EventWrite.New(message.Resource{Name: strings.Repeat("n", config.MaxMessage+envelopeRoom)}, &topicpb.Write{}), ErrTooLarge},
+		"urgent":    {topic.Hello.New(message.Resource{}, &topicpb.Hello{BootId: strings.Repeat("n", 1<<10)}), nil},
+		"not ours":  {message.Message{Route: message.Route{Kind: "gossip", Operation: "spread"}}, topic.ErrUnknown},
+		"refusal":   {topic.APIRequest.New(message.Resource{}, &topicpb.APIRequest{}).Answer(errors.New("")), nil},
+		"no answer": {message.Message{Route: message.Route{Kind: "gossip"}, Content: errors.New("x")}, topic.ErrUnknown},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, data, err := c.Encode(test.message)
+			if !errors.Is(err, test.want) {
+				t.Fatalf("Encode: %v, want %v", err, test.want)
+			}
+			if test.want != nil {
+				return
+			}
+			m, err := c.Decode(data)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want := test.message.Err(); want != nil && m.Err() == nil {
+				t.Errorf("the refusal came as %v", m.Content)
+			}
+		})
+	}
+}
+
+func TestCodec_Decompress(t *testing.T) {
+	config := testConfig()
+	c := NewCodec(topic.NewTable(), config)
+	encoder, err := zstd.NewWriter(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := bytes.Repeat([]byte("skerry "), 1000)
+	good := encoder.EncodeAll(text, nil)
+	var stream bytes.Buffer // does not state its size
+	w, err := zstd.NewWriter(&stream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Write(text); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Flush(); err != nil { // the header goes out before the size is known
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		payload []byte
+		how     linkpb.Compression
+		want    CloseCode // 0: fine
+	}{
+		"good":              {good, linkpb.Compression_ZSTD, 0},
+		"plain":             {text, linkpb.Compression_NONE, 0},
+		"a bomb":            {encoder.EncodeAll(make([]byte, 100<<20), nil), linkpb.Compression_ZSTD, CloseTooLarge},
+		"just above":        {encoder.EncodeAll(make([]byte, config.MaxMessage+1), nil), linkpb.Compression_ZSTD, CloseTooLarge},
+		"a second frame":    {append(bytes.Clone(good), encoder.EncodeAll(make([]byte, 100<<10), nil)...), linkpb.Compression_ZSTD, CloseProtocol},
+		"a second bomb":     {append(bytes.Clone(good), encoder.EncodeAll(make([]byte, 100<<20), nil)...), linkpb.Compression_ZSTD, CloseTooLarge},
+		"cut":               {good[:len(good)-3], linkpb.Compression_ZSTD, CloseProtocol},
+		"no size":           {stream.Bytes(), linkpb.Compression_ZSTD, CloseProtocol},
+		"not compressed":    {text, linkpb.Compression_ZSTD, CloseProtocol},
+		"nothing":           {nil, linkpb.Compression_ZSTD, CloseProtocol},
+		"skippable":         {[]byte{0x50, 0x2a, 0x4d, 0x18, 0, 0, 0, 0}, linkpb.Compression_ZSTD, CloseProtocol},
+		"unknown algorithm": {text, 7, CloseProtocol},
+	} {
+		t.Run(name, func(t *testing.T) {
+			data, err := c.decompress(test.payload, test.how)
+			if test.want == 0 {
+				if err != nil || !bytes.Equal(data, text) {
+					t.Fatalf("%d bytes, %v", len(data), err)
+				}
+				return
+			}
+			if why, ok := errors.AsType[*CloseError](err); !ok || why.Code != test.want {
+				t.Errorf("got %v, want code %d", err, test.want)
+			}
+		})
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	config := testConfig()
+	c := NewCodec(topic.NewTable(), config)
+	for _, m := range []message.Message{
+		topic.Heartbeat.New(message.Resource{}, &topicpb.Heartbeat{Sequence: 1}),
+		topic.EventWrite.New(message.Resource{Namespace: "a", Name: "b"}, &topicpb.Write{Body: bytes.Repeat([]byte("skerry "), 1000)}),
+		topic.APIRequest.New(message.Resource{}, &topicpb.APIRequest{}).Answer(errors.New("no")),
+	} {
+		_, data, err := c.Encode(m)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		m, size, err := c.decode(data)
+		if err != nil {
+			if _, ok := errors.AsType[*CloseError](err); !ok {
+				t.Fatalf("error %v says no close code", err)
+			}
+			return
+		}
+		if size > config.MaxMessage {
+			t.Fatalf("content of %d bytes", size)
+		}
+		// What was taken can be said again, unless it only fits as it was.
+		if _, _, err := c.Encode(m); err != nil && !errors.Is(err, ErrTooLarge) {
+			t.Fatalf("encoding what was decoded: %v", err)
+		}
+	})
+}
+
+func FuzzDecompress(f *testing.F) {
+	config := testConfig()
+	c := NewCodec(topic.NewTable(), config)
+	encoder, err := zstd.NewWriter(nil)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(encoder.EncodeAll(bytes.Repeat([]byte("skerry "), 1000), nil), int32(1))
+	f.Add(encoder.EncodeAll(make([]byte, 10<<20), nil), int32(1))
+	f.Add([]byte("plain"), int32(0))
+	f.Fuzz(func(t *testing.T, payload []byte, how int32) {
+		data, err := c.decompress(payload, linkpb.Compression(how))
+		if err == nil && len(data) > config.MaxMessage {
+			t.Fatalf("%d bytes", len(data))
+		}
+	})
+}
+
+func TestConfig_Validate(t *testing.T) {
+	if err := Default().Validate(); err != nil {
+		t.Errorf("the default: %v", err)
+	}
+	var none Config
+	err := none.Validate()
+	for _, field := range []string{"maxMessage", "maxAssembly", "sendQueue.messages", "receiveQueue.messages", "keepalive", "handshakeTimeout", "closeTimeout"} {
+		if err == nil || !strings.Contains(err.Error(), field) {
+			t.Errorf("%s is not named in: %v", field, err)
+		}
+	}
+}
