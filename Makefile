@@ -24,6 +24,8 @@ trial_pkg := ./tests/cmd/trial
 # What the targets below may be given.
 TRIAL_FLAGS ?=# for up: --edges 3, --link quic, ...
 TESTFLAGS ?=#   for test, test-short and race: -run NAME, -count 1, ...
+PACKAGES ?= ./...
+export TESTFLAGS PACKAGES
 FUZZTIME ?= 30s
 BENCHTIME ?= 1s
 
@@ -59,7 +61,7 @@ test: deps build ## every test, as root: vet, unit, cluster, integration, netns,
 	@build/test.sh all
 
 .PHONY: test-short
-test-short: ## vet and the unit tests; no root, no programs beside Go
+test-short: ## vet and the unit tests; no root, no programs beside Go; PACKAGES=./beehive/... for some
 	@build/test.sh short
 
 .PHONY: race
@@ -68,7 +70,7 @@ race: ## the unit tests under the race detector, of the packages that don't brin
 
 .PHONY: lint
 lint: ## golangci-lint as build/tools/go.mod pins it; its first build takes some minutes
-	go tool -modfile=build/tools/go.mod golangci-lint run ./...
+	go tool -modfile=build/tools/go.mod golangci-lint run $(PACKAGES)
 
 .PHONY: generate
 generate: ## all generated code anew; needs protoc (apt-get install protobuf-compiler)
@@ -80,11 +82,11 @@ verify: ## generated code is up to date, gofmt, go.mod is tidy, the architecture
 
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME (30s) each
-	@build/each.sh Fuzz go test -run '^$$' -fuzztime $(FUZZTIME) -fuzz
+	@build/each.sh Fuzz go test -vet off -run '^$$' -fuzztime $(FUZZTIME) -fuzz
 
 .PHONY: bench
 bench: ## every benchmark beside the code, BENCHTIME (1s) each
-	@build/each.sh Benchmark go test -run '^$$' -benchmem -benchtime $(BENCHTIME) -bench
+	@build/each.sh Benchmark go test -vet off -run '^$$' -benchmem -benchtime $(BENCHTIME) -bench
 
 .PHONY: clean
 clean: ## remove what was built; the trial must be down

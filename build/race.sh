@@ -7,7 +7,8 @@ if ! command -v "$(go env CC)" >/dev/null; then
 	echo "race: the race detector needs a C compiler: apt-get install gcc libc6-dev" >&2
 	exit 1
 fi
-mapfile -t packages < <(go list -f '{{.ImportPath}} {{join .Deps " "}} ' ./... |
+# shellcheck disable=SC2086
+mapfile -t packages < <(go list -f '{{.ImportPath}} {{join .Deps " "}} ' ${PACKAGES:-./...} |
 	grep -vE ' k8s\.io/(client-go|apiserver|kubernetes|kubectl)/|^[^ ]*/tests/(cluster|integration|netns|e2e|bench)[/ ]' | cut -d ' ' -f 1)
 # shellcheck disable=SC2086
 go test -race -vet off -p 1 ${TESTFLAGS:-} "${packages[@]}" | grep -v 'no test files'
