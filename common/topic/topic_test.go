@@ -42,6 +42,8 @@ func TestTable_Entries(t *testing.T) {
 		{"pod.update", "normal", "every", "skerry.topic.v1.Write"},
 		{"podstatus.response", "answer", "every", "skerry.topic.v1.WriteResult"},
 		{"podstatus.update", "normal", "every", "skerry.topic.v1.Write"},
+		{"report.response", "answer", "every", "skerry.topic.v1.WriteResult"},
+		{"report.update", "normal", "every", "skerry.topic.v1.Write"},
 		{"state.response", "answer", "latest", "skerry.topic.v1.StateAck"},
 		{"state.update", "normal", "every", "skerry.topic.v1.State"},
 	}
