@@ -347,6 +347,7 @@ func (m *Manager) load(ctx context.Context) error {
 
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.reset() // an earlier run of this process may have left what it had
 	// Versions of the ring and the Lease are not on the disk: leave a gap that no run fills.
 	m.base = max(stored+versionGap, uint64(max(time.Now().UnixMilli(), 0)))
 	m.version = m.base

@@ -133,20 +133,23 @@ type Manager struct {
 // New returns a Manager that holds nothing yet.
 func New(config Config) *Manager {
 	config.setDefaults()
-	m := &Manager{
-		config:    config,
-		requests:  make(chan *request, 256),
-		lease:     &lease{},
-		tables:    map[schema.GroupVersionResource]*table{},
-		interests: map[uint64]*interest{},
-		uses:      map[dependency]int{},
-		answers:   map[string]answerInfo{},
-		outbox:    newOutbox(),
-		ring:      newRing(),
-	}
+	m := &Manager{config: config, requests: make(chan *request, 256), lease: &lease{}}
 	m.inbox = &inbox{m: m, wake: make(chan struct{}, 1)}
 	m.sender = &sender{m: m, wake: make(chan struct{}, 1)}
+	m.reset()
 	return m
+}
+
+// reset forgets all but the Lease: what is known is on the disk.
+func (m *Manager) reset() {
+	m.tables = map[schema.GroupVersionResource]*table{}
+	m.interests = map[uint64]*interest{}
+	m.uses = map[dependency]int{}
+	m.answers = map[string]answerInfo{}
+	m.outbox, m.ring = newOutbox(), newRing()
+	m.link, m.linked = linkstate.Link{}, false
+	m.inbox.reset()
+	m.sender.reset()
 }
 
 // Name is the module's address on the bus.
