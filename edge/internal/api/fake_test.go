@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/skerry-io/skerry/common/topic/topicpb"
-	"github.com/skerry-io/skerry/edge/internal/api"
+	"github.com/skerry-io/skerry/edge/internal/meta"
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
@@ -47,7 +47,7 @@ type fakeBackend struct {
 	history   []fakeChange
 	watchers  map[*fakeWatch]bool
 	requests  []*topicpb.APIRequest
-	writes    []api.Write
+	writes    []meta.Write
 	apiserver func(*topicpb.APIRequest) (*topicpb.APIResponse, error)
 }
 
@@ -160,7 +160,7 @@ func unsynced() error {
 // elsewhere is the answer for what isn't held.
 func (b *fakeBackend) elsewhere() error {
 	if b.linked {
-		return api.ErrPassThrough
+		return meta.ErrPassThrough
 	}
 	return unsynced()
 }
@@ -179,7 +179,7 @@ func (b *fakeBackend) reflect(s object.Selection) error {
 	return nil
 }
 
-func (b *fakeBackend) Get(_ context.Context, ref object.Ref, _ api.Caller) (object.Object, error) {
+func (b *fakeBackend) Get(_ context.Context, ref object.Ref, _ meta.Caller) (object.Object, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.synced[ref.Resource]) == 0 {
@@ -192,7 +192,7 @@ func (b *fakeBackend) Get(_ context.Context, ref object.Ref, _ api.Caller) (obje
 	return o, nil
 }
 
-func (b *fakeBackend) List(_ context.Context, s object.Selection, options api.ListOptions) ([]object.Object, uint64, error) {
+func (b *fakeBackend) List(_ context.Context, s object.Selection, options meta.ListOptions) ([]object.Object, uint64, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
@@ -225,7 +225,7 @@ func (b *fakeBackend) selected(s object.Selection) []object.Object {
 	return items
 }
 
-func (b *fakeBackend) Watch(_ context.Context, s object.Selection, options api.WatchOptions) (api.Watch, error) {
+func (b *fakeBackend) Watch(_ context.Context, s object.Selection, options meta.WatchOptions) (meta.Watch, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if options.Held {
@@ -238,13 +238,13 @@ func (b *fakeBackend) Watch(_ context.Context, s object.Selection, options api.W
 	if options.From != 0 && (options.From < b.oldest || options.From > b.version) {
 		return nil, apierrors.NewResourceExpired("too old")
 	}
-	w := &fakeWatch{backend: b, selection: s, events: make(chan api.Event, 1000)}
+	w := &fakeWatch{backend: b, selection: s, events: make(chan meta.Event, 1000)}
 	if options.From == 0 {
 		for _, o := range b.selected(s) {
-			w.events <- api.Event{Type: watch.Added, Object: o, Version: o.Version}
+			w.events <- meta.Event{Type: watch.Added, Object: o, Version: o.Version}
 		}
 		if options.InitialEvents {
-			w.events <- api.Event{Type: watch.Bookmark, Version: b.version, InitialEnd: true}
+			w.events <- meta.Event{Type: watch.Bookmark, Version: b.version, InitialEnd: true}
 		}
 	} else {
 		for _, c := range b.history {
@@ -260,10 +260,10 @@ func (b *fakeBackend) Watch(_ context.Context, s object.Selection, options api.W
 type fakeWatch struct {
 	backend   *fakeBackend
 	selection object.Selection
-	events    chan api.Event
+	events    chan meta.Event
 }
 
-func (w *fakeWatch) Events() <-chan api.Event { return w.events }
+func (w *fakeWatch) Events() <-chan meta.Event { return w.events }
 
 func (w *fakeWatch) Stop() {
 	w.backend.mu.Lock()
@@ -282,13 +282,13 @@ func (w *fakeWatch) put(c fakeChange) {
 	was, is := matches(c.before), matches(c.after)
 	switch {
 	case was && is:
-		w.events <- api.Event{Type: watch.Modified, Object: *c.after, Version: c.version}
+		w.events <- meta.Event{Type: watch.Modified, Object: *c.after, Version: c.version}
 	case is:
-		w.events <- api.Event{Type: watch.Added, Object: *c.after, Version: c.version}
+		w.events <- meta.Event{Type: watch.Added, Object: *c.after, Version: c.version}
 	case was:
 		o := *c.before
 		o.Version = c.version
-		w.events <- api.Event{Type: watch.Deleted, Object: o, Version: c.version}
+		w.events <- meta.Event{Type: watch.Deleted, Object: o, Version: c.version}
 	}
 }
 
@@ -301,7 +301,7 @@ func (b *fakeBackend) expire() {
 	b.history = nil
 	status := apierrors.NewResourceExpired("too slow").Status()
 	for w := range b.watchers {
-		w.events <- api.Event{Type: watch.Error, Status: &status}
+		w.events <- meta.Event{Type: watch.Error, Status: &status}
 		close(w.events)
 		delete(b.watchers, w)
 	}
@@ -313,7 +313,7 @@ func (b *fakeBackend) watching() int {
 	return len(b.watchers)
 }
 
-func (b *fakeBackend) Write(ctx context.Context, write api.Write) (api.Result, error) {
+func (b *fakeBackend) Write(ctx context.Context, write meta.Write) (meta.Result, error) {
 	b.mu.Lock()
 	b.writes = append(b.writes, write)
 	b.mu.Unlock()
@@ -321,48 +321,48 @@ func (b *fakeBackend) Write(ctx context.Context, write api.Write) (api.Result, e
 		raw := write.Body
 		o, err := object.FromRaw(events, raw)
 		if err != nil {
-			return api.Result{}, apierrors.NewBadRequest(err.Error())
+			return meta.Result{}, apierrors.NewBadRequest(err.Error())
 		}
 		decoded, err := object.DecodeRaw(raw)
 		if err != nil {
-			return api.Result{}, apierrors.NewBadRequest(err.Error())
+			return meta.Result{}, apierrors.NewBadRequest(err.Error())
 		}
 		b.set(events, decoded)
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		stored := b.objects[o.Ref]
-		return api.Result{Code: http.StatusCreated, Object: &stored}, nil
+		return meta.Result{Code: http.StatusCreated, Object: &stored}, nil
 	}
 	if write.Ref.Resource == pods && write.Verb == "patch" {
 		b.mu.Lock()
 		o, ok := b.objects[write.Ref]
 		b.mu.Unlock()
 		if !ok {
-			return api.Result{}, apierrors.NewNotFound(pods.GroupResource(), write.Ref.Name)
+			return meta.Result{}, apierrors.NewNotFound(pods.GroupResource(), write.Ref.Name)
 		}
 		decoded, err := object.Decode(o)
 		if err != nil {
-			return api.Result{}, err
+			return meta.Result{}, err
 		}
 		patched, err := object.Patch(decoded, write.PatchType, write.Body)
 		if err != nil {
-			return api.Result{}, apierrors.NewBadRequest(err.Error())
+			return meta.Result{}, apierrors.NewBadRequest(err.Error())
 		}
 		b.set(pods, patched)
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		o = b.objects[write.Ref]
-		return api.Result{Code: http.StatusOK, Object: &o}, nil
+		return meta.Result{Code: http.StatusOK, Object: &o}, nil
 	}
 	if write.Ref.Resource == pods && write.Verb == "delete" && write.Caller.Kubelet {
 		b.remove(write.Ref)
-		return api.Result{Code: http.StatusOK, Status: &metav1.Status{Status: metav1.StatusSuccess}}, nil
+		return meta.Result{Code: http.StatusOK, Status: &metav1.Status{Status: metav1.StatusSuccess}}, nil
 	}
 	answer, err := b.Request(ctx, &topicpb.APIRequest{Method: write.Verb, Path: write.Path, Body: write.Body, ContentType: write.ContentType, Accept: write.Accept})
 	if err != nil {
-		return api.Result{}, err
+		return meta.Result{}, err
 	}
-	return api.Result{Response: answer}, nil
+	return meta.Result{Response: answer}, nil
 }
 
 func (b *fakeBackend) Request(_ context.Context, request *topicpb.APIRequest) (*topicpb.APIResponse, error) {

@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/skerry-io/skerry/edge/internal/meta"
 )
 
 // Identity is for whom a request is answered. The zero value is nobody in particular in this process: it acts as the node.
@@ -15,7 +17,7 @@ type Identity struct {
 	Token   string // a ServiceAccount of a pod: may do what kube-apiserver lets it do
 }
 
-func (i Identity) caller() Caller { return Caller{Kubelet: i.Kubelet, BearerToken: i.Token} }
+func (i Identity) caller() meta.Caller { return meta.Caller{Kubelet: i.Kubelet, BearerToken: i.Token} }
 
 type identityKey struct{}
 

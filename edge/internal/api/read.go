@@ -8,7 +8,7 @@ import (
 	"strconv"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -21,6 +21,7 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/skerry-io/skerry/common/topic/topicpb"
+	"github.com/skerry-io/skerry/edge/internal/meta"
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
@@ -90,7 +91,7 @@ func (rd *reading) get(w http.ResponseWriter, r *http.Request) error {
 	serve := handlers.GetResource(rd, rd.scope())
 	if rd.identity.Device {
 		// What is held is what a watch on the device shows too; kube-apiserver's copy has a version that no watch here can go on from.
-		if items, _, err := backend.List(ctx, rd.named(), ListOptions{Held: true}); err == nil && len(items) == 1 {
+		if items, _, err := backend.List(ctx, rd.named(), meta.ListOptions{Held: true}); err == nil && len(items) == 1 {
 			rd.object = items[0]
 			serve(w, r)
 			return nil
@@ -106,7 +107,7 @@ func (rd *reading) get(w http.ResponseWriter, r *http.Request) error {
 	var err error
 	rd.object, err = backend.Get(ctx, object.Ref{Resource: rd.resource, Namespace: rd.info.Namespace, Name: rd.info.Name}, rd.identity.caller())
 	switch {
-	case errors.Is(err, ErrPassThrough):
+	case errors.Is(err, meta.ErrPassThrough):
 		rd.server.pass(w, r)
 		return nil
 	case err != nil:
@@ -137,15 +138,15 @@ func (rd *reading) list(w http.ResponseWriter, r *http.Request) error {
 	if err := rd.allow(ctx, "list"); err != nil {
 		return err
 	}
-	rd.items, rd.version, err = backend.List(ctx, selection, ListOptions{FromReflector: reflector || rd.identity.Kubelet, Caller: rd.identity.caller()})
+	rd.items, rd.version, err = backend.List(ctx, selection, meta.ListOptions{FromReflector: reflector || rd.identity.Kubelet, Caller: rd.identity.caller()})
 	var answer *topicpb.APIResponse
-	if errors.Is(err, ErrPassThrough) {
+	if errors.Is(err, meta.ErrPassThrough) {
 		answer, err = rd.server.forward(r)
 	}
 	if rd.identity.Device && (err != nil || answer != nil && answer.GetCode() == http.StatusForbidden) {
 		// Root of the device sees what kube-apiserver lets the node see; where that is nothing, what the device holds.
 		var heldErr error
-		if rd.items, rd.version, heldErr = backend.List(ctx, selection, ListOptions{Held: true}); heldErr == nil {
+		if rd.items, rd.version, heldErr = backend.List(ctx, selection, meta.ListOptions{Held: true}); heldErr == nil {
 			w.Header().Add("Warning", fmt.Sprintf(heldWarning, rd.server.config.NodeName))
 			answer, err = nil, nil
 		}
@@ -251,10 +252,10 @@ func (rd *reading) List(_ context.Context, options *metainternalversion.ListOpti
 			return nil, fmt.Errorf("decoding %s %s/%s: %w", rd.resource.Resource, items[i].Namespace, items[i].Name, err)
 		}
 	}
-	if err := meta.SetList(list, decoded); err != nil {
+	if err := apimeta.SetList(list, decoded); err != nil {
 		return nil, fmt.Errorf("listing %s: %w", rd.resource.Resource, err)
 	}
-	m, err := meta.ListAccessor(list)
+	m, err := apimeta.ListAccessor(list)
 	if err != nil {
 		return nil, fmt.Errorf("listing %s: %w", rd.resource.Resource, err)
 	}
@@ -284,7 +285,7 @@ func (rd *reading) Watch(ctx context.Context, options *metainternalversion.ListO
 	if from != 0 && from < firstVersion && !initial {
 		if !rd.identity.Device {
 			// The version is of a list that passed through. The interest is made all the same: the list that follows this refusal is covered by it.
-			if w, err := rd.server.backend.Watch(ctx, selection, WatchOptions{Caller: rd.identity.caller()}); err == nil {
+			if w, err := rd.server.backend.Watch(ctx, selection, meta.WatchOptions{Caller: rd.identity.caller()}); err == nil {
 				w.Stop()
 			} else {
 				return nil, statusOf(err)
@@ -293,7 +294,7 @@ func (rd *reading) Watch(ctx context.Context, options *metainternalversion.ListO
 		}
 		initial = true // a person who watches sees some lines again instead of an error
 	}
-	opts := WatchOptions{From: from, Held: rd.held, Caller: rd.identity.caller()}
+	opts := meta.WatchOptions{From: from, Held: rd.held, Caller: rd.identity.caller()}
 	switch {
 	case initial:
 		opts.From = 0

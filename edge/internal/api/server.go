@@ -43,10 +43,15 @@ type Config struct {
 	// Socket is the path of the unix socket; Listen the address of the TLS listener. An empty one isn't opened.
 	Socket string
 	Listen string
+	// Local answers paths below LocalPrefix for root of the device: what edgecore's own commands ask the running process. May be nil.
+	Local http.Handler
 	// MaxRequests and MaxWatches bound what clients from outside the process may have open at once; the excess is told to come back. 0: the defaults.
 	MaxRequests int
 	MaxWatches  int
 }
+
+// LocalPrefix is what Config.Local answers.
+const LocalPrefix = "/skerry/"
 
 const (
 	defaultMaxRequests = 64
@@ -174,6 +179,12 @@ func timeoutOf(r *http.Request) time.Duration {
 func (s *Server) servePath(w http.ResponseWriter, r *http.Request) {
 	path := strings.TrimSuffix(r.URL.Path, "/")
 	switch {
+	case s.config.Local != nil && strings.HasPrefix(path, LocalPrefix):
+		if !identityFrom(r.Context()).Device {
+			writeError(w, r, apierrors.NewForbidden(schema.GroupResource{}, path, errors.New("only root of the device may ask this")))
+			return
+		}
+		s.config.Local.ServeHTTP(w, r)
 	case path == "/healthz" || path == "/livez" || path == "/readyz":
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		w.Header().Set("X-Content-Type-Options", "nosniff")

@@ -388,8 +388,8 @@ func TestBookmarks(t *testing.T) {
 		b.set(configMaps, configMap("a")) // the version grows, and this watch has no event
 		time.Sleep(10 * time.Minute)
 		synctest.Wait()
-		if got := take(t, w, 1); got[0] != "BOOKMARK  "+version(first+1) {
-			t.Errorf("got %v", got)
+		if diff := cmp.Diff([]string{"BOOKMARK  " + version(first), "BOOKMARK  " + version(first+1)}, take(t, w, 2)); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
 		}
 		synctest.Wait()
 		select {

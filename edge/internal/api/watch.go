@@ -8,12 +8,13 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 
+	"github.com/skerry-io/skerry/edge/internal/meta"
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
@@ -28,7 +29,7 @@ const (
 
 // watcher decodes a Backend's watch for the handler that streams it.
 type watcher struct {
-	source    Watch
+	source    meta.Watch
 	version   func() uint64 // newest of the store
 	kind      schema.GroupVersionKind
 	bookmarks bool
@@ -37,7 +38,7 @@ type watcher struct {
 	stop      sync.Once
 }
 
-func newWatcher(source Watch, version func() uint64, kind schema.GroupVersionKind, bookmarks bool) *watcher {
+func newWatcher(source meta.Watch, version func() uint64, kind schema.GroupVersionKind, bookmarks bool) *watcher {
 	w := &watcher{
 		source: source, version: version, kind: kind, bookmarks: bookmarks,
 		result: make(chan watch.Event, watchAhead), done: make(chan struct{}),
@@ -65,9 +66,10 @@ func (w *watcher) run() {
 		defer ticker.Stop()
 		tick = ticker.C
 	}
-	var told uint64 // the version that the client knows to have reached
+	var told uint64        // the version that the client knows to have reached
+	settled := w.version() // the newest of one interval ago
 	for {
-		var e Event
+		var e meta.Event
 		var ok bool
 		select {
 		case <-w.done:
@@ -77,17 +79,19 @@ func (w *watcher) run() {
 				return
 			}
 		case <-tick:
-			v := w.version() // before the look at the channel: what is older than v is in it, or has been taken from it
+			// What was the newest a whole interval ago is in the channel by now, if it concerns this watch at all; the newest of this moment might not be.
+			v := settled
+			settled = w.version()
 			select {
 			case e, ok = <-w.source.Events():
 				if !ok {
 					return
 				}
 			default:
-				if v == told {
+				if v <= told {
 					continue
 				}
-				e = Event{Type: watch.Bookmark, Version: v}
+				e = meta.Event{Type: watch.Bookmark, Version: v}
 			}
 		}
 		told = max(told, e.Version)
@@ -107,7 +111,7 @@ func (w *watcher) run() {
 }
 
 // convert makes an event of the API.
-func (w *watcher) convert(e Event) watch.Event {
+func (w *watcher) convert(e meta.Event) watch.Event {
 	switch {
 	case e.Type == watch.Error && e.Status != nil:
 		return watch.Event{Type: watch.Error, Object: e.Status}
@@ -137,7 +141,7 @@ func errorEvent(err error) watch.Event {
 // bookmark is an object with nothing but a version: the client has seen everything up to it (KEP-956). The annotation ends the first set (KEP-3157).
 func bookmark(kind schema.GroupVersionKind, version uint64, initialEnd bool) (runtime.Object, error) {
 	o := newObject(kind)
-	m, err := meta.Accessor(o)
+	m, err := apimeta.Accessor(o)
 	if err != nil {
 		return nil, fmt.Errorf("making a bookmark: %w", err)
 	}

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/streaming/pkg/httpstream"
 
+	"github.com/skerry-io/skerry/edge/internal/meta"
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
@@ -34,7 +35,7 @@ func (s *Server) write(w http.ResponseWriter, r *http.Request, info *request.Req
 	contentType := r.Header.Get("Content-Type")
 	query := r.URL.Query()
 	resource := schema.GroupVersionResource{Group: info.APIGroup, Version: info.APIVersion, Resource: info.Resource}
-	write := Write{
+	write := meta.Write{
 		Verb:         info.Verb,
 		Ref:          object.Ref{Resource: resource, Namespace: info.Namespace, Name: info.Name},
 		Subresource:  info.Subresource,
@@ -63,7 +64,7 @@ func (s *Server) write(w http.ResponseWriter, r *http.Request, info *request.Req
 	s.writeResult(w, r, resource, result)
 }
 
-func (s *Server) writeResult(w http.ResponseWriter, r *http.Request, resource schema.GroupVersionResource, result Result) {
+func (s *Server) writeResult(w http.ResponseWriter, r *http.Request, resource schema.GroupVersionResource, result meta.Result) {
 	code := result.Code
 	if code == 0 {
 		code = http.StatusOK
@@ -88,7 +89,7 @@ func (s *Server) writeResult(w http.ResponseWriter, r *http.Request, resource sc
 
 // registered turns the refusal of the kubelet's first write without a link into what it would hear with one. A kubelet creates its Node at each start and takes
 // AlreadyExists for "go on with the one there is"; with anything else it tries again and again and does not report its status. The Node that is held is that one.
-func (s *Server) registered(r *http.Request, write Write, err error) error {
+func (s *Server) registered(r *http.Request, write meta.Write, err error) error {
 	ref := write.Ref
 	if !write.Caller.Kubelet || write.Verb != "create" || ref.Resource.GroupResource() != (schema.GroupResource{Resource: "nodes"}) || !apierrors.IsServiceUnavailable(err) {
 		return err

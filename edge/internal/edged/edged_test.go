@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/skerry-io/skerry/edge/internal/api"
+	"github.com/skerry-io/skerry/edge/internal/meta"
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
@@ -276,6 +277,6 @@ type onePod struct {
 	raw []byte
 }
 
-func (b onePod) List(_ context.Context, s object.Selection, _ api.ListOptions) ([]object.Object, uint64, error) {
+func (b onePod) List(_ context.Context, s object.Selection, _ meta.ListOptions) ([]object.Object, uint64, error) {
 	return []object.Object{{Ref: object.Ref{Resource: s.Resource, Namespace: "default", Name: "a"}, Version: 1_700_000_000_000, Raw: b.raw}}, 1_700_000_000_000, nil
 }
