@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -34,9 +35,9 @@ func (s *Server) Serve(ctx context.Context, ready func()) error {
 			_ = l.Close()
 		}
 	}
-	add := func(l net.Listener, authenticate Authenticator) {
+	add := func(l net.Listener, handler http.Handler) {
 		servers = append(servers, &http.Server{
-			Handler:           s.Handler(authenticate),
+			Handler:           handler,
 			ReadHeaderTimeout: readHeaderTimeout,
 			IdleTimeout:       idleTimeout,
 			MaxHeaderBytes:    maxHeaderBytes,
@@ -50,7 +51,7 @@ func (s *Server) Serve(ctx context.Context, ready func()) error {
 		if err != nil {
 			return err
 		}
-		add(l, AsDevice)
+		add(l, s.socketHandler())
 	}
 	if s.config.Listen != "" {
 		config, err := s.tlsConfig()
@@ -71,7 +72,7 @@ func (s *Server) Serve(ctx context.Context, ready func()) error {
 			closeAll()
 			return err
 		}
-		add(tls.NewListener(l, config), ByCertificate)
+		add(tls.NewListener(l, config), s.Handler(ByCertificate))
 	}
 
 	g, ctx := errgroup.WithContext(ctx)
@@ -97,6 +98,21 @@ func (s *Server) Serve(ctx context.Context, ready func()) error {
 		<-ctx.Done()
 	}
 	return g.Wait()
+}
+
+// socketHandler answers Kubernetes' paths, and the process's own.
+func (s *Server) socketHandler() http.Handler {
+	kubernetes := s.Handler(AsDevice)
+	if s.config.Local == nil {
+		return kubernetes
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasPrefix(r.URL.Path, "/skerry/") {
+			s.config.Local.ServeHTTP(w, r)
+			return
+		}
+		kubernetes.ServeHTTP(w, r)
+	})
 }
 
 // listenUnix opens the socket for root alone. The permission is set before the name exists, by binding in a directory that nobody else can enter would need two
