@@ -117,7 +117,7 @@ func (h *Hub) accept(listen, run, handshake context.Context, l link.Listener, li
 		select {
 		case h.handshakes <- struct{}{}:
 			links.Go(func() {
-				h.serve(run, handshake, conn, sync.OnceFunc(func() { <-h.handshakes }))
+				h.serve(run, handshake, conn, links, sync.OnceFunc(func() { <-h.handshakes }))
 			})
 			continue
 		default:

@@ -24,6 +24,8 @@ import (
 
 // session is the Session of one link.
 type session struct {
+	welcome message.Message // until it is sent
+
 	// Set before the session enters the table, never changed.
 	hub       *Hub
 	conn      link.Conn
@@ -32,7 +34,6 @@ type session struct {
 	version   string
 	bootID    string
 	keepalive time.Duration
-	welcome   message.Message
 
 	ended   chan struct{} // closed by the table when the attached session has left it
 	counted bool          // owned by metrics.mu
@@ -145,8 +146,8 @@ func keepalive(millis int64) time.Duration {
 	return min(max(time.Duration(cmp.Or(min(millis, most.Milliseconds()), usual.Milliseconds()))*time.Millisecond, least), most)
 }
 
-// serve leads one accepted link through its life and returns when nothing of it is left. handshaken is called when the link is a session, or is none.
-func (h *Hub) serve(run, accept context.Context, conn link.Conn, handshaken func()) {
+// serve makes a session of an accepted link and starts it with links, or refuses it. handshaken is called when the link is a session, or is none.
+func (h *Hub) serve(run, accept context.Context, conn link.Conn, links *sync.WaitGroup, handshaken func()) {
 	info := conn.Info()
 	logger := klog.FromContext(run).WithValues("remote", address(info.Remote), "transport", info.Transport)
 	s, err := h.handshake(accept, conn)
@@ -154,9 +155,10 @@ func (h *Hub) serve(run, accept context.Context, conn link.Conn, handshaken func
 		logger = logger.WithValues("node", s.node, "epoch", s.epoch)
 		var older []*session
 		if older, err = h.table.enter(s); err == nil {
-			defer h.table.leave(s)
 			handshaken() // while it waits for its predecessor it holds a place in the table, and no longer one among the strangers
-			err = h.replace(accept, s, older)
+			if err = h.replace(accept, s, older); err != nil {
+				defer h.table.leave(s)
+			}
 		}
 	}
 	handshaken()
@@ -169,10 +171,18 @@ func (h *Hub) serve(run, accept context.Context, conn link.Conn, handshaken func
 	}
 	h.metrics.connects.WithLabelValues(string(info.Transport)).Inc()
 	logger.V(2).Info("Session opened", "version", s.version, "bootID", s.bootID)
-	s.run(klog.NewContext(run, logger))
-	end := closeError(conn.Err())
-	h.metrics.close(s, end)
-	logger.V(2).Info("Session ended", "code", end.Code, "reason", end.Reason, "remoteClose", end.Remote, "lasted", time.Since(info.Since))
+	// In a goroutine of its own: the handshake has made this one's stack four times as large as what an idle session needs.
+	links.Go(func() { s.lead(klog.NewContext(run, logger)) })
+}
+
+// lead runs the session and takes it out of the table when nothing of it is left.
+func (s *session) lead(ctx context.Context) {
+	defer s.hub.table.leave(s)
+	s.run(ctx)
+	end := closeError(s.conn.Err())
+	s.hub.metrics.close(s, end)
+	klog.FromContext(ctx).V(2).Info("Session ended",
+		"code", end.Code, "reason", end.Reason, "remoteClose", end.Remote, "lasted", time.Since(s.conn.Info().Since))
 }
 
 // replace ends the node's older sessions and attaches s when nothing of them is left.
@@ -194,7 +204,9 @@ func (h *Hub) replace(ctx context.Context, s *session, older []*session) error {
 		return err
 	}
 	// The read loop of the older session, and all its parts, have returned.
-	return s.Send(ctx, s.welcome)
+	welcome := s.welcome
+	s.welcome = message.Message{}
+	return s.Send(ctx, welcome)
 }
 
 // refuse closes a link that is no session, with the code that err carries.
