@@ -54,7 +54,7 @@ type Modules struct {
 // EdgeHub keeps the link to the cloud.
 type EdgeHub struct {
 	Enable bool `json:"enable"`
-	// Servers are the hosts (names or addresses, without a port) of cloudcore; they are tried in turn.
+	// Servers are the hosts (names or addresses, without a port) of cloudcore; they are tried in turn. None means the one that the device joined.
 	Servers []string `json:"servers"`
 	// Transport is auto (QUIC first, websocket where UDP is blocked), websocket or quic.
 	Transport string    `json:"transport"`
@@ -171,9 +171,6 @@ func (h *EdgeHub) validate(at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if !h.Enable {
 		return nil
-	}
-	if len(h.Servers) == 0 {
-		errs = append(errs, field.Required(at.Child("servers"), "name at least one host of cloudcore, or let `edgecore join` write it"))
 	}
 	for i, s := range h.Servers {
 		if _, err := netip.ParseAddr(s); err == nil {

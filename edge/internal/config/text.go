@@ -10,7 +10,4 @@ var DefaultText string
 // MinimalText is the least that works once `edgecore join` has made the identity.
 const MinimalText = `apiVersion: config.skerry.io/v1alpha1
 kind: EdgeCore
-modules:
-  edgeHub:
-    servers: [cloud.example.com]
 `

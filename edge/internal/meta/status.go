@@ -2,6 +2,7 @@ package meta
 
 import (
 	"cmp"
+	"context"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -153,4 +154,13 @@ func (m *Manager) Resources() []schema.GroupVersionResource {
 		return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Version, b.Version), cmp.Compare(a.Resource, b.Resource))
 	})
 	return all
+}
+
+// StatusOf tells what a store holds that no Manager runs on.
+func StatusOf(s *store.Store) (Status, error) {
+	m := New(Config{Store: s})
+	if err := m.load(context.Background()); err != nil {
+		return Status{}, err
+	}
+	return m.Status(), nil
 }

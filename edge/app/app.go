@@ -1,0 +1,299 @@
+// Package app is edgecore put together: the wiring table, and what the parts are made of.
+//
+// It owns the order in which things start, and the parts' configuration from edgecore.yaml. It decides nothing else. New opens the store and reads the
+// identity; Run starts everything and ends when ctx does.
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/config"
+	"github.com/skerry-io/skerry/common/health"
+	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/common/link/quiclink"
+	"github.com/skerry-io/skerry/common/link/wslink"
+	"github.com/skerry-io/skerry/common/pki"
+	"github.com/skerry-io/skerry/common/topic"
+	"github.com/skerry-io/skerry/common/version"
+	"github.com/skerry-io/skerry/edge/internal/api"
+	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
+	"github.com/skerry-io/skerry/edge/internal/edged"
+	"github.com/skerry-io/skerry/edge/internal/hub"
+	"github.com/skerry-io/skerry/edge/internal/join"
+	"github.com/skerry-io/skerry/edge/internal/linkstate"
+	"github.com/skerry-io/skerry/edge/internal/meta"
+	"github.com/skerry-io/skerry/edge/internal/store"
+)
+
+// Configuration reads edgecore.yaml and checks also what only a module knows: the KubeletConfiguration. The error names every mistake with its line.
+func Configuration(file string, data []byte) (*edgeconfig.Config, error) {
+	cfg, doc, err := edgeconfig.Read(file, data)
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Modules.Edged.Enable {
+		if err := edged.Validate(cfg.Modules.Edged.Kubelet); err != nil {
+			const at = "modules.edged.kubelet"
+			return nil, &config.Error{File: file, Problems: []config.Problem{{Line: doc.Line(at), Path: at, Message: err.Error()}}}
+		}
+	}
+	return cfg, nil
+}
+
+// NodeName is the node's name: asked for, else configured, else the host's own in lower case.
+func NodeName(cfg *edgeconfig.Config, asked string) (string, error) {
+	name := asked
+	if name == "" {
+		name = cfg.Modules.Edged.HostnameOverride
+	}
+	if name == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return "", fmt.Errorf("reading the host's name: %w", err)
+		}
+		name = strings.ToLower(host)
+	}
+	if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 {
+		return "", fmt.Errorf("node name %q: %s; set modules.edged.hostnameOverride", name, strings.Join(problems, "; "))
+	}
+	return name, nil
+}
+
+// IdentityDir is where the identity is.
+func IdentityDir(cfg *edgeconfig.Config) string { return filepath.Join(cfg.DataDir, "identity") }
+
+// BuildTime is when this program was built, as its file tells: no certificate that matters is judged by an earlier time.
+func BuildTime() time.Time {
+	path, err := os.Executable()
+	if err != nil {
+		return time.Time{}
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return time.Time{}
+	}
+	return info.ModTime()
+}
+
+// App is edgecore.
+type App struct {
+	config   *edgeconfig.Config
+	node     string
+	store    *store.Store
+	clock    *pki.Clock
+	identity *join.Identity
+	meta     *meta.Manager
+	api      *api.Server
+	hub      *hub.Hub
+	edged    *edged.Module
+	runner   *beehive.Runner
+	metrics  *prometheus.Registry
+}
+
+// New reads the identity, opens the store and makes every part. Nothing runs yet.
+func New(ctx context.Context, cfg *edgeconfig.Config) (*App, error) {
+	a := &App{config: cfg, metrics: prometheus.NewRegistry()}
+	floor := BuildTime()
+	a.clock = pki.NewClock(floor, nil)
+	var err error
+	if a.identity, err = join.Load(IdentityDir(cfg), a.clock); err != nil {
+		return nil, notJoined(err)
+	}
+	a.node = string(a.identity.Node())
+	if name := cfg.Modules.Edged.HostnameOverride; name != "" && name != a.node {
+		return nil, fmt.Errorf("modules.edged.hostnameOverride is %s, but this device joined as %s: put the old name back, or join again under the new one", name, a.node)
+	}
+	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
+		return nil, fmt.Errorf("dataDir: %w", err)
+	}
+	if a.store, err = store.Open(ctx, storeConfig(cfg)); err != nil {
+		return nil, err
+	}
+	if aside := a.store.SetAside(); aside != "" {
+		klog.FromContext(ctx).Error(nil, "The store was damaged; it was set aside and a fresh one made, the cloud will fill it", "damaged", aside)
+	}
+	if err := a.assemble(); err != nil {
+		_ = a.store.Close()
+		return nil, err
+	}
+	return a, nil
+}
+
+func notJoined(err error) error {
+	if errors.Is(err, join.ErrNotJoined) {
+		return fmt.Errorf("%w: run `edgecore join --token TOKEN HOST` first", err)
+	}
+	return err
+}
+
+func storeConfig(cfg *edgeconfig.Config) store.Config {
+	key := cfg.Modules.MetaManager.Encryption.KeyFile
+	if key == "" {
+		key = filepath.Join(cfg.DataDir, "store.key")
+	}
+	return store.Config{Path: filepath.Join(cfg.DataDir, "store.db"), KeyFile: key}
+}
+
+// assemble makes the parts and their wiring.
+func (a *App) assemble() error {
+	c := a.config.Modules
+	limit := c.MetaManager.EventLimit
+	a.meta = meta.New(meta.Config{
+		NodeName: a.node, Store: a.store, ReportEvents: c.Edged.ReportEvent,
+		Limits: meta.Limits{OutboxEvents: limit.Entries, OutboxBytes: int(limit.Bytes.Value())},
+	})
+	a.api = api.New(api.Config{NodeName: a.node, Backend: a.meta, DataDir: a.config.DataDir, Socket: c.EdgeAPI.Socket, Listen: c.EdgeAPI.Listen, Local: a.local()})
+
+	entries := []beehive.Entry{
+		{Module: a.meta, Groups: []message.Group{linkstate.Group}, Restart: beehive.OnFailure(beehive.Backoff{})},
+	}
+	if c.EdgeAPI.Enable {
+		entries = append(entries, beehive.Entry{Module: a.api, Restart: beehive.OnFailure(beehive.Backoff{})})
+	}
+	if c.EdgeHub.Enable {
+		var err error
+		if a.hub, err = a.newHub(); err != nil {
+			return err
+		}
+		entries = append(entries,
+			beehive.Entry{Module: &identityModule{app: a}, Groups: []message.Group{linkstate.Group}, Restart: beehive.OnFailure(beehive.Backoff{})},
+			beehive.Entry{Module: a.hub, Restart: beehive.OnFailure(beehive.Backoff{})},
+		)
+	}
+	if c.Edged.Enable {
+		var err error
+		if a.edged, err = a.newEdged(); err != nil {
+			return err
+		}
+		// The kubelet's globals allow one run in a process: a failure ends edgecore, and systemd starts it again. Containers go on. The next module doesn't wait for
+		// it: on its first boot it may have to wait for the cloud.
+		entries = append(entries, beehive.Entry{Module: a.edged, Restart: beehive.Never(), StartTimeout: time.Millisecond, StopTimeout: 20 * time.Second})
+	}
+	if listen := a.config.Health.Listen; listen != "" {
+		entries = append(entries, beehive.Entry{Module: &healthModule{health.New(listen, a.live(), a.ready(), a.metrics)}, Restart: beehive.OnFailure(beehive.Backoff{})})
+	}
+	var err error
+	a.runner, err = beehive.NewRunner(beehive.Config{}, entries)
+	if err != nil {
+		return err
+	}
+	return a.registerMetrics()
+}
+
+func (a *App) newEdged() (*edged.Module, error) {
+	c := a.config.Modules.Edged
+	return edged.New(edged.Config{
+		NodeName: a.node, Labels: c.Labels, RootDir: c.RootDir, NodeIP: c.NodeIP, Kubelet: c.Kubelet, ClientCAFile: a.identity.ClientCAFile(),
+		Verbosity: a.config.Log.Verbosity, Host: api.Host, Transport: a.api.RoundTripper(api.Identity{Kubelet: true}),
+	})
+}
+
+func (a *App) newHub() (*hub.Hub, error) {
+	c := a.config.Modules.EdgeHub
+	servers := c.Servers
+	if len(servers) == 0 {
+		host, _, err := net.SplitHostPort(a.identity.Cluster().Server)
+		if err != nil {
+			return nil, fmt.Errorf("the cluster's server %q: %w; set modules.edgeHub.servers", a.identity.Cluster().Server, err)
+		}
+		servers = []string{host}
+	}
+	dialer, err := newDialer(c, a.identity)
+	if err != nil {
+		return nil, err
+	}
+	addresses := make([]string, len(servers))
+	for i, s := range servers {
+		addresses[i] = net.JoinHostPort(s, strconv.Itoa(c.WebSocket.Port))
+	}
+	return hub.New(hub.Config{
+		Servers: addresses, Dialer: dialer, Epochs: a.store, Alive: a.meta.KubeletAlive, Version: version.Skerry(), BootID: bootID(),
+		Keepalive: c.Keepalive.Duration, BackoffMin: c.BackoffMin.Duration, BackoffMax: c.BackoffMax.Duration,
+	})
+}
+
+func newDialer(c edgeconfig.EdgeHub, identity *join.Identity) (link.Dialer, error) {
+	bounds := link.Default()
+	bounds.Keepalive, bounds.IdleTimeout = c.Keepalive.Duration, c.IdleTimeout.Duration
+	table := topic.NewTable()
+	ws, err := wslink.NewDialer(wslink.DialConfig{Link: bounds, TLS: identity.TLS(), Table: table, Proxy: http.ProxyFromEnvironment})
+	if err != nil {
+		return nil, err
+	}
+	quic, err := quiclink.NewDialer(quiclink.DialConfig{Link: bounds, TLS: identity.TLS(), Table: table})
+	if err != nil {
+		return nil, err
+	}
+	overWS, overQUIC := atPort{ws, c.WebSocket.Port}, atPort{quic, c.QUIC.Port}
+	switch c.Transport {
+	case "websocket":
+		return overWS, nil
+	case "quic":
+		return overQUIC, nil
+	}
+	return link.Auto(overQUIC, overWS), nil
+}
+
+// atPort dials hosts at the port of one transport, whichever port the hub names: a server is one host with a port for each transport.
+type atPort struct {
+	dialer link.Dialer
+	port   int
+}
+
+func (d atPort) Dial(ctx context.Context, address string) (link.Conn, error) {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, fmt.Errorf("dialling %q: %w", address, err)
+	}
+	return d.dialer.Dial(ctx, net.JoinHostPort(host, strconv.Itoa(d.port)))
+}
+
+// bootID tells one boot of the device from another (proc(5)).
+func bootID() string {
+	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(id))
+}
+
+// Run starts the parts in order and serves until ctx ends or one of them fails for good.
+func (a *App) Run(ctx context.Context) error {
+	log := klog.FromContext(ctx)
+	log.Info("edgecore starts", "version", version.Skerry(), "kubernetes", version.Kubernetes(), "node", a.node)
+	err := a.runner.Run(ctx)
+	if closeErr := a.store.Close(); closeErr != nil {
+		err = errors.Join(err, fmt.Errorf("closing the store: %w", closeErr))
+	}
+	log.Info("edgecore has stopped; containers go on")
+	return err
+}
+
+func (a *App) registerMetrics() error {
+	all := []prometheus.Collector{collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), busCollector{a.runner}}
+	if a.hub != nil {
+		all = append(all, a.hub)
+	}
+	for _, c := range all {
+		if err := a.metrics.Register(c); err != nil {
+			return fmt.Errorf("registering metrics: %w", err)
+		}
+	}
+	return nil
+}

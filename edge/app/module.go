@@ -1,0 +1,128 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/health"
+	"github.com/skerry-io/skerry/edge/internal/api"
+	"github.com/skerry-io/skerry/edge/internal/linkstate"
+)
+
+// identityModule renews the certificate through the link, and tells the clock what the cloud says the time is.
+type identityModule struct{ app *App }
+
+func (*identityModule) Name() message.Name { return "identity" }
+
+func (m *identityModule) Run(ctx context.Context, port *beehive.Port) error {
+	client, err := kubernetes.NewForConfig(m.app.api.ClientConfig(api.Identity{}))
+	if err != nil {
+		return fmt.Errorf("making the client for certificate requests: %w", err)
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return m.app.identity.Run(ctx, client.CertificatesV1().CertificateSigningRequests()) })
+	g.Go(func() error {
+		port.Ready()
+		for {
+			said, err := port.Receive(ctx)
+			if err != nil {
+				if ctx.Err() != nil {
+					return nil
+				}
+				return err
+			}
+			if up, err := linkstate.Up.Content(said); err == nil && !up.CloudTime.IsZero() {
+				m.app.clock.Told(up.CloudTime)
+			}
+		}
+	})
+	return g.Wait()
+}
+
+// healthModule serves the health pages.
+type healthModule struct{ server *health.Server }
+
+func (*healthModule) Name() message.Name { return "health" }
+
+func (m *healthModule) Run(ctx context.Context, port *beehive.Port) error {
+	port.Ready()
+	return m.server.Run(ctx)
+}
+
+// live are the checks of /healthz: what a restart of edgecore would mend.
+func (a *App) live() map[string]health.Check {
+	return map[string]health.Check{"modules": func() error {
+		var errs []error
+		for _, h := range a.runner.Health() {
+			if h.State == beehive.Failed {
+				errs = append(errs, fmt.Errorf("%s: %s", h.Name, h.LastError))
+			}
+		}
+		return errors.Join(errs...)
+	}}
+}
+
+// ready are the checks of /readyz: whether the node does its work. No link is no reason not to be: offline is normal.
+func (a *App) ready() map[string]health.Check {
+	checks := map[string]health.Check{"modules-ready": func() error {
+		var errs []error
+		for _, h := range a.runner.Health() {
+			if h.State != beehive.Ready {
+				errs = append(errs, fmt.Errorf("%s is %s since %s", h.Name, h.State, h.Since.UTC().Format(time.RFC3339)))
+			}
+		}
+		return errors.Join(errs...)
+	}}
+	if a.config.Modules.Edged.Enable {
+		checks["kubelet"] = func() error {
+			if err := a.edged.Waiting(); err != nil {
+				return err
+			}
+			if !a.meta.KubeletAlive() {
+				return errors.New("the kubelet has not renewed its lease in time")
+			}
+			return nil
+		}
+	}
+	return checks
+}
+
+// busCollector shows the bus to Prometheus.
+type busCollector struct{ runner *beehive.Runner }
+
+func busDescs() (depth, sent, held, replaced, restarts *prometheus.Desc) {
+	desc := func(name, help string) *prometheus.Desc {
+		return prometheus.NewDesc("skerry_bus_"+name, help, []string{"module"}, nil)
+	}
+	return desc("mailbox_messages", "Messages that wait for the module."),
+		desc("messages_total", "Messages taken into the module's mailbox."),
+		desc("held_back_total", "Messages whose sender had to wait for room in the module's mailbox."),
+		desc("replaced_total", "Messages that a newer one replaced in the module's mailbox."),
+		desc("module_restarts_total", "How often the module was started again after a failure.")
+}
+
+// Describe implements prometheus.Collector.
+func (c busCollector) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(c, ch) }
+
+// Collect implements prometheus.Collector.
+func (c busCollector) Collect(ch chan<- prometheus.Metric) {
+	depth, sent, held, replaced, restarts := busDescs()
+	for _, m := range c.runner.Metrics().Modules {
+		name := string(m.Name)
+		ch <- prometheus.MustNewConstMetric(depth, prometheus.GaugeValue, float64(m.Depth), name)
+		ch <- prometheus.MustNewConstMetric(sent, prometheus.CounterValue, float64(m.Sent), name)
+		ch <- prometheus.MustNewConstMetric(held, prometheus.CounterValue, float64(m.HeldBack), name)
+		ch <- prometheus.MustNewConstMetric(replaced, prometheus.CounterValue, float64(m.Replaced), name)
+	}
+	for _, h := range c.runner.Health() {
+		ch <- prometheus.MustNewConstMetric(restarts, prometheus.CounterValue, float64(h.Restarts), string(h.Name))
+	}
+}

@@ -1,0 +1,119 @@
+package app
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/common/pki"
+	"github.com/skerry-io/skerry/common/version"
+	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
+	"github.com/skerry-io/skerry/edge/internal/hub"
+	"github.com/skerry-io/skerry/edge/internal/join"
+	"github.com/skerry-io/skerry/edge/internal/meta"
+	"github.com/skerry-io/skerry/edge/internal/store"
+)
+
+// StatusPath is where the running edgecore answers Status, on its unix socket.
+const StatusPath = "/skerry/v1/status"
+
+// Status is what `edgecore status` shows. Parts that the process doesn't have are nil.
+type Status struct {
+	Node       string                 `json:"node"`
+	Running    bool                   `json:"running"`
+	Version    string                 `json:"version"`
+	Kubernetes string                 `json:"kubernetes"`
+	At         time.Time              `json:"at"`
+	Link       *hub.Status            `json:"link,omitempty"`
+	Identity   *join.Status           `json:"identity,omitempty"`
+	ClockSkew  time.Duration          `json:"clockSkewNanoseconds"` // how far the device's clock is ahead of the cloud's
+	Kubelet    string                 `json:"kubelet"`              // "alive", or what it waits for
+	Data       *meta.Status           `json:"data,omitempty"`
+	Modules    []beehive.ModuleHealth `json:"modules,omitempty"`
+}
+
+// Status is how the running edgecore is.
+func (a *App) Status() Status {
+	s := Status{Node: a.node, Running: true, Version: version.Skerry(), Kubernetes: version.Kubernetes(), At: time.Now().UTC(), ClockSkew: a.clock.Skew()}
+	if a.hub != nil {
+		link := a.hub.Status()
+		s.Link = &link
+	}
+	identity := a.identity.Status()
+	s.Identity = &identity
+	data := a.meta.Status()
+	s.Data = &data
+	s.Modules = a.runner.Health()
+	switch {
+	case a.edged == nil:
+		s.Kubelet = "switched off"
+	case a.edged.Waiting() != nil:
+		s.Kubelet = "waits: " + a.edged.Waiting().Error()
+	case a.meta.KubeletAlive():
+		s.Kubelet = "alive"
+	default:
+		s.Kubelet = "has not renewed its lease in time"
+	}
+	return s
+}
+
+// local serves what the commands of edgecore ask the running process, on the unix socket alone.
+func (a *App) local() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET "+StatusPath, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(a.Status()) // the client is gone: nobody to tell
+	})
+	return mux
+}
+
+// StatusOfFiles is what the files of a device tell while no edgecore runs. It changes none of them.
+func StatusOfFiles(ctx context.Context, cfg *edgeconfig.Config) (Status, error) {
+	s := Status{Version: version.Skerry(), Kubernetes: version.Kubernetes(), At: time.Now().UTC()}
+	identity, err := join.Load(IdentityDir(cfg), pki.NewClock(BuildTime(), nil))
+	if err != nil {
+		return s, notJoined(err)
+	}
+	s.Node = string(identity.Node())
+	status := identity.Status()
+	s.Identity = &status
+	if _, err := os.Stat(storeConfig(cfg).Path); err != nil {
+		return s, nil //nolint:nilerr // no store yet: it has joined and never run
+	}
+	file, err := store.Open(ctx, storeConfig(cfg))
+	if err != nil {
+		return s, err
+	}
+	defer func() { _ = file.Close() }()
+	data, err := meta.StatusOf(file)
+	s.Data = &data
+	return s, err
+}
+
+// OwnFiles are patterns of what edgecore makes in its data directory.
+func OwnFiles(cfg *edgeconfig.Config) []string {
+	at := storeConfig(cfg)
+	return []string{
+		IdentityDir(cfg), at.Path + "*", at.KeyFile, filepath.Join(cfg.DataDir, "edge.kubeconfig"), filepath.Join(cfg.DataDir, "discovery.json"),
+		filepath.Join(cfg.DataDir, "edge-api-ca.pem"),
+	}
+}
+
+// Wiring is what edgecore would run with a configuration. Nothing is opened for it.
+func Wiring(cfg *edgeconfig.Config) (beehive.Wiring, error) {
+	c := *cfg
+	if len(c.Modules.EdgeHub.Servers) == 0 {
+		c.Modules.EdgeHub.Servers = []string{"localhost"} // any will do: nothing is dialled
+	}
+	a := &App{config: &c, metrics: prometheus.NewRegistry(), identity: &join.Identity{}}
+	if err := a.assemble(); err != nil {
+		return beehive.Wiring{}, err
+	}
+	return a.runner.Wiring(), nil
+}

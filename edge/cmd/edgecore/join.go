@@ -1,0 +1,136 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/skerry-io/skerry/common/cli"
+	"github.com/skerry-io/skerry/common/pki"
+	"github.com/skerry-io/skerry/edge/app"
+	"github.com/skerry-io/skerry/edge/internal/config"
+	"github.com/skerry-io/skerry/edge/internal/join"
+)
+
+func joinCommand(file *string) *cobra.Command {
+	var token, node string
+	var output cli.Output
+	var force bool
+	timeout := join.DefaultTimeout
+	c := &cobra.Command{
+		Use: "join --token TOKEN HOST[:PORT]", Short: "Make this device a node of the cluster behind HOST", Args: cli.Args(cobra.ExactArgs(1)),
+		Long: `Make this device a node of the cluster whose cloudcore is at HOST (port 10002 if none is named).
+
+The token comes from 'cloudcore token create'. It pins cloudcore's CA: a host that can't show it learns nothing. The device's key is made here and
+never leaves. Where the configuration file does not exist, a minimal one is written. Running join again after it succeeded changes nothing.
+
+Exit code 0: joined (or joined before). 1: try again later. 2: refused, or something has to be mended first.`,
+		Example: `  edgecore join --token 8k2mxa.w1c9...@sha256:3f... cloud.example.com
+  edgecore join --token "$TOKEN" --node-name edge-17 192.0.2.7:10002`,
+		RunE: func(c *cobra.Command, args []string) error {
+			if token == "" {
+				return cli.Badf("--token is missing: 'cloudcore token create' prints one")
+			}
+			parsed, err := pki.ParseToken(token)
+			if err != nil {
+				return cli.Bad(err)
+			}
+			cfg, made, err := loadOrDefault(*file)
+			if err != nil {
+				return err
+			}
+			name, err := app.NodeName(cfg, node)
+			if err != nil {
+				return cli.Bad(err)
+			}
+			ctx := cli.Logging(c.Context(), 0)
+			clock := pki.NewClock(app.BuildTime(), nil)
+			result, err := join.Join(ctx, join.Options{
+				Server: args[0], Token: parsed, Node: types.NodeName(name), Dir: app.IdentityDir(cfg), Clock: clock, Force: force, Timeout: timeout,
+			})
+			if err != nil {
+				return outcome(err)
+			}
+			if made {
+				if err := writeMinimal(*file, node); err != nil {
+					return err
+				}
+			}
+			return output.Print(c.OutOrStdout(), result, func(w io.Writer) error { return tell(w, result, *file, made) })
+		},
+	}
+	c.Flags().StringVar(&token, "token", "", "join token, from 'cloudcore token create'")
+	c.Flags().StringVar(&node, "node-name", "", "the node's name (default: modules.edged.hostnameOverride, else the host's name)")
+	c.Flags().BoolVar(&force, "force", false, "give up an identity that is still good")
+	c.Flags().DurationVar(&timeout, "timeout", timeout, "how long to try")
+	output.AddTo(c)
+	return c
+}
+
+// loadOrDefault reads the configuration; where there is none it returns the defaults and true.
+func loadOrDefault(file string) (*config.Config, bool, error) {
+	if _, err := os.Stat(file); errors.Is(err, os.ErrNotExist) {
+		return config.Default(), true, nil
+	}
+	cfg, err := load(file)
+	return cfg, false, err
+}
+
+// writeMinimal makes the configuration file, whole or not at all; one that has come into being meanwhile stays.
+func writeMinimal(file, node string) error {
+	text := config.MinimalText
+	if node != "" {
+		text += "modules:\n  edged:\n    hostnameOverride: " + node + "\n"
+	}
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		return fmt.Errorf("writing the configuration: %w", err)
+	}
+	temporary, err := os.CreateTemp(filepath.Dir(file), ".edgecore-*.yaml")
+	if err != nil {
+		return fmt.Errorf("writing the configuration: %w", err)
+	}
+	defer func() { _ = os.Remove(temporary.Name()) }()
+	_, err = temporary.WriteString(text)
+	err = errors.Join(err, temporary.Sync(), temporary.Chmod(0o644), temporary.Close())
+	if err == nil {
+		err = os.Link(temporary.Name(), file)
+	}
+	if err != nil && !errors.Is(err, os.ErrExist) {
+		return fmt.Errorf("writing the configuration: %w", err)
+	}
+	return nil
+}
+
+func tell(w io.Writer, r join.Result, file string, made bool) error {
+	if r.Already {
+		_, err := fmt.Fprintf(w, "this device is node %s already; its certificate is good until %s\n", r.Node, r.NotAfter.UTC().Format(time.RFC3339))
+		return err
+	}
+	fmt.Fprintf(w, "joined as node %s; the certificate is good until %s and renews itself\n", r.Node, r.NotAfter.UTC().Format(time.RFC3339))
+	if r.Skew.Abs() > time.Minute {
+		fmt.Fprintf(w, "this device's clock is %s off the cloud's; it works all the same, but logs and events will bear the wrong time\n", r.Skew)
+	}
+	if made {
+		fmt.Fprintf(w, "wrote %s\n", file)
+	}
+	_, err := fmt.Fprintf(w, "now start edgecore: systemctl enable --now edgecore, or edgecore --config %s\n", file)
+	return err
+}
+
+// outcome sorts the ways in which a join fails: what time may mend is exit code 1, what somebody must mend is 2.
+func outcome(err error) error {
+	if refusal, ok := errors.AsType[*pki.Refusal](err); ok && refusal.Reason.Temporary() {
+		return err
+	}
+	if errors.Is(err, join.ErrUnreachable) || errors.Is(err, join.ErrBusy) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	return cli.Bad(err)
+}

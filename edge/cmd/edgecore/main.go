@@ -1,0 +1,63 @@
+// Command edgecore runs on every device: the kubelet, the Kubernetes API that it sees, and the link to the cloud.
+package main
+
+import (
+	"github.com/spf13/cobra"
+
+	"github.com/skerry-io/skerry/common/cli"
+	"github.com/skerry-io/skerry/edge/app"
+	"github.com/skerry-io/skerry/edge/internal/config"
+)
+
+// standardConfig is where packages put the configuration.
+const standardConfig = "/etc/skerry/edgecore.yaml"
+
+func main() { cli.Main(command()) }
+
+func command() *cobra.Command {
+	var file string
+	c := &cobra.Command{
+		Use:   "edgecore",
+		Short: "The device's end of Skerry: Kubernetes for devices behind thin, unreliable links",
+		Long: `edgecore makes this device a node of a Kubernetes cluster: it runs the upstream kubelet and keeps what the kubelet needs on the device, so that
+pods run, heal and come back after a reboot with no cloud in reach. What the device wanted to tell the cloud waits on disk until the cloud has it.
+
+Without a command it runs until SIGTERM. Containers go on when it stops.`,
+		Example: `  edgecore join --token TOKEN cloud.example.com     # once
+  edgecore --config /etc/skerry/edgecore.yaml       # then, by systemd
+  edgecore status                                   # how is it? works offline too
+  edgecore check                                    # what is missing on this machine?`,
+		Args: cli.Args(cobra.NoArgs),
+		RunE: func(c *cobra.Command, _ []string) error {
+			cfg, err := load(file)
+			if err != nil {
+				return err
+			}
+			ctx := cli.Logging(c.Context(), cfg.Log.Verbosity)
+			a, err := app.New(ctx, cfg)
+			if err != nil {
+				return err
+			}
+			return a.Run(ctx)
+		},
+	}
+	c.PersistentFlags().StringVar(&file, "config", standardConfig, "configuration file")
+	c.AddCommand(
+		joinCommand(&file), statusCommand(&file), checkCommand(&file), modulesCommand(&file), resetCommand(&file),
+		cli.Config("edgecore", config.DefaultText, config.MinimalText, standardConfig, func(file string, data []byte) error {
+			_, err := app.Configuration(file, data)
+			return err
+		}),
+		cli.Version("edgecore"),
+	)
+	return c
+}
+
+func load(file string) (*config.Config, error) {
+	data, err := cli.ReadFile(file, "`edgecore join` makes one, `edgecore config minimal` prints one to start from")
+	if err != nil {
+		return nil, err
+	}
+	cfg, err := app.Configuration(file, data)
+	return cfg, cli.Bad(err)
+}

@@ -1,0 +1,58 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/skerry-io/skerry/common/cli"
+	"github.com/skerry-io/skerry/edge/app"
+)
+
+func resetCommand(file *string) *cobra.Command {
+	var yes bool
+	c := &cobra.Command{
+		Use: "reset --yes", Short: "Forget the cluster: delete the identity and the store", Args: cli.Args(cobra.NoArgs),
+		Long: `Delete the identity and the store of this device, with everything that still waited for the cloud. The configuration file, containers and images stay;
+the Node object in the cluster too, until 'kubectl delete node' or 'cloudcore node revoke' there. Refused while edgecore runs.`,
+		RunE: func(c *cobra.Command, _ []string) error {
+			cfg, _, err := loadOrDefault(*file)
+			if err != nil {
+				return err
+			}
+			if _, err := runningStatus(c.Context(), cfg); err == nil {
+				return cli.Badf("edgecore runs: stop it first (systemctl stop edgecore)")
+			}
+			var there []string
+			for _, path := range app.OwnFiles(cfg) {
+				found, err := filepath.Glob(path)
+				if err != nil {
+					return err
+				}
+				there = append(there, found...)
+			}
+			if len(there) == 0 {
+				_, err := fmt.Fprintln(c.OutOrStdout(), "nothing to delete")
+				return err
+			}
+			if !yes {
+				return cli.Badf("this deletes what the device knows and what still waits for the cloud:\n  %s\nSay --yes to do it", strings.Join(there, "\n  "))
+			}
+			var errs []error
+			for _, path := range there {
+				errs = append(errs, os.RemoveAll(path))
+			}
+			if err := errors.Join(errs...); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(c.OutOrStdout(), "deleted:\n  %s\n", strings.Join(there, "\n  "))
+			return err
+		},
+	}
+	c.Flags().BoolVar(&yes, "yes", false, "really do it")
+	return c
+}

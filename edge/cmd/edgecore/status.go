@@ -1,0 +1,188 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/common/cli"
+	"github.com/skerry-io/skerry/edge/app"
+	"github.com/skerry-io/skerry/edge/internal/config"
+)
+
+// askTimeout bounds the question to the running process.
+const askTimeout = 5 * time.Second
+
+func statusCommand(file *string) *cobra.Command {
+	var output cli.Output
+	c := &cobra.Command{
+		Use: "status", Short: "Say how this device is: link, backlog, certificate, what it knows", Args: cli.Args(cobra.NoArgs),
+		Long: "Say how this device is. Works without the cloud; while edgecore is down it tells what the files tell.\n" +
+			"Exit code 0: edgecore runs. 1: it does not.",
+		RunE: func(c *cobra.Command, _ []string) error {
+			cfg, _, err := loadOrDefault(*file)
+			if err != nil {
+				return err
+			}
+			status, down := runningStatus(c.Context(), cfg)
+			if down != nil {
+				if status, err = app.StatusOfFiles(c.Context(), cfg); err != nil {
+					return err
+				}
+			}
+			if err := output.Print(c.OutOrStdout(), status, func(w io.Writer) error { return writeStatus(w, status) }); err != nil {
+				return err
+			}
+			if down != nil {
+				return fmt.Errorf("edgecore does not run here: %w", down)
+			}
+			return nil
+		},
+	}
+	output.AddTo(c)
+	return c
+}
+
+// runningStatus asks the edgecore that runs on this machine.
+func runningStatus(ctx context.Context, cfg *config.Config) (app.Status, error) {
+	var s app.Status
+	socket := cfg.Modules.EdgeAPI.Socket
+	if socket == "" {
+		return s, errors.New("modules.edgeAPI.socket is empty, so it can't be asked")
+	}
+	client := http.Client{
+		Timeout: askTimeout,
+		Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		}},
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://edgecore"+app.StatusPath, http.NoBody)
+	if err != nil {
+		return s, err
+	}
+	answer, err := client.Do(request)
+	if err != nil {
+		if refused, ok := errors.AsType[*net.OpError](err); ok {
+			return s, refused
+		}
+		return s, err
+	}
+	defer func() { _ = answer.Body.Close() }()
+	if answer.StatusCode != http.StatusOK {
+		return s, fmt.Errorf("it answered %s", answer.Status)
+	}
+	return s, json.NewDecoder(answer.Body).Decode(&s)
+}
+
+func ago(t, now time.Time) string {
+	if t.IsZero() {
+		return "never"
+	}
+	return duration.HumanDuration(now.Sub(t)) + " ago"
+}
+
+func writeStatus(out io.Writer, s app.Status) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	row := func(name, format string, args ...any) { fmt.Fprintf(w, "%s\t%s\n", name, fmt.Sprintf(format, args...)) }
+	running := "running, "
+	if !s.Running {
+		running = "not running; "
+	}
+	row("node", "%s", s.Node)
+	row("edgecore", "%s%s (Kubernetes %s)", running, s.Version, s.Kubernetes)
+	if s.Running {
+		row("kubelet", "%s", s.Kubelet)
+	}
+	if l := s.Link; l != nil {
+		if l.Linked {
+			row("link", "up for %s over %s to %s (cloudcore %s, %s)", duration.HumanDuration(s.At.Sub(l.Since)), l.Transport, l.Server, l.Instance, l.Version)
+			row("last contact", "%s", ago(l.LastContact, s.At))
+		} else {
+			row("link", "DOWN for %s; last tried %s: %s", strings.TrimSuffix(ago(l.Since, s.At), " ago"), l.Server, l.LastError)
+			row("last contact", "%s; next try in %s", ago(l.LastContact, s.At), duration.HumanDuration(max(0, l.NextTry.Sub(s.At))))
+		}
+		if l.Problem != "" {
+			row("PROBLEM", "%s", l.Problem)
+		}
+	}
+	if i := s.Identity; i != nil {
+		state := "good"
+		if i.Expired {
+			state = "EXPIRED"
+		}
+		row("certificate", "%s until %s, renews itself from %s", state, i.NotAfter.UTC().Format(time.RFC3339), i.RotateAt.UTC().Format(time.RFC3339))
+		if i.LastError != "" {
+			row("", "last renewal: %s", i.LastError)
+		}
+	}
+	if s.ClockSkew.Abs() > time.Minute {
+		row("clock", "%s off the cloud's", s.ClockSkew.Round(time.Second))
+	}
+	if d := s.Data; d != nil {
+		row("waiting for the cloud", "%s", backlog(d.Outbox.Waiting))
+		if d.Outbox.Oldest != nil {
+			row("", "oldest from %s", ago(*d.Outbox.Oldest, s.At))
+		}
+		if d.Outbox.Dropped > 0 {
+			row("", "%d events had to make room", d.Outbox.Dropped)
+		}
+		if d.DamagedStore != "" {
+			row("PROBLEM", "the store was damaged; it is kept as %s", d.DamagedStore)
+		}
+		row("knows", "%s", knows(s))
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	return writeModules(out, s)
+}
+
+func backlog(waiting map[string]int) string {
+	var parts []string
+	for _, class := range slices.Sorted(maps.Keys(waiting)) {
+		if n := waiting[class]; n > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", n, class))
+		}
+	}
+	if len(parts) == 0 {
+		return "nothing"
+	}
+	return strings.Join(parts, ", ")
+}
+
+func knows(s app.Status) string {
+	var parts []string
+	for _, r := range s.Data.Resources {
+		if r.Objects > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", r.Objects, r.Resource))
+		}
+	}
+	if len(parts) == 0 {
+		return "nothing yet"
+	}
+	return strings.Join(parts, ", ")
+}
+
+// writeModules lists the modules that are not as they should be, and nothing when all are.
+func writeModules(out io.Writer, s app.Status) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	for _, m := range s.Modules {
+		if m.State != beehive.Ready {
+			fmt.Fprintf(w, "module %s\t%s since %s\t%s\n", m.Name, m.State, ago(m.Since, s.At), m.LastError)
+		}
+	}
+	return w.Flush()
+}
