@@ -26,6 +26,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
 
 	"golang.org/x/sync/errgroup"
 
@@ -90,7 +92,7 @@ func start(t *testing.T) *cloud {
 		t.Fatal(err)
 	}
 	c.url = "https://" + l.Addr().String()
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), ktesting.NewLogger(t, ktesting.NewConfig())))
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return clientCA.Run(ctx) })
 	g.Go(func() error { return c.revoked.Run(ctx) })

@@ -55,12 +55,15 @@ func ask(ctx context.Context, o Options, key crypto.Signer) (*pki.JoinAnswer, er
 		if !errors.Is(err, ErrUnreachable) && (!errors.As(err, &refusal) || !refusal.Reason.Temporary()) {
 			return nil, err
 		}
+		if errors.Is(ctx.Err(), context.Canceled) {
+			return nil, fmt.Errorf("joining: %w", context.Cause(ctx))
+		}
 		// Half to one and a half, so that a site whose power came back doesn't knock in step.
 		wait := max(after, pause/2+rand.N(pause))
 		klog.FromContext(ctx).Info("Not joined yet, trying again", "server", o.Server, "in", wait.Round(time.Millisecond), "why", err.Error())
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("%w: %w", context.Cause(ctx), err)
+			return nil, fmt.Errorf("giving up after %v: %w", o.Timeout, err)
 		case <-time.After(wait):
 		}
 	}

@@ -76,7 +76,7 @@ func Join(ctx context.Context, o Options) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, o.Timeout, fmt.Errorf("not joined within %v", o.Timeout))
+	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
 	defer cancel()
 
 	answer, err := ask(ctx, o, key)
