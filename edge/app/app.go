@@ -100,6 +100,7 @@ type App struct {
 	identity *join.Identity
 	meta     *meta.Manager
 	api      *api.Server
+	dialer   link.Dialer
 	hub      *hub.Hub
 	edged    *edged.Module
 	runner   *beehive.Runner
@@ -113,9 +114,12 @@ func New(ctx context.Context, cfg *edgeconfig.Config) (*App, error) {
 	a.clock = pki.NewClock(floor, nil)
 	var err error
 	if a.identity, err = join.Load(IdentityDir(cfg), a.clock); err != nil {
-		return nil, notJoined(err)
+		return nil, err
 	}
 	a.node = string(a.identity.Node())
+	if a.dialer, err = newDialer(cfg.Modules.EdgeHub, a.identity); err != nil {
+		return nil, err
+	}
 	if name := cfg.Modules.Edged.HostnameOverride; name != "" && name != a.node {
 		return nil, fmt.Errorf("modules.edged.hostnameOverride is %s, but this device joined as %s: put the old name back, or join again under the new one", name, a.node)
 	}
@@ -133,13 +137,6 @@ func New(ctx context.Context, cfg *edgeconfig.Config) (*App, error) {
 		return nil, err
 	}
 	return a, nil
-}
-
-func notJoined(err error) error {
-	if errors.Is(err, join.ErrNotJoined) {
-		return fmt.Errorf("%w: run `edgecore join --token TOKEN HOST` first", err)
-	}
-	return err
 }
 
 func storeConfig(cfg *edgeconfig.Config) store.Config {
@@ -214,16 +211,12 @@ func (a *App) newHub() (*hub.Hub, error) {
 		}
 		servers = []string{host}
 	}
-	dialer, err := newDialer(c, a.identity)
-	if err != nil {
-		return nil, err
-	}
 	addresses := make([]string, len(servers))
 	for i, s := range servers {
 		addresses[i] = net.JoinHostPort(s, strconv.Itoa(c.WebSocket.Port))
 	}
 	return hub.New(hub.Config{
-		Servers: addresses, Dialer: dialer, Epochs: a.store, Alive: a.meta.KubeletAlive, Version: version.Skerry(), BootID: bootID(),
+		Servers: addresses, Dialer: a.dialer, Epochs: a.store, Alive: a.meta.KubeletAlive, Version: version.Skerry(), BootID: bootID(),
 		Keepalive: c.Keepalive.Duration, BackoffMin: c.BackoffMin.Duration, BackoffMax: c.BackoffMax.Duration,
 	})
 }

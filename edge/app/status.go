@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/pki"
 	"github.com/skerry-io/skerry/common/version"
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
@@ -78,7 +80,7 @@ func StatusOfFiles(ctx context.Context, cfg *edgeconfig.Config) (Status, error) 
 	s := Status{Version: version.Skerry(), Kubernetes: version.Kubernetes(), At: time.Now().UTC()}
 	identity, err := join.Load(IdentityDir(cfg), pki.NewClock(BuildTime(), nil))
 	if err != nil {
-		return s, notJoined(err)
+		return s, err
 	}
 	s.Node = string(identity.Node())
 	status := identity.Status()
@@ -111,9 +113,16 @@ func Wiring(cfg *edgeconfig.Config) (beehive.Wiring, error) {
 	if len(c.Modules.EdgeHub.Servers) == 0 {
 		c.Modules.EdgeHub.Servers = []string{"localhost"} // any will do: nothing is dialled
 	}
-	a := &App{config: &c, metrics: prometheus.NewRegistry(), identity: &join.Identity{}}
+	a := &App{config: &c, metrics: prometheus.NewRegistry(), identity: &join.Identity{}, dialer: undialled{}}
 	if err := a.assemble(); err != nil {
 		return beehive.Wiring{}, err
 	}
 	return a.runner.Wiring(), nil
+}
+
+// undialled is the dialer of an edgecore that won't run.
+type undialled struct{}
+
+func (undialled) Dial(context.Context, string) (link.Conn, error) {
+	return nil, errors.New("this edgecore does not run")
 }
