@@ -115,8 +115,8 @@ func (s *Server) socketHandler() http.Handler {
 	})
 }
 
-// listenUnix opens the socket for root alone. The permission is set before the name exists, by binding in a directory that nobody else can enter would need two
-// names; a umask is process-wide. So: bind under a private name, set the mode, then rename.
+// listenUnix opens the socket for root alone. It is bound in a directory that only root can enter, and gets its own name when it has its mode: under that name it was
+// never open to others. (A umask would do as well, but is the whole process's.)
 func listenUnix(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("making the directory of the API's socket: %w", err)
