@@ -1,0 +1,284 @@
+package join
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/skerry-io/skerry/common/pki"
+	"github.com/skerry-io/skerry/common/topic"
+)
+
+func body(t testing.TB, change func(*pki.JoinRequest)) []byte {
+	t.Helper()
+	key, err := pki.NewKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	csr, err := pki.NewNodeCSR(key, "edge1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	request := pki.JoinRequest{NodeName: "edge1", CSR: string(csr), Version: "v1", Protocol: topic.Protocol}
+	if change != nil {
+		change(&request)
+	}
+	data, err := json.Marshal(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+func TestParseRequest(t *testing.T) {
+	for name, tc := range map[string]struct {
+		body []byte
+		want pki.Reason // "": good
+	}{
+		"good":              {body(t, nil), ""},
+		"no JSON":           {[]byte("<xml/>"), pki.ReasonBadRequest},
+		"empty":             {nil, pki.ReasonBadRequest},
+		"another type":      {[]byte(`{"nodeName": 7}`), pki.ReasonBadRequest},
+		"another protocol":  {body(t, func(r *pki.JoinRequest) { r.Protocol++ }), pki.ReasonProtocol},
+		"no protocol":       {[]byte(`{}`), pki.ReasonProtocol},
+		"bad name":          {body(t, func(r *pki.JoinRequest) { r.NodeName = "../edge1" }), pki.ReasonBadName},
+		"name of another":   {body(t, func(r *pki.JoinRequest) { r.NodeName = "edge2" }), pki.ReasonBadCSR},
+		"no CSR":            {body(t, func(r *pki.JoinRequest) { r.CSR = "" }), pki.ReasonBadCSR},
+		"a newer edgecore":  {append([]byte(`{"more": {}, `), body(t, nil)[1:]...), ""},
+		"a hostile version": {body(t, func(r *pki.JoinRequest) { r.Version = "v1\nI0101 root logged in" }), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			request, _, err := parseRequest(tc.body)
+			var refusal *pki.Refusal
+			switch {
+			case tc.want == "" && err != nil:
+				t.Error(err)
+			case tc.want != "" && (!errors.As(err, &refusal) || refusal.Reason != tc.want):
+				t.Errorf("got %v; want %s", err, tc.want)
+			}
+			if strings.ContainsAny(request.Version, "\n\x1b") {
+				t.Errorf("the version %q would break a log", request.Version)
+			}
+		})
+	}
+}
+
+func FuzzParseRequest(f *testing.F) {
+	f.Add(body(f, nil))
+	f.Add([]byte(`{"nodeName": "edge1", "csr": "-----BEGIN CERTIFICATE REQUEST-----", "protocol": 1}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		request, csr, err := parseRequest(data)
+		if err == nil && csr.Subject.CommonName != "system:node:"+string(request.NodeName) {
+			t.Errorf("took a request of %q for %q", csr.Subject.CommonName, request.NodeName)
+		}
+	})
+}
+
+func FuzzParseRecord(f *testing.F) {
+	f.Add("2026-11-20T00:00:00Z", "1", "uid-1,uid-2")
+	f.Fuzz(func(t *testing.T, expires, uses, usedBy string) {
+		record := &corev1.ConfigMap{Data: map[string]string{fieldExpires: expires, fieldUsesLeft: uses, fieldUsedBy: usedBy}}
+		record.Name = tokenMapPrefix + "abcdef"
+		if info, err := parseRecord(record); err == nil && info.Used != len(info.usedBy) {
+			t.Errorf("%d uses of %q", info.Used, usedBy)
+		}
+	})
+}
+
+func TestOurs(t *testing.T) {
+	csr := func(change func(*certificatesv1.CertificateSigningRequest)) *certificatesv1.CertificateSigningRequest {
+		c := &certificatesv1.CertificateSigningRequest{Spec: certificatesv1.CertificateSigningRequestSpec{
+			SignerName: Signer, Username: "system:bootstrap:abcdef", Groups: []string{"system:bootstrappers", BootstrapGroup, "system:authenticated"},
+		}}
+		if change != nil {
+			change(c)
+		}
+		return c
+	}
+	type request = certificatesv1.CertificateSigningRequest
+	decided := func(kind certificatesv1.RequestConditionType) func(*request) {
+		return func(c *request) {
+			c.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: kind}}
+		}
+	}
+	for name, tc := range map[string]struct {
+		csr  *request
+		want bool
+	}{
+		"a device's":       {csr(nil), true},
+		"another signer's": {csr(func(c *request) { c.Spec.SignerName = certificatesv1.KubeletServingSignerName }), false},
+		"kubeadm's token":  {csr(func(c *request) { c.Spec.Groups = []string{"system:bootstrappers:kubeadm:default-node-token"} }), false},
+		"a user in our group without a token": {csr(func(c *request) {
+			c.Spec.Username = "mallory"
+		}), false},
+		"a node's": {csr(func(c *request) {
+			c.Spec.Username, c.Spec.Groups = "system:node:edge1", []string{"system:nodes", "system:authenticated"}
+		}), true},
+		"approved": {csr(decided(certificatesv1.CertificateApproved)), false},
+		"denied":   {csr(decided(certificatesv1.CertificateDenied)), false},
+		"failed":   {csr(decided(certificatesv1.CertificateFailed)), false},
+		"issued":   {csr(func(c *request) { c.Status.Certificate = []byte("x") }), false},
+	} {
+		if got := (&Approver{}).ours(tc.csr); got != tc.want {
+			t.Errorf("%s: ours is %v; want %v", name, got, tc.want)
+		}
+	}
+}
+
+func TestLimiter(t *testing.T) {
+	l := newLimiter(Limits{PerSecond: 1e-9, Burst: 10, AddressPerSecond: 1e-9, AddressBurst: 3})
+	count := func(remote string) int {
+		n := 0
+		for range 5 {
+			if l.allow(remote) {
+				n++
+			}
+		}
+		return n
+	}
+	got := []int{
+		count("192.0.2.1:1000"), count("192.0.2.1:2000"), // another port is the same address
+		count("[2001:db8::1]:1"), count("[2001:db8::2]:1"), // the same /64
+		count("[2001:db8:0:1::1]:1"), count("[::ffff:192.0.2.1]:1"),
+		count("strange"), count("192.0.2.9:1"), // the bound for all is reached
+	}
+	if diff := cmp.Diff([]int{3, 0, 3, 0, 3, 0, 1, 0}, got); diff != "" {
+		t.Errorf("let through (-want +got):\n%s", diff)
+	}
+	for i := range 2 * addressesKept {
+		l.allow(fmt.Sprintf("10.%d.%d.%d:1", i>>16, i>>8&255, i&255))
+	}
+	if len(l.addresses) != addressesKept || l.order.Len() != addressesKept {
+		t.Errorf("%d and %d addresses are kept; want %d", len(l.addresses), l.order.Len(), addressesKept)
+	}
+}
+
+func TestServingIsRenewed(t *testing.T) {
+	secret, err := newCASecret(time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca, err := parseCASecret(secret)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := ca.Serving([]string{"cloud.example", "192.0.2.1", "2001:db8::1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	s.now = func() time.Time { return now }
+	first, err := s.Certificate()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(first.Leaf.DNSNames) != 1 || len(first.Leaf.IPAddresses) != 2 || !first.Leaf.NotBefore.Equal(ca.Certificate.NotBefore) {
+		t.Errorf("names %v, addresses %v, from %v", first.Leaf.DNSNames, first.Leaf.IPAddresses, first.Leaf.NotBefore)
+	}
+	now = now.Add(servingLifetime / 2)
+	if again, err := s.Certificate(); err != nil || again != first {
+		t.Errorf("renewed at half its life (%v)", err)
+	}
+	now = now.Add(servingLifetime/6 + time.Hour)
+	if second, err := s.Certificate(); err != nil || second == first || !second.Leaf.NotAfter.After(first.Leaf.NotAfter) {
+		t.Errorf("not renewed with a third of its life left (%v)", err)
+	}
+	if _, err := ca.Serving(nil); err == nil {
+		t.Error("a certificate for no name")
+	}
+}
+
+func TestRevokedList(t *testing.T) {
+	secret, err := newCASecret(time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca, err := parseCASecret(secret)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert := ca.Certificate // any will do; it began an hour ago
+	began := cert.NotBefore.UTC()
+	for name, tc := range map[string]struct {
+		list map[string]string
+		want bool // refused
+	}{
+		"empty":                 {nil, false},
+		"another node":          {map[string]string{"edge2": "2100-01-01T00:00:00Z"}, false},
+		"issued before":         {map[string]string{"edge1": began.Add(signerBackdate + time.Second).Format(time.RFC3339)}, true},
+		"issued since":          {map[string]string{"edge1": began.Add(signerBackdate).Format(time.RFC3339)}, false},
+		"a time that is none":   {map[string]string{"edge1": "yesterday"}, true},
+		"by its fingerprint":    {map[string]string{"SHA256." + strings.ToUpper(pki.Fingerprint(cert)): "edge1"}, true},
+		"by another's":          {map[string]string{"SHA256." + strings.Repeat("0", 64): "edge1"}, false},
+		"a node named like one": {map[string]string{"sha256." + pki.Fingerprint(cert): "2000-01-01T00:00:00Z"}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := NewRevoked(nil, nil)
+			r.set(t.Context(), &corev1.ConfigMap{Data: tc.list})
+			if err := r.Check("edge1", cert); (err != nil) != tc.want {
+				t.Errorf("got %v; want refused: %v", err, tc.want)
+			}
+		})
+	}
+}
+
+func TestTokenOptions(t *testing.T) {
+	bad := TokenOptions{TTL: time.Second, Uses: MaxUses + 1, Node: "Edge_1", Description: "two\nlines"}
+	err := bad.Validate()
+	if err == nil {
+		t.Fatal("no error")
+	}
+	for _, word := range []string{"1m", "1000", "Edge_1", "printed"} {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("the error does not mention %q: %v", word, err)
+		}
+	}
+	if err := (TokenOptions{TTL: DefaultTTL, Uses: DefaultUses}).Validate(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestWriteTable(t *testing.T) {
+	now := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
+	var b strings.Builder
+	err := WriteTable(&b, []TokenInfo{
+		{ID: "abcdef", Expires: now.Add(-time.Second), UsesLeft: 1, Description: "old"},
+		{ID: "ghijkl", Expires: now.Add(time.Hour), UsesLeft: 20, Node: types.NodeName("edge1")},
+	}, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "" +
+		"ID       EXPIRES (UTC)                   USES LEFT   NODE    DESCRIPTION\n" +
+		"abcdef   2026-11-20 11:59:59 (expired)   1           any     old\n" +
+		"ghijkl   2026-11-20 13:00:00             20          edge1   \n"
+	if diff := cmp.Diff(want, b.String()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestRecordRoundTrip(t *testing.T) {
+	want := TokenInfo{
+		ID: "abcdef", Created: time.Unix(0, 0).UTC(), Expires: time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC), UsesLeft: 2, Node: "edge1",
+		Description: "a site",
+	}
+	record := newRecord(want)
+	record.CreationTimestamp = metav1.NewTime(want.Created)
+	got, err := parseRecord(record)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(TokenInfo{})); diff != "" {
+		t.Error(diff)
+	}
+}
