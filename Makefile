@@ -20,6 +20,9 @@ edgecore_pkg := ./edge/cmd/edgecore
 cloudcore_pkg := ./cloud/cmd/cloudcore
 kubeplane_pkg := ./cloud/cmd/kubeplane
 trial_pkg := ./tests/cmd/trial
+# Built only when something asks for it: upstream's kubelet, which edgecore is measured against.
+EXTRA_BINARIES := plainkubelet
+plainkubelet_pkg := ./tests/cmd/plainkubelet
 
 # What the targets below may be given.
 TRIAL_FLAGS ?=# for up: --edges 3, --link quic, ...
@@ -51,8 +54,8 @@ build: $(addprefix build-,$(BINARIES)) ## bin/edgecore, bin/cloudcore, bin/kubep
 # One after another: a link takes up to 3 GB of memory.
 .NOTPARALLEL:
 
-.PHONY: $(addprefix build-,$(BINARIES))
-$(addprefix build-,$(BINARIES)): build-%:
+.PHONY: $(addprefix build-,$(BINARIES) $(EXTRA_BINARIES))
+$(addprefix build-,$(BINARIES) $(EXTRA_BINARIES)): build-%:
 	@mkdir -p bin
 	@build/compile.sh $* go build -v -buildvcs=false -ldflags "$(LDFLAGS)" -o bin/$* $($*_pkg)
 

@@ -2,15 +2,7 @@ package cluster
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/tls"
-	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/pem"
-	"fmt"
-	"math/big"
 	"testing"
 	"time"
 
@@ -20,6 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"github.com/skerry-io/skerry/tests/cluster/ca"
 )
 
 // User is a client configuration with a certificate for any user and groups, signed by the cluster's CA: what that user really may do.
@@ -55,32 +49,7 @@ func (c *ControlPlane) ServiceAccount(t testing.TB, namespace, name string) *res
 
 // Sign issues a client certificate; both results are PEM.
 func (c *ControlPlane) Sign(subject pkix.Name) (cert, key []byte, err error) {
-	ca, err := tls.LoadX509KeyPair(c.CAFile(), c.CAKeyFile())
-	if err != nil {
-		return nil, nil, fmt.Errorf("reading the cluster's CA: %w", err)
-	}
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, nil, fmt.Errorf("making a key: %w", err)
-	}
-	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
-	if err != nil {
-		return nil, nil, fmt.Errorf("making a serial number: %w", err)
-	}
-	now := time.Now()
-	tmpl := &x509.Certificate{
-		SerialNumber: serial, Subject: subject, NotBefore: now.Add(-time.Minute), NotAfter: now.Add(24 * time.Hour),
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, tmpl, ca.Leaf, &private.PublicKey, ca.PrivateKey)
-	if err != nil {
-		return nil, nil, fmt.Errorf("signing a certificate: %w", err)
-	}
-	keyDER, err := x509.MarshalECPrivateKey(private)
-	if err != nil {
-		return nil, nil, fmt.Errorf("encoding a key: %w", err)
-	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: keyDER}), nil
+	return ca.Client(c.CAFile(), c.CAKeyFile(), subject)
 }
 
 // Namespace makes a namespace with a fresh name, ready for pods, and deletes it with the test.

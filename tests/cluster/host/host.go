@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -256,4 +257,15 @@ func RemoveTree(dir string) error {
 		return fmt.Errorf("removing %s: %w", dir, err)
 	}
 	return nil
+}
+
+// Dial connects to an address as the host sees it.
+func (h Host) Dial(ctx context.Context, network, address string) (net.Conn, error) {
+	var conn net.Conn
+	err := h.Do(func() (err error) {
+		// An address without a name is dialled on the calling thread.
+		conn, err = new(net.Dialer).DialContext(ctx, network, address)
+		return err
+	})
+	return conn, err
 }

@@ -1,0 +1,352 @@
+package trial
+
+import (
+	"context"
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/skerry-io/skerry/tests/cluster/ca"
+	"github.com/skerry-io/skerry/tests/cluster/lab"
+	"github.com/skerry-io/skerry/tests/cluster/manifest"
+)
+
+const (
+	systemNamespace = "skerry-system"
+	sampleNamespace = "sample"
+	// accountLifetime is how long cloudcore's token is good; nothing renews it, as a trial does not live that long.
+	accountLifetime = 30 * 24 * time.Hour
+	// nodesTimeout is for all nodes to be Ready with their pods running.
+	nodesTimeout = 3 * time.Minute
+)
+
+// startCloud brings up the control plane, the manifests and cloudcore.
+func (t *Trial) startCloud(ctx context.Context) error {
+	plane, err := t.program(Cloud, "kubeplane")
+	if err != nil {
+		return err
+	}
+	if err := t.start(ctx, Cloud, plane); err != nil {
+		return err
+	}
+	if err := t.writeKubeconfig(); err != nil {
+		return err
+	}
+	t.say("kube-apiserver is ready")
+	cfg, err := t.Admin()
+	if err != nil {
+		return err
+	}
+	dirs := []string{"manifests/cloudcore", "manifests/autonomy"}
+	if _, err := os.Stat(filepath.Join(t.root, "manifests/crds/kustomization.yaml")); err == nil {
+		dirs = append([]string{"manifests/crds"}, dirs...)
+	}
+	if t.state.Options.Sample {
+		dirs = append(dirs, "manifests/examples/sample")
+	}
+	for _, dir := range dirs {
+		objects, err := manifest.Build(filepath.Join(t.root, dir))
+		if err != nil {
+			return err
+		}
+		if err := manifest.Apply(ctx, cfg, objects...); err != nil {
+			return err
+		}
+	}
+	if err := t.configureCloudcore(ctx, cfg); err != nil {
+		return err
+	}
+	core, err := t.program(Cloud, "cloudcore")
+	if err != nil {
+		return err
+	}
+	if err := t.start(ctx, Cloud, core); err != nil {
+		return err
+	}
+	t.say("cloudcore is ready")
+	return nil
+}
+
+// configureCloudcore gives cloudcore the rights of its ServiceAccount, which are exactly those of the manifests.
+func (t *Trial) configureCloudcore(ctx context.Context, admin *rest.Config) error {
+	file, err := cloudcoreFile()
+	if err != nil {
+		return err
+	}
+	if err := t.writeHost(Cloud, cloudcoreConfig, file, 0o644); err != nil {
+		return err
+	}
+	if _, err := t.readHost(Cloud, cloudcoreKube); err == nil {
+		return nil
+	} else if !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	client, err := kubernetes.NewForConfig(admin)
+	if err != nil {
+		return fmt.Errorf("making a client: %w", err)
+	}
+	seconds := int64(accountLifetime / time.Second)
+	token, err := client.CoreV1().ServiceAccounts(systemNamespace).CreateToken(ctx, "cloudcore",
+		&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}}, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("making cloudcore's token: %w", err)
+	}
+	raw, err := kubeconfig("https://"+lab.Cloud().String()+":"+apiPort, admin.CAData, &clientcmdapi.AuthInfo{Token: token.Status.Token})
+	if err != nil {
+		return err
+	}
+	return t.writeHost(Cloud, cloudcoreKube, raw, 0o600)
+}
+
+func kubeconfig(server string, ca []byte, user *clientcmdapi.AuthInfo) ([]byte, error) {
+	c := clientcmdapi.NewConfig()
+	c.Clusters["trial"] = &clientcmdapi.Cluster{Server: server, CertificateAuthorityData: ca}
+	c.AuthInfos["trial"] = user
+	c.Contexts["trial"] = &clientcmdapi.Context{Cluster: "trial", AuthInfo: "trial"}
+	c.CurrentContext = "trial"
+	raw, err := clientcmd.Write(*c)
+	if err != nil {
+		return nil, fmt.Errorf("encoding a kubeconfig: %w", err)
+	}
+	return raw, nil
+}
+
+// writeKubeconfig makes the administrator's kubeconfig usable on the machine itself.
+func (t *Trial) writeKubeconfig() error {
+	raw, err := t.readHost(Cloud, filepath.Join(planeDir, "admin.kubeconfig"))
+	if err != nil {
+		return err
+	}
+	cfg, err := clientcmd.Load(raw)
+	if err != nil {
+		return fmt.Errorf("reading the administrator's kubeconfig: %w", err)
+	}
+	_, far := lab.MachineLink(t.state.Network)
+	for _, c := range cfg.Clusters {
+		c.Server = "https://" + far.Addr().String() + ":" + apiPort
+	}
+	if err := clientcmd.WriteToFile(*cfg, t.Kubeconfig()); err != nil {
+		return fmt.Errorf("writing the kubeconfig: %w", err)
+	}
+	return nil
+}
+
+// Admin is the administrator's client configuration, for use on the machine.
+func (t *Trial) Admin() (*rest.Config, error) {
+	cfg, err := clientcmd.BuildConfigFromFlags("", t.Kubeconfig())
+	if err != nil {
+		return nil, fmt.Errorf("reading the trial's kubeconfig: %w", err)
+	}
+	cfg.QPS = -1
+	return cfg, nil
+}
+
+// token makes a token for the nodes that have not joined yet; "" when there is none.
+func (t *Trial) token(ctx context.Context, nodes []Node) (string, error) {
+	uses := 0
+	for _, n := range nodes {
+		if !n.Plain && !t.machine(n.Name).Joined {
+			uses++
+		}
+	}
+	if uses == 0 {
+		return "", nil
+	}
+	cmd := exec.CommandContext(ctx, t.binary("cloudcore"), "token", "create", "--kubeconfig", t.Kubeconfig(), "--uses", strconv.Itoa(uses), "--ttl", "1h",
+		"--description", "trial")
+	var errs strings.Builder
+	cmd.Stderr = &errs
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("making a join token: %w: %s", err, strings.TrimSpace(errs.String()))
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+// joinAndStart makes a node a member of the cluster and starts its kubelet.
+func (t *Trial) joinAndStart(ctx context.Context, n Node, token string) error {
+	if n.Plain {
+		return t.startPlain(ctx, n)
+	}
+	config, err := t.edgecoreFile(n)
+	if err != nil {
+		return err
+	}
+	if err := t.writeHost(n.Name, edgecoreConfig, config, 0o644); err != nil {
+		return err
+	}
+	if !t.machine(n.Name).Joined {
+		_, err := t.run(n.Name, t.binary("edgecore"), "join", "--config", edgecoreConfig, "--token", token, "--node-name", n.Name, lab.Cloud().String()+":10002")
+		if err != nil {
+			return err
+		}
+		if err := t.change(func(s *State) { s.Hosts[n.Name].Joined = true }); err != nil {
+			return err
+		}
+		t.say(n.Name + " has joined")
+	}
+	p, err := t.program(n.Name, "edgecore")
+	if err != nil {
+		return err
+	}
+	return t.start(ctx, n.Name, p)
+}
+
+// startPlain gives an ordinary kubelet a certificate of the cluster's CA and starts it.
+func (t *Trial) startPlain(ctx context.Context, n Node) error {
+	if _, err := t.readHost(n.Name, kubeletKube); errors.Is(err, os.ErrNotExist) {
+		admin, err := t.Admin()
+		if err != nil {
+			return err
+		}
+		pki := filepath.Join(t.machine(Cloud).Root(), planeDir, "pki")
+		cert, key, err := ca.Client(filepath.Join(pki, "ca.crt"), filepath.Join(pki, "ca.key"),
+			pkix.Name{CommonName: "system:node:" + n.Name, Organization: []string{"system:nodes"}})
+		if err != nil {
+			return err
+		}
+		raw, err := kubeconfig("https://"+lab.Cloud().String()+":"+apiPort, admin.CAData, &clientcmdapi.AuthInfo{ClientCertificateData: cert, ClientKeyData: key})
+		if err != nil {
+			return err
+		}
+		if err := t.writeHost(n.Name, kubeletKube, raw, 0o600); err != nil {
+			return err
+		}
+	} else if err != nil {
+		return err
+	}
+	config, err := t.kubeletFile(n)
+	if err != nil {
+		return err
+	}
+	if err := t.writeHost(n.Name, kubeletConfig, config, 0o644); err != nil {
+		return err
+	}
+	p, err := t.program(n.Name, "kubelet")
+	if err != nil {
+		return err
+	}
+	return t.start(ctx, n.Name, p)
+}
+
+// awaitNodes waits until every node that is not cut is Ready and runs its sample pod.
+func (t *Trial) awaitNodes(ctx context.Context, nodes []Node) error {
+	cfg, err := t.Admin()
+	if err != nil {
+		return err
+	}
+	client, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return fmt.Errorf("making a client: %w", err)
+	}
+	waiting := map[string]string{}
+	for _, n := range nodes {
+		if t.machine(n.Name).Cut == lab.Whole {
+			waiting[n.Name] = "it has not registered"
+		}
+	}
+	ready := map[string]bool{}
+	err = poll(ctx, nodesTimeout, func(ctx context.Context) (bool, error) {
+		if err := t.lookAtNodes(ctx, client, waiting, ready); err != nil {
+			return false, err
+		}
+		if len(waiting) == 0 {
+			return true, nil
+		}
+		var errs []error
+		for name, why := range waiting {
+			for p, id := range t.machine(name).Processes {
+				if !id.Alive() {
+					return true, fmt.Errorf("%s on %s ended; end of its log (%s):\n%s", p, name, t.LogPath(name, p), t.logTail(name, p))
+				}
+			}
+			errs = append(errs, fmt.Errorf("node %s: %s", name, why))
+		}
+		return false, errors.Join(errs...)
+	})
+	if err != nil {
+		return fmt.Errorf("waiting for the nodes: %w", err)
+	}
+	if t.state.Options.Sample {
+		t.say("all nodes are Ready and run the sample application")
+	} else {
+		t.say("all nodes are Ready")
+	}
+	return nil
+}
+
+// lookAtNodes takes off waiting what is as it should be, and tells why for the rest.
+func (t *Trial) lookAtNodes(ctx context.Context, client kubernetes.Interface, waiting map[string]string, ready map[string]bool) error {
+	nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	pods, err := client.CoreV1().Pods(sampleNamespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	samples := map[string]string{}
+	for _, p := range pods.Items {
+		samples[p.Spec.NodeName] = "its sample pod is " + string(p.Status.Phase)
+		if podReady(&p) {
+			samples[p.Spec.NodeName] = ""
+		}
+	}
+	for _, n := range nodes.Items {
+		why, ok := waiting[n.Name]
+		if !ok {
+			continue
+		}
+		if why = nodeReady(&n); why == "" {
+			if !ready[n.Name] {
+				ready[n.Name] = true
+				t.say("node " + n.Name + " is Ready")
+			}
+			if t.state.Options.Sample {
+				if why, ok = samples[n.Name]; !ok {
+					why = "its sample pod is not scheduled yet"
+				}
+			}
+		}
+		if waiting[n.Name] = why; why == "" {
+			delete(waiting, n.Name)
+		}
+	}
+	return nil
+}
+
+// nodeReady returns "" or why the node is not Ready.
+func nodeReady(n *corev1.Node) string {
+	for _, c := range n.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			if c.Status == corev1.ConditionTrue {
+				return ""
+			}
+			return "it is not Ready: " + c.Message
+		}
+	}
+	return "it has told nothing of itself yet"
+}
+
+func podReady(p *corev1.Pod) bool {
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			return c.Status == corev1.ConditionTrue && p.DeletionTimestamp == nil
+		}
+	}
+	return false
+}

@@ -1,0 +1,73 @@
+package trial
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os/exec"
+	"strconv"
+
+	"github.com/skerry-io/skerry/common/cli"
+	"github.com/skerry-io/skerry/tests/cluster/lab"
+	"github.com/skerry-io/skerry/tests/cluster/process"
+)
+
+// Streams are a command's.
+type Streams struct {
+	In       io.Reader
+	Out, Err io.Writer
+}
+
+// Exec runs a command on a host and returns its exit code. When ctx ends, the command is killed.
+func (t *Trial) Exec(ctx context.Context, name string, s Streams, env []string, command string, args ...string) (int, error) {
+	h, err := t.Host(name)
+	if err != nil {
+		return 0, err
+	}
+	path, err := exec.LookPath(command)
+	if err != nil {
+		return 0, cli.Bad(err)
+	}
+	if s.Out == nil {
+		s.Out = io.Discard
+	}
+	child, err := h.Start(process.Spec{Path: path, Args: args, Env: env, Dir: "/", Stdin: s.In, Stdout: s.Out, Stderr: s.Err})
+	if err != nil {
+		return 0, err
+	}
+	select {
+	case <-child.Done():
+	case <-ctx.Done():
+		if err := child.Kill(context.WithoutCancel(ctx)); err != nil {
+			return 0, err
+		}
+		return 0, context.Cause(ctx)
+	}
+	if exit, ok := errors.AsType[*exec.ExitError](child.Err()); ok {
+		return exit.ExitCode(), nil
+	}
+	return 0, child.Err()
+}
+
+// EdgeKubeconfig is the kubeconfig for an edge's own API, as a path on that edge.
+func (t *Trial) EdgeKubeconfig() string { return edgeKube }
+
+// A Variable is one of the environment.
+type Variable struct {
+	Name  string `json:"name"`
+	Value string `json:"value"`
+}
+
+// Env is what other programs on the machine need to find the trial.
+func (t *Trial) Env() ([]Variable, error) {
+	if err := t.exists(); err != nil {
+		return nil, err
+	}
+	_, far := lab.MachineLink(t.state.Network)
+	env := []Variable{{"KUBECONFIG", t.Kubeconfig()}, {"TRIAL_CLOUD", far.Addr().String()}}
+	for _, name := range t.Hosts() {
+		// For nsenter --target $TRIAL_PID_edge1 --all.
+		env = append(env, Variable{"TRIAL_PID_" + name, strconv.Itoa(t.machine(name).Init.PID)})
+	}
+	return env, nil
+}

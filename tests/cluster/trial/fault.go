@@ -1,0 +1,154 @@
+package trial
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/skerry-io/skerry/common/cli"
+	"github.com/skerry-io/skerry/tests/cluster/host"
+	"github.com/skerry-io/skerry/tests/cluster/lab"
+)
+
+// Cut breaks a node's uplink; its LAN stays.
+func (t *Trial) Cut(ctx context.Context, name string, how lab.Cut) error {
+	return t.setCut(ctx, name, how)
+}
+
+// Heal mends what Cut broke.
+func (t *Trial) Heal(ctx context.Context, name string) error { return t.setCut(ctx, name, lab.Whole) }
+
+func (t *Trial) setCut(ctx context.Context, name string, how lab.Cut) error {
+	return t.withNode(ctx, name, func(n Node) error {
+		// Written first: what the state says holds over a crash in between, and for a reboot.
+		if err := t.change(func(s *State) { s.Hosts[name].Cut = how }); err != nil {
+			return err
+		}
+		if !t.machine(name).Running() {
+			return nil // takes effect when it boots
+		}
+		return lab.SetCut(t.machine(router).Host, n.Number, how)
+	})
+}
+
+// Shape makes a node's uplink thin; the zero Shape makes it fast again.
+func (t *Trial) Shape(ctx context.Context, name string, shape lab.Shape) error {
+	return t.withNode(ctx, name, func(n Node) error {
+		if err := t.change(func(s *State) { s.Hosts[name].Shape = shape }); err != nil {
+			return err
+		}
+		if !t.machine(name).Running() {
+			return nil
+		}
+		return lab.SetShape(t.machine(router).Host, t.machine(name).Host, n.Number, shape)
+	})
+}
+
+// PowerOff ends a node and everything on it, as a power cut would.
+func (t *Trial) PowerOff(ctx context.Context, name string) error {
+	return t.withNode(ctx, name, func(Node) error { return t.halt(ctx, name) })
+}
+
+// Reboot ends a node and everything on it, as a power cut would, and boots it again: processes, mounts, interfaces, cgroups and everything in /run are gone; what was
+// written to its disk is there. Offline cuts its uplink before it boots. Reboot returns when its programs are started.
+func (t *Trial) Reboot(ctx context.Context, name string, offline bool) error {
+	return t.withNode(ctx, name, func(n Node) error {
+		if err := t.halt(ctx, name); err != nil {
+			return err
+		}
+		if offline && t.machine(name).Cut == lab.Whole {
+			if err := t.change(func(s *State) { s.Hosts[name].Cut = lab.Carrier }); err != nil {
+				return err
+			}
+		}
+		t.say(name + " is down")
+		if err := t.boot(ctx, name); err != nil {
+			return err
+		}
+		if err := t.wire(name); err != nil {
+			return err
+		}
+		if err := host.MakeCgroup(t.cgroup(name)); err != nil {
+			return err
+		}
+		for _, p := range t.programs(name) {
+			if err := t.start(ctx, name, p); err != nil {
+				return err
+			}
+		}
+		t.say(name + " has booted")
+		return nil
+	})
+}
+
+// Set changes settings of an edge's edgecore.yaml, each path=value, and starts edgecore again with them. Pods go on.
+func (t *Trial) Set(ctx context.Context, name string, settings []string) error {
+	return t.withNode(ctx, name, func(n Node) error {
+		if n.Plain {
+			return cli.Badf("%s has no edgecore.yaml", name)
+		}
+		for _, s := range settings {
+			if _, _, err := parseSet(s); err != nil {
+				return cli.Bad(err)
+			}
+		}
+		p, err := t.program(name, "edgecore")
+		if err != nil {
+			return err
+		}
+		if !t.machine(name).Running() {
+			return cli.Badf("host %s is not running: 'trial up' boots it", name)
+		}
+		before := t.machine(name).Set
+		if err := t.change(func(s *State) { s.Hosts[name].Set = merge(before, settings) }); err != nil {
+			return err
+		}
+		file, err := t.edgecoreFile(n)
+		if err != nil {
+			return err
+		}
+		if err := t.writeHost(name, edgecoreConfig, file, 0o644); err != nil {
+			return err
+		}
+		if err := t.machine(name).Processes[p.name].Stop(ctx, stopPatience); err != nil {
+			return err
+		}
+		return t.start(ctx, name, p)
+	})
+}
+
+// merge puts later settings in place of earlier ones of the same path.
+func merge(before, more []string) []string {
+	all := append([]string(nil), before...)
+next:
+	for _, s := range more {
+		key, _, _ := strings.Cut(s, "=")
+		for i := range all {
+			if have, _, _ := strings.Cut(all[i], "="); have == key {
+				all[i] = s
+				continue next
+			}
+		}
+		all = append(all, s)
+	}
+	return all
+}
+
+func (t *Trial) withNode(ctx context.Context, name string, f func(Node) error) error {
+	unlock, err := t.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	n, err := t.node(name)
+	if err != nil {
+		return err
+	}
+	if !t.machine(router).Running() {
+		return cli.Badf("the trial's router is not running: 'trial up' boots what is missing")
+	}
+	if err := f(n); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
+}

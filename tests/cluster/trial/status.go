@@ -1,0 +1,249 @@
+package trial
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/skerry-io/skerry/tests/cluster/lab"
+)
+
+// Status is how the whole trial is, as far as each part answers.
+type Status struct {
+	Options Options      `json:"options"`
+	Cloud   CloudStatus  `json:"cloud"`
+	Nodes   []NodeStatus `json:"nodes"`
+}
+
+// CloudStatus is how the cloud is.
+type CloudStatus struct {
+	Programs   map[string]bool `json:"programs"` // running?
+	Kubeconfig string          `json:"kubeconfig"`
+	Error      string          `json:"error,omitempty"` // why kube-apiserver does not answer
+}
+
+// NodeStatus is what the cloud says of a node, what was done to it, and what it says of itself.
+type NodeStatus struct {
+	Name     string          `json:"name"`
+	Running  bool            `json:"running"`
+	Programs map[string]bool `json:"programs,omitempty"`
+	Cut      lab.Cut         `json:"cut,omitempty"`
+	Shape    lab.Shape       `json:"shape,omitzero"`
+	Ready    string          `json:"ready"`   // True, False, Unknown, or "" when the cloud does not answer or does not know it
+	Version  string          `json:"version"` // of the kubelet
+	Pods     int             `json:"pods"`    // bound to the node, as the cloud sees it
+	PodsUp   int             `json:"podsReady"`
+	// Edge is the answer of `edgecore status -o json` on the device.
+	Edge json.RawMessage `json:"edge,omitempty"`
+	// EdgeError is why there is none.
+	EdgeError string `json:"edgeError,omitempty"`
+}
+
+// statusTimeout bounds each question, so that a part which hangs does not hide the others.
+const statusTimeout = 5 * time.Second
+
+// Status asks every part how it is.
+func (t *Trial) Status(ctx context.Context) (Status, error) {
+	if err := t.exists(); err != nil {
+		return Status{}, err
+	}
+	s := Status{Options: t.state.Options, Cloud: CloudStatus{Programs: t.alive(Cloud), Kubeconfig: t.Kubeconfig()}}
+	for _, n := range t.state.Options.Nodes() {
+		m := t.machine(n.Name)
+		ns := NodeStatus{Name: n.Name, Running: m.Running(), Programs: t.alive(n.Name), Cut: m.Cut, Shape: m.Shape}
+		if m.Running() && !n.Plain {
+			raw, err := t.edgeStatus(ctx, n.Name)
+			if err != nil {
+				ns.EdgeError = err.Error()
+			} else {
+				ns.Edge = raw
+			}
+		}
+		s.Nodes = append(s.Nodes, ns)
+	}
+	if err := t.askCloud(ctx, &s); err != nil {
+		s.Cloud.Error = err.Error()
+	}
+	return s, nil
+}
+
+func (t *Trial) alive(name string) map[string]bool {
+	m := t.machine(name)
+	alive := map[string]bool{}
+	for _, p := range t.programs(name) {
+		alive[p.name] = m.Processes[p.name].Alive()
+	}
+	return alive
+}
+
+func (t *Trial) edgeStatus(ctx context.Context, name string) (json.RawMessage, error) {
+	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	var out, errs strings.Builder
+	code, err := t.Exec(ctx, name, Streams{Out: &out, Err: &errs}, nil, t.binary("edgecore"), "status", "-o", "json")
+	if err != nil {
+		return nil, err
+	}
+	if !json.Valid([]byte(out.String())) {
+		return nil, fmt.Errorf("edgecore status ended with code %d: %s", code, strings.TrimSpace(errs.String()))
+	}
+	return json.RawMessage(out.String()), nil
+}
+
+func (t *Trial) askCloud(ctx context.Context, s *Status) error {
+	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	cfg, err := t.Admin()
+	if err != nil {
+		return err
+	}
+	client, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return fmt.Errorf("making a client: %w", err)
+	}
+	nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	pods, err := client.CoreV1().Pods("").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	for i := range s.Nodes {
+		n := &s.Nodes[i]
+		for _, node := range nodes.Items {
+			if node.Name != n.Name {
+				continue
+			}
+			n.Version = node.Status.NodeInfo.KubeletVersion
+			for _, c := range node.Status.Conditions {
+				if c.Type == "Ready" {
+					n.Ready = string(c.Status)
+				}
+			}
+		}
+		for _, p := range pods.Items {
+			if p.Spec.NodeName == n.Name {
+				n.Pods++
+				if podReady(&p) {
+					n.PodsUp++
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// edgeSummary is the part of `edgecore status -o json` that fits into a line.
+type edgeSummary struct {
+	Running bool `json:"running"`
+	Link    *struct {
+		Linked      bool      `json:"linked"`
+		Transport   string    `json:"transport"`
+		LastContact time.Time `json:"lastContact"`
+	} `json:"link"`
+	Data *struct {
+		Outbox struct {
+			Waiting map[string]int `json:"waiting"`
+		} `json:"outbox"`
+	} `json:"data"`
+}
+
+// Write writes the status as one screen.
+func (s Status) Write(out io.Writer) error {
+	fmt.Fprintf(out, "cloud: %s", programs(s.Cloud.Programs))
+	if s.Cloud.Error != "" {
+		fmt.Fprintf(out, "; kube-apiserver does not answer: %s", s.Cloud.Error)
+	}
+	fmt.Fprintf(out, "\nexport KUBECONFIG=%s\n\n", s.Cloud.Kubeconfig)
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "NODE\tREADY\tVERSION\tPODS\tUPLINK\tLINK\tBACKLOG\tKNOWN AS OF\tPROGRAMS")
+	for _, n := range s.Nodes {
+		link, backlog, age := n.edge()
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d/%d\t%s\t%s\t%s\t%s\t%s\n", n.Name, dash(n.Ready), dash(n.Version), n.PodsUp, n.Pods, n.uplink(), link, backlog, age, n.programs())
+	}
+	return w.Flush()
+}
+
+func dash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+func (n NodeStatus) uplink() string {
+	var parts []string
+	switch n.Cut {
+	case lab.Carrier:
+		parts = append(parts, "cut")
+	case lab.Silent:
+		parts = append(parts, "cut (silent)")
+	}
+	if n.Shape.Rate > 0 {
+		parts = append(parts, fmt.Sprintf("%d kbit/s", n.Shape.Rate/1000))
+	}
+	if n.Shape.Loss > 0 {
+		parts = append(parts, fmt.Sprintf("%g%% loss", n.Shape.Loss*100))
+	}
+	if len(parts) == 0 {
+		return "whole"
+	}
+	return strings.Join(parts, ", ")
+}
+
+func (n NodeStatus) programs() string {
+	if !n.Running {
+		return "the host is off"
+	}
+	return programs(n.Programs)
+}
+
+func programs(alive map[string]bool) string {
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(alive)) {
+		if alive[name] {
+			parts = append(parts, name)
+		} else {
+			parts = append(parts, name+" (not running)")
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+// edge is what the device says of itself: its link, what waits for the cloud, and how old its knowledge is.
+func (n NodeStatus) edge() (link, backlog, age string) {
+	var e edgeSummary
+	link, backlog, age = "-", "-", "-"
+	if n.Edge == nil || json.Unmarshal(n.Edge, &e) != nil || !e.Running {
+		return link, backlog, age
+	}
+	if l := e.Link; l != nil {
+		link = "down"
+		if l.Linked {
+			link = l.Transport
+		}
+		if !l.LastContact.IsZero() {
+			age = duration.HumanDuration(time.Since(l.LastContact)) + " ago"
+		}
+	}
+	if e.Data != nil {
+		waiting := 0
+		for _, n := range e.Data.Outbox.Waiting {
+			waiting += n
+		}
+		backlog = strconv.Itoa(waiting)
+	}
+	return link, backlog, age
+}

@@ -1,0 +1,332 @@
+// Package trial is a whole Skerry system on one machine: a cloud with a real control plane and cloudcore, edges with containerd and edgecore behind NAT, a LAN with
+// a client, and the faults that a site can have.
+//
+// It owns the directory .trial of a repository and what the file state.json in it names: the hosts (see package host), their cgroups and the cable to the machine.
+// The state is written before anything is made, so that Down also cleans after a crash. Each changing method holds a lock on the directory, across processes;
+// methods of one Trial are called one at a time.
+package trial
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/skerry-io/skerry/common/cli"
+	"github.com/skerry-io/skerry/tests/cluster/host"
+	"github.com/skerry-io/skerry/tests/cluster/lab"
+	"github.com/skerry-io/skerry/tests/cluster/process"
+)
+
+// Names of the hosts that every trial has; edges are edge1, edge2, ... and plain1, ...
+const (
+	router = "router"
+	Cloud  = "cloud"
+	Client = "client"
+)
+
+// Options are what a trial is brought up with.
+type Options struct {
+	// Edges is the number of edge nodes with edgecore.
+	Edges int `json:"edges"`
+	// Plain is the number of nodes with an ordinary kubelet that talks to kube-apiserver, for comparison.
+	Plain int `json:"plain,omitempty"`
+	// Link is edgecore's transport: auto, websocket or quic.
+	Link string `json:"link"`
+	// Set are changes to every edgecore.yaml, each path=value.
+	Set []string `json:"set,omitempty"`
+	// Quick makes the cloud notice a lost node within 12 s and evict after 10 s more.
+	Quick bool `json:"quick,omitempty"`
+	// Audit makes kube-apiserver write an audit log: audit.log in the cloud's log directory.
+	Audit bool `json:"audit,omitempty"`
+	// Sample runs the sample application on every edge.
+	Sample bool `json:"sample"`
+}
+
+// DefaultOptions are two edges with the sample application.
+func DefaultOptions() Options { return Options{Edges: 2, Link: "auto", Sample: true} }
+
+// plainOffset keeps the numbers of plain nodes apart from those of edges.
+const plainOffset = 50
+
+// Validate reports every mistake at once.
+func (o Options) Validate() error {
+	var errs []error
+	if o.Edges < 0 || o.Edges >= plainOffset {
+		errs = append(errs, fmt.Errorf("--edges: %d is not between 0 and %d", o.Edges, plainOffset-1))
+	}
+	if o.Plain < 0 || o.Plain > lab.MaxEdges-plainOffset {
+		errs = append(errs, fmt.Errorf("--plain: %d is not between 0 and %d", o.Plain, lab.MaxEdges-plainOffset))
+	}
+	if o.Edges+o.Plain == 0 {
+		errs = append(errs, errors.New("--edges: a trial needs at least one node"))
+	}
+	if !slices.Contains([]string{"auto", "websocket", "quic"}, o.Link) {
+		errs = append(errs, fmt.Errorf("--link: %q is none of auto, websocket, quic", o.Link))
+	}
+	for _, s := range o.Set {
+		if _, _, err := parseSet(s); err != nil {
+			errs = append(errs, fmt.Errorf("--set: %w", err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// A Node is an edge or a plain node.
+type Node struct {
+	Name   string
+	Number int // its number in the lab
+	Plain  bool
+}
+
+// Nodes lists the nodes that the options ask for.
+func (o Options) Nodes() []Node {
+	var all []Node
+	for i := range o.Edges {
+		all = append(all, Node{Name: fmt.Sprintf("edge%d", i+1), Number: i + 1})
+	}
+	for i := range o.Plain {
+		all = append(all, Node{Name: fmt.Sprintf("plain%d", i+1), Number: plainOffset + i + 1, Plain: true})
+	}
+	return all
+}
+
+// State is what is kept in state.json.
+type State struct {
+	// ID tells the trials of a machine apart.
+	ID      string              `json:"id"`
+	Options Options             `json:"options"`
+	Network netip.Prefix        `json:"network"` // between the machine and the cloud
+	Hosts   map[string]*Machine `json:"hosts"`
+}
+
+// A Machine is a host with what was done to it.
+type Machine struct {
+	host.Host
+	Processes map[string]process.Identity `json:"processes,omitempty"`
+	// Joined is true once the edge has its identity, which it keeps over reboots.
+	Joined bool      `json:"joined,omitempty"`
+	Cut    lab.Cut   `json:"cut,omitempty"`
+	Shape  lab.Shape `json:"shape,omitzero"`
+	// Set are changes to this edge's edgecore.yaml beyond the trial's.
+	Set []string `json:"set,omitempty"`
+}
+
+// Trial is the trial of one repository.
+type Trial struct {
+	root  string // of the repository
+	dir   string // root/.trial
+	say   func(string)
+	began time.Time
+
+	mu    sync.Mutex // guards state, which parts of Up change at the same time
+	state *State     // nil when there is no trial
+}
+
+// Open finds the trial of a repository; there may be none. Progress goes to out, a line for each step.
+func Open(root string, out io.Writer) (*Trial, error) {
+	t := &Trial{root: root, dir: filepath.Join(root, ".trial"), began: time.Now()}
+	var outMu sync.Mutex
+	t.say = func(what string) {
+		outMu.Lock()
+		defer outMu.Unlock()
+		fmt.Fprintf(out, "[%5.1fs] %s\n", time.Since(t.began).Seconds(), what)
+	}
+	return t, t.load()
+}
+
+func (t *Trial) load() error {
+	raw, err := os.ReadFile(t.statePath())
+	if errors.Is(err, fs.ErrNotExist) {
+		t.state = nil
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("reading the trial's state: %w", err)
+	}
+	s := new(State)
+	if err := json.Unmarshal(raw, s); err != nil {
+		return fmt.Errorf("reading %s: %w", t.statePath(), err)
+	}
+	t.state = s
+	return nil
+}
+
+// save writes the state so that a reader, or a crash, never sees half of it. Callers hold mu or are alone.
+func (t *Trial) save() error {
+	raw, err := json.MarshalIndent(t.state, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encoding the trial's state: %w", err)
+	}
+	if err := os.WriteFile(t.statePath()+".new", append(raw, '\n'), 0o600); err != nil {
+		return fmt.Errorf("writing the trial's state: %w", err)
+	}
+	if err := os.Rename(t.statePath()+".new", t.statePath()); err != nil {
+		return fmt.Errorf("writing the trial's state: %w", err)
+	}
+	return nil
+}
+
+// change changes the state and saves it.
+func (t *Trial) change(f func(*State)) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	f(t.state)
+	return t.save()
+}
+
+// machine is a copy of what the state says of a host.
+func (t *Trial) machine(name string) Machine {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if m := t.state.Hosts[name]; m != nil {
+		c := *m
+		c.Processes = make(map[string]process.Identity, len(m.Processes))
+		for k, v := range m.Processes {
+			c.Processes[k] = v
+		}
+		return c
+	}
+	return Machine{}
+}
+
+func (t *Trial) statePath() string          { return filepath.Join(t.dir, "state.json") }
+func (t *Trial) hostDir(name string) string { return filepath.Join(t.dir, "hosts", name) }
+func (t *Trial) initPath() string           { return filepath.Join(t.dir, "images", "pause") }
+func (t *Trial) binary(name string) string  { return filepath.Join(t.root, "bin", name) }
+func (t *Trial) mark(name string) string    { return t.markPrefix() + name }
+func (t *Trial) markPrefix() string         { return "skerry-trial-" + identify(t.dir) + "/" }
+func (t *Trial) cgroup(name string) string  { return t.cgroupRoot() + "/" + name }
+func (t *Trial) cgroupRoot() string         { return "skerry-trial-" + identify(t.dir) }
+func (t *Trial) cable() string              { return "sk" + identify(t.dir) }
+func (t *Trial) LogPath(name, process string) string {
+	return filepath.Join(host.Log(t.hostDir(name)), process+".log")
+}
+
+// Kubeconfig is the administrator's, for use on the machine.
+func (t *Trial) Kubeconfig() string { return filepath.Join(t.dir, "kubeconfig") }
+
+// identify names a directory in a few characters that fit into the name of an interface.
+func identify(dir string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(dir)))[:8] }
+
+// lock keeps other processes from changing this trial at the same time. The file goes with the directory, so its identity is checked after the wait.
+func (t *Trial) lock(ctx context.Context) (unlock func(), err error) {
+	for {
+		if err := os.MkdirAll(t.dir, 0o755); err != nil {
+			return nil, fmt.Errorf("making the trial's directory: %w", err)
+		}
+		path := filepath.Join(t.dir, "lock")
+		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("opening the trial's lock: %w", err)
+		}
+		if err := flock(ctx, f, func() { t.say("waiting for another trial command to end") }); err != nil {
+			f.Close()
+			return nil, err
+		}
+		var held, there unix.Stat_t
+		if unix.Fstat(int(f.Fd()), &held) == nil && unix.Stat(path, &there) == nil && held.Ino == there.Ino {
+			// What another command did meanwhile counts.
+			if err := t.load(); err != nil {
+				f.Close()
+				return nil, err
+			}
+			return func() {
+				if t.state == nil {
+					// Nothing but the lock is left, or never was anything else.
+					os.Remove(path)
+					os.Remove(t.dir)
+				}
+				f.Close()
+			}, nil
+		}
+		f.Close()
+	}
+}
+
+func flock(ctx context.Context, f *os.File, waiting func()) error {
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for first := true; ; first = false {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return fmt.Errorf("locking the trial: %w", err)
+		}
+		if first {
+			waiting()
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for another trial command to end: %w", context.Cause(ctx))
+		}
+	}
+}
+
+// exists is the answer to every verb but up and down when there is no trial.
+func (t *Trial) exists() error {
+	if t.state == nil {
+		return cli.Badf("no trial is up: start one with 'trial up'")
+	}
+	return nil
+}
+
+// Hosts lists the names of the hosts one can name in a verb.
+func (t *Trial) Hosts() []string {
+	if t.state == nil {
+		return nil
+	}
+	names := []string{Cloud, Client}
+	for _, n := range t.state.Options.Nodes() {
+		names = append(names, n.Name)
+	}
+	return names
+}
+
+// node finds a node by name; an unknown one is the caller's mistake.
+func (t *Trial) node(name string) (Node, error) {
+	if err := t.exists(); err != nil {
+		return Node{}, err
+	}
+	var names []string
+	for _, n := range t.state.Options.Nodes() {
+		if n.Name == name {
+			return n, nil
+		}
+		names = append(names, n.Name)
+	}
+	return Node{}, cli.Badf("there is no node %q: this trial has %s", name, strings.Join(names, ", "))
+}
+
+// Host finds a running host by name.
+func (t *Trial) Host(name string) (host.Host, error) {
+	if err := t.exists(); err != nil {
+		return host.Host{}, err
+	}
+	if name != router && !slices.Contains(t.Hosts(), name) {
+		return host.Host{}, cli.Badf("there is no host %q: this trial has %s", name, strings.Join(t.Hosts(), ", "))
+	}
+	m := t.machine(name)
+	if !m.Running() {
+		return host.Host{}, cli.Badf("host %s is not running: 'trial up' boots it", name)
+	}
+	return m.Host, nil
+}

@@ -1,0 +1,336 @@
+package trial
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/skerry-io/skerry/common/cli"
+	"github.com/skerry-io/skerry/tests/cluster/binary"
+	"github.com/skerry-io/skerry/tests/cluster/host"
+	"github.com/skerry-io/skerry/tests/cluster/image"
+	"github.com/skerry-io/skerry/tests/cluster/lab"
+)
+
+// ports are what cloudcore offers to edges: websocket, QUIC, join. Nothing else of the cloud can be dialled by them, kube-apiserver least of all.
+func ports() []lab.Port {
+	return []lab.Port{{Protocol: "tcp", Number: 10000}, {Protocol: "udp", Number: 10001}, {Protocol: "tcp", Number: 10002}}
+}
+
+// Up makes the trial be as the options say, from whatever there is: it boots hosts, starts programs and joins nodes that are missing, and returns when every node is
+// Ready and the sample application runs. What was cut stays cut.
+func (t *Trial) Up(ctx context.Context, o Options) error {
+	if err := o.Validate(); err != nil {
+		return cli.Bad(err)
+	}
+	unlock, err := t.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := t.check(o); err != nil {
+		return cli.Bad(err)
+	}
+	if t.state == nil {
+		if err := t.begin(o); err != nil {
+			return err
+		}
+	} else if !reflect.DeepEqual(normal(t.state.Options), normal(o)) {
+		return cli.Badf("a trial with other options is up (%s): 'trial down' first, or change edges with 'trial set'", describe(t.state.Options))
+	} else {
+		t.say("a trial is up here already: " + describe(o) + "; bringing up what is missing")
+	}
+
+	g, gctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return t.images(gctx) })
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	if err := t.bootAll(ctx); err != nil {
+		return err
+	}
+	nodes := t.state.Options.Nodes()
+
+	// The cloud and the nodes get ready side by side; a node joins once both are.
+	cloudReady := make(chan struct{})
+	g, gctx = errgroup.WithContext(ctx)
+	var token string
+	g.Go(func() (err error) {
+		if err := t.startCloud(gctx); err != nil {
+			return err
+		}
+		if token, err = t.token(gctx, nodes); err != nil {
+			return err
+		}
+		close(cloudReady)
+		return nil
+	})
+	for _, n := range nodes {
+		g.Go(func() error {
+			if err := t.prepare(gctx, n); err != nil {
+				return err
+			}
+			select {
+			case <-cloudReady:
+				return t.joinAndStart(gctx, n, token)
+			case <-gctx.Done():
+				return gctx.Err()
+			}
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	return t.awaitNodes(ctx, nodes)
+}
+
+// normal makes options comparable: nil and empty are the same.
+func normal(o Options) Options {
+	if len(o.Set) == 0 {
+		o.Set = nil
+	}
+	return o
+}
+
+func describe(o Options) string {
+	parts := []string{fmt.Sprintf("%d edges", o.Edges)}
+	if o.Plain > 0 {
+		parts = append(parts, fmt.Sprintf("%d plain nodes", o.Plain))
+	}
+	parts = append(parts, "link "+o.Link)
+	for _, s := range o.Set {
+		parts = append(parts, s)
+	}
+	return strings.Join(parts, ", ")
+}
+
+// check looks for what is missing before anything is made.
+func (t *Trial) check(o Options) error {
+	if os.Getuid() != 0 {
+		return errors.New("a trial makes network namespaces and containers: run it as root (sudo)")
+	}
+	var missing []string
+	for _, tool := range []string{"containerd", "containerd-shim-runc-v2", "ctr", "runc", "iptables"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			missing = append(missing, tool)
+		}
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("missing on this machine: %s; 'make deps' installs what a trial needs", strings.Join(missing, ", "))
+	}
+	if _, err := cniDir(); err != nil {
+		return err
+	}
+	for _, hidden := range []string{"/etc/", "/run/", "/var/lib/", "/var/log/"} {
+		if strings.HasPrefix(t.dir, hidden) {
+			return fmt.Errorf("this checkout is below %s, where a trial's hosts have their own files: move it elsewhere", strings.TrimSuffix(hidden, "/"))
+		}
+	}
+	programs := []string{"kubeplane", "cloudcore"}
+	if o.Edges > 0 {
+		programs = append(programs, "edgecore")
+	}
+	if o.Plain > 0 {
+		programs = append(programs, "plainkubelet")
+	}
+	for _, p := range programs {
+		if _, err := os.Stat(t.binary(p)); err != nil {
+			return fmt.Errorf("bin/%s is missing: 'make build-%s' makes it", p, p)
+		}
+	}
+	return nil
+}
+
+// begin writes down what is going to be made.
+func (t *Trial) begin(o Options) error {
+	id := identify(t.dir)
+	network, err := lab.FreeNetwork(id)
+	if err != nil {
+		return err
+	}
+	s := &State{ID: id, Options: normal(o), Network: network, Hosts: map[string]*Machine{}}
+	for _, name := range []string{router, Cloud, Client} {
+		s.Hosts[name] = &Machine{}
+	}
+	for _, n := range o.Nodes() {
+		s.Hosts[n.Name] = &Machine{}
+	}
+	t.state = s
+	return t.save()
+}
+
+// images builds the programs that run in containers, and packs them.
+func (t *Trial) images(ctx context.Context) error {
+	dir := filepath.Dir(t.initPath())
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("making the directory for images: %w", err)
+	}
+	for _, i := range []struct{ program, name string }{{"pause", pauseImage}, {"sample", sampleImage}} {
+		program := filepath.Join(dir, i.program)
+		// The running hosts' own first process is never overwritten.
+		if _, err := os.Stat(program); err != nil {
+			if err := binary.BuildStatic(ctx, t.root, program, "./tests/images/"+i.program); err != nil {
+				return err
+			}
+		}
+		if err := image.WriteFile(program+".tar", i.name, program); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// bootAll boots every host that is not running and wires it.
+func (t *Trial) bootAll(ctx context.Context) error {
+	if !t.machine(router).Running() {
+		// Cables end at the router: with it gone, all others would be half wired.
+		for name := range t.state.Hosts {
+			if err := t.halt(ctx, name); err != nil {
+				return err
+			}
+		}
+		if err := t.boot(ctx, router); err != nil {
+			return err
+		}
+		offered := ports()
+		if t.state.Options.Plain > 0 {
+			offered = append(offered, lab.Port{Protocol: "tcp", Number: 6443})
+		}
+		if err := lab.Router(t.machine(router).Host, offered); err != nil {
+			return err
+		}
+	}
+	for _, name := range append([]string{Cloud, Client}, nodeNames(t.state.Options.Nodes())...) {
+		if t.machine(name).Running() {
+			continue
+		}
+		if err := t.boot(ctx, name); err != nil {
+			return err
+		}
+		if err := t.wire(name); err != nil {
+			return err
+		}
+	}
+	t.say("hosts are up: " + strings.Join(t.Hosts(), ", "))
+	return nil
+}
+
+func nodeNames(nodes []Node) []string {
+	names := make([]string, 0, len(nodes))
+	for _, n := range nodes {
+		names = append(names, n.Name)
+	}
+	return names
+}
+
+// boot starts a host with nothing on it.
+func (t *Trial) boot(ctx context.Context, name string) error {
+	spec := host.Spec{Hostname: name, Init: t.initPath(), Mark: t.mark(name)}
+	if name != router && name != Client {
+		spec.Dir = t.hostDir(name)
+	}
+	h, err := host.Boot(ctx, spec)
+	if err != nil {
+		return err
+	}
+	return t.change(func(s *State) { s.Hosts[name].Host, s.Hosts[name].Processes = h, nil })
+}
+
+// wire connects a host that was just booted.
+func (t *Trial) wire(name string) error {
+	r, m := t.machine(router).Host, t.machine(name)
+	switch name {
+	case Cloud:
+		if err := lab.ConnectCloud(r, m.Host); err != nil {
+			return err
+		}
+		return lab.ConnectMachine(m.Host, t.cable(), t.state.Network)
+	case Client:
+		return lab.ConnectClient(r, m.Host)
+	}
+	n, err := t.node(name)
+	if err != nil {
+		return err
+	}
+	if err := lab.ConnectEdge(r, m.Host, n.Number); err != nil {
+		return err
+	}
+	// As it was before a reboot.
+	if err := lab.SetShape(r, m.Host, n.Number, m.Shape); err != nil {
+		return err
+	}
+	return lab.SetCut(r, n.Number, m.Cut)
+}
+
+// halt ends a host and removes its cgroup.
+func (t *Trial) halt(ctx context.Context, name string) error {
+	m := t.machine(name)
+	if err := m.Halt(ctx); err != nil {
+		return err
+	}
+	return host.RemoveCgroup(t.cgroup(name))
+}
+
+// prepare gives a node its files and containerd with the images.
+func (t *Trial) prepare(ctx context.Context, n Node) error {
+	if err := host.MakeCgroup(t.cgroup(n.Name)); err != nil {
+		return err
+	}
+	bin, err := cniDir()
+	if err != nil {
+		return err
+	}
+	snapshotter, err := snapshotterFor(t.dir)
+	if err != nil {
+		return err
+	}
+	cni, err := cniFile(n)
+	if err != nil {
+		return err
+	}
+	for path, content := range map[string][]byte{
+		"/etc/containerd/config.toml":          containerdFile(bin, snapshotter),
+		"/etc/cni/net.d/10-pods.conflist":      cni,
+		"/etc/skerry/manifests/.keep":          nil,
+		"/var/lib/kubelet/volumeplugins/.keep": nil,
+	} {
+		if err := t.writeHost(n.Name, path, content, 0o644); err != nil {
+			return err
+		}
+	}
+	containerd, err := t.program(n.Name, "containerd")
+	if err != nil {
+		return err
+	}
+	if err := t.start(ctx, n.Name, containerd); err != nil {
+		return err
+	}
+	return t.loadImages(n.Name)
+}
+
+// loadImages imports what containerd does not have yet.
+func (t *Trial) loadImages(name string) error {
+	have, err := t.run(name, "ctr", "--namespace=k8s.io", "images", "list", "-q")
+	if err != nil {
+		return err
+	}
+	names := strings.Fields(string(have))
+	for image, file := range map[string]string{pauseImage: "pause.tar", sampleImage: "sample.tar"} {
+		if slices.Contains(names, image) {
+			continue
+		}
+		path := filepath.Join(filepath.Dir(t.initPath()), file)
+		if _, err := t.run(name, "ctr", "--namespace=k8s.io", "images", "import", path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
