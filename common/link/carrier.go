@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/skerry-io/skerry/common/topic"
 )
@@ -55,6 +57,19 @@ type Sink interface {
 // refuse makes the error of an end that closes the link.
 func refuse(code CloseCode, format string, args ...any) *CloseError {
 	return &CloseError{Code: code, Reason: fmt.Sprintf(format, args...)}
+}
+
+// shorten makes a reason fit a websocket's close frame: 125 bytes with the code, UTF-8 (RFC 6455 section 5.5.1).
+func shorten(reason string) string {
+	const most = 123
+	if reason = strings.ToValidUTF8(reason, "?"); len(reason) <= most {
+		return reason
+	}
+	reason = reason[:most]
+	for !utf8.ValidString(reason) {
+		reason = reason[:len(reason)-1]
+	}
+	return reason
 }
 
 // closeError turns what ended a link into the CloseError that everybody sees.

@@ -316,6 +316,9 @@ func (c *conn) end(why *CloseError) {
 		c.mu.Unlock()
 		return
 	}
+	if !why.Remote {
+		why.Reason = shorten(why.Reason)
+	}
 	c.ended = why
 	if c.keepalive != nil {
 		c.keepalive.Stop()

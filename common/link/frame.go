@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"io"
+	"sync"
 
 	"golang.org/x/sync/semaphore"
 
@@ -57,6 +58,20 @@ func appendFrame(b []byte, class topic.Class, data []byte, sent, room int) ([]by
 type assembly struct {
 	room *semaphore.Weighted
 	wait bool // for room, instead of refusing: streams that don't wait for each other make progress without it
+
+	mu    sync.Mutex
+	taken [topic.Classes]bool // the classes that have a stream of their own
+}
+
+// claim gives a class to the stream that asks first.
+func (a *assembly) claim(class topic.Class) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.taken[class] {
+		return refuse(CloseProtocol, "a second stream of class %s", class)
+	}
+	a.taken[class] = true
+	return nil
 }
 
 func (a *assembly) take(ctx context.Context, n int) error {
@@ -102,10 +117,16 @@ func (a *assembler) next(ctx context.Context, r io.Reader) (topic.Class, []byte,
 		if length > MaxFrame {
 			return 0, nil, refuse(CloseTooLarge, "frame of %d bytes, the bound is %d", length, MaxFrame)
 		}
-		if a.lanes && a.begun && class != a.lane {
+		switch {
+		case !a.lanes:
+		case !a.begun:
+			if err := a.assembly.claim(class); err != nil {
+				return 0, nil, err
+			}
+			a.lane, a.begun = class, true
+		case class != a.lane:
 			return 0, nil, refuse(CloseProtocol, "frame of class %s in the stream of class %s", class, a.lane)
 		}
-		a.lane, a.begun = class, true
 
 		p := &a.partial[class]
 		if (kind == frameMore) != (p.total != 0) {

@@ -157,3 +157,42 @@ func (r *pipeReader) Read(b []byte) (int, error) {
 	r.left -= n
 	return n, err
 }
+
+// PipeWire is a Wire in memory.
+func PipeWire(t *testing.T, config link.Config) Wire {
+	t.Helper()
+	a, b := net.Pipe()
+	edge := &pipe{conn: deadline.Wrap(a), config: config}
+	t.Cleanup(func() { _ = a.Close() })
+	cloud := startPipe(t, b, false, config, config, nil)
+	type told struct {
+		code   link.CloseCode
+		reason string
+	}
+	closed := make(chan told, 1)
+	go func() {
+		_, err := io.Copy(io.Discard, &pipeReader{edge, ignore{}})
+		if why, ok := errors.AsType[*link.CloseError](err); ok {
+			closed <- told{why.Code, why.Reason}
+		}
+		close(closed)
+	}()
+	return Wire{
+		Cloud: cloud,
+		Write: func(frames []byte) error {
+			err := edge.Write(topic.Bulk, frames)
+			if errors.Is(err, io.ErrClosedPipe) {
+				err = nil // the cloud has seen enough already
+			}
+			return err
+		},
+		Closed: func() (link.CloseCode, string) { c := <-closed; return c.code, c.reason },
+	}
+}
+
+// ignore is a link.Sink for a peer that only reads.
+type ignore struct{}
+
+func (ignore) Read(io.Reader) error { return nil }
+func (ignore) Alive()               {}
+func (ignore) End(error)            {}

@@ -1,6 +1,7 @@
 package linktest_test
 
 import (
+	"net"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -46,4 +47,62 @@ func TestPipe_IsALink(t *testing.T) {
 		e, c := linktest.Pipe(t, linktest.PipeOptions{Config: o.Edge, Other: o.Cloud, Edge: edge, Cloud: cloud, WrapEdge: o.Network.Conn})
 		return linktest.Ends{Edge: e, Cloud: c, EdgeCertificate: edge, CloudCertificate: cloud}
 	})
+}
+
+func TestPipe_RefusesWhatIsNoLink(t *testing.T) { linktest.TestWire(t, linktest.PipeWire) }
+
+// What an idle link says in an hour: one sign of life from the edge each interval, and half as many from the cloud.
+func TestPipe_IdleCost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var up, down counter
+		linktest.Pipe(t, linktest.PipeOptions{
+			WrapEdge:  func(c net.Conn) net.Conn { return up.wrap(c) },
+			WrapCloud: func(c net.Conn) net.Conn { return down.wrap(c) },
+		})
+		time.Sleep(time.Hour)
+		if up.writes > 360 || down.writes > 180 || down.writes < 120 {
+			t.Errorf("%d writes up and %d down in an hour, want at most 360 and 180", up.writes, down.writes)
+		}
+	})
+}
+
+type counter struct{ writes int }
+
+func (c *counter) wrap(conn net.Conn) net.Conn { return counted{conn, c} }
+
+type counted struct {
+	net.Conn
+	counter *counter
+}
+
+func (c counted) Write(b []byte) (int, error) {
+	c.counter.writes++
+	return c.Conn.Write(b)
+}
+
+// Heartbeats replace keepalives, and each other while they wait.
+func TestPipe_LatestWins(t *testing.T) {
+	network := &linktest.Network{}
+	edge, cloud := linktest.Pipe(t, linktest.PipeOptions{WrapEdge: network.Conn})
+	network.Hold()
+	for sequence := range uint64(50) {
+		if err := edge.Send(t.Context(), topic.Heartbeat.New(message.Resource{}, &topicpb.Heartbeat{Sequence: sequence})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	network.Release()
+	var came int
+	for {
+		m, err := cloud.Receive(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		came++
+		if m.Content.(*topicpb.Heartbeat).Sequence == 49 {
+			break
+		}
+	}
+	if came > 3 {
+		t.Errorf("%d heartbeats came", came)
+	}
 }

@@ -127,14 +127,20 @@ type stream struct{ *quic.ReceiveStream }
 
 func (s stream) Read(b []byte) (int, error) {
 	n, err := s.ReceiveStream.Read(b)
-	if err != nil && err != io.EOF { // not wrapped: the end of the stream, which is an end of the link too
-		err = readError(err)
+	if _, reset := errors.AsType[*quic.StreamError](err); reset || err == io.EOF { // not wrapped
+		return n, &link.CloseError{Code: link.CloseProtocol, Reason: "a stream ended before the link", Err: err}
 	}
-	return n, err
+	return n, readError(err)
 }
 
 // readError tells what the peer said from what happened to the network.
 func readError(err error) error {
+	if err == nil {
+		return nil
+	}
+	if e, ok := errors.AsType[*quic.StatelessResetError](err); ok {
+		return &link.CloseError{Code: link.CloseShutdown, Reason: "the peer was started anew", Remote: true, Err: e}
+	}
 	if e, ok := errors.AsType[*quic.ApplicationError](err); ok {
 		return &link.CloseError{Code: link.CloseCode(e.ErrorCode), Reason: e.ErrorMessage, Remote: e.Remote}
 	}
@@ -196,6 +202,8 @@ func (c *carrier) Close(why *link.CloseError) {
 
 // closeWith counts once; it does nothing to a connection that has ended.
 func (c *carrier) closeWith(code link.CloseCode, reason string) {
-	const most = 256 // must fit the one packet that says it
-	_ = c.conn.CloseWithError(quic.ApplicationErrorCode(code), reason[:min(len(reason), most)])
+	if code == link.CloseNetwork { // says what this end has seen, and is nothing to tell the peer
+		code = link.CloseInternal
+	}
+	_ = c.conn.CloseWithError(quic.ApplicationErrorCode(code), reason)
 }

@@ -25,8 +25,8 @@ type DialConfig struct {
 	Table *topic.Table
 	// Proxy chooses the proxy of a request; nil: none. http.ProxyFromEnvironment reads HTTPS_PROXY and NO_PROXY.
 	Proxy func(*http.Request) (*url.URL, error)
-	// Network dials TCP; nil: the network of this machine.
-	Network func(ctx context.Context, network, address string) (net.Conn, error)
+	// Wrap, if set, wraps each TCP connection.
+	Wrap func(net.Conn) net.Conn
 }
 
 // Dialer opens links.
@@ -45,9 +45,6 @@ func NewDialer(config DialConfig) (*Dialer, error) {
 	if config.TLS, err = link.ClientTLS(config.TLS, "http/1.1"); err != nil {
 		return nil, err
 	}
-	if config.Network == nil {
-		config.Network = (&net.Dialer{Control: control, KeepAlive: -1}).DialContext // the link has its own keepalive
-	}
 	return &Dialer{config: config, codec: link.NewCodec(config.Table, config.Link), pool: buffers()}, nil
 }
 
@@ -62,9 +59,12 @@ func (d *Dialer) Dial(ctx context.Context, address string) (link.Conn, error) {
 	var stop func() bool
 	w := websocket.Dialer{
 		NetDialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-			c, err := d.config.Network(ctx, network, address)
+			c, err := (&net.Dialer{Control: control, KeepAlive: -1}).DialContext(ctx, network, address) // the link has its own keepalive
 			if err != nil {
 				return nil, err
+			}
+			if d.config.Wrap != nil {
+				c = d.config.Wrap(c)
 			}
 			raw = deadline.Wrap(c)
 			stop = context.AfterFunc(ctx, func() { _ = c.Close() }) // the library heeds a deadline while it talks, but no cancellation

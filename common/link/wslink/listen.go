@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/gorilla/websocket"
@@ -68,7 +69,7 @@ func Listen(ctx context.Context, address string, config ListenConfig) (*Listener
 	if config.RetryAfter <= 0 {
 		config.RetryAfter = 5 * time.Second
 	}
-	socket, err := (&net.ListenConfig{Control: control, KeepAlive: -1}).Listen(ctx, "tcp", address) // the link has its own keepalive
+	socket, err := (&net.ListenConfig{KeepAlive: -1}).Listen(ctx, "tcp", address) // the link has its own keepalive
 	if err != nil {
 		return nil, fmt.Errorf("listening for websockets: %w", err)
 	}
@@ -209,6 +210,11 @@ func (g *gate) Accept() (net.Conn, error) {
 	if err != nil {
 		<-g.slots
 		return nil, err
+	}
+	if s, ok := c.(syscall.Conn); ok {
+		if raw, err := s.SyscallConn(); err == nil {
+			_ = control("", "", raw) // without it the link is only slower to let heartbeats pass
+		}
 	}
 	if g.wrap != nil {
 		c = g.wrap(c)

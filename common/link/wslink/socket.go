@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// control sets TCP_NOTSENT_LOWAT (tcp(7)) before the socket connects or listens; an accepted socket inherits it.
+// control sets TCP_NOTSENT_LOWAT (tcp(7)). A socket that was accepted does not inherit it from the one that listens.
 func control(_, _ string, c syscall.RawConn) error {
 	var err error
 	if controlErr := c.Control(func(fd uintptr) {

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode/utf8"
 
 	"github.com/gorilla/websocket"
 
@@ -166,7 +165,11 @@ func (c *carrier) Stop(*link.CloseError) {
 func (c *carrier) Close(why *link.CloseError) {
 	end := time.Now().Add(c.config.CloseTimeout)
 	_ = c.raw.Final(end, end)
-	err := c.ws.WriteControl(websocket.CloseMessage, websocket.FormatCloseMessage(int(why.Code), reason(why.Reason)), end)
+	code := why.Code
+	if code == link.CloseNetwork { // says what this end has seen, and is nothing to tell the peer
+		code = link.CloseInternal
+	}
+	err := c.ws.WriteControl(websocket.CloseMessage, websocket.FormatCloseMessage(int(code), why.Reason), end)
 	if tcp, ok := c.raw.Conn.(interface{ CloseWrite() error }); ok && err == nil && !why.Remote {
 		// What has come and was not read would make the kernel reset the connection and lose the close message on its way: read until the peer ends too.
 		if tcp.CloseWrite() == nil {
@@ -177,19 +180,6 @@ func (c *carrier) Close(why *link.CloseError) {
 	if c.released != nil {
 		c.released()
 	}
-}
-
-// reason fits a close frame: 125 bytes with the code, UTF-8.
-func reason(s string) string {
-	const most = 123
-	if len(s) <= most {
-		return strings.ToValidUTF8(s, "?")
-	}
-	s = s[:most]
-	for !utf8.ValidString(s) && len(s) > 0 {
-		s = s[:len(s)-1]
-	}
-	return s
 }
 
 // buffers is a websocket.BufferPool that both ends fill with buffers of one length.

@@ -3,7 +3,6 @@ package wslink_test
 import (
 	"context"
 	"crypto/tls"
-	"net"
 	"testing"
 
 	"github.com/skerry-io/skerry/common/link"
@@ -85,13 +84,7 @@ func TestConn(t *testing.T) {
 	s := newSite(t)
 	linktest.TestConn(t, func(t *testing.T, o linktest.PairOptions) linktest.Ends {
 		l := listen(t, wslink.ListenConfig{Link: o.Cloud, TLS: s.serverTLS()})
-		d := newDialer(t, wslink.DialConfig{Link: o.Edge, TLS: s.clientTLS(), Network: func(ctx context.Context, network, address string) (net.Conn, error) {
-			c, err := (&net.Dialer{}).DialContext(ctx, network, address)
-			if err != nil {
-				return nil, err
-			}
-			return o.Network.Conn(c), nil
-		}})
+		d := newDialer(t, wslink.DialConfig{Link: o.Edge, TLS: s.clientTLS(), Wrap: o.Network.Conn})
 		edge, cloud := connect(t, l, d)
 		return linktest.Ends{Edge: edge, Cloud: cloud, EdgeCertificate: s.edge.Leaf, CloudCertificate: s.cloud.Leaf}
 	})
