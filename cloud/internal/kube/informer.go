@@ -29,7 +29,7 @@ type Informers struct {
 	catalog *catalog
 
 	mu    sync.Mutex
-	ctx   context.Context // of Run; nil before
+	ctx   context.Context // of Run; nil while it doesn't run
 	wg    sync.WaitGroup
 	feeds map[schema.GroupVersionResource]*informer
 }
@@ -60,10 +60,9 @@ func (i *Informers) Run(ctx context.Context) error {
 	i.mu.Unlock()
 	<-ctx.Done()
 	i.mu.Lock()
+	i.ctx = nil // nothing starts any more; Run may be called again
 	for _, f := range i.feeds {
-		if f.idle != nil {
-			f.idle.Stop()
-		}
+		f.cancel = nil
 	}
 	i.mu.Unlock()
 	i.wg.Wait()
@@ -163,9 +162,7 @@ func (i *Informers) follow(ctx context.Context, store *Store) {
 func (i *Informers) listWatch(store *Store) (cache.ListerWatcher, any, error) {
 	resource := store.resource
 	note := func(err error) error {
-		if ctxErr := context.Cause(i.ctx); ctxErr == nil {
-			store.fail(err)
-		}
+		store.fail(err)
 		return err
 	}
 	kind, builtin := i.catalog.kind(resource)

@@ -47,8 +47,7 @@ type Singles struct {
 	review  chan struct{} // bounds the reviews in flight; who finds no room waits
 
 	mu      sync.Mutex
-	ctx     context.Context // of Run; nil before
-	stopped bool
+	ctx     context.Context // of Run; nil while it doesn't run
 	wg      sync.WaitGroup
 	objects map[Ref]*single
 }
@@ -118,13 +117,15 @@ func (w *Singles) Watch(ref Ref, node types.NodeName, changed func(Single)) (can
 	s.mu.Lock() // while w.mu is held, so that the single can't end in between
 	s.members[m] = struct{}{}
 	s.mu.Unlock()
-	running := w.ctx != nil && !w.stopped
+	running := w.ctx != nil
 	if !ok && running {
-		w.wg.Go(func() { w.follow(w.ctx, s) })
+		ctx := w.ctx
+		w.wg.Go(func() { w.follow(ctx, s) })
 	}
 	if ok && running {
+		ctx := w.ctx
 		m.asking = true
-		w.wg.Go(func() { w.authorise(w.ctx, s, m) })
+		w.wg.Go(func() { w.authorise(ctx, s, m) })
 	}
 	w.mu.Unlock()
 	s.signal()
@@ -173,7 +174,7 @@ func (w *Singles) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			w.mu.Lock()
-			w.stopped = true // nothing starts after this
+			w.ctx = nil // nothing starts any more; Run may be called again
 			w.mu.Unlock()
 			w.wg.Wait()
 			return nil

@@ -123,6 +123,7 @@ func (s *session) admit(id uint64, p *topicpb.Interest) {
 	}
 	i.resource = s.resource(i.gvr)
 	i.resource.interests = append(i.resource.interests, i)
+	time.AfterFunc(decideSoon, s.signal)
 	if ref := (kube.Ref{Resource: i.gvr, Key: kube.Key{Namespace: i.sel.Namespace, Name: i.sel.Name}}); s.part.singles.Serves(ref) {
 		if ref.Namespace == "" || ref.Name == "" {
 			i.standing = refused
@@ -214,12 +215,9 @@ func (s *session) decide(d decision) {
 		i.synced = false
 		s.attach(i)
 	case !d.allowed && i.standing != refused:
-		was := i.standing
 		i.standing = refused
-		if was == granted { // revoked: what no other interest wants goes from the edge
-			s.detach(i)
-			i.resource.unwant(i)
-		}
+		i.resource.unwant(i) // revoked, or held from an earlier session: what no other interest wants goes from the edge
+		s.detach(i)
 		s.refuse(i, d.err)
 	}
 }

@@ -45,6 +45,7 @@ const (
 	windowStates = 64        // likewise
 	maxInterests = 4096
 	graceRefused = 30 * time.Second // how long a refusal is not believed: the Node authorizer lags behind right after a pod is bound
+	decideSoon   = 2 * time.Second  // how long an interest that nobody has decided about holds up the others of its resource
 	recheckSoon  = time.Minute      // refused interests
 	recheckLater = 5 * time.Minute  // granted ones
 )

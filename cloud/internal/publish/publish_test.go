@@ -37,8 +37,8 @@ var (
 
 // ---- the cluster ----
 
-// cluster is kube-apiserver as publish sees it.
-type cluster struct {
+// world is kube-apiserver as publish sees it.
+type world struct {
 	mu      sync.Mutex
 	stores  map[schema.GroupVersionResource]*kube.Store
 	opened  map[schema.GroupVersionResource]int
@@ -53,14 +53,14 @@ type cluster struct {
 	single  *kube.Store // encodes single objects
 }
 
-func newCluster() *cluster {
-	return &cluster{
+func newWorld() *world {
+	return &world{
 		stores: map[schema.GroupVersionResource]*kube.Store{}, opened: map[schema.GroupVersionResource]int{}, singles: map[kube.Ref]*kube.Object{},
 		missing: map[kube.Ref]bool{}, deny: map[kube.Ref]error{}, watches: map[kube.Ref]map[int]func(kube.Single){}, version: 100,
 	}
 }
 
-func (c *cluster) store(gvr schema.GroupVersionResource) *kube.Store {
+func (c *world) store(gvr schema.GroupVersionResource) *kube.Store {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.stores[gvr] == nil {
@@ -69,7 +69,7 @@ func (c *cluster) store(gvr schema.GroupVersionResource) *kube.Store {
 	return c.stores[gvr]
 }
 
-func (c *cluster) Open(gvr schema.GroupVersionResource) (*kube.Store, func()) {
+func (c *world) Open(gvr schema.GroupVersionResource) (*kube.Store, func()) {
 	s := c.store(gvr)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -81,11 +81,11 @@ func (c *cluster) Open(gvr schema.GroupVersionResource) (*kube.Store, func()) {
 	}
 }
 
-func (c *cluster) Serves(ref kube.Ref) bool {
+func (c *world) Serves(ref kube.Ref) bool {
 	return ref.Resource == kube.Secrets || ref.Resource == kube.ConfigMaps
 }
 
-func (c *cluster) Watch(ref kube.Ref, _ types.NodeName, changed func(kube.Single)) func() {
+func (c *world) Watch(ref kube.Ref, _ types.NodeName, changed func(kube.Single)) func() {
 	c.mu.Lock()
 	c.next++
 	id := c.next
@@ -106,14 +106,14 @@ func (c *cluster) Watch(ref kube.Ref, _ types.NodeName, changed func(kube.Single
 	}
 }
 
-func (c *cluster) state(ref kube.Ref) kube.Single {
+func (c *world) state(ref kube.Ref) kube.Single {
 	if err := c.deny[ref]; err != nil {
 		return kube.Single{Err: err}
 	}
 	return kube.Single{Known: !c.missing[ref], Object: c.singles[ref]}
 }
 
-func (c *cluster) tell(ref kube.Ref) {
+func (c *world) tell(ref kube.Ref) {
 	c.mu.Lock()
 	state := c.state(ref)
 	all := slices.Collect(maps.Values(c.watches[ref]))
@@ -123,11 +123,11 @@ func (c *cluster) tell(ref kube.Ref) {
 	}
 }
 
-func (c *cluster) Allowed(ctx context.Context, node types.NodeName, at kube.Attributes) (kube.Decision, error) {
+func (c *world) Allowed(ctx context.Context, node types.NodeName, at kube.Attributes) (kube.Decision, error) {
 	return c.Review(ctx, node, at)
 }
 
-func (c *cluster) Review(_ context.Context, node types.NodeName, at kube.Attributes) (kube.Decision, error) {
+func (c *world) Review(_ context.Context, node types.NodeName, at kube.Attributes) (kube.Decision, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.asked = append(c.asked, at.Verb+" "+at.Resource.Resource)
@@ -139,7 +139,7 @@ func (c *cluster) Review(_ context.Context, node types.NodeName, at kube.Attribu
 	return kube.Decision{Allowed: true}, nil
 }
 
-func (c *cluster) stamp(o metav1.Object) {
+func (c *world) stamp(o metav1.Object) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.version++
@@ -150,7 +150,7 @@ func (c *cluster) stamp(o metav1.Object) {
 	o.SetManagedFields([]metav1.ManagedFieldsEntry{{Manager: "somebody"}})
 }
 
-func (c *cluster) put(t *testing.T, gvr schema.GroupVersionResource, o metav1.Object) {
+func (c *world) put(t *testing.T, gvr schema.GroupVersionResource, o metav1.Object) {
 	t.Helper()
 	c.stamp(o)
 	if err := c.store(gvr).Put(o.(runtime.Object)); err != nil {
@@ -159,7 +159,7 @@ func (c *cluster) put(t *testing.T, gvr schema.GroupVersionResource, o metav1.Ob
 }
 
 // synced makes the store hold exactly these.
-func (c *cluster) synced(t *testing.T, gvr schema.GroupVersionResource, all ...metav1.Object) {
+func (c *world) synced(t *testing.T, gvr schema.GroupVersionResource, all ...metav1.Object) {
 	t.Helper()
 	var list []runtime.Object
 	for _, o := range all {
@@ -171,7 +171,7 @@ func (c *cluster) synced(t *testing.T, gvr schema.GroupVersionResource, all ...m
 	}
 }
 
-func (c *cluster) configMap(t *testing.T, name, value string) kube.Ref {
+func (c *world) configMap(t *testing.T, name, value string) kube.Ref {
 	t.Helper()
 	o := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Data: map[string]string{"k": value}}
 	c.stamp(o)
@@ -224,10 +224,12 @@ type edge struct {
 	states   int
 	asked    []string // inventories
 	mute     bool     // acknowledges nothing
+	node     types.NodeName
+	settle   func() // waits until all that follows from the last step has happened
 	unacked  int
 }
 
-func (e *edge) Node() types.NodeName         { return "edge1" }
+func (e *edge) Node() types.NodeName         { return e.node }
 func (e *edge) Epoch() uint64                { return 1 }
 func (e *edge) Info() link.Info              { return link.Info{} }
 func (e *edge) Close(link.CloseCode, string) {}
@@ -342,7 +344,7 @@ func resource(gvr schema.GroupVersionResource) *topicpb.Resource {
 }
 
 func newEdge(t *testing.T) *edge {
-	return &edge{t: t, objects: map[schema.GroupVersionResource]map[kube.Key]*topicpb.Change{}}
+	return &edge{t: t, node: "edge1", settle: synctest.Wait, objects: map[schema.GroupVersionResource]map[kube.Key]*topicpb.Change{}}
 }
 
 // connect opens a session; what the edge holds stays.
@@ -361,7 +363,7 @@ func (e *edge) declare(interests ...*topicpb.Interest) {
 	if err := e.dispatch(topic.Interests.New(message.Resource{}, &topicpb.Interests{Interests: interests, Digests: e.digests()})); err != nil {
 		e.t.Fatal(err)
 	}
-	synctest.Wait()
+	e.settle()
 }
 
 func (e *edge) disconnect() {
@@ -416,7 +418,7 @@ func want(t *testing.T, what string, got, want any) {
 
 func TestFirstConnectDeliversWhatIsSelected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, e := newCluster(), newEdge(t)
+		c, e := newWorld(), newEdge(t)
 		headless := service("headless")
 		headless.Spec.ClusterIP = "None"
 		c.synced(t, kube.Pods, pod("mine", "edge1"), pod("other", "edge2"), pod("unbound", ""))
@@ -440,7 +442,7 @@ func TestFirstConnectDeliversWhatIsSelected(t *testing.T) {
 
 func TestChangesFlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, e := newCluster(), newEdge(t)
+		c, e := newWorld(), newEdge(t)
 		c.synced(t, kube.Pods, pod("a", "edge1"))
 		e.connect(publish.New(c, c, c), podsOf(1, "edge1"))
 		e.takeLog()
@@ -469,7 +471,7 @@ func TestChangesFlow(t *testing.T) {
 
 func TestNothingIsSentBeforeTheCollectionIsKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, e := newCluster(), newEdge(t)
+		c, e := newWorld(), newEdge(t)
 		c.put(t, kube.Pods, pod("early", "edge1"))
 		e.connect(publish.New(c, c, c), podsOf(1, "edge1"))
 		want(t, "before", e.takeLog(), []string(nil))
@@ -490,27 +492,27 @@ func TestResume(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		objects int
-		change  func(t *testing.T, c *cluster)
+		change  func(t *testing.T, c *world)
 		asked   []string
 		log     []string
 	}{
-		"nothing changed": {objects: 1000, change: func(*testing.T, *cluster) {}, log: []string{"synced 1"}},
+		"nothing changed": {objects: 1000, change: func(*testing.T, *world) {}, log: []string{"synced 1"}},
 		"few objects: entries at once": {
-			objects: 10, change: func(t *testing.T, c *cluster) { c.put(t, services, service("s0003")) },
+			objects: 10, change: func(t *testing.T, c *world) { c.put(t, services, service("s0003")) },
 			asked: []string{"services buckets=false only=0"}, log: []string{"+services/s0003", "synced 1"},
 		},
 		"many objects: buckets first": {
-			objects: 1000, change: func(t *testing.T, c *cluster) { c.put(t, services, service("s0500")) },
+			objects: 1000, change: func(t *testing.T, c *world) { c.put(t, services, service("s0500")) },
 			asked: []string{"services buckets=true only=0", "services buckets=false only=1"}, log: []string{"+services/s0500", "synced 1"},
 		},
 		"a deletion is found": {
-			objects: 100, change: func(_ *testing.T, c *cluster) {
+			objects: 100, change: func(_ *testing.T, c *world) {
 				c.store(services).Delete(kube.Key{Namespace: "default", Name: "s0007"})
 			},
 			asked: []string{"services buckets=true only=0", "services buckets=false only=1"}, log: []string{"-services/s0007", "synced 1"},
 		},
 		"resource versions went back": {
-			objects: 3, change: func(t *testing.T, c *cluster) {
+			objects: 3, change: func(t *testing.T, c *world) {
 				c.mu.Lock()
 				c.version = 10
 				c.mu.Unlock()
@@ -521,7 +523,7 @@ func TestResume(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				c, e := newCluster(), newEdge(t)
+				c, e := newWorld(), newEdge(t)
 				c.synced(t, services, many(test.objects)...)
 				p := publish.New(c, c, c)
 				e.connect(p, allServices(1))
@@ -544,7 +546,7 @@ func TestResume(t *testing.T) {
 
 func TestDependenciesTravelBeforeThePod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, e := newCluster(), newEdge(t)
+		c, e := newWorld(), newEdge(t)
 		c.synced(t, kube.Pods)
 		c.configMap(t, "shared", "1")
 		e.connect(publish.New(c, c, c), podsOf(1, "edge1"), dependencies(2))
@@ -596,7 +598,7 @@ func TestDependenciesTravelBeforeThePod(t *testing.T) {
 
 func TestResumeOfDependencies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, e := newCluster(), newEdge(t)
+		c, e := newWorld(), newEdge(t)
 		var names []string
 		for i := range 500 {
 			names = append(names, fmt.Sprintf("cm%03d", i))
@@ -635,7 +637,7 @@ func TestResumeOfDependencies(t *testing.T) {
 
 func TestClaimsBringTheirVolumesAndSecrets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, e := newCluster(), newEdge(t)
+		c, e := newWorld(), newEdge(t)
 		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "data"}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv1"}}
 		volume := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv1"}, Spec: corev1.PersistentVolumeSpec{
 			ClaimRef: &corev1.ObjectReference{Namespace: "default", Name: "data"},
@@ -667,7 +669,7 @@ func TestRefusals(t *testing.T) {
 		return "", nil
 	}
 	synctest.Test(t, func(t *testing.T) {
-		c, e := newCluster(), newEdge(t)
+		c, e := newWorld(), newEdge(t)
 		c.denied = forbidden
 		c.synced(t, nodes, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "edge1"}}, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "edge2"}})
 		e.connect(publish.New(c, c, c),
@@ -702,7 +704,7 @@ func TestRefusals(t *testing.T) {
 
 func TestARefusalThatPassesIsNotTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, e := newCluster(), newEdge(t)
+		c, e := newWorld(), newEdge(t)
 		tries := 0
 		c.denied = func(types.NodeName, kube.Attributes) (string, error) {
 			switch tries++; {
@@ -726,7 +728,7 @@ func TestARefusalThatPassesIsNotTold(t *testing.T) {
 // An interest that nobody has decided about must not cost the edge what it holds.
 func TestUndecidedInterestsDeleteNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, e := newCluster(), newEdge(t)
+		c, e := newWorld(), newEdge(t)
 		c.synced(t, kube.Pods, pod("a", "edge1"))
 		p := publish.New(c, c, c)
 		e.connect(p, podsOf(1, "edge1"))
@@ -743,7 +745,7 @@ func TestUndecidedInterestsDeleteNothing(t *testing.T) {
 
 func TestSingleObjects(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, e := newCluster(), newEdge(t)
+		c, e := newWorld(), newEdge(t)
 		ref := c.configMap(t, "one", "1")
 		p := publish.New(c, c, c)
 		e.connect(p, oneConfigMap(1, "one"), oneConfigMap(2, "absent"))
@@ -778,7 +780,7 @@ func TestSingleObjects(t *testing.T) {
 
 func TestInterestsThatComeAndGo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, e := newCluster(), newEdge(t)
+		c, e := newWorld(), newEdge(t)
 		labelled := func(name, app string) *corev1.Service {
 			s := service(name)
 			s.Labels = map[string]string{"app": app}
@@ -809,7 +811,7 @@ func TestInterestsThatComeAndGo(t *testing.T) {
 
 func TestTheWindowHoldsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, e := newCluster(), newEdge(t)
+		c, e := newWorld(), newEdge(t)
 		c.synced(t, services)
 		p := publish.New(c, c, c)
 		e.connect(p, allServices(1))
@@ -851,7 +853,7 @@ func TestTheWindowHoldsBack(t *testing.T) {
 
 func TestOneObjectIsEncodedOnceForAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCluster()
+		c := newWorld()
 		p := publish.New(c, c, c)
 		c.synced(t, services, service("web"))
 		var raws [][]byte
@@ -864,5 +866,36 @@ func TestOneObjectIsEncodedOnceForAll(t *testing.T) {
 		if &raws[0][0] != &raws[1][0] || &raws[1][0] != &raws[2][0] {
 			t.Error("sessions hold copies")
 		}
+	})
+}
+
+// One interest that Kubernetes is slow to refuse doesn't hold up the others, and deletes nothing before it is refused.
+func TestAnUndecidedInterestHoldsNobodyUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, e := newWorld(), newEdge(t)
+		c.synced(t, kube.Pods, pod("mine", "edge1"), pod("theirs", "edge2"))
+		p := publish.New(c, c, c)
+		e.connect(p, podsOf(1, "edge1"), podsOf(2, "edge2"))
+		want(t, "pods", e.names(kube.Pods), []string{"mine", "theirs"})
+		e.disconnect()
+		c.mu.Lock()
+		c.denied = func(_ types.NodeName, at kube.Attributes) (string, error) {
+			if at.Fields.String() == "spec.nodeName=edge2" {
+				return "only its own", nil
+			}
+			return "", nil
+		}
+		c.mu.Unlock()
+		c.put(t, kube.Pods, pod("new", "edge1"))
+		e.connect(p, podsOf(1, "edge1"), podsOf(2, "edge2"))
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		want(t, "meanwhile", e.names(kube.Pods), []string{"mine", "new", "theirs"})
+		want(t, "synced", e.synced, map[uint64]bool{1: true})
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		want(t, "refused", e.refused, map[uint64]string{2: "Forbidden"})
+		want(t, "in the end", e.names(kube.Pods), []string{"mine", "new"})
+		e.disconnect()
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -166,24 +167,31 @@ func (r *resource) wanted() map[kube.Key]*kube.Object {
 	return out
 }
 
-// ready reports whether all that the edge is to hold of the resource is known.
+// ready reports whether all that the edge is to hold of the resource is known. An interest that stays undecided holds the others up for a moment
+// only; what it would bring comes later.
 func (r *resource) ready() bool {
+	var open, young bool
+	d := r.session.deps
+	allowed := d != nil && d.concerns(r.gvr)
 	for _, i := range r.interests {
 		if i.single != nil {
 			r.session.follow(i)
 		}
-		if i.standing == undecided {
-			return false
+		switch i.standing {
+		case undecided:
+			open, young = true, young || time.Since(i.since) < decideSoon
+		case granted:
+			allowed = true
 		}
+	}
+	if open && (young || !allowed) {
+		return false
 	}
 	if r.feed != nil && !r.feed.store.HasSynced() {
 		r.await()
 		return false
 	}
-	if d := r.session.deps; d != nil && d.concerns(r.gvr) && !d.complete() {
-		return false
-	}
-	return true
+	return d == nil || !d.concerns(r.gvr) || d.complete()
 }
 
 // await wakes the loop when the store has synced.
@@ -302,7 +310,7 @@ func (s *session) compare(in *topicpb.Inventory) error {
 		}
 	}
 	for key := range theirs {
-		if _, ok := ours[key]; !ok {
+		if _, ok := ours[key]; !ok && !r.undecided(key) {
 			keys = append(keys, key)
 		}
 	}
@@ -310,6 +318,28 @@ func (s *session) compare(in *topicpb.Inventory) error {
 	r.only = nil
 	s.settle(r)
 	return nil
+}
+
+// undecided reports whether the edge may yet be allowed to hold a key: then it isn't told to let go of it.
+func (r *resource) undecided(key kube.Key) bool {
+	for _, i := range r.interests {
+		if i.standing != undecided {
+			continue
+		}
+		if i.single != nil {
+			if i.single.Key == key {
+				return true
+			}
+			continue
+		}
+		if r.feed == nil { // what it selects isn't followed yet
+			return true
+		}
+		if o := r.feed.store.Get(key); o != nil && i.sel.Matches(o) {
+			return true
+		}
+	}
+	return false
 }
 
 func bucketSet(all []uint32) *[buckets]bool {

@@ -48,5 +48,14 @@ func (s *session) writePodStatus(ctx context.Context, w *topicpb.Write) outcome 
 
 // otherUID reports whether a conflict means that the object of that name is another one.
 func otherUID(err error) bool {
-	return apierrors.IsConflict(err) && (strings.Contains(err.Error(), "UID in precondition") || strings.Contains(err.Error(), "uid mismatch"))
+	if !apierrors.IsConflict(err) {
+		return false
+	}
+	// What kube-apiserver says of a precondition at a deletion, at an update, and of a patch that bears a uid.
+	for _, text := range []string{"UID in the precondition", "UID in precondition", "uid mismatch"} {
+		if strings.Contains(err.Error(), text) {
+			return true
+		}
+	}
+	return false
 }

@@ -141,7 +141,7 @@ func (a *apiserver) serve(r kube.Request) *kube.Response {
 			return status(404, metav1.StatusReasonNotFound, path+" not found")
 		}
 		if p, ok := body["preconditions"].(map[string]any); ok && p["uid"] != meta(have)["uid"] {
-			return status(409, metav1.StatusReasonConflict, "Precondition failed: UID in precondition: x, UID in object meta: y")
+			return status(409, metav1.StatusReasonConflict, "the UID in the precondition (x) does not match the UID in record (y)")
 		}
 		delete(a.objects, path)
 		return answer(200, map[string]any{"kind": "Status", "status": "Success"})
@@ -251,13 +251,18 @@ func newWorld(t *testing.T) *world {
 }
 
 func (w *world) connect(node types.NodeName, epoch uint64) *edge {
+	e := w.open(node, epoch)
+	synctest.Wait()
+	return e
+}
+
+func (w *world) open(node types.NodeName, epoch uint64) *edge {
 	e := &edge{t: w.t, node: node, epoch: epoch, mux: message.NewMux(), answers: map[message.ID]*topicpb.APIResponse{}, ended: make(chan error, 1)}
 	run := w.relay.Attach(e, e.mux)
 	ctx, cancel := context.WithCancel(w.t.Context())
 	e.cancel = cancel
 	go func() { e.ended <- run(ctx) }()
 	w.t.Cleanup(cancel)
-	synctest.Wait()
 	return e
 }
 
