@@ -44,8 +44,6 @@ func TestTable_Entries(t *testing.T) {
 		{"podstatus.update", "normal", "every", "skerry.topic.v1.Write"},
 		{"report.response", "answer", "every", "skerry.topic.v1.WriteResult"},
 		{"report.update", "normal", "every", "skerry.topic.v1.Write"},
-		{"report.response", "answer", "every", "skerry.topic.v1.WriteResult"},
-		{"report.update", "normal", "every", "skerry.topic.v1.Write"},
 		{"state.response", "answer", "latest", "skerry.topic.v1.StateAck"},
 		{"state.update", "normal", "every", "skerry.topic.v1.State"},
 	}
