@@ -163,7 +163,7 @@ func (m *Manager) applyState(b *batch, s *topicpb.State, log klog.Logger) {
 		}
 	}
 	for _, id := range s.Synced {
-		i := b.stageInterest(id)
+		i := b.interestNow(id)
 		if i == nil {
 			continue
 		}
@@ -171,6 +171,7 @@ func (m *Manager) applyState(b *batch, s *topicpb.State, log klog.Logger) {
 		if i.synced && i.refused == nil {
 			continue
 		}
+		i = b.stageInterest(id)
 		i.synced, i.refused = true, nil
 		b.saveInterest(i)
 	}

@@ -70,6 +70,14 @@ func (i *interest) wire() *topicpb.Interest {
 	}
 }
 
+// interestNow is an interest as this batch leaves it, to look at; nil where there is none.
+func (b *batch) interestNow(id uint64) *interest {
+	if i, ok := b.interests[id]; ok {
+		return i
+	}
+	return b.m.interests[id]
+}
+
 // stageInterest stages a change of an interest: the copy that it returns is the batch's to change.
 func (b *batch) stageInterest(id uint64) *interest {
 	if i, ok := b.interests[id]; ok {
@@ -99,15 +107,16 @@ func (m *Manager) showInterest(id uint64, staged *interest) {
 		if have != nil {
 			delete(m.interests, id)
 			have.wakeAll()
+			m.sender.wantInterests()
 		}
 	case have == nil:
 		m.interests[id] = staged
 		m.tablesFor(staged)
+		m.sender.wantInterests()
 	default: // uses and waits have gone on meanwhile: only what the core decides is taken over
 		have.synced, have.refused, have.pinned = staged.synced, staged.refused, staged.pinned
 		have.wakeAll()
 	}
-	m.sender.wantInterests()
 }
 
 func (m *Manager) tablesFor(i *interest) {
