@@ -7,6 +7,7 @@
 package host
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -73,8 +74,14 @@ func Boot(ctx context.Context, spec Spec) (_ Host, err error) {
 			err = errors.Join(err, h.Halt(context.WithoutCancel(ctx)))
 		}
 	}()
-	if err := h.Do(func() error { return furnish(spec) }); err != nil {
-		return Host{}, fmt.Errorf("furnishing host %s: %w", spec.Hostname, err)
+	for _, step := range []func() error{
+		func() error { return h.Do(func() error { return isolate(spec) }) },
+		h.mountProc,
+		func() error { return h.Do(func() error { return furnish(spec) }) },
+	} {
+		if err := step(); err != nil {
+			return Host{}, fmt.Errorf("furnishing host %s: %w", spec.Hostname, err)
+		}
 	}
 	links, err := h.Netlink()
 	if err != nil {
@@ -91,22 +98,30 @@ func Boot(ctx context.Context, spec Spec) (_ Host, err error) {
 	return h, nil
 }
 
-// furnish runs inside of the new namespaces.
-func furnish(spec Spec) error {
+// isolate cuts the tie between the machine's mounts and the host's; it runs on the host.
+func isolate(spec Spec) error {
 	if err := unix.Sethostname([]byte(spec.Hostname)); err != nil {
 		return fmt.Errorf("setting the name: %w", err)
 	}
-	// First cut the tie to the machine's mounts, then share among this host's own: a pod's mount namespace follows its host's (mount_namespaces(7)).
-	if err := mount("none", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+	return mount("none", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
+}
+
+// mountProc makes /proc show the host's processes. Its process namespace is that of whoever mounts it, which a thread of ours can't be: only a child is.
+func (h Host) mountProc() error {
+	var out bytes.Buffer
+	child, err := h.Start(process.Spec{Path: "mount", Args: []string{"-n", "-t", "proc", "-o", "nosuid,nodev,noexec", "proc", "/proc"}, Stdout: &out, Stderr: &out})
+	if err != nil {
 		return err
 	}
-	if err := mount("none", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
-		return err
+	<-child.Done()
+	if err := child.Err(); err != nil {
+		return fmt.Errorf("mounting /proc: %w: %s", err, bytes.TrimSpace(out.Bytes()))
 	}
-	// /proc of this host's processes. Its process namespace is that of our children (proc(5)).
-	if err := mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
-		return err
-	}
+	return nil
+}
+
+// furnish gives the host files of its own; it runs on the host.
+func furnish(spec Spec) error {
 	if spec.Dir != "" {
 		if err := mount("tmpfs", "/run", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=755"); err != nil {
 			return err
@@ -121,6 +136,10 @@ func furnish(spec Spec) error {
 				return err
 			}
 		}
+	}
+	// Shared at the end and not before: a bind mount would else show at its source too. A pod's mount namespace follows its host's (mount_namespaces(7)).
+	if err := mount("none", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
+		return err
 	}
 	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644); err != nil {
 		return fmt.Errorf("switching forwarding on: %w", err)

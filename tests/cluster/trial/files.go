@@ -146,7 +146,6 @@ func (t *Trial) edgecoreFile(n Node) ([]byte, error) {
 		"modules": doc{
 			"edgeHub": doc{"servers": []string{lab.Cloud().String()}, "transport": t.state.Options.Link},
 			"edged": doc{
-				"labels":  doc{"node-role.kubernetes.io/edge": ""},
 				"kubelet": t.kubelet(n),
 			},
 		},

@@ -1,7 +1,7 @@
 // Package trial is a whole Skerry system on one machine: a cloud with a real control plane and cloudcore, edges with containerd and edgecore behind NAT, a LAN with
 // a client, and the faults that a site can have.
 //
-// It owns the directory .trial of a repository and what the file state.json in it names: the hosts (see package host), their cgroups and the cable to the machine.
+// It owns a directory and what the file state.json in it names: the hosts (see package host), their cgroups and the cable to the machine.
 // The state is written before anything is made, so that Down also cleans after a crash. Each changing method holds a lock on the directory, across processes;
 // methods of one Trial are called one at a time.
 package trial
@@ -127,7 +127,7 @@ type Machine struct {
 // Trial is the trial of one repository.
 type Trial struct {
 	root  string // of the repository
-	dir   string // root/.trial
+	dir   string // everything of the trial's own
 	say   func(string)
 	began time.Time
 
@@ -135,9 +135,10 @@ type Trial struct {
 	state *State     // nil when there is no trial
 }
 
-// Open finds the trial of a repository; there may be none. Progress goes to out, a line for each step.
-func Open(root string, out io.Writer) (*Trial, error) {
-	t := &Trial{root: root, dir: filepath.Join(root, ".trial"), began: time.Now()}
+// Open finds the trial whose things are in dir; there may be none. root is the repository that its programs come from. Progress goes to out, a line for each
+// step.
+func Open(root, dir string, out io.Writer) (*Trial, error) {
+	t := &Trial{root: root, dir: dir, began: time.Now()}
 	var outMu sync.Mutex
 	t.say = func(what string) {
 		outMu.Lock()

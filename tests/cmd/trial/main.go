@@ -3,6 +3,7 @@ package main
 
 import (
 	"os"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 
@@ -27,6 +28,8 @@ func command() *cobra.Command {
 		Long: `trial brings up a cloud (a real Kubernetes control plane and cloudcore) and edges (each a host of its own behind NAT, with containerd and edgecore), and lets
 you do to them what happens to devices: cut cables, make links thin, kill processes, cut the power.
 
+Everything of a trial is in .trial of this checkout, or in $TRIAL_DIR: with it a second one runs beside the first.
+
 Exit codes: 0 fine; 1 it failed; 2 the call was wrong or not possible now, and nothing was changed.`,
 		Example: `  trial up                                   # two edges, both transports, a sample application
   trial status
@@ -48,16 +51,22 @@ Exit codes: 0 fine; 1 it failed; 2 the call was wrong or not possible now, and n
 	return c
 }
 
-// open finds the trial of the repository we are in.
+// open finds the trial of the repository we are in, or the one that TRIAL_DIR names.
 func open() (*trial.Trial, error) {
 	root, err := binary.Root()
 	if err != nil {
 		return nil, cli.Bad(err)
 	}
-	return trial.Open(root, os.Stderr)
+	dir := filepath.Join(root, ".trial")
+	if named := os.Getenv("TRIAL_DIR"); named != "" {
+		if dir, err = filepath.Abs(named); err != nil {
+			return nil, cli.Badf("TRIAL_DIR: %w", err)
+		}
+	}
+	return trial.Open(root, dir, os.Stderr)
 }
 
-// root needs the rights that namespaces want.
+// asRoot refuses who has not the rights that namespaces want.
 func asRoot(c *cobra.Command, _ []string) error {
 	if os.Getuid() != 0 {
 		return cli.Badf("trial %s works on network namespaces and containers: run it as root (sudo)", c.Name())

@@ -114,7 +114,14 @@ func execCommand() *cobra.Command {
   trial exec edge1 -- $PWD/bin/edgecore status`,
 		Args: cli.Args(cobra.MinimumNArgs(2)),
 		RunE: func(c *cobra.Command, args []string) error {
-			return execOn(c.Context(), args[0], args[1], args[2:], nil)
+			command := args[1:]
+			if command[0] == "--" {
+				command = command[1:]
+			}
+			if len(command) == 0 {
+				return cli.Badf("usage: trial %s", c.Use)
+			}
+			return execOn(c.Context(), args[0], command[0], command[1:], nil)
 		},
 	}
 	c.Flags().SetInterspersed(false)
