@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -247,6 +248,9 @@ func (t *Trial) boot(ctx context.Context, name string) error {
 // wire connects a host that was just booted.
 func (t *Trial) wire(name string) error {
 	r, m := t.machine(router).Host, t.machine(name)
+	if err := t.writeNames(name); err != nil {
+		return err
+	}
 	switch name {
 	case Cloud:
 		if err := lab.ConnectCloud(r, m.Host); err != nil {
@@ -268,6 +272,32 @@ func (t *Trial) wire(name string) error {
 		return err
 	}
 	return lab.SetCut(r, n.Number, m.Cut)
+}
+
+// writeNames lets a host resolve what it may know: itself and the cloud. The machine's own name servers are out of its reach, and a kubelet that asks them for its
+// node's name at each report would wait for the time-out.
+func (t *Trial) writeNames(name string) error {
+	if name == router || name == Client {
+		return nil // the machine's own files
+	}
+	own := lab.Cloud()
+	if n, err := t.node(name); err == nil {
+		own = lab.Uplink(n.Number).Addr()
+	}
+	hosts := fmt.Sprintf("127.0.0.1 localhost\n::1 localhost\n%s cloud\n", lab.Cloud())
+	if name != Cloud {
+		hosts += fmt.Sprintf("%s %s\n", own, name)
+	}
+	for path, content := range map[string]string{"/etc/hosts": hosts, "/etc/resolv.conf": "# No name server can be reached from here.\n"} {
+		// It may be a link to somewhere else.
+		if err := os.Remove(filepath.Join(t.machine(name).Root(), path)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("replacing %s on %s: %w", path, name, err)
+		}
+		if err := t.writeHost(name, path, []byte(content), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // halt ends a host and removes its cgroup.
