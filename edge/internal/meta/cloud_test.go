@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strconv"
 	"sync"
@@ -370,7 +371,7 @@ func (c *cloud) write(m message.Message, w *topicpb.Write) {
 		c.put(r, e)
 		c.effects[r.String()] = append(c.effects[r.String()], fmt.Sprint(e.Count))
 	case m.Route.Kind == topic.KindReport:
-		c.effects[r.String()] = append(c.effects[r.String()], string(w.Body))
+		c.effects["report "+r.String()] = append(c.effects["report "+r.String()], string(w.Body))
 	case have == nil || (w.Uid != "" && types.UID(w.Uid) != have.uid):
 		refuse(&metav1.Status{Code: 404, Reason: metav1.StatusReasonNotFound, Message: "not found"})
 	case w.Verb == topicpb.Verb_DELETE:
@@ -424,10 +425,21 @@ type edge struct {
 	stop   func()
 }
 
+// memoryDir is a directory where a sync costs nothing, if there is one: the tests here are of order, those of the store are of disks.
+func memoryDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "skerry-meta-*")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
 func newEdge(t *testing.T, c *cloud, config meta.Config) *edge {
 	t.Helper()
 	config.NodeName = "edge1"
-	e := &edge{t: t, cloud: c, path: t.TempDir() + "/edge.db", config: config}
+	e := &edge{t: t, cloud: c, path: memoryDir(t) + "/edge.db", config: config}
 	e.start()
 	t.Cleanup(func() { e.stop() })
 	return e
@@ -548,4 +560,17 @@ func (e *edge) repeatEvent(name string, count int) error {
 		Verb: "patch", Ref: ref("events", "default", name), PatchType: types.StrategicMergePatchType, Body: fmt.Appendf(nil, `{"count":%d}`, count),
 	})
 	return err
+}
+
+// answerRecording answers every request with 200 and notes the resourceVersion of its body.
+func answerRecording(sent *[]string) func(*topicpb.APIRequest) *topicpb.APIResponse {
+	return func(r *topicpb.APIRequest) *topicpb.APIResponse {
+		obj, err := object.DecodeRaw(r.Body)
+		if err != nil {
+			*sent = append(*sent, err.Error())
+		} else {
+			*sent = append(*sent, obj.(metav1.Object).GetResourceVersion())
+		}
+		return &topicpb.APIResponse{Code: 200}
+	}
 }

@@ -190,7 +190,12 @@ func (m *Manager) stagePatch(b *batch, w Write, class storepb.Class, have *held,
 		return object.Object{}, apierrors.NewRequestEntityTooLargeError("the patched object is too large")
 	}
 	t := targetOf(w.Ref)
-	entries := b.pending(t)
+	var entries []*entry
+	for _, e := range b.pending(t) {
+		if e.laid() {
+			entries = append(entries, e)
+		}
+	}
 	next := *have
 	next.shown.Raw = raw
 	if am, err := meta.Accessor(patched); err == nil {

@@ -1,0 +1,383 @@
+package meta_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/skerry-io/skerry/edge/internal/meta"
+	"github.com/skerry-io/skerry/edge/internal/object"
+)
+
+// Whatever happens, in whatever order: in the end the cloud has what was written last of each object, has never seen an older write take effect after a
+// newer one, and both ends hold the same.
+func TestEverythingArrivesInOrder(t *testing.T) {
+	for seed := range uint64(12) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			inBubble(t, func(t *testing.T) { runDisorder(t, rand.New(rand.NewPCG(seed, 1))) })
+		})
+	}
+}
+
+func runDisorder(t *testing.T, r *rand.Rand) {
+	c := newCloud(t)
+	e := newEdge(t, c, meta.Config{ReportEvents: true, Limits: meta.Limits{Window: 1 + r.IntN(8), EventWindow: 1 + r.IntN(4)}})
+	const pods = 4
+	podRef := func(i int) object.Ref { return ref("pods", "default", fmt.Sprint(i)) }
+	for i := range pods {
+		c.set(podRef(i), pod())
+	}
+	c.link()
+	e.holdPods()
+
+	last := map[types.UID]int{}     // what was written last to each pod
+	events := map[string]int{}      // the count of each event
+	reports := map[object.Ref]int{} // what was reported last
+	n := 0
+	for range 300 {
+		n++
+		i := r.IntN(pods)
+		switch r.IntN(20) {
+		case 0, 1, 2, 3, 4:
+			err := e.patchStatus(fmt.Sprint(i), strconv.Itoa(n))
+			if err != nil {
+				t.Fatal(err)
+			}
+			last[e.pod(fmt.Sprint(i)).UID] = n
+		case 5, 6, 7:
+			name := fmt.Sprintf("event-%d", n)
+			if err := e.event(name, 1); err != nil {
+				t.Fatal(err)
+			}
+			events[name] = 1
+		case 8, 9:
+			for name := range events {
+				events[name]++
+				if err := e.repeatEvent(name, events[name]); err != nil {
+					t.Fatal(err)
+				}
+				break
+			}
+		case 10, 11:
+			if err := e.Report(context.Background(), podRef(i), "", []byte(strconv.Itoa(n))); err != nil {
+				t.Fatal(err)
+			}
+			reports[podRef(i)] = n
+		case 12:
+			c.cut()
+		case 13, 14:
+			c.cut()
+			c.link()
+		case 15:
+			c.mu.Lock()
+			c.hold = true
+			c.mu.Unlock()
+		case 16:
+			c.release()
+		case 17:
+			now, ok := c.state(podRef(i)).(*corev1.Pod)
+			if !ok {
+				continue
+			}
+			next := now.DeepCopy()
+			next.Spec.Containers[0].Image = fmt.Sprint(n)
+			c.set(podRef(i), next)
+		case 18:
+			e.restart()
+		default:
+			time.Sleep(time.Duration(r.IntN(100)) * time.Millisecond)
+		}
+		if r.IntN(3) == 0 {
+			synctest.Wait()
+		}
+	}
+	c.cut()
+	c.release()
+	c.link()
+	synctest.Wait()
+
+	if st := e.Status().Outbox; len(st.Waiting) != 0 || st.InFlight != 0 {
+		t.Errorf("outbox: %+v", st)
+	}
+	for i := range pods {
+		have := c.state(podRef(i)).(*corev1.Pod)
+		if want, ok := last[have.UID]; ok && have.Status.Message != strconv.Itoa(want) {
+			t.Errorf("pod %d: the cloud has %q, %d was written last", i, have.Status.Message, want)
+		}
+		shown := e.pod(fmt.Sprint(i))
+		shown.ResourceVersion = have.ResourceVersion
+		if diff := cmp.Diff(have, shown); diff != "" {
+			t.Errorf("pod %d: cloud and edge differ: %s", i, diff)
+		}
+	}
+	for name, count := range events {
+		have, ok := c.state(ref("events", "default", name)).(*corev1.Event)
+		if !ok || int(have.Count) != count {
+			t.Errorf("event %s: the cloud has %v, want count %d", name, have, count)
+		}
+	}
+	for about, said := range c.effects {
+		before := 0
+		for _, s := range said {
+			now, _ := strconv.Atoi(s)
+			if now < before {
+				t.Errorf("%s: out of order: %v", about, said)
+			}
+			before = now
+		}
+	}
+	for about, want := range reports {
+		said := c.effects["report "+about.String()]
+		if len(said) == 0 || !contains(said, strconv.Itoa(want)) {
+			t.Errorf("%s: report %d did not arrive: %v", about, want, said)
+		}
+	}
+}
+
+func contains(list []string, s string) bool {
+	for _, l := range list {
+		if l == s {
+			return true
+		}
+	}
+	return false
+}
+
+func TestEvents_01_SwitchedOffTheyStayHere(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		c := newCloud(t)
+		e := newEdge(t, c, meta.Config{})
+		c.link()
+		for i := range 10 {
+			if err := e.event(fmt.Sprint(i), 1); err != nil {
+				t.Fatal(err)
+			}
+		}
+		synctest.Wait()
+		if len(c.writes) > 0 {
+			t.Errorf("the cloud was told: %v", c.writes)
+		}
+		for _, when := range []string{"now", "after a restart"} {
+			items, _, err := e.List(t.Context(), selection("events", "involvedObject.kind=Pod"), meta.ListOptions{})
+			if err != nil || len(items) != 10 {
+				t.Errorf("%s: %d events, %v; want 10", when, len(items), err)
+			}
+			e.restart()
+		}
+	})
+}
+
+func TestAThousandEventsOfAnIslandArriveOnce(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		c := newCloud(t)
+		e := newEdge(t, c, meta.Config{ReportEvents: true})
+		c.link()
+		c.cut()
+		synctest.Wait()
+		for i := range 1000 {
+			if err := e.event(fmt.Sprint(i), 1); err != nil {
+				t.Fatal(err)
+			}
+			if i%10 == 0 {
+				if err := e.repeatEvent(fmt.Sprint(i), 3); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if i == 500 {
+				e.restart()
+			}
+		}
+		c.link()
+		synctest.Wait()
+		if len(c.writes) != 1000 {
+			t.Errorf("%d writes for 1,000 events: repeats that wait are merged", len(c.writes))
+		}
+		for i := range 1000 {
+			ev, ok := c.state(ref("events", "default", fmt.Sprint(i))).(*corev1.Event)
+			want := int32(1)
+			if i%10 == 0 {
+				want = 3
+			}
+			if !ok || ev.Count != want || ev.Message != fmt.Sprintf("message of %d", i) {
+				t.Fatalf("event %d: %v", i, ev)
+			}
+		}
+		if st := e.Status().Outbox; len(st.Waiting) != 0 || st.EventBytes != 0 {
+			t.Errorf("outbox: %+v", st)
+		}
+	})
+}
+
+func TestEvents_08_AFullOutboxDropsTheOldestAndSaysSo(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		c := newCloud(t)
+		e := newEdge(t, c, meta.Config{ReportEvents: true, Limits: meta.Limits{OutboxEvents: 10, RingEvents: 5}})
+		c.link()
+		c.cut()
+		for i := range 25 {
+			if err := e.event(fmt.Sprint(i), 1); err != nil {
+				t.Fatal(err)
+			}
+			if i == 20 {
+				e.restart()
+			}
+		}
+		if items, _, err := e.List(t.Context(), selection("events"), meta.ListOptions{}); err != nil || len(items) != 5 {
+			t.Errorf("ring: %d events, %v; want 5", len(items), err)
+		}
+		c.link()
+		synctest.Wait()
+		for i := range 25 {
+			_, there := c.state(ref("events", "default", fmt.Sprint(i))).(*corev1.Event)
+			if want := i >= 15; there != want {
+				t.Errorf("event %d: in the cloud: %v, want %v", i, there, want)
+			}
+		}
+		var told []string
+		c.mu.Lock()
+		for r, th := range c.objects {
+			if ev, ok := th.obj.(*corev1.Event); ok && ev.Reason == "EventsDropped" {
+				told = append(told, r.Name+": "+ev.Message)
+			}
+		}
+		c.mu.Unlock()
+		if len(told) != 1 || !strings.Contains(told[0], " 15 oldest") {
+			t.Errorf("told: %q", told)
+		}
+		if n := e.Status().Outbox.Dropped; n > 1 {
+			t.Errorf("%d dropped events are not told of", n)
+		}
+	})
+}
+
+func TestOneSlowWriteBlocksNobodyElse(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		c := newCloud(t)
+		e := newEdge(t, c, meta.Config{ReportEvents: true})
+		for _, n := range []string{"a", "b"} {
+			c.set(ref("pods", "default", n), pod())
+		}
+		c.link()
+		e.holdPods()
+		c.mu.Lock()
+		c.hold = true
+		c.mu.Unlock()
+		if err := e.patchStatus("a", "1"); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		c.mu.Lock()
+		c.hold = false
+		c.mu.Unlock()
+		for i := 2; i < 5; i++ {
+			for _, n := range []string{"a", "b"} {
+				if err := e.patchStatus(n, fmt.Sprint(i)); err != nil {
+					t.Fatal(err)
+				}
+				synctest.Wait()
+			}
+		}
+		if got := c.state(ref("pods", "default", "b")).(*corev1.Pod).Status.Message; got != "4" {
+			t.Errorf("b: %q", got)
+		}
+		if n := e.Status().Outbox.Waiting["POD_STATUS"]; n != 2 {
+			t.Errorf("%d entries wait for a; want the one under way and one merged", n)
+		}
+		c.release()
+		synctest.Wait()
+		if diff := cmp.Diff([]string{"1", "4"}, c.effects[ref("pods", "default", "a").String()]); diff != "" {
+			t.Errorf("a: %s", diff)
+		}
+	})
+}
+
+func TestWhatPassesThroughSpeaksTheCloudsVersions(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		c := newCloud(t)
+		e := newEdge(t, c, meta.Config{})
+		c.set(ref("configmaps", "default", "a"), configMap("x"))
+		c.link()
+		if _, _, err := e.List(t.Context(), selection("configmaps"), meta.ListOptions{FromReflector: true}); err != nil {
+			t.Fatal(err)
+		}
+		o, err := e.Get(t.Context(), ref("configmaps", "default", "a"), meta.Caller{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if o.Version < 1e12 {
+			t.Errorf("version %d could be kube-apiserver's", o.Version)
+		}
+		var sent []string
+		c.answer = answerRecording(&sent)
+		put := func(version string, body []byte) error {
+			_, err := e.Write(t.Context(), meta.Write{
+				Verb: "update", Ref: ref("configmaps", "default", "a"), Body: body, Path: "/api/v1/namespaces/default/configmaps/a",
+			})
+			_ = version
+			return err
+		}
+		obj, err := object.Decode(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		asJSON, err := object.JSON(obj)
+		if err != nil {
+			t.Fatal(err)
+		}
+		asProtobuf, err := object.Encode(obj)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, body := range map[string][]byte{"JSON": asJSON, "protobuf": asProtobuf} {
+			sent = nil
+			if err := put("", body); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			if diff := cmp.Diff([]string{o.CloudVersion}, sent); diff != "" {
+				t.Errorf("%s: %s", name, diff)
+			}
+		}
+		c.set(ref("configmaps", "default", "a"), configMap("y"))
+		synctest.Wait()
+		if err := put("", asJSON); !apierrors.IsConflict(err) {
+			t.Errorf("an old version: %v, want a conflict", err)
+		}
+		c.cut()
+		synctest.Wait()
+		if err := put("", []byte(`{}`)); !apierrors.IsServiceUnavailable(err) || retryAfter(err) == 0 {
+			t.Errorf("off line: %v, want 503 with Retry-After", err)
+		}
+	})
+}
+
+func TestReportsAreReplaced(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		c := newCloud(t)
+		e := newEdge(t, c, meta.Config{})
+		about := ref("staticroutes", "", "r")
+		for i := range 5 {
+			if err := e.Report(t.Context(), about, "u", fmt.Appendf(nil, "%d", i)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		e.restart()
+		c.link()
+		synctest.Wait()
+		if diff := cmp.Diff(map[string][]string{"report " + about.String(): {"4"}}, c.effects); diff != "" {
+			t.Error(diff)
+		}
+		if st := e.Status().Outbox; len(st.Waiting) != 0 {
+			t.Errorf("outbox: %+v", st)
+		}
+	})
+}
