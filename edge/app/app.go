@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -193,10 +194,15 @@ func (a *App) assemble() error {
 	return a.registerMetrics()
 }
 
+// edgeLabel marks the Nodes of edgecore. An admission policy in manifests/ adds the role label that kubectl shows: a node may not do that itself.
+const edgeLabel = "skerry.io/edge"
+
 func (a *App) newEdged() (*edged.Module, error) {
 	c := a.config.Modules.Edged
+	labels := map[string]string{edgeLabel: ""}
+	maps.Copy(labels, c.Labels)
 	return edged.New(edged.Config{
-		NodeName: a.node, Labels: c.Labels, RootDir: c.RootDir, NodeIP: c.NodeIP, Kubelet: c.Kubelet, ClientCAFile: a.identity.ClientCAFile(),
+		NodeName: a.node, Labels: labels, RootDir: c.RootDir, NodeIP: c.NodeIP, Kubelet: c.Kubelet, ClientCAFile: a.identity.ClientCAFile(),
 		Verbosity: a.config.Log.Verbosity, Host: api.Host, Transport: a.api.RoundTripper(api.Identity{Kubelet: true}),
 	})
 }
