@@ -1,8 +1,12 @@
 package pki
 
 import (
+	"crypto/x509"
+	"encoding/json"
 	"fmt"
 	"net/http"
+	"strconv"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -23,6 +27,33 @@ type JoinRequest struct {
 	Version  string         `json:"version"`  // of edgecore
 	Protocol int            `json:"protocol"` // topic.Protocol of edgecore
 }
+
+// ParseJoinRequest reads the body of a join that came from outside. Its error is a *Refusal.
+func ParseJoinRequest(body []byte, protocol int) (JoinRequest, *x509.CertificateRequest, error) {
+	var request JoinRequest
+	if err := json.Unmarshal(body, &request); err != nil { // unknown fields are those of a newer edgecore
+		return request, nil, Refuse(ReasonBadRequest, "the request's body is no JSON of a join: %v", err)
+	}
+	request.Version = printable(request.Version)
+	if request.Protocol != protocol {
+		return request, nil, Refuse(ReasonProtocol, "edgecore %s speaks version %d of the protocol, this cloudcore version %d: use versions that match",
+			request.Version, request.Protocol, protocol)
+	}
+	if err := ValidNodeName(request.NodeName); err != nil {
+		return request, nil, Refuse(ReasonBadName, "%v", err)
+	}
+	csr, node, err := ParseNodeCSR([]byte(request.CSR))
+	if err != nil {
+		return request, nil, Refuse(ReasonBadCSR, "%v", err)
+	}
+	if node != request.NodeName {
+		return request, nil, Refuse(ReasonBadCSR, "the certificate request is for the node %s, the join for %s", node, request.NodeName)
+	}
+	return request, csr, nil
+}
+
+// printable cuts what a stranger sent to what may stand in a log.
+func printable(s string) string { return strings.Trim(strconv.QuoteToASCII(s[:min(len(s), 64)]), `"`) }
 
 // JoinAnswer is what a device needs from then on.
 type JoinAnswer struct {

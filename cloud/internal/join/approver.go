@@ -48,10 +48,12 @@ type ApproverConfig struct {
 type Approver struct {
 	cfg ApproverConfig
 	now func() time.Time
+}
 
-	requests cache.Indexer // all of the signer; Kubernetes keeps approved ones for an hour
-
-	// owned by Run's only worker
+// judge is one run of an Approver. One goroutine owns it.
+type judge struct {
+	*Approver
+	requests cache.Indexer                // all of the signer; Kubernetes keeps approved ones for an hour
 	approved map[types.NodeName]types.UID // joins that the informer may not show as approved yet
 }
 
@@ -60,10 +62,10 @@ const byNode = "node"
 
 // NewApprover makes an approver.
 func NewApprover(cfg ApproverConfig) *Approver {
-	return &Approver{cfg: cfg, now: time.Now, approved: map[types.NodeName]types.UID{}}
+	return &Approver{cfg: cfg, now: time.Now}
 }
 
-// Run approves and denies until ctx ends. It is called once.
+// Run approves and denies until ctx ends. It may be run again, as the Lease comes and goes.
 func (a *Approver) Run(ctx context.Context) error {
 	queue := workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryMin, retryMax))
 	defer queue.ShutDown()
@@ -73,7 +75,7 @@ func (a *Approver) Run(ctx context.Context) error {
 	}))
 	informer := factory.Certificates().V1().CertificateSigningRequests()
 	add := func(obj any) {
-		if csr, ok := obj.(*certificatesv1.CertificateSigningRequest); ok && a.ours(csr) {
+		if csr, ok := obj.(*certificatesv1.CertificateSigningRequest); ok && ours(csr) {
 			queue.Add(csr.Name)
 		}
 	}
@@ -93,10 +95,12 @@ func (a *Approver) Run(ctx context.Context) error {
 	}); err != nil {
 		return fmt.Errorf("watching certificate requests: %w", err)
 	}
+	ctx, cancel := context.WithCancel(ctx)
 	factory.Start(ctx.Done())
-	defer factory.Shutdown()
+	defer factory.Shutdown() // waits for the informers, which cancel ends, also in a panic
+	defer cancel()
 
-	a.requests = informer.Informer().GetIndexer()
+	j := &judge{Approver: a, requests: informer.Informer().GetIndexer(), approved: map[types.NodeName]types.UID{}}
 	if !cache.WaitForCacheSync(ctx.Done(), informer.Informer().HasSynced) {
 		return nil // without all requests, nobody could tell which names have just been given away
 	}
@@ -109,15 +113,15 @@ func (a *Approver) Run(ctx context.Context) error {
 		if shutdown {
 			return nil
 		}
-		a.work(ctx, queue, name)
+		j.work(ctx, queue, name)
 	}
 }
 
-func (a *Approver) work(ctx context.Context, queue workqueue.TypedRateLimitingInterface[string], name string) {
+func (j *judge) work(ctx context.Context, queue workqueue.TypedRateLimitingInterface[string], name string) {
 	defer queue.Done(name)
-	obj, exists, err := a.requests.GetByKey(name)
+	obj, exists, err := j.requests.GetByKey(name)
 	if csr, ok := obj.(*certificatesv1.CertificateSigningRequest); ok && exists && err == nil {
-		err = a.judge(ctx, csr)
+		err = j.decide(ctx, csr)
 	}
 	switch {
 	case err == nil || apierrors.IsNotFound(err):
@@ -132,7 +136,7 @@ func (a *Approver) work(ctx context.Context, queue workqueue.TypedRateLimitingIn
 }
 
 // ours reports whether csr waits for a decision that is ours to take.
-func (a *Approver) ours(csr *certificatesv1.CertificateSigningRequest) bool {
+func ours(csr *certificatesv1.CertificateSigningRequest) bool {
 	if csr.Spec.SignerName != Signer || len(csr.Status.Certificate) > 0 {
 		return false
 	}
@@ -152,14 +156,14 @@ func isRenewal(csr *certificatesv1.CertificateSigningRequest) bool {
 	return strings.HasPrefix(csr.Spec.Username, pki.NodeUserPrefix) && slices.Contains(csr.Spec.Groups, pki.NodesGroup)
 }
 
-// judge approves csr, denies it with a reason, or leaves it alone because it isn't ours. An error means that it could not be judged now.
-func (a *Approver) judge(ctx context.Context, csr *certificatesv1.CertificateSigningRequest) error {
-	if !a.ours(csr) {
+// decide approves csr, denies it with a reason, or leaves it alone because it isn't ours. An error means that it could not be judged now.
+func (j *judge) decide(ctx context.Context, csr *certificatesv1.CertificateSigningRequest) error {
+	if !ours(csr) {
 		return nil
 	}
-	var decide func(context.Context, *certificatesv1.CertificateSigningRequest, types.NodeName) (bool, error)
-	if decide = a.join; isRenewal(csr) {
-		decide = a.renewal
+	rule := j.join
+	if isRenewal(csr) {
+		rule = j.renewal
 	}
 	node, mine, err := types.NodeName(""), true, checkRequest(csr)
 	if err == nil {
@@ -169,7 +173,7 @@ func (a *Approver) judge(ctx context.Context, csr *certificatesv1.CertificateSig
 		}
 	}
 	if err == nil {
-		mine, err = decide(ctx, csr, node)
+		mine, err = rule(ctx, csr, node)
 	}
 	if !mine && err == nil {
 		return nil
@@ -185,15 +189,15 @@ func (a *Approver) judge(ctx context.Context, csr *certificatesv1.CertificateSig
 	if refusal != nil {
 		condition.Type, condition.Reason, condition.Message = certificatesv1.CertificateDenied, string(refusal.Reason), refusal.Message
 	}
-	condition.LastUpdateTime = metav1.NewTime(a.now())
+	condition.LastUpdateTime = metav1.NewTime(j.now())
 	csr = csr.DeepCopy()
 	csr.Status.Conditions = append(csr.Status.Conditions, condition)
 	// The resourceVersion that we judged goes along: a decision by somebody else in between is a conflict, and stands.
-	if _, err := a.cfg.Client.CertificatesV1().CertificateSigningRequests().UpdateApproval(ctx, csr.Name, csr, metav1.UpdateOptions{}); err != nil {
+	if _, err := j.cfg.Client.CertificatesV1().CertificateSigningRequests().UpdateApproval(ctx, csr.Name, csr, metav1.UpdateOptions{}); err != nil {
 		return fmt.Errorf("writing the decision on %s: %w", csr.Name, err)
 	}
 	if refusal == nil && isBootstrap(csr) {
-		a.noteApproved(node, csr.UID)
+		j.noteApproved(node, csr.UID)
 	}
 	logger := klog.FromContext(ctx).WithValues("csr", csr.Name, "node", node, "requester", csr.Spec.Username)
 	if refusal != nil {
@@ -207,11 +211,11 @@ func (a *Approver) judge(ctx context.Context, csr *certificatesv1.CertificateSig
 // approvedKept bounds what is remembered until the informer has caught up, which takes milliseconds.
 const approvedKept = 1000
 
-func (a *Approver) noteApproved(node types.NodeName, uid types.UID) {
-	if len(a.approved) >= approvedKept {
-		clear(a.approved)
+func (j *judge) noteApproved(node types.NodeName, uid types.UID) {
+	if len(j.approved) >= approvedKept {
+		clear(j.approved)
 	}
-	a.approved[node] = uid
+	j.approved[node] = uid
 }
 
 // checkRequest holds the usages to those of a kubelet's client certificate, as kube-apiserver-client-kubelet permits them.
@@ -227,35 +231,35 @@ func checkRequest(csr *certificatesv1.CertificateSigningRequest) error {
 	return nil
 }
 
-func (a *Approver) join(ctx context.Context, csr *certificatesv1.CertificateSigningRequest, node types.NodeName) (bool, error) {
+func (j *judge) join(ctx context.Context, csr *certificatesv1.CertificateSigningRequest, node types.NodeName) (bool, error) {
 	id := strings.TrimPrefix(csr.Spec.Username, bootstrapPrefix)
-	if err := a.free(ctx, id, node, csr.UID); err != nil {
+	if err := j.free(ctx, id, node, csr.UID); err != nil {
 		return true, err
 	}
 	// Last, so that a refusal costs no use.
-	return true, a.cfg.Tokens.Spend(ctx, id, node, csr.UID)
+	return true, j.cfg.Tokens.Spend(ctx, id, node, csr.UID)
 }
 
 // free refuses a name that is taken. A live node's is taken for everybody. That of a node which is not live (an island out of reach, perhaps, whose
 // device still holds a valid certificate) or of a device that has only just joined is given only to the holder of a token made for just this name.
-func (a *Approver) free(ctx context.Context, id string, node types.NodeName, uid types.UID) error {
-	if a.cfg.Linked != nil && a.cfg.Linked(node) {
+func (j *judge) free(ctx context.Context, id string, node types.NodeName, uid types.UID) error {
+	if j.cfg.Linked != nil && j.cfg.Linked(node) {
 		return pki.Refuse(pki.ReasonNodeLive, "a device named %s is linked now: choose another name, or stop that device first", node)
 	}
-	_, err := a.cfg.Client.CoreV1().Nodes().Get(ctx, string(node), metav1.GetOptions{})
+	_, err := j.cfg.Client.CoreV1().Nodes().Get(ctx, string(node), metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("looking for the node %s: %w", node, err)
 	}
 	exists := err == nil
 	if exists {
-		if err := a.alive(ctx, node); err != nil {
+		if err := j.alive(ctx, node); err != nil {
 			return err
 		}
 	}
-	if !exists && !a.joined(node, uid) {
+	if !exists && !j.joined(node, uid) {
 		return nil
 	}
-	_, info, err := a.cfg.Tokens.record(ctx, id)
+	_, info, err := j.cfg.Tokens.record(ctx, id)
 	switch {
 	case err != nil:
 		return err
@@ -270,8 +274,8 @@ func (a *Approver) free(ctx context.Context, id string, node types.NodeName, uid
 	}
 }
 
-func (a *Approver) alive(ctx context.Context, node types.NodeName) error {
-	lease, err := a.cfg.Client.CoordinationV1().Leases(nodeLeases).Get(ctx, string(node), metav1.GetOptions{})
+func (j *judge) alive(ctx context.Context, node types.NodeName) error {
+	lease, err := j.cfg.Client.CoordinationV1().Leases(nodeLeases).Get(ctx, string(node), metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || err == nil && (lease.Spec.RenewTime == nil || lease.Spec.LeaseDurationSeconds == nil) {
 		return nil
 	}
@@ -279,7 +283,7 @@ func (a *Approver) alive(ctx context.Context, node types.NodeName) error {
 		return fmt.Errorf("looking for the Lease of the node %s: %w", node, err)
 	}
 	end := lease.Spec.RenewTime.Add(time.Duration(*lease.Spec.LeaseDurationSeconds) * time.Second)
-	if !a.now().Before(end) {
+	if !j.now().Before(end) {
 		return nil
 	}
 	return pki.Refuse(pki.ReasonNodeLive, "the node %s is alive (last heard of at %s): choose another name; if it is this very device, stop edgecore "+
@@ -287,8 +291,8 @@ func (a *Approver) alive(ctx context.Context, node types.NodeName) error {
 }
 
 // joined reports whether a request other than uid was approved lately for a device of this name, and the certificate is good.
-func (a *Approver) joined(node types.NodeName, uid types.UID) bool {
-	objs, _ := a.requests.ByIndex(byNode, string(node)) // fails only for an index that does not exist
+func (j *judge) joined(node types.NodeName, uid types.UID) bool {
+	objs, _ := j.requests.ByIndex(byNode, string(node)) // fails only for an index that does not exist
 	for _, obj := range objs {
 		csr, ok := obj.(*certificatesv1.CertificateSigningRequest)
 		if !ok || csr.UID == uid || !slices.ContainsFunc(csr.Status.Conditions, func(c certificatesv1.CertificateSigningRequestCondition) bool {
@@ -296,16 +300,16 @@ func (a *Approver) joined(node types.NodeName, uid types.UID) bool {
 		}) {
 			continue
 		}
-		if a.approved[node] == csr.UID {
-			delete(a.approved, node) // the informer has caught up
+		if j.approved[node] == csr.UID {
+			delete(j.approved, node) // the informer has caught up
 		}
 		certs, err := pki.ParseCertificates(csr.Status.Certificate)
-		if err == nil && a.cfg.Revoked != nil && a.cfg.Revoked.Check(node, certs[0]) != nil {
+		if err == nil && j.cfg.Revoked != nil && j.cfg.Revoked.Check(node, certs[0]) != nil {
 			continue
 		}
 		return true
 	}
-	last, ok := a.approved[node]
+	last, ok := j.approved[node]
 	if !ok || last == uid {
 		return false
 	}
@@ -315,23 +319,23 @@ func (a *Approver) joined(node types.NodeName, uid types.UID) bool {
 			return true
 		}
 	}
-	delete(a.approved, node)
+	delete(j.approved, node)
 	return false
 }
 
 // renewal judges the request of a node that has a certificate. Only what came through a link is ours; a kubelet that speaks to kube-apiserver itself is
 // the cluster's own business, unless its name is on our list.
-func (a *Approver) renewal(ctx context.Context, csr *certificatesv1.CertificateSigningRequest, node types.NodeName) (bool, error) {
+func (j *judge) renewal(ctx context.Context, csr *certificatesv1.CertificateSigningRequest, node types.NodeName) (bool, error) {
 	if csr.Spec.Username != pki.NodeUserPrefix+string(node) {
 		return true, pki.Refuse(pki.ReasonBadName, "%s may not ask for the certificate of %s", csr.Spec.Username, node)
 	}
 	if _, direct := csr.Spec.Extra[credentialID]; direct {
-		if a.cfg.Revoked != nil && a.cfg.Revoked.Listed(node) {
+		if j.cfg.Revoked != nil && j.cfg.Revoked.Listed(node) {
 			return true, pki.Refuse(pki.ReasonRevoked, "certificates of %s were revoked: it can renew only through cloudcore", node)
 		}
 		return false, nil
 	}
-	_, err := a.cfg.Client.CoreV1().Nodes().Get(ctx, string(node), metav1.GetOptions{})
+	_, err := j.cfg.Client.CoreV1().Nodes().Get(ctx, string(node), metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return true, pki.Refuse(pki.ReasonNodeGone, "the node %s was removed from the cluster; join again", node)
 	}

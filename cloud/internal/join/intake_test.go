@@ -1,8 +1,6 @@
 package join
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -16,84 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/skerry-io/skerry/common/pki"
-	"github.com/skerry-io/skerry/common/topic"
 )
-
-func body(t testing.TB, change func(*pki.JoinRequest)) []byte {
-	t.Helper()
-	key, err := pki.NewKey()
-	if err != nil {
-		t.Fatal(err)
-	}
-	csr, err := pki.NewNodeCSR(key, "edge1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	request := pki.JoinRequest{NodeName: "edge1", CSR: string(csr), Version: "v1", Protocol: topic.Protocol}
-	if change != nil {
-		change(&request)
-	}
-	data, err := json.Marshal(request)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return data
-}
-
-func TestParseRequest(t *testing.T) {
-	for name, tc := range map[string]struct {
-		body []byte
-		want pki.Reason // "": good
-	}{
-		"good":              {body(t, nil), ""},
-		"no JSON":           {[]byte("<xml/>"), pki.ReasonBadRequest},
-		"empty":             {nil, pki.ReasonBadRequest},
-		"another type":      {[]byte(`{"nodeName": 7}`), pki.ReasonBadRequest},
-		"another protocol":  {body(t, func(r *pki.JoinRequest) { r.Protocol++ }), pki.ReasonProtocol},
-		"no protocol":       {[]byte(`{}`), pki.ReasonProtocol},
-		"bad name":          {body(t, func(r *pki.JoinRequest) { r.NodeName = "../edge1" }), pki.ReasonBadName},
-		"name of another":   {body(t, func(r *pki.JoinRequest) { r.NodeName = "edge2" }), pki.ReasonBadCSR},
-		"no CSR":            {body(t, func(r *pki.JoinRequest) { r.CSR = "" }), pki.ReasonBadCSR},
-		"a newer edgecore":  {append([]byte(`{"more": {}, `), body(t, nil)[1:]...), ""},
-		"a hostile version": {body(t, func(r *pki.JoinRequest) { r.Version = "v1\nI0101 root logged in" }), ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			request, _, err := parseRequest(tc.body)
-			var refusal *pki.Refusal
-			switch {
-			case tc.want == "" && err != nil:
-				t.Error(err)
-			case tc.want != "" && (!errors.As(err, &refusal) || refusal.Reason != tc.want):
-				t.Errorf("got %v; want %s", err, tc.want)
-			}
-			if strings.ContainsAny(request.Version, "\n\x1b") {
-				t.Errorf("the version %q would break a log", request.Version)
-			}
-		})
-	}
-}
-
-func FuzzParseRequest(f *testing.F) {
-	f.Add(body(f, nil))
-	f.Add([]byte(`{"nodeName": "edge1", "csr": "-----BEGIN CERTIFICATE REQUEST-----", "protocol": 1}`))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		request, csr, err := parseRequest(data)
-		if err == nil && csr.Subject.CommonName != "system:node:"+string(request.NodeName) {
-			t.Errorf("took a request of %q for %q", csr.Subject.CommonName, request.NodeName)
-		}
-	})
-}
-
-func FuzzParseRecord(f *testing.F) {
-	f.Add("2026-11-20T00:00:00Z", "1", "uid-1,uid-2")
-	f.Fuzz(func(t *testing.T, expires, uses, usedBy string) {
-		record := &corev1.ConfigMap{Data: map[string]string{fieldExpires: expires, fieldUsesLeft: uses, fieldUsedBy: usedBy}}
-		record.Name = tokenMapPrefix + "abcdef"
-		if info, err := parseRecord(record); err == nil && info.Used != len(info.usedBy) {
-			t.Errorf("%d uses of %q", info.Used, usedBy)
-		}
-	})
-}
 
 func TestOurs(t *testing.T) {
 	csr := func(change func(*certificatesv1.CertificateSigningRequest)) *certificatesv1.CertificateSigningRequest {
@@ -129,7 +50,7 @@ func TestOurs(t *testing.T) {
 		"failed":   {csr(decided(certificatesv1.CertificateFailed)), false},
 		"issued":   {csr(func(c *request) { c.Status.Certificate = []byte("x") }), false},
 	} {
-		if got := (&Approver{}).ours(tc.csr); got != tc.want {
+		if got := ours(tc.csr); got != tc.want {
 			t.Errorf("%s: ours is %v; want %v", name, got, tc.want)
 		}
 	}

@@ -20,7 +20,6 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -61,7 +60,7 @@ func start(t *testing.T) *cloud {
 		t.Skip("needs a real control plane: run without -short")
 	}
 	c := &cloud{admin: plane.Client(), tokens: join.NewTokens(plane.Client())}
-	rights(t, c.admin)
+	plane.Apply(t, "manifests/cloudcore") // a test that passes with more rights would show nothing
 	cfg := plane.ServiceAccount(t, join.Namespace, "cloudcore")
 	client := kubernetes.NewForConfigOrDie(cfg)
 
@@ -111,60 +110,6 @@ func start(t *testing.T) *cloud {
 		return nil
 	})
 	return c
-}
-
-// rights are those of the manifests: a test that passes with more would show nothing.
-func rights(t *testing.T, admin kubernetes.Interface) {
-	t.Helper()
-	ctx := t.Context()
-	must := func(_ any, err error) {
-		t.Helper()
-		if err != nil && !apierrors.IsAlreadyExists(err) {
-			t.Fatal(err)
-		}
-	}
-	meta := func(ns, name string) metav1.ObjectMeta { return metav1.ObjectMeta{Namespace: ns, Name: name} }
-	rule := func(group string, resources, names []string, verbs ...string) rbacv1.PolicyRule {
-		return rbacv1.PolicyRule{APIGroups: []string{group}, Resources: resources, ResourceNames: names, Verbs: verbs}
-	}
-	account := []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: join.Namespace, Name: "cloudcore"}}
-	clusterRef := func(name string) rbacv1.RoleRef {
-		return rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name}
-	}
-	roleRef := func(name string) rbacv1.RoleRef {
-		return rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: name}
-	}
-
-	must(admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: meta("", join.Namespace)}, metav1.CreateOptions{}))
-	r := admin.RbacV1()
-	must(r.ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: meta("", "skerry:cloudcore-join"), Rules: []rbacv1.PolicyRule{
-		rule("certificates.k8s.io", []string{"certificatesigningrequests"}, nil, "get", "list", "watch"),
-		rule("certificates.k8s.io", []string{"certificatesigningrequests/approval"}, nil, "update"),
-		rule("certificates.k8s.io", []string{"signers"}, []string{join.Signer}, "approve"),
-		rule("", []string{"nodes"}, nil, "get"),
-	}}, metav1.CreateOptions{}))
-	must(r.ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{ObjectMeta: meta("", "skerry:cloudcore-join"), Subjects: account,
-		RoleRef: clusterRef("skerry:cloudcore-join")}, metav1.CreateOptions{}))
-	must(r.ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: meta("", "skerry:bootstrapper"), Rules: []rbacv1.PolicyRule{
-		rule("certificates.k8s.io", []string{"certificatesigningrequests"}, nil, "create"),
-	}}, metav1.CreateOptions{}))
-	must(r.ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{ObjectMeta: meta("", "skerry:bootstrapper"),
-		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "Group", Name: join.BootstrapGroup}},
-		RoleRef:  clusterRef("skerry:bootstrapper")}, metav1.CreateOptions{}))
-	for ns, rules := range map[string][]rbacv1.PolicyRule{
-		"kube-node-lease": {rule("coordination.k8s.io", []string{"leases"}, nil, "get")},
-		join.Namespace: {
-			rule("", []string{"configmaps"}, nil, "get", "list", "watch", "update"),
-			rule("", []string{"secrets"}, []string{"skerry-ca"}, "get"),
-			rule("", []string{"secrets"}, nil, "create"),
-		},
-	} {
-		must(r.Roles(ns).Create(ctx, &rbacv1.Role{ObjectMeta: meta(ns, "skerry:cloudcore"), Rules: rules}, metav1.CreateOptions{}))
-		must(r.RoleBindings(ns).Create(ctx, &rbacv1.RoleBinding{ObjectMeta: meta(ns, "skerry:cloudcore"), Subjects: account,
-			RoleRef: roleRef("skerry:cloudcore")}, metav1.CreateOptions{}))
-	}
-	must(r.RoleBindings("kube-system").Create(ctx, &rbacv1.RoleBinding{ObjectMeta: meta("kube-system", "skerry:cloudcore-authentication-reader"),
-		Subjects: account, RoleRef: roleRef("extension-apiserver-authentication-reader")}, metav1.CreateOptions{}))
 }
 
 func (c *cloud) token(t *testing.T, o join.TokenOptions) pki.Token {

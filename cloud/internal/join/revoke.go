@@ -38,6 +38,7 @@ type Revoked struct {
 	client  kubernetes.Interface
 	changed func(context.Context) // may be nil
 
+	once  sync.Once
 	known chan struct{} // closed when the list has been read once
 
 	mu     sync.RWMutex
@@ -71,8 +72,10 @@ func (r *Revoked) Run(ctx context.Context) error {
 	}); err != nil {
 		return fmt.Errorf("watching the list of revoked certificates: %w", err)
 	}
+	ctx, cancel := context.WithCancel(ctx)
 	factory.Start(ctx.Done())
-	defer factory.Shutdown()
+	defer factory.Shutdown() // waits for the informers, which cancel ends, also in a panic
+	defer cancel()
 	if !cache.WaitForCacheSync(ctx.Done(), informer.Informer().HasSynced) {
 		return nil
 	}
@@ -80,15 +83,13 @@ func (r *Revoked) Run(ctx context.Context) error {
 	lister := informer.Lister().ConfigMaps(Namespace)
 	ticker := time.NewTicker(recheck)
 	defer ticker.Stop()
-	for first := true; ; first = false {
+	for {
 		list, err := lister.Get(revokedMap)
 		if err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("reading the list of revoked certificates: %w", err)
 		}
 		r.set(ctx, list)
-		if first {
-			close(r.known)
-		}
+		r.once.Do(func() { close(r.known) })
 		if r.changed != nil {
 			r.changed(ctx)
 		}

@@ -205,35 +205,8 @@ func readRequest(r *http.Request) (pki.JoinRequest, *x509.CertificateRequest, er
 	if err != nil || len(body) > pki.MaxJoinBody {
 		return pki.JoinRequest{}, nil, pki.Refuse(pki.ReasonBadRequest, "the request's body can't be read, or has more than %d bytes", pki.MaxJoinBody)
 	}
-	return parseRequest(body)
+	return pki.ParseJoinRequest(body, topic.Protocol)
 }
-
-func parseRequest(body []byte) (pki.JoinRequest, *x509.CertificateRequest, error) {
-	var request pki.JoinRequest
-	decoder := json.NewDecoder(bytes.NewReader(body)) // unknown fields are those of a newer edgecore
-	if err := decoder.Decode(&request); err != nil {
-		return request, nil, pki.Refuse(pki.ReasonBadRequest, "the request's body is no JSON of a join: %v", err)
-	}
-	if request.Protocol != topic.Protocol {
-		return request, nil, pki.Refuse(pki.ReasonProtocol, "edgecore %s speaks version %d of the protocol, cloudcore %s version %d: use versions that match",
-			printable(request.Version), request.Protocol, version.Skerry(), topic.Protocol)
-	}
-	if err := pki.ValidNodeName(request.NodeName); err != nil {
-		return request, nil, pki.Refuse(pki.ReasonBadName, "%v", err)
-	}
-	csr, node, err := pki.ParseNodeCSR([]byte(request.CSR))
-	if err != nil {
-		return request, nil, pki.Refuse(pki.ReasonBadCSR, "%v", err)
-	}
-	if node != request.NodeName {
-		return request, nil, pki.Refuse(pki.ReasonBadCSR, "the certificate request is for the node %s, the join for %s", node, request.NodeName)
-	}
-	request.Version = printable(request.Version)
-	return request, csr, nil
-}
-
-// printable cuts what a stranger sent to what may stand in a log.
-func printable(s string) string { return strings.Trim(strconv.QuoteToASCII(s[:min(len(s), 64)]), `"`) }
 
 // request makes the certificate request, or finds the one that the same device made with the same key and token before its connection broke.
 func (s *Server) request(ctx context.Context, id, bearer string, request pki.JoinRequest, csr *x509.CertificateRequest) (
