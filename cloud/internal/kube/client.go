@@ -53,7 +53,7 @@ func NodeUser(node types.NodeName) string { return nodeUserPrefix + string(node)
 func nodeGroups() []string { return []string{nodesGroup, authenticated} }
 
 // MaxResponse bounds the body of an answer that Do reads, in bytes.
-const MaxResponse = 16 << 20
+const MaxResponse = 8 << 20
 
 // ErrTooLarge is returned for an answer above the bound.
 var ErrTooLarge = errors.New("the answer of kube-apiserver is too large")

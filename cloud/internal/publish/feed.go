@@ -6,6 +6,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/skerry-io/skerry/cloud/internal/kube"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
 // feed leads the changes of one collection to the sessions that they concern, without asking all the others: most of what an edge wants is
@@ -129,8 +130,24 @@ func without[V comparable](all []V, v V) []V {
 type feeds struct {
 	collections Collections
 
-	mu   sync.Mutex
-	open map[schema.GroupVersionResource]*feed
+	mu     sync.Mutex
+	open   map[schema.GroupVersionResource]*feed
+	protos map[schema.GroupVersionResource]*topicpb.Resource
+}
+
+// proto is a resource as it goes over the link: one for all sessions, up to a bound, so that no
+// edge can fill the memory with names.
+func (x *feeds) proto(gvr schema.GroupVersionResource) *topicpb.Resource {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if p, ok := x.protos[gvr]; ok {
+		return p
+	}
+	p := &topicpb.Resource{Group: gvr.Group, Version: gvr.Version, Resource: gvr.Resource}
+	if len(x.protos) < 256 {
+		x.protos[gvr] = p
+	}
+	return p
 }
 
 func (x *feeds) get(gvr schema.GroupVersionResource) *feed {

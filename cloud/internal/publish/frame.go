@@ -21,10 +21,6 @@ type frame struct {
 	last  *resource // whose changes the last group holds
 }
 
-func resourceProto(gvr schema.GroupVersionResource) *topicpb.Resource {
-	return &topicpb.Resource{Group: gvr.Group, Version: gvr.Version, Resource: gvr.Resource}
-}
-
 func resourceFrom(p *topicpb.Resource) schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: p.GetGroup(), Version: p.GetVersion(), Resource: p.GetResource()}
 }

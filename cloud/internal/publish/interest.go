@@ -2,6 +2,7 @@ package publish
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"time"
@@ -36,6 +37,7 @@ type interest struct {
 	entry    *entry
 	single   *kube.Ref // served by Singles
 
+	counted bool // its objects are among those that its resource was compared with
 	synced  bool
 	waiting int // marks in the queue that must be passed before it is synced
 }
@@ -255,11 +257,11 @@ func (s *session) drop(i *interest) {
 		return
 	}
 	i.resource.interests = without(i.resource.interests, i)
-	was := i.standing
-	if was == granted {
+	if i.standing == granted {
 		i.resource.unwant(i)
 	}
 	s.detach(i)
+	i.resource.idle()
 }
 
 func (s *session) refuse(i *interest, err error) {
@@ -268,10 +270,21 @@ func (s *session) refuse(i *interest, err error) {
 	s.frame.refuse(i.id, statusOf(err))
 }
 
+// unfollowed is why an interest that the node may have brings nothing.
+func unfollowed(resource string, err error) error {
+	text := fmt.Sprintf("cloudcore can't follow %s: %v", resource, err)
+	if s, ok := errors.AsType[*apierrors.StatusError](err); ok {
+		told := s.ErrStatus
+		told.Message = text
+		return &apierrors.StatusError{ErrStatus: told}
+	}
+	return apierrors.NewServiceUnavailable(text)
+}
+
 func statusOf(err error) []byte {
 	status := metav1.Status{Status: metav1.StatusFailure, Message: err.Error(), Reason: metav1.StatusReasonUnknown, Code: 500}
-	if s, ok := err.(apierrors.APIStatus); ok {
-		status = s.Status()
+	if s, ok := errors.AsType[*apierrors.StatusError](err); ok {
+		status = s.ErrStatus
 	}
 	status.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
 	b, err := json.Marshal(&status)
@@ -296,7 +309,7 @@ func (s *session) recheck() {
 			// The node may have it, and cloudcore may not: say so instead of letting the edge wait without a word.
 			if err := i.resource.feed.store.Failure(); err != nil && !i.resource.told {
 				i.resource.told = true
-				s.refuse(i, fmt.Errorf("cloudcore can't follow %s: %w", i.gvr.Resource, err))
+				s.refuse(i, unfollowed(i.gvr.Resource, err))
 			}
 		}
 	}

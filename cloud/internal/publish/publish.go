@@ -63,7 +63,9 @@ type Publisher struct {
 func New(collections Collections, singles Singles, access Access) *Publisher {
 	return &Publisher{
 		collections: collections, singles: singles, access: access,
-		feeds:   &feeds{collections: collections, open: map[schema.GroupVersionResource]*feed{}},
+		feeds: &feeds{
+			collections: collections, open: map[schema.GroupVersionResource]*feed{}, protos: map[schema.GroupVersionResource]*topicpb.Resource{},
+		},
 		metrics: newMetrics(),
 	}
 }

@@ -1,7 +1,6 @@
 package publish
 
 import (
-	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -46,7 +45,7 @@ type resource struct {
 func (s *session) resource(gvr schema.GroupVersionResource) *resource {
 	r, ok := s.resources[gvr]
 	if !ok {
-		r = &resource{session: s, gvr: gvr, proto: resourceProto(gvr)}
+		r = &resource{session: s, gvr: gvr, proto: s.part.feeds.proto(gvr)}
 		s.resources[gvr] = r
 	}
 	return r
@@ -59,10 +58,18 @@ func (r *resource) openFeed() *feed {
 	return r.feed
 }
 
+// idle lets go of a collection that nobody wants any more.
+func (r *resource) idle() {
+	if len(r.interests) > 0 || r.session.deps != nil && (r.gvr == kube.Pods || r.session.deps.concerns(r.gvr)) {
+		return
+	}
+	r.closeFeed()
+}
+
 func (r *resource) closeFeed() {
 	if r.feed != nil {
 		r.session.part.feeds.put(r.feed)
-		r.feed = nil
+		r.feed, r.waiting = nil, false
 	}
 }
 
@@ -251,6 +258,9 @@ func (s *session) begin(r *resource) error {
 	if s.deps != nil && r.gvr == kube.Pods {
 		s.deps.rescan() // changes before were not noted
 	}
+	for _, i := range r.interests {
+		i.counted = i.standing == granted
+	}
 	ours := r.wanted()
 	mine := digestOf(ours)
 	edge := r.edge
@@ -286,7 +296,7 @@ func (s *session) compare(in *topicpb.Inventory) error {
 	ours := r.wanted()
 	if len(in.GetBuckets()) > 0 {
 		if len(in.GetBuckets()) != buckets {
-			return fmt.Errorf("an inventory of %d buckets, there are %d", len(in.GetBuckets()), buckets)
+			return outOfTurn("an inventory of %d buckets, there are %d", len(in.GetBuckets()), buckets)
 		}
 		only := differing(bucketSums(ours), in.GetBuckets())
 		if len(only) == 0 {
@@ -353,8 +363,8 @@ func bucketSet(all []uint32) *[buckets]bool {
 // settle makes a resource live: all that differs is in the queue, and behind it the marks of its interests.
 func (s *session) settle(r *resource) {
 	r.enter(live)
-	for _, i := range r.interests {
-		if i.standing == granted && !i.synced && i.waiting == 0 {
+	for _, i := range r.interests { // one that came in between has its turn in advance
+		if i.counted && i.standing == granted && !i.synced && i.waiting == 0 {
 			s.markSynced(r, i)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/skerry-io/skerry/cloud/internal/hub"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
+	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
@@ -72,11 +73,16 @@ func (s *session) signal() {
 	}
 }
 
+// outOfTurn ends the session: its edge doesn't keep to the contract.
+func outOfTurn(format string, args ...any) error {
+	return &link.CloseError{Code: link.CloseProtocol, Reason: fmt.Sprintf(format, args...)}
+}
+
 // ---- the inbox: called by the session's read loop ----
 
 func (s *session) onInterests(m *topicpb.Interests) error {
 	if len(m.GetInterests()) > maxInterests {
-		return fmt.Errorf("%d interests, at most %d are served", len(m.GetInterests()), maxInterests)
+		return outOfTurn("%d interests, at most %d are served", len(m.GetInterests()), maxInterests)
 	}
 	s.mu.Lock()
 	s.inbox.interests = m
@@ -93,7 +99,7 @@ func (s *session) onInventory(m *topicpb.Inventory) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.inbox.inventories) > maxInterests {
-		return fmt.Errorf("inventories that nobody asked for")
+		return outOfTurn("inventories that nobody asked for")
 	}
 	s.inbox.inventories = append(s.inbox.inventories, m)
 	s.signal()
@@ -195,7 +201,7 @@ func (s *session) next() (item, bool) {
 		it := q.queue[q.head]
 		q.queue[q.head] = item{}
 		if q.head++; q.head == len(q.queue) {
-			if cap(q.queue) > 1024 { // a burst's memory is not kept by an idle session
+			if cap(q.queue) > 16 { // a burst's memory is not kept by an idle session
 				q.queue = nil
 			} else {
 				q.queue = q.queue[:0]
