@@ -4,27 +4,59 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
 	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
 	"sync"
+	"time"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/common/topic/topicpb"
+	"github.com/skerry-io/skerry/edge/internal/meta"
+	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
-// maxGrants bounds what is remembered; at the bound all is forgotten and asked again as it is needed, which is rare and simple.
-const maxGrants = 4096
+const (
+	// maxGrants and maxTokens bound what is remembered; at the bound all is forgotten and asked again as it is needed, which is rare and simple.
+	maxGrants = 4096
+	maxTokens = 1024
+	// keysInterval is how often the cluster's keys are asked for at most.
+	keysInterval = time.Minute
+)
 
-// grants remembers what kube-apiserver said about service accounts. On line it is asked each time a list or watch begins, with the account's own token: so the
-// token is checked with it. Without a link the last answer for the same token counts; a token or an action that was never seen on line is refused.
+// grants remembers what kube-apiserver said about service accounts. On line it is asked each time a read of what is held begins, with the account's own token, so the
+// token is checked with it. Without a link the token must have been accepted before, or be signed by a key of the cluster and belong to a pod that is held here; its
+// expiry doesn't count, as nobody could have renewed it. Then the last answer for the account counts, until it is contradicted. What was never asked is refused with
+// a 503: it may be allowed, come back when there is a link.
 type grants struct {
 	backend Backend
-	mu      sync.Mutex
-	known   map[grant]bool
+	file    string // "" keeps nothing on disk
+
+	load      sync.Once
+	mu        sync.Mutex
+	kept      keptGrants
+	tokens    map[[sha256.Size]byte]string // accepted tokens (not kept themselves) and their accounts
+	askedKeys time.Time
+}
+
+// keptGrants is stored as JSON. It holds nothing secret.
+type keptGrants struct {
+	Keys keySet `json:"keys"`
+	// Accounts has the answers for each account's actions.
+	Accounts map[string]map[string]bool `json:"accounts,omitempty"`
 }
 
 // action is what is to be allowed.
@@ -35,48 +67,189 @@ type action struct {
 	name      string
 }
 
-type grant struct {
-	token  [sha256.Size]byte // the token itself isn't kept
-	action action
+func (a action) String() string {
+	return strings.Join([]string{a.verb, a.resource.Group, a.resource.Resource, a.namespace, a.name}, "/")
 }
 
-func newGrants(backend Backend) *grants { return &grants{backend: backend, known: map[grant]bool{}} }
+func newGrants(backend Backend, dataDir string) *grants {
+	g := &grants{backend: backend, tokens: map[[sha256.Size]byte]string{}}
+	if dataDir != "" {
+		g.file = filepath.Join(dataDir, "grants.json")
+	}
+	return g
+}
 
 // check returns nil where the bearer of token may do a.
 func (g *grants) check(ctx context.Context, token string, a action) error {
-	key := grant{sha256.Sum256([]byte(token)), a}
+	g.load.Do(g.read)
+	hash := sha256.Sum256([]byte(token))
 	allowed, err := g.ask(ctx, token, a)
 	switch {
 	case err == nil:
-		g.mu.Lock()
-		if len(g.known) >= maxGrants {
-			clear(g.known)
-		}
-		g.known[key] = allowed
-		g.mu.Unlock()
+		g.remember(ctx, token, a, allowed)
 	case apierrors.IsUnauthorized(err):
 		g.mu.Lock()
-		delete(g.known, key)
+		delete(g.tokens, hash)
 		g.mu.Unlock()
 		return err
 	default:
-		g.mu.Lock()
-		known, ok := g.known[key]
-		g.mu.Unlock()
-		if !ok {
+		account, verifyErr := g.account(ctx, token, hash)
+		if verifyErr != nil {
+			return verifyErr
+		}
+		var known bool
+		if allowed, known = g.known(account, a); !known {
 			return err // no link, and nothing known: come back
 		}
-		allowed = known
 	}
 	if !allowed {
-		return apierrors.NewForbidden(a.resource.GroupResource(), a.name, errNotAllowed(a.verb))
+		return apierrors.NewForbidden(a.resource.GroupResource(), a.name, fmt.Errorf("this service account may not %s it", a.verb))
 	}
 	return nil
 }
 
-type errNotAllowed string
+// known looks an action up. Who may do it everywhere may do it here: Kubernetes' authorizers only ever add rights.
+func (g *grants) known(account string, a action) (allowed, known bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	answers := g.kept.Accounts[account]
+	if allowed, known = answers[a.String()]; known {
+		return allowed, true
+	}
+	for _, wider := range []action{{a.verb, a.resource, a.namespace, ""}, {a.verb, a.resource, "", ""}} {
+		if answers[wider.String()] {
+			return true, true
+		}
+	}
+	return false, false
+}
 
-func (e errNotAllowed) Error() string { return "this service account may not " + string(e) + " it" }
+// account says whose token it is, without kube-apiserver.
+func (g *grants) account(ctx context.Context, token string, hash [sha256.Size]byte) (string, error) {
+	g.mu.Lock()
+	account, ok := g.tokens[hash]
+	keys := g.kept.Keys
+	g.mu.Unlock()
+	if ok {
+		return account, nil
+	}
+	j, err := parseToken(token)
+	if err == nil {
+		err = keys.verify(j)
+	}
+	switch {
+	case errors.Is(err, errNoKey):
+		return "", unavailable("there is no link, and this token can't be checked without one")
+	case err != nil:
+		return "", apierrors.NewUnauthorized(err.Error())
+	}
+	// A token is worth as much as the pod that it was made for.
+	if p := j.claims.Kubernetes.Pod; p != nil {
+		items, _, err := g.backend.List(ctx, object.Selection{
+			Resource:  schema.GroupVersionResource{Version: "v1", Resource: "pods"},
+			Namespace: j.claims.Kubernetes.Namespace,
+			Labels:    labels.Everything(),
+			Fields:    fields.OneTermEqualSelector("metadata.name", p.Name),
+		}, meta.ListOptions{Held: true})
+		if err != nil {
+			return "", err
+		}
+		if len(items) != 1 || items[0].UID != types.UID(p.UID) {
+			return "", apierrors.NewUnauthorized("the token's pod is not on this node")
+		}
+	}
+	return j.claims.Subject, nil
+}
+
+// remember keeps an answer, and with it that the token is good.
+func (g *grants) remember(ctx context.Context, token string, a action, allowed bool) {
+	j, err := parseToken(token)
+	if err != nil {
+		return // a token of another kind that kube-apiserver accepts: it is always asked
+	}
+	hash := sha256.Sum256([]byte(token))
+	keys := g.newKeys(ctx, token, j)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if len(g.tokens) >= maxTokens {
+		clear(g.tokens)
+	}
+	g.tokens[hash] = j.claims.Subject
+	account := j.claims.Subject
+	if was, ok := g.kept.Accounts[account][a.String()]; ok && was == allowed && keys == nil {
+		return
+	}
+	next := keptGrants{Keys: g.kept.Keys, Accounts: maps.Clone(g.kept.Accounts)}
+	if keys != nil {
+		next.Keys = *keys
+	}
+	total := 0
+	for _, answers := range next.Accounts {
+		total += len(answers)
+	}
+	if next.Accounts == nil || total >= maxGrants {
+		next.Accounts = map[string]map[string]bool{}
+	}
+	answers := maps.Clone(next.Accounts[account])
+	if answers == nil {
+		answers = map[string]bool{}
+	}
+	answers[a.String()] = allowed
+	next.Accounts[account] = answers
+	g.kept = next
+	g.write(ctx)
+}
+
+// newKeys asks for the cluster's keys where they don't have the one that signed j, which kube-apiserver has just accepted. Every service account may read them
+// (ClusterRole system:service-account-issuer-discovery).
+func (g *grants) newKeys(ctx context.Context, token string, j jwt) *keySet {
+	g.mu.Lock()
+	ask := errors.Is(g.kept.Keys.verify(j), errNoKey) && time.Since(g.askedKeys) >= keysInterval
+	if ask {
+		g.askedKeys = time.Now()
+	}
+	g.mu.Unlock()
+	if !ask {
+		return nil
+	}
+	answer, err := g.backend.Request(ctx, &topicpb.APIRequest{Method: http.MethodGet, Path: "/openid/v1/jwks", Accept: "application/jwk-set+json", BearerToken: token})
+	var keys keySet
+	if err != nil || answer.GetCode() != http.StatusOK || json.Unmarshal(answer.GetBody(), &keys) != nil || len(keys.Keys) == 0 {
+		return nil
+	}
+	return &keys
+}
+
+func (g *grants) read() {
+	if g.file == "" {
+		return
+	}
+	raw, err := os.ReadFile(g.file)
+	if err != nil {
+		return // nothing kept yet
+	}
+	var kept keptGrants
+	if json.Unmarshal(raw, &kept) != nil {
+		return // torn or foreign: it is learnt again
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.kept = kept
+}
+
+// write keeps the grants on disk. Called with g.mu held, and only where there is something new.
+func (g *grants) write(ctx context.Context) {
+	if g.file == "" {
+		return
+	}
+	raw, err := json.Marshal(g.kept)
+	if err == nil {
+		err = replaceFile(g.file, raw, 0o600)
+	}
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot keep what service accounts may do: after a reboot without a link their requests will have to wait for one")
+	}
+}
 
 // ask has kube-apiserver judge the bearer of token: every account may review itself (ClusterRole system:basic-user).
 func (g *grants) ask(ctx context.Context, token string, a action) (bool, error) {
@@ -87,7 +260,7 @@ func (g *grants) ask(ctx context.Context, token string, a action) (bool, error) 
 		}},
 	})
 	if err != nil {
-		return false, err
+		return false, fmt.Errorf("asking what a service account may: %w", err)
 	}
 	answer, err := g.backend.Request(ctx, &topicpb.APIRequest{
 		Method:      http.MethodPost,
@@ -105,7 +278,7 @@ func (g *grants) ask(ctx context.Context, token string, a action) (bool, error) 
 	}
 	var review authorizationv1.SelfSubjectAccessReview
 	if err := json.Unmarshal(answer.GetBody(), &review); err != nil {
-		return false, err
+		return false, fmt.Errorf("asking what a service account may: %w", err)
 	}
 	return review.Status.Allowed, nil
 }

@@ -90,7 +90,7 @@ func New(config Config) *Server {
 	}
 	s.discovery = newDiscovery(config.Backend, config.DataDir)
 	s.scopes = newScopes(s.discovery)
-	s.grants = newGrants(config.Backend)
+	s.grants = newGrants(config.Backend, config.DataDir)
 	return s
 }
 

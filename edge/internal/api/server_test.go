@@ -2,6 +2,7 @@ package api_test
 
 import (
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"io"
 	"net"
@@ -252,7 +253,10 @@ func TestServiceAccount(t *testing.T) {
 		if r.GetBearerToken() == "" {
 			t.Errorf("%s %s was asked as the node", r.GetMethod(), r.GetPath())
 		}
-		if r.GetBearerToken() == "forged" {
+		if r.GetPath() == "/openid/v1/jwks" {
+			return statusAnswer(http.StatusForbidden, metav1.StatusReasonForbidden), nil
+		}
+		if accountOf(r.GetBearerToken()) == "forged" {
 			return statusAnswer(http.StatusUnauthorized, metav1.StatusReasonUnauthorized), nil
 		}
 		if r.GetPath() != "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews" {
@@ -263,14 +267,14 @@ func TestServiceAccount(t *testing.T) {
 			return nil, err
 		}
 		a := review.Spec.ResourceAttributes
-		review.Status.Allowed = allowed[r.GetBearerToken()+" "+a.Verb+" "+a.Resource]
+		review.Status.Allowed = allowed[accountOf(r.GetBearerToken())+" "+a.Verb+" "+a.Resource]
 		body, err := json.Marshal(&review)
 		return &topicpb.APIResponse{Code: http.StatusCreated, ContentType: "application/json", Body: body}, err
 	}
 	server := httptest.NewServer(api.New(api.Config{NodeName: node, Backend: b}).Handler(api.ByCertificate))
 	defer server.Close()
 	as := func(token string) kubernetes.Interface {
-		return client(t, &rest.Config{Host: server.URL, BearerToken: token, Transport: noRetries{http.DefaultTransport}})
+		return client(t, &rest.Config{Host: server.URL, BearerToken: accountToken(token), Transport: noRetries{http.DefaultTransport}})
 	}
 	list := func(token string) error {
 		_, err := as(token).CoreV1().Pods("").List(t.Context(), metav1.ListOptions{})
@@ -303,6 +307,21 @@ func TestServiceAccount(t *testing.T) {
 	check("an account that may no longer", list("good"), apierrors.IsForbidden)
 	b.setLinked(false)
 	check("and without a link", list("good"), apierrors.IsForbidden)
+}
+
+// accountToken looks like a ServiceAccount token; its signature is none.
+func accountToken(name string) string {
+	part := base64.RawURLEncoding.EncodeToString
+	return part([]byte(`{"alg":"RS256","kid":"k"}`)) + "." + part([]byte(`{"sub":"system:serviceaccount:default:`+name+`"}`)) + ".c2ln"
+}
+
+func accountOf(token string) string {
+	raw, _ := base64.RawURLEncoding.DecodeString(strings.Split(token, ".")[1])
+	var c struct {
+		Sub string `json:"sub"`
+	}
+	_ = json.Unmarshal(raw, &c)
+	return c.Sub[strings.LastIndex(c.Sub, ":")+1:]
 }
 
 // TestHeld: what root of the device sees of resources that the node may not list.

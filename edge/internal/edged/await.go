@@ -81,6 +81,23 @@ func first(ctx context.Context, needs []need) error {
 	return nil
 }
 
+// lookupTime is what looking up the node's own name may take before it is worth a word: from /etc/hosts it takes less than a millisecond.
+const lookupTime = time.Second
+
+// advise says what costs a device that is cut off 10 s at each node status: upstream looks the node's own name up each time unless it is told an address, and a DNS
+// server that can't be reached answers by silence.
+func (m *Module) advise(ctx context.Context, lookup func(ctx context.Context, host string) ([]string, error)) {
+	if m.config.NodeIP != "" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, lookupTime)
+	defer cancel()
+	if _, err := lookup(ctx, m.config.NodeName); err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		klog.FromContext(ctx).Info("This node's own name takes long to look up, which slows the kubelet; add the name to /etc/hosts, or set modules.edged.nodeIP",
+			"name", m.config.NodeName)
+	}
+}
+
 // writable makes the directory where it is missing, and writes into it.
 func writable(dir string) error {
 	err := os.MkdirAll(dir, 0o750)

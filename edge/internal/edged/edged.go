@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"path/filepath"
 	"sync"
@@ -86,6 +87,7 @@ func (m *Module) run(ctx context.Context, ready func()) error {
 	if ran {
 		return errRanBefore
 	}
+	m.advise(ctx, net.DefaultResolver.LookupHost)
 	if err := m.await(ctx); err != nil {
 		if ctx.Err() != nil {
 			return nil // stopped while waiting

@@ -1,0 +1,222 @@
+package api
+
+import (
+	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"math/big"
+	"strings"
+	"testing"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+	"github.com/skerry-io/skerry/edge/internal/meta"
+	"github.com/skerry-io/skerry/edge/internal/object"
+)
+
+func encode(b []byte) string { return base64.RawURLEncoding.EncodeToString(b) }
+
+// signer makes tokens and publishes its key.
+type signer struct {
+	alg  string
+	sign func(t *testing.T, signed string) []byte
+	key  webKey
+}
+
+func rsaSigner(t *testing.T, id string) signer {
+	t.Helper()
+	k, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return signer{
+		alg: "RS256",
+		key: webKey{Type: "RSA", ID: id, Algorithm: "RS256", N: encode(k.N.Bytes()), E: encode(big.NewInt(int64(k.E)).Bytes())},
+		sign: func(t *testing.T, signed string) []byte {
+			digest := sha256.Sum256([]byte(signed))
+			b, err := rsa.SignPKCS1v15(rand.Reader, k, crypto.SHA256, digest[:])
+			if err != nil {
+				t.Fatal(err)
+			}
+			return b
+		},
+	}
+}
+
+func ecSigner(t *testing.T, id string) signer {
+	t.Helper()
+	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	point, err := k.PublicKey.Bytes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return signer{
+		alg: "ES256",
+		key: webKey{Type: "EC", ID: id, Algorithm: "ES256", Curve: "P-256", X: encode(point[1:33]), Y: encode(point[33:])},
+		sign: func(t *testing.T, signed string) []byte {
+			digest := sha256.Sum256([]byte(signed))
+			r, s, err := ecdsa.Sign(rand.Reader, k, digest[:])
+			if err != nil {
+				t.Fatal(err)
+			}
+			return append(r.FillBytes(make([]byte, 32)), s.FillBytes(make([]byte, 32))...)
+		},
+	}
+}
+
+func (s signer) token(t *testing.T, alg, kid, claims string) string {
+	signed := encode([]byte(`{"alg":"`+alg+`","kid":"`+kid+`"}`)) + "." + encode([]byte(claims))
+	return signed + "." + encode(s.sign(t, signed))
+}
+
+const account = `{"sub":"system:serviceaccount:default:app","exp":1,"kubernetes.io":{"namespace":"default","pod":{"name":"web","uid":"uid-web"}}}`
+
+// short takes the last byte off a token's signature.
+func short(token string) string {
+	i := strings.LastIndex(token, ".") + 1
+	signature, _ := base64.RawURLEncoding.DecodeString(token[i:])
+	return token[:i] + encode(signature[:len(signature)-1])
+}
+
+func TestTokenSignatures(t *testing.T) {
+	r, e, other := rsaSigner(t, "r"), ecSigner(t, "e"), rsaSigner(t, "r")
+	keys := keySet{Keys: []webKey{r.key, e.key}}
+	good := r.token(t, "RS256", "r", account)
+	parts := strings.Split(good, ".")
+	tests := map[string]struct {
+		token string
+		want  error
+	}{
+		"RSA":                    {good, nil},
+		"ECDSA":                  {e.token(t, "ES256", "e", account), nil},
+		"another cluster's":      {other.token(t, "RS256", "r", account), errSignature},
+		"an unknown key":         {r.token(t, "RS256", "x", account), errNoKey},
+		"claims changed":         {parts[0] + "." + encode([]byte(strings.Replace(account, "app", "admin", 1))) + "." + parts[2], errSignature},
+		"no signature":           {parts[0] + "." + parts[1] + ".", errSignature},
+		"algorithm none":         {r.token(t, "none", "r", account), errToken},
+		"a shared secret":        {r.token(t, "HS256", "r", account), errToken},
+		"another's algorithm":    {e.token(t, "ES256", "r", account), errNoKey},
+		"a short ECDSA one":      {short(e.token(t, "ES256", "e", account)), errSignature},
+		"not of an account":      {r.token(t, "RS256", "r", `{"sub":"admin"}`), errToken},
+		"no token":               {"abc", errToken},
+		"two dots and no base64": {"!.!.!", errToken},
+		"too long":               {strings.Repeat("a", maxToken+1), errToken},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			j, err := parseToken(test.token)
+			if err == nil {
+				err = keys.verify(j)
+			}
+			if !errors.Is(err, test.want) || (test.want == nil) != (err == nil) {
+				t.Errorf("got %v, want %v", err, test.want)
+			}
+		})
+	}
+	j, err := parseToken(good)
+	if err != nil || j.claims.Subject != "system:serviceaccount:default:app" || j.claims.Kubernetes.Pod == nil || j.claims.Kubernetes.Pod.UID != "uid-web" {
+		t.Errorf("claims: %+v, %v", j.claims, err)
+	}
+}
+
+// cutOff is a backend that was linked once and now holds one pod.
+type cutOff struct {
+	Backend
+	linked bool
+	keys   keySet
+	asked  []string
+	pod    object.Object
+}
+
+func (b *cutOff) Request(_ context.Context, r *topicpb.APIRequest) (*topicpb.APIResponse, error) {
+	if !b.linked {
+		return nil, unavailable("no link")
+	}
+	b.asked = append(b.asked, r.GetPath())
+	var answer any = &authorizationv1.SelfSubjectAccessReview{Status: authorizationv1.SubjectAccessReviewStatus{Allowed: true}}
+	if r.GetPath() == "/openid/v1/jwks" {
+		answer = b.keys
+	}
+	body, err := json.Marshal(answer)
+	return &topicpb.APIResponse{Code: 200, Body: body}, err
+}
+
+func (b *cutOff) List(_ context.Context, s object.Selection, _ meta.ListOptions) ([]object.Object, uint64, error) {
+	if s.Name() == b.pod.Name && s.Namespace == b.pod.Namespace {
+		return []object.Object{b.pod}, 1, nil
+	}
+	return nil, 1, nil
+}
+
+// TestTokensWithoutALink: after a start without a link, a token that this process has never seen is judged by the cluster's kept keys and by its pod.
+func TestTokensWithoutALink(t *testing.T) {
+	dir := t.TempDir()
+	cluster, stranger := rsaSigner(t, "k"), rsaSigner(t, "k")
+	b := &cutOff{linked: true, keys: keySet{Keys: []webKey{cluster.key}}, pod: object.Object{Ref: object.Ref{Namespace: "default", Name: "web"}, UID: "uid-web"}}
+	list := action{verb: "list", resource: schema.GroupVersionResource{Version: "v1", Resource: "pods"}}
+	g := newGrants(b, dir)
+	for range 2 {
+		if err := g.check(t.Context(), cluster.token(t, "RS256", "k", account), list); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := len(b.asked); n != 3 {
+		t.Errorf("asked %v: the keys are asked for once", b.asked)
+	}
+
+	b.linked = false
+	g = newGrants(b, dir)
+	here := action{"list", list.resource, "default", ""}
+	tests := map[string]struct {
+		token  string
+		action action
+		want   func(error) bool
+	}{
+		"a later token":         {cluster.token(t, "RS256", "k", account+" "), list, nil},
+		"allowed everywhere":    {cluster.token(t, "RS256", "k", account), here, nil},
+		"never asked":           {cluster.token(t, "RS256", "k", account), action{verb: "watch", resource: list.resource}, apierrors.IsServiceUnavailable},
+		"a stranger's":          {stranger.token(t, "RS256", "k", account), list, apierrors.IsUnauthorized},
+		"of a pod that is gone": {cluster.token(t, "RS256", "k", strings.Replace(account, "uid-web", "uid-old", 1)), list, apierrors.IsUnauthorized},
+		"of another account":    {cluster.token(t, "RS256", "k", strings.Replace(account, "app", "other", 1)), list, apierrors.IsServiceUnavailable},
+		"of an unknown key":     {cluster.token(t, "RS256", "new", account), list, apierrors.IsServiceUnavailable},
+		"no token":              {"abc", list, apierrors.IsUnauthorized},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			err := g.check(t.Context(), test.token, test.action)
+			if test.want == nil && err != nil || test.want != nil && !test.want(err) {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
+
+func FuzzToken(f *testing.F) {
+	f.Add("a.b.c", "n", "e")
+	f.Add(encode([]byte(`{"alg":"ES256","kid":"k"}`))+"."+encode([]byte(account))+"."+encode(make([]byte, 64)), "x", "y")
+	f.Fuzz(func(t *testing.T, token, a, b string) {
+		j, err := parseToken(token)
+		if err != nil {
+			return
+		}
+		keys := keySet{Keys: []webKey{
+			{Type: "RSA", ID: j.keyID, Algorithm: j.algorithm, N: a, E: b}, {Type: "EC", ID: j.keyID, Algorithm: j.algorithm, Curve: "P-256", X: a, Y: b},
+		}}
+		if keys.verify(j) == nil {
+			t.Error("a signature that nobody made is good")
+		}
+	})
+}
