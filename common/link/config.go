@@ -27,7 +27,7 @@ type Config struct {
 	// link when that lasts for its IdleTimeout.
 	ReceiveQueue Bound
 
-	// Keepalive is the longest silence of the end that dialled. The other end answers only as often as this end's IdleTimeout needs.
+	// Keepalive is the longest silence of the end that dialled, but for a sixteenth. The other end answers only as often as this end's IdleTimeout needs.
 	Keepalive time.Duration
 	// IdleTimeout ends the link when nothing was heard, or nothing could be written, for so long.
 	IdleTimeout time.Duration

@@ -265,13 +265,13 @@ func (c *conn) read(r io.Reader) error {
 	}
 }
 
-// keepaliveEvery is this end's longest silence.
+// keepaliveEvery is this end's longest silence. It is a little more than Keepalive: what is sent at that interval anyway makes keepalives needless.
 func (c *conn) keepaliveEvery() time.Duration {
 	switch {
 	case c.traits.PeerIdle == 0:
 		return 0
 	case c.traits.Dialed:
-		return min(c.config.Keepalive, c.traits.PeerIdle/3)
+		return min(c.config.Keepalive+c.config.Keepalive/16, c.traits.PeerIdle*2/5)
 	}
 	return c.traits.PeerIdle * 3 / 4
 }

@@ -1,6 +1,7 @@
 package linktest
 
 import (
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -11,6 +12,8 @@ import (
 	"net"
 	"testing"
 	"time"
+
+	"github.com/skerry-io/skerry/common/link"
 )
 
 // Authority signs certificates for a test.
@@ -96,4 +99,50 @@ func sign(t testing.TB, template *x509.Certificate, by *Authority, key *ecdsa.Pr
 		t.Fatal(err)
 	}
 	return c
+}
+
+// Site is a cloud and an edge that trust one authority.
+type Site struct {
+	Authority   *Authority
+	Edge, Cloud tls.Certificate
+}
+
+// NewSite makes a site with the node edge-1.
+func NewSite(t testing.TB) Site {
+	t.Helper()
+	a := NewAuthority(t)
+	return Site{a, a.Node(t, "edge-1"), a.Server(t)}
+}
+
+// ServerTLS is what the cloud listens with.
+func (s Site) ServerTLS() *tls.Config {
+	return &tls.Config{Certificates: []tls.Certificate{s.Cloud}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: s.Authority.Pool()}
+}
+
+// ClientTLS is what the edge dials with.
+func (s Site) ClientTLS() *tls.Config {
+	return &tls.Config{Certificates: []tls.Certificate{s.Edge}, RootCAs: s.Authority.Pool()}
+}
+
+// Ends makes the ends of a link of this site.
+func (s Site) Ends(edge, cloud link.Conn) Ends {
+	return Ends{Edge: edge, Cloud: cloud, EdgeCertificate: s.Edge.Leaf, CloudCertificate: s.Cloud.Leaf}
+}
+
+// Connect dials and accepts one link, and closes it when the test ends.
+func Connect(t testing.TB, l link.Listener, d link.Dialer) (edge, cloud link.Conn) {
+	t.Helper()
+	edge, err := d.Dial(context.Background(), l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	cloud, err = l.Accept(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = edge.Close(link.CloseShutdown, "the test ended")
+		_ = cloud.Close(link.CloseShutdown, "the test ended")
+	})
+	return edge, cloud
 }

@@ -2,6 +2,7 @@ package linktest_test
 
 import (
 	"net"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -60,13 +61,13 @@ func TestPipe_IdleCost(t *testing.T) {
 			WrapCloud: func(c net.Conn) net.Conn { return down.wrap(c) },
 		})
 		time.Sleep(time.Hour)
-		if up.writes > 360 || down.writes > 180 || down.writes < 120 {
-			t.Errorf("%d writes up and %d down in an hour, want at most 360 and 180", up.writes, down.writes)
+		if up, down := up.writes.Load(), down.writes.Load(); up > 360 || down > 180 || down < 120 {
+			t.Errorf("%d writes up and %d down in an hour, want at most 360 and 180", up, down)
 		}
 	})
 }
 
-type counter struct{ writes int }
+type counter struct{ writes atomic.Int64 }
 
 func (c *counter) wrap(conn net.Conn) net.Conn { return counted{conn, c} }
 
@@ -76,7 +77,7 @@ type counted struct {
 }
 
 func (c counted) Write(b []byte) (int, error) {
-	c.counter.writes++
+	c.counter.writes.Add(1)
 	return c.Conn.Write(b)
 }
 

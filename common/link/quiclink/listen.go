@@ -128,8 +128,11 @@ func (l *Listener) Accept(ctx context.Context) (link.Conn, error) {
 	for {
 		conn, err := l.listener.Accept(ctx)
 		if err != nil {
-			if errors.Is(err, quic.ErrServerClosed) {
+			switch {
+			case errors.Is(err, quic.ErrServerClosed):
 				err = net.ErrClosed
+			case ctx.Err() != nil:
+				err = context.Cause(ctx)
 			}
 			return nil, fmt.Errorf("accepting QUIC: %w", err)
 		}

@@ -13,11 +13,11 @@ import (
 )
 
 func TestWire(t *testing.T) {
-	s := newSite(t)
+	s := linktest.NewSite(t)
 	linktest.TestWire(t, func(t *testing.T, config link.Config) linktest.Wire {
-		l := listen(t, quiclink.ListenConfig{Link: config, TLS: s.serverTLS()})
-		edge, cloud := connect(t, l, newDialer(t, quiclink.DialConfig{Link: config, TLS: s.clientTLS()}))
-		secure := s.clientTLS()
+		l := listen(t, quiclink.ListenConfig{Link: config, TLS: s.ServerTLS()})
+		edge, cloud := linktest.Connect(t, l, newDialer(t, quiclink.DialConfig{Link: config, TLS: s.ClientTLS()}))
+		secure := s.ClientTLS()
 		secure.NextProtos = []string{"skerry/1"}
 		conn, err := quic.DialAddr(t.Context(), l.Addr().String(), secure, nil)
 		if err != nil {
@@ -53,7 +53,7 @@ func closedBy(t *testing.T, conn *quic.Conn) (link.CloseCode, string) {
 
 // Streams that no link opens end it.
 func TestWire_ForeignStreams(t *testing.T) {
-	s := newSite(t)
+	s := linktest.NewSite(t)
 	for name, open := range map[string]func(*quic.Conn) error{
 		"the stream ends": func(c *quic.Conn) error {
 			stream, err := c.OpenUniStream()
@@ -87,8 +87,8 @@ func TestWire_ForeignStreams(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := listen(t, quiclink.ListenConfig{TLS: s.serverTLS()})
-			secure := s.clientTLS()
+			l := listen(t, quiclink.ListenConfig{TLS: s.ServerTLS()})
+			secure := s.ClientTLS()
 			secure.NextProtos = []string{"skerry/1"}
 			conn, err := quic.DialAddr(t.Context(), l.Addr().String(), secure, nil)
 			if err != nil {

@@ -2,9 +2,7 @@ package wslink_test
 
 import (
 	"bufio"
-	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -27,49 +25,30 @@ import (
 	"github.com/skerry-io/skerry/common/topic"
 )
 
-func closeErrorOf(t *testing.T, err error) *link.CloseError {
-	t.Helper()
-	why, ok := errors.AsType[*link.CloseError](err)
-	if !ok {
-		t.Fatalf("got %v, want a CloseError in it", err)
-	}
-	return why
-}
-
-func TestListener_TooManyLinks(t *testing.T) {
-	s := newSite(t)
-	l := listen(t, wslink.ListenConfig{TLS: s.serverTLS(), MaxLinks: 1, RetryAfter: 5 * time.Second})
-	d := newDialer(t, wslink.DialConfig{TLS: s.clientTLS()})
-	edge, _ := connect(t, l, d)
+func TestListener_SaysWhenToComeBack(t *testing.T) {
+	s := linktest.NewSite(t)
+	l := listen(t, wslink.ListenConfig{TLS: s.ServerTLS(), MaxLinks: 1, RetryAfter: 5 * time.Second})
+	d := newDialer(t, wslink.DialConfig{TLS: s.ClientTLS()})
+	linktest.Connect(t, l, d)
 	_, err := d.Dial(t.Context(), l.Addr().String())
-	why := closeErrorOf(t, err)
+	why := linktest.CloseErrorOf(t, err)
 	after, found := strings.CutPrefix(why.Reason, "retry-after=")
 	if seconds, err := strconv.Atoi(after); why.Code != link.CloseOverloaded || !found || err != nil || seconds < 5 || seconds > 10 {
 		t.Errorf("refused by %v", why)
 	}
-	if l.Links() != 1 {
-		t.Errorf("%d links, want 1", l.Links())
-	}
-	if err := edge.Close(link.CloseShutdown, "room for another"); err != nil {
-		t.Fatal(err)
-	}
-	for l.Links() != 0 { // the cloud's end goes in its own time
-		time.Sleep(time.Millisecond)
-	}
-	connect(t, l, d)
 }
 
 func TestListener_RefusesWithoutVerifiedCertificate(t *testing.T) {
-	s, other := newSite(t), newSite(t)
-	l := listen(t, wslink.ListenConfig{TLS: s.serverTLS()})
+	s, other := linktest.NewSite(t), linktest.NewSite(t)
+	l := listen(t, wslink.ListenConfig{TLS: s.ServerTLS()})
 	for name, c := range map[string]*tls.Config{
-		"no certificate":          {RootCAs: s.authority.Pool()},
-		"of another cluster":      {RootCAs: s.authority.Pool(), Certificates: []tls.Certificate{other.edge}},
-		"a serving certificate":   {RootCAs: s.authority.Pool(), Certificates: []tls.Certificate{s.cloud}},
-		"TLS 1.2":                 {RootCAs: s.authority.Pool(), Certificates: []tls.Certificate{s.edge}, MaxVersion: tls.VersionTLS12},
-		"trusts another":          {RootCAs: other.authority.Pool(), Certificates: []tls.Certificate{s.edge}},
-		"HTTP/2 by all means":     {RootCAs: s.authority.Pool(), Certificates: []tls.Certificate{s.edge}, NextProtos: []string{"h2"}},
-		"speaks QUIC's protocol?": {RootCAs: s.authority.Pool(), Certificates: []tls.Certificate{s.edge}, NextProtos: []string{"skerry/1"}},
+		"no certificate":          {RootCAs: s.Authority.Pool()},
+		"of another cluster":      {RootCAs: s.Authority.Pool(), Certificates: []tls.Certificate{other.Edge}},
+		"a serving certificate":   {RootCAs: s.Authority.Pool(), Certificates: []tls.Certificate{s.Cloud}},
+		"TLS 1.2":                 {RootCAs: s.Authority.Pool(), Certificates: []tls.Certificate{s.Edge}, MaxVersion: tls.VersionTLS12},
+		"trusts another":          {RootCAs: other.Authority.Pool(), Certificates: []tls.Certificate{s.Edge}},
+		"HTTP/2 by all means":     {RootCAs: s.Authority.Pool(), Certificates: []tls.Certificate{s.Edge}, NextProtos: []string{"h2"}},
+		"speaks QUIC's protocol?": {RootCAs: s.Authority.Pool(), Certificates: []tls.Certificate{s.Edge}, NextProtos: []string{"skerry/1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, _, err := dialRaw(t, l, c, "skerry.v1"); err == nil {
@@ -80,15 +59,15 @@ func TestListener_RefusesWithoutVerifiedCertificate(t *testing.T) {
 	if l.Links() != 0 {
 		t.Errorf("%d links", l.Links())
 	}
-	connect(t, l, newDialer(t, wslink.DialConfig{TLS: s.clientTLS()}))
+	linktest.Connect(t, l, newDialer(t, wslink.DialConfig{TLS: s.ClientTLS()}))
 }
 
 func TestNew_RefusesWeakTLS(t *testing.T) {
-	s := newSite(t)
+	s := linktest.NewSite(t)
 	for name, c := range map[string]*tls.Config{
 		"nothing":        {},
-		"no authority":   {Certificates: []tls.Certificate{s.edge}},
-		"no certificate": {RootCAs: s.authority.Pool()},
+		"no authority":   {Certificates: []tls.Certificate{s.Edge}},
+		"no certificate": {RootCAs: s.Authority.Pool()},
 	} {
 		if _, err := wslink.NewDialer(wslink.DialConfig{Link: link.Default(), TLS: c, Table: topic.NewTable()}); err == nil {
 			t.Errorf("%s: a dialer was made", name)
@@ -96,10 +75,10 @@ func TestNew_RefusesWeakTLS(t *testing.T) {
 	}
 	for name, c := range map[string]*tls.Config{
 		"nothing":           {},
-		"asks only":         {ClientAuth: tls.RequestClientCert, ClientCAs: s.authority.Pool()},
+		"asks only":         {ClientAuth: tls.RequestClientCert, ClientCAs: s.Authority.Pool()},
 		"by the system's":   {ClientAuth: tls.RequireAndVerifyClientCert},
-		"if there is one":   {ClientAuth: tls.VerifyClientCertIfGiven, ClientCAs: s.authority.Pool()},
-		"without verifying": {ClientAuth: tls.RequireAnyClientCert, ClientCAs: s.authority.Pool()},
+		"if there is one":   {ClientAuth: tls.VerifyClientCertIfGiven, ClientCAs: s.Authority.Pool()},
+		"without verifying": {ClientAuth: tls.RequireAnyClientCert, ClientCAs: s.Authority.Pool()},
 	} {
 		if l, err := wslink.Listen(t.Context(), "127.0.0.1:0", wslink.ListenConfig{Link: link.Default(), TLS: c, Table: topic.NewTable()}); err == nil {
 			_ = l.Close()
@@ -107,20 +86,20 @@ func TestNew_RefusesWeakTLS(t *testing.T) {
 		}
 	}
 	// What a configuration for each client says is held to the same.
-	c := s.serverTLS()
+	c := s.ServerTLS()
 	c.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
-		return &tls.Config{Certificates: []tls.Certificate{s.cloud}}, nil
+		return &tls.Config{Certificates: []tls.Certificate{s.Cloud}}, nil
 	}
 	l := listen(t, wslink.ListenConfig{TLS: c})
-	if _, err := newDialer(t, wslink.DialConfig{TLS: s.clientTLS()}).Dial(t.Context(), l.Addr().String()); err == nil {
+	if _, err := newDialer(t, wslink.DialConfig{TLS: s.ClientTLS()}).Dial(t.Context(), l.Addr().String()); err == nil {
 		t.Error("was let in without being asked for a certificate")
 	}
 }
 
 func TestDial_Version(t *testing.T) {
-	s := newSite(t)
-	l := listen(t, wslink.ListenConfig{TLS: s.serverTLS()})
-	_, response, err := dialRaw(t, l, s.clientTLS(), "skerry.v999")
+	s := linktest.NewSite(t)
+	l := listen(t, wslink.ListenConfig{TLS: s.ServerTLS()})
+	_, response, err := dialRaw(t, l, s.ClientTLS(), "skerry.v999")
 	if err == nil || response == nil || response.StatusCode != http.StatusUpgradeRequired {
 		t.Errorf("a newer client was answered %v, %v", response, err)
 	}
@@ -128,7 +107,7 @@ func TestDial_Version(t *testing.T) {
 
 // A server that is no cloudcore, or one that says no, gives a clear error.
 func TestDial_Answers(t *testing.T) {
-	s := newSite(t)
+	s := linktest.NewSite(t)
 	for name, test := range map[string]struct {
 		status int
 		header http.Header
@@ -152,44 +131,23 @@ func TestDial_Answers(t *testing.T) {
 				w.WriteHeader(test.status)
 				_, _ = io.WriteString(w, test.body)
 			}))
-			server.TLS = &tls.Config{Certificates: []tls.Certificate{s.cloud}}
+			server.TLS = &tls.Config{Certificates: []tls.Certificate{s.Cloud}}
 			server.StartTLS()
 			defer server.Close()
-			_, err := newDialer(t, wslink.DialConfig{TLS: s.clientTLS()}).Dial(t.Context(), server.Listener.Addr().String())
-			if why := closeErrorOf(t, err); why.Code != test.want || !strings.Contains(why.Reason, test.reason) {
+			_, err := newDialer(t, wslink.DialConfig{TLS: s.ClientTLS()}).Dial(t.Context(), server.Listener.Addr().String())
+			if why := linktest.CloseErrorOf(t, err); why.Code != test.want || !strings.Contains(why.Reason, test.reason) {
 				t.Errorf("ended by %v", why)
 			}
 		})
 	}
 }
 
-// A host that takes the connection and says nothing holds Dial only as long as its context, or the handshake's bound.
-func TestDial_SilentServer(t *testing.T) {
-	s := newSite(t)
-	silent, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer silent.Close()
-	config := link.Default()
-	config.HandshakeTimeout = 50 * time.Millisecond
-	if _, err := newDialer(t, wslink.DialConfig{Link: config, TLS: s.clientTLS()}).Dial(t.Context(), silent.Addr().String()); err == nil {
-		t.Error("a link to a silent server")
-	}
-	ctx, cancel := context.WithCancelCause(t.Context())
-	enough := errors.New("enough")
-	time.AfterFunc(50*time.Millisecond, func() { cancel(enough) })
-	if _, err := newDialer(t, wslink.DialConfig{TLS: s.clientTLS()}).Dial(ctx, silent.Addr().String()); !errors.Is(err, enough) {
-		t.Errorf("Dial: %v, want the cause of its context", err)
-	}
-}
-
 // Clients that don't finish their handshake lose their place, and others come in.
 func TestListener_SlowHandshakes(t *testing.T) {
-	s := newSite(t)
+	s := linktest.NewSite(t)
 	config := link.Default()
 	config.HandshakeTimeout = 300 * time.Millisecond
-	l := listen(t, wslink.ListenConfig{Link: config, TLS: s.serverTLS(), MaxHandshakes: 2})
+	l := listen(t, wslink.ListenConfig{Link: config, TLS: s.ServerTLS(), MaxHandshakes: 2})
 	for range 4 {
 		c, err := net.Dial("tcp", l.Addr().String())
 		if err != nil {
@@ -197,13 +155,13 @@ func TestListener_SlowHandshakes(t *testing.T) {
 		}
 		defer c.Close()
 	}
-	connect(t, l, newDialer(t, wslink.DialConfig{TLS: s.clientTLS()}))
+	linktest.Connect(t, l, newDialer(t, wslink.DialConfig{TLS: s.ClientTLS()}))
 }
 
 func TestListener_RefusesWhatIsNoHandshake(t *testing.T) {
-	s := newSite(t)
-	l := listen(t, wslink.ListenConfig{TLS: s.serverTLS()})
-	client := &http.Client{Transport: &http.Transport{TLSClientConfig: s.clientTLS(), DisableKeepAlives: true}}
+	s := linktest.NewSite(t)
+	l := listen(t, wslink.ListenConfig{TLS: s.ServerTLS()})
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: s.ClientTLS(), DisableKeepAlives: true}}
 	for name, test := range map[string]struct {
 		method, path string
 		header       http.Header
@@ -237,40 +195,9 @@ func TestListener_RefusesWhatIsNoHandshake(t *testing.T) {
 	}
 }
 
-// The second dial resumes the session of the first, and is still the same edge.
-func TestDial_ResumesTheSession(t *testing.T) {
-	s := newSite(t)
-	l := listen(t, wslink.ListenConfig{TLS: s.serverTLS()})
-	c := s.clientTLS()
-	var resumed atomic.Int32
-	c.VerifyConnection = func(state tls.ConnectionState) error {
-		if state.DidResume {
-			resumed.Add(1)
-		}
-		return nil
-	}
-	d := newDialer(t, wslink.DialConfig{TLS: c})
-	for i := range 2 {
-		edge, cloud := connect(t, l, d)
-		if got := cloud.Info().Peer; !got.Equal(s.edge.Leaf) {
-			t.Errorf("link %d is of %v", i, got.Subject)
-		}
-		// The ticket comes after the handshake: with the first message at the latest.
-		if err := cloud.Send(t.Context(), linktest.Event(1, 10)); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := edge.Receive(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if resumed.Load() != 1 {
-		t.Errorf("%d sessions were resumed, want 1", resumed.Load())
-	}
-}
-
 func TestDial_ThroughAProxy(t *testing.T) {
-	s := newSite(t)
-	l := listen(t, wslink.ListenConfig{TLS: s.serverTLS()})
+	s := linktest.NewSite(t)
+	l := listen(t, wslink.ListenConfig{TLS: s.ServerTLS()})
 	var connects atomic.Int32
 	var tunnels sync.WaitGroup
 	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -303,7 +230,7 @@ func TestDial_ThroughAProxy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	edge, cloud := connect(t, l, newDialer(t, wslink.DialConfig{TLS: s.clientTLS(), Proxy: http.ProxyURL(at)}))
+	edge, cloud := linktest.Connect(t, l, newDialer(t, wslink.DialConfig{TLS: s.ClientTLS(), Proxy: http.ProxyURL(at)}))
 	if err := edge.Send(t.Context(), linktest.Event(1, 100_000)); err != nil {
 		t.Fatal(err)
 	}
@@ -319,11 +246,11 @@ func TestDial_ThroughAProxy(t *testing.T) {
 
 // What the kernel holds back of a thin link nothing can overtake.
 func TestSockets_KeepLittleUnsent(t *testing.T) {
-	s := newSite(t)
+	s := linktest.NewSite(t)
 	var accepted, dialled net.Conn
-	l := listen(t, wslink.ListenConfig{TLS: s.serverTLS(), Wrap: func(c net.Conn) net.Conn { accepted = c; return c }})
-	d := newDialer(t, wslink.DialConfig{TLS: s.clientTLS(), Wrap: func(c net.Conn) net.Conn { dialled = c; return c }})
-	connect(t, l, d)
+	l := listen(t, wslink.ListenConfig{TLS: s.ServerTLS(), Wrap: func(c net.Conn) net.Conn { accepted = c; return c }})
+	d := newDialer(t, wslink.DialConfig{TLS: s.ClientTLS(), Wrap: func(c net.Conn) net.Conn { dialled = c; return c }})
+	linktest.Connect(t, l, d)
 	for name, c := range map[string]net.Conn{"accepted": accepted, "dialled": dialled} {
 		raw, err := c.(syscall.Conn).SyscallConn()
 		if err != nil {
@@ -336,33 +263,5 @@ func TestSockets_KeepLittleUnsent(t *testing.T) {
 		if got <= 0 || got > 16<<10 {
 			t.Errorf("%s: %d bytes may wait unsent", name, got)
 		}
-	}
-}
-
-func TestListener_Close(t *testing.T) {
-	s := newSite(t)
-	l := listen(t, wslink.ListenConfig{TLS: s.serverTLS()})
-	d := newDialer(t, wslink.DialConfig{TLS: s.clientTLS()})
-	edge, cloud := connect(t, l, d)
-	ctx, cancel := context.WithCancelCause(t.Context())
-	enough := errors.New("enough")
-	cancel(enough)
-	if _, err := l.Accept(ctx); !errors.Is(err, enough) {
-		t.Errorf("Accept: %v, want the cause of its context", err)
-	}
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := l.Accept(t.Context()); !errors.Is(err, net.ErrClosed) {
-		t.Errorf("Accept: %v, want net.ErrClosed", err)
-	}
-	if _, err := d.Dial(t.Context(), l.Addr().String()); err == nil {
-		t.Error("a link to a closed listener")
-	}
-	if err := edge.Send(t.Context(), linktest.Event(1, 10)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := cloud.Receive(t.Context()); err != nil { // links live on
-		t.Fatal(err)
 	}
 }

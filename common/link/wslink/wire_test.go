@@ -26,11 +26,11 @@ func dialRaw(t *testing.T, l *wslink.Listener, c *tls.Config, subprotocol string
 }
 
 func TestWire(t *testing.T) {
-	s := newSite(t)
+	s := linktest.NewSite(t)
 	linktest.TestWire(t, func(t *testing.T, config link.Config) linktest.Wire {
-		l := listen(t, wslink.ListenConfig{Link: config, TLS: s.serverTLS()})
-		edge, cloud := connect(t, l, newDialer(t, wslink.DialConfig{Link: config, TLS: s.clientTLS()}))
-		ws, _, err := dialRaw(t, l, s.clientTLS(), "skerry.v1")
+		l := listen(t, wslink.ListenConfig{Link: config, TLS: s.ServerTLS()})
+		edge, cloud := linktest.Connect(t, l, newDialer(t, wslink.DialConfig{Link: config, TLS: s.ClientTLS()}))
+		ws, _, err := dialRaw(t, l, s.ClientTLS(), "skerry.v1")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -62,7 +62,7 @@ func closedBy(t *testing.T, ws *websocket.Conn) (link.CloseCode, string) {
 
 // What is wrong below our frames closes the link as well, by a code of websocket's own.
 func TestWire_NoWebsocketFrames(t *testing.T) {
-	s := newSite(t)
+	s := linktest.NewSite(t)
 	for name, write := range map[string]func(*websocket.Conn) error{
 		"text": func(ws *websocket.Conn) error { return ws.WriteMessage(websocket.TextMessage, []byte("hello")) },
 		"reserved bits": func(ws *websocket.Conn) error {
@@ -76,8 +76,8 @@ func TestWire_NoWebsocketFrames(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := listen(t, wslink.ListenConfig{TLS: s.serverTLS()})
-			ws, _, err := dialRaw(t, l, s.clientTLS(), "skerry.v1")
+			l := listen(t, wslink.ListenConfig{TLS: s.ServerTLS()})
+			ws, _, err := dialRaw(t, l, s.ClientTLS(), "skerry.v1")
 			if err != nil {
 				t.Fatal(err)
 			}

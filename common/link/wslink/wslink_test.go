@@ -3,6 +3,7 @@ package wslink_test
 import (
 	"context"
 	"crypto/tls"
+	"net"
 	"testing"
 
 	"github.com/skerry-io/skerry/common/link"
@@ -10,26 +11,6 @@ import (
 	"github.com/skerry-io/skerry/common/link/wslink"
 	"github.com/skerry-io/skerry/common/topic"
 )
-
-// site is an authority with a cloud and an edge that trust it.
-type site struct {
-	authority   *linktest.Authority
-	edge, cloud tls.Certificate
-}
-
-func newSite(t testing.TB) site {
-	t.Helper()
-	a := linktest.NewAuthority(t)
-	return site{a, a.Node(t, "edge-1"), a.Server(t)}
-}
-
-func (s site) serverTLS() *tls.Config {
-	return &tls.Config{Certificates: []tls.Certificate{s.cloud}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: s.authority.Pool()}
-}
-
-func (s site) clientTLS() *tls.Config {
-	return &tls.Config{Certificates: []tls.Certificate{s.edge}, RootCAs: s.authority.Pool()}
-}
 
 func listen(t testing.TB, config wslink.ListenConfig) *wslink.Listener {
 	t.Helper()
@@ -62,30 +43,33 @@ func newDialer(t testing.TB, config wslink.DialConfig) *wslink.Dialer {
 	return d
 }
 
-// connect dials and accepts one link.
-func connect(t testing.TB, l link.Listener, d link.Dialer) (edge, cloud link.Conn) {
-	t.Helper()
-	edge, err := d.Dial(context.Background(), l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	cloud, err = l.Accept(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = edge.Close(link.CloseShutdown, "the test ended")
-		_ = cloud.Close(link.CloseShutdown, "the test ended")
+func TestConn(t *testing.T) {
+	s := linktest.NewSite(t)
+	linktest.TestConn(t, func(t *testing.T, o linktest.PairOptions) linktest.Ends {
+		l := listen(t, wslink.ListenConfig{Link: o.Cloud, TLS: s.ServerTLS()})
+		d := newDialer(t, wslink.DialConfig{Link: o.Edge, TLS: s.ClientTLS(), Wrap: o.Network.Conn})
+		return s.Ends(linktest.Connect(t, l, d))
 	})
-	return edge, cloud
 }
 
-func TestConn(t *testing.T) {
-	s := newSite(t)
-	linktest.TestConn(t, func(t *testing.T, o linktest.PairOptions) linktest.Ends {
-		l := listen(t, wslink.ListenConfig{Link: o.Cloud, TLS: s.serverTLS()})
-		d := newDialer(t, wslink.DialConfig{Link: o.Edge, TLS: s.clientTLS(), Wrap: o.Network.Conn})
-		edge, cloud := connect(t, l, d)
-		return linktest.Ends{Edge: edge, Cloud: cloud, EdgeCertificate: s.edge.Leaf, CloudCertificate: s.cloud.Leaf}
+func TestHandshake(t *testing.T) {
+	linktest.TestHandshake(t, linktest.Transport{
+		Listen: func(t testing.TB, c *tls.Config, config link.Config, maxLinks int) linktest.CountingListener {
+			return listen(t, wslink.ListenConfig{Link: config, TLS: c, MaxLinks: maxLinks})
+		},
+		Dialer: func(t testing.TB, c *tls.Config, config link.Config) link.Dialer {
+			return newDialer(t, wslink.DialConfig{Link: config, TLS: c})
+		},
+		Silent: silent,
 	})
+}
+
+func silent(t testing.TB) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return l.Addr().String()
 }

@@ -1,0 +1,172 @@
+package linktest
+
+import (
+	"bufio"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/common/topic"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+)
+
+// BenchConn measures one link: 500 bytes there and back, one after the other and 64 at once, and one way.
+func BenchConn(b *testing.B, pair func(*testing.B) (edge, cloud link.Conn)) {
+	body := Event(1, 500).Content.(*topicpb.Write).Body
+	echo := func(b *testing.B, flying int) {
+		edge, cloud := pair(b)
+		go func() {
+			for {
+				m, err := cloud.Receive(b.Context())
+				if err != nil || cloud.Send(b.Context(), m.Answer(&topicpb.APIResponse{Body: m.Content.(*topicpb.APIRequest).Body})) != nil {
+					return
+				}
+			}
+		}()
+		request := topic.APIRequest.New(struct{ Namespace, Name string }{}, &topicpb.APIRequest{Body: body})
+		sent := 0
+		for i := 0; b.Loop(); i++ {
+			for ; sent < i+flying; sent++ {
+				if err := edge.Send(b.Context(), request); err != nil {
+					b.Fatal(err)
+				}
+			}
+			if _, err := edge.Receive(b.Context()); err != nil {
+				b.Fatal(err)
+			}
+		}
+		b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "messages/s")
+	}
+	b.Run("RequestResponse", func(b *testing.B) { echo(b, 1) })
+	b.Run("64InFlight", func(b *testing.B) { echo(b, 64) })
+	b.Run("OneWay", func(b *testing.B) {
+		edge, cloud := pair(b)
+		write := topic.EventWrite.New(struct{ Namespace, Name string }{}, &topicpb.Write{Body: body})
+		go func() {
+			for edge.Send(b.Context(), write) == nil { // until the benchmark ends
+			}
+		}()
+		for b.Loop() {
+			if _, err := cloud.Receive(b.Context()); err != nil {
+				b.Fatal(err)
+			}
+		}
+		b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "messages/s")
+	})
+}
+
+// The child of BenchIdle finds what it needs here.
+const (
+	idleAddress = "SKERRY_LINKTEST_ADDRESS"
+	idleFiles   = "SKERRY_LINKTEST_FILES"
+	idleLinks   = 500
+)
+
+// BenchIdle measures what an idle link costs the process that accepted it, the memory of heap and stacks after each link has carried a few messages. The other
+// ends live in a process of their own, which is this benchmark once more.
+func BenchIdle(b *testing.B, listen func(testing.TB, *tls.Config) link.Listener, dialer func(testing.TB, *tls.Config) link.Dialer) {
+	if address := os.Getenv(idleAddress); address != "" {
+		idleChild(b, address, dialer)
+		return
+	}
+	s := NewSite(b)
+	l := listen(b, s.ServerTLS())
+	dir := b.TempDir()
+	key, err := x509.MarshalPKCS8PrivateKey(s.Edge.PrivateKey)
+	if err != nil {
+		b.Fatal(err)
+	}
+	for name, block := range map[string]*pem.Block{
+		"ca.crt": {Type: "CERTIFICATE", Bytes: s.Authority.Certificate.Raw}, "tls.crt": {Type: "CERTIFICATE", Bytes: s.Edge.Leaf.Raw}, "tls.key": {Type: "PRIVATE KEY", Bytes: key},
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(block), 0o600); err != nil {
+			b.Fatal(err)
+		}
+	}
+	before := memory()
+	name, _, _ := strings.Cut(b.Name(), "-")
+	child := exec.Command(os.Args[0], "-test.run=^$", "-test.bench=^"+name+"$", "-test.benchtime=1x")
+	child.Env = append(os.Environ(), idleAddress+"="+l.Addr().String(), idleFiles+"="+dir)
+	child.Stderr = os.Stderr
+	stop, err := child.StdinPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := child.Start(); err != nil {
+		b.Fatal(err)
+	}
+	defer func() {
+		_ = stop.Close()
+		_ = child.Wait()
+	}()
+	links := make([]link.Conn, 0, idleLinks)
+	for range idleLinks {
+		c, err := l.Accept(b.Context())
+		if err != nil {
+			b.Fatal(err)
+		}
+		links = append(links, c)
+		defer func() { _ = c.Close(link.CloseShutdown, "the benchmark ended") }()
+		for _, size := range []int{100, 100_000} {
+			if err := c.Send(b.Context(), Event(1, size)); err != nil {
+				b.Fatal(err)
+			}
+			if _, err := c.Receive(b.Context()); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	for b.Loop() {
+	}
+	b.ReportMetric(float64(memory()-before)/idleLinks, "B/link")
+	runtime.KeepAlive(links)
+}
+
+func idleChild(b *testing.B, address string, dialer func(testing.TB, *tls.Config) link.Dialer) {
+	dir := os.Getenv(idleFiles)
+	edge, err := tls.LoadX509KeyPair(filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	ca, err := os.ReadFile(filepath.Join(dir, "ca.crt"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(ca)
+	d := dialer(b, &tls.Config{Certificates: []tls.Certificate{edge}, RootCAs: pool})
+	for range idleLinks {
+		c, err := d.Dial(b.Context(), address)
+		if err != nil {
+			b.Fatal(err)
+		}
+		for range 2 {
+			m, err := c.Receive(b.Context())
+			if err != nil {
+				b.Fatal(err)
+			}
+			if err := c.Send(b.Context(), m); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	_, _ = bufio.NewReader(os.Stdin).ReadByte() // until the parent has measured
+	os.Exit(0)
+}
+
+// memory is what heap and stacks hold, after garbage.
+func memory() uint64 {
+	for range 3 {
+		runtime.GC()
+	}
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc + m.StackInuse
+}
