@@ -92,6 +92,9 @@ func BuildTime() time.Time {
 	return info.ModTime()
 }
 
+// lockWait is for a predecessor that was killed and is not quite gone.
+const lockWait = 15 * time.Second
+
 // App is edgecore.
 type App struct {
 	config   *edgeconfig.Config
@@ -127,7 +130,9 @@ func New(ctx context.Context, cfg *edgeconfig.Config) (*App, error) {
 	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
 		return nil, fmt.Errorf("dataDir: %w", err)
 	}
-	if a.store, err = store.Open(ctx, storeConfig(cfg)); err != nil {
+	file := storeConfig(cfg)
+	file.LockWait = lockWait
+	if a.store, err = store.Open(ctx, file); err != nil {
 		return nil, err
 	}
 	if aside := a.store.SetAside(); aside != "" {

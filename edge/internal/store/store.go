@@ -47,6 +47,8 @@ type Config struct {
 	// KeyFile holds the key that seals Secrets and tokens: 32 bytes, hexadecimal, mode 0600, made when it is missing and the store is new. Default: Path with
 	// ".key" behind it.
 	KeyFile string
+	// LockWait is how long Open waits for a process that has the store open: one that was killed needs a moment to be gone. 0: not at all.
+	LockWait time.Duration
 	// Queue is how many writers may wait; further ones wait for a place. Default 1,024.
 	Queue int
 	// KeepDamaged is how many damaged files are kept, the newest; default 3.
@@ -97,7 +99,7 @@ func Open(ctx context.Context, config Config) (*Store, error) {
 		config.Now = time.Now
 	}
 	s := &Store{config: config, places: make(chan struct{}, config.Queue)}
-	if err := s.takeLock(); err != nil {
+	if err := s.takeLock(ctx); err != nil {
 		return nil, err
 	}
 	if err := s.open(klog.FromContext(ctx)); err != nil {
@@ -110,14 +112,27 @@ func Open(ctx context.Context, config Config) (*Store, error) {
 	return s, nil
 }
 
+// lockPoll is the time between two tries for the lock.
+const lockPoll = 20 * time.Millisecond
+
 // takeLock holds PATH.lock for as long as the store is open: the file itself is looked at before bbolt takes its own lock on it.
-func (s *Store) takeLock() error {
+func (s *Store) takeLock(ctx context.Context) error {
 	path := s.config.Path + ".lock"
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return fmt.Errorf("opening the store's lock: %w", err)
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	waited := time.Duration(0)
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	for errors.Is(err, unix.EWOULDBLOCK) && waited < s.config.LockWait && ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-time.After(lockPoll):
+		}
+		waited += lockPoll
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	}
+	if err != nil {
 		f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
 			return fmt.Errorf("%s: %w: is another edgecore running?", s.config.Path, ErrLocked)

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/testing/protocmp"
@@ -117,6 +118,23 @@ func bytesContain(b []byte, s string) bool {
 		}
 	}
 	return false
+}
+
+func TestOpenWaitsForThePredecessor(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "edge.db")
+	before := open(t, path)
+	opened := make(chan error, 1)
+	go func() {
+		s, err := store.Open(t.Context(), store.Config{Path: path, LockWait: time.Minute})
+		if err == nil {
+			err = s.Close()
+		}
+		opened <- err
+	}()
+	before.Close()
+	if err := <-opened; err != nil {
+		t.Error(err)
+	}
 }
 
 func TestOpenRefuses(t *testing.T) {
