@@ -36,12 +36,14 @@ type watcher struct {
 	result    chan watch.Event
 	done      chan struct{}
 	stop      sync.Once
+
+	settled uint64 // owned by run: the newest version of one bookmarkInterval ago
 }
 
 func newWatcher(source meta.Watch, version func() uint64, kind schema.GroupVersionKind, bookmarks bool) *watcher {
 	w := &watcher{
 		source: source, version: version, kind: kind, bookmarks: bookmarks,
-		result: make(chan watch.Event, watchAhead), done: make(chan struct{}),
+		result: make(chan watch.Event, watchAhead), done: make(chan struct{}), settled: version(),
 	}
 	go w.run() // ends with Stop, which the handler always calls
 	return w
@@ -67,7 +69,6 @@ func (w *watcher) run() {
 		tick = ticker.C
 	}
 	var told uint64        // the version that the client knows to have reached
-	settled := w.version() // the newest of one interval ago
 	for {
 		var e meta.Event
 		var ok bool
@@ -80,8 +81,8 @@ func (w *watcher) run() {
 			}
 		case <-tick:
 			// What was the newest a whole interval ago is in the channel by now, if it concerns this watch at all; the newest of this moment might not be.
-			v := settled
-			settled = w.version()
+			v := w.settled
+			w.settled = w.version()
 			select {
 			case e, ok = <-w.source.Events():
 				if !ok {
