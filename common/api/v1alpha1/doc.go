@@ -1,0 +1,8 @@
+// Package v1alpha1 holds the kinds of the API group skerry.io, version v1alpha1: what an administrator writes for edges, and what the cluster answers.
+//
+// It owns the Go types from which the CRDs in manifests/crds and the deep copies are made, and the names that both sides must spell alike. It refuses
+// logic: what a field means is written at the field, what is done about it is the business of controllers and agents. Its values are plain.
+//
+// +kubebuilder:object:generate=true
+// +groupName=skerry.io
+package v1alpha1

@@ -1,0 +1,163 @@
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// NodePools is the plural name of the resource.
+const NodePools = "nodepools"
+
+// OpenYurtNodePoolLabel names the pool of a node as OpenYurt spells it. It counts where a node has no label of ours.
+const OpenYurtNodePoolLabel = "apps.openyurt.io/nodepool"
+
+// NodePoolType says where the pool's nodes are.
+// +kubebuilder:validation:Enum=Edge;Cloud
+type NodePoolType string
+
+// The types of pool.
+const (
+	NodePoolEdge  NodePoolType = "Edge"
+	NodePoolCloud NodePoolType = "Cloud"
+)
+
+// AllocationPolicy says which of the free addresses the next Service gets.
+// +kubebuilder:validation:Enum=RoundRobin;Random;Lowest
+type AllocationPolicy string
+
+// The policies.
+const (
+	AllocateRoundRobin AllocationPolicy = "RoundRobin" // the one after the last that was given away: a freed address rests as long as possible
+	AllocateRandom     AllocationPolicy = "Random"
+	AllocateLowest     AllocationPolicy = "Lowest"
+)
+
+// NodePoolSpec says which nodes are in the pool, and which addresses Services get there.
+type NodePoolSpec struct {
+	// Type says where the nodes are: Edge or Cloud. Only pools of type Edge get virtual IPs.
+	// +optional
+	// +kubebuilder:default=Edge
+	Type NodePoolType `json:"type,omitempty"`
+	// Addresses are what virtual IPs are taken from: single addresses (192.168.10.5), networks (192.168.10.64/28, without their network and broadcast address) and
+	// ranges with both ends in (192.168.10.100-192.168.10.200, 2002:2:2::1-2002:2:2::100). They must be free addresses of the LAN that the pool's nodes
+	// share, known to no DHCP server, and must not overlap those of another pool on the same network. Addresses of nodes are never given away.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=256
+	// +kubebuilder:validation:items:MaxLength=91
+	// +kubebuilder:validation:XValidation:rule="self.all(a, isIP(a) || isCIDR(a) || (a.split('-').size() == 2 && a.split('-').all(e, isIP(e.trim()))))",message="each of addresses must be an IP address, a network such as 192.168.10.64/28, or a range such as 192.168.10.100-192.168.10.200"
+	// +kubebuilder:validation:XValidation:rule="self.all(a, a.split('-').size() != 2 || !a.split('-').all(e, isIP(e.trim())) || ip(a.split('-')[0].trim()).family() == ip(a.split('-')[1].trim()).family())",message="both ends of a range must be of one family, both IPv4 or both IPv6"
+	Addresses []string `json:"addresses,omitempty"`
+	// AddressesOfProposal is "Addresses" with a capital letter, as an example of OpenYurt's proposal spells it. It means the same as addresses and is read in addition.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=256
+	// +kubebuilder:validation:items:MaxLength=91
+	AddressesOfProposal []string `json:"Addresses,omitempty"`
+	// Allocation says which of the free addresses the next Service gets: RoundRobin, Random or Lowest.
+	// +optional
+	// +kubebuilder:default=RoundRobin
+	Allocation AllocationPolicy `json:"allocation,omitempty"`
+	// Network names the LAN that the pool's nodes share. Pools on one network must not overlap, and share the 255 numbers that VRRP has for each family. Pools on
+	// different networks have nothing to do with each other and may even use the same addresses. Set it where pools are at different places; pools that leave it out
+	// are taken to be on one network.
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="network can't be changed: virtual IPs are named after it; make another pool"
+	Network string `json:"network,omitempty"`
+	// Interface is the network interface of the nodes that virtual IPs are on, such as eth1. Left out, each node takes the one whose own network the address is in,
+	// else the one of its default route.
+	// +optional
+	// +kubebuilder:validation:MaxLength=15
+	// +kubebuilder:validation:Pattern=`^[^\s/:]{1,15}$`
+	Interface string `json:"interface,omitempty"`
+	// NodeSelector says which nodes are in the pool, by their labels. Left out: those whose label skerry.io/node-pool (or apps.openyurt.io/nodepool) has the pool's
+	// name as its value.
+	// +optional
+	NodeSelector *metav1.LabelSelector `json:"nodeSelector,omitempty"`
+	// PreferredNode is the node that holds the pool's virtual IPs whenever it can: it takes them back when it returns. Left out, a virtual IP stays where it is for
+	// as long as its holder is well. A Service may name another one by the annotation skerry.io/preferredNode-POOL.
+	// +optional
+	// +kubebuilder:validation:MaxLength=253
+	PreferredNode string `json:"preferredNode,omitempty"`
+	// ReservedVRIDs are numbers of VRRP that others on the network use: routers, say, or a keepalived of yours.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=255
+	// +kubebuilder:validation:items:Minimum=1
+	// +kubebuilder:validation:items:Maximum=255
+	ReservedVRIDs []int32 `json:"reservedVRIDs,omitempty"`
+	// AdvertisementInterval is the time between two signs of life of a holder, 100ms to 40s in steps of 10ms. A holder that dies is replaced after somewhat more than
+	// three of them.
+	// +optional
+	// +kubebuilder:default="1s"
+	AdvertisementInterval *metav1.Duration `json:"advertisementInterval,omitempty"`
+}
+
+// The conditions of a NodePool.
+const (
+	PoolAddressesValid = "AddressesValid" // every entry of addresses can be used
+	PoolExhausted      = "Exhausted"      // a Service waits because nothing is free
+	PoolOverlap        = "Overlap"        // addresses of an older pool on the same network overlap
+)
+
+// NodePoolStatus is what became of the pool's addresses.
+type NodePoolStatus struct {
+	// ObservedGeneration is the metadata.generation that the status is about.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+	// Used is how many addresses virtual IPs have, those included that are being released.
+	// +optional
+	Used int64 `json:"used"`
+	// Free is how many more can be given away.
+	// +optional
+	Free int64 `json:"free"`
+	// Nodes is how many nodes are in the pool.
+	// +optional
+	Nodes int32 `json:"nodes"`
+	// LastAllocated are the addresses given away last, one a family: RoundRobin goes on behind them.
+	// +optional
+	// +listType=atomic
+	LastAllocated []string `json:"lastAllocated,omitempty"`
+	// Conditions: AddressesValid, Exhausted, Overlap.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// NodePool is a group of nodes that share a LAN, and the addresses of that LAN that Services get there as virtual IPs. A Service of class skerry.io/vip chooses pools
+// by the labels of the NodePool objects.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:scope=Cluster,shortName=np,categories=skerry
+// +kubebuilder:subresource:status
+// +kubebuilder:printcolumn:name="Type",type=string,JSONPath=`.spec.type`
+// +kubebuilder:printcolumn:name="Nodes",type=integer,JSONPath=`.status.nodes`
+// +kubebuilder:printcolumn:name="Used",type=integer,JSONPath=`.status.used`,description="addresses that virtual IPs have"
+// +kubebuilder:printcolumn:name="Free",type=integer,JSONPath=`.status.free`,description="addresses that can be given away"
+// +kubebuilder:printcolumn:name="Valid",type=string,JSONPath=`.status.conditions[?(@.type=="AddressesValid")].status`
+// +kubebuilder:printcolumn:name="Network",type=string,JSONPath=`.spec.network`,priority=1
+// +kubebuilder:printcolumn:name="Addresses",type=string,JSONPath=`.spec.addresses`,priority=1
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:validation:XValidation:rule="has(self.spec.network) == has(oldSelf.spec.network)",message="network can't be set or removed later: virtual IPs are named after it; make another pool"
+// +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 48",message="the name must not be longer than 48 characters: it becomes part of annotations' names"
+type NodePool struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// Spec says which nodes are in the pool, and which addresses Services get there.
+	Spec NodePoolSpec `json:"spec"`
+	// Status is what became of the pool's addresses.
+	// +optional
+	Status NodePoolStatus `json:"status,omitempty"`
+}
+
+// NodePoolList is a list of NodePools.
+// +kubebuilder:object:root=true
+type NodePoolList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+
+	Items []NodePool `json:"items"`
+}

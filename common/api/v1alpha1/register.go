@@ -1,0 +1,36 @@
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// Group and Version are the group's name and this version of it.
+const (
+	Group   = "skerry.io"
+	Version = "v1alpha1"
+)
+
+// Labels of Nodes.
+const (
+	// EdgeLabel marks the nodes that edgecore runs on. Its value does not matter.
+	EdgeLabel = "node-role.kubernetes.io/edge"
+	// NodePoolLabel names the pool that a node belongs to.
+	NodePoolLabel = "skerry.io/node-pool"
+)
+
+// SchemeGroupVersion is the group and version of this package's kinds.
+var SchemeGroupVersion = schema.GroupVersion{Group: Group, Version: Version}
+
+// Resource is a resource of this group and version, by its plural name.
+func Resource(plural string) schema.GroupVersionResource {
+	return SchemeGroupVersion.WithResource(plural)
+}
+
+// AddToScheme makes a scheme know the kinds.
+func AddToScheme(s *runtime.Scheme) error {
+	s.AddKnownTypes(SchemeGroupVersion, &StaticRoute{}, &StaticRouteList{}, &NodePool{}, &NodePoolList{}, &VirtualIP{}, &VirtualIPList{})
+	metav1.AddToGroupVersion(s, SchemeGroupVersion)
+	return nil
+}

@@ -1,0 +1,326 @@
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// StaticRoutes is the plural name of the resource.
+const StaticRoutes = "staticroutes"
+
+// StaticRouteFinalizer keeps a StaticRoute until every node has taken its route away.
+const StaticRouteFinalizer = "skerry.io/static-route"
+
+// RouteType says what the kernel does with packets for the subnet.
+// +kubebuilder:validation:Enum=Unicast;Blackhole;Unreachable;Prohibit
+type RouteType string
+
+// The types of route, as in ip-route(8).
+const (
+	RouteUnicast     RouteType = "Unicast"     // to the next hop
+	RouteBlackhole   RouteType = "Blackhole"   // dropped without a word
+	RouteUnreachable RouteType = "Unreachable" // dropped, the sender is told "host unreachable"
+	RouteProhibit    RouteType = "Prohibit"    // dropped, the sender is told "administratively prohibited"
+)
+
+// DriftPolicy says what a node does when somebody else changed or removed its route.
+// +kubebuilder:validation:Enum=Repair;Report
+type DriftPolicy string
+
+// The drift policies.
+const (
+	DriftRepair DriftPolicy = "Repair"
+	DriftReport DriftPolicy = "Report"
+)
+
+// ConflictPolicy says what a node does when somebody else's route for the same table, subnet and metric is there already.
+// +kubebuilder:validation:Enum=Fail;Adopt
+type ConflictPolicy string
+
+// The conflict policies.
+const (
+	ConflictFail  ConflictPolicy = "Fail"
+	ConflictAdopt ConflictPolicy = "Adopt"
+)
+
+// NextHop is one way to the subnet.
+// +kubebuilder:validation:XValidation:rule="has(self.gateway) || has(self.interface)",message="a next hop needs a gateway, an interface, or both"
+// +kubebuilder:validation:XValidation:rule="!has(self.gateway) || !isIP(self.gateway) || !ip(self.gateway).isLinkLocalUnicast() || has(self.interface)",message="a link-local gateway (fe80::/10 or 169.254.0.0/16) means nothing without the interface it is on: set interface too"
+// +kubebuilder:validation:XValidation:rule="!has(self.onLink) || !self.onLink || (has(self.gateway) && has(self.interface))",message="onLink needs both gateway and interface"
+type NextHop struct {
+	// Gateway is the IP address of the router to send to. It must be on a network of the node (see onLink). Left out, packets go to the interface directly.
+	// +optional
+	// +kubebuilder:validation:MaxLength=45
+	// +kubebuilder:validation:XValidation:rule="isIP(self) && !ip(self).isUnspecified() && !ip(self).isLoopback() && (ip(self).family() == 4 ? !cidr('224.0.0.0/3').containsIP(self) : !cidr('ff00::/8').containsIP(self))",messageExpression="'gateway must be the IP address of a router, such as 192.168.1.1 or fe80::1; ' + self + ' is not'"
+	Gateway string `json:"gateway,omitempty"`
+	// Interface is the name of the node's network interface to send through, such as eth1. Left out, the kernel chooses the one that the gateway is on.
+	// +optional
+	// +kubebuilder:validation:MaxLength=15
+	// +kubebuilder:validation:Pattern=`^[^\s/:]{1,15}$`
+	Interface string `json:"interface,omitempty"`
+	// Weight is the share of flows that takes this hop, relative to the other hops' weights.
+	// +optional
+	// +kubebuilder:default=1
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=256
+	Weight int32 `json:"weight,omitempty"`
+	// OnLink says that the gateway can be reached directly on the interface although no address of the interface is in the gateway's network.
+	// +optional
+	OnLink bool `json:"onLink,omitempty"`
+}
+
+// GatewayDetection says how a node finds the gateway where the route names none.
+type GatewayDetection struct {
+	// ProbeIP is an address of the subnet's family. The route uses the next hop that the node's main table has for this address; routes made of StaticRoutes are
+	// left aside. Nothing is sent to it. Left out, it is 10.0.0.1 for IPv4 and fd00::1 for IPv6.
+	// +optional
+	// +kubebuilder:validation:MaxLength=45
+	// +kubebuilder:validation:XValidation:rule="isIP(self)",messageExpression="'probeIP must be an IP address, such as 10.0.0.1; ' + self + ' is not'"
+	ProbeIP string `json:"probeIP,omitempty"`
+}
+
+// StaticRouteSpec is the route that the selected nodes shall have. With neither gateway nor nextHops, a Unicast route takes the gateway that each node detects.
+// +kubebuilder:validation:XValidation:rule="!has(self.gateway) || !has(self.nextHops) || size(self.nextHops) == 0",message="set either gateway or nextHops, not both"
+// +kubebuilder:validation:XValidation:rule="self.type == 'Unicast' || (!has(self.gateway) && (!has(self.nextHops) || size(self.nextHops) == 0) && !has(self.gatewayDetection) && !has(self.preferredSource) && !has(self.mtu))",messageExpression="'a route of type ' + self.type + ' leads nowhere: leave out gateway, nextHops, gatewayDetection, preferredSource and mtu'"
+// +kubebuilder:validation:XValidation:rule="!has(self.gateway) || !isIP(self.gateway) || !ip(self.gateway).isLinkLocalUnicast()",message="a link-local gateway (fe80::/10 or 169.254.0.0/16) means nothing without the interface it is on: write it under nextHops, with interface"
+// +kubebuilder:validation:XValidation:rule="!has(self.gateway) || !isIP(self.gateway) || self.gateway.contains(':') == self.subnet.contains(':')",messageExpression="'subnet ' + self.subnet + ' and gateway ' + self.gateway + ' must be of one family, both IPv4 or both IPv6'"
+// +kubebuilder:validation:XValidation:rule="!has(self.nextHops) || self.nextHops.all(h, !has(h.gateway) || h.gateway.contains(':') == self.subnet.contains(':'))",messageExpression="'the gateways of nextHops must be of the family of subnet ' + self.subnet"
+// +kubebuilder:validation:XValidation:rule="!has(self.preferredSource) || self.preferredSource.contains(':') == self.subnet.contains(':')",messageExpression="'subnet ' + self.subnet + ' and preferredSource ' + self.preferredSource + ' must be of one family, both IPv4 or both IPv6'"
+// +kubebuilder:validation:XValidation:rule="!has(self.gatewayDetection) || !has(self.gatewayDetection.probeIP) || self.gatewayDetection.probeIP.contains(':') == self.subnet.contains(':')",messageExpression="'subnet ' + self.subnet + ' and gatewayDetection.probeIP ' + self.gatewayDetection.probeIP + ' must be of one family, both IPv4 or both IPv6'"
+// +kubebuilder:validation:XValidation:rule="!has(self.gatewayDetection) || (!has(self.gateway) && (!has(self.nextHops) || size(self.nextHops) == 0))",message="gatewayDetection is for routes without a gateway: leave out either it, or gateway and nextHops"
+// +kubebuilder:validation:XValidation:rule="!has(self.mtu) || !self.subnet.contains(':') || self.mtu >= 1280",message="mtu must be at least 1280 for IPv6 (RFC 8200)"
+type StaticRouteSpec struct {
+	// Subnet is the destination: one IPv4 or IPv6 network in CIDR notation, or one address (the mask may be left out for a host).
+	// +kubebuilder:validation:MinLength=2
+	// +kubebuilder:validation:MaxLength=49
+	// +kubebuilder:validation:XValidation:rule="isCIDR(self) || isIP(self)",messageExpression="'subnet must be a network such as 192.168.1.0/24 or 2001:db8::/64, or one IP address; ' + self + ' is neither'"
+	// +kubebuilder:validation:XValidation:rule="!isCIDR(self) || string(cidr(self).masked()) == self",messageExpression="'subnet ' + self + ' has bits set behind its mask, or is not written in the usual short form: write the network itself, such as 192.168.1.0/24 or 2001:db8::/64'"
+	// +kubebuilder:validation:XValidation:rule="!isIP(self) || ip.isCanonical(self)",messageExpression="'subnet ' + self + ' is not written in the usual form: in lower case and as short as possible, such as 2001:db8::1'"
+	Subnet string `json:"subnet"`
+	// Gateway is the single next hop: the IP address of a router on a network of the node. For several hops, or one with an interface, use nextHops.
+	// +optional
+	// +kubebuilder:validation:MaxLength=45
+	// +kubebuilder:validation:XValidation:rule="isIP(self) && !ip(self).isUnspecified() && !ip(self).isLoopback() && (ip(self).family() == 4 ? !cidr('224.0.0.0/3').containsIP(self) : !cidr('ff00::/8').containsIP(self))",messageExpression="'gateway must be the IP address of a router, such as 192.168.1.1 or 2001:db8::1; ' + self + ' is not'"
+	Gateway string `json:"gateway,omitempty"`
+	// NextHops are the ways to the subnet. With more than one the kernel spreads flows over them by weight (ECMP).
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	NextHops []NextHop `json:"nextHops,omitempty"`
+	// Type is what the kernel does with packets for the subnet: Unicast sends them on; Blackhole drops them without a word; Unreachable and Prohibit drop them and tell
+	// the sender.
+	// +optional
+	// +kubebuilder:default=Unicast
+	Type RouteType `json:"type,omitempty"`
+	// Table is the number of the routing table. 254 is the main table. For any other the node needs rules (ip-rule(8)) that lead to it; nobody makes those for you.
+	// +optional
+	// +kubebuilder:default=254
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=4294967295
+	// +kubebuilder:validation:XValidation:rule="self != 255",message="table 255 (local) is the kernel's own"
+	Table int64 `json:"table,omitempty"`
+	// Metric orders routes for the same subnet in one table: the lowest wins. For IPv6, 0 means 1024, as the kernel has it.
+	// +optional
+	// +kubebuilder:default=0
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=4294967295
+	Metric int64 `json:"metric,omitempty"`
+	// PreferredSource is the address that the node's own packets to the subnet bear. It must be an address of the node.
+	// +optional
+	// +kubebuilder:validation:MaxLength=45
+	// +kubebuilder:validation:XValidation:rule="isIP(self)",messageExpression="'preferredSource must be an IP address of the node; ' + self + ' is none'"
+	PreferredSource string `json:"preferredSource,omitempty"`
+	// MTU is the largest packet, in bytes, that is sent to the subnet. Left out, it is the interface's.
+	// +optional
+	// +kubebuilder:validation:Minimum=68
+	// +kubebuilder:validation:Maximum=65535
+	MTU int32 `json:"mtu,omitempty"`
+	// NodeSelector says which edge nodes get the route, by their labels. Empty or left out: all edge nodes.
+	// +optional
+	NodeSelector *metav1.LabelSelector `json:"nodeSelector,omitempty"`
+	// NodePool narrows the nodes to those whose label skerry.io/node-pool has this value.
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	NodePool string `json:"nodePool,omitempty"`
+	// DriftPolicy is what a node does when somebody else changes or removes the route: Repair puts it back, Report only tells.
+	// +optional
+	// +kubebuilder:default=Repair
+	DriftPolicy DriftPolicy `json:"driftPolicy,omitempty"`
+	// OnConflict is what a node does when a route for the same table, subnet and metric is there that Skerry didn't make: Fail leaves it alone and reports Conflict;
+	// Adopt replaces it. An adopted route does not come back when the StaticRoute is deleted.
+	// +optional
+	// +kubebuilder:default=Fail
+	OnConflict ConflictPolicy `json:"onConflict,omitempty"`
+	// DryRun makes nodes check the route and report what they would do, and do nothing. A route that is there already is taken away.
+	// +optional
+	DryRun bool `json:"dryRun,omitempty"`
+	// GatewayDetection says how a node finds the gateway where the route names none.
+	// +optional
+	GatewayDetection *GatewayDetection `json:"gatewayDetection,omitempty"`
+}
+
+// ResolvedHop is one way to the subnet as it is on a node.
+type ResolvedHop struct {
+	// Gateway is the router; left out where packets go to the interface directly.
+	// +optional
+	Gateway string `json:"gateway,omitempty"`
+	// Interface is the node's network interface.
+	// +optional
+	Interface string `json:"interface,omitempty"`
+	// Weight is the hop's share of flows, relative to the other hops' weights.
+	// +optional
+	Weight int32 `json:"weight,omitempty"`
+	// OnLink says that the gateway is reached directly whatever the interface's addresses are.
+	// +optional
+	OnLink bool `json:"onLink,omitempty"`
+}
+
+// ResolvedRoute is the route as it is on a node, with everything that was left to the node filled in.
+type ResolvedRoute struct {
+	// Subnet is the destination, in CIDR notation.
+	Subnet string `json:"subnet"`
+	// Type is what the kernel does with packets for the subnet.
+	Type RouteType `json:"type"`
+	// NextHops are the ways to the subnet. None for types that lead nowhere.
+	// +optional
+	// +listType=atomic
+	NextHops []ResolvedHop `json:"nextHops,omitempty"`
+	// Table is the number of the routing table.
+	Table int64 `json:"table"`
+	// Metric orders routes for the same subnet in one table.
+	// +optional
+	Metric int64 `json:"metric,omitempty"`
+	// PreferredSource is the address that the node's own packets bear.
+	// +optional
+	PreferredSource string `json:"preferredSource,omitempty"`
+	// MTU is the largest packet, in bytes, that is sent to the subnet.
+	// +optional
+	MTU int32 `json:"mtu,omitempty"`
+}
+
+// Reasons of a node's entry. Applied and DryRun are fine; every other one says why the node does not have the route, or for how long it may keep it.
+const (
+	RouteApplied            = "Applied"            // the kernel has the route
+	RouteDryRun             = "DryRun"             // it would be applied
+	RouteConflict           = "Conflict"           // another StaticRoute, or a route that Skerry didn't make, has the same table, subnet and metric
+	RouteProtected          = "Protected"          // the subnet overlaps one that must not be covered
+	RouteGatewayUnreachable = "GatewayUnreachable" // the gateway is on no network of the node
+	RouteNoGateway          = "NoGateway"          // none was given and none could be detected
+	RouteInterfaceMissing   = "InterfaceMissing"   // the node has no interface of that name
+	RouteInterfaceDown      = "InterfaceDown"      // the interface is down
+	RouteSourceMissing      = "SourceMissing"      // preferredSource is not an address of the node
+	RouteRefused            = "Refused"            // the kernel refuses the route for another reason
+	RouteInvalid            = "Invalid"            // the spec makes no sense to this node
+	RouteDrifted            = "Drifted"            // somebody else changed or removed the route, and driftPolicy is Report
+	RouteDegraded           = "Degraded"           // something else changes the route again and again; it is repaired ever more slowly
+	RouteRolledBack         = "RolledBack"         // with the route the node lost its cloud or its gateway, so it took it back
+	RouteRemoving           = "Removing"           // the route should go, and the kernel refuses to let it go
+	RoutePending            = "Pending"            // the node is at it
+)
+
+// StaticRouteNode is what one node says of the route.
+type StaticRouteNode struct {
+	// Name is the node's.
+	Name string `json:"name"`
+	// State is the route with everything that the spec leaves to the node filled in.
+	// +optional
+	State *ResolvedRoute `json:"state,omitempty"`
+	// ObservedGeneration is the metadata.generation that this entry is about.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+	// Reason is one word for how it is: Applied and DryRun are fine. docs/routes.md lists all of them, and what to do.
+	Reason string `json:"reason"`
+	// Message says it in a sentence.
+	// +optional
+	Message string `json:"message,omitempty"`
+	// Repairs is how often the node put the route back after somebody else had changed or removed it.
+	// +optional
+	Repairs int64 `json:"repairs,omitempty"`
+	// LastChange is when the route, or the reason, last changed; by the node's clock.
+	// +optional
+	LastChange *metav1.Time `json:"lastChange,omitempty"`
+}
+
+// FineNodes names nodes that have the route as one generation of the object wants it.
+type FineNodes struct {
+	// ObservedGeneration is the metadata.generation that these nodes have.
+	ObservedGeneration int64 `json:"observedGeneration"`
+	// Names are the nodes'.
+	// +listType=atomic
+	Names []string `json:"names"`
+}
+
+// StaticRouteStatus is what the nodes report, brought together. Only the cloud writes it.
+type StaticRouteStatus struct {
+	// ObservedGeneration is the metadata.generation that desired and the conditions are about.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+	// Desired is how many nodes should have the route.
+	// +optional
+	Desired int32 `json:"desired"`
+	// Applied is how many of them have it, as this generation wants it.
+	// +optional
+	Applied int32 `json:"applied"`
+	// Failed is how many nodes say that something is wrong. What is neither applied nor failed has not been heard of yet.
+	// +optional
+	Failed int32 `json:"failed"`
+	// Waiting names the first nodes that should have the route and have not been heard of since it was written: they may be off line.
+	// +optional
+	// +listType=atomic
+	Waiting []string `json:"waiting,omitempty"`
+	// Nodes are the reports. Above 200 nodes only those that are not fine are listed here, and those that are fine are named in fineNodes.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	Nodes []StaticRouteNode `json:"nodes,omitempty"`
+	// FineNodes names the nodes that are fine, where there are too many to list their reports.
+	// +optional
+	// +listType=atomic
+	FineNodes []FineNodes `json:"fineNodes,omitempty"`
+	// Conditions: Ready says whether every node that should have the route has it; Conflict whether some node could not take it because of another route.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// The conditions of a StaticRoute.
+const (
+	ConditionReady    = "Ready"
+	ConditionConflict = "Conflict"
+)
+
+// StaticRoute is a route that edge nodes have in their kernel: after a reboot without the cloud, after somebody removed it by hand, and until the object is
+// deleted. A route that would cut a node off is refused or taken back by the node.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:scope=Cluster,shortName=sroute,categories=skerry
+// +kubebuilder:subresource:status
+// +kubebuilder:printcolumn:name="Subnet",type=string,JSONPath=`.spec.subnet`
+// +kubebuilder:printcolumn:name="Gateway",type=string,JSONPath=`.spec.gateway`
+// +kubebuilder:printcolumn:name="Table",type=integer,JSONPath=`.spec.table`
+// +kubebuilder:printcolumn:name="Applied",type=integer,JSONPath=`.status.applied`,description="nodes that have the route"
+// +kubebuilder:printcolumn:name="Desired",type=integer,JSONPath=`.status.desired`,description="nodes that should have the route"
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`,priority=1
+// +kubebuilder:printcolumn:name="Next Hops",type=string,JSONPath=`.spec.nextHops[*].gateway`,priority=1
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 200",message="the name must not be longer than 200 characters"
+type StaticRoute struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// Spec is the route that the selected nodes shall have.
+	Spec StaticRouteSpec `json:"spec"`
+	// Status is what the nodes report, brought together.
+	// +optional
+	Status StaticRouteStatus `json:"status,omitempty"`
+}
+
+// StaticRouteList is a list of StaticRoutes.
+// +kubebuilder:object:root=true
+type StaticRouteList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+
+	Items []StaticRoute `json:"items"`
+}

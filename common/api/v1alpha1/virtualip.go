@@ -1,0 +1,225 @@
+package v1alpha1
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+)
+
+// VirtualIPs is the plural name of the resource.
+const VirtualIPs = "virtualips"
+
+// VirtualIPFinalizer keeps a VirtualIP until its nodes have dropped the address, or long enough for those that can't be asked.
+const VirtualIPFinalizer = "skerry.io/virtual-ip"
+
+// How a Service asks for virtual IPs: by its class and by annotations.
+const (
+	VIPClass                = "skerry.io/vip"
+	VIPPoolSelector         = "skerry.io/nodepool-labelselector" // key1=val1,key2=val2 of NodePools
+	VIPAddressPrefix        = "skerry.io/loadBalancerIP-"        // and the pool's name: the address, one a family
+	VIPPreferredPrefix      = "skerry.io/preferredNode-"         // and the pool's name: the node's
+	VIPAllocated            = "skerry.io/Allocated"              // condition of the Service
+	OpenYurtVIPClass        = "service.openyurt.io/vip"
+	OpenYurtVIPPoolSelector = "service.openyurt.io/nodepool-labelselector"
+	OpenYurtVIPAddress      = "service.openyurt.io/loadBalancerIP-"
+)
+
+// Labels of VirtualIPs.
+const (
+	// VIPPoolLabel names the pool.
+	VIPPoolLabel = NodePoolLabel
+	// VIPNodeLabelPrefix, with a digest of a node's name behind it, marks the VirtualIPs that concern the node, so that a node asks for these alone.
+	VIPNodeLabelPrefix = "node.vip.skerry.io/"
+)
+
+// VirtualIPService is the Service that a virtual IP belongs to.
+type VirtualIPService struct {
+	// Namespace of the Service.
+	Namespace string `json:"namespace"`
+	// Name of the Service.
+	Name string `json:"name"`
+	// UID tells the Service from a later one of the same name.
+	UID types.UID `json:"uid"`
+}
+
+// VirtualIPPort is a port that is served at the address.
+type VirtualIPPort struct {
+	// Name of the port in the Service.
+	// +optional
+	Name string `json:"name,omitempty"`
+	// Protocol is TCP, UDP or SCTP.
+	Protocol corev1.Protocol `json:"protocol"`
+	// Port that clients use.
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=65535
+	Port int32 `json:"port"`
+	// TargetPort is the pods' port, by number or name.
+	TargetPort intstr.IntOrString `json:"targetPort"`
+}
+
+// VirtualIPNode is a node that may hold the address.
+type VirtualIPNode struct {
+	// Name of the node.
+	Name string `json:"name"`
+	// Priority in the election, 1 to 254; of the nodes with a ready pod the highest wins.
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=254
+	Priority int32 `json:"priority"`
+}
+
+// VirtualIPSpec is everything that a node needs to know, so that it can serve the address without the cloud. Only the cloud writes it.
+type VirtualIPSpec struct {
+	// Address is the virtual IP.
+	// +kubebuilder:validation:MaxLength=45
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="address can't be changed: the object is named after it"
+	// +kubebuilder:validation:XValidation:rule="isIP(self)",message="address must be an IP address"
+	Address string `json:"address"`
+	// Pool is the NodePool that the address serves.
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="pool can't be changed: release the address and take another"
+	Pool string `json:"pool"`
+	// Network is the pool's.
+	// +optional
+	Network string `json:"network,omitempty"`
+	// Interface is the pool's.
+	// +optional
+	Interface string `json:"interface,omitempty"`
+	// Service is what is served.
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="service can't be changed: release the address and take another"
+	Service VirtualIPService `json:"service"`
+	// Selector chooses the Service's pods, in its namespace.
+	// +optional
+	Selector map[string]string `json:"selector,omitempty"`
+	// Ports are the Service's.
+	// +optional
+	// +listType=atomic
+	Ports []VirtualIPPort `json:"ports,omitempty"`
+	// PublishNotReady is the Service's publishNotReadyAddresses: pods count also while they are not ready.
+	// +optional
+	PublishNotReady bool `json:"publishNotReady,omitempty"`
+	// KeepSource leaves clients' addresses as they are (externalTrafficPolicy Local); otherwise pods see the node's.
+	// +optional
+	KeepSource bool `json:"keepSource,omitempty"`
+	// VRID is the number of the election, VRRP's virtual router identifier: one for each address of a family on a network.
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=255
+	VRID int32 `json:"vrid"`
+	// AdvertisementInterval is the pool's.
+	// +optional
+	AdvertisementInterval metav1.Duration `json:"advertisementInterval,omitempty"`
+	// Nodes are those that may hold the address.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	Nodes []VirtualIPNode `json:"nodes,omitempty"`
+	// PreferredNode takes the address back when it returns.
+	// +optional
+	PreferredNode string `json:"preferredNode,omitempty"`
+	// AddedToPool says that the address was asked for, was in none of the pool's ranges, and was added to them; it goes again with this object.
+	// +optional
+	AddedToPool bool `json:"addedToPool,omitempty"`
+}
+
+// VirtualIPState is what a node is to an address.
+// +kubebuilder:validation:Enum=Holder;Backup;NotReady;Fault;Released
+type VirtualIPState string
+
+// The states.
+const (
+	VIPHolder   VirtualIPState = "Holder"   // has the address
+	VIPBackup   VirtualIPState = "Backup"   // ready to take it
+	VIPNotReady VirtualIPState = "NotReady" // has no ready pod of the Service, or is under maintenance
+	VIPFault    VirtualIPState = "Fault"    // can't take part; the message says why
+	VIPReleased VirtualIPState = "Released" // has dropped it for good
+)
+
+// VirtualIPNodeStatus is what one node says.
+type VirtualIPNodeStatus struct {
+	// Name of the node.
+	Name string `json:"name"`
+	// State is what the node is to the address.
+	State VirtualIPState `json:"state"`
+	// Priority that the node takes part with.
+	// +optional
+	Priority int32 `json:"priority,omitempty"`
+	// ReadyEndpoints is how many ready pods of the Service the node has.
+	// +optional
+	ReadyEndpoints int32 `json:"readyEndpoints"`
+	// Since is when the state began, by the node's clock.
+	// +optional
+	Since *metav1.Time `json:"since,omitempty"`
+	// Programmed says that the node's kernel has the address's rules as they should be.
+	// +optional
+	Programmed bool `json:"programmed,omitempty"`
+	// DuplicateAddress is the hardware address of a foreign host that has the address too.
+	// +optional
+	DuplicateAddress string `json:"duplicateAddress,omitempty"`
+	// Message says in a sentence what is wrong.
+	// +optional
+	Message string `json:"message,omitempty"`
+}
+
+// The conditions of a VirtualIP.
+const (
+	VIPConditionAllocated  = "Allocated"        // the Service has the address
+	VIPConditionProgrammed = "Programmed"       // the nodes' kernels have their rules
+	VIPConditionAnnounced  = "Announced"        // a node holds the address
+	VIPConditionDuplicate  = "DuplicateAddress" // a foreign host has it too
+	VIPConditionOutOfRange = "OutOfRange"       // the pool's ranges don't have it any more
+)
+
+// VirtualIPStatus is what became of it.
+type VirtualIPStatus struct {
+	// Holder is the node that has the address.
+	// +optional
+	Holder string `json:"holder,omitempty"`
+	// ReadyNodes is how many nodes have the address or could take it now.
+	// +optional
+	ReadyNodes int32 `json:"readyNodes"`
+	// Nodes are the reports.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	Nodes []VirtualIPNodeStatus `json:"nodes,omitempty"`
+	// Conditions: Allocated, Programmed, Announced, DuplicateAddress, OutOfRange.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// VirtualIP is one address that a Service has in one pool. The cloud makes it; it is named after the address, so that making it is the claim. The pool's nodes elect among
+// themselves who holds the address.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:scope=Cluster,shortName=vip,categories=skerry
+// +kubebuilder:subresource:status
+// +kubebuilder:printcolumn:name="Address",type=string,JSONPath=`.spec.address`
+// +kubebuilder:printcolumn:name="Pool",type=string,JSONPath=`.spec.pool`
+// +kubebuilder:printcolumn:name="Namespace",type=string,JSONPath=`.spec.service.namespace`
+// +kubebuilder:printcolumn:name="Service",type=string,JSONPath=`.spec.service.name`
+// +kubebuilder:printcolumn:name="Holder",type=string,JSONPath=`.status.holder`
+// +kubebuilder:printcolumn:name="Ready",type=integer,JSONPath=`.status.readyNodes`,description="nodes that have the address or could take it now"
+// +kubebuilder:printcolumn:name="Programmed",type=string,JSONPath=`.status.conditions[?(@.type=="Programmed")].status`,priority=1
+// +kubebuilder:printcolumn:name="Duplicate",type=string,JSONPath=`.status.conditions[?(@.type=="DuplicateAddress")].status`,priority=1
+// +kubebuilder:printcolumn:name="VRID",type=integer,JSONPath=`.spec.vrid`,priority=1
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type VirtualIP struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// Spec is everything that a node needs to know.
+	Spec VirtualIPSpec `json:"spec"`
+	// Status is what became of it.
+	// +optional
+	Status VirtualIPStatus `json:"status,omitempty"`
+}
+
+// VirtualIPList is a list of VirtualIPs.
+// +kubebuilder:object:root=true
+type VirtualIPList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+
+	Items []VirtualIP `json:"items"`
+}
