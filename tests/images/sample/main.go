@@ -97,6 +97,9 @@ func page() string {
 		}
 		slices.Sort(files)
 		for _, f := range files {
+			if strings.HasPrefix(filepath.Base(f), "..") {
+				continue // the links by which the kubelet changes all files at once
+			}
 			value, err := os.ReadFile(f)
 			if err != nil {
 				value = []byte(err.Error())

@@ -1,0 +1,207 @@
+package e2e_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+func sorted() cmp.Option { return cmpopts.SortSlices(func(a, b string) bool { return a < b }) }
+
+// TestUp: both nodes are Ready in the version of the kubelet that is built in, and the sample runs on both with its ConfigMap, Secret and token.
+func TestUp(t *testing.T) {
+	s := use(t)
+	for _, n := range []string{"edge1", "edge2"} {
+		s.waitReady(n, true)
+		node, err := s.client.CoreV1().Nodes().Get(t.Context(), n, metav1.GetOptions{})
+		s.check(err)
+		server, err := s.client.Discovery().ServerVersion()
+		s.check(err)
+		if got := node.Status.NodeInfo.KubeletVersion; got != server.GitVersion {
+			t.Errorf("node %s has version %s, the cluster %s", n, got, server.GitVersion)
+		}
+		pod := s.waitPods("sample", "app=sample", n, 1)[0]
+		page, err := s.page(t.Context(), pod)
+		s.check(err)
+		for _, want := range []string{"on node " + n, "config greeting = hello from the cloud", "secret password = open sesame", "token: system:serviceaccount:sample:sample until "} {
+			if !strings.Contains(page, want) {
+				t.Errorf("the page of %s lacks %q:\n%s", pod.Name, want, page)
+			}
+		}
+	}
+}
+
+// TestIsland_03: edgecore is killed and started again while the link is cut; its containers are the same as before.
+func TestIsland_03_EdgecoreRestartsWhileCut(t *testing.T) {
+	s := use(t)
+	before := s.containers("edge1")
+	if len(before) == 0 {
+		t.Fatal("nothing runs on edge1")
+	}
+	s.cut("edge1")
+	s.kill("edge1", "edgecore")
+	s.start("edge1", "edgecore")
+	s.waitFor("the device's own API", func(ctx context.Context) error {
+		out, err := s.tryEdgeKubectl(ctx, "edge1", "get", "pods", "-n", "sample", "-o", "jsonpath={.items[*].status.phase}")
+		if err == nil && out != "Running" {
+			err = fmt.Errorf("phases: %q", out)
+		}
+		return err
+	})
+	if diff := cmp.Diff(before, s.containers("edge1"), sorted()); diff != "" {
+		t.Errorf("containers changed (-before +after):\n%s", diff)
+	}
+	s.heal("edge1")
+	s.waitReady("edge1", true)
+	if diff := cmp.Diff(before, s.containers("edge1"), sorted()); diff != "" {
+		t.Errorf("containers changed when the link came back (-before +after):\n%s", diff)
+	}
+}
+
+// TestIsland_04: power cut and reboot without a link: the same pod comes back, with its ConfigMap, Secret and token.
+func TestIsland_04_RebootWhileCut(t *testing.T) {
+	s := use(t)
+	pod := s.waitPods("sample", "app=sample", "edge1", 1)[0]
+	s.reboot("edge1", true)
+	s.waitFor("the pod to serve again, without a link", func(ctx context.Context) error {
+		out, err := s.tryEdgeKubectl(ctx, "edge1", "get", "pod", "-n", "sample", pod.Name, "-o", "jsonpath={.metadata.uid} {.status.podIP} {.status.containerStatuses[0].ready}")
+		if err != nil {
+			return err
+		}
+		fields := strings.Fields(out)
+		if len(fields) != 3 || fields[0] != string(pod.UID) || fields[2] != "true" {
+			return fmt.Errorf("uid, address and readiness are %q", out)
+		}
+		again := pod
+		again.Status.PodIP = fields[1]
+		page, err := s.page(ctx, again)
+		if err != nil {
+			return err
+		}
+		for _, want := range []string{"config greeting = hello from the cloud", "secret password = open sesame", "token: system:serviceaccount:sample:sample until "} {
+			if !strings.Contains(page, want) {
+				return fmt.Errorf("the page lacks %q:\n%s", want, page)
+			}
+		}
+		return nil
+	})
+	before := s.containers("edge1")
+	s.heal("edge1")
+	s.waitReady("edge1", true)
+	got := s.waitPods("sample", "app=sample", "edge1", 1)[0]
+	if got.UID != pod.UID {
+		t.Errorf("the pod was replaced: uid %s, was %s", got.UID, pod.UID)
+	}
+	if diff := cmp.Diff(before, s.containers("edge1"), sorted()); diff != "" {
+		t.Errorf("containers changed when the link came back (-before +after):\n%s", diff)
+	}
+}
+
+// TestIsland_05: while the link is cut, one pod is deleted in the cloud and another is changed; after it is back the node does as the cloud wants, and leaves the
+// others alone.
+func TestIsland_05_ChangesWhileCut(t *testing.T) {
+	s := use(t)
+	ns := s.namespace()
+	for _, name := range []string{"stays", "changes", "goes"} {
+		s.apply(ns, samplePod(name, "edge1"))
+	}
+	s.waitPods(ns, "app", "edge1", 3)
+	stays, err := s.client.CoreV1().Pods(ns).Get(t.Context(), "stays", metav1.GetOptions{})
+	s.check(err)
+	s.cut("edge1")
+	s.check(s.client.CoreV1().Pods(ns).Delete(t.Context(), "goes", metav1.DeleteOptions{}))
+	_, err = s.client.CoreV1().Pods(ns).Patch(t.Context(), "changes", types.MergePatchType, []byte(`{"metadata":{"labels":{"changed":"yes"}}}`), metav1.PatchOptions{})
+	s.check(err)
+	s.heal("edge1")
+	s.waitFor("the deleted pod to go", func(ctx context.Context) error {
+		list, err := s.client.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{})
+		if err == nil && len(list.Items) != 2 {
+			err = fmt.Errorf("%d pods are left", len(list.Items))
+		}
+		return err
+	})
+	s.waitFor("the change to arrive", func(ctx context.Context) error {
+		out, err := s.tryEdgeKubectl(ctx, "edge1", "get", "pod", "-n", ns, "changes", "-o", "jsonpath={.metadata.labels.changed}")
+		if err == nil && out != "yes" {
+			err = fmt.Errorf("the label is %q", out)
+		}
+		return err
+	})
+	after, err := s.client.CoreV1().Pods(ns).Get(t.Context(), "stays", metav1.GetOptions{})
+	s.check(err)
+	if diff := cmp.Diff(stays.Status.ContainerStatuses, after.Status.ContainerStatuses); diff != "" {
+		t.Errorf("the other pod's containers changed (-before +after):\n%s", diff)
+	}
+}
+
+// TestIsland_10: packets vanish without a word; the node becomes NotReady as Kubernetes means it, and Ready again.
+func TestIsland_10_SilentCut(t *testing.T) {
+	s := use(t)
+	before := s.containers("edge1")
+	s.cutSilently("edge1")
+	s.waitReady("edge1", false)
+	s.waitFor("the device to notice", func(ctx context.Context) error {
+		status, err := s.Status(ctx)
+		if err != nil {
+			return err
+		}
+		for _, n := range status.Nodes {
+			if n.Name == "edge1" && strings.Contains(string(n.Edge), `"linked": true`) {
+				return errors.New("it believes in its link still")
+			}
+		}
+		return nil
+	})
+	s.heal("edge1")
+	s.waitReady("edge1", true)
+	if diff := cmp.Diff(before, s.containers("edge1"), sorted()); diff != "" {
+		t.Errorf("containers changed (-before +after):\n%s", diff)
+	}
+}
+
+// TestKillCloud: cloudcore and the whole control plane die; nothing on the edges notices, and everything goes on when they are back.
+func TestKillCloud(t *testing.T) {
+	s := use(t)
+	before := map[string][]string{"edge1": s.containers("edge1"), "edge2": s.containers("edge2")}
+	for _, program := range []string{"cloudcore", "kubeplane"} {
+		s.kill("cloud", program)
+		s.start("cloud", program)
+	}
+	ns := s.namespace()
+	s.apply(ns, samplePod("new", "edge2"))
+	s.waitPods(ns, "app=new", "edge2", 1)
+	for node, containers := range before {
+		after := s.containers(node)
+		for _, c := range containers {
+			if !slices.Contains(after, c) {
+				t.Errorf("container %s of %s is gone", c, node)
+			}
+		}
+	}
+}
+
+// samplePod is the sample application in a pod of its own, bound to a node.
+func samplePod(name, node string) string {
+	return fmt.Sprintf(`apiVersion: v1
+kind: Pod
+metadata:
+  name: %[1]s
+  labels: {app: %[1]s}
+spec:
+  nodeName: %[2]s
+  dnsPolicy: Default
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: sample
+    image: skerry.local/sample:1
+    imagePullPolicy: IfNotPresent
+`, name, node)
+}
