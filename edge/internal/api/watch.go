@@ -68,7 +68,7 @@ func (w *watcher) run() {
 		defer ticker.Stop()
 		tick = ticker.C
 	}
-	var told uint64        // the version that the client knows to have reached
+	var told uint64 // the version that the client knows to have reached
 	for {
 		var e meta.Event
 		var ok bool
