@@ -94,9 +94,9 @@ func (s *session) createEvent(ctx context.Context, p string, body []byte) outcom
 
 // eventPatch is what may change of an event that is there.
 func eventPatch(body []byte) ([]byte, error) {
-	var whole map[string]json.RawMessage
-	if err := json.Unmarshal(body, &whole); err != nil {
-		return nil, apierrors.NewBadRequest("the event is no JSON object: " + err.Error())
+	whole, err := fieldsOf(body, "event")
+	if err != nil {
+		return nil, err
 	}
 	patch := map[string]json.RawMessage{}
 	for _, field := range []string{"count", "lastTimestamp", "message", "note", "series", "deprecatedCount", "deprecatedLastTimestamp"} {
@@ -109,18 +109,17 @@ func eventPatch(body []byte) ([]byte, error) {
 
 // freshEvent takes out of an event what only kube-apiserver may set.
 func freshEvent(body []byte) ([]byte, error) {
-	var whole map[string]json.RawMessage
-	if err := json.Unmarshal(body, &whole); err != nil {
-		return nil, apierrors.NewBadRequest("the event is no JSON object: " + err.Error())
+	whole, err := fieldsOf(body, "event")
+	if err != nil {
+		return nil, err
 	}
-	var metadata map[string]json.RawMessage
-	if err := json.Unmarshal(whole["metadata"], &metadata); err != nil {
-		return nil, apierrors.NewBadRequest("the event's metadata is no JSON object: " + err.Error())
+	metadata, err := fieldsOf(whole["metadata"], "event's metadata")
+	if err != nil {
+		return nil, err
 	}
 	for _, field := range []string{"uid", "resourceVersion", "creationTimestamp", "managedFields", "generation", "selfLink"} {
 		delete(metadata, field)
 	}
-	var err error
 	if whole["metadata"], err = json.Marshal(metadata); err != nil {
 		return nil, err
 	}

@@ -51,19 +51,31 @@ func (s *session) do(ctx context.Context, method, p, contentType string, body []
 	return s.relay.client.Do(ctx, s.as, kube.Request{Method: method, Path: p, ContentType: contentType, Accept: metadataOnly, Body: body})
 }
 
+// fieldsOf reads the fields of a JSON object. null is none.
+func fieldsOf(b []byte, what string) (map[string]json.RawMessage, error) {
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(b, &fields); err != nil {
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("the %s is no JSON object: %v", what, err))
+	}
+	if fields == nil {
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("the %s is no JSON object", what))
+	}
+	return fields, nil
+}
+
 // withUID puts a uid into a patch, so that it can't hit another object of the same name: kube-apiserver refuses a patch that would change it.
 func withUID(patch []byte, uid string) ([]byte, error) {
 	if uid == "" {
 		return patch, nil
 	}
-	var p map[string]json.RawMessage
-	if err := json.Unmarshal(patch, &p); err != nil {
-		return nil, apierrors.NewBadRequest("the patch is no JSON object: " + err.Error())
+	p, err := fieldsOf(patch, "patch")
+	if err != nil {
+		return nil, err
 	}
 	metadata := map[string]json.RawMessage{}
 	if raw, ok := p["metadata"]; ok {
-		if err := json.Unmarshal(raw, &metadata); err != nil {
-			return nil, apierrors.NewBadRequest("the patch's metadata is no JSON object: " + err.Error())
+		if metadata, err = fieldsOf(raw, "patch's metadata"); err != nil {
+			return nil, err
 		}
 	}
 	quoted, err := json.Marshal(uid)

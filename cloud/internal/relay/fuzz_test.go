@@ -1,0 +1,59 @@
+package relay_test
+
+import (
+	"encoding/json"
+	"net/url"
+	"path"
+	"strings"
+	"testing"
+
+	"github.com/skerry-io/skerry/cloud/internal/relay"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+)
+
+// What is passed on is never a watch, an upgrade, or a path that means another one.
+func FuzzPermit(f *testing.F) {
+	for _, seed := range [][4]string{
+		{"GET", "/api/v1/nodes/edge1", "", ""}, {"POST", "/api/v1/namespaces/default/pods/x/exec", "command=sh", ""},
+		{"GET", "/apis/apps/v1/deployments", "watch=true", ""}, {"GET", "/api/v1/%2e%2e/x", "a=%zz", "a.b.c"}, {"GET", "/openapi/v3/apis/apps/v1", "hash=1", ""},
+	} {
+		f.Add(seed[0], seed[1], seed[2], seed[3])
+	}
+	f.Fuzz(func(t *testing.T, method, p, query, token string) {
+		if relay.Permit(&topicpb.APIRequest{Method: method, Path: p, Query: query, BearerToken: token}) != nil {
+			return
+		}
+		plain, err := url.PathUnescape(p)
+		if err != nil || plain != path.Clean(plain) || strings.ContainsAny(plain, "?#\n\r") {
+			t.Errorf("passed on: %q", p)
+		}
+		values, err := url.ParseQuery(query)
+		if err != nil || values.Get("watch") == "true" || values.Get("watch") == "1" {
+			t.Errorf("passed on: %q?%q", p, query)
+		}
+		if strings.HasSuffix(plain, "/exec") && strings.HasPrefix(plain, "/api/v1/namespaces/") && strings.Count(plain, "/") == 7 {
+			t.Errorf("passed on: %q", p)
+		}
+	})
+}
+
+func FuzzBodies(f *testing.F) {
+	f.Add([]byte(`{"metadata":{"name":"a","uid":"u"},"count":3}`), "uid")
+	f.Add([]byte(`{"metadata":null}`), "")
+	f.Add([]byte(`[]`), "x")
+	f.Fuzz(func(t *testing.T, body []byte, uid string) {
+		relay.VersionOf(body)
+		for name, do := range map[string]func() ([]byte, error){
+			"withUID":    func() ([]byte, error) { return relay.WithUID(body, uid) },
+			"eventPatch": func() ([]byte, error) { return relay.EventPatch(body) },
+			"freshEvent": func() ([]byte, error) { return relay.FreshEvent(body) },
+		} {
+			if name == "withUID" && uid == "" {
+				continue // as it came
+			}
+			if out, err := do(); err == nil && !json.Valid(out) {
+				t.Errorf("%s made %q of %q", name, out, body)
+			}
+		}
+	})
+}
