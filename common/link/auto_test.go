@@ -64,6 +64,7 @@ func (d *fakeDialer) Dial(ctx context.Context, _ string) (link.Conn, error) {
 }
 
 func TestAuto(t *testing.T) {
+	const ms = time.Millisecond
 	blocked := errors.New("blocked")
 	for name, test := range map[string]struct {
 		quic, ws fakeDialer
@@ -71,13 +72,13 @@ func TestAuto(t *testing.T) {
 		within   time.Duration
 		dialled  [2]int // quic, ws
 	}{
-		"QUIC works":                 {fakeDialer{after: 100 * time.Millisecond}, fakeDialer{after: 50 * time.Millisecond}, link.QUIC, 100 * time.Millisecond, [2]int{1, 0}},
-		"UDP is dropped":             {fakeDialer{silent: true}, fakeDialer{after: 50 * time.Millisecond}, link.WebSocket, 550 * time.Millisecond, [2]int{1, 1}},
-		"UDP is refused":             {fakeDialer{err: blocked}, fakeDialer{after: 50 * time.Millisecond}, link.WebSocket, 50 * time.Millisecond, [2]int{1, 1}},
-		"a long path, QUIC quicker":  {fakeDialer{after: 800 * time.Millisecond}, fakeDialer{after: 800 * time.Millisecond}, link.QUIC, 800 * time.Millisecond, [2]int{1, 1}},
+		"QUIC works":                 {fakeDialer{after: 100 * ms}, fakeDialer{after: 50 * ms}, link.QUIC, 100 * ms, [2]int{1, 0}},
+		"UDP is dropped":             {fakeDialer{silent: true}, fakeDialer{after: 50 * ms}, link.WebSocket, 550 * ms, [2]int{1, 1}},
+		"UDP is refused":             {fakeDialer{err: blocked}, fakeDialer{after: 50 * ms}, link.WebSocket, 50 * ms, [2]int{1, 1}},
+		"a long path, QUIC quicker":  {fakeDialer{after: 800 * ms}, fakeDialer{after: 800 * ms}, link.QUIC, 800 * ms, [2]int{1, 1}},
 		"neither":                    {fakeDialer{err: blocked}, fakeDialer{err: blocked}, "", 0, [2]int{1, 1}},
-		"both at one moment":         {fakeDialer{after: 600 * time.Millisecond, deaf: true}, fakeDialer{after: 200 * time.Millisecond, deaf: true}, link.WebSocket, 0, [2]int{1, 1}},
-		"the second is refused late": {fakeDialer{after: 700 * time.Millisecond}, fakeDialer{err: blocked, after: 50 * time.Millisecond}, link.QUIC, 700 * time.Millisecond, [2]int{1, 1}},
+		"both at one moment":         {fakeDialer{after: 600 * ms, deaf: true}, fakeDialer{after: 200 * ms, deaf: true}, link.WebSocket, 0, [2]int{1, 1}},
+		"the second is refused late": {fakeDialer{after: 700 * ms}, fakeDialer{err: blocked, after: 50 * ms}, link.QUIC, 700 * ms, [2]int{1, 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -121,9 +122,10 @@ func TestAuto(t *testing.T) {
 }
 
 func TestAuto_Remembers(t *testing.T) {
+	const ms = time.Millisecond
 	synctest.Test(t, func(t *testing.T) {
 		quic := &fakeDialer{transport: link.QUIC, silent: true}
-		ws := &fakeDialer{transport: link.WebSocket, after: 100 * time.Millisecond}
+		ws := &fakeDialer{transport: link.WebSocket, after: 100 * ms}
 		auto := link.Auto(quic, ws)
 		dial := func(want link.Transport, took time.Duration) {
 			t.Helper()

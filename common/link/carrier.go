@@ -29,8 +29,8 @@ type Traits struct {
 // Keepalive, at most once at a time where there are no lanes), Stop once, and Close once at the end.
 type Carrier interface {
 	Traits() Traits
-	// Serve hands each incoming stream of frames to sink.Read, as whose errors it passes a *CloseError if the peer said why, else what the network said. It
-	// returns when the link has ended. A carrier with lanes may call Read for several streams at once.
+	// Serve hands each incoming stream of frames to sink.Read, as whose errors it passes a *CloseError if the peer said why, else what the network
+	// said. It returns when the link has ended. A carrier with lanes may call Read for several streams at once.
 	Serve(sink Sink) error
 	// Write sends whole frames of a class. It fails when not one byte could be written for IdleTimeout.
 	Write(class topic.Class, frames []byte) error
@@ -40,7 +40,8 @@ type Carrier interface {
 	LastHeard() time.Time
 	// Stop makes Serve and Write return within CloseTimeout. It doesn't block.
 	Stop(why *CloseError)
-	// Close is called when Serve has returned and no Write runs. It tells the peer why, unless it was the peer who ended the link, and frees everything.
+	// Close is called when Serve has returned and no Write runs. It tells the peer why, unless it was the peer who ended the link, and frees
+	// everything.
 	Close(why *CloseError)
 }
 

@@ -21,7 +21,7 @@ func TestCodec_Bounds(t *testing.T) {
 		message message.Message
 		want    error
 	}{
-		"content":   {topic.EventWrite.New(message.Resource{}, &topicpb.Write{Body: make([]byte, config.MaxMessage+1)}), ErrTooLarge}, // though it would compress
+		"content":   {topic.EventWrite.New(message.Resource{}, &topicpb.Write{Body: make([]byte, config.MaxMessage+1)}), ErrTooLarge},
 		"envelope":  {topic.EventWrite.New(message.Resource{Name: strings.Repeat("n", config.MaxMessage+envelopeRoom)}, &topicpb.Write{}), ErrTooLarge},
 		"urgent":    {topic.Hello.New(message.Resource{}, &topicpb.Hello{BootId: strings.Repeat("n", 1<<10)}), nil},
 		"not ours":  {message.Message{Route: message.Route{Kind: "gossip", Operation: "spread"}}, topic.ErrUnknown},
@@ -159,7 +159,9 @@ func TestConfig_Validate(t *testing.T) {
 	}
 	var none Config
 	err := none.Validate()
-	for _, field := range []string{"maxMessage", "maxAssembly", "sendQueue.messages", "receiveQueue.messages", "keepalive", "handshakeTimeout", "closeTimeout"} {
+	for _, field := range []string{
+		"maxMessage", "maxAssembly", "sendQueue.messages", "receiveQueue.messages", "keepalive", "handshakeTimeout", "closeTimeout",
+	} {
 		if err == nil || !strings.Contains(err.Error(), field) {
 			t.Errorf("%s is not named in: %v", field, err)
 		}

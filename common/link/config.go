@@ -23,11 +23,12 @@ type Config struct {
 
 	// SendQueue bounds what waits to be sent, for each class. A full queue holds Send back.
 	SendQueue Bound
-	// ReceiveQueue bounds what has come and was not received yet, for each class. A full queue stops reading: the peer is held back, and ends the
-	// link when that lasts for its IdleTimeout.
+	// ReceiveQueue bounds what has come and was not received yet, for each class. A full queue stops reading: the peer is held back, and ends
+	// the link when that lasts for its IdleTimeout.
 	ReceiveQueue Bound
 
-	// Keepalive is the longest silence of the end that dialled, but for a sixteenth. The other end answers only as often as this end's IdleTimeout needs.
+	// Keepalive is the longest silence of the end that dialled, but for a sixteenth. The other end answers only as often as this end's
+	// IdleTimeout needs.
 	Keepalive time.Duration
 	// IdleTimeout ends the link when nothing was heard, or nothing could be written, for so long.
 	IdleTimeout time.Duration

@@ -293,8 +293,9 @@ func (c *conn) tick() {
 	c.keepalive.Reset(every)
 }
 
-// heard answers the end that dialled as soon as something of it comes and this end was silent for half of what the peer can bear: so the answer travels
-// with the acknowledgement that TCP sends anyway, and an idle link costs little more than one keepalive and its acknowledgement. mu is held.
+// heard answers the end that dialled as soon as something of it comes and this end was silent for half of what the peer can bear: so the answer
+// travels with the acknowledgement that TCP sends anyway, and an idle link costs little more than one keepalive and its acknowledgement. mu is
+// held.
 func (c *conn) heard(now time.Time) {
 	if c.traits.PeerIdle == 0 || c.traits.Dialed || now.Sub(c.lastSent) < c.traits.PeerIdle/2 || c.ended != nil {
 		return

@@ -84,7 +84,8 @@ func (a *assembly) take(ctx context.Context, n int) error {
 	return a.room.Acquire(ctx, int64(n))
 }
 
-// assembler puts the frames of one stream together. It takes memory only for lengths within the bounds, and for a long message only as its bytes come.
+// assembler puts the frames of one stream together. It takes memory only for lengths within the bounds, and for a long message only as its bytes
+// come.
 type assembler struct {
 	config   Config
 	assembly *assembly

@@ -36,7 +36,9 @@ func TestFrames_CutAndPutTogether(t *testing.T) {
 		for class := range queues {
 			queues[class] = &sendQueue{}
 			for range r.IntN(12) {
-				n := []int{1, 1 + r.IntN(300), size - headSize, size - headSize + 1, size - firstHeadSize, MaxFrame, MaxFrame + 1 + r.IntN(4), 1 + r.IntN(200<<10)}[r.IntN(8)]
+				n := []int{
+					1, 1 + r.IntN(300), size - headSize, size - headSize + 1, size - firstHeadSize, MaxFrame, MaxFrame + 1 + r.IntN(4), 1 + r.IntN(200<<10),
+				}[r.IntN(8)]
 				if class == int(topic.Urgent) {
 					n = min(n, maxUrgent)
 				}

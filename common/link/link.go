@@ -30,7 +30,8 @@ type Conn interface {
 	Send(ctx context.Context, m message.Message) error
 	// Receive returns the next message, in order within a class and a sender.
 	Receive(ctx context.Context) (message.Message, error)
-	// Close tells the peer why and ends the link; what waits to be sent or received is dropped. It returns when the link has ended. Only the first call counts.
+	// Close tells the peer why and ends the link; what waits to be sent or received is dropped. It returns when the link has ended. Only the first
+	// call counts.
 	Close(code CloseCode, reason string) error
 	// Done is closed when the link has ended; Err then says why.
 	Done() <-chan struct{}

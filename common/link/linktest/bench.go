@@ -6,7 +6,6 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -69,9 +68,11 @@ const (
 	idleLinks   = 500
 )
 
-// BenchIdle measures what an idle link costs the process that accepted it, the memory of heap and stacks after each link has carried a few messages. The other
-// ends live in a process of their own, which is this benchmark once more.
-func BenchIdle(b *testing.B, listen func(testing.TB, *tls.Config) link.Listener, dialer func(testing.TB, *tls.Config) link.Dialer) {
+// BenchIdle measures what an idle link costs the process that accepted it: heap and stacks, after each link has carried a few messages. The
+// other ends live in a process of their own, which is this benchmark once more.
+func BenchIdle(b *testing.B,
+	listen func(testing.TB, *tls.Config) link.Listener, dialer func(testing.TB, *tls.Config) link.Dialer,
+) {
 	if address := os.Getenv(idleAddress); address != "" {
 		idleChild(b, address, dialer)
 		return
@@ -84,28 +85,17 @@ func BenchIdle(b *testing.B, listen func(testing.TB, *tls.Config) link.Listener,
 		b.Fatal(err)
 	}
 	for name, block := range map[string]*pem.Block{
-		"ca.crt": {Type: "CERTIFICATE", Bytes: s.Authority.Certificate.Raw}, "tls.crt": {Type: "CERTIFICATE", Bytes: s.Edge.Leaf.Raw}, "tls.key": {Type: "PRIVATE KEY", Bytes: key},
+		"ca.crt":  {Type: "CERTIFICATE", Bytes: s.Authority.Certificate.Raw},
+		"tls.crt": {Type: "CERTIFICATE", Bytes: s.Edge.Leaf.Raw},
+		"tls.key": {Type: "PRIVATE KEY", Bytes: key},
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(block), 0o600); err != nil {
 			b.Fatal(err)
 		}
 	}
 	before := memory()
-	name, _, _ := strings.Cut(b.Name(), "-")
-	child := exec.Command(os.Args[0], "-test.run=^$", "-test.bench=^"+name+"$", "-test.benchtime=1x")
-	child.Env = append(os.Environ(), idleAddress+"="+l.Addr().String(), idleFiles+"="+dir)
-	child.Stderr = os.Stderr
-	stop, err := child.StdinPipe()
-	if err != nil {
-		b.Fatal(err)
-	}
-	if err := child.Start(); err != nil {
-		b.Fatal(err)
-	}
-	defer func() {
-		_ = stop.Close()
-		_ = child.Wait()
-	}()
+	stop := startIdleChild(b, idleAddress+"="+l.Addr().String(), idleFiles+"="+dir)
+	defer stop()
 	links := make([]link.Conn, 0, idleLinks)
 	for range idleLinks {
 		c, err := l.Accept(b.Context())
@@ -127,6 +117,29 @@ func BenchIdle(b *testing.B, listen func(testing.TB, *tls.Config) link.Listener,
 	}
 	b.ReportMetric(float64(memory()-before)/idleLinks, "B/link")
 	runtime.KeepAlive(links)
+}
+
+// startIdleChild runs this benchmark in a process of its own, until stop is called.
+func startIdleChild(b *testing.B, env ...string) (stop func()) {
+	stdin, hold, err := os.Pipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+	if err != nil {
+		b.Fatal(err)
+	}
+	name, _, _ := strings.Cut(b.Name(), "-")
+	child, err := os.StartProcess(os.Args[0], []string{os.Args[0], "-test.run=^$", "-test.bench=^" + name + "$", "-test.benchtime=1x"},
+		&os.ProcAttr{Env: append(os.Environ(), env...), Files: []*os.File{stdin, null, os.Stderr}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	_, _ = stdin.Close(), null.Close() // the child has its own
+	return func() {
+		_ = hold.Close()
+		_, _ = child.Wait()
+	}
 }
 
 func idleChild(b *testing.B, address string, dialer func(testing.TB, *tls.Config) link.Dialer) {

@@ -37,7 +37,8 @@ type Ends struct {
 	EdgeCertificate, CloudCertificate *x509.Certificate
 }
 
-// TestConn is the contract of link.Conn; every transport's own test calls it. pair makes the two ends of a new link, which are closed when the test ends.
+// TestConn is the contract of link.Conn; every transport's own test calls it. pair makes the two ends of a new link, which are closed when the
+// test ends.
 func TestConn(t *testing.T, pair func(*testing.T, PairOptions) Ends) {
 	plain := func(t *testing.T) Ends { return pair(t, PairOptions{Edge: link.Default(), Cloud: link.Default()}) }
 	for name, test := range map[string]func(*testing.T){

@@ -33,7 +33,8 @@ type PipeOptions struct {
 	WrapEdge, WrapCloud func(net.Conn) net.Conn
 }
 
-// Pipe returns the two ends of a link in memory: everything but TLS is real. It works inside a synctest bubble. Both ends are closed when the test ends.
+// Pipe returns the two ends of a link in memory: everything but TLS is real. It works inside a synctest bubble. Both ends are closed when the
+// test ends.
 func Pipe(t testing.TB, o PipeOptions) (edge, cloud link.Conn) {
 	t.Helper()
 	if o.Config == (link.Config{}) {

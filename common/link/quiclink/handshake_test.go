@@ -139,7 +139,9 @@ func TestLink_SurvivesAFlap(t *testing.T) {
 	}
 
 	s := linktest.NewSite(t)
-	l, err := quiclink.Listen(context.Background(), "10.99.0.1:0", quiclink.ListenConfig{Link: link.Default(), TLS: s.ServerTLS(), Table: topic.NewTable()})
+	l, err := quiclink.Listen(context.Background(), "10.99.0.1:0", quiclink.ListenConfig{
+		Link: link.Default(), TLS: s.ServerTLS(), Table: topic.NewTable(),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

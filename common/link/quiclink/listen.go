@@ -25,8 +25,8 @@ type ListenConfig struct {
 	MaxLinks int
 	// MaxHandshakes is how many handshakes run at once; from half of it on, clients must prove their address first (RFC 9000 section 8.1.2). 0: 128.
 	MaxHandshakes int
-	// ResetKey lets a process that was started anew tell the clients of its predecessor at once that their links have ended (RFC 9000 section 10.3). It must
-	// be secret and the same for all replicas behind one address; nil: they find out by IdleTimeout.
+	// ResetKey lets a process that was started anew tell the clients of its predecessor at once that their links have ended (RFC 9000 section
+	// 10.3). It must be secret and the same for all replicas behind one address; nil: they find out by IdleTimeout.
 	ResetKey *[32]byte
 	// Wrap, if set, wraps the UDP socket.
 	Wrap func(net.PacketConn) net.PacketConn

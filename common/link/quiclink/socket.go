@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// socket is a UDP socket on which the errors of a network that is away for a moment count as lost packets, which QUIC mends. quic-go ends a connection at
-// the first of them, where TCP would live on: a link that flaps for 3 s would cost every connection on it.
+// socket is a UDP socket on which the errors of a network that is away for a moment count as lost packets, which QUIC mends. quic-go ends a
+// connection at the first of them, where TCP would live on: a link that flaps for 3 s would cost every connection on it.
 type socket struct {
 	*net.UDPConn
 	lost *atomic.Uint64

@@ -88,7 +88,8 @@ func (d *Dialer) Dial(ctx context.Context, address string) (link.Conn, error) {
 	}
 	if got := ws.Subprotocol(); got != subprotocol(topic.Protocol) {
 		_ = ws.Close()
-		return nil, fmt.Errorf("dialling websocket %s: %w", address, &link.CloseError{Code: link.CloseVersion, Reason: fmt.Sprintf("the server speaks %q", got)})
+		return nil, fmt.Errorf("dialling websocket %s: %w", address,
+			&link.CloseError{Code: link.CloseVersion, Reason: fmt.Sprintf("the server speaks %q", got)})
 	}
 	secure, ok := ws.NetConn().(*tls.Conn)
 	if !ok {

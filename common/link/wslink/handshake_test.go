@@ -257,7 +257,9 @@ func TestSockets_KeepLittleUnsent(t *testing.T) {
 			t.Fatal(err)
 		}
 		var got int
-		if controlErr := raw.Control(func(fd uintptr) { got, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT) }); controlErr != nil || err != nil {
+		if controlErr := raw.Control(func(fd uintptr) {
+			got, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT)
+		}); controlErr != nil || err != nil {
 			t.Fatal(controlErr, err)
 		}
 		if got <= 0 || got > 16<<10 {

@@ -1,7 +1,8 @@
 // Package wslink carries links over websocket (RFC 6455) on TLS 1.3.
 //
-// It owns the connections, the handshake and how close codes and keepalives look on a websocket. It refuses peers without a verified certificate, other
-// versions of the protocol, and more links than it was told to bear. Listener and Dialer may be used by many goroutines at once.
+// It owns the connections, the handshake and how close codes and keepalives look on a websocket. It refuses peers without a verified
+// certificate, other versions of the protocol, and more links than it was told to bear. Listener and Dialer may be used by many goroutines at
+// once.
 package wslink
 
 import (
@@ -171,7 +172,8 @@ func (c *carrier) Close(why *link.CloseError) {
 	}
 	err := c.ws.WriteControl(websocket.CloseMessage, websocket.FormatCloseMessage(int(code), why.Reason), end)
 	if tcp, ok := c.raw.Conn.(interface{ CloseWrite() error }); ok && err == nil && !why.Remote {
-		// What has come and was not read would make the kernel reset the connection and lose the close message on its way: read until the peer ends too.
+		// What has come and was not read would make the kernel reset the connection and lose the close message on its way: read until the peer
+		// ends too.
 		if tcp.CloseWrite() == nil {
 			_, _ = io.Copy(io.Discard, io.LimitReader(c.raw, 1<<20))
 		}

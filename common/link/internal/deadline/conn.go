@@ -1,7 +1,7 @@
 // Package deadline gives a net.Conn deadlines that move: a read or write fails when for a time not one byte has passed.
 //
-// It owns the deadlines of the connection that it wraps: once armed, those that others set are ignored. It must lie beneath TLS, which can't go on after a
-// write that ended half way. A Conn may be used by many goroutines at once, like any net.Conn.
+// It owns the deadlines of the connection that it wraps: once armed, those that others set are ignored. It must lie beneath TLS, which can't go on
+// after a write that ended half way. A Conn may be used by many goroutines at once, like any net.Conn.
 package deadline
 
 import (
