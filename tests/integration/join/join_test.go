@@ -1,0 +1,395 @@
+// Package join_test shows who gets in, and who doesn't: the real cloudcore with exactly the rights of its manifests, the real edgecore, a real
+// kube-apiserver.
+package join_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/common/link/wslink"
+	"github.com/skerry-io/skerry/common/pki"
+	"github.com/skerry-io/skerry/common/topic"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+	"github.com/skerry-io/skerry/tests/cluster"
+	"github.com/skerry-io/skerry/tests/cluster/binary"
+	"github.com/skerry-io/skerry/tests/cluster/process"
+)
+
+var plane *cluster.ControlPlane
+
+func TestMain(m *testing.M) {
+	os.Exit(cluster.Main(m, func(c *cluster.ControlPlane) { plane = c }))
+}
+
+// system is a cloudcore at work.
+type system struct {
+	cloudcore, edgecore string
+	join, websocket     string // addresses
+}
+
+func start(t *testing.T) *system {
+	t.Helper()
+	if plane == nil {
+		t.Skip("needs a control plane, which -short leaves out")
+	}
+	root, err := binary.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	programs, err := binary.Build(t.Context(), root, "cloudcore", "edgecore")
+	if err != nil {
+		t.Fatal(err)
+	}
+	plane.Apply(t, "manifests/cloudcore")
+	dir := t.TempDir()
+	kubeconfig := filepath.Join(dir, "cloudcore.kubeconfig")
+	writeKubeconfig(t, plane.ServiceAccount(t, "skerry-system", "cloudcore"), kubeconfig)
+	s := &system{cloudcore: programs[0], edgecore: programs[1], join: free(t), websocket: free(t)}
+	health := free(t)
+	config := fmt.Sprintf(`apiVersion: config.skerry.io/v1alpha1
+kind: CloudCore
+kubeconfig: %s
+advertise: [127.0.0.1, localhost]
+hub:
+  websocket: {listen: "%s"}
+  quic: {listen: ""}
+join: {listen: "%s"}
+health: {listen: "%s"}
+`, kubeconfig, s.websocket, s.join, health)
+	file, log := filepath.Join(dir, "cloudcore.yaml"), filepath.Join(dir, "cloudcore.log")
+	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	child, err := process.Start(process.Spec{Path: s.cloudcore, Args: []string{"--config", file}, Log: log, Bound: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			raw, _ := os.ReadFile(log)
+			t.Logf("cloudcore's log:\n%s", raw)
+		}
+		if err := child.Stop(context.Background(), 20*time.Second); err != nil {
+			t.Error(err)
+		}
+	})
+	cluster.Eventually(t, "cloudcore is ready", func(ctx context.Context) error {
+		r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+health+"/readyz", nil)
+		if err != nil {
+			return err
+		}
+		response, err := http.DefaultClient.Do(r)
+		if err != nil {
+			return err
+		}
+		defer response.Body.Close()
+		if response.StatusCode != http.StatusOK {
+			return errors.New(response.Status)
+		}
+		return nil
+	})
+	return s
+}
+
+// free is a loopback address that nobody listens at now.
+func free(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+func writeKubeconfig(t *testing.T, cfg *rest.Config, file string) {
+	t.Helper()
+	c := clientcmdapi.NewConfig()
+	c.Clusters["c"] = &clientcmdapi.Cluster{Server: cfg.Host, CertificateAuthorityData: cfg.CAData}
+	c.AuthInfos["u"] = &clientcmdapi.AuthInfo{Token: cfg.BearerToken}
+	c.Contexts["x"] = &clientcmdapi.Context{Cluster: "c", AuthInfo: "u"}
+	c.CurrentContext = "x"
+	if err := clientcmd.WriteToFile(*c, file); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// run gives what a command wrote and its exit code.
+func run(t *testing.T, path string, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	cmd := exec.CommandContext(t.Context(), path, args...)
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err := cmd.Run()
+	if failed, ok := errors.AsType[*exec.ExitError](err); ok {
+		return out.String(), errs.String(), failed.ExitCode()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out.String(), errs.String(), 0
+}
+
+func (s *system) token(t *testing.T, args ...string) string {
+	t.Helper()
+	out, errs, code := run(t, s.cloudcore, append([]string{"token", "create", "--kubeconfig", plane.Kubeconfig}, args...)...)
+	if code != 0 {
+		t.Fatalf("token create: %d: %s", code, errs)
+	}
+	return strings.TrimSpace(out)
+}
+
+// device is a directory with an edgecore.yaml.
+func device(t *testing.T) (config, identity string) {
+	t.Helper()
+	dir := t.TempDir()
+	config = filepath.Join(dir, "edgecore.yaml")
+	text := fmt.Sprintf("apiVersion: config.skerry.io/v1alpha1\nkind: EdgeCore\ndataDir: %s/data\nmodules:\n  edgeHub:\n    servers: [127.0.0.1]\n  edged:\n    kubelet: {failCgroupV1: false}\n", dir)
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return config, filepath.Join(dir, "data", "identity")
+}
+
+func (s *system) edge(t *testing.T, config, token, node, host string, more ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	return run(t, s.edgecore, append([]string{"join", "--config", config, "--token", token, "--node-name", node, host}, more...)...)
+}
+
+func (s *system) mustJoin(t *testing.T, token, node string) (identity string) {
+	t.Helper()
+	config, identity := device(t)
+	if _, errs, code := s.edge(t, config, token, node, s.join); code != 0 {
+		t.Fatalf("edgecore join: %d: %s", code, errs)
+	}
+	return identity
+}
+
+// dial opens a link as the device whose identity is there, past the greeting.
+func (s *system) dial(t *testing.T, cert tls.Certificate, ca []byte, epoch uint64) (link.Conn, error) {
+	t.Helper()
+	roots, err := pki.ParseCertificates(ca)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dialer, err := wslink.NewDialer(wslink.DialConfig{
+		Link: link.Default(), Table: topic.NewTable(),
+		TLS: pki.ClientTLS(pki.Client{Roots: pki.Pool(roots...), Certificate: func() (*tls.Certificate, error) { return &cert, nil }}),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := dialer.Dial(t.Context(), s.websocket)
+	if err != nil {
+		return nil, err
+	}
+	t.Cleanup(func() { _ = conn.Close(link.CloseShutdown, "the test is over") })
+	if err := conn.Send(t.Context(), topic.Hello.New(message.Resource{}, &topicpb.Hello{Protocol: topic.Protocol, Version: "test", BootId: "test", Epoch: epoch})); err != nil {
+		return nil, err
+	}
+	_, err = conn.Receive(t.Context())
+	return conn, err
+}
+
+func read(t *testing.T, identity string) (tls.Certificate, []byte) {
+	t.Helper()
+	node := filepath.Join(identity, "node.pem")
+	cert, err := tls.LoadX509KeyPair(node, node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca, err := os.ReadFile(filepath.Join(identity, "ca.crt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cert, ca
+}
+
+func TestJoin(t *testing.T) {
+	s := start(t)
+
+	t.Run("a device joins, links, and says so the second time", func(t *testing.T) {
+		token := s.token(t)
+		config, identity := device(t)
+		out, errs, code := s.edge(t, config, token, "edge-a", s.join)
+		if code != 0 || !strings.Contains(out, "edge-a") {
+			t.Fatalf("%d: %s%s", code, out, errs)
+		}
+		cert, ca := read(t, identity)
+		if _, err := s.dial(t, cert, ca, 1); err != nil {
+			t.Errorf("no link: %v", err)
+		}
+		if out, errs, code := s.edge(t, config, token, "edge-a", s.join); code != 0 || !strings.Contains(out, "already") {
+			t.Errorf("the second time: %d: %s%s", code, out, errs)
+		}
+	})
+
+	good := s.token(t, "--uses", "20")
+	id, pin, _ := strings.Cut(good, "@")
+	id, _, _ = strings.Cut(id, ".")
+	usedUp := s.token(t)
+	s.mustJoin(t, usedUp, "edge-used")
+	expired := s.token(t)
+	expire(t, expired)
+	bound := s.token(t, "--node", "edge-bound")
+	revoked := s.token(t)
+	if _, errs, code := run(t, s.cloudcore, "token", "revoke", "--kubeconfig", plane.Kubeconfig, revoked[:6]); code != 0 {
+		t.Fatal(errs)
+	}
+	live := s.mustJoin(t, good, "edge-live")
+	makeAlive(t, "edge-live")
+	_ = live
+	plain := httptest.NewServer(http.NotFoundHandler())
+	defer plain.Close()
+	otherTLS := httptest.NewTLSServer(http.NotFoundHandler())
+	otherTLS.Config.ErrorLog = nil
+	defer otherTLS.Close()
+
+	for name, tc := range map[string]struct {
+		token, node, host string
+		code              int
+		says              string
+	}{
+		"wrong secret":           {id + ".0123456789abcdef@" + pin, "edge-x", s.join, 2, "secret is wrong"},
+		"unknown token":          {"aaaaaa.0123456789abcdef@" + pin, "edge-x", s.join, 2, "not known here"},
+		"no token":               {"hello", "edge-x", s.join, 2, "cloudcore token create"},
+		"expired token":          {expired, "edge-x", s.join, 2, "expired at"},
+		"used-up token":          {usedUp, "edge-x", s.join, 2, "used up"},
+		"revoked token":          {revoked, "edge-x", s.join, 2, "not known here"},
+		"token for another node": {bound, "edge-x", s.join, 2, "edge-bound"},
+		"wrong CA hash":          {good[:len(good)-4] + "0000", "edge-x", s.join, 2, "not the cloud that the token is for"},
+		"live name":              {good, "edge-live", s.join, 2, "is alive"},
+		"a name that can't be":   {good, "Edge_X", s.join, 2, "Edge_X"},
+		"another TLS server":     {good, "edge-x", strings.TrimPrefix(otherTLS.URL, "https://"), 2, "not the cloud that the token is for"},
+		"no cloudcore":           {good, "edge-x", strings.TrimPrefix(plain.URL, "http://"), 2, "does not speak TLS"},
+		"kube-apiserver":         {good, "edge-x", strings.TrimPrefix(plane.Server, "https://"), 2, "not the cloud that the token is for"},
+		"nobody there":           {good, "edge-x", free(t), 1, "can't be reached"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			config, identity := device(t)
+			_, errs, code := s.edge(t, config, tc.token, tc.node, tc.host, "--timeout", "5s")
+			if code != tc.code || !strings.Contains(errs, tc.says) {
+				t.Errorf("exit code %d: %s\nwant %d and %q", code, errs, tc.code, tc.says)
+			}
+			if _, secret, _ := strings.Cut(tc.token, "."); len(secret) > 16 && strings.Contains(errs, secret[:16]) {
+				t.Errorf("the secret is shown: %s", errs)
+			}
+			if _, err := os.Stat(filepath.Join(identity, "node.pem")); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("an identity was left behind (%v)", err)
+			}
+		})
+	}
+}
+
+func expire(t *testing.T, token string) {
+	t.Helper()
+	past := time.Now().Add(-time.Minute).UTC().Format(time.RFC3339)
+	_, err := plane.Client().CoreV1().ConfigMaps("skerry-system").Patch(t.Context(), "skerry-token-"+token[:6], types.MergePatchType,
+		fmt.Appendf(nil, `{"data":{"expires":%q}}`, past), metav1.PatchOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// makeAlive is what a kubelet at work leaves in the cluster.
+func makeAlive(t *testing.T, name string) {
+	t.Helper()
+	node := kubernetes.NewForConfigOrDie(plane.Node(t, name))
+	_, err := node.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		t.Fatal(err)
+	}
+	_, err = node.CoordinationV1().Leases("kube-node-lease").Create(t.Context(), &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: coordinationv1.LeaseSpec{
+			HolderIdentity: &name, LeaseDurationSeconds: new(int32(600)), RenewTime: new(metav1.NowMicro()),
+		},
+	}, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		t.Fatal(err)
+	}
+}
+
+// TestLink: the certificate is the identity, and can be taken away.
+func TestLink(t *testing.T) {
+	s := start(t)
+	identity := s.mustJoin(t, s.token(t), "edge-linked")
+	cert, ca := read(t, identity)
+
+	t.Run("another cluster's certificate", func(t *testing.T) {
+		if _, err := s.dial(t, foreign(t, "edge-linked"), ca, 1); err == nil {
+			t.Error("another cluster's node has a link")
+		}
+	})
+	t.Run("no node's certificate", func(t *testing.T) {
+		certPEM, keyPEM, err := plane.Sign(pkix.Name{CommonName: "somebody", Organization: []string{"system:nodes"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		other, err := tls.X509KeyPair(certPEM, keyPEM)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = s.dial(t, other, ca, 1)
+		closed, ok := errors.AsType[*link.CloseError](err)
+		if !ok || closed.Code != link.CloseForbidden {
+			t.Errorf("got %v; want the link closed with %d", err, link.CloseForbidden)
+		}
+	})
+	t.Run("revoked: thrown out at once, and kept out", func(t *testing.T) {
+		conn, err := s.dial(t, cert, ca, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, errs, code := run(t, s.cloudcore, "node", "revoke", "--kubeconfig", plane.Kubeconfig, "edge-linked", "-o", "json")
+		if code != 0 {
+			t.Fatalf("node revoke: %d: %s", code, errs)
+		}
+		var done struct{ Certificates []string }
+		if err := json.Unmarshal([]byte(out), &done); err != nil || len(done.Certificates) != 1 {
+			t.Errorf("node revoke says %s (%v)", out, err)
+		}
+		for err == nil {
+			_, err = conn.Receive(t.Context())
+		}
+		closed, ok := errors.AsType[*link.CloseError](err)
+		if !ok || closed.Code != link.CloseForbidden || !strings.Contains(closed.Reason, "revoked") {
+			t.Errorf("the link ended with %v; want %d and a reason", err, link.CloseForbidden)
+		}
+		_, err = s.dial(t, cert, ca, 2)
+		if closed, ok := errors.AsType[*link.CloseError](err); !ok || closed.Code != link.CloseForbidden {
+			t.Errorf("the next link: %v; want it closed with %d", err, link.CloseForbidden)
+		}
+		next, ca := read(t, s.mustJoin(t, s.token(t), "edge-linked"))
+		if _, err := s.dial(t, next, ca, 3); err != nil {
+			t.Errorf("the device that took its place: %v", err)
+		}
+	})
+}
