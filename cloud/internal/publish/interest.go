@@ -1,14 +1,12 @@
 package publish
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/skerry-io/skerry/cloud/internal/kube"
@@ -267,7 +265,7 @@ func (s *session) drop(i *interest) {
 func (s *session) refuse(i *interest, err error) {
 	s.part.metrics.refused.Add(1)
 	s.log.Info("Interest refused", "resource", i.gvr.Resource, "namespace", i.sel.Namespace, "fields", i.sel.Source.Fields, "labels", i.sel.Source.Labels, "err", err)
-	s.frame.refuse(i.id, statusOf(err))
+	s.frame.refuse(i.id, kube.StatusOf(err))
 }
 
 // unfollowed is why an interest that the node may have brings nothing.
@@ -279,19 +277,6 @@ func unfollowed(resource string, err error) error {
 		return &apierrors.StatusError{ErrStatus: told}
 	}
 	return apierrors.NewServiceUnavailable(text)
-}
-
-func statusOf(err error) []byte {
-	status := metav1.Status{Status: metav1.StatusFailure, Message: err.Error(), Reason: metav1.StatusReasonUnknown, Code: 500}
-	if s, ok := errors.AsType[*apierrors.StatusError](err); ok {
-		status = s.ErrStatus
-	}
-	status.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
-	b, err := json.Marshal(&status)
-	if err != nil {
-		return []byte(`{"kind":"Status","apiVersion":"v1","status":"Failure","code":500}`)
-	}
-	return b
 }
 
 // recheck asks again about what was decided some time ago.

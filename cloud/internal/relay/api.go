@@ -107,7 +107,7 @@ func tooLarge() error {
 
 // answerOf is a refusal as an HTTP answer.
 func answerOf(err error) *topicpb.APIResponse {
-	body := statusOf(err)
+	body := kube.StatusOf(err)
 	a := &topicpb.APIResponse{Code: http.StatusInternalServerError, ContentType: "application/json", Body: body}
 	if status, ok := errors.AsType[*apierrors.StatusError](err); ok {
 		a.Code = status.ErrStatus.Code

@@ -3,7 +3,6 @@ package relay
 import (
 	"context"
 	"fmt"
-	"net/http"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -21,17 +20,6 @@ func (s *session) writeNodeStatus(ctx context.Context, w *topicpb.Write) outcome
 	if w.GetName() != string(s.node) {
 		return refused(apierrors.NewForbidden(nodes.GroupResource(), w.GetName(), fmt.Errorf("node %s writes its own Node object alone", s.node)))
 	}
-	p, err := pathTo(nodes, "", w.GetName(), w.GetSubresource())
-	if err != nil {
-		return refused(err)
-	}
-	body, err := withUID(w.GetBody(), w.GetUid())
-	if err != nil {
-		return refused(err)
-	}
-	resp, err := s.do(ctx, http.MethodPatch, p, w.GetPatchType(), body)
-	if err == nil && resp.Code == http.StatusConflict && otherUID(resp.Err()) {
-		return refused(resp.Err())
-	}
-	return judge(resp, err)
+	o, _ := s.patch(ctx, w)
+	return o
 }

@@ -89,17 +89,3 @@ func versionOf(body []byte) string {
 	}
 	return o.ResourceVersion
 }
-
-// statusOf is what the edge is told of a refusal.
-func statusOf(err error) []byte {
-	status := metav1.Status{Status: metav1.StatusFailure, Message: err.Error(), Reason: metav1.StatusReasonUnknown, Code: http.StatusInternalServerError}
-	if s, ok := errors.AsType[*apierrors.StatusError](err); ok {
-		status = s.ErrStatus
-	}
-	status.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
-	b, err := json.Marshal(&status)
-	if err != nil {
-		return []byte(`{"kind":"Status","apiVersion":"v1","status":"Failure","code":500}`)
-	}
-	return b
-}

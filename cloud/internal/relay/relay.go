@@ -111,7 +111,7 @@ func (s *session) run(ctx context.Context) error {
 func (s *session) finish(ctx context.Context, j *job, o outcome) error {
 	r := &topicpb.WriteResult{Id: j.write.GetId(), Accepted: o.err == nil, ResourceVersion: o.version}
 	if o.err != nil {
-		r.Status = statusOf(o.err)
+		r.Status = kube.StatusOf(o.err)
 		s.relay.metrics.refused(j.result.Kind)
 		klog.FromContext(ctx).Info("Write refused for good", "kind", j.result.Kind, "verb", j.write.GetVerb(), "resource", j.write.GetResource().GetResource(),
 			"namespace", j.write.GetNamespace(), "name", j.write.GetName(), "err", o.err)

@@ -4,11 +4,14 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"net/url"
+	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/validation/path"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
@@ -92,4 +95,40 @@ func withUID(patch []byte, uid string) ([]byte, error) {
 func badWrite(w *topicpb.Write, want string) outcome {
 	return refused(apierrors.NewBadRequest(fmt.Sprintf("%s of %s %s/%s is no write of this topic: %s",
 		w.GetVerb(), w.GetResource().GetResource(), w.GetNamespace(), w.GetName(), want)))
+}
+
+// isPatch reports whether t is a kind of patch that a write may bear. JSON patches can't be merged while they wait, so the edge sends none.
+func isPatch(t string) bool {
+	return t == string(types.StrategicMergePatchType) || t == string(types.MergePatchType)
+}
+
+// patch makes a patch of one object, which its uid ties to that object alone. resp is nil where there was no answer.
+func (s *session) patch(ctx context.Context, w *topicpb.Write) (o outcome, resp *kube.Response) {
+	p, err := pathTo(resourceOf(w), w.GetNamespace(), w.GetName(), w.GetSubresource())
+	if err != nil {
+		return refused(err), nil
+	}
+	body, err := withUID(w.GetBody(), w.GetUid())
+	if err != nil {
+		return refused(err), nil
+	}
+	resp, err = s.do(ctx, http.MethodPatch, p, w.GetPatchType(), body)
+	if err == nil && resp.Code == http.StatusConflict && otherUID(resp.Err()) {
+		return refused(resp.Err()), resp
+	}
+	return judge(resp, err), resp
+}
+
+// otherUID reports whether a conflict means that the object of that name is another one.
+func otherUID(err error) bool {
+	if !apierrors.IsConflict(err) {
+		return false
+	}
+	// What kube-apiserver says of a precondition at a deletion, at an update, and of a patch that bears a uid.
+	for _, text := range []string{"UID in the precondition", "UID in precondition", "uid mismatch"} {
+		if strings.Contains(err.Error(), text) {
+			return true
+		}
+	}
+	return false
 }

@@ -1,0 +1,410 @@
+package publish_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/cloud/internal/kube"
+	"github.com/skerry-io/skerry/cloud/internal/publish"
+	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/common/topic"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+)
+
+var (
+	services = schema.GroupVersionResource{Version: "v1", Resource: "services"}
+	nodes    = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
+)
+
+// ---- the cluster ----
+
+// world is kube-apiserver as publish sees it.
+type world struct {
+	mu      sync.Mutex
+	stores  map[schema.GroupVersionResource]*kube.Store
+	opened  map[schema.GroupVersionResource]int
+	singles map[kube.Ref]*kube.Object
+	missing map[kube.Ref]bool // not known yet
+	deny    map[kube.Ref]error
+	watches map[kube.Ref]map[int]func(kube.Single)
+	next    int
+	version int
+	denied  func(node types.NodeName, at kube.Attributes) (string, error)
+	asked   []string
+	single  *kube.Store // encodes single objects
+}
+
+func newWorld() *world {
+	return &world{
+		stores: map[schema.GroupVersionResource]*kube.Store{}, opened: map[schema.GroupVersionResource]int{}, singles: map[kube.Ref]*kube.Object{},
+		missing: map[kube.Ref]bool{}, deny: map[kube.Ref]error{}, watches: map[kube.Ref]map[int]func(kube.Single){}, version: 100,
+	}
+}
+
+func (c *world) store(gvr schema.GroupVersionResource) *kube.Store {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.stores[gvr] == nil {
+		c.stores[gvr] = kube.NewStore(gvr)
+	}
+	return c.stores[gvr]
+}
+
+func (c *world) Open(gvr schema.GroupVersionResource) (*kube.Store, func()) {
+	s := c.store(gvr)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.opened[gvr]++
+	return s, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.opened[gvr]--
+	}
+}
+
+func (c *world) Serves(ref kube.Ref) bool {
+	return ref.Resource == kube.Secrets || ref.Resource == kube.ConfigMaps
+}
+
+func (c *world) Watch(ref kube.Ref, _ types.NodeName, changed func(kube.Single)) func() {
+	c.mu.Lock()
+	c.next++
+	id := c.next
+	if c.watches[ref] == nil {
+		c.watches[ref] = map[int]func(kube.Single){}
+	}
+	c.watches[ref][id] = changed
+	state := c.state(ref)
+	c.mu.Unlock()
+	changed(state)
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.watches[ref], id)
+		if len(c.watches[ref]) == 0 {
+			delete(c.watches, ref)
+		}
+	}
+}
+
+func (c *world) state(ref kube.Ref) kube.Single {
+	if err := c.deny[ref]; err != nil {
+		return kube.Single{Err: err}
+	}
+	return kube.Single{Known: !c.missing[ref], Object: c.singles[ref]}
+}
+
+func (c *world) tell(ref kube.Ref) {
+	c.mu.Lock()
+	state := c.state(ref)
+	all := slices.Collect(maps.Values(c.watches[ref]))
+	c.mu.Unlock()
+	for _, changed := range all {
+		changed(state)
+	}
+}
+
+func (c *world) Allowed(ctx context.Context, node types.NodeName, at kube.Attributes) (kube.Decision, error) {
+	return c.Review(ctx, node, at)
+}
+
+func (c *world) Review(_ context.Context, node types.NodeName, at kube.Attributes) (kube.Decision, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.asked = append(c.asked, at.Verb+" "+at.Resource.Resource)
+	if c.denied != nil {
+		if reason, err := c.denied(node, at); reason != "" || err != nil {
+			return kube.Decision{Reason: reason}, err
+		}
+	}
+	return kube.Decision{Allowed: true}, nil
+}
+
+func (c *world) stamp(o metav1.Object) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.version++
+	o.SetResourceVersion(fmt.Sprint(c.version))
+	if o.GetUID() == "" {
+		o.SetUID(types.UID("uid-" + o.GetNamespace() + "-" + o.GetName()))
+	}
+	o.SetManagedFields([]metav1.ManagedFieldsEntry{{Manager: "somebody"}})
+}
+
+func (c *world) put(t *testing.T, gvr schema.GroupVersionResource, o metav1.Object) {
+	t.Helper()
+	c.stamp(o)
+	if err := c.store(gvr).Put(o.(runtime.Object)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// synced makes the store hold exactly these.
+func (c *world) synced(t *testing.T, gvr schema.GroupVersionResource, all ...metav1.Object) {
+	t.Helper()
+	var list []runtime.Object
+	for _, o := range all {
+		c.stamp(o)
+		list = append(list, o.(runtime.Object))
+	}
+	if err := c.store(gvr).Replace(list); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (c *world) configMap(t *testing.T, name, value string) kube.Ref {
+	t.Helper()
+	o := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Data: map[string]string{"k": value}}
+	c.stamp(o)
+	s := kube.NewStore(kube.ConfigMaps)
+	if err := s.Put(o); err != nil {
+		t.Fatal(err)
+	}
+	ref := cmRef(name)
+	c.mu.Lock()
+	c.singles[ref] = s.Get(ref.Key)
+	delete(c.missing, ref)
+	c.mu.Unlock()
+	c.tell(ref)
+	return ref
+}
+
+func cmRef(name string) kube.Ref {
+	return kube.Ref{Resource: kube.ConfigMaps, Key: kube.Key{Namespace: "default", Name: name}}
+}
+
+func pod(name, node string, configMaps ...string) *corev1.Pod {
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: corev1.PodSpec{NodeName: node}}
+	for _, cm := range configMaps {
+		p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: cm, VolumeSource: corev1.VolumeSource{
+			ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: cm}},
+		}})
+	}
+	return p
+}
+
+func service(name string) *corev1.Service {
+	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: corev1.ServiceSpec{ClusterIP: "10.0.0.1"}}
+}
+
+// ---- the edge ----
+
+// edge is the other end of a session: it stores what it gets and acknowledges it, and answers inventories, as metamanager does.
+type edge struct {
+	t      *testing.T
+	mux    *message.Mux
+	cancel context.CancelFunc
+	ended  chan error
+
+	mu       sync.Mutex
+	objects  map[schema.GroupVersionResource]map[kube.Key]*topicpb.Change
+	synced   map[uint64]bool
+	refused  map[uint64]string
+	log      []string // of changes, in order
+	sequence uint64
+	states   int
+	asked    []string // inventories
+	mute     bool     // acknowledges nothing
+	node     types.NodeName
+	settle   func() // waits until all that follows from the last step has happened
+	unacked  int
+}
+
+func (e *edge) Node() types.NodeName         { return e.node }
+func (e *edge) Epoch() uint64                { return 1 }
+func (e *edge) Info() link.Info              { return link.Info{} }
+func (e *edge) Close(link.CloseCode, string) {}
+func (e *edge) Done() <-chan struct{}        { return nil }
+
+func (e *edge) Send(ctx context.Context, m message.Message) error {
+	switch content := m.Content.(type) {
+	case *topicpb.State:
+		e.apply(content)
+		e.mu.Lock()
+		mute := e.mute
+		e.unacked++
+		e.mu.Unlock()
+		if !mute {
+			return e.dispatch(topic.StateAck.New(message.Resource{}, &topicpb.StateAck{Sequence: content.Sequence}))
+		}
+	case *topicpb.InventoryRequest:
+		return e.dispatch(topic.Inventory.New(message.Resource{}, e.inventory(content)))
+	default:
+		e.t.Errorf("unexpected %T", m.Content)
+	}
+	return nil
+}
+
+func (e *edge) dispatch(m message.Message) error { return e.mux.Dispatch(e.t.Context(), m) }
+
+func gvrOf(r *topicpb.Resource) schema.GroupVersionResource {
+	return schema.GroupVersionResource{Group: r.GetGroup(), Version: r.GetVersion(), Resource: r.GetResource()}
+}
+
+func (e *edge) apply(s *topicpb.State) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.sequence++
+	e.states++
+	if s.Sequence != e.sequence {
+		e.t.Errorf("State %d came when %d was due", s.Sequence, e.sequence)
+	}
+	for _, group := range s.Changes {
+		gvr := gvrOf(group.Resource)
+		if e.objects[gvr] == nil {
+			e.objects[gvr] = map[kube.Key]*topicpb.Change{}
+		}
+		for _, c := range group.Items {
+			key := kube.Key{Namespace: c.Namespace, Name: c.Name}
+			if c.Deleted {
+				delete(e.objects[gvr], key)
+				e.log = append(e.log, "-"+gvr.Resource+"/"+c.Name)
+				continue
+			}
+			e.objects[gvr][key] = c
+			e.log = append(e.log, "+"+gvr.Resource+"/"+c.Name)
+		}
+	}
+	for _, id := range s.Synced {
+		e.synced[id] = true
+		e.log = append(e.log, fmt.Sprintf("synced %d", id))
+	}
+	for _, r := range s.Refused {
+		var status metav1.Status
+		if err := json.Unmarshal(r.Status, &status); err != nil {
+			e.t.Error(err)
+		}
+		e.refused[r.Interest] = string(status.Reason)
+	}
+}
+
+func (e *edge) digests() []*topicpb.Digest {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var out []*topicpb.Digest
+	for gvr, objects := range e.objects {
+		if len(objects) == 0 {
+			continue
+		}
+		var sum kube.Sum
+		for _, c := range objects {
+			sum.Xor(kube.SumOf(c.Uid, c.ResourceVersion))
+		}
+		out = append(out, &topicpb.Digest{Resource: resource(gvr), Count: uint64(len(objects)), Sum: sum[:]})
+	}
+	return out
+}
+
+func (e *edge) inventory(q *topicpb.InventoryRequest) *topicpb.Inventory {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	objects := e.objects[gvrOf(q.Resource)]
+	e.asked = append(e.asked, fmt.Sprintf("%s buckets=%v only=%d", q.Resource.Resource, q.Buckets, len(q.Only)))
+	out := &topicpb.Inventory{Resource: q.Resource}
+	if q.Buckets {
+		sums := make([]kube.Sum, 256)
+		for key, c := range objects {
+			sums[publish.BucketOf(key)].Xor(kube.SumOf(c.Uid, c.ResourceVersion))
+		}
+		for _, s := range sums {
+			out.Buckets = append(out.Buckets, s[:])
+		}
+		return out
+	}
+	for key, c := range objects {
+		if len(q.Only) > 0 && !slices.Contains(q.Only, uint32(publish.BucketOf(key))) {
+			continue
+		}
+		out.Entries = append(out.Entries, &topicpb.Entry{Namespace: c.Namespace, Name: c.Name, Uid: c.Uid, ResourceVersion: c.ResourceVersion})
+	}
+	return out
+}
+
+func resource(gvr schema.GroupVersionResource) *topicpb.Resource {
+	return &topicpb.Resource{Group: gvr.Group, Version: gvr.Version, Resource: gvr.Resource}
+}
+
+func newEdge(t *testing.T) *edge {
+	return &edge{t: t, node: "edge1", settle: synctest.Wait, objects: map[schema.GroupVersionResource]map[kube.Key]*topicpb.Change{}}
+}
+
+// connect opens a session; what the edge holds stays.
+func (e *edge) connect(p *publish.Publisher, interests ...*topicpb.Interest) {
+	e.t.Helper()
+	e.mux, e.sequence, e.synced, e.refused, e.log, e.asked, e.states = message.NewMux(), 0, map[uint64]bool{}, map[uint64]string{}, nil, nil, 0
+	run := p.Attach(e, e.mux)
+	ctx, cancel := context.WithCancel(e.t.Context())
+	e.cancel, e.ended = cancel, make(chan error, 1)
+	go func() { e.ended <- run(ctx) }()
+	e.declare(interests...)
+}
+
+func (e *edge) declare(interests ...*topicpb.Interest) {
+	e.t.Helper()
+	if err := e.dispatch(topic.Interests.New(message.Resource{}, &topicpb.Interests{Interests: interests, Digests: e.digests()})); err != nil {
+		e.t.Fatal(err)
+	}
+	e.settle()
+}
+
+func (e *edge) disconnect() {
+	e.t.Helper()
+	e.cancel()
+	if err := <-e.ended; err != nil {
+		e.t.Errorf("the session ended with %v", err)
+	}
+}
+
+func (e *edge) names(gvr schema.GroupVersionResource) []string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	out := []string{}
+	for key := range e.objects[gvr] {
+		out = append(out, key.Name)
+	}
+	slices.Sort(out)
+	return out
+}
+
+func (e *edge) takeLog() []string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	log := e.log
+	e.log = nil
+	return log
+}
+
+func podsOf(id uint64, node string) *topicpb.Interest {
+	return &topicpb.Interest{Id: id, Resource: resource(kube.Pods), FieldSelector: "spec.nodeName=" + node}
+}
+
+func allServices(id uint64) *topicpb.Interest {
+	return &topicpb.Interest{Id: id, Resource: resource(services), FieldSelector: "spec.clusterIP!=None"}
+}
+
+func dependencies(id uint64) *topicpb.Interest { return &topicpb.Interest{Id: id, Dependencies: true} }
+
+func oneConfigMap(id uint64, name string) *topicpb.Interest {
+	return &topicpb.Interest{Id: id, Resource: resource(kube.ConfigMaps), Namespace: "default", FieldSelector: "metadata.name=" + name}
+}
+
+func want(t *testing.T, what string, got, want any) {
+	t.Helper()
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("%s (-want +got):\n%s", what, d)
+	}
+}
