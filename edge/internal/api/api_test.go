@@ -32,10 +32,12 @@ const node = "edge1"
 
 func pod(name string, change ...func(*corev1.Pod)) *corev1.Pod {
 	p := &corev1.Pod{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid-" + name), ResourceVersion: "17", Labels: map[string]string{"app": name}},
-		Spec:       corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "c", Image: "registry.example/c:1"}}},
-		Status:     corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.0.0.7", PodIPs: []corev1.PodIP{{IP: "10.0.0.7"}}},
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "default", Name: name, UID: types.UID("uid-" + name), ResourceVersion: "17", Labels: map[string]string{"app": name},
+		},
+		Spec:   corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "c", Image: "registry.example/c:1"}}},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.0.0.7", PodIPs: []corev1.PodIP{{IP: "10.0.0.7"}}},
 	}
 	for _, c := range change {
 		c(p)
@@ -137,7 +139,7 @@ func TestListVersions(t *testing.T) {
 		"not older than now": {metav1.ListOptions{ResourceVersion: now, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan}, nil},
 		"not older, without": {metav1.ListOptions{ResourceVersion: version(first)}, nil},
 		"exactly now":        {metav1.ListOptions{ResourceVersion: now, ResourceVersionMatch: metav1.ResourceVersionMatchExact}, nil},
-		"exactly before":     {metav1.ListOptions{ResourceVersion: version(first), ResourceVersionMatch: metav1.ResourceVersionMatchExact}, apierrors.IsResourceExpired},
+		"exactly before":     {metav1.ListOptions{ResourceVersion: version(first), ResourceVersionMatch: "Exact"}, apierrors.IsResourceExpired},
 		"the cloud's":        {metav1.ListOptions{ResourceVersion: "17"}, apierrors.IsResourceExpired},
 		"the future":         {metav1.ListOptions{ResourceVersion: version(first + 1000)}, apierrors.IsTimeout},
 		"no number":          {metav1.ListOptions{ResourceVersion: "now"}, apierrors.IsBadRequest},
@@ -425,7 +427,8 @@ func TestCustomResource(t *testing.T) {
 			return nil, errors.New("unexpected request for " + r.GetPath())
 		}
 		return &topicpb.APIResponse{Code: http.StatusOK, ContentType: "application/json", Body: []byte(
-			`{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"skerry.io/v1alpha1","resources":[{"name":"routes","kind":"Route","namespaced":false,"verbs":["list"]}]}`,
+			`{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"skerry.io/v1alpha1",` +
+				`"resources":[{"name":"routes","kind":"Route","namespaced":false,"verbs":["list"]}]}`,
 		)}, nil
 	}
 	dir := t.TempDir()

@@ -22,8 +22,8 @@ type builtin struct {
 	verbs      []string
 }
 
-// builtins reads Kubernetes' own resources off its generated client, which has a method for each: its name is the resource's, its argument tells whether the
-// resource is in a namespace, and the methods of what it returns are the verbs. So there is no list here that could grow old.
+// builtins reads Kubernetes' own resources off its generated client, which has a method for each: its name is the resource's, its argument tells
+// whether the resource is in a namespace, and the methods of what it returns are the verbs. So there is no list here that could grow old.
 var builtins = sync.OnceValue(func() map[schema.GroupVersionResource]builtin {
 	all := map[schema.GroupVersionResource]builtin{}
 	for group := range reflect.TypeFor[kubernetes.Interface]().Methods() {

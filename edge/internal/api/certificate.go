@@ -21,9 +21,9 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// The certificates of the loopback listener are the device's own and never leave it. Their authority is made once and kept; the two leaves are made at each start.
-// A device's clock may be years off (1970 after a reboot without a link), so all of them are valid from 1970 to far beyond: what ends their validity is that root
-// of the device deletes the authority's file.
+// The certificates of the loopback listener are the device's own and never leave it. Their authority is made once and kept; the two leaves are made
+// at each start. A device's clock may be years off (1970 after a reboot without a link), so all of them are valid from 1970 to far beyond: what ends
+// their validity is that root of the device deletes the authority's file.
 var (
 	notBefore = time.Unix(0, 0)
 	notAfter  = time.Date(2120, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -125,7 +125,8 @@ func (a *authority) leaf(template *x509.Certificate) (cert, key []byte, err erro
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}), nil
 }
 
-// tlsConfig makes the TLS of the loopback listener. A client certificate is asked for and, where given, must be of our authority; a pod comes with a token.
+// tlsConfig makes the TLS of the loopback listener. A client certificate is asked for and, where given, must be of our authority; a pod comes with a
+// token.
 func (s *Server) tlsConfig() (*tls.Config, error) {
 	a, err := openAuthority(s.config.DataDir)
 	if err != nil {

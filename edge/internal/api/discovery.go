@@ -26,8 +26,8 @@ import (
 // aggregatedJSON is the content type of a whole discovery document (KEP-3352).
 const aggregatedJSON = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 
-// discovery answers what resources there are. While there is a link kube-apiserver answers, and whole documents that pass by are kept; without a link the answer is
-// made of what is kept, and of Kubernetes' own kinds.
+// discovery answers what resources there are. While there is a link kube-apiserver answers, and whole documents that pass by are kept; without a link
+// the answer is made of what is kept, and of Kubernetes' own kinds.
 type discovery struct {
 	backend Backend
 	file    string // "" keeps nothing on disk
@@ -119,7 +119,8 @@ func (d *discovery) serve(s *Server, w http.ResponseWriter, r *http.Request, pat
 		document = legacy(path, core, groups)
 	}
 	if document == nil {
-		writeError(w, r, apierrors.NewGenericServerResponse(http.StatusNotFound, "get", schema.GroupResource{}, "", "the device knows nothing at "+path, 0, true))
+		what := "the device knows nothing at " + path
+		writeError(w, r, apierrors.NewGenericServerResponse(http.StatusNotFound, "get", schema.GroupResource{}, "", what, 0, true))
 		return
 	}
 	raw, err := json.Marshal(document)
@@ -136,7 +137,7 @@ func (d *discovery) see(ctx context.Context, path string, answer *topicpb.APIRes
 		return
 	}
 	var list apidiscoveryv2.APIGroupDiscoveryList
-	if json.Unmarshal(answer.GetBody(), &list) != nil || list.Kind != "APIGroupDiscoveryList" || list.APIVersion != apidiscoveryv2.SchemeGroupVersion.String() {
+	if json.Unmarshal(answer.GetBody(), &list) != nil || list.GroupVersionKind() != apidiscoveryv2.SchemeGroupVersion.WithKind("APIGroupDiscoveryList") {
 		return
 	}
 	d.keep(ctx, func(k *kept) {
@@ -222,7 +223,11 @@ func (d *discovery) lists() (core, groups *apidiscoveryv2.APIGroupDiscoveryList)
 // legacy answers the paths of discovery as it was before whole documents: nil where there is nothing.
 func legacy(path string, core, groups *apidiscoveryv2.APIGroupDiscoveryList) any {
 	if path == "/api" {
-		return &metav1.APIVersions{TypeMeta: metav1.TypeMeta{Kind: "APIVersions"}, Versions: []string{"v1"}, ServerAddressByClientCIDRs: []metav1.ServerAddressByClientCIDR{}}
+		return &metav1.APIVersions{
+			TypeMeta:                   metav1.TypeMeta{Kind: "APIVersions"},
+			Versions:                   []string{"v1"},
+			ServerAddressByClientCIDRs: []metav1.ServerAddressByClientCIDR{},
+		}
 	}
 	source := groups
 	if strings.HasPrefix(path, "/api/") {

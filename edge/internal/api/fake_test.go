@@ -358,7 +358,9 @@ func (b *fakeBackend) Write(ctx context.Context, write meta.Write) (meta.Result,
 		b.remove(write.Ref)
 		return meta.Result{Code: http.StatusOK, Status: &metav1.Status{Status: metav1.StatusSuccess}}, nil
 	}
-	answer, err := b.Request(ctx, &topicpb.APIRequest{Method: write.Verb, Path: write.Path, Body: write.Body, ContentType: write.ContentType, Accept: write.Accept})
+	answer, err := b.Request(ctx, &topicpb.APIRequest{
+		Method: write.Verb, Path: write.Path, Body: write.Body, ContentType: write.ContentType, Accept: write.Accept,
+	})
 	if err != nil {
 		return meta.Result{}, err
 	}
@@ -381,7 +383,8 @@ func (b *fakeBackend) Request(_ context.Context, request *topicpb.APIRequest) (*
 
 func statusAnswer(code int32, reason metav1.StatusReason) *topicpb.APIResponse {
 	body, _ := json.Marshal(&metav1.Status{
-		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Code: code, Reason: reason, Message: "kube-apiserver says " + string(reason),
+		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Code: code, Reason: reason,
+		Message: "kube-apiserver says " + string(reason),
 	})
 	return &topicpb.APIResponse{Code: code, ContentType: "application/json", Body: body}
 }

@@ -37,10 +37,10 @@ const (
 	keysInterval = time.Minute
 )
 
-// grants remembers what kube-apiserver said about service accounts. On line it is asked each time a read of what is held begins, with the account's own token, so the
-// token is checked with it. Without a link the token must have been accepted before, or be signed by a key of the cluster and belong to a pod that is held here; its
-// expiry doesn't count, as nobody could have renewed it. Then the last answer for the account counts, until it is contradicted. What was never asked is refused with
-// a 503: it may be allowed, come back when there is a link.
+// grants remembers what kube-apiserver said about service accounts. On line it is asked each time a read of what is held begins, with the account's
+// own token, so the token is checked with it. Without a link the token must have been accepted before, or be signed by a key of the cluster and
+// belong to a pod that is held here; its expiry doesn't count, as nobody could have renewed it. Then the last answer for the account counts, until it
+// is contradicted. What was never asked is refused with a 503: it may be allowed, come back when there is a link.
 type grants struct {
 	backend Backend
 	file    string // "" keeps nothing on disk
@@ -200,8 +200,8 @@ func (g *grants) remember(ctx context.Context, token string, a action, allowed b
 	g.write(ctx)
 }
 
-// newKeys asks for the cluster's keys where they don't have the one that signed j, which kube-apiserver has just accepted. Every service account may read them
-// (ClusterRole system:service-account-issuer-discovery).
+// newKeys asks for the cluster's keys where they don't have the one that signed j, which kube-apiserver has just accepted. Every service account may
+// read them (ClusterRole system:service-account-issuer-discovery).
 func (g *grants) newKeys(ctx context.Context, token string, j jwt) *keySet {
 	g.mu.Lock()
 	ask := errors.Is(g.kept.Keys.verify(j), errNoKey) && time.Since(g.askedKeys) >= keysInterval
@@ -212,7 +212,9 @@ func (g *grants) newKeys(ctx context.Context, token string, j jwt) *keySet {
 	if !ask {
 		return nil
 	}
-	answer, err := g.backend.Request(ctx, &topicpb.APIRequest{Method: http.MethodGet, Path: "/openid/v1/jwks", Accept: "application/jwk-set+json", BearerToken: token})
+	answer, err := g.backend.Request(ctx, &topicpb.APIRequest{
+		Method: http.MethodGet, Path: "/openid/v1/jwks", Accept: "application/jwk-set+json", BearerToken: token,
+	})
 	var keys keySet
 	if err != nil || answer.GetCode() != http.StatusOK || json.Unmarshal(answer.GetBody(), &keys) != nil || len(keys.Keys) == 0 {
 		return nil

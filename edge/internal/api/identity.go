@@ -33,7 +33,8 @@ func identityFrom(ctx context.Context) Identity {
 // An Authenticator says who a request comes from; its error is what the client is told.
 type Authenticator func(*http.Request) (Identity, error)
 
-// AsDevice authenticates every request as root of the device: for a listener that only root can reach. A client that bears a token is taken for what the token says.
+// AsDevice authenticates every request as root of the device: for a listener that only root can reach. A client that bears a token is taken for what
+// the token says.
 func AsDevice(r *http.Request) (Identity, error) {
 	if token, ok := bearer(r); ok {
 		return Identity{Token: token}, nil
@@ -41,7 +42,8 @@ func AsDevice(r *http.Request) (Identity, error) {
 	return Identity{Device: true}, nil
 }
 
-// ByCertificate authenticates root of the device by its verified client certificate and service accounts by their tokens, which are judged by kube-apiserver.
+// ByCertificate authenticates root of the device by its verified client certificate and service accounts by their tokens, which are judged by
+// kube-apiserver.
 func ByCertificate(r *http.Request) (Identity, error) {
 	if token, ok := bearer(r); ok {
 		return Identity{Token: token}, nil

@@ -125,20 +125,23 @@ func offlineDevice(t *testing.T) *fakeBackend {
 	b.sync(leases)
 	b.sync(csiNodes)
 	b.set(leases, &coordinationv1.Lease{
-		TypeMeta: metav1.TypeMeta{APIVersion: "coordination.k8s.io/v1", Kind: "Lease"}, ObjectMeta: metav1.ObjectMeta{Namespace: "kube-node-lease", Name: node, UID: "uid-lease"},
+		TypeMeta:   metav1.TypeMeta{APIVersion: "coordination.k8s.io/v1", Kind: "Lease"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "kube-node-lease", Name: node, UID: "uid-lease"},
 	})
 	b.set(pods, pod("web"))
 	b.set(nodes, &corev1.Node{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: node, UID: "uid-node"},
 		Status: corev1.NodeStatus{
-			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}, NodeInfo: corev1.NodeSystemInfo{KubeletVersion: "v1.37.1"},
+			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
+			NodeInfo:   corev1.NodeSystemInfo{KubeletVersion: "v1.37.1"},
 		},
 	})
 	b.set(configMaps, configMap("settings"))
 	b.set(events, &corev1.Event{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Event"}, ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web.1", UID: "uid-event"},
 		InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: "default", Name: "web", UID: "uid-web", APIVersion: "v1"},
-		Reason:         "Pulled", Message: "Container image is there", Type: corev1.EventTypeNormal, Source: corev1.EventSource{Component: "kubelet", Host: node}, Count: 3,
+		Reason:         "Pulled", Message: "Container image is there", Type: corev1.EventTypeNormal,
+		Source: corev1.EventSource{Component: "kubelet", Host: node}, Count: 3,
 	})
 	return b
 }

@@ -25,8 +25,8 @@ const (
 	maxHeaderBytes    = 64 << 10
 )
 
-// Serve opens the listeners and serves until ctx ends; ready is called when clients can connect. A socket left by a process that died is replaced; one that
-// somebody still serves is not.
+// Serve opens the listeners and serves until ctx ends; ready is called when clients can connect. A socket left by a process that died is replaced;
+// one that somebody still serves is not.
 func (s *Server) Serve(ctx context.Context, ready func()) error {
 	var servers []*http.Server
 	var listeners []net.Listener
@@ -115,8 +115,8 @@ func (s *Server) socketHandler() http.Handler {
 	})
 }
 
-// listenUnix opens the socket for root alone. It is bound in a directory that only root can enter, and gets its own name when it has its mode: under that name it was
-// never open to others. (A umask would do as well, but is the whole process's.)
+// listenUnix opens the socket for root alone. It is bound in a directory that only root can enter, and gets its own name when it has its mode: under
+// that name it was never open to others. (A umask would do as well, but is the whole process's.)
 func listenUnix(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("making the directory of the API's socket: %w", err)

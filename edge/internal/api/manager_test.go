@@ -33,8 +33,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/store"
 )
 
-// fakeHub is edgehub with a cloud behind it, as far as the metamanager sees: it gives each interest everything of its resource that its field selector allows, takes
-// every write, and answers token requests.
+// fakeHub is edgehub with a cloud behind it, as far as the metamanager sees: it gives each interest everything of its resource that its field
+// selector allows, takes every write, and answers token requests.
 type fakeHub struct {
 	t    *testing.T
 	port chan *beehive.Port // one slot
@@ -109,7 +109,8 @@ func (h *fakeHub) answer(r *topicpb.APIRequest) any {
 	}
 	if r.GetPath() == "/api/v1/namespaces/default/serviceaccounts/app/token" {
 		body, _ := json.Marshal(&authenticationv1.TokenRequest{
-			TypeMeta: metav1.TypeMeta{Kind: "TokenRequest", APIVersion: "authentication.k8s.io/v1"}, Status: authenticationv1.TokenRequestStatus{Token: "the token"},
+			TypeMeta: metav1.TypeMeta{Kind: "TokenRequest", APIVersion: "authentication.k8s.io/v1"},
+			Status:   authenticationv1.TokenRequestStatus{Token: "the token"},
 		})
 		return &topicpb.APIResponse{Code: http.StatusCreated, ContentType: "application/json", Body: body}
 	}
@@ -290,7 +291,8 @@ func TestWithTheManager(t *testing.T) {
 	event := func(c kubernetes.Interface, name string) {
 		t.Helper()
 		_, err := c.CoreV1().Events("default").Create(t.Context(), &corev1.Event{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: "default", Name: "web", UID: "uid-web"},
+			ObjectMeta:     metav1.ObjectMeta{Namespace: "default", Name: name},
+			InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: "default", Name: "web", UID: "uid-web"},
 		}, metav1.CreateOptions{})
 		if err != nil {
 			t.Errorf("event: %v", err)

@@ -138,7 +138,8 @@ func (rd *reading) list(w http.ResponseWriter, r *http.Request) error {
 	if err := rd.allow(ctx, "list"); err != nil {
 		return err
 	}
-	rd.items, rd.version, err = backend.List(ctx, selection, meta.ListOptions{FromReflector: reflector || rd.identity.Kubelet, Caller: rd.identity.caller()})
+	options := meta.ListOptions{FromReflector: reflector || rd.identity.Kubelet, Caller: rd.identity.caller()}
+	rd.items, rd.version, err = backend.List(ctx, selection, options)
 	var answer *topicpb.APIResponse
 	if errors.Is(err, meta.ErrPassThrough) {
 		answer, err = rd.server.forward(r)
@@ -204,8 +205,9 @@ func (rd *reading) selection(labelSelector, fieldSelector string) (object.Select
 	return sel, rd.checkFields(sel.Fields)
 }
 
-// checkFields refuses a selector by a field that the edge doesn't know of the kind: it would select nothing, and that would be a wrong empty answer. For kinds
-// without a Go type it knows the two fields that all kinds have; what a CustomResourceDefinition selects by beyond these is kube-apiserver's alone.
+// checkFields refuses a selector by a field that the edge doesn't know of the kind: it would select nothing, and that would be a wrong empty answer.
+// For kinds without a Go type it knows the two fields that all kinds have; what a CustomResourceDefinition selects by beyond these is
+// kube-apiserver's alone.
 func (rd *reading) checkFields(selector fields.Selector) error {
 	if selector.Empty() {
 		return nil

@@ -13,8 +13,8 @@ import (
 	"k8s.io/client-go/tools/record"
 )
 
-// A Recorder is the event bridge: an ordinary client-go recorder whose events become events of this node. What happens to them then (kept here, or also reported)
-// is the metamanager's to decide, as for the kubelet's own.
+// A Recorder is the event bridge: an ordinary client-go recorder whose events become events of this node. What happens to them then (kept here, or
+// also reported) is the metamanager's to decide, as for the kubelet's own.
 type Recorder struct {
 	record.EventRecorder
 	broadcaster record.EventBroadcaster
@@ -31,8 +31,10 @@ func (s *Server) NewRecorder(ctx context.Context, component string) (*Recorder, 
 	}
 	r := &Recorder{
 		broadcaster: record.NewBroadcaster(record.WithContext(context.WithoutCancel(ctx))),
-		last:        corev1.ObjectReference{Kind: "Recorder", Namespace: metav1.NamespaceDefault, Name: component, UID: types.UID("last event of " + component)},
-		flushed:     make(chan struct{}),
+		last: corev1.ObjectReference{
+			Kind: "Recorder", Namespace: metav1.NamespaceDefault, Name: component, UID: types.UID("last event of " + component),
+		},
+		flushed: make(chan struct{}),
 	}
 	r.broadcaster.StartRecordingToSink(&sink{EventSink: &typedcorev1.EventSinkImpl{Interface: client.Events("")}, recorder: r})
 	r.EventRecorder = r.broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: component, Host: s.config.NodeName})

@@ -34,7 +34,8 @@ func (s jsonOnly) SupportedMediaTypes() []runtime.SerializerInfo {
 	return infos
 }
 
-// scopes makes the handlers' RequestScope of each resource and keeps it. Bounded by the number of resources that were asked for and have a known kind.
+// scopes makes the handlers' RequestScope of each resource and keeps it. Bounded by the number of resources that were asked for and have a known
+// kind.
 type scopes struct {
 	discovery *discovery
 	mu        *sync.Mutex
@@ -45,7 +46,8 @@ func newScopes(d *discovery) scopes {
 	return scopes{discovery: d, mu: &sync.Mutex{}, known: map[schema.GroupVersionResource]*handlers.RequestScope{}}
 }
 
-// of returns the scope of a resource. A resource that nobody has a kind for is served with a list of kind List: its items name their kinds themselves.
+// of returns the scope of a resource. A resource that nobody has a kind for is served with a list of kind List: its items name their kinds
+// themselves.
 func (s scopes) of(ctx context.Context, resource schema.GroupVersionResource) *handlers.RequestScope {
 	s.mu.Lock()
 	scope, ok := s.known[resource]

@@ -42,23 +42,26 @@ func TestWrites(t *testing.T) {
 	for name, config := range reach(t, s, api.Identity{Kubelet: true}) {
 		t.Run(name, func(t *testing.T) {
 			c := client(t, config)
-			patched, err := c.CoreV1().Pods("default").Patch(t.Context(), "a", types.StrategicMergePatchType, []byte(`{"status":{"message":"`+name+`"}}`), metav1.PatchOptions{}, "status")
+			patch := []byte(`{"status":{"message":"` + name + `"}}`)
+			patched, err := c.CoreV1().Pods("default").Patch(t.Context(), "a", types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
 			if err != nil || patched.Status.Message != name || patched.ResourceVersion != version(b.Version()) {
 				t.Errorf("patched: %v, %v", patched, err)
 			}
 			b.mu.Lock()
 			last := b.writes[len(b.writes)-1]
 			b.mu.Unlock()
-			if last.Subresource != "status" || last.PatchType != types.StrategicMergePatchType || last.Ref != (object.Ref{Resource: pods, Namespace: "default", Name: "a"}) {
+			ref := object.Ref{Resource: pods, Namespace: "default", Name: "a"}
+			if last.Subresource != "status" || last.PatchType != types.StrategicMergePatchType || last.Ref != ref {
 				t.Errorf("write: %+v", last)
 			}
 			b.set(pods, pod("gone"))
-			uid := types.UID("uid-gone")
-			grace := int64(0)
-			if err := c.CoreV1().Pods("default").Delete(t.Context(), "gone", metav1.DeleteOptions{GracePeriodSeconds: &grace, Preconditions: &metav1.Preconditions{UID: &uid}}); err != nil {
+			now := metav1.NewDeleteOptions(0)
+			now.Preconditions = metav1.NewUIDPreconditions("uid-gone")
+			if err := c.CoreV1().Pods("default").Delete(t.Context(), "gone", *now); err != nil {
 				t.Errorf("deleting: %v", err)
 			}
-			if _, err := c.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, metav1.CreateOptions{}); !apierrors.IsAlreadyExists(err) {
+			_, err = c.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, metav1.CreateOptions{})
+			if !apierrors.IsAlreadyExists(err) {
 				t.Errorf("what kube-apiserver answers: %v, want AlreadyExists", err)
 			}
 			_, err = c.CoreV1().ServiceAccounts("default").CreateToken(t.Context(), "x", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
@@ -96,19 +99,25 @@ func TestBadRequests(t *testing.T) {
 	b.sync(configMaps)
 	s := api.New(api.Config{NodeName: node, Backend: b})
 	h := s.Handler(api.AsDevice)
+	const (
+		list  = "/api/v1/pods?resourceVersion=0"
+		one   = "/api/v1/namespaces/default/pods/a"
+		table = "application/json;as=Table;g=meta.k8s.io;v="
+	)
+	big := strings.NewReader(strings.Repeat("x", 3<<20+1))
 	tests := map[string]struct {
 		method, path, contentType, accept string
 		body                              io.Reader
 		want                              int
 	}{
-		"body too large":       {"POST", "/api/v1/namespaces/default/configmaps", "application/json", "", strings.NewReader(strings.Repeat("x", 3<<20+1)), http.StatusRequestEntityTooLarge},
-		"patch of no type":     {"PATCH", "/api/v1/namespaces/default/pods/a", "", "", strings.NewReader("{}"), http.StatusUnsupportedMediaType},
-		"accepts nothing":      {"GET", "/api/v1/pods?resourceVersion=0", "", "image/png", nil, http.StatusNotAcceptable},
-		"table of other group": {"GET", "/api/v1/pods?resourceVersion=0", "", "application/json;as=Table;v=v9;g=meta.k8s.io", nil, http.StatusNotAcceptable},
-		"upgrade":              {"GET", "/api/v1/namespaces/default/pods/a/exec", "", "", nil, http.StatusMethodNotAllowed},
-		"bad table option":     {"GET", "/api/v1/pods?resourceVersion=0&includeObject=All", "", "application/json;as=Table;v=v1;g=meta.k8s.io", nil, http.StatusBadRequest},
-		"bad timeout":          {"GET", "/api/v1/pods?resourceVersion=0&timeoutSeconds=soon", "", "", nil, http.StatusBadRequest},
-		"two names":            {"GET", "/api/v1/pods?resourceVersion=0&watch=true&resourceVersionMatch=Exact", "", "", nil, http.StatusUnprocessableEntity},
+		"body too large":       {"POST", "/api/v1/namespaces/default/configmaps", "application/json", "", big, http.StatusRequestEntityTooLarge},
+		"patch of no type":     {"PATCH", one, "", "", strings.NewReader("{}"), http.StatusUnsupportedMediaType},
+		"accepts nothing":      {"GET", list, "", "image/png", nil, http.StatusNotAcceptable},
+		"table of other group": {"GET", list, "", table + "v9", nil, http.StatusNotAcceptable},
+		"upgrade":              {"GET", one + "/exec", "", "", nil, http.StatusMethodNotAllowed},
+		"bad table option":     {"GET", list + "&includeObject=All", "", table + "v1", nil, http.StatusBadRequest},
+		"bad timeout":          {"GET", list + "&timeoutSeconds=soon", "", "", nil, http.StatusBadRequest},
+		"a watch of a match":   {"GET", list + "&watch=true&resourceVersionMatch=Exact", "", "", nil, http.StatusUnprocessableEntity},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -431,7 +440,8 @@ func TestBookmarks(t *testing.T) {
 func FuzzRequest(f *testing.F) {
 	for _, seed := range []string{
 		"/api/v1/pods", "/api/v1/namespaces/default/pods/a?resourceVersion=0", "/apis/apps/v1/watch/deployments", "/api/v1/pods?watch=1&timeoutSeconds=1",
-		"/apis", "/api/v1", "/apis/skerry.io/v1alpha1/routes?labelSelector=a%3Db&fieldSelector=metadata.name%3Dx", "/version", "/api/v1/pods?resourceVersion=-1&limit=x",
+		"/apis", "/api/v1", "/apis/skerry.io/v1alpha1/routes?labelSelector=a%3Db&fieldSelector=metadata.name%3Dx", "/version",
+		"/api/v1/pods?resourceVersion=-1&limit=x",
 	} {
 		f.Add("GET", seed, "application/json;as=Table;v=v1;g=meta.k8s.io,application/json")
 	}

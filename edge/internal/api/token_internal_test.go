@@ -127,7 +127,7 @@ func TestTokenSignatures(t *testing.T) {
 		})
 	}
 	j, err := parseToken(good)
-	if err != nil || j.claims.Subject != "system:serviceaccount:default:app" || j.claims.Kubernetes.Pod == nil || j.claims.Kubernetes.Pod.UID != "uid-web" {
+	if err != nil || j.claims.Subject != "system:serviceaccount:default:app" || j.claims.Kubernetes.Pod.UID != "uid-web" {
 		t.Errorf("claims: %+v, %v", j.claims, err)
 	}
 }
@@ -165,7 +165,8 @@ func (b *cutOff) List(_ context.Context, s object.Selection, _ meta.ListOptions)
 func TestTokensWithoutALink(t *testing.T) {
 	dir := t.TempDir()
 	cluster, stranger := rsaSigner(t, "k"), rsaSigner(t, "k")
-	b := &cutOff{linked: true, keys: keySet{Keys: []webKey{cluster.key}}, pod: object.Object{Ref: object.Ref{Namespace: "default", Name: "web"}, UID: "uid-web"}}
+	b := &cutOff{linked: true, keys: keySet{Keys: []webKey{cluster.key}}}
+	b.pod = object.Object{Ref: object.Ref{Namespace: "default", Name: "web"}, UID: "uid-web"}
 	list := action{verb: "list", resource: schema.GroupVersionResource{Version: "v1", Resource: "pods"}}
 	g := newGrants(b, dir)
 	for range 2 {

@@ -23,7 +23,8 @@ const (
 	watchTimeout = 30 * time.Minute
 	// watchAhead is how many decoded events wait for the writer of a stream. The bound for slow readers is the Backend's.
 	watchAhead = 8
-	// bookmarkInterval is about kube-apiserver's own. A quiet watch goes on from its last bookmark, even when the history no longer reaches back to its last event.
+	// bookmarkInterval is about kube-apiserver's own. A quiet watch goes on from its last bookmark, even when the history no longer reaches back to
+	// its last event.
 	bookmarkInterval = time.Minute
 )
 

@@ -7,6 +7,7 @@ import (
 	"net/http"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
@@ -18,8 +19,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
-// write answers create, update, patch, delete and deletecollection. What becomes of each, the Backend decides by its class: it is applied here and waits for the
-// link in the outbox, or it passes through.
+// write answers create, update, patch, delete and deletecollection. What becomes of each, the Backend decides by its class: it is applied here and
+// waits for the link in the outbox, or it passes through.
 func (s *Server) write(w http.ResponseWriter, r *http.Request, info *request.RequestInfo) {
 	ctx := r.Context()
 	identity := identityFrom(ctx)
@@ -70,28 +71,32 @@ func (s *Server) writeResult(w http.ResponseWriter, r *http.Request, resource sc
 		code = http.StatusOK
 	}
 	scope := s.scopes.of(r.Context(), resource)
+	encode := func(gv schema.GroupVersion, o runtime.Object) {
+		responsewriters.WriteObjectNegotiated(scope.Serializer, negotiation.DefaultEndpointRestrictions, gv, w, r, code, o, false)
+	}
 	switch {
 	case result.Response != nil:
 		writeAnswer(w, result.Response)
 	case result.Status != nil:
-		responsewriters.WriteObjectNegotiated(scope.Serializer, negotiation.DefaultEndpointRestrictions, schema.GroupVersion{Version: "v1"}, w, r, code, result.Status, false)
+		encode(schema.GroupVersion{Version: "v1"}, result.Status)
 	case result.Object != nil:
 		o, err := object.Decode(*result.Object)
 		if err != nil {
 			writeError(w, r, err)
 			return
 		}
-		responsewriters.WriteObjectNegotiated(scope.Serializer, negotiation.DefaultEndpointRestrictions, scope.Kind.GroupVersion(), w, r, code, o, false)
+		encode(scope.Kind.GroupVersion(), o)
 	default:
 		writeError(w, r, apierrors.NewInternalError(errors.New("the write has no answer")))
 	}
 }
 
-// registered turns the refusal of the kubelet's first write without a link into what it would hear with one. A kubelet creates its Node at each start and takes
-// AlreadyExists for "go on with the one there is"; with anything else it tries again and again and does not report its status. The Node that is held is that one.
+// registered turns the refusal of the kubelet's first write without a link into what it would hear with one. A kubelet creates its Node at each start
+// and takes AlreadyExists for "go on with the one there is"; with anything else it tries again and again and does not report its status. The Node
+// that is held is that one.
 func (s *Server) registered(r *http.Request, write meta.Write, err error) error {
 	ref := write.Ref
-	if !write.Caller.Kubelet || write.Verb != "create" || ref.Resource.GroupResource() != (schema.GroupResource{Resource: "nodes"}) || !apierrors.IsServiceUnavailable(err) {
+	if !write.Caller.Kubelet || write.Verb != "create" || ref.Resource.GroupResource().String() != "nodes" || !apierrors.IsServiceUnavailable(err) {
 		return err
 	}
 	ref.Name = s.config.NodeName

@@ -25,8 +25,8 @@ const (
 	dialTimeout   = 2 * time.Second
 )
 
-// A need is something that a kubelet can't start without. Upstream ends the process when one is missing, which under a supervisor is a crash loop; here it is said
-// and waited for, as most of them come by themselves (containerd starts later, the link comes up) or by what the message asks for.
+// A need is something that a kubelet can't start without. Upstream ends the process when one is missing, which under a supervisor is a crash loop;
+// here it is said and waited for, as most of them come by themselves (containerd starts later, the link comes up) or by what the message asks for.
 type need func(ctx context.Context) error
 
 // await returns when every need is met; its error is ctx's end.
@@ -84,8 +84,8 @@ func first(ctx context.Context, needs []need) error {
 // lookupTime is what looking up the node's own name may take before it is worth a word: from /etc/hosts it takes less than a millisecond.
 const lookupTime = time.Second
 
-// advise says what costs a device that is cut off 10 s at each node status: upstream looks the node's own name up each time unless it is told an address, and a DNS
-// server that can't be reached answers by silence.
+// advise says what costs a device that is cut off 10 s at each node status: upstream looks the node's own name up each time unless it is told an
+// address, and a DNS server that can't be reached answers by silence.
 func (m *Module) advise(ctx context.Context, lookup func(ctx context.Context, host string) ([]string, error)) {
 	if m.config.NodeIP != "" {
 		return
@@ -93,8 +93,8 @@ func (m *Module) advise(ctx context.Context, lookup func(ctx context.Context, ho
 	ctx, cancel := context.WithTimeout(ctx, lookupTime)
 	defer cancel()
 	if _, err := lookup(ctx, m.config.NodeName); err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		klog.FromContext(ctx).Info("This node's own name takes long to look up, which slows the kubelet; add the name to /etc/hosts, or set modules.edged.nodeIP",
-			"name", m.config.NodeName)
+		klog.FromContext(ctx).Info("This node's own name takes long to look up, which slows the kubelet",
+			"name", m.config.NodeName, "do", "add the name to /etc/hosts, or set modules.edged.nodeIP")
 	}
 }
 
@@ -163,8 +163,8 @@ func (m *Module) portsFree() error {
 
 var errFirstContact = errors.New("this device has never heard from the cloud which pods are its own; it needs a link once (see edgecore status)")
 
-// synced asks for what the kubelet itself asks first, with the same selectors: its Node and its pods. Only where both can be answered may a kubelet start: one that
-// is told "no pods" would end those that run. The kubelet would wait too, but silently, and for the pods alone.
+// synced asks for what the kubelet itself asks first, with the same selectors: its Node and its pods. Only where both can be answered may a kubelet
+// start: one that is told "no pods" would end those that run. The kubelet would wait too, but silently, and for the pods alone.
 func (m *Module) synced(ctx context.Context, client kubernetes.Interface) error {
 	name := m.config.NodeName
 	options := func(field string) metav1.ListOptions {

@@ -61,7 +61,8 @@ func newServer(config Config) (*options.KubeletServer, error) {
 	return &options.KubeletServer{KubeletFlags: *flags, KubeletConfiguration: *kc}, nil
 }
 
-// decode reads a KubeletConfiguration strictly and fills in the kubelet's defaults. The feature gates are those that it sets, in a copy of the process's.
+// decode reads a KubeletConfiguration strictly and fills in the kubelet's defaults. The feature gates are those that it sets, in a copy of the
+// process's.
 func decode(raw []byte) (*kubeletconfig.KubeletConfiguration, featuregate.FeatureGate, error) {
 	_, codecs, err := kubeletscheme.NewSchemeAndCodecs(serializer.EnableStrict)
 	if err != nil {

@@ -1,8 +1,9 @@
 // Package edged runs the kubelet: the upstream one, unmodified, inside edgecore, with the edge API as its API server.
 //
-// It owns the kubelet's configuration, what must hold before a kubelet may start, and the kubelet's global state (feature gates, metrics, logging): these are set
-// here and nowhere else. So there is one kubelet a process, run once: after a failure the process has to be started anew (Restart Never). It refuses a configuration
-// that the kubelet would refuse, before anything is started. Containers go on when it stops. A Module is used by one goroutine, but for Waiting.
+// It owns the kubelet's configuration, what must hold before a kubelet may start, and the kubelet's global state (feature gates, metrics, logging):
+// these are set here and nowhere else. So there is one kubelet a process, run once: after a failure the process has to be started anew (Restart
+// Never). It refuses a configuration that the kubelet would refuse, before anything is started. Containers go on when it stops. A Module is used by
+// one goroutine, but for Waiting.
 package edged
 
 import (
@@ -75,8 +76,8 @@ func (m *Module) Name() message.Name { return Name }
 
 var errRanBefore = errors.New("the kubelet runs once in a process; start edgecore anew")
 
-// Run implements beehive.Module. It is ready when the kubelet runs, and until then waits for what the kubelet can't do without: Waiting says for what. Goroutines of
-// the kubelet outlive Run by the little that the process does: upstream has no way to end them all.
+// Run implements beehive.Module. It is ready when the kubelet runs, and until then waits for what the kubelet can't do without: Waiting says for
+// what. Goroutines of the kubelet outlive Run by the little that the process does: upstream has no way to end them all.
 func (m *Module) Run(ctx context.Context, port *beehive.Port) error { return m.run(ctx, port.Ready) }
 
 func (m *Module) run(ctx context.Context, ready func()) error {
@@ -140,8 +141,8 @@ type clients struct {
 	heartbeat kubernetes.Interface
 }
 
-// clients makes the kubelet's three clients, as its own start-up does with a kubeconfig. Its requests go to the store in this process, so there is nothing to be
-// gained by slowing them down; events alone keep the limit that the configuration sets.
+// clients makes the kubelet's three clients, as its own start-up does with a kubeconfig. Its requests go to the store in this process, so there is
+// nothing to be gained by slowing them down; events alone keep the limit that the configuration sets.
 func (m *Module) clients() (clients, error) {
 	s := m.server
 	config := &rest.Config{

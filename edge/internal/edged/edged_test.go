@@ -40,7 +40,7 @@ func TestConfiguration(t *testing.T) {
 		"several bad values":  {"maxPods: -1\npodPidsLimit: -7\nimageGCHighThresholdPercent: 101", nil, []string{"maxPods", "imageGCHighThresholdPercent"}},
 		"unknown gate":        {"featureGates: {NoSuchGate: true}", nil, []string{"modules.edged.kubelet", "NoSuchGate"}},
 		"own label":           {"{}", map[string]string{"example.org/site": "north"}, nil},
-		"label of Kubernetes": {"{}", map[string]string{"node-role.kubernetes.io/edge": ""}, []string{"modules.edged.labels", "node-role.kubernetes.io/edge"}},
+		"label of Kubernetes": {"{}", map[string]string{"node-role.kubernetes.io/edge": ""}, []string{"modules.edged.labels", "node-role.kubernetes"}},
 		"no YAML":             {"\t{", nil, []string{"modules.edged.kubelet"}},
 	}
 	for name, test := range tests {
@@ -81,11 +81,13 @@ func TestDefaults(t *testing.T) {
 	got := map[string]string{
 		"hostname": s.HostnameOverride, "ip": s.NodeIP, "root": s.RootDirectory, "certificates": s.CertDirectory, "ca": s.Authentication.X509.ClientCAFile,
 		"verbosity": strconv.Itoa(int(s.Logging.Verbosity)), "memory": s.EvictionHard["memory.available"], "disk": s.EvictionHard["nodefs.available"],
-		"authorization": string(s.Authorization.Mode), "anonymous": strconv.FormatBool(s.Authentication.Anonymous.Enabled), "runtime": s.ContainerRuntimeEndpoint,
+		"authorization": string(s.Authorization.Mode), "anonymous": strconv.FormatBool(s.Authentication.Anonymous.Enabled),
+		"runtime": s.ContainerRuntimeEndpoint,
 	}
 	want := map[string]string{
 		"hostname": "edge1", "ip": "192.0.2.7", "root": "/data/kubelet", "certificates": "/data/kubelet/pki", "ca": "/etc/ca.pem",
-		"verbosity": "4", "memory": "50Mi", "disk": "10%", "authorization": "Webhook", "anonymous": "false", "runtime": "unix:///run/containerd/containerd.sock",
+		"verbosity": "4", "memory": "50Mi", "disk": "10%", "authorization": "Webhook", "anonymous": "false",
+		"runtime": "unix:///run/containerd/containerd.sock",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -254,8 +256,8 @@ func TestRunsOnce(t *testing.T) {
 	}
 }
 
-// TestOneCopyOfTheSchemes: the kubelet and the API's printers share the scheme of internal versions; linked together they must not register a kind twice, and a table
-// must still have kube-apiserver's columns.
+// TestOneCopyOfTheSchemes: the kubelet and the API's printers share the scheme of internal versions; linked together they must not register a kind
+// twice, and a table must still have kube-apiserver's columns.
 func TestOneCopyOfTheSchemes(t *testing.T) {
 	raw, err := object.Encode(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "a"}})
 	if err != nil {
@@ -278,5 +280,6 @@ type onePod struct {
 }
 
 func (b onePod) List(_ context.Context, s object.Selection, _ meta.ListOptions) ([]object.Object, uint64, error) {
-	return []object.Object{{Ref: object.Ref{Resource: s.Resource, Namespace: "default", Name: "a"}, Version: 1_700_000_000_000, Raw: b.raw}}, 1_700_000_000_000, nil
+	const version = 1_700_000_000_000
+	return []object.Object{{Ref: object.Ref{Resource: s.Resource, Namespace: "default", Name: "a"}, Version: version, Raw: b.raw}}, version, nil
 }
