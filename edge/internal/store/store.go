@@ -235,12 +235,16 @@ func (s *Store) makeFile() error {
 func openBolt(path string) (db *bolt.DB, err error) {
 	defer recovered(&err)
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-	return bolt.Open(path, 0o600, &bolt.Options{
+	db, err = bolt.Open(path, 0o600, &bolt.Options{
 		Timeout:         time.Second, // our own lock is held already: only a stranger can hold bbolt's
 		FreelistType:    bolt.FreelistMapType,
 		InitialMmapSize: 32 << 20, // address space only; a larger file is mapped again, which waits for readers
 		NoStatistics:    true,
 	})
+	if err == nil {
+		db.AllocSize = 1 << 20 // by how much the file grows: bbolt's 16 MiB are much on a small disk
+	}
+	return db, err
 }
 
 // guarded calls f and turns a panic or a memory fault in it into a DamageError: bbolt trusts the file that it maps.
@@ -274,12 +278,9 @@ func (s *Store) setAside() (string, error) {
 	if s.db != nil { // bbolt may hold its own locks after a panic: its descriptor is left to the end of the process
 		s.db = nil
 	}
-	aside := s.config.Path + ".damaged-" + s.config.Now().UTC().Format("20060102T150405Z")
-	for i := 2; ; i++ {
-		if _, err := os.Lstat(aside); errors.Is(err, os.ErrNotExist) {
-			break
-		}
-		aside = fmt.Sprintf("%s.damaged-%s-%d", s.config.Path, s.config.Now().UTC().Format("20060102T150405Z"), i)
+	aside := s.config.Path + ".damaged-" + s.config.Now().UTC().Format("20060102T150405.000000000Z")
+	if _, err := os.Lstat(aside); err == nil {
+		return "", fmt.Errorf("%s is there already", aside)
 	}
 	if err := os.Rename(s.config.Path, aside); err != nil {
 		return "", err

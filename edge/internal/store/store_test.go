@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/testing/protocmp"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/klog/v2/ktesting"
 
 	"github.com/skerry-io/skerry/edge/internal/object"
 	"github.com/skerry-io/skerry/edge/internal/store"
@@ -21,7 +22,8 @@ import (
 
 func open(t *testing.T, path string) *store.Store {
 	t.Helper()
-	s, err := store.Open(t.Context(), store.Config{Path: path})
+	_, ctx := ktesting.NewTestContext(t)
+	s, err := store.Open(ctx, store.Config{Path: path})
 	if err != nil {
 		t.Fatal(err)
 	}

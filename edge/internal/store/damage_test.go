@@ -1,0 +1,492 @@
+package store_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+
+	"github.com/skerry-io/skerry/edge/internal/object"
+	"github.com/skerry-io/skerry/edge/internal/store"
+	"github.com/skerry-io/skerry/edge/internal/store/storepb"
+)
+
+// The test binary is its own child for what a process can't do to itself.
+func TestMain(m *testing.M) {
+	switch os.Getenv("STORE_TEST_CHILD") {
+	case "writer":
+		writerChild()
+	case "full":
+		fullDiskChild()
+	default:
+		os.Exit(m.Run())
+	}
+}
+
+func child(t *testing.T, role string, args ...string) *exec.Cmd {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self, args...)
+	cmd.Env = append(os.Environ(), "STORE_TEST_CHILD="+role)
+	cmd.Stderr = os.Stderr
+	return cmd
+}
+
+// writerChild writes entries from several goroutines and says each number on stdout once Update has returned.
+func writerChild() {
+	s, err := store.Open(context.Background(), store.Config{Path: os.Args[1]})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	first, _ := strconv.ParseUint(os.Args[2], 10, 64)
+	var mu sync.Mutex
+	next := first
+	for range 4 {
+		go func() {
+			for {
+				mu.Lock()
+				id := next
+				next++
+				mu.Unlock()
+				if err := s.Update(context.Background(), func(tx *store.Tx) error {
+					if id%7 == 0 {
+						if err := tx.DeleteEntry(id - 3); err != nil {
+							return err
+						}
+					}
+					return tx.PutEntry(id, entryNumber(id))
+				}); err != nil {
+					fmt.Fprintln(os.Stderr, err)
+					os.Exit(1)
+				}
+				mu.Lock()
+				fmt.Println(id)
+				mu.Unlock()
+			}
+		}()
+	}
+	select {}
+}
+
+func entryNumber(id uint64) *storepb.Entry {
+	return &storepb.Entry{Class: storepb.Class_EVENT, Name: fmt.Sprint(id), Body: bytes.Repeat([]byte{byte(id)}, int(id%3000))}
+}
+
+// What Update has acknowledged is there after kill -9, at whatever moment.
+func TestKilledAtAnyMomentNothingAcknowledgedIsMissing(t *testing.T) {
+	rounds := 25
+	if testing.Short() {
+		rounds = 5
+	}
+	path := filepath.Join(t.TempDir(), "edge.db")
+	r := rand.New(rand.NewPCG(1, 2))
+	acknowledged := map[uint64]bool{}
+	first := uint64(1)
+	for range rounds {
+		cmd := child(t, "writer", path, fmt.Sprint(first))
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		time.AfterFunc(time.Duration(r.IntN(150))*time.Millisecond, func() { cmd.Process.Kill() })
+		for lines := bufio.NewScanner(out); lines.Scan(); {
+			if id, err := strconv.ParseUint(lines.Text(), 10, 64); err == nil {
+				acknowledged[id] = true
+				first = max(first, id+10)
+			}
+		}
+		if err := cmd.Wait(); err == nil || cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+			t.Fatalf("the writer ended by itself: %v", err)
+		}
+
+		s := open(t, path)
+		if s.SetAside() != "" {
+			t.Fatal("the store was found damaged")
+		}
+		have := map[uint64]*storepb.Entry{}
+		if err := s.View(func(tx *store.Tx) error {
+			return tx.Entries(func(id uint64, e *storepb.Entry) error { have[id] = e; return nil })
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Check(); err != nil {
+			t.Fatal(err)
+		}
+		s.Close()
+		for id := range acknowledged {
+			e := have[id]
+			if e == nil {
+				// Its deletion may have been on the disk although nobody was told.
+				if (id+3)%7 != 0 {
+					t.Errorf("entry %d was acknowledged and is missing", id)
+				}
+				continue
+			}
+			if !proto.Equal(entryNumber(id), e) {
+				t.Errorf("entry %d: %s", id, cmp.Diff(entryNumber(id), e, protocmp.Transform()))
+			}
+		}
+	}
+	if len(acknowledged) == 0 {
+		t.Error("nothing was ever acknowledged: the test shows nothing")
+	}
+}
+
+// fill makes a store with something of everything in it.
+func fill(t *testing.T, path string) {
+	t.Helper()
+	s := open(t, path)
+	update(t, s, func(tx *store.Tx) error {
+		for i := range uint64(60) {
+			if err := tx.PutEntry(i, entryNumber(i*50)); err != nil {
+				return err
+			}
+			if err := tx.PutObject(ref("pods", "default", fmt.Sprint(i)), objectNumber(i)); err != nil {
+				return err
+			}
+			if err := tx.PutObject(ref("secrets", "default", fmt.Sprint(i)), objectNumber(i)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	update(t, s, func(tx *store.Tx) error {
+		for i := range uint64(10) {
+			if err := tx.DeleteObject(ref("pods", "default", fmt.Sprint(i*6))); err != nil {
+				return err
+			}
+		}
+		if err := tx.PutInterest(7, &storepb.Interest{Resource: "pods", Synced: true}); err != nil {
+			return err
+		}
+		return tx.SetState("drain", "phase", []byte("cordoned"))
+	})
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// memoryDir is a directory where a sync costs nothing, if there is one.
+func memoryDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "skerry-store-*")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+func objectNumber(i uint64) *storepb.Object {
+	return &storepb.Object{Uid: fmt.Sprint(i), Version: i, Raw: bytes.Repeat([]byte{byte(i)}, int(i)*40)}
+}
+
+func equal[K comparable, M proto.Message](a, b map[K]M) bool {
+	return maps.EqualFunc(a, b, func(x, y M) bool { return proto.Equal(x, y) })
+}
+
+type content struct {
+	Objects map[object.Ref]*storepb.Object
+	Entries map[uint64]*storepb.Entry
+}
+
+func read(t *testing.T, s *store.Store) content {
+	t.Helper()
+	c := content{Objects: map[object.Ref]*storepb.Object{}, Entries: map[uint64]*storepb.Entry{}}
+	if err := s.View(func(tx *store.Tx) error {
+		if err := tx.Objects(func(r object.Ref, o *storepb.Object) error { c.Objects[r] = o; return nil }); err != nil {
+			return err
+		}
+		return tx.Entries(func(id uint64, e *storepb.Entry) error { c.Entries[id] = e; return nil })
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func TestDamagedFilesAreSetAside(t *testing.T) {
+	template := filepath.Join(t.TempDir(), "edge.db")
+	fill(t, template)
+	whole, err := os.ReadFile(template)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := os.ReadFile(template + ".key")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := open(t, template)
+	want := read(t, s)
+	s.Close()
+	page := os.Getpagesize()
+	used := len(whole) // the rest is room to grow
+	for used > 0 && whole[used-1] == 0 {
+		used--
+	}
+
+	// try opens a file and reports whether it was set aside. Whatever was done to it: no panic, nothing wrong is ever read, the outbox is saved as far as
+	// it can be read, and the fresh store works.
+	try := func(t *testing.T, file []byte) (aside bool) {
+		t.Helper()
+		path := filepath.Join(memoryDir(t), "edge.db")
+		for name, b := range map[string][]byte{path: file, path + ".key": key} {
+			if err := os.WriteFile(name, b, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s := open(t, path)
+		defer s.Close()
+		got := read(t, s)
+		if s.SetAside() == "" {
+			if !equal(want.Objects, got.Objects) || !equal(want.Entries, got.Entries) {
+				t.Errorf("read from a file that was taken for whole: %s", cmp.Diff(want, got, protocmp.Transform()))
+			}
+		} else {
+			if b, err := os.ReadFile(s.SetAside()); err != nil || !bytes.Equal(b, file) {
+				t.Errorf("what was set aside is not the file: %v", err)
+			}
+			if len(got.Objects) != 0 {
+				t.Errorf("%d objects: a set with holes must not pass for the whole", len(got.Objects))
+			}
+			for id, e := range got.Entries {
+				if !proto.Equal(want.Entries[id], e) {
+					t.Errorf("entry %d: %s", id, cmp.Diff(want.Entries[id], e, protocmp.Transform()))
+				}
+			}
+		}
+		update(t, s, func(tx *store.Tx) error { return tx.PutEntry(1<<60, &storepb.Entry{}) })
+		return s.SetAside() != ""
+	}
+
+	t.Run("whole", func(t *testing.T) {
+		if try(t, whole) {
+			t.Error("set aside")
+		}
+	})
+	cases := map[string]func(b []byte) []byte{
+		"garbage":                  func(b []byte) []byte { return bytes.Repeat([]byte("garbage "), 10_000) },
+		"one byte":                 func(b []byte) []byte { return b[:1] },
+		"cut in the first page":    func(b []byte) []byte { return b[:page/2] },
+		"cut after the meta pages": func(b []byte) []byte { return b[:2*page] },
+		"cut in the middle":        func(b []byte) []byte { return b[:used/2/page*page] },
+		"both meta pages zero":     func(b []byte) []byte { clear(b[:2*page]); return b },
+		"all zero":                 func(b []byte) []byte { clear(b); return b },
+	}
+	for name, spoil := range cases {
+		t.Run(name, func(t *testing.T) {
+			if !try(t, spoil(bytes.Clone(whole))) {
+				t.Error("not noticed")
+			}
+		})
+	}
+	t.Run("one meta page zero", func(t *testing.T) { // the other one is of the transaction before, or of this one
+		for i := range 2 {
+			b := bytes.Clone(whole)
+			clear(b[i*page : (i+1)*page])
+			path := filepath.Join(t.TempDir(), "edge.db")
+			os.WriteFile(path, b, 0o600)
+			os.WriteFile(path+".key", key, 0o600)
+			s := open(t, path)
+			read(t, s)
+			s.Close()
+		}
+	})
+	t.Run("flipped bits", func(t *testing.T) {
+		r := rand.New(rand.NewPCG(3, 4))
+		noticed, tries := 0, 0
+		for at := 0; at < used; at += page {
+			for range 3 {
+				b := bytes.Clone(whole)
+				b[at+r.IntN(page)] ^= 1 << r.IntN(8)
+				tries++
+				if try(t, b) {
+					noticed++
+				}
+			}
+		}
+		if noticed < tries/5 {
+			t.Errorf("%d of %d noticed: hardly any byte seems to count", noticed, tries)
+		}
+	})
+	t.Run("only some are kept", func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "edge.db")
+		for range 6 {
+			os.WriteFile(path, []byte("garbage"), 0o600)
+			open(t, path).Close()
+		}
+		if old, _ := filepath.Glob(path + ".damaged-*"); len(old) != 3 {
+			t.Errorf("kept: %v", old)
+		}
+	})
+	t.Run("the outbox is saved", func(t *testing.T) {
+		b := bytes.Clone(whole)
+		last := bytes.Repeat([]byte{59}, 59*40) // what is in the last pod
+		for at := bytes.Index(b, last); at >= 0; at = bytes.Index(b, last) {
+			b[at] ^= 1 // also in pages that are no longer used
+		}
+		path := filepath.Join(t.TempDir(), "edge.db")
+		os.WriteFile(path, b, 0o600)
+		os.WriteFile(path+".key", key, 0o600)
+		s := open(t, path)
+		if got := read(t, s); s.SetAside() == "" || len(got.Entries) != len(want.Entries) {
+			t.Errorf("set aside: %q, %d entries of %d", s.SetAside(), len(got.Entries), len(want.Entries))
+		}
+		if err := s.View(func(tx *store.Tx) error {
+			state, err := tx.State("drain", "phase")
+			if string(state) != "cordoned" {
+				t.Errorf("a module's state: %q", state)
+			}
+			return err
+		}); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A file that breaks while it is in use is an error, never a crash.
+func TestDamageInUseIsAnError(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "edge.db")
+	fill(t, path)
+	s := open(t, path)
+	if err := os.Truncate(path, int64(os.Getpagesize())); err != nil { // now its pages fault
+		t.Fatal(err)
+	}
+	err := s.View(func(tx *store.Tx) error {
+		return tx.Entries(func(uint64, *storepb.Entry) error { return nil })
+	})
+	if !errors.Is(err, store.ErrDamaged) {
+		t.Errorf("View: %v, want %v", err, store.ErrDamaged)
+	}
+	if err := s.Update(t.Context(), func(tx *store.Tx) error { return nil }); !errors.Is(err, store.ErrDamaged) {
+		t.Errorf("Update: %v, want %v", err, store.ErrDamaged)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	s = open(t, path)
+	if s.SetAside() == "" {
+		t.Error("the next Open did not notice")
+	}
+}
+
+// fullDiskChild runs in a mount namespace of its own, with a small disk.
+func fullDiskChild() {
+	dir := os.Args[1]
+	fail := func(format string, args ...any) {
+		fmt.Printf(format+"\n", args...)
+		os.Exit(1)
+	}
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"); err != nil {
+		fail("mounting: %v", err)
+	}
+	path := filepath.Join(dir, "edge.db")
+	ctx := context.Background()
+	s, err := store.Open(ctx, store.Config{Path: path})
+	if err != nil {
+		fail("Open: %v", err)
+	}
+	put := func(id uint64) error {
+		return s.Update(ctx, func(tx *store.Tx) error { return tx.PutEntry(id, &storepb.Entry{Body: make([]byte, 3000)}) })
+	}
+	if err := put(0); err != nil {
+		fail("first write: %v", err)
+	}
+	filler := filepath.Join(dir, "filler")
+	for round := range uint64(3) {
+		f, err := os.OpenFile(filler, os.O_CREATE|os.O_WRONLY, 0o600)
+		if err != nil {
+			fail("filler: %v", err)
+		}
+		for err == nil {
+			_, err = f.Write(make([]byte, 4096))
+		}
+		f.Close()
+		kept := round * 100
+		for err = nil; err == nil && kept < round*100+50; {
+			if err = put(kept + 1); err == nil {
+				kept++
+			}
+		}
+		if !errors.Is(err, store.ErrFull) {
+			fail("round %d: a full disk gives %v", round, err)
+		}
+		if err := s.View(func(tx *store.Tx) error {
+			if e, err := tx.Entry(0); err != nil || e == nil {
+				return fmt.Errorf("entry 0: %v, %w", e, err)
+			}
+			return nil
+		}); err != nil {
+			fail("round %d: reading: %v", round, err)
+		}
+		os.Remove(filler)
+		if err := put(kept + 1); err != nil {
+			fail("round %d: when there is room again: %v", round, err)
+		}
+	}
+	if err := s.Close(); err != nil {
+		fail("Close: %v", err)
+	}
+	if s, err = store.Open(ctx, store.Config{Path: path}); err != nil || s.SetAside() != "" {
+		fail("Open afterwards: %v", err)
+	}
+	if err := s.Check(); err != nil {
+		fail("Check: %v", err)
+	}
+	s.Close()
+
+	// A disk that is full from the start: a clear error, nothing half made; later it works.
+	other := filepath.Join(dir, "other.db")
+	f, err := os.Create(filler)
+	if err != nil {
+		fail("filler: %v", err)
+	}
+	for err == nil {
+		_, err = f.Write(make([]byte, 4096))
+	}
+	f.Close()
+	if _, err := store.Open(ctx, store.Config{Path: other}); !errors.Is(err, store.ErrFull) {
+		fail("Open on a full disk: %v", err)
+	}
+	os.Remove(filler)
+	if s, err = store.Open(ctx, store.Config{Path: other}); err != nil {
+		fail("Open when there is room again: %v", err)
+	}
+	s.Close()
+	fmt.Println("fine")
+}
+
+func TestAFullDiskPasses(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root: it mounts a small disk in a mount namespace of its own")
+	}
+	cmd := child(t, "full", t.TempDir())
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	out, err := cmd.Output()
+	if err != nil || strings.TrimSpace(string(out)) != "fine" {
+		t.Errorf("%v: %s", err, out)
+	}
+}
