@@ -29,11 +29,12 @@ const patience = 2 * time.Minute
 // A system is the trial as a test uses it. What a test breaks is mended when it ends.
 type system struct {
 	*trial.Trial
-	t      *testing.T
-	root   string
-	dir    string
-	cfg    *rest.Config
-	client kubernetes.Interface
+	t        *testing.T
+	root     string
+	dir      string
+	cfg      *rest.Config
+	client   kubernetes.Interface
+	progress bytes.Buffer // of the trial's commands
 }
 
 // use gives a test the trial, whole: every host up, every program running, every uplink whole, every node Ready.
@@ -47,19 +48,17 @@ func use(t *testing.T) *system {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var progress bytes.Buffer
-	tr, err := trial.Open(root, dir, &progress)
-	if err != nil {
+	s := &system{t: t, root: root, dir: dir}
+	if s.Trial, err = trial.Open(root, dir, &s.progress); err != nil {
 		t.Fatal(err)
 	}
-	s := &system{Trial: tr, t: t, root: root, dir: dir}
-	if s.cfg, err = tr.Admin(); err != nil {
+	if s.cfg, err = s.Admin(); err != nil {
 		t.Fatal(err)
 	}
 	if s.client, err = kubernetes.NewForConfig(s.cfg); err != nil {
 		t.Fatal(err)
 	}
-	s.mend(t.Context(), &progress)
+	s.mend(t.Context())
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Log(s.state())
@@ -69,7 +68,7 @@ func use(t *testing.T) *system {
 }
 
 // mend makes the trial whole, whatever the test before did to it.
-func (s *system) mend(ctx context.Context, progress *bytes.Buffer) {
+func (s *system) mend(ctx context.Context) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(ctx, upTimeout)
 	defer cancel()
@@ -79,7 +78,7 @@ func (s *system) mend(ctx context.Context, progress *bytes.Buffer) {
 		}
 	}
 	if err := s.Up(ctx, options()); err != nil {
-		s.t.Fatalf("mending the trial: %v\n%s", err, progress)
+		s.t.Fatalf("mending the trial: %v\n%s", err, s.progress.String())
 	}
 }
 
@@ -185,7 +184,12 @@ func (s *system) reboot(node string, offline bool) {
 // waitFor repeats try until it returns nil. When it does not for two minutes, the test ends with try's last reason; the state of everything follows.
 func (s *system) waitFor(what string, try func(context.Context) error) {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
+	s.waitForIn(s.t.Context(), what, try)
+}
+
+func (s *system) waitForIn(ctx context.Context, what string, try func(context.Context) error) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	last := errors.New("never asked")
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
@@ -220,7 +224,7 @@ func (s *system) waitReady(node string, ready bool) {
 	})
 }
 
-// namespace makes a namespace that is deleted with the test.
+// namespace makes a namespace that is deleted with the test. The next test begins when all of it is gone, also from the nodes.
 func (s *system) namespace() string {
 	s.t.Helper()
 	ns, err := s.client.CoreV1().Namespaces().Create(s.t.Context(),
@@ -230,7 +234,16 @@ func (s *system) namespace() string {
 		err := s.client.CoreV1().Namespaces().Delete(context.Background(), ns.Name, metav1.DeleteOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
 			s.t.Error(err)
+			return
 		}
+		s.mend(context.Background()) // what the test broke may hold the pods
+		s.waitForIn(context.Background(), "namespace "+ns.Name+" to go", func(ctx context.Context) error {
+			_, err := s.client.CoreV1().Namespaces().Get(ctx, ns.Name, metav1.GetOptions{})
+			if apierrors.IsNotFound(err) {
+				return nil
+			}
+			return errors.Join(err, errors.New("it is there still"))
+		})
 	})
 	s.waitFor("the default ServiceAccount", func(ctx context.Context) error {
 		_, err := s.client.CoreV1().ServiceAccounts(ns.Name).Get(ctx, "default", metav1.GetOptions{})
