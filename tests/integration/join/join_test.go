@@ -17,6 +17,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -48,6 +49,15 @@ func TestMain(m *testing.M) {
 	os.Exit(cluster.Main(m, func(c *cluster.ControlPlane) { plane = c }))
 }
 
+// programs are cloudcore and edgecore, brought up to date once.
+var programs = sync.OnceValues(func() ([]string, error) {
+	root, err := binary.Root()
+	if err != nil {
+		return nil, err
+	}
+	return binary.Build(context.Background(), root, "cloudcore", "edgecore")
+})
+
 // system is a cloudcore at work.
 type system struct {
 	cloudcore, edgecore string
@@ -59,11 +69,7 @@ func start(t *testing.T) *system {
 	if plane == nil {
 		t.Skip("needs a control plane, which -short leaves out")
 	}
-	root, err := binary.Root()
-	if err != nil {
-		t.Fatal(err)
-	}
-	programs, err := binary.Build(t.Context(), root, "cloudcore", "edgecore")
+	programs, err := programs()
 	if err != nil {
 		t.Fatal(err)
 	}
