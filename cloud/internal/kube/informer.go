@@ -146,7 +146,7 @@ func (i *Informers) follow(ctx context.Context, store *Store) {
 	log := klog.FromContext(ctx).WithValues("resource", store.resource)
 	lw, expected, err := i.listWatch(store)
 	if err != nil {
-		store.fail(err)
+		store.Fail(err)
 		log.Error(err, "Following a collection is impossible")
 		return
 	}
@@ -162,7 +162,7 @@ func (i *Informers) follow(ctx context.Context, store *Store) {
 func (i *Informers) listWatch(store *Store) (cache.ListerWatcher, any, error) {
 	resource := store.resource
 	note := func(err error) error {
-		store.fail(err)
+		store.Fail(err)
 		return err
 	}
 	kind, builtin := i.catalog.kind(resource)

@@ -214,7 +214,8 @@ func (s *Store) unindex(o *Object) {
 	}
 }
 
-func (s *Store) fail(err error) {
+// Fail notes why the collection can't be listed or watched at the moment; nil: it can.
+func (s *Store) Fail(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.failure = err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"strconv"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -48,8 +49,9 @@ func (w *Singles) stream(ctx context.Context, s *single, m *member) error {
 		s.grant(m)
 	}
 	s.mu.Unlock()
+	var floor uint64 // what the watch tells of versions up to this one is old news: the cache behind it was late
 	if version == "0" {
-		if err := w.first(ctx, s, m, events); err != nil {
+		if floor, err = w.first(ctx, s, m, events); err != nil {
 			return err
 		}
 	}
@@ -61,6 +63,9 @@ func (w *Singles) stream(ctx context.Context, s *single, m *member) error {
 			if !ok {
 				return nil
 			}
+			if floor > 0 && e.Type != watch.Error && versionOf(e.Object) <= floor {
+				continue
+			}
 			if err := w.apply(s, e); err != nil {
 				return err
 			}
@@ -68,22 +73,35 @@ func (w *Singles) stream(ctx context.Context, s *single, m *member) error {
 	}
 }
 
-// first establishes whether the object exists.
-func (w *Singles) first(ctx context.Context, s *single, m *member, events watch.Interface) error {
+// versionOf is an object's resource version as a number, 0 where it is none. kube-apiserver's are numbers that grow (KEP-5504).
+func versionOf(o runtime.Object) uint64 {
+	m, err := metaOf(o)
+	if err != nil {
+		return 0
+	}
+	v, err := strconv.ParseUint(m.GetResourceVersion(), 10, 64)
+	if err != nil {
+		return 0
+	}
+	return v
+}
+
+// first establishes whether the object exists. Where it had to be asked for, its version is returned.
+func (w *Singles) first(ctx context.Context, s *single, m *member, events watch.Interface) (floor uint64, err error) {
 	t := time.NewTimer(firstEvent)
 	defer t.Stop()
 	select {
 	case <-ctx.Done():
-		return nil
+		return 0, nil
 	case e, ok := <-events.ResultChan():
 		if !ok {
-			return nil
+			return 0, nil
 		}
 		if err := w.apply(s, e); err != nil {
-			return err
+			return 0, err
 		}
 		if e.Type != watch.Bookmark {
-			return nil
+			return 0, nil
 		}
 	case <-t.C:
 	}
@@ -93,11 +111,12 @@ func (w *Singles) first(ctx context.Context, s *single, m *member, events watch.
 		s.mu.Lock()
 		s.set(nil)
 		s.mu.Unlock()
-		return nil
+		return 0, nil
 	case err != nil:
-		return err
+		return 0, err
 	}
-	return w.put(s, o)
+	floor = versionOf(o)
+	return floor, w.put(s, o)
 }
 
 func (w *Singles) apply(s *single, e watch.Event) error {
@@ -141,7 +160,8 @@ func (w *Singles) put(s *single, o runtime.Object) error {
 
 // restart forgets where to go on from, when kube-apiserver doesn't know that any more.
 func (s *single) restart(err error) error {
-	if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) || apierrors.IsBadRequest(err) {
+	if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) || apierrors.IsBadRequest(err) ||
+		apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge) { // a cluster that was restored from a backup
 		s.mu.Lock()
 		s.version = ""
 		s.mu.Unlock()

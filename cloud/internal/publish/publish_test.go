@@ -508,3 +508,19 @@ func TestAnUndecidedInterestHoldsNobodyUp(t *testing.T) {
 		e.disconnect()
 	})
 }
+
+func TestACollectionThatCloudcoreMayNotFollowIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, e := newWorld(), newEdge(t)
+		c.store(services).Fail(apierrors.NewForbidden(services.GroupResource(), "", errors.New("cloudcore cannot list services")))
+		e.connect(publish.New(c, c, c), allServices(1))
+		time.Sleep(3 * time.Minute)
+		synctest.Wait()
+		want(t, "told", e.refused, map[uint64]string{1: "Forbidden"})
+		c.synced(t, services, service("web"))
+		synctest.Wait()
+		want(t, "when it may", e.names(services), []string{"web"})
+		want(t, "synced", e.synced, map[uint64]bool{1: true})
+		e.disconnect()
+	})
+}

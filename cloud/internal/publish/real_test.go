@@ -2,6 +2,7 @@ package publish_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"testing"
@@ -10,6 +11,8 @@ import (
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
@@ -17,6 +20,7 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/publish"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 	"github.com/skerry-io/skerry/tests/cluster"
+	"github.com/skerry-io/skerry/tests/cluster/manifest"
 )
 
 // real is a cloudcore's way down at a real kube-apiserver, with the rights of its manifests and no others.
@@ -196,6 +200,26 @@ func TestReal(t *testing.T) {
 		}
 		other.disconnect()
 	})
+	t.Run("custom resources", func(t *testing.T) {
+		r.plane.ApplyObjects(t, widgets()...)
+		interests := kubeletInterests("edge1")
+		interests = append(interests, &topicpb.Interest{Id: 20, Resource: &topicpb.Resource{Group: "example.test", Version: "v1", Resource: "widgets"}})
+		other := r.edge(t, "edge1")
+		other.connect(r.publisher, interests...)
+		cluster.Eventually(t, "the kind is served", func(context.Context) error {
+			return manifest.Apply(ctx, r.plane.Admin(), object(`{"apiVersion":"example.test/v1","kind":"Widget","metadata":{"name":"w","namespace":"`+ns+`"},"spec":{"size":3}}`))
+		})
+		eventually(t, "the widget is there", func() bool { return other.holds("widgets", "w") && other.isSynced(20) })
+		var got struct {
+			Metadata map[string]any
+			Spec     struct{ Size int }
+		}
+		c := other.objects[schema.GroupVersionResource{Group: "example.test", Version: "v1", Resource: "widgets"}][kube.Key{Namespace: ns, Name: "w"}]
+		if err := json.Unmarshal(c.Object, &got); err != nil || got.Spec.Size != 3 || got.Metadata["managedFields"] != nil {
+			t.Errorf("%s: %v", c.Object, err)
+		}
+		other.disconnect()
+	})
 	t.Run("what is another node's is refused", func(t *testing.T) {
 		eventually(t, "all are refused", func() bool {
 			for id := uint64(11); id <= 16; id++ {
@@ -231,4 +255,26 @@ func TestReal(t *testing.T) {
 		})
 	})
 	e.disconnect()
+}
+
+func object(text string) *unstructured.Unstructured {
+	o := &unstructured.Unstructured{}
+	if err := o.UnmarshalJSON([]byte(text)); err != nil {
+		panic(err)
+	}
+	return o
+}
+
+// widgets is a custom resource that nodes may read, and cloudcore for them.
+func widgets() []*unstructured.Unstructured {
+	return []*unstructured.Unstructured{
+		object(`{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"widgets.example.test"},"spec":{"group":"example.test",
+			"scope":"Namespaced","names":{"plural":"widgets","singular":"widget","kind":"Widget"},"versions":[{"name":"v1","served":true,"storage":true,
+			"schema":{"openAPIV3Schema":{"type":"object","x-kubernetes-preserve-unknown-fields":true}}}]}}`),
+		object(`{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRole","metadata":{"name":"widgets","labels":{"skerry.io/aggregate-to-cloudcore":"true"}},
+			"rules":[{"apiGroups":["example.test"],"resources":["widgets"],"verbs":["list","watch"]}]}`),
+		object(`{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRoleBinding","metadata":{"name":"widgets"},
+			"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"widgets"},
+			"subjects":[{"apiGroup":"rbac.authorization.k8s.io","kind":"Group","name":"system:nodes"}]}`),
+	}
 }

@@ -50,7 +50,6 @@ type lease struct {
 	// Owned by run.
 	have      *coordinationv1.Lease
 	renewedAt time.Time
-	owner     bool // the Lease refers to its Node
 }
 
 func newLease(s *session) *lease {
@@ -171,7 +170,7 @@ func (l *lease) renew(ctx context.Context) error {
 	at := time.Now()
 	n := l.next()
 	n.Spec.RenewTime = &metav1.MicroTime{Time: at}
-	if !l.owner && len(n.OwnerReferences) == 0 {
+	if len(n.OwnerReferences) == 0 {
 		l.setOwner(ctx, n)
 	}
 	if err := l.write(ctx, n); err != nil {
@@ -281,5 +280,4 @@ func (l *lease) setOwner(ctx context.Context, n *coordinationv1.Lease) {
 		return
 	}
 	n.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}}
-	l.owner = true
 }

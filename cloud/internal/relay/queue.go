@@ -22,6 +22,8 @@ const (
 	lastTry  = 10 * time.Second
 	// believeForbidden is how long a 403 is tried again: right after a pod is bound, or an apiserver has started, the Node authorizer lags behind.
 	believeForbidden = 30 * time.Second
+	// attemptTimeout is for one attempt: a kube-apiserver that has gone silent is no reason to wait for TCP to notice.
+	attemptTimeout = 30 * time.Second
 )
 
 // job is one write on its way.
@@ -195,7 +197,7 @@ func (q *queue) work(ctx context.Context, finish func(context.Context, *job, out
 		if j.since.IsZero() {
 			j.since = time.Now()
 		}
-		o := j.do(ctx, j.write)
+		o := attempt(ctx, j)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -216,6 +218,12 @@ func (q *queue) work(ctx context.Context, finish func(context.Context, *job, out
 		}
 		q.done(l)
 	}
+}
+
+func attempt(ctx context.Context, j *job) outcome {
+	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
+	defer cancel()
+	return j.do(ctx, j.write)
 }
 
 // done takes the first job off its lane.
