@@ -1,0 +1,491 @@
+package vip
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"reflect"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+)
+
+// State is the objects that a Plan is made of. They are not changed.
+type State struct {
+	Pools    []*v1alpha1.NodePool
+	VIPs     []*v1alpha1.VirtualIP
+	Services []*corev1.Service
+	Nodes    []*corev1.Node
+}
+
+// Plan is what to write so that the objects are as they should be. Its objects are copies.
+type Plan struct {
+	Create []*v1alpha1.VirtualIP
+	Update []*v1alpha1.VirtualIP // metadata and spec
+	Delete []*v1alpha1.VirtualIP // mark as deleted: the nodes drop it
+	Free   []*v1alpha1.VirtualIP // let go of a deleted one
+	Mark   []*v1alpha1.VirtualIP // conditions of the status
+
+	Pools      []*v1alpha1.NodePool // addresses of the spec
+	PoolStatus []*v1alpha1.NodePool
+
+	Services []*corev1.Service // status
+	// Next is when to plan again although nothing changes; zero for never.
+	Next time.Time
+}
+
+// Core computes Plans.
+type Core struct {
+	policy Policy
+	random func() uint64
+	// cursor is behind which address RoundRobin goes on, by pool and family. The pools' status knows it too, a little later.
+	cursor map[at]netip.Addr
+}
+
+type at struct {
+	pool   string
+	family family
+}
+
+// NewCore makes a Core.
+func NewCore(policy Policy) *Core {
+	return &Core{policy: policy, random: rand.Uint64, cursor: map[at]netip.Addr{}}
+}
+
+// Reasons of the Service's condition skerry.io/Allocated.
+const (
+	ReasonAllocated       = "Allocated"
+	ReasonNoPoolSelector  = "NoPoolSelector"
+	ReasonInvalidSelector = "InvalidPoolSelector"
+	ReasonNoPool          = "NoPool"
+	ReasonInvalidAddress  = "InvalidAddress"
+	ReasonAddressInUse    = "AddressInUse"
+	ReasonAddressOfNode   = "AddressOfNode"
+	ReasonAddressOfPool   = "AddressOfAnotherPool"
+	ReasonExhausted       = "Exhausted"
+	ReasonVRIDsExhausted  = "VRIDsExhausted"
+)
+
+// claim is one address that a Service should have.
+type claim struct {
+	service  *corev1.Service
+	pool     *pool
+	family   family
+	explicit netip.Addr // the zero Addr: any
+}
+
+type slot struct {
+	service types.UID
+	pool    string
+	family  family
+}
+
+// problem is why a claim is not met.
+type problem struct{ reason, message string }
+
+// planner makes one Plan.
+type planner struct {
+	*Core
+	state State
+	now   time.Time
+	plan  Plan
+
+	pools    map[string]*pool
+	order    []*pool // by age
+	nodes    map[string]bool
+	nodeIPs  map[netip.Addr]string
+	taken    map[string]*v1alpha1.VirtualIP // by name: all there are, and those of this plan
+	have     map[slot]*v1alpha1.VirtualIP   // not deleted
+	vrids    map[vrids]map[int32]string     // to the name of the VIP
+	problems map[types.UID][]problem
+	waiting  map[at]int // claims that find nothing free
+	held     map[types.UID][]*v1alpha1.VirtualIP
+	kept     map[string]bool // names of VIPs that a claim stands for
+}
+
+type vrids struct {
+	network string
+	family  family
+}
+
+// Plan computes what to write. What is allocated is looked at in full before anything new is given away.
+func (c *Core) Plan(s State, now time.Time) Plan {
+	p := &planner{
+		Core: c, state: s, now: now,
+		pools: map[string]*pool{}, nodes: map[string]bool{}, nodeIPs: map[netip.Addr]string{}, taken: map[string]*v1alpha1.VirtualIP{},
+		have: map[slot]*v1alpha1.VirtualIP{}, vrids: map[vrids]map[int32]string{}, problems: map[types.UID][]problem{}, waiting: map[at]int{},
+		held: map[types.UID][]*v1alpha1.VirtualIP{}, kept: map[string]bool{},
+	}
+	p.readNodes()
+	p.readPools()
+	p.readVIPs()
+	claims := p.claims()
+	// First those that have theirs, then those that want a certain one, then the rest.
+	claims = p.keep(claims)
+	for _, explicit := range []bool{true, false} {
+		for _, c := range claims {
+			if c.explicit.IsValid() == explicit {
+				p.allocate(c)
+			}
+		}
+	}
+	p.release()
+	p.fillPools()
+	p.poolStatus()
+	p.serviceStatus()
+	return p.plan
+}
+
+func (p *planner) readNodes() {
+	for _, n := range p.state.Nodes {
+		p.nodes[n.Name] = true
+		for _, a := range n.Status.Addresses {
+			if addr, err := netip.ParseAddr(a.Address); err == nil {
+				p.nodeIPs[addr.Unmap()] = n.Name
+			}
+		}
+	}
+}
+
+func (p *planner) readVIPs() {
+	vips := slices.Clone(p.state.VIPs)
+	slices.SortFunc(vips, func(a, b *v1alpha1.VirtualIP) int { return older(a, b) })
+	for _, v := range vips {
+		p.taken[v.Name] = v
+		a, err := netip.ParseAddr(v.Spec.Address)
+		if err != nil {
+			continue // the CRD's rules refuse it
+		}
+		if pool := p.pools[v.Spec.Pool]; pool != nil {
+			pool.used++
+		}
+		set := p.vridsOf(v.Spec.Network, familyOf(a))
+		if _, twice := set[v.Spec.VRID]; !twice {
+			set[v.Spec.VRID] = v.Name
+		}
+		if v.DeletionTimestamp != nil {
+			continue
+		}
+		s := slot{v.Spec.Service.UID, v.Spec.Pool, familyOf(a)}
+		if _, twice := p.have[s]; !twice {
+			p.have[s] = v // a second one is of a moment with two leaders; nobody stands for it, so it goes
+		}
+	}
+}
+
+func (p *planner) vridsOf(network string, f family) map[int32]string {
+	k := vrids{network, f}
+	if p.vrids[k] == nil {
+		p.vrids[k] = map[int32]string{}
+	}
+	return p.vrids[k]
+}
+
+// claims are what Services want, the oldest first.
+func (p *planner) claims() []claim {
+	services := slices.Clone(p.state.Services)
+	slices.SortFunc(services, func(a, b *corev1.Service) int { return older(a, b) })
+	var all []claim
+	for _, s := range services {
+		if !ours(s) {
+			continue
+		}
+		selector, err := poolSelector(s)
+		switch {
+		case err != nil:
+			p.tell(s, ReasonInvalidSelector, fmt.Sprintf("annotation %s: %v", v1alpha1.VIPPoolSelector, err))
+			// What it has stays until somebody says clearly what it should have.
+			for _, f := range families(s) {
+				for _, pool := range p.order {
+					if p.have[slot{s.UID, pool.object.Name, f}] != nil {
+						all = append(all, claim{service: s, pool: pool, family: f})
+					}
+				}
+			}
+			continue
+		case selector == nil:
+			p.tell(s, ReasonNoPoolSelector, "set annotation "+v1alpha1.VIPPoolSelector+" to labels of the NodePools that shall have an address, such as key1=val1,key2=val2")
+			continue
+		}
+		none := true
+		for _, pool := range p.order {
+			if !pool.serves() || !selector.Matches(pool.labels()) {
+				continue
+			}
+			none = false
+			explicit, err := asked(s, pool.object.Name)
+			if err != nil {
+				p.tell(s, ReasonInvalidAddress, fmt.Sprintf("annotation %s%s: %v", v1alpha1.VIPAddressPrefix, pool.object.Name, err))
+			}
+			for _, f := range families(s) {
+				if err != nil && p.have[slot{s.UID, pool.object.Name, f}] == nil {
+					continue // nothing is better than an address that nobody asked for
+				}
+				all = append(all, claim{s, pool, f, explicit[f]})
+			}
+		}
+		if none {
+			p.tell(s, ReasonNoPool, fmt.Sprintf("no NodePool of type Edge has the labels %s", selector))
+		}
+	}
+	return all
+}
+
+func (p *planner) tell(s *corev1.Service, reason, message string) {
+	p.problems[s.UID] = append(p.problems[s.UID], problem{reason, message})
+}
+
+// keep takes out the claims that are met already and brings their objects up to date.
+func (p *planner) keep(claims []claim) []claim {
+	var rest []claim
+	for _, c := range claims {
+		v := p.have[slot{c.service.UID, c.pool.object.Name, c.family}]
+		if v == nil {
+			rest = append(rest, c)
+			continue
+		}
+		p.kept[v.Name] = true
+		if c.explicit.IsValid() && v.Spec.Address != c.explicit.String() {
+			rest = append(rest, c) // it keeps what it has until it gets what it asks for
+			continue
+		}
+		p.hold(c, v)
+	}
+	return rest
+}
+
+// hold makes an object that stays say what it should.
+func (p *planner) hold(c claim, old *v1alpha1.VirtualIP) {
+	v := old.DeepCopy()
+	p.describe(c, v)
+	set := p.vridsOf(v.Spec.Network, c.family)
+	if set[v.Spec.VRID] != v.Name || p.reserved(c.pool, v.Spec.VRID) {
+		if n := p.freeVRID(c.pool, c.family); n != 0 {
+			v.Spec.VRID = n
+			set[n] = v.Name
+		}
+	}
+	if !reflect.DeepEqual(v.Spec, old.Spec) || !maps.Equal(v.Labels, old.Labels) || !slices.Equal(v.Finalizers, old.Finalizers) {
+		p.plan.Update = append(p.plan.Update, v)
+	}
+	p.held[c.service.UID] = append(p.held[c.service.UID], v)
+	p.mark(v, c.pool)
+}
+
+// mark sets the conditions that the allocator knows about.
+func (p *planner) mark(v *v1alpha1.VirtualIP, pool *pool) {
+	m := v.DeepCopy()
+	changed := setCondition(&m.Status.Conditions, p.now, metav1.Condition{
+		Type: v1alpha1.VIPConditionAllocated, Status: metav1.ConditionTrue, Reason: ReasonAllocated,
+		Message: fmt.Sprintf("Service %s/%s has the address in pool %s", v.Spec.Service.Namespace, v.Spec.Service.Name, v.Spec.Pool),
+	})
+	out := metav1.Condition{Type: v1alpha1.VIPConditionOutOfRange, Status: metav1.ConditionFalse, Reason: "InRange", Message: "the pool's addresses have it"}
+	if a, err := netip.ParseAddr(v.Spec.Address); err == nil && !v.Spec.AddedToPool && !pool.all.contains(a) {
+		out.Status, out.Reason = metav1.ConditionTrue, "PoolShrunk"
+		out.Message = "the pool's addresses don't have it any more; the Service keeps it until it goes or asks for another"
+	}
+	if setCondition(&m.Status.Conditions, p.now, out) || changed {
+		p.plan.Mark = append(p.plan.Mark, m)
+	}
+}
+
+// describe writes everything but the claim itself into an object.
+func (p *planner) describe(c claim, v *v1alpha1.VirtualIP) {
+	s, pool := c.service, c.pool.object
+	preferred, _ := annotation(s, v1alpha1.VIPPreferredPrefix+pool.Name)
+	preferred = cmp.Or(preferred, pool.Spec.PreferredNode)
+	v.Spec.Interface = pool.Spec.Interface
+	v.Spec.Selector = maps.Clone(s.Spec.Selector)
+	v.Spec.Ports = nil
+	for _, port := range s.Spec.Ports {
+		target := port.TargetPort
+		if target == (intstr.IntOrString{}) {
+			target = intstr.FromInt32(port.Port)
+		}
+		v.Spec.Ports = append(v.Spec.Ports, v1alpha1.VirtualIPPort{
+			Name: port.Name, Protocol: cmp.Or(port.Protocol, corev1.ProtocolTCP), Port: port.Port, TargetPort: target,
+		})
+	}
+	v.Spec.PublishNotReady = s.Spec.PublishNotReadyAddresses
+	v.Spec.KeepSource = s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
+	v.Spec.AdvertisementInterval = metav1.Duration{Duration: time.Second}
+	if d := pool.Spec.AdvertisementInterval; d != nil {
+		v.Spec.AdvertisementInterval = *d
+	}
+	v.Spec.PreferredNode = preferred
+	v.Spec.Nodes = rank(v.Name, c.pool.nodes, preferred)
+	if len(v.Spec.Nodes) == 0 {
+		v.Spec.Nodes = nil
+	}
+	v.Labels = map[string]string{v1alpha1.VIPPoolLabel: pool.Name}
+	for _, n := range c.pool.nodes {
+		v.Labels[v1alpha1.VIPNodeLabel(n)] = ""
+	}
+	if !slices.Contains(v.Finalizers, v1alpha1.VirtualIPFinalizer) {
+		v.Finalizers = append(v.Finalizers, v1alpha1.VirtualIPFinalizer)
+	}
+}
+
+// allocate meets a claim that is new, or tells why not.
+func (p *planner) allocate(c claim) {
+	address, added, bad := p.choose(c)
+	old := p.have[slot{c.service.UID, c.pool.object.Name, c.family}]
+	vrid := int32(0)
+	if bad == nil {
+		if vrid = p.freeVRID(c.pool, c.family); vrid == 0 {
+			bad = &problem{ReasonVRIDsExhausted, fmt.Sprintf("all numbers of VRRP for %s are taken on network %q: give the pools of other places networks of their own",
+				c.family, c.pool.object.Spec.Network)}
+		}
+	}
+	if bad != nil {
+		p.tell(c.service, bad.reason, bad.message)
+		if bad.reason == ReasonExhausted || bad.reason == ReasonVRIDsExhausted {
+			p.waiting[at{c.pool.object.Name, c.family}]++
+		}
+		if old != nil { // it goes on with the one it has
+			p.hold(c, old)
+		}
+		return
+	}
+	if old != nil {
+		p.kept[old.Name] = false
+	}
+	network := c.pool.object.Spec.Network
+	v := &v1alpha1.VirtualIP{Spec: v1alpha1.VirtualIPSpec{
+		Address: address.String(), Pool: c.pool.object.Name, Network: network, VRID: vrid, AddedToPool: added,
+		Service: v1alpha1.VirtualIPService{Namespace: c.service.Namespace, Name: c.service.Name, UID: c.service.UID},
+	}}
+	v.Name = v1alpha1.VirtualIPName(address, network)
+	p.describe(c, v)
+	p.taken[v.Name] = v
+	p.kept[v.Name] = true
+	p.vridsOf(network, c.family)[vrid] = v.Name
+	p.held[c.service.UID] = append(p.held[c.service.UID], v)
+	c.pool.used++
+	if !c.explicit.IsValid() {
+		p.cursor[at{c.pool.object.Name, c.family}] = address
+	}
+	p.plan.Create = append(p.plan.Create, v)
+}
+
+// choose finds the address for a claim; added says that the pool's ranges don't have it.
+func (p *planner) choose(c claim) (a netip.Addr, added bool, bad *problem) {
+	pool := c.pool
+	if a = c.explicit; a.IsValid() {
+		name := v1alpha1.VirtualIPName(a, pool.object.Spec.Network)
+		if v := p.taken[name]; v != nil {
+			return a, false, &problem{ReasonAddressInUse, fmt.Sprintf("%s belongs to Service %s/%s in pool %s%s", a, v.Spec.Service.Namespace, v.Spec.Service.Name, v.Spec.Pool,
+				map[bool]string{true: ", and is being released"}[v.DeletionTimestamp != nil])}
+		}
+		if node, ok := p.nodeIPs[a]; ok {
+			return a, false, &problem{ReasonAddressOfNode, fmt.Sprintf("%s is an address of node %s", a, node)}
+		}
+		for _, other := range p.order {
+			if other != pool && other.object.Spec.Network == pool.object.Spec.Network && other.usable.contains(a) {
+				return a, false, &problem{ReasonAddressOfPool, fmt.Sprintf("%s is in the addresses of pool %s on the same network", a, other.object.Name)}
+			}
+		}
+		return a, !pool.all.contains(a), nil
+	}
+	free := p.free(pool, c.family)
+	if len(free) == 0 {
+		return a, false, &problem{ReasonExhausted, fmt.Sprintf("pool %s has no free %s address", pool.object.Name, c.family)}
+	}
+	k := at{pool.object.Name, c.family}
+	switch pool.object.Spec.Allocation {
+	case v1alpha1.AllocateLowest:
+		a = free[0].from
+	case v1alpha1.AllocateRandom:
+		a = free.at(free.count().below(p.random))
+	default:
+		a, _ = free.after(p.last(k, pool))
+	}
+	return a, false, nil
+}
+
+// last is the address after which RoundRobin goes on.
+func (p *planner) last(k at, pool *pool) netip.Addr {
+	if a, ok := p.cursor[k]; ok {
+		return a
+	}
+	for _, text := range pool.object.Status.LastAllocated {
+		if a, err := netip.ParseAddr(text); err == nil && familyOf(a) == k.family {
+			return a
+		}
+	}
+	return netip.Addr{}
+}
+
+// free is what a pool can give away of a family.
+func (p *planner) free(pool *pool, f family) spans {
+	var gone []span
+	for _, v := range p.taken {
+		if v.Spec.Network != pool.object.Spec.Network {
+			continue
+		}
+		if a, err := netip.ParseAddr(v.Spec.Address); err == nil && familyOf(a) == f {
+			gone = append(gone, one(a))
+		}
+	}
+	for a := range p.nodeIPs {
+		gone = append(gone, one(a))
+	}
+	return pool.usable.of(f).without(union(gone...))
+}
+
+func (p *planner) reserved(pool *pool, n int32) bool {
+	if slices.Contains(p.policy.ReservedVRIDs, n) {
+		return true
+	}
+	for _, other := range p.order {
+		if other.object.Spec.Network == pool.object.Spec.Network && slices.Contains(other.object.Spec.ReservedVRIDs, n) {
+			return true
+		}
+	}
+	return false
+}
+
+// freeVRID is the lowest number that is free, or 0.
+func (p *planner) freeVRID(pool *pool, f family) int32 {
+	set := p.vridsOf(pool.object.Spec.Network, f)
+	for n := int32(1); n <= 255; n++ {
+		if _, used := set[n]; !used && !p.reserved(pool, n) {
+			return n
+		}
+	}
+	return 0
+}
+
+// release deletes what nobody stands for, and lets go of what its nodes have dropped.
+func (p *planner) release() {
+	exists := func(node string) bool { return p.nodes[node] }
+	for _, v := range p.state.VIPs {
+		if v.DeletionTimestamp == nil {
+			if !p.kept[v.Name] {
+				p.plan.Delete = append(p.plan.Delete, v.DeepCopy())
+			}
+			continue
+		}
+		if !slices.Contains(v.Finalizers, v1alpha1.VirtualIPFinalizer) {
+			continue
+		}
+		due := v.DeletionTimestamp.Add(p.policy.Quarantine)
+		if !confirmed(v, exists) && p.now.Before(due) {
+			if p.plan.Next.IsZero() || due.Before(p.plan.Next) {
+				p.plan.Next = due
+			}
+			continue
+		}
+		f := v.DeepCopy()
+		f.Finalizers = slices.DeleteFunc(f.Finalizers, func(s string) bool { return s == v1alpha1.VirtualIPFinalizer })
+		p.plan.Free = append(p.plan.Free, f)
+	}
+}

@@ -1,0 +1,78 @@
+package vip
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+)
+
+// serviceStatus writes the result into the Services: one ingress for each pool and family, and why something is missing.
+func (p *planner) serviceStatus() {
+	for _, s := range p.state.Services {
+		if s.DeletionTimestamp != nil {
+			continue
+		}
+		out := s.DeepCopy()
+		if ours(s) {
+			p.describeService(out)
+		} else if meta.FindStatusCondition(s.Status.Conditions, v1alpha1.VIPAllocated) != nil {
+			// It was ours: another implementation, if any, writes what it has to say itself.
+			meta.RemoveStatusCondition(&out.Status.Conditions, v1alpha1.VIPAllocated)
+			out.Status.LoadBalancer.Ingress = slices.DeleteFunc(out.Status.LoadBalancer.Ingress, p.wroteIngress)
+			if len(out.Status.LoadBalancer.Ingress) == 0 {
+				out.Status.LoadBalancer.Ingress = nil
+			}
+		}
+		if !equality.Semantic.DeepEqual(s.Status, out.Status) {
+			p.plan.Services = append(p.plan.Services, out)
+		}
+	}
+}
+
+// wroteIngress recognises what describeService writes: no other implementation names a NodePool as the host.
+func (p *planner) wroteIngress(i corev1.LoadBalancerIngress) bool {
+	if p.pools[i.Hostname] != nil {
+		return true
+	}
+	for _, v := range p.state.VIPs {
+		if v.Spec.Address == i.IP && v.Spec.Pool == i.Hostname {
+			return true
+		}
+	}
+	return false
+}
+
+func (p *planner) describeService(s *corev1.Service) {
+	held := slices.Clone(p.held[s.UID])
+	slices.SortFunc(held, func(a, b *v1alpha1.VirtualIP) int {
+		x, _ := netip.ParseAddr(a.Spec.Address)
+		y, _ := netip.ParseAddr(b.Spec.Address)
+		return cmp.Or(cmp.Compare(a.Spec.Pool, b.Spec.Pool), x.Compare(y))
+	})
+	// Proxy: kube-proxy in the cluster must not take the address for one of its own (KEP-1860); the holder is where it ends.
+	mode := corev1.LoadBalancerIPModeProxy
+	s.Status.LoadBalancer.Ingress = nil
+	for _, v := range held {
+		s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{Hostname: v.Spec.Pool, IP: v.Spec.Address, IPMode: &mode})
+	}
+	c := metav1.Condition{
+		Type: v1alpha1.VIPAllocated, Status: metav1.ConditionTrue, Reason: ReasonAllocated, ObservedGeneration: s.Generation,
+		Message: "the Service has an address in each pool that it chooses",
+	}
+	if bad := p.problems[s.UID]; len(bad) > 0 {
+		words := make([]string, len(bad))
+		for i, b := range bad {
+			words[i] = b.message
+		}
+		c.Status, c.Reason, c.Message = metav1.ConditionFalse, bad[0].reason, short(strings.Join(words, "; "))
+	}
+	setCondition(&s.Status.Conditions, p.now, c)
+}
