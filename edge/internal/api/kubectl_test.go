@@ -183,6 +183,12 @@ func TestIsland_13_Kubectl(t *testing.T) {
 			}
 		})
 	}
+	t.Run("what isn't held", func(t *testing.T) {
+		out, errs := kubectl(t, kubeconfig, nil, "get", "deployments")
+		if strings.Contains(out+errs, "No resources found") || !strings.Contains(errs, "not synced yet") {
+			t.Errorf("got %s%s, want the reason", out, errs)
+		}
+	})
 	t.Run("get -w", func(t *testing.T) {
 		b.set(pods, pod("later"))
 		out, _ := kubectl(t, kubeconfig, func(s string) bool {

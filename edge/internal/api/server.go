@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"net/http"
 	"runtime/debug"
+	"strconv"
 	"strings"
 	"time"
 
@@ -127,7 +128,7 @@ func isWatch(info *request.RequestInfo) bool { return info.IsResourceRequest && 
 
 // serve answers a request whose identity is in its context.
 func (s *Server) serve(w http.ResponseWriter, r *http.Request, info *request.RequestInfo) {
-	out := &response{ResponseWriter: w}
+	out := &response{ResponseWriter: w, person: identityFrom(r.Context()).Device}
 	defer func() {
 		p := recover()
 		if p == nil {
@@ -238,16 +239,26 @@ func unavailable(message string) *apierrors.StatusError {
 // response remembers whether anything was written, for an error after that can't be told any more.
 type response struct {
 	http.ResponseWriter
-	begun bool
+	person bool
+	begun  bool
 }
 
+// WriteHeader tells people when to come back as a date. Retry-After may be a date or seconds (RFC 9110, 10.2.3), and kubectl sleeps through seconds,
+// ten times over, before it says anything: a person who asks an offline device for something that isn't there wants to hear so at once.
 func (r *response) WriteHeader(code int) {
+	if h := r.Header(); r.person && !r.begun && code == http.StatusServiceUnavailable {
+		if seconds, err := strconv.Atoi(h.Get("Retry-After")); err == nil {
+			h.Set("Retry-After", time.Now().Add(time.Duration(seconds)*time.Second).UTC().Format(http.TimeFormat))
+		}
+	}
 	r.begun = true
 	r.ResponseWriter.WriteHeader(code)
 }
 
 func (r *response) Write(p []byte) (int, error) {
-	r.begun = true
+	if !r.begun {
+		r.WriteHeader(http.StatusOK)
+	}
 	return r.ResponseWriter.Write(p)
 }
 

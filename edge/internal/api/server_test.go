@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -138,6 +139,24 @@ func TestBadRequests(t *testing.T) {
 				t.Errorf("code %d, want %d: %s", w.Code, test.want, w.Body)
 			}
 		})
+	}
+}
+
+// TestRetryAfter: programs are told seconds, people's tools a date, which these don't sleep through.
+func TestRetryAfter(t *testing.T) {
+	b := newFakeBackend(t)
+	b.setLinked(false)
+	s := api.New(api.Config{NodeName: node, Backend: b})
+	for _, device := range []bool{false, true} {
+		h := s.Handler(func(*http.Request) (api.Identity, error) { return api.Identity{Device: device}, nil })
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/api/v1/secrets", nil))
+		after := w.Header().Get("Retry-After")
+		_, errDate := http.ParseTime(after)
+		_, errSeconds := strconv.Atoi(after)
+		if w.Code != http.StatusServiceUnavailable || device && errDate != nil || !device && errSeconds != nil {
+			t.Errorf("device %v: %d, Retry-After %q", device, w.Code, after)
+		}
 	}
 }
 
