@@ -1,6 +1,6 @@
 // Package lab wires the hosts of a trial: a cloud, edges behind NAT, a router between them, and a LAN that the edges share with a client.
 //
-//	             machine --- host0 [cloud] eth0 198.51.100.10
+//	             machine --- host0 [cloud] eth0 198.51.100.10   [cloud2] eth0 198.51.100.11 ...
 //	                                         |
 //	                               cloud0 [router] bridge lan (no address)
 //	                              NAT /      |       \
@@ -35,16 +35,23 @@ import (
 const MaxEdges = 99
 
 const (
-	bridge     = "lan"
-	uplink     = "wan0"
-	lan        = "lan0"
-	chainCut   = "TRIAL-CUT"
-	chainLoss  = "TRIAL-LOSS"
-	cloudIface = "cloud0"
+	bridge       = "lan"
+	uplink       = "wan0"
+	lan          = "lan0"
+	chainCut     = "TRIAL-CUT"
+	chainLoss    = "TRIAL-LOSS"
+	chainBalance = "TRIAL-BALANCE"
+	cloudIface   = "cloud0"
 )
 
-// Cloud is the cloud's address, as the edges dial it (TEST-NET-2, RFC 5737).
-func Cloud() netip.Addr { return netip.AddrFrom4([4]byte{198, 51, 100, 10}) }
+// MaxClouds is how many replicas of the cloud the numbering has room for.
+const MaxClouds = 9
+
+// Cloud is the cloud's address, as the edges dial it (TEST-NET-2, RFC 5737), however many replicas it has.
+func Cloud() netip.Addr { return Replica(1) }
+
+// Replica is the address of the cloud's n-th host; n counts from 1.
+func Replica(n int) netip.Addr { return netip.AddrFrom4([4]byte{198, 51, 100, byte(9 + n)}) }
 
 // Uplink is edge n's address behind its NAT; n counts from 1.
 func Uplink(n int) netip.Prefix {
@@ -81,12 +88,17 @@ func Router(router host.Host, ports []Port) error {
 		return err
 	}
 	defer links.Close()
-	br := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: bridge}}
-	if err := links.LinkAdd(br); err != nil && !errors.Is(err, syscall.EEXIST) {
-		return fmt.Errorf("making the LAN's bridge: %w", err)
+	for _, name := range []string{bridge, cloudIface} {
+		br := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name}}
+		if err := links.LinkAdd(br); err != nil && !errors.Is(err, syscall.EEXIST) {
+			return fmt.Errorf("making the bridge %s: %w", name, err)
+		}
+		if err := links.LinkSetUp(br); err != nil {
+			return fmt.Errorf("setting the bridge %s up: %w", name, err)
+		}
 	}
-	if err := links.LinkSetUp(br); err != nil {
-		return fmt.Errorf("setting the LAN's bridge up: %w", err)
+	if err := address(router, cloudIface, netip.MustParsePrefix("198.51.100.1/24")); err != nil {
+		return err
 	}
 	return router.Do(func() error {
 		// The LAN is one wire: frames between its members are not routed, hence not filtered.
@@ -121,15 +133,31 @@ func Router(router host.Host, ports []Port) error {
 	})
 }
 
-// ConnectCloud gives the cloud its address and the way to the router. It knows no route to the edges.
-func ConnectCloud(router, cloud host.Host) error {
-	if err := pair(router, cloudIface, cloud, "eth0"); err != nil {
-		return err
-	}
-	if err := address(router, cloudIface, netip.MustParsePrefix("198.51.100.1/24")); err != nil {
-		return err
-	}
-	return address(cloud, "eth0", netip.PrefixFrom(Cloud(), 24))
+// ConnectCloud gives the cloud's n-th host its address and the way to the router and the other ones. It knows no route to the edges.
+func ConnectCloud(router, cloud host.Host, n int) error {
+	return plug(router, cloudIface, "dc"+strconv.Itoa(n), cloud, "eth0", netip.PrefixFrom(Replica(n), 24))
+}
+
+// Balance spreads what edges send to the cloud's address over its first replicas hosts, at random for each connection. It doesn't look whether anybody is there,
+// as a balancer that has not noticed yet.
+func Balance(router host.Host, ports []Port, replicas int) error {
+	return router.Do(func() error {
+		t, err := iptables.New()
+		if err != nil {
+			return fmt.Errorf("looking for iptables: %w", err)
+		}
+		// Makes the chain, or empties it.
+		errs := []error{t.ClearChain("nat", chainBalance), t.AppendUnique("nat", "PREROUTING", "-i", "up+", "-d", Cloud().String(), "-j", chainBalance)}
+		for _, p := range ports {
+			for n := replicas; n > 1; n-- {
+				// One of the n that are left; who is passed over by all rules stays with the first.
+				errs = append(errs, t.Append("nat", chainBalance, "-p", p.Protocol, "--dport", strconv.Itoa(int(p.Number)),
+					"-m", "statistic", "--mode", "random", "--probability", strconv.FormatFloat(1/float64(n), 'f', 6, 64),
+					"-j", "DNAT", "--to-destination", Replica(n).String()))
+			}
+		}
+		return errors.Join(errs...)
+	})
 }
 
 // ConnectEdge gives edge n its uplink and its place on the LAN.
@@ -156,7 +184,12 @@ func ConnectClient(router, client host.Host) error { return joinLAN(router, "lan
 func upName(n int) string { return "up" + strconv.Itoa(n) }
 
 func joinLAN(router host.Host, port string, member host.Host, addr netip.Prefix) error {
-	if err := pair(router, port, member, lan); err != nil {
+	return plug(router, bridge, port, member, lan, addr)
+}
+
+// plug makes a cable from a port of one of the router's bridges to a host's interface, and gives that its address.
+func plug(router host.Host, bridge, port string, member host.Host, iface string, addr netip.Prefix) error {
+	if err := pair(router, port, member, iface); err != nil {
 		return err
 	}
 	links, err := router.Netlink()
@@ -166,16 +199,16 @@ func joinLAN(router host.Host, port string, member host.Host, addr netip.Prefix)
 	defer links.Close()
 	br, err := links.LinkByName(bridge)
 	if err != nil {
-		return fmt.Errorf("finding the LAN's bridge: %w", err)
+		return fmt.Errorf("finding the bridge %s: %w", bridge, err)
 	}
 	l, err := links.LinkByName(port)
 	if err != nil {
 		return fmt.Errorf("finding %s: %w", port, err)
 	}
 	if err := links.LinkSetMaster(l, br); err != nil {
-		return fmt.Errorf("joining the LAN: %w", err)
+		return fmt.Errorf("joining the bridge %s: %w", bridge, err)
 	}
-	return address(member, lan, addr)
+	return address(member, iface, addr)
 }
 
 // pair makes a cable between two hosts. The old one of a host that was rebooted may still be there for a moment, and is replaced.

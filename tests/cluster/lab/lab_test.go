@@ -94,7 +94,7 @@ func TestLab(t *testing.T) {
 	router, cloud, edge1, edge2, client := hs[0], hs[1], hs[2], hs[3], hs[4]
 	for range 2 { // twice: everything may be repeated
 		must(t, lab.Router(router, []lab.Port{{Protocol: "tcp", Number: 10000}}))
-		must(t, lab.ConnectCloud(router, cloud))
+		must(t, lab.ConnectCloud(router, cloud, 1))
 		must(t, lab.ConnectEdge(router, edge1, 1))
 		must(t, lab.ConnectEdge(router, edge2, 2))
 		must(t, lab.ConnectClient(router, client))
@@ -119,20 +119,32 @@ func TestLab(t *testing.T) {
 	must(t, dial(client, lab.LAN(1).Addr(), "80", long))
 	must(t, dial(edge1, lab.LAN(2).Addr(), "80", long))
 
-	carrier := func(h host.Host) (state string) {
-		must(t, h.Do(func() error {
-			links, err := h.Netlink()
-			if err != nil {
-				return err
-			}
-			defer links.Close()
-			l, err := links.LinkByName("wan0")
-			if err == nil {
-				state = l.Attrs().OperState.String()
-			}
-			return err
-		}))
-		return state
+	t.Run("the cloud's replicas behind its address", func(t *testing.T) {
+		second := hosts(t, "cloud2")[0]
+		must(t, lab.ConnectCloud(router, second, 2))
+		must(t, lab.Balance(router, []lab.Port{{Protocol: "tcp", Number: 10000}}, 2))
+		// Nobody listens on the second yet: one dial in two is refused.
+		seen := map[bool]bool{}
+		for range 64 {
+			seen[dial(edge1, lab.Cloud(), "10000", long) == nil] = true
+		}
+		if !seen[true] || !seen[false] {
+			t.Errorf("only one replica was dialled: %v", seen)
+		}
+		listen(t, second, "10000")
+		for range 16 {
+			must(t, dial(edge1, lab.Cloud(), "10000", long))
+		}
+		must(t, lab.Balance(router, nil, 1))
+	})
+
+	carrier := func(h host.Host) string {
+		links, err := h.Netlink()
+		must(t, err)
+		defer links.Close()
+		l, err := links.LinkByName("wan0")
+		must(t, err)
+		return l.Attrs().OperState.String()
 	}
 	for _, c := range []struct {
 		cut   lab.Cut

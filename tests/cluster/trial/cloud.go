@@ -70,12 +70,14 @@ func (t *Trial) startCloud(ctx context.Context) error {
 	if err := t.configureCloudcore(ctx, cfg); err != nil {
 		return err
 	}
-	core, err := t.program(Cloud, "cloudcore")
-	if err != nil {
-		return err
-	}
-	if err := t.start(ctx, Cloud, core); err != nil {
-		return err
+	for _, name := range t.state.Options.Replicas() {
+		core, err := t.program(name, "cloudcore")
+		if err != nil {
+			return err
+		}
+		if err := t.start(ctx, name, core); err != nil {
+			return err
+		}
 	}
 	t.say("cloudcore is ready")
 	return nil
@@ -87,11 +89,14 @@ func (t *Trial) configureCloudcore(ctx context.Context, admin *rest.Config) erro
 	if err != nil {
 		return err
 	}
-	if err := t.writeHost(Cloud, cloudcoreConfig, file, 0o644); err != nil {
-		return err
+	for _, name := range t.state.Options.Replicas() {
+		if err := t.writeHost(name, cloudcoreConfig, file, 0o644); err != nil {
+			return err
+		}
 	}
-	if _, err := t.readHost(Cloud, cloudcoreKube); err == nil {
-		return nil
+	// All replicas have the same.
+	if raw, err := t.readHost(Cloud, cloudcoreKube); err == nil {
+		return t.shareKubeconfig(raw)
 	} else if !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
@@ -109,7 +114,16 @@ func (t *Trial) configureCloudcore(ctx context.Context, admin *rest.Config) erro
 	if err != nil {
 		return err
 	}
-	return t.writeHost(Cloud, cloudcoreKube, raw, 0o600)
+	return t.shareKubeconfig(raw)
+}
+
+func (t *Trial) shareKubeconfig(raw []byte) error {
+	for _, name := range t.state.Options.Replicas() {
+		if err := t.writeHost(name, cloudcoreKube, raw, 0o600); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func kubeconfig(server string, ca []byte, user *clientcmdapi.AuthInfo) ([]byte, error) {

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -40,14 +41,18 @@ type program struct {
 // programs lists a host's daemons in the order they start.
 func (t *Trial) programs(name string) []program {
 	h := t.machine(name).Host
+	core := program{
+		name: "cloudcore", path: t.binary("cloudcore"), args: []string{"--config", cloudcoreConfig},
+		ready: func(ctx context.Context) error { return healthy(ctx, h, "http://127.0.0.1:10003/readyz") },
+	}
 	switch name {
 	case Cloud:
-		return []program{t.kubeplane(h), {
-			name: "cloudcore", path: t.binary("cloudcore"), args: []string{"--config", cloudcoreConfig},
-			ready: func(ctx context.Context) error { return healthy(ctx, h, "http://127.0.0.1:10003/readyz") },
-		}}
+		return []program{t.kubeplane(h), core}
 	case Client, router:
 		return nil
+	}
+	if slices.Contains(t.state.Options.Replicas(), name) {
+		return []program{core}
 	}
 	containerd := program{
 		name: "containerd", path: "containerd", args: []string{"--config", "/etc/containerd/config.toml"},

@@ -28,7 +28,7 @@ type Status struct {
 
 // CloudStatus is how the cloud is.
 type CloudStatus struct {
-	Programs   map[string]bool `json:"programs"` // running?
+	Programs   map[string]bool `json:"programs"` // running? Those of further replicas bear their host's name: cloud2/cloudcore
 	Kubeconfig string          `json:"kubeconfig"`
 	Error      string          `json:"error,omitempty"` // why kube-apiserver does not answer
 }
@@ -59,6 +59,11 @@ func (t *Trial) Status(ctx context.Context) (Status, error) {
 		return Status{}, err
 	}
 	s := Status{Options: t.state.Options, Cloud: CloudStatus{Programs: t.alive(Cloud), Kubeconfig: t.Kubeconfig()}}
+	for _, name := range t.state.Options.Replicas()[1:] {
+		for program, alive := range t.alive(name) {
+			s.Cloud.Programs[name+"/"+program] = alive
+		}
+	}
 	for _, n := range t.state.Options.Nodes() {
 		m := t.machine(n.Name)
 		ns := NodeStatus{Name: n.Name, Running: m.Running(), Programs: t.alive(n.Name), Cut: m.Cut, Shape: m.Shape}

@@ -18,6 +18,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -41,6 +42,8 @@ const (
 type Options struct {
 	// Edges is the number of edge nodes with edgecore.
 	Edges int `json:"edges"`
+	// Clouds is the number of cloudcore's replicas, each on a host of its own, behind one address; 0 means one.
+	Clouds int `json:"clouds,omitempty"`
 	// Plain is the number of nodes with an ordinary kubelet that talks to kube-apiserver, for comparison.
 	Plain int `json:"plain,omitempty"`
 	// Link is edgecore's transport: auto, websocket or quic.
@@ -70,6 +73,9 @@ func (o Options) Validate() error {
 	if o.Plain < 0 || o.Plain > lab.MaxEdges-plainOffset {
 		errs = append(errs, fmt.Errorf("--plain: %d is not between 0 and %d", o.Plain, lab.MaxEdges-plainOffset))
 	}
+	if o.Clouds < 0 || o.Clouds > lab.MaxClouds {
+		errs = append(errs, fmt.Errorf("--clouds: %d is not between 1 and %d", o.Clouds, lab.MaxClouds))
+	}
 	if o.Edges+o.Plain == 0 {
 		errs = append(errs, errors.New("--edges: a trial needs at least one node"))
 	}
@@ -89,6 +95,15 @@ type Node struct {
 	Name   string
 	Number int // its number in the lab
 	Plain  bool
+}
+
+// Replicas lists the hosts that run cloudcore; the first also has the control plane.
+func (o Options) Replicas() []string {
+	names := []string{Cloud}
+	for n := 2; n <= o.Clouds; n++ {
+		names = append(names, Cloud+strconv.Itoa(n))
+	}
+	return names
 }
 
 // Nodes lists the nodes that the options ask for.
@@ -295,7 +310,7 @@ func (t *Trial) Hosts() []string {
 	if t.state == nil {
 		return nil
 	}
-	names := []string{Cloud, Client}
+	names := append(t.state.Options.Replicas(), Client)
 	for _, n := range t.state.Options.Nodes() {
 		names = append(names, n.Name)
 	}

@@ -95,6 +95,9 @@ func (t *Trial) Up(ctx context.Context, o Options) error {
 
 // normal makes options comparable: nil and empty are the same.
 func normal(o Options) Options {
+	if o.Clouds == 1 {
+		o.Clouds = 0
+	}
 	if len(o.Set) == 0 {
 		o.Set = nil
 	}
@@ -103,6 +106,9 @@ func normal(o Options) Options {
 
 func describe(o Options) string {
 	parts := []string{fmt.Sprintf("%d edges", o.Edges)}
+	if n := len(o.Replicas()); n > 1 {
+		parts = append(parts, fmt.Sprintf("%d clouds", n))
+	}
 	if o.Plain > 0 {
 		parts = append(parts, fmt.Sprintf("%d plain nodes", o.Plain))
 	}
@@ -158,7 +164,7 @@ func (t *Trial) begin(o Options) error {
 		return err
 	}
 	s := &State{ID: id, Options: normal(o), Network: network, Hosts: map[string]*Machine{}}
-	for _, name := range []string{router, Cloud, Client} {
+	for _, name := range append(o.Replicas(), router, Client) {
 		s.Hosts[name] = &Machine{}
 	}
 	for _, n := range o.Nodes() {
@@ -208,8 +214,11 @@ func (t *Trial) bootAll(ctx context.Context) error {
 		if err := lab.Router(t.machine(router).Host, offered); err != nil {
 			return err
 		}
+		if err := lab.Balance(t.machine(router).Host, ports(), len(t.state.Options.Replicas())); err != nil {
+			return err
+		}
 	}
-	for _, name := range append([]string{Cloud, Client}, nodeNames(t.state.Options.Nodes())...) {
+	for _, name := range append(append(t.state.Options.Replicas(), Client), nodeNames(t.state.Options.Nodes())...) {
 		if t.machine(name).Running() {
 			continue
 		}
@@ -251,14 +260,19 @@ func (t *Trial) wire(name string) error {
 	if err := t.writeNames(name); err != nil {
 		return err
 	}
-	switch name {
-	case Cloud:
-		if err := lab.ConnectCloud(r, m.Host); err != nil {
+	if n := 1 + slices.Index(t.state.Options.Replicas(), name); n > 0 {
+		if err := lab.ConnectCloud(r, m.Host, n); err != nil {
 			return err
 		}
+	}
+	switch name {
+	case Cloud:
 		return lab.ConnectMachine(m.Host, t.cable(), t.state.Network)
 	case Client:
 		return lab.ConnectClient(r, m.Host)
+	}
+	if slices.Contains(t.state.Options.Replicas(), name) {
+		return nil
 	}
 	n, err := t.node(name)
 	if err != nil {
@@ -281,7 +295,9 @@ func (t *Trial) writeNames(name string) error {
 		return nil // the machine's own files
 	}
 	own := lab.Cloud()
-	if n, err := t.node(name); err == nil {
+	if n := slices.Index(t.state.Options.Replicas(), name); n > 0 {
+		own = lab.Replica(n + 1)
+	} else if n, err := t.node(name); err == nil {
 		own = lab.Uplink(n.Number).Addr()
 	}
 	hosts := fmt.Sprintf("127.0.0.1 localhost\n::1 localhost\n%s cloud\n", lab.Cloud())

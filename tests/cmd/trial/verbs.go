@@ -25,6 +25,7 @@ repeated, or cleaned by 'trial down'.`,
 		Example: `  trial up
   trial up --edges 3 --link quic
   trial up --set modules.edged.reportEvent=true      # in every edge's edgecore.yaml
+  trial up --clouds 2                                # two replicas of cloudcore behind one address
   trial up --plain 1                                 # an ordinary kubelet beside them, to compare`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			t, err := open()
@@ -40,6 +41,7 @@ repeated, or cleaned by 'trial down'.`,
 	}
 	f := c.Flags()
 	f.IntVar(&o.Edges, "edges", o.Edges, "number of edge nodes")
+	f.IntVar(&o.Clouds, "clouds", 1, "number of cloudcore's replicas, behind one address")
 	f.IntVar(&o.Plain, "plain", o.Plain, "number of nodes with an ordinary kubelet instead of edgecore")
 	f.StringVar(&o.Link, "link", o.Link, "transport of the edges: auto, websocket or quic")
 	f.StringArrayVar(&o.Set, "set", nil, "a setting for every edgecore.yaml, path=value (repeatable)")
