@@ -129,6 +129,7 @@ type batch struct {
 	events    eventSums
 	dropped   uint64 // events that this batch makes give way
 	interests map[uint64]*interest
+	retained  map[key]struct{} // nil: as before
 }
 
 func (m *Manager) newBatch() *batch {
@@ -193,6 +194,8 @@ func (b *batch) set(ref object.Ref, h *held) *held {
 		}
 		b.changes[ref.Resource] = append(b.changes[ref.Resource],
 			change{version: b.version, key: k, before: before.visible(), after: h.visible()})
+	} else if h != nil {
+		h.shown.Version = b.version
 	}
 	b.put(ref, h)
 	return h
@@ -244,6 +247,9 @@ func (m *Manager) show(b *batch) {
 	}
 	for id, i := range b.interests {
 		m.showInterest(id, i)
+	}
+	if b.retained != nil {
+		m.retained = b.retained
 	}
 	m.outbox.show(b)
 	for _, do := range b.afters {

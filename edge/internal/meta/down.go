@@ -3,6 +3,7 @@ package meta
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"sync"
 	"time"
 
@@ -148,11 +149,16 @@ func (in *inbox) work(ctx context.Context) bool {
 
 // applyState stages what a State says.
 func (m *Manager) applyState(b *batch, s *topicpb.State, log klog.Logger) {
+	m.applyRefusals(b, s, log) // first: what is taken back because of a refusal comes with it or after it
 	for _, changes := range s.Changes {
 		resource := resourceOf(changes.Resource)
 		for _, c := range changes.Items {
 			ref := object.Ref{Resource: resource, Namespace: c.Namespace, Name: c.Name}
 			if c.Deleted {
+				if resource == podsResource && m.keepsPods(b) {
+					b.retain()[key{c.Namespace, c.Name}] = struct{}{}
+					continue
+				}
 				b.forget(ref)
 				continue
 			}
@@ -168,6 +174,9 @@ func (m *Manager) applyState(b *batch, s *topicpb.State, log klog.Logger) {
 			continue
 		}
 		m.dropAccepted(b, i)
+		if m.own(i) {
+			b.release()
+		}
 		if i.synced && i.refused == nil {
 			continue
 		}
@@ -175,6 +184,10 @@ func (m *Manager) applyState(b *batch, s *topicpb.State, log klog.Logger) {
 		i.synced, i.refused = true, nil
 		b.saveInterest(i)
 	}
+}
+
+// applyRefusals stages what the cloud refuses.
+func (m *Manager) applyRefusals(b *batch, s *topicpb.State, log klog.Logger) {
 	for _, r := range s.Refused {
 		i := b.stageInterest(r.Interest)
 		if i == nil {
@@ -186,11 +199,40 @@ func (m *Manager) applyState(b *batch, s *topicpb.State, log klog.Logger) {
 		}
 		log.Info("The cloud refuses a set of objects", "resource", i.resource, "namespace", i.namespace, "fields", i.fields, "reason", st.Message)
 		i.refused = st
-		if i.synced {
+		if i.synced && !m.own(i) {
 			i.synced = false
 			b.saveInterest(i)
 		}
 	}
+}
+
+// keepsPods reports whether pods stay although the cloud takes them back: it refuses the set that they are of.
+func (m *Manager) keepsPods(b *batch) bool {
+	for id, i := range m.interests {
+		if staged, ok := b.interests[id]; ok {
+			i = staged
+		}
+		if i != nil && i.refused != nil && i.synced && m.own(i) {
+			return true
+		}
+	}
+	return false
+}
+
+// retain is the pods that were taken back by a refusal and stay, the batch's own to change.
+func (b *batch) retain() map[key]struct{} {
+	if b.retained == nil {
+		b.retained = maps.Clone(b.m.retained)
+	}
+	return b.retained
+}
+
+// release ends, once the set is granted and delivered again, what was retained and did not come again.
+func (b *batch) release() {
+	for k := range b.retain() {
+		b.forget(object.Ref{Resource: podsResource, Namespace: k.namespace, Name: k.name})
+	}
+	clear(b.retained)
 }
 
 // applyObject stages the newest state of one object.
@@ -200,6 +242,9 @@ func (m *Manager) applyObject(b *batch, ref object.Ref, c *topicpb.Change) error
 		return err
 	}
 	have := b.get(ref)
+	if ref.Resource == podsResource {
+		delete(b.retain(), key{ref.Namespace, ref.Name})
+	}
 	if have != nil && have.shown.UID == types.UID(c.Uid) && have.shown.CloudVersion == c.ResourceVersion {
 		return nil // came again: nothing that anybody could see
 	}
@@ -217,13 +262,7 @@ func (m *Manager) applyObject(b *batch, ref object.Ref, c *topicpb.Change) error
 		return (e.uid != "" && e.uid != o.UID) || (e.verb == topicpb.Verb_PATCH && !older(o.CloudVersion, e.acceptedVersion))
 	})
 	h := lay(o, usesOf(obj), b.pending(t))
-	if have == nil && h.hidden || have != nil && have.hidden && h.hidden {
-		h.shown.Version = b.version
-		b.put(ref, h)
-	} else {
-		b.set(ref, h)
-	}
-	b.saveObject(h)
+	b.saveObject(b.set(ref, h))
 	return nil
 }
 

@@ -3,6 +3,7 @@ package meta
 import (
 	"context"
 	"fmt"
+	"hash/fnv"
 	"net/http"
 	"slices"
 	"sync"
@@ -371,7 +372,18 @@ func (m *Manager) tellRefused(b *batch, ref object.Ref, e *entry, st *metav1.Sta
 		what += " " + e.subresource
 	}
 	event := m.ownEvent("WriteRefused", corev1.EventTypeWarning, fmt.Sprintf("kube-apiserver refused the %s of %s: %s", verbName(e.verb), what, st.Message))
+	sum := fnv.New64a() // one event for each thing that is refused again and again, with a count
+	fmt.Fprint(sum, what, e.verb, st.Reason)
+	event.Name = fmt.Sprintf("%s.refused.%x", m.config.NodeName, sum.Sum64())
 	own := object.Ref{Resource: eventsResource, Namespace: event.Namespace, Name: event.Name}
+	if have := b.get(own); have != nil {
+		if obj, err := object.DecodeRaw(have.shown.Raw); err == nil {
+			if before, ok := obj.(*corev1.Event); ok {
+				event.Count, event.FirstTimestamp = before.Count+1, before.FirstTimestamp
+				event.UID, event.CreationTimestamp = before.UID, before.CreationTimestamp
+			}
+		}
+	}
 	if _, err := m.stageEvent(b, own, event, false); err != nil {
 		m.counters.malformed.Add(1)
 	}

@@ -129,13 +129,22 @@ func (m *Manager) tablesFor(i *interest) {
 	}
 }
 
+// own reports whether the set is the kubelet's own pods. A cloud that refuses it, by mistake or by a change of rights, does not end pods that run: as
+// with a kubelet whose watch is forbidden, they go on as they were.
+func (m *Manager) own(i *interest) bool {
+	return i.resource == podsResource && i.namespace == "" && i.labels == "" && i.fields == m.ownPods().FieldString()
+}
+
+// valid reports whether what is held of the set may be served.
+func (m *Manager) valid(i *interest) bool { return i.synced && (i.refused == nil || m.own(i)) }
+
 // answerable reports whether the view has all that the selection asks for. Called with the lock held.
 func (m *Manager) answerable(s object.Selection) bool {
 	if s.Resource == eventsResource {
 		return true
 	}
 	for _, i := range m.interests {
-		if i.synced && i.refused == nil && (i.covers(s) || (i.deps && m.travelsHere(s))) {
+		if m.valid(i) && (i.covers(s) || (i.deps && m.travelsHere(s))) {
 			return true
 		}
 	}
@@ -146,7 +155,7 @@ func (m *Manager) answerable(s object.Selection) bool {
 func (m *Manager) covering(s object.Selection) *interest {
 	var best *interest
 	for _, i := range m.interests {
-		if i.covers(s) && (best == nil || better(i, best)) {
+		if i.covers(s) && (best == nil || m.better(i, best)) {
 			best = i
 		}
 	}
@@ -162,8 +171,8 @@ func (m *Manager) covering(s object.Selection) *interest {
 }
 
 // better: one that can answer before one that can't, then the older.
-func better(a, b *interest) bool {
-	if x, y := a.synced && a.refused == nil, b.synced && b.refused == nil; x != y {
+func (m *Manager) better(a, b *interest) bool {
+	if x, y := m.valid(a), m.valid(b); x != y {
 		return x
 	}
 	return a.id < b.id
@@ -206,9 +215,16 @@ func (m *Manager) want(ctx context.Context, s object.Selection, pinned bool) err
 	})
 }
 
+// pins reports whether a set is to be kept even if nobody watches it: what the kubelet watches of the whole node it needs after a reboot without a link, also
+// when it did not run for a while before.
+func (m *Manager) pins(s object.Selection, caller Caller) bool {
+	name := s.Name()
+	return caller.Kubelet && (name == "" || name == m.config.NodeName)
+}
+
 // hold makes sure that the selection is wanted and waits until it can be answered. use, where it can, is called with the lock held: for writing, so that
 // it may register what it takes from the view.
-func (m *Manager) hold(ctx context.Context, s object.Selection, use func(*interest) error) error {
+func (m *Manager) hold(ctx context.Context, s object.Selection, caller Caller, use func(*interest) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, m.config.Limits.SyncWait, errNotSynced)
 	defer cancel()
 	for {
@@ -240,7 +256,7 @@ func (m *Manager) hold(ctx context.Context, s object.Selection, use func(*intere
 		linked := m.linked
 		m.mu.Unlock()
 		if i == nil {
-			if err := m.want(ctx, s, false); err != nil {
+			if err := m.want(ctx, s, m.pins(s, caller)); err != nil {
 				return m.notYet(ctx, s, linked, err)
 			}
 			continue

@@ -126,8 +126,9 @@ type Manager struct {
 	linked    bool
 	answers   map[string]answerInfo
 
-	outbox *outbox // owned by the core, which changes it under mu
-	ring   *ring   // owned by the core
+	retained map[key]struct{} // pods that stay although the cloud took them back; owned by the core
+	outbox   *outbox          // owned by the core, which changes it under mu
+	ring     *ring            // owned by the core
 }
 
 // New returns a Manager that holds nothing yet.
@@ -146,7 +147,7 @@ func (m *Manager) reset() {
 	m.interests = map[uint64]*interest{}
 	m.uses = map[dependency]int{}
 	m.answers = map[string]answerInfo{}
-	m.outbox, m.ring = newOutbox(), newRing()
+	m.outbox, m.ring, m.retained = newOutbox(), newRing(), map[key]struct{}{}
 	m.link, m.linked = linkstate.Link{}, false
 	m.inbox.reset()
 	m.sender.reset()

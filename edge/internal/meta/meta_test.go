@@ -464,6 +464,60 @@ func TestARefusedSetIsForbidden(t *testing.T) {
 	})
 }
 
+// A cloud that takes the rights of a node back by mistake must not end its pods.
+func TestPodsOutliveARefusal(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		c := newCloud(t)
+		e := newEdge(t, c, meta.Config{})
+		for _, n := range []string{"a", "b"} {
+			c.set(ref("pods", "default", n), pod())
+		}
+		c.link()
+		e.holdPods()
+		w, err := e.Watch(t.Context(), ownPods(), meta.WatchOptions{From: e.Version()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		refuse := func(yes bool) {
+			c.mu.Lock()
+			c.forbid = func(i *topicpb.Interest) *metav1.Status {
+				if yes && !i.Dependencies {
+					return &metav1.Status{Status: "Failure", Code: 403, Reason: metav1.StatusReasonForbidden, Message: "no"}
+				}
+				return nil
+			}
+			c.publish()
+			c.mu.Unlock()
+			synctest.Wait()
+		}
+		refuse(true)
+		for _, when := range []string{"at once", "in a new session", "after a restart"} {
+			items, _, err := e.List(t.Context(), ownPods(), meta.ListOptions{FromReflector: true})
+			if err != nil || len(items) != 2 {
+				t.Errorf("%s: %d pods, %v", when, len(items), err)
+			}
+			c.cut()
+			if when == "in a new session" {
+				e.restart()
+			}
+			c.link()
+			synctest.Wait()
+		}
+		if got := collect(w); len(got) > 0 && got[0] != "ERROR 503" {
+			t.Errorf("the watch saw %v", got)
+		}
+		c.delete(ref("pods", "default", "b")) // truly, while nobody may tell
+		synctest.Wait()
+		if items, _, err := e.List(t.Context(), ownPods(), meta.ListOptions{}); err != nil || len(items) != 2 {
+			t.Errorf("%d pods, %v", len(items), err)
+		}
+		refuse(false)
+		if items, _, err := e.List(t.Context(), ownPods(), meta.ListOptions{}); err != nil || len(items) != 1 {
+			t.Errorf("granted again: %d pods, %v; want 1", len(items), err)
+		}
+	})
+}
+
 func TestNothingChangedNothingSent(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		c := newCloud(t)

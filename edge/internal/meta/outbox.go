@@ -209,9 +209,7 @@ func (o *outbox) show(b *batch) {
 		for _, e := range q.entries {
 			o.targets[e.id] = t
 		}
-		if newest := q.entries[len(q.entries)-1]; newest.event() && (len(o.eventOrder) == 0 || newest.id > o.eventOrder[len(o.eventOrder)-1]) {
-			o.noteEvents(q)
-		}
+		o.noteEvents(q)
 		o.offer(q)
 	}
 	if len(o.eventOrder) > 64 && len(o.eventOrder) > 2*o.events.entries {
@@ -222,6 +220,9 @@ func (o *outbox) show(b *batch) {
 // noteEvents keeps eventOrder in the order of age: the queues of a batch come in any order.
 func (o *outbox) noteEvents(q *queue) {
 	for _, e := range q.entries {
+		if !e.event() {
+			continue
+		}
 		if i, found := slices.BinarySearch(o.eventOrder, e.id); !found {
 			o.eventOrder = slices.Insert(o.eventOrder, i, e.id)
 		}

@@ -83,7 +83,7 @@ func (m *Manager) List(ctx context.Context, s object.Selection, options ListOpti
 	case options.Held:
 		err = m.takeHeld(s, take)
 	case options.FromReflector:
-		err = m.hold(ctx, s, take)
+		err = m.hold(ctx, s, options.Caller, take)
 	default:
 		err = m.takeNow(s, take)
 	}
@@ -142,7 +142,7 @@ func (m *Manager) someSet(r schema.GroupVersionResource) bool {
 		return true
 	}
 	for _, i := range m.interests {
-		if i.synced && i.refused == nil && (i.resource == r && !i.deps || i.deps && travels(r)) {
+		if m.valid(i) && (i.resource == r && !i.deps || i.deps && travels(r)) {
 			return true
 		}
 	}

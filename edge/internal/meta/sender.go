@@ -82,35 +82,48 @@ func (s *sender) next(ctx context.Context) (message.Message, bool) {
 	if !s.m.Linked() {
 		return message.Message{}, false
 	}
+	for {
+		make := s.take()
+		if make == nil {
+			return message.Message{}, false
+		}
+		if m, ok := make(ctx); ok {
+			return m, true
+		}
+	}
+}
+
+// take takes one out of what waits and returns what makes its message, without our lock: the Manager's lock comes before it, and the disk is slow.
+func (s *sender) take() func(context.Context) (message.Message, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	ready := func(m message.Message) func(context.Context) (message.Message, bool) {
+		return func(context.Context) (message.Message, bool) { return m, true }
+	}
 	switch {
 	case s.ack != nil:
 		m := *s.ack
 		s.ack = nil
-		return m, true
+		return ready(m)
 	case s.interests:
 		s.interests = false
-		s.mu.Unlock() // the Manager's lock comes before ours
-		s.m.mu.RLock()
-		m := topic.Interests.New(message.Resource{}, s.m.interestsMessage())
-		m.Header.Session = s.m.link.Epoch // a session of its own digests: none of a later one
-		s.m.mu.RUnlock()
-		s.mu.Lock()
-		return m, true
+		return func(context.Context) (message.Message, bool) {
+			s.m.mu.RLock()
+			defer s.m.mu.RUnlock()
+			m := topic.Interests.New(message.Resource{}, s.m.interestsMessage())
+			m.Header.Session = s.m.link.Epoch // its digests are for this session, not for a later one
+			return m, true
+		}
 	case len(s.inventories) > 0:
 		m := s.inventories[0]
 		s.inventories = s.inventories[1:]
-		return m, true
-	}
-	for len(s.writes) > 0 {
+		return ready(m)
+	case len(s.writes) > 0:
 		w := s.writes[0]
 		s.writes = s.writes[1:]
-		if m, ok := s.m.writeMessage(ctx, w); ok {
-			return m, true
-		}
+		return func(ctx context.Context) (message.Message, bool) { return s.m.writeMessage(ctx, w) }
 	}
-	return message.Message{}, false
+	return nil
 }
 
 // writeMessage makes the message of an entry; the body of an event comes from the store.

@@ -79,7 +79,7 @@ func (m *Manager) Watch(ctx context.Context, s object.Selection, options WatchOp
 	if options.Held {
 		err = m.takeHeld(s, open)
 	} else {
-		err = m.hold(ctx, s, open)
+		err = m.hold(ctx, s, options.Caller, open)
 	}
 	if err != nil {
 		return nil, err
