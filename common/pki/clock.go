@@ -7,8 +7,8 @@ import (
 
 // Clock is the time by which certificates are judged, on devices whose own clock may be far off: many have no battery and start in 1970.
 //
-// Until the cloud has told the time it is the system's, but never before the last time that is known to have passed. Once the cloud has told it over a
-// verified link it is the cloud's, carried on by the monotonic clock, whatever the system's says.
+// Until the cloud has told the time it is the system's, but never before the last time that is known to have passed. Once the cloud has told it over
+// a verified link it is the cloud's, carried on by the monotonic clock, whatever the system's says.
 type Clock struct {
 	keep func(time.Time) // set by NewClock, never changed
 

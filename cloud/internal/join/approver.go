@@ -266,8 +266,8 @@ func (j *judge) free(ctx context.Context, id string, node types.NodeName, uid ty
 	case info.Node == node:
 		return nil
 	case exists:
-		return pki.Refuse(pki.ReasonNodeExists, "the node %s exists already and may only be out of reach: to put this device in its place, make a token with "+
-			"`cloudcore token create --node %s`, or remove the old one with `cloudcore node revoke %s`", node, node, node)
+		return pki.Refuse(pki.ReasonNodeExists, "the node %s exists already and may only be out of reach: to put this device in its place, make a token "+
+			"with `cloudcore token create --node %s`, or remove the old one with `cloudcore node revoke %s`", node, node, node)
 	default:
 		return pki.Refuse(pki.ReasonNodeExists, "another device joined as %s within the last hour: choose another name, or make a token with "+
 			"`cloudcore token create --node %s`", node, node)
@@ -323,8 +323,8 @@ func (j *judge) joined(node types.NodeName, uid types.UID) bool {
 	return false
 }
 
-// renewal judges the request of a node that has a certificate. Only what came through a link is ours; a kubelet that speaks to kube-apiserver itself is
-// the cluster's own business, unless its name is on our list.
+// renewal judges the request of a node that has a certificate. Only what came through a link is ours; a kubelet that speaks to kube-apiserver itself
+// is the cluster's own business, unless its name is on our list.
 func (j *judge) renewal(ctx context.Context, csr *certificatesv1.CertificateSigningRequest, node types.NodeName) (bool, error) {
 	if csr.Spec.Username != pki.NodeUserPrefix+string(node) {
 		return true, pki.Refuse(pki.ReasonBadName, "%s may not ask for the certificate of %s", csr.Spec.Username, node)

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -201,5 +202,29 @@ func TestRecordRoundTrip(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(TokenInfo{})); diff != "" {
 		t.Error(diff)
+	}
+}
+
+func TestOldTokensAreCleared(t *testing.T) {
+	tokens := NewTokens(fake.NewClientset())
+	start := time.Now()
+	now := start
+	tokens.now = func() time.Time { return now }
+	for _, age := range []time.Duration{0, 3 * 24 * time.Hour, keptFor + 3*24*time.Hour} {
+		now = start.Add(age)
+		if _, _, err := tokens.Create(t.Context(), pki.Pin{}, TokenOptions{TTL: DefaultTTL, Uses: 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := tokens.List(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	secrets, err := tokens.client.CoreV1().Secrets("kube-system").List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(got) != 2 || len(secrets.Items) != 2 {
+		t.Errorf("%d tokens and %d Secrets are left; want the two that expired less than %v ago", len(got), len(secrets.Items), keptFor)
 	}
 }

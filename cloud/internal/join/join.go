@@ -1,9 +1,9 @@
 // Package join lets devices into the cluster and throws them out: the serving CA that devices trust, join tokens, the bootstrap server, the approver
 // of certificate requests, and the list of revoked certificates.
 //
-// It owns skerry-system's objects about identity: the Secret skerry-ca, the ConfigMaps skerry-token-ID (what cloudcore must know of a token, so that it
-// needs no right to the Secrets of kube-system) and the ConfigMap skerry-revoked. It refuses every certificate that Kubernetes' own authenticator and
-// signer would not stand behind: it signs no node certificate itself. Every exported method may be called by many goroutines at once; replicas
+// It owns skerry-system's objects about identity: the Secret skerry-ca, the ConfigMaps skerry-token-ID (what cloudcore must know of a token, so that
+// it needs no right to the Secrets of kube-system) and the ConfigMap skerry-revoked. It refuses every certificate that Kubernetes' own authenticator
+// and signer would not stand behind: it signs no node certificate itself. Every exported method may be called by many goroutines at once; replicas
 // agree through resourceVersions alone.
 package join
 

@@ -503,8 +503,8 @@ func TestRenewal(t *testing.T) {
 		}
 		return c.decision(t, name)
 	}
-	// A kubelet that speaks to kube-apiserver itself is none of ours: whatever the cluster does with its request, we leave it alone. It is made first, so
-	// that it would have been judged when the later ones are.
+	// A kubelet that speaks to kube-apiserver itself is none of ours: whatever the cluster does with its request, we leave it alone. It is made
+	// first, so that it would have been judged when the later ones are.
 	direct, err := send(as(t, cert, key), "edge-renew")
 	if err != nil {
 		t.Fatal(err)

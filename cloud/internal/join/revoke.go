@@ -239,7 +239,8 @@ func ban(ctx context.Context, client kubernetes.Interface, bans map[string]strin
 		return nil
 	}
 	lists := client.CoreV1().ConfigMaps(Namespace)
-	_, err := lists.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: revokedMap, Namespace: Namespace}, Data: bans}, metav1.CreateOptions{})
+	list := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: revokedMap, Namespace: Namespace}, Data: bans}
+	_, err := lists.Create(ctx, list, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
 		var patch []byte
 		if patch, err = json.Marshal(map[string]any{"data": bans}); err == nil {

@@ -27,6 +27,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/skerry-io/skerry/common/pki"
@@ -44,13 +45,16 @@ const (
 	stopWait    = 5 * time.Second
 )
 
+// csrObject is Kubernetes' own, as opposed to the JoinRequest that leads to it.
+type csrObject = certificatesv1.CertificateSigningRequest
+
 // Requester makes a certificate request as whoever holds the bearer token, so that kube-apiserver judges the token itself.
-type Requester func(ctx context.Context, bearer string, csr *certificatesv1.CertificateSigningRequest) (*certificatesv1.CertificateSigningRequest, error)
+type Requester func(ctx context.Context, bearer string, csr *csrObject) (*csrObject, error)
 
 // RequesterFor speaks to the kube-apiserver of cfg, with nothing of cfg's own credentials.
 func RequesterFor(cfg *rest.Config) Requester {
 	base := rest.AnonymousClientConfig(cfg)
-	return func(ctx context.Context, bearer string, csr *certificatesv1.CertificateSigningRequest) (*certificatesv1.CertificateSigningRequest, error) {
+	return func(ctx context.Context, bearer string, csr *csrObject) (*csrObject, error) {
 		cfg := rest.CopyConfig(base)
 		cfg.BearerToken = bearer
 		client, err := certificatesclient.NewForConfig(cfg) // connections are shared: client-go keeps one transport for one TLS configuration
@@ -79,12 +83,21 @@ type Server struct {
 	cfg     ServerConfig
 	limiter *limiter
 	places  chan struct{}
+	joins   *prometheus.CounterVec
 }
 
 // NewServer makes a bootstrap server.
 func NewServer(cfg ServerConfig) *Server {
-	return &Server{cfg: cfg, limiter: newLimiter(cfg.Limits), places: make(chan struct{}, joinsAtOnce)}
+	return &Server{
+		cfg: cfg, limiter: newLimiter(cfg.Limits), places: make(chan struct{}, joinsAtOnce),
+		joins: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "skerry_joins_total", Help: "Joins by result: Joined, or the reason of the refusal.",
+		}, []string{"result"}),
+	}
 }
+
+// Metrics counts the joins.
+func (s *Server) Metrics() prometheus.Collector { return s.joins }
 
 // Run serves on l, which it closes, until ctx ends. Requests that wait then get an answer that tells them to come back.
 func (s *Server) Run(ctx context.Context, l net.Listener) error {
@@ -131,6 +144,7 @@ func (s *Server) Handler() http.Handler {
 func (s *Server) serveJoin(w http.ResponseWriter, r *http.Request) {
 	answer, err := s.join(r)
 	if err == nil {
+		s.joins.WithLabelValues("Joined").Inc()
 		write(w, http.StatusOK, answer)
 		return
 	}
@@ -140,6 +154,7 @@ func (s *Server) serveJoin(w http.ResponseWriter, r *http.Request) {
 		klog.FromContext(r.Context()).Error(err, "A join failed", "remote", r.RemoteAddr)
 		refusal = pki.Refuse(pki.ReasonUnavailable, "cloudcore can't reach the cluster's API at the moment; try again")
 	}
+	s.joins.WithLabelValues(string(refusal.Reason)).Inc()
 	klog.FromContext(r.Context()).Info("Refused a join", "remote", r.RemoteAddr, "reason", refusal.Reason, "why", refusal.Message)
 	if refusal.Reason.Temporary() {
 		w.Header().Set("Retry-After", strconv.Itoa(s.limiter.retryAfter()))

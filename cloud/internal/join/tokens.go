@@ -98,6 +98,7 @@ func NewTokens(client kubernetes.Interface) *Tokens {
 }
 
 // Create makes a token for the cloud whose CA is pinned. The record comes first: a token without one is refused, so dying in between does no harm.
+// Tokens that expired long ago are cleared away on the occasion: cloudcore itself may not delete them.
 func (t *Tokens) Create(ctx context.Context, ca pki.Pin, options TokenOptions) (pki.Token, TokenInfo, error) {
 	if err := options.Validate(); err != nil {
 		return pki.Token{}, TokenInfo{}, err
@@ -121,7 +122,23 @@ func (t *Tokens) Create(ctx context.Context, ca pki.Pin, options TokenOptions) (
 		errDelete := t.client.CoreV1().ConfigMaps(Namespace).Delete(ctx, tokenMapPrefix+token.ID, metav1.DeleteOptions{})
 		return pki.Token{}, TokenInfo{}, errors.Join(fmt.Errorf("making the token's Secret: %w", err), errDelete)
 	}
+	t.clear(ctx)
 	return token, info, nil
+}
+
+// keptFor is how long an expired token still gets its holders told that it expired.
+const keptFor = 30 * 24 * time.Hour
+
+func (t *Tokens) clear(ctx context.Context) {
+	infos, err := t.List(ctx)
+	for _, i := range infos {
+		if err == nil && t.now().Sub(i.Expires) > keptFor {
+			err = t.Revoke(ctx, i.ID)
+		}
+	}
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("Old tokens were not cleared away", "err", err) // the next one will try again
+	}
 }
 
 func newTokenSecret(token pki.Token, info TokenInfo) *corev1.Secret {
@@ -233,8 +250,8 @@ func (t *Tokens) Check(ctx context.Context, id string, node types.NodeName) erro
 	return info.allows(node, t.now(), "")
 }
 
-// Spend takes one use of the token for the certificate request csr, exactly once however often it is called for it. Of two that race for the last use,
-// one gets it; the other gets a *pki.Refusal.
+// Spend takes one use of the token for the certificate request csr, exactly once however often it is called for it. Of two that race for the last
+// use, one gets it; the other gets a *pki.Refusal.
 func (t *Tokens) Spend(ctx context.Context, id string, node types.NodeName, csr types.UID) error {
 	for {
 		record, info, err := t.record(ctx, id)

@@ -124,8 +124,8 @@ func parseAnswer(status int, header http.Header, data []byte, server string) (*p
 	return &answer, 0, nil
 }
 
-// findCA learns the server's certificates without trusting any: the handshake fails, as it must with no CA to trust, and the error has them. The one whose
-// key the token pins is then the only one that is trusted.
+// findCA learns the server's certificates without trusting any: the handshake fails, as it must with no CA to trust, and the error has them. The one
+// whose key the token pins is then the only one that is trusted.
 func findCA(ctx context.Context, o Options, base, host string) (*x509.Certificate, error) {
 	transport := newTransport(pki.ClientTLS(pki.Client{Roots: x509.NewCertPool(), Now: o.Clock.Now}))
 	defer transport.CloseIdleConnections()
@@ -191,7 +191,8 @@ func explain(err error, o Options, host string) error {
 	)
 	switch {
 	case errors.As(err, &name):
-		return fmt.Errorf("%w: it is not valid for %s: add that to `advertise` in cloudcore.yaml, or use a name that is there (%w)", ErrWrongName, host, name)
+		return fmt.Errorf("%w: it is not valid for %s: add that to `advertise` in cloudcore.yaml, or use a name that is there (%w)",
+			ErrWrongName, host, name)
 	case errors.As(err, &bad) && bad.Reason == x509.Expired:
 		return fmt.Errorf("%w: at %s the certificate of %s is not valid; set the clock, or check the one of cloudcore (%w)",
 			ErrClock, o.Clock.Now().UTC().Format(time.RFC3339), o.Server, err)

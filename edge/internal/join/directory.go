@@ -157,7 +157,8 @@ func (d *directory) pendingKey() (crypto.Signer, error) {
 
 func (d *directory) dropPendingKey() error { return d.remove(pendingFile) }
 
-// keep makes id the identity. A crash on the way leaves either the one before, or none and the pending key, with which the same join can be run again.
+// keep makes id the identity. A crash on the way leaves either the one before, or none and the pending key, with which the same join can be run
+// again.
 func (d *directory) keep(id *identity) error {
 	cluster, err := json.MarshalIndent(id.cluster, "", "  ")
 	if err != nil {

@@ -97,8 +97,8 @@ func (i *Identity) ClientCAFile() string {
 	return path
 }
 
-// Certificate is the current one, an expired one too: the cloud is to judge, not a clock that may be wrong. The same pointer is returned until the next
-// rotation.
+// Certificate is the current one, an expired one too: the cloud is to judge, not a clock that may be wrong. The same pointer is returned until the
+// next rotation.
 func (i *Identity) Certificate() (*tls.Certificate, error) { return i.current.Load(), nil }
 
 // TLS dials cloudcore as this device, with whichever certificate is current then.
@@ -115,8 +115,8 @@ func (i *Identity) Status() Status {
 	return s
 }
 
-// rotateAt is within 70 and 90 % of a certificate's life, as kubelets do it, and always the same for one certificate: restarts don't draw again, and the
-// devices that joined on one day don't all renew on one day.
+// rotateAt is within 70 and 90 % of a certificate's life, as kubelets do it, and always the same for one certificate: restarts don't draw again, and
+// the devices that joined on one day don't all renew on one day.
 func rotateAt(cert *x509.Certificate) time.Time {
 	sum := sha256.Sum256(cert.Raw)
 	fraction := 0.7 + 0.2*float64(binary.BigEndian.Uint32(sum[:]))/(1<<32)
@@ -142,8 +142,8 @@ type request struct {
 	made time.Time
 }
 
-// Run rotates the certificate until ctx ends. csrs leads to kube-apiserver as this node, through the link; while there is none its calls fail, and are
-// made again later.
+// Run rotates the certificate until ctx ends. csrs leads to kube-apiserver as this node, through the link; while there is none its calls fail, and
+// are made again later.
 //
 // It does not use client-go's certificate manager: that goes by the system's clock alone, and with one that runs ahead it would ask for a new
 // certificate every second, with one that stands in 1970 for none until too late.

@@ -2,8 +2,8 @@
 // certificate, and its rotation.
 //
 // It owns the identity directory: node.pem (key and certificate), ca.crt (whom the device trusts), client-ca.crt (whom its kubelet trusts) and
-// cluster.json. It refuses a cloud whose CA the token does not pin, and to overwrite an identity that is still good. Join holds a lock on the directory;
-// an Identity's methods may be called by many goroutines at once, its Run by one.
+// cluster.json. It refuses a cloud whose CA the token does not pin, and to overwrite an identity that is still good. Join holds a lock on the
+// directory; an Identity's methods may be called by many goroutines at once, its Run by one.
 package join
 
 import (
@@ -55,8 +55,8 @@ type Result struct {
 	Skew time.Duration `json:"skew"`
 }
 
-// Join makes this device a node. The key is made here and never leaves. It is kept from the first try on, so that a join whose answer was lost can be run
-// again and takes no second use of the token. When Join fails, the identity that was there before is unchanged.
+// Join makes this device a node. The key is made here and never leaves. It is kept from the first try on, so that a join whose answer was lost can be
+// run again and takes no second use of the token. When Join fails, the identity that was there before is unchanged.
 func Join(ctx context.Context, o Options) (Result, error) {
 	if err := pki.ValidNodeName(o.Node); err != nil {
 		return Result{}, err
