@@ -1,0 +1,378 @@
+package object_test
+
+import (
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/scheme"
+	podstrategy "k8s.io/kubernetes/pkg/apis/core/v1"
+
+	"github.com/skerry-io/skerry/edge/internal/object"
+)
+
+var pods = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
+
+func pod() *corev1.Pod {
+	return &corev1.Pod{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "default", Name: "a", UID: "u", ResourceVersion: "17", Labels: map[string]string{"app": "x", "tier": "y"},
+		},
+		Spec:   corev1.PodSpec{NodeName: "edge1", Containers: []corev1.Container{{Name: "main"}}},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning},
+	}
+}
+
+func route() *unstructured.Unstructured {
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "skerry.io/v1alpha1", "kind": "StaticRoute",
+		"metadata": map[string]any{"name": "r", "resourceVersion": "5", "uid": "v"}, "spec": map[string]any{"metric": int64(3)},
+	}}
+}
+
+func TestRoundTrip(t *testing.T) {
+	routes := schema.GroupVersionResource{Group: "skerry.io", Version: "v1alpha1", Resource: "staticroutes"}
+	for name, tt := range map[string]struct {
+		resource schema.GroupVersionResource
+		obj      runtime.Object
+		protobuf bool
+	}{
+		"built in": {pods, pod(), true},
+		"custom":   {routes, route(), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o, err := object.FromObject(tt.resource, tt.obj)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := strings.HasPrefix(string(o.Raw), "k8s\x00"); got != tt.protobuf {
+				t.Errorf("protobuf: %v", got)
+			}
+			again, err := object.FromRaw(tt.resource, o.Raw)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(o, again); diff != "" {
+				t.Error(diff)
+			}
+			o.Version = 1_700_000_000_123
+			got, err := object.Decode(o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			m, _ := meta.Accessor(got)
+			if m.GetResourceVersion() != "1700000000123" {
+				t.Errorf("resourceVersion: %s", m.GetResourceVersion())
+			}
+			before, _ := meta.Accessor(tt.obj)
+			m.SetResourceVersion(before.GetResourceVersion())
+			if diff := cmp.Diff(tt.obj, got); diff != "" {
+				t.Error(diff)
+			}
+			asJSON, err := object.JSON(tt.obj)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, err := object.DecodeRaw(asJSON); err != nil {
+				t.Error(err)
+			} else if diff := cmp.Diff(tt.obj, got); diff != "" {
+				t.Errorf("JSON: %s", diff)
+			}
+		})
+	}
+}
+
+func TestDecodeRefuses(t *testing.T) {
+	for name, raw := range map[string]string{
+		"nothing":        "",
+		"YAML":           "apiVersion: v1\nkind: Pod\n",
+		"half protobuf":  "k8s\x00\x0a",
+		"no kind":        `{"metadata":{"name":"a"}}`,
+		"no metadata":    `{"apiVersion":"x.io/v1","kind":"X"}`,
+		"a list":         `{"apiVersion":"v1","kind":"PodList","items":[]}`,
+		"options":        `{"apiVersion":"v1","kind":"DeleteOptions"}`,
+		"not an object":  `[1]`,
+		"a wrong type":   `{"apiVersion":"v1","kind":"Pod","metadata":{"name":1}}`,
+		"much too large": `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"` + strings.Repeat("a", object.MaxRaw) + `"}}`,
+	} {
+		if obj, err := object.DecodeRaw([]byte(raw)); !errors.Is(err, object.ErrMalformed) {
+			t.Errorf("%s: %T, %v; want %v", name, obj, err, object.ErrMalformed)
+		}
+	}
+}
+
+// Every built-in kind finds its resource and the resource its kind, as kubectl and kube-apiserver name them.
+func TestKindsAndResources(t *testing.T) {
+	for kind := range scheme.Scheme.AllKnownTypes() {
+		resource, ok := object.ResourceFor(kind)
+		if !ok {
+			continue
+		}
+		if back, ok := object.KindFor(resource); !ok || back != kind {
+			t.Errorf("%s: resource %s: kind %s", kind, resource.Resource, back)
+		}
+	}
+	for resource, kind := range map[schema.GroupVersionResource]string{
+		pods:                                   "Pod",
+		{Version: "v1", Resource: "endpoints"}: "Endpoints",
+		{Group: "networking.k8s.io", Version: "v1", Resource: "networkpolicies"}: "NetworkPolicy",
+		{Group: "networking.k8s.io", Version: "v1", Resource: "ingresses"}:       "Ingress",
+		{Group: "storage.k8s.io", Version: "v1", Resource: "csinodes"}:           "CSINode",
+		{Group: "node.k8s.io", Version: "v1", Resource: "runtimeclasses"}:        "RuntimeClass",
+		{Group: "storage.k8s.io", Version: "v1", Resource: "storageclasses"}:     "StorageClass",
+		{Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"}:   "EndpointSlice",
+	} {
+		if got, ok := object.KindFor(resource); !ok || got.Kind != kind {
+			t.Errorf("%s: kind %s, want %s", resource.Resource, got.Kind, kind)
+		}
+	}
+	if kind, ok := object.KindFor(schema.GroupVersionResource{Group: "skerry.io", Version: "v1alpha1", Resource: "staticroutes"}); ok {
+		t.Errorf("a kind of our own: %s", kind)
+	}
+}
+
+// What kube-apiserver lets a field selector ask for is what is there, for the kinds that have fields of their own.
+func TestFieldsAreThoseOfKubernetes(t *testing.T) {
+	s := runtime.NewScheme()
+	if err := podstrategy.AddToScheme(s); err != nil {
+		t.Fatal(err)
+	}
+	for kind, obj := range map[string]runtime.Object{
+		"Pod": &corev1.Pod{}, "Node": &corev1.Node{}, "Event": &corev1.Event{}, "Service": &corev1.Service{}, "Secret": &corev1.Secret{},
+		"Namespace": &corev1.Namespace{}, "ReplicationController": &corev1.ReplicationController{},
+	} {
+		for field := range object.Fields(obj) {
+			if field == "metadata.namespace" && (kind == "Node" || kind == "Namespace") {
+				continue
+			}
+			if _, _, err := s.ConvertFieldLabel(schema.GroupVersionKind{Version: "v1", Kind: kind}, field, ""); err != nil {
+				t.Errorf("%s: %v", kind, err)
+			}
+		}
+	}
+}
+
+func TestMatches(t *testing.T) {
+	o, err := object.FromObject(pods, pod())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tt := range map[string]struct {
+		namespace, labels, fields string
+		want                      bool
+		err                       bool
+	}{
+		"all":                   {want: true},
+		"its namespace":         {namespace: "default", want: true},
+		"another":               {namespace: "other"},
+		"label":                 {labels: "app=x", want: true},
+		"labels":                {labels: "app in (x,z),tier!=z", want: true},
+		"another label":         {labels: "app=z"},
+		"name":                  {fields: "metadata.name=a", want: true},
+		"another name":          {fields: "metadata.name=b"},
+		"node":                  {fields: "spec.nodeName=edge1", want: true},
+		"another node":          {fields: "spec.nodeName=edge2"},
+		"node and phase":        {fields: "spec.nodeName=edge1,status.phase!=Running"},
+		"an empty field":        {fields: "status.nominatedNodeName=", want: true},
+		"a field it has not":    {fields: "spec.unschedulable=false", err: true},
+		"one of those is wrong": {fields: "spec.nodeName=edge1,spec.x=1", err: true},
+	} {
+		l, err := labels.Parse(tt.labels)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := object.Selection{Resource: pods, Namespace: tt.namespace, Labels: l, Fields: fields.ParseSelectorOrDie(tt.fields)}
+		got, err := s.Matches(o)
+		if got != tt.want || (err != nil) != tt.err {
+			t.Errorf("%s: %v, %v", name, got, err)
+		}
+	}
+	if ok, err := (object.Selection{Resource: pods}).Matches(o); !ok || err != nil {
+		t.Errorf("no selectors: %v, %v", ok, err)
+	}
+}
+
+func TestPatch(t *testing.T) {
+	const (
+		smp   = types.StrategicMergePatchType
+		merge = types.MergePatchType
+		jp    = types.JSONPatchType
+	)
+	for name, tt := range map[string]struct {
+		obj  runtime.Object
+		kind types.PatchType
+		body string
+		want string // of status.phase, or spec.metric
+		err  error
+	}{
+		"strategic":           {pod(), smp, `{"metadata":{"uid":"u"},"status":{"phase":"Failed"}}`, "Failed", nil},
+		"merge":               {pod(), merge, `{"status":{"phase":"Failed"}}`, "Failed", nil},
+		"JSON":                {pod(), jp, `[{"op":"replace","path":"/status/phase","value":"Failed"}]`, "Failed", nil},
+		"custom merge":        {route(), merge, `{"spec":{"metric":4}}`, "4", nil},
+		"custom strategic":    {route(), smp, `{"spec":{"metric":4}}`, "", object.ErrPatchType},
+		"apply":               {pod(), types.ApplyYAMLPatchType, `{}`, "", object.ErrPatchType},
+		"garbage":             {pod(), smp, `{"status":`, "", object.ErrBadPatch},
+		"JSON test fails":     {pod(), jp, `[{"op":"test","path":"/status/phase","value":"Failed"}]`, "", object.ErrBadPatch},
+		"another name":        {pod(), smp, `{"metadata":{"name":"b"}}`, "", object.ErrBadPatch},
+		"another uid":         {pod(), smp, `{"metadata":{"uid":"w"}}`, "", object.ErrBadPatch},
+		"another kind":        {pod(), merge, `{"kind":"Node"}`, "", object.ErrBadPatch},
+		"a field of no type":  {pod(), smp, `{"status":{"phase":{}}}`, "", object.ErrBadPatch},
+		"the whole thing off": {pod(), merge, `null`, "", object.ErrBadPatch},
+	} {
+		before := tt.obj.DeepCopyObject()
+		got, err := object.Patch(tt.obj, tt.kind, []byte(tt.body))
+		if !errors.Is(err, tt.err) || (err == nil) != (tt.err == nil) {
+			t.Errorf("%s: %v, want %v", name, err, tt.err)
+			continue
+		}
+		if diff := cmp.Diff(before, tt.obj); diff != "" {
+			t.Errorf("%s: the object itself was changed: %s", name, diff)
+		}
+		if err != nil {
+			continue
+		}
+		have := ""
+		switch o := got.(type) {
+		case *corev1.Pod:
+			have = string(o.Status.Phase)
+		case *unstructured.Unstructured:
+			b, _ := json.Marshal(o.Object["spec"].(map[string]any)["metric"])
+			have = string(b)
+		}
+		if have != tt.want {
+			t.Errorf("%s: %q, want %q", name, have, tt.want)
+		}
+	}
+}
+
+// Two patches merged do what they do one after the other, lists with directives included.
+func TestMergePatches(t *testing.T) {
+	base := pod()
+	base.Status.Conditions = []corev1.PodCondition{
+		{Type: "Ready", Status: "False"}, {Type: "Initialized", Status: "True"}, {Type: "PodScheduled", Status: "True"},
+	}
+	base.Status.PodIPs = []corev1.PodIP{{IP: "10.0.0.1"}}
+	for name, p := range map[string][2]string{
+		"different fields": {`{"status":{"phase":"Failed"}}`, `{"status":{"message":"m"}}`},
+		"the same field":   {`{"status":{"phase":"Failed"}}`, `{"status":{"phase":"Succeeded"}}`},
+		"set and unset":    {`{"status":{"message":"m"}}`, `{"status":{"message":null}}`},
+		"unset and set":    {`{"status":{"phase":null}}`, `{"status":{"phase":"Failed"}}`},
+		"conditions": {
+			`{"status":{"conditions":[{"type":"Ready","status":"True"}]}}`,
+			`{"status":{"conditions":[{"type":"Initialized","status":"False"},{"type":"New","status":"True"}]}}`,
+		},
+		"conditions in order, as a kubelet sends them": {
+			`{"metadata":{"uid":"u"},"status":{"$setElementOrder/conditions":[{"type":"Initialized"},{"type":"Ready"},{"type":"PodScheduled"}],` +
+				`"conditions":[{"type":"Ready","status":"True"}]}}`,
+			`{"metadata":{"uid":"u"},"status":{"$setElementOrder/conditions":[{"type":"PodScheduled"},{"type":"Initialized"},{"type":"Ready"}],` +
+				`"conditions":[{"type":"Ready","status":"False","reason":"r"}]}}`,
+		},
+		"one taken out, then put in": {
+			`{"status":{"conditions":[{"$patch":"delete","type":"Ready"}]}}`,
+			`{"status":{"conditions":[{"type":"Ready","status":"Unknown"}]}}`,
+		},
+		"one put in, then taken out": {
+			`{"status":{"conditions":[{"type":"New","status":"True"}]}}`,
+			`{"status":{"conditions":[{"$patch":"delete","type":"New"}]}}`,
+		},
+		"all replaced": {
+			`{"status":{"conditions":[{"$patch":"replace"},{"type":"Ready","status":"True"}]}}`,
+			`{"status":{"conditions":[{"type":"Initialized","status":"False"}]}}`,
+		},
+		"lists without keys": {
+			`{"status":{"podIPs":[{"ip":"10.0.0.2"},{"$patch":"delete","ip":"10.0.0.1"}]}}`,
+			`{"status":{"podIPs":[{"ip":"10.0.0.3"}]}}`,
+		},
+	} {
+		one, err := object.Patch(base, types.StrategicMergePatchType, []byte(p[0]))
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		want, err := object.Patch(one, types.StrategicMergePatchType, []byte(p[1]))
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		merged, patched, err := object.MergePatches(base, []byte(p[0]), []byte(p[1]))
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if diff := cmp.Diff(want, patched); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+		got, err := object.Patch(base, types.StrategicMergePatchType, merged)
+		if err != nil {
+			t.Errorf("%s: %s: %v", name, merged, err)
+			continue
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s: %s: %s", name, merged, diff)
+		}
+		if object.PatchUID([]byte(p[1])) != object.PatchUID(merged) {
+			t.Errorf("%s: the uid is lost: %s", name, merged)
+		}
+	}
+}
+
+func FuzzDecodeRaw(f *testing.F) {
+	for _, obj := range []runtime.Object{pod(), route()} {
+		raw, err := object.Encode(obj)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(raw)
+		asJSON, err := object.JSON(obj)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(asJSON)
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		obj, err := object.DecodeRaw(raw)
+		if err != nil {
+			return
+		}
+		object.Fields(obj)
+		encoded, err := object.Encode(obj)
+		if err != nil {
+			return // an object can be decoded and not encoded again, such as a time before year 0
+		}
+		if _, err := object.DecodeRaw(encoded); err != nil && len(encoded) <= object.MaxRaw {
+			t.Errorf("what was encoded can't be decoded: %v", err)
+		}
+	})
+}
+
+func FuzzPatch(f *testing.F) {
+	f.Add(0, []byte(`{"status":{"$setElementOrder/conditions":[{"type":"A"}],"conditions":[{"type":"A","status":"True"}]}}`))
+	f.Add(1, []byte(`{"status":{"phase":null},"metadata":{"labels":{"$patch":"replace","a":"b"}}}`))
+	f.Add(2, []byte(`[{"op":"move","from":"/spec","path":"/status"}]`))
+	f.Add(0, []byte(`{"spec":{"containers":[{"$patch":"delete","name":"main"}],"$retainKeys":["containers"]}}`))
+	f.Fuzz(func(t *testing.T, kind int, body []byte) {
+		p := pod()
+		kinds := []types.PatchType{types.StrategicMergePatchType, types.MergePatchType, types.JSONPatchType}
+		got, err := object.Patch(p, kinds[uint(kind)%3], body)
+		if diff := cmp.Diff(pod(), p); diff != "" {
+			t.Errorf("the object itself was changed: %s", diff)
+		}
+		if err != nil {
+			return
+		}
+		if m, err := meta.Accessor(got); err != nil || m.GetName() != "a" || m.GetNamespace() != "default" || m.GetUID() != "u" {
+			t.Errorf("it is another object: %v", err)
+		}
+		_, _, _ = object.MergePatches(p, body, body)
+	})
+}
