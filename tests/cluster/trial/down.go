@@ -14,12 +14,14 @@ import (
 // first process is called, and everything else of a host goes with it. So it also cleans after a crash, and it may be repeated.
 func (t *Trial) Down(ctx context.Context) error {
 	unlock, err := t.lock(ctx)
-	if err != nil && t.state == nil {
-		// A state that can't be read must not keep what it describes alive.
-		t.say("the state can't be read (" + err.Error() + "), cleaning without it")
-	}
-	if unlock != nil {
+	switch {
+	case err == nil:
 		defer unlock()
+	case ctx.Err() != nil:
+		return err
+	default:
+		// A state that can't be read must not keep alive what it describes.
+		t.say("cleaning without the state: " + err.Error())
 	}
 	hosts, err := host.Marked(t.initPath(), t.markPrefix())
 	if err != nil {

@@ -317,7 +317,7 @@ func parseRate(s string) (uint64, error) {
 			continue
 		}
 		n, err := strconv.ParseFloat(number, 64)
-		if err != nil || n*unit.factor < 8 || n*unit.factor > 1e12 {
+		if bits := n * unit.factor; err != nil || !(bits >= 8 && bits <= 1e12) { // as nothing compares with NaN
 			break
 		}
 		return uint64(n * unit.factor), nil
@@ -331,7 +331,7 @@ func parseLoss(s string) (float64, error) {
 		return 0, nil
 	}
 	n, err := strconv.ParseFloat(strings.TrimSuffix(s, "%"), 64)
-	if err != nil || !strings.HasSuffix(s, "%") || n < 0 || n > 100 {
+	if err != nil || !strings.HasSuffix(s, "%") || !(n >= 0 && n <= 100) { // as nothing compares with NaN
 		return 0, fmt.Errorf("%q is not a percentage like 10%%", s)
 	}
 	return n / 100, nil
