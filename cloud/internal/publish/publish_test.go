@@ -35,7 +35,7 @@ func TestFirstConnectDeliversWhatIsSelected(t *testing.T) {
 		e.connect(publish.New(c, c, c), podsOf(1, "edge1"), allServices(2))
 		want(t, "pods", e.names(kube.Pods), []string{"mine"})
 		want(t, "services", e.names(services), []string{"web"})
-		want(t, "synced", e.synced, map[uint64]bool{1: true, 2: true})
+		want(t, "synced", e.syncedIDs(), map[uint64]bool{1: true, 2: true})
 
 		o, _, err := scheme.Codecs.UniversalDeserializer().Decode(e.objects[kube.Pods][kube.Key{Namespace: "default", Name: "mine"}].Object, nil, nil)
 		if err != nil {
@@ -87,7 +87,7 @@ func TestNothingIsSentBeforeTheCollectionIsKnown(t *testing.T) {
 		c.synced(t, kube.Pods, pod("early", "edge1"), pod("late", "edge1"))
 		synctest.Wait()
 		want(t, "pods", e.names(kube.Pods), []string{"early", "late"})
-		want(t, "synced", e.synced, map[uint64]bool{1: true})
+		want(t, "synced", e.syncedIDs(), map[uint64]bool{1: true})
 		e.disconnect()
 	})
 }
@@ -159,7 +159,7 @@ func TestDependenciesTravelBeforeThePod(t *testing.T) {
 		c.synced(t, kube.Pods)
 		c.configMap(t, "shared", "1")
 		e.connect(publish.New(c, c, c), podsOf(1, "edge1"), dependencies(2))
-		want(t, "synced", e.synced, map[uint64]bool{1: true, 2: true})
+		want(t, "synced", e.syncedIDs(), map[uint64]bool{1: true, 2: true})
 		e.takeLog()
 
 		c.put(t, kube.Pods, pod("a", "edge1", "shared"))
@@ -287,10 +287,10 @@ func TestRefusals(t *testing.T) {
 			&topicpb.Interest{Id: 3, Resource: resource(kube.Pods), FieldSelector: "spec.colour=red"},
 			&topicpb.Interest{Id: 4},
 		)
-		want(t, "at once", e.refused, map[uint64]string{2: "Forbidden", 3: "BadRequest", 4: "BadRequest"})
+		want(t, "at once", e.refusals(), map[uint64]string{2: "Forbidden", 3: "BadRequest", 4: "BadRequest"})
 		time.Sleep(45 * time.Second)
 		synctest.Wait()
-		want(t, "when it is believed", e.refused, map[uint64]string{1: "Forbidden", 2: "Forbidden", 3: "BadRequest", 4: "BadRequest"})
+		want(t, "when it is believed", e.refusals(), map[uint64]string{1: "Forbidden", 2: "Forbidden", 3: "BadRequest", 4: "BadRequest"})
 		want(t, "nodes", e.names(nodes), []string{})
 
 		c.mu.Lock()
@@ -299,7 +299,7 @@ func TestRefusals(t *testing.T) {
 		time.Sleep(3 * time.Minute)
 		synctest.Wait()
 		want(t, "allowed later", e.names(nodes), []string{"edge2"})
-		want(t, "synced", e.synced, map[uint64]bool{1: true})
+		want(t, "synced", e.syncedIDs(), map[uint64]bool{1: true})
 
 		c.mu.Lock()
 		c.denied = forbidden
@@ -328,7 +328,7 @@ func TestARefusalThatPassesIsNotTold(t *testing.T) {
 		e.connect(publish.New(c, c, c), podsOf(1, "edge1"))
 		time.Sleep(20 * time.Second)
 		synctest.Wait()
-		want(t, "refused", e.refused, map[uint64]string{})
+		want(t, "refused", e.refusals(), map[uint64]string{})
 		want(t, "pods", e.names(kube.Pods), []string{"a"})
 		e.disconnect()
 	})
@@ -347,7 +347,7 @@ func TestUndecidedInterestsDeleteNothing(t *testing.T) {
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		want(t, "pods", e.names(kube.Pods), []string{"a"})
-		want(t, "refused", e.refused, map[uint64]string{})
+		want(t, "refused", e.refusals(), map[uint64]string{})
 		e.disconnect()
 	})
 }
@@ -359,11 +359,11 @@ func TestSingleObjects(t *testing.T) {
 		p := publish.New(c, c, c)
 		e.connect(p, oneConfigMap(1, "one"), oneConfigMap(2, "absent"))
 		want(t, "config maps", e.names(kube.ConfigMaps), []string{"one"})
-		want(t, "synced", e.synced, map[uint64]bool{1: true, 2: true})
+		want(t, "synced", e.syncedIDs(), map[uint64]bool{1: true, 2: true})
 		e.takeLog()
 
 		e.declare(oneConfigMap(1, "one"), oneConfigMap(2, "absent"), oneConfigMap(3, "another"))
-		want(t, "one more interest", e.synced, map[uint64]bool{1: true, 2: true, 3: true})
+		want(t, "one more interest", e.syncedIDs(), map[uint64]bool{1: true, 2: true, 3: true})
 
 		c.mu.Lock()
 		c.deny[ref] = apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, "one", errors.New("no relationship found"))
@@ -371,7 +371,7 @@ func TestSingleObjects(t *testing.T) {
 		c.tell(ref)
 		synctest.Wait()
 		want(t, "revoked", e.names(kube.ConfigMaps), []string{})
-		want(t, "told", e.refused, map[uint64]string{1: "Forbidden"})
+		want(t, "told", e.refusals(), map[uint64]string{1: "Forbidden"})
 
 		c.mu.Lock()
 		delete(c.deny, ref)
@@ -500,10 +500,10 @@ func TestAnUndecidedInterestHoldsNobodyUp(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		synctest.Wait()
 		want(t, "meanwhile", e.names(kube.Pods), []string{"mine", "new", "theirs"})
-		want(t, "synced", e.synced, map[uint64]bool{1: true})
+		want(t, "synced", e.syncedIDs(), map[uint64]bool{1: true})
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		want(t, "refused", e.refused, map[uint64]string{2: "Forbidden"})
+		want(t, "refused", e.refusals(), map[uint64]string{2: "Forbidden"})
 		want(t, "in the end", e.names(kube.Pods), []string{"mine", "new"})
 		e.disconnect()
 	})
@@ -516,11 +516,11 @@ func TestACollectionThatCloudcoreMayNotFollowIsTold(t *testing.T) {
 		e.connect(publish.New(c, c, c), allServices(1))
 		time.Sleep(3 * time.Minute)
 		synctest.Wait()
-		want(t, "told", e.refused, map[uint64]string{1: "Forbidden"})
+		want(t, "told", e.refusals(), map[uint64]string{1: "Forbidden"})
 		c.synced(t, services, service("web"))
 		synctest.Wait()
 		want(t, "when it may", e.names(services), []string{"web"})
-		want(t, "synced", e.synced, map[uint64]bool{1: true})
+		want(t, "synced", e.syncedIDs(), map[uint64]bool{1: true})
 		e.disconnect()
 	})
 }

@@ -408,3 +408,15 @@ func want(t *testing.T, what string, got, want any) {
 		t.Errorf("%s (-want +got):\n%s", what, d)
 	}
 }
+
+func (e *edge) refusals() map[uint64]string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return maps.Clone(e.refused)
+}
+
+func (e *edge) syncedIDs() map[uint64]bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return maps.Clone(e.synced)
+}

@@ -257,9 +257,11 @@ func TestOrderIsKeptForEachObjectAndOthersDontWait(t *testing.T) {
 		if got := len(e.takeResults()); got != 57 {
 			t.Errorf("%d results while one object fails, want 57", got)
 		}
+		w.api.mu.Lock()
 		if w.api.most > 8 {
 			t.Errorf("%d writes of a node at once", w.api.most)
 		}
+		w.api.mu.Unlock()
 		time.Sleep(30 * time.Second)
 		want(t, "the slow one, in order", e.takeResults(), []string{"1 accepted", "21 accepted", "41 accepted"})
 		for i := range 20 {
@@ -446,7 +448,7 @@ func TestRequests(t *testing.T) {
 				m := topic.APIRequest.New(message.Resource{}, test.request)
 				e.send(m)
 				synctest.Wait()
-				got := e.answers[m.Header.ID]
+				got := e.answered()[m.Header.ID]
 				if got.GetCode() != test.code {
 					t.Errorf("code %d, want %d: %s", got.GetCode(), test.code, got.GetBody())
 				}
@@ -471,13 +473,13 @@ func TestRequestsOfANodeAreBounded(t *testing.T) {
 			e.send(topic.APIRequest.New(message.Resource{}, &topicpb.APIRequest{Method: "GET", Path: "/version"}))
 		}
 		synctest.Wait()
-		want(t, "refused at once", len(e.answers), 4)
-		for _, a := range e.answers {
+		want(t, "refused at once", len(e.answered()), 4)
+		for _, a := range e.answered() {
 			want(t, "code", a.GetCode(), int32(429))
 			want(t, "retry", a.GetRetryAfter(), "1")
 		}
 		time.Sleep(2 * time.Second)
-		want(t, "answered", len(e.answers), 20)
+		want(t, "answered", len(e.answered()), 20)
 
 		w.api.mu.Lock()
 		w.api.delay = func(kube.Request) time.Duration { return time.Hour }
@@ -486,7 +488,7 @@ func TestRequestsOfANodeAreBounded(t *testing.T) {
 		e.send(m)
 		time.Sleep(6 * time.Second)
 		synctest.Wait()
-		want(t, "in time", e.answers[m.Header.ID].GetCode(), int32(504))
+		want(t, "in time", e.answered()[m.Header.ID].GetCode(), int32(504))
 	})
 }
 

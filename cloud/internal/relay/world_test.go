@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"strconv"
 	"strings"
@@ -328,4 +329,11 @@ func want(t *testing.T, what string, got, want any) {
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("%s (-want +got):\n%s", what, d)
 	}
+}
+
+func (e *edge) answered() map[message.ID]*topicpb.APIResponse {
+	synctest.Wait()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return maps.Clone(e.answers)
 }
