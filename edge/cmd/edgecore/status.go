@@ -21,6 +21,7 @@ import (
 	"github.com/skerry-io/skerry/common/cli"
 	"github.com/skerry-io/skerry/edge/app"
 	"github.com/skerry-io/skerry/edge/internal/config"
+	"github.com/skerry-io/skerry/edge/internal/hub"
 )
 
 // askTimeout bounds the question to the running process.
@@ -111,8 +112,8 @@ func writeStatus(out io.Writer, s app.Status) error {
 			row("link", "up for %s over %s to %s (cloudcore %s, %s)", duration.HumanDuration(s.At.Sub(l.Since)), l.Transport, l.Server, l.Instance, l.Version)
 			row("last contact", "%s", ago(l.LastContact, s.At))
 		} else {
-			row("link", "DOWN for %s; last tried %s: %s", strings.TrimSuffix(ago(l.Since, s.At), " ago"), l.Server, l.LastError)
-			row("last contact", "%s; next try in %s", ago(l.LastContact, s.At), duration.HumanDuration(max(0, l.NextTry.Sub(s.At))))
+			row("link", "%s", down(l, s.At))
+			row("last contact", "%s", ago(l.LastContact, s.At))
 		}
 		if l.Problem != "" {
 			row("PROBLEM", "%s", l.Problem)
@@ -148,6 +149,21 @@ func writeStatus(out io.Writer, s app.Status) error {
 		return err
 	}
 	return writeModules(out, s)
+}
+
+// down says since when there is no link, why, and what edgecore does about it.
+func down(l *hub.Status, now time.Time) string {
+	text := "DOWN since edgecore started"
+	if !l.Since.IsZero() {
+		text = "DOWN for " + duration.HumanDuration(now.Sub(l.Since))
+	}
+	if l.LastError != "" {
+		text += "; " + l.Server + ": " + l.LastError
+	}
+	if l.NextTry.After(now) {
+		return text + "; next try in " + duration.HumanDuration(l.NextTry.Sub(now))
+	}
+	return text + "; trying now"
 }
 
 func backlog(waiting map[string]int) string {
