@@ -475,9 +475,9 @@ func TestRenewal(t *testing.T) {
 	key := newKey(t)
 	_, cert := c.mustJoin(t, c.token(t, join.TokenOptions{}), "edge-renew", key)
 	makeNode(t, as(t, cert, key), "edge-renew")
-	// Through the link a renewal comes by impersonation.
-	cfg := plane.Admin()
-	cfg.Impersonate = rest.ImpersonationConfig{UserName: "system:node:edge-renew", Groups: []string{"system:nodes"}}
+	// Through the link a renewal comes by constrained impersonation (KEP-5284): the name alone, and kube-apiserver adds the groups.
+	cfg := plane.ServiceAccount(t, join.Namespace, "cloudcore")
+	cfg.Impersonate = rest.ImpersonationConfig{UserName: "system:node:edge-renew"}
 	linked := kubernetes.NewForConfigOrDie(cfg)
 	send := func(client kubernetes.Interface, node types.NodeName) (string, error) {
 		t.Helper()
