@@ -51,7 +51,11 @@ func serve(t *testing.T, b api.Backend) (kubeconfig, socket string) {
 func kubectl(t *testing.T, kubeconfig string, seen func(string) bool, args ...string) (stdout, stderr string) {
 	t.Helper()
 	flags := genericclioptions.NewConfigFlags(false)
-	cacheDir := t.TempDir()
+	cacheDir, err := os.MkdirTemp("", "kubectl-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(cacheDir) }) // a kubectl that still watches may be writing there
 	flags.KubeConfig, flags.CacheDir = &kubeconfig, &cacheDir
 	out := &output{seen: seen, enough: make(chan struct{})}
 	var errs bytes.Buffer
