@@ -1,7 +1,7 @@
 // Package kube is how cloudcore talks to kube-apiserver: as itself, as a node, or with the token of a pod; and the shared copies of what it watches.
 //
 // It owns the connections, the impersonation headers, the reviews of what a node may see, the stores that follow one collection each, and the
-// watches of single objects that are opened as a node. It decides nothing: which node gets what is publish's business, which write is made is relay's.
+// watches of single objects that are opened as a node. It decides nothing: who gets what is publish's business, which write is made is relay's.
 // It refuses to lend cloudcore's own credentials to a request that bears a token. Everything here may be used by many goroutines at once; a
 // Store's observers are called one after another.
 package kube

@@ -128,8 +128,8 @@ func (s *session) admit(id uint64, p *topicpb.Interest) {
 		if ref.Namespace == "" || ref.Name == "" {
 			i.standing = refused
 			i.checked = time.Now().Add(24 * time.Hour)
-			s.refuse(i, apierrors.NewForbidden(i.gvr.GroupResource(), "", fmt.Errorf("cloudcore serves %s one by one only: select a namespace and metadata.name",
-				i.gvr.Resource)))
+			why := fmt.Errorf("cloudcore serves %s one by one only: select a namespace and metadata.name", i.gvr.Resource)
+			s.refuse(i, apierrors.NewForbidden(i.gvr.GroupResource(), "", why))
 			return
 		}
 		i.single = &ref
@@ -264,7 +264,8 @@ func (s *session) drop(i *interest) {
 
 func (s *session) refuse(i *interest, err error) {
 	s.part.metrics.refused.Add(1)
-	s.log.Info("Interest refused", "resource", i.gvr.Resource, "namespace", i.sel.Namespace, "fields", i.sel.Source.Fields, "labels", i.sel.Source.Labels, "err", err)
+	from := i.sel.Source
+	s.log.Info("Interest refused", "resource", i.gvr.Resource, "namespace", from.Namespace, "fields", from.Fields, "labels", from.Labels, "err", err)
 	s.frame.refuse(i.id, kube.StatusOf(err))
 }
 

@@ -1,8 +1,8 @@
 // Package publish brings objects down to the edges: what each edge declared an interest in, as far as Kubernetes lets its node have it.
 //
 // It owns, for each session, the interests, the comparison with what the edge still holds, the set of keys that changed and the window of what is
-// sent and not acknowledged. It refuses interests that kube-apiserver doesn't allow the node. It keeps nothing beyond a session, and writes nothing to
-// kube-apiserver. Delivery is level-triggered: a key that changes ten times before its turn is sent once, as it is then.
+// sent and not acknowledged. It refuses interests that kube-apiserver doesn't allow the node. It keeps nothing beyond a session, and writes
+// nothing to kube-apiserver. Delivery is level-triggered: a key that changes ten times before its turn is sent once, as it is then.
 //
 // A session's loop owns all of its state; what other goroutines tell it (changes, acknowledgements, decisions) goes through its inbox.
 package publish

@@ -102,7 +102,8 @@ func (s *session) pass(ctx context.Context, q *topicpb.APIRequest) *topicpb.APIR
 }
 
 func tooLarge() error {
-	return apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("the answer is longer than %d bytes, too long for the link: use limit and continue", maxAnswerBody))
+	text := fmt.Sprintf("the answer is longer than %d bytes, too long for the link: use limit and continue", maxAnswerBody)
+	return apierrors.NewRequestEntityTooLargeError(text)
 }
 
 // answerOf is a refusal as an HTTP answer.
@@ -124,11 +125,15 @@ func answerOf(err error) *topicpb.APIResponse {
 // plain are the paths outside /api and /apis that may be asked for.
 func plain(p string) bool {
 	switch p {
-	case "/version", "/api", "/apis", "/healthz", "/livez", "/readyz", "/openapi/v2", "/openapi/v3", "/openid/v1/jwks", "/.well-known/openid-configuration":
+	case "/version", "/api", "/apis", "/healthz", "/livez", "/readyz", "/openapi/v2", "/openapi/v3", "/openid/v1/jwks",
+		"/.well-known/openid-configuration":
 		return true
 	}
 	return strings.HasPrefix(p, "/openapi/v3/")
 }
+
+// unprintable reports what can be in no path and no header: all but printable ASCII.
+func unprintable(r rune) bool { return r < ' ' || r > '~' }
 
 // permit refuses what can't be passed on. What a node may do is not decided here.
 func (s *session) permit(q *topicpb.APIRequest) error {
@@ -141,12 +146,12 @@ func (s *session) permit(q *topicpb.APIRequest) error {
 		return apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("at most %d bytes are passed on", maxRequestBody))
 	}
 	for _, header := range []string{q.GetAccept(), q.GetContentType()} {
-		if strings.ContainsFunc(header, func(r rune) bool { return r < ' ' || r > '~' }) {
+		if strings.ContainsFunc(header, unprintable) {
 			return apierrors.NewBadRequest("a header with characters that can't be in one")
 		}
 	}
 	p, err := url.PathUnescape(q.GetPath())
-	if err != nil || !strings.HasPrefix(p, "/") || p != path.Clean(p) || strings.ContainsAny(p, "?#\\") || strings.ContainsFunc(p, func(r rune) bool { return r < ' ' }) {
+	if err != nil || !strings.HasPrefix(p, "/") || p != path.Clean(p) || strings.ContainsAny(p, "?#\\") || strings.ContainsFunc(p, unprintable) {
 		return apierrors.NewBadRequest(fmt.Sprintf("%q is no clean path", q.GetPath()))
 	}
 	query, err := url.ParseQuery(q.GetQuery())
@@ -199,14 +204,14 @@ func (s *session) permitResource(q *topicpb.APIRequest, p string) error {
 	return nil
 }
 
-// bearer looks at a token before it is passed on. Its signature is kube-apiserver's to verify. It must be a service account's, and if it says on which
-// node its pod runs, that must be this one: no node lends its link to the pods of another.
+// bearer looks at a token before it is passed on. Its signature is kube-apiserver's to verify. It must be a service account's, and if it says on
+// which node its pod runs, that must be this one: no node lends its link to the pods of another.
 func (s *session) bearer(token string) error {
 	if token == "" {
 		return nil
 	}
 	parts := strings.Split(token, ".")
-	if len(parts) != 3 || strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
+	if len(parts) != 3 || strings.ContainsFunc(token, unprintable) || strings.Contains(token, " ") {
 		return apierrors.NewUnauthorized("the token is none of a service account")
 	}
 	payload, err := base64.RawURLEncoding.DecodeString(parts[1])

@@ -126,8 +126,8 @@ func freshEvent(body []byte) ([]byte, error) {
 	return json.Marshal(whole)
 }
 
-// forged says why an event is none of this node's, or "". Kubernetes itself lets any node write any event; events.md, rule 9, doesn't: only those of the
-// node itself and of pods bound to it.
+// forged says why an event is none of this node's, or "". Kubernetes itself lets any node write any event; events.md, rule 9, doesn't: only those of
+// the node itself and of pods bound to it.
 //
 // A pod that nobody knows (any more) is let through: it was deleted while the node was cut off, longer ago than we remember, and its
 // events are among those that must not be lost. Nobody's pod is blamed with it. Where the name is another node's pod now, and

@@ -17,7 +17,8 @@ func (s *session) writePodStatus(ctx context.Context, w *topicpb.Write) outcome 
 		return o
 	}
 	// A refusal that is not believed yet, or a conflict: where the pod of that name is known to be another node's there is nothing to wait for.
-	if live := s.relay.pods.live(kube.Key{Namespace: w.GetNamespace(), Name: w.GetName()}); live != nil && live.Node() != "" && live.Node() != string(s.node) {
+	live := s.relay.pods.live(kube.Key{Namespace: w.GetNamespace(), Name: w.GetName()})
+	if live != nil && live.Node() != "" && live.Node() != string(s.node) {
 		return refused(resp.Err())
 	}
 	return o

@@ -113,8 +113,8 @@ func (s *session) finish(ctx context.Context, j *job, o outcome) error {
 	if o.err != nil {
 		r.Status = kube.StatusOf(o.err)
 		s.relay.metrics.refused(j.result.Kind)
-		klog.FromContext(ctx).Info("Write refused for good", "kind", j.result.Kind, "verb", j.write.GetVerb(), "resource", j.write.GetResource().GetResource(),
-			"namespace", j.write.GetNamespace(), "name", j.write.GetName(), "err", o.err)
+		klog.FromContext(ctx).Info("Write refused for good", "kind", j.result.Kind, "verb", j.write.GetVerb(),
+			"resource", j.write.GetResource().GetResource(), "namespace", j.write.GetNamespace(), "name", j.write.GetName(), "err", o.err)
 	} else {
 		s.relay.metrics.accepted(j.result.Kind)
 	}
