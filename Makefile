@@ -59,6 +59,11 @@ $(addprefix build-,$(BINARIES) $(EXTRA_BINARIES)): build-%:
 	@mkdir -p bin
 	@build/compile.sh $* go build -v -buildvcs=false -ldflags "$(LDFLAGS)" -o bin/$* $($*_pkg)
 
+.PHONY: package
+package: build-edgecore build-cloudcore ## Debian packages of edgecore and cloudcore in build/out
+	@build/package.sh edgecore $(VERSION)
+	@build/package.sh cloudcore $(VERSION)
+
 .PHONY: test
 test: deps build ## every test, as root: vet, unit, cluster, integration, netns, e2e
 	@build/test.sh all
