@@ -40,6 +40,10 @@ func status(code int32, reason metav1.StatusReason, why string, retryAfter int32
 	return &apierrors.StatusError{ErrStatus: s}
 }
 
+func success() *metav1.Status {
+	return &metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusSuccess}
+}
+
 func notFound(ref object.Ref) *apierrors.StatusError {
 	return apierrors.NewNotFound(ref.Resource.GroupResource(), ref.Name)
 }

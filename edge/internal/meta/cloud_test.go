@@ -533,7 +533,8 @@ func (e *edge) pod(name string) *corev1.Pod {
 // patchStatus does what a kubelet does when a pod's state has changed.
 func (e *edge) patchStatus(name, message string) error {
 	uid := e.pod(name).UID
-	body := fmt.Sprintf(`{"metadata":{"uid":%q},"status":{"message":%q,"conditions":[{"type":"Ready","status":"True","message":%q}]}}`, uid, message, message)
+	body := fmt.Sprintf(`{"metadata":{"uid":%q},"status":{"message":%q,"conditions":[{"type":"Ready","status":"True","message":%q}]}}`,
+		uid, message, message)
 	_, err := e.Write(context.Background(), meta.Write{
 		Verb: "patch", Ref: ref("pods", "default", name), Subresource: "status", PatchType: types.StrategicMergePatchType, Body: []byte(body),
 		Caller: meta.Caller{Kubelet: true},

@@ -163,7 +163,7 @@ func (m *Manager) writeEvent(ctx context.Context, w Write) (Result, error) {
 		return Result{}, asStatus(err)
 	}
 	if w.Verb == "delete" {
-		return Result{Code: code, Status: &metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusSuccess}}, nil
+		return Result{Code: code, Status: success()}, nil
 	}
 	return Result{Code: code, Object: &shown}, nil
 }
@@ -371,7 +371,8 @@ func (m *Manager) tellRefused(b *batch, ref object.Ref, e *entry, st *metav1.Sta
 	if e.subresource != "" {
 		what += " " + e.subresource
 	}
-	event := m.ownEvent("WriteRefused", corev1.EventTypeWarning, fmt.Sprintf("kube-apiserver refused the %s of %s: %s", verbName(e.verb), what, st.Message))
+	event := m.ownEvent("WriteRefused", corev1.EventTypeWarning,
+		fmt.Sprintf("kube-apiserver refused the %s of %s: %s", verbName(e.verb), what, st.Message))
 	sum := fnv.New64a() // one event for each thing that is refused again and again, with a count
 	fmt.Fprint(sum, what, e.verb, st.Reason)
 	event.Name = fmt.Sprintf("%s.refused.%x", m.config.NodeName, sum.Sum64())

@@ -215,15 +215,15 @@ func (m *Manager) want(ctx context.Context, s object.Selection, pinned bool) err
 	})
 }
 
-// pins reports whether a set is to be kept even if nobody watches it: what the kubelet watches of the whole node it needs after a reboot without a link, also
-// when it did not run for a while before.
+// pins reports whether a set is to be kept even if nobody watches it: what the kubelet watches of the whole node it needs after a reboot without a
+// link, also when it did not run for a while before.
 func (m *Manager) pins(s object.Selection, caller Caller) bool {
 	name := s.Name()
 	return caller.Kubelet && (name == "" || name == m.config.NodeName)
 }
 
-// hold makes sure that the selection is wanted and waits until it can be answered. use, where it can, is called with the lock held: for writing, so that
-// it may register what it takes from the view.
+// hold makes sure that the selection is wanted and waits until it can be answered. use, where it can, is called with the lock held: for writing, so
+// that it may register what it takes from the view.
 func (m *Manager) hold(ctx context.Context, s object.Selection, caller Caller, use func(*interest) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, m.config.Limits.SyncWait, errNotSynced)
 	defer cancel()

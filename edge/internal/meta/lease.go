@@ -61,7 +61,7 @@ func (l *lease) write(m *Manager, w Write) (Result, error) {
 			return Result{}, notFound(name)
 		}
 		l.object = nil
-		return Result{Code: http.StatusOK, Status: &metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusSuccess}}, nil
+		return Result{Code: http.StatusOK, Status: success()}, nil
 	}
 	next, err := l.next(w, name)
 	if err != nil {

@@ -1,12 +1,12 @@
 // Package meta is metamanager: what the device knows of the cluster, and what it still has to tell it.
 //
-// It owns the view (the objects held, with the writes that wait laid over them), the interests that say what is held, the outbox, the ring of events, the
-// kubelet's Lease and the kept tokens. It alone knows whether there is a cloud. It refuses to answer from a set that was never wholly delivered: a
-// wrong empty list makes a kubelet kill every pod.
+// It owns the view (the objects held, with the writes that wait laid over them), the interests that say what is held, the outbox, the ring of
+// events, the kubelet's Lease and the kept tokens. It alone knows whether there is a cloud. It refuses to answer from a set that was never wholly
+// delivered: a wrong empty list makes a kubelet kill every pod.
 //
 // One goroutine, the core, decides every change, a batch at a time: worked out against the view, written to the store in one transaction, then
-// shown. So nothing is seen, acknowledged or sent before it is on the disk. Readers share a lock with the core and never wait for the disk. Every exported
-// method may be called by many goroutines at once; before Run is ready and after it has ended they answer 503.
+// shown. So nothing is seen, acknowledged or sent before it is on the disk. Readers share a lock with the core and never wait for the disk. Every
+// exported method may be called by many goroutines at once; before Run is ready and after it has ended they answer 503.
 package meta
 
 import (

@@ -568,7 +568,9 @@ func TestLeaseStaysHere(t *testing.T) {
 		if e.KubeletAlive() {
 			t.Errorf("alive before it was")
 		}
-		r, err := e.Write(t.Context(), meta.Write{Verb: "create", Ref: object.Ref{Resource: name.Resource, Namespace: name.Namespace}, Body: body(""), Caller: kubelet})
+		r, err := e.Write(t.Context(), meta.Write{
+			Verb: "create", Ref: object.Ref{Resource: name.Resource, Namespace: name.Namespace}, Body: body(""), Caller: kubelet,
+		})
 		if err != nil || r.Code != 201 {
 			t.Fatal(r, err)
 		}

@@ -46,7 +46,8 @@ type entry struct {
 
 func (e *entry) event() bool { return e.class == storepb.Class_EVENT }
 
-// laid reports whether the write is laid over the object that the cloud delivered. What it says of its node, an agent adds to the object in the cloud.
+// laid reports whether the write is laid over the object that the cloud delivered. What it says of its node, an agent adds to the object in the
+// cloud.
 func (e *entry) laid() bool { return e.class != storepb.Class_EVENT && e.class != storepb.Class_REPORT }
 
 // queue is the writes of one target, oldest first: first those accepted, then at most one under way, then those that wait.

@@ -19,8 +19,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
-// Whatever happens, in whatever order: in the end the cloud has what was written last of each object, has never seen an older write take effect after a
-// newer one, and both ends hold the same.
+// Whatever happens, in whatever order: in the end the cloud has what was written last of each object, has never seen an older write take effect
+// after a newer one, and both ends hold the same.
 func TestEverythingArrivesInOrder(t *testing.T) {
 	for seed := range uint64(12) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {

@@ -8,8 +8,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
-// lay makes a held object of what the cloud delivered (an Object whose Raw is that) and the writes that wait. A write with another uid is not for this
-// object, and one that does not apply is left out: the relay will say what is wrong with it.
+// lay makes a held object of what the cloud delivered (an Object whose Raw is that) and the writes that wait. A write with another uid is not for
+// this object, and one that does not apply is left out: the relay will say what is wrong with it.
 func lay(delivered object.Object, uses []dependency, entries []*entry) *held {
 	h := &held{shown: delivered, raw: delivered.Raw, labels: delivered.Labels, uses: uses}
 	var obj runtime.Object

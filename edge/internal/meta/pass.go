@@ -91,8 +91,8 @@ func (m *Manager) passThrough(ctx context.Context, w Write) (Result, error) {
 // firstVersion is the lowest version that an edge gives out: kube-apiserver's are etcd's revisions, which are far below.
 const firstVersion = 1e12
 
-// cloudVersions puts kube-apiserver's version in the place of the edge's, in an object that is updated and in the preconditions of a deletion. One that
-// is not the newest that the edge has shown is a conflict, as it would be at kube-apiserver.
+// cloudVersions puts kube-apiserver's version in the place of the edge's, in an object that is updated and in the preconditions of a deletion. One
+// that is not the newest that the edge has shown is a conflict, as it would be at kube-apiserver.
 func (m *Manager) cloudVersions(w Write) ([]byte, error) {
 	switch w.Verb {
 	case "update":

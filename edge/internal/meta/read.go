@@ -68,8 +68,8 @@ func keptForKubelet(r schema.GroupVersionResource) bool {
 type ListOptions struct {
 	// FromReflector: any version will do (resourceVersion=0), as reflectors ask: the set is worth holding. The list waits for it.
 	FromReflector bool
-	// Held asks for what is held of the selection, whatever the sets are that it belongs to; 503 where no set of the resource was ever delivered. It makes
-	// no interest: it is for a person who looks at the device.
+	// Held asks for what is held of the selection, whatever the sets are that it belongs to; 503 where no set of the resource was ever delivered.
+	// It makes no interest: it is for a person who looks at the device.
 	Held   bool
 	Caller Caller
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/store/storepb"
 )
 
-// sender says to the hub what goes up. What waits here is bounded: one acknowledgement, one set of interests, as many inventories as the cloud has asked
-// for, and the window of writes. What is lost with a link is sent again on the next.
+// sender says to the hub what goes up. What waits here is bounded: one acknowledgement, one set of interests, as many inventories as the cloud has
+// asked for, and the window of writes. What is lost with a link is sent again on the next.
 type sender struct {
 	m    *Manager
 	wake chan struct{}

@@ -44,7 +44,8 @@ func (m *Manager) writeToken(ctx context.Context, w Write) (Result, error) {
 	switch {
 	case err == nil && result.Response.Code/100 == 2:
 		if keepErr := m.keepAnswer(ctx, k, bound, result.Response); keepErr != nil {
-			klog.FromContext(ctx).Error(keepErr, "A token could not be kept for times without a link", "serviceAccount", klog.KRef(w.Ref.Namespace, w.Ref.Name))
+			klog.FromContext(ctx).Error(keepErr, "A token could not be kept for times without a link",
+				"serviceAccount", klog.KRef(w.Ref.Namespace, w.Ref.Name))
 		}
 		return result, nil
 	case err == nil && !passing(int(result.Response.Code)):

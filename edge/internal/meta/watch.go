@@ -53,7 +53,8 @@ func (m *Manager) Watch(ctx context.Context, s object.Selection, options WatchOp
 		}
 		if options.From > 0 && !options.InitialEvents {
 			if options.From < t.floor || options.From > m.version {
-				return apierrors.NewResourceExpired(fmt.Sprintf("too old or unknown resource version: %d (%d to %d are known here)", options.From, t.floor, m.version))
+				return apierrors.NewResourceExpired(fmt.Sprintf("too old or unknown resource version: %d (%d to %d are known here)",
+					options.From, t.floor, m.version))
 			}
 			from, _ := slices.BinarySearchFunc(t.history, options.From+1, func(c change, v uint64) int {
 				switch {

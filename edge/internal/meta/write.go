@@ -175,7 +175,7 @@ func (m *Manager) stagePatch(b *batch, w Write, class storepb.Class, have *held,
 	patched, err := object.Patch(now, w.PatchType, body)
 	switch {
 	case errors.Is(err, object.ErrPatchType):
-		return object.Object{}, apierrors.NewGenericServerResponse(http.StatusUnsupportedMediaType, "patch", w.Ref.Resource.GroupResource(), w.Ref.Name, err.Error(), 0, false)
+		return object.Object{}, status(http.StatusUnsupportedMediaType, metav1.StatusReasonUnsupportedMediaType, err.Error(), 0)
 	case err != nil:
 		return object.Object{}, apierrors.NewBadRequest(err.Error())
 	}
@@ -295,8 +295,7 @@ func (m *Manager) writeDeletion(ctx context.Context, w Write) (Result, error) {
 	case passes:
 		return m.passThrough(ctx, w)
 	}
-	return Result{Code: http.StatusOK, Status: &metav1.Status{
-		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusSuccess,
-		Details: &metav1.StatusDetails{Name: w.Ref.Name, Kind: w.Ref.Resource.Resource, UID: w.UID},
-	}}, nil
+	done := success()
+	done.Details = &metav1.StatusDetails{Name: w.Ref.Name, Kind: w.Ref.Resource.Resource, UID: w.UID}
+	return Result{Code: http.StatusOK, Status: done}, nil
 }

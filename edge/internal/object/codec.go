@@ -154,7 +154,8 @@ func fromMeta(resource schema.GroupVersionResource, m metav1.Object, raw []byte)
 	}
 }
 
-// isProtobuf reports whether raw begins with the magic number of Kubernetes' protobuf envelope; see k8s.io/apimachinery's runtime/serializer/protobuf.
+// isProtobuf reports whether raw begins with the magic number of Kubernetes' protobuf envelope; see k8s.io/apimachinery's
+// runtime/serializer/protobuf.
 func isProtobuf(raw []byte) bool { return bytes.HasPrefix(raw, []byte("k8s\x00")) }
 
 func isJSON(raw []byte) bool { return bytes.HasPrefix(bytes.TrimLeft(raw, " \t\r\n"), []byte("{")) }

@@ -21,7 +21,8 @@ const (
 )
 
 // Fields lists what a field selector may ask for of obj, as kube-apiserver's own registries do
-// (https://kubernetes.io/docs/concepts/overview/working-with-objects/field-selectors/). A field that the kind supports is always there, even if empty.
+// (https://kubernetes.io/docs/concepts/overview/working-with-objects/field-selectors/). A field that the kind supports is always there, even if
+// empty.
 func Fields(obj runtime.Object) fields.Set {
 	set := fields.Set{}
 	if m, err := meta.Accessor(obj); err == nil {

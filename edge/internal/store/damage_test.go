@@ -248,8 +248,8 @@ func TestDamagedFilesAreSetAside(t *testing.T) {
 		used--
 	}
 
-	// try opens a file and reports whether it was set aside. Whatever was done to it: no panic, nothing wrong is ever read, the outbox is saved as far as
-	// it can be read, and the fresh store works.
+	// try opens a file and reports whether it was set aside. Whatever was done to it: no panic, nothing wrong is ever read, the outbox is saved as
+	// far as it can be read, and the fresh store works.
 	try := func(t *testing.T, file []byte) (aside bool) {
 		t.Helper()
 		path := filepath.Join(memoryDir(t), "edge.db")

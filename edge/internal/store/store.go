@@ -1,9 +1,10 @@
 // Package store keeps what an edge must not lose: objects, interests, the outbox, kept answers, the state of modules. One file, bbolt.
 //
-// It owns the file, its lock, its key and its schema; nobody else opens them. Writers queue a function each; one transaction and one sync serve
-// all that wait. A file that is damaged is set aside under another name and a fresh one is made; a full disk is an error of the write that met it
-// and passes when there is room. Secrets and answers are sealed before they touch the disk. It refuses a file that another process has open, one that was
-// sealed with another key, and one of a newer schema. It never writes on its own: idle, it is silent. Its methods may be called by many goroutines at once.
+// It owns the file, its lock, its key and its schema; nobody else opens them. Writers queue a function each; one transaction and one sync serve all
+// that wait. A file that is damaged is set aside under another name and a fresh one is made; a full disk is an error of the write that met it and
+// passes when there is room. Secrets and answers are sealed before they touch the disk. It refuses a file that another process has open, one that
+// was sealed with another key, and one of a newer schema. It never writes on its own: idle, it is silent. Its methods may be called by many
+// goroutines at once.
 package store
 
 import (
@@ -44,8 +45,8 @@ var (
 // Config says where the store is. The zero value of everything but Path is a sensible default.
 type Config struct {
 	Path string // of the file, such as /var/lib/skerry/edge.db; its directory must exist
-	// KeyFile holds the key that seals Secrets and tokens: 32 bytes, hexadecimal, mode 0600, made when it is missing and the store is new. Default: Path with
-	// ".key" behind it.
+	// KeyFile holds the key that seals Secrets and tokens: 32 bytes, hexadecimal, mode 0600, made when it is missing and the store is new. Default:
+	// Path with ".key" behind it.
 	KeyFile string
 	// LockWait is how long Open waits for a process that has the store open: one that was killed needs a moment to be gone. 0: not at all.
 	LockWait time.Duration
@@ -155,7 +156,7 @@ func (s *Store) open(log klog.Logger) error {
 		if asideErr != nil {
 			return fmt.Errorf("setting the damaged store aside: %w", asideErr)
 		}
-		log.Error(err, "The store is damaged; it was set aside and a fresh one is made. The device keeps its pods and gets its objects again from the cloud",
+		log.Error(err, "The store is damaged; it was set aside and a fresh one is made. Pods go on; objects come again from the cloud",
 			"path", s.config.Path, "aside", aside)
 		s.fresh = aside
 		err = s.openFile()

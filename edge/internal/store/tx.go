@@ -91,7 +91,8 @@ func (s *Store) check(tx *bolt.Tx) error {
 	}
 	if _, err := t.get([][]byte{bucketMeta}, []byte(keyCheck)); err != nil {
 		if errors.Is(err, ErrKey) {
-			return fmt.Errorf("%w: %s is not the key that %s was sealed with: put the right one back, or move both away", ErrKey, s.config.KeyFile, s.config.Path)
+			return fmt.Errorf("%w: %s is not the key that %s was sealed with: put the right one back, or move both away",
+				ErrKey, s.config.KeyFile, s.config.Path)
 		}
 		return err
 	}
