@@ -45,10 +45,12 @@ func short() bool {
 	return slices.ContainsFunc(os.Args, func(a string) bool { return a == "-test.short" || a == "-test.short=true" })
 }
 
-// options are the trial's. Lost nodes are noticed quickly, so that tests need not wait for minutes.
+// options are the trial's. Lost nodes are noticed quickly, so that tests need not wait for minutes; cloudcore has two replicas
+// behind one address.
 func options() trial.Options {
 	o := trial.DefaultOptions()
 	o.Quick, o.Audit = true, true
+	o.Clouds = 2
 	return o
 }
 

@@ -1,0 +1,263 @@
+package e2e_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/skerry-io/skerry/tests/cluster/trial"
+)
+
+// minuteEnv sets how long a minute of the specifications takes here, as a Go duration: 6s unless it is set, 1m to run the scenarios as they are written.
+const minuteEnv = "SKERRY_MINUTE"
+
+// minutes is how long n minutes of a scenario take here.
+func minutes(t *testing.T, n int) time.Duration {
+	t.Helper()
+	minute := 6 * time.Second
+	if text := os.Getenv(minuteEnv); text != "" {
+		var err error
+		if minute, err = time.ParseDuration(text); err != nil || minute <= 0 {
+			t.Fatalf("%s: %q is no length of a minute, like 6s or 1m", minuteEnv, text)
+		}
+	}
+	return time.Duration(n) * minute
+}
+
+// lasts checks again and again, for as long as a scenario says, that something stays as it is.
+func (s *system) lasts(what string, long time.Duration, check func() error) {
+	s.t.Helper()
+	end := time.Now().Add(long)
+	for {
+		if err := check(); err != nil {
+			s.t.Fatalf("%s, for %v: %v", what, long, err)
+		}
+		left := time.Until(end)
+		if left <= 0 {
+			return
+		}
+		select {
+		case <-time.After(min(left, time.Second)):
+		case <-s.t.Context().Done():
+			s.t.Fatal(s.t.Context().Err())
+		}
+	}
+}
+
+// deviceConfig leads to a device's own API, as root of the device uses it.
+func (s *system) deviceConfig(node string) *rest.Config {
+	s.t.Helper()
+	h, err := s.Host(node)
+	s.check(err)
+	cfg, err := clientcmd.BuildConfigFromFlags("", filepath.Join(h.Root(), s.EdgeKubeconfig()))
+	s.check(err)
+	cfg.Dial, cfg.QPS = h.Dial, -1
+	return cfg
+}
+
+// device is a client of a device's own API.
+func (s *system) device(node string) kubernetes.Interface {
+	s.t.Helper()
+	client, err := kubernetes.NewForConfig(s.deviceConfig(node))
+	s.check(err)
+	return client
+}
+
+// set changes a device's edgecore.yaml, which starts edgecore again, until the test ends.
+func (s *system) set(node string, setting, before string) {
+	s.t.Helper()
+	s.check(s.Set(s.t.Context(), node, []string{setting}))
+	s.t.Cleanup(func() {
+		if err := s.Set(context.Background(), node, []string{before}); err != nil {
+			s.t.Error(err)
+		}
+	})
+	s.waitLinked(node)
+}
+
+// reportEvents lets a device send its events to the cloud, or keep them. It stays so after the test: no other test looks at it without saying what it wants.
+func (s *system) reportEvents(node string, yes bool) {
+	s.t.Helper()
+	h, err := s.Host(node)
+	s.check(err)
+	config, err := os.ReadFile(filepath.Join(h.Root(), "/etc/skerry/edgecore.yaml"))
+	s.check(err)
+	if strings.Contains(string(config), "reportEvent: true") != yes {
+		s.check(s.Set(s.t.Context(), node, []string{fmt.Sprintf("modules.edged.reportEvent=%t", yes)}))
+	}
+	s.waitLinked(node)
+}
+
+// deviceStatus is the part of `edgecore status -o json` that tests look at.
+type deviceStatus struct {
+	Running bool `json:"running"`
+	Link    struct {
+		Linked    bool   `json:"linked"`
+		Transport string `json:"transport"`
+		Instance  string `json:"instance"`
+		LastError string `json:"lastError"`
+		Epoch     uint64 `json:"epoch"`
+	} `json:"link"`
+	Data struct {
+		Outbox struct {
+			Waiting map[string]int `json:"waiting"`
+			Dropped uint64         `json:"dropped"`
+			Refused uint64         `json:"refused"`
+		} `json:"outbox"`
+		Interests []struct {
+			Set    string `json:"set"`
+			Synced bool   `json:"synced"`
+		} `json:"interests"`
+		DamagedStore string `json:"damagedStore"`
+		Failed       uint64 `json:"failed"`
+	} `json:"data"`
+}
+
+// waiting is how many writes wait for the cloud.
+func (d deviceStatus) waiting() int {
+	n := 0
+	for _, m := range d.Data.Outbox.Waiting {
+		n += m
+	}
+	return n
+}
+
+// deviceStatus asks edgecore how it is, as a person on the device would.
+func (s *system) deviceStatus(ctx context.Context, node string) (deviceStatus, error) {
+	var d deviceStatus
+	var out, errs strings.Builder
+	code, err := s.Exec(ctx, node, trial.Streams{Out: &out, Err: &errs}, nil, filepath.Join(s.root, "bin", "edgecore"), "status", "-o", "json")
+	if err != nil {
+		return d, err
+	}
+	if err := json.Unmarshal([]byte(out.String()), &d); err != nil {
+		return d, fmt.Errorf("edgecore status ended with code %d, %s: %w", code, strings.TrimSpace(errs.String()), err)
+	}
+	return d, nil
+}
+
+// waitLinked waits until a device has its link, and everything that it wants of the cloud.
+func (s *system) waitLinked(node string) {
+	s.t.Helper()
+	s.waitFor("the link of "+node, func(ctx context.Context) error {
+		d, err := s.deviceStatus(ctx, node)
+		if err != nil {
+			return err
+		}
+		if !d.Link.Linked {
+			return fmt.Errorf("no link: %s", d.Link.LastError)
+		}
+		for _, i := range d.Data.Interests {
+			if !i.Synced {
+				return fmt.Errorf("%q has not arrived", i.Set)
+			}
+		}
+		return nil
+	})
+}
+
+// waitDelivered waits until nothing waits for the cloud.
+func (s *system) waitDelivered(node string) {
+	s.t.Helper()
+	s.waitFor("the outbox of "+node+" to be empty", func(ctx context.Context) error {
+		d, err := s.deviceStatus(ctx, node)
+		if err == nil && (!d.Link.Linked || d.waiting() > 0) {
+			err = fmt.Errorf("linked: %t, waiting: %v", d.Link.Linked, d.Data.Outbox.Waiting)
+		}
+		return err
+	})
+}
+
+// waitDevice waits for an answer of a device's own API about a pod.
+func (s *system) waitDevice(node, namespace, name string, check func(*corev1.Pod) error) {
+	s.t.Helper()
+	client := s.device(node)
+	s.waitFor(fmt.Sprintf("pod %s/%s on %s", namespace, name, node), func(ctx context.Context) error {
+		p, err := client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		return check(p)
+	})
+}
+
+// pod makes a pod of the sample application on a node and waits until it is Ready.
+func (s *system) pod(namespace, name, node string) *corev1.Pod {
+	s.t.Helper()
+	s.apply(namespace, samplePod(name, node))
+	return &s.waitPods(namespace, "app="+name, node, 1)[0]
+}
+
+// post tells the sample application in a pod something, from the pod's node.
+func (s *system) post(pod *corev1.Pod, path string) {
+	s.t.Helper()
+	h, err := s.Host(pod.Spec.NodeName)
+	s.check(err)
+	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: h.Dial}}
+	req, err := http.NewRequestWithContext(s.t.Context(), http.MethodPost, "http://"+net.JoinHostPort(pod.Status.PodIP, "8080")+path, http.NoBody)
+	s.check(err)
+	res, err := client.Do(req)
+	if err != nil {
+		return // it may end before it answers: that is what it is told
+	}
+	res.Body.Close()
+}
+
+// same reports what is different about a node's containers.
+func (s *system) same(node string, before []string) error {
+	after := s.containers(node)
+	for _, c := range before {
+		if !contains(after, c) {
+			return fmt.Errorf("container %s is gone", c)
+		}
+	}
+	if len(after) != len(before) {
+		return fmt.Errorf("there were %d containers, there are %d", len(before), len(after))
+	}
+	return nil
+}
+
+func contains(all []string, one string) bool {
+	for _, a := range all {
+		if a == one {
+			return true
+		}
+	}
+	return false
+}
+
+// onHost runs a command on a host; an error or another code than 0 ends the test.
+func (s *system) onHost(host, command string, args ...string) string {
+	s.t.Helper()
+	var out, errs strings.Builder
+	code, err := s.Exec(s.t.Context(), host, trial.Streams{Out: &out, Err: &errs}, nil, command, args...)
+	if err == nil && code != 0 {
+		err = errors.New(strings.TrimSpace(errs.String()))
+	}
+	if err != nil {
+		s.t.Fatalf("%s on %s: %v", command, host, err)
+	}
+	return out.String()
+}
+
+// path is a file of a host, as a path of this machine.
+func (s *system) path(host, file string) string {
+	s.t.Helper()
+	h, err := s.Host(host)
+	s.check(err)
+	return filepath.Join(h.Root(), file)
+}

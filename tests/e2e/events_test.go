@@ -1,0 +1,305 @@
+package e2e_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+)
+
+// reasons are those of the events about a pod.
+func reasons(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod) (map[string]corev1.Event, error) {
+	list, err := client.CoreV1().Events(pod.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + pod.Name})
+	if err != nil {
+		return nil, err
+	}
+	all := map[string]corev1.Event{}
+	for _, e := range list.Items {
+		all[e.Reason] = e
+	}
+	return all, nil
+}
+
+// waitReasons waits until an API has events about a pod for all these reasons.
+func (s *system) waitReasons(client kubernetes.Interface, pod *corev1.Pod, want ...string) map[string]corev1.Event {
+	s.t.Helper()
+	var got map[string]corev1.Event
+	s.waitFor(fmt.Sprintf("events %v about %s", want, pod.Name), func(ctx context.Context) error {
+		var err error
+		if got, err = reasons(ctx, client, pod); err != nil {
+			return err
+		}
+		for _, w := range want {
+			if _, ok := got[w]; !ok {
+				return fmt.Errorf("there is none for %s", w)
+			}
+		}
+		return nil
+	})
+	return got
+}
+
+// TestEvents_01: events are not reported: the device shows the kubelet's, the cloud has none of them.
+func TestEvents_01_SwitchedOff(t *testing.T) {
+	s := use(t)
+	s.reportEvents("edge1", false)
+	ns := s.namespace()
+	pod := s.pod(ns, "quiet", "edge1")
+	s.waitReasons(s.device("edge1"), pod, "Pulled", "Created", "Started")
+	// Whatever the device had to say went up with the status Ready, or after it: one more round trip shows that nothing else came.
+	s.check(s.client.CoreV1().Pods(ns).Delete(t.Context(), pod.Name, metav1.DeleteOptions{}))
+	s.waitFor("the pod to go", func(ctx context.Context) error {
+		_, err := s.client.CoreV1().Pods(ns).Get(ctx, pod.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return errors.Join(err, errors.New("it is there"))
+	})
+	s.waitDelivered("edge1")
+	got, err := reasons(t.Context(), s.client, pod)
+	s.check(err)
+	for reason, e := range got {
+		if e.Source.Host == "edge1" || e.ReportingInstance == "edge1" {
+			t.Errorf("the cloud has an event %s of the device", reason)
+		}
+	}
+}
+
+// TestEvents_02: events are reported: the kubelet's own of a pod's life are in the cloud, from this node, and kubectl describe shows them.
+func TestEvents_02_SwitchedOn(t *testing.T) {
+	s := use(t)
+	s.reportEvents("edge1", true)
+	ns := s.namespace()
+	s.apply(ns, `apiVersion: v1
+kind: Pod
+metadata:
+  name: told
+spec:
+  nodeName: edge1
+  dnsPolicy: Default
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: sample
+    image: skerry.local/sample:1
+    livenessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1, failureThreshold: 1}
+  - name: fails
+    image: skerry.local/sample:1
+    args: ["no such argument"]
+`)
+	var pod *corev1.Pod
+	s.waitFor("the pod to run", func(ctx context.Context) error {
+		var err error
+		pod, err = s.client.CoreV1().Pods(ns).Get(ctx, "told", metav1.GetOptions{})
+		if err == nil && (pod.Status.PodIP == "" || pod.Status.Phase != corev1.PodRunning) {
+			err = fmt.Errorf("it is %s", pod.Status.Phase)
+		}
+		return err
+	})
+	s.post(pod, "/fail")
+	want := []string{"Pulled", "Created", "Started", "BackOff", "Unhealthy", "Killing"}
+	got := s.waitReasons(s.client, pod, want...)
+	for _, reason := range want {
+		if e := got[reason]; e.Source.Host != "edge1" || e.Source.Component != "kubelet" || e.InvolvedObject.UID != pod.UID {
+			t.Errorf("%s: from %+v about %s", reason, e.Source, e.InvolvedObject.UID)
+		}
+	}
+	described := s.kubectl("describe", "pod", "-n", ns, "told")
+	for _, reason := range want {
+		if !strings.Contains(described, reason) {
+			t.Errorf("kubectl describe does not show %s:\n%s", reason, described)
+		}
+	}
+}
+
+// TestEvents_03: a thousand events while the link is cut; all are there when it is back.
+func TestEvents_03_AThousandWhileCut(t *testing.T) {
+	s := use(t)
+	s.reportEvents("edge1", true)
+	f := s.flood(s.pod(s.namespace(), "island", "edge1"))
+	s.cut("edge1")
+	s.check(f.write(t.Context(), 1000))
+	got, err := f.events(t.Context(), s.client)
+	s.check(err)
+	if len(got) != 0 {
+		t.Errorf("%d events crossed a cut link", len(got))
+	}
+	s.heal("edge1")
+	f.waitArrived()
+}
+
+// TestEvents_04: edgecore is killed twice while the link is cut, once in the middle of the writing.
+func TestEvents_04_EdgecoreKilledWhileCut(t *testing.T) {
+	s := use(t)
+	s.reportEvents("edge1", true)
+	f := s.flood(s.pod(s.namespace(), "island", "edge1"))
+	s.cut("edge1")
+	wait := f.in(1000)
+	f.waitFor(300)
+	s.kill("edge1", "edgecore")
+	s.start("edge1", "edgecore")
+	wait()
+	s.kill("edge1", "edgecore")
+	s.start("edge1", "edgecore")
+	s.heal("edge1")
+	f.waitArrived()
+}
+
+// TestEvents_05: cloudcore is killed while events flow, again and again, whichever replica has the node.
+func TestEvents_05_CloudcoreKilledInMidFlood(t *testing.T) {
+	s := use(t)
+	s.reportEvents("edge1", true)
+	f := s.flood(s.pod(s.namespace(), "stream", "edge1"))
+	wait := f.in(1500)
+	for i, replica := range append(options().Replicas(), options().Replicas()...) {
+		f.waitFor(200 * (i + 1))
+		s.kill(replica, "cloudcore")
+		s.start(replica, "cloudcore")
+	}
+	wait()
+	f.waitArrived()
+}
+
+// TestEvents_07: one node storms; another one's Lease is renewed before it runs out, each time.
+func TestEvents_07_AStormOfOneNode(t *testing.T) {
+	s := use(t)
+	s.reportEvents("edge1", true)
+	pod := s.pod(s.namespace(), "storm", "edge1")
+	leases := s.client.CoordinationV1().Leases("kube-node-lease")
+	before, err := leases.Get(t.Context(), "edge2", metav1.GetOptions{})
+	s.check(err)
+	watch, err := leases.Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=edge2", ResourceVersion: before.ResourceVersion})
+	s.check(err)
+	defer watch.Stop()
+	f := s.flood(pod)
+	s.check(f.write(t.Context(), 4000))
+	f.waitArrived()
+	// Up to the first renewal after the storm.
+	var renewed []time.Time
+	for end := time.Now(); len(renewed) == 0 || renewed[len(renewed)-1].Before(end); {
+		e, ok := <-watch.ResultChan()
+		lease, is := e.Object.(*coordinationv1.Lease)
+		if !ok || !is {
+			t.Fatalf("the watch of the Lease ended: %v", e.Object)
+		}
+		renewed = append(renewed, lease.Spec.RenewTime.Time)
+	}
+	last := before.Spec.RenewTime.Time
+	allowed := time.Duration(*before.Spec.LeaseDurationSeconds) * time.Second
+	for _, at := range renewed {
+		if gap := at.Sub(last); gap > allowed {
+			t.Errorf("no renewal for %v, the Lease lasts %v", gap, allowed)
+		}
+		last = at
+	}
+}
+
+// TestEvents_08: the outbox is full: the oldest events are gone, the newest arrive, and the cloud is told how many are missing.
+func TestEvents_08_TheOutboxIsFull(t *testing.T) {
+	s := use(t)
+	s.reportEvents("edge1", true)
+	s.set("edge1", "modules.metaManager.eventLimit.entries=300", "modules.metaManager.eventLimit.entries=10000")
+	f := s.flood(s.pod(s.namespace(), "island", "edge1"))
+	s.waitDelivered("edge1")
+	s.cut("edge1")
+	for range 500 { // one after another, so that their order is known
+		s.check(f.write(t.Context(), 1))
+	}
+	status, err := s.deviceStatus(t.Context(), "edge1")
+	s.check(err)
+	dropped := status.Data.Outbox.Dropped
+	if dropped < 200 {
+		t.Errorf("%d events were dropped, want 200 at least: %d were written and 300 have room", dropped, f.acknowledged())
+	}
+	s.heal("edge1")
+	s.waitDelivered("edge1")
+	got, err := f.events(t.Context(), s.client)
+	s.check(err)
+	// Events of the kubelet may have had a place among the 300.
+	if len(got) > 300 || len(got) < 280 {
+		t.Errorf("%d events arrived, want about 300", len(got))
+	}
+	names := make([]string, 0, len(got))
+	for name := range got {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for i, name := range names {
+		if want := fmt.Sprintf("island.flood-%05d", 500-len(names)+i); name != want {
+			t.Errorf("event %s arrived in the place of %s: the newest should have stayed", name, want)
+			break
+		}
+	}
+	s.waitFor("the cloud to be told", func(ctx context.Context) error {
+		list, err := s.client.CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=edge1,reason=EventsDropped"})
+		if err != nil {
+			return err
+		}
+		for _, e := range list.Items {
+			if strings.Contains(e.Message, fmt.Sprint(dropped)) {
+				return nil
+			}
+		}
+		return fmt.Errorf("no event tells of %d", dropped)
+	})
+}
+
+// TestEvents_09: a node writes what is another's: its pod's status, its Lease, an event about its pod. The cloud refuses, and the device hears of it.
+func TestEvents_09_WhatIsAnothers(t *testing.T) {
+	s := use(t)
+	s.reportEvents("edge1", true)
+	ns := s.namespace()
+	theirs := s.pod(ns, "theirs", "edge2")
+	device := s.device("edge1")
+
+	_, err := device.CoreV1().Pods(ns).Patch(t.Context(), theirs.Name, types.StrategicMergePatchType, []byte(`{"status":{"reason":"Forged"}}`),
+		metav1.PatchOptions{}, "status")
+	if !apierrors.IsForbidden(err) && !apierrors.IsNotFound(err) {
+		t.Errorf("patching another's pod: %v", err)
+	}
+	leases := s.client.CoordinationV1().Leases("kube-node-lease")
+	lease, err := leases.Get(t.Context(), "edge2", metav1.GetOptions{})
+	s.check(err)
+	forged := lease.DeepCopy()
+	forged.Labels = map[string]string{"forged": "yes"}
+	if _, err := device.CoordinationV1().Leases("kube-node-lease").Update(t.Context(), forged, metav1.UpdateOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("updating another's Lease: %v", err)
+	}
+	// An event is taken by the device, as the kubelet's are, and refused by the cloud.
+	f := s.flood(theirs)
+	e := f.event(0, metav1.Now())
+	_, err = device.CoreV1().Events(ns).Create(t.Context(), e, metav1.CreateOptions{})
+	s.check(err)
+	s.waitDelivered("edge1")
+	s.waitFor("the device to hear of it", func(ctx context.Context) error {
+		list, err := device.CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{FieldSelector: "reason=WriteRefused"})
+		if err != nil {
+			return err
+		}
+		for _, refused := range list.Items {
+			if strings.Contains(refused.Message, e.Name) {
+				return nil
+			}
+		}
+		return fmt.Errorf("%d refusals, none of them of this", len(list.Items))
+	})
+	got, err := f.events(t.Context(), s.client)
+	s.check(err)
+	if len(got) != 0 {
+		t.Errorf("the cloud has the forged event: %v", got)
+	}
+	now, err := s.client.CoreV1().Pods(ns).Get(t.Context(), theirs.Name, metav1.GetOptions{})
+	s.check(err)
+	if now.Status.Reason != "" {
+		t.Errorf("another's pod was written: %q", now.Status.Reason)
+	}
+}
