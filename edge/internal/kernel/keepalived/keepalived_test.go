@@ -1,0 +1,481 @@
+package keepalived_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"
+	"github.com/skerry-io/skerry/tests/netns/lan"
+)
+
+// The test's own binary is also the node: a process of its own in a network namespace, so that it can be killed.
+const nodeEnv = "KEEPALIVED_TEST_NODE"
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(nodeEnv); dir != "" {
+		if err := serve(dir); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
+
+type order struct {
+	Apply []keepalived.Instance
+	Ready map[string]bool
+}
+
+type word struct {
+	Answer bool
+	Err    string
+	States map[string]keepalived.State
+}
+
+// serve is the node: orders on its standard input, words on its output. It ends with its input, gracefully.
+func serve(dir string) error {
+	d := keepalived.New(keepalived.Config{Dir: dir, Extra: os.Getenv("KEEPALIVED_TEST_EXTRA")})
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- d.Run(ctx) }()
+	var mu sync.Mutex
+	out := json.NewEncoder(os.Stdout)
+	say := func(w word) {
+		mu.Lock()
+		defer mu.Unlock()
+		_ = out.Encode(w)
+	}
+	go func() {
+		for range d.Changed() {
+			say(word{States: d.States()})
+		}
+	}()
+	in := json.NewDecoder(os.Stdin)
+	for {
+		var o order
+		if err := in.Decode(&o); err != nil {
+			break
+		}
+		var errs []error
+		for name, ready := range o.Ready {
+			errs = append(errs, d.SetReady(name, ready))
+		}
+		if o.Apply != nil {
+			errs = append(errs, d.Apply(ctx, o.Apply), d.ExtraProblem())
+		}
+		w := word{Answer: true}
+		if err := errors.Join(errs...); err != nil {
+			w.Err = err.Error()
+		}
+		say(w)
+	}
+	stop()
+	return <-done
+}
+
+// node is a node as the test sees it.
+type node struct {
+	t     *testing.T
+	host  *lan.Host
+	dir   string
+	extra string
+
+	cmd     *exec.Cmd
+	stdin   io.WriteCloser
+	answers chan word
+	mu      sync.Mutex
+	states  map[string]keepalived.State
+}
+
+func newNode(t *testing.T, l *lan.LAN, address string) *node {
+	t.Helper()
+	if _, err := exec.LookPath("keepalived"); err != nil {
+		t.Skip("needs keepalived")
+	}
+	n := &node{t: t, host: l.Host(address), dir: t.TempDir()}
+	n.extra = filepath.Join(t.TempDir(), "extra.conf")
+	n.start()
+	t.Cleanup(func() {
+		n.stop()
+		n.killKeepalived("keepalived.pid", "vrrp.pid")
+	})
+	return n
+}
+
+func (n *node) start() {
+	n.t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.cmd = n.host.Command(context.Background(), exe)
+	n.cmd.Env = append(os.Environ(), nodeEnv+"="+n.dir, "KEEPALIVED_TEST_EXTRA="+n.extra)
+	n.cmd.Stderr = os.Stderr
+	if !testing.Verbose() {
+		n.cmd.Stderr = nil
+	}
+	if n.stdin, err = n.cmd.StdinPipe(); err != nil {
+		n.t.Fatal(err)
+	}
+	out, err := n.cmd.StdoutPipe()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	if err := n.cmd.Start(); err != nil {
+		n.t.Fatal(err)
+	}
+	n.answers = make(chan word, 1)
+	n.mu.Lock()
+	n.states = nil
+	n.mu.Unlock()
+	answers := n.answers
+	go func() {
+		defer close(answers)
+		lines := bufio.NewScanner(out)
+		for lines.Scan() {
+			var w word
+			if json.Unmarshal(lines.Bytes(), &w) != nil {
+				continue
+			}
+			if w.Answer {
+				answers <- w
+				continue
+			}
+			n.mu.Lock()
+			n.states = w.States
+			n.mu.Unlock()
+		}
+	}()
+}
+
+// stop ends the node as systemd would.
+func (n *node) stop() {
+	if n.cmd == nil {
+		return
+	}
+	n.stdin.Close()
+	_ = n.cmd.Wait()
+	n.cmd = nil
+}
+
+// kill ends the node's process, and leaves keepalived alone.
+func (n *node) kill() {
+	_ = n.cmd.Process.Kill()
+	_ = n.cmd.Wait()
+	n.cmd = nil
+}
+
+func (n *node) killKeepalived(files ...string) {
+	for _, f := range files {
+		raw, err := os.ReadFile(filepath.Join(n.dir, f))
+		if err != nil {
+			continue
+		}
+		if pid, err := strconv.Atoi(strings.TrimSpace(string(raw))); err == nil {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	}
+}
+
+func (n *node) order(o order) string {
+	n.t.Helper()
+	if err := json.NewEncoder(n.stdin).Encode(o); err != nil {
+		n.t.Fatal(err)
+	}
+	w, ok := <-n.answers
+	if !ok {
+		n.t.Fatal("the node has ended")
+	}
+	return w.Err
+}
+
+func (n *node) apply(instances ...keepalived.Instance) {
+	n.t.Helper()
+	if instances == nil {
+		instances = []keepalived.Instance{}
+	}
+	if err := n.order(order{Apply: instances}); err != "" {
+		n.t.Fatal(err)
+	}
+}
+
+func (n *node) ready(name string, ready bool) {
+	n.t.Helper()
+	if err := n.order(order{Ready: map[string]bool{name: ready}}); err != "" {
+		n.t.Fatal(err)
+	}
+}
+
+func (n *node) state(name string) keepalived.State {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.states[name]
+}
+
+const vip = "10.77.0.100"
+
+func instance(name, address string, vrid, priority uint8) keepalived.Instance {
+	return keepalived.Instance{
+		Name: name, Interface: lan.Interface, VRID: vrid, Priority: priority, Advert: 200 * time.Millisecond, Address: netip.MustParseAddr(address),
+	}
+}
+
+// eventually waits for a while that a loaded machine may need; it is no measure.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(30 * time.Second)
+	for !ok() {
+		if time.Now().After(deadline) {
+			t.Fatalf("it never came about: %s", what)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// pair is two nodes with one address; the first has the higher priority and holds it.
+func pair(t *testing.T) (l *lan.LAN, a, b *node) {
+	l = lan.New(t)
+	a, b = newNode(t, l, "10.77.0.1/24"), newNode(t, l, "10.77.0.2/24")
+	a.ready("web", true)
+	a.apply(instance("web", vip, 51, 200))
+	holds(t, a)
+	b.ready("web", true)
+	b.apply(instance("web", vip, 51, 190))
+	eventually(t, "the second is a backup", func() bool { return b.state("web") == keepalived.Backup })
+	return l, a, b
+}
+
+// holds waits until the first has the address and the others don't.
+func holds(t *testing.T, n *node, others ...*node) {
+	t.Helper()
+	eventually(t, n.host.NS+" holds the address alone", func() bool {
+		for _, o := range others {
+			if o.host.Has(vip) {
+				return false
+			}
+		}
+		return n.host.Has(vip)
+	})
+}
+
+func TestElection_readinessByTrackedFile(t *testing.T) {
+	_, a, b := pair(t)
+	eventually(t, "both know what they are", func() bool { return a.state("web") == keepalived.Master && b.state("web") == keepalived.Backup })
+	a.ready("web", false)
+	holds(t, b, a)
+	eventually(t, "a is in fault", func() bool { return a.state("web") == keepalived.Fault })
+	a.ready("web", true)
+	eventually(t, "a is a backup", func() bool { return a.state("web") == keepalived.Backup })
+	holds(t, b, a) // it does not take it back
+	b.ready("web", false)
+	holds(t, a, b)
+}
+
+func TestElection_neverReadyIsNoCandidate(t *testing.T) {
+	l := lan.New(t)
+	a := newNode(t, l, "10.77.0.1/24")
+	a.apply(instance("web", vip, 51, 200))
+	eventually(t, "it is in fault", func() bool { return a.state("web") == keepalived.Fault })
+	if a.host.Has(vip) {
+		t.Error("it has the address")
+	}
+}
+
+// A reload with instances added, removed or unchanged moves no address.
+func TestReload_noFlap(t *testing.T) {
+	_, a, b := pair(t)
+	watch := a.host.Command(t.Context(), "ip", "-o", "monitor", "address")
+	var seen strings.Builder
+	watch.Stdout = &seen
+	if err := watch.Start(); err != nil {
+		t.Fatal(err)
+	}
+	web := instance("web", vip, 51, 200)
+	a.ready("second", true)
+	a.apply(web, instance("second", "10.77.0.101", 52, 200))
+	eventually(t, "the second is there", func() bool { return a.host.Has("10.77.0.101") })
+	a.apply(web)
+	eventually(t, "the second is gone", func() bool { return !a.host.Has("10.77.0.101") })
+	a.apply(web)
+	web.Priority = 180
+	a.apply(web) // a lower priority is no reason to lose it
+	a.ready("third", true)
+	a.apply(web, instance("third", "10.77.0.103", 53, 200))
+	eventually(t, "the third is there", func() bool { return a.host.Has("10.77.0.103") })
+	_ = watch.Process.Kill()
+	_ = watch.Wait()
+	if strings.Contains(seen.String(), " "+vip+"/") {
+		t.Errorf("the first address was touched:\n%s", seen.String())
+	}
+	holds(t, a, b)
+}
+
+// A bad configuration never reaches a running keepalived.
+func TestApply_refusesWhatKeepalivedRefuses(t *testing.T) {
+	_, a, b := pair(t)
+	web := instance("web", vip, 51, 200)
+	for name, bad := range map[string]keepalived.Instance{
+		"missing interface": {Name: "bad", Interface: "eth99", VRID: 9, Priority: 100, Advert: time.Second, Address: netip.MustParseAddr("10.77.0.9")},
+		"VRID 0":            {Name: "bad", Interface: lan.Interface, Priority: 100, Advert: time.Second, Address: netip.MustParseAddr("10.77.0.9")},
+		"the same VRID":     instance("bad", "10.77.0.9", 51, 100),
+	} {
+		if err := a.order(order{Apply: []keepalived.Instance{web, bad}}); err == "" {
+			t.Errorf("%s is accepted", name)
+		} else {
+			t.Logf("%s: %s", name, err)
+		}
+	}
+	a.apply(web)
+	holds(t, a, b)
+}
+
+func TestExtra_userSections(t *testing.T) {
+	_, a, _ := pair(t)
+	web := instance("web", vip, 51, 200)
+	write := func(s string) {
+		if err := os.WriteFile(a.extra, []byte(s), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const own = "vrrp_instance mine {\n state BACKUP\n interface lan0\n virtual_router_id 9\n priority 50\n advert_int 0.2\n virtual_ipaddress {\n 10.77.0.50/24\n }\n}\n"
+	write(own)
+	a.apply(web)
+	eventually(t, "the user's address is there", func() bool { return a.host.Has("10.77.0.50") })
+	write("vrrp_instance mine {\n interface nonsense\n")
+	second := instance("second", "10.77.0.101", 52, 200)
+	a.ready("second", true)
+	if err := a.order(order{Apply: []keepalived.Instance{web, second}}); !strings.Contains(err, a.extra) {
+		t.Errorf("the user is not told: %q", err)
+	}
+	eventually(t, "the second is there", func() bool { return a.host.Has("10.77.0.101") })
+	if !a.host.Has("10.77.0.50") || !a.host.Has(vip) {
+		t.Error("a mistake in the user's sections took addresses away")
+	}
+	write(own)
+	a.apply(web)
+	eventually(t, "the second is gone", func() bool { return !a.host.Has("10.77.0.101") })
+	a.apply()
+	eventually(t, "ours is gone", func() bool { return !a.host.Has(vip) })
+	if !a.host.Has("10.77.0.50") {
+		t.Error("the user's address went with our last one")
+	}
+	if err := os.Remove(a.extra); err != nil {
+		t.Fatal(err)
+	}
+	a.apply()
+	eventually(t, "nothing runs", func() bool { return !a.host.Has("10.77.0.50") })
+}
+
+// Scenario 16.
+func TestVIPs_16_GracefulStop(t *testing.T) {
+	_, a, b := pair(t)
+	a.stop()
+	if a.host.Has(vip) {
+		t.Error("the address is still on the node that was stopped")
+	}
+	holds(t, b, a)
+}
+
+// Scenario 17, keepalived's part: parent and child, each alone and both.
+func TestVIPs_17_KeepalivedKilled(t *testing.T) {
+	for name, files := range map[string][]string{"both": {"keepalived.pid", "vrrp.pid"}, "the parent": {"keepalived.pid"}, "the child": {"vrrp.pid"}} {
+		t.Run(name, func(t *testing.T) {
+			_, a, b := pair(t)
+			before, err := os.ReadFile(filepath.Join(a.dir, "vrrp.pid"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			a.killKeepalived(files...)
+			eventually(t, "keepalived runs again", func() bool {
+				now, err := os.ReadFile(filepath.Join(a.dir, "vrrp.pid"))
+				return err == nil && len(now) > 0 && string(now) != string(before)
+			})
+			eventually(t, "there is one holder", func() bool { return a.host.Has(vip) != b.host.Has(vip) })
+			b.ready("web", false)
+			holds(t, a, b)
+		})
+	}
+}
+
+// Scenario 17, the supervisor's part: it is killed, keepalived goes on, and the next one takes it over without a flap.
+func TestVIPs_17_SupervisorKilled(t *testing.T) {
+	_, a, b := pair(t)
+	pid, err := os.ReadFile(filepath.Join(a.dir, "keepalived.pid"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.kill()
+	if !a.host.Has(vip) {
+		t.Fatal("the address went with the supervisor")
+	}
+	a.start()
+	a.apply(instance("web", vip, 51, 200))
+	eventually(t, "it knows its state", func() bool { return a.state("web") == keepalived.Master })
+	if now, _ := os.ReadFile(filepath.Join(a.dir, "keepalived.pid")); string(now) != string(pid) {
+		t.Errorf("keepalived was started anew: pid %s, then %s", pid, now)
+	}
+	holds(t, a, b)
+	a.ready("web", false)
+	holds(t, b, a)
+	a.ready("web", true)
+
+	// Both are killed: the next supervisor removes what was left behind.
+	b.ready("web", false)
+	holds(t, a, b)
+	a.kill()
+	a.killKeepalived("keepalived.pid", "vrrp.pid")
+	if !a.host.Has(vip) {
+		t.Fatal("a killed keepalived removed its address: this test shows nothing")
+	}
+	b.ready("web", true)
+	eventually(t, "the other takes over", func() bool { return b.host.Has(vip) })
+	a.start()
+	a.apply(instance("web", vip, 51, 200))
+	holds(t, b, a)
+}
+
+// A pid file of a keepalived that is gone, or of another process, keeps nothing from starting.
+func TestStart_stalePIDFiles(t *testing.T) {
+	l := lan.New(t)
+	a := newNode(t, l, "10.77.0.1/24")
+	for _, f := range []string{"keepalived.pid", "vrrp.pid"} {
+		if err := os.WriteFile(filepath.Join(a.dir, f), []byte(strconv.Itoa(os.Getpid())+"\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a.ready("web", true)
+	a.apply(instance("web", vip, 51, 200))
+	holds(t, a)
+}
+
+// Every instance of IPv6 needs no more than its address.
+func TestElection_IPv6(t *testing.T) {
+	l := lan.New(t)
+	a, b := newNode(t, l, "2001:db8::1/64"), newNode(t, l, "2001:db8::2/64")
+	for n, priority := range map[*node]uint8{a: 200, b: 190} {
+		n.ready("six", true)
+		n.apply(instance("six", "2001:db8::100", 51, priority))
+	}
+	eventually(t, "one holds it", func() bool { return a.host.Has("2001:db8::100") != b.host.Has("2001:db8::100") })
+	first, second := a, b
+	if b.host.Has("2001:db8::100") {
+		first, second = b, a
+	}
+	first.ready("six", false)
+	eventually(t, "the other holds it", func() bool { return second.host.Has("2001:db8::100") && !first.host.Has("2001:db8::100") })
+}

@@ -1,0 +1,154 @@
+// Package lan makes a LAN of network namespaces on one bridge for tests, and runs programs on its hosts.
+//
+// It owns the namespaces, with fresh names, since the kernel removes them some time after they are deleted; all go with the test. The bridge has a namespace of its own,
+// so the machine's network is not touched. Root is needed. A LAN is used by one test; the methods of a Host may be called from any goroutine.
+package lan
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// Interface is what a host calls its place on the LAN.
+const Interface = "lan0"
+
+// LAN is a bridge with hosts.
+type LAN struct {
+	t      testing.TB
+	prefix string
+	ns     string // of the bridge
+	hosts  int
+}
+
+// Host is a machine on the LAN.
+type Host struct {
+	t    testing.TB
+	NS   string // name of its network namespace
+	port string // its end at the bridge
+	sw   string
+	mu   sync.Mutex
+}
+
+// New makes a LAN, or skips the test where that needs a root that there isn't.
+func New(t testing.TB) *LAN {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("making network namespaces needs root")
+	}
+	l := &LAN{t: t, prefix: fmt.Sprintf("sk%07x", rand.Uint32N(1<<28))}
+	l.ns = l.prefix + "-sw"
+	namespace(t, l.ns)
+	// No multicast snooping: nobody asks for VRRP's group before the first advertisement.
+	run(t, "ip", "-n", l.ns, "link", "add", "br0", "type", "bridge", "mcast_snooping", "0")
+	run(t, "ip", "-n", l.ns, "link", "set", "br0", "up")
+	return l
+}
+
+func namespace(t testing.TB, name string) {
+	t.Helper()
+	run(t, "ip", "netns", "add", name)
+	t.Cleanup(func() {
+		if out, err := exec.Command("ip", "netns", "del", name).CombinedOutput(); err != nil {
+			t.Errorf("removing namespace %s: %v: %s", name, err, out)
+		}
+	})
+	run(t, "ip", "-n", name, "link", "set", "lo", "up")
+}
+
+func run(t testing.TB, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v: %s", name, strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+// Host adds a host with addresses such as 10.0.0.1/24 and 2001:db8::1/64. It forwards, as a node does.
+func (l *LAN) Host(addresses ...string) *Host {
+	l.t.Helper()
+	l.hosts++
+	h := &Host{t: l.t, NS: fmt.Sprintf("%s-%d", l.prefix, l.hosts), port: fmt.Sprintf("p%d", l.hosts), sw: l.ns}
+	namespace(l.t, h.NS)
+	run(l.t, "ip", "-n", l.ns, "link", "add", h.port, "type", "veth", "peer", "name", Interface, "netns", h.NS)
+	run(l.t, "ip", "-n", l.ns, "link", "set", h.port, "master", "br0", "up")
+	// No duplicate address detection: an IPv6 address would not be usable for a second or two.
+	h.Shell("echo 0 > /proc/sys/net/ipv6/conf/all/accept_dad; echo 0 > /proc/sys/net/ipv6/conf/" + Interface + "/accept_dad; " +
+		"echo 1 > /proc/sys/net/ipv4/ip_forward; echo 1 > /proc/sys/net/ipv6/conf/all/forwarding")
+	run(l.t, "ip", "-n", h.NS, "link", "set", Interface, "up")
+	for _, a := range addresses {
+		run(l.t, "ip", "-n", h.NS, "addr", "add", a, "dev", Interface)
+	}
+	return h
+}
+
+// Pod adds a namespace that the host routes to, with one address, as a pod has it: replies go back through the host.
+func (h *Host) Pod(address netip.Addr) *Host {
+	h.t.Helper()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	p := &Host{t: h.t, NS: fmt.Sprintf("%s-p%04x", h.NS, rand.Uint32N(1<<16)), sw: h.NS}
+	p.port = "v" + p.NS[len(p.NS)-4:]
+	namespace(h.t, p.NS)
+	run(h.t, "ip", "-n", h.NS, "link", "add", p.port, "type", "veth", "peer", "name", "eth0", "netns", p.NS)
+	whole, family, gateway := netip.PrefixFrom(address, address.BitLen()).String(), "-4", "169.254.1.1"
+	if address.Is6() {
+		family, gateway = "-6", "fe80::1"
+		p.Shell("echo 0 > /proc/sys/net/ipv6/conf/eth0/accept_dad")
+		run(h.t, "ip", "netns", "exec", h.NS, "sh", "-c", "echo 0 > /proc/sys/net/ipv6/conf/"+p.port+"/accept_dad")
+	}
+	run(h.t, "ip", "-n", h.NS, "link", "set", p.port, "up")
+	run(h.t, "ip", "-n", h.NS, "addr", "add", gateway+map[bool]string{true: "/64", false: "/32"}[address.Is6()], "dev", p.port)
+	run(h.t, "ip", "-n", p.NS, "link", "set", "eth0", "up")
+	run(h.t, "ip", "-n", p.NS, "addr", "add", whole, "dev", "eth0")
+	run(h.t, "ip", family, "-n", h.NS, "route", "add", whole, "dev", p.port)
+	if address.Is4() {
+		run(h.t, "ip", "-n", p.NS, "route", "add", gateway, "dev", "eth0")
+	}
+	run(h.t, "ip", family, "-n", p.NS, "route", "add", "default", "via", gateway, "dev", "eth0")
+	return p
+}
+
+// Command makes a command that runs on the host.
+func (h *Host) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
+	return exec.CommandContext(ctx, "nsenter", append([]string{"--net=/run/netns/" + h.NS, name}, args...)...)
+}
+
+// Shell runs a line of shell on the host and returns what it prints.
+func (h *Host) Shell(line string) string {
+	h.t.Helper()
+	out, err := h.Command(context.Background(), "sh", "-c", line).CombinedOutput()
+	if err != nil {
+		h.t.Fatalf("%s: %v: %s", line, err, out)
+	}
+	return string(out)
+}
+
+// Plug connects or disconnects the host's cable.
+func (h *Host) Plug(in bool) {
+	h.t.Helper()
+	run(h.t, "ip", "-n", h.sw, "link", "set", h.port, map[bool]string{true: "up", false: "down"}[in])
+}
+
+// Isolate puts the host's port into another bridge, or back: its carrier stays, but it is alone.
+func (h *Host) Isolate(alone bool) {
+	h.t.Helper()
+	if alone {
+		run(h.t, "ip", "-n", h.sw, "link", "set", h.port, "nomaster")
+		return
+	}
+	run(h.t, "ip", "-n", h.sw, "link", "set", h.port, "master", "br0")
+}
+
+// Has reports whether the host has an address.
+func (h *Host) Has(address string) bool {
+	h.t.Helper()
+	return strings.Contains(h.Shell("ip -o addr show"), " "+address+"/")
+}
