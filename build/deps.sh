@@ -15,7 +15,7 @@ keepalived                   keepalived                          elects the hold
 user-mode-linux              linux.uml                           a kernel with IPVS for the tests of that data plane; no module of the host is needed
 ipvsadm                      ipvsadm                             looking at what those tests have made
 busybox-static               busybox                             the first process of that kernel ends with its poweroff
-kmod                         modprobe                            loads that kernel's modules
+kmod                         modprobe                            loads the modules of that kernel
 iproute2                     ip                                  looking at namespaces and links; tc shapes slow ones
 '
 
