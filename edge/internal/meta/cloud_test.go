@@ -505,6 +505,17 @@ func pod(change ...func(*corev1.Pod)) *corev1.Pod {
 	return p
 }
 
+// uses makes a pod refer to ConfigMaps.
+func uses(names ...string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		for _, n := range names {
+			p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: n, VolumeSource: corev1.VolumeSource{
+				ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: n}},
+			}})
+		}
+	}
+}
+
 func configMap(data string) *corev1.ConfigMap {
 	return &corev1.ConfigMap{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"}, Data: map[string]string{"k": data}}
 }

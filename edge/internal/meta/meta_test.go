@@ -358,14 +358,7 @@ func TestObjectsThatPodsNeedTravelWithThem(t *testing.T) {
 		for _, n := range []string{"used", "unused"} {
 			c.set(ref("configmaps", "default", n), configMap(n))
 		}
-		uses := func(p *corev1.Pod) {
-			for _, n := range []string{"used", "absent"} {
-				p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: n, VolumeSource: corev1.VolumeSource{
-					ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: n}},
-				}})
-			}
-		}
-		c.set(ref("pods", "default", "a"), pod(uses))
+		c.set(ref("pods", "default", "a"), pod(uses("used", "absent")))
 		c.link()
 		e.holdPods()
 		c.cut()
