@@ -122,9 +122,9 @@ func (in *inbox) work(ctx context.Context) bool {
 		return ctx.Err() != nil
 	}
 	in.mu.Lock()
-	defer in.mu.Unlock()
 	in.results = in.results[len(results):]
 	if in.session != session {
+		in.mu.Unlock()
 		return true
 	}
 	in.states = in.states[len(states):]
@@ -138,6 +138,7 @@ func (in *inbox) work(ctx context.Context) bool {
 		}
 		in.m.sender.putAck(states[n-1].message.Answer(&topicpb.StateAck{Sequence: in.sequence}))
 	}
+	in.mu.Unlock()
 	for _, i := range inventories {
 		in.m.mu.RLock()
 		answer := in.m.tables[resourceOf(i.request.Resource)].inventory(i.request)

@@ -10,6 +10,8 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/klog/v2"
 
@@ -39,6 +41,17 @@ type interest struct {
 func (i *interest) wakeAll() {
 	close(i.wake)
 	i.wake = make(chan struct{})
+}
+
+// selection is the set as a selection.
+func (i *interest) selection() (object.Selection, error) {
+	s := object.Selection{Resource: i.resource, Namespace: i.namespace}
+	var err error
+	if s.Labels, err = labels.Parse(i.labels); err != nil {
+		return s, err
+	}
+	s.Fields, err = fields.ParseSelector(i.fields)
+	return s, err
 }
 
 // covers reports whether the selection asks for nothing that is not in the set.

@@ -59,6 +59,7 @@ type Limits struct {
 	HistoryBytes   int           // of those; default 256 KiB
 	WatchQueue     int           // events that wait for a slow watcher; default 1,024, then it gets 410
 	Answers        int           // kept tokens; default 1,024, the oldest go first
+	SettleWait     time.Duration // how long a write that passed through waits until it is seen here; default 1 s, then it is answered all the same
 	RequestTimeout time.Duration // for what passes through and has no deadline; default 60 s
 }
 
@@ -86,6 +87,7 @@ func (c *Config) setDefaults() {
 	or(&l.HistoryBytes, 256<<10)
 	or(&l.WatchQueue, 1024)
 	or(&l.Answers, 1024)
+	or(&l.SettleWait, time.Second)
 	or(&l.RequestTimeout, time.Minute)
 }
 
@@ -263,13 +265,17 @@ func (m *Manager) handleUp(ctx context.Context, _ message.Message, up linkstate.
 }
 
 func (m *Manager) handleDown(ctx context.Context, _ message.Message, down linkstate.Loss) error {
+	m.mu.RLock()
+	old := down.Epoch < m.link.Epoch
+	m.mu.RUnlock()
+	if old {
+		return nil
+	}
+	m.inbox.reset()
+	m.sender.reset()
 	return m.do(ctx, func(b *batch) error {
 		b.after(func() {
-			if down.Epoch < m.link.Epoch {
-				return
-			}
 			m.linked = false
-			m.inbox.reset()
 			m.sender.reset()
 			m.outbox.restart()
 		})

@@ -15,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/skerry-io/skerry/common/topic/topicpb"
 	"github.com/skerry-io/skerry/edge/internal/meta"
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
@@ -356,6 +357,44 @@ func TestWhatPassesThroughSpeaksTheCloudsVersions(t *testing.T) {
 		synctest.Wait()
 		if err := put("", []byte(`{}`)); !apierrors.IsServiceUnavailable(err) || retryAfter(err) == 0 {
 			t.Errorf("off line: %v, want 503 with Retry-After", err)
+		}
+	})
+}
+
+func TestWhoWritesFindsWhatItWrote(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		c := newCloud(t)
+		e := newEdge(t, c, meta.Config{})
+		c.link()
+		e.holdPods()
+		mirror := ref("pods", "default", "mirror")
+		c.answer = func(*topicpb.APIRequest) *topicpb.APIResponse {
+			made := pod()
+			c.put(mirror, made)
+			raw, err := object.Encode(made)
+			if err != nil {
+				t.Error(err)
+			}
+			go func() { // the watch in the cloud is some time behind
+				time.Sleep(200 * time.Millisecond)
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				c.publish()
+			}()
+			return &topicpb.APIResponse{Code: 201, Body: raw}
+		}
+		start := time.Now()
+		if _, err := e.Write(t.Context(), meta.Write{
+			Verb: "create", Ref: object.Ref{Resource: resource("pods"), Namespace: "default"}, Body: []byte(`{}`), Path: "/api/v1/namespaces/default/pods",
+			Caller: meta.Caller{Kubelet: true},
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := e.Get(t.Context(), mirror, meta.Caller{Kubelet: true}); err != nil {
+			t.Errorf("Get: %v", err)
+		}
+		if took := time.Since(start); took > 500*time.Millisecond {
+			t.Errorf("it took %v", took)
 		}
 	})
 }

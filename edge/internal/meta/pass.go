@@ -6,12 +6,14 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -85,7 +87,52 @@ func (m *Manager) passThrough(ctx context.Context, w Write) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
+	m.settle(ctx, w, response)
 	return Result{Code: int(response.Code), Response: response}, nil
+}
+
+// settle waits, for a moment, until what was written is seen here too where it will be: whoever writes and then reads, as a kubelet does with the mirror of
+// a static pod, finds what it wrote.
+func (m *Manager) settle(ctx context.Context, w Write, r *topicpb.APIResponse) {
+	if r.Code/100 != 2 || (w.Verb != "create" && w.Verb != "update" && w.Verb != "patch") || (w.Subresource != "" && w.Subresource != "status") {
+		return
+	}
+	wrote, err := object.FromRaw(w.Ref.Resource, r.Body)
+	if err != nil || wrote.CloudVersion == "" || !m.comesDown(wrote) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, m.config.Limits.SettleWait)
+	defer cancel()
+	watch, err := m.Watch(ctx, object.Selection{
+		Resource: wrote.Resource, Namespace: wrote.Namespace, Fields: fields.OneTermEqualSelector("metadata.name", wrote.Name),
+	}, WatchOptions{Held: true})
+	if err != nil {
+		return
+	}
+	defer watch.Stop()
+	for e := range watch.Events() { // closed when ctx ends
+		if e.Object.UID == wrote.UID && !older(e.Object.CloudVersion, wrote.CloudVersion) {
+			return
+		}
+	}
+}
+
+// comesDown reports whether an object belongs to a set that is held here.
+func (m *Manager) comesDown(o object.Object) bool {
+	m.mu.RLock()
+	var sets []object.Selection
+	for _, i := range m.interests {
+		if i.resource == o.Resource && i.refused == nil && i.synced && !i.deps {
+			if s, err := i.selection(); err == nil {
+				sets = append(sets, s)
+			}
+		}
+	}
+	m.mu.RUnlock()
+	return slices.ContainsFunc(sets, func(s object.Selection) bool {
+		ok, err := s.Matches(o)
+		return ok && err == nil
+	})
 }
 
 // firstVersion is the lowest version that an edge gives out: kube-apiserver's are etcd's revisions, which are far below.
