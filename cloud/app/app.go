@@ -234,6 +234,9 @@ func (a *App) assemble() error {
 			Client: client, Requester: join.RequesterFor(a.client.Config()), Tokens: a.tokens, CA: a.ca, Serving: a.serving, ClientCA: a.clientCA,
 			WebSocket: a.advertised(a.config.Hub.WebSocket), QUIC: a.advertised(a.config.Hub.QUIC),
 		})
+		if err := a.metrics.Register(a.joins.Metrics()); err != nil {
+			return fmt.Errorf("registering metrics: %w", err)
+		}
 		entries = append(entries, beehive.Entry{
 			Module:  service("join", func(ctx context.Context) error { return a.joins.Run(ctx, a.joining) }),
 			Restart: beehive.Never(),

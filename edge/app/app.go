@@ -37,6 +37,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/edged"
 	"github.com/skerry-io/skerry/edge/internal/hub"
 	"github.com/skerry-io/skerry/edge/internal/join"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netwatch"
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
 	"github.com/skerry-io/skerry/edge/internal/meta"
 	"github.com/skerry-io/skerry/edge/internal/store"
@@ -106,6 +107,7 @@ type App struct {
 	api      *api.Server
 	dialer   link.Dialer
 	hub      *hub.Hub
+	netwatch *netwatch.Watcher
 	edged    *edged.Module
 	runner   *beehive.Runner
 	metrics  *prometheus.Registry
@@ -114,8 +116,7 @@ type App struct {
 // New reads the identity, opens the store and makes every part. Nothing runs yet.
 func New(ctx context.Context, cfg *edgeconfig.Config) (*App, error) {
 	a := &App{config: cfg, metrics: prometheus.NewRegistry()}
-	floor := BuildTime()
-	a.clock = pki.NewClock(floor, nil)
+	a.clock = pki.NewClock(BuildTime(), a.keepTime)
 	var err error
 	if a.identity, err = join.Load(IdentityDir(cfg), a.clock); err != nil {
 		return nil, err
@@ -135,6 +136,9 @@ func New(ctx context.Context, cfg *edgeconfig.Config) (*App, error) {
 	if a.store, err = store.Open(ctx, file); err != nil {
 		return nil, err
 	}
+	if last, err := a.store.LastTime(); err == nil {
+		a.clock.AtLeast(last)
+	}
 	if aside := a.store.SetAside(); aside != "" {
 		klog.FromContext(ctx).Error(nil, "The store was damaged; it was set aside and a fresh one made, the cloud will fill it", "damaged", aside)
 	}
@@ -143,6 +147,13 @@ func New(ctx context.Context, cfg *edgeconfig.Config) (*App, error) {
 		return nil, err
 	}
 	return a, nil
+}
+
+// keepTime keeps the newest time known over a restart, for devices whose clock starts in 1970. It is called once a day at most.
+func (a *App) keepTime(t time.Time) {
+	if a.store != nil {
+		_ = a.store.SetLastTime(context.Background(), t) // a full disk: tomorrow's will do
+	}
 }
 
 func storeConfig(cfg *edgeconfig.Config) store.Config {
@@ -171,11 +182,13 @@ func (a *App) assemble() error {
 	}
 	if c.EdgeHub.Enable {
 		var err error
+		a.netwatch = netwatch.New(nil)
 		if a.hub, err = a.newHub(); err != nil {
 			return err
 		}
 		entries = append(entries,
 			beehive.Entry{Module: &identityModule{app: a}, Groups: []message.Group{linkstate.Group}, Restart: beehive.OnFailure(beehive.Backoff{})},
+			beehive.Entry{Module: a.netwatch, Restart: beehive.OnFailure(beehive.Backoff{})},
 			beehive.Entry{Module: a.hub, Restart: beehive.OnFailure(beehive.Backoff{})},
 		)
 	}

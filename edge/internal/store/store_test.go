@@ -255,3 +255,22 @@ func TestNextEpochGrows(t *testing.T) {
 		s.Close()
 	}
 }
+
+func TestLastTime(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "edge.db")
+	s := open(t, path)
+	if at, err := s.LastTime(); err != nil || !at.IsZero() {
+		t.Errorf("of a new store: %v %v", at, err)
+	}
+	late := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
+	for _, at := range []time.Time{late, late.Add(-time.Hour)} {
+		if err := s.SetLastTime(t.Context(), at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.Close()
+	s = open(t, path)
+	if at, err := s.LastTime(); err != nil || !at.Equal(late) {
+		t.Errorf("after a restart: %v %v, want %v", at, err, late)
+	}
+}

@@ -1,0 +1,122 @@
+// Package netwatch tells when the device's network may have come back: a link came up, an address or a route is new.
+//
+// It owns three netlink subscriptions (rtnetlink(7)) and decides nothing: what is told is a reason to try, not that trying will help. Messages that the kernel
+// had no room for (ENOBUFS) count as a change. One goroutine reads; the channel holds one word, so that a slow listener hears once of many changes.
+package netwatch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/beehive/message"
+)
+
+// Name is the module's address on the bus. Nobody writes to it.
+const Name message.Name = "netwatch"
+
+// Watcher is the module.
+type Watcher struct {
+	namespace *netns.NsHandle
+	wake      chan struct{}
+}
+
+// New returns a Watcher of a network namespace; nil is the process' own. Run starts it.
+func New(namespace *netns.NsHandle) *Watcher {
+	return &Watcher{namespace: namespace, wake: make(chan struct{}, 1)}
+}
+
+// C tells of changes.
+func (w *Watcher) C() <-chan struct{} { return w.wake }
+
+// Name implements beehive.Module.
+func (w *Watcher) Name() message.Name { return Name }
+
+// Run implements beehive.Module.
+func (w *Watcher) Run(ctx context.Context, port *beehive.Port) error {
+	done := make(chan struct{})
+	links, addresses, routes := make(chan netlink.LinkUpdate, 16), make(chan netlink.AddrUpdate, 16), make(chan netlink.RouteUpdate, 16)
+	opened := 0
+	defer func() {
+		close(done)
+		// The library's goroutines may be about to send; they close their channels when they have seen the end.
+		for _, drain := range []func(){func() { drain(links) }, func() { drain(addresses) }, func() { drain(routes) }}[:opened] {
+			drain()
+		}
+	}()
+	failed := make(chan error, 3) // one for each subscription: none is held up at the end
+	fail := func(err error) {
+		if errors.Is(err, unix.ENOBUFS) {
+			w.tell()
+			return
+		}
+		select {
+		case failed <- err:
+		default:
+		}
+	}
+	if err := netlink.LinkSubscribeWithOptions(links, done, netlink.LinkSubscribeOptions{Namespace: w.namespace, ErrorCallback: fail}); err != nil {
+		return fmt.Errorf("subscribing to links: %w", err)
+	}
+	opened++
+	if err := netlink.AddrSubscribeWithOptions(addresses, done, netlink.AddrSubscribeOptions{Namespace: w.namespace, ErrorCallback: fail}); err != nil {
+		return fmt.Errorf("subscribing to addresses: %w", err)
+	}
+	opened++
+	if err := netlink.RouteSubscribeWithOptions(routes, done, netlink.RouteSubscribeOptions{Namespace: w.namespace, ErrorCallback: fail}); err != nil {
+		return fmt.Errorf("subscribing to routes: %w", err)
+	}
+	opened++
+	port.Ready()
+	for {
+		ended := false
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-failed:
+			return fmt.Errorf("reading changes of the network: %w", err)
+		case u, ok := <-links:
+			// Of a pod's veth too: rare enough, and a word costs one look at whether there is a link.
+			if ended = !ok; ok && u.Header.Type == unix.RTM_NEWLINK && u.Attrs().RawFlags&unix.IFF_LOWER_UP != 0 {
+				w.tell()
+			}
+		case u, ok := <-addresses:
+			if ended = !ok; ok && u.NewAddr {
+				w.tell()
+			}
+		case u, ok := <-routes:
+			if ended = !ok; ok && u.Type == unix.RTM_NEWROUTE {
+				w.tell()
+			}
+		}
+		if ended {
+			// The subscription has said why, or is about to.
+			select {
+			case err := <-failed:
+				return fmt.Errorf("reading changes of the network: %w", err)
+			case <-time.After(time.Second):
+				return errors.New("reading changes of the network: the subscription ended")
+			case <-ctx.Done():
+				return nil
+			}
+		}
+	}
+}
+
+func drain[T any](ch <-chan T) {
+	for range ch { //nolint:revive // what comes now is of no use
+	}
+}
+
+func (w *Watcher) tell() {
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
