@@ -66,19 +66,19 @@ func TestHost(t *testing.T) {
 	spec := host.Spec{Hostname: "box", Mark: t.Name(), Dir: dir}
 	h := boot(t, spec)
 
-	for what, c := range map[string]struct{ script, want string }{
-		"its name":                    {"cat /proc/sys/kernel/hostname", "box"},
-		"its first process":           {`tr '\0' ' ' < /proc/1/cmdline | cut -d' ' -f2`, t.Name()},
-		"its own processes only":      {`ls -d /proc/[0-9]* | wc -l | awk '{print ($1 < 8)}'`, "1"},
-		"its interfaces":              {"ls /sys/class/net >/dev/null; cut -d: -f1 /proc/net/dev | tail -n +3 | tr -d ' '", "lo"},
-		"forwarding":                  {"cat /proc/sys/net/ipv4/ip_forward", "1"},
-		"the machine's cgroups":       {"test -e /sys/fs/cgroup/. && echo yes", "yes"},
-		"the machine's /etc":          {"test -e /etc/passwd && echo yes", "yes"},
-		"an empty /run and /var/lib":  {"ls -A /run /var/lib | grep -v : | grep -v '^$' | wc -l", "0"},
-		"what it writes is its alone": {"echo mine > /etc/of-host; echo mine > /var/lib/of-host; echo mine > /var/log/of-host; cat /etc/of-host", "mine"},
+	for _, c := range []struct{ what, script, want string }{
+		{"its name", "cat /proc/sys/kernel/hostname", "box"},
+		{"its first process", `tr '\0' ' ' < /proc/1/cmdline | cut -d' ' -f2`, t.Name()},
+		{"its own processes only", `ls -d /proc/[0-9]* | wc -l | awk '{print ($1 < 8)}'`, "1"},
+		{"its interfaces", "ls /sys/class/net >/dev/null; cut -d: -f1 /proc/net/dev | tail -n +3 | tr -d ' '", "lo"},
+		{"forwarding", "cat /proc/sys/net/ipv4/ip_forward", "1"},
+		{"the machine's cgroups", "test -e /sys/fs/cgroup/. && echo yes", "yes"},
+		{"the machine's /etc", "test -e /etc/passwd && echo yes", "yes"},
+		{"an empty /run and /var/lib", "ls -A /run /var/lib | grep -v : | grep -v '^$' | wc -l", "0"},
+		{"what it writes is its alone", "echo mine > /etc/of-host; echo mine > /var/lib/of-host; echo mine > /var/log/of-host; cat /etc/of-host", "mine"},
 	} {
 		if got := sh(t, h, c.script); got != c.want {
-			t.Errorf("%s: %q, want %q", what, got, c.want)
+			t.Errorf("%s: %q, want %q", c.what, got, c.want)
 		}
 	}
 	for _, path := range []string{"/etc/of-host", "/var/lib/of-host", "/var/log/of-host"} {

@@ -145,36 +145,45 @@ func stat(pid int) ([]string, error) {
 	return fields, nil
 }
 
-// Alive reports whether the process still runs. One that ended but was not waited for does not.
+// Alive reports whether the process still runs, or still holds what it had: a killed process of many threads shows as a zombie before the last of them
+// has let go of its files and locks. A whole zombie that nobody has waited for is not alive.
 func (id Identity) Alive() bool {
-	if id.PID <= 0 {
+	fd, err := id.open()
+	if err != nil || fd < 0 {
 		return false
-	}
-	now, err := Find(id.PID)
-	if err != nil || now != id {
-		return false
-	}
-	fields, err := stat(id.PID)
-	return err == nil && fields[0] != "Z" && fields[0] != "X"
-}
-
-// Signal sends sig to the process if it is alive, else does nothing.
-func (id Identity) Signal(sig syscall.Signal) error {
-	if id.PID <= 0 {
-		return nil
-	}
-	// A pidfd stays with the process it was opened for, so that the check and the signal are about the same one (pidfd_open(2)).
-	fd, err := unix.PidfdOpen(id.PID, 0)
-	if errors.Is(err, unix.ESRCH) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("opening process %d: %w", id.PID, err)
 	}
 	defer unix.Close(fd)
-	if !id.Alive() {
-		return nil
+	// A pidfd becomes readable when the last thread has ended (pidfd_open(2)).
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+	return err == nil && n == 0
+}
+
+// open returns a pidfd of the process, which stays with it and not with the number; -1 when it is gone.
+func (id Identity) open() (int, error) {
+	if id.PID <= 0 {
+		return -1, nil
 	}
+	fd, err := unix.PidfdOpen(id.PID, 0)
+	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) {
+		return -1, nil // EINVAL: the number is now that of a thread
+	}
+	if err != nil {
+		return -1, fmt.Errorf("opening process %d: %w", id.PID, err)
+	}
+	if now, err := Find(id.PID); err != nil || now != id {
+		unix.Close(fd)
+		return -1, nil
+	}
+	return fd, nil
+}
+
+// Signal sends sig to the process if it is there, else does nothing.
+func (id Identity) Signal(sig syscall.Signal) error {
+	fd, err := id.open()
+	if err != nil || fd < 0 {
+		return err
+	}
+	defer unix.Close(fd)
 	if err := unix.PidfdSendSignal(fd, sig, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("signalling process %d: %w", id.PID, err)
 	}

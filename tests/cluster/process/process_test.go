@@ -5,11 +5,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/skerry-io/skerry/tests/cluster/process"
 )
@@ -163,5 +166,59 @@ func TestSelect(t *testing.T) {
 	})
 	if err != nil || len(found) != 1 || found[0] != s.Identity {
 		t.Errorf("found %v, %v; want %v", found, err, s.Identity)
+	}
+}
+
+// TestKillFreesLocks: when Kill returns, a lock that the process held is free, whichever of its threads ends last.
+func TestKillFreesLocks(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "lock")
+	if os.Getenv("PROCESS_TEST_LOCK") != "" {
+		for range 50 {
+			go func() {
+				runtime.LockOSThread()
+				select {}
+			}()
+		}
+		f, err := os.Create(os.Getenv("PROCESS_TEST_LOCK"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		ballast := make([]byte, 64<<20) // takes time to give back
+		for i := range ballast {
+			ballast[i] = 1
+		}
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+			t.Fatal(err)
+		}
+		f.WriteString("held")
+		time.Sleep(time.Hour)
+	}
+	for range 5 {
+		s := start(t, process.Spec{Path: os.Args[0], Args: []string{"-test.run=^TestKillFreesLocks$"}, Env: []string{"PROCESS_TEST_LOCK=" + file}})
+		for {
+			if raw, err := os.ReadFile(file); err == nil && string(raw) == "held" {
+				break
+			}
+			select {
+			case <-s.Done():
+				t.Fatal("it ended early")
+			case <-time.After(5 * time.Millisecond):
+			}
+		}
+		if err := s.Kill(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		f, err := os.Open(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			t.Errorf("the lock is held after the end: %v", err)
+		}
+		f.Close()
+		if err := os.Remove(file); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
