@@ -8,12 +8,17 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Interface is what a host calls its place on the LAN.
@@ -151,4 +156,114 @@ func (h *Host) Isolate(alone bool) {
 func (h *Host) Has(address string) bool {
 	h.t.Helper()
 	return strings.Contains(h.Shell("ip -o addr show"), " "+address+"/")
+}
+
+// Do runs f on a thread in the host's network: sockets that f opens, and programs that it runs, are the host's for as long as they live. f must not start goroutines
+// for that.
+func (h *Host) Do(f func() error) error {
+	result := make(chan error, 1)
+	go func() {
+		// Never unlocked: the thread ends with the goroutine.
+		runtime.LockOSThread()
+		result <- func() error {
+			ns, err := os.Open("/run/netns/" + h.NS)
+			if err != nil {
+				return err
+			}
+			defer ns.Close()
+			if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
+				return fmt.Errorf("entering %s: %w", h.NS, err)
+			}
+			// iproute2 and sysctls look at /proc/self and /proc/net, which are of the process' first thread: this is for sockets and children only.
+			return f()
+		}()
+	}()
+	return <-result
+}
+
+// Serve answers TCP connections and UDP packets at a port, until the test ends, with the host's word and the client's address: "word 10.0.0.1".
+func (h *Host) Serve(port uint16, word string) {
+	h.t.Helper()
+	err := h.Do(func() error {
+		at := fmt.Sprintf(":%d", port)
+		l, err := net.Listen("tcp", at)
+		if err != nil {
+			return err
+		}
+		h.t.Cleanup(func() { l.Close() })
+		u, err := net.ListenPacket("udp", at)
+		if err != nil {
+			return err
+		}
+		h.t.Cleanup(func() { u.Close() })
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				_, _ = fmt.Fprintf(c, "%s %s", word, ip(c.RemoteAddr()))
+				c.Close()
+			}
+		}()
+		go func() {
+			b := make([]byte, 1500)
+			for {
+				_, from, err := u.ReadFrom(b)
+				if err != nil {
+					return
+				}
+				_, _ = u.WriteTo(fmt.Appendf(nil, "%s %s", word, ip(from)), from)
+			}
+		}()
+		return nil
+	})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+func ip(a net.Addr) string {
+	ap, err := netip.ParseAddrPort(a.String())
+	if err != nil {
+		return a.String()
+	}
+	return ap.Addr().Unmap().WithZone("").String()
+}
+
+// Dial connects from the host to an address (no name).
+func (h *Host) Dial(network, address string, patience time.Duration) (net.Conn, error) {
+	var c net.Conn
+	err := h.Do(func() (err error) {
+		c, err = net.DialTimeout(network, address, patience)
+		return err
+	})
+	return c, err
+}
+
+// Ask connects, sends a byte, and returns the word and the address that the server says.
+func (h *Host) Ask(network, address string, patience time.Duration) (word, seen string, err error) {
+	c, err := h.Dial(network, address, patience)
+	if err != nil {
+		return "", "", err
+	}
+	defer c.Close()
+	return Exchange(c, patience)
+}
+
+// Exchange asks on a connection that is there.
+func Exchange(c net.Conn, patience time.Duration) (word, seen string, err error) {
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+		return "", "", err
+	}
+	if _, err := c.Write([]byte("?")); err != nil {
+		return "", "", err
+	}
+	b := make([]byte, 1500)
+	n, err := c.Read(b)
+	if err != nil {
+		return "", "", err
+	}
+	word, seen, _ = strings.Cut(string(b[:n]), " ")
+	return word, seen, nil
 }

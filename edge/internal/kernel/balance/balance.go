@@ -1,0 +1,74 @@
+// Package balance says what a data plane for virtual IPs is to do: which ports of which address lead to which pods of this node.
+//
+// It owns the types that the two data planes (../iptables, ../ipvs) and their user share, and nothing else; balancetest holds the contract of both. Its values are
+// plain.
+package balance
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+// Protocol is of a port.
+type Protocol string
+
+// The protocols, as iptables names them.
+const (
+	TCP  Protocol = "tcp"
+	UDP  Protocol = "udp"
+	SCTP Protocol = "sctp"
+)
+
+// Service is an address and what is served there.
+type Service struct {
+	Address   netip.Addr
+	Interface string // of the LAN, where clients come from
+	Ports     []Port
+	// KeepSource leaves clients' addresses as they are; otherwise pods see the node's.
+	KeepSource bool
+}
+
+// Port is a port of an address. Without backends it is closed like all those that are not listed.
+type Port struct {
+	Protocol Protocol
+	Number   uint16
+	Backends []netip.AddrPort
+}
+
+// Normal is a copy in which the same things are in the same order, and each only once.
+func Normal(all []Service) []Service {
+	out := slices.Clone(all)
+	for i := range out {
+		out[i].Ports = slices.Clone(out[i].Ports)
+		for j := range out[i].Ports {
+			p := &out[i].Ports[j]
+			p.Backends = slices.Clone(p.Backends)
+			slices.SortFunc(p.Backends, netip.AddrPort.Compare)
+			p.Backends = slices.Compact(p.Backends)
+		}
+		slices.SortFunc(out[i].Ports, func(a, b Port) int {
+			return cmp.Or(cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Number, b.Number))
+		})
+	}
+	slices.SortFunc(out, func(a, b Service) int { return a.Address.Compare(b.Address) })
+	return out
+}
+
+// Validate refuses what no kernel could do.
+func Validate(all []Service) error {
+	for _, s := range all {
+		for _, p := range s.Ports {
+			if p.Number == 0 || p.Protocol != TCP && p.Protocol != UDP && p.Protocol != SCTP {
+				return fmt.Errorf("%s: port %d/%s", s.Address, p.Number, p.Protocol)
+			}
+			for _, b := range p.Backends {
+				if b.Port() == 0 || b.Addr().Is4() != s.Address.Is4() {
+					return fmt.Errorf("%s: backend %s", s.Address, b)
+				}
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,208 @@
+// Package iptables is the data plane for virtual IPs that every Linux kernel has: DNAT to the node's own pods, each in turn.
+//
+// It owns the chains whose names begin with SKERRY-, and one rule in each of the kernel's chains that leads to them. It refuses to touch anything else and never flushes.
+// What is served is added before what is not served any more is removed. Plane.Apply is called by one goroutine at a time.
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/skerry-io/skerry/edge/internal/kernel/balance"
+)
+
+// Bases lead to our chains. DNAT is looked up for what arrives and for what the node itself sends.
+func Bases() []Base {
+	return []Base{natIn(), natOut(), Source(), Input(), Forward(), loop()}
+}
+
+func natIn() Base  { return Base{Table: "nat", Name: prefix + "VIP", Hook: "PREROUTING"} }
+func natOut() Base { return Base{Table: "nat", Name: prefix + "VIP-LOCAL", Hook: "OUTPUT"} }
+
+// Source changes the addresses that pods see.
+func Source() Base { return Base{Table: "nat", Name: prefix + "VIP-SOURCE", Hook: "POSTROUTING"} }
+
+// Input closes the ports that are not served.
+func Input() Base { return Base{Table: "filter", Name: prefix + "VIP-PORTS", Hook: "INPUT"} }
+
+// Forward lets through what goes to pods where the policy is DROP; behind everybody else's rules, so that it opens nothing that somebody closed.
+func Forward() Base {
+	return Base{Table: "filter", Name: prefix + "VIP-FORWARD", Hook: "FORWARD", Last: true}
+}
+
+// loop drops what would leave by the interface of the LAN on which it came: an address that nobody holds would travel between a router and this node.
+func loop() Base { return Base{Table: "mangle", Name: prefix + "VIP-LOOP", Hook: "FORWARD"} }
+
+// Plane is the data plane.
+type Plane struct {
+	four, six *Rules
+}
+
+// New finds the programs. IPv6 may be missing on a device that has none.
+func New() (*Plane, error) {
+	four, err := NewRules(false)
+	if err != nil {
+		return nil, err
+	}
+	six, err := NewRules(true)
+	if err != nil {
+		six = nil
+	}
+	return &Plane{four, six}, nil
+}
+
+// Name of the data plane.
+func (*Plane) Name() string { return "iptables" }
+
+// Apply makes the kernel serve exactly this.
+func (p *Plane) Apply(_ context.Context, want []balance.Service) error {
+	if err := balance.Validate(want); err != nil {
+		return fmt.Errorf("virtual IPs: %w", err)
+	}
+	var errs []error
+	want = balance.Normal(want)
+	for _, f := range []struct {
+		rules *Rules
+		six   bool
+	}{{p.four, false}, {p.six, true}} {
+		mine := slices.DeleteFunc(slices.Clone(want), func(s balance.Service) bool { return s.Address.Is6() != f.six })
+		if f.rules == nil {
+			if len(mine) > 0 {
+				errs = append(errs, errors.New("there are IPv6 addresses, and there is no ip6tables"))
+			}
+			continue
+		}
+		var leaves []Leaf
+		for _, s := range mine {
+			leaves = append(leaves, nat(s)...)
+			leaves = append(leaves, Guard(s, false)...)
+		}
+		errs = append(errs, f.rules.Apply(Bases(), leaves), Forget(mine, f.six))
+	}
+	return errors.Join(errs...)
+}
+
+func whole(a netip.Addr) string { return netip.PrefixFrom(a, a.BitLen()).String() }
+
+// nat are the rules for the ports of a service: the n-th of every n packets that begin a connection goes to the n-th pod.
+func nat(s balance.Service) []Leaf {
+	var out []Leaf
+	for _, p := range s.Ports {
+		if len(p.Backends) == 0 {
+			continue
+		}
+		match := []string{"-d", whole(s.Address), "-p", string(p.Protocol), "-m", string(p.Protocol), "--dport", strconv.Itoa(int(p.Number))}
+		var rules [][]string
+		for i, b := range p.Backends {
+			var turn []string
+			if left := len(p.Backends) - i; left > 1 {
+				turn = []string{"-m", "statistic", "--mode", "nth", "--every", strconv.Itoa(left), "--packet", "0"}
+			}
+			rules = append(rules, slices.Concat([]string{"-p", string(p.Protocol)}, turn, []string{"-j", "DNAT", "--to-destination", b.String()}))
+		}
+		of := []string{
+			"-p", string(p.Protocol), "-m", "conntrack", "--ctstate", "DNAT", "--ctorigdst", whole(s.Address), "--ctorigdstport", strconv.Itoa(int(p.Number)),
+			"--ctdir", "ORIGINAL",
+		}
+		out = append(out,
+			Leaf{Base: natIn(), Match: match, Rules: rules},
+			Leaf{Base: natOut(), Match: match, Rules: rules},
+			Leaf{Base: Source(), Match: of, Rules: SourceRules(s, p)},
+			Leaf{Base: Forward(), Match: slices.Concat(of[:8], []string{"--ctorigdstport", strconv.Itoa(int(p.Number))}), Rules: [][]string{{"-j", "ACCEPT"}}},
+		)
+	}
+	return out
+}
+
+// SourceRules are what becomes of the client's address. It is kept only on demand; a pod that reaches itself by way of the address must not see its own.
+func SourceRules(s balance.Service, p balance.Port) [][]string {
+	if !s.KeepSource {
+		return [][]string{{"-j", "MASQUERADE"}}
+	}
+	var rules [][]string
+	for _, b := range p.Backends {
+		rules = append(rules, []string{"-s", whole(b.Addr()), "-d", whole(b.Addr()), "-j", "MASQUERADE"})
+	}
+	return rules
+}
+
+// Guard are the rules that keep an address to itself: ports that are not served are refused, and nothing goes in circles. A data plane that delivers on the node
+// itself, behind INPUT, says so by local: its ports must pass.
+func Guard(s balance.Service, local bool) []Leaf {
+	icmp, refuse := "icmp", "icmp-port-unreachable"
+	if s.Address.Is6() {
+		icmp, refuse = "ipv6-icmp", "icmp6-port-unreachable"
+	}
+	rules := [][]string{
+		{"-p", icmp, "-j", "RETURN"}, // echo, neighbours, path MTU
+		{"-m", "conntrack", "--ctstate", "ESTABLISHED,RELATED", "-j", "RETURN"},
+	}
+	if local {
+		for _, p := range s.Ports {
+			if len(p.Backends) > 0 {
+				rules = append(rules, []string{"-p", string(p.Protocol), "-m", string(p.Protocol), "--dport", strconv.Itoa(int(p.Number)), "-j", "RETURN"})
+			}
+		}
+	}
+	rules = append(rules,
+		[]string{"-p", "tcp", "-j", "REJECT", "--reject-with", "tcp-reset"},
+		[]string{"-j", "REJECT", "--reject-with", refuse},
+	)
+	out := []Leaf{{Base: Input(), Match: []string{"-d", whole(s.Address)}, Rules: rules}}
+	if s.Interface != "" {
+		out = append(out, Leaf{Base: loop(), Match: []string{"-d", whole(s.Address), "-i", s.Interface, "-o", s.Interface}, Rules: [][]string{{"-j", "DROP"}}})
+	}
+	return out
+}
+
+// Forget removes what the kernel remembers of flows to pods that are not served any more. TCP notices by itself; a client that goes on sending UDP from one port would be
+// sent to the dead pod for as long as it does.
+func Forget(all []balance.Service, six bool) error {
+	f := stale{}
+	for _, s := range all {
+		for _, p := range s.Ports {
+			if p.Protocol == balance.UDP {
+				f[netip.AddrPortFrom(s.Address, p.Number)] = p.Backends
+			}
+		}
+	}
+	if len(f) == 0 {
+		return nil
+	}
+	family := netlink.InetFamily(netlink.FAMILY_V4)
+	if six {
+		family = netlink.FAMILY_V6
+	}
+	if _, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, f); err != nil {
+		return fmt.Errorf("forgetting flows to pods that are gone: %w", err)
+	}
+	return nil
+}
+
+// stale finds flows to served addresses whose pod does not serve any more.
+type stale map[netip.AddrPort][]netip.AddrPort
+
+const protocolUDP = 17
+
+// MatchConntrackFlow implements netlink.CustomConntrackFilter.
+func (f stale) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
+	if flow.Forward.Protocol != protocolUDP {
+		return false
+	}
+	to, ok := netip.AddrFromSlice(flow.Forward.DstIP)
+	if !ok {
+		return false
+	}
+	backends, served := f[netip.AddrPortFrom(to.Unmap(), flow.Forward.DstPort)]
+	if !served {
+		return false
+	}
+	pod, ok := netip.AddrFromSlice(flow.Reverse.SrcIP)
+	return ok && !slices.Contains(backends, netip.AddrPortFrom(pod.Unmap(), flow.Reverse.SrcPort))
+}

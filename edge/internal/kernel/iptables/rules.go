@@ -1,0 +1,244 @@
+package iptables
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/coreos/go-iptables/iptables"
+)
+
+// Base is a chain of ours that one of the kernel's chains leads to.
+type Base struct {
+	Table, Name, Hook string
+	Last              bool // lead to it behind everybody else's rules instead of in front of them
+}
+
+// Leaf is a few rules that belong together, behind one match. Its chain is named after its content: it is filled before anything leads to it and never changed
+// after that, so traffic sees the old rules or the new ones and nothing between.
+type Leaf struct {
+	Base  Base
+	Match []string
+	Rules [][]string
+}
+
+// prefix marks the chains that are ours: that is how a fresh process knows them.
+const prefix = "SKERRY-"
+
+func (l Leaf) chain() string {
+	sum := sha256.Sum256(fmt.Append(nil, l.Base, l.Match, l.Rules))
+	return prefix + hex.EncodeToString(sum[:10]) // 27 of the 28 characters that a chain's name may have
+}
+
+// Rules are our chains of one family.
+type Rules struct {
+	tool *iptables.IPTables
+}
+
+// NewRules finds the family's program: iptables or ip6tables.
+func NewRules(six bool) (*Rules, error) {
+	family := iptables.ProtocolIPv4
+	if six {
+		family = iptables.ProtocolIPv6
+	}
+	// Others lock the tables too: wait for them, but not for ever.
+	tool, err := iptables.New(iptables.IPFamily(family), iptables.Timeout(10))
+	if err != nil {
+		return nil, fmt.Errorf("looking for iptables: %w", err)
+	}
+	return &Rules{tool}, nil
+}
+
+// Apply makes the chains of the bases have exactly these leaves, adding before removing. Chains and rules of others are not touched. Without leaves nothing of ours
+// stays in a base's table, not even the way to it.
+func (r *Rules) Apply(bases []Base, leaves []Leaf) error {
+	tables := map[string][]Base{}
+	for _, b := range bases {
+		tables[b.Table] = append(tables[b.Table], b)
+	}
+	var errs []error
+	for table, bases := range tables {
+		var mine []Leaf
+		for _, l := range leaves {
+			if l.Base.Table == table {
+				mine = append(mine, l)
+			}
+		}
+		errs = append(errs, r.table(table, bases, mine))
+	}
+	return errors.Join(errs...)
+}
+
+func (r *Rules) table(table string, bases []Base, leaves []Leaf) error {
+	chains, err := r.tool.ListChains(table)
+	if err != nil {
+		return fmt.Errorf("listing the chains of table %s: %w", table, err)
+	}
+	exists := map[string]bool{}
+	for _, c := range chains {
+		exists[c] = true
+	}
+	// What leads where.
+	leads := map[string]map[string]int{} // base, leaf's chain: how many rules
+	for _, b := range bases {
+		leads[b.Name] = map[string]int{}
+		if !exists[b.Name] {
+			continue
+		}
+		rules, err := r.tool.List(table, b.Name)
+		if err != nil {
+			return fmt.Errorf("listing chain %s: %w", b.Name, err)
+		}
+		for _, line := range rules {
+			if to, ok := target(line); ok {
+				leads[b.Name][to]++
+			}
+		}
+	}
+	var errs []error
+	wanted := map[string]bool{}
+	used := map[string]bool{}
+	for _, l := range leaves {
+		name := l.chain()
+		wanted[name], used[l.Base.Name] = true, true
+		if err := r.fill(table, name, l, exists[name]); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		if !exists[l.Base.Name] {
+			if err := r.tool.NewChain(table, l.Base.Name); err != nil {
+				errs = append(errs, fmt.Errorf("making chain %s: %w", l.Base.Name, err))
+				continue
+			}
+			exists[l.Base.Name] = true
+		}
+		if leads[l.Base.Name][name] == 0 {
+			errs = append(errs, wrap(r.tool.Insert(table, l.Base.Name, 1, slices.Concat(l.Match, []string{"-j", name})...), "leading to chain %s", name))
+		}
+	}
+	for _, b := range bases {
+		errs = append(errs, r.hook(table, b, used[b.Name], exists[b.Name]))
+		if exists[b.Name] {
+			errs = append(errs, r.prune(table, b.Name, wanted))
+		}
+		if exists[b.Name] && !used[b.Name] {
+			errs = append(errs, wrap(r.tool.ClearAndDeleteChain(table, b.Name), "removing chain %s", b.Name))
+		}
+	}
+	for _, c := range chains {
+		if strings.HasPrefix(c, prefix) && len(c) == len(prefix)+20 && !wanted[c] {
+			errs = append(errs, wrap(r.tool.ClearAndDeleteChain(table, c), "removing chain %s", c))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Destinations are the addresses that the rules of a base are for: what a fresh process finds in the kernel.
+func (r *Rules) Destinations(b Base) ([]netip.Addr, error) {
+	ok, err := r.tool.ChainExists(b.Table, b.Name)
+	if err != nil || !ok {
+		return nil, wrap(err, "looking for chain %s", b.Name)
+	}
+	rules, err := r.tool.List(b.Table, b.Name)
+	if err != nil {
+		return nil, fmt.Errorf("listing chain %s: %w", b.Name, err)
+	}
+	var out []netip.Addr
+	for _, line := range rules {
+		words := strings.Fields(line)
+		if i := slices.Index(words, "-d"); i >= 0 && i+1 < len(words) {
+			text, _, _ := strings.Cut(words[i+1], "/")
+			if a, err := netip.ParseAddr(text); err == nil && !slices.Contains(out, a) {
+				out = append(out, a)
+			}
+		}
+	}
+	return out, nil
+}
+
+func wrap(err error, format string, args ...any) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf(format+": %w", append(args, err)...)
+}
+
+// target is the leaf that a rule leads to, if it is one of ours.
+func target(line string) (string, bool) {
+	words := strings.Fields(line)
+	i := slices.Index(words, "-j")
+	if i < 0 || i+1 >= len(words) || !strings.HasPrefix(words[i+1], prefix) {
+		return "", false
+	}
+	return words[i+1], true
+}
+
+// fill makes a leaf's chain. One that is there and has as many rules as it should is complete: nobody but us writes to it, and a crash leaves less.
+func (r *Rules) fill(table, name string, l Leaf, there bool) error {
+	if there {
+		have, err := r.tool.List(table, name)
+		if err != nil {
+			return fmt.Errorf("listing chain %s: %w", name, err)
+		}
+		if len(have) == len(l.Rules)+1 { // with the line that makes the chain
+			return nil
+		}
+	}
+	if err := r.tool.ClearChain(table, name); err != nil { // also makes it
+		return fmt.Errorf("making chain %s: %w", name, err)
+	}
+	for _, rule := range l.Rules {
+		if err := r.tool.Append(table, name, rule...); err != nil {
+			return fmt.Errorf("filling chain %s with %q: %w", name, strings.Join(rule, " "), err)
+		}
+	}
+	return nil
+}
+
+// hook leads from the kernel's chain to ours, or no longer.
+func (r *Rules) hook(table string, b Base, want, exists bool) error {
+	rule := []string{"-j", b.Name}
+	if !exists {
+		return nil
+	}
+	have, err := r.tool.Exists(table, b.Hook, rule...)
+	if err != nil {
+		return fmt.Errorf("looking for chain %s in %s: %w", b.Name, b.Hook, err)
+	}
+	switch {
+	case want && !have && b.Last:
+		return wrap(r.tool.Append(table, b.Hook, rule...), "leading from %s to %s", b.Hook, b.Name)
+	case want && !have:
+		return wrap(r.tool.Insert(table, b.Hook, 1, rule...), "leading from %s to %s", b.Hook, b.Name)
+	case !want && have:
+		return wrap(r.tool.Delete(table, b.Hook, rule...), "leading from %s to %s no longer", b.Hook, b.Name)
+	}
+	return nil
+}
+
+// prune removes rules of a base that lead to leaves that are not wanted, and second ones that lead to the same.
+func (r *Rules) prune(table, base string, wanted map[string]bool) error {
+	rules, err := r.tool.List(table, base)
+	if err != nil {
+		return fmt.Errorf("listing chain %s: %w", base, err)
+	}
+	seen := map[string]bool{}
+	var stale []int // numbers of rules
+	for i, line := range rules[1:] {
+		to, ok := target(line)
+		if !ok || !wanted[to] || seen[to] {
+			stale = append(stale, i+1)
+		}
+		seen[to] = true
+	}
+	for _, n := range slices.Backward(stale) { // from the end, so that the numbers stay right
+		if err := r.tool.DeleteById(table, base, n); err != nil {
+			return fmt.Errorf("removing rule %d of chain %s: %w", n, base, err)
+		}
+	}
+	return nil
+}
