@@ -1,0 +1,253 @@
+// Package manifests_test shows in a real kube-apiserver that cloudcore's rights are enough for what it does and for nothing else.
+package manifests_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/skerry-io/skerry/tests/cluster"
+	"github.com/skerry-io/skerry/tests/cluster/binary"
+	"github.com/skerry-io/skerry/tests/cluster/manifest"
+)
+
+var plane *cluster.ControlPlane
+
+func TestMain(m *testing.M) {
+	os.Exit(cluster.Main(m, func(c *cluster.ControlPlane) { plane = c }))
+}
+
+// impersonating is cloudcore acting as somebody: by constrained impersonation, which wants the user alone, or, with groups, by the classic one.
+func impersonating(cfg *rest.Config, user string, groups ...string) kubernetes.Interface {
+	c := rest.CopyConfig(cfg)
+	c.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: groups}
+	return kubernetes.NewForConfigOrDie(c)
+}
+
+// scene is a namespace with a pod bound to edge1 that needs a Secret, and a Secret that nobody needs.
+func scene(t *testing.T) (namespace string, cloudcore *rest.Config) {
+	t.Helper()
+	if plane == nil {
+		t.Skip("needs a control plane, which -short leaves out")
+	}
+	plane.Apply(t, "manifests/cloudcore")
+	ns := plane.Namespace(t)
+	plane.AddNode(t, "edge1")
+	plane.AddNode(t, "edge2")
+	client := plane.Client().CoreV1()
+	for _, name := range []string{"needed", "other"} {
+		if _, err := client.Secrets(ns).Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "pod"},
+		Spec: corev1.PodSpec{
+			NodeName:   "edge1",
+			Containers: []corev1.Container{{Name: "c", Image: "none:1", EnvFrom: []corev1.EnvFromSource{{SecretRef: &corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "needed"}}}}}},
+		},
+	}
+	if _, err := client.Pods(ns).Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	return ns, plane.ServiceAccount(t, "skerry-system", "cloudcore")
+}
+
+// TestRights: each line is something cloudcore, or cloudcore as a node, tries.
+func TestRights(t *testing.T) {
+	ns, cfg := scene(t)
+	self := kubernetes.NewForConfigOrDie(cfg)
+	edge1, edge2 := impersonating(cfg, "system:node:edge1"), impersonating(cfg, "system:node:edge2")
+	get, list, create, del := metav1.GetOptions{}, metav1.ListOptions{}, metav1.CreateOptions{}, metav1.DeleteOptions{}
+	second := func(_ any, err error) error { return err }
+	event := func() *corev1.Event {
+		return &corev1.Event{
+			ObjectMeta:     metav1.ObjectMeta{GenerateName: "e-", Namespace: ns},
+			InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: ns, Name: "pod"}, Reason: "Test", Message: "m", Type: "Normal",
+		}
+	}
+	for _, c := range []struct {
+		what    string
+		try     func(context.Context) error
+		allowed bool
+	}{
+		{"itself: lists all pods", func(ctx context.Context) error { return second(self.CoreV1().Pods("").List(ctx, list)) }, true},
+		{"itself: lists nodes", func(ctx context.Context) error { return second(self.CoreV1().Nodes().List(ctx, list)) }, true},
+		{"itself: asks what a node may", func(ctx context.Context) error {
+			return second(self.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+				User: "system:node:edge1", Groups: []string{"system:nodes"}, ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: "get", Resource: "pods"},
+			}}, create))
+		}, true},
+		{"itself: lists Secrets", func(ctx context.Context) error { return second(self.CoreV1().Secrets(ns).List(ctx, list)) }, false},
+		{"itself: reads a Secret", func(ctx context.Context) error { return second(self.CoreV1().Secrets(ns).Get(ctx, "needed", get)) }, false},
+		{"itself: reads a ConfigMap", func(ctx context.Context) error {
+			return second(self.CoreV1().ConfigMaps(ns).Get(ctx, "kube-root-ca.crt", get))
+		}, false},
+		{"itself: deletes a pod", func(ctx context.Context) error { return self.CoreV1().Pods(ns).Delete(ctx, "pod", del) }, false},
+		{"itself: changes a node", func(ctx context.Context) error {
+			return second(self.CoreV1().Nodes().Patch(ctx, "edge1", types.MergePatchType, []byte(`{"metadata":{"labels":{"x":"y"}}}`), metav1.PatchOptions{}))
+		}, false},
+		{"itself: makes a join token", func(ctx context.Context) error {
+			return second(self.CoreV1().Secrets("kube-system").Create(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{GenerateName: "bootstrap-token-"}}, create))
+		}, false},
+		{"itself: reads CSRs", func(ctx context.Context) error {
+			return second(self.CertificatesV1().CertificateSigningRequests().List(ctx, list))
+		}, true},
+
+		{"as the node: reads its pod", func(ctx context.Context) error { return second(edge1.CoreV1().Pods(ns).Get(ctx, "pod", get)) }, true},
+		{"as the node: reads its pod's Secret", func(ctx context.Context) error { return second(edge1.CoreV1().Secrets(ns).Get(ctx, "needed", get)) }, true},
+		{"as the node: watches its pod's Secret", func(ctx context.Context) error {
+			w, err := edge1.CoreV1().Secrets(ns).Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=needed"})
+			if err == nil {
+				w.Stop()
+			}
+			return err
+		}, true},
+		{"as the node: reads another Secret", func(ctx context.Context) error { return second(edge1.CoreV1().Secrets(ns).Get(ctx, "other", get)) }, false},
+		{"as the node: writes an event", func(ctx context.Context) error { return second(edge1.CoreV1().Events(ns).Create(ctx, event(), create)) }, true},
+		{"as the node: its pod's status", func(ctx context.Context) error {
+			return second(edge1.CoreV1().Pods(ns).Patch(ctx, "pod", types.StrategicMergePatchType, []byte(`{"status":{"phase":"Pending"}}`), metav1.PatchOptions{}, "status"))
+		}, true},
+		{"as the node: its Lease", func(ctx context.Context) error {
+			return second(edge1.CoordinationV1().Leases("kube-node-lease").Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "edge1"}}, create))
+		}, true},
+		{"as the node: reads the token keys", func(ctx context.Context) error {
+			return second(edge1.Discovery().RESTClient().Get().AbsPath("/openid/v1/jwks").DoRaw(ctx))
+		}, true},
+		{"as the node: deletes itself", func(ctx context.Context) error { return edge1.CoreV1().Nodes().Delete(ctx, "edge1", del) }, false},
+		{"as the node: writes a Secret", func(ctx context.Context) error {
+			return second(edge1.CoreV1().Secrets(ns).Create(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "new"}}, create))
+		}, false},
+
+		{"as another node: reads the pod's Secret", func(ctx context.Context) error { return second(edge2.CoreV1().Secrets(ns).Get(ctx, "needed", get)) }, false},
+		{"as another node: its pod's status", func(ctx context.Context) error {
+			return second(edge2.CoreV1().Pods(ns).Patch(ctx, "pod", types.StrategicMergePatchType, []byte(`{"status":{"phase":"Failed"}}`), metav1.PatchOptions{}, "status"))
+		}, false},
+		{"as another node: its Lease", func(ctx context.Context) error {
+			return second(edge2.CoordinationV1().Leases("kube-node-lease").Patch(ctx, "edge1", types.MergePatchType, []byte(`{"spec":{"holderIdentity":"edge2"}}`), metav1.PatchOptions{}))
+		}, false},
+
+		{"as an administrator", func(ctx context.Context) error {
+			return second(impersonating(cfg, "kubernetes-admin").CoreV1().Pods(ns).Get(ctx, "pod", get))
+		}, false},
+		{"as the masters' group", func(ctx context.Context) error {
+			return second(impersonating(cfg, "system:node:edge1", "system:masters").CoreV1().Pods(ns).Get(ctx, "pod", get))
+		}, false},
+		{"as a ServiceAccount", func(ctx context.Context) error {
+			return second(impersonating(cfg, "system:serviceaccount:kube-system:generic-garbage-collector").CoreV1().Pods(ns).Get(ctx, "pod", get))
+		}, false},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			if !c.allowed {
+				if err := c.try(t.Context()); !apierrors.IsForbidden(err) {
+					t.Errorf("want Forbidden, got %v", err)
+				}
+				return
+			}
+			// The rights, and which pod needs which Secret, reach the authorizers by watches.
+			cluster.Eventually(t, c.what, c.try)
+		})
+	}
+}
+
+// TestClassic: the overlay for older clusters lets cloudcore act as a node in the old way.
+func TestClassic(t *testing.T) {
+	ns, cfg := scene(t)
+	plane.Apply(t, "manifests/classic")
+	t.Cleanup(func() {
+		objects, err := build("manifests/cloudcore")
+		if err == nil {
+			err = manifest.Apply(context.Background(), plane.Admin(), objects...)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	node := impersonating(cfg, "system:node:edge1", "system:nodes", "system:authenticated")
+	cluster.Eventually(t, "the Secret of the node's pod", func(ctx context.Context) error {
+		_, err := node.CoreV1().Secrets(ns).Get(ctx, "needed", metav1.GetOptions{})
+		return err
+	})
+	if _, err := impersonating(cfg, "system:node:edge1", "system:masters").CoreV1().Secrets(ns).List(t.Context(), metav1.ListOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("as the masters' group: want Forbidden, got %v", err)
+	}
+}
+
+// TestBootstrapper: who holds a join token may ask for a certificate, and see or do nothing else.
+func TestBootstrapper(t *testing.T) {
+	ns, _ := scene(t)
+	device := kubernetes.NewForConfigOrDie(plane.User(t, "system:bootstrap:abcdef", "system:bootstrappers", "system:bootstrappers:skerry"))
+	csrs := device.CertificatesV1().CertificateSigningRequests()
+	cluster.Eventually(t, "a CSR to be accepted for reading", func(ctx context.Context) error {
+		// A dry run with a request that is no PEM: whoever may create is told what is wrong with it.
+		_, err := csrs.Create(ctx, &certificatesv1.CertificateSigningRequest{
+			ObjectMeta: metav1.ObjectMeta{Name: "device"},
+			Spec:       certificatesv1.CertificateSigningRequestSpec{Request: []byte("none"), SignerName: "kubernetes.io/kube-apiserver-client-kubelet", Usages: []certificatesv1.KeyUsage{"client auth"}},
+		}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if apierrors.IsInvalid(err) {
+			return nil
+		}
+		return fmt.Errorf("want Invalid: %w", errors.Join(err, errors.New("not refused")))
+	})
+	for what, err := range map[string]error{
+		"lists CSRs":  ignore(csrs.List(t.Context(), metav1.ListOptions{})),
+		"reads pods":  ignore(device.CoreV1().Pods(ns).List(t.Context(), metav1.ListOptions{})),
+		"reads nodes": ignore(device.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})),
+	} {
+		if !apierrors.IsForbidden(err) {
+			t.Errorf("%s: want Forbidden, got %v", what, err)
+		}
+	}
+}
+
+func ignore[T any](_ T, err error) error { return err }
+
+// TestDeployment: everything for cloudcore in the cluster is accepted by it, and its pods fit what the namespace enforces.
+func TestDeployment(t *testing.T) {
+	if plane == nil {
+		t.Skip("needs a control plane, which -short leaves out")
+	}
+	plane.Apply(t, "manifests/deployment")
+	t.Cleanup(func() {
+		if err := plane.Client().AppsV1().Deployments("skerry-system").Delete(context.Background(), "cloudcore", metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+	cluster.Eventually(t, "cloudcore's pods", func(ctx context.Context) error {
+		pods, err := plane.Client().CoreV1().Pods("skerry-system").List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=cloudcore"})
+		if err == nil && len(pods.Items) != 2 {
+			err = fmt.Errorf("%d pods", len(pods.Items))
+		}
+		return err
+	})
+}
+
+// TestExamples: every example builds and is accepted.
+func TestExamples(t *testing.T) {
+	if plane == nil {
+		t.Skip("needs a control plane, which -short leaves out")
+	}
+	plane.Apply(t, "manifests/examples/sample")
+}
+
+func build(dir string) ([]*unstructured.Unstructured, error) {
+	root, err := binary.Root()
+	if err != nil {
+		return nil, err
+	}
+	return manifest.Build(filepath.Join(root, dir))
+}
