@@ -1,6 +1,7 @@
 package meta
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"maps"
@@ -263,7 +264,13 @@ func (m *Manager) applyObject(b *batch, ref object.Ref, c *topicpb.Change) error
 		return (e.uid != "" && e.uid != o.UID) || (e.verb == topicpb.Verb_PATCH && !older(o.CloudVersion, e.acceptedVersion))
 	})
 	h := lay(o, usesOf(obj), b.pending(t))
-	b.saveObject(b.set(ref, h))
+	b.set(ref, h)
+	if have != nil && ref.Resource == nodesResource {
+		if before, err := object.DecodeRaw(have.raw); err == nil && onlyHeartbeat(before, obj) {
+			return nil // not worth a write: should we restart now, the cloud sends it once more
+		}
+	}
+	b.saveObject(h)
 	return nil
 }
 
@@ -282,13 +289,17 @@ func (b *batch) forgetHeld(ref object.Ref, have *held) {
 	}
 }
 
-// relay shows an object anew after its writes have changed. The record keeps what the cloud delivered.
+// relay shows an object anew after its writes have changed. Its record stays: that is what the cloud delivered.
 func (b *batch) relay(ref object.Ref) {
 	have := b.get(ref)
 	if have == nil {
 		return
 	}
-	b.saveObject(b.set(ref, lay(have.delivered(), have.uses, b.pending(targetOf(ref)))))
+	h := lay(have.delivered(), have.uses, b.pending(targetOf(ref)))
+	if h.hidden == have.hidden && bytes.Equal(h.shown.Raw, have.shown.Raw) {
+		return
+	}
+	b.set(ref, h)
 }
 
 // dropAccepted drops what an earlier session's cloud took of an interest's objects: its whole set has come now, so it is as the cloud has it.

@@ -215,7 +215,7 @@ func (m *Manager) receive(ctx context.Context, p port) error {
 			}
 			return err
 		}
-		if err := mux.Dispatch(ctx, msg); err != nil {
+		if err := mux.Dispatch(ctx, msg); err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Error(err, "A message was not understood", "topic", msg.Key(), "source", msg.Route.Source)
 		}
 	}

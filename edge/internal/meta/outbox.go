@@ -41,7 +41,9 @@ type entry struct {
 	acceptedEpoch   uint64 // of the session; 0 after a restart
 	size            int
 
-	sent bool // may have reached the cloud: a create can't be merged into any more without saying so
+	// volatile: never on the disk. A kubelet says every few minutes that nothing has changed: that is not worth a write to flash.
+	volatile bool
+	sent     bool // may have reached the cloud: a create can't be merged into any more without saying so
 }
 
 func (e *entry) event() bool { return e.class == storepb.Class_EVENT }
@@ -156,7 +158,9 @@ func (b *batch) remove(t target, which func(*entry) bool) (removed int) {
 			return false
 		}
 		removed++
-		b.save(func(tx *store.Tx) error { return tx.DeleteEntry(e.id) })
+		if !e.volatile {
+			b.save(func(tx *store.Tx) error { return tx.DeleteEntry(e.id) })
+		}
 		if e.event() {
 			b.events.entries--
 			b.events.bytes -= e.size
@@ -167,6 +171,9 @@ func (b *batch) remove(t target, which func(*entry) bool) (removed int) {
 }
 
 func (b *batch) saveEntry(t target, e *entry) {
+	if e.volatile {
+		return
+	}
 	record := &storepb.Entry{
 		Class: e.class, Verb: uint32(e.verb), Group: t.resource.Group, Version: t.resource.Version, Resource: t.resource.Resource,
 		Namespace: t.namespace, Name: t.name, Subresource: e.subresource, PatchType: string(e.patchType), Body: e.body, Uid: string(e.uid),

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/common/topic/topicpb"
@@ -357,6 +358,70 @@ func TestWhatPassesThroughSpeaksTheCloudsVersions(t *testing.T) {
 		synctest.Wait()
 		if err := put("", []byte(`{}`)); !apierrors.IsServiceUnavailable(err) || retryAfter(err) == 0 {
 			t.Errorf("off line: %v, want 503 with Retry-After", err)
+		}
+	})
+}
+
+// A kubelet at rest tells every five minutes that its node is as it was. That reaches the cloud, and nothing is written to flash for it.
+func TestHeartbeatsOfTheNodeAreNotWritten(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		c := newCloud(t)
+		e := newEdge(t, c, meta.Config{})
+		node := ref("nodes", "", "edge1")
+		c.set(node, &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}})
+		c.link()
+		options := meta.ListOptions{FromReflector: true, Caller: meta.Caller{Kubelet: true}}
+		if _, _, err := e.List(t.Context(), selection("nodes", "metadata.name=edge1"), options); err != nil {
+			t.Fatal(err)
+		}
+		beat := func(ready string) {
+			t.Helper()
+			time.Sleep(5 * time.Minute)
+			body := fmt.Appendf(nil, `{"status":{"conditions":[{"type":"Ready","status":%q,"lastHeartbeatTime":%q}]}}`,
+				ready, time.Now().UTC().Format(time.RFC3339))
+			if _, err := e.Write(t.Context(), meta.Write{
+				Verb: "patch", Ref: node, Subresource: "status", PatchType: types.StrategicMergePatchType, Body: body, Caller: meta.Caller{Kubelet: true},
+			}); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+		}
+		condition := func(obj any) corev1.NodeCondition { return obj.(*corev1.Node).Status.Conditions[0] }
+		beat("True")
+		before := e.store.Stats().Commits
+		for range 12 {
+			beat("True")
+		}
+		if n := e.store.Stats().Commits - before; n != 0 {
+			t.Errorf("%d commits in an hour of nothing", n)
+		}
+		if age := time.Since(condition(c.state(node)).LastHeartbeatTime.Time); age > time.Minute {
+			t.Errorf("the cloud heard %v ago", age)
+		}
+		c.cut()
+		synctest.Wait()
+		beat("True")
+		beat("False") // joins what is not on the disk, and is
+		beat("False")
+		e.restart()
+		o, err := e.Get(t.Context(), node, meta.Caller{Kubelet: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		obj, err := object.Decode(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := condition(obj).Status; got != "False" {
+			t.Errorf("after a restart: Ready is %s", got)
+		}
+		c.link()
+		synctest.Wait()
+		if got := condition(c.state(node)).Status; got != "False" {
+			t.Errorf("in the cloud: Ready is %s", got)
+		}
+		if st := e.Status().Outbox; len(st.Waiting) != 0 {
+			t.Errorf("outbox: %+v", st)
 		}
 	})
 }

@@ -141,8 +141,10 @@ func (m *Manager) writeMessage(ctx context.Context, w outgoing) (message.Message
 			}
 			return err
 		})
-		if err != nil || write.Body == nil {
-			klog.FromContext(ctx).Error(err, "An event that waits can't be read", "entry", e.id)
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "An event that waits can't be read; it is tried again with the next link", "entry", e.id)
+		}
+		if write.Body == nil { // its result, from the link before, came meanwhile
 			return message.Message{}, false
 		}
 	}

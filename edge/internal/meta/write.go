@@ -10,9 +10,12 @@ import (
 	"strconv"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/common/topic/topicpb"
@@ -203,7 +206,7 @@ func (m *Manager) stagePatch(b *batch, w Write, class storepb.Class, have *held,
 	}
 	e := &entry{
 		class: class, verb: topicpb.Verb_PATCH, subresource: w.Subresource, patchType: w.PatchType, body: body, uid: w.UID,
-		at: time.Now().UnixMilli(), size: len(body),
+		at: time.Now().UnixMilli(), size: len(body), volatile: onlyHeartbeat(now, patched),
 	}
 	if merged := m.mergeInto(have, entries, e); merged != nil {
 		h := b.set(w.Ref, &next)
@@ -226,6 +229,9 @@ func (m *Manager) mergeInto(have *held, entries []*entry, e *entry) *entry {
 		return nil
 	}
 	last := entries[len(entries)-1]
+	if e.volatile && !last.volatile {
+		return nil // else the other would have to be written again
+	}
 	if _, under := m.outbox.inflight[last.id]; under || last.accepted || last.verb != topicpb.Verb_PATCH || last.class != e.class ||
 		last.subresource != e.subresource || last.uid != e.uid ||
 		last.patchType != types.StrategicMergePatchType || e.patchType != types.StrategicMergePatchType {
@@ -240,8 +246,26 @@ func (m *Manager) mergeInto(have *held, entries []*entry, e *entry) *entry {
 		return nil
 	}
 	merged := *last
-	merged.body, merged.size, merged.at = body, len(body), e.at
+	merged.body, merged.size, merged.at, merged.volatile = body, len(body), e.at, e.volatile
 	return &merged
+}
+
+// onlyHeartbeat reports whether two states of a Node differ in nothing but the times at which its conditions were last looked at.
+func onlyHeartbeat(a, b runtime.Object) bool {
+	x, ok := a.(*corev1.Node)
+	y, ok2 := b.(*corev1.Node)
+	if !ok || !ok2 {
+		return false
+	}
+	still := func(n *corev1.Node) *corev1.Node {
+		n = n.DeepCopy()
+		n.ResourceVersion = ""
+		for i := range n.Status.Conditions {
+			n.Status.Conditions[i].LastHeartbeatTime = metav1.Time{}
+		}
+		return n
+	}
+	return apiequality.Semantic.DeepEqual(still(x), still(y))
 }
 
 // finalDeletion reports whether a deletion is the kubelet's last word on a pod: at once, and of this very pod.

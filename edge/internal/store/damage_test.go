@@ -103,7 +103,7 @@ func TestKilledAtAnyMomentNothingAcknowledgedIsMissing(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	acknowledged := map[uint64]bool{}
 	first := uint64(1)
-	for range rounds {
+	for round := range rounds {
 		cmd := child(t, "writer", path, fmt.Sprint(first))
 		out, err := cmd.StdoutPipe()
 		if err != nil {
@@ -112,8 +112,18 @@ func TestKilledAtAnyMomentNothingAcknowledgedIsMissing(t *testing.T) {
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		time.AfterFunc(time.Duration(r.IntN(150))*time.Millisecond, func() { cmd.Process.Kill() })
+		kill := func(within int) {
+			time.AfterFunc(time.Duration(r.IntN(within))*time.Millisecond, func() { cmd.Process.Kill() })
+		}
+		begun := round%5 == 0 // now and then while it starts, mostly while it writes
+		if begun {
+			kill(150)
+		}
 		for lines := bufio.NewScanner(out); lines.Scan(); {
+			if !begun {
+				begun = true
+				kill(60)
+			}
 			if id, err := strconv.ParseUint(lines.Text(), 10, 64); err == nil {
 				acknowledged[id] = true
 				first = max(first, id+10)
