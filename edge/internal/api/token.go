@@ -154,8 +154,8 @@ func (k webKey) rsa() (*rsa.PublicKey, error) {
 		return nil, fmt.Errorf("key %s: %w", k.ID, err)
 	}
 	exponent := new(big.Int).SetBytes(e)
-	if k.Type != "RSA" || len(n) < 256 || !exponent.IsInt64() || exponent.Int64() < 3 || exponent.Int64() > 1<<31-1 {
-		return nil, fmt.Errorf("key %s: not an RSA key of 2048 bits or more", k.ID)
+	if k.Type != "RSA" || len(n) < 256 || len(n) > 2048 || !exponent.IsInt64() || exponent.Int64() < 3 || exponent.Int64() > 1<<31-1 {
+		return nil, fmt.Errorf("key %s: not an RSA key of 2048 to 16384 bits", k.ID)
 	}
 	return &rsa.PublicKey{N: new(big.Int).SetBytes(n), E: int(exponent.Int64())}, nil
 }
