@@ -305,21 +305,28 @@ func addr(ip net.IP) netip.Addr {
 }
 
 // Add makes a route where there is none for its key; ErrExists where there is one, whoever's.
-func (d *Driver) Add(ctx context.Context, r Route) error { return d.write(ctx, r, d.handle.RouteAdd) }
+func (d *Driver) Add(ctx context.Context, r Route) error {
+	return d.write(ctx, r, d.config.Protocol, d.handle.RouteAdd)
+}
 
 // Replace puts a route in the place of the one with the same key, or where there is none, in one step: no packet finds no route. The caller knows that the
 // route that goes is ours, or wants to adopt it.
 func (d *Driver) Replace(ctx context.Context, r Route) error {
-	return d.write(ctx, r, d.handle.RouteReplace)
+	return d.write(ctx, r, d.config.Protocol, d.handle.RouteReplace)
 }
 
-func (d *Driver) write(ctx context.Context, r Route, change func(*netlink.Route) error) error {
+// Restore puts back what was there before a Replace, as it was: somebody else's bears their number again.
+func (d *Driver) Restore(ctx context.Context, f Found) error {
+	return d.write(ctx, f.Route, f.Protocol, d.handle.RouteReplace)
+}
+
+func (d *Driver) write(ctx context.Context, r Route, protocol uint8, change func(*netlink.Route) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	d.change.Lock()
 	defer d.change.Unlock()
-	kr, err := d.kernelRoute(r)
+	kr, err := d.kernelRoute(r, protocol)
 	if err != nil {
 		return err
 	}
@@ -353,9 +360,9 @@ func (d *Driver) remove(ctx context.Context, r Route, protocol uint8) error {
 	return nil
 }
 
-func (d *Driver) kernelRoute(r Route) (*netlink.Route, error) {
+func (d *Driver) kernelRoute(r Route, protocol uint8) (*netlink.Route, error) {
 	kr := &netlink.Route{
-		Dst: ipNet(r.Prefix), Table: int(r.Table), Priority: int(r.Metric), Protocol: netlink.RouteProtocol(d.config.Protocol),
+		Dst: ipNet(r.Prefix), Table: int(r.Table), Priority: int(r.Metric), Protocol: netlink.RouteProtocol(protocol),
 		Type: int(r.Type), MTU: r.MTU,
 	}
 	if r.Source.IsValid() {

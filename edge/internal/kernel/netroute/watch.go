@@ -41,7 +41,7 @@ func (d *Driver) Watch(ctx context.Context, started func(), handle func(Event)) 
 		drain(&open, addresses)
 	}
 	if err := netlink.RouteSubscribeWithOptions(routes, done, netlink.RouteSubscribeOptions{
-		Namespace: &d.ns, ErrorCallback: lost, ReceiveBufferSize: d.config.Buffer,
+		Namespace: &d.ns, ErrorCallback: lost, ReceiveBufferSize: d.config.Buffer, ReceiveBufferForceSize: true,
 	}); err != nil {
 		return fmt.Errorf("following routes: %w", err)
 	}
