@@ -77,8 +77,10 @@ func (c *Codec) Encode(m message.Message) (topic.Entry, []byte, error) {
 		if len(e.Payload) > c.config.MaxMessage {
 			return entry, nil, fmt.Errorf("%s of %d bytes, the bound is %d: %w", m.Key(), len(e.Payload), c.config.MaxMessage, ErrTooLarge)
 		}
-		if e.Payload, e.Compression, err = c.compress(e.Payload); err != nil {
-			return entry, nil, err
+		if !entry.Opaque {
+			if e.Payload, e.Compression, err = c.compress(e.Payload); err != nil {
+				return entry, nil, err
+			}
 		}
 	}
 	data, err := proto.Marshal(e)

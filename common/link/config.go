@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/skerry-io/skerry/common/topic"
 )
 
 // Bound is how much may wait in one queue. A message that alone is above Bytes waits alone.
@@ -21,7 +23,8 @@ type Config struct {
 	// CompressAbove is the length of content in bytes from which compression is tried; negative: never.
 	CompressAbove int
 
-	// SendQueue bounds what waits to be sent, for each class. A full queue holds Send back.
+	// SendQueue bounds what waits to be sent, for each class. A full queue holds Send back. Of class Stream a sixteenth waits: whoever has room in
+	// the queue is served in turn, so the less waits there, the sooner a stream's turn comes.
 	SendQueue Bound
 	// ReceiveQueue bounds what has come and was not received yet, for each class. A full queue stops reading: the peer is held back, and ends
 	// the link when that lasts for its IdleTimeout.
@@ -79,6 +82,14 @@ func (c Config) Validate() error {
 	check(c.HandshakeTimeout > 0, "handshakeTimeout: %v is not above 0", c.HandshakeTimeout)
 	check(c.CloseTimeout > 0, "closeTimeout: %v is not above 0", c.CloseTimeout)
 	return errors.Join(errs...)
+}
+
+func (c Config) sendQueue(class topic.Class) Bound {
+	b := c.SendQueue
+	if class == topic.Stream {
+		b = Bound{Messages: max(b.Messages/16, 1), Bytes: max(b.Bytes/16, b.Messages)}
+	}
+	return b
 }
 
 // maxWire is the longest message of a class on the wire.

@@ -25,7 +25,7 @@ func Start(carrier Carrier, codec *Codec, config Config, info Info) Conn {
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.assembly = &assembly{room: semaphore.NewWeighted(int64(config.MaxAssembly)), wait: c.traits.Lanes}
 	for class := range c.out {
-		c.out[class] = &sendQueue{room: newRoom(config.SendQueue)}
+		c.out[class] = &sendQueue{room: newRoom(config.sendQueue(topic.Class(class)))}
 		c.in[class].room = newRoom(config.ReceiveQueue)
 	}
 	if every := c.keepaliveEvery(); every > 0 {

@@ -13,19 +13,19 @@ import (
 
 // A message travels as one frame or, if it is long, as several, between which frames of other classes may pass:
 //
-//	byte 0      bits 0-1: class; bits 2-3: kind; bits 4-7: zero
+//	byte 0      bits 0-2: class; bits 3-4: kind; bits 5-7: zero
 //	bytes 1-2   length of the frame's data, big endian, 1 to MaxFrame
 //	bytes 3-6   of kind first only: length of the whole message, big endian
 //	data
 //
 // Frames of one class stay in order, so a message needs no number.
 const (
-	frameWhole = 0 << 2 // a message in one frame
-	frameFirst = 1 << 2 // the first frame of several
-	frameMore  = 2 << 2 // each other frame of several
+	frameWhole = 0 << 3 // a message in one frame
+	frameFirst = 1 << 3 // the first frame of several
+	frameMore  = 2 << 3 // each other frame of several
 
-	classMask = 3
-	kindMask  = 3 << 2
+	classMask = 7
+	kindMask  = 3 << 3
 
 	headSize      = 3
 	firstHeadSize = headSize + 4
@@ -109,7 +109,7 @@ func (a *assembler) next(ctx context.Context, r io.Reader) (topic.Class, []byte,
 			return 0, nil, err
 		}
 		class, kind, length := topic.Class(head[0]&classMask), head[0]&kindMask, int(binary.BigEndian.Uint16(head[1:]))
-		if head[0]&^(classMask|kindMask) != 0 || kind == kindMask {
+		if head[0]&^(classMask|kindMask) != 0 || kind == kindMask || class >= topic.Classes {
 			return 0, nil, refuse(CloseProtocol, "byte %#02x begins no frame", head[0])
 		}
 		if length == 0 {

@@ -26,12 +26,14 @@ const (
 	Normal
 	// Bulk: what may wait for everything else, such as events.
 	Bulk
+	// Stream: the bytes of streams that people open, which may go on for hours: they give way to all of the above.
+	Stream
 	// Classes is how many there are.
 	Classes = iota
 )
 
 func (c Class) String() string {
-	names := [Classes]string{"urgent", "answer", "normal", "bulk"}
+	names := [Classes]string{"urgent", "answer", "normal", "bulk", "stream"}
 	if int(c) < len(names) {
 		return names[c]
 	}
@@ -44,6 +46,7 @@ type Entry struct {
 	Class    Class
 	Delivery message.Delivery
 	Payload  string // the protobuf name of the payload
+	Opaque   bool   // the payload is encrypted: it does not compress
 
 	decode func([]byte) (any, error)
 }
@@ -68,6 +71,11 @@ func line[T any, PT interface {
 	}
 }
 
+func opaque(e Entry) Entry {
+	e.Opaque = true
+	return e
+}
+
 // NewTable returns the table.
 func NewTable() *Table {
 	t := &Table{entries: map[message.Key]Entry{}}
@@ -82,6 +90,7 @@ func NewTable() *Table {
 		line(PodWrite, Normal), line(PodResult, Answer),
 		line(ReportWrite, Normal), line(ReportResult, Answer),
 		line(APIRequest, Answer), line(APIResponse, Answer),
+		line(StreamOpen, Answer), line(StreamWindow, Answer), opaque(line(StreamData, Stream)), line(StreamClose, Stream),
 	} {
 		if _, ok := t.entries[e.Key]; ok {
 			panic("topic: two lines for " + e.Key.String())

@@ -25,6 +25,7 @@ const (
 	KindPod        message.Kind = "pod"
 	KindReport     message.Kind = "report"
 	KindAPI        message.Kind = "api"
+	KindStream     message.Kind = "stream"
 )
 
 // Session.
@@ -68,4 +69,13 @@ var (
 var (
 	APIRequest  = message.NewTopic[*topicpb.APIRequest](KindAPI, message.Query, message.Every)
 	APIResponse = message.NewTopic[*topicpb.APIResponse](KindAPI, message.Response, message.Every)
+)
+
+// Streams: connections within the link. Who opens one is told that it was accepted by the first StreamWindow, and that it was refused by a StreamClose.
+// StreamData and StreamClose stay in order; the other two may overtake them.
+var (
+	StreamOpen   = message.NewTopic[*topicpb.StreamOpen](KindStream, message.Insert, message.Every)
+	StreamWindow = message.NewTopic[*topicpb.StreamWindow](KindStream, message.Response, message.Every)
+	StreamData   = message.NewTopic[*topicpb.StreamData](KindStream, message.Update, message.Every)
+	StreamClose  = message.NewTopic[*topicpb.StreamClose](KindStream, message.Delete, message.Every)
 )

@@ -46,6 +46,10 @@ func TestTable_Entries(t *testing.T) {
 		{"report.update", "normal", "every", "skerry.topic.v1.Write"},
 		{"state.response", "answer", "latest", "skerry.topic.v1.StateAck"},
 		{"state.update", "normal", "every", "skerry.topic.v1.State"},
+		{"stream.delete", "stream", "every", "skerry.topic.v1.StreamClose"},
+		{"stream.insert", "answer", "every", "skerry.topic.v1.StreamOpen"},
+		{"stream.response", "answer", "every", "skerry.topic.v1.StreamWindow"},
+		{"stream.update", "stream", "every", "skerry.topic.v1.StreamData"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("table (-want +got):\n%s", diff)

@@ -56,7 +56,8 @@ func TestWire(t *testing.T, open func(*testing.T, link.Config) Wire) {
 		lanes  bool // only where they don't
 	}{
 		"no frame":              {bytes: []byte{0xff, 0, 1, 0}, want: link.CloseProtocol},
-		"unknown kind":          {bytes: []byte{3 << 2, 0, 1, 0}, want: link.CloseProtocol},
+		"unknown kind":          {bytes: []byte{3 << 3, 0, 1, 0}, want: link.CloseProtocol},
+		"unknown class":         {bytes: []byte{topic.Classes, 0, 1, 0}, want: link.CloseProtocol},
 		"HTTP":                  {bytes: []byte("GET / HTTP/1.1\r\n\r\n"), want: link.CloseProtocol},
 		"empty frame":           {bytes: []byte{0, 0, 0}, want: link.CloseProtocol},
 		"frame too long":        {bytes: []byte{0, 0xff, 0xff}, want: link.CloseTooLarge},
@@ -117,10 +118,10 @@ func whole(class topic.Class, data []byte) []byte {
 }
 
 func first(class topic.Class, total uint32, length int) []byte {
-	b := binary.BigEndian.AppendUint16([]byte{1<<2 | byte(class)}, uint16(length))
+	b := binary.BigEndian.AppendUint16([]byte{1<<3 | byte(class)}, uint16(length))
 	return append(binary.BigEndian.AppendUint32(b, total), make([]byte, length)...)
 }
 
 func more(class topic.Class, length int) []byte {
-	return append(binary.BigEndian.AppendUint16([]byte{2<<2 | byte(class)}, uint16(length)), make([]byte, length)...)
+	return append(binary.BigEndian.AppendUint16([]byte{2<<3 | byte(class)}, uint16(length)), make([]byte, length)...)
 }

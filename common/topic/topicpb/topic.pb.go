@@ -1391,6 +1391,233 @@ func (x *APIResponse) GetBody() []byte {
 	return nil
 }
 
+// StreamOpen asks the peer for a connection. Whoever opens chooses the id, and uses none twice in a session.
+type StreamOpen struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Window        uint32                 `protobuf:"varint,2,opt,name=window,proto3" json:"window,omitempty"` // bytes that the opener can take before it says more
+	Target        string                 `protobuf:"bytes,3,opt,name=target,proto3" json:"target,omitempty"`  // what to connect to; "kubelet"
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamOpen) Reset() {
+	*x = StreamOpen{}
+	mi := &file_topic_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamOpen) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamOpen) ProtoMessage() {}
+
+func (x *StreamOpen) ProtoReflect() protoreflect.Message {
+	mi := &file_topic_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamOpen.ProtoReflect.Descriptor instead.
+func (*StreamOpen) Descriptor() ([]byte, []int) {
+	return file_topic_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *StreamOpen) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *StreamOpen) GetWindow() uint32 {
+	if x != nil {
+		return x.Window
+	}
+	return 0
+}
+
+func (x *StreamOpen) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+// StreamWindow lets the receiver send so many bytes more; the first one accepts the stream.
+type StreamWindow struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Bytes         uint32                 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamWindow) Reset() {
+	*x = StreamWindow{}
+	mi := &file_topic_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamWindow) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamWindow) ProtoMessage() {}
+
+func (x *StreamWindow) ProtoReflect() protoreflect.Message {
+	mi := &file_topic_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamWindow.ProtoReflect.Descriptor instead.
+func (*StreamWindow) Descriptor() ([]byte, []int) {
+	return file_topic_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *StreamWindow) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *StreamWindow) GetBytes() uint32 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+type StreamData struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Data          []byte                 `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
+	Fin           bool                   `protobuf:"varint,3,opt,name=fin,proto3" json:"fin,omitempty"` // nothing follows from this end
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamData) Reset() {
+	*x = StreamData{}
+	mi := &file_topic_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamData) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamData) ProtoMessage() {}
+
+func (x *StreamData) ProtoReflect() protoreflect.Message {
+	mi := &file_topic_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamData.ProtoReflect.Descriptor instead.
+func (*StreamData) Descriptor() ([]byte, []int) {
+	return file_topic_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *StreamData) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *StreamData) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *StreamData) GetFin() bool {
+	if x != nil {
+		return x.Fin
+	}
+	return false
+}
+
+// StreamClose ends a stream in both directions.
+type StreamClose struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"` // "" where the sender had said all
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamClose) Reset() {
+	*x = StreamClose{}
+	mi := &file_topic_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamClose) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamClose) ProtoMessage() {}
+
+func (x *StreamClose) ProtoReflect() protoreflect.Message {
+	mi := &file_topic_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamClose.ProtoReflect.Descriptor instead.
+func (*StreamClose) Descriptor() ([]byte, []int) {
+	return file_topic_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *StreamClose) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *StreamClose) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 var File_topic_proto protoreflect.FileDescriptor
 
 const file_topic_proto_rawDesc = "" +
@@ -1497,7 +1724,23 @@ const file_topic_proto_rawDesc = "" +
 	"\vretry_after\x18\x03 \x01(\tR\n" +
 	"retryAfter\x12\x1a\n" +
 	"\bwarnings\x18\x04 \x03(\tR\bwarnings\x12\x12\n" +
-	"\x04body\x18\x05 \x01(\fR\x04body*?\n" +
+	"\x04body\x18\x05 \x01(\fR\x04body\"L\n" +
+	"\n" +
+	"StreamOpen\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
+	"\x06window\x18\x02 \x01(\rR\x06window\x12\x16\n" +
+	"\x06target\x18\x03 \x01(\tR\x06target\"4\n" +
+	"\fStreamWindow\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\rR\x05bytes\"B\n" +
+	"\n" +
+	"StreamData\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data\x12\x10\n" +
+	"\x03fin\x18\x03 \x01(\bR\x03fin\"5\n" +
+	"\vStreamClose\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason*?\n" +
 	"\x04Verb\x12\x14\n" +
 	"\x10VERB_UNSPECIFIED\x10\x00\x12\n" +
 	"\n" +
@@ -1519,7 +1762,7 @@ func file_topic_proto_rawDescGZIP() []byte {
 }
 
 var file_topic_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_topic_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_topic_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_topic_proto_goTypes = []any{
 	(Verb)(0),                // 0: skerry.topic.v1.Verb
 	(*Resource)(nil),         // 1: skerry.topic.v1.Resource
@@ -1541,6 +1784,10 @@ var file_topic_proto_goTypes = []any{
 	(*WriteResult)(nil),      // 17: skerry.topic.v1.WriteResult
 	(*APIRequest)(nil),       // 18: skerry.topic.v1.APIRequest
 	(*APIResponse)(nil),      // 19: skerry.topic.v1.APIResponse
+	(*StreamOpen)(nil),       // 20: skerry.topic.v1.StreamOpen
+	(*StreamWindow)(nil),     // 21: skerry.topic.v1.StreamWindow
+	(*StreamData)(nil),       // 22: skerry.topic.v1.StreamData
+	(*StreamClose)(nil),      // 23: skerry.topic.v1.StreamClose
 }
 var file_topic_proto_depIdxs = []int32{
 	1,  // 0: skerry.topic.v1.Interest.resource:type_name -> skerry.topic.v1.Resource
@@ -1574,7 +1821,7 @@ func file_topic_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_topic_proto_rawDesc), len(file_topic_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   19,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,458 @@
+package tunnel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/topic"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+)
+
+// Stream is one connection within a link.
+type Stream struct {
+	// Set when it is made, never changed.
+	mux    *Mux
+	id     uint64
+	window int
+
+	writing sync.Mutex // one Write at a time; taken before mu
+
+	mu       sync.Mutex
+	changed  chan struct{} // closed, and forgotten, at each change that somebody waits for
+	accepted bool
+	reason   string // told to the peer with the close
+
+	// What comes.
+	buffer  [][]byte // what has come and was not read
+	room    int      // what the peer may send still
+	read    int      // what was read and not yet allowed again
+	granted int      // what the peer is to be allowed next
+	readErr error    // after the buffer; io.EOF where the peer has said all
+
+	// What goes.
+	credit   int   // what may be sent
+	writeErr error // nothing can be written any more
+	fin      bool
+	cancel   context.CancelFunc // of the Send that is under way
+
+	readDeadline, writeDeadline time.Time
+}
+
+var (
+	_ net.Conn = (*Stream)(nil)
+
+	errShut = fmt.Errorf("writing after the end: %w", syscall.EPIPE)
+)
+
+// wait returns what is closed at the next change. s.mu is held.
+func (s *Stream) wait() <-chan struct{} {
+	if s.changed == nil {
+		s.changed = make(chan struct{})
+	}
+	return s.changed
+}
+
+// notify wakes all who wait. s.mu is held.
+func (s *Stream) notify() {
+	if s.changed != nil {
+		close(s.changed)
+		s.changed = nil
+	}
+}
+
+// until waits for a change, or for the deadline where there is one.
+func until(changed <-chan struct{}, deadline time.Time) {
+	if deadline.IsZero() {
+		<-changed
+		return
+	}
+	t := time.NewTimer(time.Until(deadline))
+	defer t.Stop()
+	select {
+	case <-changed:
+	case <-t.C:
+	}
+}
+
+func passed(deadline time.Time) bool { return !deadline.IsZero() && !time.Now().Before(deadline) }
+
+// awaitAccept waits for the peer's answer to an open.
+func (s *Stream) awaitAccept(ctx context.Context) error {
+	for {
+		s.mu.Lock()
+		if s.accepted {
+			s.mu.Unlock()
+			return nil
+		}
+		if s.writeErr != nil {
+			defer s.mu.Unlock()
+			return s.writeErr
+		}
+		changed := s.wait()
+		s.mu.Unlock()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return fmt.Errorf("%s has not answered: %w", s.mux.config.Peer, context.Cause(ctx))
+		}
+	}
+}
+
+// allowed is called when the peer lets us send more.
+func (s *Stream) allowed(n int64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.accepted && n == 0 || n+int64(s.credit) > 1<<30 {
+		return protocolError("a window of %d bytes", n)
+	}
+	s.accepted = true
+	s.credit += int(n)
+	s.notify()
+	return nil
+}
+
+// received is called when data has come.
+func (s *Stream) received(data []byte, fin bool) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.accepted || len(data) > s.room {
+		return protocolError("%d bytes beyond the window of a stream", len(data)-s.room)
+	}
+	if s.readErr != nil {
+		if errors.Is(s.readErr, io.EOF) {
+			return protocolError("data after the end of a stream")
+		}
+		return nil // closed here, and the peer does not know yet
+	}
+	s.room -= len(data)
+	if len(data) > 0 {
+		s.keep(data)
+	}
+	if fin {
+		s.readErr = io.EOF
+	}
+	s.notify()
+	return nil
+}
+
+// keep adds data to the buffer. Small pieces are put together, so that the window bounds the memory that they take. s.mu is held.
+func (s *Stream) keep(data []byte) {
+	const small, block = 512, 4 << 10
+	if last := len(s.buffer) - 1; last >= 0 && len(data) < small && len(s.buffer[last])+len(data) <= block {
+		s.buffer[last] = append(s.buffer[last], data...)
+		return
+	}
+	s.buffer = append(s.buffer, data)
+}
+
+// closed is called when the peer has ended the stream.
+func (s *Stream) closed(reason string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if reason != "" {
+		s.finish(&Refused{s.mux.config.Peer, reason}, "")
+		return
+	}
+	if s.readErr == nil {
+		s.readErr = io.EOF
+	}
+	if !s.accepted {
+		s.readErr = &Refused{s.mux.config.Peer, "refused"}
+		s.writeErr = s.readErr
+	}
+	s.finish(errShut, "")
+}
+
+// end is called when the session has ended: what has come can still be read.
+func (s *Stream) end(why error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.finish(why, "")
+}
+
+// finish ends both directions, where they have not ended yet. s.mu is held.
+func (s *Stream) finish(why error, reason string) {
+	if s.readErr == nil {
+		s.readErr = why
+	}
+	if s.writeErr == nil {
+		s.writeErr = why
+		s.reason = reason
+	}
+	if s.cancel != nil {
+		s.cancel()
+	}
+	s.notify()
+}
+
+// leave tells the peer of the stream's end, once, and forgets what nobody will read.
+func (s *Stream) leave(why error, reason string) {
+	s.mu.Lock()
+	s.buffer = nil
+	if errors.Is(s.readErr, io.EOF) || s.readErr == nil {
+		s.readErr = why
+	}
+	if errors.Is(s.writeErr, errShut) { // half closed, or by the peer
+		s.writeErr = why
+	}
+	s.finish(why, reason)
+	s.mu.Unlock()
+
+	m := s.mux
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.windows, s)
+	if m.streams[s.id] != s { // the peer knows, or the session has ended
+		return
+	}
+	for _, have := range m.closes {
+		if have == s {
+			return
+		}
+	}
+	m.closes = append(m.closes, s)
+	poke(m.wake[1])
+}
+
+// Close ends the stream in both directions. What was written still goes.
+func (s *Stream) Close() error {
+	s.leave(net.ErrClosed, "")
+	return nil
+}
+
+// abort is a Close that says why.
+func (s *Stream) abort(reason string) { s.leave(net.ErrClosed, reason) }
+
+// Read returns what has come. io.EOF is the peer's proper end; the end of a session is an error that says so.
+func (s *Stream) Read(b []byte) (int, error) {
+	for {
+		s.mu.Lock()
+		if len(b) == 0 {
+			s.mu.Unlock()
+			return 0, nil
+		}
+		if passed(s.readDeadline) {
+			s.mu.Unlock()
+			return 0, os.ErrDeadlineExceeded
+		}
+		n := 0
+		for len(s.buffer) > 0 && n < len(b) {
+			took := copy(b[n:], s.buffer[0])
+			n += took
+			if s.buffer[0] = s.buffer[0][took:]; len(s.buffer[0]) == 0 {
+				s.buffer[0] = nil
+				s.buffer = s.buffer[1:]
+			}
+		}
+		if n > 0 {
+			if len(s.buffer) == 0 {
+				s.buffer = nil // an idle stream keeps no memory
+			}
+			s.read += n
+			due := 0
+			// Half a window at a time: the peer goes on while the other half is on its way.
+			if s.read >= s.window/2 && s.readErr == nil {
+				due, s.read = s.read, 0
+			}
+			s.mu.Unlock()
+			if due > 0 {
+				s.grant(due)
+			}
+			return n, nil
+		}
+		if err := s.readErr; err != nil {
+			s.mu.Unlock()
+			return 0, err
+		}
+		changed, deadline := s.wait(), s.readDeadline
+		s.mu.Unlock()
+		until(changed, deadline)
+	}
+}
+
+// grant lets the peer send n bytes more. It never waits.
+func (s *Stream) grant(n int) {
+	s.mu.Lock()
+	s.granted += n
+	s.mu.Unlock()
+	m := s.mux
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.streams[s.id] == s {
+		m.windows[s] = struct{}{}
+		poke(m.wake[0])
+	}
+}
+
+// takeGrant is what the peer is to be told now.
+func (s *Stream) takeGrant() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := s.granted
+	s.granted = 0
+	// The first is the window that the stream began with.
+	s.room = min(s.room+n, s.window)
+	return n
+}
+
+// Write sends b, and returns when the link's queue has taken all of it.
+func (s *Stream) Write(b []byte) (int, error) {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	done := 0
+	for done < len(b) {
+		n, err := s.reserve(len(b) - done)
+		if err != nil {
+			return done, err
+		}
+		if err := s.transmit(&topicpb.StreamData{Id: s.id, Data: b[done : done+n : done+n]}); err != nil {
+			s.release(n)
+			if errors.Is(err, errAgain) {
+				continue
+			}
+			return done, err
+		}
+		done += n
+	}
+	return done, nil
+}
+
+// reserve waits until at least one byte may be sent, and takes up to most of what may.
+func (s *Stream) reserve(most int) (int, error) {
+	for {
+		s.mu.Lock()
+		if s.writeErr != nil {
+			defer s.mu.Unlock()
+			return 0, s.writeErr
+		}
+		if s.fin {
+			s.mu.Unlock()
+			return 0, errShut
+		}
+		if passed(s.writeDeadline) {
+			s.mu.Unlock()
+			return 0, os.ErrDeadlineExceeded
+		}
+		if n := min(most, s.credit, chunk); n > 0 {
+			s.credit -= n
+			s.mu.Unlock()
+			return n, nil
+		}
+		changed, deadline := s.wait(), s.writeDeadline
+		s.mu.Unlock()
+		until(changed, deadline)
+	}
+}
+
+func (s *Stream) release(n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.credit += n
+}
+
+// errAgain says that a Send was interrupted: whoever wrote looks again at the deadline and the stream's state.
+var errAgain = errors.New("interrupted")
+
+// transmit hands data to the link. An error means that it did not go.
+func (s *Stream) transmit(data *topicpb.StreamData) error {
+	ctx, cancel := context.WithCancel(s.mux.ctx)
+	defer cancel()
+	s.mu.Lock()
+	if s.writeErr != nil {
+		defer s.mu.Unlock()
+		return s.writeErr
+	}
+	s.cancel = cancel
+	if deadline := s.writeDeadline; !deadline.IsZero() {
+		defer time.AfterFunc(time.Until(deadline), cancel).Stop()
+	}
+	s.mu.Unlock()
+	err := s.mux.send.Send(ctx, topic.StreamData.New(message.Resource{}, data))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cancel = nil
+	switch {
+	case err == nil:
+		return nil
+	case s.writeErr != nil:
+		return s.writeErr
+	case ctx.Err() != nil && s.mux.ctx.Err() == nil:
+		return errAgain
+	}
+	return fmt.Errorf("the link to %s ended: %w", s.mux.config.Peer, err)
+}
+
+// CloseWrite says that nothing follows; what comes can still be read.
+func (s *Stream) CloseWrite() error {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	for {
+		s.mu.Lock()
+		done, err := s.fin, s.writeErr
+		late := passed(s.writeDeadline)
+		s.mu.Unlock()
+		switch {
+		case err != nil:
+			return err
+		case done:
+			return nil
+		case late:
+			return os.ErrDeadlineExceeded
+		}
+		switch err := s.transmit(&topicpb.StreamData{Id: s.id, Fin: true}); {
+		case err == nil:
+			s.mu.Lock()
+			s.fin = true
+			s.mu.Unlock()
+			return nil
+		case !errors.Is(err, errAgain):
+			return err
+		}
+	}
+}
+
+// SetDeadline implements net.Conn.
+func (s *Stream) SetDeadline(t time.Time) error {
+	return errors.Join(s.SetReadDeadline(t), s.SetWriteDeadline(t))
+}
+
+// SetReadDeadline implements net.Conn.
+func (s *Stream) SetReadDeadline(t time.Time) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.readDeadline = t
+	s.notify()
+	return nil
+}
+
+// SetWriteDeadline implements net.Conn.
+func (s *Stream) SetWriteDeadline(t time.Time) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.writeDeadline = t
+	if s.cancel != nil {
+		s.cancel()
+	}
+	s.notify()
+	return nil
+}
+
+// LocalAddr implements net.Conn.
+func (s *Stream) LocalAddr() net.Addr { return addr("stream") }
+
+// RemoteAddr implements net.Conn.
+func (s *Stream) RemoteAddr() net.Addr { return addr(s.mux.config.Peer) }
+
+// addr is the address of a stream: the name of the peer.
+type addr string
+
+func (addr) Network() string  { return "skerry" }
+func (a addr) String() string { return string(a) }

@@ -1,0 +1,363 @@
+// Package tunnel carries connections within a link: streams, each a net.Conn, side by side and beside everything else that the link carries.
+//
+// It owns the streams of one session: their windows, deadlines and ends. It refuses a peer that opens more than was agreed, or sends more than it was
+// allowed. It knows no transport: a Sender is all it needs, and whoever receives messages calls the handlers. Nothing that it is told is ever waited
+// for: a reader that stalls costs its own window and nothing else. A Mux and its Streams may be used by many goroutines at once; the handlers are
+// called by one.
+package tunnel
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/common/topic"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+)
+
+const (
+	// maxWindow carries 20 Mbit/s over 100 ms. minWindow still fills a thin link.
+	maxWindow = 256 << 10
+	minWindow = 16 << 10
+	// chunk is the data of one message: with its envelope it fits into one frame of the link.
+	chunk = 15 << 10
+	// closeTimeout bounds how long the end of a stream waits for a link that takes nothing.
+	closeTimeout = 10 * time.Second
+)
+
+// Sender is the way to the peer: a link.Conn, or a session with one. Send holds its caller back while the queue of the class is full, and an error
+// means that the message did not go. It keeps nothing of the content once it has returned.
+type Sender interface {
+	Send(ctx context.Context, m message.Message) error
+}
+
+// Config is what a Mux needs to know. Every zero bound means its default.
+type Config struct {
+	// Peer names the other end in errors.
+	Peer string
+	// Accept dials what the peer asks for. Its error is told to the peer. nil: this end accepts nothing. Of two ends one accepts, the other opens.
+	Accept func(ctx context.Context, target string) (net.Conn, error)
+	// MaxStreams bounds the streams of the session: 640. At the bound an open is refused.
+	MaxStreams int
+	// Memory bounds what the streams' windows take together, roughly: 8 MiB. The more streams there are, the smaller the window of the next.
+	Memory int
+	// AcceptTimeout bounds Accept: 10 s.
+	AcceptTimeout time.Duration
+}
+
+// ErrBusy is returned by Open when there are too many streams.
+var ErrBusy = errors.New("too many streams")
+
+// Refused is what a peer said instead of accepting a stream, or why it ended one.
+type Refused struct{ Peer, Reason string }
+
+func (r *Refused) Error() string { return r.Peer + ": " + r.Reason }
+
+// Mux is the streams of one session.
+type Mux struct {
+	// Set by New, never changed.
+	config Config
+	send   Sender
+	wake   [2]chan struct{} // one slot each: there are windows, or closes, to be told
+	asking chan struct{}    // one slot, held while an open is handed to the link: ids go up in the order in which the peer hears of them
+
+	mu      sync.Mutex
+	ended   error // set once: why no stream works any more
+	streams map[uint64]*Stream
+	last    uint64              // the last id of Open
+	heard   uint64              // the last id that the peer opened
+	early   map[uint64]struct{} // above heard: ended before they were opened, as the two are not in order
+	windows map[*Stream]struct{}
+	closes  []*Stream
+
+	accepts sync.WaitGroup
+	ctx     context.Context // of what was accepted; ends with the Mux
+	cancel  context.CancelFunc
+}
+
+// New makes the streams of a session. Run serves them.
+func New(send Sender, config Config) *Mux {
+	config.Peer = cmp.Or(config.Peer, "the peer")
+	config.MaxStreams = cmp.Or(config.MaxStreams, 640)
+	config.Memory = cmp.Or(config.Memory, 8<<20)
+	config.AcceptTimeout = cmp.Or(config.AcceptTimeout, 10*time.Second)
+	m := &Mux{config: config, send: send, streams: map[uint64]*Stream{}, windows: map[*Stream]struct{}{}}
+	m.wake = [2]chan struct{}{make(chan struct{}, 1), make(chan struct{}, 1)}
+	m.asking, m.early = make(chan struct{}, 1), map[uint64]struct{}{}
+	m.ctx, m.cancel = context.WithCancel(context.Background())
+	return m
+}
+
+// Run tells the peer of windows and ends until ctx ends, which ends all streams, and returns when nothing of them is left. It is called once.
+func (m *Mux) Run(ctx context.Context) error {
+	var loops sync.WaitGroup
+	loops.Go(func() { m.tellWindows(ctx) })
+	loops.Go(func() { m.tellCloses(ctx) })
+	<-ctx.Done()
+	m.fail(fmt.Errorf("the link to %s ended", m.config.Peer))
+	loops.Wait()
+	m.accepts.Wait()
+	return nil
+}
+
+// fail ends every stream, and those to come.
+func (m *Mux) fail(why error) {
+	m.cancel()
+	m.mu.Lock()
+	if m.ended != nil {
+		m.mu.Unlock()
+		return
+	}
+	m.ended = why
+	streams := m.streams
+	m.streams, m.closes = map[uint64]*Stream{}, nil
+	clear(m.windows)
+	m.mu.Unlock()
+	for _, s := range streams {
+		s.end(why)
+	}
+}
+
+// Len is how many streams there are.
+func (m *Mux) Len() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.streams)
+}
+
+// add makes a stream. m.mu is held.
+func (m *Mux) add(id uint64, credit int) *Stream {
+	window := min(max(m.config.Memory/(len(m.streams)+1), minWindow), maxWindow)
+	s := &Stream{mux: m, id: id, window: window, room: window, credit: credit}
+	m.streams[id] = s
+	return s
+}
+
+// Open asks the peer for a connection to target, and waits for its answer.
+func (m *Mux) Open(ctx context.Context, target string) (*Stream, error) {
+	s, err := m.ask(ctx, target)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.awaitAccept(ctx); err != nil {
+		s.abort(err.Error())
+		return nil, err
+	}
+	return s, nil
+}
+
+// ask makes a stream and tells the peer.
+func (m *Mux) ask(ctx context.Context, target string) (*Stream, error) {
+	select {
+	case m.asking <- struct{}{}:
+	case <-ctx.Done():
+		return nil, fmt.Errorf("the link to %s takes nothing: %w", m.config.Peer, context.Cause(ctx))
+	}
+	defer func() { <-m.asking }()
+	m.mu.Lock()
+	if m.ended != nil {
+		defer m.mu.Unlock()
+		return nil, m.ended
+	}
+	if len(m.streams) >= m.config.MaxStreams {
+		m.mu.Unlock()
+		return nil, fmt.Errorf("%w to %s: %d are open", ErrBusy, m.config.Peer, m.config.MaxStreams)
+	}
+	m.last++
+	s := m.add(m.last, 0)
+	m.mu.Unlock()
+	open := &topicpb.StreamOpen{Id: s.id, Window: uint32(s.window), Target: target}
+	if err := m.send.Send(ctx, topic.StreamOpen.New(message.Resource{}, open)); err != nil {
+		m.forget(s)
+		s.end(err)
+		return nil, fmt.Errorf("asking %s for a stream: %w", m.config.Peer, err)
+	}
+	return s, nil
+}
+
+// forget takes a stream off the books.
+func (m *Mux) forget(s *Stream) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.windows, s)
+	if m.streams[s.id] == s {
+		delete(m.streams, s.id)
+	}
+}
+
+func (m *Mux) find(id uint64) *Stream {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.streams[id]
+}
+
+// Handle takes in a message of kind stream. Its error is a *link.CloseError: the peer said what it must not say.
+func (m *Mux) Handle(_ context.Context, msg message.Message) error {
+	switch c := msg.Content.(type) {
+	case *topicpb.StreamOpen:
+		return m.opened(c)
+	case *topicpb.StreamWindow:
+		if s := m.find(c.GetId()); s != nil {
+			return s.allowed(int64(c.GetBytes()))
+		}
+	case *topicpb.StreamData:
+		if s := m.find(c.GetId()); s != nil {
+			return s.received(c.GetData(), c.GetFin())
+		}
+	case *topicpb.StreamClose:
+		if s := m.find(c.GetId()); s != nil {
+			m.forget(s)
+			s.closed(c.GetReason())
+			return nil
+		}
+		return m.closedEarly(c.GetId())
+	default:
+		return protocolError("%s is no message of a stream", msg.Key())
+	}
+	return nil // what is on its way when a stream ends finds none
+}
+
+func protocolError(format string, args ...any) error {
+	return &link.CloseError{Code: link.CloseProtocol, Reason: fmt.Sprintf(format, args...)}
+}
+
+// opened is called when the peer asks for a stream.
+func (m *Mux) opened(o *topicpb.StreamOpen) error {
+	id := o.GetId()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.ended != nil {
+		return nil
+	}
+	if id <= m.heard {
+		return protocolError("stream %d was opened before", id)
+	}
+	if m.config.Accept == nil {
+		return protocolError("streams are not opened from that side")
+	}
+	m.heard = id
+	if _, ok := m.early[id]; ok {
+		delete(m.early, id)
+		return nil
+	}
+	if len(m.streams) >= 2*m.config.MaxStreams { // it keeps to no bound of its own
+		return protocolError("more than %d streams", m.config.MaxStreams)
+	}
+	busy := len(m.streams) >= m.config.MaxStreams
+	s := m.add(id, int(o.GetWindow()))
+	s.accepted = true
+	if busy {
+		m.refuse(s, fmt.Sprintf("%d streams are open already", m.config.MaxStreams))
+		return nil
+	}
+	m.accepts.Go(func() { m.serve(s, o.GetTarget()) })
+	return nil
+}
+
+// closedEarly notes the end of a stream that is not known. Those that are no more are no news.
+func (m *Mux) closedEarly(id uint64) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if id <= m.heard || m.config.Accept == nil {
+		return nil
+	}
+	if len(m.early) >= m.config.MaxStreams {
+		return protocolError("%d streams end before they begin", len(m.early))
+	}
+	m.early[id] = struct{}{}
+	return nil
+}
+
+// refuse ends a stream that nobody here has seen. m.mu is held.
+func (m *Mux) refuse(s *Stream, reason string) {
+	s.mu.Lock()
+	s.finish(net.ErrClosed, reason)
+	s.mu.Unlock()
+	m.closes = append(m.closes, s)
+	poke(m.wake[1])
+}
+
+// serve connects a stream to what it was opened for.
+func (m *Mux) serve(s *Stream, target string) {
+	dial, cancel := context.WithTimeout(m.ctx, m.config.AcceptTimeout)
+	conn, err := m.config.Accept(dial, target)
+	cancel()
+	if err != nil {
+		s.abort(err.Error())
+		return
+	}
+	s.grant(s.window)
+	Splice(m.ctx, s, conn)
+}
+
+func poke(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// tellWindows sends what streams allow the peer.
+func (m *Mux) tellWindows(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-m.wake[0]:
+		}
+		m.mu.Lock()
+		due := make([]*Stream, 0, len(m.windows))
+		for s := range m.windows {
+			due = append(due, s)
+		}
+		clear(m.windows)
+		m.mu.Unlock()
+		for _, s := range due {
+			n := s.takeGrant()
+			if n == 0 {
+				continue
+			}
+			w := &topicpb.StreamWindow{Id: s.id, Bytes: uint32(n)}
+			if err := m.send.Send(ctx, topic.StreamWindow.New(message.Resource{}, w)); err != nil {
+				s.abort(fmt.Sprintf("sending on the link: %v", err)) // it could wait for ever otherwise
+			}
+		}
+	}
+}
+
+// tellCloses sends the ends of streams, each behind the stream's data.
+func (m *Mux) tellCloses(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-m.wake[1]:
+		}
+		m.mu.Lock()
+		due := m.closes
+		m.closes = nil
+		m.mu.Unlock()
+		for _, s := range due {
+			s.mu.Lock()
+			reason := s.reason
+			s.mu.Unlock()
+			c := topic.StreamClose.New(message.Resource{}, &topicpb.StreamClose{Id: s.id, Reason: reason})
+			for ctx.Err() == nil {
+				wait, cancel := context.WithTimeout(ctx, closeTimeout)
+				err := m.send.Send(wait, c)
+				expired := wait.Err() != nil
+				cancel()
+				if err == nil || !expired {
+					break // any other error is the link's end, or will be
+				}
+			}
+			m.forget(s)
+		}
+	}
+}

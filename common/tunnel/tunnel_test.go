@@ -1,0 +1,468 @@
+package tunnel_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/common/link/linktest"
+	"github.com/skerry-io/skerry/common/topic"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+	"github.com/skerry-io/skerry/common/tunnel"
+)
+
+// world is two ends of a link with streams on it: the cloud opens, the edge accepts.
+type world struct {
+	t                   testing.TB
+	cloud, edge         *tunnel.Mux
+	cloudConn, edgeConn link.Conn
+	beats               chan message.Message // what came to the cloud beside the streams
+}
+
+func newWorld(t testing.TB, config tunnel.Config, accept func(context.Context, string) (net.Conn, error), pipe linktest.PipeOptions) *world {
+	t.Helper()
+	w := &world{t: t, beats: make(chan message.Message, 100)}
+	w.edgeConn, w.cloudConn = linktest.Pipe(t, pipe)
+	config.Peer = "edge1"
+	w.cloud = tunnel.New(w.cloudConn, config)
+	config.Peer, config.Accept = "the cloud", accept
+	w.edge = tunnel.New(w.edgeConn, config)
+	w.serve(w.cloudConn, w.cloud)
+	w.serve(w.edgeConn, w.edge)
+	return w
+}
+
+// serve does what a hub does.
+func (w *world) serve(conn link.Conn, mux *tunnel.Mux) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var all sync.WaitGroup
+	all.Go(func() {
+		if err := mux.Run(ctx); err != nil {
+			w.t.Error(err)
+		}
+	})
+	all.Go(func() {
+		defer cancel()
+		for {
+			m, err := conn.Receive(ctx)
+			if err != nil {
+				return
+			}
+			if m.Route.Kind != topic.KindStream {
+				w.beats <- m
+				continue
+			}
+			if err := mux.Handle(ctx, m); err != nil {
+				w.t.Error(err)
+				return
+			}
+		}
+	})
+	w.t.Cleanup(func() { cancel(); all.Wait() })
+}
+
+func (w *world) open() *tunnel.Stream {
+	w.t.Helper()
+	s, err := w.cloud.Open(w.t.Context(), "kubelet")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+// server accepts by a pair of connected sockets in memory, of which the test has the other end.
+func server() (func(context.Context, string) (net.Conn, error), <-chan *half) {
+	ends := make(chan *half, 1000)
+	return func(context.Context, string) (net.Conn, error) {
+		a, b := halves()
+		ends <- b
+		return a, nil
+	}, ends
+}
+
+// half is one end of a connection that can be closed in one direction, as a TCP connection can.
+type half struct {
+	net.Conn
+	in  *io.PipeReader
+	out *io.PipeWriter
+}
+
+func halves() (*half, *half) {
+	ar, bw := io.Pipe()
+	br, aw := io.Pipe()
+	c, d := net.Pipe() // for what a test does not use
+	return &half{c, ar, aw}, &half{d, br, bw}
+}
+
+func (h *half) Read(b []byte) (int, error)  { return h.in.Read(b) }
+func (h *half) Write(b []byte) (int, error) { return h.out.Write(b) }
+func (h *half) CloseWrite() error           { return h.out.Close() }
+func (h *half) Close() error {
+	_, _, _ = h.Conn.Close(), h.in.Close(), h.out.Close()
+	return nil
+}
+
+// echo returns what comes until it ends.
+func echo(context.Context, string) (net.Conn, error) {
+	a, b := halves()
+	go func() {
+		_, _ = io.Copy(b, b)
+		_ = b.CloseWrite()
+	}()
+	return a, nil
+}
+
+func noise(seed uint64, n int) []byte {
+	b := make([]byte, n)
+	r := rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8)})
+	_, _ = r.Read(b)
+	return b
+}
+
+func TestStream_CarriesBothWaysAndEnds(t *testing.T) {
+	for name, size := range map[string]int{"nothing": 0, "a byte": 1, "a chunk": 15 << 10, "more than a window": 3 << 20} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, tunnel.Config{}, echo, linktest.PipeOptions{})
+				s, sent := w.open(), noise(1, size)
+				var got []byte
+				var both sync.WaitGroup
+				both.Go(func() {
+					if _, err := s.Write(sent); err != nil {
+						t.Error(err)
+					}
+					if err := s.CloseWrite(); err != nil {
+						t.Error(err)
+					}
+				})
+				got, err := io.ReadAll(s)
+				both.Wait()
+				if err != nil || !bytes.Equal(got, sent) {
+					t.Errorf("got %d bytes back, want the %d that were sent: %v", len(got), size, err)
+				}
+				if _, err := s.Write([]byte("more")); err == nil {
+					t.Error("a write after the end was taken")
+				}
+				synctest.Wait()
+				if c, e := w.cloud.Len(), w.edge.Len(); c+e > 1 { // the opener has not closed yet
+					t.Errorf("%d streams are left in the cloud, %d at the edge", c, e)
+				}
+				if err := s.Close(); err != nil {
+					t.Error(err)
+				}
+				synctest.Wait()
+				if c, e := w.cloud.Len(), w.edge.Len(); c+e != 0 {
+					t.Errorf("%d streams are left in the cloud, %d at the edge", c, e)
+				}
+			})
+		})
+	}
+}
+
+func TestOpen_Refused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, tunnel.Config{}, func(_ context.Context, target string) (net.Conn, error) {
+			return nil, fmt.Errorf("nobody listens for %s", target)
+		}, linktest.PipeOptions{})
+		_, err := w.cloud.Open(t.Context(), "kubelet")
+		refused, ok := errors.AsType[*tunnel.Refused](err)
+		if !ok || refused.Error() != "edge1: nobody listens for kubelet" {
+			t.Errorf("got %v", err)
+		}
+		synctest.Wait()
+		if c, e := w.cloud.Len(), w.edge.Len(); c+e != 0 {
+			t.Errorf("%d streams are left in the cloud, %d at the edge", c, e)
+		}
+	})
+}
+
+func TestOpen_SilentPeerIsNotWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		w := newWorld(t, tunnel.Config{}, func(ctx context.Context, _ string) (net.Conn, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}, linktest.PipeOptions{})
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		if _, err := w.cloud.Open(ctx, "kubelet"); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v", err)
+		}
+		if took := time.Since(began); took != 2*time.Second {
+			t.Errorf("it took %v", took)
+		}
+		time.Sleep(10 * time.Second) // the edge's own bound
+		synctest.Wait()
+		if c, e := w.cloud.Len(), w.edge.Len(); c+e != 0 {
+			t.Errorf("%d streams are left in the cloud, %d at the edge", c, e)
+		}
+	})
+}
+
+func TestOpen_Bound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, tunnel.Config{MaxStreams: 3}, echo, linktest.PipeOptions{})
+		for range 3 {
+			w.open()
+		}
+		if _, err := w.cloud.Open(t.Context(), "kubelet"); !errors.Is(err, tunnel.ErrBusy) {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+// A reader that stalls holds its own stream back at its window, and no other one.
+func TestStream_StalledReaderCostsItsOwnWindow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		accept, ends := server()
+		w := newWorld(t, tunnel.Config{}, accept, linktest.PipeOptions{})
+		stalled := w.open()
+		<-ends // reads nothing
+		var wrote int
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for {
+				n, err := stalled.Write(make([]byte, 1<<10))
+				wrote += n
+				if err != nil {
+					return
+				}
+			}
+		}()
+		synctest.Wait()
+		lively := w.open()
+		end := <-ends
+		sent := noise(2, 2<<20)
+		go func() {
+			_, _ = lively.Write(sent)
+			_ = lively.CloseWrite()
+		}()
+		if got, err := io.ReadAll(end); err != nil || !bytes.Equal(got, sent) {
+			t.Errorf("got %d bytes of %d: %v", len(got), len(sent), err)
+		}
+		if err := end.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := stalled.Close(); err != nil {
+			t.Error(err)
+		}
+		<-done
+		if most := 256<<10 + 64<<10; wrote > most { // the window, and what Splice has in its hands
+			t.Errorf("the stalled stream took %d bytes, want at most %d", wrote, most)
+		}
+	})
+}
+
+func TestStream_Deadlines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		accept, ends := server()
+		w := newWorld(t, tunnel.Config{}, accept, linktest.PipeOptions{})
+		s := w.open()
+		end := <-ends
+		began := time.Now()
+		if err := s.SetReadDeadline(began.Add(time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) || time.Since(began) != time.Second {
+			t.Errorf("read: %v after %v", err, time.Since(began))
+		}
+		if err := s.SetDeadline(time.Now().Add(time.Hour)); err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			time.Sleep(time.Second)
+			_ = s.SetDeadline(time.Now()) // moves under who waits
+		}()
+		_, err := s.Write(make([]byte, 1<<20)) // more than the window
+		if !errors.Is(err, os.ErrDeadlineExceeded) || time.Since(began) != 2*time.Second {
+			t.Errorf("write: %v after %v", err, time.Since(began))
+		}
+		// A deadline that is over does no harm once it is moved.
+		if err := s.SetDeadline(time.Time{}); err != nil {
+			t.Fatal(err)
+		}
+		go func() { _, _ = end.Write([]byte("ok")) }()
+		b := make([]byte, 2)
+		if _, err := io.ReadFull(s, b); err != nil || string(b) != "ok" {
+			t.Errorf("read %q: %v", b, err)
+		}
+	})
+}
+
+// The end of the link ends every stream at both ends, with an error that says so.
+func TestStream_LinkEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		accept, ends := server()
+		w := newWorld(t, tunnel.Config{}, accept, linktest.PipeOptions{})
+		s := w.open()
+		end := <-ends
+		if _, err := end.Write([]byte("last words")); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		_ = w.edgeConn.Close(link.CloseShutdown, "the edge stops")
+		synctest.Wait()
+		got, err := io.ReadAll(s)
+		if string(got) != "last words" || err == nil || !strings.Contains(err.Error(), "the link to edge1 ended") {
+			t.Errorf("read %q, %v", got, err)
+		}
+		if _, err := s.Write([]byte("x")); err == nil || !strings.Contains(err.Error(), "the link to edge1 ended") {
+			t.Errorf("write: %v", err)
+		}
+		if _, err := end.Read(make([]byte, 1)); err == nil {
+			t.Error("the connection at the edge goes on")
+		}
+		if _, err := w.cloud.Open(t.Context(), "kubelet"); err == nil || !strings.Contains(err.Error(), "the link to edge1 ended") {
+			t.Errorf("open: %v", err)
+		}
+	})
+}
+
+// While a bulk copy runs over 256 kbit/s, a heartbeat waits for one chunk at the most.
+func TestStream_BulkDoesNotDelayHeartbeats(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const rate = 32 << 10 // bytes a second
+		w := newWorld(t, tunnel.Config{}, func(context.Context, string) (net.Conn, error) {
+			a, b := halves()
+			go func() { _, _ = io.Copy(b, endless{}) }()
+			return a, nil
+		}, linktest.PipeOptions{WrapEdge: func(c net.Conn) net.Conn { return &slow{c, rate} }})
+		s := w.open()
+		go func() { _, _ = io.Copy(io.Discard, s) }()
+		time.Sleep(10 * time.Second)
+		for i := range 5 {
+			began := time.Now()
+			if err := w.edgeConn.Send(t.Context(), topic.Heartbeat.New(message.Resource{}, &topicpb.Heartbeat{Sequence: uint64(i)})); err != nil {
+				t.Fatal(err)
+			}
+			<-w.beats
+			if took, most := time.Since(began), 2*16*time.Second/32; took > most {
+				t.Errorf("a heartbeat took %v beside a bulk copy, want at most %v", took, most)
+			}
+			time.Sleep(time.Second)
+		}
+	})
+}
+
+type endless struct{}
+
+func (endless) Read(b []byte) (int, error) { return len(b), nil }
+
+// slow is a connection that takes so many bytes a second.
+type slow struct {
+	net.Conn
+	rate int
+}
+
+func (s *slow) Write(b []byte) (int, error) {
+	time.Sleep(time.Duration(len(b)) * time.Second / time.Duration(s.rate))
+	return s.Conn.Write(b)
+}
+
+// 500 streams side by side keep their bytes apart, and leave nothing behind.
+func TestTunnel_14_NothingIsLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, tunnel.Config{}, echo, linktest.PipeOptions{})
+		synctest.Wait()
+		before := runtime.NumGoroutine()
+		var all sync.WaitGroup
+		for i := range 500 {
+			all.Go(func() {
+				s, err := w.cloud.Open(t.Context(), "kubelet")
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer s.Close()
+				sent := noise(uint64(i), 40_000)
+				go func() {
+					_, _ = s.Write(sent)
+					_ = s.CloseWrite()
+				}()
+				got, err := io.ReadAll(s)
+				if err != nil || sha256.Sum256(got) != sha256.Sum256(sent) {
+					t.Errorf("stream %d: %d bytes: %v", i, len(got), err)
+				}
+			})
+		}
+		all.Wait()
+		synctest.Wait()
+		if c, e := w.cloud.Len(), w.edge.Len(); c+e != 0 {
+			t.Errorf("%d streams are left in the cloud, %d at the edge", c, e)
+		}
+		if after := runtime.NumGoroutine(); after > before {
+			t.Errorf("%d goroutines, there were %d", after, before)
+		}
+	})
+}
+
+// What a peer must not say ends the link; what is only late does not.
+func TestHandle_BadPeer(t *testing.T) {
+	open := topic.StreamOpen.New(message.Resource{}, &topicpb.StreamOpen{Id: 1, Window: 100})
+	data := func(id uint64, n int) message.Message {
+		return topic.StreamData.New(message.Resource{}, &topicpb.StreamData{Id: id, Data: make([]byte, n)})
+	}
+	fin := topic.StreamData.New(message.Resource{}, &topicpb.StreamData{Id: 1, Fin: true})
+	closed := topic.StreamClose.New(message.Resource{}, &topicpb.StreamClose{Id: 1})
+	for name, test := range map[string]struct {
+		says []message.Message
+		bad  bool
+	}{
+		"late data":         {says: []message.Message{data(7, 10)}},
+		"late window":       {says: []message.Message{topic.StreamWindow.New(message.Resource{}, &topicpb.StreamWindow{Id: 9, Bytes: 5})}},
+		"closed, then open": {says: []message.Message{closed, open}},
+		"beyond the window": {says: []message.Message{open, data(1, 256<<10+1)}, bad: true},
+		"after the end":     {says: []message.Message{open, fin, data(1, 1)}, bad: true},
+		"opened twice":      {says: []message.Message{open, open}, bad: true},
+		"opened again":      {says: []message.Message{open, closed, open}, bad: true},
+		"window of nothing": {says: []message.Message{open, topic.StreamWindow.New(message.Resource{}, &topicpb.StreamWindow{Id: 1})}, bad: true},
+		"another topic":     {says: []message.Message{topic.Heartbeat.New(message.Resource{}, &topicpb.Heartbeat{})}, bad: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				accept, ends := server()
+				mux := tunnel.New(nobody{}, tunnel.Config{Accept: accept})
+				ctx, cancel := context.WithCancel(t.Context())
+				done := make(chan error)
+				go func() { done <- mux.Run(ctx) }()
+				var err error
+				for _, m := range test.says {
+					if err = mux.Handle(ctx, m); err != nil {
+						break
+					}
+				}
+				if end, ok := errors.AsType[*link.CloseError](err); ok != test.bad || ok && end.Code != link.CloseProtocol {
+					t.Errorf("got %v", err)
+				}
+				cancel()
+				if err := <-done; err != nil {
+					t.Error(err)
+				}
+				if name == "closed, then open" && len(ends) > 0 {
+					t.Error("it was dialled for a stream that had ended")
+				}
+			})
+		})
+	}
+}
+
+// nobody takes everything.
+type nobody struct{}
+
+func (nobody) Send(context.Context, message.Message) error { return nil }
