@@ -1,7 +1,7 @@
 // Package linkstate tells the modules of an edge that the link to the cloud is up or down.
 //
-// It owns the two topics and their contents, and nothing else: edgehub says them to the group "link", whoever depends on the link joins that group. They
-// never cross the link. Values are immutable.
+// It owns the two topics and their contents, and nothing else: edgehub says them to the group "link", whoever depends on the link joins that group.
+// They never cross the link. Values are immutable.
 package linkstate
 
 import (
