@@ -39,6 +39,8 @@ Exit codes: 0 fine; 1 it failed; 2 the call was wrong or not possible now, and n
   trial reboot edge1                         # the pods come back, still without the cloud
   trial heal edge1
   trial down`,
+		Args: cli.Args(cobra.NoArgs), // an unknown verb is the caller's mistake
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(
 		upCommand(), downCommand(), statusCommand(), kubectlCommand(), edgeCommand(), execCommand(),
