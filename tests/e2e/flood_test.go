@@ -60,6 +60,7 @@ func (f *flood) write(ctx context.Context, count int) error {
 	if err != nil {
 		return err
 	}
+	began := time.Now()
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(8)
 	for i := first; i < first+count; i++ {
@@ -78,7 +79,9 @@ func (f *flood) write(ctx context.Context, count int) error {
 			return nil
 		})
 	}
-	return g.Wait()
+	err = g.Wait()
+	f.s.t.Logf("%d events written in %v", count, time.Since(began).Round(time.Millisecond))
+	return err
 }
 
 func (f *flood) event(i int, at metav1.Time) *corev1.Event {
@@ -154,7 +157,9 @@ func (f *flood) events(ctx context.Context, client kubernetes.Interface) (map[st
 // would be a name or a count too many.
 func (f *flood) waitArrived() {
 	f.s.t.Helper()
+	began := time.Now()
 	f.s.waitDelivered(f.pod.Spec.NodeName)
+	f.s.t.Logf("the rest arrived in %v", time.Since(began).Round(time.Millisecond))
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	got, err := f.events(f.s.t.Context(), f.s.client)

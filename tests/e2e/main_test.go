@@ -51,6 +51,7 @@ func options() trial.Options {
 	o := trial.DefaultOptions()
 	o.Quick, o.Audit = true, true
 	o.Clouds = 2
+	o.Set = []string{"modules.edged.kubelet.syncFrequency=5s"} // how often volumes follow their ConfigMaps
 	return o
 }
 

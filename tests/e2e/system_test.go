@@ -224,25 +224,30 @@ func (s *system) waitReady(node string, ready bool) {
 	})
 }
 
-// namespace makes a namespace that is deleted with the test. The next test begins when all of it is gone, also from the nodes.
+// namespace makes a namespace whose pods are gone when the test ends, and which goes after them. The next test finds none of them on the nodes.
 func (s *system) namespace() string {
 	s.t.Helper()
 	ns, err := s.client.CoreV1().Namespaces().Create(s.t.Context(),
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-"}}, metav1.CreateOptions{})
 	s.check(err)
 	s.t.Cleanup(func() {
-		err := s.client.CoreV1().Namespaces().Delete(context.Background(), ns.Name, metav1.DeleteOptions{})
-		if err != nil && !apierrors.IsNotFound(err) {
+		ctx := context.Background()
+		s.mend(ctx) // what the test broke may hold the pods
+		// Pods first: the namespace controller would wait for them by the clock.
+		if err := s.client.CoreV1().Pods(ns.Name).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
 			s.t.Error(err)
 			return
 		}
-		s.mend(context.Background()) // what the test broke may hold the pods
-		s.waitForIn(context.Background(), "namespace "+ns.Name+" to go", func(ctx context.Context) error {
-			_, err := s.client.CoreV1().Namespaces().Get(ctx, ns.Name, metav1.GetOptions{})
-			if apierrors.IsNotFound(err) {
-				return nil
+		if err := s.client.CoreV1().Namespaces().Delete(ctx, ns.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			s.t.Error(err)
+			return
+		}
+		s.waitForIn(ctx, "the pods of "+ns.Name+" to go", func(ctx context.Context) error {
+			list, err := s.client.CoreV1().Pods(ns.Name).List(ctx, metav1.ListOptions{})
+			if err == nil && len(list.Items) > 0 {
+				err = fmt.Errorf("%d are there still", len(list.Items))
 			}
-			return errors.Join(err, errors.New("it is there still"))
+			return err
 		})
 	})
 	s.waitFor("the default ServiceAccount", func(ctx context.Context) error {

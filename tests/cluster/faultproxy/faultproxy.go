@@ -1,0 +1,114 @@
+// Package faultproxy stands in front of an API server and makes it look as if the server, or the way to it, were in trouble.
+//
+// It owns one listener while it serves, and decides about each request by the function it was given; what passes is passed on unchanged, watches included. It
+// refuses nothing by itself and keeps no state. The function may be called by many goroutines at once, and may be replaced at any time.
+package faultproxy
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"strconv"
+	"sync/atomic"
+	"time"
+)
+
+// A Fault is what happens to one request. The zero Fault is none.
+type Fault struct {
+	// Code, when set, is answered instead of asking the server, with RetryAfter seconds when that is set.
+	Code       int
+	RetryAfter int
+	// Hang holds the request until the client gives up.
+	Hang bool
+	// Break closes the connection without an answer.
+	Break bool
+	// Lose asks the server, so that what is asked is done, and then breaks the connection.
+	Lose bool
+}
+
+// A Proxy passes requests on, except for those that meet a Fault.
+type Proxy struct {
+	proxy  *httputil.ReverseProxy
+	decide atomic.Pointer[func(*http.Request) Fault]
+}
+
+// New makes a Proxy in front of an https server whose certificate the CA (PEM) signed. dial makes the connections to it.
+func New(server *url.URL, ca []byte, dial func(context.Context, string, string) (net.Conn, error)) (*Proxy, error) {
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(ca) {
+		return nil, errors.New("the CA of the API server is no PEM certificate")
+	}
+	p := &Proxy{proxy: &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(server) },
+		Transport: &http.Transport{
+			DialContext: dial, TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}, ForceAttemptHTTP2: true, DisableCompression: true,
+		},
+		FlushInterval: -1, // a watch's events go on at once
+		ErrorHandler:  func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
+	}}
+	p.Set(nil)
+	return p, nil
+}
+
+// Set replaces the function that decides about requests; nil lets all pass.
+func (p *Proxy) Set(decide func(*http.Request) Fault) {
+	if decide == nil {
+		decide = func(*http.Request) Fault { return Fault{} }
+	}
+	p.decide.Store(&decide)
+}
+
+// Serve serves with a certificate that the client takes for the server's, until ctx ends.
+func (p *Proxy) Serve(ctx context.Context, l net.Listener, certificate tls.Certificate) error {
+	server := &http.Server{
+		Handler: p, ReadHeaderTimeout: 10 * time.Second,
+		TLSConfig: &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12},
+		ErrorLog:  log.New(discard{}, "", 0), // broken connections are what it is for
+	}
+	stop := context.AfterFunc(ctx, func() { server.Close() })
+	defer stop()
+	if err := server.ServeTLS(l, "", ""); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serving the fault proxy: %w", err)
+	}
+	return nil
+}
+
+type discard struct{}
+
+func (discard) Write(p []byte) (int, error) { return len(p), nil }
+
+// ServeHTTP implements http.Handler.
+func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	f := (*p.decide.Load())(r)
+	switch {
+	case f.Hang:
+		<-r.Context().Done()
+		panic(http.ErrAbortHandler)
+	case f.Break:
+		panic(http.ErrAbortHandler)
+	case f.Lose:
+		p.proxy.ServeHTTP(nowhere{http.Header{}}, r)
+		panic(http.ErrAbortHandler)
+	case f.Code != 0:
+		if f.RetryAfter > 0 {
+			w.Header().Set("Retry-After", strconv.Itoa(f.RetryAfter))
+		}
+		http.Error(w, "the fault proxy says so", f.Code)
+	default:
+		p.proxy.ServeHTTP(w, r)
+	}
+}
+
+// nowhere takes an answer that nobody gets.
+type nowhere struct{ header http.Header }
+
+func (n nowhere) Header() http.Header       { return n.header }
+func (nowhere) Write(p []byte) (int, error) { return len(p), nil }
+func (nowhere) WriteHeader(int)             {}
