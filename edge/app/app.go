@@ -41,6 +41,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
 	"github.com/skerry-io/skerry/edge/internal/meta"
 	"github.com/skerry-io/skerry/edge/internal/store"
+	"github.com/skerry-io/skerry/edge/internal/tunnel"
 )
 
 // Configuration reads edgecore.yaml and checks also what only a module knows: the KubeletConfiguration. The error names every mistake with its line.
@@ -242,7 +243,16 @@ func (a *App) newHub() (*hub.Hub, error) {
 	return hub.New(hub.Config{
 		Servers: addresses, Dialer: a.dialer, Epochs: a.store, Alive: a.meta.KubeletAlive, Version: version.Skerry(), BootID: bootID(),
 		Keepalive: c.Keepalive.Duration, BackoffMin: c.BackoffMin.Duration, BackoffMax: c.BackoffMax.Duration,
+		Parts: map[message.Kind]hub.Part{topic.KindStream: tunnel.New(tunnel.Config{Kubelet: a.kubelet})},
 	})
+}
+
+// kubelet is where the kubelet's own server is; "" without one.
+func (a *App) kubelet() string {
+	if a.edged == nil {
+		return ""
+	}
+	return a.edged.Server()
 }
 
 func newDialer(c edgeconfig.EdgeHub, identity *join.Identity) (link.Dialer, error) {

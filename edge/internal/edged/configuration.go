@@ -17,6 +17,7 @@ import (
 	kubeletscheme "k8s.io/kubernetes/pkg/kubelet/apis/config/scheme"
 	"k8s.io/kubernetes/pkg/kubelet/apis/config/validation"
 	"k8s.io/kubernetes/pkg/kubelet/eviction"
+	"sigs.k8s.io/yaml"
 )
 
 // kubeconfig is a path that is never opened: the kubelet only looks whether it is set, and drops the clients that it was given where it is not.
@@ -43,6 +44,10 @@ func newServer(config Config) (*options.KubeletServer, error) {
 	if kc.Authentication.X509.ClientCAFile == "" {
 		kc.Authentication.X509.ClientCAFile = config.ClientCAFile
 	}
+	if kc.TLSCertFile == "" && !sets(config.Kubelet, "serverTLSBootstrap") {
+		// A certificate that kube-apiserver can verify, where nobody says otherwise: the kubelet's own would be signed by itself.
+		kc.ServerTLSBootstrap = true
+	}
 	if err := validate(kc, gates); err != nil {
 		return nil, err
 	}
@@ -59,6 +64,16 @@ func newServer(config Config) (*options.KubeletServer, error) {
 		return nil, fmt.Errorf("modules.edged.labels: %w", err)
 	}
 	return &options.KubeletServer{KubeletFlags: *flags, KubeletConfiguration: *kc}, nil
+}
+
+// sets reports whether a configuration, which was decoded before, has a field at its top.
+func sets(raw []byte, field string) bool {
+	var fields map[string]any
+	if err := yaml.Unmarshal(raw, &fields); err != nil {
+		return false
+	}
+	_, ok := fields[field]
+	return ok
 }
 
 // decode reads a KubeletConfiguration strictly and fills in the kubelet's defaults. The feature gates are those that it sets, in a copy of the

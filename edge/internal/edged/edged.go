@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"time"
 
@@ -178,3 +179,15 @@ func (m *Module) clients() (clients, error) {
 
 // rootDir is where the kubelet keeps its files.
 func (m *Module) rootDir() string { return filepath.Clean(m.server.RootDirectory) }
+
+// Server is where the kubelet's own server is reached from this device; "" where it has none.
+func (m *Module) Server() string {
+	if !m.server.EnableServer {
+		return ""
+	}
+	host := m.server.Address
+	if ip := net.ParseIP(host); ip == nil || ip.IsUnspecified() {
+		host = "127.0.0.1"
+	}
+	return net.JoinHostPort(host, strconv.Itoa(int(m.server.Port)))
+}

@@ -28,6 +28,8 @@ type Config struct {
 	Version string // of edgecore
 	BootID  string
 
+	// Parts serve their kinds for each session themselves, past the bus.
+	Parts map[message.Kind]Part
 	// Routes names the modules that messages from the cloud are for, by kind. What is not named is for Module.
 	Routes map[message.Kind]message.Name
 	Module message.Name // default "metamanager"
@@ -50,6 +52,15 @@ type Config struct {
 	MaxPending int
 	// PendingFor is for how long a request may wait: 5 min. Whoever asked has a shorter deadline of its own.
 	PendingFor time.Duration
+}
+
+// Part serves one kind of message within the sessions, and not over the bus: for what a module that is busy must not hold back, and what must hold
+// back no module.
+type Part interface {
+	// Attach is called for each session before its first message. send is of the session; it holds its caller back while the link's queue is full.
+	// handle is called by the session's read loop, in order, and must not wait for anything; its error ends the link, with the code of a
+	// *link.CloseError in it. run lives for as long as the session; the hub dials again only when it has returned.
+	Attach(send func(context.Context, message.Message) error) (handle func(context.Context, message.Message) error, run func(context.Context))
 }
 
 // Epochs gives each session its number.

@@ -38,6 +38,8 @@ type session struct {
 	lastHeard  atomic.Int64 // Unix nanoseconds
 	renew      atomic.Bool  // a module asked for another session
 
+	parts map[message.Kind]func(context.Context, message.Message) error // made by run, then only read
+
 	mu      sync.Mutex
 	over    bool
 	pending map[message.ID]pending
@@ -62,6 +64,7 @@ func (s *session) run(ctx context.Context, port Port) error {
 	defer beats.Wait()
 	defer cancel()
 	beats.Go(func() { s.beat(ctx, port) })
+	s.attach(ctx, &beats)
 
 	info := s.conn.Info()
 	up := linkstate.Link{
@@ -82,6 +85,22 @@ func (s *session) run(ctx context.Context, port Port) error {
 	}
 	s.tell(last, port, linkstate.Down.New(message.Resource{}, linkstate.Loss{Epoch: s.epoch, Reason: err, At: time.Now()}))
 	return err
+}
+
+// attach gives the parts this session.
+func (s *session) attach(ctx context.Context, running *sync.WaitGroup) {
+	s.parts = make(map[message.Kind]func(context.Context, message.Message) error, len(s.hub.config.Parts))
+	for kind, part := range s.hub.config.Parts {
+		handle, run := part.Attach(func(ctx context.Context, m message.Message) error {
+			err := s.conn.Send(ctx, m)
+			if err == nil {
+				s.hub.metrics.message("sent", m.Key())
+			}
+			return err
+		})
+		s.parts[kind] = handle
+		running.Go(func() { run(ctx) })
+	}
 }
 
 func (s *session) tell(ctx context.Context, port Port, m message.Message) {
@@ -125,6 +144,9 @@ func (s *session) deliver(ctx context.Context, port Port, m message.Message) err
 		return nil
 	case topic.Hello.Key(), topic.Welcome.Key(), topic.Heartbeat.Key():
 		return &link.CloseError{Code: link.CloseProtocol, Reason: fmt.Sprintf("%s out of turn", m.Key())}
+	}
+	if handle, ok := s.parts[m.Route.Kind]; ok {
+		return handle(ctx, m)
 	}
 	s.delivering.Store(true)
 	defer s.delivering.Store(false)

@@ -1,0 +1,65 @@
+// Package tunnel is the device's end of the streams that the cloud opens: the way from kube-apiserver to this node's own kubelet.
+//
+// It owns the decision what may be dialled: the kubelet's server on this device and nothing else. It is a wire, not a right: TLS, authentication and
+// authorisation stay between kube-apiserver and the kubelet. A Tunnel keeps nothing itself; its methods may be called by many goroutines at once.
+package tunnel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/tunnel"
+)
+
+// Kubelet is what a stream can be opened to.
+const Kubelet = "kubelet"
+
+// Config is what a Tunnel needs to know.
+type Config struct {
+	// Kubelet returns the address of the kubelet's server; "" where there is none.
+	Kubelet func() string
+	// MaxStreams bounds the streams of a session; 0: the default of common/tunnel.
+	MaxStreams int
+}
+
+// Tunnel is a hub.Part.
+type Tunnel struct{ config Config }
+
+// New returns a Tunnel.
+func New(config Config) *Tunnel { return &Tunnel{config} }
+
+// Attach serves the streams of one session.
+func (t *Tunnel) Attach(send func(context.Context, message.Message) error) (
+	handle func(context.Context, message.Message) error, run func(context.Context)) {
+	mux := tunnel.New(sender(send), tunnel.Config{Peer: "the cloud", Accept: t.accept, MaxStreams: t.config.MaxStreams})
+	return mux.Handle, func(ctx context.Context) {
+		if err := mux.Run(ctx); err != nil {
+			klog.FromContext(ctx).Error(err, "Serving the cloud's streams failed")
+		}
+	}
+}
+
+type sender func(context.Context, message.Message) error
+
+func (s sender) Send(ctx context.Context, m message.Message) error { return s(ctx, m) }
+
+// accept dials what the cloud asks for. Its error is what people read who asked for a log.
+func (t *Tunnel) accept(ctx context.Context, target string) (net.Conn, error) {
+	if target != Kubelet {
+		return nil, fmt.Errorf("streams lead to this node's kubelet, not to %.64q", target)
+	}
+	address := t.config.Kubelet()
+	if address == "" {
+		return nil, errors.New("no kubelet with a server runs here")
+	}
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("the kubelet does not answer: %w", err)
+	}
+	return conn, nil
+}
