@@ -1,0 +1,78 @@
+// Package netif looks at the network interfaces of the device.
+//
+// It owns nothing and changes nothing. Its functions may be called from any goroutine; they see the network namespace of the calling thread.
+package netif
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+)
+
+// Interface is a network interface.
+type Interface struct {
+	Name string
+	// Prefixes are the networks that it is on: its addresses with the length of their network, those of one address left out.
+	Prefixes []netip.Prefix
+	// Default: the device's default route leads through it.
+	Default bool
+}
+
+// List is the interfaces that are up, but for the loopback, in the kernel's order.
+func List() ([]Interface, error) {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("listing the interfaces: %w", err)
+	}
+	defaults, err := defaultLinks()
+	if err != nil {
+		return nil, err
+	}
+	var out []Interface
+	for _, l := range links {
+		a := l.Attrs()
+		// 1 is IFF_UP, 8 is IFF_LOOPBACK (netdevice(7)).
+		if a.RawFlags&1 == 0 || a.RawFlags&8 != 0 {
+			continue
+		}
+		i := Interface{Name: a.Name, Default: slices.Contains(defaults, a.Index)}
+		addrs, err := netlink.AddrList(l, netlink.FAMILY_ALL)
+		if err != nil {
+			return nil, fmt.Errorf("listing the addresses of %s: %w", a.Name, err)
+		}
+		for _, x := range addrs {
+			ip, ok := netip.AddrFromSlice(x.IP)
+			ones, _ := x.Mask.Size()
+			if ip = ip.Unmap(); ok && ones < ip.BitLen() && !ip.IsLinkLocalUnicast() {
+				i.Prefixes = append(i.Prefixes, netip.PrefixFrom(ip, ones))
+			}
+		}
+		out = append(out, i)
+	}
+	return out, nil
+}
+
+// defaultLinks are the indexes of the interfaces that default routes of the main table lead through.
+func defaultLinks() ([]int, error) {
+	routes, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("listing the routes: %w", err)
+	}
+	var out []int
+	for _, r := range routes {
+		if ones := 0; r.Dst != nil {
+			if ones, _ = r.Dst.Mask.Size(); ones != 0 || !r.Dst.IP.IsUnspecified() {
+				continue
+			}
+		}
+		if r.LinkIndex != 0 {
+			out = append(out, r.LinkIndex)
+		}
+		for _, hop := range r.MultiPath {
+			out = append(out, hop.LinkIndex)
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,518 @@
+package vip
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/dynamic/dynamicinformer"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/edge/internal/kernel/balance"
+	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
+	"github.com/skerry-io/skerry/edge/internal/object"
+)
+
+// Name is the module's.
+const Name message.Name = "vip"
+
+const (
+	// resync is how often everything is looked at although nothing was told: interfaces come and go, others meddle with rules.
+	resync = 30 * time.Second
+	// firstElection is for how long the highest priority may take a new address from whoever was first.
+	firstElection = 15 * time.Second
+	// retryMin and retryMax bound the waits after a failure.
+	retryMin = time.Second
+	retryMax = 30 * time.Second
+)
+
+// Elector is what holds elections: *keepalived.Daemon.
+type Elector interface {
+	Run(ctx context.Context) error
+	Apply(ctx context.Context, instances []keepalived.Instance) error
+	SetReady(name string, ready bool) error
+	States() map[string]keepalived.State
+	Changed() <-chan struct{}
+	ExtraProblem() error
+	Restarts() uint64
+}
+
+// Plane is what carries traffic: *iptables.Plane or *ipvs.Plane.
+type Plane interface {
+	Name() string
+	Apply(ctx context.Context, want []balance.Service) error
+}
+
+// Reporter brings a node's entry to the cloud, now or later: *meta.Manager.
+type Reporter interface {
+	Report(ctx context.Context, ref object.Ref, uid types.UID, body []byte) error
+}
+
+// Memory is what outlives a restart: a few bytes in the store.
+type Memory interface {
+	Load() ([]byte, error)
+	Save(ctx context.Context, state []byte) error
+}
+
+// Config is what an Agent needs.
+type Config struct {
+	NodeName string
+	// API leads to the edge API.
+	API      *rest.Config
+	Elector  Elector
+	Plane    Plane
+	Reporter Reporter
+	Memory   Memory
+	// Recorder may be nil.
+	Recorder record.EventRecorder
+	// Interfaces lists the device's; default netif.List.
+	Interfaces func() ([]netif.Interface, error)
+	// BootID tells one boot from another, and BootTime when this one was, by the present clock.
+	BootID   string
+	BootTime func() time.Time
+}
+
+// memory is what Memory keeps, as JSON.
+type memory struct {
+	BootID      string   `json:"bootID"`
+	Dead        []string `json:"dead,omitempty"` // containers of an earlier boot
+	Maintenance bool     `json:"maintenance,omitempty"`
+}
+
+// Agent is the module.
+type Agent struct {
+	cfg  Config
+	wake chan struct{}
+
+	mu      sync.Mutex
+	memory  memory
+	loaded  bool
+	entries map[string]reported // by name
+	problem error
+	counts  counts
+}
+
+type reported struct {
+	uid     types.UID
+	service v1alpha1.VirtualIPService
+	address string
+	pool    string
+	entry   v1alpha1.VirtualIPNodeStatus
+	sent    bool
+}
+
+// New makes an Agent. It starts nothing.
+func New(cfg Config) *Agent {
+	if cfg.Interfaces == nil {
+		cfg.Interfaces = netif.List
+	}
+	return &Agent{cfg: cfg, wake: make(chan struct{}, 1), entries: map[string]reported{}, counts: counts{transitions: map[string]uint64{}}}
+}
+
+// Name implements beehive.Module.
+func (*Agent) Name() message.Name { return Name }
+
+func (a *Agent) poke() {
+	select {
+	case a.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run is one run of the Agent; one goroutine owns it.
+type run struct {
+	*Agent
+	vips  cache.GenericLister
+	pods  cache.Indexer
+	first map[types.UID]time.Time // when a new address was first seen
+	ready map[string]bool         // what the elector was told
+}
+
+// Run implements beehive.Module.
+func (a *Agent) Run(ctx context.Context, port *beehive.Port) error {
+	if err := a.load(); err != nil {
+		return err
+	}
+	client, err := kubernetes.NewForConfig(a.cfg.API)
+	if err != nil {
+		return fmt.Errorf("making the client for pods: %w", err)
+	}
+	dyn, err := dynamic.NewForConfig(a.cfg.API)
+	if err != nil {
+		return fmt.Errorf("making the client for virtual IPs: %w", err)
+	}
+	podFactory := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+		o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", a.cfg.NodeName).String()
+	}))
+	vipFactory := dynamicinformer.NewFilteredDynamicSharedInformerFactory(dyn, 0, metav1.NamespaceAll, func(o *metav1.ListOptions) {
+		o.LabelSelector = v1alpha1.VIPNodeLabel(a.cfg.NodeName)
+	})
+	pods := podFactory.Core().V1().Pods().Informer()
+	vips := vipFactory.ForResource(v1alpha1.Resource(v1alpha1.VirtualIPs))
+	told := cache.ResourceEventHandlerFuncs{AddFunc: func(any) { a.poke() }, UpdateFunc: func(any, any) { a.poke() }, DeleteFunc: func(any) { a.poke() }}
+	for _, i := range []cache.SharedIndexInformer{pods, vips.Informer()} {
+		if _, err := i.AddEventHandler(told); err != nil {
+			return fmt.Errorf("watching: %w", err)
+		}
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return a.cfg.Elector.Run(ctx) })
+	g.Go(func() error {
+		podFactory.StartWithContext(ctx)
+		vipFactory.Start(ctx.Done())
+		defer podFactory.Shutdown()
+		defer vipFactory.Shutdown()
+		// Ready at once: the objects may have to come from the cloud, and others don't wait for that.
+		port.Ready()
+		if !cache.WaitForCacheSync(ctx.Done(), pods.HasSynced, vips.Informer().HasSynced) {
+			return nil
+		}
+		r := &run{Agent: a, vips: vips.Lister(), pods: pods.GetIndexer(), first: map[types.UID]time.Time{}, ready: map[string]bool{}}
+		return r.serve(ctx)
+	})
+	return g.Wait()
+}
+
+func (r *run) serve(ctx context.Context) error {
+	if err := r.bury(ctx); err != nil {
+		return err
+	}
+	log := klog.FromContext(ctx)
+	retry := retryMin
+	for {
+		again, err := r.sync(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		wait := resync
+		if err != nil {
+			log.Error(err, "Serving virtual IPs failed in part; it is tried again", "in", retry)
+			wait, retry = retry, min(2*retry, retryMax)
+		} else {
+			retry = retryMin
+		}
+		if again > 0 {
+			wait = min(wait, again)
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		case <-r.wake:
+		case <-r.cfg.Elector.Changed():
+		case <-timer.C:
+		}
+		timer.Stop()
+	}
+}
+
+// bury notes, once a boot, which containers that the store calls ready were started before it.
+func (r *run) bury(ctx context.Context) error {
+	r.mu.Lock()
+	m := r.memory
+	r.mu.Unlock()
+	if m.BootID == r.cfg.BootID {
+		return nil
+	}
+	m.BootID, m.Dead = r.cfg.BootID, nil
+	for id := range deadAt(r.cfg.BootTime(), r.listPods()) {
+		m.Dead = append(m.Dead, id)
+	}
+	slices.Sort(m.Dead)
+	return r.save(ctx, m)
+}
+
+func (a *Agent) load() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	raw, err := a.cfg.Memory.Load()
+	if err != nil {
+		return fmt.Errorf("reading what an earlier run left: %w", err)
+	}
+	a.memory = memory{}
+	a.loaded = true
+	if len(raw) > 0 && json.Unmarshal(raw, &a.memory) != nil {
+		a.memory = memory{} // of another edgecore; nothing in it is dear
+	}
+	return nil
+}
+
+func (a *Agent) save(ctx context.Context, m memory) error {
+	raw, err := json.Marshal(m)
+	if err != nil {
+		return fmt.Errorf("keeping the state: %w", err)
+	}
+	if err := a.cfg.Memory.Save(ctx, raw); err != nil {
+		return fmt.Errorf("keeping the state: %w", err)
+	}
+	a.mu.Lock()
+	a.memory = m
+	a.mu.Unlock()
+	return nil
+}
+
+// SetMaintenance hands all addresses over, or lets the node stand for them again. It holds over reboots.
+func (a *Agent) SetMaintenance(ctx context.Context, on bool) error {
+	a.mu.Lock()
+	m, loaded := a.memory, a.loaded
+	a.mu.Unlock()
+	if !loaded {
+		return errors.New("the module vip has not started yet")
+	}
+	if m.Maintenance != on {
+		m.Maintenance = on
+		if err := a.save(ctx, m); err != nil {
+			return err
+		}
+	}
+	a.poke()
+	return nil
+}
+
+func (r *run) listPods() []*corev1.Pod {
+	var out []*corev1.Pod
+	for _, o := range r.pods.List() {
+		if p, ok := o.(*corev1.Pod); ok {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+func (r *run) listVIPs() ([]*v1alpha1.VirtualIP, error) {
+	all, err := r.vips.List(everything())
+	if err != nil {
+		return nil, fmt.Errorf("listing virtual IPs: %w", err)
+	}
+	var out []*v1alpha1.VirtualIP
+	var errs []error
+	for _, o := range all {
+		u, ok := o.(*unstructured.Unstructured)
+		if !ok {
+			continue
+		}
+		v := &v1alpha1.VirtualIP{}
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, v); err != nil {
+			errs = append(errs, fmt.Errorf("reading VirtualIP %s: %w", u.GetName(), err))
+			continue
+		}
+		out = append(out, v)
+	}
+	return out, errors.Join(errs...)
+}
+
+// sync makes everything as it should be; again says when to look next, 0 for no hurry.
+func (r *run) sync(ctx context.Context) (again time.Duration, err error) {
+	vips, err := r.listVIPs()
+	errs := []error{err}
+	interfaces, err := r.cfg.Interfaces()
+	if err != nil {
+		return 0, errors.Join(append(errs, err)...)
+	}
+	r.mu.Lock()
+	f := Facts{Node: r.cfg.NodeName, VIPs: vips, Pods: r.listPods(), Interfaces: interfaces, Maintenance: r.memory.Maintenance, Dead: map[string]bool{}}
+	for _, id := range r.memory.Dead {
+		f.Dead[id] = true
+	}
+	r.mu.Unlock()
+	f.New, again = r.elections(vips, time.Now())
+	roles := Roles(f)
+
+	// In this order no packet comes to where it is not served: first give up what can't be served, then prepare, then stand.
+	for _, role := range roles {
+		if role.Fault == "" && !role.Ready {
+			errs = append(errs, r.tell(role.Instance.Name, false))
+		}
+	}
+	var services []balance.Service
+	var instances []keepalived.Instance
+	for _, role := range roles {
+		if role.Fault == "" {
+			services = append(services, role.Service)
+			instances = append(instances, role.Instance)
+		}
+	}
+	programmed := r.cfg.Plane.Apply(ctx, services)
+	if programmed != nil {
+		programmed = fmt.Errorf("the data plane %s: %w", r.cfg.Plane.Name(), programmed)
+	}
+	applied := r.cfg.Elector.Apply(ctx, instances)
+	extra := r.cfg.Elector.ExtraProblem()
+	errs = append(errs, programmed, applied, extra)
+	if programmed == nil {
+		for _, role := range roles {
+			if role.Fault == "" && role.Ready {
+				errs = append(errs, r.tell(role.Instance.Name, true))
+			}
+		}
+	}
+	known := map[string]bool{}
+	for _, i := range instances {
+		known[i.Name] = true
+	}
+	for name := range r.ready {
+		if !known[name] {
+			delete(r.ready, name)
+		}
+	}
+	errs = append(errs, r.report(ctx, f, roles, errors.Join(programmed, applied)))
+	err = errors.Join(errs...)
+	r.mu.Lock()
+	r.problem = err
+	r.counts.syncs++
+	if err != nil {
+		r.counts.failures++
+	}
+	r.mu.Unlock()
+	return again, err
+}
+
+func (r *run) tell(name string, ready bool) error {
+	if was, told := r.ready[name]; told && was == ready {
+		return nil
+	}
+	if err := r.cfg.Elector.SetReady(name, ready); err != nil {
+		return err
+	}
+	r.ready[name] = ready
+	return nil
+}
+
+// elections finds the addresses that nobody has held yet, as far as the objects say, and that are new to this run.
+func (r *run) elections(vips []*v1alpha1.VirtualIP, now time.Time) (fresh map[string]bool, again time.Duration) {
+	fresh = map[string]bool{}
+	seen := map[types.UID]bool{}
+	for _, v := range vips {
+		seen[v.UID] = true
+		since, known := r.first[v.UID]
+		if !known {
+			since = now
+			if v.Status.Holder != "" {
+				since = now.Add(-firstElection)
+			}
+			r.first[v.UID] = since
+		}
+		if left := firstElection - now.Sub(since); left > 0 {
+			fresh[v.Name] = true
+			if again == 0 || left < again {
+				again = left
+			}
+		}
+	}
+	for uid := range r.first {
+		if !seen[uid] {
+			delete(r.first, uid)
+		}
+	}
+	return fresh, again
+}
+
+// report tells the cloud, and whoever looks at the node's events, what changed.
+func (r *run) report(ctx context.Context, f Facts, roles []Role, programmed error) error {
+	states := r.cfg.Elector.States()
+	now := metav1.Now().Rfc3339Copy()
+	entries := map[string]reported{}
+	for _, role := range roles {
+		state := states[role.Instance.Name]
+		if role.Fault == "" && role.Ready && programmed == nil && state == keepalived.Unknown {
+			continue // keepalived has not spoken yet
+		}
+		e := entry(f.Node, role, state, programmed, f.Maintenance)
+		entries[role.VIP.Name] = reported{uid: role.VIP.UID, entry: e}
+	}
+	for _, v := range f.VIPs {
+		if v.DeletionTimestamp != nil && programmed == nil {
+			entries[v.Name] = reported{uid: v.UID, entry: v1alpha1.VirtualIPNodeStatus{Name: f.Node, State: v1alpha1.VIPReleased, Programmed: true}}
+		}
+	}
+	byName := map[string]*v1alpha1.VirtualIP{}
+	for _, v := range f.VIPs {
+		byName[v.Name] = v
+	}
+	var errs []error
+	r.mu.Lock()
+	old := r.entries
+	r.mu.Unlock()
+	for name, n := range entries {
+		v := byName[name]
+		n.service, n.address, n.pool = v.Spec.Service, v.Spec.Address, v.Spec.Pool
+		was, known := old[name]
+		known = known && was.uid == n.uid
+		n.entry.Since = &now
+		if known && was.entry.State == n.entry.State {
+			n.entry.Since = was.entry.Since
+		}
+		same := known && equal(was.entry, n.entry)
+		if n.sent = same && was.sent; !n.sent {
+			body, err := json.Marshal(n.entry)
+			if err == nil {
+				err = r.cfg.Reporter.Report(ctx, object.Ref{Resource: v1alpha1.Resource(v1alpha1.VirtualIPs), Name: name}, n.uid, body)
+			}
+			if n.sent = err == nil; err != nil {
+				errs = append(errs, fmt.Errorf("reporting on %s: %w", name, err))
+			}
+		}
+		if !known || was.entry.State != n.entry.State {
+			r.event(ctx, v, n.entry)
+		}
+		entries[name] = n
+	}
+	for name, was := range old {
+		if _, ok := entries[name]; !ok && byName[name] != nil && was.uid == byName[name].UID {
+			entries[name] = was // not known right now
+		}
+	}
+	r.mu.Lock()
+	r.entries = entries
+	r.mu.Unlock()
+	return errors.Join(errs...)
+}
+
+func equal(a, b v1alpha1.VirtualIPNodeStatus) bool {
+	a.Since, b.Since = nil, nil
+	return a == b
+}
+
+func (r *run) event(ctx context.Context, v *v1alpha1.VirtualIP, e v1alpha1.VirtualIPNodeStatus) {
+	klog.FromContext(ctx).Info("What this node is to a virtual IP changed", "address", v.Spec.Address, "service", v.Spec.Service.Namespace+"/"+v.Spec.Service.Name,
+		"state", e.State, "endpoints", e.ReadyEndpoints, "message", e.Message)
+	r.mu.Lock()
+	r.counts.transitions[string(e.State)]++
+	r.mu.Unlock()
+	if r.cfg.Recorder == nil {
+		return
+	}
+	kind := corev1.EventTypeNormal
+	if e.State == v1alpha1.VIPFault {
+		kind = corev1.EventTypeWarning
+	}
+	ref := &corev1.ObjectReference{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "VirtualIP", Name: v.Name, UID: v.UID}
+	words := []string{fmt.Sprintf("%s for Service %s/%s", v.Spec.Address, v.Spec.Service.Namespace, v.Spec.Service.Name)}
+	if e.Message != "" {
+		words = append(words, e.Message)
+	}
+	r.cfg.Recorder.Event(ref, kind, string(e.State), strings.Join(words, ": "))
+}

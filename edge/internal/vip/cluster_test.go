@@ -1,0 +1,445 @@
+package vip_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+
+	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/edge/internal/kernel/iptables"
+	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"
+	"github.com/skerry-io/skerry/edge/internal/object"
+	"github.com/skerry-io/skerry/edge/internal/vip"
+	"github.com/skerry-io/skerry/tests/netns/lan"
+)
+
+// The test's own binary is also the node's agent: a process in a network namespace, so that it can be killed.
+const nodeEnv = "VIP_TEST_NODE"
+
+func TestMain(m *testing.M) {
+	if raw := os.Getenv(nodeEnv); raw != "" {
+		if err := serve(raw); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// settings are what an agent's process is told.
+type settings struct{ Name, Dir, Socket, BootID string }
+
+// files are the agent's memory and its reports: what the store and metamanager are in edgecore.
+type files struct{ dir string }
+
+func (f files) Load() ([]byte, error) {
+	b, err := os.ReadFile(filepath.Join(f.dir, "memory"))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	return b, err
+}
+
+func (f files) Save(_ context.Context, state []byte) error {
+	return os.WriteFile(filepath.Join(f.dir, "memory"), state, 0o600)
+}
+
+func (f files) Report(_ context.Context, ref object.Ref, _ types.UID, body []byte) error {
+	path := filepath.Join(f.dir, "report-"+ref.Name)
+	if err := os.WriteFile(path+".new", body, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}
+
+// serve runs the agent until its standard input ends; a line "on" or "off" there is for maintenance.
+func serve(raw string) error {
+	var s settings
+	if err := json.Unmarshal([]byte(raw), &s); err != nil {
+		return err
+	}
+	plane, err := iptables.New()
+	if err != nil {
+		return err
+	}
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", s.Socket)
+	}
+	agent := vip.New(vip.Config{
+		NodeName: s.Name, API: &rest.Config{Host: "http://edge.invalid", Dial: dial, QPS: -1}, Plane: plane,
+		Elector:  keepalived.New(keepalived.Config{Dir: filepath.Join(s.Dir, "run")}),
+		Reporter: files{s.Dir}, Memory: files{s.Dir}, BootID: s.BootID,
+		BootTime: func() time.Time { return time.Now().Add(-time.Hour) },
+	})
+	runner, err := beehive.NewRunner(beehive.Config{}, []beehive.Entry{{Module: agent}})
+	if err != nil {
+		return err
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	go func() {
+		defer stop()
+		var word string
+		for {
+			if _, err := fmt.Scanln(&word); err != nil {
+				return
+			}
+			if err := agent.SetMaintenance(ctx, word == "on"); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+			}
+		}
+	}()
+	return runner.Run(ctx)
+}
+
+// api is a Kubernetes API with lists and watches of two resources, as the edge API has them for the agent.
+type api struct {
+	mu      sync.Mutex
+	version int
+	objects map[string]map[string]metav1.Object // resource, namespace/name
+	watches map[chan watchEvent]string
+	closed  bool
+}
+
+type watchEvent struct {
+	Type   string `json:"type"`
+	Object any    `json:"object"`
+}
+
+func newAPI(t *testing.T) (*api, string) {
+	a := &api{version: 1, objects: map[string]map[string]metav1.Object{"pods": {}, "virtualips": {}}, watches: map[chan watchEvent]string{}}
+	// A socket's path is short: t.TempDir may not be.
+	dir, err := os.MkdirTemp("", "vip")
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(dir, "s")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: a}
+	go func() { _ = server.Serve(l) }()
+	t.Cleanup(func() {
+		server.Close()
+		os.RemoveAll(dir)
+	})
+	return a, socket
+}
+
+func (a *api) put(o metav1.Object) {
+	resource := "pods"
+	if _, ok := o.(*v1alpha1.VirtualIP); ok {
+		resource = "virtualips"
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	key := o.GetNamespace() + "/" + o.GetName()
+	kind := "ADDED"
+	if a.objects[resource][key] != nil {
+		kind = "MODIFIED"
+	}
+	a.version++
+	o.SetResourceVersion(strconv.Itoa(a.version))
+	a.objects[resource][key] = o
+	a.tell(resource, watchEvent{kind, typed(o)})
+}
+
+func (a *api) remove(o metav1.Object) {
+	resource := "pods"
+	if _, ok := o.(*v1alpha1.VirtualIP); ok {
+		resource = "virtualips"
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.objects[resource], o.GetNamespace()+"/"+o.GetName())
+	a.version++
+	o.SetResourceVersion(strconv.Itoa(a.version))
+	a.tell(resource, watchEvent{"DELETED", typed(o)})
+}
+
+// typed is a copy with its kind, as it travels.
+func typed(o metav1.Object) any {
+	switch o := o.(type) {
+	case *corev1.Pod:
+		c := o.DeepCopy()
+		c.APIVersion, c.Kind = "v1", "Pod"
+		return c
+	case *v1alpha1.VirtualIP:
+		c := o.DeepCopy()
+		c.APIVersion, c.Kind = "skerry.io/v1alpha1", "VirtualIP"
+		return c
+	}
+	return o
+}
+
+func (a *api) tell(resource string, e watchEvent) {
+	for c, r := range a.watches {
+		if r == resource {
+			c <- e
+		}
+	}
+}
+
+func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	resource := r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:]
+	q := r.URL.Query()
+	w.Header().Set("Content-Type", "application/json")
+	if q.Get("sendInitialEvents") != "" { // an older server: reflectors list then
+		w.WriteHeader(http.StatusUnprocessableEntity)
+		_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: "Failure", Reason: metav1.StatusReasonInvalid, Code: 422})
+		return
+	}
+	a.mu.Lock()
+	if q.Get("watch") == "" {
+		defer a.mu.Unlock()
+		kind, version := "PodList", "v1"
+		if resource == "virtualips" {
+			kind, version = "VirtualIPList", "skerry.io/v1alpha1"
+		}
+		items := []any{}
+		for _, o := range a.objects[resource] {
+			items = append(items, typed(o))
+		}
+		_ = json.NewEncoder(w).Encode(map[string]any{"apiVersion": version, "kind": kind, "metadata": map[string]any{"resourceVersion": strconv.Itoa(a.version)}, "items": items})
+		return
+	}
+	from, _ := strconv.Atoi(q.Get("resourceVersion"))
+	events := make(chan watchEvent, 1000)
+	a.watches[events] = resource
+	for _, o := range a.objects[resource] {
+		if v, _ := strconv.Atoi(o.GetResourceVersion()); v > from {
+			events <- watchEvent{"MODIFIED", typed(o)}
+		}
+	}
+	a.mu.Unlock()
+	defer func() {
+		a.mu.Lock()
+		delete(a.watches, events)
+		a.mu.Unlock()
+	}()
+	w.WriteHeader(http.StatusOK)
+	w.(http.Flusher).Flush()
+	for {
+		select {
+		case <-r.Context().Done():
+			return
+		case e := <-events:
+			if json.NewEncoder(w).Encode(e) != nil {
+				return
+			}
+			w.(http.Flusher).Flush()
+		}
+	}
+}
+
+// node is a node with its agent, and with an API of its own: there is no cloud.
+type node struct {
+	t      *testing.T
+	name   string
+	host   *lan.Host
+	dir    string
+	socket string
+	api    *api
+	boot   int
+	octet  int
+	pods   int
+
+	cmd   *exec.Cmd
+	stdin io.WriteCloser
+}
+
+type site struct {
+	t      *testing.T
+	lan    *lan.LAN
+	client *lan.Host
+	nodes  []*node
+}
+
+const (
+	theVIP   = "10.79.0.100"
+	patience = 3 * time.Second
+)
+
+// newSite makes nodes a, b, ... that each have a ready pod, and a client.
+func newSite(t *testing.T, nodes int) *site {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("takes its time")
+	}
+	if _, err := exec.LookPath("keepalived"); err != nil {
+		t.Skip("needs keepalived")
+	}
+	s := &site{t: t, lan: lan.New(t)}
+	s.client = s.lan.Host("10.79.0.200/24")
+	for i := range nodes {
+		n := &node{t: t, name: string(rune('a' + i)), dir: t.TempDir(), octet: i + 1}
+		n.host = s.lan.Host(fmt.Sprintf("10.79.0.%d/24", i+1))
+		n.api, n.socket = newAPI(t)
+		n.api.put(n.newPod())
+		s.nodes = append(s.nodes, n)
+		t.Cleanup(func() {
+			n.stop()
+			n.killKeepalived()
+		})
+	}
+	return s
+}
+
+// newPod makes a namespace with a server, and the Pod object of it.
+func (n *node) newPod() *corev1.Pod {
+	n.pods++
+	address := fmt.Sprintf("10.244.%d.%d", n.octet, n.pods+1)
+	word := fmt.Sprintf("%s%d", n.name, n.pods)
+	n.host.Pod(mustAddr(address)).Serve(8080, word)
+	return pod(word, n.name, address)
+}
+
+func (n *node) start() {
+	n.t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	raw, err := json.Marshal(settings{Name: n.name, Dir: n.dir, Socket: n.socket, BootID: strconv.Itoa(n.boot)})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.cmd = n.host.Command(context.Background(), exe)
+	n.cmd.Env = append(os.Environ(), nodeEnv+"="+string(raw))
+	if testing.Verbose() {
+		n.cmd.Stdout, n.cmd.Stderr = os.Stderr, os.Stderr
+	}
+	if n.stdin, err = n.cmd.StdinPipe(); err != nil {
+		n.t.Fatal(err)
+	}
+	if err := n.cmd.Start(); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func (n *node) stop() {
+	if n.cmd == nil {
+		return
+	}
+	n.stdin.Close()
+	_ = n.cmd.Wait()
+	n.cmd = nil
+}
+
+func (n *node) kill() {
+	if n.cmd == nil {
+		return
+	}
+	_ = n.cmd.Process.Kill()
+	_ = n.cmd.Wait()
+	n.cmd = nil
+}
+
+func (n *node) killKeepalived() {
+	for _, f := range []string{"keepalived.pid", "vrrp.pid"} {
+		raw, err := os.ReadFile(filepath.Join(n.dir, "run", f))
+		if err != nil {
+			continue
+		}
+		if pid, err := strconv.Atoi(strings.TrimSpace(string(raw))); err == nil {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	}
+}
+
+func (n *node) has(address string) bool { return n.host.Has(address) }
+
+// report is what the node last said of an address.
+func (n *node) report(address string) v1alpha1.VirtualIPNodeStatus {
+	var e v1alpha1.VirtualIPNodeStatus
+	if raw, err := os.ReadFile(filepath.Join(n.dir, "report-"+address)); err == nil {
+		_ = json.Unmarshal(raw, &e)
+	}
+	return e
+}
+
+// give gives all nodes a VirtualIP, as the cloud would have.
+func (s *site) give(v *v1alpha1.VirtualIP) {
+	for _, n := range s.nodes {
+		n.api.put(v.DeepCopy())
+	}
+}
+
+func (s *site) start() {
+	for _, n := range s.nodes {
+		n.start()
+	}
+}
+
+func (s *site) vip() *v1alpha1.VirtualIP {
+	var names []string
+	for _, n := range s.nodes {
+		names = append(names, n.name)
+	}
+	return virtualIP(theVIP, names...)
+}
+
+// holders are the nodes that have the address.
+func (s *site) holders() []*node {
+	var out []*node
+	for _, n := range s.nodes {
+		if n.has(theVIP) {
+			out = append(out, n)
+		}
+	}
+	return out
+}
+
+// one waits until exactly one node has the address, knows it, and serves the client.
+func (s *site) one() *node {
+	s.t.Helper()
+	var holder *node
+	eventually(s.t, "one node holds the address and serves it", func() bool {
+		h := s.holders()
+		if len(h) != 1 || h[0].report(theVIP).State != v1alpha1.VIPHolder {
+			return false
+		}
+		holder = h[0]
+		word, _, err := s.client.Ask("tcp", theVIP+":80", patience)
+		return err == nil && strings.HasPrefix(word, holder.name)
+	})
+	return holder
+}
+
+// other is a node that is not n.
+func (s *site) other(n *node) *node {
+	i := slices.IndexFunc(s.nodes, func(x *node) bool { return x != n })
+	return s.nodes[i]
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(60 * time.Second)
+	for !ok() {
+		if time.Now().After(deadline) {
+			t.Fatalf("it never came about: %s", what)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}

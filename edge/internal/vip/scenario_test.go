@@ -1,0 +1,350 @@
+package vip_test
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+)
+
+func mustAddr(s string) netip.Addr { return netip.MustParseAddr(s) }
+
+// traffic is a client that connects all the while, and counts.
+type traffic struct {
+	mu        sync.Mutex
+	asked     int
+	lost      int
+	longest   time.Duration // between two answers
+	last      time.Time
+	stop      chan struct{}
+	done      chan struct{}
+	lastWords string
+}
+
+// send begins to ask every 20 ms, each with little patience, so that what is lost is counted and not waited for.
+func (s *site) send() *traffic {
+	tr := &traffic{last: time.Now(), stop: make(chan struct{}), done: make(chan struct{})}
+	go func() {
+		defer close(tr.done)
+		for {
+			select {
+			case <-tr.stop:
+				return
+			case <-time.After(20 * time.Millisecond):
+			}
+			word, _, err := s.client.Ask("tcp", theVIP+":80", 200*time.Millisecond)
+			tr.mu.Lock()
+			tr.asked++
+			if err != nil {
+				tr.lost++
+			} else {
+				tr.longest = max(tr.longest, time.Since(tr.last))
+				tr.last, tr.lastWords = time.Now(), word
+			}
+			tr.mu.Unlock()
+		}
+	}()
+	return tr
+}
+
+// end tells what was lost. Times on a loaded machine are for the reader; that service came back is for the test.
+func (tr *traffic) end(t *testing.T, what string) {
+	t.Helper()
+	close(tr.stop)
+	<-tr.done
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	t.Logf("%s: %d connections, %d lost, none answered for %v at most", what, tr.asked, tr.lost, tr.longest.Round(10*time.Millisecond))
+}
+
+func TestVIPs_14_OneHolder(t *testing.T) {
+	s := newSite(t, 3)
+	s.give(s.vip())
+	s.start()
+	if h := s.one(); h.name != "a" { // it may have been later than others: the highest priority wins the first election
+		eventually(t, "the highest priority holds it", func() bool { h := s.holders(); return len(h) == 1 && h[0].name == "a" })
+	}
+	for _, n := range s.nodes[1:] {
+		eventually(t, n.name+" is a backup", func() bool { return n.report(theVIP).State == v1alpha1.VIPBackup })
+	}
+}
+
+func TestVIPs_15_HolderPoweredOff(t *testing.T) {
+	for name, advert := range map[string]time.Duration{"every second": time.Second, "five a second": 200 * time.Millisecond} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, 2)
+			v := s.vip()
+			v.Status.Holder = "somebody" // no first election: whoever holds it keeps it
+			v.Spec.AdvertisementInterval = metav1.Duration{Duration: advert}
+			s.give(v)
+			s.start()
+			h := s.one()
+			tr := s.send()
+			// At once and without a word, as by the mains switch.
+			h.host.Plug(false)
+			h.kill()
+			h.killKeepalived()
+			o := s.other(h)
+			eventually(t, "the other serves", func() bool {
+				word, _, err := s.client.Ask("tcp", theVIP+":80", patience)
+				return err == nil && strings.HasPrefix(word, o.name)
+			})
+			tr.end(t, "power lost")
+		})
+	}
+}
+
+func TestVIPs_16_GracefulStop(t *testing.T) {
+	s := newSite(t, 2)
+	s.give(s.vip())
+	s.start()
+	h := s.one()
+	tr := s.send()
+	h.stop()
+	if h.has(theVIP) {
+		t.Error("the address is still there")
+	}
+	o := s.other(h)
+	eventually(t, "the other serves", func() bool { return o.has(theVIP) })
+	s.one()
+	tr.end(t, "graceful stop")
+}
+
+func TestVIPs_17_AgentKilled(t *testing.T) {
+	s := newSite(t, 2)
+	s.give(s.vip())
+	s.start()
+	h := s.one()
+	h.kill()
+	if word, _, err := s.client.Ask("tcp", theVIP+":80", patience); err != nil || !strings.HasPrefix(word, h.name) {
+		t.Errorf("without its agent the node serves no more: %q, %v", word, err)
+	}
+	h.start()
+	if again := s.one(); again != h {
+		t.Errorf("it moved to %s", again.name)
+	}
+	// Both at once, and the agent comes again to what was left behind.
+	h.kill()
+	h.killKeepalived()
+	o := s.other(h)
+	eventually(t, "the other holds it", func() bool { return o.has(theVIP) })
+	h.start()
+	if again := s.one(); again != o {
+		t.Errorf("%s holds it, want the other", again.name)
+	}
+}
+
+func TestVIPs_18_LastLocalPodUnready(t *testing.T) {
+	s := newSite(t, 2)
+	s.give(s.vip())
+	s.start()
+	h := s.one()
+	tr := s.send()
+	p := pod(h.name+"1", h.name, fmt.Sprintf("10.244.%d.2", h.octet))
+	p.Status.Conditions[0].Status = corev1.ConditionFalse
+	h.api.put(p)
+	o := s.other(h)
+	eventually(t, "the other holds it", func() bool { return o.has(theVIP) && !h.has(theVIP) })
+	s.one()
+	tr.end(t, "last pod unready")
+	eventually(t, "the node says so", func() bool { return h.report(theVIP).State == v1alpha1.VIPNotReady })
+
+	// Nobody has a ready pod: nobody has the address.
+	o.api.remove(pod(o.name+"1", o.name))
+	eventually(t, "nobody holds it", func() bool { return len(s.holders()) == 0 })
+	h.api.put(pod(h.name+"1", h.name, fmt.Sprintf("10.244.%d.2", h.octet)))
+	if again := s.one(); again != h {
+		t.Errorf("%s holds it", again.name)
+	}
+}
+
+func TestVIPs_19_PodRestartsWithNewAddress(t *testing.T) {
+	s := newSite(t, 1)
+	s.give(s.vip())
+	s.start()
+	h := s.one()
+	s.nodes[0].api.put(h.newPod())
+	h.api.remove(pod("a1", "a"))
+	eventually(t, "the new pod serves", func() bool {
+		word, _, err := s.client.Ask("tcp", theVIP+":80", patience)
+		return err == nil && word == "a2"
+	})
+	word, _, err := s.client.Ask("udp", theVIP+":53", patience)
+	if err != nil || word != "a2" {
+		t.Errorf("UDP: %q, %v", word, err)
+	}
+}
+
+// Scenario 21: all nodes lose power, and come back without the cloud. Their stores still call the old containers ready.
+func TestVIPs_21_PoolRebootsOffline(t *testing.T) {
+	s := newSite(t, 2)
+	s.give(s.vip())
+	s.start()
+	s.one()
+	for _, n := range s.nodes {
+		n.kill()
+		n.killKeepalived()
+		n.host.Shell("ip addr del " + theVIP + "/32 dev lan0 2>/dev/null; for t in nat filter mangle; do iptables -t $t -F; iptables -t $t -X; done")
+		if err := os.RemoveAll(filepath.Join(n.dir, "run")); err != nil {
+			t.Fatal(err)
+		}
+		n.boot++
+		// As the store has it: started before this boot.
+		old := pod(n.name+"1", n.name, fmt.Sprintf("10.244.%d.2", n.octet))
+		old.Status.ContainerStatuses[0].State.Running = &corev1.ContainerStateRunning{StartedAt: metav1.NewTime(time.Now().Add(-24 * time.Hour))}
+		n.api.put(old)
+	}
+	s.start()
+	for _, n := range s.nodes {
+		eventually(t, n.name+" waits for its kubelet", func() bool { return n.report(theVIP).State == v1alpha1.VIPNotReady })
+	}
+	if len(s.holders()) != 0 {
+		t.Error("a node holds the address with pods of an earlier boot")
+	}
+	for _, n := range s.nodes {
+		p := n.newPod()
+		p.Name = n.name + "1"
+		p.Status.ContainerStatuses[0].State.Running = &corev1.ContainerStateRunning{StartedAt: metav1.Now()}
+		n.api.put(p)
+	}
+	s.one()
+}
+
+func TestVIPs_22_CarrierLost(t *testing.T) {
+	s := newSite(t, 2)
+	s.give(s.vip())
+	s.start()
+	h := s.one()
+	tr := s.send()
+	h.host.Plug(false)
+	o := s.other(h)
+	eventually(t, "the other serves", func() bool {
+		word, _, err := s.client.Ask("tcp", theVIP+":80", patience)
+		return err == nil && strings.HasPrefix(word, o.name)
+	})
+	tr.end(t, "carrier lost")
+	eventually(t, "the node says that it can't take part", func() bool { return h.report(theVIP).State == v1alpha1.VIPFault })
+	h.host.Plug(true)
+	eventually(t, "it is a backup", func() bool { return h.report(theVIP).State == v1alpha1.VIPBackup })
+	s.one()
+}
+
+func TestVIPs_23_PartitionAndHeal(t *testing.T) {
+	s := newSite(t, 2)
+	v := s.vip()
+	v.Status.Holder = "somebody"
+	s.give(v)
+	s.start()
+	h := s.one()
+	h.host.Isolate(true)
+	o := s.other(h)
+	eventually(t, "each part has a holder", func() bool { return h.has(theVIP) && o.has(theVIP) })
+	h.host.Isolate(false)
+	eventually(t, "one holder is left", func() bool { return len(s.holders()) == 1 })
+	// It announces itself: the client, which may have the other in its table, reaches it.
+	s.one()
+}
+
+func TestVIPs_24_OldHolderReturns(t *testing.T) {
+	for name, preferred := range map[string]bool{"no preference": false, "preferred": true} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, 2)
+			v := s.vip()
+			v.Status.Holder = "somebody"
+			if preferred {
+				v.Spec.PreferredNode = "a"
+			}
+			s.give(v)
+			s.nodes[0].start()
+			s.one()
+			s.nodes[1].start()
+			eventually(t, "b is a backup", func() bool { return s.nodes[1].report(theVIP).State == v1alpha1.VIPBackup })
+			s.nodes[0].stop()
+			eventually(t, "b holds it", func() bool { return s.nodes[1].has(theVIP) })
+			tr := s.send()
+			s.nodes[0].start()
+			if preferred {
+				eventually(t, "a takes it back", func() bool { return s.nodes[0].has(theVIP) && !s.nodes[1].has(theVIP) })
+			} else {
+				eventually(t, "a is a backup", func() bool { return s.nodes[0].report(theVIP).State == v1alpha1.VIPBackup })
+				if !s.nodes[1].has(theVIP) {
+					t.Error("it went back")
+				}
+			}
+			s.one()
+			tr.end(t, "the old holder returns")
+		})
+	}
+}
+
+// Scenario 25, the node's part: what is deleted is dropped, confirmed and forgotten; what is changed follows; others' things stay.
+func TestVIPs_25_DroppedAndConfirmed(t *testing.T) {
+	s := newSite(t, 2)
+	n := s.nodes[0]
+	n.host.Shell("iptables -t nat -N OTHERS; iptables -t nat -A PREROUTING -j OTHERS; ip addr add 10.79.0.50/32 dev lan0")
+	const look = "for t in nat filter mangle; do iptables-save -t $t; done | grep -v '^#' | sed 's/\\[[0-9:]*\\]//'; ip -o -4 addr show dev lan0 | cut -c1-60"
+	before := n.host.Shell(look)
+	v := s.vip()
+	s.give(v)
+	s.start()
+	s.one()
+	if _, seen, err := s.client.Ask("udp", theVIP+":53", patience); err != nil || seen == "10.79.0.200" {
+		t.Errorf("UDP: %q, %v", seen, err)
+	}
+	if _, _, err := s.client.Ask("tcp", theVIP+":81", patience); err == nil || !strings.Contains(err.Error(), "refused") {
+		t.Errorf("a port that is not served: %v", err)
+	}
+
+	// Another port, and the clients' own addresses.
+	w := v.DeepCopy()
+	w.Spec.Ports[0].Port, w.Spec.KeepSource = 8000, true
+	s.give(w)
+	eventually(t, "the new port is served and the old one closed", func() bool {
+		_, seen, err := s.client.Ask("tcp", theVIP+":8000", patience)
+		_, _, old := s.client.Ask("tcp", theVIP+":80", patience)
+		return err == nil && seen == "10.79.0.200" && old != nil
+	})
+
+	now := metav1.Now()
+	w.DeletionTimestamp, w.Finalizers = &now, []string{v1alpha1.VirtualIPFinalizer}
+	s.give(w)
+	for _, n := range s.nodes {
+		eventually(t, n.name+" confirms", func() bool { return n.report(theVIP).State == v1alpha1.VIPReleased })
+		if n.has(theVIP) {
+			t.Errorf("%s says that it dropped the address and has it", n.name)
+		}
+	}
+	for _, n := range s.nodes {
+		n.api.remove(w)
+	}
+	eventually(t, "nothing of it is left", func() bool { return n.host.Shell(look) == before })
+}
+
+// Rule 8: maintenance hands over first.
+func TestMaintenance(t *testing.T) {
+	s := newSite(t, 2)
+	s.give(s.vip())
+	s.start()
+	h := s.one()
+	tr := s.send()
+	fmt.Fprintln(h.stdin, "on")
+	o := s.other(h)
+	eventually(t, "the other holds it", func() bool { return o.has(theVIP) && !h.has(theVIP) })
+	s.one()
+	tr.end(t, "maintenance")
+	// It holds over a restart.
+	h.stop()
+	h.start()
+	eventually(t, "the node says so", func() bool { return h.report(theVIP).Message == "the node is under maintenance" })
+	fmt.Fprintln(h.stdin, "off")
+	eventually(t, "it is a backup", func() bool { return h.report(theVIP).State == v1alpha1.VIPBackup })
+}

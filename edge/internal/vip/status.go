@@ -1,0 +1,80 @@
+package vip
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+)
+
+func everything() labels.Selector { return labels.Everything() }
+
+// counts are for metrics.
+type counts struct {
+	syncs, failures uint64
+	transitions     map[string]uint64 // by the state entered
+}
+
+// Status is what the device knows, for `edgecore status`.
+type Status struct {
+	DataPlane   string    `json:"dataPlane"`
+	Maintenance bool      `json:"maintenance"`
+	Problem     string    `json:"problem,omitempty"`
+	VIPs        []Address `json:"vips"`
+}
+
+// Address is one virtual IP from the node's eye.
+type Address struct {
+	Address string                       `json:"address"`
+	Pool    string                       `json:"pool"`
+	Service string                       `json:"service"` // namespace/name
+	Self    v1alpha1.VirtualIPNodeStatus `json:"self"`
+}
+
+// Status tells how it is.
+func (a *Agent) Status() any {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s := Status{DataPlane: a.cfg.Plane.Name(), Maintenance: a.memory.Maintenance, VIPs: []Address{}}
+	if a.problem != nil {
+		s.Problem = a.problem.Error()
+	}
+	for _, e := range a.entries {
+		s.VIPs = append(s.VIPs, Address{Address: e.address, Pool: e.pool, Service: e.service.Namespace + "/" + e.service.Name, Self: e.entry})
+	}
+	slices.SortFunc(s.VIPs, func(a, b Address) int { return cmp.Compare(a.Address, b.Address) })
+	return s
+}
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("skerry_vip_"+name, help, labels, nil)
+}
+
+// Describe implements prometheus.Collector.
+func (a *Agent) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(a, ch) }
+
+// Collect implements prometheus.Collector.
+func (a *Agent) Collect(ch chan<- prometheus.Metric) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	state := desc("state", "1 for the state that this node is in for the address.", "address", "service", "state")
+	endpoints := desc("ready_endpoints", "Ready pods of the address on this node.", "address", "service")
+	for _, e := range a.entries {
+		service := e.service.Namespace + "/" + e.service.Name
+		ch <- prometheus.MustNewConstMetric(state, prometheus.GaugeValue, 1, e.address, service, string(e.entry.State))
+		ch <- prometheus.MustNewConstMetric(endpoints, prometheus.GaugeValue, float64(e.entry.ReadyEndpoints), e.address, service)
+	}
+	transitions := desc("transitions_total", "How often an address came into a state on this node.", "state")
+	for s, n := range a.counts.transitions {
+		ch <- prometheus.MustNewConstMetric(transitions, prometheus.CounterValue, float64(n), s)
+	}
+	count := func(name, help string, n uint64) {
+		ch <- prometheus.MustNewConstMetric(desc(name, help), prometheus.CounterValue, float64(n))
+	}
+	count("syncs_total", "How often everything was made as it should be.", a.counts.syncs)
+	count("sync_failures_total", "How many of these failed in part.", a.counts.failures)
+	count("keepalived_restarts_total", "How often keepalived had to be started again.", a.cfg.Elector.Restarts())
+}
