@@ -112,6 +112,11 @@ func (in *inbox) work(ctx context.Context) bool {
 		for _, r := range results {
 			in.m.applyResult(b, r, log)
 		}
+		if len(results) > 0 {
+			if err := in.m.tellDropped(b); err != nil {
+				log.Error(err, "It could not be told how many events were dropped")
+			}
+		}
 		b.after(func() { // in the core, so that nothing of a newer session comes between
 			for _, r := range results {
 				in.m.finish(r.Id)

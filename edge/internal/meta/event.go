@@ -347,14 +347,15 @@ func (m *Manager) trimEvents(b *batch, newest uint64) {
 	b.after(func() { o.dropped = total; m.counters.dropped.Add(dropped) })
 }
 
-// tellDropped reports, once there is a link, how many events had to make room.
+// tellDropped reports how many events had to make room. It waits until half of the room is free: what is told must not push out another, and in a storm
+// that lasts it is told now and then, not each time.
 func (m *Manager) tellDropped(b *batch) error {
-	n := m.outbox.dropped
-	if n == 0 {
+	n, limits := m.outbox.dropped, m.config.Limits
+	if n == 0 || !m.linked || b.events.entries > limits.OutboxEvents/2 || b.events.bytes > limits.OutboxBytes/2 {
 		return nil
 	}
 	event := m.ownEvent("EventsDropped", corev1.EventTypeWarning,
-		fmt.Sprintf("While the node had no link to the cloud, its outbox was full: the %d oldest events were dropped", n))
+		fmt.Sprintf("The outbox of the node was full: the %d oldest events that waited for the cloud were dropped", n))
 	ref := object.Ref{Resource: eventsResource, Namespace: event.Namespace, Name: event.Name}
 	b.save(func(tx *store.Tx) error { return tx.SetNumber(store.Dropped, 0) })
 	b.after(func() { m.outbox.dropped = 0 })
