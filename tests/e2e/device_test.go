@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -170,6 +171,18 @@ func (s *system) waitLinked(node string) {
 	})
 }
 
+// waitUnlinked waits until a device knows that it has no link.
+func (s *system) waitUnlinked(node string) {
+	s.t.Helper()
+	s.waitFor(node+" to notice that its link is gone", func(ctx context.Context) error {
+		d, err := s.deviceStatus(ctx, node)
+		if err == nil && d.Link.Linked {
+			err = errors.New("it believes in its link still")
+		}
+		return err
+	})
+}
+
 // waitDelivered waits until nothing waits for the cloud.
 func (s *system) waitDelivered(node string) {
 	s.t.Helper()
@@ -221,7 +234,7 @@ func (s *system) post(pod *corev1.Pod, path string) {
 func (s *system) same(node string, before []string) error {
 	after := s.containers(node)
 	for _, c := range before {
-		if !contains(after, c) {
+		if !slices.Contains(after, c) {
 			return fmt.Errorf("container %s is gone", c)
 		}
 	}
@@ -231,13 +244,19 @@ func (s *system) same(node string, before []string) error {
 	return nil
 }
 
-func contains(all []string, one string) bool {
-	for _, a := range all {
-		if a == one {
-			return true
+// replaced reports what is missing until as many containers run on a node as before, one of them another than before.
+func (s *system) replaced(node string, before []string) error {
+	after := s.containers(node)
+	gone := 0
+	for _, c := range before {
+		if !slices.Contains(after, c) {
+			gone++
 		}
 	}
-	return false
+	if gone != 1 || len(after) != len(before) {
+		return fmt.Errorf("%d of %d containers are gone, %d run", gone, len(before), len(after))
+	}
+	return nil
 }
 
 // onHost runs a command on a host; an error or another code than 0 ends the test.

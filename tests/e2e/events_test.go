@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,6 +17,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/skerry-io/skerry/tests/cluster/faultproxy"
 )
 
 // reasons are those of the events about a pod.
@@ -211,6 +215,7 @@ func TestEvents_08_TheOutboxIsFull(t *testing.T) {
 	f := s.flood(s.pod(s.namespace(), "island", "edge1"))
 	s.waitDelivered("edge1")
 	s.cut("edge1")
+	s.waitUnlinked("edge1") // events that are under way give way to nobody
 	for range 500 { // one after another, so that their order is known
 		s.check(f.write(t.Context(), 1))
 	}
@@ -302,4 +307,98 @@ func TestEvents_09_WhatIsAnothers(t *testing.T) {
 	if now.Status.Reason != "" {
 		t.Errorf("another's pod was written: %q", now.Status.Reason)
 	}
+}
+
+// TestEvents_06: kube-apiserver is in trouble: for a while it answers every other request with 429 or 500, not at all, or does what it is asked and loses the
+// answer; then it is away. Later everything is there, once.
+func TestEvents_06_APIServerInTrouble(t *testing.T) {
+	s := use(t)
+	s.reportEvents("edge1", true)
+	pod := s.pod(s.namespace(), "patient", "edge1")
+	proxy := s.faultProxy()
+	s.waitLinked("edge1")
+
+	var asked, met atomic.Int64
+	proxy.Set(func(r *http.Request) faultproxy.Fault {
+		// Writes as a node: what cloudcore reads for itself has tests of its own.
+		if r.Method == http.MethodGet || r.Header.Get("Impersonate-User") == "" {
+			return faultproxy.Fault{}
+		}
+		f := [...]faultproxy.Fault{{}, {Code: 429, RetryAfter: 1}, {}, {Code: 500}, {}, {Break: true}, {}, {Lose: true}, {}, {Code: 504}, {}, {Lose: true}, {}, {Code: 503}}
+		n := asked.Add(1)
+		fault := f[n%int64(len(f))]
+		if n == 100 { // one is enough: each waits for a time-out
+			fault = faultproxy.Fault{Hang: true}
+		}
+		if fault != (faultproxy.Fault{}) {
+			met.Add(1)
+		}
+		return fault
+	})
+	f := s.flood(pod)
+	s.check(f.write(t.Context(), 400))
+	s.waitFor("the faults to be met", func(context.Context) error {
+		if n := met.Load(); n < 100 {
+			return fmt.Errorf("%d were", n)
+		}
+		return nil
+	})
+	proxy.Set(func(*http.Request) faultproxy.Fault { return faultproxy.Fault{Break: true} })
+	s.check(f.write(t.Context(), 200))
+	s.lasts("everything waits", minutes(t, 1), func() error {
+		d, err := s.deviceStatus(t.Context(), "edge1")
+		if err == nil && d.waiting() == 0 {
+			err = errors.New("nothing waits: kube-apiserver was not away")
+		}
+		return err
+	})
+	proxy.Set(nil)
+	f.waitArrived()
+	t.Logf("%d of %d writes met a fault", met.Load(), asked.Load())
+}
+
+// TestEvents_10: the disk is full: whoever writes an event is told so; the kubelet works on, and so does everything when there is room.
+func TestEvents_10_TheDiskIsFull(t *testing.T) {
+	s := use(t)
+	s.reportEvents("edge1", true)
+	ns := s.namespace()
+	pod := s.pod(ns, "tight", "edge1")
+	before := s.containers("edge1")
+	s.smallDisk("edge1", 8)
+	f := s.flood(pod)
+	s.check(f.write(t.Context(), 50))
+	s.cut("edge1") // so that nothing leaves the store
+	s.fill("edge1")
+	device := s.device("edge1")
+	// Free pages inside of the store are used up first.
+	var refusal error
+	for i := 0; refusal == nil; i++ {
+		if i == 5000 {
+			t.Fatal("the store takes 5000 events on a full disk")
+		}
+		e := f.event(10_000+i, metav1.Unix(1_700_000_000, 0))
+		e.Message = strings.Repeat("m", 1000)
+		if _, refusal = device.CoreV1().Events(ns).Create(t.Context(), e, metav1.CreateOptions{}); refusal == nil {
+			f.want[e.Name] = tell(e)
+		}
+	}
+	if !strings.Contains(refusal.Error(), "disk of this node is full") {
+		t.Errorf("the refusal does not name its cause: %v", refusal)
+	}
+	s.check(s.same("edge1", before))
+	s.post(pod, "/crash")
+	s.waitFor("the crashed container to run again", func(context.Context) error { return s.replaced("edge1", before) })
+	// Those who go on trying get through once there is room.
+	wait := f.in(200)
+	s.makeRoom("edge1")
+	wait()
+	s.heal("edge1")
+	f.waitArrived()
+	s.waitFor("the restart to be told", func(ctx context.Context) error {
+		p, err := s.client.CoreV1().Pods(ns).Get(ctx, pod.Name, metav1.GetOptions{})
+		if err == nil && (len(p.Status.ContainerStatuses) != 1 || p.Status.ContainerStatuses[0].RestartCount == 0) {
+			err = errors.New("no restart is known")
+		}
+		return err
+	})
 }

@@ -80,7 +80,9 @@ func (f *flood) write(ctx context.Context, count int) error {
 		})
 	}
 	err = g.Wait()
-	f.s.t.Logf("%d events written in %v", count, time.Since(began).Round(time.Millisecond))
+	if count > 1 {
+		f.s.t.Logf("%d events written in %v", count, time.Since(began).Round(time.Millisecond))
+	}
 	return err
 }
 

@@ -93,7 +93,7 @@ func (s *system) state() string {
 	} else if err := status.Write(&out); err != nil {
 		fmt.Fprintln(&out, err)
 	}
-	for _, args := range [][]string{{"get", "pods", "-A", "-o", "wide"}, {"get", "events", "-A"}} {
+	for _, args := range [][]string{{"get", "pods", "-A", "-o", "wide"}, {"get", "events", "-A", "--field-selector=reason!=" + floodReason}} {
 		text, err := s.run(ctx, append([]string{"kubectl", "--request-timeout=5s"}, args...)...)
 		fmt.Fprintln(&out, text)
 		if err != nil {
