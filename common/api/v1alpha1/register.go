@@ -14,8 +14,10 @@ const (
 
 // Labels of Nodes.
 const (
-	// EdgeLabel marks the nodes that edgecore runs on. Its value does not matter.
-	EdgeLabel = "node-role.kubernetes.io/edge"
+	// EdgeLabel and EdgeOwnLabel mark the nodes that edgecore runs on, either of them; their values do not matter. A node registers with the second; the role, which
+	// no node may give itself, follows (manifests/cloudcore/role.yaml).
+	EdgeLabel    = "node-role.kubernetes.io/edge"
+	EdgeOwnLabel = "skerry.io/edge"
 	// NodePoolLabel names the pool that a node belongs to.
 	NodePoolLabel = "skerry.io/node-pool"
 )

@@ -1,0 +1,226 @@
+// Package route is the cloud's side of StaticRoutes: what nodes report becomes a status, which nodes should have a route is counted, and an object that is
+// deleted stays until its route is gone from every node.
+//
+// It owns our finalizer (and touches no other), the counts, and the conditions. It refuses to decide anything for a node: that is the node's agent's, cloud
+// or no cloud. One Controller runs at a time, under a Lease; its goroutines are those of Run.
+package route
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/cloud/internal/kube"
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+)
+
+const (
+	workers = 2
+	// settle is how long further changes are waited for before a status is written: reports come in waves.
+	settle = 250 * time.Millisecond
+)
+
+// Client makes requests at kube-apiserver, as cloudcore itself.
+type Client interface {
+	Do(ctx context.Context, as kube.Identity, r kube.Request) (*kube.Response, error)
+}
+
+// Store is a collection that is followed; a *kube.Store.
+type Store interface {
+	Synced() <-chan struct{}
+	Each(sel *kube.Selection, fn func(*kube.Object) bool)
+	Observe(changed func(old, new *kube.Object)) (cancel func())
+}
+
+// Controller counts and frees.
+type Controller struct {
+	client Client
+	routes Store
+	nodes  Store
+	queue  workqueue.TypedRateLimitingInterface[string]
+}
+
+// New makes a Controller. It starts nothing.
+func New(client Client, routes, nodes Store) *Controller {
+	return &Controller{client: client, routes: routes, nodes: nodes}
+}
+
+// Run works until ctx ends.
+func (c *Controller) Run(ctx context.Context) error {
+	c.queue = workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](200*time.Millisecond, time.Minute))
+	all := make(chan struct{}, 1)
+	wake := func() {
+		select {
+		case all <- struct{}{}:
+		default:
+		}
+	}
+	defer c.routes.Observe(func(old, now *kube.Object) {
+		if now != nil {
+			c.queue.AddAfter(now.Name, settle)
+		}
+	})()
+	defer c.nodes.Observe(func(old, now *kube.Object) {
+		if old == nil || now == nil || !labels.Equals(old.Labels, now.Labels) {
+			wake()
+		}
+	})()
+	for _, s := range []Store{c.routes, c.nodes} {
+		select {
+		case <-s.Synced():
+		case <-ctx.Done():
+			c.queue.ShutDown()
+			return nil
+		}
+	}
+	wake()
+	var wg sync.WaitGroup
+	for range workers {
+		wg.Go(func() { c.work(ctx) })
+	}
+	defer wg.Wait()
+	defer c.queue.ShutDown()
+	for {
+		select {
+		case <-all:
+			var names []string
+			c.routes.Each(everything(), func(o *kube.Object) bool {
+				names = append(names, o.Name)
+				return true
+			})
+			for _, name := range names {
+				c.queue.AddAfter(name, settle)
+			}
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+func (c *Controller) work(ctx context.Context) {
+	for {
+		name, shutdown := c.queue.Get()
+		if shutdown {
+			return
+		}
+		if err := c.reconcile(ctx, name); err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).V(2).Info("StaticRoute could not be looked after; it will be again", "staticRoute", name, "err", err)
+			c.queue.AddRateLimited(name)
+		} else {
+			c.queue.Forget(name)
+		}
+		c.queue.Done(name)
+	}
+}
+
+// reconcile brings one object up to date. It reads the newest version, and writes on the condition that it still is: whoever was quicker makes it start again.
+func (c *Controller) reconcile(ctx context.Context, name string) error {
+	o, err := c.get(ctx, name)
+	if o == nil || err != nil {
+		return err
+	}
+	mine := slices.Contains(o.Finalizers, v1alpha1.StaticRouteFinalizer)
+	switch {
+	case o.DeletionTimestamp == nil && !mine:
+		o.Finalizers = append(o.Finalizers, v1alpha1.StaticRouteFinalizer)
+		return c.writeFinalizers(ctx, o) // its change brings us here again
+	case o.DeletionTimestamp != nil && !mine:
+		return nil // somebody else's finalizer is waited for
+	case o.DeletionTimestamp != nil && len(left(&o.Status)) == 0:
+		o.Finalizers = slices.DeleteFunc(o.Finalizers, func(f string) bool { return f == v1alpha1.StaticRouteFinalizer })
+		return c.writeFinalizers(ctx, o)
+	}
+	before := o.DeepCopy()
+	desired, problem := c.desired(o)
+	summarize(o, desired, problem)
+	if reflect.DeepEqual(before.Status, o.Status) {
+		return nil
+	}
+	return c.writeStatus(ctx, o)
+}
+
+// desired names the nodes that should have the route.
+func (c *Controller) desired(o *v1alpha1.StaticRoute) (names []string, err error) {
+	if o.DeletionTimestamp != nil {
+		return nil, nil
+	}
+	selects, err := selector(o)
+	if err != nil {
+		return nil, err
+	}
+	c.nodes.Each(everything(), func(n *kube.Object) bool {
+		if selects(n.Labels) {
+			names = append(names, n.Name)
+		}
+		return true
+	})
+	slices.Sort(names)
+	return names, nil
+}
+
+func (c *Controller) get(ctx context.Context, name string) (*v1alpha1.StaticRoute, error) {
+	resp, err := c.client.Do(ctx, kube.Identity{}, kube.Request{Method: http.MethodGet, Path: path(name)})
+	if err != nil {
+		return nil, err
+	}
+	if resp.Code == http.StatusNotFound {
+		return nil, nil
+	}
+	if err := resp.Err(); err != nil {
+		return nil, err
+	}
+	o := &v1alpha1.StaticRoute{}
+	if err := json.Unmarshal(resp.Body, o); err != nil {
+		return nil, fmt.Errorf("reading StaticRoute %s: %w", name, err)
+	}
+	return o, nil
+}
+
+// writeStatus writes the status of an object, on the condition that nobody else has written it.
+func (c *Controller) writeStatus(ctx context.Context, o *v1alpha1.StaticRoute) error {
+	body, err := json.Marshal(o)
+	if err != nil {
+		return fmt.Errorf("writing StaticRoute %s: %w", o.Name, err)
+	}
+	return c.do(ctx, kube.Request{Method: http.MethodPut, Path: path(o.Name) + "/status", ContentType: "application/json", Body: body})
+}
+
+// writeFinalizers writes nothing but the finalizers, on the same condition: what this version does not know of the spec is not lost.
+func (c *Controller) writeFinalizers(ctx context.Context, o *v1alpha1.StaticRoute) error {
+	body, err := json.Marshal(map[string]any{"metadata": map[string]any{"finalizers": o.Finalizers, "resourceVersion": o.ResourceVersion, "uid": o.UID}})
+	if err != nil {
+		return fmt.Errorf("writing StaticRoute %s: %w", o.Name, err)
+	}
+	return c.do(ctx, kube.Request{Method: http.MethodPatch, Path: path(o.Name), ContentType: "application/merge-patch+json", Body: body})
+}
+
+func (c *Controller) do(ctx context.Context, r kube.Request) error {
+	resp, err := c.client.Do(ctx, kube.Identity{}, r)
+	if err != nil {
+		return err
+	}
+	if resp.Code == http.StatusNotFound {
+		return nil
+	}
+	return resp.Err()
+}
+
+func path(name string) string {
+	r := v1alpha1.Resource(v1alpha1.StaticRoutes)
+	return "/apis/" + r.Group + "/" + r.Version + "/" + r.Resource + "/" + url.PathEscape(name)
+}
+
+func everything() *kube.Selection {
+	return &kube.Selection{Labels: labels.Everything(), Fields: fields.Everything()}
+}
