@@ -77,8 +77,8 @@ race: ## the unit tests under the race detector, of the packages that don't brin
 	@build/race.sh
 
 .PHONY: lint
-lint: ## golangci-lint as build/tools/go.mod pins it; its first build takes some minutes
-	go tool -modfile=build/tools/go.mod golangci-lint run $(PACKAGES)
+lint: ## golangci-lint as build/tools/lint/go.mod pins it; its first build takes some minutes
+	go tool -modfile=build/tools/lint/go.mod golangci-lint run $(PACKAGES)
 
 .PHONY: generate
 generate: ## all generated code anew; needs protoc (apt-get install protobuf-compiler)

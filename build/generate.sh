@@ -16,8 +16,8 @@ git ls-files -co --exclude-standard -- '*.proto' | while read -r proto; do
 	(cd "$dir" && PATH="$OLDPWD/bin/tools:$PATH" protoc --go_out="$out" --go_opt=paths=source_relative "$(basename "$proto")")
 done
 
-# Deep copies and CRDs of the API types. controller-gen is pinned in build/tools/go.mod.
-go build -buildvcs=false -modfile=build/tools/go.mod -o bin/tools/controller-gen sigs.k8s.io/controller-tools/cmd/controller-gen
+# Deep copies and CRDs of the API types. controller-gen is pinned in build/tools/generate/go.mod.
+go build -buildvcs=false -modfile=build/tools/generate/go.mod -o bin/tools/controller-gen sigs.k8s.io/controller-tools/cmd/controller-gen
 mkdir -p "$into/common/api/v1alpha1" "$into/manifests/crds"
 bin/tools/controller-gen object paths=./common/api/v1alpha1 output:object:dir="$into/common/api/v1alpha1"
 bin/tools/controller-gen crd:maxDescLen=2000 paths=./common/api/v1alpha1 output:crd:dir="$into/manifests/crds"
