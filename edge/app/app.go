@@ -40,6 +40,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/netwatch"
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
 	"github.com/skerry-io/skerry/edge/internal/meta"
+	"github.com/skerry-io/skerry/edge/internal/route"
 	"github.com/skerry-io/skerry/edge/internal/store"
 	"github.com/skerry-io/skerry/edge/internal/tunnel"
 )
@@ -110,6 +111,7 @@ type App struct {
 	hub      *hub.Hub
 	netwatch *netwatch.Watcher
 	edged    *edged.Module
+	routes   *route.Agent
 	runner   *beehive.Runner
 	metrics  *prometheus.Registry
 }
@@ -181,6 +183,13 @@ func (a *App) assemble() error {
 	if c.EdgeAPI.Enable {
 		entries = append(entries, beehive.Entry{Module: a.api, Restart: beehive.OnFailure(beehive.Backoff{})})
 	}
+	if c.Route.Enable {
+		// Before the link: the store knows which routes there should be, and the way to the cloud may be one of them.
+		a.routes = a.newRoutes()
+		entries = append(entries, beehive.Entry{
+			Module: a.routes, Groups: []message.Group{linkstate.Group}, Restart: beehive.OnFailure(beehive.Backoff{}), StopTimeout: 30 * time.Second,
+		})
+	}
 	if c.EdgeHub.Enable {
 		var err error
 		a.netwatch = netwatch.New(nil)
@@ -226,15 +235,23 @@ func (a *App) newEdged() (*edged.Module, error) {
 	})
 }
 
+// servers are the hosts of cloudcore: configured, or the one that the device joined.
+func (a *App) servers() []string {
+	if all := a.config.Modules.EdgeHub.Servers; len(all) > 0 {
+		return all
+	}
+	host, _, err := net.SplitHostPort(a.identity.Cluster().Server)
+	if err != nil {
+		return nil
+	}
+	return []string{host}
+}
+
 func (a *App) newHub() (*hub.Hub, error) {
 	c := a.config.Modules.EdgeHub
-	servers := c.Servers
+	servers := a.servers()
 	if len(servers) == 0 {
-		host, _, err := net.SplitHostPort(a.identity.Cluster().Server)
-		if err != nil {
-			return nil, fmt.Errorf("the cluster's server %q: %w; set modules.edgeHub.servers", a.identity.Cluster().Server, err)
-		}
-		servers = []string{host}
+		return nil, fmt.Errorf("the cluster's server %q has no host; set modules.edgeHub.servers", a.identity.Cluster().Server)
 	}
 	addresses := make([]string, len(servers))
 	for i, s := range servers {
@@ -316,6 +333,9 @@ func (a *App) registerMetrics() error {
 	all := []prometheus.Collector{collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), busCollector{a.runner}}
 	if a.hub != nil {
 		all = append(all, a.hub)
+	}
+	if a.routes != nil {
+		all = append(all, a.routes)
 	}
 	for _, c := range all {
 		if err := a.metrics.Register(c); err != nil {

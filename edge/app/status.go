@@ -19,6 +19,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/hub"
 	"github.com/skerry-io/skerry/edge/internal/join"
 	"github.com/skerry-io/skerry/edge/internal/meta"
+	"github.com/skerry-io/skerry/edge/internal/route"
 	"github.com/skerry-io/skerry/edge/internal/store"
 )
 
@@ -37,6 +38,7 @@ type Status struct {
 	ClockSkew  time.Duration          `json:"clockSkewNanoseconds"` // how far the device's clock is ahead of the cloud's
 	Kubelet    string                 `json:"kubelet"`              // "alive", or what it waits for
 	Data       *meta.Status           `json:"data,omitempty"`
+	Routes     *route.Status          `json:"routes,omitempty"`
 	Modules    []beehive.ModuleHealth `json:"modules,omitempty"`
 }
 
@@ -51,6 +53,10 @@ func (a *App) Status() Status {
 	s.Identity = &identity
 	data := a.meta.Status()
 	s.Data = &data
+	if a.routes != nil {
+		routes := a.routes.Status()
+		s.Routes = &routes
+	}
 	s.Modules = a.runner.Health()
 	switch {
 	case a.edged == nil:

@@ -18,10 +18,12 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/common/cli"
 	"github.com/skerry-io/skerry/edge/app"
 	"github.com/skerry-io/skerry/edge/internal/config"
 	"github.com/skerry-io/skerry/edge/internal/hub"
+	"github.com/skerry-io/skerry/edge/internal/route"
 )
 
 // askTimeout bounds the question to the running process.
@@ -145,10 +147,40 @@ func writeStatus(out io.Writer, s app.Status) error {
 		}
 		row("knows", "%s", knows(s))
 	}
+	if r := s.Routes; r != nil {
+		writeRoutes(row, r)
+	}
 	if err := w.Flush(); err != nil {
 		return err
 	}
 	return writeModules(out, s)
+}
+
+// maxRoutes is how many routes that are not as they should be are told; -o json tells all.
+const maxRoutes = 10
+
+// writeRoutes says how many static routes there are, and what is wrong with which.
+func writeRoutes(row func(name, format string, args ...any), r *route.Status) {
+	switch {
+	case r.Waiting != "":
+		row("static routes", "untouched: %s", r.Waiting)
+	case r.Desired == 0:
+		row("static routes", "none")
+	default:
+		row("static routes", "%d of %d fine", r.Applied, r.Desired)
+	}
+	troubles := 0
+	for _, e := range r.Routes {
+		if e.Reason == v1alpha1.RouteApplied || e.Reason == v1alpha1.RouteDryRun {
+			continue
+		}
+		if troubles++; troubles <= maxRoutes {
+			row("", "%s: %s: %s", e.StaticRoute, e.Reason, e.Message)
+		}
+	}
+	if troubles > maxRoutes {
+		row("", "and %d more", troubles-maxRoutes)
+	}
 }
 
 // down says since when there is no link, why, and what edgecore does about it.

@@ -49,6 +49,7 @@ type Modules struct {
 	MetaManager MetaManager `json:"metaManager"`
 	EdgeAPI     EdgeAPI     `json:"edgeAPI"`
 	Edged       Edged       `json:"edged"`
+	Route       Route       `json:"route"`
 }
 
 // EdgeHub keeps the link to the cloud.
@@ -114,6 +115,27 @@ type Edged struct {
 	Kubelet json.RawMessage `json:"kubelet"`
 }
 
+// Route keeps static routes.
+type Route struct {
+	Enable bool `json:"enable"`
+	// Protocol marks our routes in the kernel (rtm_protocol of rtnetlink(7)). Change it only while there are none: those with the old number would be nobody's.
+	Protocol int `json:"protocol"`
+	// ProtectedSubnets are networks that no StaticRoute may cover, beside those that none ever may: the ways to cloudcore, the node's own addresses and gateway, and
+	// the ranges of pods and Services that the node knows of.
+	ProtectedSubnets []string `json:"protectedSubnets"`
+}
+
+// Protected are the protected subnets. Validate has refused what is none.
+func (r *Route) Protected() []netip.Prefix {
+	var all []netip.Prefix
+	for _, text := range r.ProtectedSubnets {
+		if p, err := netip.ParsePrefix(text); err == nil {
+			all = append(all, p.Masked())
+		}
+	}
+	return all
+}
+
 // Default is the configuration that holds where a file says nothing.
 func Default() *Config {
 	seconds := func(n int) metav1.Duration { return metav1.Duration{Duration: time.Duration(n) * time.Second} }
@@ -130,6 +152,7 @@ func Default() *Config {
 			MetaManager: MetaManager{Enable: true, EventLimit: EventLimit{Entries: 10000, Bytes: resource.MustParse("16Mi")}},
 			EdgeAPI:     EdgeAPI{Enable: true, Socket: "/run/skerry/edge.sock", Listen: "127.0.0.1:10550"},
 			Edged:       Edged{Enable: true, Labels: map[string]string{}, RootDir: "/var/lib/kubelet", Kubelet: json.RawMessage("{}")},
+			Route:       Route{Enable: true, Protocol: 158, ProtectedSubnets: []string{}},
 		},
 	}
 }
@@ -161,6 +184,7 @@ func (c *Config) Validate() field.ErrorList {
 	errs = append(errs, c.Modules.MetaManager.validate(modules.Child("metaManager"))...)
 	errs = append(errs, c.Modules.EdgeAPI.validate(modules.Child("edgeAPI"))...)
 	errs = append(errs, c.Modules.Edged.validate(modules.Child("edged"))...)
+	errs = append(errs, c.Modules.Route.validate(modules.Child("route"))...)
 	if !c.Modules.MetaManager.Enable && (c.Modules.EdgeHub.Enable || c.Modules.EdgeAPI.Enable || c.Modules.Edged.Enable) {
 		errs = append(errs, field.Forbidden(modules.Child("metaManager", "enable"), "edgeHub, edgeAPI and edged stand on the store: they can't run without it"))
 	}
@@ -246,6 +270,22 @@ func (e *Edged) validate(at *field.Path) field.ErrorList {
 		}
 	}
 	return append(errs, absolute(at.Child("rootDir"), e.RootDir, e.Enable)...)
+}
+
+func (r *Route) validate(at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	// Below RTPROT_STATIC (4) and at it are the numbers of the kernel, of boot scripts and of administrators.
+	if r.Protocol < 5 || r.Protocol > 255 {
+		errs = append(errs, field.Invalid(at.Child("protocol"), r.Protocol, "must be 5 to 255, and nobody else's; see /etc/iproute2/rt_protos"))
+	}
+	for i, text := range r.ProtectedSubnets {
+		if p, err := netip.ParsePrefix(text); err != nil {
+			errs = append(errs, field.Invalid(at.Child("protectedSubnets").Index(i), text, "must be a network, such as 10.0.0.0/8"))
+		} else if p != p.Masked() {
+			errs = append(errs, field.Invalid(at.Child("protectedSubnets").Index(i), text, "has bits set behind its mask: write "+p.Masked().String()))
+		}
+	}
+	return errs
 }
 
 func absolute(at *field.Path, path string, required bool) field.ErrorList {

@@ -55,14 +55,21 @@ type Reporter interface {
 	Report(ctx context.Context, ref object.Ref, uid types.UID, body []byte) error
 }
 
+// Tools are what the agent works with while it runs.
+type Tools struct {
+	Kernel Kernel
+	Events record.EventRecorder // of this node; nil: none
+	Close  func()
+}
+
 // Config is what the agent needs. What is zero of the rest has the default that is given here.
 type Config struct {
 	NodeName string
 	BootID   string // tells one boot of the device from another
-	Kernel   Kernel
+	// Open opens what a run needs; its Close is called when the run ends.
+	Open     func(ctx context.Context) (Tools, error)
 	State    State
 	Reporter Reporter
-	Events   record.EventRecorder
 	API      *rest.Config // of the edge API, in the process
 	Hub      message.Name // of the module that has the link, for asking whether the cloud still answers; "" for none
 	// Protected are the networks of edgecore.yaml that no StaticRoute may cover.
@@ -111,7 +118,13 @@ type Agent struct {
 	metrics *metrics
 	status  statusBox
 
-	// What follows is the loop's alone.
+	tools Tools // of this run
+
+	world // the loop's alone
+}
+
+// world is what a run of the agent knows. A new run begins with none of it: all of it can be read again.
+type world struct {
 	node     *corev1.Node // nil: not known yet
 	labels   labels.Set
 	known    bool // the objects are known: from here on routes that nobody wants are removed
@@ -149,11 +162,14 @@ const maxClouds = 8
 // New makes the agent. It starts nothing.
 func New(config Config) *Agent {
 	config.defaults()
-	return &Agent{
-		config: config, inbox: newInbox(), metrics: newMetrics(),
-		claims: map[string]*claim{}, byKey: map[netroute.Key][]*claim{}, slots: map[netroute.Key]*slot{}, records: map[string]*recordOf{},
-		versions: map[string]uint64{}, dirty: map[string]struct{}{}, touched: map[netroute.Key]struct{}{}, timed: map[netroute.Key]struct{}{},
-		placed: map[string]*claim{}, mute: map[netip.Addr]time.Time{},
+	return &Agent{config: config, inbox: newInbox(), metrics: newMetrics(), world: newWorld()}
+}
+
+func newWorld() world {
+	return world{
+		claims: map[string]*claim{}, placed: map[string]*claim{}, byKey: map[netroute.Key][]*claim{}, slots: map[netroute.Key]*slot{},
+		records: map[string]*recordOf{}, versions: map[string]uint64{}, dirty: map[string]struct{}{}, touched: map[netroute.Key]struct{}{},
+		timed: map[netroute.Key]struct{}{}, mute: map[netip.Addr]time.Time{},
 	}
 }
 
@@ -299,7 +315,7 @@ func (a *Agent) hear(e netroute.Event) {
 	}
 	key := e.Route.Key
 	s := a.slots[key]
-	if a.config.Kernel.Ours(*e.Route) {
+	if a.tools.Kernel.Ours(*e.Route) {
 		if s == nil {
 			s = &slot{}
 			a.slots[key] = s
@@ -391,7 +407,7 @@ func (a *Agent) scan(ctx context.Context) error {
 		have, detected, rank, gateways = map[netroute.Key]*slot{}, map[netip.Addr]netroute.Hop{}, map[netip.Addr]best{}, nil
 	}
 	visit := func(f netroute.Found) {
-		ours := a.config.Kernel.Ours(f)
+		ours := a.tools.Kernel.Ours(f)
 		known := a.slots[f.Key]
 		if ours || known != nil && known.wished || len(a.byKey[f.Key]) > 0 {
 			s := have[f.Key]
@@ -431,7 +447,7 @@ func (a *Agent) scan(ctx context.Context) error {
 			detected[probe] = hop
 		}
 	}
-	if err := a.config.Kernel.Routes(ctx, reset, visit); err != nil {
+	if err := a.tools.Kernel.Routes(ctx, reset, visit); err != nil {
 		return err
 	}
 	for key, s := range a.slots {
@@ -466,7 +482,7 @@ func sameFound(a, b *netroute.Found) bool {
 
 // readLinks reads the interfaces, and notes which of them changed.
 func (a *Agent) readLinks(ctx context.Context) error {
-	links, err := a.config.Kernel.Links(ctx)
+	links, err := a.tools.Kernel.Links(ctx)
 	if err != nil {
 		return err
 	}

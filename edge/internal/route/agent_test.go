@@ -103,7 +103,9 @@ func (l *lab) start(linked bool) {
 	l.events = record.NewFakeRecorder(1000)
 	l.hub = &hub{lab: l, linked: linked, relink: make(chan struct{}, 1)}
 	c := route.Config{
-		NodeName: nodeName, BootID: l.boot, Kernel: l.kernel, State: route.InStore(l.store), Reporter: l, Events: l.events, API: l.api.config(), Hub: "edgehub",
+		NodeName: nodeName, BootID: l.boot, Open: func(context.Context) (route.Tools, error) {
+			return route.Tools{Kernel: l.kernel, Events: l.events, Close: func() {}}, nil
+		}, State: route.InStore(l.store), Reporter: l, API: l.api.config(), Hub: "edgehub",
 		Protected:    []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24"), netip.MustParsePrefix("2001:db8:bad::/48")},
 		ProbeTimeout: 2 * time.Second, FullCheck: 5 * time.Second,
 	}

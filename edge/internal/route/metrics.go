@@ -140,7 +140,7 @@ func (a *Agent) Summary() Status {
 }
 
 // Status is for `edgecore status`.
-func (a *Agent) Status() any {
+func (a *Agent) Status() Status {
 	s := a.Summary()
 	a.status.mu.Lock()
 	defer a.status.mu.Unlock()

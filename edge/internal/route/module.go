@@ -95,6 +95,12 @@ const readyAfter = 2 * time.Second
 
 // Run implements beehive.Module. It is ready once the routes are as the store wants them; or soon, where the store does not know.
 func (a *Agent) Run(ctx context.Context, port *beehive.Port) error {
+	tools, err := a.config.Open(ctx)
+	if err != nil {
+		return err
+	}
+	defer tools.Close()
+	a.tools, a.world, a.inbox = tools, newWorld(), newInbox()
 	informers, err := a.informers()
 	if err != nil {
 		return err
@@ -159,7 +165,7 @@ func (a *Agent) receive(ctx context.Context, port *beehive.Port) error {
 func (a *Agent) watch(ctx context.Context) error {
 	log := klog.FromContext(ctx)
 	for {
-		err := a.config.Kernel.Watch(ctx, func() {
+		err := a.tools.Kernel.Watch(ctx, func() {
 			yes := true
 			a.inbox.put(func(n *news) { n.watching = &yes })
 		}, func(e netroute.Event) {

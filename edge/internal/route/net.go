@@ -41,7 +41,7 @@ func (a *Agent) signs(ctx context.Context) []sign {
 		if !h.Gateway.IsValid() || now.Before(a.mute[h.Gateway]) || slices.ContainsFunc(all, func(s sign) bool { return s.what == gatewaySign(h.Gateway) }) {
 			continue
 		}
-		all = append(all, sign{gatewaySign(h.Gateway), func(ctx context.Context) error { return a.config.Kernel.Ping(ctx, h.Gateway, h.Interface) }})
+		all = append(all, sign{gatewaySign(h.Gateway), func(ctx context.Context) error { return a.tools.Kernel.Ping(ctx, h.Gateway, h.Interface) }})
 	}
 	errs := look(ctx, all, func(s sign) time.Duration {
 		if s.what == "the cloud" {
@@ -167,11 +167,11 @@ func (a *Agent) undo(ctx context.Context, c change) {
 	s.wrote, s.settled = time.Time{}, false
 	var err error
 	if c.before == nil {
-		if err = a.config.Kernel.Delete(ctx, c.route); err == nil {
+		if err = a.tools.Kernel.Delete(ctx, c.route); err == nil {
 			s.ours = nil
 		}
 	} else {
-		err = a.config.Kernel.Restore(ctx, *c.before)
+		err = a.tools.Kernel.Restore(ctx, *c.before)
 	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Route could not be taken back; it will be tried again", "staticRoute", c.owner, "route", c.key)

@@ -307,12 +307,12 @@ func (a *Agent) do(ctx context.Context, c change) bool {
 	s := a.slots[c.key]
 	var err error
 	if c.before == nil {
-		err = a.config.Kernel.Add(ctx, c.route)
+		err = a.tools.Kernel.Add(ctx, c.route)
 	} else {
-		err = a.config.Kernel.Replace(ctx, c.route)
+		err = a.tools.Kernel.Replace(ctx, c.route)
 		for i := range c.foreign {
 			if err == nil && &c.foreign[i] != c.before {
-				err = a.config.Kernel.DeleteForeign(ctx, c.foreign[i])
+				err = a.tools.Kernel.DeleteForeign(ctx, c.foreign[i])
 			}
 		}
 		if len(c.foreign) > 0 {
@@ -351,7 +351,7 @@ func (a *Agent) do(ctx context.Context, c change) bool {
 func (a *Agent) remove(ctx context.Context, all []change) {
 	for _, c := range all {
 		s := a.slots[c.key]
-		if err := a.config.Kernel.Delete(ctx, c.route); err != nil {
+		if err := a.tools.Kernel.Delete(ctx, c.route); err != nil {
 			klog.FromContext(ctx).Error(err, "Route could not be removed", "route", c.key)
 			s.bad = judge(v1alpha1.RouteRemoving, "the kernel does not let the route go: %v", err)
 			continue

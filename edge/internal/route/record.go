@@ -206,14 +206,12 @@ func (a *Agent) repaired(ctx context.Context, c change, s *slot) {
 }
 
 func (a *Agent) event(name, kind, reason, format string, args ...any) {
-	if a.config.Events == nil {
+	if a.tools.Events == nil {
 		return
 	}
-	ref := &corev1.ObjectReference{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "StaticRoute", Name: name}
-	if c := a.claims[name]; c != nil {
-		ref.UID = c.uid
-	}
-	a.config.Events.Eventf(ref, kind, reason, format, args...)
+	// Of the node, not of the StaticRoute: nodes report events of themselves and of their pods only.
+	ref := &corev1.ObjectReference{Kind: "Node", Name: a.config.NodeName, UID: types.UID(a.config.NodeName)}
+	a.tools.Events.Eventf(ref, kind, "StaticRoute"+reason, "StaticRoute %s: %s", name, fmt.Sprintf(format, args...))
 }
 
 // tell brings the entries of these StaticRoutes up to date, on the disk first and then in the outbox.
