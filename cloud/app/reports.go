@@ -1,0 +1,36 @@
+package app
+
+import (
+	"context"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/skerry-io/skerry/cloud/internal/aggregate"
+	"github.com/skerry-io/skerry/cloud/internal/kube"
+	"github.com/skerry-io/skerry/cloud/internal/route"
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+)
+
+// reporting is what becomes of the reports of the edges' agents, and the controllers of the objects that they are about.
+type reporting struct {
+	*aggregate.Aggregator
+	client    *kube.Client
+	informers *kube.Informers
+}
+
+func newReporting(client *kube.Client, informers *kube.Informers) *reporting {
+	return &reporting{aggregate.New(client, route.Kind()), client, informers}
+}
+
+// decide runs what one replica does at a time.
+func (r *reporting) decide(ctx context.Context) error {
+	nodes, release := r.informers.Open(schema.GroupVersionResource{Version: "v1", Resource: "nodes"})
+	defer release()
+	routes, release := r.informers.Open(v1alpha1.Resource(v1alpha1.StaticRoutes))
+	defer release()
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return r.Sweep(ctx, nodes) })
+	g.Go(func() error { return route.New(r.client, routes, nodes).Run(ctx) })
+	return g.Wait()
+}
