@@ -28,6 +28,7 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/cloud/internal/publish"
 	"github.com/skerry-io/skerry/cloud/internal/relay"
+	"github.com/skerry-io/skerry/cloud/internal/tunnel"
 	"github.com/skerry-io/skerry/common/health"
 	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/link/quiclink"
@@ -52,6 +53,7 @@ type App struct {
 	revoked  *join.Revoked
 	tokens   *join.Tokens
 	approver *join.Approver
+	kubelets *join.KubeletApprover
 	joins    *join.Server
 	joining  net.Listener
 
@@ -60,8 +62,12 @@ type App struct {
 	publisher *publish.Publisher
 	pods      *relay.Pods
 	relay     *relay.Relay
+	reports   *reporting
 	hub       *hub.Hub
 	links     []link.Listener
+	nodes     *tunnel.Nodes
+	tunnel    *tunnel.Tunnel // nil without a listener
+	egress    net.Listener
 
 	runner  *beehive.Runner
 	metrics *prometheus.Registry
@@ -195,6 +201,13 @@ func (a *App) listen(ctx context.Context) error {
 		}
 		a.joining = l
 	}
+	if at := a.config.Tunnel.Listen.Listen; at != "" {
+		l, err := net.Listen("tcp", at)
+		if err != nil {
+			return fmt.Errorf("tunnel.listen: %w", err)
+		}
+		a.egress = l
+	}
 	return nil
 }
 
@@ -210,9 +223,18 @@ func (a *App) assemble() error {
 	a.publisher = publish.New(a.informers, a.singles, access)
 	a.pods = relay.NewPods(a.informers)
 	a.relay = relay.New(a.client, a.pods, a.instance)
+	a.reports = newReporting(a.client, a.informers)
+	parts := []hub.Part{a.publisher, a.relay, a.reports}
+	if a.egress != nil {
+		if err := a.newTunnel(); err != nil {
+			return err
+		}
+		parts = append(parts, a.tunnel)
+	}
 	a.hub = hub.New(hub.Config{
 		Instance: a.instance, Version: version.Skerry(), Admission: a.revoked, MaxSessions: a.config.Hub.MaxSessions,
-	}, a.links, []hub.Part{a.publisher, a.relay})
+	}, a.links, parts)
+	a.kubelets = join.NewKubeletApprover(client)
 	a.approver = join.NewApprover(join.ApproverConfig{
 		Client: client, Tokens: a.tokens, Revoked: a.revoked,
 		Linked: func(node types.NodeName) bool { _, ok := a.hub.Session(node); return ok },
@@ -225,9 +247,16 @@ func (a *App) assemble() error {
 		{Module: service("informers", a.informers.Run), Restart: again},
 		{Module: service("singles", a.singles.Run), Restart: again},
 		{Module: service("pods", a.pods.Run), Restart: again},
+		{Module: service("reports", a.reports.Run), Restart: again},
 		{Module: service("controllers", a.controllers), Restart: again},
 		// The listeners end with their modules: without them cloudcore is of no use, so it ends too, and is started again.
 		{Module: service("cloudhub", a.hub.Run), Restart: beehive.Never(), StopTimeout: 30 * time.Second},
+	}
+	if a.tunnel != nil {
+		entries = append(entries,
+			beehive.Entry{Module: service("nodes", a.nodes.Run), Restart: again},
+			beehive.Entry{Module: service("tunnel", a.serveTunnel), Restart: beehive.Never()},
+		)
 	}
 	if a.joining != nil {
 		a.joins = join.NewServer(join.ServerConfig{
@@ -249,7 +278,7 @@ func (a *App) assemble() error {
 		return err
 	}
 	for _, c := range []prometheus.Collector{
-		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), a.hub, a.publisher.Metrics(), a.relay.Metrics(),
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), a.hub, a.publisher.Metrics(), a.relay.Metrics(), a.reports,
 	} {
 		if err := a.metrics.Register(c); err != nil {
 			return fmt.Errorf("registering metrics: %w", err)
@@ -299,5 +328,8 @@ func (a *App) close() {
 	}
 	if a.joining != nil {
 		_ = a.joining.Close()
+	}
+	if a.egress != nil {
+		_ = a.egress.Close()
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
@@ -52,7 +53,7 @@ func (a *App) controllers(ctx context.Context) error {
 		Lock: lock, Name: "cloudcore", ReleaseOnCancel: true,
 		LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: retryPeriod,
 		Callbacks: leaderelection.LeaderCallbacks{
-			OnStartedLeading: func(ctx context.Context) { failed <- a.approver.Run(ctx) },
+			OnStartedLeading: func(ctx context.Context) { failed <- a.decide(ctx) },
 			OnStoppedLeading: func() {},
 		},
 	})
@@ -80,6 +81,15 @@ func (a *App) controllers(ctx context.Context) error {
 		return errors.New("another replica leads now")
 	}
 	return nil
+}
+
+// decide runs the parts that decide until ctx ends or one of them fails.
+func (a *App) decide(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return a.approver.Run(ctx) })
+	g.Go(func() error { return a.kubelets.Run(ctx) })
+	g.Go(func() error { return a.reports.decide(ctx) })
+	return g.Wait()
 }
 
 // live are the checks of /healthz: what a restart of cloudcore would mend.

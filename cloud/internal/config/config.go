@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -32,6 +33,7 @@ type Config struct {
 	Impersonation string `json:"impersonation"`
 	Hub           Hub    `json:"hub"`
 	Join          Listen `json:"join"`
+	Tunnel        Tunnel `json:"tunnel"`
 	Health        Listen `json:"health"`
 	Log           Log    `json:"log"`
 }
@@ -44,6 +46,15 @@ type Log struct {
 // Listen is one listener.
 type Listen struct {
 	Listen string `json:"listen"` // [address]:port; "" for none
+}
+
+// Tunnel is the way of kube-apiserver to the kubelets of edge nodes.
+type Tunnel struct {
+	Listen
+	// Advertise is where the other replicas find Listen, HOST:PORT; "" means this host's own address, as kube-apiserver sees it.
+	Advertise string `json:"advertise"`
+	// Clients are the common names of the client certificates, of the cluster's CA, that kube-apiserver shows.
+	Clients []string `json:"clients"`
 }
 
 // Hub is where the edges' links end.
@@ -68,6 +79,7 @@ func Default() *Config {
 			Keepalive: metav1.Duration{Duration: 10 * time.Second}, IdleTimeout: metav1.Duration{Duration: 30 * time.Second},
 		},
 		Join:   Listen{Listen: ":10002"},
+		Tunnel: Tunnel{Listen: Listen{Listen: ":10004"}, Clients: []string{"kube-apiserver-kubelet-client"}},
 		Health: Listen{Listen: "127.0.0.1:10003"},
 		Log:    Log{Verbosity: 2},
 	}
@@ -121,9 +133,28 @@ func (c *Config) Validate() field.ErrorList {
 		errs = append(errs, field.Invalid(hub.Child("maxSessions"), n, "must be 1 to 1000000"))
 	}
 	errs = append(errs, c.Join.validate(field.NewPath("join"))...)
+	errs = append(errs, c.Tunnel.validate(field.NewPath("tunnel"))...)
 	errs = append(errs, c.Health.validate(field.NewPath("health"))...)
 	if v := c.Log.Verbosity; v < 0 || v > 10 {
 		errs = append(errs, field.Invalid(field.NewPath("log", "verbosity"), v, "must be 0 to 10"))
+	}
+	return errs
+}
+
+func (t *Tunnel) validate(at *field.Path) field.ErrorList {
+	errs := t.Listen.validate(at)
+	if t.Listen.Listen == "" {
+		return errs
+	}
+	if t.Advertise != "" {
+		if host, port, err := net.SplitHostPort(t.Advertise); err != nil || host == "" || port == "" {
+			errs = append(errs, field.Invalid(at.Child("advertise"), t.Advertise, "must be HOST:PORT"))
+		}
+	}
+	for i, name := range t.Clients {
+		if name == "" || strings.HasPrefix(name, "system:node:") {
+			errs = append(errs, field.Invalid(at.Child("clients").Index(i), name, "must be the common name of kube-apiserver's client certificate"))
+		}
 	}
 	return errs
 }

@@ -50,6 +50,9 @@ func (s *session) Epoch() uint64         { return s.epoch }
 func (s *session) Info() link.Info       { return s.conn.Info() }
 func (s *session) Done() <-chan struct{} { return s.conn.Done() }
 
+// LastHeard is when the last message came.
+func (s *session) LastHeard() time.Time { return time.Unix(0, s.lastHeard.Load()) }
+
 func (s *session) Send(ctx context.Context, m message.Message) error {
 	if err := s.conn.Send(ctx, m); err != nil {
 		return err

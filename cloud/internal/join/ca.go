@@ -28,7 +28,8 @@ const (
 	caBackdate      = time.Hour // for devices whose clocks are a little behind
 )
 
-// CA signs the certificates by which cloudcore shows itself to devices. It is not the cluster's CA and signs no client.
+// CA signs the certificates by which cloudcore shows itself to devices. It is not the cluster's CA and signs no client but
+// cloudcore's replicas, for each other.
 type CA struct {
 	Certificate *x509.Certificate
 	key         crypto.Signer
@@ -117,7 +118,9 @@ func parseCASecret(secret *corev1.Secret) (*CA, error) {
 type Serving struct {
 	// Set by CA.Serving, never changed.
 	ca    *CA
+	name  string // the common name
 	hosts []string
+	usage x509.ExtKeyUsage
 	now   func() time.Time
 
 	mu   sync.Mutex
@@ -129,11 +132,16 @@ func (c *CA) Serving(hosts []string) (*Serving, error) {
 	if len(hosts) == 0 {
 		return nil, errors.New("no advertised name or address: devices could not verify this cloudcore")
 	}
-	s := &Serving{ca: c, hosts: hosts, now: time.Now}
+	s := &Serving{ca: c, name: "cloudcore", hosts: hosts, usage: x509.ExtKeyUsageServerAuth, now: time.Now}
 	if _, err := s.Certificate(); err != nil {
 		return nil, err
 	}
 	return s, nil
+}
+
+// Peer is a client certificate by which replicas of cloudcore know each other; it is renewed as a serving certificate is.
+func (c *CA) Peer(name string) *Serving {
+	return &Serving{ca: c, name: name, usage: x509.ExtKeyUsageClientAuth, now: time.Now}
 }
 
 // Certificate is the current one, followed by the CA's own: a device that joins needs to see it.
@@ -158,13 +166,13 @@ func (s *Serving) issue(now time.Time) (*tls.Certificate, error) {
 		return nil, err
 	}
 	template := &x509.Certificate{
-		Subject: pkix.Name{CommonName: "cloudcore"},
+		Subject: pkix.Name{CommonName: s.name},
 		// As old as the CA: a device whose clock stands at the last time it knew must not find the certificate to be of the future. It joined after
 		// the CA was made, so it knows a time later than this.
 		NotBefore:   s.ca.Certificate.NotBefore,
 		NotAfter:    now.Add(servingLifetime),
 		KeyUsage:    x509.KeyUsageDigitalSignature,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		ExtKeyUsage: []x509.ExtKeyUsage{s.usage},
 	}
 	for _, host := range s.hosts {
 		if ip := net.ParseIP(host); ip != nil {

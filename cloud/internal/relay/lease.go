@@ -27,6 +27,7 @@ const (
 
 	epochAnnotation    = "skerry.io/epoch"
 	instanceAnnotation = "skerry.io/cloudcore"
+	tunnelAnnotation   = "skerry.io/tunnel"
 )
 
 // lease is a node's Lease, kept by its session, and with it the right to write for the node.
@@ -193,6 +194,9 @@ func (l *lease) next() *coordinationv1.Lease {
 	}
 	n.Annotations[epochAnnotation] = strconv.FormatUint(l.session.link.Epoch(), 10)
 	n.Annotations[instanceAnnotation] = l.session.relay.instance
+	if delete(n.Annotations, tunnelAnnotation); l.session.relay.tunnel != "" {
+		n.Annotations[tunnelAnnotation] = l.session.relay.tunnel
+	}
 	holder, seconds := string(l.session.node), int32(leaseSeconds)
 	n.Spec.HolderIdentity, n.Spec.LeaseDurationSeconds = &holder, &seconds
 	return n

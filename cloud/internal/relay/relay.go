@@ -32,6 +32,7 @@ type Relay struct {
 	client   Client
 	pods     *Pods
 	instance string
+	tunnel   string // set before anything is attached, or empty
 	metrics  *Metrics
 }
 
@@ -39,6 +40,9 @@ type Relay struct {
 func New(client Client, pods *Pods, instance string) *Relay {
 	return &Relay{client: client, pods: pods, instance: instance, metrics: newMetrics()}
 }
+
+// Advertise has the Leases say where this replica can be asked for streams to the nodes whose links it holds. It is called before the first Attach.
+func (r *Relay) Advertise(address string) { r.tunnel = address }
 
 // Metrics is for a Prometheus registry.
 func (r *Relay) Metrics() *Metrics { return r.metrics }

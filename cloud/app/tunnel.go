@@ -1,0 +1,83 @@
+package app
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"net"
+	"net/url"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/skerry-io/skerry/cloud/internal/tunnel"
+	"github.com/skerry-io/skerry/common/pki"
+)
+
+// newTunnel makes the way to the kubelets of edge nodes.
+func (a *App) newTunnel() error {
+	advertise := a.config.Tunnel.Advertise
+	if advertise == "" {
+		var err error
+		if advertise, err = a.ownAddress(); err != nil {
+			return fmt.Errorf("tunnel.advertise is empty, and this host's address can't be told: %w", err)
+		}
+	}
+	a.relay.Advertise(advertise)
+	client := a.client.Kubernetes()
+	peer := pki.ClientTLS(pki.Client{Roots: pki.Pool(a.ca.Certificate), Certificate: a.ca.Peer(tunnel.PeerName).Certificate})
+	peer.ServerName = a.config.Advertise[0] // every replica serves under the same names
+	a.nodes = tunnel.NewNodes(a.informers)
+	a.tunnel = tunnel.New(tunnel.Config{
+		Instance: a.instance, Nodes: a.nodes, Peer: peer, PeerCA: a.ca.Certificate, Clients: a.config.Tunnel.Clients,
+		Leases: func(ctx context.Context, node types.NodeName) (*coordinationv1.Lease, error) {
+			return client.CoordinationV1().Leases("kube-node-lease").Get(ctx, string(node), metav1.GetOptions{})
+		},
+	})
+	return nil
+}
+
+// ownAddress is the tunnel's listener as others see it: by the address from which this host reaches kube-apiserver. Nothing is sent.
+func (a *App) ownAddress() (string, error) {
+	_, port, err := net.SplitHostPort(a.egress.Addr().String())
+	if err != nil {
+		return "", err
+	}
+	server, err := url.Parse(a.client.Config().Host)
+	if err != nil {
+		return "", err
+	}
+	to := server.Host
+	if server.Port() == "" {
+		to = net.JoinHostPort(server.Hostname(), "443")
+	}
+	conn, err := net.Dial("udp", to)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	host, _, err := net.SplitHostPort(conn.LocalAddr().String())
+	if err != nil {
+		return "", err
+	}
+	return net.JoinHostPort(host, port), nil
+}
+
+// serveTunnel serves kube-apiserver, whose certificate the cluster's CA has signed, and the other replicas, whose ours has.
+func (a *App) serveTunnel(ctx context.Context) error {
+	secure := pki.ServerTLS(pki.Server{
+		Certificate: a.serving.Certificate, Protocols: []string{"http/1.1"},
+		ClientCAs: func() *x509.CertPool {
+			pool := a.clientCA.Pool()
+			if pool == nil {
+				return nil
+			}
+			pool = pool.Clone()
+			pool.AddCert(a.ca.Certificate)
+			return pool
+		},
+	})
+	return a.tunnel.Serve(ctx, tls.NewListener(a.egress, secure))
+}

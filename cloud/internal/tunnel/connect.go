@@ -1,0 +1,207 @@
+package tunnel
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/common/tunnel"
+)
+
+// headTimeout is for a client to say what it wants.
+const headTimeout = 10 * time.Second
+
+// Serve answers CONNECT (RFC 9110, 9.3.6) on a listener whose connections have shown a verified client certificate. It returns when ctx has ended, and
+// every connection with it.
+func (t *Tunnel) Serve(ctx context.Context, listener net.Listener) error {
+	open := new(gate)
+	server := &http.Server{
+		Handler:           http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { t.connect(ctx, open, w, r) }),
+		ReadHeaderTimeout: headTimeout, IdleTimeout: headTimeout, MaxHeaderBytes: maxAnswer,
+		BaseContext: func(net.Listener) context.Context { return ctx },
+		Protocols:   new(http.Protocols),
+		ErrorLog:    log.New(serverLog{klog.FromContext(ctx)}, "", 0),
+	}
+	server.Protocols.SetHTTP1(true)
+	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
+	err := server.Serve(listener)
+	_ = server.Close()
+	open.shut()
+	if ctx.Err() != nil && errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return fmt.Errorf("serving kube-apiserver's egress: %w", err)
+}
+
+// serverLog is where net/http writes what it has to say of failed handshakes.
+type serverLog struct{ log klog.Logger }
+
+func (l serverLog) Write(p []byte) (int, error) {
+	l.log.V(2).Info("Serving kube-apiserver's egress", "problem", strings.TrimSpace(string(p)))
+	return len(p), nil
+}
+
+// gate counts the connections that were taken over from the server, which knows no more of them.
+type gate struct {
+	mu      sync.Mutex
+	closed  bool
+	running sync.WaitGroup // Add only with mu held and closed not set
+}
+
+func (g *gate) enter() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.closed {
+		g.running.Add(1)
+	}
+	return !g.closed
+}
+
+// shut lets none in any more and waits for those within.
+func (g *gate) shut() {
+	g.mu.Lock()
+	g.closed = true
+	g.mu.Unlock()
+	g.running.Wait()
+}
+
+// client is who asks.
+type client int
+
+const (
+	stranger client = iota
+	apiserver
+	peer
+)
+
+// who tells by the certificate, which the handshake has verified against the cluster's CA and ours.
+func (t *Tunnel) who(r *http.Request) client {
+	if r.TLS == nil || len(r.TLS.VerifiedChains) == 0 {
+		return stranger
+	}
+	cert := r.TLS.PeerCertificates[0]
+	ours := slices.ContainsFunc(r.TLS.VerifiedChains, func(chain []*x509.Certificate) bool { return chain[len(chain)-1].Equal(t.config.PeerCA) })
+	switch {
+	case ours && cert.Subject.CommonName == PeerName:
+		return peer
+	case !ours && slices.Contains(t.config.Clients, cert.Subject.CommonName):
+		return apiserver
+	}
+	return stranger
+}
+
+func (t *Tunnel) connect(ctx context.Context, open *gate, w http.ResponseWriter, r *http.Request) {
+	who := t.who(r)
+	logger := klog.FromContext(ctx).WithValues("target", r.Host, "remote", r.RemoteAddr)
+	switch {
+	case who == stranger:
+		logger.Info("Refused a client: it is not kube-apiserver", "client", subject(r))
+		http.Error(w, "this is for kube-apiserver", http.StatusForbidden)
+		return
+	case r.Method != http.MethodConnect:
+		http.Error(w, "this server knows CONNECT alone", http.StatusMethodNotAllowed)
+		return
+	}
+	back, ok := t.take()
+	if !ok {
+		refuse(w, http.StatusServiceUnavailable, fmt.Sprintf("cloudcore carries %d connections already", t.config.MaxStreams))
+		return
+	}
+	defer back()
+	far, code, err := t.reach(r.Context(), who, r.Host)
+	if err != nil {
+		logger.V(2).Info("No way to the target", "err", err)
+		refuse(w, code, err.Error())
+		return
+	}
+	near, buffered, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		_ = far.Close()
+		logger.Error(err, "Taking over a connection failed")
+		return
+	}
+	if !open.enter() {
+		_, _ = near.Close(), far.Close()
+		return
+	}
+	defer open.running.Done()
+	early, err := buffered.Reader.Peek(buffered.Reader.Buffered())
+	if err == nil {
+		err = near.SetDeadline(time.Time{})
+	}
+	if err == nil {
+		_, err = near.Write([]byte("HTTP/1.1 200 Connection established\r\n\r\n"))
+	}
+	if err != nil {
+		_, _ = near.Close(), far.Close()
+		return
+	}
+	tunnel.Splice(ctx, after(near, slices.Clone(early)), far)
+}
+
+func subject(r *http.Request) string {
+	if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
+		return ""
+	}
+	return r.TLS.PeerCertificates[0].Subject.String()
+}
+
+// refuse answers with a reason in the status line: kube-apiserver shows that, and not the body, to whoever asked.
+func refuse(w http.ResponseWriter, code int, reason string) {
+	conn, _, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		http.Error(w, reason, code)
+		return
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(headTimeout))
+	_, _ = fmt.Fprintf(conn, "HTTP/1.1 %d %s\r\nContent-Length: 0\r\nConnection: close\r\n\r\n", code, oneLine(reason))
+}
+
+// oneLine makes a reason phrase (RFC 9112, section 4) of a text.
+func oneLine(text string) string {
+	const most = 1000
+	if len(text) > most {
+		text = text[:most]
+	}
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r > '~' {
+			return ' '
+		}
+		return r
+	}, text)
+}
+
+// reach finds the way to a target, "host:port".
+func (t *Tunnel) reach(ctx context.Context, who client, target string) (net.Conn, int, error) {
+	host, port, err := net.SplitHostPort(target)
+	if err != nil {
+		return nil, http.StatusBadRequest, fmt.Errorf("%q is not HOST:PORT", target)
+	}
+	if who == peer {
+		conn, err := t.own(ctx, types.NodeName(host))
+		return conn, http.StatusServiceUnavailable, err
+	}
+	to, err := t.config.Nodes.find(host, port)
+	if err != nil {
+		return nil, http.StatusBadGateway, err
+	}
+	if to.edge {
+		conn, err := t.Dial(ctx, to.node)
+		return conn, http.StatusServiceUnavailable, err
+	}
+	dialer := net.Dialer{Timeout: t.config.DialTimeout}
+	conn, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(to.address, port))
+	return conn, http.StatusBadGateway, err
+}

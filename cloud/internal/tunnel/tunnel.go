@@ -1,0 +1,257 @@
+// Package tunnel leads kube-apiserver to the kubelets of edge nodes, which nobody can dial: through the links that the nodes have opened.
+//
+// It owns the streams of each session, the HTTP CONNECT server that kube-apiserver's egress goes through, and the way from the replica that is asked to
+// the one that holds the link. It is a wire, not a right: TLS, authentication and authorisation stay between kube-apiserver and the kubelet. It refuses
+// every client that is neither kube-apiserver nor another replica, and leads to no port of an edge node but its kubelet's. What is no edge node is
+// dialled directly. A Tunnel may be used by many goroutines at once.
+package tunnel
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/cloud/internal/hub"
+	"github.com/skerry-io/skerry/common/topic"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+	"github.com/skerry-io/skerry/common/tunnel"
+)
+
+// kubelet is what streams are opened to.
+const kubelet = "kubelet"
+
+// PeerName is the common name of the certificate by which replicas of cloudcore know each other.
+const PeerName = "cloudcore"
+
+// Config is what a Tunnel needs to know. Every zero duration and bound means its default.
+type Config struct {
+	// Instance names this replica, as it stands in the Leases of the nodes whose links it holds.
+	Instance string
+	// Nodes tells edge nodes from all else.
+	Nodes *Nodes
+	// Leases reads the Lease of a node: it tells which replica holds the link.
+	Leases func(ctx context.Context, node types.NodeName) (*coordinationv1.Lease, error)
+	// Peer is the TLS by which another replica is dialled.
+	Peer *tls.Config
+	// PeerCA signs the replicas' certificates.
+	PeerCA *x509.Certificate
+	// Clients are the common names of the client certificates that may use the server: kube-apiserver's.
+	Clients []string
+
+	// AnswerTimeout is for the way to a kubelet to be found or not: 2 s.
+	AnswerTimeout time.Duration
+	// DialTimeout is for what is dialled directly: 10 s.
+	DialTimeout time.Duration
+	// MaxStreams bounds the connections of all nodes together: 4096. At the bound one more is refused.
+	MaxStreams int
+	// MaxNodeStreams bounds those of one node; 0: the default of common/tunnel.
+	MaxNodeStreams int
+}
+
+// Tunnel is a hub.Part and a server for CONNECT.
+type Tunnel struct {
+	// Set by New, never changed.
+	config Config
+	places chan struct{} // a token for each connection
+
+	mu       sync.Mutex
+	sessions map[types.NodeName]*session
+	lost     map[types.NodeName]time.Time // when the link of a node ended that has none now
+}
+
+// session is the streams of one link.
+type session struct {
+	hub.Session
+	mux *tunnel.Mux
+}
+
+var _ hub.Part = (*Tunnel)(nil)
+
+// New returns a Tunnel. It starts nothing.
+func New(config Config) *Tunnel {
+	config.AnswerTimeout = cmp.Or(config.AnswerTimeout, 2*time.Second)
+	config.DialTimeout = cmp.Or(config.DialTimeout, 10*time.Second)
+	config.MaxStreams = cmp.Or(config.MaxStreams, 4096)
+	return &Tunnel{
+		config: config, places: make(chan struct{}, config.MaxStreams),
+		sessions: map[types.NodeName]*session{}, lost: map[types.NodeName]time.Time{},
+	}
+}
+
+// Attach implements hub.Part.
+func (t *Tunnel) Attach(s hub.Session, mux *message.Mux) func(context.Context) error {
+	own := &session{s, tunnel.New(s, tunnel.Config{Peer: string(s.Node()), MaxStreams: t.config.MaxNodeStreams})}
+	message.Handle(mux, topic.StreamOpen, handler[*topicpb.StreamOpen](own.mux))
+	message.Handle(mux, topic.StreamWindow, handler[*topicpb.StreamWindow](own.mux))
+	message.Handle(mux, topic.StreamData, handler[*topicpb.StreamData](own.mux))
+	message.Handle(mux, topic.StreamClose, handler[*topicpb.StreamClose](own.mux))
+	return func(ctx context.Context) error {
+		t.enter(own)
+		defer t.leave(own)
+		return own.mux.Run(ctx)
+	}
+}
+
+func handler[T any](mux *tunnel.Mux) func(context.Context, message.Message, T) error {
+	return func(ctx context.Context, m message.Message, _ T) error { return mux.Handle(ctx, m) }
+}
+
+func (t *Tunnel) enter(s *session) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.sessions[s.Node()] = s
+	delete(t.lost, s.Node())
+}
+
+// lostKept bounds what is remembered of nodes without a link.
+const lostKept = 50_000
+
+func (t *Tunnel) leave(s *session) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.sessions[s.Node()] != s {
+		return
+	}
+	delete(t.sessions, s.Node())
+	if len(t.lost) >= lostKept {
+		clear(t.lost) // the Leases tell nearly as much
+	}
+	t.lost[s.Node()] = time.Now()
+}
+
+func (t *Tunnel) held(node types.NodeName) (*session, time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.sessions[node], t.lost[node]
+}
+
+// Unavailable is why a kubelet can't be reached. Its text is for the people who asked for a log.
+type Unavailable struct {
+	Node   types.NodeName
+	Reason string
+}
+
+func (e *Unavailable) Error() string { return string(e.Node) + " " + e.Reason }
+
+func unavailable(node types.NodeName, format string, args ...any) error {
+	return &Unavailable{node, fmt.Sprintf(format, args...)}
+}
+
+// Dial connects to the kubelet of an edge node, whichever replica holds its link. An error comes within AnswerTimeout.
+func (t *Tunnel) Dial(ctx context.Context, node types.NodeName) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, t.config.AnswerTimeout)
+	defer cancel()
+	own, _ := t.held(node)
+	if own == nil {
+		return t.elsewhere(ctx, node)
+	}
+	conn, err := own.open(ctx)
+	select {
+	case <-own.Done(): // meanwhile it may have come back, here or on another replica
+		if err != nil && ctx.Err() == nil {
+			return t.elsewhere(ctx, node)
+		}
+	default:
+	}
+	return conn, err
+}
+
+// own connects to the kubelet of a node whose link is here.
+func (t *Tunnel) own(ctx context.Context, node types.NodeName) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, t.config.AnswerTimeout*3/4) // the replica that asked waits for AnswerTimeout
+	defer cancel()
+	s, lost := t.held(node)
+	if s == nil {
+		return nil, noLink(node, lost, time.Time{})
+	}
+	return s.open(ctx)
+}
+
+func (s *session) open(ctx context.Context) (net.Conn, error) {
+	conn, err := s.mux.Open(ctx, kubelet)
+	if err == nil {
+		return conn, nil
+	}
+	if refused, ok := errors.AsType[*tunnel.Refused](err); ok {
+		return nil, unavailable(s.Node(), "refuses: %s", refused.Reason)
+	}
+	if ctx.Err() != nil {
+		if heard, ok := s.Session.(interface{ LastHeard() time.Time }); ok {
+			return nil, unavailable(s.Node(), "does not answer; it was last heard of at %s", clock(heard.LastHeard()))
+		}
+		return nil, unavailable(s.Node(), "does not answer")
+	}
+	return nil, unavailable(s.Node(), "can't be reached: %v", err)
+}
+
+// noLink says since when a node has been out of reach, as well as it is known.
+func noLink(node types.NodeName, lost, heard time.Time) error {
+	const where = "; its logs are on the device"
+	switch {
+	case lost.After(heard):
+		return unavailable(node, "has had no link since %s%s", clock(lost), where)
+	case !heard.IsZero():
+		return unavailable(node, "has no link; it was last heard of at %s%s", clock(heard), where)
+	}
+	return unavailable(node, "has no link")
+}
+
+// clock is a time as people read it.
+func clock(at time.Time) string {
+	at = at.UTC()
+	if time.Since(at) < 12*time.Hour {
+		return at.Format("15:04:05 UTC")
+	}
+	return at.Format("2006-01-02 15:04:05 UTC")
+}
+
+// take claims a place for one connection. The returned function gives it back.
+func (t *Tunnel) take() (func(), bool) {
+	select {
+	case t.places <- struct{}{}:
+		return func() { <-t.places }, true
+	default:
+		return nil, false
+	}
+}
+
+// Streams is how many connections there are.
+func (t *Tunnel) Streams() int { return len(t.places) }
+
+// elsewhere connects through the replica that holds the link, as the node's Lease has it.
+func (t *Tunnel) elsewhere(ctx context.Context, node types.NodeName) (net.Conn, error) {
+	_, lost := t.held(node)
+	lease, err := t.config.Leases(ctx, node)
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("Reading the Lease of a node failed", "node", node, "err", err)
+		return nil, noLink(node, lost, time.Time{})
+	}
+	var heard time.Time
+	if lease.Spec.RenewTime != nil {
+		heard = lease.Spec.RenewTime.Time
+	}
+	address, holder := lease.Annotations[AddressAnnotation], lease.Annotations[instanceAnnotation]
+	if address == "" || holder == t.config.Instance || lost.After(heard) {
+		return nil, noLink(node, lost, heard)
+	}
+	conn, err := t.forward(ctx, address, node)
+	if err == nil {
+		return conn, nil
+	}
+	if _, ok := errors.AsType[*Unavailable](err); ok {
+		return nil, err
+	}
+	klog.FromContext(ctx).V(2).Info("Another replica can't be reached", "node", node, "holder", holder, "address", address, "err", err)
+	return nil, unavailable(node, "was last linked to %s (%s), which does not answer: %v; last heard of at %s", holder, address, err, clock(heard))
+}
