@@ -64,6 +64,8 @@ It prints one line for each step and serves until SIGTERM. Everything it keeps i
 	f.BoolVar(&cfg.Quick, "quick", false, "notice a lost node within 12 s and evict after 10 s more, for tests")
 	f.StringVar(&cfg.Audit, "audit", "", "file for one line of JSON a request")
 	f.StringVar(&cfg.EgressSelector, "egress-selector", "", "file with an EgressSelectorConfiguration for kube-apiserver")
+	f.StringVar(&cfg.EgressListen, "egress-listen", "", "address of a balancer for the egress, ADDRESS:PORT")
+	f.StringSliceVar(&cfg.EgressTo, "egress-to", nil, "where it leads: the first of these that answers, from a random start")
 	f.BoolVar(&cfg.Fsync, "fsync", false, "make etcd's writes survive a power failure")
 	f.StringArrayVar(&cfg.APIServerArgs, "apiserver-arg", nil, "a further flag for kube-apiserver, like --apiserver-arg=--event-ttl=5m (repeatable)")
 	f.StringArrayVar(&cfg.ControllerArgs, "controller-arg", nil, "a further flag for kube-controller-manager (repeatable)")

@@ -48,6 +48,10 @@ type Config struct {
 	Audit string
 	// EgressSelector, when set, is an EgressSelectorConfiguration: how kube-apiserver reaches nodes it can't dial.
 	EgressSelector string
+	// EgressListen and EgressTo make a balancer for that: what comes to the address goes to the first of the others that answers, from a random start. A
+	// cluster has a Service for it.
+	EgressListen string
+	EgressTo     []string
 	// Fsync makes etcd's writes survive a power failure. Without it they survive a SIGKILL, and tests are faster.
 	Fsync bool
 	// Further flags for a component, in its own spelling; they win over ours.
@@ -84,6 +88,9 @@ func (c Config) Validate() error {
 		if _, err := os.Stat(c.EgressSelector); err != nil {
 			errs = append(errs, fmt.Errorf("--egress-selector: %w", err))
 		}
+	}
+	if (c.EgressListen == "") != (len(c.EgressTo) == 0) {
+		errs = append(errs, errors.New("--egress-listen and --egress-to: one is of no use without the other"))
 	}
 	return errors.Join(errs...)
 }
@@ -122,7 +129,7 @@ func Run(ctx context.Context, cfg Config, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	p := &plane{cfg: cfg, out: out, start: time.Now(), listener: listener, failed: make(chan error, 3)}
+	p := &plane{cfg: cfg, out: out, start: time.Now(), listener: listener, failed: make(chan error, 4)}
 	p.port = uint16(listener.Addr().(*net.TCPAddr).Port)
 	p.server = "https://" + net.JoinHostPort(cfg.Advertise.String(), strconv.Itoa(int(p.port)))
 	defer listener.Close()

@@ -97,6 +97,13 @@ func (p *plane) run(ctx context.Context, ready func() error) (err error) {
 		}
 	}()
 
+	if p.cfg.EgressListen != "" {
+		b, err := newBalancer(p.cfg.EgressListen, p.cfg.EgressTo)
+		if err != nil {
+			return err
+		}
+		running = append(running, p.launch("the egress balancer", b.run))
+	}
 	apiserver, err := p.apiserver()
 	if err != nil {
 		return err
@@ -139,6 +146,14 @@ func (p *plane) run(ctx context.Context, ready func() error) (err error) {
 	case err := <-etcd.Err():
 		return fmt.Errorf("etcd: %w", err)
 	}
+}
+
+// addressTypes is by what kube-apiserver asks for a kubelet. Behind their NATs several edges may have one address; names are unique.
+func (p *plane) addressTypes() string {
+	if p.cfg.EgressSelector != "" {
+		return "Hostname,InternalIP"
+	}
+	return "InternalIP,Hostname"
 }
 
 // launch runs a component in a goroutine that ends with stop.
@@ -228,7 +243,7 @@ func (p *plane) apiserver() (func(context.Context) error, error) {
 		"--client-ca-file=" + k.path("ca.crt"),
 		"--tls-cert-file=" + k.path(identityServing+".crt"), "--tls-private-key-file=" + k.path(identityServing+".key"),
 		"--kubelet-client-certificate=" + k.path(identityKubelet+".crt"), "--kubelet-client-key=" + k.path(identityKubelet+".key"),
-		"--kubelet-certificate-authority=" + k.path("ca.crt"), "--kubelet-preferred-address-types=InternalIP,Hostname",
+		"--kubelet-certificate-authority=" + k.path("ca.crt"), "--kubelet-preferred-address-types=" + p.addressTypes(),
 		"--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file=" + k.path("sa.pub"), "--service-account-signing-key-file=" + k.path("sa.key"),
 		"--allow-privileged=true",

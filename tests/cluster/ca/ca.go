@@ -19,6 +19,28 @@ import (
 // Lifetime is how long the certificates are good.
 const Lifetime = 30 * 24 * time.Hour
 
+// New makes a CA: its certificate and key, both PEM.
+func New(name string) (cert, key []byte, err error) {
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, nil, fmt.Errorf("making a key: %w", err)
+	}
+	now := time.Now()
+	tmpl := &x509.Certificate{
+		Subject: pkix.Name{CommonName: name}, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(Lifetime), IsCA: true, BasicConstraintsValid: true,
+		MaxPathLenZero: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &private.PublicKey, private)
+	if err != nil {
+		return nil, nil, fmt.Errorf("signing a CA: %w", err)
+	}
+	keyDER, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		return nil, nil, fmt.Errorf("encoding a key: %w", err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}), nil
+}
+
 // Client issues a client certificate and its key, both PEM, by the CA in two PEM files.
 func Client(caFile, caKeyFile string, subject pkix.Name) (cert, key []byte, err error) {
 	signer, err := tls.LoadX509KeyPair(caFile, caKeyFile)

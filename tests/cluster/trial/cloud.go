@@ -14,6 +14,7 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -36,6 +37,9 @@ const (
 
 // startCloud brings up the control plane, the manifests and cloudcore.
 func (t *Trial) startCloud(ctx context.Context) error {
+	if err := t.configurePlane(); err != nil {
+		return err
+	}
 	plane, err := t.program(Cloud, "kubeplane")
 	if err != nil {
 		return err
@@ -83,6 +87,49 @@ func (t *Trial) startCloud(ctx context.Context) error {
 	return nil
 }
 
+// configurePlane writes what kube-apiserver must find when it starts: the way to nodes, and the CA by which it knows cloudcore, which is not there yet.
+func (t *Trial) configurePlane() error {
+	if _, err := t.readHost(Cloud, egressCA); errors.Is(err, os.ErrNotExist) {
+		cert, key, err := ca.New("skerry serving CA")
+		if err != nil {
+			return err
+		}
+		if err := t.writeHost(Cloud, egressCAKey, key, 0o600); err != nil {
+			return err
+		}
+		if err := t.writeHost(Cloud, egressCA, cert, 0o644); err != nil {
+			return err
+		}
+	} else if err != nil {
+		return err
+	}
+	file, err := egress()
+	if err != nil {
+		return err
+	}
+	return t.writeHost(Cloud, egressFile, file, 0o644)
+}
+
+// bringCA hands the CA to cloudcore, which would make one of its own otherwise.
+func (t *Trial) bringCA(ctx context.Context, client kubernetes.Interface) error {
+	cert, err := t.readHost(Cloud, egressCA)
+	if err != nil {
+		return err
+	}
+	key, err := t.readHost(Cloud, egressCAKey)
+	if err != nil {
+		return err
+	}
+	_, err = client.CoreV1().Secrets(systemNamespace).Create(ctx, &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: "skerry-ca"}, Type: corev1.SecretTypeTLS, Immutable: new(true),
+		Data: map[string][]byte{corev1.TLSCertKey: cert, corev1.TLSPrivateKeyKey: key},
+	}, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("making cloudcore's CA: %w", err)
+	}
+	return nil
+}
+
 // configureCloudcore gives cloudcore the rights of its ServiceAccount, which are exactly those of the manifests.
 func (t *Trial) configureCloudcore(ctx context.Context, admin *rest.Config) error {
 	file, err := cloudcoreFile()
@@ -103,6 +150,9 @@ func (t *Trial) configureCloudcore(ctx context.Context, admin *rest.Config) erro
 	client, err := kubernetes.NewForConfig(admin)
 	if err != nil {
 		return fmt.Errorf("making a client: %w", err)
+	}
+	if err := t.bringCA(ctx, client); err != nil {
+		return err
 	}
 	seconds := int64(accountLifetime / time.Second)
 	token, err := client.CoreV1().ServiceAccounts(systemNamespace).CreateToken(ctx, "cloudcore",

@@ -34,6 +34,13 @@ const (
 	edgeKube         = "/var/lib/skerry/edge.kubeconfig"
 	containerdSocket = "/run/containerd/containerd.sock"
 	planeDir         = "/var/lib/kubeplane"
+	egressFile       = "/etc/skerry/egress.yaml"
+	egressCA         = "/etc/skerry/egress-ca.crt"
+	egressCAKey      = "/etc/skerry/egress-ca.key"
+
+	// tunnelPort is where cloudcore leads kube-apiserver to kubelets. It is asked through a balancer beside kube-apiserver.
+	tunnelPort    = "10004"
+	egressAddress = "127.0.0.1:10014"
 )
 
 // doc is a YAML or JSON document.
@@ -202,6 +209,27 @@ func cloudcoreFile() ([]byte, error) {
 		"kind":       "CloudCore",
 		"kubeconfig": cloudcoreKube,
 		"advertise":  []string{lab.Cloud().String()},
+	})
+}
+
+// egress is how kube-apiserver reaches nodes: through cloudcore, which dials directly what is no edge.
+func egress() ([]byte, error) {
+	identity := planeDir + "/pki/apiserver-kubelet-client"
+	return yaml.Marshal(doc{
+		"apiVersion": "apiserver.k8s.io/v1beta1",
+		"kind":       "EgressSelectorConfiguration",
+		"egressSelections": []doc{{
+			"name": "cluster",
+			"connection": doc{
+				"proxyProtocol": "HTTPConnect",
+				"transport": doc{"tcp": doc{
+					"url": "https://" + egressAddress,
+					"tlsConfig": doc{
+						"caBundle": egressCA, "clientCert": identity + ".crt", "clientKey": identity + ".key", "tlsServerName": lab.Cloud().String(),
+					},
+				}},
+			},
+		}},
 	})
 }
 

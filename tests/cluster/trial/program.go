@@ -78,6 +78,11 @@ func (t *Trial) kubeplane(h host.Host) program {
 	args := []string{
 		"--dir=" + planeDir, "--bind=0.0.0.0", "--advertise=" + lab.Cloud().String(), "--port=" + apiPort, "--sans=" + far.Addr().String(),
 	}
+	var replicas []string
+	for n := range t.state.Options.Replicas() {
+		replicas = append(replicas, net.JoinHostPort(lab.Replica(n+1).String(), tunnelPort))
+	}
+	args = append(args, "--egress-selector="+egressFile, "--egress-listen="+egressAddress, "--egress-to="+strings.Join(replicas, ","))
 	if t.state.Options.Quick {
 		args = append(args, "--quick")
 	}
