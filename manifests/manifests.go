@@ -7,5 +7,5 @@ import "embed"
 
 // FS is this folder.
 //
-//go:embed autonomy classic cloudcore deployment
+//go:embed autonomy classic cloudcore crds deployment
 var FS embed.FS

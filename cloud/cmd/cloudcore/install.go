@@ -49,7 +49,7 @@ func installCommand() *cobra.Command {
 	c.Flags().StringVar(&o.image, "image", o.image, "container image of cloudcore")
 	c.Flags().IntVar(&o.replicas, "replicas", o.replicas, "how many replicas")
 	c.Flags().BoolVar(&o.classic, "classic", false, "for clusters older than Kubernetes 1.36, without constrained impersonation")
-	c.Flags().BoolVar(&o.rightsOnly, "rights-only", false, "only the namespace, the account, its rights and the policies")
+	c.Flags().BoolVar(&o.rightsOnly, "rights-only", false, "only the kinds of skerry.io, the namespace, the account, its rights and the policies")
 	return c
 }
 
@@ -90,7 +90,7 @@ func (o installOptions) render() ([]byte, error) {
 	}
 	k := types.Kustomization{
 		TypeMeta:  types.TypeMeta{APIVersion: types.KustomizationVersion, Kind: types.KustomizationKind},
-		Resources: []string{rights, "../manifests/autonomy"},
+		Resources: []string{"../manifests/crds", rights, "../manifests/autonomy"},
 	}
 	if !o.rightsOnly {
 		if err := o.addDeployment(disk, &k); err != nil {

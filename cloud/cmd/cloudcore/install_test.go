@@ -51,6 +51,9 @@ func TestInstall(t *testing.T) {
 
 func TestInstallRightsOnly(t *testing.T) {
 	constrained := objects(t, installOptions{rightsOnly: true})
+	if constrained["CustomResourceDefinition staticroutes.skerry.io"] == nil {
+		t.Error("the kinds are not among the objects")
+	}
 	if constrained["Deployment cloudcore"] != nil || constrained["ClusterRole skerry:cloudcore-as-node"] == nil {
 		t.Errorf("constrained: %d objects", len(constrained))
 	}
