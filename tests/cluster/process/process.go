@@ -154,8 +154,13 @@ func (id Identity) Alive() bool {
 	}
 	defer unix.Close(fd)
 	// A pidfd becomes readable when the last thread has ended (pidfd_open(2)).
-	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
-	return err == nil && n == 0
+	for {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+		// Also without a wait a signal interrupts it (poll(2)), and Go's scheduler sends signals to its own threads when they have had their time.
+		if !errors.Is(err, unix.EINTR) {
+			return err == nil && n == 0
+		}
+	}
 }
 
 // open returns a pidfd of the process, which stays with it and not with the number; -1 when it is gone.
