@@ -489,3 +489,8 @@ func (p *planner) release() {
 		p.plan.Free = append(p.plan.Free, f)
 	}
 }
+
+// snapshot and restore keep a plan that is thrown away from moving RoundRobin on.
+func (c *Core) snapshot() map[at]netip.Addr { return maps.Clone(c.cursor) }
+
+func (c *Core) restore(cursor map[at]netip.Addr) { c.cursor = cursor }

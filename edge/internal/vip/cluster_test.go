@@ -397,7 +397,9 @@ func (s *site) vip() *v1alpha1.VirtualIP {
 	for _, n := range s.nodes {
 		names = append(names, n.name)
 	}
-	return virtualIP(theVIP, names...)
+	v := virtualIP(theVIP, names...)
+	v.Status.Holder = "somebody" // no first election, in which the highest priority may take it from whoever was first
+	return v
 }
 
 // holders are the nodes that have the address.

@@ -1,0 +1,395 @@
+package vip
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/dynamic/dynamicinformer"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+)
+
+const (
+	// gather is how long changes are gathered before a plan is made: a rollout changes many objects at once.
+	gather = 200 * time.Millisecond
+	// Plans that could not be carried out in full are made again after these times.
+	retryMin = 500 * time.Millisecond
+	retryMax = 30 * time.Second
+)
+
+// Controller makes plans and carries them out.
+type Controller struct {
+	kube     kubernetes.Interface
+	dynamic  dynamic.Interface
+	core     *Core
+	recorder record.EventRecorder
+	wake     chan struct{}
+
+	mu     sync.Mutex
+	counts counts
+}
+
+type counts struct {
+	plans, failures uint64
+	pools           []poolCount
+}
+
+type poolCount struct {
+	name       string
+	used, free int64
+}
+
+// NewController makes a Controller with cloudcore's own rights. It connects to nothing yet.
+func NewController(config *rest.Config, policy Policy, recorder record.EventRecorder) (*Controller, error) {
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("client of kube-apiserver: %w", err)
+	}
+	dyn, err := dynamic.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("client of kube-apiserver: %w", err)
+	}
+	return &Controller{kube: client, dynamic: dyn, core: NewCore(policy), recorder: recorder, wake: make(chan struct{}, 1)}, nil
+}
+
+func (c *Controller) poke() {
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+// view is what one run reads from.
+type view struct {
+	services corelisters.ServiceLister
+	nodes    corelisters.NodeLister
+	pools    cache.GenericLister
+	vips     cache.GenericLister
+}
+
+// Run plans whenever something changes, until ctx ends.
+func (c *Controller) Run(ctx context.Context) error {
+	// What the last run of this process remembers is of another leadership; the objects know better.
+	c.core = NewCore(c.core.policy)
+	typed := informers.NewSharedInformerFactoryWithOptions(c.kube, 0, informers.WithTransform(slim))
+	loose := dynamicinformer.NewFilteredDynamicSharedInformerFactory(c.dynamic, 0, metav1.NamespaceAll, nil)
+	pools, vips := loose.ForResource(v1alpha1.Resource(v1alpha1.NodePools)), loose.ForResource(v1alpha1.Resource(v1alpha1.VirtualIPs))
+	services, nodes := typed.Core().V1().Services(), typed.Core().V1().Nodes()
+	told := cache.ResourceEventHandlerFuncs{AddFunc: func(any) { c.poke() }, UpdateFunc: func(any, any) { c.poke() }, DeleteFunc: func(any) { c.poke() }}
+	// Nodes are written every few seconds by their kubelets; few of these writes concern a pool.
+	changed := cache.ResourceEventHandlerFuncs{AddFunc: told.AddFunc, DeleteFunc: told.DeleteFunc, UpdateFunc: func(o, n any) {
+		if a, ok := o.(*corev1.Node); ok {
+			if b, ok := n.(*corev1.Node); ok && sameNode(a, b) {
+				return
+			}
+		}
+		c.poke()
+	}}
+	synced := []cache.InformerSynced{}
+	for _, w := range []struct {
+		informer cache.SharedIndexInformer
+		handler  cache.ResourceEventHandler
+	}{{services.Informer(), told}, {nodes.Informer(), changed}, {pools.Informer(), told}, {vips.Informer(), told}} {
+		if _, err := w.informer.AddEventHandler(w.handler); err != nil {
+			return fmt.Errorf("watching: %w", err)
+		}
+		synced = append(synced, w.informer.HasSynced)
+	}
+	ctx, stop := context.WithCancel(ctx)
+	typed.StartWithContext(ctx)
+	loose.Start(ctx.Done())
+	defer func() {
+		stop()
+		typed.Shutdown()
+		loose.Shutdown()
+	}()
+	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
+		return nil
+	}
+	c.serve(ctx, view{services.Lister(), nodes.Lister(), pools.Lister(), vips.Lister()})
+	return nil
+}
+
+// slim drops what nobody here reads: half of an object's size.
+func slim(o any) (any, error) {
+	if m, err := meta.Accessor(o); err == nil {
+		m.SetManagedFields(nil)
+	}
+	return o, nil
+}
+
+func sameNode(a, b *corev1.Node) bool {
+	return labels.Equals(a.Labels, b.Labels) && slices.Equal(a.Status.Addresses, b.Status.Addresses) && (a.DeletionTimestamp == nil) == (b.DeletionTimestamp == nil)
+}
+
+func (c *Controller) serve(ctx context.Context, v view) {
+	log := klog.FromContext(ctx)
+	retry := retryMin
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		case <-c.wake:
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(gather):
+			}
+		}
+		next, err := c.once(ctx, v)
+		c.mu.Lock()
+		c.counts.plans++
+		if err != nil {
+			c.counts.failures++
+		}
+		c.mu.Unlock()
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil:
+			if !passing(err) {
+				log.Error(err, "Virtual IPs: not everything could be written; it is tried again", "in", retry)
+			}
+			timer.Reset(retry)
+			retry = min(2*retry, retryMax)
+		default:
+			retry = retryMin
+			if !next.IsZero() {
+				timer.Reset(max(time.Until(next), gather))
+			}
+		}
+	}
+}
+
+// passing reports whether an error only says that somebody else was first.
+func passing(err error) bool {
+	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
+}
+
+// once makes a plan of what the informers show and carries it out. What is given away is decided by what kube-apiserver has now: an informer may not show yet what the
+// last plan made.
+func (c *Controller) once(ctx context.Context, v view) (time.Time, error) {
+	s, err := v.state()
+	if err != nil {
+		return time.Time{}, err
+	}
+	cursor := c.core.snapshot()
+	p := c.core.Plan(s, time.Now())
+	if len(p.Create) > 0 {
+		c.core.restore(cursor)
+		list, err := c.dynamic.Resource(v1alpha1.Resource(v1alpha1.VirtualIPs)).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return time.Time{}, fmt.Errorf("listing virtual IPs: %w", err)
+		}
+		s.VIPs = nil
+		for i := range list.Items {
+			o := &v1alpha1.VirtualIP{}
+			if err := runtime.DefaultUnstructuredConverter.FromUnstructured(list.Items[i].Object, o); err != nil {
+				return time.Time{}, fmt.Errorf("reading VirtualIP %s: %w", list.Items[i].GetName(), err)
+			}
+			s.VIPs = append(s.VIPs, o)
+		}
+		p = c.core.Plan(s, time.Now())
+	}
+	c.count(s, p)
+	return p.Next, c.carryOut(ctx, s, p)
+}
+
+func convert[T any](all []runtime.Object) ([]*T, error) {
+	out := make([]*T, 0, len(all))
+	for _, o := range all {
+		u, ok := o.(*unstructured.Unstructured)
+		if !ok {
+			return nil, fmt.Errorf("unexpected %T", o)
+		}
+		x := new(T)
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, x); err != nil {
+			return nil, fmt.Errorf("reading %s %s: %w", u.GetKind(), u.GetName(), err)
+		}
+		out = append(out, x)
+	}
+	return out, nil
+}
+
+func (v view) state() (s State, err error) {
+	if s.Services, err = v.services.List(labels.Everything()); err != nil {
+		return s, err
+	}
+	if s.Nodes, err = v.nodes.List(labels.Everything()); err != nil {
+		return s, err
+	}
+	all, err := v.pools.List(labels.Everything())
+	if err != nil {
+		return s, err
+	}
+	if s.Pools, err = convert[v1alpha1.NodePool](all); err != nil {
+		return s, err
+	}
+	if all, err = v.vips.List(labels.Everything()); err != nil {
+		return s, err
+	}
+	s.VIPs, err = convert[v1alpha1.VirtualIP](all)
+	return s, err
+}
+
+// carryOut writes a plan. What fails does not hold back the rest; the next plan has it again.
+func (c *Controller) carryOut(ctx context.Context, s State, p Plan) error {
+	vips := c.dynamic.Resource(v1alpha1.Resource(v1alpha1.VirtualIPs))
+	pools := c.dynamic.Resource(v1alpha1.Resource(v1alpha1.NodePools))
+	var errs []error
+	write := func(doing, name string, err error) {
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s %s: %w", doing, name, err))
+		}
+	}
+	for _, v := range p.Create {
+		u, err := loose(v, "VirtualIP")
+		if err == nil {
+			_, err = vips.Create(ctx, u, metav1.CreateOptions{})
+		}
+		write("allocating", v.Name, err)
+	}
+	for _, v := range slices.Concat(p.Update, p.Free) {
+		u, err := loose(v, "VirtualIP")
+		if err == nil {
+			_, err = vips.Update(ctx, u, metav1.UpdateOptions{})
+		}
+		write("updating", v.Name, err)
+	}
+	for _, v := range p.Mark {
+		u, err := loose(v, "VirtualIP")
+		if err == nil {
+			_, err = vips.UpdateStatus(ctx, u, metav1.UpdateOptions{})
+		}
+		write("updating the status of", v.Name, err)
+	}
+	for _, v := range p.Delete {
+		uid := v.UID
+		write("releasing", v.Name, vips.Delete(ctx, v.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}))
+	}
+	for _, o := range p.Pools {
+		u, err := loose(o, "NodePool")
+		if err == nil {
+			_, err = pools.Update(ctx, u, metav1.UpdateOptions{})
+		}
+		write("updating NodePool", o.Name, err)
+	}
+	for _, o := range p.PoolStatus {
+		u, err := loose(o, "NodePool")
+		if err == nil {
+			_, err = pools.UpdateStatus(ctx, u, metav1.UpdateOptions{})
+		}
+		write("updating the status of NodePool", o.Name, err)
+		if err == nil {
+			c.tellPool(s, o)
+		}
+	}
+	for _, o := range p.Services {
+		_, err := c.kube.CoreV1().Services(o.Namespace).UpdateStatus(ctx, o, metav1.UpdateOptions{})
+		write("updating the status of Service", o.Namespace+"/"+o.Name, err)
+		if err == nil {
+			c.tellService(s, o)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func loose(o runtime.Object, kind string) (*unstructured.Unstructured, error) {
+	m, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
+	if err != nil {
+		return nil, fmt.Errorf("writing it down: %w", err)
+	}
+	u := &unstructured.Unstructured{Object: m}
+	u.SetGroupVersionKind(v1alpha1.SchemeGroupVersion.WithKind(kind))
+	return u, nil
+}
+
+// tellService makes an event of a condition that changed.
+func (c *Controller) tellService(s State, o *corev1.Service) {
+	i := slices.IndexFunc(s.Services, func(x *corev1.Service) bool { return x.UID == o.UID })
+	now := meta.FindStatusCondition(o.Status.Conditions, v1alpha1.VIPAllocated)
+	if i < 0 || now == nil {
+		return
+	}
+	was := meta.FindStatusCondition(s.Services[i].Status.Conditions, v1alpha1.VIPAllocated)
+	if was != nil && was.Status == now.Status && was.Reason == now.Reason && was.Message == now.Message {
+		return
+	}
+	kind := corev1.EventTypeNormal
+	if now.Status != metav1.ConditionTrue {
+		kind = corev1.EventTypeWarning
+	}
+	c.recorder.Event(o, kind, now.Reason, now.Message)
+}
+
+// tellPool makes an event of each trouble that began.
+func (c *Controller) tellPool(s State, o *v1alpha1.NodePool) {
+	i := slices.IndexFunc(s.Pools, func(x *v1alpha1.NodePool) bool { return x.UID == o.UID })
+	if i < 0 {
+		return
+	}
+	ref := &corev1.ObjectReference{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "NodePool", Name: o.Name, UID: o.UID}
+	for _, now := range o.Status.Conditions {
+		bad := now.Status == metav1.ConditionTrue
+		if now.Type == v1alpha1.PoolAddressesValid {
+			bad = !bad
+		}
+		was := meta.FindStatusCondition(s.Pools[i].Status.Conditions, now.Type)
+		if bad && (was == nil || was.Status != now.Status || was.Message != now.Message) {
+			c.recorder.Event(ref, corev1.EventTypeWarning, now.Reason, now.Message)
+		}
+	}
+}
+
+func (c *Controller) count(s State, p Plan) {
+	last := map[string]*v1alpha1.NodePool{}
+	for _, o := range slices.Concat(s.Pools, p.PoolStatus) {
+		last[o.Name] = o
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.counts.pools = nil
+	for _, o := range last {
+		c.counts.pools = append(c.counts.pools, poolCount{o.Name, o.Status.Used, o.Status.Free})
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (c *Controller) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(c, ch) }
+
+// Collect implements prometheus.Collector.
+func (c *Controller) Collect(ch chan<- prometheus.Metric) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	addresses := prometheus.NewDesc("skerry_vip_pool_addresses", "Addresses of a NodePool, by whether virtual IPs have them.", []string{"pool", "state"}, nil)
+	for _, p := range c.counts.pools {
+		ch <- prometheus.MustNewConstMetric(addresses, prometheus.GaugeValue, float64(p.used), p.name, "used")
+		ch <- prometheus.MustNewConstMetric(addresses, prometheus.GaugeValue, float64(p.free), p.name, "free")
+	}
+	plans := prometheus.NewDesc("skerry_vip_plans_total", "Plans for virtual IPs that this replica made, by whether all of it could be written.", []string{"result"}, nil)
+	ch <- prometheus.MustNewConstMetric(plans, prometheus.CounterValue, float64(c.counts.plans-c.counts.failures), "written")
+	ch <- prometheus.MustNewConstMetric(plans, prometheus.CounterValue, float64(c.counts.failures), "failed")
+}
