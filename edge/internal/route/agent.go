@@ -109,6 +109,7 @@ type slot struct {
 	drift   drift
 	bad     *verdict // why it is not as wished; nil: it is, or it is under way
 	owner   string   // the StaticRoute that holds the key
+	version int64    // its generation then
 }
 
 // Agent is the module.

@@ -590,6 +590,11 @@ func TestRoutes_16_DeletedByHand(t *testing.T) {
 	l.delRoute("172.21.0.0/16")
 	l.reported("watched", v1alpha1.RouteDrifted, 1)
 	l.have("172.20.0.0/16")
+	s.MTU = 1400 // the administrator wants it again
+	l.api.route(t, "watched", s)
+	l.reported("watched", v1alpha1.RouteApplied, 2)
+	l.delRoute("172.21.0.0/16")
+	l.reported("watched", v1alpha1.RouteDrifted, 2)
 	// Again and again: ever slower, and said to be so.
 	for l.last("office").Reason != v1alpha1.RouteDegraded {
 		before := l.last("office").Repairs

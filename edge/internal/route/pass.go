@@ -238,11 +238,11 @@ func (a *Agent) decideWinner(now time.Time, key netroute.Key, s *slot, c *claim)
 		}
 		return nil, removals
 	}
-	changed := !s.wished || !sameRoute(s.want, want)
+	changed := !s.wished || !sameRoute(s.want, want) || s.version != c.generation
 	if changed {
 		s.settled = false
 	}
-	s.want, s.wished = want, true
+	s.want, s.wished, s.version = want, true, c.generation
 	s.drift.settle(now)
 	switch {
 	case s.ours != nil && s.ours.Satisfies(want) && (len(s.foreign) == 0 || !c.adopt):
