@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -25,9 +24,12 @@ func TestIsland_14_Autonomy(t *testing.T) {
 	const label = `{"metadata":{"labels":{"skerry.io/autonomy":%s}}}`
 	_, err := s.client.CoreV1().Namespaces().Patch(t.Context(), autonomous, types.MergePatchType, fmt.Appendf(nil, label, `"true"`), metav1.PatchOptions{})
 	s.check(err)
-	s.apply(plain, strings.Replace(samplePod("stays", "edge2"), "labels: {", `labels: {skerry.io/autonomy: "true", `, 1))
-	s.waitPods(plain, "app=stays", "edge2", 1)
-	s.pod(plain, "goes", "edge2")
+	unlabelled := func(namespace, name string) {
+		s.apply(namespace, samplePod(name, "edge2"))
+		s.waitPods(namespace, "app="+name, "edge2", 1)
+	}
+	s.pod(plain, "stays", "edge2")
+	unlabelled(plain, "goes")
 	s.waitFor("a pod in the labelled namespace to tolerate", func(ctx context.Context) error {
 		// The policies see namespaces through a cache.
 		p, err := s.client.CoreV1().Pods(autonomous).Create(ctx, &corev1.Pod{
@@ -44,7 +46,7 @@ func TestIsland_14_Autonomy(t *testing.T) {
 		}
 		return errors.New("not yet")
 	})
-	s.pod(autonomous, "among", "edge2")
+	unlabelled(autonomous, "among")
 	before := s.containers("edge2")
 
 	s.cut("edge2")
@@ -84,7 +86,7 @@ func TestIsland_14_Autonomy(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	s.pod(plain, "unlabelled", "edge2")
+	unlabelled(plain, "unlabelled")
 	before = s.containers("edge2")
 	s.cut("edge2")
 	s.waitReady("edge2", false)

@@ -66,7 +66,7 @@ func (s *system) deviceConfig(node string) *rest.Config {
 	s.check(err)
 	cfg, err := clientcmd.BuildConfigFromFlags("", filepath.Join(h.Root(), s.EdgeKubeconfig()))
 	s.check(err)
-	cfg.Dial, cfg.QPS = h.Dial, -1
+	cfg.Dial, cfg.QPS, cfg.WarningHandler = h.Dial, -1, rest.NoWarnings{}
 	return cfg
 }
 
@@ -208,10 +208,15 @@ func (s *system) waitDevice(node, namespace, name string, check func(*corev1.Pod
 	})
 }
 
-// pod makes a pod of the sample application on a node and waits until it is Ready.
+// islander is the sample application in a pod that is not evicted while its node is away.
+func islander(name, node string) string {
+	return strings.Replace(samplePod(name, node), "labels: {", `labels: {skerry.io/autonomy: "true", `, 1)
+}
+
+// pod makes an islander and waits until it is Ready.
 func (s *system) pod(namespace, name, node string) *corev1.Pod {
 	s.t.Helper()
-	s.apply(namespace, samplePod(name, node))
+	s.apply(namespace, islander(name, node))
 	return &s.waitPods(namespace, "app="+name, node, 1)[0]
 }
 

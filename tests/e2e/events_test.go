@@ -216,7 +216,7 @@ func TestEvents_08_TheOutboxIsFull(t *testing.T) {
 	s.waitDelivered("edge1")
 	s.cut("edge1")
 	s.waitUnlinked("edge1") // events that are under way give way to nobody
-	for range 500 { // one after another, so that their order is known
+	for range 500 {         // one after another, so that their order is known
 		s.check(f.write(t.Context(), 1))
 	}
 	status, err := s.deviceStatus(t.Context(), "edge1")

@@ -1,9 +1,13 @@
 package e2e_test
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -38,9 +42,10 @@ func TestIsland_02_CrashWhileCut(t *testing.T) {
 	s := use(t)
 	ns := s.namespace()
 	crashes := s.pod(ns, "crashes", "edge1")
-	s.apply(ns, samplePod("fails", "edge1")+"    livenessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1, failureThreshold: 1}\n")
+	s.apply(ns, islander("fails", "edge1")+"    livenessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1, failureThreshold: 1}\n")
 	fails := &s.waitPods(ns, "app=fails", "edge1", 1)[0]
 	s.cut("edge1")
+	s.waitUnlinked("edge1")
 	s.post(crashes, "/crash")
 	s.post(fails, "/fail")
 	restarted := func(p *corev1.Pod) error {
@@ -72,7 +77,7 @@ func TestIsland_06_ConfigChangesWhileCut(t *testing.T) {
 		return fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: settings}\ndata: {level: %[1]s}\n---\napiVersion: v1\nkind: Secret\nmetadata: {name: settings}\nstringData: {word: %[1]s}\n", value)
 	}
 	s.apply(ns, config("low"))
-	s.apply(ns, samplePod("reader", "edge1")+`    volumeMounts:
+	s.apply(ns, islander("reader", "edge1")+`    volumeMounts:
     - {name: config, mountPath: /config}
     - {name: secret, mountPath: /secret}
   volumes:
@@ -92,6 +97,7 @@ func TestIsland_06_ConfigChangesWhileCut(t *testing.T) {
 	s.waitFor("the page", shows("low"))
 	before := s.containers("edge1")
 	s.cut("edge1")
+	s.waitUnlinked("edge1")
 	s.apply(ns, config("high"))
 	s.check(shows("low")(t.Context()))
 	s.heal("edge1")
@@ -142,6 +148,7 @@ func TestIsland_13_KubectlOnTheDevice(t *testing.T) {
 	ns := s.namespace()
 	pod := s.pod(ns, "seen", "edge1")
 	s.cut("edge1")
+	s.waitUnlinked("edge1")
 	for _, c := range []struct {
 		args []string
 		want []string
@@ -162,23 +169,29 @@ func TestIsland_13_KubectlOnTheDevice(t *testing.T) {
 		}
 	}
 	// A watch shows what the kubelet reports, here of a crash.
-	ctx, stop := context.WithTimeout(t.Context(), patience)
-	defer stop()
-	seen := make(chan string, 1)
-	go func() {
-		out, _ := s.tryEdgeKubectl(ctx, "edge1", "get", "pods", "-n", ns, "--watch", "--no-headers", "--request-timeout=20s")
-		seen <- out
+	ctx, stop := context.WithCancel(t.Context())
+	watch := exec.CommandContext(ctx, filepath.Join(s.root, "bin", "trial"), "edge", "edge1", "kubectl", "get", "pods", "-n", ns, "--watch", "--no-headers")
+	watch.Env = append(os.Environ(), "TRIAL_DIR="+s.dir)
+	watch.WaitDelay = 5 * time.Second
+	out, err := watch.StdoutPipe()
+	s.check(err)
+	s.check(watch.Start())
+	defer func() {
+		stop()
+		_ = watch.Wait() // it was killed
 	}()
-	s.post(pod, "/crash")
-	s.waitDevice("edge1", ns, "seen", func(p *corev1.Pod) error {
-		if st := p.Status.ContainerStatuses; len(st) != 1 || st[0].RestartCount == 0 || !podReady(*p) {
-			return errors.New("it has not restarted yet")
+	var seen []string
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		seen = append(seen, lines.Text())
+		if len(seen) == 1 {
+			go s.post(pod, "/crash")
 		}
-		return nil
-	})
-	out := <-seen
-	if lines := strings.Count(out, "seen"); lines < 2 || !strings.Contains(out, "1 (") && !strings.Contains(out, "Error") {
-		t.Errorf("the watch showed no restart:\n%s", out)
+		if fields := strings.Fields(lines.Text()); len(fields) > 3 && fields[1] == "1/1" && fields[3] == "1" {
+			break // Ready again after one restart
+		}
+	}
+	if len(seen) < 2 {
+		t.Errorf("the watch showed no restart: %q", seen)
 	}
 	// What is not held, and not to be had now, is no empty list.
 	if out, err := s.tryEdgeKubectl(t.Context(), "edge1", "get", "deployments", "-n", ns); err == nil {
@@ -211,14 +224,15 @@ func (s *system) settle(node string) {
 // linkBytes is what crossed a node's uplink, both ways, everything included.
 func (s *system) linkBytes(node string) int64 {
 	s.t.Helper()
-	var sum int64
-	for _, direction := range []string{"rx", "tx"} {
-		var n int64
-		_, err := fmt.Sscan(s.onHost(node, "cat", "/sys/class/net/wan0/statistics/"+direction+"_bytes"), &n)
-		s.check(err)
-		sum += n
-	}
-	return sum
+	h, err := s.Host(node)
+	s.check(err)
+	links, err := h.Netlink()
+	s.check(err)
+	defer links.Close()
+	wan, err := links.LinkByName("wan0")
+	s.check(err)
+	counted := wan.Attrs().Statistics
+	return int64(counted.RxBytes + counted.TxBytes)
 }
 
 // reconnect cuts and heals a node's uplink and returns how many bytes crossed it until all was quiet again: the least of three, as a periodic report may
@@ -251,7 +265,7 @@ func TestIsland_15_ConstantBytesOnReconnect(t *testing.T) {
 			fmt.Fprintf(&sources, "      - configMap: {name: c%03d}\n", i)
 		}
 		s.apply(ns, objects.String())
-		s.apply(ns, samplePod(name, "edge1")+"    volumeMounts: [{name: all, mountPath: /config}]\n  volumes:\n  - name: all\n    projected:\n      sources:\n"+sources.String())
+		s.apply(ns, islander(name, "edge1")+"    volumeMounts: [{name: all, mountPath: /config}]\n  volumes:\n  - name: all\n    projected:\n      sources:\n"+sources.String())
 		s.waitPods(ns, "app="+name, "edge1", 1)
 	}
 	use("fifty", 0, 50)
@@ -283,7 +297,7 @@ func TestIsland_11_TwoClouds(t *testing.T) {
 		t.Fatalf("no replica is called %q", d.Link.Instance)
 		return ""
 	}
-	s.settle("edge1")
+	s.waitLinked("edge1")
 	first := serving()
 	f := s.flood(pod)
 	wait := f.in(2000)

@@ -51,7 +51,10 @@ func options() trial.Options {
 	o := trial.DefaultOptions()
 	o.Quick, o.Audit = true, true
 	o.Clouds = 2
-	o.Set = []string{"modules.edged.kubelet.syncFrequency=5s"} // how often volumes follow their ConfigMaps
+	o.Set = []string{
+		"modules.edged.kubelet.syncFrequency=5s",                         // how often volumes follow their ConfigMaps
+		"modules.edgeHub.keepalive=3s", "modules.edgeHub.idleTimeout=9s", // how soon a silent link is given up
+	}
 	return o
 }
 
