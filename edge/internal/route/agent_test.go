@@ -40,7 +40,7 @@ const (
 //
 // The objects are in the API whatever becomes of the link, as they are in an edge's store.
 type lab struct {
-	t                  *testing.T
+	t                  testing.TB
 	node, a, b, server *wire.Host
 	kernel             *netroute.Driver
 	api                *api
@@ -56,7 +56,7 @@ type lab struct {
 	hub     *hub
 }
 
-func newLab(t *testing.T) *lab {
+func newLab(t testing.TB) *lab {
 	t.Helper()
 	l := &lab{t: t, node: wire.NewHost(t), a: wire.NewHost(t), b: wire.NewHost(t), server: wire.NewHost(t), api: newAPI(t), boot: "first boot",
 		reports: map[string][]v1alpha1.StaticRouteNode{}}

@@ -36,7 +36,7 @@ type change struct {
 	object   json.RawMessage
 }
 
-func newAPI(t *testing.T) *api {
+func newAPI(t testing.TB) *api {
 	a := &api{objects: map[string]map[string]json.RawMessage{"staticroutes": {}, "nodes": {}, "servicecidrs": {}}, changed: make(chan struct{})}
 	a.server = httptest.NewServer(a)
 	t.Cleanup(func() {
@@ -49,7 +49,7 @@ func newAPI(t *testing.T) *api {
 func (a *api) config() *rest.Config { return &rest.Config{Host: a.server.URL, QPS: -1} }
 
 // put stores an object as a new version of itself.
-func (a *api) put(t *testing.T, resource string, o metav1.Object) {
+func (a *api) put(t testing.TB, resource string, o metav1.Object) {
 	t.Helper()
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -67,7 +67,7 @@ func (a *api) put(t *testing.T, resource string, o metav1.Object) {
 	a.note(change{a.version, resource, kind, raw})
 }
 
-func (a *api) remove(t *testing.T, resource, name string) {
+func (a *api) remove(t testing.TB, resource, name string) {
 	t.Helper()
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -139,7 +139,7 @@ func (a *api) list(w http.ResponseWriter, resource string) {
 }
 
 // node stores this node's object with these labels.
-func (a *api) node(t *testing.T, uid string, labels map[string]string) {
+func (a *api) node(t testing.TB, uid string, labels map[string]string) {
 	t.Helper()
 	a.put(t, "nodes", &corev1.Node{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Node"},
@@ -149,7 +149,7 @@ func (a *api) node(t *testing.T, uid string, labels map[string]string) {
 }
 
 // route stores a StaticRoute; one of the name is changed, and its generation grows.
-func (a *api) route(t *testing.T, name string, spec v1alpha1.StaticRouteSpec, more ...func(*v1alpha1.StaticRoute)) {
+func (a *api) route(t testing.TB, name string, spec v1alpha1.StaticRouteSpec, more ...func(*v1alpha1.StaticRoute)) {
 	t.Helper()
 	o := &v1alpha1.StaticRoute{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "skerry.io/v1alpha1", Kind: "StaticRoute"},

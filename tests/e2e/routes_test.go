@@ -1,0 +1,227 @@
+package e2e_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+const (
+	// lanRouter is the client's address on the LAN; behind it are the networks that these tests route to.
+	lanRouter = "192.168.100.200"
+	office    = "172.20.0.1"
+	plant     = "172.21.0.1"
+)
+
+// behindTheClient lets the client answer for the addresses of the tests.
+func (s *system) behindTheClient() {
+	s.t.Helper()
+	for _, address := range []string{office, plant} {
+		s.onHost("client", "ip", "address", "replace", address+"/32", "dev", "lo")
+	}
+}
+
+// reaches says why an address does not answer on a node. A refused connection is an answer.
+func (s *system) reaches(ctx context.Context, node, address string) error {
+	h, err := s.Host(node)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	conn, err := h.Dial(ctx, "tcp", address+":9")
+	if err == nil {
+		return conn.Close()
+	}
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		return nil
+	}
+	return err
+}
+
+// kernelRoutes are the routes of Skerry on a node, one a line as ip-route(8) tells them.
+func (s *system) kernelRoutes(node string) string {
+	s.t.Helper()
+	return strings.TrimSpace(s.onHost(node, "ip", "route", "show", "table", "all", "proto", "158"))
+}
+
+func (s *system) waitKernelRoutes(node string, want ...string) {
+	s.t.Helper()
+	s.waitFor(fmt.Sprintf("the routes %q on %s", want, node), func(context.Context) error {
+		got := s.kernelRoutes(node)
+		if got == "" && len(want) == 0 {
+			return nil
+		}
+		if lines := strings.Split(got, "\n"); len(lines) != len(want) {
+			return fmt.Errorf("there are %q", lines)
+		}
+		for _, w := range want {
+			if !strings.Contains(got, w) {
+				return fmt.Errorf("there are %q", got)
+			}
+		}
+		return nil
+	})
+}
+
+// staticRoute applies a StaticRoute, and takes it away with the test.
+func (s *system) staticRoute(name, spec string) {
+	s.t.Helper()
+	s.apply("default", "apiVersion: skerry.io/v1alpha1\nkind: StaticRoute\nmetadata: {name: "+name+"}\nspec: "+spec+"\n")
+	s.t.Cleanup(func() {
+		ctx := context.Background()
+		s.mend(ctx)
+		s.must(s.run(ctx, "kubectl", "delete", "staticroute", name, "--ignore-not-found", "--timeout=60s"))
+	})
+}
+
+// waitStaticRoute waits for what `kubectl get` and the status tell: "APPLIED/DESIRED READY REASON node,node".
+func (s *system) waitStaticRoute(name, want string) {
+	s.t.Helper()
+	s.waitFor("StaticRoute "+name+" to be "+want, func(ctx context.Context) error {
+		out, err := s.run(ctx, "kubectl", "get", "staticroute", name, "-o", "json")
+		if err != nil {
+			return err
+		}
+		var o struct {
+			Status struct {
+				Applied, Desired int
+				Nodes            []struct{ Name string }
+				Conditions       []struct{ Type, Status, Reason, Message string }
+			}
+		}
+		if err := json.Unmarshal([]byte(out), &o); err != nil {
+			return err
+		}
+		var nodes []string
+		for _, n := range o.Status.Nodes {
+			nodes = append(nodes, n.Name)
+		}
+		slices.Sort(nodes)
+		for _, c := range o.Status.Conditions {
+			if c.Type != "Ready" {
+				continue
+			}
+			if got := fmt.Sprintf("%d/%d %s %s %s", o.Status.Applied, o.Status.Desired, c.Status, c.Reason, strings.Join(nodes, ",")); got != want {
+				return fmt.Errorf("it is %s (%s)", got, c.Message)
+			}
+			return nil
+		}
+		return errors.New("it has no condition Ready")
+	})
+}
+
+func TestRoutes_01_NoGateway(t *testing.T) {
+	s := use(t)
+	s.staticRoute("detected", "{subnet: 172.21.0.0/16, gatewayDetection: {probeIP: 203.0.113.1}}")
+	s.waitStaticRoute("detected", "2/2 True Applied edge1,edge2")
+	s.waitKernelRoutes("edge1", "172.21.0.0/16 via 10.10.1.1 dev wan0")
+	s.waitKernelRoutes("edge2", "172.21.0.0/16 via 10.10.2.1 dev wan0")
+}
+
+func TestRoutes_02_ExplicitGateway(t *testing.T) {
+	s := use(t)
+	s.behindTheClient()
+	if err := s.reaches(t.Context(), "edge1", office); err == nil {
+		t.Fatalf("%s answers without a route", office)
+	}
+	s.staticRoute("office", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+"}")
+	s.waitStaticRoute("office", "2/2 True Applied edge1,edge2")
+	for _, node := range []string{"edge1", "edge2"} {
+		s.waitKernelRoutes(node, "172.20.0.0/16 via "+lanRouter+" dev lan0")
+		s.check(s.reaches(t.Context(), node, office))
+	}
+	table := s.kubectl("get", "staticroutes")
+	if !strings.Contains(table, "SUBNET") || !strings.Contains(table, "172.20.0.0/16   "+lanRouter+"   254     2         2         True") {
+		t.Errorf("kubectl get staticroutes:\n%s", table)
+	}
+	if status := s.onHost("edge1", s.root+"/bin/edgecore", "status"); !strings.Contains(status, "1 of 1 fine") {
+		t.Errorf("edgecore status:\n%s", status)
+	}
+}
+
+func TestRoutes_03_04_SelectorAndLabels(t *testing.T) {
+	s := use(t)
+	s.behindTheClient()
+	t.Cleanup(func() {
+		s.must(s.run(context.Background(), "kubectl", "label", "node", "edge1", "edge2", "example.com/line-"))
+	})
+	s.kubectl("label", "node", "edge1", "example.com/line=a")
+	s.staticRoute("office", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+", nodeSelector: {matchLabels: {example.com/line: a}}}")
+	s.waitStaticRoute("office", "1/1 True Applied edge1")
+	s.waitKernelRoutes("edge1", "172.20.0.0/16 via "+lanRouter)
+	s.waitKernelRoutes("edge2")
+	s.kubectl("label", "node", "edge1", "example.com/line-")
+	s.waitStaticRoute("office", "0/0 True NoNodes ")
+	s.waitKernelRoutes("edge1")
+	s.kubectl("label", "node", "edge1", "edge2", "example.com/line=a")
+	s.waitStaticRoute("office", "2/2 True Applied edge1,edge2")
+	s.check(s.reaches(t.Context(), "edge1", office))
+}
+
+func TestRoutes_06_RoutesGoFirst(t *testing.T) {
+	s := use(t)
+	s.staticRoute("office", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+"}")
+	s.waitStaticRoute("office", "2/2 True Applied edge1,edge2")
+	s.cut("edge2")
+	s.kubectl("delete", "staticroute", "office", "--wait=false")
+	s.waitStaticRoute("office", "0/0 False Deleting edge2")
+	s.waitKernelRoutes("edge1")
+	s.waitKernelRoutes("edge2", "172.20.0.0/16") // it knows of nothing
+	s.heal("edge2")
+	s.waitKernelRoutes("edge2")
+	s.waitFor("the object to go", func(ctx context.Context) error {
+		out, err := s.run(ctx, "kubectl", "get", "staticroute", "office", "--ignore-not-found", "-o", "name")
+		if err == nil && out != "" {
+			err = errors.New("it is there")
+		}
+		return err
+	})
+}
+
+func TestRoutes_09_NobodyMatches(t *testing.T) {
+	s := use(t)
+	s.staticRoute("nobody", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+", nodePool: nowhere}")
+	s.waitStaticRoute("nobody", "0/0 True NoNodes ")
+	s.kubectl("delete", "staticroute", "nobody", "--timeout=30s")
+}
+
+func TestRoutes_18_TwoObjectsOneKey(t *testing.T) {
+	s := use(t)
+	s.staticRoute("first", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+"}")
+	s.waitStaticRoute("first", "2/2 True Applied edge1,edge2")
+	s.staticRoute("second", "{subnet: 172.20.0.0/16, type: Blackhole}")
+	s.waitStaticRoute("second", "0/2 False Conflict edge1,edge2")
+	if out := s.kubectl("describe", "staticroute", "second"); !strings.Contains(out, "edge1: Conflict: StaticRoute first, which is older") {
+		t.Errorf("kubectl describe:\n%s", out)
+	}
+	s.kubectl("delete", "staticroute", "first", "--timeout=60s")
+	s.waitStaticRoute("second", "2/2 True Applied edge1,edge2")
+	s.waitKernelRoutes("edge1", "blackhole 172.20.0.0/16")
+}
+
+func TestRoutes_19_RebootWithoutTheCloud(t *testing.T) {
+	s := use(t)
+	s.behindTheClient()
+	s.staticRoute("office", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+"}")
+	s.staticRoute("plant", "{subnet: 172.21.0.0/16, gateway: "+lanRouter+"}")
+	s.waitStaticRoute("office", "2/2 True Applied edge1,edge2")
+	s.waitStaticRoute("plant", "2/2 True Applied edge1,edge2")
+	s.reboot("edge1", true)
+	s.waitKernelRoutes("edge1", "172.20.0.0/16 via "+lanRouter, "172.21.0.0/16 via "+lanRouter)
+	s.check(s.reaches(t.Context(), "edge1", office))
+	// Meanwhile one is changed and the other deleted.
+	s.staticRoute("office", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+", mtu: 1400}")
+	s.kubectl("delete", "staticroute", "plant", "--wait=false")
+	s.waitStaticRoute("plant", "0/0 False Deleting edge1")
+	s.heal("edge1")
+	s.waitKernelRoutes("edge1", "172.20.0.0/16 via "+lanRouter+" dev lan0 mtu 1400")
+	s.waitStaticRoute("office", "2/2 True Applied edge1,edge2")
+	s.waitKernelRoutes("edge2", "mtu 1400")
+}
