@@ -1,0 +1,396 @@
+package drain
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+)
+
+// Facts are what the core is told of the world.
+type Facts struct {
+	Now       time.Time
+	Boot      string // tells one boot of the device from another
+	Reachable bool   // the API can be asked
+	Ready     bool   // the node is Ready, as far as is known
+}
+
+// Rules are the numbers of the configuration.
+type Rules struct {
+	Off           bool          // drain is switched off on this device
+	Attempts      int           // to drain, in all
+	Interval      time.Duration // between two of them
+	Timeout       time.Duration // of one of them, where the operation says nothing
+	ProceedAfter  time.Duration // without an API, for operations that say Proceed
+	RetryInterval time.Duration // after the API gave no answer
+}
+
+// Verb is what is to be done next.
+type Verb string
+
+// The verbs.
+const (
+	Wait     Verb = "wait"     // for something to happen, or for Until
+	Check    Verb = "check"    // whether any other node could take the pods
+	Cordon   Verb = "cordon"   // set our cordon, unless there is one
+	Attempt  Verb = "attempt"  // hand over and evict
+	Uncordon Verb = "uncordon" // take back our cordon, and no other
+	Operate  Verb = "operate"  // run the hook of Operation
+)
+
+// Action is one thing to do.
+type Action struct {
+	Verb      Verb
+	Operation string        // for Operate
+	Timeout   time.Duration // for Attempt
+	Until     time.Time     // for Wait; zero: only until something happens
+}
+
+// Step brings the state up to the facts and says what to do then. It is to be kept before the action is begun. Step may be repeated: nothing
+// that it decided is decided anew.
+func (s *State) Step(f Facts, r Rules) Action {
+	s.boot(f)
+	s.unreachable(f)
+	s.cancel(f)
+	s.settle(f, r)
+	s.ask(f, r)
+	s.settle(f, r) // where no drain is needed after all
+	s.release()
+	s.forget()
+	for i := range s.Operations {
+		if o := &s.Operations[i]; o.Stage == Waiting {
+			o.Phase, o.Attempts, o.Blocked = s.Drain.Phase, s.Drain.Attempts, s.Drain.Blocked
+		}
+	}
+	return s.next(f, r)
+}
+
+// boot notices that the device has booted since.
+func (s *State) boot(f Facts) {
+	d := &s.Drain
+	if d.Phase == "" {
+		d.Phase = v1alpha1.DrainNotRequested
+	}
+	before := d.Boot
+	d.Boot = f.Boot
+	if before == "" || before == f.Boot || f.Boot == "" {
+		return
+	}
+	for i := range s.Operations {
+		o := &s.Operations[i]
+		switch {
+		case o.Stage == Running && o.down():
+			o.BootAfter = f.Boot
+			o.end(Done, f.Now, "Booted", "the device has booted")
+		case o.Stage == Done && !o.down() && o.BootAfter == "":
+			o.BootAfter = f.Boot
+		}
+	}
+	if busy(d.Phase) {
+		return // the device went down by itself: what waits goes on waiting
+	}
+	d.Phase, d.Attempts, d.Attempting, d.Blocked, d.Message = v1alpha1.DrainNotRequested, 0, false, nil, ""
+	if d.Cordoned {
+		d.Uncordon, d.AfterReady = true, true
+	}
+}
+
+func (o *Operation) end(stage Stage, now time.Time, reason, message string) {
+	o.Stage, o.EndedAt, o.Reason, o.Message = stage, now, reason, message
+}
+
+// unreachable keeps since when an operation has had no API.
+func (s *State) unreachable(f Facts) {
+	for i := range s.Operations {
+		o := &s.Operations[i]
+		switch {
+		case o.Stage != Waiting:
+		case f.Reachable:
+			o.Unreachable = time.Time{}
+		case o.Unreachable.IsZero() || o.Unreachable.After(f.Now): // or the clock was put back
+			o.Unreachable = f.Now
+		}
+	}
+}
+
+func (s *State) cancel(f Facts) {
+	for i := range s.Operations {
+		if o := &s.Operations[i]; o.Stage == Waiting && o.Spec.Cancel {
+			o.end(Cancelled, f.Now, "Cancelled", "it was cancelled before it had gone ahead")
+		}
+	}
+}
+
+// settle ends the operations that need nothing more than what there is.
+func (s *State) settle(f Facts, r Rules) {
+	for i := range s.Operations {
+		o := &s.Operations[i]
+		if o.Stage != Waiting {
+			continue
+		}
+		if s.ready(o, f, r) {
+			if o.Spec.Operation == v1alpha1.OperationDrain {
+				o.Phase, o.Attempts, o.Blocked = s.Drain.Phase, s.Drain.Attempts, s.Drain.Blocked
+				o.BootBefore = f.Boot
+				o.end(Done, f.Now, "Drained", "")
+			}
+			continue
+		}
+		if wait, ask := Deferred(s.Drain.Phase); o.Asked && wait && ask && s.Drain.Phase != v1alpha1.DrainNotRequested {
+			o.Phase, o.Attempts, o.Blocked = s.Drain.Phase, s.Drain.Attempts, s.Drain.Blocked
+			o.end(Failed, f.Now, string(s.Drain.Phase), s.Drain.Message)
+		}
+	}
+}
+
+// ready reports whether an operation may go ahead.
+func (s *State) ready(o *Operation, f Facts, r Rules) bool {
+	if o.Spec.Drain == v1alpha1.DrainSkip {
+		return true
+	}
+	wait, ask := Deferred(s.Drain.Phase)
+	switch {
+	case !wait:
+		return true
+	case o.Spec.Drain == v1alpha1.DrainBestEffort && o.Asked && ask && s.Drain.Phase != v1alpha1.DrainNotRequested:
+		return true
+	case o.Spec.WhenUnreachable == v1alpha1.UnreachableProceed && !o.Unreachable.IsZero() && f.Now.Sub(o.Unreachable) >= r.ProceedAfter:
+		return true
+	}
+	return false
+}
+
+// ask begins a drain where one is needed, and lets those that come later join it.
+func (s *State) ask(f Facts, r Rules) {
+	d := &s.Drain
+	for i := range s.Operations {
+		o := &s.Operations[i]
+		if o.Stage != Waiting || s.ready(o, f, r) || o.Asked && busy(d.Phase) {
+			continue
+		}
+		if _, ask := Deferred(d.Phase); ask {
+			*d = Drain{Phase: v1alpha1.DrainRequested, BeganAt: f.Now, Boot: d.Boot, Cordoned: d.Cordoned, Timeout: r.Timeout}
+			if t := o.Spec.DrainTimeout; t != nil && t.Duration > 0 {
+				d.Timeout = t.Duration
+			}
+			if r.Off {
+				d.Phase, d.Message = v1alpha1.DrainNotSupported, "drain is switched off on this device"
+			}
+		}
+		o.Asked = true
+	}
+}
+
+// release ends a drain that nobody wants any more.
+func (s *State) release() {
+	d := &s.Drain
+	held := slices.ContainsFunc(s.Operations, func(o Operation) bool { return o.holds() && o.Spec.Drain != v1alpha1.DrainSkip })
+	switch {
+	case !held && (busy(d.Phase) || d.Phase == v1alpha1.DrainComplete || d.Phase == v1alpha1.DrainNotSupported):
+		d.Phase, d.Attempts, d.Attempting, d.Blocked, d.Message, d.Next = v1alpha1.DrainNotRequested, 0, false, nil, "", time.Time{}
+		d.Uncordon = d.Uncordon || d.Cordoned
+	case !held && d.Cordoned: // after a failure, or one that was left over
+		d.Uncordon = true
+	}
+}
+
+// maxEnded bounds the operations that are over and still told of; the oldest go first.
+const maxEnded = 32
+
+func (s *State) forget() {
+	ended := 0
+	for _, o := range s.Operations {
+		if !o.holds() {
+			ended++
+		}
+	}
+	s.Operations = slices.DeleteFunc(s.Operations, func(o Operation) bool {
+		if o.holds() || ended <= maxEnded {
+			return false
+		}
+		ended--
+		return true
+	})
+}
+
+// next says what to do.
+func (s *State) next(f Facts, r Rules) Action {
+	d := &s.Drain
+	for _, o := range s.Operations {
+		if o.Stage == Running && o.ExitCode == nil {
+			return Action{Verb: Operate, Operation: o.Name} // edgecore ended in its middle, or it is being run
+		}
+	}
+	if a, ok := s.operate(f, r); ok {
+		return a
+	}
+	until := s.deadline(r)
+	if !f.Reachable {
+		if busy(d.Phase) {
+			d.Message = "waits: the API can't be reached"
+		}
+		return Action{Verb: Wait, Until: until}
+	}
+	if f.Now.Before(d.Next) {
+		return Action{Verb: Wait, Until: earliest(until, d.Next)}
+	}
+	if d.Uncordon && (!d.AfterReady || f.Ready) {
+		return Action{Verb: Uncordon}
+	}
+	switch d.Phase {
+	case v1alpha1.DrainRequested:
+		return Action{Verb: Check}
+	case v1alpha1.DrainStarting:
+		d.Cordoned = true // kept before it is done
+		return Action{Verb: Cordon}
+	case v1alpha1.DrainCordoned, v1alpha1.DrainRetrying:
+		if !d.Attempting {
+			d.Attempts, d.Attempting = d.Attempts+1, true
+			for i := range s.Operations {
+				if o := &s.Operations[i]; o.Stage == Waiting {
+					o.Attempts = d.Attempts
+				}
+			}
+		}
+		return Action{Verb: Attempt, Timeout: d.Timeout}
+	}
+	return Action{Verb: Wait, Until: until}
+}
+
+// operate takes the next operation that may go ahead. What takes the device down comes after what does not, and nothing follows it before the boot.
+func (s *State) operate(f Facts, r Rules) (Action, bool) {
+	var chosen *Operation
+	for i := range s.Operations {
+		o := &s.Operations[i]
+		if o.Stage == Running && o.down() {
+			if o.Spec.Operation != v1alpha1.OperationImageUpdate {
+				return Action{}, false // the device is about to go down
+			}
+			continue
+		}
+		if o.Stage != Waiting || !s.ready(o, f, r) {
+			continue
+		}
+		if chosen == nil || chosen.Spec.Operation != v1alpha1.OperationImageUpdate && o.Spec.Operation == v1alpha1.OperationImageUpdate {
+			chosen = o
+		}
+	}
+	if chosen == nil {
+		return Action{}, false
+	}
+	chosen.Stage, chosen.BootBefore, chosen.Message = Running, f.Boot, ""
+	chosen.Phase, chosen.Attempts, chosen.Blocked = s.Drain.Phase, s.Drain.Attempts, s.Drain.Blocked
+	return Action{Verb: Operate, Operation: chosen.Name}, true
+}
+
+// deadline is when an operation that waits for the API may go ahead without it.
+func (s *State) deadline(r Rules) time.Time {
+	var at time.Time
+	for _, o := range s.Operations {
+		if o.Stage == Waiting && o.Spec.WhenUnreachable == v1alpha1.UnreachableProceed && !o.Unreachable.IsZero() {
+			at = earliest(at, o.Unreachable.Add(r.ProceedAfter))
+		}
+	}
+	return at
+}
+
+func earliest(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// Result is what came of an action.
+type Result struct {
+	Err error
+	// Interrupted: the API gave no answer. It says nothing about the node, and uses up nothing.
+	Interrupted bool
+	Alone       bool // of Check
+	Blocked     []v1alpha1.BlockedPod
+	Output      string // of Operate
+	ExitCode    int
+}
+
+// Apply takes what came of an action. The caller drops results of actions that were no longer wanted.
+func (s *State) Apply(a Action, res Result, f Facts, r Rules) {
+	d := &s.Drain
+	if a.Verb == Operate {
+		s.operated(a.Operation, res, f)
+		return
+	}
+	if res.Interrupted {
+		d.Message, d.Next = "waits: the API gives no answer", f.Now.Add(r.RetryInterval)
+		return
+	}
+	d.Next = time.Time{}
+	switch a.Verb {
+	case Check:
+		switch {
+		case res.Err != nil:
+			d.Message, d.Next = "asking for other nodes: "+res.Err.Error(), f.Now.Add(r.RetryInterval)
+		case res.Alone:
+			d.Phase, d.Message = v1alpha1.DrainNotSupported, "no other schedulable node could take the pods"
+		default:
+			d.Phase, d.Message = v1alpha1.DrainStarting, ""
+		}
+	case Cordon:
+		d.Phase, d.Message = v1alpha1.DrainCordoned, ""
+		if res.Err != nil { // the last try may have worked unheard
+			d.Phase, d.Message, d.Uncordon = v1alpha1.DrainFailedCordon, "cordoning the node: "+res.Err.Error(), true
+		}
+	case Uncordon:
+		if res.Err != nil {
+			d.Message, d.Next = "taking back the cordon: "+res.Err.Error(), f.Now.Add(r.RetryInterval)
+			return
+		}
+		d.Cordoned, d.Uncordon, d.AfterReady = false, false, false
+	case Attempt:
+		d.Attempting, d.Blocked, d.Message = false, res.Blocked, ""
+		switch {
+		case res.Err == nil:
+			d.Phase, d.Blocked = v1alpha1.DrainComplete, nil
+		case d.Attempts >= r.Attempts:
+			d.Phase, d.Uncordon = v1alpha1.DrainFailed, true
+			d.Message = fmt.Sprintf("%d attempts failed, the last one: %v", d.Attempts, res.Err)
+		default:
+			d.Phase, d.Message, d.Next = v1alpha1.DrainRetrying, res.Err.Error(), f.Now.Add(r.Interval)
+		}
+	}
+}
+
+func (s *State) operated(name string, res Result, f Facts) {
+	o := s.find(name)
+	if o == nil || o.Stage != Running {
+		return
+	}
+	o.Output, o.ExitCode = res.Output, &res.ExitCode
+	if res.Err != nil {
+		o.end(Failed, f.Now, "HookFailed", res.Err.Error())
+		return
+	}
+	o.Message = "the hook has ended; the next boot completes it"
+	if o.Spec.Operation != v1alpha1.OperationReboot && o.Spec.Operation != v1alpha1.OperationShutdown {
+		return
+	}
+	for i := range s.Operations { // one boot is enough for all who asked for one
+		if other := &s.Operations[i]; other.Stage == Waiting && other.Spec.Operation == o.Spec.Operation {
+			other.Stage, other.BootBefore, other.Message, other.ExitCode = Running, f.Boot, "joined "+o.Name, &res.ExitCode
+			other.Phase, other.Attempts, other.Blocked = o.Phase, o.Attempts, o.Blocked
+		}
+	}
+}
+
+// Force ends the drain by the operator's word: what waits for it goes ahead. off says that it is to count as not supported, else as complete.
+func (s *State) Force(off bool, now time.Time) {
+	d := &s.Drain
+	d.Phase = v1alpha1.DrainComplete
+	if off {
+		d.Phase = v1alpha1.DrainNotSupported
+	}
+	d.Attempting, d.Blocked, d.Next, d.Message = false, nil, time.Time{}, "forced by an operator on the device"
+	if d.BeganAt.IsZero() {
+		d.BeganAt = now
+	}
+}

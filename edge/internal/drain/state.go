@@ -1,0 +1,114 @@
+package drain
+
+import (
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+)
+
+// Stage is how far an operation is.
+type Stage string
+
+// The stages.
+const (
+	Waiting   Stage = "Waiting" // for the drain, or for its turn
+	Running   Stage = "Running" // its hook was started; what takes the device down ends with the next boot
+	Done      Stage = "Done"
+	Failed    Stage = "Failed"
+	Cancelled Stage = "Cancelled"
+)
+
+// Operation is one wanted operation, as it is kept.
+type Operation struct {
+	Name        string                     `json:"name"`
+	UID         types.UID                  `json:"uid,omitempty"` // of the NodeOperation; "" for a request made on the device
+	Spec        v1alpha1.NodeOperationSpec `json:"spec"`
+	RequestedBy string                     `json:"requestedBy,omitempty"`
+	RequestedAt time.Time                  `json:"requestedAt"`
+
+	Stage   Stage  `json:"stage"`
+	Reason  string `json:"reason,omitempty"` // one word, for conditions
+	Message string `json:"message,omitempty"`
+	// Asked: the drain that is running, or ran last, was begun for this operation too.
+	Asked bool `json:"asked,omitempty"`
+	// Unreachable is since when the API has not been there for it; zero: it is there.
+	Unreachable time.Time `json:"unreachable,omitzero"`
+	// Phase, Attempts and Blocked are the drain's as long as the operation waits, and stay as they were then.
+	Phase    v1alpha1.DrainPhase   `json:"phase,omitempty"`
+	Attempts int                   `json:"attempts,omitempty"`
+	Blocked  []v1alpha1.BlockedPod `json:"blocked,omitempty"`
+
+	BootBefore string    `json:"bootBefore,omitempty"`
+	BootAfter  string    `json:"bootAfter,omitempty"`
+	Output     string    `json:"output,omitempty"`
+	ExitCode   *int      `json:"exitCode,omitempty"`
+	EndedAt    time.Time `json:"endedAt,omitzero"`
+}
+
+// down reports whether the operation is one that the next boot completes.
+func (o *Operation) down() bool { return o.Spec.Operation != v1alpha1.OperationDrain }
+
+// holds reports whether the operation wants the node to stay drained.
+func (o *Operation) holds() bool {
+	return o.Stage == Waiting || o.Stage == Running || o.Stage == Done && !o.down() && !o.Spec.Cancel && o.BootAfter == ""
+}
+
+// Drain is the one worker's state.
+type Drain struct {
+	Phase      v1alpha1.DrainPhase `json:"phase"`
+	Attempts   int                 `json:"attempts,omitempty"`   // the running one included
+	Attempting bool                `json:"attempting,omitempty"` // attempt number Attempts has begun and not ended
+	Next       time.Time           `json:"next,omitzero"`        // nothing is tried before
+	// Timeout is of an attempt, as it was when the drain began: a change in mid-drain changes nothing.
+	Timeout time.Duration         `json:"timeout,omitempty"`
+	Blocked []v1alpha1.BlockedPod `json:"blocked,omitempty"`
+	Message string                `json:"message,omitempty"`
+	BeganAt time.Time             `json:"beganAt,omitzero"`
+	Boot    string                `json:"boot,omitempty"` // the boot that this is about
+
+	// Cordoned: we have set, or were about to set, our cordon. Uncordon: it is to be taken back; AfterReady: not before the node is Ready.
+	Cordoned   bool `json:"cordoned,omitempty"`
+	Uncordon   bool `json:"uncordon,omitempty"`
+	AfterReady bool `json:"afterReady,omitempty"`
+}
+
+// State is all that is kept.
+type State struct {
+	Drain      Drain       `json:"drain"`
+	Operations []Operation `json:"operations,omitempty"` // in the order in which they were asked for
+}
+
+// clone makes a copy that shares nothing that is changed in place.
+func (s State) clone() State {
+	s.Operations = slices.Clone(s.Operations)
+	return s
+}
+
+func (s *State) find(name string) *Operation {
+	for i := range s.Operations {
+		if s.Operations[i].Name == name {
+			return &s.Operations[i]
+		}
+	}
+	return nil
+}
+
+// Deferred says what an operation that waits does at a phase of the drain: wait, and ask for a drain besides.
+func Deferred(phase v1alpha1.DrainPhase) (wait, ask bool) {
+	switch phase {
+	case v1alpha1.DrainNotRequested, v1alpha1.DrainFailedCordon, v1alpha1.DrainFailed:
+		return true, true
+	case v1alpha1.DrainRequested, v1alpha1.DrainStarting, v1alpha1.DrainCordoned, v1alpha1.DrainRetrying:
+		return true, false
+	}
+	return false, false // Unknown, NotSupported, Complete
+}
+
+// busy reports whether a drain is going on.
+func busy(phase v1alpha1.DrainPhase) bool {
+	wait, ask := Deferred(phase)
+	return wait && !ask
+}
