@@ -25,7 +25,7 @@ var ladder = [][]string{
 	{"cloud/internal/hub", "edge/internal/store", "edge/internal/kernel"},
 	{"cloud/internal/aggregate", "cloud/internal/relay", "cloud/internal/publish", "cloud/internal/join", "cloud/internal/kubeplane", "cloud/internal/tunnel", "cloud/internal/vip", "edge/internal/meta"},
 	{"cloud/internal/route", "edge/internal/api"},
-	{"edge/internal/hub", "edge/internal/edged", "edge/internal/join", "edge/internal/check", "edge/internal/route", "edge/internal/tunnel", "edge/internal/vip"},
+	{"edge/internal/hub", "edge/internal/edged", "edge/internal/join", "edge/internal/check", "edge/internal/drain", "edge/internal/route", "edge/internal/tunnel", "edge/internal/vip"},
 	// L5: the wiring
 	{"cloud/app", "edge/app"},
 	// L6: the commands
