@@ -50,6 +50,7 @@ type lab struct {
 
 	mu      sync.Mutex
 	reports map[string][]v1alpha1.StaticRouteNode // a removal has an empty name
+	told    chan struct{}                         // one slot: something was reported
 	stop    func()
 	agent   *route.Agent
 	events  *record.FakeRecorder
@@ -59,7 +60,7 @@ type lab struct {
 func newLab(t testing.TB) *lab {
 	t.Helper()
 	l := &lab{t: t, node: wire.NewHost(t), a: wire.NewHost(t), b: wire.NewHost(t), server: wire.NewHost(t), api: newAPI(t), boot: "first boot",
-		reports: map[string][]v1alpha1.StaticRouteNode{}}
+		reports: map[string][]v1alpha1.StaticRouteNode{}, told: make(chan struct{}, 1)}
 	for n, r := range []*wire.Host{l.a, l.b} {
 		name := fmt.Sprintf("eth%d", n)
 		wire.Cable(t, l.node, name, r, "node")
@@ -204,6 +205,10 @@ func (l *lab) Report(_ context.Context, ref object.Ref, uid types.UID, body []by
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	select {
+	case l.told <- struct{}{}:
+	default:
+	}
 	l.reports[ref.Name] = append(l.reports[ref.Name], e)
 	return nil
 }
@@ -689,7 +694,12 @@ func TestRoutes_09_Orphans(t *testing.T) {
 	l.api.remove(t, "nodes", nodeName) // nothing is known of this node
 	l.start(true)
 	l.api.route(t, "office", spec("172.20.0.0/16", "10.0.1.1"))
-	time.Sleep(300 * time.Millisecond)
+	l.until("the agent to say what it waits for", func() error {
+		if w := l.agent.Summary().Waiting; !strings.Contains(w, "this node's labels") {
+			return fmt.Errorf("it says %q", w)
+		}
+		return nil
+	})
 	if got := l.routes(); len(got) != 1 {
 		t.Fatalf("touched before anything was known: %q", got)
 	}

@@ -3,7 +3,6 @@ package route_test
 import (
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
@@ -45,7 +44,7 @@ func BenchmarkOne(b *testing.B) {
 				l.api.route(b, "r0", s)
 				generation++
 				for l.last("r0").ObservedGeneration != generation || l.last("r0").Reason != v1alpha1.RouteApplied {
-					time.Sleep(100 * time.Microsecond)
+					<-l.told
 				}
 			}
 		})
