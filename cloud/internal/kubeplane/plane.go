@@ -148,14 +148,6 @@ func (p *plane) run(ctx context.Context, ready func() error) (err error) {
 	}
 }
 
-// addressTypes is by what kube-apiserver asks for a kubelet. Behind their NATs several edges may have one address; names are unique.
-func (p *plane) addressTypes() string {
-	if p.cfg.EgressSelector != "" {
-		return "Hostname,InternalIP"
-	}
-	return "InternalIP,Hostname"
-}
-
 // launch runs a component in a goroutine that ends with stop.
 func (p *plane) launch(name string, run func(context.Context) error) component {
 	ctx, cancel := context.WithCancel(context.Background())
@@ -243,7 +235,7 @@ func (p *plane) apiserver() (func(context.Context) error, error) {
 		"--client-ca-file=" + k.path("ca.crt"),
 		"--tls-cert-file=" + k.path(identityServing+".crt"), "--tls-private-key-file=" + k.path(identityServing+".key"),
 		"--kubelet-client-certificate=" + k.path(identityKubelet+".crt"), "--kubelet-client-key=" + k.path(identityKubelet+".key"),
-		"--kubelet-certificate-authority=" + k.path("ca.crt"), "--kubelet-preferred-address-types=" + p.addressTypes(),
+		"--kubelet-certificate-authority=" + k.path("ca.crt"), "--kubelet-preferred-address-types=InternalIP,Hostname",
 		"--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file=" + k.path("sa.pub"), "--service-account-signing-key-file=" + k.path("sa.key"),
 		"--allow-privileged=true",
