@@ -199,6 +199,11 @@ func (l *lease) next() *coordinationv1.Lease {
 	}
 	holder, seconds := string(l.session.node), int32(leaseSeconds)
 	n.Spec.HolderIdentity, n.Spec.LeaseDurationSeconds = &holder, &seconds
+	if n.Spec.RenewTime == nil {
+		// Never without one: kube-controller-manager's node lifecycle compares each renewal with the last Lease that it kept, and nil is before nothing, so
+		// that it would not see a renewal ever again. A Lease that was never renewed begins as one that has just run out.
+		n.Spec.RenewTime = &metav1.MicroTime{Time: time.Now().Add(-leaseSeconds * time.Second)}
+	}
 	return n
 }
 

@@ -329,7 +329,9 @@ func TestLeaseIsRenewedWhileTheKubeletLives(t *testing.T) {
 		w := newWorld(t)
 		w.api.objects["/api/v1/nodes/edge1"] = map[string]any{"metadata": map[string]any{"name": "edge1", "uid": "node-uid"}}
 		e := w.connect("edge1", 5)
-		want(t, "acquired, and not renewed", w.renewed(), "")
+		// Never without a renewTime, which kube-controller-manager could not compare with: one that has just run out.
+		runOut := metav1.NewMicroTime(time.Now().Add(-40 * time.Second)).UTC().Format(metav1.RFC3339Micro)
+		want(t, "acquired, and not renewed", w.renewed(), runOut)
 		want(t, "epoch", w.api.get(leasePath)["metadata"].(map[string]any)["annotations"], any(map[string]any{"skerry.io/epoch": "5", "skerry.io/cloudcore": "cloudcore-1"}))
 
 		beat := func(alive bool) {
@@ -337,7 +339,7 @@ func TestLeaseIsRenewedWhileTheKubeletLives(t *testing.T) {
 			synctest.Wait()
 		}
 		beat(false)
-		want(t, "the kubelet isn't alive yet", w.renewed(), "")
+		want(t, "the kubelet isn't alive yet", w.renewed(), runOut)
 		beat(true)
 		first := w.renewed()
 		if first == "" {
