@@ -1,6 +1,7 @@
 // Command testsum reads what `go test -json` writes, tells a person what matters of it, and counts.
 //
 //	go test -json ./... 2>&1 | testsum -counts FILE -phase unit    each package's line, the output of what failed, and who runs for long
+//	... testsum -again FILE                                        packages that failed go into FILE, a line each, to be run once more, alone; see build/test.sh
 //	testsum -total -counts FILE                                    one line for all phases: "N passed, N failed, N skipped"
 //
 // Tests and subtests count alike. A package that fails without a failed test (it does not compile, it panics, it runs out of time) counts as one
@@ -14,6 +15,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 )
 
@@ -21,8 +23,9 @@ func main() {
 	counts := flag.String("counts", "", "`file` that a line of counts is added to")
 	phase := flag.String("phase", "tests", "name of this run")
 	total := flag.Bool("total", false, "print the sum of the counts in the file instead of reading tests")
+	again := flag.String("again", "", "`file` for the packages that failed, which are then left out of the counts")
 	flag.Parse()
-	ok, err := run(*counts, *phase, *total, os.Stdin, os.Stdout)
+	ok, err := run(options{*counts, *phase, *again, *total}, os.Stdin, os.Stdout)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "testsum:", err)
 	}
@@ -43,17 +46,33 @@ func (c Counts) String() string {
 	return fmt.Sprintf("%d passed, %d failed, %d skipped", c.Passed, c.Failed, c.Skipped)
 }
 
-func run(file, phase string, total bool, in io.Reader, out io.Writer) (ok bool, err error) {
-	if total {
-		return sum(file, out)
+type options struct {
+	counts, phase, again string
+	total                bool
+}
+
+// mostAgain is how many packages of a phase may be run once more. Where more fail it is not the machine's doing.
+const mostAgain = 3
+
+func run(o options, in io.Reader, out io.Writer) (ok bool, err error) {
+	if o.total {
+		return sum(o.counts, out)
 	}
-	c, err := newSummary(out, time.Now).read(in)
-	c.Phase = phase
-	fmt.Fprintf(out, "== %s: %s\n", phase, c)
-	if file != "" {
-		err = errors.Join(err, add(file, c))
+	s := newSummary(out, time.Now)
+	c, err := s.read(in)
+	c.Phase = o.phase
+	fmt.Fprintf(out, "== %s: %s\n", o.phase, c)
+	ok = c.Failed == 0 && err == nil
+	if o.again != "" && !ok && err == nil {
+		packages := s.secondTries(mostAgain)
+		c = s.counts
+		c.Phase = o.phase
+		err = os.WriteFile(o.again, []byte(strings.Join(append(packages, ""), "\n")), 0o644)
 	}
-	return c.Failed == 0, err
+	if o.counts != "" {
+		err = errors.Join(err, add(o.counts, c))
+	}
+	return ok, err
 }
 
 // add appends a line to the file.

@@ -33,6 +33,7 @@ type summary struct {
 	idle    time.Time           // since then no test runs
 	output  map[testID][]string // of tests that have not passed yet, and of the package itself under the empty test
 	failed  map[string]int      // tests, by package
+	by      map[string]*Counts  // by package
 	build   map[string][]string // compiler output, by import path
 }
 
@@ -40,7 +41,7 @@ type testID struct{ pkg, test string }
 
 func newSummary(out io.Writer, now func() time.Time) *summary {
 	return &summary{
-		out: out, now: now, idle: now(), running: map[testID]time.Time{}, output: map[testID][]string{}, failed: map[string]int{}, build: map[string][]string{},
+		out: out, now: now, idle: now(), running: map[testID]time.Time{}, output: map[testID][]string{}, failed: map[string]int{}, by: map[string]*Counts{}, build: map[string][]string{},
 	}
 }
 
@@ -115,16 +116,52 @@ func (s *summary) line(text string) {
 	}
 }
 
+// of returns the counts of a package.
+func (s *summary) of(pkg string) *Counts {
+	c, ok := s.by[pkg]
+	if !ok {
+		c = &Counts{}
+		s.by[pkg] = c
+	}
+	return c
+}
+
+// secondTries takes the packages that failed out of the counts and returns them: they are to be run once more, alone. With more than most of them
+// something is broken, and none is tried again.
+func (s *summary) secondTries(most int) []string {
+	var again []string
+	for pkg, c := range s.by {
+		if c.Failed > 0 {
+			again = append(again, pkg)
+		}
+	}
+	if len(again) > most {
+		return nil
+	}
+	slices.Sort(again)
+	for _, pkg := range again {
+		c := s.by[pkg]
+		s.counts.Passed -= c.Passed
+		s.counts.Failed -= c.Failed
+		s.counts.Skipped -= c.Skipped
+	}
+	return again
+}
+
 func (s *summary) testEnds(id testID, action string) {
+	c := s.of(id.pkg)
 	switch action {
 	case "pass":
 		s.counts.Passed++
+		c.Passed++
 		delete(s.output, id)
 	case "skip":
 		s.counts.Skipped++
+		c.Skipped++
 		s.tell(id) // a skipped test says why
 	case "fail":
 		s.counts.Failed++
+		c.Failed++
 		s.failed[id.pkg]++
 		s.tell(id)
 	}
@@ -134,6 +171,7 @@ func (s *summary) testEnds(id testID, action string) {
 func (s *summary) packageEnds(e event) {
 	if e.Action == "fail" && s.failed[e.Package] == 0 {
 		s.counts.Failed++
+		s.of(e.Package).Failed++
 		for _, id := range s.unfinished(e.Package) { // it panicked or ran out of time in these
 			s.tell(id)
 		}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -157,15 +158,48 @@ func TestRun_total(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "counts")
 			for _, p := range c.phases {
 				var out strings.Builder
-				ok, err := run(file, "unit", false, strings.NewReader(p), &out)
+				ok, err := run(options{counts: file, phase: "unit"}, strings.NewReader(p), &out)
 				if err != nil || ok == strings.Contains(p, fail) {
 					t.Errorf("phase: %v, %v", ok, err)
 				}
 			}
 			var out strings.Builder
-			ok, err := run(file, "", true, nil, &out)
+			ok, err := run(options{counts: file, total: true}, nil, &out)
 			if err != nil || ok != c.ok || out.String() != c.want {
 				t.Errorf("total: %q, %v, %v; want %q, %v", out.String(), ok, err, c.want, c.ok)
+			}
+		})
+	}
+}
+
+func TestRun_again(t *testing.T) {
+	const (
+		good = `{"Action":"pass","Package":"good","Test":"TestA"}` + "\n" + `{"Action":"pass","Package":"good"}` + "\n"
+		bad  = `{"Action":"pass","Package":"bad","Test":"TestA"}` + "\n" + `{"Action":"fail","Package":"bad","Test":"TestB"}` + "\n" + `{"Action":"fail","Package":"bad"}` + "\n"
+		torn = `{"Action":"fail","Package":"torn"}` + "\n"
+	)
+	for name, c := range map[string]struct {
+		in    string
+		ok    bool
+		again string
+		total string
+	}{
+		"nothing failed":       {good, true, "", "1 passed, 0 failed, 0 skipped\n"},
+		"two packages":         {good + bad + torn, false, "bad\ntorn\n", "1 passed, 0 failed, 0 skipped\n"},
+		"too many for chances": {strings.ReplaceAll(bad, "bad", "b1") + strings.ReplaceAll(bad, "bad", "b2") + bad + torn, false, "", "3 passed, 4 failed, 0 skipped\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			o := options{counts: filepath.Join(dir, "counts"), phase: "unit", again: filepath.Join(dir, "again")}
+			var out strings.Builder
+			ok, err := run(o, strings.NewReader(c.in), &out)
+			if err != nil || ok != c.ok {
+				t.Errorf("phase: %v, %v", ok, err)
+			}
+			again, _ := os.ReadFile(o.again)
+			out.Reset()
+			if _, err := run(options{counts: o.counts, total: true}, nil, &out); err != nil || string(again) != c.again || out.String() != c.total {
+				t.Errorf("again %q, total %q, %v; want %q, %q", again, out.String(), err, c.again, c.total)
 			}
 		})
 	}
