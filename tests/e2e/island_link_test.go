@@ -235,12 +235,12 @@ func (s *system) linkBytes(node string) int64 {
 	return int64(counted.RxBytes + counted.TxBytes)
 }
 
-// reconnect cuts and heals a node's uplink and returns how many bytes crossed it until all was quiet again: the least of three, as a periodic report may
-// fall into any.
+// reconnect cuts and heals a node's uplink and returns how many bytes crossed it until all was quiet again: the lesser of two, as a periodic report may
+// fall into one.
 func (s *system) reconnect(node string) int64 {
 	s.t.Helper()
 	var least int64
-	for range 3 {
+	for range 2 {
 		s.settle(node)
 		s.cut(node)
 		s.waitUnlinked(node)
