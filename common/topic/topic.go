@@ -71,8 +71,8 @@ var (
 	APIResponse = message.NewTopic[*topicpb.APIResponse](KindAPI, message.Response, message.Every)
 )
 
-// Streams: connections within the link. Who opens one is told that it was accepted by the first StreamWindow, and that it was refused by a StreamClose.
-// StreamData and StreamClose stay in order; the other two may overtake them.
+// Streams: connections within the link. Who opens one is told that it was accepted by the first StreamWindow or StreamData, and that it was refused by
+// a StreamClose. StreamData and StreamClose stay in order among themselves, and so do the other two.
 var (
 	StreamOpen   = message.NewTopic[*topicpb.StreamOpen](KindStream, message.Insert, message.Every)
 	StreamWindow = message.NewTopic[*topicpb.StreamWindow](KindStream, message.Response, message.Every)

@@ -123,7 +123,8 @@ func (s *Stream) allowed(n int64) error {
 func (s *Stream) received(data []byte, fin bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.accepted || len(data) > s.room {
+	s.accepted = true // the window that says so may be behind
+	if len(data) > s.room {
 		return protocolError("%d bytes beyond the window of a stream", len(data)-s.room)
 	}
 	if s.readErr != nil {

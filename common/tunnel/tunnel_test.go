@@ -425,6 +425,7 @@ func TestHandle_BadPeer(t *testing.T) {
 		bad  bool
 	}{
 		"late data":         {says: []message.Message{data(7, 10)}},
+		"late close":        {says: []message.Message{open, closed, closed}},
 		"late window":       {says: []message.Message{topic.StreamWindow.New(message.Resource{}, &topicpb.StreamWindow{Id: 9, Bytes: 5})}},
 		"closed, then open": {says: []message.Message{closed, open}},
 		"beyond the window": {says: []message.Message{open, data(1, 256<<10+1)}, bad: true},
@@ -466,3 +467,37 @@ func TestHandle_BadPeer(t *testing.T) {
 type nobody struct{}
 
 func (nobody) Send(context.Context, message.Message) error { return nil }
+
+// What was accepted may say something before the acceptance itself has come: the two are of different classes.
+func TestOpen_DataIsAnAcceptanceToo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mux := tunnel.New(nobody{}, tunnel.Config{})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- mux.Run(ctx) }()
+		opened := make(chan *tunnel.Stream)
+		go func() {
+			s, err := mux.Open(ctx, "kubelet")
+			if err != nil {
+				t.Error(err)
+			}
+			opened <- s
+		}()
+		synctest.Wait()
+		for _, m := range []message.Message{
+			topic.StreamData.New(message.Resource{}, &topicpb.StreamData{Id: 1, Data: []byte("early"), Fin: true}),
+			topic.StreamWindow.New(message.Resource{}, &topicpb.StreamWindow{Id: 1, Bytes: 10}),
+		} {
+			if err := mux.Handle(ctx, m); err != nil {
+				t.Error(err)
+			}
+		}
+		if got, err := io.ReadAll(<-opened); err != nil || string(got) != "early" {
+			t.Errorf("got %q, %v", got, err)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -52,7 +52,7 @@ func (l serverLog) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// gate counts the connections that were taken over from the server, which knows no more of them.
+// gate counts what the server's handlers do: the server does not wait for them, and knows no more of a connection that they have taken over.
 type gate struct {
 	mu      sync.Mutex
 	closed  bool
@@ -102,6 +102,11 @@ func (t *Tunnel) who(r *http.Request) client {
 }
 
 func (t *Tunnel) connect(ctx context.Context, open *gate, w http.ResponseWriter, r *http.Request) {
+	if !open.enter() {
+		http.Error(w, "cloudcore stops", http.StatusServiceUnavailable)
+		return
+	}
+	defer open.running.Done()
 	who := t.who(r)
 	logger := klog.FromContext(ctx).WithValues("target", r.Host, "remote", r.RemoteAddr)
 	switch {
@@ -131,11 +136,6 @@ func (t *Tunnel) connect(ctx context.Context, open *gate, w http.ResponseWriter,
 		logger.Error(err, "Taking over a connection failed")
 		return
 	}
-	if !open.enter() {
-		_, _ = near.Close(), far.Close()
-		return
-	}
-	defer open.running.Done()
 	early, err := buffered.Reader.Peek(buffered.Reader.Buffered())
 	if err == nil {
 		err = near.SetDeadline(time.Time{})
