@@ -63,9 +63,9 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}()
 	select {
 	case <-out.begun:
-	case <-ctx.Done():
+	case <-r.Context().Done(): // the caller's: ours also ends when the handler does, which may be as soon as the answer has begun
 		out.Close()
-		return nil, context.Cause(ctx)
+		return nil, context.Cause(r.Context())
 	}
 	return &http.Response{
 		Status: status(out.code), StatusCode: out.code, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
