@@ -90,7 +90,7 @@ func TestIsland_14_Autonomy(t *testing.T) {
 	before = s.containers("edge2")
 	s.cut("edge2")
 	s.waitReady("edge2", false)
-	s.lasts("no pod of the labelled node is evicted", 2*evictAfter, func() error { return kept(plain, "unlabelled") })
+	s.lasts("no pod of the labelled node is evicted", evictAfter*3/2, func() error { return kept(plain, "unlabelled") })
 	s.heal("edge2")
 	s.waitReady("edge2", true)
 	s.check(s.same("edge2", before))

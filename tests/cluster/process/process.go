@@ -44,7 +44,8 @@ type Spec struct {
 	// Stdin, Stdout and Stderr are for a command in the foreground, which then stays in our session and process group; Log is not used.
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
-	// Bound ends the process by SIGKILL when ours ends, whatever the way. Without it, it lives on.
+	// Bound ends the process by SIGKILL when ours ends, whatever the way. Without it, it lives on. Not for a process in another namespace of processes: it can't
+	// see its parent, which looks as if that had ended already.
 	Bound bool
 }
 

@@ -1,0 +1,126 @@
+package e2e_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/skerry-io/skerry/tests/cluster/binary"
+	"github.com/skerry-io/skerry/tests/cluster/lab"
+	"github.com/skerry-io/skerry/tests/cluster/process"
+	"github.com/skerry-io/skerry/tests/cluster/wrongclock"
+)
+
+// A wrongClock runs edgecore so that it sees another time of day than the machine's.
+type wrongClock struct {
+	s                  *system
+	launcher, edgecore string
+	offset             time.Duration
+}
+
+// wrongClock prepares an edgecore whose clock says at when it is now.
+func (s *system) wrongClock(at time.Time) *wrongClock {
+	s.t.Helper()
+	dir := s.t.TempDir()
+	w := &wrongClock{s: s, launcher: filepath.Join(dir, "wrongclock"), edgecore: filepath.Join(dir, "edgecore"), offset: time.Until(at).Round(time.Second)}
+	s.check(binary.BuildStatic(s.t.Context(), s.root, w.launcher, "./tests/cmd/wrongclock"))
+	s.check(wrongclock.Copy(w.edgecore, filepath.Join(s.root, "bin", "edgecore")))
+	return w
+}
+
+func (w *wrongClock) args(args ...string) []string {
+	return append([]string{fmt.Sprint(int64(w.offset / time.Second)), w.edgecore}, args...)
+}
+
+// start starts edgecore on a node, where it must not run; stop ends it as a crash would.
+func (w *wrongClock) start(node string) (stop func()) {
+	w.s.t.Helper()
+	h, err := w.s.Host(node)
+	w.s.check(err)
+	child, err := h.Start(process.Spec{
+		Path: w.launcher, Args: w.args("--config", "/etc/skerry/edgecore.yaml"), Dir: "/", Log: w.s.LogPath(node, "edgecore"),
+	})
+	w.s.check(err)
+	stop = func() {
+		w.s.t.Helper()
+		if err := child.Kill(context.Background()); err != nil {
+			w.s.t.Error(err)
+		}
+	}
+	w.s.t.Cleanup(stop)
+	return stop
+}
+
+// TestIsland_16: a device boots with its clock at 1970. It starts offline with its pods, links when it can, runs a new pod with a token, and can join; events that
+// happened before, then and afterwards are all there with the times they were given. Then the clock is right again.
+func TestIsland_16_ClockAt1970(t *testing.T) {
+	s := use(t)
+	s.reportEvents("edge1", true)
+	ns := s.namespace()
+	pod := s.pod(ns, "dusk", "edge1")
+	before := s.containers("edge1")
+	f := s.flood(pod)
+	w := s.wrongClock(time.Unix(0, 0))
+
+	s.cut("edge1")
+	s.check(f.write(t.Context(), 100))
+	s.kill("edge1", "edgecore")
+	stop := w.start("edge1")
+	s.waitFor("the device's own API", func(ctx context.Context) error {
+		out, err := s.tryEdgeKubectl(ctx, "edge1", "get", "pod", "-n", ns, "dusk", "-o", "jsonpath={.status.phase}")
+		if err == nil && out != "Running" {
+			err = fmt.Errorf("its phase is %q", out)
+		}
+		return err
+	})
+	s.check(f.write(t.Context(), 100))
+	s.check(s.same("edge1", before))
+	s.heal("edge1")
+	s.waitLinked("edge1")
+	f.waitArrived()
+	s.waitReady("edge1", true)
+	s.check(s.same("edge1", before))
+
+	dawn := s.pod(ns, "dawn", "edge1")
+	page, err := s.page(t.Context(), *dawn)
+	s.check(err)
+	if !strings.Contains(page, "token: system:serviceaccount:"+ns+":default until 2") { // of this millennium
+		t.Errorf("the new pod has no token of now:\n%s", page)
+	}
+
+	// Another device, of the same clock, joins from this one's network.
+	raw, err := exec.CommandContext(t.Context(), filepath.Join(s.root, "bin", "cloudcore"), "token", "create", "--kubeconfig", s.Kubeconfig(), "--ttl", "10m").Output()
+	s.check(err)
+	token := strings.TrimSpace(string(raw))
+	config := "/etc/skerry/late.yaml"
+	own, err := os.ReadFile(s.path("edge1", "/etc/skerry/edgecore.yaml"))
+	s.check(err)
+	s.check(os.WriteFile(s.path("edge1", config), append(own, "dataDir: /var/lib/late\n"...), 0o600))
+	out := s.onHost("edge1", w.launcher, w.args("join", "--config", config, "--token", token, "--node-name", "late", lab.Cloud().String()+":10002")...)
+	if _, err := os.Stat(s.path("edge1", "/var/lib/late/identity")); err != nil {
+		t.Errorf("nothing came of the join: %v\n%s", err, out)
+	}
+	s.check(errors.Join(os.RemoveAll(s.path("edge1", "/var/lib/late")), os.Remove(s.path("edge1", config))))
+
+	stop()
+	s.start("edge1", "edgecore")
+	s.waitLinked("edge1")
+	s.check(f.write(t.Context(), 100))
+	f.waitArrived()
+	s.waitReady("edge1", true)
+	for _, name := range []string{"dusk", "dawn"} {
+		p, err := s.client.CoreV1().Pods(ns).Get(t.Context(), name, metav1.GetOptions{})
+		s.check(err)
+		if !podReady(*p) || p.Status.ContainerStatuses[0].RestartCount != 0 {
+			t.Errorf("pod %s: ready %t, restarts %d", name, podReady(*p), p.Status.ContainerStatuses[0].RestartCount)
+		}
+	}
+}
