@@ -20,6 +20,8 @@ import (
 	"k8s.io/client-go/dynamic/dynamicinformer"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -42,7 +44,7 @@ type Controller struct {
 	kube     kubernetes.Interface
 	dynamic  dynamic.Interface
 	core     *Core
-	recorder record.EventRecorder
+	recorder record.EventRecorder // of the present Run
 	wake     chan struct{}
 
 	mu     sync.Mutex
@@ -60,7 +62,7 @@ type poolCount struct {
 }
 
 // NewController makes a Controller with cloudcore's own rights. It connects to nothing yet.
-func NewController(config *rest.Config, policy Policy, recorder record.EventRecorder) (*Controller, error) {
+func NewController(config *rest.Config, policy Policy) (*Controller, error) {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("client of kube-apiserver: %w", err)
@@ -69,7 +71,7 @@ func NewController(config *rest.Config, policy Policy, recorder record.EventReco
 	if err != nil {
 		return nil, fmt.Errorf("client of kube-apiserver: %w", err)
 	}
-	return &Controller{kube: client, dynamic: dyn, core: NewCore(policy), recorder: recorder, wake: make(chan struct{}, 1)}, nil
+	return &Controller{kube: client, dynamic: dyn, core: NewCore(policy), wake: make(chan struct{}, 1)}, nil
 }
 
 func (c *Controller) poke() {
@@ -91,6 +93,10 @@ type view struct {
 func (c *Controller) Run(ctx context.Context) error {
 	// What the last run of this process remembers is of another leadership; the objects know better.
 	c.core = NewCore(c.core.policy)
+	events := record.NewBroadcaster(record.WithContext(ctx))
+	events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: c.kube.CoreV1().Events(metav1.NamespaceAll)})
+	defer events.Shutdown()
+	c.recorder = events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "cloudcore"})
 	typed := informers.NewSharedInformerFactoryWithOptions(c.kube, 0, informers.WithTransform(slim))
 	loose := dynamicinformer.NewFilteredDynamicSharedInformerFactory(c.dynamic, 0, metav1.NamespaceAll, nil)
 	pools, vips := loose.ForResource(v1alpha1.Resource(v1alpha1.NodePools)), loose.ForResource(v1alpha1.Resource(v1alpha1.VirtualIPs))

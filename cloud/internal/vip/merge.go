@@ -2,6 +2,7 @@ package vip
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -9,8 +10,46 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/skerry-io/skerry/cloud/internal/aggregate"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
+
+// Kind is VirtualIPs as the aggregation of reports needs them.
+func Kind() aggregate.Kind {
+	return aggregate.Of(v1alpha1.Resource(v1alpha1.VirtualIPs), merge, func(v *v1alpha1.VirtualIP, exists func(string) bool) {
+		n := len(v.Status.Nodes)
+		v.Status.Nodes = slices.DeleteFunc(v.Status.Nodes, func(e v1alpha1.VirtualIPNodeStatus) bool { return !exists(e.Name) })
+		if len(v.Status.Nodes) != n {
+			Merge(v, nil, time.Now())
+		}
+	})
+}
+
+// merge lays what nodes report over a status.
+func merge(v *v1alpha1.VirtualIP, reports map[string][]byte) (refused map[string]error) {
+	refused = map[string]error{}
+	var entries []v1alpha1.VirtualIPNodeStatus
+	for node, body := range reports {
+		if body == nil {
+			v.Status.Nodes = slices.DeleteFunc(v.Status.Nodes, func(e v1alpha1.VirtualIPNodeStatus) bool { return e.Name == node })
+			continue
+		}
+		var e v1alpha1.VirtualIPNodeStatus
+		if err := json.Unmarshal(body, &e); err != nil {
+			refused[node] = fmt.Errorf("the report is no entry of a VirtualIP's status: %w", err)
+			continue
+		}
+		if !slices.Contains([]v1alpha1.VirtualIPState{v1alpha1.VIPHolder, v1alpha1.VIPBackup, v1alpha1.VIPNotReady, v1alpha1.VIPFault, v1alpha1.VIPReleased}, e.State) {
+			refused[node] = fmt.Errorf("the report has state %q", e.State)
+			continue
+		}
+		e.Name = node // whoever it says it is: the session knows
+		e.Message = short(e.Message)
+		entries = append(entries, e)
+	}
+	Merge(v, entries, time.Now())
+	return refused
+}
 
 // Merge takes the entries that nodes have reported into the status of a VirtualIP, drops those of nodes that it does not concern any more, and says what follows of
 // all of them. It reports whether anything changed. Two holders can be in the reports for a moment, since a node that lost the address may be the later one to
@@ -31,7 +70,7 @@ func Merge(v *v1alpha1.VirtualIP, entries []v1alpha1.VirtualIPNodeStatus, now ti
 	slices.SortFunc(s.Nodes, func(a, b v1alpha1.VirtualIPNodeStatus) int { return cmp.Compare(a.Name, b.Name) })
 
 	var holder *v1alpha1.VirtualIPNodeStatus
-	var bad, twins []string
+	var bad []string
 	s.ReadyNodes = 0
 	for i := range s.Nodes {
 		n := &s.Nodes[i]
@@ -43,9 +82,6 @@ func Merge(v *v1alpha1.VirtualIP, entries []v1alpha1.VirtualIPNodeStatus, now ti
 		}
 		if !n.Programmed {
 			bad = append(bad, n.Name+": "+n.Message)
-		}
-		if n.DuplicateAddress != "" {
-			twins = append(twins, fmt.Sprintf("%s sees it at %s", n.Name, n.DuplicateAddress))
 		}
 	}
 	s.Holder = ""
@@ -69,7 +105,6 @@ func Merge(v *v1alpha1.VirtualIP, entries []v1alpha1.VirtualIPNodeStatus, now ti
 		announced = "node " + holder.Name + " holds the address"
 	}
 	condition(v1alpha1.VIPConditionAnnounced, holder != nil, "Held", "NoHolder", announced)
-	condition(v1alpha1.VIPConditionDuplicate, len(twins) > 0, "AnotherHost", "Unique", short(strings.Join(twins, "; ")))
 	return !equalStatus(before, s)
 }
 

@@ -126,6 +126,7 @@ func (c *Core) Plan(s State, now time.Time) Plan {
 	}
 	p.readNodes()
 	p.readPools()
+	maps.DeleteFunc(c.cursor, func(k at, _ netip.Addr) bool { return p.pools[k.pool] == nil })
 	p.readVIPs()
 	claims := p.claims()
 	// First those that have theirs, then those that want a certain one, then the rest.

@@ -23,9 +23,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/kubernetes/scheme"
-	typedcore "k8s.io/client-go/kubernetes/typed/core/v1"
-	"k8s.io/client-go/tools/record"
 
 	"github.com/skerry-io/skerry/cloud/internal/vip"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
@@ -100,9 +97,7 @@ func newReal(t *testing.T) *real {
 
 func (r *real) start() {
 	config := plane.ServiceAccount(r.t, "skerry-system", "cloudcore")
-	broadcaster := record.NewBroadcaster()
-	broadcaster.StartRecordingToSink(&typedcore.EventSinkImpl{Interface: plane.Client().CoreV1().Events("")})
-	c, err := vip.NewController(config, policy(), broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "cloudcore"}))
+	c, err := vip.NewController(config, policy())
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -114,7 +109,6 @@ func (r *real) start() {
 		if err := <-done; err != nil {
 			r.t.Error(err)
 		}
-		broadcaster.Shutdown()
 	}
 	r.t.Cleanup(cancel)
 }

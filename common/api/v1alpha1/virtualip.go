@@ -151,9 +151,6 @@ type VirtualIPNodeStatus struct {
 	// Programmed says that the node's kernel has the address's rules as they should be.
 	// +optional
 	Programmed bool `json:"programmed,omitempty"`
-	// DuplicateAddress is the hardware address of a foreign host that has the address too.
-	// +optional
-	DuplicateAddress string `json:"duplicateAddress,omitempty"`
 	// Message says in a sentence what is wrong.
 	// +optional
 	Message string `json:"message,omitempty"`
@@ -161,11 +158,10 @@ type VirtualIPNodeStatus struct {
 
 // The conditions of a VirtualIP.
 const (
-	VIPConditionAllocated  = "Allocated"        // the Service has the address
-	VIPConditionProgrammed = "Programmed"       // the nodes' kernels have their rules
-	VIPConditionAnnounced  = "Announced"        // a node holds the address
-	VIPConditionDuplicate  = "DuplicateAddress" // a foreign host has it too
-	VIPConditionOutOfRange = "OutOfRange"       // the pool's ranges don't have it any more
+	VIPConditionAllocated  = "Allocated"  // the Service has the address
+	VIPConditionProgrammed = "Programmed" // the nodes' kernels have their rules
+	VIPConditionAnnounced  = "Announced"  // a node holds the address
+	VIPConditionOutOfRange = "OutOfRange" // the pool's ranges don't have it any more
 )
 
 // VirtualIPStatus is what became of it.
@@ -181,7 +177,7 @@ type VirtualIPStatus struct {
 	// +listType=map
 	// +listMapKey=name
 	Nodes []VirtualIPNodeStatus `json:"nodes,omitempty"`
-	// Conditions: Allocated, Programmed, Announced, DuplicateAddress, OutOfRange.
+	// Conditions: Allocated, Programmed, Announced, OutOfRange.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -201,7 +197,6 @@ type VirtualIPStatus struct {
 // +kubebuilder:printcolumn:name="Holder",type=string,JSONPath=`.status.holder`
 // +kubebuilder:printcolumn:name="Ready",type=integer,JSONPath=`.status.readyNodes`,description="nodes that have the address or could take it now"
 // +kubebuilder:printcolumn:name="Programmed",type=string,JSONPath=`.status.conditions[?(@.type=="Programmed")].status`,priority=1
-// +kubebuilder:printcolumn:name="Duplicate",type=string,JSONPath=`.status.conditions[?(@.type=="DuplicateAddress")].status`,priority=1
 // +kubebuilder:printcolumn:name="VRID",type=integer,JSONPath=`.spec.vrid`,priority=1
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type VirtualIP struct {

@@ -33,6 +33,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
 	"github.com/skerry-io/skerry/edge/internal/object"
+	"github.com/skerry-io/skerry/edge/internal/store"
 )
 
 // Name is the module's.
@@ -46,6 +47,8 @@ const (
 	// retryMin and retryMax bound the waits after a failure.
 	retryMin = time.Second
 	retryMax = 30 * time.Second
+	// settle is for how long a fault is not believed after the elector was told that an instance may stand: it looks up what it was told first.
+	settle = 2 * time.Second
 )
 
 // Elector is what holds elections: *keepalived.Daemon.
@@ -85,13 +88,39 @@ type Config struct {
 	Plane    Plane
 	Reporter Reporter
 	Memory   Memory
-	// Recorder may be nil.
-	Recorder record.EventRecorder
+	// Events opens the recorder of events for one run; nil for none.
+	Events func(ctx context.Context) (events record.EventRecorder, done func(), err error)
 	// Interfaces lists the device's; default netif.List.
 	Interfaces func() ([]netif.Interface, error)
 	// BootID tells one boot from another, and BootTime when this one was, by the present clock.
 	BootID   string
 	BootTime func() time.Time
+}
+
+// InStore is a Memory in the edge's store.
+func InStore(s *store.Store) Memory { return inStore{s} }
+
+type inStore struct{ store *store.Store }
+
+const stateKey = "state"
+
+func (s inStore) Load() (state []byte, err error) {
+	err = s.store.View(func(tx *store.Tx) error {
+		state, err = tx.State(string(Name), stateKey)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("reading the store: %w", err)
+	}
+	return state, nil
+}
+
+func (s inStore) Save(ctx context.Context, state []byte) error {
+	err := s.store.Update(ctx, func(tx *store.Tx) error { return tx.SetState(string(Name), stateKey, state) })
+	if err != nil {
+		return fmt.Errorf("writing to the store: %w", err)
+	}
+	return nil
 }
 
 // memory is what Memory keeps, as JSON.
@@ -148,6 +177,10 @@ type run struct {
 	pods  cache.Indexer
 	first map[types.UID]time.Time // when a new address was first seen
 	ready map[string]bool         // what the elector was told
+	// stood is since when an instance may stand: for a moment after that its state is still the one of before.
+	stood map[string]time.Time
+	// events may be nil.
+	events record.EventRecorder
 }
 
 // Run implements beehive.Module.
@@ -189,7 +222,15 @@ func (a *Agent) Run(ctx context.Context, port *beehive.Port) error {
 		if !cache.WaitForCacheSync(ctx.Done(), pods.HasSynced, vips.Informer().HasSynced) {
 			return nil
 		}
-		r := &run{Agent: a, vips: vips.Lister(), pods: pods.GetIndexer(), first: map[types.UID]time.Time{}, ready: map[string]bool{}}
+		r := &run{Agent: a, vips: vips.Lister(), pods: pods.GetIndexer(), first: map[types.UID]time.Time{}, ready: map[string]bool{}, stood: map[string]time.Time{}}
+		if a.cfg.Events != nil {
+			events, done, err := a.cfg.Events(ctx)
+			if err != nil {
+				return err
+			}
+			defer done()
+			r.events = events
+		}
 		return r.serve(ctx)
 	})
 	return g.Wait()
@@ -376,6 +417,12 @@ func (r *run) sync(ctx context.Context) (again time.Duration, err error) {
 	for name := range r.ready {
 		if !known[name] {
 			delete(r.ready, name)
+			delete(r.stood, name)
+		}
+	}
+	for _, since := range r.stood {
+		if left := settle - time.Since(since); left > 0 && (again == 0 || left < again) {
+			again = left
 		}
 	}
 	errs = append(errs, r.report(ctx, f, roles, errors.Join(programmed, applied)))
@@ -398,15 +445,24 @@ func (r *run) tell(name string, ready bool) error {
 		return err
 	}
 	r.ready[name] = ready
+	delete(r.stood, name)
+	if ready {
+		r.stood[name] = time.Now()
+	}
 	return nil
 }
 
-// elections finds the addresses that nobody has held yet, as far as the objects say, and that are new to this run.
+// elections finds the addresses that nobody has held yet, as far as the objects say, and that are new to this run. For a node that has held it once the first election
+// is over: it does not take it back.
 func (r *run) elections(vips []*v1alpha1.VirtualIP, now time.Time) (fresh map[string]bool, again time.Duration) {
 	fresh = map[string]bool{}
 	seen := map[types.UID]bool{}
+	states := r.cfg.Elector.States()
 	for _, v := range vips {
 		seen[v.UID] = true
+		if states[instanceName(v)] == keepalived.Master {
+			r.first[v.UID] = now.Add(-firstElection)
+		}
 		since, known := r.first[v.UID]
 		if !known {
 			since = now
@@ -439,6 +495,9 @@ func (r *run) report(ctx context.Context, f Facts, roles []Role, programmed erro
 		state := states[role.Instance.Name]
 		if role.Fault == "" && role.Ready && programmed == nil && state == keepalived.Unknown {
 			continue // keepalived has not spoken yet
+		}
+		if since, ok := r.stood[role.Instance.Name]; ok && state == keepalived.Fault && time.Since(since) < settle {
+			continue
 		}
 		e := entry(f.Node, role, state, programmed, f.Maintenance)
 		entries[role.VIP.Name] = reported{uid: role.VIP.UID, entry: e}
@@ -502,7 +561,7 @@ func (r *run) event(ctx context.Context, v *v1alpha1.VirtualIP, e v1alpha1.Virtu
 	r.mu.Lock()
 	r.counts.transitions[string(e.State)]++
 	r.mu.Unlock()
-	if r.cfg.Recorder == nil {
+	if r.events == nil {
 		return
 	}
 	kind := corev1.EventTypeNormal
@@ -514,5 +573,5 @@ func (r *run) event(ctx context.Context, v *v1alpha1.VirtualIP, e v1alpha1.Virtu
 	if e.Message != "" {
 		words = append(words, e.Message)
 	}
-	r.cfg.Recorder.Event(ref, kind, string(e.State), strings.Join(words, ": "))
+	r.events.Event(ref, kind, string(e.State), strings.Join(words, ": "))
 }

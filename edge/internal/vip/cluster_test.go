@@ -28,9 +28,9 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/edge/internal/kernel/iptables"
 	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"
+	"github.com/skerry-io/skerry/edge/internal/kernel/lantest"
 	"github.com/skerry-io/skerry/edge/internal/object"
 	"github.com/skerry-io/skerry/edge/internal/vip"
-	"github.com/skerry-io/skerry/tests/netns/lan"
 )
 
 // The test's own binary is also the node's agent: a process in a network namespace, so that it can be killed.
@@ -257,7 +257,7 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 type node struct {
 	t      *testing.T
 	name   string
-	host   *lan.Host
+	host   *lantest.Host
 	dir    string
 	socket string
 	api    *api
@@ -271,8 +271,8 @@ type node struct {
 
 type site struct {
 	t      *testing.T
-	lan    *lan.LAN
-	client *lan.Host
+	lan    *lantest.LAN
+	client *lantest.Host
 	nodes  []*node
 }
 
@@ -290,7 +290,7 @@ func newSite(t *testing.T, nodes int) *site {
 	if _, err := exec.LookPath("keepalived"); err != nil {
 		t.Skip("needs keepalived")
 	}
-	s := &site{t: t, lan: lan.New(t)}
+	s := &site{t: t, lan: lantest.New(t)}
 	s.client = s.lan.Host("10.79.0.200/24")
 	for i := range nodes {
 		n := &node{t: t, name: string(rune('a' + i)), dir: t.TempDir(), octet: i + 1}

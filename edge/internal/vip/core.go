@@ -83,7 +83,7 @@ func role(f Facts, v *v1alpha1.VirtualIP, self v1alpha1.VirtualIPNode) Role {
 		return r
 	}
 	r.Instance = keepalived.Instance{
-		Name: "vip_" + v.Name, Interface: iface, VRID: uint8(v.Spec.VRID), Priority: uint8(self.Priority),
+		Name: instanceName(v), Interface: iface, VRID: uint8(v.Spec.VRID), Priority: uint8(self.Priority),
 		Advert: cmp.Or(v.Spec.AdvertisementInterval.Duration, defaultAdvert), Address: address,
 		Preempt: v.Spec.PreferredNode == f.Node || f.New[v.Name],
 	}
@@ -102,6 +102,8 @@ func role(f Facts, v *v1alpha1.VirtualIP, self v1alpha1.VirtualIPNode) Role {
 	}
 	return r
 }
+
+func instanceName(v *v1alpha1.VirtualIP) string { return "vip_" + v.Name }
 
 // choose finds the interface for an address: the one that is asked for, else the one whose network it is in, else that of the default route.
 func choose(all []netif.Interface, asked string, address netip.Addr) (name, fault string) {

@@ -35,7 +35,7 @@ type Address struct {
 }
 
 // Status tells how it is.
-func (a *Agent) Status() any {
+func (a *Agent) Status() Status {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	s := Status{DataPlane: a.cfg.Plane.Name(), Maintenance: a.memory.Maintenance, VIPs: []Address{}}

@@ -19,7 +19,7 @@ import (
 	"time"
 
 	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"
-	"github.com/skerry-io/skerry/tests/netns/lan"
+	"github.com/skerry-io/skerry/edge/internal/kernel/lantest"
 )
 
 // The test's own binary is also the node: a process of its own in a network namespace, so that it can be killed.
@@ -91,7 +91,7 @@ func serve(dir string) error {
 // node is a node as the test sees it.
 type node struct {
 	t     *testing.T
-	host  *lan.Host
+	host  *lantest.Host
 	dir   string
 	extra string
 
@@ -102,7 +102,7 @@ type node struct {
 	states  map[string]keepalived.State
 }
 
-func newNode(t *testing.T, l *lan.LAN, address string) *node {
+func newNode(t *testing.T, l *lantest.LAN, address string) *node {
 	t.Helper()
 	if _, err := exec.LookPath("keepalived"); err != nil {
 		t.Skip("needs keepalived")
@@ -231,7 +231,7 @@ const vip = "10.77.0.100"
 
 func instance(name, address string, vrid, priority uint8) keepalived.Instance {
 	return keepalived.Instance{
-		Name: name, Interface: lan.Interface, VRID: vrid, Priority: priority, Advert: 200 * time.Millisecond, Address: netip.MustParseAddr(address),
+		Name: name, Interface: lantest.Interface, VRID: vrid, Priority: priority, Advert: 200 * time.Millisecond, Address: netip.MustParseAddr(address),
 	}
 }
 
@@ -248,8 +248,8 @@ func eventually(t *testing.T, what string, ok func() bool) {
 }
 
 // pair is two nodes with one address; the first has the higher priority and holds it.
-func pair(t *testing.T) (l *lan.LAN, a, b *node) {
-	l = lan.New(t)
+func pair(t *testing.T) (l *lantest.LAN, a, b *node) {
+	l = lantest.New(t)
 	a, b = newNode(t, l, "10.77.0.1/24"), newNode(t, l, "10.77.0.2/24")
 	a.ready("web", true)
 	a.apply(instance("web", vip, 51, 200))
@@ -287,7 +287,7 @@ func TestElection_readinessByTrackedFile(t *testing.T) {
 }
 
 func TestElection_neverReadyIsNoCandidate(t *testing.T) {
-	l := lan.New(t)
+	l := lantest.New(t)
 	a := newNode(t, l, "10.77.0.1/24")
 	a.apply(instance("web", vip, 51, 200))
 	eventually(t, "it is in fault", func() bool { return a.state("web") == keepalived.Fault })
@@ -331,7 +331,7 @@ func TestApply_refusesWhatKeepalivedRefuses(t *testing.T) {
 	web := instance("web", vip, 51, 200)
 	for name, bad := range map[string]keepalived.Instance{
 		"missing interface": {Name: "bad", Interface: "eth99", VRID: 9, Priority: 100, Advert: time.Second, Address: netip.MustParseAddr("10.77.0.9")},
-		"VRID 0":            {Name: "bad", Interface: lan.Interface, Priority: 100, Advert: time.Second, Address: netip.MustParseAddr("10.77.0.9")},
+		"VRID 0":            {Name: "bad", Interface: lantest.Interface, Priority: 100, Advert: time.Second, Address: netip.MustParseAddr("10.77.0.9")},
 		"the same VRID":     instance("bad", "10.77.0.9", 51, 100),
 	} {
 		if err := a.order(order{Apply: []keepalived.Instance{web, bad}}); err == "" {
@@ -451,7 +451,7 @@ func TestVIPs_17_SupervisorKilled(t *testing.T) {
 
 // A pid file of a keepalived that is gone, or of another process, keeps nothing from starting.
 func TestStart_stalePIDFiles(t *testing.T) {
-	l := lan.New(t)
+	l := lantest.New(t)
 	a := newNode(t, l, "10.77.0.1/24")
 	for _, f := range []string{"keepalived.pid", "vrrp.pid"} {
 		if err := os.WriteFile(filepath.Join(a.dir, f), []byte(strconv.Itoa(os.Getpid())+"\n"), 0o644); err != nil {
@@ -465,7 +465,7 @@ func TestStart_stalePIDFiles(t *testing.T) {
 
 // Every instance of IPv6 needs no more than its address.
 func TestElection_IPv6(t *testing.T) {
-	l := lan.New(t)
+	l := lantest.New(t)
 	a, b := newNode(t, l, "2001:db8::1/64"), newNode(t, l, "2001:db8::2/64")
 	for n, priority := range map[*node]uint8{a: 200, b: 190} {
 		n.ready("six", true)

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/skerry-io/skerry/edge/internal/kernel/balance"
-	"github.com/skerry-io/skerry/tests/netns/lan"
+	"github.com/skerry-io/skerry/edge/internal/kernel/lantest"
 )
 
 // Plane is what is tried.
@@ -35,7 +35,7 @@ type Case struct {
 type bench struct {
 	t            *testing.T
 	c            Case
-	client, node *lan.Host
+	client, node *lantest.Host
 	vip          netip.Addr
 	pods         map[string]netip.AddrPort // by word
 	nodeIP       string
@@ -45,7 +45,7 @@ type bench struct {
 const patience = 5 * time.Second
 
 func newBench(t *testing.T, c Case, six bool) *bench {
-	l := lan.New(t)
+	l := lantest.New(t)
 	b := &bench{t: t, c: c, pods: map[string]netip.AddrPort{}}
 	address := func(four, other string) string {
 		if six {
@@ -57,7 +57,7 @@ func newBench(t *testing.T, c Case, six bool) *bench {
 	length := address("/24", "/64")
 	b.node, b.client = l.Host(b.nodeIP+length), l.Host(b.clientIP+length)
 	b.vip = netip.MustParseAddr(address("10.78.0.100", "2001:db8:78::100"))
-	b.node.Shell(fmt.Sprintf("ip addr add %s dev %s", netip.PrefixFrom(b.vip, b.vip.BitLen()), lan.Interface))
+	b.node.Shell(fmt.Sprintf("ip addr add %s dev %s", netip.PrefixFrom(b.vip, b.vip.BitLen()), lantest.Interface))
 	for i, word := range []string{"one", "two"} {
 		a := netip.MustParseAddr(address(fmt.Sprintf("10.244.1.%d", i+2), fmt.Sprintf("2001:db8:244::%d", i+2)))
 		b.node.Pod(a).Serve(8080, word)
@@ -71,7 +71,7 @@ func (b *bench) service(words ...string) balance.Service {
 	for _, w := range words {
 		all = append(all, b.pods[w])
 	}
-	return balance.Service{Address: b.vip, Interface: lan.Interface, Ports: []balance.Port{
+	return balance.Service{Address: b.vip, Interface: lantest.Interface, Ports: []balance.Port{
 		{Protocol: balance.TCP, Number: 80, Backends: all}, {Protocol: balance.UDP, Number: 53, Backends: all},
 	}}
 }
@@ -96,7 +96,7 @@ func (b *bench) try(want ...balance.Service) error {
 
 func (b *bench) at(port uint16) string { return netip.AddrPortFrom(b.vip, port).String() }
 
-func (b *bench) ask(from *lan.Host, network string, port uint16) (word, seen string) {
+func (b *bench) ask(from *lantest.Host, network string, port uint16) (word, seen string) {
 	b.t.Helper()
 	word, seen, err := from.Ask(network, b.at(port), patience)
 	if err != nil {
@@ -229,13 +229,13 @@ func gone(b *bench) {
 		b.t.Fatal(err)
 	}
 	defer c.Close()
-	if word, _, err := lan.Exchange(c, patience); word != "one" {
+	if word, _, err := lantest.Exchange(c, patience); word != "one" {
 		b.t.Fatalf("%q answers: %v", word, err)
 	}
 	b.apply(b.service("two"))
 	// The packet that meets the change itself may be lost.
 	for deadline := time.Now().Add(4 * patience); ; {
-		word, _, err := lan.Exchange(c, time.Second)
+		word, _, err := lantest.Exchange(c, time.Second)
 		if word == "two" {
 			return
 		}
@@ -270,11 +270,11 @@ func foreign(b *bench) {
 func circles(b *bench) {
 	b.apply(b.service())
 	whole := netip.PrefixFrom(b.vip, b.vip.BitLen()).String()
-	b.node.Shell(fmt.Sprintf("ip addr del %s dev %s", whole, lan.Interface))
+	b.node.Shell(fmt.Sprintf("ip addr del %s dev %s", whole, lantest.Interface))
 	family := map[bool]string{false: "-4", true: "-6"}[b.vip.Is6()]
 	// The client is the router here, and thinks that the node has it; the node would send it back.
-	b.client.Shell(fmt.Sprintf("ip %s route add %s via %s dev %s", family, whole, b.nodeIP, lan.Interface))
-	b.node.Shell(fmt.Sprintf("ip %s route add %s via %s dev %s", family, whole, b.clientIP, lan.Interface))
+	b.client.Shell(fmt.Sprintf("ip %s route add %s via %s dev %s", family, whole, b.nodeIP, lantest.Interface))
+	b.node.Shell(fmt.Sprintf("ip %s route add %s via %s dev %s", family, whole, b.clientIP, lantest.Interface))
 	_, _, err := b.client.Ask("tcp", b.at(80), time.Second)
 	if err == nil {
 		b.t.Error("somebody answers")

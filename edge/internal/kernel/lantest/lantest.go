@@ -1,8 +1,8 @@
-// Package lan makes a LAN of network namespaces on one bridge for tests, and runs programs on its hosts.
+// Package lantest makes a LAN of network namespaces on one bridge for tests, and runs programs on its hosts.
 //
 // It owns the namespaces, with fresh names, since the kernel removes them some time after they are deleted; all go with the test. The bridge has a namespace of its own,
 // so the machine's network is not touched. Root is needed. A LAN is used by one test; the methods of a Host may be called from any goroutine.
-package lan
+package lantest
 
 import (
 	"context"
