@@ -29,6 +29,7 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/publish"
 	"github.com/skerry-io/skerry/cloud/internal/relay"
 	"github.com/skerry-io/skerry/cloud/internal/tunnel"
+	"github.com/skerry-io/skerry/cloud/internal/vip"
 	"github.com/skerry-io/skerry/common/health"
 	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/link/quiclink"
@@ -223,7 +224,10 @@ func (a *App) assemble() error {
 	a.publisher = publish.New(a.informers, a.singles, access)
 	a.pods = relay.NewPods(a.informers)
 	a.relay = relay.New(a.client, a.pods, a.instance)
-	a.reports = newReporting(a.client, a.informers)
+	policy := vip.Policy{ReservedVRIDs: a.config.VIP.ReservedVRIDs, Quarantine: a.config.VIP.Quarantine.Duration}
+	if a.reports, err = newReporting(a.client, a.informers, policy); err != nil {
+		return err
+	}
 	parts := []hub.Part{a.publisher, a.relay, a.reports}
 	if a.egress != nil {
 		if err := a.newTunnel(); err != nil {
@@ -279,6 +283,7 @@ func (a *App) assemble() error {
 	}
 	for _, c := range []prometheus.Collector{
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), a.hub, a.publisher.Metrics(), a.relay.Metrics(), a.reports,
+		a.reports.vips,
 	} {
 		if err := a.metrics.Register(c); err != nil {
 			return fmt.Errorf("registering metrics: %w", err)

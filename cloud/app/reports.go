@@ -9,6 +9,7 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/aggregate"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/cloud/internal/route"
+	"github.com/skerry-io/skerry/cloud/internal/vip"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
@@ -17,10 +18,15 @@ type reporting struct {
 	*aggregate.Aggregator
 	client    *kube.Client
 	informers *kube.Informers
+	vips      *vip.Controller
 }
 
-func newReporting(client *kube.Client, informers *kube.Informers) *reporting {
-	return &reporting{aggregate.New(client, route.Kind()), client, informers}
+func newReporting(client *kube.Client, informers *kube.Informers, policy vip.Policy) (*reporting, error) {
+	vips, err := vip.NewController(client.Config(), policy)
+	if err != nil {
+		return nil, err
+	}
+	return &reporting{aggregate.New(client, route.Kind(), vip.Kind()), client, informers, vips}, nil
 }
 
 // decide runs what one replica does at a time.
@@ -32,5 +38,6 @@ func (r *reporting) decide(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return r.Sweep(ctx, nodes) })
 	g.Go(func() error { return route.New(r.client, routes, nodes).Run(ctx) })
+	g.Go(func() error { return r.vips.Run(ctx) })
 	return g.Wait()
 }

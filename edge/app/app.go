@@ -43,6 +43,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/route"
 	"github.com/skerry-io/skerry/edge/internal/store"
 	"github.com/skerry-io/skerry/edge/internal/tunnel"
+	"github.com/skerry-io/skerry/edge/internal/vip"
 )
 
 // Configuration reads edgecore.yaml and checks also what only a module knows: the KubeletConfiguration. The error names every mistake with its line.
@@ -112,6 +113,7 @@ type App struct {
 	netwatch *netwatch.Watcher
 	edged    *edged.Module
 	routes   *route.Agent
+	vips     *vip.Agent
 	runner   *beehive.Runner
 	metrics  *prometheus.Registry
 }
@@ -189,6 +191,11 @@ func (a *App) assemble() error {
 		entries = append(entries, beehive.Entry{
 			Module: a.routes, Groups: []message.Group{linkstate.Group}, Restart: beehive.OnFailure(beehive.Backoff{}), StopTimeout: 30 * time.Second,
 		})
+	}
+	if c.VIP.Enable {
+		// Before the kubelet: what the store says of pods when a device boots is of the boot before.
+		a.vips = a.newVIPs()
+		entries = append(entries, beehive.Entry{Module: a.vips, Restart: beehive.OnFailure(beehive.Backoff{}), StopTimeout: 20 * time.Second})
 	}
 	if c.EdgeHub.Enable {
 		var err error
@@ -336,6 +343,9 @@ func (a *App) registerMetrics() error {
 	}
 	if a.routes != nil {
 		all = append(all, a.routes)
+	}
+	if a.vips != nil {
+		all = append(all, a.vips)
 	}
 	for _, c := range all {
 		if err := a.metrics.Register(c); err != nil {

@@ -21,6 +21,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/meta"
 	"github.com/skerry-io/skerry/edge/internal/route"
 	"github.com/skerry-io/skerry/edge/internal/store"
+	"github.com/skerry-io/skerry/edge/internal/vip"
 )
 
 // StatusPath is where the running edgecore answers Status, on its unix socket.
@@ -39,6 +40,7 @@ type Status struct {
 	Kubelet    string                 `json:"kubelet"`              // "alive", or what it waits for
 	Data       *meta.Status           `json:"data,omitempty"`
 	Routes     *route.Status          `json:"routes,omitempty"`
+	VIPs       *vip.Status            `json:"vips,omitempty"`
 	Modules    []beehive.ModuleHealth `json:"modules,omitempty"`
 }
 
@@ -56,6 +58,10 @@ func (a *App) Status() Status {
 	if a.routes != nil {
 		routes := a.routes.Status()
 		s.Routes = &routes
+	}
+	if a.vips != nil {
+		vips := a.vips.Status()
+		s.VIPs = &vips
 	}
 	s.Modules = a.runner.Health()
 	switch {
@@ -78,6 +84,7 @@ func (a *App) local() http.Handler {
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(a.Status()) // the client is gone: nobody to tell
 	})
+	mux.HandleFunc("PUT "+MaintenancePath, a.handleMaintenance)
 	return mux
 }
 

@@ -34,6 +34,7 @@ type Config struct {
 	Hub           Hub    `json:"hub"`
 	Join          Listen `json:"join"`
 	Tunnel        Tunnel `json:"tunnel"`
+	VIP           VIP    `json:"vip"`
 	Health        Listen `json:"health"`
 	Log           Log    `json:"log"`
 }
@@ -55,6 +56,14 @@ type Tunnel struct {
 	Advertise string `json:"advertise"`
 	// Clients are the common names of the client certificates, of the cluster's CA, that kube-apiserver shows.
 	Clients []string `json:"clients"`
+}
+
+// VIP is how virtual IPs are given away.
+type VIP struct {
+	// ReservedVRIDs are numbers of VRRP that others use on networks of the edges.
+	ReservedVRIDs []int32 `json:"reservedVRIDs"`
+	// Quarantine is how long an address that was released waits for nodes that don't confirm that they dropped it: those that are off line.
+	Quarantine metav1.Duration `json:"quarantine"`
 }
 
 // Hub is where the edges' links end.
@@ -80,6 +89,7 @@ func Default() *Config {
 		},
 		Join:   Listen{Listen: ":10002"},
 		Tunnel: Tunnel{Listen: Listen{Listen: ":10004"}, Clients: []string{"kube-apiserver-kubelet-client"}},
+		VIP:    VIP{ReservedVRIDs: []int32{}, Quarantine: metav1.Duration{Duration: 10 * time.Minute}},
 		Health: Listen{Listen: "127.0.0.1:10003"},
 		Log:    Log{Verbosity: 2},
 	}
@@ -116,6 +126,14 @@ func (c *Config) Validate() field.ErrorList {
 	case "constrained", "classic":
 	default:
 		errs = append(errs, field.NotSupported(field.NewPath("impersonation"), c.Impersonation, []string{"constrained", "classic"}))
+	}
+	for i, n := range c.VIP.ReservedVRIDs {
+		if n < 1 || n > 255 {
+			errs = append(errs, field.Invalid(field.NewPath("vip", "reservedVRIDs").Index(i), n, "must be 1 to 255"))
+		}
+	}
+	if d := c.VIP.Quarantine.Duration; d < 0 {
+		errs = append(errs, field.Invalid(field.NewPath("vip", "quarantine"), d.String(), "must not be negative"))
 	}
 	hub := field.NewPath("hub")
 	if c.Hub.WebSocket.Listen == "" && c.Hub.QUIC.Listen == "" {

@@ -24,6 +24,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/config"
 	"github.com/skerry-io/skerry/edge/internal/hub"
 	"github.com/skerry-io/skerry/edge/internal/route"
+	"github.com/skerry-io/skerry/edge/internal/vip"
 )
 
 // askTimeout bounds the question to the running process.
@@ -150,6 +151,9 @@ func writeStatus(out io.Writer, s app.Status) error {
 	if r := s.Routes; r != nil {
 		writeRoutes(row, r)
 	}
+	if v := s.VIPs; v != nil {
+		writeVIPs(row, v)
+	}
 	if err := w.Flush(); err != nil {
 		return err
 	}
@@ -180,6 +184,28 @@ func writeRoutes(row func(name, format string, args ...any), r *route.Status) {
 	}
 	if troubles > maxRoutes {
 		row("", "and %d more", troubles-maxRoutes)
+	}
+}
+
+// writeVIPs says what this node is to each virtual IP.
+func writeVIPs(row func(name, format string, args ...any), v *vip.Status) {
+	text := "none"
+	if n := len(v.VIPs); n > 0 {
+		text = fmt.Sprintf("%d, by %s", n, v.DataPlane)
+	}
+	if v.Maintenance {
+		text += "; under maintenance"
+	}
+	row("virtual IPs", "%s", text)
+	for _, a := range v.VIPs {
+		line := fmt.Sprintf("%s (%s, pool %s): %s, %d ready here", a.Address, a.Service, a.Pool, a.Self.State, a.Self.ReadyEndpoints)
+		if a.Self.Message != "" {
+			line += ": " + a.Self.Message
+		}
+		row("", "%s", line)
+	}
+	if v.Problem != "" {
+		row("", "%s", v.Problem)
 	}
 }
 

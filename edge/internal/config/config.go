@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -50,6 +51,7 @@ type Modules struct {
 	EdgeAPI     EdgeAPI     `json:"edgeAPI"`
 	Edged       Edged       `json:"edged"`
 	Route       Route       `json:"route"`
+	VIP         VIP         `json:"vip"`
 }
 
 // EdgeHub keeps the link to the cloud.
@@ -136,6 +138,24 @@ func (r *Route) Protected() []netip.Prefix {
 	return all
 }
 
+// VIP serves virtual IPs.
+type VIP struct {
+	Enable bool `json:"enable"`
+	// DataPlane carries the traffic: ipvs, iptables, or auto: ipvs where the kernel has it. Change it only while the device has no virtual IPs.
+	DataPlane  string     `json:"dataPlane"`
+	Keepalived Keepalived `json:"keepalived"`
+}
+
+// Keepalived elects who holds an address.
+type Keepalived struct {
+	// Program is its path, or its name in PATH.
+	Program string `json:"program"`
+	// Sections is a file with sections of your own for keepalived.conf, without global_defs; it may be missing.
+	Sections string `json:"sections"`
+	// RunDir holds what keepalived needs while it runs; it should be on a file system of memory.
+	RunDir string `json:"runDir"`
+}
+
 // Default is the configuration that holds where a file says nothing.
 func Default() *Config {
 	seconds := func(n int) metav1.Duration { return metav1.Duration{Duration: time.Duration(n) * time.Second} }
@@ -153,6 +173,9 @@ func Default() *Config {
 			EdgeAPI:     EdgeAPI{Enable: true, Socket: "/run/skerry/edge.sock", Listen: "127.0.0.1:10550"},
 			Edged:       Edged{Enable: true, Labels: map[string]string{}, RootDir: "/var/lib/kubelet", Kubelet: json.RawMessage("{}")},
 			Route:       Route{Enable: true, Protocol: 158, ProtectedSubnets: []string{}},
+			VIP: VIP{Enable: true, DataPlane: "auto", Keepalived: Keepalived{
+				Program: "keepalived", Sections: "/etc/skerry/keepalived.conf", RunDir: "/run/skerry/keepalived",
+			}},
 		},
 	}
 }
@@ -185,6 +208,7 @@ func (c *Config) Validate() field.ErrorList {
 	errs = append(errs, c.Modules.EdgeAPI.validate(modules.Child("edgeAPI"))...)
 	errs = append(errs, c.Modules.Edged.validate(modules.Child("edged"))...)
 	errs = append(errs, c.Modules.Route.validate(modules.Child("route"))...)
+	errs = append(errs, c.Modules.VIP.validate(modules.Child("vip"))...)
 	if !c.Modules.MetaManager.Enable && (c.Modules.EdgeHub.Enable || c.Modules.EdgeAPI.Enable || c.Modules.Edged.Enable) {
 		errs = append(errs, field.Forbidden(modules.Child("metaManager", "enable"), "edgeHub, edgeAPI and edged stand on the store: they can't run without it"))
 	}
@@ -286,6 +310,20 @@ func (r *Route) validate(at *field.Path) field.ErrorList {
 		}
 	}
 	return errs
+}
+
+func (v *VIP) validate(at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	planes := []string{"auto", "ipvs", "iptables"}
+	if !slices.Contains(planes, v.DataPlane) {
+		errs = append(errs, field.NotSupported(at.Child("dataPlane"), v.DataPlane, planes))
+	}
+	at = at.Child("keepalived")
+	if v.Keepalived.Program == "" {
+		errs = append(errs, field.Required(at.Child("program"), ""))
+	}
+	errs = append(errs, absolute(at.Child("sections"), v.Keepalived.Sections, false)...)
+	return append(errs, absolute(at.Child("runDir"), v.Keepalived.RunDir, v.Enable)...)
 }
 
 func absolute(at *field.Path, path string, required bool) field.ErrorList {

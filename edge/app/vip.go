@@ -1,0 +1,132 @@
+package app
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/edge/internal/api"
+	"github.com/skerry-io/skerry/edge/internal/kernel/balance"
+	"github.com/skerry-io/skerry/edge/internal/kernel/iptables"
+	"github.com/skerry-io/skerry/edge/internal/kernel/ipvs"
+	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"
+	"github.com/skerry-io/skerry/edge/internal/vip"
+)
+
+func (a *App) newVIPs() *vip.Agent {
+	c := a.config.Modules.VIP
+	return vip.New(vip.Config{
+		NodeName: a.node, API: a.api.ClientConfig(api.Identity{}), Plane: &dataPlane{choice: c.DataPlane}, Reporter: a.meta, Memory: vip.InStore(a.store),
+		Elector: keepalived.New(keepalived.Config{Dir: c.Keepalived.RunDir, Extra: c.Keepalived.Sections, Program: c.Keepalived.Program}),
+		Events:  a.vipEvents, BootID: bootID(), BootTime: bootTime,
+	})
+}
+
+func (a *App) vipEvents(ctx context.Context) (record.EventRecorder, func(), error) {
+	events, err := a.api.NewRecorder(ctx, string(vip.Name))
+	if err != nil {
+		return nil, nil, fmt.Errorf("making the recorder: %w", err)
+	}
+	return events, func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+		defer cancel()
+		if err := events.Close(ctx); err != nil {
+			klog.FromContext(ctx).V(2).Info("The last events of virtual IPs were not written", "err", err)
+		}
+	}, nil
+}
+
+// bootTime is when the device booted, by the present clock: CLOCK_BOOTTIME counts from there, suspended time included (clock_gettime(2)).
+func bootTime() time.Time {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &t); err != nil {
+		return time.Time{} // no container is older than that
+	}
+	return time.Now().Add(-time.Duration(t.Nano()))
+}
+
+// dataPlane is the one that is asked for, or that the kernel has. It is chosen when it is first needed: a device without virtual IPs needs neither.
+type dataPlane struct {
+	choice string
+
+	mu     sync.Mutex
+	chosen vip.Plane
+}
+
+func (p *dataPlane) Name() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.chosen == nil {
+		return p.choice
+	}
+	return p.chosen.Name()
+}
+
+func (p *dataPlane) Apply(ctx context.Context, want []balance.Service) error {
+	chosen, err := p.choose()
+	if err != nil {
+		if len(want) == 0 {
+			return nil // nothing can be there that would have to go
+		}
+		return err
+	}
+	return chosen.Apply(ctx, want)
+}
+
+func (p *dataPlane) choose() (vip.Plane, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.chosen != nil {
+		return p.chosen, nil
+	}
+	if p.choice != "iptables" {
+		plane, err := ipvs.New()
+		if err == nil {
+			p.chosen = plane
+			return plane, nil
+		}
+		if p.choice == "ipvs" || !errors.Is(err, ipvs.ErrUnsupported) {
+			return nil, err
+		}
+	}
+	plane, err := iptables.New()
+	if err != nil {
+		return nil, err
+	}
+	p.chosen = plane
+	return plane, nil
+}
+
+// MaintenancePath is where the running edgecore is told, on its unix socket, to hand its virtual IPs over: PUT with a Maintenance.
+const MaintenancePath = "/skerry/v1/maintenance"
+
+// Maintenance is what `edgecore maintenance` says.
+type Maintenance struct {
+	On bool `json:"on"`
+}
+
+// handleMaintenance answers when the order is on the disk.
+func (a *App) handleMaintenance(w http.ResponseWriter, r *http.Request) {
+	var m Maintenance
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<10)).Decode(&m); err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	if a.vips == nil {
+		http.Error(w, "modules.vip is switched off on this device: there is nothing to hand over", http.StatusConflict)
+		return
+	}
+	if err := a.vips.SetMaintenance(r.Context(), m.On); err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
+}

@@ -1,0 +1,205 @@
+package e2e_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// shopVIP is on the LAN that the edges share with the client.
+const shopVIP = "192.168.100.230"
+
+// shop makes a pool of both edges, and a Service of the sample application with a virtual IP there. Both go with the test.
+func (s *system) shop() {
+	s.t.Helper()
+	s.apply("default", "apiVersion: skerry.io/v1alpha1\nkind: NodePool\nmetadata: {name: shop, labels: {site: shop}}\n"+
+		"spec: {addresses: ["+shopVIP+"], nodeSelector: {}, advertisementInterval: 200ms}\n")
+	s.apply("sample", `apiVersion: v1
+kind: Service
+metadata:
+  name: shop
+  annotations: {skerry.io/nodepool-labelselector: site=shop}
+spec:
+  type: LoadBalancer
+  loadBalancerClass: skerry.io/vip
+  selector: {app: sample}
+  ports: [{port: 80, targetPort: 8080}]
+`)
+	s.t.Cleanup(func() {
+		ctx := context.Background()
+		s.mend(ctx)
+		s.must(s.run(ctx, "kubectl", "-n", "sample", "delete", "service", "shop", "--ignore-not-found"))
+		s.waitForIn(ctx, "the virtual IP to go", func(ctx context.Context) error {
+			out, err := s.run(ctx, "kubectl", "get", "virtualips", "-o", "name")
+			if err == nil && out != "" {
+				err = errors.New(out + "is there")
+			}
+			return err
+		})
+		s.must(s.run(ctx, "kubectl", "delete", "nodepool", "shop", "--ignore-not-found"))
+	})
+}
+
+type shopStatus struct {
+	Holder     string
+	ReadyNodes int
+	Conditions []struct{ Type, Status, Message string }
+}
+
+// waitShop waits until a node holds the address, two could, and all conditions are as they should be.
+func (s *system) waitShop(ready int) (holder string) {
+	s.t.Helper()
+	s.waitFor("the virtual IP to be held", func(ctx context.Context) error {
+		out, err := s.run(ctx, "kubectl", "get", "virtualip", shopVIP, "-o", "jsonpath={.status}")
+		if err != nil {
+			return err
+		}
+		var status shopStatus
+		if err := json.Unmarshal([]byte(out), &status); err != nil {
+			return fmt.Errorf("%q: %w", out, err)
+		}
+		for _, c := range status.Conditions {
+			want := "True"
+			if c.Type == "OutOfRange" {
+				want = "False"
+			}
+			if c.Status != want {
+				return fmt.Errorf("%s is %s: %s", c.Type, c.Status, c.Message)
+			}
+		}
+		if holder = status.Holder; holder == "" || status.ReadyNodes != ready || len(status.Conditions) != 4 {
+			return fmt.Errorf("it is %s", out)
+		}
+		return nil
+	})
+	return holder
+}
+
+// buys asks the address from the LAN's client.
+func (s *system) buys(ctx context.Context) error {
+	h, err := s.Host("client")
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	conn, err := h.Dial(ctx, "tcp", net.JoinHostPort(shopVIP, "80"))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if _, err := conn.Write([]byte("GET / HTTP/1.0\r\n\r\n")); err != nil {
+		return err
+	}
+	deadline, _ := ctx.Deadline()
+	if err := conn.SetReadDeadline(deadline); err != nil {
+		return err
+	}
+	answer := make([]byte, 64)
+	n, err := conn.Read(answer)
+	if err != nil {
+		return err
+	}
+	if !strings.HasPrefix(string(answer[:n]), "HTTP/1.") {
+		return fmt.Errorf("it answered %q", answer[:n])
+	}
+	return nil
+}
+
+// shopHolders are the nodes whose kernel has the address.
+func (s *system) shopHolders() []string {
+	s.t.Helper()
+	var all []string
+	for _, node := range []string{"edge1", "edge2"} {
+		if strings.Contains(s.onHost(node, "ip", "-o", "address", "show", "dev", "lan0"), " "+shopVIP+"/32 ") {
+			all = append(all, node)
+		}
+	}
+	return all
+}
+
+// waitShopAt waits until one of some nodes alone has the address in its kernel, and serves the client.
+func (s *system) waitShopAt(nodes ...string) string {
+	s.t.Helper()
+	var holder string
+	s.waitFor(fmt.Sprintf("one of %v to hold the address and serve the client", nodes), func(ctx context.Context) error {
+		all := s.shopHolders()
+		if len(all) != 1 || !slices.Contains(nodes, all[0]) {
+			return fmt.Errorf("held by %v", all)
+		}
+		holder = all[0]
+		return s.buys(ctx)
+	})
+	return holder
+}
+
+func otherEdge(node string) string {
+	if node == "edge1" {
+		return "edge2"
+	}
+	return "edge1"
+}
+
+func TestVIPs_01_FromServiceToTraffic(t *testing.T) {
+	s := use(t)
+	s.shop()
+	holder := s.waitShop(2)
+	if kernel := s.waitShopAt("edge1", "edge2"); kernel != holder {
+		t.Errorf("%s has the address, the status says %s", kernel, holder)
+	}
+	table := s.kubectl("get", "virtualips")
+	if !strings.Contains(table, "HOLDER") || !strings.Contains(table, shopVIP) || !strings.Contains(table, holder) {
+		t.Errorf("kubectl get virtualips:\n%s", table)
+	}
+	if out := s.kubectl("-n", "sample", "get", "service", "shop", "-o", "jsonpath={.status.loadBalancer.ingress}"); out != `[{"hostname":"shop","ip":"`+shopVIP+`","ipMode":"Proxy"}]` {
+		t.Errorf("the Service's status is %s", out)
+	}
+	if out := s.onHost(holder, s.root+"/bin/edgecore", "status"); !strings.Contains(out, shopVIP+" (sample/shop, pool shop): Holder") {
+		t.Errorf("edgecore status:\n%s", out)
+	}
+}
+
+// With the cloud cut: maintenance and back; the cloud comes back; a reboot of the whole pool off line.
+func TestVIPs_21_WithoutTheCloud(t *testing.T) {
+	s := use(t)
+	s.shop()
+	s.waitShop(2)
+	holder := s.waitShopAt("edge1", "edge2")
+	s.cut("edge1")
+	s.cut("edge2")
+	s.check(s.buys(t.Context()))
+
+	s.onHost(holder, s.root+"/bin/edgecore", "maintenance", "on")
+	next := s.waitShopAt(otherEdge(holder))
+	s.onHost(holder, s.root+"/bin/edgecore", "maintenance", "off")
+
+	s.heal("edge1")
+	s.heal("edge2")
+	s.waitFor("the cloud to know of the new holder", func(ctx context.Context) error {
+		out, err := s.run(ctx, "kubectl", "get", "virtualip", shopVIP, "-o", "jsonpath={.status.holder}")
+		if err == nil && out != next {
+			err = fmt.Errorf("it says %q", out)
+		}
+		return err
+	})
+	s.waitShop(2)
+	if all := s.shopHolders(); !slices.Equal(all, []string{next}) {
+		t.Errorf("the address went from %s to %v when the cloud came back", next, all)
+	}
+
+	s.cut("edge1")
+	s.cut("edge2")
+	for _, node := range []string{"edge1", "edge2"} {
+		s.reboot(node, true)
+	}
+	s.waitShopAt("edge1", "edge2")
+	s.heal("edge1")
+	s.heal("edge2")
+	s.waitShop(2)
+}
