@@ -93,11 +93,11 @@ func entryNumber(id uint64) *storepb.Entry {
 	return &storepb.Entry{Class: storepb.Class_EVENT, Name: fmt.Sprint(id), Body: bytes.Repeat([]byte{byte(id)}, int(id%3000))}
 }
 
-// What Update has acknowledged is there after kill -9, at whatever moment.
-func TestKilledAtAnyMomentNothingAcknowledgedIsMissing(t *testing.T) {
-	rounds := 25
+// What Update has acknowledged is there after each of 200 times kill -9, at whatever moment.
+func TestIsland_17_KilledAtAnyMomentNothingAcknowledgedIsMissing(t *testing.T) {
+	rounds := 200
 	if testing.Short() {
-		rounds = 5
+		rounds = 10
 	}
 	path := filepath.Join(t.TempDir(), "edge.db")
 	r := rand.New(rand.NewPCG(1, 2))
