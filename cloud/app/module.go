@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
@@ -117,7 +118,8 @@ func (a *App) ready() map[string]health.Check {
 		"informers": func() error {
 			var errs []error
 			for _, s := range a.informers.Status() {
-				if s.Failure != nil {
+				// A kind that the cluster does not have (a CRD that was not applied) is no reason to keep edges away: what needs it waits for it.
+				if s.Failure != nil && !apierrors.IsNotFound(s.Failure) {
 					errs = append(errs, fmt.Errorf("%s: %w", s.Resource.Resource, s.Failure))
 				}
 			}
