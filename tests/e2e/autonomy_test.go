@@ -64,7 +64,7 @@ func TestIsland_14_Autonomy(t *testing.T) {
 		}
 		return err
 	}
-	s.lasts("the others stay", evictAfter, func() error { return errors.Join(kept(plain, "stays"), kept(autonomous, "among")) })
+	s.lasts("the others stay", evictAfter/2, func() error { return errors.Join(kept(plain, "stays"), kept(autonomous, "among")) })
 	s.check(s.same("edge2", before))
 	s.heal("edge2")
 	s.waitReady("edge2", true)

@@ -23,13 +23,13 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
-// minuteEnv sets how long a minute of the specifications takes here, as a Go duration: 6s unless it is set, 1m to run the scenarios as they are written.
+// minuteEnv sets how long a minute of the specifications takes here, as a Go duration: 3s unless it is set, 1m to run the scenarios as they are written.
 const minuteEnv = "SKERRY_MINUTE"
 
 // minutes is how long n minutes of a scenario take here.
 func minutes(t *testing.T, n int) time.Duration {
 	t.Helper()
-	minute := 6 * time.Second
+	minute := 3 * time.Second
 	if text := os.Getenv(minuteEnv); text != "" {
 		var err error
 		if minute, err = time.ParseDuration(text); err != nil || minute <= 0 {

@@ -154,8 +154,8 @@ func TestIsland_09_DiskFull(t *testing.T) {
 	s.check(there())
 }
 
-// TestIsland_17: edgecore is killed at random moments, with events and patches flowing and the link coming and going: nothing acknowledged is missing. The 200 kills are
-// those of the store and of metamanager, each beside its package; these ten are of the whole.
+// TestIsland_17: edgecore is killed at random moments, with events and patches flowing and the link coming and going: nothing acknowledged is missing. Two hundred
+// kills are those of the test with this number beside the store; these ten are of the whole.
 func TestIsland_17_KilledUnderLoad(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
