@@ -1,7 +1,7 @@
 // Package bench_test measures Skerry against the floor beside it, in one run on one machine: an edge with edgecore, and a node with the plain upstream kubelet that
 // talks to kube-apiserver directly. Figures are ratios of medians; absolute times belong to the machine. Nothing here passes or fails by a figure.
 //
-// Run it with `make bench`, which also writes docs/benchmarks.md. It brings up a trial of its own (one edge, one plain node) and takes it down.
+// Run it with `go test ./tests/bench -run '^$' -bench . -benchtime 1x`; -write FILE keeps the table. It brings up a trial of its own (one edge, one plain node) and takes it down.
 package bench_test
 
 import (
@@ -241,7 +241,7 @@ func (s *bench) resident(b *testing.B, node, program string) float64 {
 
 func (s *bench) report(b *testing.B) {
 	var out strings.Builder
-	fmt.Fprintf(&out, "# Benchmarks\n\nWritten by `make bench` on %s, %d cores, %s. Medians of %d (least to most); the floor is measured in the same run, taking turns.\n\n",
+	fmt.Fprintf(&out, "# Benchmarks\n\nWritten by tests/bench on %s, %d cores, %s. Medians of %d (least to most); the floor is measured in the same run, taking turns.\n\n",
 		runtime.GOARCH, runtime.NumCPU(), runtime.Version(), *rounds)
 	out.WriteString("| what | Skerry | floor: the plain kubelet, on line | ratio | goal |\n| --- | --- | --- | --- | --- |\n")
 	for _, r := range s.rows {
