@@ -1,6 +1,6 @@
 // Package image packs a static program into an OCI image archive, with nothing but the standard library and no registry.
 //
-// It owns the form of the archive: one layer with /app, /etc and /tmp. The same program gives the same bytes.
+// It owns the form of the archive: one layer with /app, /etc and /tmp, and further names of the program in /bin. The same program gives the same bytes.
 package image
 
 import (
@@ -54,9 +54,9 @@ type index struct {
 	Manifests     []descriptor `json:"manifests"`
 }
 
-// Write writes the archive of an image called name (with a tag) that runs the program.
-func Write(out io.Writer, name string, program []byte) error {
-	layer, err := packLayer(program)
+// Write writes the archive of an image called name (with a tag) that runs the program. It is found in /bin by the further names too.
+func Write(out io.Writer, name string, program []byte, names ...string) error {
+	layer, err := packLayer(program, names)
 	if err != nil {
 		return fmt.Errorf("packing the layer of %s: %w", name, err)
 	}
@@ -104,7 +104,7 @@ func Write(out io.Writer, name string, program []byte) error {
 }
 
 // WriteFile writes the archive for the program in a file, unless it is there already and newer.
-func WriteFile(path, name, program string) error {
+func WriteFile(path, name, program string, names ...string) error {
 	if have, err := os.Stat(path); err == nil {
 		if from, err := os.Stat(program); err == nil && !from.ModTime().After(have.ModTime()) {
 			return nil
@@ -115,7 +115,7 @@ func WriteFile(path, name, program string) error {
 		return fmt.Errorf("reading the program of %s: %w", name, err)
 	}
 	var archive bytes.Buffer
-	if err := Write(&archive, name, raw); err != nil {
+	if err := Write(&archive, name, raw, names...); err != nil {
 		return err
 	}
 	if err := os.WriteFile(path+".new", archive.Bytes(), 0o644); err != nil {
@@ -127,19 +127,24 @@ func WriteFile(path, name, program string) error {
 	return nil
 }
 
-func packLayer(program []byte) ([]byte, error) {
+func packLayer(program []byte, names []string) ([]byte, error) {
 	var layer bytes.Buffer
 	w := tar.NewWriter(&layer)
 	for _, dir := range []struct {
 		name string
 		mode int64
-	}{{"etc/", 0o755}, {"tmp/", 0o1777}} {
+	}{{"bin/", 0o755}, {"etc/", 0o755}, {"tmp/", 0o1777}} {
 		if err := w.WriteHeader(&tar.Header{Name: dir.name, Typeflag: tar.TypeDir, Mode: dir.mode}); err != nil {
 			return nil, err
 		}
 	}
 	if err := addFile(w, "app", program, 0o755); err != nil {
 		return nil, err
+	}
+	for _, n := range names {
+		if err := w.WriteHeader(&tar.Header{Name: "bin/" + n, Typeflag: tar.TypeSymlink, Linkname: "/app", Mode: 0o777}); err != nil {
+			return nil, err
+		}
 	}
 	if err := w.Close(); err != nil {
 		return nil, err

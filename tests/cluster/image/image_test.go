@@ -37,7 +37,7 @@ func unpack(t *testing.T, archive []byte) map[string][]byte {
 func TestWrite(t *testing.T) {
 	program := []byte("\x7fELF program")
 	var archive, again bytes.Buffer
-	if err := errors.Join(image.Write(&archive, "example/app:1", program), image.Write(&again, "example/app:1", program)); err != nil {
+	if err := errors.Join(image.Write(&archive, "example/app:1", program, "tar"), image.Write(&again, "example/app:1", program, "tar")); err != nil {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(archive.Bytes(), again.Bytes()) {
@@ -83,6 +83,9 @@ func TestWrite(t *testing.T) {
 	layer := blob(manifest.Layers[0].Digest)
 	if config.Rootfs.DiffIDs[0] != manifest.Layers[0].Digest || manifest.Layers[0].Size != len(layer) {
 		t.Error("the layer's digest or size do not agree")
+	}
+	if _, ok := unpack(t, layer)["bin/tar"]; !ok {
+		t.Error("the program's other name is missing")
 	}
 	if got := unpack(t, layer)["app"]; !bytes.Equal(got, program) || config.Config.Entrypoint[0] != "/app" {
 		t.Errorf("the program is %q, started as %v", got, config.Config.Entrypoint)

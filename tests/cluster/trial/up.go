@@ -180,7 +180,10 @@ func (t *Trial) images(ctx context.Context) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("making the directory for images: %w", err)
 	}
-	for _, i := range []struct{ program, name string }{{"pause", pauseImage}, {"sample", sampleImage}} {
+	for _, i := range []struct {
+		program, name string
+		names         []string
+	}{{"pause", pauseImage, nil}, {"sample", sampleImage, []string{"tar"}}} {
 		program := filepath.Join(dir, i.program)
 		// The running hosts' own first process is never overwritten.
 		if _, err := os.Stat(program); err != nil {
@@ -188,7 +191,7 @@ func (t *Trial) images(ctx context.Context) error {
 				return err
 			}
 		}
-		if err := image.WriteFile(program+".tar", i.name, program); err != nil {
+		if err := image.WriteFile(program+".tar", i.name, program, i.names...); err != nil {
 			return err
 		}
 	}

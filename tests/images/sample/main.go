@@ -2,11 +2,15 @@
 //
 // GET / shows the pod's name, its ConfigMap and Secret volumes, whose token it has and when that expires. GET /healthz answers 200 until POST /fail, and again after POST
 // /heal. POST /crash ends the process with code 1. Output of every request is also a line on standard output.
+//
+// The image holds nothing else, so the program is its tools too: "get URL" asks another copy, "sum FILE" prints a file's SHA-256, "terminal" tells of its terminal, and
+// called by the name tar it packs and unpacks for `kubectl cp`.
 package main
 
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -28,17 +32,25 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
+	run := run
+	if filepath.Base(os.Args[0]) == "tar" {
+		run = func(_ context.Context, args []string) error { return runTar(args, os.Stdin, os.Stdout) }
+	}
 	if err := run(ctx, os.Args[1:]); err != nil {
 		log.Fatal(err)
 	}
 }
 
-// run serves, or, as "get URL", asks another copy: the image holds no shell and no curl.
+// run does what the arguments say; without any it serves.
 func run(ctx context.Context, args []string) error {
-	if len(args) == 2 && args[0] == "get" {
+	switch {
+	case len(args) == 2 && args[0] == "get":
 		return get(ctx, args[1])
-	}
-	if len(args) != 0 {
+	case len(args) == 2 && args[0] == "sum":
+		return sum(args[1], os.Stdout)
+	case len(args) == 1 && args[0] == "terminal":
+		return terminal(ctx, os.Stdout)
+	case len(args) != 0:
 		return fmt.Errorf("unknown arguments %q", args)
 	}
 	address := cmp.Or(os.Getenv("LISTEN"), ":8080")
@@ -133,6 +145,20 @@ func token() string {
 		return "not a JWT"
 	}
 	return fmt.Sprintf("%s until %s", claims.Subject, time.Unix(claims.Expires, 0).UTC().Format(time.RFC3339))
+}
+
+func sum(path string, out io.Writer) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "%x\n", h.Sum(nil))
+	return nil
 }
 
 func get(ctx context.Context, url string) error {

@@ -1,0 +1,109 @@
+package e2e_test
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/creack/pty"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// A terminal on this side, kubectl in it, and a program in a pod that tells what it sees of it.
+func TestTunnel_04_ExecOnATerminal(t *testing.T) {
+	s := use(t)
+	pod := s.waitPods("sample", "app=sample", "edge1", 1)[0]
+	cmd := exec.CommandContext(t.Context(), filepath.Join(s.root, "bin", "trial"), "kubectl", "exec", "-it", "-n", "sample", pod.Name, "--", "/app", "terminal")
+	cmd.Dir, cmd.Env = s.root, append(os.Environ(), "TRIAL_DIR="+s.dir)
+	terminal, err := pty.StartWithSize(cmd, &pty.Winsize{Cols: 101, Rows: 31})
+	s.check(err)
+	defer terminal.Close()
+	var shown text
+	go func() { // until the terminal's other side is closed
+		b := make([]byte, 4096)
+		for {
+			n, err := terminal.Read(b)
+			_, _ = shown.Write(b[:n])
+			if err != nil {
+				return
+			}
+		}
+	}()
+	shows := func(what string) {
+		t.Helper()
+		s.waitFor("the terminal to show "+what, func(context.Context) error {
+			if !strings.Contains(shown.String(), what) {
+				return fmt.Errorf("it shows %q", shown.String())
+			}
+			return nil
+		})
+	}
+	// kubectl tells the size as soon as the stream stands, the program may have looked before that: it sees both.
+	shows("size 101x31")
+	s.check(pty.Setsize(terminal, &pty.Winsize{Cols: 77, Rows: 22}))
+	shows("size 77x22")
+	_, err = terminal.Write([]byte{3}) // Ctrl-C: an interrupt there, not here
+	s.check(err)
+	shows("interrupted")
+	if exit, ok := errors.AsType[*exec.ExitError](cmd.Wait()); !ok || exit.ExitCode() != 130 {
+		t.Errorf("kubectl ended with %v, want the program's own code", exit)
+	}
+}
+
+func TestTunnel_07_CopyBothWays(t *testing.T) {
+	s := use(t)
+	ns := s.namespace()
+	s.apply(ns, samplePod("copies", "edge2"))
+	s.waitPods(ns, "app=copies", "edge2", 1)
+	dir := t.TempDir()
+	there, back := filepath.Join(dir, "there"), filepath.Join(dir, "back")
+	content := make([]byte, 100<<20)
+	_, _ = rand.NewChaCha8([32]byte{7}).Read(content)
+	s.check(os.WriteFile(there, content, 0o600))
+	want := fmt.Sprintf("%x", sha256.Sum256(content))
+
+	s.kubectl("cp", "-n", ns, there, "copies:/tmp/big")
+	if got := strings.TrimSpace(s.kubectl("exec", "-n", ns, "copies", "--", "/app", "sum", "/tmp/big")); got != want {
+		t.Errorf("what arrived in the pod has the sum %s, want %s", got, want)
+	}
+	s.kubectl("cp", "-n", ns, "copies:/tmp/big", back)
+	got, err := os.ReadFile(back)
+	s.check(err)
+	if sum := fmt.Sprintf("%x", sha256.Sum256(got)); sum != want {
+		t.Errorf("what came back has %d bytes and the sum %s, want %s", len(got), sum, want)
+	}
+}
+
+// kubectl debug puts a container into a pod that runs; its output and its end come back as those of any other.
+func TestStreams_Debug(t *testing.T) {
+	s := use(t)
+	ns := s.namespace()
+	s.apply(ns, samplePod("debugged", "edge1"))
+	s.waitPods(ns, "app=debugged", "edge1", 1)
+	s.kubectl("debug", "-n", ns, "debugged", "--image=skerry.local/sample:1", "--image-pull-policy=IfNotPresent", "--container=looks", "--target=sample",
+		"--", "/app", "get", "http://127.0.0.1:8080/")
+	s.waitFor("the debugging container to have ended", func(ctx context.Context) error {
+		p, err := s.client.CoreV1().Pods(ns).Get(ctx, "debugged", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		var states []corev1.ContainerState
+		for _, c := range p.Status.EphemeralContainerStatuses {
+			if states = append(states, c.State); c.State.Terminated != nil && c.State.Terminated.ExitCode == 0 {
+				return nil
+			}
+		}
+		return fmt.Errorf("its states are %v", states)
+	})
+	if out := s.kubectl("logs", "-n", ns, "debugged", "-c", "looks"); !strings.Contains(out, "pod ") {
+		t.Errorf("it says %q", out)
+	}
+}
