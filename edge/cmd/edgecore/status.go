@@ -196,6 +196,9 @@ func writeVIPs(row func(name, format string, args ...any), v *vip.Status) {
 	if v.Maintenance {
 		text += "; under maintenance"
 	}
+	if v.Draining {
+		text += "; handed over for a drain"
+	}
 	row("virtual IPs", "%s", text)
 	for _, a := range v.VIPs {
 		line := fmt.Sprintf("%s (%s, pool %s): %s, %d ready here", a.Address, a.Service, a.Pool, a.Self.State, a.Self.ReadyEndpoints)

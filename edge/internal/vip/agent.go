@@ -128,12 +128,14 @@ type memory struct {
 	BootID      string   `json:"bootID"`
 	Dead        []string `json:"dead,omitempty"` // containers of an earlier boot
 	Maintenance bool     `json:"maintenance,omitempty"`
+	Draining    bool     `json:"draining,omitempty"` // HandOver's; an operator's own maintenance is not touched by it
 }
 
 // Agent is the module.
 type Agent struct {
-	cfg  Config
-	wake chan struct{}
+	cfg    Config
+	wake   chan struct{}
+	orders sync.Mutex // held while memory is changed
 
 	mu      sync.Mutex
 	memory  memory
@@ -272,6 +274,8 @@ func (r *run) serve(ctx context.Context) error {
 
 // bury notes, once a boot, which containers that the store calls ready were started before it.
 func (r *run) bury(ctx context.Context) error {
+	r.orders.Lock()
+	defer r.orders.Unlock()
 	r.mu.Lock()
 	m := r.memory
 	r.mu.Unlock()
@@ -301,6 +305,7 @@ func (a *Agent) load() error {
 	return nil
 }
 
+// save keeps what outlives a restart. The caller holds orders.
 func (a *Agent) save(ctx context.Context, m memory) error {
 	raw, err := json.Marshal(m)
 	if err != nil {
@@ -312,24 +317,6 @@ func (a *Agent) save(ctx context.Context, m memory) error {
 	a.mu.Lock()
 	a.memory = m
 	a.mu.Unlock()
-	return nil
-}
-
-// SetMaintenance hands all addresses over, or lets the node stand for them again. It holds over reboots.
-func (a *Agent) SetMaintenance(ctx context.Context, on bool) error {
-	a.mu.Lock()
-	m, loaded := a.memory, a.loaded
-	a.mu.Unlock()
-	if !loaded {
-		return errors.New("the module vip has not started yet")
-	}
-	if m.Maintenance != on {
-		m.Maintenance = on
-		if err := a.save(ctx, m); err != nil {
-			return err
-		}
-	}
-	a.poke()
 	return nil
 }
 
@@ -374,7 +361,7 @@ func (r *run) sync(ctx context.Context) (again time.Duration, err error) {
 		return 0, errors.Join(append(errs, err)...)
 	}
 	r.mu.Lock()
-	f := Facts{Node: r.cfg.NodeName, VIPs: vips, Pods: r.listPods(), Interfaces: interfaces, Maintenance: r.memory.Maintenance, Dead: map[string]bool{}}
+	f := Facts{Node: r.cfg.NodeName, VIPs: vips, Pods: r.listPods(), Interfaces: interfaces, Maintenance: r.memory.Maintenance || r.memory.Draining, Dead: map[string]bool{}}
 	for _, id := range r.memory.Dead {
 		f.Dead[id] = true
 	}

@@ -73,7 +73,7 @@ func (f files) Report(_ context.Context, ref object.Ref, _ types.UID, body []byt
 	return os.Rename(path+".new", path)
 }
 
-// serve runs the agent until its standard input ends; a line "on" or "off" there is for maintenance.
+// serve runs the agent until its standard input ends; a line "on" or "off" there is for maintenance, "handover" and "takepart" for a drain.
 func serve(raw string) error {
 	var s settings
 	if err := json.Unmarshal([]byte(raw), &s); err != nil {
@@ -104,12 +104,26 @@ func serve(raw string) error {
 			if _, err := fmt.Scanln(&word); err != nil {
 				return
 			}
-			if err := agent.SetMaintenance(ctx, word == "on"); err != nil {
+			if err := obey(ctx, agent, s.Dir, word); err != nil {
 				fmt.Fprintln(os.Stderr, err)
 			}
 		}
 	}()
 	return runner.Run(ctx)
+}
+
+// obey does what a word says. The file "handed" appears when a hand-over has ended.
+func obey(ctx context.Context, agent *vip.Agent, dir, word string) error {
+	switch word {
+	case "handover":
+		if err := agent.HandOver(ctx); err != nil {
+			return err
+		}
+		return os.WriteFile(filepath.Join(dir, "handed"), nil, 0o600)
+	case "takepart":
+		return agent.TakePart(ctx)
+	}
+	return agent.SetMaintenance(ctx, word == "on")
 }
 
 // api is a Kubernetes API with lists and watches of two resources, as the edge API has them for the agent.

@@ -22,6 +22,7 @@ type counts struct {
 type Status struct {
 	DataPlane   string    `json:"dataPlane"`
 	Maintenance bool      `json:"maintenance"`
+	Draining    bool      `json:"draining,omitempty"` // handed over for a drain
 	Problem     string    `json:"problem,omitempty"`
 	VIPs        []Address `json:"vips"`
 }
@@ -38,7 +39,7 @@ type Address struct {
 func (a *Agent) Status() Status {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	s := Status{DataPlane: a.cfg.Plane.Name(), Maintenance: a.memory.Maintenance, VIPs: []Address{}}
+	s := Status{DataPlane: a.cfg.Plane.Name(), Maintenance: a.memory.Maintenance, Draining: a.memory.Draining, VIPs: []Address{}}
 	if a.problem != nil {
 		s.Problem = a.problem.Error()
 	}
