@@ -54,7 +54,7 @@ func NewCodec(table *topic.Table, config Config) *Codec {
 func (c *Codec) Encode(m message.Message) (topic.Entry, []byte, error) {
 	e := &linkpb.Envelope{
 		Id: uint64(m.Header.ID), Parent: uint64(m.Header.ParentID), Sync: m.Header.Sync,
-		Source: string(m.Route.Source), Group: string(m.Route.Group), Kind: string(m.Route.Kind), Operation: string(m.Route.Operation),
+		Source: string(m.Route.Source), Group: string(m.Route.Group),
 		Namespace: m.Route.Resource.Namespace, Name: m.Route.Resource.Name,
 	}
 	if !m.Header.Time.IsZero() {
@@ -83,6 +83,7 @@ func (c *Codec) Encode(m message.Message) (topic.Entry, []byte, error) {
 			}
 		}
 	}
+	e.Topic = entry.Number
 	data, err := proto.Marshal(e)
 	if err != nil {
 		return entry, nil, fmt.Errorf("encoding the envelope of %s: %w", m.Key(), err)
@@ -105,18 +106,19 @@ func (c *Codec) decode(data []byte) (message.Message, int, error) {
 	if err := proto.Unmarshal(data, &e); err != nil {
 		return message.Message{}, 0, &CloseError{Code: CloseProtocol, Reason: "no envelope", Err: err}
 	}
+	entry, err := c.table.Numbered(e.Topic)
+	if err != nil {
+		return message.Message{}, 0, &CloseError{Code: CloseProtocol, Reason: fmt.Sprintf("unknown topic %d", e.Topic), Err: err}
+	}
 	m := message.Message{
 		Header: message.Header{ID: message.ID(e.Id), ParentID: message.ID(e.Parent), Sync: e.Sync},
 		Route: message.Route{
-			Source: message.Name(e.Source), Group: message.Group(e.Group), Kind: message.Kind(e.Kind), Operation: message.Operation(e.Operation),
+			Source: message.Name(e.Source), Group: message.Group(e.Group), Kind: entry.Key.Kind, Operation: entry.Key.Operation,
 			Resource: message.Resource{Namespace: e.Namespace, Name: e.Name},
 		},
 	}
 	if e.UnixMillis != 0 {
 		m.Header.Time = time.UnixMilli(e.UnixMillis)
-	}
-	if _, err := c.table.Lookup(m.Key()); err != nil {
-		return message.Message{}, 0, &CloseError{Code: CloseProtocol, Reason: fmt.Sprintf("unknown topic %.64q", m.Key()), Err: err}
 	}
 	if e.Refusal != "" {
 		m.Content = Refusal(e.Refusal)

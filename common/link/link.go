@@ -47,6 +47,9 @@ type Info struct {
 	Remote    net.Addr
 	Peer      *x509.Certificate // verified by the handshake
 	Since     time.Time
+	// Acks: the transport itself knows when the peer acknowledged anything last, LastHeard of the Stats counts that, and the link ends without it. What
+	// is sent for no other reason than to be answered needs no answer then.
+	Acks bool
 }
 
 // Listener accepts links.

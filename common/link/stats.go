@@ -13,7 +13,7 @@ type Count struct{ Messages, Bytes uint64 }
 type Stats struct {
 	Sent, Received [topic.Classes]Count
 	Waiting        [topic.Classes]int // messages that wait to be sent
-	LastHeard      time.Time
+	LastHeard      time.Time          // when the peer sent, or where Info.Acks says so acknowledged, anything last
 }
 
 // Meter is a Conn that counts. Those of this package are.

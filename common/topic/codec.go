@@ -42,7 +42,9 @@ func (c Class) String() string {
 
 // Entry is one line of the table.
 type Entry struct {
-	Key      message.Key
+	Key message.Key
+	// Number stands for the key on the wire. It is a wire contract: never reuse one.
+	Number   uint32
 	Class    Class
 	Delivery message.Delivery
 	Payload  string // the protobuf name of the payload
@@ -52,14 +54,17 @@ type Entry struct {
 }
 
 // Table is every topic that crosses the link.
-type Table struct{ entries map[message.Key]Entry }
+type Table struct {
+	entries map[message.Key]Entry
+	numbers map[uint32]message.Key
+}
 
 func line[T any, PT interface {
 	*T
 	proto.Message
-}](topic message.Topic[PT], class Class) Entry {
+}](number uint32, topic message.Topic[PT], class Class) Entry {
 	return Entry{
-		Key: topic.Key(), Class: class, Delivery: topic.Delivery,
+		Key: topic.Key(), Number: number, Class: class, Delivery: topic.Delivery,
 		Payload: string(PT(new(T)).ProtoReflect().Descriptor().FullName()),
 		decode: func(b []byte) (any, error) {
 			p := PT(new(T))
@@ -78,24 +83,27 @@ func opaque(e Entry) Entry {
 
 // NewTable returns the table.
 func NewTable() *Table {
-	t := &Table{entries: map[message.Key]Entry{}}
+	t := &Table{entries: map[message.Key]Entry{}, numbers: map[uint32]message.Key{}}
 	for _, e := range []Entry{
-		line(Hello, Urgent), line(Welcome, Urgent),
-		line(Heartbeat, Urgent), line(HeartbeatAnswer, Urgent),
-		line(Interests, Normal), line(InventoryRequest, Normal), line(Inventory, Normal),
-		line(State, Normal), line(StateAck, Answer),
-		line(EventWrite, Bulk), line(EventResult, Answer),
-		line(PodStatusWrite, Normal), line(PodStatusResult, Answer),
-		line(NodeStatusWrite, Normal), line(NodeStatusResult, Answer),
-		line(PodWrite, Normal), line(PodResult, Answer),
-		line(ReportWrite, Normal), line(ReportResult, Answer),
-		line(APIRequest, Answer), line(APIResponse, Answer),
-		line(StreamOpen, Answer), line(StreamWindow, Answer), opaque(line(StreamData, Stream)), line(StreamClose, Stream),
+		line(1, Hello, Urgent), line(2, Welcome, Urgent),
+		line(3, Heartbeat, Urgent), line(4, HeartbeatAnswer, Urgent),
+		line(5, Interests, Normal), line(6, InventoryRequest, Normal), line(7, Inventory, Normal),
+		line(8, State, Normal), line(9, StateAck, Answer),
+		line(10, EventWrite, Bulk), line(11, EventResult, Answer),
+		line(12, PodStatusWrite, Normal), line(13, PodStatusResult, Answer),
+		line(14, NodeStatusWrite, Normal), line(15, NodeStatusResult, Answer),
+		line(16, PodWrite, Normal), line(17, PodResult, Answer),
+		line(18, ReportWrite, Normal), line(19, ReportResult, Answer),
+		line(20, APIRequest, Answer), line(21, APIResponse, Answer),
+		line(22, StreamOpen, Answer), line(23, StreamWindow, Answer), opaque(line(24, StreamData, Stream)), line(25, StreamClose, Stream),
 	} {
 		if _, ok := t.entries[e.Key]; ok {
 			panic("topic: two lines for " + e.Key.String())
 		}
-		t.entries[e.Key] = e
+		if other, ok := t.numbers[e.Number]; ok || e.Number == 0 {
+			panic(fmt.Sprintf("topic: number %d of %s is taken by %q", e.Number, e.Key, other))
+		}
+		t.entries[e.Key], t.numbers[e.Number] = e, e.Key
 	}
 	return t
 }
@@ -117,6 +125,15 @@ func (t *Table) Lookup(key message.Key) (Entry, error) {
 		return Entry{}, fmt.Errorf("%s: %w", key, ErrUnknown)
 	}
 	return e, nil
+}
+
+// Numbered finds the line that a number on the wire stands for.
+func (t *Table) Numbered(number uint32) (Entry, error) {
+	key, ok := t.numbers[number]
+	if !ok {
+		return Entry{}, fmt.Errorf("number %d: %w", number, ErrUnknown)
+	}
+	return t.entries[key], nil
 }
 
 // Encode turns the content of m into the payload of its topic.

@@ -18,38 +18,39 @@ import (
 // The wire contract, in one readable place: a change here is a change between an edge of today and a cloud of yesterday.
 func TestTable_Entries(t *testing.T) {
 	type line struct {
+		Number                          uint32
 		Topic, Class, Delivery, Payload string
 	}
 	var got []line
 	for _, e := range topic.NewTable().Entries() {
-		got = append(got, line{e.Key.String(), e.Class.String(), e.Delivery.String(), e.Payload})
+		got = append(got, line{e.Number, e.Key.String(), e.Class.String(), e.Delivery.String(), e.Payload})
 	}
 	want := []line{
-		{"api.query", "answer", "every", "skerry.topic.v1.APIRequest"},
-		{"api.response", "answer", "every", "skerry.topic.v1.APIResponse"},
-		{"event.response", "answer", "every", "skerry.topic.v1.WriteResult"},
-		{"event.update", "bulk", "every", "skerry.topic.v1.Write"},
-		{"heartbeat.response", "urgent", "latest", "skerry.topic.v1.Heartbeat"},
-		{"heartbeat.update", "urgent", "latest", "skerry.topic.v1.Heartbeat"},
-		{"hello.insert", "urgent", "every", "skerry.topic.v1.Hello"},
-		{"hello.response", "urgent", "every", "skerry.topic.v1.Welcome"},
-		{"interest.update", "normal", "every", "skerry.topic.v1.Interests"},
-		{"inventory.query", "normal", "every", "skerry.topic.v1.InventoryRequest"},
-		{"inventory.response", "normal", "every", "skerry.topic.v1.Inventory"},
-		{"nodestatus.response", "answer", "every", "skerry.topic.v1.WriteResult"},
-		{"nodestatus.update", "normal", "every", "skerry.topic.v1.Write"},
-		{"pod.response", "answer", "every", "skerry.topic.v1.WriteResult"},
-		{"pod.update", "normal", "every", "skerry.topic.v1.Write"},
-		{"podstatus.response", "answer", "every", "skerry.topic.v1.WriteResult"},
-		{"podstatus.update", "normal", "every", "skerry.topic.v1.Write"},
-		{"report.response", "answer", "every", "skerry.topic.v1.WriteResult"},
-		{"report.update", "normal", "every", "skerry.topic.v1.Write"},
-		{"state.response", "answer", "latest", "skerry.topic.v1.StateAck"},
-		{"state.update", "normal", "every", "skerry.topic.v1.State"},
-		{"stream.delete", "stream", "every", "skerry.topic.v1.StreamClose"},
-		{"stream.insert", "answer", "every", "skerry.topic.v1.StreamOpen"},
-		{"stream.response", "answer", "every", "skerry.topic.v1.StreamWindow"},
-		{"stream.update", "stream", "every", "skerry.topic.v1.StreamData"},
+		{20, "api.query", "answer", "every", "skerry.topic.v1.APIRequest"},
+		{21, "api.response", "answer", "every", "skerry.topic.v1.APIResponse"},
+		{11, "event.response", "answer", "every", "skerry.topic.v1.WriteResult"},
+		{10, "event.update", "bulk", "every", "skerry.topic.v1.Write"},
+		{4, "heartbeat.response", "urgent", "latest", "skerry.topic.v1.Heartbeat"},
+		{3, "heartbeat.update", "urgent", "latest", "skerry.topic.v1.Heartbeat"},
+		{1, "hello.insert", "urgent", "every", "skerry.topic.v1.Hello"},
+		{2, "hello.response", "urgent", "every", "skerry.topic.v1.Welcome"},
+		{5, "interest.update", "normal", "every", "skerry.topic.v1.Interests"},
+		{6, "inventory.query", "normal", "every", "skerry.topic.v1.InventoryRequest"},
+		{7, "inventory.response", "normal", "every", "skerry.topic.v1.Inventory"},
+		{15, "nodestatus.response", "answer", "every", "skerry.topic.v1.WriteResult"},
+		{14, "nodestatus.update", "normal", "every", "skerry.topic.v1.Write"},
+		{17, "pod.response", "answer", "every", "skerry.topic.v1.WriteResult"},
+		{16, "pod.update", "normal", "every", "skerry.topic.v1.Write"},
+		{13, "podstatus.response", "answer", "every", "skerry.topic.v1.WriteResult"},
+		{12, "podstatus.update", "normal", "every", "skerry.topic.v1.Write"},
+		{19, "report.response", "answer", "every", "skerry.topic.v1.WriteResult"},
+		{18, "report.update", "normal", "every", "skerry.topic.v1.Write"},
+		{9, "state.response", "answer", "latest", "skerry.topic.v1.StateAck"},
+		{8, "state.update", "normal", "every", "skerry.topic.v1.State"},
+		{25, "stream.delete", "stream", "every", "skerry.topic.v1.StreamClose"},
+		{22, "stream.insert", "answer", "every", "skerry.topic.v1.StreamOpen"},
+		{23, "stream.response", "answer", "every", "skerry.topic.v1.StreamWindow"},
+		{24, "stream.update", "stream", "every", "skerry.topic.v1.StreamData"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("table (-want +got):\n%s", diff)

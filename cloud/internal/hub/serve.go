@@ -289,8 +289,10 @@ func (s *session) handle(ctx context.Context, mux *message.Mux, m message.Messag
 		}
 		s.alive.Store(beat.GetKubeletAlive())
 		// Before the parts: what they do with it is no part of the answer.
-		if err := s.Send(ctx, m.Answer(beat)); err != nil {
-			return err
+		if !beat.GetSilent() {
+			if err := s.Send(ctx, m.Answer(beat)); err != nil {
+				return err
+			}
 		}
 	}
 	err := guard(ctx, func() error { return mux.Dispatch(ctx, m) })

@@ -80,8 +80,7 @@ type Envelope struct {
 	// route
 	Source    string `protobuf:"bytes,5,opt,name=source,proto3" json:"source,omitempty"`
 	Group     string `protobuf:"bytes,6,opt,name=group,proto3" json:"group,omitempty"`
-	Kind      string `protobuf:"bytes,7,opt,name=kind,proto3" json:"kind,omitempty"`
-	Operation string `protobuf:"bytes,8,opt,name=operation,proto3" json:"operation,omitempty"`
+	Topic     uint32 `protobuf:"varint,14,opt,name=topic,proto3" json:"topic,omitempty"` // the number of kind and operation in the table of topics
 	Namespace string `protobuf:"bytes,9,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Name      string `protobuf:"bytes,10,opt,name=name,proto3" json:"name,omitempty"`
 	// content
@@ -164,18 +163,11 @@ func (x *Envelope) GetGroup() string {
 	return ""
 }
 
-func (x *Envelope) GetKind() string {
+func (x *Envelope) GetTopic() uint32 {
 	if x != nil {
-		return x.Kind
+		return x.Topic
 	}
-	return ""
-}
-
-func (x *Envelope) GetOperation() string {
-	if x != nil {
-		return x.Operation
-	}
-	return ""
+	return 0
 }
 
 func (x *Envelope) GetNamespace() string {
@@ -218,7 +210,7 @@ var File_link_proto protoreflect.FileDescriptor
 const file_link_proto_rawDesc = "" +
 	"\n" +
 	"\n" +
-	"link.proto\x12\x0eskerry.link.v1\"\xec\x02\n" +
+	"link.proto\x12\x0eskerry.link.v1\"\xed\x02\n" +
 	"\bEnvelope\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06parent\x18\x02 \x01(\x04R\x06parent\x12\x1f\n" +
@@ -226,15 +218,14 @@ const file_link_proto_rawDesc = "" +
 	"unixMillis\x12\x12\n" +
 	"\x04sync\x18\x04 \x01(\bR\x04sync\x12\x16\n" +
 	"\x06source\x18\x05 \x01(\tR\x06source\x12\x14\n" +
-	"\x05group\x18\x06 \x01(\tR\x05group\x12\x12\n" +
-	"\x04kind\x18\a \x01(\tR\x04kind\x12\x1c\n" +
-	"\toperation\x18\b \x01(\tR\toperation\x12\x1c\n" +
+	"\x05group\x18\x06 \x01(\tR\x05group\x12\x14\n" +
+	"\x05topic\x18\x0e \x01(\rR\x05topic\x12\x1c\n" +
 	"\tnamespace\x18\t \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\n" +
 	" \x01(\tR\x04name\x12=\n" +
 	"\vcompression\x18\v \x01(\x0e2\x1b.skerry.link.v1.CompressionR\vcompression\x12\x18\n" +
 	"\apayload\x18\f \x01(\fR\apayload\x12\x18\n" +
-	"\arefusal\x18\r \x01(\tR\arefusal*!\n" +
+	"\arefusal\x18\r \x01(\tR\arefusalJ\x04\b\a\x10\bJ\x04\b\b\x10\tR\x04kindR\toperation*!\n" +
 	"\vCompression\x12\b\n" +
 	"\x04NONE\x10\x00\x12\b\n" +
 	"\x04ZSTD\x10\x01B0Z.github.com/skerry-io/skerry/common/link/linkpbb\x06proto3"

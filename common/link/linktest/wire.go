@@ -9,7 +9,6 @@ import (
 	"github.com/klauspost/compress/zstd"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/link/linkpb"
 	"github.com/skerry-io/skerry/common/topic"
@@ -41,7 +40,11 @@ func TestWire(t *testing.T, open func(*testing.T, link.Config) Wire) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		e := &linkpb.Envelope{Kind: string(topic.KindEvent), Operation: string(message.Update), Payload: payload}
+		entry, err := topic.NewTable().Lookup(topic.EventWrite.Key())
+		if err != nil {
+			t.Fatal(err)
+		}
+		e := &linkpb.Envelope{Topic: entry.Number, Payload: payload}
 		change(e)
 		data, err := proto.Marshal(e)
 		if err != nil {
@@ -71,8 +74,8 @@ func TestWire(t *testing.T, open func(*testing.T, link.Config) Wire) {
 		"too many begun":        {bytes: append(first(topic.Normal, 1<<20, 10), first(topic.Bulk, 1<<20, 10)...), want: link.CloseTooLarge, shared: true},
 		"another's stream":      {bytes: append(first(topic.Normal, 20, 10), first(topic.Bulk, 20, 10)...), want: link.CloseProtocol, lanes: true},
 		"no envelope":           {bytes: whole(topic.Bulk, bytes.Repeat([]byte{0xff}, 30)), want: link.CloseProtocol},
-		"unknown topic":         {bytes: envelope(func(e *linkpb.Envelope) { e.Kind = "gossip" }), want: link.CloseProtocol},
-		"no topic":              {bytes: envelope(func(e *linkpb.Envelope) { e.Kind, e.Operation = "", "" }), want: link.CloseProtocol},
+		"unknown topic":         {bytes: envelope(func(e *linkpb.Envelope) { e.Topic = 1 << 20 }), want: link.CloseProtocol},
+		"no topic":              {bytes: envelope(func(e *linkpb.Envelope) { e.Topic = 0 }), want: link.CloseProtocol},
 		"content of other type": {bytes: envelope(func(e *linkpb.Envelope) { e.Payload = []byte{0xff, 0xff} }), want: link.CloseProtocol},
 		"unknown compression":   {bytes: envelope(func(e *linkpb.Envelope) { e.Compression = 9 }), want: link.CloseProtocol},
 		"compressed? no":        {bytes: envelope(func(e *linkpb.Envelope) { e.Compression = linkpb.Compression_ZSTD }), want: link.CloseProtocol},

@@ -129,7 +129,9 @@ func (d *Dialer) dialTo(ctx context.Context, to netip.AddrPort, host string) (_ 
 		secure.ServerName = host
 	}
 	config := quicConfig(d.config.Link)
-	config.KeepAlivePeriod = d.config.Link.Keepalive // the server's acknowledgement is its sign of life
+	// The server's acknowledgement is its sign of life. A little later than what the link sends at that interval anyway: quic-go counts from what came
+	// last, and would send one of its own each time that an acknowledgement takes a moment longer than the one before.
+	config.KeepAlivePeriod = d.config.Link.Keepalive + d.config.Link.Keepalive/4
 	conn, err := transport.Dial(ctx, net.UDPAddrFromAddrPort(to), secure, config)
 	if err != nil {
 		return nil, err

@@ -67,7 +67,7 @@ func startLink(conn *quic.Conn, codec *link.Codec, config link.Config, dialed bo
 	c.watch = time.AfterFunc(c.lookEvery(), c.look)
 	c.mu.Unlock()
 	return link.Start(c, codec, config, link.Info{
-		Transport: link.QUIC, Local: conn.LocalAddr(), Remote: conn.RemoteAddr(), Peer: state.PeerCertificates[0], Since: time.Now(),
+		Transport: link.QUIC, Local: conn.LocalAddr(), Remote: conn.RemoteAddr(), Peer: state.PeerCertificates[0], Since: time.Now(), Acks: true,
 	}), nil
 }
 

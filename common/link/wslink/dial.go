@@ -55,6 +55,11 @@ func (d *Dialer) Dial(ctx context.Context, address string) (link.Conn, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, d.config.Link.HandshakeTimeout)
 	defer cancel()
+	to := &url.URL{Scheme: "wss", Host: address, Path: Path}
+	direct, bears := d.direct(to), d.config.Link.IdleTimeout
+	if direct {
+		bears *= patience
+	}
 	var raw *deadline.Conn
 	var stop func() bool
 	w := websocket.Dialer{
@@ -67,6 +72,14 @@ func (d *Dialer) Dial(ctx context.Context, address string) (link.Conn, error) {
 				c = d.config.Wrap(c)
 			}
 			raw = deadline.Wrap(c)
+			if direct {
+				ago, err := acknowledged(c)
+				if err != nil {
+					_ = c.Close()
+					return nil, fmt.Errorf("asking when the peer acknowledged: %w", err)
+				}
+				raw.Acked(bears, ago)
+			}
 			stop = context.AfterFunc(ctx, func() { _ = c.Close() }) // the library heeds a deadline while it talks, but no cancellation
 			return raw, nil
 		},
@@ -75,8 +88,7 @@ func (d *Dialer) Dial(ctx context.Context, address string) (link.Conn, error) {
 		ReadBufferSize:  readBuffer, WriteBufferSize: batch, WriteBufferPool: d.pool,
 		Subprotocols: []string{subprotocol(topic.Protocol)},
 	}
-	ws, response, err := w.DialContext(ctx, (&url.URL{Scheme: "wss", Host: address, Path: Path}).String(),
-		http.Header{idleHeader: {formatIdle(d.config.Link.IdleTimeout)}})
+	ws, response, err := w.DialContext(ctx, to.String(), http.Header{idleHeader: {formatIdle(bears)}})
 	if stop != nil && !stop() {
 		err = errors.Join(context.Cause(ctx), err)
 		if ws != nil {
@@ -97,13 +109,26 @@ func (d *Dialer) Dial(ctx context.Context, address string) (link.Conn, error) {
 		return nil, fmt.Errorf("dialling websocket %s: no TLS", address)
 	}
 	c, err := start(ws, raw, secure.ConnectionState(), d.codec, carrier{
-		config: d.config.Link, dialed: true, peerIdle: parseIdle(response.Header.Get(idleHeader), d.config.Link.IdleTimeout),
+		config: d.config.Link, dialed: true, acks: direct, peerIdle: parseIdle(response.Header.Get(idleHeader), d.config.Link.IdleTimeout),
 	})
 	if err != nil {
 		_ = ws.Close()
 		return nil, fmt.Errorf("dialling websocket %s: %w", address, err)
 	}
 	return c, nil
+}
+
+// direct reports whether whoever acknowledges what is sent is the server itself: no proxy, and a connection that is the kernel's.
+func (d *Dialer) direct(to *url.URL) bool {
+	if d.config.Wrap != nil {
+		return false
+	}
+	if d.config.Proxy == nil {
+		return true
+	}
+	// As the websocket library asks for it.
+	proxy, err := d.config.Proxy(&http.Request{Method: http.MethodGet, URL: &url.URL{Scheme: "https", Host: to.Host, Path: to.Path}, Host: to.Host})
+	return err == nil && proxy == nil
 }
 
 // dialError adds what the server answered.

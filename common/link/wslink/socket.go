@@ -1,7 +1,11 @@
 package wslink
 
 import (
+	"errors"
+	"fmt"
+	"net"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -15,4 +19,32 @@ func control(_, _ string, c syscall.RawConn) error {
 		return controlErr
 	}
 	return err
+}
+
+// acknowledged returns a function that tells how long ago the peer's kernel acknowledged anything on c (tcpi_last_ack_recv of TCP_INFO, tcp(7)), exact
+// to a tick of the kernel.
+func acknowledged(c net.Conn) (func() (time.Duration, error), error) {
+	tcp, ok := c.(syscall.Conn)
+	if !ok {
+		return nil, errors.New("it is no socket")
+	}
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	ago := func() (time.Duration, error) {
+		var info *unix.TCPInfo
+		var err error
+		if controlErr := raw.Control(func(fd uintptr) {
+			info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+		}); controlErr != nil {
+			return 0, controlErr
+		}
+		if err != nil {
+			return 0, fmt.Errorf("reading TCP_INFO: %w", err)
+		}
+		return time.Duration(info.Last_ack_recv) * time.Millisecond, nil
+	}
+	_, err = ago()
+	return ago, err
 }

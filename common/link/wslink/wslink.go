@@ -37,6 +37,9 @@ const (
 	readBuffer = 1 << 10
 	// unsent is how much the kernel takes from us before it has been sent (TCP_NOTSENT_LOWAT): what is in there, nothing can overtake.
 	unsent = 8 << 10
+	// patience is for how many times IdleTimeout the end that dialled bears a peer whose kernel acknowledges and which itself says nothing. So long, an
+	// answer need not come: each would cost an acknowledgement of its own. Not through a proxy, which acknowledges for itself.
+	patience = 5
 )
 
 func subprotocol(version int) string { return subprotocolPrefix + strconv.Itoa(version) }
@@ -59,6 +62,7 @@ type carrier struct {
 	config   link.Config
 	dialed   bool
 	peerIdle time.Duration
+	acks     bool
 	released func() // called when everything is closed
 
 	reader io.Reader // the message that Read is in, or nil; owned by Serve
@@ -74,6 +78,7 @@ func start(ws *websocket.Conn, raw *deadline.Conn, state tls.ConnectionState, co
 	}
 	return link.Start(&c, codec, c.config, link.Info{
 		Transport: link.WebSocket, Local: ws.LocalAddr(), Remote: ws.RemoteAddr(), Peer: state.PeerCertificates[0], Since: time.Now(),
+		Acks: c.acks,
 	}), nil
 }
 

@@ -282,11 +282,12 @@ func (x *Welcome) GetUnixMillis() int64 {
 	return 0
 }
 
-// Heartbeat goes up at the keepalive interval; its answer is a Heartbeat with the same sequence.
+// Heartbeat goes up at the keepalive interval; its answer, where one is wanted, is a Heartbeat with the same sequence.
 type Heartbeat struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Sequence      uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	Sequence      uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`                             // of those that want an answer; 0 in the others
 	KubeletAlive  bool                   `protobuf:"varint,2,opt,name=kubelet_alive,json=kubeletAlive,proto3" json:"kubelet_alive,omitempty"` // the kubelet renewed its Lease within the lease duration
+	Silent        bool                   `protobuf:"varint,3,opt,name=silent,proto3" json:"silent,omitempty"`                                 // no answer is wanted: the transport shows that the peer got it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -331,6 +332,13 @@ func (x *Heartbeat) GetSequence() uint64 {
 func (x *Heartbeat) GetKubeletAlive() bool {
 	if x != nil {
 		return x.KubeletAlive
+	}
+	return false
+}
+
+func (x *Heartbeat) GetSilent() bool {
+	if x != nil {
+		return x.Silent
 	}
 	return false
 }
@@ -1638,10 +1646,11 @@ const file_topic_proto_rawDesc = "" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x1a\n" +
 	"\binstance\x18\x03 \x01(\tR\binstance\x12\x1f\n" +
 	"\vunix_millis\x18\x04 \x01(\x03R\n" +
-	"unixMillis\"L\n" +
+	"unixMillis\"d\n" +
 	"\tHeartbeat\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12#\n" +
-	"\rkubelet_alive\x18\x02 \x01(\bR\fkubeletAlive\"\xe1\x01\n" +
+	"\rkubelet_alive\x18\x02 \x01(\bR\fkubeletAlive\x12\x16\n" +
+	"\x06silent\x18\x03 \x01(\bR\x06silent\"\xe1\x01\n" +
 	"\bInterest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x125\n" +
 	"\bresource\x18\x02 \x01(\v2\x19.skerry.topic.v1.ResourceR\bresource\x12\x1c\n" +

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"path/filepath"
+	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -32,6 +33,10 @@ func Validate(raw []byte) error {
 	return validate(kc, gates)
 }
 
+// unchangedStatusEvery is how often a status of the Node in which nothing but times has changed is reported, where nobody says otherwise. Whether the kubelet
+// lives is said by its Lease (KEP-589); the kubelet's own 5 minutes would be a third of what an idle link carries. What changes is reported at once.
+const unchangedStatusEvery = time.Hour
+
 // newServer makes what the kubelet's own command makes of flags and a file.
 func newServer(config Config) (*options.KubeletServer, error) {
 	kc, gates, err := decode(config.Kubelet)
@@ -47,6 +52,9 @@ func newServer(config Config) (*options.KubeletServer, error) {
 	if kc.TLSCertFile == "" && !sets(config.Kubelet, "serverTLSBootstrap") {
 		// A certificate that kube-apiserver can verify, where nobody says otherwise: the kubelet's own would be signed by itself.
 		kc.ServerTLSBootstrap = true
+	}
+	if !sets(config.Kubelet, "nodeStatusReportFrequency") && !sets(config.Kubelet, "nodeStatusUpdateFrequency") {
+		kc.NodeStatusReportFrequency.Duration = unchangedStatusEvery
 	}
 	if err := validate(kc, gates); err != nil {
 		return nil, err

@@ -17,8 +17,15 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
 )
 
-// missesAllowed is how many keepalive intervals without any message end the link.
-const missesAllowed = 3
+const (
+	// missesAllowed is how many keepalive intervals without any sign of the cloud end the link.
+	missesAllowed = 3
+	// answerEvery is which heartbeats want an answer of cloudcore itself where the transport shows that they arrive. On an idle link an answer, with its
+	// own acknowledgement, costs as much as the heartbeat.
+	answerEvery = 6
+	// unansweredAllowed is how many of those may go without an answer: cloudcore stands still then, and its kernel does not.
+	unansweredAllowed = 3
+)
 
 // session is one open link after its welcome.
 type session struct {
@@ -259,13 +266,20 @@ func (s *session) beat(ctx context.Context, port Port) {
 	}
 	var sequence uint64
 	var told bool
+	unanswered, acks := 0, s.conn.Info().Acks
 	send := func(alive bool) {
 		sequence++
 		told = alive
+		content := &topicpb.Heartbeat{KubeletAlive: alive, Silent: acks && sequence%answerEvery != 1}
+		if !content.Silent {
+			content.Sequence = sequence
+			unanswered++
+		}
 		// A heartbeat is worth nothing when the next is due.
 		ctx, cancel := context.WithTimeout(ctx, s.hub.config.Keepalive)
 		defer cancel()
-		beat := topic.Heartbeat.New(message.Resource{}, &topicpb.Heartbeat{Sequence: sequence, KubeletAlive: alive})
+		beat := topic.Heartbeat.New(message.Resource{}, content)
+		beat.Header.ID, beat.Header.Time = 0, time.Time{} // nobody asks, and each byte of it counts
 		if err := s.conn.Send(ctx, beat); err == nil {
 			s.hub.metrics.message("sent", beat.Key())
 		}
@@ -281,7 +295,14 @@ func (s *session) beat(ctx context.Context, port Port) {
 		case <-tick.C:
 			misses++
 			if s.heard.Swap(false) || s.delivering.Load() {
+				misses, unanswered = 0, 0
+			}
+			if s.acked() {
 				misses = 0
+			}
+			if unanswered > unansweredAllowed {
+				_ = s.conn.Close(link.CloseTimeout, fmt.Sprintf("cloudcore did not answer %d heartbeats", unanswered))
+				return
 			}
 			if misses >= missesAllowed {
 				_ = s.conn.Close(link.CloseTimeout, fmt.Sprintf("nothing came back for %v", missesAllowed*s.hub.config.Keepalive))
@@ -299,10 +320,31 @@ func (s *session) beat(ctx context.Context, port Port) {
 			}
 		case <-s.hub.config.Wake:
 			// The network changed. A link that is silent already is likely gone with the old one; dialling anew is quicker than waiting for the last miss.
-			if misses >= missesAllowed-1 && !s.heard.Load() {
+			if misses >= missesAllowed-1 && !s.heard.Load() && !s.acked() {
 				_ = s.conn.Close(link.CloseTimeout, "the network changed and nothing comes back")
 				return
 			}
 		}
 	}
+}
+
+// acked reports whether the transport has seen that the cloud got the last heartbeat, and not only the one before: half an interval lies between the two,
+// more than any clock in between is wrong by.
+func (s *session) acked() bool { return time.Since(s.lastAcked()) < s.hub.config.Keepalive*3/2 }
+
+// lastAcked is when the transport saw a sign of life last; zero where it can't say.
+func (s *session) lastAcked() time.Time {
+	meter, ok := s.conn.(link.Meter)
+	if !ok || !s.conn.Info().Acks {
+		return time.Time{}
+	}
+	return meter.Stats().LastHeard
+}
+
+func (s *session) lastContact() time.Time {
+	heard := time.Unix(0, s.lastHeard.Load())
+	if acked := s.lastAcked(); acked.After(heard) {
+		return acked
+	}
+	return heard
 }

@@ -20,7 +20,7 @@ type Status struct {
 	Version   string         `json:"version,omitempty"`  // of cloudcore
 	Epoch     uint64         `json:"epoch,omitempty"`
 	Since     time.Time      `json:"since,omitzero"` // of the link, or of its loss; zero if there was none yet
-	// LastContact is when something last came from the cloud; zero if nothing did yet.
+	// LastContact is when something last came from the cloud, an acknowledgement of the transport included; zero if nothing did yet.
 	LastContact time.Time `json:"lastContact,omitzero"`
 	LastError   string    `json:"lastError,omitempty"` // why the last try or link ended; "" while linked
 	Problem     string    `json:"problem,omitempty"`   // what somebody must do, where dialling again can't help by itself
@@ -36,7 +36,7 @@ func (h *Hub) Status() Status {
 	defer h.mu.Unlock()
 	status := h.status
 	if s := h.current.Load(); s != nil && status.Linked {
-		status.LastContact = time.Unix(0, s.lastHeard.Load())
+		status.LastContact = s.lastContact()
 	}
 	return status
 }
@@ -74,7 +74,7 @@ func (h *Hub) unlinked(s *session, err error) {
 	defer h.mu.Unlock()
 	h.status.Linked = false
 	h.status.Since = time.Now()
-	h.status.LastContact = time.Unix(0, s.lastHeard.Load())
+	h.status.LastContact = s.lastContact()
 }
 
 // troubled notes, and logs where it says something new, that a try or a session failed. A device may be off line for months: the same trouble is

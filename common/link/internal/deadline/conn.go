@@ -20,6 +20,9 @@ type Conn struct {
 	idle  time.Duration // 0: not armed
 	final bool          // the deadlines are set for good
 	heard time.Time     // when bytes came last
+
+	acked    func() (time.Duration, error) // how long ago the peer's kernel acknowledged anything; nil: bytes alone count
+	patience time.Duration                 // how long acknowledgements make up for bytes
 }
 
 // Wrap returns c, not armed yet: it behaves as c does.
@@ -33,6 +36,14 @@ func (c *Conn) Arm(idle time.Duration) error {
 	return c.Conn.SetDeadline(time.Time{})
 }
 
+// Acked lets acknowledgements count as bytes that came: a read fails when for idle there were neither, or for patience no bytes. ago tells how long ago
+// the peer acknowledged anything. Call it before Arm.
+func (c *Conn) Acked(patience time.Duration, ago func() (time.Duration, error)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.acked, c.patience = ago, patience
+}
+
 // Final sets both deadlines for good.
 func (c *Conn) Final(read, write time.Time) error {
 	c.mu.Lock()
@@ -41,10 +52,17 @@ func (c *Conn) Final(read, write time.Time) error {
 	return errors.Join(c.Conn.SetReadDeadline(read), c.Conn.SetWriteDeadline(write))
 }
 
-// Heard is when bytes came last.
+// Heard is when the peer gave its last sign of life.
 func (c *Conn) Heard() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.acked != nil {
+		if ago, err := c.acked(); err == nil {
+			if at := time.Now().Add(-ago); at.After(c.heard) {
+				return at
+			}
+		}
+	}
 	return c.heard
 }
 
@@ -52,13 +70,31 @@ func (c *Conn) Read(b []byte) (int, error) {
 	if err := c.move(c.Conn.SetReadDeadline); err != nil {
 		return 0, err
 	}
-	n, err := c.Conn.Read(b)
-	if n > 0 {
-		c.mu.Lock()
-		c.heard = time.Now()
-		c.mu.Unlock()
+	for {
+		n, err := c.Conn.Read(b)
+		if n > 0 {
+			c.mu.Lock()
+			c.heard = time.Now()
+			c.mu.Unlock()
+			return n, err
+		}
+		if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) || !c.bear() {
+			return n, err
+		}
 	}
-	return n, err
+}
+
+// bear sets the read deadline anew where acknowledgements allow that, and says whether it did.
+func (c *Conn) bear() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.acked == nil || c.idle == 0 || c.final {
+		return false
+	}
+	now := time.Now()
+	ago, err := c.acked()
+	left := min(c.idle-ago, c.patience-now.Sub(c.heard))
+	return err == nil && left > 0 && c.Conn.SetReadDeadline(now.Add(left)) == nil
 }
 
 // Write goes on after a timeout for as long as bytes pass.

@@ -120,3 +120,38 @@ func TestConn_HeardAndNotArmed(t *testing.T) {
 		}
 	})
 }
+
+// Acknowledgements make up for bytes, for as long as the peer is believed without any.
+func TestConn_AcknowledgementsCount(t *testing.T) {
+	for name, test := range map[string]struct {
+		acks time.Duration // for how long they go on, one each 8 s
+		fail error
+		want time.Duration
+	}{
+		"none":                  {acks: 0, want: idle},
+		"they end":              {acks: 24 * time.Second, want: 24*time.Second + idle},
+		"they go on":            {acks: time.Hour, want: 5 * idle},
+		"nobody can say":        {acks: time.Hour, fail: errors.New("no TCP_INFO"), want: idle},
+		"less than patience":    {acks: 8 * time.Second, want: 8*time.Second + idle},
+		"the last is not heard": {acks: 16 * time.Second, want: 16*time.Second + idle},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a, b := net.Pipe()
+				defer func() { _, _ = a.Close(), b.Close() }()
+				start := time.Now()
+				c := deadline.Wrap(a)
+				c.Acked(5*idle, func() (time.Duration, error) {
+					return time.Since(start) - min(time.Since(start).Truncate(8*time.Second), test.acks), test.fail
+				})
+				if err := c.Arm(idle); err != nil {
+					t.Fatal(err)
+				}
+				_, err := c.Read(make([]byte, 1))
+				if d := time.Since(start); !errors.Is(err, os.ErrDeadlineExceeded) || d != test.want {
+					t.Errorf("%v after %v, want %v", err, d, test.want)
+				}
+			})
+		})
+	}
+}
