@@ -70,7 +70,7 @@ func Merge(v *v1alpha1.VirtualIP, entries []v1alpha1.VirtualIPNodeStatus, now ti
 	slices.SortFunc(s.Nodes, func(a, b v1alpha1.VirtualIPNodeStatus) int { return cmp.Compare(a.Name, b.Name) })
 
 	var holder *v1alpha1.VirtualIPNodeStatus
-	var bad []string
+	var bad, duplicates []string
 	s.ReadyNodes = 0
 	for i := range s.Nodes {
 		n := &s.Nodes[i]
@@ -79,6 +79,9 @@ func Merge(v *v1alpha1.VirtualIP, entries []v1alpha1.VirtualIPNodeStatus, now ti
 		}
 		if n.State == v1alpha1.VIPHolder || n.State == v1alpha1.VIPBackup {
 			s.ReadyNodes++
+		}
+		if n.DuplicateOf != "" {
+			duplicates = append(duplicates, n.Name+": "+n.Message)
 		}
 		if !n.Programmed {
 			bad = append(bad, n.Name+": "+n.Message)
@@ -101,10 +104,18 @@ func Merge(v *v1alpha1.VirtualIP, entries []v1alpha1.VirtualIPNodeStatus, now ti
 	}
 	condition(v1alpha1.VIPConditionProgrammed, len(s.Nodes) > 0 && len(bad) == 0, "Programmed", map[bool]string{true: "NoReport", false: "NotProgrammed"}[len(s.Nodes) == 0], programmed)
 	announced := "no node holds the address: on none is a pod of the Service ready"
+	if len(duplicates) > 0 {
+		announced = "no node holds the address: somebody else on the LAN has it"
+	}
 	if holder != nil {
 		announced = "node " + holder.Name + " holds the address"
 	}
 	condition(v1alpha1.VIPConditionAnnounced, holder != nil, "Held", "NoHolder", announced)
+	duplicate := "no node found the address with somebody else"
+	if len(duplicates) > 0 {
+		duplicate = short(strings.Join(duplicates, "; "))
+	}
+	condition(v1alpha1.VIPConditionDuplicate, len(duplicates) > 0, "Answered", "NobodyElse", duplicate)
 	return !equalStatus(before, s)
 }
 

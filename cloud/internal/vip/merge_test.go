@@ -28,8 +28,11 @@ func TestMerge(t *testing.T) {
 			"a 2 [Programmed Announced] [a b]"},
 		"two for a moment": {[]v1alpha1.VirtualIPNodeStatus{entry("a", v1alpha1.VIPHolder, 0, ""), entry("b", v1alpha1.VIPHolder, time.Minute, "")},
 			"b 2 [Programmed Announced] [a b]"},
-		"no ready pod":     {[]v1alpha1.VirtualIPNodeStatus{entry("a", v1alpha1.VIPNotReady, 0, "")}, " 0 [Programmed] [a]"},
-		"a fault":          {[]v1alpha1.VirtualIPNodeStatus{entry("a", v1alpha1.VIPFault, 0, "no interface"), entry("b", v1alpha1.VIPHolder, 0, "")}, "b 1 [Announced] [a b]"},
+		"no ready pod": {[]v1alpha1.VirtualIPNodeStatus{entry("a", v1alpha1.VIPNotReady, 0, "")}, " 0 [Programmed] [a]"},
+		"a fault":      {[]v1alpha1.VirtualIPNodeStatus{entry("a", v1alpha1.VIPFault, 0, "no interface"), entry("b", v1alpha1.VIPHolder, 0, "")}, "b 1 [Announced] [a b]"},
+		"somebody else has it": {[]v1alpha1.VirtualIPNodeStatus{
+			{Name: "a", State: v1alpha1.VIPFault, Programmed: true, DuplicateOf: "02:00:00:00:00:01", Message: "somebody has it"}, entry("b", v1alpha1.VIPNotReady, 0, "")},
+			" 0 [Programmed DuplicateAddress] [a b]"},
 		"not a node of it": {[]v1alpha1.VirtualIPNodeStatus{entry("z", v1alpha1.VIPHolder, 0, "")}, " 0 [] []"},
 	} {
 		t.Run(name, func(t *testing.T) {

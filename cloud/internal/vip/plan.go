@@ -267,6 +267,8 @@ func (p *planner) keep(claims []claim) []claim {
 func (p *planner) hold(c claim, old *v1alpha1.VirtualIP) {
 	v := old.DeepCopy()
 	p.describe(c, v)
+	// In the spec, since a status does not come down to the nodes. Once true it stays: a holder that is gone is replaced by whoever is quicker.
+	v.Spec.Elected = v.Spec.Elected || old.Status.Holder != ""
 	set := p.vridsOf(v.Spec.Network, c.family)
 	if set[v.Spec.VRID] != v.Name || p.reserved(c.pool, v.Spec.VRID) {
 		if n := p.freeVRID(c.pool, c.family); n != 0 {

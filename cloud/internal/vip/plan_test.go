@@ -632,3 +632,76 @@ func TestRanking(t *testing.T) {
 		t.Errorf("the first is %s, preferred is %s", got, before[9])
 	}
 }
+
+// Scenario 24, the cloud's part: whom a Service or its pool prefers gets the highest priority, and the objects tell that it may take the address back.
+func TestVIPs_24_Preference(t *testing.T) {
+	for name, c := range map[string]struct {
+		pool, service string // who is preferred there
+		want          string // who is preferred in the VirtualIP; "" for the hash's first
+	}{
+		"nobody":                        {"", "", ""},
+		"the pool's":                    {"n2", "", "n2"},
+		"the Service's":                 {"", "n1", "n1"},
+		"the Service's before the pool": {"n2", "n1", "n1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.pool("p", "", "10.0.0.10").Spec.PreferredNode = c.pool
+			for i := range 4 {
+				w.node(fmt.Sprintf("n%d", i), "p", fmt.Sprintf("10.0.9.%d", i+1))
+			}
+			var annotations []string
+			if c.service != "" {
+				annotations = []string{v1alpha1.VIPPreferredPrefix + "p", c.service}
+			}
+			w.service("web", annotations...)
+			w.settle()
+			v := w.VIPs[0]
+			if v.Spec.PreferredNode != c.want {
+				t.Errorf("preferred is %q, want %q", v.Spec.PreferredNode, c.want)
+			}
+			for _, n := range v.Spec.Nodes {
+				if c.want != "" && (n.Name == c.want) != (n.Priority == 200) {
+					t.Errorf("%s has priority %d", n.Name, n.Priority)
+				}
+			}
+			// The preference is taken back: nobody may take the address from its holder any more.
+			delete(w.get("web").Annotations, v1alpha1.VIPPreferredPrefix+"p")
+			w.Pools[0].Spec.PreferredNode = ""
+			w.settle()
+			if got := w.VIPs[0].Spec.PreferredNode; got != "" {
+				t.Errorf("preferred is still %q", got)
+			}
+		})
+	}
+	// Somebody who is not in the pool can't hold anything.
+	w := newWorld(t)
+	w.pool("p", "", "10.0.0.10").Spec.PreferredNode = "elsewhere"
+	w.node("n0", "p", "10.0.9.1")
+	w.service("web")
+	w.settle()
+	if nodes := w.VIPs[0].Spec.Nodes; len(nodes) != 1 || nodes[0].Name != "n0" {
+		t.Errorf("nodes: %v", nodes)
+	}
+}
+
+// The nodes must know that an address has been held: a status does not come down to them.
+func TestElectedStays(t *testing.T) {
+	w := newWorld(t)
+	w.pool("p", "", "10.0.0.10")
+	w.service("web")
+	w.settle()
+	if w.VIPs[0].Spec.Elected {
+		t.Error("elected before anybody held it")
+	}
+	w.VIPs[0].Status.Holder = "n0"
+	w.settle()
+	if !w.VIPs[0].Spec.Elected {
+		t.Error("not elected although somebody holds it")
+	}
+	w.VIPs[0].Status.Holder = ""
+	w.settle()
+	if !w.VIPs[0].Spec.Elected {
+		t.Error("forgotten when the holder went")
+	}
+}

@@ -115,6 +115,9 @@ type VirtualIPSpec struct {
 	// PreferredNode takes the address back when it returns.
 	// +optional
 	PreferredNode string `json:"preferredNode,omitempty"`
+	// Elected says that some node has held the address: the first election, which the highest priority wins whoever was first, is over.
+	// +optional
+	Elected bool `json:"elected,omitempty"`
 	// AddedToPool says that the address was asked for, was in none of the pool's ranges, and was added to them; it goes again with this object.
 	// +optional
 	AddedToPool bool `json:"addedToPool,omitempty"`
@@ -151,6 +154,10 @@ type VirtualIPNodeStatus struct {
 	// Programmed says that the node's kernel has the address's rules as they should be.
 	// +optional
 	Programmed bool `json:"programmed,omitempty"`
+	// DuplicateOf is the hardware address of somebody on the LAN who has the address and is no node of the pool. The node does not claim it meanwhile.
+	// +optional
+	// +kubebuilder:validation:MaxLength=64
+	DuplicateOf string `json:"duplicateOf,omitempty"`
 	// Message says in a sentence what is wrong.
 	// +optional
 	Message string `json:"message,omitempty"`
@@ -158,10 +165,11 @@ type VirtualIPNodeStatus struct {
 
 // The conditions of a VirtualIP.
 const (
-	VIPConditionAllocated  = "Allocated"  // the Service has the address
-	VIPConditionProgrammed = "Programmed" // the nodes' kernels have their rules
-	VIPConditionAnnounced  = "Announced"  // a node holds the address
-	VIPConditionOutOfRange = "OutOfRange" // the pool's ranges don't have it any more
+	VIPConditionAllocated  = "Allocated"        // the Service has the address
+	VIPConditionProgrammed = "Programmed"       // the nodes' kernels have their rules
+	VIPConditionAnnounced  = "Announced"        // a node holds the address
+	VIPConditionOutOfRange = "OutOfRange"       // the pool's ranges don't have it any more
+	VIPConditionDuplicate  = "DuplicateAddress" // somebody on the LAN has the address, and is no node of the pool
 )
 
 // VirtualIPStatus is what became of it.
@@ -177,7 +185,7 @@ type VirtualIPStatus struct {
 	// +listType=map
 	// +listMapKey=name
 	Nodes []VirtualIPNodeStatus `json:"nodes,omitempty"`
-	// Conditions: Allocated, Programmed, Announced, OutOfRange.
+	// Conditions: Allocated, Programmed, Announced, OutOfRange, DuplicateAddress.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

@@ -2,11 +2,10 @@ package vip
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
+	"net"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -29,11 +28,11 @@ import (
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/edge/internal/kernel/acd"
 	"github.com/skerry-io/skerry/edge/internal/kernel/balance"
 	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
 	"github.com/skerry-io/skerry/edge/internal/object"
-	"github.com/skerry-io/skerry/edge/internal/store"
 )
 
 // Name is the module's.
@@ -92,43 +91,11 @@ type Config struct {
 	Events func(ctx context.Context) (events record.EventRecorder, done func(), err error)
 	// Interfaces lists the device's; default netif.List.
 	Interfaces func() ([]netif.Interface, error)
+	// Probe finds out who on an interface's LAN has an address already; default acd.Probe.
+	Probe func(ctx context.Context, iface string, targets []acd.Target) (taken map[netip.Addr]net.HardwareAddr, err error)
 	// BootID tells one boot from another, and BootTime when this one was, by the present clock.
 	BootID   string
 	BootTime func() time.Time
-}
-
-// InStore is a Memory in the edge's store.
-func InStore(s *store.Store) Memory { return inStore{s} }
-
-type inStore struct{ store *store.Store }
-
-const stateKey = "state"
-
-func (s inStore) Load() (state []byte, err error) {
-	err = s.store.View(func(tx *store.Tx) error {
-		state, err = tx.State(string(Name), stateKey)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("reading the store: %w", err)
-	}
-	return state, nil
-}
-
-func (s inStore) Save(ctx context.Context, state []byte) error {
-	err := s.store.Update(ctx, func(tx *store.Tx) error { return tx.SetState(string(Name), stateKey, state) })
-	if err != nil {
-		return fmt.Errorf("writing to the store: %w", err)
-	}
-	return nil
-}
-
-// memory is what Memory keeps, as JSON.
-type memory struct {
-	BootID      string   `json:"bootID"`
-	Dead        []string `json:"dead,omitempty"` // containers of an earlier boot
-	Maintenance bool     `json:"maintenance,omitempty"`
-	Draining    bool     `json:"draining,omitempty"` // HandOver's; an operator's own maintenance is not touched by it
 }
 
 // Agent is the module.
@@ -159,6 +126,9 @@ func New(cfg Config) *Agent {
 	if cfg.Interfaces == nil {
 		cfg.Interfaces = netif.List
 	}
+	if cfg.Probe == nil {
+		cfg.Probe = acd.Probe
+	}
 	return &Agent{cfg: cfg, wake: make(chan struct{}, 1), entries: map[string]reported{}, counts: counts{transitions: map[string]uint64{}}}
 }
 
@@ -181,6 +151,7 @@ type run struct {
 	ready map[string]bool         // what the elector was told
 	// stood is since when an instance may stand: for a moment after that its state is still the one of before.
 	stood map[string]time.Time
+	clear *clearing
 	// events may be nil.
 	events record.EventRecorder
 }
@@ -213,7 +184,9 @@ func (a *Agent) Run(ctx context.Context, port *beehive.Port) error {
 		}
 	}
 	g, ctx := errgroup.WithContext(ctx)
+	c := newClearing()
 	g.Go(func() error { return a.cfg.Elector.Run(ctx) })
+	g.Go(func() error { return c.run(ctx, a.cfg.Probe, a.poke) })
 	g.Go(func() error {
 		podFactory.StartWithContext(ctx)
 		vipFactory.Start(ctx.Done())
@@ -224,7 +197,7 @@ func (a *Agent) Run(ctx context.Context, port *beehive.Port) error {
 		if !cache.WaitForCacheSync(ctx.Done(), pods.HasSynced, vips.Informer().HasSynced) {
 			return nil
 		}
-		r := &run{Agent: a, vips: vips.Lister(), pods: pods.GetIndexer(), first: map[types.UID]time.Time{}, ready: map[string]bool{}, stood: map[string]time.Time{}}
+		r := &run{Agent: a, vips: vips.Lister(), pods: pods.GetIndexer(), first: map[types.UID]time.Time{}, ready: map[string]bool{}, stood: map[string]time.Time{}, clear: c}
 		if a.cfg.Events != nil {
 			events, done, err := a.cfg.Events(ctx)
 			if err != nil {
@@ -270,54 +243,6 @@ func (r *run) serve(ctx context.Context) error {
 		}
 		timer.Stop()
 	}
-}
-
-// bury notes, once a boot, which containers that the store calls ready were started before it.
-func (r *run) bury(ctx context.Context) error {
-	r.orders.Lock()
-	defer r.orders.Unlock()
-	r.mu.Lock()
-	m := r.memory
-	r.mu.Unlock()
-	if m.BootID == r.cfg.BootID {
-		return nil
-	}
-	m.BootID, m.Dead = r.cfg.BootID, nil
-	for id := range deadAt(r.cfg.BootTime(), r.listPods()) {
-		m.Dead = append(m.Dead, id)
-	}
-	slices.Sort(m.Dead)
-	return r.save(ctx, m)
-}
-
-func (a *Agent) load() error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	raw, err := a.cfg.Memory.Load()
-	if err != nil {
-		return fmt.Errorf("reading what an earlier run left: %w", err)
-	}
-	a.memory = memory{}
-	a.loaded = true
-	if len(raw) > 0 && json.Unmarshal(raw, &a.memory) != nil {
-		a.memory = memory{} // of another edgecore; nothing in it is dear
-	}
-	return nil
-}
-
-// save keeps what outlives a restart. The caller holds orders.
-func (a *Agent) save(ctx context.Context, m memory) error {
-	raw, err := json.Marshal(m)
-	if err != nil {
-		return fmt.Errorf("keeping the state: %w", err)
-	}
-	if err := a.cfg.Memory.Save(ctx, raw); err != nil {
-		return fmt.Errorf("keeping the state: %w", err)
-	}
-	a.mu.Lock()
-	a.memory = m
-	a.mu.Unlock()
-	return nil
 }
 
 func (r *run) listPods() []*corev1.Pod {
@@ -368,6 +293,7 @@ func (r *run) sync(ctx context.Context) (again time.Duration, err error) {
 	r.mu.Unlock()
 	f.New, again = r.elections(vips, time.Now())
 	roles := Roles(f)
+	errs = append(errs, r.hold(ctx, roles, &again))
 
 	// In this order no packet comes to where it is not served: first give up what can't be served, then prepare, then stand.
 	for _, role := range roles {
@@ -453,7 +379,7 @@ func (r *run) elections(vips []*v1alpha1.VirtualIP, now time.Time) (fresh map[st
 		since, known := r.first[v.UID]
 		if !known {
 			since = now
-			if v.Status.Holder != "" {
+			if v.Spec.Elected {
 				since = now.Add(-firstElection)
 			}
 			r.first[v.UID] = since
@@ -471,94 +397,4 @@ func (r *run) elections(vips []*v1alpha1.VirtualIP, now time.Time) (fresh map[st
 		}
 	}
 	return fresh, again
-}
-
-// report tells the cloud, and whoever looks at the node's events, what changed.
-func (r *run) report(ctx context.Context, f Facts, roles []Role, programmed error) error {
-	states := r.cfg.Elector.States()
-	now := metav1.Now().Rfc3339Copy()
-	entries := map[string]reported{}
-	for _, role := range roles {
-		state := states[role.Instance.Name]
-		if role.Fault == "" && role.Ready && programmed == nil && state == keepalived.Unknown {
-			continue // keepalived has not spoken yet
-		}
-		if since, ok := r.stood[role.Instance.Name]; ok && state == keepalived.Fault && time.Since(since) < settle {
-			continue
-		}
-		e := entry(f.Node, role, state, programmed, f.Maintenance)
-		entries[role.VIP.Name] = reported{uid: role.VIP.UID, entry: e}
-	}
-	for _, v := range f.VIPs {
-		if v.DeletionTimestamp != nil && programmed == nil {
-			entries[v.Name] = reported{uid: v.UID, entry: v1alpha1.VirtualIPNodeStatus{Name: f.Node, State: v1alpha1.VIPReleased, Programmed: true}}
-		}
-	}
-	byName := map[string]*v1alpha1.VirtualIP{}
-	for _, v := range f.VIPs {
-		byName[v.Name] = v
-	}
-	var errs []error
-	r.mu.Lock()
-	old := r.entries
-	r.mu.Unlock()
-	for name, n := range entries {
-		v := byName[name]
-		n.service, n.address, n.pool = v.Spec.Service, v.Spec.Address, v.Spec.Pool
-		was, known := old[name]
-		known = known && was.uid == n.uid
-		n.entry.Since = &now
-		if known && was.entry.State == n.entry.State {
-			n.entry.Since = was.entry.Since
-		}
-		same := known && equal(was.entry, n.entry)
-		if n.sent = same && was.sent; !n.sent {
-			body, err := json.Marshal(n.entry)
-			if err == nil {
-				err = r.cfg.Reporter.Report(ctx, object.Ref{Resource: v1alpha1.Resource(v1alpha1.VirtualIPs), Name: name}, n.uid, body)
-			}
-			if n.sent = err == nil; err != nil {
-				errs = append(errs, fmt.Errorf("reporting on %s: %w", name, err))
-			}
-		}
-		if !known || was.entry.State != n.entry.State {
-			r.event(ctx, v, n.entry)
-		}
-		entries[name] = n
-	}
-	for name, was := range old {
-		if _, ok := entries[name]; !ok && byName[name] != nil && was.uid == byName[name].UID {
-			entries[name] = was // not known right now
-		}
-	}
-	r.mu.Lock()
-	r.entries = entries
-	r.mu.Unlock()
-	return errors.Join(errs...)
-}
-
-func equal(a, b v1alpha1.VirtualIPNodeStatus) bool {
-	a.Since, b.Since = nil, nil
-	return a == b
-}
-
-func (r *run) event(ctx context.Context, v *v1alpha1.VirtualIP, e v1alpha1.VirtualIPNodeStatus) {
-	klog.FromContext(ctx).Info("What this node is to a virtual IP changed", "address", v.Spec.Address, "service", v.Spec.Service.Namespace+"/"+v.Spec.Service.Name,
-		"state", e.State, "endpoints", e.ReadyEndpoints, "message", e.Message)
-	r.mu.Lock()
-	r.counts.transitions[string(e.State)]++
-	r.mu.Unlock()
-	if r.events == nil {
-		return
-	}
-	kind := corev1.EventTypeNormal
-	if e.State == v1alpha1.VIPFault {
-		kind = corev1.EventTypeWarning
-	}
-	ref := &corev1.ObjectReference{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "VirtualIP", Name: v.Name, UID: v.UID}
-	words := []string{fmt.Sprintf("%s for Service %s/%s", v.Spec.Address, v.Spec.Service.Namespace, v.Spec.Service.Name)}
-	if e.Message != "" {
-		words = append(words, e.Message)
-	}
-	r.events.Event(ref, kind, string(e.State), strings.Join(words, ": "))
 }

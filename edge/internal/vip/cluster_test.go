@@ -412,7 +412,7 @@ func (s *site) vip() *v1alpha1.VirtualIP {
 		names = append(names, n.name)
 	}
 	v := virtualIP(theVIP, names...)
-	v.Status.Holder = "somebody" // no first election, in which the highest priority may take it from whoever was first
+	v.Spec.Elected = true // no first election, in which the highest priority may take it from whoever was first
 	return v
 }
 

@@ -1,7 +1,8 @@
 // Package vip serves virtual IPs on this node: it decides for which of them the node may stand in the election, and where their traffic goes.
 //
 // It owns what the drivers keepalived and the data plane are told, and the node's entry in the status of VirtualIPs. It refuses to stand for an address while no pod of its
-// Service is ready *here*, which it reads from the pods as the device's own kubelet says they are; the cloud is not asked for anything. It never withdraws an address
+// Service is ready *here*, which it reads from the pods as the device's own kubelet says they are; the cloud is not asked for anything. It refuses, too, while
+// somebody else on the LAN has the address, which it asks before it first stands for it. It never withdraws an address
 // because the link is down. Before it knows its objects, which are in the device's store, it leaves alone what an earlier run has set up. The Agent's methods may be
 // called from any goroutine; one goroutine of Run does all the work.
 package vip
@@ -47,6 +48,11 @@ type Role struct {
 	Endpoints int
 	// Fault is why the node can't take part, in a sentence.
 	Fault string
+	// Duplicate is the hardware address of somebody else who has the address. Unasked is why that could not be found out, and Waiting says that it is being found out. In all three
+	// cases the node is not Ready although its pods are.
+	Duplicate string
+	Unasked   string
+	Waiting   bool
 }
 
 // defaultAdvert is VRRP's own default, RFC 5798 section 5.2.7.
@@ -215,6 +221,11 @@ func entry(node string, r Role, state keepalived.State, programmed error, mainte
 	switch {
 	case r.Fault != "":
 		e.State = v1alpha1.VIPFault
+	case r.Duplicate != "":
+		e.State, e.DuplicateOf = v1alpha1.VIPFault, r.Duplicate
+		e.Message = "somebody with the hardware address " + r.Duplicate + " on " + r.Instance.Interface + " has the address, and is no node of the pool"
+	case r.Unasked != "":
+		e.State, e.Message = v1alpha1.VIPFault, r.Unasked
 	case state == keepalived.Master:
 		e.State = v1alpha1.VIPHolder
 	case !r.Ready:

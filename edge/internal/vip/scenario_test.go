@@ -79,7 +79,7 @@ func (tr *traffic) end(t *testing.T, what string) {
 func TestVIPs_14_OneHolder(t *testing.T) {
 	s := newSite(t, 3)
 	v := s.vip()
-	v.Status.Holder = ""
+	v.Spec.Elected = false
 	s.give(v)
 	s.start()
 	if h := s.one(); h.name != "a" { // it may have been later than others: the highest priority wins the first election
@@ -356,4 +356,48 @@ func TestMaintenance(t *testing.T) {
 	eventually(t, "the node says so", func() bool { return h.report(theVIP).Message == "the node is under maintenance" })
 	fmt.Fprintln(h.stdin, "off")
 	eventually(t, "it is a backup", func() bool { return h.report(theVIP).State == v1alpha1.VIPBackup })
+}
+
+// Rule 5: while somebody has the address who is no node of the pool, nobody claims it; when he goes, it is claimed.
+func TestDuplicateAddress(t *testing.T) {
+	s := newSite(t, 2)
+	stranger := s.lan.Host("10.79.0.150/24", theVIP+"/24")
+	s.give(s.vip())
+	s.start()
+	mac := strings.Fields(stranger.Shell("ip -o link show dev lan0 | sed 's/.*link.ether //'"))[0]
+	for _, n := range s.nodes {
+		eventually(t, n.name+" tells who has the address", func() bool {
+			e := n.report(theVIP)
+			return e.State == v1alpha1.VIPFault && e.DuplicateOf == mac && strings.Contains(e.Message, mac)
+		})
+		if n.has(theVIP) {
+			t.Errorf("%s claimed it all the same", n.name)
+		}
+	}
+	// Its carrier is lost and comes back; an agent starts anew: it makes no difference.
+	s.nodes[0].host.Plug(false)
+	s.nodes[0].host.Plug(true)
+	s.nodes[1].stop()
+	if err := os.Remove(filepath.Join(s.nodes[1].dir, "report-"+theVIP)); err != nil {
+		t.Fatal(err)
+	}
+	s.nodes[1].start()
+	eventually(t, "b asked again", func() bool { return s.nodes[1].report(theVIP).DuplicateOf == mac })
+	if h := s.holders(); len(h) > 0 {
+		t.Errorf("%s claimed it", h[0].name)
+	}
+	stranger.Shell("ip addr del " + theVIP + "/24 dev lan0")
+	h := s.one()
+	o := s.other(h)
+	// A holder of ours is nobody to stand back for, whether it speaks every second or not.
+	eventually(t, o.name+" is a backup", func() bool { e := o.report(theVIP); return e.State == v1alpha1.VIPBackup && e.DuplicateOf == "" })
+	o.stop()
+	if err := os.Remove(filepath.Join(o.dir, "memory")); err != nil {
+		t.Fatal(err)
+	}
+	o.start()
+	eventually(t, o.name+" is a backup again", func() bool { return o.report(theVIP).State == v1alpha1.VIPBackup })
+	if now := s.one(); now != h {
+		t.Errorf("it moved to %s", now.name)
+	}
 }

@@ -68,6 +68,14 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(state, prometheus.GaugeValue, 1, e.address, service, string(e.entry.State))
 		ch <- prometheus.MustNewConstMetric(endpoints, prometheus.GaugeValue, float64(e.entry.ReadyEndpoints), e.address, service)
 	}
+	duplicates := 0
+	for _, e := range a.entries {
+		if e.entry.DuplicateOf != "" {
+			duplicates++
+		}
+	}
+	ch <- prometheus.MustNewConstMetric(desc("duplicate_addresses", "Virtual IPs that this node leaves alone because somebody else on the LAN has them."),
+		prometheus.GaugeValue, float64(duplicates))
 	transitions := desc("transitions_total", "How often an address came into a state on this node.", "state")
 	for s, n := range a.counts.transitions {
 		ch <- prometheus.MustNewConstMetric(transitions, prometheus.CounterValue, float64(n), s)

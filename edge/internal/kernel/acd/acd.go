@@ -1,0 +1,203 @@
+// Package acd asks a LAN whether somebody has an address, before a node of ours takes it: address conflict detection, by an ARP probe for IPv4 (RFC 5227) and by a
+// neighbour solicitation as duplicate address detection sends it for IPv6 (RFC 4862, 5.4).
+//
+// It owns nothing and changes nothing, neither here nor in the tables of others: a probe bears no sender's address. It refuses to tell anything of an interface without
+// carrier, where nobody could answer. A node that holds the address by VRRP is no conflict: it is told apart by its advertisements, which name the address (RFC 5798, 5).
+// Probe may be called from any goroutine; it sees the network namespace of the calling thread, and runs in the calling goroutine alone.
+package acd
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/mdlayher/packet"
+	"golang.org/x/net/bpf"
+	"golang.org/x/sys/unix"
+)
+
+// ErrNoCarrier says that the interface is missing, down, or without carrier: nothing can be known now.
+var ErrNoCarrier = errors.New("the interface has no carrier")
+
+// RFC 5227 section 1.1 sends three probes, 1 to 2 s apart, and listens for 2 s more: times for hosts that all boot at once on a slow radio network. Here a service waits,
+// and a host that is up answers within milliseconds; three probes are against loss.
+const (
+	probes = 3
+	every  = 250 * time.Millisecond
+	listen = 500 * time.Millisecond // after the last
+)
+
+// Target is an address to ask for.
+type Target struct {
+	Address netip.Addr
+	// Patience is how long an advertisement of VRRP is waited for once somebody has answered: somewhat more than the holder's interval.
+	Patience time.Duration
+}
+
+// Probe asks for all targets on an interface and returns who answers for those that somebody has who is none of ours. It takes 1 s, and as long as the longest patience where
+// somebody answers.
+func Probe(ctx context.Context, iface string, targets []Target) (map[netip.Addr]net.HardwareAddr, error) {
+	ifi, err := net.InterfaceByName(iface)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", iface, ErrNoCarrier)
+	}
+	const ready = net.FlagUp | net.FlagRunning
+	if ifi.Flags&ready != ready {
+		return nil, fmt.Errorf("%s: %w", iface, ErrNoCarrier)
+	}
+	if len(ifi.HardwareAddr) != macLen || ifi.Flags&net.FlagLoopback != 0 {
+		return nil, nil // a link without hardware addresses: nobody is asked there for who has an address
+	}
+	p, err := open(ifi)
+	if err != nil {
+		return nil, err
+	}
+	defer p.conn.Close()
+	return p.run(ctx, targets)
+}
+
+// prober is one Probe.
+type prober struct {
+	conn *packet.Conn
+	own  net.HardwareAddr
+	all  map[string]bool // the hardware addresses of this host
+	// heard are who answered, by address; held are those that VRRP advertises.
+	heard map[netip.Addr]net.HardwareAddr
+	held  map[netip.Addr]bool
+}
+
+func open(ifi *net.Interface) (*prober, error) {
+	// In raw mode the kernel hands over whole frames of all kinds; the filter leaves those that concern us.
+	filter, err := bpf.Assemble(program())
+	if err != nil {
+		return nil, fmt.Errorf("making the filter: %w", err)
+	}
+	conn, err := packet.Listen(ifi, packet.Raw, unix.ETH_P_ALL, &packet.Config{Filter: filter})
+	if err != nil {
+		return nil, fmt.Errorf("opening a packet socket on %s: %w", ifi.Name, err)
+	}
+	p := &prober{conn: conn, own: ifi.HardwareAddr, all: map[string]bool{}, heard: map[netip.Addr]net.HardwareAddr{}, held: map[netip.Addr]bool{}}
+	if err := p.join(ifi.Index); err != nil {
+		conn.Close()
+		return nil, err
+	}
+	local, err := net.Interfaces()
+	if err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("listing the interfaces: %w", err)
+	}
+	for _, i := range local {
+		p.all[string(i.HardwareAddr)] = true
+	}
+	return p, nil
+}
+
+// join lets the groups of VRRP through the card's filter; that of all nodes is through anyway. packet(7).
+func (p *prober) join(index int) error {
+	raw, err := p.conn.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("joining the groups of VRRP: %w", err)
+	}
+	var failed error
+	err = raw.Control(func(fd uintptr) {
+		for _, group := range [][]byte{{0x01, 0x00, 0x5e, 0, 0, 18}, {0x33, 0x33, 0, 0, 0, 0x12}} {
+			m := &unix.PacketMreq{Ifindex: int32(index), Type: unix.PACKET_MR_MULTICAST, Alen: macLen}
+			copy(m.Address[:], group)
+			failed = errors.Join(failed, unix.SetsockoptPacketMreq(int(fd), unix.SOL_PACKET, unix.PACKET_ADD_MEMBERSHIP, m))
+		}
+	})
+	if err = errors.Join(err, failed); err != nil {
+		return fmt.Errorf("joining the groups of VRRP: %w", err)
+	}
+	return nil
+}
+
+func (p *prober) run(ctx context.Context, targets []Target) (map[netip.Addr]net.HardwareAddr, error) {
+	begin := time.Now()
+	for n := range probes {
+		for _, t := range targets {
+			frame, to := question(p.own, t.Address)
+			if _, err := p.conn.WriteTo(frame, &packet.Addr{HardwareAddr: to}); err != nil {
+				if errors.Is(err, unix.ENETDOWN) || errors.Is(err, unix.ENXIO) {
+					return nil, fmt.Errorf("asking for %s: %w", t.Address, ErrNoCarrier)
+				}
+				return nil, fmt.Errorf("asking for %s: %w", t.Address, err)
+			}
+		}
+		wait := every
+		if n == probes-1 {
+			wait = listen
+		}
+		if err := p.hear(ctx, time.Now().Add(wait), nil); err != nil {
+			return nil, err
+		}
+	}
+	// Whoever answered may be a holder of ours whose next advertisement is yet to come.
+	for _, t := range targets {
+		if p.foreign(t.Address) {
+			if err := p.hear(ctx, begin.Add(t.Patience), func() bool { return !p.foreign(t.Address) }); err != nil {
+				return nil, err
+			}
+		}
+	}
+	out := map[netip.Addr]net.HardwareAddr{}
+	for _, t := range targets {
+		if p.foreign(t.Address) {
+			out[t.Address] = p.heard[t.Address]
+		}
+	}
+	return out, nil
+}
+
+// foreign reports whether somebody has the address who is none of ours, as far as was heard.
+func (p *prober) foreign(a netip.Addr) bool { return p.heard[a] != nil && !p.held[a] }
+
+// hear takes in what comes until a time, or until done.
+func (p *prober) hear(ctx context.Context, until time.Time, done func() bool) error {
+	// Short reads, so that the end of ctx is seen.
+	const look = 100 * time.Millisecond
+	frame := make([]byte, snap)
+	for {
+		if err := ctx.Err(); err != nil {
+			return fmt.Errorf("listening: %w", context.Cause(ctx))
+		}
+		now := time.Now()
+		if !now.Before(until) || done != nil && done() {
+			return nil
+		}
+		if err := p.conn.SetReadDeadline(now.Add(min(look, until.Sub(now)))); err != nil {
+			return fmt.Errorf("listening: %w", err)
+		}
+		n, _, err := p.conn.ReadFrom(frame)
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			continue
+		case errors.Is(err, unix.ENETDOWN):
+			return fmt.Errorf("listening: %w", ErrNoCarrier)
+		case err != nil:
+			return fmt.Errorf("listening: %w", err)
+		}
+		p.take(frame[:n])
+	}
+}
+
+// take looks at one frame.
+func (p *prober) take(frame []byte) {
+	if len(frame) < etherLen || p.all[string(frame[6:12])] {
+		return // our own question, as the socket shows it, or another interface of this host on the same LAN
+	}
+	if who, a, ok := answer(frame); ok {
+		if !p.all[string(who)] {
+			p.heard[a] = bytes.Clone(who)
+		}
+		return
+	}
+	for _, a := range advertised(frame) {
+		p.held[a] = true
+	}
+}

@@ -1,0 +1,162 @@
+package acd
+
+import (
+	"encoding/binary"
+	"net"
+	"net/netip"
+
+	"golang.org/x/net/bpf"
+	"golang.org/x/sys/unix"
+)
+
+// Lengths and numbers of what is sent and read.
+const (
+	snap     = 2048
+	macLen   = 6
+	etherLen = 14
+	arpLen   = 28
+	ip6Len   = 40
+
+	protocolVRRP   = 112 // RFC 5798, 5.1.1.4
+	protocolICMPv6 = 58
+	// RFC 4861, 4.3 and 4.4.
+	solicitation  = 135
+	advertisement = 136
+	// hops is what whoever is on the link itself has in the TTL or hop limit: RFC 4861, 7.1, and RFC 5798, 5.1.1.3.
+	hops = 255
+)
+
+// program lets ARP, VRRP and neighbour advertisements through.
+func program() []bpf.Instruction {
+	return []bpf.Instruction{
+		bpf.LoadAbsolute{Off: 12, Size: 2},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.ETH_P_ARP, SkipTrue: 9},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.ETH_P_IPV6, SkipTrue: 3},
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.ETH_P_IP, SkipTrue: 8},
+		bpf.LoadAbsolute{Off: etherLen + 9, Size: 1},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: protocolVRRP, SkipTrue: 5, SkipFalse: 6},
+		bpf.LoadAbsolute{Off: etherLen + 6, Size: 1},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: protocolVRRP, SkipTrue: 3},
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: protocolICMPv6, SkipTrue: 3},
+		bpf.LoadAbsolute{Off: etherLen + ip6Len, Size: 1},
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: advertisement, SkipTrue: 1},
+		bpf.RetConstant{Val: snap},
+		bpf.RetConstant{Val: 0},
+	}
+}
+
+// question is the frame that asks for an address, and the hardware address that it goes to.
+func question(own net.HardwareAddr, a netip.Addr) ([]byte, net.HardwareAddr) {
+	if a.Is4() {
+		return arpProbe(own, a), net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
+	}
+	return solicit(own, a)
+}
+
+func ethernet(to, from net.HardwareAddr, kind uint16) []byte {
+	b := make([]byte, 0, 128)
+	b = append(b, to...)
+	b = append(b, from...)
+	return binary.BigEndian.AppendUint16(b, kind)
+}
+
+// arpProbe is RFC 5227, 2.1.1: a request whose sender's address is 0.0.0.0, so that nobody learns anything wrong from it.
+func arpProbe(own net.HardwareAddr, a netip.Addr) []byte {
+	b := ethernet(net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, own, unix.ETH_P_ARP)
+	b = append(b, 0, 1, 0x08, 0, macLen, 4, 0, 1) // Ethernet, IPv4, a request
+	b = append(b, own...)
+	b = append(b, 0, 0, 0, 0)
+	b = append(b, 0, 0, 0, 0, 0, 0)
+	return append(b, a.AsSlice()...)
+}
+
+// solicit is RFC 4862, 5.4.2: a solicitation from the unspecified address to the group of those that may have the address (RFC 4291, 2.7.1).
+func solicit(own net.HardwareAddr, a netip.Addr) ([]byte, net.HardwareAddr) {
+	target := a.As16()
+	group := netip.MustParseAddr("ff02::1:ff00:0").As16()
+	copy(group[13:], target[13:])
+	to := net.HardwareAddr{0x33, 0x33, group[12], group[13], group[14], group[15]} // RFC 2464, 7
+	icmp := make([]byte, 24)
+	icmp[0] = solicitation
+	copy(icmp[8:], target[:])
+	b := ethernet(to, own, unix.ETH_P_IPV6)
+	b = append(b, 0x60, 0, 0, 0, 0, byte(len(icmp)), protocolICMPv6, hops)
+	b = append(b, make([]byte, 16)...)
+	b = append(b, group[:]...)
+	// RFC 8200, 8.1: over the addresses, the length and the protocol too.
+	pseudo := append(make([]byte, 16, 64), group[:]...)
+	pseudo = append(pseudo, 0, 0, 0, byte(len(icmp)), 0, 0, 0, protocolICMPv6)
+	binary.BigEndian.PutUint16(icmp[2:], checksum(append(pseudo, icmp...)))
+	return append(b, icmp...), to
+}
+
+// checksum is RFC 1071's; b has an even length.
+func checksum(b []byte) uint16 {
+	sum := uint32(0)
+	for i := 0; i+1 < len(b); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(b[i:]))
+	}
+	for sum > 0xffff {
+		sum = sum&0xffff + sum>>16
+	}
+	return ^uint16(sum)
+}
+
+// answer reads who says in a frame that it has an address. A probe of another says nothing: the other nodes of the pool ask at the same time as we do, and whoever else
+// asks does not have it yet.
+func answer(frame []byte) (who net.HardwareAddr, a netip.Addr, ok bool) {
+	body := frame[etherLen:]
+	switch binary.BigEndian.Uint16(frame[12:]) {
+	case unix.ETH_P_ARP:
+		if len(body) < arpLen || body[4] != macLen || body[5] != 4 || binary.BigEndian.Uint16(body[2:]) != unix.ETH_P_IP {
+			return nil, a, false
+		}
+		a = netip.AddrFrom4([4]byte(body[14:18]))
+		return net.HardwareAddr(body[8:14]), a, !a.IsUnspecified()
+	case unix.ETH_P_IPV6:
+		if len(body) < ip6Len+24 || body[6] != protocolICMPv6 || body[7] != hops || body[ip6Len] != advertisement {
+			return nil, a, false
+		}
+		return net.HardwareAddr(frame[6:12]), netip.AddrFrom16([16]byte(body[ip6Len+8 : ip6Len+24])), true
+	}
+	return nil, a, false
+}
+
+// advertised are the addresses that an advertisement of VRRP names, RFC 5798, 5.1 (versions 2 and 3 agree so far). None for one by which a holder gives up.
+func advertised(frame []byte) []netip.Addr {
+	body := frame[etherLen:]
+	var size int
+	switch binary.BigEndian.Uint16(frame[12:]) {
+	case unix.ETH_P_IP:
+		if len(body) < 20 || body[9] != protocolVRRP || body[8] != hops {
+			return nil
+		}
+		header := int(body[0]&0x0f) * 4
+		total := int(binary.BigEndian.Uint16(body[2:]))
+		if header < 20 || total > len(body) || total < header {
+			return nil
+		}
+		body, size = body[header:total], 4 // what follows is the padding of a short frame
+	case unix.ETH_P_IPV6:
+		if len(body) < ip6Len || body[6] != protocolVRRP || body[7] != hops {
+			return nil
+		}
+		body, size = body[ip6Len:], 16
+	default:
+		return nil
+	}
+	const advertisementType = 1
+	if len(body) < 8 || body[0]&0x0f != advertisementType || body[2] == 0 {
+		return nil
+	}
+	var out []netip.Addr
+	for i := range int(body[3]) {
+		at := 8 + i*size
+		if at+size > len(body) {
+			break
+		}
+		a, _ := netip.AddrFromSlice(body[at : at+size])
+		out = append(out, a)
+	}
+	return out
+}

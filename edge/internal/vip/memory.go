@@ -1,0 +1,103 @@
+package vip
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	"github.com/skerry-io/skerry/edge/internal/store"
+)
+
+// InStore is a Memory in the edge's store.
+func InStore(s *store.Store) Memory { return inStore{s} }
+
+type inStore struct{ store *store.Store }
+
+const stateKey = "state"
+
+func (s inStore) Load() (state []byte, err error) {
+	err = s.store.View(func(tx *store.Tx) error {
+		state, err = tx.State(string(Name), stateKey)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("reading the store: %w", err)
+	}
+	return state, nil
+}
+
+func (s inStore) Save(ctx context.Context, state []byte) error {
+	err := s.store.Update(ctx, func(tx *store.Tx) error { return tx.SetState(string(Name), stateKey, state) })
+	if err != nil {
+		return fmt.Errorf("writing to the store: %w", err)
+	}
+	return nil
+}
+
+// memory is what Memory keeps, as JSON.
+type memory struct {
+	BootID      string   `json:"bootID"`
+	Dead        []string `json:"dead,omitempty"` // containers of an earlier boot
+	Maintenance bool     `json:"maintenance,omitempty"`
+	Draining    bool     `json:"draining,omitempty"` // HandOver's; an operator's own maintenance is not touched by it
+	// Clear are the addresses, as clearKey has them, that nobody else was found to have in this boot.
+	Clear []string `json:"clear,omitempty"`
+}
+
+// change changes what is kept.
+func (a *Agent) change(ctx context.Context, edit func(*memory)) error {
+	a.orders.Lock()
+	defer a.orders.Unlock()
+	a.mu.Lock()
+	m := a.memory
+	a.mu.Unlock()
+	edit(&m)
+	return a.save(ctx, m)
+}
+
+// save keeps what outlives a restart. The caller holds orders.
+func (a *Agent) save(ctx context.Context, m memory) error {
+	raw, err := json.Marshal(m)
+	if err != nil {
+		return fmt.Errorf("keeping the state: %w", err)
+	}
+	if err := a.cfg.Memory.Save(ctx, raw); err != nil {
+		return fmt.Errorf("keeping the state: %w", err)
+	}
+	a.mu.Lock()
+	a.memory = m
+	a.mu.Unlock()
+	return nil
+}
+
+// bury notes, once a boot, which containers that the store calls ready were started before it. What was clear in an earlier boot is asked for again.
+func (r *run) bury(ctx context.Context) error {
+	r.mu.Lock()
+	known := r.memory.BootID == r.cfg.BootID
+	r.mu.Unlock()
+	if known {
+		return nil
+	}
+	var ids []string
+	for id := range deadAt(r.cfg.BootTime(), r.listPods()) {
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	return r.change(ctx, func(m *memory) { m.BootID, m.Dead, m.Clear = r.cfg.BootID, ids, nil })
+}
+
+func (a *Agent) load() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	raw, err := a.cfg.Memory.Load()
+	if err != nil {
+		return fmt.Errorf("reading what an earlier run left: %w", err)
+	}
+	a.memory = memory{}
+	a.loaded = true
+	if len(raw) > 0 && json.Unmarshal(raw, &a.memory) != nil {
+		a.memory = memory{} // of another edgecore; nothing in it is dear
+	}
+	return nil
+}

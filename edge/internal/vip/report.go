@@ -1,0 +1,115 @@
+package vip
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"
+	"github.com/skerry-io/skerry/edge/internal/object"
+)
+
+// report tells the cloud, and whoever looks at the node's events, what changed.
+func (r *run) report(ctx context.Context, f Facts, roles []Role, programmed error) error {
+	states := r.cfg.Elector.States()
+	now := metav1.Now().Rfc3339Copy()
+	entries := map[string]reported{}
+	for _, role := range roles {
+		state := states[role.Instance.Name]
+		if role.Fault == "" && role.Ready && programmed == nil && state == keepalived.Unknown {
+			continue // keepalived has not spoken yet
+		}
+		if role.Waiting {
+			continue // it is being asked whether somebody has the address
+		}
+		if since, ok := r.stood[role.Instance.Name]; ok && state == keepalived.Fault && time.Since(since) < settle {
+			continue
+		}
+		e := entry(f.Node, role, state, programmed, f.Maintenance)
+		entries[role.VIP.Name] = reported{uid: role.VIP.UID, entry: e}
+	}
+	for _, v := range f.VIPs {
+		if v.DeletionTimestamp != nil && programmed == nil {
+			entries[v.Name] = reported{uid: v.UID, entry: v1alpha1.VirtualIPNodeStatus{Name: f.Node, State: v1alpha1.VIPReleased, Programmed: true}}
+		}
+	}
+	byName := map[string]*v1alpha1.VirtualIP{}
+	for _, v := range f.VIPs {
+		byName[v.Name] = v
+	}
+	var errs []error
+	r.mu.Lock()
+	old := r.entries
+	r.mu.Unlock()
+	for name, n := range entries {
+		v := byName[name]
+		n.service, n.address, n.pool = v.Spec.Service, v.Spec.Address, v.Spec.Pool
+		was, known := old[name]
+		known = known && was.uid == n.uid
+		n.entry.Since = &now
+		if known && was.entry.State == n.entry.State {
+			n.entry.Since = was.entry.Since
+		}
+		same := known && equal(was.entry, n.entry)
+		if n.sent = same && was.sent; !n.sent {
+			body, err := json.Marshal(n.entry)
+			if err == nil {
+				err = r.cfg.Reporter.Report(ctx, object.Ref{Resource: v1alpha1.Resource(v1alpha1.VirtualIPs), Name: name}, n.uid, body)
+			}
+			if n.sent = err == nil; err != nil {
+				errs = append(errs, fmt.Errorf("reporting on %s: %w", name, err))
+			}
+		}
+		if !known || was.entry.State != n.entry.State {
+			r.event(ctx, v, n.entry)
+		}
+		entries[name] = n
+	}
+	for name, was := range old {
+		if _, ok := entries[name]; !ok && byName[name] != nil && was.uid == byName[name].UID {
+			entries[name] = was // not known right now
+		}
+	}
+	r.mu.Lock()
+	r.entries = entries
+	r.mu.Unlock()
+	return errors.Join(errs...)
+}
+
+func equal(a, b v1alpha1.VirtualIPNodeStatus) bool {
+	a.Since, b.Since = nil, nil
+	return a == b
+}
+
+func (r *run) event(ctx context.Context, v *v1alpha1.VirtualIP, e v1alpha1.VirtualIPNodeStatus) {
+	klog.FromContext(ctx).Info("What this node is to a virtual IP changed", "address", v.Spec.Address, "service", v.Spec.Service.Namespace+"/"+v.Spec.Service.Name,
+		"state", e.State, "endpoints", e.ReadyEndpoints, "message", e.Message)
+	r.mu.Lock()
+	r.counts.transitions[string(e.State)]++
+	r.mu.Unlock()
+	if r.events == nil {
+		return
+	}
+	kind := corev1.EventTypeNormal
+	if e.State == v1alpha1.VIPFault {
+		kind = corev1.EventTypeWarning
+	}
+	ref := &corev1.ObjectReference{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "VirtualIP", Name: v.Name, UID: v.UID}
+	words := []string{fmt.Sprintf("%s for Service %s/%s", v.Spec.Address, v.Spec.Service.Namespace, v.Spec.Service.Name)}
+	if e.Message != "" {
+		words = append(words, e.Message)
+	}
+	reason := string(e.State)
+	if e.DuplicateOf != "" {
+		reason = v1alpha1.VIPConditionDuplicate
+	}
+	r.events.Event(ref, kind, reason, strings.Join(words, ": "))
+}
