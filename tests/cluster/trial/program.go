@@ -89,6 +89,9 @@ func (t *Trial) kubeplane(h host.Host) program {
 	if t.state.Options.Audit {
 		args = append(args, "--audit=/var/log/audit.log")
 	}
+	if life := t.state.Options.CertificateLife; life != 0 {
+		args = append(args, "--controller-arg=--cluster-signing-duration="+life.String())
+	}
 	return program{
 		name: "kubeplane", path: t.binary("kubeplane"), args: args,
 		ready: func(context.Context) error {

@@ -54,12 +54,17 @@ type Options struct {
 	Quick bool `json:"quick,omitempty"`
 	// Audit makes kube-apiserver write an audit log: audit.log in the cloud's log directory.
 	Audit bool `json:"audit,omitempty"`
+	// CertificateLife is how long the certificates are good that the cloud signs for nodes; 0 leaves Kubernetes its year.
+	CertificateLife time.Duration `json:"certificateLife,omitempty"`
 	// Sample runs the sample application on every edge.
 	Sample bool `json:"sample"`
 }
 
 // DefaultOptions are two edges with the sample application.
 func DefaultOptions() Options { return Options{Edges: 2, Link: "auto", Sample: true} }
+
+// minCertificateLife leaves a busy machine time between the moment at which a certificate is renewed (70 to 90 % of its life) and its end.
+const minCertificateLife = 30 * time.Second
 
 // plainOffset keeps the numbers of plain nodes apart from those of edges.
 const plainOffset = 50
@@ -81,6 +86,9 @@ func (o Options) Validate() error {
 	}
 	if !slices.Contains([]string{"auto", "websocket", "quic"}, o.Link) {
 		errs = append(errs, fmt.Errorf("--link: %q is none of auto, websocket, quic", o.Link))
+	}
+	if o.CertificateLife != 0 && o.CertificateLife < minCertificateLife {
+		errs = append(errs, fmt.Errorf("--certificate-life: %v is less than %v, in which a node could not renew its own", o.CertificateLife, minCertificateLife))
 	}
 	for _, s := range o.Set {
 		if _, _, err := parseSet(s); err != nil {

@@ -46,6 +46,7 @@ repeated, or cleaned by 'trial down'.`,
 	f.StringVar(&o.Link, "link", o.Link, "transport of the edges: auto, websocket or quic")
 	f.StringArrayVar(&o.Set, "set", nil, "a setting for every edgecore.yaml, path=value (repeatable)")
 	f.BoolVar(&o.Quick, "quick", false, "the cloud notices a lost node within 12 s and evicts after 10 s more, instead of 50 s and 5 min")
+	f.DurationVar(&o.CertificateLife, "certificate-life", 0, "how long the nodes' certificates are good, like 1m, to see them renewed; 0 leaves Kubernetes its year")
 	f.BoolVar(&o.Audit, "audit", false, "kube-apiserver writes an audit log")
 	f.BoolVar(&o.Sample, "sample", o.Sample, "run the sample application on every node")
 	return c
