@@ -21,7 +21,7 @@ var ladder = [][]string{
 	{"common/link"},
 	{"common/cli", "common/health", "common/tunnel"},
 	// L4: the two sides, one under the other only as far as they need it
-	{"cloud/internal/kube", "cloud/internal/config", "edge/internal/object", "edge/internal/config", "edge/internal/linkstate"},
+	{"cloud/internal/kube", "cloud/internal/config", "edge/internal/object", "edge/internal/config", "edge/internal/linkstate", "edge/internal/table"},
 	{"cloud/internal/hub", "edge/internal/store", "edge/internal/kernel"},
 	{"cloud/internal/aggregate", "cloud/internal/relay", "cloud/internal/publish", "cloud/internal/join", "cloud/internal/kubeplane", "cloud/internal/tunnel", "edge/internal/meta"},
 	{"cloud/internal/route", "cloud/internal/vip", "edge/internal/api"},
@@ -62,6 +62,11 @@ var exclusive = []struct {
 		[]string{"k8s.io/kubernetes/cmd/kubelet"},
 		[]string{"edge/internal/edged"},
 		"the kubelet is linked in one place",
+	},
+	{
+		[]string{"k8s.io/kubernetes/pkg/printers", "k8s.io/kubernetes/pkg/api/legacyscheme"},
+		nil,
+		"they bring every API group's internal version: a fifth of edgecore's memory (docs/decisions/0009-tables.md)",
 	},
 	{
 		[]string{
