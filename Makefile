@@ -20,9 +20,10 @@ edgecore_pkg := ./edge/cmd/edgecore
 cloudcore_pkg := ./cloud/cmd/cloudcore
 kubeplane_pkg := ./cloud/cmd/kubeplane
 trial_pkg := ./tests/cmd/trial
-# Built only when something asks for it: upstream's kubelet, which edgecore is measured against.
-EXTRA_BINARIES := plainkubelet
+# Built only when something asks for it: upstream's kubelet, which edgecore is measured against, and many nodes without one.
+EXTRA_BINARIES := plainkubelet hollow
 plainkubelet_pkg := ./tests/cmd/plainkubelet
+hollow_pkg := ./tests/cmd/hollow
 
 # What the targets below may be given.
 TRIAL_FLAGS ?=# for up: --edges 3, --link quic, ...

@@ -27,7 +27,7 @@ var ladder = [][]string{
 	{"cloud/internal/route", "cloud/internal/vip", "edge/internal/api"},
 	{"edge/internal/hub", "edge/internal/edged", "edge/internal/join", "edge/internal/check", "edge/internal/drain", "edge/internal/route", "edge/internal/tunnel", "edge/internal/vip"},
 	// L5: the wiring
-	{"cloud/app", "edge/app"},
+	{"cloud/app", "edge/app", "edge/hollow"},
 	// L6: the commands
 	{"cloud/cmd", "edge/cmd"},
 }

@@ -1,6 +1,7 @@
 package quiclink
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -22,6 +23,8 @@ type DialConfig struct {
 	Link  link.Config
 	TLS   *tls.Config // must verify the server and show a certificate
 	Table *topic.Table
+	// Codec, if set, was made with Link and Table and is shared with other dialers: it holds the compressor's memory.
+	Codec *link.Codec
 	// Wrap, if set, wraps each UDP socket.
 	Wrap func(net.PacketConn) net.PacketConn
 }
@@ -42,7 +45,7 @@ func NewDialer(config DialConfig) (*Dialer, error) {
 	if config.TLS, err = link.ClientTLS(config.TLS, protocol()); err != nil {
 		return nil, err
 	}
-	return &Dialer{config: config, codec: link.NewCodec(config.Table, config.Link)}, nil
+	return &Dialer{config: config, codec: cmp.Or(config.Codec, link.NewCodec(config.Table, config.Link))}, nil
 }
 
 // Lost is how many packets the network of this machine refused to take.

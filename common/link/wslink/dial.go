@@ -1,6 +1,7 @@
 package wslink
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -23,6 +24,8 @@ type DialConfig struct {
 	Link  link.Config
 	TLS   *tls.Config // must verify the server and show a certificate
 	Table *topic.Table
+	// Codec, if set, was made with Link and Table and is shared with other dialers: it holds the compressor's memory.
+	Codec *link.Codec
 	// Proxy chooses the proxy of a request; nil: none. http.ProxyFromEnvironment reads HTTPS_PROXY and NO_PROXY.
 	Proxy func(*http.Request) (*url.URL, error)
 	// Wrap, if set, wraps each TCP connection.
@@ -45,7 +48,7 @@ func NewDialer(config DialConfig) (*Dialer, error) {
 	if config.TLS, err = link.ClientTLS(config.TLS, "http/1.1"); err != nil {
 		return nil, err
 	}
-	return &Dialer{config: config, codec: link.NewCodec(config.Table, config.Link), pool: buffers()}, nil
+	return &Dialer{config: config, codec: cmp.Or(config.Codec, link.NewCodec(config.Table, config.Link)), pool: buffers()}, nil
 }
 
 // Dial implements link.Dialer. Where the server gave a reason, the error holds a *link.CloseError.
