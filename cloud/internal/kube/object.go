@@ -2,6 +2,7 @@ package kube
 
 import (
 	"crypto/sha256"
+	"encoding/base64"
 	"fmt"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -10,6 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
 // Key names an object in its collection.
@@ -31,7 +34,7 @@ type Ref struct {
 // SumSize is the length of a Sum.
 const SumSize = 16
 
-// Sum stands for one version of one object: the first 16 bytes of SHA-256(uid NUL resourceVersion). The sum of a set is the XOR of its members'.
+// Sum stands for one version of one object: the first 16 bytes of SHA-256(uid NUL version). The sum of a set is the XOR of its members'.
 type Sum [SumSize]byte
 
 // SumOf computes a Sum.
@@ -55,11 +58,13 @@ func (s *Sum) Xor(other Sum) {
 type Object struct {
 	Key
 	UID     types.UID
-	Version string // metadata.resourceVersion
-	Labels  labels.Set
-	Raw     []byte // Kubernetes protobuf with its envelope for built-in kinds, else JSON; without managedFields
-	Refs    []Ref  // what a pod, a claim or a volume needs on its node
-	Sum     Sum
+	Version string // what the edges know it by: metadata.resourceVersion, or a digest of what they get of it (contentVersion)
+	// Revision is metadata.resourceVersion.
+	Revision string
+	Labels   labels.Set
+	Raw      []byte // Kubernetes protobuf with its envelope for built-in kinds, else JSON; without managedFields, and without status where that is not for edges
+	Refs     []Ref  // what a pod, a claim or a volume needs on its node
+	Sum      Sum
 
 	// Node is the node of a pod; Fields are the values of what selectors may ask for beside the name, in the order of the store's table.
 	fields []string
@@ -70,14 +75,36 @@ type encoder struct {
 	resource schema.GroupVersionResource
 	proto    runtime.Encoder // nil: JSON
 	fields   *fieldTable
+	trims    bool
 }
 
 func (c *catalog) encoder(resource schema.GroupVersionResource) *encoder {
-	e := &encoder{resource: resource, fields: fieldsOf(resource.GroupResource())}
+	e := &encoder{resource: resource, fields: fieldsOf(resource.GroupResource()), trims: trims(resource.GroupResource())}
 	if kind, ok := c.kind(resource); ok {
 		e.proto = c.protos[kind.GroupVersion()]
 	}
 	return e
+}
+
+// trims reports whether the status of a kind stays in the cloud. It is what all nodes say of an object, brought together: each node knows its own part better, and has no
+// use for that of the others, but a thousand nodes that report once each would cause a million messages. A NodeOperation is the business of one node, which has to know
+// what was done already.
+func trims(resource schema.GroupResource) bool {
+	if resource.Group != v1alpha1.Group {
+		return false
+	}
+	switch resource.Resource {
+	case v1alpha1.StaticRoutes, v1alpha1.NodePools, v1alpha1.VirtualIPs:
+		return true
+	}
+	return false
+}
+
+// contentVersion stands for all that an edge gets of an object, wherever and whenever it is computed: cloudcores agree about it, and a change of nothing but the status changes
+// nothing. It is no number, so nobody takes it for a resourceVersion.
+func contentVersion(raw []byte) string {
+	sum := sha256.Sum256(raw)
+	return "content-" + base64.RawURLEncoding.EncodeToString(sum[:SumSize])
 }
 
 // encode takes the object over: it removes its managedFields. The edge writes by patches that the cloud applies, so it has no use for the record of
@@ -89,10 +116,13 @@ func (e *encoder) encode(from runtime.Object) (*Object, error) {
 	}
 	m.SetManagedFields(nil)
 	o := &Object{
-		Key: Key{m.GetNamespace(), m.GetName()}, UID: m.GetUID(), Version: m.GetResourceVersion(), Labels: m.GetLabels(),
+		Key: Key{m.GetNamespace(), m.GetName()}, UID: m.GetUID(), Version: m.GetResourceVersion(), Revision: m.GetResourceVersion(), Labels: m.GetLabels(),
 		Refs: refsOf(from), fields: e.fields.values(from),
 	}
-	o.Sum = SumOf(string(o.UID), o.Version)
+	if u, ok := from.(*unstructured.Unstructured); ok && e.trims {
+		unstructured.RemoveNestedField(u.Object, "status")
+		u.SetResourceVersion("")
+	}
 	switch t := from.(type) {
 	case *unstructured.Unstructured:
 		o.Raw, err = t.MarshalJSON()
@@ -105,6 +135,10 @@ func (e *encoder) encode(from runtime.Object) (*Object, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encoding %s %s: %w", e.resource.Resource, o.Key, err)
 	}
+	if e.trims {
+		o.Version = contentVersion(o.Raw)
+	}
+	o.Sum = SumOf(string(o.UID), o.Version)
 	return o, nil
 }
 

@@ -99,7 +99,7 @@ func (s *Store) Each(sel *Selection, fn func(*Object) bool) {
 	}
 }
 
-// Observe calls changed for every change from now on, one after another, before anybody can read it: old is nil for a new object, new for one
+// Observe calls changed for every change from now on, those included that are none for the edges (the Sum stays), one after another, before anybody can read it: old is nil for a new object, new for one
 // that is gone. changed must be quick and must not call the store. The returned function ends it.
 func (s *Store) Observe(changed func(old, new *Object)) (cancel func()) {
 	o := &observer{changed}
@@ -157,8 +157,8 @@ func (s *Store) Replace(all []runtime.Object) error {
 		}
 	}
 	for _, o := range fresh {
-		if old := s.objects[o.Key]; old != nil && old.Sum == o.Sum {
-			continue // the same version: those who share the old bytes go on doing so
+		if old := s.objects[o.Key]; old != nil && old.UID == o.UID && old.Revision == o.Revision {
+			continue // the same: those who share the old bytes go on doing so
 		}
 		s.set(o)
 	}
@@ -174,6 +174,9 @@ func (s *Store) Replace(all []runtime.Object) error {
 
 func (s *Store) set(o *Object) {
 	old := s.objects[o.Key]
+	if old != nil && old.Sum == o.Sum {
+		o.Raw = old.Raw // a change of the status alone: one copy of the rest is enough
+	}
 	s.objects[o.Key] = o
 	if s.byNode != nil {
 		node := o.field(nodeNameField)

@@ -31,6 +31,9 @@ type entry struct {
 }
 
 func (f *feed) changed(old, new *kube.Object) {
+	if old != nil && new != nil && old.Sum == new.Sum {
+		return // of what the edges get of it, nothing has changed
+	}
 	var key kube.Key
 	if new != nil {
 		key = new.Key

@@ -41,7 +41,8 @@ func ref(name, namespace, object_ string) object.Ref {
 // cloud behaves as cloudcore and kube-apiserver do, seen from the edge's bus: it keeps objects with resource versions, sends down what the interests
 // ask for, resumes by digests, and takes writes. It is the port of the Manager under test.
 type cloud struct {
-	t *testing.T
+	prefix string // of versions of what is set from now on
+	t      *testing.T
 
 	toEdge chan message.Message
 
@@ -73,6 +74,7 @@ type thing struct {
 	obj     runtime.Object
 	uid     types.UID
 	version uint64
+	prefix  string // "" for kube-apiserver's own version, else that of a digest
 }
 
 func newCloud(t *testing.T) *cloud {
@@ -163,7 +165,7 @@ func (c *cloud) set(r object.Ref, obj runtime.Object) {
 // put keeps the uid of an object that is there.
 func (c *cloud) put(r object.Ref, obj runtime.Object) *thing {
 	c.revision++
-	th := &thing{obj: obj, uid: types.UID(fmt.Sprintf("uid-%d", c.revision)), version: c.revision}
+	th := &thing{obj: obj, uid: types.UID(fmt.Sprintf("uid-%d", c.revision)), version: c.revision, prefix: c.prefix}
 	if have := c.objects[r]; have != nil {
 		th.uid = have.uid
 	}
@@ -193,7 +195,10 @@ func (c *cloud) state(r object.Ref) runtime.Object {
 	return nil
 }
 
-func (th *thing) id() string { return string(th.uid) + "/" + strconv.FormatUint(th.version, 10) }
+func (th *thing) id() string { return string(th.uid) + "/" + th.travels() }
+
+// travels is the version that goes down.
+func (th *thing) travels() string { return th.prefix + strconv.FormatUint(th.version, 10) }
 
 func resourceOf(i *topicpb.Interest) schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: i.Resource.Group, Version: i.Resource.Version, Resource: i.Resource.Resource}
@@ -248,7 +253,7 @@ func (c *cloud) resume(digests []*topicpb.Digest) {
 	all := c.wanted()
 	for r, th := range all {
 		sum := want[r.Resource]
-		h := sha256.Sum256([]byte(string(th.uid) + "\x00" + strconv.FormatUint(th.version, 10)))
+		h := sha256.Sum256([]byte(string(th.uid) + "\x00" + th.travels()))
 		for i := range sum {
 			sum[i] ^= h[i]
 		}
@@ -312,7 +317,7 @@ func (c *cloud) publish() {
 			c.t.Error(err)
 		}
 		c.sentObjects++
-		add(r, &topicpb.Change{Uid: string(th.uid), ResourceVersion: strconv.FormatUint(th.version, 10), Object: raw})
+		add(r, &topicpb.Change{Uid: string(th.uid), ResourceVersion: th.travels(), Object: raw})
 		c.known[r] = th.id()
 	}
 	for r := range c.known {

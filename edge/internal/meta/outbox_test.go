@@ -362,6 +362,55 @@ func TestWhatPassesThroughSpeaksTheCloudsVersions(t *testing.T) {
 	})
 }
 
+// Objects that come without their status have a digest for a version: it is compared like any other, and never goes to kube-apiserver.
+func TestVersionsThatAreDigests(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		c := newCloud(t)
+		e := newEdge(t, c, meta.Config{})
+		name := ref("configmaps", "default", "a")
+		c.prefix = "content-"
+		c.set(name, configMap("x"))
+		c.link()
+		get := func() object.Object {
+			t.Helper()
+			if _, _, err := e.List(t.Context(), selection("configmaps"), meta.ListOptions{FromReflector: true}); err != nil {
+				t.Fatal(err)
+			}
+			o, err := e.Get(t.Context(), name, meta.Caller{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return o
+		}
+		o := get()
+		if !strings.HasPrefix(o.CloudVersion, "content-") {
+			t.Errorf("its version is %q", o.CloudVersion)
+		}
+		sent := c.sentObjects
+		c.cut()
+		synctest.Wait()
+		c.link()
+		synctest.Wait()
+		if get().Version != o.Version || c.sentObjects != sent {
+			t.Errorf("sent again: %d objects", c.sentObjects-sent)
+		}
+		obj, err := object.Decode(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := object.JSON(obj)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var passed []string
+		c.answer = answerRecording(&passed)
+		_, err = e.Write(t.Context(), meta.Write{Verb: "update", Ref: name, Body: body, Path: "/api/v1/namespaces/default/configmaps/a"})
+		if !apierrors.IsBadRequest(err) || !strings.Contains(err.Error(), "metadata.resourceVersion") || len(passed) > 0 {
+			t.Errorf("an update: %v; passed on: %q", err, passed)
+		}
+	})
+}
+
 // A kubelet at rest tells every five minutes that its node is as it was. That reaches the cloud, and nothing is written to flash for it.
 func TestHeartbeatsOfTheNodeAreNotWritten(t *testing.T) {
 	inBubble(t, func(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"slices"
 	"strconv"
@@ -187,6 +188,10 @@ func (m *Manager) cloudVersion(ref object.Ref, version string) (cloud string, ch
 	defer m.mu.RUnlock()
 	if t := m.tables[ref.Resource]; t != nil {
 		if h := t.objects[key{ref.Namespace, ref.Name}].visible(); h != nil && h.shown.Version == n {
+			if _, err := strconv.ParseUint(h.shown.CloudVersion, 10, 64); err != nil {
+				return "", false, apierrors.NewBadRequest(fmt.Sprintf(
+					"%s come to the edge without their status, and so without the cluster's resourceVersion: leave metadata.resourceVersion out, and patch instead of replacing", ref.Resource.Resource))
+			}
 			return h.shown.CloudVersion, true, nil
 		}
 	}
