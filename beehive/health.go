@@ -1,6 +1,8 @@
 package beehive
 
 import (
+	"errors"
+	"fmt"
 	"time"
 
 	"github.com/skerry-io/skerry/beehive/message"
@@ -105,4 +107,15 @@ func (r *Runner) Metrics() Metrics {
 	defer r.bus.mu.Unlock()
 	s.Pending, s.LateAnswers = len(r.bus.pending), r.bus.late
 	return s
+}
+
+// Failure names the modules that have ended for good, each with its last error. It is nil while none has.
+func (r *Runner) Failure() error {
+	var errs []error
+	for _, h := range r.Health() {
+		if h.State == Failed {
+			errs = append(errs, fmt.Errorf("%s: %s", h.Name, h.LastError))
+		}
+	}
+	return errors.Join(errs...)
 }

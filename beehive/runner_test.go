@@ -133,6 +133,9 @@ func TestRunner_failuresThatEndIt(t *testing.T) {
 				if h := b.Runner.Health()[1]; h.State != beehive.Failed || !strings.HasSuffix(c.want, h.LastError) {
 					t.Errorf("health %+v, want Failed with the error", h)
 				}
+				if err := b.Runner.Failure(); err == nil || !strings.HasPrefix(err.Error(), "bad: ") {
+					t.Errorf("Failure is %v, want it to name the module", err)
+				}
 			})
 		})
 	}

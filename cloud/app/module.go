@@ -95,15 +95,7 @@ func (a *App) decide(ctx context.Context) error {
 
 // live are the checks of /healthz: what a restart of cloudcore would mend.
 func (a *App) live() map[string]health.Check {
-	return map[string]health.Check{"modules": func() error {
-		var errs []error
-		for _, h := range a.runner.Health() {
-			if h.State == beehive.Failed {
-				errs = append(errs, fmt.Errorf("%s: %s", h.Name, h.LastError))
-			}
-		}
-		return errors.Join(errs...)
-	}}
+	return map[string]health.Check{"modules": a.runner.Failure}
 }
 
 // ready are the checks of /readyz: whether edges should come here.

@@ -2,7 +2,6 @@ package join
 
 import (
 	"container/list"
-	"net"
 	"net/netip"
 	"sync"
 
@@ -96,47 +95,4 @@ func prefixOf(remote string) netip.Prefix {
 		return netip.Prefix{}
 	}
 	return prefix
-}
-
-// bounded makes l hold back further connections while n are open.
-func bounded(l net.Listener, n int) net.Listener {
-	return &boundedListener{Listener: l, places: make(chan struct{}, n), closed: make(chan struct{})}
-}
-
-type boundedListener struct {
-	net.Listener
-	places chan struct{}
-	once   sync.Once
-	closed chan struct{}
-}
-
-func (b *boundedListener) Accept() (net.Conn, error) {
-	select {
-	case b.places <- struct{}{}:
-	case <-b.closed:
-		return nil, net.ErrClosed
-	}
-	conn, err := b.Listener.Accept()
-	if err != nil {
-		<-b.places
-		return nil, err
-	}
-	return &boundedConn{Conn: conn, leave: func() { <-b.places }}, nil
-}
-
-func (b *boundedListener) Close() error {
-	b.once.Do(func() { close(b.closed) })
-	return b.Listener.Close()
-}
-
-type boundedConn struct {
-	net.Conn
-	once  sync.Once
-	leave func()
-}
-
-func (c *boundedConn) Close() error {
-	err := c.Conn.Close()
-	c.once.Do(c.leave)
-	return err
 }

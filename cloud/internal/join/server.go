@@ -28,6 +28,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/net/netutil"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/skerry-io/skerry/common/pki"
@@ -115,7 +116,7 @@ func (s *Server) Run(ctx context.Context, l net.Listener) error {
 	}
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
-		err := server.Serve(tls.NewListener(bounded(l, connsAtOnce), server.TLSConfig))
+		err := server.Serve(tls.NewListener(netutil.LimitListener(l, connsAtOnce), server.TLSConfig))
 		if errors.Is(err, http.ErrServerClosed) {
 			return nil
 		}
