@@ -34,6 +34,7 @@ import (
 	"github.com/skerry-io/skerry/common/version"
 	"github.com/skerry-io/skerry/edge/internal/api"
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
+	"github.com/skerry-io/skerry/edge/internal/drain"
 	"github.com/skerry-io/skerry/edge/internal/edged"
 	"github.com/skerry-io/skerry/edge/internal/hub"
 	"github.com/skerry-io/skerry/edge/internal/join"
@@ -114,6 +115,7 @@ type App struct {
 	edged    *edged.Module
 	routes   *route.Agent
 	vips     *vip.Agent
+	drain    *drain.Agent
 	runner   *beehive.Runner
 	metrics  *prometheus.Registry
 }
@@ -196,6 +198,16 @@ func (a *App) assemble() error {
 		// Before the kubelet: what the store says of pods when a device boots is of the boot before.
 		a.vips = a.newVIPs()
 		entries = append(entries, beehive.Entry{Module: a.vips, Restart: beehive.OnFailure(beehive.Backoff{}), StopTimeout: 20 * time.Second})
+	}
+	if c.Drain.Enable {
+		// Before the link too: a request made on the spot needs none, and after a boot what was running is completed.
+		module, err := a.newDrain()
+		if err != nil {
+			return err
+		}
+		entries = append(entries, beehive.Entry{
+			Module: module, Groups: []message.Group{linkstate.Group}, Restart: beehive.OnFailure(beehive.Backoff{}), StopTimeout: 20 * time.Second,
+		})
 	}
 	if c.EdgeHub.Enable {
 		var err error
@@ -346,6 +358,9 @@ func (a *App) registerMetrics() error {
 	}
 	if a.vips != nil {
 		all = append(all, a.vips)
+	}
+	if a.drain != nil {
+		all = append(all, a.drain)
 	}
 	for _, c := range all {
 		if err := a.metrics.Register(c); err != nil {

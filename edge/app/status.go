@@ -16,6 +16,7 @@ import (
 	"github.com/skerry-io/skerry/common/pki"
 	"github.com/skerry-io/skerry/common/version"
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
+	"github.com/skerry-io/skerry/edge/internal/drain"
 	"github.com/skerry-io/skerry/edge/internal/hub"
 	"github.com/skerry-io/skerry/edge/internal/join"
 	"github.com/skerry-io/skerry/edge/internal/meta"
@@ -41,6 +42,7 @@ type Status struct {
 	Data       *meta.Status           `json:"data,omitempty"`
 	Routes     *route.Status          `json:"routes,omitempty"`
 	VIPs       *vip.Status            `json:"vips,omitempty"`
+	Drain      *drain.State           `json:"drain,omitempty"`
 	Modules    []beehive.ModuleHealth `json:"modules,omitempty"`
 }
 
@@ -62,6 +64,10 @@ func (a *App) Status() Status {
 	if a.vips != nil {
 		vips := a.vips.Status()
 		s.VIPs = &vips
+	}
+	if a.drain != nil {
+		state := a.drain.Status()
+		s.Drain = &state
 	}
 	s.Modules = a.runner.Health()
 	switch {
@@ -85,6 +91,7 @@ func (a *App) local() http.Handler {
 		_ = json.NewEncoder(w).Encode(a.Status()) // the client is gone: nobody to tell
 	})
 	mux.HandleFunc("PUT "+MaintenancePath, a.handleMaintenance)
+	a.handleOperations(mux)
 	return mux
 }
 
@@ -108,6 +115,11 @@ func StatusOfFiles(ctx context.Context, cfg *edgeconfig.Config) (Status, error) 
 	defer func() { _ = file.Close() }()
 	data, err := meta.StatusOf(file)
 	s.Data = &data
+	if err != nil {
+		return s, err
+	}
+	state, err := drain.StateIn(file)
+	s.Drain = state
 	return s, err
 }
 

@@ -7,11 +7,14 @@ import (
 	certificatesv1alpha1 "k8s.io/api/certificates/v1alpha1"
 	certificatesv1beta1 "k8s.io/api/certificates/v1beta1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// nodeNameField is where the tables of pods and of podcertificaterequests hold spec.nodeName: the field that stores are indexed by.
+// nodeNameField is where the tables of pods, podcertificaterequests and nodeoperations hold spec.nodeName: the field that stores are indexed by.
 const nodeNameField = 0
 
 // fieldTable is what field selectors may ask for in one resource, beside metadata.name and metadata.namespace.
@@ -67,6 +70,14 @@ func fieldsOf(resource schema.GroupResource) *fieldTable {
 		return &fieldTable{names: []string{"status.phase"}, values: func(o runtime.Object) []string {
 			if n, ok := o.(*corev1.Namespace); ok {
 				return []string{string(n.Status.Phase)}
+			}
+			return nil
+		}}
+	case v1alpha1.Resource(v1alpha1.NodeOperations).GroupResource():
+		return &fieldTable{names: []string{"spec.nodeName"}, byNode: true, values: func(o runtime.Object) []string {
+			if u, ok := o.(*unstructured.Unstructured); ok {
+				node, _, _ := unstructured.NestedString(u.Object, "spec", "nodeName")
+				return []string{node}
 			}
 			return nil
 		}}

@@ -10,6 +10,17 @@ const NodeOperations = "nodeoperations"
 // CordonAnnotation on a Node says whose cordon it is. edgecore takes back its own and no other.
 const CordonAnnotation = "skerry.io/cordoned-by"
 
+// Annotations of a NodeOperation.
+const (
+	// RequestedByAnnotation names the user who made the object. An admission policy in manifests/ sets it and keeps it.
+	RequestedByAnnotation = "skerry.io/requested-by"
+	// DeviceRequestAnnotation is on those that a device made of a request on the spot: it tells the device its own again.
+	DeviceRequestAnnotation = "skerry.io/device-request"
+)
+
+// RequestedOnDevice is who requested an operation on the device itself.
+const RequestedOnDevice = "device"
+
 // OperationType is what is to be done with the device.
 // +kubebuilder:validation:Enum=Reboot;Shutdown;ImageUpdate;Drain
 type OperationType string
@@ -70,7 +81,7 @@ func DrainPhases() []DrainPhase {
 
 // NodeOperationSpec is what is wanted of one node.
 //
-// +kubebuilder:validation:XValidation:rule="(self.operation == 'ImageUpdate') == (has(self.image) && self.image != ”)",message="image is needed by operation ImageUpdate, and means nothing for others"
+// +kubebuilder:validation:XValidation:rule="(self.operation == 'ImageUpdate') == (has(self.image) && size(self.image) > 0)",message="image is needed by operation ImageUpdate, and means nothing for others"
 type NodeOperationSpec struct {
 	// NodeName is the node.
 	// +kubebuilder:validation:MinLength=1
@@ -90,6 +101,9 @@ type NodeOperationSpec struct {
 	Drain DrainPolicy `json:"drain,omitempty"`
 	// DrainTimeout bounds one attempt to drain. Left out, the device's configuration says.
 	// +optional
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="must be at least 1s"
 	DrainTimeout *metav1.Duration `json:"drainTimeout,omitempty"`
 	// WhenUnreachable says what the device does while it can't reach the API: Defer waits for it, Proceed goes ahead after 300 s.
 	// +optional
@@ -124,7 +138,8 @@ type BlockedPod struct {
 	Message string `json:"message,omitempty"`
 }
 
-// The conditions of a NodeOperation.
+// The conditions of a NodeOperation. Done is there from the beginning: while it is False its reason is the stage (Waiting, Running), and its message says what is
+// waited for.
 const (
 	OperationDone      = "Done"      // it was carried out
 	OperationFailed    = "Failed"    // it ended without being carried out
@@ -162,7 +177,7 @@ type NodeOperationStatus struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=4096
 	Output string `json:"output,omitempty"`
-	// Conditions: Done, Failed, Cancelled.
+	// Conditions: Done, Failed, Cancelled. Done's reason is what became of the operation; its message has the words.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -178,10 +193,12 @@ type NodeOperationStatus struct {
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:scope=Cluster,shortName=nodeop,categories=skerry
 // +kubebuilder:subresource:status
+// +kubebuilder:selectablefield:JSONPath=`.spec.nodeName`
 // +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.spec.nodeName`
 // +kubebuilder:printcolumn:name="Operation",type=string,JSONPath=`.spec.operation`
 // +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.status.phase`
 // +kubebuilder:printcolumn:name="Attempts",type=integer,JSONPath=`.status.attempts`
+// +kubebuilder:printcolumn:name="State",type=string,JSONPath=`.status.conditions[?(@.type=="Done")].reason`
 // +kubebuilder:printcolumn:name="Completed",type=date,JSONPath=`.status.completedAt`,priority=1
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type NodeOperation struct {

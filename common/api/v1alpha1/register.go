@@ -32,7 +32,8 @@ func Resource(plural string) schema.GroupVersionResource {
 
 // AddToScheme makes a scheme know the kinds.
 func AddToScheme(s *runtime.Scheme) error {
-	s.AddKnownTypes(SchemeGroupVersion, &StaticRoute{}, &StaticRouteList{}, &NodePool{}, &NodePoolList{}, &VirtualIP{}, &VirtualIPList{})
+	s.AddKnownTypes(SchemeGroupVersion, &StaticRoute{}, &StaticRouteList{}, &NodePool{}, &NodePoolList{}, &VirtualIP{}, &VirtualIPList{},
+		&NodeOperation{}, &NodeOperationList{})
 	metav1.AddToGroupVersion(s, SchemeGroupVersion)
 	return nil
 }

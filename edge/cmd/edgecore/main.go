@@ -37,6 +37,7 @@ Without a command it runs until SIGTERM. Containers go on when it stops.`,
 		Example: `  edgecore join --token TOKEN cloud.example.com     # once
   edgecore --config /etc/skerry/edgecore.yaml       # then, by systemd
   edgecore status                                   # how is it? works offline too
+  edgecore operation reboot                         # once its pods are safely elsewhere
   edgecore check                                    # what is missing on this machine?`,
 		Args: cli.Args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -54,7 +55,8 @@ Without a command it runs until SIGTERM. Containers go on when it stops.`,
 	}
 	c.PersistentFlags().StringVar(&file, "config", standardConfig, "configuration file")
 	c.AddCommand(
-		joinCommand(&file), statusCommand(&file), checkCommand(&file), modulesCommand(&file), maintenanceCommand(&file), resetCommand(&file),
+		joinCommand(&file), statusCommand(&file), checkCommand(&file), modulesCommand(&file), maintenanceCommand(&file),
+		operationCommand(&file), resetCommand(&file),
 		cli.Config("edgecore", config.DefaultText, config.MinimalText, standardConfig, func(file string, data []byte) error {
 			_, err := app.Configuration(file, data)
 			return err

@@ -1,21 +1,13 @@
 package main
 
 import (
-	"bytes"
-	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
-	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/skerry-io/skerry/common/cli"
 	"github.com/skerry-io/skerry/edge/app"
-	"github.com/skerry-io/skerry/edge/internal/config"
 )
 
 func maintenanceCommand(file *string) *cobra.Command {
@@ -34,42 +26,7 @@ func maintenanceCommand(file *string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return orderMaintenance(c.Context(), cfg, on)
+			return askLocal(c.Context(), cfg, http.MethodPut, app.MaintenancePath, app.Maintenance{On: on}, nil)
 		},
 	}
-}
-
-// orderMaintenance tells the edgecore that runs on this machine.
-func orderMaintenance(ctx context.Context, cfg *config.Config, on bool) error {
-	socket := cfg.Modules.EdgeAPI.Socket
-	if socket == "" {
-		return errors.New("modules.edgeAPI.socket is empty, so edgecore can't be told")
-	}
-	body, err := json.Marshal(app.Maintenance{On: on})
-	if err != nil {
-		return fmt.Errorf("writing the order: %w", err)
-	}
-	client := http.Client{
-		Timeout: askTimeout,
-		Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
-		}},
-	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodPut, "http://edgecore"+app.MaintenancePath, bytes.NewReader(body))
-	if err != nil {
-		return fmt.Errorf("writing the order: %w", err)
-	}
-	answer, err := client.Do(request)
-	if err != nil {
-		return fmt.Errorf("telling edgecore: %w", err)
-	}
-	defer func() { _ = answer.Body.Close() }()
-	if answer.StatusCode == http.StatusNoContent {
-		return nil
-	}
-	why, err := io.ReadAll(io.LimitReader(answer.Body, 1<<10))
-	if err != nil {
-		return fmt.Errorf("edgecore answered %s", answer.Status)
-	}
-	return fmt.Errorf("edgecore answered %s: %s", answer.Status, strings.TrimSpace(string(why)))
 }

@@ -154,6 +154,9 @@ func writeStatus(out io.Writer, s app.Status) error {
 	if v := s.VIPs; v != nil {
 		writeVIPs(row, v)
 	}
+	if d := s.Drain; d != nil {
+		writeDrain(row, d)
+	}
 	if err := w.Flush(); err != nil {
 		return err
 	}

@@ -52,6 +52,7 @@ type Modules struct {
 	Edged       Edged       `json:"edged"`
 	Route       Route       `json:"route"`
 	VIP         VIP         `json:"vip"`
+	Drain       Drain       `json:"drain"`
 }
 
 // EdgeHub keeps the link to the cloud.
@@ -176,6 +177,11 @@ func Default() *Config {
 			VIP: VIP{Enable: true, DataPlane: "auto", Keepalived: Keepalived{
 				Program: "keepalived", Sections: "/etc/skerry/keepalived.conf", RunDir: "/run/skerry/keepalived",
 			}},
+			Drain: Drain{
+				Enable: true, Evict: true, Attempts: 5, Interval: seconds(300), Timeout: seconds(3600), ProceedAfter: seconds(300),
+				CordonTries: 10, CordonInterval: seconds(5), EvictInterval: seconds(5), RetryInterval: seconds(5),
+				Hooks: Hooks{Reboot: "systemctl reboot", Shutdown: "systemctl poweroff"},
+			},
 		},
 	}
 }
@@ -209,6 +215,7 @@ func (c *Config) Validate() field.ErrorList {
 	errs = append(errs, c.Modules.Edged.validate(modules.Child("edged"))...)
 	errs = append(errs, c.Modules.Route.validate(modules.Child("route"))...)
 	errs = append(errs, c.Modules.VIP.validate(modules.Child("vip"))...)
+	errs = append(errs, c.Modules.Drain.validate(modules.Child("drain"))...)
 	if !c.Modules.MetaManager.Enable && (c.Modules.EdgeHub.Enable || c.Modules.EdgeAPI.Enable || c.Modules.Edged.Enable) {
 		errs = append(errs, field.Forbidden(modules.Child("metaManager", "enable"), "edgeHub, edgeAPI and edged stand on the store: they can't run without it"))
 	}

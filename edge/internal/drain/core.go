@@ -14,6 +14,7 @@ type Facts struct {
 	Boot      string // tells one boot of the device from another
 	Reachable bool   // the API can be asked
 	Ready     bool   // the node is Ready, as far as is known
+	Open      bool   // the node was seen schedulable: whatever cordon there was, somebody took it back
 }
 
 // Rules are the numbers of the configuration.
@@ -90,7 +91,7 @@ func (s *State) boot(f Facts) {
 	if busy(d.Phase) {
 		return // the device went down by itself: what waits goes on waiting
 	}
-	d.Phase, d.Attempts, d.Attempting, d.Blocked, d.Message = v1alpha1.DrainNotRequested, 0, false, nil, ""
+	d.Phase, d.Attempts, d.Attempting, d.Blocked, d.Message, d.Forced = v1alpha1.DrainNotRequested, 0, false, nil, "", false
 	if d.Cordoned {
 		d.Uncordon, d.AfterReady = true, true
 	}
@@ -106,7 +107,7 @@ func (s *State) unreachable(f Facts) {
 		o := &s.Operations[i]
 		switch {
 		case o.Stage != Waiting:
-		case f.Reachable:
+		case f.Reachable && s.Drain.Unheard.IsZero():
 			o.Unreachable = time.Time{}
 		case o.Unreachable.IsZero() || o.Unreachable.After(f.Now): // or the clock was put back
 			o.Unreachable = f.Now
@@ -116,8 +117,13 @@ func (s *State) unreachable(f Facts) {
 
 func (s *State) cancel(f Facts) {
 	for i := range s.Operations {
-		if o := &s.Operations[i]; o.Stage == Waiting && o.Spec.Cancel {
+		o := &s.Operations[i]
+		switch {
+		case !o.Spec.Cancel:
+		case o.Stage == Waiting:
 			o.end(Cancelled, f.Now, "Cancelled", "it was cancelled before it had gone ahead")
+		case o.Stage == Running && o.ExitCode != nil:
+			o.end(Cancelled, f.Now, "Cancelled", "its hook had ended, but the device did not boot")
 		}
 	}
 }
@@ -133,7 +139,11 @@ func (s *State) settle(f Facts, r Rules) {
 			if o.Spec.Operation == v1alpha1.OperationDrain {
 				o.Phase, o.Attempts, o.Blocked = s.Drain.Phase, s.Drain.Attempts, s.Drain.Blocked
 				o.BootBefore = f.Boot
-				o.end(Done, f.Now, "Drained", "")
+				reason := "Drained"
+				if o.Phase != v1alpha1.DrainComplete {
+					reason = "NotDrained" // and need not be: alone, switched off, best effort, Proceed
+				}
+				o.end(Done, f.Now, reason, s.Drain.Message)
 			}
 			continue
 		}
@@ -151,7 +161,7 @@ func (s *State) ready(o *Operation, f Facts, r Rules) bool {
 	}
 	wait, ask := Deferred(s.Drain.Phase)
 	switch {
-	case !wait:
+	case !wait && !s.stale(o, f):
 		return true
 	case o.Spec.Drain == v1alpha1.DrainBestEffort && o.Asked && ask && s.Drain.Phase != v1alpha1.DrainNotRequested:
 		return true
@@ -159,6 +169,11 @@ func (s *State) ready(o *Operation, f Facts, r Rules) bool {
 		return true
 	}
 	return false
+}
+
+// stale reports whether a drain that is over says nothing about an operation that came later: the node takes pods again.
+func (s *State) stale(o *Operation, f Facts) bool {
+	return s.Drain.Phase == v1alpha1.DrainComplete && !o.Asked && f.Open && !s.Drain.Forced
 }
 
 // ask begins a drain where one is needed, and lets those that come later join it.
@@ -169,8 +184,11 @@ func (s *State) ask(f Facts, r Rules) {
 		if o.Stage != Waiting || s.ready(o, f, r) || o.Asked && busy(d.Phase) {
 			continue
 		}
-		if _, ask := Deferred(d.Phase); ask {
-			*d = Drain{Phase: v1alpha1.DrainRequested, BeganAt: f.Now, Boot: d.Boot, Cordoned: d.Cordoned, Timeout: r.Timeout}
+		if _, ask := Deferred(d.Phase); ask || s.stale(o, f) {
+			*d = Drain{
+				Phase: v1alpha1.DrainRequested, BeganAt: f.Now, Boot: d.Boot, Cordoned: d.Cordoned, Timeout: r.Timeout, Limit: r.Attempts, Interval: r.Interval,
+				Unheard: d.Unheard,
+			}
 			if t := o.Spec.DrainTimeout; t != nil && t.Duration > 0 {
 				d.Timeout = t.Duration
 			}
@@ -189,30 +207,57 @@ func (s *State) release() {
 	switch {
 	case !held && (busy(d.Phase) || d.Phase == v1alpha1.DrainComplete || d.Phase == v1alpha1.DrainNotSupported):
 		d.Phase, d.Attempts, d.Attempting, d.Blocked, d.Message, d.Next = v1alpha1.DrainNotRequested, 0, false, nil, "", time.Time{}
-		d.Uncordon = d.Uncordon || d.Cordoned
+		d.Forced, d.Uncordon = false, d.Uncordon || d.Cordoned
 	case !held && d.Cordoned: // after a failure, or one that was left over
 		d.Uncordon = true
 	}
 }
 
-// maxEnded bounds the operations that are over and still told of; the oldest go first.
+// maxEnded bounds the operations that are over and still told of in full. Beyond it the oldest go, once the NodeOperation has gone too; until then their names and
+// uids stay, since who was forgotten would be taken for new.
 const maxEnded = 32
 
 func (s *State) forget() {
 	ended := 0
-	for _, o := range s.Operations {
-		if !o.holds() {
+	for i := range s.Operations {
+		if o := &s.Operations[i]; o.ended() && !o.holds() {
 			ended++
 		}
 	}
+	for i := range s.Operations {
+		o := &s.Operations[i]
+		if ended <= maxEnded {
+			break
+		}
+		if o.ended() && !o.holds() {
+			ended--
+			if o.Told || o.UID == "" {
+				o.Output, o.Blocked, o.Message = "", nil, ""
+			}
+		}
+	}
+	over := max(0, s.count((*Operation).ended)-maxEnded)
 	s.Operations = slices.DeleteFunc(s.Operations, func(o Operation) bool {
-		if o.holds() || ended <= maxEnded {
+		if over == 0 || !o.ended() || o.holds() || o.UID != "" && !o.Gone {
 			return false
 		}
-		ended--
+		over--
 		return true
 	})
 }
+
+func (s *State) count(which func(*Operation) bool) int {
+	n := 0
+	for i := range s.Operations {
+		if which(&s.Operations[i]) {
+			n++
+		}
+	}
+	return n
+}
+
+// cutOff is the message of a drain that waits for the link.
+const cutOff = "waits: the API can't be reached"
 
 // next says what to do.
 func (s *State) next(f Facts, r Rules) Action {
@@ -228,15 +273,23 @@ func (s *State) next(f Facts, r Rules) Action {
 	until := s.deadline(r)
 	if !f.Reachable {
 		if busy(d.Phase) {
-			d.Message = "waits: the API can't be reached"
+			d.Message = cutOff
 		}
 		return Action{Verb: Wait, Until: until}
 	}
-	if f.Now.Before(d.Next) {
-		return Action{Verb: Wait, Until: earliest(until, d.Next)}
+	if d.Message == cutOff {
+		d.Message = ""
+	}
+	// A clock that was put back holds nothing up for longer than was meant.
+	later := func(at time.Time, atMost time.Duration) bool { return f.Now.Before(at) && at.Sub(f.Now) <= atMost }
+	if later(d.Retry, r.RetryInterval) {
+		return Action{Verb: Wait, Until: earliest(until, d.Retry)}
 	}
 	if d.Uncordon && (!d.AfterReady || f.Ready) {
 		return Action{Verb: Uncordon}
+	}
+	if later(d.Next, d.Interval) {
+		return Action{Verb: Wait, Until: earliest(until, d.Next)}
 	}
 	switch d.Phase {
 	case v1alpha1.DrainRequested:
@@ -321,15 +374,21 @@ func (s *State) Apply(a Action, res Result, f Facts, r Rules) {
 		return
 	}
 	if res.Interrupted {
-		d.Message, d.Next = "waits: the API gives no answer", f.Now.Add(r.RetryInterval)
+		d.Message, d.Retry = "waits: the API gives no answer", f.Now.Add(r.RetryInterval)
+		if res.Err != nil {
+			d.Message += ": " + res.Err.Error()
+		}
+		if d.Unheard.IsZero() {
+			d.Unheard = f.Now
+		}
 		return
 	}
-	d.Next = time.Time{}
+	d.Next, d.Retry, d.Unheard = time.Time{}, time.Time{}, time.Time{}
 	switch a.Verb {
 	case Check:
 		switch {
 		case res.Err != nil:
-			d.Message, d.Next = "asking for other nodes: "+res.Err.Error(), f.Now.Add(r.RetryInterval)
+			d.Message, d.Retry = "asking for other nodes: "+res.Err.Error(), f.Now.Add(r.RetryInterval)
 		case res.Alone:
 			d.Phase, d.Message = v1alpha1.DrainNotSupported, "no other schedulable node could take the pods"
 		default:
@@ -342,7 +401,7 @@ func (s *State) Apply(a Action, res Result, f Facts, r Rules) {
 		}
 	case Uncordon:
 		if res.Err != nil {
-			d.Message, d.Next = "taking back the cordon: "+res.Err.Error(), f.Now.Add(r.RetryInterval)
+			d.Message, d.Retry = "taking back the cordon: "+res.Err.Error(), f.Now.Add(r.RetryInterval)
 			return
 		}
 		d.Cordoned, d.Uncordon, d.AfterReady = false, false, false
@@ -351,11 +410,11 @@ func (s *State) Apply(a Action, res Result, f Facts, r Rules) {
 		switch {
 		case res.Err == nil:
 			d.Phase, d.Blocked = v1alpha1.DrainComplete, nil
-		case d.Attempts >= r.Attempts:
+		case d.Attempts >= d.Limit:
 			d.Phase, d.Uncordon = v1alpha1.DrainFailed, true
 			d.Message = fmt.Sprintf("%d attempts failed, the last one: %v", d.Attempts, res.Err)
 		default:
-			d.Phase, d.Message, d.Next = v1alpha1.DrainRetrying, res.Err.Error(), f.Now.Add(r.Interval)
+			d.Phase, d.Message, d.Next = v1alpha1.DrainRetrying, res.Err.Error(), f.Now.Add(d.Interval)
 		}
 	}
 }
@@ -389,7 +448,7 @@ func (s *State) Force(off bool, now time.Time) {
 	if off {
 		d.Phase = v1alpha1.DrainNotSupported
 	}
-	d.Attempting, d.Blocked, d.Next, d.Message = false, nil, time.Time{}, "forced by an operator on the device"
+	d.Attempting, d.Blocked, d.Next, d.Message, d.Forced = false, nil, time.Time{}, "forced by an operator on the device", true
 	if d.BeganAt.IsZero() {
 		d.BeganAt = now
 	}

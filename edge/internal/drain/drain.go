@@ -15,15 +15,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
-	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
@@ -57,9 +53,9 @@ type Config struct {
 	Store    Store
 	Rules    Rules
 	Events   record.EventRecorder
-	// Handover lets others give up what they hold for the network before the first eviction, so that traffic moves first; nil for nobody. It may be
-	// repeated.
-	Handover func(context.Context) error
+	// Handover lets others give up what they hold for the network before the first eviction, so that traffic moves first; Handback ends that when our cordon is taken
+	// back. Both may be repeated, and nil for nobody.
+	Handover, Handback func(context.Context) error
 }
 
 // DefaultRules are those of the page docs/drain.md.
@@ -77,14 +73,17 @@ var (
 	errNotRunning = errors.New("the drain agent does not run")
 )
 
-// maxOperations bounds those that wait or run; more are refused.
-const maxOperations = 64
+const (
+	maxOperations = 64  // that wait or run; more are refused
+	maxKept       = 512 // those that are over included: their NodeOperations want to be deleted then
+)
 
 // Agent carries out the operations of one node.
 type Agent struct {
 	config   Config
 	inbox    chan call
 	progress chan []v1alpha1.BlockedPod // one slot, the newest
+	changed  chan struct{}              // one slot: the state is another
 	duration prometheus.Histogram
 	now      func() time.Time
 
@@ -102,7 +101,7 @@ type call struct {
 // New makes an Agent. Nothing runs yet.
 func New(c Config) *Agent {
 	return &Agent{
-		config: c, inbox: make(chan call), progress: make(chan []v1alpha1.BlockedPod, 1), now: time.Now,
+		config: c, inbox: make(chan call), progress: make(chan []v1alpha1.BlockedPod, 1), changed: make(chan struct{}, 1), now: time.Now,
 		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "skerry_drain_duration_seconds", Help: "From the request to the end of each drain that was completed, whatever path it took.",
 			Buckets: []float64{1, 10, 60, 300, 900, 1800, 3600, 3 * 3600, 12 * 3600, 24 * 3600},
@@ -123,130 +122,6 @@ func (a *Agent) Status() State {
 	return a.shown.clone()
 }
 
-// Request asks for an operation. It is on the disk when Request returns nil. A request that is there already, with the same uid, is no error.
-func (a *Agent) Request(ctx context.Context, o Operation) error {
-	if err := a.valid(&o); err != nil {
-		return fmt.Errorf("%w: %w", ErrInvalid, err)
-	}
-	return a.call(ctx, func(s *State, f *Facts) error {
-		if have := s.find(o.Name); have != nil {
-			if o.UID != "" && have.UID == o.UID {
-				have.Spec.Cancel = have.Spec.Cancel || o.Spec.Cancel // nothing else can be changed
-				return nil
-			}
-			if have.holds() {
-				return fmt.Errorf("%s: %w", o.Name, ErrExists)
-			}
-			s.Operations = slices.DeleteFunc(s.Operations, func(x Operation) bool { return x.Name == o.Name })
-		}
-		held := 0
-		for _, x := range s.Operations {
-			if x.holds() {
-				held++
-			}
-		}
-		if held >= maxOperations {
-			return ErrFull
-		}
-		o.Stage, o.RequestedAt = Waiting, f.Now.UTC()
-		s.Operations = append(s.Operations, o)
-		return nil
-	})
-}
-
-func (a *Agent) valid(o *Operation) error {
-	if o.Name == "" {
-		return errors.New("it has no name")
-	}
-	if o.Spec.NodeName != "" && o.Spec.NodeName != a.config.NodeName {
-		return fmt.Errorf("it is for node %s, this is %s", o.Spec.NodeName, a.config.NodeName)
-	}
-	o.Spec.NodeName = a.config.NodeName
-	switch o.Spec.Operation {
-	case v1alpha1.OperationDrain:
-	case v1alpha1.OperationReboot, v1alpha1.OperationShutdown, v1alpha1.OperationImageUpdate:
-		if err := a.config.Hooks.Check(string(o.Spec.Operation)); err != nil {
-			return err
-		}
-	default:
-		return fmt.Errorf("there is no operation %q", o.Spec.Operation)
-	}
-	if (o.Spec.Operation == v1alpha1.OperationImageUpdate) != (o.Spec.Image != "") {
-		return errors.New("an image is needed by ImageUpdate, and means nothing for others")
-	}
-	if o.Spec.Drain == "" {
-		o.Spec.Drain = v1alpha1.DrainRequired
-	}
-	if o.Spec.WhenUnreachable == "" {
-		o.Spec.WhenUnreachable = v1alpha1.UnreachableDefer
-	}
-	if !slices.Contains([]v1alpha1.DrainPolicy{v1alpha1.DrainRequired, v1alpha1.DrainBestEffort, v1alpha1.DrainSkip}, o.Spec.Drain) {
-		return fmt.Errorf("there is no drain policy %q", o.Spec.Drain)
-	}
-	if !slices.Contains([]v1alpha1.UnreachablePolicy{v1alpha1.UnreachableDefer, v1alpha1.UnreachableProceed}, o.Spec.WhenUnreachable) {
-		return fmt.Errorf("there is no %q for an API that can't be reached", o.Spec.WhenUnreachable)
-	}
-	return nil
-}
-
-// Cancel ends an operation that has not gone ahead, and a drain that nobody else wants.
-func (a *Agent) Cancel(ctx context.Context, name string) error {
-	return a.call(ctx, func(s *State, _ *Facts) error {
-		o := s.find(name)
-		switch {
-		case o == nil:
-			return fmt.Errorf("%s: %w", name, ErrNotFound)
-		case !o.holds() || o.Stage == Running:
-			return fmt.Errorf("%s: %w", name, ErrOver)
-		}
-		o.Spec.Cancel = true
-		return nil
-	})
-}
-
-// Force ends the drain that an operation waits for: as complete, or as off. The worker stops, and the operation goes ahead.
-func (a *Agent) Force(ctx context.Context, name string, off bool) error {
-	return a.call(ctx, func(s *State, f *Facts) error {
-		o := s.find(name)
-		switch {
-		case o == nil:
-			return fmt.Errorf("%s: %w", name, ErrNotFound)
-		case o.Stage != Waiting:
-			return fmt.Errorf("%s: %w", name, ErrOver)
-		}
-		s.Force(off, f.Now)
-		return nil
-	})
-}
-
-// Reachable tells whether the API can be asked: there is a link. Ready tells whether the node is Ready. Both are false until told.
-func (a *Agent) Reachable(ctx context.Context, yes bool) error {
-	return a.call(ctx, func(_ *State, f *Facts) error { f.Reachable = yes; return nil })
-}
-
-// Ready tells whether the node is Ready.
-func (a *Agent) Ready(ctx context.Context, yes bool) error {
-	return a.call(ctx, func(_ *State, f *Facts) error { f.Ready = yes; return nil })
-}
-
-func (a *Agent) call(ctx context.Context, do func(*State, *Facts) error) error {
-	a.mu.Lock()
-	ended := a.ended
-	a.mu.Unlock()
-	if ended == nil {
-		return errNotRunning
-	}
-	c := call{do, make(chan error, 1)}
-	select {
-	case a.inbox <- c:
-	case <-ended:
-		return errNotRunning
-	case <-ctx.Done():
-		return fmt.Errorf("asking the drain agent: %w", context.Cause(ctx))
-	}
-	return <-c.done
-}
-
 // task is the action that runs.
 type task struct {
 	action Action
@@ -255,7 +130,10 @@ type task struct {
 }
 
 // Run serves until ctx ends. An action that is under way then is taken up again by the next Run.
-func (a *Agent) Run(ctx context.Context) error {
+func (a *Agent) Run(ctx context.Context) error { return a.run(ctx, a.config.Events, func() {}) }
+
+// run calls started when the methods can be used.
+func (a *Agent) run(ctx context.Context, events record.EventRecorder, started func()) error {
 	var state State
 	kept, err := a.config.Store.Load()
 	if err != nil {
@@ -271,8 +149,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	a.ended, a.shown = ended, state.clone()
 	a.mu.Unlock()
 	defer close(ended)
-	l := &loop{agent: a, state: state, kept: kept, facts: Facts{Boot: a.config.Boot}}
+	l := &loop{agent: a, state: state, kept: kept, facts: Facts{Boot: a.config.Boot}, events: events}
 	defer l.stop()
+	started()
 	for {
 		if err := l.turn(ctx); err != nil || ctx.Err() != nil {
 			return err
@@ -287,6 +166,8 @@ type loop struct {
 	kept  []byte // the state as it is on the disk
 	facts Facts
 	task  *task
+	// events may be nil.
+	events record.EventRecorder
 }
 
 // turn brings the state up to date, keeps it, sees that the right action runs, and waits for something to happen.
@@ -365,7 +246,11 @@ func (l *loop) keep(ctx context.Context, next State) error {
 	l.agent.mu.Lock()
 	l.agent.shown = next.clone()
 	l.agent.mu.Unlock()
-	l.agent.tell(ctx, before, next, l.facts.Now)
+	l.tell(ctx, before, next, l.facts.Now)
+	select {
+	case l.agent.changed <- struct{}{}:
+	default:
+	}
 	return nil
 }
 
@@ -401,11 +286,17 @@ func (a *Agent) act(ctx context.Context, action Action, o Operation) Result {
 	case Cordon:
 		return a.config.Node.Cordon(ctx)
 	case Uncordon:
-		return a.config.Node.Uncordon(ctx)
+		res := a.config.Node.Uncordon(ctx)
+		if res.Err == nil && a.config.Handback != nil {
+			if err := a.config.Handback(ctx); err != nil {
+				return Result{Err: fmt.Errorf("taking part again: %w", err)}
+			}
+		}
+		return res
 	case Attempt:
 		if a.config.Handover != nil {
 			if err := a.config.Handover(ctx); err != nil {
-				return Result{Err: fmt.Errorf("handing over: %w", err)}
+				return Result{Err: fmt.Errorf("handing over: %w", err), Interrupted: true} // nothing was evicted: no attempt was made
 			}
 		}
 		return a.config.Node.Attempt(ctx, action.Timeout, func(blocked []v1alpha1.BlockedPod) {
@@ -435,69 +326,4 @@ func (a *Agent) offer(ctx context.Context, blocked []v1alpha1.BlockedPod) {
 		default:
 		}
 	}
-}
-
-// tell writes what has changed to the log, the events and the metric.
-func (a *Agent) tell(ctx context.Context, before, now State, at time.Time) {
-	log := klog.FromContext(ctx)
-	b, n := before.Drain, now.Drain
-	if b.Phase != n.Phase && b.Phase != "" {
-		step, warning := stepOf(n.Phase)
-		log.Info("The drain has gone on", "nodedrain-step", step, "phase", n.Phase, "attempts", n.Attempts, "message", n.Message)
-		a.event(warning, "Drain"+string(n.Phase), n.Message)
-		if n.Phase == v1alpha1.DrainComplete && !n.BeganAt.IsZero() {
-			a.duration.Observe(at.Sub(n.BeganAt).Seconds())
-		}
-	}
-	if n.Attempting && (!b.Attempting || b.Attempts != n.Attempts) {
-		log.Info("An attempt to drain begins", "nodedrain-step", "attempt", "attempt", n.Attempts)
-	}
-	if b.Attempting && !n.Attempting && n.Phase == v1alpha1.DrainRetrying {
-		log.Info("An attempt to drain has failed", "nodedrain-step", "failure", "attempt", n.Attempts, "message", n.Message, "next", n.Next)
-		if b.Phase == n.Phase {
-			a.event(true, "Drain"+string(n.Phase), n.Message)
-		}
-	}
-	for i := range now.Operations {
-		o := &now.Operations[i]
-		var was Stage
-		if old := before.find(o.Name); old != nil {
-			was = old.Stage
-		}
-		if was != o.Stage {
-			log.Info("An operation has gone on", "operation", o.Name, "kind", o.Spec.Operation, "stage", o.Stage, "reason", o.Reason, "message", o.Message)
-			a.event(o.Stage == Failed, "Operation"+string(o.Stage), fmt.Sprintf("%s %s %s", o.Spec.Operation, o.Name, o.Message))
-		}
-	}
-}
-
-func stepOf(p v1alpha1.DrainPhase) (step string, warning bool) {
-	switch p {
-	case v1alpha1.DrainRequested:
-		return "request", false
-	case v1alpha1.DrainStarting:
-		return "starting", false
-	case v1alpha1.DrainCordoned:
-		return "cordoned", false
-	case v1alpha1.DrainFailedCordon:
-		return "cordon-failure", true
-	case v1alpha1.DrainRetrying:
-		return "failure", true
-	case v1alpha1.DrainFailed:
-		return "giving-up", true
-	}
-	return "complete", false
-}
-
-func (a *Agent) event(warning bool, reason, message string) {
-	if a.config.Events == nil {
-		return
-	}
-	kind := corev1.EventTypeNormal
-	if warning {
-		kind = corev1.EventTypeWarning
-	}
-	// The uid of a Node in events is its name, as the kubelet has it.
-	node := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: a.config.NodeName, UID: types.UID(a.config.NodeName)}
-	a.config.Events.Event(node, kind, reason, message)
 }

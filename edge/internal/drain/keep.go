@@ -2,6 +2,7 @@ package drain
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 
 	"github.com/skerry-io/skerry/edge/internal/store"
@@ -34,4 +35,17 @@ func (s inStore) Save(ctx context.Context, state []byte) error {
 		return fmt.Errorf("writing the store: %w", err)
 	}
 	return nil
+}
+
+// StateIn is what a store keeps; nil where it keeps nothing.
+func StateIn(s *store.Store) (*State, error) {
+	kept, err := InStore(s).Load()
+	if err != nil || kept == nil {
+		return nil, err
+	}
+	state := &State{}
+	if err := json.Unmarshal(kept, state); err != nil {
+		return nil, fmt.Errorf("reading the operations: %w", err)
+	}
+	return state, nil
 }

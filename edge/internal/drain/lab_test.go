@@ -233,7 +233,7 @@ func (l *lab) start() {
 	})
 	l.t.Cleanup(l.stop)
 	l.eventually("the agent runs", func() bool { return agent.Reachable(ctx, !l.cut.Load()) == nil })
-	if err := agent.Ready(ctx, true); err != nil {
+	if err := agent.Node(ctx, true, false, false); err != nil {
 		l.t.Fatal(err)
 	}
 }

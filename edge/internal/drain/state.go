@@ -24,7 +24,8 @@ const (
 // Operation is one wanted operation, as it is kept.
 type Operation struct {
 	Name        string                     `json:"name"`
-	UID         types.UID                  `json:"uid,omitempty"` // of the NodeOperation; "" for a request made on the device
+	UID         types.UID                  `json:"uid,omitempty"`     // of the NodeOperation; "" for a request made on the device that the cloud does not know yet
+	Request     string                     `json:"request,omitempty"` // tells a request made on the device from all others
 	Spec        v1alpha1.NodeOperationSpec `json:"spec"`
 	RequestedBy string                     `json:"requestedBy,omitempty"`
 	RequestedAt time.Time                  `json:"requestedAt"`
@@ -46,14 +47,23 @@ type Operation struct {
 	Output     string    `json:"output,omitempty"`
 	ExitCode   *int      `json:"exitCode,omitempty"`
 	EndedAt    time.Time `json:"endedAt,omitzero"`
+
+	// Told: the cloud was told of the end. Gone: the NodeOperation is not there any more.
+	Told bool `json:"told,omitempty"`
+	Gone bool `json:"gone,omitempty"`
 }
+
+// ended reports whether nothing can become of the operation any more.
+func (o *Operation) ended() bool { return o.Stage == Done || o.Stage == Failed || o.Stage == Cancelled }
 
 // down reports whether the operation is one that the next boot completes.
 func (o *Operation) down() bool { return o.Spec.Operation != v1alpha1.OperationDrain }
 
-// holds reports whether the operation wants the node to stay drained.
+// holds reports whether the operation wants the node to stay drained: also a drain that is done, until it is cancelled or the device boots. One that was done
+// without the drain being complete has nothing to hold.
 func (o *Operation) holds() bool {
-	return o.Stage == Waiting || o.Stage == Running || o.Stage == Done && !o.down() && !o.Spec.Cancel && o.BootAfter == ""
+	return o.Stage == Waiting || o.Stage == Running ||
+		o.Stage == Done && !o.down() && !o.Spec.Cancel && o.BootAfter == "" && o.Phase == v1alpha1.DrainComplete
 }
 
 // Drain is the one worker's state.
@@ -61,13 +71,19 @@ type Drain struct {
 	Phase      v1alpha1.DrainPhase `json:"phase"`
 	Attempts   int                 `json:"attempts,omitempty"`   // the running one included
 	Attempting bool                `json:"attempting,omitempty"` // attempt number Attempts has begun and not ended
-	Next       time.Time           `json:"next,omitzero"`        // nothing is tried before
-	// Timeout is of an attempt, as it was when the drain began: a change in mid-drain changes nothing.
-	Timeout time.Duration         `json:"timeout,omitempty"`
+	Next       time.Time           `json:"next,omitzero"`        // no attempt is made before
+	Retry      time.Time           `json:"-"`                    // nothing is asked of the API before: not kept, or an API that is down would wear the disk
+	// Timeout of an attempt, Limit of attempts and the Interval between two of them are as they were when the drain began: a change in mid-drain changes nothing.
+	Timeout  time.Duration `json:"timeout,omitempty"`
+	Limit    int           `json:"limit,omitempty"`
+	Interval time.Duration `json:"interval,omitempty"`
+	// Unheard is since when the API has given no answer although it could be asked; zero: it answers.
+	Unheard time.Time             `json:"unheard,omitzero"`
 	Blocked []v1alpha1.BlockedPod `json:"blocked,omitempty"`
 	Message string                `json:"message,omitempty"`
 	BeganAt time.Time             `json:"beganAt,omitzero"`
-	Boot    string                `json:"boot,omitempty"` // the boot that this is about
+	Boot    string                `json:"boot,omitempty"`   // the boot that this is about
+	Forced  bool                  `json:"forced,omitempty"` // the phase is an operator's word, and is not doubted
 
 	// Cordoned: we have set, or were about to set, our cordon. Uncordon: it is to be taken back; AfterReady: not before the node is Ready.
 	Cordoned   bool `json:"cordoned,omitempty"`

@@ -77,13 +77,28 @@ func NewWorker(c WorkerConfig) (*Worker, error) {
 	}, nil
 }
 
-// Check tells whether the node is alone: nobody else is schedulable.
+// Check tells whether the node is alone: nobody else is schedulable. A node that is cordoned for a drain of its own will be again, so it counts: or, of many nodes
+// that are drained at once, the last would find itself alone and go ahead whatever the budgets say.
 func (w *Worker) Check(ctx context.Context) Result {
-	others, err := w.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{FieldSelector: "spec.unschedulable=false,metadata.name!=" + w.node, Limit: 1})
+	others := metav1.ListOptions{FieldSelector: "spec.unschedulable=false,metadata.name!=" + w.node, Limit: 1}
+	list, err := w.client.CoreV1().Nodes().List(ctx, others)
 	if err != nil {
 		return failed(err)
 	}
-	return Result{Alone: len(others.Items) == 0}
+	if len(list.Items) > 0 {
+		return Result{}
+	}
+	for others = (metav1.ListOptions{FieldSelector: "spec.unschedulable=true,metadata.name!=" + w.node, Limit: 100}); ; {
+		if list, err = w.client.CoreV1().Nodes().List(ctx, others); err != nil {
+			return failed(err)
+		}
+		if slices.ContainsFunc(list.Items, func(n corev1.Node) bool { return n.Annotations[v1alpha1.CordonAnnotation] == owner }) {
+			return Result{}
+		}
+		if others.Continue = list.Continue; others.Continue == "" {
+			return Result{Alone: true}
+		}
+	}
 }
 
 // Cordon makes the node unschedulable and says that we did. A cordon that is there already stays whose it is.
@@ -106,7 +121,7 @@ const owner = "edgecore"
 
 // Uncordon takes back our cordon, and no other.
 func (w *Worker) Uncordon(ctx context.Context) Result {
-	return w.change(ctx, func(n *corev1.Node) bool {
+	res := w.change(ctx, func(n *corev1.Node) bool {
 		if n.Annotations[v1alpha1.CordonAnnotation] != owner {
 			return false
 		}
@@ -114,6 +129,10 @@ func (w *Worker) Uncordon(ctx context.Context) Result {
 		n.Spec.Unschedulable = false
 		return true
 	})
+	if apierrors.IsNotFound(res.Err) {
+		return Result{} // the Node was deleted, and its cordon with it
+	}
+	return res
 }
 
 // change reads, changes and writes the node until it worked; a conflict re-reads. An API that gives no answer ends it: the caller comes again.

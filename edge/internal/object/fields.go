@@ -10,9 +10,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
 const (
@@ -83,6 +86,10 @@ func Fields(obj runtime.Object) fields.Set {
 		set["spec.signerName"] = o.Spec.SignerName
 		set["spec.podName"] = o.Spec.PodName
 		set["spec.nodeName"] = string(o.Spec.NodeName)
+	case *unstructured.Unstructured:
+		if o.GroupVersionKind().GroupKind() == v1alpha1.SchemeGroupVersion.WithKind("NodeOperation").GroupKind() {
+			set["spec.nodeName"], _, _ = unstructured.NestedString(o.Object, "spec", "nodeName")
+		}
 	case *resourcev1.ResourceSlice:
 		set["spec.driver"] = o.Spec.Driver
 		set["spec.nodeName"] = ""

@@ -137,6 +137,9 @@ func furnish(spec Spec) error {
 			}
 		}
 	}
+	if err := newBoot(); err != nil {
+		return err
+	}
 	// Shared at the end and not before: a bind mount would else show at its source too. A pod's mount namespace follows its host's (mount_namespaces(7)).
 	if err := mount("none", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
 		return err
@@ -145,6 +148,31 @@ func furnish(spec Spec) error {
 		return fmt.Errorf("switching forwarding on: %w", err)
 	}
 	return nil
+}
+
+// bootFile is a boot's own identifier (proc(5)).
+const bootFile = "/proc/sys/kernel/random/boot_id"
+
+// newBoot gives this boot of the host an identifier of its own: the kernel has one for all of them. What it is kept in vanishes with the host.
+func newBoot() error {
+	id, err := os.ReadFile("/proc/sys/kernel/random/uuid")
+	if err != nil {
+		return fmt.Errorf("making an identifier for the boot: %w", err)
+	}
+	dir, err := os.MkdirTemp("", "boot")
+	if err != nil {
+		return fmt.Errorf("keeping the identifier of the boot: %w", err)
+	}
+	defer os.Remove(dir)
+	if err := mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "size=4k,mode=755"); err != nil {
+		return err
+	}
+	defer func() { _ = unix.Unmount(dir, unix.MNT_DETACH) }() // the bind mount stays
+	file := filepath.Join(dir, "boot_id")
+	if err := os.WriteFile(file, id, 0o444); err != nil {
+		return fmt.Errorf("keeping the identifier of the boot: %w", err)
+	}
+	return mount(file, bootFile, "", unix.MS_BIND, "")
 }
 
 func mount(source, target, kind string, flags uintptr, data string) error {

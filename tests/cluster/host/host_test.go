@@ -92,6 +92,19 @@ func TestHost(t *testing.T) {
 		}
 	}
 
+	t.Run("each boot has an identifier", func(t *testing.T) {
+		const file = "/proc/sys/kernel/random/boot_id"
+		machine, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		own := sh(t, h, "cat "+file)
+		other := sh(t, boot(t, host.Spec{Hostname: "other", Mark: t.Name()}), "cat "+file)
+		if len(own) != 36 || own == strings.TrimSpace(string(machine)) || own == other || own != sh(t, h, "cat "+file) {
+			t.Errorf("the machine has %s, the host %s, another host %s", machine, own, other)
+		}
+	})
+
 	t.Run("a bind mount shows once and not on the machine", func(t *testing.T) {
 		sh(t, h, "mkdir -p /var/lib/m && mount -t tmpfs none /var/lib/m")
 		if got := sh(t, h, "grep -c 'none.*/m tmpfs\\|/m tmpfs' /proc/mounts"); got != "1" {

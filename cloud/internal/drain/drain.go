@@ -1,0 +1,49 @@
+// Package drain is the cloud's side of NodeOperations: what a node says of one becomes its status.
+//
+// It owns nothing. It refuses what a node says of another node's operation, and what makes no sense. It decides nothing either: when a device may reboot is for the
+// device to say, with or without a cloud. Its functions may be called from any goroutine.
+package drain
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/skerry-io/skerry/cloud/internal/aggregate"
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+)
+
+// Kind is NodeOperations as the aggregation of reports needs them. An operation of a node that was deleted stays as it is: the device may come back.
+func Kind() aggregate.Kind {
+	return aggregate.Of(v1alpha1.Resource(v1alpha1.NodeOperations), merge, func(*v1alpha1.NodeOperation, func(string) bool) {})
+}
+
+// merge puts the word of the operation's own node in the place of the status. It comes from one node, in order, so the newest is the whole truth.
+func merge(o *v1alpha1.NodeOperation, reports map[string][]byte) (refused map[string]error) {
+	refused = map[string]error{}
+	for node, body := range reports {
+		if node != o.Spec.NodeName {
+			refused[node] = fmt.Errorf("the operation is for node %s", o.Spec.NodeName)
+			continue
+		}
+		var s v1alpha1.NodeOperationStatus
+		if body == nil {
+			refused[node] = errors.New("the status of an operation can't be taken back")
+			continue
+		}
+		if err := json.Unmarshal(body, &s); err != nil {
+			refused[node] = fmt.Errorf("the report is no status of a NodeOperation: %w", err)
+			continue
+		}
+		if s.Phase != "" && !slices.Contains(v1alpha1.DrainPhases(), s.Phase) {
+			refused[node] = fmt.Errorf("the report has phase %q", s.Phase)
+			continue
+		}
+		if s.RequestedBy == "" {
+			s.RequestedBy = o.Annotations[v1alpha1.RequestedByAnnotation]
+		}
+		o.Status = s
+	}
+	return refused
+}

@@ -1,0 +1,56 @@
+package app
+
+import (
+	"context"
+	"fmt"
+
+	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/edge/internal/api"
+	"github.com/skerry-io/skerry/edge/internal/drain"
+	"github.com/skerry-io/skerry/edge/internal/kernel/hook"
+)
+
+func (a *App) newDrain() (*drain.Module, error) {
+	c := a.config.Modules.Drain
+	cloud := drain.Through(a.meta)
+	worker, err := drain.NewWorker(drain.WorkerConfig{
+		NodeName: a.node, API: cloud, EvictDelay: c.EvictInterval.Duration, CordonTries: c.CordonTries, CordonDelay: c.CordonInterval.Duration,
+	})
+	if err != nil {
+		return nil, err
+	}
+	config := drain.Config{
+		NodeName: a.node, Boot: bootID(), Node: worker, Store: drain.InStore(a.store),
+		Hooks: hook.New(map[string]string{
+			string(v1alpha1.OperationReboot): c.Hooks.Reboot, string(v1alpha1.OperationShutdown): c.Hooks.Shutdown, string(v1alpha1.OperationImageUpdate): c.Hooks.Update,
+		}),
+		Rules: drain.Rules{
+			Off: !c.Evict, Attempts: c.Attempts, Interval: c.Interval.Duration, Timeout: c.Timeout.Duration,
+			ProceedAfter: c.ProceedAfter.Duration, RetryInterval: c.RetryInterval.Duration,
+		},
+	}
+	if a.vips != nil {
+		config.Handover, config.Handback = a.vips.HandOver, a.vips.TakePart
+	}
+	a.drain = drain.New(config)
+	return drain.NewModule(a.drain, drain.ModuleConfig{
+		Edge: a.api.ClientConfig(api.Identity{}), Cloud: cloud, Reporter: a.meta, Linked: a.meta.Linked, Events: a.drainEvents,
+	}), nil
+}
+
+func (a *App) drainEvents(ctx context.Context) (record.EventRecorder, func(), error) {
+	events, err := a.api.NewRecorder(ctx, string(drain.Name))
+	if err != nil {
+		return nil, nil, fmt.Errorf("making the recorder: %w", err)
+	}
+	return events, func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+		defer cancel()
+		if err := events.Close(ctx); err != nil {
+			klog.FromContext(ctx).V(2).Info("The last events of drains were not written", "err", err)
+		}
+	}, nil
+}

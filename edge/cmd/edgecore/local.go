@@ -1,0 +1,67 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+
+	"github.com/skerry-io/skerry/common/cli"
+	"github.com/skerry-io/skerry/edge/internal/config"
+)
+
+// askLocal asks the edgecore that runs on this machine, through its unix socket. in is sent as JSON unless it is nil, the answer is read into out unless that is nil.
+// A refusal that is the caller's mistake ends with exit code 2.
+func askLocal(ctx context.Context, cfg *config.Config, method, path string, in, out any) error {
+	socket := cfg.Modules.EdgeAPI.Socket
+	if socket == "" {
+		return errors.New("modules.edgeAPI.socket is empty, so edgecore can't be told")
+	}
+	var body io.Reader = http.NoBody
+	if in != nil {
+		raw, err := json.Marshal(in)
+		if err != nil {
+			return fmt.Errorf("writing the order: %w", err)
+		}
+		body = bytes.NewReader(raw)
+	}
+	client := http.Client{
+		Timeout: askTimeout,
+		Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		}},
+	}
+	request, err := http.NewRequestWithContext(ctx, method, "http://edgecore"+path, body)
+	if err != nil {
+		return fmt.Errorf("writing the order: %w", err)
+	}
+	answer, err := client.Do(request)
+	if err != nil {
+		return fmt.Errorf("asking edgecore, which has to run for this: %w", err)
+	}
+	defer func() { _ = answer.Body.Close() }()
+	if answer.StatusCode/100 == 2 {
+		if out == nil {
+			return nil
+		}
+		if err := json.NewDecoder(answer.Body).Decode(out); err != nil {
+			return fmt.Errorf("reading edgecore's answer: %w", err)
+		}
+		return nil
+	}
+	why, err := io.ReadAll(io.LimitReader(answer.Body, 4<<10))
+	if err != nil || len(bytes.TrimSpace(why)) == 0 {
+		return fmt.Errorf("edgecore answered %s", answer.Status)
+	}
+	refusal := errors.New(strings.TrimSpace(string(why)))
+	switch answer.StatusCode {
+	case http.StatusBadRequest, http.StatusNotFound, http.StatusConflict:
+		return cli.Bad(refusal)
+	}
+	return refusal
+}

@@ -1,0 +1,199 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/common/cli"
+	"github.com/skerry-io/skerry/edge/app"
+	"github.com/skerry-io/skerry/edge/internal/drain"
+)
+
+func operationCommand(file *string) *cobra.Command {
+	c := &cobra.Command{
+		Use: "operation", Aliases: []string{"operations"}, Short: "Reboot, shut down, update or drain this device once its pods are safely elsewhere",
+		Long: `Ask for an operation of this device, look at those there are, and steer them. An operation waits until the node's pods have been moved away with respect
+for every PodDisruptionBudget. Works without the cloud: then an operation waits for it, unless it was asked for with --when-unreachable Proceed,
+or is forced. What is asked for here is shown in the cloud as a NodeOperation, as soon as there is a link.
+
+Exit code 0: the order is on the device's disk. 1: edgecore can't be asked, or can't take it now. 2: the order makes no sense, and nothing was done.`,
+		Example: `  edgecore operation reboot
+  edgecore operation update registry.example.com/os:17 --drain BestEffort
+  edgecore operation list
+  edgecore operation cancel edge-17-reboot-x7k2p
+  edgecore operation force edge-17-reboot-x7k2p --complete   # go ahead, whatever pods are here still`,
+		Args: cli.Args(cobra.NoArgs),
+		RunE: func(c *cobra.Command, _ []string) error {
+			return cli.Badf("what is to be done?\nSee '%s --help'.", c.CommandPath())
+		},
+	}
+	c.AddCommand(
+		requestCommand(file, "reboot", "Reboot this device (hook modules.drain.hooks.reboot)", v1alpha1.OperationReboot),
+		requestCommand(file, "shutdown", "Shut this device down (hook modules.drain.hooks.shutdown)", v1alpha1.OperationShutdown),
+		requestCommand(file, "update IMAGE", "Switch to another system image (hook modules.drain.hooks.update)", v1alpha1.OperationImageUpdate),
+		requestCommand(file, "drain", "Drain this node and nothing more; it stays drained until that is cancelled, or the device boots", v1alpha1.OperationDrain),
+		listCommand(file), cancelCommand(file), forceCommand(file),
+	)
+	return c
+}
+
+func requestCommand(file *string, use, short string, operation v1alpha1.OperationType) *cobra.Command {
+	q := app.OperationRequest{Operation: operation}
+	var policy, unreachable string
+	var output cli.Output
+	args := 0
+	if operation == v1alpha1.OperationImageUpdate {
+		args = 1
+	}
+	c := &cobra.Command{
+		Use: use, Short: short, Args: cli.Args(cobra.ExactArgs(args)),
+		Example: "  edgecore operation " + use + "\n  edgecore operation " + use + " --when-unreachable Proceed --drain-timeout 10m",
+		RunE: func(c *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				q.Image = args[0]
+			}
+			q.Drain, q.WhenUnreachable = v1alpha1.DrainPolicy(policy), v1alpha1.UnreachablePolicy(unreachable)
+			cfg, _, err := loadOrDefault(*file)
+			if err != nil {
+				return err
+			}
+			var made drain.Operation
+			if err := askLocal(c.Context(), cfg, http.MethodPost, app.OperationsPath, q, &made); err != nil {
+				return err
+			}
+			return output.Print(c.OutOrStdout(), made, func(w io.Writer) error {
+				_, err := fmt.Fprintf(w, "%s is asked for; `edgecore operation list` says how far it is\n", made.Name)
+				return err
+			})
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&q.Name, "name", "", "name of the operation (default NODE-OPERATION-RANDOM)")
+	f.StringVar(&policy, "drain", string(v1alpha1.DrainRequired), "Required: a drain that fails ends the operation; BestEffort: it goes ahead then; Skip: no drain")
+	f.DurationVar(&q.DrainTimeout, "drain-timeout", 0, "bound of one attempt to drain (default modules.drain.timeout)")
+	f.StringVar(&unreachable, "when-unreachable", string(v1alpha1.UnreachableDefer), "while the API can't be reached: Defer waits, Proceed goes ahead after modules.drain.proceedAfter")
+	output.AddTo(c)
+	return c
+}
+
+func listCommand(file *string) *cobra.Command {
+	var output cli.Output
+	c := &cobra.Command{
+		Use: "list", Short: "List the operations of this device, and say how far its drain is", Args: cli.Args(cobra.NoArgs),
+		Example: "  edgecore operation list\n  edgecore operation list -o json",
+		RunE: func(c *cobra.Command, _ []string) error {
+			cfg, _, err := loadOrDefault(*file)
+			if err != nil {
+				return err
+			}
+			var s drain.State
+			if err := askLocal(c.Context(), cfg, http.MethodGet, app.OperationsPath, nil, &s); err != nil {
+				return err
+			}
+			return output.Print(c.OutOrStdout(), s, func(w io.Writer) error { return writeOperations(w, s, time.Now()) })
+		},
+	}
+	output.AddTo(c)
+	return c
+}
+
+func writeOperations(out io.Writer, s drain.State, now time.Time) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "NAME\tOPERATION\tSTATE\tPHASE\tATTEMPTS\tREQUESTED\tMESSAGE")
+	for _, o := range s.Operations {
+		message := o.Message
+		if message == "" && o.Stage == drain.Waiting {
+			message = s.Drain.Message
+		}
+		message, _, _ = strings.Cut(message, "\n")
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\n", o.Name, o.Spec.Operation, o.Stage, o.Phase, o.Attempts, ago(o.RequestedAt, now), message)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	for _, b := range s.Drain.Blocked {
+		pdb := ""
+		if b.PDB != "" {
+			pdb = " " + b.PDB
+		}
+		if _, err := fmt.Fprintf(out, "blocked: %s/%s: %s%s: %s\n", b.Namespace, b.Name, b.Reason, pdb, b.Message); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func cancelCommand(file *string) *cobra.Command {
+	return &cobra.Command{
+		Use: "cancel NAME", Short: "End an operation that has not gone ahead, and take back the node's cordon", Args: cli.Args(cobra.ExactArgs(1)),
+		Long: "End an operation that has not gone ahead, or a drain that holds the node. Evictions stop, and the cordon is taken back if it is ours.\n" +
+			"One whose hook has ended although the device did not boot can be cancelled too.",
+		Example: "  edgecore operation cancel edge-17-reboot-x7k2p",
+		RunE: func(c *cobra.Command, args []string) error {
+			cfg, _, err := loadOrDefault(*file)
+			if err != nil {
+				return err
+			}
+			return askLocal(c.Context(), cfg, http.MethodPost, app.OperationsPath+"/"+url.PathEscape(args[0])+"/cancel", nil, nil)
+		},
+	}
+}
+
+func forceCommand(file *string) *cobra.Command {
+	var complete, off bool
+	c := &cobra.Command{
+		Use: "force NAME --complete|--off", Short: "Let an operation go ahead at once, whatever the drain says", Args: cli.Args(cobra.ExactArgs(1)),
+		Long: "Let an operation that waits for the drain go ahead at once, also without a link. The drain ends: as complete, or as switched off. Nothing overwrites that later.\n" +
+			"Pods that are here still end with the device, and PodDisruptionBudgets don't count.",
+		Example: "  edgecore operation force edge-17-reboot-x7k2p --complete\n  edgecore operation force edge-17-reboot-x7k2p --off",
+		RunE: func(c *cobra.Command, args []string) error {
+			if complete == off {
+				return cli.Badf("say how: --complete (the drain counts as complete) or --off (as switched off)")
+			}
+			cfg, _, err := loadOrDefault(*file)
+			if err != nil {
+				return err
+			}
+			return askLocal(c.Context(), cfg, http.MethodPost, app.OperationsPath+"/"+url.PathEscape(args[0])+"/force", app.Force{Off: off}, nil)
+		},
+	}
+	c.Flags().BoolVar(&complete, "complete", false, "the drain counts as complete")
+	c.Flags().BoolVar(&off, "off", false, "the drain counts as switched off")
+	return c
+}
+
+// writeDrain says how far the drain is, and which operations are not over.
+func writeDrain(row func(name, format string, args ...any), s *drain.State) {
+	open := slices.DeleteFunc(slices.Clone(s.Operations), func(o drain.Operation) bool { return o.Stage != drain.Waiting && o.Stage != drain.Running })
+	text := string(s.Drain.Phase)
+	if s.Drain.Attempts > 0 {
+		text += fmt.Sprintf(", attempt %d of %d", s.Drain.Attempts, s.Drain.Limit)
+	}
+	if s.Drain.Message != "" {
+		text += ": " + s.Drain.Message
+	}
+	if text == "" || s.Drain.Phase == v1alpha1.DrainNotRequested && len(open) == 0 {
+		text = "none"
+	}
+	row("drain", "%s", text)
+	for _, o := range open {
+		row("", "%s %s: %s", o.Spec.Operation, o.Name, strings.TrimSuffix(string(o.Stage)+": "+o.Message, ": "))
+	}
+	const most = 5
+	for i, b := range s.Drain.Blocked {
+		if i == most {
+			row("", "and %d more", len(s.Drain.Blocked)-most)
+			break
+		}
+		row("", "%s", strings.TrimSpace(fmt.Sprintf("%s/%s is held: %s %s", b.Namespace, b.Name, b.Reason, b.PDB)))
+	}
+}

@@ -1,0 +1,68 @@
+package config
+
+import (
+	"strconv"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+// Drain carries node operations out, once the node is drained.
+type Drain struct {
+	// Enable off: this device carries out no operation at all.
+	Enable bool `json:"enable"`
+	// Evict off: operations go ahead without a drain, which counts as not supported.
+	Evict bool `json:"evict"`
+	// Attempts to drain, in all, and the Interval between two of them. Timeout bounds one attempt where the operation says nothing.
+	Attempts int             `json:"attempts"`
+	Interval metav1.Duration `json:"interval"`
+	Timeout  metav1.Duration `json:"timeout"`
+	// ProceedAfter is how long an operation with `whenUnreachable: Proceed` waits for an API that can't be reached.
+	ProceedAfter metav1.Duration `json:"proceedAfter"`
+	// CordonTries and the time between two of them; EvictInterval is between two evictions of a pod that is not let go; RetryInterval after the API gave no answer.
+	CordonTries    int             `json:"cordonTries"`
+	CordonInterval metav1.Duration `json:"cordonInterval"`
+	EvictInterval  metav1.Duration `json:"evictInterval"`
+	RetryInterval  metav1.Duration `json:"retryInterval"`
+	Hooks          Hooks           `json:"hooks"`
+}
+
+// Hooks are commands for /bin/sh, as root. An empty one is none: the operation is refused when it is asked for.
+type Hooks struct {
+	Reboot   string `json:"reboot"`
+	Shutdown string `json:"shutdown"`
+	Update   string `json:"update"`
+}
+
+// maxHook bounds a hook, in bytes: what is longer belongs in a script of its own.
+const maxHook = 4096
+
+func (d *Drain) validate(at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	count := func(name string, n, most int) {
+		if n < 1 || n > most {
+			errs = append(errs, field.Invalid(at.Child(name), n, "must be 1 to "+strconv.Itoa(most)))
+		}
+	}
+	count("attempts", d.Attempts, 1000)
+	count("cordonTries", d.CordonTries, 1000)
+	between := func(name string, v metav1.Duration, least, most time.Duration) {
+		if v.Duration < least || v.Duration > most {
+			errs = append(errs, field.Invalid(at.Child(name), v.Duration.String(), "must be "+least.String()+" to "+most.String()))
+		}
+	}
+	const day = 24 * time.Hour
+	between("interval", d.Interval, time.Second, 7*day)
+	between("timeout", d.Timeout, time.Second, 7*day)
+	between("proceedAfter", d.ProceedAfter, time.Second, 365*day)
+	between("cordonInterval", d.CordonInterval, 100*time.Millisecond, time.Hour)
+	between("evictInterval", d.EvictInterval, 100*time.Millisecond, time.Hour)
+	between("retryInterval", d.RetryInterval, 100*time.Millisecond, time.Hour)
+	for name, hook := range map[string]string{"reboot": d.Hooks.Reboot, "shutdown": d.Hooks.Shutdown, "update": d.Hooks.Update} {
+		if len(hook) > maxHook {
+			errs = append(errs, field.TooLong(at.Child("hooks", name), "", maxHook))
+		}
+	}
+	return errs
+}

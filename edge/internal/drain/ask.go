@@ -1,0 +1,188 @@
+package drain
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+)
+
+// Request asks for an operation. It is on the disk when Request returns nil. A request that is there already, with the same uid, is no error.
+func (a *Agent) Request(ctx context.Context, o Operation) error {
+	if err := a.valid(&o); err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	return a.call(ctx, func(s *State, f *Facts) error {
+		o.Stage, o.RequestedAt = Waiting, f.Now.UTC()
+		return s.add(o)
+	})
+}
+
+// add takes an operation in. One that is there already is no error.
+func (s *State) add(o Operation) error {
+	if have := s.find(o.Name); have != nil {
+		if o.UID != "" && have.UID == o.UID || o.Request != "" && have.Request == o.Request {
+			have.UID = o.UID
+			have.Spec.Cancel = have.Spec.Cancel || o.Spec.Cancel // nothing else can be changed
+			return nil
+		}
+		if !have.ended() || have.holds() || have.UID == "" && o.UID != "" {
+			return fmt.Errorf("%s: %w", o.Name, ErrExists)
+		}
+		s.Operations = slices.DeleteFunc(s.Operations, func(x Operation) bool { return x.Name == o.Name })
+	}
+	if len(s.Operations) >= maxKept || !o.ended() && s.count((*Operation).holds) >= maxOperations {
+		return ErrFull
+	}
+	s.Operations = append(s.Operations, o)
+	return nil
+}
+
+// Refuse takes an operation in that can't be carried out, so that it is told of and never begun. Done is for one that was carried out before anything was kept here.
+func (a *Agent) Refuse(ctx context.Context, o Operation, stage Stage, reason, message string) error {
+	return a.call(ctx, func(s *State, f *Facts) error {
+		o.RequestedAt = f.Now.UTC()
+		o.end(stage, f.Now.UTC(), reason, message)
+		return s.add(o)
+	})
+}
+
+// Adopt notes the NodeOperation that the cloud has for a request made on the device.
+func (a *Agent) Adopt(ctx context.Context, name, request string, uid types.UID) error {
+	return a.change(ctx, name, func(o *Operation) {
+		if o.Request == request {
+			o.UID = uid
+		}
+	})
+}
+
+// Told notes that the cloud was told how an operation ended.
+func (a *Agent) Told(ctx context.Context, name string, uid types.UID) error {
+	return a.change(ctx, name, func(o *Operation) { o.Told = o.UID == uid })
+}
+
+// Gone notes that the NodeOperation is not there any more: what was asked by it is cancelled.
+func (a *Agent) Gone(ctx context.Context, name string, uid types.UID) error {
+	return a.change(ctx, name, func(o *Operation) {
+		if o.UID == uid {
+			o.Gone, o.Spec.Cancel = true, true
+		}
+	})
+}
+
+func (a *Agent) change(ctx context.Context, name string, do func(*Operation)) error {
+	return a.call(ctx, func(s *State, _ *Facts) error {
+		if o := s.find(name); o != nil {
+			do(o)
+		}
+		return nil
+	})
+}
+
+func (a *Agent) valid(o *Operation) error {
+	if problems := validation.IsDNS1123Subdomain(o.Name); len(problems) > 0 {
+		return fmt.Errorf("name %q: %s", o.Name, strings.Join(problems, "; "))
+	}
+	if o.Spec.NodeName != "" && o.Spec.NodeName != a.config.NodeName {
+		return fmt.Errorf("it is for node %s, this is %s", o.Spec.NodeName, a.config.NodeName)
+	}
+	o.Spec.NodeName = a.config.NodeName
+	switch o.Spec.Operation {
+	case v1alpha1.OperationDrain:
+	case v1alpha1.OperationReboot, v1alpha1.OperationShutdown, v1alpha1.OperationImageUpdate:
+		if err := a.config.Hooks.Check(string(o.Spec.Operation)); err != nil {
+			return err
+		}
+	default:
+		return fmt.Errorf("there is no operation %q", o.Spec.Operation)
+	}
+	if t := o.Spec.DrainTimeout; t != nil && t.Duration < time.Second {
+		return fmt.Errorf("drainTimeout %v: must be at least 1s", t.Duration)
+	}
+	if (o.Spec.Operation == v1alpha1.OperationImageUpdate) != (o.Spec.Image != "") {
+		return errors.New("an image is needed by ImageUpdate, and means nothing for others")
+	}
+	if o.Spec.Drain == "" {
+		o.Spec.Drain = v1alpha1.DrainRequired
+	}
+	if o.Spec.WhenUnreachable == "" {
+		o.Spec.WhenUnreachable = v1alpha1.UnreachableDefer
+	}
+	if !slices.Contains([]v1alpha1.DrainPolicy{v1alpha1.DrainRequired, v1alpha1.DrainBestEffort, v1alpha1.DrainSkip}, o.Spec.Drain) {
+		return fmt.Errorf("there is no drain policy %q", o.Spec.Drain)
+	}
+	if !slices.Contains([]v1alpha1.UnreachablePolicy{v1alpha1.UnreachableDefer, v1alpha1.UnreachableProceed}, o.Spec.WhenUnreachable) {
+		return fmt.Errorf("there is no %q for an API that can't be reached", o.Spec.WhenUnreachable)
+	}
+	return nil
+}
+
+// Cancel ends an operation that has not gone ahead, and a drain that nobody else wants.
+func (a *Agent) Cancel(ctx context.Context, name string) error {
+	return a.call(ctx, func(s *State, _ *Facts) error {
+		o := s.find(name)
+		switch {
+		case o == nil:
+			return fmt.Errorf("%s: %w", name, ErrNotFound)
+		case !o.holds() || o.Stage == Running && o.ExitCode == nil:
+			return fmt.Errorf("%s: %w", name, ErrOver)
+		}
+		o.Spec.Cancel = true
+		return nil
+	})
+}
+
+// Force ends the drain that an operation waits for: as complete, or as off. The worker stops, and the operation goes ahead.
+func (a *Agent) Force(ctx context.Context, name string, off bool) error {
+	return a.call(ctx, func(s *State, f *Facts) error {
+		o := s.find(name)
+		switch {
+		case o == nil:
+			return fmt.Errorf("%s: %w", name, ErrNotFound)
+		case o.Stage != Waiting:
+			return fmt.Errorf("%s: %w", name, ErrOver)
+		}
+		s.Force(off, f.Now)
+		return nil
+	})
+}
+
+// Reachable tells whether the API can be asked: there is a link. It can't until that is told.
+func (a *Agent) Reachable(ctx context.Context, yes bool) error {
+	return a.call(ctx, func(_ *State, f *Facts) error { f.Reachable = yes; return nil })
+}
+
+// Node tells what is known of the own Node: whether it is Ready, whether it was seen schedulable, and whether it was seen with our cordon. A cordon of ours that is
+// not remembered, since the store was lost, is one that nobody else would take back.
+func (a *Agent) Node(ctx context.Context, ready, open, ours bool) error {
+	return a.call(ctx, func(s *State, f *Facts) error {
+		f.Ready, f.Open = ready, open
+		s.Drain.Cordoned = s.Drain.Cordoned || ours
+		return nil
+	})
+}
+
+func (a *Agent) call(ctx context.Context, do func(*State, *Facts) error) error {
+	a.mu.Lock()
+	ended := a.ended
+	a.mu.Unlock()
+	if ended == nil {
+		return errNotRunning
+	}
+	c := call{do, make(chan error, 1)}
+	select {
+	case a.inbox <- c:
+	case <-ended:
+		return errNotRunning
+	case <-ctx.Done():
+		return fmt.Errorf("asking the drain agent: %w", context.Cause(ctx))
+	}
+	return <-c.done
+}

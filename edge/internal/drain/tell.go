@@ -1,0 +1,108 @@
+package drain
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+)
+
+// tell writes what has changed to the log, the events and the metric.
+func (l *loop) tell(ctx context.Context, before, now State, at time.Time) {
+	log := klog.FromContext(ctx)
+	b, n := before.Drain, now.Drain
+	switch {
+	case b.Phase == n.Phase || b.Phase == "":
+	case n.Phase == v1alpha1.DrainNotRequested:
+		log.Info("The node is not drained any more", "was", b.Phase)
+		l.event(false, "DrainEnded", "nothing holds the drain any more")
+	default:
+		step, warning := stepOf(n.Phase)
+		log.Info("The drain has gone on", "nodedrain-step", step, "phase", n.Phase, "attempts", n.Attempts, "message", n.Message)
+		l.event(warning, "Drain"+string(n.Phase), n.Message)
+		if n.Phase == v1alpha1.DrainComplete && !n.BeganAt.IsZero() {
+			l.agent.duration.Observe(at.Sub(n.BeganAt).Seconds())
+		}
+	}
+	if n.Attempting && (!b.Attempting || b.Attempts != n.Attempts) {
+		log.Info("An attempt to drain begins", "nodedrain-step", "attempt", "attempt", n.Attempts, "of", n.Limit)
+		l.event(false, "DrainAttempt", fmt.Sprintf("attempt %d of %d", n.Attempts, n.Limit))
+	}
+	if b.Attempting && !n.Attempting && n.Phase == v1alpha1.DrainRetrying && b.Phase == n.Phase {
+		log.Info("An attempt to drain has failed", "nodedrain-step", "failure", "attempt", n.Attempts, "message", n.Message, "next", n.Next)
+		l.event(true, "Drain"+string(n.Phase), n.Message)
+	}
+	if n.Attempting && len(n.Blocked) > 0 && !slices.Equal(b.Blocked, n.Blocked) {
+		l.event(true, "DrainBlocked", blockedText(n.Blocked))
+	}
+	for i := range now.Operations {
+		o := &now.Operations[i]
+		if o.Reason == endedBefore {
+			continue
+		}
+		var was Stage
+		if old := before.find(o.Name); old != nil {
+			was = old.Stage
+		}
+		if was != o.Stage {
+			log.Info("An operation has gone on", "operation", o.Name, "kind", o.Spec.Operation, "stage", o.Stage, "reason", o.Reason, "message", o.Message)
+			l.event(o.Stage == Failed, "Operation"+string(o.Stage), fmt.Sprintf("%s %s %s", o.Spec.Operation, o.Name, o.Message))
+		}
+	}
+}
+
+func stepOf(p v1alpha1.DrainPhase) (step string, warning bool) {
+	switch p {
+	case v1alpha1.DrainRequested:
+		return "request", false
+	case v1alpha1.DrainStarting:
+		return "starting", false
+	case v1alpha1.DrainCordoned:
+		return "cordoned", false
+	case v1alpha1.DrainFailedCordon:
+		return "cordon-failure", true
+	case v1alpha1.DrainRetrying:
+		return "failure", true
+	case v1alpha1.DrainFailed:
+		return "giving-up", true
+	}
+	return "complete", false
+}
+
+func (l *loop) event(warning bool, reason, message string) {
+	if l.events == nil {
+		return
+	}
+	kind := corev1.EventTypeNormal
+	if warning {
+		kind = corev1.EventTypeWarning
+	}
+	// The uid of a Node in events is its name, as the kubelet has it.
+	name := l.agent.config.NodeName
+	l.events.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: name, UID: types.UID(name)}, kind, reason, message)
+}
+
+// blockedText names the first pods that hold a drain.
+func blockedText(blocked []v1alpha1.BlockedPod) string {
+	const named = 3
+	var parts []string
+	for _, b := range blocked[:min(len(blocked), named)] {
+		part := fmt.Sprintf("%s/%s: %s", b.Namespace, b.Name, b.Reason)
+		if b.PDB != "" {
+			part += " " + b.PDB
+		}
+		parts = append(parts, part)
+	}
+	text := strings.Join(parts, "; ")
+	if more := len(blocked) - named; more > 0 {
+		text += fmt.Sprintf("; and %d more", more)
+	}
+	return text
+}
