@@ -7,5 +7,5 @@ import "embed"
 
 // FS is this folder.
 //
-//go:embed autonomy classic cloudcore crds deployment
+//go:embed autonomy classic cloudcore crds deployment usage
 var FS embed.FS

@@ -69,6 +69,7 @@ type App struct {
 	nodes     *tunnel.Nodes
 	tunnel    *tunnel.Tunnel // nil without a listener
 	egress    net.Listener
+	usage     *usageServer // nil without a listener
 
 	runner  *beehive.Runner
 	metrics *prometheus.Registry
@@ -209,6 +210,13 @@ func (a *App) listen(ctx context.Context) error {
 		}
 		a.egress = l
 	}
+	if at := a.config.Usage.Listen; at != "" {
+		l, err := net.Listen("tcp", at)
+		if err != nil {
+			return fmt.Errorf("usage.listen: %w", err)
+		}
+		a.usage = &usageServer{listener: l}
+	}
 	return nil
 }
 
@@ -261,6 +269,12 @@ func (a *App) assemble() error {
 			beehive.Entry{Module: service("nodes", a.nodes.Run), Restart: again},
 			beehive.Entry{Module: service("tunnel", a.serveTunnel), Restart: beehive.Never()},
 		)
+	}
+	if a.usage != nil {
+		if err := a.newUsage(); err != nil {
+			return err
+		}
+		entries = append(entries, beehive.Entry{Module: service("usage", a.serveUsage), Restart: beehive.Never()})
 	}
 	if a.joining != nil {
 		a.joins = join.NewServer(join.ServerConfig{
@@ -336,5 +350,11 @@ func (a *App) close() {
 	}
 	if a.egress != nil {
 		_ = a.egress.Close()
+	}
+	if a.usage != nil {
+		_ = a.usage.listener.Close()
+		if a.usage.release != nil {
+			a.usage.release()
+		}
 	}
 }

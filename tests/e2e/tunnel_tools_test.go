@@ -107,3 +107,55 @@ func TestStreams_Debug(t *testing.T) {
 		t.Errorf("it says %q", out)
 	}
 }
+
+// Every node has its figures, and every pod memory.
+func TestTunnel_08_Top(t *testing.T) {
+	s := use(t)
+	shown := func(args ...string) func(context.Context) (map[string][]string, error) {
+		return func(ctx context.Context) (map[string][]string, error) {
+			out, err := s.run(ctx, append(append([]string{"kubectl", "top"}, args...), "--no-headers")...)
+			rows := map[string][]string{}
+			for line := range strings.Lines(out) {
+				if f := strings.Fields(line); len(f) > 2 {
+					rows[f[0]] = f[1:]
+				}
+			}
+			return rows, err
+		}
+	}
+	s.waitFor("kubectl top nodes", func(ctx context.Context) error {
+		rows, err := shown("nodes")(ctx)
+		if err != nil {
+			return err
+		}
+		for _, node := range []string{"edge1", "edge2"} {
+			// NAME CPU(cores) CPU(%) MEMORY(bytes) MEMORY(%)
+			if row := rows[node]; len(row) != 4 || strings.Contains(strings.Join(row, " "), "unknown") || row[2] == "0Mi" {
+				return fmt.Errorf("%s is shown as %v", node, row)
+			}
+		}
+		return nil
+	})
+	pods := append(s.waitPods("sample", "app=sample", "edge1", 1), s.waitPods("sample", "app=sample", "edge2", 1)...)
+	s.waitFor("kubectl top pods", func(ctx context.Context) error {
+		rows, err := shown("pods", "-n", "sample")(ctx)
+		if err != nil {
+			return err
+		}
+		for _, p := range pods {
+			if row := rows[p.Name]; len(row) != 2 || row[1] == "0Mi" { // CPU(cores) MEMORY(bytes)
+				return fmt.Errorf("%s is shown as %v", p.Name, row)
+			}
+		}
+		return nil
+	})
+	// One that can't be reached is explained.
+	s.cut("edge2")
+	s.waitFor("kubectl top to say that there is no link", func(ctx context.Context) error {
+		_, err := s.run(ctx, "kubectl", "top", "node", "edge2")
+		if err == nil || !strings.Contains(err.Error(), "edge2 has had no link since ") {
+			return fmt.Errorf("got %w", err)
+		}
+		return nil
+	})
+}

@@ -34,9 +34,11 @@ type Config struct {
 	Hub           Hub    `json:"hub"`
 	Join          Listen `json:"join"`
 	Tunnel        Tunnel `json:"tunnel"`
-	VIP           VIP    `json:"vip"`
-	Health        Listen `json:"health"`
-	Log           Log    `json:"log"`
+	// Usage serves metrics.k8s.io to kube-apiserver's aggregator. It needs the tunnel.
+	Usage  Listen `json:"usage"`
+	VIP    VIP    `json:"vip"`
+	Health Listen `json:"health"`
+	Log    Log    `json:"log"`
 }
 
 // Log says how much is written to standard error.
@@ -135,6 +137,10 @@ func (c *Config) Validate() field.ErrorList {
 	if d := c.VIP.Quarantine.Duration; d < 0 {
 		errs = append(errs, field.Invalid(field.NewPath("vip", "quarantine"), d.String(), "must not be negative"))
 	}
+	if c.Usage.Listen != "" && c.Tunnel.Listen.Listen == "" {
+		errs = append(errs, field.Required(field.NewPath("tunnel", "listen"), "usage.listen is set, and kubelets are reached through the tunnel"))
+	}
+	errs = append(errs, c.Usage.validate(field.NewPath("usage"))...)
 	hub := field.NewPath("hub")
 	if c.Hub.WebSocket.Listen == "" && c.Hub.QUIC.Listen == "" {
 		errs = append(errs, field.Required(hub.Child("websocket", "listen"), "one of websocket and quic must listen, or no edge can reach this cloudcore"))

@@ -3,6 +3,7 @@ package tunnel
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -150,6 +151,22 @@ func (n *Nodes) put(name types.NodeName, full *corev1.Node) {
 		}
 	}
 	n.nodes[name] = next
+}
+
+// kubelet tells where the kubelet of a node is: behind its link, or at an address.
+func (n *Nodes) kubelet(name types.NodeName) (edge bool, address string, err error) {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	found, ok := n.nodes[name]
+	switch {
+	case !ok:
+		return false, "", fmt.Errorf("there is no node %s", name)
+	case found.edge:
+		return true, "", nil
+	case found.internal == "":
+		return false, "", fmt.Errorf("node %s has no InternalIP", name)
+	}
+	return false, net.JoinHostPort(found.internal, found.port), nil
 }
 
 // destination is where a target leads.

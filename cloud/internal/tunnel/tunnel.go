@@ -167,6 +167,18 @@ func (t *Tunnel) Dial(ctx context.Context, node types.NodeName) (net.Conn, error
 	return conn, err
 }
 
+// DialKubelet connects to the kubelet of any node: through its link, or directly where it is no edge node.
+func (t *Tunnel) DialKubelet(ctx context.Context, node types.NodeName) (net.Conn, error) {
+	edge, address, err := t.config.Nodes.kubelet(node)
+	switch {
+	case err != nil:
+		return nil, err
+	case edge:
+		return t.Dial(ctx, node)
+	}
+	return (&net.Dialer{Timeout: t.config.DialTimeout}).DialContext(ctx, "tcp", address)
+}
+
 // own connects to the kubelet of a node whose link is here.
 func (t *Tunnel) own(ctx context.Context, node types.NodeName) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, t.config.AnswerTimeout*3/4) // the replica that asked waits for AnswerTimeout

@@ -3,6 +3,7 @@ package trial
 import (
 	"context"
 	"crypto/x509/pkix"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"os"
@@ -72,6 +73,9 @@ func (t *Trial) startCloud(ctx context.Context) error {
 		}
 	}
 	if err := t.configureCloudcore(ctx, cfg); err != nil {
+		return err
+	}
+	if err := t.offerUsage(ctx, cfg); err != nil {
 		return err
 	}
 	for _, name := range t.state.Options.Replicas() {
@@ -165,6 +169,28 @@ func (t *Trial) configureCloudcore(ctx context.Context, admin *rest.Config) erro
 		return err
 	}
 	return t.shareKubeconfig(raw)
+}
+
+// offerUsage makes kube-apiserver ask cloudcore for metrics.k8s.io. No kube-proxy leads to Services here: this one is another name of the cloud's address.
+func (t *Trial) offerUsage(ctx context.Context, cfg *rest.Config) error {
+	objects, err := manifest.Build(filepath.Join(t.root, "manifests/usage"))
+	if err != nil {
+		return err
+	}
+	ca, err := t.readHost(Cloud, egressCA)
+	if err != nil {
+		return err
+	}
+	for _, o := range objects {
+		spec, _ := o.Object["spec"].(map[string]any)
+		switch o.GetKind() {
+		case "APIService":
+			spec["caBundle"] = base64.StdEncoding.EncodeToString(ca)
+		case "Service":
+			o.Object["spec"] = map[string]any{"type": "ExternalName", "externalName": lab.Cloud().String()}
+		}
+	}
+	return manifest.Apply(ctx, cfg, objects...)
 }
 
 func (t *Trial) shareKubeconfig(raw []byte) error {

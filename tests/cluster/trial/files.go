@@ -209,6 +209,7 @@ func cloudcoreFile() ([]byte, error) {
 		"kind":       "CloudCore",
 		"kubeconfig": cloudcoreKube,
 		"advertise":  []string{lab.Cloud().String()},
+		"usage":      doc{"listen": ":10005"},
 	})
 }
 

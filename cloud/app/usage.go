@@ -1,0 +1,133 @@
+package app
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/skerry-io/skerry/cloud/internal/join"
+	"github.com/skerry-io/skerry/cloud/internal/usage"
+	"github.com/skerry-io/skerry/common/pki"
+)
+
+const (
+	// usageHost is the name by which kube-apiserver's aggregator verifies the server: that of the Service in manifests/usage.
+	usageHost = "cloudcore-usage." + join.Namespace + ".svc"
+	// usageAccount is whom kubelets are asked as. Its token is seen by every device, so it may read these figures and do nothing else.
+	usageAccount  = "cloudcore-usage"
+	usageLifetime = 10 * time.Minute // the shortest that kube-apiserver gives
+)
+
+// usageServer is metrics.k8s.io, its listener and what it needs.
+type usageServer struct {
+	listener net.Listener
+	usage    *usage.Usage
+	serving  *join.Serving
+	proxy    *join.FrontProxy
+	release  func()
+}
+
+// newUsage makes the server of metrics.k8s.io.
+func (a *App) newUsage() error {
+	client := a.client.Kubernetes()
+	s := a.usage
+	var err error
+	if s.serving, err = a.ca.Serving([]string{usageHost}); err != nil {
+		return err
+	}
+	if s.proxy, err = join.NewFrontProxy(client); err != nil {
+		return err
+	}
+	roots, err := clusterRoots(a.client.Config())
+	if err != nil {
+		return err
+	}
+	nodes, releaseNodes := a.informers.Open(corev1.SchemeGroupVersion.WithResource("nodes"))
+	pods, releasePods := a.informers.Open(corev1.SchemeGroupVersion.WithResource("pods"))
+	s.release = func() { releaseNodes(); releasePods() }
+	s.usage = usage.New(usage.Config{
+		Dial: func(ctx context.Context, node types.NodeName) (net.Conn, error) {
+			return a.tunnel.DialKubelet(ctx, node)
+		},
+		Token: (&accountToken{get: func(ctx context.Context) (*authenticationv1.TokenRequest, error) {
+			return requestToken(ctx, client)
+		}}).current,
+		Roots: func() *x509.CertPool { return roots },
+		Nodes: nodes, Pods: pods,
+	})
+	return nil
+}
+
+func requestToken(ctx context.Context, client kubernetes.Interface) (*authenticationv1.TokenRequest, error) {
+	seconds := int64(usageLifetime / time.Second)
+	return client.CoreV1().ServiceAccounts(join.Namespace).CreateToken(ctx, usageAccount,
+		&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}}, metav1.CreateOptions{})
+}
+
+// clusterRoots is the CA by which kube-apiserver is known. Kubelets' serving certificates are signed by the same one, unless the cluster's signer was given
+// another.
+func clusterRoots(cfg *rest.Config) (*x509.CertPool, error) {
+	pem := cfg.CAData
+	if len(pem) == 0 && cfg.CAFile != "" {
+		var err error
+		if pem, err = os.ReadFile(cfg.CAFile); err != nil {
+			return nil, fmt.Errorf("reading the cluster's CA: %w", err)
+		}
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(pem) {
+		return nil, errors.New("usage.listen: kubelets can't be verified: the kubeconfig names no CA of the cluster")
+	}
+	return roots, nil
+}
+
+// serveUsage serves kube-apiserver's aggregator.
+func (a *App) serveUsage(ctx context.Context) error {
+	s := a.usage
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return s.proxy.Run(ctx) })
+	g.Go(func() error {
+		secure := pki.ServerTLS(pki.Server{Certificate: s.serving.Certificate, Protocols: []string{"h2", "http/1.1"}, ClientCAs: s.proxy.Pool})
+		return s.usage.Serve(ctx, tls.NewListener(s.listener, secure), s.proxy.Allowed)
+	})
+	return g.Wait()
+}
+
+// accountToken is a token that is got anew before it ends.
+type accountToken struct {
+	get func(context.Context) (*authenticationv1.TokenRequest, error)
+
+	mu    sync.Mutex // held while it is got: one request is enough
+	token string
+	until time.Time
+}
+
+func (a *accountToken) current(ctx context.Context) (string, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := time.Now()
+	if now.Before(a.until) {
+		return a.token, nil
+	}
+	got, err := a.get(ctx)
+	if err != nil {
+		return "", err
+	}
+	a.token = got.Status.Token
+	a.until = now.Add(got.Status.ExpirationTimestamp.Sub(now) * 4 / 5)
+	return a.token, nil
+}

@@ -1,0 +1,56 @@
+package join
+
+import (
+	"context"
+	"crypto/x509"
+	"fmt"
+	"slices"
+	"sync"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/authentication/request/headerrequest"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	"k8s.io/client-go/kubernetes"
+)
+
+// FrontProxy is who kube-apiserver is when it hands on a request to an aggregated API. It follows what kube-apiserver itself publishes.
+type FrontProxy struct {
+	ca    *ClientCA
+	names *headerrequest.RequestHeaderAuthRequestController
+}
+
+// NewFrontProxy follows the ConfigMap kube-system/extension-apiserver-authentication.
+func NewFrontProxy(client kubernetes.Interface) (*FrontProxy, error) {
+	const published = "extension-apiserver-authentication"
+	source, err := dynamiccertificates.NewDynamicCAFromConfigMapController("front-proxy", metav1.NamespaceSystem, published, "requestheader-client-ca-file", client)
+	if err != nil {
+		return nil, fmt.Errorf("following the front proxy's CA: %w", err)
+	}
+	return &FrontProxy{
+		ca: &ClientCA{source: source},
+		names: headerrequest.NewRequestHeaderAuthRequestController(published, metav1.NamespaceSystem, client, "requestheader-username-headers",
+			"requestheader-uid-headers", "requestheader-group-headers", "requestheader-extra-headers-prefix", "requestheader-allowed-names"),
+	}, nil
+}
+
+// Run follows the source until ctx ends.
+func (f *FrontProxy) Run(ctx context.Context) error {
+	var both sync.WaitGroup
+	both.Go(func() { f.names.Run(ctx, 1) })
+	err := f.ca.Run(ctx)
+	both.Wait()
+	return err
+}
+
+// Pool is the CA now; nil until it is known, and where the cluster has no front proxy.
+func (f *FrontProxy) Pool() *x509.CertPool { return f.ca.Pool() }
+
+// Allowed tells whether a common name is the front proxy's. No names published means any that the CA has signed (--requestheader-allowed-names); nobody is
+// allowed before that is known.
+func (f *FrontProxy) Allowed(commonName string) bool {
+	if len(f.names.UsernameHeaders()) == 0 { // published wherever there is a front proxy
+		return false
+	}
+	names := f.names.AllowedClientNames()
+	return len(names) == 0 || slices.Contains(names, commonName)
+}
