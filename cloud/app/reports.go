@@ -36,9 +36,11 @@ func (r *reporting) decide(ctx context.Context) error {
 	defer release()
 	routes, release := r.informers.Open(v1alpha1.Resource(v1alpha1.StaticRoutes))
 	defer release()
+	pools, release := r.informers.Open(v1alpha1.Resource(v1alpha1.NodePools))
+	defer release()
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return r.Sweep(ctx, nodes) })
-	g.Go(func() error { return route.New(r.client, routes, nodes).Run(ctx) })
+	g.Go(func() error { return route.New(r.client, routes, nodes, pools).Run(ctx) })
 	g.Go(func() error { return r.vips.Run(ctx) })
 	return g.Wait()
 }

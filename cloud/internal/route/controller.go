@@ -1,7 +1,7 @@
 // Package route is the cloud's side of StaticRoutes: what nodes report becomes a status, which nodes should have a route is counted, and an object that is
 // deleted stays until its route is gone from every node.
 //
-// It owns our finalizer (and touches no other), the counts, and the conditions. It refuses to decide anything for a node: that is the node's agent's, cloud
+// It owns our finalizer (and touches no other), the annotation that tells nodes who is in the pool that a route names, the counts, and the conditions. It refuses to decide anything for a node: that is the node's agent's, cloud
 // or no cloud. One Controller runs at a time, under a Lease; its goroutines are those of Run.
 package route
 
@@ -48,12 +48,13 @@ type Controller struct {
 	client Client
 	routes Store
 	nodes  Store
+	pools  Store
 	queue  workqueue.TypedRateLimitingInterface[string]
 }
 
 // New makes a Controller. It starts nothing.
-func New(client Client, routes, nodes Store) *Controller {
-	return &Controller{client: client, routes: routes, nodes: nodes}
+func New(client Client, routes, nodes, pools Store) *Controller {
+	return &Controller{client: client, routes: routes, nodes: nodes, pools: pools}
 }
 
 // Run works until ctx ends.
@@ -76,6 +77,11 @@ func (c *Controller) Run(ctx context.Context) error {
 			wake()
 		}
 	})()
+	defer c.pools.Observe(func(old, now *kube.Object) {
+		if old == nil || now == nil || old.Sum != now.Sum { // a NodePool's status changes with each address
+			wake()
+		}
+	})()
 	for _, s := range []Store{c.routes, c.nodes} {
 		select {
 		case <-s.Synced():
@@ -86,6 +92,13 @@ func (c *Controller) Run(ctx context.Context) error {
 	}
 	wake()
 	var wg sync.WaitGroup
+	wg.Go(func() { // only routes that name a pool wait for the pools: a cluster may not have the kind
+		select {
+		case <-c.pools.Synced():
+			wake()
+		case <-ctx.Done():
+		}
+	})
 	for range workers {
 		wg.Go(func() { c.work(ctx) })
 	}
@@ -130,19 +143,31 @@ func (c *Controller) reconcile(ctx context.Context, name string) error {
 	if o == nil || err != nil {
 		return err
 	}
+	members, known, err := c.members(o)
+	if err != nil {
+		return err
+	}
+	note, err := annotation(members)
+	if err != nil {
+		return err
+	}
 	mine := slices.Contains(o.Finalizers, v1alpha1.StaticRouteFinalizer)
 	switch {
-	case o.DeletionTimestamp == nil && !mine:
-		o.Finalizers = append(o.Finalizers, v1alpha1.StaticRouteFinalizer)
-		return c.writeFinalizers(ctx, o) // its change brings us here again
+	case o.DeletionTimestamp == nil && (!mine || known && o.Annotations[v1alpha1.NodePoolAnnotation] != note):
+		if !mine {
+			o.Finalizers = append(o.Finalizers, v1alpha1.StaticRouteFinalizer)
+		}
+		return c.writeMetadata(ctx, o, known, note) // its change brings us here again
+	case o.DeletionTimestamp == nil && !known:
+		return nil // until the pools are known
 	case o.DeletionTimestamp != nil && !mine:
 		return nil // somebody else's finalizer is waited for
 	case o.DeletionTimestamp != nil && len(left(&o.Status)) == 0:
 		o.Finalizers = slices.DeleteFunc(o.Finalizers, func(f string) bool { return f == v1alpha1.StaticRouteFinalizer })
-		return c.writeFinalizers(ctx, o)
+		return c.writeMetadata(ctx, o, false, "")
 	}
 	before := o.DeepCopy()
-	desired, problem := c.desired(o)
+	desired, problem := c.desired(o, members)
 	summarize(o, desired, problem)
 	if reflect.DeepEqual(before.Status, o.Status) {
 		return nil
@@ -150,12 +175,53 @@ func (c *Controller) reconcile(ctx context.Context, name string) error {
 	return c.writeStatus(ctx, o)
 }
 
+// members is who is in the pool that a StaticRoute names; the zero value where it names none. known is false while the pools are not.
+func (c *Controller) members(o *v1alpha1.StaticRoute) (m v1alpha1.PoolMembers, known bool, err error) {
+	if o.Spec.NodePool == "" {
+		return m, true, nil
+	}
+	select {
+	case <-c.pools.Synced():
+	default:
+		return m, false, nil
+	}
+	m.Pool = o.Spec.NodePool
+	var raw []byte
+	one := everything()
+	one.Name = o.Spec.NodePool
+	c.pools.Each(one, func(p *kube.Object) bool {
+		raw = p.Raw
+		return false
+	})
+	if raw == nil {
+		return m, true, nil
+	}
+	pool := &v1alpha1.NodePool{}
+	if err := json.Unmarshal(raw, pool); err != nil {
+		return m, false, fmt.Errorf("reading NodePool %s: %w", o.Spec.NodePool, err)
+	}
+	m.NodeSelector = pool.Spec.NodeSelector
+	return m, true, nil
+}
+
+// annotation is what the nodes are told of a pool; "" for none.
+func annotation(m v1alpha1.PoolMembers) (string, error) {
+	if m.Pool == "" {
+		return "", nil
+	}
+	raw, err := json.Marshal(m)
+	if err != nil {
+		return "", fmt.Errorf("writing down who is in NodePool %s: %w", m.Pool, err)
+	}
+	return string(raw), nil
+}
+
 // desired names the nodes that should have the route.
-func (c *Controller) desired(o *v1alpha1.StaticRoute) (names []string, err error) {
+func (c *Controller) desired(o *v1alpha1.StaticRoute, members v1alpha1.PoolMembers) (names []string, err error) {
 	if o.DeletionTimestamp != nil {
 		return nil, nil
 	}
-	selects, err := selector(o)
+	selects, err := selector(o, members)
 	if err != nil {
 		return nil, err
 	}
@@ -196,9 +262,17 @@ func (c *Controller) writeStatus(ctx context.Context, o *v1alpha1.StaticRoute) e
 	return c.do(ctx, kube.Request{Method: http.MethodPut, Path: path(o.Name) + "/status", ContentType: "application/json", Body: body})
 }
 
-// writeFinalizers writes nothing but the finalizers, on the same condition: what this version does not know of the spec is not lost.
-func (c *Controller) writeFinalizers(ctx context.Context, o *v1alpha1.StaticRoute) error {
-	body, err := json.Marshal(map[string]any{"metadata": map[string]any{"finalizers": o.Finalizers, "resourceVersion": o.ResourceVersion, "uid": o.UID}})
+// writeMetadata writes nothing but the finalizers and, if wanted, our annotation, on the same condition: what this version does not know of the spec is not lost.
+func (c *Controller) writeMetadata(ctx context.Context, o *v1alpha1.StaticRoute, annotate bool, note string) error {
+	m := map[string]any{"finalizers": o.Finalizers, "resourceVersion": o.ResourceVersion, "uid": o.UID}
+	if annotate {
+		annotations := map[string]any{v1alpha1.NodePoolAnnotation: nil} // a merge patch takes away what is null (RFC 7396)
+		if note != "" {
+			annotations[v1alpha1.NodePoolAnnotation] = note
+		}
+		m["annotations"] = annotations
+	}
+	body, err := json.Marshal(map[string]any{"metadata": m})
 	if err != nil {
 		return fmt.Errorf("writing StaticRoute %s: %w", o.Name, err)
 	}

@@ -38,6 +38,7 @@ type world struct {
 	client *kube.Client
 	admin  dynamic.ResourceInterface
 	parts  [2]*aggregate.Aggregator
+	pools  dynamic.NamespaceableResourceInterface
 	lead   func(replica int) // the other replica takes over
 }
 
@@ -53,7 +54,8 @@ func newWorld(t *testing.T) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{t: t, plane: plane, client: client, admin: all.Resource(v1alpha1.Resource(v1alpha1.StaticRoutes))}
+	w := &world{t: t, plane: plane, client: client, admin: all.Resource(v1alpha1.Resource(v1alpha1.StaticRoutes)),
+		pools: all.Resource(v1alpha1.Resource(v1alpha1.NodePools))}
 	cluster.Eventually(t, "StaticRoutes to be served", func(ctx context.Context) error {
 		_, err := w.admin.List(ctx, metav1.ListOptions{})
 		return err
@@ -61,6 +63,7 @@ func newWorld(t *testing.T) *world {
 	informers := kube.NewInformers(client)
 	routes, _ := informers.Open(v1alpha1.Resource(v1alpha1.StaticRoutes))
 	nodes, _ := informers.Open(schema.GroupVersionResource{Version: "v1", Resource: "nodes"})
+	pools, _ := informers.Open(v1alpha1.Resource(v1alpha1.NodePools))
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return informers.Run(ctx) })
@@ -74,7 +77,7 @@ func newWorld(t *testing.T) *world {
 		leading, end := context.WithCancel(ctx)
 		var wg sync.WaitGroup
 		stop = func() { end(); wg.Wait() }
-		c := route.New(client, routes, nodes)
+		c := route.New(client, routes, nodes, pools)
 		wg.Go(func() {
 			if err := c.Run(leading); err != nil {
 				t.Error(err)
@@ -285,6 +288,47 @@ func TestReal(t *testing.T) {
 		}
 		w.answered(three, w.report(three, "office", u.GetUID(), applied(typed(t, u))))
 		w.is("office", "3/3 Applied [edge1 edge2 edge3]")
+	})
+
+	t.Run("the pool says who is in it", func(t *testing.T) {
+		members := func(name, want string) {
+			t.Helper()
+			cluster.Eventually(t, "what "+name+" tells the nodes of its pool", func(ctx context.Context) error {
+				u, err := w.admin.Get(ctx, name, metav1.GetOptions{})
+				if err != nil {
+					return err
+				}
+				if got := u.GetAnnotations()[v1alpha1.NodePoolAnnotation]; got != want {
+					return fmt.Errorf("it is %q, want %q", got, want)
+				}
+				return nil
+			})
+		}
+		w.create("pooled", map[string]any{"subnet": "172.23.0.0/16", "gateway": "10.0.0.1", "nodePool": "north"})
+		members("pooled", `{"pool":"north"}`) // no such NodePool: the nodes' label says it
+		w.is("pooled", "0/0 NoNodes []")
+		pools := w.pools
+		pool := &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": "skerry.io/v1alpha1", "kind": "NodePool", "metadata": map[string]any{"name": "north"},
+			"spec": map[string]any{"nodeSelector": map[string]any{"matchLabels": map[string]any{"zone": "north"}}},
+		}}
+		if _, err := pools.Create(t.Context(), pool, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		members("pooled", `{"pool":"north","nodeSelector":{"matchLabels":{"zone":"north"}}}`)
+		w.is("pooled", "0/3 Waiting []")
+		// It goes on with the pool, and ends with the field.
+		if _, err := pools.Patch(t.Context(), "north", types.MergePatchType, []byte(`{"spec":{"nodeSelector":{"matchLabels":{"zone":"south"}}}}`), metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		members("pooled", `{"pool":"north","nodeSelector":{"matchLabels":{"zone":"south"}}}`)
+		w.is("pooled", "0/0 NoNodes []")
+		if _, err := w.admin.Patch(t.Context(), "pooled", types.MergePatchType, []byte(`{"spec":{"nodePool":null}}`), metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		members("pooled", "")
+		w.is("pooled", "0/3 Waiting []")
+		w.deleted("pooled")
 	})
 
 	t.Run("Routes_09 selector that matches none: deletable", func(t *testing.T) {

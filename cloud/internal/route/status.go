@@ -119,8 +119,15 @@ func left(s *v1alpha1.StaticRouteStatus) []string {
 	return names
 }
 
-// selector is whom a StaticRoute is for, as every node's agent reads it too.
-func selector(o *v1alpha1.StaticRoute) (func(labels.Set) bool, error) {
+// selector is whom a StaticRoute is for, as every node's agent reads it too. members are of its pool, if it names one.
+func selector(o *v1alpha1.StaticRoute, members v1alpha1.PoolMembers) (func(labels.Set) bool, error) {
+	inPool := func(labels.Set) bool { return true }
+	if o.Spec.NodePool != "" {
+		var err error
+		if inPool, err = members.Selector(); err != nil {
+			return nil, err
+		}
+	}
 	chosen := labels.Everything()
 	if o.Spec.NodeSelector != nil {
 		var err error
@@ -131,7 +138,7 @@ func selector(o *v1alpha1.StaticRoute) (func(labels.Set) bool, error) {
 	return func(l labels.Set) bool {
 		_, role := l[v1alpha1.EdgeLabel]
 		_, own := l[v1alpha1.EdgeOwnLabel]
-		return (role || own) && (o.Spec.NodePool == "" || l[v1alpha1.NodePoolLabel] == o.Spec.NodePool) && chosen.Matches(l)
+		return (role || own) && inPool(l) && chosen.Matches(l)
 	}, nil
 }
 

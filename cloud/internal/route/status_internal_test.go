@@ -114,7 +114,7 @@ func TestSelector(t *testing.T) {
 	o := &v1alpha1.StaticRoute{}
 	o.Spec.NodePool = "warehouse"
 	o.Spec.NodeSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"zone": "north"}}
-	selects, err := selector(o)
+	selects, err := selector(o, v1alpha1.PoolMembers{Pool: "warehouse"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,7 +134,7 @@ func TestSelector(t *testing.T) {
 		}
 	}
 	o.Spec.NodeSelector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "Near"}}}
-	if _, err := selector(o); err == nil || !strings.Contains(err.Error(), "nodeSelector") {
+	if _, err := selector(o, v1alpha1.PoolMembers{Pool: "warehouse"}); err == nil || !strings.Contains(err.Error(), "nodeSelector") {
 		t.Errorf("a bad selector: %v", err)
 	}
 }

@@ -104,27 +104,16 @@ func asked(s *corev1.Service, pool string) (map[family]netip.Addr, error) {
 
 // nodesOf are the names of the edge nodes in a pool.
 func nodesOf(pool *v1alpha1.NodePool, nodes []*corev1.Node) ([]string, error) {
-	var selector labels.Selector
-	if pool.Spec.NodeSelector != nil {
-		var err error
-		if selector, err = metav1.LabelSelectorAsSelector(pool.Spec.NodeSelector); err != nil {
-			return nil, err
-		}
+	member, err := v1alpha1.PoolMembers{Pool: pool.Name, NodeSelector: pool.Spec.NodeSelector}.Selector()
+	if err != nil {
+		return nil, err
 	}
 	var names []string
 	for _, n := range nodes {
 		if !edge(n) || n.DeletionTimestamp != nil {
 			continue
 		}
-		in := false
-		if selector != nil {
-			in = selector.Matches(labels.Set(n.Labels))
-		} else if own, ok := n.Labels[v1alpha1.NodePoolLabel]; ok {
-			in = own == pool.Name
-		} else {
-			in = n.Labels[v1alpha1.OpenYurtNodePoolLabel] == pool.Name
-		}
-		if in {
+		if member(n.Labels) {
 			names = append(names, n.Name)
 		}
 	}

@@ -137,7 +137,8 @@ type StaticRouteSpec struct {
 	// NodeSelector says which edge nodes get the route, by their labels. Empty or left out: all edge nodes.
 	// +optional
 	NodeSelector *metav1.LabelSelector `json:"nodeSelector,omitempty"`
-	// NodePool narrows the nodes to those whose label skerry.io/node-pool has this value.
+	// NodePool narrows the nodes to those of the NodePool of this name: its nodeSelector says who they are, or, where it has none or does not exist, their label
+	// skerry.io/node-pool.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	NodePool string `json:"nodePool,omitempty"`

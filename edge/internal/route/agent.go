@@ -268,7 +268,11 @@ func (a *Agent) take(ctx context.Context) {
 		if o == nil {
 			delete(a.claims, name)
 		} else {
-			a.claims[name] = read(o)
+			c := read(o)
+			if old := a.claims[name]; c.unresolved && !c.deleting && old != nil && old.uid == c.uid {
+				continue // as it was, until it is known who is in the pool that it names now
+			}
+			a.claims[name] = c
 		}
 		a.dirty[name] = struct{}{}
 	}
@@ -306,6 +310,15 @@ func (a *Agent) take(ctx context.Context) {
 	for _, e := range news.events {
 		a.hear(e)
 	}
+}
+
+// selected reports whether a route is for this node. While it is not known who is in the route's pool, nodes that have it keep it and no other takes it.
+func (a *Agent) selected(c *claim) bool {
+	if c.unresolved {
+		r := a.records[c.name]
+		return r != nil && r.UID == c.uid
+	}
+	return c.selects(a.labels)
 }
 
 // hear takes an event of the kernel in.

@@ -29,11 +29,13 @@ type claim struct {
 	created    time.Time
 
 	selector labels.Selector
-	pool     string
-	deleting bool
-	dryRun   bool
-	adopt    bool
-	repair   bool
+	inPool   func(labels.Set) bool
+	// unresolved: the route names a pool, and who is in it has not been written down yet.
+	unresolved bool
+	deleting   bool
+	dryRun     bool
+	adopt      bool
+	repair     bool
 
 	route   netroute.Route // without hops where they are to be detected
 	probe   netip.Addr     // valid where the next hop is to be detected
@@ -44,9 +46,18 @@ type claim struct {
 func read(o *v1alpha1.StaticRoute) *claim {
 	c := &claim{
 		name: o.Name, uid: o.UID, generation: o.Generation, created: o.CreationTimestamp.Time,
-		pool: o.Spec.NodePool, deleting: o.DeletionTimestamp != nil, dryRun: o.Spec.DryRun,
+		deleting: o.DeletionTimestamp != nil, dryRun: o.Spec.DryRun,
 		adopt: o.Spec.OnConflict == v1alpha1.ConflictAdopt, repair: o.Spec.DriftPolicy != v1alpha1.DriftReport,
-		selector: labels.Everything(),
+		selector: labels.Everything(), inPool: func(labels.Set) bool { return true },
+	}
+	if o.Spec.NodePool != "" {
+		members, known := o.PoolMembers()
+		c.unresolved = !known
+		inPool, err := members.Selector()
+		if err != nil {
+			inPool = func(labels.Set) bool { return false } // as the cloud counts it
+		}
+		c.inPool = inPool
 	}
 	if err := c.read(&o.Spec); err != nil {
 		c.invalid = err.Error()
@@ -160,9 +171,7 @@ func parseSubnet(text string) (netip.Prefix, error) {
 }
 
 // selects reports whether the route is for a node with these labels. It is asked before everything else.
-func (c *claim) selects(l labels.Set) bool {
-	return (c.pool == "" || l[v1alpha1.NodePoolLabel] == c.pool) && c.selector.Matches(l)
-}
+func (c *claim) selects(l labels.Set) bool { return c.inPool(l) && c.selector.Matches(l) }
 
 // before orders claims for one key: the older wins, then the name.
 func (c *claim) before(other *claim) int {

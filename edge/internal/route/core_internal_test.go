@@ -72,7 +72,26 @@ func TestRead(t *testing.T) {
 }
 
 func TestSelects(t *testing.T) {
-	c := read(staticRoute(v1alpha1.StaticRouteSpec{Subnet: "10.1.0.0/16", NodePool: "p", NodeSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}}}))
+	o := staticRoute(v1alpha1.StaticRouteSpec{Subnet: "10.1.0.0/16", NodePool: "p", NodeSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}}})
+	for note, unresolved := range map[string]bool{"": true, "{": true, `{"pool":"q"}`: true, `{"pool":"p"}`: false} {
+		o.Annotations = map[string]string{v1alpha1.NodePoolAnnotation: note}
+		if got := read(o).unresolved; got != unresolved {
+			t.Errorf("annotation %s: unresolved %v, want %v", note, got, unresolved)
+		}
+	}
+	byPool := o.DeepCopy()
+	byPool.Annotations = map[string]string{v1alpha1.NodePoolAnnotation: `{"pool":"p","nodeSelector":{"matchLabels":{"line":"1"}}}`}
+	for text, want := range map[string]bool{"a=b,line=1": true, "a=b,line=2": false, "a=b,skerry.io/node-pool=p": false, "line=1": false} {
+		l, err := labels.ConvertSelectorToLabelsMap(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := read(byPool).selects(l); got != want {
+			t.Errorf("a pool with a nodeSelector, %s: %v, want %v", text, got, want)
+		}
+	}
+	o.Annotations = map[string]string{v1alpha1.NodePoolAnnotation: `{"pool":"p"}`}
+	c := read(o)
 	for text, want := range map[string]bool{"a=b,skerry.io/node-pool=p": true, "a=b": false, "a=c,skerry.io/node-pool=p": false, "skerry.io/node-pool=p": false} {
 		l, err := labels.ConvertSelectorToLabelsMap(text)
 		if err != nil {

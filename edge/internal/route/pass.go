@@ -140,7 +140,7 @@ func (a *Agent) keep(key netroute.Key, s *slot) {
 // place puts a StaticRoute among those that compete for its key, and takes it from where it was.
 func (a *Agent) place(name string) {
 	c := a.claims[name]
-	competes := c != nil && c.selects(a.labels) && !c.deleting && !c.dryRun && c.invalid == ""
+	competes := c != nil && a.selected(c) && !c.deleting && !c.dryRun && c.invalid == ""
 	if was := a.placed[name]; was != nil {
 		if was == c && competes {
 			a.touched[c.route.Key] = struct{}{}

@@ -220,7 +220,7 @@ func (a *Agent) tell(ctx context.Context, names map[string]struct{}) error {
 	report := map[string]struct{}{}
 	for name := range names {
 		c := a.claims[name]
-		if c == nil || c.deleting || !c.selects(a.labels) {
+		if c == nil || c.deleting || !a.selected(c) {
 			if a.leave(ctx, name, c) {
 				gone[name] = nil
 			}

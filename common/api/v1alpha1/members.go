@@ -1,0 +1,45 @@
+package v1alpha1
+
+import (
+	"encoding/json"
+	"fmt"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+)
+
+// NodePoolAnnotation of a StaticRoute with nodePool says, as JSON, who is in that pool (PoolMembers). cloudcore writes it; nodes decide by it also when they have no link.
+const NodePoolAnnotation = "skerry.io/node-pool-members"
+
+// PoolMembers is who is in a NodePool.
+type PoolMembers struct {
+	// Pool is its name.
+	Pool string `json:"pool"`
+	// NodeSelector is the NodePool's. Left out where it has none, or where there is no NodePool of that name.
+	NodeSelector *metav1.LabelSelector `json:"nodeSelector,omitempty"`
+}
+
+// Selector tells by the labels of a Node whether it is in the pool: nodeSelector says it, and where there is none, the label that names the node's pool.
+func (m PoolMembers) Selector() (func(labels.Set) bool, error) {
+	if m.NodeSelector != nil {
+		selector, err := metav1.LabelSelectorAsSelector(m.NodeSelector)
+		if err != nil {
+			return nil, fmt.Errorf("nodeSelector of NodePool %s: %w", m.Pool, err)
+		}
+		return func(l labels.Set) bool { return selector.Matches(l) }, nil
+	}
+	return func(l labels.Set) bool {
+		if own, ok := l[NodePoolLabel]; ok {
+			return own == m.Pool
+		}
+		return l[OpenYurtNodePoolLabel] == m.Pool
+	}, nil
+}
+
+// PoolMembers reads who is in the pool of a StaticRoute. known is false where nobody has written it down yet for the pool that the route names now.
+func (r *StaticRoute) PoolMembers() (members PoolMembers, known bool) {
+	if err := json.Unmarshal([]byte(r.Annotations[NodePoolAnnotation]), &members); err != nil || members.Pool != r.Spec.NodePool {
+		return PoolMembers{}, false
+	}
+	return members, true
+}

@@ -1,0 +1,101 @@
+package route_test
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
+	"github.com/skerry-io/skerry/edge/internal/route"
+)
+
+// After a reboot the kernel has nothing, and there is no link; the objects are in the store.
+func TestRoutes_19_RebootWithoutTheCloud(t *testing.T) {
+	l := newLab(t)
+	l.api.route(t, "office", spec("172.20.0.0/16", "10.0.1.1"))
+	l.api.route(t, "plant", spec("172.21.0.0/16", "10.0.0.1"))
+	l.start(true)
+	l.reported("office", v1alpha1.RouteApplied, 1)
+	l.reported("plant", v1alpha1.RouteApplied, 1)
+	l.stop()
+	l.delRoute("172.20.0.0/16")
+	l.delRoute("172.21.0.0/16")
+	l.boot = "second boot"
+	before := len(l.all("office"))
+	l.start(false)
+	l.have("172.20.0.0/16", "172.21.0.0/16")
+	l.reach("172.20.0.1")
+	// The link comes back: one route was changed in the cloud, the other deleted.
+	l.hub.set(true)
+	l.api.route(t, "office", spec("172.20.0.0/16", "10.0.0.1"))
+	l.api.remove(t, "staticroutes", "plant")
+	l.reported("office", v1alpha1.RouteApplied, 2)
+	l.have("172.20.0.0/16 table 254 metric 0 via 10.0.0.1 dev eth0")
+	if n := len(l.all("office")) - before; n != 1 {
+		t.Errorf("%d reports, want 1: the reboot changed nothing that the cloud does not know", n)
+	}
+	if e := l.last("office"); e.Repairs != 0 {
+		t.Errorf("the reboot counts as %d repairs", e.Repairs)
+	}
+}
+
+// A process that starts finds routes of ours that nothing wants, and takes them away: but not before it knows what is wanted.
+func TestRoutes_09_Orphans(t *testing.T) {
+	l := newLab(t)
+	orphan := netroute.Route{Key: netroute.NewKey(30, netip.MustParsePrefix("172.29.0.0/16"), 0), Type: netroute.Unicast, Hops: []netroute.Hop{{Gateway: netip.MustParseAddr("10.0.1.1")}}}
+	if err := l.kernel.Add(t.Context(), orphan); err != nil {
+		t.Fatal(err)
+	}
+	l.api.remove(t, "nodes", nodeName) // nothing is known of this node
+	l.start(true)
+	l.api.route(t, "office", spec("172.20.0.0/16", "10.0.1.1"))
+	l.until("the agent to say what it waits for", func() error {
+		if w := l.agent.Summary().Waiting; !strings.Contains(w, "this node's labels") {
+			return fmt.Errorf("it says %q", w)
+		}
+		return nil
+	})
+	if got := l.routes(); len(got) != 1 {
+		t.Fatalf("touched before anything was known: %q", got)
+	}
+	l.api.node(t, "node 1", map[string]string{})
+	l.have("172.20.0.0/16")
+}
+
+// The link to the cloud goes through a tunnel whose other end is not the cloud's address: no arithmetic can know that a route for that end cuts it.
+func TestRoutes_20_CutsTheLinkAndIsRolledBack(t *testing.T) {
+	for name, more := range map[string]int{"alone": 0, "among others": 5} {
+		t.Run(name, func(t *testing.T) {
+			l := newLab(t)
+			l.tune = func(c *route.Config) { c.ProbeTimeout = time.Second }
+			l.start(true)
+			l.hub.cloud = "172.21.0.1" // what the link really needs
+			l.api.route(t, "fine", spec("172.20.0.0/16", "10.0.1.1"))
+			l.reported("fine", v1alpha1.RouteApplied, 1)
+			for i := range more {
+				l.api.route(t, fmt.Sprint("other", i), spec(fmt.Sprintf("172.28.%d.0/24", i), "10.0.1.1"))
+			}
+			l.api.route(t, "evil", spec("172.21.0.0/24", "10.0.1.99")) // nobody is there
+			e := l.reported("evil", v1alpha1.RouteRolledBack, 1)
+			if !strings.Contains(e.Message, "the cloud does not answer any more") {
+				t.Errorf("message: %s", e.Message)
+			}
+			for i := range more {
+				l.reported(fmt.Sprint("other", i), v1alpha1.RouteApplied, 1)
+			}
+			l.reach("172.21.0.1")
+			for _, r := range l.routes() {
+				if strings.HasPrefix(r, "172.21") {
+					t.Errorf("still there: %s", r)
+				}
+			}
+			// Mended by the administrator, it is tried again.
+			l.api.route(t, "evil", spec("172.21.0.0/24", "10.0.1.1"))
+			l.reported("evil", v1alpha1.RouteApplied, 2)
+			l.reach("172.21.0.1")
+		})
+	}
+}
