@@ -95,7 +95,7 @@ func (a *App) decide(ctx context.Context) error {
 
 // live are the checks of /healthz: what a restart of cloudcore would mend.
 func (a *App) live() map[string]health.Check {
-	return map[string]health.Check{"modules": a.runner.Failure}
+	return map[string]health.Check{"modules": func() error { return a.runner.Failure() }} // the runner is made later
 }
 
 // ready are the checks of /readyz: whether edges should come here.

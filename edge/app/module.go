@@ -59,7 +59,7 @@ func (m *healthModule) Run(ctx context.Context, port *beehive.Port) error {
 
 // live are the checks of /healthz: what a restart of edgecore would mend.
 func (a *App) live() map[string]health.Check {
-	return map[string]health.Check{"modules": a.runner.Failure}
+	return map[string]health.Check{"modules": func() error { return a.runner.Failure() }} // the runner is made later
 }
 
 // ready are the checks of /readyz: whether the node does its work. No link is no reason not to be: offline is normal.
