@@ -66,6 +66,9 @@ type conn struct {
 func (c *conn) Info() Info            { return c.info }
 func (c *conn) Done() <-chan struct{} { return c.done }
 
+// Context ends when the link begins to end, a moment before Done: who would only wait for that can do without a goroutine (context.AfterFunc).
+func (c *conn) Context() context.Context { return c.ctx }
+
 func (c *conn) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

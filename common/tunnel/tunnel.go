@@ -94,14 +94,34 @@ func New(send Sender, config Config) *Mux {
 	return m
 }
 
-// Run tells the peer of windows and ends until ctx ends, which ends all streams, and returns when nothing of them is left. It is called once.
+// Run tells the peer of windows and ends until ctx ends, which ends all streams, and returns when nothing of them is left. It is called once. While there is
+// nothing to tell it is one goroutine: a cloud has a Mux for every link.
 func (m *Mux) Run(ctx context.Context) error {
-	var loops sync.WaitGroup
-	loops.Go(func() { m.tellWindows(ctx) })
-	loops.Go(func() { m.tellCloses(ctx) })
-	<-ctx.Done()
+	var tellers sync.WaitGroup
+	tell := [2]func(context.Context){m.tellWindows, m.tellCloses}
+	wake, told := m.wake, [2]chan struct{}{make(chan struct{}, 1), make(chan struct{}, 1)}
+	start := func(i int) {
+		wake[i] = nil // one of each at a time
+		tellers.Go(func() {
+			tell[i](ctx)
+			told[i] <- struct{}{}
+		})
+	}
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-wake[0]:
+			start(0)
+		case <-wake[1]:
+			start(1)
+		case <-told[0]:
+			wake[0] = m.wake[0]
+		case <-told[1]:
+			wake[1] = m.wake[1]
+		}
+	}
 	m.fail(fmt.Errorf("the link to %s ended", m.config.Peer))
-	loops.Wait()
+	tellers.Wait()
 	m.accepts.Wait()
 	return nil
 }
@@ -305,59 +325,45 @@ func poke(c chan struct{}) {
 
 // tellWindows sends what streams allow the peer.
 func (m *Mux) tellWindows(ctx context.Context) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-m.wake[0]:
+	m.mu.Lock()
+	due := make([]*Stream, 0, len(m.windows))
+	for s := range m.windows {
+		due = append(due, s)
+	}
+	clear(m.windows)
+	m.mu.Unlock()
+	for _, s := range due {
+		n := s.takeGrant()
+		if n == 0 {
+			continue
 		}
-		m.mu.Lock()
-		due := make([]*Stream, 0, len(m.windows))
-		for s := range m.windows {
-			due = append(due, s)
-		}
-		clear(m.windows)
-		m.mu.Unlock()
-		for _, s := range due {
-			n := s.takeGrant()
-			if n == 0 {
-				continue
-			}
-			w := &topicpb.StreamWindow{Id: s.id, Bytes: uint32(n)}
-			if err := m.send.Send(ctx, topic.StreamWindow.New(message.Resource{}, w)); err != nil {
-				s.abort(fmt.Sprintf("sending on the link: %v", err)) // it could wait for ever otherwise
-			}
+		w := &topicpb.StreamWindow{Id: s.id, Bytes: uint32(n)}
+		if err := m.send.Send(ctx, topic.StreamWindow.New(message.Resource{}, w)); err != nil {
+			s.abort(fmt.Sprintf("sending on the link: %v", err)) // it could wait for ever otherwise
 		}
 	}
 }
 
 // tellCloses sends the ends of streams, each behind the stream's data.
 func (m *Mux) tellCloses(ctx context.Context) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-m.wake[1]:
-		}
-		m.mu.Lock()
-		due := m.closes
-		m.closes = nil
-		m.mu.Unlock()
-		for _, s := range due {
-			s.mu.Lock()
-			reason := s.reason
-			s.mu.Unlock()
-			c := topic.StreamClose.New(message.Resource{}, &topicpb.StreamClose{Id: s.id, Reason: reason})
-			for ctx.Err() == nil {
-				wait, cancel := context.WithTimeout(ctx, closeTimeout)
-				err := m.send.Send(wait, c)
-				expired := wait.Err() != nil
-				cancel()
-				if err == nil || !expired {
-					break // any other error is the link's end, or will be
-				}
+	m.mu.Lock()
+	due := m.closes
+	m.closes = nil
+	m.mu.Unlock()
+	for _, s := range due {
+		s.mu.Lock()
+		reason := s.reason
+		s.mu.Unlock()
+		c := topic.StreamClose.New(message.Resource{}, &topicpb.StreamClose{Id: s.id, Reason: reason})
+		for ctx.Err() == nil {
+			wait, cancel := context.WithTimeout(ctx, closeTimeout)
+			err := m.send.Send(wait, c)
+			expired := wait.Err() != nil
+			cancel()
+			if err == nil || !expired {
+				break // any other error is the link's end, or will be
 			}
-			m.forget(s)
 		}
+		m.forget(s)
 	}
 }

@@ -234,14 +234,8 @@ func (s *session) run(ctx context.Context) {
 	var parts sync.WaitGroup
 	defer parts.Wait()
 	defer cancel()
-	parts.Go(func() { // a handler that waits for something must learn of the end too, and the read loop stands behind it
-		select {
-		case <-s.conn.Done():
-			cancel()
-		case <-ctx.Done():
-			s.Close(link.CloseShutdown, "cloudcore stops")
-		}
-	})
+	// A handler that waits for something must learn of the end too, and the read loop stands behind it.
+	defer s.follow(&parts, ctx, cancel)()
 
 	mux := message.NewMux()
 	for _, part := range s.hub.parts {
@@ -260,6 +254,26 @@ func (s *session) run(ctx context.Context) {
 		})
 	}
 	s.fail(ctx, s.read(ctx, mux))
+}
+
+// follow ends ctx with the link, and the link with ctx. A link that can tell of its end by a context needs no goroutine for that. The returned function lets
+// go of both.
+func (s *session) follow(parts *sync.WaitGroup, ctx context.Context, cancel func()) (release func()) {
+	shut := func() { s.Close(link.CloseShutdown, "cloudcore stops") } // of no effect where the link ended first
+	conn, ok := s.conn.(interface{ Context() context.Context })
+	if !ok {
+		parts.Go(func() {
+			select {
+			case <-s.conn.Done():
+				cancel()
+			case <-ctx.Done():
+				shut()
+			}
+		})
+		return func() {}
+	}
+	both := [2]func() bool{context.AfterFunc(conn.Context(), cancel), context.AfterFunc(ctx, shut)}
+	return func() { both[0](); both[1]() }
 }
 
 // read dispatches what comes, in order, until the link ends or a handler fails. It says why; it never returns nil.

@@ -147,7 +147,11 @@ func (s *session) ask(i *interest) {
 	s.wg.Go(func() {
 		d := decision{interest: i}
 		for n := 0; ; n++ {
+			if s.part.reviews.Acquire(s.ctx, 1) != nil {
+				return
+			}
 			allowed, reason, err := s.review(i, first && n == 0)
+			s.part.reviews.Release(1)
 			if err == nil {
 				d.allowed = allowed
 				if !allowed {

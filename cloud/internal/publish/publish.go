@@ -11,6 +11,7 @@ import (
 	"context"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -50,11 +51,17 @@ const (
 	recheckLater = 5 * time.Minute  // granted ones
 )
 
+// reviewing bounds the interests of all sessions that Kubernetes is being asked about. After a restart of cloudcore every edge declares all it wants at one
+// moment. What kube-apiserver's priority and fairness has no seat for it refuses, and refusals and pauses then take longer than the reviews. At the bound who
+// came first goes first, so the sessions are done one after another instead of all at the end.
+const reviewing = 32
+
 // Publisher is the part of the hub that serves interests.
 type Publisher struct {
 	collections Collections
 	singles     Singles
 	access      Access
+	reviews     *semaphore.Weighted
 	feeds       *feeds
 	metrics     *Metrics
 }
@@ -62,7 +69,7 @@ type Publisher struct {
 // New returns a Publisher. It starts nothing.
 func New(collections Collections, singles Singles, access Access) *Publisher {
 	return &Publisher{
-		collections: collections, singles: singles, access: access,
+		collections: collections, singles: singles, access: access, reviews: semaphore.NewWeighted(reviewing),
 		feeds: &feeds{
 			collections: collections, open: map[schema.GroupVersionResource]*feed{}, protos: map[schema.GroupVersionResource]*topicpb.Resource{},
 		},

@@ -41,20 +41,30 @@ const (
 // still write is in the outbox of the same edge, and is harmless twice.
 type lease struct {
 	session  *session
-	acquired chan struct{} // closed when the epoch is ours
-	wake     chan struct{} // one slot: a heartbeat after silence, or of a kubelet that lives again
+	acquired chan struct{}  // closed when the epoch is ours
+	steps    sync.WaitGroup // Add only with mu held and stopped not set
 
-	mu      sync.Mutex
-	alive   bool
-	heardAt time.Time
+	// Set by run, then only read.
+	ctx    context.Context
+	failed func(error)
 
-	// Owned by run.
+	mu       sync.Mutex
+	alive    bool
+	heardAt  time.Time
+	timer    *time.Timer // of the next step
+	stepping bool        // work runs
+	again    bool        // there is a reason for it to look once more
+	stopped  bool
+
+	// Owned by work.
 	have      *coordinationv1.Lease
 	renewedAt time.Time
+	held      bool // acquired
+	misses    int  // in a row
 }
 
 func newLease(s *session) *lease {
-	return &lease{session: s, acquired: make(chan struct{}), wake: make(chan struct{}, 1)}
+	return &lease{session: s, acquired: make(chan struct{})}
 }
 
 // heard takes in a heartbeat.
@@ -64,11 +74,8 @@ func (l *lease) heard(alive bool) {
 	first := alive && (!l.alive || now.Sub(l.heardAt) >= staleAfter)
 	l.alive, l.heardAt = alive, now
 	l.mu.Unlock()
-	if first {
-		select {
-		case l.wake <- struct{}{}:
-		default:
-		}
+	if first { // after silence, or of a kubelet that lives again
+		l.kick()
 	}
 }
 
@@ -85,54 +92,82 @@ func (l *lease) due(now time.Time) (bool, time.Duration) {
 	return true, 0
 }
 
-func (l *lease) run(ctx context.Context) error {
-	misses := 0
-	retry := func(what string, err error) {
-		misses++
-		l.session.relay.metrics.renewalFailures.Add(1)
-		klog.FromContext(ctx).V(2).Info("Writing the node's Lease failed", "what", what, "err", err)
-		pause(ctx, min(backoff(misses), 3*time.Second), nil)
+// run keeps the Lease until ctx ends or stop is called, which returns when no request is on its way any more. failed is told why the session must end.
+// Between two requests there is a timer and no goroutine: the stack of one that has made an HTTP request is the most that an idle node would cost here.
+func (l *lease) run(ctx context.Context, failed func(error)) (stop func()) {
+	l.mu.Lock()
+	l.ctx, l.failed = ctx, failed
+	l.timer = time.AfterFunc(0, l.kick)
+	l.mu.Unlock()
+	return func() {
+		l.mu.Lock()
+		l.stopped = true
+		l.timer.Stop()
+		l.mu.Unlock()
+		l.steps.Wait()
 	}
-	for ctx.Err() == nil {
-		if err := l.acquire(ctx); err == nil {
-			break
-		} else if stop := l.final(err); stop != nil {
-			return stop
-		} else {
-			retry("acquire", err)
-		}
-	}
-	if ctx.Err() != nil {
-		return nil
-	}
-	close(l.acquired)
-	misses = 0
-	for ctx.Err() == nil {
-		due, wait := l.due(time.Now())
-		if !due {
-			pause(ctx, wait, l.wake)
-			continue
-		}
-		if err := l.renew(ctx); err == nil {
-			misses = 0
-			l.session.relay.metrics.renewals.Add(1)
-		} else if stop := l.final(err); stop != nil {
-			return stop
-		} else {
-			retry("renew", err)
-		}
-	}
-	return nil
 }
 
-func pause(ctx context.Context, d time.Duration, wake <-chan struct{}) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-wake:
-	case <-t.C:
+// kick starts the steps that are due, unless they are under way.
+func (l *lease) kick() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.timer == nil || l.stopped: // a heartbeat before run, or at the end
+	case l.stepping:
+		l.again = true
+	default:
+		l.stepping = true
+		l.steps.Go(l.work)
 	}
+}
+
+// work makes steps until there is a time to wait for.
+func (l *lease) work() {
+	for {
+		wait := l.step()
+		l.mu.Lock()
+		if again := l.again; !again && wait > 0 || l.stopped || l.ctx.Err() != nil {
+			l.stepping = false
+			if !l.stopped && l.ctx.Err() == nil {
+				l.timer.Reset(wait)
+			}
+			l.mu.Unlock()
+			return
+		}
+		l.again = false
+		l.mu.Unlock()
+	}
+}
+
+// step does what is due now and says when to look again; 0: at once.
+func (l *lease) step() time.Duration {
+	if l.held {
+		if due, wait := l.due(time.Now()); !due {
+			return wait
+		}
+	}
+	what, do := "acquire", l.acquire
+	if l.held {
+		what, do = "renew", l.renew
+	}
+	err := do(l.ctx)
+	switch stop := l.final(err); {
+	case err == nil && l.held:
+		l.misses = 0
+		l.session.relay.metrics.renewals.Add(1)
+	case err == nil:
+		l.misses, l.held = 0, true
+		close(l.acquired)
+	case stop != nil:
+		l.failed(stop) // ctx ends with it
+	default:
+		l.misses++
+		l.session.relay.metrics.renewalFailures.Add(1)
+		klog.FromContext(l.ctx).V(2).Info("Writing the node's Lease failed", "what", what, "err", err)
+		return min(backoff(l.misses), 3*time.Second)
+	}
+	return 0
 }
 
 // errReplaced is returned when the Lease bears a higher epoch.

@@ -10,7 +10,6 @@ import (
 	"context"
 	"sync"
 
-	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -92,18 +91,21 @@ func (s *session) run(ctx context.Context) error {
 	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("node", s.node))
 	s.relay.metrics.sessions.Add(1)
 	defer s.relay.metrics.sessions.Add(-1)
-	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return s.lease.run(ctx) })
-	g.Go(func() error {
-		// Not before this session owns the Lease: an older one of this node, on another replica, has then been told to stop.
-		select {
-		case <-s.lease.acquired:
-		case <-ctx.Done():
-			return nil
-		}
-		return s.queue.run(ctx, s.finish)
-	})
-	err := g.Wait()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stop := s.lease.run(ctx, cancel)
+	// Not before this session owns the Lease: an older one of this node, on another replica, has then been told to stop.
+	var err error
+	select {
+	case <-s.lease.acquired:
+		err = s.queue.run(ctx, s.finish)
+	case <-ctx.Done():
+	}
+	if cause := context.Cause(ctx); err == nil && cause != context.Canceled && cause != context.DeadlineExceeded {
+		err = cause // what the Lease has shown
+	}
+	cancel(nil)
+	stop()
 	s.mu.Lock()
 	s.ended = true
 	s.mu.Unlock()
