@@ -173,7 +173,8 @@ func Config(program, defaults, minimal, standard string, validate func(file stri
 				if len(args) > 0 {
 					path = args[0]
 				}
-				data, err := []byte(nil), error(nil)
+				var data []byte
+				var err error
 				if path == "-" {
 					path = "stdin"
 					data, err = io.ReadAll(io.LimitReader(c.InOrStdin(), 2<<20))

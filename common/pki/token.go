@@ -53,7 +53,7 @@ func ParseToken(s string) (Token, error) {
 	}
 	digits, ok := strings.CutPrefix(pin, "sha256:")
 	if !ok {
-		return Token{}, errors.New("the CA hash of the token does not begin with sha256:")
+		return Token{}, errors.New("the CA hash of the token does not begin with \"sha256:\"")
 	}
 	sum, err := hex.DecodeString(digits)
 	if err != nil || len(sum) != sha256.Size {

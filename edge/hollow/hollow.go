@@ -28,7 +28,7 @@ func Up(m message.Message) (epoch uint64, ok bool) {
 }
 
 // Down reports whether m, which the hub sends to a group, says that a session has ended, and why.
-func Down(m message.Message) (why error, ok bool) {
+func Down(m message.Message) (why error, ok bool) { //nolint:revive // the error is what is asked for, not what went wrong
 	l, ok := m.Content.(linkstate.Loss)
 	return l.Reason, ok
 }

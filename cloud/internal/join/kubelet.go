@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/x509"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -180,7 +181,7 @@ type foreign string
 
 func (f foreign) Error() string { return string(f) }
 
-func isForeign(err error) bool { _, ok := err.(foreign); return ok }
+func isForeign(err error) bool { _, ok := errors.AsType[foreign](err); return ok }
 
 // addresses compares what is asked for with what the Node says of itself. A Node that doesn't say it yet may do so in a moment: that is no refusal. An
 // address that a node which is no edge has too is refused, or a Service, or kube-apiserver: there it leads to somebody, and whoever trusts the

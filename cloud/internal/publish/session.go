@@ -37,7 +37,6 @@ type session struct {
 	deps      *dependencies // nil without that interest
 	frame     frame
 	window    window
-	checking  bool // a round of reviews is on its way
 	recheckAt time.Time
 }
 

@@ -3,6 +3,7 @@ package relay
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -123,7 +124,7 @@ func (q *queue) run(ctx context.Context, finish func(context.Context, *job, outc
 		if ctx.Err() != nil {
 			cause := context.Cause(ctx)
 			cancel(nil)
-			if cause == context.Canceled || cause == context.DeadlineExceeded {
+			if errors.Is(cause, context.Canceled) || errors.Is(cause, context.DeadlineExceeded) {
 				return nil
 			}
 			return cause
@@ -271,11 +272,4 @@ func (q *queue) back(l *lane, j *job, o outcome) {
 func backoff(n int) time.Duration {
 	d := cmp.Or(min(firstTry<<min(n-1, 10), lastTry), firstTry)
 	return d/2 + rand.N(d/2)
-}
-
-// backlog is how many writes wait or are on their way.
-func (q *queue) backlog() int {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return q.jobs
 }

@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/validation/path"
+	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -23,7 +23,7 @@ const metadataOnly = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=
 // pathTo is the URL path of a resource, escaped, or an error for names that can't be in one.
 func pathTo(r schema.GroupVersionResource, namespace, name, subresource string) (string, error) {
 	for _, segment := range []string{r.Group, r.Version, r.Resource, namespace, name, subresource} {
-		if reasons := path.IsValidPathSegmentName(segment); segment != "" && len(reasons) > 0 {
+		if reasons := content.IsPathSegmentName(segment); segment != "" && len(reasons) > 0 {
 			return "", apierrors.NewBadRequest(fmt.Sprintf("%q can't be part of a path: %s", segment, reasons[0]))
 		}
 	}

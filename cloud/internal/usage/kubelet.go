@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -67,7 +68,7 @@ func (u *Usage) ask(ctx context.Context, node types.NodeName) (*stats.Summary, e
 	req.Header.Set("Authorization", "Bearer "+token)
 	res, err := u.client.Do(req)
 	if err != nil {
-		if wrapped, ok := err.(*url.Error); ok {
+		if wrapped, ok := errors.AsType[*url.Error](err); ok {
 			err = wrapped.Err // whose text names the node in our words, not in a URL's
 		}
 		return nil, err

@@ -409,7 +409,7 @@ func (p *planner) choose(c claim) (a netip.Addr, added bool, bad *problem) {
 	case v1alpha1.AllocateRandom:
 		a = free.at(free.count().below(p.random))
 	default:
-		a, _ = free.after(p.last(k, pool))
+		a = free.after(p.last(k, pool))
 	}
 	return a, false, nil
 }

@@ -185,20 +185,20 @@ func (a spans) count() u128 {
 	return sum
 }
 
-// after is the first address behind one, or the first of all; ok is false for the empty set.
-func (a spans) after(addr netip.Addr) (next netip.Addr, ok bool) {
+// after is the first address behind one, or the first of all; the zero Addr of the empty set.
+func (a spans) after(addr netip.Addr) netip.Addr {
 	if len(a) == 0 {
-		return netip.Addr{}, false
+		return netip.Addr{}
 	}
 	for _, s := range a {
 		if addr.Less(s.from) {
-			return s.from, true
+			return s.from
 		}
 		if s.contains(addr) && addr.Less(s.to) {
-			return addr.Next(), true
+			return addr.Next()
 		}
 	}
-	return a[0].from, true
+	return a[0].from
 }
 
 // at is the n-th address, from 0.

@@ -105,7 +105,7 @@ func TestSpans_sizeAndPlace(t *testing.T) {
 		}
 	}
 	for after, want := range map[string]string{"10.0.0.1": "10.0.0.2", "10.0.0.3": "10.0.0.9", "10.0.0.5": "10.0.0.9", "10.0.0.0": "10.0.0.1", "ffff::": "10.0.0.1"} {
-		if got, _ := small.after(netip.MustParseAddr(after)); got.String() != want {
+		if got := small.after(netip.MustParseAddr(after)); got.String() != want {
 			t.Errorf("after %s: got %s, want %s", after, got, want)
 		}
 	}

@@ -127,7 +127,7 @@ type stream struct{ *quic.ReceiveStream }
 
 func (s stream) Read(b []byte) (int, error) {
 	n, err := s.ReceiveStream.Read(b)
-	if _, reset := errors.AsType[*quic.StreamError](err); reset || err == io.EOF { // not wrapped
+	if _, reset := errors.AsType[*quic.StreamError](err); reset || errors.Is(err, io.EOF) {
 		return n, &link.CloseError{Code: link.CloseProtocol, Reason: "a stream ended before the link", Err: err}
 	}
 	return n, readError(err)

@@ -89,7 +89,7 @@ func (d *Dialer) Dial(ctx context.Context, address string) (link.Conn, error) {
 		Proxy:           d.config.Proxy,
 		TLSClientConfig: d.config.TLS,
 		ReadBufferSize:  readBuffer, WriteBufferSize: batch, WriteBufferPool: d.pool,
-		Subprotocols: []string{subprotocol(topic.Protocol)},
+		Subprotocols: []string{subprotocol()},
 	}
 	ws, response, err := w.DialContext(ctx, to.String(), http.Header{idleHeader: {formatIdle(bears)}})
 	if stop != nil && !stop() {
@@ -101,7 +101,7 @@ func (d *Dialer) Dial(ctx context.Context, address string) (link.Conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("dialling websocket %s: %w", address, dialError(response, err))
 	}
-	if got := ws.Subprotocol(); got != subprotocol(topic.Protocol) {
+	if got := ws.Subprotocol(); got != subprotocol() {
 		_ = ws.Close()
 		return nil, fmt.Errorf("dialling websocket %s: %w", address,
 			&link.CloseError{Code: link.CloseVersion, Reason: fmt.Sprintf("the server speaks %q", got)})

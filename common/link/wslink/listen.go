@@ -76,7 +76,7 @@ func Listen(ctx context.Context, address string, config ListenConfig) (*Listener
 	l := &Listener{
 		config: config, log: klog.FromContext(ctx), codec: link.NewCodec(config.Table, config.Link),
 		upgrader: websocket.Upgrader{
-			ReadBufferSize: readBuffer, WriteBufferSize: batch, WriteBufferPool: buffers(), Subprotocols: []string{subprotocol(topic.Protocol)},
+			ReadBufferSize: readBuffer, WriteBufferSize: batch, WriteBufferPool: buffers(), Subprotocols: []string{subprotocol()},
 			CheckOrigin: func(*http.Request) bool { return true }, // who may come is decided by certificates, and no browser has one
 		},
 		accepted: make(chan link.Conn), closed: make(chan struct{}),
@@ -151,7 +151,7 @@ func (l *Listener) handle(w http.ResponseWriter, r *http.Request) {
 			release()
 		}
 	}()
-	if want := subprotocol(topic.Protocol); websocket.IsWebSocketUpgrade(r) && !slices.Contains(websocket.Subprotocols(r), want) {
+	if want := subprotocol(); websocket.IsWebSocketUpgrade(r) && !slices.Contains(websocket.Subprotocols(r), want) {
 		http.Error(w, "this end speaks "+want, http.StatusUpgradeRequired)
 		return
 	}

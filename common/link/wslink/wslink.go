@@ -42,7 +42,8 @@ const (
 	patience = 5
 )
 
-func subprotocol(version int) string { return subprotocolPrefix + strconv.Itoa(version) }
+// subprotocol names the version of the protocol that both ends speak.
+func subprotocol() string { return subprotocolPrefix + strconv.Itoa(topic.Protocol) }
 
 func formatIdle(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
 
@@ -106,7 +107,7 @@ func (c *carrier) Read(b []byte) (int, error) {
 			c.reader = r
 		}
 		n, err := c.reader.Read(b)
-		if err == io.EOF { // not wrapped: the end of the message
+		if errors.Is(err, io.EOF) { // the end of the message
 			c.reader = nil
 			if n == 0 {
 				continue

@@ -75,7 +75,7 @@ func openAuthority(dir string) (*authority, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("keeping the API's certificate authority: %w", err)
 	}
-	if err := replaceFile(path, raw, 0o600); err != nil {
+	if err := replaceFile(path, raw); err != nil {
 		return nil, fmt.Errorf("keeping the API's certificate authority: %w", err)
 	}
 	return parseAuthority(raw)
@@ -192,7 +192,7 @@ func (s *Server) writeKubeconfig(address string) error {
 	if err != nil {
 		return fmt.Errorf("writing %s: %w", KubeconfigFile, err)
 	}
-	if err := replaceFile(filepath.Join(s.config.DataDir, KubeconfigFile), raw, 0o600); err != nil {
+	if err := replaceFile(filepath.Join(s.config.DataDir, KubeconfigFile), raw); err != nil {
 		return fmt.Errorf("writing %s: %w", KubeconfigFile, err)
 	}
 	return nil

@@ -92,7 +92,7 @@ func (d *discovery) keep(ctx context.Context, change func(*kept)) {
 	if err != nil || errBefore == nil && string(was) == string(raw) {
 		return
 	}
-	if err := replaceFile(d.file, raw, 0o600); err != nil {
+	if err := replaceFile(d.file, raw); err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot keep the discovery document: kubectl without a link will know Kubernetes' own resources only")
 	}
 }

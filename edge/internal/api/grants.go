@@ -246,7 +246,7 @@ func (g *grants) write(ctx context.Context) {
 	}
 	raw, err := json.Marshal(g.kept)
 	if err == nil {
-		err = replaceFile(g.file, raw, 0o600)
+		err = replaceFile(g.file, raw)
 	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot keep what service accounts may do: after a reboot without a link their requests will have to wait for one")

@@ -165,8 +165,8 @@ func (l serverLog) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// replaceFile writes a file whole or not at all.
-func replaceFile(path string, content []byte, mode os.FileMode) (err error) {
+// replaceFile writes a file whole or not at all, for root alone.
+func replaceFile(path string, content []byte) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-")
 	if err != nil {
 		return err
@@ -177,7 +177,7 @@ func replaceFile(path string, content []byte, mode os.FileMode) (err error) {
 		}
 	}()
 	_, err = f.Write(content)
-	err = errors.Join(err, f.Chmod(mode), f.Sync(), f.Close())
+	err = errors.Join(err, f.Chmod(0o600), f.Sync(), f.Close())
 	if err != nil {
 		return err
 	}

@@ -134,7 +134,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, info *request.Req
 		if p == nil {
 			return
 		}
-		if p == http.ErrAbortHandler {
+		if p == http.ErrAbortHandler { //nolint:errorlint // a value that panic carries, as net/http compares it
 			panic(p)
 		}
 		klog.FromContext(r.Context()).Error(fmt.Errorf("%v", p), "Request failed", "method", r.Method, "path", r.URL.Path, "stack", string(debug.Stack()))

@@ -163,7 +163,7 @@ func TestRotation(t *testing.T) {
 			id, ca, _ := joined(t, pki.NewClock(time.Time{}, nil), time.Now(), year)
 			s := &signer{t: t, ca: ca, now: time.Now, life: year, offline: true}
 			during(t, id, s, func() {
-				time.Sleep(id.Status().RotateAt.Sub(time.Now()) + 24*time.Hour)
+				time.Sleep(time.Until(id.Status().RotateAt) + 24*time.Hour)
 				synctest.Wait()
 				if id.Status().LastError == "" {
 					t.Error("the status does not say that renewing fails")

@@ -434,7 +434,7 @@ func (m *Manager) load(ctx context.Context) error {
 		m.countUses(nil, h)
 		m.table(o.Resource).set(key{o.Namespace, o.Name}, h)
 	}
-	m.loadRing(ringed, boxes, bodies, log)
+	m.loadRing(ringed, bodies, log)
 
 	var fresh *interest
 	if !deps {

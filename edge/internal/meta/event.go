@@ -1,6 +1,7 @@
 package meta
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"hash/fnv"
@@ -80,10 +81,10 @@ func (r *ring) mark(k key, e *storepb.Event) {
 }
 
 // loadRing fills the ring from the disk, and with the events that wait in the outbox, which may be newer. Called with the lock held.
-func (m *Manager) loadRing(records []ringRecord, boxes map[target][]*entry, bodies map[uint64][]byte, log klog.Logger) {
+func (m *Manager) loadRing(records []ringRecord, bodies map[uint64][]byte, log klog.Logger) {
 	t := m.table(eventsResource)
 	have := map[key]bool{}
-	slices.SortFunc(records, func(a, b ringRecord) int { return int(min(max(int64(a.version-b.version), -1), 1)) })
+	slices.SortFunc(records, func(a, b ringRecord) int { return cmp.Compare(a.version, b.version) })
 	put := func(k key, version uint64, raw []byte) {
 		o, err := object.FromRaw(eventsResource, raw)
 		if err != nil {

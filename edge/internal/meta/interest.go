@@ -270,21 +270,21 @@ func (m *Manager) hold(ctx context.Context, s object.Selection, caller Caller, u
 		m.mu.Unlock()
 		if i == nil {
 			if err := m.want(ctx, s, m.pins(s, caller)); err != nil {
-				return m.notYet(ctx, s, linked, err)
+				return m.notYet(s, linked, err)
 			}
 			continue
 		}
 		select {
 		case <-wake:
 		case <-ctx.Done():
-			return m.notYet(ctx, s, linked, context.Cause(ctx))
+			return m.notYet(s, linked, context.Cause(ctx))
 		}
 	}
 }
 
 var errNotSynced = errors.New("the set has not arrived yet")
 
-func (m *Manager) notYet(ctx context.Context, s object.Selection, linked bool, err error) error {
+func (m *Manager) notYet(s object.Selection, linked bool, err error) error {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, errNotSynced) {
 		if !linked {
 			return offline("this node has never held " + s.String())

@@ -397,16 +397,17 @@ func (t *Trial) lookAtNodes(ctx context.Context, client kubernetes.Interface, wa
 		}
 	}
 	for _, n := range nodes.Items {
-		why, ok := waiting[n.Name]
-		if !ok {
+		if _, ok := waiting[n.Name]; !ok {
 			continue
 		}
-		if why = nodeReady(&n); why == "" {
+		why := nodeReady(&n)
+		if why == "" {
 			if !ready[n.Name] {
 				ready[n.Name] = true
 				t.say("node " + n.Name + " is Ready")
 			}
 			if t.state.Options.Sample {
+				var ok bool
 				if why, ok = samples[n.Name]; !ok {
 					why = "its sample pod is not scheduled yet"
 				}

@@ -113,9 +113,7 @@ func describe(o Options) string {
 		parts = append(parts, fmt.Sprintf("%d plain nodes", o.Plain))
 	}
 	parts = append(parts, "link "+o.Link)
-	for _, s := range o.Set {
-		parts = append(parts, s)
-	}
+	parts = append(parts, o.Set...)
 	return strings.Join(parts, ", ")
 }
 

@@ -62,8 +62,8 @@ func defaultLinks() ([]int, error) {
 	}
 	var out []int
 	for _, r := range routes {
-		if ones := 0; r.Dst != nil {
-			if ones, _ = r.Dst.Mask.Size(); ones != 0 || !r.Dst.IP.IsUnspecified() {
+		if r.Dst != nil {
+			if ones, _ := r.Dst.Mask.Size(); ones != 0 || !r.Dst.IP.IsUnspecified() {
 				continue
 			}
 		}

@@ -108,7 +108,7 @@ func (d *Driver) ended(ctx context.Context, what string) error {
 
 func drain[T any](wg *sync.WaitGroup, ch <-chan T) {
 	wg.Go(func() {
-		for range ch { //nolint:revive // emptied, not read
+		for range ch { // emptied, not read
 		}
 	})
 }

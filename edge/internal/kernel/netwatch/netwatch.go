@@ -75,7 +75,7 @@ func (w *Watcher) Run(ctx context.Context, port *beehive.Port) error {
 	opened++
 	port.Ready()
 	for {
-		ended := false
+		var ended bool
 		select {
 		case <-ctx.Done():
 			return nil
@@ -110,7 +110,7 @@ func (w *Watcher) Run(ctx context.Context, port *beehive.Port) error {
 }
 
 func drain[T any](ch <-chan T) {
-	for range ch { //nolint:revive // what comes now is of no use
+	for range ch { // what comes now is of no use
 	}
 }
 
