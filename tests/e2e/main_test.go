@@ -55,6 +55,7 @@ func options() trial.Options {
 		"modules.edged.kubelet.syncFrequency=5s",                         // how often volumes follow their ConfigMaps
 		"modules.edgeHub.keepalive=3s", "modules.edgeHub.idleTimeout=9s", // how soon a silent link is given up
 	}
+	o.Set = append(o.Set, drainSettings()...)
 	return o
 }
 

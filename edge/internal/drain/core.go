@@ -360,11 +360,16 @@ type Result struct {
 	Err error
 	// Interrupted: the API gave no answer. It says nothing about the node, and uses up nothing.
 	Interrupted bool
-	Alone       bool // of Check
-	Blocked     []v1alpha1.BlockedPod
-	Output      string // of Operate
-	ExitCode    int
+	// Doubtful: the API refused by 401 or 403. Right after its start it does not know anybody's rights yet.
+	Doubtful bool
+	Alone    bool // of Check
+	Blocked  []v1alpha1.BlockedPod
+	Output   string // of Operate
+	ExitCode int
 }
+
+// believeRefusal is how long a refusal of rights is not believed, as everywhere in Skerry.
+const believeRefusal = 30 * time.Second
 
 // Apply takes what came of an action. The caller drops results of actions that were no longer wanted.
 func (s *State) Apply(a Action, res Result, f Facts, r Rules) {
@@ -372,6 +377,15 @@ func (s *State) Apply(a Action, res Result, f Facts, r Rules) {
 	if a.Verb == Operate {
 		s.operated(a.Operation, res, f)
 		return
+	}
+	switch {
+	case !res.Doubtful:
+		d.Doubted = time.Time{}
+	case d.Doubted.IsZero():
+		d.Doubted = f.Now
+		fallthrough
+	case f.Now.Sub(d.Doubted) < believeRefusal:
+		res.Interrupted = true
 	}
 	if res.Interrupted {
 		d.Message, d.Retry = "waits: the API gives no answer", f.Now.Add(r.RetryInterval)

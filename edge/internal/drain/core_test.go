@@ -178,6 +178,21 @@ func TestStep(t *testing.T) {
 				w.t.Errorf("%d attempts, want 1", w.state.Drain.Attempts)
 			}
 		},
+		"a refusal of rights is believed after 30 s": func(w *world) {
+			refused := drain.Result{Err: errors.New("403"), Doubtful: true}
+			w.ask("a", v1alpha1.OperationReboot)
+			w.does(drain.Check, good)
+			w.does(drain.Cordon, good)
+			w.does(drain.Attempt, refused)
+			for range 5 {
+				w.later(w.rules.RetryInterval)
+				w.does(drain.Attempt, refused)
+			}
+			w.is(v1alpha1.DrainCordoned, drain.Waiting)
+			w.later(w.rules.RetryInterval)
+			w.does(drain.Attempt, refused)
+			w.is(v1alpha1.DrainRetrying, drain.Waiting)
+		},
 		"without a link it waits for ever": func(w *world) {
 			w.facts.Reachable = false
 			w.ask("a", v1alpha1.OperationReboot)

@@ -73,6 +73,7 @@ type Drain struct {
 	Attempting bool                `json:"attempting,omitempty"` // attempt number Attempts has begun and not ended
 	Next       time.Time           `json:"next,omitzero"`        // no attempt is made before
 	Retry      time.Time           `json:"-"`                    // nothing is asked of the API before: not kept, or an API that is down would wear the disk
+	Doubted    time.Time           `json:"-"`                    // since when the API refuses by 403, zero where it does not
 	// Timeout of an attempt, Limit of attempts and the Interval between two of them are as they were when the drain began: a change in mid-drain changes nothing.
 	Timeout  time.Duration `json:"timeout,omitempty"`
 	Limit    int           `json:"limit,omitempty"`

@@ -1,6 +1,7 @@
 package drain
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -26,7 +27,7 @@ func (l *loop) tell(ctx context.Context, before, now State, at time.Time) {
 	default:
 		step, warning := stepOf(n.Phase)
 		log.Info("The drain has gone on", "nodedrain-step", step, "phase", n.Phase, "attempts", n.Attempts, "message", n.Message)
-		l.event(warning, "Drain"+string(n.Phase), n.Message)
+		l.event(warning, "Drain"+string(n.Phase), cmp.Or(n.Message, wordsOf(n.Phase)))
 		if n.Phase == v1alpha1.DrainComplete && !n.BeganAt.IsZero() {
 			l.agent.duration.Observe(at.Sub(n.BeganAt).Seconds())
 		}
@@ -74,6 +75,19 @@ func stepOf(p v1alpha1.DrainPhase) (step string, warning bool) {
 		return "giving-up", true
 	}
 	return "complete", false
+}
+
+// wordsOf is what an event says of a phase that has no message of its own.
+func wordsOf(p v1alpha1.DrainPhase) string {
+	switch p {
+	case v1alpha1.DrainRequested:
+		return "an operation waits for the node to be drained"
+	case v1alpha1.DrainStarting:
+		return "there are other nodes for its pods"
+	case v1alpha1.DrainCordoned:
+		return "the node takes no new pods"
+	}
+	return "every pod that was to go has gone"
 }
 
 func (l *loop) event(warning bool, reason, message string) {

@@ -200,6 +200,8 @@ func (w *Worker) Attempt(ctx context.Context, timeout time.Duration, told func([
 		return Result{}
 	case a.unheard && parent.Err() == nil && ctx.Err() == nil:
 		res.Interrupted = true
+	case a.refused && parent.Err() == nil && ctx.Err() == nil:
+		res.Doubtful = true
 	case ctx.Err() != nil && parent.Err() == nil:
 		err = fmt.Errorf("not done within %v: %w", timeout, err)
 	}
@@ -218,6 +220,7 @@ type attempt struct {
 	mu      sync.Mutex
 	blocked map[types.NamespacedName]v1alpha1.BlockedPod
 	unheard bool // an answer was missing
+	refused bool // by 401 or 403
 }
 
 func (a *attempt) run(ctx context.Context, timeout time.Duration) error {
@@ -304,6 +307,10 @@ func (e ear) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err != nil || slices.Contains([]int{http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout}, answer.StatusCode) {
 		a.mu.Lock()
 		a.unheard = true
+		a.mu.Unlock()
+	} else if answer.StatusCode == http.StatusUnauthorized || answer.StatusCode == http.StatusForbidden {
+		a.mu.Lock()
+		a.refused = true
 		a.mu.Unlock()
 	}
 	return answer, err
