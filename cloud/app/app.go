@@ -14,6 +14,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/rand"
@@ -69,6 +70,7 @@ type App struct {
 	nodes     *tunnel.Nodes
 	tunnel    *tunnel.Tunnel // nil without a listener
 	egress    net.Listener
+	byName    net.Listener // the endpoint by nodes' names; nil for none
 	usage     *usageServer // nil without a listener
 
 	runner  *beehive.Runner
@@ -210,6 +212,13 @@ func (a *App) listen(ctx context.Context) error {
 		}
 		a.egress = l
 	}
+	if at := a.config.Tunnel.Endpoint.Listen.Listen; at != "" {
+		l, err := net.Listen("tcp", at)
+		if err != nil {
+			return fmt.Errorf("tunnel.endpoint.listen: %w", err)
+		}
+		a.byName = l
+	}
 	if at := a.config.Usage.Listen; at != "" {
 		l, err := net.Listen("tcp", at)
 		if err != nil {
@@ -225,6 +234,7 @@ func (a *App) assemble() error {
 	client := a.client.Kubernetes()
 	access := kube.NewAccess(client)
 	a.informers = kube.NewInformers(a.client)
+	a.informers.Change(corev1.SchemeGroupVersion.WithResource("nodes"), relay.RevealAddresses) // also of those that were hidden once and are not now
 	var err error
 	if a.singles, err = kube.NewSingles(a.client, access); err != nil {
 		return err
@@ -265,10 +275,19 @@ func (a *App) assemble() error {
 		{Module: service("cloudhub", a.hub.Run), Restart: beehive.Never(), StopTimeout: 30 * time.Second},
 	}
 	if a.tunnel != nil {
+		if err := a.metrics.Register(a.tunnel); err != nil {
+			return fmt.Errorf("registering metrics: %w", err)
+		}
 		entries = append(entries,
 			beehive.Entry{Module: service("nodes", a.nodes.Run), Restart: again},
 			beehive.Entry{Module: service("tunnel", a.serveTunnel), Restart: beehive.Never()},
 		)
+	}
+	if a.byName != nil {
+		entries = append(entries, beehive.Entry{
+			Module:  service("endpoint", func(ctx context.Context) error { return a.tunnel.ServeNames(ctx, a.byName) }),
+			Restart: beehive.Never(),
+		})
 	}
 	if a.usage != nil {
 		if err := a.newUsage(); err != nil {
@@ -350,6 +369,9 @@ func (a *App) close() {
 	}
 	if a.egress != nil {
 		_ = a.egress.Close()
+	}
+	if a.byName != nil {
+		_ = a.byName.Close()
 	}
 	if a.usage != nil {
 		_ = a.usage.listener.Close()

@@ -26,6 +26,9 @@ func (a *App) newTunnel() error {
 		}
 	}
 	a.relay.Advertise(advertise)
+	if a.config.Tunnel.Endpoint.HideAddresses {
+		a.relay.HideAddresses()
+	}
 	client := a.client.Kubernetes()
 	peer := pki.ClientTLS(pki.Client{Roots: pki.Pool(a.ca.Certificate), Certificate: a.ca.Peer(tunnel.PeerName).Certificate})
 	peer.ServerName = a.config.Advertise[0] // every replica serves under the same names

@@ -58,6 +58,15 @@ type Tunnel struct {
 	Advertise string `json:"advertise"`
 	// Clients are the common names of the client certificates, of the cluster's CA, that kube-apiserver shows.
 	Clients []string `json:"clients"`
+	// Endpoint is the way in for whoever can only dial a node's address: by the node's name.
+	Endpoint Endpoint `json:"endpoint"`
+}
+
+// Endpoint leads TLS clients to the kubelet of the node that they name.
+type Endpoint struct {
+	Listen
+	// HideAddresses has the edge nodes' IP addresses written so that nobody dials them: what is left is the name.
+	HideAddresses bool `json:"hideAddresses"`
 }
 
 // VIP is how virtual IPs are given away.
@@ -141,6 +150,14 @@ func (c *Config) Validate() field.ErrorList {
 		errs = append(errs, field.Required(field.NewPath("tunnel", "listen"), "usage.listen is set, and kubelets are reached through the tunnel"))
 	}
 	errs = append(errs, c.Usage.validate(field.NewPath("usage"))...)
+	endpoint := field.NewPath("tunnel", "endpoint")
+	if c.Tunnel.Endpoint.Listen.Listen != "" && c.Tunnel.Listen.Listen == "" {
+		errs = append(errs, field.Required(field.NewPath("tunnel", "listen"), "tunnel.endpoint.listen is set, and replicas reach each other through tunnel.listen"))
+	}
+	if c.Tunnel.Endpoint.HideAddresses && c.Tunnel.Endpoint.Listen.Listen == "" {
+		errs = append(errs, field.Required(endpoint.Child("listen"), "hideAddresses is set, and nobody would reach a kubelet"))
+	}
+	errs = append(errs, c.Tunnel.Endpoint.validate(endpoint)...)
 	hub := field.NewPath("hub")
 	if c.Hub.WebSocket.Listen == "" && c.Hub.QUIC.Listen == "" {
 		errs = append(errs, field.Required(hub.Child("websocket", "listen"), "one of websocket and quic must listen, or no edge can reach this cloudcore"))

@@ -27,6 +27,7 @@ const idleStop = 5 * time.Minute
 type Informers struct {
 	client  *Client
 	catalog *catalog
+	changes map[schema.GroupVersionResource]func(runtime.Object) // set before the first Open
 
 	mu    sync.Mutex
 	ctx   context.Context // of Run; nil while it doesn't run
@@ -43,7 +44,15 @@ type informer struct {
 
 // NewInformers returns Informers. They follow nothing before Run.
 func NewInformers(client *Client) *Informers {
-	return &Informers{client: client, catalog: newCatalog(), feeds: map[schema.GroupVersionResource]*informer{}}
+	return &Informers{
+		client: client, catalog: newCatalog(), feeds: map[schema.GroupVersionResource]*informer{},
+		changes: map[schema.GroupVersionResource]func(runtime.Object){},
+	}
+}
+
+// Change has every object of a collection changed before anybody sees it. It is called before the first Open.
+func (i *Informers) Change(resource schema.GroupVersionResource, change func(runtime.Object)) {
+	i.changes[resource] = change
 }
 
 // Run follows what is open until ctx ends.
@@ -75,7 +84,9 @@ func (i *Informers) Open(resource schema.GroupVersionResource) (store *Store, re
 	defer i.mu.Unlock()
 	f, ok := i.feeds[resource]
 	if !ok {
-		f = &informer{store: newStore(resource, i.catalog.encoder(resource))}
+		e := i.catalog.encoder(resource)
+		e.change = i.changes[resource]
+		f = &informer{store: newStore(resource, e)}
 		i.feeds[resource] = f
 		i.start(f)
 	}

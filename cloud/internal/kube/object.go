@@ -76,6 +76,7 @@ type encoder struct {
 	proto    runtime.Encoder // nil: JSON
 	fields   *fieldTable
 	trims    bool
+	change   func(runtime.Object) // before anybody sees an object; nil for nothing
 }
 
 func (c *catalog) encoder(resource schema.GroupVersionResource) *encoder {
@@ -115,6 +116,9 @@ func (e *encoder) encode(from runtime.Object) (*Object, error) {
 		return nil, fmt.Errorf("%s: %w", e.resource.Resource, err)
 	}
 	m.SetManagedFields(nil)
+	if e.change != nil {
+		e.change(from)
+	}
 	o := &Object{
 		Key: Key{m.GetNamespace(), m.GetName()}, UID: m.GetUID(), Version: m.GetResourceVersion(), Revision: m.GetResourceVersion(), Labels: m.GetLabels(),
 		Refs: refsOf(from), fields: e.fields.values(from),

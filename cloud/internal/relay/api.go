@@ -95,6 +95,9 @@ func (s *session) pass(ctx context.Context, q *topicpb.APIRequest) *topicpb.APIR
 	case len(resp.Body) > maxAnswerBody:
 		return answerOf(tooLarge())
 	}
+	if s.relay.hide && q.GetMethod() == http.MethodPost && q.GetPath() == "/api/v1/nodes" && resp.Code == http.StatusCreated {
+		s.hideNow(ctx)
+	}
 	return &topicpb.APIResponse{
 		Code: int32(resp.Code), ContentType: resp.Header.Get("Content-Type"), RetryAfter: resp.Header.Get("Retry-After"),
 		Warnings: resp.Header.Values("Warning"), Body: resp.Body,

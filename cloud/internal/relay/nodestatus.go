@@ -20,6 +20,12 @@ func (s *session) writeNodeStatus(ctx context.Context, w *topicpb.Write) outcome
 	if w.GetName() != string(s.node) {
 		return refused(apierrors.NewForbidden(nodes.GroupResource(), w.GetName(), fmt.Errorf("node %s writes its own Node object alone", s.node)))
 	}
+	if s.relay.hide {
+		w = &topicpb.Write{
+			Id: w.GetId(), Verb: w.GetVerb(), Resource: w.GetResource(), Name: w.GetName(), Subresource: w.GetSubresource(), Uid: w.GetUid(),
+			PatchType: w.GetPatchType(), Body: hideInPatch(w.GetBody()),
+		}
+	}
 	o, _ := s.patch(ctx, w)
 	return o
 }

@@ -32,6 +32,7 @@ type Relay struct {
 	pods     *Pods
 	instance string
 	tunnel   string // set before anything is attached, or empty
+	hide     bool   // the IP addresses of nodes; set before anything is attached
 	metrics  *Metrics
 }
 
@@ -98,6 +99,9 @@ func (s *session) run(ctx context.Context) error {
 	var err error
 	select {
 	case <-s.lease.acquired:
+		if s.relay.hide {
+			s.hideNow(ctx)
+		}
 		err = s.queue.run(ctx, s.finish)
 	case <-ctx.Done():
 	}

@@ -111,6 +111,7 @@ func (t *Tunnel) connect(ctx context.Context, open *gate, w http.ResponseWriter,
 	logger := klog.FromContext(ctx).WithValues("target", r.Host, "remote", r.RemoteAddr)
 	switch {
 	case who == stranger:
+		t.metrics.refuse(byConnect, "stranger")
 		logger.Info("Refused a client: it is not kube-apiserver", "client", subject(r))
 		http.Error(w, "this is for kube-apiserver", http.StatusForbidden)
 		return
@@ -118,14 +119,20 @@ func (t *Tunnel) connect(ctx context.Context, open *gate, w http.ResponseWriter,
 		http.Error(w, "this server knows CONNECT alone", http.StatusMethodNotAllowed)
 		return
 	}
+	way := byConnect
+	if who == peer {
+		way = byPeer
+	}
 	back, ok := t.take()
 	if !ok {
+		t.metrics.refuse(way, "busy")
 		refuse(w, http.StatusServiceUnavailable, fmt.Sprintf("cloudcore carries %d connections already", t.config.MaxStreams))
 		return
 	}
 	defer back()
 	far, code, err := t.reach(r.Context(), who, r.Host)
 	if err != nil {
+		t.metrics.refuse(way, "unreachable")
 		logger.V(2).Info("No way to the target", "err", err)
 		refuse(w, code, err.Error())
 		return
@@ -147,7 +154,8 @@ func (t *Tunnel) connect(ctx context.Context, open *gate, w http.ResponseWriter,
 		_, _ = near.Close(), far.Close()
 		return
 	}
-	tunnel.Splice(ctx, after(near, slices.Clone(early)), far)
+	defer t.metrics.begin(way)()
+	tunnel.Splice(ctx, t.metrics.meter(after(near, slices.Clone(early))), far)
 }
 
 func subject(r *http.Request) string {

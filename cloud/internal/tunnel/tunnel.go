@@ -1,6 +1,6 @@
 // Package tunnel leads kube-apiserver to the kubelets of edge nodes, which nobody can dial: through the links that the nodes have opened.
 //
-// It owns the streams of each session, the HTTP CONNECT server that kube-apiserver's egress goes through, and the way from the replica that is asked to
+// It owns the streams of each session, the HTTP CONNECT server that kube-apiserver's egress goes through, the endpoint by names for all others, and the way from the replica that is asked to
 // the one that holds the link. It is a wire, not a right: TLS, authentication and authorisation stay between kube-apiserver and the kubelet. It refuses
 // every client that is neither kube-apiserver nor another replica, and leads to no port of an edge node but its kubelet's. What is no edge node is
 // dialled directly. A Tunnel may be used by many goroutines at once.
@@ -62,8 +62,9 @@ type Config struct {
 // Tunnel is a hub.Part and a server for CONNECT.
 type Tunnel struct {
 	// Set by New, never changed.
-	config Config
-	places chan struct{} // a token for each connection
+	config  Config
+	places  chan struct{} // a token for each connection
+	metrics *metrics
 
 	mu       sync.Mutex
 	sessions map[types.NodeName]*session
@@ -84,7 +85,7 @@ func New(config Config) *Tunnel {
 	config.DialTimeout = cmp.Or(config.DialTimeout, 10*time.Second)
 	config.MaxStreams = cmp.Or(config.MaxStreams, 4096)
 	return &Tunnel{
-		config: config, places: make(chan struct{}, config.MaxStreams),
+		config: config, places: make(chan struct{}, config.MaxStreams), metrics: newMetrics(),
 		sessions: map[types.NodeName]*session{}, lost: map[types.NodeName]time.Time{},
 	}
 }

@@ -136,7 +136,7 @@ func (t *Trial) bringCA(ctx context.Context, client kubernetes.Interface) error 
 
 // configureCloudcore gives cloudcore the rights of its ServiceAccount, which are exactly those of the manifests.
 func (t *Trial) configureCloudcore(ctx context.Context, admin *rest.Config) error {
-	file, err := cloudcoreFile()
+	file, err := t.cloudcoreFile()
 	if err != nil {
 		return err
 	}

@@ -203,8 +203,13 @@ func set(config doc, path []string, value any) error {
 }
 
 // cloudcoreFile is cloudcore.yaml.
-func cloudcoreFile() ([]byte, error) {
+func (t *Trial) cloudcoreFile() ([]byte, error) {
+	tunnel := doc{}
+	if t.state.Options.Streams == StreamsEndpoint {
+		tunnel["endpoint"] = doc{"listen": ":10250", "hideAddresses": true}
+	}
 	return yaml.Marshal(doc{
+		"tunnel":     tunnel,
 		"apiVersion": "config.skerry.io/v1alpha1",
 		"kind":       "CloudCore",
 		"kubeconfig": cloudcoreKube,

@@ -82,7 +82,9 @@ func (t *Trial) kubeplane(h host.Host) program {
 	for n := range t.state.Options.Replicas() {
 		replicas = append(replicas, net.JoinHostPort(lab.Replica(n+1).String(), tunnelPort))
 	}
-	args = append(args, "--egress-selector="+egressFile, "--egress-listen="+egressAddress, "--egress-to="+strings.Join(replicas, ","))
+	if t.state.Options.Streams != StreamsEndpoint {
+		args = append(args, "--egress-selector="+egressFile, "--egress-listen="+egressAddress, "--egress-to="+strings.Join(replicas, ","))
+	}
 	if t.state.Options.Quick {
 		args = append(args, "--quick")
 	}

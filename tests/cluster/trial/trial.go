@@ -38,6 +38,12 @@ const (
 	Client = "client"
 )
 
+// Ways of kube-apiserver to kubelets.
+const (
+	StreamsEgress   = "egress"
+	StreamsEndpoint = "endpoint"
+)
+
 // Options are what a trial is brought up with.
 type Options struct {
 	// Edges is the number of edge nodes with edgecore.
@@ -56,6 +62,8 @@ type Options struct {
 	Audit bool `json:"audit,omitempty"`
 	// CertificateLife is how long the certificates are good that the cloud signs for nodes; 0 leaves Kubernetes its year.
 	CertificateLife time.Duration `json:"certificateLife,omitempty"`
+	// Streams is kube-apiserver's way to kubelets: egress (or empty), as it is configured to take, or endpoint, by which it needs no configuration.
+	Streams string `json:"streams,omitempty"`
 	// Sample runs the sample application on every edge.
 	Sample bool `json:"sample"`
 }
@@ -89,6 +97,9 @@ func (o Options) Validate() error {
 	}
 	if o.CertificateLife != 0 && o.CertificateLife < minCertificateLife {
 		errs = append(errs, fmt.Errorf("--certificate-life: %v is less than %v, in which a node could not renew its own", o.CertificateLife, minCertificateLife))
+	}
+	if !slices.Contains([]string{"", StreamsEgress, StreamsEndpoint}, o.Streams) {
+		errs = append(errs, fmt.Errorf("--streams: %q is none of %s, %s", o.Streams, StreamsEgress, StreamsEndpoint))
 	}
 	for _, s := range o.Set {
 		if _, _, err := parseSet(s); err != nil {

@@ -98,6 +98,9 @@ func normal(o Options) Options {
 	if o.Clouds == 1 {
 		o.Clouds = 0
 	}
+	if o.Streams == StreamsEgress {
+		o.Streams = ""
+	}
 	if len(o.Set) == 0 {
 		o.Set = nil
 	}
@@ -113,6 +116,9 @@ func describe(o Options) string {
 		parts = append(parts, fmt.Sprintf("%d plain nodes", o.Plain))
 	}
 	parts = append(parts, "link "+o.Link)
+	if o.Streams != "" {
+		parts = append(parts, "streams by the "+o.Streams)
+	}
 	parts = append(parts, o.Set...)
 	return strings.Join(parts, ", ")
 }
@@ -302,8 +308,14 @@ func (t *Trial) writeNames(name string) error {
 		own = lab.Uplink(n.Number).Addr()
 	}
 	hosts := fmt.Sprintf("127.0.0.1 localhost\n::1 localhost\n%s cloud\n", lab.Cloud())
-	if name != Cloud {
+	switch {
+	case name != Cloud:
 		hosts += fmt.Sprintf("%s %s\n", own, name)
+	case t.state.Options.Streams == StreamsEndpoint:
+		// What a wildcard record in the DNS is elsewhere: nodes' names lead to cloudcore.
+		for _, n := range t.state.Options.Nodes() {
+			hosts += fmt.Sprintf("%s %s\n", lab.Cloud(), n.Name)
+		}
 	}
 	for path, content := range map[string]string{"/etc/hosts": hosts, "/etc/resolv.conf": "# No name server can be reached from here.\n"} {
 		// It may be a link to somewhere else.

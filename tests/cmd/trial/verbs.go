@@ -45,6 +45,7 @@ repeated, or cleaned by 'trial down'.`,
 	f.IntVar(&o.Plain, "plain", o.Plain, "number of nodes with an ordinary kubelet instead of edgecore")
 	f.StringVar(&o.Link, "link", o.Link, "transport of the edges: auto, websocket or quic")
 	f.StringArrayVar(&o.Set, "set", nil, "a setting for every edgecore.yaml, path=value (repeatable)")
+	f.StringVar(&o.Streams, "streams", trial.StreamsEgress, "kube-apiserver's way to kubelets: egress, as configured, or endpoint, which needs no configuration")
 	f.BoolVar(&o.Quick, "quick", false, "the cloud notices a lost node within 12 s and evicts after 10 s more, instead of 50 s and 5 min")
 	f.DurationVar(&o.CertificateLife, "certificate-life", 0, "how long the nodes' certificates are good, like 1m, to see them renewed; 0 leaves Kubernetes its year")
 	f.BoolVar(&o.Audit, "audit", false, "kube-apiserver writes an audit log")
