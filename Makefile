@@ -32,6 +32,8 @@ PACKAGES ?= ./...
 export TESTFLAGS PACKAGES
 FUZZTIME ?= 30s
 BENCHTIME ?= 1s
+ROWS ?= .*
+ROUNDS ?= 5
 
 .PHONY: help
 help: ## this list
@@ -94,7 +96,11 @@ fuzz: ## every fuzz target for FUZZTIME (30s) each
 	@build/each.sh Fuzz go test -vet off -run '^$$' -fuzztime $(FUZZTIME) -fuzz
 
 .PHONY: bench
-bench: ## every benchmark beside the code, BENCHTIME (1s) each
+bench: ## every figure beside its floor, into docs/benchmarks.md; takes over an hour, as root; ROWS='Cut|Idle' for some, ROUNDS=5
+	go test ./tests/bench -run '^$$' -bench 'Row/^($(ROWS))$$' -benchtime 1x -timeout 4h -ldflags "$(TEST_LDFLAGS)" -rounds $(ROUNDS) -write $(CURDIR)/docs/benchmarks.md
+
+.PHONY: bench-code
+bench-code: ## every benchmark beside the code, BENCHTIME (1s) each
 	@build/each.sh Benchmark go test -vet off -run '^$$' -benchmem -benchtime $(BENCHTIME) -bench
 
 .PHONY: clean

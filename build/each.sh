@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # each.sh Fuzz|Benchmark COMMAND...: runs COMMAND NAME PACKAGE for each function of that kind. go test takes one fuzz target at a time, and looking at the
-# sources spares the compilation of every package that has none.
+# sources spares the compilation of every package that has none. tests/bench is not beside the code: `make bench` runs it.
 set -euo pipefail
 kind=$1
 shift
@@ -10,7 +10,7 @@ while IFS=: read -r file function; do
 	echo "== $(dirname "$file") $name"
 	"$@" "^$name\$" "./$(dirname "$file")"
 	found=$((found + 1))
-done < <(git ls-files -co --exclude-standard -- '*_test.go' | xargs grep -HoE "^func $kind[A-Z_][A-Za-z0-9_]*\(" | sort)
+done < <(git ls-files -co --exclude-standard -- '*_test.go' ':!tests/bench' | xargs grep -HoE "^func $kind[A-Z_][A-Za-z0-9_]*\(" | sort)
 if [ "$found" -eq 0 ]; then
 	echo "no function $kind... in any test" >&2
 	exit 1

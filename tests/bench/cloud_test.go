@@ -1,0 +1,219 @@
+package bench_test
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/tests/cluster/binary"
+	"github.com/skerry-io/skerry/tests/cluster/lab"
+	"github.com/skerry-io/skerry/tests/cluster/trial"
+	"github.com/skerry-io/skerry/tests/hollow"
+)
+
+const (
+	whatHollowMemory = "cloudcore's memory for each connected idle node, websocket: resident"
+	whatHollowHeap   = "cloudcore's memory for each connected idle node, websocket: live heap and stacks"
+	whatHollowQUIC   = "cloudcore's memory for each connected idle node, QUIC: resident"
+	whatHollowLinked = "hollow nodes linked again after cloudcore was killed: from its start to the last"
+	whatHollowStep   = "hollow nodes in step again after cloudcore was killed: from its start to the last"
+	whatHollowWrites = "writes of a hollow node at kube-apiserver in an hour"
+
+	kubeletWrites = 372 // in an hour: a Lease every 10 s, a status every 5 min
+	nodeBytes     = 48  // kB, the goal
+)
+
+// hollow links many nodes to the trial's cloudcore.
+func (s *bench) hollow(b *testing.B) {
+	s.up(b)
+	bytes := row{what: whatHollowMemory, unit: "kB", goal: "at most 48 kB", judge: atMost(nodeBytes, "kB")}
+	heap := row{what: whatHollowHeap, unit: "kB", goal: "at most 48 kB", judge: atMost(nodeBytes, "kB")}
+	quic := row{what: whatHollowQUIC, unit: "kB", goal: "-", judge: atMost(2*nodeBytes, "kB")}
+	linked := row{what: whatHollowLinked, unit: "s", goal: "-", judge: atMost(60, "s")}
+	inStep := row{what: whatHollowStep, unit: "s", goal: "-", judge: atMost(300, "s")}
+	writes := row{what: whatHollowWrites, unit: "writes", goal: fmt.Sprintf("at most %d", kubeletWrites), judge: atMost(kubeletWrites*1.02, "writes")}
+
+	empty := s.afresh(b)
+	fleet, stop := s.fleet(b, link.WebSocket)
+	place := s.audit(b)
+	began := time.Now()
+	full := s.settled(b)
+	window := time.Since(began)
+	bytes.ours, heap.ours = each(full.resident, empty.resident), each(full.live, empty.live)
+	count := 0.0
+	for _, w := range place.since(b) {
+		if strings.HasPrefix(by(w), "system:node:"+hollowPrefix) {
+			count++
+		}
+	}
+	writes.ours = []float64{count / float64(*nodes) * float64(time.Hour) / float64(window)}
+	writes.note = fmt.Sprintf("%d nodes, counted in the audit log for %v.", *nodes, window.Round(time.Second))
+	bytes.note = fmt.Sprintf("%d nodes without pods; the difference to cloudcore without them, %v after the last was in step. Resident is what the Go runtime keeps of the heap besides what lives: "+
+		"alive are %.3g kB a node, of which %.3g kB are stacks (%.2g goroutines a node).", *nodes, settleFor, median(heap.ours),
+		(median(full.stacks)-median(empty.stacks))/float64(*nodes), (median(full.goroutines)-median(empty.goroutines))/float64(*nodes))
+
+	var spread []float64
+	for range *rounds {
+		first, last, step := s.storm(b, fleet)
+		linked.ours, inStep.ours = append(linked.ours, last), append(inStep.ours, step)
+		spread = append(spread, last-first)
+	}
+	linked.note = fmt.Sprintf("%d nodes on the machine that also runs the control plane and cloudcore. The first and the last came %.3g s apart (median).", *nodes, median(spread))
+	inStep.note = "each node's interests are reviewed by kube-apiserver, some 18 SubjectAccessReviews a node, 32 at a time: those bound it, on two cores that everything shares."
+	stop()
+
+	empty = s.afresh(b)
+	_, stop = s.fleet(b, link.QUIC)
+	quic.ours = each(s.settled(b).resident, empty.resident)
+	stop()
+	s.rows = append(s.rows, bytes, heap, quic, linked, inStep, writes)
+}
+
+const (
+	hollowPrefix = "hollow-"
+	settleFor    = 3 * time.Minute // the Go runtime collects garbage every two minutes at least (runtime.forcegcperiod)
+)
+
+// use is what cloudcore takes, in kB, a few times over.
+type use struct{ resident, live, stacks, goroutines []float64 }
+
+func (s *bench) use(b *testing.B) (u use) {
+	b.Helper()
+	for range *rounds {
+		least := math.Inf(1) // just after a collection there is the least garbage among what is alive
+		var m map[string]float64
+		for range 8 {
+			pause(b, time.Second)
+			m = s.metrics(b)
+			least = min(least, m["go_memstats_heap_alloc_bytes"]+m["go_memstats_stack_inuse_bytes"])
+		}
+		u.live = append(u.live, least/1000)
+		u.resident = append(u.resident, m["process_resident_memory_bytes"]/1000)
+		u.stacks = append(u.stacks, m["go_memstats_stack_inuse_bytes"]/1000)
+		u.goroutines = append(u.goroutines, m["go_goroutines"])
+	}
+	return u
+}
+
+func each(full, empty []float64) (all []float64) {
+	for _, v := range full {
+		all = append(all, (v-median(empty))/float64(*nodes))
+	}
+	return all
+}
+
+func (s *bench) settled(b *testing.B) use {
+	b.Helper()
+	pause(b, settleFor)
+	return s.use(b)
+}
+
+// afresh starts cloudcore anew and tells what it takes for one edge.
+func (s *bench) afresh(b *testing.B) use {
+	b.Helper()
+	check(b, s.Stop(b.Context(), trial.Cloud, "cloudcore"))
+	check(b, s.Start(b.Context(), trial.Cloud, "cloudcore"))
+	s.awaitLinked(b)
+	pause(b, 10*time.Second)
+	return s.use(b)
+}
+
+// fleet links the nodes and waits until all are in step. stop ends them and takes their Node objects away.
+func (s *bench) fleet(b *testing.B, transport link.Transport) (fleet *hollow.Fleet, stop func()) {
+	b.Helper()
+	roots, err := hollow.Roots(b.Context(), s.client)
+	check(b, err)
+	dir := filepath.Join(s.host(b, trial.Cloud).Root(), "var/lib/kubeplane/pki")
+	env, err := s.Env()
+	check(b, err)
+	server := ""
+	for _, v := range env {
+		if v.Name == "TRIAL_CLOUD" {
+			server = v.Value
+		}
+	}
+	fleet, err = hollow.New(hollow.Config{
+		Nodes: *nodes, Prefix: hollowPrefix, Server: server, ServerName: lab.Cloud().String(), Transport: transport, Roots: roots,
+		Identity: hollow.FromCA(filepath.Join(dir, "ca.crt"), filepath.Join(dir, "ca.key")),
+	})
+	check(b, err)
+	ctx, cancel := context.WithCancel(b.Context())
+	done := make(chan error, 1)
+	go func() { done <- fleet.Run(ctx) }()
+	patient, end := context.WithTimeout(ctx, 2*upTimeout)
+	defer end()
+	check(b, fleet.AwaitWhole(patient))
+	return fleet, func() {
+		cancel()
+		check(b, <-done)
+		check(b, fleet.Remove(context.WithoutCancel(ctx), s.client))
+	}
+}
+
+// storm kills cloudcore, starts it, and returns when, in seconds after it was ready, the first and the last node was linked again, and when the last was in step.
+func (s *bench) storm(b *testing.B, fleet *hollow.Fleet) (first, last, step float64) {
+	b.Helper()
+	ctx, cancel := context.WithTimeout(b.Context(), 2*upTimeout)
+	defer cancel()
+	check(b, s.Kill(ctx, trial.Cloud, "cloudcore"))
+	check(b, fleet.Await(ctx, func(n hollow.Count) bool { return n.Linked == 0 }))
+	before := fleet.Count().Connects
+	check(b, s.Start(ctx, trial.Cloud, "cloudcore"))
+	ready := time.Now()
+	check(b, fleet.Await(ctx, func(n hollow.Count) bool { return n.Connects > before }))
+	first = time.Since(ready).Seconds()
+	check(b, fleet.Await(ctx, func(n hollow.Count) bool { return n.Linked == *nodes }))
+	last = time.Since(ready).Seconds()
+	check(b, fleet.AwaitWhole(ctx))
+	return first, last, time.Since(ready).Seconds()
+}
+
+const (
+	whatQueueOne   = "durable queue: commits with one writer"
+	whatQueueEight = "durable queue: writes with 8 writers"
+	whatQueueMany  = "durable queue: writes with 64 writers"
+)
+
+// queue runs the store's own benchmark, which measures the disk before and after.
+func (s *bench) queue(b *testing.B) {
+	root, err := binary.Root()
+	check(b, err)
+	cmd := exec.CommandContext(b.Context(), "go", "test", "./edge/internal/store", "-vet", "off", "-run", "^$", "-bench", "^BenchmarkUpdate$", "-count", strconv.Itoa(*rounds))
+	cmd.Dir = root
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		b.Fatalf("%v\n%s", err, out)
+	}
+	for _, q := range []struct {
+		what, writers, goal string
+		least               float64
+	}{
+		{whatQueueOne, "writers=1", "at least 0.9 x", 0.9}, {whatQueueEight, "writers=8", "scales with the writers", 2}, {whatQueueMany, "writers=64", "scales with the writers", 8},
+	} {
+		r := row{what: q.what, unit: "x", beside: "half of the disk's fdatasyncs a second, as a commit syncs twice", goal: q.goal, judge: atLeast(q.least, "x")}
+		for line := range strings.Lines(string(out)) {
+			name, rest, _ := strings.Cut(line, " ")
+			if !strings.Contains(name+"-", q.writers+"-") && !strings.HasSuffix(strings.TrimSpace(name), q.writers) {
+				continue
+			}
+			f := strings.Fields(rest)
+			if i := slices.Index(f, "x-floor"); i > 0 {
+				v, err := strconv.ParseFloat(f[i-1], 64)
+				check(b, err)
+				r.ours = append(r.ours, v)
+			}
+		}
+		if len(r.ours) == 0 {
+			b.Fatalf("no figure for %s in\n%s", q.writers, out)
+		}
+		s.rows = append(s.rows, r)
+	}
+}

@@ -1,0 +1,138 @@
+package bench_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+)
+
+const (
+	whatManyPod   = "a pod with 500 ConfigMaps: Running"
+	whatManyRate  = "500 ConfigMap updates delivered to the edge"
+	whatManyExtra = "500 ConfigMap updates: further writes at kube-apiserver"
+	manyMaps      = 500
+	manyLabel     = "bench=many"
+	manyWriters   = 16
+)
+
+func mapName(i int) string { return fmt.Sprintf("many-%03d", i) }
+
+func manyPod(name, node string) *corev1.Pod {
+	p := pod(name, node)
+	var sources []corev1.VolumeProjection
+	for i := range manyMaps {
+		sources = append(sources, corev1.VolumeProjection{ConfigMap: &corev1.ConfigMapProjection{
+			LocalObjectReference: corev1.LocalObjectReference{Name: mapName(i)}, Items: []corev1.KeyToPath{{Key: "k", Path: mapName(i)}},
+		}})
+	}
+	p.Spec.Volumes = []corev1.Volume{{Name: "config", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: sources}}}}
+	p.Spec.Containers[0].VolumeMounts = p.Spec.Containers[0].VolumeMounts[:1]
+	return p
+}
+
+// configMaps: how soon a pod with many of them runs, and how soon many updates reach the edge's own API, where the kubelet watches them.
+func (s *bench) configMaps(b *testing.B) {
+	s.up(b)
+	ctx, cancel := context.WithTimeout(b.Context(), 20*upTimeout)
+	defer cancel()
+	maps := s.client.CoreV1().ConfigMaps(namespace)
+	for i := range manyMaps {
+		_, err := maps.Create(ctx, &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Name: mapName(i), Labels: map[string]string{"bench": "many"}}, Data: map[string]string{"k": strings.Repeat("v", 200)},
+		}, metav1.CreateOptions{})
+		check(b, err)
+	}
+	defer func() {
+		check(b, maps.DeleteCollection(context.WithoutCancel(ctx), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: manyLabel}))
+	}()
+	running := row{what: whatManyPod, unit: "ms", beside: "plain kubelet", goal: "at most 1.2 x", judge: ratio(1.2)}
+	for i := range *rounds {
+		running.ours = append(running.ours, s.run(b, manyPod(fmt.Sprint("many-edge-", i), edge)))
+		running.floor = append(running.floor, s.run(b, manyPod(fmt.Sprint("many-plain-", i), plain)))
+	}
+	holder := manyPod("holder", edge)
+	s.start(b, holder)
+	defer s.remove(b, holder)
+	rate := row{what: whatManyRate, unit: "a second", beside: "client-go's watch at kube-apiserver", goal: "at least 1000 a second", judge: atLeast(1000, "a second")}
+	extra := row{what: whatManyExtra, unit: "writes", goal: "0", judge: atMost(0, "writes")}
+	for i := range *rounds {
+		place := s.audit(b)
+		ours, floor := s.updates(ctx, b, fmt.Sprint("round ", i))
+		rate.ours, rate.floor = append(rate.ours, manyMaps/ours.Seconds()), append(rate.floor, manyMaps/floor.Seconds())
+		more := 0.0
+		for _, w := range place.since(b) {
+			// What goes on all the time is no answer to the updates: Leases, and the status that a kubelet reports in any case.
+			own := by(w) == "system:node:"+edge || strings.HasPrefix(by(w), "system:serviceaccount:skerry-system:")
+			if own && w.ObjectRef.Resource != "leases" && w.ObjectRef.Resource != "nodes" {
+				more++
+			}
+		}
+		extra.ours = append(extra.ours, more)
+	}
+	rate.note = fmt.Sprintf("the updates themselves, made by %d writers at kube-apiserver, bound it: a watch there, with nothing between, saw %.4g a second, and the edge got them at %.2f x of that.",
+		manyWriters, median(rate.floor), median(rate.ours)/median(rate.floor))
+	s.rows = append(s.rows, running, rate, extra)
+}
+
+// updates changes every ConfigMap and returns how long it took until the edge's API, and a watch at kube-apiserver, had told of the last.
+func (s *bench) updates(ctx context.Context, b *testing.B, value string) (ours, floor time.Duration) {
+	b.Helper()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var begin time.Time
+	var mu sync.Mutex
+	last := map[bool]time.Time{}
+	see := func(client kubernetes.Interface, o metav1.ListOptions, n int, edge bool) (func() error, error) {
+		o.Watch = true
+		w, err := client.CoreV1().ConfigMaps(namespace).Watch(ctx, o)
+		if err != nil {
+			return nil, err
+		}
+		return func() error {
+			defer w.Stop()
+			for e := range w.ResultChan() {
+				if c, ok := e.Object.(*corev1.ConfigMap); ok && c.Data["round"] == value {
+					if n--; n == 0 {
+						mu.Lock()
+						last[edge] = time.Now()
+						mu.Unlock()
+						return nil
+					}
+				}
+			}
+			return fmt.Errorf("the watch ended before %d of the updates came", n)
+		}, nil
+	}
+	var g errgroup.Group
+	wait, err := see(s.client, metav1.ListOptions{LabelSelector: manyLabel}, manyMaps, false)
+	check(b, err)
+	g.Go(wait)
+	device := s.device(b)
+	for i := range manyMaps { // one by one, as the kubelet has them
+		wait, err := see(device, metav1.ListOptions{FieldSelector: "metadata.name=" + mapName(i)}, 1, true)
+		check(b, err)
+		g.Go(wait)
+	}
+	begin = time.Now()
+	writers, writing := errgroup.WithContext(ctx)
+	writers.SetLimit(manyWriters)
+	for i := range manyMaps {
+		writers.Go(func() error {
+			patch := fmt.Appendf(nil, `{"data":{"round":%q}}`, value)
+			_, err := s.client.CoreV1().ConfigMaps(namespace).Patch(writing, mapName(i), types.MergePatchType, patch, metav1.PatchOptions{})
+			return err
+		})
+	}
+	check(b, writers.Wait())
+	check(b, g.Wait())
+	return last[true].Sub(begin), last[false].Sub(begin)
+}

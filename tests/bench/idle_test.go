@@ -1,0 +1,153 @@
+package bench_test
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/skerry-io/skerry/tests/cluster/ca"
+	"github.com/skerry-io/skerry/tests/cluster/trial"
+)
+
+const (
+	whatIdleBytes  = "bytes on an idle link in an hour, both ways, 10 pods"
+	whatIdleSyncs  = "fsyncs of ours in an hour, idle"
+	whatIdleWrites = "writes of an idle node at kube-apiserver in an hour"
+	heartbeat      = 10 * time.Second // hub.keepalive
+	parts          = 5                // of the time, for the spread
+)
+
+// idle watches two nodes with ten pods each, and beside them a bare TLS connection that says one byte each interval.
+func (s *bench) idle(b *testing.B) {
+	s.up(b)
+	ours, theirs := podsOf("idle", edge, 10), podsOf("idle", plain, 10)
+	s.start(b, ours...)
+	s.start(b, theirs...)
+	s.quiet(b)
+	stop := s.keepalives(b)
+	defer stop()
+	pause(b, heartbeat)
+
+	bytes := row{what: whatIdleBytes, unit: "bytes", beside: "one TLS record of one byte and its TCP acknowledgement each 10 s", goal: "at most 1.3 x", judge: ratio(1.3)}
+	syncs := row{what: whatIdleSyncs, unit: "fsyncs", goal: "0", judge: atMost(0, "fsyncs")}
+	writes := row{what: whatIdleWrites, unit: "writes", beside: "plain kubelet, by its Lease and status", goal: "at most the plain kubelet's", judge: ratio(1.02)}
+	place := s.audit(b)
+	before, err := s.status(b.Context(), b)
+	check(b, err)
+	changed := s.newest(b)
+	slice := *idle / parts
+	hour := float64(time.Hour) / float64(slice)
+	var plainWire []float64
+	wire, floor, theirWire := s.wire(b, edge, "wan0"), s.wire(b, trial.Client, "lan0"), s.wire(b, plain, "wan0")
+	first, firstFloor := wire, floor
+	for range parts {
+		pause(b, slice)
+		now, nowFloor, nowTheirs := s.wire(b, edge, "wan0"), s.wire(b, trial.Client, "lan0"), s.wire(b, plain, "wan0")
+		bytes.ours, bytes.floor = append(bytes.ours, (now-wire)*hour), append(bytes.floor, (nowFloor-floor)*hour)
+		plainWire = append(plainWire, (nowTheirs-theirWire)*hour)
+		wire, floor, theirWire = now, nowFloor, nowTheirs
+	}
+	after, err := s.status(b.Context(), b)
+	check(b, err)
+	perHour := float64(time.Hour) / float64(*idle)
+	const syncsOfCommit = 2 // bbolt: the pages, then the page that names them
+	syncs.ours = []float64{float64(after.Data.Store.Commits-before.Data.Store.Commits) * syncsOfCommit * perHour}
+	syncs.note = "by the commits of the store, each of which syncs twice. "
+	if s.newest(b) == changed {
+		syncs.note += "No file in the data directory of edgecore was written in that time."
+	} else {
+		syncs.note += "A file in the data directory of edgecore was written in that time."
+	}
+	count := map[string]float64{}
+	for _, w := range place.since(b) {
+		count[by(w)] += perHour
+	}
+	writes.ours, writes.floor = []float64{count["system:node:"+edge]}, []float64{count["system:node:"+plain]}
+	writes.note = fmt.Sprintf("counted in kube-apiserver's audit log for %v. cloudcore itself, for all nodes together, wrote %.4g in an hour: the Lease of its leader election.", *idle,
+		count["system:serviceaccount:skerry-system:cloudcore"])
+	bytes.note = fmt.Sprintf("over %s. All %v together, with the status that a kubelet sends every five minutes, it is %.4g bytes an hour, %.2f x of the floor. The plain kubelet took %.4g bytes an hour.",
+		before.Link.Transport, *idle, (wire-first)*perHour, (wire-first)/(floor-firstFloor), median(plainWire))
+	s.remove(b, ours...)
+	s.remove(b, theirs...)
+	s.rows = append(s.rows, bytes, syncs, writes)
+}
+
+// newest is when a file of edgecore's data was last written.
+func (s *bench) newest(b *testing.B) (at time.Time) {
+	b.Helper()
+	check(b, filepath.WalkDir(filepath.Join(s.host(b, edge).Root(), "var/lib/skerry"), func(_ string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := d.Info()
+		if err == nil && !d.IsDir() && info.ModTime().After(at) {
+			at = info.ModTime()
+		}
+		return err
+	}))
+	return at
+}
+
+// keepalives has the plain node say one byte each interval over TLS 1.3 to the client on the LAN, which says nothing.
+func (s *bench) keepalives(b *testing.B) (stop func()) {
+	b.Helper()
+	dir := filepath.Join(s.host(b, trial.Cloud).Root(), "var/lib/kubeplane/pki")
+	cert, key, err := ca.Client(filepath.Join(dir, "ca.crt"), filepath.Join(dir, "ca.key"), pkix.Name{CommonName: "floor"})
+	check(b, err)
+	pair, err := tls.X509KeyPair(cert, key)
+	check(b, err)
+	var l net.Listener
+	const port = "7000"
+	check(b, s.host(b, trial.Client).Do(func() (err error) {
+		l, err = (&net.ListenConfig{KeepAlive: -1}).Listen(context.Background(), "tcp4", ":"+port)
+		return err
+	}))
+	go func() {
+		if c, err := tls.NewListener(l, &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS13}).Accept(); err == nil {
+			_, _ = io.Copy(io.Discard, c)
+			_ = c.Close()
+		}
+	}()
+	raw, err := s.host(b, plain).Dial(b.Context(), "tcp4", "192.168.100.200:"+port)
+	check(b, err)
+	check(b, raw.(*net.TCPConn).SetKeepAlive(false))
+	c := tls.Client(raw, &tls.Config{ServerName: "floor", InsecureSkipVerify: true, VerifyPeerCertificate: func([][]byte, [][]*x509.Certificate) error { return nil }}) // counted, and trusted with nothing
+	check(b, c.HandshakeContext(b.Context()))
+	done := make(chan struct{})
+	go func() {
+		tick := time.NewTicker(heartbeat)
+		defer tick.Stop()
+		for {
+			if _, err := c.Write([]byte{0}); err != nil {
+				return
+			}
+			select {
+			case <-tick.C:
+			case <-done:
+				return
+			}
+		}
+	}()
+	return func() {
+		close(done)
+		_, _ = c.Close(), l.Close()
+	}
+}
+
+// order is that of the table.
+var order = slices.Concat(
+	[]string{whatReboot, whatEventsUp, whatResyncNone, whatResyncTen, whatIdleBytes, whatMemory, whatIdleSyncs},
+	[]string{whatQueueOne, whatQueueEight, whatQueueMany, whatEventRate, whatChange50, whatChange99},
+	[]string{whatCarrierLink, whatCarrierReady, whatCarrierPod, whatSilentLink, whatSilentReady, whatSilentPod},
+	[]string{whatPod, whatTen, whatManyPod, whatManyRate, whatManyExtra, whatIdleWrites},
+	[]string{whatHollowMemory, whatHollowHeap, whatHollowQUIC, whatHollowLinked, whatHollowStep, whatHollowWrites},
+)

@@ -1,0 +1,247 @@
+package bench_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/watch"
+)
+
+const namespace = "default"
+
+func pod(name, node string) *corev1.Pod {
+	zero := int64(0)
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.PodSpec{
+			NodeName: node, DNSPolicy: corev1.DNSDefault, TerminationGracePeriodSeconds: &zero,
+			Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}}, // a node that is cut off keeps its pods
+			Volumes: []corev1.Volume{
+				{Name: "config", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: "shared"}}}},
+				{Name: "secret", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "shared"}}},
+			},
+			Containers: []corev1.Container{{
+				Name: "app", Image: "skerry.local/sample:1", ImagePullPolicy: corev1.PullIfNotPresent,
+				VolumeMounts: []corev1.VolumeMount{{Name: "config", MountPath: "/config"}, {Name: "secret", MountPath: "/secret"}},
+			}},
+		},
+	}
+}
+
+func names(prefix string, n int) []string {
+	all := make([]string, n)
+	for i := range all {
+		all[i] = fmt.Sprintf("%s-%d", prefix, i)
+	}
+	return all
+}
+
+// shared makes what the pods refer to, and waits for the account that they run as.
+func (s *bench) shared(b *testing.B) {
+	b.Helper()
+	meta := metav1.ObjectMeta{Name: "shared"}
+	_, err := s.client.CoreV1().ConfigMaps(namespace).Create(b.Context(), &corev1.ConfigMap{ObjectMeta: meta, Data: map[string]string{"k": "v"}}, metav1.CreateOptions{})
+	check(b, err)
+	_, err = s.client.CoreV1().Secrets(namespace).Create(b.Context(), &corev1.Secret{ObjectMeta: meta, StringData: map[string]string{"k": "v"}}, metav1.CreateOptions{})
+	check(b, err)
+	eventually(b, "the default ServiceAccount", 50*time.Millisecond, func(ctx context.Context) error {
+		_, err := s.client.CoreV1().ServiceAccounts(namespace).Get(ctx, "default", metav1.GetOptions{})
+		return err
+	})
+}
+
+func (s *bench) watchPods(ctx context.Context, b *testing.B, node string) watch.Interface {
+	b.Helper()
+	w, err := s.client.CoreV1().Pods(namespace).Watch(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String()})
+	check(b, err)
+	return w
+}
+
+// start makes pods on a node and returns how long it took until kube-apiserver had all of them Running.
+func (s *bench) start(b *testing.B, pods ...*corev1.Pod) time.Duration {
+	b.Helper()
+	ctx, cancel := context.WithTimeout(b.Context(), upTimeout)
+	defer cancel()
+	w := s.watchPods(ctx, b, pods[0].Spec.NodeName)
+	defer w.Stop()
+	begin := time.Now()
+	for _, p := range pods {
+		_, err := s.client.CoreV1().Pods(namespace).Create(ctx, p, metav1.CreateOptions{})
+		check(b, err)
+	}
+	until(ctx, b, w, pods, func(_ watch.Event, p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning })
+	return time.Since(begin)
+}
+
+// remove deletes pods and waits until they are gone.
+func (s *bench) remove(b *testing.B, pods ...*corev1.Pod) {
+	b.Helper()
+	ctx, cancel := context.WithTimeout(b.Context(), upTimeout)
+	defer cancel()
+	for _, p := range pods {
+		check(b, s.client.CoreV1().Pods(namespace).Delete(ctx, p.Name, metav1.DeleteOptions{}))
+	}
+	eventually(b, "pods to go", 20*time.Millisecond, func(ctx context.Context) error {
+		list, err := s.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + pods[0].Spec.NodeName})
+		if err != nil {
+			return err
+		}
+		for _, have := range list.Items {
+			for _, p := range pods {
+				if have.Name == p.Name {
+					return errors.New(have.Name + " is there still")
+				}
+			}
+		}
+		return nil
+	})
+}
+
+func until(ctx context.Context, b *testing.B, w watch.Interface, pods []*corev1.Pod, done func(watch.Event, *corev1.Pod) bool) {
+	b.Helper()
+	left := map[string]bool{}
+	for _, p := range pods {
+		left[p.Name] = true
+	}
+	for len(left) > 0 {
+		select {
+		case <-ctx.Done():
+			b.Fatalf("%d pods were not in time", len(left))
+		case e, ok := <-w.ResultChan():
+			if !ok {
+				b.Fatal("the watch has ended")
+			}
+			if p, ok := e.Object.(*corev1.Pod); ok && done(e, p) {
+				delete(left, p.Name)
+			}
+		}
+	}
+}
+
+func podsOf(prefix, node string, n int) (all []*corev1.Pod) {
+	for _, name := range names(prefix+"-"+node, n) {
+		all = append(all, pod(name, node))
+	}
+	return all
+}
+
+// run is start and remove.
+func (s *bench) run(b *testing.B, pods ...*corev1.Pod) float64 {
+	b.Helper()
+	took := s.start(b, pods...)
+	s.remove(b, pods...)
+	return ms(took)
+}
+
+const (
+	whatPod    = "a pod with ConfigMap, Secret and token, made in the cloud: Running"
+	whatTen    = "10 pods that share a ConfigMap and a Secret, made together: all Running"
+	whatMemory = "memory of the process, resident"
+	whatReboot = "reboot with 10 pods, each with ConfigMap, Secret and token, without a link: from the start of edgecore to all containers running"
+)
+
+// podRunning: from the pod's creation in the cloud to Running in the cloud. The two kinds of node take turns, so that a slow moment of the machine meets both.
+func (s *bench) podRunning(b *testing.B) {
+	s.up(b)
+	r := row{what: whatPod, unit: "ms", beside: "plain kubelet", goal: "at most 1.1 x + 100 ms", judge: func(ours, floor float64) (string, bool) {
+		return fmt.Sprintf("%.2f x", ours/floor), ours <= 1.1*floor+100
+	}}
+	for i := range 2 * *rounds {
+		r.ours = append(r.ours, s.run(b, podsOf(fmt.Sprint("one", i), edge, 1)...))
+		r.floor = append(r.floor, s.run(b, podsOf(fmt.Sprint("one", i), plain, 1)...))
+	}
+	s.rows = append(s.rows, r)
+}
+
+func (s *bench) tenPods(b *testing.B) {
+	s.up(b)
+	r := row{what: whatTen, unit: "ms", beside: "plain kubelet", goal: "at most 1.1 x", judge: ratio(1.1)}
+	for i := range *rounds {
+		r.ours = append(r.ours, s.run(b, podsOf(fmt.Sprint("ten", i), edge, 10)...))
+		r.floor = append(r.floor, s.run(b, podsOf(fmt.Sprint("ten", i), plain, 10)...))
+	}
+	s.rows = append(s.rows, r)
+}
+
+// memory: the resident set with ten pods, the same on both.
+func (s *bench) memory(b *testing.B) {
+	s.up(b)
+	ours, theirs := podsOf("memory", edge, 10), podsOf("memory", plain, 10)
+	s.start(b, ours...)
+	s.start(b, theirs...)
+	r := row{what: whatMemory, unit: "MB", beside: "plain kubelet of the same version", goal: "at most 12 MB more", judge: above(12, "MB")}
+	for range *rounds {
+		pause(b, 20*time.Second)
+		r.ours = append(r.ours, s.resident(b, edge, "edgecore"))
+		r.floor = append(r.floor, s.resident(b, plain, "plainkubelet"))
+	}
+	s.remove(b, ours...)
+	s.remove(b, theirs...)
+	s.rows = append(s.rows, r)
+}
+
+func pause(b *testing.B, d time.Duration) {
+	b.Helper()
+	select {
+	case <-time.After(d):
+	case <-b.Context().Done():
+		b.Fatal(b.Context().Err())
+	}
+}
+
+// reboot: the processes of the containers are counted, the same on both: what the nodes report comes later.
+func (s *bench) reboot(b *testing.B) {
+	s.up(b)
+	ours, theirs := podsOf("reboot", edge, 10), podsOf("reboot", plain, 10)
+	s.start(b, ours...)
+	s.start(b, theirs...)
+	r := row{what: whatReboot, unit: "ms", beside: "plain kubelet, on line", goal: "at most 1.0 x", judge: ratio(1)}
+	for range *rounds {
+		check(b, s.Reboot(b.Context(), edge, true))
+		r.ours = append(r.ours, s.containersUp(b, edge, "edgecore", 10))
+		check(b, s.Heal(b.Context(), edge))
+		s.awaitLinked(b)
+		check(b, s.Reboot(b.Context(), plain, false))
+		r.floor = append(r.floor, s.containersUp(b, plain, "plainkubelet", 10))
+		s.awaitReady(b, edge)
+		s.awaitReady(b, plain)
+	}
+	s.remove(b, ours...)
+	s.remove(b, theirs...)
+	s.rows = append(s.rows, r)
+}
+
+// containersUp waits for n containers of the sample application and returns the time since the program was started.
+func (s *bench) containersUp(b *testing.B, node, program string, n int) float64 {
+	b.Helper()
+	h := s.host(b, node)
+	eventually(b, fmt.Sprintf("%d containers on %s", n, node), 10*time.Millisecond, func(context.Context) error {
+		if have := len(processes(h, "sample")); have < n {
+			return fmt.Errorf("there are %d", have)
+		}
+		return nil
+	})
+	var now unix.Timespec
+	check(b, unix.ClockGettime(unix.CLOCK_BOOTTIME, &now))
+	for _, dir := range processes(h, program) {
+		raw, err := os.ReadFile(filepath.Join(dir, "stat"))
+		check(b, err)
+		f := strings.Fields(string(raw[strings.LastIndexByte(string(raw), ')')+1:]))
+		ticks, err := strconv.ParseFloat(f[19], 64) // field 22, in 1/100 s since the machine's boot (proc_pid_stat(5))
+		check(b, err)
+		return float64(now.Nano())/1e6 - ticks*10
+	}
+	b.Fatalf("no %s runs on %s", program, node)
+	return 0
+}
