@@ -179,13 +179,16 @@ func (a *App) assemble() error {
 		NodeName: a.node, Store: a.store, ReportEvents: c.Edged.ReportEvent,
 		Limits: meta.Limits{OutboxEvents: limit.Entries, OutboxBytes: int(limit.Bytes.Value())},
 	})
-	a.api = api.New(api.Config{NodeName: a.node, Backend: a.meta, DataDir: a.config.DataDir, Socket: c.EdgeAPI.Socket, Listen: c.EdgeAPI.Listen, Local: a.local()})
+	a.api = api.New(api.Config{NodeName: a.node, Backend: a.meta, DataDir: a.config.DataDir, Socket: c.EdgeAPI.Socket, Listen: c.EdgeAPI.Listen, Pods: podsListen(c.EdgeAPI), Local: a.local()})
 
 	entries := []beehive.Entry{
 		{Module: a.meta, Groups: []message.Group{linkstate.Group}, Restart: beehive.OnFailure(beehive.Backoff{})},
 	}
 	if c.EdgeAPI.Enable {
-		entries = append(entries, beehive.Entry{Module: a.api, Restart: beehive.OnFailure(beehive.Backoff{})})
+		entries = append(entries,
+			beehive.Entry{Module: a.api, Restart: beehive.OnFailure(beehive.Backoff{})},
+			beehive.Entry{Module: a.newDetour(), Restart: beehive.OnFailure(beehive.Backoff{})},
+		)
 	}
 	if c.Route.Enable {
 		// Before the link: the store knows which routes there should be, and the way to the cloud may be one of them.

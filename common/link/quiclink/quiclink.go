@@ -38,6 +38,9 @@ func quicConfig(c link.Config) *quic.Config {
 		InitialStreamReceiveWindow: streamWindow, MaxStreamReceiveWindow: maxStreamWindow,
 		InitialConnectionReceiveWindow: connWindow, MaxConnectionReceiveWindow: connWindow,
 		MaxIncomingStreams: -1, MaxIncomingUniStreams: topic.Classes,
+		// Looking for larger packets (RFC 8899) costs some 8 KB at each connect, and gains a tenth of a header: a device reconnects more often than it sends
+		// megabytes. 1280 bytes pass wherever IPv6 does.
+		DisablePathMTUDiscovery: true,
 	}
 }
 

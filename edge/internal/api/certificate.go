@@ -134,7 +134,7 @@ func (s *Server) tlsConfig() (*tls.Config, error) {
 	}
 	template := &x509.Certificate{
 		Subject:     pkix.Name{CommonName: "skerry edge API of " + s.config.NodeName},
-		DNSNames:    []string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"},
+		DNSNames:    append([]string{"localhost"}, kubernetesNames()...),
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}

@@ -74,6 +74,18 @@ func (s *Server) Serve(ctx context.Context, ready func()) error {
 		}
 		add(tls.NewListener(l, config), s.Handler(ByCertificate))
 	}
+	if s.config.Pods != "" {
+		if err := s.ServePods(nil); err != nil {
+			closeAll()
+			return err
+		}
+		l, err := (&net.ListenConfig{Control: freebind}).Listen(ctx, "tcp", s.config.Pods)
+		if err != nil {
+			closeAll()
+			return fmt.Errorf("listening for pods: %w", err)
+		}
+		add(tls.NewListener(l, s.podsTLS()), s.Handler(ByToken))
+	}
 
 	g, ctx := errgroup.WithContext(ctx)
 	for i := range servers {

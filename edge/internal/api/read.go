@@ -223,7 +223,11 @@ func (rd *reading) checkFields(selector fields.Selector) error {
 
 // Get implements rest.Getter.
 func (rd *reading) Get(context.Context, string, *metav1.GetOptions) (runtime.Object, error) {
-	return object.Decode(rd.object)
+	o, err := object.Decode(rd.object)
+	if err != nil {
+		return nil, err
+	}
+	return o, rd.server.adapt(rd.identity, o)
 }
 
 // NewList implements rest.Lister.
@@ -252,6 +256,9 @@ func (rd *reading) List(_ context.Context, options *metainternalversion.ListOpti
 	for i := range items {
 		if decoded[i], err = object.Decode(items[i]); err != nil {
 			return nil, fmt.Errorf("decoding %s %s/%s: %w", rd.resource.Resource, items[i].Namespace, items[i].Name, err)
+		}
+		if err = rd.server.adapt(rd.identity, decoded[i]); err != nil {
+			return nil, err
 		}
 	}
 	if err := apimeta.SetList(list, decoded); err != nil {
@@ -312,7 +319,8 @@ func (rd *reading) Watch(ctx context.Context, options *metainternalversion.ListO
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	return newWatcher(w, rd.server.backend.Version, rd.scope().Kind, options.AllowWatchBookmarks), nil
+	adapt := func(o runtime.Object) error { return rd.server.adapt(rd.identity, o) }
+	return newWatcher(w, rd.server.backend.Version, rd.scope().Kind, options.AllowWatchBookmarks, adapt), nil
 }
 
 // parseVersion reads a resource version; "" and "0" are 0.

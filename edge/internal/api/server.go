@@ -44,6 +44,9 @@ type Config struct {
 	// Socket is the path of the unix socket; Listen the address of the TLS listener. An empty one isn't opened.
 	Socket string
 	Listen string
+	// Pods is the address at which pods are served that were led here; "": none are. The device need not have it yet. Where it is set, the kubelet gets the
+	// authority of the API's certificates together with the cluster's, in the ConfigMaps kube-root-ca.crt that pods verify their API server by.
+	Pods string
 	// Local answers paths below LocalPrefix for root of the device: what edgecore's own commands ask the running process. May be nil.
 	Local http.Handler
 	// MaxRequests and MaxWatches bound what clients from outside the process may have open at once; the excess is told to come back. 0: the defaults.
@@ -67,6 +70,7 @@ type Server struct {
 	scopes    scopes
 	discovery *discovery
 	grants    *grants
+	pods      podsCertificate
 	requests  chan struct{} // a slot for each request from outside the process
 	watches   chan struct{}
 }

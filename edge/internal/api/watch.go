@@ -34,6 +34,7 @@ type watcher struct {
 	version   func() uint64 // newest of the store
 	kind      schema.GroupVersionKind
 	bookmarks bool
+	adapt     func(runtime.Object) error // changes an object for who watches
 	result    chan watch.Event
 	done      chan struct{}
 	stop      sync.Once
@@ -41,9 +42,9 @@ type watcher struct {
 	settled uint64 // owned by run: the newest version of one bookmarkInterval ago
 }
 
-func newWatcher(source meta.Watch, version func() uint64, kind schema.GroupVersionKind, bookmarks bool) *watcher {
+func newWatcher(source meta.Watch, version func() uint64, kind schema.GroupVersionKind, bookmarks bool, adapt func(runtime.Object) error) *watcher {
 	w := &watcher{
-		source: source, version: version, kind: kind, bookmarks: bookmarks,
+		source: source, version: version, kind: kind, bookmarks: bookmarks, adapt: adapt,
 		result: make(chan watch.Event, watchAhead), done: make(chan struct{}), settled: version(),
 	}
 	go w.run() // ends with Stop, which the handler always calls
@@ -125,6 +126,9 @@ func (w *watcher) convert(e meta.Event) watch.Event {
 		return watch.Event{Type: watch.Bookmark, Object: o}
 	}
 	o, err := object.Decode(e.Object)
+	if err == nil {
+		err = w.adapt(o)
+	}
 	if err != nil {
 		return errorEvent(err)
 	}

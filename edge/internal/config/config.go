@@ -101,6 +101,10 @@ type EdgeAPI struct {
 	Enable bool   `json:"enable"`
 	Socket string `json:"socket"` // unix socket, for root; "" for none
 	Listen string `json:"listen"` // loopback address:port, TLS; "" for none
+	// Pods leads pods that ask for the cluster's API, at the address of the Service default/kubernetes, to this one. PodsListen is where they are served: an address
+	// that the device gives itself.
+	Pods       bool   `json:"pods"`
+	PodsListen string `json:"podsListen"`
 }
 
 // Edged is the kubelet.
@@ -171,7 +175,7 @@ func Default() *Config {
 				Keepalive: seconds(10), IdleTimeout: seconds(30), BackoffMin: seconds(1), BackoffMax: seconds(30),
 			},
 			MetaManager: MetaManager{Enable: true, EventLimit: EventLimit{Entries: 10000, Bytes: resource.MustParse("16Mi")}},
-			EdgeAPI:     EdgeAPI{Enable: true, Socket: "/run/skerry/edge.sock", Listen: "127.0.0.1:10550"},
+			EdgeAPI:     EdgeAPI{Enable: true, Socket: "/run/skerry/edge.sock", Listen: "127.0.0.1:10550", Pods: true, PodsListen: "169.254.20.20:10550"},
 			Edged:       Edged{Enable: true, Labels: map[string]string{}, RootDir: "/var/lib/kubelet", Kubelet: json.RawMessage("{}")},
 			Route:       Route{Enable: true, Protocol: 158, ProtectedSubnets: []string{}},
 			VIP: VIP{Enable: true, DataPlane: "auto", Keepalived: Keepalived{
@@ -276,6 +280,9 @@ func (a *EdgeAPI) validate(at *field.Path) field.ErrorList {
 	// sun_path of unix(7) is 108 bytes with its end mark.
 	if len(a.Socket) > 107 {
 		errs = append(errs, field.TooLong(at.Child("socket"), a.Socket, 107))
+	}
+	if p, err := netip.ParseAddrPort(a.PodsListen); a.Pods && (err != nil || !p.Addr().Is4() || !p.Addr().IsLinkLocalUnicast()) {
+		errs = append(errs, field.Invalid(at.Child("podsListen"), a.PodsListen, "must be a link-local IPv4 address and a port, such as 169.254.20.20:10550"))
 	}
 	return append(errs, listen(at.Child("listen"), a.Listen, true)...)
 }

@@ -110,6 +110,7 @@ type Manager struct {
 	// Set by New, never changed.
 	config   Config
 	requests chan *request
+	renewed  chan struct{} // one slot: a link has come up
 	inbox    *inbox
 	sender   *sender
 	lease    *lease
@@ -136,7 +137,7 @@ type Manager struct {
 // New returns a Manager that holds nothing yet.
 func New(config Config) *Manager {
 	config.setDefaults()
-	m := &Manager{config: config, requests: make(chan *request, 256), lease: &lease{}}
+	m := &Manager{config: config, requests: make(chan *request, 256), renewed: make(chan struct{}, 1), lease: &lease{}}
 	m.inbox = &inbox{m: m, wake: make(chan struct{}, 1)}
 	m.sender = &sender{m: m, wake: make(chan struct{}, 1)}
 	m.reset()
@@ -182,6 +183,7 @@ func (m *Manager) run(ctx context.Context, p port) error {
 	g.Go(func() error { return m.inbox.run(ctx) })
 	g.Go(func() error { return m.sender.run(ctx, p) })
 	g.Go(func() error { return m.upkeep(ctx) })
+	g.Go(func() error { return m.refresh(ctx) })
 	g.Go(func() error { return m.receive(ctx, p) })
 	return g.Wait()
 }
@@ -256,6 +258,10 @@ func (m *Manager) handleUp(ctx context.Context, _ message.Message, up linkstate.
 			m.link, m.linked = up, true
 			m.outbox.restart()
 			m.sender.wantInterests()
+			select {
+			case m.renewed <- struct{}{}:
+			default:
+			}
 		})
 		return nil
 	}); err != nil {

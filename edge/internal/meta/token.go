@@ -14,6 +14,7 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -27,6 +28,7 @@ import (
 type answerInfo struct {
 	at    int64 // unix milliseconds
 	bound types.UID
+	fresh bool // asked for by ourselves, and nobody has had it yet
 }
 
 // writeToken asks for a token of a ServiceAccount. The last answer to each request is kept, sealed, and served while the cloud can't be asked, past
@@ -36,14 +38,19 @@ func (m *Manager) writeToken(ctx context.Context, w Write) (Result, error) {
 	if err != nil {
 		return Result{}, apierrors.NewBadRequest(err.Error())
 	}
-	w.Accept = "application/json" // one answer for every client: a protobuf client reads JSON too
+	w.Accept = runtime.ContentTypeJSON // one answer for every client: a protobuf client reads JSON too
+	if w.Caller.BearerToken == "" {
+		if result, ok := m.freshAnswer(k); ok {
+			return result, nil
+		}
+	}
 	result, err := m.passThrough(ctx, w)
 	if w.Caller.BearerToken != "" {
 		return result, err // what an account may ask for is for the cloud to say, each time
 	}
 	switch {
 	case err == nil && result.Response.Code/100 == 2:
-		if keepErr := m.keepAnswer(ctx, k, bound, result.Response); keepErr != nil {
+		if keepErr := m.keepAnswer(ctx, k, bound, w, result.Response, false); keepErr != nil {
 			klog.FromContext(ctx).Error(keepErr, "A token could not be kept for times without a link",
 				"serviceAccount", klog.KRef(w.Ref.Namespace, w.Ref.Name))
 		}
@@ -59,7 +66,11 @@ func (m *Manager) writeToken(ctx context.Context, w Write) (Result, error) {
 		return result, err
 	}
 	klog.FromContext(ctx).V(2).Info("Served a kept token", "serviceAccount", klog.KRef(w.Ref.Namespace, w.Ref.Name))
-	return Result{Code: int(kept.Code), Response: &topicpb.APIResponse{Code: kept.Code, ContentType: kept.ContentType, Body: kept.Body}}, nil
+	return resultOf(kept), nil
+}
+
+func resultOf(kept *storepb.Answer) Result {
+	return Result{Code: int(kept.Code), Response: &topicpb.APIResponse{Code: kept.Code, ContentType: kept.ContentType, Body: kept.Body}}
 }
 
 // passing: failures that say nothing about the request itself.
@@ -86,8 +97,12 @@ func tokenKey(w Write) (k []byte, bound types.UID, err error) {
 	return sum[:], bound, nil
 }
 
-func (m *Manager) keepAnswer(ctx context.Context, k []byte, bound types.UID, r *topicpb.APIResponse) error {
-	record := &storepb.Answer{Code: r.Code, ContentType: r.ContentType, Body: r.Body, UnixMillis: time.Now().UnixMilli(), BoundUid: string(bound)}
+// keepAnswer keeps the answer to a request with the request itself. fresh: nobody has asked for it.
+func (m *Manager) keepAnswer(ctx context.Context, k []byte, bound types.UID, w Write, r *topicpb.APIResponse, fresh bool) error {
+	record := &storepb.Answer{
+		Code: r.Code, ContentType: r.ContentType, Body: r.Body, UnixMillis: time.Now().UnixMilli(), BoundUid: string(bound),
+		Request: w.Body, RequestType: w.ContentType, Path: w.Path,
+	}
 	return m.do(ctx, func(b *batch) error {
 		if _, replaces := m.answers[string(k)]; !replaces && len(m.answers) >= m.config.Limits.Answers {
 			oldest := slices.MinFunc(slices.Collect(maps.Keys(m.answers)), func(x, y string) int {
@@ -97,7 +112,7 @@ func (m *Manager) keepAnswer(ctx context.Context, k []byte, bound types.UID, r *
 			b.after(func() { delete(m.answers, oldest) })
 		}
 		b.save(func(tx *store.Tx) error { return tx.PutAnswer(k, record) })
-		b.after(func() { m.answers[string(k)] = answerInfo{at: record.UnixMillis, bound: bound} })
+		b.after(func() { m.answers[string(k)] = answerInfo{at: record.UnixMillis, bound: bound, fresh: fresh} })
 		return nil
 	})
 }

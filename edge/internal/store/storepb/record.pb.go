@@ -426,12 +426,16 @@ func (x *Entry) GetAcceptedVersion() string {
 
 // Answer is kube-apiserver's last answer to a request whose answer an island needs (a TokenRequest).
 type Answer struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Code          int32                  `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"`
-	ContentType   string                 `protobuf:"bytes,2,opt,name=content_type,json=contentType,proto3" json:"content_type,omitempty"`
-	Body          []byte                 `protobuf:"bytes,3,opt,name=body,proto3" json:"body,omitempty"`
-	UnixMillis    int64                  `protobuf:"varint,4,opt,name=unix_millis,json=unixMillis,proto3" json:"unix_millis,omitempty"`
-	BoundUid      string                 `protobuf:"bytes,5,opt,name=bound_uid,json=boundUid,proto3" json:"bound_uid,omitempty"` // of the object whose end ends this answer's use
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Code        int32                  `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"`
+	ContentType string                 `protobuf:"bytes,2,opt,name=content_type,json=contentType,proto3" json:"content_type,omitempty"`
+	Body        []byte                 `protobuf:"bytes,3,opt,name=body,proto3" json:"body,omitempty"`
+	UnixMillis  int64                  `protobuf:"varint,4,opt,name=unix_millis,json=unixMillis,proto3" json:"unix_millis,omitempty"`
+	BoundUid    string                 `protobuf:"bytes,5,opt,name=bound_uid,json=boundUid,proto3" json:"bound_uid,omitempty"` // of the object whose end ends this answer's use
+	// The request, to ask again. Absent in answers that an older edgecore kept.
+	Request       []byte `protobuf:"bytes,6,opt,name=request,proto3" json:"request,omitempty"`
+	RequestType   string `protobuf:"bytes,7,opt,name=request_type,json=requestType,proto3" json:"request_type,omitempty"` // its content type
+	Path          string `protobuf:"bytes,8,opt,name=path,proto3" json:"path,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -497,6 +501,27 @@ func (x *Answer) GetUnixMillis() int64 {
 func (x *Answer) GetBoundUid() string {
 	if x != nil {
 		return x.BoundUid
+	}
+	return ""
+}
+
+func (x *Answer) GetRequest() []byte {
+	if x != nil {
+		return x.Request
+	}
+	return nil
+}
+
+func (x *Answer) GetRequestType() string {
+	if x != nil {
+		return x.RequestType
+	}
+	return ""
+}
+
+func (x *Answer) GetPath() string {
+	if x != nil {
+		return x.Path
 	}
 	return ""
 }
@@ -596,14 +621,17 @@ const file_record_proto_rawDesc = "" +
 	"unixMillis\x12#\n" +
 	"\rshown_version\x18\r \x01(\x04R\fshownVersion\x12\x1a\n" +
 	"\baccepted\x18\x0e \x01(\bR\baccepted\x12)\n" +
-	"\x10accepted_version\x18\x0f \x01(\tR\x0facceptedVersion\"\x91\x01\n" +
+	"\x10accepted_version\x18\x0f \x01(\tR\x0facceptedVersion\"\xe2\x01\n" +
 	"\x06Answer\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\x05R\x04code\x12!\n" +
 	"\fcontent_type\x18\x02 \x01(\tR\vcontentType\x12\x12\n" +
 	"\x04body\x18\x03 \x01(\fR\x04body\x12\x1f\n" +
 	"\vunix_millis\x18\x04 \x01(\x03R\n" +
 	"unixMillis\x12\x1b\n" +
-	"\tbound_uid\x18\x05 \x01(\tR\bboundUid\"3\n" +
+	"\tbound_uid\x18\x05 \x01(\tR\bboundUid\x12\x18\n" +
+	"\arequest\x18\x06 \x01(\fR\arequest\x12!\n" +
+	"\frequest_type\x18\a \x01(\tR\vrequestType\x12\x12\n" +
+	"\x04path\x18\b \x01(\tR\x04path\"3\n" +
 	"\x05Event\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x10\n" +
 	"\x03raw\x18\x02 \x01(\fR\x03raw*_\n" +

@@ -1,0 +1,121 @@
+package api
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// kubernetesNames are those under which pods know the API server (RFC 1035 names that the cluster's DNS has).
+func kubernetesNames() []string {
+	return []string{"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"}
+}
+
+const (
+	// rootConfigMap is in every namespace; the kubelet projects it into pods beside their token.
+	rootConfigMap, rootKey = "kube-root-ca.crt", "ca.crt"
+)
+
+// podsCertificate is what pods are shown.
+type podsCertificate struct {
+	open      sync.Once
+	authority *authority
+	err       error
+
+	mu        sync.Mutex
+	addresses []netip.Addr
+	pair      *tls.Certificate
+}
+
+// root is the authority of all certificates of this API.
+func (s *Server) root() (*authority, error) {
+	p := &s.pods
+	p.open.Do(func() { p.authority, p.err = openAuthority(s.config.DataDir) })
+	return p.authority, p.err
+}
+
+// ServePods makes the certificate that pods see hold for these addresses, beside the names of the cluster's API. It may be called at any time.
+func (s *Server) ServePods(addresses []netip.Addr) error {
+	a, err := s.root()
+	if err != nil {
+		return err
+	}
+	p := &s.pods
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.pair != nil && (len(addresses) == 0 || slices.Equal(p.addresses, addresses)) {
+		return nil
+	}
+	template := &x509.Certificate{
+		Subject:     pkix.Name{CommonName: "skerry edge API of " + s.config.NodeName},
+		DNSNames:    kubernetesNames(),
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	if at, err := netip.ParseAddrPort(s.config.Pods); err == nil {
+		template.IPAddresses = append(template.IPAddresses, at.Addr().AsSlice())
+	}
+	for _, ip := range addresses {
+		template.IPAddresses = append(template.IPAddresses, net.IP(ip.AsSlice()))
+	}
+	cert, key, err := a.leaf(template)
+	if err != nil {
+		return err
+	}
+	pair, err := tls.X509KeyPair(cert, key)
+	if err != nil {
+		return fmt.Errorf("making a certificate of the API: %w", err)
+	}
+	p.addresses, p.pair = slices.Clone(addresses), &pair
+	return nil
+}
+
+// podsTLS asks for no client certificate: a pod comes with a token.
+func (s *Server) podsTLS() *tls.Config {
+	return &tls.Config{
+		MinVersion: tls.VersionTLS12, // client libraries in pods are of any age
+		NextProtos: []string{"http/1.1"},
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+			s.pods.mu.Lock()
+			defer s.pods.mu.Unlock()
+			if s.pods.pair == nil {
+				return nil, errors.New("there is no certificate for pods yet")
+			}
+			return s.pods.pair, nil
+		},
+	}
+}
+
+// adapt changes an object, which is the caller's alone, for who reads it: pods on this device are to trust its API's certificates as they do the cluster's.
+func (s *Server) adapt(identity Identity, o runtime.Object) error {
+	m, ok := o.(*corev1.ConfigMap)
+	if !ok || s.config.Pods == "" || !identity.Kubelet || m.Name != rootConfigMap || m.Data[rootKey] == "" {
+		return nil
+	}
+	a, err := s.root()
+	if err != nil {
+		return err
+	}
+	m.Data[rootKey] = strings.TrimRight(m.Data[rootKey], "\n") + "\n" + string(a.pem)
+	return nil
+}
+
+// freebind lets the listener open before the device has the address (IP_FREEBIND, ip(7)).
+func freebind(_, _ string, c syscall.RawConn) error {
+	var err error
+	if controlErr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_FREEBIND, 1) }); controlErr != nil {
+		return controlErr
+	}
+	return err
+}

@@ -1,0 +1,132 @@
+package divert_test
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/skerry-io/skerry/edge/internal/kernel/divert"
+	"github.com/skerry-io/skerry/tests/netns/wire"
+)
+
+func rule(from, to string) divert.Rule {
+	return divert.Rule{From: netip.MustParseAddrPort(from), To: netip.MustParseAddrPort(to)}
+}
+
+// rules is the nat table without counters and the tables' frame, and our addresses.
+func rules(t *testing.T, h *wire.Host) []string {
+	t.Helper()
+	var out []string
+	h.Must(t, func() error {
+		text, err := exec.Command("iptables", "-t", "nat", "-S").CombinedOutput()
+		if err != nil {
+			return errors.New(string(text))
+		}
+		for line := range strings.Lines(string(text)) {
+			if !strings.HasPrefix(line, "-P ") {
+				out = append(out, strings.TrimSpace(line))
+			}
+		}
+		text, err = exec.Command("ip", "-o", "-4", "address", "show", "dev", "lo").CombinedOutput()
+		for line := range strings.Lines(string(text)) {
+			if f := strings.Fields(line); len(f) > 3 && !strings.HasPrefix(f[3], "127.") {
+				out = append(out, f[3])
+			}
+		}
+		return err
+	})
+	return out
+}
+
+func TestDriver(t *testing.T) {
+	device, pod := wire.NewHost(t), wire.NewHost(t)
+	wire.Cable(t, device, "cni0", pod, "eth0")
+	device.Address(t, "cni0", "10.88.0.1/24")
+	pod.Address(t, "eth0", "10.88.0.2/24")
+	pod.Route(t, "0.0.0.0/0", "10.88.0.1")
+	d := divert.New()
+	apply := func(want ...divert.Rule) {
+		t.Helper()
+		device.Must(t, func() error { return d.Apply(want) })
+	}
+	// Somebody else, who knows another way to the same address.
+	device.Must(t, func() error {
+		return exec.Command("iptables", "-t", "nat", "-A", "PREROUTING", "-d", "10.96.0.1/32", "-p", "tcp", "-j", "DNAT", "--to-destination", "203.0.113.1").Run()
+	})
+	const others = "-A PREROUTING -d 10.96.0.1/32 -p tcp -j DNAT --to-destination 203.0.113.1"
+
+	apply()
+	if diff := cmp.Diff([]string{others}, rules(t, device)); diff != "" {
+		t.Errorf("nothing to divert (-want +got):\n%s", diff)
+	}
+	want := []string{
+		"-N SKERRY-API",
+		"-A PREROUTING -j SKERRY-API", others, "-A OUTPUT -j SKERRY-API",
+		"-A SKERRY-API -d 10.96.0.1/32 -p tcp -m tcp --dport 443 -j DNAT --to-destination 169.254.20.20:10550",
+		"169.254.20.20/32",
+	}
+	for range 2 { // the second time nothing is left to do
+		apply(rule("10.96.0.1:443", "169.254.20.20:10550"))
+		if diff := cmp.Diff(want, rules(t, device)); diff != "" {
+			t.Errorf("one rule (-want +got):\n%s", diff)
+		}
+	}
+
+	// A connection of a pod, and of the device itself.
+	var l net.Listener
+	device.Must(t, func() (err error) { l, err = net.Listen("tcp", "169.254.20.20:10550"); return err })
+	defer l.Close()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = c.Write([]byte("edge"))
+			_ = c.Close()
+		}
+	}()
+	ask := func() error {
+		c, err := net.Dial("tcp", "10.96.0.1:443")
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		b := make([]byte, 4)
+		if _, err := c.Read(b); err != nil || string(b) != "edge" {
+			return errors.New("answered by somebody else: " + string(b))
+		}
+		return nil
+	}
+	pod.Must(t, ask)
+	device.Route(t, "0.0.0.0/0", "10.88.0.2") // the device needs a route to somewhere
+	device.Must(t, ask)
+
+	// Who comes in front of us is passed again; other addresses take the place of the first.
+	device.Must(t, func() error {
+		return exec.Command("iptables", "-t", "nat", "-I", "PREROUTING", "1", "-j", "ACCEPT").Run()
+	})
+	apply(rule("10.97.0.1:443", "169.254.20.21:10550"), rule("10.96.0.1:443", "169.254.20.21:10550"))
+	want = []string{
+		"-N SKERRY-API",
+		"-A PREROUTING -j SKERRY-API", "-A PREROUTING -j ACCEPT", others, "-A OUTPUT -j SKERRY-API",
+		"-A SKERRY-API -d 10.97.0.1/32 -p tcp -m tcp --dport 443 -j DNAT --to-destination 169.254.20.21:10550",
+		"-A SKERRY-API -d 10.96.0.1/32 -p tcp -m tcp --dport 443 -j DNAT --to-destination 169.254.20.21:10550",
+		"169.254.20.21/32",
+	}
+	if diff := cmp.Diff(want, rules(t, device)); diff != "" {
+		t.Errorf("two others (-want +got):\n%s", diff)
+	}
+	apply()
+	if diff := cmp.Diff([]string{"-A PREROUTING -j ACCEPT", others}, rules(t, device)); diff != "" {
+		t.Errorf("none any more (-want +got):\n%s", diff)
+	}
+	if err := d.Apply([]divert.Rule{rule("[fd00::1]:443", "169.254.20.20:10550")}); err == nil {
+		t.Error("IPv6 is taken")
+	}
+}

@@ -1,0 +1,123 @@
+package meta
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/edge/internal/object"
+	"github.com/skerry-io/skerry/edge/internal/store"
+	"github.com/skerry-io/skerry/edge/internal/store/storepb"
+)
+
+// refreshers is how many tokens are asked for at one time when a link has come up.
+const refreshers = 4
+
+// refresh asks for new tokens, each time that a link has come up, in the place of the kept ones that are past or near their end: so that they are young again should
+// the link go before the kubelet comes to ask, which it does about once a minute. It then gets what was asked for here.
+func (m *Manager) refresh(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-m.renewed:
+		}
+		if n, err := m.refreshTokens(ctx, time.Now()); err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Info("Not all kept tokens could be renewed; the kubelet asks for them when it needs them", "renewed", n, "err", err)
+		} else if n > 0 {
+			klog.FromContext(ctx).V(2).Info("Kept tokens were renewed", "tokens", n)
+		}
+	}
+}
+
+// refreshTokens renews those that are due, and says how many.
+func (m *Manager) refreshTokens(ctx context.Context, now time.Time) (int, error) {
+	type answer struct {
+		key  []byte
+		kept *storepb.Answer
+	}
+	var due []answer
+	if err := m.config.Store.View(func(tx *store.Tx) error {
+		return tx.Answers(func(k []byte, a *storepb.Answer) error {
+			if len(a.Request) > 0 && old(a, now) {
+				due = append(due, answer{bytes.Clone(k), a})
+			}
+			return nil
+		})
+	}); err != nil {
+		return 0, err
+	}
+	results := make([]bool, len(due))
+	g, ctx := errgroup.WithContext(ctx) // the first that the link does not answer ends it: the next link begins again
+	g.SetLimit(refreshers)
+	for i, a := range due {
+		g.Go(func() (err error) {
+			results[i], err = m.refreshToken(ctx, a.key, a.kept)
+			return err
+		})
+	}
+	err := g.Wait()
+	n := 0
+	for _, done := range results {
+		if done {
+			n++
+		}
+	}
+	return n, err
+}
+
+func (m *Manager) refreshToken(ctx context.Context, k []byte, a *storepb.Answer) (bool, error) {
+	w := Write{
+		Verb: "create", Subresource: "token", Path: a.Path, Body: a.Request, ContentType: a.RequestType, Accept: runtime.ContentTypeJSON,
+		Ref: object.Ref{Resource: schema.GroupVersionResource{Version: "v1", Resource: "serviceaccounts"}},
+	}
+	result, err := m.passThrough(ctx, w)
+	if err != nil {
+		return false, err
+	}
+	if result.Response.Code/100 != 2 {
+		return false, nil // the account or the pod is gone, or it may not any more: the kubelet hears so itself
+	}
+	return true, m.keepAnswer(ctx, k, types.UID(a.BoundUid), w, result.Response, true)
+}
+
+// old reports whether a kubelet would ask anew: when less than a fifth of the token's life is left.
+func old(a *storepb.Answer, now time.Time) bool {
+	var r authenticationv1.TokenRequest
+	if err := json.Unmarshal(a.Body, &r); err != nil || r.Status.ExpirationTimestamp.IsZero() {
+		return false
+	}
+	life := time.Hour
+	if r.Spec.ExpirationSeconds != nil {
+		life = time.Duration(*r.Spec.ExpirationSeconds) * time.Second
+	}
+	return now.After(r.Status.ExpirationTimestamp.Add(-life / 5))
+}
+
+// freshAnswer is an answer that was renewed and that nobody has had yet. It is given out once.
+func (m *Manager) freshAnswer(k []byte) (Result, bool) {
+	m.mu.Lock()
+	info, ok := m.answers[string(k)]
+	ok = ok && info.fresh && m.linked
+	if ok {
+		info.fresh = false
+		m.answers[string(k)] = info
+	}
+	m.mu.Unlock()
+	if !ok {
+		return Result{}, false
+	}
+	kept, err := m.keptAnswer(k)
+	if err != nil || kept == nil || old(kept, time.Now()) {
+		return Result{}, false
+	}
+	return resultOf(kept), true
+}

@@ -1,0 +1,134 @@
+package e2e_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/skerry-io/skerry/tests/cluster/binary"
+	"github.com/skerry-io/skerry/tests/cluster/image"
+)
+
+const followerImage = "skerry.local/follower:1"
+
+// follower puts its image on a node.
+func (s *system) follower(node string) {
+	s.t.Helper()
+	program := filepath.Join(s.t.TempDir(), "follower")
+	s.check(binary.BuildStatic(s.t.Context(), s.root, program, "./tests/images/follower"))
+	archive := s.path(node, "/var/lib/follower.tar")
+	s.check(image.WriteFile(archive, followerImage, program))
+	s.t.Cleanup(func() { _ = os.Remove(archive) })
+	s.onHost(node, "ctr", "--namespace=k8s.io", "images", "import", "/var/lib/follower.tar")
+}
+
+// podLog is what the newest container of a pod has written, read on its node: link or no link.
+func (s *system) podLog(node, namespace, pod string) (string, error) {
+	files, err := filepath.Glob(s.path(node, fmt.Sprintf("/var/log/pods/%s_%s_*/*/*.log", namespace, pod)))
+	if err != nil || len(files) == 0 {
+		return "", fmt.Errorf("no log of %s/%s: %w", namespace, pod, err)
+	}
+	var newest []byte
+	for _, f := range files { // 0.log, 1.log: sorted
+		if newest, err = os.ReadFile(f); err != nil {
+			return "", err
+		}
+	}
+	var out bytes.Buffer
+	for line := range bytes.Lines(newest) { // time, stream, flag, text: the CRI's form
+		if f := bytes.SplitN(line, []byte(" "), 4); len(f) == 4 {
+			out.Write(f[3])
+		}
+	}
+	return out.String(), nil
+}
+
+// waitLog waits until the last lines of these topics in a pod's log are these.
+func (s *system) waitLog(node, namespace, pod string, want ...string) {
+	s.t.Helper()
+	s.waitFor(fmt.Sprintf("%s to say %q", pod, want), func(context.Context) error {
+		text, err := s.podLog(node, namespace, pod)
+		if err != nil {
+			return err
+		}
+		last := map[string]string{}
+		for line := range strings.Lines(text) {
+			topic, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
+			last[topic] = rest
+		}
+		for _, w := range want {
+			topic, rest, _ := strings.Cut(w, " ")
+			if have, ok := last[topic]; !ok || have != rest {
+				return fmt.Errorf("it says:\n%s", text)
+			}
+		}
+		return nil
+	})
+}
+
+// TestIsland_Rule6_PodsFindTheEdgeAPI: a pod with its ordinary in-cluster configuration reads and watches what it may on line and off line, also when it is restarted
+// without a link, and hears of what changed once there is one. What it may not do it may not do either way, and what nobody knows of is not allowed.
+func TestIsland_Rule6_PodsFindTheEdgeAPI(t *testing.T) {
+	s := use(t)
+	s.follower("edge1")
+	ns := s.namespace()
+	s.apply(ns, `
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: follower}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: follower}
+rules: [{apiGroups: [""], resources: [configmaps], resourceNames: [followed], verbs: [get, list, watch]}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: follower}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: follower}
+subjects: [{kind: ServiceAccount, name: follower}]
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: followed}
+data: {k: one}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: follower, labels: {app: follower, skerry.io/autonomy: "true"}}
+spec:
+  nodeName: edge1
+  serviceAccountName: follower
+  terminationGracePeriodSeconds: 0
+  volumes:
+  - {name: followed, configMap: {name: followed}}
+  - {name: state, hostPath: {path: /var/lib/follower-state, type: DirectoryOrCreate}}
+  containers:
+  - name: app
+    image: `+followerImage+`
+    imagePullPolicy: Never
+    env: [{name: FOLLOW, value: followed}]
+    volumeMounts: [{name: followed, mountPath: /followed}, {name: state, mountPath: /state}]
+`)
+	s.t.Cleanup(func() { _ = os.RemoveAll(s.path("edge1", "/var/lib/follower-state")) })
+	pod := s.waitPods(ns, "app=follower", "edge1", 1)[0].Name
+	s.waitLog("edge1", ns, pod, "watched one", "got one", "secrets Forbidden")
+
+	s.cut("edge1")
+	s.waitUnlinked("edge1")
+	before := s.containers("edge1")
+	s.check(os.WriteFile(s.path("edge1", "/var/lib/follower-state/crash"), nil, 0o644))
+	s.waitFor("the container to run again", func(context.Context) error { return s.replaced("edge1", before) })
+	s.waitLog("edge1", ns, pod, "watched one", "got one", "secrets Forbidden")
+	// Allowed or not: without a link nobody knows, so it is to come back.
+	s.check(os.WriteFile(s.path("edge1", "/var/lib/follower-state/leases"), nil, 0o644))
+	s.waitLog("edge1", ns, pod, "leases ServiceUnavailable")
+
+	s.kubectl("--namespace="+ns, "patch", "configmap", "followed", "--patch", `{"data":{"k":"two"}}`)
+	s.heal("edge1")
+	s.waitLog("edge1", ns, pod, "watched two", "got two", "secrets Forbidden", "leases Forbidden")
+}
