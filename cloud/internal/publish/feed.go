@@ -2,6 +2,7 @@ package publish
 
 import (
 	"sync"
+	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -15,13 +16,15 @@ type feed struct {
 	store   *kube.Store
 	release func()
 	cancel  func()
-	users   int // under the lock of feeds
+	users   int         // under the lock of feeds
+	ending  *time.Timer // while there are none: closes the feed
 
 	mu     sync.RWMutex
 	byNode map[string][]*entry
 	byName map[string][]*entry
 	byKey  map[kube.Key][]*resource // wanted by key, whatever the object is like
 	all    []*entry
+	past   history
 }
 
 // entry is one selection of one session.
@@ -40,6 +43,7 @@ func (f *feed) changed(old, new *kube.Object) {
 	} else {
 		key = old.Key
 	}
+	f.past.add(past{key, old, new})
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	for _, r := range f.byKey[key] {
@@ -164,6 +168,10 @@ func (x *feeds) get(gvr schema.GroupVersionResource) *feed {
 		x.open[gvr] = f
 	}
 	f.users++
+	if f.ending != nil {
+		f.ending.Stop()
+		f.ending = nil
+	}
 	return f
 }
 
@@ -173,7 +181,17 @@ func (x *feeds) put(f *feed) {
 	if f.users--; f.users > 0 {
 		return
 	}
-	f.cancel()
-	f.release()
-	delete(x.open, f.store.Resource())
+	// An edge that comes back soon finds what has changed meanwhile in the feed's history.
+	var ending *time.Timer
+	ending = time.AfterFunc(linger, func() {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		if f.ending != ending {
+			return // it has users again
+		}
+		f.cancel()
+		f.release()
+		delete(x.open, f.store.Resource())
+	})
+	f.ending = ending
 }

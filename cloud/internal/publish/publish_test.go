@@ -45,6 +45,7 @@ func TestFirstConnectDeliversWhatIsSelected(t *testing.T) {
 			t.Errorf("not a pod in Kubernetes protobuf without managedFields: %#v", o)
 		}
 		e.disconnect()
+		time.Sleep(time.Hour) // an edge that comes back soon would find them open
 		want(t, "collections in use", c.opened, map[schema.GroupVersionResource]int{kube.Pods: 0, services: 0})
 	})
 }
@@ -102,9 +103,39 @@ func TestResume(t *testing.T) {
 	for name, test := range map[string]struct {
 		objects int
 		change  func(t *testing.T, c *world)
+		same    bool // the same cloudcore, which has seen the changes; else another
 		asked   []string
 		log     []string
 	}{
+		"changes that cloudcore has seen": {
+			objects: 1000, same: true, change: func(t *testing.T, c *world) {
+				c.put(t, services, service("s0500"))
+				c.put(t, services, service("s0501"))
+				c.put(t, services, service("s0500"))
+				c.put(t, services, service("new"))
+				c.put(t, services, service("brief"))
+				c.store(services).Delete(kube.Key{Namespace: "default", Name: "s0007"})
+				c.store(services).Delete(kube.Key{Namespace: "default", Name: "brief"})
+				c.put(t, services, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "other"}, Spec: corev1.ServiceSpec{ClusterIP: "None"}})
+				c.put(t, services, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "s0008"}, Spec: corev1.ServiceSpec{ClusterIP: "None"}})
+			},
+			log: []string{"+services/s0500", "+services/s0501", "+services/new", "-services/s0007", "-services/s0008", "-services/brief", "synced 1"},
+		},
+		"more changes than it remembers": {
+			objects: 100, same: true, change: func(t *testing.T, c *world) {
+				for range 2100 {
+					c.put(t, services, service("s0050"))
+				}
+			},
+			asked: []string{"services buckets=true only=0", "services buckets=false only=1"}, log: []string{"+services/s0050", "synced 1"},
+		},
+		"nobody followed meanwhile": {
+			objects: 10, same: true, change: func(t *testing.T, c *world) {
+				time.Sleep(time.Hour)
+				c.put(t, services, service("s0003"))
+			},
+			asked: []string{"services buckets=false only=0"}, log: []string{"+services/s0003", "synced 1"},
+		},
 		"nothing changed": {objects: 1000, change: func(*testing.T, *world) {}, log: []string{"synced 1"}},
 		"few objects: entries at once": {
 			objects: 10, change: func(t *testing.T, c *world) { c.put(t, services, service("s0003")) },
@@ -141,6 +172,9 @@ func TestResume(t *testing.T) {
 				}
 				e.disconnect()
 				test.change(t, c)
+				if !test.same {
+					p = publish.New(c, c, c)
+				}
 				e.connect(p, allServices(1))
 				log := e.takeLog()
 				slices.Sort(log)

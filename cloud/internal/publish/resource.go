@@ -276,6 +276,14 @@ func (s *session) begin(r *resource) error {
 		s.settle(r)
 		return nil
 	}
+	if r.feed != nil && !r.edgeUnknown {
+		if keys, ok := r.feed.past.since(mine, edge, r.wants); ok {
+			s.part.metrics.followed.Add(1)
+			r.queue(keys)
+			s.settle(r)
+			return nil
+		}
+	}
 	s.part.metrics.compared.Add(1)
 	return s.inquire(&topicpb.InventoryRequest{Resource: r.proto, Buckets: r.edgeUnknown || edge.count > fewEntries})
 }
