@@ -1,6 +1,7 @@
 package drain_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -15,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -27,6 +29,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/edge/internal/drain"
@@ -56,8 +60,10 @@ type lab struct {
 	agent  *drain.Agent
 	stop   func()
 	events *record.FakeRecorder
+	logs   logs
 
 	cut       atomic.Bool  // the API can't be reached
+	updates   atomic.Int32 // of the node, by the worker
 	conflicts atomic.Int32 // so many updates of the node come too late
 }
 
@@ -221,7 +227,7 @@ func (l *lab) start() {
 	l.must(worker, err)
 	l.events = record.NewFakeRecorder(1000)
 	l.agent = drain.New(drain.Config{NodeName: l.name, Boot: l.boot, Node: worker, Hooks: l.hooks, Store: l.store, Rules: l.rules, Events: l.events})
-	ctx, cancel := context.WithCancel(l.t.Context())
+	ctx, cancel := context.WithCancel(l.logs.in(l.t.Context()))
 	done := make(chan error, 1)
 	agent := l.agent
 	go func() { done <- agent.Run(ctx) }()
@@ -353,13 +359,74 @@ func (k *link) RoundTrip(r *http.Request) (*http.Response, error) {
 			Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(string(body))), Request: r,
 		}, nil
 	}
-	if r.Method == http.MethodPut && strings.HasPrefix(r.URL.Path, "/api/v1/nodes/") && k.lab.conflicts.Add(-1) >= 0 {
+	update := r.Method == http.MethodPut && strings.HasPrefix(r.URL.Path, "/api/v1/nodes/")
+	if update {
+		k.lab.updates.Add(1)
+	}
+	if update && k.lab.conflicts.Add(-1) >= 0 {
 		patch := `{"metadata":{"annotations":{"somebody":"` + time.Now().String() + `"}}}`
 		if _, err := k.lab.admin.CoreV1().Nodes().Patch(r.Context(), k.lab.name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
 			return nil, err
 		}
 	}
 	return k.next.RoundTrip(r)
+}
+
+// logs keeps what is logged.
+type logs struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *logs) in(ctx context.Context) context.Context {
+	return klog.NewContext(ctx, textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(l))))
+}
+
+// Write implements io.Writer.
+func (l *logs) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+// steps are those of the drain that were logged, repeats left out.
+func (l *logs) steps() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var all []string
+	for line := range strings.Lines(l.text.String()) {
+		if _, rest, ok := strings.Cut(line, `nodedrain-step="`); ok {
+			step, _, _ := strings.Cut(rest, `"`)
+			all = append(all, step)
+		}
+	}
+	return slices.Compact(all)
+}
+
+// reasons are those of the events so far, in order.
+func (l *lab) reasons() []string {
+	var all []string
+	for {
+		select {
+		case e := <-l.events.Events:
+			all = append(all, strings.Fields(e)[1])
+		default:
+			return all
+		}
+	}
+}
+
+// completed is how many drains the metric has counted.
+func (l *lab) completed() uint64 {
+	l.t.Helper()
+	r := prometheus.NewRegistry()
+	l.must(nil, r.Register(l.agent))
+	families, err := r.Gather()
+	l.must(families, err)
+	if len(families) != 1 || families[0].GetName() != "skerry_drain_duration_seconds" {
+		l.t.Fatalf("the metrics are %v", families)
+	}
+	return families[0].GetMetric()[0].GetHistogram().GetSampleCount()
 }
 
 // memory is a store that remembers every phase that was kept.

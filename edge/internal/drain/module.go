@@ -148,7 +148,7 @@ type follower struct {
 	stoppers   []func()
 	cloud      dynamic.NamespaceableResourceInterface
 	sent       map[types.UID]string // what was reported last, in this run
-	seen       string               // the version of the own Node that the agent was told of
+	seen       string               // what the agent was told of the own Node: its version, and whether all operations were known
 	problems   map[string]string    // what the log was told already
 }
 
@@ -237,17 +237,22 @@ func (f *follower) sync(ctx context.Context) error {
 		}
 		f.note(ctx, about, err)
 	}
-	if node, there := f.node(); there && node.ResourceVersion != f.seen { // once a version: it may lag behind what the agent did since
-		ready, open := conditionOf(node, f.agent.config.Boot)
-		err := f.agent.Node(ctx, ready, open, !open && node.Annotations[v1alpha1.CordonAnnotation] == owner)
-		if err == nil {
-			f.seen = node.ResourceVersion
-		}
-		note("the node", err)
-	}
-	if f.operations.HasSynced() {
+	taken := f.operations.HasSynced()
+	if taken {
 		for name, err := range f.take(ctx) {
 			note("taking "+name, err)
+			taken = taken && err == nil
+		}
+	}
+	if node, there := f.node(); there {
+		// Once a version: it may lag behind what the agent did since. Whose cordon it is counts when all operations are known that may want it.
+		if seen := fmt.Sprint(node.ResourceVersion, taken); seen != f.seen {
+			ready, open := conditionOf(node, f.agent.config.Boot)
+			err := f.agent.Node(ctx, ready, open, taken && !open && node.Annotations[v1alpha1.CordonAnnotation] == owner)
+			if err == nil {
+				f.seen = seen
+			}
+			note("the node", err)
 		}
 	}
 	for _, o := range f.agent.Status().Operations {

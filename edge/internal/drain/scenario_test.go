@@ -30,6 +30,16 @@ func TestDrain_01_IdleNode(t *testing.T) {
 	if cordoned, ours := l.cordon(); !cordoned || !ours {
 		t.Errorf("cordoned %v, ours %v; want both", cordoned, ours)
 	}
+	l.stop()
+	if diff := cmp.Diff([]string{"request", "starting", "cordoned", "attempt", "complete"}, l.logs.steps()); diff != "" {
+		t.Errorf("the log (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{"OperationWaiting", "DrainRequested", "DrainStarting", "DrainCordoned", "DrainAttempt", "DrainComplete", "OperationDone"}, l.reasons()); diff != "" {
+		t.Errorf("the events (-want +got):\n%s", diff)
+	}
+	if n := l.completed(); n != 1 {
+		t.Errorf("%d drains were counted", n)
+	}
 }
 
 func TestDrain_02_Budget(t *testing.T) {
@@ -71,6 +81,20 @@ func TestDrain_03_TwoBudgets(t *testing.T) {
 	if !l.hasPod(pod.UID) || len(l.hooks.runs()) > 0 {
 		t.Error("the pod must stay, and nothing go ahead")
 	}
+	l.stop()
+	want := []string{"request", "starting", "cordoned"}
+	for range 4 {
+		want = append(want, "attempt", "evict-error", "failure")
+	}
+	if diff := cmp.Diff(append(want, "attempt", "evict-error", "giving-up"), l.logs.steps()); diff != "" {
+		t.Errorf("the log (-want +got):\n%s", diff)
+	}
+	if all := l.reasons(); !slices.Contains(all, "DrainBlocked") || !slices.Contains(all, "DrainDrainRetrying") || !slices.Contains(all, "DrainFailedDrain") || !slices.Contains(all, "OperationFailed") {
+		t.Errorf("the events: %v", all)
+	}
+	if n := l.completed(); n != 0 {
+		t.Errorf("%d drains were counted", n)
+	}
 }
 
 func TestDrain_04_Conflicts(t *testing.T) {
@@ -92,6 +116,10 @@ func TestDrain_04_Conflicts(t *testing.T) {
 				t.Error("a pod was evicted")
 			}
 			l.awaitCordon(false, false)
+			l.stop()
+			if diff := cmp.Diff([]string{"request", "starting", "cordon-failure"}, l.logs.steps()); diff != "" {
+				t.Errorf("the log (-want +got):\n%s", diff)
+			}
 		})
 	}
 }
@@ -197,7 +225,6 @@ func TestDrain_07_EdgecoreKilled(t *testing.T) {
 	l.start()
 	l.ask("one", v1alpha1.OperationReboot)
 	l.await("the pod is blocked", func(s drain.State) bool { return len(s.Drain.Blocked) == 1 })
-	version := l.getNode().ResourceVersion
 	l.stop()
 	l.rules.Timeout, l.rules.Attempts = time.Nanosecond, 1 // a change of the configuration in mid-drain
 	l.start()
@@ -206,7 +233,7 @@ func TestDrain_07_EdgecoreKilled(t *testing.T) {
 	if o := l.awaitStage("one", drain.Running); o.Attempts != 1 {
 		t.Errorf("%d attempts, want the first to go on", o.Attempts)
 	}
-	if cordoned, ours := l.cordon(); !cordoned || !ours || l.getNode().ResourceVersion != version {
+	if cordoned, ours := l.cordon(); !cordoned || !ours || l.updates.Load() != 1 {
 		t.Error("the node must be cordoned once")
 	}
 }
@@ -250,6 +277,9 @@ func TestDrain_08_Force(t *testing.T) {
 			l.must(nil, l.admin.PolicyV1().PodDisruptionBudgets(l.name).Delete(t.Context(), "keep-web", metav1.DeleteOptions{}))
 			if s := l.agent.Status(); o.Phase != want || s.Drain.Phase != want || s.Drain.Attempting || !l.hasPod(pod.UID) {
 				t.Errorf("after the force: %s", l.dump())
+			}
+			if n := l.completed(); n == 1 == off {
+				t.Errorf("%d drains were counted", n)
 			}
 		})
 	}
