@@ -41,7 +41,9 @@ func TestMerge(t *testing.T) {
 			if merged == nil {
 				return
 			}
-			var got struct{ Status struct{ Phase, RequestedBy string } }
+			var got struct {
+				Status struct{ Phase, RequestedBy string }
+			}
 			if err := json.Unmarshal(merged, &got); err != nil || got.Status.Phase != tc.phase || got.Status.RequestedBy != "jane" {
 				t.Errorf("%+v, %v", got, err)
 			}

@@ -235,7 +235,7 @@ func (s *session) run(ctx context.Context) {
 	defer parts.Wait()
 	defer cancel()
 	// A handler that waits for something must learn of the end too, and the read loop stands behind it.
-	defer s.follow(&parts, ctx, cancel)()
+	defer s.follow(ctx, &parts, cancel)()
 
 	mux := message.NewMux()
 	for _, part := range s.hub.parts {
@@ -258,7 +258,7 @@ func (s *session) run(ctx context.Context) {
 
 // follow ends ctx with the link, and the link with ctx. A link that can tell of its end by a context needs no goroutine for that. The returned function lets
 // go of both.
-func (s *session) follow(parts *sync.WaitGroup, ctx context.Context, cancel func()) (release func()) {
+func (s *session) follow(ctx context.Context, parts *sync.WaitGroup, cancel func()) (release func()) {
 	shut := func() { s.Close(link.CloseShutdown, "cloudcore stops") } // of no effect where the link ended first
 	conn, ok := s.conn.(interface{ Context() context.Context })
 	if !ok {

@@ -45,7 +45,6 @@ type world struct {
 	version int
 	denied  func(node types.NodeName, at kube.Attributes) (string, error)
 	asked   []string
-	single  *kube.Store // encodes single objects
 }
 
 func newWorld() *world {

@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -178,7 +179,7 @@ func (e errReplaced) Error() string {
 }
 
 func (l *lease) final(err error) error {
-	if r, ok := err.(errReplaced); ok {
+	if r, ok := errors.AsType[errReplaced](err); ok {
 		return replaced(r.Error())
 	}
 	return nil

@@ -8,6 +8,7 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -105,7 +106,7 @@ func (s *session) run(ctx context.Context) error {
 		err = s.queue.run(ctx, s.finish)
 	case <-ctx.Done():
 	}
-	if cause := context.Cause(ctx); err == nil && cause != context.Canceled && cause != context.DeadlineExceeded {
+	if cause := context.Cause(ctx); err == nil && !errors.Is(cause, context.Canceled) && !errors.Is(cause, context.DeadlineExceeded) {
 		err = cause // what the Lease has shown
 	}
 	cancel(nil)

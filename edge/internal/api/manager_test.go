@@ -36,8 +36,7 @@ import (
 // fakeHub is edgehub with a cloud behind it, as far as the metamanager sees: it gives each interest everything of its resource that its field
 // selector allows, takes every write, and answers token requests.
 type fakeHub struct {
-	t    *testing.T
-	port chan *beehive.Port // one slot
+	t *testing.T
 
 	mu        sync.Mutex
 	linked    bool

@@ -274,11 +274,6 @@ func (l *lab) await(what string, ok func(drain.State) bool) drain.State {
 	}
 }
 
-func (l *lab) awaitPhase(p v1alpha1.DrainPhase) drain.State {
-	l.t.Helper()
-	return l.await("phase "+string(p), func(s drain.State) bool { return s.Drain.Phase == p })
-}
-
 func (l *lab) awaitStage(name string, stage drain.Stage) drain.Operation {
 	l.t.Helper()
 	s := l.await(name+" is "+string(stage), func(s drain.State) bool { o := operation(s, name); return o != nil && o.Stage == stage })

@@ -132,7 +132,6 @@ type api struct {
 	version int
 	objects map[string]map[string]metav1.Object // resource, namespace/name
 	watches map[chan watchEvent]string
-	closed  bool
 }
 
 type watchEvent struct {

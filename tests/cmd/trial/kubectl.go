@@ -36,7 +36,7 @@ func runKubectl(args []string) {
 	}
 	os.Args = append([]string{"kubectl"}, args...)
 	// As upstream's main: the verbosity counts from the first line on, before flags are parsed.
-	logs.GlogSetter(cmd.GetLogVerbosity(os.Args)) //nolint:errcheck // a wrong value shows when the flags are parsed
+	logs.GlogSetter(cmd.GetLogVerbosity(os.Args)) // a wrong value shows when the flags are parsed
 	command := cmd.NewDefaultKubectlCommand()
 	if err := basecli.RunNoErrOutput(command); err != nil {
 		cmdutil.CheckErr(err) // prints as kubectl does, and exits
