@@ -165,6 +165,28 @@ func TestRoutes_03_04_SelectorAndLabels(t *testing.T) {
 	s.check(s.reaches(t.Context(), "edge1", office))
 }
 
+// The Node is deleted, with its device off: what it said is taken out of the status. It joins again, and catches up with what was changed and deleted meanwhile.
+func TestRoutes_05_NodeDeleted(t *testing.T) {
+	s := use(t)
+	s.behindTheClient()
+	s.staticRoute("office", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+"}")
+	s.staticRoute("plant", "{subnet: 172.21.0.0/16, gateway: "+lanRouter+"}")
+	s.waitStaticRoute("office", "2/2 True Applied edge1,edge2")
+	s.waitStaticRoute("plant", "2/2 True Applied edge1,edge2")
+	s.kill("edge1", "edgecore")
+	s.kubectl("delete", "node", "edge1")
+	s.waitStaticRoute("office", "1/1 True Applied edge2")
+	s.waitKernelRoutes("edge1", "172.20.0.0/16", "172.21.0.0/16") // nobody has told it
+	s.staticRoute("office", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+", mtu: 1400}")
+	s.kubectl("delete", "staticroute", "plant", "--timeout=60s") // waits for nodes that are there only
+	s.waitStaticRoute("office", "1/1 True Applied edge2")
+	s.start("edge1", "edgecore")
+	s.waitReady("edge1", true)
+	s.waitStaticRoute("office", "2/2 True Applied edge1,edge2")
+	s.waitKernelRoutes("edge1", "172.20.0.0/16 via "+lanRouter+" dev lan0 mtu 1400")
+	s.check(s.reaches(t.Context(), "edge1", office))
+}
+
 func TestRoutes_06_RoutesGoFirst(t *testing.T) {
 	s := use(t)
 	s.staticRoute("office", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+"}")
@@ -224,4 +246,50 @@ func TestRoutes_19_RebootWithoutTheCloud(t *testing.T) {
 	s.waitKernelRoutes("edge1", "172.20.0.0/16 via "+lanRouter+" dev lan0 mtu 1400")
 	s.waitStaticRoute("office", "2/2 True Applied edge1,edge2")
 	s.waitKernelRoutes("edge2", "mtu 1400")
+}
+
+// edge1 reaches the cloud through the far end of a tunnel, of which no arithmetic can know: its packets for cloudcore go to 172.25.0.10, where they are sent on to it. A route that
+// leads 172.25.0.0/16 elsewhere cuts the link.
+func TestRoutes_20_CutsTheLinkAndIsRolledBack(t *testing.T) {
+	s := use(t)
+	const cloud, far = "198.51.100.10", "172.25.0.10"
+	on := func(host, verb string, rule ...string) {
+		t.Helper()
+		s.onHost(host, "iptables", append([]string{"-t", "nat", verb}, rule...)...)
+	}
+	router := []string{"PREROUTING", "-i", "up+", "-d", far, "-j", "DNAT", "--to-destination", cloud}
+	device := []string{"OUTPUT", "-d", cloud, "-j", "DNAT", "--to-destination", far}
+	redial := func() {
+		s.kill("edge1", "edgecore")
+		s.start("edge1", "edgecore")
+	}
+	on("router", "-I", router...)
+	on("edge1", "-I", device...)
+	t.Cleanup(func() {
+		ctx := context.Background()
+		for host, rule := range map[string][]string{"router": router, "edge1": device} {
+			s.must(s.run(ctx, append([]string{"exec", host, "--", "iptables", "-t", "nat", "-D"}, rule...)...))
+		}
+		s.check(s.Kill(ctx, "edge1", "edgecore"))
+		s.check(s.Start(ctx, "edge1", "edgecore"))
+	})
+	redial()
+	s.staticRoute("fine", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+"}")
+	s.waitStaticRoute("fine", "2/2 True Applied edge1,edge2")
+	// The far end is on the way of the link indeed.
+	if out := strings.Fields(s.onHost("edge1", "sh", "-c", "iptables -t nat -nvxL OUTPUT | grep DNAT.*"+far)); len(out) == 0 || out[0] == "0" {
+		t.Fatalf("the link does not go through %s: %v", far, out)
+	}
+	s.staticRoute("evil", "{subnet: 172.25.0.0/16, gateway: "+lanRouter+", nodeSelector: {matchLabels: {kubernetes.io/hostname: edge1}}}")
+	s.waitStaticRoute("evil", "0/1 False RolledBack edge1")
+	s.waitKernelRoutes("edge1", "172.20.0.0/16 via "+lanRouter)
+	s.waitReady("edge1", true)
+	// It is the word of the node, through the link that it took back; and the route of another subnet is as it was.
+	s.waitStaticRoute("fine", "2/2 True Applied edge1,edge2")
+	if out := s.kubectl("describe", "staticroute", "evil"); !strings.Contains(out, "the cloud does not answer any more") {
+		t.Errorf("kubectl describe:\n%s", out)
+	}
+	// Mended by the administrator, it is tried again.
+	s.staticRoute("evil", "{subnet: 172.26.0.0/16, gateway: "+lanRouter+", nodeSelector: {matchLabels: {kubernetes.io/hostname: edge1}}}")
+	s.waitStaticRoute("evil", "1/1 True Applied edge1")
 }

@@ -203,3 +203,89 @@ func TestVIPs_21_WithoutTheCloud(t *testing.T) {
 	s.heal("edge2")
 	s.waitShop(2)
 }
+
+// shoppers buy at the address all the while, and count.
+type shoppers struct {
+	stop chan struct{}
+	done chan struct{}
+	// Read after done.
+	bought int
+	lost   []error
+}
+
+func (s *system) shoppers() *shoppers {
+	x := &shoppers{stop: make(chan struct{}), done: make(chan struct{})}
+	go func() {
+		defer close(x.done)
+		tick := time.NewTicker(50 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			if err := s.buys(context.Background()); err != nil {
+				x.lost = append(x.lost, err)
+			} else {
+				x.bought++
+			}
+			select {
+			case <-x.stop:
+				return
+			case <-tick.C:
+			}
+		}
+	}()
+	return x
+}
+
+func (x *shoppers) end() {
+	close(x.stop)
+	<-x.done
+}
+
+// roles is what each node is to the address, and since when, by the nodes' own word: it changes with every flap.
+func (s *system) roles() string {
+	s.t.Helper()
+	return s.kubectl("get", "virtualip", shopVIP, "-o", `jsonpath={range .status.nodes[*]}{.name} {.state} {.since}{"\n"}{end}`)
+}
+
+// The cloud is away for so long that it takes all nodes for dead, and comes back: nobody at the site notices.
+func TestVIPs_20_CloudAwayForLongAndBack(t *testing.T) {
+	s := use(t)
+	s.shop()
+	s.waitShop(2)
+	holder := s.waitShopAt("edge1", "edge2")
+	before := s.roles()
+	customers := s.shoppers()
+	for _, node := range []string{"edge1", "edge2"} {
+		s.cut(node)
+	}
+	for _, node := range []string{"edge1", "edge2"} {
+		s.waitReady(node, false)
+	}
+	s.lasts("the address stays where it is", minutes(t, 10), func() error {
+		if all := s.shopHolders(); !slices.Equal(all, []string{holder}) {
+			return fmt.Errorf("held by %v, before by %s", all, holder)
+		}
+		return nil
+	})
+	for _, node := range []string{"edge1", "edge2"} {
+		s.heal(node)
+	}
+	for _, node := range []string{"edge1", "edge2"} {
+		s.waitReady(node, true)
+	}
+	s.waitPods("sample", "app=sample", "", 2)
+	s.waitShop(2)
+	s.lasts("the address stays where it is", minutes(t, 2), func() error {
+		if all := s.shopHolders(); !slices.Equal(all, []string{holder}) {
+			return fmt.Errorf("held by %v, before by %s", all, holder)
+		}
+		return nil
+	})
+	customers.end()
+	if after := s.roles(); after != before {
+		t.Errorf("what the nodes were before:\n%s\nand after:\n%s", before, after)
+	}
+	if len(customers.lost) > 0 {
+		t.Errorf("%d of %d customers were not served: %v", len(customers.lost), customers.bought+len(customers.lost), customers.lost[0])
+	}
+	t.Logf("%d customers, %d lost", customers.bought+len(customers.lost), len(customers.lost))
+}

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -139,6 +140,9 @@ type hub struct {
 	linked bool
 	relink chan struct{}
 	cloud  string // "" for 198.51.100.10
+	// fragile: a question that is not answered ends the link, and it stays dead until somebody dials anew.
+	fragile, dead atomic.Bool
+	asked         atomic.Int32
 }
 
 func (h *hub) Name() message.Name { return "edgehub" }
@@ -185,7 +189,19 @@ func (h *hub) Run(ctx context.Context, port *beehive.Port) error {
 			if h.cloud != "" {
 				cloud = h.cloud
 			}
+			patience, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
+			defer cancel()
+			if h.fragile.Load() {
+				ctx = patience
+			}
+			h.asked.Add(1)
+			if h.dead.Load() {
+				_ = port.Reply(ctx, m, linkstate.ErrNoLink)
+				return
+			}
 			if err := h.lab.kernel.Ping(ctx, netip.MustParseAddr(cloud), ""); err != nil {
+				h.dead.Store(h.fragile.Load())
+				ctx = context.WithoutCancel(ctx)
 				_ = port.Reply(ctx, m, linkstate.ErrNoLink)
 				return
 			}

@@ -65,6 +65,12 @@ func (a *Agent) signs(ctx context.Context) []sign {
 
 func gatewaySign(a netip.Addr) string { return "gateway " + a.String() }
 
+// recovery is how many times as long as for an answer is waited for the node to be as it was, once a route was taken back: the link may have to be given up and dialled anew.
+const recovery = 6
+
+// askAgain is the pause between two questions to something that does not answer.
+const askAgain = 500 * time.Millisecond
+
 // look asks all at once.
 func look(ctx context.Context, all []sign, patience func(sign) time.Duration) []error {
 	errs := make([]error, len(all))
@@ -80,9 +86,25 @@ func look(ctx context.Context, all []sign, patience func(sign) time.Duration) []
 	return errs
 }
 
-// gone tells which of the signs is missing after a change, if any.
-func (a *Agent) gone(ctx context.Context, works []sign) error {
-	errs := look(ctx, works, func(sign) time.Duration { return a.config.ProbeTimeout })
+// gone tells which of the signs is missing after a change, if any. One that fails at once, as a question does without a link, is asked again for as long as it may be silent.
+func (a *Agent) gone(ctx context.Context, works []sign, patience time.Duration) error {
+	again := make([]sign, len(works))
+	for i, s := range works {
+		again[i] = sign{s.what, func(ctx context.Context) error {
+			for {
+				err := s.look(ctx)
+				if err == nil {
+					return nil
+				}
+				select {
+				case <-ctx.Done():
+					return err
+				case <-time.After(askAgain):
+				}
+			}
+		}}
+	}
+	errs := look(ctx, again, func(sign) time.Duration { return patience })
 	for i, err := range errs {
 		if err != nil {
 			return fmt.Errorf("%s does not answer any more: %w", works[i].what, err)
@@ -123,7 +145,7 @@ func (a *Agent) try(ctx context.Context, all []change, works []sign) {
 	if len(done) == 0 {
 		return
 	}
-	why := a.gone(ctx, works)
+	why := a.gone(ctx, works, a.config.ProbeTimeout)
 	if why == nil {
 		for _, c := range done {
 			a.proved(c, true)
@@ -132,6 +154,7 @@ func (a *Agent) try(ctx context.Context, all []change, works []sign) {
 	}
 	// Also when edgecore is being stopped in the middle: the next one would find a route that nobody has watched.
 	stopped := ctx.Err() != nil
+	running := ctx
 	ctx = context.WithoutCancel(ctx)
 	for _, c := range slices.Backward(done) {
 		a.undo(ctx, c)
@@ -144,16 +167,17 @@ func (a *Agent) try(ctx context.Context, all []change, works []sign) {
 		return
 	}
 	log := klog.FromContext(ctx)
-	if err := a.gone(ctx, works); err != nil {
-		log.Info("The network went away just after routes were set, and is not back without them: it is not their doing", "routes", len(done), "err", err)
+	if err := a.gone(running, works, recovery*a.config.ProbeTimeout); err != nil {
+		// Whose doing it was can't be known now. A route that stays away does less harm than one that keeps the node cut off for good.
+		log.Info("The network went away just after routes were set, and is not back without them: they stay away until there is a link to watch them by", "routes", len(done), "err", err)
 		for _, c := range done {
-			a.do(ctx, c)
-			a.proved(c, false)
+			a.strike(ctx, c, why, false)
 		}
+		a.saveAll(ctx)
 		return
 	}
 	if len(done) == 1 {
-		a.strike(ctx, done[0], why)
+		a.strike(ctx, done[0], why, true)
 		return
 	}
 	log.Info("One of several routes cut this node off: they are tried in smaller groups", "routes", len(done), "err", why)
@@ -179,19 +203,22 @@ func (a *Agent) undo(ctx context.Context, c change) {
 	a.rescan(time.Now())
 }
 
-// strike notes that a route cut the node off.
-func (a *Agent) strike(ctx context.Context, c change, why error) {
+// strike notes that a route cut the node off. Where the network did not come back without it either, that is not certain, and does not count for the last try.
+func (a *Agent) strike(ctx context.Context, c change, why error, certain bool) {
 	r := a.record(c.owner)
 	if r.StruckGeneration != a.claims[c.owner].generation || r.UID != a.claims[c.owner].uid {
 		r.Strikes = 0
 	}
-	r.Strikes++
+	if r.Strikes++; !certain {
+		r.Strikes = min(r.Strikes, lastStrike-1)
+	}
 	r.Trying, r.Struck, r.StruckGeneration, r.UID = false, why.Error(), a.claims[c.owner].generation, a.claims[c.owner].uid
 	r.retry = time.Now().Add(retryAfter)
 	r.again, r.Proven = r.retry, ""
 	a.metrics.rollbacks.Inc()
+	a.dirty[c.owner] = struct{}{}
 	a.slots[c.key].bad = a.rolledBack(time.Now(), a.claims[c.owner])
-	klog.FromContext(ctx).Info("Route was taken back: it cut this node off", "staticRoute", c.owner, "route", c.key, "err", why)
+	klog.FromContext(ctx).Info("Route was taken back: it cut this node off", "staticRoute", c.owner, "route", c.key, "certain", certain, "err", why)
 	a.event(c.owner, corev1.EventTypeWarning, v1alpha1.RouteRolledBack, "%s was taken back: %v", c.key, why)
 }
 

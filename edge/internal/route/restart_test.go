@@ -1,6 +1,7 @@
 package route_test
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -96,6 +97,51 @@ func TestRoutes_20_CutsTheLinkAndIsRolledBack(t *testing.T) {
 			l.api.route(t, "evil", spec("172.21.0.0/24", "10.0.1.1"))
 			l.reported("evil", v1alpha1.RouteApplied, 2)
 			l.reach("172.21.0.1")
+		})
+	}
+}
+
+// The link that a route cut is given up, and has to be dialled anew once the route is gone: until then every question fails at once. That does not acquit the route.
+func TestRoutes_20_TheLinkHasToBeDialledAnew(t *testing.T) {
+	for name, back := range map[string]bool{"it comes back": true, "it does not": false} {
+		t.Run(name, func(t *testing.T) {
+			l := newLab(t)
+			l.tune = func(c *route.Config) { c.ProbeTimeout = time.Second }
+			l.start(true)
+			l.hub.cloud = "172.21.0.1"
+			l.api.route(t, "fine", spec("172.20.0.0/16", "10.0.1.1"))
+			l.reported("fine", v1alpha1.RouteApplied, 1)
+			l.hub.fragile.Store(true)
+			l.api.route(t, "evil", spec("172.21.0.0/24", "10.0.1.99"))
+			l.until("the link to be given up", func() error {
+				if !l.hub.dead.Load() {
+					return errors.New("it is up")
+				}
+				return nil
+			})
+			if back {
+				l.until("the route to be taken back", func() error { return l.count(1) })
+				asked := l.hub.asked.Load() // every half second, for longer than it may be silent after a change: a back-off
+				l.until("more questions", func() error {
+					if n := l.hub.asked.Load() - asked; n < 3 {
+						return fmt.Errorf("%d came", n)
+					}
+					return nil
+				})
+				l.hub.dead.Store(false)
+			}
+			e := l.reported("evil", v1alpha1.RouteRolledBack, 1)
+			if !strings.Contains(e.Message, "the cloud does not answer any more") {
+				t.Errorf("message: %s", e.Message)
+			}
+			l.have("172.20.0.0/16")
+			// A device that starts anew without a link, when nobody can watch, does not try it.
+			l.stop()
+			l.hub.fragile.Store(false)
+			l.start(false)
+			l.api.route(t, "fine", spec("172.20.0.0/17", "10.0.1.1"))
+			l.reported("fine", v1alpha1.RouteApplied, 2)
+			l.have("172.20.0.0/17")
 		})
 	}
 }

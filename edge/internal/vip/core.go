@@ -175,8 +175,13 @@ func ready(f Facts, v *v1alpha1.VirtualIP, vip netip.Addr) []endpoint {
 	return out
 }
 
+// isReady reports whether a pod is ready by the word of this node's kubelet. The condition Ready is not that: the cloud's node controller makes it False when it has not heard of
+// the node for long, and that comes down with the link. ContainersReady is the kubelet's alone; Ready is what it makes of that and of the pod's readiness gates (KEP-580).
 func isReady(p *corev1.Pod) bool {
-	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue })
+	is := func(kind corev1.PodConditionType) bool {
+		return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == kind && c.Status == corev1.ConditionTrue })
+	}
+	return is(corev1.ContainersReady) && !slices.ContainsFunc(p.Spec.ReadinessGates, func(g corev1.PodReadinessGate) bool { return !is(g.ConditionType) })
 }
 
 // dead reports whether a pod's state is of an earlier boot.

@@ -41,7 +41,9 @@ func pod(name, node string, ips ...string) *corev1.Pod {
 	p := &corev1.Pod{
 		Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "c", Ports: []corev1.ContainerPort{{Name: "web", ContainerPort: 8080}}}}},
 		Status: corev1.PodStatus{
-			Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},
+			Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{
+				{Type: corev1.ContainersReady, Status: corev1.ConditionTrue}, {Type: corev1.PodReady, Status: corev1.ConditionTrue},
+			},
 			ContainerStatuses: []corev1.ContainerStatus{{Name: "c", ContainerID: "containerd://" + name}},
 		},
 	}
@@ -77,9 +79,18 @@ func TestRoles(t *testing.T) {
 		change change
 		want   *want // nil: no role
 	}{
-		"a ready pod":         {nil, &want{true, one, "lan0", "", false}},
-		"no pod":              {func(f *vip.Facts) { f.Pods = nil }, &want{false, nil, "lan0", "", false}},
-		"not ready":           {editPod(func(p *corev1.Pod) { p.Status.Conditions = nil }), &want{false, nil, "lan0", "", false}},
+		"a ready pod":                   {nil, &want{true, one, "lan0", "", false}},
+		"no pod":                        {func(f *vip.Facts) { f.Pods = nil }, &want{false, nil, "lan0", "", false}},
+		"not ready":                     {editPod(func(p *corev1.Pod) { p.Status.Conditions = nil }), &want{false, nil, "lan0", "", false}},
+		"the cloud says that it is not": {editPod(func(p *corev1.Pod) { p.Status.Conditions[1].Status = corev1.ConditionFalse }), &want{true, one, "lan0", "", false}},
+		"a gate is closed": {editPod(func(p *corev1.Pod) {
+			p.Spec.ReadinessGates = []corev1.PodReadinessGate{{ConditionType: "example.com/warm"}}
+		}),
+			&want{false, nil, "lan0", "", false}},
+		"a gate is open": {editPod(func(p *corev1.Pod) {
+			p.Spec.ReadinessGates = []corev1.PodReadinessGate{{ConditionType: "example.com/warm"}}
+			p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: "example.com/warm", Status: corev1.ConditionTrue})
+		}), &want{true, one, "lan0", "", false}},
 		"ending":              {editPod(func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{} }), &want{false, nil, "lan0", "", false}},
 		"on another node":     {editPod(func(p *corev1.Pod) { p.Spec.NodeName = "b" }), &want{false, nil, "lan0", "", false}},
 		"other labels":        {editPod(func(p *corev1.Pod) { p.Labels = nil }), &want{false, nil, "lan0", "", false}},
