@@ -91,6 +91,7 @@ func (m *Manager) process(ctx context.Context, requests []*request) {
 		}
 		taken = append(taken, r)
 	}
+	m.at(PointStaged)
 	if len(b.writes) > 0 {
 		if err := m.config.Store.Update(ctx, b.write); err != nil {
 			if len(taken) > 1 && !errors.Is(err, store.ErrDamaged) { // one that is too large for the room left must not take the small ones with it
@@ -107,6 +108,7 @@ func (m *Manager) process(ctx context.Context, requests []*request) {
 			return
 		}
 	}
+	m.at(PointKept)
 	m.show(b)
 	for _, r := range taken {
 		r.done <- nil

@@ -100,6 +100,7 @@ func (in *inbox) work(ctx context.Context) bool {
 		return true
 	}
 	log := klog.FromContext(ctx)
+	in.m.at(PointReceived)
 	err := in.m.do(ctx, func(b *batch) error {
 		in.mu.Lock()
 		stale := in.session != session // what an ended session sent must not come after what the new one was told that we have
@@ -127,6 +128,7 @@ func (in *inbox) work(ctx context.Context) bool {
 	if err != nil {
 		return ctx.Err() != nil
 	}
+	in.m.at(PointSettled)
 	in.mu.Lock()
 	in.results = in.results[len(results):]
 	if in.session != session {

@@ -41,6 +41,8 @@ type Config struct {
 	// Hub is the module that has the link; default "edgehub".
 	Hub    message.Name
 	Limits Limits
+	// At, when it is not nil, is told when a Point is reached, by whoever reaches it. For tests.
+	At func(Point)
 }
 
 // Limits bound what a device spends. A zero value is the default.

@@ -73,6 +73,7 @@ func (s *sender) run(ctx context.Context, p port) error {
 			if err := p.Send(ctx, s.m.config.Hub, m); err != nil && ctx.Err() == nil {
 				klog.FromContext(ctx).V(2).Info("A message did not reach the hub; it goes again with the next link", "topic", m.Key(), "err", err)
 			}
+			s.m.at(PointSent)
 		}
 	}
 }
