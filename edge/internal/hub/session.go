@@ -23,8 +23,6 @@ const (
 	// answerEvery is which heartbeats want an answer of cloudcore itself where the transport shows that they arrive. On an idle link an answer, with its
 	// own acknowledgement, costs as much as the heartbeat.
 	answerEvery = 6
-	// unansweredAllowed is how many of those may go without an answer: cloudcore stands still then, and its kernel does not.
-	unansweredAllowed = 3
 )
 
 // session is one open link after its welcome.
@@ -266,14 +264,17 @@ func (s *session) beat(ctx context.Context, port Port) {
 	}
 	var sequence uint64
 	var told bool
-	unanswered, acks := 0, s.conn.Info().Acks
+	acks := s.conn.Info().Acks
+	var asked time.Time // of the oldest that wants an answer, while nothing at all has come since; zero: none
 	send := func(alive bool) {
 		sequence++
 		told = alive
 		content := &topicpb.Heartbeat{KubeletAlive: alive, Silent: acks && sequence%answerEvery != 1}
 		if !content.Silent {
 			content.Sequence = sequence
-			unanswered++
+			if asked.IsZero() {
+				asked = time.Now()
+			}
 		}
 		// A heartbeat is worth nothing when the next is due.
 		ctx, cancel := context.WithTimeout(ctx, s.hub.config.Keepalive)
@@ -295,13 +296,14 @@ func (s *session) beat(ctx context.Context, port Port) {
 		case <-tick.C:
 			misses++
 			if s.heard.Swap(false) || s.delivering.Load() {
-				misses, unanswered = 0, 0
+				misses, asked = 0, time.Time{}
 			}
 			if s.acked() {
 				misses = 0
 			}
-			if unanswered > unansweredAllowed {
-				_ = s.conn.Close(link.CloseTimeout, fmt.Sprintf("cloudcore did not answer %d heartbeats", unanswered))
+			if silence := missesAllowed * s.hub.config.Keepalive; !asked.IsZero() && time.Since(asked) >= silence && misses < missesAllowed {
+				// cloudcore stands still, and its kernel does not.
+				_ = s.conn.Close(link.CloseTimeout, fmt.Sprintf("cloudcore has not answered for %v", silence))
 				return
 			}
 			if misses >= missesAllowed {
