@@ -316,7 +316,7 @@ func (a *App) assemble() error {
 	}
 	for _, c := range []prometheus.Collector{
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), a.hub, a.publisher.Metrics(), a.relay.Metrics(), a.reports,
-		a.reports.vips,
+		a.reports.vips, followed{a.informers, a.singles},
 	} {
 		if err := a.metrics.Register(c); err != nil {
 			return fmt.Errorf("registering metrics: %w", err)

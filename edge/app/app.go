@@ -352,7 +352,7 @@ func (a *App) Run(ctx context.Context) error {
 }
 
 func (a *App) registerMetrics() error {
-	all := []prometheus.Collector{collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), busCollector{a.runner}}
+	all := []prometheus.Collector{collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), busCollector{a.runner}, a.api.Metrics()}
 	if a.hub != nil {
 		all = append(all, a.hub)
 	}

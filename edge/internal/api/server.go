@@ -71,6 +71,7 @@ type Server struct {
 	discovery *discovery
 	grants    *grants
 	pods      podsCertificate
+	metrics   *Metrics
 	requests  chan struct{} // a slot for each request from outside the process
 	watches   chan struct{}
 }
@@ -86,6 +87,7 @@ func New(config Config) *Server {
 	s := &Server{
 		config:  config,
 		backend: config.Backend,
+		metrics: newMetrics(),
 		resolver: &request.RequestInfoFactory{
 			APIPrefixes:          sets.NewString("api", "apis"),
 			GrouplessAPIPrefixes: sets.NewString("api"),
@@ -121,6 +123,7 @@ func (s *Server) Handler(authenticate Authenticator) http.Handler {
 		case slots <- struct{}{}:
 			defer func() { <-slots }()
 		default:
+			s.metrics.overload.Inc()
 			writeError(w, r, apierrors.NewTooManyRequests("the device's API has too many requests open", retryAfter))
 			return
 		}
@@ -132,7 +135,9 @@ func isWatch(info *request.RequestInfo) bool { return info.IsResourceRequest && 
 
 // serve answers a request whose identity is in its context.
 func (s *Server) serve(w http.ResponseWriter, r *http.Request, info *request.RequestInfo) {
-	out := &response{ResponseWriter: w, person: identityFrom(r.Context()).Device}
+	identity := identityFrom(r.Context())
+	out := &response{ResponseWriter: w, person: identity.Device}
+	defer s.metrics.begin(identity, info)(out)
 	defer func() {
 		p := recover()
 		if p == nil {
@@ -245,6 +250,7 @@ type response struct {
 	http.ResponseWriter
 	person bool
 	begun  bool
+	code   int // once begun
 }
 
 // WriteHeader tells people when to come back as a date. Retry-After may be a date or seconds (RFC 9110, 10.2.3), and kubectl sleeps through seconds,
@@ -255,7 +261,9 @@ func (r *response) WriteHeader(code int) {
 			h.Set("Retry-After", time.Now().Add(time.Duration(seconds)*time.Second).UTC().Format(http.TimeFormat))
 		}
 	}
-	r.begun = true
+	if !r.begun {
+		r.begun, r.code = true, code
+	}
 	r.ResponseWriter.WriteHeader(code)
 }
 
