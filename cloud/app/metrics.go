@@ -16,9 +16,9 @@ func followedDescs() (objects, synced, failing, singles *prometheus.Desc) {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("skerry_kube_"+name, help, labels, nil)
 	}
-	return desc("collection_objects", "Objects of a collection that is followed, for all edges together.", "group", "resource"),
-		desc("collection_synced", "Whether a collection has been listed: 1 or 0.", "group", "resource"),
-		desc("collection_failing", "Whether a collection can't be listed or watched at the moment: 1 or 0.", "group", "resource"),
+	return desc("collection_objects", "Objects of a collection that is followed, for all edges together.", "group", "version", "resource"),
+		desc("collection_synced", "Whether a collection has been listed: 1 or 0.", "group", "version", "resource"),
+		desc("collection_failing", "Whether a collection can't be listed or watched at the moment: 1 or 0.", "group", "version", "resource"),
 		desc("single_objects", "Secrets and ConfigMaps that are watched one by one.")
 }
 
@@ -35,7 +35,7 @@ func (f followed) Collect(ch chan<- prometheus.Metric) {
 		return 0
 	}
 	for _, s := range f.collections.Status() {
-		labels := []string{s.Resource.Group, s.Resource.Resource}
+		labels := []string{s.Resource.Group, s.Resource.Version, s.Resource.Resource}
 		ch <- prometheus.MustNewConstMetric(objects, prometheus.GaugeValue, float64(s.Objects), labels...)
 		ch <- prometheus.MustNewConstMetric(synced, prometheus.GaugeValue, number(s.Synced), labels...)
 		ch <- prometheus.MustNewConstMetric(failing, prometheus.GaugeValue, number(s.Failure != nil), labels...)

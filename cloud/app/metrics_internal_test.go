@@ -27,16 +27,16 @@ func TestFollowed(t *testing.T) {
 	const want = `
 # HELP skerry_kube_collection_failing Whether a collection can't be listed or watched at the moment: 1 or 0.
 # TYPE skerry_kube_collection_failing gauge
-skerry_kube_collection_failing{group="",resource="pods"} 0
-skerry_kube_collection_failing{group="skerry.io",resource="staticroutes"} 1
+skerry_kube_collection_failing{group="",resource="pods",version="v1"} 0
+skerry_kube_collection_failing{group="skerry.io",resource="staticroutes",version="v1alpha1"} 1
 # HELP skerry_kube_collection_objects Objects of a collection that is followed, for all edges together.
 # TYPE skerry_kube_collection_objects gauge
-skerry_kube_collection_objects{group="",resource="pods"} 7
-skerry_kube_collection_objects{group="skerry.io",resource="staticroutes"} 0
+skerry_kube_collection_objects{group="",resource="pods",version="v1"} 7
+skerry_kube_collection_objects{group="skerry.io",resource="staticroutes",version="v1alpha1"} 0
 # HELP skerry_kube_collection_synced Whether a collection has been listed: 1 or 0.
 # TYPE skerry_kube_collection_synced gauge
-skerry_kube_collection_synced{group="",resource="pods"} 1
-skerry_kube_collection_synced{group="skerry.io",resource="staticroutes"} 0
+skerry_kube_collection_synced{group="",resource="pods",version="v1"} 1
+skerry_kube_collection_synced{group="skerry.io",resource="staticroutes",version="v1alpha1"} 0
 # HELP skerry_kube_single_objects Secrets and ConfigMaps that are watched one by one.
 # TYPE skerry_kube_single_objects gauge
 skerry_kube_single_objects 3
