@@ -139,7 +139,7 @@ type watchEvent struct {
 	Object any    `json:"object"`
 }
 
-func newAPI(t *testing.T) (*api, string) {
+func newAPI(t testing.TB) (*api, string) {
 	a := &api{version: 1, objects: map[string]map[string]metav1.Object{"pods": {}, "virtualips": {}}, watches: map[chan watchEvent]string{}}
 	// A socket's path is short: t.TempDir may not be.
 	dir, err := os.MkdirTemp("", "vip")
@@ -268,7 +268,7 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // node is a node with its agent, and with an API of its own: there is no cloud.
 type node struct {
-	t      *testing.T
+	t      testing.TB
 	name   string
 	host   *lantest.Host
 	dir    string
@@ -283,7 +283,7 @@ type node struct {
 }
 
 type site struct {
-	t      *testing.T
+	t      testing.TB
 	lan    *lantest.LAN
 	client *lantest.Host
 	nodes  []*node
@@ -295,7 +295,7 @@ const (
 )
 
 // newSite makes nodes a, b, ... that each have a ready pod, and a client.
-func newSite(t *testing.T, nodes int) *site {
+func newSite(t testing.TB, nodes int) *site {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("takes its time")
@@ -448,7 +448,7 @@ func (s *site) other(n *node) *node {
 	return s.nodes[i]
 }
 
-func eventually(t *testing.T, what string, ok func() bool) {
+func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	deadline := time.Now().Add(60 * time.Second)
 	for !ok() {

@@ -57,7 +57,7 @@ func (s *site) send() *traffic {
 }
 
 // reaches waits until a node answers it.
-func (tr *traffic) reaches(t *testing.T, n *node) {
+func (tr *traffic) reaches(t testing.TB, n *node) {
 	t.Helper()
 	eventually(t, n.name+" answers", func() bool {
 		tr.mu.Lock()
@@ -67,7 +67,7 @@ func (tr *traffic) reaches(t *testing.T, n *node) {
 }
 
 // end tells what was lost. Times on a loaded machine are for the reader; that service came back is for the test.
-func (tr *traffic) end(t *testing.T, what string) {
+func (tr *traffic) end(t testing.TB, what string) {
 	t.Helper()
 	close(tr.stop)
 	<-tr.done
