@@ -222,13 +222,14 @@ func (s *bench) reboot(b *testing.B) {
 	s.rows = append(s.rows, r)
 }
 
-// containersUp waits for n containers of the sample application and returns the time since the program was started.
+// containersUp waits for the containers of n pods and returns the time since the program was started. A pod is two processes: its sandbox's and its container's,
+// and every image here has one program, /app.
 func (s *bench) containersUp(b *testing.B, node, program string, n int) float64 {
 	b.Helper()
 	h := s.host(b, node)
-	eventually(b, fmt.Sprintf("%d containers on %s", n, node), 10*time.Millisecond, func(context.Context) error {
-		if have := len(processes(h, "sample")); have < n {
-			return fmt.Errorf("there are %d", have)
+	eventually(b, fmt.Sprintf("%d pods on %s", n, node), 10*time.Millisecond, func(context.Context) error {
+		if have := len(processes(h, "app")); have < 2*n {
+			return fmt.Errorf("there are %d processes", have)
 		}
 		return nil
 	})

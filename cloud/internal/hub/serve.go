@@ -286,7 +286,7 @@ func (s *session) read(ctx context.Context, mux *message.Mux) error {
 		s.lastHeard.Store(time.Now().UnixNano())
 		s.hub.metrics.message("received", m.Key())
 		s.handling.Store(true)
-		err = s.handle(ctx, mux, m)
+		err = Aside(func() error { return s.handle(ctx, mux, m) })
 		s.handling.Store(false)
 		if err != nil {
 			return err

@@ -125,16 +125,24 @@ func (s *session) run(ctx context.Context) error {
 	timer := time.NewTimer(recheckSoon)
 	defer timer.Stop()
 	s.recheckAt = time.Now().Add(recheckSoon)
+	due := false
 	for {
-		if err := s.step(); err != nil {
+		err := hub.Aside(func() error {
+			if due {
+				s.recheck()
+			}
+			return s.step()
+		})
+		if err != nil {
 			return err
 		}
+		due = false
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-s.wake:
 		case <-timer.C:
-			s.recheck()
+			due = true
 			// Jitter: after a restart of cloudcore all edges come at once, and should not be reviewed at once for ever.
 			timer.Reset(recheckSoon/2 + rand.N(recheckSoon))
 		}
