@@ -123,7 +123,7 @@ func readHello(conn net.Conn) (name string, read []byte, err error) {
 	err = tls.Server(only, &tls.Config{GetConfigForClient: func(h *tls.ClientHelloInfo) (*tls.Config, error) {
 		name, seen = h.ServerName, true
 		return nil, errSeen
-	}}).Handshake()
+	}}).Handshake() //nolint:noctx // ends with the connection's deadline
 	if seen {
 		return name, kept.Bytes(), nil
 	}
