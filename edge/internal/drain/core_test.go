@@ -222,6 +222,74 @@ func TestStep(t *testing.T) {
 			w.later(299 * time.Second)
 			w.does(drain.Wait)
 		},
+		"a link without an API behind it is no API": func(w *world) {
+			w.ask("a", v1alpha1.OperationReboot, proceed)
+			w.does(drain.Check, cut)
+			w.does(drain.Wait)
+			for range 59 {
+				w.later(w.rules.RetryInterval)
+				w.does(drain.Check, cut)
+			}
+			w.does(drain.Wait)
+			w.later(w.rules.RetryInterval)
+			w.does(drain.Operate)
+		},
+		"numbers that change in mid-drain count for the next": func(w *world) {
+			w.ask("a", v1alpha1.OperationReboot)
+			w.does(drain.Check, good)
+			w.does(drain.Cordon, good)
+			w.rules.Attempts, w.rules.Interval = 1, time.Hour
+			w.does(drain.Attempt, bad)
+			w.does(drain.Wait)
+			w.later(drain.DefaultRules().Interval)
+			w.does(drain.Attempt, bad)
+			w.is(v1alpha1.DrainRetrying, drain.Waiting)
+		},
+		"a clock that was put back holds nothing up": func(w *world) {
+			w.ask("a", v1alpha1.OperationReboot)
+			w.does(drain.Check, good)
+			w.does(drain.Cordon, good)
+			w.does(drain.Attempt, bad)
+			w.does(drain.Wait)
+			w.later(-20000 * time.Hour)
+			w.does(drain.Attempt)
+		},
+		"somebody lets pods come back, and then a reboot is asked for": func(w *world) {
+			w.ask("a", v1alpha1.OperationDrain)
+			w.does(drain.Check, good)
+			w.does(drain.Cordon, good)
+			w.does(drain.Attempt, good)
+			w.does(drain.Wait)
+			w.facts.Open = true
+			w.ask("b", v1alpha1.OperationReboot)
+			w.does(drain.Check, good)
+			w.does(drain.Cordon, good)
+			w.does(drain.Attempt, good)
+			w.facts.Open = false
+			w.does(drain.Operate)
+		},
+		"what was alone then need not be now": func(w *world) {
+			w.ask("a", v1alpha1.OperationDrain)
+			w.does(drain.Check, drain.Result{Alone: true})
+			w.does(drain.Wait)
+			w.is(v1alpha1.DrainNotRequested, drain.Done)
+			if o := w.state.Operations[0]; o.Reason != "NotDrained" || o.Phase != v1alpha1.DrainNotSupported {
+				w.t.Errorf("%s, %s", o.Reason, o.Phase)
+			}
+			w.ask("b", v1alpha1.OperationReboot)
+			w.does(drain.Check)
+		},
+		"a reboot that never comes can be cancelled": func(w *world) {
+			w.ask("a", v1alpha1.OperationReboot)
+			w.does(drain.Check, good)
+			w.does(drain.Cordon, good)
+			w.does(drain.Attempt, good)
+			w.does(drain.Operate)
+			w.state.Operations[0].Spec.Cancel = true
+			w.does(drain.Operate, good) // not while the hook runs
+			w.does(drain.Uncordon, good)
+			w.is(v1alpha1.DrainNotRequested, drain.Cancelled)
+		},
 		"forced without a link": func(w *world) {
 			w.facts.Reachable = false
 			w.ask("a", v1alpha1.OperationReboot)
