@@ -78,7 +78,7 @@ func (a *App) Status() Status {
 	case a.meta.KubeletAlive():
 		s.Kubelet = "alive"
 	default:
-		s.Kubelet = "has not renewed its lease in time"
+		s.Kubelet = "has not renewed its Lease in time; after a start the first comes within some 10 s"
 	}
 	return s
 }

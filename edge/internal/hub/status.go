@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"strconv"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -62,10 +64,19 @@ func (h *Hub) linked(s *session) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.status = Status{
-		Linked: true, Server: s.server, Transport: info.Transport, Instance: s.instance, Version: s.version, Epoch: s.epoch,
+		Linked: true, Server: reached(s.server, info.Remote), Transport: info.Transport, Instance: s.instance, Version: s.version, Epoch: s.epoch,
 		Since: s.since, LastContact: s.since, ClockSkew: s.skew,
 	}
 	h.logged = ""
+}
+
+// reached is where a link to server leads. Transports have ports of their own; remote tells it where nothing can stand in between, as a proxy can for TCP.
+func reached(server string, remote net.Addr) string {
+	host, _, err := net.SplitHostPort(server)
+	if udp, ok := remote.(*net.UDPAddr); ok && err == nil {
+		return net.JoinHostPort(host, strconv.Itoa(udp.Port))
+	}
+	return server
 }
 
 func (h *Hub) unlinked(s *session, err error) {
