@@ -165,6 +165,34 @@ func TestRoutes_03_04_SelectorAndLabels(t *testing.T) {
 	s.check(s.reaches(t.Context(), "edge1", office))
 }
 
+// nodePool is the NodePool of that name, and the device decides by what it was told of it, off line too. The status is not for devices.
+func TestRoutes_03_NodePool(t *testing.T) {
+	s := use(t)
+	floor := func(node string) {
+		t.Helper()
+		s.apply("default", "apiVersion: skerry.io/v1alpha1\nkind: NodePool\nmetadata: {name: floor}\nspec: {nodeSelector: {matchLabels: {kubernetes.io/hostname: "+node+"}}}\n")
+	}
+	floor("edge2")
+	t.Cleanup(func() {
+		s.must(s.run(context.Background(), "kubectl", "delete", "nodepool", "floor", "--ignore-not-found"))
+	})
+	s.staticRoute("office", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+", nodePool: floor}")
+	s.waitStaticRoute("office", "1/1 True Applied edge2")
+	s.waitKernelRoutes("edge2", "172.20.0.0/16 via "+lanRouter)
+	s.waitKernelRoutes("edge1")
+	if out := s.edgeKubectl("edge2", "get", "staticroute", "office", "-o", "jsonpath={.spec.subnet}:{.status}"); out != "172.20.0.0/16:" {
+		t.Errorf("edge2 holds %s", out)
+	}
+	s.reboot("edge2", true)
+	s.waitKernelRoutes("edge2", "172.20.0.0/16 via "+lanRouter)
+	floor("edge1")
+	s.waitStaticRoute("office", "0/1 False Waiting edge2")
+	s.waitKernelRoutes("edge1", "172.20.0.0/16 via "+lanRouter)
+	s.heal("edge2")
+	s.waitStaticRoute("office", "1/1 True Applied edge1")
+	s.waitKernelRoutes("edge2")
+}
+
 // The Node is deleted, with its device off: what it said is taken out of the status. It joins again, and catches up with what was changed and deleted meanwhile.
 func TestRoutes_05_NodeDeleted(t *testing.T) {
 	s := use(t)

@@ -44,6 +44,32 @@ spec:
 		})
 		s.must(s.run(ctx, "kubectl", "delete", "nodepool", "shop", "--ignore-not-found"))
 	})
+	// The first election is won by the highest priority, whoever was first: from then on the address stays where it is.
+	s.waitFor("the first election", func(ctx context.Context) error {
+		out, err := s.run(ctx, "kubectl", "get", "virtualip", shopVIP, "-o", "json")
+		if err != nil {
+			return err
+		}
+		var o struct {
+			Spec struct {
+				Elected bool
+				Nodes   []struct {
+					Name     string
+					Priority int
+				}
+			}
+			Status shopStatus
+		}
+		if err := json.Unmarshal([]byte(out), &o); err != nil {
+			return fmt.Errorf("%q: %w", out, err)
+		}
+		for _, n := range o.Spec.Nodes {
+			if n.Priority == 200 && o.Spec.Elected && o.Status.Holder == n.Name {
+				return nil
+			}
+		}
+		return fmt.Errorf("%+v", o)
+	})
 }
 
 type shopStatus struct {
@@ -52,17 +78,21 @@ type shopStatus struct {
 	Conditions []struct{ Type, Status, Message string }
 }
 
-// waitShop waits until a node holds the address, two could, and all conditions are as they should be.
+// waitShop waits until a node holds the address, by its own word and by its kernel, so many could, and all conditions are as they should be.
 func (s *system) waitShop(ready int) (holder string) {
 	s.t.Helper()
 	s.waitFor("the virtual IP to be held", func(ctx context.Context) error {
-		out, err := s.run(ctx, "kubectl", "get", "virtualip", shopVIP, "-o", "jsonpath={.status}")
+		out, err := s.run(ctx, "kubectl", "get", "virtualip", shopVIP, "-o", "json")
 		if err != nil {
 			return err
 		}
-		var status shopStatus
-		if err := json.Unmarshal([]byte(out), &status); err != nil {
+		var o struct{ Status shopStatus }
+		if err := json.Unmarshal([]byte(out), &o); err != nil {
 			return fmt.Errorf("%q: %w", out, err)
+		}
+		status := o.Status
+		if all := s.shopHolders(); !slices.Equal(all, []string{status.Holder}) {
+			return fmt.Errorf("in the kernel of %v, by the status at %q", all, status.Holder)
 		}
 		for _, c := range status.Conditions {
 			want := "True"
@@ -148,6 +178,8 @@ func otherEdge(node string) string {
 
 func TestVIPs_01_FromServiceToTraffic(t *testing.T) {
 	s := use(t)
+	s.reportEvents("edge1", true)
+	s.reportEvents("edge2", true)
 	s.shop()
 	holder := s.waitShop(2)
 	if kernel := s.waitShopAt("edge1", "edge2"); kernel != holder {
@@ -160,6 +192,13 @@ func TestVIPs_01_FromServiceToTraffic(t *testing.T) {
 	if out := s.kubectl("-n", "sample", "get", "service", "shop", "-o", "jsonpath={.status.loadBalancer.ingress}"); out != `[{"hostname":"shop","ip":"`+shopVIP+`","ipMode":"Proxy"}]` {
 		t.Errorf("the Service's status is %s", out)
 	}
+	s.waitFor("the holder's event", func(ctx context.Context) error {
+		out, err := s.run(ctx, "kubectl", "get", "events", "--field-selector=reason=VirtualIPHolder,involvedObject.name="+holder, "-o", "jsonpath={.items[*].message}")
+		if err == nil && !strings.Contains(out, "virtual IP "+shopVIP+" of Service sample/shop") {
+			err = fmt.Errorf("there is %q", out)
+		}
+		return err
+	})
 	if out := s.onHost(holder, s.root+"/bin/edgecore", "status"); !strings.Contains(out, shopVIP+" (sample/shop, pool shop): Holder") {
 		t.Errorf("edgecore status:\n%s", out)
 	}

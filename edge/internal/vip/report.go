@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
@@ -102,14 +103,15 @@ func (r *run) event(ctx context.Context, v *v1alpha1.VirtualIP, e v1alpha1.Virtu
 	if e.State == v1alpha1.VIPFault {
 		kind = corev1.EventTypeWarning
 	}
-	ref := &corev1.ObjectReference{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "VirtualIP", Name: v.Name, UID: v.UID}
-	words := []string{fmt.Sprintf("%s for Service %s/%s", v.Spec.Address, v.Spec.Service.Namespace, v.Spec.Service.Name)}
+	// Of the node, not of the VirtualIP: nodes report events of themselves and of their pods only.
+	ref := &corev1.ObjectReference{Kind: "Node", Name: r.cfg.NodeName, UID: types.UID(r.cfg.NodeName)}
+	words := []string{fmt.Sprintf("virtual IP %s of Service %s/%s", v.Spec.Address, v.Spec.Service.Namespace, v.Spec.Service.Name)}
 	if e.Message != "" {
 		words = append(words, e.Message)
 	}
-	reason := string(e.State)
+	reason := "VirtualIP" + string(e.State)
 	if e.DuplicateOf != "" {
-		reason = v1alpha1.VIPConditionDuplicate
+		reason = "VirtualIPDuplicate"
 	}
 	r.events.Event(ref, kind, reason, strings.Join(words, ": "))
 }
