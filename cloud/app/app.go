@@ -175,7 +175,7 @@ func (a *App) kickRevoked(ctx context.Context) {
 }
 
 func (a *App) listen(ctx context.Context) error {
-	secure := pki.ServerTLS(pki.Server{Certificate: a.serving.Certificate, ClientCAs: a.clientCA.Pool})
+	secure := pki.ServerTLS(pki.Server{Certificate: a.serving.Certificate, ClientCAs: a.clientCA.Wait})
 	bounds := link.Default()
 	bounds.Keepalive, bounds.IdleTimeout = a.config.Hub.Keepalive.Duration, a.config.Hub.IdleTimeout.Duration
 	table := topic.NewTable()

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/klog/v2"
+
 	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/tests/cluster/binary"
 	"github.com/skerry-io/skerry/tests/cluster/lab"
@@ -145,7 +147,7 @@ func (s *bench) fleet(b *testing.B, transport link.Transport) (fleet *hollow.Fle
 		Identity: hollow.FromCA(filepath.Join(dir, "ca.crt"), filepath.Join(dir, "ca.key")),
 	})
 	check(b, err)
-	ctx, cancel := context.WithCancel(b.Context())
+	ctx, cancel := context.WithCancel(klog.NewContext(b.Context(), klog.New(nil))) // each of them logs when its link ends
 	done := make(chan error, 1)
 	go func() { done <- fleet.Run(ctx) }()
 	patient, end := context.WithTimeout(ctx, 2*upTimeout)

@@ -126,10 +126,13 @@ func page(old string, rows []row) []byte {
 	}
 	var out bytes.Buffer
 	fmt.Fprintf(&out, `# Benchmarks
-Written by `+"`make bench`"+`, which measures every figure beside its floor in the same run; %s. A figure is made of medians; behind each stand the least and the most of its
-samples. Last written %s on %s. Some rows may be of an earlier run on the same machine: each row can be measured alone (`+"`tests/bench`"+` says how).
+Written by `+"`make bench`"+`, which measures every figure beside its floor in the same run: the two take turns, so that a slow moment of the machine meets both. A
+figure is made of medians; behind each stand the least and the most of its samples. Each row can be measured alone, so some may be of an earlier run.
 
-`, "the two take turns, so that a slow moment of the machine meets both", time.Now().UTC().Format(time.DateOnly), machine())
+Last written %s on %s. Absolute times belong to the machine: what a busy one takes longer for is in
+both columns.
+
+`, time.Now().UTC().Format(time.DateOnly), machine())
 	out.WriteString(tableHead)
 	for _, what := range order {
 		if line, ok := lines[what]; ok {
@@ -158,7 +161,8 @@ func machine() string {
 	if unix.Sysinfo(&info) == nil {
 		memory = strconv.FormatUint(info.Totalram*uint64(info.Unit)>>30, 10)
 	}
-	return fmt.Sprintf("%d cores (%s), %s GiB of memory, %s, %s; other work ran on the machine at the same time", runtime.NumCPU(), runtime.GOARCH, memory, release, runtime.Version())
+	return fmt.Sprintf("%d cores (%s), %s GiB of memory, %s, %s; the load average was %.2g", runtime.NumCPU(), runtime.GOARCH, memory, release, runtime.Version(),
+		float64(info.Loads[0])/(1<<16)) // sysinfo(2): fixed-point, 16 bits
 }
 
 func TestPage(t *testing.T) {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"crypto/x509"
 	"fmt"
+	"sync"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
@@ -12,9 +14,28 @@ import (
 
 // ClientCA is the CA of the cluster's client certificates, nodes' among them. It follows its source.
 type ClientCA struct {
-	source interface {
-		dynamiccertificates.CAContentProvider
-		dynamiccertificates.ControllerRunner
+	source caSource
+	once   sync.Once
+	known  chan struct{} // closed when the source has told the CA for the first time
+}
+
+// caSource is where a CA comes from.
+type caSource interface {
+	dynamiccertificates.CAContentProvider
+	dynamiccertificates.ControllerRunner
+}
+
+func newClientCA(source caSource) *ClientCA {
+	c := &ClientCA{source: source, known: make(chan struct{})}
+	source.AddListener(c)
+	c.Enqueue() // a file has been read already
+	return c
+}
+
+// Enqueue implements dynamiccertificates.Listener: the source has changed.
+func (c *ClientCA) Enqueue() {
+	if c.Pool() != nil {
+		c.once.Do(func() { close(c.known) })
 	}
 }
 
@@ -25,7 +46,7 @@ func NewClientCA(client kubernetes.Interface) (*ClientCA, error) {
 	if err != nil {
 		return nil, fmt.Errorf("following the cluster's client CA: %w", err)
 	}
-	return &ClientCA{source: source}, nil
+	return newClientCA(source), nil
 }
 
 // ClientCAFromFile follows a PEM file instead, for clusters that publish no client CA.
@@ -34,7 +55,7 @@ func ClientCAFromFile(path string) (*ClientCA, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the client CA: %w", err)
 	}
-	return &ClientCA{source: source}, nil
+	return newClientCA(source), nil
 }
 
 // Run follows the source until ctx ends.
@@ -50,6 +71,21 @@ func (c *ClientCA) Pool() *x509.CertPool {
 		return nil
 	}
 	return options.Roots
+}
+
+// poolWait bounds Wait: a handshake may take longer than that.
+const poolWait = 5 * time.Second
+
+// Wait is Pool for a handshake that can wait a moment, up to five seconds. When cloudcore starts all its edges dial at once, mostly before kube-apiserver has
+// told the CA: a refusal would send each of them into its back-off.
+func (c *ClientCA) Wait() *x509.CertPool {
+	timer := time.NewTimer(poolWait)
+	defer timer.Stop()
+	select {
+	case <-c.known:
+	case <-timer.C:
+	}
+	return c.Pool()
 }
 
 // PEM is the CA now; nil until it is known.

@@ -27,7 +27,7 @@ func NewFrontProxy(client kubernetes.Interface) (*FrontProxy, error) {
 		return nil, fmt.Errorf("following the front proxy's CA: %w", err)
 	}
 	return &FrontProxy{
-		ca: &ClientCA{source: source},
+		ca: newClientCA(source),
 		names: headerrequest.NewRequestHeaderAuthRequestController(published, metav1.NamespaceSystem, client, "requestheader-username-headers",
 			"requestheader-uid-headers", "requestheader-group-headers", "requestheader-extra-headers-prefix", "requestheader-allowed-names"),
 	}, nil

@@ -616,3 +616,29 @@ func TestOtherClustersCertificate(t *testing.T) {
 		t.Error("a client without a certificate is let in")
 	}
 }
+
+// Edges that dial before kube-apiserver has told the CA wait for it instead of being refused.
+func TestClientCA_Wait(t *testing.T) {
+	if plane == nil {
+		t.Skip("needs a real control plane: run without -short")
+	}
+	ca, err := join.NewClientCA(plane.Client())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ca.Pool() != nil {
+		t.Fatal("the CA is known before anybody has asked")
+	}
+	waited := make(chan *x509.CertPool, 1)
+	go func() { waited <- ca.Wait() }()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- ca.Run(ctx) }()
+	if pool := <-waited; pool == nil {
+		t.Error("the CA was not waited for")
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
