@@ -33,7 +33,7 @@ func (s *State) add(o Operation) error {
 			have.Spec.Cancel = have.Spec.Cancel || o.Spec.Cancel // nothing else can be changed
 			return nil
 		}
-		if !have.ended() || have.holds() || have.UID == "" && o.UID != "" {
+		if !have.ended() || have.holds() {
 			return fmt.Errorf("%s: %w", o.Name, ErrExists)
 		}
 		s.Operations = slices.DeleteFunc(s.Operations, func(x Operation) bool { return x.Name == o.Name })

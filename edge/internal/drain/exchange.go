@@ -124,8 +124,12 @@ func (f *follower) begin(ctx context.Context, n *v1alpha1.NodeOperation) error {
 		return f.agent.Refuse(ctx, o, Failed, "StateLost", "it had gone ahead, but what the device had kept of it was lost")
 	}
 	err = f.agent.Request(ctx, o)
-	if errors.Is(err, ErrInvalid) {
+	switch {
+	case errors.Is(err, ErrInvalid):
 		return f.agent.Refuse(ctx, o, Failed, "Refused", err.Error())
+	case errors.Is(err, ErrFull), errors.Is(err, ErrExists): // it is taken in later, and its maker need not wonder
+		o.Stage, o.RequestedAt, o.Message = Waiting, now.CreationTimestamp.Time, err.Error()
+		return errors.Join(err, f.report(ctx, o, ""))
 	}
 	return err
 }

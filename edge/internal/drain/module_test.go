@@ -218,6 +218,29 @@ func TestModuleFromTheDevice(t *testing.T) {
 	l.await("it is noticed", func(s drain.State) bool { o := operation(s, name); return o == nil || o.Gone })
 }
 
+// Two of one name: the device's own was first. The other one says so, and has its turn.
+func TestModuleNameTaken(t *testing.T) {
+	l := newLab(t)
+	l.cut.Store(true)
+	l.serve()
+	name := l.name + "-op"
+	l.must(nil, l.agent.Request(t.Context(), drain.Operation{
+		Name: name, Request: "r", RequestedBy: v1alpha1.RequestedOnDevice, Spec: v1alpha1.NodeOperationSpec{Operation: v1alpha1.OperationDrain},
+	}))
+	l.want(name, v1alpha1.OperationReboot)
+	l.setLink(true)
+	o := l.awaitTold(name, "Waiting")
+	if m := o.Status.Conditions[0].Message; !strings.Contains(m, "of this name already") {
+		t.Errorf("it says %q", m)
+	}
+	l.awaitStage(name, drain.Done)
+	l.must(nil, l.agent.Cancel(t.Context(), name))
+	l.awaitTold(name, "Running")
+	if ran := l.hooks.runs(); !slices.Equal(ran, []string{"Reboot"}) {
+		t.Errorf("hooks that ran: %v", ran)
+	}
+}
+
 // A device whose store was lost does nothing again, and nobody is left behind a cordon that nobody remembers.
 func TestModuleWithoutItsStore(t *testing.T) {
 	now := metav1.Now().Rfc3339Copy()
