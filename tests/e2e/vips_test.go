@@ -15,8 +15,15 @@ import (
 // shopVIP is on the LAN that the edges share with the client.
 const shopVIP = "192.168.100.230"
 
-// shop makes a pool of both edges, and a Service of the sample application with a virtual IP there. Both go with the test.
+// shop makes a pool of both edges, and a Service of the sample application with a virtual IP there, and waits for the first election.
 func (s *system) shop() {
+	s.t.Helper()
+	s.makeShop()
+	s.elected()
+}
+
+// makeShop makes the objects. They go with the test.
+func (s *system) makeShop() {
 	s.t.Helper()
 	s.apply("default", "apiVersion: skerry.io/v1alpha1\nkind: NodePool\nmetadata: {name: shop, labels: {site: shop}}\n"+
 		"spec: {addresses: ["+shopVIP+"], nodeSelector: {}, advertisementInterval: 200ms}\n")
@@ -44,7 +51,11 @@ spec:
 		})
 		s.must(s.run(ctx, "kubectl", "delete", "nodepool", "shop", "--ignore-not-found"))
 	})
-	// The first election is won by the highest priority, whoever was first: from then on the address stays where it is.
+}
+
+// elected waits until the first election is over. It is won by the highest priority, whoever was first: from then on the address stays where it is.
+func (s *system) elected() {
+	s.t.Helper()
 	s.waitFor("the first election", func(ctx context.Context) error {
 		out, err := s.run(ctx, "kubectl", "get", "virtualip", shopVIP, "-o", "json")
 		if err != nil {
@@ -327,4 +338,33 @@ func TestVIPs_20_CloudAwayForLongAndBack(t *testing.T) {
 		t.Errorf("%d of %d customers were not served: %v", len(customers.lost), customers.bought+len(customers.lost), customers.lost[0])
 	}
 	t.Logf("%d customers, %d lost", customers.bought+len(customers.lost), len(customers.lost))
+}
+
+// Somebody on the LAN has the address already: nobody claims it, the object says who it is, and it is claimed when he goes.
+func TestVIPs_DuplicateAddress(t *testing.T) {
+	s := use(t)
+	t.Cleanup(func() {
+		s.must(s.run(context.Background(), "exec", "client", "--", "sh", "-c", "ip address del "+shopVIP+"/32 dev lo 2>/dev/null; true"))
+	})
+	s.onHost("client", "ip", "address", "replace", shopVIP+"/32", "dev", "lo") // a Linux host answers for all its addresses on every interface
+	s.makeShop()
+	condition := func(want string) {
+		t.Helper()
+		s.waitFor("DuplicateAddress to be "+want, func(ctx context.Context) error {
+			out, err := s.run(ctx, "kubectl", "get", "virtualip", shopVIP, "-o", `jsonpath={.status.conditions[?(@.type=="DuplicateAddress")].status} {.status.nodes[*].duplicateOf}`)
+			if err == nil && out != want {
+				err = fmt.Errorf("it is %q", out)
+			}
+			return err
+		})
+	}
+	mac := strings.TrimSpace(s.onHost("client", "sh", "-c", "ip -o link | grep -v LOOPBACK | head -1 | sed 's/.*link.ether \\([^ ]*\\) .*/\\1/'"))
+	condition("True " + mac + " " + mac)
+	if all := s.shopHolders(); len(all) > 0 {
+		t.Errorf("claimed by %v all the same", all)
+	}
+	s.onHost("client", "ip", "address", "del", shopVIP+"/32", "dev", "lo")
+	condition("False ")
+	s.waitShop(2)
+	s.waitShopAt("edge1", "edge2")
 }
