@@ -117,6 +117,7 @@ type App struct {
 	vips     *vip.Agent
 	drain    *drain.Agent
 	runner   *beehive.Runner
+	tunnel   *tunnel.Tunnel
 	metrics  *prometheus.Registry
 }
 
@@ -279,10 +280,11 @@ func (a *App) newHub() (*hub.Hub, error) {
 	for i, s := range servers {
 		addresses[i] = net.JoinHostPort(s, strconv.Itoa(c.WebSocket.Port))
 	}
+	a.tunnel = tunnel.New(tunnel.Config{Kubelet: a.kubelet})
 	return hub.New(hub.Config{
 		Servers: addresses, Dialer: a.dialer, Epochs: a.store, Alive: a.meta.KubeletAlive, Version: version.Skerry(), BootID: bootID(),
 		Keepalive: c.Keepalive.Duration, BackoffMin: c.BackoffMin.Duration, BackoffMax: c.BackoffMax.Duration,
-		Parts: map[message.Kind]hub.Part{topic.KindStream: tunnel.New(tunnel.Config{Kubelet: a.kubelet})},
+		Parts: map[message.Kind]hub.Part{topic.KindStream: a.tunnel},
 	})
 }
 
@@ -354,7 +356,7 @@ func (a *App) Run(ctx context.Context) error {
 func (a *App) registerMetrics() error {
 	all := []prometheus.Collector{collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), busCollector{a.runner}, a.api.Metrics()}
 	if a.hub != nil {
-		all = append(all, a.hub)
+		all = append(all, a.hub, a.tunnel)
 	}
 	if a.routes != nil {
 		all = append(all, a.routes)

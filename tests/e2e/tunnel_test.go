@@ -238,33 +238,61 @@ func TestTunnel_06_PortForwardWith50Connections(t *testing.T) {
 
 // connect asks a replica of cloudcore for a target, with a certificate of the control plane (or a node's), and returns its answer's status line.
 func (s *system) connect(replica int, target, certificate, key string) (string, error) {
+	conn, answer, err := s.connectTo(replica, target, certificate, key)
+	if conn != nil {
+		_ = conn.Close()
+	}
+	return answer, err
+}
+
+// connectTo is connect that leaves the connection open; it is nil where there is an error.
+func (s *system) connectTo(replica int, target, certificate, key string) (_ net.Conn, answer string, err error) {
 	host, err := s.Host(options().Replicas()[0])
-	s.check(err)
+	if err != nil {
+		return nil, "", err
+	}
 	cert, err := tls.LoadX509KeyPair(certificate, key)
-	s.check(err)
+	if err != nil {
+		return nil, "", err
+	}
 	ca, err := os.ReadFile(filepath.Join(host.Root(), "/etc/skerry/egress-ca.crt"))
-	s.check(err)
+	if err != nil {
+		return nil, "", err
+	}
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(ca)
 	ctx, cancel := context.WithTimeout(s.t.Context(), 30*time.Second)
 	defer cancel()
 	raw, err := host.Dial(ctx, "tcp", net.JoinHostPort(lab.Replica(replica).String(), "10004"))
 	if err != nil {
-		return "", err
+		return nil, "", err
 	}
-	defer raw.Close()
+	defer func() {
+		if err != nil {
+			_ = raw.Close()
+		}
+	}()
 	conn := tls.Client(raw, &tls.Config{RootCAs: roots, ServerName: lab.Cloud().String(), Certificates: []tls.Certificate{cert}})
 	if err := conn.HandshakeContext(ctx); err != nil {
-		return "", err
+		return nil, "", err
 	}
 	if deadline, ok := ctx.Deadline(); ok {
-		s.check(conn.SetDeadline(deadline))
+		if err := conn.SetDeadline(deadline); err != nil {
+			return nil, "", err
+		}
 	}
 	if _, err := fmt.Fprintf(conn, "CONNECT %s HTTP/1.1\r\nHost: x\r\n\r\n", target); err != nil {
-		return "", err
+		return nil, "", err
 	}
-	line, err := bufio.NewReader(conn).ReadString('\n')
-	return strings.TrimSpace(line), err
+	// Byte by byte: what follows the head is the target's.
+	var head []byte
+	for b := make([]byte, 1); !bytes.HasSuffix(head, []byte("\r\n\r\n")); head = append(head, b...) {
+		if _, err := conn.Read(b); err != nil {
+			return nil, "", err
+		}
+	}
+	answer, _, _ = strings.Cut(string(head), "\r\n")
+	return conn, answer, conn.SetDeadline(time.Time{})
 }
 
 func (s *system) planeIdentity() (certificate, key string) {

@@ -28,10 +28,13 @@ type Config struct {
 }
 
 // Tunnel is a hub.Part.
-type Tunnel struct{ config Config }
+type Tunnel struct {
+	config  Config
+	metrics *metrics
+}
 
 // New returns a Tunnel.
-func New(config Config) *Tunnel { return &Tunnel{config} }
+func New(config Config) *Tunnel { return &Tunnel{config, newMetrics()} }
 
 // Attach serves the streams of one session.
 func (t *Tunnel) Attach(send func(context.Context, message.Message) error) (
@@ -51,15 +54,18 @@ func (s sender) Send(ctx context.Context, m message.Message) error { return s(ct
 // accept dials what the cloud asks for. Its error is what people read who asked for a log.
 func (t *Tunnel) accept(ctx context.Context, target string) (net.Conn, error) {
 	if target != Kubelet {
+		t.metrics.refuse("target")
 		return nil, fmt.Errorf("streams lead to this node's kubelet, not to %.64q", target)
 	}
 	address := t.config.Kubelet()
 	if address == "" {
+		t.metrics.refuse("no-kubelet")
 		return nil, errors.New("no kubelet with a server runs here")
 	}
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
 	if err != nil {
+		t.metrics.refuse("unreachable")
 		return nil, fmt.Errorf("the kubelet does not answer: %w", err)
 	}
-	return conn, nil
+	return t.metrics.begin(conn), nil
 }

@@ -8,6 +8,9 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/skerry-io/skerry/common/link/linktest"
 	common "github.com/skerry-io/skerry/common/tunnel"
@@ -15,11 +18,12 @@ import (
 )
 
 // cloud is the other end of a link to a Tunnel.
-func cloud(t *testing.T, kubelet string) *common.Mux {
+func cloud(t *testing.T, kubelet string) (*common.Mux, *tunnel.Tunnel) {
 	t.Helper()
 	edgeConn, cloudConn := linktest.Pipe(t, linktest.PipeOptions{})
 	ctx, cancel := context.WithCancel(context.Background())
-	handle, run := tunnel.New(tunnel.Config{Kubelet: func() string { return kubelet }}).Attach(edgeConn.Send)
+	end := tunnel.New(tunnel.Config{Kubelet: func() string { return kubelet }})
+	handle, run := end.Attach(edgeConn.Send)
 	mux := common.New(cloudConn, common.Config{Peer: "edge1"})
 	var all sync.WaitGroup
 	all.Go(func() { run(ctx) })
@@ -47,7 +51,7 @@ func cloud(t *testing.T, kubelet string) *common.Mux {
 		}
 	})
 	t.Cleanup(func() { cancel(); all.Wait() })
-	return mux
+	return mux, end
 }
 
 func TestAttach_LeadsToTheKubelet(t *testing.T) {
@@ -64,13 +68,30 @@ func TestAttach_LeadsToTheKubelet(t *testing.T) {
 		defer c.Close()
 		_, _ = io.WriteString(c, "kubelet here")
 	}()
-	s, err := cloud(t, l.Addr().String()).Open(t.Context(), tunnel.Kubelet)
+	mux, end := cloud(t, l.Addr().String())
+	s, err := mux.Open(t.Context(), tunnel.Kubelet)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.Close()
 	if got, err := io.ReadAll(s); err != nil || string(got) != "kubelet here" {
 		t.Errorf("got %q, %v", got, err)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	for mux.Len() > 0 {
+		time.Sleep(time.Millisecond)
+	}
+	want := `# HELP skerry_tunnel_bytes_total Bytes to the kubelet (sent) and from it (received).
+# TYPE skerry_tunnel_bytes_total counter
+skerry_tunnel_bytes_total{direction="received"} 12
+skerry_tunnel_bytes_total{direction="sent"} 0
+# HELP skerry_tunnel_streams_total Streams that were led to the kubelet.
+# TYPE skerry_tunnel_streams_total counter
+skerry_tunnel_streams_total 1
+`
+	if err := testutil.CollectAndCompare(end, strings.NewReader(want), "skerry_tunnel_bytes_total", "skerry_tunnel_streams_total"); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -87,7 +108,11 @@ func TestAttach_RefusesAllElse(t *testing.T) {
 		"it is down":     {closed, tunnel.Kubelet, "the kubelet does not answer"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := cloud(t, test.kubelet).Open(t.Context(), test.target)
+			mux, end := cloud(t, test.kubelet)
+			_, err := mux.Open(t.Context(), test.target)
+			if n := testutil.CollectAndCount(end, "skerry_tunnel_refused_total"); n != 1 {
+				t.Errorf("%d refusals are counted", n)
+			}
 			if _, ok := errors.AsType[*common.Refused](err); !ok || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("got %v, want %q", err, test.want)
 			}

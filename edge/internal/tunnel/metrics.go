@@ -1,0 +1,90 @@
+package tunnel
+
+import (
+	"net"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// metrics belongs to one Tunnel; nothing is registered with any global registry.
+type metrics struct {
+	open    prometheus.Gauge
+	total   prometheus.Counter
+	refused *prometheus.CounterVec
+	bytes   *prometheus.CounterVec
+	sent    prometheus.Counter // of bytes: to the kubelet
+	got     prometheus.Counter
+}
+
+func newMetrics() *metrics {
+	opts := func(name, help string) prometheus.Opts {
+		return prometheus.Opts{Namespace: "skerry", Subsystem: "tunnel", Name: name, Help: help}
+	}
+	m := &metrics{
+		open:    prometheus.NewGauge(prometheus.GaugeOpts(opts("streams", "Open streams to this node's kubelet."))),
+		total:   prometheus.NewCounter(prometheus.CounterOpts(opts("streams_total", "Streams that were led to the kubelet."))),
+		refused: prometheus.NewCounterVec(prometheus.CounterOpts(opts("refused_total", "Streams that were not, by reason.")), []string{"reason"}),
+		bytes:   prometheus.NewCounterVec(prometheus.CounterOpts(opts("bytes_total", "Bytes to the kubelet (sent) and from it (received).")), []string{"direction"}),
+	}
+	m.sent, m.got = m.bytes.WithLabelValues("sent"), m.bytes.WithLabelValues("received")
+	return m
+}
+
+func (m *metrics) refuse(reason string) { m.refused.WithLabelValues(reason).Inc() }
+
+// begin counts a connection to the kubelet until it is closed.
+func (m *metrics) begin(conn net.Conn) net.Conn {
+	m.total.Inc()
+	m.open.Inc()
+	return &metered{Conn: conn, m: m, end: sync.OnceFunc(m.open.Dec)}
+}
+
+type metered struct {
+	net.Conn
+	m   *metrics
+	end func()
+}
+
+func (c *metered) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	c.m.got.Add(float64(n))
+	return n, err
+}
+
+func (c *metered) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	c.m.sent.Add(float64(n))
+	return n, err
+}
+
+// CloseWrite ends one direction, where the connection can.
+func (c *metered) CloseWrite() error {
+	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return c.Close()
+}
+
+func (c *metered) Close() error {
+	c.end()
+	return c.Conn.Close()
+}
+
+// Describe implements prometheus.Collector.
+func (t *Tunnel) Describe(ch chan<- *prometheus.Desc) {
+	for _, c := range t.metrics.all() {
+		c.Describe(ch)
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (t *Tunnel) Collect(ch chan<- prometheus.Metric) {
+	for _, c := range t.metrics.all() {
+		c.Collect(ch)
+	}
+}
+
+func (m *metrics) all() []prometheus.Collector {
+	return []prometheus.Collector{m.open, m.total, m.refused, m.bytes}
+}
