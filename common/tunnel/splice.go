@@ -27,7 +27,7 @@ func Splice(ctx context.Context, a, b net.Conn) {
 func pass(to, from net.Conn, shut func()) {
 	// Without the methods by which io.Copy would take another buffer than this one.
 	if _, err := io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{from}, make([]byte, copySize)); err != nil {
-		if s, ok := to.(*Stream); ok && !errors.Is(err, net.ErrClosed) { // the far end is told why
+		if s, ok := to.(interface{ abort(reason string) }); ok && !errors.Is(err, net.ErrClosed) { // a Stream, whose far end is told why
 			s.abort(err.Error())
 		}
 		shut()

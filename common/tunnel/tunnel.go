@@ -172,6 +172,21 @@ func (m *Mux) Open(ctx context.Context, target string) (*Stream, error) {
 	return s, nil
 }
 
+// probeTarget leads nowhere: it is refused at once.
+const probeTarget = "probe"
+
+// Probe asks the peer for a sign of life, which nil is.
+func (m *Mux) Probe(ctx context.Context) error {
+	s, err := m.Open(ctx, probeTarget)
+	if _, ok := errors.AsType[*Refused](err); ok {
+		return nil
+	}
+	if err == nil {
+		s.abort("it was a probe")
+	}
+	return err
+}
+
 // ask makes a stream and tells the peer.
 func (m *Mux) ask(ctx context.Context, target string) (*Stream, error) {
 	select {
@@ -272,6 +287,10 @@ func (m *Mux) opened(o *topicpb.StreamOpen) error {
 	busy := len(m.streams) >= m.config.MaxStreams
 	s := m.add(id, int(o.GetWindow()))
 	s.accepted = true
+	if o.GetTarget() == probeTarget {
+		m.refuse(s, "alive")
+		return nil
+	}
 	if busy {
 		m.refuse(s, fmt.Sprintf("%d streams are open already", m.config.MaxStreams))
 		return nil

@@ -215,6 +215,26 @@ func TestOpen_SilentPeerIsNotWaitedFor(t *testing.T) {
 	})
 }
 
+// A peer answers a probe also when it takes no stream any more; one that is silent does not.
+func TestProbe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, tunnel.Config{}, echo, linktest.PipeOptions{})
+		if err := w.cloud.Probe(t.Context()); err != nil {
+			t.Error(err)
+		}
+		synctest.Wait()
+		if c, e := w.cloud.Len(), w.edge.Len(); c+e != 0 {
+			t.Errorf("%d streams are left in the cloud, %d at the edge", c, e)
+		}
+		silent := tunnel.New(nobody{}, tunnel.Config{})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := silent.Probe(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
 func TestOpen_Bound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, tunnel.Config{MaxStreams: 3}, echo, linktest.PipeOptions{})

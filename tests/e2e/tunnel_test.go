@@ -365,7 +365,17 @@ func TestTunnel_11_LinkCut(t *testing.T) {
 	s := use(t)
 	pod := s.waitPods("sample", "app=sample", "edge1", 1)[0]
 	follow := s.attach(pod)
+	s.kubectl("logs", "-n", "sample", pod.Name) // kube-apiserver keeps that connection
 	s.cutSilently("edge1")
+	// Nobody waits for the link to be given up: neither on the connection that was kept nor on a new one.
+	for range 2 {
+		began := time.Now()
+		_, err := s.run(t.Context(), "kubectl", "logs", "-n", "sample", pod.Name)
+		if err == nil {
+			t.Error("the log is read over a link that is cut")
+		}
+		t.Logf("after %v: %v", time.Since(began).Round(10*time.Millisecond), err)
+	}
 	if err := s.ended(follow, patience); err == nil {
 		t.Error("the end looks like a proper one")
 	}

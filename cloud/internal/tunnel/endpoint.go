@@ -1,12 +1,9 @@
 package tunnel
 
 import (
-	"bytes"
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"strings"
 	"sync"
@@ -19,8 +16,6 @@ import (
 )
 
 const (
-	// maxHello bounds what is read before the name is known, in bytes: one TLS record (RFC 8446, 5.1).
-	maxHello = 5 + 16<<10
 	// Alerts are how a refusal is told to a client that has said nothing but its hello (RFC 8446, 6.2).
 	alertInternalError    = 80
 	alertUnrecognizedName = 112
@@ -72,14 +67,14 @@ func (t *Tunnel) leadByName(ctx context.Context, near net.Conn) {
 	if err := near.SetDeadline(time.Now().Add(headTimeout)); err != nil {
 		return
 	}
-	name, hello, err := readHello(near)
+	hello, read, err := readHello(near)
 	if err != nil {
 		log.V(2).Info("A client says no TLS hello", "err", err)
 		t.metrics.refuse(byName, "hello")
 		return
 	}
-	log = log.WithValues("name", name)
-	node := types.NodeName(strings.ToLower(strings.TrimSuffix(name, ".")))
+	log = log.WithValues("name", hello.name)
+	node := types.NodeName(strings.ToLower(strings.TrimSuffix(hello.name, ".")))
 	if edge, _, err := t.config.Nodes.kubelet(node); err != nil || !edge {
 		log.V(2).Info("A client asks for what is no edge node")
 		t.metrics.refuse(byName, "unknown")
@@ -106,35 +101,8 @@ func (t *Tunnel) leadByName(ctx context.Context, near net.Conn) {
 		return
 	}
 	defer t.metrics.begin(byName)()
-	tunnel.Splice(ctx, t.metrics.meter(after(near, hello)), far)
+	tunnel.Splice(ctx, t.metrics.meter(after(near, read)), far)
 }
 
 // alert ends a connection by a fatal alert, which is all that a client hears of why.
 func alert(conn net.Conn, code byte) { _, _ = conn.Write([]byte{21, 3, 3, 0, 2, 2, code}) }
-
-// errSeen ends a handshake once its hello has been read.
-var errSeen = errors.New("seen")
-
-// readHello reads the first record of a TLS client, and returns the name in it ("" for none) and all that was read.
-func readHello(conn net.Conn) (name string, read []byte, err error) {
-	var kept bytes.Buffer
-	seen := false
-	only := &listening{Conn: conn, from: io.TeeReader(io.LimitReader(conn, maxHello), &kept)}
-	err = tls.Server(only, &tls.Config{GetConfigForClient: func(h *tls.ClientHelloInfo) (*tls.Config, error) {
-		name, seen = h.ServerName, true
-		return nil, errSeen
-	}}).Handshake() //nolint:noctx // ends with the connection's deadline
-	if seen {
-		return name, kept.Bytes(), nil
-	}
-	return "", nil, err
-}
-
-// listening is a connection on which nothing is said.
-type listening struct {
-	net.Conn
-	from io.Reader
-}
-
-func (l *listening) Read(b []byte) (int, error)  { return l.from.Read(b) }
-func (l *listening) Write(b []byte) (int, error) { return len(b), nil }

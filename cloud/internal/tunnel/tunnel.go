@@ -192,25 +192,27 @@ func (t *Tunnel) own(ctx context.Context, node types.NodeName) (net.Conn, error)
 }
 
 func (s *session) open(ctx context.Context) (net.Conn, error) {
-	conn, err := s.mux.Open(ctx, kubelet)
+	stream, err := s.mux.Open(ctx, kubelet)
 	if err == nil {
-		return conn, nil
+		return s.watch(stream), nil
 	}
 	if refused, ok := errors.AsType[*tunnel.Refused](err); ok {
 		return nil, unavailable(s.Node(), "refuses: %s", refused.Reason)
 	}
 	if ctx.Err() != nil {
 		if heard, ok := s.Session.(interface{ LastHeard() time.Time }); ok {
-			return nil, unavailable(s.Node(), "does not answer; it was last heard of at %s", clock(heard.LastHeard()))
+			return nil, unavailable(s.Node(), "does not answer; it was last heard of at %s%s", clock(heard.LastHeard()), where)
 		}
 		return nil, unavailable(s.Node(), "does not answer")
 	}
 	return nil, unavailable(s.Node(), "can't be reached: %v", err)
 }
 
+// where is what can be done.
+const where = "; its logs are on the device"
+
 // noLink says since when a node has been out of reach, as well as it is known.
 func noLink(node types.NodeName, lost, heard time.Time) error {
-	const where = "; its logs are on the device"
 	switch {
 	case lost.After(heard):
 		return unavailable(node, "has had no link since %s%s", clock(lost), where)

@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -121,8 +122,11 @@ func TestNodes_Find(t *testing.T) {
 type session struct {
 	hub.Session
 	link.Conn
-	node types.NodeName
+	node  types.NodeName
+	heard atomic.Int64
 }
+
+func (s *session) LastHeard() time.Time { return time.Unix(0, s.heard.Load()) }
 
 func (s *session) Node() types.NodeName                              { return s.node }
 func (s *session) Info() link.Info                                   { return s.Conn.Info() }
@@ -133,10 +137,18 @@ func (s *session) Close(code link.CloseCode, reason string)          { _ = s.Con
 // attach gives a replica the link of a node, whose kubelet answers by accept. The returned function ends it.
 func attach(t *testing.T, r *replica, name types.NodeName, accept func(context.Context, string) (net.Conn, error)) (cut func()) {
 	t.Helper()
-	edgeConn, cloudConn := linktest.Pipe(t, linktest.PipeOptions{})
+	cut, _ = attachOver(t, r, name, accept, linktest.PipeOptions{})
+	return cut
+}
+
+func attachOver(t *testing.T, r *replica, name types.NodeName, accept func(context.Context, string) (net.Conn, error), pipe linktest.PipeOptions) (
+	cut func(), ended <-chan struct{}) {
+	t.Helper()
+	edgeConn, cloudConn := linktest.Pipe(t, pipe)
 	edge := common.New(edgeConn, common.Config{Peer: "the cloud", Accept: accept})
 	mux := message.NewMux()
-	run := r.tunnel.Attach(&session{Conn: cloudConn, node: name}, mux)
+	own := &session{Conn: cloudConn, node: name}
+	run := r.tunnel.Attach(own, mux)
 	ctx, cancel := context.WithCancel(context.Background())
 	var all sync.WaitGroup
 	all.Go(func() { _ = run(ctx) })
@@ -150,6 +162,9 @@ func attach(t *testing.T, r *replica, name types.NodeName, accept func(context.C
 				m, err := end.conn.Receive(ctx)
 				if err != nil {
 					return
+				}
+				if end.conn == cloudConn {
+					own.heard.Store(time.Now().UnixNano())
 				}
 				if err := end.handle(ctx, m); err != nil {
 					t.Error(err)
@@ -166,7 +181,7 @@ func attach(t *testing.T, r *replica, name types.NodeName, accept func(context.C
 	for { // until it is known
 		if conn, err := r.tunnel.Dial(t.Context(), name); err == nil {
 			_ = conn.Close()
-			return cut
+			return cut, cloudConn.Done()
 		}
 	}
 }
