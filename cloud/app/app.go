@@ -254,7 +254,7 @@ func (a *App) assemble() error {
 		parts = append(parts, a.tunnel)
 	}
 	a.hub = hub.New(hub.Config{
-		Instance: a.instance, Version: version.Skerry(), Admission: a.revoked, MaxSessions: a.config.Hub.MaxSessions,
+		Instance: a.instance, Version: version.Skerry(), Admission: a.revoked, Trust: a.trust, MaxSessions: a.config.Hub.MaxSessions,
 	}, a.links, parts)
 	a.kubelets = join.NewKubeletApprover(client)
 	a.approver = join.NewApprover(join.ApproverConfig{

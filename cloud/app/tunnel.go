@@ -30,7 +30,7 @@ func (a *App) newTunnel() error {
 		a.relay.HideAddresses()
 	}
 	client := a.client.Kubernetes()
-	peer := pki.ClientTLS(pki.Client{Roots: pki.Pool(a.ca.Certificate), Certificate: a.ca.Peer(tunnel.PeerName).Certificate})
+	peer := pki.ClientTLS(pki.Client{Roots: pki.Pool(a.ca.Trusted...), Certificate: a.ca.Peer(tunnel.PeerName).Certificate})
 	peer.ServerName = a.config.Advertise[0] // every replica serves under the same names
 	a.nodes = tunnel.NewNodes(a.informers)
 	a.tunnel = tunnel.New(tunnel.Config{

@@ -130,7 +130,7 @@ func New(ctx context.Context, cfg *edgeconfig.Config) (*App, error) {
 		return nil, err
 	}
 	a.node = string(a.identity.Node())
-	if a.dialer, err = newDialer(cfg.Modules.EdgeHub, a.identity); err != nil {
+	if a.dialer, err = newTrusting(a.identity.Roots, func() (link.Dialer, error) { return newDialer(cfg.Modules.EdgeHub, a.identity) }); err != nil {
 		return nil, err
 	}
 	if name := cfg.Modules.Edged.HostnameOverride; name != "" && name != a.node {
@@ -284,6 +284,7 @@ func (a *App) newHub() (*hub.Hub, error) {
 	return hub.New(hub.Config{
 		Servers: addresses, Dialer: a.dialer, Epochs: a.store, Alive: a.meta.KubeletAlive, Version: version.Skerry(), BootID: bootID(),
 		Keepalive: c.Keepalive.Duration, BackoffMin: c.BackoffMin.Duration, BackoffMax: c.BackoffMax.Duration,
+		Trust: a.identity,
 		Parts: map[message.Kind]hub.Part{topic.KindStream: a.tunnel},
 	})
 }

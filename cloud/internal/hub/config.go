@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
 // Config is what a Hub needs to know. Every zero duration and bound means its default.
@@ -19,6 +21,8 @@ type Config struct {
 	Version string
 	// Admission has the last word on each link; nil admits every certificate that names a node.
 	Admission Admission
+	// Trust says whom a device is to trust whose own trust has this sum (pki.TrustSum); nil: it is right as it is. A nil function tells nobody.
+	Trust func(sum []byte) *topicpb.Trust
 
 	// HelloTimeout is how long a new link may take for its Hello, and an Admission for its answer: 15 s.
 	HelloTimeout time.Duration

@@ -594,3 +594,22 @@ func gather(t *testing.T, registry *prometheus.Registry) map[string]float64 {
 	}
 	return values
 }
+
+// A device that says whom it trusts is told where that is not right; one that says nothing is told nothing.
+func TestHub_TellsWhomToTrust(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, hub.Config{Trust: func(sum []byte) *topicpb.Trust {
+			if string(sum) == "right" {
+				return nil
+			}
+			return &topicpb.Trust{Ca: []byte("ca for " + string(sum))}
+		}})
+		for sum, want := range map[string]string{"right": "", "wrong": "ca for wrong", "": ""} {
+			e := b.dial("edge-" + sum + "x")
+			e.send(topic.Hello.New(message.Resource{}, &topicpb.Hello{Protocol: topic.Protocol, Epoch: 1, Trust: []byte(sum)}))
+			if got := string(e.welcomed().GetTrust().GetCa()); got != want {
+				t.Errorf("%q is told %q, want %q", sum, got, want)
+			}
+		}
+	})
+}

@@ -112,13 +112,17 @@ func (h *Hub) handshake(ctx context.Context, conn link.Conn) (*session, error) {
 	if hello.GetEpoch() == 0 {
 		return nil, &link.CloseError{Code: link.CloseProtocol, Reason: "the hello has no epoch"}
 	}
+	var trust *topicpb.Trust
+	if sum := hello.GetTrust(); len(sum) > 0 && h.config.Trust != nil {
+		trust = h.config.Trust(sum)
+	}
 	s := &session{
 		hub: h, conn: conn, node: node,
 		epoch: hello.GetEpoch(), version: hello.GetVersion(), bootID: hello.GetBootId(),
 		keepalive: keepalive(hello.GetKeepaliveMillis()),
 		ended:     make(chan struct{}),
 		welcome: m.Answer(&topicpb.Welcome{
-			Protocol: topic.Protocol, Version: h.config.Version, Instance: h.config.Instance, UnixMillis: time.Now().UnixMilli(),
+			Protocol: topic.Protocol, Version: h.config.Version, Instance: h.config.Instance, UnixMillis: time.Now().UnixMilli(), Trust: trust,
 		}),
 	}
 	s.lastHeard.Store(time.Now().UnixNano())

@@ -21,6 +21,9 @@ import (
 	"github.com/skerry-io/skerry/common/pki"
 )
 
+// trustedKey of the CA's Secret has more certificates that devices are to trust, for the time in which one CA takes another's place.
+const trustedKey = "ca.crt"
+
 const (
 	// caLifetime is long because every device pins the CA's key: replacing it means joining again.
 	caLifetime      = 20 * 365 * 24 * time.Hour
@@ -32,7 +35,9 @@ const (
 // cloudcore's replicas, for each other.
 type CA struct {
 	Certificate *x509.Certificate
-	key         crypto.Signer
+	// Trusted are all that devices are to trust: the certificate above, and those that are about to take its place, or have just left it (ca.crt in the Secret).
+	Trusted []*x509.Certificate
+	key     crypto.Signer
 }
 
 // Pin is what tokens carry of the CA.
@@ -111,7 +116,22 @@ func parseCASecret(secret *corev1.Secret) (*CA, error) {
 	if !ok || !pair.Leaf.IsCA || pair.Leaf.KeyUsage&x509.KeyUsageCertSign == 0 {
 		return nil, errors.New("its certificate is not a CA's")
 	}
-	return &CA{Certificate: pair.Leaf, key: key}, nil
+	ca := &CA{Certificate: pair.Leaf, Trusted: []*x509.Certificate{pair.Leaf}, key: key}
+	if more := secret.Data[trustedKey]; len(more) > 0 {
+		others, err := pki.ParseCertificates(more)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", trustedKey, err)
+		}
+		for _, c := range others {
+			if !c.IsCA {
+				return nil, fmt.Errorf("%s: %s is not a CA's certificate", trustedKey, c.Subject)
+			}
+			if !c.Equal(pair.Leaf) {
+				ca.Trusted = append(ca.Trusted, c)
+			}
+		}
+	}
+	return ca, nil
 }
 
 // Serving is a serving certificate that is made in memory when it is first needed, and anew when a third of its life is left.

@@ -43,4 +43,56 @@ func TestLoadCA(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
+	t.Run("while one CA takes another's place both are trusted", func(t *testing.T) {
+		client, other := fake.NewClientset(), fake.NewClientset()
+		next, err := join.LoadCA(t.Context(), other)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ca, err := join.LoadCA(t.Context(), client)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(ca.Trusted) != 1 || !ca.Trusted[0].Equal(ca.Certificate) {
+			t.Errorf("at first %d are trusted", len(ca.Trusted))
+		}
+		secrets := client.CoreV1().Secrets(join.Namespace)
+		for name, test := range map[string]struct {
+			more []byte
+			want int // 0: refused
+		}{
+			"both, as they are written": {pki.EncodeCertificates(ca.Certificate, next.Certificate), 2},
+			"the other alone":           {pki.EncodeCertificates(next.Certificate), 2},
+			"not certificates":          {[]byte("x"), 0},
+			"a certificate that is no CA": {func() []byte {
+				s, err := ca.Serving([]string{"cloud.example"})
+				if err != nil {
+					t.Fatal(err)
+				}
+				c, err := s.Certificate()
+				if err != nil {
+					t.Fatal(err)
+				}
+				return pki.EncodeCertificates(c.Leaf)
+			}(), 0},
+		} {
+			secret, err := secrets.Get(t.Context(), "skerry-ca", metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			secret.Data["ca.crt"] = test.more
+			if _, err := secrets.Update(t.Context(), secret, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			got, err := join.LoadCA(t.Context(), client)
+			switch {
+			case test.want == 0:
+				if err == nil || !strings.Contains(err.Error(), "ca.crt") {
+					t.Errorf("%s: %v", name, err)
+				}
+			case err != nil || len(got.Trusted) != test.want || got.Pin() != ca.Pin():
+				t.Errorf("%s: %v, %v", name, got, err)
+			}
+		}
+	})
 }

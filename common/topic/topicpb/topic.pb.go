@@ -144,6 +144,7 @@ type Hello struct {
 	BootId          string                 `protobuf:"bytes,3,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`                             // /proc/sys/kernel/random/boot_id of the device
 	Epoch           uint64                 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`                                            // grows with every connect of this node, kept in the edge's store
 	KeepaliveMillis int64                  `protobuf:"varint,5,opt,name=keepalive_millis,json=keepaliveMillis,proto3" json:"keepalive_millis,omitempty"` // between two heartbeats; the cloud ends a session in which it heard nothing for some of them
+	Trust           []byte                 `protobuf:"bytes,6,opt,name=trust,proto3" json:"trust,omitempty"`                                             // sums up whom the edge trusts (pki.TrustSum); absent: it takes no Trust
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -213,6 +214,13 @@ func (x *Hello) GetKeepaliveMillis() int64 {
 	return 0
 }
 
+func (x *Hello) GetTrust() []byte {
+	if x != nil {
+		return x.Trust
+	}
+	return nil
+}
+
 // Welcome answers Hello: the session is open.
 type Welcome struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -220,6 +228,7 @@ type Welcome struct {
 	Version       string                 `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`   // of cloudcore
 	Instance      string                 `protobuf:"bytes,3,opt,name=instance,proto3" json:"instance,omitempty"` // which replica
 	UnixMillis    int64                  `protobuf:"varint,4,opt,name=unix_millis,json=unixMillis,proto3" json:"unix_millis,omitempty"`
+	Trust         *Trust                 `protobuf:"bytes,5,opt,name=trust,proto3" json:"trust,omitempty"` // where it differs from what the edge trusts
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -282,6 +291,66 @@ func (x *Welcome) GetUnixMillis() int64 {
 	return 0
 }
 
+func (x *Welcome) GetTrust() *Trust {
+	if x != nil {
+		return x.Trust
+	}
+	return nil
+}
+
+// Trust is whom an edge is to trust from now on.
+type Trust struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ca            []byte                 `protobuf:"bytes,1,opt,name=ca,proto3" json:"ca,omitempty"`                             // PEM: the authorities of cloudcore's certificates, the next one's too while one takes the place of another
+	ClientCa      []byte                 `protobuf:"bytes,2,opt,name=client_ca,json=clientCa,proto3" json:"client_ca,omitempty"` // PEM: the authorities of the cluster's client certificates; absent where cloudcore does not know them
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Trust) Reset() {
+	*x = Trust{}
+	mi := &file_topic_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Trust) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Trust) ProtoMessage() {}
+
+func (x *Trust) ProtoReflect() protoreflect.Message {
+	mi := &file_topic_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Trust.ProtoReflect.Descriptor instead.
+func (*Trust) Descriptor() ([]byte, []int) {
+	return file_topic_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Trust) GetCa() []byte {
+	if x != nil {
+		return x.Ca
+	}
+	return nil
+}
+
+func (x *Trust) GetClientCa() []byte {
+	if x != nil {
+		return x.ClientCa
+	}
+	return nil
+}
+
 // Heartbeat goes up at the keepalive interval; its answer, where one is wanted, is a Heartbeat with the same sequence.
 type Heartbeat struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -294,7 +363,7 @@ type Heartbeat struct {
 
 func (x *Heartbeat) Reset() {
 	*x = Heartbeat{}
-	mi := &file_topic_proto_msgTypes[3]
+	mi := &file_topic_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -306,7 +375,7 @@ func (x *Heartbeat) String() string {
 func (*Heartbeat) ProtoMessage() {}
 
 func (x *Heartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_topic_proto_msgTypes[3]
+	mi := &file_topic_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -319,7 +388,7 @@ func (x *Heartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heartbeat.ProtoReflect.Descriptor instead.
 func (*Heartbeat) Descriptor() ([]byte, []int) {
-	return file_topic_proto_rawDescGZIP(), []int{3}
+	return file_topic_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Heartbeat) GetSequence() uint64 {
@@ -359,7 +428,7 @@ type Interest struct {
 
 func (x *Interest) Reset() {
 	*x = Interest{}
-	mi := &file_topic_proto_msgTypes[4]
+	mi := &file_topic_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -371,7 +440,7 @@ func (x *Interest) String() string {
 func (*Interest) ProtoMessage() {}
 
 func (x *Interest) ProtoReflect() protoreflect.Message {
-	mi := &file_topic_proto_msgTypes[4]
+	mi := &file_topic_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -384,7 +453,7 @@ func (x *Interest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Interest.ProtoReflect.Descriptor instead.
 func (*Interest) Descriptor() ([]byte, []int) {
-	return file_topic_proto_rawDescGZIP(), []int{4}
+	return file_topic_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Interest) GetId() uint64 {
@@ -440,7 +509,7 @@ type Interests struct {
 
 func (x *Interests) Reset() {
 	*x = Interests{}
-	mi := &file_topic_proto_msgTypes[5]
+	mi := &file_topic_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -452,7 +521,7 @@ func (x *Interests) String() string {
 func (*Interests) ProtoMessage() {}
 
 func (x *Interests) ProtoReflect() protoreflect.Message {
-	mi := &file_topic_proto_msgTypes[5]
+	mi := &file_topic_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -465,7 +534,7 @@ func (x *Interests) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Interests.ProtoReflect.Descriptor instead.
 func (*Interests) Descriptor() ([]byte, []int) {
-	return file_topic_proto_rawDescGZIP(), []int{5}
+	return file_topic_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Interests) GetInterests() []*Interest {
@@ -494,7 +563,7 @@ type Digest struct {
 
 func (x *Digest) Reset() {
 	*x = Digest{}
-	mi := &file_topic_proto_msgTypes[6]
+	mi := &file_topic_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -506,7 +575,7 @@ func (x *Digest) String() string {
 func (*Digest) ProtoMessage() {}
 
 func (x *Digest) ProtoReflect() protoreflect.Message {
-	mi := &file_topic_proto_msgTypes[6]
+	mi := &file_topic_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -519,7 +588,7 @@ func (x *Digest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Digest.ProtoReflect.Descriptor instead.
 func (*Digest) Descriptor() ([]byte, []int) {
-	return file_topic_proto_rawDescGZIP(), []int{6}
+	return file_topic_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Digest) GetResource() *Resource {
@@ -555,7 +624,7 @@ type InventoryRequest struct {
 
 func (x *InventoryRequest) Reset() {
 	*x = InventoryRequest{}
-	mi := &file_topic_proto_msgTypes[7]
+	mi := &file_topic_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -567,7 +636,7 @@ func (x *InventoryRequest) String() string {
 func (*InventoryRequest) ProtoMessage() {}
 
 func (x *InventoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_topic_proto_msgTypes[7]
+	mi := &file_topic_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -580,7 +649,7 @@ func (x *InventoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InventoryRequest.ProtoReflect.Descriptor instead.
 func (*InventoryRequest) Descriptor() ([]byte, []int) {
-	return file_topic_proto_rawDescGZIP(), []int{7}
+	return file_topic_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *InventoryRequest) GetResource() *Resource {
@@ -616,7 +685,7 @@ type Inventory struct {
 
 func (x *Inventory) Reset() {
 	*x = Inventory{}
-	mi := &file_topic_proto_msgTypes[8]
+	mi := &file_topic_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -628,7 +697,7 @@ func (x *Inventory) String() string {
 func (*Inventory) ProtoMessage() {}
 
 func (x *Inventory) ProtoReflect() protoreflect.Message {
-	mi := &file_topic_proto_msgTypes[8]
+	mi := &file_topic_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -641,7 +710,7 @@ func (x *Inventory) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Inventory.ProtoReflect.Descriptor instead.
 func (*Inventory) Descriptor() ([]byte, []int) {
-	return file_topic_proto_rawDescGZIP(), []int{8}
+	return file_topic_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Inventory) GetResource() *Resource {
@@ -677,7 +746,7 @@ type Entry struct {
 
 func (x *Entry) Reset() {
 	*x = Entry{}
-	mi := &file_topic_proto_msgTypes[9]
+	mi := &file_topic_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -689,7 +758,7 @@ func (x *Entry) String() string {
 func (*Entry) ProtoMessage() {}
 
 func (x *Entry) ProtoReflect() protoreflect.Message {
-	mi := &file_topic_proto_msgTypes[9]
+	mi := &file_topic_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -702,7 +771,7 @@ func (x *Entry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Entry.ProtoReflect.Descriptor instead.
 func (*Entry) Descriptor() ([]byte, []int) {
-	return file_topic_proto_rawDescGZIP(), []int{9}
+	return file_topic_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Entry) GetNamespace() string {
@@ -746,7 +815,7 @@ type State struct {
 
 func (x *State) Reset() {
 	*x = State{}
-	mi := &file_topic_proto_msgTypes[10]
+	mi := &file_topic_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -758,7 +827,7 @@ func (x *State) String() string {
 func (*State) ProtoMessage() {}
 
 func (x *State) ProtoReflect() protoreflect.Message {
-	mi := &file_topic_proto_msgTypes[10]
+	mi := &file_topic_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -771,7 +840,7 @@ func (x *State) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use State.ProtoReflect.Descriptor instead.
 func (*State) Descriptor() ([]byte, []int) {
-	return file_topic_proto_rawDescGZIP(), []int{10}
+	return file_topic_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *State) GetSequence() uint64 {
@@ -812,7 +881,7 @@ type Changes struct {
 
 func (x *Changes) Reset() {
 	*x = Changes{}
-	mi := &file_topic_proto_msgTypes[11]
+	mi := &file_topic_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -824,7 +893,7 @@ func (x *Changes) String() string {
 func (*Changes) ProtoMessage() {}
 
 func (x *Changes) ProtoReflect() protoreflect.Message {
-	mi := &file_topic_proto_msgTypes[11]
+	mi := &file_topic_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -837,7 +906,7 @@ func (x *Changes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Changes.ProtoReflect.Descriptor instead.
 func (*Changes) Descriptor() ([]byte, []int) {
-	return file_topic_proto_rawDescGZIP(), []int{11}
+	return file_topic_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Changes) GetResource() *Resource {
@@ -869,7 +938,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_topic_proto_msgTypes[12]
+	mi := &file_topic_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -881,7 +950,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_topic_proto_msgTypes[12]
+	mi := &file_topic_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -894,7 +963,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_topic_proto_rawDescGZIP(), []int{12}
+	return file_topic_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Change) GetNamespace() string {
@@ -949,7 +1018,7 @@ type Refusal struct {
 
 func (x *Refusal) Reset() {
 	*x = Refusal{}
-	mi := &file_topic_proto_msgTypes[13]
+	mi := &file_topic_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -961,7 +1030,7 @@ func (x *Refusal) String() string {
 func (*Refusal) ProtoMessage() {}
 
 func (x *Refusal) ProtoReflect() protoreflect.Message {
-	mi := &file_topic_proto_msgTypes[13]
+	mi := &file_topic_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -974,7 +1043,7 @@ func (x *Refusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refusal.ProtoReflect.Descriptor instead.
 func (*Refusal) Descriptor() ([]byte, []int) {
-	return file_topic_proto_rawDescGZIP(), []int{13}
+	return file_topic_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Refusal) GetInterest() uint64 {
@@ -1001,7 +1070,7 @@ type StateAck struct {
 
 func (x *StateAck) Reset() {
 	*x = StateAck{}
-	mi := &file_topic_proto_msgTypes[14]
+	mi := &file_topic_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1013,7 +1082,7 @@ func (x *StateAck) String() string {
 func (*StateAck) ProtoMessage() {}
 
 func (x *StateAck) ProtoReflect() protoreflect.Message {
-	mi := &file_topic_proto_msgTypes[14]
+	mi := &file_topic_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1026,7 +1095,7 @@ func (x *StateAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateAck.ProtoReflect.Descriptor instead.
 func (*StateAck) Descriptor() ([]byte, []int) {
-	return file_topic_proto_rawDescGZIP(), []int{14}
+	return file_topic_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *StateAck) GetSequence() uint64 {
@@ -1055,7 +1124,7 @@ type Write struct {
 
 func (x *Write) Reset() {
 	*x = Write{}
-	mi := &file_topic_proto_msgTypes[15]
+	mi := &file_topic_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1067,7 +1136,7 @@ func (x *Write) String() string {
 func (*Write) ProtoMessage() {}
 
 func (x *Write) ProtoReflect() protoreflect.Message {
-	mi := &file_topic_proto_msgTypes[15]
+	mi := &file_topic_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1080,7 +1149,7 @@ func (x *Write) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Write.ProtoReflect.Descriptor instead.
 func (*Write) Descriptor() ([]byte, []int) {
-	return file_topic_proto_rawDescGZIP(), []int{15}
+	return file_topic_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Write) GetId() uint64 {
@@ -1166,7 +1235,7 @@ type WriteResult struct {
 
 func (x *WriteResult) Reset() {
 	*x = WriteResult{}
-	mi := &file_topic_proto_msgTypes[16]
+	mi := &file_topic_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1178,7 +1247,7 @@ func (x *WriteResult) String() string {
 func (*WriteResult) ProtoMessage() {}
 
 func (x *WriteResult) ProtoReflect() protoreflect.Message {
-	mi := &file_topic_proto_msgTypes[16]
+	mi := &file_topic_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1191,7 +1260,7 @@ func (x *WriteResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteResult.ProtoReflect.Descriptor instead.
 func (*WriteResult) Descriptor() ([]byte, []int) {
-	return file_topic_proto_rawDescGZIP(), []int{16}
+	return file_topic_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *WriteResult) GetId() uint64 {
@@ -1239,7 +1308,7 @@ type APIRequest struct {
 
 func (x *APIRequest) Reset() {
 	*x = APIRequest{}
-	mi := &file_topic_proto_msgTypes[17]
+	mi := &file_topic_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1251,7 +1320,7 @@ func (x *APIRequest) String() string {
 func (*APIRequest) ProtoMessage() {}
 
 func (x *APIRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_topic_proto_msgTypes[17]
+	mi := &file_topic_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1264,7 +1333,7 @@ func (x *APIRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use APIRequest.ProtoReflect.Descriptor instead.
 func (*APIRequest) Descriptor() ([]byte, []int) {
-	return file_topic_proto_rawDescGZIP(), []int{17}
+	return file_topic_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *APIRequest) GetMethod() string {
@@ -1336,7 +1405,7 @@ type APIResponse struct {
 
 func (x *APIResponse) Reset() {
 	*x = APIResponse{}
-	mi := &file_topic_proto_msgTypes[18]
+	mi := &file_topic_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1348,7 +1417,7 @@ func (x *APIResponse) String() string {
 func (*APIResponse) ProtoMessage() {}
 
 func (x *APIResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_topic_proto_msgTypes[18]
+	mi := &file_topic_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1361,7 +1430,7 @@ func (x *APIResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use APIResponse.ProtoReflect.Descriptor instead.
 func (*APIResponse) Descriptor() ([]byte, []int) {
-	return file_topic_proto_rawDescGZIP(), []int{18}
+	return file_topic_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *APIResponse) GetCode() int32 {
@@ -1411,7 +1480,7 @@ type StreamOpen struct {
 
 func (x *StreamOpen) Reset() {
 	*x = StreamOpen{}
-	mi := &file_topic_proto_msgTypes[19]
+	mi := &file_topic_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1423,7 +1492,7 @@ func (x *StreamOpen) String() string {
 func (*StreamOpen) ProtoMessage() {}
 
 func (x *StreamOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_topic_proto_msgTypes[19]
+	mi := &file_topic_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1436,7 +1505,7 @@ func (x *StreamOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamOpen.ProtoReflect.Descriptor instead.
 func (*StreamOpen) Descriptor() ([]byte, []int) {
-	return file_topic_proto_rawDescGZIP(), []int{19}
+	return file_topic_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *StreamOpen) GetId() uint64 {
@@ -1471,7 +1540,7 @@ type StreamWindow struct {
 
 func (x *StreamWindow) Reset() {
 	*x = StreamWindow{}
-	mi := &file_topic_proto_msgTypes[20]
+	mi := &file_topic_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1483,7 +1552,7 @@ func (x *StreamWindow) String() string {
 func (*StreamWindow) ProtoMessage() {}
 
 func (x *StreamWindow) ProtoReflect() protoreflect.Message {
-	mi := &file_topic_proto_msgTypes[20]
+	mi := &file_topic_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1496,7 +1565,7 @@ func (x *StreamWindow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamWindow.ProtoReflect.Descriptor instead.
 func (*StreamWindow) Descriptor() ([]byte, []int) {
-	return file_topic_proto_rawDescGZIP(), []int{20}
+	return file_topic_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *StreamWindow) GetId() uint64 {
@@ -1524,7 +1593,7 @@ type StreamData struct {
 
 func (x *StreamData) Reset() {
 	*x = StreamData{}
-	mi := &file_topic_proto_msgTypes[21]
+	mi := &file_topic_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1536,7 +1605,7 @@ func (x *StreamData) String() string {
 func (*StreamData) ProtoMessage() {}
 
 func (x *StreamData) ProtoReflect() protoreflect.Message {
-	mi := &file_topic_proto_msgTypes[21]
+	mi := &file_topic_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1549,7 +1618,7 @@ func (x *StreamData) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamData.ProtoReflect.Descriptor instead.
 func (*StreamData) Descriptor() ([]byte, []int) {
-	return file_topic_proto_rawDescGZIP(), []int{21}
+	return file_topic_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *StreamData) GetId() uint64 {
@@ -1584,7 +1653,7 @@ type StreamClose struct {
 
 func (x *StreamClose) Reset() {
 	*x = StreamClose{}
-	mi := &file_topic_proto_msgTypes[22]
+	mi := &file_topic_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1596,7 +1665,7 @@ func (x *StreamClose) String() string {
 func (*StreamClose) ProtoMessage() {}
 
 func (x *StreamClose) ProtoReflect() protoreflect.Message {
-	mi := &file_topic_proto_msgTypes[22]
+	mi := &file_topic_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1609,7 +1678,7 @@ func (x *StreamClose) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamClose.ProtoReflect.Descriptor instead.
 func (*StreamClose) Descriptor() ([]byte, []int) {
-	return file_topic_proto_rawDescGZIP(), []int{22}
+	return file_topic_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *StreamClose) GetId() uint64 {
@@ -1634,19 +1703,24 @@ const file_topic_proto_rawDesc = "" +
 	"\bResource\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x1a\n" +
-	"\bresource\x18\x03 \x01(\tR\bresource\"\x97\x01\n" +
+	"\bresource\x18\x03 \x01(\tR\bresource\"\xad\x01\n" +
 	"\x05Hello\x12\x1a\n" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x17\n" +
 	"\aboot_id\x18\x03 \x01(\tR\x06bootId\x12\x14\n" +
 	"\x05epoch\x18\x04 \x01(\x04R\x05epoch\x12)\n" +
-	"\x10keepalive_millis\x18\x05 \x01(\x03R\x0fkeepaliveMillis\"|\n" +
+	"\x10keepalive_millis\x18\x05 \x01(\x03R\x0fkeepaliveMillis\x12\x14\n" +
+	"\x05trust\x18\x06 \x01(\fR\x05trust\"\xaa\x01\n" +
 	"\aWelcome\x12\x1a\n" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x1a\n" +
 	"\binstance\x18\x03 \x01(\tR\binstance\x12\x1f\n" +
 	"\vunix_millis\x18\x04 \x01(\x03R\n" +
-	"unixMillis\"d\n" +
+	"unixMillis\x12,\n" +
+	"\x05trust\x18\x05 \x01(\v2\x16.skerry.topic.v1.TrustR\x05trust\"4\n" +
+	"\x05Trust\x12\x0e\n" +
+	"\x02ca\x18\x01 \x01(\fR\x02ca\x12\x1b\n" +
+	"\tclient_ca\x18\x02 \x01(\fR\bclientCa\"d\n" +
 	"\tHeartbeat\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12#\n" +
 	"\rkubelet_alive\x18\x02 \x01(\bR\fkubeletAlive\x12\x16\n" +
@@ -1771,52 +1845,54 @@ func file_topic_proto_rawDescGZIP() []byte {
 }
 
 var file_topic_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_topic_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_topic_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_topic_proto_goTypes = []any{
 	(Verb)(0),                // 0: skerry.topic.v1.Verb
 	(*Resource)(nil),         // 1: skerry.topic.v1.Resource
 	(*Hello)(nil),            // 2: skerry.topic.v1.Hello
 	(*Welcome)(nil),          // 3: skerry.topic.v1.Welcome
-	(*Heartbeat)(nil),        // 4: skerry.topic.v1.Heartbeat
-	(*Interest)(nil),         // 5: skerry.topic.v1.Interest
-	(*Interests)(nil),        // 6: skerry.topic.v1.Interests
-	(*Digest)(nil),           // 7: skerry.topic.v1.Digest
-	(*InventoryRequest)(nil), // 8: skerry.topic.v1.InventoryRequest
-	(*Inventory)(nil),        // 9: skerry.topic.v1.Inventory
-	(*Entry)(nil),            // 10: skerry.topic.v1.Entry
-	(*State)(nil),            // 11: skerry.topic.v1.State
-	(*Changes)(nil),          // 12: skerry.topic.v1.Changes
-	(*Change)(nil),           // 13: skerry.topic.v1.Change
-	(*Refusal)(nil),          // 14: skerry.topic.v1.Refusal
-	(*StateAck)(nil),         // 15: skerry.topic.v1.StateAck
-	(*Write)(nil),            // 16: skerry.topic.v1.Write
-	(*WriteResult)(nil),      // 17: skerry.topic.v1.WriteResult
-	(*APIRequest)(nil),       // 18: skerry.topic.v1.APIRequest
-	(*APIResponse)(nil),      // 19: skerry.topic.v1.APIResponse
-	(*StreamOpen)(nil),       // 20: skerry.topic.v1.StreamOpen
-	(*StreamWindow)(nil),     // 21: skerry.topic.v1.StreamWindow
-	(*StreamData)(nil),       // 22: skerry.topic.v1.StreamData
-	(*StreamClose)(nil),      // 23: skerry.topic.v1.StreamClose
+	(*Trust)(nil),            // 4: skerry.topic.v1.Trust
+	(*Heartbeat)(nil),        // 5: skerry.topic.v1.Heartbeat
+	(*Interest)(nil),         // 6: skerry.topic.v1.Interest
+	(*Interests)(nil),        // 7: skerry.topic.v1.Interests
+	(*Digest)(nil),           // 8: skerry.topic.v1.Digest
+	(*InventoryRequest)(nil), // 9: skerry.topic.v1.InventoryRequest
+	(*Inventory)(nil),        // 10: skerry.topic.v1.Inventory
+	(*Entry)(nil),            // 11: skerry.topic.v1.Entry
+	(*State)(nil),            // 12: skerry.topic.v1.State
+	(*Changes)(nil),          // 13: skerry.topic.v1.Changes
+	(*Change)(nil),           // 14: skerry.topic.v1.Change
+	(*Refusal)(nil),          // 15: skerry.topic.v1.Refusal
+	(*StateAck)(nil),         // 16: skerry.topic.v1.StateAck
+	(*Write)(nil),            // 17: skerry.topic.v1.Write
+	(*WriteResult)(nil),      // 18: skerry.topic.v1.WriteResult
+	(*APIRequest)(nil),       // 19: skerry.topic.v1.APIRequest
+	(*APIResponse)(nil),      // 20: skerry.topic.v1.APIResponse
+	(*StreamOpen)(nil),       // 21: skerry.topic.v1.StreamOpen
+	(*StreamWindow)(nil),     // 22: skerry.topic.v1.StreamWindow
+	(*StreamData)(nil),       // 23: skerry.topic.v1.StreamData
+	(*StreamClose)(nil),      // 24: skerry.topic.v1.StreamClose
 }
 var file_topic_proto_depIdxs = []int32{
-	1,  // 0: skerry.topic.v1.Interest.resource:type_name -> skerry.topic.v1.Resource
-	5,  // 1: skerry.topic.v1.Interests.interests:type_name -> skerry.topic.v1.Interest
-	7,  // 2: skerry.topic.v1.Interests.digests:type_name -> skerry.topic.v1.Digest
-	1,  // 3: skerry.topic.v1.Digest.resource:type_name -> skerry.topic.v1.Resource
-	1,  // 4: skerry.topic.v1.InventoryRequest.resource:type_name -> skerry.topic.v1.Resource
-	1,  // 5: skerry.topic.v1.Inventory.resource:type_name -> skerry.topic.v1.Resource
-	10, // 6: skerry.topic.v1.Inventory.entries:type_name -> skerry.topic.v1.Entry
-	12, // 7: skerry.topic.v1.State.changes:type_name -> skerry.topic.v1.Changes
-	14, // 8: skerry.topic.v1.State.refused:type_name -> skerry.topic.v1.Refusal
-	1,  // 9: skerry.topic.v1.Changes.resource:type_name -> skerry.topic.v1.Resource
-	13, // 10: skerry.topic.v1.Changes.items:type_name -> skerry.topic.v1.Change
-	0,  // 11: skerry.topic.v1.Write.verb:type_name -> skerry.topic.v1.Verb
-	1,  // 12: skerry.topic.v1.Write.resource:type_name -> skerry.topic.v1.Resource
-	13, // [13:13] is the sub-list for method output_type
-	13, // [13:13] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	4,  // 0: skerry.topic.v1.Welcome.trust:type_name -> skerry.topic.v1.Trust
+	1,  // 1: skerry.topic.v1.Interest.resource:type_name -> skerry.topic.v1.Resource
+	6,  // 2: skerry.topic.v1.Interests.interests:type_name -> skerry.topic.v1.Interest
+	8,  // 3: skerry.topic.v1.Interests.digests:type_name -> skerry.topic.v1.Digest
+	1,  // 4: skerry.topic.v1.Digest.resource:type_name -> skerry.topic.v1.Resource
+	1,  // 5: skerry.topic.v1.InventoryRequest.resource:type_name -> skerry.topic.v1.Resource
+	1,  // 6: skerry.topic.v1.Inventory.resource:type_name -> skerry.topic.v1.Resource
+	11, // 7: skerry.topic.v1.Inventory.entries:type_name -> skerry.topic.v1.Entry
+	13, // 8: skerry.topic.v1.State.changes:type_name -> skerry.topic.v1.Changes
+	15, // 9: skerry.topic.v1.State.refused:type_name -> skerry.topic.v1.Refusal
+	1,  // 10: skerry.topic.v1.Changes.resource:type_name -> skerry.topic.v1.Resource
+	14, // 11: skerry.topic.v1.Changes.items:type_name -> skerry.topic.v1.Change
+	0,  // 12: skerry.topic.v1.Write.verb:type_name -> skerry.topic.v1.Verb
+	1,  // 13: skerry.topic.v1.Write.resource:type_name -> skerry.topic.v1.Resource
+	14, // [14:14] is the sub-list for method output_type
+	14, // [14:14] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_topic_proto_init() }
@@ -1830,7 +1906,7 @@ func file_topic_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_topic_proto_rawDesc), len(file_topic_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   23,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

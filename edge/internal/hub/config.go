@@ -3,6 +3,7 @@ package hub
 import (
 	"cmp"
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
@@ -24,6 +25,9 @@ type Config struct {
 	AliveChanged <-chan struct{}
 	// Wake tells that the network changed (a link came up, a route or address is new): dial at once. May be nil.
 	Wake <-chan struct{}
+
+	// Trust keeps whom this device trusts; nil: it learns of no change.
+	Trust Trust
 
 	Version string // of edgecore
 	BootID  string
@@ -61,6 +65,14 @@ type Part interface {
 	// handle is called by the session's read loop, in order, and must not wait for anything; its error ends the link, with the code of a
 	// *link.CloseError in it. run lives for as long as the session; the hub dials again only when it has returned.
 	Attach(send func(context.Context, message.Message) error) (handle func(context.Context, message.Message) error, run func(context.Context))
+}
+
+// Trust is whom this device trusts, which the cloud may change over a link that is trusted.
+type Trust interface {
+	// TrustSum is of pki.TrustSum.
+	TrustSum() []byte
+	// Renew is called with what the cloud says, and with the certificate by which it has shown itself.
+	Renew(teller *x509.Certificate, ca, clientCA []byte) error
 }
 
 // Epochs gives each session its number.

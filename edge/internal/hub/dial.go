@@ -129,10 +129,14 @@ func (h *Hub) greet(ctx context.Context, conn link.Conn, server string) (*sessio
 	ctx, cancel := context.WithTimeout(ctx, h.config.WelcomeTimeout)
 	defer cancel()
 	asked := time.Now()
-	hello := topic.Hello.New(message.Resource{}, &topicpb.Hello{
+	content := &topicpb.Hello{
 		Protocol: topic.Protocol, Version: h.config.Version, BootId: h.config.BootID, Epoch: epoch,
 		KeepaliveMillis: h.config.Keepalive.Milliseconds(),
-	})
+	}
+	if h.config.Trust != nil {
+		content.Trust = h.config.Trust.TrustSum()
+	}
+	hello := topic.Hello.New(message.Resource{}, content)
 	silent := func(err error) error {
 		if ctx.Err() != nil && parent.Err() == nil {
 			return &link.CloseError{Code: link.CloseTimeout, Reason: fmt.Sprintf("no welcome from %s within %v", server, h.config.WelcomeTimeout)}
@@ -167,6 +171,14 @@ func (h *Hub) greet(ctx context.Context, conn link.Conn, server string) (*sessio
 		// The cloud read its clock somewhere between the hello and its answer: half of that time is the error, as in RFC 5905. By the monotonic clock,
 		// or a step of ours in between would be taken for the cloud's.
 		s.skew = s.cloudTime.Sub(asked.Round(0).Add(answered.Sub(asked) / 2))
+	}
+	if t := welcome.GetTrust(); t != nil && h.config.Trust != nil {
+		// Of no concern to this link, which stands. What can't be taken is told again with the next.
+		if err := h.config.Trust.Renew(conn.Info().Peer, t.GetCa(), t.GetClientCa()); err != nil {
+			klog.FromContext(ctx).Error(err, "The cloud says that this device is to trust others, and that could not be taken over", "server", server)
+		} else {
+			klog.FromContext(ctx).Info("Whom this device trusts was renewed", "server", server)
+		}
 	}
 	klog.FromContext(ctx).V(2).Info("Session opened",
 		"server", server, "epoch", epoch, "instance", s.instance, "version", s.version, "clockSkew", s.skew)

@@ -74,6 +74,19 @@ func (a authority) node(t testing.TB, csr []byte, notBefore time.Time, life time
 	}, request.PublicKey)
 }
 
+// server is the certificate of a cloudcore.
+func (a authority) server(t testing.TB, now time.Time) *x509.Certificate {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a.sign(t, &x509.Certificate{
+		Subject: pkix.Name{CommonName: "cloudcore"}, NotBefore: now.Add(-time.Minute), NotAfter: now.Add(time.Hour),
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}, key.Public())
+}
+
 // cloud behaves like a bootstrap server whose token has uses left, and whose cluster's clock is its own.
 type cloud struct {
 	t       testing.TB

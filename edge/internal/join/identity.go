@@ -29,15 +29,15 @@ import (
 // ErrNotJoined is returned by Load where there is no identity.
 var ErrNotJoined = errors.New("this device has not joined a cluster")
 
-// Identity is who this device is. Its certificate changes as it is rotated; nothing else does.
+// Identity is who this device is, and whom it trusts. Its certificate changes as it is rotated, its trust when the cloud says so; nothing else does.
 type Identity struct {
 	// Set by Load, never changed.
 	dir     string
 	cluster Cluster
-	ca      *x509.CertPool
 	clock   *pki.Clock
 
 	current atomic.Pointer[tls.Certificate]
+	trust   atomic.Pointer[trust]
 
 	mu     sync.Mutex
 	status Status
@@ -67,7 +67,8 @@ func Load(dir string, clock *pki.Clock) (*Identity, error) {
 		clock.AtLeast(c.NotBefore)
 	}
 	clock.AtLeast(id.certificate[0].NotBefore)
-	i := &Identity{dir: dir, cluster: id.cluster, ca: pki.Pool(id.ca...), clock: clock}
+	i := &Identity{dir: dir, cluster: id.cluster, clock: clock}
+	i.trust.Store(newTrust(id.ca, id.clientCA))
 	i.use(id.tls())
 	return i, nil
 }
@@ -101,9 +102,9 @@ func (i *Identity) ClientCAFile() string {
 // next rotation.
 func (i *Identity) Certificate() (*tls.Certificate, error) { return i.current.Load(), nil }
 
-// TLS dials cloudcore as this device, with whichever certificate is current then.
+// TLS dials cloudcore as this device, with whichever certificate is current then, and trusts whom Roots has now.
 func (i *Identity) TLS(protocols ...string) *tls.Config {
-	return pki.ClientTLS(pki.Client{Roots: i.ca, Certificate: i.Certificate, Now: i.clock.Now, Protocols: protocols})
+	return pki.ClientTLS(pki.Client{Roots: i.Roots(), Certificate: i.Certificate, Now: i.clock.Now, Protocols: protocols})
 }
 
 // Status is a snapshot.

@@ -1,0 +1,72 @@
+package join
+
+import (
+	"crypto/x509"
+	"errors"
+	"fmt"
+
+	"github.com/skerry-io/skerry/common/pki"
+)
+
+// trust is whom the device trusts. It is never changed, only replaced.
+type trust struct {
+	ca, clientCA []*x509.Certificate
+	roots        *x509.CertPool
+	sum          []byte
+}
+
+func newTrust(ca, clientCA []*x509.Certificate) *trust {
+	return &trust{ca: ca, clientCA: clientCA, roots: pki.Pool(ca...), sum: pki.TrustSum(ca, clientCA)}
+}
+
+// Roots are the authorities of cloudcore's certificates. The same pointer is returned until they change.
+func (i *Identity) Roots() *x509.CertPool { return i.trust.Load().roots }
+
+// TrustSum sums up whom this device trusts.
+func (i *Identity) TrustSum() []byte { return i.trust.Load().sum }
+
+// Renew takes over whom the cloud wants this device to trust, as PEM, once it is on the disk. Without clientCA those of the cluster's clients stay. A bundle by which the cloud
+// that tells of it would not be trusted any more is refused: it would be the last thing that this device ever heard.
+func (i *Identity) Renew(teller *x509.Certificate, ca, clientCA []byte) error {
+	roots, err := pki.ParseCertificates(ca)
+	if err != nil {
+		return fmt.Errorf("reading the authorities that the cloud names: %w", err)
+	}
+	for _, c := range roots {
+		if !c.IsCA {
+			return fmt.Errorf("%s is named as an authority, and is none", c.Subject)
+		}
+	}
+	have := i.trust.Load()
+	next := newTrust(roots, have.clientCA)
+	if len(clientCA) > 0 {
+		clients, err := pki.ParseCertificates(clientCA)
+		if err != nil {
+			return fmt.Errorf("reading the authorities of the cluster's clients: %w", err)
+		}
+		next = newTrust(roots, clients)
+	}
+	if teller == nil {
+		return errors.New("nobody has shown a certificate")
+	}
+	if _, err := teller.Verify(x509.VerifyOptions{
+		Roots: next.roots, CurrentTime: i.clock.Now(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}); err != nil {
+		return fmt.Errorf("the cloud names authorities by which it would not be trusted itself: %w", err)
+	}
+	d, err := openDirectory(i.dir)
+	if err != nil {
+		return err
+	}
+	defer d.close()
+	if err := d.write(caFile, pki.EncodeCertificates(next.ca...), 0o644); err != nil {
+		return err
+	}
+	if len(next.clientCA) > 0 { // the kubelet follows the file
+		if err := d.write(clientCAFile, pki.EncodeCertificates(next.clientCA...), 0o644); err != nil {
+			return err
+		}
+	}
+	i.trust.Store(next)
+	return nil
+}
