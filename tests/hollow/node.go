@@ -321,7 +321,7 @@ func (n *node) inventory(q *topicpb.InventoryRequest) *topicpb.Inventory {
 	}
 	if q.Buckets {
 		for i := range sums {
-			answer.Buckets = append(answer.Buckets, sums[i][:])
+			answer.Sums = append(answer.Sums, sums[i][:4]...)
 		}
 	}
 	return answer

@@ -187,6 +187,56 @@ func TestResume(t *testing.T) {
 	}
 }
 
+// Two sets whose buckets differ and have the same short sums: the digest shows it, and the edge is asked for everything.
+func TestResume_ShortSumsThatDeceive(t *testing.T) {
+	for name, second := range map[string]bool{"beside one that is found": true, "alone": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c, e := newWorld(), newEdge(t)
+				var all []metav1.Object
+				for i := range 100 {
+					all = append(all, service(fmt.Sprintf("s%04d", i)))
+				}
+				c.synced(t, services, all...)
+				e.connect(publish.New(c, c, c), allServices(1))
+				e.disconnect()
+				hidden := kube.Key{Namespace: "default", Name: "s0042"}
+				c.put(t, services, service(hidden.Name))
+				log := []string{"+services/s0042", "synced 1"}
+				asked := []string{"services buckets=true only=0", "services buckets=false only=0"}
+				if second {
+					c.put(t, services, service("s0043"))
+					log = []string{"+services/s0042", "+services/s0043", "synced 1"}
+					asked = []string{"services buckets=true only=0", "services buckets=false only=1", "services buckets=false only=0"}
+				}
+				// What the bucket's sum is in the cloud.
+				e.blur = &hidden
+				c.store(services).Each(mustSelect(t), func(o *kube.Object) bool {
+					if publish.BucketOf(o.Key) == publish.BucketOf(hidden) {
+						e.blurred.Xor(o.Sum)
+					}
+					return true
+				})
+				e.connect(publish.New(c, c, c), allServices(1))
+				got := e.takeLog()
+				slices.Sort(got)
+				want(t, "sent", got, log)
+				want(t, "asked", e.asked, asked)
+				e.disconnect()
+			})
+		})
+	}
+}
+
+func mustSelect(t *testing.T) *kube.Selection {
+	t.Helper()
+	sel, err := kube.Select(services, kube.Source{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sel
+}
+
 func TestDependenciesTravelBeforeThePod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, e := newWorld(), newEdge(t)

@@ -29,7 +29,7 @@ type resource struct {
 	feed      *feed // nil until something needs it, and for those that are watched one by one
 	interests []*interest
 
-	edge        digest            // what the edge said it holds, while fresh
+	edge        digest            // what the edge said it holds, until that is settled
 	edgeUnknown bool              // it said something that can't be compared
 	only        *[buckets]bool    // the buckets whose entries were asked for, nil for all
 	parked      map[kube.Key]bool // pods that wait for what they depend on
@@ -264,7 +264,6 @@ func (s *session) begin(r *resource) error {
 	ours := r.wanted()
 	mine := digestOf(ours)
 	edge := r.edge
-	r.edge = digest{}
 	switch {
 	case !r.edgeUnknown && mine == edge:
 		s.part.metrics.equal.Add(1)
@@ -302,14 +301,17 @@ func (s *session) compare(in *topicpb.Inventory) error {
 		return nil // of a question that matters no more
 	}
 	ours := r.wanted()
-	if len(in.GetBuckets()) > 0 {
-		if len(in.GetBuckets()) != buckets {
-			return outOfTurn("an inventory of %d buckets, there are %d", len(in.GetBuckets()), buckets)
+	if sums := in.GetSums(); len(sums) > 0 {
+		if len(sums) != buckets*shortSum {
+			return outOfTurn("sums of %d bytes, those of all buckets have %d", len(sums), buckets*shortSum)
 		}
-		only := differing(bucketSums(ours), in.GetBuckets())
+		only := differing(bucketSums(ours), sums)
 		if len(only) == 0 {
-			s.settle(r)
-			return nil
+			if r.edgeUnknown || digestOf(ours) == r.edge { // what differed has changed back meanwhile
+				s.settle(r)
+				return nil
+			}
+			return s.inquire(&topicpb.InventoryRequest{Resource: r.proto})
 		}
 		r.only = bucketSet(only)
 		return s.inquire(&topicpb.InventoryRequest{Resource: r.proto, Only: only})
@@ -317,6 +319,10 @@ func (s *session) compare(in *topicpb.Inventory) error {
 	theirs := make(map[kube.Key]kube.Sum, len(in.GetEntries()))
 	for _, e := range in.GetEntries() {
 		theirs[kube.Key{Namespace: e.GetNamespace(), Name: e.GetName()}] = kube.SumOf(e.GetUid(), e.GetResourceVersion())
+	}
+	if r.only != nil && !r.edgeUnknown && !r.restAgrees(ours, theirs) {
+		r.only = nil
+		return s.inquire(&topicpb.InventoryRequest{Resource: r.proto})
 	}
 	var keys []kube.Key
 	for key, o := range ours {
@@ -336,6 +342,23 @@ func (s *session) compare(in *topicpb.Inventory) error {
 	r.only = nil
 	s.settle(r)
 	return nil
+}
+
+// restAgrees reports whether the edge holds, outside the buckets that it was asked about, what it should: its digest less what it has told must be the digest of ours there.
+// Otherwise two buckets differ whose short sums don't, or something has changed since.
+func (r *resource) restAgrees(ours map[kube.Key]*kube.Object, theirs map[kube.Key]kube.Sum) bool {
+	rest, mine := r.edge, digest{}
+	for _, sum := range theirs {
+		rest.count--
+		rest.sum.Xor(sum)
+	}
+	for key, o := range ours {
+		if !r.only[bucketOf(key)] {
+			mine.count++
+			mine.sum.Xor(o.Sum)
+		}
+	}
+	return rest == mine
 }
 
 // undecided reports whether the edge may yet be allowed to hold a key: then it isn't told to let go of it.
@@ -371,6 +394,7 @@ func bucketSet(all []uint32) *[buckets]bool {
 // settle makes a resource live: all that differs is in the queue, and behind it the marks of its interests.
 func (s *session) settle(r *resource) {
 	r.enter(live)
+	r.edge, r.only = digest{}, nil
 	for _, i := range r.interests { // one that came in between has its turn in advance
 		if i.counted && i.standing == granted && !i.synced && i.waiting == 0 {
 			s.markSynced(r, i)

@@ -678,7 +678,7 @@ type Inventory struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Resource      *Resource              `protobuf:"bytes,1,opt,name=resource,proto3" json:"resource,omitempty"`
 	Entries       []*Entry               `protobuf:"bytes,2,rep,name=entries,proto3" json:"entries,omitempty"`
-	Buckets       [][]byte               `protobuf:"bytes,3,rep,name=buckets,proto3" json:"buckets,omitempty"` // 256 sums of 16 bytes, when asked for
+	Sums          []byte                 `protobuf:"bytes,4,opt,name=sums,proto3" json:"sums,omitempty"` // when asked for: of each of the 256 buckets the first 4 bytes of its sum. Short, since the Digest shows where they deceive
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -727,9 +727,9 @@ func (x *Inventory) GetEntries() []*Entry {
 	return nil
 }
 
-func (x *Inventory) GetBuckets() [][]byte {
+func (x *Inventory) GetSums() []byte {
 	if x != nil {
-		return x.Buckets
+		return x.Sums
 	}
 	return nil
 }
@@ -1742,11 +1742,11 @@ const file_topic_proto_rawDesc = "" +
 	"\x10InventoryRequest\x125\n" +
 	"\bresource\x18\x01 \x01(\v2\x19.skerry.topic.v1.ResourceR\bresource\x12\x18\n" +
 	"\abuckets\x18\x02 \x01(\bR\abuckets\x12\x12\n" +
-	"\x04only\x18\x03 \x03(\rR\x04only\"\x8e\x01\n" +
+	"\x04only\x18\x03 \x03(\rR\x04only\"\x97\x01\n" +
 	"\tInventory\x125\n" +
 	"\bresource\x18\x01 \x01(\v2\x19.skerry.topic.v1.ResourceR\bresource\x120\n" +
-	"\aentries\x18\x02 \x03(\v2\x16.skerry.topic.v1.EntryR\aentries\x12\x18\n" +
-	"\abuckets\x18\x03 \x03(\fR\abuckets\"v\n" +
+	"\aentries\x18\x02 \x03(\v2\x16.skerry.topic.v1.EntryR\aentries\x12\x12\n" +
+	"\x04sums\x18\x04 \x01(\fR\x04sumsJ\x04\b\x03\x10\x04R\abuckets\"v\n" +
 	"\x05Entry\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +

@@ -142,6 +142,9 @@ func bucketOf(k key) byte {
 	return h[0]
 }
 
+// shortSum is how many bytes of a bucket's sum travel.
+const shortSum = 4
+
 // inventory answers an InventoryRequest.
 func (t *table) inventory(r *topicpb.InventoryRequest) *topicpb.Inventory {
 	inv := &topicpb.Inventory{Resource: r.Resource}
@@ -154,7 +157,7 @@ func (t *table) inventory(r *topicpb.InventoryRequest) *topicpb.Inventory {
 			buckets[bucketOf(k)].toggle(h.shown.UID, h.shown.CloudVersion)
 		}
 		for _, b := range buckets {
-			inv.Buckets = append(inv.Buckets, b.sum[:])
+			inv.Sums = append(inv.Sums, b.sum[:shortSum]...)
 		}
 		return inv
 	}
