@@ -42,13 +42,9 @@ type Target struct {
 // Probe asks for all targets on an interface and returns who answers for those that somebody has who is none of ours. It takes 1 s, and as long as the longest patience where
 // somebody answers.
 func Probe(ctx context.Context, iface string, targets []Target) (map[netip.Addr]net.HardwareAddr, error) {
-	ifi, err := net.InterfaceByName(iface)
+	ifi, err := carrier(iface)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", iface, ErrNoCarrier)
-	}
-	const ready = net.FlagUp | net.FlagRunning
-	if ifi.Flags&ready != ready {
-		return nil, fmt.Errorf("%s: %w", iface, ErrNoCarrier)
+		return nil, err
 	}
 	if len(ifi.HardwareAddr) != macLen || ifi.Flags&net.FlagLoopback != 0 {
 		return nil, nil // a link without hardware addresses: nobody is asked there for who has an address
@@ -58,7 +54,27 @@ func Probe(ctx context.Context, iface string, targets []Target) (map[netip.Addr]
 		return nil, err
 	}
 	defer p.conn.Close()
-	return p.run(ctx, targets)
+	found, err := p.run(ctx, targets)
+	if err != nil {
+		return nil, err
+	}
+	// The kernel drops packets for a link that has just lost its carrier before it says so: silence then means nothing.
+	if _, err := carrier(iface); err != nil {
+		return nil, err
+	}
+	return found, nil
+}
+
+func carrier(iface string) (*net.Interface, error) {
+	ifi, err := net.InterfaceByName(iface)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", iface, ErrNoCarrier)
+	}
+	const ready = net.FlagUp | net.FlagRunning
+	if ifi.Flags&ready != ready {
+		return nil, fmt.Errorf("%s: %w", iface, ErrNoCarrier)
+	}
+	return ifi, nil
 }
 
 // prober is one Probe.
@@ -123,7 +139,8 @@ func (p *prober) run(ctx context.Context, targets []Target) (map[netip.Addr]net.
 		for _, t := range targets {
 			frame, to := question(p.own, t.Address)
 			if _, err := p.conn.WriteTo(frame, &packet.Addr{HardwareAddr: to}); err != nil {
-				if errors.Is(err, unix.ENETDOWN) || errors.Is(err, unix.ENXIO) {
+				// The last is what the kernel says while it takes a link without carrier out of service.
+				if errors.Is(err, unix.ENETDOWN) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENOBUFS) {
 					return nil, fmt.Errorf("asking for %s: %w", t.Address, ErrNoCarrier)
 				}
 				return nil, fmt.Errorf("asking for %s: %w", t.Address, err)
