@@ -20,6 +20,7 @@ import (
 
 	"github.com/skerry-io/skerry/tests/cluster/binary"
 	"github.com/skerry-io/skerry/tests/cluster/trial"
+	"github.com/skerry-io/skerry/tests/hollow"
 )
 
 var (
@@ -36,8 +37,10 @@ const upTimeout = 5 * time.Minute
 // A bench is the trial and what was measured on it so far.
 type bench struct {
 	*trial.Trial
-	client kubernetes.Interface
-	rows   []row
+	client    kubernetes.Interface
+	rows      []row
+	fleet     *hollow.Fleet // nil without hollow nodes
+	stopFleet func() error
 }
 
 // BenchmarkRow has a sub-benchmark for each row, or for rows that are measured together.
@@ -63,6 +66,8 @@ func BenchmarkRow(b *testing.B) {
 		{"Idle", (*bench).idle},
 		{"Queue", (*bench).queue},
 		{"Hollow", (*bench).hollow},
+		{"Storm", (*bench).storm},
+		{"HollowQUIC", (*bench).hollowQUIC},
 	} {
 		b.Run(part.name, func(b *testing.B) {
 			for range b.N { // 1, with -benchtime 1x
@@ -105,6 +110,7 @@ func (s *bench) down(b *testing.B) {
 	if s.Trial == nil {
 		return
 	}
+	s.unlink(b)
 	if err := s.Down(context.Background()); err != nil {
 		b.Error(err)
 	}
