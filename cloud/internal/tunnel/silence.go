@@ -16,6 +16,8 @@ const (
 	// they end a request on a kept connection within AnswerTimeout.
 	lookAfter   = 300 * time.Millisecond
 	signTimeout = 1200 * time.Millisecond
+	// silentFor is how long the lack of a sign of life answers for new connections too. After that they try again themselves.
+	silentFor = 2 * time.Second
 )
 
 // watched is a stream whose client may have kept it for later requests. A link that fell silent is given up only after its idle timeout; until then, such a
@@ -102,6 +104,7 @@ func (w *watched) look() {
 		cancel()
 		if !w.session.heardSince(last) {
 			if errors.Is(err, context.DeadlineExceeded) {
+				w.session.silent.Store(time.Now().UnixNano())
 				_ = w.Stream.Close() // both directions of Splice end by that
 			}
 			return // or the link has ended, or takes no probe: nobody looks any more

@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -75,6 +76,8 @@ type Tunnel struct {
 type session struct {
 	hub.Session
 	mux *tunnel.Mux
+
+	silent atomic.Int64 // Unix nanoseconds: when the edge gave no sign of life; 0 for never
 }
 
 var _ hub.Part = (*Tunnel)(nil)
@@ -92,7 +95,7 @@ func New(config Config) *Tunnel {
 
 // Attach implements hub.Part.
 func (t *Tunnel) Attach(s hub.Session, mux *message.Mux) func(context.Context) error {
-	own := &session{s, tunnel.New(s, tunnel.Config{Peer: string(s.Node()), MaxStreams: t.config.MaxNodeStreams})}
+	own := &session{Session: s, mux: tunnel.New(s, tunnel.Config{Peer: string(s.Node()), MaxStreams: t.config.MaxNodeStreams})}
 	message.Handle(mux, topic.StreamOpen, handler[*topicpb.StreamOpen](own.mux))
 	message.Handle(mux, topic.StreamWindow, handler[*topicpb.StreamWindow](own.mux))
 	message.Handle(mux, topic.StreamData, handler[*topicpb.StreamData](own.mux))
@@ -192,6 +195,10 @@ func (t *Tunnel) own(ctx context.Context, node types.NodeName) (net.Conn, error)
 }
 
 func (s *session) open(ctx context.Context) (net.Conn, error) {
+	// Who was told so by the end of a kept connection asks again at once, and need not wait for the same once more.
+	if at := time.Unix(0, s.silent.Load()); time.Since(at) < silentFor && !s.heardSince(at) {
+		return nil, s.noAnswer()
+	}
 	stream, err := s.mux.Open(ctx, kubelet)
 	if err == nil {
 		return s.watch(stream), nil
@@ -200,12 +207,17 @@ func (s *session) open(ctx context.Context) (net.Conn, error) {
 		return nil, unavailable(s.Node(), "refuses: %s", refused.Reason)
 	}
 	if ctx.Err() != nil {
-		if heard, ok := s.Session.(interface{ LastHeard() time.Time }); ok {
-			return nil, unavailable(s.Node(), "does not answer; it was last heard of at %s%s", clock(heard.LastHeard()), where)
-		}
-		return nil, unavailable(s.Node(), "does not answer")
+		return nil, s.noAnswer()
 	}
 	return nil, unavailable(s.Node(), "can't be reached: %v", err)
+}
+
+// noAnswer says since when a linked node has been silent, as well as it is known.
+func (s *session) noAnswer() error {
+	if heard, ok := s.Session.(interface{ LastHeard() time.Time }); ok {
+		return unavailable(s.Node(), "does not answer; it was last heard of at %s%s", clock(heard.LastHeard()), where)
+	}
+	return unavailable(s.Node(), "does not answer")
 }
 
 // where is what can be done.
