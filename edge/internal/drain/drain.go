@@ -294,6 +294,9 @@ func (a *Agent) act(ctx context.Context, action Action, o Operation) Result {
 		}
 		return res
 	case Attempt:
+		if res := a.config.Node.Cordon(ctx); res.Err != nil { // it is there, unless somebody took it back since
+			return res
+		}
 		if a.config.Handover != nil {
 			if err := a.config.Handover(ctx); err != nil {
 				return Result{Err: fmt.Errorf("handing over: %w", err), Interrupted: true} // nothing was evicted: no attempt was made

@@ -97,6 +97,23 @@ func TestDrain_03_TwoBudgets(t *testing.T) {
 	}
 }
 
+// Somebody takes our cordon back in mid-drain: the next attempt sets it again, or pods would come as fast as they go.
+func TestDrain_03_CordonTakenBack(t *testing.T) {
+	l := newLab(t)
+	l.pod("web")
+	l.pdb("first", "web", 1)
+	l.pdb("second", "web", 1)
+	l.rules.Attempts = 1000
+	l.start()
+	l.ask("one", v1alpha1.OperationReboot)
+	l.await("an attempt has failed", func(s drain.State) bool { return s.Drain.Phase == v1alpha1.DrainRetrying })
+	l.must(l.admin.CoreV1().Nodes().Patch(t.Context(), l.name, types.MergePatchType, []byte(`{"spec":{"unschedulable":false}}`), metav1.PatchOptions{}))
+	l.awaitCordon(true, true)
+	l.eventually("it was set twice", func() bool { return l.updates.Load() == 2 })
+	l.must(nil, l.agent.Cancel(t.Context(), "one"))
+	l.awaitCordon(false, false)
+}
+
 func TestDrain_04_Conflicts(t *testing.T) {
 	for name, conflicts := range map[string]int32{"nine": 9, "ten": 10} {
 		t.Run(name, func(t *testing.T) {
