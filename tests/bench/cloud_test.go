@@ -179,7 +179,7 @@ func (s *bench) link(b *testing.B, transport link.Transport) {
 		}
 		return fleet.Remove(context.WithoutCancel(ctx), s.client)
 	}
-	patient, end := context.WithTimeout(ctx, 2*upTimeout)
+	patient, end := context.WithTimeout(ctx, 6*upTimeout) // a busy kube-apiserver takes its time for the reviews
 	defer end()
 	check(b, s.fleet.AwaitWhole(patient))
 }
@@ -196,7 +196,7 @@ func (s *bench) unlink(b *testing.B) {
 // restart kills cloudcore, starts it, and returns when, in seconds after it was ready, the first and the last node was linked again, and when the last was in step.
 func (s *bench) restart(b *testing.B) (first, last, step float64) {
 	b.Helper()
-	ctx, cancel := context.WithTimeout(b.Context(), 2*upTimeout)
+	ctx, cancel := context.WithTimeout(b.Context(), 6*upTimeout)
 	defer cancel()
 	check(b, s.Kill(ctx, trial.Cloud, "cloudcore"))
 	check(b, s.fleet.Await(ctx, func(n hollow.Count) bool { return n.Linked == 0 }))

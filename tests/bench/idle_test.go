@@ -61,7 +61,7 @@ func (s *bench) idle(b *testing.B) {
 	perHour := float64(time.Hour) / float64(*idle)
 	const syncsOfCommit = 2 // bbolt: the pages, then the page that names them
 	syncs.ours = []float64{float64(after.Data.Store.Commits-before.Data.Store.Commits) * syncsOfCommit * perHour}
-	syncs.note = "by the commits of the store, each of which syncs twice. "
+	syncs.note = "by the commits of the store, each of which syncs twice; the pods had started a minute before, and what was written was not traced. "
 	if s.newest(b) == changed {
 		syncs.note += "No file in the data directory of edgecore was written in that time."
 	} else {
@@ -74,7 +74,7 @@ func (s *bench) idle(b *testing.B) {
 	writes.ours, writes.floor = []float64{count["system:node:"+edge]}, []float64{count["system:node:"+plain]}
 	writes.note = fmt.Sprintf("counted in kube-apiserver's audit log for %v. cloudcore itself, for all nodes together, wrote %.4g in an hour: the Lease of its leader election.", *idle,
 		count["system:serviceaccount:skerry-system:cloudcore"])
-	bytes.note = fmt.Sprintf("over %s. All %v together, with the status that a kubelet sends every five minutes, it is %.4g bytes an hour, %.2f x of the floor. The plain kubelet took %.4g bytes an hour.",
+	bytes.note = fmt.Sprintf("over %s. All %v together, with the statuses and tokens of the kubelet, it is %.4g bytes an hour, %.2f x of the floor. The plain kubelet took %.4g bytes an hour.",
 		before.Link.Transport, *idle, (wire-first)*perHour, (wire-first)/(floor-firstFloor), median(plainWire))
 	s.remove(b, ours...)
 	s.remove(b, theirs...)
