@@ -60,6 +60,7 @@ func BenchmarkRow(b *testing.B) {
 		{"Memory", (*bench).memory},
 		{"PodChange", (*bench).podChange},
 		{"Events", (*bench).events},
+		{"SlowLink", (*bench).slowLink},
 		{"Resync", (*bench).resync},
 		{"ConfigMaps", (*bench).configMaps},
 		{"Cut", (*bench).cuts},
