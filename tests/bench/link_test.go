@@ -335,7 +335,7 @@ func (s *bench) cuts(b *testing.B) {
 			again.ours, again.floor = append(again.ours, ours.ready), append(again.floor, floor.ready)
 			running.ours, running.floor = append(running.ours, ours.running), append(running.floor, floor.running)
 		}
-		again.note = fmt.Sprintf("both nodes were cut off for %v. The plain kubelet is bound by the back-off of its own connections, which go on to wait when the network is there again.", *cut)
+		again.note = fmt.Sprintf("both nodes were cut off for %v.", *cut)
 		s.rows = append(s.rows, link, again, running)
 	}
 }
