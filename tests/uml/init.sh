@@ -12,7 +12,8 @@ mount -t hostfs none /run/job -o "$JOB" || echo "mounting the job failed"
 export TMPDIR=/run/tmp
 # The kernel has its modules in a place of its own, and looks for modprobe in the usual one.
 ln -s /usr/lib/uml/modules /run/m/lib/modules
-printf '#!/bin/sh\nexec /sbin/modprobe -d /run/m "$@"\n' >/run/bin/modprobe
+# The kernel calls it without our environment, in which GLIBC_TUNABLES keeps programs off registers that the guest loses (registers.go).
+printf '#!/bin/sh\nexport GLIBC_TUNABLES=%s\nexec /sbin/modprobe -d /run/m "$@"\n' "$GLIBC_TUNABLES" >/run/bin/modprobe
 chmod +x /run/bin/modprobe
 echo /run/bin/modprobe >/proc/sys/kernel/modprobe
 # It has no NAT for nftables: use the older front ends.

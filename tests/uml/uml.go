@@ -57,11 +57,15 @@ func Run(t testing.TB, memory int, patience time.Duration, line string) (output 
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "linux.uml", fmt.Sprintf("mem=%dM", memory), "umid=guest", "uml_dir="+job+"/", "rootfstype=hostfs", "rootflags=/", "ro",
 		"init="+filepath.Join(root, "tests/uml/init.sh"), "umljob="+job, "con=null", "con0=null,fd:1", "quiet", "loglevel=4")
+	cmd.Args = append(cmd.Args, noWideRegisters()...)
 	cmd.Env = append(os.Environ(), "HOME="+job, "TMPDIR="+job)
 	var console bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &console, &console
 	cmd.WaitDelay = 5 * time.Second
-	runErr := cmd.Run()
+	runErr := start(cmd)
+	if runErr == nil {
+		runErr = cmd.Wait()
+	}
 	out, _ := os.ReadFile(filepath.Join(job, "out")) // missing where it did not get that far
 	rc, err := os.ReadFile(filepath.Join(job, "rc"))
 	if err != nil {

@@ -1,0 +1,56 @@
+package uml
+
+import (
+	"fmt"
+	"os/exec"
+	"runtime"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// start starts the guest without a way to the wide vector registers.
+//
+// UML 6.1 moves them between its processes by PTRACE_SETREGSET with a buffer of a size that was known when it was built, and the machine's kernel wants the whole
+// of them (xstateregs_set in Linux): on a CPU that has more, as every one with AMX, the guest dies at boot with "ptrace set fp regs failed". Where its first
+// question for them fails it moves the registers of 1999 instead, by PTRACE_SETFPREGS. So a filter fails that question. The upper halves of the registers are
+// then lost at every fault of a page: what runs in the guest must do without them (noWideRegisters).
+func start(cmd *exec.Cmd) error {
+	result := make(chan error, 1)
+	go func() {
+		// The filter is this thread's, and what it starts inherits it. It ends with the goroutine, which never lets go of it.
+		runtime.LockOSThread()
+		if err := hideWideRegisters(); err != nil {
+			result <- err
+			return
+		}
+		result <- cmd.Start()
+	}()
+	return <-result
+}
+
+// noWideRegisters are words for the guest's kernel, which it hands to its first process as environment: Go's own code, and glibc's, then do without AVX.
+func noWideRegisters() []string {
+	return []string{"GODEBUG=cpu.avx=off,cpu.avx2=off", "GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX,-AVX2,-AVX512F,-AVX512VL,-AVX512BW,-AVX_Fast_Unaligned_Load"}
+}
+
+// hideWideRegisters makes ptrace(PTRACE_GETREGSET, pid, NT_X86_XSTATE) fail for the calling thread and what it starts. Offsets are those of struct seccomp_data in
+// linux/seccomp.h: 0 the number of the call, 16 and 32 its first and third argument.
+func hideWideRegisters() error {
+	const ntX86XState = 0x202 // linux/elf.h
+	filter := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 0},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.SYS_PTRACE, Jf: 5},
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 16},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.PTRACE_GETREGSET, Jf: 3},
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 32},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: ntX86XState, Jf: 1},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(unix.EIO)},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
+	}
+	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	if _, _, errno := unix.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(&program))); errno != 0 {
+		return fmt.Errorf("installing the filter: %w", errno)
+	}
+	return nil
+}
