@@ -154,8 +154,7 @@ both columns.
 
 // standing is what is to be known of a row whatever was measured.
 var standing = map[string]string{
-	whatResyncTen: "the edge says what it holds as 256 sums of 16 bytes, 4,096 bytes in all, and then names all that is in the ten that differ, some 40 objects of 60 bytes each: more than ten " +
-		"changes themselves. The changes are the rest.",
+	whatResyncTen: "the difference of two reconnects: the changed objects, compressed one message at a time, with their envelopes and acknowledgements. No inventory is asked for.",
 	whatQueueOne: "where a disk syncs a page in some 0.1 ms (see the changes of a pod), a commit of the floor takes a quarter of a millisecond, and the work of a commit, on cores that others use " +
 		"too, takes as long as the disk does: the wide range of the samples is the machine's.",
 	whatReboot: "both wait for containerd and start 20 processes on the same cores. Where the two ranges overlap, as they do on a busy machine, the difference is within the noise.",
