@@ -110,7 +110,7 @@ func TestHost(t *testing.T) {
 		if got := sh(t, h, "grep -c 'none.*/m tmpfs\\|/m tmpfs' /proc/mounts"); got != "1" {
 			t.Errorf("%s mounts", got)
 		}
-		raw, err := os.ReadFile("/proc/self/mounts")
+		raw, err := os.ReadFile("/proc/thread-self/mounts")
 		if err != nil || strings.Contains(string(raw), dir) {
 			t.Errorf("the machine sees the host's mounts: %v", err)
 		}
@@ -177,6 +177,7 @@ func TestRemoveTree(t *testing.T) {
 		if err := unix.Mount("none", inner, "tmpfs", 0, ""); err != nil {
 			t.Fatal(err)
 		}
+		t.Cleanup(func() { _ = unix.Unmount(inner, unix.MNT_DETACH) }) // where RemoveTree fails
 	}
 	if err := os.WriteFile(filepath.Join(inner, "file"), nil, 0o600); err != nil {
 		t.Fatal(err)
