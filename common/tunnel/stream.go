@@ -19,9 +19,9 @@ import (
 // Stream is one connection within a link.
 type Stream struct {
 	// Set when it is made, never changed.
-	mux    *Mux
-	id     uint64
-	window int
+	mux  *Mux
+	id   uint64
+	most int // that window becomes
 
 	writing sync.Mutex // one Write at a time; taken before mu
 
@@ -31,11 +31,18 @@ type Stream struct {
 	reason   string // told to the peer with the close
 
 	// What comes.
-	buffer  [][]byte // what has come and was not read
-	room    int      // what the peer may send still
-	read    int      // what was read and not yet allowed again
-	granted int      // what the peer is to be allowed next
-	readErr error    // after the buffer; io.EOF where the peer has said all
+	buffer  [][]byte      // what has come and was not read
+	window  int           // what may be on its way and unread together
+	room    int           // what the peer may send still
+	read    int           // what was read and not yet allowed again
+	granted int           // what the peer is to be allowed next
+	readErr error         // after the buffer; io.EOF where the peer has said all
+	asked   time.Time     // when the peer was asked for, or allowed, the first
+	round   time.Duration // until it answered: a round trip, and what its end of the connection took; 0: it has not
+	since   time.Time     // of the last look at the rate
+	moved   int           // read since then
+	before  float64       // the rate, in bytes a nanosecond, before the window grew; 0: it did not, at the last look
+	again   time.Time     // it does not grow before
 
 	// What goes.
 	credit   int   // what may be sent
@@ -113,6 +120,9 @@ func (s *Stream) allowed(n int64) error {
 	if s.accepted && n == 0 || n+int64(s.credit) > 1<<30 {
 		return protocolError("a window of %d bytes", n)
 	}
+	if !s.accepted {
+		s.answered()
+	}
 	s.accepted = true
 	s.credit += int(n)
 	s.notify()
@@ -123,6 +133,7 @@ func (s *Stream) allowed(n int64) error {
 func (s *Stream) received(data []byte, fin bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.answered()
 	s.accepted = true // the window that says so may be behind
 	if len(data) > s.room {
 		return protocolError("%d bytes beyond the window of a stream", len(data)-s.room)
@@ -142,6 +153,43 @@ func (s *Stream) received(data []byte, fin bool) error {
 	}
 	s.notify()
 	return nil
+}
+
+// answered measures the way to the peer and back, once, before there is data that it could wait behind: what comes first is short, the hello of TLS.
+// s.mu is held.
+func (s *Stream) answered() {
+	if s.round == 0 {
+		s.round, s.since = max(time.Since(s.asked), 1), s.asked
+	}
+}
+
+// resize makes the window as large as the path needs it, and returns by how much it grew. What a window holds beyond that waits somewhere on the path, before
+// the bottleneck, and everything else that the link carries waits behind it. So it doubles only while a round trip at the rate of now would take half of
+// it, and halves again where that has brought no more. It is called when half a window, or more, was read: what the peer was allowed never exceeds a window
+// that has been halved. s.mu is held.
+func (s *Stream) resize(read int) int {
+	const (
+		slack = 50 * time.Millisecond // of whoever reads and writes at the ends
+		rest  = 10 * time.Second      // until a path is tried again
+	)
+	old := s.window
+	if s.moved += read; s.moved < 2*old {
+		return 0
+	}
+	now := time.Now()
+	rate := float64(s.moved) / float64(max(now.Sub(s.since), time.Microsecond))
+	s.moved, s.since = 0, now
+	need, before := rate*float64(s.round+slack), s.before
+	s.before = 0
+	switch {
+	case before > 0 && rate < before*5/4:
+		s.window, s.again = max(old/2, minWindow), now.Add(rest)
+	case need < float64(old/4):
+		s.window = max(old/2, minWindow)
+	case need >= float64(old/2) && old < s.most && now.After(s.again):
+		s.window, s.before = min(2*old, s.most), rate
+	}
+	return s.window - old
 }
 
 // keep adds data to the buffer. Small pieces are put together, so that the window bounds the memory that they take. s.mu is held.
@@ -261,7 +309,7 @@ func (s *Stream) Read(b []byte) (int, error) {
 			due := 0
 			// Half a window at a time: the peer goes on while the other half is on its way.
 			if s.read >= s.window/2 && s.readErr == nil {
-				due, s.read = s.read, 0
+				due, s.read = s.read+s.resize(s.read), 0
 			}
 			s.mu.Unlock()
 			if due > 0 {

@@ -22,7 +22,8 @@ import (
 )
 
 const (
-	// maxWindow carries 20 Mbit/s over 100 ms. minWindow still fills a thin link.
+	// A stream's window begins with minWindow, which is all that a thin link can bear without making others wait, and grows with the rate at which it is
+	// read. maxWindow carries 20 Mbit/s over 100 ms.
 	maxWindow = 256 << 10
 	minWindow = 16 << 10
 	// chunk is the data of one message: with its envelope it fits into one frame of the link.
@@ -153,8 +154,8 @@ func (m *Mux) Len() int {
 
 // add makes a stream. m.mu is held.
 func (m *Mux) add(id uint64, credit int) *Stream {
-	window := min(max(m.config.Memory/(len(m.streams)+1), minWindow), maxWindow)
-	s := &Stream{mux: m, id: id, window: window, room: window, credit: credit}
+	most := min(max(m.config.Memory/(len(m.streams)+1), minWindow), maxWindow)
+	s := &Stream{mux: m, id: id, window: minWindow, most: most, room: minWindow, credit: credit, asked: time.Now()}
 	m.streams[id] = s
 	return s
 }
@@ -207,7 +208,7 @@ func (m *Mux) ask(ctx context.Context, target string) (*Stream, error) {
 	m.last++
 	s := m.add(m.last, 0)
 	m.mu.Unlock()
-	open := &topicpb.StreamOpen{Id: s.id, Window: uint32(s.window), Target: target}
+	open := &topicpb.StreamOpen{Id: s.id, Window: minWindow, Target: target}
 	if err := m.send.Send(ctx, topic.StreamOpen.New(message.Resource{}, open)); err != nil {
 		m.forget(s)
 		s.end(err)
@@ -331,7 +332,10 @@ func (m *Mux) serve(s *Stream, target string) {
 		s.abort(err.Error())
 		return
 	}
-	s.grant(s.window)
+	s.mu.Lock()
+	s.asked = time.Now()
+	s.mu.Unlock()
+	s.grant(minWindow)
 	Splice(m.ctx, s, conn)
 }
 
