@@ -107,6 +107,10 @@ func TestIsland_TrustIsRenewed(t *testing.T) {
 	replace(oldCert, oldKey, both, 2)
 	replace(newCert, newKey, both, 2)
 	replace(newCert, newKey, nil, 1)
+	// And back again: kube-apiserver's way to kubelets trusts the CA that it was started with.
+	replace(newCert, newKey, both, 2)
+	replace(oldCert, oldKey, both, 2)
+	replace(oldCert, oldKey, nil, 1)
 	for _, d := range devices {
 		s.waitReady(d, true)
 	}
