@@ -15,8 +15,8 @@ import (
 // standardConfig is where packages put the configuration.
 const standardConfig = "/etc/skerry/edgecore.yaml"
 
-// gcPercent makes the collector run at half of Go's usual growth: on a small device memory is what is short, and what edgecore allocates is little.
-const gcPercent = 50
+// gcPercent makes the collector run at less than a third of Go's usual growth: on a small device memory is what is short, and what edgecore allocates is little.
+const gcPercent = 30
 
 func main() {
 	if os.Getenv("GOGC") == "" { // whoever sets it knows better
