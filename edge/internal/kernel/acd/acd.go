@@ -82,7 +82,8 @@ type prober struct {
 	conn *packet.Conn
 	own  net.HardwareAddr
 	all  map[string]bool // the hardware addresses of this host
-	// heard are who answered, by address; held are those that VRRP advertises.
+	// asked are the addresses that are asked for: what else a busy LAN says is not kept. heard are who answered, by address; held are those that VRRP advertises.
+	asked map[netip.Addr]bool
 	heard map[netip.Addr]net.HardwareAddr
 	held  map[netip.Addr]bool
 }
@@ -97,7 +98,7 @@ func open(ifi *net.Interface) (*prober, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening a packet socket on %s: %w", ifi.Name, err)
 	}
-	p := &prober{conn: conn, own: ifi.HardwareAddr, all: map[string]bool{}, heard: map[netip.Addr]net.HardwareAddr{}, held: map[netip.Addr]bool{}}
+	p := &prober{conn: conn, own: ifi.HardwareAddr, all: map[string]bool{}, asked: map[netip.Addr]bool{}, heard: map[netip.Addr]net.HardwareAddr{}, held: map[netip.Addr]bool{}}
 	if err := p.join(ifi.Index); err != nil {
 		conn.Close()
 		return nil, err
@@ -135,9 +136,15 @@ func (p *prober) join(index int) error {
 
 func (p *prober) run(ctx context.Context, targets []Target) (map[netip.Addr]net.HardwareAddr, error) {
 	begin := time.Now()
+	for _, t := range targets {
+		p.asked[t.Address] = true
+	}
 	for n := range probes {
 		for _, t := range targets {
-			frame, to := question(p.own, t.Address)
+			frame, to, err := question(p.own, t.Address)
+			if err != nil {
+				return nil, err
+			}
 			if _, err := p.conn.WriteTo(frame, &packet.Addr{HardwareAddr: to}); err != nil {
 				// The last is what the kernel says while it takes a link without carrier out of service.
 				if errors.Is(err, unix.ENETDOWN) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENOBUFS) {
@@ -209,12 +216,14 @@ func (p *prober) take(frame []byte) {
 		return // our own question, as the socket shows it, or another interface of this host on the same LAN
 	}
 	if who, a, ok := answer(frame); ok {
-		if !p.all[string(who)] {
+		if p.asked[a] && !p.all[string(who)] {
 			p.heard[a] = bytes.Clone(who)
 		}
 		return
 	}
 	for _, a := range advertised(frame) {
-		p.held[a] = true
+		if p.asked[a] {
+			p.held[a] = true
+		}
 	}
 }

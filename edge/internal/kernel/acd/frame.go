@@ -2,10 +2,13 @@ package acd
 
 import (
 	"encoding/binary"
+	"fmt"
 	"net"
 	"net/netip"
 
 	"golang.org/x/net/bpf"
+	"golang.org/x/net/icmp"
+	"golang.org/x/net/ipv6"
 	"golang.org/x/sys/unix"
 )
 
@@ -19,9 +22,7 @@ const (
 
 	protocolVRRP   = 112 // RFC 5798, 5.1.1.4
 	protocolICMPv6 = 58
-	// RFC 4861, 4.3 and 4.4.
-	solicitation  = 135
-	advertisement = 136
+	advertisement  = 136 // RFC 4861, 4.4
 	// hops is what whoever is on the link itself has in the TTL or hop limit: RFC 4861, 7.1, and RFC 5798, 5.1.1.3.
 	hops = 255
 )
@@ -46,9 +47,9 @@ func program() []bpf.Instruction {
 }
 
 // question is the frame that asks for an address, and the hardware address that it goes to.
-func question(own net.HardwareAddr, a netip.Addr) ([]byte, net.HardwareAddr) {
+func question(own net.HardwareAddr, a netip.Addr) ([]byte, net.HardwareAddr, error) {
 	if a.Is4() {
-		return arpProbe(own, a), net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
+		return arpProbe(own, a), net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, nil
 	}
 	return solicit(own, a)
 }
@@ -71,35 +72,23 @@ func arpProbe(own net.HardwareAddr, a netip.Addr) []byte {
 }
 
 // solicit is RFC 4862, 5.4.2: a solicitation from the unspecified address to the group of those that may have the address (RFC 4291, 2.7.1).
-func solicit(own net.HardwareAddr, a netip.Addr) ([]byte, net.HardwareAddr) {
+func solicit(own net.HardwareAddr, a netip.Addr) ([]byte, net.HardwareAddr, error) {
 	target := a.As16()
 	group := netip.MustParseAddr("ff02::1:ff00:0").As16()
 	copy(group[13:], target[13:])
 	to := net.HardwareAddr{0x33, 0x33, group[12], group[13], group[14], group[15]} // RFC 2464, 7
-	icmp := make([]byte, 24)
-	icmp[0] = solicitation
-	copy(icmp[8:], target[:])
+	// The body is a reserved word and the address that is asked for, RFC 4861, 4.3.
+	unspecified := netip.IPv6Unspecified()
+	message := icmp.Message{Type: ipv6.ICMPTypeNeighborSolicitation, Body: &icmp.RawBody{Data: append(make([]byte, 4), target[:]...)}}
+	body, err := message.Marshal(icmp.IPv6PseudoHeader(unspecified.AsSlice(), group[:]))
+	if err != nil {
+		return nil, nil, fmt.Errorf("making a neighbour solicitation: %w", err)
+	}
 	b := ethernet(to, own, unix.ETH_P_IPV6)
-	b = append(b, 0x60, 0, 0, 0, 0, byte(len(icmp)), protocolICMPv6, hops)
-	b = append(b, make([]byte, 16)...)
+	b = append(b, 0x60, 0, 0, 0, 0, byte(len(body)), protocolICMPv6, hops)
+	b = append(b, unspecified.AsSlice()...)
 	b = append(b, group[:]...)
-	// RFC 8200, 8.1: over the addresses, the length and the protocol too.
-	pseudo := append(make([]byte, 16, 64), group[:]...)
-	pseudo = append(pseudo, 0, 0, 0, byte(len(icmp)), 0, 0, 0, protocolICMPv6)
-	binary.BigEndian.PutUint16(icmp[2:], checksum(append(pseudo, icmp...)))
-	return append(b, icmp...), to
-}
-
-// checksum is RFC 1071's; b has an even length.
-func checksum(b []byte) uint16 {
-	sum := uint32(0)
-	for i := 0; i+1 < len(b); i += 2 {
-		sum += uint32(binary.BigEndian.Uint16(b[i:]))
-	}
-	for sum > 0xffff {
-		sum = sum&0xffff + sum>>16
-	}
-	return ^uint16(sum)
+	return append(b, body...), to, nil
 }
 
 // answer reads who says in a frame that it has an address. A probe of another says nothing: the other nodes of the pool ask at the same time as we do, and whoever else

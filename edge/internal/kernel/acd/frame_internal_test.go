@@ -1,6 +1,11 @@
 package acd
 
-import "testing"
+import (
+	"encoding/hex"
+	"net"
+	"net/netip"
+	"testing"
+)
 
 // Frames come from whoever is on the LAN.
 func FuzzTake(f *testing.F) {
@@ -9,13 +14,39 @@ func FuzzTake(f *testing.F) {
 	vrrp := append(make([]byte, 12), 0x08, 0x00, 0x45, 0, 0, 32, 0, 0, 0, 0, 255, 112, 0, 0, 10, 0, 0, 1, 224, 0, 0, 18, 0x31, 7, 200, 1, 0, 100, 0, 0, 10, 0, 0, 9)
 	f.Add(vrrp)
 	f.Add(append(make([]byte, 12), 0x86, 0xdd, 0x60))
+	asked := netip.MustParseAddr("10.0.0.9")
 	f.Fuzz(func(t *testing.T, frame []byte) {
-		if len(frame) < etherLen {
-			return
+		p := &prober{asked: map[netip.Addr]bool{asked: true}, heard: map[netip.Addr]net.HardwareAddr{}, held: map[netip.Addr]bool{}}
+		p.take(frame)
+		for a := range p.heard {
+			if a != asked {
+				t.Errorf("kept who has %v, which nobody asked for", a)
+			}
 		}
-		answer(frame)
-		if len(advertised(frame)) > 255 {
+		for a := range p.held {
+			if a != asked {
+				t.Errorf("kept that VRRP holds %v, which nobody asked for", a)
+			}
+		}
+		if len(frame) >= etherLen && len(advertised(frame)) > 255 {
 			t.Error("more addresses than an advertisement has room for")
 		}
 	})
+}
+
+// The checksum is what x/net/icmp makes; that it covers the right addresses is seen by the kernels of TestProbe.
+func TestQuestion(t *testing.T) {
+	own := net.HardwareAddr{2, 0, 0, 0, 0, 1}
+	frame, to, err := question(own, netip.MustParseAddr("2001:db8::12:3456"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = "3333ff123456" + "020000000001" + "86dd" + "6000000000183aff" + "00000000000000000000000000000000" + "ff0200000000000000000001ff123456" +
+		"8700e41e00000000" + "20010db8000000000000000000123456"
+	if got := hex.EncodeToString(frame); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	if got, want := to.String(), "33:33:ff:12:34:56"; got != want {
+		t.Errorf("sent to %s, want %s", got, want)
+	}
 }

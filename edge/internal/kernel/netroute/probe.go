@@ -1,6 +1,7 @@
 package netroute
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -13,6 +14,9 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+	"golang.org/x/net/icmp"
+	"golang.org/x/net/ipv4"
+	"golang.org/x/net/ipv6"
 )
 
 // NextHop is where the kernel would send a packet for an address now; one without Gateway means that the address is on the interface's own network.
@@ -34,18 +38,14 @@ func (d *Driver) NextHop(to netip.Addr) (Hop, error) {
 	return Hop{Gateway: addr(routes[0].Gw), Interface: l.Attrs().Name, Weight: 1}, nil
 }
 
-// ICMP echo, RFC 792 and RFC 4443.
-const (
-	echoRequest4, echoReply4 = 8, 0
-	echoRequest6, echoReply6 = 128, 129
-	pingEvery                = 250 * time.Millisecond
-)
+const pingEvery = 250 * time.Millisecond
 
 // Ping sends ICMP echo requests through an interface ("" for the kernel's choice) until an answer comes (nil) or ctx ends. It needs CAP_NET_RAW.
 func (d *Driver) Ping(ctx context.Context, to netip.Addr, through string) error {
-	request, reply, network := byte(echoRequest4), byte(echoReply4), "ip4:icmp"
+	var request, reply icmp.Type = ipv4.ICMPTypeEcho, ipv4.ICMPTypeEchoReply // RFC 792
+	network := "ip4:icmp"
 	if to.Is6() {
-		request, reply, network = echoRequest6, echoReply6, "ip6:ipv6-icmp"
+		request, reply, network = ipv6.ICMPTypeEchoRequest, ipv6.ICMPTypeEchoReply, "ip6:ipv6-icmp" // RFC 4443
 		if to.IsLinkLocalUnicast() && through != "" {
 			to = to.WithZone(through)
 		}
@@ -59,12 +59,11 @@ func (d *Driver) Ping(ctx context.Context, to netip.Addr, through string) error 
 		return fmt.Errorf("opening a socket for ICMP: %w", err)
 	}
 	defer conn.Close()
-	message := make([]byte, 16)
-	message[0] = request
-	mark := rand.Uint64()
-	binary.BigEndian.PutUint64(message[8:], mark)
-	if to.Is4() { // for ICMPv6 the kernel does it
-		binary.BigEndian.PutUint16(message[2:], checksum(message))
+	mark := binary.BigEndian.AppendUint64(nil, rand.Uint64())
+	question := icmp.Message{Type: request, Body: &icmp.Echo{Data: mark}}
+	message, err := question.Marshal(nil) // the checksum of ICMPv6 is the kernel's work
+	if err != nil {
+		return fmt.Errorf("making an ICMP echo: %w", err)
 	}
 	buffer := make([]byte, 512)
 	for {
@@ -85,23 +84,15 @@ func (d *Driver) Ping(ctx context.Context, to netip.Addr, through string) error 
 			if err != nil {
 				break
 			}
-			if n >= 16 && buffer[0] == reply && binary.BigEndian.Uint64(buffer[8:]) == mark {
+			m, err := icmp.ParseMessage(reply.Protocol(), buffer[:n])
+			if err != nil || m.Type != reply {
+				continue // the socket shows all of ICMP that comes to this host
+			}
+			if echo, ok := m.Body.(*icmp.Echo); ok && bytes.Equal(echo.Data, mark) {
 				return nil
 			}
 		}
 	}
-}
-
-// checksum is RFC 1071's.
-func checksum(b []byte) uint16 {
-	sum := uint32(0)
-	for i := 0; i+1 < len(b); i += 2 {
-		sum += uint32(binary.BigEndian.Uint16(b[i:]))
-	}
-	for sum > 0xffff {
-		sum = sum&0xffff + sum>>16
-	}
-	return ^uint16(sum)
 }
 
 // inside runs f on a thread of the driver's network namespace.
