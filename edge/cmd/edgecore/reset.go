@@ -16,9 +16,12 @@ import (
 func resetCommand(file *string) *cobra.Command {
 	var yes bool
 	c := &cobra.Command{
-		Use: "reset --yes", Short: "Forget the cluster: delete the identity and the store", Args: cli.Args(cobra.NoArgs),
-		Long: `Delete the identity and the store of this device, with everything that still waited for the cloud. The configuration file, containers and images stay;
-the Node object in the cluster too, until 'kubectl delete node' or 'cloudcore node revoke' there. Refused while edgecore runs.`,
+		Use: "reset --yes", Short: "Forget the cluster: delete the identity, the store and what the kernel was told", Args: cli.Args(cobra.NoArgs),
+		Long: `Delete the identity and the store of this device, with everything that still waited for the cloud, and take back what the kernel was
+told: routes, rules and addresses of virtual IPs, the way of pods to the edge API. The configuration file, containers and images stay; the Node object in the
+cluster too, until 'kubectl delete node' or 'cloudcore node revoke' there. Refused while edgecore runs.`,
+		Example: `  edgecore reset          # what would go?
+  edgecore reset --yes    # the network first: where that fails nothing is deleted, and it can be tried again`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			cfg, _, err := loadOrDefault(*file)
 			if err != nil {
@@ -35,12 +38,19 @@ the Node object in the cluster too, until 'kubectl delete node' or 'cloudcore no
 				}
 				there = append(there, found...)
 			}
-			if len(there) == 0 {
+			if len(there) == 0 && !yes {
 				_, err := fmt.Fprintln(c.OutOrStdout(), "nothing to delete")
 				return err
 			}
 			if !yes {
 				return cli.Badf("this deletes what the device knows and what still waits for the cloud:\n  %s\nSay --yes to do it", strings.Join(there, "\n  "))
+			}
+			if err := app.ClearKernel(c.Context(), cfg); err != nil {
+				return err // the files still tell whose it is
+			}
+			if len(there) == 0 {
+				_, err := fmt.Fprintln(c.OutOrStdout(), "nothing to delete")
+				return err
 			}
 			var errs []error
 			for _, path := range there {

@@ -503,6 +503,23 @@ func (d *Daemon) adjust(ctx context.Context) error {
 	return nil
 }
 
+// Clear ends a keepalived that an earlier process left, and removes its addresses. It is for a Daemon that does not run.
+func (d *Daemon) Clear(ctx context.Context) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p, err := d.adopt()
+	if err != nil {
+		return err
+	}
+	if p == nil {
+		d.killOrphans()
+		return d.sweepLocked(true)
+	}
+	err = p.stop(klog.FromContext(ctx))
+	d.removePIDFiles()
+	return errors.Join(err, d.sweepLocked(true))
+}
+
 // end stops keepalived for good: the others are told and take over at once.
 func (d *Daemon) end(log klog.Logger) error {
 	d.mu.Lock()

@@ -39,6 +39,7 @@ func TestMain(m *testing.M) {
 type order struct {
 	Apply []keepalived.Instance
 	Ready map[string]bool
+	Clear bool
 }
 
 type word struct {
@@ -77,6 +78,9 @@ func serve(dir string) error {
 		}
 		if o.Apply != nil {
 			errs = append(errs, d.Apply(ctx, o.Apply), d.ExtraProblem())
+		}
+		if o.Clear { // of a process that runs no Daemon
+			errs = append(errs, keepalived.New(keepalived.Config{Dir: dir}).Clear(ctx))
 		}
 		w := word{Answer: true}
 		if err := errors.Join(errs...); err != nil {
@@ -447,6 +451,32 @@ func TestVIPs_17_SupervisorKilled(t *testing.T) {
 	a.start()
 	a.apply(instance("web", vip, 51, 200))
 	holds(t, b, a)
+}
+
+// A device that leaves the cluster takes its addresses along, whatever its last edgecore came to.
+func TestClear(t *testing.T) {
+	for name, files := range map[string][]string{"keepalived lives": nil, "keepalived was killed": {"keepalived.pid", "vrrp.pid"}} {
+		t.Run(name, func(t *testing.T) {
+			_, a, b := pair(t)
+			a.kill()
+			b.ready("web", false)
+			a.killKeepalived(files...)
+			if !a.host.Has(vip) {
+				t.Fatal("the address has gone already: this test shows nothing")
+			}
+			b.ready("web", true)
+			a.start()
+			for range 2 { // it can be repeated
+				if err := a.order(order{Clear: true}); err != "" {
+					t.Fatal(err)
+				}
+				if a.host.Has(vip) {
+					t.Error("the address is still there")
+				}
+			}
+			holds(t, b, a)
+		})
+	}
 }
 
 // A pid file of a keepalived that is gone, or of another process, keeps nothing from starting.
