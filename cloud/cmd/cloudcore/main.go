@@ -2,29 +2,18 @@
 package main
 
 import (
-	"os"
-	"runtime/debug"
-
 	"github.com/spf13/cobra"
 
 	"github.com/skerry-io/skerry/cloud/app"
 	"github.com/skerry-io/skerry/cloud/internal/config"
 	"github.com/skerry-io/skerry/common/cli"
+	"github.com/skerry-io/skerry/common/garbage"
 )
 
 // standardConfig is where packages put the configuration.
 const standardConfig = "/etc/skerry/cloudcore.yaml"
 
-// gcPercent makes the collector run at half of Go's usual growth: most of what cloudcore has lives as long as the links do, and a node shall cost little. What
-// it allocates besides, the renewals of Leases above all, is not much.
-const gcPercent = 50
-
-func main() {
-	if os.Getenv("GOGC") == "" { // whoever sets it knows better
-		debug.SetGCPercent(gcPercent)
-	}
-	cli.Main(command())
-}
+func main() { cli.Main(command()) }
 
 func command() *cobra.Command {
 	var file string
@@ -49,7 +38,7 @@ Without a command it runs until SIGTERM, which sends the edges to another replic
 			if err != nil {
 				return err
 			}
-			return a.Run(ctx)
+			return garbage.While(ctx, garbage.Default(), a.Run)
 		},
 	}
 	c.Flags().StringVar(&file, "config", standardConfig, "configuration file")

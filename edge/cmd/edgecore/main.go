@@ -2,12 +2,10 @@
 package main
 
 import (
-	"os"
-	"runtime/debug"
-
 	"github.com/spf13/cobra"
 
 	"github.com/skerry-io/skerry/common/cli"
+	"github.com/skerry-io/skerry/common/garbage"
 	"github.com/skerry-io/skerry/edge/app"
 	"github.com/skerry-io/skerry/edge/internal/config"
 )
@@ -15,15 +13,7 @@ import (
 // standardConfig is where packages put the configuration.
 const standardConfig = "/etc/skerry/edgecore.yaml"
 
-// gcPercent makes the collector run at less than a third of Go's usual growth: on a small device memory is what is short, and what edgecore allocates is little.
-const gcPercent = 30
-
-func main() {
-	if os.Getenv("GOGC") == "" { // whoever sets it knows better
-		debug.SetGCPercent(gcPercent)
-	}
-	cli.Main(command())
-}
+func main() { cli.Main(command()) }
 
 func command() *cobra.Command {
 	var file string
@@ -50,7 +40,7 @@ Without a command it runs until SIGTERM. Containers go on when it stops.`,
 			if err != nil {
 				return err
 			}
-			return a.Run(ctx)
+			return garbage.While(ctx, garbage.Default(), a.Run)
 		},
 	}
 	c.PersistentFlags().StringVar(&file, "config", standardConfig, "configuration file")

@@ -1,0 +1,252 @@
+package garbage
+
+import (
+	"context"
+	"errors"
+	"math"
+	"runtime"
+	"runtime/debug"
+	"runtime/metrics"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// fake is a heap in which something is always alive and something is allocated at a rate.
+type fake struct {
+	mu          sync.Mutex
+	live        float64 // bytes
+	rate        float64 // bytes a second
+	dear        time.Duration
+	garbage     float64
+	percent     int
+	collections uint64
+	cpu         time.Duration
+	releases    int
+	watcher     func()
+}
+
+func (f *fake) setPercent(to int) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	before := f.percent
+	f.percent = to
+	return before
+}
+
+func (f *fake) spent() (uint64, time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.collections, f.cpu
+}
+
+func (f *fake) watch(collected func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.watcher = collected
+}
+
+func (f *fake) release() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.releases++
+	f.collect()
+}
+
+// collect is called with mu held.
+func (f *fake) collect() {
+	f.garbage = 0
+	f.cpu += f.dear
+	if w := f.watcher; w != nil {
+		f.watcher = nil
+		go w()
+	}
+}
+
+// run allocates for a time, in steps of a millisecond, and returns the CPU time that collecting took.
+func (f *fake) run(rate float64, d time.Duration) time.Duration {
+	_, before := f.spent()
+	const step = time.Millisecond
+	for range d / step {
+		time.Sleep(step)
+		f.mu.Lock()
+		if f.garbage += rate * step.Seconds(); f.garbage >= f.live*float64(f.percent)/100 {
+			f.collections++
+			f.collect()
+		}
+		f.mu.Unlock()
+	}
+	_, after := f.spent()
+	return after - before
+}
+
+func (f *fake) state() (percent, releases int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.percent, f.releases
+}
+
+const mb = 1e6
+
+// adapted runs do beside an adapted heap of 20 MB, of which a collection takes 20 ms.
+func adapted(t *testing.T, do func(t *testing.T, f *fake)) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fake{live: 20 * mb, dear: 20 * time.Millisecond, percent: 77}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			Default().adapt(ctx, f)
+		}()
+		synctest.Wait()
+		do(t, f)
+		cancel()
+		<-done
+		if percent, _ := f.state(); percent != 77 {
+			t.Errorf("%d percent remain of 77 at the end", percent)
+		}
+	})
+}
+
+func TestStartIsABurst(t *testing.T) {
+	adapted(t, func(t *testing.T, f *fake) {
+		if percent, releases := f.state(); percent != 100 || releases != 0 {
+			t.Errorf("at the start: %d percent, %d releases", percent, releases)
+		}
+		if spent := f.run(40*mb, 5*time.Second); spent > 11*20*time.Millisecond { // 200 MB by 20
+			t.Errorf("a start of 5 s spent %v on collecting", spent)
+		}
+		if percent, _ := f.state(); percent != 100 {
+			t.Errorf("in the burst: %d percent", percent)
+		}
+	})
+}
+
+func TestRest(t *testing.T) {
+	adapted(t, func(t *testing.T, f *fake) {
+		f.run(40*mb, 3*time.Second)
+		f.run(0.1*mb, 6*time.Second)
+		if percent, releases := f.state(); percent != 10 || releases != 1 {
+			t.Errorf("6 s after a burst: %d percent, %d releases", percent, releases)
+		}
+		if spent := f.run(0.1*mb, 10*time.Minute); spent > 620*time.Millisecond { // 60 MB by 2
+			t.Errorf("10 minutes of rest spent %v on collecting", spent)
+		}
+		if percent, releases := f.state(); percent != 10 || releases != 1 {
+			t.Errorf("at rest: %d percent, %d releases", percent, releases)
+		}
+	})
+}
+
+// What is allocated steadily, and fast enough that collecting at the lowest percentage would cost more than its share, finds a percentage between.
+func TestBetween(t *testing.T) {
+	adapted(t, func(t *testing.T, f *fake) {
+		f.run(mb, 2*time.Minute) // the share allows one collection in 4 s: 4 MB, a fifth of what lives
+		spent := f.run(mb, 10*time.Minute)
+		if share := spent.Seconds() / 600; share > 0.006 {
+			t.Errorf("collecting takes %.4f of a CPU", share)
+		}
+		if percent, _ := f.state(); percent < 15 || percent > 30 {
+			t.Errorf("%d percent, and about 20 were wanted", percent)
+		}
+	})
+}
+
+func TestBurstAfterRest(t *testing.T) {
+	adapted(t, func(t *testing.T, f *fake) {
+		f.run(0.1*mb, time.Minute)
+		if spent := f.run(40*mb, 5*time.Second); spent > 13*20*time.Millisecond { // 11 were needed at the most in any case
+			t.Errorf("a burst spent %v on collecting", spent)
+		}
+		if percent, _ := f.state(); percent != 100 {
+			t.Errorf("in a burst: %d percent", percent)
+		}
+	})
+}
+
+// Short bursts that come again and again must not have each its release, if a collection is dear.
+func TestDearCollections(t *testing.T) {
+	adapted(t, func(t *testing.T, f *fake) {
+		f.mu.Lock()
+		f.live, f.dear = 500*mb, time.Second // a cloudcore with many nodes
+		f.mu.Unlock()
+		f.run(600*mb, 2*time.Second)
+		for range 10 {
+			f.run(600*mb, 2*time.Second)
+			f.run(0, 58*time.Second)
+		}
+		if percent, releases := f.state(); percent != 100 || releases != 0 {
+			t.Errorf("%d percent, %d releases: each costs a second", percent, releases)
+		}
+		f.run(0, 3*time.Minute)
+		if percent, releases := f.state(); percent != 10 || releases != 1 {
+			t.Errorf("3 minutes after the last: %d percent, %d releases", percent, releases)
+		}
+	})
+}
+
+func TestNext(t *testing.T) {
+	for name, c := range map[string]struct {
+		percent    int
+		cost, took time.Duration
+		want       int
+	}{
+		"within the share":   {20, 10 * time.Millisecond, 2 * time.Second, 20},
+		"twice the share":    {20, 10 * time.Millisecond, time.Second, 40},
+		"far above":          {10, 10 * time.Millisecond, 10 * time.Millisecond, 100},
+		"no time at all":     {10, 10 * time.Millisecond, 0, 100},
+		"half of the share":  {40, 10 * time.Millisecond, 4 * time.Second, 20},
+		"far below: a step":  {80, 10 * time.Millisecond, time.Hour, 40},
+		"never below rest":   {12, 10 * time.Millisecond, time.Hour, 10},
+		"a clock that waits": {50, math.MaxInt64, time.Nanosecond, 100},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := Default().next(c.percent, c.cost, c.took); got != c.want {
+				t.Errorf("%d percent, and %d were wanted", got, c.want)
+			}
+		})
+	}
+}
+
+// The runtime's own: it tells of each collection, counts those that nobody asked for, and keeps its percentage only for a While.
+func TestRuntime(t *testing.T) {
+	collected := make(chan struct{}, 1)
+	for range 3 {
+		golang{}.watch(func() { collected <- struct{}{} })
+		runtime.GC()
+		<-collected
+	}
+	before, _ := golang{}.spent()
+	golang{}.release()
+	if after, cpu := (golang{}).spent(); after != before || cpu <= 0 {
+		t.Errorf("a release counts as %d collections, all of which took %v", after-before, cpu)
+	}
+	t.Setenv("GOGC", "")
+	defer debug.SetGCPercent(debug.SetGCPercent(55))
+	want := errors.New("the end")
+	err := While(t.Context(), Default(), func(context.Context) error {
+		for percent() == 55 {
+			runtime.Gosched()
+		}
+		return want
+	})
+	if !errors.Is(err, want) || percent() != 55 {
+		t.Errorf("%v, %d percent after it", err, percent())
+	}
+	t.Setenv("GOGC", "55")
+	if err := While(t.Context(), Default(), func(context.Context) error {
+		if percent() != 55 {
+			t.Error("GOGC is set, and is not honoured")
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+}
+
+func percent() uint64 {
+	samples := []metrics.Sample{{Name: "/gc/gogc:percent"}}
+	metrics.Read(samples)
+	return samples[0].Value.Uint64()
+}
