@@ -25,13 +25,23 @@ type installOptions struct {
 	replicas   int
 	classic    bool
 	rightsOnly bool
+	usage      bool
+	endpoint   bool
 }
 
 func installCommand() *cobra.Command {
 	o := installOptions{image: "skerry/cloudcore:v0.1.0", replicas: 2}
 	c := &cobra.Command{
 		Use: "install --advertise HOST", Short: "Print the manifests of cloudcore, for kubectl apply", Args: cli.Args(cobra.NoArgs),
+		Long: `Print the manifests of cloudcore, for kubectl apply: least rights, the kinds of skerry.io, two replicas.
+
+With --usage cloudcore also answers 'kubectl top' and autoscalers, where no metrics-server does. kube-apiserver must then be told cloudcore's CA, once cloudcore runs:
+  kubectl patch apiservice v1beta1.metrics.k8s.io --type merge -p "{\"spec\":{\"caBundle\":\"$(
+    kubectl -n skerry-system get secret skerry-ca -o jsonpath='{.data.tls\.crt}')\"}}"
+
+With --kubelet-endpoint 'kubectl logs' and the like reach edge nodes by their names in the DNS, where kube-apiserver can't be given an egress: docs/tunnel.md.`,
 		Example: `  cloudcore install --advertise cloud.example.com --image registry.example.com/cloudcore:v0.1.0 | kubectl apply -f -
+  cloudcore install --advertise cloud.example.com --usage | kubectl apply -f -     # with kubectl top
   cloudcore install --rights-only | kubectl apply -f -     # cloudcore runs elsewhere, with a kubeconfig of its service account`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := o.validate(); err != nil {
@@ -50,10 +60,15 @@ func installCommand() *cobra.Command {
 	c.Flags().IntVar(&o.replicas, "replicas", o.replicas, "how many replicas")
 	c.Flags().BoolVar(&o.classic, "classic", false, "for clusters older than Kubernetes 1.36, without constrained impersonation")
 	c.Flags().BoolVar(&o.rightsOnly, "rights-only", false, "only the kinds of skerry.io, the namespace, the account, its rights and the policies")
+	c.Flags().BoolVar(&o.usage, "usage", false, "serve metrics.k8s.io too: kubectl top and autoscalers")
+	c.Flags().BoolVar(&o.endpoint, "kubelet-endpoint", false, "serve the kubelets by the names of their nodes, for a kube-apiserver without an egress")
 	return c
 }
 
 func (o installOptions) validate() error {
+	if o.rightsOnly && o.endpoint {
+		return fmt.Errorf("--kubelet-endpoint is of no use with --rights-only: it is a field of cloudcore.yaml and a Service")
+	}
 	if !o.rightsOnly && len(o.advertise) == 0 {
 		return fmt.Errorf("--advertise is missing: name the hosts under which edges reach cloudcore")
 	}
@@ -92,6 +107,9 @@ func (o installOptions) render() ([]byte, error) {
 		TypeMeta:  types.TypeMeta{APIVersion: types.KustomizationVersion, Kind: types.KustomizationKind},
 		Resources: []string{"../manifests/crds", rights, "../manifests/autonomy"},
 	}
+	if o.usage {
+		k.Resources = append(k.Resources, "../manifests/usage")
+	}
 	if !o.rightsOnly {
 		if err := o.addDeployment(disk, &k); err != nil {
 			return nil, err
@@ -119,6 +137,13 @@ func (o installOptions) addDeployment(disk filesys.FileSystem, k *types.Kustomiz
 	}
 	if o.classic {
 		cfg["impersonation"] = "classic"
+	}
+	if o.usage {
+		cfg["usage"] = map[string]any{"listen": ":10005"}
+	}
+	if o.endpoint {
+		cfg["tunnel"] = map[string]any{"endpoint": map[string]any{"listen": ":10250", "hideAddresses": true}}
+		k.Resources = append(k.Resources, "../manifests/endpoint")
 	}
 	raw, err := yaml.Marshal(cfg)
 	if err != nil {

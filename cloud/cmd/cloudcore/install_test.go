@@ -1,11 +1,14 @@
 package main
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+
+	"github.com/skerry-io/skerry/cloud/internal/config"
 )
 
 func objects(t *testing.T, o installOptions) map[string]*unstructured.Unstructured {
@@ -63,10 +66,45 @@ func TestInstallRightsOnly(t *testing.T) {
 	}
 }
 
+// What a part of the manifests needs of cloudcore.yaml comes with it.
+func TestInstallParts(t *testing.T) {
+	all := objects(t, installOptions{advertise: []string{"cloud"}, replicas: 1, usage: true, endpoint: true})
+	var text string
+	for name, o := range all {
+		if strings.HasPrefix(name, "ConfigMap cloudcore-") {
+			text, _, _ = unstructured.NestedString(o.Object, "data", "cloudcore.yaml")
+		}
+	}
+	cfg, err := config.Read("cloudcore.yaml", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, part := range []struct{ service, listen string }{{"cloudcore-usage", cfg.Usage.Listen}, {"cloudcore-kubelets", cfg.Tunnel.Endpoint.Listen.Listen}} {
+		service := all["Service "+part.service]
+		if service == nil {
+			t.Errorf("Service %s is not among the objects", part.service)
+			continue
+		}
+		ports, _, _ := unstructured.NestedSlice(service.Object, "spec", "ports")
+		if target := fmt.Sprint(":", ports[0].(map[string]any)["targetPort"]); target != part.listen {
+			t.Errorf("Service %s leads to %s, cloudcore listens at %q", part.service, target, part.listen)
+		}
+	}
+	for _, name := range []string{"APIService v1beta1.metrics.k8s.io", "ServiceAccount cloudcore-usage", "RoleBinding skerry:cloudcore-usage"} {
+		if all[name] == nil {
+			t.Errorf("%s is not among the objects", name)
+		}
+	}
+	if all = objects(t, installOptions{advertise: []string{"cloud"}, replicas: 1}); all["Service cloudcore-usage"] != nil || all["Service cloudcore-kubelets"] != nil {
+		t.Error("they come unasked")
+	}
+}
+
 func TestInstallBadInput(t *testing.T) {
 	for name, o := range map[string]installOptions{
 		"nobody can reach it": {replicas: 1},
 		"with a port":         {replicas: 1, advertise: []string{"cloud:10000"}},
+		"of no use":           {replicas: 1, rightsOnly: true, endpoint: true},
 		"no replica":          {advertise: []string{"cloud"}},
 	} {
 		if o.validate() == nil {
