@@ -1,0 +1,347 @@
+package drain
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+)
+
+// Attempt evicts what is to go and waits until it is gone, for as long as timeout. told hears of the pods that are blocked whenever they change.
+func (w *Worker) Attempt(ctx context.Context, timeout time.Duration, told func([]v1alpha1.BlockedPod)) Result {
+	parent := ctx
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	a := &attempt{
+		worker: w, told: told, came: map[string]int{}, seen: map[types.UID]struct{}{},
+		blocked: map[types.NamespacedName]v1alpha1.BlockedPod{},
+	}
+	err := a.run(context.WithValue(ctx, earKey{}, a))
+	res := Result{Blocked: a.list()}
+	switch {
+	case err == nil:
+		return Result{}
+	case a.unheard && parent.Err() == nil && ctx.Err() == nil:
+		res.Interrupted = true
+	case a.refused && parent.Err() == nil && ctx.Err() == nil:
+		res.Doubtful = true
+	case ctx.Err() != nil && parent.Err() == nil:
+		err = fmt.Errorf("not done within %v: %w", timeout, err)
+	}
+	res.Err = err
+	return res
+}
+
+// attempt is one attempt. It evicts with a goroutine a pod, so what they tell is guarded.
+type attempt struct {
+	worker *Worker
+	told   func([]v1alpha1.BlockedPod)
+
+	came map[string]int // how often a pod of this kind came back
+	seen map[types.UID]struct{}
+
+	mu      sync.Mutex
+	blocked map[types.NamespacedName]v1alpha1.BlockedPod
+	unheard bool // an answer was missing
+	refused bool // by 401 or 403
+}
+
+func (a *attempt) run(ctx context.Context) error {
+	for {
+		pods, err := a.worker.leaving(ctx)
+		if err != nil || len(pods) == 0 {
+			return err
+		}
+		if err := a.returned(pods); err != nil {
+			return err
+		}
+		// A goroutine a pod, and no fewer: a budget may hold any of them for as long as the attempt lasts. A node's pods are bounded by its kubelet's maxPods.
+		ends := make(chan error, len(pods))
+		for _, pod := range pods {
+			go func() { ends <- a.remove(ctx, &pod) }()
+		}
+		var errs []error
+		for range pods {
+			errs = append(errs, <-ends)
+		}
+		if err := utilerrors.NewAggregate(errs); err != nil { // in one line, which a status can hold
+			return err
+		}
+	}
+}
+
+// leaving lists the pods of the node that a drain evicts, by the rules of `kubectl drain --force --ignore-daemonsets --delete-emptydir-data`: all but those that
+// a DaemonSet or a file on the node would bring back at once.
+func (w *Worker) leaving(ctx context.Context) ([]corev1.Pod, error) {
+	var pods []corev1.Pod
+	var errs []error
+	o := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", w.node).String(), Limit: podsPage}
+	for {
+		list, err := w.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, o)
+		if err != nil {
+			return nil, fmt.Errorf("listing the node's pods: %w", err)
+		}
+		for _, pod := range list.Items {
+			stays, err := w.stays(ctx, &pod)
+			switch {
+			case err != nil:
+				errs = append(errs, fmt.Errorf("reading the DaemonSet of %s/%s: %w", pod.Namespace, pod.Name, err))
+			case !stays:
+				pods = append(pods, pod)
+			}
+		}
+		if o.Continue = list.Continue; o.Continue == "" {
+			return pods, utilerrors.NewAggregate(errs)
+		}
+	}
+}
+
+// podsPage is as many pods as are asked for at once.
+const podsPage = 500
+
+// stays tells of a pod whether a drain leaves it alone.
+func (w *Worker) stays(ctx context.Context, pod *corev1.Pod) (bool, error) {
+	if _, static := pod.Annotations[corev1.MirrorPodAnnotationKey]; static {
+		return true, nil
+	}
+	owner := metav1.GetControllerOf(pod)
+	over := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+	if over || owner == nil || owner.Kind != "DaemonSet" || owner.APIVersion != appsv1.SchemeGroupVersion.String() {
+		return false, nil
+	}
+	_, err := w.client.AppsV1().DaemonSets(pod.Namespace).Get(ctx, owner.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return false, nil // an orphan: nobody brings it back
+	}
+	return err == nil, err
+}
+
+// remove evicts a pod, again and again while a budget holds it, and waits until it has gone.
+func (a *attempt) remove(ctx context.Context, pod *corev1.Pod) error {
+	for {
+		wait, err := a.evict(ctx, pod)
+		if err != nil {
+			return fmt.Errorf("evicting %s/%s: %w", pod.Namespace, pod.Name, err)
+		}
+		if wait == 0 {
+			break
+		}
+		if err := sleep(ctx, wait); err != nil {
+			return fmt.Errorf("evicting %s/%s: %w", pod.Namespace, pod.Name, err)
+		}
+		if now, err := a.worker.pod(ctx, pod); err == nil { // else the next eviction will tell
+			pod = now
+		}
+	}
+	for {
+		now, err := a.worker.pod(ctx, pod)
+		switch {
+		case apierrors.IsNotFound(err) || err == nil && now.UID != pod.UID:
+			a.clear(pod)
+			klog.FromContext(ctx).Info("A pod has gone", "nodedrain-step", "evict-progress", "pod", klog.KObj(pod))
+			return nil
+		case err != nil:
+			return fmt.Errorf("waiting for the end of %s/%s: %w", pod.Namespace, pod.Name, err)
+		}
+		if err := sleep(ctx, gonePoll); err != nil {
+			return fmt.Errorf("waiting for the end of %s/%s: %w", pod.Namespace, pod.Name, err)
+		}
+	}
+}
+
+// gonePoll is between two looks at a pod that was evicted: its grace period is seconds at least.
+const gonePoll = time.Second
+
+// evict asks for the eviction of a pod once. It returns after how long to ask again; 0 where the pod is going, or has gone.
+func (a *attempt) evict(ctx context.Context, pod *corev1.Pod) (again time.Duration, err error) {
+	// policy/v1 is in every Kubernetes since 1.22.
+	eviction := &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}, DeleteOptions: &metav1.DeleteOptions{}}
+	err = a.worker.client.PolicyV1().Evictions(pod.Namespace).Evict(ctx, eviction)
+	switch {
+	case err == nil || apierrors.IsNotFound(err):
+		a.clear(pod)
+		return 0, nil
+	case noAnswer(err) || ctx.Err() != nil:
+		return 0, err
+	case apierrors.IsTooManyRequests(err) && !apierrors.HasStatusCause(err, policyv1.DisruptionBudgetCause):
+		return a.worker.retryDelay, nil // the API is busy
+	}
+	reason := v1alpha1.BlockedFailed
+	if apierrors.IsTooManyRequests(err) {
+		reason = v1alpha1.BlockedByBudget
+	}
+	if a.block(pod, reason, a.worker.budgets(ctx, pod), err.Error()) {
+		klog.FromContext(ctx).Info("A pod could not be evicted", "nodedrain-step", "evict-error", "pod", klog.KObj(pod), "reason", reason, "err", err)
+	}
+	switch ending := apierrors.IsForbidden(err) && apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause); {
+	case reason == v1alpha1.BlockedByBudget:
+		return a.worker.retryDelay, nil
+	case ending && pod.DeletionTimestamp != nil:
+		return 0, nil // in a namespace that ends nothing can be evicted, and all is deleted
+	case ending:
+		return a.worker.retryDelay, nil // until it is
+	}
+	return 0, err
+}
+
+// pod reads a pod as it is on this node. A node that gets a pod by its name is told 403 once the pod has gone: the Node authorizer knows no relationship then. It
+// may always list the pods that are on it.
+func (w *Worker) pod(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, error) {
+	list, err := w.client.CoreV1().Pods(pod.Namespace).List(ctx, metav1.ListOptions{
+		FieldSelector: fields.Set{"metadata.name": pod.Name, "spec.nodeName": w.node}.String(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	if len(list.Items) == 0 {
+		return nil, apierrors.NewNotFound(corev1.Resource("pods"), pod.Name)
+	}
+	return &list.Items[0], nil
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(d):
+		return nil
+	}
+}
+
+// returned looks for pods that come back as fast as they go: nothing but an explicit spec.nodeName brings a pod to a node that is cordoned.
+func (a *attempt) returned(pods []corev1.Pod) error {
+	first := len(a.seen) == 0
+	var pinned []string
+	counted := map[string]bool{}
+	for _, pod := range pods {
+		if _, known := a.seen[pod.UID]; known {
+			continue
+		}
+		a.seen[pod.UID] = struct{}{}
+		key := lineage(&pod)
+		if _, before := a.came[key]; first || !before {
+			a.came[key] = 0
+			continue
+		}
+		if !counted[key] {
+			a.came[key]++
+			counted[key] = true
+		}
+		if a.came[key] >= maxComebacks {
+			a.block(&pod, v1alpha1.BlockedPinned, "", "it carries spec.nodeName and comes back as often as it is evicted")
+			pinned = append(pinned, pod.Namespace+"/"+pod.Name)
+		}
+	}
+	if len(pinned) > 0 {
+		return fmt.Errorf("pinned to this node by spec.nodeName: %s", strings.Join(pinned, ", "))
+	}
+	return nil
+}
+
+// lineage is the same for a pod and for the one that replaces it.
+func lineage(pod *corev1.Pod) string {
+	if c := metav1.GetControllerOf(pod); c != nil {
+		return string(c.UID)
+	}
+	return pod.Namespace + "/" + pod.Name
+}
+
+// ear notes, for the attempt that a request is of, that there was no answer: what an attempt ends with is the errors of many pods, and of reads whose failure
+// is no failure.
+type ear struct{ next http.RoundTripper }
+
+type earKey struct{}
+
+// RoundTrip implements http.RoundTripper.
+func (e ear) RoundTrip(r *http.Request) (*http.Response, error) {
+	answer, err := e.next.RoundTrip(r)
+	a, ok := r.Context().Value(earKey{}).(*attempt)
+	if !ok || r.Context().Err() != nil {
+		return answer, err
+	}
+	if err != nil || slices.Contains([]int{http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout}, answer.StatusCode) {
+		a.mu.Lock()
+		a.unheard = true
+		a.mu.Unlock()
+	} else if answer.StatusCode == http.StatusUnauthorized || answer.StatusCode == http.StatusForbidden {
+		a.mu.Lock()
+		a.refused = true
+		a.mu.Unlock()
+	}
+	return answer, err
+}
+
+func (a *attempt) block(pod *corev1.Pod, reason v1alpha1.BlockedReason, pdb, message string) (changed bool) {
+	if len(message) > maxMessage {
+		message = strings.ToValidUTF8(message[:maxMessage], "")
+	}
+	key := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
+	b := v1alpha1.BlockedPod{Namespace: pod.Namespace, Name: pod.Name, Reason: reason, PDB: pdb, Message: message}
+	a.mu.Lock()
+	changed = a.blocked[key] != b
+	a.blocked[key] = b
+	a.mu.Unlock()
+	if changed {
+		a.told(a.list())
+	}
+	return changed
+}
+
+func (a *attempt) clear(pod *corev1.Pod) {
+	key := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
+	a.mu.Lock()
+	_, was := a.blocked[key]
+	delete(a.blocked, key)
+	a.mu.Unlock()
+	if was {
+		a.told(a.list())
+	}
+}
+
+// list is the pods that are blocked, in order, as many as a status holds.
+func (a *attempt) list() []v1alpha1.BlockedPod {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	all := make([]v1alpha1.BlockedPod, 0, len(a.blocked))
+	for _, b := range a.blocked {
+		all = append(all, b)
+	}
+	slices.SortFunc(all, func(x, y v1alpha1.BlockedPod) int {
+		return strings.Compare(x.Namespace+"/"+x.Name, y.Namespace+"/"+y.Name)
+	})
+	return all[:min(len(all), maxBlocked)]
+}
+
+// budgets names the PodDisruptionBudgets that cover a pod; "" where they can't be read.
+func (w *Worker) budgets(ctx context.Context, pod *corev1.Pod) string {
+	all, err := w.client.PolicyV1().PodDisruptionBudgets(pod.Namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		klog.FromContext(ctx).Info("The PodDisruptionBudgets can't be read", "nodedrain-step", "evict-error", "err", err)
+		return ""
+	}
+	var names []string
+	for _, pdb := range all.Items {
+		selector, err := metav1.LabelSelectorAsSelector(pdb.Spec.Selector)
+		if err == nil && selector.Matches(labels.Set(pod.Labels)) {
+			names = append(names, pdb.Name)
+		}
+	}
+	slices.Sort(names)
+	return strings.Join(names, ", ")
+}
