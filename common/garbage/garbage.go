@@ -1,12 +1,13 @@
 // Package garbage adapts how much garbage a process may hold to what it does: much while it works, little while it rests.
 //
 // Go's collector runs when the heap has grown by GOGC percent since the last time. One number for a whole life is either dear in bursts, when a low one makes
-// the collector run many times a second, or dear at rest, when a high one keeps what the last burst has left: a process that rests allocates too little to ever
-// get there. So While sets it again after each collection, such that collecting takes no more than a share of a CPU, within bounds; and when a burst has ended it
-// collects once and gives what is free back to the system.
+// the collector run many times a second, or dear at rest, when a high one keeps what the last burst has left: a process that rests allocates too little to get
+// there soon. So While lets a process earn collections with time, at the rate at which they take a share of one CPU, and save up a few of them. The percentage
+// follows the savings: low while there are many, Go's own when they are used up. A burst uses them up within a few collections; a process that allocates
+// steadily finds the percentage at which collecting takes the share. When a burst is over the heap is collected once, and what is free is given back to the system.
 //
 // It owns the process' GC percentage while it runs (debug.SetGCPercent): one While at a time. It stands back where GOGC is set in the environment, for whoever
-// set it knows better, and leaves GOMEMLIMIT alone, which goes before any percentage. It asks for nothing while nothing is collected: a timer runs only after a burst.
+// set it knows better, and leaves GOMEMLIMIT alone, which goes before any percentage. While all is saved up it does nothing between collections.
 package garbage
 
 import (
@@ -24,38 +25,65 @@ import (
 type Policy struct {
 	// Rest and Burst bound the percentage (GOGC): the garbage that is allowed beside what lives, in percent of that.
 	Rest, Burst int
-	// Share is how much of one CPU collecting may take before memory is given for it: 0.01 is 10 ms a second. Within a burst that needs more than Burst percent it
-	// takes more.
+	// Share is how much of one CPU collecting takes at most, as long as less than Burst percent is enough for that: 0.01 is 10 ms a second.
 	Share float64
 }
 
-// Default keeps a tenth of what lives as garbage while the process rests, and is Go's own in a burst.
+// Default keeps a tenth of what lives as garbage while the process rests, and is Go's own in a burst. The share is for both sides of Skerry: a collection of
+// edgecore with ten pods takes some 20 ms of a CPU, so it may have one each 4 s.
 func Default() Policy { return Policy{Rest: 10, Burst: 100, Share: 0.005} }
 
 const (
-	// A burst has ended when the next collection is overdue so long that one would be within the share again, but not sooner than this: what comes every few
-	// seconds, as probes and housekeeping do, is one burst, or none.
-	shortestSettle = 5 * time.Second
-	// The Go runtime itself collects after two minutes without a collection.
-	longestSettle = 2 * time.Minute
-	// steepest is how many times less garbage one collection may allow than the one before: a lull within a burst is no rest.
-	steepest = 2
+	most      = 8               // collections that are saved up at most: so many a burst can cost
+	recovered = most / 2        // so many are there again when a burst is taken to be over
+	shortest  = time.Second     // between two looks at the savings
+	longest   = 2 * time.Minute // the same: after that time without a collection the runtime collects by itself
 )
 
-// settle is how long nothing must have been collected, where a collection costs that much, for a burst to have ended.
-func (p Policy) settle(cost time.Duration) time.Duration {
-	return min(max(time.Duration(float64(cost)/p.Share), shortestSettle), longestSettle)
+// savings are what a process has of collections that it may spend. Not for concurrent use.
+type savings struct {
+	policy Policy
+	left   float64       // collections, 0 to most
+	price  time.Duration // CPU time of the last collections, each
+	at     time.Time     // when left was right
+	broke  bool          // all were spent, and the burst that spent them is not over
 }
 
-// next is the percentage after collections that cost that much CPU time in that time. The time between two grows as the percentage does, so a share of
-// twice what it may be wants twice the percentage.
-func (p Policy) next(percent int, cost, took time.Duration) int {
-	wanted := p.Burst
-	if took > 0 {
-		share := float64(cost) / float64(took)
-		wanted = int(min(float64(percent)*share/p.Share, float64(p.Burst)))
+// earn adds what the time since the last call brought.
+func (s *savings) earn(now time.Time) {
+	if s.price > 0 {
+		s.left = min(s.left+float64(max(now.Sub(s.at), 0))*s.policy.Share/float64(s.price), most)
 	}
-	return min(max(wanted, percent/steepest, p.Rest), p.Burst)
+	s.at = now
+}
+
+// spend takes off collections that cost that much CPU time together.
+func (s *savings) spend(collections uint64, cost time.Duration) {
+	s.price = max(cost/time.Duration(collections), 1)
+	s.left = max(s.left-float64(collections), 0)
+	s.broke = s.broke || s.left == 0
+}
+
+// over reports, once, that the burst is over that used up the savings.
+func (s *savings) over() bool {
+	if !s.broke || s.left < recovered {
+		return false
+	}
+	s.broke = false
+	return true
+}
+
+// percent is what the savings allow.
+func (s *savings) percent() int {
+	return s.policy.Burst - int(s.left/most*float64(s.policy.Burst-s.policy.Rest))
+}
+
+// next is after how long another collection will have been earned; 0 where all is saved up.
+func (s *savings) next() time.Duration {
+	if s.left >= most {
+		return 0
+	}
+	return min(max(time.Duration(float64(s.price)/s.policy.Share), shortest), longest)
 }
 
 // heap is the part of the runtime that is used here.
@@ -91,15 +119,14 @@ func While(ctx context.Context, policy Policy, run func(context.Context) error) 
 // adapt keeps the heap within the policy until ctx ends, and then puts the percentage back that was before.
 func (p Policy) adapt(ctx context.Context, h heap) {
 	log := klog.FromContext(ctx)
-	percent := p.Burst // a start is a burst
+	count, cpu := h.spent()
+	mine := savings{policy: p, at: time.Now(), broke: true} // a start is a burst
+	if count > 0 {
+		mine.price = cpu / time.Duration(count)
+	}
+	percent := mine.percent()
 	before := h.setPercent(percent)
 	defer func() { h.setPercent(before) }()
-	set := func(to int) {
-		if to != percent { // a change stops the world for some microseconds
-			h.setPercent(to)
-			percent = to
-		}
-	}
 	collected := make(chan struct{}, 1) // one is as good as many: spent tells how many
 	tell := func() {
 		select {
@@ -108,34 +135,35 @@ func (p Policy) adapt(ctx context.Context, h heap) {
 		}
 	}
 	h.watch(tell)
-	count, cpu := h.spent()
-	last := time.Now()
-	settled := time.NewTimer(shortestSettle)
-	defer settled.Stop()
+	look := time.NewTimer(max(mine.next(), shortest))
+	defer look.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-collected:
 			h.watch(tell)
-			nowCount, nowCPU := h.spent()
-			if nowCount == count {
-				cpu = nowCPU // of release: its cost is nobody's
-				continue
-			}
-			now := time.Now()
-			cost := nowCPU - cpu
-			set(p.next(percent, cost, now.Sub(last)))
-			if percent > p.Rest {
-				settled.Reset(p.settle(cost / time.Duration(nowCount-count)))
-			} else {
-				settled.Stop()
-			}
-			count, cpu, last = nowCount, nowCPU, now
-		case <-settled.C:
-			set(p.Rest)
+		case <-look.C:
+		}
+		mine.earn(time.Now())
+		nowCount, nowCPU := h.spent()
+		if nowCount > count {
+			mine.spend(nowCount-count, nowCPU-cpu)
+		}
+		count, cpu = nowCount, nowCPU
+		if to := mine.percent(); to != percent { // a change stops the world for some microseconds
+			h.setPercent(to)
+			percent = to
+		}
+		if mine.over() {
 			h.release()
-			log.V(4).Info("At rest: memory was given back", "percent", percent)
+			count, cpu = h.spent()
+			log.V(4).Info("A burst is over: memory was given back", "percent", percent)
+		}
+		if wait := mine.next(); wait > 0 {
+			look.Reset(wait)
+		} else {
+			look.Stop()
 		}
 	}
 }

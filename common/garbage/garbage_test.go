@@ -3,7 +3,6 @@ package garbage
 import (
 	"context"
 	"errors"
-	"math"
 	"runtime"
 	"runtime/debug"
 	"runtime/metrics"
@@ -117,49 +116,63 @@ func TestStartIsABurst(t *testing.T) {
 		if spent := f.run(40*mb, 5*time.Second); spent > 11*20*time.Millisecond { // 200 MB by 20
 			t.Errorf("a start of 5 s spent %v on collecting", spent)
 		}
-		if percent, _ := f.state(); percent != 100 {
+		if percent, _ := f.state(); percent < 95 {
 			t.Errorf("in the burst: %d percent", percent)
 		}
 	})
 }
 
+// A collection of 20 ms is earned in 4 s.
 func TestRest(t *testing.T) {
 	adapted(t, func(t *testing.T, f *fake) {
 		f.run(40*mb, 3*time.Second)
-		f.run(0.1*mb, 6*time.Second)
-		if percent, releases := f.state(); percent != 10 || releases != 1 {
-			t.Errorf("6 s after a burst: %d percent, %d releases", percent, releases)
+		f.run(0.1*mb, 20*time.Second)
+		if percent, releases := f.state(); percent > 60 || releases != 1 {
+			t.Errorf("20 s after a burst: %d percent, %d releases", percent, releases)
 		}
+		f.run(0.1*mb, 30*time.Second)
 		if spent := f.run(0.1*mb, 10*time.Minute); spent > 620*time.Millisecond { // 60 MB by 2
 			t.Errorf("10 minutes of rest spent %v on collecting", spent)
 		}
-		if percent, releases := f.state(); percent != 10 || releases != 1 {
+		if percent, releases := f.state(); percent > 22 || releases != 1 {
 			t.Errorf("at rest: %d percent, %d releases", percent, releases)
 		}
 	})
 }
 
-// What is allocated steadily, and fast enough that collecting at the lowest percentage would cost more than its share, finds a percentage between.
+// What is allocated steadily, and fast enough that collecting at the lowest percentage would cost more than its share, finds a percentage between; also where it
+// comes by fits and starts, as a kubelet's housekeeping does.
 func TestBetween(t *testing.T) {
 	adapted(t, func(t *testing.T, f *fake) {
-		f.run(mb, 2*time.Minute) // the share allows one collection in 4 s: 4 MB, a fifth of what lives
-		spent := f.run(mb, 10*time.Minute)
-		if share := spent.Seconds() / 600; share > 0.006 {
-			t.Errorf("collecting takes %.4f of a CPU", share)
-		}
-		if percent, _ := f.state(); percent < 15 || percent > 30 {
-			t.Errorf("%d percent, and about 20 were wanted", percent)
+		for _, fit := range []time.Duration{10 * time.Second, time.Second, 300 * time.Millisecond} {
+			round := func() time.Duration {
+				return f.run(mb*float64(10*time.Second)/float64(fit), fit) + f.run(0, 10*time.Second-fit)
+			}
+			for range 12 {
+				round()
+			}
+			_, before := f.state()
+			spent := time.Duration(0)
+			for range 60 {
+				spent += round()
+			}
+			if share := spent.Seconds() / 600; share > 0.0055 { // and not 0.01, as at 10 percent
+				t.Errorf("10 MB within %v of each 10 s: collecting takes %.4f of a CPU", fit, share)
+			}
+			if percent, releases := f.state(); percent > 60 || releases != before {
+				t.Errorf("10 MB within %v of each 10 s: %d percent, %d releases", fit, percent, releases-before)
+			}
 		}
 	})
 }
 
 func TestBurstAfterRest(t *testing.T) {
 	adapted(t, func(t *testing.T, f *fake) {
-		f.run(0.1*mb, time.Minute)
-		if spent := f.run(40*mb, 5*time.Second); spent > 13*20*time.Millisecond { // 11 were needed at the most in any case
+		f.run(0.1*mb, 2*time.Minute)
+		if spent := f.run(40*mb, 5*time.Second); spent > (10+most)*20*time.Millisecond { // 10 at Go's own percentage
 			t.Errorf("a burst spent %v on collecting", spent)
 		}
-		if percent, _ := f.state(); percent != 100 {
+		if percent, _ := f.state(); percent < 95 {
 			t.Errorf("in a burst: %d percent", percent)
 		}
 	})
@@ -171,41 +184,35 @@ func TestDearCollections(t *testing.T) {
 		f.mu.Lock()
 		f.live, f.dear = 500*mb, time.Second // a cloudcore with many nodes
 		f.mu.Unlock()
-		f.run(600*mb, 2*time.Second)
 		for range 10 {
-			f.run(600*mb, 2*time.Second)
+			f.run(1200*mb, 2*time.Second)
 			f.run(0, 58*time.Second)
 		}
-		if percent, releases := f.state(); percent != 100 || releases != 0 {
+		if percent, releases := f.state(); percent < 90 || releases != 0 {
 			t.Errorf("%d percent, %d releases: each costs a second", percent, releases)
 		}
-		f.run(0, 3*time.Minute)
+		f.run(0, 30*time.Minute)
 		if percent, releases := f.state(); percent != 10 || releases != 1 {
-			t.Errorf("3 minutes after the last: %d percent, %d releases", percent, releases)
+			t.Errorf("half an hour after the last: %d percent, %d releases", percent, releases)
 		}
 	})
 }
 
-func TestNext(t *testing.T) {
-	for name, c := range map[string]struct {
-		percent    int
-		cost, took time.Duration
-		want       int
-	}{
-		"within the share":   {20, 10 * time.Millisecond, 2 * time.Second, 20},
-		"twice the share":    {20, 10 * time.Millisecond, time.Second, 40},
-		"far above":          {10, 10 * time.Millisecond, 10 * time.Millisecond, 100},
-		"no time at all":     {10, 10 * time.Millisecond, 0, 100},
-		"half of the share":  {40, 10 * time.Millisecond, 4 * time.Second, 20},
-		"far below: a step":  {80, 10 * time.Millisecond, time.Hour, 40},
-		"never below rest":   {12, 10 * time.Millisecond, time.Hour, 10},
-		"a clock that waits": {50, math.MaxInt64, time.Nanosecond, 100},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if got := Default().next(c.percent, c.cost, c.took); got != c.want {
-				t.Errorf("%d percent, and %d were wanted", got, c.want)
-			}
-		})
+// A process that was suspended, or whose clock jumped, has no more than all.
+func TestSavings(t *testing.T) {
+	now := time.Now()
+	s := savings{policy: Default(), price: time.Millisecond, at: now}
+	s.earn(now.Add(1000 * time.Hour))
+	if s.left != most || s.percent() != 10 || s.next() != 0 {
+		t.Errorf("after a long time: %v, %d percent, next in %v", s.left, s.percent(), s.next())
+	}
+	s.spend(1000, time.Second)
+	if s.left != 0 || s.percent() != 100 || !s.broke || s.over() {
+		t.Errorf("after many collections: %v, %d percent", s.left, s.percent())
+	}
+	s.earn(now)
+	if s.left < 0 {
+		t.Errorf("a clock that went back left %v", s.left)
 	}
 }
 
