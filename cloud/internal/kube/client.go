@@ -39,11 +39,10 @@ const (
 )
 
 const (
-	nodeUserPrefix  = "system:node:"
-	nodesGroup      = "system:nodes"
-	authenticated   = "system:authenticated"
-	protobufContent = "application/vnd.kubernetes.protobuf"
-	jsonContent     = "application/json"
+	nodeUserPrefix = "system:node:"
+	nodesGroup     = "system:nodes"
+	authenticated  = "system:authenticated"
+	jsonContent    = "application/json"
 )
 
 // NodeUser is the user name of a node, as Kubernetes has it.
@@ -76,8 +75,8 @@ func NewClient(config *rest.Config, mode Impersonation) (*Client, error) {
 	}
 	own := rest.CopyConfig(config)
 	own.QPS, own.RateLimiter = -1, nil // fairness between nodes is relay's, overload is kube-apiserver's own priority and fairness
-	own.ContentType = protobufContent
-	own.AcceptContentTypes = protobufContent + "," + jsonContent
+	own.ContentType = Protobuf
+	own.AcceptContentTypes = Protobuf + "," + jsonContent
 	own.Timeout = 0 // watches live on these clients; every call brings its own ctx
 	base, _, err := rest.DefaultServerUrlFor(own)
 	if err != nil {
@@ -154,7 +153,15 @@ func (r *Response) Err() error {
 		return nil
 	}
 	var status metav1.Status
-	if err := json.Unmarshal(r.Body, &status); err == nil && status.Kind == "Status" && status.Status == metav1.StatusFailure {
+	var err error
+	if IsProtobuf(r.Body) {
+		kind := schema.GroupVersionKind{Version: "v1", Kind: "Status"}
+		err = FromProtobuf(r.Body, kind, &status)
+		status.SetGroupVersionKind(kind)
+	} else {
+		err = json.Unmarshal(r.Body, &status)
+	}
+	if err == nil && status.Kind == "Status" && status.Status == metav1.StatusFailure {
 		if status.Code == 0 {
 			status.Code = int32(r.Code)
 		}

@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -25,6 +26,55 @@ type event struct {
 	Regarding      corev1.ObjectReference `json:"regarding"`
 	Source         corev1.EventSource     `json:"source"`
 	Deprecated     corev1.EventSource     `json:"deprecatedSource"`
+
+	whole *corev1.Event // where it came as protobuf
+}
+
+// readEvent reads a body: Kubernetes protobuf of an event of the core group, which is what edges send, or JSON.
+func readEvent(body []byte, core bool) (*event, error) {
+	e := &event{}
+	if !kube.IsProtobuf(body) {
+		if err := json.Unmarshal(body, e); err != nil {
+			return nil, apierrors.NewBadRequest("the event is no JSON object: " + err.Error())
+		}
+		return e, nil
+	}
+	e.whole = &corev1.Event{}
+	if !core {
+		return nil, apierrors.NewBadRequest("only events of the core group are taken as protobuf")
+	}
+	if err := kube.FromProtobuf(body, corev1.SchemeGroupVersion.WithKind("Event"), e.whole); err != nil {
+		return nil, apierrors.NewBadRequest("the event can't be read: " + err.Error())
+	}
+	e.Metadata.Name, e.Metadata.Namespace = e.whole.Name, e.whole.Namespace
+	e.InvolvedObject, e.Source = e.whole.InvolvedObject, e.whole.Source
+	return e, nil
+}
+
+// patch is what may change of an event that is there, as a merge patch.
+func (e *event) patch(body []byte) ([]byte, error) {
+	if e.whole != nil {
+		var err error
+		if body, err = json.Marshal(e.whole); err != nil {
+			return nil, apierrors.NewBadRequest("the event can't be written as JSON: " + err.Error())
+		}
+	}
+	return eventPatch(body)
+}
+
+// fresh is the event without what only kube-apiserver may set, and its content type.
+func (e *event) fresh(body []byte) ([]byte, string, error) {
+	if e.whole == nil {
+		body, err := freshEvent(body)
+		return body, "application/json", err
+	}
+	made := *e.whole
+	made.UID, made.ResourceVersion, made.CreationTimestamp, made.ManagedFields, made.Generation, made.SelfLink = "", "", metav1.Time{}, nil, 0, ""
+	body, err := kube.ToProtobuf(corev1.SchemeGroupVersion.WithKind("Event"), &made)
+	if err != nil {
+		return nil, "", apierrors.NewBadRequest("the event can't be encoded: " + err.Error())
+	}
+	return body, kube.Protobuf, nil
 }
 
 func (e *event) about() corev1.ObjectReference {
@@ -42,9 +92,9 @@ func (s *session) writeEvent(ctx context.Context, w *topicpb.Write) outcome {
 	if !core && gvr != (schema.GroupVersionResource{Group: "events.k8s.io", Version: "v1", Resource: "events"}) || w.GetSubresource() != "" {
 		return badWrite(w, "events are made and patched")
 	}
-	var e event
-	if err := json.Unmarshal(w.GetBody(), &e); err != nil {
-		return refused(apierrors.NewBadRequest("the event is no JSON object: " + err.Error()))
+	e, err := readEvent(w.GetBody(), core)
+	if err != nil {
+		return refused(err)
 	}
 	if e.Metadata.Name != w.GetName() || e.Metadata.Namespace != w.GetNamespace() || w.GetName() == "" {
 		return refused(apierrors.NewBadRequest("the event's name isn't that of the write"))
@@ -52,7 +102,7 @@ func (s *session) writeEvent(ctx context.Context, w *topicpb.Write) outcome {
 	if !s.relay.pods.ready() { // better late than accepted unseen
 		return outcome{retry: everybody, why: fmt.Errorf("the pods are not known yet")}
 	}
-	if reason := s.forged(&e); reason != "" {
+	if reason := s.forged(e); reason != "" {
 		return refused(apierrors.NewForbidden(gvr.GroupResource(), w.GetName(), fmt.Errorf("%s", reason)))
 	}
 	one, err := pathTo(gvr, w.GetNamespace(), w.GetName(), "")
@@ -65,34 +115,34 @@ func (s *session) writeEvent(ctx context.Context, w *topicpb.Write) outcome {
 	}
 	switch w.GetVerb() {
 	case topicpb.Verb_CREATE:
-		return s.createEvent(ctx, all, w.GetBody())
+		return s.createEvent(ctx, all, e, w.GetBody())
 	case topicpb.Verb_PATCH:
-		patch, err := eventPatch(w.GetBody())
+		patch, err := e.patch(w.GetBody())
 		if err != nil {
 			return refused(err)
 		}
 		resp, err := s.do(ctx, http.MethodPatch, one, string(types.MergePatchType), patch)
 		if err == nil && resp.Code == http.StatusNotFound {
-			return s.createEvent(ctx, all, w.GetBody())
+			return s.createEvent(ctx, all, e, w.GetBody())
 		}
 		return judge(resp, err)
 	}
 	return badWrite(w, "events are made and patched")
 }
 
-func (s *session) createEvent(ctx context.Context, p string, body []byte) outcome {
-	body, err := freshEvent(body)
+func (s *session) createEvent(ctx context.Context, p string, e *event, body []byte) outcome {
+	body, contentType, err := e.fresh(body)
 	if err != nil {
 		return refused(err)
 	}
-	resp, err := s.do(ctx, http.MethodPost, p, "application/json", body)
+	resp, err := s.do(ctx, http.MethodPost, p, contentType, body)
 	if err == nil && resp.Code == http.StatusConflict && apierrors.IsAlreadyExists(resp.Err()) {
 		return accepted("")
 	}
 	return judge(resp, err)
 }
 
-// eventPatch is what may change of an event that is there.
+// eventPatch is what may change of an event that is there; body is JSON.
 func eventPatch(body []byte) ([]byte, error) {
 	whole, err := fieldsOf(body, "event")
 	if err != nil {
@@ -107,7 +157,7 @@ func eventPatch(body []byte) ([]byte, error) {
 	return json.Marshal(patch)
 }
 
-// freshEvent takes out of an event what only kube-apiserver may set.
+// freshEvent takes out of an event, which is JSON, what only kube-apiserver may set.
 func freshEvent(body []byte) ([]byte, error) {
 	whole, err := fieldsOf(body, "event")
 	if err != nil {

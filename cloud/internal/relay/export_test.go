@@ -13,6 +13,19 @@ var (
 	VersionOf  = versionOf
 )
 
+// EventBodies is what is made of the body of an event.
+func EventBodies(body []byte) (fresh, patch []byte, err error) {
+	e, err := readEvent(body, true)
+	if err != nil {
+		return nil, nil, err
+	}
+	if patch, err = e.patch(body); err != nil {
+		return nil, nil, err
+	}
+	fresh, _, err = e.fresh(body)
+	return fresh, patch, err
+}
+
 // Permit is whether a request of node edge1 is passed on.
 func Permit(q *topicpb.APIRequest) error {
 	return (&session{node: "edge1", as: kube.Identity{Node: "edge1"}}).permit(q)

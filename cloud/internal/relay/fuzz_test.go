@@ -7,6 +7,10 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/cloud/internal/relay"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
@@ -54,6 +58,33 @@ func FuzzBodies(f *testing.F) {
 			if out, err := do(); err == nil && !json.Valid(out) {
 				t.Errorf("%s made %q of %q", name, out, body)
 			}
+		}
+	})
+}
+
+// Whatever an edge sends as an event: what is passed on can be read, and sets nothing that is kube-apiserver's.
+func FuzzEvents(f *testing.F) {
+	kind := corev1.SchemeGroupVersion.WithKind("Event")
+	seed, err := kube.ToProtobuf(kind, &corev1.Event{ObjectMeta: metav1.ObjectMeta{Name: "a", Namespace: "b", UID: "u", ResourceVersion: "7"}, Count: 3})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(seed)
+	f.Add([]byte(`{"metadata":{"name":"a","uid":"u"},"count":3}`))
+	f.Fuzz(func(t *testing.T, body []byte) {
+		fresh, patch, err := relay.EventBodies(body)
+		if err != nil {
+			return
+		}
+		if !json.Valid(patch) {
+			t.Errorf("the patch %q", patch)
+		}
+		var e corev1.Event
+		if !kube.IsProtobuf(fresh) {
+			return
+		}
+		if err := kube.FromProtobuf(fresh, kind, &e); err != nil || e.UID != "" || e.ResourceVersion != "" || len(e.ManagedFields) > 0 {
+			t.Errorf("passed on: %v, %v", err, &e)
 		}
 	})
 }

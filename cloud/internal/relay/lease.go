@@ -320,8 +320,8 @@ func (l *lease) setOwner(ctx context.Context, n *coordinationv1.Lease) {
 	if err != nil || resp.Err() != nil {
 		return
 	}
-	var node metav1.PartialObjectMetadata
-	if err := json.Unmarshal(resp.Body, &node); err != nil || node.UID == "" {
+	node, ok := metadataIn(resp.Body)
+	if !ok || node.UID == "" {
 		return
 	}
 	n.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}}

@@ -83,9 +83,17 @@ func retryAfter(h http.Header) time.Duration {
 
 // versionOf reads the resource version of the object that kube-apiserver answered with.
 func versionOf(body []byte) string {
-	var o metav1.PartialObjectMetadata
-	if err := json.Unmarshal(body, &o); err != nil || o.Kind == "Status" {
+	o, ok := metadataIn(body)
+	if !ok || o.Kind == "Status" {
 		return ""
 	}
 	return o.ResourceVersion
+}
+
+// metadataIn reads the answer to a request of metadataOnly.
+func metadataIn(body []byte) (o metav1.PartialObjectMetadata, ok bool) {
+	if kube.IsProtobuf(body) {
+		return o, kube.FromProtobuf(body, metav1.SchemeGroupVersion.WithKind("PartialObjectMetadata"), &o) == nil
+	}
+	return o, json.Unmarshal(body, &o) == nil
 }

@@ -23,27 +23,34 @@ import (
 // ---- the tests ----
 
 func TestEventsAreWrittenOnceInEffect(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		w.addPod("a", "edge1", "u1")
-		e := w.connect("edge1", 5)
-		path := "/api/v1/namespaces/default/events/a.1"
+	for encoding, encode := range encodings(t) {
+		t.Run(encoding, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
+				w.addPod("a", "edge1", "u1")
+				e := w.connect("edge1", 5)
+				path := "/api/v1/namespaces/default/events/a.1"
+				send := func(id uint64, verb topicpb.Verb, name string, count int) {
+					e.send(topic.EventWrite.New(message.Resource{}, encode(event(id, verb, name, podRef("a", "u1"), count))))
+				}
 
-		e.send(topic.EventWrite.New(message.Resource{}, event(1, topicpb.Verb_CREATE, "a.1", podRef("a", "u1"), 1)))
-		want(t, "made", e.takeResults(), []string{"1 accepted"})
-		made := w.api.get(path)["metadata"].(map[string]any)
-		if made["uid"] == "local" || made["resourceVersion"] == "7" {
-			t.Errorf("the edge's own uid and version went up: %v", made)
-		}
-		e.send(topic.EventWrite.New(message.Resource{}, event(1, topicpb.Verb_CREATE, "a.1", podRef("a", "u1"), 1)))
-		want(t, "sent again", e.takeResults(), []string{"1 accepted"})
-		e.send(topic.EventWrite.New(message.Resource{}, event(2, topicpb.Verb_PATCH, "a.1", podRef("a", "u1"), 7)))
-		want(t, "patched", e.takeResults(), []string{"2 accepted"})
-		want(t, "count", w.api.get(path)["count"], any(float64(7)))
-		e.send(topic.EventWrite.New(message.Resource{}, event(3, topicpb.Verb_PATCH, "a.2", podRef("a", "u1"), 3)))
-		want(t, "a patch of none", e.takeResults(), []string{"3 accepted"})
-		want(t, "count of the new", w.api.get("/api/v1/namespaces/default/events/a.2")["count"], any(float64(3)))
-	})
+				send(1, topicpb.Verb_CREATE, "a.1", 1)
+				want(t, "made", e.takeResults(), []string{"1 accepted"})
+				made := w.api.get(path)["metadata"].(map[string]any)
+				if made["uid"] == "local" || made["resourceVersion"] == "7" {
+					t.Errorf("the edge's own uid and version went up: %v", made)
+				}
+				send(1, topicpb.Verb_CREATE, "a.1", 1)
+				want(t, "sent again", e.takeResults(), []string{"1 accepted"})
+				send(2, topicpb.Verb_PATCH, "a.1", 7)
+				want(t, "patched", e.takeResults(), []string{"2 accepted"})
+				want(t, "count", w.api.get(path)["count"], any(float64(7)))
+				send(3, topicpb.Verb_PATCH, "a.2", 3)
+				want(t, "a patch of none", e.takeResults(), []string{"3 accepted"})
+				want(t, "count of the new", w.api.get("/api/v1/namespaces/default/events/a.2")["count"], any(float64(3)))
+			})
+		})
+	}
 }
 
 func TestEvents_09_ForgedEventsAreRefused(t *testing.T) {
@@ -54,6 +61,14 @@ func TestEvents_09_ForgedEventsAreRefused(t *testing.T) {
 	other.Body = []byte(strings.Replace(string(other.Body), `"host":"edge1"`, `"host":"edge2"`, 1))
 	misnamed := event(1, topicpb.Verb_CREATE, "x", node("edge1"), 1)
 	misnamed.Name = "y"
+	pod, err := kube.ToProtobuf(corev1.SchemeGroupVersion.WithKind("Pod"), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "x"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	asPod := event(1, topicpb.Verb_CREATE, "x", node("edge1"), 1)
+	asPod.Body = pod
+	foreign := inProtobuf(t, event(1, topicpb.Verb_CREATE, "x", node("edge1"), 1))
+	foreign.Resource.Group = "events.k8s.io"
 	for name, test := range map[string]struct {
 		write *topicpb.Write
 		want  string
@@ -73,24 +88,28 @@ func TestEvents_09_ForgedEventsAreRefused(t *testing.T) {
 		"in the name of another host": {other, "1 Forbidden"},
 		"the name isn't the write's":  {misnamed, "1 BadRequest"},
 		"no JSON":                     {&topicpb.Write{Id: 1, Verb: topicpb.Verb_CREATE, Resource: &topicpb.Resource{Version: "v1", Resource: "events"}, Body: []byte("{")}, "1 BadRequest"},
+		"another's protobuf":          {asPod, "1 BadRequest"},
+		"protobuf of another group":   {foreign, "1 BadRequest"},
 		"another resource":            {&topicpb.Write{Id: 1, Verb: topicpb.Verb_CREATE, Resource: &topicpb.Resource{Version: "v1", Resource: "secrets"}}, "1 BadRequest"},
 		"a deletion":                  {event(1, topicpb.Verb_DELETE, "x", node("edge1"), 1), "1 BadRequest"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t)
-				w.addPod("mine", "edge1", "m")
-				w.addPod("theirs", "edge2", "t")
-				w.addPod("moved", "edge1", "before")
-				w.addPod("moved", "edge2", "after")
-				w.addPod("gone", "edge1", "g1")
-				w.addPod("gone", "edge2", "g2")
-				w.pods.Delete(kube.Key{Namespace: "default", Name: "gone"})
-				e := w.connect("edge1", 1)
-				e.send(topic.EventWrite.New(message.Resource{}, test.write))
-				want(t, "result", e.takeResults(), []string{test.want})
+		for encoding, encode := range encodings(t) {
+			t.Run(name+", "+encoding, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					w := newWorld(t)
+					w.addPod("mine", "edge1", "m")
+					w.addPod("theirs", "edge2", "t")
+					w.addPod("moved", "edge1", "before")
+					w.addPod("moved", "edge2", "after")
+					w.addPod("gone", "edge1", "g1")
+					w.addPod("gone", "edge2", "g2")
+					w.pods.Delete(kube.Key{Namespace: "default", Name: "gone"})
+					e := w.connect("edge1", 1)
+					e.send(topic.EventWrite.New(message.Resource{}, encode(test.write)))
+					want(t, "result", e.takeResults(), []string{test.want})
+				})
 			})
-		})
+		}
 	}
 }
 

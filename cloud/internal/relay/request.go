@@ -18,7 +18,8 @@ import (
 )
 
 // metadataOnly asks kube-apiserver to answer a write with the metadata of the object alone: nothing else of the answer is read.
-const metadataOnly = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
+// As protobuf, kube-apiserver and cloudcore spend the least on it.
+const metadataOnly = kube.Protobuf + ";as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 
 // pathTo is the URL path of a resource, escaped, or an error for names that can't be in one.
 func pathTo(r schema.GroupVersionResource, namespace, name, subresource string) (string, error) {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -79,13 +80,42 @@ func (a *apiserver) Do(ctx context.Context, as kube.Identity, r kube.Request) (*
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.serve(r), nil
+	resp := a.serve(r)
+	if strings.HasPrefix(r.Accept, kube.Protobuf+";as=PartialObjectMetadata;") {
+		return asProtobuf(resp)
+	}
+	return resp, nil
+}
+
+// asProtobuf is an answer as who accepts protobuf gets it: a failure, or the metadata alone.
+func asProtobuf(r *kube.Response) (*kube.Response, error) {
+	var o interface{ Marshal() ([]byte, error) } = &metav1.PartialObjectMetadata{}
+	kind := metav1.SchemeGroupVersion.WithKind("PartialObjectMetadata")
+	if r.Err() != nil || strings.Contains(string(r.Body), `"kind":"Status"`) {
+		o, kind = &metav1.Status{}, schema.GroupVersionKind{Version: "v1", Kind: "Status"}
+	}
+	if err := json.Unmarshal(r.Body, o); err != nil {
+		return nil, err
+	}
+	body, err := kube.ToProtobuf(kind, o)
+	return &kube.Response{Code: r.Code, Header: http.Header{"Content-Type": {kube.Protobuf}}, Body: body}, err
 }
 
 func (a *apiserver) serve(r kube.Request) *kube.Response {
 	var body map[string]any
 	if len(r.Body) > 0 {
-		if err := json.Unmarshal(r.Body, &body); err != nil {
+		text := r.Body
+		if r.ContentType == kube.Protobuf {
+			var e corev1.Event
+			err := kube.FromProtobuf(text, corev1.SchemeGroupVersion.WithKind("Event"), &e)
+			if err == nil {
+				text, err = json.Marshal(&e)
+			}
+			if err != nil {
+				return status(400, metav1.StatusReasonBadRequest, err.Error())
+			}
+		}
+		if err := json.Unmarshal(text, &body); err != nil {
 			return status(400, metav1.StatusReasonBadRequest, err.Error())
 		}
 	}
@@ -311,6 +341,31 @@ func event(id uint64, verb topicpb.Verb, name string, about corev1.ObjectReferen
 	return &topicpb.Write{
 		Id: id, Verb: verb, Resource: &topicpb.Resource{Version: "v1", Resource: "events"}, Namespace: "default", Name: name, PatchType: string(types.StrategicMergePatchType), Body: b,
 	}
+}
+
+// encodings are what the body of an event can be in. A body that is no JSON stays as it is.
+func encodings(t *testing.T) map[string]func(*topicpb.Write) *topicpb.Write {
+	return map[string]func(*topicpb.Write) *topicpb.Write{
+		"JSON":     func(w *topicpb.Write) *topicpb.Write { return w },
+		"protobuf": func(w *topicpb.Write) *topicpb.Write { return inProtobuf(t, w) },
+	}
+}
+
+func inProtobuf(t *testing.T, w *topicpb.Write) *topicpb.Write {
+	var e corev1.Event
+	if json.Unmarshal(w.Body, &e) != nil {
+		return w
+	}
+	body, err := kube.ToProtobuf(corev1.SchemeGroupVersion.WithKind("Event"), &e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, ok := proto.Clone(w).(*topicpb.Write)
+	if !ok {
+		t.Fatal("the clone of a write is none")
+	}
+	w.Body = body
+	return w
 }
 
 func podRef(name, uid string) corev1.ObjectReference {

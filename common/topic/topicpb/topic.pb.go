@@ -1115,7 +1115,7 @@ type Write struct {
 	Name          string                 `protobuf:"bytes,5,opt,name=name,proto3" json:"name,omitempty"`
 	Subresource   string                 `protobuf:"bytes,6,opt,name=subresource,proto3" json:"subresource,omitempty"`
 	PatchType     string                 `protobuf:"bytes,7,opt,name=patch_type,json=patchType,proto3" json:"patch_type,omitempty"`      // content type of body for PATCH
-	Body          []byte                 `protobuf:"bytes,8,opt,name=body,proto3" json:"body,omitempty"`                                 // JSON: the object, the patch, or DeleteOptions
+	Body          []byte                 `protobuf:"bytes,8,opt,name=body,proto3" json:"body,omitempty"`                                 // JSON: the object, the patch, or DeleteOptions; an event is Kubernetes protobuf or JSON
 	Uid           string                 `protobuf:"bytes,9,opt,name=uid,proto3" json:"uid,omitempty"`                                   // precondition where set: of the object written, or of the event's involved object
 	UnixMillis    int64                  `protobuf:"varint,10,opt,name=unix_millis,json=unixMillis,proto3" json:"unix_millis,omitempty"` // the edge's clock when the write was accepted
 	unknownFields protoimpl.UnknownFields

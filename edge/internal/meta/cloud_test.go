@@ -366,10 +366,7 @@ func (c *cloud) write(m message.Message, w *topicpb.Write) {
 	}
 	switch {
 	case w.Resource.Resource == "events":
-		e := &corev1.Event{}
-		if err := json.Unmarshal(w.Body, e); err != nil {
-			c.t.Errorf("event %s: %v", w.Body, err)
-		}
+		e := eventIn(c.t, w.Body)
 		if have != nil && w.Verb == topicpb.Verb_CREATE {
 			break // made before
 		}
@@ -590,4 +587,18 @@ func answerRecording(sent *[]string) func(*topicpb.APIRequest) *topicpb.APIRespo
 		}
 		return &topicpb.APIResponse{Code: 200}
 	}
+}
+
+// eventIn decodes the body of an event's write. What the cloud is to set itself is not in it.
+func eventIn(t *testing.T, body []byte) *corev1.Event {
+	obj, err := object.DecodeRaw(body)
+	e, ok := obj.(*corev1.Event)
+	if err != nil || !ok {
+		t.Errorf("event %q: %T, %v", body, obj, err)
+		return &corev1.Event{}
+	}
+	if e.UID != "" || !e.CreationTimestamp.IsZero() || e.ResourceVersion != "" {
+		t.Errorf("event %s/%s goes up with uid %q, made at %v, version %q", e.Namespace, e.Name, e.UID, e.CreationTimestamp, e.ResourceVersion)
+	}
+	return e
 }

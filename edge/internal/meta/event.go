@@ -222,9 +222,9 @@ func (m *Manager) stageEvent(b *batch, ref object.Ref, event *corev1.Event, repo
 	}
 	var body []byte
 	if report {
-		sent := event.DeepCopy() // the cloud gives it a uid and a time of its own
+		sent := *event // the cloud gives it a uid and a time of its own
 		sent.UID, sent.CreationTimestamp = "", metav1.Time{}
-		if body, err = object.JSON(sent); err != nil {
+		if body, err = object.Encode(&sent); err != nil {
 			return object.Object{}, apierrors.NewInternalError(err)
 		}
 		if len(body) > m.config.Limits.OutboxBytes || len(body) > object.MaxRaw {

@@ -69,9 +69,13 @@ func (l *ledger) Send(_ context.Context, _ message.Name, m message.Message) erro
 	}
 	line := "event " + w.Name
 	if w.Resource.Resource == "events" && w.Verb == topicpb.Verb_CREATE {
-		var e corev1.Event
-		if err := json.Unmarshal(w.Body, &e); err != nil {
+		obj, err := object.DecodeRaw(w.Body)
+		if err != nil {
 			return err
+		}
+		e, ok := obj.(*corev1.Event)
+		if !ok {
+			return fmt.Errorf("the body of an event is %T", obj)
 		}
 		line = "event " + e.Name
 	} else if w.Subresource == "status" {
