@@ -23,25 +23,25 @@ type Refusal string
 func (r Refusal) Error() string { return string(r) }
 
 // Codec turns messages into bytes and back. One serves all links of a listener or dialer: it holds the compressor's memory, which is taken when it is
-// first needed.
+// needed, and is garbage once two collections have passed without that.
 type Codec struct {
 	table  *topic.Table
 	config Config
 
-	encoder func() (*zstd.Encoder, error)
-	decoder func() (*zstd.Decoder, error)
-	batches sync.Pool // *[]byte of MaxBatch
+	encoders  sync.Pool     // *zstd.Encoder
+	encodings chan struct{} // those that are in use
+	decoder   func() (*zstd.Decoder, error)
+	batches   sync.Pool // *[]byte of MaxBatch
 }
+
+// maxEncodings is how many messages are compressed at a time: each takes 1.3 MB meanwhile, and links seldom compress at the same moment. Others wait.
+const maxEncodings = 2
 
 // NewCodec returns a codec for the topics of table.
 func NewCodec(table *topic.Table, config Config) *Codec {
 	return &Codec{
 		table: table, config: config,
-		// Two at a time: each costs some 1.3 MB once used, and links seldom compress at the same moment.
-		encoder: sync.OnceValues(func() (*zstd.Encoder, error) {
-			return zstd.NewWriter(nil, zstd.WithEncoderConcurrency(2), zstd.WithLowerEncoderMem(true), zstd.WithSingleSegment(true),
-				zstd.WithEncoderCRC(false)) // TLS has checked every byte
-		}),
+		encodings: make(chan struct{}, maxEncodings),
 		decoder: sync.OnceValues(func() (*zstd.Decoder, error) {
 			return zstd.NewReader(nil, zstd.WithDecoderConcurrency(2), zstd.WithDecoderLowmem(true),
 				zstd.WithDecoderMaxMemory(uint64(config.MaxMessage)), zstd.WithDecoderMaxWindow(uint64(max(config.MaxMessage, zstd.MinWindowSize))))
@@ -138,10 +138,18 @@ func (c *Codec) compress(payload []byte) ([]byte, linkpb.Compression, error) {
 	if c.config.CompressAbove < 0 || len(payload) < max(c.config.CompressAbove, 1) {
 		return payload, linkpb.Compression_NONE, nil
 	}
-	encoder, err := c.encoder()
-	if err != nil {
-		return nil, 0, fmt.Errorf("making a compressor: %w", err)
+	c.encodings <- struct{}{}
+	defer func() { <-c.encodings }()
+	encoder, ok := c.encoders.Get().(*zstd.Encoder)
+	if !ok {
+		var err error
+		encoder, err = zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithLowerEncoderMem(true), zstd.WithSingleSegment(true),
+			zstd.WithEncoderCRC(false)) // TLS has checked every byte
+		if err != nil {
+			return nil, 0, fmt.Errorf("making a compressor: %w", err)
+		}
 	}
+	defer c.encoders.Put(encoder)
 	if small := encoder.EncodeAll(payload, make([]byte, 0, len(payload)/2)); len(small) < len(payload) {
 		return small, linkpb.Compression_ZSTD, nil
 	}

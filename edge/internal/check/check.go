@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/user"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -66,6 +67,7 @@ func Run(ctx context.Context, m Machine) []Finding {
 		{"cni", cni},
 		{"cgroups", cgroups},
 		{"kernel", kernel},
+		{"inotify", inotify},
 		{"ip forwarding", forwarding},
 		{"swap", swap},
 		{"ports", ports},
@@ -201,6 +203,27 @@ func hasFilesystem(m Machine, name string) bool {
 func hasModule(m Machine, name string) bool {
 	_, err := os.Stat(m.path("/sys/module/" + name))
 	return err == nil
+}
+
+// leastInstances is of inotify(7), for all processes of root together. edgecore and containerd have some ten, and so has systemd; containerd's shim has one for each
+// pod on cgroups of version 2. What comes beyond the limit is told "too many open files". Kubernetes allows 110 pods.
+const leastInstances = 256
+
+func inotify(_ context.Context, m Machine) (Level, string, string) {
+	const file = "/proc/sys/fs/inotify/max_user_instances"
+	text, err := os.ReadFile(m.path(file))
+	if err != nil {
+		return Warn, fmt.Sprintf("the limit can't be read: %v", err), ""
+	}
+	limit, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	switch {
+	case err != nil:
+		return Warn, fmt.Sprintf("%s says %q", file, text), ""
+	case limit < leastInstances:
+		return Warn, fmt.Sprintf("fs.inotify.max_user_instances is %d: with many pods, what watches files won't start (\"too many open files\")", limit),
+			"sysctl -w fs.inotify.max_user_instances=1024, and a line in /etc/sysctl.d"
+	}
+	return Fine, fmt.Sprintf("%d instances", limit), ""
 }
 
 func forwarding(_ context.Context, m Machine) (Level, string, string) {

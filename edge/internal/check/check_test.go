@@ -49,6 +49,7 @@ func TestRun(t *testing.T) {
 	good := map[string]string{
 		"etc/cni/net.d/10-bridge.conflist": "{}", "sys/fs/cgroup/cgroup.controllers": "memory", "proc/filesystems": "nodev\toverlay\n",
 		"sys/module/bridge/refcnt": "0", "proc/sys/net/ipv4/ip_forward": "1\n", "proc/swaps": "Filename\tType\n",
+		"proc/sys/fs/inotify/max_user_instances": "1024\n",
 	}
 	t.Run("all is there", func(t *testing.T) {
 		m := machine(t, good)
@@ -59,14 +60,14 @@ func TestRun(t *testing.T) {
 		defer func() { _ = l.Close() }()
 		want := map[string]check.Level{
 			"identity": check.Fine, "data directory": check.Fine, "containerd": check.Fine, "cni": check.Fine, "cgroups": check.Fine, "kernel": check.Fine,
-			"ip forwarding": check.Fine, "swap": check.Fine, "ports": check.Fine, "clock": check.Fine,
+			"inotify": check.Fine, "ip forwarding": check.Fine, "swap": check.Fine, "ports": check.Fine, "clock": check.Fine,
 		}
 		if diff := cmp.Diff(want, levels(t, m)); diff != "" {
 			t.Errorf("(-want +got)\n%s", diff)
 		}
 	})
 	t.Run("bare machine", func(t *testing.T) {
-		m := machine(t, map[string]string{"proc/swaps": "Filename\tType\n/dev/sda2\tpartition\n", "sys/fs/cgroup/memory/tasks": ""})
+		m := machine(t, map[string]string{"proc/swaps": "Filename\tType\n/dev/sda2\tpartition\n", "sys/fs/cgroup/memory/tasks": "", "proc/sys/fs/inotify/max_user_instances": "128\n"})
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			t.Fatal(err)
@@ -75,7 +76,7 @@ func TestRun(t *testing.T) {
 		m.Ports, m.Joined, m.Clock = []string{l.Addr().String()}, false, time.Unix(0, 0)
 		want := map[string]check.Level{
 			"identity": check.Fail, "data directory": check.Fine, "containerd": check.Fail, "cni": check.Fail, "cgroups": check.Warn, "kernel": check.Warn,
-			"ip forwarding": check.Warn, "swap": check.Warn, "ports": check.Fail, "clock": check.Warn,
+			"inotify": check.Warn, "ip forwarding": check.Warn, "swap": check.Warn, "ports": check.Fail, "clock": check.Warn,
 		}
 		if diff := cmp.Diff(want, levels(t, m)); diff != "" {
 			t.Errorf("(-want +got)\n%s", diff)
