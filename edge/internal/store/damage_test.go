@@ -342,6 +342,30 @@ func TestDamagedFilesAreSetAside(t *testing.T) {
 			t.Errorf("%d of %d noticed: hardly any byte seems to count", noticed, tries)
 		}
 	})
+	t.Run("keys of branches", func(t *testing.T) {
+		// bbolt looks for free pages in the whole tree when it opens a file, in a goroutine of its own, and a key in the wrong place is the end of the process there.
+		tries, noticed := 0, 0
+		for at := 2 * page; at < used; at += page {
+			if whole[at+8] != 1 { // the flags of a page: a branch
+				continue
+			}
+			end := at + page
+			for end > at && whole[end-1] == 0 {
+				end--
+			}
+			for i := at; i < end; i++ {
+				b := bytes.Clone(whole)
+				b[i] ^= 1 << (i % 8)
+				tries++
+				if try(t, b) {
+					noticed++
+				}
+			}
+		}
+		if tries == 0 || noticed < tries/4 {
+			t.Errorf("%d of %d noticed", noticed, tries)
+		}
+	})
 	t.Run("only some are kept", func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "edge.db")
 		for range 6 {

@@ -135,10 +135,18 @@ func (w *walker) bucket(root uint64, path [][]byte) error {
 		return &DamageError{Reason: "buckets are nested too deep"}
 	}
 	var last []byte
-	return w.tree(root, 0, path, &last)
+	return w.tree(root, 0, path, &last, keys{})
 }
 
-func (w *walker) tree(id uint64, depth int, path [][]byte, last *[]byte) error {
+// keys is what a branch says of the keys below one of its elements: from is the first that may be there, to the first that may not; nil: no bound. bbolt finds its
+// way by them, and ends the process where it finds them wrong while it looks for free pages.
+type keys struct{ from, to []byte }
+
+func (k keys) hold(key []byte) bool {
+	return bytes.Compare(key, k.from) >= 0 && (k.to == nil || bytes.Compare(key, k.to) < 0)
+}
+
+func (w *walker) tree(id uint64, depth int, path [][]byte, last *[]byte, within keys) error {
 	if depth > maxTreeDepth {
 		return &DamageError{Reason: "a tree is too deep"}
 	}
@@ -146,7 +154,7 @@ func (w *walker) tree(id uint64, depth int, path [][]byte, last *[]byte) error {
 	if err != nil {
 		return w.skip(err)
 	}
-	return w.content(id, page, depth, path, last)
+	return w.content(id, page, depth, path, last, within)
 }
 
 // skip drops an error in tolerant mode.
@@ -157,7 +165,7 @@ func (w *walker) skip(err error) error {
 	return err
 }
 
-func (w *walker) content(id uint64, page []byte, depth int, path [][]byte, last *[]byte) error {
+func (w *walker) content(id uint64, page []byte, depth int, path [][]byte, last *[]byte, within keys) error {
 	e := binary.NativeEndian
 	flags, count := e.Uint16(page[8:]), int(e.Uint16(page[10:]))
 	if flags != flagBranch && flags != flagLeaf {
@@ -168,27 +176,50 @@ func (w *walker) content(id uint64, page []byte, depth int, path [][]byte, last 
 	}
 	for i := range count {
 		at := pageHeader + i*elementSize
-		element := page[at:]
-		if flags == flagBranch {
-			key, ok := slice(page, at, e.Uint32(element), e.Uint32(element[4:]))
-			if !ok || len(key) == 0 {
-				if err := w.skip(&DamageError{Reason: fmt.Sprintf("page %d: element %d leads out of it", id, i)}); err != nil {
-					return err
-				}
-			}
-			if err := w.tree(e.Uint64(element[8:]), depth+1, path, last); err != nil {
+		if flags == flagLeaf {
+			if err := w.leaf(id, page, at, path, last, within); err != nil {
 				return err
 			}
 			continue
 		}
-		if err := w.leaf(id, page, at, path, last); err != nil {
+		below, err := branchKeys(id, page, i, count, within)
+		if err != nil {
+			if err := w.skip(err); err != nil {
+				return err
+			}
+			below = keys{} // what is below may be whole
+		}
+		if err := w.tree(e.Uint64(page[at+8:]), depth+1, path, last, below); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (w *walker) leaf(id uint64, page []byte, at int, path [][]byte, last *[]byte) error {
+// branchKeys is what element i of a branch says of the keys below it.
+func branchKeys(id uint64, page []byte, i, count int, within keys) (keys, error) {
+	key := func(i int) []byte {
+		at := pageHeader + i*elementSize
+		k, _ := slice(page, at, binary.NativeEndian.Uint32(page[at:]), binary.NativeEndian.Uint32(page[at+4:]))
+		return k
+	}
+	below := keys{key(i), within.to}
+	if len(below.from) == 0 {
+		return keys{}, &DamageError{Reason: fmt.Sprintf("page %d: element %d leads out of it", id, i)}
+	}
+	if !within.hold(below.from) {
+		return keys{}, &DamageError{Reason: fmt.Sprintf("page %d: element %d is in another's place", id, i)}
+	}
+	if i+1 == count {
+		return below, nil
+	}
+	if below.to = key(i + 1); bytes.Compare(below.from, below.to) >= 0 {
+		return keys{}, &DamageError{Reason: fmt.Sprintf("page %d: element %d is out of order", id, i)}
+	}
+	return below, nil
+}
+
+func (w *walker) leaf(id uint64, page []byte, at int, path [][]byte, last *[]byte, within keys) error {
 	e := binary.NativeEndian
 	flags, pos, ksize, vsize := e.Uint32(page[at:]), e.Uint32(page[at+4:]), e.Uint32(page[at+8:]), e.Uint32(page[at+12:])
 	key, ok := slice(page, at, pos, ksize)
@@ -198,6 +229,11 @@ func (w *walker) leaf(id uint64, page []byte, at int, path [][]byte, last *[]byt
 	}
 	if *last != nil && bytes.Compare(key, *last) <= 0 {
 		if err := w.skip(&DamageError{Reason: fmt.Sprintf("page %d: keys are out of order", id)}); err != nil {
+			return err
+		}
+	}
+	if !within.hold(key) {
+		if err := w.skip(&DamageError{Reason: fmt.Sprintf("page %d: a key is in another's place", id)}); err != nil {
 			return err
 		}
 	}
@@ -221,7 +257,7 @@ func (w *walker) leaf(id uint64, page []byte, at int, path [][]byte, last *[]byt
 		return w.skip(&DamageError{Reason: fmt.Sprintf("page %d: a small bucket is cut off", id)})
 	}
 	var innerLast []byte
-	return w.content(id, inline, 0, inner, &innerLast)
+	return w.content(id, inline, 0, inner, &innerLast, keys{})
 }
 
 // slice is page[at+pos:][:size], if that is inside the page.
