@@ -6,7 +6,6 @@ import (
 	"math"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
