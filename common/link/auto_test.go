@@ -25,6 +25,8 @@ func (c *fakeConn) Send(context.Context, message.Message) error { return errors.
 func (c *fakeConn) Receive(context.Context) (message.Message, error) {
 	return message.Message{}, errors.ErrUnsupported
 }
+func (c *fakeConn) Poll() (message.Message, bool)      { return message.Message{}, false }
+func (c *fakeConn) Notify(_, _ func())                 {}
 func (c *fakeConn) Close(link.CloseCode, string) error { close(c.closed); return nil }
 func (c *fakeConn) Done() <-chan struct{}              { return c.closed }
 func (c *fakeConn) Err() error                         { return c.err }

@@ -61,13 +61,12 @@ type conn struct {
 	lastSent   time.Time
 	lastHeard  time.Time
 	stats      Stats
+	came       func() // of Notify
+	over       func() // likewise
 }
 
 func (c *conn) Info() Info            { return c.info }
 func (c *conn) Done() <-chan struct{} { return c.done }
-
-// Context ends when the link begins to end, a moment before Done: who would only wait for that can do without a goroutine (context.AfterFunc).
-func (c *conn) Context() context.Context { return c.ctx }
 
 func (c *conn) Err() error {
 	c.mu.Lock()
@@ -179,33 +178,55 @@ func (c *conn) Receive(ctx context.Context) (message.Message, error) {
 		if ctx.Err() != nil {
 			return message.Message{}, context.Cause(ctx)
 		}
-		c.mu.Lock()
-		if c.ended != nil {
-			err := c.ended
-			c.mu.Unlock()
+		if m, ok := c.Poll(); ok {
+			return m, nil
+		}
+		if err := c.Err(); err != nil {
 			return message.Message{}, err
 		}
-		for class := range c.in {
-			q := &c.in[class]
-			if len(q.waiting) == 0 {
-				continue
-			}
-			r := q.waiting[0]
-			q.waiting[0] = received{}
-			if q.waiting = q.waiting[1:]; len(q.waiting) == 0 {
-				q.waiting = nil
-			}
-			c.mu.Unlock()
-			q.room.Release(r.weight)
-			return r.message, nil
-		}
-		c.mu.Unlock()
 		select {
 		case <-c.ready:
 		case <-c.ctx.Done():
 		case <-ctx.Done():
 		}
 	}
+}
+
+// Poll prefers the lowest class too.
+func (c *conn) Poll() (message.Message, bool) {
+	c.mu.Lock()
+	if c.ended != nil {
+		c.mu.Unlock()
+		return message.Message{}, false
+	}
+	for class := range c.in {
+		q := &c.in[class]
+		if len(q.waiting) == 0 {
+			continue
+		}
+		r := q.waiting[0]
+		q.waiting[0] = received{}
+		if q.waiting = q.waiting[1:]; len(q.waiting) == 0 {
+			q.waiting = nil
+		}
+		c.mu.Unlock()
+		q.room.Release(r.weight)
+		return r.message, true
+	}
+	c.mu.Unlock()
+	return message.Message{}, false
+}
+
+func (c *conn) Notify(came, ended func()) {
+	c.mu.Lock()
+	c.came, c.over = came, ended
+	over := c.ended != nil
+	c.mu.Unlock()
+	if over {
+		go ended()
+		return
+	}
+	came() // perhaps something has
 }
 
 // run reads until the link ends, and ends everything else.
@@ -237,35 +258,60 @@ func (s sink) Alive() {
 
 func (s sink) End(err error) { s.end(closeError(err)) }
 
+func (s sink) Begin(r io.Reader) (next func() error, end func(error)) {
+	a := s.assembler()
+	return func() error { return s.next(a, r) }, func(err error) {
+		a.close()
+		s.End(err)
+	}
+}
+
+func (c *conn) assembler() *assembler {
+	return &assembler{config: &c.config, assembly: c.assembly, lanes: c.traits.Lanes}
+}
+
 // read serves one stream.
 func (c *conn) read(r io.Reader) error {
-	a := &assembler{config: c.config, assembly: c.assembly, lanes: c.traits.Lanes}
+	a := c.assembler()
 	defer a.close()
 	for {
-		class, data, err := a.next(c.ctx, r)
-		if err != nil {
+		if err := c.next(a, r); err != nil {
 			return err
-		}
-		m, size, err := c.codec.decode(data)
-		if err != nil {
-			return err
-		}
-		q := &c.in[class]
-		weight := q.room.weight(size)
-		if err := c.acquire(c.ctx, q.room, weight); err != nil {
-			return err
-		}
-		c.mu.Lock()
-		q.waiting = append(q.waiting, received{m, weight})
-		c.lastHeard = time.Now()
-		c.stats.received(class, len(data))
-		c.heard(c.lastHeard)
-		c.mu.Unlock()
-		select {
-		case c.ready <- struct{}{}:
-		default:
 		}
 	}
+}
+
+// next reads one message.
+func (c *conn) next(a *assembler, r io.Reader) error {
+	class, data, err := a.next(c.ctx, r)
+	if err != nil {
+		return err
+	}
+	m, size, err := c.codec.decode(data)
+	if err != nil {
+		return err
+	}
+	q := &c.in[class]
+	weight := q.room.weight(size)
+	if err := c.acquire(c.ctx, q.room, weight); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	q.waiting = append(q.waiting, received{m, weight})
+	c.lastHeard = time.Now()
+	c.stats.received(class, len(data))
+	c.heard(c.lastHeard)
+	came := c.came
+	c.mu.Unlock()
+	if came != nil {
+		came()
+		return nil
+	}
+	select {
+	case c.ready <- struct{}{}:
+	default:
+	}
+	return nil
 }
 
 // keepaliveEvery is this end's longest silence. It is a little more than Keepalive: what is sent at that interval anyway makes keepalives needless.
@@ -327,7 +373,11 @@ func (c *conn) end(why *CloseError) {
 	if c.keepalive != nil {
 		c.keepalive.Stop()
 	}
+	over := c.over
 	c.mu.Unlock()
 	c.cancel()
 	c.carrier.Stop(why)
+	if over != nil {
+		go over()
+	}
 }

@@ -87,7 +87,7 @@ func (a *assembly) take(ctx context.Context, n int) error {
 // assembler puts the frames of one stream together. It takes memory only for lengths within the bounds, and for a long message only as its bytes
 // come.
 type assembler struct {
-	config   Config
+	config   *Config
 	assembly *assembly
 	lanes    bool // all frames of the stream are of one class
 

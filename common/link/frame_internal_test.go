@@ -22,7 +22,7 @@ func testConfig() Config {
 }
 
 func newAssembler(config Config, lanes bool) *assembler {
-	return &assembler{config: config, lanes: lanes, assembly: &assembly{room: semaphore.NewWeighted(int64(config.MaxAssembly)), wait: lanes}}
+	return &assembler{config: &config, lanes: lanes, assembly: &assembly{room: semaphore.NewWeighted(int64(config.MaxAssembly)), wait: lanes}}
 }
 
 // What fill cuts, next puts together, whatever the lengths, the batches and the classes are.

@@ -2,7 +2,7 @@
 //
 // It owns the Conn contract, the frames, the close codes and the bounds. The transports (wslink, quiclink) carry frames; linktest holds the
 // contract that both pass. It refuses whatever is longer than its bounds before it takes memory for it, and every peer without a verified
-// certificate. A Conn's Send may be called by many goroutines at once, Receive by one, Close by any.
+// certificate. A Conn's Send may be called by many goroutines at once, Receive and Poll by one, Close by any.
 package link
 
 import (
@@ -30,6 +30,11 @@ type Conn interface {
 	Send(ctx context.Context, m message.Message) error
 	// Receive returns the next message, in order within a class and a sender.
 	Receive(ctx context.Context) (message.Message, error)
+	// Poll is Receive without waiting: ok is false where nothing has come, or the link has ended.
+	Poll() (m message.Message, ok bool)
+	// Notify is for who would rather be called than wait in Receive, which must not be used any more then. came is called after each message that came, and at once for those
+	// that have come already; it must not block. ended is called once, in a goroutine of its own, when the link begins to end. Notify is called once.
+	Notify(came, ended func())
 	// Close tells the peer why and ends the link; what waits to be sent or received is dropped. It returns when the link has ended. Only the first
 	// call counts.
 	Close(code CloseCode, reason string) error

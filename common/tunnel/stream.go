@@ -268,7 +268,7 @@ func (s *Stream) leave(why error, reason string) {
 		}
 	}
 	m.closes = append(m.closes, s)
-	poke(m.wake[1])
+	m.poke(closes)
 }
 
 // Close ends the stream in both directions. What was written still goes.
@@ -337,7 +337,7 @@ func (s *Stream) grant(n int) {
 	defer m.mu.Unlock()
 	if m.streams[s.id] == s {
 		m.windows[s] = struct{}{}
-		poke(m.wake[0])
+		m.poke(windows)
 	}
 }
 

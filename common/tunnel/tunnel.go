@@ -65,8 +65,7 @@ type Mux struct {
 	// Set by New, never changed.
 	config Config
 	send   Sender
-	wake   [2]chan struct{} // one slot each: there are windows, or closes, to be told
-	asking chan struct{}    // one slot, held while an open is handed to the link: ids go up in the order in which the peer hears of them
+	asking chan struct{} // one slot, held while an open is handed to the link: ids go up in the order in which the peer hears of them
 
 	mu      sync.Mutex
 	ended   error // set once: why no stream works any more
@@ -80,7 +79,21 @@ type Mux struct {
 	accepts sync.WaitGroup
 	ctx     context.Context // of what was accepted; ends with the Mux
 	cancel  context.CancelFunc
+
+	tellers sync.WaitGroup // Add only with telling held and before over is set
+	telling sync.Mutex
+	tell    [2]teller // of windows, and of closes
+	begun   bool      // by Start
+	over    bool      // by Stop
 }
+
+// teller is one kind of news for the peer. Nobody waits for it: a goroutine tells it, and ends when there is no more.
+type teller struct{ due, running bool }
+
+const (
+	windows = iota
+	closes
+)
 
 // New makes the streams of a session. Run serves them.
 func New(send Sender, config Config) *Mux {
@@ -89,42 +102,68 @@ func New(send Sender, config Config) *Mux {
 	config.Memory = cmp.Or(config.Memory, 8<<20)
 	config.AcceptTimeout = cmp.Or(config.AcceptTimeout, 10*time.Second)
 	m := &Mux{config: config, send: send, streams: map[uint64]*Stream{}, windows: map[*Stream]struct{}{}}
-	m.wake = [2]chan struct{}{make(chan struct{}, 1), make(chan struct{}, 1)}
 	m.asking, m.early = make(chan struct{}, 1), map[uint64]struct{}{}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	return m
 }
 
-// Run tells the peer of windows and ends until ctx ends, which ends all streams, and returns when nothing of them is left. It is called once. While there is
-// nothing to tell it is one goroutine: a cloud has a Mux for every link.
+// Run serves the streams until ctx ends: it is Start and Stop for who has a goroutine to spare.
 func (m *Mux) Run(ctx context.Context) error {
-	var tellers sync.WaitGroup
-	tell := [2]func(context.Context){m.tellWindows, m.tellCloses}
-	wake, told := m.wake, [2]chan struct{}{make(chan struct{}, 1), make(chan struct{}, 1)}
-	start := func(i int) {
-		wake[i] = nil // one of each at a time
-		tellers.Go(func() {
-			tell[i](ctx)
-			told[i] <- struct{}{}
+	m.Start()
+	<-ctx.Done()
+	m.Stop()
+	return nil
+}
+
+// Start tells the peer of windows and ends from now on. It is called once. While there is nothing to tell there is no goroutine: a cloud has a Mux for every link.
+func (m *Mux) Start() {
+	m.telling.Lock()
+	defer m.telling.Unlock()
+	m.begun = true
+	m.begin(windows)
+	m.begin(closes)
+}
+
+// Stop ends all streams and returns when nothing of them is left.
+func (m *Mux) Stop() {
+	m.telling.Lock()
+	m.over = true
+	m.telling.Unlock()
+	m.fail(fmt.Errorf("the link to %s ended", m.config.Peer))
+	m.tellers.Wait()
+	m.accepts.Wait()
+}
+
+// poke has the peer told.
+func (m *Mux) poke(what int) {
+	m.telling.Lock()
+	defer m.telling.Unlock()
+	m.tell[what].due = true
+	m.begin(what)
+}
+
+// begin starts the goroutine where one is needed. m.telling is held.
+func (m *Mux) begin(what int) {
+	if t := &m.tell[what]; t.due && !t.running && m.begun && !m.over {
+		t.running = true
+		m.tellers.Go(func() {
+			for m.next(what) {
+				if what == windows {
+					m.tellWindows(m.ctx)
+				} else {
+					m.tellCloses(m.ctx)
+				}
+			}
 		})
 	}
-	for ctx.Err() == nil {
-		select {
-		case <-ctx.Done():
-		case <-wake[0]:
-			start(0)
-		case <-wake[1]:
-			start(1)
-		case <-told[0]:
-			wake[0] = m.wake[0]
-		case <-told[1]:
-			wake[1] = m.wake[1]
-		}
-	}
-	m.fail(fmt.Errorf("the link to %s ended", m.config.Peer))
-	tellers.Wait()
-	m.accepts.Wait()
-	return nil
+}
+
+func (m *Mux) next(what int) bool {
+	m.telling.Lock()
+	defer m.telling.Unlock()
+	t := &m.tell[what]
+	t.running, t.due = t.due && !m.over, false
+	return t.running
 }
 
 // fail ends every stream, and those to come.
@@ -320,7 +359,7 @@ func (m *Mux) refuse(s *Stream, reason string) {
 	s.finish(net.ErrClosed, reason)
 	s.mu.Unlock()
 	m.closes = append(m.closes, s)
-	poke(m.wake[1])
+	m.poke(closes)
 }
 
 // serve connects a stream to what it was opened for.
@@ -337,13 +376,6 @@ func (m *Mux) serve(s *Stream, target string) {
 	s.mu.Unlock()
 	s.grant(minWindow)
 	Splice(m.ctx, s, conn)
-}
-
-func poke(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
 }
 
 // tellWindows sends what streams allow the peer.

@@ -174,7 +174,7 @@ func (a *Aggregator) Collect(ch chan<- prometheus.Metric) {
 }
 
 // Attach implements hub.Part.
-func (a *Aggregator) Attach(s hub.Session, mux *message.Mux) func(context.Context) error {
+func (a *Aggregator) Attach(s hub.Session, mux *message.Mux) hub.Service {
 	message.Handle(mux, topic.ReportWrite, func(ctx context.Context, _ message.Message, w *topicpb.Write) error {
 		return a.take(ctx, s, w)
 	})

@@ -184,14 +184,39 @@ func (e *edge) beat() {
 type part struct {
 	attach func(s hub.Session, mux *message.Mux)
 	run    func(ctx context.Context, s hub.Session) error
+	stop   func(s hub.Session)
 }
 
-func (p part) Attach(s hub.Session, mux *message.Mux) func(context.Context) error {
+func (p part) Attach(s hub.Session, mux *message.Mux) hub.Service {
 	if p.attach != nil {
 		p.attach(s, mux)
 	}
-	if p.run == nil {
+	if p.run == nil && p.stop == nil {
 		return nil
 	}
-	return func(ctx context.Context) error { return p.run(ctx, s) }
+	r := &running{part: p, session: s}
+	r.loop = hub.NewLoop(func(ctx context.Context) error {
+		if p.run == nil {
+			return nil
+		}
+		return p.run(ctx, s)
+	})
+	r.loop.Signal()
+	return r
+}
+
+// running is the Service of a part.
+type running struct {
+	part    part
+	session hub.Session
+	loop    *hub.Loop
+}
+
+func (r *running) Start(ctx context.Context, fail func(error)) { r.loop.Start(ctx, fail) }
+
+func (r *running) Stop() {
+	r.loop.Stop()
+	if r.part.stop != nil {
+		r.part.stop(r.session)
+	}
 }

@@ -319,12 +319,8 @@ func TestHub_PartsEndTheirSessionAlone(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				returned := false
-				b := newBench(t, hub.Config{}, c.part, part{run: func(ctx context.Context, s hub.Session) error {
-					<-ctx.Done()
-					returned = returned || s.Node() == "bad"
-					return nil
-				}})
+				stopped := false
+				b := newBench(t, hub.Config{}, c.part, part{stop: func(s hub.Session) { stopped = stopped || s.Node() == "bad" }})
 				good := b.open("good", 1)
 				bad := b.dial("bad")
 				bad.hello(1)
@@ -338,8 +334,8 @@ func TestHub_PartsEndTheirSessionAlone(t *testing.T) {
 					t.Error("the other session ended too")
 				}
 				synctest.Wait()
-				if want := name != "attach panics"; returned != want {
-					t.Errorf("another part of the bad session returned: %v, want %v", returned, want)
+				if want := name != "attach panics"; stopped != want {
+					t.Errorf("another part of the bad session was stopped: %v, want %v", stopped, want)
 				}
 			})
 		})

@@ -23,8 +23,8 @@ import (
 type idle struct {
 	info    link.Info
 	hello   chan message.Message
-	done    chan struct{}
-	once    sync.Once
+	ctx     context.Context
+	end     func()
 	welcome func()
 }
 
@@ -34,19 +34,22 @@ func (c *idle) Receive(ctx context.Context) (message.Message, error) {
 	select {
 	case m := <-c.hello:
 		return m, nil
-	case <-c.done:
+	case <-c.Done():
 		return message.Message{}, c.Err()
 	case <-ctx.Done():
 		return message.Message{}, ctx.Err()
 	}
 }
 
+func (c *idle) Poll() (message.Message, bool) { return message.Message{}, false }
+func (c *idle) Notify(_, ended func())        { context.AfterFunc(c.ctx, ended) }
+
 func (c *idle) Close(link.CloseCode, string) error {
-	c.once.Do(func() { close(c.done) })
+	c.end()
 	return nil
 }
 
-func (c *idle) Done() <-chan struct{} { return c.done }
+func (c *idle) Done() <-chan struct{} { return c.ctx.Done() }
 func (c *idle) Err() error            { return &link.CloseError{Code: link.CloseShutdown} }
 func (c *idle) Info() link.Info       { return c.info }
 
@@ -55,10 +58,7 @@ func BenchmarkIdleSession(b *testing.B) {
 	const sessions = 2000
 	cert := linktest.NewAuthority(b).Node(b, "edge-0").Leaf
 	l := &listener{conns: make(chan link.Conn), closed: make(chan struct{})}
-	h := hub.New(hub.Config{DrainSpread: time.Millisecond}, []link.Listener{l}, []hub.Part{part{run: func(ctx context.Context, _ hub.Session) error {
-		<-ctx.Done()
-		return nil
-	}}})
+	h := hub.New(hub.Config{DrainSpread: time.Millisecond}, []link.Listener{l}, []hub.Part{part{}})
 	ctx, stop := context.WithCancel(klog.NewContext(b.Context(), klog.New(nil)))
 	done := make(chan error)
 	go func() { done <- h.Run(ctx) }()
@@ -78,8 +78,9 @@ func BenchmarkIdleSession(b *testing.B) {
 		open.Add(1)
 		c := &idle{
 			info:  link.Info{Transport: linktest.Memory, Remote: &net.TCPAddr{}, Peer: &own, Since: time.Now()},
-			hello: make(chan message.Message, 1), done: make(chan struct{}), welcome: open.Done,
+			hello: make(chan message.Message, 1), welcome: open.Done,
 		}
+		c.ctx, c.end = context.WithCancel(b.Context())
 		c.hello <- topic.Hello.New(message.Resource{}, &topicpb.Hello{Protocol: topic.Protocol, Epoch: 1})
 		l.conns <- c
 	}

@@ -38,9 +38,16 @@ type session struct {
 	ended   chan struct{} // closed by the table when the attached session has left it
 	counted bool          // owned by metrics.mu
 
+	// Set by open, then only read.
+	ctx      context.Context // ends with the link, or with the hub
+	cancel   context.CancelFunc
+	mux      *message.Mux
+	services []Service
+	reading  *Loop
+
 	lastHeard atomic.Int64 // Unix nanoseconds
 	alive     atomic.Bool  // what the last heartbeat said of the kubelet
-	handling  atomic.Bool  // the read loop is in a handler: silence is our own doing then
+	handling  atomic.Bool  // a handler runs: silence is our own doing then
 }
 
 var _ Session = (*session)(nil)
@@ -178,18 +185,8 @@ func (h *Hub) serve(run, accept context.Context, conn link.Conn, links *sync.Wai
 	}
 	h.metrics.connects.WithLabelValues(string(info.Transport)).Inc()
 	logger.V(2).Info("Session opened", "version", s.version, "bootID", s.bootID)
-	// In a goroutine of its own: the handshake has made this one's stack four times as large as what an idle session needs.
-	links.Go(func() { s.lead(klog.NewContext(run, logger)) })
-}
-
-// lead runs the session and takes it out of the table when nothing of it is left.
-func (s *session) lead(ctx context.Context) {
-	defer s.hub.table.leave(s)
-	s.run(ctx)
-	end := closeError(s.conn.Err())
-	s.hub.metrics.close(s, end)
-	klog.FromContext(ctx).V(2).Info("Session ended",
-		"code", end.Code, "reason", end.Reason, "remoteClose", end.Remote, "lasted", time.Since(s.conn.Info().Since))
+	links.Add(1)
+	s.open(klog.NewContext(run, logger), links.Done)
 }
 
 // replace ends the node's older sessions and attaches s when nothing of them is left.
@@ -210,7 +207,7 @@ func (h *Hub) replace(ctx context.Context, s *session, older []*session) error {
 	if err := h.table.attach(ctx, s); err != nil {
 		return err
 	}
-	// The read loop of the older session, and all its parts, have returned.
+	// Nothing of the older session runs any more.
 	welcome := s.welcome
 	s.welcome = message.Message{}
 	return s.Send(ctx, welcome)
@@ -232,70 +229,71 @@ func (h *Hub) refuse(logger klog.Logger, conn link.Conn, err error) {
 	logger.V(2).Info("Link refused", "code", end.Code, "reason", reason)
 }
 
-// run attaches the parts, serves the link until it ends, and returns when every part has.
-func (s *session) run(ctx context.Context) {
-	ctx, cancel := context.WithCancel(ctx)
-	var parts sync.WaitGroup
-	defer parts.Wait()
-	defer cancel()
-	// A handler that waits for something must learn of the end too, and the read loop stands behind it.
-	defer s.follow(ctx, &parts, cancel)()
-
-	mux := message.NewMux()
-	for _, part := range s.hub.parts {
-		var run func(context.Context) error
-		if err := guard(ctx, func() error { run = part.Attach(s, mux); return nil }); err != nil {
-			s.fail(ctx, err)
-			return
-		}
-		if run == nil {
-			continue
-		}
-		parts.Go(func() {
-			if err := guard(ctx, func() error { return run(ctx) }); err != nil {
-				s.fail(ctx, err)
+// open attaches the parts and serves the link until it ends; ended is called when nothing of the session is left. It does not block: a session that waits has no
+// goroutine here.
+func (s *session) open(ctx context.Context, ended func()) {
+	s.ctx, s.cancel = context.WithCancel(ctx)
+	s.mux, s.reading = message.NewMux(), NewLoop(s.read)
+	var begin []Service
+	err := guard(ctx, func() error {
+		for _, part := range s.hub.parts {
+			if service := part.Attach(s, s.mux); service != nil {
+				begin = append(begin, service)
 			}
-		})
+		}
+		return nil
+	})
+	for _, service := range begin {
+		if err == nil {
+			err = guard(ctx, func() error { service.Start(s.ctx, s.fail); return nil })
+			s.services = append(s.services, service) // even one that panicked may have begun something
+		}
 	}
-	s.fail(ctx, s.read(ctx, mux))
+	// What the hub does for a session that it ends, its link does too: both ways lead to end.
+	release := context.AfterFunc(ctx, func() { s.Close(link.CloseShutdown, "cloudcore stops") }) // of no effect where the link ended first
+	s.reading.Start(s.ctx, s.fail)
+	s.conn.Notify(s.reading.Signal, func() {
+		release()
+		s.end()
+		ended()
+	})
+	if err != nil {
+		s.fail(err)
+	}
 }
 
-// follow ends ctx with the link, and the link with ctx. A link that can tell of its end by a context needs no goroutine for that. The returned function lets
-// go of both.
-func (s *session) follow(ctx context.Context, parts *sync.WaitGroup, cancel func()) (release func()) {
-	shut := func() { s.Close(link.CloseShutdown, "cloudcore stops") } // of no effect where the link ended first
-	conn, ok := s.conn.(interface{ Context() context.Context })
-	if !ok {
-		parts.Go(func() {
-			select {
-			case <-s.conn.Done():
-				cancel()
-			case <-ctx.Done():
-				shut()
-			}
-		})
-		return func() {}
+// end waits until nothing of the session runs any more, and takes it out of the table.
+func (s *session) end() {
+	s.cancel() // a handler that waits for something must learn of the end too
+	s.reading.Stop()
+	for _, service := range s.services {
+		service.Stop()
 	}
-	both := [2]func() bool{context.AfterFunc(conn.Context(), cancel), context.AfterFunc(ctx, shut)}
-	return func() { both[0](); both[1]() }
+	<-s.conn.Done() // the link is ending
+	end := closeError(s.conn.Err())
+	s.hub.metrics.close(s, end)
+	klog.FromContext(s.ctx).V(2).Info("Session ended",
+		"code", end.Code, "reason", end.Reason, "remoteClose", end.Remote, "lasted", time.Since(s.conn.Info().Since))
+	s.hub.table.leave(s)
 }
 
-// read dispatches what comes, in order, until the link ends or a handler fails. It says why; it never returns nil.
-func (s *session) read(ctx context.Context, mux *message.Mux) error {
-	for {
-		m, err := s.conn.Receive(ctx)
-		if err != nil {
-			return err
+// read dispatches what has come, in order.
+func (s *session) read(ctx context.Context) error {
+	for ctx.Err() == nil {
+		m, ok := s.conn.Poll()
+		if !ok {
+			return nil // Notify tells of the next, and of the end
 		}
 		s.lastHeard.Store(time.Now().UnixNano())
 		s.hub.metrics.message("received", m.Key())
 		s.handling.Store(true)
-		err = Aside(func() error { return s.handle(ctx, mux, m) })
+		err := s.handle(ctx, s.mux, m)
 		s.handling.Store(false)
 		if err != nil {
 			return err
 		}
 	}
+	return nil
 }
 
 func (s *session) handle(ctx context.Context, mux *message.Mux, m message.Message) error {
@@ -320,8 +318,9 @@ func (s *session) handle(ctx context.Context, mux *message.Mux, m message.Messag
 	return err
 }
 
-// fail ends the session for err. When the link has ended already, or the session is being ended, it does nothing.
-func (s *session) fail(ctx context.Context, err error) {
+// fail ends the session for err, and doesn't wait for that: whoever calls may be what the end waits for. When the link has ended already, or the session is being
+// ended, it does nothing.
+func (s *session) fail(err error) {
 	select {
 	case <-s.conn.Done():
 		return
@@ -330,15 +329,15 @@ func (s *session) fail(ctx context.Context, err error) {
 	code, reason := link.CloseInternal, err.Error()
 	if end, ok := errors.AsType[*link.CloseError](err); ok {
 		code, reason = end.Code, end.Reason
-	} else if ctx.Err() != nil {
+	} else if s.ctx.Err() != nil {
 		code, reason = link.CloseShutdown, "cloudcore stops"
 	} else if errors.Is(err, message.ErrNoHandler) || errors.Is(err, message.ErrWrongContent) {
 		code = link.CloseProtocol
 	}
 	if code == link.CloseInternal || code == link.CloseProtocol {
-		klog.FromContext(ctx).Info("Ending the session", "code", code, "reason", reason)
+		klog.FromContext(s.ctx).Info("Ending the session", "code", code, "reason", reason)
 	}
-	s.Close(code, reason)
+	go s.Close(code, reason) // ends with the link
 }
 
 // errPanic is what a panic in a part becomes. Its text goes over the link and says nothing of our inside; the log has the rest.

@@ -32,9 +32,18 @@ type Session interface {
 // Part serves one kind of traffic for every session.
 type Part interface {
 	// Attach is called once for each session, after the node's earlier session has fully ended and before the first message is dispatched. It
-	// registers the part's handlers with mux: a handler is called by the session's read loop, in order, and holds the whole link back while it runs; its
-	// ctx ends with the session. Its error ends the session, with the code of a *link.CloseError in it or with CloseInternal; so does a panic. The
-	// returned function, which may be nil, runs for as long as the session lives; its error ends the session likewise, nil does not. A later session of
-	// the node waits until it has returned, so it must do so soon after its ctx has ended. A heartbeat may have a handler; the hub has answered it then.
-	Attach(s Session, mux *message.Mux) (run func(ctx context.Context) error)
+	// registers the part's handlers with mux: a handler is called by the session alone, in order, and holds the whole link back while it runs; its
+	// ctx ends with the session. Its error ends the session, with the code of a *link.CloseError in it or with CloseInternal; so does a panic. A heartbeat may
+	// have a handler; the hub has answered it then. What else the part does for the session is the returned Service, which may be nil.
+	Attach(s Session, mux *message.Mux) Service
+}
+
+// Service is what a part does for a session beside handling its messages. While there is nothing to do it should have no goroutine: see Loop.
+type Service interface {
+	// Start begins, once, and does not block. ctx ends with the session. An error given to fail ends the session, as a handler's does; fail may be called at any time
+	// and by anybody, and does not block.
+	Start(ctx context.Context, fail func(error))
+	// Stop is called once after Start, when ctx has ended, and returns when nothing of the service is left. A later session of the node waits for that, so it must
+	// do so soon.
+	Stop()
 }

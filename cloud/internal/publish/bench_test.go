@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/cloud/internal/hub"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/cloud/internal/publish"
 	"github.com/skerry-io/skerry/common/link"
@@ -59,10 +60,10 @@ func kubeletInterests(node string) []*topicpb.Interest {
 func (e *sinkhole) open(b *testing.B, p *publish.Publisher) {
 	b.Helper()
 	e.mux = message.NewMux()
-	run := p.Attach(e, e.mux)
+	service := p.Attach(e, e.mux)
 	ctx, cancel := context.WithCancel(b.Context())
 	done := make(chan error, 1)
-	go func() { done <- run(ctx) }()
+	go func() { done <- hub.Serve(ctx, service) }()
 	b.Cleanup(func() { cancel(); <-done })
 	err := e.mux.Dispatch(ctx, topic.Interests.New(message.Resource{}, &topicpb.Interests{Interests: kubeletInterests(string(e.node))}))
 	if err != nil {

@@ -144,14 +144,18 @@ func (s *session) admit(id uint64, p *topicpb.Interest) {
 func (s *session) ask(i *interest) {
 	i.busy = true
 	first := i.standing == undecided
+	turn := s.part.reviews.enter() // here, not in the goroutine: all that a session asks at one moment stands in line together
 	s.wg.Go(func() {
 		d := decision{interest: i}
 		for n := 0; ; n++ {
-			if s.part.reviews.Acquire(s.ctx, 1) != nil {
+			if n > 0 {
+				turn = s.part.reviews.enter()
+			}
+			if !s.part.reviews.await(s.ctx, turn) {
 				return
 			}
 			allowed, reason, err := s.review(i, first && n == 0)
-			s.part.reviews.Release(1)
+			s.part.reviews.leave()
 			if err == nil {
 				d.allowed = allowed
 				if !allowed {

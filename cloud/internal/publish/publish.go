@@ -11,7 +11,6 @@ import (
 	"context"
 	"time"
 
-	"golang.org/x/sync/semaphore"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -61,7 +60,7 @@ type Publisher struct {
 	collections Collections
 	singles     Singles
 	access      Access
-	reviews     *semaphore.Weighted
+	reviews     *turns
 	feeds       *feeds
 	metrics     *Metrics
 }
@@ -69,7 +68,7 @@ type Publisher struct {
 // New returns a Publisher. It starts nothing.
 func New(collections Collections, singles Singles, access Access) *Publisher {
 	return &Publisher{
-		collections: collections, singles: singles, access: access, reviews: semaphore.NewWeighted(reviewing),
+		collections: collections, singles: singles, access: access, reviews: &turns{free: reviewing},
 		feeds: &feeds{
 			collections: collections, open: map[schema.GroupVersionResource]*feed{}, protos: map[schema.GroupVersionResource]*topicpb.Resource{},
 		},
@@ -81,7 +80,7 @@ func New(collections Collections, singles Singles, access Access) *Publisher {
 func (p *Publisher) Metrics() *Metrics { return p.metrics }
 
 // Attach makes a session's way down.
-func (p *Publisher) Attach(link hub.Session, mux *message.Mux) func(context.Context) error {
+func (p *Publisher) Attach(link hub.Session, mux *message.Mux) hub.Service {
 	s := newSession(p, link)
 	message.Handle(mux, topic.Interests, func(_ context.Context, _ message.Message, m *topicpb.Interests) error {
 		return s.onInterests(m)
@@ -93,5 +92,5 @@ func (p *Publisher) Attach(link hub.Session, mux *message.Mux) func(context.Cont
 		s.onAck(m.GetSequence())
 		return nil
 	})
-	return s.run
+	return s
 }

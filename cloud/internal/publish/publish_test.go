@@ -46,6 +46,7 @@ func TestFirstConnectDeliversWhatIsSelected(t *testing.T) {
 		}
 		e.disconnect()
 		time.Sleep(time.Hour) // an edge that comes back soon would find them open
+		synctest.Wait()
 		want(t, "collections in use", c.opened, map[schema.GroupVersionResource]int{kube.Pods: 0, services: 0})
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -22,22 +23,25 @@ type session struct {
 	part *Publisher
 	link hub.Session
 	node types.NodeName
-	wake chan struct{} // one slot: the inbox, or a store, has something new
+	loop *hub.Loop // signalled when the inbox, or a store, has something new
 	wg   sync.WaitGroup
+	due  atomic.Bool // it is time for a recheck
 
 	mu    sync.Mutex
 	inbox inbox
 
+	// Set by Start, then only read.
+	ctx   context.Context
+	log   klog.Logger
+	timer *time.Timer // of the next recheck
+
 	// Owned by the loop.
-	ctx       context.Context
-	log       klog.Logger
 	interests map[uint64]*interest
 	resources map[schema.GroupVersionResource]*resource
 	held      map[kube.Ref]*held
 	deps      *dependencies // nil without that interest
 	frame     frame
 	window    window
-	recheckAt time.Time
 }
 
 // inbox is what other goroutines tell the loop.
@@ -59,18 +63,15 @@ type item struct {
 }
 
 func newSession(p *Publisher, link hub.Session) *session {
-	return &session{
-		part: p, link: link, node: link.Node(), wake: make(chan struct{}, 1),
+	s := &session{
+		part: p, link: link, node: link.Node(),
 		interests: map[uint64]*interest{}, resources: map[schema.GroupVersionResource]*resource{}, held: map[kube.Ref]*held{},
 	}
+	s.loop = hub.NewLoop(s.turn)
+	return s
 }
 
-func (s *session) signal() {
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
-}
+func (s *session) signal() { s.loop.Signal() }
 
 // outOfTurn ends the session: its edge doesn't keep to the contract.
 func outOfTurn(format string, args ...any) error {
@@ -114,39 +115,36 @@ func (s *session) onAck(sequence uint64) {
 
 // ---- the loop ----
 
-func (s *session) run(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
-	s.ctx, s.log = ctx, klog.FromContext(ctx).WithValues("node", s.node)
+// Start implements hub.Service.
+func (s *session) Start(ctx context.Context, fail func(error)) {
+	s.ctx, s.log = ctx, klog.FromContext(ctx)
 	s.part.metrics.sessions.Add(1)
-	defer s.part.metrics.sessions.Add(-1)
-	defer s.close()
-	defer s.wg.Wait()
-	defer cancel()
-	timer := time.NewTimer(recheckSoon)
-	defer timer.Stop()
-	s.recheckAt = time.Now().Add(recheckSoon)
-	due := false
-	for {
-		err := hub.Aside(func() error {
-			if due {
-				s.recheck()
-			}
-			return s.step()
-		})
-		if err != nil {
-			return err
-		}
-		due = false
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-s.wake:
-		case <-timer.C:
-			due = true
-			// Jitter: after a restart of cloudcore all edges come at once, and should not be reviewed at once for ever.
-			timer.Reset(recheckSoon/2 + rand.N(recheckSoon))
-		}
+	s.timer = time.AfterFunc(recheckPause(), func() {
+		s.due.Store(true)
+		s.signal()
+	})
+	s.loop.Start(ctx, fail)
+}
+
+// Stop implements hub.Service.
+func (s *session) Stop() {
+	s.timer.Stop()
+	s.loop.Stop()
+	s.wg.Wait()
+	s.close()
+	s.part.metrics.sessions.Add(-1)
+}
+
+// recheckPause has jitter: after a restart of cloudcore all edges come at once, and should not be reviewed at once for ever.
+func recheckPause() time.Duration { return recheckSoon/2 + rand.N(recheckSoon) }
+
+// turn is what the loop does.
+func (s *session) turn(context.Context) error {
+	if s.due.Swap(false) {
+		s.recheck()
+		s.timer.Reset(recheckPause())
 	}
+	return s.step()
 }
 
 // close gives back all that is shared. No goroutine of the session runs any more.

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/cloud/internal/hub"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/cloud/internal/publish"
 	"github.com/skerry-io/skerry/common/link"
@@ -350,10 +351,10 @@ func newEdge(t *testing.T) *edge {
 func (e *edge) connect(p *publish.Publisher, interests ...*topicpb.Interest) {
 	e.t.Helper()
 	e.mux, e.sequence, e.synced, e.refused, e.log, e.asked, e.states = message.NewMux(), 0, map[uint64]bool{}, map[uint64]string{}, nil, nil, 0
-	run := p.Attach(e, e.mux)
+	service := p.Attach(e, e.mux)
 	ctx, cancel := context.WithCancel(e.t.Context())
 	e.cancel, e.ended = cancel, make(chan error, 1)
-	go func() { e.ended <- run(ctx) }()
+	go func() { e.ended <- hub.Serve(ctx, service) }()
 	e.declare(interests...)
 }
 

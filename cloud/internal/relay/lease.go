@@ -48,6 +48,7 @@ type lease struct {
 	// Set by run, then only read.
 	ctx    context.Context
 	failed func(error)
+	then   func() // called once, when the epoch is ours
 
 	mu       sync.Mutex
 	alive    bool
@@ -93,20 +94,22 @@ func (l *lease) due(now time.Time) (bool, time.Duration) {
 	return true, 0
 }
 
-// run keeps the Lease until ctx ends or stop is called, which returns when no request is on its way any more. failed is told why the session must end.
+// run keeps the Lease until ctx ends or stop is called. failed is told why the session must end; then is called once the Lease is ours, and may wait.
 // Between two requests there is a timer and no goroutine: the stack of one that has made an HTTP request is the most that an idle node would cost here.
-func (l *lease) run(ctx context.Context, failed func(error)) (stop func()) {
+func (l *lease) run(ctx context.Context, failed func(error), then func()) {
 	l.mu.Lock()
-	l.ctx, l.failed = ctx, failed
+	defer l.mu.Unlock()
+	l.ctx, l.failed, l.then = ctx, failed, then
 	l.timer = time.AfterFunc(0, l.kick)
+}
+
+// stop returns when no request is on its way any more.
+func (l *lease) stop() {
+	l.mu.Lock()
+	l.stopped = true
+	l.timer.Stop()
 	l.mu.Unlock()
-	return func() {
-		l.mu.Lock()
-		l.stopped = true
-		l.timer.Stop()
-		l.mu.Unlock()
-		l.steps.Wait()
-	}
+	l.steps.Wait()
 }
 
 // kick starts the steps that are due, unless they are under way.
@@ -160,8 +163,10 @@ func (l *lease) step() time.Duration {
 	case err == nil:
 		l.misses, l.held = 0, true
 		close(l.acquired)
+		l.then()
 	case stop != nil:
-		l.failed(stop) // ctx ends with it
+		l.failed(stop) // ctx ends with it, soon
+		return renewEvery
 	default:
 		l.misses++
 		l.session.relay.metrics.renewalFailures.Add(1)

@@ -3,7 +3,6 @@ package relay
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -12,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/cloud/internal/hub"
 	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
@@ -46,7 +46,9 @@ type lane struct {
 // queue is the writes of one session. Writes of one object are made one after another, those of different objects don't wait for each other: one
 // that is refused or slow holds up its object alone. Only when kube-apiserver is away, or says that it has too much to do, the whole node waits.
 type queue struct {
-	wake chan struct{} // one slot
+	finish  func(context.Context, *job, outcome) error
+	loop    *hub.Loop      // starts workers
+	working sync.WaitGroup // Add by the loop alone
 
 	mu      sync.Mutex
 	lanes   map[string]*lane // those with a job
@@ -56,9 +58,18 @@ type queue struct {
 	jobs    int
 	holdoff time.Time // of the node
 	misses  int       // in a row, of the node
+	ctx     context.Context
+	fail    func(error)
+	timer   *time.Timer // when to look again; nil before the first time
+	stopped bool
 }
 
-func newQueue() *queue { return &queue{wake: make(chan struct{}, 1), lanes: map[string]*lane{}} }
+// newQueue makes a queue whose jobs end in finish. It makes no write before start.
+func newQueue(finish func(context.Context, *job, outcome) error) *queue {
+	q := &queue{finish: finish, lanes: map[string]*lane{}}
+	q.loop = hub.NewLoop(q.turn)
+	return q
+}
 
 // key tells objects apart: a pod's status and its deletion are one object's.
 func key(w *topicpb.Write) string {
@@ -86,54 +97,32 @@ func (q *queue) push(j *job) error {
 	return nil
 }
 
-func (q *queue) signal() {
-	select {
-	case q.wake <- struct{}{}:
-	default:
+func (q *queue) signal() { q.loop.Signal() }
+
+// start lets the writes be made until ctx ends or stop is called. fail is told why none can be any more.
+func (q *queue) start(ctx context.Context, fail func(error)) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !q.stopped {
+		q.ctx, q.fail = ctx, fail
+		q.loop.Start(ctx, fail)
 	}
 }
 
-// run makes the writes until ctx ends.
-func (q *queue) run(ctx context.Context, finish func(context.Context, *job, outcome) error) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	for {
-		next := q.start(func() {
-			wg.Go(func() {
-				if err := q.work(ctx, finish); err != nil {
-					cancel(err)
-				}
-			})
-		})
-		var timer <-chan time.Time
-		var t *time.Timer
-		if next > 0 {
-			t = time.NewTimer(next)
-			timer = t.C
-		}
-		select {
-		case <-ctx.Done():
-		case <-q.wake:
-		case <-timer:
-		}
-		if t != nil {
-			t.Stop()
-		}
-		if ctx.Err() != nil {
-			cause := context.Cause(ctx)
-			cancel(nil)
-			if errors.Is(cause, context.Canceled) || errors.Is(cause, context.DeadlineExceeded) {
-				return nil
-			}
-			return cause
-		}
+// stop returns when no write is on its way any more.
+func (q *queue) stop() {
+	q.mu.Lock()
+	q.stopped = true
+	if q.timer != nil {
+		q.timer.Stop()
 	}
+	q.mu.Unlock()
+	q.loop.Stop()
+	q.working.Wait()
 }
 
-// start starts workers for what may go, and returns when to look again; 0: when woken.
-func (q *queue) start(worker func()) time.Duration {
+// turn starts workers for what may go, and sees to it that it is called when more may.
+func (q *queue) turn(context.Context) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	now := time.Now()
@@ -158,17 +147,30 @@ func (q *queue) start(worker func()) time.Duration {
 		if len(q.idle) > 0 {
 			soonest(d)
 		}
-		return wait
+	} else {
+		limit := workers
+		if q.misses > 0 {
+			limit = 1 // one that tries whether kube-apiserver is back
+		}
+		for n := len(q.idle); q.busy < limit && n > 0; n-- {
+			q.busy++
+			q.working.Go(q.worker)
+		}
 	}
-	limit := workers
-	if q.misses > 0 {
-		limit = 1 // one that tries whether kube-apiserver is back
+	switch {
+	case wait == 0 || q.stopped:
+	case q.timer == nil:
+		q.timer = time.AfterFunc(wait, q.signal)
+	default:
+		q.timer.Reset(wait) // one that is due earlier finds nothing, or has been taken into account just now
 	}
-	for n := len(q.idle); q.busy < limit && n > 0; n-- {
-		q.busy++
-		worker()
+	return nil
+}
+
+func (q *queue) worker() {
+	if err := q.work(q.ctx, q.finish); err != nil {
+		q.fail(err)
 	}
-	return wait
 }
 
 // take returns the next lane's first job.

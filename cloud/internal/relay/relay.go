@@ -8,7 +8,6 @@ package relay
 
 import (
 	"context"
-	"errors"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -64,9 +63,9 @@ type session struct {
 }
 
 // Attach makes a session's way up.
-func (r *Relay) Attach(l hub.Session, mux *message.Mux) func(context.Context) error {
+func (r *Relay) Attach(l hub.Session, mux *message.Mux) hub.Service {
 	s := &session{relay: r, link: l, node: l.Node(), as: kube.Identity{Node: l.Node()}, requests: make(chan struct{}, maxRequests)}
-	s.queue = newQueue()
+	s.queue = newQueue(s.finish)
 	s.lease = newLease(s)
 	s.handle(mux, topic.EventWrite, topic.EventResult, s.writeEvent)
 	s.handle(mux, topic.PodStatusWrite, topic.PodStatusResult, s.writePodStatus)
@@ -79,7 +78,7 @@ func (r *Relay) Attach(l hub.Session, mux *message.Mux) func(context.Context) er
 	message.Handle(mux, topic.APIRequest, func(ctx context.Context, m message.Message, q *topicpb.APIRequest) error {
 		return s.onRequest(ctx, m, q)
 	})
-	return s.run
+	return s
 }
 
 func (s *session) handle(mux *message.Mux, write message.Topic[*topicpb.Write], result message.Topic[*topicpb.WriteResult],
@@ -89,33 +88,27 @@ func (s *session) handle(mux *message.Mux, write message.Topic[*topicpb.Write], 
 	})
 }
 
-func (s *session) run(ctx context.Context) error {
-	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("node", s.node))
+// Start implements hub.Service.
+func (s *session) Start(ctx context.Context, fail func(error)) {
 	s.relay.metrics.sessions.Add(1)
-	defer s.relay.metrics.sessions.Add(-1)
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	stop := s.lease.run(ctx, cancel)
-	// Not before this session owns the Lease: an older one of this node, on another replica, has then been told to stop.
-	var err error
-	select {
-	case <-s.lease.acquired:
+	// No write before this session owns the Lease: an older one of this node, on another replica, has then been told to stop.
+	s.lease.run(ctx, fail, func() {
 		if s.relay.hide {
 			s.hideNow(ctx)
 		}
-		err = s.queue.run(ctx, s.finish)
-	case <-ctx.Done():
-	}
-	if cause := context.Cause(ctx); err == nil && !errors.Is(cause, context.Canceled) && !errors.Is(cause, context.DeadlineExceeded) {
-		err = cause // what the Lease has shown
-	}
-	cancel(nil)
-	stop()
+		s.queue.start(ctx, fail)
+	})
+}
+
+// Stop implements hub.Service.
+func (s *session) Stop() {
+	s.lease.stop()
+	s.queue.stop()
 	s.mu.Lock()
 	s.ended = true
 	s.mu.Unlock()
 	s.wg.Wait()
-	return err
+	s.relay.metrics.sessions.Add(-1)
 }
 
 // finish tells the edge how a write ended.

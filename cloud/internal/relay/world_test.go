@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/cloud/internal/hub"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/cloud/internal/relay"
 	"github.com/skerry-io/skerry/common/link"
@@ -286,10 +287,10 @@ func (w *world) connect(node types.NodeName, epoch uint64) *edge {
 
 func (w *world) open(node types.NodeName, epoch uint64) *edge {
 	e := &edge{t: w.t, node: node, epoch: epoch, mux: message.NewMux(), answers: map[message.ID]*topicpb.APIResponse{}, ended: make(chan error, 1)}
-	run := w.relay.Attach(e, e.mux)
+	service := w.relay.Attach(e, e.mux)
 	ctx, cancel := context.WithCancel(w.t.Context())
 	e.cancel = cancel
-	go func() { e.ended <- run(ctx) }()
+	go func() { e.ended <- hub.Serve(ctx, service) }()
 	w.t.Cleanup(cancel)
 	return e
 }

@@ -111,8 +111,8 @@ type session struct {
 
 func (w *world) connect(node string, replica int) *session {
 	s := &session{node: types.NodeName(node), results: map[uint64]*topicpb.WriteResult{}, mux: message.NewMux()}
-	if run := w.parts[replica].Attach(s, s.mux); run != nil {
-		w.t.Fatal("a part that runs: run it")
+	if service := w.parts[replica].Attach(s, s.mux); service != nil {
+		w.t.Fatal("a part that has a service: start it")
 	}
 	return s
 }

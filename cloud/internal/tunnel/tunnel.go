@@ -75,7 +75,8 @@ type Tunnel struct {
 // session is the streams of one link.
 type session struct {
 	hub.Session
-	mux *tunnel.Mux
+	tunnel *Tunnel
+	mux    *tunnel.Mux
 
 	silent atomic.Int64 // Unix nanoseconds: when the edge gave no sign of life; 0 for never
 }
@@ -94,17 +95,25 @@ func New(config Config) *Tunnel {
 }
 
 // Attach implements hub.Part.
-func (t *Tunnel) Attach(s hub.Session, mux *message.Mux) func(context.Context) error {
-	own := &session{Session: s, mux: tunnel.New(s, tunnel.Config{Peer: string(s.Node()), MaxStreams: t.config.MaxNodeStreams})}
+func (t *Tunnel) Attach(s hub.Session, mux *message.Mux) hub.Service {
+	own := &session{tunnel: t, Session: s, mux: tunnel.New(s, tunnel.Config{Peer: string(s.Node()), MaxStreams: t.config.MaxNodeStreams})}
 	message.Handle(mux, topic.StreamOpen, handler[*topicpb.StreamOpen](own.mux))
 	message.Handle(mux, topic.StreamWindow, handler[*topicpb.StreamWindow](own.mux))
 	message.Handle(mux, topic.StreamData, handler[*topicpb.StreamData](own.mux))
 	message.Handle(mux, topic.StreamClose, handler[*topicpb.StreamClose](own.mux))
-	return func(ctx context.Context) error {
-		t.enter(own)
-		defer t.leave(own)
-		return own.mux.Run(ctx)
-	}
+	return own
+}
+
+// Start implements hub.Service.
+func (s *session) Start(context.Context, func(error)) {
+	s.tunnel.enter(s)
+	s.mux.Start()
+}
+
+// Stop implements hub.Service.
+func (s *session) Stop() {
+	s.mux.Stop()
+	s.tunnel.leave(s)
 }
 
 func handler[T any](mux *tunnel.Mux) func(context.Context, message.Message, T) error {

@@ -148,10 +148,10 @@ func attachOver(t *testing.T, r *replica, name types.NodeName, accept func(conte
 	edge := common.New(edgeConn, common.Config{Peer: "the cloud", Accept: accept})
 	mux := message.NewMux()
 	own := &session{Conn: cloudConn, node: name}
-	run := r.tunnel.Attach(own, mux)
+	service := r.tunnel.Attach(own, mux)
 	ctx, cancel := context.WithCancel(context.Background())
 	var all sync.WaitGroup
-	all.Go(func() { _ = run(ctx) })
+	all.Go(func() { _ = hub.Serve(ctx, service) })
 	all.Go(func() { _ = edge.Run(ctx) })
 	for _, end := range []struct {
 		conn   link.Conn

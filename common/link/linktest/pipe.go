@@ -195,5 +195,8 @@ func PipeWire(t *testing.T, config link.Config) Wire {
 type ignore struct{}
 
 func (ignore) Read(io.Reader) error { return nil }
-func (ignore) Alive()               {}
-func (ignore) End(error)            {}
+func (ignore) Begin(io.Reader) (func() error, func(error)) {
+	return func() error { return io.EOF }, func(error) {}
+}
+func (ignore) Alive()    {}
+func (ignore) End(error) {}

@@ -1,6 +1,7 @@
 package wslink
 
 import (
+	"bufio"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -76,7 +77,7 @@ func Listen(ctx context.Context, address string, config ListenConfig) (*Listener
 	l := &Listener{
 		config: config, log: klog.FromContext(ctx), codec: link.NewCodec(config.Table, config.Link),
 		upgrader: websocket.Upgrader{
-			ReadBufferSize: readBuffer, WriteBufferSize: batch, WriteBufferPool: buffers(), Subprotocols: []string{subprotocol()},
+			WriteBufferSize: batch, WriteBufferPool: buffers(), Subprotocols: []string{subprotocol()},
 			CheckOrigin: func(*http.Request) bool { return true }, // who may come is decided by certificates, and no browser has one
 		},
 		accepted: make(chan link.Conn), closed: make(chan struct{}),
@@ -160,13 +161,15 @@ func (l *Listener) handle(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "no TLS", http.StatusForbidden)
 		return
 	}
-	ws, err := l.upgrader.Upgrade(w, r, http.Header{idleHeader: {formatIdle(l.config.Link.IdleTimeout)}})
+	up := &hijacker{ResponseWriter: w}
+	ws, err := l.upgrader.Upgrade(up, r, http.Header{idleHeader: {formatIdle(l.config.Link.IdleTimeout)}})
 	if err != nil {
 		l.log.V(2).Info("Not a link", "remote", r.RemoteAddr, "err", err)
 		return
 	}
 	c, err := start(ws, secure.NetConn().(*gated).Conn, secure.ConnectionState(), l.codec, carrier{
 		config: l.config.Link, peerIdle: parseIdle(r.Header.Get(idleHeader), l.config.Link.IdleTimeout), released: release,
+		buffered: up.buffered,
 	})
 	if err != nil {
 		_ = ws.Close()
@@ -184,6 +187,25 @@ func (l *Listener) handle(w http.ResponseWriter, r *http.Request) {
 	case <-wait.C:
 		_ = c.Close(link.CloseOverloaded, "retry-after="+strconv.Itoa(int(l.config.RetryAfter.Seconds())))
 	}
+}
+
+// hijacker lets the library read by a buffer of our size that we know: only so can be told whether anything has come.
+type hijacker struct {
+	http.ResponseWriter
+	buffered *bufio.Reader
+}
+
+// Hijack implements http.Hijacker.
+func (h *hijacker) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	conn, both, err := http.NewResponseController(h.ResponseWriter).Hijack()
+	if err != nil {
+		return nil, nil, err
+	}
+	if both.Reader.Buffered() == 0 { // else the client did not wait for the answer, and what it said is in there
+		both.Reader = bufio.NewReaderSize(conn, readBuffer)
+	}
+	h.buffered = both.Reader
+	return conn, both, nil
 }
 
 // gate bounds how many connections are in their handshake.

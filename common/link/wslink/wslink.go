@@ -6,6 +6,7 @@
 package wslink
 
 import (
+	"bufio"
 	"crypto/tls"
 	"errors"
 	"io"
@@ -34,7 +35,7 @@ const (
 	// at 256 kbit/s, and what crypto/tls keeps as a buffer for each connection that has once received a record of that length.
 	batch = 4 << 10
 	// readBuffer is kept for each connection. Data of a long frame is read past it.
-	readBuffer = 1 << 10
+	readBuffer = 512
 	// unsent is how much the kernel takes from us before it has been sent (TCP_NOTSENT_LOWAT): what is in there, nothing can overtake.
 	unsent = 8 << 10
 	// patience is for how many times IdleTimeout the end that dialled bears a peer whose kernel acknowledges and which itself says nothing. So long, an
@@ -66,6 +67,8 @@ type carrier struct {
 	acks     bool
 	released func() // called when everything is closed
 
+	buffered *bufio.Reader // what ws reads from, where that is known: of the end that accepted
+
 	reader io.Reader // the message that Read is in, or nil; owned by Serve
 }
 
@@ -90,7 +93,80 @@ func (c *carrier) Traits() link.Traits {
 func (c *carrier) Serve(sink link.Sink) error {
 	c.ws.SetPongHandler(func(string) error { sink.Alive(); return nil })
 	c.ws.SetCloseHandler(func(int, string) error { return nil }) // Close answers
-	return sink.Read(c)
+	if c.buffered == nil || !c.raw.Waits() {
+		return sink.Read(c)
+	}
+	next, end := sink.Begin(c)
+	for {
+		err := aside(func() error { return c.serve(sink, next) })
+		if err == nil {
+			if err = c.raw.Wait(); err == nil {
+				continue
+			}
+		}
+		err = readError(err)
+		end(err)
+		return err
+	}
+}
+
+// aside calls f on a stack of its own: the caller's stays as small as it is.
+func aside(f func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	return <-done
+}
+
+// serve reads all the messages that have come. It waits for nothing but the rest of what has begun.
+func (c *carrier) serve(sink link.Sink, next func() error) error {
+	for {
+		if c.reader != nil {
+			if _, err := c.reader.Read(nil); errors.Is(err, io.EOF) { // it has been read to its end
+				c.reader = nil
+			}
+		}
+		var head []byte
+		err := c.raw.Try(func() (err error) {
+			head, err = c.buffered.Peek(1)
+			return err
+		})
+		switch {
+		case errors.Is(err, deadline.ErrNothing):
+			return nil
+		case err != nil:
+			return err
+		}
+		if c.reader == nil && head[0] == finalPong {
+			whole, err := c.keptAlive()
+			if err != nil {
+				return err
+			}
+			if whole {
+				sink.Alive()
+				continue
+			}
+		}
+		if err := next(); err != nil {
+			return err
+		}
+	}
+}
+
+// RFC 6455, 5.2: the first byte of a control frame that is a Pong; and the length of one from a client without a payload, which is masked by four bytes all the same.
+const (
+	finalPong   = 0x8a
+	masked      = 0x80
+	emptyLength = 6
+)
+
+// keptAlive takes a keepalive, which is a Pong without a payload: the library would wait for the next message behind it. It leaves everything else to the library.
+func (c *carrier) keptAlive() (bool, error) {
+	head, err := c.buffered.Peek(2)
+	if err != nil || head[1] != masked {
+		return false, err
+	}
+	_, err = c.buffered.Discard(emptyLength)
+	return err == nil, err
 }
 
 // Read makes one stream of all binary messages: frames bound themselves.

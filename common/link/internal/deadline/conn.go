@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -23,10 +24,21 @@ type Conn struct {
 
 	acked    func() (time.Duration, error) // how long ago the peer's kernel acknowledged anything; nil: bytes alone count
 	patience time.Duration                 // how long acknowledgements make up for bytes
+
+	raw    syscall.RawConn // of a TCP connection; else nil
+	trying bool            // owned by who reads: within Try
 }
 
 // Wrap returns c, not armed yet: it behaves as c does.
-func Wrap(c net.Conn) *Conn { return &Conn{Conn: c} }
+func Wrap(c net.Conn) *Conn {
+	w := &Conn{Conn: c}
+	if tcp, ok := c.(*net.TCPConn); ok {
+		if raw, err := tcp.SyscallConn(); err == nil {
+			w.raw = raw
+		}
+	}
+	return w
+}
 
 // Arm lets each read and write wait for idle, from now on.
 func (c *Conn) Arm(idle time.Duration) error {
@@ -67,6 +79,9 @@ func (c *Conn) Heard() time.Time {
 }
 
 func (c *Conn) Read(b []byte) (int, error) {
+	if c.trying {
+		return c.try(b)
+	}
 	if err := c.move(c.Conn.SetReadDeadline); err != nil {
 		return 0, err
 	}
