@@ -84,10 +84,15 @@ func (s *session) declare(m *topicpb.Interests, digests []*topicpb.Digest) {
 			s.drop(i)
 		}
 	}
+	admitted := false
 	for id, p := range want {
 		if _, ok := s.interests[id]; !ok {
 			s.admit(id, p)
+			admitted = true
 		}
+	}
+	if admitted {
+		time.AfterFunc(decideSoon, s.signal) // those that are still undecided then hold up nobody any more
 	}
 }
 
@@ -123,7 +128,6 @@ func (s *session) admit(id uint64, p *topicpb.Interest) {
 	}
 	i.resource = s.resource(i.gvr)
 	i.resource.interests = append(i.resource.interests, i)
-	time.AfterFunc(decideSoon, s.signal)
 	if ref := (kube.Ref{Resource: i.gvr, Key: kube.Key{Namespace: i.sel.Namespace, Name: i.sel.Name}}); s.part.singles.Serves(ref) {
 		if ref.Namespace == "" || ref.Name == "" {
 			i.standing = refused
@@ -139,46 +143,45 @@ func (s *session) admit(id uint64, p *topicpb.Interest) {
 	s.ask(i)
 }
 
-// ask finds out whether the node may have the interest, in its own goroutine. Errors are asked again until there is an answer; a refusal until it is
-// believed.
+// ask finds out whether the node may have the interest. Errors are asked again until there is an answer; a refusal until it is believed.
 func (s *session) ask(i *interest) {
 	i.busy = true
-	first := i.standing == undecided
-	turn := s.part.reviews.enter() // here, not in the goroutine: all that a session asks at one moment stands in line together
-	s.wg.Go(func() {
-		d := decision{interest: i}
-		for n := 0; ; n++ {
-			if n > 0 {
-				turn = s.part.reviews.enter()
-			}
-			if !s.part.reviews.await(s.ctx, turn) {
-				return
-			}
-			allowed, reason, err := s.review(i, first && n == 0)
-			s.part.reviews.leave()
-			if err == nil {
-				d.allowed = allowed
-				if !allowed {
-					d.err = apierrors.NewForbidden(i.gvr.GroupResource(), i.sel.Name, fmt.Errorf("node %s: %s", s.node, reason))
-				}
-				if allowed || !first || time.Since(i.since) >= graceRefused {
-					break
-				}
-			}
-			base := min(50*time.Millisecond<<min(n, 8), 10*time.Second)
-			t := time.NewTimer(base/2 + rand.N(base/2))
-			select {
-			case <-s.ctx.Done():
-				t.Stop()
-				return
-			case <-t.C:
-			}
+	s.attempt(i, i.standing == undecided, 0)
+}
+
+// attempt asks when it is its turn, for the nth time after the first.
+func (s *session) attempt(i *interest, first bool, n int) {
+	s.part.reviews.do(func() {
+		if !s.enter() {
+			return
 		}
-		s.mu.Lock()
-		s.inbox.decisions = append(s.inbox.decisions, d)
-		s.mu.Unlock()
-		s.signal()
+		defer s.wg.Done()
+		allowed, reason, err := s.review(i, first && n == 0)
+		if err == nil && (allowed || !first || time.Since(i.since) >= graceRefused) {
+			d := decision{interest: i, allowed: allowed}
+			if !allowed {
+				d.err = apierrors.NewForbidden(i.gvr.GroupResource(), i.sel.Name, fmt.Errorf("node %s: %s", s.node, reason))
+			}
+			s.mu.Lock()
+			s.inbox.decisions = append(s.inbox.decisions, d)
+			s.mu.Unlock()
+			s.signal()
+			return
+		}
+		base := min(50*time.Millisecond<<min(n, 8), 10*time.Second)
+		time.AfterFunc(base/2+rand.N(base/2), func() { s.attempt(i, first, n+1) }) // once more at most after the end of the session
 	})
+}
+
+// enter reports whether the session still lives, and keeps Stop waiting for s.wg.Done if it does.
+func (s *session) enter() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.over || s.ctx.Err() != nil {
+		return false
+	}
+	s.wg.Add(1)
+	return true
 }
 
 // review asks once. Who may get an object alone may hold it: of claims, volumes and the like the Node authorizer allows no list.

@@ -29,6 +29,7 @@ type session struct {
 
 	mu    sync.Mutex
 	inbox inbox
+	over  bool // by Stop: nothing enters any more
 
 	// Set by Start, then only read.
 	ctx   context.Context
@@ -130,6 +131,9 @@ func (s *session) Start(ctx context.Context, fail func(error)) {
 func (s *session) Stop() {
 	s.timer.Stop()
 	s.loop.Stop()
+	s.mu.Lock()
+	s.over = true
+	s.mu.Unlock()
 	s.wg.Wait()
 	s.close()
 	s.part.metrics.sessions.Add(-1)

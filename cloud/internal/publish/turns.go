@@ -1,61 +1,41 @@
 package publish
 
-import (
-	"context"
-	"slices"
-	"sync"
-)
+import "sync"
 
-// turns lets a bounded number of callers go at once, the others in the order in which they entered. Unlike a semaphore's, that order is not the one in which their
-// goroutines happen to run. How many wait has no bound here: each is an interest, and those are bounded.
+// turns lets a bounded number of functions run at once, the others in the order in which they came. Those that wait have no goroutine: after a restart of cloudcore
+// they are ten for each edge, and the runtime never gives back what a goroutine is described by. How many wait has no bound here: each is an interest, and those are
+// bounded.
 type turns struct {
 	mu   sync.Mutex
 	free int
-	line []chan struct{} // of those who wait; each is closed when it is its turn
+	line []func()
 }
 
-// enter takes a place in the line. Who has one must call await.
-func (t *turns) enter() (turn <-chan struct{}) {
-	c := make(chan struct{})
+// do has f run in a goroutine when it is its turn.
+func (t *turns) do(f func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.line = append(t.line, f)
 	if t.free > 0 {
 		t.free--
-		close(c)
-	} else {
-		t.line = append(t.line, c)
+		go t.run()
 	}
-	return c
 }
 
-// await waits for a turn, which leave ends. Where ctx ends first it gives the place up and returns false.
-func (t *turns) await(ctx context.Context, turn <-chan struct{}) bool {
-	select {
-	case <-turn:
-		return true
-	case <-ctx.Done():
+// run runs what is in the line until nothing is.
+func (t *turns) run() {
+	for {
+		t.mu.Lock()
+		if len(t.line) == 0 {
+			t.line = nil
+			t.free++
+			t.mu.Unlock()
+			return
+		}
+		f := t.line[0]
+		t.line[0] = nil
+		t.line = t.line[1:]
+		t.mu.Unlock()
+		f()
 	}
-	t.mu.Lock()
-	i := slices.IndexFunc(t.line, func(c chan struct{}) bool { return c == turn })
-	if i >= 0 {
-		t.line = slices.Delete(t.line, i, i+1)
-	}
-	t.mu.Unlock()
-	if i < 0 { // it came at the same moment
-		t.leave()
-	}
-	return false
-}
-
-// leave lets the next go.
-func (t *turns) leave() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if len(t.line) == 0 {
-		t.free++
-		return
-	}
-	close(t.line[0])
-	t.line[0] = nil
-	t.line = t.line[1:]
 }

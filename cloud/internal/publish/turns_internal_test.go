@@ -1,31 +1,37 @@
 package publish
 
 import (
-	"context"
+	"slices"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
 func TestTurns(t *testing.T) {
-	x := &turns{free: 1}
-	first, second, third := x.enter(), x.enter(), x.enter()
-	ended, end := context.WithCancel(t.Context())
-	end()
-	if !x.await(t.Context(), first) {
-		t.Fatal("the first has no turn")
-	}
-	if x.await(ended, second) {
-		t.Fatal("the second has its turn before the first left")
-	}
-	x.leave()
-	if !x.await(t.Context(), third) { // the second has given its place up
-		t.Fatal("the third has no turn")
-	}
-	fourth := x.enter()
-	x.leave() // the fourth's turn has come
-	if x.await(ended, fourth) {
-		x.leave()
-	}
-	if fifth := x.enter(); !x.await(t.Context(), fifth) || len(x.line) != 0 || x.free != 0 {
-		t.Errorf("after all have left there are %d free and %d in line", x.free, len(x.line))
-	}
+	synctest.Test(t, func(t *testing.T) {
+		x := &turns{free: 2}
+		began := make(chan int, 10)
+		for i := range 10 {
+			x.do(func() {
+				began <- i
+				time.Sleep(time.Second)
+			})
+		}
+		for round := range 5 {
+			synctest.Wait()
+			got := []int{}
+			for len(began) > 0 {
+				got = append(got, <-began)
+			}
+			slices.Sort(got)
+			if want := []int{2 * round, 2*round + 1}; !slices.Equal(got, want) {
+				t.Errorf("in second %d began %v, want %v", round, got, want)
+			}
+			time.Sleep(time.Second)
+		}
+		synctest.Wait()
+		if x.free != 2 || x.line != nil {
+			t.Errorf("at the end %d are free, and %d in line", x.free, len(x.line))
+		}
+	})
 }

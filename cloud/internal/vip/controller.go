@@ -138,6 +138,13 @@ func (c *Controller) Run(ctx context.Context) error {
 
 // slim drops what nobody here reads: half of an object's size.
 func slim(o any) (any, error) {
+	if n, ok := o.(*corev1.Node); ok {
+		// Of a Node, the largest part is what its kubelet says of itself, and there may be thousands.
+		return &corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion, Labels: n.Labels, DeletionTimestamp: n.DeletionTimestamp},
+			Status:     corev1.NodeStatus{Addresses: n.Status.Addresses},
+		}, nil
+	}
 	if m, err := meta.Accessor(o); err == nil {
 		m.SetManagedFields(nil)
 	}
