@@ -249,6 +249,36 @@ func (s *bench) resident(b *testing.B, node, program string) float64 {
 	return 0
 }
 
+// spent is the CPU time, in ms, that this process and those programs that an event passes through have used so far (proc_pid_stat(5): utime and stime, in ticks of
+// 10 ms on every machine that Linux runs on today).
+func (s *bench) spent(b *testing.B) map[string]float64 {
+	b.Helper()
+	used := map[string]float64{}
+	for program, on := range map[string]string{"edgecore": edge, "cloudcore": trial.Cloud, "kubeplane": trial.Cloud} {
+		for _, dir := range processes(s.host(b, on), program) {
+			used[program] += ticks(b, dir)
+		}
+	}
+	used["benchmark"] = ticks(b, "/proc/self")
+	return used
+}
+
+// ticks is the CPU time of the process of a directory in /proc, in ms.
+func ticks(b *testing.B, dir string) float64 {
+	b.Helper()
+	data, err := os.ReadFile(filepath.Join(dir, "stat"))
+	check(b, err)
+	_, rest, _ := strings.Cut(string(data), ") ") // comm may hold anything, but ends so
+	f := strings.Fields(rest)
+	var sum float64
+	for _, i := range []int{11, 12} { // utime and stime are the 14th and 15th of all
+		n, err := strconv.ParseFloat(f[i], 64)
+		check(b, err)
+		sum += 10 * n
+	}
+	return sum
+}
+
 // processes are the directories in /proc of a program on a host.
 func processes(h host.Host, program string) (found []string) {
 	all, _ := filepath.Glob(filepath.Join(h.Root(), "proc/[0-9]*/comm")) // its only error is of the pattern

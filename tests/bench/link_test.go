@@ -1,11 +1,15 @@
 package bench_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"math"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -27,18 +31,19 @@ import (
 )
 
 const (
-	whatChange50   = "change of a pod in the cloud to a watch at the edge, median"
-	whatChange99   = "change of a pod in the cloud to a watch at the edge, 99th percentile"
-	whatEventRate  = "events from the edge to kube-apiserver, eight writers"
-	whatEventsUp   = "link up to 1,000 queued events acknowledged"
-	whatResyncNone = "bytes to be in step again with 1,000 objects, none changed"
-	whatResyncTen  = "bytes to be in step again with 1,000 objects, 10 changed: for the changes"
-	changes        = 300 // of a pod, in a round
-	eventsQueued   = 1000
-	eventsWritten  = 2000
-	eventWriters   = 8 // as many as cloudcore lets write for one node at once
-	objectsHeld    = 1000
-	objectsChanged = 10
+	whatChange50     = "change of a pod in the cloud to a watch at the edge, median"
+	whatChange99     = "change of a pod in the cloud to a watch at the edge, 99th percentile"
+	whatEventRate    = "events from the edge to kube-apiserver, eight writers"
+	whatEventsUp     = "link up to 1,000 queued events acknowledged"
+	whatResyncNone   = "bytes to be in step again with 1,000 objects, none changed"
+	whatResyncTen    = "bytes to be in step again with 1,000 objects, 10 changed: for the changes"
+	changes          = 300 // of a pod, in a round
+	eventsQueued     = 1000
+	eventsWritten    = 2000
+	eventWriters     = 8 // as many as cloudcore lets write for one node at once
+	eventWritersMost = 32
+	objectsHeld      = 1000
+	objectsChanged   = 10
 )
 
 // podChange changes a label again and again, and looks when a watch at kube-apiserver and one at the edge's own API see it. Both clocks are this process'.
@@ -133,10 +138,10 @@ func (s *bench) changes(b *testing.B, name string, round int) (raw, ours []float
 	return raw, ours
 }
 
-// writeEvents writes events about a pod to an API, by several writers.
-func writeEvents(ctx context.Context, client kubernetes.Interface, p *corev1.Pod, prefix string, n int) error {
+// writeEvents writes events about a pod to an API, by so many writers.
+func writeEvents(ctx context.Context, client kubernetes.Interface, p *corev1.Pod, prefix string, n, writers int) error {
 	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(eventWriters)
+	g.SetLimit(writers)
 	at := metav1.Now()
 	for i := range n {
 		g.Go(func() error {
@@ -154,7 +159,8 @@ func writeEvents(ctx context.Context, client kubernetes.Interface, p *corev1.Pod
 
 func (s *bench) delivered(b *testing.B) {
 	b.Helper()
-	eventually(b, "the outbox to be empty", 2*time.Millisecond, func(ctx context.Context) error {
+	// Each look costs edgecore and this process some 0.5 ms of CPU, of which events have need.
+	eventually(b, "the outbox to be empty", 20*time.Millisecond, func(ctx context.Context) error {
 		d, err := s.status(ctx, b)
 		if err == nil && (!d.Link.Linked || d.waiting() > 0) {
 			err = fmt.Errorf("linked: %t, waiting: %d", d.Link.Linked, d.waiting())
@@ -182,35 +188,83 @@ func (s *bench) events(b *testing.B) {
 	defer cancel()
 	straight := s.asPlain(b)
 	rate := row{what: whatEventRate, unit: "a second", beside: "client-go straight to kube-apiserver, as the plain node", goal: "at least 0.95 x", judge: ratioAtLeast(0.95)}
-	queued := row{what: whatEventsUp, unit: "s", beside: "client-go straight, the same 1,000", goal: "at most 1 s + 3 round trips + bytes / bandwidth", judge: atMost(1, "s")}
+	queued := row{
+		what: whatEventsUp, unit: "s", beside: fmt.Sprintf("client-go straight, the same 1,000, by %d or by %d writers, whichever are faster", eventWriters, eventWritersMost),
+		goal: "at most 1 s + 3 round trips + bytes / bandwidth, or 1.2 x where client-go needs more than 1 s itself", judge: queuedInTime,
+	}
+	ourCPU, theirCPU := map[string][]float64{}, map[string][]float64{}
+	cost := func(into map[string][]float64, before map[string]float64) {
+		for program, used := range s.spent(b) {
+			into[program] = append(into[program], (used-before[program])/eventsWritten)
+		}
+	}
+	var commits []float64
 	for i := range *rounds {
 		s.delivered(b)
-		begin := time.Now()
-		check(b, writeEvents(ctx, s.device(b), ours, fmt.Sprint("rate", i), eventsWritten))
+		first, err := s.status(ctx, b)
+		check(b, err)
+		before, begin := s.spent(b), time.Now()
+		check(b, writeEvents(ctx, s.device(b), ours, fmt.Sprint("rate", i), eventsWritten, eventWriters))
 		s.delivered(b)
 		rate.ours = append(rate.ours, eventsWritten/time.Since(begin).Seconds())
-		begin = time.Now()
-		check(b, writeEvents(ctx, straight, theirs, fmt.Sprint("rate", i), eventsWritten))
+		cost(ourCPU, before)
+		last, err := s.status(ctx, b)
+		check(b, err)
+		commits = append(commits, float64(last.Data.Store.Commits-first.Data.Store.Commits)/eventsWritten)
+		before, begin = s.spent(b), time.Now()
+		check(b, writeEvents(ctx, straight, theirs, fmt.Sprint("rate", i), eventsWritten, eventWriters))
 		rate.floor = append(rate.floor, eventsWritten/time.Since(begin).Seconds())
+		cost(theirCPU, before)
 
 		check(b, s.Cut(ctx, edge, lab.Carrier))
 		s.awaitUnlinked(b)
-		check(b, writeEvents(ctx, s.device(b), ours, fmt.Sprint("queued", i), eventsQueued))
+		check(b, writeEvents(ctx, s.device(b), ours, fmt.Sprint("queued", i), eventsQueued, eventWriters))
 		check(b, s.Heal(ctx, edge))
 		s.delivered(b)
 		end := time.Now()
 		d, err := s.status(ctx, b)
 		check(b, err)
 		queued.ours = append(queued.ours, end.Sub(d.Link.Since).Seconds())
-		begin = time.Now()
-		check(b, writeEvents(ctx, straight, theirs, fmt.Sprint("queued", i), eventsQueued))
-		queued.floor = append(queued.floor, time.Since(begin).Seconds())
+		floor := math.Inf(1)
+		for _, writers := range []int{eventWriters, eventWritersMost} {
+			begin = time.Now()
+			check(b, writeEvents(ctx, straight, theirs, fmt.Sprintf("queued%d-%d", i, writers), eventsQueued, writers))
+			floor = min(floor, time.Since(begin).Seconds())
+		}
+		queued.floor = append(queued.floor, floor)
 	}
-	rate.note = fmt.Sprintf("kube-apiserver shares the cores with everything else: client-go alone made %.4g a second. An event of an edge also crosses a disk, a link and cloudcore, on the same "+
-		"cores, and its impersonation is authorized before it is; how much each of them takes was not measured.", median(rate.floor))
-	most := slices.Max(queued.ours)
-	queued.note = fmt.Sprintf("the longest of %d took %.3g s. kube-apiserver bounds it: client-go, with nothing before it, needed %.3g s for as many.", len(queued.ours), most, median(queued.floor))
+	all, theirAll := total(ourCPU), total(theirCPU)
+	rate.note = fmt.Sprintf("CPU bounds it, of which this machine has %d cores for everything: an event of an edge took %.3g ms (%s), one of client-go straight %.3g ms (%s). With all cores busy that is "+
+		"%.2f x at best. At the edge the events of several writers share a commit, and so do the results: %.2g commits an event.",
+		runtime.NumCPU(), all, shares(ourCPU), theirAll, shares(theirCPU), theirAll/all, median(commits))
+	queued.note = fmt.Sprintf("the longest of %d took %.3g s. Link up is when the edge had its welcome: what the node wants, its Lease and its status are told in the same time.",
+		len(queued.ours), slices.Max(queued.ours))
 	s.rows = append(s.rows, rate, queued)
+}
+
+// queuedInTime judges how long queued events took: no node can be faster than kube-apiserver is without anything before it.
+func queuedInTime(ours, floor float64) (string, bool) {
+	return fmt.Sprintf("%.4g s, %.2f x", ours, ours/floor), ours <= 1 || floor > 1 && ours <= 1.2*floor
+}
+
+// total is the sum of what the programs spent, by their medians.
+func total(cpu map[string][]float64) (sum float64) {
+	for _, v := range cpu {
+		sum += median(v)
+	}
+	return sum
+}
+
+// shares names what each program spent, the most first.
+func shares(cpu map[string][]float64) string {
+	programs := slices.SortedFunc(maps.Keys(cpu), func(a, b string) int { return cmp.Or(cmp.Compare(median(cpu[b]), median(cpu[a])), cmp.Compare(a, b)) })
+	var parts []string
+	for _, program := range programs {
+		if v := median(cpu[program]); v >= 0.01 {
+			parts = append(parts, fmt.Sprintf("%s %.2g", program, v))
+		}
+	}
+	return strings.Join(parts, ", ")
 }
 
 // resync: the messages of a session are counted at cloudcore, after the handshake; the wire with everything is told beside.
