@@ -30,7 +30,15 @@ type inbox struct {
 	states      []stateMessage
 	results     []*topicpb.WriteResult
 	inventories []inventoryRequest
+	pressing    bool // something waits that is not the result of an event
 }
+
+// Nobody waits for the result of an event, and each commit is two syncs of flash: so results of events are gathered for a moment. What is lost with the
+// process meanwhile is told again, for the event goes up again and is found there. Fewer than the window of events are gathered, so that the others are under way.
+const (
+	gatherFor  = 10 * time.Millisecond
+	gatherMost = 16
+)
 
 type stateMessage struct {
 	message message.Message
@@ -53,16 +61,16 @@ func (in *inbox) put(do func()) {
 }
 
 func (in *inbox) putState(msg message.Message, s *topicpb.State) {
-	in.put(func() { in.states = append(in.states, stateMessage{msg, s}) })
+	in.put(func() { in.states, in.pressing = append(in.states, stateMessage{msg, s}), true })
 }
 
-func (in *inbox) putResult(r *topicpb.WriteResult) {
-	in.put(func() { in.results = append(in.results, r) })
+func (in *inbox) putResult(r *topicpb.WriteResult, event bool) {
+	in.put(func() { in.results, in.pressing = append(in.results, r), in.pressing || !event })
 }
 
 // putInventory: an inventory must tell of every state that came before its request, so it goes the same way.
 func (in *inbox) putInventory(msg message.Message, r *topicpb.InventoryRequest) {
-	in.put(func() { in.inventories = append(in.inventories, inventoryRequest{msg, r}) })
+	in.put(func() { in.inventories, in.pressing = append(in.inventories, inventoryRequest{msg, r}), true })
 }
 
 // reset forgets the states of a session that has ended: they were not acknowledged, so they come again. Results are kept: what they say stays true.
@@ -81,6 +89,7 @@ func (in *inbox) run(ctx context.Context) error {
 			return nil
 		case <-in.wake:
 		}
+		in.gather(ctx)
 		for delay := 250 * time.Millisecond; !in.work(ctx); delay = min(2*delay, 5*time.Second) {
 			select {
 			case <-ctx.Done():
@@ -91,10 +100,35 @@ func (in *inbox) run(ctx context.Context) error {
 	}
 }
 
+// gather waits for more results of events, as long as nothing else waits.
+func (in *inbox) gather(ctx context.Context) {
+	if !in.patient() {
+		return
+	}
+	timer := time.NewTimer(gatherFor)
+	defer timer.Stop()
+	for in.patient() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+			return
+		case <-in.wake:
+		}
+	}
+}
+
+func (in *inbox) patient() bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return !in.pressing && len(in.results) > 0 && len(in.results) < min(gatherMost, in.m.config.Limits.EventWindow/2)
+}
+
 // work hands all that waits to the core in one change. It returns false when that failed.
 func (in *inbox) work(ctx context.Context) bool {
 	in.mu.Lock()
 	session, states, results, inventories := in.session, in.states, in.results, in.inventories
+	in.pressing = false
 	in.mu.Unlock()
 	if len(states)+len(results)+len(inventories) == 0 {
 		return true

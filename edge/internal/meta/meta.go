@@ -240,8 +240,9 @@ func (m *Manager) mux() *message.Mux {
 	for _, t := range []message.Topic[*topicpb.WriteResult]{
 		topic.EventResult, topic.PodStatusResult, topic.NodeStatusResult, topic.PodResult, topic.ReportResult,
 	} {
+		event := t.Kind == topic.EventResult.Kind
 		message.Handle(mux, t, func(_ context.Context, _ message.Message, r *topicpb.WriteResult) error {
-			m.inbox.putResult(r)
+			m.inbox.putResult(r, event)
 			return nil
 		})
 	}

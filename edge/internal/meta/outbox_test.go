@@ -534,3 +534,73 @@ func TestReportsAreReplaced(t *testing.T) {
 		}
 	})
 }
+
+// Results of events that come one after another share commits: a commit is two syncs of flash, and nobody waits for them. They wait with nothing else.
+func TestResultsOfEventsShareCommits(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		c := newCloud(t)
+		c.set(ref("pods", "default", "a"), pod())
+		e := newEdge(t, c, meta.Config{ReportEvents: true})
+		c.link()
+		e.holdPods()
+		synctest.Wait()
+		take := func() []func() {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			held := c.held
+			c.held, c.hold = nil, true
+			return held
+		}
+		answer := func(send func()) {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			send()
+		}
+		take()
+		const events = 40
+		for i := range events {
+			if err := e.event(fmt.Sprint(i), 1); err != nil {
+				t.Fatal(err)
+			}
+		}
+		synctest.Wait()
+		held := take()
+		if len(held) != events {
+			t.Fatalf("%d results are held, want %d", len(held), events)
+		}
+		before := e.store.Stats().Commits
+		for _, send := range held {
+			answer(send)
+			time.Sleep(time.Millisecond)
+		}
+		time.Sleep(time.Second)
+		if n := e.Status().Outbox.Waiting; len(n) != 0 {
+			t.Errorf("there wait %v", n)
+		}
+		if n := e.store.Stats().Commits - before; n > events/4 {
+			t.Errorf("%d commits for the results of %d events", n, events)
+		}
+
+		if err := e.event("one more", 1); err != nil {
+			t.Fatal(err)
+		}
+		if err := e.patchStatus("a", "changed"); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		held = take()
+		if len(held) != 2 {
+			t.Fatalf("%d results are held, want 2", len(held))
+		}
+		answer(held[0])
+		synctest.Wait()
+		if n := e.Status().Outbox.Waiting; len(n) != 2 {
+			t.Errorf("there wait %v, want both classes: the result of an event is not written at once", n)
+		}
+		answer(held[1])
+		synctest.Wait()
+		if n := e.Status().Outbox.Waiting; len(n) != 0 {
+			t.Errorf("there wait %v: what else has come did not press", n)
+		}
+	})
+}
