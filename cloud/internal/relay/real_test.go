@@ -137,21 +137,27 @@ func TestReal(t *testing.T) {
 		}
 		t.Logf("%s: %s", s.Reason, s.Message)
 	})
-	t.Run("events", func(t *testing.T) {
-		send(topic.EventWrite, report(10, topicpb.Verb_CREATE, "mine.1", about(made["mine"]), 1))
-		accepted(t, 10)
-		send(topic.EventWrite, report(11, topicpb.Verb_CREATE, "mine.1", about(made["mine"]), 1))
-		accepted(t, 11)
-		send(topic.EventWrite, report(12, topicpb.Verb_PATCH, "mine.1", about(made["mine"]), 5))
-		accepted(t, 12)
-		send(topic.EventWrite, report(13, topicpb.Verb_PATCH, "mine.2", about(made["mine"]), 2))
-		accepted(t, 13)
-		for name, count := range map[string]int32{"mine.1": 5, "mine.2": 2} {
-			if got, err := admin.CoreV1().Events(ns).Get(ctx, name, metav1.GetOptions{}); err != nil || got.Count != count || got.Source.Host != "edge1" {
-				t.Errorf("%s: %+v, %v", name, got, err)
+	id := uint64(100)
+	for encoding, encode := range encodings(t) {
+		t.Run("events in "+encoding, func(t *testing.T) {
+			first, second := "mine.1-"+strings.ToLower(encoding), "mine.2-"+strings.ToLower(encoding)
+			write := func(verb topicpb.Verb, name string, count int) {
+				t.Helper()
+				id++
+				send(topic.EventWrite, encode(report(id, verb, name, about(made["mine"]), count)))
+				accepted(t, id)
 			}
-		}
-	})
+			write(topicpb.Verb_CREATE, first, 1)
+			write(topicpb.Verb_CREATE, first, 1)
+			write(topicpb.Verb_PATCH, first, 5)
+			write(topicpb.Verb_PATCH, second, 2)
+			for name, count := range map[string]int32{first: 5, second: 2} {
+				if got, err := admin.CoreV1().Events(ns).Get(ctx, name, metav1.GetOptions{}); err != nil || got.Count != count || got.Source.Host != "edge1" {
+					t.Errorf("%s: %+v, %v", name, got, err)
+				}
+			}
+		})
+	}
 	t.Run("a forged event", func(t *testing.T) {
 		send(topic.EventWrite, report(14, topicpb.Verb_CREATE, "theirs.1", about(made["theirs"]), 1))
 		refused(t, 14, metav1.StatusReasonForbidden)
