@@ -19,7 +19,7 @@ import (
 // is something to write.
 func Start(carrier Carrier, codec *Codec, config Config, info Info) Conn {
 	c := &conn{
-		carrier: carrier, traits: carrier.Traits(), codec: codec, config: config, info: info,
+		carrier: carrier, traits: carrier.Traits(), codec: codec, config: &codec.config, info: info,
 		ready: make(chan struct{}, 1), done: make(chan struct{}), lastSent: time.Now(),
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
@@ -42,7 +42,7 @@ type conn struct {
 	carrier  Carrier
 	traits   Traits
 	codec    *Codec
-	config   Config
+	config   *Config // shared by all links of the codec
 	info     Info
 	ctx      context.Context // ends when the link is ending
 	cancel   context.CancelFunc
@@ -267,7 +267,7 @@ func (s sink) Begin(r io.Reader) (next func() error, end func(error)) {
 }
 
 func (c *conn) assembler() *assembler {
-	return &assembler{config: &c.config, assembly: c.assembly, lanes: c.traits.Lanes}
+	return &assembler{config: c.config, assembly: c.assembly, lanes: c.traits.Lanes}
 }
 
 // read serves one stream.

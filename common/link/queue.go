@@ -71,7 +71,7 @@ func (q *sendQueue) pop() *outgoing {
 	m := q.waiting[0]
 	q.waiting[0] = nil
 	if q.waiting = q.waiting[1:]; len(q.waiting) == 0 {
-		q.waiting = nil // an idle link keeps no memory
+		q.waiting, q.latest = nil, nil // an idle link keeps no memory
 	}
 	return m
 }

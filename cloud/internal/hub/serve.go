@@ -24,7 +24,7 @@ import (
 
 // session is the Session of one link.
 type session struct {
-	welcome message.Message // until it is sent
+	welcome *message.Message // until it is sent
 
 	// Set before the session enters the table, never changed.
 	hub       *Hub
@@ -128,9 +128,9 @@ func (h *Hub) handshake(ctx context.Context, conn link.Conn) (*session, error) {
 		epoch: hello.GetEpoch(), version: hello.GetVersion(), bootID: hello.GetBootId(),
 		keepalive: keepalive(hello.GetKeepaliveMillis()),
 		ended:     make(chan struct{}),
-		welcome: m.Answer(&topicpb.Welcome{
+		welcome: new(m.Answer(&topicpb.Welcome{
 			Protocol: topic.Protocol, Version: h.config.Version, Instance: h.config.Instance, UnixMillis: time.Now().UnixMilli(), Trust: trust,
-		}),
+		})),
 	}
 	s.lastHeard.Store(time.Now().UnixNano())
 	return s, nil
@@ -208,8 +208,8 @@ func (h *Hub) replace(ctx context.Context, s *session, older []*session) error {
 		return err
 	}
 	// Nothing of the older session runs any more.
-	welcome := s.welcome
-	s.welcome = message.Message{}
+	welcome := *s.welcome
+	s.welcome = nil
 	return s.Send(ctx, welcome)
 }
 

@@ -137,24 +137,62 @@ func without[V comparable](all []V, v V) []V {
 type feeds struct {
 	collections Collections
 
-	mu     sync.Mutex
-	open   map[schema.GroupVersionResource]*feed
-	protos map[schema.GroupVersionResource]*topicpb.Resource
+	mu         sync.Mutex
+	open       map[schema.GroupVersionResource]*feed
+	known      map[schema.GroupVersionResource]*collection
+	selections map[selected]*kube.Selection
 }
 
-// proto is a resource as it goes over the link: one for all sessions, up to a bound, so that no
-// edge can fill the memory with names.
-func (x *feeds) proto(gvr schema.GroupVersionResource) *topicpb.Resource {
+// collection names a collection, for all sessions that have an interest in it.
+type collection struct {
+	gvr   schema.GroupVersionResource
+	proto *topicpb.Resource // as it goes over the link
+}
+
+// selected is what all nodes select by the same words.
+type selected struct {
+	gvr    schema.GroupVersionResource
+	source kube.Source
+}
+
+// maxShared bounds what is shared so, so that no edge can fill the memory with names. What is above it each session has for itself.
+const maxShared = 256
+
+func (x *feeds) collection(gvr schema.GroupVersionResource) *collection {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if p, ok := x.protos[gvr]; ok {
-		return p
+	if c, ok := x.known[gvr]; ok {
+		return c
 	}
-	p := &topicpb.Resource{Group: gvr.Group, Version: gvr.Version, Resource: gvr.Resource}
-	if len(x.protos) < 256 {
-		x.protos[gvr] = p
+	c := &collection{gvr, &topicpb.Resource{Group: gvr.Group, Version: gvr.Version, Resource: gvr.Resource}}
+	if len(x.known) < maxShared {
+		x.known[gvr] = c
 	}
-	return p
+	return c
+}
+
+// selection parses what an interest asks for. What names neither a node nor an object nor a label is likely to be what other edges ask for, too.
+func (x *feeds) selection(gvr schema.GroupVersionResource, from kube.Source) (*kube.Selection, error) {
+	key := selected{gvr, from}
+	x.mu.Lock()
+	s, ok := x.selections[key]
+	x.mu.Unlock()
+	if ok {
+		return s, nil
+	}
+	s, err := kube.Select(gvr, from)
+	if err != nil || from.Namespace != "" || from.Labels != "" || s.Name != "" || s.Node != "" {
+		return s, err
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if first, ok := x.selections[key]; ok {
+		return first, nil
+	}
+	if len(x.selections) < maxShared {
+		x.selections[key] = s
+	}
+	return s, nil
 }
 
 func (x *feeds) get(gvr schema.GroupVersionResource) *feed {

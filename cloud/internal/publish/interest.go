@@ -7,7 +7,6 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
@@ -25,7 +24,7 @@ const (
 type interest struct {
 	id       uint64
 	resource *resource // nil for dependencies
-	gvr      schema.GroupVersionResource
+	*collection
 	sel      *kube.Selection
 	standing standing
 	since    time.Time // of being undecided
@@ -112,12 +111,12 @@ func (s *session) admit(id uint64, p *topicpb.Interest) {
 		}
 		return
 	}
-	i.gvr = resourceFrom(p.GetResource())
+	i.collection = s.part.feeds.collection(resourceFrom(p.GetResource()))
 	var err error
 	if i.gvr.Resource == "" || i.gvr.Version == "" {
 		err = fmt.Errorf("the interest names no resource")
 	} else {
-		i.sel, err = kube.Select(i.gvr, source(p))
+		i.sel, err = s.part.feeds.selection(i.gvr, source(p))
 	}
 	if err != nil {
 		i.sel = &kube.Selection{Source: source(p)}
@@ -151,7 +150,7 @@ func (s *session) ask(i *interest) {
 
 // attempt asks when it is its turn, for the nth time after the first.
 func (s *session) attempt(i *interest, first bool, n int) {
-	s.part.reviews.do(func() {
+	s.part.reviews.Do(func() {
 		if !s.enter() {
 			return
 		}

@@ -60,7 +60,7 @@ type Publisher struct {
 	collections Collections
 	singles     Singles
 	access      Access
-	reviews     *turns
+	reviews     *kube.Turns
 	feeds       *feeds
 	metrics     *Metrics
 }
@@ -68,9 +68,10 @@ type Publisher struct {
 // New returns a Publisher. It starts nothing.
 func New(collections Collections, singles Singles, access Access) *Publisher {
 	return &Publisher{
-		collections: collections, singles: singles, access: access, reviews: &turns{free: reviewing},
+		collections: collections, singles: singles, access: access, reviews: kube.NewTurns(reviewing),
 		feeds: &feeds{
-			collections: collections, open: map[schema.GroupVersionResource]*feed{}, protos: map[schema.GroupVersionResource]*topicpb.Resource{},
+			collections: collections, open: map[schema.GroupVersionResource]*feed{}, known: map[schema.GroupVersionResource]*collection{},
+			selections: map[selected]*kube.Selection{},
 		},
 		metrics: newMetrics(),
 	}

@@ -23,9 +23,8 @@ const (
 
 // resource is one collection, as one session has it.
 type resource struct {
+	*collection
 	session   *session
-	gvr       schema.GroupVersionResource
-	proto     *topicpb.Resource
 	feed      *feed // nil until something needs it, and for those that are watched one by one
 	interests []*interest
 
@@ -43,12 +42,22 @@ type resource struct {
 }
 
 func (s *session) resource(gvr schema.GroupVersionResource) *resource {
-	r, ok := s.resources[gvr]
-	if !ok {
-		r = &resource{session: s, gvr: gvr, proto: s.part.feeds.proto(gvr)}
-		s.resources[gvr] = r
+	r := s.resourceOf(gvr)
+	if r == nil {
+		r = &resource{session: s, collection: s.part.feeds.collection(gvr)}
+		s.resources = append(s.resources, r)
 	}
 	return r
+}
+
+// resourceOf returns nil for what the session has not heard of yet. A session has some 14 resources; a map of them would take more memory than all that it leads to.
+func (s *session) resourceOf(gvr schema.GroupVersionResource) *resource {
+	for _, r := range s.resources {
+		if r.gvr == gvr {
+			return r
+		}
+	}
+	return nil
 }
 
 func (r *resource) openFeed() *feed {
@@ -296,8 +305,8 @@ func (s *session) inquire(q *topicpb.InventoryRequest) error {
 
 // compare acts on an inventory.
 func (s *session) compare(in *topicpb.Inventory) error {
-	r, ok := s.resources[resourceFrom(in.GetResource())]
-	if !ok || r.phase != asked {
+	r := s.resourceOf(resourceFrom(in.GetResource()))
+	if r == nil || r.phase != asked {
 		return nil // of a question that matters no more
 	}
 	ours := r.wanted()

@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -38,7 +37,7 @@ type session struct {
 
 	// Owned by the loop.
 	interests map[uint64]*interest
-	resources map[schema.GroupVersionResource]*resource
+	resources []*resource
 	held      map[kube.Ref]*held
 	deps      *dependencies // nil without that interest
 	frame     frame
@@ -66,7 +65,7 @@ type item struct {
 func newSession(p *Publisher, link hub.Session) *session {
 	s := &session{
 		part: p, link: link, node: link.Node(),
-		interests: map[uint64]*interest{}, resources: map[schema.GroupVersionResource]*resource{}, held: map[kube.Ref]*held{},
+		interests: map[uint64]*interest{}, held: map[kube.Ref]*held{},
 	}
 	s.loop = hub.NewLoop(s.turn)
 	return s

@@ -26,6 +26,10 @@ const (
 	// staleAfter is how long a heartbeat counts: without another, nobody says that the kubelet lives.
 	staleAfter = 25 * time.Second
 
+	// leaseWrites is how many sessions read or write their Leases at once. After a restart of cloudcore all want to, and each takes some 50 kB for that. A renewal takes
+	// milliseconds, so that is enough for thousands of renewals a second; it is kube-apiserver that has not.
+	leaseWrites = 64
+
 	epochAnnotation    = "skerry.io/epoch"
 	instanceAnnotation = "skerry.io/cloudcore"
 	tunnelAnnotation   = "skerry.io/tunnel"
@@ -122,8 +126,24 @@ func (l *lease) kick() {
 		l.again = true
 	default:
 		l.stepping = true
-		l.steps.Go(l.work)
+		l.session.relay.leases.Do(func() {
+			if l.enter() {
+				defer l.steps.Done()
+				l.work()
+			}
+		})
 	}
+}
+
+// enter reports whether the Lease is still kept, and keeps stop waiting for steps.Done if it is.
+func (l *lease) enter() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.stopped {
+		return false
+	}
+	l.steps.Add(1)
+	return true
 }
 
 // work makes steps until there is a time to wait for.

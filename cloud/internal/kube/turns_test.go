@@ -1,18 +1,20 @@
-package publish
+package kube_test
 
 import (
 	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/skerry-io/skerry/cloud/internal/kube"
 )
 
 func TestTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		x := &turns{free: 2}
+		x := kube.NewTurns(2)
 		began := make(chan int, 10)
 		for i := range 10 {
-			x.do(func() {
+			x.Do(func() {
 				began <- i
 				time.Sleep(time.Second)
 			})
@@ -29,9 +31,11 @@ func TestTurns(t *testing.T) {
 			}
 			time.Sleep(time.Second)
 		}
+		ran := false
+		x.Do(func() { ran = true })
 		synctest.Wait()
-		if x.free != 2 || x.line != nil {
-			t.Errorf("at the end %d are free, and %d in line", x.free, len(x.line))
+		if !ran {
+			t.Error("nobody runs any more")
 		}
 	})
 }
