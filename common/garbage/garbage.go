@@ -29,9 +29,9 @@ type Policy struct {
 	Share float64
 }
 
-// Default keeps a tenth of what lives as garbage while the process rests, and is Go's own in a burst. The share is for both sides of Skerry: a collection of
-// edgecore with ten pods takes some 20 ms of a CPU, so it may have one each 4 s.
-func Default() Policy { return Policy{Rest: 10, Burst: 100, Share: 0.005} }
+// Default keeps a tenth of what lives as garbage while the process rests, and is Go's own in a burst. A collection of edgecore with ten pods takes some 20 ms of a
+// CPU, so it may have one each 2 s.
+func Default() Policy { return Policy{Rest: 10, Burst: 100, Share: 0.01} }
 
 const (
 	most      = 8               // collections that are saved up at most: so many a burst can cost
@@ -73,9 +73,11 @@ func (s *savings) over() bool {
 	return true
 }
 
-// percent is what the savings allow.
+// percent is what the savings allow. It rises slowly at first: a heap is as large as the highest percentage of the last minutes made it, so that a process that
+// spends now more, now less, shall not have both ends.
 func (s *savings) percent() int {
-	return s.policy.Burst - int(s.left/most*float64(s.policy.Burst-s.policy.Rest))
+	spent := 1 - s.left/most
+	return s.policy.Rest + int(spent*spent*float64(s.policy.Burst-s.policy.Rest))
 }
 
 // next is after how long another collection will have been earned; 0 where all is saved up.
