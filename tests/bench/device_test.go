@@ -84,7 +84,10 @@ type status struct {
 			Set    string `json:"set"`
 			Synced bool   `json:"synced"`
 		} `json:"interests"`
-		Store struct{ Commits uint64 } `json:"store"`
+		Store struct {
+			Commits uint64
+			Records map[string]uint64
+		} `json:"store"`
 	} `json:"data"`
 }
 
@@ -229,8 +232,8 @@ func (s *bench) wire(b *testing.B, name, iface string) float64 {
 	return float64(counted.RxBytes + counted.TxBytes)
 }
 
-// resident is VmRSS of the program on a host (proc_pid_status(5)), in MB.
-func (s *bench) resident(b *testing.B, node, program string) float64 {
+// memoryOf is a field of the program's status on a host (proc_pid_status(5)), in MB: VmRSS and its parts.
+func (s *bench) memoryOf(b *testing.B, node, program, field string) float64 {
 	b.Helper()
 	for _, file := range processes(s.host(b, node), program) {
 		data, err := os.ReadFile(filepath.Join(file, "status"))
@@ -238,7 +241,7 @@ func (s *bench) resident(b *testing.B, node, program string) float64 {
 			continue
 		}
 		for line := range strings.Lines(string(data)) {
-			if f := strings.Fields(line); len(f) == 3 && f[0] == "VmRSS:" {
+			if f := strings.Fields(line); len(f) == 3 && f[0] == field {
 				kb, err := strconv.ParseFloat(f[1], 64)
 				check(b, err)
 				return kb * 1024 / 1e6

@@ -205,9 +205,9 @@ func hasModule(m Machine, name string) bool {
 	return err == nil
 }
 
-// leastInstances is of inotify(7), for all processes of root together. edgecore and containerd have some ten, and so has systemd; containerd's shim has one for each
-// pod on cgroups of version 2. What comes beyond the limit is told "too many open files". Kubernetes allows 110 pods.
-const leastInstances = 256
+// leastInstances is of inotify(7), for all processes of root together: six are edgecore's, systemd and containerd have some, and on cgroups of version 2 containerd's
+// shims have one for each container and each sandbox. What comes beyond the limit is told "too many open files". Kubernetes allows 110 pods.
+const leastInstances = 512
 
 func inotify(_ context.Context, m Machine) (Level, string, string) {
 	const file = "/proc/sys/fs/inotify/max_user_instances"

@@ -118,6 +118,7 @@ func (s *Store) commitQueue() {
 func (s *Store) commit(batch []*call) {
 	for len(batch) > 0 {
 		failed := -1
+		var changed map[string]uint64
 		err := s.guarded(func() error {
 			return s.db.Update(func(tx *bolt.Tx) error {
 				t := &Tx{store: s, tx: tx}
@@ -127,6 +128,7 @@ func (s *Store) commit(batch []*call) {
 						return err
 					}
 				}
+				changed = t.changed
 				return nil
 			})
 		})
@@ -139,6 +141,9 @@ func (s *Store) commit(batch []*call) {
 		case err == nil:
 			s.stats.Commits++
 			s.stats.Writes += uint64(len(batch))
+			for where, n := range changed {
+				s.stats.Records[where] += n
+			}
 		case failed < 0:
 			s.stats.Failures++
 		}

@@ -92,6 +92,7 @@ func (t *Tx) putBytes(path [][]byte, key []byte, sealed bool, payload []byte) er
 	if err := b.Put(key, frame(path, key, form, payload)); err != nil {
 		return fmt.Errorf("writing to the store: %w", err)
 	}
+	t.count(path)
 	return nil
 }
 
@@ -103,7 +104,19 @@ func (t *Tx) delete(path [][]byte, key []byte) error {
 	if err := b.Delete(key); err != nil {
 		return fmt.Errorf("deleting from the store: %w", err)
 	}
+	t.count(path)
 	return nil
+}
+
+// count notes a change for Stats.Records.
+func (t *Tx) count(path [][]byte) {
+	if bytes.Equal(path[0], bucketMeta) {
+		return
+	}
+	if t.changed == nil {
+		t.changed = map[string]uint64{}
+	}
+	t.changed[string(bytes.Join(path, []byte{'/'}))]++
 }
 
 // open checks and unseals a value. What it returns may lie in the mapped file: valid in the transaction only.

@@ -274,3 +274,23 @@ func TestLastTime(t *testing.T) {
 		t.Errorf("after a restart: %v %v, want %v", at, err, late)
 	}
 }
+
+// Who writes can be told from what was written, and what was not written is not counted.
+func TestStatsOfRecords(t *testing.T) {
+	s := open(t, filepath.Join(t.TempDir(), "edge.db"))
+	before := s.Stats().Records
+	update(t, s, func(tx *store.Tx) error {
+		return errors.Join(
+			tx.SetNumber(store.Version, 7), tx.PutObject(ref("pods", "default", "a"), &storepb.Object{}), tx.PutObject(ref("pods", "default", "b"), &storepb.Object{}),
+			tx.DeleteObject(ref("pods", "default", "a")), tx.PutEntry(1, &storepb.Entry{}), tx.SetState("drain", "x", []byte("y")),
+		)
+	})
+	failed := errors.New("not this one")
+	if err := s.Update(t.Context(), func(tx *store.Tx) error { return errors.Join(tx.PutEntry(2, &storepb.Entry{}), failed) }); !errors.Is(err, failed) {
+		t.Fatal(err)
+	}
+	want := map[string]uint64{"objects//v1/pods": 3, "outbox": 1, "modules/drain": 1}
+	if diff := cmp.Diff(want, s.Stats().Records); diff != "" || len(before) != 0 {
+		t.Errorf("before: %v, after (-want +got):\n%s", before, diff)
+	}
+}

@@ -49,8 +49,9 @@ const keyCheck = "keycheck" // a sealed record of which only the fact counts tha
 
 // Tx is a transaction. It is used by the function that it was given to, and not after.
 type Tx struct {
-	store *Store
-	tx    *bolt.Tx
+	store   *Store
+	tx      *bolt.Tx
+	changed map[string]uint64 // records, by where they lie
 }
 
 // create lays out a new file.
