@@ -26,7 +26,7 @@ func Handle[T any](mux *Mux, topic Topic[T], handle func(ctx context.Context, m 
 		panic("message: two handlers for " + key.String())
 	}
 	mux.handlers[key] = func(ctx context.Context, m Message) error {
-		content, err := topic.Content(m)
+		content, err := Topic[T]{}.Content(m) // and not that of topic, which the function would keep: a cloud has many Muxes
 		if err != nil {
 			return err
 		}

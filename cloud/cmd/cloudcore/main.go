@@ -13,6 +13,15 @@ import (
 // standardConfig is where packages put the configuration.
 const standardConfig = "/etc/skerry/cloudcore.yaml"
 
+// rest is how much garbage cloudcore holds: in a burst less than others. When many edges come at once, what lives as long as their links is allocated among the garbage
+// of their handshakes and reviews, and Go gives no page back in which anything lives: much of that moment's garbage is resident for good. Of 1,000 nodes that came at once
+// each was left with 123 kB where Go's own percentage was allowed in the burst, which cost cloudcore 13.4 s of CPU, and with 80 kB at 20 percent, which cost 17.2 s.
+func rest() garbage.Policy {
+	p := garbage.Default()
+	p.Burst = 25
+	return p
+}
+
 func main() { cli.Main(command()) }
 
 func command() *cobra.Command {
@@ -38,7 +47,7 @@ Without a command it runs until SIGTERM, which sends the edges to another replic
 			if err != nil {
 				return err
 			}
-			return garbage.While(ctx, garbage.Default(), a.Run)
+			return garbage.While(ctx, rest(), a.Run)
 		},
 	}
 	c.Flags().StringVar(&file, "config", standardConfig, "configuration file")
