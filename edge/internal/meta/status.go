@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/skerry-io/skerry/edge/internal/store"
+	"github.com/skerry-io/skerry/edge/internal/store/storepb"
 )
 
 // counters count since the start of the process.
@@ -113,16 +114,20 @@ func (m *Manager) outboxStatus(s *OutboxStatus) {
 	o := m.outbox
 	s.Waiting, s.EventBytes, s.InFlight, s.Dropped = map[string]int{}, o.events.bytes, len(o.inflight), o.dropped
 	oldest := int64(0)
+	waiting := map[storepb.Class]int{} // not by name: there may be thousands, and the core waits meanwhile
 	for _, q := range o.queues {
 		for _, e := range q.entries {
 			if e.accepted {
 				continue
 			}
-			s.Waiting[e.class.String()]++
+			waiting[e.class]++
 			if oldest == 0 || e.at < oldest {
 				oldest = e.at
 			}
 		}
+	}
+	for class, n := range waiting {
+		s.Waiting[class.String()] = n
 	}
 	if oldest > 0 {
 		at := time.UnixMilli(oldest)
