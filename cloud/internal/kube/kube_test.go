@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -600,5 +601,37 @@ func TestEveryBuiltInKindHasAnEncoding(t *testing.T) {
 	}
 	if kube.BuiltIn(schema.GroupVersionResource{Group: "skerry.io", Version: "v1alpha1", Resource: "routes"}) {
 		t.Error("a custom resource is taken for a built-in one")
+	}
+}
+
+// What is the same in two versions of an object is kept once, and an outline answers selections as the object does, without keeping its content.
+func TestObject_Outline(t *testing.T) {
+	pods := schema.GroupVersionResource{Version: "v1", Resource: "pods"}
+	s := kube.NewStore(pods)
+	var olds []*kube.Object
+	defer s.Observe(func(old, _ *kube.Object) { olds = append(olds, old) })()
+	for _, version := range []string{"1", "2"} {
+		p := &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", UID: "u", ResourceVersion: version, Labels: map[string]string{"app": "web"}},
+			Spec:       corev1.PodSpec{NodeName: "edge1"},
+		}
+		if err := s.Put(p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	old, now := olds[1].Outline(), s.Get(kube.Key{Namespace: "default", Name: "web"})
+	if old.Raw != nil || olds[0].Outline() != nil {
+		t.Error("an outline keeps the content")
+	}
+	if old.Sum == now.Sum || reflect.ValueOf(old.Labels).Pointer() != reflect.ValueOf(now.Labels).Pointer() {
+		t.Errorf("the versions %v and %v share what they should not, or do not share their labels", old, now)
+	}
+	for source, want := range map[kube.Source]bool{
+		{Labels: "app=web", Fields: "spec.nodeName=edge1"}: true, {Labels: "app=db"}: false, {Fields: "spec.nodeName=edge2"}: false, {Fields: "metadata.name=web"}: true,
+	} {
+		sel, err := kube.Select(pods, source)
+		if err != nil || sel.Matches(old) != want || sel.Matches(now) != want {
+			t.Errorf("%v: matches %v and %v, want %v (%v)", source, sel.Matches(old), sel.Matches(now), want, err)
+		}
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"fmt"
+	"maps"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -144,6 +146,28 @@ func (e *encoder) encode(from runtime.Object) (*Object, error) {
 	}
 	o.Sum = SumOf(string(o.UID), o.Version)
 	return o, nil
+}
+
+// share lets o, which nobody has seen yet, keep what is the same in an older version: who remembers both then keeps that once.
+func (o *Object) share(old *Object) {
+	o.Key = old.Key
+	if o.UID == old.UID {
+		o.UID = old.UID
+	}
+	if maps.Equal(o.Labels, old.Labels) {
+		o.Labels = old.Labels
+	}
+	if slices.Equal(o.fields, old.fields) {
+		o.fields = old.fields
+	}
+}
+
+// Outline is o without what goes to the edges: what selections and digests ask of it. It is for who remembers objects that have passed.
+func (o *Object) Outline() *Object {
+	if o == nil {
+		return nil
+	}
+	return &Object{Key: o.Key, UID: o.UID, Labels: o.Labels, Sum: o.Sum, fields: o.fields}
 }
 
 // Node is the node that a pod is bound to.

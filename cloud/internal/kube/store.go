@@ -177,6 +177,9 @@ func (s *Store) set(o *Object) {
 	if old != nil && old.Sum == o.Sum {
 		o.Raw = old.Raw // a change of the status alone: one copy of the rest is enough
 	}
+	if old != nil {
+		o.share(old)
+	}
 	s.objects[o.Key] = o
 	if s.byNode != nil {
 		node := o.field(nodeNameField)

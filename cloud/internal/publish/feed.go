@@ -43,7 +43,7 @@ func (f *feed) changed(old, new *kube.Object) {
 	} else {
 		key = old.Key
 	}
-	f.past.add(past{key, old, new})
+	f.past.add(key, old, new)
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	for _, r := range f.byKey[key] {

@@ -10,24 +10,14 @@ import (
 const (
 	// linger is how long a collection that nobody wants any more is still followed.
 	linger = 5 * time.Minute
-	// pastChanges and pastBytes bound a feed's history; the oldest changes go first. An edge that was away for longer is asked for its inventory.
+	// pastChanges bounds a feed's history, at some 400 bytes each; the oldest changes go first. An edge that was away for longer is asked for its inventory.
 	pastChanges = 2048
-	pastBytes   = 4 << 20
 )
 
-// past is one change of a collection: what it was, and became. nil: it was not there.
+// past is one change of a collection: what it was, and became, in outline. nil: it was not there.
 type past struct {
 	key      kube.Key
 	old, new *kube.Object
-}
-
-// size is about what a change keeps in memory: what it became, others keep too.
-func (p past) size() int {
-	n := 128
-	if p.old != nil {
-		n += len(p.old.Raw)
-	}
-	return n
 }
 
 // history is the newest changes of a collection. An edge that comes back says by one digest what it holds; going back through the changes shows whether that is what it
@@ -35,21 +25,17 @@ func (p past) size() int {
 type history struct {
 	mu      sync.Mutex
 	changes []past // the oldest first
-	bytes   int
 }
 
-func (h *history) add(p past) {
+func (h *history) add(key kube.Key, old, new *kube.Object) {
+	p := past{key, old.Outline(), new.Outline()}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.changes = append(h.changes, p)
-	h.bytes += p.size()
-	n := 0
-	for len(h.changes)-n > pastChanges || h.bytes > pastBytes {
-		h.bytes -= h.changes[n].size()
-		h.changes[n] = past{}
-		n++
+	if len(h.changes) == pastChanges {
+		h.changes[0] = past{}
+		h.changes = h.changes[1:]
 	}
-	h.changes = h.changes[n:]
+	h.changes = append(h.changes, p)
 }
 
 // since finds which keys have changed since a set of objects, of which now is what it is today, had the digest then. wants says which objects belong to the set.
