@@ -29,13 +29,13 @@ type Policy struct {
 	Share float64
 }
 
-// Default keeps a tenth of what lives as garbage while the process rests, and is Go's own in a burst. A collection of edgecore with ten pods takes some 20 ms of a
-// CPU, so it may have one each 2 s.
-func Default() Policy { return Policy{Rest: 10, Burst: 100, Share: 0.01} }
+// Default keeps a seventh of what lives as garbage while the process rests, and is Go's own in a burst. A collection of edgecore with ten pods takes some 20 ms of a
+// CPU, and twice that by the runtime's count where others want the CPU too; at rest it has one each 2 to 3 s, and may have one each second.
+func Default() Policy { return Policy{Rest: 15, Burst: 100, Share: 0.02} }
 
 const (
-	most      = 8               // collections that are saved up at most: so many a burst can cost
-	recovered = most / 2        // so many are there again when a burst is taken to be over
+	most      = 5               // collections that are saved up at most: so many a burst can cost
+	recovered = 3               // so many are there again when a burst is taken to be over
 	shortest  = time.Second     // between two looks at the savings
 	longest   = 2 * time.Minute // the same: after that time without a collection the runtime collects by itself
 )
