@@ -69,6 +69,11 @@ var exclusive = []struct {
 		"they bring every API group's internal version: a fifth of edgecore's memory (docs/decisions/0009-tables.md)",
 	},
 	{
+		[]string{"k8s.io/kubectl", "k8s.io/cli-runtime", "sigs.k8s.io/kustomize"},
+		nil,
+		"they bring each other: 126 packages and 2.3 MB of every device's memory, for an evict and a wait",
+	},
+	{
 		[]string{
 			"go.etcd.io/etcd/server", "k8s.io/kubernetes/cmd/kube-apiserver", "k8s.io/kubernetes/cmd/kube-controller-manager",
 			"k8s.io/kubernetes/cmd/kube-scheduler",
