@@ -49,8 +49,8 @@ type Carrier interface {
 type Sink interface {
 	// Read serves one stream until it fails, and ends the link then.
 	Read(io.Reader) error
-	// Begin is Read for a carrier that can wait for a stream without reading it: next reads one message and its error must be given to end, which is called once. A goroutine that
-	// has read a message keeps a stack of 8 to 16 KiB while it waits for the next; one that only waits needs 2 KiB.
+	// Begin is Read for a carrier that can wait for a stream without reading it: next reads one message, and its error must be given to end, which is
+	// called once. A goroutine that has read a message keeps a stack of 8 to 16 KiB while it waits for the next; one that only waits has 4 KiB.
 	Begin(io.Reader) (next func() error, end func(error))
 	// Alive says that a keepalive has come.
 	Alive()

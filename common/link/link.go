@@ -32,8 +32,9 @@ type Conn interface {
 	Receive(ctx context.Context) (message.Message, error)
 	// Poll is Receive without waiting: ok is false where nothing has come, or the link has ended.
 	Poll() (m message.Message, ok bool)
-	// Notify is for who would rather be called than wait in Receive, which must not be used any more then. came is called after each message that came, and at once for those
-	// that have come already; it must not block. ended is called once, in a goroutine of its own, when the link begins to end. Notify is called once.
+	// Notify is for who would rather be called than wait in Receive, which must not be used any more then. came is called after each message that
+	// came, and at once for those that have come already; it must not block. ended is called once, in a goroutine of its own, when the link begins to
+	// end. Notify is called once.
 	Notify(came, ended func())
 	// Close tells the peer why and ends the link; what waits to be sent or received is dropped. It returns when the link has ended. Only the first
 	// call counts.

@@ -5,9 +5,9 @@ import (
 	"sync"
 )
 
-// Loop is work that a session has now and then. Each Signal has step called once more, one call at a time, in a goroutine that ends when there is nothing to
-// do: a session that waits costs no stack. Those that wait are thousands, and a goroutine keeps the stack that its deepest call has once needed for as long as it
-// waits with more than a quarter of it in use.
+// Loop is work that a session has now and then. Each Signal has step called once more, one call at a time, in a goroutine that ends when there is
+// nothing to do: a session that waits costs no stack. Those that wait are thousands, and a goroutine keeps the stack that its deepest call has once
+// needed for as long as it waits with more than a quarter of it in use.
 //
 // An error or a panic of step fails the session, and step is not called again. A Loop's methods may be called by any goroutine, Signal also before Start and after
 // Stop.

@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNothing is what a read within Try fails with where it would have to wait. It is temporary: crypto/tls keeps what it has read of a record, and a later read goes on.
+// ErrNothing is what a read within Try fails with where it would have to wait. It is temporary: crypto/tls keeps what it has read of a record, and a
+// later read goes on.
 var ErrNothing net.Error = nothing{}
 
 type nothing struct{}
@@ -22,8 +23,8 @@ func (nothing) Temporary() bool { return true }
 // Waits reports whether Wait and Try can be used: the connection is TCP's and not something around it.
 func (c *Conn) Waits() bool { return c.raw != nil }
 
-// Wait returns when there is something to read, be it the end, and fails when there was nothing for as long as a read may take. It needs next to no stack: what lies above this
-// connection, TLS above all, has far deeper reads, and who waits in one of them keeps a stack for that.
+// Wait returns when there is something to read, be it the end, and fails when there was nothing for as long as a read may take. It needs next to no
+// stack: what lies above this connection, TLS above all, has far deeper reads, and who waits in one of them keeps a stack for that.
 func (c *Conn) Wait() error {
 	if err := c.move(c.Conn.SetReadDeadline); err != nil {
 		return err
