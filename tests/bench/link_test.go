@@ -242,9 +242,10 @@ func (s *bench) events(b *testing.B) {
 		queued.floor = append(queued.floor, floor)
 	}
 	all, theirAll := total(ourCPU), total(theirCPU)
-	rate.note = fmt.Sprintf("CPU bounds it, of which this machine has %d cores for everything: an event of an edge took %.3g ms (%s), one of client-go straight %.3g ms (%s). With all cores busy that is "+
-		"%.2f x at best. At the edge the events of several writers share a commit, and so do the results: %.2g commits an event.",
-		runtime.NumCPU(), all, shares(ourCPU), theirAll, shares(theirCPU), theirAll/all, median(commits))
+	rate.note = fmt.Sprintf("an event of an edge took %.3g ms of CPU (%s), one of client-go straight %.3g ms (%s): where CPU bounds both, that is %.2f x at best. These processes kept %.2g of the %d cores "+
+		"busy, beside client-go %.2g; the others waited for each other, for the disk and for whatever else ran. At the edge the events of several writers share a commit, and so do the results: "+
+		"%.2g commits an event.",
+		all, shares(ourCPU), theirAll, shares(theirCPU), theirAll/all, all*median(rate.ours)/1000, runtime.NumCPU(), theirAll*median(rate.floor)/1000, median(commits))
 	queued.note = fmt.Sprintf("the longest of %d took %.3g s. Link up is when the edge had its welcome: what the node wants, its Lease and its status are told in the same time.",
 		len(queued.ours), slices.Max(queued.ours))
 	s.rows = append(s.rows, rate, queued)
