@@ -10,7 +10,7 @@ import (
 )
 
 // Protocol is the version of the contract. An end that speaks another closes the link with a code that says so.
-const Protocol = 1
+const Protocol = 2
 
 // The kinds.
 const (

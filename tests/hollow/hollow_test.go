@@ -67,7 +67,7 @@ func (c *cloud) serve(ctx context.Context, conn link.Conn) {
 				s.Synced = append(s.Synced, i.Id)
 				if i.Resource.GetResource() == "nodes" {
 					s.Changes = append(s.Changes, &topicpb.Changes{Resource: i.Resource, Items: []*topicpb.Change{
-						{Name: "a", Uid: "u1", ResourceVersion: "7", Object: []byte("{}")}, {Name: "gone", Deleted: true},
+						{Name: "a", Object: []byte(`{"metadata":{"uid":"u1","resourceVersion":"7"}}`)}, {Name: "gone", Deleted: true},
 					}})
 				}
 			}

@@ -1,13 +1,19 @@
 package hollow
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/topic"
@@ -283,10 +289,26 @@ func (h *holding) apply(c *topicpb.Change) {
 		delete(h.entries, key)
 	}
 	if !c.Deleted {
-		e := &topicpb.Entry{Namespace: c.Namespace, Name: c.Name, Uid: c.Uid, ResourceVersion: c.ResourceVersion}
+		said := metadata(c.Object)
+		e := &topicpb.Entry{
+			Namespace: c.Namespace, Name: c.Name, Uid: cmp.Or(c.Uid, string(said.UID)), ResourceVersion: cmp.Or(c.ResourceVersion, said.ResourceVersion),
+		}
 		h.entries[key] = e
 		h.flip(e)
 	}
+}
+
+// metadata is what an object says of itself; nothing where it can't be read. In Kubernetes' protobuf the metadata is the first field of every kind.
+func metadata(raw []byte) (o metav1.PartialObjectMetadata) {
+	var unknown runtime.Unknown
+	if proto, ok := bytes.CutPrefix(raw, []byte("k8s\x00")); ok {
+		if unknown.Unmarshal(proto) == nil && o.Unmarshal(unknown.Raw) == nil {
+			return o
+		}
+		return metav1.PartialObjectMetadata{}
+	}
+	_ = json.Unmarshal(raw, &o)
+	return o
 }
 
 // flip puts an entry into the sum, or takes it out.

@@ -134,7 +134,7 @@ func TestHub_Refuses(t *testing.T) {
 		"no hello": {node: "a", say: nothing, code: link.CloseTimeout, reason: "no hello within 15s"},
 		"something before hello": {node: "a", say: func(e *edge) { e.heartbeat(1, true) },
 			code: link.CloseProtocol, reason: "the first message is heartbeat.update"},
-		"another protocol": {node: "a", say: hello(func(h *topicpb.Hello) { h.Protocol = 2 }), code: link.CloseVersion, reason: "v9 speaks 2"},
+		"another protocol": {node: "a", say: hello(func(h *topicpb.Hello) { h.Protocol = 1 }), code: link.CloseVersion, reason: "v9 speaks 1"},
 		"no epoch":         {node: "a", say: hello(func(h *topicpb.Hello) { h.Epoch = 0 }), code: link.CloseProtocol, reason: "epoch"},
 	} {
 		t.Run(name, func(t *testing.T) {

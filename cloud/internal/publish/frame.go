@@ -29,7 +29,10 @@ func resourceFrom(p *topicpb.Resource) schema.GroupVersionResource {
 func (f *frame) change(r *resource, key kube.Key, o *kube.Object) {
 	c := &topicpb.Change{Namespace: key.Namespace, Name: key.Name, Deleted: o == nil}
 	if o != nil {
-		c.Uid, c.ResourceVersion, c.Object = string(o.UID), o.Version, o.Raw
+		c.Object = o.Raw
+		if o.Version != o.Revision { // else the object says it
+			c.ResourceVersion = o.Version
+		}
 	}
 	f.begin()
 	if f.last != r {
@@ -45,6 +48,12 @@ func (f *frame) synced(id uint64) {
 	f.begin()
 	f.state.Synced = append(f.state.Synced, id)
 	f.bytes += 8
+}
+
+func (f *frame) expect(r *resource, d digest) {
+	f.begin()
+	f.state.Expected = append(f.state.Expected, &topicpb.Digest{Resource: r.proto, Count: d.count, Sum: d.sum[:]})
+	f.bytes += 32
 }
 
 func (f *frame) refuse(id uint64, status []byte) {
@@ -106,7 +115,9 @@ func (s *session) send() error {
 			if !ok {
 				break
 			}
-			if it.mark != nil {
+			if it.expect {
+				s.expect(it.resource)
+			} else if it.mark != nil {
 				s.delivered(it.resource, it.mark)
 			} else {
 				s.emit(it.resource, it.key)

@@ -69,7 +69,7 @@ func (s *session) declare(m *topicpb.Interests, digests []*topicpb.Digest) {
 		if r := s.resource(gvr); r.phase == fresh {
 			var ok bool
 			r.edge, ok = digestFrom(p)
-			r.edgeUnknown = !ok
+			r.edgeUnknown, r.newest = !ok, p.GetNewest()
 		}
 	}
 	want := make(map[uint64]*topicpb.Interest, len(m.GetInterests()))

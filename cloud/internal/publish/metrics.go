@@ -8,8 +8,8 @@ import (
 
 // Metrics counts what went down, over all sessions.
 type Metrics struct {
-	sessions, states, changes, bytes, equal, followed, compared, full, refused atomic.Int64
-	descriptions                                                               []metric
+	sessions, states, changes, bytes, equal, followed, later, compared, full, refused atomic.Int64
+	descriptions                                                                      []metric
 }
 
 type metric struct {
@@ -31,6 +31,7 @@ func newMetrics() *Metrics {
 	counter("object_bytes_total", "Bytes of objects sent, before compression.", &m.bytes)
 	counter("resumes_equal_total", "Resources of which an edge held exactly the right objects when it came back.", &m.equal)
 	counter("resumes_followed_total", "Resources of which an edge held what was right some time ago: what has changed since was sent.", &m.followed)
+	counter("resumes_later_total", "Resources of which an edge was sent what is newer than all that it held.", &m.later)
 	counter("resumes_compared_total", "Resources of which an inventory had to be asked for.", &m.compared)
 	counter("resumes_full_total", "Resources that were sent to an edge that held none.", &m.full)
 	counter("refusals_total", "Interests refused.", &m.refused)

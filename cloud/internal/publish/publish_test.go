@@ -47,7 +47,7 @@ func TestFirstConnectDeliversWhatIsSelected(t *testing.T) {
 		e.disconnect()
 		time.Sleep(time.Hour) // an edge that comes back soon would find them open
 		synctest.Wait()
-		want(t, "collections in use", c.opened, map[schema.GroupVersionResource]int{kube.Pods: 0, services: 0})
+		want(t, "collections in use", c.inUse(), map[schema.GroupVersionResource]int{kube.Pods: 0, services: 0})
 	})
 }
 
@@ -105,6 +105,7 @@ func TestResume(t *testing.T) {
 		objects int
 		change  func(t *testing.T, c *world)
 		same    bool // the same cloudcore, which has seen the changes; else another
+		old     bool // the edge doesn't say how new its newest is
 		asked   []string
 		log     []string
 	}{
@@ -128,21 +129,46 @@ func TestResume(t *testing.T) {
 					c.put(t, services, service("s0050"))
 				}
 			},
-			asked: []string{"services buckets=true only=0", "services buckets=false only=1"}, log: []string{"+services/s0050", "synced 1"},
+			log: []string{"+services/s0050", "synced 1"},
 		},
 		"nobody followed meanwhile": {
 			objects: 10, same: true, change: func(t *testing.T, c *world) {
 				time.Sleep(time.Hour)
 				c.put(t, services, service("s0003"))
 			},
-			asked: []string{"services buckets=false only=0"}, log: []string{"+services/s0003", "synced 1"},
+			log: []string{"+services/s0003", "synced 1"},
 		},
 		"nothing changed": {objects: 1000, change: func(*testing.T, *world) {}, log: []string{"synced 1"}},
+		"what is newer than all that the edge holds": {
+			objects: 1000, change: func(t *testing.T, c *world) {
+				c.put(t, services, service("s0500"))
+				c.put(t, services, service("new"))
+			},
+			log: []string{"+services/new", "+services/s0500", "synced 1"},
+		},
+		"what is newer is not all": {
+			objects: 100, change: func(t *testing.T, c *world) {
+				c.put(t, services, service("s0050"))
+				c.put(t, services, service("new"))
+				c.store(services).Delete(kube.Key{Namespace: "default", Name: "s0007"})
+			},
+			asked: []string{"services buckets=true only=0", "services buckets=false only=1"},
+			log:   []string{"+services/new", "+services/s0050", "-services/s0007", "not synced 1", "synced 1"},
+		},
+		"more are gone than are newer": {
+			objects: 10, change: func(t *testing.T, c *world) {
+				c.put(t, services, service("s0005"))
+				c.store(services).Delete(kube.Key{Namespace: "default", Name: "s0007"})
+			},
+			asked: []string{"services buckets=false only=0"}, log: []string{"+services/s0005", "-services/s0007", "synced 1"},
+		},
 		"few objects: entries at once": {
+			old:     true,
 			objects: 10, change: func(t *testing.T, c *world) { c.put(t, services, service("s0003")) },
 			asked: []string{"services buckets=false only=0"}, log: []string{"+services/s0003", "synced 1"},
 		},
 		"many objects: buckets first": {
+			old:     true,
 			objects: 1000, change: func(t *testing.T, c *world) { c.put(t, services, service("s0500")) },
 			asked: []string{"services buckets=true only=0", "services buckets=false only=1"}, log: []string{"+services/s0500", "synced 1"},
 		},
@@ -165,6 +191,7 @@ func TestResume(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c, e := newWorld(), newEdge(t)
+				e.old = test.old
 				c.synced(t, services, many(test.objects)...)
 				p := publish.New(c, c, c)
 				e.connect(p, allServices(1))
@@ -194,6 +221,7 @@ func TestResume_ShortSumsThatDeceive(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c, e := newWorld(), newEdge(t)
+				e.old = true
 				var all []metav1.Object
 				for i := range 100 {
 					all = append(all, service(fmt.Sprintf("s%04d", i)))

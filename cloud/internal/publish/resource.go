@@ -3,6 +3,7 @@ package publish
 import (
 	"maps"
 	"slices"
+	"strconv"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -30,6 +31,10 @@ type resource struct {
 
 	edge        digest            // what the edge said it holds, until that is settled
 	edgeUnknown bool              // it said something that can't be compared
+	newest      uint64            // the greatest resourceVersion among that; 0: unknown
+	expects     bool              // the edge is told what it should hold, and may answer once that it doesn't
+	mistaken    bool              // it has answered that: it waits for another expectation
+	unmet       bool              // an expectation was reached, and waits for the parked
 	only        *[buckets]bool    // the buckets whose entries were asked for, nil for all
 	parked      map[kube.Key]bool // pods that wait for what they depend on
 	marks       []*interest       // marks that were reached, and wait for the parked
@@ -292,8 +297,69 @@ func (s *session) begin(r *resource) error {
 			return nil
 		}
 	}
+	if keys, ok := r.later(ours); ok {
+		s.part.metrics.later.Add(1)
+		r.expects = true
+		r.queue(keys)
+		s.push(item{resource: r, expect: true})
+		return nil
+	}
 	s.part.metrics.compared.Add(1)
 	return s.inquire(&topicpb.InventoryRequest{Resource: r.proto, Buckets: r.edgeUnknown || edge.count > fewEntries})
+}
+
+// later finds what is newer than all that the edge holds: where nothing was deleted and the edge had all that was older, that is what it lacks. resourceVersions can be
+// compared as numbers (KEP-5504). It costs no inventory where no history reaches back, after a restart of cloudcore above all; whether it was right, the edge sees by the digest
+// that it is told to expect. What the numbers of objects rule out is not tried.
+func (r *resource) later(ours map[kube.Key]*kube.Object) (keys []kube.Key, ok bool) {
+	if r.edgeUnknown || r.newest == 0 {
+		return nil, false
+	}
+	for key, o := range ours {
+		version, err := strconv.ParseUint(o.Version, 10, 64)
+		if err != nil {
+			return nil, false
+		}
+		if version > r.newest {
+			keys = append(keys, key)
+		}
+	}
+	old := uint64(len(ours) - len(keys)) // the edge holds these, and of the others at most as many as there are
+	return keys, len(keys) > 0 && old <= r.edge.count && r.edge.count-old <= uint64(len(keys))
+}
+
+// expect tells the edge what it should hold now. Its interests are synced by the same State, so that an edge that holds something else takes none of them for it.
+func (s *session) expect(r *resource) {
+	should := digestOf(r.wanted())
+	s.mu.Lock()
+	dirty := len(r.dirty) > 0
+	s.mu.Unlock()
+	if dirty { // something has changed meanwhile and goes first
+		s.push(item{resource: r, expect: true})
+		return
+	}
+	if len(r.parked) > 0 {
+		r.unmet = true
+		return
+	}
+	s.frame.expect(r, should)
+	s.settle(r)
+}
+
+// unexpected begins the comparison with an edge that does not hold what it was told to expect.
+func (s *session) unexpected(r *resource, holds *topicpb.Digest) {
+	s.part.metrics.compared.Add(1)
+	r.expects, r.mistaken = false, true
+	r.enter(asked)
+	var ok bool
+	r.edge, ok = digestFrom(holds)
+	r.edgeUnknown = !ok
+	for _, i := range r.interests {
+		i.counted, i.synced = i.standing == granted, false
+	}
+	if s.deps != nil && s.deps.concerns(r.gvr) {
+		s.deps.interest.synced = false
+	}
 }
 
 func (s *session) inquire(q *topicpb.InventoryRequest) error {
@@ -306,7 +372,10 @@ func (s *session) inquire(q *topicpb.InventoryRequest) error {
 // compare acts on an inventory.
 func (s *session) compare(in *topicpb.Inventory) error {
 	r := s.resourceOf(resourceFrom(in.GetResource()))
-	if r == nil || r.phase != asked {
+	switch {
+	case r != nil && r.phase == live && r.expects && in.GetHolds() != nil:
+		s.unexpected(r, in.GetHolds())
+	case r == nil || r.phase != asked:
 		return nil // of a question that matters no more
 	}
 	ours := r.wanted()
@@ -317,7 +386,7 @@ func (s *session) compare(in *topicpb.Inventory) error {
 		only := differing(bucketSums(ours), sums)
 		if len(only) == 0 {
 			if r.edgeUnknown || digestOf(ours) == r.edge { // what differed has changed back meanwhile
-				s.settle(r)
+				s.compared(r)
 				return nil
 			}
 			return s.inquire(&topicpb.InventoryRequest{Resource: r.proto})
@@ -348,9 +417,19 @@ func (s *session) compare(in *topicpb.Inventory) error {
 		}
 	}
 	r.queue(keys)
-	r.only = nil
-	s.settle(r)
+	s.compared(r)
 	return nil
+}
+
+// compared ends a comparison: all that differs is in the queue.
+func (s *session) compared(r *resource) {
+	r.only = nil
+	if r.mistaken {
+		r.mistaken = false
+		s.push(item{resource: r, expect: true})
+		return
+	}
+	s.settle(r)
 }
 
 // restAgrees reports whether the edge holds, outside the buckets that it was asked about, what it should: its digest less what it has told must be the digest of ours there.
@@ -426,6 +505,9 @@ func (s *session) delivered(r *resource, i *interest) {
 		return
 	}
 	i.waiting--
+	if r.phase != live { // the edge has said meanwhile that it holds something else: marked again once it is compared
+		return
+	}
 	if i.gone || i.synced || i.standing != granted || i.waiting > 0 {
 		return
 	}
@@ -469,6 +551,10 @@ func (s *session) unpark(r *resource, key kube.Key) {
 		s.push(item{resource: r, mark: i})
 	}
 	r.marks = nil
+	if r.unmet {
+		r.unmet = false
+		s.push(item{resource: r, expect: true})
+	}
 }
 
 // unwant queues what only i wanted: the edge is told that it is no longer its to hold.

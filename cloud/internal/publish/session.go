@@ -55,11 +55,12 @@ type inbox struct {
 	acked       uint64
 }
 
-// item is one place in the queue: a key, or a mark that is reached when all before it was sent.
+// item is one place in the queue: a key, or a mark or an expectation, each of which is reached when all before it was sent.
 type item struct {
 	resource *resource
 	key      kube.Key
 	mark     *interest
+	expect   bool
 }
 
 func newSession(p *Publisher, link hub.Session) *session {
@@ -216,7 +217,7 @@ func (s *session) next() (item, bool) {
 			}
 			q.head = 0
 		}
-		if it.mark != nil {
+		if it.mark != nil || it.expect {
 			return it, true
 		}
 		if _, ok := it.resource.dirty[it.key]; ok { // else it went ahead already, with a pod

@@ -1,11 +1,14 @@
 package publish_test
 
 import (
+	"bytes"
+	cmp2 "cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -13,9 +16,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/scheme"
 
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/cloud/internal/hub"
@@ -74,6 +79,12 @@ func (c *world) Open(gvr schema.GroupVersionResource) (*kube.Store, func()) {
 		defer c.mu.Unlock()
 		c.opened[gvr]--
 	}
+}
+
+func (c *world) inUse() map[schema.GroupVersionResource]int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return maps.Clone(c.opened)
 }
 
 func (c *world) Serves(ref kube.Ref) bool {
@@ -224,6 +235,9 @@ type edge struct {
 	unacked  int
 	blur     *kube.Key // a key whose bucket has this sum, whatever is in it
 	blurred  kube.Sum
+	old      bool                                 // doesn't say what is its newest
+	open     map[schema.GroupVersionResource]bool // not as expected, until something is expected again
+	told     map[schema.GroupVersionResource]bool // likewise, in this session
 }
 
 func (e *edge) Node() types.NodeName         { return e.node }
@@ -235,7 +249,14 @@ func (e *edge) Done() <-chan struct{}        { return nil }
 func (e *edge) Send(ctx context.Context, m message.Message) error {
 	switch content := m.Content.(type) {
 	case *topicpb.State:
-		e.apply(content)
+		for _, gvr := range e.apply(content) {
+			holds := e.digest(gvr)
+			inventory := e.inventory(&topicpb.InventoryRequest{Resource: resource(gvr), Buckets: holds.Count > 64})
+			inventory.Holds = holds
+			if err := e.dispatch(topic.Inventory.New(message.Resource{}, inventory)); err != nil {
+				return err
+			}
+		}
 		e.mu.Lock()
 		mute := e.mute
 		e.unacked++
@@ -257,7 +278,8 @@ func gvrOf(r *topicpb.Resource) schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: r.GetGroup(), Version: r.GetVersion(), Resource: r.GetResource()}
 }
 
-func (e *edge) apply(s *topicpb.State) {
+// apply returns the resources of which something else was expected.
+func (e *edge) apply(s *topicpb.State) (surprises []schema.GroupVersionResource) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.sequence++
@@ -277,11 +299,26 @@ func (e *edge) apply(s *topicpb.State) {
 				e.log = append(e.log, "-"+gvr.Resource+"/"+c.Name)
 				continue
 			}
+			m := e.decode(c.Object)
+			c.Uid, c.ResourceVersion = cmp2.Or(c.Uid, string(m.GetUID())), cmp2.Or(c.ResourceVersion, m.GetResourceVersion())
 			e.objects[gvr][key] = c
 			e.log = append(e.log, "+"+gvr.Resource+"/"+c.Name)
 		}
 	}
+	for _, d := range s.Expected {
+		gvr := gvrOf(d.Resource)
+		if have := e.sum(gvr); !e.told[gvr] && (have.Count != d.Count || !bytes.Equal(have.Sum, d.Sum)) {
+			e.told[gvr], e.open[gvr] = true, true
+			surprises = append(surprises, gvr)
+			continue
+		}
+		delete(e.open, gvr)
+	}
 	for _, id := range s.Synced {
+		if len(e.open) > 0 { // the real one looks which resource it is
+			e.log = append(e.log, fmt.Sprintf("not synced %d", id))
+			continue
+		}
 		e.synced[id] = true
 		e.log = append(e.log, fmt.Sprintf("synced %d", id))
 	}
@@ -292,6 +329,42 @@ func (e *edge) apply(s *topicpb.State) {
 		}
 		e.refused[r.Interest] = string(status.Reason)
 	}
+	return surprises
+}
+
+func (e *edge) digest(gvr schema.GroupVersionResource) *topicpb.Digest {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.sum(gvr)
+}
+
+func (e *edge) decode(raw []byte) metav1.Object {
+	if raw[0] == '{' {
+		u := &unstructured.Unstructured{}
+		if err := u.UnmarshalJSON(raw); err != nil {
+			e.t.Error(err)
+		}
+		return u
+	}
+	o, _, err := scheme.Codecs.UniversalDeserializer().Decode(raw, nil, nil)
+	if err != nil {
+		e.t.Error(err)
+		return &metav1.ObjectMeta{}
+	}
+	return o.(metav1.Object)
+}
+
+// sum is the digest of what is held; e.mu is held.
+func (e *edge) sum(gvr schema.GroupVersionResource) *topicpb.Digest {
+	var sum kube.Sum
+	var newest uint64
+	for _, c := range e.objects[gvr] {
+		sum.Xor(kube.SumOf(c.Uid, c.ResourceVersion))
+		if v, err := strconv.ParseUint(c.ResourceVersion, 10, 64); err == nil && !e.old {
+			newest = max(newest, v)
+		}
+	}
+	return &topicpb.Digest{Resource: resource(gvr), Count: uint64(len(e.objects[gvr])), Sum: sum[:], Newest: newest}
 }
 
 func (e *edge) digests() []*topicpb.Digest {
@@ -302,11 +375,7 @@ func (e *edge) digests() []*topicpb.Digest {
 		if len(objects) == 0 {
 			continue
 		}
-		var sum kube.Sum
-		for _, c := range objects {
-			sum.Xor(kube.SumOf(c.Uid, c.ResourceVersion))
-		}
-		out = append(out, &topicpb.Digest{Resource: resource(gvr), Count: uint64(len(objects)), Sum: sum[:]})
+		out = append(out, e.sum(gvr))
 	}
 	return out
 }
@@ -351,6 +420,7 @@ func newEdge(t *testing.T) *edge {
 func (e *edge) connect(p *publish.Publisher, interests ...*topicpb.Interest) {
 	e.t.Helper()
 	e.mux, e.sequence, e.synced, e.refused, e.log, e.asked, e.states = message.NewMux(), 0, map[uint64]bool{}, map[uint64]string{}, nil, nil, 0
+	e.open, e.told = map[schema.GroupVersionResource]bool{}, map[schema.GroupVersionResource]bool{}
 	service := p.Attach(e, e.mux)
 	ctx, cancel := context.WithCancel(e.t.Context())
 	e.cancel, e.ended = cancel, make(chan error, 1)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"runtime"
@@ -38,7 +39,7 @@ func TestListener_RefusesWithoutVerifiedCertificate(t *testing.T) {
 		"trusts another":        {RootCAs: other.Authority.Pool(), Certificates: []tls.Certificate{s.Edge}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c.NextProtos = []string{"skerry/1"}
+			c.NextProtos = []string{fmt.Sprint("skerry/", topic.Protocol)}
 			conn, err := quic.DialAddr(t.Context(), l.Addr().String(), c, nil)
 			if err != nil {
 				return

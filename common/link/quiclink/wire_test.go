@@ -3,6 +3,7 @@ package quiclink_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 
 	"github.com/quic-go/quic-go"
@@ -10,6 +11,7 @@ import (
 	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/link/linktest"
 	"github.com/skerry-io/skerry/common/link/quiclink"
+	"github.com/skerry-io/skerry/common/topic"
 )
 
 func TestWire(t *testing.T) {
@@ -18,7 +20,7 @@ func TestWire(t *testing.T) {
 		l := listen(t, quiclink.ListenConfig{Link: config, TLS: s.ServerTLS()})
 		edge, cloud := linktest.Connect(t, l, newDialer(t, quiclink.DialConfig{Link: config, TLS: s.ClientTLS()}))
 		secure := s.ClientTLS()
-		secure.NextProtos = []string{"skerry/1"}
+		secure.NextProtos = []string{fmt.Sprint("skerry/", topic.Protocol)}
 		conn, err := quic.DialAddr(t.Context(), l.Addr().String(), secure, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -89,7 +91,7 @@ func TestWire_ForeignStreams(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			l := listen(t, quiclink.ListenConfig{TLS: s.ServerTLS()})
 			secure := s.ClientTLS()
-			secure.NextProtos = []string{"skerry/1"}
+			secure.NextProtos = []string{fmt.Sprint("skerry/", topic.Protocol)}
 			conn, err := quic.DialAddr(t.Context(), l.Addr().String(), secure, nil)
 			if err != nil {
 				t.Fatal(err)

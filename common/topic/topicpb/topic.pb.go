@@ -556,7 +556,8 @@ type Digest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Resource      *Resource              `protobuf:"bytes,1,opt,name=resource,proto3" json:"resource,omitempty"`
 	Count         uint64                 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
-	Sum           []byte                 `protobuf:"bytes,3,opt,name=sum,proto3" json:"sum,omitempty"` // 16 bytes: XOR over the objects of the first 16 bytes of SHA-256(uid NUL resourceVersion)
+	Sum           []byte                 `protobuf:"bytes,3,opt,name=sum,proto3" json:"sum,omitempty"`        // 16 bytes: XOR over the objects of the first 16 bytes of SHA-256(uid NUL resourceVersion)
+	Newest        uint64                 `protobuf:"varint,4,opt,name=newest,proto3" json:"newest,omitempty"` // of Interests: the greatest resourceVersion among them; 0 where one is no number
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -610,6 +611,13 @@ func (x *Digest) GetSum() []byte {
 		return x.Sum
 	}
 	return nil
+}
+
+func (x *Digest) GetNewest() uint64 {
+	if x != nil {
+		return x.Newest
+	}
+	return 0
 }
 
 // InventoryRequest asks the edge for what it holds of a resource whose Digest differs.
@@ -678,7 +686,8 @@ type Inventory struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Resource      *Resource              `protobuf:"bytes,1,opt,name=resource,proto3" json:"resource,omitempty"`
 	Entries       []*Entry               `protobuf:"bytes,2,rep,name=entries,proto3" json:"entries,omitempty"`
-	Sums          []byte                 `protobuf:"bytes,4,opt,name=sums,proto3" json:"sums,omitempty"` // when asked for: of each of the 256 buckets the first 4 bytes of its sum. Short, since the Digest shows where they deceive
+	Sums          []byte                 `protobuf:"bytes,4,opt,name=sums,proto3" json:"sums,omitempty"`   // when asked for: of each of the 256 buckets the first 4 bytes of its sum. Short, since the Digest shows where they deceive
+	Holds         *Digest                `protobuf:"bytes,5,opt,name=holds,proto3" json:"holds,omitempty"` // set where it was not asked for: what was expected is not what the edge holds
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -730,6 +739,13 @@ func (x *Inventory) GetEntries() []*Entry {
 func (x *Inventory) GetSums() []byte {
 	if x != nil {
 		return x.Sums
+	}
+	return nil
+}
+
+func (x *Inventory) GetHolds() *Digest {
+	if x != nil {
+		return x.Holds
 	}
 	return nil
 }
@@ -804,11 +820,14 @@ func (x *Entry) GetResourceVersion() string {
 
 // State carries changes down. The edge stores a State before it acknowledges its sequence.
 type State struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Sequence      uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"` // 1, 2, 3... for each session
-	Changes       []*Changes             `protobuf:"bytes,2,rep,name=changes,proto3" json:"changes,omitempty"`
-	Synced        []uint64               `protobuf:"varint,3,rep,packed,name=synced,proto3" json:"synced,omitempty"` // interests whose whole set has now been delivered
-	Refused       []*Refusal             `protobuf:"bytes,4,rep,name=refused,proto3" json:"refused,omitempty"`       // interests that kube-apiserver does not allow this node
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Sequence uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"` // 1, 2, 3... for each session
+	Changes  []*Changes             `protobuf:"bytes,2,rep,name=changes,proto3" json:"changes,omitempty"`
+	Synced   []uint64               `protobuf:"varint,3,rep,packed,name=synced,proto3" json:"synced,omitempty"` // interests whose whole set has now been delivered
+	Refused  []*Refusal             `protobuf:"bytes,4,rep,name=refused,proto3" json:"refused,omitempty"`       // interests that kube-apiserver does not allow this node
+	// What the edge should hold of these resources once it has applied this State. Where it does not, it says so by an Inventory, once for each resource
+	// and session, and takes no interest in that resource for synced until the next expectation.
+	Expected      []*Digest `protobuf:"bytes,5,rep,name=expected,proto3" json:"expected,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -871,6 +890,13 @@ func (x *State) GetRefused() []*Refusal {
 	return nil
 }
 
+func (x *State) GetExpected() []*Digest {
+	if x != nil {
+		return x.Expected
+	}
+	return nil
+}
+
 type Changes struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Resource      *Resource              `protobuf:"bytes,1,opt,name=resource,proto3" json:"resource,omitempty"`
@@ -928,8 +954,8 @@ type Change struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	Namespace       string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Name            string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	Uid             string                 `protobuf:"bytes,3,opt,name=uid,proto3" json:"uid,omitempty"`
-	ResourceVersion string                 `protobuf:"bytes,4,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
+	Uid             string                 `protobuf:"bytes,3,opt,name=uid,proto3" json:"uid,omitempty"`                                                // absent: as the object says
+	ResourceVersion string                 `protobuf:"bytes,4,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"` // likewise
 	Deleted         bool                   `protobuf:"varint,5,opt,name=deleted,proto3" json:"deleted,omitempty"`
 	Object          []byte                 `protobuf:"bytes,6,opt,name=object,proto3" json:"object,omitempty"` // Kubernetes protobuf ("k8s\0" envelope) for built-in types, else JSON; absent when deleted
 	unknownFields   protoimpl.UnknownFields
@@ -1734,29 +1760,32 @@ const file_topic_proto_rawDesc = "" +
 	"\fdependencies\x18\x06 \x01(\bR\fdependencies\"w\n" +
 	"\tInterests\x127\n" +
 	"\tinterests\x18\x01 \x03(\v2\x19.skerry.topic.v1.InterestR\tinterests\x121\n" +
-	"\adigests\x18\x02 \x03(\v2\x17.skerry.topic.v1.DigestR\adigests\"g\n" +
+	"\adigests\x18\x02 \x03(\v2\x17.skerry.topic.v1.DigestR\adigests\"\x7f\n" +
 	"\x06Digest\x125\n" +
 	"\bresource\x18\x01 \x01(\v2\x19.skerry.topic.v1.ResourceR\bresource\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x04R\x05count\x12\x10\n" +
-	"\x03sum\x18\x03 \x01(\fR\x03sum\"w\n" +
+	"\x03sum\x18\x03 \x01(\fR\x03sum\x12\x16\n" +
+	"\x06newest\x18\x04 \x01(\x04R\x06newest\"w\n" +
 	"\x10InventoryRequest\x125\n" +
 	"\bresource\x18\x01 \x01(\v2\x19.skerry.topic.v1.ResourceR\bresource\x12\x18\n" +
 	"\abuckets\x18\x02 \x01(\bR\abuckets\x12\x12\n" +
-	"\x04only\x18\x03 \x03(\rR\x04only\"\x97\x01\n" +
+	"\x04only\x18\x03 \x03(\rR\x04only\"\xc6\x01\n" +
 	"\tInventory\x125\n" +
 	"\bresource\x18\x01 \x01(\v2\x19.skerry.topic.v1.ResourceR\bresource\x120\n" +
 	"\aentries\x18\x02 \x03(\v2\x16.skerry.topic.v1.EntryR\aentries\x12\x12\n" +
-	"\x04sums\x18\x04 \x01(\fR\x04sumsJ\x04\b\x03\x10\x04R\abuckets\"v\n" +
+	"\x04sums\x18\x04 \x01(\fR\x04sums\x12-\n" +
+	"\x05holds\x18\x05 \x01(\v2\x17.skerry.topic.v1.DigestR\x05holdsJ\x04\b\x03\x10\x04R\abuckets\"v\n" +
 	"\x05Entry\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
 	"\x03uid\x18\x03 \x01(\tR\x03uid\x12)\n" +
-	"\x10resource_version\x18\x04 \x01(\tR\x0fresourceVersion\"\xa3\x01\n" +
+	"\x10resource_version\x18\x04 \x01(\tR\x0fresourceVersion\"\xd8\x01\n" +
 	"\x05State\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x122\n" +
 	"\achanges\x18\x02 \x03(\v2\x18.skerry.topic.v1.ChangesR\achanges\x12\x16\n" +
 	"\x06synced\x18\x03 \x03(\x04R\x06synced\x122\n" +
-	"\arefused\x18\x04 \x03(\v2\x18.skerry.topic.v1.RefusalR\arefused\"o\n" +
+	"\arefused\x18\x04 \x03(\v2\x18.skerry.topic.v1.RefusalR\arefused\x123\n" +
+	"\bexpected\x18\x05 \x03(\v2\x17.skerry.topic.v1.DigestR\bexpected\"o\n" +
 	"\aChanges\x125\n" +
 	"\bresource\x18\x01 \x01(\v2\x19.skerry.topic.v1.ResourceR\bresource\x12-\n" +
 	"\x05items\x18\x02 \x03(\v2\x17.skerry.topic.v1.ChangeR\x05items\"\xa9\x01\n" +
@@ -1882,17 +1911,19 @@ var file_topic_proto_depIdxs = []int32{
 	1,  // 5: skerry.topic.v1.InventoryRequest.resource:type_name -> skerry.topic.v1.Resource
 	1,  // 6: skerry.topic.v1.Inventory.resource:type_name -> skerry.topic.v1.Resource
 	11, // 7: skerry.topic.v1.Inventory.entries:type_name -> skerry.topic.v1.Entry
-	13, // 8: skerry.topic.v1.State.changes:type_name -> skerry.topic.v1.Changes
-	15, // 9: skerry.topic.v1.State.refused:type_name -> skerry.topic.v1.Refusal
-	1,  // 10: skerry.topic.v1.Changes.resource:type_name -> skerry.topic.v1.Resource
-	14, // 11: skerry.topic.v1.Changes.items:type_name -> skerry.topic.v1.Change
-	0,  // 12: skerry.topic.v1.Write.verb:type_name -> skerry.topic.v1.Verb
-	1,  // 13: skerry.topic.v1.Write.resource:type_name -> skerry.topic.v1.Resource
-	14, // [14:14] is the sub-list for method output_type
-	14, // [14:14] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	8,  // 8: skerry.topic.v1.Inventory.holds:type_name -> skerry.topic.v1.Digest
+	13, // 9: skerry.topic.v1.State.changes:type_name -> skerry.topic.v1.Changes
+	15, // 10: skerry.topic.v1.State.refused:type_name -> skerry.topic.v1.Refusal
+	8,  // 11: skerry.topic.v1.State.expected:type_name -> skerry.topic.v1.Digest
+	1,  // 12: skerry.topic.v1.Changes.resource:type_name -> skerry.topic.v1.Resource
+	14, // 13: skerry.topic.v1.Changes.items:type_name -> skerry.topic.v1.Change
+	0,  // 14: skerry.topic.v1.Write.verb:type_name -> skerry.topic.v1.Verb
+	1,  // 15: skerry.topic.v1.Write.resource:type_name -> skerry.topic.v1.Resource
+	16, // [16:16] is the sub-list for method output_type
+	16, // [16:16] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_topic_proto_init() }

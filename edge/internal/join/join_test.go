@@ -23,6 +23,7 @@ import (
 	"k8s.io/klog/v2/ktesting"
 
 	"github.com/skerry-io/skerry/common/pki"
+	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/edge/internal/join"
 )
 
@@ -80,7 +81,7 @@ func TestJoin(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cluster := join.Cluster{Node: edge1, Server: c.address, WebSocket: []string{"cloud.example:10000"}, QUIC: []string{"cloud.example:10001"}, Protocol: 1}
+	cluster := join.Cluster{Node: edge1, Server: c.address, WebSocket: []string{"cloud.example:10000"}, QUIC: []string{"cloud.example:10001"}, Protocol: topic.Protocol}
 	if diff := cmp.Diff(cluster, id.Cluster()); diff != "" {
 		t.Errorf("cluster (-want +got):\n%s", diff)
 	}

@@ -42,6 +42,7 @@ func ref(name, namespace, object_ string) object.Ref {
 // ask for, resumes by digests, and takes writes. It is the port of the Manager under test.
 type cloud struct {
 	prefix string // of versions of what is set from now on
+	guess  bool   // of a resource whose digest differs it sends what is newer than all that the edge holds, and says what it expects
 	t      *testing.T
 
 	toEdge chan message.Message
@@ -53,6 +54,9 @@ type cloud struct {
 	objects  map[object.Ref]*thing
 	// The session.
 	interests []*topicpb.Interest
+	quiet     bool // says nothing of its own accord
+	expect    map[schema.GroupVersionResource]bool
+	surprised []string              // resources that the edge holds otherwise than expected
 	known     map[object.Ref]string // what the edge has, as uid/version; nil: not compared yet
 	sequence  uint64
 	stuck     bool // takes writes, answers none
@@ -107,12 +111,20 @@ func (c *cloud) Send(_ context.Context, _ message.Name, m message.Message) error
 	switch content := m.Content.(type) {
 	case *topicpb.Interests:
 		c.interests = content.Interests
+		if c.quiet {
+			return nil
+		}
 		if c.known == nil {
 			c.resume(content.Digests)
 		}
 		c.publish()
 	case *topicpb.Inventory:
 		r := schema.GroupVersionResource{Group: content.Resource.Group, Version: content.Resource.Version, Resource: content.Resource.Resource}
+		if content.Holds != nil {
+			c.surprised = append(c.surprised, r.Resource)
+			maps.DeleteFunc(c.known, func(have object.Ref, _ string) bool { return have.Resource == r })
+			c.expect = map[schema.GroupVersionResource]bool{r: true}
+		}
 		for _, e := range content.Entries {
 			c.known[object.Ref{Resource: r, Namespace: e.Namespace, Name: e.Name}] = e.Uid + "/" + e.ResourceVersion
 		}
@@ -271,6 +283,15 @@ func (c *cloud) resume(digests []*topicpb.Digest) {
 			}
 			continue
 		}
+		if c.guess && d.Newest > 0 {
+			c.expect = map[schema.GroupVersionResource]bool{g: true}
+			for r, th := range all {
+				if r.Resource == g && th.version <= d.Newest {
+					c.known[r] = th.id()
+				}
+			}
+			continue
+		}
 		c.compared = append(c.compared, g.Resource)
 		c.down(topic.InventoryRequest.New(message.Resource{}, &topicpb.InventoryRequest{Resource: d.Resource}))
 		c.known[object.Ref{Resource: g}] = "asked" // nothing is sent before the inventory came
@@ -279,7 +300,7 @@ func (c *cloud) resume(digests []*topicpb.Digest) {
 
 // publish sends what differs from what the edge has.
 func (c *cloud) publish() {
-	if !c.up || c.known == nil {
+	if !c.up || c.known == nil || c.quiet {
 		return
 	}
 	waiting := map[schema.GroupVersionResource]bool{}
@@ -317,7 +338,11 @@ func (c *cloud) publish() {
 			c.t.Error(err)
 		}
 		c.sentObjects++
-		add(r, &topicpb.Change{Uid: string(th.uid), ResourceVersion: th.travels(), Object: raw})
+		ch := &topicpb.Change{Object: raw}
+		if th.prefix != "" { // else the object says it
+			ch.ResourceVersion = th.travels()
+		}
+		add(r, ch)
 		c.known[r] = th.id()
 	}
 	for r := range c.known {
@@ -336,6 +361,20 @@ func (c *cloud) publish() {
 		}
 		s.Synced = append(s.Synced, i.Id)
 	}
+	for g := range c.expect {
+		d := &topicpb.Digest{Resource: &topicpb.Resource{Group: g.Group, Version: g.Version, Resource: g.Resource}, Sum: make([]byte, 16)}
+		for r, th := range all {
+			if r.Resource == g {
+				d.Count++
+				h := sha256.Sum256([]byte(string(th.uid) + "\x00" + th.travels()))
+				for i := range d.Sum {
+					d.Sum[i] ^= h[i]
+				}
+			}
+		}
+		s.Expected = append(s.Expected, d)
+	}
+	c.expect = nil
 	c.sequence++
 	s.Sequence = c.sequence
 	c.down(topic.State.New(message.Resource{}, s))

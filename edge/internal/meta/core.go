@@ -185,6 +185,26 @@ func (b *batch) get(ref object.Ref) *held {
 	return nil
 }
 
+// digest sums up what this batch leaves of a resource.
+func (b *batch) digest(resource schema.GroupVersionResource) (d digest) {
+	t := b.m.tables[resource]
+	if t != nil {
+		d = t.digest
+	}
+	for k, h := range b.objects[resource] {
+		if t != nil && t.objects[k] != nil {
+			old := t.objects[k]
+			d.toggle(old.shown.UID, old.shown.CloudVersion)
+			d.count--
+		}
+		if h != nil {
+			d.toggle(h.shown.UID, h.shown.CloudVersion)
+			d.count++
+		}
+	}
+	return d
+}
+
 // set stages an object, nil for its deletion, and gives the change a version where anybody can see it. The caller saves it.
 func (b *batch) set(ref object.Ref, h *held) *held {
 	before := b.get(ref)

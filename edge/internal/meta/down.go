@@ -2,6 +2,7 @@ package meta
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"maps"
@@ -9,10 +10,12 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 	"github.com/skerry-io/skerry/edge/internal/object"
 	"github.com/skerry-io/skerry/edge/internal/store"
@@ -31,6 +34,7 @@ type inbox struct {
 	results     []*topicpb.WriteResult
 	inventories []inventoryRequest
 	pressing    bool // something waits that is not the result of an event
+	surprises   surprises
 }
 
 // Nobody waits for the result of an event, and each commit is two syncs of flash: so results of events are gathered for a moment. What is lost with the
@@ -39,6 +43,18 @@ const (
 	gatherFor  = 10 * time.Millisecond
 	gatherMost = 16
 )
+
+// surprises are the resources of which the cloud expected something else than what is held. Each is told once in a session (told); until the cloud has compared, and expects
+// something again, what it says is synced is not (open).
+type surprises struct {
+	open, told map[schema.GroupVersionResource]bool
+}
+
+func newSurprises() surprises {
+	return surprises{open: map[schema.GroupVersionResource]bool{}, told: map[schema.GroupVersionResource]bool{}}
+}
+
+func (s surprises) clone() surprises { return surprises{maps.Clone(s.open), maps.Clone(s.told)} }
 
 type stateMessage struct {
 	message message.Message
@@ -80,6 +96,7 @@ func (in *inbox) reset() {
 	in.session++
 	in.sequence = 0
 	in.states, in.inventories = nil, nil
+	in.surprises = newSurprises()
 }
 
 func (in *inbox) run(ctx context.Context) error {
@@ -127,7 +144,7 @@ func (in *inbox) patient() bool {
 // work hands all that waits to the core in one change. It returns false when that failed.
 func (in *inbox) work(ctx context.Context) bool {
 	in.mu.Lock()
-	session, states, results, inventories := in.session, in.states, in.results, in.inventories
+	session, states, results, inventories, before := in.session, in.states, in.results, in.inventories, in.surprises
 	in.pressing = false
 	in.mu.Unlock()
 	if len(states)+len(results)+len(inventories) == 0 {
@@ -135,13 +152,15 @@ func (in *inbox) work(ctx context.Context) bool {
 	}
 	log := klog.FromContext(ctx)
 	in.m.at(PointReceived)
+	var now surprises
 	err := in.m.do(ctx, func(b *batch) error {
 		in.mu.Lock()
+		now = before.clone()
 		stale := in.session != session // what an ended session sent must not come after what the new one was told that we have
 		in.mu.Unlock()
 		for _, s := range states {
 			if !stale {
-				in.m.applyState(b, s.state, log)
+				in.m.applyState(b, s.state, now, log)
 			}
 		}
 		for _, r := range results {
@@ -170,6 +189,7 @@ func (in *inbox) work(ctx context.Context) bool {
 		return true
 	}
 	in.states = in.states[len(states):]
+	in.surprises = now
 	in.inventories = in.inventories[len(inventories):]
 	if n := len(states); n > 0 {
 		for _, s := range states {
@@ -181,6 +201,11 @@ func (in *inbox) work(ctx context.Context) bool {
 		in.m.sender.putAck(states[n-1].message.Answer(&topicpb.StateAck{Sequence: in.sequence}))
 	}
 	in.mu.Unlock()
+	for resource := range now.told {
+		if !before.told[resource] {
+			in.m.sender.putInventory(in.m.surprised(resource, states[len(states)-1].message.Header.Session))
+		}
+	}
 	for _, i := range inventories {
 		in.m.mu.RLock()
 		answer := in.m.tables[resourceOf(i.request.Resource)].inventory(i.request)
@@ -190,8 +215,30 @@ func (in *inbox) work(ctx context.Context) bool {
 	return true
 }
 
-// applyState stages what a State says.
-func (m *Manager) applyState(b *batch, s *topicpb.State, log klog.Logger) {
+// surprised tells what is held of a resource to a cloud that expected something else.
+func (m *Manager) surprised(resource schema.GroupVersionResource, session uint64) message.Message {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	t := m.tables[resource]
+	var d digest
+	if t != nil {
+		d = t.digest
+	}
+	inventory := t.inventory(&topicpb.InventoryRequest{Resource: wireResource(resource), Buckets: d.count > fewEntries})
+	inventory.Holds = d.wire(resource)
+	msg := topic.Inventory.New(message.Resource{}, inventory)
+	msg.Header.Session = session
+	return msg
+}
+
+// fewEntries is up to how many objects all entries are told at once, instead of the sums of their buckets first.
+const fewEntries = 64
+
+// maxSurprises is how many resources a cloud can be mistaken about in one session; beyond, it is believed.
+const maxSurprises = 1024
+
+// applyState stages what a State says, and notes in surprises what it expects and is not so.
+func (m *Manager) applyState(b *batch, s *topicpb.State, found surprises, log klog.Logger) {
 	m.applyRefusals(b, s, log) // first: what is taken back because of a refusal comes with it or after it
 	for _, changes := range s.Changes {
 		resource := resourceOf(changes.Resource)
@@ -211,9 +258,18 @@ func (m *Manager) applyState(b *batch, s *topicpb.State, log klog.Logger) {
 			}
 		}
 	}
+	for _, e := range s.Expected {
+		resource := resourceOf(e.GetResource())
+		if !found.told[resource] && len(found.told) < maxSurprises && !b.digest(resource).is(e) {
+			found.told[resource], found.open[resource] = true, true
+			log.V(2).Info("The cloud expects something else", "resource", resource)
+		} else {
+			delete(found.open, resource)
+		}
+	}
 	for _, id := range s.Synced {
 		i := b.interestNow(id)
-		if i == nil {
+		if i == nil || found.concern(i) {
 			continue
 		}
 		m.dropAccepted(b, i)
@@ -227,6 +283,16 @@ func (m *Manager) applyState(b *batch, s *topicpb.State, log klog.Logger) {
 		i.synced, i.refused = true, nil
 		b.saveInterest(i)
 	}
+}
+
+// concern reports whether the cloud may be mistaken about what an interest has brought.
+func (s surprises) concern(i *interest) bool {
+	for resource := range s.open {
+		if i.resource == resource || i.deps && travels(resource) {
+			return true
+		}
+	}
+	return false
 }
 
 // applyRefusals stages what the cloud refuses.
@@ -284,18 +350,19 @@ func (m *Manager) applyObject(b *batch, ref object.Ref, c *topicpb.Change) error
 	if err != nil {
 		return err
 	}
-	have := b.get(ref)
-	if ref.Resource == podsResource {
-		delete(b.retain(), key{ref.Namespace, ref.Name})
-	}
-	if have != nil && have.shown.UID == types.UID(c.Uid) && have.shown.CloudVersion == c.ResourceVersion {
-		return nil // came again: nothing that anybody could see
-	}
 	o, err := object.FromDecoded(ref, obj, c.Object)
 	if err != nil {
 		return err
 	}
-	o.UID, o.CloudVersion = types.UID(c.Uid), c.ResourceVersion
+	uid, version := cmp.Or(types.UID(c.Uid), o.UID), cmp.Or(c.ResourceVersion, o.CloudVersion)
+	have := b.get(ref)
+	if ref.Resource == podsResource {
+		delete(b.retain(), key{ref.Namespace, ref.Name})
+	}
+	if have != nil && have.shown.UID == uid && have.shown.CloudVersion == version {
+		return nil // came again: nothing that anybody could see
+	}
+	o.UID, o.CloudVersion = uid, version
 	t := targetOf(ref)
 	// What the cloud took is in what it sends now, or was undone there.
 	b.remove(t, func(e *entry) bool {

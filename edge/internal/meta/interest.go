@@ -359,7 +359,7 @@ func (m *Manager) interestsMessage() *topicpb.Interests {
 	})
 	for _, r := range resources {
 		if t := m.tables[r]; !t.local && t.digest.count > 0 {
-			msg.Digests = append(msg.Digests, &topicpb.Digest{Resource: wireResource(r), Count: t.digest.count, Sum: slices.Clone(t.digest.sum[:])})
+			msg.Digests = append(msg.Digests, &topicpb.Digest{Resource: wireResource(r), Count: t.digest.count, Sum: slices.Clone(t.digest.sum[:]), Newest: t.newest()})
 		}
 	}
 	return msg

@@ -72,6 +72,15 @@ func (c change) size() int {
 	return n
 }
 
+func (d digest) wire(r schema.GroupVersionResource) *topicpb.Digest {
+	return &topicpb.Digest{Resource: wireResource(r), Count: d.count, Sum: slices.Clone(d.sum[:])}
+}
+
+// is reports whether d is what the cloud says.
+func (d digest) is(p *topicpb.Digest) bool {
+	return d.count == p.GetCount() && string(d.sum[:]) == string(p.GetSum())
+}
+
 // table is what is held of one resource. Guarded by Manager.mu.
 type table struct {
 	resource schema.GroupVersionResource
@@ -131,6 +140,18 @@ func (t *table) remember(c change, limits Limits) {
 	if drop > 0 {
 		t.history = slices.Delete(t.history, 0, drop)
 	}
+}
+
+// newest is the greatest of kube-apiserver's versions among the objects; 0 where one is no number.
+func (t *table) newest() (most uint64) {
+	for _, h := range t.objects {
+		v, err := strconv.ParseUint(h.shown.CloudVersion, 10, 64)
+		if err != nil {
+			return 0
+		}
+		most = max(most, v)
+	}
+	return most
 }
 
 // keys lists the objects in the order in which kube-apiserver lists them.
