@@ -177,9 +177,15 @@ func (a *Agent) Run(ctx context.Context, port *beehive.Port) error {
 	})
 	pods := podFactory.Core().V1().Pods().Informer()
 	vips := vipFactory.ForResource(v1alpha1.Resource(v1alpha1.VirtualIPs))
-	told := cache.ResourceEventHandlerFuncs{AddFunc: func(any) { a.poke() }, UpdateFunc: func(any, any) { a.poke() }, DeleteFunc: func(any) { a.poke() }}
-	for _, i := range []cache.SharedIndexInformer{pods, vips.Informer()} {
-		if _, err := i.AddEventHandler(told); err != nil {
+	addresses := vips.Informer()
+	served := func() { // each look at the kernel runs iptables some times: a device that serves no address is spared that at every change of a pod
+		if len(addresses.GetStore().ListKeys()) > 0 {
+			a.poke()
+		}
+	}
+	for informer, tell := range map[cache.SharedIndexInformer]func(){pods: served, addresses: a.poke} {
+		told := cache.ResourceEventHandlerFuncs{AddFunc: func(any) { tell() }, UpdateFunc: func(any, any) { tell() }, DeleteFunc: func(any) { tell() }}
+		if _, err := informer.AddEventHandler(told); err != nil {
 			return fmt.Errorf("watching: %w", err)
 		}
 	}
@@ -194,7 +200,7 @@ func (a *Agent) Run(ctx context.Context, port *beehive.Port) error {
 		defer vipFactory.Shutdown()
 		// Ready at once: the objects may have to come from the cloud, and others don't wait for that.
 		port.Ready()
-		if !cache.WaitForCacheSync(ctx.Done(), pods.HasSynced, vips.Informer().HasSynced) {
+		if !cache.WaitForCacheSync(ctx.Done(), pods.HasSynced, addresses.HasSynced) {
 			return nil
 		}
 		r := &run{Agent: a, vips: vips.Lister(), pods: pods.GetIndexer(), first: map[types.UID]time.Time{}, ready: map[string]bool{}, stood: map[string]time.Time{}, clear: c}
