@@ -39,21 +39,28 @@ func manyPod(name, node string) *corev1.Pod {
 	return p
 }
 
+func (s *bench) makeMaps(ctx context.Context, b *testing.B) {
+	b.Helper()
+	for i := range manyMaps {
+		_, err := s.client.CoreV1().ConfigMaps(namespace).Create(ctx, &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Name: mapName(i), Labels: map[string]string{"bench": "many"}}, Data: map[string]string{"k": strings.Repeat("v", 200)},
+		}, metav1.CreateOptions{})
+		check(b, err)
+	}
+}
+
+func (s *bench) dropMaps(ctx context.Context, b *testing.B) {
+	b.Helper()
+	check(b, s.client.CoreV1().ConfigMaps(namespace).DeleteCollection(context.WithoutCancel(ctx), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: manyLabel}))
+}
+
 // configMaps: how soon a pod with many of them runs, and how soon many updates reach the edge's own API, where the kubelet watches them.
 func (s *bench) configMaps(b *testing.B) {
 	s.up(b)
 	ctx, cancel := context.WithTimeout(b.Context(), 20*upTimeout)
 	defer cancel()
-	maps := s.client.CoreV1().ConfigMaps(namespace)
-	for i := range manyMaps {
-		_, err := maps.Create(ctx, &corev1.ConfigMap{
-			ObjectMeta: metav1.ObjectMeta{Name: mapName(i), Labels: map[string]string{"bench": "many"}}, Data: map[string]string{"k": strings.Repeat("v", 200)},
-		}, metav1.CreateOptions{})
-		check(b, err)
-	}
-	defer func() {
-		check(b, maps.DeleteCollection(context.WithoutCancel(ctx), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: manyLabel}))
-	}()
+	s.makeMaps(ctx, b)
+	defer s.dropMaps(ctx, b)
 	running := row{what: whatManyPod, unit: "ms", beside: "plain kubelet", goal: "at most 1.2 x", judge: ratio(1.2)}
 	for i := range *rounds {
 		running.ours = append(running.ours, s.run(b, manyPod(fmt.Sprint("many-edge-", i), edge)))

@@ -199,7 +199,7 @@ func (s *bench) keepalives(b *testing.B) (stop func()) {
 
 // order is that of the table.
 var order = slices.Concat(
-	[]string{whatReboot, whatEventsUp, whatResyncNone, whatResyncTen, whatIdleBytes, whatMemory, whatIdleSyncs},
+	[]string{whatReboot, whatEventsUp, whatResyncNone, whatResyncTen, whatResyncKill, whatResyncMaps, whatIdleBytes, whatMemory, whatIdleSyncs},
 	[]string{whatQueueOne, whatQueueEight, whatQueueMany, whatEventRate, whatChange50, whatChange99, whatSlow},
 	[]string{whatCarrierLink, whatCarrierReady, whatCarrierPod, whatSilentLink, whatSilentReady, whatSilentPod},
 	[]string{whatPod, whatTen, whatManyPod, whatManyRate, whatManyExtra, whatIdleWrites},

@@ -29,6 +29,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/skerry-io/skerry/tests/cluster/lab"
+	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
 const (
@@ -38,6 +39,8 @@ const (
 	whatEventsUp     = "link up to 1,000 queued events acknowledged"
 	whatResyncNone   = "bytes to be in step again with 1,000 objects, none changed"
 	whatResyncTen    = "bytes to be in step again with 1,000 objects, 10 changed: for the changes"
+	whatResyncKill   = "bytes to be in step again with 1,000 objects, 10 changed, by a cloudcore that was killed meanwhile: for the changes"
+	whatResyncMaps   = "bytes to be in step again with 500 ConfigMaps of a pod, 10 changed: for the changes"
 	changes          = 300 // of a pod, in a round
 	eventsQueued     = 1000
 	eventsWritten    = 2000
@@ -303,15 +306,29 @@ func (s *bench) resync(b *testing.B) {
 		}
 		return err
 	})
+	s.makeMaps(ctx, b)
+	defer s.dropMaps(ctx, b)
+	holder := manyPod("resync", edge)
+	s.start(b, holder)
+	defer s.remove(b, holder)
 	none := row{what: whatResyncNone, unit: "bytes", goal: "at most 4096 bytes", judge: atMost(4096, "bytes")}
-	ten := row{what: whatResyncTen, unit: "bytes", beside: "the changed objects, compressed together by zstd", goal: "at most 1.2 x", judge: ratio(1.2)}
+	changed := func(what string) row {
+		return row{what: what, unit: "bytes", beside: "the changed objects, compressed together by zstd", goal: "at most 1.2 x", judge: ratio(1.2)}
+	}
+	ten, killed, maps := changed(whatResyncTen), changed(whatResyncKill), changed(whatResyncMaps)
 	var wire []float64
 	for i := range *rounds {
-		bytes, all := s.reconnect(b, func() {})
+		bytes, all := s.reconnect(b, false, func() {})
 		none.ours, wire = append(none.ours, bytes), append(wire, all)
-		var floor float64
-		with, _ := s.reconnect(b, func() { floor = s.changeServices(ctx, b, i) })
-		ten.ours, ten.floor = append(ten.ours, max(0, with-bytes)), append(ten.floor, floor)
+		compare := func(r *row, than float64, kill bool, change func() float64) {
+			var floor float64
+			with, _ := s.reconnect(b, kill, func() { floor = change() })
+			r.ours, r.floor = append(r.ours, max(0, with-than)), append(r.floor, floor)
+		}
+		compare(&ten, bytes, false, func() float64 { return s.changeServices(ctx, b, fmt.Sprint(i)) })
+		compare(&maps, bytes, false, func() float64 { return s.changeMaps(ctx, b, fmt.Sprint(i)) })
+		afresh, _ := s.reconnect(b, true, func() {})
+		compare(&killed, afresh, true, func() float64 { return s.changeServices(ctx, b, fmt.Sprint(i, "-killed")) })
 	}
 	none.note = fmt.Sprintf("counted at cloudcore from the hello on, both ways, until all is in step. With the handshake of TLS and QUIC, the packets and what the kubelet says, %.4g bytes crossed the "+
 		"wire.", median(wire))
@@ -320,15 +337,15 @@ func (s *bench) resync(b *testing.B) {
 	for _, service := range list.Items {
 		check(b, services.Delete(ctx, service.Name, metav1.DeleteOptions{}))
 	}
-	s.rows = append(s.rows, none, ten)
+	s.rows = append(s.rows, none, ten, killed, maps)
 }
 
 // changeServices changes some services and returns how long their newest states are, compressed together.
-func (s *bench) changeServices(ctx context.Context, b *testing.B, round int) float64 {
+func (s *bench) changeServices(ctx context.Context, b *testing.B, round string) float64 {
 	b.Helper()
 	var all []byte
 	for i := range objectsChanged {
-		patch := fmt.Appendf(nil, `{"metadata":{"annotations":{"round":"%d"}}}`, round)
+		patch := fmt.Appendf(nil, `{"metadata":{"annotations":{"round":%q}}}`, round)
 		have, err := s.client.CoreV1().Services(namespace).Patch(ctx, fmt.Sprintf("service-%04d", i*37), types.MergePatchType, patch, metav1.PatchOptions{})
 		check(b, err)
 		have.ManagedFields = nil
@@ -336,18 +353,44 @@ func (s *bench) changeServices(ctx context.Context, b *testing.B, round int) flo
 		check(b, err)
 		all = append(all, raw...)
 	}
+	return compressed(b, all)
+}
+
+// changeMaps is changeServices with ConfigMaps.
+func (s *bench) changeMaps(ctx context.Context, b *testing.B, round string) float64 {
+	b.Helper()
+	var all []byte
+	for i := range objectsChanged {
+		patch := fmt.Appendf(nil, `{"data":{"round":%q}}`, round)
+		have, err := s.client.CoreV1().ConfigMaps(namespace).Patch(ctx, mapName(i*37), types.MergePatchType, patch, metav1.PatchOptions{})
+		check(b, err)
+		have.ManagedFields = nil
+		raw, err := have.Marshal()
+		check(b, err)
+		all = append(all, raw...)
+	}
+	return compressed(b, all)
+}
+
+func compressed(b *testing.B, all []byte) float64 {
+	b.Helper()
 	encoder, err := zstd.NewWriter(nil)
 	check(b, err)
 	return float64(len(encoder.EncodeAll(all, nil)))
 }
 
-// reconnect cuts the uplink, calls meanwhile, heals it and returns the bytes of the messages of the new session until all is quiet, and those on the wire.
-func (s *bench) reconnect(b *testing.B, meanwhile func()) (messages, wire float64) {
+// reconnect cuts the uplink, calls meanwhile, and kills cloudcore and starts it if asked to; it heals the uplink and returns the bytes of the messages of the new session until
+// all is quiet, and those on the wire.
+func (s *bench) reconnect(b *testing.B, kill bool, meanwhile func()) (messages, wire float64) {
 	b.Helper()
 	s.quiet(b)
 	check(b, s.Cut(b.Context(), edge, lab.Carrier))
 	s.awaitUnlinked(b)
 	meanwhile()
+	if kill {
+		check(b, s.Kill(b.Context(), trial.Cloud, "cloudcore"))
+		check(b, s.Start(b.Context(), trial.Cloud, "cloudcore"))
+	}
 	before, wireBefore := s.metrics(b)["skerry_hub_bytes_total"], s.wire(b, edge, "wan0")
 	check(b, s.Heal(b.Context(), edge))
 	s.awaitLinked(b)

@@ -30,10 +30,20 @@ func (s *session) hold(ref kube.Ref, r *resource) {
 	h := &held{users: 1}
 	s.held[ref] = h
 	h.cancel = s.part.singles.Watch(ref, s.node, func(state kube.Single) {
-		h.state.Store(&state)
+		if old := h.state.Swap(&state); old != nil && alike(*old, state) {
+			return // a fresh watch tells again what was asked for just before
+		}
 		r.touch(ref.Key)
 		s.signal()
 	})
+}
+
+// alike reports whether a is for an edge what b is.
+func alike(a, b kube.Single) bool {
+	if a.Err != nil || b.Err != nil || a.Known != b.Known || (a.Object == nil) != (b.Object == nil) {
+		return false
+	}
+	return a.Object == nil || a.Object.Sum == b.Object.Sum
 }
 
 func (s *session) unhold(ref kube.Ref) {
