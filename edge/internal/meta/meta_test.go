@@ -726,18 +726,23 @@ func TestAMistakenCloudSyncsNothing(t *testing.T) {
 			synctest.Wait()
 		}
 		var id uint64
+		synctest.Wait()
+		c.mu.Lock()
 		for _, i := range c.interests {
 			if i.Resource.GetResource() == "services" {
 				id = i.Id
 			}
 		}
+		c.mu.Unlock()
 		say(1, id)
 		if err := list(); retryAfter(err) == 0 {
 			t.Errorf("a set of which something is missing: %v", err)
 		}
+		c.mu.Lock()
 		if !slices.Equal(c.surprised, []string{"services"}) {
 			t.Errorf("told of %v, want services", c.surprised)
 		}
+		c.mu.Unlock()
 		say(0, id)
 		if err := list(); err != nil {
 			t.Errorf("a set that is as expected: %v", err)
