@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
@@ -66,6 +67,7 @@ type Object struct {
 	Labels   labels.Set
 	Raw      []byte // Kubernetes protobuf with its envelope for built-in kinds, else JSON; without managedFields, and without status where that is not for edges
 	Refs     []Ref  // what a pod, a claim or a volume needs on its node
+	Started  bool   // of a pod: its node's kubelet has reported of it, so that the node had what the pod refers to
 	Sum      Sum
 
 	// Node is the node of a pod; Fields are the values of what selectors may ask for beside the name, in the order of the store's table.
@@ -124,6 +126,9 @@ func (e *encoder) encode(from runtime.Object) (*Object, error) {
 	o := &Object{
 		Key: Key{m.GetNamespace(), m.GetName()}, UID: m.GetUID(), Version: m.GetResourceVersion(), Revision: m.GetResourceVersion(), Labels: m.GetLabels(),
 		Refs: refsOf(from), fields: e.fields.values(from),
+	}
+	if pod, ok := from.(*corev1.Pod); ok {
+		o.Started = pod.Status.StartTime != nil // nobody but the kubelet sets it
 	}
 	if u, ok := from.(*unstructured.Unstructured); ok && e.trims {
 		unstructured.RemoveNestedField(u.Object, "status")

@@ -329,12 +329,13 @@ func (d *dependencies) before(r *resource, key kube.Key, o *kube.Object) bool {
 	if !d.ready(refs) {
 		return false
 	}
-	d.ahead(refs)
+	d.ahead(refs, o.Started)
 	return true
 }
 
-// ahead sends those of refs that the edge may not have yet.
-func (d *dependencies) ahead(refs []kube.Ref) {
+// ahead sends those of refs that the edge may not have yet. An edge that comes back has what a pod needs that it has started, unless that is newer than all that it holds: so a pod
+// that has changed meanwhile does not bring along everything that it refers to. The comparison, which comes then, finds what is wrong with that.
+func (d *dependencies) ahead(refs []kube.Ref, started bool) {
 	s := d.session
 	for _, ref := range refs {
 		have, ok := d.refs[ref]
@@ -348,12 +349,17 @@ func (d *dependencies) ahead(refs []kube.Ref) {
 			r.clean(ref.Key)
 		}
 		s.mu.Unlock()
-		if o, _ := r.look(ref.Key); (waits || r.phase != live && !have.sent) && o != nil {
+		o, _ := r.look(ref.Key)
+		if started && !waits && r.phase != live && !have.sent && r.hadBefore(o) {
+			d.ahead(have.children, started)
+			continue
+		}
+		if (waits || r.phase != live && !have.sent) && o != nil {
 			s.frame.change(r, ref.Key, o)
 		} else if waits {
 			s.frame.change(r, ref.Key, nil)
 		}
 		have.sent = true
-		d.ahead(have.children)
+		d.ahead(have.children, started)
 	}
 }

@@ -349,6 +349,23 @@ func TestResumeOfDependencies(t *testing.T) {
 		want(t, "one changed", log, []string{"+configmaps/cm123", "synced 1", "synced 2"})
 		e.disconnect()
 
+		c.configMap(t, "cm124", "2")
+		running := pod("big", "edge1", names...)
+		running.Status.StartTime = &metav1.Time{Time: time.Now()}
+		c.put(t, kube.Pods, running)
+		c.configMap(t, "late", "1")
+		late := pod("new", "edge1", "late")
+		c.put(t, kube.Pods, late)
+		e.connect(publish.New(c, c, c), podsOf(1, "edge1"), dependencies(2))
+		log = e.takeLog()
+		slices.Sort(log)
+		want(t, "one changed, and the pod that runs, and a new one", slices.Compact(log),
+			[]string{"+configmaps/cm124", "+configmaps/late", "+pods/big", "+pods/new", "synced 1", "synced 2"})
+		want(t, "asked", e.asked, []string(nil))
+		c.store(kube.Pods).Delete(kube.Key{Namespace: "default", Name: "new"})
+		synctest.Wait()
+		e.disconnect()
+
 		c.store(kube.Pods).Delete(kube.Key{Namespace: "default", Name: "big"})
 		e.connect(p, podsOf(1, "edge1"), dependencies(2))
 		want(t, "config maps when the pod is gone", e.names(kube.ConfigMaps), []string{})

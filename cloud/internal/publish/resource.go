@@ -328,6 +328,15 @@ func (r *resource) later(ours map[kube.Key]*kube.Object) (keys []kube.Key, ok bo
 	return keys, len(keys) > 0 && old <= r.edge.count && r.edge.count-old <= uint64(len(keys))
 }
 
+// hadBefore reports whether o is no newer than what the edge holds, by what it said.
+func (r *resource) hadBefore(o *kube.Object) bool {
+	if o == nil || r.edgeUnknown || r.newest == 0 {
+		return false
+	}
+	version, err := strconv.ParseUint(o.Version, 10, 64)
+	return err == nil && version <= r.newest
+}
+
 // expect tells the edge what it should hold now. Its interests are synced by the same State, so that an edge that holds something else takes none of them for it.
 func (s *session) expect(r *resource) {
 	should := digestOf(r.wanted())
