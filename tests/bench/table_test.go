@@ -156,7 +156,7 @@ both columns.
 var standing = map[string]string{
 	whatResyncTen: "the difference of two reconnects: the changed objects, compressed together, with the envelope of a message and its acknowledgement. cloudcore has seen the changes, so no inventory " +
 		"is asked for.",
-	whatResyncKill: "as above; a cloudcore that knows nothing of the time before sends what is newer than all that the edge holds, and what the edge should hold then (docs/decisions/0016).",
+	whatResyncKill: "as above; a cloudcore that knows nothing of the time before sends what is newer than all that the edge holds, and what the edge should hold then (docs/decisions/0018).",
 	whatResyncMaps: "as above: ConfigMaps and Secrets are watched one by one, and have no history.",
 	whatQueueOne: "where a disk syncs a page in some 0.1 ms (see the changes of a pod), a commit of the floor takes a quarter of a millisecond, and the work of a commit, on cores that others use " +
 		"too, takes as long as the disk does: the wide range of the samples is the machine's.",
