@@ -2,6 +2,7 @@ package publish
 
 import (
 	"slices"
+	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -143,7 +144,9 @@ func (s *session) flush() error {
 		m.changes.Add(int64(len(g.Items)))
 	}
 	m.bytes.Add(int64(full))
-	if err := s.link.Send(s.ctx, topic.State.New(message.Resource{}, state)); err != nil {
+	update := topic.State.New(message.Resource{}, state)
+	update.Header.Time = time.Time{} // nobody asks when
+	if err := s.link.Send(s.ctx, update); err != nil {
 		if s.ctx.Err() != nil {
 			return nil
 		}
