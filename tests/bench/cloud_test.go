@@ -57,7 +57,7 @@ func (s *bench) hollow(b *testing.B) {
 	perNode := func(of func(use) []float64) float64 { return (median(of(full)) - median(of(empty))) / float64(*nodes) }
 	bytes.note = fmt.Sprintf("%d nodes without pods; the difference to cloudcore without them, %v after the last was in step. Alive are %.3g kB a node, of which %.3g kB are stacks, of %.2g goroutines: "+
 		"the one that waits beneath TLS for the link, in 4 KiB, and what was torn between stacks when all came at once. The heap's pages in use are %.3g kB a node: between what lives stands the garbage of "+
-		"the handshakes, in pages that Go can't give back as long as anything lives in them. What lives is TLS above all (some 15 kB with the certificate and the buffers that the handshake has made grow), "+
+		"the handshakes, in pages that Go can't give back as long as anything lives in them. What lives is TLS above all (some 10 kB with the certificate and the buffers that the handshake has made grow), "+
 		"then the interests, the Node object and the Lease.", *nodes, settleFor, median(heap.ours),
 		perNode(func(u use) []float64 { return u.stacks }), perNode(func(u use) []float64 { return u.goroutines }), perNode(func(u use) []float64 { return u.pages }))
 	s.rows = append(s.rows, bytes, heap, writes)
