@@ -16,7 +16,6 @@ import (
 type fake struct {
 	mu          sync.Mutex
 	live        float64 // bytes
-	rate        float64 // bytes a second
 	dear        time.Duration
 	garbage     float64
 	percent     int

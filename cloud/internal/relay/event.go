@@ -69,7 +69,7 @@ func (e *event) fresh(body []byte) ([]byte, string, error) {
 		return body, "application/json", err
 	}
 	made := *e.whole
-	made.UID, made.ResourceVersion, made.CreationTimestamp, made.ManagedFields, made.Generation, made.SelfLink = "", "", metav1.Time{}, nil, 0, ""
+	made.UID, made.ResourceVersion, made.CreationTimestamp, made.ManagedFields, made.Generation = "", "", metav1.Time{}, nil, 0
 	body, err := kube.ToProtobuf(corev1.SchemeGroupVersion.WithKind("Event"), &made)
 	if err != nil {
 		return nil, "", apierrors.NewBadRequest("the event can't be encoded: " + err.Error())
