@@ -201,7 +201,8 @@ func (s *bench) events(b *testing.B) {
 	rate := row{what: whatEventRate, unit: "a second", beside: "client-go straight to kube-apiserver, as the plain node", goal: "at least 0.95 x", judge: ratioAtLeast(0.95)}
 	queued := row{
 		what: whatEventsUp, unit: "s", beside: fmt.Sprintf("client-go straight, the same 1,000, by %d or by %d writers, whichever are faster", eventWriters, eventWritersMost),
-		goal: "at most 1 s + 3 round trips + bytes / bandwidth, or 1.2 x where client-go needs more than 1 s itself", judge: queuedInTime,
+		// A cable of the trial has neither a round trip nor a bandwidth that would count.
+		goal: "99th percentile at most 1 s + 3 round trips + bytes / bandwidth", judge: atMost(1, "s"), tail: true,
 	}
 	ourCPU, theirCPU := map[string][]float64{}, map[string][]float64{}
 	cost := func(into map[string][]float64, before map[string]float64) {
@@ -249,14 +250,10 @@ func (s *bench) events(b *testing.B) {
 		"busy, beside client-go %.2g; the others waited for each other, for the disk and for whatever else ran. At the edge the events of several writers share a commit, and so do the results: "+
 		"%.2g commits an event.",
 		all, shares(ourCPU), theirAll, shares(theirCPU), theirAll/all, all*median(rate.ours)/1000, runtime.NumCPU(), theirAll*median(rate.floor)/1000, median(commits))
-	queued.note = fmt.Sprintf("the longest of %d took %.3g s. Link up is when the edge had its welcome: what the node wants, its Lease and its status are told in the same time.",
-		len(queued.ours), slices.Max(queued.ours))
+	queued.note = fmt.Sprintf("the median is %.2f x of client-go's, which has nothing before kube-apiserver. By the CPU of an event, %d of them keep %d cores busy for %.2g s. Link up is when "+
+		"the edge had its welcome: what the node wants, its Lease and its status are told in the same time.",
+		median(queued.ours)/median(queued.floor), eventsQueued, runtime.NumCPU(), all*eventsQueued/1000/float64(runtime.NumCPU()))
 	s.rows = append(s.rows, rate, queued)
-}
-
-// queuedInTime judges how long queued events took: no node can be faster than kube-apiserver is without anything before it.
-func queuedInTime(ours, floor float64) (string, bool) {
-	return fmt.Sprintf("%.4g s, %.2f x", ours, ours/floor), ours <= 1 || floor > 1 && ours <= 1.2*floor
 }
 
 // total is the sum of what the programs spent, by their medians.
