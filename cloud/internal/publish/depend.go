@@ -30,11 +30,16 @@ func (s *session) hold(ref kube.Ref, r *resource) {
 	h := &held{users: 1}
 	s.held[ref] = h
 	h.cancel = s.part.singles.Watch(ref, s.node, func(state kube.Single) {
-		if old := h.state.Swap(&state); old != nil && alike(*old, state) {
+		old := h.state.Swap(&state)
+		if old != nil && alike(*old, state) {
 			return // a fresh watch tells again what was asked for just before
 		}
-		r.touch(ref.Key)
-		s.signal()
+		r.note(ref.Key)
+		if old == nil || !old.Known {
+			s.gather()
+		} else {
+			s.signal()
+		}
 	})
 }
 

@@ -294,7 +294,7 @@ func TestDependenciesTravelBeforeThePod(t *testing.T) {
 		synctest.Wait()
 		want(t, "others don't wait", e.takeLog(), []string{"+pods/d"})
 		c.configMap(t, "late", "1")
-		synctest.Wait()
+		settle()
 		want(t, "now it is known", e.takeLog(), []string{"+configmaps/late", "+pods/c"})
 
 		c.put(t, kube.Pods, pod("optional", "edge1", "absent"))
@@ -315,6 +315,53 @@ func TestDependenciesTravelBeforeThePod(t *testing.T) {
 		}
 		e.disconnect()
 		want(t, "watches left", len(c.watches), 0)
+	})
+}
+
+// settle lets what is gathered for a moment go on, and waits for what comes of it.
+func settle() {
+	time.Sleep(time.Second)
+	synctest.Wait()
+}
+
+// The answers of many watches come one by one, and don't travel so.
+func TestAnswersOfWatchesAreGathered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const maps = 300
+		c, e := newWorld(), newEdge(t)
+		c.synced(t, kube.Pods)
+		p := publish.New(c, c, c)
+		e.connect(p, podsOf(1, "edge1"), dependencies(2))
+		synctest.Wait()
+		e.takeLog()
+		var names []string
+		c.mu.Lock()
+		for i := range maps {
+			names = append(names, fmt.Sprintf("m%03d", i))
+			c.missing[cmRef(names[i])] = true
+		}
+		c.mu.Unlock()
+		c.put(t, kube.Pods, pod("a", "edge1", names...))
+		synctest.Wait()
+		before := e.states
+		for _, name := range names {
+			c.configMap(t, name, "1")
+			time.Sleep(time.Millisecond)
+			synctest.Wait()
+		}
+		settle()
+		log := e.takeLog()
+		if len(log) != maps+1 || log[maps] != "+pods/a" {
+			t.Fatalf("%d changes came, the last is %s: want the pod after all %d ConfigMaps", len(log), log[len(log)-1], maps)
+		}
+		// One comes each millisecond, and five are waited for.
+		if n := e.states - before; n > maps/4 {
+			t.Errorf("they came in %d States", n)
+		}
+		c.configMap(t, names[0], "2")
+		synctest.Wait()
+		want(t, "an update, which waits for nobody", e.takeLog(), []string{"+configmaps/m000"})
+		e.disconnect()
 	})
 }
 
@@ -507,7 +554,7 @@ func TestSingleObjects(t *testing.T) {
 		delete(c.deny, ref)
 		c.mu.Unlock()
 		c.tell(ref)
-		synctest.Wait()
+		settle()
 		want(t, "allowed again", e.names(kube.ConfigMaps), []string{"one"})
 
 		e.declare(oneConfigMap(2, "absent"))

@@ -89,15 +89,20 @@ func (r *resource) closeFeed() {
 
 // touch notes that a key has changed. It is called by whoever changed it, with the store held.
 func (r *resource) touch(key kube.Key) {
-	s := r.session
-	s.mu.Lock()
+	if r.note(key) {
+		r.session.signal()
+	}
+}
+
+// note is touch without the signal; it reports whether one is needed.
+func (r *resource) note(key kube.Key) bool {
+	r.session.mu.Lock()
+	defer r.session.mu.Unlock()
 	if r.phase == fresh {
-		s.mu.Unlock()
-		return
+		return false
 	}
 	r.mark(key)
-	s.mu.Unlock()
-	s.signal()
+	return true
 }
 
 // mark puts a key in the queue unless it waits there. The session's lock is held.

@@ -26,6 +26,8 @@ type session struct {
 	wg   sync.WaitGroup
 	due  atomic.Bool // it is time for a recheck
 
+	gathering atomic.Bool // by gather: a signal comes in a moment
+
 	mu    sync.Mutex
 	inbox inbox
 	over  bool // by Stop: nothing enters any more
@@ -73,6 +75,20 @@ func newSession(p *Publisher, link hub.Session) *session {
 }
 
 func (s *session) signal() { s.loop.Signal() }
+
+// gatherTime is how long the first word of an object that is watched alone waits for others. A pod with hundreds of ConfigMaps has as many watches opened for it, whose
+// answers come one by one: each in a State of its own would be compressed, sent, committed to the edge's disk and acknowledged alone.
+const gatherTime = 5 * time.Millisecond
+
+// gather is signal, in a moment. It may be called after the session's end.
+func (s *session) gather() {
+	if !s.gathering.Swap(true) {
+		time.AfterFunc(gatherTime, func() {
+			s.gathering.Store(false)
+			s.signal()
+		})
+	}
+}
 
 // outOfTurn ends the session: its edge doesn't keep to the contract.
 func outOfTurn(format string, args ...any) error {
