@@ -257,7 +257,7 @@ func (s *bench) memoryOf(b *testing.B, node, program, field string) float64 {
 func (s *bench) spent(b *testing.B) map[string]float64 {
 	b.Helper()
 	used := map[string]float64{}
-	for program, on := range map[string]string{"edgecore": edge, "cloudcore": trial.Cloud, "kubeplane": trial.Cloud} {
+	for program, on := range map[string]string{"edgecore": edge, "plainkubelet": plain, "cloudcore": trial.Cloud, "kubeplane": trial.Cloud} {
 		for _, dir := range processes(s.host(b, on), program) {
 			used[program] += ticks(b, dir)
 		}
