@@ -101,10 +101,10 @@ func TestForeignNames_findWhatTheyMust(t *testing.T) {
 		"cd /wo" + "rk/main":                    true,
 		"see (/ho" + "me/somebody/x)":           true,
 		"image: do" + "cker.io/library/busybox": true,
-		"GOPROXY=https://proxy.go" + "lang.org": true,
-		"the network/work/flow":                 false,
-		"/var/lib/skerry/work":                  false,
-		"https://pkg.go.dev/net/http":           false,
+		"GOPROXY=https://" + strings.Join([]string{"proxy", "golang", "org"}, "."): true,
+		strings.Join([]string{"the network", "work", "flow"}, "/"):                 false,
+		"/var/lib/skerry/work":        false,
+		"https://pkg.go.dev/net/http": false,
 	} {
 		found := false
 		for _, r := range foreign {

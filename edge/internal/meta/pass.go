@@ -144,7 +144,7 @@ const firstVersion = 1e12
 func (m *Manager) cloudVersions(w Write) ([]byte, error) {
 	switch w.Verb {
 	case "update":
-		if !bytes.Contains(w.Body, []byte("resourceVersion")) && !bytes.HasPrefix(w.Body, []byte("k8s\x00")) {
+		if !bytes.Contains(w.Body, []byte("resourceVersion")) && !object.IsProtobuf(w.Body) {
 			return w.Body, nil
 		}
 		obj, err := object.DecodeRaw(w.Body)
@@ -213,7 +213,7 @@ func decodeOptions(body []byte, into *metav1.DeleteOptions) error {
 // encodeLike encodes obj in the encoding that body has.
 func encodeLike(body []byte, obj runtime.Object) ([]byte, error) {
 	encode := object.JSON
-	if bytes.HasPrefix(body, []byte("k8s\x00")) {
+	if object.IsProtobuf(body) {
 		encode = object.Encode
 	}
 	out, err := encode(obj)

@@ -34,7 +34,7 @@ func DecodeRaw(raw []byte) (obj runtime.Object, err error) {
 		}
 	}()
 	// The universal deserializer also takes YAML, which nothing here speaks.
-	if !isProtobuf(raw) && !isJSON(raw) {
+	if !IsProtobuf(raw) && !isJSON(raw) {
 		return nil, fmt.Errorf("%w: neither protobuf nor JSON", ErrMalformed)
 	}
 	obj, kind, err := scheme.Codecs.UniversalDeserializer().Decode(raw, nil, nil)
@@ -154,9 +154,9 @@ func fromMeta(resource schema.GroupVersionResource, m metav1.Object, raw []byte)
 	}
 }
 
-// isProtobuf reports whether raw begins with the magic number of Kubernetes' protobuf envelope; see k8s.io/apimachinery's
+// IsProtobuf reports whether raw begins with the magic number of Kubernetes' protobuf envelope; see k8s.io/apimachinery's
 // runtime/serializer/protobuf.
-func isProtobuf(raw []byte) bool { return bytes.HasPrefix(raw, []byte("k8s\x00")) }
+func IsProtobuf(raw []byte) bool { return bytes.HasPrefix(raw, []byte("k8s\x00")) }
 
 func isJSON(raw []byte) bool { return bytes.HasPrefix(bytes.TrimLeft(raw, " \t\r\n"), []byte("{")) }
 
