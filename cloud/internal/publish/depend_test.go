@@ -1,0 +1,196 @@
+package publish_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/skerry-io/skerry/cloud/internal/kube"
+	"github.com/skerry-io/skerry/cloud/internal/publish"
+)
+
+func TestDependenciesTravelBeforeThePod(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, e := newWorld(), newEdge(t)
+		c.synced(t, kube.Pods)
+		c.configMap(t, "shared", "1")
+		e.connect(publish.New(c, c, c), podsOf(1, "edge1"), dependencies(2))
+		want(t, "synced", e.syncedIDs(), map[uint64]bool{1: true, 2: true})
+		e.takeLog()
+
+		c.put(t, kube.Pods, pod("a", "edge1", "shared"))
+		synctest.Wait()
+		want(t, "with its ConfigMap", e.takeLog(), []string{"+configmaps/shared", "+pods/a"})
+
+		c.put(t, kube.Pods, pod("b", "edge1", "shared"))
+		synctest.Wait()
+		want(t, "a second one, and the ConfigMap is there", e.takeLog(), []string{"+pods/b"})
+
+		late := cmRef("late")
+		c.mu.Lock()
+		c.missing[late] = true
+		c.mu.Unlock()
+		c.put(t, kube.Pods, pod("c", "edge1", "shared", "late"))
+		synctest.Wait()
+		want(t, "nobody knows yet whether it exists", e.takeLog(), []string(nil))
+		c.put(t, kube.Pods, pod("d", "edge1"))
+		synctest.Wait()
+		want(t, "others don't wait", e.takeLog(), []string{"+pods/d"})
+		c.configMap(t, "late", "1")
+		settle()
+		want(t, "now it is known", e.takeLog(), []string{"+configmaps/late", "+pods/c"})
+
+		c.put(t, kube.Pods, pod("optional", "edge1", "absent"))
+		synctest.Wait()
+		want(t, "what doesn't exist holds nobody up", e.takeLog(), []string{"-configmaps/absent", "+pods/optional"})
+
+		c.configMap(t, "shared", "2")
+		synctest.Wait()
+		want(t, "an update", e.takeLog(), []string{"+configmaps/shared"})
+
+		for _, name := range []string{"a", "b", "c"} {
+			c.store(kube.Pods).Delete(kube.Key{Namespace: "default", Name: name})
+		}
+		synctest.Wait()
+		log := e.takeLog()
+		if !slices.Contains(log, "-configmaps/shared") || !slices.Contains(log, "-configmaps/late") {
+			t.Errorf("nobody needs them any more, and they stay: %q", log)
+		}
+		e.disconnect()
+		want(t, "watches left", len(c.watches), 0)
+	})
+}
+
+// settle lets what is gathered for a moment go on, and waits for what comes of it.
+func settle() {
+	time.Sleep(time.Second)
+	synctest.Wait()
+}
+
+// The answers of many watches come one by one, and don't travel so.
+func TestAnswersOfWatchesAreGathered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const maps = 300
+		c, e := newWorld(), newEdge(t)
+		c.synced(t, kube.Pods)
+		p := publish.New(c, c, c)
+		e.connect(p, podsOf(1, "edge1"), dependencies(2))
+		synctest.Wait()
+		e.takeLog()
+		var names []string
+		c.mu.Lock()
+		for i := range maps {
+			names = append(names, fmt.Sprintf("m%03d", i))
+			c.missing[cmRef(names[i])] = true
+		}
+		c.mu.Unlock()
+		c.put(t, kube.Pods, pod("a", "edge1", names...))
+		synctest.Wait()
+		before := e.states
+		for _, name := range names {
+			c.configMap(t, name, "1")
+			time.Sleep(time.Millisecond)
+			synctest.Wait()
+		}
+		settle()
+		log := e.takeLog()
+		if len(log) != maps+1 || log[maps] != "+pods/a" {
+			t.Fatalf("%d changes came, the last is %s: want the pod after all %d ConfigMaps", len(log), log[len(log)-1], maps)
+		}
+		// One comes each millisecond, and five are waited for.
+		if n := e.states - before; n > maps/4 {
+			t.Errorf("they came in %d States", n)
+		}
+		c.configMap(t, names[0], "2")
+		synctest.Wait()
+		want(t, "an update, which waits for nobody", e.takeLog(), []string{"+configmaps/m000"})
+		e.disconnect()
+	})
+}
+
+func TestResumeOfDependencies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, e := newWorld(), newEdge(t)
+		var names []string
+		for i := range 500 {
+			names = append(names, fmt.Sprintf("cm%03d", i))
+			c.configMap(t, names[i], "1")
+		}
+		c.synced(t, kube.Pods, pod("big", "edge1", names...))
+		p := publish.New(c, c, c)
+		e.connect(p, podsOf(1, "edge1"), dependencies(2))
+		want(t, "config maps", len(e.names(kube.ConfigMaps)), 500)
+		if i, j := slices.Index(e.log, "+pods/big"), slices.Index(e.log, "+configmaps/cm499"); i < j {
+			t.Error("the pod came before what it needs")
+		}
+		e.disconnect()
+
+		e.connect(p, podsOf(1, "edge1"), dependencies(2))
+		log := e.takeLog()
+		slices.Sort(log)
+		want(t, "nothing changed", log, []string{"synced 1", "synced 2"})
+		e.disconnect()
+
+		c.configMap(t, "cm123", "2")
+		c.store(kube.Pods).Delete(kube.Key{Namespace: "default", Name: "nobody"})
+		e.connect(p, podsOf(1, "edge1"), dependencies(2))
+		log = e.takeLog()
+		slices.Sort(log)
+		want(t, "one changed", log, []string{"+configmaps/cm123", "synced 1", "synced 2"})
+		e.disconnect()
+
+		c.configMap(t, "cm124", "2")
+		running := pod("big", "edge1", names...)
+		running.Status.StartTime = &metav1.Time{Time: time.Now()}
+		c.put(t, kube.Pods, running)
+		c.configMap(t, "late", "1")
+		late := pod("new", "edge1", "late")
+		c.put(t, kube.Pods, late)
+		e.connect(publish.New(c, c, c), podsOf(1, "edge1"), dependencies(2))
+		log = e.takeLog()
+		slices.Sort(log)
+		want(t, "one changed, and the pod that runs, and a new one", slices.Compact(log),
+			[]string{"+configmaps/cm124", "+configmaps/late", "+pods/big", "+pods/new", "synced 1", "synced 2"})
+		want(t, "asked", e.asked, []string(nil))
+		c.store(kube.Pods).Delete(kube.Key{Namespace: "default", Name: "new"})
+		synctest.Wait()
+		e.disconnect()
+
+		c.store(kube.Pods).Delete(kube.Key{Namespace: "default", Name: "big"})
+		e.connect(p, podsOf(1, "edge1"), dependencies(2))
+		want(t, "config maps when the pod is gone", e.names(kube.ConfigMaps), []string{})
+		want(t, "pods", e.names(kube.Pods), []string{})
+		e.disconnect()
+	})
+}
+
+func TestClaimsBringTheirVolumesAndSecrets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, e := newWorld(), newEdge(t)
+		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "data"}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv1"}}
+		volume := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv1"}, Spec: corev1.PersistentVolumeSpec{
+			ClaimRef: &corev1.ObjectReference{Namespace: "default", Name: "data"},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
+				Driver: "d", VolumeHandle: "h", NodeStageSecretRef: &corev1.SecretReference{Namespace: "storage", Name: "key"},
+			}},
+		}}
+		c.synced(t, kube.Claims, claim, &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "other"}})
+		c.synced(t, kube.Volumes, volume)
+		p := pod("db", "edge1")
+		p.Spec.Volumes = []corev1.Volume{{Name: "d", VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"},
+		}}}
+		c.synced(t, kube.Pods)
+		e.connect(publish.New(c, c, c), podsOf(1, "edge1"), dependencies(2))
+		e.takeLog()
+		c.put(t, kube.Pods, p)
+		synctest.Wait()
+		want(t, "sent", e.takeLog(), []string{"+persistentvolumeclaims/data", "+persistentvolumes/pv1", "-secrets/key", "+pods/db"})
+		e.disconnect()
+	})
+}

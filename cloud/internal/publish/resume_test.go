@@ -1,0 +1,187 @@
+package publish_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/skerry-io/skerry/cloud/internal/kube"
+	"github.com/skerry-io/skerry/cloud/internal/publish"
+)
+
+func TestResume(t *testing.T) {
+	many := func(n int) (all []metav1.Object) {
+		for i := range n {
+			all = append(all, service(fmt.Sprintf("s%04d", i)))
+		}
+		return all
+	}
+	for name, test := range map[string]struct {
+		objects int
+		change  func(t *testing.T, c *world)
+		same    bool // the same cloudcore, which has seen the changes; else another
+		old     bool // the edge doesn't say how new its newest is
+		asked   []string
+		log     []string
+	}{
+		"changes that cloudcore has seen": {
+			objects: 1000, same: true, change: func(t *testing.T, c *world) {
+				c.put(t, services, service("s0500"))
+				c.put(t, services, service("s0501"))
+				c.put(t, services, service("s0500"))
+				c.put(t, services, service("new"))
+				c.put(t, services, service("brief"))
+				c.store(services).Delete(kube.Key{Namespace: "default", Name: "s0007"})
+				c.store(services).Delete(kube.Key{Namespace: "default", Name: "brief"})
+				c.put(t, services, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "other"}, Spec: corev1.ServiceSpec{ClusterIP: "None"}})
+				c.put(t, services, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "s0008"}, Spec: corev1.ServiceSpec{ClusterIP: "None"}})
+			},
+			log: []string{"+services/s0500", "+services/s0501", "+services/new", "-services/s0007", "-services/s0008", "-services/brief", "synced 1"},
+		},
+		"more changes than it remembers": {
+			objects: 100, same: true, change: func(t *testing.T, c *world) {
+				for range 2100 {
+					c.put(t, services, service("s0050"))
+				}
+			},
+			log: []string{"+services/s0050", "synced 1"},
+		},
+		"nobody followed meanwhile": {
+			objects: 10, same: true, change: func(t *testing.T, c *world) {
+				time.Sleep(time.Hour)
+				c.put(t, services, service("s0003"))
+			},
+			log: []string{"+services/s0003", "synced 1"},
+		},
+		"nothing changed": {objects: 1000, change: func(*testing.T, *world) {}, log: []string{"synced 1"}},
+		"what is newer than all that the edge holds": {
+			objects: 1000, change: func(t *testing.T, c *world) {
+				c.put(t, services, service("s0500"))
+				c.put(t, services, service("new"))
+			},
+			log: []string{"+services/new", "+services/s0500", "synced 1"},
+		},
+		"what is newer is not all": {
+			objects: 100, change: func(t *testing.T, c *world) {
+				c.put(t, services, service("s0050"))
+				c.put(t, services, service("new"))
+				c.store(services).Delete(kube.Key{Namespace: "default", Name: "s0007"})
+			},
+			asked: []string{"services buckets=true only=0", "services buckets=false only=1"},
+			log:   []string{"+services/new", "+services/s0050", "-services/s0007", "not synced 1", "synced 1"},
+		},
+		"more are gone than are newer": {
+			objects: 10, change: func(t *testing.T, c *world) {
+				c.put(t, services, service("s0005"))
+				c.store(services).Delete(kube.Key{Namespace: "default", Name: "s0007"})
+			},
+			asked: []string{"services buckets=false only=0"}, log: []string{"+services/s0005", "-services/s0007", "synced 1"},
+		},
+		"few objects: entries at once": {
+			old:     true,
+			objects: 10, change: func(t *testing.T, c *world) { c.put(t, services, service("s0003")) },
+			asked: []string{"services buckets=false only=0"}, log: []string{"+services/s0003", "synced 1"},
+		},
+		"many objects: buckets first": {
+			old:     true,
+			objects: 1000, change: func(t *testing.T, c *world) { c.put(t, services, service("s0500")) },
+			asked: []string{"services buckets=true only=0", "services buckets=false only=1"}, log: []string{"+services/s0500", "synced 1"},
+		},
+		"a deletion is found": {
+			objects: 100, change: func(_ *testing.T, c *world) {
+				c.store(services).Delete(kube.Key{Namespace: "default", Name: "s0007"})
+			},
+			asked: []string{"services buckets=true only=0", "services buckets=false only=1"}, log: []string{"-services/s0007", "synced 1"},
+		},
+		"resource versions went back": {
+			objects: 3, change: func(t *testing.T, c *world) {
+				c.mu.Lock()
+				c.version = 10
+				c.mu.Unlock()
+				c.synced(t, services, service("s0001"))
+			},
+			asked: []string{"services buckets=false only=0"}, log: []string{"+services/s0001", "-services/s0000", "-services/s0002", "synced 1"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c, e := newWorld(), newEdge(t)
+				e.old = test.old
+				c.synced(t, services, many(test.objects)...)
+				p := publish.New(c, c, c)
+				e.connect(p, allServices(1))
+				if got := len(e.names(services)); got != test.objects {
+					t.Fatalf("%d services, want %d", got, test.objects)
+				}
+				e.disconnect()
+				test.change(t, c)
+				if !test.same {
+					p = publish.New(c, c, c)
+				}
+				e.connect(p, allServices(1))
+				log := e.takeLog()
+				slices.Sort(log)
+				slices.Sort(test.log)
+				want(t, "sent", log, test.log)
+				want(t, "asked", e.asked, test.asked)
+				e.disconnect()
+			})
+		})
+	}
+}
+
+// Two sets whose buckets differ and have the same short sums: the digest shows it, and the edge is asked for everything.
+func TestResume_ShortSumsThatDeceive(t *testing.T) {
+	for name, second := range map[string]bool{"beside one that is found": true, "alone": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c, e := newWorld(), newEdge(t)
+				e.old = true
+				var all []metav1.Object
+				for i := range 100 {
+					all = append(all, service(fmt.Sprintf("s%04d", i)))
+				}
+				c.synced(t, services, all...)
+				e.connect(publish.New(c, c, c), allServices(1))
+				e.disconnect()
+				hidden := kube.Key{Namespace: "default", Name: "s0042"}
+				c.put(t, services, service(hidden.Name))
+				log := []string{"+services/s0042", "synced 1"}
+				asked := []string{"services buckets=true only=0", "services buckets=false only=0"}
+				if second {
+					c.put(t, services, service("s0043"))
+					log = []string{"+services/s0042", "+services/s0043", "synced 1"}
+					asked = []string{"services buckets=true only=0", "services buckets=false only=1", "services buckets=false only=0"}
+				}
+				// What the bucket's sum is in the cloud.
+				e.blur = &hidden
+				c.store(services).Each(mustSelect(t), func(o *kube.Object) bool {
+					if publish.BucketOf(o.Key) == publish.BucketOf(hidden) {
+						e.blurred.Xor(o.Sum)
+					}
+					return true
+				})
+				e.connect(publish.New(c, c, c), allServices(1))
+				got := e.takeLog()
+				slices.Sort(got)
+				want(t, "sent", got, log)
+				want(t, "asked", e.asked, asked)
+				e.disconnect()
+			})
+		})
+	}
+}
+
+func mustSelect(t *testing.T) *kube.Selection {
+	t.Helper()
+	sel, err := kube.Select(services, kube.Source{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sel
+}
