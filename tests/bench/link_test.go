@@ -343,15 +343,20 @@ func (s *bench) resync(b *testing.B) {
 	s.rows = append(s.rows, none, ten, killed, maps)
 }
 
-// changeServices changes some services and returns how long their newest states are, compressed together.
-func (s *bench) changeServices(ctx context.Context, b *testing.B, round string) float64 {
+// changed is an object as kube-apiserver has it after a change.
+type changed interface {
+	SetManagedFields([]metav1.ManagedFieldsEntry)
+	Marshal() ([]byte, error)
+}
+
+// change makes some changes and returns how long the newest states are, compressed together.
+func change[T changed](b *testing.B, patch func(i int) (T, error)) float64 {
 	b.Helper()
 	var all []byte
 	for i := range objectsChanged {
-		patch := fmt.Appendf(nil, `{"metadata":{"annotations":{"round":%q}}}`, round)
-		have, err := s.client.CoreV1().Services(namespace).Patch(ctx, fmt.Sprintf("service-%04d", i*37), types.MergePatchType, patch, metav1.PatchOptions{})
+		have, err := patch(i)
 		check(b, err)
-		have.ManagedFields = nil
+		have.SetManagedFields(nil)
 		raw, err := have.Marshal()
 		check(b, err)
 		all = append(all, raw...)
@@ -359,20 +364,20 @@ func (s *bench) changeServices(ctx context.Context, b *testing.B, round string) 
 	return compressed(b, all)
 }
 
-// changeMaps is changeServices with ConfigMaps.
+func (s *bench) changeServices(ctx context.Context, b *testing.B, round string) float64 {
+	b.Helper()
+	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{"round":%q}}}`, round)
+	return change(b, func(i int) (*corev1.Service, error) {
+		return s.client.CoreV1().Services(namespace).Patch(ctx, fmt.Sprintf("service-%04d", i*37), types.MergePatchType, patch, metav1.PatchOptions{})
+	})
+}
+
 func (s *bench) changeMaps(ctx context.Context, b *testing.B, round string) float64 {
 	b.Helper()
-	var all []byte
-	for i := range objectsChanged {
-		patch := fmt.Appendf(nil, `{"data":{"round":%q}}`, round)
-		have, err := s.client.CoreV1().ConfigMaps(namespace).Patch(ctx, mapName(i*37), types.MergePatchType, patch, metav1.PatchOptions{})
-		check(b, err)
-		have.ManagedFields = nil
-		raw, err := have.Marshal()
-		check(b, err)
-		all = append(all, raw...)
-	}
-	return compressed(b, all)
+	patch := fmt.Appendf(nil, `{"data":{"round":%q}}`, round)
+	return change(b, func(i int) (*corev1.ConfigMap, error) {
+		return s.client.CoreV1().ConfigMaps(namespace).Patch(ctx, mapName(i*37), types.MergePatchType, patch, metav1.PatchOptions{})
+	})
 }
 
 func compressed(b *testing.B, all []byte) float64 {

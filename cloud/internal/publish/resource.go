@@ -343,6 +343,7 @@ func (r *resource) hadBefore(o *kube.Object) bool {
 }
 
 // expect tells the edge what it should hold now. Its interests are synced by the same State, so that an edge that holds something else takes none of them for it.
+// Where a change of the same resource gets into that State behind it, the edge finds a difference that is none: that costs an inventory, once in a session, and nothing else.
 func (s *session) expect(r *resource) {
 	should := digestOf(r.wanted())
 	s.mu.Lock()
