@@ -5,7 +5,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/skerry-io/skerry/common/cli"
-	"github.com/skerry-io/skerry/common/garbage"
+	"github.com/skerry-io/skerry/common/gctuner"
 	"github.com/skerry-io/skerry/edge/app"
 	"github.com/skerry-io/skerry/edge/internal/config"
 )
@@ -40,7 +40,7 @@ Without a command it runs until SIGTERM. Containers go on when it stops.`,
 			if err != nil {
 				return err
 			}
-			return garbage.While(ctx, garbage.Default(), a.Run)
+			return gctuner.Run(ctx, gctuner.Default(), a.Run)
 		},
 	}
 	c.PersistentFlags().StringVar(&file, "config", standardConfig, "configuration file")

@@ -1,4 +1,4 @@
-package garbage
+package gctuner
 
 import (
 	"context"
@@ -39,10 +39,10 @@ func (f *fake) spent() (uint64, time.Duration) {
 	return f.collections, f.cpu
 }
 
-func (f *fake) watch(collected func()) {
+func (f *fake) onCycle(call func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.watcher = collected
+	f.watcher = call
 }
 
 func (f *fake) release() {
@@ -168,7 +168,7 @@ func TestBetween(t *testing.T) {
 func TestBurstAfterRest(t *testing.T) {
 	adapted(t, func(t *testing.T, f *fake) {
 		f.run(0.1*mb, 2*time.Minute)
-		if spent := f.run(40*mb, 5*time.Second); spent > (10+most)*20*time.Millisecond { // 10 at Go's own percentage
+		if spent := f.run(40*mb, 5*time.Second); spent > (10+capacity)*20*time.Millisecond { // 10 at Go's own percentage
 			t.Errorf("a burst spent %v on collecting", spent)
 		}
 		if percent, _ := f.state(); percent < 95 {
@@ -198,28 +198,28 @@ func TestDearCollections(t *testing.T) {
 }
 
 // A process that was suspended, or whose clock jumped, has no more than all.
-func TestSavings(t *testing.T) {
+func TestBudget(t *testing.T) {
 	now := time.Now()
-	s := savings{policy: Default(), price: time.Millisecond, at: now}
-	s.earn(now.Add(1000 * time.Hour))
-	if s.left != most || s.percent() != 15 || s.next() != 0 {
+	s := budget{policy: Default(), cost: time.Millisecond, at: now}
+	s.refill(now.Add(1000 * time.Hour))
+	if s.left != capacity || s.percent() != 15 || s.next() != 0 {
 		t.Errorf("after a long time: %v, %d percent, next in %v", s.left, s.percent(), s.next())
 	}
 	s.spend(1000, time.Second)
-	if s.left != 0 || s.percent() != 100 || !s.broke || s.over() {
+	if s.left != 0 || s.percent() != 100 || !s.exhausted || s.burstOver() {
 		t.Errorf("after many collections: %v, %d percent", s.left, s.percent())
 	}
-	s.earn(now)
+	s.refill(now)
 	if s.left < 0 {
 		t.Errorf("a clock that went back left %v", s.left)
 	}
 }
 
-// The runtime's own: it tells of each collection, counts those that nobody asked for, and keeps its percentage only for a While.
+// The runtime's own: it tells of each collection, counts those that nobody asked for, and keeps its percentage only for a Run.
 func TestRuntime(t *testing.T) {
 	collected := make(chan struct{}, 1)
 	for range 3 {
-		golang{}.watch(func() { collected <- struct{}{} })
+		golang{}.onCycle(func() { collected <- struct{}{} })
 		runtime.GC()
 		<-collected
 	}
@@ -231,7 +231,7 @@ func TestRuntime(t *testing.T) {
 	t.Setenv("GOGC", "")
 	defer debug.SetGCPercent(debug.SetGCPercent(55))
 	want := errors.New("the end")
-	err := While(t.Context(), Default(), func(context.Context) error {
+	err := Run(t.Context(), Default(), func(context.Context) error {
 		for percent() == 55 {
 			runtime.Gosched()
 		}
@@ -241,7 +241,7 @@ func TestRuntime(t *testing.T) {
 		t.Errorf("%v, %d percent after it", err, percent())
 	}
 	t.Setenv("GOGC", "55")
-	if err := While(t.Context(), Default(), func(context.Context) error {
+	if err := Run(t.Context(), Default(), func(context.Context) error {
 		if percent() != 55 {
 			t.Error("GOGC is set, and is not honoured")
 		}
