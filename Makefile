@@ -18,7 +18,7 @@ LDFLAGS = -s -w -X github.com/skerry-io/skerry/common/version.version=$(VERSION)
 BINARIES := edgecore cloudcore kubeplane trial
 edgecore_pkg := ./edge/cmd/edgecore
 cloudcore_pkg := ./cloud/cmd/cloudcore
-kubeplane_pkg := ./cloud/cmd/kubeplane
+kubeplane_pkg := ./tests/cmd/kubeplane
 trial_pkg := ./tests/cmd/trial
 # Built only when something asks for it: upstream's kubelet, which edgecore is measured against, and many nodes without one.
 EXTRA_BINARIES := plainkubelet hollow

@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
 
-	"github.com/skerry-io/skerry/cloud/internal/kubeplane"
+	"github.com/skerry-io/skerry/tests/kubeplane"
 )
 
 func main() {
