@@ -3,6 +3,7 @@ package arch_test
 import (
 	"bytes"
 	"go/ast"
+	"go/build"
 	"go/parser"
 	"go/token"
 	"os"
@@ -37,6 +38,8 @@ type sourceFile struct {
 	path      string
 	test      bool
 	generated bool
+	built     bool // for this system
+	lines     int
 	syntax    *ast.File
 	imports   []string
 }
@@ -69,6 +72,9 @@ var load = sync.OnceValues(func() (*tree, error) {
 		if err != nil {
 			return nil, err
 		}
+		if f.built, err = build.Default.MatchFile(filepath.Join(root, path.Dir(name)), path.Base(name)); err != nil {
+			return nil, err
+		}
 		dir := path.Dir(name)
 		if packs[dir] == nil {
 			packs[dir] = &sourcePack{dir: dir}
@@ -88,7 +94,7 @@ func parse(fset *token.FileSet, name string, b []byte) (*sourceFile, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &sourceFile{path: name, test: strings.HasSuffix(name, "_test.go"), generated: ast.IsGenerated(syntax), syntax: syntax}
+	f := &sourceFile{path: name, test: strings.HasSuffix(name, "_test.go"), generated: ast.IsGenerated(syntax), lines: bytes.Count(b, []byte("\n")), syntax: syntax}
 	for _, i := range syntax.Imports {
 		p, err := strconv.Unquote(i.Path.Value)
 		if err != nil {
