@@ -188,7 +188,7 @@ func (a *App) assemble() error {
 	if c.EdgeAPI.Enable {
 		entries = append(entries,
 			beehive.Entry{Module: a.api, Restart: beehive.OnFailure(beehive.Backoff{})},
-			beehive.Entry{Module: a.newDetour(), Restart: beehive.OnFailure(beehive.Backoff{})},
+			beehive.Entry{Module: a.newAPIRedirect(), Restart: beehive.OnFailure(beehive.Backoff{})},
 		)
 	}
 	if c.Route.Enable {

@@ -6,9 +6,9 @@ import (
 	"fmt"
 
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
-	"github.com/skerry-io/skerry/edge/internal/kernel/divert"
 	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
+	"github.com/skerry-io/skerry/edge/internal/kernel/redirect"
 )
 
 // ClearKernel takes back what an edgecore of this configuration has told the kernel, and what stays there when it ends, so that pods' traffic does not stop for
@@ -20,7 +20,7 @@ func ClearKernel(ctx context.Context, cfg *edgeconfig.Config) error {
 	return errors.Join(
 		daemon.Clear(ctx), // first: its addresses lead clients here
 		plane.Apply(ctx, nil),
-		divert.New().Apply(nil),
+		redirect.New().Apply(nil),
 		clearRoutes(ctx, uint8(cfg.Modules.Route.Protocol)),
 	)
 }

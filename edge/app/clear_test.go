@@ -11,9 +11,9 @@ import (
 	"github.com/skerry-io/skerry/edge/app"
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
 	"github.com/skerry-io/skerry/edge/internal/kernel/balance"
-	"github.com/skerry-io/skerry/edge/internal/kernel/divert"
 	"github.com/skerry-io/skerry/edge/internal/kernel/iptables"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
+	"github.com/skerry-io/skerry/edge/internal/kernel/redirect"
 	"github.com/skerry-io/skerry/tests/netns/wire"
 )
 
@@ -67,7 +67,7 @@ func TestClearKernel(t *testing.T) {
 				Address: netip.MustParseAddr("192.0.2.100"), Interface: "eth0",
 				Ports: []balance.Port{{Protocol: balance.TCP, Number: 80, Backends: []netip.AddrPort{netip.MustParseAddrPort("10.88.0.5:8080")}}},
 			}}),
-			divert.New().Apply([]divert.Rule{{From: netip.MustParseAddrPort("10.96.0.1:443"), To: netip.MustParseAddrPort("169.254.20.20:10550")}}),
+			redirect.New().Apply([]redirect.Rule{{From: netip.MustParseAddrPort("10.96.0.1:443"), To: netip.MustParseAddrPort("169.254.20.20:10550")}}),
 		)
 	})
 	set := kernel(t, device)

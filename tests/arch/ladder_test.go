@@ -23,9 +23,9 @@ var ladder = [][]string{
 	// L4: the two sides, one under the other only as far as they need it
 	{"cloud/internal/kube", "cloud/internal/config", "edge/internal/object", "edge/internal/config", "edge/internal/linkstate", "edge/internal/table"},
 	{"cloud/internal/hub", "edge/internal/store", "edge/internal/kernel"},
-	{"cloud/internal/aggregate", "cloud/internal/usage", "cloud/internal/relay", "cloud/internal/publish", "cloud/internal/join", "cloud/internal/tunnel", "edge/internal/meta"},
+	{"cloud/internal/aggregate", "cloud/internal/usage", "cloud/internal/relay", "cloud/internal/publish", "cloud/internal/join", "cloud/internal/tunnel", "edge/internal/agent", "edge/internal/meta"},
 	{"cloud/internal/drain", "cloud/internal/route", "cloud/internal/vip", "edge/internal/api"},
-	{"edge/internal/hub", "edge/internal/edged", "edge/internal/join", "edge/internal/check", "edge/internal/detour", "edge/internal/drain", "edge/internal/route", "edge/internal/tunnel", "edge/internal/vip"},
+	{"edge/internal/hub", "edge/internal/edged", "edge/internal/join", "edge/internal/check", "edge/internal/apiredirect", "edge/internal/drain", "edge/internal/route", "edge/internal/tunnel", "edge/internal/vip"},
 	// L5: the wiring
 	{"cloud/app", "edge/app", "edge/hollow"},
 	// L6: the commands

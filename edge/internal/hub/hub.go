@@ -95,6 +95,7 @@ func (h *Hub) Serve(ctx context.Context, port Port) error {
 	defer bus.Wait()
 	defer cancel(nil)
 	port.Ready()
+	h.setState(ctx, port, linkstate.State{}) // what an earlier run said last is true no longer
 	bus.Go(func() {
 		cancel(h.carry(ctx, port)) // of no effect where ctx ended first
 	})
@@ -103,6 +104,14 @@ func (h *Hub) Serve(ctx context.Context, port Port) error {
 		return cause
 	}
 	return nil
+}
+
+// setState tells the agents whether there is a session. The bus keeps it for those that start later.
+func (h *Hub) setState(ctx context.Context, port Port, state linkstate.State) {
+	err := port.SendToGroup(ctx, linkstate.Agents, linkstate.Current.New(message.Resource{}, state))
+	if err != nil && ctx.Err() == nil && !errors.Is(err, beehive.ErrNoGroup) {
+		klog.FromContext(ctx).Error(err, "Sending the link's state to the agents failed")
+	}
 }
 
 // link keeps a session open until ctx ends.

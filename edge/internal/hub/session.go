@@ -79,6 +79,7 @@ func (s *session) run(ctx context.Context, port Port) error {
 	// Current first, and up before anything that comes from the link: who hears of it can send at once, and knows what the first message belongs to.
 	s.hub.current.Store(s)
 	s.tell(ctx, port, linkstate.Up.New(message.Resource{}, up))
+	s.hub.setState(ctx, port, linkstate.State{Up: true, Link: up})
 	err := s.read(ctx, port)
 	s.hub.current.Store(nil)
 	s.fail(ctx, port)
@@ -89,6 +90,7 @@ func (s *session) run(ctx context.Context, port Port) error {
 		last = ctx
 	}
 	s.tell(last, port, linkstate.Down.New(message.Resource{}, linkstate.Loss{Epoch: s.epoch, Reason: err, At: time.Now()}))
+	s.hub.setState(last, port, linkstate.State{Link: up})
 	return err
 }
 

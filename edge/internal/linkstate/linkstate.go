@@ -43,3 +43,16 @@ var (
 	Up   = message.NewTopic[Link](Kind, message.Insert, message.Every)
 	Down = message.NewTopic[Loss](Kind, message.Delete, message.Every)
 )
+
+// Agents is the group of modules that want the link as a state, not as a series of events.
+const Agents message.Group = "agents"
+
+// State is whether there is a session now. The zero value is a device that has none.
+type State struct {
+	Up   bool
+	Link Link // of the open session, or of the last one
+}
+
+// Current is sent to the group Agents whenever a session opens or ends. Latest, so that the bus hands the present
+// state to a module that starts, or starts again in the middle of a session.
+var Current = message.NewTopic[State](Kind, message.Query, message.Latest)

@@ -1,4 +1,4 @@
-package detour_test
+package apiredirect_test
 
 import (
 	"errors"
@@ -17,8 +17,8 @@ import (
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/beehivetest"
-	"github.com/skerry-io/skerry/edge/internal/detour"
-	"github.com/skerry-io/skerry/edge/internal/kernel/divert"
+	"github.com/skerry-io/skerry/edge/internal/apiredirect"
+	"github.com/skerry-io/skerry/edge/internal/kernel/redirect"
 )
 
 var listen = netip.MustParseAddrPort("169.254.20.20:10550")
@@ -41,26 +41,26 @@ func TestPlan(t *testing.T) {
 		"no address":                 {corev1.ServiceSpec{ClusterIP: "None", Ports: []corev1.ServicePort{port("https", 443, "TCP")}}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var want []divert.Rule
+			var want []redirect.Rule
 			for _, from := range test.want {
-				want = append(want, divert.Rule{From: netip.MustParseAddrPort(from), To: listen})
+				want = append(want, redirect.Rule{From: netip.MustParseAddrPort(from), To: listen})
 			}
-			if diff := cmp.Diff(want, detour.Plan(&corev1.Service{Spec: test.spec}, listen), equal); diff != "" {
+			if diff := cmp.Diff(want, apiredirect.Plan(&corev1.Service{Spec: test.spec}, listen), equal); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
 	}
 }
 
-// kernel is a Diverter that remembers, and fails as often as it is told to.
+// kernel is a Redirector that remembers, and fails as often as it is told to.
 type kernel struct {
 	mu    sync.Mutex
 	fails int
-	have  []divert.Rule
+	have  []redirect.Rule
 	calls int
 }
 
-func (k *kernel) Apply(want []divert.Rule) error {
+func (k *kernel) Apply(want []redirect.Rule) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.fails > 0 {
@@ -72,7 +72,7 @@ func (k *kernel) Apply(want []divert.Rule) error {
 	return nil
 }
 
-func (k *kernel) rules() ([]divert.Rule, int) {
+func (k *kernel) rules() ([]redirect.Rule, int) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.have, k.calls
@@ -96,8 +96,8 @@ func TestAgent(t *testing.T) {
 	t.Cleanup(server.Close) // after the module has ended
 	k := &kernel{}
 	served := make(chan []netip.Addr, 16)
-	beehivetest.Run(t, nil, beehive.Entry{Module: detour.New(detour.Config{
-		API: &rest.Config{Host: server.URL}, Divert: k, Listen: listen,
+	beehivetest.Run(t, nil, beehive.Entry{Module: apiredirect.New(apiredirect.Config{
+		API: &rest.Config{Host: server.URL}, Redirect: k, Listen: listen,
 		Serve: func(a []netip.Addr) error {
 			if _, calls := k.rules(); calls == 0 {
 				served <- a
@@ -105,14 +105,14 @@ func TestAgent(t *testing.T) {
 			return nil
 		},
 	})})
-	want := []divert.Rule{{From: netip.MustParseAddrPort("10.96.0.1:443"), To: listen}}
+	want := []redirect.Rule{{From: netip.MustParseAddrPort("10.96.0.1:443"), To: listen}}
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		got, _ := k.rules()
 		if cmp.Equal(want, got, equal) {
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("diverted: %v", got)
+			t.Fatalf("redirected: %v", got)
 		}
 	}
 	if diff := cmp.Diff([]netip.Addr{netip.MustParseAddr("10.96.0.1")}, <-served, equal); diff != "" {
@@ -122,14 +122,14 @@ func TestAgent(t *testing.T) {
 
 // Switched off, what an earlier run has left goes.
 func TestAgent_Off(t *testing.T) {
-	k := &kernel{have: []divert.Rule{{From: listen, To: listen}}}
-	beehivetest.Run(t, nil, beehive.Entry{Module: detour.New(detour.Config{Divert: k})})
+	k := &kernel{have: []redirect.Rule{{From: listen, To: listen}}}
+	beehivetest.Run(t, nil, beehive.Entry{Module: apiredirect.New(apiredirect.Config{Redirect: k})})
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		if got, calls := k.rules(); calls > 0 && len(got) == 0 {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatal("what was diverted stays")
+			t.Fatal("what was redirected stays")
 		}
 	}
 }

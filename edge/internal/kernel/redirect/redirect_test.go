@@ -1,4 +1,4 @@
-package divert_test
+package redirect_test
 
 import (
 	"errors"
@@ -10,12 +10,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/skerry-io/skerry/edge/internal/kernel/divert"
+	"github.com/skerry-io/skerry/edge/internal/kernel/redirect"
 	"github.com/skerry-io/skerry/tests/netns/wire"
 )
 
-func rule(from, to string) divert.Rule {
-	return divert.Rule{From: netip.MustParseAddrPort(from), To: netip.MustParseAddrPort(to)}
+func rule(from, to string) redirect.Rule {
+	return redirect.Rule{From: netip.MustParseAddrPort(from), To: netip.MustParseAddrPort(to)}
 }
 
 // rules is the nat table without counters and the tables' frame, and our addresses.
@@ -49,8 +49,8 @@ func TestDriver(t *testing.T) {
 	device.Address(t, "cni0", "10.88.0.1/24")
 	pod.Address(t, "eth0", "10.88.0.2/24")
 	pod.Route(t, "0.0.0.0/0", "10.88.0.1")
-	d := divert.New()
-	apply := func(want ...divert.Rule) {
+	d := redirect.New()
+	apply := func(want ...redirect.Rule) {
 		t.Helper()
 		device.Must(t, func() error { return d.Apply(want) })
 	}
@@ -62,7 +62,7 @@ func TestDriver(t *testing.T) {
 
 	apply()
 	if diff := cmp.Diff([]string{others}, rules(t, device)); diff != "" {
-		t.Errorf("nothing to divert (-want +got):\n%s", diff)
+		t.Errorf("nothing to redirect (-want +got):\n%s", diff)
 	}
 	want := []string{
 		"-N SKERRY-API",
@@ -126,7 +126,7 @@ func TestDriver(t *testing.T) {
 	if diff := cmp.Diff([]string{"-A PREROUTING -j ACCEPT", others}, rules(t, device)); diff != "" {
 		t.Errorf("none any more (-want +got):\n%s", diff)
 	}
-	if err := d.Apply([]divert.Rule{rule("[fd00::1]:443", "169.254.20.20:10550")}); err == nil {
+	if err := d.Apply([]redirect.Rule{rule("[fd00::1]:443", "169.254.20.20:10550")}); err == nil {
 		t.Error("IPv6 is taken")
 	}
 }

@@ -1,0 +1,223 @@
+// Package agent is the frame of the device's agents: modules that keep something on the device as objects in the store
+// say.
+//
+// It owns what every agent needs and none should write again: typed watches of the edge API that say when they are
+// synced (Watch), the state of the link (Run.Link), reports to the cloud that are repeated (Reports), events about the
+// node (Run.Event), memory in the store (Memory), the state that `edgecore status` shows (Module.State), and the loop
+// that calls the agent again. It refuses to call an agent before its watches have synced: not knowing is no reason to
+// act. What the agent wants done, and how, is the agent's: a pure function from objects to changes, and a driver.
+//
+// How it works: Config.Start is called at the start of each run; it opens watches and returns a Sync. One goroutine
+// calls that Sync whenever something changed, when the time that the last call asked for has passed, and after a
+// failure with a growing delay. Events are not queued: a change sets a flag, and Sync reads the present state. What a
+// Sync owns needs no lock. Module.State, Run.Wake, Run.Link and Run.Event may be called by any goroutine.
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/edge/internal/linkstate"
+)
+
+// Sync brings the device in line with the objects, and is safe to repeat. It returns how long it may take until it must
+// be called again although nothing changes; 0: until Config.Resync. An error is logged once until it is another one,
+// and Sync is called again after a delay that doubles from RetryMin to RetryMax.
+type Sync func(ctx context.Context) (again time.Duration, err error)
+
+// Config is what an agent needs. What is zero of the durations has the default given here.
+type Config struct {
+	Name     message.Name
+	NodeName string
+	// API leads to the edge API. Reporter takes reports for the cloud; nil for an agent that reports nothing.
+	API      *rest.Config
+	Reporter Reporter
+	// Events opens the recorder of events for one run; nil for an agent that records none.
+	Events func(ctx context.Context) (Recorder, error)
+	// Start opens the watches of one run and returns its Sync. Whatever Start returns with it ends with ctx.
+	Start func(ctx context.Context, r *Run) (Sync, error)
+
+	// ReadyAfter is how long the modules after this one wait for its first Sync; 0: they don't.
+	ReadyAfter time.Duration
+	// Resync is how often Sync is called although nothing changed; 0: never.
+	Resync time.Duration
+	// RetryMin and RetryMax bound the delay after a failure; 1 s and 30 s.
+	RetryMin, RetryMax time.Duration
+	// RepeatAfter is the least time between two reports of the same entry: at link-up those that are older are reported
+	// again, for whatever the cloud lost meanwhile. 10 min.
+	RepeatAfter time.Duration
+}
+
+func (c *Config) defaults() {
+	or := func(d *time.Duration, standard time.Duration) {
+		if *d == 0 {
+			*d = standard
+		}
+	}
+	or(&c.RetryMin, time.Second)
+	or(&c.RetryMax, 30*time.Second)
+	or(&c.RepeatAfter, 10*time.Minute)
+}
+
+// State is an agent as `edgecore status` shows it.
+type State struct {
+	Name string `json:"name"`
+	// Waiting is what the agent does not know yet and therefore does nothing; "" where it works.
+	Waiting string `json:"waiting,omitempty"`
+	// Problem is the error of the last Sync; "" where it went well.
+	Problem  string    `json:"problem,omitempty"`
+	Syncs    uint64    `json:"syncs"`
+	Failures uint64    `json:"failures"`
+	LastSync time.Time `json:"lastSync,omitzero"`
+	// Unreported is how many entries are not in the outbox yet.
+	Unreported int `json:"unreported,omitempty"`
+}
+
+// Module is an agent on the bus.
+type Module struct {
+	config Config
+
+	mu    sync.Mutex
+	state State
+}
+
+// New makes the Module of an agent. It starts nothing.
+func New(config Config) *Module {
+	config.defaults()
+	return &Module{config: config, state: State{Name: string(config.Name), Waiting: "the module has not started"}}
+}
+
+// Name implements beehive.Module.
+func (m *Module) Name() message.Name { return m.config.Name }
+
+// Topics implements beehive.Topics.
+func (*Module) Topics() []message.Key { return []message.Key{linkstate.Current.Key()} }
+
+// State is the present state, for any goroutine.
+func (m *Module) State() State {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.state
+}
+
+func (m *Module) note(change func(*State)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	change(&m.state)
+}
+
+// Run implements beehive.Module.
+func (m *Module) Run(ctx context.Context, port *beehive.Port) error {
+	r := newRun(m, port)
+	if err := r.takeRetained(ctx); err != nil {
+		return err
+	}
+	if m.config.Events != nil {
+		recorder, err := m.config.Events(ctx)
+		if err != nil {
+			return fmt.Errorf("opening the recorder of events: %w", err)
+		}
+		defer closeRecorder(ctx, recorder)
+		r.recorder = recorder
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	r.Go = func(f func(ctx context.Context) error) { g.Go(func() error { return f(ctx) }) }
+	sync, err := m.config.Start(ctx, r)
+	if err != nil {
+		g.Go(func() error { return err }) // ends what Start has begun
+		return g.Wait()
+	}
+	for _, w := range r.watches {
+		g.Go(func() error { return w.run(ctx) })
+	}
+	g.Go(func() error { return r.receive(ctx) })
+	g.Go(func() error { return r.serve(ctx, sync) })
+	return g.Wait()
+}
+
+// serve calls sync until ctx ends.
+func (r *Run) serve(ctx context.Context, sync Sync) error {
+	if r.module.config.ReadyAfter == 0 {
+		r.port.Ready()
+	} else {
+		late := time.AfterFunc(r.module.config.ReadyAfter, r.port.Ready)
+		defer late.Stop()
+	}
+	retry := r.module.config.RetryMin
+	for {
+		wait := r.module.config.Resync
+		if waiting := r.missing(); waiting != "" {
+			r.module.note(func(s *State) { s.Waiting = waiting })
+			wait = 0 // a watch that syncs wakes this loop
+		} else {
+			again, err := sync(ctx)
+			if ctx.Err() != nil {
+				return nil
+			}
+			err = errors.Join(err, r.Reports.flush(ctx))
+			r.noteSync(ctx, err)
+			if err != nil {
+				wait, retry = shorter(wait, retry), min(2*retry, r.module.config.RetryMax)
+			} else {
+				retry = r.module.config.RetryMin
+			}
+			wait = shorter(shorter(wait, again), r.Reports.again(err))
+			r.port.Ready()
+		}
+		if !r.wait(ctx, wait) {
+			return nil
+		}
+	}
+}
+
+// shorter is the shorter of two waits, of which 0 is none.
+func shorter(a, b time.Duration) time.Duration {
+	if a <= 0 || b > 0 && b < a {
+		return b
+	}
+	return a
+}
+
+// wait returns false when ctx has ended.
+func (r *Run) wait(ctx context.Context, d time.Duration) bool {
+	var due <-chan time.Time
+	if d > 0 {
+		timer := time.NewTimer(d)
+		defer timer.Stop()
+		due = timer.C
+	}
+	select {
+	case <-ctx.Done():
+		return false
+	case <-r.wake:
+	case <-due:
+	}
+	return ctx.Err() == nil
+}
+
+func (r *Run) noteSync(ctx context.Context, err error) {
+	var before string
+	r.module.note(func(s *State) {
+		before = s.Problem
+		s.Waiting, s.Problem = "", ""
+		s.Syncs++
+		s.LastSync = time.Now()
+		s.Unreported = r.Reports.unsent()
+		if err != nil {
+			s.Problem = err.Error()
+			s.Failures++
+		}
+	})
+	if err != nil && err.Error() != before {
+		klog.FromContext(ctx).Error(err, "Agent could not bring the device in line; it tries again", "agent", r.module.config.Name)
+	}
+}

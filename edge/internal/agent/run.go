@@ -1,0 +1,148 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/edge/internal/linkstate"
+)
+
+// Recorder records events; the edge API's recorder.
+type Recorder interface {
+	record.EventRecorder
+	// Close waits until what was recorded is written, or ctx ends.
+	Close(ctx context.Context) error
+}
+
+// closeTimeout is for the last events of a run.
+const closeTimeout = 2 * time.Second
+
+// Run is one run of an agent. A module that failed is started again with a new one.
+type Run struct {
+	// Reports are the entries of this node in the status of objects. Sync's goroutine owns them.
+	Reports *Reports
+	// Go runs f beside Sync. It ends with the run; an error ends the run.
+	Go func(f func(ctx context.Context) error)
+
+	module   *Module
+	port     *beehive.Port
+	recorder record.EventRecorder // nil: none
+	watches  []*watch
+	wake     chan struct{} // one slot: many changes are one call of Sync
+
+	mu   sync.Mutex
+	link linkstate.State
+}
+
+func newRun(m *Module, port *beehive.Port) *Run {
+	return &Run{
+		module: m, port: port, wake: make(chan struct{}, 1),
+		Reports: newReports(m.config.Reporter, m.config.RepeatAfter),
+	}
+}
+
+// Wake asks for a call of Sync.
+func (r *Run) Wake() {
+	select {
+	case r.wake <- struct{}{}:
+	default: // one is due already
+	}
+}
+
+// Link is the present state of the link. It is right from the first call of Start on, also in a module that was started
+// again in the middle of a session. A change wakes Sync.
+func (r *Run) Link() linkstate.State {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.link
+}
+
+// Ask sends a request to another module and waits for its answer. A refusal is an error.
+func (r *Run) Ask(ctx context.Context, to message.Name, m message.Message) (message.Message, error) {
+	return r.port.SendSync(ctx, to, m)
+}
+
+// Event records an event about this node: a node may write events about itself and its pods only.
+func (r *Run) Event(eventType, reason, format string, args ...any) {
+	if r.recorder == nil {
+		return
+	}
+	node := r.module.config.NodeName
+	r.recorder.Eventf(&corev1.ObjectReference{Kind: "Node", Name: node, UID: types.UID(node)}, eventType, reason, format, args...)
+}
+
+// Recorder records events about anything; nil for an agent without one.
+func (r *Run) Recorder() record.EventRecorder { return r.recorder }
+
+func closeRecorder(ctx context.Context, recorder Recorder) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+	defer cancel()
+	if err := recorder.Close(ctx); err != nil {
+		klog.FromContext(ctx).V(2).Info("The last events were not written", "err", err)
+	}
+}
+
+// takeRetained takes what the bus kept for this module, so that the first Sync knows the state of the link.
+func (r *Run) takeRetained(ctx context.Context) error {
+	ended, cancel := context.WithCancel(ctx)
+	cancel() // Receive then returns what waits, and waits for nothing
+	for {
+		m, err := r.port.Receive(ended)
+		if err != nil {
+			select {
+			case <-r.wake: // the first Sync comes without
+			default:
+			}
+			return ctx.Err()
+		}
+		if err := r.handle(ctx, m); err != nil {
+			return err
+		}
+	}
+}
+
+func (r *Run) receive(ctx context.Context) error {
+	for {
+		m, err := r.port.Receive(ctx)
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return err
+		}
+		if err := r.handle(ctx, m); err != nil {
+			return err
+		}
+	}
+}
+
+func (r *Run) handle(ctx context.Context, m message.Message) error {
+	if m.Key() != linkstate.Current.Key() {
+		if m.Header.Sync {
+			return r.port.Reply(ctx, m, fmt.Errorf("%s has no answer to %s", r.module.config.Name, m.Key()))
+		}
+		return nil // of a group that the module has joined
+	}
+	state, err := linkstate.Current.Content(m)
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	opened := state.Up && (!r.link.Up || r.link.Link.Epoch != state.Link.Epoch)
+	r.link = state
+	r.mu.Unlock()
+	if opened {
+		r.Reports.linkUp(time.Now())
+	}
+	r.Wake()
+	return nil
+}

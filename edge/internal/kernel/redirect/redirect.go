@@ -1,0 +1,126 @@
+// Package redirect leads TCP connections that are for elsewhere to a listener on this device.
+//
+// It owns the chain SKERRY-API of the nat table with the two rules that lead to it, and the addresses of the loopback
+// interface that bear its label. It refuses IPv6, and touches nothing else. Chain and addresses stay when the process
+// ends: a connection that was led here must not end elsewhere for the length of a restart. Apply is called by one
+// goroutine at a time.
+package redirect
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/coreos/go-iptables/iptables"
+	"github.com/vishvananda/netlink"
+)
+
+// A Rule leads TCP connections for From to To, an address that this device is given. Both are IPv4.
+type Rule struct{ From, To netip.AddrPort }
+
+// label marks our addresses: that is how a fresh process knows them (ip-address(8)).
+const label = "lo:skerry"
+
+// Driver makes the kernel redirect.
+type Driver struct{}
+
+// New returns a Driver. It needs the program iptables as soon as there is something to redirect.
+func New() *Driver { return &Driver{} }
+
+// Apply makes the kernel redirect exactly this. Without rules nothing of ours stays, and a device without iptables is
+// as it should be.
+func (*Driver) Apply(want []Rule) error {
+	for _, r := range want {
+		if !r.From.Addr().Is4() || !r.To.Addr().Is4() {
+			return fmt.Errorf("redirecting %s to %s: only IPv4 can be redirected", r.From, r.To)
+		}
+	}
+	tool, err := iptables.New(iptables.IPFamily(iptables.ProtocolIPv4), iptables.Timeout(10))
+	if err != nil {
+		if len(want) > 0 {
+			return fmt.Errorf("looking for iptables: %w", err)
+		}
+		tool = nil // no rule can be there
+	}
+	have, err := read(tool)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, c := range plan(want, have) {
+		if err := c.apply(tool); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", c, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// read is what the kernel has of ours, and where.
+func read(tool *iptables.IPTables) (have state, err error) {
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return have, fmt.Errorf("finding the loopback interface: %w", err)
+	}
+	all, err := netlink.AddrList(lo, netlink.FAMILY_V4)
+	if err != nil {
+		return have, fmt.Errorf("listing the addresses of the loopback interface: %w", err)
+	}
+	for _, a := range all {
+		if ip, ok := netip.AddrFromSlice(a.IP.To4()); ok {
+			have.addresses = append(have.addresses, address{ip, a.Label == label})
+		}
+	}
+	if tool == nil {
+		return have, nil
+	}
+	exists, err := tool.ChainExists(table, chain)
+	if err != nil {
+		return have, fmt.Errorf("looking for chain %s: %w", chain, err)
+	}
+	if exists {
+		if have.chain, err = tool.List(table, chain); err != nil {
+			return have, fmt.Errorf("listing chain %s: %w", chain, err)
+		}
+	}
+	have.hooks = map[string][]string{}
+	for _, hook := range hooks() {
+		if have.hooks[hook], err = tool.List(table, hook); err != nil {
+			return have, fmt.Errorf("listing chain %s: %w", hook, err)
+		}
+	}
+	return have, nil
+}
+
+// apply makes one change.
+func (c change) apply(tool *iptables.IPTables) error {
+	switch c.op {
+	case addAddress, deleteAddress:
+		return c.applyAddress()
+	case newChain:
+		return tool.ClearChain(table, c.chain) // also makes it
+	case appendRule:
+		return tool.Append(table, c.chain, c.rule...)
+	case insertRule:
+		return tool.Insert(table, c.chain, 1, c.rule...)
+	case deleteRule:
+		return tool.Delete(table, c.chain, c.rule...)
+	default:
+		return tool.ClearAndDeleteChain(table, c.chain)
+	}
+}
+
+func (c change) applyAddress() error {
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	a := &netlink.Addr{
+		IPNet: &net.IPNet{IP: c.address.AsSlice(), Mask: net.CIDRMask(32, 32)}, Label: label,
+		Scope: int(netlink.SCOPE_HOST), // not announced to other devices
+	}
+	if c.op == addAddress {
+		return netlink.AddrAdd(lo, a)
+	}
+	return netlink.AddrDel(lo, a)
+}
