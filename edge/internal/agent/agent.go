@@ -117,7 +117,10 @@ func (m *Module) note(change func(*State)) {
 
 // Run implements beehive.Module.
 func (m *Module) Run(ctx context.Context, port *beehive.Port) error {
-	r := newRun(m, port)
+	r := &Run{
+		name: m.config.Name, node: m.config.NodeName, api: m.config.API, port: port, wake: make(chan struct{}, 1),
+		Reports: newReports(m.config.Reporter, m.config.RepeatAfter),
+	}
 	if err := r.takeRetained(ctx); err != nil {
 		return err
 	}
@@ -140,23 +143,23 @@ func (m *Module) Run(ctx context.Context, port *beehive.Port) error {
 		g.Go(func() error { return w.run(ctx) })
 	}
 	g.Go(func() error { return r.receive(ctx) })
-	g.Go(func() error { return r.serve(ctx, sync) })
+	g.Go(func() error { return m.serve(ctx, r, sync) })
 	return g.Wait()
 }
 
 // serve calls sync until ctx ends.
-func (r *Run) serve(ctx context.Context, sync Sync) error {
-	if r.module.config.ReadyAfter == 0 {
+func (m *Module) serve(ctx context.Context, r *Run, sync Sync) error {
+	if m.config.ReadyAfter == 0 {
 		r.port.Ready()
 	} else {
-		late := time.AfterFunc(r.module.config.ReadyAfter, r.port.Ready)
+		late := time.AfterFunc(m.config.ReadyAfter, r.port.Ready)
 		defer late.Stop()
 	}
-	retry := r.module.config.RetryMin
+	retry := m.config.RetryMin
 	for {
-		wait := r.module.config.Resync
+		wait := m.config.Resync
 		if waiting := r.missing(); waiting != "" {
-			r.module.note(func(s *State) { s.Waiting = waiting })
+			m.note(func(s *State) { s.Waiting = waiting })
 			wait = 0 // a watch that syncs wakes this loop
 		} else {
 			again, err := sync(ctx)
@@ -164,11 +167,11 @@ func (r *Run) serve(ctx context.Context, sync Sync) error {
 				return nil
 			}
 			err = errors.Join(err, r.Reports.flush(ctx))
-			r.noteSync(ctx, err)
+			m.noteSync(ctx, r, err)
 			if err != nil {
-				wait, retry = shorter(wait, retry), min(2*retry, r.module.config.RetryMax)
+				wait, retry = shorter(wait, retry), min(2*retry, m.config.RetryMax)
 			} else {
-				retry = r.module.config.RetryMin
+				retry = m.config.RetryMin
 			}
 			wait = shorter(shorter(wait, again), r.Reports.again(err))
 			r.port.Ready()
@@ -204,9 +207,9 @@ func (r *Run) wait(ctx context.Context, d time.Duration) bool {
 	return ctx.Err() == nil
 }
 
-func (r *Run) noteSync(ctx context.Context, err error) {
+func (m *Module) noteSync(ctx context.Context, r *Run, err error) {
 	var before string
-	r.module.note(func(s *State) {
+	m.note(func(s *State) {
 		before = s.Problem
 		s.Waiting, s.Problem = "", ""
 		s.Syncs++
@@ -218,6 +221,6 @@ func (r *Run) noteSync(ctx context.Context, err error) {
 		}
 	})
 	if err != nil && err.Error() != before {
-		klog.FromContext(ctx).Error(err, "Agent could not bring the device in line; it tries again", "agent", r.module.config.Name)
+		klog.FromContext(ctx).Error(err, "Agent could not bring the device in line; it tries again", "agent", m.config.Name)
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 
@@ -33,21 +34,33 @@ type Run struct {
 	// Go runs f beside Sync. It ends with the run; an error ends the run.
 	Go func(f func(ctx context.Context) error)
 
-	module   *Module
+	name     message.Name // the module's
+	node     string
+	api      *rest.Config
 	port     *beehive.Port
 	recorder record.EventRecorder // nil: none
-	watches  []*watch
+	watches  []source
 	wake     chan struct{} // one slot: many changes are one call of Sync
 
 	mu   sync.Mutex
 	link linkstate.State
 }
 
-func newRun(m *Module, port *beehive.Port) *Run {
-	return &Run{
-		module: m, port: port, wake: make(chan struct{}, 1),
-		Reports: newReports(m.config.Reporter, m.config.RepeatAfter),
+// source is a watch whatever its type.
+type source interface {
+	run(ctx context.Context) error
+	// missing says what is not known yet and has to be; "" for nothing.
+	missing() string
+}
+
+// missing is the first watch that has not synced; "" where all have.
+func (r *Run) missing() string {
+	for _, w := range r.watches {
+		if text := w.missing(); text != "" {
+			return text
+		}
 	}
+	return ""
 }
 
 // Wake asks for a call of Sync.
@@ -76,8 +89,8 @@ func (r *Run) Event(eventType, reason, format string, args ...any) {
 	if r.recorder == nil {
 		return
 	}
-	node := r.module.config.NodeName
-	r.recorder.Eventf(&corev1.ObjectReference{Kind: "Node", Name: node, UID: types.UID(node)}, eventType, reason, format, args...)
+	about := &corev1.ObjectReference{Kind: "Node", Name: r.node, UID: types.UID(r.node)}
+	r.recorder.Eventf(about, eventType, reason, format, args...)
 }
 
 // Recorder records events about anything; nil for an agent without one.
@@ -128,7 +141,7 @@ func (r *Run) receive(ctx context.Context) error {
 func (r *Run) handle(ctx context.Context, m message.Message) error {
 	if m.Key() != linkstate.Current.Key() {
 		if m.Header.Sync {
-			return r.port.Reply(ctx, m, fmt.Errorf("%s has no answer to %s", r.module.config.Name, m.Key()))
+			return r.port.Reply(ctx, m, fmt.Errorf("%s has no answer to %s", r.name, m.Key()))
 		}
 		return nil // of a group that the module has joined
 	}

@@ -45,7 +45,7 @@ type watch struct {
 
 // Watch opens a watch of the edge API for the length of a run; Start calls it. example tells the type.
 func Watch[T runtime.Object](r *Run, resource schema.GroupVersionResource, example T, s Selection) (*Objects[T], error) {
-	client, err := clientFor(r.module.config.API, resource.GroupVersion())
+	client, err := clientFor(r.api, resource.GroupVersion())
 	if err != nil {
 		return nil, fmt.Errorf("making the client for %s: %w", resource.Resource, err)
 	}
@@ -120,6 +120,13 @@ func (w *watch) run(ctx context.Context) error {
 // Synced reports whether everything that the device holds of the resource is here.
 func (w *watch) Synced() bool { return w.handled.HasSynced() }
 
+func (w *watch) missing() string {
+	if w.optional || w.Synced() {
+		return ""
+	}
+	return "the cluster's " + w.resource + " are not known yet"
+}
+
 // Changed are the keys (NAMESPACE/NAME, or NAME) of what came, changed or went since the last call.
 func (w *watch) Changed() map[string]struct{} {
 	w.mu.Lock()
@@ -153,13 +160,3 @@ func (o *Objects[T]) Get(key string) (object T, ok bool) {
 
 // Len is how many objects there are.
 func (o *Objects[T]) Len() int { return len(o.informer.GetStore().ListKeys()) }
-
-// missing is the first watch that has not synced; "" where all have.
-func (r *Run) missing() string {
-	for _, w := range r.watches {
-		if !w.optional && !w.Synced() {
-			return "the cluster's " + w.resource + " are not known yet"
-		}
-	}
-	return ""
-}

@@ -7,7 +7,12 @@ import (
 	"strings"
 )
 
+// A Rule leads TCP connections for From to To, an address that this device is given. Both are IPv4.
+type Rule struct{ From, To netip.AddrPort }
+
 const (
+	// label marks our addresses: that is how a fresh process knows them (ip-address(8)).
+	label = "lo:skerry"
 	table = "nat"
 	chain = "SKERRY-API"
 )

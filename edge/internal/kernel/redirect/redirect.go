@@ -16,12 +16,6 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// A Rule leads TCP connections for From to To, an address that this device is given. Both are IPv4.
-type Rule struct{ From, To netip.AddrPort }
-
-// label marks our addresses: that is how a fresh process knows them (ip-address(8)).
-const label = "lo:skerry"
-
 // Driver makes the kernel redirect.
 type Driver struct{}
 
