@@ -60,7 +60,7 @@ type App struct {
 	joining  net.Listener
 
 	informers *kube.Informers
-	singles   *kube.Singles
+	objects   *kube.ObjectWatches
 	publisher *publish.Publisher
 	pods      *relay.Pods
 	relay     *relay.Relay
@@ -236,10 +236,10 @@ func (a *App) assemble() error {
 	a.informers = kube.NewInformers(a.client)
 	a.informers.Change(corev1.SchemeGroupVersion.WithResource("nodes"), relay.RevealAddresses) // also of those that were hidden once and are not now
 	var err error
-	if a.singles, err = kube.NewSingles(a.client, access); err != nil {
+	if a.objects, err = kube.NewObjectWatches(a.client, access); err != nil {
 		return err
 	}
-	a.publisher = publish.New(a.informers, a.singles, access)
+	a.publisher = publish.New(a.informers.Requested(), a.objects, access)
 	a.pods = relay.NewPods(a.informers)
 	a.relay = relay.New(a.client, a.pods, a.instance)
 	policy := vip.Policy{ReservedVRIDs: a.config.VIP.ReservedVRIDs, Quarantine: a.config.VIP.Quarantine.Duration}
@@ -267,7 +267,8 @@ func (a *App) assemble() error {
 		{Module: service("client-ca", a.clientCA.Run), Restart: again},
 		{Module: service("revoked", a.revoked.Run), Restart: again},
 		{Module: service("informers", a.informers.Run), Restart: again},
-		{Module: service("singles", a.singles.Run), Restart: again},
+		{Module: service("object-watches", a.objects.Run), Restart: again},
+		{Module: service("revisions", a.client.Revisions().Run), Restart: again},
 		{Module: service("pods", a.pods.Run), Restart: again},
 		{Module: service("reports", a.reports.Run), Restart: again},
 		{Module: service("controllers", a.controllers), Restart: again},
@@ -316,7 +317,7 @@ func (a *App) assemble() error {
 	}
 	for _, c := range []prometheus.Collector{
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), a.hub, a.publisher.Metrics(), a.relay.Metrics(), a.reports,
-		a.reports.vips, followed{a.informers, a.singles},
+		a.reports.vips, followed{a.informers, a.objects},
 	} {
 		if err := a.metrics.Register(c); err != nil {
 			return fmt.Errorf("registering metrics: %w", err)

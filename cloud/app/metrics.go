@@ -9,10 +9,10 @@ import (
 // followed shows what is followed at kube-apiserver to Prometheus: a watch for each collection, and one for each single object.
 type followed struct {
 	collections interface{ Status() []kube.Status }
-	singles     interface{ Len() int }
+	objects     interface{ Len() int }
 }
 
-func followedDescs() (objects, synced, failing, singles *prometheus.Desc) {
+func followedDescs() (objects, synced, failing, alone *prometheus.Desc) {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("skerry_kube_"+name, help, labels, nil)
 	}
@@ -27,7 +27,7 @@ func (f followed) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCo
 
 // Collect implements prometheus.Collector.
 func (f followed) Collect(ch chan<- prometheus.Metric) {
-	objects, synced, failing, singles := followedDescs()
+	objects, synced, failing, alone := followedDescs()
 	number := func(yes bool) float64 {
 		if yes {
 			return 1
@@ -40,5 +40,5 @@ func (f followed) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(synced, prometheus.GaugeValue, number(s.Synced), labels...)
 		ch <- prometheus.MustNewConstMetric(failing, prometheus.GaugeValue, number(s.Failure != nil), labels...)
 	}
-	ch <- prometheus.MustNewConstMetric(singles, prometheus.GaugeValue, float64(f.singles.Len()))
+	ch <- prometheus.MustNewConstMetric(alone, prometheus.GaugeValue, float64(f.objects.Len()))
 }

@@ -23,7 +23,7 @@ func TestFollowed(t *testing.T) {
 	f := followed{collections: statuses{
 		{Resource: schema.GroupVersionResource{Version: "v1", Resource: "pods"}, Objects: 7, Synced: true},
 		{Resource: schema.GroupVersionResource{Group: "skerry.io", Version: "v1alpha1", Resource: "staticroutes"}, Failure: errors.New("no such kind")},
-	}, singles: count(3)}
+	}, objects: count(3)}
 	const want = `
 # HELP skerry_kube_collection_failing Whether a collection can't be listed or watched at the moment: 1 or 0.
 # TYPE skerry_kube_collection_failing gauge

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
@@ -107,15 +106,6 @@ func (a *App) ready() map[string]health.Check {
 			}
 			return nil
 		},
-		"informers": func() error {
-			var errs []error
-			for _, s := range a.informers.Status() {
-				// A kind that the cluster does not have (a CRD that was not applied) is no reason to keep edges away: what needs it waits for it.
-				if s.Failure != nil && !apierrors.IsNotFound(s.Failure) {
-					errs = append(errs, fmt.Errorf("%s: %w", s.Resource.Resource, s.Failure))
-				}
-			}
-			return errors.Join(errs...)
-		},
+		"informers": a.informers.Ready,
 	}
 }

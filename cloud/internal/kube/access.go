@@ -64,7 +64,7 @@ func (a *Access) Allowed(ctx context.Context, node types.NodeName, at Attributes
 	return a.Review(ctx, node, at)
 }
 
-// Review always asks.
+// Review always asks. That the authorizer failed is an error, not a refusal.
 func (a *Access) Review(ctx context.Context, node types.NodeName, at Attributes) (Decision, error) {
 	resource := &authorizationv1.ResourceAttributes{
 		Verb: at.Verb, Group: at.Resource.Group, Version: at.Resource.Version, Resource: at.Resource.Resource,
@@ -76,16 +76,18 @@ func (a *Access) Review(ctx context.Context, node types.NodeName, at Attributes)
 	if at.Labels != nil && !at.Labels.Empty() {
 		resource.LabelSelector = &authorizationv1.LabelSelectorAttributes{Requirements: labelRequirements(at.Labels)}
 	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
 	review, err := a.client.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
 		Spec: authorizationv1.SubjectAccessReviewSpec{User: NodeUser(node), Groups: nodeGroups(), ResourceAttributes: resource},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		return Decision{}, fmt.Errorf("reviewing the access of node %s to %s: %w", node, at.Resource.Resource, err)
 	}
-	d := Decision{Allowed: review.Status.Allowed, Reason: review.Status.Reason}
-	if d.Reason == "" {
-		d.Reason = review.Status.EvaluationError
+	if e := review.Status.EvaluationError; e != "" && !review.Status.Allowed {
+		return Decision{}, fmt.Errorf("reviewing the access of node %s to %s: %s", node, at.Resource.Resource, e)
 	}
+	d := Decision{Allowed: review.Status.Allowed, Reason: review.Status.Reason}
 	a.remember(at.key(node), d.Allowed)
 	return d, nil
 }

@@ -66,6 +66,8 @@ type Client struct {
 	mode    Impersonation
 	typed   *kubernetes.Clientset
 	dynamic *dynamic.DynamicClient
+
+	revisions *Revisions
 }
 
 // NewClient makes the clients. It connects to nothing yet.
@@ -96,8 +98,12 @@ func NewClient(config *rest.Config, mode Impersonation) (*Client, error) {
 	if c.dynamic, err = dynamic.NewForConfigAndClient(own, c.http); err != nil {
 		return nil, fmt.Errorf("client of kube-apiserver: %w", err)
 	}
+	c.revisions = newRevisions(c)
 	return c, nil
 }
+
+// Revisions notices that kube-apiserver was away, or that the cluster went back in time.
+func (c *Client) Revisions() *Revisions { return c.revisions }
 
 func plainClient(config *rest.Config) (*http.Client, error) {
 	rt, err := rest.TransportFor(config)

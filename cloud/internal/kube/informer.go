@@ -2,21 +2,14 @@ package kube
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/cache"
-	"k8s.io/klog/v2"
 )
 
 // idleStop is how long a collection that nobody wants any more is still followed: an edge that reconnects should not cost a new list.
@@ -36,17 +29,45 @@ type Informers struct {
 }
 
 type informer struct {
-	store  *Store
-	users  int
+	*followed
+	users  int                // of both kinds
+	own    int                // users that are cloudcore's own parts
 	cancel context.CancelFunc // nil while it isn't running
 	idle   *time.Timer
 }
 
+// followed is a collection that a reflector follows.
+type followed struct {
+	client   *Client
+	catalog  *catalog
+	store    *Store
+	catchUps catchUps
+
+	mu      sync.Mutex
+	restart context.CancelFunc // ends the reflector; the next one begins with a consistent list
+	broken  bool               // a call failed since the last list: its watch is not resumed
+}
+
 // NewInformers returns Informers. They follow nothing before Run.
 func NewInformers(client *Client) *Informers {
-	return &Informers{
+	i := &Informers{
 		client: client, catalog: newCatalog(), feeds: map[schema.GroupVersionResource]*informer{},
 		changes: map[schema.GroupVersionResource]func(runtime.Object){},
+	}
+	client.revisions.OnRestart(i.restart)
+	return i
+}
+
+// restart has every collection listed again.
+func (i *Informers) restart() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for _, f := range i.feeds {
+		f.mu.Lock()
+		if f.restart != nil {
+			f.restart()
+		}
+		f.mu.Unlock()
 	}
 }
 
@@ -78,29 +99,37 @@ func (i *Informers) Run(ctx context.Context) error {
 	return nil
 }
 
-// Open returns the store of a collection and starts to follow it if nobody else has. Call release once when done with it.
+// Open returns the store of a collection for one of cloudcore's own parts and starts to follow it
+// if no other does. Call release once when done with it. Ready depends on it meanwhile.
 func (i *Informers) Open(resource schema.GroupVersionResource) (store *Store, release func()) {
+	return i.open(resource, 1)
+}
+
+// open counts the user among cloudcore's own parts where own is 1; it is 0 for a node's request.
+func (i *Informers) open(resource schema.GroupVersionResource, own int) (store *Store, release func()) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	f, ok := i.feeds[resource]
 	if !ok {
 		e := i.catalog.encoder(resource)
 		e.change = i.changes[resource]
-		f = &informer{store: newStore(resource, e)}
+		f = &informer{followed: &followed{client: i.client, catalog: i.catalog, store: newStore(resource, e)}}
 		i.feeds[resource] = f
 		i.start(f)
 	}
 	f.users++
+	f.own += own
 	if f.idle != nil {
 		f.idle.Stop()
 		f.idle = nil
 	}
-	return f.store, sync.OnceFunc(func() { i.release(resource, f) })
+	return f.store, sync.OnceFunc(func() { i.release(resource, f, own) })
 }
 
-func (i *Informers) release(resource schema.GroupVersionResource, f *informer) {
+func (i *Informers) release(resource schema.GroupVersionResource, f *informer, own int) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
+	f.own -= own
 	if f.users--; f.users > 0 {
 		return
 	}
@@ -122,22 +151,34 @@ type Status struct {
 	Resource schema.GroupVersionResource
 	Objects  int
 	Synced   bool
-	Failure  error
+	Own      bool  // followed for cloudcore itself, not for nodes alone
+	Failure  error // of the last attempt to list or watch
 }
 
 // Status lists what is followed.
 func (i *Informers) Status() []Status {
 	i.mu.Lock()
-	stores := make([]*Store, 0, len(i.feeds))
+	defer i.mu.Unlock()
+	out := make([]Status, 0, len(i.feeds))
 	for _, f := range i.feeds {
-		stores = append(stores, f.store)
-	}
-	i.mu.Unlock()
-	out := make([]Status, 0, len(stores))
-	for _, s := range stores {
-		out = append(out, Status{Resource: s.resource, Objects: s.Len(), Synced: s.HasSynced(), Failure: s.Failure()})
+		s := f.store
+		out = append(out, Status{Resource: s.resource, Objects: s.Len(), Synced: s.HasSynced(), Own: f.own > 0, Failure: s.Failure()})
 	}
 	return out
+}
+
+// Ready is nil while all that cloudcore itself follows can be listed and watched. What nodes ask
+// for does not count: no device may make cloudcore unready.
+func (i *Informers) Ready() error {
+	var errs []error
+	for _, s := range i.Status() {
+		// A kind that the cluster lacks (a CRD that was not applied) does not keep edges away: what
+		// needs it waits for it.
+		if s.Own && s.Failure != nil && !apierrors.IsNotFound(s.Failure) {
+			errs = append(errs, fmt.Errorf("%s: %w", s.Resource.Resource, s.Failure))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // start is called with the lock held.
@@ -149,126 +190,6 @@ func (i *Informers) start(f *informer) {
 	f.cancel = cancel
 	i.wg.Go(func() {
 		defer cancel()
-		i.follow(ctx, f.store)
+		f.follow(ctx)
 	})
 }
-
-func (i *Informers) follow(ctx context.Context, store *Store) {
-	log := klog.FromContext(ctx).WithValues("resource", store.resource)
-	lw, expected, err := i.listWatch(store)
-	if err != nil {
-		store.Fail(err)
-		log.Error(err, "Following a collection is impossible")
-		return
-	}
-	reflector := cache.NewReflectorWithOptions(lw, expected, sink{store, log}, cache.ReflectorOptions{
-		Logger: &log, Name: "skerry/" + store.resource.Resource,
-		// The default waits up to 30 s; an edge waits with us.
-		Backoff: &wait.Backoff{Duration: 200 * time.Millisecond, Cap: 10 * time.Second, Steps: 20, Factor: 2, Jitter: 1},
-	})
-	reflector.RunWithContext(ctx)
-}
-
-// listWatch tells the store how each list or watch went: without that, an edge could never be told why it waits.
-func (i *Informers) listWatch(store *Store) (cache.ListerWatcher, any, error) {
-	resource := store.resource
-	note := func(err error) error {
-		store.Fail(err)
-		return err
-	}
-	kind, builtin := i.catalog.kind(resource)
-	if !builtin {
-		client := i.client.dynamic.Resource(resource)
-		return cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
-			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-				list, err := client.List(ctx, o)
-				return list, note(err)
-			},
-			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-				w, err := client.Watch(ctx, o)
-				return w, note(err)
-			},
-		}, i.client.dynamic), &unstructured.Unstructured{}, nil
-	}
-	client, err := i.client.rest(kind.GroupVersion())
-	if err != nil {
-		return nil, nil, err
-	}
-	example, err := scheme.Scheme.New(kind)
-	if err != nil {
-		return nil, nil, fmt.Errorf("%s: %w", kind, err)
-	}
-	return &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			list, err := scheme.Scheme.New(kind.GroupVersion().WithKind(kind.Kind + "List"))
-			if err != nil {
-				return nil, err
-			}
-			err = client.Get().Resource(resource.Resource).VersionedParams(&o, scheme.ParameterCodec).Do(ctx).Into(list)
-			return list, note(err)
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.Watch = true
-			w, err := client.Get().Resource(resource.Resource).VersionedParams(&o, scheme.ParameterCodec).Watch(ctx)
-			return w, note(err)
-		},
-	}, example, nil
-}
-
-// rest is a client for one group and version, on the shared connections.
-func (c *Client) rest(gv schema.GroupVersion) (*rest.RESTClient, error) {
-	config := rest.CopyConfig(c.own)
-	config.GroupVersion = &gv
-	config.APIPath = "/apis"
-	if gv.Group == "" {
-		config.APIPath = "/api"
-	}
-	config.NegotiatedSerializer = scheme.Codecs.WithoutConversion()
-	client, err := rest.RESTClientForConfigAndClient(config, c.http)
-	if err != nil {
-		return nil, fmt.Errorf("client for %s: %w", gv, err)
-	}
-	return client, nil
-}
-
-// sink is where a reflector puts what it sees.
-type sink struct {
-	store *Store
-	log   klog.Logger
-}
-
-func (s sink) Add(obj any) error {
-	o, ok := obj.(runtime.Object)
-	if !ok {
-		return fmt.Errorf("%s: unexpected %T", s.store.resource.Resource, obj)
-	}
-	return s.store.Put(o)
-}
-
-func (s sink) Update(obj any) error { return s.Add(obj) }
-
-func (s sink) Delete(obj any) error {
-	if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-		obj = gone.Obj
-	}
-	m, err := meta.Accessor(obj)
-	if err != nil {
-		return err
-	}
-	s.store.Delete(Key{m.GetNamespace(), m.GetName()})
-	return nil
-}
-
-func (s sink) Replace(list []any, _ string) error {
-	all := make([]runtime.Object, 0, len(list))
-	for _, item := range list {
-		o, ok := item.(runtime.Object)
-		if !ok {
-			return fmt.Errorf("%s: unexpected %T", s.store.resource.Resource, item)
-		}
-		all = append(all, o)
-	}
-	return s.store.Replace(all)
-}
-
-func (s sink) Resync() error { return nil }

@@ -87,6 +87,15 @@ func (a *apiserver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		reply(w, 403, failure(403, metav1.StatusReasonForbidden))
 	case r.URL.Query().Get("watch") != "":
 		a.watch(w, r, user)
+	case strings.HasSuffix(r.URL.Path, "/configmaps"):
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		list := &corev1.ConfigMapList{TypeMeta: metav1.TypeMeta{Kind: "ConfigMapList", APIVersion: "v1"}}
+		list.ResourceVersion = fmt.Sprint(a.version)
+		if cm := a.objects[strings.TrimPrefix(r.URL.Query().Get("fieldSelector"), "metadata.name=")]; cm != nil {
+			list.Items = append(list.Items, *cm)
+		}
+		reply(w, 200, list)
 	default:
 		a.mu.Lock()
 		cm := a.objects[r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]]
@@ -116,6 +125,12 @@ func (a *apiserver) watch(w http.ResponseWriter, r *http.Request, user string) {
 	a.watchers[id] = v
 	if cm := a.objects[name]; cm != nil && r.URL.Query().Get("resourceVersion") == "0" {
 		v.events <- eventOf("ADDED", cm)
+	}
+	if r.URL.Query().Get("sendInitialEvents") == "true" {
+		v.events <- eventOf("BOOKMARK", &corev1.ConfigMap{
+			TypeMeta:   metav1.TypeMeta{Kind: "ConfigMap", APIVersion: "v1"},
+			ObjectMeta: metav1.ObjectMeta{ResourceVersion: fmt.Sprint(a.version), Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"}},
+		})
 	}
 	a.mu.Unlock()
 	w.WriteHeader(200)
@@ -324,11 +339,11 @@ func TestAccessRemembersOnlyPermissions(t *testing.T) {
 // seen is what a member of a single watch was told last.
 type seen struct {
 	mu    sync.Mutex
-	last  kube.Single
+	last  kube.ObjectState
 	calls int
 }
 
-func (s *seen) changed(state kube.Single) {
+func (s *seen) changed(state kube.ObjectState) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.last, s.calls = state, s.calls+1
@@ -348,10 +363,10 @@ func (s *seen) is(version string) func() bool {
 	}
 }
 
-func singles(t *testing.T, a *apiserver) *kube.Singles {
+func objectWatches(t *testing.T, a *apiserver) *kube.ObjectWatches {
 	t.Helper()
 	c := client(t, a, kube.Constrained)
-	w, err := kube.NewSingles(c, kube.NewAccess(jsonClient(t, c)))
+	w, err := kube.NewObjectWatches(c, kube.NewAccess(jsonClient(t, c)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -374,9 +389,9 @@ func ref(name string) kube.Ref {
 func TestASingleObjectIsFollowed(t *testing.T) {
 	a := serve(t)
 	a.set("cm", "1") // version 101
-	w := singles(t, a)
+	w := objectWatches(t, a)
 	var one seen
-	cancel := w.Watch(ref("cm"), "edge1", one.changed)
+	cancel := w.Watch(ref("cm"), "edge1", one.changed).Cancel
 	eventually(t, "the object", one.is("101"))
 	a.set("cm", "2")
 	eventually(t, "a change", one.is("102"))
@@ -386,7 +401,7 @@ func TestASingleObjectIsFollowed(t *testing.T) {
 	eventually(t, "that it is there again", one.is("104"))
 
 	var none seen
-	cancelNone := w.Watch(ref("none"), "edge1", none.changed)
+	cancelNone := w.Watch(ref("none"), "edge1", none.changed).Cancel
 	eventually(t, "the absence of one that never was", none.is("absent"))
 
 	a.mu.Lock()
@@ -404,13 +419,13 @@ func TestASingleObjectIsFollowed(t *testing.T) {
 func TestNodesShareAWatchAndEachIsAskedAbout(t *testing.T) {
 	a := serve(t)
 	a.set("cm", "1")
-	w := singles(t, a)
+	w := objectWatches(t, a)
 	var one, two, three seen
-	leaveOne := w.Watch(ref("cm"), "edge1", one.changed)
+	leaveOne := w.Watch(ref("cm"), "edge1", one.changed).Cancel
 	eventually(t, "edge1", one.is("101"))
 	a.forbid("edge3", true)
-	leaveTwo := w.Watch(ref("cm"), "edge2", two.changed)
-	leaveThree := w.Watch(ref("cm"), "edge3", three.changed)
+	leaveTwo := w.Watch(ref("cm"), "edge2", two.changed).Cancel
+	leaveThree := w.Watch(ref("cm"), "edge3", three.changed).Cancel
 	eventually(t, "edge2", two.is("101"))
 	want(t, "one watch, as the first", a.openers(), []string{"edge1 cm"})
 	a.set("cm", "2")
@@ -433,9 +448,9 @@ func TestARefusalRightAfterBindingIsNotBelieved(t *testing.T) {
 	a := serve(t)
 	a.set("cm", "1")
 	a.forbid("edge1", true)
-	w := singles(t, a)
+	w := objectWatches(t, a)
 	var one seen
-	defer w.Watch(ref("cm"), "edge1", one.changed)()
+	defer w.Watch(ref("cm"), "edge1", one.changed).Cancel()
 	eventually(t, "some attempts", func() bool { a.mu.Lock(); defer a.mu.Unlock(); return len(a.requests) >= 3 })
 	if one.calls != 0 {
 		t.Errorf("told %+v", one.last)

@@ -18,7 +18,9 @@ type Store struct {
 	objects   map[Key]*Object
 	byNode    map[string]map[Key]*Object // nil where the collection has no spec.nodeName
 	observers []*observer
-	failure   error // of the last attempt to list or watch, nil while all is well
+	failure   error  // of the last attempt to list or watch, nil while all is well
+	version   uint64 // the resourceVersion as of which the objects are known, 0 where it is no number
+	floor     uint64 // what a watch brings of versions up to this one is old: the collection was read meanwhile
 }
 
 type observer struct{ changed func(old, new *Object) }
@@ -54,6 +56,13 @@ func (s *Store) Failure() error {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.failure
+}
+
+// Version is the resourceVersion as of which the store holds the collection, 0 while that is unknown.
+func (s *Store) Version() uint64 {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.version
 }
 
 // Get returns the object, or nil.
@@ -126,7 +135,9 @@ func (s *Store) Put(o runtime.Object) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.set(encoded)
+	if s.advance(parseVersion(encoded.Revision)) {
+		s.set(encoded)
+	}
 	return nil
 }
 
@@ -137,8 +148,44 @@ func (s *Store) Delete(key Key) {
 	s.remove(key)
 }
 
-// Replace makes all the whole of the collection. It takes the objects over.
+// deleted removes one object, as of a version.
+func (s *Store) deleted(key Key, version uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.advance(version) {
+		s.remove(key)
+	}
+}
+
+// reached notes that the watch has brought all up to a version.
+func (s *Store) reached(version uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.advance(version)
+}
+
+// advance reports whether a change of that version is news. The lock is held.
+func (s *Store) advance(version uint64) bool {
+	if version != 0 && version <= s.floor {
+		return false
+	}
+	s.version = max(s.version, version)
+	return true
+}
+
+// Replace makes all the whole of the collection, as of the newest of the objects. It takes them over.
 func (s *Store) Replace(all []runtime.Object) error {
+	var newest uint64
+	for _, o := range all {
+		newest = max(newest, versionOf(o))
+	}
+	return s.replace(all, newest, nil, false)
+}
+
+// replace makes all the whole of the collection as of a version, unless accept, which is called with the
+// lock held, says no. beside: a watch goes on beside it, and what that brings of versions up to this one
+// is ignored.
+func (s *Store) replace(all []runtime.Object, version uint64, accept func() bool, beside bool) error {
 	fresh := make([]*Object, 0, len(all))
 	keep := make(map[Key]bool, len(all))
 	for _, o := range all {
@@ -151,6 +198,13 @@ func (s *Store) Replace(all []runtime.Object) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if accept != nil && !accept() {
+		return nil
+	}
+	s.version, s.floor = version, 0
+	if beside {
+		s.floor = version
+	}
 	for key := range s.objects {
 		if !keep[key] {
 			s.remove(key)

@@ -10,16 +10,16 @@ import (
 
 // held is an object that is watched alone for this session.
 type held struct {
-	state  atomic.Pointer[kube.Single]
-	users  int // owned by the loop
-	cancel func()
+	state atomic.Pointer[kube.ObjectState]
+	users int // owned by the loop
+	watch kube.ObjectWatch
 }
 
-func (h *held) load() kube.Single {
+func (h *held) load() kube.ObjectState {
 	if s := h.state.Load(); s != nil {
 		return *s
 	}
-	return kube.Single{}
+	return kube.ObjectState{}
 }
 
 func (s *session) hold(ref kube.Ref, r *resource) {
@@ -29,7 +29,7 @@ func (s *session) hold(ref kube.Ref, r *resource) {
 	}
 	h := &held{users: 1}
 	s.held[ref] = h
-	h.cancel = s.part.singles.Watch(ref, s.node, func(state kube.Single) {
+	h.watch = s.part.objects.Watch(ref, s.node, func(state kube.ObjectState) {
 		old := h.state.Swap(&state)
 		if old != nil && alike(*old, state) {
 			return // a fresh watch tells again what was asked for just before
@@ -44,7 +44,7 @@ func (s *session) hold(ref kube.Ref, r *resource) {
 }
 
 // alike reports whether a is for an edge what b is.
-func alike(a, b kube.Single) bool {
+func alike(a, b kube.ObjectState) bool {
 	if a.Err != nil || b.Err != nil || a.Known != b.Known || (a.Object == nil) != (b.Object == nil) {
 		return false
 	}
@@ -58,7 +58,7 @@ func (s *session) unhold(ref kube.Ref) {
 	}
 	if h.users--; h.users == 0 {
 		delete(s.held, ref)
-		h.cancel()
+		h.watch.Cancel()
 	}
 }
 
@@ -218,7 +218,7 @@ func (d *dependencies) acquire(ref kube.Ref) {
 	d.refs[ref] = &dependency{users: 1}
 	d.pending[ref] = struct{}{}
 	r := s.resource(ref.Resource)
-	if s.part.singles.Serves(ref) {
+	if s.part.objects.Serves(ref) {
 		s.hold(ref, r)
 	} else {
 		r.openFeed().addKey(ref.Key, r)
@@ -241,7 +241,7 @@ func (d *dependencies) release(ref kube.Ref) {
 	delete(d.refs, ref)
 	delete(d.pending, ref)
 	r := s.resource(ref.Resource)
-	if s.part.singles.Serves(ref) {
+	if s.part.objects.Serves(ref) {
 		s.unhold(ref)
 	} else if r.feed != nil {
 		r.feed.removeKey(ref.Key, r)

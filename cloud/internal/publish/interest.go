@@ -1,9 +1,7 @@
 package publish
 
 import (
-	"errors"
 	"fmt"
-	"math/rand/v2"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -28,11 +26,10 @@ type interest struct {
 	sel      *kube.Selection
 	standing standing
 	since    time.Time // of being undecided
-	checked  time.Time
-	busy     bool // a review is on its way
+	review   review
 	gone     bool // the edge has dropped it
 	entry    *entry
-	single   *kube.Ref // served by Singles
+	single   *kube.Ref // watched alone
 
 	counted bool // its objects are among those that its resource was compared with
 	synced  bool
@@ -40,13 +37,6 @@ type interest struct {
 }
 
 func (i *interest) dependencies() bool { return i.sel == nil }
-
-// decision is what Kubernetes said about an interest.
-type decision struct {
-	interest *interest
-	allowed  bool
-	err      error // why not
-}
 
 func same(i *interest, p *topicpb.Interest) bool {
 	if i.dependencies() || p.GetDependencies() {
@@ -121,16 +111,16 @@ func (s *session) admit(id uint64, p *topicpb.Interest) {
 	if err != nil {
 		i.sel = &kube.Selection{Source: source(p)}
 		i.standing = refused
-		i.checked = time.Now().Add(24 * time.Hour) // asking again changes nothing
+		i.review.final = true // asking again changes nothing
 		s.refuse(i, apierrors.NewBadRequest(err.Error()))
 		return
 	}
 	i.resource = s.resource(i.gvr)
 	i.resource.interests = append(i.resource.interests, i)
-	if ref := (kube.Ref{Resource: i.gvr, Key: kube.Key{Namespace: i.sel.Namespace, Name: i.sel.Name}}); s.part.singles.Serves(ref) {
+	if ref := (kube.Ref{Resource: i.gvr, Key: kube.Key{Namespace: i.sel.Namespace, Name: i.sel.Name}}); s.part.objects.Serves(ref) {
 		if ref.Namespace == "" || ref.Name == "" {
 			i.standing = refused
-			i.checked = time.Now().Add(24 * time.Hour)
+			i.review.final = true
 			why := fmt.Errorf("cloudcore serves %s one by one only: select a namespace and metadata.name", i.gvr.Resource)
 			s.refuse(i, apierrors.NewForbidden(i.gvr.GroupResource(), "", why))
 			return
@@ -140,96 +130,6 @@ func (s *session) admit(id uint64, p *topicpb.Interest) {
 		return // its standing follows what the watch says
 	}
 	s.ask(i)
-}
-
-// ask finds out whether the node may have the interest. Errors are asked again until there is an answer; a refusal until it is believed.
-func (s *session) ask(i *interest) {
-	i.busy = true
-	s.attempt(i, i.standing == undecided, 0)
-}
-
-// attempt asks when it is its turn, for the nth time after the first.
-func (s *session) attempt(i *interest, first bool, n int) {
-	s.part.reviews.Do(func() {
-		if !s.enter() {
-			return
-		}
-		defer s.wg.Done()
-		allowed, reason, err := s.review(i, first && n == 0)
-		if err == nil && (allowed || !first || time.Since(i.since) >= graceRefused) {
-			d := decision{interest: i, allowed: allowed}
-			if !allowed {
-				d.err = apierrors.NewForbidden(i.gvr.GroupResource(), i.sel.Name, fmt.Errorf("node %s: %s", s.node, reason))
-			}
-			s.mu.Lock()
-			s.inbox.decisions = append(s.inbox.decisions, d)
-			s.mu.Unlock()
-			s.signal()
-			return
-		}
-		base := min(50*time.Millisecond<<min(n, 8), 10*time.Second)
-		time.AfterFunc(base/2+rand.N(base/2), func() { s.attempt(i, first, n+1) }) // once more at most after the end of the session
-	})
-}
-
-// enter reports whether the session still lives, and keeps Stop waiting for s.wg.Done if it does.
-func (s *session) enter() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.over || s.ctx.Err() != nil {
-		return false
-	}
-	s.wg.Add(1)
-	return true
-}
-
-// review asks once. Who may get an object alone may hold it: of claims, volumes and the like the Node authorizer allows no list.
-func (s *session) review(i *interest, remembered bool) (allowed bool, reason string, err error) {
-	ask := s.part.access.Review
-	if remembered {
-		ask = s.part.access.Allowed
-	}
-	at := kube.Attributes{Resource: i.gvr, Namespace: i.sel.Namespace, Name: i.sel.Name, Fields: i.sel.Fields, Labels: i.sel.Labels}
-	verbs := []string{"list", "watch"}
-	if i.sel.Name != "" {
-		verbs = []string{"get"}
-	}
-	for _, verb := range verbs {
-		at.Verb = verb
-		d, err := ask(s.ctx, s.node, at)
-		if err != nil {
-			return false, "", err
-		}
-		if !d.Allowed {
-			reason := d.Reason
-			if reason == "" {
-				reason = "it may not " + verb + " them"
-			}
-			return false, reason, nil
-		}
-	}
-	return true, "", nil
-}
-
-// decide acts on what Kubernetes said.
-func (s *session) decide(d decision) {
-	i := d.interest
-	i.busy = false
-	i.checked = time.Now()
-	if i.gone {
-		return
-	}
-	switch {
-	case d.allowed && i.standing != granted:
-		i.standing = granted
-		i.synced = false
-		s.attach(i)
-	case !d.allowed && i.standing != refused:
-		i.standing = refused
-		i.resource.unwant(i) // revoked, or held from an earlier session: what no other interest wants goes from the edge
-		s.detach(i)
-		s.refuse(i, d.err)
-	}
 }
 
 // attach lets changes flow for a granted interest.
@@ -242,6 +142,7 @@ func (s *session) attach(i *interest) {
 }
 
 func (s *session) detach(i *interest) {
+	i.review.cancel()
 	if i.entry != nil {
 		i.resource.feed.remove(i.entry)
 		i.entry = nil
@@ -277,36 +178,4 @@ func (s *session) refuse(i *interest, err error) {
 	from := i.sel.Source
 	s.log.Info("Interest refused", "resource", i.gvr.Resource, "namespace", from.Namespace, "fields", from.Fields, "labels", from.Labels, "err", err)
 	s.frame.refuse(i.id, kube.StatusOf(err))
-}
-
-// unfollowed is why an interest that the node may have brings nothing.
-func unfollowed(resource string, err error) error {
-	text := fmt.Sprintf("cloudcore can't follow %s: %v", resource, err)
-	if s, ok := errors.AsType[*apierrors.StatusError](err); ok {
-		told := s.ErrStatus
-		told.Message = text
-		return &apierrors.StatusError{ErrStatus: told}
-	}
-	return apierrors.NewServiceUnavailable(text)
-}
-
-// recheck asks again about what was decided some time ago.
-func (s *session) recheck() {
-	now := time.Now()
-	for _, i := range s.interests {
-		if i.dependencies() || i.single != nil || i.busy || i.resource == nil {
-			continue
-		}
-		age := now.Sub(i.checked)
-		switch {
-		case i.standing == granted && age >= recheckLater, i.standing == refused && age >= recheckSoon:
-			s.ask(i)
-		case i.standing == granted && !i.synced && i.resource.feed != nil && !i.resource.feed.store.HasSynced():
-			// The node may have it, and cloudcore may not: say so instead of letting the edge wait without a word.
-			if err := i.resource.feed.store.Failure(); err != nil && !i.resource.told {
-				i.resource.told = true
-				s.refuse(i, unfollowed(i.gvr.Resource, err))
-			}
-		}
-	}
 }

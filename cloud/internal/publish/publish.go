@@ -9,7 +9,6 @@ package publish
 
 import (
 	"context"
-	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -21,15 +20,19 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// Collections are shared copies of what kube-apiserver has.
+// Collections are shared copies of what kube-apiserver has, followed with cloudcore's own rights.
 type Collections interface {
 	Open(resource schema.GroupVersionResource) (store *kube.Store, release func())
+	// Followable says why a collection can't be followed (refused), or that there is no answer (err).
+	Followable(ctx context.Context, resource schema.GroupVersionResource) (refused, err error)
+	// CatchUp calls done once the copy is no older than version.
+	CatchUp(resource schema.GroupVersionResource, version uint64, done func()) (cancel func())
 }
 
-// Singles are objects that are watched one by one, as the node that needs them.
-type Singles interface {
+// ObjectWatches are objects that are watched one by one, as the node that needs them.
+type ObjectWatches interface {
 	Serves(ref kube.Ref) bool
-	Watch(ref kube.Ref, node types.NodeName, changed func(kube.Single)) (cancel func())
+	Watch(ref kube.Ref, node types.NodeName, changed func(kube.ObjectState)) kube.ObjectWatch
 }
 
 // Access asks Kubernetes what a node may see.
@@ -44,10 +47,6 @@ const (
 	windowBytes  = 1 << 20   // sent and not acknowledged
 	windowStates = 64        // likewise
 	maxInterests = 4096
-	graceRefused = 30 * time.Second // how long a refusal is not believed: the Node authorizer lags behind right after a pod is bound
-	decideSoon   = 2 * time.Second  // how long an interest that nobody has decided about holds up the others of its resource
-	recheckSoon  = time.Minute      // refused interests
-	recheckLater = 5 * time.Minute  // granted ones
 )
 
 // reviewing bounds the interests of all sessions that Kubernetes is being asked about. After a restart of cloudcore every edge declares all it wants at one
@@ -58,17 +57,17 @@ const reviewing = 32
 // Publisher is the part of the hub that serves interests.
 type Publisher struct {
 	collections Collections
-	singles     Singles
+	objects     ObjectWatches
 	access      Access
-	reviews     *kube.Turns
+	reviews     *kube.LimitedQueue
 	feeds       *feeds
 	metrics     *Metrics
 }
 
 // New returns a Publisher. It starts nothing.
-func New(collections Collections, singles Singles, access Access) *Publisher {
+func New(collections Collections, objects ObjectWatches, access Access) *Publisher {
 	return &Publisher{
-		collections: collections, singles: singles, access: access, reviews: kube.NewTurns(reviewing),
+		collections: collections, objects: objects, access: access, reviews: kube.NewLimitedQueue(reviewing),
 		feeds: &feeds{
 			collections: collections, open: map[schema.GroupVersionResource]*feed{}, known: map[schema.GroupVersionResource]*collection{},
 			selections: map[selected]*kube.Selection{},

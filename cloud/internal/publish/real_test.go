@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/cloud/internal/publish"
@@ -28,34 +29,47 @@ type real struct {
 	plane     *cluster.ControlPlane
 	admin     kubernetes.Interface
 	publisher *publish.Publisher
-	singles   *kube.Singles
+	objects   *kube.ObjectWatches
+	informers *kube.Informers
 }
 
 func startReal(t *testing.T) *real {
 	t.Helper()
 	plane := cluster.Run(t)
 	plane.Apply(t, "manifests/cloudcore")
-	client, err := kube.NewClient(plane.ServiceAccount(t, "skerry-system", "cloudcore"), kube.Constrained)
+	return serveAt(t, plane, plane.ServiceAccount(t, "skerry-system", "cloudcore"))
+}
+
+// replica is another cloudcore at the same kube-apiserver.
+func (r *real) replica(t *testing.T) *real {
+	return serveAt(t, r.plane, r.plane.ServiceAccount(t, "skerry-system", "cloudcore"))
+}
+
+// serveAt runs a way down until the test ends.
+func serveAt(t *testing.T, plane *cluster.ControlPlane, config *rest.Config) *real {
+	t.Helper()
+	client, err := kube.NewClient(config, kube.Constrained)
 	if err != nil {
 		t.Fatal(err)
 	}
 	access := kube.NewAccess(client.Kubernetes())
 	informers := kube.NewInformers(client)
-	singles, err := kube.NewSingles(client, access)
+	objects, err := kube.NewObjectWatches(client, access)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return client.Revisions().Run(ctx) })
 	g.Go(func() error { return informers.Run(ctx) })
-	g.Go(func() error { return singles.Run(ctx) })
+	g.Go(func() error { return objects.Run(ctx) })
 	t.Cleanup(func() {
 		cancel()
 		if err := g.Wait(); err != nil {
 			t.Error(err)
 		}
 	})
-	return &real{plane, plane.Client(), publish.New(informers, singles, access), singles}
+	return &real{plane, plane.Client(), publish.New(informers.Requested(), objects, access), objects, informers}
 }
 
 func (r *real) edge(t *testing.T, node string) *edge {
@@ -190,12 +204,12 @@ func TestReal(t *testing.T) {
 		other := r.edge(t, "edge2")
 		other.connect(r.publisher, podsOf(1, "edge2"), dependencies(2))
 		eventually(t, "edge2 is synced", func() bool { return other.isSynced(1, 2) })
-		before := r.singles.Len()
+		before := r.objects.Len()
 		r.pod(t, ns, "also", "edge2", "cm-of-edge1", "secret-of-edge1")
 		eventually(t, "the pod is there", func() bool {
 			return other.holds("pods", "also") && other.holds("configmaps", "cm-of-edge1") && other.holds("secrets", "secret-of-edge1")
 		})
-		if got := r.singles.Len(); got != before {
+		if got := r.objects.Len(); got != before {
 			t.Errorf("%d watches of single objects, before %d", got, before)
 		}
 		other.disconnect()

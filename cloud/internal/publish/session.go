@@ -53,7 +53,8 @@ type inbox struct {
 	interests   *topicpb.Interests // the newest
 	digests     []*topicpb.Digest  // of the first
 	inventories []*topicpb.Inventory
-	decisions   []decision
+	verdicts    []verdict
+	due         []*interest // to be reviewed again
 	acked       uint64
 }
 
@@ -170,13 +171,14 @@ func (s *session) turn(context.Context) error {
 // close gives back all that is shared. No goroutine of the session runs any more.
 func (s *session) close() {
 	for _, i := range s.interests {
+		i.gone = true
 		s.detach(i)
 	}
 	if s.deps != nil {
 		s.deps.close()
 	}
 	for _, h := range s.held {
-		h.cancel()
+		h.watch.Cancel()
 	}
 	for _, r := range s.resources {
 		r.closeFeed()
@@ -189,17 +191,20 @@ func (s *session) step() error {
 	in := s.inbox.interests
 	digests := s.inbox.digests
 	inventories := s.inbox.inventories
-	decisions := s.inbox.decisions
+	verdicts, due := s.inbox.verdicts, s.inbox.due
 	acked := s.inbox.acked
-	s.inbox.interests, s.inbox.digests, s.inbox.inventories, s.inbox.decisions = nil, nil, nil, nil
+	s.inbox.interests, s.inbox.digests, s.inbox.inventories, s.inbox.verdicts, s.inbox.due = nil, nil, nil, nil, nil
 	s.mu.Unlock()
 
 	s.window.ack(acked)
 	if in != nil {
 		s.declare(in, digests)
 	}
-	for _, d := range decisions {
-		s.decide(d)
+	for _, v := range verdicts {
+		s.decide(v)
+	}
+	for _, i := range due {
+		s.ask(i)
 	}
 	for _, i := range inventories {
 		if err := s.compare(i); err != nil {

@@ -40,23 +40,25 @@ var (
 
 // world is kube-apiserver as publish sees it.
 type world struct {
-	mu      sync.Mutex
-	stores  map[schema.GroupVersionResource]*kube.Store
-	opened  map[schema.GroupVersionResource]int
-	singles map[kube.Ref]*kube.Object
-	missing map[kube.Ref]bool // not known yet
-	deny    map[kube.Ref]error
-	watches map[kube.Ref]map[int]func(kube.Single)
-	next    int
-	version int
-	denied  func(node types.NodeName, at kube.Attributes) (string, error)
-	asked   []string
+	mu       sync.Mutex
+	stores   map[schema.GroupVersionResource]*kube.Store
+	opened   map[schema.GroupVersionResource]int
+	objects  map[kube.Ref]*kube.Object
+	unserved map[schema.GroupVersionResource]error // what cloudcore can't follow
+	caughtUp []string                              // resources that had to be read
+	missing  map[kube.Ref]bool                     // not known yet
+	deny     map[kube.Ref]error
+	watches  map[kube.Ref]map[int]func(kube.ObjectState)
+	next     int
+	version  int
+	denied   func(node types.NodeName, at kube.Attributes) (string, error)
+	asked    []string
 }
 
 func newWorld() *world {
 	return &world{
-		stores: map[schema.GroupVersionResource]*kube.Store{}, opened: map[schema.GroupVersionResource]int{}, singles: map[kube.Ref]*kube.Object{},
-		missing: map[kube.Ref]bool{}, deny: map[kube.Ref]error{}, watches: map[kube.Ref]map[int]func(kube.Single){}, version: 100,
+		stores: map[schema.GroupVersionResource]*kube.Store{}, opened: map[schema.GroupVersionResource]int{}, objects: map[kube.Ref]*kube.Object{}, unserved: map[schema.GroupVersionResource]error{},
+		missing: map[kube.Ref]bool{}, deny: map[kube.Ref]error{}, watches: map[kube.Ref]map[int]func(kube.ObjectState){}, version: 100,
 	}
 }
 
@@ -81,6 +83,20 @@ func (c *world) Open(gvr schema.GroupVersionResource) (*kube.Store, func()) {
 	}
 }
 
+func (c *world) Followable(_ context.Context, gvr schema.GroupVersionResource) (refused, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.unserved[gvr], nil
+}
+
+func (c *world) CatchUp(gvr schema.GroupVersionResource, _ uint64, done func()) func() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.caughtUp = append(c.caughtUp, gvr.Resource)
+	go done()
+	return func() {}
+}
+
 func (c *world) inUse() map[schema.GroupVersionResource]int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -91,32 +107,43 @@ func (c *world) Serves(ref kube.Ref) bool {
 	return ref.Resource == kube.Secrets || ref.Resource == kube.ConfigMaps
 }
 
-func (c *world) Watch(ref kube.Ref, _ types.NodeName, changed func(kube.Single)) func() {
+func (c *world) Watch(ref kube.Ref, _ types.NodeName, changed func(kube.ObjectState)) kube.ObjectWatch {
 	c.mu.Lock()
 	c.next++
 	id := c.next
 	if c.watches[ref] == nil {
-		c.watches[ref] = map[int]func(kube.Single){}
+		c.watches[ref] = map[int]func(kube.ObjectState){}
 	}
 	c.watches[ref][id] = changed
 	state := c.state(ref)
 	c.mu.Unlock()
 	changed(state)
-	return func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		delete(c.watches[ref], id)
-		if len(c.watches[ref]) == 0 {
-			delete(c.watches, ref)
-		}
+	return kube.ObjectWatch{
+		Cancel: func() {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			delete(c.watches[ref], id)
+			if len(c.watches[ref]) == 0 {
+				delete(c.watches, ref)
+			}
+		},
+		CatchUp: func(uint64) {
+			go func() {
+				c.mu.Lock()
+				state := c.state(ref)
+				c.mu.Unlock()
+				state.CaughtUp = true
+				changed(state)
+			}()
+		},
 	}
 }
 
-func (c *world) state(ref kube.Ref) kube.Single {
+func (c *world) state(ref kube.Ref) kube.ObjectState {
 	if err := c.deny[ref]; err != nil {
-		return kube.Single{Err: err}
+		return kube.ObjectState{Err: err}
 	}
-	return kube.Single{Known: !c.missing[ref], Object: c.singles[ref]}
+	return kube.ObjectState{Known: !c.missing[ref], Object: c.objects[ref]}
 }
 
 func (c *world) tell(ref kube.Ref) {
@@ -187,7 +214,7 @@ func (c *world) configMap(t *testing.T, name, value string) kube.Ref {
 	}
 	ref := cmRef(name)
 	c.mu.Lock()
-	c.singles[ref] = s.Get(ref.Key)
+	c.objects[ref] = s.Get(ref.Key)
 	delete(c.missing, ref)
 	c.mu.Unlock()
 	c.tell(ref)

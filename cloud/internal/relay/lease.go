@@ -126,7 +126,7 @@ func (l *lease) kick() {
 		l.again = true
 	default:
 		l.stepping = true
-		l.session.relay.leases.Do(func() {
+		l.session.relay.leases.Do(string(l.session.node), func() {
 			if l.enter() {
 				defer l.steps.Done()
 				l.work()

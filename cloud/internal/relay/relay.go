@@ -32,14 +32,14 @@ type Relay struct {
 	pods     *Pods
 	instance string
 	tunnel   string // set before anything is attached, or empty
-	leases   *kube.Turns
+	leases   *kube.LimitedQueue
 	hide     bool // the IP addresses of nodes; set before anything is attached
 	metrics  *Metrics
 }
 
 // New returns a Relay. instance names this replica of cloudcore. It starts nothing.
 func New(client Client, pods *Pods, instance string) *Relay {
-	return &Relay{client: client, pods: pods, instance: instance, leases: kube.NewTurns(leaseWrites), metrics: newMetrics()}
+	return &Relay{client: client, pods: pods, instance: instance, leases: kube.NewLimitedQueue(leaseWrites), metrics: newMetrics()}
 }
 
 // Advertise has the Leases say where this replica can be asked for streams to the nodes whose links it holds. It is called before the first Attach.

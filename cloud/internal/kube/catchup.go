@@ -1,0 +1,143 @@
+package kube
+
+import (
+	"context"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+const (
+	// UnknownVersion is for who can't tell as of which version: nothing but a read will do.
+	UnknownVersion uint64 = math.MaxUint64
+
+	// catchUpPatience is how long a watch that is behind is given before the collection is read, and
+	// catchUpPoll how often it is looked at meanwhile.
+	catchUpPatience = time.Second
+	catchUpPoll     = 50 * time.Millisecond
+	// A collection is read at most once in readPause, and no more than one part in readShare of the time,
+	// whatever nodes say that they hold.
+	readPause = 200 * time.Millisecond
+	readShare = 20
+)
+
+// catchUps are those who wait for the copy of a collection to reach a version.
+type catchUps struct {
+	mu      sync.Mutex
+	waiting []*catchUp
+	running bool
+	next    time.Time // no read begins before
+}
+
+type catchUp struct {
+	version uint64
+	since   time.Time
+	done    func()
+}
+
+// CatchUp calls done, once and in a goroutine of its own, when the copy of a collection holds what
+// kube-apiserver had at version or later; where the watch doesn't bring it there soon, by a consistent
+// read, which counts whatever its version is: the cluster may have gone back in time. It is tried until
+// it succeeds or cancel is called. The collection must be open.
+func (r *Requested) CatchUp(resource schema.GroupVersionResource, version uint64, done func()) (cancel func()) {
+	i := r.informers
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	f := i.feeds[resource]
+	if f == nil || i.ctx == nil {
+		return func() {}
+	}
+	c := &catchUp{version: version, since: time.Now(), done: done}
+	u := &f.catchUps
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.waiting = append(u.waiting, c)
+	if !u.running {
+		u.running = true
+		ctx := i.ctx
+		i.wg.Go(func() { f.catchUp(ctx) })
+	}
+	return func() { u.remove(c) }
+}
+
+func (u *catchUps) remove(c *catchUp) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if at := slices.Index(u.waiting, c); at >= 0 {
+		u.waiting = slices.Delete(u.waiting, at, at+1)
+	}
+}
+
+// catchUp serves those who wait until there are none.
+func (f *informer) catchUp(ctx context.Context) {
+	failures := 0
+	for ctx.Err() == nil {
+		due, wait := f.catchUps.look(f.store.Version())
+		switch {
+		case wait < 0:
+			return
+		case !due:
+			sleep(ctx, wait, nil)
+			continue
+		}
+		began := time.Now()
+		err := f.read(ctx)
+		if err != nil {
+			failures++
+			base := min(200*time.Millisecond<<min(failures, 6), 10*time.Second)
+			sleep(ctx, base/2+rand.N(base/2), nil)
+			continue
+		}
+		failures = 0
+		f.catchUps.served(began)
+	}
+	f.catchUps.mu.Lock()
+	f.catchUps.running = false
+	f.catchUps.mu.Unlock()
+}
+
+// look lets those go on whose version is reached. due: somebody has waited long enough for a read. Else
+// wait is how long to wait before looking again, negative where no one waits any more.
+func (u *catchUps) look(version uint64) (due bool, wait time.Duration) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	now := time.Now()
+	rest := u.waiting[:0]
+	for _, c := range u.waiting {
+		if c.version <= version {
+			go c.done()
+			continue
+		}
+		rest = append(rest, c)
+		due = due || c.version == UnknownVersion || now.Sub(c.since) >= catchUpPatience
+	}
+	clear(u.waiting[len(rest):])
+	u.waiting = rest
+	if len(rest) == 0 {
+		u.waiting, u.running = nil, false
+		return false, -1
+	}
+	if due && now.Before(u.next) {
+		return false, u.next.Sub(now)
+	}
+	return due, catchUpPoll
+}
+
+// served lets those go on who waited when a read began that has succeeded.
+func (u *catchUps) served(began time.Time) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	now := time.Now()
+	u.next = now.Add(max(readPause, readShare*now.Sub(began)))
+	u.waiting = slices.DeleteFunc(u.waiting, func(c *catchUp) bool {
+		if c.since.After(began) {
+			return false
+		}
+		go c.done()
+		return true
+	})
+}

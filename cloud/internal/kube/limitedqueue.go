@@ -1,0 +1,138 @@
+package kube
+
+import (
+	"slices"
+	"sync"
+)
+
+// turnLength is how many functions of one key run before another key that waits has its turn: more
+// than a usual edge has reviews, so that edges that come at one moment are done one after another.
+const turnLength = 32
+
+// LimitedQueue runs a bounded number of functions at once that ask kube-apiserver for something; the
+// others wait. Keys, those of nodes, take turns in the order in which they came, so what one node has
+// waiting holds another up by one turn at most. What waits has no goroutine: after a restart of
+// cloudcore that is a dozen functions for each edge, and the runtime never gives back what a goroutine
+// is described by. How many wait has no bound here; each user has one.
+type LimitedQueue struct {
+	mu   sync.Mutex
+	free int
+	line []*turn // keys that have something waiting; the first is served
+	keys map[string]*turn
+}
+
+// turn is what waits under one key.
+type turn struct {
+	key     string
+	waiting []*Waiting
+	taken   int // since it came to the head of the line
+}
+
+// Waiting is a function in a LimitedQueue.
+type Waiting struct {
+	queue *LimitedQueue
+	turn  *turn
+	run   func() // nil once it was taken or dropped
+}
+
+// NewLimitedQueue runs so many at once.
+func NewLimitedQueue(atOnce int) *LimitedQueue {
+	return &LimitedQueue{free: atOnce, keys: map[string]*turn{}}
+}
+
+// Do runs f in a goroutine when its turn has come.
+func (q *LimitedQueue) Do(key string, f func()) *Waiting {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	t := q.keys[key]
+	if t == nil {
+		t = &turn{key: key}
+		q.keys[key] = t
+		q.line = append(q.line, t)
+	}
+	w := &Waiting{queue: q, turn: t, run: f}
+	t.waiting = append(t.waiting, w)
+	if q.free > 0 {
+		q.free--
+		go q.work()
+	}
+	return w
+}
+
+// Drop takes the function out of the queue where it has not begun. It may be called more than once.
+func (w *Waiting) Drop() {
+	q := w.queue
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if w.run == nil {
+		return
+	}
+	w.run = nil
+	if i := slices.Index(w.turn.waiting, w); i >= 0 {
+		w.turn.waiting = slices.Delete(w.turn.waiting, i, i+1)
+	}
+	if len(w.turn.waiting) == 0 {
+		q.remove(w.turn)
+	}
+}
+
+// Len is how many functions wait.
+func (q *LimitedQueue) Len() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	n := 0
+	for _, t := range q.line {
+		n += len(t.waiting)
+	}
+	return n
+}
+
+// work runs what waits until nothing does.
+func (q *LimitedQueue) work() {
+	for {
+		f := q.take()
+		if f == nil {
+			return
+		}
+		f()
+	}
+}
+
+// take returns the next function, or nil and gives the slot back.
+func (q *LimitedQueue) take() func() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.line) == 0 {
+		q.line = nil
+		q.free++
+		return nil
+	}
+	t := q.line[0]
+	if t.taken == turnLength && len(q.line) > 1 {
+		t.taken = 0
+		q.line = append(q.line[1:], t)
+		t = q.line[0]
+	}
+	w := t.waiting[0]
+	t.waiting[0] = nil
+	t.waiting = t.waiting[1:]
+	t.taken++
+	if len(t.waiting) == 0 {
+		q.remove(t)
+	}
+	f := w.run
+	w.run = nil
+	return f
+}
+
+// remove takes a key out of the line. mu is held.
+func (q *LimitedQueue) remove(t *turn) {
+	delete(q.keys, t.key)
+	switch i := slices.Index(q.line, t); {
+	case i == 0:
+		q.line[0] = nil
+		q.line = q.line[1:]
+	case i > 0:
+		q.line = slices.Delete(q.line, i, i+1)
+	}
+}

@@ -1,0 +1,239 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+const (
+	// graceForbidden is for how long refusals must last, without a permission in between, before they
+	// are believed: right after a pod is bound, or an API server has started, the Node authorizer's graph
+	// lags behind.
+	graceForbidden = 30 * time.Second
+	recheckGranted = 5 * time.Minute
+	recheckRefused = time.Minute
+)
+
+type access int
+
+const (
+	checking access = iota
+	granted
+	refused
+)
+
+// member is one node that needs an object.
+type member struct {
+	node    types.NodeName
+	changed func(ObjectState)
+
+	// Under the lock of its object.
+	access       access
+	refusedSince time.Time // of the first refusal since the last permission; zero: there was none
+	denied       bool      // meanwhile a read or a watch as the node was refused, not a review alone
+	checked      time.Time
+	tries        int
+	next         time.Time
+	busy         bool // a review is in flight
+	asking       bool // authorise is at it
+	left         bool
+}
+
+// recheck asks again about what was decided some time ago.
+func (w *ObjectWatches) recheck(ctx context.Context) {
+	now := time.Now()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.ctx == nil {
+		return
+	}
+	for _, s := range w.objects {
+		s.mu.Lock()
+		for m := range s.members {
+			age := now.Sub(m.checked)
+			due := m.access == granted && age >= recheckGranted || m.access == refused && age >= recheckRefused
+			if due && !m.asking {
+				m.asking = true
+				w.wg.Go(func() { w.authorise(ctx, s, m) })
+			}
+		}
+		s.mu.Unlock()
+	}
+}
+
+// authorise asks about a member until the answer is believed.
+func (w *ObjectWatches) authorise(ctx context.Context, s *watchedObject, m *member) {
+	defer func() {
+		s.mu.Lock()
+		m.asking = false
+		s.mu.Unlock()
+	}()
+	for {
+		if w.reviewOnce(ctx, s, m) {
+			return
+		}
+		s.mu.Lock()
+		wait := time.Until(m.next)
+		s.mu.Unlock()
+		sleep(ctx, wait, nil)
+		if ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+// reviewOnce reports whether the matter is settled for now.
+func (w *ObjectWatches) reviewOnce(ctx context.Context, s *watchedObject, m *member) bool {
+	s.mu.Lock()
+	if m.left || m.busy {
+		s.mu.Unlock()
+		return true
+	}
+	if s.opener == m && m.access == checking { // the watch itself shows it
+		m.next = time.Now().Add(50 * time.Millisecond)
+		s.mu.Unlock()
+		return false
+	}
+	first := m.access == checking && m.refusedSince.IsZero()
+	asked := time.Now()
+	m.busy = true
+	s.mu.Unlock()
+	d, err := w.ask(ctx, s.ref, m.node, first)
+
+	s.mu.Lock()
+	m.busy = false
+	switch {
+	case m.left:
+		s.mu.Unlock()
+		return true
+	case err != nil: // no answer: what held goes on to hold
+		m.delay()
+		settled := m.access != checking && m.refusedSince.IsZero()
+		s.mu.Unlock()
+		return settled
+	case d.Allowed, m.access == granted && !m.checked.Before(asked):
+		// The second: meanwhile the watch was opened as this node. kube-apiserver has let it in after it
+		// was asked here, so this answer is of a graph that lagged.
+		s.grant(m)
+		s.mu.Unlock()
+		return true
+	}
+	why := apierrors.NewForbidden(s.ref.Resource.GroupResource(), s.ref.Name, fmt.Errorf("node %s: %s", m.node, d.Reason))
+	settled := s.refuse(m, why, false)
+	read := !settled && m.lasting() && !m.denied
+	s.mu.Unlock()
+	if read {
+		return w.readToDecide(ctx, s, m)
+	}
+	return settled
+}
+
+// ask has a member reviewed when there is room.
+func (w *ObjectWatches) ask(ctx context.Context, ref Ref, node types.NodeName, remembered bool) (Decision, error) {
+	select {
+	case w.review <- struct{}{}:
+	case <-ctx.Done():
+		return Decision{}, ctx.Err()
+	}
+	defer func() { <-w.review }()
+	ask := w.access.Review
+	if remembered {
+		ask = w.access.Allowed
+	}
+	return ask(ctx, node, Attributes{Verb: "watch", Resource: ref.Resource, Namespace: ref.Namespace, Name: ref.Name})
+}
+
+// readToDecide reads the object as the node: what a node's pods need is never taken from it on the word
+// of reviews alone. It reports whether the matter is settled for now.
+func (w *ObjectWatches) readToDecide(ctx context.Context, s *watchedObject, m *member) bool {
+	_, err := w.get(ctx, s.ref, m.node)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case m.left:
+		return true
+	case err == nil || apierrors.IsNotFound(err):
+		s.grant(m)
+		return true
+	case apierrors.IsForbidden(err):
+		return s.refuse(m, err, true)
+	default:
+		m.delay()
+		return false
+	}
+}
+
+// The lock is held for these.
+
+func (m *member) delay() {
+	base := min(20*time.Millisecond<<min(m.tries, 10), 5*time.Second)
+	m.tries++
+	m.next = time.Now().Add(base/2 + rand.N(base/2))
+}
+
+// lasting reports whether refusals have lasted long enough to be believed.
+func (m *member) lasting() bool {
+	return !m.refusedSince.IsZero() && time.Since(m.refusedSince) >= graceForbidden
+}
+
+func (s *watchedObject) grant(m *member) {
+	m.checked, m.tries, m.refusedSince, m.denied = time.Now(), 0, time.Time{}, false
+	if m.access == granted {
+		return
+	}
+	m.access = granted
+	s.signal()
+	if s.known {
+		m.changed(s.state())
+	}
+}
+
+// refuse notes a refusal, of a read or a watch as the node (denied) or of a review, and reports whether
+// it is believed.
+func (s *watchedObject) refuse(m *member, err error, denied bool) bool {
+	now := time.Now()
+	if m.refusedSince.IsZero() {
+		m.refusedSince, m.tries = now, 0
+	}
+	m.denied = m.denied || denied
+	m.delay()
+	if m.access == refused {
+		m.checked = now
+		return true
+	}
+	if !m.denied || !m.lasting() {
+		return false
+	}
+	m.checked = now
+	m.access = refused
+	m.changed(ObjectState{Err: err})
+	if s.opener == m && s.cancel != nil {
+		s.cancel()
+	}
+	return true
+}
+
+// pick chooses which node the watch is opened as: one that is granted already, else one that can be
+// tried now. wait is when to look again.
+func (s *watchedObject) pick() (m *member, wait time.Duration) {
+	now := time.Now()
+	wait = time.Hour
+	for c := range s.members {
+		switch {
+		case c.access == granted && (m == nil || m.access != granted):
+			m = c
+		case c.access == checking && !c.next.After(now):
+			if m == nil {
+				m = c
+			}
+		case c.access == checking:
+			wait = min(wait, c.next.Sub(now))
+		}
+	}
+	return m, wait
+}

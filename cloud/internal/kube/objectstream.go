@@ -1,0 +1,440 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+)
+
+const (
+	// initialEvents is how long a fresh watch is given to say whether the object exists, before the
+	// object is read.
+	initialEvents = 10 * time.Millisecond
+	// openTimeout bounds the opening of a watch. After that HTTP/2's pings watch over it.
+	openTimeout = 30 * time.Second
+	// steady is how long a watch must have lived for the next one to be opened without more back-off.
+	steady = 10 * time.Second
+)
+
+// plainMode is set once a kube-apiserver without the streaming list (KEP-3157) was met: objects are read
+// after each opening of a watch then.
+type plainMode struct{ atomic.Bool }
+
+func (w *ObjectWatches) request(ref Ref, node types.NodeName) *rest.Request {
+	r := w.rest.Get().Resource(ref.Resource.Resource).Namespace(ref.Namespace).SetHeader("Impersonate-User", NodeUser(node))
+	if w.client.mode == Classic {
+		r = r.SetHeader("Impersonate-Group", nodeGroups()...)
+	}
+	return r
+}
+
+// get reads the object as the node, consistently.
+func (w *ObjectWatches) get(ctx context.Context, ref Ref, node types.NodeName) (runtime.Object, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	o, err := w.request(ref, node).Name(ref.Name).Do(ctx).Get()
+	w.client.revisions.Failed(err)
+	return o, err
+}
+
+// absentAsOf reads, as the node and consistently, that there is no such object; it returns the version
+// as of which that is so, or the object if it exists by now.
+func (w *ObjectWatches) absentAsOf(ctx context.Context, ref Ref, node types.NodeName) (o runtime.Object, version uint64, err error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	options := &metav1.ListOptions{FieldSelector: byName(ref)}
+	list, err := w.request(ref, node).VersionedParams(options, scheme.ParameterCodec).Do(ctx).Get()
+	w.client.revisions.Failed(err)
+	if err != nil {
+		return nil, 0, err
+	}
+	items, err := meta.ExtractList(list)
+	if err != nil {
+		return nil, 0, fmt.Errorf("reading %s: %w", ref.Key, err)
+	}
+	if len(items) > 0 {
+		return items[0], versionOf(items[0]), nil
+	}
+	l, err := meta.ListAccessor(list)
+	if err != nil {
+		return nil, 0, fmt.Errorf("reading %s: %w", ref.Key, err)
+	}
+	return nil, parseVersion(l.GetResourceVersion()), nil
+}
+
+func byName(ref Ref) string {
+	return fields.OneTermEqualSelector("metadata.name", ref.Name).String()
+}
+
+// catchUp reads the object where the watch hasn't reached version, and tells the member.
+func (w *ObjectWatches) catchUp(s *watchedObject, m *member, version uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.ctx == nil {
+		return
+	}
+	ctx := w.ctx
+	w.wg.Go(func() {
+		for tries := 0; ; tries++ {
+			s.mu.Lock()
+			left, reached := m.left, s.known && s.asOf >= version
+			s.mu.Unlock()
+			if left || ctx.Err() != nil {
+				return
+			}
+			if reached || w.read(ctx, s, m.node) == nil {
+				break
+			}
+			base := min(100*time.Millisecond<<min(tries, 7), 10*time.Second)
+			sleep(ctx, base/2+rand.N(base/2), nil)
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if !m.left && m.access == granted {
+			state := s.state()
+			state.CaughtUp = true
+			m.changed(state)
+		}
+	})
+}
+
+// read makes what is known what a consistent read says, unless the watch has brought something newer
+// meanwhile.
+func (w *ObjectWatches) read(ctx context.Context, s *watchedObject, node types.NodeName) error {
+	s.mu.Lock()
+	before, known, had := s.generation, s.known, s.object
+	s.mu.Unlock()
+	o, err := w.get(ctx, s.ref, node)
+	version := versionOf(o)
+	if apierrors.IsNotFound(err) {
+		if o, version, err = w.absentAsOf(ctx, s.ref, node); err != nil {
+			return err
+		}
+	} else if err != nil {
+		return err
+	}
+	var encoded *Object
+	if o != nil {
+		if encoded, err = w.catalog.encoder(s.ref.Resource).encode(o); err != nil {
+			return err
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.generation != before && s.asOf > version {
+		return nil
+	}
+	if known && had != nil && s.generation == before && version < parseVersion(had.Revision) {
+		// What was read is older than what was known before it was read: the cluster went back, and the
+		// watch waits for versions that are lost.
+		s.asOf = version
+		if s.cancel != nil {
+			s.cancel()
+		}
+		w.client.revisions.check()
+	}
+	s.asOf, s.floor = max(s.asOf, version), version
+	s.set(encoded)
+	return nil
+}
+
+// openWatch opens a watch; one that is not open in time is given up. Stopping it releases all it holds.
+func openWatch(ctx context.Context, open func(context.Context) (watch.Interface, error)) (watch.Interface, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	late := time.AfterFunc(openTimeout, func() { cancel(errors.New("kube-apiserver did not open the watch in time")) })
+	w, err := open(ctx)
+	late.Stop()
+	if err == nil && ctx.Err() != nil {
+		w.Stop()
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		cancel(nil)
+		return nil, err
+	}
+	return &opened{w, cancel}, nil
+}
+
+type opened struct {
+	watch.Interface
+	cancel context.CancelCauseFunc
+}
+
+func (o *opened) Stop() {
+	o.Interface.Stop()
+	o.cancel(nil)
+}
+
+// open opens the watch of an object as a node. It begins with the object as it is, or with the news that
+// there is none.
+func (w *ObjectWatches) open(ctx context.Context, ref Ref, node types.NodeName) (watch.Interface, error) {
+	select {
+	case w.opening <- struct{}{}:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	defer func() { <-w.opening }()
+	timeout := int64(1800 + rand.IntN(1800))
+	options := &metav1.ListOptions{
+		FieldSelector: byName(ref), Watch: true, AllowWatchBookmarks: true, ResourceVersion: "0", TimeoutSeconds: &timeout,
+	}
+	if !w.plain.Load() {
+		options.SendInitialEvents, options.ResourceVersionMatch = new(true), metav1.ResourceVersionMatchNotOlderThan
+	}
+	events, err := openWatch(ctx, func(ctx context.Context) (watch.Interface, error) {
+		return w.request(ref, node).VersionedParams(options, scheme.ParameterCodec).Watch(ctx)
+	})
+	if apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) {
+		w.plain.Store(true)
+	}
+	w.client.revisions.Failed(err)
+	return events, err
+}
+
+// stream follows the object as m until the watch ends.
+func (w *ObjectWatches) stream(ctx context.Context, s *watchedObject, m *member) error {
+	events, err := w.open(ctx, s.ref, m.node)
+	if err != nil {
+		return err
+	}
+	defer events.Stop()
+	s.mu.Lock()
+	s.floor = 0
+	if !m.left {
+		s.grant(m)
+	}
+	s.mu.Unlock()
+	first := initialState{}
+	patience := time.NewTimer(initialEvents)
+	defer patience.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-patience.C:
+			if !first.done {
+				first.read = true
+				if err := w.read(ctx, s, m.node); err != nil {
+					return err
+				}
+				if err := w.put(s, first.object); err != nil {
+					return err
+				}
+			}
+		case e, ok := <-events.ResultChan():
+			if !ok {
+				return nil
+			}
+			if err := w.apply(ctx, s, m, &first, e); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// initialState is what a fresh watch has said so far.
+type initialState struct {
+	object runtime.Object
+	read   bool // the end of the initial events came late: the object was read meanwhile
+	done   bool // the end has come; from a kube-apiserver that doesn't know them it never does
+}
+
+// apply acts on one event of the watch.
+func (w *ObjectWatches) apply(ctx context.Context, s *watchedObject, m *member, first *initialState, e watch.Event) error {
+	switch e.Type {
+	case watch.Error:
+		return apierrors.FromObject(e.Object)
+	case watch.Added, watch.Modified:
+		if !first.done {
+			first.object = e.Object
+			if !first.read {
+				return nil
+			}
+		}
+		return w.put(s, e.Object)
+	case watch.Deleted:
+		if !first.done {
+			first.object = nil
+			if !first.read {
+				return nil
+			}
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if version := versionOf(e.Object); version > s.floor {
+			s.asOf = version
+			s.set(nil)
+		}
+	case watch.Bookmark:
+		o, err := metaOf(e.Object)
+		if err != nil {
+			return err
+		}
+		if !first.done && o.GetAnnotations()[metav1.InitialEventsAnnotationKey] == "true" {
+			first.done = true
+			return w.begin(ctx, s, m, first, versionOf(e.Object))
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.asOf = max(s.asOf, versionOf(e.Object))
+	}
+	return nil
+}
+
+// begin takes the state that a fresh watch began with, as of a version. Behind it is a cache that may
+// lag; what it can't know, or knows older than we do, is read.
+func (w *ObjectWatches) begin(ctx context.Context, s *watchedObject, m *member, first *initialState, version uint64) error {
+	s.mu.Lock()
+	absent, older := !s.known && first.object == nil, s.known && version < s.asOf
+	s.mu.Unlock()
+	switch {
+	case older && first.read:
+		return nil
+	case older || absent:
+		return w.read(ctx, s, m.node)
+	}
+	var encoded *Object
+	if first.object != nil {
+		var err error
+		if encoded, err = w.catalog.encoder(s.ref.Resource).encode(first.object); err != nil {
+			return err
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.asOf = version
+	s.set(encoded)
+	return nil
+}
+
+// put takes an object that the watch has brought, unless something newer was read.
+func (w *ObjectWatches) put(s *watchedObject, o runtime.Object) error {
+	if o == nil {
+		return nil
+	}
+	version := versionOf(o)
+	encoded, err := w.catalog.encoder(s.ref.Resource).encode(o)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if version > s.floor {
+		s.asOf = max(s.asOf, version)
+		s.set(encoded)
+	}
+	return nil
+}
+
+// follow keeps an object watched, as one node or another, until it has no members.
+func (w *ObjectWatches) follow(ctx context.Context, s *watchedObject) {
+	log := klog.FromContext(ctx).WithValues("resource", s.ref.Resource.Resource, "object", s.ref.Key)
+	failures := 0
+	for ctx.Err() == nil {
+		s.mu.Lock()
+		if s.ended {
+			s.mu.Unlock()
+			return
+		}
+		m, wait := s.pick()
+		var stream context.Context
+		if m != nil {
+			s.opener = m
+			stream, s.cancel = context.WithCancel(ctx)
+		}
+		s.mu.Unlock()
+		if m == nil {
+			sleep(ctx, wait, s.wake)
+			continue
+		}
+		began := time.Now()
+		err := w.stream(stream, s, m)
+		if time.Since(began) >= steady {
+			failures = 0
+		}
+		if w.ended(ctx, s, m, err) {
+			continue // with another node, or not at all
+		}
+		failures++
+		if err != nil {
+			log.V(2).Info("Watching an object failed", "node", m.node, "err", err)
+		}
+		base := min(50*time.Millisecond<<min(failures, 8), 10*time.Second)
+		sleep(ctx, base/2+rand.N(base/2), nil)
+	}
+}
+
+// ended notes that the watch that was opened as m has ended. It reports whether that is m's matter: the
+// next watch is opened without waiting.
+func (w *ObjectWatches) ended(ctx context.Context, s *watchedObject, m *member, err error) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cancel()
+	s.opener, s.cancel = nil, nil
+	switch {
+	case m.left || ctx.Err() != nil:
+		return true
+	case apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err):
+		if m.access == granted { // the right was taken away, or the graph is being built again
+			m.access = checking
+		}
+		if !s.refuse(m, err, true) && !m.asking { // another node may get the watch meanwhile, so m is asked about
+			m.asking = true
+			w.wg.Go(func() { w.authorise(ctx, s, m) })
+		}
+		return true
+	}
+	return false
+}
+
+// parseVersion reads a resourceVersion as a number, 0 where it is none. kube-apiserver's are numbers that
+// grow (KEP-5504).
+func parseVersion(version string) uint64 {
+	v, err := strconv.ParseUint(version, 10, 64)
+	if err != nil {
+		return 0
+	}
+	return v
+}
+
+// versionOf is an object's resourceVersion as a number, 0 where it is none.
+func versionOf(o runtime.Object) uint64 {
+	m, err := metaOf(o)
+	if err != nil {
+		return 0
+	}
+	return parseVersion(m.GetResourceVersion())
+}
+
+func metaOf(o runtime.Object) (metav1.Object, error) {
+	a, ok := o.(metav1.ObjectMetaAccessor)
+	if !ok {
+		return nil, fmt.Errorf("unexpected %T", o)
+	}
+	return a.GetObjectMeta(), nil
+}
+
+func sleep(ctx context.Context, d time.Duration, wake <-chan struct{}) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-wake:
+	case <-t.C:
+	}
+}

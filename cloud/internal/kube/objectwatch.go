@@ -1,0 +1,214 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+)
+
+const (
+	// reviewers bounds the reviews in flight, opening the watches that are being opened. What finds no
+	// room waits.
+	reviewers = 64
+	opening   = 64
+)
+
+// ObjectState is what is known of one object, for one node.
+type ObjectState struct {
+	Known  bool    // Object, or its absence, is what kube-apiserver has
+	Object *Object // nil: there is none
+	// CaughtUp is set in the answer to CatchUp: it is so as of the version asked for, or by a read that
+	// was consistent and came later.
+	CaughtUp bool
+	Err      error // the node may not have it
+}
+
+// ObjectWatch is a node's part in the watch of an object.
+type ObjectWatch struct {
+	Cancel func()
+	// CatchUp has changed called with a state that is no older than version (a resourceVersion), or, in
+	// a cluster whose versions went back, than the call. It costs a consistent read where the watch is
+	// behind, and is tried until it succeeds or Cancel is called.
+	CatchUp func(version uint64)
+}
+
+// ObjectWatches watch single objects, each with one watch for all the nodes that need it, opened as one
+// of them: cloudcore itself has no right to read a Secret or a ConfigMap. Every other node that shares
+// the watch is reviewed on its own. A watch begins with the whole state of its object, so one that was
+// opened again after a break needs no history, and a cluster that was restored from a backup is noticed.
+type ObjectWatches struct {
+	client  *Client
+	access  *Access
+	catalog *catalog
+	rest    *rest.RESTClient
+	review  chan struct{}
+	opening chan struct{}
+	plain   plainMode
+
+	mu      sync.Mutex
+	ctx     context.Context // of Run; nil while it doesn't run
+	wg      sync.WaitGroup
+	objects map[Ref]*watchedObject
+}
+
+// NewObjectWatches returns ObjectWatches. They watch nothing before Run.
+func NewObjectWatches(client *Client, access *Access) (*ObjectWatches, error) {
+	r, err := client.rest(corev1.SchemeGroupVersion)
+	if err != nil {
+		return nil, err
+	}
+	w := &ObjectWatches{
+		client: client, access: access, catalog: newCatalog(), rest: r,
+		review: make(chan struct{}, reviewers), opening: make(chan struct{}, opening), objects: map[Ref]*watchedObject{},
+	}
+	client.revisions.OnRestart(w.restart)
+	return w, nil
+}
+
+// Serves reports whether a resource is watched object by object: those that cloudcore has no right to
+// watch as a whole.
+func (w *ObjectWatches) Serves(ref Ref) bool {
+	return ref.Resource == Secrets || ref.Resource == ConfigMaps
+}
+
+// watchedObject is one object and those who need it.
+type watchedObject struct {
+	ref  Ref
+	wake chan struct{} // one slot: the members have changed
+
+	mu         sync.Mutex
+	members    map[*member]struct{}
+	opener     *member
+	cancel     context.CancelFunc // ends the stream of opener
+	known      bool
+	object     *Object
+	generation uint64 // grows with every change of object
+	asOf       uint64 // the resourceVersion as of which object is known
+	floor      uint64 // what a watch brings of versions up to this one is old: it was read meanwhile
+	ended      bool   // it has no members any more
+}
+
+// Watch calls changed with what is known of an object, now or soon, and at each change, until Cancel is
+// called: one call after another, not after Cancel has returned. changed must be quick and must not call
+// ObjectWatches.
+func (w *ObjectWatches) Watch(ref Ref, node types.NodeName, changed func(ObjectState)) ObjectWatch {
+	m := &member{node: node, changed: changed}
+	w.mu.Lock()
+	s, ok := w.objects[ref]
+	if !ok {
+		s = &watchedObject{ref: ref, wake: make(chan struct{}, 1), members: map[*member]struct{}{}}
+		w.objects[ref] = s
+	}
+	s.mu.Lock() // while w.mu is held, so that the object can't end in between
+	s.members[m] = struct{}{}
+	s.mu.Unlock()
+	if w.ctx != nil {
+		ctx := w.ctx
+		if ok {
+			m.asking = true
+			w.wg.Go(func() { w.authorise(ctx, s, m) })
+		} else {
+			w.wg.Go(func() { w.follow(ctx, s) })
+		}
+	}
+	w.mu.Unlock()
+	s.signal()
+	return ObjectWatch{
+		Cancel:  sync.OnceFunc(func() { w.leave(s, m) }),
+		CatchUp: func(version uint64) { w.catchUp(s, m, version) },
+	}
+}
+
+func (w *ObjectWatches) leave(s *watchedObject, m *member) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m.left = true
+	delete(s.members, m)
+	if len(s.members) == 0 {
+		s.ended = true
+		delete(w.objects, s.ref)
+	}
+	if s.opener == m && s.cancel != nil {
+		s.cancel()
+	}
+	s.signal()
+}
+
+func (s *watchedObject) signal() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run watches what is wanted until ctx ends, and asks again from time to time whether each node may
+// still have it.
+func (w *ObjectWatches) Run(ctx context.Context) error {
+	w.mu.Lock()
+	if w.ctx != nil {
+		w.mu.Unlock()
+		return fmt.Errorf("object watches run already")
+	}
+	w.ctx = ctx
+	for _, s := range w.objects {
+		w.wg.Go(func() { w.follow(ctx, s) })
+	}
+	w.mu.Unlock()
+	tick := time.NewTicker(recheckRefused / 2)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			w.mu.Lock()
+			w.ctx = nil // nothing starts any more; Run may be called again
+			w.mu.Unlock()
+			w.wg.Wait()
+			return nil
+		case <-tick.C:
+			w.recheck(ctx)
+		}
+	}
+}
+
+// Len is how many objects are watched.
+func (w *ObjectWatches) Len() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.objects)
+}
+
+// restart opens every watch again.
+func (w *ObjectWatches) restart() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, s := range w.objects {
+		s.mu.Lock()
+		if s.cancel != nil {
+			s.cancel()
+		}
+		s.mu.Unlock()
+	}
+}
+
+// set changes what is known and tells the members. The lock is held.
+func (s *watchedObject) set(o *Object) {
+	if s.known && (s.object == nil) == (o == nil) && (o == nil || s.object.Sum == o.Sum) {
+		return
+	}
+	s.known, s.object = true, o
+	s.generation++
+	for m := range s.members {
+		if m.access == granted {
+			m.changed(s.state())
+		}
+	}
+}
+
+func (s *watchedObject) state() ObjectState { return ObjectState{Known: s.known, Object: s.object} }
