@@ -31,7 +31,7 @@ var cyclic = map[string]int{
 
 	"cloud/internal/join": 1,
 
-	"cloud/internal/kube": 2,
+	"cloud/internal/kube": 1,
 
 	"cloud/internal/publish": 11,
 

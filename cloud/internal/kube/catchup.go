@@ -1,14 +1,10 @@
 package kube
 
 import (
-	"context"
 	"math"
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
-
-	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
 const (
@@ -39,65 +35,12 @@ type catchUp struct {
 	done    func()
 }
 
-// CatchUp calls done, once and in a goroutine of its own, when the copy of a collection holds what
-// kube-apiserver had at version or later; where the watch doesn't bring it there soon, by a consistent
-// read, which counts whatever its version is: the cluster may have gone back in time. It is tried until
-// it succeeds or cancel is called. The collection must be open.
-func (r *Requested) CatchUp(resource schema.GroupVersionResource, version uint64, done func()) (cancel func()) {
-	i := r.informers
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	f := i.feeds[resource]
-	if f == nil || i.ctx == nil {
-		return func() {}
-	}
-	c := &catchUp{version: version, since: time.Now(), done: done}
-	u := &f.catchUps
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.waiting = append(u.waiting, c)
-	if !u.running {
-		u.running = true
-		ctx := i.ctx
-		i.wg.Go(func() { f.catchUp(ctx) })
-	}
-	return func() { u.remove(c) }
-}
-
 func (u *catchUps) remove(c *catchUp) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if at := slices.Index(u.waiting, c); at >= 0 {
 		u.waiting = slices.Delete(u.waiting, at, at+1)
 	}
-}
-
-// catchUp serves those who wait until there are none.
-func (f *informer) catchUp(ctx context.Context) {
-	failures := 0
-	for ctx.Err() == nil {
-		due, wait := f.catchUps.look(f.store.Version())
-		switch {
-		case wait < 0:
-			return
-		case !due:
-			sleep(ctx, wait, nil)
-			continue
-		}
-		began := time.Now()
-		err := f.read(ctx)
-		if err != nil {
-			failures++
-			base := min(200*time.Millisecond<<min(failures, 6), 10*time.Second)
-			sleep(ctx, base/2+rand.N(base/2), nil)
-			continue
-		}
-		failures = 0
-		f.catchUps.served(began)
-	}
-	f.catchUps.mu.Lock()
-	f.catchUps.running = false
-	f.catchUps.mu.Unlock()
 }
 
 // look lets those go on whose version is reached. due: somebody has waited long enough for a read. Else

@@ -4,6 +4,9 @@
 // watches of single objects that are opened as a node. It decides nothing: who gets what is publish's business, which write is made is relay's.
 // It refuses to lend cloudcore's own credentials to a request that bears a token. Everything here may be used by many goroutines at once; a
 // Store's observers are called one after another.
+//
+// It is above 2,500 lines because what follows collections and single objects shares the clients, the
+// encoders and the judgement of when a watch can be trusted.
 package kube
 
 import (
@@ -98,7 +101,7 @@ func NewClient(config *rest.Config, mode Impersonation) (*Client, error) {
 	if c.dynamic, err = dynamic.NewForConfigAndClient(own, c.http); err != nil {
 		return nil, fmt.Errorf("client of kube-apiserver: %w", err)
 	}
-	c.revisions = newRevisions(c)
+	c.revisions = newRevisions(c.revision)
 	return c, nil
 }
 
@@ -246,4 +249,26 @@ func (c *Client) url(escaped, query string) (*url.URL, error) {
 	}
 	u.RawQuery = query
 	return &u, nil
+}
+
+// revision reads the revision of the cluster's store, consistently. answered is false where no
+// kube-apiserver answered: a load balancer's own refusal is none, since it bears no Audit-Id.
+func (c *Client) revision(ctx context.Context) (revision uint64, answered bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, revisionTimeout)
+	defer cancel()
+	answer, err := c.Do(ctx, Identity{}, Request{
+		Method: http.MethodGet, Path: "/api/v1/nodes", Query: "limit=1",
+		Accept: "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
+	})
+	if err != nil {
+		return 0, false, err
+	}
+	if err := answer.Err(); err != nil {
+		return 0, answer.Code < http.StatusInternalServerError || answer.Header.Get("Audit-Id") != "", err
+	}
+	var list metav1.PartialObjectMetadataList
+	if err := json.Unmarshal(answer.Body, &list); err != nil {
+		return 0, true, fmt.Errorf("reading the cluster's revision: %w", err)
+	}
+	return parseVersion(list.ResourceVersion), true, nil
 }

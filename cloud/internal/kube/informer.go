@@ -36,18 +36,6 @@ type informer struct {
 	idle   *time.Timer
 }
 
-// followed is a collection that a reflector follows.
-type followed struct {
-	client   *Client
-	catalog  *catalog
-	store    *Store
-	catchUps catchUps
-
-	mu      sync.Mutex
-	restart context.CancelFunc // ends the reflector; the next one begins with a consistent list
-	broken  bool               // a call failed since the last list: its watch is not resumed
-}
-
 // NewInformers returns Informers. They follow nothing before Run.
 func NewInformers(client *Client) *Informers {
 	i := &Informers{

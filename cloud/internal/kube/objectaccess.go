@@ -3,7 +3,6 @@ package kube
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -11,38 +10,9 @@ import (
 )
 
 const (
-	// graceForbidden is for how long refusals must last, without a permission in between, before they
-	// are believed: right after a pod is bound, or an API server has started, the Node authorizer's graph
-	// lags behind.
-	graceForbidden = 30 * time.Second
 	recheckGranted = 5 * time.Minute
 	recheckRefused = time.Minute
 )
-
-type access int
-
-const (
-	checking access = iota
-	granted
-	refused
-)
-
-// member is one node that needs an object.
-type member struct {
-	node    types.NodeName
-	changed func(ObjectState)
-
-	// Under the lock of its object.
-	access       access
-	refusedSince time.Time // of the first refusal since the last permission; zero: there was none
-	denied       bool      // meanwhile a read or a watch as the node was refused, not a review alone
-	checked      time.Time
-	tries        int
-	next         time.Time
-	busy         bool // a review is in flight
-	asking       bool // authorise is at it
-	left         bool
-}
 
 // recheck asks again about what was decided some time ago.
 func (w *ObjectWatches) recheck(ctx context.Context) {
@@ -166,74 +136,4 @@ func (w *ObjectWatches) readToDecide(ctx context.Context, s *watchedObject, m *m
 		m.delay()
 		return false
 	}
-}
-
-// The lock is held for these.
-
-func (m *member) delay() {
-	base := min(20*time.Millisecond<<min(m.tries, 10), 5*time.Second)
-	m.tries++
-	m.next = time.Now().Add(base/2 + rand.N(base/2))
-}
-
-// lasting reports whether refusals have lasted long enough to be believed.
-func (m *member) lasting() bool {
-	return !m.refusedSince.IsZero() && time.Since(m.refusedSince) >= graceForbidden
-}
-
-func (s *watchedObject) grant(m *member) {
-	m.checked, m.tries, m.refusedSince, m.denied = time.Now(), 0, time.Time{}, false
-	if m.access == granted {
-		return
-	}
-	m.access = granted
-	s.signal()
-	if s.known {
-		m.changed(s.state())
-	}
-}
-
-// refuse notes a refusal, of a read or a watch as the node (denied) or of a review, and reports whether
-// it is believed.
-func (s *watchedObject) refuse(m *member, err error, denied bool) bool {
-	now := time.Now()
-	if m.refusedSince.IsZero() {
-		m.refusedSince, m.tries = now, 0
-	}
-	m.denied = m.denied || denied
-	m.delay()
-	if m.access == refused {
-		m.checked = now
-		return true
-	}
-	if !m.denied || !m.lasting() {
-		return false
-	}
-	m.checked = now
-	m.access = refused
-	m.changed(ObjectState{Err: err})
-	if s.opener == m && s.cancel != nil {
-		s.cancel()
-	}
-	return true
-}
-
-// pick chooses which node the watch is opened as: one that is granted already, else one that can be
-// tried now. wait is when to look again.
-func (s *watchedObject) pick() (m *member, wait time.Duration) {
-	now := time.Now()
-	wait = time.Hour
-	for c := range s.members {
-		switch {
-		case c.access == granted && (m == nil || m.access != granted):
-			m = c
-		case c.access == checking && !c.next.After(now):
-			if m == nil {
-				m = c
-			}
-		case c.access == checking:
-			wait = min(wait, c.next.Sub(now))
-		}
-	}
-	return m, wait
 }

@@ -2,22 +2,15 @@ package kube
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"math/rand/v2"
-	"strconv"
-	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 )
 
@@ -25,160 +18,9 @@ const (
 	// initialEvents is how long a fresh watch is given to say whether the object exists, before the
 	// object is read.
 	initialEvents = 10 * time.Millisecond
-	// openTimeout bounds the opening of a watch. After that HTTP/2's pings watch over it.
-	openTimeout = 30 * time.Second
 	// steady is how long a watch must have lived for the next one to be opened without more back-off.
 	steady = 10 * time.Second
 )
-
-// plainMode is set once a kube-apiserver without the streaming list (KEP-3157) was met: objects are read
-// after each opening of a watch then.
-type plainMode struct{ atomic.Bool }
-
-func (w *ObjectWatches) request(ref Ref, node types.NodeName) *rest.Request {
-	r := w.rest.Get().Resource(ref.Resource.Resource).Namespace(ref.Namespace).SetHeader("Impersonate-User", NodeUser(node))
-	if w.client.mode == Classic {
-		r = r.SetHeader("Impersonate-Group", nodeGroups()...)
-	}
-	return r
-}
-
-// get reads the object as the node, consistently.
-func (w *ObjectWatches) get(ctx context.Context, ref Ref, node types.NodeName) (runtime.Object, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	o, err := w.request(ref, node).Name(ref.Name).Do(ctx).Get()
-	w.client.revisions.Failed(err)
-	return o, err
-}
-
-// absentAsOf reads, as the node and consistently, that there is no such object; it returns the version
-// as of which that is so, or the object if it exists by now.
-func (w *ObjectWatches) absentAsOf(ctx context.Context, ref Ref, node types.NodeName) (o runtime.Object, version uint64, err error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	options := &metav1.ListOptions{FieldSelector: byName(ref)}
-	list, err := w.request(ref, node).VersionedParams(options, scheme.ParameterCodec).Do(ctx).Get()
-	w.client.revisions.Failed(err)
-	if err != nil {
-		return nil, 0, err
-	}
-	items, err := meta.ExtractList(list)
-	if err != nil {
-		return nil, 0, fmt.Errorf("reading %s: %w", ref.Key, err)
-	}
-	if len(items) > 0 {
-		return items[0], versionOf(items[0]), nil
-	}
-	l, err := meta.ListAccessor(list)
-	if err != nil {
-		return nil, 0, fmt.Errorf("reading %s: %w", ref.Key, err)
-	}
-	return nil, parseVersion(l.GetResourceVersion()), nil
-}
-
-func byName(ref Ref) string {
-	return fields.OneTermEqualSelector("metadata.name", ref.Name).String()
-}
-
-// catchUp reads the object where the watch hasn't reached version, and tells the member.
-func (w *ObjectWatches) catchUp(s *watchedObject, m *member, version uint64) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.ctx == nil {
-		return
-	}
-	ctx := w.ctx
-	w.wg.Go(func() {
-		for tries := 0; ; tries++ {
-			s.mu.Lock()
-			left, reached := m.left, s.known && s.asOf >= version
-			s.mu.Unlock()
-			if left || ctx.Err() != nil {
-				return
-			}
-			if reached || w.read(ctx, s, m.node) == nil {
-				break
-			}
-			base := min(100*time.Millisecond<<min(tries, 7), 10*time.Second)
-			sleep(ctx, base/2+rand.N(base/2), nil)
-		}
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if !m.left && m.access == granted {
-			state := s.state()
-			state.CaughtUp = true
-			m.changed(state)
-		}
-	})
-}
-
-// read makes what is known what a consistent read says, unless the watch has brought something newer
-// meanwhile.
-func (w *ObjectWatches) read(ctx context.Context, s *watchedObject, node types.NodeName) error {
-	s.mu.Lock()
-	before, known, had := s.generation, s.known, s.object
-	s.mu.Unlock()
-	o, err := w.get(ctx, s.ref, node)
-	version := versionOf(o)
-	if apierrors.IsNotFound(err) {
-		if o, version, err = w.absentAsOf(ctx, s.ref, node); err != nil {
-			return err
-		}
-	} else if err != nil {
-		return err
-	}
-	var encoded *Object
-	if o != nil {
-		if encoded, err = w.catalog.encoder(s.ref.Resource).encode(o); err != nil {
-			return err
-		}
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.generation != before && s.asOf > version {
-		return nil
-	}
-	if known && had != nil && s.generation == before && version < parseVersion(had.Revision) {
-		// What was read is older than what was known before it was read: the cluster went back, and the
-		// watch waits for versions that are lost.
-		s.asOf = version
-		if s.cancel != nil {
-			s.cancel()
-		}
-		w.client.revisions.check()
-	}
-	s.asOf, s.floor = max(s.asOf, version), version
-	s.set(encoded)
-	return nil
-}
-
-// openWatch opens a watch; one that is not open in time is given up. Stopping it releases all it holds.
-func openWatch(ctx context.Context, open func(context.Context) (watch.Interface, error)) (watch.Interface, error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	late := time.AfterFunc(openTimeout, func() { cancel(errors.New("kube-apiserver did not open the watch in time")) })
-	w, err := open(ctx)
-	late.Stop()
-	if err == nil && ctx.Err() != nil {
-		w.Stop()
-		err = context.Cause(ctx)
-	}
-	if err != nil {
-		cancel(nil)
-		return nil, err
-	}
-	return &opened{w, cancel}, nil
-}
-
-type opened struct {
-	watch.Interface
-	cancel context.CancelCauseFunc
-}
-
-func (o *opened) Stop() {
-	o.Interface.Stop()
-	o.cancel(nil)
-}
 
 // open opens the watch of an object as a node. It begins with the object as it is, or with the news that
 // there is none.
@@ -400,41 +242,4 @@ func (w *ObjectWatches) ended(ctx context.Context, s *watchedObject, m *member, 
 		return true
 	}
 	return false
-}
-
-// parseVersion reads a resourceVersion as a number, 0 where it is none. kube-apiserver's are numbers that
-// grow (KEP-5504).
-func parseVersion(version string) uint64 {
-	v, err := strconv.ParseUint(version, 10, 64)
-	if err != nil {
-		return 0
-	}
-	return v
-}
-
-// versionOf is an object's resourceVersion as a number, 0 where it is none.
-func versionOf(o runtime.Object) uint64 {
-	m, err := metaOf(o)
-	if err != nil {
-		return 0
-	}
-	return parseVersion(m.GetResourceVersion())
-}
-
-func metaOf(o runtime.Object) (metav1.Object, error) {
-	a, ok := o.(metav1.ObjectMetaAccessor)
-	if !ok {
-		return nil, fmt.Errorf("unexpected %T", o)
-	}
-	return a.GetObjectMeta(), nil
-}
-
-func sleep(ctx context.Context, d time.Duration, wake <-chan struct{}) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-wake:
-	case <-t.C:
-	}
 }

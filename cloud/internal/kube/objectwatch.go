@@ -3,12 +3,12 @@ package kube
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/rest"
 )
 
 const (
@@ -18,16 +18,6 @@ const (
 	opening   = 64
 )
 
-// ObjectState is what is known of one object, for one node.
-type ObjectState struct {
-	Known  bool    // Object, or its absence, is what kube-apiserver has
-	Object *Object // nil: there is none
-	// CaughtUp is set in the answer to CatchUp: it is so as of the version asked for, or by a read that
-	// was consistent and came later.
-	CaughtUp bool
-	Err      error // the node may not have it
-}
-
 // ObjectWatch is a node's part in the watch of an object.
 type ObjectWatch struct {
 	Cancel func()
@@ -35,25 +25,6 @@ type ObjectWatch struct {
 	// a cluster whose versions went back, than the call. It costs a consistent read where the watch is
 	// behind, and is tried until it succeeds or Cancel is called.
 	CatchUp func(version uint64)
-}
-
-// ObjectWatches watch single objects, each with one watch for all the nodes that need it, opened as one
-// of them: cloudcore itself has no right to read a Secret or a ConfigMap. Every other node that shares
-// the watch is reviewed on its own. A watch begins with the whole state of its object, so one that was
-// opened again after a break needs no history, and a cluster that was restored from a backup is noticed.
-type ObjectWatches struct {
-	client  *Client
-	access  *Access
-	catalog *catalog
-	rest    *rest.RESTClient
-	review  chan struct{}
-	opening chan struct{}
-	plain   plainMode
-
-	mu      sync.Mutex
-	ctx     context.Context // of Run; nil while it doesn't run
-	wg      sync.WaitGroup
-	objects map[Ref]*watchedObject
 }
 
 // NewObjectWatches returns ObjectWatches. They watch nothing before Run.
@@ -74,23 +45,6 @@ func NewObjectWatches(client *Client, access *Access) (*ObjectWatches, error) {
 // watch as a whole.
 func (w *ObjectWatches) Serves(ref Ref) bool {
 	return ref.Resource == Secrets || ref.Resource == ConfigMaps
-}
-
-// watchedObject is one object and those who need it.
-type watchedObject struct {
-	ref  Ref
-	wake chan struct{} // one slot: the members have changed
-
-	mu         sync.Mutex
-	members    map[*member]struct{}
-	opener     *member
-	cancel     context.CancelFunc // ends the stream of opener
-	known      bool
-	object     *Object
-	generation uint64 // grows with every change of object
-	asOf       uint64 // the resourceVersion as of which object is known
-	floor      uint64 // what a watch brings of versions up to this one is old: it was read meanwhile
-	ended      bool   // it has no members any more
 }
 
 // Watch calls changed with what is known of an object, now or soon, and at each change, until Cancel is
@@ -139,13 +93,6 @@ func (w *ObjectWatches) leave(s *watchedObject, m *member) {
 		s.cancel()
 	}
 	s.signal()
-}
-
-func (s *watchedObject) signal() {
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
 }
 
 // Run watches what is wanted until ctx ends, and asks again from time to time whether each node may
@@ -197,18 +144,34 @@ func (w *ObjectWatches) restart() {
 	}
 }
 
-// set changes what is known and tells the members. The lock is held.
-func (s *watchedObject) set(o *Object) {
-	if s.known && (s.object == nil) == (o == nil) && (o == nil || s.object.Sum == o.Sum) {
+// catchUp reads the object where the watch hasn't reached version, and tells the member.
+func (w *ObjectWatches) catchUp(s *watchedObject, m *member, version uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.ctx == nil {
 		return
 	}
-	s.known, s.object = true, o
-	s.generation++
-	for m := range s.members {
-		if m.access == granted {
-			m.changed(s.state())
+	ctx := w.ctx
+	w.wg.Go(func() {
+		for tries := 0; ; tries++ {
+			s.mu.Lock()
+			left, reached := m.left, s.known && s.asOf >= version
+			s.mu.Unlock()
+			if left || ctx.Err() != nil {
+				return
+			}
+			if reached || w.read(ctx, s, m.node) == nil {
+				break
+			}
+			base := min(100*time.Millisecond<<min(tries, 7), 10*time.Second)
+			sleep(ctx, base/2+rand.N(base/2), nil)
 		}
-	}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if !m.left && m.access == granted {
+			state := s.state()
+			state.CaughtUp = true
+			m.changed(state)
+		}
+	})
 }
-
-func (s *watchedObject) state() ObjectState { return ObjectState{Known: s.known, Object: s.object} }

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
+	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -24,6 +26,18 @@ import (
 
 // listTimeout bounds the list of a whole collection.
 const listTimeout = 2 * time.Minute
+
+// followed is a collection that a reflector follows.
+type followed struct {
+	client   *Client
+	catalog  *catalog
+	store    *Store
+	catchUps catchUps
+
+	mu      sync.Mutex
+	restart context.CancelFunc // ends the reflector; the next one begins with a consistent list
+	broken  bool               // a call failed since the last list: its watch is not resumed
+}
 
 // follow keeps the store what kube-apiserver has, until ctx ends. Each reflector ends when everything is
 // to be listed again.
@@ -187,6 +201,34 @@ func (f *followed) read(ctx context.Context) error {
 	return f.store.replace(all, version, func() bool {
 		return version < before || f.store.version <= version
 	}, true)
+}
+
+// catchUp serves those who wait until there are none.
+func (f *followed) catchUp(ctx context.Context) {
+	failures := 0
+	for ctx.Err() == nil {
+		due, wait := f.catchUps.look(f.store.Version())
+		switch {
+		case wait < 0:
+			return
+		case !due:
+			sleep(ctx, wait, nil)
+			continue
+		}
+		began := time.Now()
+		err := f.read(ctx)
+		if err != nil {
+			failures++
+			base := min(200*time.Millisecond<<min(failures, 6), 10*time.Second)
+			sleep(ctx, base/2+rand.N(base/2), nil)
+			continue
+		}
+		failures = 0
+		f.catchUps.served(began)
+	}
+	f.catchUps.mu.Lock()
+	f.catchUps.running = false
+	f.catchUps.mu.Unlock()
 }
 
 // begin has the collection listed again.

@@ -81,6 +81,31 @@ func (r *Requested) Followable(ctx context.Context, resource schema.GroupVersion
 	return refused, nil
 }
 
+// CatchUp calls done, once and in a goroutine of its own, when the copy of a collection holds what
+// kube-apiserver had at version or later; where the watch doesn't bring it there soon, by a consistent
+// read, which counts whatever its version is: the cluster may have gone back in time. It is tried until
+// it succeeds or cancel is called. The collection must be open.
+func (r *Requested) CatchUp(resource schema.GroupVersionResource, version uint64, done func()) (cancel func()) {
+	i := r.informers
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	f := i.feeds[resource]
+	if f == nil || i.ctx == nil {
+		return func() {}
+	}
+	c := &catchUp{version: version, since: time.Now(), done: done}
+	u := &f.catchUps
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.waiting = append(u.waiting, c)
+	if !u.running {
+		u.running = true
+		ctx := i.ctx
+		i.wg.Go(func() { f.catchUp(ctx) })
+	}
+	return func() { u.remove(c) }
+}
+
 // follows reports whether a collection is followed without trouble.
 func (i *Informers) follows(resource schema.GroupVersionResource) bool {
 	i.mu.Lock()

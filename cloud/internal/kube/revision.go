@@ -2,15 +2,11 @@ package kube
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
-	"net/http"
 	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 )
 
@@ -35,15 +31,17 @@ const (
 // The signs: a call that got no answer, then one that did; a revision below the last one; no successful
 // read for revisionGap. A consistent read of the revision every revisionPeriod is the net under them.
 type Revisions struct {
-	client *Client
-	wake   chan struct{} // one slot: read now
+	read func(context.Context) (revision uint64, answered bool, err error)
+	wake chan struct{} // one slot: read now
 
 	mu       sync.Mutex
 	away     bool     // a call got no answer since the last restart
 	restarts []func() // of those who watch
 }
 
-func newRevisions(c *Client) *Revisions { return &Revisions{client: c, wake: make(chan struct{}, 1)} }
+func newRevisions(read func(context.Context) (revision uint64, answered bool, err error)) *Revisions {
+	return &Revisions{read: read, wake: make(chan struct{}, 1)}
+}
 
 // OnRestart has restart called when all watches are to be opened again. It must not block.
 func (r *Revisions) OnRestart(restart func()) {
@@ -87,7 +85,7 @@ func (r *Revisions) Run(ctx context.Context) error {
 	var lastRead, lastRestart time.Time
 	for {
 		pause := revisionPeriod
-		revision, answered, err := r.client.revision(ctx)
+		revision, answered, err := r.read(ctx)
 		now := time.Now().Round(0) // the wall clock: the monotonic one may stand still in a suspended machine
 		r.mu.Lock()
 		r.away = r.away || !answered
@@ -138,26 +136,4 @@ func (r *Revisions) restart() {
 	for _, f := range restarts {
 		f()
 	}
-}
-
-// revision reads the revision of the cluster's store, consistently. answered is false where no
-// kube-apiserver answered: a load balancer's own refusal is none, since it bears no Audit-Id.
-func (c *Client) revision(ctx context.Context) (revision uint64, answered bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, revisionTimeout)
-	defer cancel()
-	answer, err := c.Do(ctx, Identity{}, Request{
-		Method: http.MethodGet, Path: "/api/v1/nodes", Query: "limit=1",
-		Accept: "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
-	})
-	if err != nil {
-		return 0, false, err
-	}
-	if err := answer.Err(); err != nil {
-		return 0, answer.Code < http.StatusInternalServerError || answer.Header.Get("Audit-Id") != "", err
-	}
-	var list metav1.PartialObjectMetadataList
-	if err := json.Unmarshal(answer.Body, &list); err != nil {
-		return 0, true, fmt.Errorf("reading the cluster's revision: %w", err)
-	}
-	return parseVersion(list.ResourceVersion), true, nil
 }

@@ -1,6 +1,7 @@
 package publish
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -8,14 +9,6 @@ import (
 
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
-)
-
-type standing int
-
-const (
-	undecided standing = iota // Kubernetes has not said yet whether the node may have it
-	granted
-	refused
 )
 
 // interest is one list+watch of an edge, or what its pods depend on.
@@ -178,4 +171,135 @@ func (s *session) refuse(i *interest, err error) {
 	from := i.sel.Source
 	s.log.Info("Interest refused", "resource", i.gvr.Resource, "namespace", from.Namespace, "fields", from.Fields, "labels", from.Labels, "err", err)
 	s.frame.refuse(i.id, kube.StatusOf(err))
+}
+
+// ask has an interest reviewed when it is this node's turn.
+func (s *session) ask(i *interest) {
+	if i.gone {
+		return
+	}
+	i.review.busy = true
+	first := i.standing == undecided && i.review.tries == 0
+	i.review.waiting = s.part.reviews.Do(string(s.node), func() {
+		if !s.enter() {
+			return
+		}
+		defer s.wg.Done()
+		v := s.ruling(i, first)
+		s.mu.Lock()
+		s.inbox.verdicts = append(s.inbox.verdicts, ruled{i, v})
+		s.mu.Unlock()
+		s.signal()
+	})
+}
+
+// enter reports whether the session still lives, and keeps Stop waiting for s.wg.Done if it does.
+func (s *session) enter() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.over || s.ctx.Err() != nil {
+		return false
+	}
+	s.wg.Add(1)
+	return true
+}
+
+// ruling asks once: whether the node may have the interest, and whether cloudcore can follow it. An
+// object's get is enough to hold it: of claims, volumes and the like the Node authorizer allows no list.
+func (s *session) ruling(i *interest, remembered bool) verdict {
+	ask := s.part.access.Review
+	if remembered {
+		ask = s.part.access.Allowed
+	}
+	at := kube.Attributes{Resource: i.gvr, Namespace: i.sel.Namespace, Name: i.sel.Name, Fields: i.sel.Fields, Labels: i.sel.Labels}
+	verbs := []string{"list", "watch"}
+	if i.sel.Name != "" {
+		verbs = []string{"get"}
+	}
+	for _, verb := range verbs {
+		at.Verb = verb
+		d, err := ask(s.ctx, s.node, at)
+		if err != nil {
+			return verdict{}
+		}
+		if !d.Allowed {
+			reason := d.Reason
+			if reason == "" {
+				reason = "it may not " + verb + " them"
+			}
+			why := apierrors.NewForbidden(i.gvr.GroupResource(), i.sel.Name, fmt.Errorf("node %s: %s", s.node, reason))
+			return verdict{grace: graceRefused, refusal: why}
+		}
+	}
+	refused, err := s.part.collections.Followable(s.ctx, i.gvr)
+	if err != nil {
+		return verdict{}
+	}
+	return verdict{allowed: refused == nil, grace: graceUnserved, refusal: refused}
+}
+
+// decide acts on an answer.
+func (s *session) decide(i *interest, v verdict) {
+	if i.gone {
+		return
+	}
+	before := i.standing
+	var again time.Duration
+	i.standing, again = judge(time.Now(), before, &i.review, v)
+	i.review.busy = again > 0
+	if again > 0 {
+		i.review.retry = time.AfterFunc(again, func() { s.askAgain(i) })
+	}
+	switch {
+	case i.standing == before:
+	case i.standing == granted:
+		i.synced = false
+		s.attach(i)
+	case i.standing == refused:
+		i.resource.unwant(i) // revoked, or held from an earlier session: what no other interest wants goes from the edge
+		s.detach(i)
+		s.refuse(i, v.refusal)
+	}
+}
+
+// askAgain may be called by any goroutine.
+func (s *session) askAgain(i *interest) {
+	s.mu.Lock()
+	if !s.over {
+		s.inbox.due = append(s.inbox.due, i)
+	}
+	s.mu.Unlock()
+	s.signal()
+}
+
+// recheck asks again about what was decided some time ago.
+func (s *session) recheck() {
+	now := time.Now()
+	for _, i := range s.interests {
+		if i.dependencies() || i.single != nil || i.review.busy || i.review.final || i.resource == nil {
+			continue
+		}
+		age := now.Sub(i.review.checked)
+		switch {
+		case i.standing == granted && age >= recheckLater, i.standing == refused && age >= recheckSoon:
+			s.ask(i)
+		case i.standing == granted && !i.synced && i.resource.feed != nil && !i.resource.feed.store.HasSynced():
+			// cloudcore could follow it and can't any more: say so instead of letting the edge wait without a word.
+			if err := i.resource.feed.store.Failure(); err != nil && !i.resource.told {
+				i.resource.told = true
+				s.refuse(i, unfollowed(i.gvr.Resource, err))
+			}
+		}
+	}
+}
+
+// unfollowed is why an interest that the node may have brings nothing.
+func unfollowed(resource string, err error) error {
+	text := fmt.Sprintf("cloudcore can't follow %s: %v", resource, err)
+	if s, ok := errors.AsType[*apierrors.StatusError](err); ok {
+		told := s.ErrStatus
+		told.Message = text
+		return &apierrors.StatusError{ErrStatus: told}
+	}
+	return apierrors.NewServiceUnavailable(text)
 }

@@ -53,9 +53,15 @@ type inbox struct {
 	interests   *topicpb.Interests // the newest
 	digests     []*topicpb.Digest  // of the first
 	inventories []*topicpb.Inventory
-	verdicts    []verdict
+	verdicts    []ruled
 	due         []*interest // to be reviewed again
 	acked       uint64
+}
+
+// ruled is an answer about an interest.
+type ruled struct {
+	interest *interest
+	verdict  verdict
 }
 
 // item is one place in the queue: a key, or a mark or an expectation, each of which is reached when all before it was sent.
@@ -201,7 +207,7 @@ func (s *session) step() error {
 		s.declare(in, digests)
 	}
 	for _, v := range verdicts {
-		s.decide(v)
+		s.decide(v.interest, v.verdict)
 	}
 	for _, i := range due {
 		s.ask(i)

@@ -1,0 +1,160 @@
+package kube
+
+import (
+	"context"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// graceForbidden is for how long refusals must last, without a permission in between, before they are
+// believed: right after a pod is bound, or an API server has started, the Node authorizer's graph lags
+// behind.
+const graceForbidden = 30 * time.Second
+
+// ObjectState is what is known of one object, for one node.
+type ObjectState struct {
+	Known  bool    // Object, or its absence, is what kube-apiserver has
+	Object *Object // nil: there is none
+	// CaughtUp is set in the answer to CatchUp: it is so as of the version asked for, or by a read that
+	// was consistent and came later.
+	CaughtUp bool
+	Err      error // the node may not have it
+}
+
+// watchedObject is one object and those who need it.
+type watchedObject struct {
+	ref  Ref
+	wake chan struct{} // one slot: the members have changed
+
+	mu         sync.Mutex
+	members    map[*member]struct{}
+	opener     *member
+	cancel     context.CancelFunc // ends the stream of opener
+	known      bool
+	object     *Object
+	generation uint64 // grows with every change of object
+	asOf       uint64 // the resourceVersion as of which object is known
+	floor      uint64 // what a watch brings of versions up to this one is old: it was read meanwhile
+	ended      bool   // it has no members any more
+}
+
+type access int
+
+const (
+	checking access = iota
+	granted
+	refused
+)
+
+// member is one node that needs an object.
+type member struct {
+	node    types.NodeName
+	changed func(ObjectState)
+
+	// Under the lock of its object.
+	access       access
+	refusedSince time.Time // of the first refusal since the last permission; zero: there was none
+	denied       bool      // meanwhile a read or a watch as the node was refused, not a review alone
+	checked      time.Time
+	tries        int
+	next         time.Time
+	busy         bool // a review is in flight
+	asking       bool // authorise is at it
+	left         bool
+}
+
+func (s *watchedObject) signal() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// The lock is held for what follows.
+
+func (m *member) delay() {
+	base := min(20*time.Millisecond<<min(m.tries, 10), 5*time.Second)
+	m.tries++
+	m.next = time.Now().Add(base/2 + rand.N(base/2))
+}
+
+// lasting reports whether refusals have lasted long enough to be believed.
+func (m *member) lasting() bool {
+	return !m.refusedSince.IsZero() && time.Since(m.refusedSince) >= graceForbidden
+}
+
+func (s *watchedObject) grant(m *member) {
+	m.checked, m.tries, m.refusedSince, m.denied = time.Now(), 0, time.Time{}, false
+	if m.access == granted {
+		return
+	}
+	m.access = granted
+	s.signal()
+	if s.known {
+		m.changed(s.state())
+	}
+}
+
+// refuse notes a refusal, of a read or a watch as the node (denied) or of a review, and reports whether
+// it is believed.
+func (s *watchedObject) refuse(m *member, err error, denied bool) bool {
+	now := time.Now()
+	if m.refusedSince.IsZero() {
+		m.refusedSince, m.tries = now, 0
+	}
+	m.denied = m.denied || denied
+	m.delay()
+	if m.access == refused {
+		m.checked = now
+		return true
+	}
+	if !m.denied || !m.lasting() {
+		return false
+	}
+	m.checked = now
+	m.access = refused
+	m.changed(ObjectState{Err: err})
+	if s.opener == m && s.cancel != nil {
+		s.cancel()
+	}
+	return true
+}
+
+// pick chooses which node the watch is opened as: one that is granted already, else one that can be
+// tried now. wait is when to look again.
+func (s *watchedObject) pick() (m *member, wait time.Duration) {
+	now := time.Now()
+	wait = time.Hour
+	for c := range s.members {
+		switch {
+		case c.access == granted && (m == nil || m.access != granted):
+			m = c
+		case c.access == checking && !c.next.After(now):
+			if m == nil {
+				m = c
+			}
+		case c.access == checking:
+			wait = min(wait, c.next.Sub(now))
+		}
+	}
+	return m, wait
+}
+
+// set changes what is known and tells the members. The lock is held.
+func (s *watchedObject) set(o *Object) {
+	if s.known && (s.object == nil) == (o == nil) && (o == nil || s.object.Sum == o.Sum) {
+		return
+	}
+	s.known, s.object = true, o
+	s.generation++
+	for m := range s.members {
+		if m.access == granted {
+			m.changed(s.state())
+		}
+	}
+}
+
+func (s *watchedObject) state() ObjectState { return ObjectState{Known: s.known, Object: s.object} }

@@ -1,0 +1,82 @@
+package publish
+
+import (
+	"math/rand/v2"
+	"time"
+
+	"github.com/skerry-io/skerry/cloud/internal/kube"
+)
+
+type standing int
+
+const (
+	undecided standing = iota // Kubernetes has not said yet whether the node may have it
+	granted
+	refused
+)
+
+const (
+	// graceRefused is for how long refusals must last, without a permission in between, before they are
+	// believed: the Node authorizer lags behind right after a pod is bound or an API server has started.
+	graceRefused = 30 * time.Second
+	// graceUnserved is the same for what kube-apiserver does not serve, or not to cloudcore.
+	graceUnserved = 10 * time.Second
+	decideSoon    = 2 * time.Second // how long an undecided interest holds up the others of its resource
+	recheckSoon   = time.Minute     // of refused interests
+	recheckLater  = 5 * time.Minute // of granted ones
+)
+
+// review is how far asking about an interest has come. The session's loop owns it.
+type review struct {
+	refusedSince time.Time // of the first refusal since the last permission; zero: there was none
+	checked      time.Time // when the last answer was believed
+	tries        int
+	busy         bool // it is being asked, waits for its turn, or for the next attempt
+	final        bool // no answer changes anything
+	waiting      *kube.Waiting
+	retry        *time.Timer
+}
+
+// cancel takes what waits out of the line.
+func (r *review) cancel() {
+	if r.waiting != nil {
+		r.waiting.Drop()
+	}
+	if r.retry != nil {
+		r.retry.Stop()
+	}
+	r.busy = false
+}
+
+// verdict is one answer about an interest.
+type verdict struct {
+	allowed bool
+	grace   time.Duration // of a refusal
+	refusal error         // why not; nil with allowed false: there was no answer
+}
+
+// judge is what an answer changes: the standing of an interest, or in which time it is asked again, 0 for
+// not before the next recheck. What was granted stays so until a refusal has lasted.
+func judge(now time.Time, is standing, r *review, v verdict) (standing, time.Duration) {
+	switch {
+	case v.allowed:
+		r.refusedSince, r.checked, r.tries = time.Time{}, now, 0
+		return granted, 0
+	case v.refusal == nil:
+		r.tries++
+		return is, backoff(r.tries)
+	case r.refusedSince.IsZero():
+		r.refusedSince, r.tries = now, 0
+	}
+	r.tries++
+	if is == refused || now.Sub(r.refusedSince) >= v.grace {
+		r.checked, r.tries = now, 0
+		return refused, 0
+	}
+	return is, backoff(r.tries)
+}
+
+func backoff(tries int) time.Duration {
+	base := min(50*time.Millisecond<<min(tries-1, 8), 10*time.Second)
+	return base/2 + rand.N(base/2)
+}
