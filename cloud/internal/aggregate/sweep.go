@@ -128,7 +128,7 @@ func (a *Aggregator) sweepOne(ctx context.Context, kind Kind, object []byte, exi
 		if !apierrors.IsConflict(err) {
 			return err
 		}
-		a.clashes.Inc()
+		a.conflicts.Inc()
 		resp, err := a.client.Do(ctx, kube.Identity{}, kube.Request{Method: http.MethodGet, Path: t.path()})
 		if err != nil {
 			return err

@@ -57,6 +57,9 @@ func (s *session) Epoch() uint64         { return s.epoch }
 func (s *session) Info() link.Info       { return s.conn.Info() }
 func (s *session) Done() <-chan struct{} { return s.conn.Done() }
 
+// Keepalive is within the bounds of the function keepalive, whatever the edge said.
+func (s *session) Keepalive() time.Duration { return s.keepalive }
+
 // LastHeard is when the last message came.
 func (s *session) LastHeard() time.Time { return time.Unix(0, s.lastHeard.Load()) }
 

@@ -7,6 +7,7 @@ package hub
 
 import (
 	"context"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -20,6 +21,8 @@ type Session interface {
 	Node() types.NodeName
 	// Epoch grows with every connect of the node.
 	Epoch() uint64
+	// Keepalive is the interval at which the node says that it lives.
+	Keepalive() time.Duration
 	Info() link.Info
 	// Send queues m for the node; see link.Conn.
 	Send(ctx context.Context, m message.Message) error

@@ -54,7 +54,7 @@ func (t *table) enter(s *session) (older []*session, err error) {
 		// An equal epoch is a copied disk or a store that forgot: neither can tell which of the two is the newer.
 		if other.epoch >= s.epoch {
 			return nil, &link.CloseError{Code: link.CloseReplaced,
-				Reason: fmt.Sprintf("a session of this node with epoch %d is open, this one has %d", other.epoch, s.epoch)}
+				Reason: fmt.Sprintf("a session of this node with epoch=%d is open, this one has %d", other.epoch, s.epoch)}
 		}
 		older = append(older, other)
 	}

@@ -81,6 +81,8 @@ func hideInPatch(patch []byte) []byte {
 
 // hideNow changes what the Node says already: that of a node from before, or one that has just registered, which is done in whatever encoding its kubelet likes.
 func (s *session) hideNow(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
+	defer cancel()
 	if err := s.tryHide(ctx); err != nil && ctx.Err() == nil {
 		klog.FromContext(ctx).Info("The addresses of a node could not be hidden; its next session tries again", "node", s.node, "err", err)
 	}

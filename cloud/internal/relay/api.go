@@ -42,12 +42,7 @@ func (s *session) onRequest(ctx context.Context, m message.Message, q *topicpb.A
 		err := apierrors.NewTooManyRequests(fmt.Sprintf("node %s has %d requests on the way already", s.node, maxRequests), 1)
 		return s.link.Send(ctx, m.Answer(answerOf(err)))
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.ended {
-		return nil
-	}
-	s.wg.Go(func() {
+	s.begin(func() {
 		defer func() { <-s.requests }()
 		answer := s.pass(ctx, q)
 		if err := s.link.Send(ctx, m.Answer(answer)); err != nil {

@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 
@@ -105,41 +106,76 @@ func (s *session) writeEvent(ctx context.Context, w *topicpb.Write) outcome {
 	if reason := s.forged(e); reason != "" {
 		return refused(apierrors.NewForbidden(gvr.GroupResource(), w.GetName(), fmt.Errorf("%s", reason)))
 	}
-	one, err := pathTo(gvr, w.GetNamespace(), w.GetName(), "")
-	if err != nil {
-		return refused(err)
-	}
-	all, err := pathTo(gvr, w.GetNamespace(), "", "")
-	if err != nil {
-		return refused(err)
-	}
 	switch w.GetVerb() {
 	case topicpb.Verb_CREATE:
-		return s.createEvent(ctx, all, e, w.GetBody())
+		return s.createEvent(ctx, gvr, w, e)
 	case topicpb.Verb_PATCH:
-		patch, err := e.patch(w.GetBody())
-		if err != nil {
-			return refused(err)
-		}
-		resp, err := s.do(ctx, http.MethodPatch, one, string(types.MergePatchType), patch)
-		if err == nil && resp.Code == http.StatusNotFound {
-			return s.createEvent(ctx, all, e, w.GetBody())
-		}
-		return judge(resp, err)
+		return s.patchEvent(ctx, gvr, w, e)
 	}
 	return badWrite(w, "events are made and patched")
 }
 
-func (s *session) createEvent(ctx context.Context, p string, e *event, body []byte) outcome {
-	body, contentType, err := e.fresh(body)
+// createEvent makes an event. One that is there was made by an attempt whose answer was lost, and has perhaps been repeated since.
+func (s *session) createEvent(ctx context.Context, gvr schema.GroupVersionResource, w *topicpb.Write, e *event) outcome {
+	resp, err := s.postEvent(ctx, gvr, w, e)
+	if status, ok := errors.AsType[*apierrors.StatusError](err); ok {
+		return refused(status)
+	}
+	if err == nil && resp.Code == http.StatusConflict && apierrors.IsAlreadyExists(resp.Err()) {
+		return s.patchEvent(ctx, gvr, w, e)
+	}
+	o := judge(resp, err)
+	if o.accepted() {
+		s.versions.put(key(w), o.version)
+	}
+	return o
+}
+
+// postEvent asks for an event to be made. An error that is a Status says what is wrong with it.
+func (s *session) postEvent(ctx context.Context, gvr schema.GroupVersionResource, w *topicpb.Write, e *event) (*kube.Response, error) {
+	p, err := pathTo(gvr, w.GetNamespace(), "", "")
+	if err != nil {
+		return nil, err
+	}
+	body, contentType, err := e.fresh(w.GetBody())
+	if err != nil {
+		return nil, err
+	}
+	return s.do(ctx, http.MethodPost, p, contentType, body)
+}
+
+// patchEvent makes an event say what it says now: a repeat that comes late must not take back a later one. An event that is gone is made again. Nodes may not read
+// events, so what is there is read by a patch that changes nothing.
+func (s *session) patchEvent(ctx context.Context, gvr schema.GroupVersionResource, w *topicpb.Write, e *event) outcome {
+	p, err := pathTo(gvr, w.GetNamespace(), w.GetName(), "")
 	if err != nil {
 		return refused(err)
 	}
-	resp, err := s.do(ctx, http.MethodPost, p, contentType, body)
-	if err == nil && resp.Code == http.StatusConflict && apierrors.IsAlreadyExists(resp.Err()) {
-		return accepted("")
+	patch, err := e.patch(w.GetBody())
+	if err != nil {
+		return refused(err)
 	}
-	return judge(resp, err)
+	merge := func(ctx context.Context, body []byte) (*kube.Response, error) {
+		return s.do(ctx, http.MethodPatch, p, string(types.MergePatchType), body)
+	}
+	f := fencedWrite{
+		key:  key(w),
+		read: func(ctx context.Context) (*kube.Response, error) { return merge(ctx, []byte("{}")) },
+		write: func(ctx context.Context, version string) (*kube.Response, error) {
+			body, err := withPreconditions(patch, "", version)
+			if err != nil {
+				return nil, err
+			}
+			return merge(ctx, body)
+		},
+		missing: func(ctx context.Context) (*kube.Response, error) { return s.postEvent(ctx, gvr, w, e) },
+	}
+	o, resp := s.fenced(ctx, f)
+	if resp != nil && resp.Code == http.StatusNotFound { // of a version that this session wrote: kube-apiserver keeps events for an hour
+		s.versions.forget(f.key)
+		o, _ = s.fenced(ctx, f)
+	}
+	return o
 }
 
 // eventPatch is what may change of an event that is there; body is JSON.

@@ -7,10 +7,10 @@ import (
 
 // What reads bytes of an edge, for the fuzz targets.
 var (
-	WithUID    = withUID
-	EventPatch = eventPatch
-	FreshEvent = freshEvent
-	VersionOf  = versionOf
+	WithPreconditions = withPreconditions
+	EventPatch        = eventPatch
+	FreshEvent        = freshEvent
+	VersionOf         = versionOf
 )
 
 // EventBodies is what is made of the body of an event.

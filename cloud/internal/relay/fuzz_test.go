@@ -48,11 +48,11 @@ func FuzzBodies(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body []byte, uid string) {
 		relay.VersionOf(body)
 		for name, do := range map[string]func() ([]byte, error){
-			"withUID":    func() ([]byte, error) { return relay.WithUID(body, uid) },
-			"eventPatch": func() ([]byte, error) { return relay.EventPatch(body) },
-			"freshEvent": func() ([]byte, error) { return relay.FreshEvent(body) },
+			"withPreconditions": func() ([]byte, error) { return relay.WithPreconditions(body, uid, uid) },
+			"eventPatch":        func() ([]byte, error) { return relay.EventPatch(body) },
+			"freshEvent":        func() ([]byte, error) { return relay.FreshEvent(body) },
 		} {
-			if name == "withUID" && uid == "" {
+			if name == "withPreconditions" && uid == "" {
 				continue // as it came
 			}
 			if out, err := do(); err == nil && !json.Valid(out) {

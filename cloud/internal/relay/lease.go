@@ -16,21 +16,21 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/klog/v2"
 
+	"github.com/skerry-io/skerry/cloud/internal/fence"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
+	"github.com/skerry-io/skerry/common/link"
 )
 
 const (
-	leaseNamespace = "kube-node-lease"
-	leaseSeconds   = 40               // the kubelet's nodeLeaseDurationSeconds
-	renewEvery     = 10 * time.Second // a quarter of it, as a kubelet does
-	// staleAfter is how long a heartbeat counts: without another, nobody says that the kubelet lives.
-	staleAfter = 25 * time.Second
+	leaseSeconds = 40               // the kubelet's nodeLeaseDurationSeconds
+	renewEvery   = 10 * time.Second // a quarter of it, as a kubelet does
+	// leaseTimeout bounds each request for a Lease: as long as a kubelet's own may take. A hung kube-apiserver has each of the leaseWrites slots for so long.
+	leaseTimeout = 10 * time.Second
 
 	// leaseWrites is how many sessions read or write their Leases at once. After a restart of cloudcore all want to, and each takes some 50 kB for that. A renewal takes
 	// milliseconds, so that is enough for thousands of renewals a second; it is kube-apiserver that has not.
 	leaseWrites = 64
 
-	epochAnnotation    = "skerry.io/epoch"
 	instanceAnnotation = "skerry.io/cloudcore"
 	tunnelAnnotation   = "skerry.io/tunnel"
 )
@@ -42,8 +42,7 @@ const (
 //
 // The Lease also tells sessions of one node apart, on whichever replica of cloudcore they are: it bears the epoch of the session, which grows
 // with each connect. A session first puts its epoch in, and writes nothing else before; each renewal is conditional on the Lease as this session
-// left it. Whoever finds a higher epoch there stops. An older session that hasn't noticed yet can write for one renewal more: what it may
-// still write is in the outbox of the same edge, and is harmless twice.
+// left it. A session that finds a higher epoch there stops. One that has not noticed yet writes nothing over what the newer one wrote: package fence says why.
 type lease struct {
 	session  *session
 	acquired chan struct{}  // closed when the epoch is ours
@@ -60,12 +59,14 @@ type lease struct {
 	timer    *time.Timer // of the next step
 	stepping bool        // work runs
 	again    bool        // there is a reason for it to look once more
+	lost     bool        // a write found that the Lease is not ours, though no newer session has it
 	stopped  bool
 
 	// Owned by work.
 	have      *coordinationv1.Lease
 	renewedAt time.Time
-	held      bool // acquired
+	held      bool // acquired, and not lost since
+	opened    bool // then was called
 	misses    int  // in a row
 }
 
@@ -73,11 +74,34 @@ func newLease(s *session) *lease {
 	return &lease{session: s, acquired: make(chan struct{})}
 }
 
+// staleAfter is how long a heartbeat counts: without another, the kubelet is not known to live. Two may be late or lost by half an interval; below
+// the usual interval of 10 s nothing is gained by being quicker.
+func (l *lease) staleAfter() time.Duration {
+	return max(5*l.session.link.Keepalive()/2, 25*time.Second)
+}
+
+// lose has the Lease acquired again: somebody removed it, or an older copy of etcd came back.
+func (l *lease) lose() {
+	l.mu.Lock()
+	l.lost = true
+	l.mu.Unlock()
+	l.kick()
+}
+
+// wasLost reports whether lose was called since it was last asked.
+func (l *lease) wasLost() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	lost := l.lost
+	l.lost = false
+	return lost
+}
+
 // heard takes in a heartbeat.
 func (l *lease) heard(alive bool) {
 	now := time.Now()
 	l.mu.Lock()
-	first := alive && (!l.alive || now.Sub(l.heardAt) >= staleAfter)
+	first := alive && (!l.alive || now.Sub(l.heardAt) >= l.staleAfter())
 	l.alive, l.heardAt = alive, now
 	l.mu.Unlock()
 	if first { // after silence, or of a kubelet that lives again
@@ -89,7 +113,7 @@ func (l *lease) heard(alive bool) {
 func (l *lease) due(now time.Time) (bool, time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.alive || now.Sub(l.heardAt) >= staleAfter {
+	if !l.alive || now.Sub(l.heardAt) >= l.staleAfter() {
 		return false, renewEvery
 	}
 	if wait := renewEvery - now.Sub(l.renewedAt); wait > 0 {
@@ -98,7 +122,7 @@ func (l *lease) due(now time.Time) (bool, time.Duration) {
 	return true, 0
 }
 
-// run keeps the Lease until ctx ends or stop is called. failed is told why the session must end; then is called once the Lease is ours, and may wait.
+// run keeps the Lease until ctx ends or stop is called. failed is told why the session must end; then is called once the Lease is ours, and must not wait.
 // Between two requests there is a timer and no goroutine: the stack of one that has made an HTTP request is the most that an idle node would cost here.
 func (l *lease) run(ctx context.Context, failed func(error), then func()) {
 	l.mu.Lock()
@@ -166,6 +190,9 @@ func (l *lease) work() {
 
 // step does what is due now and says when to look again; 0: at once.
 func (l *lease) step() time.Duration {
+	if l.wasLost() {
+		l.held, l.have = false, nil
+	}
 	if l.held {
 		if due, wait := l.due(time.Now()); !due {
 			return wait
@@ -176,14 +203,17 @@ func (l *lease) step() time.Duration {
 		what, do = "renew", l.renew
 	}
 	err := do(l.ctx)
-	switch stop := l.final(err); {
+	switch stop := final(err); {
 	case err == nil && l.held:
 		l.misses = 0
 		l.session.relay.metrics.renewals.Add(1)
 	case err == nil:
 		l.misses, l.held = 0, true
-		close(l.acquired)
-		l.then()
+		if !l.opened {
+			l.opened = true
+			close(l.acquired)
+			l.then()
+		}
 	case stop != nil:
 		l.failed(stop) // ctx ends with it, soon
 		return renewEvery
@@ -196,16 +226,10 @@ func (l *lease) step() time.Duration {
 	return 0
 }
 
-// errReplaced is returned when the Lease bears a higher epoch.
-type errReplaced struct{ epoch, ours uint64 }
-
-func (e errReplaced) Error() string {
-	return fmt.Sprintf("session %d of this node has taken over from session %d", e.epoch, e.ours)
-}
-
-func (l *lease) final(err error) error {
-	if r, ok := errors.AsType[errReplaced](err); ok {
-		return replaced(r.Error())
+// final is the error that ends the session: a newer one has the Lease.
+func final(err error) error {
+	if s, ok := errors.AsType[*fence.Superseded](err); ok {
+		return &link.CloseError{Code: link.CloseReplaced, Reason: s.Error()}
 	}
 	return nil
 }
@@ -244,7 +268,7 @@ func (l *lease) renew(ctx context.Context) error {
 
 // next is the Lease as this session wants it.
 func (l *lease) next() *coordinationv1.Lease {
-	n := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: string(l.session.node), Namespace: leaseNamespace}}
+	n := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: string(l.session.node), Namespace: fence.LeaseNamespace}}
 	if l.have != nil {
 		n = l.have.DeepCopy()
 	}
@@ -253,7 +277,7 @@ func (l *lease) next() *coordinationv1.Lease {
 	if n.Annotations == nil {
 		n.Annotations = map[string]string{}
 	}
-	n.Annotations[epochAnnotation] = strconv.FormatUint(l.session.link.Epoch(), 10)
+	n.Annotations[fence.EpochAnnotation] = strconv.FormatUint(l.session.link.Epoch(), 10)
 	n.Annotations[instanceAnnotation] = l.session.relay.instance
 	if delete(n.Annotations, tunnelAnnotation); l.session.relay.tunnel != "" {
 		n.Annotations[tunnelAnnotation] = l.session.relay.tunnel
@@ -270,10 +294,12 @@ func (l *lease) next() *coordinationv1.Lease {
 
 // read finds the Lease as it is, and whose it is.
 func (l *lease) read(ctx context.Context) error {
-	p, err := pathTo(l.resource(), leaseNamespace, string(l.session.node), "")
+	p, err := pathTo(l.resource(), fence.LeaseNamespace, string(l.session.node), "")
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithTimeout(ctx, leaseTimeout)
+	defer cancel()
 	resp, err := l.session.relay.client.Do(ctx, l.session.as, kube.Request{Method: http.MethodGet, Path: p})
 	if err != nil {
 		return err
@@ -293,11 +319,8 @@ func (l *lease) take(body []byte) error {
 	if err := json.Unmarshal(body, &have); err != nil {
 		return fmt.Errorf("reading the Lease: %w", err)
 	}
-	ours := l.session.link.Epoch()
-	// An epoch that nobody renews any more holds nobody off: an edge that has lost its store counts from the start again.
-	if epoch, err := strconv.ParseUint(have.Annotations[epochAnnotation], 10, 64); err == nil && epoch > ours && have.Spec.RenewTime != nil &&
-		time.Since(have.Spec.RenewTime.Time) < leaseSeconds*time.Second {
-		return errReplaced{epoch, ours}
+	if err := fence.Compare(have.Annotations, l.session.link.Epoch()); err != nil && !errors.Is(err, fence.ErrNotHeld) {
+		return err
 	}
 	have.ManagedFields = nil
 	l.have = &have
@@ -313,13 +336,13 @@ func (l *lease) write(ctx context.Context, n *coordinationv1.Lease) error {
 	if n.ResourceVersion == "" {
 		method, name = http.MethodPost, ""
 	}
-	p, err := pathTo(l.resource(), leaseNamespace, name, "")
+	p, err := pathTo(l.resource(), fence.LeaseNamespace, name, "")
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, renewEvery) // as long as a kubelet's own request may take
+	attempt, cancel := context.WithTimeout(ctx, leaseTimeout)
 	defer cancel()
-	resp, err := l.session.relay.client.Do(ctx, l.session.as, kube.Request{Method: method, Path: p, ContentType: "application/json", Body: body})
+	resp, err := l.session.relay.client.Do(attempt, l.session.as, kube.Request{Method: method, Path: p, ContentType: "application/json", Body: body})
 	if err != nil {
 		return err
 	}
@@ -341,6 +364,8 @@ func (l *lease) setOwner(ctx context.Context, n *coordinationv1.Lease) {
 	if err != nil {
 		return
 	}
+	ctx, cancel := context.WithTimeout(ctx, leaseTimeout)
+	defer cancel()
 	resp, err := l.session.do(ctx, http.MethodGet, p, "", nil)
 	if err != nil || resp.Err() != nil {
 		return

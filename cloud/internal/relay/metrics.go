@@ -6,22 +6,26 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/skerry-io/skerry/beehive/message"
 )
 
 // Metrics counts what went up, over all sessions.
 type Metrics struct {
-	sessions, renewals, renewalFailures, requests, overload atomic.Int64
+	sessions, renewals, renewalFailures, requests, overload, fenceReads, conflicts atomic.Int64
 
 	mu      sync.Mutex
 	results map[result]int64
 
-	sessionsDesc, renewalsDesc, failuresDesc, requestsDesc, overloadDesc, resultsDesc *prometheus.Desc
+	sessionsDesc, renewalsDesc, failuresDesc, requestsDesc, overloadDesc, resultsDesc, fenceDesc, conflictsDesc *prometheus.Desc
 }
 
 type result struct {
 	kind message.Kind
 	end  string
+	// reason is Kubernetes' reason of a refusal, of those that it defines.
+	reason metav1.StatusReason
 }
 
 func newMetrics() *Metrics {
@@ -29,18 +33,29 @@ func newMetrics() *Metrics {
 		return prometheus.NewDesc("skerry_relay_"+name, help, labels, nil)
 	}
 	return &Metrics{
-		results:      map[result]int64{},
-		sessionsDesc: desc("sessions", "Sessions that are served."),
-		renewalsDesc: desc("lease_renewals_total", "Leases renewed as nodes."),
-		failuresDesc: desc("lease_renewal_failures_total", "Attempts to renew a Lease that failed."),
-		requestsDesc: desc("requests_total", "Requests passed on, as nodes or with a pod's token."),
-		overloadDesc: desc("requests_refused_total", "Requests answered 429 because their node had too many on the way."),
-		resultsDesc:  desc("writes_total", "Writes of edges that ended, by topic and end.", "topic", "end"),
+		results:       map[result]int64{},
+		sessionsDesc:  desc("sessions", "Sessions that are served."),
+		renewalsDesc:  desc("lease_renewals_total", "Leases renewed as nodes."),
+		failuresDesc:  desc("lease_renewal_failures_total", "Attempts to renew a Lease that failed."),
+		requestsDesc:  desc("requests_total", "Requests passed on, as nodes or with a pod's token."),
+		overloadDesc:  desc("requests_refused_total", "Requests answered 429 because their node had too many on the way."),
+		fenceDesc:     desc("fence_reads_total", "Writes that first had to read their object and the node's Lease."),
+		conflictsDesc: desc("conflicts_total", "Writes that met a newer version of their object, and were made again if no newer session had written it."),
+		resultsDesc:   desc("writes_total", "Writes of edges that ended, by topic, end, and the reason of a refusal.", "topic", "end", "reason"),
 	}
 }
 
-func (m *Metrics) accepted(kind message.Kind) { m.count(result{kind, "accepted"}) }
-func (m *Metrics) refused(kind message.Kind)  { m.count(result{kind, "refused"}) }
+func (m *Metrics) accepted(kind message.Kind) { m.count(result{kind: kind, end: "accepted"}) }
+
+func (m *Metrics) refused(kind message.Kind, reason metav1.StatusReason) {
+	switch reason {
+	case metav1.StatusReasonNotFound, metav1.StatusReasonConflict, metav1.StatusReasonForbidden, metav1.StatusReasonInvalid, metav1.StatusReasonBadRequest,
+		metav1.StatusReasonRequestEntityTooLarge, metav1.StatusReasonMethodNotAllowed, metav1.StatusReasonUnsupportedMediaType:
+	default:
+		reason = "Other" // a webhook may say anything: labels are bounded
+	}
+	m.count(result{kind, "refused", reason})
+}
 
 func (m *Metrics) count(r result) {
 	m.mu.Lock()
@@ -50,7 +65,7 @@ func (m *Metrics) count(r result) {
 
 // Describe implements prometheus.Collector.
 func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{m.sessionsDesc, m.renewalsDesc, m.failuresDesc, m.requestsDesc, m.overloadDesc, m.resultsDesc} {
+	for _, d := range []*prometheus.Desc{m.sessionsDesc, m.renewalsDesc, m.failuresDesc, m.requestsDesc, m.overloadDesc, m.resultsDesc, m.fenceDesc, m.conflictsDesc} {
 		ch <- d
 	}
 }
@@ -62,9 +77,11 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(m.failuresDesc, prometheus.CounterValue, float64(m.renewalFailures.Load()))
 	ch <- prometheus.MustNewConstMetric(m.requestsDesc, prometheus.CounterValue, float64(m.requests.Load()))
 	ch <- prometheus.MustNewConstMetric(m.overloadDesc, prometheus.CounterValue, float64(m.overload.Load()))
+	ch <- prometheus.MustNewConstMetric(m.fenceDesc, prometheus.CounterValue, float64(m.fenceReads.Load()))
+	ch <- prometheus.MustNewConstMetric(m.conflictsDesc, prometheus.CounterValue, float64(m.conflicts.Load()))
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for r, n := range m.results {
-		ch <- prometheus.MustNewConstMetric(m.resultsDesc, prometheus.CounterValue, float64(n), string(r.kind), r.end)
+		ch <- prometheus.MustNewConstMetric(m.resultsDesc, prometheus.CounterValue, float64(n), string(r.kind), r.end, string(r.reason))
 	}
 }

@@ -22,7 +22,7 @@ func (s *session) writeNodeStatus(ctx context.Context, w *topicpb.Write) outcome
 	}
 	if s.relay.hide {
 		w = &topicpb.Write{
-			Id: w.GetId(), Verb: w.GetVerb(), Resource: w.GetResource(), Name: w.GetName(), Subresource: w.GetSubresource(), Uid: w.GetUid(),
+			Id: w.GetId(), Verb: w.GetVerb(), Resource: w.GetResource(), Name: w.GetName(), Subresource: w.GetSubresource(), Uid: w.GetUid(), ResourceVersion: w.GetResourceVersion(),
 			PatchType: w.GetPatchType(), Body: hideInPatch(w.GetBody()),
 		}
 	}

@@ -14,14 +14,17 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 )
 
-// outcome is how one attempt of a write went. Neither err nor retry: accepted.
+// outcome is how one attempt of a write went. Neither err nor retry nor ends: accepted.
 type outcome struct {
 	version string // of the object after the write, where known
 	err     error  // refused for good, a Status error
 	retry   retry
 	after   time.Duration // kube-apiserver asked to wait that long
+	ends    error         // the session must end, and the edge is told nothing of this write: a newer session makes it
 	why     error         // of retry, for the log
 }
+
+func (o outcome) accepted() bool { return o.err == nil && o.retry == never && o.ends == nil }
 
 type retry int
 

@@ -40,13 +40,23 @@ func (s *session) deletePod(ctx context.Context, w *topicpb.Write) outcome {
 		return refused(err)
 	}
 	options.Kind, options.APIVersion = "DeleteOptions", "v1"
-	body, err := json.Marshal(&options)
-	if err != nil {
-		return refused(apierrors.NewBadRequest(err.Error()))
-	}
-	resp, err := s.do(ctx, http.MethodDelete, p, "application/json", body)
-	if err == nil && (resp.Code == http.StatusNotFound || resp.Code == http.StatusConflict && otherUID(resp.Err())) {
+	o, resp := s.fenced(ctx, fencedWrite{
+		key: key(w), uid: string(*options.Preconditions.UID), version: w.GetResourceVersion(),
+		read: func(ctx context.Context) (*kube.Response, error) { return s.do(ctx, http.MethodGet, p, "", nil) },
+		write: func(ctx context.Context, version string) (*kube.Response, error) {
+			options.Preconditions.ResourceVersion = &version
+			body, err := json.Marshal(&options)
+			if err != nil {
+				return nil, apierrors.NewBadRequest(err.Error())
+			}
+			return s.do(ctx, http.MethodDelete, p, "application/json", body)
+		},
+	})
+	if err := o.err; err != nil && (apierrors.IsNotFound(err) || otherUID(err)) {
 		return accepted("")
 	}
-	return judge(resp, err)
+	if resp != nil && o.accepted() {
+		s.versions.forget(key(w))
+	}
+	return o
 }

@@ -32,11 +32,12 @@ type job struct {
 	write  *topicpb.Write
 	result message.Topic[*topicpb.WriteResult]
 	do     func(context.Context, *topicpb.Write) outcome
-	since  time.Time // of the first attempt
 	tries  int
+	// forbidden is since when kube-apiserver has said 403 each time, zero where the last answer was another.
+	forbidden time.Time
 }
 
-// lane is the writes of one object, in order.
+// lane is the writes of one object, or the events about one, in order.
 type lane struct {
 	key   string
 	jobs  []*job
@@ -71,6 +72,14 @@ func newQueue(finish func(context.Context, *job, outcome) error) *queue {
 	return q
 }
 
+// order is what a write is in line with: writes of one object, and events about one object, which people read in the order in which they happened.
+func order(w *topicpb.Write) string {
+	if w.GetResource().GetResource() == "events" && w.GetUid() != "" {
+		return "events about " + w.GetUid()
+	}
+	return key(w)
+}
+
 // key tells objects apart: a pod's status and its deletion are one object's.
 func key(w *topicpb.Write) string {
 	r := w.GetResource()
@@ -85,7 +94,7 @@ func (q *queue) push(j *job) error {
 		return &link.CloseError{Code: link.CloseProtocol, Reason: fmt.Sprintf("more than %d writes without an answer", maxJobs)}
 	}
 	q.jobs++
-	k := key(j.write)
+	k := order(j.write)
 	l, ok := q.lanes[k]
 	if !ok {
 		l = &lane{key: k}
@@ -197,20 +206,14 @@ func (q *queue) work(ctx context.Context, finish func(context.Context, *job, out
 		if j == nil {
 			return nil
 		}
-		if j.since.IsZero() {
-			j.since = time.Now()
-		}
 		o := attempt(ctx, j)
 		if ctx.Err() != nil {
 			return nil
 		}
-		if o.retry == unsure {
-			if time.Since(j.since) >= believeForbidden {
-				o.retry = never
-			} else {
-				o.err = nil
-			}
+		if o.ends != nil {
+			return o.ends
 		}
+		o = j.believe(o, time.Now())
 		if o.retry != never {
 			klog.FromContext(ctx).V(3).Info("Write will be tried again", "object", l.key, "try", j.tries+1, "err", o.why)
 			q.back(l, j, o)
@@ -221,6 +224,21 @@ func (q *queue) work(ctx context.Context, finish func(context.Context, *job, out
 		}
 		q.done(l)
 	}
+}
+
+// believe makes a refusal of one that has lasted. It counts from the first 403, however long kube-apiserver was away before.
+func (j *job) believe(o outcome, now time.Time) outcome {
+	switch {
+	case o.retry != unsure:
+		j.forbidden = time.Time{}
+	case j.forbidden.IsZero():
+		j.forbidden, o.err = now, nil
+	case now.Sub(j.forbidden) < believeForbidden:
+		o.err = nil
+	default:
+		o.retry = never
+	}
+	return o
 }
 
 func attempt(ctx context.Context, j *job) outcome {

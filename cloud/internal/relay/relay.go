@@ -10,13 +10,13 @@ import (
 	"context"
 	"sync"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/cloud/internal/hub"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
-	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
@@ -57,6 +57,8 @@ type session struct {
 	queue *queue
 	lease *lease
 
+	versions versions // of what this session wrote
+
 	requests chan struct{} // bounds the API requests in flight
 	wg       sync.WaitGroup
 	mu       sync.Mutex
@@ -94,11 +96,20 @@ func (s *session) Start(ctx context.Context, fail func(error)) {
 	s.relay.metrics.sessions.Add(1)
 	// No write before this session owns the Lease: an older one of this node, on another replica, has then been told to stop.
 	s.lease.run(ctx, fail, func() {
-		if s.relay.hide {
-			s.hideNow(ctx)
-		}
 		s.queue.start(ctx, fail)
+		if s.relay.hide {
+			s.begin(func() { s.hideNow(ctx) }) // what the edge writes meanwhile is hidden on its way
+		}
 	})
+}
+
+// begin runs f beside the session's other work, which Stop waits for.
+func (s *session) begin(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.ended {
+		s.wg.Go(f)
+	}
 }
 
 // Stop implements hub.Service.
@@ -117,16 +128,16 @@ func (s *session) finish(ctx context.Context, j *job, o outcome) error {
 	r := &topicpb.WriteResult{Id: j.write.GetId(), Accepted: o.err == nil, ResourceVersion: o.version}
 	if o.err != nil {
 		r.Status = kube.StatusOf(o.err)
-		s.relay.metrics.refused(j.result.Kind)
-		klog.FromContext(ctx).Info("Write refused for good", "kind", j.result.Kind, "verb", j.write.GetVerb(),
+		reason := apierrors.ReasonForError(o.err)
+		s.relay.metrics.refused(j.result.Kind, reason)
+		level := 0
+		if apierrors.IsNotFound(o.err) || otherUID(o.err) {
+			level = 4 // the object is gone: everyday where pods come and go, and no mistake of anybody's
+		}
+		klog.FromContext(ctx).V(level).Info("Write refused for good", "kind", j.result.Kind, "verb", j.write.GetVerb(),
 			"resource", j.write.GetResource().GetResource(), "namespace", j.write.GetNamespace(), "name", j.write.GetName(), "err", o.err)
 	} else {
 		s.relay.metrics.accepted(j.result.Kind)
 	}
 	return s.link.Send(ctx, j.result.New(message.Resource{Namespace: j.write.GetNamespace(), Name: j.write.GetName()}, r))
-}
-
-// replaced ends the session for good: a newer one of the same node has the Lease.
-func replaced(reason string) error {
-	return &link.CloseError{Code: link.CloseReplaced, Reason: reason}
 }

@@ -415,10 +415,16 @@ func TestAnOlderSessionOnAnotherReplicaStops(t *testing.T) {
 		want(t, "the newer one writes", newer.takeResults(), []string{"1 accepted"})
 
 		newer.cancel()
-		time.Sleep(time.Minute)
+		time.Sleep(time.Hour)          // nobody renews the Lease: its epoch counts all the same
 		again := w.connect("edge1", 1) // its store was lost: it counts from the start
+		synctest.Wait()
+		end, ok = errors.AsType[*link.CloseError](<-again.ended)
+		if !ok || end.Code != link.CloseReplaced || !strings.Contains(end.Reason, "epoch=6,") {
+			t.Errorf("an edge that lost its store is told %v", end)
+		}
+		again = w.connect("edge1", 7)
 		again.send(topic.PodStatusWrite.New(message.Resource{}, podStatus(1, "a", "u1", "Running")))
-		want(t, "an edge that lost its store", again.takeResults(), []string{"1 accepted"})
+		want(t, "an edge that lost its store and was told how far it had come", again.takeResults(), []string{"1 accepted"})
 	})
 }
 

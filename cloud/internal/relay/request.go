@@ -67,9 +67,10 @@ func fieldsOf(b []byte, what string) (map[string]json.RawMessage, error) {
 	return fields, nil
 }
 
-// withUID puts a uid into a patch, so that it can't hit another object of the same name: kube-apiserver refuses a patch that would change it.
-func withUID(patch []byte, uid string) ([]byte, error) {
-	if uid == "" {
+// withPreconditions puts a uid into a patch, so that it can't hit another object of the same name, and the resourceVersion on top of which alone it may be laid:
+// kube-apiserver refuses a patch that would change either. Empty ones stay out.
+func withPreconditions(patch []byte, uid, version string) ([]byte, error) {
+	if uid == "" && version == "" {
 		return patch, nil
 	}
 	p, err := fieldsOf(patch, "patch")
@@ -82,11 +83,14 @@ func withUID(patch []byte, uid string) ([]byte, error) {
 			return nil, err
 		}
 	}
-	quoted, err := json.Marshal(uid)
-	if err != nil {
-		return nil, apierrors.NewBadRequest(err.Error())
+	for field, value := range map[string]string{"uid": uid, "resourceVersion": version} {
+		if value == "" {
+			continue
+		}
+		if metadata[field], err = json.Marshal(value); err != nil {
+			return nil, apierrors.NewBadRequest(err.Error())
+		}
 	}
-	metadata["uid"] = quoted
 	if p["metadata"], err = json.Marshal(metadata); err != nil {
 		return nil, apierrors.NewBadRequest(err.Error())
 	}
@@ -103,21 +107,28 @@ func isPatch(t string) bool {
 	return t == string(types.StrategicMergePatchType) || t == string(types.MergePatchType)
 }
 
-// patch makes a patch of one object, which its uid ties to that object alone. resp is nil where there was no answer.
+// patch makes a patch of one object, which its uid ties to that object alone, and which the fence keeps from landing on top of what a newer session wrote. resp is
+// nil where there was no answer.
 func (s *session) patch(ctx context.Context, w *topicpb.Write) (o outcome, resp *kube.Response) {
-	p, err := pathTo(resourceOf(w), w.GetNamespace(), w.GetName(), w.GetSubresource())
+	whole, err := pathTo(resourceOf(w), w.GetNamespace(), w.GetName(), "")
 	if err != nil {
 		return refused(err), nil
 	}
-	body, err := withUID(w.GetBody(), w.GetUid())
+	part, err := pathTo(resourceOf(w), w.GetNamespace(), w.GetName(), w.GetSubresource())
 	if err != nil {
 		return refused(err), nil
 	}
-	resp, err = s.do(ctx, http.MethodPatch, p, w.GetPatchType(), body)
-	if err == nil && resp.Code == http.StatusConflict && otherUID(resp.Err()) {
-		return refused(resp.Err()), resp
-	}
-	return judge(resp, err), resp
+	return s.fenced(ctx, fencedWrite{
+		key: key(w), uid: w.GetUid(), version: w.GetResourceVersion(),
+		read: func(ctx context.Context) (*kube.Response, error) { return s.do(ctx, http.MethodGet, whole, "", nil) },
+		write: func(ctx context.Context, version string) (*kube.Response, error) {
+			body, err := withPreconditions(w.GetBody(), w.GetUid(), version)
+			if err != nil {
+				return nil, err
+			}
+			return s.do(ctx, http.MethodPatch, part, w.GetPatchType(), body)
+		},
+	})
 }
 
 // otherUID reports whether a conflict means that the object of that name is another one.
@@ -125,7 +136,7 @@ func otherUID(err error) bool {
 	if !apierrors.IsConflict(err) {
 		return false
 	}
-	// What kube-apiserver says of a precondition at a deletion, at an update, and of a patch that bears a uid.
+	// What kube-apiserver says of a precondition at a deletion, at an update, and of a patch that bears a uid; and what we say.
 	for _, text := range []string{"UID in the precondition", "UID in precondition", "uid mismatch"} {
 		if strings.Contains(err.Error(), text) {
 			return true

@@ -40,6 +40,7 @@ type apiserver struct {
 	delay   func(r kube.Request) time.Duration
 	busy    int
 	most    int
+	made    func(path string) // called for each create, in order
 }
 
 func newAPIServer() *apiserver { return &apiserver{objects: map[string]map[string]any{}, version: 1} }
@@ -133,6 +134,9 @@ func (a *apiserver) serve(r kube.Request) *kube.Response {
 			return status(409, metav1.StatusReasonAlreadyExists, path+" already exists")
 		}
 		meta(body)["uid"] = "uid-" + path
+		if a.made != nil {
+			a.made(path)
+		}
 		return a.store(path, body, 201)
 	case http.MethodGet:
 		if have == nil {
@@ -155,6 +159,12 @@ func (a *apiserver) serve(r kube.Request) *kube.Response {
 		if uid := meta(body)["uid"]; uid != nil && uid != meta(have)["uid"] {
 			return status(409, metav1.StatusReasonConflict, "Precondition failed: UID in precondition: x, UID in object meta: y")
 		}
+		if v := meta(body)["resourceVersion"]; v != nil && v != meta(have)["resourceVersion"] {
+			return status(409, metav1.StatusReasonConflict, "the object has been modified")
+		}
+		if len(body) == 0 {
+			return answer(200, have) // nothing changes
+		}
 		merged := map[string]any{}
 		for k, v := range have {
 			merged[k] = v
@@ -171,6 +181,8 @@ func (a *apiserver) serve(r kube.Request) *kube.Response {
 		}
 		if p, ok := body["preconditions"].(map[string]any); ok && p["uid"] != meta(have)["uid"] {
 			return status(409, metav1.StatusReasonConflict, "the UID in the precondition (x) does not match the UID in record (y)")
+		} else if ok && p["resourceVersion"] != nil && p["resourceVersion"] != meta(have)["resourceVersion"] {
+			return status(409, metav1.StatusReasonConflict, "the ResourceVersion in the precondition (x) does not match the ResourceVersion in record (y)")
 		}
 		delete(a.objects, path)
 		return answer(200, map[string]any{"kind": "Status", "status": "Success"})
@@ -234,6 +246,7 @@ type edge struct {
 
 func (e *edge) Node() types.NodeName         { return e.node }
 func (e *edge) Epoch() uint64                { return e.epoch }
+func (e *edge) Keepalive() time.Duration     { return 10 * time.Second }
 func (e *edge) Info() link.Info              { return link.Info{} }
 func (e *edge) Close(link.CloseCode, string) {}
 func (e *edge) Done() <-chan struct{}        { return nil }
@@ -286,9 +299,13 @@ func (w *world) connect(node types.NodeName, epoch uint64) *edge {
 }
 
 func (w *world) open(node types.NodeName, epoch uint64) *edge {
+	return w.openWith(w.t.Context(), node, epoch)
+}
+
+func (w *world) openWith(parent context.Context, node types.NodeName, epoch uint64) *edge {
 	e := &edge{t: w.t, node: node, epoch: epoch, mux: message.NewMux(), answers: map[message.ID]*topicpb.APIResponse{}, ended: make(chan error, 1)}
 	service := w.relay.Attach(e, e.mux)
-	ctx, cancel := context.WithCancel(w.t.Context())
+	ctx, cancel := context.WithCancel(parent)
 	e.cancel = cancel
 	go func() { e.ended <- hub.Serve(ctx, service) }()
 	w.t.Cleanup(cancel)

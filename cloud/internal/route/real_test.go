@@ -8,8 +8,10 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sync/errgroup"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -22,6 +24,8 @@ import (
 
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/cloud/internal/aggregate"
+	"github.com/skerry-io/skerry/cloud/internal/fence"
+	"github.com/skerry-io/skerry/cloud/internal/hub"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/cloud/internal/route"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
@@ -111,14 +115,34 @@ type session struct {
 
 func (w *world) connect(node string, replica int) *session {
 	s := &session{node: types.NodeName(node), results: map[uint64]*topicpb.WriteResult{}, mux: message.NewMux()}
-	if service := w.parts[replica].Attach(s, s.mux); service != nil {
-		w.t.Fatal("a part that has a service: start it")
-	}
+	w.lease(node)
+	service := w.parts[replica].Attach(s, s.mux)
+	ctx, cancel := context.WithCancel(context.WithoutCancel(w.t.Context()))
+	ended := make(chan error, 1)
+	go func() { ended <- hub.Serve(ctx, service) }()
+	w.t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			w.t.Error(err)
+		}
+	})
 	return s
+}
+
+// lease gives the node's session the right to write, as package relay does.
+func (w *world) lease(node string) {
+	w.t.Helper()
+	_, err := w.plane.Client().CoordinationV1().Leases(fence.LeaseNamespace).Create(w.t.Context(), &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Name: node, Annotations: map[string]string{fence.EpochAnnotation: "1"}},
+	}, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		w.t.Fatal(err)
+	}
 }
 
 func (s *session) Node() types.NodeName         { return s.node }
 func (s *session) Epoch() uint64                { return 1 }
+func (s *session) Keepalive() time.Duration     { return 10 * time.Second }
 func (s *session) Info() link.Info              { return link.Info{} }
 func (s *session) Close(link.CloseCode, string) {}
 func (s *session) Done() <-chan struct{}        { return nil }

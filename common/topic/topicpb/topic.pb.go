@@ -1133,19 +1133,22 @@ func (x *StateAck) GetSequence() uint64 {
 
 // Write is one entry of the outbox.
 type Write struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"` // the entry's number in the edge's outbox, never reused
-	Verb          Verb                   `protobuf:"varint,2,opt,name=verb,proto3,enum=skerry.topic.v1.Verb" json:"verb,omitempty"`
-	Resource      *Resource              `protobuf:"bytes,3,opt,name=resource,proto3" json:"resource,omitempty"`
-	Namespace     string                 `protobuf:"bytes,4,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	Name          string                 `protobuf:"bytes,5,opt,name=name,proto3" json:"name,omitempty"`
-	Subresource   string                 `protobuf:"bytes,6,opt,name=subresource,proto3" json:"subresource,omitempty"`
-	PatchType     string                 `protobuf:"bytes,7,opt,name=patch_type,json=patchType,proto3" json:"patch_type,omitempty"`      // content type of body for PATCH
-	Body          []byte                 `protobuf:"bytes,8,opt,name=body,proto3" json:"body,omitempty"`                                 // JSON: the object, the patch, or DeleteOptions; an event is Kubernetes protobuf or JSON
-	Uid           string                 `protobuf:"bytes,9,opt,name=uid,proto3" json:"uid,omitempty"`                                   // precondition where set: of the object written, or of the event's involved object
-	UnixMillis    int64                  `protobuf:"varint,10,opt,name=unix_millis,json=unixMillis,proto3" json:"unix_millis,omitempty"` // the edge's clock when the write was accepted
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Id          uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"` // the entry's number in the edge's outbox, never reused
+	Verb        Verb                   `protobuf:"varint,2,opt,name=verb,proto3,enum=skerry.topic.v1.Verb" json:"verb,omitempty"`
+	Resource    *Resource              `protobuf:"bytes,3,opt,name=resource,proto3" json:"resource,omitempty"`
+	Namespace   string                 `protobuf:"bytes,4,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name        string                 `protobuf:"bytes,5,opt,name=name,proto3" json:"name,omitempty"`
+	Subresource string                 `protobuf:"bytes,6,opt,name=subresource,proto3" json:"subresource,omitempty"`
+	PatchType   string                 `protobuf:"bytes,7,opt,name=patch_type,json=patchType,proto3" json:"patch_type,omitempty"`      // content type of body for PATCH
+	Body        []byte                 `protobuf:"bytes,8,opt,name=body,proto3" json:"body,omitempty"`                                 // JSON: the object, the patch, or DeleteOptions; an event is Kubernetes protobuf or JSON
+	Uid         string                 `protobuf:"bytes,9,opt,name=uid,proto3" json:"uid,omitempty"`                                   // precondition where set: of the object written, or of the event's involved object
+	UnixMillis  int64                  `protobuf:"varint,10,opt,name=unix_millis,json=unixMillis,proto3" json:"unix_millis,omitempty"` // the edge's clock when the write was accepted
+	// Of the object as the edge had it from the cloud when it sent this, in this session; absent where it has none. It is older than all that a later session of the
+	// node writes, so a write conditional on it can't land on top of those.
+	ResourceVersion string `protobuf:"bytes,11,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Write) Reset() {
@@ -1246,6 +1249,13 @@ func (x *Write) GetUnixMillis() int64 {
 		return x.UnixMillis
 	}
 	return 0
+}
+
+func (x *Write) GetResourceVersion() string {
+	if x != nil {
+		return x.ResourceVersion
+	}
+	return ""
 }
 
 // WriteResult ends a Write: accepted, or refused for good. Failures that may pass are retried by the cloud and not told.
@@ -1800,7 +1810,7 @@ const file_topic_proto_rawDesc = "" +
 	"\binterest\x18\x01 \x01(\x04R\binterest\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\fR\x06status\"&\n" +
 	"\bStateAck\x12\x1a\n" +
-	"\bsequence\x18\x01 \x01(\x04R\bsequence\"\xb3\x02\n" +
+	"\bsequence\x18\x01 \x01(\x04R\bsequence\"\xde\x02\n" +
 	"\x05Write\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12)\n" +
 	"\x04verb\x18\x02 \x01(\x0e2\x15.skerry.topic.v1.VerbR\x04verb\x125\n" +
@@ -1814,7 +1824,8 @@ const file_topic_proto_rawDesc = "" +
 	"\x03uid\x18\t \x01(\tR\x03uid\x12\x1f\n" +
 	"\vunix_millis\x18\n" +
 	" \x01(\x03R\n" +
-	"unixMillis\"|\n" +
+	"unixMillis\x12)\n" +
+	"\x10resource_version\x18\v \x01(\tR\x0fresourceVersion\"|\n" +
 	"\vWriteResult\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x1a\n" +
 	"\baccepted\x18\x02 \x01(\bR\baccepted\x12)\n" +

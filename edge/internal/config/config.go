@@ -24,6 +24,9 @@ import (
 // Kind is the kind of the file.
 const Kind = "EdgeCore"
 
+// maxKeepalive is the longest keepalive that cloudcore believes.
+const maxKeepalive = 10 * time.Minute
+
 // Config is edgecore.yaml.
 type Config struct {
 	config.TypeMeta
@@ -251,6 +254,9 @@ func (h *EdgeHub) validate(at *field.Path) field.ErrorList {
 	errs = append(errs, port(at.Child("quic", "port"), h.QUIC.Port)...)
 	if h.Keepalive.Duration < time.Second {
 		errs = append(errs, field.Invalid(at.Child("keepalive"), h.Keepalive.Duration.String(), "must be at least 1s"))
+	}
+	if h.Keepalive.Duration > maxKeepalive {
+		errs = append(errs, field.Invalid(at.Child("keepalive"), h.Keepalive.Duration.String(), "must be at most 10m: cloudcore takes a device that says less for dead"))
 	}
 	if h.IdleTimeout.Duration < 2*h.Keepalive.Duration {
 		errs = append(errs, field.Invalid(at.Child("idleTimeout"), h.IdleTimeout.Duration.String(), "must be at least twice the keepalive, or one lost packet ends the link"))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -119,12 +120,26 @@ func (h *Hub) open(ctx context.Context, conn link.Conn, server string) (*session
 	return nil, err
 }
 
+// countOn takes in how a try ended: where the cloud knows of a higher epoch than this edge's, the store has been lost and the clock is behind, and the next session
+// goes on above that. After a restart it is told again.
+func (h *Hub) countOn(err error) {
+	end, ok := errors.AsType[*link.CloseError](err)
+	if !ok || end.Code != link.CloseReplaced || !end.Remote {
+		return
+	}
+	if epoch, ok := numberAfter(end.Reason, "epoch="); ok && epoch < math.MaxUint64 {
+		h.floor = max(h.floor, epoch)
+	}
+}
+
 func (h *Hub) greet(ctx context.Context, conn link.Conn, server string) (*session, error) {
 	// Not before the transport is open: each number is a write to the flash, and an edge that is off line for months dials often.
 	epoch, err := h.config.Epochs.NextEpoch(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("taking the next epoch: %w", err)
 	}
+	epoch = max(epoch, h.floor+1)
+	h.floor = epoch
 	parent := ctx
 	ctx, cancel := context.WithTimeout(ctx, h.config.WelcomeTimeout)
 	defer cancel()

@@ -56,6 +56,7 @@ type Hub struct {
 	random  func() float64
 	metrics *metrics
 
+	floor   uint64 // the highest epoch so far, that this process took or was told of; owned by the goroutine that dials
 	dials   sync.WaitGroup
 	current atomic.Pointer[session]
 
@@ -130,6 +131,7 @@ func (h *Hub) link(ctx context.Context, port Port) {
 			return
 		}
 		if err != nil {
+			h.countOn(err)
 			p.failed(server, time.Now(), err)
 			h.troubled(ctx, p, server, err)
 			continue
@@ -145,6 +147,7 @@ func (h *Hub) link(ctx context.Context, port Port) {
 			p.renewed(now)
 			continue
 		}
+		h.countOn(err)
 		p.ended(server, now, now.Sub(s.since), err)
 		h.troubled(ctx, p, server, err)
 	}

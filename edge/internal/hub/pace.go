@@ -13,6 +13,10 @@ import (
 	"github.com/skerry-io/skerry/common/link"
 )
 
+// versionTries is how often in a row an address may lead to another protocol before it is left alone for SlowRetry: behind one name there may be several replicas, and
+// while they are upgraded one after another each try is another's luck. The back-off is between them.
+const versionTries = 10
+
 // pace decides whom to dial next and when. It knows no clock and starts nothing; owned by the goroutine that dials.
 type pace struct {
 	config  Config
@@ -28,12 +32,13 @@ type pace struct {
 	silent    bool                 // the last failure was no answer at all
 	last      time.Time            // when a try was last started
 	replaced  int                  // how often in a row another session of this node was preferred
+	versions  map[string]int       // how often in a row a server's address led to another protocol
 }
 
 func newPace(config Config, random func() float64, now time.Time) *pace {
 	return &pace{
 		config: config, random: random, servers: config.Servers,
-		next: int(random() * float64(len(config.Servers))), holds: map[string]time.Time{}, tried: map[string]bool{}, since: now,
+		next: int(random() * float64(len(config.Servers))), holds: map[string]time.Time{}, tried: map[string]bool{}, versions: map[string]int{}, since: now,
 	}
 }
 
@@ -133,6 +138,11 @@ func (p *pace) taken() bool { return p.replaced >= 2 }
 // hold keeps away from a server that said when to come back, or that won't have us until somebody does something.
 func (p *pace) hold(server string, now time.Time, err error) {
 	end, ok := errors.AsType[*link.CloseError](err)
+	if !ok || end.Code != link.CloseVersion {
+		delete(p.versions, server)
+	} else if p.versions[server]++; p.versions[server] < versionTries {
+		return
+	}
 	switch {
 	case !ok:
 	case !end.Code.Reconnect():
@@ -163,18 +173,21 @@ func (p *pace) spread(d time.Duration, from, to float64) time.Duration {
 
 // retryAfter reads "retry-after=SECONDS" in the reason of a refusal. No server can send us away for longer than an hour.
 func retryAfter(reason string) (time.Duration, bool) {
-	_, rest, ok := strings.Cut(reason, "retry-after=")
+	seconds, ok := numberAfter(reason, "retry-after=")
+	return time.Duration(min(seconds, 3600)) * time.Second, ok
+}
+
+// numberAfter reads the number behind a word in the reason of a refusal.
+func numberAfter(reason, word string) (uint64, bool) {
+	_, rest, ok := strings.Cut(reason, word)
 	if !ok {
 		return 0, false
 	}
 	if end := strings.IndexFunc(rest, func(r rune) bool { return r < '0' || r > '9' }); end >= 0 {
 		rest = rest[:end]
 	}
-	seconds, err := strconv.ParseUint(rest, 10, 32)
-	if err != nil {
-		return 0, false
-	}
-	return min(time.Duration(seconds)*time.Second, time.Hour), true
+	n, err := strconv.ParseUint(rest, 10, 64)
+	return n, err == nil
 }
 
 // silence says whether err is what a cut network looks like: nobody answered, or there was no way to ask.

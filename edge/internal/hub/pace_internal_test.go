@@ -89,7 +89,7 @@ func TestPace_HonoursWhatServersAsk(t *testing.T) {
 		"no number":     {overloaded("retry-after=soon"), 0, time.Second},
 		"no time":       {overloaded("go away"), 0, time.Second},
 		"forbidden":     {&link.CloseError{Code: link.CloseForbidden, Remote: true}, 4 * time.Minute, 6 * time.Minute},
-		"wrong version": {&link.CloseError{Code: link.CloseVersion}, 4 * time.Minute, 6 * time.Minute},
+		"wrong version": {&link.CloseError{Code: link.CloseVersion}, 0, time.Second},
 		"gone":          {&link.CloseError{Code: link.CloseGone, Remote: true}, 4 * time.Minute, 6 * time.Minute},
 		"replaced":      {&link.CloseError{Code: link.CloseReplaced, Remote: true}, 0, time.Second},
 	} {
@@ -120,6 +120,31 @@ func TestPace_HonoursWhatServersAsk(t *testing.T) {
 	p.notBefore = p.notBefore.Add(time.Second) // a back-off, had the dice been otherwise
 	if server, at := p.pick(); server != "b:1" || at != epochZero.Add(time.Second) {
 		t.Errorf("next is %s at %v, want b:1 alone after its back-off", server, at)
+	}
+}
+
+// Behind one balancer's name there are replicas of two protocols while they are upgraded: the name is tried again soon. Where all speak another, it is left alone.
+func TestPace_AnotherReplicaMayBeBehindTheSameAddress(t *testing.T) {
+	other := &link.CloseError{Code: link.CloseVersion, Remote: true}
+	p := testPace(0.999, "balancer:1")
+	now := epochZero
+	for i := range 40 {
+		p.started("balancer:1", now)
+		p.failed("balancer:1", now, other)
+		wait := p.after(now)
+		if i < versionTries-1 && wait > 30*time.Second {
+			t.Fatalf("after %d refusals the next try comes after %v", i+1, wait)
+		}
+		if i >= versionTries-1 && wait < 4*time.Minute {
+			t.Fatalf("after %d refusals the next try comes after %v", i+1, wait)
+		}
+		now = now.Add(wait)
+	}
+	p.started("balancer:1", now)
+	p.ended("balancer:1", now, time.Hour, errRefused)
+	p.failed("balancer:1", now, other)
+	if wait := p.after(now); wait > 30*time.Second {
+		t.Errorf("after a session the next try comes after %v", wait)
 	}
 }
 

@@ -122,7 +122,8 @@ func problem(p *pace, server string, err error) string {
 	retry := fmt.Sprintf("edgecore asks again about every %v", p.config.SlowRetry)
 	switch end.Code {
 	case link.CloseVersion:
-		return fmt.Sprintf("edgecore and the cloudcore at %s don't fit together: upgrade the older one (%s)", server, retry)
+		return fmt.Sprintf("edgecore and the cloudcore at %s speak different protocols: upgrade the older one (edgecore tries whether another replica "+
+			"is behind that address, and then %v apart)", server, p.config.SlowRetry)
 	case link.CloseGone:
 		return fmt.Sprintf("the cloud has removed this node: join it again if it is to stay (%s)", retry)
 	}

@@ -466,13 +466,18 @@ func (m *Manager) applyResult(b *batch, r *topicpb.WriteResult, log klog.Logger)
 		st = &metav1.Status{Message: "refused without a reason"}
 	}
 	m.counters.refused.Add(1)
-	log.Info("The cloud refused a write for good", "object", ref, "verb", e.verb, "subresource", e.subresource, "reason", st.Reason, "why", st.Message)
+	gone := have == nil && (st.Reason == metav1.StatusReasonNotFound || st.Reason == metav1.StatusReasonConflict)
+	level := 0
+	if gone { // that a status came too late for its pod is everyday
+		level = 4
+	}
+	log.V(level).Info("The cloud refused a write for good", "object", ref, "verb", e.verb, "subresource", e.subresource, "reason", st.Reason, "why", st.Message)
 	b.remove(t, func(o *entry) bool { return o.id == r.Id })
 	if e.laid() {
 		b.relay(ref)
 	}
-	if gone := have == nil && (st.Reason == metav1.StatusReasonNotFound || st.Reason == metav1.StatusReasonConflict); !gone {
-		m.tellRefused(b, ref, e, st) // that a status came too late for its pod is everyday
+	if !gone {
+		m.tellRefused(b, ref, e, st)
 	}
 }
 

@@ -2,6 +2,7 @@ package meta
 
 import (
 	"context"
+	"strconv"
 	"sync"
 
 	"k8s.io/klog/v2"
@@ -133,6 +134,7 @@ func (m *Manager) writeMessage(ctx context.Context, w outgoing) (message.Message
 	write := &topicpb.Write{
 		Id: e.id, Verb: e.verb, Resource: wireResource(w.target.resource), Namespace: w.target.namespace, Name: w.target.name,
 		Subresource: e.subresource, PatchType: string(e.patchType), Body: e.body, Uid: string(e.uid), UnixMillis: e.at,
+		ResourceVersion: m.writtenOver(w),
 	}
 	if e.event() {
 		err := m.config.Store.View(func(tx *store.Tx) error {
@@ -150,6 +152,33 @@ func (m *Manager) writeMessage(ctx context.Context, w outgoing) (message.Message
 		}
 	}
 	return writeTopic(e.class).New(message.Resource{Namespace: w.target.namespace, Name: w.target.name}, write), true
+}
+
+// writtenOver is the newest of kube-apiserver's versions of a write's object that this edge knows, or "". The cloud makes the write on top of that version alone, so
+// that one that was held up in an earlier session's replica can't land on top of what goes through a later session.
+func (m *Manager) writtenOver(w outgoing) string {
+	if !w.entry.laid() {
+		return ""
+	}
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	newest := ""
+	known := func(version string) {
+		if _, err := strconv.ParseUint(version, 10, 64); err == nil && (newest == "" || older(newest, version)) {
+			newest = version
+		}
+	}
+	if t := m.tables[w.target.resource]; t != nil {
+		if h := t.objects[w.target.key]; h != nil {
+			known(h.shown.CloudVersion)
+		}
+	}
+	if q := m.outbox.queues[w.target]; q != nil {
+		for _, e := range q.entries {
+			known(e.acceptedVersion)
+		}
+	}
+	return newest
 }
 
 func writeTopic(c storepb.Class) message.Topic[*topicpb.Write] {

@@ -2,6 +2,7 @@ package meta
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -205,7 +206,7 @@ func (m *Manager) stagePatch(b *batch, w Write, class storepb.Class, have *held,
 		next.shown.Labels = am.GetLabels()
 	}
 	e := &entry{
-		class: class, verb: topicpb.Verb_PATCH, subresource: w.Subresource, patchType: w.PatchType, body: body, uid: w.UID,
+		class: class, verb: topicpb.Verb_PATCH, subresource: w.Subresource, patchType: w.PatchType, body: body, uid: cmp.Or(w.UID, have.shown.UID),
 		at: time.Now().UnixMilli(), size: len(body), volatile: onlyHeartbeat(now, patched),
 	}
 	if merged := m.mergeInto(have, entries, e); merged != nil {

@@ -5,11 +5,13 @@
 package faultproxy
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"log"
 	"net"
 	"net/http"
@@ -27,6 +29,8 @@ type Fault struct {
 	RetryAfter int
 	// Hang holds the request until the client gives up.
 	Hang bool
+	// Until, when set, holds the request until it is closed and then passes it on, though the client may have given up: bytes that were in a kernel's buffer.
+	Until <-chan struct{}
 	// Break closes the connection without an answer.
 	Break bool
 	// Lose asks the server, so that what is asked is done, and then breaks the connection.
@@ -91,6 +95,15 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case f.Hang:
 		<-r.Context().Done()
 		panic(http.ErrAbortHandler)
+	case f.Until != nil:
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			panic(http.ErrAbortHandler)
+		}
+		<-f.Until
+		late := r.Clone(context.WithoutCancel(r.Context()))
+		late.Body = io.NopCloser(bytes.NewReader(body))
+		p.proxy.ServeHTTP(w, late)
 	case f.Break:
 		panic(http.ErrAbortHandler)
 	case f.Lose:

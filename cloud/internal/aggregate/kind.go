@@ -1,0 +1,84 @@
+package aggregate
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/url"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/skerry-io/skerry/cloud/internal/kube"
+)
+
+// Client makes requests at kube-apiserver, as cloudcore itself.
+type Client interface {
+	Do(ctx context.Context, as kube.Identity, r kube.Request) (*kube.Response, error)
+}
+
+// Kind is what one kind of objects makes of reports. Its methods get the whole object as JSON and return it changed, or nil where nothing changes.
+type Kind interface {
+	Resource() schema.GroupVersionResource
+	// Merge lays reports, by node, over the status. A nil report takes the node's entry away. A report that makes no sense is named in refused, and the others
+	// are laid over all the same.
+	Merge(object []byte, reports map[string][]byte) (merged []byte, refused map[string]error, err error)
+	// Sweep takes away the entries of nodes that don't exist.
+	Sweep(object []byte, exists func(node string) bool) (swept []byte, err error)
+}
+
+// Of is the Kind of a Go type.
+func Of[T any](resource schema.GroupVersionResource, merge func(o *T, reports map[string][]byte) (refused map[string]error), sweep func(o *T, exists func(node string) bool)) Kind {
+	return &kindOf[T]{resource, merge, sweep}
+}
+
+type kindOf[T any] struct {
+	resource schema.GroupVersionResource
+	merge    func(*T, map[string][]byte) map[string]error
+	sweep    func(*T, func(string) bool)
+}
+
+func (k *kindOf[T]) Resource() schema.GroupVersionResource { return k.resource }
+
+func (k *kindOf[T]) Merge(object []byte, reports map[string][]byte) (merged []byte, refused map[string]error, err error) {
+	merged, err = change(object, func(o *T) { refused = k.merge(o, reports) })
+	return merged, refused, err
+}
+
+func (k *kindOf[T]) Sweep(object []byte, exists func(string) bool) ([]byte, error) {
+	return change(object, func(o *T) { k.sweep(o, exists) })
+}
+
+func change[T any](object []byte, do func(*T)) ([]byte, error) {
+	o := new(T)
+	if err := json.Unmarshal(object, o); err != nil {
+		return nil, fmt.Errorf("reading the object: %w", err)
+	}
+	before, err := json.Marshal(o)
+	if err != nil {
+		return nil, fmt.Errorf("writing the object: %w", err)
+	}
+	do(o)
+	after, err := json.Marshal(o)
+	if err != nil {
+		return nil, fmt.Errorf("writing the object: %w", err)
+	}
+	if string(before) == string(after) {
+		return nil, nil
+	}
+	return after, nil
+}
+
+// target is one object.
+type target struct {
+	resource  schema.GroupVersionResource
+	namespace string
+	name      string
+}
+
+func (t target) path() string {
+	p := "/apis/" + t.resource.Group + "/" + t.resource.Version
+	if t.namespace != "" {
+		p += "/namespaces/" + url.PathEscape(t.namespace)
+	}
+	return p + "/" + t.resource.Resource + "/" + url.PathEscape(t.name)
+}

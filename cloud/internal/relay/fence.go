@@ -1,0 +1,152 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+
+	"github.com/skerry-io/skerry/cloud/internal/fence"
+	"github.com/skerry-io/skerry/cloud/internal/kube"
+)
+
+// rememberedVersions bounds what a session remembers of its own writes, some 100 bytes each. The oldest are forgotten first; the next write of such an object costs
+// two reads where its edge does not say which version it has.
+const rememberedVersions = 128
+
+// versions are the resourceVersions that this session's own writes have made, by object. A write on top of one needs no look at the Lease.
+type versions struct {
+	mu    sync.Mutex
+	made  map[string]string
+	order []string // of first being remembered
+}
+
+func (v *versions) put(key, version string) {
+	if version == "" {
+		v.forget(key)
+		return
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.made == nil {
+		v.made = map[string]string{}
+	}
+	if _, ok := v.made[key]; !ok {
+		v.order = append(v.order, key)
+	}
+	v.made[key] = version
+	for len(v.order) > rememberedVersions {
+		delete(v.made, v.order[0])
+		v.order = v.order[1:]
+	}
+}
+
+// newest is the newer of what this session made of an object and what its edge had of it, or "".
+func (v *versions) newest(key, held string) string {
+	v.mu.Lock()
+	made := v.made[key]
+	v.mu.Unlock()
+	if made == "" || held == "" {
+		return made + held
+	}
+	if n, err := resourceversion.CompareResourceVersion(made, held); err == nil && n < 0 {
+		return held
+	}
+	return made
+}
+
+func (v *versions) forget(key string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if _, ok := v.made[key]; ok {
+		v.made[key] = "" // its place in order stays
+	}
+}
+
+// fencedWrite is one write of one object.
+type fencedWrite struct {
+	key     string
+	uid     string // of the object, where known
+	version string // that the edge had when it sent the write, where known
+	read    func(ctx context.Context) (*kube.Response, error)
+	// write is conditional on the version. An error that is a Status was found before anything was sent.
+	write func(ctx context.Context, version string) (*kube.Response, error)
+	// missing, where set, is done instead when the object is not there. The session has the Lease then.
+	missing func(ctx context.Context) (*kube.Response, error)
+}
+
+// fenced makes a write that can't land on top of what a newer session of the node wrote. Where no version of the object is known, or another writer was quicker, that
+// costs two reads: of the object, then of the Lease.
+func (s *session) fenced(ctx context.Context, w fencedWrite) (o outcome, resp *kube.Response) {
+	version := s.versions.newest(w.key, w.version)
+	for range 2 {
+		missing := false
+		if version == "" {
+			if version, missing, o, resp = s.confirm(ctx, w); !o.accepted() {
+				return o, resp
+			}
+		}
+		var err error
+		if missing {
+			resp, err = w.missing(ctx)
+		} else {
+			resp, err = w.write(ctx, version)
+		}
+		if status, ok := errors.AsType[*apierrors.StatusError](err); ok {
+			return refused(status), nil
+		}
+		if err == nil && resp.Code == http.StatusConflict {
+			if otherUID(resp.Err()) {
+				return refused(resp.Err()), resp
+			}
+			s.versions.forget(w.key)
+			s.relay.metrics.conflicts.Add(1)
+			version = ""
+			o = judge(resp, err)
+			continue
+		}
+		if o = judge(resp, err); o.accepted() {
+			s.versions.put(w.key, o.version)
+		}
+		return o, resp
+	}
+	return o, resp
+}
+
+// confirm reads the version of an object and finds that this session is still the newest one, in this order. o is accepted, or says why not.
+func (s *session) confirm(ctx context.Context, w fencedWrite) (version string, missing bool, o outcome, resp *kube.Response) {
+	s.relay.metrics.fenceReads.Add(1)
+	resp, err := w.read(ctx)
+	gone := err == nil && resp.Code == http.StatusNotFound
+	if gone && w.missing == nil || err != nil || !gone && resp.Err() != nil {
+		return "", false, judge(resp, err), resp
+	}
+	if !gone {
+		have, ok := metadataIn(resp.Body)
+		if !ok || have.ResourceVersion == "" {
+			return "", false, outcome{retry: object, why: errors.New("kube-apiserver answered with an object without a version")}, nil
+		}
+		if w.uid != "" && w.uid != string(have.UID) {
+			err := apierrors.NewConflict(schema.GroupResource{}, w.key, fmt.Errorf("UID in precondition: %s, UID in object meta: %s", w.uid, have.UID))
+			return "", false, refused(err), resp
+		}
+		version = have.ResourceVersion
+	}
+	err = fence.Check(ctx, s.relay.client, s.link)
+	switch end := final(err); {
+	case err == nil:
+		return version, gone, accepted(version), resp
+	case end != nil:
+		return "", false, outcome{ends: end, why: err}, nil
+	case errors.Is(err, fence.ErrNotHeld):
+		s.lease.lose()
+		return "", false, outcome{retry: object, after: time.Second, why: err}, nil
+	}
+	return "", false, outcome{retry: everybody, why: err}, nil
+}
