@@ -203,13 +203,14 @@ func (e *session) over(late uint64) {
 
 func (s *site) operation(name string) *unstructured.Unstructured {
 	s.t.Helper()
-	o, err := s.operations.Create(s.t.Context(), &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": v1alpha1.Group + "/" + v1alpha1.Version, "kind": "NodeOperation", "metadata": map[string]any{"name": name},
-		"spec": map[string]any{"nodeName": "edge1", "operation": "Reboot"},
-	}}, metav1.CreateOptions{})
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	var o *unstructured.Unstructured
+	cluster.Eventually(s.t, "the operation "+name+" to be taken", func(ctx context.Context) (err error) { // a list is served before its kind is known to who creates
+		o, err = s.operations.Create(ctx, &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": v1alpha1.Group + "/" + v1alpha1.Version, "kind": "NodeOperation", "metadata": map[string]any{"name": name},
+			"spec": map[string]any{"nodeName": "edge1", "operation": "Reboot"},
+		}}, metav1.CreateOptions{})
+		return err
+	})
 	return o
 }
 

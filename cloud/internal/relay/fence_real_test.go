@@ -193,7 +193,7 @@ func TestOrder_01_AStoppedReplicaOverwritesNothing(t *testing.T) {
 	} {
 		t.Run("status "+name, func(t *testing.T) {
 			r.t = t
-			p := r.pod(strings.ReplaceAll(strings.ReplaceAll(name, " ", "-"), ",", ""))
+			p := r.pod(strings.ToLower(strings.ReplaceAll(strings.ReplaceAll(name, " ", "-"), ",", "")))
 			a := r.connect(0)
 			first := a.warm(t, r, p)
 			held := ""
@@ -248,7 +248,7 @@ func TestOrder_01_AStoppedReplicaOverwritesNothing(t *testing.T) {
 	for name, verb := range map[string]topicpb.Verb{"repeat": topicpb.Verb_PATCH, "first report": topicpb.Verb_CREATE} {
 		t.Run("event's "+name, func(t *testing.T) {
 			r.t = t
-			p := r.pod("event-" + verb.String()[:2])
+			p := r.pod("event-" + strings.ToLower(verb.String()))
 			event := p.Name + ".1"
 			a := r.connect(0)
 			if verb == topicpb.Verb_PATCH {

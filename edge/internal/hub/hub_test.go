@@ -444,7 +444,9 @@ func TestHub_RefusalThatWontPass_IsToldAndRetriedSlowly(t *testing.T) {
 		refuse  func(*bench, *cloud, message.Message)
 		problem string
 	}{
-		"forbidden": {func(_ *bench, c *cloud, _ message.Message) { c.close(link.CloseForbidden, "the certificate was revoked") },
+		"forbidden": {func(_ *bench, c *cloud, _ message.Message) {
+			c.close(link.CloseForbidden, "the certificate was revoked")
+		},
 			"refuses this node: the certificate was revoked"},
 		"gone": {func(_ *bench, c *cloud, _ message.Message) { c.close(link.CloseGone, "deleted") }, "removed this node"},
 		"version, of every replica that is met": {func(b *bench, c *cloud, hello message.Message) {
