@@ -35,8 +35,6 @@ var cyclic = map[string]int{
 
 	"cloud/internal/publish": 11,
 
-	"cloud/internal/relay": 7,
-
 	"cloud/internal/tunnel": 3,
 
 	"cloud/internal/usage": 1,

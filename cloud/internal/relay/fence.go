@@ -5,69 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/resourceversion"
 
 	"github.com/skerry-io/skerry/cloud/internal/fence"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
-
-// rememberedVersions bounds what a session remembers of its own writes, some 100 bytes each. The oldest are forgotten first; the next write of such an object costs
-// two reads where its edge does not say which version it has.
-const rememberedVersions = 128
-
-// versions are the resourceVersions that this session's own writes have made, by object. A write on top of one needs no look at the Lease.
-type versions struct {
-	mu    sync.Mutex
-	made  map[string]string
-	order []string // of first being remembered
-}
-
-func (v *versions) put(key, version string) {
-	if version == "" {
-		v.forget(key)
-		return
-	}
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.made == nil {
-		v.made = map[string]string{}
-	}
-	if _, ok := v.made[key]; !ok {
-		v.order = append(v.order, key)
-	}
-	v.made[key] = version
-	for len(v.order) > rememberedVersions {
-		delete(v.made, v.order[0])
-		v.order = v.order[1:]
-	}
-}
-
-// newest is the newer of what this session made of an object and what its edge had of it, or "".
-func (v *versions) newest(key, held string) string {
-	v.mu.Lock()
-	made := v.made[key]
-	v.mu.Unlock()
-	if made == "" || held == "" {
-		return made + held
-	}
-	if n, err := resourceversion.CompareResourceVersion(made, held); err == nil && n < 0 {
-		return held
-	}
-	return made
-}
-
-func (v *versions) forget(key string) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if _, ok := v.made[key]; ok {
-		v.made[key] = "" // its place in order stays
-	}
-}
 
 // fencedWrite is one write of one object.
 type fencedWrite struct {
@@ -149,4 +95,28 @@ func (s *session) confirm(ctx context.Context, w fencedWrite) (version string, m
 		return "", false, outcome{retry: object, after: time.Second, why: err}, nil
 	}
 	return "", false, outcome{retry: everybody, why: err}, nil
+}
+
+// patch makes a patch of one object, which its uid ties to that object alone, and which the fence keeps from landing on top of what a newer session wrote. resp is
+// nil where there was no answer.
+func (s *session) patch(ctx context.Context, w *topicpb.Write) (o outcome, resp *kube.Response) {
+	whole, err := pathTo(resourceOf(w), w.GetNamespace(), w.GetName(), "")
+	if err != nil {
+		return refused(err), nil
+	}
+	part, err := pathTo(resourceOf(w), w.GetNamespace(), w.GetName(), w.GetSubresource())
+	if err != nil {
+		return refused(err), nil
+	}
+	return s.fenced(ctx, fencedWrite{
+		key: key(w), uid: w.GetUid(), version: w.GetResourceVersion(),
+		read: func(ctx context.Context) (*kube.Response, error) { return s.do(ctx, http.MethodGet, whole, "", nil) },
+		write: func(ctx context.Context, version string) (*kube.Response, error) {
+			body, err := withPreconditions(w.GetBody(), w.GetUid(), version)
+			if err != nil {
+				return nil, err
+			}
+			return s.do(ctx, http.MethodPatch, part, w.GetPatchType(), body)
+		},
+	})
 }

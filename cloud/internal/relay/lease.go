@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/cloud/internal/fence"
+	"github.com/skerry-io/skerry/cloud/internal/hub"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/common/link"
 )
@@ -26,10 +27,7 @@ const (
 	renewEvery   = 10 * time.Second // a quarter of it, as a kubelet does
 	// leaseTimeout bounds each request for a Lease: as long as a kubelet's own may take. A hung kube-apiserver has each of the leaseWrites slots for so long.
 	leaseTimeout = 10 * time.Second
-
-	// leaseWrites is how many sessions read or write their Leases at once. After a restart of cloudcore all want to, and each takes some 50 kB for that. A renewal takes
-	// milliseconds, so that is enough for thousands of renewals a second; it is kube-apiserver that has not.
-	leaseWrites = 64
+	ownerTimeout = 2 * time.Second // for the Node: the renewal does not depend on it
 
 	instanceAnnotation = "skerry.io/cloudcore"
 	tunnelAnnotation   = "skerry.io/tunnel"
@@ -44,7 +42,9 @@ const (
 // with each connect. A session first puts its epoch in, and writes nothing else before; each renewal is conditional on the Lease as this session
 // left it. A session that finds a higher epoch there stops. One that has not noticed yet writes nothing over what the newer one wrote: package fence says why.
 type lease struct {
-	session  *session
+	relay    *Relay
+	link     hub.Session
+	as       kube.Identity
 	acquired chan struct{}  // closed when the epoch is ours
 	steps    sync.WaitGroup // Add only with mu held and stopped not set
 
@@ -70,14 +70,14 @@ type lease struct {
 	misses    int  // in a row
 }
 
-func newLease(s *session) *lease {
-	return &lease{session: s, acquired: make(chan struct{})}
+func newLease(r *Relay, link hub.Session) *lease {
+	return &lease{relay: r, link: link, as: kube.Identity{Node: link.Node()}, acquired: make(chan struct{})}
 }
 
 // staleAfter is how long a heartbeat counts: without another, the kubelet is not known to live. Two may be late or lost by half an interval; below
 // the usual interval of 10 s nothing is gained by being quicker.
 func (l *lease) staleAfter() time.Duration {
-	return max(5*l.session.link.Keepalive()/2, 25*time.Second)
+	return max(5*l.link.Keepalive()/2, 25*time.Second)
 }
 
 // lose has the Lease acquired again: somebody removed it, or an older copy of etcd came back.
@@ -150,7 +150,7 @@ func (l *lease) kick() {
 		l.again = true
 	default:
 		l.stepping = true
-		l.session.relay.leases.Do(string(l.session.node), func() {
+		l.relay.leases.Do(string(l.link.Node()), func() {
 			if l.enter() {
 				defer l.steps.Done()
 				l.work()
@@ -206,7 +206,7 @@ func (l *lease) step() time.Duration {
 	switch stop := final(err); {
 	case err == nil && l.held:
 		l.misses = 0
-		l.session.relay.metrics.renewals.Add(1)
+		l.relay.metrics.renewals.Add(1)
 	case err == nil:
 		l.misses, l.held = 0, true
 		if !l.opened {
@@ -219,7 +219,7 @@ func (l *lease) step() time.Duration {
 		return renewEvery
 	default:
 		l.misses++
-		l.session.relay.metrics.renewalFailures.Add(1)
+		l.relay.metrics.renewalFailures.Add(1)
 		klog.FromContext(l.ctx).V(2).Info("Writing the node's Lease failed", "what", what, "err", err)
 		return min(backoff(l.misses), 3*time.Second)
 	}
@@ -268,7 +268,7 @@ func (l *lease) renew(ctx context.Context) error {
 
 // next is the Lease as this session wants it.
 func (l *lease) next() *coordinationv1.Lease {
-	n := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: string(l.session.node), Namespace: fence.LeaseNamespace}}
+	n := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: string(l.link.Node()), Namespace: fence.LeaseNamespace}}
 	if l.have != nil {
 		n = l.have.DeepCopy()
 	}
@@ -277,12 +277,12 @@ func (l *lease) next() *coordinationv1.Lease {
 	if n.Annotations == nil {
 		n.Annotations = map[string]string{}
 	}
-	n.Annotations[fence.EpochAnnotation] = strconv.FormatUint(l.session.link.Epoch(), 10)
-	n.Annotations[instanceAnnotation] = l.session.relay.instance
-	if delete(n.Annotations, tunnelAnnotation); l.session.relay.tunnel != "" {
-		n.Annotations[tunnelAnnotation] = l.session.relay.tunnel
+	n.Annotations[fence.EpochAnnotation] = strconv.FormatUint(l.link.Epoch(), 10)
+	n.Annotations[instanceAnnotation] = l.relay.instance
+	if delete(n.Annotations, tunnelAnnotation); l.relay.tunnel != "" {
+		n.Annotations[tunnelAnnotation] = l.relay.tunnel
 	}
-	holder, seconds := string(l.session.node), int32(leaseSeconds)
+	holder, seconds := string(l.link.Node()), int32(leaseSeconds)
 	n.Spec.HolderIdentity, n.Spec.LeaseDurationSeconds = &holder, &seconds
 	if n.Spec.RenewTime == nil {
 		// Never without one: kube-controller-manager's node lifecycle compares each renewal with the last Lease that it kept, and nil is before nothing, so
@@ -294,13 +294,13 @@ func (l *lease) next() *coordinationv1.Lease {
 
 // read finds the Lease as it is, and whose it is.
 func (l *lease) read(ctx context.Context) error {
-	p, err := pathTo(l.resource(), fence.LeaseNamespace, string(l.session.node), "")
+	p, err := pathTo(l.resource(), fence.LeaseNamespace, string(l.link.Node()), "")
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, leaseTimeout)
 	defer cancel()
-	resp, err := l.session.relay.client.Do(ctx, l.session.as, kube.Request{Method: http.MethodGet, Path: p})
+	resp, err := l.relay.client.Do(ctx, l.as, kube.Request{Method: http.MethodGet, Path: p})
 	if err != nil {
 		return err
 	}
@@ -319,7 +319,7 @@ func (l *lease) take(body []byte) error {
 	if err := json.Unmarshal(body, &have); err != nil {
 		return fmt.Errorf("reading the Lease: %w", err)
 	}
-	if err := fence.Compare(have.Annotations, l.session.link.Epoch()); err != nil && !errors.Is(err, fence.ErrNotHeld) {
+	if err := fence.Compare(have.Annotations, l.link.Epoch()); err != nil && !errors.Is(err, fence.ErrNotHeld) {
 		return err
 	}
 	have.ManagedFields = nil
@@ -342,7 +342,7 @@ func (l *lease) write(ctx context.Context, n *coordinationv1.Lease) error {
 	}
 	attempt, cancel := context.WithTimeout(ctx, leaseTimeout)
 	defer cancel()
-	resp, err := l.session.relay.client.Do(attempt, l.session.as, kube.Request{Method: method, Path: p, ContentType: "application/json", Body: body})
+	resp, err := l.relay.client.Do(attempt, l.as, kube.Request{Method: method, Path: p, ContentType: "application/json", Body: body})
 	if err != nil {
 		return err
 	}
@@ -360,13 +360,13 @@ func (l *lease) write(ctx context.Context, n *coordinationv1.Lease) error {
 
 // setOwner lets the Lease go with its Node, as a kubelet does. A node that isn't there yet is looked for again at the next renewal.
 func (l *lease) setOwner(ctx context.Context, n *coordinationv1.Lease) {
-	p, err := pathTo(schema.GroupVersionResource{Version: "v1", Resource: "nodes"}, "", string(l.session.node), "")
+	p, err := pathTo(schema.GroupVersionResource{Version: "v1", Resource: "nodes"}, "", string(l.link.Node()), "")
 	if err != nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, leaseTimeout)
+	ctx, cancel := context.WithTimeout(ctx, ownerTimeout)
 	defer cancel()
-	resp, err := l.session.do(ctx, http.MethodGet, p, "", nil)
+	resp, err := l.relay.client.Do(ctx, l.as, kube.Request{Method: http.MethodGet, Path: p, Accept: metadataOnly})
 	if err != nil || resp.Err() != nil {
 		return
 	}

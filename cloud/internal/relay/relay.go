@@ -8,17 +8,14 @@ package relay
 
 import (
 	"context"
-	"sync"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/klog/v2"
-
-	"github.com/skerry-io/skerry/beehive/message"
-	"github.com/skerry-io/skerry/cloud/internal/hub"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
-	"github.com/skerry-io/skerry/common/topic"
-	"github.com/skerry-io/skerry/common/topic/topicpb"
+)
+
+const (
+	// leaseWrites is how many sessions read or write their Leases at once. After a restart of cloudcore all want to, and each takes some 50 kB for that. A renewal takes
+	// milliseconds, so that is enough for thousands of renewals a second; it is kube-apiserver that has not.
+	leaseWrites = 64
 )
 
 // Client makes requests at kube-apiserver.
@@ -47,97 +44,3 @@ func (r *Relay) Advertise(address string) { r.tunnel = address }
 
 // Metrics is for a Prometheus registry.
 func (r *Relay) Metrics() *Metrics { return r.metrics }
-
-// session is one edge's way up.
-type session struct {
-	relay *Relay
-	link  hub.Session
-	node  types.NodeName
-	as    kube.Identity
-	queue *queue
-	lease *lease
-
-	versions versions // of what this session wrote
-
-	requests chan struct{} // bounds the API requests in flight
-	wg       sync.WaitGroup
-	mu       sync.Mutex
-	ended    bool // no request starts any more
-}
-
-// Attach makes a session's way up.
-func (r *Relay) Attach(l hub.Session, mux *message.Mux) hub.Service {
-	s := &session{relay: r, link: l, node: l.Node(), as: kube.Identity{Node: l.Node()}, requests: make(chan struct{}, maxRequests)}
-	s.queue = newQueue(s.finish)
-	s.lease = newLease(s)
-	s.handle(mux, topic.EventWrite, topic.EventResult, s.writeEvent)
-	s.handle(mux, topic.PodStatusWrite, topic.PodStatusResult, s.writePodStatus)
-	s.handle(mux, topic.NodeStatusWrite, topic.NodeStatusResult, s.writeNodeStatus)
-	s.handle(mux, topic.PodWrite, topic.PodResult, s.deletePod)
-	message.Handle(mux, topic.Heartbeat, func(_ context.Context, _ message.Message, h *topicpb.Heartbeat) error {
-		s.lease.heard(h.GetKubeletAlive())
-		return nil
-	})
-	message.Handle(mux, topic.APIRequest, func(ctx context.Context, m message.Message, q *topicpb.APIRequest) error {
-		return s.onRequest(ctx, m, q)
-	})
-	return s
-}
-
-func (s *session) handle(mux *message.Mux, write message.Topic[*topicpb.Write], result message.Topic[*topicpb.WriteResult],
-	do func(context.Context, *topicpb.Write) outcome) {
-	message.Handle(mux, write, func(_ context.Context, _ message.Message, w *topicpb.Write) error {
-		return s.queue.push(&job{write: w, result: result, do: do})
-	})
-}
-
-// Start implements hub.Service.
-func (s *session) Start(ctx context.Context, fail func(error)) {
-	s.relay.metrics.sessions.Add(1)
-	// No write before this session owns the Lease: an older one of this node, on another replica, has then been told to stop.
-	s.lease.run(ctx, fail, func() {
-		s.queue.start(ctx, fail)
-		if s.relay.hide {
-			s.begin(func() { s.hideNow(ctx) }) // what the edge writes meanwhile is hidden on its way
-		}
-	})
-}
-
-// begin runs f beside the session's other work, which Stop waits for.
-func (s *session) begin(f func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.ended {
-		s.wg.Go(f)
-	}
-}
-
-// Stop implements hub.Service.
-func (s *session) Stop() {
-	s.lease.stop()
-	s.queue.stop()
-	s.mu.Lock()
-	s.ended = true
-	s.mu.Unlock()
-	s.wg.Wait()
-	s.relay.metrics.sessions.Add(-1)
-}
-
-// finish tells the edge how a write ended.
-func (s *session) finish(ctx context.Context, j *job, o outcome) error {
-	r := &topicpb.WriteResult{Id: j.write.GetId(), Accepted: o.err == nil, ResourceVersion: o.version}
-	if o.err != nil {
-		r.Status = kube.StatusOf(o.err)
-		reason := apierrors.ReasonForError(o.err)
-		s.relay.metrics.refused(j.result.Kind, reason)
-		level := 0
-		if apierrors.IsNotFound(o.err) || otherUID(o.err) {
-			level = 4 // the object is gone: everyday where pods come and go, and no mistake of anybody's
-		}
-		klog.FromContext(ctx).V(level).Info("Write refused for good", "kind", j.result.Kind, "verb", j.write.GetVerb(),
-			"resource", j.write.GetResource().GetResource(), "namespace", j.write.GetNamespace(), "name", j.write.GetName(), "err", o.err)
-	} else {
-		s.relay.metrics.accepted(j.result.Kind)
-	}
-	return s.link.Send(ctx, j.result.New(message.Resource{Namespace: j.write.GetNamespace(), Name: j.write.GetName()}, r))
-}

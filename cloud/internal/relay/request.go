@@ -1,10 +1,8 @@
 package relay
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
-	"net/http"
 	"net/url"
 	"strings"
 
@@ -49,10 +47,6 @@ func pathTo(r schema.GroupVersionResource, namespace, name, subresource string) 
 func resourceOf(w *topicpb.Write) schema.GroupVersionResource {
 	r := w.GetResource()
 	return schema.GroupVersionResource{Group: r.GetGroup(), Version: r.GetVersion(), Resource: r.GetResource()}
-}
-
-func (s *session) do(ctx context.Context, method, p, contentType string, body []byte) (*kube.Response, error) {
-	return s.relay.client.Do(ctx, s.as, kube.Request{Method: method, Path: p, ContentType: contentType, Accept: metadataOnly, Body: body})
 }
 
 // fieldsOf reads the fields of a JSON object. null is none.
@@ -105,30 +99,6 @@ func badWrite(w *topicpb.Write, want string) outcome {
 // isPatch reports whether t is a kind of patch that a write may bear. JSON patches can't be merged while they wait, so the edge sends none.
 func isPatch(t string) bool {
 	return t == string(types.StrategicMergePatchType) || t == string(types.MergePatchType)
-}
-
-// patch makes a patch of one object, which its uid ties to that object alone, and which the fence keeps from landing on top of what a newer session wrote. resp is
-// nil where there was no answer.
-func (s *session) patch(ctx context.Context, w *topicpb.Write) (o outcome, resp *kube.Response) {
-	whole, err := pathTo(resourceOf(w), w.GetNamespace(), w.GetName(), "")
-	if err != nil {
-		return refused(err), nil
-	}
-	part, err := pathTo(resourceOf(w), w.GetNamespace(), w.GetName(), w.GetSubresource())
-	if err != nil {
-		return refused(err), nil
-	}
-	return s.fenced(ctx, fencedWrite{
-		key: key(w), uid: w.GetUid(), version: w.GetResourceVersion(),
-		read: func(ctx context.Context) (*kube.Response, error) { return s.do(ctx, http.MethodGet, whole, "", nil) },
-		write: func(ctx context.Context, version string) (*kube.Response, error) {
-			body, err := withPreconditions(w.GetBody(), w.GetUid(), version)
-			if err != nil {
-				return nil, err
-			}
-			return s.do(ctx, http.MethodPatch, part, w.GetPatchType(), body)
-		},
-	})
 }
 
 // otherUID reports whether a conflict means that the object of that name is another one.

@@ -1,0 +1,41 @@
+package relay
+
+import (
+	"context"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/skerry-io/skerry/cloud/internal/hub"
+	"github.com/skerry-io/skerry/cloud/internal/kube"
+)
+
+// session is one edge's way up.
+type session struct {
+	relay *Relay
+	link  hub.Session
+	node  types.NodeName
+	as    kube.Identity
+	queue *queue
+	lease *lease
+
+	versions versions // of what this session wrote
+
+	requests chan struct{} // bounds the API requests in flight
+	wg       sync.WaitGroup
+	mu       sync.Mutex
+	ended    bool // no request starts any more
+}
+
+// begin runs f beside the session's other work, which Stop waits for.
+func (s *session) begin(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.ended {
+		s.wg.Go(f)
+	}
+}
+
+func (s *session) do(ctx context.Context, method, p, contentType string, body []byte) (*kube.Response, error) {
+	return s.relay.client.Do(ctx, s.as, kube.Request{Method: method, Path: p, ContentType: contentType, Accept: metadataOnly, Body: body})
+}
