@@ -195,7 +195,7 @@ func (a *App) assemble() error {
 		// Before the link: the store knows which routes there should be, and the way to the cloud may be one of them.
 		a.routes = a.newRoutes()
 		entries = append(entries, beehive.Entry{
-			Module: a.routes, Groups: []message.Group{linkstate.Group}, Restart: beehive.OnFailure(beehive.Backoff{}), StopTimeout: 30 * time.Second,
+			Module: a.routes, Groups: []message.Group{linkstate.Agents}, Restart: beehive.OnFailure(beehive.Backoff{}), StopTimeout: 30 * time.Second,
 		})
 	}
 	if c.VIP.Enable {

@@ -3,13 +3,15 @@ package app
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/netip"
 	"time"
 
-	"k8s.io/klog/v2"
-
+	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/edge/internal/agent"
 	"github.com/skerry-io/skerry/edge/internal/api"
 	"github.com/skerry-io/skerry/edge/internal/hub"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
 	"github.com/skerry-io/skerry/edge/internal/route"
 )
@@ -17,39 +19,96 @@ import (
 // closeTimeout is for the last events of a module that ends.
 const closeTimeout = 2 * time.Second
 
+// recorder opens the recorder of events of an agent.
+func (a *App) recorder(name string) func(ctx context.Context) (agent.Recorder, error) {
+	return func(ctx context.Context) (agent.Recorder, error) { return a.api.NewRecorder(ctx, name) }
+}
+
 func (a *App) newRoutes() *route.Agent {
 	c := a.config.Modules
 	config := route.Config{
-		NodeName: a.node, BootID: bootID(), Open: a.openRoutes, State: route.InStore(a.store), Reporter: a.meta, API: a.api.ClientConfig(api.Identity{}),
-		Protected: c.Route.Protected(),
+		NodeName: a.node, BootID: bootID(), Open: a.openRoutes, State: agent.NewMemory(a.store, string(route.Name)),
+		Reporter: a.meta, API: a.api.ClientConfig(api.Identity{}), Events: a.recorder(string(route.Name)),
+		Protected: c.Route.Protected(), Probes: a.probes(),
 	}
 	if c.EdgeHub.Enable {
 		config.Hub = hub.Name
 	}
+	var names []string
 	for _, server := range a.servers() {
-		if ip, err := netip.ParseAddr(server); err == nil { // a name's addresses are learnt from the link
+		if ip, err := netip.ParseAddr(server); err == nil {
 			config.Cloud = append(config.Cloud, ip.Unmap())
+		} else {
+			names = append(names, server)
 		}
+	}
+	if len(names) > 0 {
+		config.Resolve = func(ctx context.Context) []netip.Addr { return lookUp(ctx, names) }
+	}
+	config.Surroundings = func() route.Surroundings {
+		s := route.Surroundings{Pods: netif.PodRanges(netif.CNIConfigs)}
+		if len(names) > 0 {
+			s.Resolvers = netif.Resolvers(netif.ResolverFiles()...)
+		}
+		return s
 	}
 	return route.New(config)
 }
 
-func (a *App) openRoutes(ctx context.Context) (route.Tools, error) {
+func (a *App) openRoutes(context.Context) (route.Kernel, func(), error) {
 	kernel, err := netroute.Open(netroute.Config{Protocol: uint8(a.config.Modules.Route.Protocol)})
 	if err != nil {
-		return route.Tools{}, err
+		return nil, nil, err
 	}
-	events, err := a.api.NewRecorder(ctx, string(route.Name))
-	if err != nil {
-		kernel.Close()
-		return route.Tools{}, fmt.Errorf("making the recorder: %w", err)
-	}
-	return route.Tools{Kernel: kernel, Events: events, Close: func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
-		defer cancel()
-		if err := events.Close(ctx); err != nil {
-			klog.FromContext(ctx).V(2).Info("The last events of routes were not written", "err", err)
+	return kernel, kernel.Close, nil
+}
+
+func lookUp(ctx context.Context, names []string) (all []netip.Addr) {
+	for _, name := range names {
+		found, err := net.DefaultResolver.LookupNetIP(ctx, "ip", name)
+		if err == nil { // otherwise what is known stays
+			all = append(all, found...)
 		}
-		kernel.Close()
-	}}, nil
+	}
+	return all
+}
+
+// probes are the ways to the cloud that a route must not cut: the names of cloudcore, the link, and where a device joins.
+// Each begins from nothing, as it would after the next loss of the link.
+func (a *App) probes() []route.Probe {
+	if !a.config.Modules.EdgeHub.Enable {
+		return nil
+	}
+	var all []route.Probe
+	for _, server := range a.servers() {
+		if _, err := netip.ParseAddr(server); err != nil {
+			all = append(all, route.Probe{What: "the name of cloudcore " + server, Look: func(ctx context.Context) error {
+				_, err := net.DefaultResolver.LookupNetIP(ctx, "ip", server)
+				return err
+			}})
+		}
+		all = append(all, route.Probe{What: "the link's server " + server, Look: func(ctx context.Context) error {
+			return dialOnce(ctx, a.dialer, net.JoinHostPort(server, fmt.Sprint(a.config.Modules.EdgeHub.WebSocket.Port)))
+		}})
+	}
+	if join := a.identity.Cluster().Server; join != "" {
+		all = append(all, route.Probe{What: "the join server " + join, Look: func(ctx context.Context) error {
+			conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", join)
+			if err != nil {
+				return err
+			}
+			return conn.Close()
+		}})
+	}
+	return all
+}
+
+// dialOnce opens a link and closes it before a word is said: no session begins, and the one that is open stays.
+func dialOnce(ctx context.Context, d link.Dialer, address string) error {
+	conn, err := d.Dial(ctx, address)
+	if err != nil {
+		return err
+	}
+	_ = conn.Close(link.CloseShutdown, "a check of the way") // the answer has come
+	return nil
 }

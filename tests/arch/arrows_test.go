@@ -69,8 +69,6 @@ var cyclic = map[string]int{
 
 	"edge/internal/meta": 31,
 
-	"edge/internal/route": 7,
-
 	"edge/internal/store": 6,
 
 	"edge/internal/table": 2,
@@ -95,8 +93,6 @@ var large = map[string]int{
 	"edge/internal/api": 3100,
 
 	"edge/internal/meta": 4800,
-
-	"edge/internal/route": 2600,
 }
 
 const (

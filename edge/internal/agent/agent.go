@@ -17,6 +17,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -132,6 +133,11 @@ func (m *Module) Run(ctx context.Context, port *beehive.Port) error {
 		defer closeRecorder(ctx, recorder)
 		r.recorder = recorder
 	}
+	defer func() {
+		for _, f := range slices.Backward(r.cleanups) {
+			f()
+		}
+	}()
 	g, ctx := errgroup.WithContext(ctx)
 	r.Go = func(f func(ctx context.Context) error) { g.Go(func() error { return f(ctx) }) }
 	sync, err := m.config.Start(ctx, r)

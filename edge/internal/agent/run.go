@@ -40,6 +40,7 @@ type Run struct {
 	port     *beehive.Port
 	recorder record.EventRecorder // nil: none
 	watches  []source
+	cleanups []func()
 	wake     chan struct{} // one slot: many changes are one call of Sync
 
 	mu   sync.Mutex
@@ -62,6 +63,9 @@ func (r *Run) missing() string {
 	}
 	return ""
 }
+
+// Cleanup calls f when everything else of the run has ended. The last one is called first.
+func (r *Run) Cleanup(f func()) { r.cleanups = append(r.cleanups, f) }
 
 // Wake asks for a call of Sync.
 func (r *Run) Wake() {

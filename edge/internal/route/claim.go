@@ -37,18 +37,22 @@ type claim struct {
 	adopt      bool
 	repair     bool
 
+	// covers is what the cloud knows to be in the way: pods of other nodes; "" for nothing.
+	covers string
+
 	route   netroute.Route // without hops where they are to be detected
 	probe   netip.Addr     // valid where the next hop is to be detected
 	invalid string         // why the spec makes no sense; "" where it does
 }
 
-// read understands a StaticRoute. The CRD's rules have judged it before, but a node may be older than the CRD: what it does not understand is invalid, never guessed.
+// read understands a StaticRoute. The CRD's rules have judged it before, but a node may be older than the CRD: what it
+// does not understand is invalid, never guessed.
 func read(o *v1alpha1.StaticRoute) *claim {
 	c := &claim{
 		name: o.Name, uid: o.UID, generation: o.Generation, created: o.CreationTimestamp.Time,
 		deleting: o.DeletionTimestamp != nil, dryRun: o.Spec.DryRun,
 		adopt: o.Spec.OnConflict == v1alpha1.ConflictAdopt, repair: o.Spec.DriftPolicy != v1alpha1.DriftReport,
-		selector: labels.Everything(), inPool: func(labels.Set) bool { return true },
+		covers: o.Annotations[v1alpha1.RouteCoversAnnotation], selector: labels.Everything(), inPool: func(labels.Set) bool { return true },
 	}
 	if o.Spec.NodePool != "" {
 		members, known := o.PoolMembers()
@@ -79,7 +83,7 @@ func (c *claim) read(s *v1alpha1.StaticRouteSpec) error {
 		return fmt.Errorf("subnet: %w", err)
 	}
 	if s.Table < 0 || s.Table > 1<<32-1 || s.Table == 255 {
-		return fmt.Errorf("table: %d is no table of ours", s.Table)
+		return fmt.Errorf("table: %d is not a table for static routes", s.Table)
 	}
 	if s.Metric < 0 || s.Metric > 1<<32-1 {
 		return fmt.Errorf("metric: %d is out of range", s.Metric)
@@ -173,7 +177,17 @@ func parseSubnet(text string) (netip.Prefix, error) {
 // selects reports whether the route is for a node with these labels. It is asked before everything else.
 func (c *claim) selects(l labels.Set) bool { return c.inPool(l) && c.selector.Matches(l) }
 
-// before orders claims for one key: the older wins, then the name.
+// before orders claims for one key. The older wins; creationTimestamp counts whole seconds, so of two of one second the
+// lower UID does, which is arbitrary and the same on every node, and which a name can't be chosen to beat.
 func (c *claim) before(other *claim) int {
-	return cmp.Or(c.created.Compare(other.created), cmp.Compare(c.name, other.name))
+	return cmp.Or(c.created.Compare(other.created), cmp.Compare(c.uid, other.uid), cmp.Compare(c.name, other.name))
+}
+
+// beaten says why c loses against the winner of its key.
+func (c *claim) beaten(winner *claim) *rejection {
+	why := "which is older"
+	if winner.created.Equal(c.created) {
+		why = "which was created in the same second and has the lower UID"
+	}
+	return reject(v1alpha1.RouteConflict, "StaticRoute %s, %s, wants the same table, subnet and metric", winner.name, why)
 }

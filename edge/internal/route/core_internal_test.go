@@ -46,7 +46,7 @@ func TestRead(t *testing.T) {
 		"two families":         {v1alpha1.StaticRouteSpec{Subnet: "10.1.0.0/16", Gateway: "fe80::1"}, netroute.Route{}, "", "not of the family"},
 		"a bad gateway":        {v1alpha1.StaticRouteSpec{Subnet: "10.1.0.0/16", Gateway: "router"}, netroute.Route{}, "", "no IP address"},
 		"a type of the future": {v1alpha1.StaticRouteSpec{Subnet: "10.1.0.0/16", Type: "Throw"}, netroute.Route{}, "", "unknown to this version"},
-		"the local table":      {v1alpha1.StaticRouteSpec{Subnet: "10.1.0.0/16", Table: 255}, netroute.Route{}, "", "no table of ours"},
+		"the local table":      {v1alpha1.StaticRouteSpec{Subnet: "10.1.0.0/16", Table: 255}, netroute.Route{}, "", "not a table for static routes"},
 		"a bad selector": {v1alpha1.StaticRouteSpec{Subnet: "10.1.0.0/16", NodeSelector: &metav1.LabelSelector{
 			MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "Near"}}}}, netroute.Route{}, "", "nodeSelector"},
 	} {
@@ -107,12 +107,12 @@ func TestSelects(t *testing.T) {
 }
 
 func TestGuard(t *testing.T) {
-	f := &facts{guards: append(builtin(), Guard{netip.MustParsePrefix("10.0.0.0/8"), "why"}, Guard{netip.MustParsePrefix("2001:db8::7/128"), "why"})}
+	g := append(standard(), Guard{netip.MustParsePrefix("10.0.0.0/8"), "why"}, Guard{netip.MustParsePrefix("2001:db8::7/128"), "why"})
 	for subnet, want := range map[string]bool{
 		"10.1.2.0/24": true, "10.0.0.0/8": true, "8.0.0.0/5": true, "11.0.0.0/8": false, "0.0.0.0/0": true, "::/0": true, "2001:db8::/32": true,
 		"2001:db8::8/128": false, "172.20.0.0/16": false, "127.0.0.1/32": true, "fe80::/64": true, "239.1.1.1/32": true,
 	} {
-		if got := f.guard(netip.MustParsePrefix(subnet)) != nil; got != want {
+		if got := g.check(netip.MustParsePrefix(subnet)) != nil; got != want {
 			t.Errorf("%s: protected %v, want %v", subnet, got, want)
 		}
 	}

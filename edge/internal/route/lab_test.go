@@ -3,7 +3,6 @@ package route_test
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -19,6 +18,7 @@ import (
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
+	"github.com/skerry-io/skerry/edge/internal/agent"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
 	"github.com/skerry-io/skerry/edge/internal/object"
@@ -98,15 +98,20 @@ func newLab(t testing.TB) *lab {
 	return l
 }
 
+// recorder is a FakeRecorder that can be closed.
+type recorder struct{ *record.FakeRecorder }
+
+func (recorder) Close(context.Context) error { return nil }
+
 // start starts an agent as edgecore does, and ends it with the test.
 func (l *lab) start(linked bool) {
 	l.t.Helper()
 	l.events = record.NewFakeRecorder(1000)
 	l.hub = &hub{lab: l, linked: linked, relink: make(chan struct{}, 1)}
 	c := route.Config{
-		NodeName: nodeName, BootID: l.boot, Open: func(context.Context) (route.Tools, error) {
-			return route.Tools{Kernel: l.kernel, Events: l.events, Close: func() {}}, nil
-		}, State: route.InStore(l.store), Reporter: l, API: l.api.config(), Hub: "edgehub",
+		NodeName: nodeName, BootID: l.boot, Open: func(context.Context) (route.Kernel, func(), error) { return l.kernel, func() {}, nil },
+		Events: func(context.Context) (agent.Recorder, error) { return recorder{l.events}, nil },
+		State:  agent.NewMemory(l.store, string(route.Name)), Reporter: l, API: l.api.config(), Hub: "edgehub",
 		Protected:    []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24"), netip.MustParsePrefix("2001:db8:bad::/48")},
 		ProbeTimeout: 2 * time.Second, FullCheck: 5 * time.Second,
 	}
@@ -115,7 +120,7 @@ func (l *lab) start(linked bool) {
 	}
 	l.agent = route.New(c)
 	runner, err := beehive.NewRunner(beehive.Config{}, []beehive.Entry{
-		{Module: l.agent, Groups: []message.Group{linkstate.Group}},
+		{Module: l.agent, Groups: []message.Group{linkstate.Agents}, Restart: beehive.OnFailure(beehive.Backoff{Min: time.Millisecond})},
 		{Module: l.hub},
 	})
 	if err != nil {
@@ -165,11 +170,7 @@ func (h *hub) Run(ctx context.Context, port *beehive.Port) error {
 			linked := h.linked
 			h.mu.Unlock()
 			epoch++
-			if linked {
-				_ = port.SendToGroup(ctx, linkstate.Group, linkstate.Up.New(message.Resource{}, linkstate.Link{Epoch: epoch, Remote: "198.51.100.10:10000"}))
-			} else if epoch > 1 {
-				_ = port.SendToGroup(ctx, linkstate.Group, linkstate.Down.New(message.Resource{}, linkstate.Loss{Epoch: epoch - 1, Reason: errors.New("cut")}))
-			}
+			_ = port.SendToGroup(ctx, linkstate.Agents, linkstate.Current.New(message.Resource{}, linkstate.State{Up: linked, Link: linkstate.Link{Epoch: epoch, Remote: "198.51.100.10:10000"}}))
 			select {
 			case <-h.relink:
 			case <-ctx.Done():

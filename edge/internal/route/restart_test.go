@@ -1,10 +1,12 @@
 package route_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -144,4 +146,55 @@ func TestRoutes_20_TheLinkHasToBeDialledAnew(t *testing.T) {
 			l.have("172.20.0.0/17")
 		})
 	}
+}
+
+// failing is a kernel whose watch fails when asked to.
+type failing struct {
+	*netroute.Driver
+	fail chan struct{}
+}
+
+func (k failing) Watch(ctx context.Context, started func(), handle func(netroute.Event)) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() {
+		select {
+		case <-k.fail:
+			cancel(errors.New("the watch failed"))
+		case <-ctx.Done():
+		}
+	}()
+	if err := k.Driver.Watch(ctx, started, handle); err != nil {
+		return err
+	}
+	return context.Cause(ctx)
+}
+
+// A module that failed and was started again in the middle of a session knows that the link is up: its routes are
+// watched by the safety net as before.
+func TestRoutes_20_RestartedInMidSession(t *testing.T) {
+	l := newLab(t)
+	kernel := failing{l.kernel, make(chan struct{})}
+	var opened atomic.Int32
+	l.tune = func(c *route.Config) {
+		c.ProbeTimeout = time.Second
+		c.Open = func(context.Context) (route.Kernel, func(), error) {
+			opened.Add(1)
+			return kernel, func() {}, nil
+		}
+	}
+	l.start(true)
+	l.hub.cloud = "172.21.0.1"
+	l.api.route(t, "fine", spec("172.20.0.0/16", "10.0.1.1"))
+	l.reported("fine", v1alpha1.RouteApplied, 1)
+	kernel.fail <- struct{}{}
+	l.until("the module to be started again", func() error {
+		if n := opened.Load(); n != 2 {
+			return fmt.Errorf("%d runs", n)
+		}
+		return nil
+	})
+	l.api.route(t, "evil", spec("172.21.0.0/24", "10.0.1.99")) // there is no such router
+	l.reported("evil", v1alpha1.RouteRolledBack, 1)
+	l.reach("172.21.0.1")
 }

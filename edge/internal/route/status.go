@@ -1,9 +1,6 @@
 package route
 
 import (
-	"cmp"
-	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -12,7 +9,7 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// metrics are the counters; the gauges are counted from the entries when somebody asks.
+// metrics are the counters; the gauges are counted from the entries when they are read.
 type metrics struct {
 	repairs, rollbacks prometheus.Counter
 	apply              prometheus.Histogram
@@ -23,7 +20,7 @@ func newMetrics() *metrics {
 		return prometheus.NewCounter(prometheus.CounterOpts{Namespace: "skerry", Subsystem: "route", Name: name, Help: help})
 	}
 	return &metrics{
-		repairs:   counter("repairs_total", "Routes put back after somebody else had changed or removed them."),
+		repairs:   counter("repairs_total", "Routes put back after another process had changed or removed them."),
 		rollbacks: counter("rollbacks_total", "Routes taken back because the node lost its cloud or its gateway with them."),
 		apply: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Namespace: "skerry", Subsystem: "route", Name: "apply_duration_seconds", Help: "Time to bring the kernel in line, for each batch of changes.",
@@ -42,31 +39,8 @@ func gauges() map[string]*prometheus.Desc {
 		"desired":   desc("desired", "StaticRoutes that are for this node."),
 		"applied":   desc("applied", "StaticRoutes whose route the kernel has."),
 		"failed":    desc("failed", "StaticRoutes whose route the kernel should have and has not, or not for good."),
-		"drift":     desc("drift", "StaticRoutes whose route somebody else keeps changing or has removed."),
+		"drift":     desc("drift", "StaticRoutes whose route another process keeps changing or has removed."),
 		"conflicts": desc("conflicts", "StaticRoutes that another route stands in the way of."),
-	}
-}
-
-// Describe implements prometheus.Collector.
-func (a *Agent) Describe(ch chan<- *prometheus.Desc) {
-	a.metrics.repairs.Describe(ch)
-	a.metrics.rollbacks.Describe(ch)
-	a.metrics.apply.Describe(ch)
-	for _, d := range gauges() {
-		ch <- d
-	}
-}
-
-// Collect implements prometheus.Collector.
-func (a *Agent) Collect(ch chan<- prometheus.Metric) {
-	a.metrics.repairs.Collect(ch)
-	a.metrics.rollbacks.Collect(ch)
-	a.metrics.apply.Collect(ch)
-	s := a.Summary()
-	for name, value := range map[string]int{
-		"desired": s.Desired, "applied": s.Applied, "failed": s.Failed, "drift": s.Drift, "conflicts": s.Conflicts,
-	} {
-		ch <- prometheus.MustNewConstMetric(gauges()[name], prometheus.GaugeValue, float64(value))
 	}
 }
 
@@ -88,7 +62,7 @@ type RouteStatus struct {
 	v1alpha1.StaticRouteNode
 }
 
-// statusBox holds the entries for whoever asks. It may be used by many goroutines at once.
+// statusBox holds the entries for `edgecore status` and the metrics, which are other goroutines.
 type statusBox struct {
 	mu      sync.Mutex
 	entries map[string]v1alpha1.StaticRouteNode
@@ -110,48 +84,13 @@ func (b *statusBox) remove(name string) {
 	delete(b.entries, name)
 }
 
-func (b *statusBox) wait(err error) {
+func (b *statusBox) wait(text string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.waiting = ""
-	if err != nil {
-		b.waiting = err.Error()
-	}
+	b.waiting = text
 }
 
-// Summary is the Status without the list.
-func (a *Agent) Summary() Status {
-	a.status.mu.Lock()
-	defer a.status.mu.Unlock()
-	s := Status{Waiting: a.status.waiting, Desired: len(a.status.entries)}
-	for _, e := range a.status.entries {
-		switch e.Reason {
-		case v1alpha1.RouteApplied, v1alpha1.RouteDryRun:
-			s.Applied++
-			continue
-		case v1alpha1.RouteDegraded, v1alpha1.RouteDrifted:
-			s.Drift++
-		case v1alpha1.RouteConflict:
-			s.Conflicts++
-		}
-		s.Failed++
-	}
-	return s
-}
-
-// Status is for `edgecore status`.
-func (a *Agent) Status() Status {
-	s := a.Summary()
-	a.status.mu.Lock()
-	defer a.status.mu.Unlock()
-	for _, name := range slices.Sorted(maps.Keys(a.status.entries)) {
-		s.Routes = append(s.Routes, RouteStatus{name, a.status.entries[name]})
-	}
-	slices.SortStableFunc(s.Routes, func(x, y RouteStatus) int { return cmp.Compare(rank(x.Reason), rank(y.Reason)) }) // troubles first
-	return s
-}
-
-func rank(reason string) int {
+func order(reason string) int {
 	if fine(reason) {
 		return 1
 	}

@@ -1,0 +1,53 @@
+package route
+
+import (
+	"net/netip"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+)
+
+// Guard is a network that no StaticRoute may cover.
+type Guard struct {
+	Prefix netip.Prefix
+	Why    string // completes "overlaps 10.0.0.1/32, ..."
+}
+
+// guards is a list of them. A lookup costs the length of the list, for 0.0.0.0/0 as for a host: prefix arithmetic, never
+// a walk over addresses.
+type guards []Guard
+
+// standard are the networks that have their meaning from the standards: loopback, link-local, multicast (RFC 6890,
+// RFC 4291).
+func standard() guards {
+	return guards{
+		{netip.MustParsePrefix("127.0.0.0/8"), "the loopback network"},
+		{netip.MustParsePrefix("224.0.0.0/4"), "the multicast networks"},
+		{netip.MustParsePrefix("255.255.255.255/32"), "the broadcast address"},
+		{netip.MustParsePrefix("::1/128"), "the loopback address"},
+		{netip.MustParsePrefix("fe80::/10"), "the link-local networks"},
+		{netip.MustParsePrefix("ff00::/8"), "the multicast networks"},
+	}
+}
+
+func (g *guards) add(p netip.Prefix, why string) {
+	if p.IsValid() {
+		*g = append(*g, Guard{p.Masked(), why})
+	}
+}
+
+func (g *guards) host(ip netip.Addr, why string) {
+	if ip.IsValid() {
+		ip = ip.WithZone("").Unmap()
+		g.add(netip.PrefixFrom(ip, ip.BitLen()), why)
+	}
+}
+
+// check finds the first network that the subnet would cover, or is covered by.
+func (g guards) check(subnet netip.Prefix) *rejection {
+	for _, one := range g {
+		if one.Prefix.Overlaps(subnet) {
+			return reject(v1alpha1.RouteProtected, "%s overlaps %s, %s: a route for it could cut this node off", subnet, one.Prefix, one.Why)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,162 @@
+package route
+
+import (
+	"slices"
+	"time"
+
+	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
+)
+
+// keys are all keys that a StaticRoute wants or where the kernel has a route of ours, and which of them are to be planned.
+type keys struct {
+	all     map[netroute.Key]*keyState
+	placed  map[string]*claim // by name: those that compete for a key
+	touched map[netroute.Key]struct{}
+	timed   map[netroute.Key]struct{} // for which something is due at some time
+}
+
+func newKeys() keys {
+	return keys{
+		all: map[netroute.Key]*keyState{}, placed: map[string]*claim{},
+		touched: map[netroute.Key]struct{}{}, timed: map[netroute.Key]struct{}{},
+	}
+}
+
+func (k *keys) touch(key netroute.Key) { k.touched[key] = struct{}{} }
+
+// touchedStates are the states of the keys that are to be planned.
+func (k *keys) touchedStates() map[netroute.Key]*keyState {
+	states := make(map[netroute.Key]*keyState, len(k.touched))
+	for key := range k.touched {
+		if s := k.all[key]; s != nil {
+			states[key] = s
+		}
+	}
+	return states
+}
+
+// concerns reports whether anything is to be remembered of a key although its route may be another's.
+func (k *keys) concerns(key netroute.Key) bool {
+	s := k.all[key]
+	return s != nil && (s.wanted || len(s.claims) > 0)
+}
+
+func (k *keys) wants(key netroute.Key) bool {
+	s := k.all[key]
+	return s != nil && s.wanted
+}
+
+// update takes a reading of the kernel in.
+func (k *keys) update(have map[netroute.Key]*keyState) {
+	for key, s := range k.all {
+		now := have[key]
+		if now == nil {
+			now = &keyState{}
+		}
+		if !sameFound(s.ours, now.ours) || len(s.foreign) != len(now.foreign) {
+			k.touch(key)
+		}
+		s.ours, s.foreign = now.ours, now.foreign
+		delete(have, key)
+	}
+	for key, s := range have {
+		k.all[key] = s
+		k.touch(key)
+	}
+}
+
+func sameFound(a, b *netroute.Found) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return a.Dead == b.Dead && a.Satisfies(b.Route) && b.Satisfies(a.Route)
+}
+
+// onOurs takes an event about a route of ours in. It returns false where the event doesn't tell what is there now.
+func (k *keys) onOurs(e netroute.Event) (clear bool) {
+	s := k.all[e.Route.Key]
+	if s == nil {
+		s = &keyState{}
+		k.all[e.Route.Key] = s
+	}
+	k.touch(e.Route.Key)
+	switch {
+	case !e.Gone:
+		s.ours = e.Route
+	case s.ours == nil || len(s.ours.Hops) <= 1 || e.Route.Satisfies(s.ours.Route):
+		s.ours = nil
+	default:
+		return false
+	}
+	return true
+}
+
+// place puts a StaticRoute among those that compete for its key, or takes it away (nil), and returns the names of those
+// for which that changes something.
+func (k *keys) place(name string, c *claim) (others []string) {
+	if was := k.placed[name]; was != nil {
+		if was == c {
+			k.touch(c.route.Key)
+			return nil
+		}
+		s := k.all[was.route.Key]
+		s.claims = slices.DeleteFunc(slices.Clone(s.claims), func(x *claim) bool { return x == was })
+		delete(k.placed, name)
+		k.touch(was.route.Key)
+		for _, other := range s.claims {
+			others = append(others, other.name)
+		}
+	}
+	if c == nil {
+		return others
+	}
+	s := k.all[c.route.Key]
+	if s == nil {
+		s = &keyState{} // whether another's route has the key, the kernel says when ours is added
+		k.all[c.route.Key] = s
+	}
+	s.claims = append(slices.Clone(s.claims), c)
+	slices.SortFunc(s.claims, (*claim).before)
+	k.placed[name] = c
+	k.touch(c.route.Key)
+	return others
+}
+
+// settle drops a key of which nothing is to be remembered, and notes whether anything is due for it.
+func (k *keys) settle(key netroute.Key, s *keyState) {
+	if !s.wrote.IsZero() || s.drift.count > 0 {
+		k.timed[key] = struct{}{}
+	} else {
+		delete(k.timed, key)
+	}
+	if s.ours == nil && len(s.claims) == 0 {
+		delete(k.all, key)
+		delete(k.timed, key)
+	}
+}
+
+// overdue touches the keys for which it is time. It reports whether a change has not been confirmed by the kernel in time.
+func (k *keys) overdue(now time.Time, confirm time.Duration) (unconfirmed bool) {
+	for key := range k.timed {
+		s := k.all[key]
+		if !s.wrote.IsZero() && now.Sub(s.wrote) >= confirm {
+			s.wrote, unconfirmed = time.Time{}, true
+			k.touch(key)
+		}
+		if due := s.due(); !due.IsZero() && !now.Before(due) {
+			k.touch(key)
+		}
+	}
+	return unconfirmed
+}
+
+// next calls at with each time at which something is due.
+func (k *keys) next(confirm time.Duration, at func(time.Time)) {
+	for key := range k.timed {
+		s := k.all[key]
+		if !s.wrote.IsZero() {
+			at(s.wrote.Add(confirm))
+		}
+		at(s.due())
+	}
+}
