@@ -144,8 +144,10 @@ func furnish(spec Spec) error {
 	if err := mount("none", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
 		return err
 	}
-	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644); err != nil {
-		return fmt.Errorf("switching forwarding on: %w", err)
+	for _, family := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
+		if err := os.WriteFile("/proc/sys/net/"+family, []byte("1"), 0o644); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("switching forwarding on: %w", err)
+		}
 	}
 	return nil
 }

@@ -8,6 +8,7 @@
 //	                  |                    |
 //	[edge1] wan0 10.10.1.2    [edge2] wan0 10.10.2.2       [client]
 //	        lan0 192.168.100.11       lan0 192.168.100.12   lan0 192.168.100.200
+//	             2001:db8:100::11          2001:db8:100::12      2001:db8:100::200
 //
 // Edges can dial the cloud on the ports it offers to them, and nothing else; nobody can dial an edge through the router. Everything lives in the hosts'
 // network namespaces, so that the addresses may be the same in every trial of a machine, and it goes with them. Only the link to the machine itself needs a
@@ -27,6 +28,7 @@ import (
 
 	"github.com/coreos/go-iptables/iptables"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/skerry-io/skerry/tests/cluster/host"
 )
@@ -63,13 +65,23 @@ func LAN(n int) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 168, 100, byte(10 + n)}), 24)
 }
 
+// LAN6 is edge n's IPv6 address on the shared LAN (RFC 3849), whose last part reads like that of LAN.
+func LAN6(n int) netip.Prefix {
+	return netip.MustParsePrefix(fmt.Sprintf("2001:db8:100::%d/64", 10+n))
+}
+
 // Client is the client's address on the LAN.
 func Client() netip.Prefix { return netip.MustParsePrefix("192.168.100.200/24") }
+
+// Client6 is the client's IPv6 address on the LAN.
+func Client6() netip.Prefix { return netip.MustParsePrefix("2001:db8:100::200/64") }
 
 // Pods is the range of edge n's pods.
 func Pods(n int) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 244, byte(n), 0}), 24)
 }
+
+func cloudGateway() netip.Prefix { return netip.MustParsePrefix("198.51.100.1/24") }
 
 func gateway(n int) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 10, byte(n), 1}), 24)
@@ -97,14 +109,16 @@ func Router(router host.Host, ports []Port) error {
 			return fmt.Errorf("setting the bridge %s up: %w", name, err)
 		}
 	}
-	if err := address(router, cloudIface, netip.MustParsePrefix("198.51.100.1/24")); err != nil {
+	if err := address(router, cloudIface, cloudGateway()); err != nil {
 		return err
 	}
 	return router.Do(func() error {
 		// The LAN is one wire: frames between its members are not routed, hence not filtered.
-		const filterFrames = "/proc/sys/net/bridge/bridge-nf-call-iptables"
-		if err := os.WriteFile(filterFrames, []byte("0"), 0o644); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("switching off the filtering of frames: %w", err)
+		for _, filterFrames := range []string{"iptables", "ip6tables"} {
+			err := os.WriteFile("/proc/sys/net/bridge/bridge-nf-call-"+filterFrames, []byte("0"), 0o644)
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return fmt.Errorf("switching off the filtering of frames: %w", err)
+			}
 		}
 		t, err := iptables.New()
 		if err != nil {
@@ -175,20 +189,43 @@ func ConnectEdge(router, edge host.Host, n int) error {
 	if err := defaultRoute(edge, gateway(n).Addr()); err != nil {
 		return err
 	}
-	return joinLAN(router, "lan"+strconv.Itoa(n), edge, LAN(n))
+	return joinLAN(router, "lan"+strconv.Itoa(n), edge, LAN(n), LAN6(n))
+}
+
+// OfferKubelet lets the cloud's n-th host dial the kubelet of edge number edge through the router, as it
+// could a node of its own network. Without it no one behind the router can be dialled.
+func OfferKubelet(router, cloud host.Host, n, edge int) error {
+	links, err := cloud.Netlink()
+	if err != nil {
+		return err
+	}
+	defer links.Close()
+	err = links.RouteReplace(&netlink.Route{Dst: ipNet(Uplink(edge).Masked()), Gw: cloudGateway().Addr().AsSlice()})
+	if err != nil {
+		return fmt.Errorf("setting the cloud's route to %v: %w", Uplink(edge), err)
+	}
+	return router.Do(func() error {
+		t, err := iptables.New()
+		if err != nil {
+			return fmt.Errorf("looking for iptables: %w", err)
+		}
+		return t.AppendUnique("filter", "FORWARD", "-o", upName(edge), "-s", Replica(n).String(), "-p", "tcp", "--dport", "10250", "-j", "ACCEPT")
+	})
 }
 
 // ConnectClient puts the client on the LAN.
-func ConnectClient(router, client host.Host) error { return joinLAN(router, "lanc", client, Client()) }
+func ConnectClient(router, client host.Host) error {
+	return joinLAN(router, "lanc", client, Client(), Client6())
+}
 
 func upName(n int) string { return "up" + strconv.Itoa(n) }
 
-func joinLAN(router host.Host, port string, member host.Host, addr netip.Prefix) error {
-	return plug(router, bridge, port, member, lan, addr)
+func joinLAN(router host.Host, port string, member host.Host, addrs ...netip.Prefix) error {
+	return plug(router, bridge, port, member, lan, addrs...)
 }
 
-// plug makes a cable from a port of one of the router's bridges to a host's interface, and gives that its address.
-func plug(router host.Host, bridge, port string, member host.Host, iface string, addr netip.Prefix) error {
+// plug makes a cable from a port of one of the router's bridges to a host's interface, and gives that its addresses.
+func plug(router host.Host, bridge, port string, member host.Host, iface string, addrs ...netip.Prefix) error {
 	if err := pair(router, port, member, iface); err != nil {
 		return err
 	}
@@ -208,7 +245,12 @@ func plug(router host.Host, bridge, port string, member host.Host, iface string,
 	if err := links.LinkSetMaster(l, br); err != nil {
 		return fmt.Errorf("joining the bridge %s: %w", bridge, err)
 	}
-	return address(member, iface, addr)
+	for _, a := range addrs {
+		if err := address(member, iface, a); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // pair makes a cable between two hosts. The old one of a host that was rebooted may still be there for a moment, and is replaced.
@@ -265,7 +307,13 @@ func address(h host.Host, name string, prefix netip.Prefix) error {
 	if err != nil {
 		return fmt.Errorf("finding %s: %w", name, err)
 	}
-	if err := links.AddrReplace(l, &netlink.Addr{IPNet: ipNet(prefix)}); err != nil {
+	a := &netlink.Addr{IPNet: ipNet(prefix)}
+	if prefix.Addr().Is6() {
+		// Usable at once: an address is tentative for a second or two while it is looked for on the link
+		// (RFC 4862, 5.4), and these are unique.
+		a.Flags = unix.IFA_F_NODAD
+	}
+	if err := links.AddrReplace(l, a); err != nil {
 		return fmt.Errorf("giving %s the address %s: %w", name, prefix, err)
 	}
 	return nil

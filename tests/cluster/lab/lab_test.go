@@ -59,7 +59,7 @@ func listen(t *testing.T, h host.Host, port string) {
 	t.Helper()
 	var l net.Listener
 	must(t, h.Do(func() (err error) {
-		l, err = net.Listen("tcp4", ":"+port)
+		l, err = net.Listen("tcp", ":"+port)
 		return err
 	}))
 	t.Cleanup(func() { l.Close() })
@@ -76,7 +76,7 @@ func listen(t *testing.T, h host.Host, port string) {
 
 func dial(h host.Host, addr netip.Addr, port string, patience time.Duration) error {
 	return h.Do(func() error {
-		c, err := net.DialTimeout("tcp4", net.JoinHostPort(addr.String(), port), patience)
+		c, err := net.DialTimeout("tcp", net.JoinHostPort(addr.String(), port), patience)
 		if err == nil {
 			c.Close()
 		}
@@ -118,6 +118,21 @@ func TestLab(t *testing.T) {
 	}
 	must(t, dial(client, lab.LAN(1).Addr(), "80", long))
 	must(t, dial(edge1, lab.LAN(2).Addr(), "80", long))
+	must(t, dial(client, lab.LAN6(1).Addr(), "80", long))
+	must(t, dial(edge2, lab.Client6().Addr(), "80", long))
+
+	t.Run("a kubelet that the cloud may dial", func(t *testing.T) {
+		listen(t, edge2, "10250")
+		if err := dial(cloud, lab.Uplink(2).Addr(), "10250", short); err == nil {
+			t.Error("it could before")
+		}
+		must(t, lab.OfferKubelet(router, cloud, 1, 2))
+		must(t, lab.OfferKubelet(router, cloud, 1, 2))
+		must(t, dial(cloud, lab.Uplink(2).Addr(), "10250", long))
+		if err := dial(cloud, lab.Uplink(2).Addr(), "80", short); err == nil {
+			t.Error("other ports can be dialled too")
+		}
+	})
 
 	t.Run("the cloud's replicas behind its address", func(t *testing.T) {
 		second := hosts(t, "cloud2")[0]
