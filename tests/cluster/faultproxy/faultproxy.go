@@ -1,7 +1,8 @@
 // Package faultproxy stands in front of an API server and makes it look as if the server, or the way to it, were in trouble.
 //
-// It owns one listener while it serves, and decides about each request by the function it was given; what passes is passed on unchanged, watches included. It
-// refuses nothing by itself and keeps no state. The function may be called by many goroutines at once, and may be replaced at any time.
+// It owns one listener while it serves, and decides about each request by the function it was given; what passes is passed on unchanged. Events of watches may
+// arrive late (see Lag), in their order. It refuses nothing by itself and keeps no state. The functions may be called by many goroutines at once, and may be
+// replaced at any time.
 package faultproxy
 
 import (
@@ -18,6 +19,7 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -27,6 +29,8 @@ type Fault struct {
 	// Code, when set, is answered instead of asking the server, with RetryAfter seconds when that is set.
 	Code       int
 	RetryAfter int
+	// Delay is waited before the server is asked, or answers Code.
+	Delay time.Duration
 	// Hang holds the request until the client gives up.
 	Hang bool
 	// Until, when set, holds the request until it is closed and then passes it on, though the client may have given up: bytes that were in a kernel's buffer.
@@ -41,6 +45,10 @@ type Fault struct {
 type Proxy struct {
 	proxy  *httputil.ReverseProxy
 	decide atomic.Pointer[func(*http.Request) Fault]
+
+	lagMu   sync.Mutex
+	lag     func(*http.Request) Lag
+	changed chan struct{} // closed and replaced when lag is
 }
 
 // New makes a Proxy in front of an https server whose certificate the CA (PEM) signed. dial makes the connections to it.
@@ -58,6 +66,7 @@ func New(server *url.URL, ca []byte, dial func(context.Context, string, string) 
 		ErrorHandler:  func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
 	}}
 	p.Set(nil)
+	p.SetLag(nil)
 	return p, nil
 }
 
@@ -67,6 +76,30 @@ func (p *Proxy) Set(decide func(*http.Request) Fault) {
 		decide = func(*http.Request) Fault { return Fault{} }
 	}
 	p.decide.Store(&decide)
+}
+
+// SetLag replaces the function that says how late the events of a watch arrive; nil lets none be
+// late. It counts at once, also for watches that are open and for events that wait already. The
+// answer's header is never late, and an end of the watch comes after its last event.
+func (p *Proxy) SetLag(lag func(watch *http.Request) Lag) {
+	if lag == nil {
+		lag = func(*http.Request) Lag { return Lag{} }
+	}
+	p.lagMu.Lock()
+	defer p.lagMu.Unlock()
+	p.lag = lag
+	if p.changed != nil {
+		close(p.changed)
+	}
+	p.changed = make(chan struct{})
+}
+
+// lagOf is how late a watch is now, and a channel that is closed when that may have changed.
+func (p *Proxy) lagOf(r *http.Request) (Lag, <-chan struct{}) {
+	p.lagMu.Lock()
+	lag, changed := p.lag, p.changed
+	p.lagMu.Unlock()
+	return lag(r), changed
 }
 
 // Serve serves with a certificate that the client takes for the server's, until ctx ends.
@@ -91,6 +124,13 @@ func (discard) Write(p []byte) (int, error) { return len(p), nil }
 // ServeHTTP implements http.Handler.
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	f := (*p.decide.Load())(r)
+	if f.Delay > 0 {
+		select {
+		case <-time.After(f.Delay):
+		case <-r.Context().Done():
+			panic(http.ErrAbortHandler)
+		}
+	}
 	switch {
 	case f.Hang:
 		<-r.Context().Done()
@@ -114,6 +154,8 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Retry-After", strconv.Itoa(f.RetryAfter))
 		}
 		http.Error(w, "the fault proxy says so", f.Code)
+	case Watch(r):
+		late(w, r, p.proxy, func() (Lag, <-chan struct{}) { return p.lagOf(r) })
 	default:
 		p.proxy.ServeHTTP(w, r)
 	}
