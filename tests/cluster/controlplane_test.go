@@ -65,6 +65,34 @@ func TestControlPlane(t *testing.T) {
 		})
 	})
 
+	t.Run("an older copy is what there was then", func(t *testing.T) {
+		maps := c.Client().CoreV1().ConfigMaps(ns)
+		create := func(name string) *corev1.ConfigMap {
+			cm, err := maps.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return cm
+		}
+		create("before")
+		b, err := c.Backup(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 2 { // it may be used again
+			create("lost")
+			if err := c.Restore(t.Context(), b); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := maps.Get(t.Context(), "before", metav1.GetOptions{}); err != nil {
+				t.Error(err)
+			}
+			if _, err := maps.Get(t.Context(), "lost", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+				t.Errorf("what came after the copy: want NotFound, got %v", err)
+			}
+		}
+	})
+
 	t.Run("the audit log counts writes", func(t *testing.T) {
 		writes := cluster.ReadAudit(t, audit, func(r cluster.Request) bool { return r.Write() && r.ObjectRef.Name == "kept" })
 		if len(writes) != 1 || writes[0].ResponseStatus.Code != 201 {
