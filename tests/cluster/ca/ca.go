@@ -13,6 +13,7 @@ import (
 	"encoding/pem"
 	"fmt"
 	"math/big"
+	"net/netip"
 	"time"
 )
 
@@ -43,6 +44,21 @@ func New(name string) (cert, key []byte, err error) {
 
 // Client issues a client certificate and its key, both PEM, by the CA in two PEM files.
 func Client(caFile, caKeyFile string, subject pkix.Name) (cert, key []byte, err error) {
+	return issue(caFile, caKeyFile, &x509.Certificate{Subject: subject, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+}
+
+// Server issues a serving certificate and its key for names and addresses, both PEM, by the CA in two
+// PEM files.
+func Server(caFile, caKeyFile string, subject pkix.Name, names []string, addrs ...netip.Addr) (cert, key []byte, err error) {
+	tmpl := &x509.Certificate{Subject: subject, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, DNSNames: names}
+	for _, a := range addrs {
+		tmpl.IPAddresses = append(tmpl.IPAddresses, a.AsSlice())
+	}
+	return issue(caFile, caKeyFile, tmpl)
+}
+
+// issue completes a template and signs it for a new key.
+func issue(caFile, caKeyFile string, tmpl *x509.Certificate) (cert, key []byte, err error) {
 	signer, err := tls.LoadX509KeyPair(caFile, caKeyFile)
 	if err != nil {
 		return nil, nil, fmt.Errorf("reading the cluster's CA: %w", err)
@@ -51,15 +67,12 @@ func Client(caFile, caKeyFile string, subject pkix.Name) (cert, key []byte, err 
 	if err != nil {
 		return nil, nil, fmt.Errorf("making a key: %w", err)
 	}
-	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
-	if err != nil {
+	if tmpl.SerialNumber, err = rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127)); err != nil {
 		return nil, nil, fmt.Errorf("making a serial number: %w", err)
 	}
 	now := time.Now()
-	tmpl := &x509.Certificate{
-		SerialNumber: serial, Subject: subject, NotBefore: now.Add(-time.Minute), NotAfter: now.Add(Lifetime),
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-	}
+	tmpl.NotBefore, tmpl.NotAfter = now.Add(-time.Minute), now.Add(Lifetime)
+	tmpl.KeyUsage = x509.KeyUsageDigitalSignature
 	der, err := x509.CreateCertificate(rand.Reader, tmpl, signer.Leaf, &private.PublicKey, signer.PrivateKey)
 	if err != nil {
 		return nil, nil, fmt.Errorf("signing a certificate: %w", err)

@@ -319,11 +319,7 @@ func (t *Trial) startPlain(ctx context.Context, n Node) error {
 	} else if err != nil {
 		return err
 	}
-	config, err := t.kubeletFile(n)
-	if err != nil {
-		return err
-	}
-	if err := t.writeHost(n.Name, kubeletConfig, config, 0o644); err != nil {
+	if err := t.serveKubelet(n); err != nil {
 		return err
 	}
 	p, err := t.program(n.Name, "kubelet")
@@ -331,6 +327,47 @@ func (t *Trial) startPlain(ctx context.Context, n Node) error {
 		return err
 	}
 	return t.start(ctx, n.Name, p)
+}
+
+// serveKubelet gives an ordinary kubelet what exec and logs need: a certificate by which kube-apiserver
+// knows it, the CA by which it knows kube-apiserver, and a way from the cloud to its port.
+func (t *Trial) serveKubelet(n Node) error {
+	pki := filepath.Join(t.machine(Cloud).Root(), planeDir, "pki")
+	authority, err := os.ReadFile(filepath.Join(pki, "ca.crt"))
+	if err != nil {
+		return fmt.Errorf("reading the cluster's CA: %w", err)
+	}
+	if err := t.writeHost(n.Name, kubeletCA, authority, 0o644); err != nil {
+		return err
+	}
+	if _, err := t.readHost(n.Name, kubeletCert); errors.Is(err, os.ErrNotExist) {
+		cert, key, err := ca.Server(filepath.Join(pki, "ca.crt"), filepath.Join(pki, "ca.key"),
+			pkix.Name{CommonName: "system:node:" + n.Name, Organization: []string{"system:nodes"}}, []string{n.Name}, lab.Uplink(n.Number).Addr())
+		if err != nil {
+			return err
+		}
+		if err := t.writeHost(n.Name, kubeletKey, key, 0o600); err != nil {
+			return err
+		}
+		if err := t.writeHost(n.Name, kubeletCert, cert, 0o644); err != nil {
+			return err
+		}
+	} else if err != nil {
+		return err
+	}
+	config, err := t.kubeletFile(n)
+	if err != nil {
+		return err
+	}
+	if err := t.writeHost(n.Name, kubeletConfig, config, 0o644); err != nil {
+		return err
+	}
+	for i, replica := range t.state.Options.Replicas() {
+		if err := lab.OfferKubelet(t.machine(router).Host, t.machine(replica).Host, i+1, n.Number); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // awaitNodes waits until every node that is not cut is Ready and runs its sample pod.

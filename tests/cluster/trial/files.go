@@ -30,6 +30,9 @@ const (
 	cloudcoreConfig  = "/etc/skerry/cloudcore.yaml"
 	kubeletConfig    = "/etc/kubernetes/kubelet.yaml"
 	kubeletKube      = "/etc/kubernetes/kubelet.kubeconfig"
+	kubeletCA        = "/etc/kubernetes/ca.crt"
+	kubeletCert      = "/etc/kubernetes/kubelet.crt"
+	kubeletKey       = "/etc/kubernetes/kubelet.key"
 	cloudcoreKube    = "/etc/skerry/cloudcore.kubeconfig"
 	edgeKube         = "/var/lib/skerry/edge.kubeconfig"
 	containerdSocket = "/run/containerd/containerd.sock"
@@ -242,10 +245,14 @@ func egress() ([]byte, error) {
 // kubeletFile is the configuration file of an ordinary kubelet.
 func (t *Trial) kubeletFile(n Node) ([]byte, error) {
 	config := doc{
-		"apiVersion":     "kubelet.config.k8s.io/v1beta1",
-		"kind":           "KubeletConfiguration",
-		"authentication": doc{"anonymous": doc{"enabled": false}, "webhook": doc{"enabled": true}},
-		"authorization":  doc{"mode": "Webhook"},
+		"apiVersion": "kubelet.config.k8s.io/v1beta1",
+		"kind":       "KubeletConfiguration",
+		"authentication": doc{
+			"anonymous": doc{"enabled": false}, "webhook": doc{"enabled": true}, "x509": doc{"clientCAFile": kubeletCA},
+		},
+		"authorization":     doc{"mode": "Webhook"},
+		"tlsCertFile":       kubeletCert,
+		"tlsPrivateKeyFile": kubeletKey,
 	}
 	maps.Copy(config, t.kubelet(n))
 	return yaml.Marshal(config)
