@@ -10,12 +10,14 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
@@ -33,14 +35,18 @@ const (
 	// maxGrants and maxTokens bound what is remembered; at the bound all is forgotten and asked again as it is needed, which is rare and simple.
 	maxGrants = 4096
 	maxTokens = 1024
+	// maxAudiences bounds what is learnt of the cluster's audiences; kube-apiserver has one, or a few. At the bound no more are learnt.
+	maxAudiences = 16
 	// keysInterval is how often the cluster's keys are asked for at most.
 	keysInterval = time.Minute
 )
 
-// grants remembers what kube-apiserver said about service accounts. On line it is asked each time a read of what is held begins, with the account's
-// own token, so the token is checked with it. Without a link the token must have been accepted before, or be signed by a key of the cluster and
-// belong to a pod that is held here; its expiry doesn't count, as nobody could have renewed it. Then the last answer for the account counts, until it
-// is contradicted. What was never asked is refused with a 503: it may be allowed, come back when there is a link.
+// grants remembers what kube-apiserver said about service accounts. With a link it is asked each time a
+// read of what is held begins, with the account's own token, so the token is checked with it. Without
+// one the token must have been accepted before, or be signed by a key of the cluster and be for the API;
+// and it must not have ended (alive). Then the last answer for the account counts, until it is
+// contradicted. What was never asked is refused with a 503: it may be allowed, come back when there is a
+// link.
 type grants struct {
 	backend Backend
 	file    string // "" keeps nothing on disk
@@ -48,13 +54,15 @@ type grants struct {
 	load      sync.Once
 	mu        sync.Mutex
 	kept      keptGrants
-	tokens    map[[sha256.Size]byte]string // accepted tokens (not kept themselves) and their accounts
+	tokens    map[[sha256.Size]byte]struct{} // those that kube-apiserver accepted; the tokens themselves are not kept
 	askedKeys time.Time
 }
 
 // keptGrants is stored as JSON. It holds nothing secret.
 type keptGrants struct {
 	Keys keySet `json:"keys"`
+	// Audiences are those of the API: what tokens that it accepted were for, where that was one thing.
+	Audiences []string `json:"audiences,omitempty"`
 	// Accounts has the answers for each account's actions.
 	Accounts map[string]map[string]bool `json:"accounts,omitempty"`
 }
@@ -72,7 +80,7 @@ func (a action) String() string {
 }
 
 func newGrants(backend Backend, dataDir string) *grants {
-	g := &grants{backend: backend, tokens: map[[sha256.Size]byte]string{}}
+	g := &grants{backend: backend, tokens: map[[sha256.Size]byte]struct{}{}}
 	if dataDir != "" {
 		g.file = filepath.Join(dataDir, "grants.json")
 	}
@@ -125,17 +133,14 @@ func (g *grants) known(account string, a action) (allowed, known bool) {
 }
 
 // account says whose token it is, without kube-apiserver.
-func (g *grants) account(ctx context.Context, token string, hash [sha256.Size]byte) (string, error) {
+func (g *grants) account(ctx context.Context, bearer string, hash [sha256.Size]byte) (string, error) {
 	g.mu.Lock()
-	account, ok := g.tokens[hash]
-	keys := g.kept.Keys
+	_, accepted := g.tokens[hash]
+	kept := g.kept
 	g.mu.Unlock()
-	if ok {
-		return account, nil
-	}
-	j, err := parseToken(token)
-	if err == nil {
-		err = keys.verify(j)
+	j, err := parseToken(bearer)
+	if err == nil && !accepted {
+		err = verify(kept.Keys, j)
 	}
 	switch {
 	case errors.Is(err, errNoKey):
@@ -143,22 +148,71 @@ func (g *grants) account(ctx context.Context, token string, hash [sha256.Size]by
 	case err != nil:
 		return "", apierrors.NewUnauthorized(err.Error())
 	}
-	// A token is worth as much as the pod that it was made for.
-	if p := j.claims.Kubernetes.Pod; p != nil {
-		items, _, err := g.backend.List(ctx, object.Selection{
-			Resource:  schema.GroupVersionResource{Version: "v1", Resource: "pods"},
-			Namespace: j.claims.Kubernetes.Namespace,
-			Labels:    labels.Everything(),
-			Fields:    fields.OneTermEqualSelector("metadata.name", p.Name),
-		}, meta.ListOptions{Held: true})
-		if err != nil {
+	if !accepted {
+		if err := kept.meant(j); err != nil {
 			return "", err
 		}
-		if len(items) != 1 || items[0].UID != types.UID(p.UID) {
-			return "", apierrors.NewUnauthorized("the token's pod is not on this node")
-		}
+	}
+	if err := g.alive(ctx, j, accepted); err != nil {
+		return "", err
 	}
 	return j.claims.Subject, nil
+}
+
+// meant reports whether a token is for the API, and not for a vault that the same account speaks to.
+func (k *keptGrants) meant(j token) error {
+	for _, audience := range j.claims.Audience {
+		if slices.Contains(k.Audiences, audience) {
+			return nil
+		}
+	}
+	switch {
+	case len(j.claims.Audience) == 0: // of before KEP-1205: for the API and nothing else
+		return nil
+	case len(k.Audiences) == 0:
+		return unavailable("there is no link, and the cluster's audience is not known without one")
+	}
+	return apierrors.NewUnauthorized("the token is for another audience")
+}
+
+// deletedGrace is how long a token outlives the deletion of its pod, as in kube-apiserver's own validator.
+const deletedGrace = time.Minute
+
+// alive reports whether a token has not ended. It is worth as much as the pod that it was made for: its
+// expiry does not count then, as it could not be renewed without a link. A token without a pod ends by
+// its expiry; one without either was made for ever, and kube-apiserver alone knows whether its Secret
+// is still there.
+func (g *grants) alive(ctx context.Context, j token, accepted bool) error {
+	p := j.claims.Kubernetes.Pod
+	if p == nil {
+		switch {
+		case j.claims.Expiry != nil && time.Now().After(j.claims.Expiry.Time()):
+			return apierrors.NewUnauthorized("the token has expired")
+		case j.claims.Expiry == nil && !accepted:
+			return unavailable("there is no link, and a token without an end can't be checked without one")
+		}
+		return nil
+	}
+	items, _, err := g.backend.List(ctx, object.Selection{
+		Resource:  schema.GroupVersionResource{Version: "v1", Resource: "pods"},
+		Namespace: j.claims.Kubernetes.Namespace,
+		Labels:    labels.Everything(),
+		Fields:    fields.OneTermEqualSelector("metadata.name", p.Name),
+	}, meta.ListOptions{Held: true})
+	if err != nil {
+		return err
+	}
+	if len(items) != 1 || items[0].UID != types.UID(p.UID) {
+		return apierrors.NewUnauthorized("the token's pod is not on this node")
+	}
+	pod, err := object.Decode(items[0])
+	if err != nil {
+		return fmt.Errorf("reading the token's pod: %w", err)
+	}
+	if m, err := apimeta.Accessor(pod); err == nil && m.GetDeletionTimestamp() != nil && time.Since(m.GetDeletionTimestamp().Time) > deletedGrace {
+		return apierrors.NewUnauthorized("the token's pod was deleted")
+	}
+	return nil
 }
 
 // remember keeps an answer, and with it that the token is good.
@@ -174,12 +228,16 @@ func (g *grants) remember(ctx context.Context, token string, a action, allowed b
 	if len(g.tokens) >= maxTokens {
 		clear(g.tokens)
 	}
-	g.tokens[hash] = j.claims.Subject
+	g.tokens[hash] = struct{}{}
 	account := j.claims.Subject
-	if was, ok := g.kept.Accounts[account][a.String()]; ok && was == allowed && keys == nil {
+	audiences := g.kept.Audiences
+	if a := j.claims.Audience; len(a) == 1 && !slices.Contains(audiences, a[0]) && len(audiences) < maxAudiences {
+		audiences = append(slices.Clone(audiences), a[0])
+	}
+	if was, ok := g.kept.Accounts[account][a.String()]; ok && was == allowed && keys == nil && len(audiences) == len(g.kept.Audiences) {
 		return
 	}
-	next := keptGrants{Keys: g.kept.Keys, Accounts: maps.Clone(g.kept.Accounts)}
+	next := keptGrants{Keys: g.kept.Keys, Audiences: audiences, Accounts: maps.Clone(g.kept.Accounts)}
 	if keys != nil {
 		next.Keys = *keys
 	}
@@ -202,9 +260,9 @@ func (g *grants) remember(ctx context.Context, token string, a action, allowed b
 
 // newKeys asks for the cluster's keys where they don't have the one that signed j, which kube-apiserver has just accepted. Every service account may
 // read them (ClusterRole system:service-account-issuer-discovery).
-func (g *grants) newKeys(ctx context.Context, token string, j jwt) *keySet {
+func (g *grants) newKeys(ctx context.Context, bearer string, j token) *keySet {
 	g.mu.Lock()
-	ask := errors.Is(g.kept.Keys.verify(j), errNoKey) && time.Since(g.askedKeys) >= keysInterval
+	ask := errors.Is(verify(g.kept.Keys, j), errNoKey) && time.Since(g.askedKeys) >= keysInterval
 	if ask {
 		g.askedKeys = time.Now()
 	}
@@ -213,7 +271,7 @@ func (g *grants) newKeys(ctx context.Context, token string, j jwt) *keySet {
 		return nil
 	}
 	answer, err := g.backend.Request(ctx, &topicpb.APIRequest{
-		Method: http.MethodGet, Path: "/openid/v1/jwks", Accept: "application/jwk-set+json", BearerToken: token,
+		Method: http.MethodGet, Path: "/openid/v1/jwks", Accept: "application/jwk-set+json", BearerToken: bearer,
 	})
 	var keys keySet
 	if err != nil || answer.GetCode() != http.StatusOK || json.Unmarshal(answer.GetBody(), &keys) != nil || len(keys.Keys) == 0 {

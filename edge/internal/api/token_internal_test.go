@@ -11,13 +11,19 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
-	"math/big"
+	"fmt"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	jose "gopkg.in/go-jose/go-jose.v2"
 	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 	"github.com/skerry-io/skerry/edge/internal/meta"
@@ -28,9 +34,8 @@ func encode(b []byte) string { return base64.RawURLEncoding.EncodeToString(b) }
 
 // signer makes tokens and publishes its key.
 type signer struct {
-	alg  string
 	sign func(t *testing.T, signed string) []byte
-	key  webKey
+	key  jose.JSONWebKey
 }
 
 func rsaSigner(t *testing.T, id string) signer {
@@ -40,8 +45,7 @@ func rsaSigner(t *testing.T, id string) signer {
 		t.Fatal(err)
 	}
 	return signer{
-		alg: "RS256",
-		key: webKey{Type: "RSA", ID: id, Algorithm: "RS256", N: encode(k.N.Bytes()), E: encode(big.NewInt(int64(k.E)).Bytes())},
+		key: jose.JSONWebKey{Key: &k.PublicKey, KeyID: id, Algorithm: "RS256", Use: "sig"},
 		sign: func(t *testing.T, signed string) []byte {
 			digest := sha256.Sum256([]byte(signed))
 			b, err := rsa.SignPKCS1v15(rand.Reader, k, crypto.SHA256, digest[:])
@@ -59,13 +63,8 @@ func ecSigner(t *testing.T, id string) signer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	point, err := k.PublicKey.Bytes()
-	if err != nil {
-		t.Fatal(err)
-	}
 	return signer{
-		alg: "ES256",
-		key: webKey{Type: "EC", ID: id, Algorithm: "ES256", Curve: "P-256", X: encode(point[1:33]), Y: encode(point[33:])},
+		key: jose.JSONWebKey{Key: &k.PublicKey, KeyID: id, Algorithm: "ES256", Use: "sig"},
 		sign: func(t *testing.T, signed string) []byte {
 			digest := sha256.Sum256([]byte(signed))
 			r, s, err := ecdsa.Sign(rand.Reader, k, digest[:])
@@ -93,7 +92,7 @@ func short(token string) string {
 
 func TestTokenSignatures(t *testing.T) {
 	r, e, other := rsaSigner(t, "r"), ecSigner(t, "e"), rsaSigner(t, "r")
-	keys := keySet{Keys: []webKey{r.key, e.key}}
+	keys := keySet{Keys: []jose.JSONWebKey{r.key, e.key}}
 	good := r.token(t, "RS256", "r", account)
 	parts := strings.Split(good, ".")
 	tests := map[string]struct {
@@ -119,7 +118,7 @@ func TestTokenSignatures(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			j, err := parseToken(test.token)
 			if err == nil {
-				err = keys.verify(j)
+				err = verify(keys, j)
 			}
 			if !errors.Is(err, test.want) || (test.want == nil) != (err == nil) {
 				t.Errorf("got %v, want %v", err, test.want)
@@ -154,6 +153,19 @@ func (b *cutOff) Request(_ context.Context, r *topicpb.APIRequest) (*topicpb.API
 	return &topicpb.APIResponse{Code: 200, Body: body}, err
 }
 
+// set puts the pod default/web in the place of what is held.
+func (b *cutOff) set(t *testing.T, uid types.UID, deleted *metav1.Time) {
+	t.Helper()
+	pods := schema.GroupVersionResource{Version: "v1", Resource: "pods"}
+	o, err := object.FromObject(pods, &corev1.Pod{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}, ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", UID: uid, DeletionTimestamp: deleted},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.pod = o
+}
+
 func (b *cutOff) List(_ context.Context, s object.Selection, _ meta.ListOptions) ([]object.Object, uint64, error) {
 	if s.Name() == b.pod.Name && s.Namespace == b.pod.Namespace {
 		return []object.Object{b.pod}, 1, nil
@@ -165,8 +177,8 @@ func (b *cutOff) List(_ context.Context, s object.Selection, _ meta.ListOptions)
 func TestTokensWithoutALink(t *testing.T) {
 	dir := t.TempDir()
 	cluster, stranger := rsaSigner(t, "k"), rsaSigner(t, "k")
-	b := &cutOff{linked: true, keys: keySet{Keys: []webKey{cluster.key}}}
-	b.pod = object.Object{Ref: object.Ref{Namespace: "default", Name: "web"}, UID: "uid-web"}
+	b := &cutOff{linked: true, keys: keySet{Keys: []jose.JSONWebKey{cluster.key}}}
+	b.set(t, "uid-web", nil)
 	list := action{verb: "list", resource: schema.GroupVersionResource{Version: "v1", Resource: "pods"}}
 	g := newGrants(b, dir)
 	for range 2 {
@@ -205,6 +217,74 @@ func TestTokensWithoutALink(t *testing.T) {
 	}
 }
 
+// Without a link, a token is worth what kube-apiserver would let it be worth: it is for the API, its pod is
+// here, and where it has no pod it has not expired.
+func TestHostile_11_TokensOffline(t *testing.T) {
+	const api = "https://kubernetes.default.svc.cluster.local"
+	cluster := ecSigner(t, "k")
+	b := &cutOff{linked: true, keys: keySet{Keys: []jose.JSONWebKey{cluster.key}}}
+	b.set(t, "uid-web", nil)
+	pods := schema.GroupVersionResource{Version: "v1", Resource: "pods"}
+	list := action{verb: "list", resource: pods}
+	soon, past := time.Now().Add(time.Hour).Unix(), time.Now().Add(-time.Hour).Unix()
+	bound := `"kubernetes.io":{"namespace":"default","pod":{"name":"web","uid":"uid-web"}}`
+	unbound := `"kubernetes.io":{"namespace":"default","serviceaccount":{"name":"app","uid":"u"}}`
+	token := func(claims string) string {
+		return cluster.token(t, "ES256", "k", `{"sub":"system:serviceaccount:default:app",`+claims+`}`)
+	}
+	aud := func(a string) string { return `"aud":["` + a + `"],` }
+	g := newGrants(b, t.TempDir())
+	seen := token(aud(api) + fmt.Sprintf(`"exp":%d,`, past) + bound)
+	if err := g.check(t.Context(), seen, list); err != nil {
+		t.Fatal(err)
+	}
+	b.linked = false
+	offline := map[string]struct {
+		token string
+		want  func(error) bool // nil: it is good
+	}{
+		"one that kube-apiserver accepted":     {seen, nil},
+		"one of a pod, expired since":          {token(aud(api) + fmt.Sprintf(`"exp":%d,"jti":"2",`, past) + bound), nil},
+		"for a vault":                          {token(aud("vault") + fmt.Sprintf(`"exp":%d,`, soon) + bound), apierrors.IsUnauthorized},
+		"for a vault and for the API":          {token(`"aud":["vault","` + api + `"],` + fmt.Sprintf(`"exp":%d,`, soon) + bound), nil},
+		"without a pod":                        {token(aud(api) + fmt.Sprintf(`"exp":%d,`, soon) + unbound), nil},
+		"without a pod, expired":               {token(aud(api) + fmt.Sprintf(`"exp":%d,`, past) + unbound), apierrors.IsUnauthorized},
+		"a legacy one, which never expires":    {token(`"kubernetes.io/serviceaccount/namespace":"default"`), apierrors.IsServiceUnavailable},
+		"without a pod, for ever":              {token(aud(api) + unbound), apierrors.IsServiceUnavailable},
+		"a legacy one that says it is a pod's": {token(bound), nil}, // signed by the cluster: it would not sign what is not so
+	}
+	for name, tc := range offline {
+		t.Run(name, func(t *testing.T) {
+			err := g.check(t.Context(), tc.token, list)
+			if tc.want == nil && err != nil || tc.want != nil && !tc.want(err) {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+	gone := map[string]func(){
+		"its pod was deleted":            func() { b.pod = object.Object{} },
+		"another pod has its name":       func() { b.set(t, "uid-new", nil) },
+		"its pod has been ending for 2m": func() { b.set(t, "uid-web", &metav1.Time{Time: time.Now().Add(-2 * time.Minute)}) },
+	}
+	for name, change := range gone {
+		t.Run(name, func(t *testing.T) {
+			change()
+			if err := g.check(t.Context(), seen, list); !apierrors.IsUnauthorized(err) {
+				t.Errorf("the token that kube-apiserver accepted: %v", err)
+			}
+		})
+	}
+	// What kube-apiserver accepts for an audience is learnt again after a restart.
+	b.set(t, "uid-web", nil)
+	later := newGrants(b, filepath.Dir(g.file))
+	if err := later.check(t.Context(), token(aud("vault")+bound), list); !apierrors.IsUnauthorized(err) {
+		t.Errorf("for a vault, after a restart: %v", err)
+	}
+	if err := later.check(t.Context(), token(aud(api)+bound), list); err != nil {
+		t.Errorf("for the API, after a restart: %v", err)
+	}
+}
+
 func FuzzToken(f *testing.F) {
 	f.Add("a.b.c", "n", "e")
 	f.Add(encode([]byte(`{"alg":"ES256","kid":"k"}`))+"."+encode([]byte(account))+"."+encode(make([]byte, 64)), "x", "y")
@@ -213,10 +293,9 @@ func FuzzToken(f *testing.F) {
 		if err != nil {
 			return
 		}
-		keys := keySet{Keys: []webKey{
-			{Type: "RSA", ID: j.keyID, Algorithm: j.algorithm, N: a, E: b}, {Type: "EC", ID: j.keyID, Algorithm: j.algorithm, Curve: "P-256", X: a, Y: b},
-		}}
-		if keys.verify(j) == nil {
+		var keys keySet
+		set := `{"keys":[{"kty":"RSA","kid":"` + j.keyID + `","alg":"` + j.algorithm + `","n":"` + a + `","e":"` + b + `"}]}`
+		if json.Unmarshal([]byte(set), &keys) == nil && verify(keys, j) == nil {
 			t.Error("a signature that nobody made is good")
 		}
 	})
