@@ -98,8 +98,7 @@ func (rd *reading) get(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	if rd.identity.Token != "" && !backend.Covered(rd.named()) {
-		rd.server.pass(w, r) // kube-apiserver judges it
-		return nil
+		return rd.passOrHeld(w, r, serve)
 	}
 	if err := rd.allow(ctx, "get"); err != nil {
 		return err
@@ -115,6 +114,38 @@ func (rd *reading) get(w http.ResponseWriter, r *http.Request) error {
 	}
 	serve(w, r)
 	return nil
+}
+
+// passOrHeld has kube-apiserver answer a service account's get of what no interest covers, with a version
+// that it can write back. Where kube-apiserver can't be asked, the device answers with what it holds,
+// if kube-apiserver let the account have it before.
+func (rd *reading) passOrHeld(w http.ResponseWriter, r *http.Request, serve http.HandlerFunc) error {
+	ctx := r.Context()
+	items, _, err := rd.server.backend.List(ctx, rd.named(), meta.ListOptions{Held: true})
+	held := err == nil && len(items) == 1
+	answer, err := rd.server.forward(r)
+	switch {
+	case held && (err != nil || unreachable(answer)):
+		if denied := rd.allow(ctx, "get"); denied != nil {
+			return denied
+		}
+		rd.object = items[0]
+		serve(w, r)
+		return nil
+	case err != nil:
+		return err
+	}
+	if code := answer.GetCode(); held && (code == http.StatusOK || code == http.StatusForbidden) {
+		rd.server.grants.remember(ctx, rd.identity.Token, rd.action("get"), code == http.StatusOK)
+	}
+	writeAnswer(w, answer)
+	return nil
+}
+
+// unreachable reports whether an answer is not kube-apiserver's own, but of something on the way to it.
+func unreachable(answer *topicpb.APIResponse) bool {
+	code := answer.GetCode()
+	return code == http.StatusBadGateway || code == http.StatusServiceUnavailable || code == http.StatusGatewayTimeout
 }
 
 func (rd *reading) list(w http.ResponseWriter, r *http.Request) error {
@@ -144,7 +175,7 @@ func (rd *reading) list(w http.ResponseWriter, r *http.Request) error {
 	if errors.Is(err, meta.ErrPassThrough) {
 		answer, err = rd.server.forward(r)
 	}
-	if rd.identity.Device && (err != nil || answer != nil && answer.GetCode() == http.StatusForbidden) {
+	if rd.identity.Device && (err != nil || answer != nil && (answer.GetCode() == http.StatusForbidden || unreachable(answer))) {
 		// Root of the device sees what kube-apiserver lets the node see; where that is nothing, what the device holds.
 		var heldErr error
 		if rd.items, rd.version, heldErr = backend.List(ctx, selection, meta.ListOptions{Held: true}); heldErr == nil {
@@ -184,9 +215,11 @@ func (rd *reading) allow(ctx context.Context, verb string) error {
 	if rd.identity.Token == "" {
 		return nil
 	}
-	return rd.server.grants.check(ctx, rd.identity.Token, action{
-		verb: verb, resource: rd.resource, namespace: rd.info.Namespace, name: rd.info.Name,
-	})
+	return rd.server.grants.check(ctx, rd.identity.Token, rd.action(verb))
+}
+
+func (rd *reading) action(verb string) action {
+	return action{verb: verb, resource: rd.resource, namespace: rd.info.Namespace, name: rd.info.Name}
 }
 
 // selection parses the selectors of a request.

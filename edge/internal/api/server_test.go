@@ -389,6 +389,57 @@ func TestHeld(t *testing.T) {
 	}
 }
 
+// A device answers the same whether its link is down, or stands and leads to no kube-apiserver.
+func TestTraps_25_SameAnswerWithoutKubeAPIServer(t *testing.T) {
+	b := newFakeBackend(t)
+	b.sync(pods, "spec.nodeName="+node)
+	b.set(pods, pod("a"))
+	s := api.New(api.Config{NodeName: node, Backend: b, DataDir: t.TempDir()})
+	ways := map[string]func(){
+		"no link":           func() { b.setLinked(false) },
+		"no kube-apiserver": func() { b.setLinked(true); b.apiserver = down },
+	}
+	up := func(r *topicpb.APIRequest) (*topicpb.APIResponse, error) {
+		answer := &topicpb.APIResponse{Code: http.StatusCreated, ContentType: "application/json"}
+		answer.Body = []byte(`{"kind":"SelfSubjectAccessReview","apiVersion":"authorization.k8s.io/v1","status":{"allowed":true}}`)
+		if r.GetMethod() == http.MethodGet {
+			answer.Code = http.StatusOK
+			answer.Body = []byte(`{"kind":"Pod","apiVersion":"v1","metadata":{"name":"a","namespace":"default","resourceVersion":"7"}}`)
+		}
+		return answer, nil
+	}
+	account := client(t, s.ClientConfig(api.Identity{Token: appToken}))
+	device := client(t, s.ClientConfig(api.Identity{Device: true}))
+	b.apiserver = up
+	got, err := account.CoreV1().Pods("default").Get(t.Context(), "a", metav1.GetOptions{})
+	if err != nil || got.ResourceVersion != "7" {
+		t.Fatalf("with kube-apiserver: %v, %v; want its own answer, which can be written back", got, err)
+	}
+	for name, set := range ways {
+		t.Run(name, func(t *testing.T) {
+			set()
+			if got, err := account.CoreV1().Pods("default").Get(t.Context(), "a", metav1.GetOptions{}); err != nil || got.Name != "a" {
+				t.Errorf("a pod's get of a pod that is held: %v", err)
+			}
+			if err := account.CoreV1().RESTClient().Get().MaxRetries(0).AbsPath("/api/v1/namespaces/default/pods/b").Do(t.Context()).Error(); !apierrors.IsServiceUnavailable(err) {
+				t.Errorf("a pod's get of one that is not held: %v", err)
+			}
+			for _, namespace := range []string{"default", ""} {
+				if list, err := device.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{}); err != nil || len(list.Items) != 1 {
+					t.Errorf("the device's list in %q: %v", namespace, err)
+				}
+			}
+		})
+	}
+}
+
+// appToken is taken apart and not verified by a process that saw kube-apiserver accept it. Its claims are of system:serviceaccount:default:app.
+const appToken = "eyJhbGciOiJSUzI1NiIsImtpZCI6ImsifQ.eyJzdWIiOiJzeXN0ZW06c2VydmljZWFjY291bnQ6ZGVmYXVsdDphcHAiLCJleHAiOjQxMDI0NDQ4MDB9.c2lnbmF0dXJl"
+
+func down(*topicpb.APIRequest) (*topicpb.APIResponse, error) {
+	return statusAnswer(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable), nil
+}
+
 type warnings []string
 
 func (w *warnings) HandleWarningHeader(_ int, _, text string) { *w = append(*w, text) }
