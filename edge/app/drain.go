@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
@@ -12,6 +13,9 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/drain"
 	"github.com/skerry-io/skerry/edge/internal/kernel/hook"
 )
+
+// hookDir, in the data directory, has what must be known of a hook that outlives edgecore.
+const hookDir = "hook"
 
 func (a *App) newDrain() (*drain.Module, error) {
 	c := a.config.Modules.Drain
@@ -24,12 +28,16 @@ func (a *App) newDrain() (*drain.Module, error) {
 	}
 	config := drain.Config{
 		NodeName: a.node, Boot: bootID(), Node: worker, Store: drain.InStore(a.store),
-		Hooks: hook.New(map[string]string{
-			string(v1alpha1.OperationReboot): c.Hooks.Reboot, string(v1alpha1.OperationShutdown): c.Hooks.Shutdown, string(v1alpha1.OperationImageUpdate): c.Hooks.Update,
+		Hooks: hook.New(hook.Config{
+			Dir: filepath.Join(a.config.DataDir, hookDir), Boot: bootID(), Timeout: c.Hooks.Timeout.Duration,
+			Commands: map[string]string{
+				string(v1alpha1.OperationReboot): c.Hooks.Reboot, string(v1alpha1.OperationShutdown): c.Hooks.Shutdown,
+				string(v1alpha1.OperationImageUpdate): c.Hooks.Update, drain.PrefetchHook: c.Hooks.Prefetch,
+			},
 		}),
 		Rules: drain.Rules{
 			Off: !c.Evict, Attempts: c.Attempts, Interval: c.Interval.Duration, Timeout: c.Timeout.Duration,
-			ProceedAfter: c.ProceedAfter.Duration, RetryInterval: c.RetryInterval.Duration,
+			ProceedAfter: c.ProceedAfter.Duration, RetryInterval: c.RetryInterval.Duration, Prefetch: c.Hooks.Prefetch != "",
 		},
 	}
 	if a.vips != nil {

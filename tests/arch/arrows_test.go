@@ -57,7 +57,7 @@ var cyclic = map[string]int{
 
 	"edge/internal/api": 11,
 
-	"edge/internal/drain": 3,
+	"edge/internal/drain": 2,
 
 	"edge/internal/edged": 2,
 

@@ -40,6 +40,7 @@ func merge(o *v1alpha1.NodeOperation, reports map[string][]byte) (refused map[st
 			refused[node] = fmt.Errorf("the report has phase %q", s.Phase)
 			continue
 		}
+		s.PhaseNumber = int32(s.Phase.Number())
 		if s.RequestedBy == "" {
 			s.RequestedBy = o.Annotations[v1alpha1.RequestedByAnnotation]
 		}

@@ -1,6 +1,8 @@
 package v1alpha1
 
 import (
+	"slices"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -79,6 +81,11 @@ func DrainPhases() []DrainPhase {
 	}
 }
 
+// Number is the phase's place among the phases, 0 to 9; 0, which is Unknown's, of what is none.
+func (p DrainPhase) Number() int {
+	return max(0, slices.Index(DrainPhases(), p))
+}
+
 // NodeOperationSpec is what is wanted of one node.
 //
 // +kubebuilder:validation:XValidation:rule="(self.operation == 'ImageUpdate') == (has(self.image) && size(self.image) > 0)",message="image is needed by operation ImageUpdate, and means nothing for others"
@@ -115,7 +122,7 @@ type NodeOperationSpec struct {
 }
 
 // BlockedReason says why a pod is still on the node.
-// +kubebuilder:validation:Enum=DisruptionBudget;Pinned;EvictionFailed
+// +kubebuilder:validation:Enum=DisruptionBudget;Pinned;EvictionFailed;Terminating
 type BlockedReason string
 
 // The reasons.
@@ -123,6 +130,8 @@ const (
 	BlockedByBudget BlockedReason = "DisruptionBudget" // a PodDisruptionBudget does not allow it now
 	BlockedPinned   BlockedReason = "Pinned"           // it carries spec.nodeName and came back
 	BlockedFailed   BlockedReason = "EvictionFailed"
+	// BlockedTerminating: the eviction was accepted, and the pod has not gone within its grace period.
+	BlockedTerminating BlockedReason = "Terminating"
 )
 
 // BlockedPod is a pod that holds the drain.
@@ -151,6 +160,9 @@ type NodeOperationStatus struct {
 	// Phase is how far the drain is.
 	// +optional
 	Phase DrainPhase `json:"phase,omitempty"`
+	// PhaseNumber is the number of the phase, 0 to 9, for tools that know the phases by number.
+	// +optional
+	PhaseNumber int32 `json:"phaseNumber"`
 	// RequestedBy says who asked: the user of the cluster, or "device" for a request made on the device itself.
 	// +optional
 	RequestedBy string `json:"requestedBy,omitempty"`
@@ -197,6 +209,7 @@ type NodeOperationStatus struct {
 // +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.spec.nodeName`
 // +kubebuilder:printcolumn:name="Operation",type=string,JSONPath=`.spec.operation`
 // +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.status.phase`
+// +kubebuilder:printcolumn:name="No",type=integer,JSONPath=`.status.phaseNumber`
 // +kubebuilder:printcolumn:name="Attempts",type=integer,JSONPath=`.status.attempts`
 // +kubebuilder:printcolumn:name="State",type=string,JSONPath=`.status.conditions[?(@.type=="Done")].reason`
 // +kubebuilder:printcolumn:name="Completed",type=date,JSONPath=`.status.completedAt`,priority=1

@@ -108,14 +108,14 @@ func listCommand(file *string) *cobra.Command {
 
 func writeOperations(out io.Writer, s drain.State, now time.Time) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "NAME\tOPERATION\tSTATE\tPHASE\tATTEMPTS\tREQUESTED\tMESSAGE")
+	fmt.Fprintln(w, "NAME\tOPERATION\tSTATE\tPHASE\tNO\tATTEMPTS\tREQUESTED\tMESSAGE")
 	for _, o := range s.Operations {
 		message := o.Message
 		if message == "" && o.Stage == drain.Waiting {
 			message = s.Drain.Message
 		}
 		message, _, _ = strings.Cut(message, "\n")
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\n", o.Name, o.Spec.Operation, o.Stage, o.Phase, o.Attempts, ago(o.RequestedAt, now), message)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\n", o.Name, o.Spec.Operation, o.Stage, o.Phase, o.Phase.Number(), o.Attempts, ago(o.RequestedAt, now), message)
 	}
 	if err := w.Flush(); err != nil {
 		return err

@@ -30,6 +30,10 @@ type Drain struct {
 
 // Hooks are commands for /bin/sh, as root. An empty one is none: the operation is refused when it is asked for.
 type Hooks struct {
+	// Timeout is after how long a hook is killed, with all that it started in the foreground.
+	Timeout metav1.Duration `json:"timeout"`
+	// Prefetch brings the image of an update to the device and checks it, before anything is cordoned. None: the update hook does that.
+	Prefetch string `json:"prefetch"`
 	Reboot   string `json:"reboot"`
 	Shutdown string `json:"shutdown"`
 	Update   string `json:"update"`
@@ -59,7 +63,10 @@ func (d *Drain) validate(at *field.Path) field.ErrorList {
 	between("cordonInterval", d.CordonInterval, 100*time.Millisecond, time.Hour)
 	between("evictInterval", d.EvictInterval, 100*time.Millisecond, time.Hour)
 	between("retryInterval", d.RetryInterval, 100*time.Millisecond, time.Hour)
-	for name, hook := range map[string]string{"reboot": d.Hooks.Reboot, "shutdown": d.Hooks.Shutdown, "update": d.Hooks.Update} {
+	if v := d.Hooks.Timeout; v.Duration < time.Second || v.Duration > 7*day {
+		errs = append(errs, field.Invalid(at.Child("hooks", "timeout"), v.Duration.String(), "must be 1s to "+(7*day).String()))
+	}
+	for name, hook := range map[string]string{"reboot": d.Hooks.Reboot, "shutdown": d.Hooks.Shutdown, "update": d.Hooks.Update, "prefetch": d.Hooks.Prefetch} {
 		if len(hook) > maxHook {
 			errs = append(errs, field.TooLong(at.Child("hooks", name), "", maxHook))
 		}

@@ -124,14 +124,14 @@ func (a *Agent) valid(o *Operation) error {
 	return nil
 }
 
-// Cancel ends an operation that has not gone ahead, and a drain that nobody else wants.
+// Cancel ends an operation that has not gone ahead, its hook where that runs, and a drain that nothing else wants.
 func (a *Agent) Cancel(ctx context.Context, name string) error {
 	return a.call(ctx, func(s *State, _ *Facts) error {
 		o := s.find(name)
 		switch {
 		case o == nil:
 			return fmt.Errorf("%s: %w", name, ErrNotFound)
-		case !o.holds() || o.Stage == Running && o.ExitCode == nil:
+		case !o.holds():
 			return fmt.Errorf("%s: %w", name, ErrOver)
 		}
 		o.Spec.Cancel = true

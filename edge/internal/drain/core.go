@@ -17,16 +17,6 @@ type Facts struct {
 	Open      bool   // the node was seen schedulable: whatever cordon there was, somebody took it back
 }
 
-// Rules are the numbers of the configuration.
-type Rules struct {
-	Off           bool          // drain is switched off on this device
-	Attempts      int           // to drain, in all
-	Interval      time.Duration // between two of them
-	Timeout       time.Duration // of one of them, where the operation says nothing
-	ProceedAfter  time.Duration // without an API, for operations that say Proceed
-	RetryInterval time.Duration // after the API gave no answer
-}
-
 // Verb is what is to be done next.
 type Verb string
 
@@ -37,13 +27,15 @@ const (
 	Cordon   Verb = "cordon"   // set our cordon, unless there is one
 	Attempt  Verb = "attempt"  // hand over and evict
 	Uncordon Verb = "uncordon" // take back our cordon, and no other
+	Fetch    Verb = "fetch"    // run the prefetch hook of Operation
 	Operate  Verb = "operate"  // run the hook of Operation
+	Abort    Verb = "abort"    // end the hook of Operation, which was cancelled
 )
 
 // Action is one thing to do.
 type Action struct {
 	Verb      Verb
-	Operation string        // for Operate
+	Operation string        // for Fetch, Operate and Abort
 	Timeout   time.Duration // for Attempt
 	Until     time.Time     // for Wait; zero: only until something happens
 }
@@ -57,14 +49,49 @@ func (s *State) Step(f Facts, r Rules) Action {
 	s.settle(f, r)
 	s.ask(f, r)
 	s.settle(f, r) // where no drain is needed after all
-	s.release()
+	s.release(r)
 	s.forget()
 	for i := range s.Operations {
 		if o := &s.Operations[i]; o.Stage == Waiting {
 			o.Phase, o.Attempts, o.Blocked = s.Drain.Phase, s.Drain.Attempts, s.Drain.Blocked
 		}
 	}
-	return s.next(f, r)
+	a := s.next(f, r)
+	s.explain(r)
+	return a
+}
+
+// explain says of each operation that waits what it waits for, where that is not the drain.
+func (s *State) explain(r Rules) {
+	hook, boot := "", ""
+	for i := range s.Operations {
+		switch o := &s.Operations[i]; {
+		case o.inHook():
+			hook = o.Name
+		case o.Stage == Running && o.down() && o.Spec.Operation != v1alpha1.OperationImageUpdate:
+			boot = o.Name
+		}
+	}
+	for i := range s.Operations {
+		o := &s.Operations[i]
+		switch {
+		case o.inHook() && o.Spec.Cancel:
+			o.Message = "it was cancelled: its hook is being ended"
+		case o.inHook() && o.Stage == Waiting:
+			o.Message = "its image is being fetched"
+		case o.inHook():
+			o.Message = "its hook runs"
+		case o.Stage != Waiting:
+		case hook != "":
+			o.Message = "waits for the end of the hook of " + hook
+		case boot != "":
+			o.Message = "waits for the boot that " + boot + " asked for"
+		case o.needsImage(r):
+			o.Message = "waits for the end of the drain, then its image is fetched"
+		default:
+			o.Message = "" // the drain's own message says it
+		}
+	}
 }
 
 // boot notices that the device has booted since.
@@ -107,7 +134,7 @@ func (s *State) unreachable(f Facts) {
 		o := &s.Operations[i]
 		switch {
 		case o.Stage != Waiting:
-		case f.Reachable && s.Drain.Unheard.IsZero():
+		case f.Reachable && s.Drain.NoResponseSince.IsZero():
 			o.Unreachable = time.Time{}
 		case o.Unreachable.IsZero() || o.Unreachable.After(f.Now): // or the clock was put back
 			o.Unreachable = f.Now
@@ -120,6 +147,7 @@ func (s *State) cancel(f Facts) {
 		o := &s.Operations[i]
 		switch {
 		case !o.Spec.Cancel:
+		case o.inHook(): // next has that ended first
 		case o.Stage == Waiting:
 			o.end(Cancelled, f.Now, "Cancelled", "it was cancelled before it had gone ahead")
 		case o.Stage == Running && o.ExitCode != nil:
@@ -156,6 +184,9 @@ func (s *State) settle(f Facts, r Rules) {
 
 // ready reports whether an operation may go ahead.
 func (s *State) ready(o *Operation, f Facts, r Rules) bool {
+	if o.needsImage(r) {
+		return false
+	}
 	if o.Spec.Drain == v1alpha1.DrainSkip {
 		return true
 	}
@@ -181,13 +212,13 @@ func (s *State) ask(f Facts, r Rules) {
 	d := &s.Drain
 	for i := range s.Operations {
 		o := &s.Operations[i]
-		if o.Stage != Waiting || s.ready(o, f, r) || o.Asked && busy(d.Phase) {
+		if o.Stage != Waiting || o.needsImage(r) || s.ready(o, f, r) || o.Asked && busy(d.Phase) {
 			continue
 		}
 		if _, ask := Deferred(d.Phase); ask || s.stale(o, f) {
 			*d = Drain{
 				Phase: v1alpha1.DrainRequested, BeganAt: f.Now, Boot: d.Boot, Cordoned: d.Cordoned, Timeout: r.Timeout, Limit: r.Attempts, Interval: r.Interval,
-				Unheard: d.Unheard,
+				NoResponseSince: d.NoResponseSince,
 			}
 			if t := o.Spec.DrainTimeout; t != nil && t.Duration > 0 {
 				d.Timeout = t.Duration
@@ -201,9 +232,9 @@ func (s *State) ask(f Facts, r Rules) {
 }
 
 // release ends a drain that nobody wants any more.
-func (s *State) release() {
+func (s *State) release(r Rules) {
 	d := &s.Drain
-	held := slices.ContainsFunc(s.Operations, func(o Operation) bool { return o.holds() && o.Spec.Drain != v1alpha1.DrainSkip })
+	held := slices.ContainsFunc(s.Operations, func(o Operation) bool { return o.holds() && o.Spec.Drain != v1alpha1.DrainSkip && !o.needsImage(r) })
 	switch {
 	case !held && (busy(d.Phase) || d.Phase == v1alpha1.DrainComplete || d.Phase == v1alpha1.DrainNotSupported):
 		d.Phase, d.Attempts, d.Attempting, d.Blocked, d.Message, d.Next = v1alpha1.DrainNotRequested, 0, false, nil, "", time.Time{}
@@ -262,12 +293,25 @@ const cutOff = "waits: the API can't be reached"
 // next says what to do.
 func (s *State) next(f Facts, r Rules) Action {
 	d := &s.Drain
-	for _, o := range s.Operations {
-		if o.Stage == Running && o.ExitCode == nil {
-			return Action{Verb: Operate, Operation: o.Name} // edgecore ended in its middle, or it is being run
+	// A clock that was put back holds nothing up for longer than was meant.
+	later := func(at time.Time, atMost time.Duration) bool { return f.Now.Before(at) && at.Sub(f.Now) <= atMost }
+	for i := range s.Operations {
+		switch o := &s.Operations[i]; { // edgecore ended in the middle of its hook, or that is being run
+		case !o.inHook():
+		case o.Spec.Cancel && later(d.Retry, r.RetryInterval):
+			return Action{Verb: Wait, Until: d.Retry}
+		case o.Spec.Cancel:
+			return Action{Verb: Abort, Operation: o.Name}
+		case o.Stage == Waiting:
+			return Action{Verb: Fetch, Operation: o.Name}
+		default:
+			return Action{Verb: Operate, Operation: o.Name}
 		}
 	}
 	if a, ok := s.operate(f, r); ok {
+		return a
+	}
+	if a, ok := s.fetch(r); ok {
 		return a
 	}
 	until := s.deadline(r)
@@ -280,8 +324,6 @@ func (s *State) next(f Facts, r Rules) Action {
 	if d.Message == cutOff {
 		d.Message = ""
 	}
-	// A clock that was put back holds nothing up for longer than was meant.
-	later := func(at time.Time, atMost time.Duration) bool { return f.Now.Before(at) && at.Sub(f.Now) <= atMost }
 	if later(d.Retry, r.RetryInterval) {
 		return Action{Verb: Wait, Until: earliest(until, d.Retry)}
 	}
@@ -337,6 +379,20 @@ func (s *State) operate(f Facts, r Rules) (Action, bool) {
 	return Action{Verb: Operate, Operation: chosen.Name}, true
 }
 
+// fetch begins to fetch an image. A drain that is under way is not held up by that.
+func (s *State) fetch(r Rules) (Action, bool) {
+	if busy(s.Drain.Phase) {
+		return Action{}, false
+	}
+	for i := range s.Operations {
+		if o := &s.Operations[i]; o.needsImage(r) {
+			o.Prefetch = Prefetching
+			return Action{Verb: Fetch, Operation: o.Name}, true
+		}
+	}
+	return Action{}, false
+}
+
 // deadline is when an operation that waits for the API may go ahead without it.
 func (s *State) deadline(r Rules) time.Time {
 	var at time.Time
@@ -360,12 +416,12 @@ type Result struct {
 	Err error
 	// Interrupted: the API gave no answer. It says nothing about the node, and uses up nothing.
 	Interrupted bool
-	// Doubtful: the API refused by 401 or 403. Right after its start it does not know anybody's rights yet.
-	Doubtful bool
-	Alone    bool // of Check
-	Blocked  []v1alpha1.BlockedPod
-	Output   string // of Operate
-	ExitCode int
+	// Unauthorized: the API refused by 401 or 403. Right after its start it does not know anybody's rights yet.
+	Unauthorized bool
+	Alone        bool // of Check
+	Blocked      []v1alpha1.BlockedPod
+	Output       string // of Operate
+	ExitCode     int
 }
 
 // believeRefusal is how long a refusal of rights is not believed, as everywhere in Skerry.
@@ -374,17 +430,24 @@ const believeRefusal = 30 * time.Second
 // Apply takes what came of an action. The caller drops results of actions that were no longer wanted.
 func (s *State) Apply(a Action, res Result, f Facts, r Rules) {
 	d := &s.Drain
-	if a.Verb == Operate {
+	switch a.Verb {
+	case Operate:
 		s.operated(a.Operation, res, f)
+		return
+	case Fetch:
+		s.fetched(a.Operation, res, f)
+		return
+	case Abort:
+		s.aborted(a.Operation, res, f, r)
 		return
 	}
 	switch {
-	case !res.Doubtful:
-		d.Doubted = time.Time{}
-	case d.Doubted.IsZero():
-		d.Doubted = f.Now
+	case !res.Unauthorized:
+		d.UnauthorizedSince = time.Time{}
+	case d.UnauthorizedSince.IsZero():
+		d.UnauthorizedSince = f.Now
 		fallthrough
-	case f.Now.Sub(d.Doubted) < believeRefusal:
+	case f.Now.Sub(d.UnauthorizedSince) < believeRefusal:
 		res.Interrupted = true
 	}
 	if res.Interrupted {
@@ -392,12 +455,12 @@ func (s *State) Apply(a Action, res Result, f Facts, r Rules) {
 		if res.Err != nil {
 			d.Message += ": " + res.Err.Error()
 		}
-		if d.Unheard.IsZero() {
-			d.Unheard = f.Now
+		if d.NoResponseSince.IsZero() {
+			d.NoResponseSince = f.Now
 		}
 		return
 	}
-	d.Next, d.Retry, d.Unheard = time.Time{}, time.Time{}, time.Time{}
+	d.Next, d.Retry, d.NoResponseSince = time.Time{}, time.Time{}, time.Time{}
 	switch a.Verb {
 	case Check:
 		switch {
@@ -430,6 +493,30 @@ func (s *State) Apply(a Action, res Result, f Facts, r Rules) {
 		default:
 			d.Phase, d.Message, d.Next = v1alpha1.DrainRetrying, res.Err.Error(), f.Now.Add(d.Interval)
 		}
+	}
+}
+
+func (s *State) fetched(name string, res Result, f Facts) {
+	o := s.find(name)
+	if o == nil || o.Stage != Waiting {
+		return
+	}
+	o.Output, o.Prefetch = res.Output, Prefetched
+	if res.Err != nil {
+		o.Prefetch, o.ExitCode = "", &res.ExitCode
+		o.end(Failed, f.Now, "PrefetchFailed", res.Err.Error())
+	}
+}
+
+func (s *State) aborted(name string, res Result, f Facts, r Rules) {
+	o := s.find(name)
+	switch {
+	case o == nil || !o.inHook():
+	case res.Err != nil:
+		s.Drain.Retry = f.Now.Add(r.RetryInterval)
+	default:
+		o.Output, o.Prefetch = res.Output, ""
+		o.end(Cancelled, f.Now, "Cancelled", "it was cancelled, and its hook was ended")
 	}
 }
 

@@ -179,7 +179,7 @@ func TestStep(t *testing.T) {
 			}
 		},
 		"a refusal of rights is believed after 30 s": func(w *world) {
-			refused := drain.Result{Err: errors.New("403"), Doubtful: true}
+			refused := drain.Result{Err: errors.New("403"), Unauthorized: true}
 			w.ask("a", v1alpha1.OperationReboot)
 			w.does(drain.Check, good)
 			w.does(drain.Cordon, good)
@@ -284,11 +284,71 @@ func TestStep(t *testing.T) {
 			w.does(drain.Check, good)
 			w.does(drain.Cordon, good)
 			w.does(drain.Attempt, good)
-			w.does(drain.Operate)
+			w.does(drain.Operate, good)
 			w.state.Operations[0].Spec.Cancel = true
-			w.does(drain.Operate, good) // not while the hook runs
 			w.does(drain.Uncordon, good)
 			w.is(v1alpha1.DrainNotRequested, drain.Cancelled)
+		},
+		"a hook that hangs is ended when its operation is cancelled": func(w *world) {
+			w.ask("a", v1alpha1.OperationReboot)
+			w.ask("b", v1alpha1.OperationReboot)
+			w.does(drain.Check, good)
+			w.does(drain.Cordon, good)
+			w.does(drain.Attempt, good)
+			w.does(drain.Operate)
+			if m := w.state.Operations[1].Message; m != "waits for the end of the hook of a" {
+				w.t.Errorf("the other one says %q", m)
+			}
+			w.state.Operations[0].Spec.Cancel = true
+			w.does(drain.Abort, bad) // it can't be ended, or not yet
+			w.does(drain.Wait)
+			w.later(w.rules.RetryInterval)
+			w.does(drain.Abort, good)
+			w.does(drain.Operate)
+			w.is(v1alpha1.DrainComplete, drain.Cancelled, drain.Running)
+		},
+		"an image is fetched before anything is cordoned": func(w *world) {
+			w.rules.Prefetch = true
+			w.ask("a", v1alpha1.OperationImageUpdate)
+			w.does(drain.Fetch)
+			w.is(v1alpha1.DrainNotRequested, drain.Waiting)
+			w.does(drain.Fetch, good)
+			w.does(drain.Check, good)
+			w.does(drain.Cordon, good)
+			w.does(drain.Attempt, good)
+			w.does(drain.Operate, good)
+		},
+		"an image that can't be had ends the operation": func(w *world) {
+			w.rules.Prefetch = true
+			w.ask("a", v1alpha1.OperationImageUpdate)
+			w.does(drain.Fetch, bad)
+			w.does(drain.Wait)
+			w.is(v1alpha1.DrainNotRequested, drain.Failed)
+			if r := w.state.Operations[0].Reason; r != "PrefetchFailed" {
+				w.t.Errorf("reason %s", r)
+			}
+		},
+		"a fetch is cancelled": func(w *world) {
+			w.rules.Prefetch = true
+			w.ask("a", v1alpha1.OperationImageUpdate)
+			w.does(drain.Fetch)
+			w.state.Operations[0].Spec.Cancel = true
+			w.does(drain.Abort, good)
+			w.does(drain.Wait)
+			w.is(v1alpha1.DrainNotRequested, drain.Cancelled)
+		},
+		"a fetch waits for the drain that is under way": func(w *world) {
+			w.rules.Prefetch = true
+			w.ask("a", v1alpha1.OperationReboot)
+			w.does(drain.Check, good)
+			w.ask("b", v1alpha1.OperationImageUpdate)
+			w.does(drain.Cordon, good)
+			w.does(drain.Attempt, good)
+			w.does(drain.Operate, good)
+			w.does(drain.Fetch)
+			w.facts.Boot = "2" // it is begun again
+			w.does(drain.Fetch)
+			w.is(v1alpha1.DrainNotRequested, drain.Done, drain.Waiting)
 		},
 		"forced without a link": func(w *world) {
 			w.facts.Reachable = false

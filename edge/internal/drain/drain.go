@@ -5,6 +5,9 @@
 // cordon. It refuses to go ahead because something is not known: without an API it waits. State and Step are pure; Worker speaks with the API;
 // Agent keeps the state in the store before it acts, and asks the hooks.
 //
+// It is above 2,500 lines because the state machine, what it does at the API and its exchange with the
+// cloud share one vocabulary, and nothing else uses any of them.
+//
 // One goroutine, the loop of Agent.Run, owns the state. At most one action runs beside it, and ends before the next begins. Agent's methods may
 // be called from any goroutine; those that change something need a running loop.
 package drain
@@ -19,6 +22,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/record"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
@@ -35,14 +39,20 @@ type Node interface {
 	Check(ctx context.Context) Result
 	Cordon(ctx context.Context) Result
 	Uncordon(ctx context.Context) Result
-	Attempt(ctx context.Context, timeout time.Duration, told func([]v1alpha1.BlockedPod)) Result
+	Attempt(ctx context.Context, timeout time.Duration, progress Progress) Result
 }
 
 // Hooks carry the operations out; a *hook.Hooks.
 type Hooks interface {
 	Check(operation string) error
-	Run(ctx context.Context, operation string, env ...string) (output string, code int, err error)
+	// Run runs the hook of an operation once for each id. It returns when ctx ends, and the hook goes on: the next Run of the same id takes it up.
+	Run(ctx context.Context, id, operation string, env ...string) (output string, code int, err error)
+	// Kill ends the hook of an id, where it runs.
+	Kill(ctx context.Context, id string) (output string, err error)
 }
+
+// PrefetchHook is the hook that brings the image of an ImageUpdate to the device and checks it, before anything is cordoned.
+const PrefetchHook = "Prefetch"
 
 // Config is what an Agent needs.
 type Config struct {
@@ -115,11 +125,16 @@ func (a *Agent) Describe(ch chan<- *prometheus.Desc) { a.duration.Describe(ch) }
 // Collect implements prometheus.Collector.
 func (a *Agent) Collect(ch chan<- prometheus.Metric) { a.duration.Collect(ch) }
 
-// Status is a copy of the state as it is kept.
+// Status is a copy of the state as it is kept, with the numbers of its phases.
 func (a *Agent) Status() State {
 	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.shown.clone()
+	s := a.shown.clone()
+	a.mu.Unlock()
+	s.Drain.PhaseNumber = s.Drain.Phase.Number()
+	for i := range s.Operations {
+		s.Operations[i].PhaseNumber = s.Operations[i].Phase.Number()
+	}
+	return s
 }
 
 // task is the action that runs.
@@ -267,7 +282,7 @@ func (l *loop) start(ctx context.Context, action Action) {
 	case <-a.progress:
 	default:
 	}
-	go func() { t.done <- a.act(ctx, action, operation) }()
+	go func() { t.done <- a.act(ctx, action, operation, l.evicted) }()
 }
 
 func (l *loop) stop() {
@@ -278,8 +293,8 @@ func (l *loop) stop() {
 	}
 }
 
-// act does one action.
-func (a *Agent) act(ctx context.Context, action Action, o Operation) Result {
+// act does one action. evicted is called for each pod that an attempt evicts.
+func (a *Agent) act(ctx context.Context, action Action, o Operation, evicted func(*corev1.Pod)) Result {
 	switch action.Verb {
 	case Check:
 		return a.config.Node.Check(ctx)
@@ -302,16 +317,33 @@ func (a *Agent) act(ctx context.Context, action Action, o Operation) Result {
 				return Result{Err: fmt.Errorf("handing over: %w", err), Interrupted: true} // nothing was evicted: no attempt was made
 			}
 		}
-		return a.config.Node.Attempt(ctx, action.Timeout, func(blocked []v1alpha1.BlockedPod) {
-			a.offer(ctx, blocked)
+		return a.config.Node.Attempt(ctx, action.Timeout, Progress{
+			Blocked: func(blocked []v1alpha1.BlockedPod) { a.offer(ctx, blocked) }, Evicted: evicted,
 		})
-	case Operate:
+	case Operate, Fetch:
 		var res Result
-		res.Output, res.ExitCode, res.Err = a.config.Hooks.Run(ctx, string(o.Spec.Operation),
+		res.Output, res.ExitCode, res.Err = a.config.Hooks.Run(ctx, o.hookID(), o.hookName(),
 			"SKERRY_NODE="+a.config.NodeName, "SKERRY_OPERATION="+o.Name, "SKERRY_IMAGE="+o.Spec.Image)
+		return res
+	case Abort:
+		var res Result
+		res.Output, res.Err = a.config.Hooks.Kill(ctx, o.hookID())
 		return res
 	}
 	return Result{}
+}
+
+// hookName is the hook that the operation has begun or comes next to.
+func (o *Operation) hookName() string {
+	if o.Stage == Waiting {
+		return PrefetchHook
+	}
+	return string(o.Spec.Operation)
+}
+
+// hookID tells one run of a hook from all others, also after a restart. The uid would not do: it is not known yet of what was asked for on the device.
+func (o *Operation) hookID() string {
+	return fmt.Sprintf("%s/%s/%d", o.hookName(), o.Name, o.RequestedAt.UnixNano())
 }
 
 // offer puts the newest list into the one slot. Several goroutines of an attempt may do so at once.

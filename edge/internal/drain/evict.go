@@ -23,25 +23,32 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// Attempt evicts what is to go and waits until it is gone, for as long as timeout. told hears of the pods that are blocked whenever they change.
-func (w *Worker) Attempt(ctx context.Context, timeout time.Duration, told func([]v1alpha1.BlockedPod)) Result {
+// Progress hears of an attempt while it goes on, from several goroutines.
+type Progress struct {
+	Blocked func([]v1alpha1.BlockedPod) // all pods that are blocked, whenever they change
+	Evicted func(*corev1.Pod)           // a pod whose eviction was accepted
+}
+
+// Attempt evicts what is to go and waits until it is gone, for as long as timeout.
+func (w *Worker) Attempt(ctx context.Context, timeout time.Duration, progress Progress) Result {
 	parent := ctx
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	a := &attempt{
-		worker: w, told: told, came: map[string]int{}, seen: map[types.UID]struct{}{},
+		worker: w, progress: progress, came: map[string]int{}, seen: map[types.UID]struct{}{},
 		blocked: map[types.NamespacedName]v1alpha1.BlockedPod{},
 	}
-	err := a.run(context.WithValue(ctx, earKey{}, a))
+	err := a.run(context.WithValue(ctx, observedKey{}, a))
 	res := Result{Blocked: a.list()}
 	switch {
 	case err == nil:
 		return Result{}
-	case a.unheard && parent.Err() == nil && ctx.Err() == nil:
-		res.Interrupted = true
-	case a.refused && parent.Err() == nil && ctx.Err() == nil:
-		res.Doubtful = true
-	case ctx.Err() != nil && parent.Err() == nil:
+	case parent.Err() != nil:
+	case a.noResponse != nil && (ctx.Err() == nil || a.hung):
+		res.Interrupted, err = true, a.noResponse
+	case a.refused && ctx.Err() == nil:
+		res.Unauthorized = true
+	case ctx.Err() != nil:
 		err = fmt.Errorf("not done within %v: %w", timeout, err)
 	}
 	res.Err = err
@@ -50,16 +57,17 @@ func (w *Worker) Attempt(ctx context.Context, timeout time.Duration, told func([
 
 // attempt is one attempt. It evicts with a goroutine a pod, so what they tell is guarded.
 type attempt struct {
-	worker *Worker
-	told   func([]v1alpha1.BlockedPod)
+	worker   *Worker
+	progress Progress
 
 	came map[string]int // how often a pod of this kind came back
 	seen map[types.UID]struct{}
 
-	mu      sync.Mutex
-	blocked map[types.NamespacedName]v1alpha1.BlockedPod
-	unheard bool // an answer was missing
-	refused bool // by 401 or 403
+	mu         sync.Mutex
+	blocked    map[types.NamespacedName]v1alpha1.BlockedPod
+	noResponse error // why an answer was missing
+	hung       bool  // the attempt's time was over while one was waited for
+	refused    bool  // by 401 or 403
 }
 
 func (a *attempt) run(ctx context.Context) error {
@@ -95,13 +103,13 @@ func (w *Worker) leaving(ctx context.Context) ([]corev1.Pod, error) {
 	for {
 		list, err := w.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, o)
 		if err != nil {
-			return nil, fmt.Errorf("listing the node's pods: %w", err)
+			return nil, fmt.Errorf("listing the node's pods: %w", plain(err))
 		}
 		for _, pod := range list.Items {
 			stays, err := w.stays(ctx, &pod)
 			switch {
 			case err != nil:
-				errs = append(errs, fmt.Errorf("reading the DaemonSet of %s/%s: %w", pod.Namespace, pod.Name, err))
+				errs = append(errs, fmt.Errorf("reading the DaemonSet of %s/%s: %w", pod.Namespace, pod.Name, plain(err)))
 			case !stays:
 				pods = append(pods, pod)
 			}
@@ -137,7 +145,7 @@ func (a *attempt) remove(ctx context.Context, pod *corev1.Pod) error {
 	for {
 		wait, err := a.evict(ctx, pod)
 		if err != nil {
-			return fmt.Errorf("evicting %s/%s: %w", pod.Namespace, pod.Name, err)
+			return fmt.Errorf("evicting %s/%s: %w", pod.Namespace, pod.Name, plain(err))
 		}
 		if wait == 0 {
 			break
@@ -149,7 +157,7 @@ func (a *attempt) remove(ctx context.Context, pod *corev1.Pod) error {
 			pod = now
 		}
 	}
-	for {
+	for since := time.Now(); ; {
 		now, err := a.worker.pod(ctx, pod)
 		switch {
 		case apierrors.IsNotFound(err) || err == nil && now.UID != pod.UID:
@@ -157,12 +165,34 @@ func (a *attempt) remove(ctx context.Context, pod *corev1.Pod) error {
 			klog.FromContext(ctx).Info("A pod has gone", "nodedrain-step", "evict-progress", "pod", klog.KObj(pod))
 			return nil
 		case err != nil:
-			return fmt.Errorf("waiting for the end of %s/%s: %w", pod.Namespace, pod.Name, err)
+			return fmt.Errorf("waiting for the end of %s/%s: %w", pod.Namespace, pod.Name, plain(err))
+		}
+		if period := gracePeriod(now); time.Since(since) > period+a.worker.retryDelay {
+			a.block(now, v1alpha1.BlockedTerminating, "", stuck(now, period))
 		}
 		if err := sleep(ctx, gonePoll); err != nil {
 			return fmt.Errorf("waiting for the end of %s/%s: %w", pod.Namespace, pod.Name, err)
 		}
 	}
+}
+
+// gracePeriod is how long a pod may take to end.
+func gracePeriod(pod *corev1.Pod) time.Duration {
+	for _, seconds := range []*int64{pod.DeletionGracePeriodSeconds, pod.Spec.TerminationGracePeriodSeconds} {
+		if seconds != nil {
+			return time.Duration(*seconds) * time.Second
+		}
+	}
+	return corev1.DefaultTerminationGracePeriodSeconds * time.Second
+}
+
+// stuck says what is known of a pod that does not end.
+func stuck(pod *corev1.Pod, period time.Duration) string {
+	text := fmt.Sprintf("its eviction was accepted, and it has not gone within its grace period of %v", period)
+	if len(pod.Finalizers) > 0 {
+		return text + "; finalizers: " + strings.Join(pod.Finalizers, ", ")
+	}
+	return text
 }
 
 // gonePoll is between two looks at a pod that was evicted: its grace period is seconds at least.
@@ -174,7 +204,10 @@ func (a *attempt) evict(ctx context.Context, pod *corev1.Pod) (again time.Durati
 	eviction := &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}, DeleteOptions: &metav1.DeleteOptions{}}
 	err = a.worker.client.PolicyV1().Evictions(pod.Namespace).Evict(ctx, eviction)
 	switch {
-	case err == nil || apierrors.IsNotFound(err):
+	case err == nil:
+		a.progress.Evicted(pod)
+		fallthrough
+	case apierrors.IsNotFound(err):
 		a.clear(pod)
 		return 0, nil
 	case noAnswer(err) || ctx.Err() != nil:
@@ -187,7 +220,7 @@ func (a *attempt) evict(ctx context.Context, pod *corev1.Pod) (again time.Durati
 		reason = v1alpha1.BlockedByBudget
 	}
 	if a.block(pod, reason, a.worker.budgets(ctx, pod), err.Error()) {
-		klog.FromContext(ctx).Info("A pod could not be evicted", "nodedrain-step", "evict-error", "pod", klog.KObj(pod), "reason", reason, "err", err)
+		klog.FromContext(ctx).Info("A pod could not be evicted", "nodedrain-step", "evict-error", "pod", klog.KObj(pod), "reason", reason, "err", plain(err))
 	}
 	switch ending := apierrors.IsForbidden(err) && apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause); {
 	case reason == v1alpha1.BlockedByBudget:
@@ -262,29 +295,25 @@ func lineage(pod *corev1.Pod) string {
 	return pod.Namespace + "/" + pod.Name
 }
 
-// ear notes, for the attempt that a request is of, that there was no answer: what an attempt ends with is the errors of many pods, and of reads whose failure
-// is no failure.
-type ear struct{ next http.RoundTripper }
-
-type earKey struct{}
-
-// RoundTrip implements http.RoundTripper.
-func (e ear) RoundTrip(r *http.Request) (*http.Response, error) {
-	answer, err := e.next.RoundTrip(r)
-	a, ok := r.Context().Value(earKey{}).(*attempt)
-	if !ok || r.Context().Err() != nil {
-		return answer, err
-	}
-	if err != nil || slices.Contains([]int{http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout}, answer.StatusCode) {
-		a.mu.Lock()
-		a.unheard = true
-		a.mu.Unlock()
-	} else if answer.StatusCode == http.StatusUnauthorized || answer.StatusCode == http.StatusForbidden {
-		a.mu.Lock()
+// observe notes what an answer says of the way to the API. A request that was given up says nothing of
+// it, unless it was waited for as long as an eviction is repeated after: then the attempt's own time
+// was over while the link was.
+func (a *attempt) observe(ctx context.Context, answer *http.Response, err error, took time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch {
+	case ctx.Err() != nil:
+		if took >= a.worker.retryDelay {
+			a.hung = true
+			a.noResponse = fmt.Errorf("the link to the cloud gave no answer within %v", took.Round(time.Second))
+		}
+	case err != nil:
+		a.noResponse = err
+	case slices.Contains([]int{http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout}, answer.StatusCode):
+		a.noResponse = fmt.Errorf("the way to kube-apiserver is closed: %d %s", answer.StatusCode, http.StatusText(answer.StatusCode))
+	case answer.StatusCode == http.StatusUnauthorized || answer.StatusCode == http.StatusForbidden:
 		a.refused = true
-		a.mu.Unlock()
 	}
-	return answer, err
 }
 
 func (a *attempt) block(pod *corev1.Pod, reason v1alpha1.BlockedReason, pdb, message string) (changed bool) {
@@ -298,7 +327,7 @@ func (a *attempt) block(pod *corev1.Pod, reason v1alpha1.BlockedReason, pdb, mes
 	a.blocked[key] = b
 	a.mu.Unlock()
 	if changed {
-		a.told(a.list())
+		a.progress.Blocked(a.list())
 	}
 	return changed
 }
@@ -310,7 +339,7 @@ func (a *attempt) clear(pod *corev1.Pod) {
 	delete(a.blocked, key)
 	a.mu.Unlock()
 	if was {
-		a.told(a.list())
+		a.progress.Blocked(a.list())
 	}
 }
 
@@ -332,7 +361,7 @@ func (a *attempt) list() []v1alpha1.BlockedPod {
 func (w *Worker) budgets(ctx context.Context, pod *corev1.Pod) string {
 	all, err := w.client.PolicyV1().PodDisruptionBudgets(pod.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
-		klog.FromContext(ctx).Info("The PodDisruptionBudgets can't be read", "nodedrain-step", "evict-error", "err", err)
+		klog.FromContext(ctx).Info("The PodDisruptionBudgets can't be read", "nodedrain-step", "evict-error", "err", plain(err))
 		return ""
 	}
 	var names []string

@@ -162,7 +162,7 @@ func (f *follower) publish(ctx context.Context, o Operation) error {
 	delete(content, "status")
 	asked, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	made, err := f.cloud.Create(asked, &unstructured.Unstructured{Object: content}, metav1.CreateOptions{FieldManager: owner})
+	made, err := f.cloud.Create(asked, &unstructured.Unstructured{Object: content}, metav1.CreateOptions{FieldManager: fieldManager})
 	if apierrors.IsAlreadyExists(err) {
 		have, getErr := f.get(ctx, o.Name)
 		if getErr != nil {

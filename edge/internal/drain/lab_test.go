@@ -55,14 +55,17 @@ type lab struct {
 	admin  kubernetes.Interface
 	store  *memory
 	hooks  *hooks
+	real   drain.Hooks // in the place of hooks, where a test has them run
 	rules  drain.Rules
 	boot   string
 	agent  *drain.Agent
 	stop   func()
 	events *record.FakeRecorder
+	sent   record.EventRecorder // in the place of events, where a test has them sent
 	logs   logs
 
 	cut       atomic.Bool  // the API can't be reached
+	broken    atomic.Bool  // the way to it fails, and nothing has noticed yet
 	updates   atomic.Int32 // of the node, by the worker
 	conflicts atomic.Int32 // so many updates of the node come too late
 }
@@ -226,7 +229,7 @@ func (l *lab) start() {
 	worker, err := drain.NewWorker(drain.WorkerConfig{NodeName: l.name, API: api, EvictDelay: 100 * time.Millisecond, CordonDelay: time.Millisecond})
 	l.must(worker, err)
 	l.events = record.NewFakeRecorder(1000)
-	l.agent = drain.New(drain.Config{NodeName: l.name, Boot: l.boot, Node: worker, Hooks: l.hooks, Store: l.store, Rules: l.rules, Events: l.events})
+	l.agent = drain.New(drain.Config{NodeName: l.name, Boot: l.boot, Node: worker, Hooks: l.theHooks(), Store: l.store, Rules: l.rules, Events: l.recorder()})
 	ctx, cancel := context.WithCancel(l.logs.in(l.t.Context()))
 	done := make(chan error, 1)
 	agent := l.agent
@@ -354,6 +357,9 @@ func (k *link) RoundTrip(r *http.Request) (*http.Response, error) {
 			Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(string(body))), Request: r,
 		}, nil
 	}
+	if k.lab.broken.Load() {
+		return nil, io.ErrUnexpectedEOF
+	}
 	update := r.Method == http.MethodPut && strings.HasPrefix(r.URL.Path, "/api/v1/nodes/")
 	if update {
 		k.lab.updates.Add(1)
@@ -382,6 +388,12 @@ func (l *logs) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.Write(p)
+}
+
+func (l *logs) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
 }
 
 // steps are those of the drain that were logged, repeats left out.
@@ -466,6 +478,20 @@ func (m *memory) seen() []v1alpha1.DrainPhase {
 	return slices.Clone(m.phases)
 }
 
+func (l *lab) recorder() record.EventRecorder {
+	if l.sent != nil {
+		return l.sent
+	}
+	return l.events
+}
+
+func (l *lab) theHooks() drain.Hooks {
+	if l.real != nil {
+		return l.real
+	}
+	return l.hooks
+}
+
 // hooks note what was run.
 type hooks struct {
 	mu   sync.Mutex
@@ -480,7 +506,9 @@ func (h *hooks) Check(operation string) error {
 	return nil
 }
 
-func (h *hooks) Run(_ context.Context, operation string, _ ...string) (string, int, error) {
+func (h *hooks) Kill(context.Context, string) (string, error) { return "", nil }
+
+func (h *hooks) Run(_ context.Context, _, operation string, _ ...string) (string, int, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.ran = append(h.ran, operation)

@@ -248,7 +248,7 @@ func (f *follower) sync(ctx context.Context) error {
 		// Once a version: it may lag behind what the agent did since. Whose cordon it is counts when all operations are known that may want it.
 		if seen := fmt.Sprint(node.ResourceVersion, taken); seen != f.seen {
 			ready, open := conditionOf(node, f.agent.config.Boot)
-			err := f.agent.Node(ctx, ready, open, taken && !open && node.Annotations[v1alpha1.CordonAnnotation] == owner)
+			err := f.agent.Node(ctx, ready, open, taken && ours(node))
 			if err == nil {
 				f.seen = seen
 			}
@@ -292,11 +292,7 @@ func (f *follower) node() (*corev1.Node, bool) {
 
 // conditionOf tells whether the kubelet of this boot calls the node Ready, and whether the node takes pods. Of an earlier boot it may have said so as well.
 func conditionOf(node *corev1.Node, boot string) (ready, open bool) {
-	for _, c := range node.Status.Conditions {
-		if c.Type == corev1.NodeReady {
-			ready = c.Status == corev1.ConditionTrue
-		}
-	}
+	ready = isReady(node)
 	if said := node.Status.NodeInfo.BootID; said != "" && boot != "" && said != boot {
 		ready = false
 	}

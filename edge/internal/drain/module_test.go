@@ -57,7 +57,7 @@ func (l *lab) serve() {
 	worker, err := drain.NewWorker(drain.WorkerConfig{NodeName: l.name, API: api})
 	l.must(worker, err)
 	l.events = record.NewFakeRecorder(1000)
-	l.agent = drain.New(drain.Config{NodeName: l.name, Boot: l.boot, Node: worker, Hooks: l.hooks, Store: l.store, Rules: l.rules})
+	l.agent = drain.New(drain.Config{NodeName: l.name, Boot: l.boot, Node: worker, Hooks: l.theHooks(), Store: l.store, Rules: l.rules})
 	module := drain.NewModule(l.agent, drain.ModuleConfig{
 		Edge: held, Cloud: api, Reporter: l, Linked: func() bool { return !l.cut.Load() },
 		Events: func(context.Context) (record.EventRecorder, func(), error) { return l.events, func() {}, nil },
@@ -264,7 +264,7 @@ func TestModuleWithoutItsStore(t *testing.T) {
 			l := newLab(t)
 			l.applyKinds()
 			name := l.name + "-op"
-			l.must(l.admin.CoreV1().Nodes().Patch(t.Context(), l.name, types.MergePatchType, ours, metav1.PatchOptions{}))
+			l.must(l.admin.CoreV1().Nodes().Patch(t.Context(), l.name, types.MergePatchType, ours, metav1.PatchOptions{FieldManager: "edgecore-drain"}))
 			l.want(name, tc.operation, tc.status)
 			l.serve()
 			l.await("it is known", func(s drain.State) bool { return operation(s, name) != nil })

@@ -9,6 +9,17 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
+// Rules are the numbers of the configuration.
+type Rules struct {
+	Off           bool          // drain is switched off on this device
+	Attempts      int           // to drain, in all
+	Interval      time.Duration // between two of them
+	Timeout       time.Duration // of one of them, where the operation says nothing
+	ProceedAfter  time.Duration // without an API, for operations that say Proceed
+	RetryInterval time.Duration // after the API gave no answer
+	Prefetch      bool          // a hook brings images to the device before anything is cordoned
+}
+
 // Stage is how far an operation is.
 type Stage string
 
@@ -19,6 +30,15 @@ const (
 	Done      Stage = "Done"
 	Failed    Stage = "Failed"
 	Cancelled Stage = "Cancelled"
+)
+
+// Prefetch is how far the image of an ImageUpdate is; "": nothing was begun.
+type Prefetch string
+
+// The values of Prefetch.
+const (
+	Prefetching Prefetch = "Prefetching" // the hook was started
+	Prefetched  Prefetch = "Prefetched"  // the image is on the device, and was checked
 )
 
 // Operation is one wanted operation, as it is kept.
@@ -38,15 +58,18 @@ type Operation struct {
 	// Unreachable is since when the API has not been there for it; zero: it is there.
 	Unreachable time.Time `json:"unreachable,omitzero"`
 	// Phase, Attempts and Blocked are the drain's as long as the operation waits, and stay as they were then.
-	Phase    v1alpha1.DrainPhase   `json:"phase,omitempty"`
-	Attempts int                   `json:"attempts,omitempty"`
-	Blocked  []v1alpha1.BlockedPod `json:"blocked,omitempty"`
+	Phase       v1alpha1.DrainPhase   `json:"phase,omitempty"`
+	PhaseNumber int                   `json:"phaseNumber,omitempty"` // in what Status gives; not kept
+	Attempts    int                   `json:"attempts,omitempty"`
+	Blocked     []v1alpha1.BlockedPod `json:"blocked,omitempty"`
 
 	BootBefore string    `json:"bootBefore,omitempty"`
 	BootAfter  string    `json:"bootAfter,omitempty"`
 	Output     string    `json:"output,omitempty"`
 	ExitCode   *int      `json:"exitCode,omitempty"`
 	EndedAt    time.Time `json:"endedAt,omitzero"`
+	// Prefetch is how far the image is on its way to the device, where a hook brings it.
+	Prefetch Prefetch `json:"prefetch,omitempty"`
 
 	// Told: the cloud was told of the end. Gone: the NodeOperation is not there any more.
 	Told bool `json:"told,omitempty"`
@@ -59,6 +82,16 @@ func (o *Operation) ended() bool { return o.Stage == Done || o.Stage == Failed |
 // down reports whether the operation is one that the next boot completes.
 func (o *Operation) down() bool { return o.Spec.Operation != v1alpha1.OperationDrain }
 
+// inHook reports whether a hook of the operation was started and has not ended, as far as is known.
+func (o *Operation) inHook() bool {
+	return o.Stage == Running && o.ExitCode == nil || o.Stage == Waiting && o.Prefetch == Prefetching
+}
+
+// needsImage reports whether the operation has to wait for its image before it may ask for a drain.
+func (o *Operation) needsImage(r Rules) bool {
+	return r.Prefetch && o.Spec.Operation == v1alpha1.OperationImageUpdate && o.Stage == Waiting && o.Prefetch != Prefetched
+}
+
 // holds reports whether the operation wants the node to stay drained: also a drain that is done, until it is cancelled or the device boots. One that was done
 // without the drain being complete has nothing to hold.
 func (o *Operation) holds() bool {
@@ -68,23 +101,24 @@ func (o *Operation) holds() bool {
 
 // Drain is the one worker's state.
 type Drain struct {
-	Phase      v1alpha1.DrainPhase `json:"phase"`
-	Attempts   int                 `json:"attempts,omitempty"`   // the running one included
-	Attempting bool                `json:"attempting,omitempty"` // attempt number Attempts has begun and not ended
-	Next       time.Time           `json:"next,omitzero"`        // no attempt is made before
-	Retry      time.Time           `json:"-"`                    // nothing is asked of the API before: not kept, or an API that is down would wear the disk
-	Doubted    time.Time           `json:"-"`                    // since when the API refuses by 403, zero where it does not
+	Phase             v1alpha1.DrainPhase `json:"phase"`
+	PhaseNumber       int                 `json:"phaseNumber,omitempty"` // in what Status gives; not kept
+	Attempts          int                 `json:"attempts,omitempty"`    // the running one included
+	Attempting        bool                `json:"attempting,omitempty"`  // attempt number Attempts has begun and not ended
+	Next              time.Time           `json:"next,omitzero"`         // no attempt is made before
+	Retry             time.Time           `json:"-"`                     // nothing is asked of the API before: not kept, or an API that is down would wear the disk
+	UnauthorizedSince time.Time           `json:"-"`                     // since when the API refuses by 403, zero where it does not
 	// Timeout of an attempt, Limit of attempts and the Interval between two of them are as they were when the drain began: a change in mid-drain changes nothing.
 	Timeout  time.Duration `json:"timeout,omitempty"`
 	Limit    int           `json:"limit,omitempty"`
 	Interval time.Duration `json:"interval,omitempty"`
-	// Unheard is since when the API has given no answer although it could be asked; zero: it answers.
-	Unheard time.Time             `json:"unheard,omitzero"`
-	Blocked []v1alpha1.BlockedPod `json:"blocked,omitempty"`
-	Message string                `json:"message,omitempty"`
-	BeganAt time.Time             `json:"beganAt,omitzero"`
-	Boot    string                `json:"boot,omitempty"`   // the boot that this is about
-	Forced  bool                  `json:"forced,omitempty"` // the phase is an operator's word, and is not doubted
+	// NoResponseSince is since when the API has given no answer although it could be asked; zero: it answers.
+	NoResponseSince time.Time             `json:"noResponseSince,omitzero"`
+	Blocked         []v1alpha1.BlockedPod `json:"blocked,omitempty"`
+	Message         string                `json:"message,omitempty"`
+	BeganAt         time.Time             `json:"beganAt,omitzero"`
+	Boot            string                `json:"boot,omitempty"`   // the boot that this is about
+	Forced          bool                  `json:"forced,omitempty"` // the phase is an operator's word, and is not doubted
 
 	// Cordoned: we have set, or were about to set, our cordon. Uncordon: it is to be taken back; AfterReady: not before the node is Ready.
 	Cordoned   bool `json:"cordoned,omitempty"`

@@ -19,7 +19,7 @@ const (
 // statusOf is an operation as its NodeOperation's status says it.
 func statusOf(o Operation, drainMessage string) v1alpha1.NodeOperationStatus {
 	s := v1alpha1.NodeOperationStatus{
-		Phase: o.Phase, RequestedBy: o.RequestedBy, RequestedAt: timeOf(o.RequestedAt), Attempts: int32(o.Attempts), BlockedPods: o.Blocked,
+		Phase: o.Phase, PhaseNumber: int32(o.Phase.Number()), RequestedBy: o.RequestedBy, RequestedAt: timeOf(o.RequestedAt), Attempts: int32(o.Attempts), BlockedPods: o.Blocked,
 		BootIDBefore: o.BootBefore, BootIDAfter: o.BootAfter, Output: tailOf(o.Output, maxOutput), CompletedAt: timeOf(o.EndedAt),
 	}
 	if o.ExitCode != nil {

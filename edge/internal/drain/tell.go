@@ -103,6 +103,16 @@ func (l *loop) event(warning bool, reason, message string) {
 	l.events.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: name, UID: types.UID(name)}, kind, reason, message)
 }
 
+// evicted says of a pod that it was evicted, on the pod: a recorder drops events that come in bursts about one object, as the Node would be. It may be called from
+// any goroutine.
+func (l *loop) evicted(pod *corev1.Pod) {
+	if l.events == nil {
+		return
+	}
+	about := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
+	l.events.Event(about, corev1.EventTypeNormal, "EvictedForDrain", "evicted for the drain of node "+l.agent.config.NodeName)
+}
+
 // blockedText names the first pods that hold a drain.
 func blockedText(blocked []v1alpha1.BlockedPod) string {
 	const named = 3

@@ -7,7 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"slices"
+	"net/url"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -47,7 +47,7 @@ type WorkerConfig struct {
 // NewWorker makes a Worker. It asks nothing yet.
 func NewWorker(c WorkerConfig) (*Worker, error) {
 	api := rest.CopyConfig(c.API)
-	api.Wrap(func(next http.RoundTripper) http.RoundTripper { return ear{next} })
+	api.Wrap(func(next http.RoundTripper) http.RoundTripper { return responseObserver{next} })
 	client, err := kubernetes.NewForConfig(api)
 	if err != nil {
 		return nil, fmt.Errorf("a client of the API: %w", err)
@@ -68,31 +68,8 @@ func NewWorker(c WorkerConfig) (*Worker, error) {
 	}, nil
 }
 
-// Check tells whether the node is alone: nobody else is schedulable. A node that is cordoned for a drain of its own will be again, so it counts: or, of many nodes
-// that are drained at once, the last would find itself alone and go ahead whatever the budgets say.
-func (w *Worker) Check(ctx context.Context) Result {
-	others := metav1.ListOptions{FieldSelector: "spec.unschedulable=false,metadata.name!=" + w.node, Limit: 1}
-	list, err := w.client.CoreV1().Nodes().List(ctx, others)
-	if err != nil {
-		return failed(err)
-	}
-	if len(list.Items) > 0 {
-		return Result{}
-	}
-	for others = (metav1.ListOptions{FieldSelector: "spec.unschedulable=true,metadata.name!=" + w.node, Limit: 100}); ; {
-		if list, err = w.client.CoreV1().Nodes().List(ctx, others); err != nil {
-			return failed(err)
-		}
-		if slices.ContainsFunc(list.Items, func(n corev1.Node) bool { return n.Annotations[v1alpha1.CordonAnnotation] == owner }) {
-			return Result{}
-		}
-		if others.Continue = list.Continue; others.Continue == "" {
-			return Result{Alone: true}
-		}
-	}
-}
-
-// Cordon makes the node unschedulable and says that we did. A cordon that is there already stays whose it is.
+// Cordon makes the node unschedulable and says that we did. A cordon that is there already stays whose
+// it is.
 func (w *Worker) Cordon(ctx context.Context) Result {
 	return w.change(ctx, func(n *corev1.Node) bool {
 		if n.Spec.Unschedulable {
@@ -107,17 +84,16 @@ func (w *Worker) Cordon(ctx context.Context) Result {
 	})
 }
 
-// owner is the value of the annotation on a cordon of ours.
-const owner = "edgecore"
-
-// Uncordon takes back our cordon, and no other.
+// Uncordon takes back our cordon, and no other. Of one that became another's, only our annotation goes.
 func (w *Worker) Uncordon(ctx context.Context) Result {
 	res := w.change(ctx, func(n *corev1.Node) bool {
 		if n.Annotations[v1alpha1.CordonAnnotation] != owner {
 			return false
 		}
+		if ours(n) {
+			n.Spec.Unschedulable = false
+		}
 		delete(n.Annotations, v1alpha1.CordonAnnotation)
-		n.Spec.Unschedulable = false
 		return true
 	})
 	if apierrors.IsNotFound(res.Err) {
@@ -142,7 +118,7 @@ func (w *Worker) change(ctx context.Context, change func(*corev1.Node) bool) Res
 			if !change(node) {
 				return Result{}
 			}
-			_, err = w.client.CoreV1().Nodes().Update(ctx, node, metav1.UpdateOptions{FieldManager: owner})
+			_, err = w.client.CoreV1().Nodes().Update(ctx, node, metav1.UpdateOptions{FieldManager: fieldManager})
 		}
 		switch {
 		case err == nil:
@@ -150,13 +126,23 @@ func (w *Worker) change(ctx context.Context, change func(*corev1.Node) bool) Res
 		case noAnswer(err) || ctx.Err() != nil:
 			return failed(err)
 		}
-		klog.FromContext(ctx).Info("The node could not be changed", "nodedrain-step", "cordon-failure", "try", try+1, "of", w.cordons, "err", err)
+		klog.FromContext(ctx).Info("The node could not be changed", "nodedrain-step", "cordon-failure", "try", try+1, "of", w.cordons, "err", plain(err))
 		last = err
 	}
 	return failed(last)
 }
 
-func failed(err error) Result { return Result{Err: err, Interrupted: noAnswer(err)} }
+func failed(err error) Result { return Result{Err: plain(err), Interrupted: noAnswer(err)} }
+
+// plain is an error without the address that net/http puts in front: that of kube-apiserver through the
+// link is made up (Through), and says nothing to whoever reads it.
+func plain(err error) error {
+	var where *url.Error
+	if errors.As(err, &where) {
+		return where.Err
+	}
+	return err
+}
 
 // noAnswer reports whether an error says nothing of the node: there is no link, or nobody behind it.
 func noAnswer(err error) bool {

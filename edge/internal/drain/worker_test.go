@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -22,16 +21,13 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/drain"
 )
 
-// nodes is a cluster's other nodes, as kube-apiserver lists them.
+// nodes is a cluster's other nodes, as kube-apiserver lists them. This node has no pods.
 type nodes []corev1.Node
 
 func (n nodes) RoundTrip(r *http.Request) (*http.Response, error) {
-	selector := r.URL.Query().Get("fieldSelector")
-	list := corev1.NodeList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "NodeList"}}
-	for _, node := range n {
-		if strings.Contains(selector, fmt.Sprintf("spec.unschedulable=%t", node.Spec.Unschedulable)) {
-			list.Items = append(list.Items, node)
-		}
+	var list any = corev1.NodeList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "NodeList"}, Items: n}
+	if r.URL.Path == "/api/v1/pods" {
+		list = corev1.PodList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PodList"}}
 	}
 	body, err := json.Marshal(list)
 	if err != nil {
@@ -41,17 +37,30 @@ func (n nodes) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 func TestCheck(t *testing.T) {
-	node := func(cordoned bool, by string) corev1.Node {
-		return corev1.Node{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{v1alpha1.CordonAnnotation: by}}, Spec: corev1.NodeSpec{Unschedulable: cordoned}}
+	node := func(cordoned bool, by string, managers ...string) corev1.Node {
+		n := corev1.Node{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{v1alpha1.CordonAnnotation: by}}, Spec: corev1.NodeSpec{Unschedulable: cordoned}}
+		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+		for _, m := range managers {
+			n.ManagedFields = append(n.ManagedFields, metav1.ManagedFieldsEntry{
+				Manager: m, Operation: metav1.ManagedFieldsOperationUpdate, FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(`{"f:spec":{"f:unschedulable":{}}}`),
+			})
+		}
+		return n
 	}
+	unready := node(false, "")
+	unready.Status.Conditions[0].Status = corev1.ConditionUnknown
 	tests := map[string]struct {
 		others nodes
 		alone  bool
 	}{
-		"nobody":                           {nil, true},
-		"one that takes pods":              {nodes{node(false, "")}, false},
-		"one that is being drained itself": {nodes{node(true, "edgecore")}, false},
-		"an administrator's cordon":        {nodes{node(true, "")}, true},
+		"nobody":                             {nil, true},
+		"one that takes pods":                {nodes{node(false, "")}, false},
+		"one that is not Ready":              {nodes{unready}, true},
+		"one that is being drained itself":   {nodes{node(true, "edgecore", "edgecore-drain")}, false},
+		"managedFields that were stripped":   {nodes{node(true, "edgecore")}, false},
+		"an administrator's cordon":          {nodes{node(true, "", "kubectl-cordon")}, true},
+		"an administrator's cordon on ours":  {nodes{node(true, "edgecore", "kubectl")}, true},
+		"the second of two that could do so": {nodes{unready, node(false, "")}, false},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
