@@ -6,6 +6,7 @@ package health
 
 import (
 	"context"
+	"crypto/subtle"
 	"errors"
 	"fmt"
 	"net"
@@ -27,7 +28,13 @@ type Server struct {
 	live    map[string]Check
 	ready   map[string]Check
 	metrics prometheus.Gatherer
+	guarded bool
+	token   string
 }
+
+// GuardMetrics has /metrics answer only who bears the token (Authorization: Bearer); "" is nobody's. It is
+// called before Run: on a loopback address every local user could read it otherwise.
+func (s *Server) GuardMetrics(token string) { s.guarded, s.token = true, token }
 
 // New returns a server for an address ("127.0.0.1:10551"). live are the checks of /healthz: a process that fails one should be restarted. ready
 // are those of /readyz, beside the live ones.
@@ -59,8 +66,21 @@ func (s *Server) Handler() http.Handler {
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) { answer(w, r, s.live) })
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, r *http.Request) { answer(w, r, s.live) })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) { answer(w, r, s.live, s.ready) })
-	mux.Handle("GET /metrics", promhttp.HandlerFor(s.metrics, promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
+	metrics := promhttp.HandlerFor(s.metrics, promhttp.HandlerOpts{MaxRequestsInFlight: 4})
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
+		if s.guarded && !s.bears(r) {
+			w.Header().Set("WWW-Authenticate", `Bearer realm="metrics"`)
+			http.Error(w, "metrics need the token of the file metrics.token in dataDir", http.StatusUnauthorized)
+			return
+		}
+		metrics.ServeHTTP(w, r)
+	})
 	return mux
+}
+
+func (s *Server) bears(r *http.Request) bool {
+	token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	return ok && s.token != "" && subtle.ConstantTimeCompare([]byte(token), []byte(s.token)) == 1
 }
 
 // answer says "ok", or with 503 what is wrong; ?verbose lists every check, as Kubernetes' own components do.

@@ -38,3 +38,32 @@ func TestPages(t *testing.T) {
 		})
 	}
 }
+
+func TestGuardedMetrics(t *testing.T) {
+	for name, tc := range map[string]struct {
+		guard, header string
+		code          int
+	}{
+		"no token":            {"secret", "", 401},
+		"another":             {"secret", "Bearer other", 401},
+		"the token":           {"secret", "Bearer secret", 200},
+		"none is nobody's":    {"", "Bearer ", 401},
+		"the pages need none": {"secret", "-", 200},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := health.New("", nil, nil, prometheus.NewRegistry())
+			s.GuardMetrics(tc.guard)
+			path := "/metrics"
+			if tc.header == "-" {
+				path = "/healthz"
+			}
+			r := httptest.NewRequest(http.MethodGet, path, http.NoBody)
+			r.Header.Set("Authorization", tc.header)
+			w := httptest.NewRecorder()
+			s.Handler().ServeHTTP(w, r)
+			if w.Code != tc.code {
+				t.Errorf("%d, want %d", w.Code, tc.code)
+			}
+		})
+	}
+}

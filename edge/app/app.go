@@ -25,7 +25,6 @@ import (
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/config"
-	"github.com/skerry-io/skerry/common/health"
 	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/link/quiclink"
 	"github.com/skerry-io/skerry/common/link/wslink"
@@ -235,7 +234,7 @@ func (a *App) assemble() error {
 		entries = append(entries, beehive.Entry{Module: a.edged, Restart: beehive.Never(), StartTimeout: time.Millisecond, StopTimeout: 20 * time.Second})
 	}
 	if listen := a.config.Health.Listen; listen != "" {
-		entries = append(entries, beehive.Entry{Module: &healthModule{health.New(listen, a.live(), a.ready(), a.metrics)}, Restart: beehive.OnFailure(beehive.Backoff{})})
+		entries = append(entries, beehive.Entry{Module: a.newHealth(listen), Restart: beehive.OnFailure(beehive.Backoff{})})
 	}
 	var err error
 	a.runner, err = beehive.NewRunner(beehive.Config{}, entries)

@@ -2,18 +2,24 @@ package app
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/health"
 	"github.com/skerry-io/skerry/edge/internal/api"
+	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
 )
 
@@ -47,12 +53,43 @@ func (m *identityModule) Run(ctx context.Context, port *beehive.Port) error {
 	return g.Wait()
 }
 
-// healthModule serves the health pages.
-type healthModule struct{ server *health.Server }
+// healthModule serves the health pages, and the metrics to who can read the token's file.
+type healthModule struct {
+	server *health.Server
+	token  string // path
+}
+
+func (a *App) newHealth(listen string) *healthModule {
+	return &healthModule{health.New(listen, a.live(), a.ready(), a.metrics), MetricsToken(a.config)}
+}
+
+// MetricsToken is the file with the token that /metrics wants, for root alone.
+func MetricsToken(cfg *edgeconfig.Config) string { return filepath.Join(cfg.DataDir, "metrics.token") }
 
 func (*healthModule) Name() message.Name { return "health" }
 
+// metricsToken reads the token, and makes one where there is none.
+func metricsToken(path string) (string, error) {
+	raw, err := os.ReadFile(path)
+	if token := strings.TrimSpace(string(raw)); err == nil && token != "" {
+		return token, nil
+	}
+	token := rand.Text()
+	if err := os.WriteFile(path+".new", []byte(token+"\n"), 0o600); err != nil {
+		return "", fmt.Errorf("making the token of the metrics: %w", err)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		return "", fmt.Errorf("making the token of the metrics: %w", err)
+	}
+	return token, nil
+}
+
 func (m *healthModule) Run(ctx context.Context, port *beehive.Port) error {
+	token, err := metricsToken(m.token)
+	if err != nil { // a full disk, say: no reason to be dead
+		klog.FromContext(ctx).Error(err, "Metrics can't be read until edgecore starts again")
+	}
+	m.server.GuardMetrics(token)
 	port.Ready()
 	return m.server.Run(ctx)
 }

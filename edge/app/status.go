@@ -128,7 +128,7 @@ func OwnFiles(cfg *edgeconfig.Config) []string {
 	at := storeConfig(cfg)
 	return []string{
 		IdentityDir(cfg), at.Path + "*", at.KeyFile, filepath.Join(cfg.DataDir, "edge.kubeconfig"), filepath.Join(cfg.DataDir, "discovery.json"),
-		filepath.Join(cfg.DataDir, "edge-api-ca.pem"),
+		filepath.Join(cfg.DataDir, "edge-api-ca.pem"), filepath.Join(cfg.DataDir, hookDir), MetricsToken(cfg),
 	}
 }
 

@@ -177,6 +177,7 @@ func (s *system) metric(node, name string) string {
 	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: h.Dial}}
 	req, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, "http://127.0.0.1:10551/metrics", http.NoBody)
 	s.check(err)
+	req.Header.Set("Authorization", "Bearer "+s.metricsToken(node))
 	res, err := client.Do(req)
 	s.check(err)
 	defer res.Body.Close()
@@ -188,6 +189,14 @@ func (s *system) metric(node, name string) string {
 		}
 	}
 	return ""
+}
+
+// metricsToken is what a device's metrics want to see.
+func (s *system) metricsToken(node string) string {
+	s.t.Helper()
+	raw, err := os.ReadFile(s.path(node, "/var/lib/skerry/metrics.token"))
+	s.check(err)
+	return strings.TrimSpace(string(raw))
 }
 
 // logged are the steps of drains that a device's log has from a place on.
@@ -220,7 +229,7 @@ func TestDrain_01_InTheTrial(t *testing.T) {
 	}
 	s.waitCordon("edge1", true, "edgecore")
 	table := strings.Fields(s.kubectl("get", "nodeoperations"))
-	if want := []string{"NAME", "NODE", "OPERATION", "PHASE", "ATTEMPTS", "STATE", "AGE", "one", "edge1", "Drain", "Complete", "1", "Drained"}; len(table) < len(want) || !slices.Equal(table[:len(want)], want) {
+	if want := []string{"NAME", "NODE", "OPERATION", "PHASE", "NO", "ATTEMPTS", "STATE", "AGE", "one", "edge1", "Drain", "Complete", "9", "1", "Drained"}; len(table) < len(want) || !slices.Equal(table[:len(want)], want) {
 		t.Errorf("kubectl get nodeoperations: %q", table)
 	}
 	if out, _, _ := s.edgecore("edge1", "status"); !strings.Contains(out, "Complete, attempt 1 of 5") {

@@ -26,7 +26,11 @@ func (s *system) footprint(ctx context.Context, on, program, metrics string) (fo
 	if err != nil {
 		return footprint{}, err
 	}
-	values, err := scrape(ctx, h, metrics)
+	token := ""
+	if program == "edgecore" {
+		token = s.metricsToken(on)
+	}
+	values, err := scrape(ctx, h, metrics, token)
 	if err != nil {
 		return footprint{}, err
 	}
@@ -46,10 +50,13 @@ func (s *system) footprint(ctx context.Context, on, program, metrics string) (fo
 }
 
 // scrape reads the metrics without labels.
-func scrape(ctx context.Context, h host.Host, url string) (map[string]float64, error) {
+func scrape(ctx context.Context, h host.Host, url, token string) (map[string]float64, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return nil, err
+	}
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
 	}
 	client := &http.Client{Transport: &http.Transport{DialContext: h.Dial, DisableKeepAlives: true}}
 	res, err := client.Do(req)

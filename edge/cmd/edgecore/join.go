@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -20,25 +21,23 @@ import (
 )
 
 func joinCommand(file *string) *cobra.Command {
-	var token, node string
+	var token, tokenFile, node string
 	var output cli.Output
 	var force bool
 	timeout := join.DefaultTimeout
 	c := &cobra.Command{
-		Use: "join --token TOKEN HOST[:PORT]", Short: "Make this device a node of the cluster behind HOST", Args: cli.Args(cobra.ExactArgs(1)),
+		Use: "join --token-file FILE HOST[:PORT]", Short: "Make this device a node of the cluster behind HOST", Args: cli.Args(cobra.ExactArgs(1)),
 		Long: `Make this device a node of the cluster whose cloudcore is at HOST (port 10002 if none is named).
 
-The token comes from 'cloudcore token create'. It pins cloudcore's CA: a host that can't show it learns nothing. The device's key is made here and
+The token comes from 'cloudcore token create'. --token-file reads it from a file, or with - from standard input. --token works too, but every
+user of this machine can see it in the list of processes (ps) while join runs, and it stays in the shell's history. It pins cloudcore's CA: a host that can't show it learns nothing. The device's key is made here and
 never leaves. Where the configuration file does not exist, a minimal one is written. Running join again after it succeeded changes nothing.
 
 Exit code 0: joined (or joined before). 1: try again later. 2: refused, or something has to be mended first.`,
-		Example: `  edgecore join --token 8k2mxa.w1c9...@sha256:3f... cloud.example.com
-  edgecore join --token "$TOKEN" --node-name edge-17 192.0.2.7:10002`,
+		Example: `  edgecore join --token-file /root/join-token cloud.example.com
+  ssh admin@cloud.example.com cloudcore token create | edgecore join --token-file - --node-name edge-17 192.0.2.7:10002`,
 		RunE: func(c *cobra.Command, args []string) error {
-			if token == "" {
-				return cli.Badf("--token is missing: 'cloudcore token create' prints one")
-			}
-			parsed, err := pki.ParseToken(token)
+			parsed, err := readToken(c.InOrStdin(), token, tokenFile)
 			if err != nil {
 				return cli.Bad(err)
 			}
@@ -66,12 +65,43 @@ Exit code 0: joined (or joined before). 1: try again later. 2: refused, or somet
 			return output.Print(c.OutOrStdout(), result, func(w io.Writer) error { return tell(w, result, *file, made) })
 		},
 	}
-	c.Flags().StringVar(&token, "token", "", "join token, from 'cloudcore token create'")
+	c.Flags().StringVar(&token, "token", "", "join token, from 'cloudcore token create'; other users of this machine can see it (ps): prefer --token-file")
+	c.Flags().StringVar(&tokenFile, "token-file", "", "file that has the join token and nothing else; - is standard input")
 	c.Flags().StringVar(&node, "node-name", "", "the node's name (default: modules.edged.hostnameOverride, else the host's name)")
 	c.Flags().BoolVar(&force, "force", false, "give up an identity that is still good")
 	c.Flags().DurationVar(&timeout, "timeout", timeout, "how long to try")
 	output.AddTo(c)
 	return c
+}
+
+// maxToken bounds what is read for a token, in bytes.
+const maxToken = 4096
+
+// readToken takes the join token from the flag --token, or from the file (- for in) of --token-file.
+func readToken(in io.Reader, token, file string) (pki.Token, error) {
+	switch {
+	case token == "" && file == "":
+		return pki.Token{}, errors.New("--token-file is missing: 'cloudcore token create' prints a token")
+	case token != "" && file != "":
+		return pki.Token{}, errors.New("--token and --token-file are both given: give one of them")
+	case file == "":
+		return pki.ParseToken(token)
+	case file != "-":
+		f, err := os.Open(file)
+		if err != nil {
+			return pki.Token{}, fmt.Errorf("reading the token: %w", err)
+		}
+		defer f.Close()
+		in = f
+	}
+	raw, err := io.ReadAll(io.LimitReader(in, maxToken+1))
+	if err != nil {
+		return pki.Token{}, fmt.Errorf("reading the token: %w", err)
+	}
+	if len(raw) > maxToken {
+		return pki.Token{}, fmt.Errorf("what --token-file names is no join token: it has more than %d bytes", maxToken)
+	}
+	return pki.ParseToken(strings.TrimSpace(string(raw)))
 }
 
 // loadOrDefault reads the configuration; where there is none it returns the defaults and true.
@@ -98,7 +128,7 @@ func writeMinimal(file, node string) error {
 	}
 	defer func() { _ = os.Remove(temporary.Name()) }()
 	_, err = temporary.WriteString(text)
-	err = errors.Join(err, temporary.Sync(), temporary.Chmod(0o644), temporary.Close())
+	err = errors.Join(err, temporary.Sync(), temporary.Chmod(0o640), temporary.Close())
 	if err == nil {
 		err = os.Link(temporary.Name(), file)
 	}

@@ -150,8 +150,15 @@ func writeKubeconfig(t *testing.T, cfg *rest.Config, file string) {
 // run gives what a command wrote and its exit code.
 func run(t *testing.T, path string, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
+	return runWith(t, "", path, args...)
+}
+
+// runWith gives the program something to read on its standard input.
+func runWith(t *testing.T, in, path string, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
 	var out, errs bytes.Buffer
 	cmd := exec.CommandContext(t.Context(), path, args...)
+	cmd.Stdin = strings.NewReader(in)
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	err := cmd.Run()
 	if failed, ok := errors.AsType[*exec.ExitError](err); ok {
@@ -186,7 +193,41 @@ func device(t *testing.T) (config, identity string) {
 
 func (s *system) edge(t *testing.T, config, token, node, host string, more ...string) (stdout, stderr string, code int) {
 	t.Helper()
-	return run(t, s.edgecore, append([]string{"join", "--config", config, "--token", token, "--node-name", node, host}, more...)...)
+	return runWith(t, token+"\n", s.edgecore, append([]string{"join", "--config", config, "--token-file", "-", "--node-name", node, host}, more...)...)
+}
+
+// The token comes by standard input, by a file, or on the command line, and by one of them.
+func TestTokenByFile(t *testing.T) {
+	s := start(t)
+	tests := map[string]struct {
+		args func(token, file string) []string
+		code int
+		says string
+	}{
+		"a file":           {func(_, file string) []string { return []string{"--token-file", file} }, 0, ""},
+		"the command line": {func(token, _ string) []string { return []string{"--token", token} }, 0, ""},
+		"both":             {func(token, file string) []string { return []string{"--token", token, "--token-file", file} }, 2, "give one of them"},
+		"neither":          {func(string, string) []string { return nil }, 2, "--token-file is missing"},
+		"no such file":     {func(_, file string) []string { return []string{"--token-file", file + ".none"} }, 2, "no such file"},
+		"no token":         {func(string, string) []string { return []string{"--token-file", "/proc/self/exe"} }, 2, "more than 4096 bytes"},
+	}
+	n := 0
+	for name, tc := range tests {
+		n++
+		t.Run(name, func(t *testing.T) {
+			config, _ := device(t)
+			token := s.token(t)
+			file := filepath.Join(t.TempDir(), "token")
+			if err := os.WriteFile(file, []byte(token+"\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			args := append([]string{"join", "--config", config, "--node-name", fmt.Sprintf("by-file-%d", n), s.join}, tc.args(token, file)...)
+			_, errs, code := run(t, s.edgecore, args...)
+			if code != tc.code || !strings.Contains(errs, tc.says) || code != 0 && strings.Contains(errs, token) {
+				t.Errorf("code %d, %s; want %d, %q", code, errs, tc.code, tc.says)
+			}
+		})
+	}
 }
 
 func (s *system) mustJoin(t *testing.T, token, node string) (identity string) {
