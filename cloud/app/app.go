@@ -242,7 +242,7 @@ func (a *App) assemble() error {
 	a.publisher = publish.New(a.informers.Requested(), a.objects, access)
 	a.pods = relay.NewPods(a.informers)
 	a.relay = relay.New(a.client, a.pods, a.instance)
-	policy := vip.Policy{ReservedVRIDs: a.config.VIP.ReservedVRIDs, Quarantine: a.config.VIP.Quarantine.Duration}
+	policy := vip.Policy{ReservedVRIDs: a.config.VIP.ReservedVRIDs, Quarantine: a.config.VIP.Quarantine.Duration, Hosts: a.config.Advertise}
 	if a.reports, err = newReporting(a.client, a.informers, policy); err != nil {
 		return err
 	}

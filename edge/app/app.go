@@ -200,7 +200,9 @@ func (a *App) assemble() error {
 	if c.VIP.Enable {
 		// Before the kubelet: what the store says of pods when a device boots is of the boot before.
 		a.vips = a.newVIPs()
-		entries = append(entries, beehive.Entry{Module: a.vips, Restart: beehive.OnFailure(beehive.Backoff{}), StopTimeout: 20 * time.Second})
+		entries = append(entries, beehive.Entry{
+			Module: a.vips, Groups: []message.Group{linkstate.Group}, Restart: beehive.OnFailure(beehive.Backoff{}), StopTimeout: 20 * time.Second,
+		})
 	}
 	if c.Drain.Enable {
 		// Before the link too: a request made on the spot needs none, and after a boot what was running is completed.

@@ -6,6 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/netip"
+	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -13,7 +16,9 @@ import (
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 
+	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/edge/internal/api"
+	"github.com/skerry-io/skerry/edge/internal/hub"
 	"github.com/skerry-io/skerry/edge/internal/kernel/balance"
 	"github.com/skerry-io/skerry/edge/internal/kernel/iptables"
 	"github.com/skerry-io/skerry/edge/internal/kernel/ipvs"
@@ -23,11 +28,52 @@ import (
 
 func (a *App) newVIPs() *vip.Agent {
 	c := a.config.Modules.VIP
+	var hubName message.Name
+	if a.config.Modules.EdgeHub.Enable {
+		hubName = hub.Name
+	}
 	return vip.New(vip.Config{
+		Hub: hubName, Linked: a.meta.Linked, Guards: a.vipGuards,
 		NodeName: a.node, API: a.api.ClientConfig(api.Identity{}), Plane: &dataPlane{choice: c.DataPlane}, Reporter: a.meta, Memory: vip.InStore(a.store),
 		Elector: keepalived.New(keepalived.Config{Dir: c.Keepalived.RunDir, Extra: c.Keepalived.Sections, Program: c.Keepalived.Program}),
 		Events:  a.vipEvents, BootID: bootID(), BootTime: bootTime,
 	})
+}
+
+// vipGuards are what leads to the cloud and to names: addresses of cloudcore, and of name servers.
+func (a *App) vipGuards() []vip.Guard {
+	var all []vip.Guard
+	host := func(text, why string) {
+		if ip, err := netip.ParseAddr(text); err == nil {
+			ip = ip.Unmap().WithZone("")
+			all = append(all, vip.Guard{Prefix: netip.PrefixFrom(ip, ip.BitLen()), Why: why})
+		}
+	}
+	for _, server := range a.servers() {
+		host(server, "an address of cloudcore")
+	}
+	for _, server := range nameservers("/etc/resolv.conf") {
+		host(server, "a name server of this device")
+	}
+	for _, p := range a.config.Modules.Route.Protected() {
+		all = append(all, vip.Guard{Prefix: p, Why: "which edgecore.yaml protects"})
+	}
+	return all
+}
+
+// nameservers are those of a resolv.conf(5).
+func nameservers(path string) []string {
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return nil
+	}
+	var all []string
+	for line := range strings.Lines(string(raw)) {
+		if words := strings.Fields(line); len(words) > 1 && words[0] == "nameserver" {
+			all = append(all, words[1])
+		}
+	}
+	return all
 }
 
 func (a *App) vipEvents(ctx context.Context) (record.EventRecorder, func(), error) {

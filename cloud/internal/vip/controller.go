@@ -46,6 +46,7 @@ type Controller struct {
 	core     *Core
 	recorder record.EventRecorder // of the present Run
 	wake     chan struct{}
+	guards   *guards
 
 	mu     sync.Mutex
 	counts counts
@@ -71,7 +72,9 @@ func NewController(config *rest.Config, policy Policy) (*Controller, error) {
 	if err != nil {
 		return nil, fmt.Errorf("client of kube-apiserver: %w", err)
 	}
-	return &Controller{kube: client, dynamic: dyn, core: NewCore(policy), wake: make(chan struct{}, 1)}, nil
+	return &Controller{
+		kube: client, dynamic: dyn, core: NewCore(policy), wake: make(chan struct{}, 1), guards: newGuards(client, config.Host, policy.Hosts),
+	}, nil
 }
 
 func (c *Controller) poke() {
@@ -132,7 +135,11 @@ func (c *Controller) Run(ctx context.Context) error {
 	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
 		return nil
 	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { c.guards.run(ctx, c.poke) })
 	c.serve(ctx, view{services.Lister(), nodes.Lister(), pools.Lister(), vips.Lister()})
+	stop()
 	return nil
 }
 
@@ -142,6 +149,7 @@ func slim(o any) (any, error) {
 		// Of a Node, the largest part is what its kubelet says of itself, and there may be thousands.
 		return &corev1.Node{
 			ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion, Labels: n.Labels, DeletionTimestamp: n.DeletionTimestamp},
+			Spec:       corev1.NodeSpec{PodCIDRs: n.Spec.PodCIDRs},
 			Status:     corev1.NodeStatus{Addresses: n.Status.Addresses},
 		}, nil
 	}
@@ -152,7 +160,8 @@ func slim(o any) (any, error) {
 }
 
 func sameNode(a, b *corev1.Node) bool {
-	return labels.Equals(a.Labels, b.Labels) && slices.Equal(a.Status.Addresses, b.Status.Addresses) && (a.DeletionTimestamp == nil) == (b.DeletionTimestamp == nil)
+	return labels.Equals(a.Labels, b.Labels) && slices.Equal(a.Status.Addresses, b.Status.Addresses) && slices.Equal(a.Spec.PodCIDRs, b.Spec.PodCIDRs) &&
+		(a.DeletionTimestamp == nil) == (b.DeletionTimestamp == nil)
 }
 
 func (c *Controller) serve(ctx context.Context, v view) {
@@ -199,7 +208,7 @@ func (c *Controller) serve(ctx context.Context, v view) {
 
 // passing reports whether an error only says that somebody else was first.
 func passing(err error) bool {
-	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
+	return errors.Is(err, errGuardsUnknown) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
 }
 
 // once makes a plan of what the informers show and carries it out. What is given away is decided by what kube-apiserver has now: an informer may not show yet what the
@@ -209,8 +218,14 @@ func (c *Controller) once(ctx context.Context, v view) (time.Time, error) {
 	if err != nil {
 		return time.Time{}, err
 	}
+	protected, known := c.guards.now()
+	s.Protected = protected
 	cursor := c.core.snapshot()
 	p := c.core.Plan(s, time.Now())
+	if len(p.Create) > 0 && !known {
+		c.core.restore(cursor)
+		return time.Time{}, errGuardsUnknown
+	}
 	if len(p.Create) > 0 {
 		c.core.restore(cursor)
 		list, err := c.dynamic.Resource(v1alpha1.Resource(v1alpha1.VirtualIPs)).List(ctx, metav1.ListOptions{})

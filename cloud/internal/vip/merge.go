@@ -4,7 +4,10 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"net"
+	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -43,17 +46,42 @@ func merge(v *v1alpha1.VirtualIP, reports map[string][]byte) (refused map[string
 			refused[node] = fmt.Errorf("the report has state %q", e.State)
 			continue
 		}
-		e.Name = node // whoever it says it is: the session knows
-		e.Message = short(e.Message)
+		e.Name = node // whatever it says: the session knows
+		tidy(&e, time.Now())
 		entries = append(entries, e)
 	}
 	Merge(v, entries, time.Now())
 	return refused
 }
 
-// Merge takes the entries that nodes have reported into the status of a VirtualIP, drops those of nodes that it does not concern any more, and says what follows of
-// all of them. It reports whether anything changed. Two holders can be in the reports for a moment, since a node that lost the address may be the later one to
-// say so: the one that has it for the shorter time is the holder.
+// tidy bounds what a node says of itself, and drops what is not of its form.
+func tidy(e *v1alpha1.VirtualIPNodeStatus, now time.Time) {
+	e.Message = short(e.Message)
+	if e.Since != nil && e.Since.After(now) { // a clock that is ahead does not make a node the newest holder for good
+		at := metav1.NewTime(now).Rfc3339Copy()
+		e.Since = &at
+	}
+	if _, err := netip.ParsePrefix(e.Address); err != nil {
+		e.Address = ""
+	}
+	if _, err := netip.ParseAddr(e.ForeignRouter); err != nil {
+		e.ForeignRouter = ""
+	}
+	if _, err := net.ParseMAC(e.HardwareAddress); err != nil {
+		e.HardwareAddress = ""
+	}
+	if _, err := net.ParseMAC(e.DuplicateOf); err != nil {
+		e.DuplicateOf = ""
+	}
+	if len(e.Interface) > 15 { // IFNAMSIZ
+		e.Interface = ""
+	}
+}
+
+// Merge takes the entries that nodes have reported into the status of a VirtualIP, drops those of nodes
+// that it does not concern any more, and says what follows of all of them. It reports whether anything
+// changed. At a take-over two nodes say for a moment that they hold the address, since the one that lost
+// it may be the later one to say so; two that go on saying so don't hear each other, and both are shown.
 func Merge(v *v1alpha1.VirtualIP, entries []v1alpha1.VirtualIPNodeStatus, now time.Time) bool {
 	before := v.Status.DeepCopy()
 	s := &v.Status
@@ -69,54 +97,83 @@ func Merge(v *v1alpha1.VirtualIP, entries []v1alpha1.VirtualIPNodeStatus, now ti
 	})
 	slices.SortFunc(s.Nodes, func(a, b v1alpha1.VirtualIPNodeStatus) int { return cmp.Compare(a.Name, b.Name) })
 
-	var holder *v1alpha1.VirtualIPNodeStatus
-	var bad, duplicates []string
-	s.ReadyNodes = 0
-	for i := range s.Nodes {
-		n := &s.Nodes[i]
-		if n.State == v1alpha1.VIPHolder && (holder == nil || since(holder).Before(since(n))) {
-			holder = n
-		}
-		if n.State == v1alpha1.VIPHolder || n.State == v1alpha1.VIPBackup {
-			s.ReadyNodes++
-		}
-		if n.DuplicateOf != "" {
-			duplicates = append(duplicates, n.Name+": "+n.Message)
-		}
-		if !n.Programmed {
-			bad = append(bad, n.Name+": "+n.Message)
-		}
-	}
-	s.Holder = ""
-	if holder != nil {
-		s.Holder = holder.Name
-	}
+	f := findings(s.Nodes)
+	s.Holder, s.ReadyNodes = strings.Join(f.holders, ","), f.ready
 	condition := func(kind string, is bool, yes, no, message string) {
-		c := metav1.Condition{Type: kind, Status: metav1.ConditionFalse, Reason: no, Message: message}
+		c := metav1.Condition{Type: kind, Status: metav1.ConditionFalse, Reason: no, Message: short(message)}
 		if is {
 			c.Status, c.Reason = metav1.ConditionTrue, yes
 		}
 		setCondition(&s.Conditions, now, c)
 	}
-	programmed := "every node that reported has its rules"
-	if len(bad) > 0 {
-		programmed = short(strings.Join(bad, "; "))
+	words := func(all []string, none string) string { return cmp.Or(strings.Join(all, "; "), none) }
+	notProgrammed := "NotProgrammed"
+	if len(s.Nodes) == 0 {
+		notProgrammed = "NoReport"
 	}
-	condition(v1alpha1.VIPConditionProgrammed, len(s.Nodes) > 0 && len(bad) == 0, "Programmed", map[bool]string{true: "NoReport", false: "NotProgrammed"}[len(s.Nodes) == 0], programmed)
-	announced := "no node holds the address: on none is a pod of the Service ready"
-	if len(duplicates) > 0 {
-		announced = "no node holds the address: somebody else on the LAN has it"
+	condition(v1alpha1.VIPConditionProgrammed, len(s.Nodes) > 0 && len(f.notProgrammed) == 0, "Programmed", notProgrammed,
+		words(f.notProgrammed, "every node that reported has its rules"))
+	condition(v1alpha1.VIPConditionAnnounced, len(f.holders) > 0, "Held", "NoHolder", f.announced())
+	condition(v1alpha1.VIPConditionDuplicate, len(f.duplicates) > 0, "Answered", "NoOtherHost", words(f.duplicates, "no node found the address with another host"))
+	condition(v1alpha1.VIPConditionVRID, len(f.routers) > 0, "ForeignRouter", "NoForeignRouter", words(f.routers, "no node heard another router with the number"))
+	several := "at most one node holds the address"
+	if len(f.holders) > 1 {
+		several = "nodes " + strings.Join(f.holders, " and ") + " hold the address: they don't hear each other's advertisements (IP protocol 112)"
 	}
-	if holder != nil {
-		announced = "node " + holder.Name + " holds the address"
-	}
-	condition(v1alpha1.VIPConditionAnnounced, holder != nil, "Held", "NoHolder", announced)
-	duplicate := "no node found the address with somebody else"
-	if len(duplicates) > 0 {
-		duplicate = short(strings.Join(duplicates, "; "))
-	}
-	condition(v1alpha1.VIPConditionDuplicate, len(duplicates) > 0, "Answered", "NobodyElse", duplicate)
+	condition(v1alpha1.VIPConditionHolders, len(f.holders) > 1, "NotHeard", "OneHolder", several)
 	return !equalStatus(before, s)
+}
+
+// found is what follows of the entries of all nodes.
+type found struct {
+	holders       []string // the one that holds it for the shortest time first
+	backups       []string
+	ready         int32
+	duplicates    []string // what nodes say of other hosts that have the address
+	routers       []string // and of routers with its number
+	notProgrammed []string
+}
+
+func findings(nodes []v1alpha1.VirtualIPNodeStatus) found {
+	var f found
+	newest := slices.Clone(nodes)
+	slices.SortStableFunc(newest, func(a, b v1alpha1.VirtualIPNodeStatus) int { return since(&b).Compare(since(&a)) })
+	for _, n := range newest {
+		if n.State == v1alpha1.VIPHolder {
+			f.holders = append(f.holders, n.Name)
+		}
+	}
+	for _, n := range nodes {
+		if n.State == v1alpha1.VIPBackup {
+			f.backups = append(f.backups, n.Name)
+		}
+		if n.DuplicateOf != "" {
+			f.duplicates = append(f.duplicates, n.Name+": "+cmp.Or(n.Message, n.DuplicateOf+" has the address"))
+		}
+		if n.ForeignRouter != "" {
+			f.routers = append(f.routers, n.Name+": router "+n.ForeignRouter+" uses number "+strconv.Itoa(int(n.ForeignVRID))+" for other addresses")
+		}
+		if !n.Programmed {
+			f.notProgrammed = append(f.notProgrammed, n.Name+": "+n.Message)
+		}
+	}
+	f.ready = int32(len(f.holders) + len(f.backups))
+	return f
+}
+
+// announced says who holds the address, or why no node does.
+func (f found) announced() string {
+	switch {
+	case len(f.holders) == 1:
+		return "node " + f.holders[0] + " holds the address"
+	case len(f.holders) > 1:
+		return "nodes " + strings.Join(f.holders, " and ") + " hold the address"
+	case len(f.duplicates) > 0:
+		return "no node holds the address: another host on the LAN has it"
+	case len(f.backups) > 0:
+		return "no node holds the address, though " + strings.Join(f.backups, " and ") + " could: an election is under way, or another router on the LAN has won it"
+	}
+	return "no node holds the address: on none is a pod of the Service ready"
 }
 
 func since(n *v1alpha1.VirtualIPNodeStatus) time.Time {

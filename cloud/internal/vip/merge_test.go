@@ -26,8 +26,8 @@ func TestMerge(t *testing.T) {
 		"nobody": {nil, " 0 [] []"},
 		"holder and backup": {[]v1alpha1.VirtualIPNodeStatus{entry("b", v1alpha1.VIPBackup, 0, ""), entry("a", v1alpha1.VIPHolder, 0, "")},
 			"a 2 [Programmed Announced] [a b]"},
-		"two for a moment": {[]v1alpha1.VirtualIPNodeStatus{entry("a", v1alpha1.VIPHolder, 0, ""), entry("b", v1alpha1.VIPHolder, time.Minute, "")},
-			"b 2 [Programmed Announced] [a b]"},
+		"two holders are shown": {[]v1alpha1.VirtualIPNodeStatus{entry("a", v1alpha1.VIPHolder, 0, ""), entry("b", v1alpha1.VIPHolder, time.Minute, "")},
+			"b,a 2 [Programmed Announced MultipleHolders] [a b]"},
 		"no ready pod": {[]v1alpha1.VirtualIPNodeStatus{entry("a", v1alpha1.VIPNotReady, 0, "")}, " 0 [Programmed] [a]"},
 		"a fault":      {[]v1alpha1.VirtualIPNodeStatus{entry("a", v1alpha1.VIPFault, 0, "no interface"), entry("b", v1alpha1.VIPHolder, 0, "")}, "b 1 [Announced] [a b]"},
 		"somebody else has it": {[]v1alpha1.VirtualIPNodeStatus{

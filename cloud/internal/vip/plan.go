@@ -24,6 +24,8 @@ type State struct {
 	VIPs     []*v1alpha1.VirtualIP
 	Services []*corev1.Service
 	Nodes    []*corev1.Node
+	// Protected is what the objects above don't show: cloudcore, kube-apiserver, ranges of Services.
+	Protected []Protected
 }
 
 // Plan is what to write so that the objects are as they should be. Its objects are copies.
@@ -70,6 +72,8 @@ const (
 	ReasonAddressInUse    = "AddressInUse"
 	ReasonAddressOfNode   = "AddressOfNode"
 	ReasonAddressOfPool   = "AddressOfAnotherPool"
+	ReasonProtected       = "AddressProtected"
+	ReasonOutsidePool     = "AddressOutsidePool"
 	ReasonExhausted       = "Exhausted"
 	ReasonVRIDsExhausted  = "VRIDsExhausted"
 )
@@ -98,22 +102,23 @@ type planner struct {
 	now   time.Time
 	plan  Plan
 
-	pools    map[string]*pool
-	order    []*pool // by age
-	nodes    map[string]bool
-	nodeIPs  map[netip.Addr]string
-	taken    map[string]*v1alpha1.VirtualIP // by name: all there are, and those of this plan
-	have     map[slot]*v1alpha1.VirtualIP   // not deleted
-	vrids    map[vrids]map[int32]string     // to the name of the VIP
-	problems map[types.UID][]problem
-	waiting  map[at]int // claims that find nothing free
-	held     map[types.UID][]*v1alpha1.VirtualIP
-	kept     map[string]bool // names of VIPs that a claim stands for
-}
-
-type vrids struct {
-	network string
-	family  family
+	pools   map[string]*pool
+	order   []*pool // by age
+	nodes   map[string]bool
+	nodeIPs map[netip.Addr]string
+	// protected are networks of others, and protectedSpans the same for arithmetic.
+	protected      []Protected
+	protectedSpans spans
+	taken          map[string]*v1alpha1.VirtualIP // by name: all there are, and those of this plan
+	have           map[slot]*v1alpha1.VirtualIP   // not deleted
+	lans           lans
+	owners         map[lanAddress]string          // to the name of the VirtualIP that was first
+	vrids          map[lanFamily]map[int32]string // to the name of the VirtualIP
+	heard          map[string]map[int32]bool      // by LAN: numbers of routers that are not ours
+	problems       map[types.UID][]problem
+	waiting        map[at]int // claims that find nothing free
+	held           map[types.UID][]*v1alpha1.VirtualIP
+	kept           map[string]bool // names of VIPs that a claim stands for
 }
 
 // Plan computes what to write. What is allocated is looked at in full before anything new is given away.
@@ -121,16 +126,19 @@ func (c *Core) Plan(s State, now time.Time) Plan {
 	p := &planner{
 		Core: c, state: s, now: now,
 		pools: map[string]*pool{}, nodes: map[string]bool{}, nodeIPs: map[netip.Addr]string{}, taken: map[string]*v1alpha1.VirtualIP{},
-		have: map[slot]*v1alpha1.VirtualIP{}, vrids: map[vrids]map[int32]string{}, problems: map[types.UID][]problem{}, waiting: map[at]int{},
+		have: map[slot]*v1alpha1.VirtualIP{}, vrids: map[lanFamily]map[int32]string{}, owners: map[lanAddress]string{}, heard: map[string]map[int32]bool{}, problems: map[types.UID][]problem{}, waiting: map[at]int{},
 		held: map[types.UID][]*v1alpha1.VirtualIP{}, kept: map[string]bool{},
 	}
+	p.lans = readLANs(s.VIPs)
 	p.readNodes()
 	p.readPools()
+	p.readProtected()
 	maps.DeleteFunc(c.cursor, func(k at, _ netip.Addr) bool { return p.pools[k.pool] == nil })
 	p.readVIPs()
 	claims := p.claims()
 	// First those that have theirs, then those that want a certain one, then the rest.
 	claims = p.keep(claims)
+	p.followElections()
 	for _, explicit := range []bool{true, false} {
 		for _, c := range claims {
 			if c.explicit.IsValid() == explicit {
@@ -168,10 +176,15 @@ func (p *planner) readVIPs() {
 		if pool := p.pools[v.Spec.Pool]; pool != nil {
 			pool.used++
 		}
+		lan := p.lans.of(v.Spec.Network)
+		if _, twice := p.owners[lanAddress{lan, a}]; !twice {
+			p.owners[lanAddress{lan, a}] = v.Name
+		}
 		set := p.vridsOf(v.Spec.Network, familyOf(a))
-		if _, twice := set[v.Spec.VRID]; !twice {
+		if _, twice := set[v.Spec.VRID]; !twice && v.Spec.SharesElectionOf == "" {
 			set[v.Spec.VRID] = v.Name
 		}
+		p.hear(v)
 		if v.DeletionTimestamp != nil {
 			continue
 		}
@@ -180,14 +193,6 @@ func (p *planner) readVIPs() {
 			p.have[s] = v // a second one is of a moment with two leaders; nobody stands for it, so it goes
 		}
 	}
-}
-
-func (p *planner) vridsOf(network string, f family) map[int32]string {
-	k := vrids{network, f}
-	if p.vrids[k] == nil {
-		p.vrids[k] = map[int32]string{}
-	}
-	return p.vrids[k]
 }
 
 // claims are what Services want, the oldest first.
@@ -269,17 +274,19 @@ func (p *planner) hold(c claim, old *v1alpha1.VirtualIP) {
 	p.describe(c, v)
 	// In the spec, since a status does not come down to the nodes. Once true it stays: a holder that is gone is replaced by whoever is quicker.
 	v.Spec.Elected = v.Spec.Elected || old.Status.Holder != ""
-	set := p.vridsOf(v.Spec.Network, c.family)
-	if set[v.Spec.VRID] != v.Name || p.reserved(c.pool, v.Spec.VRID) {
-		if n := p.freeVRID(c.pool, c.family); n != 0 {
-			v.Spec.VRID = n
-			set[n] = v.Name
-		}
-	}
+	p.number(c, v)
 	if !reflect.DeepEqual(v.Spec, old.Spec) || !maps.Equal(v.Labels, old.Labels) || !slices.Equal(v.Finalizers, old.Finalizers) {
 		p.plan.Update = append(p.plan.Update, v)
 	}
 	p.held[c.service.UID] = append(p.held[c.service.UID], v)
+	if a, err := netip.ParseAddr(v.Spec.Address); err == nil {
+		if bad := p.protects(a); bad != nil { // since it was given away; the nodes refuse to claim it
+			p.tell(c.service, bad.reason, bad.message+"; ask for another address")
+		}
+		if first := p.owners[lanAddress{p.lans.of(v.Spec.Network), a}]; first != v.Name {
+			p.tell(c.service, ReasonAddressInUse, fmt.Sprintf("%s is VirtualIP %s's on the same LAN, %s", a, first, p.lans.why(v.Spec.Network)))
+		}
+	}
 	p.mark(v, c.pool)
 }
 
@@ -319,6 +326,9 @@ func (p *planner) describe(c claim, v *v1alpha1.VirtualIP) {
 	}
 	v.Spec.PublishNotReady = s.Spec.PublishNotReadyAddresses
 	v.Spec.KeepSource = s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
+	v.Spec.SourceRanges = slices.Clone(s.Spec.LoadBalancerSourceRanges)
+	v.Spec.AffinitySeconds = affinity(s)
+	v.Spec.Unicast = pool.Spec.Advertisements == v1alpha1.AdvertiseUnicast || v.Spec.Unicast || p.apart(v)
 	v.Spec.AdvertisementInterval = metav1.Duration{Duration: time.Second}
 	if d := pool.Spec.AdvertisementInterval; d != nil {
 		v.Spec.AdvertisementInterval = *d
@@ -328,6 +338,7 @@ func (p *planner) describe(c claim, v *v1alpha1.VirtualIP) {
 	if len(v.Spec.Nodes) == 0 {
 		v.Spec.Nodes = nil
 	}
+	introduce(v)
 	v.Labels = map[string]string{v1alpha1.VIPPoolLabel: pool.Name}
 	for _, n := range c.pool.nodes {
 		v.Labels[v1alpha1.VIPNodeLabel(n)] = ""
@@ -341,11 +352,10 @@ func (p *planner) describe(c claim, v *v1alpha1.VirtualIP) {
 func (p *planner) allocate(c claim) {
 	address, added, bad := p.choose(c)
 	old := p.have[slot{c.service.UID, c.pool.object.Name, c.family}]
-	vrid := int32(0)
+	vrid, shares := int32(0), ""
 	if bad == nil {
-		if vrid = p.freeVRID(c.pool, c.family); vrid == 0 {
-			bad = &problem{ReasonVRIDsExhausted, fmt.Sprintf("all numbers of VRRP for %s are taken on network %q: give the pools of other places networks of their own",
-				c.family, c.pool.object.Spec.Network)}
+		if vrid, shares = p.newNumber(c); vrid == 0 {
+			bad = p.numbersExhausted(c)
 		}
 	}
 	if bad != nil {
@@ -363,14 +373,17 @@ func (p *planner) allocate(c claim) {
 	}
 	network := c.pool.object.Spec.Network
 	v := &v1alpha1.VirtualIP{Spec: v1alpha1.VirtualIPSpec{
-		Address: address.String(), Pool: c.pool.object.Name, Network: network, VRID: vrid, AddedToPool: added,
+		Address: address.String(), Pool: c.pool.object.Name, Network: network, VRID: vrid, SharesElectionOf: shares, AddedToPool: added,
 		Service: v1alpha1.VirtualIPService{Namespace: c.service.Namespace, Name: c.service.Name, UID: c.service.UID},
 	}}
 	v.Name = v1alpha1.VirtualIPName(address, network)
 	p.describe(c, v)
 	p.taken[v.Name] = v
 	p.kept[v.Name] = true
-	p.vridsOf(network, c.family)[vrid] = v.Name
+	if shares == "" {
+		p.vridsOf(network, c.family)[vrid] = v.Name
+	}
+	p.owners[lanAddress{p.lans.of(network), address}] = v.Name
 	p.held[c.service.UID] = append(p.held[c.service.UID], v)
 	c.pool.used++
 	if !c.explicit.IsValid() {
@@ -388,15 +401,22 @@ func (p *planner) choose(c claim) (a netip.Addr, added bool, bad *problem) {
 			return a, false, &problem{ReasonAddressInUse, fmt.Sprintf("%s belongs to Service %s/%s in pool %s%s", a, v.Spec.Service.Namespace, v.Spec.Service.Name, v.Spec.Pool,
 				map[bool]string{true: ", and is being released"}[v.DeletionTimestamp != nil])}
 		}
-		if node, ok := p.nodeIPs[a]; ok {
-			return a, false, &problem{ReasonAddressOfNode, fmt.Sprintf("%s is an address of node %s", a, node)}
+		if bad := p.protects(a); bad != nil {
+			return a, false, bad
+		}
+		if first, ok := p.owners[lanAddress{p.lans.of(pool.object.Spec.Network), a}]; ok {
+			return a, false, &problem{ReasonAddressInUse, fmt.Sprintf("%s is VirtualIP %s's on the same LAN", a, first)}
 		}
 		for _, other := range p.order {
-			if other != pool && other.object.Spec.Network == pool.object.Spec.Network && other.usable.contains(a) {
+			if other != pool && p.lans.same(other.object.Spec.Network, pool.object.Spec.Network) && other.usable.contains(a) {
 				return a, false, &problem{ReasonAddressOfPool, fmt.Sprintf("%s is in the addresses of pool %s on the same network", a, other.object.Name)}
 			}
 		}
-		return a, !pool.all.contains(a), nil
+		added = !pool.all.contains(a)
+		if added && !pool.object.Spec.AllowRequested {
+			return a, false, &problem{ReasonOutsidePool, fmt.Sprintf("%s is not in the addresses of pool %s, which does not have allowRequested", a, pool.object.Name)}
+		}
+		return a, added, nil
 	}
 	free := p.free(pool, c.family)
 	if len(free) == 0 {
@@ -431,7 +451,7 @@ func (p *planner) last(k at, pool *pool) netip.Addr {
 func (p *planner) free(pool *pool, f family) spans {
 	var gone []span
 	for _, v := range p.taken {
-		if v.Spec.Network != pool.object.Spec.Network {
+		if !p.lans.same(v.Spec.Network, pool.object.Spec.Network) {
 			continue
 		}
 		if a, err := netip.ParseAddr(v.Spec.Address); err == nil && familyOf(a) == f {
@@ -441,30 +461,10 @@ func (p *planner) free(pool *pool, f family) spans {
 	for a := range p.nodeIPs {
 		gone = append(gone, one(a))
 	}
-	return pool.usable.of(f).without(union(gone...))
-}
-
-func (p *planner) reserved(pool *pool, n int32) bool {
-	if slices.Contains(p.policy.ReservedVRIDs, n) {
-		return true
+	for _, prefix := range p.lans.prefixes(pool.object.Spec.Network) {
+		gone = append(gone, noHosts(prefix)...)
 	}
-	for _, other := range p.order {
-		if other.object.Spec.Network == pool.object.Spec.Network && slices.Contains(other.object.Spec.ReservedVRIDs, n) {
-			return true
-		}
-	}
-	return false
-}
-
-// freeVRID is the lowest number that is free, or 0.
-func (p *planner) freeVRID(pool *pool, f family) int32 {
-	set := p.vridsOf(pool.object.Spec.Network, f)
-	for n := int32(1); n <= 255; n++ {
-		if _, used := set[n]; !used && !p.reserved(pool, n) {
-			return n
-		}
-	}
-	return 0
+	return pool.usable.of(f).without(union(gone...)).without(p.protectedSpans.of(f))
 }
 
 // release deletes what nobody stands for, and lets go of what its nodes have dropped.
@@ -482,9 +482,7 @@ func (p *planner) release() {
 		}
 		due := v.DeletionTimestamp.Add(p.policy.Quarantine)
 		if !confirmed(v, exists) && p.now.Before(due) {
-			if p.plan.Next.IsZero() || due.Before(p.plan.Next) {
-				p.plan.Next = due
-			}
+			p.next(due)
 			continue
 		}
 		f := v.DeepCopy()

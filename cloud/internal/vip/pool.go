@@ -94,7 +94,7 @@ func (p *planner) readPools() {
 // overlapped finds the older pool on the same network that has a part of a range.
 func (p *planner) overlapped(o *v1alpha1.NodePool, s span) (*pool, span) {
 	for _, other := range p.order {
-		if other.object.Spec.Network != o.Spec.Network {
+		if !p.lans.same(other.object.Spec.Network, o.Spec.Network) {
 			continue
 		}
 		for _, in := range other.usable {
@@ -168,6 +168,12 @@ func (p *planner) poolStatus() {
 		}
 		p.poolCondition(s, v1alpha1.PoolAddressesValid, len(x.invalid) == 0, "Valid", "InvalidAddresses", x.invalid)
 		p.poolCondition(s, v1alpha1.PoolOverlap, len(x.overlap) > 0, "Overlap", "NoOverlap", x.overlap)
+		s.HeardVRIDs = p.heardOn(x)
+		var shared []string
+		if why := p.lans.why(o.Spec.Network); why != "" {
+			shared = []string{why + "; give these pools one network"}
+		}
+		p.poolCondition(s, v1alpha1.PoolSharedNetwork, len(shared) > 0, "SameInterface", "NotShared", shared)
 		p.poolCondition(s, v1alpha1.PoolExhausted, len(waiting) > 0, "ServicesWait", "NobodyWaits", waiting)
 		if !equalPoolStatus(&x.object.Status, s) {
 			p.plan.PoolStatus = append(p.plan.PoolStatus, o)
@@ -191,7 +197,7 @@ func (p *planner) poolCondition(s *v1alpha1.NodePoolStatus, kind string, is bool
 }
 
 func equalPoolStatus(a, b *v1alpha1.NodePoolStatus) bool {
-	return a.ObservedGeneration == b.ObservedGeneration && a.Used == b.Used && a.Free == b.Free && a.Nodes == b.Nodes &&
+	return a.ObservedGeneration == b.ObservedGeneration && a.Used == b.Used && a.Free == b.Free && a.Nodes == b.Nodes && slices.Equal(a.HeardVRIDs, b.HeardVRIDs) &&
 		slices.Equal(a.LastAllocated, b.LastAllocated) && slices.Equal(a.Conditions, b.Conditions)
 }
 

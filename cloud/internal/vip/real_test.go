@@ -268,7 +268,7 @@ func TestReal_LifeOfAnAddress(t *testing.T) {
 	r := newReal(t)
 	r.edgeNode("real-a", "life", "10.3.0.1")
 	r.edgeNode("real-b", "life", "10.3.0.2")
-	r.create(r.pool("life", map[string]any{"addresses": []any{"10.3.0.10"}}))
+	r.create(r.pool("life", map[string]any{"addresses": []any{"10.3.0.10"}, "allowRequested": true}))
 	r.service("first", nil)
 	r.is("first", vip.ReasonAllocated, "life 10.3.0.10")
 	r.service("second", nil)
@@ -292,7 +292,7 @@ func TestReal_LifeOfAnAddress(t *testing.T) {
 		})
 	}
 	addresses("10.3.0.10", "10.3.0.99")
-	if v := r.vip("10.3.0.10"); len(v.Spec.Nodes) != 2 || v.Spec.VRID != 3 || len(v.Finalizers) != 1 {
+	if v := r.vip("10.3.0.10"); len(v.Spec.Nodes) != 2 || v.Spec.VRID < 64 || len(v.Finalizers) != 1 {
 		t.Errorf("VirtualIP: %+v", v)
 	}
 	r.report("10.3.0.10", v1alpha1.VIPBackup)

@@ -141,7 +141,7 @@ func TestVIPs_03_OtherClassIgnored(t *testing.T) {
 func TestVIPs_05_ExplicitOutsideJoinsThePool(t *testing.T) {
 	r := newReal(t)
 	r.edgeNode("join-a", "joined", "10.22.0.1")
-	r.create(r.pool("joined", map[string]any{"addresses": []any{"10.22.0.10-10.22.0.11"}}))
+	r.create(r.pool("joined", map[string]any{"addresses": []any{"10.22.0.10-10.22.0.11"}, "allowRequested": true}))
 	r.service("asked", map[string]string{v1alpha1.VIPAddressPrefix + "joined": "10.22.0.99"})
 	r.is("asked", vip.ReasonAllocated, "joined 10.22.0.99")
 	r.poolAddresses("joined", "10.22.0.10-10.22.0.11", "10.22.0.99")

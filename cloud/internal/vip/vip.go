@@ -34,6 +34,14 @@ func familyOf(a netip.Addr) family {
 	return corev1.IPv6Protocol
 }
 
+func familyOfVIP(v *v1alpha1.VirtualIP) family {
+	a, err := netip.ParseAddr(v.Spec.Address)
+	if err != nil {
+		return ""
+	}
+	return familyOf(a)
+}
+
 // older orders objects by age, then by name: whoever was first keeps what both want.
 func older(a, b metav1.Object) int {
 	at, bt := a.GetCreationTimestamp(), b.GetCreationTimestamp()
@@ -58,6 +66,17 @@ func families(s *corev1.Service) []family {
 		return []family{familyOf(a)}
 	}
 	return []family{corev1.IPv4Protocol}
+}
+
+// affinity is for how many seconds a Service keeps a client with one pod; 0 for not at all.
+func affinity(s *corev1.Service) int32 {
+	if s.Spec.SessionAffinity != corev1.ServiceAffinityClientIP {
+		return 0
+	}
+	if c := s.Spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
+		return *c.ClientIP.TimeoutSeconds
+	}
+	return corev1.DefaultClientIPServiceAffinitySeconds
 }
 
 // annotation reads an annotation under the first of its spellings that the Service has.
@@ -180,4 +199,6 @@ type Policy struct {
 	ReservedVRIDs []int32
 	// Quarantine is how long a deleted address waits for nodes that don't confirm that they dropped it.
 	Quarantine time.Duration
+	// Hosts are names and addresses of cloudcore, as edges reach it. No virtual IP may be one of them.
+	Hosts []string
 }

@@ -31,6 +31,16 @@ const (
 	AllocateLowest     AllocationPolicy = "Lowest"
 )
 
+// AdvertisementMode says how the nodes of a pool hear that a holder lives.
+// +kubebuilder:validation:Enum=Multicast;Unicast
+type AdvertisementMode string
+
+// The modes.
+const (
+	AdvertiseMulticast AdvertisementMode = "Multicast" // to 224.0.0.18 and ff02::12, RFC 5798
+	AdvertiseUnicast   AdvertisementMode = "Unicast"   // to each node of the pool by its own address
+)
+
 // NodePoolSpec says which nodes are in the pool, and which addresses Services get there.
 type NodePoolSpec struct {
 	// Type says where the nodes are: Edge or Cloud. Only pools of type Edge get virtual IPs.
@@ -53,6 +63,12 @@ type NodePoolSpec struct {
 	// +kubebuilder:validation:MaxItems=256
 	// +kubebuilder:validation:items:MaxLength=91
 	AddressesOfProposal []string `json:"Addresses,omitempty"`
+	// AllowRequested lets a Service ask for an address outside of addresses, by the annotation
+	// skerry.io/loadBalancerIP-POOL. The address is then added to addresses and goes again with the
+	// Service. Off by default: otherwise everybody who may create a Service chooses any address of
+	// the LAN. Addresses of nodes, of cloudcore, kube-apiserver, Services and pods are never given.
+	// +optional
+	AllowRequested bool `json:"allowRequested,omitempty"`
 	// Allocation says which of the free addresses the next Service gets: RoundRobin, Random or Lowest.
 	// +optional
 	// +kubebuilder:default=RoundRobin
@@ -65,8 +81,9 @@ type NodePoolSpec struct {
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="network can't be changed: virtual IPs are named after it; make another pool"
 	Network string `json:"network,omitempty"`
-	// Interface is the network interface of the nodes that virtual IPs are on, such as eth1. Left out, each node takes the one whose own network the address is in,
-	// else the one of its default route.
+	// Interface is the network interface of the nodes that virtual IPs are on, such as eth1. Left out,
+	// each node takes the one whose own network the address is in. A node none of whose interfaces is
+	// on the address's network does not take part.
 	// +optional
 	// +kubebuilder:validation:MaxLength=15
 	// +kubebuilder:validation:Pattern=`^[^\s/:]{1,15}$`
@@ -87,6 +104,12 @@ type NodePoolSpec struct {
 	// +kubebuilder:validation:items:Minimum=1
 	// +kubebuilder:validation:items:Maximum=255
 	ReservedVRIDs []int32 `json:"reservedVRIDs,omitempty"`
+	// Advertisements are how a holder shows that it lives: Multicast, or Unicast to each node of the
+	// pool, for networks that filter multicast (Wi-Fi, virtual networks of clouds). Where two nodes
+	// hold one address since they don't hear each other, Unicast is used without being asked for.
+	// +optional
+	// +kubebuilder:default=Multicast
+	Advertisements AdvertisementMode `json:"advertisements,omitempty"`
 	// AdvertisementInterval is the time between two signs of life of a holder, 100ms to 40s in steps of 10ms. A holder that dies is replaced after somewhat more than
 	// three of them.
 	// +optional
@@ -99,6 +122,7 @@ const (
 	PoolAddressesValid = "AddressesValid" // every entry of addresses can be used
 	PoolExhausted      = "Exhausted"      // a Service waits because nothing is free
 	PoolOverlap        = "Overlap"        // addresses of an older pool on the same network overlap
+	PoolSharedNetwork  = "SharedNetwork"  // nodes have the pool's LAN and that of another network on one interface
 )
 
 // NodePoolStatus is what became of the pool's addresses.
@@ -119,7 +143,13 @@ type NodePoolStatus struct {
 	// +optional
 	// +listType=atomic
 	LastAllocated []string `json:"lastAllocated,omitempty"`
-	// Conditions: AddressesValid, Exhausted, Overlap.
+	// HeardVRIDs are numbers of VRRP that the pool's nodes heard from other routers on the LAN. No
+	// virtual IP of the network gets them. They stay until the pool goes.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=255
+	HeardVRIDs []int32 `json:"heardVRIDs,omitempty"`
+	// Conditions: AddressesValid, Exhausted, Overlap, SharedNetwork.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

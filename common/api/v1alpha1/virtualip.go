@@ -66,6 +66,18 @@ type VirtualIPNode struct {
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=254
 	Priority int32 `json:"priority"`
+	// Address is the node's own on the LAN, as it reported: where its advertisements come from.
+	// +optional
+	// +kubebuilder:validation:MaxLength=45
+	Address string `json:"address,omitempty"`
+	// HardwareAddress is that of the node's interface on the LAN, as it reported: another router that
+	// speaks VRRP is told from a node of the pool by it.
+	// +optional
+	// +kubebuilder:validation:MaxLength=64
+	HardwareAddress string `json:"hardwareAddress,omitempty"`
+	// Ready says that the node reported to hold the address or to be able to take it.
+	// +optional
+	Ready bool `json:"ready,omitempty"`
 }
 
 // VirtualIPSpec is everything that a node needs to know, so that it can serve the address without the cloud. Only the cloud writes it.
@@ -100,10 +112,25 @@ type VirtualIPSpec struct {
 	// KeepSource leaves clients' addresses as they are (externalTrafficPolicy Local); otherwise pods see the node's.
 	// +optional
 	KeepSource bool `json:"keepSource,omitempty"`
-	// VRID is the number of the election, VRRP's virtual router identifier: one for each address of a family on a network.
+	// SourceRanges are the networks whose clients are served (loadBalancerSourceRanges); none means all.
+	// +optional
+	// +listType=atomic
+	SourceRanges []string `json:"sourceRanges,omitempty"`
+	// AffinitySeconds is for how long a client's connections go to the pod that its last one went to
+	// (sessionAffinity ClientIP); 0 means that each connection goes to the next pod.
+	// +optional
+	AffinitySeconds int32 `json:"affinitySeconds,omitempty"`
+	// VRID is the number of the election, VRRP's virtual router identifier: one for each address of a family on a network, but for those that share an election.
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=255
 	VRID int32 `json:"vrid"`
+	// SharesElectionOf names the VirtualIP whose election this address follows: both serve the same
+	// pods on the same nodes, and there were no numbers left. Empty: the address has its own.
+	// +optional
+	SharesElectionOf string `json:"sharesElectionOf,omitempty"`
+	// Unicast says that holders advertise themselves to each node's address instead of by multicast.
+	// +optional
+	Unicast bool `json:"unicast,omitempty"`
 	// AdvertisementInterval is the pool's.
 	// +optional
 	AdvertisementInterval metav1.Duration `json:"advertisementInterval,omitempty"`
@@ -154,7 +181,26 @@ type VirtualIPNodeStatus struct {
 	// Programmed says that the node's kernel has the address's rules as they should be.
 	// +optional
 	Programmed bool `json:"programmed,omitempty"`
-	// DuplicateOf is the hardware address of somebody on the LAN who has the address and is no node of the pool. The node does not claim it meanwhile.
+	// Interface is the node's interface on the LAN, and Address its own address there with the length
+	// of the network, such as 192.168.10.1/24.
+	// +optional
+	// +kubebuilder:validation:MaxLength=15
+	Interface string `json:"interface,omitempty"`
+	// +optional
+	// +kubebuilder:validation:MaxLength=49
+	Address string `json:"address,omitempty"`
+	// HardwareAddress is that of the interface.
+	// +optional
+	// +kubebuilder:validation:MaxLength=64
+	HardwareAddress string `json:"hardwareAddress,omitempty"`
+	// ForeignRouter is the address of a VRRP router that is no node of the pool and uses the address's
+	// VRID, which ForeignVRID repeats: the address may have another one by now.
+	// +optional
+	// +kubebuilder:validation:MaxLength=45
+	ForeignRouter string `json:"foreignRouter,omitempty"`
+	// +optional
+	ForeignVRID int32 `json:"foreignVRID,omitempty"`
+	// DuplicateOf is the hardware address of another host on the LAN that has the address and is no node of the pool. The node does not claim it meanwhile.
 	// +optional
 	// +kubebuilder:validation:MaxLength=64
 	DuplicateOf string `json:"duplicateOf,omitempty"`
@@ -169,12 +215,14 @@ const (
 	VIPConditionProgrammed = "Programmed"       // the nodes' kernels have their rules
 	VIPConditionAnnounced  = "Announced"        // a node holds the address
 	VIPConditionOutOfRange = "OutOfRange"       // the pool's ranges don't have it any more
-	VIPConditionDuplicate  = "DuplicateAddress" // somebody on the LAN has the address, and is no node of the pool
+	VIPConditionDuplicate  = "DuplicateAddress" // another host on the LAN has the address, and is no node of the pool
+	VIPConditionVRID       = "VRIDConflict"     // a VRRP router on the LAN that is no node of the pool uses the number
+	VIPConditionHolders    = "MultipleHolders"  // more than one node holds the address
 )
 
 // VirtualIPStatus is what became of it.
 type VirtualIPStatus struct {
-	// Holder is the node that has the address.
+	// Holder is the node that has the address. More than one, separated by commas, do not hear each other.
 	// +optional
 	Holder string `json:"holder,omitempty"`
 	// ReadyNodes is how many nodes have the address or could take it now.
@@ -185,7 +233,7 @@ type VirtualIPStatus struct {
 	// +listType=map
 	// +listMapKey=name
 	Nodes []VirtualIPNodeStatus `json:"nodes,omitempty"`
-	// Conditions: Allocated, Programmed, Announced, OutOfRange, DuplicateAddress.
+	// Conditions: Allocated, Programmed, Announced, OutOfRange, DuplicateAddress, VRIDConflict, MultipleHolders.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -205,6 +253,7 @@ type VirtualIPStatus struct {
 // +kubebuilder:printcolumn:name="Holder",type=string,JSONPath=`.status.holder`
 // +kubebuilder:printcolumn:name="Ready",type=integer,JSONPath=`.status.readyNodes`,description="nodes that have the address or could take it now"
 // +kubebuilder:printcolumn:name="Programmed",type=string,JSONPath=`.status.conditions[?(@.type=="Programmed")].status`,priority=1
+// +kubebuilder:printcolumn:name="Network",type=string,JSONPath=`.spec.network`,priority=1
 // +kubebuilder:printcolumn:name="VRID",type=integer,JSONPath=`.spec.vrid`,priority=1
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type VirtualIP struct {

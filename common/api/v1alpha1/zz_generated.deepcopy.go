@@ -300,6 +300,11 @@ func (in *NodePoolStatus) DeepCopyInto(out *NodePoolStatus) {
 		*out = make([]string, len(*in))
 		copy(*out, *in)
 	}
+	if in.HeardVRIDs != nil {
+		in, out := &in.HeardVRIDs, &out.HeardVRIDs
+		*out = make([]int32, len(*in))
+		copy(*out, *in)
+	}
 	if in.Conditions != nil {
 		in, out := &in.Conditions, &out.Conditions
 		*out = make([]v1.Condition, len(*in))
@@ -666,6 +671,11 @@ func (in *VirtualIPSpec) DeepCopyInto(out *VirtualIPSpec) {
 	if in.Ports != nil {
 		in, out := &in.Ports, &out.Ports
 		*out = make([]VirtualIPPort, len(*in))
+		copy(*out, *in)
+	}
+	if in.SourceRanges != nil {
+		in, out := &in.SourceRanges, &out.SourceRanges
+		*out = make([]string, len(*in))
 		copy(*out, *in)
 	}
 	out.AdvertisementInterval = in.AdvertisementInterval

@@ -1,11 +1,14 @@
 package vip
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -28,10 +31,13 @@ import (
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/common/topic"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
 	"github.com/skerry-io/skerry/edge/internal/kernel/acd"
 	"github.com/skerry-io/skerry/edge/internal/kernel/balance"
 	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
+	"github.com/skerry-io/skerry/edge/internal/linkstate"
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
@@ -39,7 +45,7 @@ import (
 const Name message.Name = "vip"
 
 const (
-	// resync is how often everything is looked at although nothing was told: interfaces come and go, others meddle with rules.
+	// resync is how often everything is looked at although nothing was told: others meddle with rules.
 	resync = 30 * time.Second
 	// firstElection is for how long the highest priority may take a new address from whoever was first.
 	firstElection = 15 * time.Second
@@ -57,6 +63,7 @@ type Elector interface {
 	SetReady(name string, ready bool) error
 	States() map[string]keepalived.State
 	Changed() <-chan struct{}
+	Problems() map[string]error
 	ExtraProblem() error
 	Restarts() uint64
 }
@@ -91,6 +98,19 @@ type Config struct {
 	Events func(ctx context.Context) (events record.EventRecorder, done func(), err error)
 	// Interfaces lists the device's; default netif.List.
 	Interfaces func() ([]netif.Interface, error)
+	// Watch calls changed when Interfaces gives something else, until ctx ends; default netif.Watch.
+	Watch func(ctx context.Context, changed func()) error
+	// Guards are networks whose addresses the node never claims: what leads to the cloud, name servers;
+	// nil for none. It is asked whenever everything is looked at.
+	Guards func() []Guard
+	// Hub is the module that has the link, which the cloud is asked through; "" for none. Linked reports
+	// whether there is a link; nil for never.
+	Hub    message.Name
+	Linked func() bool
+	// Ask asks the cloud anything, end to end; default: over the link of Hub.
+	Ask func(ctx context.Context) error
+	// Monitor hears other hosts' VRRP on an interface; default acd.Monitor.
+	Monitor func(ctx context.Context, iface string, heard func(acd.Advert)) error
 	// Probe finds out who on an interface's LAN has an address already; default acd.Probe.
 	Probe func(ctx context.Context, iface string, targets []acd.Target) (taken map[netip.Addr]net.HardwareAddr, err error)
 	// BootID tells one boot from another, and BootTime when this one was, by the present clock.
@@ -108,8 +128,22 @@ type Agent struct {
 	memory  memory
 	loaded  bool
 	entries map[string]reported // by name
+	held    map[string]holding  // by name: what the node holds, or would
+	untaken map[string]time.Time
+	ordered uint64 // orders so far, and how many of them the last look at everything knew
+	looked  uint64
 	problem error
 	counts  counts
+	adverts *advertLog // of the present run
+}
+
+// holding is an election of this node.
+type holding struct {
+	election string
+	iface    string
+	ipv6     bool
+	vrid     uint8
+	ready    bool // to go on holding
 }
 
 type reported struct {
@@ -126,14 +160,26 @@ func New(cfg Config) *Agent {
 	if cfg.Interfaces == nil {
 		cfg.Interfaces = netif.List
 	}
+	if cfg.Watch == nil {
+		cfg.Watch = netif.Watch
+	}
 	if cfg.Probe == nil {
 		cfg.Probe = acd.Probe
 	}
-	return &Agent{cfg: cfg, wake: make(chan struct{}, 1), entries: map[string]reported{}, counts: counts{transitions: map[string]uint64{}}}
+	if cfg.Monitor == nil {
+		cfg.Monitor = acd.Monitor
+	}
+	if cfg.Linked == nil {
+		cfg.Linked = func() bool { return false }
+	}
+	return &Agent{cfg: cfg, wake: make(chan struct{}, 1), entries: map[string]reported{}, held: map[string]holding{}, untaken: map[string]time.Time{}, counts: counts{transitions: map[string]uint64{}}}
 }
 
 // Name implements beehive.Module.
 func (*Agent) Name() message.Name { return Name }
+
+// Topics implements beehive.Topics.
+func (*Agent) Topics() []message.Key { return []message.Key{linkstate.Up.Key(), linkstate.Down.Key()} }
 
 func (a *Agent) poke() {
 	select {
@@ -149,9 +195,11 @@ type run struct {
 	pods  cache.Indexer
 	first map[types.UID]time.Time // when a new address was first seen
 	ready map[string]bool         // what the elector was told
-	// stood is since when an instance may stand: for a moment after that its state is still the one of before.
-	stood map[string]time.Time
-	clear *clearing
+	// readySince is since when an instance may stand: for a moment after that its state is still the one
+	// of before.
+	readySince map[string]time.Time
+	probe      *conflictProbe
+	trial      *trial
 	// events may be nil.
 	events record.EventRecorder
 }
@@ -190,9 +238,19 @@ func (a *Agent) Run(ctx context.Context, port *beehive.Port) error {
 		}
 	}
 	g, ctx := errgroup.WithContext(ctx)
-	c := newClearing()
+	c := newConflictProbe()
+	adverts := newAdvertLog(a.cfg.Monitor, a.poke)
+	a.mu.Lock()
+	a.adverts = adverts
+	a.mu.Unlock()
+	ask := a.cfg.Ask
+	if ask == nil && a.cfg.Hub != "" {
+		ask = func(ctx context.Context) error { return a.askCloud(ctx, port) }
+	}
 	g.Go(func() error { return a.cfg.Elector.Run(ctx) })
 	g.Go(func() error { return c.run(ctx, a.cfg.Probe, a.poke) })
+	g.Go(func() error { return a.cfg.Watch(ctx, a.poke) })
+	g.Go(func() error { return a.receive(ctx, port) })
 	g.Go(func() error {
 		podFactory.StartWithContext(ctx)
 		vipFactory.Start(ctx.Done())
@@ -203,7 +261,12 @@ func (a *Agent) Run(ctx context.Context, port *beehive.Port) error {
 		if !cache.WaitForCacheSync(ctx.Done(), pods.HasSynced, addresses.HasSynced) {
 			return nil
 		}
-		r := &run{Agent: a, vips: vips.Lister(), pods: pods.GetIndexer(), first: map[types.UID]time.Time{}, ready: map[string]bool{}, stood: map[string]time.Time{}, clear: c}
+		r := &run{
+			Agent: a, vips: vips.Lister(), pods: pods.GetIndexer(), first: map[types.UID]time.Time{}, ready: map[string]bool{}, readySince: map[string]time.Time{},
+			probe: c, trial: &trial{ask: ask, wake: a.poke},
+		}
+		defer r.trial.wg.Wait()
+		defer adverts.stop()
 		if a.cfg.Events != nil {
 			events, done, err := a.cfg.Events(ctx)
 			if err != nil {
@@ -217,8 +280,63 @@ func (a *Agent) Run(ctx context.Context, port *beehive.Port) error {
 	return g.Wait()
 }
 
+// receive hears of the link.
+func (a *Agent) receive(ctx context.Context, port *beehive.Port) error {
+	for {
+		m, err := port.Receive(ctx)
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return err
+		}
+		if m.Key() == linkstate.Up.Key() {
+			up, err := linkstate.Up.Content(m)
+			if err != nil {
+				return err
+			}
+			if err := a.meetCloud(ctx, up.Remote); err != nil {
+				klog.FromContext(ctx).Error(err, "The cloud's address could not be kept", "address", up.Remote)
+			}
+		}
+		a.poke()
+	}
+}
+
+// cloudsMost bounds the addresses of cloudcore that are remembered; the oldest go first.
+const cloudsMost = 8
+
+// meetCloud remembers where the link goes: no virtual IP may be there.
+func (a *Agent) meetCloud(ctx context.Context, remote string) error {
+	at, err := netip.ParseAddrPort(remote)
+	if err != nil {
+		return nil // of a transport without addresses
+	}
+	ip := at.Addr().Unmap().WithZone("")
+	a.mu.Lock()
+	known := len(a.memory.Clouds) > 0 && a.memory.Clouds[0] == ip
+	a.mu.Unlock()
+	if known {
+		return nil
+	}
+	return a.change(ctx, func(m *memory) {
+		others := slices.DeleteFunc(slices.Clone(m.Clouds), func(x netip.Addr) bool { return x == ip })
+		m.Clouds = append([]netip.Addr{ip}, others[:min(len(others), cloudsMost-1)]...)
+	})
+}
+
+// askCloud asks for something that every node may know, end to end over the link. Any answer will do.
+func (a *Agent) askCloud(ctx context.Context, port *beehive.Port) error {
+	q := &topicpb.APIRequest{Method: http.MethodGet, Path: "/version", Accept: runtime.ContentTypeJSON}
+	if end, ok := ctx.Deadline(); ok {
+		q.TimeoutMillis = time.Until(end).Milliseconds()
+	}
+	_, err := port.SendSync(ctx, a.cfg.Hub, topic.APIRequest.New(message.Resource{}, q))
+	return err
+}
+
 func (r *run) serve(ctx context.Context) error {
-	if err := r.bury(ctx); err != nil {
+	if err := r.recordPreBoot(ctx); err != nil {
 		return err
 	}
 	log := klog.FromContext(ctx)
@@ -283,6 +401,32 @@ func (r *run) listVIPs() ([]*v1alpha1.VirtualIP, error) {
 	return out, errors.Join(errs...)
 }
 
+// facts gathers what the node knows.
+func (r *run) facts(interfaces []netif.Interface, vips []*v1alpha1.VirtualIP) Facts {
+	f := Facts{
+		Node: r.cfg.NodeName, VIPs: vips, Pods: r.listPods(), Interfaces: interfaces, PreBootContainers: map[string]bool{}, Untaken: map[string]bool{},
+		Withheld: r.withheldNow(), Adverts: r.adverts.latest(time.Now()),
+	}
+	if r.cfg.Guards != nil {
+		f.Guards = r.cfg.Guards()
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	f.Maintenance, f.Draining = r.memory.Maintenance, r.memory.Draining
+	for _, ip := range r.memory.Clouds {
+		f.Guards = append(f.Guards, Guard{netip.PrefixFrom(ip, ip.BitLen()), "the address of cloudcore"})
+	}
+	for _, id := range r.memory.PreBootContainers {
+		f.PreBootContainers[id] = true
+	}
+	for name, until := range r.untaken {
+		if f.Untaken[name] = time.Now().Before(until); !f.Untaken[name] {
+			delete(r.untaken, name)
+		}
+	}
+	return f
+}
+
 // sync makes everything as it should be; again says when to look next, 0 for no hurry.
 func (r *run) sync(ctx context.Context) (again time.Duration, err error) {
 	vips, err := r.listVIPs()
@@ -292,62 +436,24 @@ func (r *run) sync(ctx context.Context) (again time.Duration, err error) {
 		return 0, errors.Join(append(errs, err)...)
 	}
 	r.mu.Lock()
-	f := Facts{Node: r.cfg.NodeName, VIPs: vips, Pods: r.listPods(), Interfaces: interfaces, Maintenance: r.memory.Maintenance || r.memory.Draining, Dead: map[string]bool{}}
-	for _, id := range r.memory.Dead {
-		f.Dead[id] = true
-	}
+	ordered := r.ordered
 	r.mu.Unlock()
+	f := r.facts(interfaces, vips)
 	f.New, again = r.elections(vips, time.Now())
 	roles := Roles(f)
-	errs = append(errs, r.hold(ctx, roles, &again))
-
-	// In this order no packet comes to where it is not served: first give up what can't be served, then prepare, then stand.
-	for _, role := range roles {
-		if role.Fault == "" && !role.Ready {
-			errs = append(errs, r.tell(role.Instance.Name, false))
-		}
-	}
-	var services []balance.Service
-	var instances []keepalived.Instance
-	for _, role := range roles {
-		if role.Fault == "" {
-			services = append(services, role.Service)
-			instances = append(instances, role.Instance)
-		}
-	}
-	programmed := r.cfg.Plane.Apply(ctx, services)
-	if programmed != nil {
-		programmed = fmt.Errorf("the data plane %s: %w", r.cfg.Plane.Name(), programmed)
-	}
-	applied := r.cfg.Elector.Apply(ctx, instances)
-	extra := r.cfg.Elector.ExtraProblem()
-	errs = append(errs, programmed, applied, extra)
-	if programmed == nil {
-		for _, role := range roles {
-			if role.Fault == "" && role.Ready {
-				errs = append(errs, r.tell(role.Instance.Name, true))
-			}
-		}
-	}
-	known := map[string]bool{}
-	for _, i := range instances {
-		known[i.Name] = true
-	}
-	for name := range r.ready {
-		if !known[name] {
-			delete(r.ready, name)
-			delete(r.stood, name)
-		}
-	}
-	for _, since := range r.stood {
+	r.listen(ctx, roles)
+	errs = append(errs, r.conflicts(ctx, roles, &again))
+	programmed, applied := r.apply(ctx, roles)
+	errs = append(errs, programmed, applied, r.cfg.Elector.ExtraProblem())
+	for _, since := range r.readySince {
 		if left := settle - time.Since(since); left > 0 && (again == 0 || left < again) {
 			again = left
 		}
 	}
-	errs = append(errs, r.report(ctx, f, roles, errors.Join(programmed, applied)))
+	errs = append(errs, r.tryNew(ctx, roles), r.report(ctx, f, roles, errors.Join(programmed, applied)))
 	err = errors.Join(errs...)
 	r.mu.Lock()
-	r.problem = err
+	r.problem, r.looked = err, ordered
 	r.counts.syncs++
 	if err != nil {
 		r.counts.failures++
@@ -356,17 +462,78 @@ func (r *run) sync(ctx context.Context) (again time.Duration, err error) {
 	return again, err
 }
 
-func (r *run) tell(name string, ready bool) error {
-	if was, told := r.ready[name]; told && was == ready {
+// listen hears VRRP on the interfaces that addresses are on.
+func (r *run) listen(ctx context.Context, roles []Role) {
+	interfaces := map[string]bool{}
+	for _, role := range roles {
+		if role.Fault == "" {
+			interfaces[role.Instance.Interface] = true
+		}
+	}
+	r.adverts.follow(ctx, interfaces)
+}
+
+// apply has the drivers do what the roles say. In this order no packet comes to where it is not served: first
+// what can't be served is given up, then the data plane is prepared, then the node stands.
+func (r *run) apply(ctx context.Context, roles []Role) (programmed, applied error) {
+	var errs []error
+	held := map[string]holding{}
+	for _, role := range roles {
+		if role.Fault == "" && role.VIP.Spec.SharesElectionOf == "" {
+			i := role.Instance
+			held[role.VIP.Name] = holding{i.Name, i.Interface, i.Address.Is6(), i.VRID, role.Ready}
+			if !role.Ready {
+				errs = append(errs, r.stand(i.Name, false))
+			}
+		}
+	}
+	r.mu.Lock()
+	r.held = held
+	r.mu.Unlock()
+	var services []balance.Service
+	for _, role := range roles {
+		if role.Fault == "" {
+			services = append(services, role.Service)
+		}
+	}
+	programmed = r.cfg.Plane.Apply(ctx, services)
+	if programmed != nil {
+		programmed = fmt.Errorf("the data plane %s: %w", r.cfg.Plane.Name(), programmed)
+	}
+	wanted := instances(roles)
+	applied = r.cfg.Elector.Apply(ctx, wanted)
+	if programmed == nil {
+		for _, h := range held {
+			if h.ready {
+				errs = append(errs, r.stand(h.election, true))
+			}
+		}
+	}
+	known := map[string]bool{}
+	for _, i := range wanted {
+		known[i.Name] = true
+	}
+	for name := range r.ready {
+		if !known[name] {
+			delete(r.ready, name)
+			delete(r.readySince, name)
+		}
+	}
+	return programmed, errors.Join(append(errs, applied)...)
+}
+
+// stand says whether the node may hold the address of an election.
+func (r *run) stand(name string, ready bool) error {
+	if was, known := r.ready[name]; known && was == ready {
 		return nil
 	}
 	if err := r.cfg.Elector.SetReady(name, ready); err != nil {
 		return err
 	}
 	r.ready[name] = ready
-	delete(r.stood, name)
+	delete(r.readySince, name)
 	if ready {
-		r.stood[name] = time.Now()
+		r.readySince[name] = time.Now()
 	}
 	return nil
 }
@@ -379,7 +546,7 @@ func (r *run) elections(vips []*v1alpha1.VirtualIP, now time.Time) (fresh map[st
 	states := r.cfg.Elector.States()
 	for _, v := range vips {
 		seen[v.UID] = true
-		if states[instanceName(v)] == keepalived.Master {
+		if states[instanceName(cmp.Or(v.Spec.SharesElectionOf, v.Name))] == keepalived.Master {
 			r.first[v.UID] = now.Add(-firstElection)
 		}
 		since, known := r.first[v.UID]

@@ -58,7 +58,7 @@ func pod(name, node string, ips ...string) *corev1.Pod {
 func interfaces() []netif.Interface {
 	return []netif.Interface{
 		{Name: "wan0", Prefixes: []netip.Prefix{netip.MustParsePrefix("10.10.1.2/24")}, Default: true},
-		{Name: "lan0", Prefixes: []netip.Prefix{netip.MustParsePrefix("192.168.1.11/24"), netip.MustParsePrefix("2001:db8::11/64")}},
+		{Name: "lan0", HardwareAddress: "02:00:00:00:00:11", Gateways: []netip.Addr{netip.MustParseAddr("192.168.1.1")}, Prefixes: []netip.Prefix{netip.MustParsePrefix("192.168.1.11/24"), netip.MustParsePrefix("2001:db8::11/64")}},
 	}
 }
 
@@ -96,7 +96,7 @@ func TestRoles(t *testing.T) {
 		"other labels":        {editPod(func(p *corev1.Pod) { p.Labels = nil }), &want{false, nil, "lan0", "", false}},
 		"another namespace":   {editPod(func(p *corev1.Pod) { p.Namespace = "other" }), &want{false, nil, "lan0", "", false}},
 		"finished":            {editPod(func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }), &want{false, nil, "lan0", "", false}},
-		"of an earlier boot":  {func(f *vip.Facts) { f.Dead = map[string]bool{"containerd://p": true} }, &want{false, nil, "lan0", "", false}},
+		"of an earlier boot":  {func(f *vip.Facts) { f.PreBootContainers = map[string]bool{"containerd://p": true} }, &want{false, nil, "lan0", "", false}},
 		"no address of it":    {editPod(func(p *corev1.Pod) { p.Status.PodIPs = []corev1.PodIP{{IP: "2001:db8:1::2"}} }), &want{false, nil, "lan0", "", false}},
 		"two pods":            {func(f *vip.Facts) { f.Pods = append(f.Pods, pod("q", "a", "10.244.1.3")) }, &want{true, []string{"10.244.1.2:8080", "10.244.1.3:8080"}, "lan0", "", false}},
 		"no port of the name": {editPod(func(p *corev1.Pod) { p.Spec.Containers[0].Ports = nil }), &want{true, nil, "lan0", "", false}},
@@ -110,11 +110,11 @@ func TestRoles(t *testing.T) {
 		"no candidate":          {edit(func(v *v1alpha1.VirtualIP) { v.Spec.Nodes = v.Spec.Nodes[1:] }), nil},
 		"deleted":               {edit(func(v *v1alpha1.VirtualIP) { v.DeletionTimestamp = &metav1.Time{} }), nil},
 		"no selector":           {edit(func(v *v1alpha1.VirtualIP) { v.Spec.Selector = nil }), &want{false, nil, "lan0", "", false}},
-		"interface asked for":   {edit(func(v *v1alpha1.VirtualIP) { v.Spec.Interface = "wan0" }), &want{true, one, "wan0", "", false}},
+		"interface asked for":   {edit(func(v *v1alpha1.VirtualIP) { v.Spec.Interface = "wan0" }), &want{Fault: "interface wan0 is not on the network of 192.168.1.100"}},
 		"interface missing":     {edit(func(v *v1alpha1.VirtualIP) { v.Spec.Interface = "eth9" }), &want{Fault: "the node has no interface eth9, or it is down"}},
-		"outside every network": {edit(func(v *v1alpha1.VirtualIP) { v.Spec.Address = "172.16.0.1" }), &want{true, one, "wan0", "", false}},
+		"outside every network": {edit(func(v *v1alpha1.VirtualIP) { v.Spec.Address = "172.16.0.1" }), &want{Fault: "no interface of the node is on the network of 172.16.0.1"}},
 		"nowhere": {func(f *vip.Facts) { f.Interfaces = nil }, &want{
-			Fault: "no interface of the node is on the network of 192.168.1.100, and there is no default route: set the pool's interface",
+			Fault: "no interface of the node is on the network of 192.168.1.100",
 		}},
 		"nonsense": {edit(func(v *v1alpha1.VirtualIP) { v.Spec.VRID = 999 }), &want{Fault: "number 999 and priority 200 can't be"}},
 	} {
@@ -155,7 +155,7 @@ func TestRoles_whole(t *testing.T) {
 	})
 	address, backends := netip.MustParseAddr("2001:db8::100"), []netip.AddrPort{netip.MustParseAddrPort("[2001:db8:1::2]:8080")}
 	want := []vip.Role{{
-		VIP: v, Ready: true, Endpoints: 1,
+		VIP: v, Ready: true, Endpoints: 1, Own: netip.MustParsePrefix("2001:db8::11/64"), HardwareAddress: "02:00:00:00:00:11",
 		Instance: keepalived.Instance{
 			Name: "vip_2001-0db8-0000-0000-0000-0000-0000-0100", Interface: "lan0", VRID: 51, Priority: 190, Advert: 200 * time.Millisecond, Address: address,
 		},
@@ -163,7 +163,7 @@ func TestRoles_whole(t *testing.T) {
 			{Protocol: balance.TCP, Number: 80, Backends: backends}, {Protocol: balance.UDP, Number: 53, Backends: backends},
 		}},
 	}}
-	if diff := cmp.Diff(want, roles, cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{})); diff != "" {
+	if diff := cmp.Diff(want, roles, cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{}, netip.Prefix{})); diff != "" {
 		t.Errorf("roles (-want +got):\n%s", diff)
 	}
 }

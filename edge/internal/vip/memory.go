@@ -4,7 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/netip"
 	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/edge/internal/store"
 )
@@ -37,12 +40,19 @@ func (s inStore) Save(ctx context.Context, state []byte) error {
 
 // memory is what Memory keeps, as JSON.
 type memory struct {
-	BootID      string   `json:"bootID"`
-	Dead        []string `json:"dead,omitempty"` // containers of an earlier boot
-	Maintenance bool     `json:"maintenance,omitempty"`
-	Draining    bool     `json:"draining,omitempty"` // HandOver's; an operator's own maintenance is not touched by it
-	// Clear are the addresses, as clearKey has them, that nobody else was found to have in this boot.
+	BootID            string   `json:"bootID"`
+	PreBootContainers []string `json:"preBootContainers,omitempty"`
+	Maintenance       bool     `json:"maintenance,omitempty"`
+	Draining          bool     `json:"draining,omitempty"` // HandOver's; an operator's own maintenance is not touched by it
+	// Clear are the addresses, as claim.key has them, that no other host was found to have in this boot.
 	Clear []string `json:"clear,omitempty"`
+	// Clouds are addresses of cloudcore, the latest first.
+	Clouds []netip.Addr `json:"clouds,omitempty"`
+	// Proven are the addresses with which the cloud was reached; Trying is the one that is being tried, and
+	// CutOff says of those with which it was not what was seen. All by UID.
+	Proven []types.UID          `json:"proven,omitempty"`
+	Trying types.UID            `json:"trying,omitempty"`
+	CutOff map[types.UID]string `json:"cutOff,omitempty"`
 }
 
 // change changes what is kept.
@@ -71,8 +81,9 @@ func (a *Agent) save(ctx context.Context, m memory) error {
 	return nil
 }
 
-// bury notes, once a boot, which containers that the store calls ready were started before it. What was clear in an earlier boot is asked for again.
-func (r *run) bury(ctx context.Context) error {
+// recordPreBoot notes, once a boot, which containers that the store calls ready were started before it. What
+// was clear in an earlier boot is asked for again.
+func (r *run) recordPreBoot(ctx context.Context) error {
 	r.mu.Lock()
 	known := r.memory.BootID == r.cfg.BootID
 	r.mu.Unlock()
@@ -80,11 +91,11 @@ func (r *run) bury(ctx context.Context) error {
 		return nil
 	}
 	var ids []string
-	for id := range deadAt(r.cfg.BootTime(), r.listPods()) {
+	for id := range preBootContainers(r.cfg.BootTime(), r.listPods()) {
 		ids = append(ids, id)
 	}
 	slices.Sort(ids)
-	return r.change(ctx, func(m *memory) { m.BootID, m.Dead, m.Clear = r.cfg.BootID, ids, nil })
+	return r.change(ctx, func(m *memory) { m.BootID, m.PreBootContainers, m.Clear = r.cfg.BootID, ids, nil })
 }
 
 func (a *Agent) load() error {
@@ -97,7 +108,7 @@ func (a *Agent) load() error {
 	a.memory = memory{}
 	a.loaded = true
 	if len(raw) > 0 && json.Unmarshal(raw, &a.memory) != nil {
-		a.memory = memory{} // of another edgecore; nothing in it is dear
+		a.memory = memory{} // of another edgecore; nothing in it can't be found out again
 	}
 	return nil
 }

@@ -40,6 +40,7 @@ func (nobody) Apply(context.Context, []keepalived.Instance) error { return nil }
 func (nobody) SetReady(string, bool) error                        { return nil }
 func (nobody) States() map[string]keepalived.State                { return nil }
 func (nobody) Changed() <-chan struct{}                           { return nil }
+func (nobody) Problems() map[string]error                         { return nil }
 func (nobody) ExtraProblem() error                                { return nil }
 func (nobody) Restarts() uint64                                   { return 0 }
 
@@ -68,6 +69,7 @@ func TestPodsOfADeviceWithoutAddressesWakeNobody(t *testing.T) {
 		agent := vip.New(vip.Config{
 			NodeName: "a", Plane: plane, Elector: nobody{}, Reporter: files{dir}, Memory: files{dir}, BootTime: time.Now,
 			Interfaces: func() ([]netif.Interface, error) { return nil, nil },
+			Watch:      func(ctx context.Context, _ func()) error { <-ctx.Done(); return nil },
 			API: &rest.Config{Host: "http://edge.invalid", QPS: -1, Dial: func(context.Context, string, string) (net.Conn, error) {
 				ours, theirs := net.Pipe()
 				connections <- theirs

@@ -23,18 +23,23 @@ func (r *run) report(ctx context.Context, f Facts, roles []Role, programmed erro
 	states := r.cfg.Elector.States()
 	now := metav1.Now().Rfc3339Copy()
 	entries := map[string]reported{}
+	problems := r.cfg.Elector.Problems()
 	for _, role := range roles {
-		state := states[role.Instance.Name]
+		state := states[role.election()]
+		programmed := programmed
+		if why := problems[role.election()]; why != nil && programmed == nil && role.Fault == "" {
+			programmed = why
+		}
 		if role.Fault == "" && role.Ready && programmed == nil && state == keepalived.Unknown {
 			continue // keepalived has not spoken yet
 		}
 		if role.Waiting {
-			continue // it is being asked whether somebody has the address
+			continue // it is being asked whether another host has the address
 		}
-		if since, ok := r.stood[role.Instance.Name]; ok && state == keepalived.Fault && time.Since(since) < settle {
+		if since, ok := r.readySince[role.election()]; ok && state == keepalived.Fault && time.Since(since) < settle {
 			continue
 		}
-		e := entry(f.Node, role, state, programmed, f.Maintenance)
+		e := entry(f, role, state, programmed)
 		entries[role.VIP.Name] = reported{uid: role.VIP.UID, entry: e}
 	}
 	for _, v := range f.VIPs {
@@ -88,6 +93,52 @@ func (r *run) report(ctx context.Context, f Facts, roles []Role, programmed erro
 func equal(a, b v1alpha1.VirtualIPNodeStatus) bool {
 	a.Since, b.Since = nil, nil
 	return a == b
+}
+
+// entry is what the node says of an address.
+func entry(f Facts, r Role, state keepalived.State, programmed error) v1alpha1.VirtualIPNodeStatus {
+	e := v1alpha1.VirtualIPNodeStatus{
+		Name: f.Node, Priority: int32(r.Instance.Priority), ReadyEndpoints: int32(r.Endpoints), Programmed: r.Fault == "" && programmed == nil, Message: r.Fault,
+		Interface: r.Instance.Interface, HardwareAddress: r.HardwareAddress, ForeignRouter: r.ForeignRouter,
+	}
+	if r.ForeignRouter != "" {
+		e.ForeignVRID = r.VIP.Spec.VRID
+	}
+	if r.Own.IsValid() {
+		e.Address = r.Own.String()
+	}
+	switch {
+	case r.Fault != "":
+		e.State = v1alpha1.VIPFault
+	case r.Duplicate != "":
+		e.State, e.DuplicateOf = v1alpha1.VIPFault, r.Duplicate
+		e.Message = "the host with hardware address " + r.Duplicate + " on " + r.Instance.Interface + " has the address, and is no node of the pool"
+	case r.Unasked != "":
+		e.State, e.Message = v1alpha1.VIPFault, r.Unasked
+	case state == keepalived.Master:
+		e.State = v1alpha1.VIPHolder
+	case !r.Ready:
+		e.State = v1alpha1.VIPNotReady
+		e.Message = "no pod of the Service is ready on this node"
+		if f.Maintenance || f.Draining && r.Endpoints > 0 {
+			e.Message = "the node is under maintenance"
+		}
+	case state == keepalived.Backup:
+		e.State = v1alpha1.VIPBackup
+	default:
+		e.State = v1alpha1.VIPFault
+		e.Message = "keepalived can't take part: interface " + r.Instance.Interface + " has no carrier, or keepalived does not run"
+	}
+	if e.DuplicateOf == "" && r.Stranger != "" {
+		e.DuplicateOf = r.Stranger
+		if e.Message == "" {
+			e.Message = "a router with hardware address " + r.Stranger + " on " + r.Instance.Interface + " advertises the address by VRRP, and is no node of the pool"
+		}
+	}
+	if programmed != nil {
+		e.Message = programmed.Error()
+	}
+	return e
 }
 
 func (r *run) event(ctx context.Context, v *v1alpha1.VirtualIP, e v1alpha1.VirtualIPNodeStatus) {

@@ -74,7 +74,7 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 			duplicates++
 		}
 	}
-	ch <- prometheus.MustNewConstMetric(desc("duplicate_addresses", "Virtual IPs that this node leaves alone because somebody else on the LAN has them."),
+	ch <- prometheus.MustNewConstMetric(desc("duplicate_addresses", "Virtual IPs that this node leaves alone because another host on the LAN has them."),
 		prometheus.GaugeValue, float64(duplicates))
 	transitions := desc("transitions_total", "How often an address came into a state on this node.", "state")
 	for s, n := range a.counts.transitions {

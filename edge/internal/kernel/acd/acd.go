@@ -1,4 +1,5 @@
-// Package acd asks a LAN whether somebody has an address, before a node of ours takes it: address conflict detection, by an ARP probe for IPv4 (RFC 5227) and by a
+// Package acd asks a LAN whether another host has an address, before a node of ours takes it, and hears who
+// else speaks VRRP there: address conflict detection, by an ARP probe for IPv4 (RFC 5227) and by a
 // neighbour solicitation as duplicate address detection sends it for IPv6 (RFC 4862, 5.4).
 //
 // It owns nothing and changes nothing, neither here nor in the tables of others: a probe bears no sender's address. It refuses to tell anything of an interface without
@@ -88,9 +89,11 @@ type prober struct {
 	held  map[netip.Addr]bool
 }
 
-func open(ifi *net.Interface) (*prober, error) {
+func open(ifi *net.Interface) (*prober, error) { return openWith(ifi, program()) }
+
+func openWith(ifi *net.Interface, program []bpf.Instruction) (*prober, error) {
 	// In raw mode the kernel hands over whole frames of all kinds; the filter leaves those that concern us.
-	filter, err := bpf.Assemble(program())
+	filter, err := bpf.Assemble(program)
 	if err != nil {
 		return nil, fmt.Errorf("making the filter: %w", err)
 	}

@@ -111,33 +111,50 @@ func answer(frame []byte) (who net.HardwareAddr, a netip.Addr, ok bool) {
 	return nil, a, false
 }
 
-// advertised are the addresses that an advertisement of VRRP names, RFC 5798, 5.1 (versions 2 and 3 agree so far). None for one by which a holder gives up.
+// advertised are the addresses that an advertisement of VRRP names, RFC 5798, 5.1 (versions 2 and 3 agree
+// so far). None for one by which a holder gives up.
 func advertised(frame []byte) []netip.Addr {
-	body := frame[etherLen:]
-	var size int
+	body, size, ok := vrrpBody(frame)
+	if !ok || body[2] == 0 {
+		return nil
+	}
+	return addressesOf(body, size)
+}
+
+// vrrpBody is the VRRP message of a frame, at least 8 bytes, and the size of its addresses: 4 or 16.
+func vrrpBody(frame []byte) (body []byte, size int, ok bool) {
+	if len(frame) < etherLen {
+		return nil, 0, false
+	}
+	body = frame[etherLen:]
 	switch binary.BigEndian.Uint16(frame[12:]) {
 	case unix.ETH_P_IP:
 		if len(body) < 20 || body[9] != protocolVRRP || body[8] != hops {
-			return nil
+			return nil, 0, false
 		}
 		header := int(body[0]&0x0f) * 4
 		total := int(binary.BigEndian.Uint16(body[2:]))
 		if header < 20 || total > len(body) || total < header {
-			return nil
+			return nil, 0, false
 		}
 		body, size = body[header:total], 4 // what follows is the padding of a short frame
 	case unix.ETH_P_IPV6:
 		if len(body) < ip6Len || body[6] != protocolVRRP || body[7] != hops {
-			return nil
+			return nil, 0, false
 		}
 		body, size = body[ip6Len:], 16
 	default:
-		return nil
+		return nil, 0, false
 	}
 	const advertisementType = 1
-	if len(body) < 8 || body[0]&0x0f != advertisementType || body[2] == 0 {
-		return nil
+	if len(body) < 8 || body[0]&0x0f != advertisementType {
+		return nil, 0, false
 	}
+	return body, size, true
+}
+
+// addressesOf are those in a message, as many as it has room for.
+func addressesOf(body []byte, size int) []netip.Addr {
 	var out []netip.Addr
 	for i := range int(body[3]) {
 		at := 8 + i*size

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 )
 
 // Protocol is of a port.
@@ -28,6 +29,12 @@ type Service struct {
 	Ports     []Port
 	// KeepSource leaves clients' addresses as they are; otherwise pods see the node's.
 	KeepSource bool
+	// Sources, unless nil, are the only networks whose packets reach the address; empty: none do. Echo and
+	// what neighbours say to each other pass all the same.
+	Sources []netip.Prefix
+	// Affinity, unless 0, is for how long after its last connection a client comes to the same backend, in
+	// whole seconds.
+	Affinity time.Duration
 }
 
 // Port is a port of an address. Without backends it is closed like all those that are not listed.
@@ -42,6 +49,11 @@ func Normal(all []Service) []Service {
 	out := slices.Clone(all)
 	for i := range out {
 		out[i].Ports = slices.Clone(out[i].Ports)
+		if out[i].Sources != nil {
+			out[i].Sources = slices.Clone(out[i].Sources)
+			slices.SortFunc(out[i].Sources, netip.Prefix.Compare)
+			out[i].Sources = slices.Compact(out[i].Sources)
+		}
 		for j := range out[i].Ports {
 			p := &out[i].Ports[j]
 			p.Backends = slices.Clone(p.Backends)
@@ -56,9 +68,20 @@ func Normal(all []Service) []Service {
 	return out
 }
 
+// maxAffinity is Kubernetes' bound for timeoutSeconds.
+const maxAffinity = 24 * time.Hour
+
 // Validate refuses what no kernel could do.
 func Validate(all []Service) error {
 	for _, s := range all {
+		if s.Affinity < 0 || s.Affinity > maxAffinity || s.Affinity%time.Second != 0 {
+			return fmt.Errorf("%s: affinity %v", s.Address, s.Affinity)
+		}
+		for _, r := range s.Sources {
+			if !r.IsValid() || r.Addr().Is4() != s.Address.Is4() {
+				return fmt.Errorf("%s: source %s", s.Address, r)
+			}
+		}
 		for _, p := range s.Ports {
 			if p.Number == 0 || p.Protocol != TCP && p.Protocol != UDP && p.Protocol != SCTP {
 				return fmt.Errorf("%s: port %d/%s", s.Address, p.Number, p.Protocol)

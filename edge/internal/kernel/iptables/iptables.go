@@ -6,6 +6,8 @@ package iptables
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -19,7 +21,7 @@ import (
 
 // Bases lead to our chains. DNAT is looked up for what arrives and for what the node itself sends.
 func Bases() []Base {
-	return []Base{natIn(), natOut(), Source(), Input(), Forward(), loop()}
+	return []Base{natIn(), natOut(), Source(), sources(), Input(), Forward(), loop()}
 }
 
 func natIn() Base  { return Base{Table: "nat", Name: prefix + "VIP", Hook: "PREROUTING"} }
@@ -38,6 +40,11 @@ func Forward() Base {
 
 // loop drops what would leave by the interface of the LAN on which it came: an address that nobody holds would travel between a router and this node.
 func loop() Base { return Base{Table: "mangle", Name: prefix + "VIP-LOOP", Hook: "FORWARD"} }
+
+// sources drops what comes from elsewhere than the service allows, before anything is translated.
+func sources() Base {
+	return Base{Table: "mangle", Name: prefix + "VIP-RANGES", Hook: "PREROUTING"}
+}
 
 // Plane is the data plane.
 type Plane struct {
@@ -98,14 +105,7 @@ func nat(s balance.Service) []Leaf {
 			continue
 		}
 		match := []string{"-d", whole(s.Address), "-p", string(p.Protocol), "-m", string(p.Protocol), "--dport", strconv.Itoa(int(p.Number))}
-		var rules [][]string
-		for i, b := range p.Backends {
-			var turn []string
-			if left := len(p.Backends) - i; left > 1 {
-				turn = []string{"-m", "statistic", "--mode", "nth", "--every", strconv.Itoa(left), "--packet", "0"}
-			}
-			rules = append(rules, slices.Concat([]string{"-p", string(p.Protocol)}, turn, []string{"-j", "DNAT", "--to-destination", b.String()}))
-		}
+		rules := append(again(s, p), inTurn(s, p)...)
 		of := []string{
 			"-p", string(p.Protocol), "-m", "conntrack", "--ctstate", "DNAT", "--ctorigdst", whole(s.Address), "--ctorigdstport", strconv.Itoa(int(p.Number)),
 			"--ctdir", "ORIGINAL",
@@ -118,6 +118,44 @@ func nat(s balance.Service) []Leaf {
 		)
 	}
 	return out
+}
+
+// inTurn leads each client that comes newly to the next pod, and remembers it where that is wanted.
+func inTurn(s balance.Service, p balance.Port) [][]string {
+	var rules [][]string
+	for i, b := range p.Backends {
+		rule := []string{"-p", string(p.Protocol)}
+		if left := len(p.Backends) - i; left > 1 {
+			rule = append(rule, "-m", "statistic", "--mode", "nth", "--every", strconv.Itoa(left), "--packet", "0")
+		}
+		if s.Affinity > 0 {
+			rule = append(rule, "-m", "recent", "--name", list(s, p, b), "--set", "--rsource")
+		}
+		rules = append(rules, append(rule, "-j", "DNAT", "--to-destination", b.String()))
+	}
+	return rules
+}
+
+// again leads clients to the pod that they came to last. The kernel remembers the last 100 clients of each
+// pod (xt_recent's ip_list_tot); those before them are new again.
+func again(s balance.Service, p balance.Port) [][]string {
+	if s.Affinity == 0 || len(p.Backends) < 2 {
+		return nil
+	}
+	var rules [][]string
+	for _, b := range p.Backends {
+		rules = append(rules, []string{
+			"-p", string(p.Protocol), "-m", "recent", "--name", list(s, p, b), "--update", "--seconds", strconv.Itoa(int(s.Affinity.Seconds())), "--reap", "--rsource",
+			"-j", "DNAT", "--to-destination", b.String(),
+		})
+	}
+	return rules
+}
+
+// list names what the kernel remembers of a pod's clients.
+func list(s balance.Service, p balance.Port, b netip.AddrPort) string {
+	sum := sha256.Sum256(fmt.Append(nil, s.Address, p.Protocol, p.Number, b))
+	return prefix + hex.EncodeToString(sum[:10])
 }
 
 // SourceRules are what becomes of the client's address. It is kept only on demand; a pod that reaches itself by way of the address must not see its own.
@@ -155,6 +193,13 @@ func Guard(s balance.Service, local bool) []Leaf {
 		[]string{"-j", "REJECT", "--reject-with", refuse},
 	)
 	out := []Leaf{{Base: Input(), Match: []string{"-d", whole(s.Address)}, Rules: rules}}
+	if s.Sources != nil {
+		from := [][]string{{"-p", icmp, "-j", "RETURN"}}
+		for _, r := range s.Sources {
+			from = append(from, []string{"-s", r.Masked().String(), "-j", "RETURN"})
+		}
+		out = append(out, Leaf{Base: sources(), Match: []string{"-d", whole(s.Address)}, Rules: append(from, []string{"-j", "DROP"})})
+	}
 	if s.Interface != "" {
 		out = append(out, Leaf{Base: loop(), Match: []string{"-d", whole(s.Address), "-i", s.Interface, "-o", s.Interface}, Rules: [][]string{{"-j", "DROP"}}})
 	}

@@ -216,7 +216,7 @@ func services(h *ipvs.Handle, want []balance.Service, owned map[netip.Addr]bool)
 				continue
 			}
 			k := key{netip.AddrPortFrom(s.Address, p.Number), p.Protocol}
-			errs = append(errs, serve(h, s.Address, p, have[k]))
+			errs = append(errs, serve(h, s, p, have[k]))
 			delete(have, k)
 		}
 	}
@@ -228,18 +228,29 @@ func services(h *ipvs.Handle, want []balance.Service, owned map[netip.Addr]bool)
 	return errors.Join(errs...)
 }
 
-func serve(h *ipvs.Handle, a netip.Addr, p balance.Port, s *ipvs.Service) error {
+// persistent marks a service whose clients stay with their backend (IP_VS_SVC_F_PERSISTENT, linux/ip_vs.h).
+const persistent = 0x1
+
+// serve makes one virtual service what it should be; s is what the kernel has of it, or nil.
+func serve(h *ipvs.Handle, want balance.Service, p balance.Port, s *ipvs.Service) error {
+	a := want.Address
 	family, mask := uint16(unix.AF_INET), uint32(oneHost)
 	if a.Is6() {
 		family, mask = unix.AF_INET6, 128
 	}
+	flags, timeout := uint32(0), uint32(want.Affinity.Seconds())
+	if timeout > 0 {
+		flags = persistent
+	}
 	if s == nil {
-		s = &ipvs.Service{Address: a.AsSlice(), Protocol: number(p.Protocol), Port: p.Number, SchedName: scheduler, Netmask: mask, AddressFamily: family}
+		s = &ipvs.Service{
+			Address: a.AsSlice(), Protocol: number(p.Protocol), Port: p.Number, SchedName: scheduler, Netmask: mask, AddressFamily: family, Flags: flags, Timeout: timeout,
+		}
 		if err := h.NewService(s); err != nil && !errors.Is(err, unix.EEXIST) {
 			return fmt.Errorf("making service %s port %d/%s: %w", a, p.Number, p.Protocol, err)
 		}
-	} else if s.SchedName != scheduler {
-		s.SchedName = scheduler
+	} else if s.SchedName != scheduler || s.Flags&persistent != flags || flags != 0 && s.Timeout != timeout {
+		s.SchedName, s.Flags, s.Timeout = scheduler, s.Flags&^persistent|flags, timeout
 		if err := h.UpdateService(s); err != nil {
 			return fmt.Errorf("mending service %s port %d/%s: %w", a, p.Number, p.Protocol, err)
 		}

@@ -11,20 +11,13 @@ package keepalived
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
+	"maps"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
-
-	"k8s.io/klog/v2"
 )
 
 // Config says where things are.
@@ -37,7 +30,7 @@ type Config struct {
 	Program string
 }
 
-// Instance is one election, with one address.
+// Instance is one election.
 type Instance struct {
 	Name      string // letters, digits, dots, dashes and underscores; unique
 	Interface string
@@ -46,7 +39,20 @@ type Instance struct {
 	Advert    time.Duration
 	Preempt   bool // take the address back from a lower priority
 	Address   netip.Addr
+	// More are addresses that go with Address. Advertisements don't name them, so nodes that learn of
+	// one at different times still understand each other.
+	More []netip.Addr
+	// Unicast, where it has peers, replaces multicast.
+	Unicast Unicast
 }
+
+// Unicast is whom advertisements go to, and the own address that they come from.
+type Unicast struct {
+	Source netip.Addr
+	Peers  []netip.Addr
+}
+
+func (i Instance) addresses() []netip.Addr { return append([]netip.Addr{i.Address}, i.More...) }
 
 // State is what this node is in an election.
 type State string
@@ -84,9 +90,11 @@ type Daemon struct {
 	file    []byte // the configuration on disk
 	proc    *process
 	extra   error // why the user's sections are not as they are in the file
+	sifted  sifted
 
 	statesMu sync.Mutex
-	names    map[string]netip.Addr
+	names    map[string][]netip.Addr
+	problems map[string]error
 	states   map[string]State
 	restarts uint64
 }
@@ -96,7 +104,7 @@ func New(cfg Config) *Daemon {
 	if cfg.Program == "" {
 		cfg.Program = "keepalived"
 	}
-	return &Daemon{cfg: cfg, wake: make(chan struct{}, 1), changed: make(chan struct{}, 1), names: map[string]netip.Addr{}, states: map[string]State{}}
+	return &Daemon{cfg: cfg, wake: make(chan struct{}, 1), changed: make(chan struct{}, 1), names: map[string][]netip.Addr{}, states: map[string]State{}}
 }
 
 func (d *Daemon) path(name string) string { return filepath.Join(d.cfg.Dir, name) }
@@ -126,6 +134,13 @@ func (d *Daemon) States() map[string]State {
 		out[n] = d.states[n]
 	}
 	return out
+}
+
+// Problems are why instances of the last Apply are left out, by name.
+func (d *Daemon) Problems() map[string]error {
+	d.statesMu.Lock()
+	defer d.statesMu.Unlock()
+	return maps.Clone(d.problems)
 }
 
 // Restarts is how often keepalived had to be started again.
@@ -170,12 +185,13 @@ func (d *Daemon) SetReady(name string, ready bool) error {
 	return nil
 }
 
-// Apply makes keepalived hold exactly these elections. Unchanged instances don't notice. An error leaves everything as it was.
+// Apply makes keepalived hold exactly these elections. Unchanged instances don't notice. An instance that
+// keepalived can't hold is left out and told by Problems; the others are held all the same. An error
+// leaves everything as it was.
 func (d *Daemon) Apply(ctx context.Context, instances []Instance) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	instances = slices.Clone(instances)
-	slices.SortFunc(instances, func(a, b Instance) int { return strings.Compare(a.Name, b.Name) })
+	instances, problems := valid(instances, d.inForce())
 	if err := os.MkdirAll(d.path(dirReady), 0o755); err != nil {
 		return fmt.Errorf("making keepalived's directory: %w", err)
 	}
@@ -184,20 +200,20 @@ func (d *Daemon) Apply(ctx context.Context, instances []Instance) error {
 			return err
 		}
 	}
-	own := render(d.cfg, instances)
 	extra, err := d.readExtra()
 	if err != nil {
 		return err
 	}
-	file, err := d.compose(ctx, own, extra, len(instances) > 0)
+	file, instances, refused, err := d.compose(ctx, instances, extra)
 	if err != nil {
 		return err
 	}
+	maps.Copy(problems, refused)
 	d.wanted = len(instances) > 0 || len(extra) > 0
 	if err := d.own(instances); err != nil {
 		return err
 	}
-	d.name(instances)
+	d.name(instances, problems)
 	d.applied = true
 	if bytes.Equal(file, d.file) {
 		if d.proc == nil && d.wanted {
@@ -216,13 +232,21 @@ func (d *Daemon) Apply(ctx context.Context, instances []Instance) error {
 	return d.proc.reload()
 }
 
-// name takes over which instances there are.
-func (d *Daemon) name(instances []Instance) {
+// inForce reports which instances are held.
+func (d *Daemon) inForce() func(name string) bool {
 	d.statesMu.Lock()
 	defer d.statesMu.Unlock()
-	names := map[string]netip.Addr{}
+	names := maps.Clone(d.names)
+	return func(name string) bool { return names[name] != nil }
+}
+
+// name takes over which instances there are.
+func (d *Daemon) name(instances []Instance, problems map[string]error) {
+	d.statesMu.Lock()
+	defer d.statesMu.Unlock()
+	names := map[string][]netip.Addr{}
 	for _, i := range instances {
-		names[i.Name] = i.Address
+		names[i.Name] = i.addresses()
 	}
 	for n := range d.states {
 		if _, ok := names[n]; !ok {
@@ -230,7 +254,7 @@ func (d *Daemon) name(instances []Instance) {
 			_ = os.Remove(filepath.Join(d.path(dirReady), n)) // a leftover does no harm
 		}
 	}
-	d.names = names
+	d.names, d.problems = names, problems
 }
 
 func (d *Daemon) initReady(name string) error {
@@ -238,332 +262,4 @@ func (d *Daemon) initReady(name string) error {
 		return nil
 	}
 	return d.SetReady(name, false)
-}
-
-func (d *Daemon) readExtra() ([]byte, error) {
-	if d.cfg.Extra == "" {
-		return nil, nil
-	}
-	b, err := os.ReadFile(d.cfg.Extra)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("reading the user's sections: %w", err)
-	}
-	return b, nil
-}
-
-// compose makes the file that will be in force and puts the user's sections, as they are tested, beside it.
-func (d *Daemon) compose(ctx context.Context, own, extra []byte, needed bool) ([]byte, error) {
-	d.extra = nil
-	if len(extra) == 0 {
-		if !needed {
-			return own, nil
-		}
-		if bytes.Equal(own, d.file) {
-			return own, nil
-		}
-		return own, d.test(ctx, own)
-	}
-	with := slices.Concat(own, []byte("\n# The user's own sections, from "+d.cfg.Extra+"\n"), extra)
-	if bytes.Equal(with, d.file) {
-		return with, nil
-	}
-	wrong := d.test(ctx, with)
-	if wrong == nil {
-		return with, writeFile(d.path(fileExtra), extra)
-	}
-	d.extra = fmt.Errorf("%s: %w", d.cfg.Extra, wrong)
-	// As they were when they were last good; else without.
-	if good, err := os.ReadFile(d.path(fileExtra)); err == nil {
-		with = slices.Concat(own, []byte("\n# The user's own sections, as they last passed the test\n"), good)
-		if bytes.Equal(with, d.file) || d.test(ctx, with) == nil {
-			return with, nil
-		}
-	}
-	if bytes.Equal(own, d.file) {
-		return own, nil
-	}
-	return own, d.test(ctx, own)
-}
-
-// test lets keepalived judge a configuration, in the network namespace where it is to run: a reload of a bad one is dangerous (VRID out of range or a missing
-// interface: the daemon ends and leaves its addresses behind; nonsense: it drops all).
-func (d *Daemon) test(ctx context.Context, conf []byte) error {
-	path := d.path(fileTest)
-	if err := writeFile(path, conf); err != nil {
-		return err
-	}
-	defer os.Remove(path)
-	ctx, cancel := context.WithTimeout(ctx, testTimeout)
-	defer cancel()
-	out, err := exec.CommandContext(ctx, d.cfg.Program, "-t", "-f", path).CombinedOutput()
-	if err == nil {
-		return nil
-	}
-	if ctx.Err() != nil {
-		return fmt.Errorf("testing keepalived's configuration: %w", context.Cause(ctx))
-	}
-	if errors.Is(err, exec.ErrNotFound) {
-		return fmt.Errorf("there is no %s on this device (apt-get install keepalived): %w", d.cfg.Program, err)
-	}
-	return fmt.Errorf("keepalived refuses the configuration: %w: %s", err, complaint(out, path))
-}
-
-// complaint is what keepalived said, without what it always says.
-func complaint(out []byte, path string) string {
-	var words []string
-	for line := range strings.Lines(string(out)) {
-		line = strings.TrimSpace(strings.ReplaceAll(line, path, "line"))
-		if line != "" && !strings.Contains(line, "SECURITY VIOLATION") {
-			words = append(words, line)
-		}
-	}
-	if len(words) > 5 {
-		words = words[:5]
-	}
-	return strings.Join(words, "; ")
-}
-
-// render writes the configuration. Instances are in order, so that the same ones give the same file.
-func render(cfg Config, instances []Instance) []byte {
-	var b bytes.Buffer
-	// script_user comes first: with vrrp_notify_fifo before it keepalived 2.2.7 may crash on a reload. A change of global_defs means a restart to be safe, so
-	// they depend on nothing but the directory.
-	fmt.Fprintf(&b, `# Made by edgecore. Your own sections belong into %s.
-global_defs {
-    script_user root
-    router_id skerry
-    vrrp_version 3
-    vrrp_garp_master_refresh 60
-    vrrp_garp_master_repeat 3
-    vrrp_garp_lower_prio_repeat 3
-    vrrp_notify_fifo %s
-    reload_check_config %s
-}
-`, orNone(cfg.Extra), filepath.Join(cfg.Dir, fileFIFO), filepath.Join(cfg.Dir, fileCheck))
-	for _, i := range instances {
-		track := "ready_" + i.Name
-		fmt.Fprintf(&b, `
-track_file %s {
-    file %s
-    weight 0
-}
-vrrp_instance %s {
-    state BACKUP
-    interface %s
-    virtual_router_id %d
-    priority %d
-    advert_int %s
-`, track, filepath.Join(cfg.Dir, dirReady, i.Name), i.Name, i.Interface, i.VRID, i.Priority, strconv.FormatFloat(i.Advert.Seconds(), 'f', -1, 64))
-		if !i.Preempt {
-			b.WriteString("    nopreempt\n")
-		}
-		fmt.Fprintf(&b, `    track_file {
-        %s
-    }
-    virtual_ipaddress {
-        %s dev %s
-    }
-}
-`, track, netip.PrefixFrom(i.Address, i.Address.BitLen()), i.Interface)
-	}
-	return b.Bytes()
-}
-
-func orNone(s string) string {
-	if s == "" {
-		return "another keepalived"
-	}
-	return s
-}
-
-// writeFile replaces a file at once: a reader sees the old one or the new one.
-func writeFile(path string, data []byte) error {
-	tmp, err := os.CreateTemp(filepath.Dir(path), ".new-*")
-	if err != nil {
-		return fmt.Errorf("writing %s: %w", path, err)
-	}
-	_, err = tmp.Write(data)
-	err = errors.Join(err, tmp.Chmod(0o644), tmp.Close())
-	if err == nil {
-		err = os.Rename(tmp.Name(), path)
-	}
-	if err != nil {
-		_ = os.Remove(tmp.Name())
-		return fmt.Errorf("writing %s: %w", path, err)
-	}
-	return nil
-}
-
-// Run supervises until ctx ends. It then ends keepalived, which hands its addresses over.
-func (d *Daemon) Run(ctx context.Context) error {
-	log := klog.FromContext(ctx)
-	if err := os.MkdirAll(d.path(dirReady), 0o755); err != nil {
-		return fmt.Errorf("making keepalived's directory: %w", err)
-	}
-	reader, err := d.openFIFO()
-	if err != nil {
-		return err
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		d.readFIFO(log, reader)
-	}()
-	defer func() {
-		reader.Close()
-		<-done
-	}()
-	return d.supervise(ctx)
-}
-
-func (d *Daemon) supervise(ctx context.Context) error {
-	log := klog.FromContext(ctx)
-	sweep := time.NewTicker(sweepEvery)
-	defer sweep.Stop()
-	backoff := backoffMin
-	var again <-chan time.Time // set while it backs off
-	for {
-		ended := d.ended()
-		select {
-		case <-ctx.Done():
-			return d.end(log)
-		case <-again:
-			again = nil
-			poke(d.wake)
-		case <-sweep.C:
-			if err := d.sweep(false); err != nil {
-				log.Error(err, "Removing addresses that should be gone failed; it is tried again")
-			}
-			if backoff > backoffMin && d.age() > time.Minute {
-				backoff = backoffMin
-			}
-		case <-ended:
-			log.Error(nil, "keepalived has ended by itself; its addresses are removed and it is started again", "in", backoff)
-			d.buried()
-			if err := d.sweep(true); err != nil {
-				log.Error(err, "Removing what keepalived left behind failed; it is tried again")
-			}
-			again = time.After(backoff)
-			backoff = min(2*backoff, backoffMax)
-		case <-d.wake:
-			if again != nil {
-				continue // it starts when the time has come
-			}
-			if err := d.adjust(ctx); err != nil {
-				log.Error(err, "Starting keepalived failed; it is tried again", "in", backoff)
-				again = time.After(backoff)
-				backoff = min(2*backoff, backoffMax)
-			}
-		}
-	}
-}
-
-// adjust starts keepalived if it should run, and ends it if not.
-func (d *Daemon) adjust(ctx context.Context) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	log := klog.FromContext(ctx)
-	switch {
-	case d.wanted && d.proc == nil:
-		p, err := d.adopt()
-		if err != nil {
-			return err
-		}
-		if p != nil {
-			log.Info("keepalived of an earlier run is taken over", "pid", p.pid)
-			d.proc = p
-			d.seedStates()
-			return p.reload()
-		}
-		if err := d.sweepLocked(true); err != nil {
-			log.Error(err, "Removing addresses of an earlier run failed; it is tried again")
-		}
-		if d.proc, err = d.start(log); err != nil {
-			return err
-		}
-		log.Info("keepalived runs", "pid", d.proc.pid)
-	case !d.wanted && d.proc == nil:
-		// What an earlier run left, although nothing is wanted now.
-		p, err := d.adopt()
-		if p == nil || err != nil {
-			return err
-		}
-		d.proc = p
-		fallthrough
-	case !d.wanted:
-		p := d.proc
-		d.proc = nil
-		err := p.stop(log)
-		d.removePIDFiles()
-		return errors.Join(err, d.sweepLocked(true))
-	}
-	return nil
-}
-
-// Clear ends a keepalived that an earlier process left, and removes its addresses. It is for a Daemon that does not run.
-func (d *Daemon) Clear(ctx context.Context) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	p, err := d.adopt()
-	if err != nil {
-		return err
-	}
-	if p == nil {
-		d.killOrphans()
-		return d.sweepLocked(true)
-	}
-	err = p.stop(klog.FromContext(ctx))
-	d.removePIDFiles()
-	return errors.Join(err, d.sweepLocked(true))
-}
-
-// end stops keepalived for good: the others are told and take over at once.
-func (d *Daemon) end(log klog.Logger) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if !d.applied {
-		return nil
-	}
-	var err error
-	if p := d.proc; p != nil {
-		d.proc = nil
-		err = p.stop(log)
-		d.removePIDFiles()
-	}
-	return errors.Join(err, d.sweepLocked(true))
-}
-
-func (d *Daemon) ended() <-chan struct{} {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.proc == nil {
-		return nil
-	}
-	return d.proc.done
-}
-
-func (d *Daemon) age() time.Duration {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.proc == nil {
-		return 0
-	}
-	return time.Since(d.proc.since)
-}
-
-// buried forgets a process that has ended, and ends its child if that one lives on.
-func (d *Daemon) buried() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.proc = nil
-	d.killOrphans()
-	d.removePIDFiles()
-	d.statesMu.Lock()
-	d.restarts++
-	clear(d.states)
-	d.statesMu.Unlock()
-	poke(d.changed)
 }

@@ -45,7 +45,9 @@ type order struct {
 type word struct {
 	Answer bool
 	Err    string
-	States map[string]keepalived.State
+	// Problems are of instances that were left out.
+	Problems map[string]string
+	States   map[string]keepalived.State
 }
 
 // serve is the node: orders on its standard input, words on its output. It ends with its input, gracefully.
@@ -86,6 +88,12 @@ func serve(dir string) error {
 		if err := errors.Join(errs...); err != nil {
 			w.Err = err.Error()
 		}
+		for name, err := range d.Problems() {
+			if w.Problems == nil {
+				w.Problems = map[string]string{}
+			}
+			w.Problems[name] = err.Error()
+		}
 		say(w)
 	}
 	stop()
@@ -99,11 +107,12 @@ type node struct {
 	dir   string
 	extra string
 
-	cmd     *exec.Cmd
-	stdin   io.WriteCloser
-	answers chan word
-	mu      sync.Mutex
-	states  map[string]keepalived.State
+	cmd      *exec.Cmd
+	problems map[string]string // with the last answer
+	stdin    io.WriteCloser
+	answers  chan word
+	mu       sync.Mutex
+	states   map[string]keepalived.State
 }
 
 func newNode(t *testing.T, l *lantest.LAN, address string) *node {
@@ -205,6 +214,7 @@ func (n *node) order(o order) string {
 	if !ok {
 		n.t.Fatal("the node has ended")
 	}
+	n.problems = w.Problems
 	return w.Err
 }
 
@@ -329,23 +339,39 @@ func TestReload_noFlap(t *testing.T) {
 	holds(t, a, b)
 }
 
-// A bad configuration never reaches a running keepalived.
-func TestApply_refusesWhatKeepalivedRefuses(t *testing.T) {
+// One instance that keepalived can't hold is left out and told; the others are held as if it were not there.
+// As a whole, keepalived would refuse such a configuration.
+func TestTraps_01_OneBadInstanceIsLeftOut(t *testing.T) {
 	_, a, b := pair(t)
 	web := instance("web", vip, 51, 200)
-	for name, bad := range map[string]keepalived.Instance{
+	bad := map[string]keepalived.Instance{
 		"missing interface": {Name: "bad", Interface: "eth99", VRID: 9, Priority: 100, Advert: time.Second, Address: netip.MustParseAddr("10.77.0.9")},
 		"VRID 0":            {Name: "bad", Interface: lantest.Interface, Priority: 100, Advert: time.Second, Address: netip.MustParseAddr("10.77.0.9")},
 		"the same VRID":     instance("bad", "10.77.0.9", 51, 100),
-	} {
-		if err := a.order(order{Apply: []keepalived.Instance{web, bad}}); err == "" {
-			t.Errorf("%s is accepted", name)
-		} else {
-			t.Logf("%s: %s", name, err)
+	}
+	for name, bad := range bad {
+		if err := a.order(order{Apply: []keepalived.Instance{web, bad}}); err != "" {
+			t.Errorf("%s: all are refused: %s", name, err)
+		}
+		if a.problems["bad"] == "" || len(a.problems) != 1 {
+			t.Errorf("%s: problems: %v", name, a.problems)
 		}
 	}
-	a.apply(web)
 	holds(t, a, b)
+	// The same from the start, as after a reboot: nothing is in force yet.
+	a.stop()
+	a.start()
+	a.ready("web", true)
+	other := bad["missing interface"]
+	other.Name = "other"
+	if err := a.order(order{Apply: []keepalived.Instance{other, web, instance("zclash", "10.77.0.9", 51, 100)}}); err != "" {
+		t.Errorf("all are refused: %s", err)
+	}
+	if a.problems["other"] == "" || a.problems["zclash"] == "" || len(a.problems) != 2 {
+		t.Errorf("problems: %v", a.problems)
+	}
+	b.stop()
+	eventually(t, "the good one is held", func() bool { return a.host.Has(vip) })
 }
 
 func TestExtra_userSections(t *testing.T) {

@@ -28,8 +28,10 @@ func (d *Daemon) own(instances []Instance) error {
 	}
 	n := len(all)
 	for _, i := range instances {
-		if p := (place{i.Interface, i.Address}); !slices.Contains(all, p) {
-			all = append(all, p)
+		for _, a := range i.addresses() {
+			if p := (place{i.Interface, a}); !slices.Contains(all, p) {
+				all = append(all, p)
+			}
 		}
 	}
 	if len(all) == n {
@@ -81,8 +83,10 @@ func (d *Daemon) sweepLocked(all bool) error {
 	}
 	d.statesMu.Lock()
 	current := map[netip.Addr]bool{}
-	for _, a := range d.names {
-		current[a] = true
+	for _, all := range d.names {
+		for _, a := range all {
+			current[a] = true
+		}
 	}
 	d.statesMu.Unlock()
 	if !all && !slices.ContainsFunc(places, func(p place) bool { return !current[p.address] }) {
@@ -147,12 +151,12 @@ func (d *Daemon) seedStates() {
 	}
 	d.statesMu.Lock()
 	defer d.statesMu.Unlock()
-	for name, address := range d.names {
-		if _, told := d.states[name]; told {
+	for name, all := range d.names {
+		if _, known := d.states[name]; known {
 			continue
 		}
 		for _, p := range places {
-			if p.address != address {
+			if p.address != all[0] {
 				continue
 			}
 			d.states[name] = Backup

@@ -18,6 +18,10 @@ type Interface struct {
 	Prefixes []netip.Prefix
 	// Default: the device's default route leads through it.
 	Default bool
+	// HardwareAddress is as text; "" where there is none.
+	HardwareAddress string
+	// Gateways are the next hops of routes through it, of the main table.
+	Gateways []netip.Addr
 }
 
 // List is the interfaces that are up, but for the loopback, in the kernel's order.
@@ -26,7 +30,7 @@ func List() ([]Interface, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listing the interfaces: %w", err)
 	}
-	defaults, err := defaultLinks()
+	defaults, gateways, err := nextHops()
 	if err != nil {
 		return nil, err
 	}
@@ -37,7 +41,7 @@ func List() ([]Interface, error) {
 		if a.RawFlags&1 == 0 || a.RawFlags&8 != 0 {
 			continue
 		}
-		i := Interface{Name: a.Name, Default: slices.Contains(defaults, a.Index)}
+		i := Interface{Name: a.Name, Default: slices.Contains(defaults, a.Index), HardwareAddress: a.HardwareAddr.String(), Gateways: gateways[a.Index]}
 		addrs, err := netlink.AddrList(l, netlink.FAMILY_ALL)
 		if err != nil {
 			return nil, fmt.Errorf("listing the addresses of %s: %w", a.Name, err)
@@ -54,25 +58,35 @@ func List() ([]Interface, error) {
 	return out, nil
 }
 
-// defaultLinks are the indexes of the interfaces that default routes of the main table lead through.
-func defaultLinks() ([]int, error) {
+// nextHops are the indexes of the interfaces that default routes of the main table lead through, and the
+// gateways of all its routes by interface.
+func nextHops() (defaults []int, gateways map[int][]netip.Addr, err error) {
 	routes, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
 	if err != nil {
-		return nil, fmt.Errorf("listing the routes: %w", err)
+		return nil, nil, fmt.Errorf("listing the routes: %w", err)
 	}
-	var out []int
+	gateways = map[int][]netip.Addr{}
 	for _, r := range routes {
+		isDefault := r.Dst == nil
 		if r.Dst != nil {
-			if ones, _ := r.Dst.Mask.Size(); ones != 0 || !r.Dst.IP.IsUnspecified() {
+			ones, _ := r.Dst.Mask.Size()
+			isDefault = ones == 0 && r.Dst.IP.IsUnspecified()
+		}
+		hops := append([]*netlink.NexthopInfo{{LinkIndex: r.LinkIndex, Gw: r.Gw}}, r.MultiPath...)
+		for _, hop := range hops {
+			if hop.LinkIndex == 0 {
 				continue
 			}
-		}
-		if r.LinkIndex != 0 {
-			out = append(out, r.LinkIndex)
-		}
-		for _, hop := range r.MultiPath {
-			out = append(out, hop.LinkIndex)
+			if isDefault {
+				defaults = append(defaults, hop.LinkIndex)
+			}
+			if a, ok := netip.AddrFromSlice(hop.Gw); ok && !slices.Contains(gateways[hop.LinkIndex], a.Unmap()) {
+				gateways[hop.LinkIndex] = append(gateways[hop.LinkIndex], a.Unmap())
+			}
 		}
 	}
-	return out, nil
+	for _, all := range gateways {
+		slices.SortFunc(all, netip.Addr.Compare)
+	}
+	return defaults, gateways, nil
 }

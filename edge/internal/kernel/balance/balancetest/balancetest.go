@@ -35,6 +35,7 @@ type Case struct {
 type bench struct {
 	t            *testing.T
 	c            Case
+	lan          *lantest.LAN
 	client, node *lantest.Host
 	vip          netip.Addr
 	pods         map[string]netip.AddrPort // by word
@@ -46,7 +47,7 @@ const patience = 5 * time.Second
 
 func newBench(t *testing.T, c Case, six bool) *bench {
 	l := lantest.New(t)
-	b := &bench{t: t, c: c, pods: map[string]netip.AddrPort{}}
+	b := &bench{t: t, c: c, lan: l, pods: map[string]netip.AddrPort{}}
 	address := func(four, other string) string {
 		if six {
 			return other
@@ -136,6 +137,100 @@ func Run(t *testing.T, c Case) {
 		t.Run(name+"/no circles", func(t *testing.T) { circles(newBench(t, c, six)) })
 	}
 	t.Run("what no kernel could do", func(t *testing.T) { refusals(newBench(t, c, false)) })
+}
+
+// Hostile is the part of the contract that keeps clients to themselves.
+func Hostile(t *testing.T, c Case) {
+	for _, six := range []bool{false, true} {
+		name := map[bool]string{false: "IPv4", true: "IPv6"}[six]
+		t.Run(name+"/source ranges", func(t *testing.T) { sourceRanges(newBench(t, c, six)) })
+		t.Run(name+"/client affinity", func(t *testing.T) { clientAffinity(newBench(t, c, six)) })
+	}
+}
+
+// sourceRanges: who is in none of the ranges is not served, at any port, and the others are.
+func sourceRanges(b *bench) {
+	s := b.service("one", "two")
+	around := func(text string, bits int) netip.Prefix {
+		p, err := netip.MustParseAddr(text).Prefix(bits)
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		return p
+	}
+	whole := b.vip.BitLen()
+	silent := func(what string) {
+		b.t.Helper()
+		for _, port := range []uint16{80, 81} {
+			if _, _, err := b.client.Ask("tcp", b.at(port), time.Second); err == nil || errors.Is(err, syscall.ECONNREFUSED) {
+				b.t.Errorf("%s: port %d: %v, want silence", what, port, err)
+			}
+		}
+		if _, _, err := b.client.Ask("udp", b.at(53), time.Second); err == nil {
+			b.t.Errorf("%s: UDP is answered", what)
+		}
+	}
+	s.Sources = []netip.Prefix{around(b.nodeIP, whole)}
+	b.apply(s)
+	silent("another host's range")
+	s.Sources = []netip.Prefix{}
+	b.apply(s)
+	silent("no range of this family")
+	s.Sources = []netip.Prefix{around(b.nodeIP, whole), around(b.clientIP, whole-8)}
+	b.apply(s)
+	for network, port := range map[string]uint16{"tcp": 80, "udp": 53} {
+		b.ask(b.client, network, port)
+	}
+	b.refused("tcp", 81)
+	s.KeepSource = true
+	b.apply(s)
+	if _, seen := b.ask(b.client, "tcp", 80); seen != b.clientIP {
+		b.t.Errorf("the pod sees %s", seen)
+	}
+	s.Sources = nil
+	b.apply(s)
+	b.ask(b.client, "tcp", 80)
+	b.apply()
+	if left := b.look(); strings.Contains(left, "SKERRY") {
+		b.t.Errorf("left behind:\n%s", left)
+	}
+}
+
+// clientAffinity: a client's connections all go to one pod, those of another client to the next, and to
+// another pod when the first is gone.
+func clientAffinity(b *bench) {
+	s := b.service("one", "two")
+	s.Affinity = 100 * time.Second
+	b.apply(s)
+	for network, port := range map[string]uint16{"tcp": 80, "udp": 53} {
+		if got := b.spread(network, port, 6); len(got) != 1 {
+			b.t.Errorf("%s: one client's connections went to %v", network, got)
+		}
+	}
+	first, _ := b.ask(b.client, "tcp", 80)
+	second := b.lan.Host(map[bool]string{false: "10.78.0.201/24", true: "2001:db8:78::201/64"}[b.vip.Is6()])
+	if word, _ := b.ask(second, "tcp", 80); word == first {
+		b.t.Errorf("both clients come to %s", word)
+	}
+	// The pods are applied anew, in another order: nothing changes for the client.
+	again := b.service("two", "one")
+	again.Affinity = s.Affinity
+	b.apply(again)
+	if word, _ := b.ask(b.client, "tcp", 80); word != first {
+		b.t.Errorf("the client was at %s and is at %s", first, word)
+	}
+	other := map[string]string{"one": "two", "two": "one"}[first]
+	gone := b.service(other)
+	gone.Affinity = s.Affinity
+	b.apply(gone)
+	if word, _ := b.ask(b.client, "tcp", 80); word != other {
+		b.t.Errorf("%s answers, and only %s is there", word, other)
+	}
+	// Without affinity: in turn again.
+	b.apply(b.service("one", "two"))
+	if got := b.spread("tcp", 80, 10); b.c.RoundRobin && (got["one"] != 5 || got["two"] != 5) {
+		b.t.Errorf("10 connections went to %v", got)
+	}
 }
 
 func traffic(b *bench) {

@@ -43,8 +43,9 @@ type finding struct {
 	next time.Time // when to ask again
 }
 
-// clearing asks, before the node first stands for an address, whether somebody has it who is none of ours. One question is under way at a time, for all addresses that wait.
-type clearing struct {
+// conflictProbe asks, before the node first stands for an address, whether another host has it that is no
+// node of the pool. One question is under way at a time, for all addresses that wait.
+type conflictProbe struct {
 	asks    chan map[claim]time.Duration // with the time in which a holder of ours speaks
 	answers chan map[claim]finding       // one slot: run never waits for the loop
 
@@ -53,12 +54,12 @@ type clearing struct {
 	findings map[claim]finding // of those that are not clear
 }
 
-func newClearing() *clearing {
-	return &clearing{asks: make(chan map[claim]time.Duration, 1), answers: make(chan map[claim]finding, 1), findings: map[claim]finding{}}
+func newConflictProbe() *conflictProbe {
+	return &conflictProbe{asks: make(chan map[claim]time.Duration, 1), answers: make(chan map[claim]finding, 1), findings: map[claim]finding{}}
 }
 
 // run asks until ctx ends.
-func (c *clearing) run(ctx context.Context, probe probeFunc, told func()) error {
+func (c *conflictProbe) run(ctx context.Context, probe probeFunc, done func()) error {
 	for {
 		select {
 		case <-ctx.Done():
@@ -80,7 +81,7 @@ func (c *clearing) run(ctx context.Context, probe probeFunc, told func()) error 
 				}
 			}
 			c.answers <- out
-			told()
+			done()
 		}
 	}
 }
@@ -96,9 +97,10 @@ func byInterface(all map[claim]time.Duration) map[string]map[claim]time.Duration
 	return out
 }
 
-// hold keeps the node from standing for addresses that somebody else has, or that nobody has been asked for yet. What was clear once stays so for this boot: from then on the
-// node may have told the LAN that the address is its own.
-func (r *run) hold(ctx context.Context, roles []Role, again *time.Duration) error {
+// conflicts keeps the node from standing for addresses that another host has, or that have not been asked
+// for yet, and on LANs that have not been listened to for long enough. What was clear once stays so for this
+// boot: from then on the node may have told the LAN that the address is its own.
+func (r *run) conflicts(ctx context.Context, roles []Role, again *time.Duration) error {
 	now := time.Now()
 	err := r.answers(ctx, now)
 	r.mu.Lock()
@@ -122,12 +124,20 @@ func (r *run) hold(ctx context.Context, roles []Role, again *time.Duration) erro
 			continue
 		}
 		role.Ready = false
-		f, asked := r.clear.findings[c]
+		f, asked := r.probe.findings[c]
 		switch {
 		case f.who != "":
 			role.Duplicate = f.who
 		case f.err != nil:
 			role.Unasked = f.err.Error()
+		case role.ForeignRouter != "":
+			role.Unasked = fmt.Sprintf("router %s uses number %d of VRRP on %s for other addresses", role.ForeignRouter, role.Instance.VRID, c.iface)
+			continue
+		}
+		if left := listenFor - r.adverts.since(c.iface, now); left > 0 {
+			role.Waiting = !asked
+			wait(left)
+			continue
 		}
 		if left := f.next.Sub(now); asked && left > 0 {
 			wait(left)
@@ -137,14 +147,14 @@ func (r *run) hold(ctx context.Context, roles []Role, again *time.Duration) erro
 		asks[c] = 2*role.Instance.Advert + time.Second
 		role.Waiting = !asked
 	}
-	for c := range r.clear.findings {
+	for c := range r.probe.findings {
 		if !present[c] {
-			delete(r.clear.findings, c)
+			delete(r.probe.findings, c)
 		}
 	}
-	if len(asks) > 0 && !r.clear.underway {
-		r.clear.underway = true
-		r.clear.asks <- asks
+	if len(asks) > 0 && !r.probe.underway {
+		r.probe.underway = true
+		r.probe.asks <- asks
 	}
 	return err
 }
@@ -153,26 +163,26 @@ func (r *run) hold(ctx context.Context, roles []Role, again *time.Duration) erro
 func (r *run) answers(ctx context.Context, now time.Time) error {
 	var all map[claim]finding
 	select {
-	case all = <-r.clear.answers:
+	case all = <-r.probe.answers:
 	default:
 		return nil
 	}
-	r.clear.underway = false
+	r.probe.underway = false
 	var clear []string
 	for c, f := range all {
 		switch {
 		case errors.Is(f.err, acd.ErrNoCarrier):
 			f.err, f.next = fmt.Errorf("interface %s has no carrier", c.iface), now.Add(askSoon)
-			r.clear.findings[c] = f
+			r.probe.findings[c] = f
 		case f.err != nil:
-			klog.FromContext(ctx).Error(f.err, "Whether somebody has a virtual IP already could not be asked; it is tried again", "address", c.address, "interface", c.iface, "in", askAgain)
-			f.err, f.next = fmt.Errorf("whether somebody has the address already could not be asked: %w", f.err), now.Add(askAgain)
-			r.clear.findings[c] = f
+			klog.FromContext(ctx).Error(f.err, "Address conflict probe failed; it is tried again", "address", c.address, "interface", c.iface, "in", askAgain)
+			f.err, f.next = fmt.Errorf("the LAN could not be asked whether another host has the address: %w", f.err), now.Add(askAgain)
+			r.probe.findings[c] = f
 		case f.who != "":
 			f.next = now.Add(askAgain)
-			r.clear.findings[c] = f
+			r.probe.findings[c] = f
 		default:
-			delete(r.clear.findings, c)
+			delete(r.probe.findings, c)
 			clear = append(clear, c.key())
 		}
 	}

@@ -1,0 +1,321 @@
+package vip_test
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/skerry-io/skerry/cloud/internal/vip"
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+)
+
+// What belongs to others is neither given to whoever asks for it nor to anybody else, although a pool's
+// ranges have it.
+func TestHostile_03_ProtectedAddressesAreNotGiven(t *testing.T) {
+	w := newWorld(t)
+	w.Protected = []vip.Protected{
+		{Prefix: netip.MustParsePrefix("10.0.0.3/32"), Why: "an address of cloudcore"},
+		{Prefix: netip.MustParsePrefix("10.96.0.0/16"), Why: "a range of Services"},
+	}
+	w.pool("p", "", "10.0.0.0/29", "10.96.0.0/24", "10.244.0.0/24").Spec.AllowRequested = true
+	w.node("a", "p", "10.0.0.1")
+	w.Nodes[0].Spec.PodCIDRs = []string{"10.244.0.0/16"}
+	dns := w.service("dns")
+	dns.Spec.Type, dns.Spec.LoadBalancerClass, dns.Spec.ClusterIPs = corev1.ServiceTypeClusterIP, nil, []string{"10.0.0.4"}
+	metal := w.service("metal")
+	class := "example.com/metal"
+	metal.Spec.LoadBalancerClass, metal.Status.LoadBalancer.Ingress = &class, []corev1.LoadBalancerIngress{{IP: "10.0.0.5"}}
+	const key = v1alpha1.VIPAddressPrefix + "p"
+	for address, want := range map[string]string{
+		"10.0.0.1": vip.ReasonAddressOfNode, "10.0.0.3": vip.ReasonProtected, "10.0.0.4": vip.ReasonProtected, "10.0.0.5": vip.ReasonProtected,
+		"10.96.0.1": vip.ReasonProtected, "10.244.0.7": vip.ReasonProtected, "127.0.0.1": vip.ReasonInvalidAddress, "224.0.0.18": vip.ReasonInvalidAddress,
+		"::ffff:10.0.0.3": vip.ReasonInvalidAddress, "0.0.0.0": vip.ReasonInvalidAddress,
+	} {
+		w.service("asks", key, address)
+		w.settle()
+		w.reason("asks", want)
+		if len(w.VIPs) > 0 {
+			t.Fatalf("%s is given", address)
+		}
+		w.remove("asks")
+	}
+	for i := range 3 {
+		w.service(fmt.Sprintf("any%d", i))
+	}
+	w.settle()
+	var got []string
+	for _, v := range w.VIPs {
+		got = append(got, v.Spec.Address)
+	}
+	slices.Sort(got)
+	if want := []string{"10.0.0.2", "10.0.0.6"}; !slices.Equal(got, want) {
+		t.Errorf("given are %v, want %v", got, want)
+	}
+
+	// An address that becomes somebody's after it was given: the Service says so.
+	w.Protected = append(w.Protected, vip.Protected{Prefix: netip.MustParsePrefix("10.0.0.2/32"), Why: "an address of kube-apiserver"})
+	w.settle()
+	for _, s := range w.Services {
+		if len(s.Status.LoadBalancer.Ingress) > 0 && s.Status.LoadBalancer.Ingress[0].IP == "10.0.0.2" {
+			w.reason(s.Name, vip.ReasonProtected)
+		}
+	}
+}
+
+// Outside of the ranges only where the NodePool allows it.
+func TestHostile_03_RequestsOutsideThePool(t *testing.T) {
+	w := newWorld(t)
+	w.pool("p", "", "10.0.0.10-10.0.0.20")
+	w.service("web", v1alpha1.VIPAddressPrefix+"p", "10.0.0.99")
+	w.settle()
+	w.want("web: ")
+	w.reason("web", vip.ReasonOutsidePool)
+	w.Pools[0].Spec.AllowRequested = true
+	w.settle()
+	w.want("web: p 10.0.0.99")
+	// What was given stays when it is not allowed any more.
+	w.Pools[0].Spec.AllowRequested = false
+	w.settle()
+	w.want("web: p 10.0.0.99")
+}
+
+func TestHostile_03_RangesAndAffinityReachTheNodes(t *testing.T) {
+	w := newWorld(t)
+	w.pool("p", "", "10.0.0.10-10.0.0.20")
+	s := w.service("web")
+	s.Spec.LoadBalancerSourceRanges, s.Spec.SessionAffinity = []string{"10.0.0.0/24"}, corev1.ServiceAffinityClientIP
+	w.settle()
+	if v := w.VIPs[0].Spec; !slices.Equal(v.SourceRanges, []string{"10.0.0.0/24"}) || v.AffinitySeconds != 10800 {
+		t.Errorf("ranges %v, affinity %d s", v.SourceRanges, v.AffinitySeconds)
+	}
+	seconds := int32(60)
+	w.get("web").Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &seconds}}
+	w.get("web").Spec.LoadBalancerSourceRanges = nil
+	w.settle()
+	if v := w.VIPs[0].Spec; v.SourceRanges != nil || v.AffinitySeconds != 60 {
+		t.Errorf("ranges %v, affinity %d s", v.SourceRanges, v.AffinitySeconds)
+	}
+}
+
+// says sets what a node reports of a VirtualIP.
+func (w *world) says(name string, entries ...v1alpha1.VirtualIPNodeStatus) {
+	for _, v := range w.VIPs {
+		if v.Name == name {
+			vip.Merge(v, entries, w.now)
+		}
+	}
+}
+
+func (w *world) vip(name string) *v1alpha1.VirtualIP {
+	i := slices.IndexFunc(w.VIPs, func(v *v1alpha1.VirtualIP) bool { return v.Name == name })
+	if i < 0 {
+		w.t.Fatalf("there is no %s", name)
+	}
+	return w.VIPs[i]
+}
+
+// Two pools that name their networks differently are on one LAN, as a node of both reports: their numbers
+// are kept apart, and the pools say so.
+func TestTraps_01_TwoNetworksOnOneLAN(t *testing.T) {
+	w := newWorld(t)
+	w.pool("p", "left", "10.0.0.10-10.0.0.20").Spec.NodeSelector = &metav1.LabelSelector{}
+	w.node("a", "p", "10.0.0.1")
+	w.service("one")
+	w.settle()
+	clash := w.vip("10.0.0.10.left").Spec.VRID
+	w.pool("q", "right", "10.0.0.10", "10.0.0.30-10.0.0.32").Spec.NodeSelector = &metav1.LabelSelector{}
+	w.service("two", v1alpha1.VIPPoolSelector, "name=q")
+	w.settle()
+	w.vip("10.0.0.10.right").Spec.VRID = clash // as it may be by accident
+	w.poolIs("q", v1alpha1.PoolSharedNetwork, false)
+	entry := v1alpha1.VirtualIPNodeStatus{Name: "a", State: v1alpha1.VIPHolder, Programmed: true, Interface: "lan0", Address: "10.0.0.1/24"}
+	w.says("10.0.0.10.left", entry)
+	w.says("10.0.0.10.right", entry)
+	w.settle()
+	if w.vip("10.0.0.10.left").Spec.VRID != clash || w.vip("10.0.0.10.right").Spec.VRID == clash {
+		t.Errorf("numbers %d and %d, want %d and another", w.vip("10.0.0.10.left").Spec.VRID, w.vip("10.0.0.10.right").Spec.VRID, clash)
+	}
+	w.poolIs("p", v1alpha1.PoolSharedNetwork, true)
+	w.poolIs("q", v1alpha1.PoolSharedNetwork, true)
+	w.reason("one", vip.ReasonAddressInUse) // it has 10.0.0.10 in both pools, on one LAN
+	w.reason("two", vip.ReasonAllocated)
+	// A third gets none of the addresses that the other pool's Services have.
+	w.service("three", v1alpha1.VIPPoolSelector, "name=q")
+	w.settle()
+	if got := w.get("three").Status.LoadBalancer.Ingress; len(got) != 1 || got[0].IP == "10.0.0.10" {
+		t.Errorf("the third has %v", got)
+	}
+}
+
+// A router that is no node of the pool has the number: the address gets another one, and nobody gets that.
+func TestTraps_05_ForeignRouter(t *testing.T) {
+	w := newWorld(t)
+	w.pool("p", "", "10.0.0.10-10.0.0.12")
+	w.node("a", "p", "10.0.0.1")
+	w.service("web")
+	w.settle()
+	before := w.vip("10.0.0.10").Spec.VRID
+	w.says("10.0.0.10", v1alpha1.VirtualIPNodeStatus{Name: "a", State: v1alpha1.VIPFault, Programmed: true, ForeignRouter: "10.0.0.254", ForeignVRID: before})
+	if !meta.IsStatusConditionTrue(w.vip("10.0.0.10").Status.Conditions, v1alpha1.VIPConditionVRID) {
+		t.Errorf("conditions: %+v", w.vip("10.0.0.10").Status.Conditions)
+	}
+	w.settle()
+	if now := w.vip("10.0.0.10").Spec.VRID; now == before {
+		t.Errorf("it still has number %d", now)
+	}
+	w.says("10.0.0.10", v1alpha1.VirtualIPNodeStatus{Name: "a", State: v1alpha1.VIPHolder, Programmed: true})
+	w.core = vip.NewCore(policy()) // a new leader knows it too
+	w.service("more")
+	w.service("evenmore")
+	w.settle()
+	for _, v := range w.VIPs {
+		if v.Spec.VRID == before {
+			t.Errorf("%s got the number of the router", v.Name)
+		}
+	}
+}
+
+// Two nodes that hold one address for longer than a take-over lasts are told to use unicast.
+func TestTraps_06_TwoHoldersUseUnicast(t *testing.T) {
+	w := newWorld(t)
+	w.pool("p", "", "10.0.0.10")
+	w.node("a", "p", "10.0.0.1")
+	w.node("b", "p", "10.0.0.2")
+	w.service("web")
+	w.settle()
+	at := metav1.NewTime(w.now)
+	holder := func(name, address, hardware string) v1alpha1.VirtualIPNodeStatus {
+		return v1alpha1.VirtualIPNodeStatus{Name: name, State: v1alpha1.VIPHolder, Programmed: true, Since: &at, Address: address, HardwareAddress: hardware, Interface: "lan0"}
+	}
+	w.says("10.0.0.10", holder("a", "10.0.0.1/24", "02:00:00:00:00:01"), holder("b", "10.0.0.2/24", "02:00:00:00:00:02"))
+	v := w.vip("10.0.0.10")
+	if v.Status.Holder != "a,b" || !meta.IsStatusConditionTrue(v.Status.Conditions, v1alpha1.VIPConditionHolders) {
+		t.Errorf("holder %q, conditions %+v", v.Status.Holder, v.Status.Conditions)
+	}
+	w.settle()
+	if w.vip("10.0.0.10").Spec.Unicast {
+		t.Error("unicast in the first moment")
+	}
+	if next := w.core.Plan(w.State, w.now).Next; next.IsZero() || next.After(w.now.Add(15*time.Second)) {
+		t.Errorf("it looks again at %v", next)
+	}
+	w.now = w.now.Add(16 * time.Second)
+	w.settle()
+	got := w.vip("10.0.0.10").Spec
+	if !got.Unicast || got.Nodes[0].Address != "10.0.0.1" || got.Nodes[1].Address != "10.0.0.2" || got.Nodes[1].HardwareAddress != "02:00:00:00:00:02" {
+		t.Errorf("%+v", got)
+	}
+	// It stays when they have found each other.
+	w.says("10.0.0.10", v1alpha1.VirtualIPNodeStatus{Name: "b", State: v1alpha1.VIPBackup, Programmed: true, Since: &at})
+	w.settle()
+	if !w.vip("10.0.0.10").Spec.Unicast {
+		t.Error("back to multicast, to be apart again")
+	}
+}
+
+// More addresses than numbers: those of the same pods share an election.
+func TestTraps_07_SharedElections(t *testing.T) {
+	w := newWorld(t)
+	w.pool("p", "", "10.0.0.0/16")
+	w.node("a", "p", "10.9.0.1")
+	for i := range 300 {
+		s := w.service(fmt.Sprintf("s%03d", i))
+		s.Spec.Selector = map[string]string{"app": "ingress"}
+	}
+	w.settle()
+	owners := map[string]int32{}
+	shared := 0
+	for _, v := range w.VIPs {
+		if v.Spec.SharesElectionOf == "" {
+			for name, n := range owners {
+				if n == v.Spec.VRID {
+					t.Errorf("%s and %s have number %d", name, v.Name, n)
+				}
+			}
+			owners[v.Name] = v.Spec.VRID
+		}
+	}
+	for _, v := range w.VIPs {
+		if of := v.Spec.SharesElectionOf; of != "" {
+			shared++
+			if owners[of] != v.Spec.VRID {
+				t.Errorf("%s shares the election of %s, with number %d instead of %d", v.Name, of, v.Spec.VRID, owners[of])
+			}
+		}
+	}
+	if len(w.VIPs) != 300 || shared != 300-253 {
+		t.Errorf("%d addresses, %d of them share", len(w.VIPs), shared)
+	}
+	// The owner's Service goes: those that shared go on with another election.
+	var of string
+	for _, v := range w.VIPs {
+		if v.Spec.SharesElectionOf != "" {
+			of = v.Spec.SharesElectionOf
+			break
+		}
+	}
+	w.remove(w.vip(of).Spec.Service.Name)
+	w.settle()
+	w.released()
+	w.settle()
+	for _, v := range w.VIPs {
+		if v.Spec.SharesElectionOf == of {
+			t.Errorf("%s still shares the election of %s, which is gone", v.Name, of)
+		}
+	}
+	// Another selector: not the same holder any more.
+	for _, v := range w.VIPs {
+		if v.Spec.SharesElectionOf != "" {
+			w.get(v.Spec.Service.Name).Spec.Selector = map[string]string{"app": "other"}
+			w.settle()
+			if x := w.vip(v.Name).Spec; x.SharesElectionOf != "" && w.vip(x.SharesElectionOf).Spec.Selector["app"] != "other" {
+				t.Errorf("%s follows the pods of another Service", v.Name)
+			}
+			break
+		}
+	}
+}
+
+// Networks' own and broadcast addresses are no hosts', as the nodes' interfaces show.
+func TestTraps_07_NetworkAndBroadcastAddresses(t *testing.T) {
+	w := newWorld(t)
+	w.pool("p", "", "10.0.0.62-10.0.0.63")
+	w.node("a", "p", "10.0.0.1")
+	w.service("first", v1alpha1.VIPAddressPrefix+"p", "10.0.0.62")
+	w.settle()
+	w.says("10.0.0.62", v1alpha1.VirtualIPNodeStatus{Name: "a", State: v1alpha1.VIPHolder, Programmed: true, Interface: "lan0", Address: "10.0.0.1/26"})
+	w.service("second")
+	w.settle()
+	w.want("first: p 10.0.0.62", "second: ")
+	w.reason("second", vip.ReasonExhausted)
+}
+
+// A stranger who speaks VRRP holds the address: it is said, and no pod is blamed.
+func TestTraps_08_StrangerSpeaksVRRP(t *testing.T) {
+	w := newWorld(t)
+	w.pool("p", "", "10.0.0.10")
+	w.node("a", "p", "10.0.0.1")
+	w.node("b", "p", "10.0.0.2")
+	w.service("web")
+	w.settle()
+	for _, n := range []string{"a", "b"} {
+		w.says("10.0.0.10", v1alpha1.VirtualIPNodeStatus{Name: n, State: v1alpha1.VIPBackup, ReadyEndpoints: 3, Programmed: true, DuplicateOf: "02:00:00:00:00:99"})
+	}
+	s := w.vip("10.0.0.10").Status
+	if !meta.IsStatusConditionTrue(s.Conditions, v1alpha1.VIPConditionDuplicate) || s.ReadyNodes != 2 {
+		t.Errorf("%+v", s)
+	}
+	if c := meta.FindStatusCondition(s.Conditions, v1alpha1.VIPConditionAnnounced); c.Status != metav1.ConditionFalse || c.Message != "no node holds the address: another host on the LAN has it" {
+		t.Errorf("%+v", c)
+	}
+	w.says("10.0.0.10", v1alpha1.VirtualIPNodeStatus{Name: "a", State: v1alpha1.VIPBackup, Programmed: true}, v1alpha1.VirtualIPNodeStatus{Name: "b", State: v1alpha1.VIPBackup, Programmed: true})
+	if c := meta.FindStatusCondition(w.vip("10.0.0.10").Status.Conditions, v1alpha1.VIPConditionAnnounced); c.Message == "no node holds the address: on none is a pod of the Service ready" {
+		t.Errorf("two are ready: %s", c.Message)
+	}
+}

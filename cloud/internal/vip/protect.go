@@ -1,0 +1,74 @@
+package vip
+
+import (
+	"fmt"
+	"net/netip"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// Protected is a network whose addresses belong to somebody else: no virtual IP may be one of them.
+type Protected struct {
+	Prefix netip.Prefix
+	Why    string // completes "10.96.0.1 is in 10.96.0.0/12, ..."
+}
+
+func host(a netip.Addr, why string) Protected {
+	return Protected{netip.PrefixFrom(a, a.BitLen()), why}
+}
+
+// readProtected gathers what must not be given away beside the addresses of nodes: what the State says
+// (cloudcore, kube-apiserver, ranges of Services), the ranges of all nodes' pods, and the addresses of
+// Services, of the cluster and of other load balancers.
+func (p *planner) readProtected() {
+	p.protected = append(p.protected, p.state.Protected...)
+	for _, n := range p.state.Nodes {
+		for _, text := range n.Spec.PodCIDRs {
+			if prefix, err := netip.ParsePrefix(text); err == nil {
+				p.protected = append(p.protected, Protected{prefix.Masked(), "the range of the pods of node " + n.Name})
+			}
+		}
+	}
+	for _, s := range p.state.Services {
+		for _, text := range s.Spec.ClusterIPs {
+			p.protectHost(text, "the address of Service "+s.Namespace+"/"+s.Name)
+		}
+		if ours(s) || s.Spec.Type != corev1.ServiceTypeLoadBalancer {
+			continue
+		}
+		for _, i := range s.Status.LoadBalancer.Ingress {
+			if !p.wroteIngress(i) {
+				p.protectHost(i.IP, "the load balancer's address of Service "+s.Namespace+"/"+s.Name)
+			}
+		}
+	}
+	for _, x := range p.protected {
+		p.protectedSpans = append(p.protectedSpans, span{x.Prefix.Masked().Addr(), last(x.Prefix.Masked())})
+	}
+	p.protectedSpans = union(p.protectedSpans...)
+}
+
+func (p *planner) protectHost(text, why string) {
+	if a, err := netip.ParseAddr(text); err == nil { // "None" of a headless Service is no address
+		p.protected = append(p.protected, host(a.Unmap(), why))
+	}
+}
+
+// protects says why an address can't be a virtual IP, or nil.
+func (p *planner) protects(a netip.Addr) *problem {
+	if node, ok := p.nodeIPs[a]; ok {
+		return &problem{ReasonAddressOfNode, fmt.Sprintf("%s is an address of node %s", a, node)}
+	}
+	if !p.protectedSpans.contains(a) {
+		return nil
+	}
+	for _, x := range p.protected {
+		switch {
+		case x.Prefix.Addr() == a && x.Prefix.IsSingleIP():
+			return &problem{ReasonProtected, fmt.Sprintf("%s is %s", a, x.Why)}
+		case x.Prefix.Contains(a):
+			return &problem{ReasonProtected, fmt.Sprintf("%s is in %s, %s", a, x.Prefix, x.Why)}
+		}
+	}
+	return nil
+}

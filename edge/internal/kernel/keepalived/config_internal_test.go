@@ -1,0 +1,106 @@
+package keepalived
+
+import (
+	"bytes"
+	"flag"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+// The configuration as keepalived reads it.
+func TestRender(t *testing.T) {
+	a := func(s string) netip.Addr { return netip.MustParseAddr(s) }
+	for name, instances := range map[string][]Instance{
+		"none": nil,
+		"multicast": {{
+			Name: "vip_192.168.1.100", Interface: "lan0", VRID: 51, Priority: 200, Advert: time.Second, Address: a("192.168.1.100"),
+		}},
+		"preferred, unicast, shared": {{
+			Name: "vip_192.168.1.100.shop", Interface: "lan0", VRID: 51, Priority: 190, Advert: 200 * time.Millisecond, Preempt: true, Address: a("192.168.1.100"),
+			More:    []netip.Addr{a("192.168.1.101"), a("192.168.1.102")},
+			Unicast: Unicast{Source: a("192.168.1.2"), Peers: []netip.Addr{a("192.168.1.3"), a("192.168.1.4")}},
+		}},
+		"both families": {
+			{Name: "vip_192.168.1.100", Interface: "lan0", VRID: 51, Priority: 200, Advert: time.Second, Address: a("192.168.1.100")},
+			{Name: "vip_2001-db8", Interface: "lan0", VRID: 51, Priority: 200, Advert: time.Second, Address: a("2001:db8::100")},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := render(Config{Dir: "/run/skerry/keepalived", Extra: "/etc/skerry/keepalived.conf"}, instances)
+			golden := filepath.Join("testdata", strings.NewReplacer(" ", "_", ",", "").Replace(name)+".golden")
+			if *update {
+				if err := os.WriteFile(golden, got, 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(golden)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), string(got)); diff != "" {
+				t.Errorf("configuration (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// hostile are words that mean something to keepalived's parser, to a shell or to a path.
+var hostile = []string{
+	"a b", "a\nvrrp_script x {", "a}", "{", "a#", "!a", "\"a\"", "'a'", "$(reboot)", "`reboot`", "$HOME", "../../etc/passwd", "/etc/passwd", "..", "a\x00b", "a;b",
+	"@include", "include /etc/x", "~SEQ(a,1,2)", strings.Repeat("a", 64<<10), "", " ", "\r", "a\tb", "\u2028",
+}
+
+// What comes from objects reaches the configuration as a plain word or not at all, and the rest is held.
+func TestHostile_17_NamesInTheConfiguration(t *testing.T) {
+	good := Instance{Name: "good", Interface: "lan0", VRID: 51, Priority: 200, Advert: time.Second, Address: netip.MustParseAddr("192.168.1.100")}
+	want := render(Config{Dir: "/run/d"}, []Instance{good})
+	for _, word := range hostile {
+		for field, bad := range map[string]Instance{
+			"name":      {Name: word, Interface: "lan0", VRID: 52, Priority: 200, Advert: time.Second, Address: netip.MustParseAddr("192.168.1.101")},
+			"interface": {Name: "bad", Interface: word, VRID: 52, Priority: 200, Advert: time.Second, Address: netip.MustParseAddr("192.168.1.101")},
+			"zone":      {Name: "bad", Interface: "lan0", VRID: 52, Priority: 200, Advert: time.Second, Address: netip.MustParseAddr("fe80::1").WithZone(word)},
+		} {
+			if field == "zone" && word == "" {
+				continue // no zone
+			}
+			kept, problems := valid([]Instance{bad, good}, func(string) bool { return false })
+			if got := render(Config{Dir: "/run/d"}, kept); !bytes.Equal(got, want) {
+				t.Errorf("%s %.40q: the configuration is\n%.2000s", field, word, got)
+			}
+			if len(problems) != 1 {
+				t.Errorf("%s %.40q: problems: %v", field, word, problems)
+			}
+			for _, err := range problems {
+				if len(err.Error()) > 300 {
+					t.Errorf("%s: a problem of %d bytes", field, len(err.Error()))
+				}
+			}
+		}
+	}
+}
+
+func FuzzValid(f *testing.F) {
+	for _, word := range hostile {
+		f.Add(word, word)
+	}
+	f.Fuzz(func(t *testing.T, name, iface string) {
+		i := Instance{Name: name, Interface: iface, VRID: 52, Priority: 200, Advert: time.Second, Address: netip.MustParseAddr("192.168.1.101")}
+		kept, _ := valid([]Instance{i}, func(string) bool { return false })
+		for _, k := range kept {
+			if lines := bytes.Count(render(Config{Dir: "/d"}, kept), []byte("\n")); lines != 35 {
+				t.Errorf("%+v makes %d lines", k, lines)
+			}
+			if strings.ContainsAny(k.Name+k.Interface, " \t\r\n{}#!\"'$`/;~") || strings.Contains(k.Name, "..") && strings.HasPrefix(k.Name, ".") {
+				t.Errorf("%+v is accepted", k)
+			}
+		}
+	})
+}

@@ -1,0 +1,121 @@
+package vip
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
+)
+
+// Guard is a network whose addresses are others'.
+type Guard struct {
+	Prefix netip.Prefix
+	Why    string // completes "10.0.0.1 is 10.0.0.1/32, ..."
+}
+
+// builtin are the networks that have their meaning from the standards: loopback, link-local, multicast
+// (RFC 6890, RFC 4291).
+func builtin() []Guard {
+	return []Guard{
+		{netip.MustParsePrefix("0.0.0.0/8"), "the networks of this host"},
+		{netip.MustParsePrefix("127.0.0.0/8"), "the loopback network"},
+		{netip.MustParsePrefix("169.254.0.0/16"), "the link-local network"},
+		{netip.MustParsePrefix("224.0.0.0/4"), "the multicast networks"},
+		{netip.MustParsePrefix("255.255.255.255/32"), "the broadcast address"},
+		{netip.MustParsePrefix("::/127"), "the loopback address"},
+		{netip.MustParsePrefix("fe80::/10"), "the link-local networks"},
+		{netip.MustParsePrefix("ff00::/8"), "the multicast networks"},
+	}
+}
+
+// guard says why an address must not be claimed, or "".
+func guard(f Facts, address netip.Addr) string {
+	for _, g := range slices.Concat(builtin(), f.Guards) {
+		if g.Prefix.Contains(address) {
+			return fmt.Sprintf("%s is in %s, %s: this node does not claim it", address, g.Prefix, g.Why)
+		}
+	}
+	for _, i := range f.Interfaces {
+		for _, p := range i.Prefixes {
+			if p.Addr() == address {
+				return fmt.Sprintf("%s is this node's own address on %s", address, i.Name)
+			}
+		}
+		if slices.Contains(i.Gateways, address) {
+			return fmt.Sprintf("%s is a gateway of this node on %s: it does not claim it", address, i.Name)
+		}
+	}
+	for _, n := range f.VIPs {
+		for _, x := range n.Spec.Nodes {
+			if x.Address == address.String() {
+				return fmt.Sprintf("%s is an address of node %s", address, x.Name)
+			}
+		}
+	}
+	return ""
+}
+
+// place finds the interface for an address: one whose network it is in, of those the one with the smallest.
+// An interface that the pool names must be on the network, too: elsewhere the address would reach nobody,
+// and could be somebody's. Interfaces of pods don't count.
+func place(f Facts, asked string, address netip.Addr) (iface netif.Interface, own netip.Prefix, fault string) {
+	if why := guard(f, address); why != "" {
+		return iface, own, why
+	}
+	if asked != "" && !slices.ContainsFunc(f.Interfaces, func(i netif.Interface) bool { return i.Name == asked }) {
+		return iface, own, "the node has no interface " + asked + ", or it is down"
+	}
+	best := -1
+	for _, i := range f.Interfaces {
+		if asked != "" && i.Name != asked {
+			continue
+		}
+		for _, p := range i.Prefixes {
+			if p.Contains(address) && p.Bits() > best && !podNetwork(f, p) {
+				iface, own, best = i, p, p.Bits()
+			}
+		}
+	}
+	switch {
+	case best >= 0 && reserved(own, address):
+		return iface, own, fmt.Sprintf("%s is the address of network %s itself, or its broadcast address", address, own.Masked())
+	case best >= 0:
+		return iface, own, ""
+	case asked != "":
+		return iface, own, "interface " + asked + " is not on the network of " + address.String()
+	}
+	return iface, own, "no interface of the node is on the network of " + address.String()
+}
+
+// podNetwork reports whether pods of this node have addresses in a network: a bridge's, say.
+func podNetwork(f Facts, network netip.Prefix) bool {
+	for _, p := range f.Pods {
+		if p.Spec.HostNetwork {
+			continue
+		}
+		for _, ip := range p.Status.PodIPs {
+			if a, err := netip.ParseAddr(ip.IP); err == nil && network.Contains(a) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// reserved reports whether no host may have an address in a network: the network's own and its broadcast
+// address, but both of a /31 (RFC 3021), and the subnet-router anycast address (RFC 4291, 2.6.1).
+func reserved(network netip.Prefix, address netip.Addr) bool {
+	host := address.BitLen() - network.Bits()
+	if host <= 1 {
+		return false
+	}
+	if address == network.Masked().Addr() {
+		return true
+	}
+	if address.Is6() {
+		return false
+	}
+	next := address.Next()
+	return !next.IsValid() || !network.Contains(next)
+}
