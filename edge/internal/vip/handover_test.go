@@ -9,10 +9,19 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
+// readyVIP is a VirtualIP whose nodes have all said that they can take it.
+func (s *site) readyVIP() *v1alpha1.VirtualIP {
+	v := s.vip()
+	for i := range v.Spec.Nodes {
+		v.Spec.Nodes[i].Ready = true
+	}
+	return v
+}
+
 // Before a drain evicts, the address is at another node. What an operator ordered stays when the drain is over.
 func TestHandOver(t *testing.T) {
 	s := newSite(t, 2)
-	s.give(s.vip())
+	s.give(s.readyVIP())
 	s.start()
 	h := s.one()
 	o := s.other(h)
@@ -40,4 +49,60 @@ func TestHandOver(t *testing.T) {
 	eventually(t, "maintenance holds on", func() bool { return h.report(theVIP).Message == "the node is under maintenance" })
 	fmt.Fprintln(h.stdin, "off")
 	eventually(t, "it is a backup", func() bool { return h.report(theVIP).State == v1alpha1.VIPBackup })
+}
+
+// A drain hands over only what another node can hold: the last holder keeps its address until its pod goes,
+// and hands it over as soon as there is another. Where the word that another could take it was wrong, the
+// address comes back.
+func TestTraps_04_LastHolderKeepsItsAddress(t *testing.T) {
+	s := newSite(t, 2)
+	h, o := s.nodes[0], s.nodes[1]
+	o.api.remove(pod("b1", "b")) // no other node can hold it, and none says so
+	v := s.vip()
+	s.give(v)
+	s.start()
+	if s.one() != h {
+		t.Fatal("the node without a pod holds it")
+	}
+	handed := func() bool {
+		_, err := os.Stat(filepath.Join(h.dir, "handed"))
+		return err == nil
+	}
+	tr := s.send()
+	fmt.Fprintln(h.stdin, "handover")
+	eventually(t, "the hand-over ends", handed)
+	if !h.has(theVIP) {
+		t.Error("the last holder gave the address up")
+	}
+	if _, lost := tr.end(t, "a drain of the last holder"); lost > 0 {
+		t.Errorf("%d connections were lost", lost)
+	}
+	fmt.Fprintln(h.stdin, "takepart")
+	if err := os.Remove(filepath.Join(h.dir, "handed")); err != nil {
+		t.Fatal(err)
+	}
+
+	// The other is said to be ready, and is not: it does not take the address, which comes back.
+	wrong := s.readyVIP()
+	wrong.UID, wrong.Spec.VRID = v.UID, v.Spec.VRID
+	s.give(wrong)
+	fmt.Fprintln(h.stdin, "handover")
+	eventually(t, "the hand-over ends", handed)
+	if s.one() != h {
+		t.Error("it is not back")
+	}
+
+	// The other becomes ready, and says so: the address goes there while the drain goes on.
+	fmt.Fprintln(h.stdin, "takepart")
+	s.give(v)
+	fmt.Fprintln(h.stdin, "handover")
+	o.api.put(pod("b1", "b", "10.244.2.2"))
+	eventually(t, "b is a backup", func() bool { return o.report(theVIP).State == v1alpha1.VIPBackup })
+	if s.one() != h {
+		t.Error("it went before the other node was known to be ready")
+	}
+	s.give(wrong)
+	// Not before the time for which what no other node took stays: its pod goes first.
+	h.api.remove(pod("a1", "a"))
+	eventually(t, "the other holds it", func() bool { return o.has(theVIP) && !h.has(theVIP) })
 }

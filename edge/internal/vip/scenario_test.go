@@ -67,13 +67,14 @@ func (tr *traffic) reaches(t testing.TB, n *node) {
 }
 
 // end tells what was lost. Times on a loaded machine are for the reader; that service came back is for the test.
-func (tr *traffic) end(t testing.TB, what string) {
+func (tr *traffic) end(t testing.TB, what string) (asked, lost int) {
 	t.Helper()
 	close(tr.stop)
 	<-tr.done
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
 	t.Logf("%s: %d connections, %d lost, none answered for %v at most", what, tr.asked, tr.lost, tr.longest.Round(10*time.Millisecond))
+	return tr.asked, tr.lost
 }
 
 func TestVIPs_14_OneHolder(t *testing.T) {

@@ -194,7 +194,9 @@ func Guard(s balance.Service, local bool) []Leaf {
 	)
 	out := []Leaf{{Base: Input(), Match: []string{"-d", whole(s.Address)}, Rules: rules}}
 	if s.Sources != nil {
-		from := [][]string{{"-p", icmp, "-j", "RETURN"}}
+		// What a pod answers comes to the address too where the node's own, which the pod sees, is the
+		// address itself: for IPv6 the kernel may choose it.
+		from := [][]string{{"-p", icmp, "-j", "RETURN"}, {"-m", "conntrack", "--ctdir", "REPLY", "-j", "RETURN"}}
 		for _, r := range s.Sources {
 			from = append(from, []string{"-s", r.Masked().String(), "-j", "RETURN"})
 		}
