@@ -39,8 +39,6 @@ var cyclic = map[string]int{
 
 	"cloud/internal/usage": 1,
 
-	"cloud/internal/vip": 3,
-
 	"common/api/v1alpha1": 1,
 
 	"common/config": 1,
@@ -65,8 +63,6 @@ var cyclic = map[string]int{
 
 	"edge/internal/join": 3,
 
-	"edge/internal/kernel/keepalived": 2,
-
 	"edge/internal/meta": 31,
 
 	"edge/internal/store": 6,
@@ -75,7 +71,7 @@ var cyclic = map[string]int{
 
 	"edge/internal/tunnel": 1,
 
-	"edge/internal/vip": 4,
+	"edge/internal/vip": 1,
 
 	"tests/cluster/trial": 1,
 

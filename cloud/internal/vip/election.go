@@ -5,9 +5,6 @@ import (
 	"hash/fnv"
 	"maps"
 	"slices"
-	"time"
-
-	"k8s.io/apimachinery/pkg/api/meta"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
@@ -16,9 +13,6 @@ const (
 	// lowVRIDs are given last: routers and examples of keepalived's manual have them.
 	lowVRIDs = 63
 	mostVRID = 255
-	// apartFor is how long two nodes hold one address before they are told to use unicast: at a normal
-	// take-over both say so for a moment.
-	apartFor = 15 * time.Second
 )
 
 func (p *planner) vridsOf(network string, f family) map[int32]string {
@@ -189,26 +183,5 @@ func (p *planner) follow(v *v1alpha1.VirtualIP) {
 	}
 	if o := p.electionFor(v, f); o != nil {
 		v.Spec.VRID, v.Spec.SharesElectionOf = o.Spec.VRID, o.Name
-	}
-}
-
-// apart reports whether more than one node has held an address for a while: they don't hear each other by
-// multicast, and know each other's addresses.
-func (p *planner) apart(v *v1alpha1.VirtualIP) bool {
-	c := meta.FindStatusCondition(v.Status.Conditions, v1alpha1.VIPConditionHolders)
-	if c == nil || c.Status != "True" {
-		return false
-	}
-	if due := c.LastTransitionTime.Add(apartFor); p.now.Before(due) {
-		p.next(due)
-		return false
-	}
-	return true
-}
-
-// next makes the next plan no later than at a time.
-func (p *planner) next(at time.Time) {
-	if p.plan.Next.IsZero() || at.Before(p.plan.Next) {
-		p.plan.Next = at
 	}
 }

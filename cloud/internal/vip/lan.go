@@ -100,21 +100,3 @@ func noHosts(p netip.Prefix) []span {
 	}
 	return []span{one(p.Masked().Addr())}
 }
-
-// introduce tells each node of an address what the others reported: where their advertisements come from,
-// and whether they could take the address.
-func introduce(v *v1alpha1.VirtualIP) {
-	for i := range v.Spec.Nodes {
-		n := &v.Spec.Nodes[i]
-		for _, r := range v.Status.Nodes {
-			if r.Name != n.Name {
-				continue
-			}
-			n.Ready = r.State == v1alpha1.VIPHolder || r.State == v1alpha1.VIPBackup
-			n.HardwareAddress = r.HardwareAddress
-			if p, err := netip.ParsePrefix(r.Address); err == nil {
-				n.Address = p.Addr().String()
-			}
-		}
-	}
-}

@@ -1,10 +1,8 @@
 package vip
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -13,113 +11,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
-
-// State is the objects that a Plan is made of. They are not changed.
-type State struct {
-	Pools    []*v1alpha1.NodePool
-	VIPs     []*v1alpha1.VirtualIP
-	Services []*corev1.Service
-	Nodes    []*corev1.Node
-	// Protected is what the objects above don't show: cloudcore, kube-apiserver, ranges of Services.
-	Protected []Protected
-}
-
-// Plan is what to write so that the objects are as they should be. Its objects are copies.
-type Plan struct {
-	Create []*v1alpha1.VirtualIP
-	Update []*v1alpha1.VirtualIP // metadata and spec
-	Delete []*v1alpha1.VirtualIP // mark as deleted: the nodes drop it
-	Free   []*v1alpha1.VirtualIP // let go of a deleted one
-	Mark   []*v1alpha1.VirtualIP // conditions of the status
-
-	Pools      []*v1alpha1.NodePool // addresses of the spec
-	PoolStatus []*v1alpha1.NodePool
-
-	Services []*corev1.Service // status
-	// Next is when to plan again although nothing changes; zero for never.
-	Next time.Time
-}
-
-// Core computes Plans.
-type Core struct {
-	policy Policy
-	random func() uint64
-	// cursor is behind which address RoundRobin goes on, by pool and family. The pools' status knows it too, a little later.
-	cursor map[at]netip.Addr
-}
-
-type at struct {
-	pool   string
-	family family
-}
-
-// NewCore makes a Core.
-func NewCore(policy Policy) *Core {
-	return &Core{policy: policy, random: rand.Uint64, cursor: map[at]netip.Addr{}}
-}
-
-// Reasons of the Service's condition skerry.io/Allocated.
-const (
-	ReasonAllocated       = "Allocated"
-	ReasonNoPoolSelector  = "NoPoolSelector"
-	ReasonInvalidSelector = "InvalidPoolSelector"
-	ReasonNoPool          = "NoPool"
-	ReasonInvalidAddress  = "InvalidAddress"
-	ReasonAddressInUse    = "AddressInUse"
-	ReasonAddressOfNode   = "AddressOfNode"
-	ReasonAddressOfPool   = "AddressOfAnotherPool"
-	ReasonProtected       = "AddressProtected"
-	ReasonOutsidePool     = "AddressOutsidePool"
-	ReasonExhausted       = "Exhausted"
-	ReasonVRIDsExhausted  = "VRIDsExhausted"
-)
-
-// claim is one address that a Service should have.
-type claim struct {
-	service  *corev1.Service
-	pool     *pool
-	family   family
-	explicit netip.Addr // the zero Addr: any
-}
-
-type slot struct {
-	service types.UID
-	pool    string
-	family  family
-}
-
-// problem is why a claim is not met.
-type problem struct{ reason, message string }
-
-// planner makes one Plan.
-type planner struct {
-	*Core
-	state State
-	now   time.Time
-	plan  Plan
-
-	pools   map[string]*pool
-	order   []*pool // by age
-	nodes   map[string]bool
-	nodeIPs map[netip.Addr]string
-	// protected are networks of others, and protectedSpans the same for arithmetic.
-	protected      []Protected
-	protectedSpans spans
-	taken          map[string]*v1alpha1.VirtualIP // by name: all there are, and those of this plan
-	have           map[slot]*v1alpha1.VirtualIP   // not deleted
-	lans           lans
-	owners         map[lanAddress]string          // to the name of the VirtualIP that was first
-	vrids          map[lanFamily]map[int32]string // to the name of the VirtualIP
-	heard          map[string]map[int32]bool      // by LAN: numbers of routers that are not ours
-	problems       map[types.UID][]problem
-	waiting        map[at]int // claims that find nothing free
-	held           map[types.UID][]*v1alpha1.VirtualIP
-	kept           map[string]bool // names of VIPs that a claim stands for
-}
 
 // Plan computes what to write. What is allocated is looked at in full before anything new is given away.
 func (c *Core) Plan(s State, now time.Time) Plan {
@@ -245,10 +139,6 @@ func (p *planner) claims() []claim {
 	return all
 }
 
-func (p *planner) tell(s *corev1.Service, reason, message string) {
-	p.problems[s.UID] = append(p.problems[s.UID], problem{reason, message})
-}
-
 // keep takes out the claims that are met already and brings their objects up to date.
 func (p *planner) keep(claims []claim) []claim {
 	var rest []claim
@@ -304,47 +194,6 @@ func (p *planner) mark(v *v1alpha1.VirtualIP, pool *pool) {
 	}
 	if setCondition(&m.Status.Conditions, p.now, out) || changed {
 		p.plan.Mark = append(p.plan.Mark, m)
-	}
-}
-
-// describe writes everything but the claim itself into an object.
-func (p *planner) describe(c claim, v *v1alpha1.VirtualIP) {
-	s, pool := c.service, c.pool.object
-	preferred, _ := annotation(s, v1alpha1.VIPPreferredPrefix+pool.Name)
-	preferred = cmp.Or(preferred, pool.Spec.PreferredNode)
-	v.Spec.Interface = pool.Spec.Interface
-	v.Spec.Selector = maps.Clone(s.Spec.Selector)
-	v.Spec.Ports = nil
-	for _, port := range s.Spec.Ports {
-		target := port.TargetPort
-		if target == (intstr.IntOrString{}) {
-			target = intstr.FromInt32(port.Port)
-		}
-		v.Spec.Ports = append(v.Spec.Ports, v1alpha1.VirtualIPPort{
-			Name: port.Name, Protocol: cmp.Or(port.Protocol, corev1.ProtocolTCP), Port: port.Port, TargetPort: target,
-		})
-	}
-	v.Spec.PublishNotReady = s.Spec.PublishNotReadyAddresses
-	v.Spec.KeepSource = s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
-	v.Spec.SourceRanges = slices.Clone(s.Spec.LoadBalancerSourceRanges)
-	v.Spec.AffinitySeconds = affinity(s)
-	v.Spec.Unicast = pool.Spec.Advertisements == v1alpha1.AdvertiseUnicast || v.Spec.Unicast || p.apart(v)
-	v.Spec.AdvertisementInterval = metav1.Duration{Duration: time.Second}
-	if d := pool.Spec.AdvertisementInterval; d != nil {
-		v.Spec.AdvertisementInterval = *d
-	}
-	v.Spec.PreferredNode = preferred
-	v.Spec.Nodes = rank(v.Name, c.pool.nodes, preferred)
-	if len(v.Spec.Nodes) == 0 {
-		v.Spec.Nodes = nil
-	}
-	introduce(v)
-	v.Labels = map[string]string{v1alpha1.VIPPoolLabel: pool.Name}
-	for _, n := range c.pool.nodes {
-		v.Labels[v1alpha1.VIPNodeLabel(n)] = ""
-	}
-	if !slices.Contains(v.Finalizers, v1alpha1.VirtualIPFinalizer) {
-		v.Finalizers = append(v.Finalizers, v1alpha1.VirtualIPFinalizer)
 	}
 }
 
@@ -434,39 +283,6 @@ func (p *planner) choose(c claim) (a netip.Addr, added bool, bad *problem) {
 	return a, false, nil
 }
 
-// last is the address after which RoundRobin goes on.
-func (p *planner) last(k at, pool *pool) netip.Addr {
-	if a, ok := p.cursor[k]; ok {
-		return a
-	}
-	for _, text := range pool.object.Status.LastAllocated {
-		if a, err := netip.ParseAddr(text); err == nil && familyOf(a) == k.family {
-			return a
-		}
-	}
-	return netip.Addr{}
-}
-
-// free is what a pool can give away of a family.
-func (p *planner) free(pool *pool, f family) spans {
-	var gone []span
-	for _, v := range p.taken {
-		if !p.lans.same(v.Spec.Network, pool.object.Spec.Network) {
-			continue
-		}
-		if a, err := netip.ParseAddr(v.Spec.Address); err == nil && familyOf(a) == f {
-			gone = append(gone, one(a))
-		}
-	}
-	for a := range p.nodeIPs {
-		gone = append(gone, one(a))
-	}
-	for _, prefix := range p.lans.prefixes(pool.object.Spec.Network) {
-		gone = append(gone, noHosts(prefix)...)
-	}
-	return pool.usable.of(f).without(union(gone...)).without(p.protectedSpans.of(f))
-}
-
 // release deletes what nobody stands for, and lets go of what its nodes have dropped.
 func (p *planner) release() {
 	exists := func(node string) bool { return p.nodes[node] }
@@ -490,8 +306,3 @@ func (p *planner) release() {
 		p.plan.Free = append(p.plan.Free, f)
 	}
 }
-
-// snapshot and restore keep a plan that is thrown away from moving RoundRobin on.
-func (c *Core) snapshot() map[at]netip.Addr { return maps.Clone(c.cursor) }
-
-func (c *Core) restore(cursor map[at]netip.Addr) { c.cursor = cursor }

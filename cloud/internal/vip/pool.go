@@ -5,34 +5,12 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
-
-// pool is a NodePool as a planner sees it.
-type pool struct {
-	object *v1alpha1.NodePool
-	nodes  []string
-	all    spans // every valid entry: what is in range
-	usable spans // without what overlaps an older pool: what may be given away
-	used   int64
-	// What is wrong, in words.
-	invalid []string
-	overlap []string
-}
-
-func (p *pool) labels() labels.Set { return p.object.Labels }
-
-// serves reports whether Services may have addresses here.
-func (p *pool) serves() bool {
-	return p.object.Spec.Type != v1alpha1.NodePoolCloud && p.object.DeletionTimestamp == nil
-}
 
 // entries are the addresses as they are written, those that were added for Services last.
 func (p *planner) entries(o *v1alpha1.NodePool) []string {
@@ -201,17 +179,35 @@ func equalPoolStatus(a, b *v1alpha1.NodePoolStatus) bool {
 		slices.Equal(a.LastAllocated, b.LastAllocated) && slices.Equal(a.Conditions, b.Conditions)
 }
 
-// short bounds a message; conditions hold 32,768 characters, and nobody reads that many.
-func short(s string) string {
-	const most = 1000
-	if len(s) <= most {
-		return s
+// last is the address after which RoundRobin goes on.
+func (p *planner) last(k at, pool *pool) netip.Addr {
+	if a, ok := p.cursor[k]; ok {
+		return a
 	}
-	return strings.ToValidUTF8(s[:most], "") + " ..."
+	for _, text := range pool.object.Status.LastAllocated {
+		if a, err := netip.ParseAddr(text); err == nil && familyOf(a) == k.family {
+			return a
+		}
+	}
+	return netip.Addr{}
 }
 
-// setCondition reports whether it changed something. The transition time is the plan's.
-func setCondition(all *[]metav1.Condition, now time.Time, c metav1.Condition) bool {
-	c.LastTransitionTime = metav1.NewTime(now).Rfc3339Copy()
-	return meta.SetStatusCondition(all, c)
+// free is what a pool can give away of a family.
+func (p *planner) free(pool *pool, f family) spans {
+	var gone []span
+	for _, v := range p.taken {
+		if !p.lans.same(v.Spec.Network, pool.object.Spec.Network) {
+			continue
+		}
+		if a, err := netip.ParseAddr(v.Spec.Address); err == nil && familyOf(a) == f {
+			gone = append(gone, one(a))
+		}
+	}
+	for a := range p.nodeIPs {
+		gone = append(gone, one(a))
+	}
+	for _, prefix := range p.lans.prefixes(pool.object.Spec.Network) {
+		gone = append(gone, noHosts(prefix)...)
+	}
+	return pool.usable.of(f).without(union(gone...)).without(p.protectedSpans.of(f))
 }

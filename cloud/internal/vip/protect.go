@@ -7,16 +7,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Protected is a network whose addresses belong to somebody else: no virtual IP may be one of them.
-type Protected struct {
-	Prefix netip.Prefix
-	Why    string // completes "10.96.0.1 is in 10.96.0.0/12, ..."
-}
-
-func host(a netip.Addr, why string) Protected {
-	return Protected{netip.PrefixFrom(a, a.BitLen()), why}
-}
-
 // readProtected gathers what must not be given away beside the addresses of nodes: what the State says
 // (cloudcore, kube-apiserver, ranges of Services), the ranges of all nodes' pods, and the addresses of
 // Services, of the cluster and of other load balancers.

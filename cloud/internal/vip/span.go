@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	corev1 "k8s.io/api/core/v1"
 )
 
 // span is a run of addresses of one family, both ends in. Ranges are never counted out: an IPv6 network has more addresses than memory has room.
@@ -265,4 +267,14 @@ func (n u128) below(random func() uint64) u128 {
 			return x
 		}
 	}
+}
+
+// family is an IP family as Services name it.
+type family = corev1.IPFamily
+
+func familyOf(a netip.Addr) family {
+	if a.Is4() {
+		return corev1.IPv4Protocol
+	}
+	return corev1.IPv6Protocol
 }

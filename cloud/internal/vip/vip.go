@@ -18,21 +18,12 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
-
-// family is an IP family as Services name it.
-type family = corev1.IPFamily
-
-func familyOf(a netip.Addr) family {
-	if a.Is4() {
-		return corev1.IPv4Protocol
-	}
-	return corev1.IPv6Protocol
-}
 
 func familyOfVIP(v *v1alpha1.VirtualIP) family {
 	a, err := netip.ParseAddr(v.Spec.Address)
@@ -201,4 +192,19 @@ type Policy struct {
 	Quarantine time.Duration
 	// Hosts are names and addresses of cloudcore, as edges reach it. No virtual IP may be one of them.
 	Hosts []string
+}
+
+// short bounds a message; conditions hold 32,768 characters, and nobody reads that many.
+func short(s string) string {
+	const most = 1000
+	if len(s) <= most {
+		return s
+	}
+	return strings.ToValidUTF8(s[:most], "") + " ..."
+}
+
+// setCondition reports whether it changed something. The transition time is the plan's.
+func setCondition(all *[]metav1.Condition, now time.Time, c metav1.Condition) bool {
+	c.LastTransitionTime = metav1.NewTime(now).Rfc3339Copy()
+	return meta.SetStatusCondition(all, c)
 }

@@ -22,66 +22,11 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
-	"github.com/skerry-io/skerry/edge/internal/kernel/acd"
 	"github.com/skerry-io/skerry/edge/internal/kernel/balance"
 	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"
-	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
 )
-
-// Facts are what a node knows.
-type Facts struct {
-	Node       string
-	VIPs       []*v1alpha1.VirtualIP
-	Pods       []*corev1.Pod
-	Interfaces []netif.Interface
-	// Guards are networks whose addresses the node never claims.
-	Guards []Guard
-	// PreBootContainers are IDs of containers that ran before the device booted: the store may still say
-	// that they are ready.
-	PreBootContainers map[string]bool
-	// Maintenance: hand everything over. Draining: hand over what another node can take.
-	Maintenance, Draining bool
-	// Untaken names the VirtualIPs that were handed over and that no other node took.
-	Untaken map[string]bool
-	// New names the VirtualIPs whose first election this is: the highest priority shall win it, whoever
-	// was first.
-	New map[string]bool
-	// Withheld says why an address is not claimed although it could be: it cut the node off.
-	Withheld map[types.UID]string
-	// Adverts are the latest advertisements of VRRP that other hosts sent.
-	Adverts []acd.Advert
-}
-
-// Role is what the node is to do for one address.
-type Role struct {
-	VIP      *v1alpha1.VirtualIP
-	Instance keepalived.Instance // of the VirtualIP whose election it is, where it is shared
-	Service  balance.Service
-	// Own is the node's own address on the network, and HardwareAddress that of the interface.
-	Own             netip.Prefix
-	HardwareAddress string
-	// Ready: the node may hold the address. Endpoints is how many pods are ready here.
-	Ready     bool
-	Endpoints int
-	// Fault is why the node can't take part, in a sentence.
-	Fault string
-	// Stranger is the hardware address of a router that advertises the address by VRRP and is no node of
-	// the pool, and ForeignRouter the address of one that uses the number for other addresses.
-	Stranger      string
-	ForeignRouter string
-	// Duplicate is the hardware address of another host that has the address. Unasked is why that could not
-	// be found out, and Waiting says that it is being found out. In all three cases the node is not Ready
-	// although its pods are.
-	Duplicate string
-	Unasked   string
-	Waiting   bool
-}
-
-// defaultAdvert is VRRP's own default, RFC 5798 section 5.2.7.
-const defaultAdvert = time.Second
 
 // Roles computes what to do, in the order of the names. Addresses that don't concern the node, and those
 // that are deleted, have no role.
@@ -150,8 +95,6 @@ func role(f Facts, v *v1alpha1.VirtualIP, self v1alpha1.VirtualIPNode) Role {
 	}
 	return r
 }
-
-func instanceName(vip string) string { return "vip_" + vip }
 
 // sourceRanges are the networks of the address's family that are served, nil for all.
 func sourceRanges(v *v1alpha1.VirtualIP, address netip.Addr) ([]netip.Prefix, error) {

@@ -133,14 +133,3 @@ func (a *Agent) order(ctx context.Context, change func(*memory)) error {
 	a.poke()
 	return nil
 }
-
-func pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}

@@ -4,10 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net/netip"
 	"slices"
-
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/edge/internal/store"
 )
@@ -36,23 +33,6 @@ func (s inStore) Save(ctx context.Context, state []byte) error {
 		return fmt.Errorf("writing to the store: %w", err)
 	}
 	return nil
-}
-
-// memory is what Memory keeps, as JSON.
-type memory struct {
-	BootID            string   `json:"bootID"`
-	PreBootContainers []string `json:"preBootContainers,omitempty"`
-	Maintenance       bool     `json:"maintenance,omitempty"`
-	Draining          bool     `json:"draining,omitempty"` // HandOver's; an operator's own maintenance is not touched by it
-	// Clear are the addresses, as claim.key has them, that no other host was found to have in this boot.
-	Clear []string `json:"clear,omitempty"`
-	// Clouds are addresses of cloudcore, the latest first.
-	Clouds []netip.Addr `json:"clouds,omitempty"`
-	// Proven are the addresses with which the cloud was reached; Trying is the one that is being tried, and
-	// CutOff says of those with which it was not what was seen. All by UID.
-	Proven []types.UID          `json:"proven,omitempty"`
-	Trying types.UID            `json:"trying,omitempty"`
-	CutOff map[types.UID]string `json:"cutOff,omitempty"`
 }
 
 // change changes what is kept.

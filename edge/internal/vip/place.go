@@ -8,12 +8,6 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
 )
 
-// Guard is a network whose addresses are others'.
-type Guard struct {
-	Prefix netip.Prefix
-	Why    string // completes "10.0.0.1 is 10.0.0.1/32, ..."
-}
-
 // builtin are the networks that have their meaning from the standards: loopback, link-local, multicast
 // (RFC 6890, RFC 4291).
 func builtin() []Guard {

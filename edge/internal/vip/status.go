@@ -5,18 +5,9 @@ import (
 	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
-
-func everything() labels.Selector { return labels.Everything() }
-
-// counts are for metrics.
-type counts struct {
-	syncs, failures uint64
-	transitions     map[string]uint64 // by the state entered
-}
 
 // Status is what the device knows, for `edgecore status`.
 type Status struct {

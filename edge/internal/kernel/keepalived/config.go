@@ -21,15 +21,6 @@ import (
 // interface may have come meanwhile.
 const retest = 20 * time.Second
 
-// sifted is what keepalived said of instances that it did not take all of, so that it is not asked again
-// at each Apply.
-type sifted struct {
-	of      []byte // the instances as they would be written
-	at      time.Time
-	good    []Instance
-	refused map[string]error
-}
-
 var (
 	// plainName is what is written into the configuration unquoted, and names a file.
 	plainName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$`)

@@ -17,14 +17,6 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// process is a keepalived: a child, or one that an earlier run of edgecore has started.
-type process struct {
-	pid   int
-	fd    int // pidfd: never another process by the same number (pidfd_open(2))
-	since time.Time
-	done  chan struct{} // closed when it has ended
-}
-
 // start starts keepalived. "-P" is VRRP alone: no health checker, no IPVS.
 func (d *Daemon) start(log klog.Logger) (*process, error) {
 	d.killOrphans()

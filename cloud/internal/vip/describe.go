@@ -1,0 +1,96 @@
+package vip
+
+import (
+	"cmp"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+)
+
+const (
+	// apartFor is how long two nodes hold one address before they are told to use unicast: at a normal
+	// take-over both say so for a moment.
+	apartFor = 15 * time.Second
+)
+
+// describe writes everything but the claim itself into an object.
+func (p *planner) describe(c claim, v *v1alpha1.VirtualIP) {
+	s, pool := c.service, c.pool.object
+	preferred, _ := annotation(s, v1alpha1.VIPPreferredPrefix+pool.Name)
+	preferred = cmp.Or(preferred, pool.Spec.PreferredNode)
+	v.Spec.Interface = pool.Spec.Interface
+	v.Spec.Selector = maps.Clone(s.Spec.Selector)
+	v.Spec.Ports = nil
+	for _, port := range s.Spec.Ports {
+		target := port.TargetPort
+		if target == (intstr.IntOrString{}) {
+			target = intstr.FromInt32(port.Port)
+		}
+		v.Spec.Ports = append(v.Spec.Ports, v1alpha1.VirtualIPPort{
+			Name: port.Name, Protocol: cmp.Or(port.Protocol, corev1.ProtocolTCP), Port: port.Port, TargetPort: target,
+		})
+	}
+	v.Spec.PublishNotReady = s.Spec.PublishNotReadyAddresses
+	v.Spec.KeepSource = s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
+	v.Spec.SourceRanges = slices.Clone(s.Spec.LoadBalancerSourceRanges)
+	v.Spec.AffinitySeconds = affinity(s)
+	v.Spec.Unicast = pool.Spec.Advertisements == v1alpha1.AdvertiseUnicast || v.Spec.Unicast || p.apart(v)
+	v.Spec.AdvertisementInterval = metav1.Duration{Duration: time.Second}
+	if d := pool.Spec.AdvertisementInterval; d != nil {
+		v.Spec.AdvertisementInterval = *d
+	}
+	v.Spec.PreferredNode = preferred
+	v.Spec.Nodes = rank(v.Name, c.pool.nodes, preferred)
+	if len(v.Spec.Nodes) == 0 {
+		v.Spec.Nodes = nil
+	}
+	introduce(v)
+	v.Labels = map[string]string{v1alpha1.VIPPoolLabel: pool.Name}
+	for _, n := range c.pool.nodes {
+		v.Labels[v1alpha1.VIPNodeLabel(n)] = ""
+	}
+	if !slices.Contains(v.Finalizers, v1alpha1.VirtualIPFinalizer) {
+		v.Finalizers = append(v.Finalizers, v1alpha1.VirtualIPFinalizer)
+	}
+}
+
+// apart reports whether more than one node has held an address for a while: they don't hear each other by
+// multicast, and know each other's addresses.
+func (p *planner) apart(v *v1alpha1.VirtualIP) bool {
+	c := meta.FindStatusCondition(v.Status.Conditions, v1alpha1.VIPConditionHolders)
+	if c == nil || c.Status != "True" {
+		return false
+	}
+	if due := c.LastTransitionTime.Add(apartFor); p.now.Before(due) {
+		p.next(due)
+		return false
+	}
+	return true
+}
+
+// introduce tells each node of an address what the others reported: where their advertisements come from,
+// and whether they could take the address.
+func introduce(v *v1alpha1.VirtualIP) {
+	for i := range v.Spec.Nodes {
+		n := &v.Spec.Nodes[i]
+		for _, r := range v.Status.Nodes {
+			if r.Name != n.Name {
+				continue
+			}
+			n.Ready = r.State == v1alpha1.VIPHolder || r.State == v1alpha1.VIPBackup
+			n.HardwareAddress = r.HardwareAddress
+			if p, err := netip.ParsePrefix(r.Address); err == nil {
+				n.Address = p.Addr().String()
+			}
+		}
+	}
+}
