@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
@@ -26,7 +27,8 @@ type api struct {
 	version int
 	objects map[string]map[string]json.RawMessage // by resource and name
 	history []change
-	changed chan struct{} // closed and replaced with each change
+	changed chan struct{}   // closed and replaced with each change
+	unknown map[string]bool // resources that are answered with 503
 }
 
 type change struct {
@@ -37,7 +39,7 @@ type change struct {
 }
 
 func newAPI(t testing.TB) *api {
-	a := &api{objects: map[string]map[string]json.RawMessage{"staticroutes": {}, "nodes": {}, "servicecidrs": {}}, changed: make(chan struct{})}
+	a := &api{objects: map[string]map[string]json.RawMessage{"staticroutes": {}, "nodes": {}, "servicecidrs": {}}, changed: make(chan struct{}), unknown: map[string]bool{}}
 	a.server = httptest.NewServer(a)
 	t.Cleanup(func() {
 		a.server.CloseClientConnections()
@@ -90,6 +92,14 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	resource := r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]
 	w.Header().Set("Content-Type", "application/json")
 	query := r.URL.Query()
+	a.mu.Lock()
+	unknown := a.unknown[resource]
+	a.mu.Unlock()
+	if unknown {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		_, _ = io.WriteString(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"ServiceUnavailable","code":503}`)
+		return
+	}
 	if query.Get("watch") == "" {
 		a.list(w, resource)
 		return
@@ -135,6 +145,26 @@ func (a *api) list(w http.ResponseWriter, resource string) {
 	}[resource]
 	_ = json.NewEncoder(w).Encode(map[string]any{
 		"apiVersion": kinds[0], "kind": kinds[1], "metadata": map[string]any{"resourceVersion": strconv.Itoa(a.version)}, "items": items,
+	})
+}
+
+// unsync makes a resource unknown, as on a device that has never had it from the cloud; sync ends that.
+func (a *api) unsync(resource string) { a.setUnknown(resource, true) }
+
+func (a *api) sync(resource string) { a.setUnknown(resource, false) }
+
+func (a *api) setUnknown(resource string, is bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.unknown[resource] = is
+}
+
+// services stores the range of Services.
+func (a *api) services(t testing.TB, cidr string) {
+	t.Helper()
+	a.put(t, "servicecidrs", &networkingv1.ServiceCIDR{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "networking.k8s.io/v1", Kind: "ServiceCIDR"},
+		ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{cidr}},
 	})
 }
 
