@@ -111,14 +111,15 @@ func (a *Agent) probes(kit *agent.Run) []Probe {
 	if a.config.Hub == "" {
 		return all
 	}
-	return append(all, Probe{"the cloud", func(ctx context.Context) error {
+	over := Probe{"the cloud", func(ctx context.Context) error {
 		q := &topicpb.APIRequest{Method: http.MethodGet, Path: "/version", Accept: runtime.ContentTypeJSON} // any answer will do
 		if end, ok := ctx.Deadline(); ok {
 			q.TimeoutMillis = time.Until(end).Milliseconds()
 		}
 		_, err := kit.Ask(ctx, a.config.Hub, topic.APIRequest.New(message.Resource{}, q))
 		return err
-	}})
+	}}
+	return append([]Probe{over}, all...)
 }
 
 // watch follows the kernel; when events were lost, it begins again, and everything is read.

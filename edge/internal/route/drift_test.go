@@ -1,6 +1,7 @@
 package route_test
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -8,17 +9,19 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
-	"github.com/skerry-io/skerry/tests/netns/wire"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
+	"github.com/skerry-io/skerry/edge/internal/route"
 )
 
-// pinging is ICMP echo (RFC 792) from the node to an address, two a millisecond, each with a number, whatever becomes of the ones before. Each asks the kernel for its way anew.
+// pinging is ICMP echo (RFC 792) from the node to an address, two a millisecond, each with a number, whether the ones
+// before were answered or not. The kernel looks each one's way up again.
 type pinging struct {
 	conn net.PacketConn
 	stop chan struct{}
@@ -32,9 +35,14 @@ type pinging struct {
 
 func (l *lab) ping(to string) *pinging {
 	l.t.Helper()
+	v6 := netip.MustParseAddr(to).Is6()
 	p := &pinging{stop: make(chan struct{}), answered: map[uint32]bool{}}
 	l.node.Must(l.t, func() (err error) {
-		p.conn, err = net.ListenPacket("ip4:icmp", "0.0.0.0")
+		network, from := "ip4:icmp", "0.0.0.0"
+		if v6 {
+			network, from = "ip6:ipv6-icmp", "::"
+		}
+		p.conn, err = net.ListenPacket(network, from)
 		return err
 	})
 	l.t.Cleanup(func() { p.conn.Close() })
@@ -48,7 +56,11 @@ func (l *lab) ping(to string) *pinging {
 	if err = errors.Join(err, failed); err != nil {
 		l.t.Fatal(err)
 	}
-	const request, reply, mark = 8, 0, 0x5ce2
+	var request, reply byte = 8, 0
+	if v6 {
+		request, reply = 128, 129 // RFC 4443; the checksum is the kernel's work
+	}
+	const mark = 0x5ce2
 	p.wg.Go(func() {
 		tick := time.NewTicker(500 * time.Microsecond)
 		defer tick.Stop()
@@ -101,60 +113,70 @@ func (p *pinging) count() (sent, answered int, refused []error) {
 
 // A ping that runs all the time, two a millisecond, loses nothing over all kinds of changes of its route.
 func TestRoutes_14_NoMomentWithoutARoute(t *testing.T) {
-	l := newLab(t)
-	// Without our route packets take the default route, to a router that swallows them.
-	if err := l.a.Netlink().RouteReplace(&netlink.Route{Dst: wire.IPNet(netip.MustParsePrefix("172.20.0.0/16")), Type: unix.RTN_BLACKHOLE}); err != nil {
-		t.Fatal(err)
+	for name, c := range map[string]struct{ subnet, a, b, source, server string }{
+		"IPv4": {"172.20.0.0/16", "10.0.1.1", "10.0.1.77", "10.0.1.2", "172.20.0.1"},
+		"IPv6": {"2001:db8:20::/48", "2001:db8:1::1", "2001:db8:1::77", "2001:db8:1::2", "2001:db8:20::1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLab(t)
+			// Without our route packets take the default route, to a router that swallows them.
+			l.swallow(c.subnet)
+			bits := "/24"
+			if name == "IPv6" {
+				l.node.Route(t, "::/0", "2001:db8::1")
+				bits = "/64"
+			}
+			l.start(true)
+			l.api.route(t, "office", spec(c.subnet, c.a))
+			l.reported("office", v1alpha1.RouteApplied, 1)
+			l.b.Address(t, "node", c.b+bits)
+			l.reach(c.server)
+			p := l.ping(c.server)
+			const changes = 100
+			for i := range int64(changes) {
+				s := spec(c.subnet, c.a)
+				switch i % 5 {
+				case 0:
+					s.MTU = 1400
+				case 1:
+					s.Metric = 7 // another key: the new one first, then the old one goes
+				case 2:
+					s.Gateway = c.b
+				case 3:
+					s.Gateway, s.NextHops = "", []v1alpha1.NextHop{{Gateway: c.a}, {Gateway: c.b}}
+				case 4:
+					s.PreferredSource = c.source
+				}
+				l.api.route(t, "office", s)
+				l.reported("office", v1alpha1.RouteApplied, i+2)
+			}
+			close(p.stop)
+			l.until("every ping to be answered", func() error {
+				if sent, answered, refused := p.count(); len(refused) > 0 || answered != sent {
+					return fmt.Errorf("%d sent, %d lost, %d of them refused by the kernel: %v",
+						sent, sent-answered, len(refused), errors.Join(refused[:min(len(refused), 3)]...))
+				}
+				return nil
+			})
+			sent, answered, _ := p.count()
+			p.conn.Close()
+			p.wg.Wait()
+			t.Logf("%d changes, %d pings, %d lost", changes, sent, sent-answered)
+			// The other way round, so that the test would notice: without the route pings are lost.
+			l.api.remove(t, "staticroutes", "office")
+			l.have()
+			lost := l.ping(c.server)
+			l.until("a ping to be lost", func() error {
+				if sent, answered, _ := lost.count(); sent < 100 || answered > 0 {
+					return fmt.Errorf("%d sent, %d answered", sent, answered)
+				}
+				return nil
+			})
+			close(lost.stop)
+			lost.conn.Close()
+			lost.wg.Wait()
+		})
 	}
-	l.start(true)
-	l.api.route(t, "office", spec("172.20.0.0/16", "10.0.1.1"))
-	l.reported("office", v1alpha1.RouteApplied, 1)
-	l.b.Address(t, "node", "10.0.1.77/24")
-	l.reach("172.20.0.1")
-	p := l.ping("172.20.0.1")
-	const changes = 200
-	for i := range int64(changes) {
-		s := spec("172.20.0.0/16", "10.0.1.1")
-		switch i % 5 {
-		case 0:
-			s.MTU = 1400
-		case 1:
-			s.Metric = 7 // another key: the new one first, then the old one goes
-		case 2:
-			s.Gateway = "10.0.1.77"
-		case 3:
-			s.Gateway, s.NextHops = "", []v1alpha1.NextHop{{Gateway: "10.0.1.1"}, {Gateway: "10.0.1.77"}}
-		case 4:
-			s.PreferredSource = "10.0.1.2"
-		}
-		l.api.route(t, "office", s)
-		l.reported("office", v1alpha1.RouteApplied, i+2)
-	}
-	close(p.stop)
-	l.until("every ping to be answered", func() error {
-		if sent, answered, refused := p.count(); len(refused) > 0 || answered != sent {
-			return fmt.Errorf("%d sent, %d lost, %d of them refused by the kernel: %v", sent, sent-answered, len(refused), errors.Join(refused[:min(len(refused), 3)]...))
-		}
-		return nil
-	})
-	sent, answered, _ := p.count()
-	p.conn.Close()
-	p.wg.Wait()
-	t.Logf("%d changes, %d pings, %d lost", changes, sent, sent-answered)
-	l.have("172.20.0.0/16")
-	// The other way round, so that the test would notice: without the route pings are lost.
-	l.api.remove(t, "staticroutes", "office")
-	l.have()
-	lost := l.ping("172.20.0.1")
-	l.until("a ping to be lost", func() error {
-		if sent, answered, _ := lost.count(); sent < 100 || answered > 0 {
-			return fmt.Errorf("%d sent, %d answered", sent, answered)
-		}
-		return nil
-	})
-	close(lost.stop)
-	lost.conn.Close()
-	lost.wg.Wait()
 }
 
 func TestRoutes_16_DeletedByHand(t *testing.T) {
@@ -221,8 +243,31 @@ func TestRoutes_17_InterfaceDownAndUp(t *testing.T) {
 	}
 }
 
+// losing counts how often the kernel had more events than there was room for.
+type losing struct {
+	*netroute.Driver
+	lost atomic.Int32
+}
+
+func (k *losing) Watch(ctx context.Context, started func(), handle func(netroute.Event)) error {
+	err := k.Driver.Watch(ctx, started, handle)
+	if errors.Is(err, netroute.ErrLost) {
+		k.lost.Add(1)
+	}
+	return err
+}
+
 func TestRoutes_21_TwoThousandRoutesAndAFlood(t *testing.T) {
 	l := newLab(t)
+	kernel := &losing{}
+	l.node.Must(t, func() (err error) {
+		kernel.Driver, err = netroute.Open(netroute.Config{Protocol: protocol, Buffer: 4096}) // less than any flood needs
+		return err
+	})
+	t.Cleanup(kernel.Close)
+	l.tune = func(c *route.Config) {
+		c.Open = func(context.Context) (route.Kernel, func(), error) { return kernel, func() {}, nil }
+	}
 	const n = 2000
 	subnet := func(i int) string { return fmt.Sprintf("172.24.%d.%d/32", i>>8, i&255) }
 	for i := range n {
@@ -246,6 +291,9 @@ func TestRoutes_21_TwoThousandRoutesAndAFlood(t *testing.T) {
 		l.node.Route(t, fmt.Sprintf("172.25.%d.%d/32", i>>8, i&255), "10.0.0.1")
 	}
 	l.until("all routes again", complete)
+	if kernel.lost.Load() == 0 {
+		t.Error("no event was lost: the flood proves nothing")
+	}
 	l.until("all to be reported fine", func() error {
 		s := l.agent.Summary()
 		if s.Applied != n {

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
 
@@ -319,6 +321,27 @@ func (l *lab) reach(to string) {
 	defer cancel()
 	if err := l.kernel.Ping(ctx, netip.MustParseAddr(to), ""); err != nil {
 		l.t.Errorf("%s: %v", to, err)
+	}
+}
+
+func (l *lab) unreached(to string) {
+	l.t.Helper()
+	ctx, cancel := context.WithTimeout(l.t.Context(), time.Second)
+	defer cancel()
+	if err := l.kernel.Ping(ctx, netip.MustParseAddr(to), ""); err == nil {
+		l.t.Errorf("%s answers", to)
+	}
+}
+
+// swallow makes the router of the default route drop what is for a network.
+func (l *lab) swallow(network string) {
+	l.t.Helper()
+	drop := &netlink.Route{Dst: wire.IPNet(netip.MustParsePrefix(network)), Type: unix.RTN_BLACKHOLE}
+	for range 2 { // IPv6 may take it for another hop of the route that is there
+		_ = l.a.Netlink().RouteDel(&netlink.Route{Dst: drop.Dst})
+	}
+	if err := l.a.Netlink().RouteReplace(drop); err != nil {
+		l.t.Fatal(err)
 	}
 }
 
