@@ -50,6 +50,7 @@ type Controller struct {
 	nodes  Store
 	pools  Store
 	queue  workqueue.TypedRateLimitingInterface[string]
+	pods   podRanges
 }
 
 // New makes a Controller. It starts nothing.
@@ -73,6 +74,9 @@ func (c *Controller) Run(ctx context.Context) error {
 		}
 	})()
 	defer c.nodes.Observe(func(old, now *kube.Object) {
+		if c.pods.update(old, now) {
+			wake()
+		}
 		if old == nil || now == nil || !labels.Equals(old.Labels, now.Labels) {
 			wake()
 		}
@@ -151,20 +155,26 @@ func (c *Controller) reconcile(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
+	covers := c.pods.overlapped(o.Spec.Subnet)
 	mine := slices.Contains(o.Finalizers, v1alpha1.StaticRouteFinalizer)
 	switch {
-	case o.DeletionTimestamp == nil && (!mine || known && o.Annotations[v1alpha1.NodePoolAnnotation] != note):
+	case o.DeletionTimestamp == nil && (!mine || known && o.Annotations[v1alpha1.NodePoolAnnotation] != note ||
+		o.Annotations[v1alpha1.RouteCoversAnnotation] != covers):
 		if !mine {
 			o.Finalizers = append(o.Finalizers, v1alpha1.StaticRouteFinalizer)
 		}
-		return c.writeMetadata(ctx, o, known, note) // its change brings us here again
+		notes := map[string]string{v1alpha1.RouteCoversAnnotation: covers}
+		if known {
+			notes[v1alpha1.NodePoolAnnotation] = note
+		}
+		return c.writeMetadata(ctx, o, notes) // its change brings us here again
 	case o.DeletionTimestamp == nil && !known:
 		return nil // until the pools are known
 	case o.DeletionTimestamp != nil && !mine:
 		return nil // somebody else's finalizer is waited for
 	case o.DeletionTimestamp != nil && len(left(&o.Status)) == 0:
 		o.Finalizers = slices.DeleteFunc(o.Finalizers, func(f string) bool { return f == v1alpha1.StaticRouteFinalizer })
-		return c.writeMetadata(ctx, o, false, "")
+		return c.writeMetadata(ctx, o, nil)
 	}
 	before := o.DeepCopy()
 	desired, problem := c.desired(o, members)
@@ -262,14 +272,18 @@ func (c *Controller) writeStatus(ctx context.Context, o *v1alpha1.StaticRoute) e
 	return c.do(ctx, kube.Request{Method: http.MethodPut, Path: path(o.Name) + "/status", ContentType: "application/json", Body: body})
 }
 
-// writeMetadata writes nothing but the finalizers and, if wanted, our annotation, on the same condition: what this version does not know of the spec is not lost.
-func (c *Controller) writeMetadata(ctx context.Context, o *v1alpha1.StaticRoute, annotate bool, note string) error {
+// writeMetadata writes nothing but the finalizers and these annotations, "" deletes, on the same condition: what this
+// version does not know of the spec is not lost.
+func (c *Controller) writeMetadata(ctx context.Context, o *v1alpha1.StaticRoute, notes map[string]string) error {
 	m := map[string]any{"finalizers": o.Finalizers, "resourceVersion": o.ResourceVersion, "uid": o.UID}
-	if annotate {
-		annotations := map[string]any{v1alpha1.NodePoolAnnotation: nil} // a merge patch takes away what is null (RFC 7396)
+	annotations := map[string]any{}
+	for key, note := range notes {
+		annotations[key] = nil // a merge patch takes away what is null (RFC 7396)
 		if note != "" {
-			annotations[v1alpha1.NodePoolAnnotation] = note
+			annotations[key] = note
 		}
+	}
+	if len(annotations) > 0 {
 		m["annotations"] = annotations
 	}
 	body, err := json.Marshal(map[string]any{"metadata": m})

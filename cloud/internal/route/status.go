@@ -34,6 +34,28 @@ func fine(reason string) bool {
 	return reason == v1alpha1.RouteApplied || reason == v1alpha1.RouteDryRun
 }
 
+// inKernel reports whether a node with that reason has the route in its kernel, as the generation that it observed wants it.
+func inKernel(reason string) bool {
+	return reason == v1alpha1.RouteApplied || reason == v1alpha1.RouteDegraded
+}
+
+// gateway is the next hops of a spec in a few words.
+func gateway(s *v1alpha1.StaticRouteSpec) string {
+	switch {
+	case s.Type != v1alpha1.RouteUnicast && s.Type != "":
+		return ""
+	case s.Gateway != "":
+		return s.Gateway
+	case len(s.NextHops) == 0:
+		return "detected"
+	}
+	hops := make([]string, len(s.NextHops))
+	for i, h := range s.NextHops {
+		hops[i] = cmp.Or(h.Gateway, h.Interface)
+	}
+	return strings.Join(hops, ",")
+}
+
 // merge lays what nodes report over a status.
 func merge(o *v1alpha1.StaticRoute, reports map[string][]byte) (refused map[string]error) {
 	refused = map[string]error{}
@@ -128,12 +150,9 @@ func selector(o *v1alpha1.StaticRoute, members v1alpha1.PoolMembers) (func(label
 			return nil, err
 		}
 	}
-	chosen := labels.Everything()
-	if o.Spec.NodeSelector != nil {
-		var err error
-		if chosen, err = metav1.LabelSelectorAsSelector(o.Spec.NodeSelector); err != nil {
-			return nil, fmt.Errorf("nodeSelector: %w", err)
-		}
+	chosen, err := o.Spec.NodeSelector.Selector()
+	if err != nil {
+		return nil, err
 	}
 	return func(l labels.Set) bool {
 		_, role := l[v1alpha1.EdgeLabel]
@@ -145,6 +164,7 @@ func selector(o *v1alpha1.StaticRoute, members v1alpha1.PoolMembers) (func(label
 // summarize writes the counts and the conditions of a status, from what nodes said and which nodes should have the route.
 func summarize(o *v1alpha1.StaticRoute, desired []string, problem error) {
 	s := &o.Status
+	s.Gateway = gateway(&o.Spec)
 	s.ObservedGeneration, s.Desired, s.Applied, s.Failed, s.Waiting = o.Generation, int32(len(desired)), 0, 0, nil
 	wanted := sets.New(desired...)
 	heard := sets.New[string]()
@@ -161,6 +181,10 @@ func summarize(o *v1alpha1.StaticRoute, desired []string, problem error) {
 			bad = append(bad, e)
 		case e.ObservedGeneration == o.Generation:
 			heard.Insert(e.Name)
+		default:
+			continue
+		}
+		if wanted.Has(e.Name) && inKernel(e.Reason) && e.ObservedGeneration == o.Generation {
 			s.Applied++
 		}
 	}
@@ -168,7 +192,9 @@ func summarize(o *v1alpha1.StaticRoute, desired []string, problem error) {
 		for _, name := range f.Names {
 			if wanted.Has(name) && f.ObservedGeneration == o.Generation {
 				heard.Insert(name)
-				s.Applied++
+				if !o.Spec.DryRun {
+					s.Applied++
+				}
 			}
 		}
 	}

@@ -113,7 +113,7 @@ func TestSummarize(t *testing.T) {
 func TestSelector(t *testing.T) {
 	o := &v1alpha1.StaticRoute{}
 	o.Spec.NodePool = "warehouse"
-	o.Spec.NodeSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"zone": "north"}}
+	o.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"zone": "north"}}
 	selects, err := selector(o, v1alpha1.PoolMembers{Pool: "warehouse"})
 	if err != nil {
 		t.Fatal(err)
@@ -133,7 +133,7 @@ func TestSelector(t *testing.T) {
 			t.Errorf("%s: %v", text, got)
 		}
 	}
-	o.Spec.NodeSelector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "Near"}}}
+	o.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchExpressions: []v1alpha1.NodeRequirement{{Key: "a", Operator: "Near"}}}
 	if _, err := selector(o, v1alpha1.PoolMembers{Pool: "warehouse"}); err == nil || !strings.Contains(err.Error(), "nodeSelector") {
 		t.Errorf("a bad selector: %v", err)
 	}

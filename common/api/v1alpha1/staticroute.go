@@ -1,7 +1,10 @@
 package v1alpha1
 
 import (
+	"fmt"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 )
 
 // StaticRoutes is the plural name of the resource.
@@ -22,7 +25,7 @@ const (
 	RouteProhibit    RouteType = "Prohibit"    // dropped, the sender is told "administratively prohibited"
 )
 
-// DriftPolicy says what a node does when somebody else changed or removed its route.
+// DriftPolicy says what a node does when another process changed or removed its route.
 // +kubebuilder:validation:Enum=Repair;Report
 type DriftPolicy string
 
@@ -32,7 +35,7 @@ const (
 	DriftReport DriftPolicy = "Report"
 )
 
-// ConflictPolicy says what a node does when somebody else's route for the same table, subnet and metric is there already.
+// ConflictPolicy says what a node does when another process' route for the same table, subnet and metric is there already.
 // +kubebuilder:validation:Enum=Fail;Adopt
 type ConflictPolicy string
 
@@ -105,13 +108,14 @@ type StaticRouteSpec struct {
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:XValidation:rule="self.all(a, self.exists_one(b, (has(a.gateway) ? a.gateway : '') == (has(b.gateway) ? b.gateway : '') && (has(a.interface) ? a.interface : '') == (has(b.interface) ? b.interface : '')))",message="nextHops has the same gateway and interface twice: give one hop a greater weight instead"
 	NextHops []NextHop `json:"nextHops,omitempty"`
 	// Type is what the kernel does with packets for the subnet: Unicast sends them on; Blackhole drops them without a word; Unreachable and Prohibit drop them and tell
 	// the sender.
 	// +optional
 	// +kubebuilder:default=Unicast
 	Type RouteType `json:"type,omitempty"`
-	// Table is the number of the routing table. 254 is the main table. For any other the node needs rules (ip-rule(8)) that lead to it; nobody makes those for you.
+	// Table is the number of the routing table. 254 is the main table. For any other the node needs rules (ip-rule(8)) that lead to it; Skerry makes none.
 	// +optional
 	// +kubebuilder:default=254
 	// +kubebuilder:validation:Minimum=1
@@ -136,13 +140,13 @@ type StaticRouteSpec struct {
 	MTU int32 `json:"mtu,omitempty"`
 	// NodeSelector says which edge nodes get the route, by their labels. Empty or left out: all edge nodes.
 	// +optional
-	NodeSelector *metav1.LabelSelector `json:"nodeSelector,omitempty"`
+	NodeSelector *NodeSelector `json:"nodeSelector,omitempty"`
 	// NodePool narrows the nodes to those of the NodePool of this name: its nodeSelector says who they are, or, where it has none or does not exist, their label
 	// skerry.io/node-pool.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	NodePool string `json:"nodePool,omitempty"`
-	// DriftPolicy is what a node does when somebody else changes or removes the route: Repair puts it back, Report only tells.
+	// DriftPolicy is what a node does when another process changes or removes the route: Repair puts it back, Report only reports it.
 	// +optional
 	// +kubebuilder:default=Repair
 	DriftPolicy DriftPolicy `json:"driftPolicy,omitempty"`
@@ -157,6 +161,53 @@ type StaticRouteSpec struct {
 	// GatewayDetection says how a node finds the gateway where the route names none.
 	// +optional
 	GatewayDetection *GatewayDetection `json:"gatewayDetection,omitempty"`
+}
+
+// NodeSelector selects nodes by their labels, as Kubernetes' label selectors do. All of it must match; empty, it matches
+// every edge node.
+type NodeSelector struct {
+	// MatchLabels are labels that the node must have.
+	// +optional
+	MatchLabels map[string]string `json:"matchLabels,omitempty"`
+	// MatchExpressions are requirements on labels of the node.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	MatchExpressions []NodeRequirement `json:"matchExpressions,omitempty"`
+}
+
+// NodeRequirement is a requirement on one label.
+// +kubebuilder:validation:XValidation:rule="(self.operator == 'In' || self.operator == 'NotIn') == (has(self.values) && size(self.values) > 0)",messageExpression="self.operator == 'In' || self.operator == 'NotIn' ? 'operator ' + self.operator + ' needs values' : 'operator ' + self.operator + ' takes no values'"
+type NodeRequirement struct {
+	// Key is the label's key.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=317
+	Key string `json:"key"`
+	// Operator: In and NotIn compare with values, Exists and DoesNotExist take none.
+	// +kubebuilder:validation:Enum=In;NotIn;Exists;DoesNotExist
+	Operator metav1.LabelSelectorOperator `json:"operator"`
+	// Values are those that the label is compared with.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=64
+	Values []string `json:"values,omitempty"`
+}
+
+// Selector is the selector as Kubernetes' libraries have it; nil selects everything. An error says what a node that is
+// older or newer than the CRD does not understand.
+func (s *NodeSelector) Selector() (labels.Selector, error) {
+	if s == nil {
+		return labels.Everything(), nil
+	}
+	plain := &metav1.LabelSelector{MatchLabels: s.MatchLabels}
+	for _, e := range s.MatchExpressions {
+		plain.MatchExpressions = append(plain.MatchExpressions, metav1.LabelSelectorRequirement{Key: e.Key, Operator: e.Operator, Values: e.Values})
+	}
+	selector, err := metav1.LabelSelectorAsSelector(plain)
+	if err != nil {
+		return labels.Nothing(), fmt.Errorf("nodeSelector: %w", err)
+	}
+	return selector, nil
 }
 
 // ResolvedHop is one way to the subnet as it is on a node.
@@ -211,11 +262,11 @@ const (
 	RouteSourceMissing      = "SourceMissing"      // preferredSource is not an address of the node
 	RouteRefused            = "Refused"            // the kernel refuses the route for another reason
 	RouteInvalid            = "Invalid"            // the spec makes no sense to this node
-	RouteDrifted            = "Drifted"            // somebody else changed or removed the route, and driftPolicy is Report
-	RouteDegraded           = "Degraded"           // something else changes the route again and again; it is repaired ever more slowly
+	RouteDrifted            = "Drifted"            // another process changed or removed the route, and driftPolicy is Report
+	RouteDegraded           = "Degraded"           // the kernel has it, with a trouble that the message names
 	RouteRolledBack         = "RolledBack"         // with the route the node lost its cloud or its gateway, so it took it back
 	RouteRemoving           = "Removing"           // the route should go, and the kernel refuses to let it go
-	RoutePending            = "Pending"            // the node is at it
+	RoutePending            = "Pending"            // the node is about to set it
 )
 
 // StaticRouteNode is what one node says of the route.
@@ -233,7 +284,7 @@ type StaticRouteNode struct {
 	// Message says it in a sentence.
 	// +optional
 	Message string `json:"message,omitempty"`
-	// Repairs is how often the node put the route back after somebody else had changed or removed it.
+	// Repairs is how often the node put the route back after another process had changed or removed it.
 	// +optional
 	Repairs int64 `json:"repairs,omitempty"`
 	// LastChange is when the route, or the reason, last changed; by the node's clock.
@@ -258,13 +309,17 @@ type StaticRouteStatus struct {
 	// Desired is how many nodes should have the route.
 	// +optional
 	Desired int32 `json:"desired"`
-	// Applied is how many of them have it, as this generation wants it.
+	// Applied is how many of them have it in the kernel, as this generation wants it; a rehearsal is in no kernel.
 	// +optional
 	Applied int32 `json:"applied"`
-	// Failed is how many nodes say that something is wrong. What is neither applied nor failed has not been heard of yet.
+	// Failed is how many nodes say that something is wrong. What is neither applied nor failed has not reported yet.
 	// +optional
 	Failed int32 `json:"failed"`
-	// Waiting names the first nodes that should have the route and have not been heard of since it was written: they may be off line.
+	// Gateway is the next hops as the spec has them, for people: gateways, or interfaces where there are none; "detected" where
+	// each node finds its own.
+	// +optional
+	Gateway string `json:"gateway,omitempty"`
+	// Waiting names the first nodes that should have the route and have not reported since it was written: they may be offline.
 	// +optional
 	// +listType=atomic
 	Waiting []string `json:"waiting,omitempty"`
@@ -290,20 +345,19 @@ const (
 	ConditionConflict = "Conflict"
 )
 
-// StaticRoute is a route that edge nodes have in their kernel: after a reboot without the cloud, after somebody removed it by hand, and until the object is
+// StaticRoute is a route that edge nodes have in their kernel: after a reboot without the cloud, after it was removed by hand, and until the object is
 // deleted. A route that would cut a node off is refused or taken back by the node.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:scope=Cluster,shortName=sroute,categories=skerry
 // +kubebuilder:subresource:status
 // +kubebuilder:printcolumn:name="Subnet",type=string,JSONPath=`.spec.subnet`
-// +kubebuilder:printcolumn:name="Gateway",type=string,JSONPath=`.spec.gateway`
+// +kubebuilder:printcolumn:name="Gateway",type=string,JSONPath=`.status.gateway`
 // +kubebuilder:printcolumn:name="Table",type=integer,JSONPath=`.spec.table`
-// +kubebuilder:printcolumn:name="Applied",type=integer,JSONPath=`.status.applied`,description="nodes that have the route"
+// +kubebuilder:printcolumn:name="Applied",type=integer,JSONPath=`.status.applied`,description="nodes whose kernel has the route"
 // +kubebuilder:printcolumn:name="Desired",type=integer,JSONPath=`.status.desired`,description="nodes that should have the route"
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`,priority=1
-// +kubebuilder:printcolumn:name="Next Hops",type=string,JSONPath=`.spec.nextHops[*].gateway`,priority=1
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 200",message="the name must not be longer than 200 characters"
 type StaticRoute struct {

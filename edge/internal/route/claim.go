@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -70,13 +69,9 @@ func read(o *v1alpha1.StaticRoute) *claim {
 }
 
 func (c *claim) read(s *v1alpha1.StaticRouteSpec) error {
-	if s.NodeSelector != nil {
-		selector, err := metav1.LabelSelectorAsSelector(s.NodeSelector)
-		if err != nil {
-			c.selector = labels.Nothing()
-			return fmt.Errorf("nodeSelector: %w", err)
-		}
-		c.selector = selector
+	var err error
+	if c.selector, err = s.NodeSelector.Selector(); err != nil {
+		return err
 	}
 	subnet, err := parseSubnet(s.Subnet)
 	if err != nil {

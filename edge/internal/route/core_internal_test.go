@@ -47,8 +47,8 @@ func TestRead(t *testing.T) {
 		"a bad gateway":        {v1alpha1.StaticRouteSpec{Subnet: "10.1.0.0/16", Gateway: "router"}, netroute.Route{}, "", "no IP address"},
 		"a type of the future": {v1alpha1.StaticRouteSpec{Subnet: "10.1.0.0/16", Type: "Throw"}, netroute.Route{}, "", "unknown to this version"},
 		"the local table":      {v1alpha1.StaticRouteSpec{Subnet: "10.1.0.0/16", Table: 255}, netroute.Route{}, "", "not a table for static routes"},
-		"a bad selector": {v1alpha1.StaticRouteSpec{Subnet: "10.1.0.0/16", NodeSelector: &metav1.LabelSelector{
-			MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "Near"}}}}, netroute.Route{}, "", "nodeSelector"},
+		"a bad selector": {v1alpha1.StaticRouteSpec{Subnet: "10.1.0.0/16", NodeSelector: &v1alpha1.NodeSelector{
+			MatchExpressions: []v1alpha1.NodeRequirement{{Key: "a", Operator: "Near"}}}}, netroute.Route{}, "", "nodeSelector"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := read(staticRoute(c.spec))
@@ -72,7 +72,7 @@ func TestRead(t *testing.T) {
 }
 
 func TestSelects(t *testing.T) {
-	o := staticRoute(v1alpha1.StaticRouteSpec{Subnet: "10.1.0.0/16", NodePool: "p", NodeSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}}})
+	o := staticRoute(v1alpha1.StaticRouteSpec{Subnet: "10.1.0.0/16", NodePool: "p", NodeSelector: &v1alpha1.NodeSelector{MatchLabels: map[string]string{"a": "b"}}})
 	for note, unresolved := range map[string]bool{"": true, "{": true, `{"pool":"q"}`: true, `{"pool":"p"}`: false} {
 		o.Annotations = map[string]string{v1alpha1.NodePoolAnnotation: note}
 		if got := read(o).unresolved; got != unresolved {

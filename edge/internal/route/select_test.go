@@ -46,7 +46,7 @@ func TestRoutes_02_ExplicitGateway(t *testing.T) {
 func TestRoutes_04_LabelRemovedAndPutBack(t *testing.T) {
 	l := newLab(t)
 	s := spec("172.20.0.0/16", "10.0.1.1")
-	s.NodeSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"zone": "north"}}
+	s.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"zone": "north"}}
 	l.api.route(t, "office", s)
 	s = spec("172.21.0.0/16", "10.0.1.1")
 	s.NodePool = "warehouse"
@@ -97,7 +97,7 @@ func TestRoutes_06_DeletedRouteGoesBeforeItIsReported(t *testing.T) {
 func TestRoutes_09_NoNodeMatches(t *testing.T) {
 	l := newLab(t)
 	s := spec("172.20.0.0/16", "10.0.1.1")
-	s.NodeSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"zone": "nowhere"}}
+	s.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"zone": "nowhere"}}
 	l.api.route(t, "nobody", s)
 	l.api.route(t, "office", spec("172.21.0.0/16", "10.0.1.1"))
 	l.start(true)

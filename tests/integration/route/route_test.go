@@ -93,17 +93,54 @@ func TestRoutes_11_RefusedAtAdmission(t *testing.T) {
 		"an unknown type":         {m{"subnet": "192.168.1.0/24", "type": "Nat"}, "supported values"},
 		"a gateway and a probe":   {m{"subnet": "192.168.1.0/24", "gateway": "10.0.0.1", "gatewayDetection": m{}}, "gatewayDetection is for routes without a gateway"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			_, err := all.Create(t.Context(), staticRoute("admission", c.spec), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-			switch {
-			case c.want == "" && err != nil:
-				t.Errorf("refused: %v", err)
-			case c.want != "" && !apierrors.IsInvalid(err):
-				t.Errorf("got %v, want it invalid: %s", err, c.want)
-			case c.want != "" && !strings.Contains(err.Error(), c.want):
-				t.Errorf("got %v\nwant %s", err, c.want)
-			}
-		})
+		t.Run(name, func(t *testing.T) { admits(t, all, c.spec, c.want) })
+	}
+}
+
+// admits tries to create a StaticRoute; want is in the message of its refusal, "" for one that is admitted.
+func admits(t *testing.T, all dynamic.NamespaceableResourceInterface, spec m, want string) {
+	t.Helper()
+	_, err := all.Create(t.Context(), staticRoute("admission", spec), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	switch {
+	case want == "" && err != nil:
+		t.Errorf("refused: %v", err)
+	case want != "" && !apierrors.IsInvalid(err):
+		t.Errorf("got %v, want it invalid: %s", err, want)
+	case want != "" && !strings.Contains(err.Error(), want):
+		t.Errorf("got %v\nwant %s", err, want)
+	}
+}
+
+// What no node could make sense of is refused before any node sees it.
+func TestTraps_15_SelectorsAndHops(t *testing.T) {
+	all := routes(t)
+	selector := func(key, operator string, values ...any) m {
+		e := m{"key": key, "operator": operator}
+		if len(values) > 0 {
+			e["values"] = values
+		}
+		return m{"subnet": "192.168.1.0/24", "nodeSelector": m{"matchExpressions": []any{e}}}
+	}
+	nextHops := func(hops ...any) m { return m{"subnet": "192.168.1.0/24", "nextHops": hops} }
+	for name, c := range map[string]struct {
+		spec m
+		want string
+	}{
+		"In":                      {selector("zone", "In", "north", "south"), ""},
+		"NotIn":                   {selector("zone", "NotIn", "north"), ""},
+		"Exists":                  {selector("zone", "Exists"), ""},
+		"DoesNotExist":            {selector("zone", "DoesNotExist"), ""},
+		"labels":                  {m{"subnet": "192.168.1.0/24", "nodeSelector": m{"matchLabels": m{"zone": "north"}}}, ""},
+		"no selector":             {m{"subnet": "192.168.1.0/24", "nodeSelector": m{}}, ""},
+		"Near":                    {selector("zone", "Near", "north"), `Unsupported value: "Near": supported values: "In", "NotIn", "Exists", "DoesNotExist"`},
+		"In nothing":              {selector("zone", "In"), "operator In needs values"},
+		"Exists with values":      {selector("zone", "Exists", "north"), "operator Exists takes no values"},
+		"two routers":             {nextHops(m{"gateway": "10.0.0.1"}, m{"gateway": "10.0.0.2"}), ""},
+		"one router, two uplinks": {m{"subnet": "2001:db8::/64", "nextHops": []any{m{"gateway": "fe80::1", "interface": "eth0"}, m{"gateway": "fe80::1", "interface": "eth1"}}}, ""},
+		"one router twice":        {nextHops(m{"gateway": "10.0.0.1"}, m{"gateway": "10.0.0.1", "weight": int64(5)}), "the same gateway and interface twice"},
+		"one interface twice":     {nextHops(m{"interface": "eth0"}, m{"interface": "eth0"}), "the same gateway and interface twice"},
+	} {
+		t.Run(name, func(t *testing.T) { admits(t, all, c.spec, c.want) })
 	}
 }
 
