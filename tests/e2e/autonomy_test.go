@@ -16,13 +16,77 @@ import (
 // evictAfter is how long the trial's control plane lets a pod tolerate that its node is away.
 const evictAfter = 10 * time.Second
 
-// TestIsland_14: a node is cut off. The control plane evicts its pods as usual, but for those that are labelled, or in a namespace that is; and none when the
-// node is. On the device nothing is touched before the link is back.
+// autonomyLabel is a patch that sets skerry.io/autonomy to a JSON value.
+func autonomyLabel(value string) []byte {
+	return fmt.Appendf(nil, `{"metadata":{"labels":{"skerry.io/autonomy":%s}}}`, value)
+}
+
+// optOut lets Kubernetes evict from a node, as from any that is no edge node, until the test's end.
+func (s *system) optOut(node string) {
+	s.t.Helper()
+	nodes := s.client.CoreV1().Nodes()
+	_, err := nodes.Patch(s.t.Context(), node, types.MergePatchType, autonomyLabel(`"false"`), metav1.PatchOptions{})
+	s.check(err)
+	s.t.Cleanup(func() {
+		if _, err := nodes.Patch(context.Background(), node, types.MergePatchType, autonomyLabel("null"), metav1.PatchOptions{}); err != nil {
+			s.t.Error(err)
+		}
+	})
+}
+
+// waitEvicted waits until a pod is being deleted.
+func (s *system) waitEvicted(namespace, name string) {
+	s.t.Helper()
+	s.waitFor("pod "+name+" to be evicted", func(ctx context.Context) error {
+		p, err := s.client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+		if err == nil && p.DeletionTimestamp == nil {
+			err = errors.New("it is not")
+		}
+		return err
+	})
+}
+
+// kept reports a pod that is being deleted.
+func (s *system) kept(namespace, name string) error {
+	p, err := s.client.CoreV1().Pods(namespace).Get(s.t.Context(), name, metav1.GetOptions{})
+	if err == nil && p.DeletionTimestamp != nil {
+		err = fmt.Errorf("pod %s is evicted", name)
+	}
+	return err
+}
+
+// TestShip_13: nothing is labelled, and a device that is cut off for ten minutes keeps its pods: the control plane evicts none, the device restarts none. Of a
+// device that opted out pods are evicted, but for one with the label.
+func TestShip_13_AutonomyIsTheDefault(t *testing.T) {
+	s := use(t)
+	namespace := s.namespace()
+	s.apply(namespace, samplePod("unlabelled", "edge2"))
+	s.waitPods(namespace, "app=unlabelled", "edge2", 1)
+	before := s.containers("edge2")
+	s.cut("edge2")
+	s.waitReady("edge2", false)
+	s.lasts("no pod is evicted", max(minutes(t, 10), 2*evictAfter), func() error { return s.kept(namespace, "unlabelled") })
+	s.heal("edge2")
+	s.waitReady("edge2", true)
+	s.check(s.same("edge2", before))
+
+	s.optOut("edge2")
+	s.pod(namespace, "labelled", "edge2")
+	s.cut("edge2")
+	s.waitEvicted(namespace, "unlabelled")
+	s.check(s.kept(namespace, "labelled"))
+	s.heal("edge2")
+	s.waitReady("edge2", true)
+	s.waitPods(namespace, "app=labelled", "edge2", 1)
+}
+
+// TestIsland_14: a node that opted out of autonomy is cut off. The control plane evicts its pods as usual, but for those that are labelled, or in a namespace that
+// is. On the device nothing is touched before the link is back.
 func TestIsland_14_Autonomy(t *testing.T) {
 	s := use(t)
+	s.optOut("edge2")
 	plain, autonomous := s.namespace(), s.namespace()
-	const label = `{"metadata":{"labels":{"skerry.io/autonomy":%s}}}`
-	_, err := s.client.CoreV1().Namespaces().Patch(t.Context(), autonomous, types.MergePatchType, fmt.Appendf(nil, label, `"true"`), metav1.PatchOptions{})
+	_, err := s.client.CoreV1().Namespaces().Patch(t.Context(), autonomous, types.MergePatchType, autonomyLabel(`"true"`), metav1.PatchOptions{})
 	s.check(err)
 	unlabelled := func(namespace, name string) {
 		s.apply(namespace, samplePod(name, "edge2"))
@@ -50,21 +114,8 @@ func TestIsland_14_Autonomy(t *testing.T) {
 	before := s.containers("edge2")
 
 	s.cut("edge2")
-	s.waitFor("the pod without a label to be evicted", func(ctx context.Context) error {
-		p, err := s.client.CoreV1().Pods(plain).Get(ctx, "goes", metav1.GetOptions{})
-		if err == nil && p.DeletionTimestamp == nil {
-			err = errors.New("it is not")
-		}
-		return err
-	})
-	kept := func(namespace, name string) error {
-		p, err := s.client.CoreV1().Pods(namespace).Get(t.Context(), name, metav1.GetOptions{})
-		if err == nil && p.DeletionTimestamp != nil {
-			err = fmt.Errorf("pod %s is evicted", name)
-		}
-		return err
-	}
-	s.lasts("the others stay", evictAfter/2, func() error { return errors.Join(kept(plain, "stays"), kept(autonomous, "among")) })
+	s.waitEvicted(plain, "goes")
+	s.lasts("the others stay", evictAfter/2, func() error { return errors.Join(s.kept(plain, "stays"), s.kept(autonomous, "among")) })
 	s.check(s.same("edge2", before))
 	s.heal("edge2")
 	s.waitReady("edge2", true)
@@ -76,22 +127,4 @@ func TestIsland_14_Autonomy(t *testing.T) {
 		return errors.Join(err, errors.New("it is there"))
 	})
 	s.waitPods(plain, "app=stays", "edge2", 1)
-
-	// A whole node.
-	nodes := s.client.CoreV1().Nodes()
-	_, err = nodes.Patch(t.Context(), "edge2", types.MergePatchType, fmt.Appendf(nil, label, `"true"`), metav1.PatchOptions{})
-	s.check(err)
-	t.Cleanup(func() {
-		if _, err := nodes.Patch(context.Background(), "edge2", types.MergePatchType, fmt.Appendf(nil, label, "null"), metav1.PatchOptions{}); err != nil {
-			t.Error(err)
-		}
-	})
-	unlabelled(plain, "unlabelled")
-	before = s.containers("edge2")
-	s.cut("edge2")
-	s.waitReady("edge2", false)
-	s.lasts("no pod of the labelled node is evicted", evictAfter*3/2, func() error { return kept(plain, "unlabelled") })
-	s.heal("edge2")
-	s.waitReady("edge2", true)
-	s.check(s.same("edge2", before))
 }

@@ -102,8 +102,22 @@ func TestNodes(t *testing.T) {
 	}
 	kept := []corev1.Taint{taints[1], taints[3]}
 	nodes := plane.Client().CoreV1().Nodes()
-	for name, labels := range map[string]map[string]string{"autonomous": {label: "true"}, "usual": nil} {
-		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}
+	const edge = "skerry.io/edge"
+	type labels = map[string]string
+	cases := map[string]struct {
+		labels labels
+		want   []corev1.Taint
+	}{
+		"edge":             {labels{edge: ""}, kept},
+		"edge-opted-out":   {labels{edge: "", label: "false"}, taints},
+		"edge-labelled":    {labels{edge: "", label: "true"}, kept},
+		"edge-other-value": {labels{edge: "", label: "yes"}, kept},
+		"cloud":            {nil, taints},
+		"cloud-labelled":   {labels{label: "true"}, kept},
+		"cloud-opted-out":  {labels{label: "false"}, taints},
+	}
+	for name, c := range cases {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: c.labels}}
 		if _, err := nodes.Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -126,19 +140,19 @@ func TestNodes(t *testing.T) {
 		return node.Spec.Taints, nil
 	}
 	cluster.Eventually(t, "the policy", func(ctx context.Context) error {
-		got, err := taint(ctx, "autonomous")
+		got, err := taint(ctx, "edge-labelled")
 		if err == nil && len(got) == len(taints) {
 			err = errors.New("not in force yet")
 		}
 		return err
 	})
-	for name, want := range map[string][]corev1.Taint{"autonomous": kept, "usual": taints} {
+	for name, c := range cases {
 		cluster.Eventually(t, "an update without a conflict", func(ctx context.Context) error {
 			got, err := taint(ctx, name)
 			if err != nil {
 				return err
 			}
-			if diff := cmp.Diff(want, got); diff != "" {
+			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("taints of node %s (-want +got):\n%s", name, diff)
 			}
 			return nil
