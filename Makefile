@@ -20,20 +20,26 @@ edgecore_pkg := ./edge/cmd/edgecore
 cloudcore_pkg := ./cloud/cmd/cloudcore
 kubeplane_pkg := ./tests/cmd/kubeplane
 trial_pkg := ./tests/cmd/trial
-# Built only when something asks for it: upstream's kubelet, which edgecore is measured against, and many nodes without one.
-EXTRA_BINARIES := plainkubelet hollow
+# Built only when something asks for it: upstream's kubelet, which edgecore is measured against, many nodes without one, and edgecore without one.
+EXTRA_BINARIES := plainkubelet hollow hollowedge
 plainkubelet_pkg := ./tests/cmd/plainkubelet
 hollow_pkg := ./tests/cmd/hollow
+hollowedge_pkg := ./tests/cmd/hollowedge
 
 # What the targets below may be given.
 TRIAL_FLAGS ?=# for up: --edges 3, --link quic, ...
 TESTFLAGS ?=#   for test, test-short and race: -run NAME, -count 1, ...
 PACKAGES ?= ./...
-export TESTFLAGS PACKAGES
+SHARDS ?= 2
+export TESTFLAGS PACKAGES SHARDS
 FUZZTIME ?= 30s
 BENCHTIME ?= 1s
 ROWS ?= .*
 ROUNDS ?= 5
+MINUTES ?= 60
+SEED ?= 0
+FAULTS ?=#      for campaign: all where there are none
+EDGES ?= 20
 
 .PHONY: help
 help: ## this list
@@ -68,7 +74,7 @@ package: build-edgecore build-cloudcore ## Debian packages of edgecore and cloud
 	@build/package.sh cloudcore $(VERSION)
 
 .PHONY: test
-test: deps build ## every test, as root: vet, unit, cluster, integration, netns, e2e
+test: deps build ## every test, as root: vet, unit, cluster, integration, netns, campaign, e2e; SHARDS=2 trials side by side
 	@build/test.sh all
 
 .PHONY: test-short
@@ -94,6 +100,10 @@ verify: ## generated code is up to date, gofmt, go.mod is tidy, the architecture
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME (30s) each
 	@build/each.sh Fuzz go test -vet off -run '^$$' -fuzztime $(FUZZTIME) -fuzz
+
+.PHONY: campaign
+campaign: ## a whole system under faults for MINUTES (60), judged by what its clients saw; SEED=7 repeats one, FAULTS=cut,lag for some, EDGES=20
+	go test ./tests/campaign -run 'TestCampaign$$' -v -count 1 -timeout 24h -ldflags "$(TEST_LDFLAGS)" -minutes $(MINUTES) -seed $(SEED) -faults '$(FAULTS)' -edges $(EDGES)
 
 .PHONY: bench
 bench: ## every figure beside its floor, into docs/benchmarks.md; takes over an hour, as root; ROWS='Cut|Idle' for some, ROUNDS=5

@@ -1,12 +1,16 @@
 #!/usr/bin/env bash
 # test.sh short|all: runs the tests phase by phase, goes on after a phase that failed, and ends with one line for everything.
 # make calls it with CGO_ENABLED and TEST_LDFLAGS set; TESTFLAGS is passed on to go test, PACKAGES (./...) says which packages.
+# The tests with whole trials mostly wait: they run in SHARDS (2) parts, each with a trial of its own, beside each other and beside
+# all others. A phase that runs beside others is printed whole when it ends.
 set -uo pipefail
 what=${1:?short or all}
+shards=${SHARDS:-2}
 out=build/out
 mkdir -p "$out" bin
-counts=$out/test-counts.jsonl
-rm -f "$counts"
+counts=$out/test-counts.jsonl again=$out/test-again
+rm -rf "$counts" "$again"
+mkdir -p "$again"
 failed=0
 
 go build -buildvcs=false -o bin/testsum ./build/testsum || exit 1
@@ -22,53 +26,96 @@ run() {
 	[ "${PIPESTATUS[*]}" = "0 0" ]
 }
 
-# phase NAME PARALLEL PACKAGE...: runs the packages, and those that failed once more, alone: the tests run real kernels, kubelets and elections, and a machine
-# that was busy with something else for a while is no fault of theirs. What failed is printed either way; what fails twice has failed.
+# phase NAME PARALLEL PACKAGE...: runs the packages, and puts those that failed on the list for retry.
 phase() {
-	local name=$1 parallel=$2 again=$out/test-again
+	local name=$1 parallel=$2 file=$again/${1//[ \/]/-}
 	shift 2
 	if [ $# -eq 0 ]; then
 		return
 	fi
 	echo "== $name: $# packages"
-	rm -f "$again"
-	if run "$name" "$parallel" "-again $again" "$@"; then
+	rm -f "$file"
+	if run "$name" "$parallel" "-again $file" "$@"; then
+		rm -f "$file"
 		return
 	fi
-	local packages=()
-	[ -f "$again" ] && mapfile -t packages <"$again"
-	if [ "${#packages[@]}" -eq 0 ]; then
-		failed=1
-		return
-	fi
-	for package in "${packages[@]}"; do
-		echo "== $name: FAILED, once more, alone: $package"
-		run "$name, second try" 1 "" "$package" || failed=1
+	# Nothing to be tried again: too much has failed, or the phase did not get as far.
+	[ -s "$file" ] || touch "$again/failed"
+}
+
+# apart NAME COMMAND...: runs a command beside others and prints what it said at its end, whole.
+apart() {
+	local name=$1 log
+	shift
+	log=$out/test-${name//[ \/]/-}.log
+	echo "== $name: begins, beside the others; so far: $log"
+	"$@" >"$log" 2>&1
+	flock "$again" cat "$log"
+}
+
+# retry: runs what failed once more, one package after the other and nothing beside it: the tests run real kernels, kubelets and elections, and a machine that was
+# busy with something else for a while is no fault of theirs. What failed was printed; what fails twice has failed.
+retry() {
+	local file package
+	for file in "$again"/*; do
+		[ "$(basename "$file")" != failed ] && [ -f "$file" ] || continue
+		while read -r package; do
+			echo "== FAILED, once more, alone: $package ($(basename "$file"))"
+			export SKERRY_E2E_SHARD=
+			case $(basename "$file") in e2e-*-of-*) SKERRY_E2E_SHARD=$(basename "$file" | sed 's/e2e-//; s/-of-/\//') ;; esac
+			run "$(basename "$file"), second try" 1 "" "$package" || failed=1
+		done <"$file"
 	done
+	[ ! -e "$again/failed" ] || failed=1
 }
 
 module=$(go list -m) || exit 1
 # shellcheck disable=SC2086
 all=$(go list ${PACKAGES:-./...}) || exit 1
-needs_root="^$module/tests/(cluster|integration|netns|uml|e2e|bench)(/|$)"
+needs_root="^$module/tests/((cluster|integration|netns|uml|e2e|bench)(/|$)|campaign$)"
 # Beside the code, but with a control plane, keepalived or the kernel: one at a time, so that they don't take the time from each other.
 real="^$module/(edge/internal/(vip|route|drain|kernel/.*)|cloud/internal/(publish|relay|join|route|vip|aggregate))$"
 
-mapfile -t packages < <(grep -vE "$needs_root" <<<"$all" | grep -vE "$real")
-phase unit 2 "${packages[@]}"
+# inner: everything but the tests with whole trials.
+inner() {
+	local packages dir
+	mapfile -t packages < <(grep -vE "$needs_root" <<<"$all" | grep -vE "$real")
+	phase unit 2 "${packages[@]}"
+	[ "$what" = all ] || return
+	mapfile -t packages < <(grep -E "$real" <<<"$all")
+	phase real 1 "${packages[@]}"
+	for dir in cluster integration netns uml; do
+		mapfile -t packages < <(grep -E "^$module/tests/$dir(/|$)" <<<"$all")
+		phase "$dir" 1 "${packages[@]}"
+	done
+	mapfile -t packages < <(grep -E "^$module/tests/campaign$" <<<"$all")
+	phase campaign 1 "${packages[@]}"
+}
 
+# shard N PACKAGE...: a part of the tests with whole trials.
+shard() {
+	export SKERRY_E2E_SHARD=$1/$shards
+	phase "e2e $1 of $shards" 1 "${@:2}"
+}
+
+e2e=()
 if [ "$what" = all ]; then
 	if [ "$(id -u)" -ne 0 ]; then
 		echo "test: the tests with namespaces, containers and real kernels need root; 'make test-short' does without" >&2
 		exit 1
 	fi
-	mapfile -t packages < <(grep -E "$real" <<<"$all")
-	phase real 1 "${packages[@]}"
-	for dir in cluster integration netns uml e2e; do
-		mapfile -t packages < <(grep -E "^$module/tests/$dir(/|$)" <<<"$all")
-		phase "$dir" 1 "${packages[@]}"
-	done
+	mapfile -t e2e < <(grep -E "^$module/tests/e2e(/|$)" <<<"$all")
 fi
+if [ ${#e2e[@]} -eq 0 ]; then
+	inner
+else
+	for ((n = 1; n <= shards; n++)); do
+		apart "e2e $n of $shards" shard "$n" "${e2e[@]}" &
+	done
+	apart "all others" inner &
+	wait
+fi
+retry
 
 bin/testsum -total -counts "$counts" || failed=1
 exit "$failed"

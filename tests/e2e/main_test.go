@@ -12,6 +12,8 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -59,7 +61,64 @@ func options() trial.Options {
 	return o
 }
 
-func trialDir(root string) string { return filepath.Join(root, ".trial-e2e") }
+// part is which of how many parts of the tests this process runs; each has a trial of its own, so that several run side by side. All of them is part 1 of 1.
+func part() (n, of int, err error) {
+	text := os.Getenv("SKERRY_E2E_SHARD")
+	if text == "" {
+		return 1, 1, nil
+	}
+	if _, err := fmt.Sscanf(text, "%d/%d", &n, &of); err != nil || n < 1 || n > of {
+		return 0, 0, fmt.Errorf("SKERRY_E2E_SHARD is %q, which is not like 1/2", text)
+	}
+	return n, of, nil
+}
+
+func trialDir(root string, n, of int) string {
+	name := ".trial-e2e"
+	if of > 1 {
+		name += "-" + strconv.Itoa(n)
+	}
+	return filepath.Join(root, name)
+}
+
+// choose narrows the arguments of a test binary to one part of the tests that they name, every of-th test from the n-th on: neighbours, which often take a similar
+// time, are in different parts. It returns nil where the part is empty.
+func choose(ctx context.Context, args []string, n, of int) ([]string, error) {
+	if of == 1 {
+		return args, nil
+	}
+	const flag = "-test.run="
+	pattern := "."
+	var others []string
+	for _, a := range args {
+		if p, ok := strings.CutPrefix(a, flag); ok {
+			pattern = p
+		} else {
+			others = append(others, a)
+		}
+	}
+	top, below, _ := strings.Cut(pattern, "/")
+	list := exec.CommandContext(ctx, os.Args[0], "-test.list="+top)
+	list.Env = append(os.Environ(), inner+"=none")
+	out, err := list.Output()
+	if err != nil {
+		return nil, fmt.Errorf("listing the tests: %w", err)
+	}
+	var ours []string
+	for i, name := range strings.Fields(string(out)) {
+		if i%of == n-1 {
+			ours = append(ours, name)
+		}
+	}
+	if len(ours) == 0 {
+		return nil, nil
+	}
+	run := flag + "^(" + strings.Join(ours, "|") + ")$"
+	if below != "" {
+		run += "/" + below
+	}
+	return append(others, run), nil
+}
 
 func outer() (code int, err error) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT, syscall.SIGQUIT)
@@ -68,10 +127,19 @@ func outer() (code int, err error) {
 	if err != nil {
 		return 1, err
 	}
+	n, of, err := part()
+	if err != nil {
+		return 1, err
+	}
+	args, err := choose(ctx, os.Args[1:], n, of)
+	if err != nil || args == nil {
+		return 0, err
+	}
+	dir := trialDir(root, n, of)
 	if _, err := binary.Build(ctx, root, "kubeplane", "cloudcore", "edgecore", "trial"); err != nil {
 		return 1, err
 	}
-	t, err := trial.Open(root, trialDir(root), os.Stderr)
+	t, err := trial.Open(root, dir, os.Stderr)
 	if err != nil && t == nil {
 		return 1, err
 	}
@@ -89,26 +157,26 @@ func outer() (code int, err error) {
 	if err := t.Up(upCtx, options()); err != nil {
 		return 1, err
 	}
-	tests := exec.CommandContext(ctx, os.Args[0], os.Args[1:]...)
-	tests.Env = append(os.Environ(), inner+"="+trialDir(root))
+	tests := exec.CommandContext(ctx, os.Args[0], args...)
+	tests.Env = append(os.Environ(), inner+"="+dir)
 	tests.Stdin, tests.Stdout, tests.Stderr = nil, os.Stdout, os.Stderr
 	tests.Cancel = func() error { return tests.Process.Signal(syscall.SIGQUIT) } // shows what hangs
 	tests.WaitDelay = 10 * time.Second
 	err = tests.Run()
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
-		keepLogs(root)
+		keepLogs(root, dir)
 		return max(exit.ExitCode(), 1), nil
 	}
 	return 0, err
 }
 
 // keepLogs saves the programs' logs of a failed run where `make clean` finds them.
-func keepLogs(root string) {
-	logs, err := filepath.Glob(filepath.Join(trialDir(root), "hosts", "*", "log", "*.log"))
+func keepLogs(root, dir string) {
+	logs, err := filepath.Glob(filepath.Join(dir, "hosts", "*", "log", "*.log"))
 	if err != nil {
 		return
 	}
-	out := filepath.Join(root, "build", "out", "e2e")
+	out := filepath.Join(root, "build", "out", "e2e"+strings.TrimPrefix(filepath.Base(dir), ".trial-e2e"))
 	if err := os.MkdirAll(out, 0o755); err != nil {
 		fmt.Fprintln(os.Stderr, "e2e: keeping the logs:", err)
 		return
