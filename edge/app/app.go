@@ -259,6 +259,12 @@ func (a *App) newEdged() (*edged.Module, error) {
 	})
 }
 
+// KubeletTransport answers requests to host as those of this device's kubelet, for programs that stand
+// for one. edgecore itself does not use it.
+func (a *App) KubeletTransport() (transport http.RoundTripper, host string) {
+	return a.api.RoundTripper(api.Identity{Kubelet: true}), api.Host
+}
+
 // servers are the hosts of cloudcore: configured, or the one that the device joined.
 func (a *App) servers() []string {
 	if all := a.config.Modules.EdgeHub.Servers; len(all) > 0 {

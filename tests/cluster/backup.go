@@ -59,4 +59,7 @@ func PutEtcd(dir string, b Backup) error {
 	return os.Chmod(etcdDir(dir), 0o700)
 }
 
+// RemoveBackup removes a copy.
+func RemoveBackup(b Backup) error { return os.RemoveAll(b.dir) }
+
 func etcdDir(dir string) string { return filepath.Join(dir, "etcd") }

@@ -1,0 +1,141 @@
+package campaign
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/skerry-io/skerry/tests/campaign/history"
+	"github.com/skerry-io/skerry/tests/campaign/line"
+	"github.com/skerry-io/skerry/tests/cluster"
+	"github.com/skerry-io/skerry/tests/cluster/faultproxy"
+)
+
+// breakThings plays a schedule. Everything is whole again when it returns.
+func (s *system) breakThings(ctx context.Context, steps []Step) error {
+	began := time.Now()
+	var all sync.WaitGroup
+	errs := make(chan error, len(steps))
+	for _, step := range steps {
+		pause(ctx, time.Until(began.Add(step.At)))
+		if ctx.Err() != nil {
+			break
+		}
+		fmt.Fprintf(s.options.Out, "%6.1fs %v\n", time.Since(began).Seconds(), step)
+		all.Go(func() {
+			r := history.Record{Kind: history.Fault, Who: fmt.Sprintf("%s %d", step.Fault, step.Target+1), At: s.recorder.Now()}
+			if err := s.break1(ctx, step); err != nil {
+				errs <- fmt.Errorf("%v: %w", step, err)
+			}
+			r.End = s.recorder.Now()
+			s.recorder.Add(r)
+		})
+	}
+	pause(ctx, time.Until(began.Add(s.options.Length)))
+	all.Wait()
+	close(errs)
+	var failed []error
+	for err := range errs {
+		failed = append(failed, err)
+	}
+	return errors.Join(append(failed, context.Cause(ctx))...)
+}
+
+// break1 breaks something and mends it.
+func (s *system) break1(ctx context.Context, step Step) error {
+	switch step.Fault {
+	case KillCloud:
+		return restart(ctx, &s.clouds[step.Target].daemon, step.For)
+	case KillEdge:
+		return restart(ctx, &s.edges[step.Target].daemon, step.For)
+	case PauseCloud:
+		return stand(ctx, &s.clouds[step.Target].daemon, step.For)
+	case PauseEdge:
+		return stand(ctx, &s.edges[step.Target].daemon, step.For)
+	case Cut, Silent, Thin:
+		state := map[Fault]line.State{Cut: {Cut: true}, Silent: {Silent: true}, Thin: {Rate: 4 << 10}}[step.Fault]
+		l := s.edges[step.Target].line
+		l.Set(state)
+		pause(ctx, step.For)
+		l.Set(line.State{})
+	case Refuse, Isolate:
+		p := s.clouds[step.Target].proxy
+		p.Set(decide(step))
+		pause(ctx, step.For)
+		p.Set(nil)
+	case Lag:
+		p := s.clouds[step.Target].proxy
+		p.SetLag(func(*http.Request) faultproxy.Lag { return faultproxy.Lag{By: step.For} })
+		pause(ctx, step.For*3/2)
+		p.SetLag(nil)
+	case KillPlane:
+		s.planeMu.Lock()
+		defer s.planeMu.Unlock()
+		if err := s.plane.Kill(ctx); err != nil {
+			return err
+		}
+		pause(ctx, step.For)
+		return s.plane.Start(ctx)
+	case OlderCopy:
+		return s.goBack(ctx, step.For)
+	}
+	return nil
+}
+
+func restart(ctx context.Context, d *daemon, after time.Duration) error {
+	if err := d.kill(ctx); err != nil {
+		return err
+	}
+	pause(ctx, after)
+	return d.start(ctx)
+}
+
+func stand(ctx context.Context, d *daemon, length time.Duration) error {
+	child := d.running()
+	if err := child.Signal(syscall.SIGSTOP); err != nil {
+		return err
+	}
+	pause(ctx, length)
+	return child.Signal(syscall.SIGCONT)
+}
+
+// decide is what a proxy does to requests while a step lasts.
+func decide(step Step) func(*http.Request) faultproxy.Fault {
+	if step.Fault == Isolate {
+		return func(*http.Request) faultproxy.Fault { return faultproxy.Fault{Hang: true} }
+	}
+	kinds := []faultproxy.Fault{{Code: http.StatusTooManyRequests, RetryAfter: 1}, {Code: http.StatusInternalServerError}, {Code: http.StatusConflict}, {Hang: true}, {Lose: true}}
+	return func(r *http.Request) faultproxy.Fault {
+		kind := kinds[rand.IntN(len(kinds))]
+		switch {
+		case rand.IntN(3) > 0:
+			return faultproxy.Fault{}
+		case r.Method == http.MethodGet && (kind.Code == http.StatusConflict || kind.Lose):
+			return faultproxy.Fault{} // no server answers so
+		}
+		return kind
+	}
+}
+
+// goBack makes a copy of etcd's data, lets some time pass, and puts the copy back.
+func (s *system) goBack(ctx context.Context, after time.Duration) error {
+	s.planeMu.Lock()
+	defer s.planeMu.Unlock()
+	r := history.Record{Kind: history.Restore, Who: history.Cloud, At: s.recorder.Now()}
+	b, err := s.plane.Backup(ctx)
+	if err != nil {
+		return err
+	}
+	pause(ctx, after)
+	if err := s.plane.Restore(ctx, b); err != nil {
+		return err
+	}
+	r.End = s.recorder.Now()
+	s.recorder.Add(r)
+	return cluster.RemoveBackup(b)
+}

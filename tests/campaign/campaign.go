@@ -1,0 +1,110 @@
+// Package campaign runs a whole system under faults, lets clients work on both of its sides, and
+// records what they did and saw: a real control plane, cloudcores behind one address, and edges that
+// are edgecore without a kubelet, each a process on loopback. Package history judges the records.
+//
+// It owns the processes and one directory, and ends the processes with its own. A seed gives the same
+// schedule and the same clients again, though not the same moments: the system under test has a clock
+// of its own. Run is called once for each campaign; several may run side by side.
+package campaign
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/skerry-io/skerry/tests/campaign/history"
+)
+
+// Result is what came of a campaign.
+type Result struct {
+	History    history.History
+	Violations []history.Violation
+	// Settled is how long it took after the last fault until everybody had the same; 0 if they never did.
+	Settled time.Duration
+}
+
+// Run runs a campaign. Its error is that of the campaign itself: what the system did wrong is in the
+// result.
+func Run(ctx context.Context, o Options) (Result, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s, err := start(ctx, o)
+	if s != nil {
+		defer s.stop()
+	}
+	if err != nil {
+		return Result{}, err
+	}
+	work, quiet := context.WithCancel(ctx)
+	defer quiet()
+	var clients, viewers sync.WaitGroup
+	viewers.Go(func() { s.watchCloud(ctx) })
+	for _, e := range s.edges {
+		k := s.newKubelet(e)
+		viewers.Go(func() { k.run(ctx, work) })
+	}
+	if err := s.awaitEdges(ctx); err != nil {
+		cancel()
+		viewers.Wait()
+		return Result{}, err
+	}
+	for _, e := range s.edges {
+		for n := range o.Pods {
+			slot := newSlot(s, e.name, n)
+			clients.Go(func() { slot.run(work) })
+		}
+	}
+	err = s.breakThings(ctx, Plan(o))
+	quiet()
+	clients.Wait()
+	var result Result
+	if err == nil {
+		result, err = s.settle(ctx)
+	}
+	cancel()
+	viewers.Wait()
+	if err != nil {
+		return Result{}, err
+	}
+	return result, s.keep(result)
+}
+
+// keep writes the history and what was found into the campaign's directory.
+func (s *system) keep(r Result) error {
+	f, err := os.Create(filepath.Join(s.options.Dir, "history.jsonl"))
+	if err != nil {
+		return fmt.Errorf("keeping the history: %w", err)
+	}
+	defer f.Close()
+	if err := r.History.Write(f); err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+// settle waits until everybody has the same, at most for the bound, and judges.
+func (s *system) settle(ctx context.Context) (Result, error) {
+	began := time.Now()
+	for {
+		finals, err := s.finals(ctx)
+		if err == nil {
+			h := append(s.recorder.History(), finals...)
+			if len(h.Unsettled()) == 0 {
+				return Result{History: h, Violations: h.Check(), Settled: time.Since(began)}, nil
+			}
+			if time.Since(began) > s.options.Bound {
+				return Result{History: h, Violations: h.Check()}, nil
+			}
+		} else if time.Since(began) > s.options.Bound {
+			return Result{}, fmt.Errorf("reading what everybody has at the end: %w", err)
+		}
+		select {
+		case <-time.After(500 * time.Millisecond):
+		case <-ctx.Done():
+			return Result{}, context.Cause(ctx)
+		}
+	}
+}

@@ -1,0 +1,108 @@
+package campaign_test
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/skerry-io/skerry/tests/campaign"
+	"github.com/skerry-io/skerry/tests/cluster/binary"
+)
+
+var (
+	minutes = flag.Int("minutes", 0, "TestCampaign: how many minutes of schedule; 0 skips it")
+	seed    = flag.Uint64("seed", 0, "TestCampaign: the seed; 0 draws one")
+	faults  = flag.String("faults", "", "TestCampaign: faults with commas between them; all where there are none")
+	edges   = flag.Int("edges", 20, "TestCampaign: how many edges")
+)
+
+// play runs a campaign and reports what it found.
+func play(t *testing.T, o campaign.Options) {
+	t.Helper()
+	root, err := binary.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Sockets have short names, hence not t.TempDir.
+	if o.Dir, err = os.MkdirTemp("", "campaign-"); err != nil {
+		t.Fatal(err)
+	}
+	o.Out = t.Output()
+	t.Logf("seed %d: go test ./tests/campaign -run TestCampaign -minutes 1 -seed %d", o.Seed, o.Seed)
+	result, err := campaign.Run(t.Context(), o)
+	if err != nil {
+		t.Errorf("seed %d: %v", o.Seed, err)
+	}
+	for i, v := range result.Violations {
+		if i == 20 {
+			t.Errorf("seed %d: and %d more", o.Seed, len(result.Violations)-i)
+			break
+		}
+		t.Errorf("seed %d: %v", o.Seed, v)
+	}
+	kinds := map[string]int{}
+	for _, r := range result.History {
+		kinds[string(r.Kind)]++
+	}
+	t.Logf("%v", kinds)
+	t.Logf("%d records; in step %v after the last fault", len(result.History), result.Settled.Round(time.Millisecond))
+	if !t.Failed() {
+		if err := os.RemoveAll(o.Dir); err != nil {
+			t.Error(err)
+		}
+		return
+	}
+	kept := filepath.Join(root, "build", "out", fmt.Sprintf("campaign-%d", o.Seed))
+	_ = os.RemoveAll(kept)
+	if err := os.CopyFS(kept, os.DirFS(o.Dir)); err != nil {
+		t.Logf("its records and logs stay in %s: %v", o.Dir, err)
+		return
+	}
+	_ = os.RemoveAll(o.Dir)
+	t.Logf("its records and logs are in %s", kept)
+}
+
+func TestCampaign(t *testing.T) {
+	if *minutes == 0 {
+		t.Skip("make campaign MINUTES=60 runs it")
+	}
+	if *seed == 0 {
+		*seed = uint64(time.Now().UnixNano()) % 1_000_000
+	}
+	o := campaign.Long(*seed, *minutes)
+	o.Edges = *edges
+	var err error
+	if o.Faults, err = campaign.ParseFaults(*faults); err != nil {
+		t.Fatal(err)
+	}
+	play(t, o)
+}
+
+func TestPlan(t *testing.T) {
+	o := campaign.Long(7, 10)
+	steps := campaign.Plan(o)
+	if diff := cmp.Diff(steps, campaign.Plan(o)); diff != "" {
+		t.Errorf("a seed gives two schedules (-first +second):\n%s", diff)
+	}
+	seen := map[campaign.Fault]bool{}
+	for _, s := range steps {
+		seen[s.Fault] = true
+		if s.For <= 0 || s.At < 0 || s.At+s.For > o.Length || s.Target < 0 || s.Target >= o.Edges {
+			t.Errorf("%v is beyond the campaign", s)
+		}
+	}
+	for _, f := range campaign.AllFaults() {
+		if !seen[f] {
+			t.Errorf("ten minutes have no %s", f)
+		}
+	}
+	o.Seed++
+	if cmp.Equal(steps, campaign.Plan(o)) {
+		t.Error("another seed gives the same schedule")
+	}
+}

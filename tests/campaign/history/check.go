@@ -1,0 +1,322 @@
+package history
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+)
+
+// Check lists everything in which the history breaks a rule. It may be called for a part of a campaign
+// as long as that has its Final records.
+func (h History) Check() (found []Violation) {
+	c := newChecker(h)
+	for _, check := range []func() []Violation{c.newest, c.wanted, c.dead, c.kept, c.exact, c.order} {
+		found = append(found, check()...)
+	}
+	found = append(found, register(h)...)
+	for i := range found {
+		found[i].Faults = h.around(found[i].Records)
+	}
+	return found
+}
+
+// Unsettled lists what is not the same everywhere by the Final records.
+func (h History) Unsettled() []Violation {
+	c := newChecker(h)
+	return append(c.kept(), c.exact()...)
+}
+
+// reach is how long before a violation a fault may have begun its work.
+const reach = 20 * time.Second
+
+func (h History) around(records []Record) (faults []Record) {
+	if len(records) == 0 {
+		return nil
+	}
+	first, last := records[0].At, records[len(records)-1].At
+	for _, f := range append(h.each(Fault), h.each(Restore)...) {
+		if f.At <= last && f.End >= max(first, last-reach)-reach {
+			faults = append(faults, f)
+		}
+	}
+	return faults
+}
+
+type checker struct {
+	history  History
+	restores []Record
+	puts     map[object][]Record // in order
+	removes  map[object][]Record
+	finals   map[string]map[object]Record // by viewer
+}
+
+func newChecker(h History) *checker {
+	c := &checker{history: h, restores: h.each(Restore)}
+	c.puts, c.removes, c.finals = map[object][]Record{}, map[object][]Record{}, map[string]map[object]Record{}
+	for _, r := range c.history {
+		switch r.Kind {
+		case Put:
+			c.puts[r.object()] = append(c.puts[r.object()], r)
+		case Remove:
+			c.removes[r.object()] = append(c.removes[r.object()], r)
+		case Final:
+			if c.finals[r.Who] == nil {
+				c.finals[r.Who] = map[object]Record{}
+			}
+			c.finals[r.Who][r.object()] = r
+		}
+	}
+	return c
+}
+
+// lost finds a restore that may have undone what happened in the cloud from at to end.
+func (c *checker) lost(at, end time.Duration) (Record, bool) {
+	for _, r := range c.restores {
+		if end >= r.At && at <= r.End {
+			return r, true
+		}
+	}
+	return Record{}, false
+}
+
+// put finds the write of a value.
+func (c *checker) put(o object, value int64) (Record, bool) {
+	for _, p := range c.puts[o] {
+		if p.Value == value {
+			return p, true
+		}
+	}
+	return Record{}, false
+}
+
+// newest looks for older values after newer ones. A restored cluster is the only one that may show
+// them, and only what it had lost may be followed by something older.
+func (c *checker) newest() (found []Violation) {
+	type view struct {
+		who string
+		object
+	}
+	last := map[view]Record{}
+	for _, r := range c.history {
+		if r.Kind != Seen && r.Kind != Going {
+			continue
+		}
+		v := view{r.Who, r.object()}
+		before, again := last[v]
+		last[v] = r
+		if !again || r.Value >= before.Value {
+			continue
+		}
+		if c.undone(before, r) {
+			continue
+		}
+		found = append(found, Violation{Rule: Newest, Records: []Record{before, r},
+			Text: fmt.Sprintf("%s saw value %d of %s %s after %d", r.Who, r.Value, r.Resource, r.Name, before.Value)})
+	}
+	return found
+}
+
+// undone reports whether a restore explains that an older value was seen after a newer one.
+func (c *checker) undone(newer, older Record) bool {
+	if newer.Who == Cloud {
+		// kube-apiserver itself was asked: it went back in between, or it did not.
+		return slices.ContainsFunc(c.restores, func(r Record) bool { return r.End >= newer.At && r.At <= older.At })
+	}
+	p, ok := c.put(newer.object(), newer.Value)
+	if !ok {
+		return len(c.restores) > 0 // a write without an answer
+	}
+	end := max(p.At, p.End)
+	if p.Who != Cloud {
+		end = newer.At // it may have come to the cloud at any time since
+	}
+	_, lost := c.lost(p.At, end)
+	return lost
+}
+
+// wanted looks for pods that a node ended, or was told to end, without a request of the cloud's clients.
+func (c *checker) wanted() (found []Violation) {
+	said := map[object]bool{}
+	for _, r := range c.history {
+		if r.Resource != pods || r.Who == Cloud || r.Kind != Going && r.Kind != Gone || said[r.object()] {
+			continue
+		}
+		if slices.ContainsFunc(c.removes[r.object()], func(x Record) bool { return x.At <= r.At }) {
+			continue
+		}
+		if made := c.puts[r.object()]; len(made) > 0 {
+			if _, lost := c.lost(made[0].At, max(made[0].At, made[0].End)); lost {
+				continue
+			}
+		}
+		said[r.object()] = true
+		found = append(found, Violation{Rule: Wanted, Records: append(slices.Clone(first(c.puts[r.object()])), r),
+			Text: fmt.Sprintf("%s lost pod %s, which nobody had deleted", r.Who, r.Name)})
+	}
+	return found
+}
+
+func first(all []Record) []Record { return all[:min(1, len(all))] }
+
+// dead looks for objects that are there again after they were gone. A restore may bring them back.
+func (c *checker) dead() (found []Violation) {
+	type view struct {
+		who string
+		object
+	}
+	gone := map[view]Record{}
+	for _, r := range c.history {
+		v := view{r.Who, r.object()}
+		switch r.Kind {
+		case Gone:
+			gone[v] = r
+		case Seen, Final:
+			g, was := gone[v]
+			if !was || slices.ContainsFunc(c.restores, func(x Record) bool { return x.At <= r.At && x.End >= c.removed(g) }) {
+				continue
+			}
+			delete(gone, v)
+			found = append(found, Violation{Rule: Dead, Records: []Record{g, r},
+				Text: fmt.Sprintf("%s has %s %s again, which was gone", r.Who, r.Resource, r.Name)})
+		}
+	}
+	return found
+}
+
+// removed is when the deletion of what is gone was asked for, else when it was seen to be gone.
+func (c *checker) removed(gone Record) time.Duration {
+	if asked := c.removes[gone.object()]; len(asked) > 0 {
+		return min(asked[0].At, gone.At)
+	}
+	return gone.At
+}
+
+// kept compares what everybody has at the end: the nodes with the cloud, the cloud with what nodes have
+// been acknowledged.
+func (c *checker) kept() (found []Violation) {
+	cloud := c.finals[Cloud]
+	for _, who := range slices.Sorted(maps.Keys(c.finals)) {
+		if who == Cloud {
+			continue
+		}
+		has := c.finals[who]
+		for _, o := range ordered(cloud) {
+			r := cloud[o]
+			if r.Node != who {
+				continue
+			}
+			switch mine, ok := has[o]; {
+			case !ok:
+				found = append(found, Violation{Rule: Kept, Records: append(c.lastPut(o), r),
+					Text: fmt.Sprintf("%s lacks %s %s", who, o.resource, o.name)})
+			case mine.Value != r.Value:
+				found = append(found, Violation{Rule: Kept, Records: append(c.lastPut(o), r, mine),
+					Text: fmt.Sprintf("%s has value %d of %s %s, the cloud has %d", who, mine.Value, o.resource, o.name, r.Value)})
+			}
+		}
+		for _, o := range ordered(has) {
+			if _, ok := cloud[o]; !ok {
+				found = append(found, Violation{Rule: Dead, Records: append(slices.Clone(first(c.removes[o])), has[o]),
+					Text: fmt.Sprintf("%s still has %s %s, which the cloud has not", who, o.resource, o.name)})
+			}
+		}
+	}
+	for _, o := range ordered(cloud) {
+		if o.resource != pods {
+			continue
+		}
+		if p, ok := lastAcknowledged(c.puts[o]); ok && p.Who != Cloud && cloud[o].Value < p.Value {
+			found = append(found, Violation{Rule: Kept, Records: []Record{p, cloud[o]},
+				Text: fmt.Sprintf("the status %d of %s was acknowledged to %s, the cloud has %d", p.Value, o.name, p.Who, cloud[o].Value)})
+		}
+	}
+	return found
+}
+
+func (c *checker) lastPut(o object) []Record {
+	all := c.puts[o]
+	return slices.Clone(all[max(0, len(all)-1):])
+}
+
+func lastAcknowledged(puts []Record) (last Record, ok bool) {
+	for _, p := range puts {
+		if !p.Unknown {
+			last, ok = p, true
+		}
+	}
+	return last, ok
+}
+
+// exact compares the counts of events in the cloud with those that were reported. Events that a restore
+// may have undone are not missed: nobody has them any more.
+func (c *checker) exact() (found []Violation) {
+	cloud := map[string]Record{} // by name: the node does not learn an event's uid in the cloud
+	for o, r := range c.finals[Cloud] {
+		if o.resource == events {
+			cloud[o.name] = r
+		}
+	}
+	byName := map[string][]Record{}
+	for o, puts := range c.puts {
+		if o.resource == events {
+			byName[o.name] = append(byName[o.name], puts...)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(byName)) {
+		puts := byName[name]
+		slices.SortFunc(puts, func(a, b Record) int { return cmp.Compare(a.At, b.At) })
+		r, there := cloud[name]
+		most := puts[len(puts)-1]
+		if there && r.Value > most.Value {
+			found = append(found, Violation{Rule: Exact, Records: []Record{most, r},
+				Text: fmt.Sprintf("event %s was reported %d times, the cloud has %d", name, most.Value, r.Value)})
+			continue
+		}
+		last, acknowledged := lastAcknowledged(puts)
+		if !acknowledged || slices.ContainsFunc(c.restores, func(x Record) bool { return last.At <= x.End }) {
+			continue
+		}
+		switch {
+		case !there:
+			found = append(found, Violation{Rule: Kept, Records: []Record{last},
+				Text: fmt.Sprintf("event %s was acknowledged to %s and is missing", name, last.Who)})
+		case r.Value < last.Value:
+			found = append(found, Violation{Rule: Exact, Records: []Record{last, r},
+				Text: fmt.Sprintf("event %s was reported %d times, the cloud has %d", name, last.Value, r.Value)})
+		}
+	}
+	return found
+}
+
+// order compares the order in which the events about an object appeared in the cloud with that in which
+// they were reported.
+func (c *checker) order() (found []Violation) {
+	reported := map[string]Record{} // the first report, by name
+	for _, r := range c.history {
+		if _, again := reported[r.Name]; r.Kind == Put && r.Resource == events && !again {
+			reported[r.Name] = r
+		}
+	}
+	newest := map[string]Record{} // by what it is about: the last reported of those that appeared
+	seen := map[string]bool{}
+	for _, r := range c.history {
+		p, ok := reported[r.Name]
+		if r.Kind != Seen || r.Resource != events || r.Who != Cloud || seen[r.Name] || !ok {
+			continue
+		}
+		seen[r.Name] = true
+		if r.Unknown {
+			continue // the order of a list says nothing
+		}
+		before, any := newest[p.About]
+		if any && p.At < before.At && len(c.restores) == 0 {
+			found = append(found, Violation{Rule: Order, Records: []Record{p, before, r},
+				Text: fmt.Sprintf("event %s was reported before %s and created after it", p.Name, before.Name)})
+			continue
+		}
+		newest[p.About] = p
+	}
+	return found
+}

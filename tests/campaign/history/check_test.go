@@ -1,0 +1,221 @@
+package history_test
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/skerry-io/skerry/tests/campaign/history"
+)
+
+// A line makes a record; the n-th of a history is at n seconds and takes a tenth of one.
+type line func(*history.Record)
+
+func record(kind history.Kind, who, resource, name, uid string, value int64) line {
+	return func(r *history.Record) {
+		r.Kind, r.Who, r.Resource, r.Name, r.UID, r.Value = kind, who, resource, name, uid, value
+	}
+}
+
+func put(who, resource, name string, value int64) line {
+	return record(history.Put, who, resource, name, name+"-1", value)
+}
+
+func seen(who, resource, name string, value int64) line {
+	return record(history.Seen, who, resource, name, name+"-1", value)
+}
+
+func get(who, name string, value int64) line {
+	return record(history.Get, who, "pods", name, name+"-1", value)
+}
+
+func going(who, name string) line { return record(history.Going, who, "pods", name, name+"-1", 0) }
+func gone(who, resource, name string) line {
+	return record(history.Gone, who, resource, name, name+"-1", 0)
+}
+func remove(resource, name string) line {
+	return record(history.Remove, history.Cloud, resource, name, name+"-1", 0)
+}
+
+// final is what a viewer has of an object of edge1.
+func final(who, resource, name string, value int64) line {
+	return func(r *history.Record) {
+		record(history.Final, who, resource, name, name+"-1", value)(r)
+		r.Node = "edge1"
+	}
+}
+
+func about(uid string, l line) line {
+	return func(r *history.Record) { l(r); r.About = uid }
+}
+
+func unknown(l line) line {
+	return func(r *history.Record) { l(r); r.Unknown = true }
+}
+
+// lasts stretches a record to that many seconds.
+func lasts(seconds float64, l line) line {
+	return func(r *history.Record) { l(r); r.End = r.At + time.Duration(seconds*float64(time.Second)) }
+}
+
+// restore puts the copy of that second back.
+func restore(copied int) line {
+	return func(r *history.Record) {
+		r.Kind, r.Who = history.Restore, history.Cloud
+		r.End, r.At = r.At, time.Duration(copied)*time.Second
+	}
+}
+
+func build(lines []line) (h history.History) {
+	for i, l := range lines {
+		r := history.Record{At: time.Duration(i+1) * time.Second}
+		r.End = r.At + 100*time.Millisecond
+		l(&r)
+		h = append(h, r)
+	}
+	return h
+}
+
+const (
+	cms    = "configmaps"
+	pods   = "pods"
+	events = "events"
+	cloud  = history.Cloud
+	edge   = "edge1"
+)
+
+// Each rule is shown what it must find, and the nearest thing that is no violation.
+func TestCheck(t *testing.T) {
+	for name, c := range map[string]struct {
+		lines []line
+		want  []string // rules, each with the number of records that show it
+	}{
+		"nothing": {nil, nil},
+		"all is well": {[]line{
+			put(cloud, cms, "a", 1), seen(edge, cms, "a", 1), put(cloud, cms, "a", 2), put(cloud, cms, "a", 3), seen(edge, cms, "a", 3), seen(edge, cms, "a", 3),
+			final(cloud, cms, "a", 3), final(edge, cms, "a", 3),
+		}, nil},
+
+		"an older value at the edge": {[]line{
+			put(cloud, cms, "a", 1), put(cloud, cms, "a", 2), seen(edge, cms, "a", 2), seen(edge, cms, "a", 1), seen(edge, cms, "a", 1),
+		}, []string{"newest 2"}},
+		"an older status in the cloud": {[]line{seen(cloud, pods, "p", 5), seen(cloud, pods, "p", 4)}, []string{"newest 2"}},
+		"another object of the name": {[]line{
+			seen(edge, cms, "a", 5), record(history.Seen, edge, cms, "a", "a-2", 1),
+		}, nil},
+		"another viewer": {[]line{seen(edge, cms, "a", 5), seen("edge2", cms, "a", 4)}, nil},
+		"an older value that a restore brings": {[]line{
+			put(cloud, cms, "a", 1), put(cloud, cms, "a", 2), seen(edge, cms, "a", 2), restore(1), seen(edge, cms, "a", 1),
+			put(cloud, cms, "a", 3), seen(edge, cms, "a", 3),
+		}, nil},
+		"an older value that no restore explains": {[]line{
+			put(cloud, cms, "a", 1), put(cloud, cms, "a", 2), put(cloud, cms, "b", 3), restore(3), seen(edge, cms, "a", 2), seen(edge, cms, "a", 1),
+		}, []string{"newest 2"}},
+		"a status that went back with the cluster": {[]line{seen(cloud, pods, "p", 5), restore(1), seen(cloud, pods, "p", 4)}, nil},
+		"a status that went back long after":       {[]line{restore(1), seen(cloud, pods, "p", 5), seen(cloud, pods, "p", 4)}, []string{"newest 2"}},
+
+		"a pod is ended that is wanted": {[]line{put(cloud, pods, "p", 1), seen(edge, pods, "p", 1), gone(edge, pods, "p")}, []string{"wanted 2"}},
+		"a pod is told to end":          {[]line{put(cloud, pods, "p", 1), going(edge, "p"), gone(edge, pods, "p")}, []string{"wanted 2"}},
+		"a pod that was deleted":        {[]line{put(cloud, pods, "p", 1), remove(pods, "p"), going(edge, "p"), gone(edge, pods, "p")}, nil},
+		"a pod is ended before that":    {[]line{put(cloud, pods, "p", 1), gone(edge, pods, "p"), remove(pods, "p")}, []string{"wanted 2"}},
+		"a pod that the cluster lost":   {[]line{put(cloud, pods, "p", 1), restore(1), gone(edge, pods, "p")}, nil},
+		"a pod that it still had":       {[]line{put(cloud, pods, "p", 1), put(cloud, cms, "a", 1), restore(2), gone(edge, pods, "p")}, []string{"wanted 2"}},
+
+		"a deleted pod comes back":              {[]line{remove(pods, "p"), gone(edge, pods, "p"), seen(edge, pods, "p", 1)}, []string{"dead 2"}},
+		"a deleted pod comes with the old copy": {[]line{put(cloud, pods, "p", 1), remove(pods, "p"), gone(edge, pods, "p"), restore(1), seen(edge, pods, "p", 1)}, nil},
+		"a deleted object is alive at the end": {[]line{
+			remove(cms, "a"), final(cloud, cms, "b", 1), final(edge, cms, "a", 1), final(edge, cms, "b", 1),
+		}, []string{"dead 2"}},
+
+		"an edge lacks something": {[]line{put(cloud, cms, "a", 1), final(cloud, cms, "a", 1), final(edge, cms, "b", 1), final(cloud, cms, "b", 1)}, []string{"kept 2"}},
+		"an edge is behind":       {[]line{put(cloud, cms, "a", 2), final(cloud, cms, "a", 2), final(edge, cms, "a", 1)}, []string{"kept 3"}},
+		"a status is missing":     {[]line{put(edge, pods, "p", 7), final(cloud, pods, "p", 6)}, []string{"kept 2"}},
+		"a status that nobody acknowledged": {[]line{
+			put(edge, pods, "p", 6), unknown(put(edge, pods, "p", 7)), final(cloud, pods, "p", 6),
+		}, nil},
+
+		"an event is missing":             {[]line{put(edge, events, "e", 1), final(cloud, events, "f", 1)}, []string{"kept 1"}},
+		"an event is counted too little":  {[]line{put(edge, events, "e", 1), put(edge, events, "e", 2), final(cloud, events, "e", 1)}, []string{"exact 2"}},
+		"an event is counted too often":   {[]line{put(edge, events, "e", 1), final(cloud, events, "e", 2)}, []string{"exact 2"}},
+		"an event is exact":               {[]line{put(edge, events, "e", 1), put(edge, events, "e", 2), unknown(put(edge, events, "e", 3)), final(cloud, events, "e", 3)}, nil},
+		"an event was lost with the copy": {[]line{put(edge, events, "e", 1), restore(1), final(cloud, events, "f", 1)}, nil},
+		"an event after the restore":      {[]line{restore(0), put(edge, events, "e", 1), final(cloud, events, "f", 1)}, []string{"kept 1"}},
+
+		"events in another order": {[]line{
+			about("p", put(edge, events, "first", 1)), about("p", put(edge, events, "second", 1)), seen(cloud, events, "second", 1), seen(cloud, events, "first", 1),
+			final(cloud, events, "first", 1), final(cloud, events, "second", 1),
+		}, []string{"order 3"}},
+		"events about different objects": {[]line{
+			about("p", put(edge, events, "first", 1)), about("q", put(edge, events, "second", 1)), seen(cloud, events, "second", 1), seen(cloud, events, "first", 1),
+			final(cloud, events, "first", 1), final(cloud, events, "second", 1),
+		}, nil},
+
+		"the device reads what it wrote": {[]line{put(edge, pods, "p", 1), get(edge, "p", 1), put(edge, pods, "p", 2), get(edge, "p", 2)}, nil},
+		"the device forgets": {[]line{
+			put(edge, pods, "p", 1), get(edge, "p", 1), put(edge, pods, "p", 2), get(edge, "p", 2), put(edge, pods, "p", 3), get(edge, "p", 2), get(edge, "p", 3),
+		}, []string{"register 3"}},
+		"a read during a write": {[]line{put(edge, pods, "p", 1), lasts(5, put(edge, pods, "p", 2)), get(edge, "p", 1), get(edge, "p", 2)}, nil},
+		"a read goes back during a write": {[]line{
+			put(edge, pods, "p", 1), lasts(5, put(edge, pods, "p", 2)), get(edge, "p", 2), get(edge, "p", 1),
+		}, []string{"register 4"}},
+		"a write that was not answered": {[]line{put(edge, pods, "p", 1), unknown(put(edge, pods, "p", 2)), get(edge, "p", 1), get(edge, "p", 2)}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got []string
+			found := build(c.lines).Check()
+			for _, v := range found {
+				got = append(got, string(v.Rule)+" "+string(rune('0'+len(v.Records))))
+			}
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("violations (-want +got):\n%s\n%v", diff, found)
+			}
+		})
+	}
+}
+
+// A violation names what was broken at its time, and not what was broken long before.
+func TestCheck_namesFaults(t *testing.T) {
+	fault := func(who string) line {
+		return func(r *history.Record) { r.Kind, r.Who = history.Fault, who }
+	}
+	lines := []line{fault("an old one")}
+	for range 60 {
+		lines = append(lines, get(edge, "p", 1))
+	}
+	lines = append(lines, fault("a replica stands still"), put(edge, cms, "a", 2), seen(edge, cms, "a", 2), seen(edge, cms, "a", 1))
+	found := build(lines).Check()
+	if len(found) != 1 || len(found[0].Faults) != 1 || found[0].Faults[0].Who != "a replica stands still" {
+		t.Fatalf("got %v", found)
+	}
+	if text := found[0].String(); !strings.Contains(text, "a replica stands still") || !strings.Contains(text, "value 1 of configmaps a after 2") {
+		t.Errorf("it says %s", text)
+	}
+}
+
+func TestHistory_isReadAsItWasWritten(t *testing.T) {
+	h := build([]line{about("p", put(edge, events, "e", 1)), unknown(put(edge, pods, "p", 2)), restore(1), final(cloud, cms, "a", 3)})
+	var b bytes.Buffer
+	if err := h.Write(&b); err != nil {
+		t.Fatal(err)
+	}
+	got, err := history.Read(&b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(h, got); diff != "" {
+		t.Errorf("(-written +read):\n%s", diff)
+	}
+}
+
+func TestRecorder(t *testing.T) {
+	r := history.NewRecorder()
+	r.Add(history.Record{Kind: history.Seen, At: 2 * time.Hour})
+	r.Add(history.Record{Kind: history.Put})
+	h := r.History()
+	if len(h) != 2 || h[0].Kind != history.Put || h[0].At == 0 || h[1].At != 2*time.Hour {
+		t.Errorf("got %v", h)
+	}
+}

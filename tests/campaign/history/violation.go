@@ -1,0 +1,62 @@
+package history
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// A Rule is what every history must satisfy.
+type Rule string
+
+const (
+	// Newest: no viewer sees an older value of an object after a newer one.
+	Newest Rule = "newest"
+	// Wanted: no pod is ended that the cloud still wants.
+	Wanted Rule = "wanted"
+	// Dead: what was deleted does not come back, and is nowhere at the end.
+	Dead Rule = "dead"
+	// Kept: nothing that was acknowledged is missing at the end, and every node has what the cloud has.
+	Kept Rule = "kept"
+	// Exact: an event has been counted as often as it was reported.
+	Exact Rule = "exact"
+	// Order: the events about one object are created in the order in which they were reported.
+	Order Rule = "order"
+	// Register: the device's own API is linearizable for what is written through it, also over restarts.
+	Register Rule = "register"
+)
+
+// A Violation is a rule that a history breaks, with the fewest records that show it.
+type Violation struct {
+	Rule    Rule
+	Text    string
+	Records []Record
+	// Faults are what was broken at that time.
+	Faults []Record
+}
+
+func (v Violation) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s: %s\n", v.Rule, v.Text)
+	for _, r := range v.Records {
+		fmt.Fprintf(&b, "    %v\n", r)
+	}
+	for _, r := range v.Faults {
+		fmt.Fprintf(&b, "    meanwhile: %v\n", r)
+	}
+	return b.String()
+}
+
+const (
+	pods   = "pods"
+	events = "events"
+)
+
+// ordered gives the keys of a map in a fixed order.
+func ordered[V any](m map[object]V) []object {
+	return slices.SortedFunc(maps.Keys(m), func(a, b object) int {
+		return cmp.Or(strings.Compare(a.resource, b.resource), strings.Compare(a.name, b.name), strings.Compare(a.uid, b.uid))
+	})
+}

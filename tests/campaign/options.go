@@ -1,0 +1,60 @@
+package campaign
+
+import (
+	"io"
+	"time"
+)
+
+// Options say how large a campaign is. All must be set.
+type Options struct {
+	Seed   uint64
+	Clouds int
+	Edges  int
+	Pods   int           // on each edge
+	Length time.Duration // of the schedule
+	// Bound is how long the system may take after the last fault until everybody has the same.
+	Bound  time.Duration
+	Faults []Fault
+	// Dir is the campaign's own; what it leaves there explains a failure.
+	Dir string
+	// Out gets a line for each fault.
+	Out io.Writer
+}
+
+// Short is a campaign of minutes.
+func Short(seed uint64) Options {
+	return Options{
+		Seed: seed, Clouds: 2, Edges: 3, Pods: 2, Length: 45 * time.Second, Bound: 60 * time.Second, Faults: AllFaults(), Out: io.Discard,
+	}
+}
+
+// Long is a campaign of that many minutes.
+func Long(seed uint64, minutes int) Options {
+	o := Short(seed)
+	o.Edges, o.Length = 20, time.Duration(minutes)*time.Minute
+	return o
+}
+
+// A Fault is a way in which something breaks.
+type Fault string
+
+// The faults of a campaign. Each is over after a time.
+const (
+	KillCloud  Fault = "kill-cloud"  // SIGKILL of a cloudcore, which is started again
+	PauseCloud Fault = "pause-cloud" // SIGSTOP, SIGCONT
+	KillEdge   Fault = "kill-edge"   // SIGKILL of an edgecore, which is started again
+	PauseEdge  Fault = "pause-edge"
+	Cut        Fault = "cut"        // connections of an edge break, new ones are refused
+	Silent     Fault = "silent"     // everything on an edge's link vanishes
+	Thin       Fault = "thin"       // an edge's link carries 4 KiB a second
+	Refuse     Fault = "refuse"     // kube-apiserver answers a cloudcore 429, 500, 409 or not at all, one time in three
+	Isolate    Fault = "isolate"    // a cloudcore can't reach kube-apiserver
+	Lag        Fault = "lag"        // the events of a cloudcore's watches arrive late
+	KillPlane  Fault = "kill-plane" // SIGKILL of kube-apiserver and etcd, which are started again
+	OlderCopy  Fault = "older-copy" // etcd's data is replaced by a copy that was made when the step began
+)
+
+// AllFaults are those that a campaign draws from.
+func AllFaults() []Fault {
+	return []Fault{KillCloud, PauseCloud, KillEdge, PauseEdge, Cut, Silent, Thin, Refuse, Isolate, Lag, KillPlane, OlderCopy}
+}

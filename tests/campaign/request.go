@@ -1,0 +1,61 @@
+package campaign
+
+import (
+	"context"
+	"errors"
+	"hash/fnv"
+	"io/fs"
+	"math/rand/v2"
+	"net/http"
+	"syscall"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/skerry-io/skerry/tests/campaign/history"
+)
+
+// requestPatience bounds every request of a client.
+const requestPatience = 10 * time.Second
+
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+}
+
+// put does a write and records it, unless it was refused. It reports whether it was acknowledged.
+func (s *system) put(ctx context.Context, r history.Record, write func(context.Context) error) bool {
+	ctx, cancel := context.WithTimeout(ctx, requestPatience)
+	defer cancel()
+	r.At = s.recorder.Now()
+	err := write(ctx)
+	r.End = s.recorder.Now()
+	if err != nil && refused(err) {
+		return false
+	}
+	r.Unknown = err != nil
+	s.recorder.Add(r)
+	return err == nil
+}
+
+// refused reports whether an error says that nothing was done. A server's own trouble does not.
+func refused(err error) bool {
+	if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, fs.ErrNotExist) { // nothing listens there
+		return true
+	}
+	status := apierrors.APIStatus(nil)
+	if !errors.As(err, &status) {
+		return false
+	}
+	code := status.Status().Code
+	return code >= http.StatusBadRequest && code < http.StatusInternalServerError || code == http.StatusServiceUnavailable
+}
+
+// draw is a source of chance that the seed and a name give.
+func (s *system) draw(name string) *rand.Rand {
+	h := fnv.New64a()
+	h.Write([]byte(name))
+	return rand.New(rand.NewPCG(s.options.Seed, h.Sum64()))
+}

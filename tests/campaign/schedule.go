@@ -1,0 +1,104 @@
+package campaign
+
+import (
+	"cmp"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+)
+
+// A Step is one fault of a schedule.
+type Step struct {
+	At, For time.Duration
+	Fault   Fault
+	Target  int // of the edges or cloudcores, from 0
+}
+
+func (s Step) String() string {
+	return fmt.Sprintf("%v %s %d for %v", s.At.Round(time.Millisecond), s.Fault, s.Target, s.For.Round(time.Millisecond))
+}
+
+// thing is what a fault breaks: two faults never break one at the same time.
+func (s Step) thing() string {
+	switch s.Fault {
+	case KillCloud, PauseCloud:
+		return fmt.Sprint("cloudcore ", s.Target)
+	case KillEdge, PauseEdge:
+		return fmt.Sprint("edgecore ", s.Target)
+	case Cut, Silent, Thin:
+		return fmt.Sprint("line ", s.Target)
+	case Refuse, Isolate, Lag:
+		return fmt.Sprint("proxy ", s.Target)
+	}
+	return "plane"
+}
+
+// Plan draws a schedule: the same seed and options give the same one. All faults are over at the end.
+func Plan(o Options) []Step {
+	draw := rand.New(rand.NewPCG(o.Seed, 0))
+	var steps []Step
+	busy := map[string]time.Duration{}
+	// Often enough that faults meet: with more edges and cloudcores there is more to break.
+	const pause = 2 * time.Second
+	for at := pause / 2; ; at += time.Duration(draw.Float64() * 2 * float64(pause)) {
+		if at >= o.Length {
+			break
+		}
+		s := Step{At: at, Fault: o.Faults[draw.IntN(len(o.Faults))]}
+		s.For = time.Duration((0.05 + 0.95*draw.Float64()*draw.Float64()) * float64(longest(s.Fault)))
+		targets := o.Clouds
+		if slices.Contains([]Fault{KillEdge, PauseEdge, Cut, Silent, Thin}, s.Fault) {
+			targets = o.Edges
+		}
+		s.Target = draw.IntN(targets)
+		if s.thing() == "plane" {
+			s.Target = 0
+		}
+		if s.At+s.For > o.Length || busy[s.thing()] > s.At {
+			continue
+		}
+		// A pause between two, in which what was broken may do something.
+		busy[s.thing()] = s.At + s.For + recovery(s.Fault)
+		steps = append(steps, s)
+	}
+	slices.SortStableFunc(steps, func(a, b Step) int { return cmp.Compare(a.At, b.At) })
+	return steps
+}
+
+// longest is how long a fault lasts at most.
+func longest(f Fault) time.Duration {
+	switch f {
+	case KillCloud, KillEdge:
+		return 5 * time.Second
+	case KillPlane:
+		return 4 * time.Second
+	case Lag, Isolate, OlderCopy:
+		return 20 * time.Second
+	}
+	return 12 * time.Second
+}
+
+func recovery(f Fault) time.Duration {
+	if f == OlderCopy || f == KillPlane {
+		return 15 * time.Second // it also takes a time to start
+	}
+	return 2 * time.Second
+}
+
+// ParseFaults reads names with commas between them; "" is all.
+func ParseFaults(text string) ([]Fault, error) {
+	if text == "" {
+		return AllFaults(), nil
+	}
+	var found []Fault
+	for name := range strings.SplitSeq(text, ",") {
+		f := Fault(strings.TrimSpace(name))
+		if !slices.Contains(AllFaults(), f) {
+			return nil, fmt.Errorf("there is no fault %q: there are %v", f, AllFaults())
+		}
+		found = append(found, f)
+	}
+	return found, nil
+}

@@ -1,0 +1,421 @@
+package campaign
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/skerry-io/skerry/tests/campaign/history"
+	"github.com/skerry-io/skerry/tests/campaign/line"
+	"github.com/skerry-io/skerry/tests/cluster"
+	"github.com/skerry-io/skerry/tests/cluster/binary"
+	"github.com/skerry-io/skerry/tests/cluster/ca"
+	"github.com/skerry-io/skerry/tests/cluster/faultproxy"
+	"github.com/skerry-io/skerry/tests/cluster/manifest"
+	"github.com/skerry-io/skerry/tests/cluster/process"
+)
+
+const (
+	namespace = "campaign"
+	// startPatience is for one program on a loaded machine.
+	startPatience = time.Minute
+)
+
+// system is what runs.
+type system struct {
+	options  Options
+	recorder *history.Recorder
+	plane    *cluster.ControlPlane
+	planeMu  sync.Mutex // held while the plane is ended and started
+	client   kubernetes.Interface
+	clouds   []*cloudcore
+	edges    []*edge
+	serving  sync.WaitGroup // proxies and lines
+	end      context.CancelFunc
+	programs map[string]string
+}
+
+// daemon is a program that is killed and started again.
+type daemon struct {
+	spec  process.Spec
+	ready func(context.Context) error
+
+	mu    sync.Mutex
+	child *process.Started
+}
+
+// cloudcore is one replica, with its own way to kube-apiserver.
+type cloudcore struct {
+	daemon
+	proxy           *faultproxy.Proxy
+	websocket, join string
+}
+
+// edge is one device, with its own way to the cloud.
+type edge struct {
+	daemon
+	name   string
+	line   *line.Line
+	client kubernetes.Interface // its kubelet's
+}
+
+// start brings everything up. What it returns is to be stopped also with an error.
+func start(ctx context.Context, o Options) (*system, error) {
+	ctx, end := context.WithCancel(ctx)
+	s := &system{options: o, recorder: history.NewRecorder(), end: end, programs: map[string]string{}}
+	root, err := binary.Root()
+	if err != nil {
+		return s, err
+	}
+	names := []string{"cloudcore", "edgecore", "hollowedge"}
+	paths, err := binary.Build(ctx, root, names...)
+	if err != nil {
+		return s, err
+	}
+	for i, name := range names {
+		s.programs[name] = paths[i]
+	}
+	if err := s.startPlane(ctx, root); err != nil {
+		return s, err
+	}
+	for n := range o.Clouds {
+		if err := s.addCloud(ctx, n); err != nil {
+			return s, err
+		}
+	}
+	token, err := s.command(ctx, "cloudcore", "token", "create", "--kubeconfig", s.plane.Kubeconfig, "--uses", strconv.Itoa(o.Edges))
+	if err != nil {
+		return s, err
+	}
+	for n := range o.Edges {
+		if err := s.addEdge(ctx, n, strings.TrimSpace(token)); err != nil {
+			return s, err
+		}
+	}
+	return s, nil
+}
+
+func (s *system) stop() {
+	ctx := context.Background()
+	for _, e := range s.edges {
+		_ = e.kill(ctx)
+	}
+	for _, c := range s.clouds {
+		_ = c.kill(ctx)
+	}
+	if s.plane != nil {
+		_ = s.plane.Kill(ctx)
+	}
+	s.end()
+	s.serving.Wait()
+}
+
+func (s *system) dir(name string) (string, error) {
+	dir := filepath.Join(s.options.Dir, name)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", fmt.Errorf("making the directory of %s: %w", name, err)
+	}
+	return dir, nil
+}
+
+func (s *system) startPlane(ctx context.Context, root string) error {
+	dir, err := s.dir("plane")
+	if err != nil {
+		return err
+	}
+	if s.plane, err = cluster.New(ctx, dir); err != nil {
+		return err
+	}
+	s.client = s.plane.Client()
+	for _, m := range []string{"manifests/crds", "manifests/cloudcore"} {
+		objects, err := manifest.Build(filepath.Join(root, m))
+		if err != nil {
+			return err
+		}
+		if err := manifest.Apply(ctx, s.plane.Admin(), objects...); err != nil {
+			return err
+		}
+	}
+	_, err = s.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("making the namespace: %w", err)
+	}
+	return await(ctx, "the default ServiceAccount", func(ctx context.Context) error {
+		_, err := s.client.CoreV1().ServiceAccounts(namespace).Get(ctx, "default", metav1.GetOptions{})
+		return err
+	})
+}
+
+// serve runs something until the campaign ends.
+func (s *system) serve(ctx context.Context, f func(context.Context) error) {
+	s.serving.Go(func() { _ = f(ctx) })
+}
+
+// addProxy puts a fault proxy in front of kube-apiserver and gives its address.
+func (s *system) addProxy(ctx context.Context) (*faultproxy.Proxy, string, error) {
+	target, err := url.Parse(s.plane.Server)
+	if err != nil {
+		return nil, "", fmt.Errorf("the server's address: %w", err)
+	}
+	proxy, err := faultproxy.New(target, s.plane.CA(), new(net.Dialer).DialContext)
+	if err != nil {
+		return nil, "", err
+	}
+	cert, key, err := ca.Server(s.plane.CAFile(), s.plane.CAKeyFile(), pkix.Name{CommonName: "kube-apiserver"}, nil, netip.MustParseAddr("127.0.0.1"))
+	if err != nil {
+		return nil, "", err
+	}
+	pair, err := tls.X509KeyPair(cert, key)
+	if err != nil {
+		return nil, "", fmt.Errorf("reading the proxy's certificate: %w", err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, "", fmt.Errorf("listening for the proxy: %w", err)
+	}
+	s.serve(ctx, func(ctx context.Context) error { return proxy.Serve(ctx, l, pair) })
+	return proxy, "https://" + l.Addr().String(), nil
+}
+
+const cloudcoreFile = `apiVersion: config.skerry.io/v1alpha1
+kind: CloudCore
+kubeconfig: %s
+advertise: [127.0.0.1]
+hub:
+  websocket: {listen: "%s"}
+  quic: {listen: ""}
+  keepalive: 1s
+  idleTimeout: 4s
+join: {listen: "%s"}
+tunnel: {listen: ""}
+health: {listen: "%s"}
+`
+
+func (s *system) addCloud(ctx context.Context, n int) error {
+	name := fmt.Sprintf("cloud%d", n+1)
+	dir, err := s.dir(name)
+	if err != nil {
+		return err
+	}
+	c := &cloudcore{}
+	var server string
+	if c.proxy, server, err = s.addProxy(ctx); err != nil {
+		return err
+	}
+	token, err := s.client.CoreV1().ServiceAccounts("skerry-system").CreateToken(ctx, "cloudcore", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("making cloudcore's token: %w", err)
+	}
+	kubeconfig := filepath.Join(dir, "kubeconfig")
+	if err := writeKubeconfig(kubeconfig, server, s.plane.CA(), token.Status.Token); err != nil {
+		return err
+	}
+	ports, err := free(3)
+	if err != nil {
+		return err
+	}
+	c.websocket, c.join = ports[0], ports[1]
+	file := filepath.Join(dir, "cloudcore.yaml")
+	if err := os.WriteFile(file, fmt.Appendf(nil, cloudcoreFile, kubeconfig, ports[0], ports[1], ports[2]), 0o600); err != nil {
+		return fmt.Errorf("writing cloudcore.yaml: %w", err)
+	}
+	c.spec = process.Spec{Path: s.programs["cloudcore"], Args: []string{"--config", file}, Log: filepath.Join(dir, "log"), Bound: true}
+	c.ready = func(ctx context.Context) error { return answers(ctx, "http://"+ports[2]+"/readyz") }
+	s.clouds = append(s.clouds, c)
+	return c.start(ctx)
+}
+
+const edgecoreFile = `apiVersion: config.skerry.io/v1alpha1
+kind: EdgeCore
+dataDir: %s
+health: {listen: ""}
+modules:
+  edgeHub: {servers: [127.0.0.1], transport: websocket, websocket: {port: %d}, keepalive: 1s, idleTimeout: 4s, backoffMin: 200ms, backoffMax: 2s}
+  edged: {enable: false, hostnameOverride: %s, reportEvent: true}
+  edgeAPI: {enable: false}
+  route: {enable: false}
+  vip: {enable: false}
+  drain: {enable: false}
+`
+
+func (s *system) addEdge(ctx context.Context, n int, token string) error {
+	e := &edge{name: fmt.Sprintf("edge%d", n+1)}
+	dir, err := s.dir(e.name)
+	if err != nil {
+		return err
+	}
+	var servers []string
+	for _, c := range s.clouds {
+		servers = append(servers, c.websocket)
+	}
+	if e.line, err = line.Listen(servers...); err != nil {
+		return err
+	}
+	s.serve(ctx, e.line.Serve)
+	file, socket := filepath.Join(dir, "edgecore.yaml"), filepath.Join(dir, "sock")
+	if err := os.WriteFile(file, fmt.Appendf(nil, edgecoreFile, filepath.Join(dir, "data"), e.line.Port(), e.name), 0o600); err != nil {
+		return fmt.Errorf("writing edgecore.yaml: %w", err)
+	}
+	if _, err := s.command(ctx, "edgecore", "join", "--config", file, "--token", token, "--node-name", e.name, s.clouds[0].join); err != nil {
+		return err
+	}
+	e.client, err = kubernetes.NewForConfig(&rest.Config{
+		Host: "http://" + e.name, QPS: -1, UserAgent: "kubelet",
+		Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", socket)
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("making the client of %s: %w", e.name, err)
+	}
+	e.spec = process.Spec{Path: s.programs["hollowedge"], Args: []string{"--config", file, "--socket", socket}, Log: filepath.Join(dir, "log"), Bound: true}
+	e.ready = func(ctx context.Context) error {
+		c, err := new(net.Dialer).DialContext(ctx, "unix", socket)
+		if err == nil {
+			c.Close()
+		}
+		return err
+	}
+	s.edges = append(s.edges, e)
+	return e.start(ctx)
+}
+
+// awaitEdges waits until each edge answers for its pods.
+func (s *system) awaitEdges(ctx context.Context) error {
+	for _, e := range s.edges {
+		err := await(ctx, e.name+" to be in step", func(ctx context.Context) error {
+			if _, err := s.client.CoreV1().Nodes().Get(ctx, e.name, metav1.GetOptions{}); err != nil {
+				return err
+			}
+			_, err := e.client.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + e.name})
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// start starts the program and waits until it is ready.
+func (d *daemon) start(ctx context.Context) error {
+	child, err := process.Start(d.spec)
+	if err != nil {
+		return err
+	}
+	d.mu.Lock()
+	d.child = child
+	d.mu.Unlock()
+	return await(ctx, d.spec.Args[1]+" to be ready", func(ctx context.Context) error {
+		select {
+		case <-child.Done():
+			return fmt.Errorf("it ended: %w; its log is %s", child.Err(), d.spec.Log)
+		default:
+			return d.ready(ctx)
+		}
+	})
+}
+
+func (d *daemon) running() *process.Started {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.child
+}
+
+func (d *daemon) kill(ctx context.Context) error {
+	if c := d.running(); c != nil {
+		return c.Kill(ctx)
+	}
+	return nil
+}
+
+func (s *system) command(ctx context.Context, program string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, s.programs[program], args...)
+	var errs bytes.Buffer
+	cmd.Stderr = &errs
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("%s %s: %w: %s", program, args[0], err, bytes.TrimSpace(errs.Bytes()))
+	}
+	return string(out), nil
+}
+
+func writeKubeconfig(file, server string, authority []byte, token string) error {
+	c := clientcmdapi.NewConfig()
+	c.Clusters["c"] = &clientcmdapi.Cluster{Server: server, CertificateAuthorityData: authority}
+	c.AuthInfos["u"] = &clientcmdapi.AuthInfo{Token: token}
+	c.Contexts["x"] = &clientcmdapi.Context{Cluster: "c", AuthInfo: "u"}
+	c.CurrentContext = "x"
+	if err := clientcmd.WriteToFile(*c, file); err != nil {
+		return fmt.Errorf("writing a kubeconfig: %w", err)
+	}
+	return nil
+}
+
+// free gives loopback addresses that nothing listens at now.
+func free(n int) (found []string, err error) {
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, fmt.Errorf("looking for a free port: %w", err)
+		}
+		defer l.Close() // at the end, so that all differ
+		found = append(found, l.Addr().String())
+	}
+	return found, nil
+}
+
+func answers(ctx context.Context, url string) error {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	response, err := http.DefaultClient.Do(r)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return errors.New(response.Status)
+	}
+	return nil
+}
+
+// await repeats try until it returns nil.
+func await(ctx context.Context, what string, try func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, startPatience)
+	defer cancel()
+	for {
+		err := try(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for %s: %w", what, errors.Join(context.Cause(ctx), err))
+		}
+	}
+}

@@ -1,0 +1,206 @@
+package campaign
+
+import (
+	"context"
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/skerry-io/skerry/tests/campaign/history"
+)
+
+// source is what can be listed and watched.
+type source struct {
+	resource string
+	list     func(context.Context, metav1.ListOptions) (runtime.Object, error)
+	watch    func(context.Context, metav1.ListOptions) (watch.Interface, error)
+}
+
+// only narrows a source by a field.
+func (s source) only(field, value string) source {
+	selector := fields.OneTermEqualSelector(field, value).String()
+	list, open := s.list, s.watch
+	s.list = func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		o.FieldSelector = selector
+		return list(ctx, o)
+	}
+	s.watch = func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+		o.FieldSelector = selector
+		return open(ctx, o)
+	}
+	return s
+}
+
+func podSource(c kubernetes.Interface, namespace string) source {
+	return source{
+		"pods", func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			return c.CoreV1().Pods(namespace).List(ctx, o)
+		},
+		c.CoreV1().Pods(namespace).Watch,
+	}
+}
+
+func configMapSource(c kubernetes.Interface) source {
+	return source{
+		"configmaps", func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			return c.CoreV1().ConfigMaps(namespace).List(ctx, o)
+		}, c.CoreV1().ConfigMaps(namespace).Watch,
+	}
+}
+
+func secretSource(c kubernetes.Interface) source {
+	return source{
+		"secrets", func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			return c.CoreV1().Secrets(namespace).List(ctx, o)
+		},
+		c.CoreV1().Secrets(namespace).Watch,
+	}
+}
+
+func eventSource(c kubernetes.Interface) source {
+	return source{
+		"events", func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			return c.CoreV1().Events(namespace).List(ctx, o)
+		},
+		c.CoreV1().Events(namespace).Watch,
+	}
+}
+
+// podsOf are an edge's pods, as its kubelet asks for them.
+func podsOf(e *edge) source { return podSource(e.client, "").only("spec.nodeName", e.name) }
+
+// refsOf are what a pod refers to, each asked for by its name as the kubelet does.
+func refsOf(e *edge, pod string) []source {
+	return []source{configMapSource(e.client).only("metadata.name", pod), secretSource(e.client).only("metadata.name", pod)}
+}
+
+// watchCloud records what kube-apiserver itself says.
+func (s *system) watchCloud(ctx context.Context) {
+	done := make(chan struct{})
+	sources := []source{podSource(s.client, namespace), configMapSource(s.client), secretSource(s.client), eventSource(s.client)}
+	for _, source := range sources {
+		v := &view{recorder: s.recorder, who: history.Cloud}
+		go func() {
+			v.follow(ctx, source, nil)
+			done <- struct{}{}
+		}()
+	}
+	for range sources {
+		<-done
+	}
+}
+
+// view is what one viewer knows of one source.
+type view struct {
+	recorder *history.Recorder
+	who      string
+	known    map[types.UID]history.Record
+}
+
+// follow lists and watches until ctx ends, records every change, and tells see, which may be nil.
+func (v *view) follow(ctx context.Context, s source, see func(history.Record, metav1.Object)) {
+	v.known = map[types.UID]history.Record{}
+	if see == nil {
+		see = func(history.Record, metav1.Object) {}
+	}
+	for ; ctx.Err() == nil; pause(ctx, 100*time.Millisecond) {
+		once, cancel := context.WithTimeout(ctx, requestPatience)
+		list, err := s.list(once, metav1.ListOptions{})
+		cancel()
+		if err != nil {
+			continue
+		}
+		v.replace(s.resource, list, see)
+		accessor, err := meta.ListAccessor(list)
+		if err != nil {
+			continue
+		}
+		w, err := s.watch(ctx, metav1.ListOptions{ResourceVersion: accessor.GetResourceVersion(), AllowWatchBookmarks: true})
+		if err != nil {
+			continue
+		}
+		for e := range w.ResultChan() {
+			if o, ok := e.Object.(metav1.Object); ok && e.Type != watch.Bookmark && e.Type != watch.Error {
+				v.change(s.resource, o, e.Type == watch.Deleted, false, see)
+			}
+		}
+		w.Stop()
+	}
+}
+
+// replace takes a list: what it lacks is gone.
+func (v *view) replace(resource string, list runtime.Object, see func(history.Record, metav1.Object)) {
+	items, err := meta.ExtractList(list)
+	if err != nil {
+		return
+	}
+	there := map[types.UID]bool{}
+	for _, i := range items {
+		if o, ok := i.(metav1.Object); ok {
+			there[o.GetUID()] = true
+		}
+	}
+	for uid, r := range v.known {
+		if there[uid] {
+			continue
+		}
+		delete(v.known, uid)
+		r.Kind, r.At, r.Unknown = history.Gone, v.recorder.Now(), false
+		v.recorder.Add(r)
+		see(r, &metav1.ObjectMeta{Name: nameOf(r), UID: uid})
+	}
+	for _, i := range items {
+		if o, ok := i.(metav1.Object); ok {
+			v.change(resource, o, false, true, see)
+		}
+	}
+}
+
+func nameOf(r history.Record) string { return r.Name[len(namespace)+1:] }
+
+func (v *view) change(resource string, o metav1.Object, deleted, listed bool, see func(history.Record, metav1.Object)) {
+	if o.GetNamespace() != namespace {
+		return
+	}
+	r := history.Record{
+		Kind: history.Seen, Who: v.who, Resource: resource, Name: namespace + "/" + o.GetName(), UID: string(o.GetUID()), Value: valueOf(o),
+		At: v.recorder.Now(), Unknown: listed, // the order of a list says nothing
+	}
+	switch {
+	case deleted:
+		r.Kind = history.Gone
+		delete(v.known, o.GetUID())
+	case o.GetDeletionTimestamp() != nil:
+		r.Kind = history.Going
+		v.known[o.GetUID()] = r
+	default:
+		v.known[o.GetUID()] = r
+	}
+	v.recorder.Add(r)
+	see(r, o)
+}
+
+// valueOf is the counter in an object.
+func valueOf(o any) int64 {
+	text := ""
+	switch o := o.(type) {
+	case *corev1.Pod:
+		text = o.Status.Message
+	case *corev1.ConfigMap:
+		text = o.Data["n"]
+	case *corev1.Secret:
+		text = string(o.Data["n"])
+	case *corev1.Event:
+		return int64(o.Count)
+	}
+	n, _ := strconv.ParseInt(text, 10, 64) // none is 0
+	return n
+}

@@ -1,0 +1,70 @@
+// Command hollowedge is edgecore without a kubelet: all of it but that one module, for tests that
+// stand for the kubelet themselves. What the kubelet would ask in the process they ask at a socket.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/skerry-io/skerry/common/cli"
+	"github.com/skerry-io/skerry/edge/app"
+)
+
+func main() {
+	config := flag.String("config", "", "edgecore.yaml, with modules.edged.enable: false")
+	socket := flag.String("socket", "", "unix socket that answers as it would the device's kubelet")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	if err := run(ctx, *config, *socket); err != nil {
+		fmt.Fprintln(os.Stderr, "hollowedge:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, file, socket string) error {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("reading the configuration: %w", err)
+	}
+	cfg, err := app.Configuration(file, data)
+	if err != nil {
+		return err
+	}
+	ctx = cli.Logging(ctx, cfg.Log.Verbosity)
+	a, err := app.New(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	// That of a process that was killed.
+	if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("removing an old socket: %w", err)
+	}
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		return fmt.Errorf("listening: %w", err)
+	}
+	transport, host := a.KubeletTransport()
+	target, err := url.Parse(host)
+	if err != nil {
+		return fmt.Errorf("the device's API: %w", err)
+	}
+	server := &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target) }, Transport: transport, FlushInterval: -1,
+		ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
+	}}
+	defer server.Close()
+	go func() { _ = server.Serve(l) }() // until Close
+	return a.Run(ctx)
+}
