@@ -176,9 +176,9 @@ func (a *App) kickRevoked(ctx context.Context) {
 
 func (a *App) listen(ctx context.Context) error {
 	secure := pki.ServerTLS(pki.Server{Certificate: a.serving.Certificate, ClientCAs: a.clientCA.Wait})
-	bounds := link.Default()
+	bounds := link.Default().OfCloud()
 	bounds.Keepalive, bounds.IdleTimeout = a.config.Hub.Keepalive.Duration, a.config.Hub.IdleTimeout.Duration
-	table := topic.NewTable()
+	table := topic.NewTable().Receiving(topic.Up, topic.UpBounds())
 	if at := a.config.Hub.WebSocket.Listen; at != "" {
 		l, err := wslink.Listen(ctx, at, wslink.ListenConfig{Link: bounds, TLS: secure, Table: table, MaxLinks: a.config.Hub.MaxSessions})
 		if err != nil {

@@ -64,8 +64,10 @@ func refuse(code CloseCode, format string, args ...any) *CloseError {
 }
 
 // shorten makes a reason fit a websocket's close frame: 125 bytes with the code, UTF-8 (RFC 6455 section 5.5.1).
-func shorten(reason string) string {
-	const most = 123
+func shorten(reason string) string { return cut(reason, 123) }
+
+// cut makes a text valid UTF-8 of at most so many bytes.
+func cut(reason string, most int) string {
 	if reason = strings.ToValidUTF8(reason, "?"); len(reason) <= most {
 		return reason
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/klauspost/compress/zstd"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/skerry-io/skerry/beehive/message"
@@ -44,7 +45,7 @@ func NewCodec(table *topic.Table, config Config) *Codec {
 		encodings: make(chan struct{}, maxEncodings),
 		decoder: sync.OnceValues(func() (*zstd.Decoder, error) {
 			return zstd.NewReader(nil, zstd.WithDecoderConcurrency(2), zstd.WithDecoderLowmem(true),
-				zstd.WithDecoderMaxMemory(uint64(config.MaxMessage)), zstd.WithDecoderMaxWindow(uint64(max(config.MaxMessage, zstd.MinWindowSize))))
+				zstd.WithDecoderMaxMemory(uint64(config.maxReceive())), zstd.WithDecoderMaxWindow(uint64(max(config.maxReceive(), zstd.MinWindowSize))))
 		}),
 		batches: sync.Pool{New: func() any { return new(make([]byte, 0, MaxBatch)) }},
 	}
@@ -70,6 +71,7 @@ func (c *Codec) Encode(m message.Message) (topic.Entry, []byte, error) {
 		if e.Refusal == "" {
 			e.Refusal = "refused"
 		}
+		e.Refusal = cut(e.Refusal, envelopeRoom/2)
 	} else {
 		if entry, e.Payload, err = c.table.Encode(m); err != nil {
 			return entry, nil, err
@@ -88,27 +90,43 @@ func (c *Codec) Encode(m message.Message) (topic.Entry, []byte, error) {
 	if err != nil {
 		return entry, nil, fmt.Errorf("encoding the envelope of %s: %w", m.Key(), err)
 	}
-	if bound := c.config.maxWire(entry.Class == topic.Urgent); len(data) > bound {
+	if around := len(data) - len(e.Payload); around > envelopeRoom {
+		return entry, nil, fmt.Errorf("%s with %d bytes around its content, the bound is %d: %w", m.Key(), around, envelopeRoom, ErrTooLarge)
+	}
+	if bound := maxWire(c.config.MaxMessage, entry.Class == topic.Urgent); len(data) > bound {
 		return entry, nil, fmt.Errorf("%s of %d bytes with its envelope, the bound is %d: %w", m.Key(), len(data), bound, ErrTooLarge)
 	}
 	return entry, data, nil
 }
 
-// Decode returns the message in data, which it doesn't keep. Its error is a *CloseError: the peer has said what it must not say.
+// Decode returns the message in data, which it does not keep. Its error is a *CloseError: the peer has said what it must not say.
 func (c *Codec) Decode(data []byte) (message.Message, error) {
-	m, _, err := c.decode(data)
-	return m, err
+	s, err := c.open(data)
+	if err != nil {
+		return message.Message{}, err
+	}
+	return c.content(s)
 }
 
-// decode also returns how many bytes the content takes.
-func (c *Codec) decode(data []byte) (message.Message, int, error) {
+// sealed is a message whose content has not been looked at: whether anybody wants it may not be known yet.
+type sealed struct {
+	message     message.Message
+	payload     []byte // as it came
+	compression linkpb.Compression
+}
+
+// open reads an envelope, and nothing of what is in it.
+func (c *Codec) open(data []byte) (sealed, error) {
+	if err := checkEnvelope(data); err != nil {
+		return sealed{}, err
+	}
 	var e linkpb.Envelope
-	if err := proto.Unmarshal(data, &e); err != nil {
-		return message.Message{}, 0, &CloseError{Code: CloseProtocol, Reason: "no envelope", Err: err}
+	if err := (proto.UnmarshalOptions{Merge: true, DiscardUnknown: true}).Unmarshal(data, &e); err != nil {
+		return sealed{}, &CloseError{Code: CloseProtocol, Reason: "no envelope", Err: err}
 	}
 	entry, err := c.table.Numbered(e.Topic)
 	if err != nil {
-		return message.Message{}, 0, &CloseError{Code: CloseProtocol, Reason: fmt.Sprintf("unknown topic %d", e.Topic), Err: err}
+		return sealed{}, &CloseError{Code: CloseProtocol, Reason: fmt.Sprintf("unknown topic %d", e.Topic), Err: err}
 	}
 	m := message.Message{
 		Header: message.Header{ID: message.ID(e.Id), ParentID: message.ID(e.Parent), Sync: e.Sync},
@@ -122,16 +140,58 @@ func (c *Codec) decode(data []byte) (message.Message, int, error) {
 	}
 	if e.Refusal != "" {
 		m.Content = Refusal(e.Refusal)
-		return m, len(e.Refusal), nil
+		return sealed{message: m}, nil
 	}
-	payload, err := c.decompress(e.Payload, e.Compression)
+	if _, err := c.size(e.Payload, e.Compression); err != nil {
+		return sealed{}, err
+	}
+	return sealed{m, e.Payload, e.Compression}, nil
+}
+
+// checkEnvelope counts in the bytes what is around the content, before it is read.
+func checkEnvelope(data []byte) error {
+	around := 0
+	for rest := data; len(rest) > 0; {
+		number, kind, n := protowire.ConsumeTag(rest)
+		if n < 0 {
+			return refuse(CloseProtocol, "no envelope")
+		}
+		size := protowire.ConsumeFieldValue(number, kind, rest[n:])
+		if size < 0 {
+			return refuse(CloseProtocol, "no envelope")
+		}
+		if number != payloadField {
+			around += n + size
+		}
+		rest = rest[n+size:]
+	}
+	if around > envelopeRoom {
+		return refuse(CloseTooLarge, "an envelope of %d bytes, the bound is %d", around, envelopeRoom)
+	}
+	return nil
+}
+
+// payloadField is the number of Envelope.payload.
+const payloadField = 12
+
+// content reads what is in an envelope.
+func (c *Codec) content(s sealed) (message.Message, error) {
+	m := s.message
+	if m.Content != nil {
+		return m, nil // a refusal
+	}
+	payload, err := c.decompress(s.payload, s.compression)
 	if err != nil {
-		return message.Message{}, 0, err
+		return message.Message{}, err
 	}
-	if m.Content, err = c.table.Decode(m.Key(), payload); err != nil {
-		return message.Message{}, 0, &CloseError{Code: CloseProtocol, Reason: "content of " + m.Key().String() + " is not of its type", Err: err}
+	m.Content, err = c.table.Decode(m.Key(), payload)
+	if errors.Is(err, topic.ErrBounds) {
+		return message.Message{}, &CloseError{Code: CloseTooLarge, Reason: err.Error(), Err: err}
 	}
-	return m, len(payload), nil
+	if err != nil {
+		return message.Message{}, &CloseError{Code: CloseProtocol, Reason: "content of " + m.Key().String() + " is not of its type", Err: err}
+	}
+	return m, nil
 }
 
 func (c *Codec) compress(payload []byte) ([]byte, linkpb.Compression, error) {
@@ -156,32 +216,39 @@ func (c *Codec) compress(payload []byte) ([]byte, linkpb.Compression, error) {
 	return payload, linkpb.Compression_NONE, nil
 }
 
-func (c *Codec) decompress(payload []byte, how linkpb.Compression) ([]byte, error) {
+// size is how long the content will be, by what its head says.
+func (c *Codec) size(payload []byte, how linkpb.Compression) (int, error) {
+	size := uint64(len(payload))
 	switch how {
 	case linkpb.Compression_NONE:
-		if len(payload) > c.config.MaxMessage {
-			return nil, refuse(CloseTooLarge, "content of %d bytes, the bound is %d", len(payload), c.config.MaxMessage)
-		}
-		return payload, nil
 	case linkpb.Compression_ZSTD:
+		var h zstd.Header
+		if err := h.Decode(payload); err != nil {
+			return 0, &CloseError{Code: CloseProtocol, Reason: "content is not compressed as it says", Err: err}
+		}
+		if h.Skippable || !h.HasFCS {
+			return 0, refuse(CloseProtocol, "compressed content does not state its size")
+		}
+		size = h.FrameContentSize
 	default:
-		return nil, refuse(CloseProtocol, "unknown compression %d", how)
+		return 0, refuse(CloseProtocol, "unknown compression %d", how)
 	}
-	var h zstd.Header
-	if err := h.Decode(payload); err != nil {
-		return nil, &CloseError{Code: CloseProtocol, Reason: "content is not compressed as it says", Err: err}
+	if size > uint64(c.config.maxReceive()) {
+		return 0, refuse(CloseTooLarge, "content of %d bytes, the bound is %d", size, c.config.maxReceive())
 	}
-	if h.Skippable || !h.HasFCS {
-		return nil, refuse(CloseProtocol, "compressed content does not state its size")
-	}
-	if h.FrameContentSize > uint64(c.config.MaxMessage) {
-		return nil, refuse(CloseTooLarge, "content of %d bytes, the bound is %d", h.FrameContentSize, c.config.MaxMessage)
+	return int(size), nil
+}
+
+func (c *Codec) decompress(payload []byte, how linkpb.Compression) ([]byte, error) {
+	size, err := c.size(payload, how)
+	if err != nil || how == linkpb.Compression_NONE {
+		return payload, err
 	}
 	decoder, err := c.decoder()
 	if err != nil {
 		return nil, &CloseError{Code: CloseInternal, Reason: "no decompressor", Err: err}
 	}
-	data, err := decoder.DecodeAll(payload, make([]byte, 0, h.FrameContentSize))
+	data, err := decoder.DecodeAll(payload, make([]byte, 0, size))
 	if err != nil {
 		code := CloseProtocol
 		if errors.Is(err, zstd.ErrDecoderSizeExceeded) || errors.Is(err, zstd.ErrWindowSizeExceeded) {
@@ -189,8 +256,8 @@ func (c *Codec) decompress(payload []byte, how linkpb.Compression) ([]byte, erro
 		}
 		return nil, &CloseError{Code: code, Reason: "content does not decompress", Err: err}
 	}
-	if uint64(len(data)) != h.FrameContentSize {
-		return nil, refuse(CloseProtocol, "compressed content of %d bytes states %d", len(data), h.FrameContentSize)
+	if len(data) != size {
+		return nil, refuse(CloseProtocol, "compressed content of %d bytes states %d", len(data), size)
 	}
 	return data, nil
 }

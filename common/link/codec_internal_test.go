@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/klauspost/compress/zstd"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/link/linkpb"
@@ -118,15 +119,15 @@ func FuzzDecode(f *testing.F) {
 		f.Add(data)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		m, size, err := c.decode(data)
+		m, err := c.Decode(data)
 		if err != nil {
 			if _, ok := errors.AsType[*CloseError](err); !ok {
 				t.Fatalf("error %v says no close code", err)
 			}
 			return
 		}
-		if size > config.MaxMessage {
-			t.Fatalf("content of %d bytes", size)
+		if p, ok := m.Content.(proto.Message); ok && proto.Size(p) > 2*config.MaxMessage {
+			t.Fatalf("content of %d bytes", proto.Size(p))
 		}
 		// What was taken can be said again, unless it only fits as it was.
 		if _, _, err := c.Encode(m); err != nil && !errors.Is(err, ErrTooLarge) {

@@ -1,6 +1,7 @@
 package link
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -16,10 +17,15 @@ type Bound struct {
 
 // Config bounds a link. Both ends should agree on MaxMessage.
 type Config struct {
-	// MaxMessage is the longest content in bytes, before compression and after decompression.
+	// MaxMessage is the longest content that is sent, in bytes, before compression. It must be within the peer's MaxReceive.
 	MaxMessage int
-	// MaxAssembly is how many bytes of messages that have begun and not yet ended a peer may have under way, over all classes but Urgent.
+	// MaxReceive is the longest content that is taken, in bytes, after decompression; 0: MaxMessage.
+	MaxReceive int
+	// MaxAssembly is how many bytes of messages longer than a frame, as they are on the wire, this end holds over all classes but Urgent: of those that a peer has begun
+	// and not ended, and of those that nobody has received yet. A peer that has begun more is refused; while it is the latter that take the room, reading waits.
 	MaxAssembly int
+	// PeerAssembly is MaxAssembly of the peer; 0: that of this end.
+	PeerAssembly int
 	// CompressAbove is the length of content in bytes from which compression is tried; negative: never.
 	CompressAbove int
 
@@ -47,6 +53,29 @@ const envelopeRoom = 4 << 10
 // maxUrgent is the longest message of class Urgent: those are not counted in MaxAssembly, so that nothing holds them back.
 const maxUrgent = 64 << 10
 
+// The longest content of an edge: an object at kube-apiserver is bounded by 1.5 MiB of etcd, a request by 3 MiB, and there is a path beside it. What an edge can make
+// cloudcore hold is bounded far below what cloudcore may send: edges are many, and believed less.
+const (
+	maxUp         = 3<<20 + 128<<10
+	maxUpAssembly = 4 << 20
+)
+
+// OfCloud is c as the end of the cloud: it takes less than it sends.
+func (c Config) OfCloud() Config {
+	c.MaxReceive, c.MaxAssembly, c.PeerAssembly = maxUp, maxUpAssembly, c.MaxAssembly
+	c.ReceiveQueue.Bytes /= 2
+	return c
+}
+
+// OfEdge is c as the end of an edge, whose peer has a Config of OfCloud.
+func (c Config) OfEdge() Config {
+	c.MaxReceive, c.MaxMessage, c.PeerAssembly = c.maxReceive(), maxUp, maxUpAssembly
+	return c
+}
+
+func (c Config) maxReceive() int   { return cmp.Or(c.MaxReceive, c.MaxMessage) }
+func (c Config) peerAssembly() int { return cmp.Or(c.PeerAssembly, c.MaxAssembly) }
+
 // Default is the Config of a link that works well from 100 kbit/s upwards.
 func Default() Config {
 	return Config{
@@ -72,7 +101,8 @@ func (c Config) Validate() error {
 	}
 	check(c.MaxMessage >= 64<<10, "maxMessage: %d is below 64 KiB", c.MaxMessage)
 	check(c.MaxMessage <= 1<<30, "maxMessage: %d is above 1 GiB", c.MaxMessage)
-	check(c.MaxAssembly >= c.MaxMessage+envelopeRoom, "maxAssembly: %d is below maxMessage and %d for its envelope", c.MaxAssembly, envelopeRoom)
+	check(c.MaxAssembly >= c.maxReceive()+envelopeRoom, "maxAssembly: %d is below maxReceive and %d for its envelope", c.MaxAssembly, envelopeRoom)
+	check(c.peerAssembly() >= c.MaxMessage+envelopeRoom, "peerAssembly: %d is below maxMessage and %d for its envelope", c.peerAssembly(), envelopeRoom)
 	for name, b := range map[string]Bound{"sendQueue": c.SendQueue, "receiveQueue": c.ReceiveQueue} {
 		check(b.Messages > 0, "%s.messages: %d is not above 0", name, b.Messages)
 		check(b.Bytes >= b.Messages, "%s.bytes: %d is below one for each message", name, b.Bytes)
@@ -92,10 +122,10 @@ func (c Config) sendQueue(class topic.Class) Bound {
 	return b
 }
 
-// maxWire is the longest message of a class on the wire.
-func (c Config) maxWire(urgent bool) int {
+// maxWire is the longest message of a class on the wire, with a content of at most so many bytes.
+func maxWire(content int, urgent bool) int {
 	if urgent {
 		return maxUrgent
 	}
-	return c.MaxMessage + envelopeRoom
+	return content + envelopeRoom
 }

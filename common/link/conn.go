@@ -7,8 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/semaphore"
-
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/topic"
 )
@@ -23,7 +21,7 @@ func Start(carrier Carrier, codec *Codec, config Config, info Info) Conn {
 		ready: make(chan struct{}, 1), done: make(chan struct{}), lastSent: time.Now(),
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
-	c.assembly = &assembly{room: semaphore.NewWeighted(int64(config.MaxAssembly)), wait: c.traits.Lanes}
+	c.assembly = newAssembly(config.MaxAssembly, c.traits.Lanes)
 	for class := range c.out {
 		c.out[class] = &sendQueue{room: newRoom(config.sendQueue(topic.Class(class)))}
 		c.in[class].room = newRoom(config.ReceiveQueue)
@@ -132,7 +130,7 @@ func (c *conn) drain(class topic.Class) {
 	defer c.codec.batches.Put(buffer)
 	queues, bound := c.out[class:class+1], 0
 	if !c.traits.Lanes {
-		queues, bound = c.out[:], c.config.MaxAssembly
+		queues, bound = c.out[:], c.config.peerAssembly()
 	}
 	for {
 		c.mu.Lock()
@@ -192,7 +190,7 @@ func (c *conn) Receive(ctx context.Context) (message.Message, error) {
 	}
 }
 
-// Poll prefers the lowest class too.
+// Poll prefers the lowest class too. What came is decoded here and not before, one message at a time: who has not been admitted makes this end decode nothing.
 func (c *conn) Poll() (message.Message, bool) {
 	c.mu.Lock()
 	if c.ended != nil {
@@ -211,7 +209,13 @@ func (c *conn) Poll() (message.Message, bool) {
 		}
 		c.mu.Unlock()
 		q.room.Release(r.weight)
-		return r.message, true
+		m, err := c.codec.content(r.sealed)
+		c.assembly.release(r.held)
+		if err != nil {
+			c.end(closeError(err))
+			return message.Message{}, false
+		}
+		return m, true
 	}
 	c.mu.Unlock()
 	return message.Message{}, false
@@ -283,21 +287,21 @@ func (c *conn) read(r io.Reader) error {
 
 // next reads one message.
 func (c *conn) next(a *assembler, r io.Reader) error {
-	class, data, err := a.next(c.ctx, r)
+	class, data, held, err := a.next(c.ctx, r)
 	if err != nil {
 		return err
 	}
-	m, size, err := c.codec.decode(data)
+	s, err := c.codec.open(data)
 	if err != nil {
 		return err
 	}
 	q := &c.in[class]
-	weight := q.room.weight(size)
+	weight := q.room.weight(len(data))
 	if err := c.acquire(c.ctx, q.room, weight); err != nil {
 		return err
 	}
 	c.mu.Lock()
-	q.waiting = append(q.waiting, received{m, weight})
+	q.waiting = append(q.waiting, received{s, weight, held})
 	c.lastHeard = time.Now()
 	c.stats.received(class, len(data))
 	c.heard(c.lastHeard)

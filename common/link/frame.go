@@ -54,13 +54,19 @@ func appendFrame(b []byte, class topic.Class, data []byte, sent, room int) ([]by
 	return append(b, data[sent:sent+n]...), sent + n
 }
 
-// assembly is the room for messages that have begun and not yet ended, shared by all streams of a link.
+// assembly is the room for messages longer than a frame, from their begin until they are received. It is shared by all streams of a link.
 type assembly struct {
-	room *semaphore.Weighted
-	wait bool // for room, instead of refusing: streams that don't wait for each other make progress without it
+	room  *semaphore.Weighted
+	bound int
+	wait  bool // for what others have begun, instead of refusing: streams that don't wait for each other make progress without it
 
 	mu    sync.Mutex
+	begun int                 // bytes of those that have not ended
 	taken [topic.Classes]bool // the classes that have a stream of their own
+}
+
+func newAssembly(bound int, wait bool) *assembly {
+	return &assembly{room: semaphore.NewWeighted(int64(bound)), bound: bound, wait: wait}
 }
 
 // claim gives a class to the stream that asks first.
@@ -74,15 +80,32 @@ func (a *assembly) claim(class topic.Class) error {
 	return nil
 }
 
-func (a *assembly) take(ctx context.Context, n int) error {
-	if a.room.TryAcquire(int64(n)) {
-		return nil
-	}
-	if !a.wait {
+// begin takes the room of a message.
+func (a *assembly) begin(ctx context.Context, n int) error {
+	a.mu.Lock()
+	a.begun += n
+	over := a.begun > a.bound && !a.wait
+	a.mu.Unlock()
+	if over {
+		a.end(n)
 		return refuse(CloseTooLarge, "too many messages have begun and not ended")
 	}
-	return a.room.Acquire(ctx, int64(n))
+	// What has begun fits, so what it waits for has come as a whole and will be received.
+	if err := a.room.Acquire(ctx, int64(n)); err != nil {
+		a.end(n)
+		return err
+	}
+	return nil
 }
+
+// end says that a message is no longer on its way. It has its room until release.
+func (a *assembly) end(n int) {
+	a.mu.Lock()
+	a.begun -= n
+	a.mu.Unlock()
+}
+
+func (a *assembly) release(n int) { a.room.Release(int64(n)) }
 
 // assembler puts the frames of one stream together. It takes memory only for lengths within the bounds, and for a long message only as its bytes
 // come.
@@ -101,72 +124,77 @@ type partial struct {
 	total int // 0: no message has begun
 }
 
-// next reads frames up to the end of the next message.
-func (a *assembler) next(ctx context.Context, r io.Reader) (topic.Class, []byte, error) {
+// next reads frames up to the end of the next message. held is what it has of the assembly's room, the caller's to release.
+func (a *assembler) next(ctx context.Context, r io.Reader) (class topic.Class, data []byte, held int, err error) {
 	var head [firstHeadSize]byte
 	for {
 		if _, err := io.ReadFull(r, head[:headSize]); err != nil {
-			return 0, nil, err
+			return 0, nil, 0, err
 		}
-		class, kind, length := topic.Class(head[0]&classMask), head[0]&kindMask, int(binary.BigEndian.Uint16(head[1:]))
+		kind, length := head[0]&kindMask, int(binary.BigEndian.Uint16(head[1:]))
+		class = topic.Class(head[0] & classMask)
 		if head[0]&^(classMask|kindMask) != 0 || kind == kindMask || class >= topic.Classes {
-			return 0, nil, refuse(CloseProtocol, "byte %#02x begins no frame", head[0])
+			return 0, nil, 0, refuse(CloseProtocol, "byte %#02x begins no frame", head[0])
 		}
 		if length == 0 {
-			return 0, nil, refuse(CloseProtocol, "empty frame")
+			return 0, nil, 0, refuse(CloseProtocol, "empty frame")
 		}
 		if length > MaxFrame {
-			return 0, nil, refuse(CloseTooLarge, "frame of %d bytes, the bound is %d", length, MaxFrame)
+			return 0, nil, 0, refuse(CloseTooLarge, "frame of %d bytes, the bound is %d", length, MaxFrame)
 		}
 		switch {
 		case !a.lanes:
 		case !a.begun:
 			if err := a.assembly.claim(class); err != nil {
-				return 0, nil, err
+				return 0, nil, 0, err
 			}
 			a.lane, a.begun = class, true
 		case class != a.lane:
-			return 0, nil, refuse(CloseProtocol, "frame of class %s in the stream of class %s", class, a.lane)
+			return 0, nil, 0, refuse(CloseProtocol, "frame of class %s in the stream of class %s", class, a.lane)
 		}
 
 		p := &a.partial[class]
 		if (kind == frameMore) != (p.total != 0) {
-			return 0, nil, refuse(CloseProtocol, "frame of class %s is out of turn", class)
+			return 0, nil, 0, refuse(CloseProtocol, "frame of class %s is out of turn", class)
 		}
-		bound := a.config.maxWire(class == topic.Urgent)
+		bound := maxWire(a.config.maxReceive(), class == topic.Urgent)
 		switch kind {
 		case frameWhole:
 			if length > bound {
-				return 0, nil, refuse(CloseTooLarge, "message of %d bytes, the bound is %d", length, bound)
+				return 0, nil, 0, refuse(CloseTooLarge, "message of %d bytes, the bound is %d", length, bound)
 			}
 			data := make([]byte, length)
 			_, err := io.ReadFull(r, data)
-			return class, data, err
+			return class, data, 0, err
 		case frameFirst:
 			if _, err := io.ReadFull(r, head[headSize:]); err != nil {
-				return 0, nil, err
+				return 0, nil, 0, err
 			}
 			total := int(binary.BigEndian.Uint32(head[headSize:]))
 			if total > bound {
-				return 0, nil, refuse(CloseTooLarge, "message of %d bytes, the bound is %d", total, bound)
+				return 0, nil, 0, refuse(CloseTooLarge, "message of %d bytes, the bound is %d", total, bound)
 			}
 			if total <= length {
-				return 0, nil, refuse(CloseProtocol, "message of %d bytes begins with a frame of %d", total, length)
+				return 0, nil, 0, refuse(CloseProtocol, "message of %d bytes begins with a frame of %d", total, length)
 			}
 			if class != topic.Urgent {
-				if err := a.assembly.take(ctx, total); err != nil {
-					return 0, nil, err
+				if err := a.assembly.begin(ctx, total); err != nil {
+					return 0, nil, 0, err
 				}
 			}
 			p.total = total
 		}
 		if err := p.read(r, length); err != nil {
-			return 0, nil, err
+			return 0, nil, 0, err
 		}
 		if len(p.data) == p.total {
 			data := p.data
-			a.drop(class)
-			return class, data, nil
+			*p = partial{}
+			if class == topic.Urgent {
+				return class, data, 0, nil
+			}
+			a.assembly.end(len(data))
+			return class, data, len(data), nil
 		}
 	}
 }
@@ -189,7 +217,8 @@ func (p *partial) read(r io.Reader, n int) error {
 func (a *assembler) drop(class topic.Class) {
 	p := &a.partial[class]
 	if p.total != 0 && class != topic.Urgent {
-		a.assembly.room.Release(int64(p.total))
+		a.assembly.end(p.total)
+		a.assembly.release(p.total)
 	}
 	*p = partial{}
 }

@@ -10,8 +10,6 @@ import (
 	"runtime"
 	"testing"
 
-	"golang.org/x/sync/semaphore"
-
 	"github.com/skerry-io/skerry/common/topic"
 )
 
@@ -22,7 +20,7 @@ func testConfig() Config {
 }
 
 func newAssembler(config Config, lanes bool) *assembler {
-	return &assembler{config: &config, lanes: lanes, assembly: &assembly{room: semaphore.NewWeighted(int64(config.MaxAssembly)), wait: lanes}}
+	return &assembler{config: &config, lanes: lanes, assembly: newAssembly(config.MaxAssembly, lanes)}
 }
 
 // What fill cuts, next puts together, whatever the lengths, the batches and the classes are.
@@ -77,7 +75,8 @@ func TestFrames_CutAndPutTogether(t *testing.T) {
 		a := newAssembler(config, false)
 		var got [topic.Classes]int
 		for {
-			class, data, err := a.next(t.Context(), &wire)
+			class, data, held, err := a.next(t.Context(), &wire)
+			a.assembly.release(held)
 			if errors.Is(err, io.EOF) && wire.Len() == 0 {
 				break
 			}
@@ -156,7 +155,7 @@ func TestAssembler_TakesNoMemoryForLengths(t *testing.T) {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	for range 100 {
-		if _, _, err := newAssembler(config, false).next(t.Context(), bytes.NewReader(first)); !errors.Is(err, io.EOF) {
+		if _, _, _, err := newAssembler(config, false).next(t.Context(), bytes.NewReader(first)); !errors.Is(err, io.EOF) {
 			t.Fatal(err)
 		}
 	}
@@ -184,11 +183,12 @@ func FuzzAssembler(f *testing.F) {
 		r := bytes.NewReader(wire)
 		total := 0
 		for {
-			class, data, err := a.next(ctx, r)
+			class, data, held, err := a.next(ctx, r)
+			a.assembly.release(held)
 			if err != nil {
 				break
 			}
-			if len(data) == 0 || len(data) > config.maxWire(class == topic.Urgent) {
+			if len(data) == 0 || len(data) > maxWire(config.MaxMessage, class == topic.Urgent) {
 				t.Fatalf("message of %d bytes", len(data))
 			}
 			total += len(data)

@@ -78,7 +78,7 @@ func (q *sendQueue) pop() *outgoing {
 
 // fill appends frames of what waits in the classes, the lowest first, to batch, of at most size bytes. It returns how many bytes and messages of
 // each class they complete, and how much room there is in the queues once they are written. On a shared stream the messages that are under way
-// together must fit the peer's bound, MaxAssembly: *assembling counts them, and bound is 0 where there is none.
+// together must fit the peer's MaxAssembly: *assembling counts them, and bound is 0 where there is none.
 func fill(batch []byte, size int, queues []*sendQueue, first topic.Class, assembling *int, bound int) (_ []byte, done [topic.Classes]written) {
 	const least = firstHeadSize + 512 // shorter pieces of a message aren't worth their head
 	for i, q := range queues {
@@ -122,8 +122,9 @@ type written struct {
 
 // received is a message that waits for Receive.
 type received struct {
-	message message.Message
-	weight  int64
+	sealed sealed
+	weight int64 // of the queue's room
+	held   int   // of the assembly's room
 }
 
 // receiveQueue is what has come of one class. Guarded by conn.mu, but for room.

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/skerry-io/skerry/beehive/message"
 )
@@ -49,23 +50,40 @@ type Entry struct {
 	Delivery message.Delivery
 	Payload  string // the protobuf name of the payload
 	Opaque   bool   // the payload is encrypted: it does not compress
+	Goes     Direction
 
-	decode func([]byte) (any, error)
+	content protoreflect.MessageDescriptor
+	decode  func([]byte) (any, error)
 }
+
+// Direction is which way a topic goes.
+type Direction uint8
+
+const (
+	Up   Direction = 1 << iota // from an edge
+	Down                       // to an edge
+)
 
 // Table is every topic that crosses the link.
 type Table struct {
-	entries map[message.Key]Entry
-	numbers map[uint32]message.Key
+	entries  map[message.Key]Entry
+	numbers  map[uint32]message.Key
+	receives Direction
+	bounds   Bounds
+}
+
+// Receiving is the table of an end that takes only what goes in that direction, within those bounds.
+func (t *Table) Receiving(d Direction, bounds Bounds) *Table {
+	return &Table{entries: t.entries, numbers: t.numbers, receives: d, bounds: bounds}
 }
 
 func line[T any, PT interface {
 	*T
 	proto.Message
 }](number uint32, topic message.Topic[PT], class Class) Entry {
+	content := PT(new(T)).ProtoReflect().Descriptor()
 	return Entry{
-		Key: topic.Key(), Number: number, Class: class, Delivery: topic.Delivery,
-		Payload: string(PT(new(T)).ProtoReflect().Descriptor().FullName()),
+		Key: topic.Key(), Number: number, Class: class, Delivery: topic.Delivery, Payload: string(content.FullName()), content: content, Goes: Up | Down,
 		decode: func(b []byte) (any, error) {
 			p := PT(new(T))
 			if err := proto.Unmarshal(b, p); err != nil {
@@ -81,20 +99,30 @@ func opaque(e Entry) Entry {
 	return e
 }
 
-// NewTable returns the table.
+func up(e Entry) Entry {
+	e.Goes = Up
+	return e
+}
+
+func down(e Entry) Entry {
+	e.Goes = Down
+	return e
+}
+
+// NewTable returns the table of an end that takes what goes in either direction; see Receiving.
 func NewTable() *Table {
-	t := &Table{entries: map[message.Key]Entry{}, numbers: map[uint32]message.Key{}}
+	t := &Table{entries: map[message.Key]Entry{}, numbers: map[uint32]message.Key{}, receives: Up | Down, bounds: DownBounds()}
 	for _, e := range []Entry{
-		line(1, Hello, Urgent), line(2, Welcome, Urgent),
-		line(3, Heartbeat, Urgent), line(4, HeartbeatAnswer, Urgent),
-		line(5, Interests, Normal), line(6, InventoryRequest, Normal), line(7, Inventory, Normal),
-		line(8, State, Normal), line(9, StateAck, Answer),
-		line(10, EventWrite, Bulk), line(11, EventResult, Answer),
-		line(12, PodStatusWrite, Normal), line(13, PodStatusResult, Answer),
-		line(14, NodeStatusWrite, Normal), line(15, NodeStatusResult, Answer),
-		line(16, PodWrite, Normal), line(17, PodResult, Answer),
-		line(18, ReportWrite, Normal), line(19, ReportResult, Answer),
-		line(20, APIRequest, Answer), line(21, APIResponse, Answer),
+		up(line(1, Hello, Urgent)), down(line(2, Welcome, Urgent)),
+		up(line(3, Heartbeat, Urgent)), down(line(4, HeartbeatAnswer, Urgent)),
+		up(line(5, Interests, Normal)), down(line(6, InventoryRequest, Normal)), up(line(7, Inventory, Normal)),
+		down(line(8, State, Normal)), up(line(9, StateAck, Answer)),
+		up(line(10, EventWrite, Bulk)), down(line(11, EventResult, Answer)),
+		up(line(12, PodStatusWrite, Normal)), down(line(13, PodStatusResult, Answer)),
+		up(line(14, NodeStatusWrite, Normal)), down(line(15, NodeStatusResult, Answer)),
+		up(line(16, PodWrite, Normal)), down(line(17, PodResult, Answer)),
+		up(line(18, ReportWrite, Normal)), down(line(19, ReportResult, Answer)),
+		up(line(20, APIRequest, Answer)), down(line(21, APIResponse, Answer)),
 		line(22, StreamOpen, Answer), line(23, StreamWindow, Answer), opaque(line(24, StreamData, Stream)), line(25, StreamClose, Stream),
 	} {
 		if _, ok := t.entries[e.Key]; ok {
@@ -127,13 +155,17 @@ func (t *Table) Lookup(key message.Key) (Entry, error) {
 	return e, nil
 }
 
-// Numbered finds the line that a number on the wire stands for.
+// Numbered finds the line that a number on the wire stands for, of what this end receives.
 func (t *Table) Numbered(number uint32) (Entry, error) {
 	key, ok := t.numbers[number]
 	if !ok {
 		return Entry{}, fmt.Errorf("number %d: %w", number, ErrUnknown)
 	}
-	return t.entries[key], nil
+	e := t.entries[key]
+	if e.Goes&t.receives == 0 {
+		return Entry{}, fmt.Errorf("%s does not go this way: %w", key, ErrUnknown)
+	}
+	return e, nil
 }
 
 // Encode turns the content of m into the payload of its topic.
@@ -153,11 +185,14 @@ func (t *Table) Encode(m message.Message) (Entry, []byte, error) {
 	return e, b, nil
 }
 
-// Decode turns the payload of a topic back into content.
+// Decode turns the payload of a topic back into content. What is above the table's bounds is refused before memory is taken for it.
 func (t *Table) Decode(key message.Key, payload []byte) (any, error) {
 	e, err := t.Lookup(key)
 	if err != nil {
 		return nil, err
+	}
+	if err := t.bounds.check(e.content, payload); err != nil {
+		return nil, fmt.Errorf("decoding %s: %w", key, err)
 	}
 	content, err := e.decode(payload)
 	if err != nil {

@@ -305,9 +305,9 @@ func (a *App) kubelet() string {
 }
 
 func newDialer(c edgeconfig.EdgeHub, identity *join.Identity) (link.Dialer, error) {
-	bounds := link.Default()
+	bounds := link.Default().OfEdge()
 	bounds.Keepalive, bounds.IdleTimeout = c.Keepalive.Duration, c.IdleTimeout.Duration
-	table := topic.NewTable()
+	table := topic.NewTable().Receiving(topic.Down, topic.DownBounds())
 	ws, err := wslink.NewDialer(wslink.DialConfig{Link: bounds, TLS: identity.TLS(), Table: table, Proxy: http.ProxyFromEnvironment})
 	if err != nil {
 		return nil, err

@@ -111,7 +111,7 @@ func New(c Config) (*Fleet, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
-	f := &Fleet{config: c.withDefaults(), bounds: link.Default(), table: topic.NewTable(), changed: make(chan struct{})}
+	f := &Fleet{config: c.withDefaults(), bounds: link.Default().OfEdge(), table: topic.NewTable().Receiving(topic.Down, topic.DownBounds()), changed: make(chan struct{})}
 	f.bounds.Keepalive = f.config.Keepalive
 	f.codec = link.NewCodec(f.table, f.bounds)
 	return f, nil

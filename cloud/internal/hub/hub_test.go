@@ -222,7 +222,7 @@ func TestHub_NewerSessionReplacesOlder_WhenNothingOfItIsLeft(t *testing.T) {
 		for _, epoch := range []uint64{4, 5} {
 			e := b.dial("a")
 			e.hello(epoch)
-			if end := e.ended(); end.Code != link.CloseReplaced || !strings.Contains(end.Reason, "epoch 5 is open") {
+			if end := e.ended(); end.Code != link.CloseReplaced || !strings.Contains(end.Reason, "epoch=5 is open") {
 				t.Errorf("epoch %d ended with %v", epoch, end)
 			}
 		}

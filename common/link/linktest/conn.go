@@ -207,9 +207,11 @@ func testTooLargeToReceive(t *testing.T, pair func(*testing.T, PairOptions) Ends
 		"compressed": topic.EventWrite.New(message.Resource{}, &topicpb.Write{Body: make([]byte, 1<<20)}), // some hundred bytes on the wire
 	} {
 		t.Run(name, func(t *testing.T) {
-			small := link.Default()
+			small, usual := link.Default(), link.Default()
 			small.MaxMessage = 64 << 10
-			ends := pair(t, PairOptions{Edge: link.Default(), Cloud: small})
+			// Who closes waits so long for the peer to read why. A second passes before that on a busy machine, and the peer then sees a network that ended.
+			small.CloseTimeout, usual.CloseTimeout = patience, patience
+			ends := pair(t, PairOptions{Edge: usual, Cloud: small})
 			send(t, ends.Edge, m)
 			if why := ended(t, ends.Cloud); why.Code != link.CloseTooLarge || why.Remote {
 				t.Errorf("the cloud: %v", why)

@@ -92,6 +92,7 @@ func TestWire(t *testing.T, open func(*testing.T, link.Config) Wire) {
 			if err := wire.Write(test.bytes); err != nil {
 				t.Fatal(err)
 			}
+			go func() { _, _ = wire.Cloud.Receive(t.Context()) }() // content is read when it is received
 			if why := ended(t, wire.Cloud); why.Code != test.want || why.Remote {
 				t.Errorf("the cloud ended by %v, want %d", why, test.want)
 			}
