@@ -11,7 +11,6 @@ import (
 	"strconv"
 	"sync"
 	"testing"
-	"testing/synctest"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -43,9 +42,10 @@ func ref(name, namespace, object_ string) object.Ref {
 type cloud struct {
 	prefix string // of versions of what is set from now on
 	guess  bool   // of a resource whose digest differs it sends what is newer than all that the edge holds, and says what it expects
-	t      *testing.T
+	t      testing.TB
 
 	toEdge chan message.Message
+	ready  chan struct{} // a slot; taken by the edge that has started
 
 	mu       sync.Mutex
 	up       bool
@@ -81,13 +81,13 @@ type thing struct {
 	prefix  string // "" for kube-apiserver's own version, else that of a digest
 }
 
-func newCloud(t *testing.T) *cloud {
+func newCloud(t testing.TB) *cloud {
 	return &cloud{
-		t: t, toEdge: make(chan message.Message, 4096), revision: 100, objects: map[object.Ref]*thing{}, effects: map[string][]string{},
+		t: t, toEdge: make(chan message.Message, 4096), ready: make(chan struct{}, 1), revision: 100, objects: map[object.Ref]*thing{}, effects: map[string][]string{},
 	}
 }
 
-func (c *cloud) Ready() {}
+func (c *cloud) Ready() { c.ready <- struct{}{} }
 
 func (c *cloud) Receive(ctx context.Context) (message.Message, error) {
 	select {
@@ -458,7 +458,7 @@ func (c *cloud) release() {
 // edge is a Manager that runs against a cloud.
 type edge struct {
 	*meta.Manager
-	t      *testing.T
+	t      testing.TB
 	cloud  *cloud
 	path   string
 	config meta.Config
@@ -467,7 +467,7 @@ type edge struct {
 }
 
 // memoryDir is a directory where a sync costs nothing, if there is one: the tests here are of order, those of the store are of disks.
-func memoryDir(t *testing.T) string {
+func memoryDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "skerry-meta-*")
 	if err != nil {
@@ -477,7 +477,7 @@ func memoryDir(t *testing.T) string {
 	return dir
 }
 
-func newEdge(t *testing.T, c *cloud, config meta.Config) *edge {
+func newEdge(t testing.TB, c *cloud, config meta.Config) *edge {
 	t.Helper()
 	config.NodeName = "edge1"
 	e := &edge{t: t, cloud: c, path: memoryDir(t) + "/edge.db", config: config}
@@ -508,7 +508,7 @@ func (e *edge) start() {
 		}
 		e.stop = func() {}
 	}
-	synctest.Wait()
+	<-e.cloud.ready
 }
 
 // restart is a reboot: what the process knew is gone. What the cloud still had to say to it is, too.
@@ -629,7 +629,7 @@ func answerRecording(sent *[]string) func(*topicpb.APIRequest) *topicpb.APIRespo
 }
 
 // eventIn decodes the body of an event's write. What the cloud is to set itself is not in it.
-func eventIn(t *testing.T, body []byte) *corev1.Event {
+func eventIn(t testing.TB, body []byte) *corev1.Event {
 	obj, err := object.DecodeRaw(body)
 	e, ok := obj.(*corev1.Event)
 	if err != nil || !ok {

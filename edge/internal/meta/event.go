@@ -315,7 +315,7 @@ func (m *Manager) queueEvent(b *batch, ref object.Ref, event *corev1.Event, body
 			if last.sent {
 				merged.verb = topicpb.Verb_PATCH
 			}
-			b.replace(t, &merged)
+			b.merge(t, last, &merged)
 			m.trimEvents(b, merged.id)
 			return
 		}

@@ -1,7 +1,6 @@
 package meta
 
 import (
-	"container/heap"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -75,28 +74,17 @@ type outbox struct {
 	targets      map[uint64]target
 	inflight     map[uint64]bool // true: an event
 	inEvents     int             // how many of inflight are events
-	state        readyHeap       // numbers of heads; may hold some that no longer are
-	event        readyHeap
+	state        *ready          // heads that may be sent
+	event        *ready
 	eventOrder   []uint64 // events by age; may hold some that are gone
 	events       eventSums
 	dropped      uint64 // events that had to make room and that nobody was told of
 }
 
 func newOutbox() *outbox {
-	return &outbox{queues: map[target]*queue{}, targets: map[uint64]target{}, inflight: map[uint64]bool{}}
-}
-
-type readyHeap []uint64
-
-func (h readyHeap) Len() int           { return len(h) }
-func (h readyHeap) Less(i, j int) bool { return h[i] < h[j] }
-func (h readyHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
-func (h *readyHeap) Push(x any)        { *h = append(*h, x.(uint64)) }
-func (h *readyHeap) Pop() any {
-	old := *h
-	x := old[len(old)-1]
-	*h = old[:len(old)-1]
-	return x
+	return &outbox{
+		queues: map[target]*queue{}, targets: map[uint64]target{}, inflight: map[uint64]bool{}, state: newReady(), event: newReady(),
+	}
 }
 
 // queue is the queue of a target as this batch leaves it; the batch's own to change.
@@ -145,6 +133,20 @@ func (b *batch) replace(t target, e *entry) {
 	}
 	q.entries[i] = e
 	b.saveEntry(t, e)
+}
+
+// merge puts merged, which says all that last says, in the place of last. What may have been sent is
+// replaced by an entry with a new number: a result that is on its way is of what was sent, and must
+// not take with it what came after.
+func (b *batch) merge(t target, last, merged *entry) {
+	if !last.sent {
+		merged.id = last.id
+		b.replace(t, merged)
+		return
+	}
+	merged.sent = false
+	b.remove(t, func(e *entry) bool { return e.id == last.id })
+	b.add(t, merged)
 }
 
 // remove takes the entries out of which the function says so.
@@ -207,6 +209,7 @@ func (o *outbox) show(b *batch) {
 		if old := o.queues[t]; old != nil {
 			for _, e := range old.entries {
 				delete(o.targets, e.id)
+				o.readyOf(e).drop(e.id)
 			}
 		}
 		if len(q.entries) == 0 {
@@ -246,18 +249,21 @@ func (o *outbox) offer(q *queue) {
 	if _, under := o.inflight[e.id]; under {
 		return
 	}
+	o.readyOf(e).put(e.id)
+}
+
+func (o *outbox) readyOf(e *entry) *ready {
 	if e.event() {
-		heap.Push(&o.event, e.id)
-	} else {
-		heap.Push(&o.state, e.id)
+		return o.event
 	}
+	return o.state
 }
 
 // restart makes all that was under way wait again: the link that it was on is gone.
 func (o *outbox) restart() {
 	clear(o.inflight)
 	o.inEvents = 0
-	o.state, o.event = o.state[:0], o.event[:0]
+	o.state, o.event = newReady(), newReady()
 	for _, q := range o.queues {
 		o.offer(q)
 	}
@@ -273,24 +279,14 @@ func (o *outbox) ended(id uint64) {
 	}
 }
 
-// next takes the next entry to send out of a heap; nil where there is none.
-func (o *outbox) next(h *readyHeap) (target, *entry) {
-	for h.Len() > 0 {
-		id := heap.Pop(h).(uint64)
-		t, ok := o.targets[id]
-		if !ok {
-			continue
-		}
-		e := o.queues[t].head()
-		if e == nil || e.id != id {
-			continue
-		}
-		if _, under := o.inflight[id]; under {
-			continue
-		}
-		return t, e
+// next takes the oldest of those that may be sent; nil where there is none.
+func (o *outbox) next(r *ready) (target, *entry) {
+	id, ok := r.take()
+	if !ok {
+		return target{}, nil
 	}
-	return target{}, nil
+	t := o.targets[id]
+	return t, o.queues[t].head()
 }
 
 // pump hands to the sender what may go. Called by the core after each batch.
@@ -302,7 +298,7 @@ func (m *Manager) pump() {
 	defer m.mu.Unlock()
 	o, limits := m.outbox, m.config.Limits
 	for len(o.inflight) < limits.Window {
-		t, e := o.next(&o.state)
+		t, e := o.next(o.state)
 		if e == nil {
 			break
 		}
@@ -311,7 +307,7 @@ func (m *Manager) pump() {
 		m.sender.putWrite(t, e)
 	}
 	for len(o.inflight) < limits.Window && o.inEvents < limits.EventWindow {
-		t, e := o.next(&o.event)
+		t, e := o.next(o.event)
 		if e == nil {
 			break
 		}

@@ -38,8 +38,7 @@ func (m *Manager) Report(ctx context.Context, ref object.Ref, uid types.UID, bod
 			b.add(t, e)
 			return nil
 		}
-		e.id, e.sent = last.id, last.sent
-		b.replace(t, e)
+		b.merge(t, last, e)
 		return nil
 	}))
 }

@@ -209,10 +209,10 @@ func (m *Manager) stagePatch(b *batch, w Write, class storepb.Class, have *held,
 		class: class, verb: topicpb.Verb_PATCH, subresource: w.Subresource, patchType: w.PatchType, body: body, uid: cmp.Or(w.UID, have.shown.UID),
 		at: time.Now().UnixMilli(), size: len(body), volatile: onlyHeartbeat(now, patched),
 	}
-	if merged := m.mergeInto(have, entries, e); merged != nil {
+	if last, merged := m.mergeInto(have, entries, e); merged != nil {
 		h := b.set(w.Ref, &next)
 		merged.shownVersion = h.shown.Version
-		b.replace(t, merged)
+		b.merge(t, last, merged)
 		return h.shown, nil
 	}
 	if len(entries) >= m.config.Limits.ObjectEntries {
@@ -225,30 +225,30 @@ func (m *Manager) stagePatch(b *batch, w Write, class storepb.Class, have *held,
 }
 
 // mergeInto merges e into the last of the entries, if that still waits and is of the same kind. nil: it can't be.
-func (m *Manager) mergeInto(have *held, entries []*entry, e *entry) *entry {
+func (m *Manager) mergeInto(have *held, entries []*entry, e *entry) (last, merged *entry) {
 	if len(entries) == 0 {
-		return nil
+		return nil, nil
 	}
-	last := entries[len(entries)-1]
+	last = entries[len(entries)-1]
 	if e.volatile && !last.volatile {
-		return nil // else the other would have to be written again
+		return nil, nil // else the other would have to be written again
 	}
 	if _, under := m.outbox.inflight[last.id]; under || last.accepted || last.verb != topicpb.Verb_PATCH || last.class != e.class ||
 		last.subresource != e.subresource || last.uid != e.uid ||
 		last.patchType != types.StrategicMergePatchType || e.patchType != types.StrategicMergePatchType {
-		return nil
+		return nil, nil
 	}
 	base, err := have.before(entries)
 	if err != nil {
-		return nil
+		return nil, nil
 	}
 	body, _, err := object.MergePatches(base, last.body, e.body)
 	if err != nil {
-		return nil
+		return nil, nil
 	}
-	merged := *last
-	merged.body, merged.size, merged.at, merged.volatile = body, len(body), e.at, e.volatile
-	return &merged
+	next := *last
+	next.body, next.size, next.at, next.volatile = body, len(body), e.at, e.volatile
+	return last, &next
 }
 
 // onlyHeartbeat reports whether two states of a Node differ in nothing but the times at which its conditions were last looked at.
