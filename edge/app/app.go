@@ -147,7 +147,7 @@ func New(ctx context.Context, cfg *edgeconfig.Config) (*App, error) {
 		a.clock.AtLeast(last)
 	}
 	if aside := a.store.SetAside(); aside != "" {
-		klog.FromContext(ctx).Error(nil, "The store was damaged; it was set aside and a fresh one made, the cloud will fill it", "damaged", aside)
+		klog.FromContext(ctx).Error(nil, "The store was damaged; what could be read of it was kept, the rest comes again from the cloud", "damaged", aside, "lost", a.store.Lost())
 	}
 	if err := a.assemble(); err != nil {
 		_ = a.store.Close()
@@ -179,10 +179,11 @@ func (a *App) assemble() error {
 		NodeName: a.node, Store: a.store, ReportEvents: c.Edged.ReportEvent,
 		Limits: meta.Limits{OutboxEvents: limit.Entries, OutboxBytes: int(limit.Bytes.Value())},
 	})
-	a.api = api.New(api.Config{NodeName: a.node, Backend: a.meta, DataDir: a.config.DataDir, Socket: c.EdgeAPI.Socket, Listen: c.EdgeAPI.Listen, Pods: podsListen(c.EdgeAPI), Local: a.local()})
+	a.api = api.New(api.Config{NodeName: a.node, Backend: a.meta, State: a.store.Module(string(api.Name)), DataDir: a.config.DataDir, Socket: c.EdgeAPI.Socket, Listen: c.EdgeAPI.Listen, Pods: podsListen(c.EdgeAPI), Local: a.local()})
 
 	entries := []beehive.Entry{
 		{Module: a.meta, Groups: []message.Group{linkstate.Group}, Restart: beehive.OnFailure(beehive.Backoff{})},
+		{Module: &storeModule{app: a}, Restart: beehive.Never()},
 	}
 	if c.EdgeAPI.Enable {
 		entries = append(entries,

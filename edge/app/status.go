@@ -15,6 +15,7 @@ import (
 	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/pki"
 	"github.com/skerry-io/skerry/common/version"
+	"github.com/skerry-io/skerry/edge/internal/api"
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
 	"github.com/skerry-io/skerry/edge/internal/drain"
 	"github.com/skerry-io/skerry/edge/internal/hub"
@@ -123,12 +124,12 @@ func StatusOfFiles(ctx context.Context, cfg *edgeconfig.Config) (Status, error) 
 	return s, err
 }
 
-// OwnFiles are patterns of what edgecore makes in its data directory.
+// OwnFiles are patterns of what edgecore makes in its data directory: who this device is, the store,
+// in which everything else is, and the kubeconfig by which root reaches the device's API.
 func OwnFiles(cfg *edgeconfig.Config) []string {
 	at := storeConfig(cfg)
 	return []string{
-		IdentityDir(cfg), at.Path + "*", at.KeyFile, filepath.Join(cfg.DataDir, "edge.kubeconfig"), filepath.Join(cfg.DataDir, "discovery.json"),
-		filepath.Join(cfg.DataDir, "edge-api-ca.pem"), filepath.Join(cfg.DataDir, hookDir), MetricsToken(cfg),
+		IdentityDir(cfg), at.Path + "*", at.KeyFile, filepath.Join(cfg.DataDir, api.KubeconfigFile), filepath.Join(cfg.DataDir, hookDir), MetricsToken(cfg),
 	}
 }
 

@@ -145,6 +145,9 @@ func writeStatus(out io.Writer, s app.Status) error {
 		}
 		if d.DamagedStore != "" {
 			row("PROBLEM", "the store was damaged; it is kept as %s", d.DamagedStore)
+			for _, lost := range d.Lost {
+				row("", "could not be read: %s", lost)
+			}
 		}
 		row("knows", "%s", knows(s))
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -26,6 +27,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 	"github.com/skerry-io/skerry/edge/internal/api"
 	"github.com/skerry-io/skerry/edge/internal/object"
+	"github.com/skerry-io/skerry/edge/internal/store"
 )
 
 const node = "edge1"
@@ -431,10 +433,14 @@ func TestCustomResource(t *testing.T) {
 				`"resources":[{"name":"routes","kind":"Route","namespaced":false,"verbs":["list"]}]}`,
 		)}, nil
 	}
-	dir := t.TempDir()
+	file, err := store.Open(t.Context(), store.Config{Path: filepath.Join(t.TempDir(), "store.db")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
 	for _, linked := range []bool{true, false} { // without a link the kind is known from the time with one
 		b.setLinked(linked)
-		s := api.New(api.Config{NodeName: node, Backend: b, DataDir: dir})
+		s := api.New(api.Config{NodeName: node, Backend: b, State: file.Module("edgeapi")})
 		c, err := dynamic.NewForConfig(s.ClientConfig(api.Identity{}))
 		if err != nil {
 			t.Fatal(err)

@@ -24,3 +24,25 @@ type Backend interface {
 }
 
 var _ Backend = (*meta.Manager)(nil)
+
+// State keeps what the API must find again after a restart: a *store.Module.
+type State interface {
+	// Load returns nil where nothing was kept under the key.
+	Load(key string) ([]byte, error)
+	Keep(ctx context.Context, key string, state []byte) error
+	KeepSealed(ctx context.Context, key string, state []byte) error
+}
+
+// The keys of what is kept.
+const (
+	authorityKey = "authority" // sealed: a certificate and its key
+	discoveryKey = "discovery"
+	grantsKey    = "grants"
+)
+
+// forgetful keeps nothing.
+type forgetful struct{}
+
+func (forgetful) Load(string) ([]byte, error)                      { return nil, nil }
+func (forgetful) Keep(context.Context, string, []byte) error       { return nil }
+func (forgetful) KeepSealed(context.Context, string, []byte) error { return nil }

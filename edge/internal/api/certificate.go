@@ -1,6 +1,7 @@
 package api
 
 import (
+	"context"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -9,16 +10,15 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
-	"errors"
 	"fmt"
 	"math/big"
 	"net"
-	"os"
 	"path/filepath"
 	"time"
 
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/klog/v2"
 )
 
 // The certificates of the loopback listener are the device's own and never leave it. Their authority is made once and kept; the two leaves are made
@@ -29,8 +29,6 @@ var (
 	notAfter  = time.Date(2120, 1, 1, 0, 0, 0, 0, time.UTC)
 )
 
-const authorityFile = "edge-api-ca.pem"
-
 // KubeconfigFile is the name of the admin's kubeconfig in the data directory.
 const KubeconfigFile = "edge.kubeconfig"
 
@@ -40,16 +38,13 @@ type authority struct {
 	pem         []byte // of the certificate
 }
 
-// openAuthority reads the authority, or makes it where there is none or it can't be read: it signs only what this process makes anew.
-func openAuthority(dir string) (*authority, error) {
-	path := filepath.Join(dir, authorityFile)
-	raw, err := os.ReadFile(path)
-	if err == nil {
+// openAuthority reads the authority, or makes it where there is none or it can't be read: it signs only
+// what this process makes. One that can't be kept, on a full disk, serves until the process ends.
+func openAuthority(ctx context.Context, state State) (*authority, error) {
+	if raw, err := state.Load(authorityKey); err == nil && raw != nil {
 		if a, err := parseAuthority(raw); err == nil {
 			return a, nil
 		}
-	} else if !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("reading the API's certificate authority: %w", err)
 	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -71,12 +66,9 @@ func openAuthority(dir string) (*authority, error) {
 	if err != nil {
 		return nil, fmt.Errorf("making the API's certificate authority: %w", err)
 	}
-	raw = append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})...)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("keeping the API's certificate authority: %w", err)
-	}
-	if err := replaceFile(path, raw); err != nil {
-		return nil, fmt.Errorf("keeping the API's certificate authority: %w", err)
+	raw := append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})...)
+	if err := state.KeepSealed(ctx, authorityKey, raw); err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot keep the certificate authority of the device's API: after a restart it will have another")
 	}
 	return parseAuthority(raw)
 }
@@ -84,11 +76,11 @@ func openAuthority(dir string) (*authority, error) {
 func parseAuthority(raw []byte) (*authority, error) {
 	pair, err := tls.X509KeyPair(raw, raw)
 	if err != nil {
-		return nil, fmt.Errorf("parsing %s: %w", authorityFile, err)
+		return nil, fmt.Errorf("parsing the API's certificate authority: %w", err)
 	}
 	signer, ok := pair.PrivateKey.(crypto.Signer)
 	if !ok || !pair.Leaf.IsCA {
-		return nil, fmt.Errorf("parsing %s: not a certificate authority", authorityFile)
+		return nil, fmt.Errorf("parsing the API's certificate authority: it is none")
 	}
 	return &authority{pair.Leaf, signer, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: pair.Leaf.Raw})}, nil
 }
@@ -128,7 +120,7 @@ func (a *authority) leaf(template *x509.Certificate) (cert, key []byte, err erro
 // tlsConfig makes the TLS of the loopback listener. A client certificate is asked for and, where given, must be of our authority; a pod comes with a
 // token.
 func (s *Server) tlsConfig() (*tls.Config, error) {
-	a, err := openAuthority(s.config.DataDir)
+	a, err := s.root()
 	if err != nil {
 		return nil, err
 	}
@@ -164,7 +156,7 @@ func (s *Server) tlsConfig() (*tls.Config, error) {
 
 // writeKubeconfig writes the admin's kubeconfig, for root alone.
 func (s *Server) writeKubeconfig(address string) error {
-	a, err := openAuthority(s.config.DataDir)
+	a, err := s.root()
 	if err != nil {
 		return err
 	}

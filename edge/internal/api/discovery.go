@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"maps"
 	"net/http"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -30,7 +28,7 @@ const aggregatedJSON = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupD
 // the answer is made of what is kept, and of Kubernetes' own kinds.
 type discovery struct {
 	backend Backend
-	file    string // "" keeps nothing on disk
+	state   State
 
 	load sync.Once
 	mu   sync.Mutex
@@ -45,27 +43,17 @@ type kept struct {
 	Versions map[string]*metav1.APIResourceList `json:"versions,omitempty"`
 }
 
-func newDiscovery(backend Backend, dataDir string) *discovery {
-	d := &discovery{backend: backend}
-	if dataDir != "" {
-		d.file = filepath.Join(dataDir, "discovery.json")
-	}
-	return d
+func newDiscovery(backend Backend, state State) *discovery {
+	return &discovery{backend: backend, state: state}
 }
 
 // documents returns what is kept.
 func (d *discovery) documents() kept {
 	d.load.Do(func() {
-		if d.file == "" {
-			return
-		}
-		raw, err := os.ReadFile(d.file)
-		if err != nil {
-			return // nothing kept yet
-		}
+		raw, err := d.state.Load(discoveryKey)
 		var k kept
-		if json.Unmarshal(raw, &k) != nil {
-			return // torn or foreign: it is only a copy, and replaced by the next one
+		if err != nil || raw == nil || json.Unmarshal(raw, &k) != nil {
+			return // nothing kept yet, or nothing that can be read: it is only a copy, and replaced by the next one
 		}
 		d.mu.Lock()
 		d.kept = k
@@ -84,15 +72,12 @@ func (d *discovery) keep(ctx context.Context, change func(*kept)) {
 	d.mu.Lock()
 	d.kept = after
 	d.mu.Unlock()
-	if d.file == "" {
-		return
-	}
 	was, errBefore := json.Marshal(before)
 	raw, err := json.Marshal(after)
 	if err != nil || errBefore == nil && string(was) == string(raw) {
 		return
 	}
-	if err := replaceFile(d.file, raw); err != nil {
+	if err := d.state.Keep(ctx, discoveryKey, raw); err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot keep the discovery document: kubectl without a link will know Kubernetes' own resources only")
 	}
 }

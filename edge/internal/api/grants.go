@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -49,7 +47,7 @@ const (
 // link.
 type grants struct {
 	backend Backend
-	file    string // "" keeps nothing on disk
+	state   State
 
 	load      sync.Once
 	mu        sync.Mutex
@@ -79,12 +77,8 @@ func (a action) String() string {
 	return strings.Join([]string{a.verb, a.resource.Group, a.resource.Resource, a.namespace, a.name}, "/")
 }
 
-func newGrants(backend Backend, dataDir string) *grants {
-	g := &grants{backend: backend, tokens: map[[sha256.Size]byte]struct{}{}}
-	if dataDir != "" {
-		g.file = filepath.Join(dataDir, "grants.json")
-	}
-	return g
+func newGrants(backend Backend, state State) *grants {
+	return &grants{backend: backend, state: state, tokens: map[[sha256.Size]byte]struct{}{}}
 }
 
 // check returns nil where the bearer of token may do a.
@@ -281,30 +275,21 @@ func (g *grants) newKeys(ctx context.Context, bearer string, j token) *keySet {
 }
 
 func (g *grants) read() {
-	if g.file == "" {
-		return
-	}
-	raw, err := os.ReadFile(g.file)
-	if err != nil {
-		return // nothing kept yet
-	}
+	raw, err := g.state.Load(grantsKey)
 	var kept keptGrants
-	if json.Unmarshal(raw, &kept) != nil {
-		return // torn or foreign: it is learnt again
+	if err != nil || raw == nil || json.Unmarshal(raw, &kept) != nil {
+		return // nothing kept yet, or nothing that can be read: it is learnt again
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.kept = kept
 }
 
-// write keeps the grants on disk. Called with g.mu held, and only where there is something new.
+// write keeps the grants. Called with g.mu held, and only where there is something new.
 func (g *grants) write(ctx context.Context) {
-	if g.file == "" {
-		return
-	}
 	raw, err := json.Marshal(g.kept)
 	if err == nil {
-		err = replaceFile(g.file, raw)
+		err = g.state.Keep(ctx, grantsKey, raw)
 	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot keep what service accounts may do: after a reboot without a link their requests will have to wait for one")

@@ -160,7 +160,16 @@ func (h *fakeHub) publish() {
 	state := &topicpb.State{Sequence: h.sequence}
 	for _, i := range h.interests {
 		state.Synced = append(state.Synced, i.GetId())
-		if i.GetDependencies() {
+		if i.GetDependencies() { // all ConfigMaps: some pod refers to each
+			for ref, o := range h.objects {
+				if object.Travels(ref.Resource) && !h.sent[ref] {
+					h.sent[ref] = true
+					state.Changes = append(state.Changes, &topicpb.Changes{
+						Resource: &topicpb.Resource{Version: ref.Resource.Version, Resource: ref.Resource.Resource},
+						Items:    []*topicpb.Change{{Namespace: ref.Namespace, Name: ref.Name, Uid: string(o.UID), ResourceVersion: o.CloudVersion, Object: o.Raw}},
+					})
+				}
+			}
 			continue
 		}
 		selector, err := fields.ParseSelector(i.GetFieldSelector())
@@ -195,13 +204,20 @@ func (h *fakeHub) holds(what string) bool {
 // device is a metamanager with its API, started on a data directory.
 func device(t *testing.T, dir string, h *fakeHub) (kubernetes.Interface, func()) {
 	t.Helper()
+	c, _, stop := deviceLost(t, dir, h)
+	return c, stop
+}
+
+// deviceLost is device, with what a damaged store has lost.
+func deviceLost(t *testing.T, dir string, h *fakeHub) (kubernetes.Interface, []string, func()) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	st, err := store.Open(ctx, store.Config{Path: filepath.Join(dir, "store.db")})
 	if err != nil {
 		t.Fatal(err)
 	}
 	m := meta.New(meta.Config{NodeName: node, Store: st, ReportEvents: true, Limits: meta.Limits{SyncWait: 200 * time.Millisecond}})
-	s := api.New(api.Config{NodeName: node, Backend: m, DataDir: dir})
+	s := api.New(api.Config{NodeName: node, Backend: m, State: st.Module(string(api.Name)), DataDir: dir})
 	runner, err := beehive.NewRunner(beehive.Config{}, []beehive.Entry{{Module: m, Groups: []message.Group{linkstate.Group}}, {Module: s}, {Module: h}})
 	if err != nil {
 		t.Fatal(err)
@@ -218,7 +234,7 @@ func device(t *testing.T, dir string, h *fakeHub) (kubernetes.Interface, func())
 	})
 	config := s.ClientConfig(api.Identity{Kubelet: true})
 	config.Transport = noRetries{config.Transport}
-	return client(t, config), sync.OnceFunc(func() {
+	return client(t, config), st.Lost(), sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)

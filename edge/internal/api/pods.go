@@ -1,6 +1,7 @@
 package api
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -42,7 +43,8 @@ type podsCertificate struct {
 // root is the authority of all certificates of this API.
 func (s *Server) root() (*authority, error) {
 	p := &s.pods
-	p.open.Do(func() { p.authority, p.err = openAuthority(s.config.DataDir) })
+	// Whoever comes first needs it made for all: no caller's context ends that.
+	p.open.Do(func() { p.authority, p.err = openAuthority(context.Background(), s.config.State) })
 	return p.authority, p.err
 }
 

@@ -39,7 +39,9 @@ const (
 type Config struct {
 	NodeName string
 	Backend  Backend
-	// DataDir is where the listeners keep their certificates, the admin's kubeconfig and the kept discovery documents.
+	// State keeps the certificate authority, what service accounts may do, and discovery documents. nil keeps nothing over a restart.
+	State State
+	// DataDir is where the admin's kubeconfig is written for the TLS listener.
 	DataDir string
 	// Socket is the path of the unix socket; Listen the address of the TLS listener. An empty one isn't opened.
 	Socket string
@@ -78,6 +80,9 @@ type Server struct {
 
 // New makes a Server. It opens nothing and starts nothing.
 func New(config Config) *Server {
+	if config.State == nil {
+		config.State = forgetful{}
+	}
 	if config.MaxRequests == 0 {
 		config.MaxRequests = defaultMaxRequests
 	}
@@ -95,9 +100,9 @@ func New(config Config) *Server {
 		requests: make(chan struct{}, config.MaxRequests),
 		watches:  make(chan struct{}, config.MaxWatches),
 	}
-	s.discovery = newDiscovery(config.Backend, config.DataDir)
+	s.discovery = newDiscovery(config.Backend, config.State)
 	s.scopes = newScopes(s.discovery)
-	s.grants = newGrants(config.Backend, config.DataDir)
+	s.grants = newGrants(config.Backend, config.State)
 	return s
 }
 

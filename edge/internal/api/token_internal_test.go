@@ -28,6 +28,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 	"github.com/skerry-io/skerry/edge/internal/meta"
 	"github.com/skerry-io/skerry/edge/internal/object"
+	"github.com/skerry-io/skerry/edge/internal/store"
 )
 
 func encode(b []byte) string { return base64.RawURLEncoding.EncodeToString(b) }
@@ -173,14 +174,25 @@ func (b *cutOff) List(_ context.Context, s object.Selection, _ meta.ListOptions)
 	return nil, 1, nil
 }
 
+// openState is what the API keeps in the store of a device.
+func openState(t *testing.T) State {
+	t.Helper()
+	file, err := store.Open(t.Context(), store.Config{Path: filepath.Join(t.TempDir(), "store.db")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = file.Close() })
+	return file.Module(string(Name))
+}
+
 // TestTokensWithoutALink: after a start without a link, a token that this process has never seen is judged by the cluster's kept keys and by its pod.
 func TestTokensWithoutALink(t *testing.T) {
-	dir := t.TempDir()
+	state := openState(t)
 	cluster, stranger := rsaSigner(t, "k"), rsaSigner(t, "k")
 	b := &cutOff{linked: true, keys: keySet{Keys: []jose.JSONWebKey{cluster.key}}}
 	b.set(t, "uid-web", nil)
 	list := action{verb: "list", resource: schema.GroupVersionResource{Version: "v1", Resource: "pods"}}
-	g := newGrants(b, dir)
+	g := newGrants(b, state)
 	for range 2 {
 		if err := g.check(t.Context(), cluster.token(t, "RS256", "k", account), list); err != nil {
 			t.Fatal(err)
@@ -191,7 +203,7 @@ func TestTokensWithoutALink(t *testing.T) {
 	}
 
 	b.linked = false
-	g = newGrants(b, dir)
+	g = newGrants(b, state)
 	here := action{"list", list.resource, "default", ""}
 	tests := map[string]struct {
 		token  string
@@ -233,7 +245,7 @@ func TestHostile_11_TokensOffline(t *testing.T) {
 		return cluster.token(t, "ES256", "k", `{"sub":"system:serviceaccount:default:app",`+claims+`}`)
 	}
 	aud := func(a string) string { return `"aud":["` + a + `"],` }
-	g := newGrants(b, t.TempDir())
+	g := newGrants(b, openState(t))
 	seen := token(aud(api) + fmt.Sprintf(`"exp":%d,`, past) + bound)
 	if err := g.check(t.Context(), seen, list); err != nil {
 		t.Fatal(err)
@@ -276,7 +288,7 @@ func TestHostile_11_TokensOffline(t *testing.T) {
 	}
 	// What kube-apiserver accepts for an audience is learnt again after a restart.
 	b.set(t, "uid-web", nil)
-	later := newGrants(b, filepath.Dir(g.file))
+	later := newGrants(b, g.state)
 	if err := later.check(t.Context(), token(aud("vault")+bound), list); !apierrors.IsUnauthorized(err) {
 		t.Errorf("for a vault, after a restart: %v", err)
 	}

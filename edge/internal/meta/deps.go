@@ -19,22 +19,6 @@ var (
 	eventsResource = core("events")
 )
 
-// travels reports whether objects of a resource come down with the pods that refer to them.
-func travels(r schema.GroupVersionResource) bool {
-	if r.Group != "" || r.Version != "v1" {
-		return false
-	}
-	switch r.Resource {
-	case "configmaps", "secrets", "persistentvolumeclaims", "persistentvolumes":
-		return true
-	}
-	return false
-}
-
-func travelling() []schema.GroupVersionResource {
-	return []schema.GroupVersionResource{core("configmaps"), core("secrets"), core("persistentvolumeclaims"), core("persistentvolumes")}
-}
-
 // dependency is one object that a pod refers to.
 type dependency struct {
 	resource string // of the core group
@@ -89,7 +73,7 @@ func (m *Manager) countUses(before, after *held) {
 // travelsHere reports whether a selection is of one object that some pod here refers to. Called with the lock held.
 func (m *Manager) travelsHere(s object.Selection) bool {
 	name := s.Name()
-	if name == "" || !travels(s.Resource) {
+	if name == "" || !object.Travels(s.Resource) {
 		return false
 	}
 	if s.Resource.Resource != "persistentvolumes" {

@@ -290,7 +290,7 @@ func (m *Manager) applyState(b *batch, s *topicpb.State, found surprises, log kl
 // concern reports whether the cloud may be mistaken about what an interest has brought.
 func (s surprises) concern(i *interest) bool {
 	for resource := range s.open {
-		if i.resource == resource || i.deps && travels(resource) {
+		if i.resource == resource || i.deps && object.Travels(resource) {
 			return true
 		}
 	}
@@ -416,7 +416,7 @@ func (b *batch) relay(ref object.Ref) {
 func (m *Manager) dropAccepted(b *batch, i *interest) {
 	var refs []object.Ref
 	for t := range m.outbox.queues {
-		if (i.deps && travels(t.resource)) || (!i.deps && t.resource == i.resource && (i.namespace == "" || i.namespace == t.namespace)) {
+		if (i.deps && object.Travels(t.resource)) || (!i.deps && t.resource == i.resource && (i.namespace == "" || i.namespace == t.namespace)) {
 			refs = append(refs, t.ref())
 		}
 	}

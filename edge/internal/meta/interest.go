@@ -137,7 +137,7 @@ func (m *Manager) tablesFor(i *interest) {
 		m.table(i.resource)
 		return
 	}
-	for _, r := range travelling() {
+	for _, r := range object.Travelling() {
 		m.table(r)
 	}
 }
@@ -157,11 +157,20 @@ func (m *Manager) answerable(s object.Selection) bool {
 		return true
 	}
 	for _, i := range m.interests {
-		if m.valid(i) && (i.covers(s) || (i.deps && m.travelsHere(s))) {
+		switch {
+		case !i.covers(s) && (!i.deps || !m.travelsHere(s)):
+		case m.valid(i), i.refused == nil && m.holdsNamed(s):
 			return true
 		}
 	}
 	return false
+}
+
+// holdsNamed reports whether the selection names one object, and that one is held: it is current,
+// also while others of its set are missing. Called with the lock held.
+func (m *Manager) holdsNamed(s object.Selection) bool {
+	name, t := s.Name(), m.tables[s.Resource]
+	return name != "" && t != nil && t.objects[key{s.Namespace, name}].visible() != nil
 }
 
 // covering finds the interest that covers the selection, synced or not; the dependencies last.
@@ -339,7 +348,7 @@ func (m *Manager) drop(b *batch, ids []uint64) {
 		}
 	}
 	for r := range touched {
-		if travels(r) || m.tables[r] == nil {
+		if object.Travels(r) || m.tables[r] == nil {
 			continue
 		}
 		for _, k := range m.tables[r].keys() {

@@ -142,7 +142,7 @@ func (m *Manager) someSet(r schema.GroupVersionResource) bool {
 		return true
 	}
 	for _, i := range m.interests {
-		if m.valid(i) && (i.resource == r && !i.deps || i.deps && travels(r)) {
+		if m.valid(i) && (i.resource == r && !i.deps || i.deps && object.Travels(r)) {
 			return true
 		}
 	}

@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/skerry-io/skerry/edge/internal/object"
 	"github.com/skerry-io/skerry/edge/internal/store"
 	"github.com/skerry-io/skerry/edge/internal/store/storepb"
 )
@@ -31,6 +32,8 @@ type Status struct {
 	Store        store.Stats      `json:"store"`
 	// DamagedStore is where a damaged store was set aside when this process started.
 	DamagedStore string `json:"damagedStore,omitempty"`
+	// Lost names what of it could not be read; what came from the cloud comes again.
+	Lost []string `json:"lost,omitempty"`
 	// Malformed counts objects that could not be read, Failed changes that could not be kept, such as for want of room.
 	Malformed uint64 `json:"malformed"`
 	Failed    uint64 `json:"failed"`
@@ -69,7 +72,7 @@ type InterestStatus struct {
 // Status tells how metamanager is.
 func (m *Manager) Status() Status {
 	s := Status{
-		KubeletAlive: m.KubeletAlive(), Store: m.config.Store.Stats(), DamagedStore: m.config.Store.SetAside(),
+		KubeletAlive: m.KubeletAlive(), Store: m.config.Store.Stats(), DamagedStore: m.config.Store.SetAside(), Lost: m.config.Store.Lost(),
 		Malformed: m.counters.malformed.Load(), Failed: m.counters.failed.Load(),
 	}
 	if ms := m.counters.lastAccepted.Load(); ms > 0 {
@@ -144,7 +147,7 @@ func (m *Manager) Resources() []schema.GroupVersionResource {
 		switch {
 		case !i.synced:
 		case i.deps:
-			for _, r := range travelling() {
+			for _, r := range object.Travelling() {
 				seen[r] = true
 			}
 		default:

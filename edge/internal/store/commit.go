@@ -133,10 +133,12 @@ func (s *Store) commit(batch []*call) {
 			})
 		})
 		damaged := errors.Is(err, ErrDamaged)
+		if damaged {
+			s.fail(err)
+		}
 		s.mu.Lock()
 		switch {
 		case damaged:
-			s.damaged = err
 			s.stats.Failures++
 		case err == nil:
 			s.stats.Commits++
@@ -173,9 +175,7 @@ func (s *Store) View(do func(*Tx) error) error {
 		return s.db.View(func(tx *bolt.Tx) error { return do(&Tx{store: s, tx: tx}) })
 	})
 	if errors.Is(err, ErrDamaged) {
-		s.mu.Lock()
-		s.damaged = err
-		s.mu.Unlock()
+		s.fail(err)
 	}
 	return err
 }

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
+	"k8s.io/klog/v2/ktesting"
 
 	"github.com/skerry-io/skerry/edge/internal/object"
 	"github.com/skerry-io/skerry/edge/internal/store"
@@ -166,8 +167,8 @@ func TestIsland_17_KilledAtAnyMomentNothingAcknowledgedIsMissing(t *testing.T) {
 	}
 }
 
-// fill makes a store with something of everything in it.
-func fill(t *testing.T, path string) {
+// fill makes a store with something of everything in it, and says what was in it before the last transaction.
+func fill(t *testing.T, path string) (before content) {
 	t.Helper()
 	s := open(t, path)
 	update(t, s, func(tx *store.Tx) error {
@@ -182,22 +183,27 @@ func fill(t *testing.T, path string) {
 				return err
 			}
 		}
-		return nil
+		if err := tx.PutEvent("default", "a", &storepb.Event{Version: 1, Raw: bytes.Repeat([]byte{0xC0}, 100)}); err != nil {
+			return err
+		}
+		if err := tx.PutInterest(8, &storepb.Interest{Dependencies: true, Synced: true}); err != nil {
+			return err
+		}
+		return tx.PutInterest(7, &storepb.Interest{Version: "v1", Resource: "pods", Synced: true})
 	})
+	before = read(t, s)
 	update(t, s, func(tx *store.Tx) error {
 		for i := range uint64(10) {
 			if err := tx.DeleteObject(ref("pods", "default", fmt.Sprint(i*6))); err != nil {
 				return err
 			}
 		}
-		if err := tx.PutInterest(7, &storepb.Interest{Resource: "pods", Synced: true}); err != nil {
-			return err
-		}
 		return tx.SetState("drain", "phase", []byte("cordoned"))
 	})
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
+	return before
 }
 
 // memoryDir is a directory where a sync costs nothing, if there is one.
@@ -220,15 +226,34 @@ func equal[K comparable, M proto.Message](a, b map[K]M) bool {
 }
 
 type content struct {
-	Objects map[object.Ref]*storepb.Object
-	Entries map[uint64]*storepb.Entry
+	Objects   map[object.Ref]*storepb.Object
+	Entries   map[uint64]*storepb.Entry
+	Interests map[uint64]*storepb.Interest
+}
+
+// of is what there is of one resource.
+func (c content) of(resource string) map[object.Ref]*storepb.Object {
+	some := maps.Clone(c.Objects)
+	maps.DeleteFunc(some, func(r object.Ref, _ *storepb.Object) bool { return r.Resource.Resource != resource })
+	return some
+}
+
+// synced reports whether all of a resource that fill has put there passes for the whole set.
+func (c content) synced(resource string) bool {
+	if resource == "pods" {
+		return c.Interests[7].GetSynced()
+	}
+	return c.Interests[8].GetSynced()
 }
 
 func read(t *testing.T, s *store.Store) content {
 	t.Helper()
-	c := content{Objects: map[object.Ref]*storepb.Object{}, Entries: map[uint64]*storepb.Entry{}}
+	c := content{Objects: map[object.Ref]*storepb.Object{}, Entries: map[uint64]*storepb.Entry{}, Interests: map[uint64]*storepb.Interest{}}
 	if err := s.View(func(tx *store.Tx) error {
 		if err := tx.Objects(func(r object.Ref, o *storepb.Object) error { c.Objects[r] = o; return nil }); err != nil {
+			return err
+		}
+		if err := tx.Interests(func(id uint64, i *storepb.Interest) error { c.Interests[id] = i; return nil }); err != nil {
 			return err
 		}
 		return tx.Entries(func(id uint64, e *storepb.Entry) error { c.Entries[id] = e; return nil })
@@ -240,7 +265,7 @@ func read(t *testing.T, s *store.Store) content {
 
 func TestDamagedFilesAreSetAside(t *testing.T) {
 	template := filepath.Join(t.TempDir(), "edge.db")
-	fill(t, template)
+	before := fill(t, template)
 	whole, err := os.ReadFile(template)
 	if err != nil {
 		t.Fatal(err)
@@ -279,8 +304,20 @@ func TestDamagedFilesAreSetAside(t *testing.T) {
 			if b, err := os.ReadFile(s.SetAside()); err != nil || !bytes.Equal(b, file) {
 				t.Errorf("what was set aside is not the file: %v", err)
 			}
-			if len(got.Objects) != 0 {
-				t.Errorf("%d objects: a set with holes must not pass for the whole", len(got.Objects))
+			for _, resource := range []string{"pods", "secrets"} {
+				objects := got.of(resource)
+				if whole := equal(want.of(resource), objects) || equal(before.of(resource), objects); got.synced(resource) && !whole {
+					t.Errorf("%d %s: a set with holes passes for the whole", len(objects), resource)
+				}
+				for r, o := range objects {
+					if !proto.Equal(want.Objects[r], o) && !proto.Equal(before.Objects[r], o) {
+						t.Errorf("%s: %s", r, cmp.Diff(want.Objects[r], o, protocmp.Transform()))
+					}
+				}
+				if lost := strings.Join(s.Lost(), "\n"); got.Interests[7] != nil && got.Interests[8] != nil &&
+					got.synced(resource) == strings.Contains(lost, "objects of /v1/"+resource) {
+					t.Errorf("%s are synced: %t, lost: %s", resource, got.synced(resource), lost)
+				}
 			}
 			for id, e := range got.Entries {
 				if !proto.Equal(want.Entries[id], e) {
@@ -338,6 +375,11 @@ func TestDamagedFilesAreSetAside(t *testing.T) {
 				}
 			}
 		}
+		for at := 2 * page; at < used; at += page { // a page that says it is empty
+			b := bytes.Clone(whole)
+			clear(b[at+10 : at+12])
+			try(t, b)
+		}
 		if noticed < tries/5 {
 			t.Errorf("%d of %d noticed: hardly any byte seems to count", noticed, tries)
 		}
@@ -374,6 +416,35 @@ func TestDamagedFilesAreSetAside(t *testing.T) {
 		}
 		if old, _ := filepath.Glob(path + ".damaged-*"); len(old) != 3 {
 			t.Errorf("kept: %v", old)
+		}
+	})
+	t.Run("what is whole is kept", func(t *testing.T) {
+		records := map[string][]byte{
+			"an event": bytes.Repeat([]byte{0xC0}, 100), "an entry of the outbox": entryNumber(59 * 50).Body[:100], "a pod": bytes.Repeat([]byte{57}, 57*40),
+		}
+		for name, record := range records {
+			b := bytes.Clone(whole)
+			for from := 0; ; from++ { // also in pages that are no longer used
+				at := bytes.Index(b[from:], record)
+				if at < 0 {
+					break
+				}
+				from += at
+				b[from] ^= 1
+			}
+			path := filepath.Join(memoryDir(t), "edge.db")
+			os.WriteFile(path, b, 0o600)
+			os.WriteFile(path+".key", key, 0o600)
+			s := open(t, path)
+			got := read(t, s)
+			if s.SetAside() == "" || len(s.Lost()) != 1 {
+				t.Errorf("%s: set aside: %q, lost: %v", name, s.SetAside(), s.Lost())
+			}
+			pods := name != "a pod"
+			if got.synced("pods") != pods || equal(want.of("pods"), got.of("pods")) != pods || !got.synced("secrets") || !equal(want.of("secrets"), got.of("secrets")) {
+				t.Errorf("%s: pods synced %t, %d of %d; secrets synced %t, %d of %d; lost: %v", name, got.synced("pods"), len(got.of("pods")), len(want.of("pods")),
+					got.synced("secrets"), len(got.of("secrets")), len(want.of("secrets")), s.Lost())
+			}
 		}
 	})
 	t.Run("the outbox is saved", func(t *testing.T) {
@@ -418,12 +489,68 @@ func TestDamageInUseIsAnError(t *testing.T) {
 	if err := s.Update(t.Context(), func(tx *store.Tx) error { return nil }); !errors.Is(err, store.ErrDamaged) {
 		t.Errorf("Update: %v, want %v", err, store.ErrDamaged)
 	}
+	select {
+	case <-s.Damaged():
+	default:
+		t.Error("Damaged is not closed")
+	}
+	if s.Salvageable() {
+		t.Error("a file that was cut off is said to lose nothing")
+	}
 	if err := s.Close(); err != nil {
 		t.Error(err)
 	}
 	s = open(t, path)
 	if s.SetAside() == "" {
 		t.Error("the next Open did not notice")
+	}
+}
+
+// A device whose store is damaged in use still opens sessions, and a later process is above them,
+// whatever its clock says.
+func TestEpochsGoOnFromMemory(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "edge.db")
+	fill(t, path)
+	now := time.Now()
+	_, ctx := ktesting.NewTestContext(t)
+	s, err := store.Open(ctx, store.Config{Path: path, Now: func() time.Time { return now }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	last, err := s.NextEpoch(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.View(func(tx *store.Tx) error { return &store.DamageError{Reason: "for the test"} }); !errors.Is(err, store.ErrDamaged) {
+		t.Fatal(err)
+	}
+	now = now.Add(time.Hour)
+	for range 100 {
+		epoch, err := s.NextEpoch(ctx)
+		if err != nil || epoch <= last {
+			t.Fatalf("epoch %d after %d, %v", epoch, last, err)
+		}
+		last = epoch
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	// Another process: this one has bbolt's lock on the file until it ends.
+	file, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	later := filepath.Join(t.TempDir(), "edge.db")
+	if err := errors.Join(os.WriteFile(later, file, 0o600), os.Link(path+".key", later+".key")); err != nil {
+		t.Fatal(err)
+	}
+	s, err = store.Open(ctx, store.Config{Path: later, Now: func() time.Time { return time.Unix(0, 0) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if epoch, err := s.NextEpoch(ctx); err != nil || epoch <= last {
+		t.Errorf("after a restart: epoch %d after %d, %v", epoch, last, err)
 	}
 }
 

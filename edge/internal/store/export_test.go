@@ -1,8 +1,26 @@
 package store
 
+import "io"
+
 // For fuzzing: the parsers of what lies on the disk.
 var (
-	WalkPages = walkPages
-	Unframe   = unframe
-	Frame     = frame
+	Unframe = unframe
+	Frame   = frame
 )
+
+// WalkPages walks as bbolt would, or reads what can be read.
+func WalkPages(file io.ReaderAt, size int64, tolerant bool) error {
+	if !tolerant {
+		return walkPages(file, size, strict{})
+	}
+	for _, meta := range readMetas(file, size) {
+		w, err := newWalker(file, size, meta, newTree())
+		if err == nil {
+			err = w.bucket(meta.root, nil)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -2,22 +2,52 @@ package store
 
 import (
 	"context"
+	"errors"
+	"sync"
 	"time"
 )
 
-// NextEpoch is the epoch of a new session with the cloud: higher than every one before, also those of a store that was lost. It is on the disk
-// when NextEpoch returns.
+// epochReserve is how far the epoch on the disk is ahead of the one in use: so many more can be given
+// out while nothing can be written, and a later process is above them all the same.
+const epochReserve = 1024
+
+// epochs is what NextEpoch goes by.
+type epochs struct {
+	mu       sync.Mutex // guards what follows
+	last     uint64     // given out
+	reserved uint64     // on the disk
+}
+
+// NextEpoch is the epoch of a new session with the cloud: higher than every one before, also those of
+// a store that was lost. It is covered by what is on the disk when NextEpoch returns. On a disk that
+// is full and a store that is damaged it goes on from memory: a device is not cut off for them.
 func (s *Store) NextEpoch(ctx context.Context) (uint64, error) {
-	var epoch uint64
-	err := s.Update(ctx, func(t *Tx) error {
-		last, err := t.Number(Epoch)
-		if err != nil {
-			return err
-		}
-		epoch = max(last+1, uint64(max(s.config.Now().UnixMilli(), 0)))
-		return t.SetNumber(Epoch, epoch)
+	e := &s.epochs
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	now := uint64(max(s.config.Now().UnixMilli(), 0))
+	next := max(e.last+1, now)
+	err := s.Update(ctx, func(t *Tx) error { return t.SetNumber(Epoch, next+epochReserve) })
+	switch {
+	case err == nil:
+		e.reserved = next + epochReserve
+	case !errors.Is(err, ErrDamaged) && !errors.Is(err, ErrFull):
+		return 0, err
+	case e.last < e.reserved:
+		next = e.last + 1
+	}
+	// Beyond the reserve the time is all that keeps a later process above.
+	e.last = next
+	return next, nil
+}
+
+// loadEpochs begins above all that an earlier process may have given out.
+func (s *Store) loadEpochs() error {
+	return s.View(func(t *Tx) error {
+		n, err := t.Number(Epoch)
+		s.epochs.last, s.epochs.reserved = n, n
+		return err
 	})
-	return epoch, err
 }
 
 // LastTime is the newest time known when SetLastTime was last called; the zero time if it never was.

@@ -2,12 +2,14 @@ package store
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/fnv"
 	"io"
 	"os"
+	"slices"
 )
 
 // bbolt maps its file and believes it: a wrong page number ends in a panic in one of its goroutines or a fault that nobody can recover. So before
@@ -30,15 +32,32 @@ const (
 	maxBucketDepth = 8
 )
 
-// walker goes through a file. In tolerant mode it skips what is damaged instead of stopping.
+// visitor is what a walk meets. A path is of buckets; the empty one is of the file's root.
+type visitor interface {
+	// record is called for every record; its error is damage like any other.
+	record(path [][]byte, key, value []byte) error
+	// enter is called for every bucket, before its records.
+	enter(path [][]byte)
+	// damaged is called for what is wrong in a bucket, its records included. The walk goes on with
+	// what is left, or ends with the error that it returns.
+	damaged(path [][]byte, err error) error
+}
+
+// strict is a visitor that ends a walk at the first thing that is wrong.
+type strict struct{}
+
+func (strict) record(path [][]byte, key, value []byte) error { return checkFrame(path, key, value) }
+func (strict) enter([][]byte)                                {}
+func (strict) damaged(_ [][]byte, err error) error           { return err }
+
+// walker goes through the tree of a file that one of its meta pages leads to.
 type walker struct {
+	visitor
 	file     io.ReaderAt
 	size     int64
 	pageSize int64
 	high     uint64 // pages at and above this are not in use
 	seen     map[uint64]struct{}
-	tolerant bool
-	record   func(path [][]byte, key, value []byte) error
 }
 
 type boltMeta struct {
@@ -49,15 +68,15 @@ type boltMeta struct {
 
 // verify returns a *DamageError for a file that is not a whole store, nil for one that is, that is missing or that is empty.
 func verify(path string) error {
-	err := walkFile(path, false, checkFrame)
+	err := withFile(path, func(f io.ReaderAt, size int64) error { return walkPages(f, size, strict{}) })
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	return err
 }
 
-// walkFile calls record for every record. An error of record is damage like any other.
-func walkFile(path string, tolerant bool, record func(path [][]byte, key, value []byte) error) error {
+// withFile calls do with a file that is there and not empty.
+func withFile(path string, do func(file io.ReaderAt, size int64) error) error {
 	f, err := os.Open(path)
 	if err != nil {
 		return fmt.Errorf("opening the store: %w", err)
@@ -70,50 +89,51 @@ func walkFile(path string, tolerant bool, record func(path [][]byte, key, value 
 	if info.Size() == 0 {
 		return nil
 	}
-	return walkPages(f, info.Size(), tolerant, record)
+	return do(f, info.Size())
 }
 
-func walkPages(file io.ReaderAt, size int64, tolerant bool, record func(path [][]byte, key, value []byte) error) error {
-	meta, err := readMeta(file, size)
+// walkPages walks the file as bbolt would use it: by the newest valid meta page, with the list of free pages.
+func walkPages(file io.ReaderAt, size int64, v visitor) error {
+	metas := readMetas(file, size)
+	if len(metas) == 0 {
+		return &DamageError{Reason: "neither of its meta pages is valid"}
+	}
+	w, err := newWalker(file, size, metas[0], v)
 	if err != nil {
 		return err
 	}
-	w := &walker{
-		file: file, size: size, pageSize: meta.pageSize, high: meta.high, seen: map[uint64]struct{}{}, tolerant: tolerant, record: record,
-	}
-	if w.high < 3 || w.high > uint64(size/w.pageSize) {
-		return &DamageError{Reason: fmt.Sprintf("it says that it has %d pages, it has %d", w.high, size/w.pageSize)}
-	}
-	if err := w.bucket(meta.root, nil); err != nil {
+	if err := w.bucket(metas[0].root, nil); err != nil {
 		return err
 	}
-	if tolerant {
-		return nil
-	}
-	return w.freelist(meta.freelist)
+	return w.freelist(metas[0].freelist)
 }
 
-// readMeta finds the newest valid meta page. The second one's place depends on the page size, which only a meta page tells: all are tried.
-func readMeta(file io.ReaderAt, size int64) (boltMeta, error) {
-	var best boltMeta
+func newWalker(file io.ReaderAt, size int64, meta boltMeta, v visitor) (*walker, error) {
+	w := &walker{visitor: v, file: file, size: size, pageSize: meta.pageSize, high: meta.high, seen: map[uint64]struct{}{}}
+	if w.high < 3 || w.high > uint64(size/w.pageSize) {
+		return nil, &DamageError{Reason: fmt.Sprintf("it says that it has %d pages, it has %d", w.high, size/w.pageSize)}
+	}
+	return w, nil
+}
+
+// readMetas finds the valid meta pages, the newest first. bbolt writes them in turn, so that the second leads to the tree as it was one transaction before, whose pages
+// are all still there. The second one's place depends on the page size, which only a meta page tells: all are tried.
+func readMetas(file io.ReaderAt, size int64) (metas []boltMeta) {
 	try := func(offset int64) {
 		b := make([]byte, pageHeader+metaSize)
 		if _, err := file.ReadAt(b, offset); err != nil {
 			return
 		}
-		m, ok := parseMeta(b[pageHeader:])
-		if ok && (offset == 0 || offset == m.pageSize) && (best.pageSize == 0 || m.txid > best.txid) {
-			best = m
+		if m, ok := parseMeta(b[pageHeader:]); ok && (offset == 0 || offset == m.pageSize) {
+			metas = append(metas, m)
 		}
 	}
 	try(0)
 	for shift := 10; shift <= 24 && int64(1)<<shift < size; shift++ {
 		try(int64(1) << shift)
 	}
-	if best.pageSize == 0 {
-		return best, &DamageError{Reason: "neither of its meta pages is valid"}
-	}
-	return best, nil
+	slices.SortStableFunc(metas, func(a, b boltMeta) int { return cmp.Compare(b.txid, a.txid) })
+	return metas
 }
 
 func parseMeta(b []byte) (boltMeta, bool) {
@@ -132,8 +152,9 @@ func parseMeta(b []byte) (boltMeta, bool) {
 // bucket walks the tree that begins at a page.
 func (w *walker) bucket(root uint64, path [][]byte) error {
 	if len(path) > maxBucketDepth {
-		return &DamageError{Reason: "buckets are nested too deep"}
+		return w.damaged(path, &DamageError{Reason: "buckets are nested too deep"})
 	}
+	w.enter(path)
 	var last []byte
 	return w.tree(root, 0, path, &last, keys{})
 }
@@ -148,31 +169,30 @@ func (k keys) hold(key []byte) bool {
 
 func (w *walker) tree(id uint64, depth int, path [][]byte, last *[]byte, within keys) error {
 	if depth > maxTreeDepth {
-		return &DamageError{Reason: "a tree is too deep"}
+		return w.damaged(path, &DamageError{Reason: "a tree is too deep"})
 	}
 	page, err := w.page(id)
 	if err != nil {
-		return w.skip(err)
+		return w.damaged(path, err)
 	}
 	return w.content(id, page, depth, path, last, within)
-}
-
-// skip drops an error in tolerant mode.
-func (w *walker) skip(err error) error {
-	if w.tolerant {
-		return nil
-	}
-	return err
 }
 
 func (w *walker) content(id uint64, page []byte, depth int, path [][]byte, last *[]byte, within keys) error {
 	e := binary.NativeEndian
 	flags, count := e.Uint16(page[8:]), int(e.Uint16(page[10:]))
 	if flags != flagBranch && flags != flagLeaf {
-		return w.skip(&DamageError{Reason: fmt.Sprintf("page %d is of type %#x where a tree should go on", id, flags)})
+		return w.damaged(path, &DamageError{Reason: fmt.Sprintf("page %d is of type %#x where a tree should go on", id, flags)})
 	}
 	if pageHeader+count*elementSize > len(page) || (flags == flagBranch && count == 0) {
-		return w.skip(&DamageError{Reason: fmt.Sprintf("page %d has %d elements, more or less than it can have", id, count)})
+		return w.damaged(path, &DamageError{Reason: fmt.Sprintf("page %d has %d elements, more or less than it can have", id, count)})
+	}
+	// bbolt packs what elements lead to behind the last of them, in their order and without gaps: a
+	// number of elements that is not theirs shows in it.
+	if end, ok := packed(page, flags, count); !ok {
+		if err := w.damaged(path, &DamageError{Reason: fmt.Sprintf("page %d: what its element %d leads to is not in its place", id, end)}); err != nil {
+			return err
+		}
 	}
 	for i := range count {
 		at := pageHeader + i*elementSize
@@ -184,7 +204,7 @@ func (w *walker) content(id uint64, page []byte, depth int, path [][]byte, last 
 		}
 		below, err := branchKeys(id, page, i, count, within)
 		if err != nil {
-			if err := w.skip(err); err != nil {
+			if err := w.damaged(path, err); err != nil {
 				return err
 			}
 			below = keys{} // what is below may be whole
@@ -194,6 +214,28 @@ func (w *walker) content(id uint64, page []byte, depth int, path [][]byte, last 
 		}
 	}
 	return nil
+}
+
+// packed reports whether the elements of a page lead to bytes that follow each other, and if not which is the first that does not. A page without elements, of
+// which bbolt has written nothing but the header, is zero beyond.
+func packed(page []byte, flags uint16, count int) (bad int, ok bool) {
+	e := binary.NativeEndian
+	if count == 0 {
+		return 0, len(bytes.Trim(page[pageHeader:], "\x00")) == 0
+	}
+	next := uint64(pageHeader + count*elementSize)
+	for i := range count {
+		at := pageHeader + i*elementSize
+		pos, size := e.Uint32(page[at:]), uint64(e.Uint32(page[at+4:]))
+		if flags == flagLeaf {
+			pos, size = e.Uint32(page[at+4:]), uint64(e.Uint32(page[at+8:]))+uint64(e.Uint32(page[at+12:]))
+		}
+		if uint64(at)+uint64(pos) != next {
+			return i, false
+		}
+		next += size
+	}
+	return 0, true
 }
 
 // branchKeys is what element i of a branch says of the keys below it.
@@ -225,37 +267,38 @@ func (w *walker) leaf(id uint64, page []byte, at int, path [][]byte, last *[]byt
 	key, ok := slice(page, at, pos, ksize)
 	value, ok2 := slice(page, at, pos+ksize, vsize)
 	if !ok || !ok2 || len(key) == 0 || pos+ksize < pos {
-		return w.skip(&DamageError{Reason: fmt.Sprintf("page %d: a record leads out of it", id)})
+		return w.damaged(path, &DamageError{Reason: fmt.Sprintf("page %d: a record leads out of it", id)})
 	}
 	if *last != nil && bytes.Compare(key, *last) <= 0 {
-		if err := w.skip(&DamageError{Reason: fmt.Sprintf("page %d: keys are out of order", id)}); err != nil {
+		if err := w.damaged(path, &DamageError{Reason: fmt.Sprintf("page %d: keys are out of order", id)}); err != nil {
 			return err
 		}
 	}
 	if !within.hold(key) {
-		if err := w.skip(&DamageError{Reason: fmt.Sprintf("page %d: a key is in another's place", id)}); err != nil {
+		if err := w.damaged(path, &DamageError{Reason: fmt.Sprintf("page %d: a key is in another's place", id)}); err != nil {
 			return err
 		}
 	}
 	*last = key
 	if flags&leafIsBucket == 0 {
 		if err := w.record(path, key, value); err != nil {
-			return w.skip(&DamageError{Reason: fmt.Sprintf("page %d: %v", id, err)})
+			return w.damaged(path, &DamageError{Reason: fmt.Sprintf("page %d: %v", id, err)})
 		}
 		return nil
 	}
-	if len(value) < bucketHeader {
-		return w.skip(&DamageError{Reason: fmt.Sprintf("page %d: a bucket is cut off", id)})
-	}
 	inner := append(append([][]byte{}, path...), bytes.Clone(key))
+	if len(value) < bucketHeader {
+		return w.damaged(inner, &DamageError{Reason: fmt.Sprintf("page %d: a bucket is cut off", id)})
+	}
 	root := e.Uint64(value)
 	if root != 0 {
 		return w.bucket(root, inner)
 	}
 	inline := value[bucketHeader:]
 	if len(inline) < pageHeader || len(inner) > maxBucketDepth || e.Uint16(inline[8:]) != flagLeaf {
-		return w.skip(&DamageError{Reason: fmt.Sprintf("page %d: a small bucket is cut off", id)})
+		return w.damaged(inner, &DamageError{Reason: fmt.Sprintf("page %d: a small bucket is cut off", id)})
 	}
+	w.enter(inner)
 	var innerLast []byte
 	return w.content(id, inline, 0, inner, &innerLast, keys{})
 }

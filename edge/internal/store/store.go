@@ -1,7 +1,7 @@
 // Package store keeps what an edge must not lose: objects, interests, the outbox, kept answers, the state of modules. One file, bbolt.
 //
 // It owns the file, its lock, its key and its schema; nobody else opens them. Writers queue a function each; one transaction and one sync serve all
-// that wait. A file that is damaged is set aside under another name and a fresh one is made; a full disk is an error of the write that met it and
+// that wait. A file that is damaged is set aside under another name, what is whole of it goes on in a fresh one; a full disk is an error of the write that met it and
 // passes when there is room. Secrets and answers are sealed before they touch the disk. It refuses a file that another process has open, one that
 // was sealed with another key, and one of a newer schema. It never writes on its own: idle, it is silent. Its methods may be called by many
 // goroutines at once.
@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -26,7 +27,7 @@ import (
 )
 
 // Schema is the version of the store's layout that this build writes. A file of an older schema is brought up to it; a newer one is refused.
-const Schema = 1
+const Schema = 2
 
 var (
 	// ErrLocked is returned by Open for a store that another process has open.
@@ -66,9 +67,12 @@ type Store struct {
 	db     *bolt.DB
 	lock   *os.File
 	seal   value.Transformer
-	fresh  string // where the damaged predecessor went, if this file replaced one
+	aside  string   // where the damaged predecessor went, if this file replaced one
+	lost   []string // what could not be read of it
 
 	places chan struct{} // one for each writer that waits or commits
+	epochs epochs
+	broken chan struct{} // closed when damaged is set
 
 	mu      sync.Mutex // guards what follows
 	queue   []*call
@@ -103,11 +107,15 @@ func Open(ctx context.Context, config Config) (*Store, error) {
 	if config.Now == nil {
 		config.Now = time.Now
 	}
-	s := &Store{config: config, places: make(chan struct{}, config.Queue), stats: Stats{Records: map[string]uint64{}}}
+	s := &Store{config: config, places: make(chan struct{}, config.Queue), broken: make(chan struct{}), stats: Stats{Records: map[string]uint64{}}}
 	if err := s.takeLock(ctx); err != nil {
 		return nil, err
 	}
-	if err := s.open(klog.FromContext(ctx)); err != nil {
+	err := s.open(klog.FromContext(ctx))
+	if err == nil {
+		err = s.loadEpochs()
+	}
+	if err != nil {
 		if s.db != nil {
 			s.db.Close()
 		}
@@ -149,40 +157,28 @@ func (s *Store) takeLock(ctx context.Context) error {
 }
 
 func (s *Store) open(log klog.Logger) error {
-	var saved *salvage
 	err := verify(s.config.Path)
 	if err == nil {
-		err = s.openFile()
+		err = s.openFile(s.config.Path)
 	}
-	if damage := (*DamageError)(nil); errors.As(err, &damage) {
-		saved = salvageFrom(s.config.Path)
-		aside, asideErr := s.setAside()
-		if asideErr != nil {
-			return fmt.Errorf("setting the damaged store aside: %w", asideErr)
-		}
-		log.Error(err, "The store is damaged; it was set aside and a fresh one is made. Pods go on; objects come again from the cloud",
-			"path", s.config.Path, "aside", aside)
-		s.fresh = aside
-		err = s.openFile()
-	}
-	if err != nil {
+	damage := (*DamageError)(nil)
+	if !errors.As(err, &damage) {
 		return err
 	}
-	if saved != nil {
-		n, err := s.restore(saved)
-		if err != nil {
-			return fmt.Errorf("restoring what could be read of the damaged store: %w", err)
-		}
-		log.Info("Restored what could be read of the damaged store", "writes", n, "aside", s.fresh)
+	s.db = nil // after a panic bbolt may hold its own locks: its descriptor is left to the end of the process
+	if err := s.replace(); err != nil {
+		return err
 	}
-	return nil
+	log.Error(err, "The store is damaged; what can be read of it was kept in a fresh one, the rest comes again from the cloud",
+		"path", s.config.Path, "aside", s.aside, "lost", s.lost)
+	return s.openFile(s.config.Path)
 }
 
-func (s *Store) openFile() error {
-	if err := s.makeFile(); err != nil {
+func (s *Store) openFile(path string) error {
+	if err := s.makeFile(path); err != nil {
 		return err
 	}
-	db, err := openBolt(s.config.Path)
+	db, err := openBolt(path)
 	if err != nil {
 		return err
 	}
@@ -200,6 +196,9 @@ func (s *Store) openFile() error {
 		err = s.guarded(func() error { return db.Update(s.create) })
 	} else {
 		err = s.guarded(func() error { return db.View(s.check) })
+		if err == nil && s.older() {
+			err = s.guarded(func() error { return db.Update(s.upgrade) })
+		}
 	}
 	if err != nil {
 		return noRoom(err)
@@ -207,11 +206,23 @@ func (s *Store) openFile() error {
 	return nil
 }
 
+// older reports whether the file is of an older schema.
+func (s *Store) older() (older bool) {
+	_ = s.guarded(func() error {
+		return s.db.View(func(tx *bolt.Tx) error {
+			have, err := (&Tx{store: s, tx: tx}).Number(schemaOf)
+			older = err == nil && have < Schema
+			return err
+		})
+	})
+	return older
+}
+
 // makeFile makes a new store under another name first, so that a crash in the middle leaves no half a file.
-func (s *Store) makeFile() error {
-	if info, err := os.Stat(s.config.Path); err == nil && info.Size() > 0 {
+func (s *Store) makeFile(path string) error {
+	if info, err := os.Stat(path); err == nil && info.Size() > 0 {
 		if info.Mode().Perm()&0o077 != 0 {
-			if err := os.Chmod(s.config.Path, 0o600); err != nil {
+			if err := os.Chmod(path, 0o600); err != nil {
 				return fmt.Errorf("closing the store to others: %w", err)
 			}
 		}
@@ -219,7 +230,7 @@ func (s *Store) makeFile() error {
 	} else if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("looking at the store: %w", err)
 	}
-	tmp := s.config.Path + ".new"
+	tmp := path + ".new"
 	if err := os.Remove(tmp); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("making the store: %w", err)
 	}
@@ -231,10 +242,10 @@ func (s *Store) makeFile() error {
 	if err := db.Close(); err != nil {
 		return fmt.Errorf("making the store: %w", err)
 	}
-	if err := os.Rename(tmp, s.config.Path); err != nil {
+	if err := os.Rename(tmp, path); err != nil {
 		return fmt.Errorf("making the store: %w", err)
 	}
-	return syncDir(filepath.Dir(s.config.Path))
+	return syncDir(filepath.Dir(path))
 }
 
 func openBolt(path string) (db *bolt.DB, err error) {
@@ -279,28 +290,6 @@ func noRoom(err error) error {
 	return err
 }
 
-// setAside renames the file and drops the oldest of those set aside before.
-func (s *Store) setAside() (string, error) {
-	if s.db != nil { // bbolt may hold its own locks after a panic: its descriptor is left to the end of the process
-		s.db = nil
-	}
-	aside := s.config.Path + ".damaged-" + s.config.Now().UTC().Format("20060102T150405.000000000Z")
-	if _, err := os.Lstat(aside); err == nil {
-		return "", fmt.Errorf("%s is there already", aside)
-	}
-	if err := os.Rename(s.config.Path, aside); err != nil {
-		return "", err
-	}
-	if old, err := filepath.Glob(s.config.Path + ".damaged-*"); err == nil && len(old) > s.config.KeepDamaged {
-		for _, path := range old[:len(old)-s.config.KeepDamaged] { // Glob sorts, and the names sort by time
-			if path != aside {
-				os.Remove(path)
-			}
-		}
-	}
-	return aside, syncDir(filepath.Dir(s.config.Path))
-}
-
 func syncDir(path string) error {
 	d, err := os.Open(path)
 	if err != nil {
@@ -314,7 +303,41 @@ func syncDir(path string) error {
 }
 
 // SetAside is where the damaged predecessor of this store is, or "" where there was none.
-func (s *Store) SetAside() string { return s.fresh }
+func (s *Store) SetAside() string { return s.aside }
+
+// Lost names what of the damaged predecessor could not be read: the objects of which resources, and
+// which other records. What came from the cloud comes again.
+func (s *Store) Lost() []string { return slices.Clone(s.lost) }
+
+// Damaged is closed when the file has turned out to be damaged while in use: from then on everything
+// returns ErrDamaged, and the next Open keeps what can be read.
+func (s *Store) Damaged() <-chan struct{} { return s.broken }
+
+// fail notes that the file is damaged.
+func (s *Store) fail(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.damaged == nil {
+		s.damaged = err
+		close(s.broken)
+	}
+}
+
+// Salvageable reports whether the next Open of a damaged store would keep all objects and interests.
+// It reads the whole file.
+func (s *Store) Salvageable() bool {
+	trees := readTrees(s.config.Path)
+	for _, t := range trees {
+		t.unseal(s.opens)
+	}
+	return !planOf(trees).holes
+}
+
+// opens reports whether a sealed record is whole and of this store's key.
+func (s *Store) opens(path [][]byte, key, sealed []byte) bool {
+	_, _, err := s.seal.TransformFromStorage(context.Background(), sealed, place(path, key))
+	return err == nil
+}
 
 // Stats counts what the store has done.
 func (s *Store) Stats() Stats {

@@ -21,14 +21,15 @@ var (
 	bucketMeta      = []byte("meta")
 	bucketObjects   = []byte("objects")   // one bucket for each resource in it
 	bucketInterests = []byte("interests") // by number
-	bucketOutbox    = []byte("outbox")    // by number
-	bucketAnswers   = []byte("answers")   // sealed
-	bucketEvents    = []byte("events")    // by namespace and name
-	bucketModules   = []byte("modules")   // one bucket for each module in it
+	bucketCopies    = []byte("interests-copy")
+	bucketOutbox    = []byte("outbox")  // by number
+	bucketAnswers   = []byte("answers") // sealed
+	bucketEvents    = []byte("events")  // by namespace and name
+	bucketModules   = []byte("modules") // one bucket for each module in it
 )
 
 func buckets() [][]byte {
-	return [][]byte{bucketMeta, bucketObjects, bucketInterests, bucketOutbox, bucketAnswers, bucketEvents, bucketModules}
+	return [][]byte{bucketMeta, bucketObjects, bucketInterests, bucketCopies, bucketOutbox, bucketAnswers, bucketEvents, bucketModules}
 }
 
 // Number is one of the store's numbers.
@@ -100,6 +101,30 @@ func (s *Store) check(tx *bolt.Tx) error {
 	return nil
 }
 
+// upgrade brings a file of an older schema up to this one. Schema 2 keeps a copy of each interest.
+func (s *Store) upgrade(tx *bolt.Tx) error {
+	t := &Tx{store: s, tx: tx}
+	have, err := t.Number(schemaOf)
+	if err != nil || have == Schema {
+		return err
+	}
+	for _, name := range buckets() {
+		if _, err := tx.CreateBucketIfNotExists(name); err != nil {
+			return fmt.Errorf("laying out the store: %w", err)
+		}
+	}
+	all := map[uint64]*storepb.Interest{}
+	if err := t.Interests(func(id uint64, i *storepb.Interest) error { all[id] = i; return nil }); err != nil {
+		return err
+	}
+	for id, i := range all {
+		if err := t.PutInterest(id, i); err != nil {
+			return err
+		}
+	}
+	return t.SetNumber(schemaOf, Schema)
+}
+
 // ID names this store: 16 random bytes, made with the file.
 func (t *Tx) ID() ([]byte, error) {
 	id, err := t.get([][]byte{bucketMeta}, []byte("id"))
@@ -151,11 +176,10 @@ func (t *Tx) Objects(do func(object.Ref, *storepb.Object) error) error {
 		return err
 	}
 	return top.ForEachBucket(func(name []byte) error {
-		part := strings.Split(string(name), "/")
-		if len(part) != 3 {
-			return &DamageError{Reason: fmt.Sprintf("%q is no resource", name)}
+		resource, err := resourceOf(name)
+		if err != nil {
+			return &DamageError{Reason: fmt.Sprintf("%q: %v", name, err)}
 		}
-		resource := schema.GroupVersionResource{Group: part[0], Version: part[1], Resource: part[2]}
 		return t.each(resourcePath(resource), func(key, payload []byte) error {
 			namespace, objectName, ok := strings.Cut(string(key), "\x00")
 			if !ok {
@@ -186,13 +210,22 @@ func numbered[T proto.Message](t *Tx, name []byte, fresh func() T, do func(uint6
 
 func number(n uint64) []byte { return binary.BigEndian.AppendUint64(nil, n) }
 
-// PutInterest writes an interest.
+// PutInterest writes an interest, and a copy of it in another place of the file: they are few and
+// small, and without them nothing that is held can be served.
 func (t *Tx) PutInterest(id uint64, i *storepb.Interest) error {
-	return t.put([][]byte{bucketInterests}, number(id), false, i)
+	if err := t.put([][]byte{bucketInterests}, number(id), false, i); err != nil {
+		return err
+	}
+	return t.put([][]byte{bucketCopies}, number(id), false, i)
 }
 
 // DeleteInterest deletes an interest, if it is there.
-func (t *Tx) DeleteInterest(id uint64) error { return t.delete([][]byte{bucketInterests}, number(id)) }
+func (t *Tx) DeleteInterest(id uint64) error {
+	if err := t.delete([][]byte{bucketInterests}, number(id)); err != nil {
+		return err
+	}
+	return t.delete([][]byte{bucketCopies}, number(id))
+}
 
 // Interests calls do for every interest in the order of their numbers.
 func (t *Tx) Interests(do func(uint64, *storepb.Interest) error) error {
@@ -274,24 +307,4 @@ func (t *Tx) Events(do func(namespace, name string, e *storepb.Event) error) err
 		}
 		return do(namespace, name, e)
 	})
-}
-
-// SetState writes what a module wants to find again; nil deletes it.
-func (t *Tx) SetState(module, key string, state []byte) error {
-	path := [][]byte{bucketModules, []byte(module)}
-	if state == nil {
-		return t.delete(path, []byte(key))
-	}
-	return t.putBytes(path, []byte(key), false, state)
-}
-
-// State reads what a module has written; nil where it has not.
-func (t *Tx) State(module, key string) ([]byte, error) {
-	b, err := t.get([][]byte{bucketModules, []byte(module)}, []byte(key))
-	return bytes.Clone(b), err
-}
-
-// States calls do for all that a module has written.
-func (t *Tx) States(module string, do func(key string, state []byte) error) error {
-	return t.each([][]byte{bucketModules, []byte(module)}, func(key, payload []byte) error { return do(string(key), bytes.Clone(payload)) })
 }

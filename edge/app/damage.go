@@ -1,0 +1,51 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/beehive/message"
+)
+
+// storeModule ends edgecore once the store has turned out to be damaged, so that it starts again on a
+// fresh file with all that can be read of the damaged one. Until then it goes on from memory: reads
+// and the link work, writes are refused.
+type storeModule struct{ app *App }
+
+func (*storeModule) Name() message.Name { return "store" }
+
+// errDamaged ends edgecore; systemd starts it again, and containers go on meanwhile.
+var errDamaged = errors.New("the store was found damaged while in use: edgecore starts again to replace it")
+
+// damagePoll is how often a damaged device looks whether this is the moment to start again.
+const damagePoll = 5 * time.Second
+
+func (m *storeModule) Run(ctx context.Context, port *beehive.Port) error {
+	port.Ready()
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-m.app.store.Damaged():
+	}
+	klog.FromContext(ctx).Error(nil, "The store is damaged; edgecore goes on from memory until it can start again without a loss")
+	// The file is read once: nothing is written to it any more.
+	keepsAll := m.app.store.Salvageable()
+	tick := time.NewTicker(damagePoll)
+	defer tick.Stop()
+	for {
+		// Without a link a start would leave the kubelet without what can't be read, which is still in
+		// memory. With one it comes again from the cloud.
+		if keepsAll || m.app.meta.Linked() {
+			return errDamaged
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
