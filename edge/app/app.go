@@ -183,7 +183,7 @@ func (a *App) assemble() error {
 
 	entries := []beehive.Entry{
 		{Module: a.meta, Groups: []message.Group{linkstate.Group}, Restart: beehive.OnFailure(beehive.Backoff{})},
-		{Module: &storeModule{app: a}, Restart: beehive.Never()},
+		{Module: &storeModule{store: a.store, linked: a.meta.Linked}, Restart: beehive.Never()},
 	}
 	if c.EdgeAPI.Enable {
 		entries = append(entries,

@@ -9,12 +9,16 @@ import (
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/edge/internal/store"
 )
 
 // storeModule ends edgecore once the store has turned out to be damaged, so that it starts again on a
 // fresh file with all that can be read of the damaged one. Until then it goes on from memory: reads
 // and the link work, writes are refused.
-type storeModule struct{ app *App }
+type storeModule struct {
+	store  *store.Store
+	linked func() bool
+}
 
 func (*storeModule) Name() message.Name { return "store" }
 
@@ -29,17 +33,17 @@ func (m *storeModule) Run(ctx context.Context, port *beehive.Port) error {
 	select {
 	case <-ctx.Done():
 		return nil
-	case <-m.app.store.Damaged():
+	case <-m.store.Damaged():
 	}
 	klog.FromContext(ctx).Error(nil, "The store is damaged; edgecore goes on from memory until it can start again without a loss")
 	// The file is read once: nothing is written to it any more.
-	keepsAll := m.app.store.Salvageable()
+	keepsAll := m.store.Salvageable()
 	tick := time.NewTicker(damagePoll)
 	defer tick.Stop()
 	for {
 		// Without a link a start would leave the kubelet without what can't be read, which is still in
 		// memory. With one it comes again from the cloud.
-		if keepsAll || m.app.meta.Linked() {
+		if keepsAll || m.linked() {
 			return errDamaged
 		}
 		select {

@@ -63,9 +63,7 @@ var cyclic = map[string]int{
 
 	"edge/internal/join": 3,
 
-	"edge/internal/meta": 31,
-
-	"edge/internal/store": 6,
+	"edge/internal/meta": 29,
 
 	"edge/internal/table": 2,
 

@@ -8,12 +8,11 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/klog/v2"
 
+	"github.com/skerry-io/skerry/edge/internal/meta/reply"
 	"github.com/skerry-io/skerry/edge/internal/object"
 	"github.com/skerry-io/skerry/edge/internal/store"
 	"github.com/skerry-io/skerry/edge/internal/store/storepb"
 )
-
-var errStopped = errors.New("metamanager is not running")
 
 // request is one change on its way through the core.
 type request struct {
@@ -29,7 +28,7 @@ func (m *Manager) do(ctx context.Context, do func(*batch) error) error {
 	running := m.running
 	m.mu.RUnlock()
 	if !running {
-		return errStopped
+		return reply.ErrStopped
 	}
 	select {
 	case m.requests <- r:
@@ -74,7 +73,7 @@ func (m *Manager) refuse() {
 	for {
 		select {
 		case r := <-m.requests:
-			r.done <- errStopped
+			r.done <- reply.ErrStopped
 		default:
 			return
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
+	"github.com/skerry-io/skerry/edge/internal/meta/reply"
 	"github.com/skerry-io/skerry/edge/internal/object"
 	"github.com/skerry-io/skerry/edge/internal/store"
 )
@@ -306,7 +307,7 @@ func (m *Manager) applyRefusals(b *batch, s *topicpb.State, log klog.Logger) {
 		}
 		st := &metav1.Status{}
 		if err := json.Unmarshal(r.Status, st); err != nil || st.Code < 400 {
-			st = &status(403, metav1.StatusReasonForbidden, "kube-apiserver does not allow this node to have this", 0).ErrStatus
+			st = &reply.Status(403, metav1.StatusReasonForbidden, "kube-apiserver does not allow this node to have this", 0).ErrStatus
 		}
 		log.Info("The cloud refuses a set of objects", "resource", i.resource, "namespace", i.namespace, "fields", i.fields, "reason", st.Message)
 		i.refused = st

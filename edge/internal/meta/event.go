@@ -18,6 +18,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/common/topic/topicpb"
+	"github.com/skerry-io/skerry/edge/internal/meta/reply"
 	"github.com/skerry-io/skerry/edge/internal/object"
 	"github.com/skerry-io/skerry/edge/internal/store"
 	"github.com/skerry-io/skerry/edge/internal/store/storepb"
@@ -139,7 +140,7 @@ func (m *Manager) writeEvent(ctx context.Context, w Write) (Result, error) {
 		case "patch", "update":
 			have := b.get(ref)
 			if have == nil {
-				return notFound(ref) // a recorder then creates it
+				return reply.NotFound(ref) // a recorder then creates it
 			}
 			e, err := nextEvent(w, have.shown)
 			if err != nil {
@@ -149,7 +150,7 @@ func (m *Manager) writeEvent(ctx context.Context, w Write) (Result, error) {
 		case "delete":
 			have := b.get(ref)
 			if have == nil {
-				return notFound(ref)
+				return reply.NotFound(ref)
 			}
 			m.unring(b, ref)
 			return nil
@@ -161,10 +162,10 @@ func (m *Manager) writeEvent(ctx context.Context, w Write) (Result, error) {
 		return err
 	})
 	if err != nil {
-		return Result{}, asStatus(err)
+		return Result{}, reply.From(err)
 	}
 	if w.Verb == "delete" {
-		return Result{Code: code, Status: success()}, nil
+		return Result{Code: code, Status: reply.Success()}, nil
 	}
 	return Result{Code: code, Object: &shown}, nil
 }

@@ -16,6 +16,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/common/topic/topicpb"
+	"github.com/skerry-io/skerry/edge/internal/meta/reply"
 	"github.com/skerry-io/skerry/edge/internal/object"
 	"github.com/skerry-io/skerry/edge/internal/store"
 	"github.com/skerry-io/skerry/edge/internal/store/storepb"
@@ -224,7 +225,7 @@ func (m *Manager) want(ctx context.Context, s object.Selection, pinned bool) err
 			}
 		}
 		if len(m.interests)+len(b.interests) >= m.config.Limits.Interests {
-			return tooMany("this node holds as many sets of objects as it may")
+			return reply.TooMany("this node holds as many sets of objects as it may")
 		}
 		b.interest++
 		i := &interest{
@@ -253,7 +254,7 @@ func (m *Manager) hold(ctx context.Context, s object.Selection, caller Caller, u
 		m.mu.Lock()
 		if !m.running {
 			m.mu.Unlock()
-			return asStatus(errStopped)
+			return reply.From(reply.ErrStopped)
 		}
 		if m.answerable(s) {
 			i := m.covering(s)
@@ -296,11 +297,11 @@ var errNotSynced = errors.New("the set has not arrived yet")
 func (m *Manager) notYet(s object.Selection, linked bool, err error) error {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, errNotSynced) {
 		if !linked {
-			return offline("this node has never held " + s.String())
+			return reply.Offline("this node has never held " + s.String())
 		}
-		return unavailable("this node does not hold "+s.String()+" yet", 1)
+		return reply.Unavailable("this node does not hold "+s.String()+" yet", 1)
 	}
-	return asStatus(err)
+	return reply.From(err)
 }
 
 // dropIdle drops what nobody has watched or read for a while. Time without a link does not count: what an island holds it keeps.

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/uuid"
 
+	"github.com/skerry-io/skerry/edge/internal/meta/reply"
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
@@ -39,7 +40,7 @@ func (l *lease) get(m *Manager, ref object.Ref) (o object.Object, ours bool, err
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.object == nil {
-		return object.Object{}, true, notFound(ref)
+		return object.Object{}, true, reply.NotFound(ref)
 	}
 	return *l.object, true, nil
 }
@@ -58,10 +59,10 @@ func (l *lease) write(m *Manager, w Write) (Result, error) {
 	name := object.Ref{Resource: leasesResource, Namespace: corev1.NamespaceNodeLease, Name: m.config.NodeName}
 	if w.Verb == "delete" {
 		if l.object == nil {
-			return Result{}, notFound(name)
+			return Result{}, reply.NotFound(name)
 		}
 		l.object = nil
-		return Result{Code: http.StatusOK, Status: success()}, nil
+		return Result{Code: http.StatusOK, Status: reply.Success()}, nil
 	}
 	next, err := l.next(w, name)
 	if err != nil {
@@ -95,7 +96,7 @@ func (l *lease) write(m *Manager, w Write) (Result, error) {
 func (l *lease) next(w Write, name object.Ref) (*coordinationv1.Lease, error) {
 	if w.Verb == "patch" {
 		if l.object == nil {
-			return nil, notFound(name)
+			return nil, reply.NotFound(name)
 		}
 		now, err := object.Decode(*l.object)
 		if err != nil {
@@ -122,9 +123,9 @@ func (l *lease) next(w Write, name object.Ref) (*coordinationv1.Lease, error) {
 	case w.Verb == "create" && l.object != nil:
 		return nil, apierrors.NewAlreadyExists(leasesResource.GroupResource(), name.Name)
 	case w.Verb == "update" && l.object == nil:
-		return nil, notFound(name)
+		return nil, reply.NotFound(name)
 	case w.Verb == "update" && next.ResourceVersion != "" && next.ResourceVersion != strconv.FormatUint(l.object.Version, 10):
-		return nil, conflict(name, "the object has been modified; please apply your changes to the latest version and try again")
+		return nil, reply.Conflict(name, "the object has been modified; please apply your changes to the latest version and try again")
 	}
 	return next, nil
 }

@@ -26,6 +26,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
+	"github.com/skerry-io/skerry/edge/internal/meta/reply"
 	"github.com/skerry-io/skerry/edge/internal/store"
 )
 
@@ -203,7 +204,7 @@ func (m *Manager) stop() {
 	}
 	m.mu.Unlock()
 	for _, w := range watchers {
-		w.end(unavailable("edgecore stops", 1))
+		w.end(reply.Unavailable("edgecore stops", 1))
 	}
 }
 

@@ -22,6 +22,7 @@ import (
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
+	"github.com/skerry-io/skerry/edge/internal/meta/reply"
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
@@ -32,10 +33,10 @@ func (m *Manager) Request(ctx context.Context, r *topicpb.APIRequest) (*topicpb.
 	p, linked, running := m.port, m.linked, m.running
 	m.mu.RUnlock()
 	if !running {
-		return nil, asStatus(errStopped)
+		return nil, reply.From(reply.ErrStopped)
 	}
 	if !linked {
-		return nil, offline(r.Method + " " + r.Path)
+		return nil, reply.Offline(r.Method + " " + r.Path)
 	}
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
@@ -60,13 +61,13 @@ func (m *Manager) Request(ctx context.Context, r *topicpb.APIRequest) (*topicpb.
 	case ctx.Err() != nil:
 		return nil, apierrors.NewTimeoutError("the request was given up", 1)
 	}
-	return nil, unavailable("the link to the cloud gave no answer: "+err.Error(), 1)
+	return nil, reply.Unavailable("the link to the cloud gave no answer: "+err.Error(), 1)
 }
 
 // passThrough sends a write on. Versions of the edge in it become kube-apiserver's.
 func (m *Manager) passThrough(ctx context.Context, w Write) (Result, error) {
 	if !m.Linked() {
-		return Result{}, offline(w.Verb + " " + w.Ref.Resource.GroupResource().String())
+		return Result{}, reply.Offline(w.Verb + " " + w.Ref.Resource.GroupResource().String())
 	}
 	body, err := m.cloudVersions(w)
 	if err != nil {
@@ -195,7 +196,7 @@ func (m *Manager) cloudVersion(ref object.Ref, version string) (cloud string, ch
 			return h.shown.CloudVersion, true, nil
 		}
 	}
-	return "", false, conflict(ref, "the object has been modified; please apply your changes to the latest version and try again")
+	return "", false, reply.Conflict(ref, "the object has been modified; please apply your changes to the latest version and try again")
 }
 
 func decodeOptions(body []byte, into *metav1.DeleteOptions) error {

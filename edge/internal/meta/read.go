@@ -9,8 +9,13 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/skerry-io/skerry/edge/internal/meta/reply"
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
+
+// ErrPassThrough is returned by Get and List for what is not held here and can be asked of the cloud: send it with Request. It is only ever
+// returned while there is a link.
+var ErrPassThrough = errors.New("not held here: ask the cloud")
 
 // Get returns one object. NotFound is certain: it is only said where the set that the object would be in was delivered. ErrPassThrough: ask the
 // cloud. Anything else that can't be answered here is a 503.
@@ -22,7 +27,7 @@ func (m *Manager) Get(ctx context.Context, ref object.Ref, caller Caller) (objec
 	m.mu.RLock()
 	if !m.running {
 		m.mu.RUnlock()
-		return object.Object{}, asStatus(errStopped)
+		return object.Object{}, reply.From(reply.ErrStopped)
 	}
 	var h *held
 	if t := m.tables[ref.Resource]; t != nil {
@@ -34,7 +39,7 @@ func (m *Manager) Get(ctx context.Context, ref object.Ref, caller Caller) (objec
 	m.mu.RUnlock()
 	if known {
 		if h.visible() == nil {
-			return object.Object{}, notFound(ref)
+			return object.Object{}, reply.NotFound(ref)
 		}
 		return h.shown, nil
 	}
@@ -42,13 +47,13 @@ func (m *Manager) Get(ctx context.Context, ref object.Ref, caller Caller) (objec
 	if caller.Kubelet && keptForKubelet(ref.Resource) {
 		own := ref.Name == m.config.NodeName && ref.Namespace == ""
 		if err := m.want(ctx, s, own); err != nil && !linked {
-			return object.Object{}, asStatus(err)
+			return object.Object{}, reply.From(err)
 		}
 	}
 	if linked {
 		return object.Object{}, ErrPassThrough
 	}
-	return object.Object{}, offline("this node does not hold " + ref.String())
+	return object.Object{}, reply.Offline("this node does not hold " + ref.String())
 }
 
 // ownPods is what a kubelet watches. A pod's node never changes, so for the kubelet a pod that is not in this set is gone.
@@ -110,7 +115,7 @@ func (m *Manager) takeNow(s object.Selection, take func(*interest) error) error 
 	defer m.mu.Unlock()
 	switch {
 	case !m.running:
-		return asStatus(errStopped)
+		return reply.From(reply.ErrStopped)
 	case m.answerable(s):
 		i := m.covering(s)
 		if i != nil {
@@ -120,7 +125,7 @@ func (m *Manager) takeNow(s object.Selection, take func(*interest) error) error 
 	case m.linked:
 		return ErrPassThrough
 	}
-	return offline("this node does not hold " + s.String())
+	return reply.Offline("this node does not hold " + s.String())
 }
 
 // takeHeld takes from the view what there is.
@@ -129,9 +134,9 @@ func (m *Manager) takeHeld(s object.Selection, take func(*interest) error) error
 	defer m.mu.Unlock()
 	switch {
 	case !m.running:
-		return asStatus(errStopped)
+		return reply.From(reply.ErrStopped)
 	case !m.someSet(s.Resource):
-		return unavailable("this node does not hold any "+s.Resource.GroupResource().String(), 5)
+		return reply.Unavailable("this node does not hold any "+s.Resource.GroupResource().String(), 5)
 	}
 	return take(nil)
 }

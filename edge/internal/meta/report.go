@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/common/topic/topicpb"
+	"github.com/skerry-io/skerry/edge/internal/meta/reply"
 	"github.com/skerry-io/skerry/edge/internal/object"
 	"github.com/skerry-io/skerry/edge/internal/store/storepb"
 )
@@ -15,7 +16,7 @@ import (
 // Report tells the cloud what an agent says of an object's state on this node; body is JSON, the node's own entry. When Report returns nil it is on
 // the disk. A report that waits is replaced by a later one of the same object; they survive restarts and reach the cloud in order.
 func (m *Manager) Report(ctx context.Context, ref object.Ref, uid types.UID, body []byte) error {
-	return asStatus(m.do(ctx, func(b *batch) error {
+	return reply.From(m.do(ctx, func(b *batch) error {
 		t := targetOf(ref)
 		e := &entry{
 			class: storepb.Class_REPORT, verb: topicpb.Verb_PATCH, subresource: "status", patchType: types.MergePatchType,

@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 
+	"github.com/skerry-io/skerry/edge/internal/meta/reply"
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
@@ -49,7 +50,7 @@ func (m *Manager) Watch(ctx context.Context, s object.Selection, options WatchOp
 	open := func(i *interest) error {
 		t := m.tables[s.Resource]
 		if t == nil {
-			return asStatus(errStopped)
+			return reply.From(reply.ErrStopped)
 		}
 		if options.From > 0 && !options.InitialEvents {
 			if options.From < t.floor || options.From > m.version {

@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/common/topic/topicpb"
+	"github.com/skerry-io/skerry/edge/internal/meta/reply"
 	"github.com/skerry-io/skerry/edge/internal/object"
 	"github.com/skerry-io/skerry/edge/internal/store/storepb"
 )
@@ -115,12 +116,12 @@ func (m *Manager) writePatch(ctx context.Context, w Write, class storepb.Class) 
 				return nil
 			}
 			if have != nil || m.certainlyGone(w) {
-				return notFound(w.Ref)
+				return reply.NotFound(w.Ref)
 			}
-			return offline("this node does not hold " + w.Ref.String())
+			return reply.Offline("this node does not hold " + w.Ref.String())
 		}
 		if w.UID != "" && w.UID != have.shown.UID {
-			return conflict(w.Ref, "Precondition failed: UID in precondition: %v, UID in object meta: %v", w.UID, have.shown.UID)
+			return reply.Conflict(w.Ref, "Precondition failed: UID in precondition: %v, UID in object meta: %v", w.UID, have.shown.UID)
 		}
 		body, err := withoutVersion(w, have.shown)
 		if err != nil {
@@ -131,7 +132,7 @@ func (m *Manager) writePatch(ctx context.Context, w Write, class storepb.Class) 
 	})
 	switch {
 	case err != nil:
-		return Result{}, asStatus(err)
+		return Result{}, reply.From(err)
 	case passes:
 		return m.passThrough(ctx, w)
 	}
@@ -160,7 +161,7 @@ func withoutVersion(w Write, shown object.Object) ([]byte, error) {
 		return w.Body, nil
 	}
 	if version != "" && version != strconv.FormatUint(shown.Version, 10) && version != shown.CloudVersion {
-		return nil, conflict(w.Ref, "the object has been modified; please apply your changes to the latest version and try again")
+		return nil, reply.Conflict(w.Ref, "the object has been modified; please apply your changes to the latest version and try again")
 	}
 	delete(md, "resourceVersion")
 	body, err := json.Marshal(patch)
@@ -179,7 +180,7 @@ func (m *Manager) stagePatch(b *batch, w Write, class storepb.Class, have *held,
 	patched, err := object.Patch(now, w.PatchType, body)
 	switch {
 	case errors.Is(err, object.ErrPatchType):
-		return object.Object{}, status(http.StatusUnsupportedMediaType, metav1.StatusReasonUnsupportedMediaType, err.Error(), 0)
+		return object.Object{}, reply.Status(http.StatusUnsupportedMediaType, metav1.StatusReasonUnsupportedMediaType, err.Error(), 0)
 	case err != nil:
 		return object.Object{}, apierrors.NewBadRequest(err.Error())
 	}
@@ -216,7 +217,7 @@ func (m *Manager) stagePatch(b *batch, w Write, class storepb.Class, have *held,
 		return h.shown, nil
 	}
 	if len(entries) >= m.config.Limits.ObjectEntries {
-		return object.Object{}, tooMany("too many writes to " + w.Ref.String() + " wait for the cloud")
+		return object.Object{}, reply.TooMany("too many writes to " + w.Ref.String() + " wait for the cloud")
 	}
 	h := b.set(w.Ref, &next)
 	e.shownVersion = h.shown.Version
@@ -300,11 +301,11 @@ func (m *Manager) writeDeletion(ctx context.Context, w Write) (Result, error) {
 			passes = true
 			return nil
 		case have.visible() == nil && (have != nil || m.certainlyGone(w)):
-			return notFound(w.Ref)
+			return reply.NotFound(w.Ref)
 		case have == nil:
-			return offline("this node does not hold " + w.Ref.String())
+			return reply.Offline("this node does not hold " + w.Ref.String())
 		case w.UID != have.shown.UID:
-			return conflict(w.Ref, "Precondition failed: UID in precondition: %v, UID in object meta: %v", w.UID, have.shown.UID)
+			return reply.Conflict(w.Ref, "Precondition failed: UID in precondition: %v, UID in object meta: %v", w.UID, have.shown.UID)
 		}
 		next := *have
 		next.hidden = true
@@ -316,11 +317,11 @@ func (m *Manager) writeDeletion(ctx context.Context, w Write) (Result, error) {
 	})
 	switch {
 	case err != nil:
-		return Result{}, asStatus(err)
+		return Result{}, reply.From(err)
 	case passes:
 		return m.passThrough(ctx, w)
 	}
-	done := success()
+	done := reply.Success()
 	done.Details = &metav1.StatusDetails{Name: w.Ref.Name, Kind: w.Ref.Resource.Resource, UID: w.UID}
 	return Result{Code: http.StatusOK, Status: done}, nil
 }

@@ -8,15 +8,6 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// call is one writer's function on its way to the disk. Guarded by Store.mu until the commit has taken it.
-type call struct {
-	do   func(*Tx) error
-	err  error
-	done chan struct{} // closed when err is final
-	lead chan struct{} // closed when this caller must commit what waits
-	led  bool          // lead is closed
-}
-
 // Update calls do in a transaction and returns nil when what it did is on the disk. Functions that wait together share one transaction and one
 // sync; each gets its own error, and one that fails takes nothing of the others with it. do may be called again after its effects were rolled back:
 // it must only work on tx and start afresh at each call. When ctx ends before the function's turn, it is not called.
@@ -121,7 +112,7 @@ func (s *Store) commit(batch []*call) {
 		var changed map[string]uint64
 		err := s.guarded(func() error {
 			return s.db.Update(func(tx *bolt.Tx) error {
-				t := &Tx{store: s, tx: tx}
+				t := &Tx{seal: s.seal, tx: tx}
 				for i, c := range batch {
 					if err := c.do(t); err != nil {
 						failed = i
@@ -172,15 +163,10 @@ func (s *Store) View(do func(*Tx) error) error {
 		return err
 	}
 	err = s.guarded(func() error {
-		return s.db.View(func(tx *bolt.Tx) error { return do(&Tx{store: s, tx: tx}) })
+		return s.db.View(func(tx *bolt.Tx) error { return do(&Tx{seal: s.seal, tx: tx}) })
 	})
 	if errors.Is(err, ErrDamaged) {
 		s.fail(err)
 	}
 	return err
-}
-
-// Check reads every record once and returns the first thing that is wrong with it.
-func (s *Store) Check() error {
-	return s.View(func(t *Tx) error { return s.check(t.tx) })
 }

@@ -3,20 +3,12 @@ package store
 import (
 	"context"
 	"errors"
-	"sync"
 	"time"
 )
 
 // epochReserve is how far the epoch on the disk is ahead of the one in use: so many more can be given
 // out while nothing can be written, and a later process is above them all the same.
 const epochReserve = 1024
-
-// epochs is what NextEpoch goes by.
-type epochs struct {
-	mu       sync.Mutex // guards what follows
-	last     uint64     // given out
-	reserved uint64     // on the disk
-}
 
 // NextEpoch is the epoch of a new session with the cloud: higher than every one before, also those of
 // a store that was lost. It is covered by what is on the disk when NextEpoch returns. On a disk that
@@ -39,15 +31,6 @@ func (s *Store) NextEpoch(ctx context.Context) (uint64, error) {
 	// Beyond the reserve the time is all that keeps a later process above.
 	e.last = next
 	return next, nil
-}
-
-// loadEpochs begins above all that an earlier process may have given out.
-func (s *Store) loadEpochs() error {
-	return s.View(func(t *Tx) error {
-		n, err := t.Number(Epoch)
-		s.epochs.last, s.epochs.reserved = n, n
-		return err
-	})
 }
 
 // LastTime is the newest time known when SetLastTime was last called; the zero time if it never was.

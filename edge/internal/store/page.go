@@ -47,8 +47,10 @@ type visitor interface {
 type strict struct{}
 
 func (strict) record(path [][]byte, key, value []byte) error { return checkFrame(path, key, value) }
-func (strict) enter([][]byte)                                {}
-func (strict) damaged(_ [][]byte, err error) error           { return err }
+
+func (strict) enter([][]byte) {}
+
+func (strict) damaged(_ [][]byte, err error) error { return err }
 
 // walker goes through the tree of a file that one of its meta pages leads to.
 type walker struct {

@@ -3,11 +3,9 @@ package store
 import (
 	"bytes"
 	"encoding/binary"
-	"errors"
 	"io"
 	"maps"
 	"slices"
-	"strings"
 
 	"google.golang.org/protobuf/proto"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -301,14 +299,4 @@ func (s *salvage) wanted(r schema.GroupVersionResource) bool {
 		}
 	}
 	return false
-}
-
-var errNoResource = errors.New("the bucket's name is no resource")
-
-func resourceOf(bucket []byte) (schema.GroupVersionResource, error) {
-	part := strings.Split(string(bucket), "/")
-	if len(part) != 3 {
-		return schema.GroupVersionResource{}, errNoResource
-	}
-	return schema.GroupVersionResource{Group: part[0], Version: part[1], Resource: part[2]}, nil
 }

@@ -2,128 +2,15 @@ package store
 
 import (
 	"bytes"
-	"crypto/rand"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"strings"
 
-	bolt "go.etcd.io/bbolt"
 	"google.golang.org/protobuf/proto"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/skerry-io/skerry/edge/internal/object"
 	"github.com/skerry-io/skerry/edge/internal/store/storepb"
 )
-
-// The buckets.
-var (
-	bucketMeta      = []byte("meta")
-	bucketObjects   = []byte("objects")   // one bucket for each resource in it
-	bucketInterests = []byte("interests") // by number
-	bucketCopies    = []byte("interests-copy")
-	bucketOutbox    = []byte("outbox")  // by number
-	bucketAnswers   = []byte("answers") // sealed
-	bucketEvents    = []byte("events")  // by namespace and name
-	bucketModules   = []byte("modules") // one bucket for each module in it
-)
-
-func buckets() [][]byte {
-	return [][]byte{bucketMeta, bucketObjects, bucketInterests, bucketCopies, bucketOutbox, bucketAnswers, bucketEvents, bucketModules}
-}
-
-// Number is one of the store's numbers.
-type Number string
-
-// The numbers.
-const (
-	Version  Number = "version"  // the newest resource version of the edge; see data.md in docs/decisions
-	Epoch    Number = "epoch"    // of the last session with the cloud
-	Entry    Number = "entry"    // of the newest entry of the outbox
-	Interest Number = "interest" // of the newest interest
-	Dropped  Number = "dropped"  // events that the outbox had no room for and that nobody has been told of
-	LastTime Number = "lasttime" // the newest time known, unix milliseconds
-	schemaOf Number = "schema"
-)
-
-const keyCheck = "keycheck" // a sealed record of which only the fact counts that it can be opened
-
-// Tx is a transaction. It is used by the function that it was given to, and not after.
-type Tx struct {
-	store   *Store
-	tx      *bolt.Tx
-	changed map[string]uint64 // records, by where they lie
-}
-
-// create lays out a new file.
-func (s *Store) create(tx *bolt.Tx) error {
-	for _, name := range buckets() {
-		if _, err := tx.CreateBucketIfNotExists(name); err != nil {
-			return fmt.Errorf("laying out the store: %w", err)
-		}
-	}
-	t := &Tx{store: s, tx: tx}
-	// Numbers begin at the time: a store made anew never gives out one that its predecessor gave out, and none that kube-apiserver could.
-	start := max(uint64(max(s.config.Now().UnixMilli(), 0)), 1e12)
-	for _, n := range []Number{Version, Epoch, Entry, Interest} {
-		if err := t.SetNumber(n, start); err != nil {
-			return err
-		}
-	}
-	if err := t.SetNumber(schemaOf, Schema); err != nil {
-		return err
-	}
-	id := make([]byte, 16)
-	rand.Read(id)
-	if err := t.putBytes([][]byte{bucketMeta}, []byte("id"), false, id); err != nil {
-		return err
-	}
-	return t.putBytes([][]byte{bucketMeta}, []byte(keyCheck), true, []byte(keyCheck))
-}
-
-// check refuses a file that is not ours to use.
-func (s *Store) check(tx *bolt.Tx) error {
-	t := &Tx{store: s, tx: tx}
-	have, err := t.Number(schemaOf)
-	if err != nil {
-		return err
-	}
-	if have == 0 || have > Schema {
-		return fmt.Errorf("%w: schema %d, this one knows %d", ErrSchema, have, Schema)
-	}
-	if _, err := t.get([][]byte{bucketMeta}, []byte(keyCheck)); err != nil {
-		if errors.Is(err, ErrKey) {
-			return fmt.Errorf("%w: %s is not the key that %s was sealed with: put the right one back, or move both away",
-				ErrKey, s.config.KeyFile, s.config.Path)
-		}
-		return err
-	}
-	return nil
-}
-
-// upgrade brings a file of an older schema up to this one. Schema 2 keeps a copy of each interest.
-func (s *Store) upgrade(tx *bolt.Tx) error {
-	t := &Tx{store: s, tx: tx}
-	have, err := t.Number(schemaOf)
-	if err != nil || have == Schema {
-		return err
-	}
-	for _, name := range buckets() {
-		if _, err := tx.CreateBucketIfNotExists(name); err != nil {
-			return fmt.Errorf("laying out the store: %w", err)
-		}
-	}
-	all := map[uint64]*storepb.Interest{}
-	if err := t.Interests(func(id uint64, i *storepb.Interest) error { all[id] = i; return nil }); err != nil {
-		return err
-	}
-	for id, i := range all {
-		if err := t.PutInterest(id, i); err != nil {
-			return err
-		}
-	}
-	return t.SetNumber(schemaOf, Schema)
-}
 
 // ID names this store: 16 random bytes, made with the file.
 func (t *Tx) ID() ([]byte, error) {
@@ -147,17 +34,6 @@ func (t *Tx) Number(n Number) (uint64, error) {
 func (t *Tx) SetNumber(n Number, v uint64) error {
 	return t.putBytes([][]byte{bucketMeta}, []byte(n), false, binary.BigEndian.AppendUint64(nil, v))
 }
-
-// sealed says of which resources the objects are sealed.
-func sealed(resource schema.GroupVersionResource) bool {
-	return resource.Group == "" && resource.Resource == "secrets"
-}
-
-func resourcePath(r schema.GroupVersionResource) [][]byte {
-	return [][]byte{bucketObjects, []byte(r.Group + "/" + r.Version + "/" + r.Resource)}
-}
-
-func objectKey(namespace, name string) []byte { return []byte(namespace + "\x00" + name) }
 
 // PutObject writes an object as the cloud delivered it.
 func (t *Tx) PutObject(ref object.Ref, o *storepb.Object) error {
@@ -207,8 +83,6 @@ func numbered[T proto.Message](t *Tx, name []byte, fresh func() T, do func(uint6
 		return do(binary.BigEndian.Uint64(key), m)
 	})
 }
-
-func number(n uint64) []byte { return binary.BigEndian.AppendUint64(nil, n) }
 
 // PutInterest writes an interest, and a copy of it in another place of the file: they are few and
 // small, and without them nothing that is held can be served.
