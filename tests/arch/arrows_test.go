@@ -33,7 +33,7 @@ var cyclic = map[string]int{
 
 	"cloud/internal/kube": 1,
 
-	"cloud/internal/publish": 11,
+	"cloud/internal/publish": 8,
 
 	"cloud/internal/tunnel": 3,
 

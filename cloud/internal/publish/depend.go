@@ -10,9 +10,10 @@ import (
 
 // held is an object that is watched alone for this session.
 type held struct {
-	state atomic.Pointer[kube.ObjectState]
-	users int // owned by the loop
-	watch kube.ObjectWatch
+	state    atomic.Pointer[kube.ObjectState]
+	caughtUp atomic.Bool // since the last CatchUp
+	users    int         // owned by the loop
+	watch    kube.ObjectWatch
 }
 
 func (h *held) load() kube.ObjectState {
@@ -22,7 +23,7 @@ func (h *held) load() kube.ObjectState {
 	return kube.ObjectState{}
 }
 
-func (s *session) hold(ref kube.Ref, r *resource) {
+func (s *session) hold(ref kube.Ref, r *resourceSync) {
 	if h, ok := s.held[ref]; ok {
 		h.users++
 		return
@@ -31,6 +32,10 @@ func (s *session) hold(ref kube.Ref, r *resource) {
 	s.held[ref] = h
 	h.watch = s.part.objects.Watch(ref, s.node, func(state kube.ObjectState) {
 		old := h.state.Swap(&state)
+		if state.CaughtUp {
+			h.caughtUp.Store(true)
+			defer s.signal()
+		}
 		if old != nil && alike(*old, state) {
 			return // a fresh watch tells again what was asked for just before
 		}
@@ -82,6 +87,7 @@ func (s *session) follow(i *interest) {
 type dependencies struct {
 	session  *session
 	interest *interest
+	podSync  *resourceSync
 	entry    *entry
 	scanned  bool
 	pods     map[kube.Key][]kube.Ref
@@ -105,11 +111,12 @@ func newDependencies(s *session, i *interest) *dependencies {
 		session: s, interest: i, pods: map[kube.Key][]kube.Ref{}, refs: map[kube.Ref]*dependency{}, pending: map[kube.Ref]struct{}{},
 	}
 	for _, gvr := range dependencyKinds() {
-		if r := s.resource(gvr); r.phase == live {
+		if r := s.resource(gvr); r.state == streaming {
 			s.markSynced(r, i)
 		}
 	}
 	pods := s.resource(kube.Pods)
+	d.podSync = pods
 	d.entry = &entry{pods, &kube.Selection{Node: string(s.node)}}
 	pods.openFeed().add(d.entry)
 	return d
@@ -117,7 +124,7 @@ func newDependencies(s *session, i *interest) *dependencies {
 
 // close gives everything back. What the edge held on their account is queued to be taken from it.
 func (d *dependencies) close() {
-	d.entry.resource.feed.remove(d.entry)
+	d.podSync.feed.remove(d.entry)
 	for key := range d.pods {
 		d.update(key, nil)
 	}
@@ -135,7 +142,7 @@ func (d *dependencies) has(ref kube.Ref) bool {
 // mark is called when another interest takes the place of d's.
 func (d *dependencies) mark() {
 	for _, gvr := range dependencyKinds() {
-		if r := d.session.resource(gvr); r.phase == live {
+		if r := d.session.resource(gvr); r.state == streaming {
 			d.session.markSynced(r, d.interest)
 		}
 	}
@@ -144,7 +151,7 @@ func (d *dependencies) mark() {
 // settled reports whether all that the pods need has been compared, and what differed was sent.
 func (d *dependencies) settled() bool {
 	for _, gvr := range dependencyKinds() {
-		if d.session.resource(gvr).phase != live {
+		if d.session.resource(gvr).state != streaming {
 			return false
 		}
 	}
@@ -153,7 +160,7 @@ func (d *dependencies) settled() bool {
 
 // scan reads the pods once they are known, and lets those go on whose dependencies have become known.
 func (d *dependencies) scan() {
-	pods := d.entry.resource
+	pods := d.podSync
 	if !d.scanned {
 		if !pods.feed.store.HasSynced() {
 			pods.await()
@@ -164,8 +171,9 @@ func (d *dependencies) scan() {
 	}
 	d.complete()
 	var ready []kube.Key
-	for key := range pods.parked {
-		if d.ready(d.pods[key]) {
+	for key := range pods.blockedPods {
+		o, _ := pods.look(key)
+		if d.ready(d.pods[key]) && d.sendable(d.pods[key], o != nil && o.Started) {
 			ready = append(ready, key)
 		}
 	}
@@ -175,7 +183,7 @@ func (d *dependencies) scan() {
 // rescan makes d that of the pods as they are.
 func (d *dependencies) rescan() {
 	var all []*kube.Object
-	d.entry.resource.feed.store.Each(d.entry.sel, func(o *kube.Object) bool { all = append(all, o); return true })
+	d.podSync.feed.store.Each(d.entry.sel, func(o *kube.Object) bool { all = append(all, o); return true })
 	gone := make(map[kube.Key]bool, len(d.pods))
 	for key := range d.pods {
 		gone[key] = true
@@ -223,7 +231,7 @@ func (d *dependencies) acquire(ref kube.Ref) {
 	} else {
 		r.openFeed().addKey(ref.Key, r)
 	}
-	if r.phase != fresh {
+	if r.state != unsynced {
 		r.queue([]kube.Key{ref.Key})
 	}
 	d.resolve(ref)
@@ -246,7 +254,7 @@ func (d *dependencies) release(ref kube.Ref) {
 	} else if r.feed != nil {
 		r.feed.removeKey(ref.Key, r)
 	}
-	if r.phase != fresh {
+	if r.state != unsynced {
 		r.queue([]kube.Key{ref.Key})
 	}
 	for _, child := range have.children {
@@ -314,9 +322,48 @@ func (d *dependencies) ready(refs []kube.Ref) bool {
 	return true
 }
 
+// sendable reports whether refs and all below them can be sent in front of a pod, or need not be: where a
+// resource isn't compared yet, what may be older than what the edge holds waits for that. started: the
+// edge has had what the pod refers to.
+func (d *dependencies) sendable(refs []kube.Ref, started bool) bool {
+	for _, ref := range refs {
+		have, ok := d.refs[ref]
+		if !ok {
+			continue
+		}
+		r := d.session.resource(ref.Resource)
+		o, _ := r.look(ref.Key)
+		if !have.sent && o != nil && !r.sendable(o) && !(started && r.had(o)) {
+			return false
+		}
+		if !d.sendable(have.children, started) {
+			return false
+		}
+	}
+	return true
+}
+
+// confirmed reports whether what decides what is wanted of a resource is known to be no older than what
+// the edge holds: pods decide about claims, claims about volumes, pods and volumes about Secrets.
+func (d *dependencies) confirmed(gvr schema.GroupVersionResource) bool {
+	above := []schema.GroupVersionResource{kube.Pods}
+	switch gvr {
+	case kube.Volumes:
+		above = append(above, kube.Claims)
+	case kube.Secrets:
+		above = append(above, kube.Claims, kube.Volumes)
+	}
+	for _, a := range above {
+		if d.session.resource(a).state != streaming {
+			return false
+		}
+	}
+	return true
+}
+
 // before is called for each key ahead of its change. It keeps up what pods and their dependencies refer to, and puts what a pod needs in front of
 // it; it returns false where that isn't known yet, and the pod has to wait.
-func (d *dependencies) before(r *resource, key kube.Key, o *kube.Object) bool {
+func (d *dependencies) before(r *resourceSync, key kube.Key, o *kube.Object) bool {
 	if ref := (kube.Ref{Resource: r.gvr, Key: key}); d.concerns(r.gvr) && d.has(ref) {
 		d.refs[ref].sent = true
 		delete(d.pending, ref)
@@ -331,7 +378,7 @@ func (d *dependencies) before(r *resource, key kube.Key, o *kube.Object) bool {
 		return true
 	}
 	refs := d.pods[key]
-	if !d.ready(refs) {
+	if !d.ready(refs) || !d.sendable(refs, o.Started) {
 		return false
 	}
 	d.ahead(refs, o.Started)
@@ -348,21 +395,19 @@ func (d *dependencies) ahead(refs []kube.Ref, started bool) {
 			continue
 		}
 		r := s.resource(ref.Resource)
+		o, _ := r.look(ref.Key)
 		s.mu.Lock()
 		_, waits := r.dirty[ref.Key]
-		if waits {
+		if waits = waits && r.sendable(o); waits {
 			r.clean(ref.Key)
 		}
 		s.mu.Unlock()
-		o, _ := r.look(ref.Key)
-		if started && !waits && r.phase != live && !have.sent && r.hadBefore(o) {
-			d.ahead(have.children, started)
+		if r.state != streaming && (have.sent || o == nil || !r.sendable(o)) && !waits {
+			d.ahead(have.children, started) // the comparison, which comes then, finds what the edge lacks
 			continue
 		}
-		if (waits || r.phase != live && !have.sent) && o != nil {
-			s.frame.change(r, ref.Key, o)
-		} else if waits {
-			s.frame.change(r, ref.Key, nil)
+		if waits || r.state != streaming {
+			s.frame.change(r.proto, ref.Key, o)
 		}
 		have.sent = true
 		d.ahead(have.children, started)

@@ -22,14 +22,17 @@ type feed struct {
 	mu     sync.RWMutex
 	byNode map[string][]*entry
 	byName map[string][]*entry
-	byKey  map[kube.Key][]*resource // wanted by key, whatever the object is like
+	byKey  map[kube.Key][]toucher // wanted by key, whatever the object is like
 	all    []*entry
 	past   history
 }
 
+// toucher is told of the keys that have changed.
+type toucher interface{ touch(kube.Key) }
+
 // entry is one selection of one session.
 type entry struct {
-	resource *resource
+	resource toucher
 	sel      *kube.Selection
 }
 
@@ -99,13 +102,13 @@ func (f *feed) remove(e *entry) {
 	}
 }
 
-func (f *feed) addKey(key kube.Key, r *resource) {
+func (f *feed) addKey(key kube.Key, r toucher) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.byKey[key] = append(f.byKey[key], r)
 }
 
-func (f *feed) removeKey(key kube.Key, r *resource) {
+func (f *feed) removeKey(key kube.Key, r toucher) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	drop(f.byKey, key, r)
@@ -200,7 +203,7 @@ func (x *feeds) get(gvr schema.GroupVersionResource) *feed {
 	defer x.mu.Unlock()
 	f, ok := x.open[gvr]
 	if !ok {
-		f = &feed{byNode: map[string][]*entry{}, byName: map[string][]*entry{}, byKey: map[kube.Key][]*resource{}}
+		f = &feed{byNode: map[string][]*entry{}, byName: map[string][]*entry{}, byKey: map[kube.Key][]toucher{}}
 		f.store, f.release = x.collections.Open(gvr)
 		f.cancel = f.store.Observe(f.changed)
 		x.open[gvr] = f

@@ -2,13 +2,10 @@ package publish
 
 import (
 	"slices"
-	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
-	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
@@ -19,7 +16,7 @@ const changeOverhead = 96
 type frame struct {
 	state *topicpb.State
 	bytes int
-	last  *resource // whose changes the last group holds
+	last  *topicpb.Resource // whose changes the last group holds
 }
 
 func resourceFrom(p *topicpb.Resource) schema.GroupVersionResource {
@@ -27,7 +24,7 @@ func resourceFrom(p *topicpb.Resource) schema.GroupVersionResource {
 }
 
 // change appends the state of a key: o, or that it is gone when o is nil. The order of a frame is the order in which the edge applies it.
-func (f *frame) change(r *resource, key kube.Key, o *kube.Object) {
+func (f *frame) change(r *topicpb.Resource, key kube.Key, o *kube.Object) {
 	c := &topicpb.Change{Namespace: key.Namespace, Name: key.Name, Deleted: o == nil}
 	if o != nil {
 		c.Object = o.Raw
@@ -37,7 +34,7 @@ func (f *frame) change(r *resource, key kube.Key, o *kube.Object) {
 	}
 	f.begin()
 	if f.last != r {
-		f.state.Changes = append(f.state.Changes, &topicpb.Changes{Resource: r.proto})
+		f.state.Changes = append(f.state.Changes, &topicpb.Changes{Resource: r})
 		f.last = r
 	}
 	group := f.state.Changes[len(f.state.Changes)-1]
@@ -51,9 +48,9 @@ func (f *frame) synced(id uint64) {
 	f.bytes += 8
 }
 
-func (f *frame) expect(r *resource, d digest) {
+func (f *frame) expect(r *topicpb.Resource, d digest) {
 	f.begin()
-	f.state.Expected = append(f.state.Expected, &topicpb.Digest{Resource: r.proto, Count: d.count, Sum: d.sum[:]})
+	f.state.Expected = append(f.state.Expected, &topicpb.Digest{Resource: r, Count: d.count, Sum: d.sum[:]})
 	f.bytes += 32
 }
 
@@ -106,51 +103,4 @@ func (w *window) take(size int) uint64 {
 	w.sizes = append(w.sizes, size)
 	w.bytes += size
 	return w.sequence
-}
-
-// send fills frames and sends them while the window is open.
-func (s *session) send() error {
-	for s.window.open() {
-		for s.frame.bytes < frameBytes {
-			it, ok := s.next()
-			if !ok {
-				break
-			}
-			if it.expect {
-				s.expect(it.resource)
-			} else if it.mark != nil {
-				s.delivered(it.resource, it.mark)
-			} else {
-				s.emit(it.resource, it.key)
-			}
-		}
-		if s.frame.empty() {
-			return nil
-		}
-		if err := s.flush(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (s *session) flush() error {
-	state, full := s.frame.state, s.frame.bytes
-	s.frame = frame{}
-	state.Sequence = s.window.take(full)
-	m := s.part.metrics
-	m.states.Add(1)
-	for _, g := range state.Changes {
-		m.changes.Add(int64(len(g.Items)))
-	}
-	m.bytes.Add(int64(full))
-	update := topic.State.New(message.Resource{}, state)
-	update.Header.Time = time.Time{} // nobody asks when
-	if err := s.link.Send(s.ctx, update); err != nil {
-		if s.ctx.Err() != nil {
-			return nil
-		}
-		return err
-	}
-	return nil
 }

@@ -14,7 +14,7 @@ import (
 // interest is one list+watch of an edge, or what its pods depend on.
 type interest struct {
 	id       uint64
-	resource *resource // nil for dependencies
+	resource *resourceSync // nil for dependencies
 	*collection
 	sel      *kube.Selection
 	standing standing
@@ -49,7 +49,7 @@ func (s *session) declare(m *topicpb.Interests, digests []*topicpb.Digest) {
 		if gvr.Resource == "" {
 			continue
 		}
-		if r := s.resource(gvr); r.phase == fresh {
+		if r := s.resource(gvr); r.state == unsynced {
 			var ok bool
 			r.edge, ok = digestFrom(p)
 			r.edgeUnknown, r.newest = !ok, p.GetNewest()

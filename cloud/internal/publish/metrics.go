@@ -8,8 +8,8 @@ import (
 
 // Metrics counts what went down, over all sessions.
 type Metrics struct {
-	sessions, states, changes, bytes, equal, followed, later, compared, full, refused atomic.Int64
-	descriptions                                                                      []metric
+	sessions, states, changes, bytes, equal, followed, later, compared, confirmed, full, refused atomic.Int64
+	descriptions                                                                                 []metric
 }
 
 type metric struct {
@@ -33,9 +33,28 @@ func newMetrics() *Metrics {
 	counter("resumes_followed_total", "Resources of which an edge held what was right some time ago: what has changed since was sent.", &m.followed)
 	counter("resumes_later_total", "Resources of which an edge was sent what is newer than all that it held.", &m.later)
 	counter("resumes_compared_total", "Resources of which an inventory had to be asked for.", &m.compared)
+	counter("resumes_confirmed_total", "Resources of which an edge held what was newer than cloudcore's copy, or absent from it: the copy was caught up first.", &m.confirmed)
 	counter("resumes_full_total", "Resources that were sent to an edge that held none.", &m.full)
 	counter("refusals_total", "Interests refused.", &m.refused)
 	return m
+}
+
+// resumed counts how an edge that came back got what it lacked.
+func (m *Metrics) resumed(how resume) {
+	switch how {
+	case resumeEqual:
+		m.equal.Add(1)
+	case resumeFull:
+		m.full.Add(1)
+	case resumeFollowed:
+		m.followed.Add(1)
+	case resumeLater:
+		m.later.Add(1)
+	case resumeCompared:
+		m.compared.Add(1)
+	case resumeConfirmed:
+		m.confirmed.Add(1)
+	}
 }
 
 // Describe implements prometheus.Collector.

@@ -5,6 +5,15 @@
 // nothing to kube-apiserver. Delivery is level-triggered: a key that changes ten times before its turn is sent once, as it is then.
 //
 // A session's loop owns all of its state; what other goroutines tell it (changes, acknowledgements, decisions) goes through its inbox.
+//
+// How it works: each collection or kind of object that a session concerns is a resourceSync, whose way
+// from unsynced to streaming is the pure functions of transition.go. What an edge holds is replaced by an
+// older version, or taken from it, only where cloudcore's copy is known to be no older (order of versions,
+// KEP-5504, or a consistent read): a replica whose watches lag, and a cluster that was restored from a
+// backup, look the same otherwise.
+//
+// It is above 2,500 lines because a session's interests, what its pods depend on, the comparison and the
+// window share one queue.
 package publish
 
 import (

@@ -11,9 +11,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/cloud/internal/hub"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
@@ -39,7 +41,7 @@ type session struct {
 
 	// Owned by the loop.
 	interests map[uint64]*interest
-	resources []*resource
+	resources []*resourceSync
 	held      map[kube.Ref]*held
 	deps      *dependencies // nil without that interest
 	frame     frame
@@ -55,6 +57,7 @@ type inbox struct {
 	inventories []*topicpb.Inventory
 	verdicts    []ruled
 	due         []*interest // to be reviewed again
+	caughtUp    []*resourceSync
 	acked       uint64
 }
 
@@ -66,7 +69,7 @@ type ruled struct {
 
 // item is one place in the queue: a key, or a mark or an expectation, each of which is reached when all before it was sent.
 type item struct {
-	resource *resource
+	resource *resourceSync
 	key      kube.Key
 	mark     *interest
 	expect   bool
@@ -188,6 +191,9 @@ func (s *session) close() {
 	}
 	for _, r := range s.resources {
 		r.closeFeed()
+		if r.confirming.cancel != nil {
+			r.confirming.cancel()
+		}
 	}
 }
 
@@ -197,9 +203,10 @@ func (s *session) step() error {
 	in := s.inbox.interests
 	digests := s.inbox.digests
 	inventories := s.inbox.inventories
-	verdicts, due := s.inbox.verdicts, s.inbox.due
+	verdicts, due, caughtUp := s.inbox.verdicts, s.inbox.due, s.inbox.caughtUp
 	acked := s.inbox.acked
 	s.inbox.interests, s.inbox.digests, s.inbox.inventories, s.inbox.verdicts, s.inbox.due = nil, nil, nil, nil, nil
+	s.inbox.caughtUp = nil
 	s.mu.Unlock()
 
 	s.window.ack(acked)
@@ -216,6 +223,9 @@ func (s *session) step() error {
 		if err := s.compare(i); err != nil {
 			return err
 		}
+	}
+	for _, r := range caughtUp {
+		r.confirming.collection = false
 	}
 	if s.deps != nil {
 		s.deps.scan()
@@ -247,6 +257,9 @@ func (s *session) next() (item, bool) {
 		if it.mark != nil || it.expect {
 			return it, true
 		}
+		if !it.resource.flows {
+			continue // it waits in dirty
+		}
 		if _, ok := it.resource.dirty[it.key]; ok { // else it went ahead already, with a pod
 			it.resource.clean(it.key)
 			return it, true
@@ -259,4 +272,53 @@ func (s *session) push(it item) {
 	s.mu.Lock()
 	s.inbox.queue = append(s.inbox.queue, it)
 	s.mu.Unlock()
+}
+
+// send fills frames and sends them while the window is open.
+func (s *session) send() error {
+	for s.window.open() {
+		for s.frame.bytes < frameBytes {
+			it, ok := s.next()
+			if !ok {
+				break
+			}
+			if it.expect {
+				if err := s.expect(it.resource); err != nil {
+					return err
+				}
+			} else if it.mark != nil {
+				s.delivered(it.resource, it.mark)
+			} else {
+				s.emit(it.resource, it.key)
+			}
+		}
+		if s.frame.empty() {
+			return nil
+		}
+		if err := s.flush(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *session) flush() error {
+	state, full := s.frame.state, s.frame.bytes
+	s.frame = frame{}
+	state.Sequence = s.window.take(full)
+	m := s.part.metrics
+	m.states.Add(1)
+	for _, g := range state.Changes {
+		m.changes.Add(int64(len(g.Items)))
+	}
+	m.bytes.Add(int64(full))
+	update := topic.State.New(message.Resource{}, state)
+	update.Header.Time = time.Time{} // nobody asks when
+	if err := s.link.Send(s.ctx, update); err != nil {
+		if s.ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	return nil
 }

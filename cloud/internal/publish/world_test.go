@@ -249,23 +249,25 @@ type edge struct {
 	cancel context.CancelFunc
 	ended  chan error
 
-	mu       sync.Mutex
-	objects  map[schema.GroupVersionResource]map[kube.Key]*topicpb.Change
-	synced   map[uint64]bool
-	refused  map[uint64]string
-	log      []string // of changes, in order
-	sequence uint64
-	states   int
-	asked    []string // inventories
-	mute     bool     // acknowledges nothing
-	node     types.NodeName
-	settle   func() // waits until all that follows from the last step has happened
-	unacked  int
-	blur     *kube.Key // a key whose bucket has this sum, whatever is in it
-	blurred  kube.Sum
-	old      bool                                 // doesn't say what is its newest
-	open     map[schema.GroupVersionResource]bool // not as expected, until something is expected again
-	told     map[schema.GroupVersionResource]bool // likewise, in this session
+	mu      sync.Mutex
+	objects map[schema.GroupVersionResource]map[kube.Key]*topicpb.Change
+	synced  map[uint64]bool
+	refused map[uint64]string
+	log     []string // of changes, in order
+	// backwards is what was taken from it, or replaced by an older version.
+	backwards []string
+	sequence  uint64
+	states    int
+	asked     []string // inventories
+	mute      bool     // acknowledges nothing
+	node      types.NodeName
+	settle    func() // waits until all that follows from the last step has happened
+	unacked   int
+	blur      *kube.Key // a key whose bucket has this sum, whatever is in it
+	blurred   kube.Sum
+	old       bool                                 // doesn't say what is its newest
+	open      map[schema.GroupVersionResource]bool // not as expected, until something is expected again
+	told      map[schema.GroupVersionResource]bool // likewise, in this session
 }
 
 func (e *edge) Node() types.NodeName         { return e.node }
@@ -324,12 +326,18 @@ func (e *edge) apply(s *topicpb.State) (surprises []schema.GroupVersionResource)
 		for _, c := range group.Items {
 			key := kube.Key{Namespace: c.Namespace, Name: c.Name}
 			if c.Deleted {
+				if e.objects[gvr][key] != nil {
+					e.backwards = append(e.backwards, "-"+gvr.Resource+"/"+c.Name)
+				}
 				delete(e.objects[gvr], key)
 				e.log = append(e.log, "-"+gvr.Resource+"/"+c.Name)
 				continue
 			}
 			m := e.decode(c.Object)
 			c.Uid, c.ResourceVersion = cmp2.Or(c.Uid, string(m.GetUID())), cmp2.Or(c.ResourceVersion, m.GetResourceVersion())
+			if have := e.objects[gvr][key]; have != nil && number(c.ResourceVersion) < number(have.ResourceVersion) {
+				e.backwards = append(e.backwards, "older "+gvr.Resource+"/"+c.Name)
+			}
 			e.objects[gvr][key] = c
 			e.log = append(e.log, "+"+gvr.Resource+"/"+c.Name)
 		}
@@ -359,6 +367,24 @@ func (e *edge) apply(s *topicpb.State) (surprises []schema.GroupVersionResource)
 		e.refused[r.Interest] = string(status.Reason)
 	}
 	return surprises
+}
+
+// number is a resourceVersion as a number, 0 where it is none.
+func number(version string) uint64 {
+	v, err := strconv.ParseUint(version, 10, 64)
+	if err != nil {
+		return 0
+	}
+	return v
+}
+
+// takeBackwards returns what has gone backwards at the edge since the last call.
+func (e *edge) takeBackwards() []string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	out := e.backwards
+	e.backwards = nil
+	return out
 }
 
 func (e *edge) digest(gvr schema.GroupVersionResource) *topicpb.Digest {
