@@ -239,7 +239,7 @@ func (a *App) assemble() error {
 	if a.objects, err = kube.NewObjectWatches(a.client, access); err != nil {
 		return err
 	}
-	a.publisher = publish.New(a.informers.Requested(), a.objects, access)
+	a.publisher = publish.New(a.informers.Requested(), a.objects, access, quotas(a.config.Publish))
 	a.pods = relay.NewPods(a.informers)
 	a.relay = relay.New(a.client, a.pods, a.instance)
 	policy := vip.Policy{ReservedVRIDs: a.config.VIP.ReservedVRIDs, Quarantine: a.config.VIP.Quarantine.Duration, Hosts: a.config.Advertise}
@@ -324,6 +324,13 @@ func (a *App) assemble() error {
 		}
 	}
 	return nil
+}
+
+// quotas are what one node may ask for.
+func quotas(c config.Publish) publish.Quotas {
+	return publish.Quotas{
+		Interests: c.Quotas.Interests, NewInterestsPerSecond: c.Quotas.NewInterestsPerSecond, Digests: c.Quotas.Digests, SelectorBytes: c.Quotas.SelectorBytes,
+	}
 }
 
 // advertised is where edges find a listener, by each of the advertised names.

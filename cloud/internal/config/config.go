@@ -5,6 +5,7 @@
 package config
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 	"path/filepath"
@@ -32,8 +33,10 @@ type Config struct {
 	// Impersonation is constrained (KEP-5284, Kubernetes 1.36 and later) or classic. The RBAC must fit.
 	Impersonation string `json:"impersonation"`
 	Hub           Hub    `json:"hub"`
-	Join          Listen `json:"join"`
-	Tunnel        Tunnel `json:"tunnel"`
+	// Publish is the way down to the edges.
+	Publish Publish `json:"publish"`
+	Join    Listen  `json:"join"`
+	Tunnel  Tunnel  `json:"tunnel"`
 	// Usage serves metrics.k8s.io to kube-apiserver's aggregator. It needs the tunnel.
 	Usage  Listen `json:"usage"`
 	VIP    VIP    `json:"vip"`
@@ -88,6 +91,19 @@ type Hub struct {
 	MaxSessions int `json:"maxSessions"`
 }
 
+// Publish is what edges are sent.
+type Publish struct {
+	Quotas PublishQuotas `json:"quotas"`
+}
+
+// PublishQuotas bound what one node may ask for; above them it is answered 429 with a Retry-After.
+type PublishQuotas struct {
+	Interests             int `json:"interests"`             // watches that a device has declared at once
+	NewInterestsPerSecond int `json:"newInterestsPerSecond"` // of these; as many as interests may come at once
+	Digests               int `json:"digests"`               // resources of which a device holds objects
+	SelectorBytes         int `json:"selectorBytes"`         // names, namespaces and selectors of all its interests
+}
+
 // Default is the configuration that holds where a file says nothing.
 func Default() *Config {
 	return &Config{
@@ -98,11 +114,12 @@ func Default() *Config {
 			WebSocket: Listen{Listen: ":10000"}, QUIC: Listen{Listen: ":10001"}, MaxSessions: 10000,
 			Keepalive: metav1.Duration{Duration: 10 * time.Second}, IdleTimeout: metav1.Duration{Duration: 30 * time.Second},
 		},
-		Join:   Listen{Listen: ":10002"},
-		Tunnel: Tunnel{Listen: Listen{Listen: ":10004"}, Clients: []string{"kube-apiserver-kubelet-client"}},
-		VIP:    VIP{ReservedVRIDs: []int32{}, Quarantine: metav1.Duration{Duration: 10 * time.Minute}},
-		Health: Listen{Listen: "127.0.0.1:10003"},
-		Log:    Log{Verbosity: 2},
+		Publish: Publish{Quotas: PublishQuotas{Interests: 1024, NewInterestsPerSecond: 16, Digests: 256, SelectorBytes: 64 << 10}},
+		Join:    Listen{Listen: ":10002"},
+		Tunnel:  Tunnel{Listen: Listen{Listen: ":10004"}, Clients: []string{"kube-apiserver-kubelet-client"}},
+		VIP:     VIP{ReservedVRIDs: []int32{}, Quarantine: metav1.Duration{Duration: 10 * time.Minute}},
+		Health:  Listen{Listen: "127.0.0.1:10003"},
+		Log:     Log{Verbosity: 2},
 	}
 }
 
@@ -173,11 +190,30 @@ func (c *Config) Validate() field.ErrorList {
 	if n := c.Hub.MaxSessions; n < 1 || n > 1000000 {
 		errs = append(errs, field.Invalid(hub.Child("maxSessions"), n, "must be 1 to 1000000"))
 	}
+	errs = append(errs, c.Publish.Quotas.validate(field.NewPath("publish", "quotas"))...)
 	errs = append(errs, c.Join.validate(field.NewPath("join"))...)
 	errs = append(errs, c.Tunnel.validate(field.NewPath("tunnel"))...)
 	errs = append(errs, c.Health.validate(field.NewPath("health"))...)
 	if v := c.Log.Verbosity; v < 0 || v > 10 {
 		errs = append(errs, field.Invalid(field.NewPath("log", "verbosity"), v, "must be 0 to 10"))
+	}
+	return errs
+}
+
+// validate: the least is what a kubelet and edgecore's own agents declare, with room for pods.
+func (q *PublishQuotas) validate(at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for _, f := range []struct {
+		name        string
+		value       int
+		least, most int
+	}{
+		{"interests", q.Interests, 64, 4096}, {"newInterestsPerSecond", q.NewInterestsPerSecond, 1, 4096},
+		{"digests", q.Digests, 32, 4096}, {"selectorBytes", q.SelectorBytes, 8 << 10, 1 << 20},
+	} {
+		if f.value < f.least || f.value > f.most {
+			errs = append(errs, field.Invalid(at.Child(f.name), f.value, fmt.Sprintf("must be %d to %d", f.least, f.most)))
+		}
 	}
 	return errs
 }

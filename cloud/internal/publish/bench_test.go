@@ -103,7 +103,7 @@ func BenchmarkIdleSession(b *testing.B) {
 	const sessions = 1000
 	for b.Loop() {
 		c := filled(b, sessions)
-		p := publish.New(c, c, c)
+		p := publish.New(c, c, c, publish.DefaultQuotas())
 		var before, after runtime.MemStats
 		runtime.GC()
 		runtime.ReadMemStats(&before)
@@ -123,7 +123,7 @@ func BenchmarkIdleSession(b *testing.B) {
 // BenchmarkPodChange is the time from a change in the store to its State at the link, among a thousand other sessions.
 func BenchmarkPodChange(b *testing.B) {
 	c := filled(b, 1000)
-	p := publish.New(c, c, c)
+	p := publish.New(c, c, c, publish.DefaultQuotas())
 	for i := range 999 {
 		(&sinkhole{node: types.NodeName(fmt.Sprintf("edge%d", i+1))}).open(b, p)
 	}

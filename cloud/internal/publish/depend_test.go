@@ -19,7 +19,7 @@ func TestDependenciesTravelBeforeThePod(t *testing.T) {
 		c, e := newWorld(), newEdge(t)
 		c.synced(t, kube.Pods)
 		c.configMap(t, "shared", "1")
-		e.connect(publish.New(c, c, c), podsOf(1, "edge1"), dependencies(2))
+		e.connect(publish.New(c, c, c, publish.DefaultQuotas()), podsOf(1, "edge1"), dependencies(2))
 		want(t, "synced", e.syncedIDs(), map[uint64]bool{1: true, 2: true})
 		e.takeLog()
 
@@ -78,7 +78,7 @@ func TestAnswersOfWatchesAreGathered(t *testing.T) {
 		const maps = 300
 		c, e := newWorld(), newEdge(t)
 		c.synced(t, kube.Pods)
-		p := publish.New(c, c, c)
+		p := publish.New(c, c, c, publish.DefaultQuotas())
 		e.connect(p, podsOf(1, "edge1"), dependencies(2))
 		synctest.Wait()
 		e.takeLog()
@@ -122,7 +122,7 @@ func TestResumeOfDependencies(t *testing.T) {
 			c.configMap(t, names[i], "1")
 		}
 		c.synced(t, kube.Pods, pod("big", "edge1", names...))
-		p := publish.New(c, c, c)
+		p := publish.New(c, c, c, publish.DefaultQuotas())
 		e.connect(p, podsOf(1, "edge1"), dependencies(2))
 		want(t, "config maps", len(e.names(kube.ConfigMaps)), 500)
 		if i, j := slices.Index(e.log, "+pods/big"), slices.Index(e.log, "+configmaps/cm499"); i < j {
@@ -151,7 +151,7 @@ func TestResumeOfDependencies(t *testing.T) {
 		c.configMap(t, "late", "1")
 		late := pod("new", "edge1", "late")
 		c.put(t, kube.Pods, late)
-		e.connect(publish.New(c, c, c), podsOf(1, "edge1"), dependencies(2))
+		e.connect(publish.New(c, c, c, publish.DefaultQuotas()), podsOf(1, "edge1"), dependencies(2))
 		log = e.takeLog()
 		slices.Sort(log)
 		want(t, "one changed, and the pod that runs, and a new one", slices.Compact(log),
@@ -186,7 +186,7 @@ func TestClaimsBringTheirVolumesAndSecrets(t *testing.T) {
 			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"},
 		}}}
 		c.synced(t, kube.Pods)
-		e.connect(publish.New(c, c, c), podsOf(1, "edge1"), dependencies(2))
+		e.connect(publish.New(c, c, c, publish.DefaultQuotas()), podsOf(1, "edge1"), dependencies(2))
 		e.takeLog()
 		c.put(t, kube.Pods, p)
 		synctest.Wait()

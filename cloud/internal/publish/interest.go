@@ -3,9 +3,13 @@ package publish
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
@@ -20,7 +24,9 @@ type interest struct {
 	standing standing
 	since    time.Time // of being undecided
 	review   review
-	gone     bool // the edge has dropped it
+	limited  *topicpb.Interest // what was asked for, while there is no room for it
+	bytes    int               // of its selectors
+	gone     bool              // the edge has dropped it
 	entry    *entry
 	single   *kube.Ref // watched alone
 
@@ -29,9 +35,12 @@ type interest struct {
 	waiting int // marks in the queue that must be passed before it is synced
 }
 
-func (i *interest) dependencies() bool { return i.sel == nil }
+func (i *interest) dependencies() bool { return i.sel == nil && i.limited == nil }
 
 func same(i *interest, p *topicpb.Interest) bool {
+	if i.limited != nil {
+		return proto.Equal(i.limited, p)
+	}
 	if i.dependencies() || p.GetDependencies() {
 		return i.dependencies() && p.GetDependencies()
 	}
@@ -44,9 +53,14 @@ func source(p *topicpb.Interest) kube.Source {
 
 // declare makes the set of interests that of m. The digests count for resources that this session hasn't compared yet.
 func (s *session) declare(m *topicpb.Interests, digests []*topicpb.Digest) {
+	over := fits
+	if len(digests) > s.part.quotas.Digests {
+		over, digests = tooManyDigests, nil
+	}
+	concerned := concerns(m)
 	for _, p := range digests {
 		gvr := resourceFrom(p.GetResource())
-		if gvr.Resource == "" {
+		if !concerned[gvr] {
 			continue
 		}
 		if r := s.resource(gvr); r.state == unsynced {
@@ -67,21 +81,82 @@ func (s *session) declare(m *topicpb.Interests, digests []*topicpb.Digest) {
 		}
 	}
 	admitted := false
-	for id, p := range want {
+	for _, id := range slices.Sorted(maps.Keys(want)) {
 		if _, ok := s.interests[id]; !ok {
-			s.admit(id, p)
+			s.admit(id, want[id], over)
 			admitted = true
 		}
 	}
+	s.admitLimited()
 	if admitted {
 		time.AfterFunc(decideSoon, s.signal) // those that are still undecided then hold up nobody any more
 	}
 }
 
-// admit takes a new interest and asks Kubernetes about it.
-func (s *session) admit(id uint64, p *topicpb.Interest) {
+// concerns are the resources that a set of interests is about.
+func concerns(m *topicpb.Interests) map[schema.GroupVersionResource]bool {
+	out := map[schema.GroupVersionResource]bool{}
+	for _, p := range m.GetInterests() {
+		if p.GetDependencies() {
+			out[kube.Pods] = true
+			for _, gvr := range dependencyKinds() {
+				out[gvr] = true
+			}
+		} else if gvr := resourceFrom(p.GetResource()); gvr.Resource != "" {
+			out[gvr] = true
+		}
+	}
+	return out
+}
+
+// admit takes a new interest, unless it is over a quota.
+func (s *session) admit(id uint64, p *topicpb.Interest, over exceeded) {
 	i := &interest{id: id, since: time.Now()}
 	s.interests[id] = i
+	retry := int(recheckSoon / time.Second)
+	if over == fits {
+		over = s.part.quotas.admit(s.used, selectorBytes(p))
+	}
+	if over == fits && !p.GetDependencies() { // of dependencies Kubernetes is asked nothing
+		var ok bool
+		if ok, retry = s.part.rates.take(s.node); !ok {
+			over = tooFast
+		}
+	}
+	if over != fits {
+		i.standing, i.limited, i.review.final = refused, p, true
+		s.part.metrics.limited[over].Add(1)
+		s.refuse(i, over.refusal(retry))
+		return
+	}
+	i.bytes = selectorBytes(p)
+	s.used.interests++
+	s.used.selectorBytes += i.bytes
+	s.serve(i, p)
+}
+
+// admitLimited tries again what was over a quota.
+func (s *session) admitLimited() {
+	for id, i := range s.interests {
+		if i.limited == nil {
+			continue
+		}
+		if s.part.quotas.admit(s.used, selectorBytes(i.limited)) != fits {
+			continue
+		}
+		if ok, _ := s.part.rates.take(s.node); !ok {
+			return
+		}
+		next := &interest{id: id, since: time.Now(), bytes: selectorBytes(i.limited)}
+		s.interests[id] = next
+		s.used.interests++
+		s.used.selectorBytes += next.bytes
+		s.serve(next, i.limited)
+	}
+}
+
+// serve begins to serve an interest: Kubernetes is asked about it.
+func (s *session) serve(i *interest, p *topicpb.Interest) {
 	if p.GetDependencies() {
 		// Nothing to ask: claims and volumes that a pod of this node refers to are what the Node authorizer would allow, ConfigMaps and Secrets are
 		// watched as the node.
@@ -148,6 +223,10 @@ func (s *session) detach(i *interest) {
 
 // drop forgets an interest that the edge has no more.
 func (s *session) drop(i *interest) {
+	if i.limited == nil {
+		s.used.interests--
+		s.used.selectorBytes -= i.bytes
+	}
 	if i.dependencies() && i.resource == nil {
 		if s.deps != nil && s.deps.interest == i {
 			s.deps.close()
@@ -168,8 +247,13 @@ func (s *session) drop(i *interest) {
 
 func (s *session) refuse(i *interest, err error) {
 	s.part.metrics.refused.Add(1)
-	from := i.sel.Source
-	s.log.Info("Interest refused", "resource", i.gvr.Resource, "namespace", from.Namespace, "fields", from.Fields, "labels", from.Labels, "err", err)
+	switch {
+	case i.limited != nil: // as many as a device likes: the metric counts them
+		s.log.V(4).Info("Interest is over a quota", "interest", i.id, "err", err)
+	default:
+		from := i.sel.Source
+		s.log.Info("Interest refused", "resource", i.gvr.Resource, "namespace", from.Namespace, "fields", from.Fields, "labels", from.Labels, "err", err)
+	}
 	s.frame.refuse(i.id, kube.StatusOf(err))
 }
 
@@ -274,6 +358,7 @@ func (s *session) askAgain(i *interest) {
 
 // recheck asks again about what was decided some time ago.
 func (s *session) recheck() {
+	s.admitLimited()
 	now := time.Now()
 	for _, i := range s.interests {
 		if i.dependencies() || i.single != nil || i.review.busy || i.review.final || i.resource == nil {

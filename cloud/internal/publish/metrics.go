@@ -9,6 +9,7 @@ import (
 // Metrics counts what went down, over all sessions.
 type Metrics struct {
 	sessions, states, changes, bytes, equal, followed, later, compared, confirmed, full, refused atomic.Int64
+	limited                                                                                      [quotaKinds]atomic.Int64 // by quota
 	descriptions                                                                                 []metric
 }
 
@@ -35,6 +36,10 @@ func newMetrics() *Metrics {
 	counter("resumes_compared_total", "Resources of which an inventory had to be asked for.", &m.compared)
 	counter("resumes_confirmed_total", "Resources of which an edge held what was newer than cloudcore's copy, or absent from it: the copy was caught up first.", &m.confirmed)
 	counter("resumes_full_total", "Resources that were sent to an edge that held none.", &m.full)
+	for e := fits + 1; e < quotaKinds; e++ {
+		desc := prometheus.NewDesc("skerry_publish_over_quota_total", "Interests refused with 429, by quota.", nil, prometheus.Labels{"quota": e.String()})
+		m.descriptions = append(m.descriptions, metric{desc, prometheus.CounterValue, &m.limited[e]})
+	}
 	counter("refusals_total", "Interests refused.", &m.refused)
 	return m
 }

@@ -69,14 +69,16 @@ type Publisher struct {
 	objects     ObjectWatches
 	access      Access
 	reviews     *kube.LimitedQueue
+	quotas      Quotas
+	rates       *rates
 	feeds       *feeds
 	metrics     *Metrics
 }
 
 // New returns a Publisher. It starts nothing.
-func New(collections Collections, objects ObjectWatches, access Access) *Publisher {
+func New(collections Collections, objects ObjectWatches, access Access, quotas Quotas) *Publisher {
 	return &Publisher{
-		collections: collections, objects: objects, access: access, reviews: kube.NewLimitedQueue(reviewing),
+		collections: collections, objects: objects, access: access, reviews: kube.NewLimitedQueue(reviewing), quotas: quotas, rates: newRates(quotas),
 		feeds: &feeds{
 			collections: collections, open: map[schema.GroupVersionResource]*feed{}, known: map[schema.GroupVersionResource]*collection{},
 			selections: map[selected]*kube.Selection{},

@@ -32,7 +32,7 @@ func TestFirstConnectDeliversWhatIsSelected(t *testing.T) {
 		headless.Spec.ClusterIP = "None"
 		c.synced(t, kube.Pods, pod("mine", "edge1"), pod("other", "edge2"), pod("unbound", ""))
 		c.synced(t, services, service("web"), headless)
-		e.connect(publish.New(c, c, c), podsOf(1, "edge1"), allServices(2))
+		e.connect(publish.New(c, c, c, publish.DefaultQuotas()), podsOf(1, "edge1"), allServices(2))
 		want(t, "pods", e.names(kube.Pods), []string{"mine"})
 		want(t, "services", e.names(services), []string{"web"})
 		want(t, "synced", e.syncedIDs(), map[uint64]bool{1: true, 2: true})
@@ -55,7 +55,7 @@ func TestChangesFlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, e := newWorld(), newEdge(t)
 		c.synced(t, kube.Pods, pod("a", "edge1"))
-		e.connect(publish.New(c, c, c), podsOf(1, "edge1"))
+		e.connect(publish.New(c, c, c, publish.DefaultQuotas()), podsOf(1, "edge1"))
 		e.takeLog()
 		start := time.Now()
 		steps := []struct {
@@ -84,7 +84,7 @@ func TestNothingIsSentBeforeTheCollectionIsKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, e := newWorld(), newEdge(t)
 		c.put(t, kube.Pods, pod("early", "edge1"))
-		e.connect(publish.New(c, c, c), podsOf(1, "edge1"))
+		e.connect(publish.New(c, c, c, publish.DefaultQuotas()), podsOf(1, "edge1"))
 		want(t, "before", e.takeLog(), []string(nil))
 		c.synced(t, kube.Pods, pod("early", "edge1"), pod("late", "edge1"))
 		synctest.Wait()
@@ -105,7 +105,7 @@ func TestRefusals(t *testing.T) {
 		c, e := newWorld(), newEdge(t)
 		c.denied = forbidden
 		c.synced(t, nodes, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "edge1"}}, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "edge2"}})
-		e.connect(publish.New(c, c, c),
+		e.connect(publish.New(c, c, c, publish.DefaultQuotas()),
 			&topicpb.Interest{Id: 1, Resource: resource(nodes), FieldSelector: "metadata.name=edge2"},
 			&topicpb.Interest{Id: 2, Resource: resource(kube.Secrets), Namespace: "default"},
 			&topicpb.Interest{Id: 3, Resource: resource(kube.Pods), FieldSelector: "spec.colour=red"},
@@ -149,7 +149,7 @@ func TestARefusalThatPassesIsNotTold(t *testing.T) {
 			return "", nil
 		}
 		c.synced(t, kube.Pods, pod("a", "edge1"))
-		e.connect(publish.New(c, c, c), podsOf(1, "edge1"))
+		e.connect(publish.New(c, c, c, publish.DefaultQuotas()), podsOf(1, "edge1"))
 		time.Sleep(20 * time.Second)
 		synctest.Wait()
 		want(t, "refused", e.refusals(), map[uint64]string{})
@@ -163,7 +163,7 @@ func TestUndecidedInterestsDeleteNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, e := newWorld(), newEdge(t)
 		c.synced(t, kube.Pods, pod("a", "edge1"))
-		p := publish.New(c, c, c)
+		p := publish.New(c, c, c, publish.DefaultQuotas())
 		e.connect(p, podsOf(1, "edge1"))
 		e.disconnect()
 		c.denied = func(types.NodeName, kube.Attributes) (string, error) { return "", errors.New("connection refused") }
@@ -180,7 +180,7 @@ func TestSingleObjects(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, e := newWorld(), newEdge(t)
 		ref := c.configMap(t, "one", "1")
-		p := publish.New(c, c, c)
+		p := publish.New(c, c, c, publish.DefaultQuotas())
 		e.connect(p, oneConfigMap(1, "one"), oneConfigMap(2, "absent"))
 		want(t, "config maps", e.names(kube.ConfigMaps), []string{"one"})
 		want(t, "synced", e.syncedIDs(), map[uint64]bool{1: true, 2: true})
@@ -223,7 +223,7 @@ func TestInterestsThatComeAndGo(t *testing.T) {
 		by := func(id uint64, selector string) *topicpb.Interest {
 			return &topicpb.Interest{Id: id, Resource: resource(services), LabelSelector: selector}
 		}
-		e.connect(publish.New(c, c, c), by(1, "app=x"))
+		e.connect(publish.New(c, c, c, publish.DefaultQuotas()), by(1, "app=x"))
 		want(t, "first", e.takeLog(), []string{"+services/a", "synced 1"})
 		e.declare(by(1, "app=x"), by(2, "app in (x,y)"))
 		want(t, "only what is new", e.takeLog(), []string{"+services/b", "synced 2"})
@@ -246,7 +246,7 @@ func TestTheWindowHoldsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, e := newWorld(), newEdge(t)
 		c.synced(t, services)
-		p := publish.New(c, c, c)
+		p := publish.New(c, c, c, publish.DefaultQuotas())
 		e.connect(p, allServices(1))
 		e.mu.Lock()
 		e.mute, e.unacked, e.log = true, 0, nil
@@ -287,7 +287,7 @@ func TestTheWindowHoldsBack(t *testing.T) {
 func TestOneObjectIsEncodedOnceForAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newWorld()
-		p := publish.New(c, c, c)
+		p := publish.New(c, c, c, publish.DefaultQuotas())
 		c.synced(t, services, service("web"))
 		var raws [][]byte
 		for range 3 {
@@ -307,7 +307,7 @@ func TestAnUndecidedInterestHoldsNobodyUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, e := newWorld(), newEdge(t)
 		c.synced(t, kube.Pods, pod("mine", "edge1"), pod("theirs", "edge2"))
-		p := publish.New(c, c, c)
+		p := publish.New(c, c, c, publish.DefaultQuotas())
 		e.connect(p, podsOf(1, "edge1"), podsOf(2, "edge2"))
 		want(t, "pods", e.names(kube.Pods), []string{"mine", "theirs"})
 		e.disconnect()
@@ -337,7 +337,7 @@ func TestACollectionThatCloudcoreMayNotFollowIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, e := newWorld(), newEdge(t)
 		c.store(services).Fail(apierrors.NewForbidden(services.GroupResource(), "", errors.New("cloudcore cannot list services")))
-		e.connect(publish.New(c, c, c), allServices(1))
+		e.connect(publish.New(c, c, c, publish.DefaultQuotas()), allServices(1))
 		time.Sleep(3 * time.Minute)
 		synctest.Wait()
 		want(t, "told", e.refusals(), map[uint64]string{1: "Forbidden"})

@@ -69,7 +69,7 @@ func serveAt(t *testing.T, plane *cluster.ControlPlane, config *rest.Config) *re
 			t.Error(err)
 		}
 	})
-	return &real{plane, plane.Client(), publish.New(informers.Requested(), objects, access), objects, informers}
+	return &real{plane, plane.Client(), publish.New(informers.Requested(), objects, access, publish.DefaultQuotas()), objects, informers}
 }
 
 func (r *real) edge(t *testing.T, node string) *edge {

@@ -113,7 +113,7 @@ func TestResume(t *testing.T) {
 				c, e := newWorld(), newEdge(t)
 				e.old = test.old
 				c.synced(t, services, many(test.objects)...)
-				p := publish.New(c, c, c)
+				p := publish.New(c, c, c, publish.DefaultQuotas())
 				e.connect(p, allServices(1))
 				if got := len(e.names(services)); got != test.objects {
 					t.Fatalf("%d services, want %d", got, test.objects)
@@ -121,7 +121,7 @@ func TestResume(t *testing.T) {
 				e.disconnect()
 				test.change(t, c)
 				if !test.same {
-					p = publish.New(c, c, c)
+					p = publish.New(c, c, c, publish.DefaultQuotas())
 				}
 				e.connect(p, allServices(1))
 				log := e.takeLog()
@@ -147,7 +147,7 @@ func TestResume_ShortSumsThatDeceive(t *testing.T) {
 					all = append(all, service(fmt.Sprintf("s%04d", i)))
 				}
 				c.synced(t, services, all...)
-				e.connect(publish.New(c, c, c), allServices(1))
+				e.connect(publish.New(c, c, c, publish.DefaultQuotas()), allServices(1))
 				e.disconnect()
 				hidden := kube.Key{Namespace: "default", Name: "s0042"}
 				c.put(t, services, service(hidden.Name))
@@ -166,7 +166,7 @@ func TestResume_ShortSumsThatDeceive(t *testing.T) {
 					}
 					return true
 				})
-				e.connect(publish.New(c, c, c), allServices(1))
+				e.connect(publish.New(c, c, c, publish.DefaultQuotas()), allServices(1))
 				got := e.takeLog()
 				slices.Sort(got)
 				want(t, "sent", got, log)

@@ -41,6 +41,7 @@ type session struct {
 
 	// Owned by the loop.
 	interests map[uint64]*interest
+	used      usage
 	resources []*resourceSync
 	held      map[kube.Ref]*held
 	deps      *dependencies // nil without that interest

@@ -36,7 +36,7 @@ func TestStatusStaysInTheCloud(t *testing.T) {
 		c.synced(t, gvr, staticRoute("a", "10.0.0.1", 0), staticRoute("b", "10.0.0.1", 3))
 		seen := 0
 		defer c.store(gvr).Observe(func(_, _ *kube.Object) { seen++ })()
-		e.connect(publish.New(c, c, c), all)
+		e.connect(publish.New(c, c, c, publish.DefaultQuotas()), all)
 		want(t, "first", e.names(gvr), []string{"a", "b"})
 		for name, o := range e.objects[gvr] {
 			if text := string(o.Object); strings.Contains(text, `"status"`) || strings.Contains(text, "managedFields") || strings.Contains(text, "resourceVersion") {
@@ -72,7 +72,7 @@ func TestStatusStaysInTheCloud(t *testing.T) {
 		again := labelled.DeepCopy()
 		again.Object["status"] = map[string]any{"nodes": []any{}}
 		later.synced(t, gvr, staticRoute("a", "10.0.0.2", 7), again)
-		e.connect(publish.New(later, later, later), all)
+		e.connect(publish.New(later, later, later, publish.DefaultQuotas()), all)
 		want(t, "sent by another cloudcore", e.takeLog(), []string{"synced 1"})
 		want(t, "asked by another cloudcore", e.asked, []string(nil))
 		e.disconnect()
@@ -88,7 +88,7 @@ func TestStatusOfOperationsTravels(t *testing.T) {
 			"apiVersion": "skerry.io/v1alpha1", "kind": "NodeOperation", "metadata": map[string]any{"name": "a"}, "status": map[string]any{"phase": "Complete"},
 		}}
 		c.synced(t, gvr, o)
-		e.connect(publish.New(c, c, c), &topicpb.Interest{Id: 1, Resource: resource(gvr)})
+		e.connect(publish.New(c, c, c, publish.DefaultQuotas()), &topicpb.Interest{Id: 1, Resource: resource(gvr)})
 		if got := string(e.objects[gvr][kube.Key{Name: "a"}].GetObject()); !strings.Contains(got, "Complete") {
 			t.Errorf("got %q", got)
 		}

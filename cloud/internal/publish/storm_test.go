@@ -44,7 +44,7 @@ func TestManyAtOnce(t *testing.T) {
 		c.synced(t, kube.Pods)
 		c.synced(t, services, service("web"))
 		access := &slow{world: c}
-		p := publish.New(c, c, access)
+		p := publish.New(c, c, access, publish.DefaultQuotas())
 		const sessions = 500
 		edges := make([]*edge, sessions)
 		for i := range edges {
