@@ -354,6 +354,12 @@ func bootID() string {
 func (a *App) Run(ctx context.Context) error {
 	log := klog.FromContext(ctx)
 	log.Info("edgecore starts", "version", version.Skerry(), "kubernetes", version.Kubernetes(), "node", a.node)
+	if !a.config.Modules.VIP.Enable {
+		// The module may have served addresses before it was switched off.
+		if err := clearVIPs(ctx, a.config); err != nil {
+			log.Error(err, "Removing virtual IPs of a module that is switched off now failed")
+		}
+	}
 	err := a.runner.Run(ctx)
 	if closeErr := a.store.Close(); closeErr != nil {
 		err = errors.Join(err, fmt.Errorf("closing the store: %w", closeErr))

@@ -15,13 +15,21 @@ import (
 // a restart: routes, rules of virtual IPs, what leads pods to the edge API, and a keepalived that a killed edgecore has left. It must not run beside an edgecore.
 // What can't be taken back doesn't keep the rest from going; the error names all of it.
 func ClearKernel(ctx context.Context, cfg *edgeconfig.Config) error {
+	return errors.Join(
+		clearVIPs(ctx, cfg),
+		redirect.New().Apply(nil),
+		clearRoutes(ctx, uint8(cfg.Modules.Route.Protocol)),
+	)
+}
+
+// clearVIPs ends a keepalived that an earlier edgecore has left, and removes the rules of virtual IPs. It must
+// not run beside a module that serves them.
+func clearVIPs(ctx context.Context, cfg *edgeconfig.Config) error {
 	daemon := keepalived.New(keepalived.Config{Dir: cfg.Modules.VIP.Keepalived.RunDir, Program: cfg.Modules.VIP.Keepalived.Program})
 	plane := &dataPlane{choice: cfg.Modules.VIP.DataPlane}
 	return errors.Join(
 		daemon.Clear(ctx), // first: its addresses lead clients here
 		plane.Apply(ctx, nil),
-		redirect.New().Apply(nil),
-		clearRoutes(ctx, uint8(cfg.Modules.Route.Protocol)),
 	)
 }
 

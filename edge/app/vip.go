@@ -147,8 +147,27 @@ func (p *dataPlane) choose() (vip.Plane, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := withdrawIPVS(); err != nil {
+		return nil, err
+	}
 	p.chosen = plane
 	return plane, nil
+}
+
+// withdrawIPVS removes what an earlier run left there that was configured for ipvs: it would come before
+// the rules of iptables. Where the kernel has not loaded IPVS there is nothing.
+func withdrawIPVS() error {
+	if _, err := os.Stat("/proc/net/ip_vs"); err != nil {
+		return nil
+	}
+	old, err := ipvs.New()
+	if errors.Is(err, ipvs.ErrUnsupported) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return old.Withdraw()
 }
 
 // MaintenancePath is where the running edgecore is told, on its unix socket, to hand its virtual IPs over: PUT with a Maintenance.

@@ -107,14 +107,14 @@ func (s *system) waitShop(ready int) (holder string) {
 		}
 		for _, c := range status.Conditions {
 			want := "True"
-			if c.Type == "OutOfRange" || c.Type == "DuplicateAddress" {
+			if slices.Contains([]string{"OutOfRange", "DuplicateAddress", "VRIDConflict", "MultipleHolders"}, c.Type) {
 				want = "False"
 			}
 			if c.Status != want {
 				return fmt.Errorf("%s is %s: %s", c.Type, c.Status, c.Message)
 			}
 		}
-		if holder = status.Holder; holder == "" || status.ReadyNodes != ready || len(status.Conditions) != 5 {
+		if holder = status.Holder; holder == "" || status.ReadyNodes != ready || len(status.Conditions) != 7 {
 			return fmt.Errorf("it is %s", out)
 		}
 		return nil

@@ -36,6 +36,9 @@ func TestMain(m *testing.M) {
 	os.Exit(cluster.Main(m, func(c *cluster.ControlPlane) { plane = c }))
 }
 
+// advertised is where cloudcore is.
+const advertised = "10.26.0.66"
+
 func resource(plural string) schema.GroupVersionResource { return v1alpha1.Resource(plural) }
 
 // real is the cluster with a controller that has the rights of the manifests and no others.
@@ -97,7 +100,9 @@ func newReal(t *testing.T) *real {
 
 func (r *real) start() {
 	config := plane.ServiceAccount(r.t, "skerry-system", "cloudcore")
-	c, err := vip.NewController(config, policy())
+	rules := policy()
+	rules.Hosts = []string{advertised, "no-such-host.invalid"}
+	c, err := vip.NewController(config, rules)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -259,6 +264,14 @@ func TestReal_ExamplesOfTheProposal(t *testing.T) {
 	r.gone("172.18.0.20") // the pool has no nodes: nobody must confirm
 	r.file("service-automatic.yaml")
 	r.is("nginx", vip.ReasonAllocated, "hangzhou 172.18.0.20")
+	both := r.pool("both", map[string]any{"addresses": []any{"172.19.0.20"}, "network": "both"})
+	both.Object["metadata"].(map[string]any)["labels"] = map[string]any{"key1": "val1", "key2": "val2"}
+	r.create(both)
+	half := r.pool("half", map[string]any{"addresses": []any{"172.19.1.20"}, "network": "half"})
+	half.Object["metadata"].(map[string]any)["labels"] = map[string]any{"key1": "val1"}
+	r.create(half)
+	r.file("service-selector.yaml")
+	r.is("nginx-selector", vip.ReasonAllocated, "both 172.19.0.20")
 	r.file("skerry.yaml")
 	r.is("till", vip.ReasonAllocated, "shop-17 192.168.10.230")
 }

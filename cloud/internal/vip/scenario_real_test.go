@@ -5,11 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
@@ -185,6 +188,146 @@ func TestVIPs_06_SameExplicitAddressTwice(t *testing.T) {
 	if now := r.vip("10.23.0.15"); now.Spec.Service.Name != "second" || now.UID == first.UID {
 		t.Errorf("it is %+v", now.Spec.Service)
 	}
+}
+
+// What a Service asks for is judged by what the cluster shows: kube-apiserver's address, its ClusterIP, another
+// Service's, the range of Services, a node's, a node's pods', cloudcore's by its name, and the pool's ranges.
+func TestHostile_03_RequestsForAddressesOfOthers(t *testing.T) {
+	r := newReal(t)
+	ctx := t.Context()
+	kubernetes, err := plane.Client().CoreV1().Services("default").Get(ctx, "kubernetes", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// As kube-apiserver writes it where it serves more than this machine.
+	endpoints := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Name: "kubernetes-of-test", Labels: map[string]string{discoveryv1.LabelServiceName: "kubernetes"}},
+		AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.26.0.77"}}},
+	}
+	if _, err := plane.Client().DiscoveryV1().EndpointSlices("default").Create(ctx, endpoints, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := plane.Client().DiscoveryV1().EndpointSlices("default").Delete(context.Background(), endpoints.Name, metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+	r.stop() // a new leader looks at once
+	r.start()
+	r.edgeNode("victim", "guarded", "10.26.0.1")
+	if _, err := plane.Client().CoreV1().Nodes().Patch(ctx, "victim", types.MergePatchType, []byte(`{"spec":{"podCIDR":"10.26.8.0/24","podCIDRs":["10.26.8.0/24"]}}`), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	dns, err := plane.Client().CoreV1().Services("default").Create(ctx, &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: "dns"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 53}}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.create(r.pool("guarded", map[string]any{"addresses": []any{"10.26.0.10-10.26.0.19"}, "allowRequested": true}))
+	closed := r.pool("closed", map[string]any{"addresses": []any{"10.27.0.10-10.27.0.19"}, "network": "closed"})
+	closed.Object["metadata"].(map[string]any)["labels"] = map[string]any{"lb": "closed"}
+	r.create(closed)
+	for name, c := range map[string]struct{ address, reason string }{
+		"cluster-ip": {kubernetes.Spec.ClusterIP, vip.ReasonProtected},
+		"other-ip":   {dns.Spec.ClusterIP, vip.ReasonProtected},
+		"node":       {"10.26.0.1", vip.ReasonAddressOfNode},
+		"pods":       {"10.26.8.77", vip.ReasonProtected},
+		"cloudcore":  {advertised, vip.ReasonProtected},
+		"apiserver":  {"10.26.0.77", vip.ReasonProtected},
+	} {
+		r.service(name, map[string]string{v1alpha1.VIPAddressPrefix + "guarded": c.address})
+		r.is(name, c.reason)
+	}
+	r.service("outside", map[string]string{v1alpha1.VIPPoolSelector: "lb=closed", v1alpha1.VIPAddressPrefix + "closed": "10.27.0.99"})
+	r.is("outside", vip.ReasonOutsidePool)
+	if got := r.vips(); len(got) > 0 {
+		t.Errorf("given are %q", got)
+	}
+	r.service("allowed", map[string]string{v1alpha1.VIPAddressPrefix + "guarded": "10.26.0.99"})
+	r.is("allowed", vip.ReasonAllocated, "guarded 10.26.0.99")
+}
+
+// VRIDs by kube-apiserver's own state: reserved ones are honoured, all are used, the next waits and is served
+// as soon as one is free; numbers heard from routers are given to nobody.
+func TestVIPs_09_VRIDsOfTheCluster(t *testing.T) {
+	r := newReal(t)
+	reserved := []any{}
+	for n := 3; n <= 252; n++ { // 1 and 2 are the policy's
+		reserved = append(reserved, int64(n))
+	}
+	r.create(r.pool("numbers", map[string]any{"addresses": []any{"10.28.0.10-10.28.0.29"}, "reservedVRIDs": reserved}))
+	for _, name := range []string{"one", "two", "three"} {
+		r.service(name, nil)
+	}
+	r.is("three", vip.ReasonAllocated, "numbers 10.28.0.12")
+	used := map[int32]bool{}
+	for _, name := range r.vips() {
+		used[r.vip(name).Spec.VRID] = true
+	}
+	if len(used) != 3 || !used[253] || !used[254] || !used[255] {
+		t.Errorf("numbers %v", used)
+	}
+	r.service("four", nil)
+	r.is("four", vip.ReasonVRIDsExhausted)
+	r.deleteService("two")
+	r.is("four", vip.ReasonAllocated, "numbers 10.28.0.13")
+}
+
+func TestVIPs_11_PoolOfTheClusterShrinks(t *testing.T) {
+	r := newReal(t)
+	r.create(r.pool("shrinks", map[string]any{"addresses": []any{"10.29.0.10-10.29.0.19"}}))
+	r.service("web", nil)
+	r.is("web", vip.ReasonAllocated, "shrinks 10.29.0.10")
+	before := r.vip("10.29.0.10")
+	addresses := func(text string) {
+		t.Helper()
+		if _, err := r.dynamic.Resource(resource(v1alpha1.NodePools)).Patch(t.Context(), "shrinks", types.MergePatchType,
+			[]byte(`{"spec":{"addresses":["`+text+`"]}}`), metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	outOfRange := func(want bool) {
+		t.Helper()
+		cluster.Eventually(t, fmt.Sprintf("OutOfRange is %t", want), func(context.Context) error {
+			v := r.vip("10.29.0.10")
+			if meta.IsStatusConditionTrue(v.Status.Conditions, v1alpha1.VIPConditionOutOfRange) != want || v.UID != before.UID || v.DeletionTimestamp != nil {
+				return fmt.Errorf("%+v", v.Status.Conditions)
+			}
+			return nil
+		})
+	}
+	addresses("10.29.0.15-10.29.0.19")
+	outOfRange(true)
+	r.is("web", vip.ReasonAllocated, "shrinks 10.29.0.10")
+	r.service("next", nil)
+	r.is("next", vip.ReasonAllocated, "shrinks 10.29.0.15")
+	addresses("10.29.0.10-10.29.0.19")
+	outOfRange(false)
+}
+
+func TestVIPs_12_OverlapInTheCluster(t *testing.T) {
+	r := newReal(t)
+	r.create(r.pool("first", map[string]any{"addresses": []any{"10.30.0.10-10.30.0.11"}}))
+	r.service("web", nil)
+	r.is("web", vip.ReasonAllocated, "first 10.30.0.10")
+	r.create(r.pool("second", map[string]any{"addresses": []any{"10.30.0.11-10.30.0.20", "10.30.0.40"}}))
+	r.is("web", vip.ReasonAllocated, "first 10.30.0.10", "second 10.30.0.40")
+	cluster.Eventually(t, "the younger pool says that it overlaps", func(ctx context.Context) error {
+		u, err := r.dynamic.Resource(resource(v1alpha1.NodePools)).Get(ctx, "second", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		conditions, _, err := unstructured.NestedSlice(u.Object, "status", "conditions")
+		for _, c := range conditions {
+			if c := c.(map[string]any); c["type"] == v1alpha1.PoolOverlap && c["status"] == "True" && strings.Contains(c["message"].(string), "of pool first") {
+				return nil
+			}
+		}
+		return errors.Join(err, fmt.Errorf("%v", conditions))
+	})
+	r.service("more", nil)
+	r.is("more", vip.ReasonExhausted, "first 10.30.0.11")
 }
 
 // The first election ends, for the nodes too, when one has held the address: their copies have no status.

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -27,6 +28,7 @@ import (
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/edge/internal/kernel/iptables"
+	"github.com/skerry-io/skerry/edge/internal/kernel/ipvs"
 	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"
 	"github.com/skerry-io/skerry/edge/internal/kernel/lantest"
 	"github.com/skerry-io/skerry/edge/internal/object"
@@ -35,6 +37,9 @@ import (
 
 // The test's own binary is also the node's agent: a process in a network namespace, so that it can be killed.
 const nodeEnv = "VIP_TEST_NODE"
+
+// planeEnv chooses the data plane: tests/uml runs the scenarios with ipvs in a kernel that has it.
+const planeEnv = "VIP_TEST_PLANE"
 
 func TestMain(m *testing.M) {
 	if raw := os.Getenv(nodeEnv); raw != "" {
@@ -48,7 +53,12 @@ func TestMain(m *testing.M) {
 }
 
 // settings are what an agent's process is told.
-type settings struct{ Name, Dir, Socket, BootID string }
+type settings struct {
+	Name, Dir, Socket, BootID string
+	Plane                     string // ipvs; else iptables
+	Guards                    []netip.Prefix
+	Cloud                     string // what is dialled to ask whether the cloud is there; "" for no link
+}
 
 // files are the agent's memory and its reports: what the store and metamanager are in edgecore.
 type files struct{ dir string }
@@ -79,9 +89,29 @@ func serve(raw string) error {
 	if err := json.Unmarshal([]byte(raw), &s); err != nil {
 		return err
 	}
-	plane, err := iptables.New()
+	var plane vip.Plane
+	var err error
+	if s.Plane == "ipvs" {
+		plane, err = ipvs.New()
+	} else {
+		plane, err = iptables.New()
+	}
 	if err != nil {
 		return err
+	}
+	var guards []vip.Guard
+	for _, p := range s.Guards {
+		guards = append(guards, vip.Guard{Prefix: p, Why: "an address of cloudcore"})
+	}
+	var ask func(context.Context) error
+	if s.Cloud != "" {
+		ask = func(ctx context.Context) error {
+			c, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "tcp", s.Cloud)
+			if err != nil {
+				return err
+			}
+			return c.Close()
+		}
 	}
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", s.Socket)
@@ -91,6 +121,7 @@ func serve(raw string) error {
 		Elector:  keepalived.New(keepalived.Config{Dir: filepath.Join(s.Dir, "run")}),
 		Reporter: files{s.Dir}, Memory: files{s.Dir}, BootID: s.BootID,
 		BootTime: func() time.Time { return time.Now().Add(-time.Hour) },
+		Guards:   func() []vip.Guard { return guards }, Ask: ask, Linked: func() bool { return s.Cloud != "" },
 	})
 	runner, err := beehive.NewRunner(beehive.Config{}, []beehive.Entry{{Module: agent}})
 	if err != nil {
@@ -277,6 +308,8 @@ type node struct {
 	boot   int
 	octet  int
 	pods   int
+	guards []netip.Prefix
+	cloud  string
 
 	cmd   *exec.Cmd
 	stdin io.WriteCloser
@@ -334,7 +367,9 @@ func (n *node) start() {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	raw, err := json.Marshal(settings{Name: n.name, Dir: n.dir, Socket: n.socket, BootID: strconv.Itoa(n.boot)})
+	raw, err := json.Marshal(settings{
+		Name: n.name, Dir: n.dir, Socket: n.socket, BootID: strconv.Itoa(n.boot), Plane: os.Getenv(planeEnv), Guards: n.guards, Cloud: n.cloud,
+	})
 	if err != nil {
 		n.t.Fatal(err)
 	}

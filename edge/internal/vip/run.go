@@ -187,6 +187,10 @@ type run struct {
 	readySince map[string]time.Time
 	probe      *conflictProbe
 	trial      *trial
+	// suspects are addresses with which the cloud could not be reached together. The first may be claimed,
+	// since suspected; the others wait.
+	suspects  []types.UID
+	suspected time.Time
 	// events may be nil.
 	events record.EventRecorder
 }
@@ -241,10 +245,10 @@ type memory struct {
 	Clear []string `json:"clear,omitempty"`
 	// Clouds are addresses of cloudcore, the latest first.
 	Clouds []netip.Addr `json:"clouds,omitempty"`
-	// Proven are the addresses with which the cloud was reached; Trying is the one that is being tried, and
+	// Proven are the addresses with which the cloud was reached; Trying are those that are being tried, and
 	// CutOff says of those with which it was not what was seen. All by UID.
 	Proven []types.UID          `json:"proven,omitempty"`
-	Trying types.UID            `json:"trying,omitempty"`
+	Trying []types.UID          `json:"trying,omitempty"`
 	CutOff map[types.UID]string `json:"cutOff,omitempty"`
 }
 

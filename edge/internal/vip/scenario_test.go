@@ -205,7 +205,8 @@ func TestVIPs_21_PoolRebootsOffline(t *testing.T) {
 	for _, n := range s.nodes {
 		n.kill()
 		n.killKeepalived()
-		n.host.Shell("ip addr del " + theVIP + "/32 dev lan0 2>/dev/null; for t in nat filter mangle; do iptables -t $t -F; iptables -t $t -X; done")
+		n.host.Shell("ip addr del " + theVIP + "/32 dev lan0 2>/dev/null; for t in nat filter mangle; do iptables -t $t -F; iptables -t $t -X; done; " +
+			"if [ -e /proc/net/ip_vs ]; then ipvsadm -C; fi")
 		if err := os.RemoveAll(filepath.Join(n.dir, "run")); err != nil {
 			t.Fatal(err)
 		}

@@ -21,40 +21,47 @@ const (
 // trial finds out, when the node holds an address for the first time while it has a link, whether the cloud
 // can still be reached: the address may be that of something on the way there that no guard knows. It asks
 // the cloud; where that fails the address is given up, and where the cloud answers then, it stays given up.
-// An address that the node took without a link is tried at the next one. One is tried at a time.
+// Addresses that were taken together are tried together; where they did it, one by one after that. An
+// address that the node took without a link is tried at the next one.
 type trial struct {
 	ask  func(ctx context.Context) error // nil: there is nothing to ask
 	wake func()
 
 	mu       sync.Mutex
 	wg       sync.WaitGroup
-	uid      types.UID // being tried; "" for none
-	withheld string    // why it is given up for now
+	uids     []types.UID // being tried
+	withheld string      // why it is given up for now
 	result   *trialResult
 }
 
 type trialResult struct {
-	uid    types.UID
+	uids   []types.UID
 	proven bool
-	cutOff string // why it stays given up; "" where that is not certain
+	cutOff string // what was seen, where the addresses did it; "" where that is not certain
 }
 
-// start tries an address unless another is being tried.
-func (t *trial) start(ctx context.Context, uid types.UID) bool {
+// start tries addresses unless others are being tried.
+func (t *trial) start(ctx context.Context, uids []types.UID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.uid != "" || t.result != nil {
-		return false
+	if len(t.uids) > 0 || t.result != nil {
+		return
 	}
-	t.uid, t.withheld = uid, ""
-	t.wg.Go(func() { t.run(ctx, uid) })
-	return true
+	t.uids, t.withheld = uids, ""
+	t.wg.Go(func() { t.run(ctx, uids) })
 }
 
-func (t *trial) run(ctx context.Context, uid types.UID) {
+func (t *trial) busy() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.uids) > 0 || t.result != nil
+}
+
+func (t *trial) run(ctx context.Context, uids []types.UID) {
 	end := func(r trialResult) {
+		r.uids = uids
 		t.mu.Lock()
-		t.uid, t.withheld, t.result = "", "", &r
+		t.uids, t.withheld, t.result = nil, "", &r
 		t.mu.Unlock()
 		t.wake()
 	}
@@ -63,7 +70,7 @@ func (t *trial) run(ctx context.Context, uid types.UID) {
 		return
 	}
 	if why == nil {
-		end(trialResult{uid: uid, proven: true})
+		end(trialResult{proven: true})
 		return
 	}
 	t.mu.Lock()
@@ -72,11 +79,11 @@ func (t *trial) run(ctx context.Context, uid types.UID) {
 	t.wake()
 	if err := t.answers(ctx, trialRecovery); err != nil {
 		if ctx.Err() == nil { // the network is away for another reason
-			end(trialResult{uid: uid})
+			end(trialResult{})
 		}
 		return
 	}
-	end(trialResult{uid: uid, cutOff: fmt.Sprintf("this node lost the cloud when it took the address (%v), and reached it again when it had given the address up", why)})
+	end(trialResult{cutOff: fmt.Sprintf("this node lost the cloud when it took the address (%v), and reached it again when it had given the address up", why)})
 }
 
 // answers asks until the cloud answers or patience ends.

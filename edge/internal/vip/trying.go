@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
@@ -21,16 +22,27 @@ func (r *run) withheldNow() map[types.UID]string {
 	r.trial.mu.Lock()
 	defer r.trial.mu.Unlock()
 	if r.trial.withheld != "" {
-		out[r.trial.uid] = r.trial.withheld
+		for _, uid := range r.trial.uids {
+			out[uid] = r.trial.withheld
+		}
 	}
-	if trying != "" && r.trial.uid == "" && r.trial.result == nil && !r.cfg.Linked() {
-		out[trying] = "edgecore ended while it was finding out whether this address cuts the node off; it is tried again when there is a link"
+	if len(r.trial.uids) == 0 && r.trial.result == nil && !r.cfg.Linked() {
+		for _, uid := range trying {
+			out[uid] = "edgecore ended while it was finding out whether this address cuts the node off; it is tried again when there is a link"
+		}
+	}
+	for _, uid := range r.suspects[min(1, len(r.suspects)):] {
+		out[uid] = "this node lost the cloud when it took several addresses: they are tried one by one"
 	}
 	return out
 }
 
-// tryNew begins to try an address that this node holds and that was never tried, and takes in what came of
-// the last trial.
+// suspectFor is how long the next of several suspects has to become the holder again; else it is tried when
+// it does.
+const suspectFor = 15 * time.Second
+
+// tryNew begins to try the addresses that this node holds and that were never tried, and takes in what came
+// of the last trial.
 func (r *run) tryNew(ctx context.Context, roles []Role) error {
 	if r.trial.ask == nil {
 		return nil
@@ -38,31 +50,49 @@ func (r *run) tryNew(ctx context.Context, roles []Role) error {
 	if err := r.judged(ctx, roles); err != nil {
 		return err
 	}
-	if !r.cfg.Linked() {
+	if !r.cfg.Linked() || r.trial.busy() {
 		return nil
 	}
 	states := r.cfg.Elector.States()
 	r.mu.Lock()
 	proven := slices.Clone(r.memory.Proven)
 	r.mu.Unlock()
+	var uids []types.UID
 	for _, role := range roles {
-		if role.Fault != "" || states[role.election()] != keepalived.Master || slices.Contains(proven, role.VIP.UID) {
-			continue
+		if role.Fault == "" && states[role.election()] == keepalived.Master && !slices.Contains(proven, role.VIP.UID) {
+			uids = append(uids, role.VIP.UID)
 		}
-		r.trial.mu.Lock()
-		busy := r.trial.uid != "" || r.trial.result != nil
-		r.trial.mu.Unlock()
-		if busy {
+	}
+	if len(r.suspects) > 0 {
+		next := r.suspects[0]
+		switch {
+		case slices.Contains(uids, next):
+			uids = []types.UID{next}
+		case time.Since(r.suspected) < suspectFor:
+			return nil
+		default:
+			r.nextSuspect()
 			return nil
 		}
-		// Written first: a process that dies meanwhile leaves a word for the next one.
-		if err := r.change(ctx, func(m *memory) { m.Trying = role.VIP.UID }); err != nil {
-			return err
-		}
-		r.trial.start(ctx, role.VIP.UID)
+	}
+	if len(uids) == 0 {
 		return nil
 	}
+	// Written first: a process that dies meanwhile leaves a word for the next one.
+	if err := r.change(ctx, func(m *memory) { m.Trying = uids }); err != nil {
+		return err
+	}
+	r.trial.start(ctx, uids)
 	return nil
+}
+
+// nextSuspect lets the next of several addresses be claimed.
+func (r *run) nextSuspect() {
+	if len(r.suspects) > 0 {
+		r.suspects = r.suspects[1:]
+	}
+	r.suspected = time.Now()
+	r.poke()
 }
 
 // judged takes in what came of a trial.
@@ -74,15 +104,22 @@ func (r *run) judged(ctx context.Context, roles []Role) error {
 	if result == nil {
 		return nil
 	}
-	if result.cutOff != "" {
-		klog.FromContext(ctx).Error(nil, "A virtual IP was given up: with it the cloud could not be reached", "virtualIP", result.uid, "reason", result.cutOff)
+	certain := result.cutOff != "" && len(result.uids) == 1
+	switch {
+	case result.cutOff != "" && !certain:
+		r.suspects, r.suspected = slices.Clone(result.uids), time.Now()
+	case len(r.suspects) > 0 && slices.Contains(result.uids, r.suspects[0]):
+		r.nextSuspect()
+	}
+	if certain {
+		klog.FromContext(ctx).Error(nil, "A virtual IP was given up: with it the cloud could not be reached", "virtualIP", result.uids[0], "reason", result.cutOff)
 	}
 	present := map[types.UID]bool{}
 	for _, role := range roles {
 		present[role.VIP.UID] = true
 	}
 	err := r.change(ctx, func(m *memory) {
-		m.Trying = ""
+		m.Trying = nil
 		m.Proven = slices.DeleteFunc(slices.Clone(m.Proven), func(uid types.UID) bool { return !present[uid] })
 		cutOff := map[types.UID]string{}
 		for uid, why := range m.CutOff {
@@ -92,9 +129,9 @@ func (r *run) judged(ctx context.Context, roles []Role) error {
 		}
 		switch {
 		case result.proven:
-			m.Proven = append(m.Proven, result.uid)
-		case result.cutOff != "":
-			cutOff[result.uid] = result.cutOff
+			m.Proven = append(m.Proven, result.uids...)
+		case certain:
+			cutOff[result.uids[0]] = result.cutOff
 		}
 		m.CutOff = cutOff
 	})

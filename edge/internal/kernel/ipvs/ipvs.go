@@ -108,6 +108,27 @@ func (p *Plane) Apply(_ context.Context, want []balance.Service) error {
 	return errors.Join(errs...)
 }
 
+// Withdraw removes our virtual services and nothing else, for a node whose addresses another data plane
+// serves from now on.
+func (p *Plane) Withdraw() error {
+	h, err := open()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	owned := map[netip.Addr]bool{}
+	for _, rules := range p.rules {
+		had, err := rules.Destinations(iptables.Input())
+		if err != nil {
+			return err
+		}
+		for _, a := range had {
+			owned[a] = true
+		}
+	}
+	return services(h, nil, owned)
+}
+
 // family applies what one family has: rules, then services, then what rules are too many.
 func family(h *ipvs.Handle, rules *iptables.Rules, want []balance.Service) error {
 	had, err := rules.Destinations(iptables.Input())

@@ -1,0 +1,94 @@
+package vip_test
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+)
+
+// mac is the hardware address of a host on the LAN.
+func mac(h interface{ Shell(string) string }) string {
+	return strings.Fields(h.Shell("ip -o link show dev lan0 | sed 's/.*link.ether //'"))[0]
+}
+
+// at is a VirtualIP of the site with another address and number.
+func (s *site) at(address string, vrid int32) *v1alpha1.VirtualIP {
+	v := s.vip()
+	v.Spec.Address, v.Spec.VRID = address, vrid
+	v.Name, v.UID = v1alpha1.VirtualIPName(netip.MustParseAddr(address), ""), types.UID(address)
+	return v
+}
+
+// A node that is told to claim what is others' does not, says why, and serves the rest.
+func TestHostile_03_DeviceGuardsItself(t *testing.T) {
+	s := newSite(t, 1)
+	n := s.nodes[0]
+	n.host.Shell("ip route add default via 10.79.0.254; ip link add cni0 type bridge; ip addr add 10.244.1.1/24 dev cni0; ip link set cni0 up")
+	n.guards = []netip.Prefix{netip.MustParsePrefix("10.79.0.66/32")}
+	bad := map[string]string{
+		"10.79.0.254": "gateway", "10.79.0.1": "own address", "10.79.0.66": "cloudcore", "10.79.0.255": "broadcast", "10.80.0.9": "no interface",
+		"10.244.1.77": "no interface", "169.254.20.20": "link-local",
+	}
+	vrid := int32(60)
+	for address := range bad {
+		s.give(s.at(address, vrid))
+		vrid++
+	}
+	s.give(s.vip())
+	s.start()
+	s.one()
+	for address, why := range bad {
+		eventually(t, address+" is refused", func() bool {
+			e := n.report(address)
+			return e.State == v1alpha1.VIPFault && !e.Programmed && strings.Contains(e.Message, why)
+		})
+	}
+	if conf := n.host.Shell("cat " + n.dir + "/run/keepalived.conf"); strings.Count(conf, "vrrp_instance") != 1 {
+		t.Errorf("keepalived was asked for more than one address:\n%s", conf)
+	}
+	// The interface that the pool names is not on the address's network.
+	v := s.at("10.80.0.9", 99)
+	v.Spec.Interface = "lan0"
+	s.give(v)
+	eventually(t, "the interface is refused", func() bool {
+		return strings.Contains(n.report("10.80.0.9").Message, "interface lan0 is not on the network")
+	})
+}
+
+// An address with which the node loses the cloud, and which no guard knows, is given up for good.
+func TestHostile_03_AddressThatCutsTheNodeOff(t *testing.T) {
+	s := newSite(t, 1)
+	n := s.nodes[0]
+	cloud := s.lan.Host("10.79.0.66/24")
+	cloud.Serve(8443, "cloud")
+	cloud.Shell("echo 8 > /proc/sys/net/ipv4/conf/all/arp_ignore") // a probe finds nobody
+	n.host.Shell("ip neigh replace 10.79.0.66 lladdr " + mac(cloud) + " nud permanent dev lan0")
+	n.cloud = "10.79.0.66:8443"
+	s.give(s.vip())
+	s.give(s.at("10.79.0.66", 77))
+	s.start()
+	s.one() // another address is served, and proves harmless
+	cutOff := func() bool {
+		return strings.Contains(n.report("10.79.0.66").Message, "lost the cloud when it took the address")
+	}
+	t.Cleanup(func() { t.Logf("%+v", n.report("10.79.0.66")) })
+	eventually(t, "the address is given up", cutOff)
+	if n.has("10.79.0.66") || n.report("10.79.0.66").State != v1alpha1.VIPFault {
+		t.Errorf("it is %+v", n.report("10.79.0.66"))
+	}
+	if _, _, err := n.host.Ask("tcp", n.cloud, patience); err != nil {
+		t.Errorf("the cloud: %v", err)
+	}
+	// Also after a restart, and the other address is still served.
+	n.stop()
+	n.start()
+	s.one()
+	eventually(t, "it stays given up", cutOff)
+	if n.has("10.79.0.66") {
+		t.Error("it was claimed again")
+	}
+}
