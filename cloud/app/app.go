@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -17,9 +16,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/rand"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/beehive"
@@ -54,8 +50,7 @@ type App struct {
 	clientCA *join.ClientCA
 	revoked  *join.Revoked
 	tokens   *join.Tokens
-	approver *join.Approver
-	kubelets *join.KubeletApprover
+	approver *Approver // nil where another process approves
 	joins    *join.Server
 	joining  net.Listener
 
@@ -103,20 +98,6 @@ func New(ctx context.Context, cfg *config.Config) (_ *App, err error) {
 		return nil, err
 	}
 	return a, a.assemble()
-}
-
-func restConfig(kubeconfig string) (*rest.Config, error) {
-	var cfg *rest.Config
-	var err error
-	if kubeconfig == "" {
-		if cfg, err = rest.InClusterConfig(); err != nil {
-			return nil, fmt.Errorf("kubeconfig is not set, and this is no pod: %w", err)
-		}
-	} else if cfg, err = clientcmd.BuildConfigFromFlags("", kubeconfig); err != nil {
-		return nil, fmt.Errorf("kubeconfig: %w", err)
-	}
-	cfg.UserAgent = "cloudcore/" + version.Skerry()
-	return cfg, nil
 }
 
 // identity reads whom edges trust, and whom cloudcore does.
@@ -256,11 +237,12 @@ func (a *App) assemble() error {
 	a.hub = hub.New(hub.Config{
 		Instance: a.instance, Version: version.Skerry(), Admission: a.revoked, Trust: a.trust, MaxSessions: a.config.Hub.MaxSessions,
 	}, a.links, parts)
-	a.kubelets = join.NewKubeletApprover(client)
-	a.approver = join.NewApprover(join.ApproverConfig{
-		Client: client, Tokens: a.tokens, Revoked: a.revoked,
-		Linked: func(node types.NodeName) bool { _, ok := a.hub.Session(node); return ok },
-	})
+	if at := a.config.Approver.Kubeconfig; at != "" {
+		if a.approver, err = NewApprover(at); err != nil {
+			return fmt.Errorf("approver.kubeconfig: %w", err)
+		}
+		a.approver.linked = func(node types.NodeName) bool { _, ok := a.hub.Session(node); return ok }
+	}
 
 	again := beehive.OnFailure(beehive.Backoff{})
 	entries := []beehive.Entry{
@@ -274,6 +256,9 @@ func (a *App) assemble() error {
 		{Module: service("controllers", a.controllers), Restart: again},
 		// The listeners end with their modules: without them cloudcore is of no use, so it ends too, and is started again.
 		{Module: service("cloudhub", a.hub.Run), Restart: beehive.Never(), StopTimeout: 30 * time.Second},
+	}
+	if a.approver != nil {
+		entries = append(entries, beehive.Entry{Module: service("approver", a.approver.Run), Restart: again})
 	}
 	if a.tunnel != nil {
 		if err := a.metrics.Register(a.tunnel); err != nil {
@@ -298,7 +283,7 @@ func (a *App) assemble() error {
 	}
 	if a.joining != nil {
 		a.joins = join.NewServer(join.ServerConfig{
-			Client: client, Requester: join.RequesterFor(a.client.Config()), Tokens: a.tokens, CA: a.ca, Serving: a.serving, ClientCA: a.clientCA,
+			Client: client, Requester: join.RequesterFor(a.client.Config()), Verifier: join.VerifierFor(a.client.Config()), Tokens: a.tokens, CA: a.ca, Serving: a.serving, ClientCA: a.clientCA,
 			WebSocket: a.advertised(a.config.Hub.WebSocket), QUIC: a.advertised(a.config.Hub.QUIC),
 		})
 		if err := a.metrics.Register(a.joins.Metrics()); err != nil {
@@ -347,15 +332,6 @@ func (a *App) advertised(l config.Listen) []string {
 		all[i] = net.JoinHostPort(host, port)
 	}
 	return all
-}
-
-// instanceName tells the replicas apart, in logs and in Leases.
-func instanceName() string {
-	host, err := os.Hostname()
-	if err != nil {
-		host = "cloudcore"
-	}
-	return host + "-" + rand.String(5)
 }
 
 // Run starts the parts in order and serves until ctx ends. The edges are then sent to another replica.

@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 
@@ -41,19 +41,20 @@ const (
 	retryPeriod   = 2 * time.Second
 )
 
-// controllers runs those parts that decide, on one replica at a time.
-func (a *App) controllers(ctx context.Context) error {
+// lead runs a function on one replica at a time: the one that holds the Lease. It returns when ctx ends, the Lease
+// is lost, or the function fails.
+func lead(ctx context.Context, client kubernetes.Interface, lease, identity string, run func(context.Context) error) error {
 	lock := &resourcelock.LeaseLock{
-		LeaseMeta:  metav1.ObjectMeta{Namespace: join.Namespace, Name: "cloudcore"},
-		Client:     a.client.Kubernetes().CoordinationV1(),
-		LockConfig: resourcelock.ResourceLockConfig{Identity: a.instance},
+		LeaseMeta:  metav1.ObjectMeta{Namespace: join.Namespace, Name: lease},
+		Client:     client.CoordinationV1(),
+		LockConfig: resourcelock.ResourceLockConfig{Identity: identity},
 	}
 	failed := make(chan error, 1)
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock: lock, Name: "cloudcore", ReleaseOnCancel: true,
+		Lock: lock, Name: lease, ReleaseOnCancel: true,
 		LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: retryPeriod,
 		Callbacks: leaderelection.LeaderCallbacks{
-			OnStartedLeading: func(ctx context.Context) { failed <- a.decide(ctx) },
+			OnStartedLeading: func(ctx context.Context) { failed <- run(ctx) },
 			OnStoppedLeading: func() {},
 		},
 	})
@@ -78,18 +79,14 @@ func (a *App) controllers(ctx context.Context) error {
 		return err
 	}
 	if ctx.Err() == nil {
-		return errors.New("another replica leads now")
+		return fmt.Errorf("another replica holds the Lease %s now", lease)
 	}
 	return nil
 }
 
-// decide runs the parts that decide until ctx ends or one of them fails.
-func (a *App) decide(ctx context.Context) error {
-	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return a.approver.Run(ctx) })
-	g.Go(func() error { return a.kubelets.Run(ctx) })
-	g.Go(func() error { return a.reports.decide(ctx) })
-	return g.Wait()
+// controllers runs what one replica does at a time.
+func (a *App) controllers(ctx context.Context) error {
+	return lead(ctx, a.client.Kubernetes(), "cloudcore", a.instance, a.reports.decide)
 }
 
 // live are the checks of /healthz: what a restart of cloudcore would mend.

@@ -6,7 +6,10 @@ import (
 	"crypto/x509"
 	"fmt"
 	"net"
+	"net/netip"
 	"net/url"
+	"slices"
+	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -25,21 +28,41 @@ func (a *App) newTunnel() error {
 			return fmt.Errorf("tunnel.advertise is empty, and this host's address can't be told: %w", err)
 		}
 	}
-	a.relay.Advertise(advertise)
+	key, err := a.ca.Derive("skerry tunnel announcement")
+	if err != nil {
+		return err
+	}
+	announcer := tunnel.NewAnnouncer(key, a.instance, advertise)
+	a.relay.Advertise(func(node types.NodeName) string { return announcer.Announce(node, time.Now()) })
 	if a.config.Tunnel.Endpoint.HideAddresses {
 		a.relay.HideAddresses()
 	}
 	client := a.client.Kubernetes()
 	peer := pki.ClientTLS(pki.Client{Roots: pki.Pool(a.ca.Trusted...), Certificate: a.ca.Peer(tunnel.PeerName).Certificate})
 	peer.ServerName = a.config.Advertise[0] // every replica serves under the same names
-	a.nodes = tunnel.NewNodes(a.informers)
+	a.nodes = tunnel.NewNodes(a.informers, a.cloudAddresses())
 	a.tunnel = tunnel.New(tunnel.Config{
-		Instance: a.instance, Nodes: a.nodes, Peer: peer, PeerCA: a.ca.Certificate, Clients: a.config.Tunnel.Clients,
+		Instance: a.instance, Nodes: a.nodes, AnnounceKey: key, Peer: peer, PeerCA: a.ca.Certificate, Clients: a.config.Tunnel.Clients,
 		Leases: func(ctx context.Context, node types.NodeName) (*coordinationv1.Lease, error) {
 			return client.CoordinationV1().Leases("kube-node-lease").Get(ctx, string(node), metav1.GetOptions{})
 		},
 	})
 	return nil
+}
+
+// cloudAddresses are those by which edges reach the cloud, and cloudcore kube-apiserver, as far as they are no names.
+func (a *App) cloudAddresses() []netip.Addr {
+	var all []netip.Addr
+	hosts := slices.Clone(a.config.Advertise)
+	if server, err := url.Parse(a.client.Config().Host); err == nil {
+		hosts = append(hosts, server.Hostname())
+	}
+	for _, host := range hosts {
+		if ip, err := netip.ParseAddr(host); err == nil {
+			all = append(all, ip.Unmap())
+		}
+	}
+	return all
 }
 
 // ownAddress is the tunnel's listener as others see it: by the address from which this host reaches kube-apiserver. Nothing is sent.

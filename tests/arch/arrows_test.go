@@ -29,8 +29,6 @@ var cyclic = map[string]int{
 
 	"cloud/internal/hub": 5,
 
-	"cloud/internal/join": 1,
-
 	"cloud/internal/kube": 1,
 
 	"cloud/internal/publish": 8,

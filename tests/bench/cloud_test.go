@@ -178,6 +178,7 @@ func (s *bench) link(b *testing.B, transport link.Transport) {
 		Identity: hollow.FromCA(filepath.Join(dir, "ca.crt"), filepath.Join(dir, "ca.key")),
 	})
 	check(b, err)
+	check(b, s.fleet.Allow(b.Context(), s.client))
 	// Not of this row: the nodes stay for the next. Each of them logs when its link ends.
 	ctx, cancel := context.WithCancel(klog.NewContext(context.WithoutCancel(b.Context()), klog.New(nil)))
 	done := make(chan error, 1)

@@ -202,6 +202,7 @@ func (s *system) addProxy(ctx context.Context) (*faultproxy.Proxy, string, error
 const cloudcoreFile = `apiVersion: config.skerry.io/v1alpha1
 kind: CloudCore
 kubeconfig: %s
+approver: {kubeconfig: %s}
 advertise: [127.0.0.1]
 hub:
   websocket: {listen: "%s"}
@@ -224,13 +225,16 @@ func (s *system) addCloud(ctx context.Context, n int) error {
 	if c.proxy, server, err = s.addProxy(ctx); err != nil {
 		return err
 	}
-	token, err := s.client.CoreV1().ServiceAccounts("skerry-system").CreateToken(ctx, "cloudcore", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
-	if err != nil {
-		return fmt.Errorf("making cloudcore's token: %w", err)
-	}
-	kubeconfig := filepath.Join(dir, "kubeconfig")
-	if err := writeKubeconfig(kubeconfig, server, s.plane.CA(), token.Status.Token); err != nil {
-		return err
+	kubeconfig := map[string]string{}
+	for _, account := range []string{"cloudcore", "cloudcore-approver"} {
+		token, err := s.client.CoreV1().ServiceAccounts("skerry-system").CreateToken(ctx, account, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+		if err != nil {
+			return fmt.Errorf("making the token of %s: %w", account, err)
+		}
+		kubeconfig[account] = filepath.Join(dir, account+".kubeconfig")
+		if err := writeKubeconfig(kubeconfig[account], server, s.plane.CA(), token.Status.Token); err != nil {
+			return err
+		}
 	}
 	ports, err := free(3)
 	if err != nil {
@@ -238,7 +242,7 @@ func (s *system) addCloud(ctx context.Context, n int) error {
 	}
 	c.websocket, c.join = ports[0], ports[1]
 	file := filepath.Join(dir, "cloudcore.yaml")
-	if err := os.WriteFile(file, fmt.Appendf(nil, cloudcoreFile, kubeconfig, ports[0], ports[1], ports[2]), 0o600); err != nil {
+	if err := os.WriteFile(file, fmt.Appendf(nil, cloudcoreFile, kubeconfig["cloudcore"], kubeconfig["cloudcore-approver"], ports[0], ports[1], ports[2]), 0o600); err != nil {
 		return fmt.Errorf("writing cloudcore.yaml: %w", err)
 	}
 	c.spec = process.Spec{Path: s.programs["cloudcore"], Args: []string{"--config", file}, Log: filepath.Join(dir, "log"), Bound: true}

@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/skerry-io/skerry/tests/cluster/ca"
+	"github.com/skerry-io/skerry/tests/cluster/edges"
 )
 
 // User is a client configuration with a certificate for any user and groups, signed by the cluster's CA: what that user really may do.
@@ -77,8 +78,18 @@ func (c *ControlPlane) Namespace(t testing.TB) string {
 	return ns.Name
 }
 
-// AddNode registers a node as its own kubelet would and returns its client. It has no kubelet: pods bound to it stay Pending.
+// AddNode is AddOrdinaryNode of a device that has joined: cloudcore may act as it, where its manifests are applied.
 func (c *ControlPlane) AddNode(t testing.TB, name string) kubernetes.Interface {
+	t.Helper()
+	node := c.AddOrdinaryNode(t, name)
+	if err := edges.Allow(t.Context(), c.Client(), name); err != nil && !apierrors.IsNotFound(err) {
+		t.Fatal(err)
+	}
+	return node
+}
+
+// AddOrdinaryNode registers a node as its own kubelet would and returns its client. It has no kubelet: pods bound to it stay Pending.
+func (c *ControlPlane) AddOrdinaryNode(t testing.TB, name string) kubernetes.Interface {
 	t.Helper()
 	node := kubernetes.NewForConfigOrDie(c.Node(t, name))
 	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelHostname: name}}}

@@ -121,7 +121,7 @@ func (s *system) holder(node string) string {
 			return err
 		}
 		for i, host := range options().Replicas() {
-			if lease.Annotations["skerry.io/tunnel"] == net.JoinHostPort(lab.Replica(i+1).String(), "10004") {
+			if strings.HasPrefix(lease.Annotations["skerry.io/tunnel"], net.JoinHostPort(lab.Replica(i+1).String(), "10004")+" ") {
 				name = host
 				return nil
 			}

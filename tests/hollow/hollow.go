@@ -30,6 +30,7 @@ import (
 	"github.com/skerry-io/skerry/common/link/wslink"
 	"github.com/skerry-io/skerry/common/pki"
 	"github.com/skerry-io/skerry/common/topic"
+	"github.com/skerry-io/skerry/tests/cluster/edges"
 )
 
 // Config is what a Fleet is made of. Every zero value but those of Nodes, Server, Roots and Identity means its default.
@@ -193,6 +194,15 @@ func (f *Fleet) Run(ctx context.Context) error {
 		}
 	}
 	return all.Wait()
+}
+
+// Allow lets cloudcore act as the nodes, which never join.
+func (f *Fleet) Allow(ctx context.Context, client kubernetes.Interface) error {
+	names := make([]string, f.config.Nodes)
+	for i := range names {
+		names[i] = f.config.Prefix + strconv.Itoa(i+1)
+	}
+	return edges.Allow(ctx, client, names...)
 }
 
 // Remove deletes the Node objects, once Run has returned.

@@ -155,7 +155,7 @@ func (o installOptions) addDeployment(disk filesys.FileSystem, k *types.Kustomiz
 	if err := disk.WriteFile("/install/cloudcore.yaml", raw); err != nil {
 		return fmt.Errorf("writing cloudcore.yaml: %w", err)
 	}
-	for _, name := range []string{"deployment.yaml", "service.yaml"} {
+	for _, name := range []string{"approver.yaml", "deployment.yaml", "service.yaml"} {
 		k.Resources = append(k.Resources, "../manifests/deployment/"+name)
 	}
 	k.ConfigMapGenerator = []types.ConfigMapArgs{{GeneratorArgs: types.GeneratorArgs{

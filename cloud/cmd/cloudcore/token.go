@@ -33,6 +33,7 @@ func (a *admin) client() (kubernetes.Interface, error) {
 	}
 	cfg.UserAgent = "cloudcore"
 	cfg.Timeout = 30 * time.Second
+	cfg.QPS, cfg.Burst = 200, 200 // a revocation may have to remove thousands of certificate requests
 	return kubernetes.NewForConfig(cfg)
 }
 
@@ -104,9 +105,9 @@ func tokenListCommand(who *admin) *cobra.Command {
 				return mend(err)
 			}
 			if output == "json" {
-				return join.WriteJSON(c.OutOrStdout(), infos)
+				return writeJSON(c.OutOrStdout(), infos)
 			}
-			return join.WriteTable(c.OutOrStdout(), infos, time.Now())
+			return writeTable(c.OutOrStdout(), infos, time.Now())
 		},
 	}
 	output.AddTo(c)
@@ -133,10 +134,10 @@ func tokenRevokeCommand(who *admin) *cobra.Command {
 func nodeCommand() *cobra.Command {
 	var who admin
 	var output cli.Output
-	c := &cobra.Command{Use: "node", Short: "Throw out a node"}
+	c := &cobra.Command{Use: "node", Short: "Remove a node that is not to be trusted any more"}
 	who.addTo(c)
 	revoke := &cobra.Command{
-		Use: "revoke NODE", Short: "Delete a Node and ban every certificate it has; its link ends within seconds", Args: cli.Args(cobra.ExactArgs(1)),
+		Use: "revoke NODE", Short: "Ban every certificate that a node has, end its link within a second, and delete the Node", Args: cli.Args(cobra.ExactArgs(1)),
 		Example: "  cloudcore node revoke edge-17   # stolen; it may join again only with a new token",
 		RunE: func(c *cobra.Command, args []string) error {
 			node := types.NodeName(args[0])
@@ -156,8 +157,8 @@ func nodeCommand() *cobra.Command {
 				if !done.NodeDeleted {
 					deleted = "not there"
 				}
-				_, err := fmt.Fprintf(w, "certificates of %s from before %s are banned; the Node object: %s\n",
-					node, done.Before.UTC().Format(time.RFC3339), deleted)
+				_, err := fmt.Fprintf(w, "certificates of %s from before %s are banned; the Node object: %s; certificate requests removed: %d\n",
+					node, done.At.Format(time.RFC3339), deleted, done.RequestsDeleted)
 				return err
 			})
 		},

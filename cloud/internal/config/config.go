@@ -32,7 +32,9 @@ type Config struct {
 	Advertise []string `json:"advertise"`
 	// Impersonation is constrained (KEP-5284, Kubernetes 1.36 and later) or classic. The RBAC must fit.
 	Impersonation string `json:"impersonation"`
-	Hub           Hub    `json:"hub"`
+	// Approver approves certificates in this process.
+	Approver Approver `json:"approver"`
+	Hub      Hub      `json:"hub"`
 	// Publish is the way down to the edges.
 	Publish Publish `json:"publish"`
 	Join    Listen  `json:"join"`
@@ -42,6 +44,13 @@ type Config struct {
 	VIP    VIP    `json:"vip"`
 	Health Listen `json:"health"`
 	Log    Log    `json:"log"`
+}
+
+// Approver is the account that approves certificates, where it shares cloudcore's process.
+type Approver struct {
+	// Kubeconfig leads to kube-apiserver as the account cloudcore-approver; "": another process approves,
+	// `cloudcore approve`.
+	Kubeconfig string `json:"kubeconfig"`
 }
 
 // Log says how much is written to standard error.
@@ -142,6 +151,9 @@ func (c *Config) Validate() field.ErrorList {
 	if c.Kubeconfig != "" && !filepath.IsAbs(c.Kubeconfig) {
 		errs = append(errs, field.Invalid(field.NewPath("kubeconfig"), c.Kubeconfig, "must be an absolute path"))
 	}
+	if k := c.Approver.Kubeconfig; k != "" && !filepath.IsAbs(k) {
+		errs = append(errs, field.Invalid(field.NewPath("approver", "kubeconfig"), k, "must be an absolute path"))
+	}
 	if len(c.Advertise) == 0 {
 		errs = append(errs, field.Required(field.NewPath("advertise"), "name at least one host name or address under which edges reach cloudcore"))
 	}
@@ -171,8 +183,8 @@ func (c *Config) Validate() field.ErrorList {
 	if c.Tunnel.Endpoint.Listen.Listen != "" && c.Tunnel.Listen.Listen == "" {
 		errs = append(errs, field.Required(field.NewPath("tunnel", "listen"), "tunnel.endpoint.listen is set, and replicas reach each other through tunnel.listen"))
 	}
-	if c.Tunnel.Endpoint.HideAddresses && c.Tunnel.Endpoint.Listen.Listen == "" {
-		errs = append(errs, field.Required(endpoint.Child("listen"), "hideAddresses is set, and nobody would reach a kubelet"))
+	if c.Tunnel.Endpoint.HideAddresses && c.Tunnel.Listen.Listen == "" {
+		errs = append(errs, field.Required(field.NewPath("tunnel", "listen"), "tunnel.endpoint.hideAddresses is set, and nothing would reach a kubelet"))
 	}
 	errs = append(errs, c.Tunnel.Endpoint.validate(endpoint)...)
 	hub := field.NewPath("hub")

@@ -2,6 +2,7 @@ package join
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"slices"
@@ -39,7 +40,7 @@ type ApproverConfig struct {
 	Tokens *Tokens
 	// Linked reports whether the node has a session here. It may be nil: the Lease of a node tells as much, a little later.
 	Linked func(types.NodeName) bool
-	// Revoked is consulted for renewals. It may be nil.
+	// Revoked is consulted for every request, as kube-apiserver has it at that moment. It may be nil.
 	Revoked *Revoked
 }
 
@@ -166,17 +167,27 @@ func (j *judge) decide(ctx context.Context, csr *certificatesv1.CertificateSigni
 		rule = j.renewal
 	}
 	node, mine, err := types.NodeName(""), true, checkRequest(csr)
+	var request *x509.CertificateRequest
 	if err == nil {
-		_, node, err = pki.ParseNodeCSR(csr.Spec.Request)
+		request, node, err = pki.ParseNodeCSR(csr.Spec.Request)
 		if err != nil {
 			err = pki.Refuse(pki.ReasonBadCSR, "%v", err)
 		}
 	}
+	if err == nil && j.cfg.Revoked != nil {
+		err = j.cfg.Revoked.permit(ctx, node, csr.CreationTimestamp.Time, isBootstrap(csr))
+	}
 	if err == nil {
 		mine, err = rule(ctx, csr, node)
 	}
+	if err == nil && mine && j.cfg.Revoked != nil {
+		err = j.cfg.Revoked.note(ctx, node, csr.CreationTimestamp.Time, isBootstrap(csr), request.RawSubjectPublicKeyInfo)
+	}
 	if !mine && err == nil {
 		return nil
+	}
+	if err == nil && isBootstrap(csr) {
+		err = addEdge(ctx, j.cfg.Client, node)
 	}
 	var refusal *pki.Refusal
 	if err != nil && !errors.As(err, &refusal) {
@@ -256,8 +267,11 @@ func (j *judge) free(ctx context.Context, id string, node types.NodeName, uid ty
 			return err
 		}
 	}
-	if !exists && !j.joined(node, uid) {
-		return nil
+	if !exists {
+		joined, err := j.joined(ctx, node, uid)
+		if err != nil || !joined {
+			return err
+		}
 	}
 	_, info, err := j.cfg.Tokens.record(ctx, id)
 	switch {
@@ -291,7 +305,14 @@ func (j *judge) alive(ctx context.Context, node types.NodeName) error {
 }
 
 // joined reports whether a request other than uid was approved lately for a device of this name, and the certificate is good.
-func (j *judge) joined(node types.NodeName, uid types.UID) bool {
+func (j *judge) joined(ctx context.Context, node types.NodeName, uid types.UID) (bool, error) {
+	var revoked *ban
+	if j.cfg.Revoked != nil {
+		var err error
+		if revoked, _, err = j.cfg.Revoked.banOf(ctx, node); err != nil {
+			return false, err
+		}
+	}
 	objs, _ := j.requests.ByIndex(byNode, string(node)) // fails only for an index that does not exist
 	for _, obj := range objs {
 		csr, ok := obj.(*certificatesv1.CertificateSigningRequest)
@@ -304,23 +325,23 @@ func (j *judge) joined(node types.NodeName, uid types.UID) bool {
 			delete(j.approved, node) // the informer has caught up
 		}
 		certs, err := pki.ParseCertificates(csr.Status.Certificate)
-		if err == nil && j.cfg.Revoked != nil && j.cfg.Revoked.Check(node, certs[0]) != nil {
+		if err == nil && revoked != nil && revoked.refuses(certs[0]) {
 			continue
 		}
-		return true
+		return true, nil
 	}
 	last, ok := j.approved[node]
 	if !ok || last == uid {
-		return false
+		return false, nil
 	}
 	// Not shown as approved: either the informer is behind, or the request is gone by now.
 	for _, obj := range objs {
 		if csr, ok := obj.(*certificatesv1.CertificateSigningRequest); ok && csr.UID == last {
-			return true
+			return true, nil
 		}
 	}
 	delete(j.approved, node)
-	return false
+	return false, nil
 }
 
 // renewal judges the request of a node that has a certificate. Only what came through a link is ours; a kubelet that speaks to kube-apiserver itself
@@ -330,10 +351,14 @@ func (j *judge) renewal(ctx context.Context, csr *certificatesv1.CertificateSign
 		return true, pki.Refuse(pki.ReasonBadName, "%s may not ask for the certificate of %s", csr.Spec.Username, node)
 	}
 	if _, direct := csr.Spec.Extra[credentialID]; direct {
-		if j.cfg.Revoked != nil && j.cfg.Revoked.Listed(node) {
+		if j.cfg.Revoked == nil {
+			return false, nil
+		}
+		b, _, err := j.cfg.Revoked.banOf(ctx, node)
+		if b != nil {
 			return true, pki.Refuse(pki.ReasonRevoked, "certificates of %s were revoked: it can renew only through cloudcore", node)
 		}
-		return false, nil
+		return false, err
 	}
 	_, err := j.cfg.Client.CoreV1().Nodes().Get(ctx, string(node), metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {

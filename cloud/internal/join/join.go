@@ -8,8 +8,6 @@
 package join
 
 import (
-	"time"
-
 	certificatesv1 "k8s.io/api/certificates/v1"
 )
 
@@ -32,7 +30,4 @@ const (
 
 	// csrPrefix begins the names of the certificate requests that the bootstrap server makes.
 	csrPrefix = "skerry-join-"
-
-	// signerBackdate is how far before its issue a certificate's NotBefore lies: kube-controller-manager's csrsigning, which has it as a constant.
-	signerBackdate = 5 * time.Minute
 )

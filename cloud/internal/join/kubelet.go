@@ -18,6 +18,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
@@ -34,13 +35,14 @@ const edgeLabel = "skerry.io/edge"
 // does: whether a name or address is a node's is for the platform to know. Here it is what the Node itself says, as far as no other node says the same.
 // All other nodes' requests are left to whoever approves them in the cluster. One at a time should run; two do no harm.
 type KubeletApprover struct {
-	client kubernetes.Interface
-	now    func() time.Time
+	client  kubernetes.Interface
+	revoked *Revoked // may be nil
+	now     func() time.Time
 }
 
-// NewKubeletApprover makes an approver.
-func NewKubeletApprover(client kubernetes.Interface) *KubeletApprover {
-	return &KubeletApprover{client, time.Now}
+// NewKubeletApprover makes an approver. The list of revoked certificates may be nil.
+func NewKubeletApprover(client kubernetes.Interface, revoked *Revoked) *KubeletApprover {
+	return &KubeletApprover{client, revoked, time.Now}
 }
 
 // Run approves and denies until ctx ends. It may be run again.
@@ -114,6 +116,12 @@ func (a *KubeletApprover) decide(ctx context.Context, csr *certificatesv1.Certif
 	}
 	request, err := parseKubeletCSR(csr)
 	var refusal error
+	if err == nil && a.revoked != nil {
+		err = a.revoked.permit(ctx, types.NodeName(name), csr.CreationTimestamp.Time, false)
+		if _, refused := errors.AsType[*pki.Refusal](err); err != nil && !refused {
+			return err
+		}
+	}
 	switch {
 	case err != nil:
 		refusal = err

@@ -95,7 +95,7 @@ func TestKubeletApprover(t *testing.T) {
 			)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			done := make(chan error, 1)
-			go func() { done <- join.NewKubeletApprover(client).Run(ctx) }()
+			go func() { done <- join.NewKubeletApprover(client, nil).Run(ctx) }()
 			defer func() {
 				cancel()
 				if err := <-done; err != nil {

@@ -18,11 +18,13 @@ import (
 	"strings"
 	"time"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	authenticationclient "k8s.io/client-go/kubernetes/typed/authentication/v1"
 	certificatesclient "k8s.io/client-go/kubernetes/typed/certificates/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
@@ -41,9 +43,13 @@ const (
 	joinWait = 45 * time.Second
 	// joinsAtOnce bounds the requests that wait; more are told to come back.
 	joinsAtOnce = 64
+	// joinsOfAddress are those of one address; more are told to come back.
+	joinsOfAddress = joinsAtOnce / 2
 	// connsAtOnce bounds open connections; more wait in the kernel's backlog.
 	connsAtOnce = 512
-	stopWait    = 5 * time.Second
+	// connsOfAddress are those of one address, say a site behind a NAT; one more is closed at once.
+	connsOfAddress = connsAtOnce / 8
+	stopWait       = 5 * time.Second
 )
 
 // csrObject is Kubernetes' own, as opposed to the JoinRequest that leads to it.
@@ -66,10 +72,29 @@ func RequesterFor(cfg *rest.Config) Requester {
 	}
 }
 
+// Verifier asks kube-apiserver who holds the bearer token. The error of a wrong one is Unauthorized.
+type Verifier func(ctx context.Context, bearer string) error
+
+// VerifierFor speaks to the kube-apiserver of cfg, with nothing of cfg's own credentials.
+func VerifierFor(cfg *rest.Config) Verifier {
+	base := rest.AnonymousClientConfig(cfg)
+	return func(ctx context.Context, bearer string) error {
+		cfg := rest.CopyConfig(base)
+		cfg.BearerToken = bearer
+		client, err := authenticationclient.NewForConfig(cfg)
+		if err != nil {
+			return fmt.Errorf("making a client for a token: %w", err)
+		}
+		_, err = client.SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+		return err
+	}
+}
+
 // ServerConfig is what a Server needs.
 type ServerConfig struct {
 	Client    kubernetes.Interface // with cloudcore's own rights
 	Requester Requester
+	Verifier  Verifier
 	Tokens    *Tokens
 	CA        *CA
 	Serving   *Serving
@@ -84,13 +109,14 @@ type Server struct {
 	cfg     ServerConfig
 	limiter *limiter
 	places  chan struct{}
+	shares  *shares // of the places
 	joins   *prometheus.CounterVec
 }
 
 // NewServer makes a bootstrap server.
 func NewServer(cfg ServerConfig) *Server {
 	return &Server{
-		cfg: cfg, limiter: newLimiter(cfg.Limits), places: make(chan struct{}, joinsAtOnce),
+		cfg: cfg, limiter: newLimiter(cfg.Limits), places: make(chan struct{}, joinsAtOnce), shares: newShares(joinsOfAddress),
 		joins: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "skerry_joins_total", Help: "Joins by result: Joined, or the reason of the refusal.",
 		}, []string{"result"}),
@@ -116,7 +142,7 @@ func (s *Server) Run(ctx context.Context, l net.Listener) error {
 	}
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
-		err := server.Serve(tls.NewListener(netutil.LimitListener(l, connsAtOnce), server.TLSConfig))
+		err := server.Serve(tls.NewListener(netutil.LimitListener(newShareListener(l, connsOfAddress), connsAtOnce), server.TLSConfig))
 		if errors.Is(err, http.ErrServerClosed) {
 			return nil
 		}
@@ -174,12 +200,6 @@ func (s *Server) join(r *http.Request) (*pki.JoinAnswer, error) {
 	if !s.limiter.allow(r.RemoteAddr) {
 		return nil, pki.Refuse(pki.ReasonTooMany, "too many joins from this address or in all; try again in a moment")
 	}
-	select {
-	case s.places <- struct{}{}:
-		defer func() { <-s.places }()
-	default:
-		return nil, pki.Refuse(pki.ReasonTooMany, "too many devices join at the same time; try again in a moment")
-	}
 	bearer, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	if !ok {
 		return nil, pki.Refuse(pki.ReasonTokenShape, "no token: the request needs the header Authorization: Bearer ID.SECRET")
@@ -191,6 +211,18 @@ func (s *Server) join(r *http.Request) (*pki.JoinAnswer, error) {
 	request, csr, err := readRequest(r)
 	if err != nil {
 		return nil, err
+	}
+	// Only now: a body that comes slowly takes no place.
+	leave, ok := s.shares.take(r.RemoteAddr)
+	if !ok {
+		return nil, pki.Refuse(pki.ReasonTooMany, "too many devices join from this address at the same time; try again in a moment")
+	}
+	defer leave()
+	select {
+	case s.places <- struct{}{}:
+		defer func() { <-s.places }()
+	default:
+		return nil, pki.Refuse(pki.ReasonTooMany, "too many devices join at the same time; try again in a moment")
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), joinWait)
 	defer cancel()
@@ -238,7 +270,13 @@ func (s *Server) request(ctx context.Context, id, bearer string, request pki.Joi
 	}
 	if err := s.cfg.Tokens.Check(ctx, id, request.NodeName); err != nil {
 		var refusal *pki.Refusal
-		if !errors.As(err, &refusal) || refusal.Reason != pki.ReasonTokenUsedUp {
+		if !errors.As(err, &refusal) {
+			return nil, err
+		}
+		if refusal.Reason == pki.ReasonTokenNode {
+			return nil, s.tellNode(ctx, id, bearer, refusal)
+		}
+		if refusal.Reason != pki.ReasonTokenUsedUp {
 			return nil, err
 		}
 		// Used up, perhaps by this very request. If there is none of its name, the refusal stands.
@@ -255,7 +293,7 @@ func (s *Server) request(ctx context.Context, id, bearer string, request pki.Joi
 		return made, nil
 	case apierrors.IsUnauthorized(err):
 		// The record is fine, so it is the secret; or the Secret is gone and the record stayed.
-		return nil, pki.Refuse(pki.ReasonTokenWrong, "the cluster does not accept the token %s: its secret is wrong, or it was revoked", id)
+		return nil, wrongSecret(id)
 	case apierrors.IsForbidden(err):
 		return nil, pki.Refuse(pki.ReasonDenied, "the token %s may not ask for certificates: is the ClusterRoleBinding skerry:bootstrapper there?", id)
 	case !apierrors.IsAlreadyExists(err):
@@ -269,6 +307,22 @@ func (s *Server) request(ctx context.Context, id, bearer string, request pki.Joi
 		return nil, pki.Refuse(pki.ReasonDenied, "there is a certificate request %s of somebody else", made.Name)
 	}
 	return made, nil
+}
+
+// tellNode is the refusal that names the node which a token is for, for those who have its secret and not only its id.
+func (s *Server) tellNode(ctx context.Context, id, bearer string, refusal *pki.Refusal) error {
+	switch err := s.cfg.Verifier(ctx, bearer); {
+	case err == nil || apierrors.IsForbidden(err): // a holder whom the cluster does not let ask who they are
+		return refusal
+	case apierrors.IsUnauthorized(err):
+		return wrongSecret(id)
+	default:
+		return fmt.Errorf("verifying a token: %w", err)
+	}
+}
+
+func wrongSecret(id string) error {
+	return pki.Refuse(pki.ReasonTokenWrong, "the cluster does not accept the token %s: its secret is wrong, or it was revoked", id)
 }
 
 // requestName is the same for the same token, node and key, so that a join whose answer was lost can be asked again and costs one use.

@@ -3,14 +3,11 @@ package join
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 	"unicode"
 
@@ -305,29 +302,4 @@ func (i TokenInfo) allows(node types.NodeName, now time.Time, csr types.UID) err
 		return pki.Refuse(pki.ReasonTokenUsedUp, "the token %s is used up; make a new one with `cloudcore token create`", i.ID)
 	}
 	return nil
-}
-
-// WriteTable writes tokens for people.
-func WriteTable(w io.Writer, infos []TokenInfo, now time.Time) error {
-	tw := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(tw, "ID\tEXPIRES (UTC)\tUSES LEFT\tNODE\tDESCRIPTION")
-	for _, i := range infos {
-		expires := i.Expires.Format("2006-01-02 15:04:05")
-		if !now.Before(i.Expires) {
-			expires += " (expired)"
-		}
-		node := string(i.Node)
-		if node == "" {
-			node = "any"
-		}
-		fmt.Fprintf(tw, "%s\t%s\t%d\t%s\t%s\n", i.ID, expires, i.UsesLeft, node, i.Description)
-	}
-	return tw.Flush()
-}
-
-// WriteJSON writes tokens for programs.
-func WriteJSON(w io.Writer, infos []TokenInfo) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	return e.Encode(infos)
 }

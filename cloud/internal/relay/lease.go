@@ -279,8 +279,8 @@ func (l *lease) next() *coordinationv1.Lease {
 	}
 	n.Annotations[fence.EpochAnnotation] = strconv.FormatUint(l.link.Epoch(), 10)
 	n.Annotations[instanceAnnotation] = l.relay.instance
-	if delete(n.Annotations, tunnelAnnotation); l.relay.tunnel != "" {
-		n.Annotations[tunnelAnnotation] = l.relay.tunnel
+	if delete(n.Annotations, tunnelAnnotation); l.relay.announce != nil {
+		n.Annotations[tunnelAnnotation] = l.relay.announce(l.link.Node())
 	}
 	holder, seconds := string(l.link.Node()), int32(leaseSeconds)
 	n.Spec.HolderIdentity, n.Spec.LeaseDurationSeconds = &holder, &seconds

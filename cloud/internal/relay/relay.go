@@ -9,6 +9,8 @@ package relay
 import (
 	"context"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 )
 
@@ -28,7 +30,7 @@ type Relay struct {
 	client   Client
 	pods     *Pods
 	instance string
-	tunnel   string // set before anything is attached, or empty
+	announce func(types.NodeName) string // set before anything is attached, or nil
 	leases   *kube.LimitedQueue
 	hide     bool // the IP addresses of nodes; set before anything is attached
 	metrics  *Metrics
@@ -39,8 +41,9 @@ func New(client Client, pods *Pods, instance string) *Relay {
 	return &Relay{client: client, pods: pods, instance: instance, leases: kube.NewLimitedQueue(leaseWrites), metrics: newMetrics()}
 }
 
-// Advertise has the Leases say where this replica can be asked for streams to the nodes whose links it holds. It is called before the first Attach.
-func (r *Relay) Advertise(address string) { r.tunnel = address }
+// Advertise has the Leases say where this replica can be asked for streams to the nodes whose links it holds. It is called before the first Attach;
+// announce is called for each renewal.
+func (r *Relay) Advertise(announce func(types.NodeName) string) { r.announce = announce }
 
 // Metrics is for a Prometheus registry.
 func (r *Relay) Metrics() *Metrics { return r.metrics }

@@ -11,6 +11,7 @@ import (
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -33,7 +34,10 @@ type Collections interface {
 
 // Nodes knows the nodes by name and address.
 type Nodes struct {
+	// Set by NewNodes, never changed.
 	collections Collections
+	reserved    []netip.Addr // of the cloud
+	services    *kube.Store  // the ranges of Services; followed as long as the process lives
 
 	mu        sync.RWMutex
 	nodes     map[types.NodeName]node
@@ -45,12 +49,14 @@ type node struct {
 	edge      bool
 	port      string // of the kubelet
 	addresses []string
+	podCIDRs  []string
 	internal  string // the address by which the cluster reaches it; "" where it has none
 }
 
-// NewNodes returns Nodes that know nothing before Run.
-func NewNodes(collections Collections) *Nodes {
-	return &Nodes{collections: collections, nodes: map[types.NodeName]node{}, addresses: map[string][]types.NodeName{}}
+// NewNodes returns Nodes that know nothing before Run, which must be called. No address of the cloud's own leads to an edge.
+func NewNodes(collections Collections, cloud []netip.Addr) *Nodes {
+	services, _ := collections.Open(networkingv1.SchemeGroupVersion.WithResource("servicecidrs"))
+	return &Nodes{collections: collections, reserved: cloud, services: services, nodes: map[types.NodeName]node{}, addresses: map[string][]types.NodeName{}}
 }
 
 // Run follows the nodes until ctx ends.
@@ -132,8 +138,9 @@ func (n *Nodes) put(name types.NodeName, full *corev1.Node) {
 		return
 	}
 	_, edge := full.Labels[EdgeLabel]
-	next := node{edge: edge, port: strconv.Itoa(kubeletPort)}
-	if p := full.Status.DaemonEndpoints.KubeletEndpoint.Port; p != 0 {
+	next := node{edge: edge, port: strconv.Itoa(kubeletPort), podCIDRs: full.Spec.PodCIDRs}
+	// What listens below 1024 is no kubelet of a device: a node could be named as a host that serves HTTPS is.
+	if p := full.Status.DaemonEndpoints.KubeletEndpoint.Port; p >= 1024 || p != 0 && !edge {
 		next.port = strconv.Itoa(int(p))
 	}
 	for _, a := range full.Status.Addresses {
@@ -176,8 +183,10 @@ type destination struct {
 	address string         // to dial, where not
 }
 
-// find tells what a target is. A name is that of one node. An address may be anybody's: edges behind different NATs often have the same, and a node says
-// itself which ones it has. So it leads to an edge node only if just one claims it, and no other node does.
+// find tells what a target is. A name is that of one node, which its certificate shows. An address is what a node says
+// of itself: it leads to an edge only at the port that kubelets have, only if no other node claims it, and only if it
+// can't be a Service's, a pod's or the cloud's. In all other cases it leads where it would without Skerry; but where
+// two edges claim it, nowhere: behind different NATs they may well have the same, and nobody can tell which is meant.
 func (n *Nodes) find(host, port string) (destination, error) {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
@@ -194,7 +203,7 @@ func (n *Nodes) find(host, port string) (destination, error) {
 	}
 	direct := destination{address: host}
 	ip, err := netip.ParseAddr(host)
-	if err != nil {
+	if err != nil || port != strconv.Itoa(kubeletPort) || n.taken(ip.Unmap()) {
 		return direct, nil
 	}
 	var edges []string
@@ -216,4 +225,31 @@ func (n *Nodes) find(host, port string) (destination, error) {
 	slices.Sort(edges)
 	return destination{}, fmt.Errorf("%s is the address of %s: let kube-apiserver ask for names, by --kubelet-preferred-address-types=Hostname,InternalIP",
 		host, strings.Join(edges, " and of "))
+}
+
+// taken reports whether an address is the cloud's, in a range of Services, or in the range of a node's pods. n.mu is held.
+func (n *Nodes) taken(ip netip.Addr) bool {
+	if slices.Contains(n.reserved, ip) {
+		return true
+	}
+	contains := func(cidrs []string) bool {
+		return slices.ContainsFunc(cidrs, func(cidr string) bool {
+			prefix, err := netip.ParsePrefix(cidr)
+			return err == nil && prefix.Contains(ip)
+		})
+	}
+	for _, name := range n.nodes {
+		if contains(name.podCIDRs) {
+			return true
+		}
+	}
+	found := false
+	n.services.Each(&kube.Selection{}, func(o *kube.Object) bool {
+		decoded, err := runtime.Decode(scheme.Codecs.UniversalDeserializer(), o.Raw)
+		if full, ok := decoded.(*networkingv1.ServiceCIDR); err == nil && ok {
+			found = contains(full.Spec.CIDRs)
+		}
+		return !found
+	})
+	return found
 }

@@ -43,6 +43,8 @@ type Config struct {
 	Nodes *Nodes
 	// Leases reads the Lease of a node: it tells which replica holds the link.
 	Leases func(ctx context.Context, node types.NodeName) (*coordinationv1.Lease, error)
+	// AnnounceKey signs where replicas are asked, in the Leases of nodes; the same on every replica.
+	AnnounceKey [32]byte
 	// Peer is the TLS by which another replica is dialled.
 	Peer *tls.Config
 	// PeerCA signs the replicas' certificates.
@@ -277,8 +279,13 @@ func (t *Tunnel) elsewhere(ctx context.Context, node types.NodeName) (net.Conn, 
 	if lease.Spec.RenewTime != nil {
 		heard = lease.Spec.RenewTime.Time
 	}
-	address, holder := lease.Annotations[AddressAnnotation], lease.Annotations[instanceAnnotation]
-	if address == "" || holder == t.config.Instance || lost.After(heard) {
+	announced, holder := lease.Annotations[AddressAnnotation], lease.Annotations[instanceAnnotation]
+	if announced == "" || holder == t.config.Instance || lost.After(heard) {
+		return nil, noLink(node, lost, heard)
+	}
+	address, err := verify(t.config.AnnounceKey, node, holder, announced, time.Now())
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("The Lease of a node leads to no replica", "node", node, "holder", holder, "err", err)
 		return nil, noLink(node, lost, heard)
 	}
 	conn, err := t.forward(ctx, address, node)

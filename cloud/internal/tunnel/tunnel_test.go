@@ -11,6 +11,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,6 +20,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -45,13 +47,19 @@ func node(name string, edge bool, addresses ...string) *corev1.Node {
 		n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a})
 	}
 	n.Status.DaemonEndpoints.KubeletEndpoint.Port = 10250
+	if !edge {
+		n.Spec.PodCIDRs = []string{"10.244.1.0/24"}
+	}
 	return n
 }
 
-// collections is one store.
-type collections struct{ store *kube.Store }
+// collections is two stores.
+type collections struct{ store, services *kube.Store }
 
-func (c collections) Open(schema.GroupVersionResource) (*kube.Store, func()) {
+func (c collections) Open(resource schema.GroupVersionResource) (*kube.Store, func()) {
+	if resource.Resource != "nodes" {
+		return c.services, func() {}
+	}
 	return c.store, func() {}
 }
 
@@ -65,7 +73,13 @@ func nodes(t *testing.T, all ...*corev1.Node) *tunnel.Nodes {
 	if err := store.Replace(objects); err != nil {
 		t.Fatal(err)
 	}
-	n := tunnel.NewNodes(collections{store})
+	services := kube.NewStore(networkingv1.SchemeGroupVersion.WithResource("servicecidrs"))
+	if err := services.Replace([]runtime.Object{&networkingv1.ServiceCIDR{
+		ObjectMeta: metav1.ObjectMeta{Name: "kubernetes", UID: "uid-cidr", ResourceVersion: "1"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/16"}},
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	n := tunnel.NewNodes(collections{store, services}, []netip.Addr{netip.MustParseAddr("198.51.100.1")})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- n.Run(ctx) }()
@@ -89,7 +103,8 @@ func nodes(t *testing.T, all ...*corev1.Node) *tunnel.Nodes {
 func TestNodes_Find(t *testing.T) {
 	n := nodes(t,
 		node("edge1", true, "10.0.0.1"), node("edge2", true, "192.168.1.10"), node("edge3", true, "192.168.1.10"),
-		node("plain1", false, "172.16.0.1"), node("liar", true, "172.16.0.1"))
+		node("plain1", false, "172.16.0.1"),
+		node("liar", true, "172.16.0.1", "10.96.0.10", "10.244.1.7", "198.51.100.1"))
 	for name, test := range map[string]struct{ host, port, want, refusal string }{
 		"an edge's name":         {host: "edge1", port: "10250", want: "edge edge1"},
 		"an edge's address":      {host: "10.0.0.1", port: "10250", want: "edge edge1"},
@@ -101,6 +116,9 @@ func TestNodes_Find(t *testing.T) {
 		"an ordinary node":       {host: "plain1", port: "10250", want: "172.16.0.1"},
 		"claimed by an edge too": {host: "172.16.0.1", port: "10250", want: "172.16.0.1"},
 		"a service":              {host: "10.96.0.10", port: "443", want: "10.96.0.10"},
+		"a kubelet's port there": {host: "10.96.0.10", port: "10250", want: "10.96.0.10"},
+		"a pod's address":        {host: "10.244.1.7", port: "10250", want: "10.244.1.7"},
+		"the cloud's":            {host: "198.51.100.1", port: "10250", want: "198.51.100.1"},
 		"a name outside":         {host: "hook.example.com", port: "443", want: "hook.example.com"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -239,9 +257,16 @@ func (w *world) lease(name types.NodeName, r *replica, instance string, renewed 
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.leases[name] = &coordinationv1.Lease{
-		ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{tunnel.AddressAnnotation: r.address, "skerry.io/cloudcore": instance}},
+		ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{tunnel.AddressAnnotation: w.announce(name, r.address, instance, renewed), "skerry.io/cloudcore": instance}},
 		Spec:       coordinationv1.LeaseSpec{RenewTime: &metav1.MicroTime{Time: renewed}},
 	}
+}
+
+// announceKey is what the replicas have in common.
+var announceKey = [32]byte{1}
+
+func (w *world) announce(name types.NodeName, address, instance string, at time.Time) string {
+	return tunnel.NewAnnouncer(announceKey, instance, address).Announce(name, at)
 }
 
 func (w *world) replica(instance string) *replica {
@@ -249,7 +274,7 @@ func (w *world) replica(instance string) *replica {
 	peer := pki.ClientTLS(pki.Client{Roots: pki.Pool(w.ca.Certificate), Certificate: w.ca.Peer(tunnel.PeerName).Certificate})
 	peer.ServerName = "cloud.example.com"
 	r := &replica{tunnel: tunnel.New(tunnel.Config{
-		Instance: instance, Nodes: w.nodes, Peer: peer, PeerCA: w.ca.Certificate, Clients: []string{"kube-apiserver-kubelet-client"},
+		Instance: instance, Nodes: w.nodes, AnnounceKey: announceKey, Peer: peer, PeerCA: w.ca.Certificate, Clients: []string{"kube-apiserver-kubelet-client"},
 		Leases: func(_ context.Context, name types.NodeName) (*coordinationv1.Lease, error) {
 			w.mu.Lock()
 			defer w.mu.Unlock()

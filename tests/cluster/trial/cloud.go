@@ -158,17 +158,30 @@ func (t *Trial) configureCloudcore(ctx context.Context, admin *rest.Config) erro
 	if err := t.bringCA(ctx, client); err != nil {
 		return err
 	}
-	seconds := int64(accountLifetime / time.Second)
-	token, err := client.CoreV1().ServiceAccounts(systemNamespace).CreateToken(ctx, "cloudcore",
-		&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}}, metav1.CreateOptions{})
-	if err != nil {
-		return fmt.Errorf("making cloudcore's token: %w", err)
-	}
-	raw, err := kubeconfig("https://"+lab.Cloud().String()+":"+apiPort, admin.CAData, &clientcmdapi.AuthInfo{Token: token.Status.Token})
+	raw, err := accountKubeconfig(ctx, client, admin, "cloudcore-approver")
 	if err != nil {
 		return err
 	}
+	for _, name := range t.state.Options.Replicas() {
+		if err := t.writeHost(name, approverKube, raw, 0o600); err != nil {
+			return err
+		}
+	}
+	if raw, err = accountKubeconfig(ctx, client, admin, "cloudcore"); err != nil {
+		return err
+	}
 	return t.shareKubeconfig(raw)
+}
+
+// accountKubeconfig is a kubeconfig of a ServiceAccount, with a token that nothing renews.
+func accountKubeconfig(ctx context.Context, client kubernetes.Interface, admin *rest.Config, account string) ([]byte, error) {
+	seconds := int64(accountLifetime / time.Second)
+	token, err := client.CoreV1().ServiceAccounts(systemNamespace).CreateToken(ctx, account,
+		&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}}, metav1.CreateOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("making the token of %s: %w", account, err)
+	}
+	return kubeconfig("https://"+lab.Cloud().String()+":"+apiPort, admin.CAData, &clientcmdapi.AuthInfo{Token: token.Status.Token})
 }
 
 // offerUsage makes kube-apiserver ask cloudcore for metrics.k8s.io. No kube-proxy leads to Services here: this one is another name of the cloud's address.

@@ -34,6 +34,7 @@ const (
 	kubeletCert      = "/etc/kubernetes/kubelet.crt"
 	kubeletKey       = "/etc/kubernetes/kubelet.key"
 	cloudcoreKube    = "/etc/skerry/cloudcore.kubeconfig"
+	approverKube     = "/etc/skerry/approver.kubeconfig"
 	edgeKube         = "/var/lib/skerry/edge.kubeconfig"
 	containerdSocket = "/run/containerd/containerd.sock"
 	planeDir         = "/var/lib/kubeplane"
@@ -216,6 +217,7 @@ func (t *Trial) cloudcoreFile() ([]byte, error) {
 		"apiVersion": "config.skerry.io/v1alpha1",
 		"kind":       "CloudCore",
 		"kubeconfig": cloudcoreKube,
+		"approver":   doc{"kubeconfig": approverKube},
 		"advertise":  []string{lab.Cloud().String()},
 		"usage":      doc{"listen": ":10005"},
 	})

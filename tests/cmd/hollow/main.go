@@ -91,6 +91,9 @@ func (o *options) run(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return cli.Bad(err)
 	}
+	if err := fleet.Allow(ctx, client); err != nil {
+		return err
+	}
 	g, serving := errgroup.WithContext(ctx)
 	g.Go(func() error { return fleet.Run(serving) })
 	g.Go(func() error { return report(serving, out, fleet, o.every) })
