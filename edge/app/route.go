@@ -73,8 +73,8 @@ func lookUp(ctx context.Context, names []string) (all []netip.Addr) {
 	return all
 }
 
-// probes are the ways to the cloud that a route must not cut: the names of cloudcore, the link, and where a device joins.
-// Each begins from nothing, as it would after the next loss of the link.
+// probes are the ways to the cloud that a route must not cut: the names of cloudcore, the link, and
+// where a device joins. Each begins from nothing, as it would after the next loss of the link.
 func (a *App) probes() []route.Probe {
 	if !a.config.Modules.EdgeHub.Enable {
 		return nil
@@ -103,7 +103,8 @@ func (a *App) probes() []route.Probe {
 	return all
 }
 
-// dialOnce opens a link and closes it before a word is said: no session begins, and the one that is open stays.
+// dialOnce opens a link and closes it before a word is said: no session begins, and the one that is
+// open stays.
 func dialOnce(ctx context.Context, d link.Dialer, address string) error {
 	conn, err := d.Dial(ctx, address)
 	if err != nil {

@@ -13,7 +13,8 @@ import (
 )
 
 const (
-	// lanRouter is the client's address on the LAN; behind it are the networks that these tests route to.
+	// lanRouter is the client's address on the LAN; behind it are the networks that these tests
+	// route to.
 	lanRouter = "192.168.100.200"
 	office    = "172.20.0.1"
 	plant     = "172.21.0.1"
@@ -45,7 +46,7 @@ func (s *system) reaches(ctx context.Context, node, address string) error {
 	return err
 }
 
-// kernelRoutes are the routes of Skerry on a node, one a line as ip-route(8) tells them.
+// kernelRoutes are the routes of Skerry on a node, one a line as ip-route(8) prints them.
 func (s *system) kernelRoutes(node string) string {
 	s.t.Helper()
 	return strings.TrimSpace(s.onHost(node, "ip", "route", "show", "table", "all", "proto", "158"))
@@ -81,7 +82,8 @@ func (s *system) staticRoute(name, spec string) {
 	})
 }
 
-// waitStaticRoute waits for what `kubectl get` and the status tell: "APPLIED/DESIRED READY REASON node,node".
+// waitStaticRoute waits for what `kubectl get` and the status show: "APPLIED/DESIRED READY REASON
+// node,node".
 func (s *system) waitStaticRoute(name, want string) {
 	s.t.Helper()
 	s.waitFor("StaticRoute "+name+" to be "+want, func(ctx context.Context) error {
@@ -123,6 +125,44 @@ func TestRoutes_01_NoGateway(t *testing.T) {
 	s.waitStaticRoute("detected", "2/2 True Applied edge1,edge2")
 	s.waitKernelRoutes("edge1", "172.21.0.0/16 via 10.10.1.1 dev wan0")
 	s.waitKernelRoutes("edge2", "172.21.0.0/16 via 10.10.2.1 dev wan0")
+	// Traffic: a router on the nodes' LAN is the next hop that each node finds for itself.
+	s.behindTheClient()
+	if err := s.reaches(t.Context(), "edge1", office); err == nil {
+		t.Fatalf("%s answers without a route", office)
+	}
+	s.staticRoute("lan", "{subnet: 172.20.0.0/16, gatewayDetection: {probeIP: "+lanRouter+"}}")
+	s.waitStaticRoute("lan", "2/2 True Applied edge1,edge2")
+	for _, node := range []string{"edge1", "edge2"} {
+		s.check(s.reaches(t.Context(), node, office))
+	}
+	if table := s.kubectl("get", "staticroute", "lan"); !strings.Contains(table, "172.20.0.0/16   detected   254     2         2         True") {
+		t.Errorf("kubectl get staticroute lan:\n%s", table)
+	}
+}
+
+// A route in a table of its own is of use to those whom a rule leads there, and to no other.
+func TestRoutes_10_TableThirty(t *testing.T) {
+	s := use(t)
+	s.behindTheClient()
+	s.staticRoute("office", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+", table: 30, metric: 5}")
+	s.waitStaticRoute("office", "2/2 True Applied edge1,edge2")
+	s.waitKernelRoutes("edge1", "172.20.0.0/16 via "+lanRouter+" dev lan0 table 30 metric 5")
+	if err := s.reaches(t.Context(), "edge1", office); err == nil {
+		t.Errorf("%s answers without a rule", office)
+	}
+	rule := []string{"to", "172.20.0.0/16", "lookup", "30", "priority", "100"}
+	t.Cleanup(func() {
+		_, _ = s.run(context.Background(), append([]string{"exec", "edge1", "--", "ip", "rule", "del"}, rule...)...)
+	})
+	s.onHost("edge1", "ip", append([]string{"rule", "add"}, rule...)...)
+	s.check(s.reaches(t.Context(), "edge1", office))
+	if err := s.reaches(t.Context(), "edge2", office); err == nil {
+		t.Errorf("%s answers on a node without a rule", office)
+	}
+	s.kubectl("delete", "staticroute", "office", "--timeout=60s")
+	if err := s.reaches(t.Context(), "edge1", office); err == nil {
+		t.Errorf("%s answers after the route has gone", office)
+	}
 }
 
 func TestRoutes_02_ExplicitGateway(t *testing.T) {
@@ -165,7 +205,8 @@ func TestRoutes_03_04_SelectorAndLabels(t *testing.T) {
 	s.check(s.reaches(t.Context(), "edge1", office))
 }
 
-// nodePool is the NodePool of that name, and the device decides by what it was told of it, off line too. The status is not for devices.
+// nodePool is the NodePool of that name, and the device decides by what it knows of it, offline
+// too. The status is not for devices.
 func TestRoutes_03_NodePool(t *testing.T) {
 	s := use(t)
 	floor := func(node string) {
@@ -186,14 +227,15 @@ func TestRoutes_03_NodePool(t *testing.T) {
 	s.reboot("edge2", true)
 	s.waitKernelRoutes("edge2", "172.20.0.0/16 via "+lanRouter)
 	floor("edge1")
-	s.waitStaticRoute("office", "1/1 True Applied edge1,edge2") // edge2 is off line, and has it still
+	s.waitStaticRoute("office", "1/1 True Applied edge1,edge2") // edge2 is offline, and has it still
 	s.waitKernelRoutes("edge1", "172.20.0.0/16 via "+lanRouter)
 	s.heal("edge2")
 	s.waitStaticRoute("office", "1/1 True Applied edge1")
 	s.waitKernelRoutes("edge2")
 }
 
-// The Node is deleted, with its device off: what it said is taken out of the status. It joins again, and catches up with what was changed and deleted meanwhile.
+// The Node is deleted, with its device off: what it said is taken out of the status. It joins
+// again, and catches up with what was changed and deleted meanwhile.
 func TestRoutes_05_NodeDeleted(t *testing.T) {
 	s := use(t)
 	s.behindTheClient()
@@ -204,7 +246,7 @@ func TestRoutes_05_NodeDeleted(t *testing.T) {
 	s.kill("edge1", "edgecore")
 	s.kubectl("delete", "node", "edge1")
 	s.waitStaticRoute("office", "1/1 True Applied edge2")
-	s.waitKernelRoutes("edge1", "172.20.0.0/16", "172.21.0.0/16") // nobody has told it
+	s.waitKernelRoutes("edge1", "172.20.0.0/16", "172.21.0.0/16") // it does not know yet
 	s.staticRoute("office", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+", mtu: 1400}")
 	s.kubectl("delete", "staticroute", "plant", "--timeout=60s") // waits for nodes that are there only
 	s.waitStaticRoute("office", "1/1 True Applied edge2")
@@ -235,17 +277,33 @@ func TestRoutes_06_RoutesGoFirst(t *testing.T) {
 	})
 }
 
-func TestRoutes_09_NobodyMatches(t *testing.T) {
+func TestRoutes_09_NoNodeMatches(t *testing.T) {
 	s := use(t)
 	s.staticRoute("nobody", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+", nodePool: nowhere}")
 	s.waitStaticRoute("nobody", "0/0 True NoNodes ")
 	s.kubectl("delete", "staticroute", "nobody", "--timeout=30s")
 }
 
+// parseTime reads a time as kube-apiserver writes it.
+func parseTime(text string) time.Time {
+	at, err := time.Parse(time.RFC3339, strings.TrimSpace(text))
+	if err != nil {
+		return time.Now().Add(time.Hour)
+	}
+	return at
+}
+
 func TestRoutes_18_TwoObjectsOneKey(t *testing.T) {
 	s := use(t)
 	s.staticRoute("first", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+"}")
 	s.waitStaticRoute("first", "2/2 True Applied edge1,edge2")
+	s.waitFor("another second: creationTimestamp counts no less", func(ctx context.Context) error {
+		at, err := s.run(ctx, "kubectl", "get", "staticroute", "first", "-o", "jsonpath={.metadata.creationTimestamp}")
+		if err == nil && !time.Now().UTC().Truncate(time.Second).After(parseTime(at)) {
+			err = errors.New("it is the same")
+		}
+		return err
+	})
 	s.staticRoute("second", "{subnet: 172.20.0.0/16, type: Blackhole}")
 	s.waitStaticRoute("second", "0/2 False Conflict edge1,edge2")
 	if out := s.kubectl("describe", "staticroute", "second"); !strings.Contains(out, "edge1: Conflict: StaticRoute first, which is older") {
@@ -276,8 +334,9 @@ func TestRoutes_19_RebootWithoutTheCloud(t *testing.T) {
 	s.waitKernelRoutes("edge2", "mtu 1400")
 }
 
-// edge1 reaches the cloud through the far end of a tunnel, of which no arithmetic can know: its packets for cloudcore go to 172.25.0.10, where they are sent on to it. A route that
-// leads 172.25.0.0/16 elsewhere cuts the link.
+// edge1 reaches the cloud through the far end of a tunnel, of which no arithmetic can know: its
+// packets for cloudcore go to 172.25.0.10, where they are sent on to it. A route that leads
+// 172.25.0.0/16 elsewhere cuts the link.
 func TestRoutes_20_CutsTheLinkAndIsRolledBack(t *testing.T) {
 	s := use(t)
 	const cloud, far = "198.51.100.10", "172.25.0.10"
@@ -312,7 +371,8 @@ func TestRoutes_20_CutsTheLinkAndIsRolledBack(t *testing.T) {
 	s.waitStaticRoute("evil", "0/1 False RolledBack edge1")
 	s.waitKernelRoutes("edge1", "172.20.0.0/16 via "+lanRouter)
 	s.waitReady("edge1", true)
-	// It is the word of the node, through the link that it took back; and the route of another subnet is as it was.
+	// It is the word of the node, through the link that it took back; and the route of another
+	// subnet is as it was.
 	s.waitStaticRoute("fine", "2/2 True Applied edge1,edge2")
 	if out := s.kubectl("describe", "staticroute", "evil"); !strings.Contains(out, "the cloud does not answer any more") {
 		t.Errorf("kubectl describe:\n%s", out)

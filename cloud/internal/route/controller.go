@@ -1,8 +1,11 @@
-// Package route is the cloud's side of StaticRoutes: what nodes report becomes a status, which nodes should have a route is counted, and an object that is
-// deleted stays until its route is gone from every node.
+// Package route is the cloud's side of StaticRoutes: what nodes report becomes a status, which
+// nodes should have a route is counted, and an object that is deleted stays until its route is gone
+// from every node.
 //
-// It owns our finalizer (and touches no other), the annotation that tells nodes who is in the pool that a route names, the counts, and the conditions. It refuses to decide anything for a node: that is the node's agent's, cloud
-// or no cloud. One Controller runs at a time, under a Lease; its goroutines are those of Run.
+// It owns our finalizer (and touches no other), the annotations that say who is in the pool that a
+// route names and which pods it covers, the counts, and the conditions. It refuses to decide
+// anything for a node: that is the node's agent's, cloud or no cloud. One Controller runs at a
+// time, under a Lease; its goroutines are those of Run.
 package route
 
 import (
@@ -27,7 +30,8 @@ import (
 
 const (
 	workers = 2
-	// settle is how long further changes are waited for before a status is written: reports come in waves.
+	// settle is how long further changes are waited for before a status is written: reports come in
+	// waves.
 	settle = 250 * time.Millisecond
 )
 
@@ -132,7 +136,7 @@ func (c *Controller) work(ctx context.Context) {
 			return
 		}
 		if err := c.reconcile(ctx, name); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).V(2).Info("StaticRoute could not be looked after; it will be again", "staticRoute", name, "err", err)
+			klog.FromContext(ctx).V(2).Info("Reconciling a StaticRoute failed, it is tried again", "staticRoute", name, "err", err)
 			c.queue.AddRateLimited(name)
 		} else {
 			c.queue.Forget(name)
@@ -141,7 +145,8 @@ func (c *Controller) work(ctx context.Context) {
 	}
 }
 
-// reconcile brings one object up to date. It reads the newest version, and writes on the condition that it still is: whoever was quicker makes it start again.
+// reconcile brings one object up to date. It reads the newest version, and writes on the condition
+// that it still is: another writer that was quicker makes it start again.
 func (c *Controller) reconcile(ctx context.Context, name string) error {
 	o, err := c.get(ctx, name)
 	if o == nil || err != nil {
@@ -171,7 +176,7 @@ func (c *Controller) reconcile(ctx context.Context, name string) error {
 	case o.DeletionTimestamp == nil && !known:
 		return nil // until the pools are known
 	case o.DeletionTimestamp != nil && !mine:
-		return nil // somebody else's finalizer is waited for
+		return nil // another finalizer is waited for
 	case o.DeletionTimestamp != nil && len(left(&o.Status)) == 0:
 		o.Finalizers = slices.DeleteFunc(o.Finalizers, func(f string) bool { return f == v1alpha1.StaticRouteFinalizer })
 		return c.writeMetadata(ctx, o, nil)
@@ -185,7 +190,8 @@ func (c *Controller) reconcile(ctx context.Context, name string) error {
 	return c.writeStatus(ctx, o)
 }
 
-// members is who is in the pool that a StaticRoute names; the zero value where it names none. known is false while the pools are not.
+// members is who is in the pool that a StaticRoute names; the zero value where it names none. known
+// is false while the pools are not.
 func (c *Controller) members(o *v1alpha1.StaticRoute) (m v1alpha1.PoolMembers, known bool, err error) {
 	if o.Spec.NodePool == "" {
 		return m, true, nil
@@ -214,7 +220,7 @@ func (c *Controller) members(o *v1alpha1.StaticRoute) (m v1alpha1.PoolMembers, k
 	return m, true, nil
 }
 
-// annotation is what the nodes are told of a pool; "" for none.
+// annotation is what the nodes learn of a pool; "" for none.
 func annotation(m v1alpha1.PoolMembers) (string, error) {
 	if m.Pool == "" {
 		return "", nil
@@ -263,7 +269,7 @@ func (c *Controller) get(ctx context.Context, name string) (*v1alpha1.StaticRout
 	return o, nil
 }
 
-// writeStatus writes the status of an object, on the condition that nobody else has written it.
+// writeStatus writes the status of an object, on the condition that it was not written meanwhile.
 func (c *Controller) writeStatus(ctx context.Context, o *v1alpha1.StaticRoute) error {
 	body, err := json.Marshal(o)
 	if err != nil {
@@ -272,8 +278,8 @@ func (c *Controller) writeStatus(ctx context.Context, o *v1alpha1.StaticRoute) e
 	return c.do(ctx, kube.Request{Method: http.MethodPut, Path: path(o.Name) + "/status", ContentType: "application/json", Body: body})
 }
 
-// writeMetadata writes nothing but the finalizers and these annotations, "" deletes, on the same condition: what this
-// version does not know of the spec is not lost.
+// writeMetadata writes nothing but the finalizers and these annotations, "" deletes, on the same
+// condition: what this version does not know of the spec is not lost.
 func (c *Controller) writeMetadata(ctx context.Context, o *v1alpha1.StaticRoute, notes map[string]string) error {
 	m := map[string]any{"finalizers": o.Finalizers, "resourceVersion": o.ResourceVersion, "uid": o.UID}
 	annotations := map[string]any{}

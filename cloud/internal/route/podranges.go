@@ -13,15 +13,15 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 )
 
-// podRanges are the ranges of every node's pods. A device knows its own alone. Its methods may be called by many
-// goroutines at once; its size is that of the cluster.
+// podRanges are the ranges of every node's pods. A device knows its own alone. Its methods may be
+// called by many goroutines at once; its size is that of the cluster.
 type podRanges struct {
 	mu     sync.Mutex
 	byNode map[string][]netip.Prefix
 }
 
-// update takes a change of a Node in, and reports whether it changed a range. A range is given once and stays: only a Node
-// of which none is known is decoded.
+// update takes a change of a Node in, and reports whether it changed a range. A range is given once
+// and stays: only a Node of which none is known is decoded.
 func (p *podRanges) update(old, now *kube.Object) (changed bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -35,7 +35,8 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster"
 )
 
-// world is a real kube-apiserver with the rights of cloudcore's manifests, and two replicas of cloudcore's parts for StaticRoutes, one of which leads.
+// world is a real kube-apiserver with the rights of cloudcore's manifests, and two replicas of
+// cloudcore's parts for StaticRoutes, one of which leads.
 type world struct {
 	t      *testing.T
 	plane  *cluster.ControlPlane

@@ -17,12 +17,13 @@ import (
 )
 
 const (
-	// listed is how many nodes a status lists with all they say; above it only those that are not fine are, and the others are named.
+	// listed is how many nodes a status lists with all they say; above it only those that are not
+	// fine are, and the others are named.
 	listed = 200
-	// waitingNamed is how many nodes that have not been heard of are named.
+	// waitingNamed is how many nodes that have not reported are named.
 	waitingNamed = 10
-	// told is how many nodes a condition's message quotes.
-	told = 3
+	// quoted is how many nodes a condition's message quotes.
+	quoted = 3
 )
 
 // Kind is StaticRoutes as the aggregation of reports needs them.
@@ -34,7 +35,8 @@ func fine(reason string) bool {
 	return reason == v1alpha1.RouteApplied || reason == v1alpha1.RouteDryRun
 }
 
-// inKernel reports whether a node with that reason has the route in its kernel, as the generation that it observed wants it.
+// inKernel reports whether a node with that reason has the route in its kernel, as the generation
+// that it observed wants it.
 func inKernel(reason string) bool {
 	return reason == v1alpha1.RouteApplied || reason == v1alpha1.RouteDegraded
 }
@@ -56,7 +58,7 @@ func gateway(s *v1alpha1.StaticRouteSpec) string {
 	return strings.Join(hops, ",")
 }
 
-// merge lays what nodes report over a status.
+// merge puts what nodes report into a status.
 func merge(o *v1alpha1.StaticRoute, reports map[string][]byte) (refused map[string]error) {
 	refused = map[string]error{}
 	entries := map[string]v1alpha1.StaticRouteNode{}
@@ -84,7 +86,7 @@ func merge(o *v1alpha1.StaticRoute, reports map[string][]byte) (refused map[stri
 			refused[node] = fmt.Errorf("the report has no reason")
 			continue
 		}
-		e.Name = node // whoever it says it is: the session knows
+		e.Name = node // whatever name it gives: the session knows
 		delete(named, node)
 		entries[node] = e
 	}
@@ -102,7 +104,8 @@ func sweep(o *v1alpha1.StaticRoute, exists func(node string) bool) {
 	o.Status.FineNodes = slices.DeleteFunc(o.Status.FineNodes, func(f v1alpha1.FineNodes) bool { return len(f.Names) == 0 })
 }
 
-// arrange writes the lists of a status. A node that was named stays named until it says something again: its entry is not kept.
+// arrange writes the lists of a status. A node that was named stays named until it says something
+// again: its entry is not kept.
 func arrange(s *v1alpha1.StaticRouteStatus, entries map[string]v1alpha1.StaticRouteNode, named map[string]int64) {
 	if len(entries)+len(named) > listed {
 		for name, e := range entries {
@@ -141,7 +144,8 @@ func left(s *v1alpha1.StaticRouteStatus) []string {
 	return names
 }
 
-// selector is whom a StaticRoute is for, as every node's agent reads it too. members are of its pool, if it names one.
+// selector is whom a StaticRoute is for, as every node's agent reads it too. members are of its
+// pool, if it names one.
 func selector(o *v1alpha1.StaticRoute, members v1alpha1.PoolMembers) (func(labels.Set) bool, error) {
 	inPool := func(labels.Set) bool { return true }
 	if o.Spec.NodePool != "" {
@@ -161,13 +165,14 @@ func selector(o *v1alpha1.StaticRoute, members v1alpha1.PoolMembers) (func(label
 	}, nil
 }
 
-// summarize writes the counts and the conditions of a status, from what nodes said and which nodes should have the route.
+// summarize writes the counts and the conditions of a status, from what nodes said and which nodes
+// should have the route.
 func summarize(o *v1alpha1.StaticRoute, desired []string, problem error) {
 	s := &o.Status
 	s.Gateway = gateway(&o.Spec)
 	s.ObservedGeneration, s.Desired, s.Applied, s.Failed, s.Waiting = o.Generation, int32(len(desired)), 0, 0, nil
 	wanted := sets.New(desired...)
-	heard := sets.New[string]()
+	reported := sets.New[string]()
 	var bad, conflicts []v1alpha1.StaticRouteNode
 	for _, e := range s.Nodes {
 		if e.Reason == v1alpha1.RouteConflict {
@@ -176,11 +181,11 @@ func summarize(o *v1alpha1.StaticRoute, desired []string, problem error) {
 		switch {
 		case !wanted.Has(e.Name):
 		case !fine(e.Reason):
-			heard.Insert(e.Name)
+			reported.Insert(e.Name)
 			s.Failed++
 			bad = append(bad, e)
 		case e.ObservedGeneration == o.Generation:
-			heard.Insert(e.Name)
+			reported.Insert(e.Name)
 		default:
 			continue
 		}
@@ -191,14 +196,14 @@ func summarize(o *v1alpha1.StaticRoute, desired []string, problem error) {
 	for _, f := range s.FineNodes {
 		for _, name := range f.Names {
 			if wanted.Has(name) && f.ObservedGeneration == o.Generation {
-				heard.Insert(name)
+				reported.Insert(name)
 				if !o.Spec.DryRun {
 					s.Applied++
 				}
 			}
 		}
 	}
-	waiting := sets.List(wanted.Difference(heard))
+	waiting := sets.List(wanted.Difference(reported))
 	s.Waiting = waiting[:min(len(waiting), waitingNamed)]
 	set := func(kind string, status metav1.ConditionStatus, reason, message string) {
 		const most = 1024
@@ -218,7 +223,7 @@ func summarize(o *v1alpha1.StaticRoute, desired []string, problem error) {
 	case len(bad) > 0:
 		set(v1alpha1.ConditionReady, metav1.ConditionFalse, bad[0].Reason, quote(bad))
 	case len(waiting) > 0:
-		set(v1alpha1.ConditionReady, metav1.ConditionFalse, "Waiting", "not heard of since the route was written: "+someOf(waiting))
+		set(v1alpha1.ConditionReady, metav1.ConditionFalse, "Waiting", "not reported since the route was written: "+someOf(waiting))
 	case len(desired) == 0:
 		set(v1alpha1.ConditionReady, metav1.ConditionTrue, "NoNodes", "no edge node matches nodeSelector and nodePool")
 	case o.Spec.DryRun:
@@ -231,19 +236,19 @@ func summarize(o *v1alpha1.StaticRoute, desired []string, problem error) {
 // quote is what the first nodes say.
 func quote(entries []v1alpha1.StaticRouteNode) string {
 	var parts []string
-	for _, e := range entries[:min(len(entries), told)] {
+	for _, e := range entries[:min(len(entries), quoted)] {
 		parts = append(parts, fmt.Sprintf("%s: %s: %s", e.Name, e.Reason, e.Message))
 	}
 	text := strings.Join(parts, "; ")
-	if more := len(entries) - told; more > 0 {
+	if more := len(entries) - quoted; more > 0 {
 		text += fmt.Sprintf("; and %d more", more)
 	}
 	return text
 }
 
 func someOf(names []string) string {
-	text := strings.Join(names[:min(len(names), told)], ", ")
-	if more := len(names) - told; more > 0 {
+	text := strings.Join(names[:min(len(names), quoted)], ", ")
+	if more := len(names) - quoted; more > 0 {
 		text += fmt.Sprintf(" and %d more", more)
 	}
 	return text

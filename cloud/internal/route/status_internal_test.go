@@ -34,7 +34,8 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-// Above 200 nodes the fine ones are only named; none is ever lost, and nothing but the status itself is needed to go on.
+// Above 200 nodes the fine ones are only named; none is ever lost, and nothing but the status
+// itself is needed to go on.
 func TestMerge_manyNodes(t *testing.T) {
 	o := &v1alpha1.StaticRoute{}
 	o.Generation = 1
@@ -80,9 +81,9 @@ func TestSummarize(t *testing.T) {
 		ready    string
 		conflict string
 	}{
-		"nobody":           {nil, nil, false, false, nil, "True NoNodes no edge node matches nodeSelector and nodePool", "False"},
-		"not heard of":     {nil, []string{"a", "b", "c", "d"}, false, false, nil, "False Waiting not heard of since the route was written: a, b, c and 1 more", "False"},
-		"an older one":     {map[string][]byte{"a": entry("Applied", 1)}, []string{"a"}, false, false, nil, "False Waiting not heard of since the route was written: a", "False"},
+		"no node":          {nil, nil, false, false, nil, "True NoNodes no edge node matches nodeSelector and nodePool", "False"},
+		"not reported":     {nil, []string{"a", "b", "c", "d"}, false, false, nil, "False Waiting not reported since the route was written: a, b, c and 1 more", "False"},
+		"an older one":     {map[string][]byte{"a": entry("Applied", 1)}, []string{"a"}, false, false, nil, "False Waiting not reported since the route was written: a", "False"},
 		"all":              {map[string][]byte{"a": entry("Applied", 2)}, []string{"a"}, false, false, nil, "True Applied all of 1 nodes have the route", "False"},
 		"a rehearsal":      {map[string][]byte{"a": entry("DryRun", 2)}, []string{"a"}, false, true, nil, "True DryRun all of 1 nodes could set the route", "False"},
 		"one failed":       {map[string][]byte{"a": entry("Applied", 2), "b": entry("Protected", 2)}, []string{"a", "b"}, false, false, nil, "False Protected b: Protected: ", "False"},

@@ -44,7 +44,8 @@ func (w *world) shows(name, want string) {
 	})
 }
 
-// GATEWAY shows what the spec says, wherever it says it; APPLIED counts the nodes whose kernel has the route.
+// GATEWAY shows what the spec says, wherever it says it; APPLIED counts the nodes whose kernel has
+// the route.
 func TestTraps_15_Columns(t *testing.T) {
 	w := newWorld(t)
 	edge := map[string]string{v1alpha1.EdgeOwnLabel: ""}
@@ -74,7 +75,8 @@ func TestTraps_15_Columns(t *testing.T) {
 	w.shows("hole", "<nil> 0/2")
 }
 
-// A device does not know the other nodes' pods: the cloud says in the StaticRoute which of them its subnet overlaps.
+// A device does not know the other nodes' pods: the cloud says in the StaticRoute which of them its
+// subnet overlaps.
 func TestTraps_13_PodsOfOtherNodes(t *testing.T) {
 	w := newWorld(t)
 	add := func(name, podCIDR string) {

@@ -1,16 +1,18 @@
-// Package agent is the frame of the device's agents: modules that keep something on the device as objects in the store
-// say.
+// Package agent is the frame of the device's agents: modules that keep something on the device as
+// objects in the store say.
 //
-// It owns what every agent needs and none should write again: typed watches of the edge API that say when they are
-// synced (Watch), the state of the link (Run.Link), reports to the cloud that are repeated (Reports), events about the
-// node (Run.Event), memory in the store (Memory), the state that `edgecore status` shows (Module.State), and the loop
-// that calls the agent again. It refuses to call an agent before its watches have synced: not knowing is no reason to
-// act. What the agent wants done, and how, is the agent's: a pure function from objects to changes, and a driver.
+// It owns what every agent needs and none should write again: typed watches of the edge API that
+// say when they are synced (Watch), the state of the link (Run.Link), reports to the cloud that are
+// repeated (Reports), events about the node (Run.Event), memory in the store (Memory), the state
+// that `edgecore status` shows (Module.State), and the loop that calls the agent again. It refuses
+// to call an agent before its watches have synced: not knowing is no reason to act. What the agent
+// wants done, and how, is the agent's: a pure function from objects to changes, and a driver.
 //
-// How it works: Config.Start is called at the start of each run; it opens watches and returns a Sync. One goroutine
-// calls that Sync whenever something changed, when the time that the last call asked for has passed, and after a
-// failure with a growing delay. Events are not queued: a change sets a flag, and Sync reads the present state. What a
-// Sync owns needs no lock. Module.State, Run.Wake, Run.Link and Run.Event may be called by any goroutine.
+// How it works: Config.Start is called at the start of each run; it opens watches and returns a
+// Sync. One goroutine calls that Sync whenever something changed, when the time that the last call
+// asked for has passed, and after a failure with a growing delay. Events are not queued: a change
+// sets a flag, and Sync reads the present state. What a Sync owns needs no lock. Module.State,
+// Run.Wake, Run.Link and Run.Event may be called by any goroutine.
 package agent
 
 import (
@@ -30,21 +32,24 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
 )
 
-// Sync brings the device in line with the objects, and is safe to repeat. It returns how long it may take until it must
-// be called again although nothing changes; 0: until Config.Resync. An error is logged once until it is another one,
-// and Sync is called again after a delay that doubles from RetryMin to RetryMax.
+// Sync brings the device in line with the objects, and is safe to repeat. It returns how long it
+// may take until it must be called again although nothing changes; 0: until Config.Resync. An error
+// is logged once until it is another one, and Sync is called again after a delay that doubles from
+// RetryMin to RetryMax.
 type Sync func(ctx context.Context) (again time.Duration, err error)
 
 // Config is what an agent needs. What is zero of the durations has the default given here.
 type Config struct {
 	Name     message.Name
 	NodeName string
-	// API leads to the edge API. Reporter takes reports for the cloud; nil for an agent that reports nothing.
+	// API leads to the edge API. Reporter takes reports for the cloud; nil for an agent that
+	// reports nothing.
 	API      *rest.Config
 	Reporter Reporter
 	// Events opens the recorder of events for one run; nil for an agent that records none.
 	Events func(ctx context.Context) (Recorder, error)
-	// Start opens the watches of one run and returns its Sync. Whatever Start returns with it ends with ctx.
+	// Start opens the watches of one run and returns its Sync. Whatever Start returns with it ends
+	// with ctx.
 	Start func(ctx context.Context, r *Run) (Sync, error)
 
 	// ReadyAfter is how long the modules after this one wait for its first Sync; 0: they don't.
@@ -53,8 +58,8 @@ type Config struct {
 	Resync time.Duration
 	// RetryMin and RetryMax bound the delay after a failure; 1 s and 30 s.
 	RetryMin, RetryMax time.Duration
-	// RepeatAfter is the least time between two reports of the same entry: at link-up those that are older are reported
-	// again, for whatever the cloud lost meanwhile. 10 min.
+	// RepeatAfter is the least time between two reports of the same entry: at link-up those that
+	// are older are reported again, for whatever the cloud lost meanwhile. 10 min.
 	RepeatAfter time.Duration
 }
 

@@ -42,8 +42,8 @@ func setLink(t *testing.T, b *beehivetest.Bench, up bool, epoch uint64) {
 	synctest.Wait()
 }
 
-// A module that is started again in the middle of a session knows in its first Sync that the link is up, and one that
-// is started while there is none knows that too.
+// A module that is started again in the middle of a session knows in its first Sync that the link
+// is up, and one that is started while there is none knows that too.
 func TestModule_RestartedInMidSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var fail atomic.Bool
@@ -92,7 +92,8 @@ func node(name, zone string) *corev1.Node {
 	}
 }
 
-// Nothing is done before everything is known, however often the module is woken; then each change is one look at all.
+// Nothing is done before everything is known, however often the module is woken; then each change
+// is one look at all.
 func TestModule_WaitsForItsWatches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := agenttest.NewAPI()
@@ -152,7 +153,8 @@ func TestModule_WaitsForItsWatches(t *testing.T) {
 	})
 }
 
-// A failure is tried again after 1 s, 2 s, 4 s, up to 30 s, for as long as it lasts; then the first delay counts again.
+// A failure is tried again after 1 s, 2 s, 4 s, up to 30 s, for as long as it lasts; then the first
+// delay counts again.
 func TestModule_TriesAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var at []string
@@ -187,8 +189,8 @@ func routeRef(name string) object.Ref {
 	return object.Ref{Resource: v1alpha1.Resource(v1alpha1.StaticRoutes), Name: name}
 }
 
-// Reports are a state: sent when they change, kept when the outbox refuses, and repeated at link-up once they are old,
-// in batches, however often the link comes up.
+// Reports are a state: sent when they change, kept when the outbox refuses, and repeated at link-up
+// once they are old, in batches, however often the link comes up.
 func TestReports(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		outbox := &agenttest.Outbox{}
@@ -216,7 +218,7 @@ func TestReports(t *testing.T) {
 		}
 		expect("at the start, without a link", 100, `"a"`)
 		setLink(t, b, true, 1)
-		expect("link-up: the cloud has just been told", 100, `"a"`)
+		expect("link-up: it was reported a moment ago", 100, `"a"`)
 		time.Sleep(11 * time.Minute)
 		expect("link up for long", 100, `"a"`)
 		setLink(t, b, true, 2)

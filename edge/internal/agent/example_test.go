@@ -17,7 +17,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
 )
 
-// display is the driver: it makes the device as it should be. A real one is a package in edge/internal/kernel.
+// display is the driver: it makes the device as it should be. A real one is a package in
+// edge/internal/kernel.
 type display interface{ Show(text string) error }
 
 // bannerText is the core: from the state to what should be, without a clock, a lock or an error.

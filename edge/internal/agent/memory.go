@@ -7,7 +7,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/store"
 )
 
-// Memory is what an agent keeps over restarts: small values by key, in the edge's store under the agent's name.
+// Memory is what an agent keeps over restarts: small values by key, in the edge's store under the
+// agent's name.
 type Memory struct {
 	store *store.Store
 	name  string

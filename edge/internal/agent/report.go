@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -15,8 +16,9 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
-// Reporter brings a node's entry in an object's status to the cloud, now or later; metamanager's outbox. When Report
-// returns nil the entry is on the disk. The body is JSON; null says that this node has no entry any more.
+// Reporter brings a node's entry in an object's status to the cloud, now or later; metamanager's
+// outbox. When Report returns nil the entry is on the disk. The body is JSON; null says that this
+// node has no entry any more.
 type Reporter interface {
 	Report(ctx context.Context, ref object.Ref, uid types.UID, body []byte) error
 }
@@ -24,30 +26,32 @@ type Reporter interface {
 const (
 	// reportsAtOnce is how many entries are written at once: one sync of the disk serves them.
 	reportsAtOnce = 64
-	// reportPause lies between two batches when all entries are repeated, so that they don't crowd a thin link.
+	// reportPause lies between two batches when all entries are repeated, so that they don't crowd
+	// a thin link.
 	reportPause = time.Second
 )
 
-// Reports are the entries of one run. There is one for each object; a newer one replaces an older one. An entry is sent
-// when it is set and differs from what was sent last, and again at link-up when it was last sent longer than RepeatAfter
-// ago: the cloud may have lost it with a restored etcd or a replaced object. Their number is that of the objects.
+// Reports are the entries of one run. There is one for each object; a newer one replaces an older
+// one. An entry is sent when it is set and differs from what was sent last, and again at link-up
+// when it was last sent longer than RepeatAfter ago: the cloud may have lost it with a restored
+// etcd or a replaced object. Their number is that of the objects.
 type Reports struct {
 	reporter Reporter
 	repeat   time.Duration
 
 	mu      sync.Mutex
 	entries map[object.Ref]*entry
+	due     map[object.Ref]*entry // those of entries that are to be sent: thousands may be idle
 }
 
 type entry struct {
 	uid  types.UID
 	body []byte    // nil: withdrawn
 	sent time.Time // when it was handed over; zero: not yet
-	due  bool
 }
 
 func newReports(reporter Reporter, repeat time.Duration) *Reports {
-	return &Reports{reporter: reporter, repeat: repeat, entries: map[object.Ref]*entry{}}
+	return &Reports{reporter: reporter, repeat: repeat, entries: map[object.Ref]*entry{}, due: map[object.Ref]*entry{}}
 }
 
 // Set makes v, which is written as JSON, the node's entry of an object.
@@ -70,20 +74,25 @@ func (p *Reports) set(ref object.Ref, uid types.UID, v any, due bool) error {
 	if e := p.entries[ref]; e != nil && e.uid == uid && bytes.Equal(e.body, body) {
 		return nil
 	}
-	e := &entry{uid: uid, body: body, due: due}
-	if !due {
-		e.sent = time.Now()
-	}
+	e := &entry{uid: uid, body: body}
 	p.entries[ref] = e
+	if due {
+		p.due[ref] = e
+	} else {
+		e.sent = time.Now()
+		delete(p.due, ref)
+	}
 	return nil
 }
 
-// Withdraw says that this node has no entry of an object any more; uid is the object's. It is forgotten once it is sent.
+// Withdraw says that this node has no entry of an object any more; uid is the object's. It is
+// forgotten once it is sent.
 func (p *Reports) Withdraw(ref object.Ref, uid types.UID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if e := p.entries[ref]; e == nil || e.body != nil || e.uid != uid {
-		p.entries[ref] = &entry{uid: uid, due: true}
+		p.entries[ref] = &entry{uid: uid}
+		p.due[ref] = p.entries[ref]
 	}
 }
 
@@ -92,27 +101,26 @@ func (p *Reports) Drop(ref object.Ref) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.entries, ref)
+	delete(p.due, ref)
 }
 
 // Repeat makes every entry due again: the node has been replaced by another of its name.
 func (p *Reports) Repeat() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, e := range p.entries {
-		e.due = true
-	}
+	maps.Copy(p.due, p.entries)
 }
 
 // Sent reports whether the last word on an object is in the outbox.
 func (p *Reports) Sent(ref object.Ref) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	e := p.entries[ref]
-	return e == nil || !e.due
+	_, due := p.due[ref]
+	return !due
 }
 
-// Flush hands over what is due, at most so many entries that one call stays short. The kit calls it after each Sync; a
-// Sync that must know whether its entries are on the disk calls it itself.
+// Flush hands over what is due, at most so many entries that one call stays short. The kit calls it
+// after each Sync; a Sync that must know whether its entries are on the disk calls it itself.
 func (p *Reports) Flush(ctx context.Context) error { return p.flush(ctx) }
 
 func (p *Reports) flush(ctx context.Context) error {
@@ -123,8 +131,8 @@ func (p *Reports) flush(ctx context.Context) error {
 	}
 	var jobs []job
 	p.mu.Lock()
-	for ref, e := range p.entries {
-		if !e.due || !e.sent.IsZero() && len(jobs) >= reportsAtOnce { // repetitions wait for the next batch, news don't
+	for ref, e := range p.due {
+		if !e.sent.IsZero() && len(jobs) >= reportsAtOnce { // repetitions wait for the next batch, news don't
 			continue
 		}
 		jobs = append(jobs, job{ref, *e, e})
@@ -170,7 +178,8 @@ func (p *Reports) done(ref object.Ref, of *entry) {
 	if p.entries[ref] != of {
 		return // replaced meanwhile
 	}
-	of.due, of.sent = false, time.Now()
+	of.sent = time.Now()
+	delete(p.due, ref)
 	if of.body == nil {
 		delete(p.entries, ref)
 	}
@@ -180,14 +189,15 @@ func (p *Reports) done(ref object.Ref, of *entry) {
 func (p *Reports) linkUp(now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, e := range p.entries {
+	for ref, e := range p.entries {
 		if !e.sent.IsZero() && now.Sub(e.sent) >= p.repeat {
-			e.due = true
+			p.due[ref] = e
 		}
 	}
 }
 
-// again is when the next batch is due; err is what the last one ended with, and its delay is the supervisor's.
+// again is when the next batch is due; err is what the last one ended with, and its delay is the
+// supervisor's.
 func (p *Reports) again(err error) time.Duration {
 	if err == nil && p.reporter != nil && p.unsent() > 0 {
 		return reportPause
@@ -195,13 +205,8 @@ func (p *Reports) again(err error) time.Duration {
 	return 0
 }
 
-func (p *Reports) unsent() (n int) {
+func (p *Reports) unsent() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, e := range p.entries {
-		if e.due {
-			n++
-		}
-	}
-	return n
+	return len(p.due)
 }

@@ -75,8 +75,8 @@ func (r *Run) Wake() {
 	}
 }
 
-// Link is the present state of the link. It is right from the first call of Start on, also in a module that was started
-// again in the middle of a session. A change wakes Sync.
+// Link is the present state of the link. It is right from the first call of Start on, also in a
+// module that was started again in the middle of a session. A change wakes Sync.
 func (r *Run) Link() linkstate.State {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -108,7 +108,8 @@ func closeRecorder(ctx context.Context, recorder Recorder) {
 	}
 }
 
-// takeRetained takes what the bus kept for this module, so that the first Sync knows the state of the link.
+// takeRetained takes what the bus kept for this module, so that the first Sync knows the state of
+// the link.
 func (r *Run) takeRetained(ctx context.Context) error {
 	ended, cancel := context.WithCancel(ctx)
 	cancel() // Receive then returns what waits, and waits for nothing

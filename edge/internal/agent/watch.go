@@ -28,7 +28,8 @@ type Selection struct {
 	Wakes func() bool
 }
 
-// Objects are the objects that a watch holds, at any time those of one moment. They are shared: nobody changes them.
+// Objects are the objects that a watch holds, at any time those of one moment. They are shared and
+// must not be changed.
 type Objects[T runtime.Object] struct{ *watch }
 
 // watch is Objects without their type.
@@ -43,7 +44,8 @@ type watch struct {
 	changed map[string]struct{} // keys, since the last Changed; bounded by what was held
 }
 
-// Watch opens a watch of the edge API for the length of a run; Start calls it. example tells the type.
+// Watch opens a watch of the edge API for the length of a run; Start calls it. example has its
+// type.
 func Watch[T runtime.Object](r *Run, resource schema.GroupVersionResource, example T, s Selection) (*Objects[T], error) {
 	client, err := clientFor(r.api, resource.GroupVersion())
 	if err != nil {
@@ -56,7 +58,8 @@ func Watch[T runtime.Object](r *Run, resource schema.GroupVersionResource, examp
 		resource: resource.Resource, optional: s.Optional, wake: r.Wake, changed: map[string]struct{}{},
 		informer: cache.NewSharedIndexInformer(source, example, 0, cache.Indexers{}),
 	}
-	// Not client-go's own handler, whose delay all watches of the process share. The reflector has a back-off too.
+	// Not client-go's own handler, whose delay all watches of the process share. The reflector has
+	// a back-off too.
 	if err := w.informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, _ *cache.Reflector, err error) {
 		klog.FromContext(ctx).V(2).Info("Watch of the edge API ended, it is opened again", "resource", resource.Resource, "err", err)
 	}); err != nil {
@@ -104,7 +107,7 @@ func clientFor(config *rest.Config, gv schema.GroupVersion) (*rest.RESTClient, e
 	return rest.RESTClientFor(config)
 }
 
-// run follows the resource until ctx ends. An empty set changes nothing and is told of by being synced.
+// run follows the resource until ctx ends. An empty set is noticed by being synced.
 func (w *watch) run(ctx context.Context) error {
 	var synced sync.WaitGroup
 	synced.Go(func() {

@@ -1,9 +1,10 @@
-// Package apiredirect leads pods that ask for the cluster's API, with their ordinary in-cluster configuration, to the API
-// of this device.
+// Package apiredirect leads pods that ask for the cluster's API, with their ordinary in-cluster
+// configuration, to the API of this device.
 //
-// It owns the question where pods look for the cluster's API: the addresses of the Service default/kubernetes, which the
-// kubelet gives to pods. It refuses IPv6 addresses, which it leaves as they are. Plan computes what is to be redirected,
-// a Redirector makes it so. While the Service is not known, or is gone, what was redirected stays so.
+// It owns the question where pods look for the cluster's API: the addresses of the Service
+// default/kubernetes, which the kubelet gives to pods. It refuses IPv6 addresses, which it leaves
+// as they are. Plan computes what is to be redirected, a Redirector makes it so. While the Service
+// is not known, or is gone, what was redirected stays so.
 package apiredirect
 
 import (
@@ -28,7 +29,8 @@ const Name message.Name = "apiredirect"
 const (
 	service  = "kubernetes"
 	portName = "https"
-	// resync is how often the kernel is read although the Service did not change: others write to the same tables.
+	// resync is how often the kernel is read although the Service did not change: others write to
+	// the same tables.
 	resync = time.Minute
 )
 
@@ -42,11 +44,11 @@ type Config struct {
 	// API leads to the edge API.
 	API      *rest.Config
 	Redirect Redirector
-	// Listen is where the edge API serves pods. The zero value: pods are not led there, and what an earlier run has left
-	// is removed.
+	// Listen is where the edge API serves pods. The zero value: pods are not led there, and what an
+	// earlier run has left is removed.
 	Listen netip.AddrPort
-	// Serve is given the addresses under which pods know the API before anything is redirected: its certificate must be
-	// valid for them.
+	// Serve is given the addresses under which pods know the API before anything is redirected: its
+	// certificate must be valid for them.
 	Serve func(addresses []netip.Addr) error
 }
 
@@ -90,8 +92,8 @@ func (c *Config) apply(rules []redirect.Rule) error {
 	return nil
 }
 
-// Plan is what leads the Service's clients to listen: one rule for each address and the port that pods are given
-// (KUBERNETES_SERVICE_PORT: the one called https, else the first).
+// Plan is what leads the Service's clients to listen: one rule for each address and the port that
+// pods are given (KUBERNETES_SERVICE_PORT: the one called https, else the first).
 func Plan(s *corev1.Service, listen netip.AddrPort) []redirect.Rule {
 	var port uint16
 	for _, p := range s.Spec.Ports {

@@ -52,7 +52,7 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// kernel is a Redirector that remembers, and fails as often as it is told to.
+// kernel is a Redirector that remembers, and fails as often as the test says.
 type kernel struct {
 	mu    sync.Mutex
 	fails int

@@ -1,7 +1,9 @@
-// Package linkstate tells the modules of an edge that the link to the cloud is up or down.
+// Package linkstate has the messages by which the modules of an edge learn that the link to the
+// cloud is up or down.
 //
-// It owns the two topics and their contents, and nothing else: edgehub says them to the group "link", whoever depends on the link joins that group.
-// They never cross the link. Values are immutable.
+// It owns the two topics and their contents, and nothing else: edgehub sends them to the group
+// "link", a module that depends on the link joins that group. They never cross the link. Values are
+// immutable.
 package linkstate
 
 import (
@@ -10,7 +12,7 @@ import (
 	"github.com/skerry-io/skerry/beehive/message"
 )
 
-// Group is who hears of the link.
+// Group has the modules that get every change of the link.
 const Group message.Group = "link"
 
 // Kind is what both topics are about.
@@ -18,9 +20,11 @@ const Kind message.Kind = "link"
 
 // Link is an open session with the cloud: Hello was answered by Welcome.
 type Link struct {
-	// Epoch is the session's. It grows with every connect; a receiver that hears of a Loss with a lower epoch than its own ignores it.
+	// Epoch is the session's. It grows with every connect; a receiver that gets a Loss with a lower
+	// epoch than its own ignores it.
 	Epoch uint64
-	// Instance is the replica of cloudcore at the other end, Version its version, as its Welcome said.
+	// Instance is the replica of cloudcore at the other end, Version its version, as its Welcome
+	// said.
 	Instance string
 	Version  string
 	// Transport and Remote are for people: "websocket" or "quic", and the address.
@@ -38,7 +42,8 @@ type Loss struct {
 	At     time.Time
 }
 
-// The topics. Every, so that an Up and the Down after it are never seen in another order; a link's changes are few.
+// The topics. Every, so that an Up and the Down after it are never seen in another order; a link's
+// changes are few.
 var (
 	Up   = message.NewTopic[Link](Kind, message.Insert, message.Every)
 	Down = message.NewTopic[Loss](Kind, message.Delete, message.Every)
@@ -53,6 +58,6 @@ type State struct {
 	Link Link // of the open session, or of the last one
 }
 
-// Current is sent to the group Agents whenever a session opens or ends. Latest, so that the bus hands the present
-// state to a module that starts, or starts again in the middle of a session.
+// Current is sent to the group Agents whenever a session opens or ends. Latest, so that the bus
+// hands the present state to a module that starts, or starts again in the middle of a session.
 var Current = message.NewTopic[State](Kind, message.Query, message.Latest)

@@ -6,9 +6,11 @@ import (
 	"github.com/skerry-io/skerry/beehive/message"
 )
 
-// ErrNoLink is the answer to a request for the cloud while no session is open, and to requests that were on their way when one ended.
+// ErrNoLink is the answer to a request for the cloud while no session is open, and to requests that
+// were on their way when one ended.
 var ErrNoLink = errors.New("no link to the cloud")
 
-// Renew asks edgehub to end the open session, if there is one, and to start another at once. A module that was restarted in mid-session sends it:
-// what the session told the module before is lost, and only a new session tells it again.
+// Renew asks edgehub to end the open session, if there is one, and to start another at once. A
+// module that was restarted in mid-session sends it: what the session sent the module before is
+// lost, and only a new session sends it again.
 var Renew = message.NewTopic[struct{}](Kind, message.Update, message.Latest)

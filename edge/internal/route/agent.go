@@ -1,18 +1,21 @@
 // Package route gives this node the kernel routes that StaticRoutes want.
 //
-// It owns the decision: which StaticRoute is for this node, which of two wins, what must not be covered, when a route is
-// put back, how slowly, and when it is taken back because it cut the node off. It refuses to act before it knows what
-// the cloud wants, from the store if need be: not knowing never removes a route. The kernel is
-// edge/internal/kernel/netroute's; the objects come from the edge API and are there without a cloud.
+// It owns the decision: which StaticRoute is for this node, which of two wins, what must not be
+// covered, when a route is put back, how slowly, and when it is taken back because it cut the node
+// off. It refuses to act before it knows what the cloud wants, from the store if need be: not
+// knowing never removes a route. The kernel is edge/internal/kernel/netroute's; the objects come
+// from the edge API and are there without a cloud.
 //
-// How it works: plan.go has the core, from the state of one key of the kernel to the changes for it, without a clock or
-// a lock. Everything else prepares its input (claim: one StaticRoute; facts: what the node knows of itself; kernelview:
-// what the kernel has; records: what is kept over restarts) or carries its changes out (apply, and safety, which takes
-// back what cuts the node off; report). One goroutine, Sync's of edge/internal/agent, does all of it; only keys and
-// objects that changed are looked at, so that one change costs the same on a node with two thousand routes.
+// How it works: plan.go has the core, from the state of one key of the kernel to the changes for
+// it, without a clock or a lock. Everything else prepares its input (claim: one StaticRoute; facts:
+// what the node knows of itself; kernelview: what the kernel has; records: what is kept over
+// restarts) or carries its changes out (apply, and safety, which takes back what cuts the node off;
+// report). One goroutine, Sync's of edge/internal/agent, does all of it; only keys and objects that
+// changed are looked at, so that one change costs the same on a node with two thousand routes.
 //
-// It is above 2,500 lines because the plan, what carries it out, the safety net and the reports work on the state of one
-// key, which would be an interface of some forty names between two packages.
+// It is above 2,500 lines because the plan, what carries it out, the safety net and the reports
+// work on the state of one key, which would be an interface of some forty names between two
+// packages.
 package route
 
 import (
@@ -43,7 +46,8 @@ import (
 // Name is the module's address on the bus.
 const Name message.Name = "route"
 
-// readyAfter is how long the next module waits for the routes where what the cloud wants is not in the store yet.
+// readyAfter is how long the next module waits for the routes where what the cloud wants is not in
+// the store yet.
 const readyAfter = 2 * time.Second
 
 // Agent is the module.
@@ -230,8 +234,10 @@ func (r *run) next() time.Duration {
 	}
 	at(r.view.scanAt)
 	r.keys.next(r.config.ConfirmAfter, at)
-	for _, one := range r.records.all {
-		at(one.retry)
+	for name := range r.records.timed {
+		if one := r.records.all[name]; one != nil {
+			at(one.retry)
+		}
 	}
 	if r.link.Up {
 		at(r.proveAt)

@@ -19,7 +19,8 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// api is an edge API with just the lists and watches that the agent needs: it keeps objects as a store does, over restarts of the agent.
+// api is an edge API with just the lists and watches that the agent needs: it keeps objects as a
+// store does, over restarts of the agent.
 type api struct {
 	server *httptest.Server
 
@@ -148,7 +149,8 @@ func (a *api) list(w http.ResponseWriter, resource string) {
 	})
 }
 
-// unsync makes a resource unknown, as on a device that has never had it from the cloud; sync ends that.
+// unsync makes a resource unknown, as on a device that has never had it from the cloud; sync ends
+// that.
 func (a *api) unsync(resource string) { a.setUnknown(resource, true) }
 
 func (a *api) sync(resource string) { a.setUnknown(resource, false) }

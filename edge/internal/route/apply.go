@@ -43,7 +43,7 @@ func (r *run) do(ctx context.Context, c change) bool {
 	}
 	bad := r.view.facts.refused(c.route, err)
 	if bad.reason == v1alpha1.RouteConflict {
-		s.wrote = time.Now() // another process was quicker: which, the next reading tells
+		s.wrote = time.Now() // another process was quicker: the next reading finds which
 		r.keys.timed[c.key] = struct{}{}
 		r.view.rescan(time.Now())
 		return false
@@ -132,7 +132,8 @@ func (r *run) undo(ctx context.Context, c change) {
 	r.view.rescan(time.Now())
 }
 
-// standing are the routes that the kernel has as wanted and that were never watched, as changes that would set them.
+// standing are the routes that the kernel has as wanted and that were never watched, as changes
+// that would set them.
 func (r *run) standing() (all []change) {
 	for key, s := range r.keys.all {
 		if len(s.claims) == 0 || s.ours == nil || !s.wanted || !s.ours.Satisfies(s.want) {

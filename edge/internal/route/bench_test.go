@@ -7,7 +7,8 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// BenchmarkAll is the start of a node with n routes in its store and none in its kernel, until the kernel has all of them.
+// BenchmarkAll is the start of a node with n routes in its store and none in its kernel, until the
+// kernel has all of them.
 func BenchmarkAll(b *testing.B) {
 	for _, n := range []int{100, 2000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
@@ -25,7 +26,8 @@ func BenchmarkAll(b *testing.B) {
 	}
 }
 
-// BenchmarkOne is one change of one route on a node that has n: from the object to the report that the kernel has it.
+// BenchmarkOne is one change of one route on a node that has n: from the object to the report that
+// the kernel has it.
 func BenchmarkOne(b *testing.B) {
 	for _, n := range []int{1, 100, 2000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {

@@ -14,7 +14,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
 )
 
-// The probe addresses where a StaticRoute names none. They stand for "somewhere far away": nothing is sent to them.
+// The probe addresses where a StaticRoute names none. They stand for "somewhere far away": nothing
+// is sent to them.
 const (
 	defaultProbe4 = "10.0.0.1" // the default of IBM's static route operator, whose design is the model of this one
 	defaultProbe6 = "fd00::1"
@@ -44,8 +45,8 @@ type claim struct {
 	invalid string         // why the spec makes no sense; "" where it does
 }
 
-// read understands a StaticRoute. The CRD's rules have judged it before, but a node may be older than the CRD: what it
-// does not understand is invalid, never guessed.
+// read understands a StaticRoute. The CRD's rules have judged it before, but a node may be older
+// than the CRD: what it does not understand is invalid, never guessed.
 func read(o *v1alpha1.StaticRoute) *claim {
 	c := &claim{
 		name: o.Name, uid: o.UID, generation: o.Generation, created: o.CreationTimestamp.Time,
@@ -169,11 +170,13 @@ func parseSubnet(text string) (netip.Prefix, error) {
 	return p, nil
 }
 
-// selects reports whether the route is for a node with these labels. It is asked before everything else.
+// selects reports whether the route is for a node with these labels. It is asked before everything
+// else.
 func (c *claim) selects(l labels.Set) bool { return c.inPool(l) && c.selector.Matches(l) }
 
-// before orders claims for one key. The older wins; creationTimestamp counts whole seconds, so of two of one second the
-// lower UID does, which is arbitrary and the same on every node, and which a name can't be chosen to beat.
+// before orders claims for one key. The older wins; creationTimestamp counts whole seconds, so of
+// two of one second the lower UID does, which is arbitrary and the same on every node, and which a
+// name can't be chosen to beat.
 func (c *claim) before(other *claim) int {
 	return cmp.Or(c.created.Compare(other.created), cmp.Compare(c.uid, other.uid), cmp.Compare(c.name, other.name))
 }

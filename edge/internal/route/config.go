@@ -24,8 +24,8 @@ type Config struct {
 	Hub      message.Name                                      // of the module that has the link, to ask whether the cloud still answers; "": none
 	// Protected are the networks of edgecore.yaml that no StaticRoute may cover.
 	Protected []netip.Prefix
-	// Cloud are the addresses of cloudcore that the configuration names; those that links were opened to are remembered
-	// besides. Resolve looks the configured names up; nil: there are none.
+	// Cloud are the addresses of cloudcore that the configuration names; those that links were
+	// opened to are remembered besides. Resolve looks the configured names up; nil: there are none.
 	Cloud   []netip.Addr
 	Resolve func(ctx context.Context) []netip.Addr
 	// Surroundings reads what the device's files say about its network; nil: nothing.
@@ -40,7 +40,7 @@ type Config struct {
 	ProveAgain   time.Duration // when routes that were never watched are looked at again, with a link; 5 min
 }
 
-// Surroundings are the networks around a device that its kernel does not tell of.
+// Surroundings are the networks around a device that its kernel does not know.
 type Surroundings struct {
 	Resolvers []netip.Addr   // DNS servers, where the cloud is known by a name
 	Pods      []netip.Prefix // what the CNI plugins of this device give to pods

@@ -102,7 +102,7 @@ func TestSelects(t *testing.T) {
 		}
 	}
 	if !read(staticRoute(v1alpha1.StaticRouteSpec{Subnet: "10.1.0.0/16"})).selects(nil) {
-		t.Error("no selector selects nobody")
+		t.Error("no selector selects no node")
 	}
 }
 
@@ -159,7 +159,8 @@ func TestWinner(t *testing.T) {
 	}
 }
 
-// FuzzRead: whatever gets past an API server's rules, or is written for another version, never ends the agent.
+// FuzzRead: whatever gets past an API server's rules, or is written for another version, never ends
+// the agent.
 func FuzzRead(f *testing.F) {
 	f.Add("172.20.0.0/16", "10.0.0.1", "eth0", "10.0.0.1", int64(254), int64(0))
 	f.Add("::ffff:1.2.3.4", "fe80::1%x", "", "::", int64(-1), int64(1)<<40)

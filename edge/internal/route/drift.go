@@ -2,7 +2,8 @@ package route
 
 import "time"
 
-// Repairs are made at once, then ever more slowly, for each route on its own. quiet is how long a route must be left alone to be as good as new.
+// Repairs are made at once, then ever more slowly, for each route on its own. quiet is how long a
+// route must be left alone to be as good as new.
 const (
 	firstPause  = time.Second
 	lastPause   = 5 * time.Minute
@@ -10,7 +11,8 @@ const (
 	manyRepairs = 5 // since the last quiet time: then something else is at it
 )
 
-// drift is the story of one route that somebody else changes. The zero value is a route that nobody has touched.
+// drift is the history of one route that another process changes. The zero value is a route that
+// none has touched.
 type drift struct {
 	pause time.Duration // after the last repair
 	last  time.Time     // of the last repair
@@ -37,7 +39,8 @@ func (d *drift) repaired(now time.Time) {
 	d.last = now
 }
 
-// settle forgets the story when it has been quiet for long enough since the last repair was due to hold.
+// settle forgets the story when it has been quiet for long enough since the last repair was due to
+// hold.
 func (d *drift) settle(now time.Time) {
 	if d.count > 0 && now.Sub(d.last) >= quiet {
 		*d = drift{}

@@ -20,8 +20,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/route"
 )
 
-// pinging is ICMP echo (RFC 792) from the node to an address, two a millisecond, each with a number, whether the ones
-// before were answered or not. The kernel looks each one's way up again.
+// pinging is ICMP echo (RFC 792) from the node to an address, two a millisecond, each with a
+// number, whether the ones before were answered or not. The kernel looks each one's way up again.
 type pinging struct {
 	conn net.PacketConn
 	stop chan struct{}
@@ -111,7 +111,8 @@ func (p *pinging) count() (sent, answered int, refused []error) {
 	return p.sent, len(p.answered), p.refused
 }
 
-// A ping that runs all the time, two a millisecond, loses nothing over all kinds of changes of its route.
+// A ping that runs all the time, two a millisecond, loses nothing over all kinds of changes of its
+// route.
 func TestRoutes_14_NoMomentWithoutARoute(t *testing.T) {
 	for name, c := range map[string]struct{ subnet, a, b, source, server string }{
 		"IPv4": {"172.20.0.0/16", "10.0.1.1", "10.0.1.77", "10.0.1.2", "172.20.0.1"},
@@ -190,7 +191,7 @@ func TestRoutes_16_DeletedByHand(t *testing.T) {
 	l.reported("watched", v1alpha1.RouteApplied, 1)
 	l.delRoute("172.20.0.0/16")
 	l.have("172.20.0.0/16", "172.21.0.0/16")
-	l.until("the repair to be told", func() error {
+	l.until("the repair to be reported", func() error {
 		if e := l.last("office"); e.Repairs != 1 || e.Reason != v1alpha1.RouteApplied {
 			return fmt.Errorf("%+v", e)
 		}
@@ -239,7 +240,7 @@ func TestRoutes_17_InterfaceDownAndUp(t *testing.T) {
 	l.reach("172.20.0.1")
 	l.reach("2001:db8:20::1")
 	if e := l.last("office"); e.Repairs != 0 {
-		t.Errorf("counted as %d repairs: nobody changed the route", e.Repairs)
+		t.Errorf("counted as %d repairs: no process changed the route", e.Repairs)
 	}
 }
 

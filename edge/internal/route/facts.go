@@ -11,8 +11,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
 )
 
-// facts are what a node knows about itself when it plans. They are those of one reading of the kernel, and not changed
-// while it plans.
+// facts are what a node knows about itself when it plans. They are those of one reading of the
+// kernel, and not changed while it plans.
 type facts struct {
 	guards   guards
 	own      map[netip.Addr]string             // the interface of each own address
@@ -23,8 +23,9 @@ type facts struct {
 	standing map[netroute.Key][]netroute.Found // of others, in the way of a rehearsal
 }
 
-// resolve fills in what a StaticRoute leaves to the node, and judges what can be judged without the kernel: of several
-// hops it takes those that can carry traffic, and lost says why the others can't.
+// resolve fills in what a StaticRoute leaves to the node, and judges what can be judged without the
+// kernel: of several hops it takes those that can carry traffic, and lost says why the others
+// can't.
 func (f *facts) resolve(c *claim) (r netroute.Route, lost string, bad *rejection) {
 	r = c.route
 	if c.invalid != "" {
@@ -66,8 +67,8 @@ func (f *facts) resolve(c *claim) (r netroute.Route, lost string, bad *rejection
 	return r, strings.Join(why, "; "), nil
 }
 
-// judge says why a hop can't carry traffic; nil where nothing is known against it. The only hop of a route is left to the
-// kernel, which knows more than its interfaces tell (rules, other tables).
+// judge says why a hop can't carry traffic; nil where nothing is known against it. The only hop of
+// a route is left to the kernel, which knows more than its interfaces tell (rules, other tables).
 func (f *facts) judge(h netroute.Hop, several bool) *rejection {
 	if on, mine := f.own[h.Gateway]; mine {
 		return reject(v1alpha1.RouteGatewayUnreachable, "gateway %s is this node's own address on %s", h.Gateway, on)
@@ -100,8 +101,8 @@ func (f *facts) judge(h netroute.Hop, several bool) *rejection {
 	return reject(v1alpha1.RouteGatewayUnreachable, "gateway %s is on no network of this node", h.Gateway)
 }
 
-// onLink reports whether an address is reached through an interface without a gateway: its networks as its addresses
-// have them, and what routes without a gateway lead there.
+// onLink reports whether an address is reached through an interface without a gateway: its networks
+// as its addresses have them, and what routes without a gateway lead there.
 func (f *facts) onLink(a netip.Addr, name string) bool {
 	if a.IsLinkLocalUnicast() && a.Is6() {
 		return true // RFC 4291: on each link
@@ -110,8 +111,8 @@ func (f *facts) onLink(a netip.Addr, name string) bool {
 	return slices.ContainsFunc(f.links[name].Addresses, contains) || slices.ContainsFunc(f.direct[name], contains)
 }
 
-// stranded says which gateway of a route that the kernel has is on no network any more: after an address was taken from
-// its interface the kernel keeps the route and loses what is sent.
+// stranded says which gateway of a route that the kernel has is on no network any more: after an
+// address was taken from its interface the kernel keeps the route and loses what is sent.
 func (f *facts) stranded(r netroute.Found) *rejection {
 	for _, h := range r.Hops {
 		if h.Gateway.IsValid() && !h.OnLink && !f.onLink(h.Gateway, h.Interface) {
@@ -159,8 +160,8 @@ func (f *facts) refused(r netroute.Route, err error) *rejection {
 	return reject(v1alpha1.RouteRefused, "the kernel refuses the route: %v", err)
 }
 
-// linkState sums up the changes of the interfaces of a route: when it is another than before, the kernel itself may have
-// dropped the route.
+// linkState sums up the changes of the interfaces of a route: when it is another than before, the
+// kernel itself may have dropped the route.
 func (f *facts) linkState(r netroute.Found) uint64 {
 	sum := uint64(0)
 	for _, h := range r.Hops {

@@ -12,12 +12,12 @@ type Guard struct {
 	Why    string // completes "overlaps 10.0.0.1/32, ..."
 }
 
-// guards is a list of them. A lookup costs the length of the list, for 0.0.0.0/0 as for a host: prefix arithmetic, never
-// a walk over addresses.
+// guards is a list of them. A lookup costs the length of the list, for 0.0.0.0/0 as for a host:
+// prefix arithmetic, never a walk over addresses.
 type guards []Guard
 
-// standard are the networks that have their meaning from the standards: loopback, link-local, multicast (RFC 6890,
-// RFC 4291).
+// standard are the networks that have their meaning from the standards: loopback, link-local,
+// multicast (RFC 6890, RFC 4291).
 func standard() guards {
 	return guards{
 		{netip.MustParsePrefix("127.0.0.0/8"), "the loopback network"},

@@ -88,8 +88,8 @@ func TestRoutes_10_TableThirty(t *testing.T) {
 	l.start(true)
 	l.reported("office", v1alpha1.RouteApplied, 1)
 	l.have("172.20.0.0/16 table 30 metric 5 via 10.0.1.1 dev eth1")
-	// Of use to those whom a rule leads to the table. Without one packets take the default route, to a router that
-	// swallows them.
+	// Of use to those whom a rule leads to the table. Without one packets take the default route,
+	// to a router that swallows them.
 	l.swallow("172.20.0.0/16")
 	l.unreached("172.20.0.1")
 	rule := netlink.NewRule()
@@ -116,7 +116,8 @@ func TestRoutes_12_IPv6(t *testing.T) {
 	l.reach("2001:db8:20::1")
 }
 
-// Flows are spread over the hops by their weights; over the one that is left when the other is lost, or removed.
+// Flows are spread over the hops by their weights; over the one that is left when the other is
+// lost, or removed.
 func TestRoutes_13_ECMP(t *testing.T) {
 	for name, c := range map[string]struct {
 		subnet, a, b, server string

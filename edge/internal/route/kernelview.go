@@ -25,7 +25,8 @@ type Kernel interface {
 	Ping(ctx context.Context, to netip.Addr, through string) error
 }
 
-// maxEvents bounds the kernel's events that wait; beyond it they are dropped and everything is read again.
+// maxEvents bounds the kernel's events that wait; beyond it they are dropped and everything is read
+// again.
 const maxEvents = 8192
 
 // events are what the kernel said since the last look. Any goroutine may add.
@@ -69,7 +70,8 @@ func (q *events) take() (list []netroute.Event, started, lost bool) {
 	return list, started, lost
 }
 
-// kernelProtocol marks the routes that the kernel makes for the networks of its own addresses (RTPROT_KERNEL).
+// kernelProtocol marks the routes that the kernel makes for the networks of its own addresses
+// (RTPROT_KERNEL).
 const kernelProtocol = 2
 
 // kernelView is what the kernel has, as it was read last, kept up to date by its events.
@@ -78,14 +80,15 @@ type kernelView struct {
 	facts    facts
 	gateways []netroute.Hop // of the default routes that aren't ours
 	probed   map[netip.Addr]struct{}
-	// scannedAt is when everything was read last; scanAt when it is to be read again, zero: when something happens. At
-	// least pause lies between two readings, however many events come.
+	// scannedAt is when everything was read last; scanAt when it is to be read again, zero: when
+	// something happens. At least pause lies between two readings, however many events come.
 	scannedAt, scanAt time.Time
 	pause             time.Duration
 	changed           bool // links, gateways or detected hops are others: every StaticRoute is looked at again
 }
 
-// rescan asks for everything to be read at that time, or earlier if that was asked before, but not too often.
+// rescan asks for everything to be read at that time, or earlier if that was asked before, but not
+// too often.
 func (v *kernelView) rescan(at time.Time) {
 	if earliest := v.scannedAt.Add(v.pause); at.Before(earliest) {
 		at = earliest
@@ -261,7 +264,8 @@ func (v *kernelView) onKernelEvent(e netroute.Event, keys *keys) {
 		}
 		return
 	}
-	// Another's: of interest where it has a key of ours, or where it may change the detected gateways.
+	// Another's: of interest where it has a key of ours, or where it may change the detected
+	// gateways.
 	if keys.wants(e.Route.Key) || e.Route.Table == netroute.Main && v.leadsToProbes(e.Route.Prefix) {
 		v.rescan(time.Now())
 	}

@@ -7,7 +7,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
 )
 
-// keys are all keys that a StaticRoute wants or where the kernel has a route of ours, and which of them are to be planned.
+// keys are all keys that a StaticRoute wants or where the kernel has a route of ours, and which of
+// them are to be planned.
 type keys struct {
 	all     map[netroute.Key]*keyState
 	placed  map[string]*claim // by name: those that compete for a key
@@ -35,7 +36,8 @@ func (k *keys) touchedStates() map[netroute.Key]*keyState {
 	return states
 }
 
-// concerns reports whether anything is to be remembered of a key although its route may be another's.
+// concerns reports whether anything is to be remembered of a key although its route may be
+// another's.
 func (k *keys) concerns(key netroute.Key) bool {
 	s := k.all[key]
 	return s != nil && (s.wanted || len(s.claims) > 0)
@@ -72,7 +74,8 @@ func sameFound(a, b *netroute.Found) bool {
 	return a.Dead == b.Dead && a.Satisfies(b.Route) && b.Satisfies(a.Route)
 }
 
-// onOurs takes an event about a route of ours in. It returns false where the event doesn't tell what is there now.
+// onOurs takes an event about a route of ours in. It returns false where the event doesn't say what
+// is there now.
 func (k *keys) onOurs(e netroute.Event) (clear bool) {
 	s := k.all[e.Route.Key]
 	if s == nil {
@@ -91,8 +94,8 @@ func (k *keys) onOurs(e netroute.Event) (clear bool) {
 	return true
 }
 
-// place puts a StaticRoute among those that compete for its key, or takes it away (nil), and returns the names of those
-// for which that changes something.
+// place puts a StaticRoute among those that compete for its key, or takes it away (nil), and
+// returns the names of those for which that changes something.
 func (k *keys) place(name string, c *claim) (others []string) {
 	if was := k.placed[name]; was != nil {
 		if was == c {
@@ -122,7 +125,8 @@ func (k *keys) place(name string, c *claim) (others []string) {
 	return others
 }
 
-// settle drops a key of which nothing is to be remembered, and notes whether anything is due for it.
+// settle drops a key of which nothing is to be remembered, and notes whether anything is due for
+// it.
 func (k *keys) settle(key netroute.Key, s *keyState) {
 	if !s.wrote.IsZero() || s.drift.count > 0 {
 		k.timed[key] = struct{}{}
@@ -135,7 +139,8 @@ func (k *keys) settle(key netroute.Key, s *keyState) {
 	}
 }
 
-// overdue touches the keys for which it is time. It reports whether a change has not been confirmed by the kernel in time.
+// overdue touches the keys for which it is time. It reports whether a change has not been confirmed
+// by the kernel in time.
 func (k *keys) overdue(now time.Time, confirm time.Duration) (unconfirmed bool) {
 	for key := range k.timed {
 		s := k.all[key]

@@ -34,7 +34,8 @@ const (
 	protocol = 158
 )
 
-// A lab is a node with two networks, a router on each, and a server behind both. The cloud is behind the first router:
+// A lab is a node with two networks, a router on each, and a server behind both. The cloud is
+// behind the first router:
 //
 //	                  eth0 10.0.0.2/24 - [a] - 10.9.0.2 eth0
 //	[node]  <                                                  > [server] 172.20.0.1, 172.21.0.1, 2001:db8:20::1, the cloud 198.51.100.10
@@ -140,14 +141,16 @@ func (l *lab) start(linked bool) {
 	l.t.Cleanup(l.stop)
 }
 
-// hub is the module with the link: a request goes to the cloud as an echo goes, and its answer comes back.
+// hub is the module with the link: a request goes to the cloud as an echo goes, and its answer
+// comes back.
 type hub struct {
 	lab    *lab
 	mu     sync.Mutex
 	linked bool
 	relink chan struct{}
 	cloud  string // "" for 198.51.100.10
-	// fragile: a question that is not answered ends the link, and it stays dead until somebody dials anew.
+	// fragile: a question that is not answered ends the link, and it stays dead until it is dialled
+	// again.
 	fragile, dead atomic.Bool
 	asked         atomic.Int32
 }

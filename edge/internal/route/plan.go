@@ -10,8 +10,9 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
 )
 
-// keyState is one key of the kernel: the StaticRoutes that want it, what the kernel has there, and how the last attempt
-// to change it went. A reading of the kernel or a change of the objects sets the first half, plan the second.
+// keyState is one key of the kernel: the StaticRoutes that want it, what the kernel has there, and
+// how the last attempt to change it went. A reading of the kernel or a change of the objects sets
+// the first half, plan the second.
 type keyState struct {
 	claims  []*claim // the winner first
 	ours    *netroute.Found
@@ -101,13 +102,16 @@ func routeText(r netroute.Route, short bool) string {
 type input struct {
 	now   time.Time
 	facts *facts
-	// held says why a StaticRoute's route must stay away for now, whatever else holds; nil: it need not.
+	// held says why a StaticRoute's route must stay away for now, whatever else holds; nil: it need
+	// not.
 	held func(*claim) *rejection
-	// drifted reports whether an earlier process found that the route was changed, and was not to put it back.
+	// drifted reports whether an earlier process found that the route was changed, and was not to
+	// put it back.
 	drifted func(*claim) bool
 }
 
-// plan is what is to be done for one key, and the state that follows from doing it. It changes nothing itself.
+// plan is what is to be done for one key, and the state that follows from doing it. It changes
+// nothing itself.
 func (s keyState) plan(in input, key netroute.Key) (next keyState, todo []change) {
 	if len(s.claims) == 0 {
 		s.wanted, s.settled, s.bad, s.wrote, s.drift = false, false, nil, time.Time{}, drift{}
@@ -192,12 +196,14 @@ func (s keyState) health(f *facts, lost string) *rejection {
 	return f.stranded(*s.ours)
 }
 
-// tampered reports whether a route that was there is not, or is another, and no change of an interface explains it.
+// tampered reports whether a route that was there is not, or is another, and no change of an
+// interface explains it.
 func (s keyState) tampered(f *facts) bool {
 	return s.settled && (s.ours != nil || s.links == f.linkState(s.last))
 }
 
-// due is when the key wants attention although nothing happens: for the next repair, or for its drift to be forgotten.
+// due is when the key wants attention although nothing happens: for the next repair, or for its
+// drift to be forgotten.
 func (s *keyState) due() time.Time {
 	switch {
 	case s.drift.count == 0:
@@ -214,8 +220,8 @@ func sameRoute(x, y netroute.Route) bool {
 	return f.Satisfies(y) && g.Satisfies(x)
 }
 
-// plan is what is to be done for these keys, in the order of their keys: what is set first, then what goes. A route that
-// moves to another key is there twice for a moment, never not at all.
+// plan is what is to be done for these keys, in the order of their keys: what is set first, then
+// what goes. A route that moves to another key is there twice for a moment, never not at all.
 func plan(in input, keys map[netroute.Key]*keyState) (sets, removals []change) {
 	for key, s := range keys {
 		next, todo := s.plan(in, key)

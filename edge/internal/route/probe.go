@@ -14,13 +14,14 @@ const (
 	muteFor      = 5 * time.Minute // a gateway that doesn't answer pings isn't asked again for that long
 	// askAgain is the pause between two questions to something that does not answer.
 	askAgain = 500 * time.Millisecond
-	// recovery is how many times as long as for an answer is waited for the node to be as it was, once a route was taken
-	// back: the link may have to be given up and dialled again.
+	// recovery is how many times as long as for an answer is waited for the node to be as it was,
+	// once a route was taken back: the link may have to be given up and dialled again.
 	recovery = 6
 )
 
-// Probe is one question about the way to the cloud: an error says that it is not there. Each call begins from nothing: a
-// name is looked up, a connection dialled. What is open already proves little: it may go another way.
+// Probe is one question about the way to the cloud: an error says that it is not there. Each call
+// begins from nothing: a name is looked up, a connection dialled. What is open already proves
+// little: it may go another way.
 type Probe struct {
 	What string // completes "... does not answer any more"
 	Look func(ctx context.Context) error
@@ -88,8 +89,8 @@ func look(ctx context.Context, all []Probe, patience func(Probe) time.Duration) 
 	return errs
 }
 
-// gone tells which of the probes is missing after a change, if any. One that fails at once, as a question does without a
-// link, is asked again for as long as it may be silent.
+// gone says which of the probes is missing after a change, if any. One that fails at once, as a
+// question does without a link, is asked again for as long as it may be silent.
 func gone(ctx context.Context, works []Probe, patience time.Duration) error {
 	again := make([]Probe, len(works))
 	for i, p := range works {

@@ -30,9 +30,10 @@ type record struct {
 	Trying           bool   `json:"trying,omitempty"`
 	TryingGeneration int64  `json:"tryingGeneration,omitempty"`
 	Proven           string `json:"proven,omitempty"` // the route that did no harm
-	// Strikes is how often the route cut the node off, as StruckGeneration of its object had it, and Struck how that
-	// showed. Postponed: it was taken back and the network did not come back without it either, so that it may not have
-	// been the cause; it is tried again when the next link opens.
+	// Strikes is how often the route cut the node off, as StruckGeneration of its object had it,
+	// and Struck how that showed. Postponed: it was taken back and the network did not come back
+	// without it either, so that it may not have been the cause; it is tried again when the next
+	// link opens.
 	Strikes          int    `json:"strikes,omitempty"`
 	StruckGeneration int64  `json:"struckGeneration,omitempty"`
 	Struck           string `json:"struck,omitempty"`
@@ -43,8 +44,8 @@ type record struct {
 	saved []byte    // as it is on the disk
 }
 
-// common is what is kept besides the records: the ways to the cloud, which are protected also on a device that was
-// restarted without them.
+// common is what is kept besides the records: the ways to the cloud, which are protected also on a
+// device that was restarted without them.
 type common struct {
 	NodeUID   types.UID      `json:"nodeUID,omitempty"`
 	Clouds    []netip.Addr   `json:"clouds,omitempty"`    // where links were opened to, the newest first; maxClouds
@@ -56,12 +57,12 @@ type common struct {
 const (
 	commonKey = "." // can't be an object's name
 	maxClouds = 8
-	// retryAfter is when a route that cut the node off is tried once more; after lastStrike times it is not, before its
-	// object changes.
+	// retryAfter is when a route that cut the node off is tried once more; after lastStrike times
+	// it is not, before its object changes.
 	retryAfter = 5 * time.Minute
 	lastStrike = 2
-	// tryAgain is when a route that was put off is tried again although no link has opened since: the one there is may
-	// have lived through it.
+	// tryAgain is when a route that was put off is tried again although no link has opened since:
+	// the one there is may have lived through it.
 	tryAgain = time.Minute
 )
 
@@ -72,10 +73,11 @@ type records struct {
 	all   map[string]*record
 	common
 	savedCommon []byte
+	timed       map[string]struct{} // names of those with a retry: thousands may have none
 }
 
 func loadRecords(state State, boot string) (*records, error) {
-	r := &records{state: state, boot: boot, all: map[string]*record{}}
+	r := &records{state: state, boot: boot, all: map[string]*record{}, timed: map[string]struct{}{}}
 	kept, err := state.Load()
 	if err != nil {
 		return nil, err
@@ -104,7 +106,8 @@ func loadRecords(state State, boot string) (*records, error) {
 	return r, nil
 }
 
-// of is the record of a StaticRoute; a new one where there is none, or only one of an older object of the name.
+// of is the record of a StaticRoute; a new one where there is none, or only one of an older object
+// of the name.
 func (r *records) of(c *claim) *record {
 	one := r.all[c.name]
 	if one == nil {
@@ -115,6 +118,29 @@ func (r *records) of(c *claim) *record {
 		*one = record{UID: c.uid, saved: one.saved}
 	}
 	return one
+}
+
+// retryAt asks for a StaticRoute to be looked at again at that time.
+func (r *records) retryAt(name string, at time.Time) {
+	if one := r.all[name]; one != nil {
+		one.retry = at
+		r.timed[name] = struct{}{}
+	}
+}
+
+// due takes the names of those whose time has come.
+func (r *records) due(now time.Time) (names []string) {
+	for name := range r.timed {
+		switch one := r.all[name]; {
+		case one == nil || one.retry.IsZero():
+			delete(r.timed, name)
+		case !now.Before(one.retry):
+			one.retry = time.Time{}
+			delete(r.timed, name)
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 func (r *records) known(c *claim) bool {
@@ -218,15 +244,15 @@ func (r *records) strike(c *claim, why string, now time.Time) {
 	}
 	one.Strikes++
 	one.Trying, one.Struck, one.StruckGeneration, one.Proven, one.Postponed = false, why, c.generation, "", false
-	one.retry = now.Add(retryAfter)
-	one.again = one.retry
+	one.again = now.Add(retryAfter)
+	r.retryAt(c.name, one.again)
 }
 
 // postpone notes that a route was taken back, and that it is not known whether it was the cause.
 func (r *records) postpone(c *claim, why string, now time.Time) {
 	one := r.of(c)
 	one.again = now.Add(tryAgain)
-	one.retry = one.again
+	r.retryAt(c.name, one.again)
 	one.Trying, one.Struck, one.StruckGeneration, one.Proven, one.Postponed = false, why, c.generation, "", true
 }
 
@@ -241,7 +267,8 @@ func (r *records) linkOpened() (names []string) {
 	return names
 }
 
-// held says why a route that cut the node off, or may have, must stay away: for now, or until its object changes.
+// held says why a route that cut the node off, or may have, must stay away: for now, or until its
+// object changes.
 func (r *records) held(now time.Time, linked bool, c *claim) *rejection {
 	one := r.all[c.name]
 	if one == nil || one.UID != c.uid || one.StruckGeneration != c.generation {
@@ -262,7 +289,7 @@ func (r *records) held(now time.Time, linked bool, c *claim) *rejection {
 		return nil
 	}
 	if one.retry.IsZero() { // a fresh process, or offline: once more, when there is a link to watch by
-		one.retry = now.Add(retryAfter)
+		r.retryAt(c.name, now.Add(retryAfter))
 		if one.again.IsZero() {
 			one.again = one.retry
 		}
@@ -270,8 +297,8 @@ func (r *records) held(now time.Time, linked bool, c *claim) *rejection {
 	return reject(v1alpha1.RouteRolledBack, "%s with this route, so it was taken back; it will be tried once more", one.Struck)
 }
 
-// drifted reports whether the route of a StaticRoute that wants reports only was gone already when this process started,
-// in this boot of the device.
+// drifted reports whether the route of a StaticRoute that wants reports only was gone already when
+// this process started, in this boot of the device.
 func (r *records) drifted(c *claim) bool {
 	one := r.all[c.name]
 	return one != nil && !c.repair && one.UID == c.uid && one.Boot == r.boot &&

@@ -22,7 +22,8 @@ func ref(name string) object.Ref {
 	return object.Ref{Resource: v1alpha1.Resource(v1alpha1.StaticRoutes), Name: name}
 }
 
-// report brings the entries of these StaticRoutes up to date, on the disk first and then in the outbox.
+// report brings the entries of these StaticRoutes up to date, on the disk first and then in the
+// outbox.
 func (r *run) report(ctx context.Context, names map[string]struct{}) error {
 	var gone []string
 	set := map[string]struct{}{}
@@ -59,7 +60,7 @@ func (r *run) report(ctx context.Context, names map[string]struct{}) error {
 			forget = append(forget, name)
 			r.status.remove(name)
 		} else {
-			r.records.all[name].retry = time.Now().Add(reportAgain)
+			r.records.retryAt(name, time.Now().Add(reportAgain))
 		}
 	}
 	if err := r.records.forget(ctx, forget); err != nil {
@@ -71,8 +72,8 @@ func (r *run) report(ctx context.Context, names map[string]struct{}) error {
 	return failed
 }
 
-// leave deals with a StaticRoute that is not, or no longer, for this node, and reports whether its record can go once
-// the cloud has been told.
+// leave deals with a StaticRoute that is not, or no longer, for this node, and reports whether its
+// record can go once that is reported.
 func (r *run) leave(name string, c *claim) bool {
 	one := r.records.all[name]
 	if one == nil {
@@ -81,7 +82,7 @@ func (r *run) leave(name string, c *claim) bool {
 	if s := r.keys.all[keyIn(one.Entry.State)]; s != nil && s.ours != nil && s.owner == name {
 		if s.bad != nil {
 			one.Entry.Reason, one.Entry.Message, one.Reported = s.bad.reason, s.bad.message, false
-			one.retry = time.Now().Add(reportAgain)
+			r.records.retryAt(name, time.Now().Add(reportAgain))
 		}
 		return false // it is still there
 	}
@@ -105,7 +106,7 @@ func keyIn(st *v1alpha1.ResolvedRoute) netroute.Key {
 	return netroute.NewKey(uint32(st.Table), p, uint32(st.Metric))
 }
 
-// compose makes the entry of a StaticRoute, and reports whether the cloud must be told.
+// compose makes the entry of a StaticRoute, and says whether it has to be reported.
 func (r *run) compose(name string, c *claim) bool {
 	bad, state, known := r.outcome(c)
 	if !known {
@@ -140,7 +141,8 @@ func same(x, y any) bool {
 	return xerr == nil && yerr == nil && bytes.Equal(xs, ys)
 }
 
-// outcome is the state of a StaticRoute that is for this node; known is false while it is under way.
+// outcome is the state of a StaticRoute that is for this node; known is false while it is under
+// way.
 func (r *run) outcome(c *claim) (v rejection, state *v1alpha1.ResolvedRoute, known bool) {
 	if c.invalid != "" {
 		return rejection{v1alpha1.RouteInvalid, c.invalid}, nil, true

@@ -45,7 +45,8 @@ func TestRoutes_19_RebootWithoutTheCloud(t *testing.T) {
 	}
 }
 
-// A process that starts finds routes of ours that nothing wants, and takes them away: but not before it knows what is wanted.
+// A process that starts finds routes of ours that nothing wants, and takes them away: but not
+// before it knows what is wanted.
 func TestRoutes_09_Orphans(t *testing.T) {
 	l := newLab(t)
 	orphan := netroute.Route{Key: netroute.NewKey(30, netip.MustParsePrefix("172.29.0.0/16"), 0), Type: netroute.Unicast, Hops: []netroute.Hop{{Gateway: netip.MustParseAddr("10.0.1.1")}}}
@@ -68,7 +69,8 @@ func TestRoutes_09_Orphans(t *testing.T) {
 	l.have("172.20.0.0/16")
 }
 
-// The link to the cloud goes through a tunnel whose other end is not the cloud's address: no arithmetic can know that a route for that end cuts it.
+// The link to the cloud goes through a tunnel whose other end is not the cloud's address: no
+// arithmetic can know that a route for that end cuts it.
 func TestRoutes_20_CutsTheLinkAndIsRolledBack(t *testing.T) {
 	for name, more := range map[string]int{"alone": 0, "among others": 5} {
 		t.Run(name, func(t *testing.T) {
@@ -81,7 +83,7 @@ func TestRoutes_20_CutsTheLinkAndIsRolledBack(t *testing.T) {
 			for i := range more {
 				l.api.route(t, fmt.Sprint("other", i), spec(fmt.Sprintf("172.28.%d.0/24", i), "10.0.1.1"))
 			}
-			l.api.route(t, "evil", spec("172.21.0.0/24", "10.0.1.99")) // nobody is there
+			l.api.route(t, "evil", spec("172.21.0.0/24", "10.0.1.99")) // there is no such router
 			e := l.reported("evil", v1alpha1.RouteRolledBack, 1)
 			if !strings.Contains(e.Message, "the cloud does not answer any more") {
 				t.Errorf("message: %s", e.Message)
@@ -103,8 +105,9 @@ func TestRoutes_20_CutsTheLinkAndIsRolledBack(t *testing.T) {
 	}
 }
 
-// The link that a route cut is given up, and has to be dialled anew once the route is gone: until then every question fails at once. That does not acquit the route.
-func TestRoutes_20_TheLinkHasToBeDialledAnew(t *testing.T) {
+// The link that a route cut is given up, and has to be dialled again once the route is gone: until
+// then every question fails at once. That does not acquit the route.
+func TestRoutes_20_TheLinkHasToBeDialledAgain(t *testing.T) {
 	for name, back := range map[string]bool{"it comes back": true, "it does not": false} {
 		t.Run(name, func(t *testing.T) {
 			l := newLab(t)
@@ -137,7 +140,8 @@ func TestRoutes_20_TheLinkHasToBeDialledAnew(t *testing.T) {
 				t.Errorf("message: %s", e.Message)
 			}
 			l.have("172.20.0.0/16")
-			// A device that starts anew without a link, when nobody can watch, does not try it.
+			// A device that starts again without a link, when nothing can be watched, does not try
+			// it.
 			l.stop()
 			l.hub.fragile.Store(false)
 			l.start(false)
@@ -170,8 +174,8 @@ func (k failing) Watch(ctx context.Context, started func(), handle func(netroute
 	return context.Cause(ctx)
 }
 
-// A module that failed and was started again in the middle of a session knows that the link is up: its routes are
-// watched by the safety net as before.
+// A module that failed and was started again in the middle of a session knows that the link is up:
+// its routes are watched by the safety net as before.
 func TestRoutes_20_RestartedInMidSession(t *testing.T) {
 	l := newLab(t)
 	kernel := failing{l.kernel, make(chan struct{})}

@@ -19,7 +19,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
 )
 
-// run is one run of the agent; the goroutine of its Sync owns it. A new run begins with nothing: all can be read again.
+// run is one run of the agent; the goroutine of its Sync owns it. A new run begins with nothing:
+// all can be read again.
 type run struct {
 	config  *Config
 	kit     *agent.Run
@@ -46,8 +47,8 @@ type run struct {
 
 func (r *run) labels() labels.Set { return r.node.Labels }
 
-// selected reports whether a route is for this node. While it is not known who is in the route's pool, nodes that have
-// the route keep it and no other takes it.
+// selected reports whether a route is for this node. While it is not known who is in the route's
+// pool, nodes that have the route keep it and no other takes it.
 func (r *run) selected(c *claim) bool {
 	if c.unresolved {
 		return r.records.known(c)
@@ -96,7 +97,8 @@ func (r *run) takeIn(now time.Time) {
 	}
 }
 
-// takeNode takes the node's object in. Another one of the same name means that the cloud has forgotten what was reported.
+// takeNode takes the node's object in. Another one of the same name means that the cloud has
+// forgotten what was reported.
 func (r *run) takeNode(n *corev1.Node) {
 	if r.node == nil || !maps.Equal(r.node.Labels, n.Labels) || !slices.Equal(r.node.Spec.PodCIDRs, n.Spec.PodCIDRs) {
 		r.all = true
@@ -158,7 +160,8 @@ func (r *run) missing(watching bool) string {
 	return ""
 }
 
-// look reads the kernel where that is due, and returns which StaticRoutes are looked at now; none: nothing is to be done.
+// look reads the kernel where that is due, and returns which StaticRoutes are looked at now; none:
+// nothing is to be done.
 func (r *run) look(ctx context.Context, now time.Time) error {
 	if r.view.scanDue(now) {
 		if err := r.view.scan(ctx, &r.keys, r.claims); err != nil {
@@ -168,11 +171,8 @@ func (r *run) look(ctx context.Context, now time.Time) error {
 	if r.keys.overdue(now, r.config.ConfirmAfter) {
 		r.view.rescan(now)
 	}
-	for name, one := range r.records.all {
-		if !one.retry.IsZero() && !now.Before(one.retry) {
-			one.retry = time.Time{}
-			r.dirty[name] = struct{}{}
-		}
+	for _, name := range r.records.due(now) {
+		r.dirty[name] = struct{}{}
 	}
 	r.spread()
 	if r.unprobed() {
@@ -215,7 +215,8 @@ func (r *run) spread() {
 	}
 }
 
-// unprobed reports whether a StaticRoute needs something that was not looked for in the last reading.
+// unprobed reports whether a StaticRoute needs something that was not looked for in the last
+// reading.
 func (r *run) unprobed() bool {
 	for name := range r.dirty {
 		c := r.claims[name]

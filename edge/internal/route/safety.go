@@ -11,11 +11,12 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// How the safety net works. What answers is noted before routes are set (the cloud, by connections that begin from
-// nothing, and the gateways), and must answer after it. If something does not, the routes are taken back. Is it there
-// again then, a single route is tried once more: a cable that was cut at the wrong moment is not the route's fault, and
-// does not cut twice. Only a route that cuts twice, with the network well in between, gets a strike; of several the
-// halves are tried. If the network does not come back without the routes either, they wait for the next link. Routes
+// How the safety net works. What answers is noted before routes are set (the cloud, by connections
+// that begin from nothing, and the gateways), and must answer after it. If something does not, the
+// routes are taken back. Is it there again then, a single route is tried once more: a cable that
+// was cut at the wrong moment is not the route's fault, and does not cut twice. Only a route that
+// cuts twice, with the network well in between, gets a strike; of several the halves are tried. If
+// the network does not come back without the routes either, they wait for the next link. Routes
 // that were set without a link, or whose watch never ended, are looked at when a link opens.
 
 // apply makes the changes of a plan: first what is set, watched by the safety net, then what goes.
@@ -35,8 +36,8 @@ func (r *run) apply(ctx context.Context, sets, removals []change) {
 	}
 }
 
-// writeWatched makes changes, watched. What is being tried is on the disk first: a process that dies meanwhile leaves a
-// word for the next one, which takes the route back.
+// writeWatched makes changes, watched. What is being tried is on the disk first: a process that
+// dies meanwhile leaves a word for the next one, which takes the route back.
 func (r *run) writeWatched(ctx context.Context, all []change) {
 	var works []Probe
 	if r.link.Up {
@@ -82,7 +83,8 @@ func (r *run) proved(c change, well bool) {
 	r.dirty[c.owner] = struct{}{}
 }
 
-// try sets routes and takes them back if something does not answer any more. again: it is the second try of one route.
+// try sets routes and takes them back if something does not answer any more. again: it is the
+// second try of one route.
 func (r *run) try(ctx context.Context, all []change, works []Probe, again bool) {
 	var done []change
 	for _, c := range all {
@@ -102,7 +104,8 @@ func (r *run) try(ctx context.Context, all []change, works []Probe, again bool) 
 		}
 		return
 	}
-	// Also when edgecore is being stopped in the middle: the next one would find a route that was never watched.
+	// Also when edgecore is being stopped in the middle: the next one would find a route that was
+	// never watched.
 	running := ctx
 	ctx = context.WithoutCancel(ctx)
 	for _, c := range slices.Backward(done) {
@@ -166,9 +169,10 @@ func (r *run) saveAll(ctx context.Context) {
 	}
 }
 
-// proveStanding looks at the routes that are in the kernel and were never watched. With the link open and the cloud
-// reached by a new connection they are proven. Otherwise they are taken away for as long as an answer may take: if the
-// cloud is reached without them, they are tried as new routes are; if not, they are not the cause, and come back.
+// proveStanding looks at the routes that are in the kernel and were never watched. With the link
+// open and the cloud reached by a new connection they are proven. Otherwise they are taken away for
+// as long as an answer may take: if the cloud is reached without them, they are tried as new routes
+// are; if not, they are not the cause, and come back.
 func (r *run) proveStanding(ctx context.Context) {
 	all := r.standing()
 	if len(all) == 0 || len(r.prober.cloud) == 0 {

@@ -63,8 +63,9 @@ func TestRoutes_04_LabelRemovedAndPutBack(t *testing.T) {
 	l.have("172.20.0.0/16")
 }
 
-// What was reported of a node that was deleted is lost with it: the node that comes back says all of it again.
-func TestRoutes_05_AnotherNodeOfTheNameReportsAnew(t *testing.T) {
+// What was reported of a node that was deleted is lost with it: the node that comes back says all
+// of it again.
+func TestRoutes_05_AnotherNodeOfTheNameReportsAgain(t *testing.T) {
 	l := newLab(t)
 	l.api.route(t, "office", spec("172.20.0.0/16", "10.0.1.1"))
 	l.start(true)
@@ -149,7 +150,8 @@ func members(text string) func(*v1alpha1.StaticRoute) {
 	return func(o *v1alpha1.StaticRoute) { o.Annotations = map[string]string{v1alpha1.NodePoolAnnotation: text} }
 }
 
-// A node decides by the pool's own selector, without a link too. While nobody has written down who is in a pool, those that have the route keep it, and no other takes it.
+// A node decides by the pool's own selector, without a link too. While it is not written down who
+// is in a pool, those that have the route keep it, and no other takes it.
 func TestNodePool(t *testing.T) {
 	l := newLab(t)
 	s := spec("172.20.0.0/16", "10.0.1.1")

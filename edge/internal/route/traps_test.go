@@ -32,7 +32,8 @@ func (l *lab) delAddress(name, address string) {
 	}
 }
 
-// The node's network is renumbered: the kernel keeps the route, and its gateway is on no network any more.
+// The node's network is renumbered: the kernel keeps the route, and its gateway is on no network
+// any more.
 func TestTraps_11_GatewayNoLongerOnLink(t *testing.T) {
 	for name, c := range map[string]struct{ subnet, gateway, old, renumbered string }{
 		"IPv4": {"172.20.0.0/16", "10.0.1.1", "10.0.1.2/24", "10.99.1.2/24"},
@@ -58,8 +59,8 @@ func TestTraps_11_GatewayNoLongerOnLink(t *testing.T) {
 	}
 }
 
-// flows sends a packet to each of n hosts of a /16 or /48 and counts what leaves by eth0 and eth1: the kernel chooses the
-// hop of a flow by its addresses.
+// flows sends a packet to each of n hosts of a /16 or /48 and counts what leaves by eth0 and eth1:
+// the kernel chooses the hop of a flow by its addresses.
 func (l *lab) flows(n int, v6 bool) (eth0, eth1 int) {
 	l.t.Helper()
 	before0, before1 := l.sent("eth0"), l.sent("eth1")
@@ -95,8 +96,8 @@ func hop(gateway, link string, weight int32) v1alpha1.NextHop {
 	return v1alpha1.NextHop{Gateway: gateway, Interface: link, Weight: weight}
 }
 
-// Of two uplinks one fails, in each way an uplink can: the route goes on over the other, says so, and is whole again when
-// the uplink is back. An edit meanwhile changes nothing about that.
+// Of two uplinks one fails, in each way an uplink can: the route goes on over the other, says so,
+// and is whole again when the uplink is back. An edit meanwhile changes nothing about that.
 func TestTraps_12_LivingHops(t *testing.T) {
 	for name, c := range map[string]struct {
 		subnet, a, b, server, address string
@@ -207,7 +208,8 @@ func TestTraps_13_GatewaysAreKept(t *testing.T) {
 	l.have("172.20.0.0/16")
 }
 
-// nameServer is a way to the cloud that each new connection needs and the open link does not: 172.21.0.1.
+// nameServer is a way to the cloud that each new connection needs and the open link does not:
+// 172.21.0.1.
 func (l *lab) nameServer(c *route.Config) {
 	c.ProbeTimeout = time.Second
 	c.Probes = []route.Probe{{What: "the name of cloudcore", Look: func(ctx context.Context) error {
@@ -228,8 +230,8 @@ func TestTraps_13_ANewConnectionProvesTheRoute(t *testing.T) {
 	l.reach("172.21.0.1")
 }
 
-// Routes that were set without a link are watched as soon as there is one: the one that cuts is found among those that
-// don't, which stay.
+// Routes that were set without a link are watched as soon as there is one: the one that cuts is
+// found among those that don't, which stay.
 func TestTraps_13_SetOfflineWatchedAtLinkUp(t *testing.T) {
 	l := newLab(t)
 	l.tune = l.nameServer
@@ -312,7 +314,8 @@ func TestTraps_14_ACutCableIsNotTheRoutesFault(t *testing.T) {
 	}
 }
 
-// Of two StaticRoutes of one second the same one wins on every node and after every restart, whatever their names.
+// Of two StaticRoutes of one second the same one wins on every node and after every restart,
+// whatever their names.
 func TestTraps_14_TwoOfOneSecond(t *testing.T) {
 	l := newLab(t)
 	withUID := func(uid string) func(*v1alpha1.StaticRoute) {

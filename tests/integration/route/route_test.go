@@ -1,4 +1,5 @@
-// Package route_test shows StaticRoutes in a real kube-apiserver: what it admits, what it says of the rest, and how the status is brought together.
+// Package route_test shows StaticRoutes in a real kube-apiserver: what it admits, what it says of
+// the rest, and how the status is brought together.
 package route_test
 
 import (
@@ -97,7 +98,8 @@ func TestRoutes_11_RefusedAtAdmission(t *testing.T) {
 	}
 }
 
-// admits tries to create a StaticRoute; want is in the message of its refusal, "" for one that is admitted.
+// admits tries to create a StaticRoute; want is in the message of its refusal, "" for one that is
+// admitted.
 func admits(t *testing.T, all dynamic.NamespaceableResourceInterface, spec m, want string) {
 	t.Helper()
 	_, err := all.Create(t.Context(), staticRoute("admission", spec), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})

@@ -1,8 +1,10 @@
-// Package agenttest stands for what an agent has around it: the edge API, and the outbox that takes its reports.
+// Package agenttest stands for what an agent has around it: the edge API, and the outbox that takes
+// its reports.
 //
-// It owns an edge API in memory with lists and watches, which keeps its objects while agents come and go, and a
-// collector of reports. It refuses nothing that clients of an agent would not send. It opens no socket, so that it works
-// inside a testing/synctest bubble. All methods may be called by many goroutines at once.
+// It owns an edge API in memory with lists and watches, which keeps its objects while agents come
+// and go, and a collector of reports. It refuses nothing that clients of an agent would not send.
+// It opens no socket, so that it works inside a testing/synctest bubble. All methods may be called
+// by many goroutines at once.
 package agenttest
 
 import (
@@ -120,7 +122,8 @@ func (a *API) Remove(t testing.TB, resource, namespace, name string) {
 	a.note(change{a.version, resource, "DELETED", item})
 }
 
-// Unsync makes the API answer 503 for a resource, as on a device that has never had it from the cloud; Sync ends that.
+// Unsync makes the API answer 503 for a resource, as on a device that has never had it from the
+// cloud; Sync ends that.
 func (a *API) Unsync(resource string) { a.setUnsynced(resource, true) }
 
 // Sync makes a resource known.

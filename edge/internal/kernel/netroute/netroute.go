@@ -1,9 +1,10 @@
-// Package netroute makes, changes and removes routes in the kernel, and tells what the kernel has.
+// Package netroute makes, changes and removes routes in the kernel, and reads what the kernel has.
 //
-// It owns the protocol number (rtm_protocol of rtnetlink(7)) by which our routes are told from everybody else's: the kernel keeps it across our restarts,
-// so a fresh process knows what is ours. It refuses to touch a route with another number, unless told to adopt it. It decides nothing and remembers
-// nothing; which routes there should be is edge/internal/route's business. A Driver's methods may be called by many goroutines at once: changes are made
-// one after another.
+// It owns the protocol number (rtm_protocol of rtnetlink(7)) that distinguishes our routes from all
+// others: the kernel keeps it across our restarts, so a fresh process knows what is ours. It
+// refuses to touch a route with another number, unless asked to adopt it. It decides nothing and
+// remembers nothing; which routes there should be is edge/internal/route's business. A Driver's
+// methods may be called by many goroutines at once: changes are made one after another.
 package netroute
 
 import (
@@ -42,7 +43,7 @@ const (
 	Prohibit    Type = unix.RTN_PROHIBIT
 )
 
-// Key is what the kernel tells routes apart by.
+// Key is what identifies a route for the kernel.
 type Key struct {
 	Table  uint32
 	Prefix netip.Prefix
@@ -86,7 +87,8 @@ type Found struct {
 	Dead bool
 }
 
-// Satisfies reports whether the kernel's route is the wanted one. What a wanted hop leaves open (its interface) may be anything.
+// Satisfies reports whether the kernel's route is the wanted one. What a wanted hop leaves open
+// (its interface) may be anything.
 func (f Found) Satisfies(want Route) bool {
 	if f.Key != want.Key || f.Type != want.Type || f.Source != want.Source || f.MTU != want.MTU || len(f.Hops) != len(want.Hops) {
 		return false
@@ -127,7 +129,8 @@ var (
 type Config struct {
 	// Protocol marks our routes.
 	Protocol uint8
-	// Buffer is the size of the socket for events, in bytes. What does not fit is lost, which is noticed. Default 1 MiB.
+	// Buffer is the size of the socket for events, in bytes. What does not fit is lost, which is
+	// noticed. Default 1 MiB.
 	Buffer int
 }
 
@@ -154,7 +157,8 @@ func Open(config Config) (*Driver, error) {
 		ns.Close()
 		return nil, fmt.Errorf("opening the kernel's routes: %w", err)
 	}
-	// The kernel then filters dumps itself and says in words what it refuses. Old ones know neither; nothing depends on it.
+	// The kernel then filters dumps itself and says in words what it refuses. Old ones know
+	// neither; nothing depends on it.
 	_ = h.SetStrictCheck(true)
 	return &Driver{config: config, ns: ns, handle: h}, nil
 }
@@ -171,8 +175,8 @@ func (d *Driver) Ours(f Found) bool { return f.Protocol == d.config.Protocol }
 // dumps is how often an interrupted dump is tried again at once.
 const dumps = 10
 
-// Routes reads all routes but those of the kernel's local table, and hands them to visit, which starts anew with reset when a dump was interrupted by a
-// change.
+// Routes reads all routes but those of the kernel's local table, and hands them to visit, which
+// begins again with reset when a dump was interrupted by a change.
 func (d *Driver) Routes(ctx context.Context, reset func(), visit func(Found)) error {
 	for range dumps {
 		if err := ctx.Err(); err != nil {
@@ -234,7 +238,8 @@ func (d *Driver) links() ([]Link, error) {
 	at := make(map[int]*Link, len(links))
 	for i, l := range links {
 		a := l.Attrs()
-		// A loopback's and a tunnel's operational state is unknown; IFF_RUNNING is set where it can carry packets.
+		// A loopback's and a tunnel's operational state is unknown; IFF_RUNNING is set where it can
+		// carry packets.
 		all[i] = Link{Index: a.Index, Name: a.Name, Up: a.RawFlags&unix.IFF_UP != 0 && a.RawFlags&unix.IFF_RUNNING != 0}
 		at[a.Index] = &all[i]
 	}
@@ -258,7 +263,8 @@ func (d *Driver) names() (map[int]string, error) {
 	return names, nil
 }
 
-// found reads the kernel's route. Those of the local table, cached ones and types that nobody writes are none.
+// found reads the kernel's route. Those of the local table, cached ones and types that are not for
+// routing are left out.
 func found(r netlink.Route, family int, names map[int]string) (Found, bool) {
 	if r.Table == local || r.Flags&unix.RTM_F_CLONED != 0 {
 		return Found{}, false
@@ -304,18 +310,21 @@ func addr(ip net.IP) netip.Addr {
 	return a.Unmap()
 }
 
-// Add makes a route where there is none for its key; ErrExists where there is one, whoever's.
+// Add makes a route where there is none for its key; ErrExists where there is one, of whatever
+// protocol.
 func (d *Driver) Add(ctx context.Context, r Route) error {
 	return d.write(ctx, r, d.config.Protocol, d.handle.RouteAdd)
 }
 
-// Replace puts a route in the place of the one with the same key, or where there is none, in one step: no packet finds no route. The caller knows that the
-// route that goes is ours, or wants to adopt it.
+// Replace puts a route in the place of the one with the same key, or where there is none, in one
+// step: no packet finds no route. The caller knows that the route that goes is ours, or wants to
+// adopt it.
 func (d *Driver) Replace(ctx context.Context, r Route) error {
 	return d.write(ctx, r, d.config.Protocol, d.handle.RouteReplace)
 }
 
-// Restore puts back what was there before a Replace, as it was: somebody else's bears their number again.
+// Restore puts back what was there before a Replace, as it was: another process' route has its
+// number again.
 func (d *Driver) Restore(ctx context.Context, f Found) error {
 	return d.write(ctx, f.Route, f.Protocol, d.handle.RouteReplace)
 }
@@ -338,12 +347,13 @@ func (d *Driver) Delete(ctx context.Context, r Route) error {
 	return d.remove(ctx, r, d.config.Protocol)
 }
 
-// DeleteForeign removes somebody else's route, which is being adopted.
+// DeleteForeign removes another process' route, which is being adopted.
 func (d *Driver) DeleteForeign(ctx context.Context, f Found) error {
 	return d.remove(ctx, f.Route, f.Protocol)
 }
 
-// remove names table, subnet, metric, type and protocol: the kernel then removes that one and no other. (Without the protocol it would take anybody's.)
+// remove names table, subnet, metric, type and protocol: the kernel then removes that one and no
+// other. (Without the protocol it would take any.)
 func (d *Driver) remove(ctx context.Context, r Route, protocol uint8) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -409,7 +419,8 @@ func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// explain turns the kernel's number into one of the errors above. The numbers are those of fib_check_nh and ip6_route_check_nh in net/ipv4 and net/ipv6.
+// explain turns the kernel's number into one of the errors above. The numbers are those of
+// fib_check_nh and ip6_route_check_nh in net/ipv4 and net/ipv6.
 func explain(err error, r Route) error {
 	var why error
 	switch {

@@ -230,7 +230,7 @@ func TestRoutes_13_ECMP(t *testing.T) {
 	}
 }
 
-// Deleting ours leaves somebody else's of the same subnet alone, whatever it looks like.
+// Deleting ours leaves another process' route of the same subnet alone, whatever it looks like.
 func TestRoutes_15_ForeignStays(t *testing.T) {
 	s := newSite(t)
 	for _, subnet := range []string{"172.20.0.0/16", "2001:db8:20::/48"} {

@@ -19,7 +19,8 @@ import (
 	"golang.org/x/net/ipv6"
 )
 
-// NextHop is where the kernel would send a packet for an address now; one without Gateway means that the address is on the interface's own network.
+// NextHop is where the kernel would send a packet for an address now; one without Gateway means
+// that the address is on the interface's own network.
 func (d *Driver) NextHop(to netip.Addr) (Hop, error) {
 	routes, err := d.handle.RouteGet(to.AsSlice())
 	if err != nil {
@@ -40,7 +41,8 @@ func (d *Driver) NextHop(to netip.Addr) (Hop, error) {
 
 const pingEvery = 250 * time.Millisecond
 
-// Ping sends ICMP echo requests through an interface ("" for the kernel's choice) until an answer comes (nil) or ctx ends. It needs CAP_NET_RAW.
+// Ping sends ICMP echo requests through an interface ("" for the kernel's choice) until an answer
+// comes (nil) or ctx ends. It needs CAP_NET_RAW.
 func (d *Driver) Ping(ctx context.Context, to netip.Addr, through string) error {
 	var request, reply icmp.Type = ipv4.ICMPTypeEcho, ipv4.ICMPTypeEchoReply // RFC 792
 	network := "ip4:icmp"

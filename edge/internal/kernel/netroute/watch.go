@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrLost ends a Watch when the kernel had more events than the socket had room for (ENOBUFS, netlink(7)), or none can come any more: the caller watches
-// anew and reads everything.
+// ErrLost ends a Watch when the kernel had more events than the socket had room for (ENOBUFS,
+// netlink(7)), or none can come any more: the caller watches again and reads everything.
 var ErrLost = errors.New("events of the kernel were lost")
 
 // Event is something that changed. Exactly one of its fields is set.
@@ -19,12 +19,13 @@ type Event struct {
 	// Route was made, changed (Gone false) or removed (Gone true).
 	Route *Found
 	Gone  bool
-	// Links: an interface or an address came, went or changed. The kernel does not say which routes went with it.
+	// Links: an interface or an address came, went or changed. The kernel does not say which routes
+	// went with it.
 	Links bool
 }
 
-// Watch calls started once events are being collected, and then handle with each, until ctx ends (nil) or events were lost (ErrLost). Events of routes in the local
-// table are left out.
+// Watch calls started once events are being collected, and then handle with each, until ctx ends
+// (nil) or events were lost (ErrLost). Events of routes in the local table are left out.
 func (d *Driver) Watch(ctx context.Context, started func(), handle func(Event)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -34,7 +35,8 @@ func (d *Driver) Watch(ctx context.Context, started func(), handle func(Event)) 
 	var open sync.WaitGroup
 	defer open.Wait()
 	defer close(done)
-	// The subscriptions end when done is closed; until their channels are closed somebody must empty these, or they would never see it.
+	// The subscriptions end when done is closed; until their channels are closed these must be
+	// emptied, or they would never see it.
 	opened := func() {
 		drain(&open, routes)
 		drain(&open, links)
@@ -95,7 +97,7 @@ func (d *Driver) Watch(ctx context.Context, started func(), handle func(Event)) 
 	}
 }
 
-// ended tells why a subscription ended by itself: its error was told first.
+// ended says why a subscription ended by itself: its error came first.
 func (d *Driver) ended(ctx context.Context, what string) error {
 	if cause := context.Cause(ctx); cause != nil {
 		if errors.Is(cause, ErrLost) {

@@ -1,7 +1,10 @@
-// Package netwatch tells when the device's network may have come back: a link came up, an address or a route is new.
+// Package netwatch wakes a listener when the device's network may have come back: a link came up,
+// an address or a route is new.
 //
-// It owns three netlink subscriptions (rtnetlink(7)) and decides nothing: what is told is a reason to try, not that trying will help. Messages that the kernel
-// had no room for (ENOBUFS) count as a change. One goroutine reads; the channel holds one word, so that a slow listener hears once of many changes.
+// It owns three netlink subscriptions (rtnetlink(7)) and decides nothing: a wake-up is a reason to
+// try, no promise that it helps. Messages that the kernel had no room for (ENOBUFS) count as a
+// change. One goroutine reads; the channel holds one word, so that a slow listener is woken once
+// for many changes.
 package netwatch
 
 import (
@@ -18,7 +21,7 @@ import (
 	"github.com/skerry-io/skerry/beehive/message"
 )
 
-// Name is the module's address on the bus. Nobody writes to it.
+// Name is the module's address on the bus. It receives nothing.
 const Name message.Name = "netwatch"
 
 // Watcher is the module.
@@ -32,7 +35,7 @@ func New(namespace *netns.NsHandle) *Watcher {
 	return &Watcher{namespace: namespace, wake: make(chan struct{}, 1)}
 }
 
-// C tells of changes.
+// C receives after changes.
 func (w *Watcher) C() <-chan struct{} { return w.wake }
 
 // Name implements beehive.Module.
@@ -45,7 +48,8 @@ func (w *Watcher) Run(ctx context.Context, port *beehive.Port) error {
 	opened := 0
 	defer func() {
 		close(done)
-		// The library's goroutines may be about to send; they close their channels when they have seen the end.
+		// The library's goroutines may be about to send; they close their channels when they have
+		// seen the end.
 		for _, drain := range []func(){func() { drain(links) }, func() { drain(addresses) }, func() { drain(routes) }}[:opened] {
 			drain()
 		}
@@ -53,7 +57,7 @@ func (w *Watcher) Run(ctx context.Context, port *beehive.Port) error {
 	failed := make(chan error, 3) // one for each subscription: none is held up at the end
 	fail := func(err error) {
 		if errors.Is(err, unix.ENOBUFS) {
-			w.tell()
+			w.notify()
 			return
 		}
 		select {
@@ -82,17 +86,18 @@ func (w *Watcher) Run(ctx context.Context, port *beehive.Port) error {
 		case err := <-failed:
 			return fmt.Errorf("reading changes of the network: %w", err)
 		case u, ok := <-links:
-			// Of a pod's veth too: rare enough, and a word costs one look at whether there is a link.
+			// Of a pod's veth too: rare enough, and a word costs one look at whether there is a
+			// link.
 			if ended = !ok; ok && u.Header.Type == unix.RTM_NEWLINK && u.Attrs().RawFlags&unix.IFF_LOWER_UP != 0 {
-				w.tell()
+				w.notify()
 			}
 		case u, ok := <-addresses:
 			if ended = !ok; ok && u.NewAddr {
-				w.tell()
+				w.notify()
 			}
 		case u, ok := <-routes:
 			if ended = !ok; ok && u.Type == unix.RTM_NEWROUTE {
-				w.tell()
+				w.notify()
 			}
 		}
 		if ended {
@@ -114,7 +119,7 @@ func drain[T any](ch <-chan T) {
 	}
 }
 
-func (w *Watcher) tell() {
+func (w *Watcher) notify() {
 	select {
 	case w.wake <- struct{}{}:
 	default:

@@ -15,7 +15,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/netwatch"
 )
 
-func TestTellsOfLinksAddressesAndRoutes(t *testing.T) {
+func TestWakesForLinksAddressesAndRoutes(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("making a network namespace needs root")
 	}
@@ -30,7 +30,7 @@ func TestTellsOfLinksAddressesAndRoutes(t *testing.T) {
 	bench := beehivetest.Run(t, nil, beehive.Entry{Module: w})
 	bench.Await(netwatch.Name, beehive.Ready)
 
-	heard := func(what string, change func() error) {
+	expect := func(what string, change func() error) {
 		t.Helper()
 		for drained := false; !drained; {
 			select {
@@ -45,7 +45,7 @@ func TestTellsOfLinksAddressesAndRoutes(t *testing.T) {
 		select {
 		case <-w.C():
 		case <-time.After(time.Minute):
-			t.Errorf("nothing was heard of %s", what)
+			t.Errorf("no wake-up for %s", what)
 		}
 	}
 	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "a"}, PeerName: "b"}
@@ -53,13 +53,13 @@ func TestTellsOfLinksAddressesAndRoutes(t *testing.T) {
 	peer, err := netlink.LinkByName("b")
 	check(t, err)
 	check(t, netlink.LinkSetUp(peer))
-	heard("a link that comes up", func() error { return netlink.LinkSetUp(veth) })
+	expect("a link that comes up", func() error { return netlink.LinkSetUp(veth) })
 	address, err := netlink.ParseAddr("192.0.2.1/24")
 	check(t, err)
-	heard("a new address", func() error { return netlink.AddrAdd(veth, address) })
+	expect("a new address", func() error { return netlink.AddrAdd(veth, address) })
 	to, err := netlink.ParseIPNet("198.51.100.0/24")
 	check(t, err)
-	heard("a new route", func() error {
+	expect("a new route", func() error {
 		return netlink.RouteAdd(&netlink.Route{LinkIndex: veth.Attrs().Index, Dst: to, Gw: net.IPv4(192, 0, 2, 2)})
 	})
 }

@@ -17,12 +17,12 @@ const (
 	chain = "SKERRY-API"
 )
 
-// hooks are where what arrives, and what the device itself sends, is led to the chain. Before all other rules: kube-proxy
-// knows another way to the same address.
+// hooks are where what arrives, and what the device itself sends, is led to the chain. Before all
+// other rules: kube-proxy knows another way to the same address.
 func hooks() []string { return []string{"PREROUTING", "OUTPUT"} }
 
-// state is what the kernel has. Rules are as `iptables -S` writes them; the first line of a list makes the chain or sets
-// its policy.
+// state is what the kernel has. Rules are as `iptables -S` writes them; the first line of a list
+// makes the chain or sets its policy.
 type state struct {
 	addresses []address           // of the loopback interface
 	chain     []string            // of ours; nil: there is none
@@ -76,8 +76,8 @@ func (c change) String() string {
 	}
 }
 
-// plan is what makes the kernel redirect exactly this. Addresses come first and go last: a rule to one that is not here
-// would lead into the network.
+// plan is what makes the kernel redirect exactly this. Addresses come first and go last: a rule to
+// one that is not here would lead into the network.
 func plan(want []Rule, have state) []change {
 	added, removed := planAddresses(want, have)
 	changes := added

@@ -10,7 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// The plans, for states of the kernel that the driver's own test doesn't reach. UPDATE=1 writes the file.
+// The plans, for states of the kernel that the driver's own test doesn't reach. UPDATE=1 writes the
+// file.
 func TestPlan(t *testing.T) {
 	rule := func(from, to string) Rule { return Rule{netip.MustParseAddrPort(from), netip.MustParseAddrPort(to)} }
 	ip := netip.MustParseAddr
@@ -46,11 +47,11 @@ func TestPlan(t *testing.T) {
 		{"all there", one, full},
 		{"another rule came before ours", one, behind},
 		{"the chain was emptied by hand", one, emptied},
-		{"the address is somebody else's", one, foreign},
+		{"the address is not ours", one, foreign},
 		{"the Service and the listener moved", []Rule{rule("10.97.0.1:443", "169.254.20.21:10550")}, full},
 		{"switched off", nil, full},
 		{"switched off, nothing there", nil, state{hooks: empty()}},
-		{"switched off, the address is somebody else's", nil, foreign},
+		{"switched off, the address is not ours", nil, foreign},
 	} {
 		fmt.Fprintf(&text, "# %s\n", c.name)
 		for _, change := range plan(c.want, c.have) {

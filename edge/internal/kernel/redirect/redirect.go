@@ -1,9 +1,9 @@
 // Package redirect leads TCP connections that are for elsewhere to a listener on this device.
 //
-// It owns the chain SKERRY-API of the nat table with the two rules that lead to it, and the addresses of the loopback
-// interface that bear its label. It refuses IPv6, and touches nothing else. Chain and addresses stay when the process
-// ends: a connection that was led here must not end elsewhere for the length of a restart. Apply is called by one
-// goroutine at a time.
+// It owns the chain SKERRY-API of the nat table with the two rules that lead to it, and the
+// addresses of the loopback interface that bear its label. It refuses IPv6, and touches nothing
+// else. Chain and addresses stay when the process ends: a connection that was led here must not end
+// elsewhere for the length of a restart. Apply is called by one goroutine at a time.
 package redirect
 
 import (
@@ -22,8 +22,8 @@ type Driver struct{}
 // New returns a Driver. It needs the program iptables as soon as there is something to redirect.
 func New() *Driver { return &Driver{} }
 
-// Apply makes the kernel redirect exactly this. Without rules nothing of ours stays, and a device without iptables is
-// as it should be.
+// Apply makes the kernel redirect exactly this. Without rules nothing of ours stays, and a device
+// without iptables is as it should be.
 func (*Driver) Apply(want []Rule) error {
 	for _, r := range want {
 		if !r.From.Addr().Is4() || !r.To.Addr().Is4() {

@@ -54,7 +54,7 @@ func TestDriver(t *testing.T) {
 		t.Helper()
 		device.Must(t, func() error { return d.Apply(want) })
 	}
-	// Somebody else, who knows another way to the same address.
+	// Another program, with another way to the same address.
 	device.Must(t, func() error {
 		return exec.Command("iptables", "-t", "nat", "-A", "PREROUTING", "-d", "10.96.0.1/32", "-p", "tcp", "-j", "DNAT", "--to-destination", "203.0.113.1").Run()
 	})
@@ -99,7 +99,7 @@ func TestDriver(t *testing.T) {
 		defer c.Close()
 		b := make([]byte, 4)
 		if _, err := c.Read(b); err != nil || string(b) != "edge" {
-			return errors.New("answered by somebody else: " + string(b))
+			return errors.New("answered by another: " + string(b))
 		}
 		return nil
 	}
