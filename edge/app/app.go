@@ -104,6 +104,7 @@ type App struct {
 	config   *edgeconfig.Config
 	node     string
 	store    *store.Store
+	disk     disk
 	clock    *pki.Clock
 	identity *join.Identity
 	meta     *meta.Manager
@@ -143,6 +144,7 @@ func New(ctx context.Context, cfg *edgeconfig.Config) (*App, error) {
 	if a.store, err = store.Open(ctx, file); err != nil {
 		return nil, err
 	}
+	a.disk = disk{cfg.DataDir, func() bool { return a.store.Stats().Full }}
 	if last, err := a.store.LastTime(); err == nil {
 		a.clock.AtLeast(last)
 	}
@@ -184,6 +186,7 @@ func (a *App) assemble() error {
 	entries := []beehive.Entry{
 		{Module: a.meta, Groups: []message.Group{linkstate.Group}, Restart: beehive.OnFailure(beehive.Backoff{})},
 		{Module: &storeModule{store: a.store, linked: a.meta.Linked}, Restart: beehive.Never()},
+		{Module: &diskModule{disk: a.disk, node: a.node, client: a.api.ClientConfig(api.Identity{})}, Restart: beehive.OnFailure(beehive.Backoff{})},
 	}
 	if c.EdgeAPI.Enable {
 		entries = append(entries,

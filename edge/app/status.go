@@ -41,6 +41,7 @@ type Status struct {
 	ClockSkew  time.Duration          `json:"clockSkewNanoseconds"` // how far the device's clock is ahead of the cloud's
 	Kubelet    string                 `json:"kubelet"`              // "alive", or what it waits for
 	Data       *meta.Status           `json:"data,omitempty"`
+	Disk       *DiskStatus            `json:"disk,omitempty"`
 	Routes     *route.Status          `json:"routes,omitempty"`
 	VIPs       *vip.Status            `json:"vips,omitempty"`
 	Drain      *drain.State           `json:"drain,omitempty"`
@@ -58,6 +59,8 @@ func (a *App) Status() Status {
 	s.Identity = &identity
 	data := a.meta.Status()
 	s.Data = &data
+	disk := a.disk.status()
+	s.Disk = &disk
 	if a.routes != nil {
 		routes := a.routes.Status()
 		s.Routes = &routes
@@ -106,6 +109,8 @@ func StatusOfFiles(ctx context.Context, cfg *edgeconfig.Config) (Status, error) 
 	s.Node = string(identity.Node())
 	status := identity.Status()
 	s.Identity = &status
+	disk := disk{cfg.DataDir, func() bool { return false }}.status()
+	s.Disk = &disk
 	if _, err := os.Stat(storeConfig(cfg).Path); err != nil {
 		return s, nil //nolint:nilerr // no store yet: it has joined and never run
 	}

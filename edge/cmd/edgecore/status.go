@@ -43,8 +43,13 @@ func statusCommand(file *string) *cobra.Command {
 			}
 			status, down := runningStatus(c.Context(), cfg)
 			if down != nil {
-				if status, err = app.StatusOfFiles(c.Context(), cfg); err != nil {
-					return err
+				// What can be told of the files is told, also where the store can't be opened.
+				var problem error
+				if status, problem = app.StatusOfFiles(c.Context(), cfg); problem != nil {
+					if status.Identity == nil {
+						return problem // it has not joined: there is nothing to tell
+					}
+					down = errors.Join(down, problem)
 				}
 			}
 			if err := output.Print(c.OutOrStdout(), status, func(w io.Writer) error { return writeStatus(w, status) }); err != nil {
@@ -136,6 +141,9 @@ func writeStatus(out io.Writer, s app.Status) error {
 		row("clock", "%s off the cloud's", s.ClockSkew.Round(time.Second))
 	}
 	if d := s.Data; d != nil {
+		if s.Disk != nil && s.Disk.Problem != "" {
+			row("PROBLEM", "%s", s.Disk.Problem)
+		}
 		row("waiting for the cloud", "%s", backlog(d.Outbox.Waiting))
 		if d.Outbox.Oldest != nil {
 			row("", "oldest from %s", ago(*d.Outbox.Oldest, s.At))

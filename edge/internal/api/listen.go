@@ -29,6 +29,7 @@ const (
 // one that somebody still serves is not.
 func (s *Server) Serve(ctx context.Context, ready func()) error {
 	var servers []*http.Server
+	address := "" // of the TLS listener
 	var listeners []net.Listener
 	closeAll := func() {
 		for _, l := range listeners {
@@ -67,11 +68,7 @@ func (s *Server) Serve(ctx context.Context, ready func()) error {
 			}
 			return fmt.Errorf("listening for the device's API: %w", err)
 		}
-		if err := s.writeKubeconfig(l.Addr().String()); err != nil {
-			_ = l.Close()
-			closeAll()
-			return err
-		}
+		address = l.Addr().String()
 		add(tls.NewListener(l, config), s.Handler(ByCertificate))
 	}
 	if s.config.Pods != "" {
@@ -105,11 +102,38 @@ func (s *Server) Serve(ctx context.Context, ready func()) error {
 			return nil
 		})
 	}
+	if address != "" {
+		// A disk that is full is no reason not to serve: the kubeconfig of the last start is as good, as
+		// long as the address and the authority are the same.
+		if err := s.writeKubeconfig(address); err != nil {
+			klog.FromContext(ctx).Error(err, "Cannot write the kubeconfig of the device's API; it is tried again", "again", kubeconfigRetry)
+			g.Go(func() error { return s.retryKubeconfig(ctx, address) })
+		}
+	}
 	ready()
 	if len(servers) == 0 {
 		<-ctx.Done()
 	}
 	return g.Wait()
+}
+
+// kubeconfigRetry is the time between two tries to write the admin's kubeconfig.
+const kubeconfigRetry = 30 * time.Second
+
+// retryKubeconfig writes the admin's kubeconfig as soon as that can be done.
+func (s *Server) retryKubeconfig(ctx context.Context, address string) error {
+	tick := time.NewTicker(kubeconfigRetry)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		if s.writeKubeconfig(address) == nil {
+			return nil
+		}
+	}
 }
 
 // socketHandler answers Kubernetes' paths, and the process's own.

@@ -128,6 +128,7 @@ func (s *Store) commit(batch []*call) {
 			s.fail(err)
 		}
 		s.mu.Lock()
+		s.stats.Full = errors.Is(noRoom(err), ErrFull)
 		switch {
 		case damaged:
 			s.stats.Failures++

@@ -65,6 +65,7 @@ type Stats struct {
 	Writes   uint64 // functions that they carried
 	Failures uint64 // transactions that failed, for want of room or otherwise
 	Bytes    int64  // size of the file
+	Full     bool   // the last transaction found no room
 	// Records counts the records that were put or deleted, by where they lie: "outbox", "objects//v1/pods", "modules/drain". It says who writes; the numbers that
 	// go along with other records are not counted.
 	Records map[string]uint64

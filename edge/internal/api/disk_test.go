@@ -1,0 +1,109 @@
+package api_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/skerry-io/skerry/edge/internal/api"
+	"github.com/skerry-io/skerry/edge/internal/meta"
+	"github.com/skerry-io/skerry/edge/internal/store"
+)
+
+// The test binary is its own child, for a mount namespace of its own.
+func TestMain(m *testing.M) {
+	if dir := os.Getenv("API_TEST_FULL_DISK"); dir != "" {
+		if err := fullDisk(dir); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		fmt.Println("fine")
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// On a disk that is full the API starts, and the admin's kubeconfig of the start before leads to it.
+func TestAFullDiskIsServed(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root: it mounts a small disk in a mount namespace of its own")
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), self, "-test.run=^$")
+	cmd.Env = append(os.Environ(), "API_TEST_FULL_DISK="+t.TempDir())
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.HasSuffix(strings.TrimSpace(string(out)), "fine") {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+func fullDisk(dir string) error {
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=2m"); err != nil {
+		return fmt.Errorf("mounting: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	ask := func(listen string) (server string, err error) {
+		file, err := store.Open(ctx, store.Config{Path: filepath.Join(dir, "store.db")})
+		if err != nil {
+			return "", err
+		}
+		defer file.Close()
+		m := meta.New(meta.Config{NodeName: node, Store: file})
+		s := api.New(api.Config{NodeName: node, Backend: m, State: file.Module(string(api.Name)), DataDir: dir, Listen: listen})
+		serving, stop := context.WithCancel(ctx)
+		ready, done := make(chan struct{}), make(chan error, 1)
+		go func() { done <- s.Serve(serving, func() { close(ready) }) }()
+		select {
+		case <-ready:
+		case err := <-done:
+			stop()
+			return "", fmt.Errorf("it does not start: %w", err)
+		}
+		config, err := clientcmd.BuildConfigFromFlags("", filepath.Join(dir, api.KubeconfigFile))
+		if err == nil {
+			var c kubernetes.Interface
+			if c, err = kubernetes.NewForConfig(config); err == nil {
+				_, err = c.Discovery().RESTClient().Get().AbsPath("/healthz").DoRaw(ctx)
+			}
+		}
+		stop()
+		if endErr := <-done; err == nil {
+			err = endErr
+		}
+		if err != nil {
+			return "", err
+		}
+		return strings.TrimPrefix(config.Host, "https://"), nil
+	}
+	listen, err := ask("127.0.0.1:0")
+	if err != nil {
+		return fmt.Errorf("with room: %w", err)
+	}
+	filler, err := os.Create(filepath.Join(dir, "filler"))
+	if err != nil {
+		return err
+	}
+	for err == nil {
+		_, err = filler.Write(make([]byte, 512))
+	}
+	filler.Close()
+	if _, err := ask(listen); err != nil {
+		return fmt.Errorf("on a full disk: %w", err)
+	}
+	return nil
+}
