@@ -21,5 +21,5 @@ func podsListen(c edgeconfig.EdgeAPI) string {
 // newAPIRedirect makes the agent that leads pods to the edge API, or removes what led them there.
 func (a *App) newAPIRedirect() *agent.Module {
 	at, _ := netip.ParseAddrPort(podsListen(a.config.Modules.EdgeAPI)) // the configuration's rules have refused what is none
-	return apiredirect.New(apiredirect.Config{API: a.api.ClientConfig(api.Identity{}), Redirect: redirect.New(), Listen: at, Serve: a.api.ServePods})
+	return a.agent(apiredirect.New(apiredirect.Config{API: a.api.ClientConfig(api.Identity{}), Redirect: redirect.New(), Listen: at, Serve: a.api.ServePods}))
 }

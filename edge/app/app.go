@@ -31,6 +31,7 @@ import (
 	"github.com/skerry-io/skerry/common/pki"
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/version"
+	"github.com/skerry-io/skerry/edge/internal/agent"
 	"github.com/skerry-io/skerry/edge/internal/api"
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
 	"github.com/skerry-io/skerry/edge/internal/drain"
@@ -114,6 +115,7 @@ type App struct {
 	netwatch *netwatch.Watcher
 	edged    *edged.Module
 	routes   *route.Agent
+	agents   []*agent.Module
 	vips     *vip.Agent
 	drain    *drain.Agent
 	runner   *beehive.Runner

@@ -19,6 +19,12 @@ import (
 // closeTimeout is for the last events of a module that ends.
 const closeTimeout = 2 * time.Second
 
+// agent adds an agent to those whose state `edgecore status` shows.
+func (a *App) agent(m *agent.Module) *agent.Module {
+	a.agents = append(a.agents, m)
+	return m
+}
+
 // recorder opens the recorder of events of an agent.
 func (a *App) recorder(name string) func(ctx context.Context) (agent.Recorder, error) {
 	return func(ctx context.Context) (agent.Recorder, error) { return a.api.NewRecorder(ctx, name) }
@@ -52,7 +58,9 @@ func (a *App) newRoutes() *route.Agent {
 		}
 		return s
 	}
-	return route.New(config)
+	routes := route.New(config)
+	a.agent(routes.Module)
+	return routes
 }
 
 func (a *App) openRoutes(context.Context) (route.Kernel, func(), error) {

@@ -15,6 +15,7 @@ import (
 	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/pki"
 	"github.com/skerry-io/skerry/common/version"
+	"github.com/skerry-io/skerry/edge/internal/agent"
 	"github.com/skerry-io/skerry/edge/internal/api"
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
 	"github.com/skerry-io/skerry/edge/internal/drain"
@@ -46,6 +47,7 @@ type Status struct {
 	VIPs       *vip.Status            `json:"vips,omitempty"`
 	Drain      *drain.State           `json:"drain,omitempty"`
 	Modules    []beehive.ModuleHealth `json:"modules,omitempty"`
+	Agents     []agent.State          `json:"agents,omitempty"`
 }
 
 // Status is how the running edgecore is.
@@ -74,6 +76,9 @@ func (a *App) Status() Status {
 		s.Drain = &state
 	}
 	s.Modules = a.runner.Health()
+	for _, m := range a.agents {
+		s.Agents = append(s.Agents, m.State())
+	}
 	switch {
 	case a.edged == nil:
 		s.Kubelet = "switched off"

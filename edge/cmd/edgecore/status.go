@@ -267,12 +267,17 @@ func knows(s app.Status) string {
 	return strings.Join(parts, ", ")
 }
 
-// writeModules lists the modules that are not as they should be, and nothing when all are.
+// writeModules lists the modules that are not ready and the agents that have a problem; nothing where there are none.
 func writeModules(out io.Writer, s app.Status) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	for _, m := range s.Modules {
 		if m.State != beehive.Ready {
 			fmt.Fprintf(w, "module %s\t%s since %s\t%s\n", m.Name, m.State, ago(m.Since, s.At), m.LastError)
+		}
+	}
+	for _, m := range s.Agents {
+		if m.Problem != "" {
+			fmt.Fprintf(w, "agent %s\tfailed %d times\t%s\n", m.Name, m.Failures, m.Problem)
 		}
 	}
 	return w.Flush()
