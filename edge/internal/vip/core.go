@@ -48,7 +48,7 @@ func Roles(f Facts) []Role {
 func role(f Facts, v *v1alpha1.VirtualIP, self v1alpha1.VirtualIPNode) Role {
 	r := Role{VIP: v}
 	address, err := netip.ParseAddr(v.Spec.Address)
-	if err != nil {
+	if err != nil || address.Zone() != "" {
 		r.Fault = fmt.Sprintf("%.60q is no address", v.Spec.Address)
 		return r
 	}

@@ -2,6 +2,7 @@ package vip_test
 
 import (
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -111,7 +112,7 @@ func TestRoles(t *testing.T) {
 		"deleted":               {edit(func(v *v1alpha1.VirtualIP) { v.DeletionTimestamp = &metav1.Time{} }), nil},
 		"no selector":           {edit(func(v *v1alpha1.VirtualIP) { v.Spec.Selector = nil }), &want{false, nil, "lan0", "", false}},
 		"interface asked for":   {edit(func(v *v1alpha1.VirtualIP) { v.Spec.Interface = "wan0" }), &want{Fault: "interface wan0 is not on the network of 192.168.1.100"}},
-		"interface missing":     {edit(func(v *v1alpha1.VirtualIP) { v.Spec.Interface = "eth9" }), &want{Fault: "the node has no interface eth9, or it is down"}},
+		"interface missing":     {edit(func(v *v1alpha1.VirtualIP) { v.Spec.Interface = "eth9" }), &want{Fault: `the node has no interface "eth9", or it is down`}},
 		"outside every network": {edit(func(v *v1alpha1.VirtualIP) { v.Spec.Address = "172.16.0.1" }), &want{Fault: "no interface of the node is on the network of 172.16.0.1"}},
 		"nowhere": {func(f *vip.Facts) { f.Interfaces = nil }, &want{
 			Fault: "no interface of the node is on the network of 192.168.1.100",
@@ -165,5 +166,53 @@ func TestRoles_whole(t *testing.T) {
 	}}
 	if diff := cmp.Diff(want, roles, cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{}, netip.Prefix{})); diff != "" {
 		t.Errorf("roles (-want +got):\n%s", diff)
+	}
+}
+
+// hostile are words that mean something to a parser, a shell or a path.
+var hostile = []string{
+	"\"", "'", "a b", "a\nb", "$(reboot)", "`reboot`", "../../etc", "/etc/passwd", "a\x00b", "-j ACCEPT", "--flush", "{", "}", "#", ";", strings.Repeat("a", 64<<10), "\xff",
+}
+
+// Whatever the strings of an object are, what the drivers are asked for is made of numbers, addresses and
+// names of interfaces that exist, and what is said of it is short.
+func TestHostile_17_FieldsOfVirtualIPs(t *testing.T) {
+	for _, word := range hostile {
+		for field, edit := range map[string]func(*v1alpha1.VirtualIP){
+			"address":   func(v *v1alpha1.VirtualIP) { v.Spec.Address = word },
+			"zone":      func(v *v1alpha1.VirtualIP) { v.Spec.Address = "fe80::1%" + word },
+			"interface": func(v *v1alpha1.VirtualIP) { v.Spec.Interface = word },
+			"network":   func(v *v1alpha1.VirtualIP) { v.Spec.Network, v.Spec.Pool = word, word },
+			"service":   func(v *v1alpha1.VirtualIP) { v.Spec.Service.Name, v.Spec.Service.Namespace = word, word },
+			"selector":  func(v *v1alpha1.VirtualIP) { v.Spec.Selector = map[string]string{word: word} },
+			"protocol":  func(v *v1alpha1.VirtualIP) { v.Spec.Ports[0].Protocol = corev1.Protocol(word) },
+			"port's name": func(v *v1alpha1.VirtualIP) {
+				v.Spec.Ports[0].Name, v.Spec.Ports[0].TargetPort = word, intstr.FromString(word)
+			},
+			"range":     func(v *v1alpha1.VirtualIP) { v.Spec.SourceRanges = []string{word} },
+			"shares":    func(v *v1alpha1.VirtualIP) { v.Spec.SharesElectionOf = word },
+			"preferred": func(v *v1alpha1.VirtualIP) { v.Spec.PreferredNode = word },
+			"peer": func(v *v1alpha1.VirtualIP) {
+				v.Spec.Unicast = true
+				v.Spec.Nodes = append(v.Spec.Nodes, v1alpha1.VirtualIPNode{Name: "b", Priority: 1, Address: word, HardwareAddress: word})
+			},
+		} {
+			v := virtualIP("192.168.1.100", "a")
+			edit(v)
+			for _, r := range vip.Roles(vip.Facts{Node: "a", VIPs: []*v1alpha1.VirtualIP{v}, Pods: []*corev1.Pod{pod("p", "a", "10.244.1.2")}, Interfaces: interfaces()}) {
+				if len(r.Fault) > 300 {
+					t.Errorf("%s %.20q: a fault of %d bytes", field, word, len(r.Fault))
+				}
+				if r.Fault != "" {
+					continue
+				}
+				if r.Instance.Interface != "lan0" || r.Service.Interface != "lan0" || r.Instance.Name != "vip_192.168.1.100" || len(r.Instance.Unicast.Peers) > 0 {
+					t.Errorf("%s %.20q: %+v", field, word, r.Instance)
+				}
+				if err := balance.Validate([]balance.Service{r.Service}); err != nil {
+					t.Errorf("%s %.20q: %v", field, word, err)
+				}
+			}
+		}
 	}
 }

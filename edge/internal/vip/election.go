@@ -62,11 +62,11 @@ func share(roles []Role) {
 		j := slices.IndexFunc(roles, func(o Role) bool { return o.VIP.Name == of && o.VIP.Spec.SharesElectionOf == "" })
 		switch {
 		case j < 0:
-			r.fail("the address shares the election of VirtualIP " + of + ", which this node does not know")
+			r.fail(fmt.Sprintf("the address shares the election of VirtualIP %.80q, which this node does not know", of))
 		case roles[j].Fault != "":
-			r.fail("the address shares the election of VirtualIP " + of + ", in which this node can't take part")
+			r.fail(fmt.Sprintf("the address shares the election of VirtualIP %.80q, in which this node can't take part", of))
 		case roles[j].Instance.Interface != r.Instance.Interface || roles[j].Instance.Address.Is4() != r.Instance.Address.Is4():
-			r.fail("the address shares the election of VirtualIP " + of + ", which is on another network")
+			r.fail(fmt.Sprintf("the address shares the election of VirtualIP %.80q, which is on another network", of))
 		default:
 			r.Ready = r.Ready && roles[j].Ready
 		}

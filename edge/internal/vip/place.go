@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 
 	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
 )
@@ -58,7 +59,7 @@ func place(f Facts, asked string, address netip.Addr) (iface netif.Interface, ow
 		return iface, own, why
 	}
 	if asked != "" && !slices.ContainsFunc(f.Interfaces, func(i netif.Interface) bool { return i.Name == asked }) {
-		return iface, own, "the node has no interface " + asked + ", or it is down"
+		return iface, own, fmt.Sprintf("the node has no interface %.40s, or it is down", strconv.QuoteToASCII(asked))
 	}
 	best := -1
 	for _, i := range f.Interfaces {
@@ -77,7 +78,7 @@ func place(f Facts, asked string, address netip.Addr) (iface netif.Interface, ow
 	case best >= 0:
 		return iface, own, ""
 	case asked != "":
-		return iface, own, "interface " + asked + " is not on the network of " + address.String()
+		return iface, own, fmt.Sprintf("interface %s is not on the network of %s", asked, address)
 	}
 	return iface, own, "no interface of the node is on the network of " + address.String()
 }

@@ -87,6 +87,21 @@ func TestHostile_17_NamesInTheConfiguration(t *testing.T) {
 	}
 }
 
+// A name never leads out of the directory of tracked files.
+func TestHostile_17_NamesOfTrackedFiles(t *testing.T) {
+	dir := t.TempDir()
+	d := New(Config{Dir: filepath.Join(dir, "run")})
+	for _, word := range hostile {
+		if err := d.SetReady(word, true); err == nil {
+			t.Errorf("%.40q is accepted", word)
+		}
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) > 0 {
+		t.Errorf("files were made: %v, %v", entries, err)
+	}
+}
+
 func FuzzValid(f *testing.F) {
 	for _, word := range hostile {
 		f.Add(word, word)

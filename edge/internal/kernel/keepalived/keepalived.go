@@ -56,6 +56,9 @@ func (d *Daemon) ExtraProblem() error {
 // SetReady says whether this node may hold an instance's address. keepalived watches the file: no reload is needed, and giving up is told to the others at once. An
 // instance that was never said to be ready is not.
 func (d *Daemon) SetReady(name string, ready bool) error {
+	if !plainName.MatchString(name) {
+		return fmt.Errorf("%.40q can't be the name of an instance", name)
+	}
 	value := []byte("1\n") // anything but 0 is a fault, with weight 0
 	if ready {
 		value = []byte("0\n")

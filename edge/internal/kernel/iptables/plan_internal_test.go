@@ -1,0 +1,63 @@
+package iptables
+
+import (
+	"flag"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/skerry-io/skerry/edge/internal/kernel/balance"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+// text is what a set of services makes of the tables, as iptables-restore reads it, without what leads to
+// our chains.
+func text(all []balance.Service) string {
+	var b strings.Builder
+	for _, s := range balance.Normal(all) {
+		for _, l := range append(nat(s), Guard(s, false)...) {
+			fmt.Fprintf(&b, "*%s\n-A %s %s -j LEAF\n", l.Base.Table, l.Base.Name, strings.Join(l.Match, " "))
+			for _, r := range l.Rules {
+				fmt.Fprintf(&b, "-A LEAF %s\n", strings.Join(r, " "))
+			}
+		}
+	}
+	return b.String()
+}
+
+func TestPlanText(t *testing.T) {
+	at := netip.MustParseAddrPort
+	web := balance.Service{Address: netip.MustParseAddr("192.168.1.100"), Interface: "lan0", Ports: []balance.Port{
+		{Protocol: balance.TCP, Number: 80, Backends: []netip.AddrPort{at("10.244.1.2:8080"), at("10.244.1.3:8080")}},
+		{Protocol: balance.UDP, Number: 53},
+	}}
+	guarded := web
+	guarded.Sources, guarded.Affinity, guarded.KeepSource = []netip.Prefix{netip.MustParsePrefix("192.168.1.0/24")}, time.Minute, true
+	six := balance.Service{Address: netip.MustParseAddr("2001:db8::100"), Interface: "lan0", Sources: []netip.Prefix{}, Ports: []balance.Port{
+		{Protocol: balance.TCP, Number: 443, Backends: []netip.AddrPort{at("[2001:db8:1::2]:8443")}},
+	}}
+	for name, services := range map[string][]balance.Service{"round_robin": {web}, "ranges_affinity_source": {guarded}, "ipv6_no_range": {six}} {
+		t.Run(name, func(t *testing.T) {
+			got, golden := text(services), filepath.Join("testdata", name+".golden")
+			if *update {
+				if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(golden)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), got); diff != "" {
+				t.Errorf("rules (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
