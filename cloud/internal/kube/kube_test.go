@@ -45,9 +45,11 @@ type watcher struct {
 	cancel     context.CancelFunc
 }
 
+func newObjects() map[string]*corev1.ConfigMap { return map[string]*corev1.ConfigMap{} }
+
 func serve(t *testing.T) *apiserver {
 	t.Helper()
-	a := &apiserver{objects: map[string]*corev1.ConfigMap{}, version: 100, watchers: map[int]*watcher{}, forbidden: map[string]bool{}}
+	a := &apiserver{objects: newObjects(), version: 100, watchers: map[int]*watcher{}, forbidden: map[string]bool{}}
 	a.Server = httptest.NewServer(a)
 	t.Cleanup(func() {
 		a.CloseClientConnections()

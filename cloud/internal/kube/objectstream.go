@@ -198,6 +198,7 @@ func (w *ObjectWatches) follow(ctx context.Context, s *watchedObject) {
 		if m != nil {
 			s.opener = m
 			stream, s.cancel = context.WithCancel(ctx)
+			w.authoriseOthers(ctx, s)
 		}
 		s.mu.Unlock()
 		if m == nil {
@@ -218,6 +219,17 @@ func (w *ObjectWatches) follow(ctx context.Context, s *watchedObject) {
 		}
 		base := min(50*time.Millisecond<<min(failures, 8), 10*time.Second)
 		sleep(ctx, base/2+rand.N(base/2), nil)
+	}
+}
+
+// authoriseOthers has those asked about whom the watch says nothing about: also the first member, when
+// another was picked. The object's lock is held.
+func (w *ObjectWatches) authoriseOthers(ctx context.Context, s *watchedObject) {
+	for m := range s.members {
+		if m != s.opener && m.access == checking && !m.asking {
+			m.asking = true
+			w.wg.Go(func() { w.authorise(ctx, s, m) })
+		}
 	}
 }
 
