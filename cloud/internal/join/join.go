@@ -5,6 +5,9 @@
 // it needs no right to the Secrets of kube-system) and the ConfigMap skerry-revoked. It refuses every certificate that Kubernetes' own authenticator
 // and signer would not stand behind: it signs no node certificate itself. Every exported method may be called by many goroutines at once; replicas
 // agree through resourceVersions alone.
+//
+// It is above 2,500 lines because joining, approving and revoking judge the same requests by the same lists; apart,
+// each would have to export what must not be called in another order.
 package join
 
 import (

@@ -220,6 +220,11 @@ func (a *KubeletApprover) addresses(ctx context.Context, node *corev1.Node, requ
 		return fmt.Errorf("listing the nodes: %w", err)
 	}
 	for _, other := range all.Items {
+		for _, cidr := range other.Spec.PodCIDRs {
+			if within(request, cidr) {
+				return foreign(fmt.Sprintf("an address that is asked for is in %s, of the pods of %s", cidr, other.Name))
+			}
+		}
 		if _, edge := other.Labels[edgeLabel]; edge {
 			continue
 		}
@@ -229,14 +234,38 @@ func (a *KubeletApprover) addresses(ctx context.Context, node *corev1.Node, requ
 			}
 		}
 	}
+	return a.cloud(ctx, request)
+}
+
+// cloud refuses the addresses of Services and of kube-apiserver.
+func (a *KubeletApprover) cloud(ctx context.Context, request *x509.CertificateRequest) error {
 	services, err := a.client.CoreV1().Services(metav1.NamespaceAll).List(ctx, metav1.ListOptions{ResourceVersion: "0"})
 	if err != nil {
 		return fmt.Errorf("listing the services: %w", err)
 	}
 	for _, s := range services.Items {
-		for _, address := range s.Spec.ClusterIPs {
+		addresses := slices.Concat(s.Spec.ClusterIPs, s.Spec.ExternalIPs)
+		for _, i := range s.Status.LoadBalancer.Ingress {
+			if i.Hostname == "" { // a virtual IP names its pool there: it is of a LAN, and another LAN may use the same
+				addresses = append(addresses, i.IP)
+			}
+		}
+		for _, address := range addresses {
 			if asked(request, address) {
 				return foreign(fmt.Sprintf("%s is the address of the service %s/%s", address, s.Namespace, s.Name))
+			}
+		}
+	}
+	ranges, err := a.client.NetworkingV1().ServiceCIDRs().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
+	if err != nil && !apierrors.IsNotFound(err) { // older clusters have no such kind
+		return fmt.Errorf("listing the ranges of services: %w", err)
+	}
+	if err == nil {
+		for _, r := range ranges.Items {
+			for _, cidr := range r.Spec.CIDRs {
+				if within(request, cidr) {
+					return foreign(fmt.Sprintf("an address that is asked for is in %s, of the services", cidr))
+				}
 			}
 		}
 	}
@@ -262,4 +291,10 @@ func (a *KubeletApprover) addresses(ctx context.Context, node *corev1.Node, requ
 func asked(request *x509.CertificateRequest, address string) bool {
 	ip := net.ParseIP(address)
 	return ip != nil && slices.ContainsFunc(request.IPAddresses, ip.Equal)
+}
+
+// within reports whether a request is for an address of a range.
+func within(request *x509.CertificateRequest, cidr string) bool {
+	_, prefix, err := net.ParseCIDR(cidr)
+	return err == nil && slices.ContainsFunc(request.IPAddresses, prefix.Contains)
 }

@@ -14,6 +14,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 
@@ -48,6 +49,11 @@ func TestKubeletApprover(t *testing.T) {
 		"kube-apiserver's name":    {requester: "edge1", names: []string{"kubernetes.default.svc"}, want: certificatesv1.CertificateDenied},
 		"an ordinary node's":       {requester: "edge1", ips: []string{"172.16.0.1"}, want: certificatesv1.CertificateDenied},
 		"a service's address":      {requester: "edge1", ips: []string{"10.96.0.1"}, want: certificatesv1.CertificateDenied},
+		"in the Services' range":   {requester: "edge1", ips: []string{"10.96.7.7"}, want: certificatesv1.CertificateDenied},
+		"in a pods' range":         {requester: "edge1", ips: []string{"10.244.1.7"}, want: certificatesv1.CertificateDenied},
+		"a load balancer's":        {requester: "edge1", ips: []string{"198.51.100.9"}, want: certificatesv1.CertificateDenied},
+		"a virtual IP elsewhere":   {requester: "edge1", ips: []string{"192.168.1.30"}, want: certificatesv1.CertificateApproved},
+		"an external IP":           {requester: "edge1", ips: []string{"198.51.100.10"}, want: certificatesv1.CertificateDenied},
 		"kube-apiserver's address": {requester: "edge1", ips: []string{"203.0.113.5"}, want: certificatesv1.CertificateDenied},
 		"loopback":                 {requester: "edge1", ips: []string{"127.0.0.1"}, want: certificatesv1.CertificateDenied},
 		"nothing":                  {requester: "edge1", want: certificatesv1.CertificateDenied},
@@ -78,7 +84,16 @@ func TestKubeletApprover(t *testing.T) {
 			// Last in the queue, so that its decision tells that the one before was judged too.
 			last := csr(t, "z-last", "edge2", serving)
 			client := fake.NewClientset(
-				addressedNode("edge1", true, "10.0.0.1", "192.168.1.10", "172.16.0.1", "10.96.0.1", "203.0.113.5", "127.0.0.1"),
+				addressedNode("edge1", true, "10.0.0.1", "192.168.1.10", "172.16.0.1", "10.96.0.1", "203.0.113.5", "127.0.0.1",
+					"10.96.7.7", "10.244.1.7", "198.51.100.9", "198.51.100.10", "192.168.1.30"),
+				&networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/16"}}},
+				&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "plain2"}, Spec: corev1.NodeSpec{PodCIDRs: []string{"10.244.1.0/24"}}},
+				&corev1.Service{
+					ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "balanced"}, Spec: corev1.ServiceSpec{ExternalIPs: []string{"198.51.100.10"}},
+					Status: corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{
+						{IP: "198.51.100.9"}, {Hostname: "shop-17", IP: "192.168.1.30"},
+					}}},
+				},
 				addressedNode("edge2", true, "192.168.1.10"), addressedNode("plain1", false, "172.16.0.1"),
 				&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes"}, Spec: corev1.ServiceSpec{ClusterIPs: []string{"10.96.0.1"}}},
 				&discoveryv1.EndpointSlice{
