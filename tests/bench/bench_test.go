@@ -60,6 +60,7 @@ func BenchmarkRow(b *testing.B) {
 		{"Pod", (*bench).podRunning},
 		{"TenPods", (*bench).tenPods},
 		{"Memory", (*bench).memory},
+		{"MemoryRise", (*bench).memoryRise},
 		{"PodChange", (*bench).podChange},
 		{"Events", (*bench).events},
 		{"SlowLink", (*bench).slowLink},

@@ -145,8 +145,12 @@ const (
 	whatPod    = "a pod with ConfigMap, Secret and token, made in the cloud: Running"
 	whatTen    = "10 pods that share a ConfigMap and a Secret, made together: all Running"
 	whatMemory = "memory of the process, resident"
+	whatRise   = "how much more memory the process has, resident, after 300 pods with ConfigMap, Secret and token have come and gone"
 	whatReboot = "reboot with 10 pods, each with ConfigMap, Secret and token, without a link: from the start of edgecore to all containers running"
 )
+
+// churned is how many times 10 pods come and go before memoryRise looks.
+const churned = 30
 
 // podRunning: from the pod's creation in the cloud to Running in the cloud. The two kinds of node take turns, so that a slow moment of the machine meets both.
 func (s *bench) podRunning(b *testing.B) {
@@ -189,6 +193,25 @@ func (s *bench) memory(b *testing.B) {
 		s.memoryOf(b, edge, "edgecore", "RssAnon:"), s.memoryOf(b, plain, "plainkubelet", "RssAnon:"))
 	s.remove(b, ours...)
 	s.remove(b, theirs...)
+	s.rows = append(s.rows, r)
+}
+
+// memoryRise: what a long day of pods leaves behind, the same on both.
+func (s *bench) memoryRise(b *testing.B) {
+	s.up(b)
+	const settle = 30 * time.Second
+	r := row{what: whatRise, unit: "MB", beside: "plain kubelet of the same version", goal: "at most 12 MB more", judge: above(12, "MB")}
+	pause(b, settle)
+	ours, theirs := s.memoryOf(b, edge, "edgecore", "VmRSS:"), s.memoryOf(b, plain, "plainkubelet", "VmRSS:")
+	for i := range churned {
+		s.run(b, podsOf(fmt.Sprint("rise", i), edge, 10)...)
+		s.run(b, podsOf(fmt.Sprint("rise", i), plain, 10)...)
+	}
+	for range *rounds {
+		pause(b, settle)
+		r.ours = append(r.ours, s.memoryOf(b, edge, "edgecore", "VmRSS:")-ours)
+		r.floor = append(r.floor, s.memoryOf(b, plain, "plainkubelet", "VmRSS:")-theirs)
+	}
 	s.rows = append(s.rows, r)
 }
 
