@@ -9,7 +9,7 @@ shards=${SHARDS:-2}
 out=build/out
 mkdir -p "$out" bin
 counts=$out/test-counts.jsonl again=$out/test-again
-rm -rf "$counts" "$again"
+rm -rf "$counts" "$again" "$out"/test-*.log
 mkdir -p "$again"
 failed=0
 
@@ -109,11 +109,22 @@ fi
 if [ ${#e2e[@]} -eq 0 ]; then
 	inner
 else
+	# Compiled and examined once, and not by all parts at the same time.
+	go test -vet all -exec true -ldflags "${TEST_LDFLAGS:-}" "${e2e[@]}" >/dev/null 2>&1
 	for ((n = 1; n <= shards; n++)); do
 		apart "e2e $n of $shards" shard "$n" "${e2e[@]}" &
 	done
 	apart "all others" inner &
-	wait
+	while sleep 60; do # so that whoever watches sees that something happens
+		for log in "$out"/test-*.log; do
+			echo "   ${log#"$out"/}: $(tail -n 1 "$log")"
+		done
+	done &
+	ticker=$!
+	for job in $(jobs -p); do
+		[ "$job" = "$ticker" ] || wait "$job"
+	done
+	kill "$ticker"
 fi
 retry
 
