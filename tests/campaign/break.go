@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"os"
 	"sync"
 	"syscall"
 	"time"
@@ -53,6 +54,8 @@ func (s *system) break1(ctx context.Context, step Step) error {
 		return restart(ctx, &s.clouds[step.Target].daemon, step.For)
 	case KillEdge:
 		return restart(ctx, &s.edges[step.Target].daemon, step.For)
+	case BadPage:
+		return s.damage(ctx, s.edges[step.Target], step.For)
 	case PauseCloud:
 		return stand(ctx, &s.clouds[step.Target].daemon, step.For)
 	case PauseEdge:
@@ -95,6 +98,43 @@ func restart(ctx context.Context, d *daemon, after time.Duration) error {
 	return d.start(ctx)
 }
 
+// damage flips a bit of a device's store while nothing has it open.
+func (s *system) damage(ctx context.Context, e *edge, after time.Duration) error {
+	r := history.Record{Kind: history.Damage, Who: e.name, At: s.recorder.Now()}
+	if err := e.kill(ctx); err != nil {
+		return err
+	}
+	if err := flip(e.store); err != nil {
+		return err
+	}
+	pause(ctx, after)
+	err := e.start(ctx)
+	r.End = s.recorder.Now()
+	s.recorder.Add(r)
+	return err
+}
+
+func flip(file string) error {
+	f, err := os.OpenFile(file, os.O_RDWR, 0)
+	if err != nil {
+		return fmt.Errorf("opening a store: %w", err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return fmt.Errorf("looking at a store: %w", err)
+	}
+	at, b := rand.Int64N(info.Size()), make([]byte, 1)
+	if _, err := f.ReadAt(b, at); err != nil {
+		return fmt.Errorf("reading a store: %w", err)
+	}
+	b[0] ^= 1 << rand.IntN(8)
+	if _, err := f.WriteAt(b, at); err != nil {
+		return fmt.Errorf("damaging a store: %w", err)
+	}
+	return f.Close()
+}
+
 func stand(ctx context.Context, d *daemon, length time.Duration) error {
 	child := d.running()
 	if err := child.Signal(syscall.SIGSTOP); err != nil {
@@ -115,8 +155,10 @@ func decide(step Step) func(*http.Request) faultproxy.Fault {
 		switch {
 		case rand.IntN(3) > 0:
 			return faultproxy.Fault{}
-		case r.Method == http.MethodGet && (kind.Code == http.StatusConflict || kind.Lose):
-			return faultproxy.Fault{} // no server answers so
+		case r.Method == http.MethodGet && kind.Lose:
+			return faultproxy.Fault{}
+		case kind.Code == http.StatusConflict && r.Method != http.MethodPut && r.Method != http.MethodPatch:
+			return faultproxy.Fault{} // to others it says that the object exists, which would be a lie
 		}
 		return kind
 	}

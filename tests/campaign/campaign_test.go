@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -50,12 +51,19 @@ func play(t *testing.T, o campaign.Options) {
 		kinds[string(r.Kind)]++
 	}
 	t.Logf("%v", kinds)
+	// A campaign in which nothing happens finds nothing.
+	if least := 20 * o.Edges; err == nil && (kinds["put"] < least || kinds["seen"] < least || kinds["get"] < least) {
+		t.Errorf("seed %d: too little has happened", o.Seed)
+	}
 	t.Logf("%d records; in step %v after the last fault", len(result.History), result.Settled.Round(time.Millisecond))
 	if !t.Failed() {
 		if err := os.RemoveAll(o.Dir); err != nil {
 			t.Error(err)
 		}
 		return
+	}
+	for _, e := range must(filepath.Glob(filepath.Join(o.Dir, "*", "sock"))) {
+		_ = os.Remove(e) // no file can be made of it
 	}
 	kept := filepath.Join(root, "build", "out", fmt.Sprintf("campaign-%d", o.Seed))
 	_ = os.RemoveAll(kept)
@@ -65,6 +73,13 @@ func play(t *testing.T, o campaign.Options) {
 	}
 	_ = os.RemoveAll(o.Dir)
 	t.Logf("its records and logs are in %s", kept)
+}
+
+func must[T any](x T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return x
 }
 
 func TestCampaign(t *testing.T) {
@@ -81,6 +96,24 @@ func TestCampaign(t *testing.T) {
 		t.Fatal(err)
 	}
 	play(t, o)
+}
+
+// TestShortCampaign plays short campaigns with kept seeds, side by side: most of their time is waiting.
+// It is not yet scenario 14 of the order campaign: Lag is left out until the device's API keeps what
+// kube-apiserver has accepted over a restart of edgecore (docs/faults.md, seed 14), and OlderCopy until
+// it has been seen to pass. `make campaign` draws from all.
+func TestShortCampaign(t *testing.T) {
+	if testing.Short() {
+		t.Skip("real control planes are started only without -short")
+	}
+	for _, seed := range []uint64{1, 2} {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			t.Parallel()
+			o := campaign.Short(seed)
+			o.Faults = slices.DeleteFunc(o.Faults, func(f campaign.Fault) bool { return f == campaign.Lag || f == campaign.OlderCopy })
+			play(t, o)
+		})
+	}
 }
 
 func TestPlan(t *testing.T) {

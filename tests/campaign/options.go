@@ -44,6 +44,7 @@ const (
 	PauseCloud Fault = "pause-cloud" // SIGSTOP, SIGCONT
 	KillEdge   Fault = "kill-edge"   // SIGKILL of an edgecore, which is started again
 	PauseEdge  Fault = "pause-edge"
+	BadPage    Fault = "bad-page"   // SIGKILL of an edgecore, one bit of its store's file is flipped, it is started again
 	Cut        Fault = "cut"        // connections of an edge break, new ones are refused
 	Silent     Fault = "silent"     // everything on an edge's link vanishes
 	Thin       Fault = "thin"       // an edge's link carries 4 KiB a second
@@ -56,5 +57,5 @@ const (
 
 // AllFaults are those that a campaign draws from.
 func AllFaults() []Fault {
-	return []Fault{KillCloud, PauseCloud, KillEdge, PauseEdge, Cut, Silent, Thin, Refuse, Isolate, Lag, KillPlane, OlderCopy}
+	return []Fault{KillCloud, PauseCloud, KillEdge, PauseEdge, BadPage, Cut, Silent, Thin, Refuse, Isolate, Lag, KillPlane, OlderCopy}
 }

@@ -77,6 +77,7 @@ type cloudcore struct {
 type edge struct {
 	daemon
 	name   string
+	store  string // its file
 	line   *line.Line
 	client kubernetes.Interface // its kubelet's
 }
@@ -294,6 +295,7 @@ func (s *system) addEdge(ctx context.Context, n int, token string) error {
 	if err != nil {
 		return fmt.Errorf("making the client of %s: %w", e.name, err)
 	}
+	e.store = filepath.Join(dir, "data", "store.db")
 	e.spec = process.Spec{Path: s.programs["hollowedge"], Args: []string{"--config", file, "--socket", socket}, Log: filepath.Join(dir, "log"), Bound: true}
 	e.ready = func(ctx context.Context) error {
 		c, err := new(net.Dialer).DialContext(ctx, "unix", socket)

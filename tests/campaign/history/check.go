@@ -275,7 +275,7 @@ func (c *checker) exact() (found []Violation) {
 			continue
 		}
 		last, acknowledged := lastAcknowledged(puts)
-		if !acknowledged || slices.ContainsFunc(c.restores, func(x Record) bool { return last.At <= x.End }) {
+		if !acknowledged || slices.ContainsFunc(c.restores, func(x Record) bool { return last.At <= x.End }) || c.damaged(last) {
 			continue
 		}
 		switch {
@@ -288,6 +288,11 @@ func (c *checker) exact() (found []Violation) {
 		}
 	}
 	return found
+}
+
+// damaged reports whether the store that an acknowledged write was in has been damaged since.
+func (c *checker) damaged(write Record) bool {
+	return slices.ContainsFunc(c.history, func(x Record) bool { return x.Kind == Damage && x.Who == write.Who && write.At <= x.End })
 }
 
 // order compares the order in which the events about an object appeared in the cloud with that in which

@@ -69,6 +69,10 @@ func restore(copied int) line {
 	}
 }
 
+func damage(who string) line {
+	return func(r *history.Record) { r.Kind, r.Who = history.Damage, who }
+}
+
 func build(lines []line) (h history.History) {
 	for i, l := range lines {
 		r := history.Record{At: time.Duration(i+1) * time.Second}
@@ -143,6 +147,12 @@ func TestCheck(t *testing.T) {
 		"an event is exact":               {[]line{put(edge, events, "e", 1), put(edge, events, "e", 2), unknown(put(edge, events, "e", 3)), final(cloud, events, "e", 3)}, nil},
 		"an event was lost with the copy": {[]line{put(edge, events, "e", 1), restore(1), final(cloud, events, "f", 1)}, nil},
 		"an event after the restore":      {[]line{restore(0), put(edge, events, "e", 1), final(cloud, events, "f", 1)}, []string{"kept 1"}},
+
+		"an event was lost with a page":        {[]line{put(edge, events, "e", 1), damage(edge), final(cloud, events, "f", 1)}, nil},
+		"an event of another device":           {[]line{put(edge, events, "e", 1), damage("edge2"), final(cloud, events, "f", 1)}, []string{"kept 1"}},
+		"an event after the damage":            {[]line{damage(edge), put(edge, events, "e", 1), final(cloud, events, "f", 1)}, []string{"kept 1"}},
+		"a pod is ended after the damage":      {[]line{put(cloud, pods, "p", 1), damage(edge), gone(edge, pods, "p")}, []string{"wanted 2"}},
+		"a status that a damaged store forgot": {[]line{put(edge, pods, "p", 1), put(edge, pods, "p", 2), damage(edge), get(edge, "p", 1)}, nil},
 
 		"events in another order": {[]line{
 			about("p", put(edge, events, "first", 1)), about("p", put(edge, events, "second", 1)), seen(cloud, events, "second", 1), seen(cloud, events, "first", 1),

@@ -38,6 +38,9 @@ const (
 	// Restore is etcd's data replaced by a copy: the copy was made at At, and kube-apiserver serves it
 	// from End on.
 	Restore Kind = "restore"
+	// Damage is a bit of a device's store that was flipped while it was off. Events that had not gone up
+	// may be lost with it, and statuses are written again by the kubelet; no pod may be.
+	Damage Kind = "damage"
 	// Fault is something that was broken, from At to End; Who says what.
 	Fault Kind = "fault"
 	// Final is an object as a viewer has it when the campaign is over.

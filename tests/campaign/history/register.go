@@ -39,15 +39,19 @@ func model() porcupine.Model {
 const linearized = 10 * time.Second
 
 // register looks at the objects that nodes write through their own devices' API, and read there. What a
-// restored cluster shows is another history: it is looked at up to the first restore.
+// restored cluster shows, or a damaged store, is another history: it is looked at up to the first.
 func register(h History) (found []Violation) {
-	until := time.Duration(math.MaxInt64)
+	always := time.Duration(math.MaxInt64)
 	for _, r := range h.each(Restore) {
-		until = min(until, r.At)
+		always = min(always, r.At)
+	}
+	until := map[string]time.Duration{} // by node
+	for _, r := range h.each(Damage) {
+		until[r.Who] = min(r.At, cmp.Or(until[r.Who], always))
 	}
 	operations := map[object][]Record{}
 	for _, r := range h {
-		if r.Resource == pods && r.Who != Cloud && (r.Kind == Get || r.Kind == Put) && r.End < until {
+		if r.Resource == pods && r.Who != Cloud && (r.Kind == Get || r.Kind == Put) && r.End < cmp.Or(until[r.Who], always) {
 			operations[r.object()] = append(operations[r.object()], r)
 		}
 	}

@@ -64,6 +64,7 @@ func New(server *url.URL, ca []byte, dial func(context.Context, string, string) 
 		},
 		FlushInterval: -1, // a watch's events go on at once
 		ErrorHandler:  func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
+		ErrorLog:      log.New(discard{}, "", 0),
 	}}
 	p.Set(nil)
 	p.SetLag(nil)
