@@ -61,7 +61,7 @@ var cyclic = map[string]int{
 
 	"edge/internal/join": 3,
 
-	"edge/internal/meta": 29,
+	"edge/internal/meta": 5,
 
 	"edge/internal/table": 2,
 

@@ -4,14 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/edge/internal/meta/reply"
-	"github.com/skerry-io/skerry/edge/internal/object"
 	"github.com/skerry-io/skerry/edge/internal/store"
-	"github.com/skerry-io/skerry/edge/internal/store/storepb"
 )
 
 // request is one change on its way through the core.
@@ -115,137 +113,6 @@ func (m *Manager) process(ctx context.Context, requests []*request) {
 	m.pump()
 }
 
-// batch is a set of changes that are worked out but not yet shown. Owned by the core.
-type batch struct {
-	m         *Manager
-	version   uint64
-	objects   map[schema.GroupVersionResource]map[key]*held
-	changes   map[schema.GroupVersionResource][]change
-	touched   []schema.GroupVersionResource
-	queues    map[target]*queue
-	writes    []func(*store.Tx) error
-	afters    []func()
-	numbered  uint64 // the newest number of an entry that was given out
-	interest  uint64 // ... of an interest
-	events    eventSums
-	dropped   uint64 // events that this batch makes give way
-	interests map[uint64]*interest
-	retained  map[key]struct{} // nil: as before
-}
-
-func (m *Manager) newBatch() *batch {
-	return &batch{
-		m: m, version: m.version, numbered: m.outbox.last, interest: m.outbox.lastInterest, events: m.outbox.events,
-		objects:   map[schema.GroupVersionResource]map[key]*held{},
-		changes:   map[schema.GroupVersionResource][]change{},
-		queues:    map[target]*queue{},
-		interests: map[uint64]*interest{},
-	}
-}
-
-// save adds what goes to the store.
-func (b *batch) save(do func(*store.Tx) error) { b.writes = append(b.writes, do) }
-
-// after adds what is done, under the Manager's lock, once all is on the disk.
-func (b *batch) after(do func()) { b.afters = append(b.afters, do) }
-
-func (b *batch) write(tx *store.Tx) error {
-	for _, w := range b.writes {
-		if err := w(tx); err != nil {
-			return err
-		}
-	}
-	numbers := map[store.Number]uint64{store.Version: b.version}
-	if b.numbered != b.m.outbox.last {
-		numbers[store.Entry] = b.numbered
-	}
-	if b.interest != b.m.outbox.lastInterest {
-		numbers[store.Interest] = b.interest
-	}
-	for n, v := range numbers {
-		if err := tx.SetNumber(n, v); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// get finds an object as this batch leaves it; nil where there is none.
-func (b *batch) get(ref object.Ref) *held {
-	k := key{ref.Namespace, ref.Name}
-	if staged, ok := b.objects[ref.Resource]; ok {
-		if h, ok := staged[k]; ok {
-			return h
-		}
-	}
-	if t := b.m.tables[ref.Resource]; t != nil {
-		return t.objects[k]
-	}
-	return nil
-}
-
-// digest sums up what this batch leaves of a resource.
-func (b *batch) digest(resource schema.GroupVersionResource) (d digest) {
-	t := b.m.tables[resource]
-	if t != nil {
-		d = t.digest
-	}
-	for k, h := range b.objects[resource] {
-		if t != nil && t.objects[k] != nil {
-			old := t.objects[k]
-			d.toggle(old.shown.UID, old.shown.CloudVersion)
-			d.count--
-		}
-		if h != nil {
-			d.toggle(h.shown.UID, h.shown.CloudVersion)
-			d.count++
-		}
-	}
-	return d
-}
-
-// set stages an object, nil for its deletion, and gives the change a version where anybody can see it. The caller saves it.
-func (b *batch) set(ref object.Ref, h *held) *held {
-	before := b.get(ref)
-	k := key{ref.Namespace, ref.Name}
-	if before.visible() != nil || h.visible() != nil {
-		b.version = b.m.next.Add(1)
-		if h != nil {
-			h.shown.Version = b.version
-		}
-		b.changes[ref.Resource] = append(b.changes[ref.Resource],
-			change{version: b.version, key: k, before: before.visible(), after: h.visible()})
-	} else if h != nil {
-		h.shown.Version = b.version
-	}
-	b.put(ref, h)
-	return h
-}
-
-// put stages an object without a change that anybody can see.
-func (b *batch) put(ref object.Ref, h *held) {
-	staged := b.objects[ref.Resource]
-	if staged == nil {
-		staged = map[key]*held{}
-		b.objects[ref.Resource] = staged
-		b.touched = append(b.touched, ref.Resource)
-	}
-	staged[key{ref.Namespace, ref.Name}] = h
-}
-
-// saveObject writes an object as delivered, with the version that it is shown with.
-func (b *batch) saveObject(h *held) {
-	record := &storepb.Object{
-		Uid: string(h.shown.UID), Version: h.shown.Version, CloudVersion: h.shown.CloudVersion, Labels: h.labels, Raw: h.raw,
-	}
-	ref := h.shown.Ref
-	b.save(func(tx *store.Tx) error { return tx.PutObject(ref, record) })
-}
-
-func (b *batch) saveDeletion(ref object.Ref) {
-	b.save(func(tx *store.Tx) error { return tx.DeleteObject(ref) })
-}
-
 // show makes a batch that is on the disk visible.
 func (m *Manager) show(b *batch) {
 	type delivery struct {
@@ -284,13 +151,77 @@ func (m *Manager) show(b *batch) {
 	}
 }
 
-// table finds or makes the table of a resource. Only the core makes them, with the lock held for writing.
-func (m *Manager) table(resource schema.GroupVersionResource) *table {
-	t := m.tables[resource]
-	if t == nil {
-		t = newTable(resource, m.base)
-		t.local = resource == eventsResource
-		m.tables[resource] = t
+// pump hands to the sender what may go. Called by the core after each batch.
+func (m *Manager) pump() {
+	if !m.linked {
+		return
 	}
-	return t
+	m.mu.Lock() // Status looks at the outbox
+	defer m.mu.Unlock()
+	o, limits := m.outbox, m.config.Limits
+	for len(o.inflight) < limits.Window {
+		t, e := o.next(o.state)
+		if e == nil {
+			break
+		}
+		o.inflight[e.id] = false
+		e.sent = true
+		m.sender.putWrite(t, e)
+	}
+	for len(o.inflight) < limits.Window && o.inEvents < limits.EventWindow {
+		t, e := o.next(o.event)
+		if e == nil {
+			break
+		}
+		o.inflight[e.id] = true
+		o.inEvents++
+		e.sent = true
+		m.sender.putWrite(t, e)
+	}
+}
+
+// show takes over what the batch staged.
+func (o *outbox) show(b *batch) {
+	o.last, o.lastInterest, o.events = b.numbered, b.interest, b.events
+	for t, q := range b.queues {
+		if old := o.queues[t]; old != nil {
+			for _, e := range old.entries {
+				delete(o.targets, e.id)
+				o.readyOf(e).Drop(e.id)
+			}
+		}
+		if len(q.entries) == 0 {
+			delete(o.queues, t)
+			continue
+		}
+		o.queues[t] = q
+		for _, e := range q.entries {
+			o.targets[e.id] = t
+		}
+		o.noteEvents(q)
+		o.offer(q)
+	}
+	if len(o.eventOrder) > 64 && len(o.eventOrder) > 2*o.events.entries {
+		o.eventOrder = slices.DeleteFunc(o.eventOrder, func(id uint64) bool { _, ok := o.targets[id]; return !ok })
+	}
+}
+
+// showInterest takes over a staged interest, nil for one that is dropped. Called with the lock held.
+func (m *Manager) showInterest(id uint64, staged *interest) {
+	have := m.interests[id]
+	switch {
+	case staged == nil:
+		if have != nil {
+			delete(m.interests, id)
+			have.wakeAll()
+			m.sender.wantInterests()
+		}
+	case have == nil:
+		m.interests[id] = staged
+		m.tablesFor(staged)
+		m.sender.wantInterests()
+	default: // uses and waits have gone on meanwhile: only what the core decides is taken over
+		have.synced, have.refused, have.pinned = staged.synced, staged.refused, staged.pinned
+		have.wakeAll()
+	}
 }

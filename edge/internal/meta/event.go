@@ -1,13 +1,11 @@
 package meta
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"hash/fnv"
 	"net/http"
 	"slices"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -15,7 +13,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/uuid"
-	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 	"github.com/skerry-io/skerry/edge/internal/meta/reply"
@@ -23,101 +20,6 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/store"
 	"github.com/skerry-io/skerry/edge/internal/store/storepb"
 )
-
-// ring is the newest events of this device, as the edge API shows them. In memory it is always right; on the disk it is some time behind, for it is
-// there to look at after a restart. What must reach the cloud is in the outbox.
-type ring struct {
-	order []key // oldest first; owned by the core
-	bytes int   // owned by the core
-
-	mu    sync.Mutex // guards what follows
-	dirty map[key]*storepb.Event
-}
-
-type ringRecord struct {
-	key     key
-	version uint64
-	raw     []byte
-}
-
-func newRing() *ring { return &ring{dirty: map[key]*storepb.Event{}} }
-
-// flush writes what has changed since the last time; nothing when nothing has.
-func (r *ring) flush(ctx context.Context, s *store.Store) error {
-	r.mu.Lock()
-	dirty := r.dirty
-	r.dirty = map[key]*storepb.Event{}
-	r.mu.Unlock()
-	if len(dirty) == 0 {
-		return nil
-	}
-	err := s.Update(ctx, func(tx *store.Tx) error {
-		for k, e := range dirty {
-			if e == nil {
-				if err := tx.DeleteEvent(k.namespace, k.name); err != nil {
-					return err
-				}
-			} else if err := tx.PutEvent(k.namespace, k.name, e); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		for k, e := range dirty {
-			if _, newer := r.dirty[k]; !newer {
-				r.dirty[k] = e
-			}
-		}
-	}
-	return err
-}
-
-func (r *ring) mark(k key, e *storepb.Event) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.dirty[k] = e
-}
-
-// loadRing fills the ring from the disk, and with the events that wait in the outbox, which may be newer. Called with the lock held.
-func (m *Manager) loadRing(records []ringRecord, bodies map[uint64][]byte, log klog.Logger) {
-	t := m.table(eventsResource)
-	have := map[key]bool{}
-	slices.SortFunc(records, func(a, b ringRecord) int { return cmp.Compare(a.version, b.version) })
-	put := func(k key, version uint64, raw []byte) {
-		o, err := object.FromRaw(eventsResource, raw)
-		if err != nil {
-			log.Error(err, "An event in the store can't be read; it is left out", "event", k)
-			return
-		}
-		o.Version, o.CloudVersion = version, ""
-		if !have[k] {
-			m.ring.order = append(m.ring.order, k)
-		}
-		if old := t.objects[k]; old != nil {
-			m.ring.bytes -= len(old.shown.Raw)
-		}
-		have[k] = true
-		m.ring.bytes += len(o.Raw)
-		t.set(k, &held{shown: o, raw: o.Raw})
-	}
-	for _, r := range records {
-		put(r.key, r.version, r.raw)
-	}
-	for _, id := range m.outbox.eventOrder {
-		k := m.outbox.targets[id].key
-		obj, err := object.DecodeRaw(bodies[id])
-		if err != nil {
-			continue
-		}
-		raw, err := object.Encode(obj)
-		if err == nil {
-			put(k, m.base, raw)
-		}
-	}
-}
 
 // writeEvent takes an event: into the ring, and where events are reported into the outbox too.
 func (m *Manager) writeEvent(ctx context.Context, w Write) (Result, error) {

@@ -21,6 +21,8 @@ import (
 // lease is the kubelet's Lease, answered here: the cloud renews the real one for as long as the link says that the kubelet lives. It is never
 // stored and never sent.
 type lease struct {
+	node string // set once
+
 	mu       sync.Mutex // guards what follows
 	object   *object.Object
 	renewed  time.Time // with the monotonic clock: a wall clock that jumps makes nobody dead
@@ -29,12 +31,12 @@ type lease struct {
 
 var leasesResource = schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
 
-func (l *lease) is(m *Manager, ref object.Ref) bool {
-	return ref.Resource == leasesResource && ref.Namespace == corev1.NamespaceNodeLease && (ref.Name == m.config.NodeName || ref.Name == "")
+func (l *lease) is(ref object.Ref) bool {
+	return ref.Resource == leasesResource && ref.Namespace == corev1.NamespaceNodeLease && (ref.Name == l.node || ref.Name == "")
 }
 
-func (l *lease) get(m *Manager, ref object.Ref) (o object.Object, ours bool, err error) {
-	if !l.is(m, ref) || ref.Name == "" {
+func (l *lease) get(ref object.Ref) (o object.Object, ours bool, err error) {
+	if !l.is(ref) || ref.Name == "" {
 		return object.Object{}, false, nil
 	}
 	l.mu.Lock()
@@ -52,11 +54,10 @@ func (l *lease) alive(now time.Time) bool {
 }
 
 // write takes a write of the Lease. Its version comes from the store's counter like every other, but is not written down: see versionGap.
-func (l *lease) write(m *Manager, w Write) (Result, error) {
-	version := m.next.Add(1)
+func (l *lease) write(w Write, version uint64) (Result, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	name := object.Ref{Resource: leasesResource, Namespace: corev1.NamespaceNodeLease, Name: m.config.NodeName}
+	name := object.Ref{Resource: leasesResource, Namespace: corev1.NamespaceNodeLease, Name: l.node}
 	if w.Verb == "delete" {
 		if l.object == nil {
 			return Result{}, reply.NotFound(name)

@@ -7,8 +7,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/common/topic/topicpb"
+	"github.com/skerry-io/skerry/edge/internal/meta/ready"
 	"github.com/skerry-io/skerry/edge/internal/object"
-	"github.com/skerry-io/skerry/edge/internal/store"
 	"github.com/skerry-io/skerry/edge/internal/store/storepb"
 )
 
@@ -74,8 +74,8 @@ type outbox struct {
 	targets      map[uint64]target
 	inflight     map[uint64]bool // true: an event
 	inEvents     int             // how many of inflight are events
-	state        *ready          // heads that may be sent
-	event        *ready
+	state        *ready.Set      // heads that may be sent
+	event        *ready.Set
 	eventOrder   []uint64 // events by age; may hold some that are gone
 	events       eventSums
 	dropped      uint64 // events that had to make room and that nobody was told of
@@ -83,109 +83,8 @@ type outbox struct {
 
 func newOutbox() *outbox {
 	return &outbox{
-		queues: map[target]*queue{}, targets: map[uint64]target{}, inflight: map[uint64]bool{}, state: newReady(), event: newReady(),
+		queues: map[target]*queue{}, targets: map[uint64]target{}, inflight: map[uint64]bool{}, state: ready.New(), event: ready.New(),
 	}
-}
-
-// queue is the queue of a target as this batch leaves it; the batch's own to change.
-func (b *batch) queue(t target) *queue {
-	if q, ok := b.queues[t]; ok {
-		return q
-	}
-	q := &queue{}
-	if have := b.m.outbox.queues[t]; have != nil {
-		q.entries = slices.Clone(have.entries)
-	}
-	b.queues[t] = q
-	return q
-}
-
-// pending is the writes of a target, to look at.
-func (b *batch) pending(t target) []*entry {
-	if q, ok := b.queues[t]; ok {
-		return q.entries
-	}
-	if q := b.m.outbox.queues[t]; q != nil {
-		return q.entries
-	}
-	return nil
-}
-
-// add appends an entry and gives it its number.
-func (b *batch) add(t target, e *entry) {
-	b.numbered++
-	e.id = b.numbered
-	q := b.queue(t)
-	q.entries = append(q.entries, e)
-	b.saveEntry(t, e)
-	if e.event() {
-		b.events.entries++
-		b.events.bytes += e.size
-	}
-}
-
-// replace puts e in the place of the entry with its number.
-func (b *batch) replace(t target, e *entry) {
-	q := b.queue(t)
-	i := slices.IndexFunc(q.entries, func(o *entry) bool { return o.id == e.id })
-	if e.event() {
-		b.events.bytes += e.size - q.entries[i].size
-	}
-	q.entries[i] = e
-	b.saveEntry(t, e)
-}
-
-// merge puts merged, which says all that last says, in the place of last. What may have been sent is
-// replaced by an entry with a new number: a result that is on its way is of what was sent, and must
-// not take with it what came after.
-func (b *batch) merge(t target, last, merged *entry) {
-	if !last.sent {
-		merged.id = last.id
-		b.replace(t, merged)
-		return
-	}
-	merged.sent = false
-	b.remove(t, func(e *entry) bool { return e.id == last.id })
-	b.add(t, merged)
-}
-
-// remove takes the entries out of which the function says so.
-func (b *batch) remove(t target, which func(*entry) bool) (removed int) {
-	if !slices.ContainsFunc(b.pending(t), which) {
-		return 0
-	}
-	q := b.queue(t)
-	q.entries = slices.DeleteFunc(q.entries, func(e *entry) bool {
-		if !which(e) {
-			return false
-		}
-		removed++
-		if !e.volatile {
-			b.save(func(tx *store.Tx) error { return tx.DeleteEntry(e.id) })
-		}
-		if e.event() {
-			b.events.entries--
-			b.events.bytes -= e.size
-		}
-		return true
-	})
-	return removed
-}
-
-func (b *batch) saveEntry(t target, e *entry) {
-	if e.volatile {
-		return
-	}
-	record := &storepb.Entry{
-		Class: e.class, Verb: uint32(e.verb), Group: t.resource.Group, Version: t.resource.Version, Resource: t.resource.Resource,
-		Namespace: t.namespace, Name: t.name, Subresource: e.subresource, PatchType: string(e.patchType), Body: e.body, Uid: string(e.uid),
-		UnixMillis: e.at, ShownVersion: e.shownVersion, Accepted: e.accepted, AcceptedVersion: e.acceptedVersion,
-	}
-	id := e.id
-	if e.event() {
-		e.body = nil // from here on it is on the disk alone
-	}
-	b.save(func(tx *store.Tx) error { return tx.PutEntry(id, record) })
 }
 
 func entryOf(id uint64, r *storepb.Entry) (target, *entry) {
@@ -200,32 +99,6 @@ func entryOf(id uint64, r *storepb.Entry) (target, *entry) {
 		e.body = r.Body
 	}
 	return t, e
-}
-
-// show takes over what the batch staged.
-func (o *outbox) show(b *batch) {
-	o.last, o.lastInterest, o.events = b.numbered, b.interest, b.events
-	for t, q := range b.queues {
-		if old := o.queues[t]; old != nil {
-			for _, e := range old.entries {
-				delete(o.targets, e.id)
-				o.readyOf(e).drop(e.id)
-			}
-		}
-		if len(q.entries) == 0 {
-			delete(o.queues, t)
-			continue
-		}
-		o.queues[t] = q
-		for _, e := range q.entries {
-			o.targets[e.id] = t
-		}
-		o.noteEvents(q)
-		o.offer(q)
-	}
-	if len(o.eventOrder) > 64 && len(o.eventOrder) > 2*o.events.entries {
-		o.eventOrder = slices.DeleteFunc(o.eventOrder, func(id uint64) bool { _, ok := o.targets[id]; return !ok })
-	}
 }
 
 // noteEvents keeps eventOrder in the order of age: the queues of a batch come in any order.
@@ -249,10 +122,10 @@ func (o *outbox) offer(q *queue) {
 	if _, under := o.inflight[e.id]; under {
 		return
 	}
-	o.readyOf(e).put(e.id)
+	o.readyOf(e).Put(e.id)
 }
 
-func (o *outbox) readyOf(e *entry) *ready {
+func (o *outbox) readyOf(e *entry) *ready.Set {
 	if e.event() {
 		return o.event
 	}
@@ -263,7 +136,7 @@ func (o *outbox) readyOf(e *entry) *ready {
 func (o *outbox) restart() {
 	clear(o.inflight)
 	o.inEvents = 0
-	o.state, o.event = newReady(), newReady()
+	o.state, o.event = ready.New(), ready.New()
 	for _, q := range o.queues {
 		o.offer(q)
 	}
@@ -280,40 +153,11 @@ func (o *outbox) ended(id uint64) {
 }
 
 // next takes the oldest of those that may be sent; nil where there is none.
-func (o *outbox) next(r *ready) (target, *entry) {
-	id, ok := r.take()
+func (o *outbox) next(r *ready.Set) (target, *entry) {
+	id, ok := r.Take()
 	if !ok {
 		return target{}, nil
 	}
 	t := o.targets[id]
 	return t, o.queues[t].head()
-}
-
-// pump hands to the sender what may go. Called by the core after each batch.
-func (m *Manager) pump() {
-	if !m.linked {
-		return
-	}
-	m.mu.Lock() // Status looks at the outbox
-	defer m.mu.Unlock()
-	o, limits := m.outbox, m.config.Limits
-	for len(o.inflight) < limits.Window {
-		t, e := o.next(o.state)
-		if e == nil {
-			break
-		}
-		o.inflight[e.id] = false
-		e.sent = true
-		m.sender.putWrite(t, e)
-	}
-	for len(o.inflight) < limits.Window && o.inEvents < limits.EventWindow {
-		t, e := o.next(o.event)
-		if e == nil {
-			break
-		}
-		o.inflight[e.id] = true
-		o.inEvents++
-		e.sent = true
-		m.sender.putWrite(t, e)
-	}
 }

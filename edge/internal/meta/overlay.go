@@ -8,9 +8,9 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
-// lay makes a held object of what the cloud delivered (an Object whose Raw is that) and the writes that wait. A write with another uid is not for
+// overlay makes a held object of what the cloud delivered (an Object whose Raw is that) and the writes that wait. A write with another uid is not for
 // this object, and one that does not apply is left out: the relay will say what is wrong with it.
-func lay(delivered object.Object, uses []dependency, entries []*entry) *held {
+func overlay(delivered object.Object, uses []dependency, entries []*entry) *held {
 	h := &held{shown: delivered, raw: delivered.Raw, labels: delivered.Labels, uses: uses}
 	var obj runtime.Object
 	for _, e := range entries {
@@ -43,14 +43,7 @@ func lay(delivered object.Object, uses []dependency, entries []*entry) *held {
 	return h
 }
 
-// delivered is the object as the cloud delivered it.
-func (h *held) delivered() object.Object {
-	o := h.shown
-	o.Raw, o.Labels = h.raw, h.labels
-	return o
-}
-
 // before is the decoded object under the last of entries: as delivered, with all but that one laid over it.
 func (h *held) before(entries []*entry) (runtime.Object, error) {
-	return object.DecodeRaw(lay(h.delivered(), nil, entries[:len(entries)-1]).shown.Raw)
+	return object.DecodeRaw(overlay(h.delivered(), nil, entries[:len(entries)-1]).shown.Raw)
 }

@@ -11,9 +11,3 @@ const (
 	PointReceived Point = "received" // results and states have come, and nothing of them is on the disk
 	PointSettled  Point = "settled"  // they are on the disk, and not acknowledged to the cloud
 )
-
-func (m *Manager) at(p Point) {
-	if m.config.At != nil {
-		m.config.At(p)
-	}
-}

@@ -20,7 +20,7 @@ var ErrPassThrough = errors.New("not held here: ask the cloud")
 // Get returns one object. NotFound is certain: it is only said where the set that the object would be in was delivered. ErrPassThrough: ask the
 // cloud. Anything else that can't be answered here is a 503.
 func (m *Manager) Get(ctx context.Context, ref object.Ref, caller Caller) (object.Object, error) {
-	if o, ours, err := m.lease.get(m, ref); ours {
+	if o, ours, err := m.lease.get(ref); ours {
 		return o, err
 	}
 	s := object.Selection{Resource: ref.Resource, Namespace: ref.Namespace, Fields: fields.OneTermEqualSelector("metadata.name", ref.Name)}
@@ -54,11 +54,6 @@ func (m *Manager) Get(ctx context.Context, ref object.Ref, caller Caller) (objec
 		return object.Object{}, ErrPassThrough
 	}
 	return object.Object{}, reply.Offline("this node does not hold " + ref.String())
-}
-
-// ownPods is what a kubelet watches. A pod's node never changes, so for the kubelet a pod that is not in this set is gone.
-func (m *Manager) ownPods() object.Selection {
-	return object.Selection{Resource: podsResource, Fields: fields.OneTermEqualSelector("spec.nodeName", m.config.NodeName)}
 }
 
 func keptForKubelet(r schema.GroupVersionResource) bool {
@@ -139,40 +134,6 @@ func (m *Manager) takeHeld(s object.Selection, take func(*interest) error) error
 		return reply.Unavailable("this node does not hold any "+s.Resource.GroupResource().String(), 5)
 	}
 	return take(nil)
-}
-
-// someSet reports whether any set of the resource can be answered. Called with the lock held.
-func (m *Manager) someSet(r schema.GroupVersionResource) bool {
-	if r == eventsResource {
-		return true
-	}
-	for _, i := range m.interests {
-		if m.valid(i) && (i.resource == r && !i.deps || i.deps && object.Travels(r)) {
-			return true
-		}
-	}
-	return false
-}
-
-// snapshot is what a selection may match: by resource, namespace and name alone, for the rest is not worked out under the lock.
-func (m *Manager) snapshot(s object.Selection) []*held {
-	t := m.tables[s.Resource]
-	if t == nil {
-		return nil
-	}
-	if name := s.Name(); name != "" && s.Namespace != "" {
-		if h := t.objects[key{s.Namespace, name}].visible(); h != nil {
-			return []*held{h}
-		}
-		return nil
-	}
-	hs := make([]*held, 0, len(t.objects))
-	for k, h := range t.objects {
-		if !h.hidden && (s.Namespace == "" || s.Namespace == k.namespace) {
-			hs = append(hs, h)
-		}
-	}
-	return hs
 }
 
 func selectorError(err error) error {

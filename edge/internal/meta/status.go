@@ -2,9 +2,7 @@ package meta
 
 import (
 	"cmp"
-	"context"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -13,12 +11,6 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/store"
 	"github.com/skerry-io/skerry/edge/internal/store/storepb"
 )
-
-// counters count since the start of the process.
-type counters struct {
-	accepted, refused, dropped, malformed, failed atomic.Uint64
-	lastAccepted                                  atomic.Int64 // unix milliseconds
-}
 
 // Status is what `edgecore status` tells of metamanager.
 type Status struct {
@@ -162,13 +154,4 @@ func (m *Manager) Resources() []schema.GroupVersionResource {
 		return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Version, b.Version), cmp.Compare(a.Resource, b.Resource))
 	})
 	return all
-}
-
-// StatusOf tells what a store holds that no Manager runs on.
-func StatusOf(s *store.Store) (Status, error) {
-	m := New(Config{Store: s})
-	if err := m.load(context.Background()); err != nil {
-		return Status{}, err
-	}
-	return m.Status(), nil
 }

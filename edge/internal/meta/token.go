@@ -24,13 +24,6 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/store/storepb"
 )
 
-// answerInfo is what is known of a kept answer without opening it.
-type answerInfo struct {
-	at    int64 // unix milliseconds
-	bound types.UID
-	fresh bool // asked for by ourselves, and nobody has had it yet
-}
-
 // writeToken asks for a token of a ServiceAccount. The last answer to each request is kept, sealed, and served while the cloud can't be asked, past
 // its expiry if need be: a pod that starts on an island needs the file, and what runs without the cloud can't be refused by it.
 func (m *Manager) writeToken(ctx context.Context, w Write) (Result, error) {
@@ -115,19 +108,6 @@ func (m *Manager) keepAnswer(ctx context.Context, k []byte, bound types.UID, w W
 		b.after(func() { m.answers[string(k)] = answerInfo{at: record.UnixMillis, bound: bound, fresh: fresh} })
 		return nil
 	})
-}
-
-// forgetAnswers stages the end of the answers that were bound to an object.
-func (b *batch) forgetAnswers(uid types.UID) {
-	if uid == "" {
-		return
-	}
-	for k, a := range b.m.answers {
-		if a.bound == uid {
-			b.save(func(tx *store.Tx) error { return tx.DeleteAnswer([]byte(k)) })
-			b.after(func() { delete(b.m.answers, k) })
-		}
-	}
 }
 
 func (m *Manager) keptAnswer(k []byte) (*storepb.Answer, error) {

@@ -7,16 +7,12 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
-	"net/url"
 	"strconv"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/common/topic/topicpb"
@@ -24,31 +20,6 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/object"
 	"github.com/skerry-io/skerry/edge/internal/store/storepb"
 )
-
-// Write is a write as a client of the edge API sent it.
-type Write struct {
-	Verb        string // create, update, patch, delete, deletecollection: as in apiserver's RequestInfo
-	Ref         object.Ref
-	Subresource string
-	PatchType   types.PatchType
-	ContentType string // of Body
-	Accept      string // for what passes through
-	Body        []byte // the object, the patch, or DeleteOptions, as it came
-	Path        string // of the URL, escaped; with Query, for what passes through
-	Query       url.Values
-	UID         types.UID // precondition, where it is known; else it is taken from Body
-	// FieldManager is known to kube-apiserver only; the objects held carry no managedFields.
-	FieldManager string
-	Caller       Caller
-}
-
-// Result is what became of a Write.
-type Result struct {
-	Code     int
-	Object   *object.Object       // of a write that was applied here
-	Status   *metav1.Status       // of a deletion that was applied here
-	Response *topicpb.APIResponse // of a write that passed through, whatever its code
-}
 
 // Write takes a write by its class: the node's events, its own status and its pods' go to the outbox and are seen here at once; the kubelet's Lease
 // stays here; a token's answer is kept. Everything else passes through, and offline is a 503.
@@ -59,8 +30,8 @@ func (m *Manager) Write(ctx context.Context, w Write) (Result, error) {
 	// An account is judged by what it may do, not by what its node may.
 	if asNode := w.Caller.BearerToken == ""; asNode {
 		switch {
-		case m.lease.is(m, w.Ref) && w.Verb != "deletecollection":
-			return m.lease.write(m, w)
+		case m.lease.is(w.Ref) && w.Verb != "deletecollection":
+			return m.lease.write(w, m.next.Add(1))
 		case w.Ref.Resource == eventsResource && w.Subresource == "" && w.Verb != "deletecollection":
 			return m.writeEvent(ctx, w)
 		case w.Verb == "patch" && m.classOf(w) != storepb.Class_CLASS_UNSPECIFIED:
@@ -208,7 +179,7 @@ func (m *Manager) stagePatch(b *batch, w Write, class storepb.Class, have *held,
 	}
 	e := &entry{
 		class: class, verb: topicpb.Verb_PATCH, subresource: w.Subresource, patchType: w.PatchType, body: body, uid: cmp.Or(w.UID, have.shown.UID),
-		at: time.Now().UnixMilli(), size: len(body), volatile: onlyHeartbeat(now, patched),
+		at: time.Now().UnixMilli(), size: len(body), volatile: object.OnlyHeartbeat(now, patched),
 	}
 	if last, merged := m.mergeInto(have, entries, e); merged != nil {
 		h := b.set(w.Ref, &next)
@@ -252,29 +223,11 @@ func (m *Manager) mergeInto(have *held, entries []*entry, e *entry) (last, merge
 	return last, &next
 }
 
-// onlyHeartbeat reports whether two states of a Node differ in nothing but the times at which its conditions were last looked at.
-func onlyHeartbeat(a, b runtime.Object) bool {
-	x, ok := a.(*corev1.Node)
-	y, ok2 := b.(*corev1.Node)
-	if !ok || !ok2 {
-		return false
-	}
-	still := func(n *corev1.Node) *corev1.Node {
-		n = n.DeepCopy()
-		n.ResourceVersion = ""
-		for i := range n.Status.Conditions {
-			n.Status.Conditions[i].LastHeartbeatTime = metav1.Time{}
-		}
-		return n
-	}
-	return apiequality.Semantic.DeepEqual(still(x), still(y))
-}
-
 // finalDeletion reports whether a deletion is the kubelet's last word on a pod: at once, and of this very pod.
 func finalDeletion(w Write) (types.UID, bool) {
 	o := metav1.DeleteOptions{}
 	if len(w.Body) > 0 {
-		if err := decodeOptions(w.Body, &o); err != nil {
+		if err := object.DecodeOptions(w.Body, &o); err != nil {
 			return "", false
 		}
 	}

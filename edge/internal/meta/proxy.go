@@ -15,9 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes/scheme"
 
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/topic"
@@ -161,10 +159,10 @@ func (m *Manager) cloudVersions(w Write) ([]byte, error) {
 			return w.Body, err
 		}
 		am.SetResourceVersion(version)
-		return encodeLike(w.Body, obj)
+		return object.EncodeLike(w.Body, obj)
 	case "delete":
 		o := metav1.DeleteOptions{}
-		if len(w.Body) == 0 || decodeOptions(w.Body, &o) != nil || o.Preconditions == nil || o.Preconditions.ResourceVersion == nil {
+		if len(w.Body) == 0 || object.DecodeOptions(w.Body, &o) != nil || o.Preconditions == nil || o.Preconditions.ResourceVersion == nil {
 			return w.Body, nil
 		}
 		version, changed, err := m.cloudVersion(w.Ref, *o.Preconditions.ResourceVersion)
@@ -172,7 +170,7 @@ func (m *Manager) cloudVersions(w Write) ([]byte, error) {
 			return w.Body, err
 		}
 		o.Preconditions.ResourceVersion = &version
-		return encodeLike(w.Body, &o)
+		return object.EncodeLike(w.Body, &o)
 	case "patch":
 		return m.cloudVersionOfPatch(w)
 	}
@@ -197,31 +195,6 @@ func (m *Manager) cloudVersion(ref object.Ref, version string) (cloud string, ch
 		}
 	}
 	return "", false, reply.Conflict(ref, "the object has been modified; please apply your changes to the latest version and try again")
-}
-
-func decodeOptions(body []byte, into *metav1.DeleteOptions) error {
-	kind := core("").GroupVersion().WithKind("DeleteOptions") // for JSON that does not say what it is
-	obj, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, &kind, into)
-	if err != nil {
-		return err
-	}
-	if o, ok := obj.(*metav1.DeleteOptions); ok && o != into {
-		*into = *o
-	}
-	return nil
-}
-
-// encodeLike encodes obj in the encoding that body has.
-func encodeLike(body []byte, obj runtime.Object) ([]byte, error) {
-	encode := object.JSON
-	if object.IsProtobuf(body) {
-		encode = object.Encode
-	}
-	out, err := encode(obj)
-	if err != nil {
-		return nil, apierrors.NewInternalError(err)
-	}
-	return out, nil
 }
 
 func (m *Manager) cloudVersionOfPatch(w Write) ([]byte, error) {

@@ -1,0 +1,149 @@
+package meta
+
+import (
+	"context"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/topic"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+)
+
+// takeIn hands over what has come, until ctx ends.
+func (m *Manager) takeIn(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-m.inbox.wake:
+		}
+		m.inbox.gather(ctx)
+		for delay := 250 * time.Millisecond; !m.work(ctx); delay = min(2*delay, 5*time.Second) {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(delay):
+			}
+		}
+	}
+}
+
+// gather waits for more results of events, as long as nothing else waits.
+func (in *inbox) gather(ctx context.Context) {
+	if !in.patient() {
+		return
+	}
+	timer := time.NewTimer(gatherFor)
+	defer timer.Stop()
+	for in.patient() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+			return
+		case <-in.wake:
+		}
+	}
+}
+
+// work hands all that waits to the core in one change. It returns false when that failed.
+func (m *Manager) work(ctx context.Context) bool {
+	in := m.inbox
+	in.mu.Lock()
+	session, states, results, inventories, before := in.session, in.states, in.results, in.inventories, in.digestMismatches
+	in.pressing = false
+	in.mu.Unlock()
+	if len(states)+len(results)+len(inventories) == 0 {
+		return true
+	}
+	log := klog.FromContext(ctx)
+	m.at(PointReceived)
+	var now digestMismatches
+	err := m.do(ctx, func(b *batch) error {
+		in.mu.Lock()
+		now = before.clone()
+		stale := in.session != session // what an ended session sent must not come after what the new one was told that we have
+		in.mu.Unlock()
+		for _, s := range states {
+			if !stale {
+				m.applyState(b, s.state, now, log)
+			}
+		}
+		for _, r := range results {
+			m.applyResult(b, r, log)
+		}
+		if len(results) > 0 {
+			if err := m.tellDropped(b); err != nil {
+				log.Error(err, "It could not be told how many events were dropped")
+			}
+		}
+		b.after(func() { // in the core, so that nothing of a newer session comes between
+			for _, r := range results {
+				m.finish(r.Id)
+			}
+		})
+		return nil
+	})
+	if err != nil {
+		return ctx.Err() != nil
+	}
+	m.at(PointSettled)
+	in.mu.Lock()
+	in.results = in.results[len(results):]
+	if in.session != session {
+		in.mu.Unlock()
+		return true
+	}
+	in.states = in.states[len(states):]
+	in.digestMismatches = now
+	in.inventories = in.inventories[len(inventories):]
+	if n := len(states); n > 0 {
+		for _, s := range states {
+			if s.state.Sequence != in.sequence+1 {
+				log.Error(nil, "States came out of turn", "have", in.sequence, "got", s.state.Sequence)
+			}
+			in.sequence = s.state.Sequence
+		}
+		ack := states[n-1].message.Answer(&topicpb.StateAck{Sequence: in.sequence})
+		ack.Header.ParentID, ack.Header.Time = 0, time.Time{} // its sequence says what it acknowledges, and each byte of it counts
+		m.sender.putAck(ack)
+	}
+	in.mu.Unlock()
+	for resource := range now.told {
+		if !before.told[resource] {
+			m.sender.putInventory(m.surprised(resource, states[len(states)-1].message.Header.Session))
+		}
+	}
+	for _, i := range inventories {
+		m.mu.RLock()
+		answer := m.tables[resourceOf(i.request.Resource)].inventory(i.request)
+		m.mu.RUnlock()
+		m.sender.putInventory(i.message.Answer(answer))
+	}
+	return true
+}
+
+// surprised tells what is held of a resource to a cloud that expected something else.
+func (m *Manager) surprised(resource schema.GroupVersionResource, session uint64) message.Message {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	t := m.tables[resource]
+	var d digest
+	if t != nil {
+		d = t.digest
+	}
+	inventory := t.inventory(&topicpb.InventoryRequest{Resource: wireResource(resource), Buckets: d.count > fewEntries})
+	inventory.Holds = d.wire(resource)
+	msg := topic.Inventory.New(message.Resource{}, inventory)
+	msg.Header.Session = session
+	return msg
+}
+
+// fewEntries is up to how many objects all entries are told at once, instead of the sums of their buckets first.
+const fewEntries = 64
+
+// maxMismatches is how many resources a cloud can be mistaken about in one session; beyond, it is believed.
+const maxMismatches = 1024

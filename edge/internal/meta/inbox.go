@@ -1,0 +1,109 @@
+package meta
+
+import (
+	"maps"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+	"github.com/skerry-io/skerry/edge/internal/object"
+)
+
+// inbox is what came over the link and waits for the core: states and results, in order. Its bound is the cloud's window of unacknowledged states and
+// our own window of writes. When the disk is full it tries again; the cloud sends no more meanwhile.
+type inbox struct {
+	wake chan struct{}
+	most int // results that are gathered
+
+	mu               sync.Mutex // guards what follows
+	session          uint64     // counts the sessions that this process has seen
+	sequence         uint64     // of the last state taken
+	states           []stateMessage
+	results          []*topicpb.WriteResult
+	inventories      []inventoryRequest
+	pressing         bool // something waits that is not the result of an event
+	digestMismatches digestMismatches
+}
+
+// digestMismatches are the resources of which the cloud expected something else than what is held. Each is told once in a session (told); until the cloud has compared, and expects
+// something again, what it says is synced is not (open).
+type digestMismatches struct {
+	open, told map[schema.GroupVersionResource]bool
+}
+
+func newDigestMismatches() digestMismatches {
+	return digestMismatches{open: map[schema.GroupVersionResource]bool{}, told: map[schema.GroupVersionResource]bool{}}
+}
+
+func (s digestMismatches) clone() digestMismatches {
+	return digestMismatches{maps.Clone(s.open), maps.Clone(s.told)}
+}
+
+type stateMessage struct {
+	message message.Message
+	state   *topicpb.State
+}
+
+type inventoryRequest struct {
+	message message.Message
+	request *topicpb.InventoryRequest
+}
+
+func (in *inbox) put(do func()) {
+	in.mu.Lock()
+	do()
+	in.mu.Unlock()
+	select {
+	case in.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (in *inbox) putState(msg message.Message, s *topicpb.State) {
+	in.put(func() { in.states, in.pressing = append(in.states, stateMessage{msg, s}), true })
+}
+
+func (in *inbox) putResult(r *topicpb.WriteResult, event bool) {
+	in.put(func() { in.results, in.pressing = append(in.results, r), in.pressing || !event })
+}
+
+// putInventory: an inventory must tell of every state that came before its request, so it goes the same way.
+func (in *inbox) putInventory(msg message.Message, r *topicpb.InventoryRequest) {
+	in.put(func() { in.inventories, in.pressing = append(in.inventories, inventoryRequest{msg, r}), true })
+}
+
+// reset forgets the states of a session that has ended: they were not acknowledged, so they come again. Results are kept: what they say stays true.
+func (in *inbox) reset() {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.session++
+	in.sequence = 0
+	in.states, in.inventories = nil, nil
+	in.digestMismatches = newDigestMismatches()
+}
+
+func (in *inbox) patient() bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return !in.pressing && len(in.results) > 0 && len(in.results) < in.most
+}
+
+// concern reports whether the cloud may be mistaken about what an interest has brought.
+func (s digestMismatches) concern(i *interest) bool {
+	for resource := range s.open {
+		if i.resource == resource || i.deps && object.Travels(resource) {
+			return true
+		}
+	}
+	return false
+}
+
+// Nobody waits for the result of an event, and each commit is two syncs of flash: so results of events are gathered for a moment. What is lost with the
+// process meanwhile is told again, for the event goes up again and is found there. Fewer than the window of events are gathered, so that the others are under way.
+const (
+	gatherFor  = 10 * time.Millisecond
+	gatherMost = 16
+)

@@ -1,0 +1,231 @@
+package meta
+
+import (
+	"slices"
+	"sync"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/skerry-io/skerry/edge/internal/object"
+)
+
+// Event is one thing that a watch sees.
+type Event struct {
+	Type watch.EventType
+	// Object is as it is after the change; of Deleted: as it was, with the version of its deletion. Its bytes are shared: don't change them.
+	Object     object.Object
+	Version    uint64         // of the change; of a Bookmark: of what has been seen
+	InitialEnd bool           // the Bookmark that ends the initial events
+	Status     *metav1.Status // of Error; nothing comes after it
+}
+
+// Watch is a watch that was opened. The channel is closed when it has ended.
+type Watch interface {
+	Events() <-chan Event
+	Stop()
+}
+
+// watcher is one watch. It has a goroutine only while its reader is behind.
+type watcher struct {
+	// Set before anybody else knows it, never changed.
+	selection object.Selection
+	forget    func() // takes it out of what is watched
+	from      uint64 // changes up to this one came with the beginning
+	bound     int
+	ch        chan Event
+	done      chan struct{} // closed by Stop
+
+	mu      sync.Mutex // guards what follows
+	begun   bool
+	early   []change // that came before the beginning was worked out
+	queue   []Event
+	slack   int // how much of the queue is the beginning's and does not count against the bound
+	pumping bool
+	ended   bool // nothing more is taken
+	stopped bool
+}
+
+func (w *watcher) Events() <-chan Event { return w.ch }
+
+// begin puts the beginning into the queue, and behind it what came meanwhile.
+func (w *watcher) begin(initial []*held, missed []change, options WatchOptions) error {
+	var events []Event
+	slices.SortFunc(initial, func(a, b *held) int {
+		return key{a.shown.Namespace, a.shown.Name}.compare(key{b.shown.Namespace, b.shown.Name})
+	})
+	for _, h := range initial {
+		ok, err := w.selection.Matches(h.shown)
+		if err != nil {
+			return err
+		}
+		if ok {
+			events = append(events, Event{Type: watch.Added, Object: h.shown, Version: h.shown.Version})
+		}
+	}
+	for _, c := range missed {
+		if e, ok := w.eventOf(c); ok {
+			events = append(events, e)
+		}
+	}
+	if options.InitialEvents {
+		events = append(events, Event{Type: watch.Bookmark, Version: w.from, InitialEnd: true})
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.begun, w.slack = true, len(events)
+	w.push(events...)
+	early := w.early
+	w.early = nil
+	for _, c := range early {
+		if e, ok := w.eventOf(c); ok {
+			w.push(e)
+		}
+	}
+	return nil
+}
+
+// deliver is called by the core for each change, in order.
+func (w *watcher) deliver(c change) {
+	if c.version <= w.from {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.ended {
+		return
+	}
+	if !w.begun {
+		w.early = append(w.early, c)
+		return
+	}
+	if e, ok := w.eventOf(c); ok {
+		w.push(e)
+	}
+}
+
+// eventOf is what this watch sees of a change: an object that stops matching is deleted for it, one that begins to is added.
+func (w *watcher) eventOf(c change) (Event, bool) {
+	before, after := w.matches(c.before), w.matches(c.after)
+	switch {
+	case after && before:
+		return Event{Type: watch.Modified, Object: c.after.shown, Version: c.version}, true
+	case after:
+		return Event{Type: watch.Added, Object: c.after.shown, Version: c.version}, true
+	case before:
+		gone := c.before.shown
+		gone.Version = c.version
+		return Event{Type: watch.Deleted, Object: gone, Version: c.version}, true
+	}
+	return Event{}, false
+}
+
+func (w *watcher) matches(h *held) bool {
+	if h == nil {
+		return false
+	}
+	ok, err := w.selection.Matches(h.shown)
+	return ok && err == nil
+}
+
+// push queues events. Called with w.mu held.
+func (w *watcher) push(events ...Event) {
+	for _, e := range events {
+		if w.ended {
+			return
+		}
+		if !w.pumping && len(w.queue) == 0 {
+			select {
+			case w.ch <- e:
+				w.slack = max(0, w.slack-1)
+				continue
+			default:
+			}
+		}
+		if len(w.queue) >= w.bound+w.slack {
+			expired := apierrors.NewResourceExpired("the watch was too slow; list again").ErrStatus
+			w.queue = []Event{{Type: watch.Error, Status: &expired}}
+			w.ended = true
+		} else {
+			w.queue = append(w.queue, e)
+		}
+		if !w.pumping {
+			w.pumping = true
+			go w.pump()
+		}
+	}
+}
+
+// pump empties the queue and ends.
+func (w *watcher) pump() {
+	for {
+		w.mu.Lock()
+		if len(w.queue) == 0 || w.stopped {
+			w.pumping = false
+			if w.ended {
+				close(w.ch)
+			}
+			w.mu.Unlock()
+			return
+		}
+		e := w.queue[0]
+		w.queue = w.queue[1:]
+		w.slack = max(0, w.slack-1)
+		if len(w.queue) == 0 {
+			w.queue = nil
+		}
+		w.mu.Unlock()
+		select {
+		case w.ch <- e:
+		case <-w.done:
+		}
+	}
+}
+
+// end ends the watch with an error.
+func (w *watcher) end(err *apierrors.StatusError) {
+	w.mu.Lock()
+	if !w.ended {
+		st := err.ErrStatus
+		w.begun = true
+		w.push(Event{Type: watch.Error, Status: &st})
+		w.ended = true
+		if !w.pumping {
+			close(w.ch)
+		}
+	}
+	w.mu.Unlock()
+	w.forget()
+}
+
+// Stop ends the watch. What it has not delivered is dropped.
+func (w *watcher) Stop() {
+	w.mu.Lock()
+	first := !w.stopped
+	w.stopped = true
+	if first {
+		close(w.done)
+	}
+	if !w.ended {
+		w.ended = true
+		if !w.pumping {
+			close(w.ch)
+		}
+	}
+	w.mu.Unlock()
+	if first {
+		w.forget()
+	}
+}
+
+// WatchOptions says from where to watch.
+type WatchOptions struct {
+	// From is the version after which changes are wanted. 0: any; the watch begins with all that is held, each as Added.
+	From uint64
+	// InitialEvents begins with all that is held, whatever From says, and says with a bookmark (Event.InitialEnd) where that ends.
+	InitialEvents bool
+	// Held: see ListOptions.
+	Held   bool
+	Caller Caller
+}
