@@ -30,6 +30,9 @@ func drainSettings() []string {
 	return []string{
 		"modules.drain.interval=2s", "modules.drain.evictInterval=500ms", "modules.drain.retryInterval=500ms", "modules.drain.proceedAfter=5s",
 		`modules.drain.hooks.reboot=echo "$SKERRY_NODE goes down for $SKERRY_OPERATION"; touch ` + rebootMark, `modules.drain.hooks.shutdown=""`,
+		// An image is FILE@DIGEST, as a device with an image store of its own would name one.
+		`modules.drain.hooks.prefetch=cp "${SKERRY_IMAGE%@*}" /var/lib/skerry/image.new && echo "${SKERRY_IMAGE#*@}  /var/lib/skerry/image.new" | sha256sum -c - && mv /var/lib/skerry/image.new /var/lib/skerry/image.next`,
+		`modules.drain.hooks.update=mv /var/lib/skerry/image.next /var/lib/skerry/image.current && touch ` + rebootMark,
 	}
 }
 

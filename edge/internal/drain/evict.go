@@ -323,6 +323,9 @@ func (a *attempt) block(pod *corev1.Pod, reason v1alpha1.BlockedReason, pdb, mes
 	key := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
 	b := v1alpha1.BlockedPod{Namespace: pod.Namespace, Name: pod.Name, Reason: reason, PDB: pdb, Message: message}
 	a.mu.Lock()
+	if was := a.blocked[key]; b.PDB == "" && was.Reason == reason {
+		b.PDB = was.PDB // it could not be read again: the attempt's time is over, say
+	}
 	changed = a.blocked[key] != b
 	a.blocked[key] = b
 	a.mu.Unlock()

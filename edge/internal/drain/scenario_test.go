@@ -343,22 +343,48 @@ func TestDrain_09_Boot(t *testing.T) {
 	}
 }
 
+// Three nodes at once, with an application over all of them. Where its budget lets one pod go, one node ends, and the others say what holds them until they give up;
+// where it lets none go, all three give up. What the budget wants is there all the time.
 func TestDrain_10_AllAtOnce(t *testing.T) {
-	labs := []*lab{newLab(t), newLab(t), newLab(t)}
-	first := labs[0]
-	for _, l := range labs { // one application over three nodes
-		first.pod("db-"+l.name, func(p *corev1.Pod) { p.Spec.NodeName, p.Labels = l.name, map[string]string{"app": "db"} })
-	}
-	first.pdb("db", "db", 2)
-	for _, l := range labs {
-		l.start()
-	}
-	for _, l := range labs {
-		l.ask("one", v1alpha1.OperationDrain)
-	}
-	for _, l := range labs {
-		l.await("an end, or a reason", func(s drain.State) bool {
-			return s.Drain.Phase == v1alpha1.DrainComplete || len(s.Drain.Blocked) == 1 && s.Drain.Blocked[0].PDB == "db"
+	for name, tc := range map[string]struct{ least, drained int }{
+		"one may go":            {2, 1},
+		"none may go, for ever": {3, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			labs := []*lab{newLab(t), newLab(t), newLab(t)}
+			first := labs[0]
+			for _, l := range labs { // one application over three nodes
+				first.pod("db-"+l.name, func(p *corev1.Pod) { p.Spec.NodeName, p.Labels = l.name, map[string]string{"app": "db"} })
+			}
+			first.pdb("db", "db", tc.least)
+			for _, l := range labs {
+				l.rules.Attempts, l.rules.Timeout = 2, 2*time.Second
+				l.start()
+			}
+			for _, l := range labs {
+				l.ask("one", v1alpha1.OperationDrain)
+			}
+			drained := 0
+			for _, l := range labs {
+				s := l.await("an end", func(s drain.State) bool {
+					o := operation(s, "one")
+					return o.Stage == drain.Done || o.Stage == drain.Failed
+				})
+				o := operation(s, "one")
+				if o.Stage == drain.Done {
+					drained++
+					continue
+				}
+				if o.Phase != v1alpha1.DrainFailed || o.Attempts != 2 || len(o.Blocked) != 1 || o.Blocked[0].PDB != "db" || o.Blocked[0].Reason != v1alpha1.BlockedByBudget {
+					t.Errorf("%s: %s after %d attempts, blocked %v", l.name, o.Phase, o.Attempts, o.Blocked)
+				}
+				l.awaitCordon(false, false)
+			}
+			list, err := first.admin.CoreV1().Pods(first.name).List(t.Context(), metav1.ListOptions{LabelSelector: "app=db"})
+			first.must(list, err)
+			if drained != tc.drained || len(list.Items) != 3-tc.drained { // bare pods: none came back, so fewer than these were never there
+				t.Errorf("%d nodes are drained, %d pods are left; want %d, %d", drained, len(list.Items), tc.drained, 3-tc.drained)
+			}
 		})
 	}
 }

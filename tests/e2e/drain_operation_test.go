@@ -1,0 +1,143 @@
+package e2e_test
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+)
+
+// A static pod of the device's own kubelet stays through a drain, with the container that it had.
+func TestDrain_05_StaticPodInTheTrial(t *testing.T) {
+	s := use(t)
+	ns := s.drains()
+	file := s.path("edge1", "/etc/skerry/manifests/static.yaml")
+	s.check(os.MkdirAll(s.path("edge1", "/etc/skerry/manifests"), 0o755))
+	s.check(os.WriteFile(file, []byte(fmt.Sprintf(`apiVersion: v1
+kind: Pod
+metadata: {name: static, namespace: %s, labels: {app: static}}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers: [{name: sample, image: "skerry.local/sample:1", imagePullPolicy: IfNotPresent}]
+`, ns)), 0o600))
+	t.Cleanup(func() {
+		s.check(os.Remove(file))
+		s.waitForIn(context.Background(), "the static pod to go", func(ctx context.Context) error {
+			list, err := s.client.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{LabelSelector: "app=static"})
+			if err == nil && len(list.Items) > 0 {
+				err = errors.New("it is there")
+			}
+			return err
+		})
+	})
+	before := s.waitPods(ns, "app=static", "edge1", 1)[0]
+	if before.Annotations[corev1.MirrorPodAnnotationKey] == "" {
+		t.Fatalf("no mirror pod: %v", before.Annotations)
+	}
+	s.apply(ns, samplePod("bare", "edge1"))
+	s.waitPods(ns, "app=bare", "edge1", 1)
+	s.apply(ns, nodeOperation("one", "edge1", "Drain", ""))
+	s.waitOperation("one", "done", isDone("Drained"))
+	if list, err := s.client.CoreV1().Pods(ns).List(t.Context(), metav1.ListOptions{LabelSelector: "app=bare"}); err != nil || len(list.Items) > 0 {
+		t.Errorf("the bare pod: %v, %v", list, err)
+	}
+	after := s.waitPods(ns, "app=static", "edge1", 1)[0]
+	if after.UID != before.UID || after.Status.ContainerStatuses[0].ContainerID != before.Status.ContainerStatuses[0].ContainerID {
+		t.Errorf("the static pod was %s with %s, is %s with %s", before.UID, before.Status.ContainerStatuses[0].ContainerID, after.UID, after.Status.ContainerStatuses[0].ContainerID)
+	}
+}
+
+// An image that is not what it should be cordons nothing. One that is, is on the device before the first cordon; a second requester joins the drain, and one boot
+// ends both.
+func TestDrain_06_ImageUpdateInTheTrial(t *testing.T) {
+	s := use(t)
+	ns := s.drains()
+	const image = "/var/lib/skerry/os-2.img"
+	content := []byte(strings.Repeat("the second image\n", 1000))
+	s.check(os.WriteFile(s.path("edge1", image), content, 0o600))
+	s.check(os.WriteFile(s.path("edge1", "/var/lib/skerry/image.current"), []byte("the first image"), 0o600))
+	ref := func(of []byte) string { return fmt.Sprintf(`, image: "%s@%x"`, image, sha256.Sum256(of)) }
+	versions := func() string {
+		t.Helper()
+		n, err := s.client.CoreV1().Nodes().Get(t.Context(), "edge1", metav1.GetOptions{})
+		s.check(err)
+		for _, m := range n.ManagedFields {
+			if m.Manager == "edgecore-drain" {
+				return m.Time.String() // when the drain last wrote the Node
+			}
+		}
+		return ""
+	}
+	drained := versions()
+	s.apply(ns, nodeOperation("bad", "edge1", "ImageUpdate", ref([]byte("another"))))
+	o := s.waitOperation("bad", "failed", isDone("PrefetchFailed"))
+	if !strings.Contains(o.Status.Output, "FAILED") || o.Status.ExitCode == nil || *o.Status.ExitCode == 0 {
+		t.Errorf("its status: %+v", o.Status)
+	}
+	if now := versions(); now != drained {
+		t.Error("the node was cordoned for an image that is none")
+	}
+
+	s.web(ns, "edge1", 1)
+	s.waitPods(ns, "app=web", "edge1", 1)
+	s.apply(ns, nodeOperation("update", "edge1", "ImageUpdate", ref(content)))
+	s.waitOperation("update", "held", isHeld)
+	if next, err := os.ReadFile(s.path("edge1", "/var/lib/skerry/image.next")); err != nil || string(next) != string(content) {
+		t.Errorf("while the node is being drained, the image on the device has %d bytes, %v", len(next), err)
+	}
+	s.edgecore("edge1", "operation", "reboot", "--name", "reboot")
+	s.waitOperation("reboot", "joined", isHeld)
+	s.loosen(ns)
+	s.waitAsked("edge1")
+	for _, name := range []string{"update", "reboot"} {
+		if o := s.waitOperation(name, "running", isDone("Running")); o.Status.Attempts != 1 || o.Status.Phase != v1alpha1.DrainComplete {
+			t.Errorf("%s: %d attempts, phase %s", name, o.Status.Attempts, o.Status.Phase)
+		}
+	}
+	s.reboot("edge1", false)
+	for _, name := range []string{"update", "reboot"} {
+		if st := s.waitOperation(name, "done", isDone("Booted")).Status; st.BootIDBefore == st.BootIDAfter {
+			t.Errorf("%s: boots %s and %s", name, st.BootIDBefore, st.BootIDAfter)
+		}
+	}
+	if now, err := os.ReadFile(s.path("edge1", "/var/lib/skerry/image.current")); err != nil || string(now) != string(content) {
+		t.Errorf("after the boot the device has %.20q, %v", now, err)
+	}
+	s.waitCordon("edge1", false, "")
+	_ = os.Remove(s.path("edge1", rebootMark)) // the second hook's
+}
+
+// Whoever can reach the loopback address reads no metrics; who can read root's files does.
+func TestTraps_26_MetricsNeedAToken(t *testing.T) {
+	s := use(t)
+	h, err := s.Host("edge1")
+	s.check(err)
+	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: h.Dial}}
+	for path, want := range map[string]int{"/metrics": http.StatusUnauthorized, "/healthz": http.StatusOK} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://127.0.0.1:10551"+path, http.NoBody)
+		s.check(err)
+		res, err := client.Do(req)
+		s.check(err)
+		s.check(res.Body.Close())
+		if res.StatusCode != want {
+			t.Errorf("%s without a token: %d, want %d", path, res.StatusCode, want)
+		}
+	}
+	if s.metric("edge1", "skerry_drain_duration_seconds_count") == "" {
+		t.Error("with the token there are no metrics")
+	}
+	i, err := os.Stat(s.path("edge1", "/var/lib/skerry/metrics.token"))
+	if err != nil || i.Mode().Perm() != 0o600 {
+		t.Errorf("the token's file: %v, %v", i, err)
+	}
+}
