@@ -54,6 +54,7 @@ type grants struct {
 	kept      keptGrants
 	tokens    map[[sha256.Size]byte]struct{} // those that kube-apiserver accepted; the tokens themselves are not kept
 	askedKeys time.Time
+	own       string // the token that the kubelet was given last; not kept on disk
 }
 
 // keptGrants is stored as JSON. It holds nothing secret.
@@ -95,7 +96,7 @@ func (g *grants) check(ctx context.Context, token string, a action) error {
 		g.mu.Unlock()
 		return err
 	default:
-		account, verifyErr := g.account(ctx, token, hash)
+		account, verifyErr := g.account(ctx, token)
 		if verifyErr != nil {
 			return verifyErr
 		}
@@ -127,15 +128,8 @@ func (g *grants) known(account string, a action) (allowed, known bool) {
 }
 
 // account says whose token it is, without kube-apiserver.
-func (g *grants) account(ctx context.Context, bearer string, hash [sha256.Size]byte) (string, error) {
-	g.mu.Lock()
-	_, accepted := g.tokens[hash]
-	kept := g.kept
-	g.mu.Unlock()
-	j, err := parseToken(bearer)
-	if err == nil && !accepted {
-		err = verify(kept.Keys, j)
-	}
+func (g *grants) account(ctx context.Context, bearer string) (string, error) {
+	j, accepted, err := g.verified(bearer)
 	switch {
 	case errors.Is(err, errNoKey):
 		return "", unavailable("there is no link, and this token can't be checked without one")
@@ -143,6 +137,9 @@ func (g *grants) account(ctx context.Context, bearer string, hash [sha256.Size]b
 		return "", apierrors.NewUnauthorized(err.Error())
 	}
 	if !accepted {
+		g.mu.Lock()
+		kept := g.kept
+		g.mu.Unlock()
 		if err := kept.meant(j); err != nil {
 			return "", err
 		}
@@ -151,6 +148,59 @@ func (g *grants) account(ctx context.Context, bearer string, hash [sha256.Size]b
 		return "", err
 	}
 	return j.claims.Subject, nil
+}
+
+// verified takes a token apart and checks its signature, unless kube-apiserver has accepted it before.
+func (g *grants) verified(bearer string) (j token, accepted bool, err error) {
+	g.mu.Lock()
+	_, accepted = g.tokens[sha256.Sum256([]byte(bearer))]
+	keys := g.kept.Keys
+	g.mu.Unlock()
+	if j, err = parseToken(bearer); err == nil && !accepted {
+		err = verify(keys, j)
+	}
+	return j, accepted, err
+}
+
+// admit says whether a token is one of this cluster, at the door: before anything of the request's body
+// is read, and without asking over the link. What the token is good for is asked later. Whoever comes
+// with a token of this device's pods comes after the kubelet, which got it over the link: learn knows
+// its key. A key that is not known is asked for with the kubelet's last token, once in a while, and never
+// with the stranger's.
+func (g *grants) admit(ctx context.Context, bearer string) error {
+	g.load.Do(g.read)
+	_, _, err := g.verified(bearer)
+	if errors.Is(err, errNoKey) {
+		g.mu.Lock()
+		own, empty := g.own, len(g.kept.Keys.Keys) == 0
+		g.mu.Unlock()
+		if empty && own != "" {
+			g.learn(ctx, own)
+			_, _, err = g.verified(bearer)
+		}
+	}
+	if err != nil {
+		return apierrors.NewUnauthorized(err.Error())
+	}
+	return nil
+}
+
+// learn takes from a token that the kubelet has got from kube-apiserver what tokens of this cluster look
+// like: the keys, and the audience of the API.
+func (g *grants) learn(ctx context.Context, bearer string) {
+	g.load.Do(g.read)
+	j, err := parseToken(bearer)
+	if err != nil {
+		return
+	}
+	keys := g.newKeys(ctx, bearer, j)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.own = bearer
+	if keys != nil {
+		g.kept.Keys = *keys
+		g.write(ctx)
+	}
 }
 
 // meant reports whether a token is for the API, and not for a vault that the same account speaks to.

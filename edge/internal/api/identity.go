@@ -42,11 +42,11 @@ func AsDevice(r *http.Request) (Identity, error) {
 	return Identity{Device: true}, nil
 }
 
-// ByCertificate authenticates root of the device by its verified client certificate and service accounts by their tokens, which are judged by
-// kube-apiserver.
-func ByCertificate(r *http.Request) (Identity, error) {
-	if token, ok := bearer(r); ok {
-		return Identity{Token: token}, nil
+// ByCertificate authenticates root of the device by its verified client certificate, and service accounts
+// by their tokens (ByToken).
+func (s *Server) ByCertificate(r *http.Request) (Identity, error) {
+	if _, ok := bearer(r); ok {
+		return s.ByToken(r)
 	}
 	if r.TLS != nil && len(r.TLS.VerifiedChains) > 0 {
 		return Identity{Device: true}, nil
@@ -54,12 +54,17 @@ func ByCertificate(r *http.Request) (Identity, error) {
 	return Identity{}, apierrors.NewUnauthorized("the device's API wants the client certificate of its admin kubeconfig, or a ServiceAccount token")
 }
 
-// ByToken authenticates service accounts by their tokens and nobody else: for pods.
-func ByToken(r *http.Request) (Identity, error) {
-	if token, ok := bearer(r); ok {
-		return Identity{Token: token}, nil
+// ByToken authenticates service accounts by their tokens and no other client. The device checks each
+// token by itself first: what is none crosses no link.
+func (s *Server) ByToken(r *http.Request) (Identity, error) {
+	token, ok := bearer(r)
+	if !ok {
+		return Identity{}, apierrors.NewUnauthorized("the device's API wants a ServiceAccount token")
 	}
-	return Identity{}, apierrors.NewUnauthorized("the device's API wants a ServiceAccount token")
+	if err := s.grants.admit(r.Context(), token); err != nil {
+		return Identity{}, err
+	}
+	return Identity{Token: token}, nil
 }
 
 func bearer(r *http.Request) (string, bool) {

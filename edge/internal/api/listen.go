@@ -69,7 +69,7 @@ func (s *Server) Serve(ctx context.Context, ready func()) error {
 			return fmt.Errorf("listening for the device's API: %w", err)
 		}
 		address = l.Addr().String()
-		add(tls.NewListener(l, config), s.Handler(ByCertificate))
+		add(tls.NewListener(bounded(l), config), s.Handler(s.ByCertificate))
 	}
 	if s.config.Pods != "" {
 		if err := s.ServePods(nil); err != nil {
@@ -81,7 +81,7 @@ func (s *Server) Serve(ctx context.Context, ready func()) error {
 			closeAll()
 			return fmt.Errorf("listening for pods: %w", err)
 		}
-		add(tls.NewListener(l, s.podsTLS()), s.Handler(ByToken))
+		add(tls.NewListener(bounded(l), s.podsTLS()), s.Handler(s.ByToken))
 	}
 
 	g, ctx := errgroup.WithContext(ctx)

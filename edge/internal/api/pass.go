@@ -3,6 +3,7 @@ package api
 import (
 	"io"
 	"net/http"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/streaming/pkg/httpstream"
@@ -30,8 +31,21 @@ func (s *Server) forward(r *http.Request) (*topicpb.APIResponse, error) {
 	if err != nil {
 		return nil, err
 	}
+	// Pods share the link with the statuses of the node. What they send has a budget, whoever of them sends it.
+	if size := len(request.GetBody()) + len(request.GetPath()) + len(request.GetQuery()) + len(request.GetBearerToken()); request.GetBearerToken() != "" &&
+		!s.podBytes.AllowN(time.Now(), size) {
+		s.metrics.overload.Inc()
+		return nil, apierrors.NewTooManyRequests("the pods of this device have sent more than their share of the link", retryAfter)
+	}
 	return s.backend.Request(r.Context(), request)
 }
+
+// podBytesRate and podBytesBurst are what pods may send over the link, in bytes a second and in bytes at
+// once: two of the largest requests that kube-apiserver takes.
+const (
+	podBytesRate  = 256 << 10
+	podBytesBurst = 2*maxBody + 64<<10
+)
 
 // apiRequest makes the message that asks for what r asks for. It takes r's body.
 func apiRequest(r *http.Request) (*topicpb.APIRequest, error) {

@@ -17,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/time/rate"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -51,7 +52,8 @@ type Config struct {
 	Pods string
 	// Local answers paths below LocalPrefix for root of the device: what edgecore's own commands ask the running process. May be nil.
 	Local http.Handler
-	// MaxRequests and MaxWatches bound what clients from outside the process may have open at once; the excess is told to come back. 0: the defaults.
+	// MaxRequests and MaxWatches bound what the clients of one listener may have open at once, and one
+	// client (an address) a quarter of that; the excess is told to come back. 0: the defaults.
 	MaxRequests int
 	MaxWatches  int
 }
@@ -74,8 +76,7 @@ type Server struct {
 	grants    *grants
 	pods      podsCertificate
 	metrics   *Metrics
-	requests  chan struct{} // a slot for each request from outside the process
-	watches   chan struct{}
+	podBytes  *rate.Limiter // of what pods send over the link
 }
 
 // New makes a Server. It opens nothing and starts nothing.
@@ -97,8 +98,7 @@ func New(config Config) *Server {
 			APIPrefixes:          sets.NewString("api", "apis"),
 			GrouplessAPIPrefixes: sets.NewString("api"),
 		},
-		requests: make(chan struct{}, config.MaxRequests),
-		watches:  make(chan struct{}, config.MaxWatches),
+		podBytes: rate.NewLimiter(podBytesRate, podBytesBurst),
 	}
 	s.discovery = newDiscovery(config.Backend, config.State)
 	s.scopes = newScopes(s.discovery)
@@ -106,11 +106,18 @@ func New(config Config) *Server {
 	return s
 }
 
-// Handler answers requests from outside the process: authenticate says who each comes from.
+// Handler answers requests from outside the process: authenticate says who each comes from, before
+// anything of its body is read. Each Handler has slots of its own: the clients of one listener can't
+// keep those of another waiting.
 func (s *Server) Handler(authenticate Authenticator) http.Handler {
+	requests, watches := newSlots(s.config.MaxRequests), newSlots(s.config.MaxWatches)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		identity, err := authenticate(r)
 		if err != nil {
+			if r.Body != nil && r.Body != http.NoBody { // what it still wants to send is not waited for
+				w.Header().Set("Connection", "close")
+				_ = http.NewResponseController(w).SetReadDeadline(time.Now())
+			}
 			writeError(w, r, err)
 			return
 		}
@@ -120,18 +127,18 @@ func (s *Server) Handler(authenticate Authenticator) http.Handler {
 			writeError(w, r, apierrors.NewBadRequest(err.Error()))
 			return
 		}
-		slots := s.requests
+		slots := requests
 		if isWatch(info) {
-			slots = s.watches
+			slots = watches
 		}
-		select {
-		case slots <- struct{}{}:
-			defer func() { <-slots }()
-		default:
+		client := clientOf(r)
+		if !slots.take(client) {
 			s.metrics.overload.Inc()
 			writeError(w, r, apierrors.NewTooManyRequests("the device's API has too many requests open", retryAfter))
 			return
 		}
+		defer slots.give(client)
+		limitBody(w, r)
 		s.serve(w, r, info)
 	})
 }

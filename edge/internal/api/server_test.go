@@ -299,7 +299,7 @@ func TestServiceAccount(t *testing.T) {
 		body, err := json.Marshal(&review)
 		return &topicpb.APIResponse{Code: http.StatusCreated, ContentType: "application/json", Body: body}, err
 	}
-	server := httptest.NewServer(api.New(api.Config{NodeName: node, Backend: b}).Handler(api.ByCertificate))
+	server := httptest.NewServer(api.New(api.Config{NodeName: node, Backend: b}).Handler(api.AsDevice))
 	defer server.Close()
 	as := func(token string) kubernetes.Interface {
 		return client(t, &rest.Config{Host: server.URL, BearerToken: accountToken(token), Transport: noRetries{http.DefaultTransport}})

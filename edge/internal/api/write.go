@@ -1,11 +1,13 @@
 package api
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"mime"
 	"net/http"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -13,6 +15,7 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 	"k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/streaming/pkg/httpstream"
 
 	"github.com/skerry-io/skerry/edge/internal/meta"
@@ -62,7 +65,19 @@ func (s *Server) write(w http.ResponseWriter, r *http.Request, info *request.Req
 		writeError(w, r, s.registered(r, write, err))
 		return
 	}
+	s.learnToken(ctx, write, result)
 	s.writeResult(w, r, resource, result)
+}
+
+// learnToken reads the token that the kubelet is given for a pod of this device.
+func (s *Server) learnToken(ctx context.Context, write meta.Write, result meta.Result) {
+	if !write.Caller.Kubelet || write.Subresource != "token" || result.Response == nil {
+		return
+	}
+	var request authenticationv1.TokenRequest
+	if _, _, err := scheme.Codecs.UniversalDeserializer().Decode(result.Response.GetBody(), nil, &request); err == nil && request.Status.Token != "" {
+		s.grants.learn(ctx, request.Status.Token)
+	}
 }
 
 func (s *Server) writeResult(w http.ResponseWriter, r *http.Request, resource schema.GroupVersionResource, result meta.Result) {

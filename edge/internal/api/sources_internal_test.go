@@ -1,0 +1,77 @@
+package api
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/skerry-io/skerry/edge/internal/meta"
+	"github.com/skerry-io/skerry/edge/internal/object"
+)
+
+// holding is a backend that holds objects by resource.
+type holding struct {
+	Backend
+	t       *testing.T
+	objects map[string][]runtime.Object
+}
+
+func (h holding) List(_ context.Context, s object.Selection, _ meta.ListOptions) ([]object.Object, uint64, error) {
+	var items []object.Object
+	for _, o := range h.objects[s.Resource.Resource] {
+		converted, err := object.FromObject(schema.GroupVersionResource{Version: "v1", Resource: s.Resource.Resource}, o)
+		if err != nil {
+			h.t.Fatal(err)
+		}
+		items = append(items, converted)
+	}
+	return items, 1, nil
+}
+
+// Only the device and its pods come to the pods' listener: not the LAN, not another device's pods.
+func TestPodSources(t *testing.T) {
+	pod := func(name, ip string, host bool) *corev1.Pod {
+		return &corev1.Pod{
+			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}, ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+			Spec: corev1.PodSpec{HostNetwork: host}, Status: corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: ip}}},
+		}
+	}
+	p := &podSources{
+		nodeName: "edge1", backend: holding{t: t, objects: map[string][]runtime.Object{
+			"nodes": {&corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: "edge1"}, Spec: corev1.NodeSpec{PodCIDRs: []string{"10.1.0.0/24"}}}},
+			"pods":  {pod("bridged", "10.2.0.5", false), pod("routed", "10.3.0.5", false), pod("host", "192.168.7.2", true)},
+		}},
+		interfaces: func() ([]net.Addr, error) {
+			var all []net.Addr
+			for _, text := range []string{"127.0.0.1/8", "192.168.7.2/24", "10.2.0.1/24"} {
+				ip, n, err := net.ParseCIDR(text)
+				if err != nil {
+					return nil, err
+				}
+				all = append(all, &net.IPNet{IP: ip, Mask: n.Mask})
+			}
+			return all, nil
+		},
+	}
+	for source, want := range map[string]bool{
+		"127.0.0.1":    true,
+		"192.168.7.2":  true,  // a pod in the host's network
+		"192.168.7.3":  false, // the LAN
+		"10.1.0.77":    true,  // the Node's range
+		"10.2.0.5":     true,  // a pod
+		"10.2.0.6":     true,  // its neighbour on the same bridge, which has no status yet
+		"10.3.0.5":     true,
+		"10.3.0.6":     false, // another device's pod
+		"203.0.113.10": false,
+	} {
+		if got := p.allows(t.Context(), netip.MustParseAddr(source)); got != want {
+			t.Errorf("%s: %v, want %v", source, got, want)
+		}
+	}
+}
