@@ -1,16 +1,20 @@
 package e2e_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
+	"crypto/tls"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/skerry-io/skerry/tests/cluster/binary"
 	"github.com/skerry-io/skerry/tests/cluster/image"
+	"github.com/skerry-io/skerry/tests/cluster/lab"
 )
 
 const followerImage = "skerry.local/follower:1"
@@ -131,4 +135,33 @@ spec:
 	s.kubectl("--namespace="+ns, "patch", "configmap", "followed", "--patch", `{"data":{"k":"two"}}`)
 	s.heal("edge1")
 	s.waitLog("edge1", ns, pod, "watched two", "got two", "secrets Forbidden", "leases Forbidden")
+}
+
+// A host of the LAN that routes the pods' listener to a device completes no handshake there: its packets do come, as Linux takes them for any address that it has.
+func TestPodsListenerFromTheLAN(t *testing.T) {
+	s := use(t)
+	const at, client = "169.254.20.20", "client"
+	edge := lab.LAN(1).Addr().String()
+	s.onHost(client, "ip", "route", "replace", at+"/32", "via", edge)
+	t.Cleanup(func() { s.must(s.run(context.Background(), "exec", client, "--", "ip", "route", "del", at+"/32")) })
+	for host, want := range map[string]bool{client: false, "edge1": true} {
+		h, err := s.Host(host)
+		s.check(err)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		conn, err := h.Dial(ctx, "tcp", at+":10550")
+		s.check(err)                                                                                // else the way there proves nothing
+		shaken := tls.Client(conn, &tls.Config{InsecureSkipVerify: true, ServerName: "kubernetes"}) //nolint:gosec // who it is does not matter here
+		err = shaken.HandshakeContext(ctx)
+		if err == nil { // TLS 1.3: the client is done before it hears of a refusal
+			_, err = fmt.Fprint(shaken, "GET /healthz HTTP/1.1\r\nHost: kubernetes\r\nConnection: close\r\n\r\n")
+			if err == nil {
+				_, err = bufio.NewReader(shaken).ReadString('\n')
+			}
+		}
+		if (err == nil) != want {
+			t.Errorf("from %s: %v; want an answer: %v", host, err, want)
+		}
+		_ = conn.Close()
+		cancel()
+	}
 }

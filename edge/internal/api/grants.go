@@ -62,6 +62,8 @@ type keptGrants struct {
 	Keys keySet `json:"keys"`
 	// Audiences are those of the API: what tokens that it accepted were for, where that was one thing.
 	Audiences []string `json:"audiences,omitempty"`
+	// Discovery is the issuer's discovery document, as kube-apiserver publishes it.
+	Discovery json.RawMessage `json:"discovery,omitempty"`
 	// Accounts has the answers for each account's actions.
 	Accounts map[string]map[string]bool `json:"accounts,omitempty"`
 }
@@ -197,8 +199,13 @@ func (g *grants) learn(ctx context.Context, bearer string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.own = bearer
+	learnt := g.kept.with(j.claims.Audience...)
+	changed := len(learnt) > len(g.kept.Audiences)
+	g.kept.Audiences = learnt
 	if keys != nil {
-		g.kept.Keys = *keys
+		g.kept.Keys, changed = *keys, true
+	}
+	if changed {
 		g.write(ctx)
 	}
 }
@@ -217,6 +224,17 @@ func (k *keptGrants) meant(j token) error {
 		return unavailable("there is no link, and the cluster's audience is not known without one")
 	}
 	return apierrors.NewUnauthorized("the token is for another audience")
+}
+
+// with is the audiences with more of them.
+func (k *keptGrants) with(more ...string) []string {
+	all := slices.Clone(k.Audiences)
+	for _, a := range more {
+		if !slices.Contains(all, a) && len(all) < maxAudiences {
+			all = append(all, a)
+		}
+	}
+	return all
 }
 
 // deletedGrace is how long a token outlives the deletion of its pod, as in kube-apiserver's own validator.
@@ -275,13 +293,13 @@ func (g *grants) remember(ctx context.Context, token string, a action, allowed b
 	g.tokens[hash] = struct{}{}
 	account := j.claims.Subject
 	audiences := g.kept.Audiences
-	if a := j.claims.Audience; len(a) == 1 && !slices.Contains(audiences, a[0]) && len(audiences) < maxAudiences {
-		audiences = append(slices.Clone(audiences), a[0])
+	if len(j.claims.Audience) == 1 { // of several, it may be any that was meant
+		audiences = g.kept.with(j.claims.Audience...)
 	}
 	if was, ok := g.kept.Accounts[account][a.String()]; ok && was == allowed && keys == nil && len(audiences) == len(g.kept.Audiences) {
 		return
 	}
-	next := keptGrants{Keys: g.kept.Keys, Audiences: audiences, Accounts: maps.Clone(g.kept.Accounts)}
+	next := keptGrants{Keys: g.kept.Keys, Discovery: g.kept.Discovery, Audiences: audiences, Accounts: maps.Clone(g.kept.Accounts)}
 	if keys != nil {
 		next.Keys = *keys
 	}

@@ -13,8 +13,10 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	jose "gopkg.in/go-jose/go-jose.v2"
 	"gopkg.in/go-jose/go-jose.v2/jwt"
@@ -117,7 +119,7 @@ func teach(t *testing.T, b *fakeBackend, s *api.Server) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	token, err := jwt.Signed(signer).Claims(map[string]any{"sub": "system:serviceaccount:default:app", "aud": []string{"api"}}).CompactSerialize()
+	token, err := jwt.Signed(signer).Claims(map[string]any{"sub": "system:serviceaccount:default:app", "aud": []string{"api"}, "exp": time.Now().Add(time.Hour).Unix()}).CompactSerialize()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,6 +131,10 @@ func teach(t *testing.T, b *fakeBackend, s *api.Server) string {
 	b.apiserver = func(r *topicpb.APIRequest) (*topicpb.APIResponse, error) {
 		if r.GetPath() == "/openid/v1/jwks" {
 			return &topicpb.APIResponse{Code: http.StatusOK, ContentType: "application/json", Body: keys}, nil
+		}
+		if r.GetPath() == "/.well-known/openid-configuration" {
+			return &topicpb.APIResponse{Code: http.StatusOK, ContentType: "application/json", Body: []byte(
+				`{"issuer":"https://kubernetes.default.svc.cluster.local","jwks_uri":"https://198.51.100.1:6443/openid/v1/jwks"}`)}, nil
 		}
 		return &topicpb.APIResponse{Code: http.StatusCreated, ContentType: "application/json", Body: fmt.Appendf(nil,
 			`{"kind":"TokenRequest","apiVersion":"authentication.k8s.io/v1","status":{"token":%q}}`, token)}, nil
@@ -184,3 +190,56 @@ type recorder struct {
 func (r *recorder) Header() http.Header         { return r.header }
 func (r *recorder) WriteHeader(code int)        { r.code = code }
 func (r *recorder) Write(p []byte) (int, error) { return len(p), nil }
+
+// Pods get the issuer's documents from the device, and an address for its keys that they can dial: with a link, with one that leads to no kube-apiserver, without one,
+// and after a restart without one.
+func TestTraps_27_IssuerDiscovery(t *testing.T) {
+	b := newFakeBackend(t)
+	dir := t.TempDir()
+	s := api.New(api.Config{NodeName: node, Backend: b, DataDir: dir})
+	token := teach(t, b, s)
+	ways := []struct {
+		name string
+		set  func()
+	}{
+		{"linked", func() {}},
+		{"no kube-apiserver", func() { b.mu.Lock(); b.apiserver = down; b.mu.Unlock() }},
+		{"no link", func() { b.setLinked(false) }},
+		{"a restart without a link", func() { s = api.New(api.Config{NodeName: node, Backend: b, DataDir: dir}) }},
+	}
+	for _, way := range ways {
+		t.Run(way.name, func(t *testing.T) {
+			way.set()
+			get := func(url string, into any) {
+				t.Helper()
+				r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, http.NoBody)
+				if err != nil {
+					t.Fatal(err)
+				}
+				r.Header.Set("Authorization", "Bearer "+token)
+				w := httptest.NewRecorder()
+				s.Handler(s.ByToken).ServeHTTP(w, r)
+				if err := json.Unmarshal(w.Body.Bytes(), into); w.Code != http.StatusOK || err != nil {
+					t.Fatalf("%s: %d %s, %v", url, w.Code, w.Body, err)
+				}
+			}
+			var document struct {
+				Issuer string `json:"issuer"`
+				Keys   string `json:"jwks_uri"`
+			}
+			get("https://10.96.0.1/.well-known/openid-configuration", &document)
+			if document.Issuer != "https://kubernetes.default.svc.cluster.local" || document.Keys != "https://10.96.0.1/openid/v1/jwks" {
+				t.Fatalf("%+v", document)
+			}
+			var keys jose.JSONWebKeySet
+			get(document.Keys, &keys)
+			parsed, err := jwt.ParseSigned(token)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(keys.Keys) != 1 || parsed.Claims(keys.Keys[0].Key) != nil {
+				t.Errorf("the keys verify no token: %+v", keys)
+			}
+		})
+	}
+}

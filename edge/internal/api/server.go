@@ -215,6 +215,8 @@ func (s *Server) servePath(w http.ResponseWriter, r *http.Request) {
 		s.pass(w, r)
 	case path == "/version":
 		s.serveVersion(w, r)
+	case path == issuerPath || path == keysPath:
+		s.serveIssuer(w, r, path)
 	case path == "/api" || path == "/apis" || strings.HasPrefix(path, "/api/") || strings.HasPrefix(path, "/apis/"):
 		s.discovery.serve(s, w, r, path)
 	default:

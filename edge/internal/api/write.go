@@ -69,14 +69,20 @@ func (s *Server) write(w http.ResponseWriter, r *http.Request, info *request.Req
 	s.writeResult(w, r, resource, result)
 }
 
-// learnToken reads the token that the kubelet is given for a pod of this device.
+// learnToken reads the token that the kubelet is given for a pod of this device. One that was asked for a
+// vault says nothing of the API's audience, and kube-apiserver would not take it.
 func (s *Server) learnToken(ctx context.Context, write meta.Write, result meta.Result) {
 	if !write.Caller.Kubelet || write.Subresource != "token" || result.Response == nil {
 		return
 	}
-	var request authenticationv1.TokenRequest
-	if _, _, err := scheme.Codecs.UniversalDeserializer().Decode(result.Response.GetBody(), nil, &request); err == nil && request.Status.Token != "" {
-		s.grants.learn(ctx, request.Status.Token)
+	var asked, given authenticationv1.TokenRequest
+	decoder := scheme.Codecs.UniversalDeserializer()
+	if _, _, err := decoder.Decode(write.Body, nil, &asked); err != nil || len(asked.Spec.Audiences) > 0 {
+		return
+	}
+	if _, _, err := decoder.Decode(result.Response.GetBody(), nil, &given); err == nil && given.Status.Token != "" {
+		s.grants.learn(ctx, given.Status.Token)
+		s.learnIssuer(ctx, given.Status.Token)
 	}
 }
 
