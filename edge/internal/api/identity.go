@@ -5,8 +5,6 @@ import (
 	"net/http"
 	"strings"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-
 	"github.com/skerry-io/skerry/edge/internal/meta"
 )
 
@@ -40,31 +38,6 @@ func AsDevice(r *http.Request) (Identity, error) {
 		return Identity{Token: token}, nil
 	}
 	return Identity{Device: true}, nil
-}
-
-// ByCertificate authenticates root of the device by its verified client certificate, and service accounts
-// by their tokens (ByToken).
-func (s *Server) ByCertificate(r *http.Request) (Identity, error) {
-	if _, ok := bearer(r); ok {
-		return s.ByToken(r)
-	}
-	if r.TLS != nil && len(r.TLS.VerifiedChains) > 0 {
-		return Identity{Device: true}, nil
-	}
-	return Identity{}, apierrors.NewUnauthorized("the device's API wants the client certificate of its admin kubeconfig, or a ServiceAccount token")
-}
-
-// ByToken authenticates service accounts by their tokens and no other client. The device checks each
-// token by itself first: what is none crosses no link.
-func (s *Server) ByToken(r *http.Request) (Identity, error) {
-	token, ok := bearer(r)
-	if !ok {
-		return Identity{}, apierrors.NewUnauthorized("the device's API wants a ServiceAccount token")
-	}
-	if err := s.grants.admit(r.Context(), token); err != nil {
-		return Identity{}, err
-	}
-	return Identity{Token: token}, nil
 }
 
 func bearer(r *http.Request) (string, bool) {

@@ -18,53 +18,6 @@ const (
 	keysType   = "application/jwk-set+json"
 )
 
-// serveIssuer answers the issuer's documents: kube-apiserver's own, or without it those that are kept. The
-// keys' address in the first is one of the central cluster's network, which a device can't dial: pods get
-// the one under which they have just reached this API.
-func (s *Server) serveIssuer(w http.ResponseWriter, r *http.Request, path string) {
-	identity := identityFrom(r.Context())
-	answer, err := s.forward(r)
-	if err != nil || unreachable(answer) {
-		kept, there := s.grants.issuer(path)
-		if there && identity.Token != "" {
-			if _, denied := s.grants.account(r.Context(), identity.Token); denied != nil {
-				writeError(w, r, denied)
-				return
-			}
-		}
-		switch {
-		case there:
-			answer = kept
-		case err != nil:
-			writeError(w, r, err)
-			return
-		}
-	} else if answer.GetCode() == http.StatusOK && path == issuerPath {
-		s.grants.keepIssuer(r.Context(), answer.GetBody())
-	}
-	if answer.GetCode() == http.StatusOK && path == issuerPath && identity.Token != "" {
-		var document map[string]any
-		if json.Unmarshal(answer.GetBody(), &document) == nil {
-			document["jwks_uri"] = "https://" + r.Host + keysPath
-			if body, err := json.Marshal(document); err == nil {
-				answer = &topicpb.APIResponse{Code: http.StatusOK, ContentType: runtime.ContentTypeJSON, Body: body}
-			}
-		}
-	}
-	writeAnswer(w, answer)
-}
-
-// learnIssuer asks for the discovery document once, so that it is there without a link.
-func (s *Server) learnIssuer(ctx context.Context, bearer string) {
-	if _, there := s.grants.issuer(issuerPath); there {
-		return
-	}
-	answer, err := s.backend.Request(ctx, &topicpb.APIRequest{Method: http.MethodGet, Path: issuerPath, Accept: runtime.ContentTypeJSON, BearerToken: bearer})
-	if err == nil && answer.GetCode() == http.StatusOK {
-		s.grants.keepIssuer(ctx, answer.GetBody())
-	}
-}
-
 // issuer is a kept document.
 func (g *grants) issuer(path string) (*topicpb.APIResponse, bool) {
 	g.load.Do(g.read)

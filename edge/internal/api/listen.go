@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/klog/v2"
 )
 
@@ -134,6 +135,31 @@ func (s *Server) retryKubeconfig(ctx context.Context, address string) error {
 			return nil
 		}
 	}
+}
+
+// ByCertificate authenticates root of the device by its verified client certificate, and service accounts
+// by their tokens (ByToken).
+func (s *Server) ByCertificate(r *http.Request) (Identity, error) {
+	if _, ok := bearer(r); ok {
+		return s.ByToken(r)
+	}
+	if r.TLS != nil && len(r.TLS.VerifiedChains) > 0 {
+		return Identity{Device: true}, nil
+	}
+	return Identity{}, apierrors.NewUnauthorized("the device's API wants the client certificate of its admin kubeconfig, or a ServiceAccount token")
+}
+
+// ByToken authenticates service accounts by their tokens and no other client. The device checks each
+// token by itself first: what is none crosses no link.
+func (s *Server) ByToken(r *http.Request) (Identity, error) {
+	token, ok := bearer(r)
+	if !ok {
+		return Identity{}, apierrors.NewUnauthorized("the device's API wants a ServiceAccount token")
+	}
+	if err := s.grants.admit(r.Context(), token); err != nil {
+		return Identity{}, err
+	}
+	return Identity{Token: token}, nil
 }
 
 // socketHandler answers Kubernetes' paths, and the process's own.

@@ -1,11 +1,18 @@
 package api
 
 import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/streaming/pkg/httpstream"
 
 	"github.com/skerry-io/skerry/common/topic/topicpb"
@@ -94,4 +101,75 @@ func writeAnswer(w http.ResponseWriter, answer *topicpb.APIResponse) {
 	}
 	w.WriteHeader(code)
 	_, _ = w.Write(answer.GetBody()) // a client that has gone is no trouble of ours
+}
+
+// serveIssuer answers the issuer's documents: kube-apiserver's own, or without it those that are kept. The
+// keys' address in the first is one of the central cluster's network, which a device can't dial: pods get
+// the one under which they have just reached this API.
+func (s *Server) serveIssuer(w http.ResponseWriter, r *http.Request, path string) {
+	identity := identityFrom(r.Context())
+	answer, err := s.forward(r)
+	if err != nil || unreachable(answer) {
+		kept, there := s.grants.issuer(path)
+		if there && identity.Token != "" {
+			if _, denied := s.grants.account(r.Context(), identity.Token); denied != nil {
+				writeError(w, r, denied)
+				return
+			}
+		}
+		switch {
+		case there:
+			answer = kept
+		case err != nil:
+			writeError(w, r, err)
+			return
+		}
+	} else if answer.GetCode() == http.StatusOK && path == issuerPath {
+		s.grants.keepIssuer(r.Context(), answer.GetBody())
+	}
+	if answer.GetCode() == http.StatusOK && path == issuerPath && identity.Token != "" {
+		var document map[string]any
+		if json.Unmarshal(answer.GetBody(), &document) == nil {
+			document["jwks_uri"] = "https://" + r.Host + keysPath
+			if body, err := json.Marshal(document); err == nil {
+				answer = &topicpb.APIResponse{Code: http.StatusOK, ContentType: runtime.ContentTypeJSON, Body: body}
+			}
+		}
+	}
+	writeAnswer(w, answer)
+}
+
+// learnIssuer asks for the discovery document once, so that it is there without a link.
+func (s *Server) learnIssuer(ctx context.Context, bearer string) {
+	if _, there := s.grants.issuer(issuerPath); there {
+		return
+	}
+	answer, err := s.backend.Request(ctx, &topicpb.APIRequest{Method: http.MethodGet, Path: issuerPath, Accept: runtime.ContentTypeJSON, BearerToken: bearer})
+	if err == nil && answer.GetCode() == http.StatusOK {
+		s.grants.keepIssuer(ctx, answer.GetBody())
+	}
+}
+
+// unreachable reports whether an answer is not kube-apiserver's own, but of something on the way to it.
+func unreachable(answer *topicpb.APIResponse) bool {
+	code := answer.GetCode()
+	return code == http.StatusBadGateway || code == http.StatusServiceUnavailable || code == http.StatusGatewayTimeout
+}
+
+// bodyError tells a body that is too long from one that broke off.
+func bodyError(err error) error {
+	var tooLarge *http.MaxBytesError
+	if errors.As(err, &tooLarge) {
+		return apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("limit is %d bytes", tooLarge.Limit))
+	}
+	return apierrors.NewBadRequest(fmt.Sprintf("reading the body: %v", err))
+}
+
+// resourceOf is the resource of a request, for error messages.
+func resourceOf(r *http.Request) schema.GroupResource {
+	info, ok := request.RequestInfoFrom(r.Context())
+	if !ok {
+		return schema.GroupResource{}
+	}
+	return schema.GroupResource{Group: info.APIGroup, Resource: info.Resource}
 }

@@ -142,12 +142,6 @@ func (rd *reading) passOrHeld(w http.ResponseWriter, r *http.Request, serve http
 	return nil
 }
 
-// unreachable reports whether an answer is not kube-apiserver's own, but of something on the way to it.
-func unreachable(answer *topicpb.APIResponse) bool {
-	code := answer.GetCode()
-	return code == http.StatusBadGateway || code == http.StatusServiceUnavailable || code == http.StatusGatewayTimeout
-}
-
 func (rd *reading) list(w http.ResponseWriter, r *http.Request) error {
 	ctx := r.Context()
 	backend := rd.server.backend

@@ -126,21 +126,3 @@ func (s *Server) registered(r *http.Request, write meta.Write, err error) error 
 	}
 	return apierrors.NewAlreadyExists(ref.Resource.GroupResource(), ref.Name)
 }
-
-// bodyError tells a body that is too long from one that broke off.
-func bodyError(err error) error {
-	var tooLarge *http.MaxBytesError
-	if errors.As(err, &tooLarge) {
-		return apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("limit is %d bytes", tooLarge.Limit))
-	}
-	return apierrors.NewBadRequest(fmt.Sprintf("reading the body: %v", err))
-}
-
-// resourceOf is the resource of a request, for error messages.
-func resourceOf(r *http.Request) schema.GroupResource {
-	info, ok := request.RequestInfoFrom(r.Context())
-	if !ok {
-		return schema.GroupResource{}
-	}
-	return schema.GroupResource{Group: info.APIGroup, Resource: info.Resource}
-}
