@@ -41,6 +41,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/netwatch"
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
 	"github.com/skerry-io/skerry/edge/internal/meta"
+	"github.com/skerry-io/skerry/edge/internal/registration"
 	"github.com/skerry-io/skerry/edge/internal/route"
 	"github.com/skerry-io/skerry/edge/internal/store"
 	"github.com/skerry-io/skerry/edge/internal/tunnel"
@@ -183,7 +184,11 @@ func (a *App) assemble() error {
 		NodeName: a.node, Store: a.store, ReportEvents: c.Edged.ReportEvent,
 		Limits: meta.Limits{OutboxEvents: limit.Entries, OutboxBytes: int(limit.Bytes.Value())},
 	})
-	a.api = api.New(api.Config{NodeName: a.node, Backend: a.meta, State: a.store.Module(string(api.Name)), DataDir: a.config.DataDir, Socket: c.EdgeAPI.Socket, Listen: c.EdgeAPI.Listen, Pods: podsListen(c.EdgeAPI), Local: a.local()})
+	registration := registration.New(a.meta, a.node)
+	a.api = api.New(api.Config{
+		NodeName: a.node, Backend: a.meta, State: a.store.Module(string(api.Name)), DataDir: a.config.DataDir, Socket: c.EdgeAPI.Socket, Listen: c.EdgeAPI.Listen, Pods: podsListen(c.EdgeAPI),
+		Local: a.local(), Registering: registration.Seen,
+	})
 
 	entries := []beehive.Entry{
 		{Module: a.meta, Groups: []message.Group{linkstate.Group}, Restart: beehive.OnFailure(beehive.Backoff{})},
@@ -193,6 +198,7 @@ func (a *App) assemble() error {
 	if c.EdgeAPI.Enable {
 		entries = append(entries,
 			beehive.Entry{Module: a.api, Restart: beehive.OnFailure(beehive.Backoff{})},
+			beehive.Entry{Module: registration, Restart: beehive.OnFailure(beehive.Backoff{})},
 			beehive.Entry{Module: a.newAPIRedirect(), Restart: beehive.OnFailure(beehive.Backoff{})},
 		)
 	}

@@ -28,6 +28,8 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/edge/internal/meta"
 )
 
 const (
@@ -53,6 +55,8 @@ type Config struct {
 	// Pods is the address at which pods are served that were led here; "": none are. The device need not have it yet. Where it is set, the kubelet gets the
 	// authority of the API's certificates together with the cluster's, in the ConfigMaps kube-root-ca.crt that pods verify their API server by.
 	Pods string
+	// Registering is called with each create of a Node by the kubelet, before anything becomes of it. May be nil.
+	Registering func(meta.Write)
 	// Local answers paths below LocalPrefix for root of the device: what edgecore's own commands ask the running process. May be nil.
 	Local http.Handler
 	// MaxRequests and MaxWatches bound what the clients of one listener may have open at once, and one

@@ -60,6 +60,9 @@ func (s *Server) write(w http.ResponseWriter, r *http.Request, info *request.Req
 		}
 		write.PatchType = types.PatchType(mediaType)
 	}
+	if s.config.Registering != nil && isRegistration(write) {
+		s.config.Registering(write)
+	}
 	result, err := s.backend.Write(ctx, write)
 	if err != nil {
 		writeError(w, r, s.registered(r, write, err))
@@ -117,7 +120,7 @@ func (s *Server) writeResult(w http.ResponseWriter, r *http.Request, resource sc
 // that is held is that one.
 func (s *Server) registered(r *http.Request, write meta.Write, err error) error {
 	ref := write.Ref
-	if !write.Caller.Kubelet || write.Verb != "create" || ref.Resource.GroupResource().String() != "nodes" || !apierrors.IsServiceUnavailable(err) {
+	if !isRegistration(write) || !apierrors.IsServiceUnavailable(err) {
 		return err
 	}
 	ref.Name = s.config.NodeName
@@ -125,4 +128,9 @@ func (s *Server) registered(r *http.Request, write meta.Write, err error) error 
 		return err
 	}
 	return apierrors.NewAlreadyExists(ref.Resource.GroupResource(), ref.Name)
+}
+
+// isRegistration reports whether a write is the kubelet's first.
+func isRegistration(w meta.Write) bool {
+	return w.Caller.Kubelet && w.Verb == "create" && w.Subresource == "" && w.Ref.Resource.GroupResource().String() == "nodes"
 }

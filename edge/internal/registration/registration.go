@@ -1,0 +1,155 @@
+// Package registration registers the device's Node again when the cloud has removed it.
+//
+// A kubelet registers once in its life. Where somebody deletes the Node while the device is away, or by
+// mistake, upstream's kubelet waits for its next start. This package keeps what the kubelet said when it
+// registered, in memory alone since each start says it again, and says it once more when the Node that
+// the device held goes and a link is there to say it over. It refuses nothing and judges nothing: whether
+// the node may come back is for kube-apiserver to say, and a device that is to stay away is revoked
+// (`cloudcore node revoke`), which bans its certificate. Seen may be called by any goroutine.
+package registration
+
+import (
+	"context"
+	"net/http"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/edge/internal/meta"
+	"github.com/skerry-io/skerry/edge/internal/object"
+)
+
+const (
+	// firstTry and lastTry bound the pause between two tries, which doubles. Without a link a try costs nothing.
+	firstTry = time.Second
+	lastTry  = 30 * time.Second
+	// tryTimeout bounds one try.
+	tryTimeout = 30 * time.Second
+	// unheld is how long to wait for the kubelet to open its watch of the Node.
+	unheld = 5 * time.Second
+)
+
+// Backend is what is held here, and the way to kube-apiserver; a *meta.Manager.
+type Backend interface {
+	Watch(ctx context.Context, s object.Selection, options meta.WatchOptions) (meta.Watch, error)
+	Write(ctx context.Context, w meta.Write) (meta.Result, error)
+}
+
+// Keeper keeps the registration.
+type Keeper struct {
+	backend Backend
+	node    string
+
+	mu   sync.Mutex
+	said *meta.Write // nil before the kubelet has registered
+}
+
+// New returns a Keeper. It starts nothing.
+func New(backend Backend, node string) *Keeper { return &Keeper{backend: backend, node: node} }
+
+// Seen takes in a create of a Node by the kubelet, whatever became of it. Its body is kept, some 3 kB.
+func (k *Keeper) Seen(w meta.Write) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.said = &w
+}
+
+// Name is the module's address on the bus.
+const Name message.Name = "registration"
+
+// Name implements beehive.Module.
+func (k *Keeper) Name() message.Name { return Name }
+
+// Run implements beehive.Module.
+func (k *Keeper) Run(ctx context.Context, port *beehive.Port) error {
+	port.Ready()
+	return k.Keep(ctx)
+}
+
+// Keep registers again whenever the Node goes, until ctx ends.
+func (k *Keeper) Keep(ctx context.Context) error {
+	nodes := schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
+	one := object.Selection{Resource: nodes, Fields: fields.OneTermEqualSelector("metadata.name", k.node)}
+	for ctx.Err() == nil {
+		w, err := k.backend.Watch(ctx, one, meta.WatchOptions{Held: true})
+		if err != nil { // the kubelet has not opened its own yet, so the Node is not held
+			if !pause(ctx, unheld) {
+				return nil
+			}
+			continue
+		}
+		k.follow(ctx, w)
+		w.Stop()
+		pause(ctx, firstTry) // a watch that ends at once is no busy loop
+	}
+	return nil
+}
+
+// follow serves one watch until it ends.
+func (k *Keeper) follow(ctx context.Context, w meta.Watch) {
+	var again <-chan time.Time // nil while the Node is there
+	wait := firstTry
+	for {
+		select {
+		case e, ok := <-w.Events():
+			if !ok {
+				return
+			}
+			switch e.Type {
+			case watch.Deleted:
+				klog.FromContext(ctx).Info("The cloud has removed this Node: registering it again", "node", k.node)
+				wait = firstTry
+				again = time.After(0)
+			case watch.Added, watch.Modified:
+				again = nil
+			}
+		case <-again:
+			again = nil
+			if !k.register(ctx) {
+				again = time.After(wait)
+				wait = min(2*wait, lastTry)
+			}
+		}
+	}
+}
+
+// register says once more what the kubelet said, and reports whether that was the end of it.
+func (k *Keeper) register(ctx context.Context) bool {
+	k.mu.Lock()
+	said := k.said
+	k.mu.Unlock()
+	if said == nil {
+		return true // the kubelet has not registered in this life: it will
+	}
+	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
+	defer cancel()
+	result, err := k.backend.Write(ctx, *said)
+	switch {
+	case err == nil && result.Code < http.StatusMultipleChoices, err == nil && result.Code == http.StatusConflict, apierrors.IsAlreadyExists(err):
+		klog.FromContext(ctx).Info("Registered the Node again", "node", k.node)
+		return true
+	case err == nil:
+		klog.FromContext(ctx).Info("The Node could not be registered again; it will be tried", "node", k.node, "code", result.Code)
+	default:
+		klog.FromContext(ctx).V(2).Info("The Node could not be registered again; it will be tried", "node", k.node, "err", err)
+	}
+	return false
+}
+
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

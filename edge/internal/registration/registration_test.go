@@ -1,0 +1,124 @@
+package registration_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/skerry-io/skerry/edge/internal/meta"
+	"github.com/skerry-io/skerry/edge/internal/object"
+	"github.com/skerry-io/skerry/edge/internal/registration"
+)
+
+// device is what a Keeper sees of one.
+type device struct {
+	events chan meta.Event
+
+	mu      sync.Mutex
+	linked  bool
+	held    bool
+	written []string
+}
+
+func (d *device) Watch(context.Context, object.Selection, meta.WatchOptions) (meta.Watch, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.held {
+		return nil, errors.New("not held")
+	}
+	return d, nil
+}
+func (d *device) Events() <-chan meta.Event { return d.events }
+func (d *device) Stop()                     {}
+
+func (d *device) Write(_ context.Context, w meta.Write) (meta.Result, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.linked {
+		return meta.Result{}, apierrors.NewServiceUnavailable("no link")
+	}
+	d.written = append(d.written, string(w.Body))
+	return meta.Result{Code: 201}, nil
+}
+
+func (d *device) set(do func()) {
+	d.mu.Lock()
+	do()
+	d.mu.Unlock()
+	synctest.Wait()
+}
+
+func (d *device) count() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.written)
+}
+
+func TestKeeper(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &device{events: make(chan meta.Event)}
+		k := registration.New(d, "edge1")
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- k.Keep(ctx) }()
+		see := func(e watch.EventType) {
+			d.events <- meta.Event{Type: e}
+			synctest.Wait()
+		}
+		time.Sleep(time.Minute) // the kubelet starts late
+		d.set(func() { d.held, d.linked = true, true })
+		time.Sleep(time.Minute)
+		see(watch.Added)
+		see(watch.Deleted)
+		time.Sleep(time.Minute)
+		if d.count() != 0 {
+			t.Error("registered what the kubelet never said")
+		}
+		k.Seen(meta.Write{Verb: "create", Body: []byte("as the kubelet said it")})
+		see(watch.Added)
+		see(watch.Modified)
+		time.Sleep(time.Hour)
+		if d.count() != 0 {
+			t.Error("registered a Node that is there")
+		}
+		see(watch.Deleted)
+		if d.count() != 1 || d.written[0] != "as the kubelet said it" {
+			t.Errorf("wrote %q", d.written)
+		}
+		time.Sleep(time.Hour)
+		if d.count() != 1 {
+			t.Errorf("registered %d times", d.count())
+		}
+		see(watch.Added)
+
+		d.set(func() { d.linked = false }) // the link goes in the same moment
+		see(watch.Deleted)
+		time.Sleep(time.Hour)
+		d.set(func() { d.linked = true })
+		time.Sleep(time.Minute)
+		if d.count() != 2 {
+			t.Errorf("registered %d times, want a second one once linked", d.count())
+		}
+		see(watch.Added)
+
+		d.set(func() { d.linked = false }) // somebody else makes it, with the same name
+		see(watch.Deleted)
+		see(watch.Added)
+		d.set(func() { d.linked = true })
+		time.Sleep(time.Hour)
+		if d.count() != 2 {
+			t.Errorf("registered %d times although it was made again", d.count())
+		}
+		cancel()
+		close(d.events)
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,69 @@
+package e2e_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Scenario 12 of the order campaign: a Node is deleted while its device is away. Once linked it comes back by itself, with nothing started again on the device, and gets its
+// pods as the cloud now says. So it does where somebody makes another Node of that name meanwhile: that one stays, and no patch that waited for the old one hits it.
+func TestOrder_12_ANodeDeletedWhileItsDeviceWasAway(t *testing.T) {
+	s := use(t)
+	nodes := s.client.CoreV1().Nodes()
+	gone := func() types.UID {
+		t.Helper()
+		n, err := nodes.Get(t.Context(), "edge1", metav1.GetOptions{})
+		s.check(err)
+		s.cut("edge1")
+		s.waitUnlinked("edge1")
+		s.check(nodes.Delete(t.Context(), "edge1", metav1.DeleteOptions{}))
+		s.waitFor("the Node to go", func(ctx context.Context) error {
+			if _, err := nodes.Get(ctx, "edge1", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+				return fmt.Errorf("it is there: %v", err)
+			}
+			return nil
+		})
+		return n.UID
+	}
+	back := func(not types.UID) *corev1.Node {
+		t.Helper()
+		s.heal("edge1")
+		s.waitReady("edge1", true)
+		n, err := nodes.Get(t.Context(), "edge1", metav1.GetOptions{})
+		s.check(err)
+		if n.UID == not {
+			t.Errorf("the Node is the old one, %s", n.UID)
+		}
+		return n
+	}
+	kubelet := s.startedAt("edge1")
+	t.Run("deleted", func(t *testing.T) { back(gone()) })
+	t.Run("and recreated", func(t *testing.T) {
+		old := gone()
+		made, err := nodes.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{
+			Name: "edge1", Labels: map[string]string{"made-by": "somebody"}, Annotations: map[string]string{"made-by": "somebody"},
+		}}, metav1.CreateOptions{})
+		s.check(err)
+		if n := back(old); n.UID != made.UID || n.Labels["made-by"] != "somebody" {
+			t.Errorf("the Node is another one: %s, want %s", n.UID, made.UID)
+		}
+	})
+	ns := s.namespace()
+	s.apply(ns, samplePod("after", "edge1"))
+	s.waitPods(ns, "app", "edge1", 1)
+	if now := s.startedAt("edge1"); now != kubelet {
+		t.Errorf("edgecore was started again: %s, was %s", now, kubelet)
+	}
+}
+
+// startedAt tells one run of edgecore from another.
+func (s *system) startedAt(edge string) string {
+	s.t.Helper()
+	return s.metric(edge, "process_start_time_seconds")
+}
