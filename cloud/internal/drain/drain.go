@@ -19,7 +19,7 @@ func Kind() aggregate.Kind {
 	return aggregate.Of(v1alpha1.Resource(v1alpha1.NodeOperations), merge, func(*v1alpha1.NodeOperation, func(string) bool) {})
 }
 
-// merge puts the word of the operation's own node in the place of the status. It comes from one node, in order, so the newest is the whole truth.
+// merge puts what the operation's own node reports in the place of the status. It comes from one node, in order, so the newest is the whole truth.
 func merge(o *v1alpha1.NodeOperation, reports map[string][]byte) (refused map[string]error) {
 	refused = map[string]error{}
 	for node, body := range reports {
@@ -41,9 +41,7 @@ func merge(o *v1alpha1.NodeOperation, reports map[string][]byte) (refused map[st
 			continue
 		}
 		s.PhaseNumber = int32(s.Phase.Number())
-		if s.RequestedBy == "" {
-			s.RequestedBy = o.Annotations[v1alpha1.RequestedByAnnotation]
-		}
+		s.RequestedBy = o.Annotations[v1alpha1.RequestedByAnnotation] // as kube-apiserver's admission wrote it, and not as the device says
 		o.Status = s
 	}
 	return refused

@@ -17,6 +17,7 @@ func TestMerge(t *testing.T) {
 		refused      string
 	}{
 		"the node's own word": {"edge1", `{"phase":"Cordoned","attempts":1}`, "Cordoned", ""},
+		"a forged requester":  {"edge1", `{"phase":"Cordoned","attempts":1,"requestedBy":"admin"}`, "Cordoned", ""},
 		"another node":        {"edge2", `{"phase":"Complete","attempts":1}`, "", "for node edge1"},
 		"no phase of ours":    {"edge1", `{"phase":"Ready","attempts":1}`, "", `phase "Ready"`},
 		"no status":           {"edge1", `{"phase":[]}`, "", "no status"},

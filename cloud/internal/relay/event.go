@@ -115,6 +115,21 @@ func (s *session) writeEvent(ctx context.Context, w *topicpb.Write) outcome {
 	return badWrite(w, "events are made and patched")
 }
 
+// sameEvent refuses a repeat of an event that is there and is about another object than the repeat says: the name of the one in the path is the device's to choose, and
+// what may be written was judged by the body.
+func (s *session) sameEvent(w *topicpb.Write, e *event, have []byte) error {
+	there, err := readEvent(have, false)
+	if err != nil {
+		return err
+	}
+	is, says := there.about(), e.about()
+	if is.Kind != says.Kind || is.Namespace != says.Namespace || is.Name != says.Name || is.UID != says.UID || s.forged(there) != "" {
+		return apierrors.NewForbidden(resourceOf(w).GroupResource(), w.GetName(),
+			fmt.Errorf("the event is about %s %s/%s, and not about %s %s/%s of node %s", is.Kind, is.Namespace, is.Name, says.Kind, says.Namespace, says.Name, s.node))
+	}
+	return nil
+}
+
 // createEvent makes an event. One that is there was made by an attempt whose answer was lost, and has perhaps been repeated since.
 func (s *session) createEvent(ctx context.Context, gvr schema.GroupVersionResource, w *topicpb.Write, e *event) outcome {
 	resp, err := s.postEvent(ctx, gvr, w, e)
@@ -145,7 +160,7 @@ func (s *session) postEvent(ctx context.Context, gvr schema.GroupVersionResource
 }
 
 // patchEvent makes an event say what it says now: a repeat that comes late must not take back a later one. An event that is gone is made again. Nodes may not read
-// events, so what is there is read by a patch that changes nothing.
+// events, so what is there is read by a patch that changes nothing. An event of a version that this session knows was looked at before.
 func (s *session) patchEvent(ctx context.Context, gvr schema.GroupVersionResource, w *topicpb.Write, e *event) outcome {
 	p, err := pathTo(gvr, w.GetNamespace(), w.GetName(), "")
 	if err != nil {
@@ -159,8 +174,14 @@ func (s *session) patchEvent(ctx context.Context, gvr schema.GroupVersionResourc
 		return s.do(ctx, http.MethodPatch, p, string(types.MergePatchType), body)
 	}
 	f := fencedWrite{
-		key:  key(w),
-		read: func(ctx context.Context) (*kube.Response, error) { return merge(ctx, []byte("{}")) },
+		key: key(w),
+		read: func(ctx context.Context) (*kube.Response, error) {
+			resp, err := s.relay.client.Do(ctx, s.as, kube.Request{Method: http.MethodPatch, Path: p, ContentType: string(types.MergePatchType), Body: []byte("{}")})
+			if err != nil || resp.Err() != nil {
+				return resp, err
+			}
+			return resp, s.sameEvent(w, e, resp.Body)
+		},
 		write: func(ctx context.Context, version string) (*kube.Response, error) {
 			body, err := withPreconditions(patch, "", version)
 			if err != nil {

@@ -20,7 +20,8 @@ type fencedWrite struct {
 	key     string
 	uid     string // of the object, where known
 	version string // that the edge had when it sent the write, where known
-	read    func(ctx context.Context) (*kube.Response, error)
+	// read gets the object. An error that is a Status refuses the write.
+	read func(ctx context.Context) (*kube.Response, error)
 	// write is conditional on the version. An error that is a Status was found before anything was sent.
 	write func(ctx context.Context, version string) (*kube.Response, error)
 	// missing, where set, is done instead when the object is not there. The session has the Lease then.
@@ -69,6 +70,9 @@ func (s *session) fenced(ctx context.Context, w fencedWrite) (o outcome, resp *k
 func (s *session) confirm(ctx context.Context, w fencedWrite) (version string, missing bool, o outcome, resp *kube.Response) {
 	s.relay.metrics.fenceReads.Add(1)
 	resp, err := w.read(ctx)
+	if status, ok := errors.AsType[*apierrors.StatusError](err); ok {
+		return "", false, refused(status), nil
+	}
 	gone := err == nil && resp.Code == http.StatusNotFound
 	if gone && w.missing == nil || err != nil || !gone && resp.Err() != nil {
 		return "", false, judge(resp, err), resp

@@ -229,6 +229,68 @@ func TestOrder_16_EventsAboutOneObjectKeepTheirOrder(t *testing.T) {
 	})
 }
 
+// Scenario 14 of the hostile devices: the object in the path and the subject of the body agree, for each verb that the relay knows. A device can't change another's event by
+// saying that it is about a pod of its own.
+func TestHostile_14_PathAndBodyAgree(t *testing.T) {
+	other := corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: "default", Name: "theirs", UID: "t"}
+	elsewhere := event(1, topicpb.Verb_PATCH, "theirs.1", podRef("mine", "m"), 1)
+	elsewhere.Namespace = "kube-system"
+	renamed := podStatus(1, "theirs", "t", "Running")
+	removed := &topicpb.Write{Id: 1, Verb: topicpb.Verb_DELETE, Resource: &topicpb.Resource{Version: "v1", Resource: "pods"}, Namespace: "default", Name: "theirs", Uid: "m"}
+	node := &topicpb.Write{Id: 1, Verb: topicpb.Verb_PATCH, Resource: &topicpb.Resource{Version: "v1", Resource: "nodes"}, Name: "edge2", Subresource: "status",
+		PatchType: "application/strategic-merge-patch+json", Body: []byte(`{"metadata":{"name":"edge1"},"status":{}}`)}
+	for name, c := range map[string]struct {
+		topic message.Topic[*topicpb.Write]
+		write *topicpb.Write
+		want  string
+		free  bool // kube-apiserver would let the node do it
+	}{
+		"PATCH of another's event":               {topic.EventWrite, event(1, topicpb.Verb_PATCH, "theirs.1", podRef("mine", "m"), 9), "1 Forbidden", true},
+		"CREATE over another's event":            {topic.EventWrite, event(1, topicpb.Verb_CREATE, "theirs.1", podRef("mine", "m"), 9), "1 Forbidden", true},
+		"PATCH of an event in another namespace": {topic.EventWrite, elsewhere, "1 BadRequest", true},
+		"PATCH that says whose it is":            {topic.EventWrite, event(1, topicpb.Verb_PATCH, "theirs.1", other, 9), "1 Forbidden", true},
+		"PATCH of an own event":                  {topic.EventWrite, event(1, topicpb.Verb_PATCH, "mine.1", podRef("mine", "m"), 9), "1 accepted", true},
+		"status of another's pod":                {topic.PodStatusWrite, renamed, "1 Forbidden", false},
+		"DELETE of another's pod by an own uid":  {topic.PodWrite, removed, "1 accepted", false}, // it is gone, says kube-apiserver: that name is another's
+		"status of another node":                 {topic.NodeStatusWrite, node, "1 Forbidden", true},
+		"a report of another's pod as an event":  {topic.EventWrite, podStatus(1, "theirs", "t", "Running"), "1 BadRequest", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
+				w.addPod("mine", "edge1", "m")
+				w.addPod("theirs", "edge2", "t")
+				a, b := w.connect("edge1", 1), w.connect("edge2", 1)
+				of := event(1, topicpb.Verb_CREATE, "theirs.1", other, 1)
+				of.Body = []byte(strings.ReplaceAll(string(of.Body), "edge1", "edge2"))
+				b.send(topic.EventWrite.New(message.Resource{}, of))
+				a.send(topic.EventWrite.New(message.Resource{}, event(1, topicpb.Verb_CREATE, "mine.1", podRef("mine", "m"), 1)))
+				want(t, "edge2's event", b.takeResults(), []string{"1 accepted"})
+				want(t, "edge1's event", a.takeResults(), []string{"1 accepted"})
+				if !c.free { // as NodeRestriction judges
+					w.api.mu.Lock()
+					w.api.fail = func(as kube.Identity, r kube.Request) (*kube.Response, error) {
+						if as.Node == "edge1" && r.Method == http.MethodPatch && strings.Contains(r.Path, "/pods/theirs") {
+							return status(403, metav1.StatusReasonForbidden, "node edge1 can only update pod status for pods with spec.nodeName set to itself"), nil
+						}
+						return nil, nil
+					}
+					w.api.mu.Unlock()
+				}
+				before := fmt.Sprint(w.api.get("/api/v1/namespaces/default/events/theirs.1"), w.api.get("/api/v1/namespaces/default/pods/theirs"))
+				a.cancel() // a session that knows nothing of what the one before wrote
+				<-a.ended
+				a = w.connect("edge1", 2)
+				a.send(c.topic.New(message.Resource{}, c.write))
+				time.Sleep(time.Minute)
+				want(t, "result", a.takeResults(), []string{c.want})
+				after := fmt.Sprint(w.api.get("/api/v1/namespaces/default/events/theirs.1"), w.api.get("/api/v1/namespaces/default/pods/theirs"))
+				want(t, "what is edge2's", after, before)
+			})
+		})
+	}
+}
+
 // lines is a log.
 type lines struct {
 	mu  sync.Mutex

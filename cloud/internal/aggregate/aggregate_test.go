@@ -1,0 +1,264 @@
+package aggregate_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/cloud/internal/aggregate"
+	"github.com/skerry-io/skerry/cloud/internal/fence"
+	"github.com/skerry-io/skerry/cloud/internal/hub"
+	"github.com/skerry-io/skerry/cloud/internal/kube"
+	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/common/topic"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+)
+
+// thing is an object that nodes report of.
+type thing struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata"`
+	Status            map[string]int `json:"status,omitempty"`
+}
+
+var things = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "things"}
+
+func kind() aggregate.Kind {
+	return aggregate.Of(things, func(o *thing, reports map[string][]byte) map[string]error {
+		if o.Status == nil {
+			o.Status = map[string]int{}
+		}
+		for node, body := range reports {
+			var n int
+			if err := json.Unmarshal(body, &n); err == nil {
+				o.Status[node] = n
+			}
+		}
+		return nil
+	}, func(*thing, func(string) bool) {})
+}
+
+// apiserver has things and Leases. Each request takes a millisecond.
+type apiserver struct {
+	mu      sync.Mutex
+	version int
+	things  map[string]*thing
+	epochs  map[string]uint64
+	reads   int // of Leases
+}
+
+func (a *apiserver) Do(ctx context.Context, _ kube.Identity, r kube.Request) (*kube.Response, error) {
+	select {
+	case <-time.After(time.Millisecond):
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	name := r.Path[strings.LastIndex(strings.TrimSuffix(r.Path, "/status"), "/")+1:]
+	name = strings.TrimSuffix(name, "/status")
+	answer := func(o any) (*kube.Response, error) {
+		body, err := json.Marshal(o)
+		return &kube.Response{Code: http.StatusOK, Body: body}, err
+	}
+	if strings.Contains(r.Path, "/leases/") {
+		a.reads++
+		return answer(&metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{fence.EpochAnnotation: fmt.Sprint(a.epochs[name])}}})
+	}
+	have := a.things[name]
+	if have == nil {
+		return &kube.Response{Code: http.StatusNotFound}, nil
+	}
+	if r.Method == http.MethodPut {
+		next := &thing{}
+		if err := json.Unmarshal(r.Body, next); err != nil {
+			return nil, err
+		}
+		if next.ResourceVersion != have.ResourceVersion {
+			body, err := json.Marshal(&metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonConflict, Code: 409})
+			return &kube.Response{Code: http.StatusConflict, Body: body}, err
+		}
+		a.version++
+		next.ResourceVersion = fmt.Sprint(a.version)
+		a.things[name], have = next, next
+	}
+	return answer(have)
+}
+
+// session is a node's. A stalled one takes no answer.
+type session struct {
+	node    types.NodeName
+	epoch   uint64
+	stalled bool
+	mux     *message.Mux
+	cancel  context.CancelFunc
+	ended   chan error
+
+	mu      sync.Mutex
+	results map[uint64]*topicpb.WriteResult
+}
+
+func (s *session) Node() types.NodeName         { return s.node }
+func (s *session) Epoch() uint64                { return s.epoch }
+func (s *session) Keepalive() time.Duration     { return 10 * time.Second }
+func (s *session) Info() link.Info              { return link.Info{} }
+func (s *session) Close(link.CloseCode, string) {}
+func (s *session) Done() <-chan struct{}        { return nil }
+func (s *session) Send(ctx context.Context, m message.Message) error {
+	if s.stalled {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if r, ok := m.Content.(*topicpb.WriteResult); ok {
+		s.results[r.Id] = r
+	}
+	return nil
+}
+
+func (s *session) answered() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.results)
+}
+
+func connect(t *testing.T, api *apiserver, a *aggregate.Aggregator, node string, epoch uint64, stalled bool) *session {
+	api.mu.Lock()
+	api.epochs[node] = epoch
+	api.mu.Unlock()
+	s := &session{node: types.NodeName(node), epoch: epoch, stalled: stalled, mux: message.NewMux(), results: map[uint64]*topicpb.WriteResult{}, ended: make(chan error, 1)}
+	service := a.Attach(s, s.mux)
+	ctx, cancel := context.WithCancel(t.Context())
+	s.cancel = cancel
+	go func() { s.ended <- hub.Serve(ctx, service) }()
+	synctest.Wait()
+	return s
+}
+
+func (s *session) report(t *testing.T, id uint64, name string, n int) error {
+	return s.mux.Dispatch(t.Context(), topic.ReportWrite.New(message.Resource{}, &topicpb.Write{
+		Id: id, Verb: topicpb.Verb_PATCH, Resource: &topicpb.Resource{Group: things.Group, Version: things.Version, Resource: things.Resource},
+		Name: name, Subresource: "status", Body: fmt.Append(nil, n),
+	}))
+}
+
+func start(t *testing.T, names ...string) (*apiserver, *aggregate.Aggregator) {
+	api := &apiserver{things: map[string]*thing{}, epochs: map[string]uint64{}}
+	for _, name := range names {
+		api.things[name] = &thing{ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: "0"}}
+	}
+	a := aggregate.New(api, kind())
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- a.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return api, a
+}
+
+// Scenario 4 of the hostile devices: devices that read nothing report, more of them than there are workers, beside 200 others. The others' reports are written and answered
+// as soon as without them.
+func TestHostile_04_AStalledReaderWhileReporting(t *testing.T) {
+	took := func(stalled int) (d time.Duration) {
+		synctest.Test(t, func(t *testing.T) {
+			names := []string{"shared"}
+			for i := range 200 {
+				names = append(names, fmt.Sprintf("thing%d", i))
+			}
+			api, a := start(t, names...)
+			for i := range stalled {
+				s := connect(t, api, a, fmt.Sprintf("bad%d", i), 1, true)
+				for id := range uint64(50) {
+					if err := s.report(t, id, names[int(id)%len(names)], 1); err != nil {
+						t.Fatal(err)
+					}
+					if err := s.report(t, 100+id, fmt.Sprintf("made-up-%d-%d", i, id), 1); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			time.Sleep(time.Minute)
+			began := time.Now()
+			good := make([]*session, 200)
+			for i := range good {
+				good[i] = connect(t, api, a, fmt.Sprintf("good%d", i), 1, false)
+				for id, name := range []string{"shared", fmt.Sprintf("thing%d", i)} {
+					if err := good[i].report(t, uint64(id), name, i+1); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			for _, s := range good {
+				for s.answered() < 2 {
+					if time.Since(began) > time.Hour {
+						t.Fatalf("node %s got %d answers in an hour", s.node, s.answered())
+					}
+					time.Sleep(10 * time.Millisecond)
+				}
+			}
+			d = time.Since(began)
+			for i, s := range good {
+				api.mu.Lock()
+				if got := api.things["shared"].Status[string(s.node)]; got != i+1 {
+					t.Errorf("%s is said to have %d", s.node, got)
+				}
+				api.mu.Unlock()
+			}
+		})
+		return d
+	}
+	// By the test's own clock, which only moves when all wait: no machine is too busy for that.
+	alone, beside := took(0), took(8)
+	if beside > 2*alone {
+		t.Errorf("200 devices took %v beside stalled ones, and %v alone", beside, alone)
+	}
+}
+
+// A device that doesn't read can't make more than its own bound wait.
+func TestASessionsReportsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api, a := start(t)
+		s := connect(t, api, a, "bad", 1, true)
+		var err error
+		n := 0
+		for ; err == nil && n < 10_000; n++ {
+			err = s.report(t, uint64(n), fmt.Sprintf("made-up-%d", n), 1)
+		}
+		if err == nil || n > 300 {
+			t.Errorf("%d reports without an answer: %v", n, err)
+		}
+	})
+}
+
+// What a fence costs: one read of a Lease for a session that is new to an object, none after that while no other writer comes between.
+func TestTheFenceReadsOnceASession(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api, a := start(t, "one")
+		s := connect(t, api, a, "edge1", 1, false)
+		for i := range 20 {
+			if err := s.report(t, uint64(i), "one", i+1); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Minute)
+		}
+		if s.answered() != 20 || api.reads != 1 {
+			t.Errorf("%d answers, %d reads of Leases", s.answered(), api.reads)
+		}
+	})
+}
