@@ -5,9 +5,13 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
+	"net"
 	"runtime"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
@@ -227,4 +231,58 @@ func live() uint64 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return m.HeapAlloc
+}
+
+// Scenario 9 of the hostile devices, the first half: three addresses begin handshakes and say nothing, more of them than there are places, and none of them ever times out.
+// Another address opens its link all the same.
+func TestHostile_09_SlowHandshakes(t *testing.T) {
+	authority := linktest.NewAuthority(t)
+	server := &tls.Config{
+		Certificates: []tls.Certificate{authority.Server(t)}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: authority.Pool(),
+	}
+	bounds := link.Default()
+	bounds.HandshakeTimeout = time.Hour
+	l, err := wslink.Listen(klog.NewContext(t.Context(), klog.New(nil)), "127.0.0.1:0", wslink.ListenConfig{Link: bounds, TLS: server, Table: topic.NewTable()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for _, from := range []string{"127.0.0.2", "127.0.0.3", "127.0.0.4"} {
+		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+		for range 200 {
+			c, err := d.DialContext(t.Context(), "tcp", l.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+		}
+	}
+	client := &tls.Config{Certificates: []tls.Certificate{authority.Node(t, "edge-1")}, RootCAs: authority.Pool()}
+	bounds.HandshakeTimeout = 30 * time.Second // no figure to reach: without a place it would last an hour
+	d, err := wslink.NewDialer(wslink.DialConfig{Link: bounds, TLS: client, Table: topic.NewTable()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		edge, cloud := linktest.Connect(t, l, d)
+		if got := cloud.Info().Peer.Subject.CommonName; got != "system:node:edge-1" {
+			t.Errorf("the link is of %s", got)
+		}
+		_ = edge.Close(link.CloseShutdown, "enough")
+	}
+}
+
+// The second half: one certificate opens 600 links and says no hello on any. Another node's session opens.
+func TestHostile_09_OneCertificate600Times(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, hub.Config{})
+		for range 600 {
+			b.dial("bad")
+		}
+		for i := range 20 {
+			e := b.dial(fmt.Sprintf("good-%d", i))
+			e.hello(1)
+			e.welcomed()
+		}
+	})
 }

@@ -29,8 +29,9 @@ type Hub struct {
 	parts      []Part
 	table      *table
 	metrics    *metrics
-	handshakes chan struct{} // a token for each link that is not yet a session
-	refusals   chan struct{} // a token for each link that is being turned away for overload
+	handshakes chan struct{}                // a token for each link that is not yet a session
+	shares     *link.Shares[types.NodeName] // of handshakes
+	refusals   chan struct{}                // a token for each link that is being turned away for overload
 }
 
 // New returns a hub that serves what the listeners accept with the parts. Run starts it.
@@ -39,8 +40,8 @@ func New(config Config, listeners []link.Listener, parts []Part) *Hub {
 	return &Hub{
 		config: config, listeners: listeners, parts: parts,
 		table: newTable(config.MaxSessions), metrics: newMetrics(),
-		handshakes: make(chan struct{}, config.MaxHandshakes),
-		refusals:   make(chan struct{}, closers),
+		handshakes: make(chan struct{}, config.MaxHandshakes), shares: link.NewShares[types.NodeName](config.MaxHandshakes),
+		refusals: make(chan struct{}, closers),
 	}
 }
 

@@ -96,6 +96,11 @@ func (h *Hub) handshake(ctx context.Context, conn link.Conn) (*session, error) {
 	if err != nil {
 		return nil, &link.CloseError{Code: link.CloseForbidden, Reason: err.Error()}
 	}
+	leave, ok := h.shares.Enter(node)
+	if !ok {
+		return nil, &link.CloseError{Code: link.CloseOverloaded, Reason: "too many links of this node have said nothing yet"}
+	}
+	defer leave()
 	if err := h.admit(ctx, node, cert); err != nil {
 		return nil, err
 	}

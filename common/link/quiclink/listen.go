@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 
@@ -23,7 +24,7 @@ type ListenConfig struct {
 	Table *topic.Table
 	// MaxLinks is how many links may be open; another is refused before TLS begins. 0: no bound.
 	MaxLinks int
-	// MaxHandshakes is how many handshakes run at once; from half of it on, clients must prove their address first (RFC 9000 section 8.1.2). 0: 128.
+	// MaxHandshakes is how many handshakes run at once, of which one address has its share (link.Shares); from half of it on, clients must prove their address first (RFC 9000 section 8.1.2). 0: 128.
 	MaxHandshakes int
 	// ResetKey lets a process that was started anew tell the clients of its predecessor at once that their links have ended (RFC 9000 section
 	// 10.3). It must be secret and the same for all replicas behind one address; nil: they find out by IdleTimeout.
@@ -42,6 +43,7 @@ type Listener struct {
 	listener   *quic.Listener
 	links      atomic.Int64 // those in their handshake too
 	handshakes atomic.Int64
+	shares     *link.Shares[netip.Prefix]
 	lost       atomic.Uint64
 	users      atomic.Int64 // of the socket: the listener and its links
 	close      func() error
@@ -64,6 +66,7 @@ func Listen(ctx context.Context, address string, config ListenConfig) (*Listener
 		return nil, fmt.Errorf("listening for QUIC: %w", err)
 	}
 	l := &Listener{config: config, log: klog.FromContext(ctx), codec: link.NewCodec(config.Table, config.Link)}
+	l.shares = link.NewShares[netip.Prefix](config.MaxHandshakes)
 	l.socket = socket{udp.(*net.UDPConn), &l.lost}
 	if config.Wrap != nil {
 		l.socket = config.Wrap(l.socket)
@@ -102,18 +105,19 @@ type placeKey struct{} // of the *place in a connection's context
 var errTooMany = errors.New("too many links")
 
 // admit is asked before any work is done for a connection.
-func (l *Listener) admit(ctx context.Context, _ *quic.ClientInfo) (context.Context, error) {
-	if n := l.handshakes.Add(1); n > int64(l.config.MaxHandshakes) {
-		l.handshakes.Add(-1)
+func (l *Listener) admit(ctx context.Context, client *quic.ClientInfo) (context.Context, error) {
+	leave, ok := l.shares.Enter(link.Source(client.RemoteAddr))
+	if !ok {
 		return nil, errTooMany
 	}
 	if n := l.links.Add(1); l.config.MaxLinks > 0 && n > int64(l.config.MaxLinks) {
 		l.links.Add(-1)
-		l.handshakes.Add(-1)
+		leave()
 		return nil, errTooMany
 	}
+	l.handshakes.Add(1)
 	p := &place{
-		shaken: sync.OnceFunc(func() { l.handshakes.Add(-1) }),
+		shaken: sync.OnceFunc(func() { l.handshakes.Add(-1); leave() }),
 		left:   sync.OnceFunc(func() { l.links.Add(-1) }),
 	}
 	context.AfterFunc(ctx, func() { // the connection has ended, or never came to be

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"net/netip"
 	"slices"
 	"strconv"
 	"sync"
@@ -32,7 +33,8 @@ type ListenConfig struct {
 	Table *topic.Table
 	// MaxLinks is how many links may be open; another is answered 503 with Retry-After. 0: no bound.
 	MaxLinks int
-	// MaxHandshakes is how many handshakes run at once; others wait in the kernel's backlog, before any work is done for them. 0: 128.
+	// MaxHandshakes is how many handshakes run at once, of which one address has its share (link.Shares). Four times as many connections wait for a place, before any work
+	// is done for them; others are closed. 0: 128.
 	MaxHandshakes int
 	// RetryAfter is the least that one above MaxLinks is told to wait; it is told up to twice as much, so that not all come back at once. 0: 5 s.
 	RetryAfter time.Duration
@@ -82,7 +84,7 @@ func Listen(ctx context.Context, address string, config ListenConfig) (*Listener
 		},
 		accepted: make(chan link.Conn), closed: make(chan struct{}),
 	}
-	l.socket = &gate{Listener: socket, wrap: config.Wrap, slots: make(chan struct{}, config.MaxHandshakes), closed: l.closed}
+	l.socket = newGate(socket, config)
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+Path, l.handle)
 	l.server = &http.Server{
@@ -104,6 +106,7 @@ func Listen(ctx context.Context, address string, config ListenConfig) (*Listener
 		close(l.closed)
 		err := l.server.Close()
 		l.served.Wait()
+		l.socket.wait()
 		return err
 	})
 	l.served.Go(func() {
@@ -208,31 +211,107 @@ func (h *hijacker) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return conn, both, nil
 }
 
-// gate bounds how many connections are in their handshake.
+// gate bounds how many connections are in their handshake, all together and of one address.
 type gate struct {
 	net.Listener
-	wrap   func(net.Conn) net.Conn
-	slots  chan struct{}
-	closed <-chan struct{}
+	wrap    func(net.Conn) net.Conn
+	shares  *link.Shares[netip.Prefix]
+	patient time.Duration // how long a connection waits for a place
+	waiting chan struct{} // a token for each that waits
+	ready   chan *gated
+	failed  chan error
+	closed  chan struct{}
+	close   func() error
+	running sync.WaitGroup
 }
 
-// gated is a connection that has a slot until it is released.
+func newGate(l net.Listener, config ListenConfig) *gate {
+	g := &gate{
+		Listener: l, wrap: config.Wrap, shares: link.NewShares[netip.Prefix](config.MaxHandshakes), patient: 3 * config.Link.HandshakeTimeout,
+		waiting: make(chan struct{}, 4*config.MaxHandshakes), ready: make(chan *gated), failed: make(chan error), closed: make(chan struct{}),
+	}
+	g.close = sync.OnceValue(func() error {
+		close(g.closed)
+		return g.Listener.Close()
+	})
+	g.running.Go(g.accept)
+	return g
+}
+
+// gated is a connection that has a place until it is released.
 type gated struct {
 	*deadline.Conn
 	release func()
 }
 
+// Accept implements net.Listener.
 func (g *gate) Accept() (net.Conn, error) {
 	select {
-	case g.slots <- struct{}{}:
+	case c := <-g.ready:
+		return c, nil
+	case err := <-g.failed:
+		return nil, err
 	case <-g.closed:
 		return nil, net.ErrClosed
 	}
-	c, err := g.Listener.Accept()
-	if err != nil {
-		<-g.slots
-		return nil, err
+}
+
+// Close implements net.Listener.
+func (g *gate) Close() error { return g.close() }
+
+// wait returns when nothing runs any more after Close.
+func (g *gate) wait() { g.running.Wait() }
+
+// accept takes every connection that comes, so that those of one address hold up no other's.
+func (g *gate) accept() {
+	for {
+		c, err := g.Listener.Accept()
+		if err != nil {
+			select {
+			case g.failed <- err:
+				continue
+			case <-g.closed:
+				return
+			}
+		}
+		if leave, ok := g.shares.Enter(link.Source(c.RemoteAddr())); ok {
+			g.pass(c, leave)
+			continue
+		}
+		select {
+		case g.waiting <- struct{}{}:
+			g.running.Go(func() {
+				defer func() { <-g.waiting }()
+				g.queue(c)
+			})
+		default:
+			_ = c.Close() // what it cost is an accept
+		}
 	}
+}
+
+// queue waits for a place for c.
+func (g *gate) queue(c net.Conn) {
+	const every = 20 * time.Millisecond
+	look := time.NewTicker(every)
+	defer look.Stop()
+	for end := time.Now().Add(g.patient); time.Now().Before(end); {
+		select {
+		case <-look.C:
+		case <-g.closed:
+			_ = c.Close()
+			return
+		}
+		if leave, ok := g.shares.Enter(link.Source(c.RemoteAddr())); ok {
+			g.pass(c, leave)
+			return
+		}
+	}
+	_ = c.Close()
+}
+
+// pass hands a connection that has its place to the server.
+func (g *gate) pass(c net.Conn, leave func()) {
 	if s, ok := c.(syscall.Conn); ok {
 		if raw, err := s.SyscallConn(); err == nil {
 			_ = control("", "", raw) // without it the link is only slower to let heartbeats pass
@@ -241,7 +320,12 @@ func (g *gate) Accept() (net.Conn, error) {
 	if g.wrap != nil {
 		c = g.wrap(c)
 	}
-	return &gated{deadline.Wrap(c), sync.OnceFunc(func() { <-g.slots })}, nil
+	select {
+	case g.ready <- &gated{deadline.Wrap(c), leave}:
+	case <-g.closed:
+		leave()
+		_ = c.Close()
+	}
 }
 
 // errorLog leads what net/http has to say, mostly of handshakes that failed, to the log.
