@@ -179,9 +179,9 @@ func leaves(all []balance.Service) []iptables.Leaf {
 }
 
 // sysctls switches on what NAT of IPVS and iptables together need: connections of IPVS are tracked, so that MASQUERADE knows them, and those to a pod that is not
-// served any more are forgotten when their next packet comes (Linux, Documentation/networking/ipvs-sysctl.rst).
+// served any more are forgotten when their next packet comes, and so is which client came to it (Linux, Documentation/networking/ipvs-sysctl.rst).
 func sysctls() error {
-	for _, name := range []string{"conntrack", "expire_nodest_conn"} {
+	for _, name := range []string{"conntrack", "expire_nodest_conn", "expire_quiescent_template"} {
 		path := sysctlDir + name
 		now, err := os.ReadFile(path)
 		if err != nil {
