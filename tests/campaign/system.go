@@ -325,22 +325,25 @@ func (s *system) awaitEdges(ctx context.Context) error {
 	return nil
 }
 
-// start starts the program and waits until it is ready.
+// start starts the program and waits until it is ready. One that ends meanwhile is started again, as an
+// init system would: cloudcore ends where kube-apiserver refuses what it needs at its start, as one that
+// has just started itself does.
 func (d *daemon) start(ctx context.Context) error {
-	child, err := process.Start(d.spec)
-	if err != nil {
-		return err
-	}
-	d.mu.Lock()
-	d.child = child
-	d.mu.Unlock()
 	return await(ctx, d.spec.Args[1]+" to be ready", func(ctx context.Context) error {
-		select {
-		case <-child.Done():
-			return fmt.Errorf("it ended: %w; its log is %s", child.Err(), d.spec.Log)
-		default:
-			return d.ready(ctx)
+		child := d.running()
+		if child == nil || !child.Alive() {
+			var err error
+			if child, err = process.Start(d.spec); err != nil {
+				return err
+			}
+			d.mu.Lock()
+			d.child = child
+			d.mu.Unlock()
 		}
+		if err := d.ready(ctx); err != nil {
+			return fmt.Errorf("%w; its log is %s", err, d.spec.Log)
+		}
+		return nil
 	})
 }
 
