@@ -25,6 +25,7 @@ import (
 
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 	"github.com/skerry-io/skerry/edge/internal/api"
+	"github.com/skerry-io/skerry/edge/internal/store"
 )
 
 // Clients of the pods' listener that are refused, or that send half a body and stop, cross no link and keep nobody else waiting.
@@ -195,8 +196,13 @@ func (r *recorder) Write(p []byte) (int, error) { return len(p), nil }
 // and after a restart without one.
 func TestTraps_27_IssuerDiscovery(t *testing.T) {
 	b := newFakeBackend(t)
-	dir := t.TempDir()
-	s := api.New(api.Config{NodeName: node, Backend: b, DataDir: dir})
+	file, err := store.Open(t.Context(), store.Config{Path: t.TempDir() + "/store.db"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	config := api.Config{NodeName: node, Backend: b, State: file.Module(string(api.Name))}
+	s := api.New(config)
 	token := teach(t, b, s)
 	ways := []struct {
 		name string
@@ -205,7 +211,7 @@ func TestTraps_27_IssuerDiscovery(t *testing.T) {
 		{"linked", func() {}},
 		{"no kube-apiserver", func() { b.mu.Lock(); b.apiserver = down; b.mu.Unlock() }},
 		{"no link", func() { b.setLinked(false) }},
-		{"a restart without a link", func() { s = api.New(api.Config{NodeName: node, Backend: b, DataDir: dir}) }},
+		{"a restart without a link", func() { s = api.New(config) }},
 	}
 	for _, way := range ways {
 		t.Run(way.name, func(t *testing.T) {
