@@ -106,7 +106,7 @@ func (a *App) identity(ctx context.Context) error {
 	defer cancel()
 	client := a.client.Kubernetes()
 	var err error
-	if a.ca, err = waitFor(ctx, "reading the CA", func() (*join.CA, error) { return join.LoadCA(ctx, client) }); err != nil {
+	if a.ca, err = waitFor(ctx, "reading the CA", func(ctx context.Context) (*join.CA, error) { return join.LoadCA(ctx, client) }); err != nil {
 		return err
 	}
 	if a.serving, err = a.ca.Serving(a.config.Advertise); err != nil {
@@ -121,10 +121,14 @@ func (a *App) identity(ctx context.Context) error {
 }
 
 // waitFor tries until it works, a refusal that won't pass comes, or ctx ends: at a site's power-up kube-apiserver may be later than cloudcore.
-func waitFor[T any](ctx context.Context, what string, try func() (T, error)) (T, error) {
+// A try that is not answered is given up: a server that hangs must not hold one that would answer.
+func waitFor[T any](ctx context.Context, what string, try func(context.Context) (T, error)) (T, error) {
+	const tryTimeout = 5 * time.Second
 	backoff := time.Second
 	for {
-		v, err := try()
+		once, cancel := context.WithTimeout(ctx, tryTimeout)
+		v, err := try(once)
+		cancel()
 		if err == nil {
 			return v, nil
 		}
