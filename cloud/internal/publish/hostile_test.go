@@ -69,3 +69,32 @@ func (r *real) own() (release func()) {
 	_, nodes := r.informers.Open(schema.GroupVersionResource{Version: "v1", Resource: "nodes"})
 	return func() { pods(); nodes() }
 }
+
+// What upstream's kubelet watches, with exactly the rights of manifests/cloudcore: cloudcore may follow all of it. A right
+// that is missing there shows as an interest that is refused for ever.
+func TestReal_WatchesOfAKubelet(t *testing.T) {
+	r := startReal(t)
+	r.plane.AddNode(t, "edge1")
+	watches := map[string]*topicpb.Interest{
+		"its Node":                   {Resource: &topicpb.Resource{Version: "v1", Resource: "nodes"}, FieldSelector: "metadata.name=edge1"},
+		"its pods":                   {Resource: &topicpb.Resource{Version: "v1", Resource: "pods"}, FieldSelector: "spec.nodeName=edge1"},
+		"services":                   {Resource: &topicpb.Resource{Version: "v1", Resource: "services"}},
+		"runtime classes":            {Resource: &topicpb.Resource{Group: "node.k8s.io", Version: "v1", Resource: "runtimeclasses"}},
+		"CSI drivers":                {Resource: &topicpb.Resource{Group: "storage.k8s.io", Version: "v1", Resource: "csidrivers"}},
+		"its serving certificate":    {Resource: &topicpb.Resource{Group: "certificates.k8s.io", Version: "v1", Resource: "certificatesigningrequests"}, FieldSelector: "metadata.name=csr-1"},
+		"pods' certificate requests": {Resource: &topicpb.Resource{Group: "certificates.k8s.io", Version: "v1", Resource: "podcertificaterequests"}, FieldSelector: "spec.nodeName=edge1"},
+	}
+	var all []*topicpb.Interest
+	names := map[uint64]string{}
+	for name, i := range watches {
+		i.Id = uint64(len(all) + 1)
+		names[i.Id] = name
+		all = append(all, i)
+	}
+	e := r.edge(t, "edge1")
+	e.connect(r.publisher, all...)
+	for id, name := range names {
+		eventually(t, name+" to be synced", func() bool { return e.isSynced(id) })
+	}
+	e.disconnect()
+}
