@@ -174,7 +174,7 @@ func start(t *testing.T, names ...string) (*apiserver, *aggregate.Aggregator) {
 
 // Scenario 4 of the hostile devices: devices that read nothing report, more of them than there are workers, beside 200 others. The others' reports are written and answered
 // as soon as without them.
-func TestHostile_04_AStalledReaderWhileReporting(t *testing.T) {
+func TestStalledReadersHoldUpNoReport(t *testing.T) {
 	took := func(stalled int) (d time.Duration) {
 		synctest.Test(t, func(t *testing.T) {
 			names := []string{"shared"}

@@ -194,7 +194,7 @@ func (r *recorder) Write(p []byte) (int, error) { return len(p), nil }
 
 // Pods get the issuer's documents from the device, and an address for its keys that they can dial: with a link, with one that leads to no kube-apiserver, without one,
 // and after a restart without one.
-func TestTraps_27_IssuerDiscovery(t *testing.T) {
+func TestIssuerDiscovery(t *testing.T) {
 	b := newFakeBackend(t)
 	file, err := store.Open(t.Context(), store.Config{Path: t.TempDir() + "/store.db"})
 	if err != nil {

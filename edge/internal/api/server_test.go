@@ -390,7 +390,7 @@ func TestHeld(t *testing.T) {
 }
 
 // A device answers the same whether its link is down, or stands and leads to no kube-apiserver.
-func TestTraps_25_SameAnswerWithoutKubeAPIServer(t *testing.T) {
+func TestSameAnswerWithoutKubeAPIServer(t *testing.T) {
 	b := newFakeBackend(t)
 	b.sync(pods, "spec.nodeName="+node)
 	b.set(pods, pod("a"))

@@ -231,7 +231,7 @@ func TestTokensWithoutALink(t *testing.T) {
 
 // Without a link, a token is worth what kube-apiserver would let it be worth: it is for the API, its pod is
 // here, and where it has no pod it has not expired.
-func TestHostile_11_TokensOffline(t *testing.T) {
+func TestTokensOffline(t *testing.T) {
 	const api = "https://kubernetes.default.svc.cluster.local"
 	cluster := ecSigner(t, "k")
 	b := &cutOff{linked: true, keys: keySet{Keys: []jose.JSONWebKey{cluster.key}}}
