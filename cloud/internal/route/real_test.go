@@ -33,6 +33,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 	"github.com/skerry-io/skerry/tests/cluster"
+	"github.com/skerry-io/skerry/tests/cluster/edges"
 )
 
 // world is a real kube-apiserver with the rights of cloudcore's manifests, and two replicas of
@@ -117,6 +118,9 @@ type session struct {
 func (w *world) connect(node string, replica int) *session {
 	s := &session{node: types.NodeName(node), results: map[uint64]*topicpb.WriteResult{}, mux: message.NewMux()}
 	w.lease(node)
+	if err := edges.Allow(w.t.Context(), w.plane.Client(), node); err != nil { // as if it had joined: its Lease is read as the node
+		w.t.Fatal(err)
+	}
 	service := w.parts[replica].Attach(s, s.mux)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(w.t.Context()))
 	ended := make(chan error, 1)
