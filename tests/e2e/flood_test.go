@@ -12,7 +12,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 )
 
 // A told is what an event says, without what each API server puts there itself.
@@ -56,7 +58,13 @@ func (f *flood) write(ctx context.Context, count int) error {
 	f.next += count
 	f.mu.Unlock()
 	// Its own connection: one that a killed edgecore left half open must not hold the next up.
-	client, err := kubernetes.NewForConfig(f.s.deviceConfig(f.pod.Spec.NodeName))
+	cfg := f.s.deviceConfig(f.pod.Spec.NodeName)
+	connection, err := rest.HTTPClientFor(cfg)
+	if err != nil {
+		return err
+	}
+	defer utilnet.CloseIdleConnectionsFor(connection.Transport) // the device's API bounds those of one address
+	client, err := kubernetes.NewForConfigAndClient(cfg, connection)
 	if err != nil {
 		return err
 	}
