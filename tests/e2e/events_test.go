@@ -314,7 +314,11 @@ func TestEvents_09_WhatIsAnothers(t *testing.T) {
 func TestEvents_06_APIServerInTrouble(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
-	pod := s.pod(s.namespace(), "patient", "edge1")
+	namespace := s.namespace()
+	var floods []*flood // of several pods: events about one are written one after another
+	for i := range 8 {
+		floods = append(floods, s.flood(s.pod(namespace, fmt.Sprintf("patient-%d", i), "edge1")))
+	}
 	proxy := s.faultProxy()
 	s.waitLinked("edge1")
 
@@ -335,8 +339,9 @@ func TestEvents_06_APIServerInTrouble(t *testing.T) {
 		}
 		return fault
 	})
-	f := s.flood(pod)
-	s.check(f.write(t.Context(), 400))
+	for _, f := range floods {
+		s.check(f.write(t.Context(), 50))
+	}
 	s.waitFor("the faults to be met", func(context.Context) error {
 		if n := met.Load(); n < 100 {
 			return fmt.Errorf("%d were", n)
@@ -344,7 +349,9 @@ func TestEvents_06_APIServerInTrouble(t *testing.T) {
 		return nil
 	})
 	proxy.Set(func(*http.Request) faultproxy.Fault { return faultproxy.Fault{Break: true} })
-	s.check(f.write(t.Context(), 200))
+	for _, f := range floods {
+		s.check(f.write(t.Context(), 25))
+	}
 	s.lasts("everything waits", minutes(t, 1), func() error {
 		d, err := s.deviceStatus(t.Context(), "edge1")
 		if err == nil && d.waiting() == 0 {
@@ -353,7 +360,9 @@ func TestEvents_06_APIServerInTrouble(t *testing.T) {
 		return err
 	})
 	proxy.Set(nil)
-	f.waitArrived()
+	for _, f := range floods {
+		f.waitArrived()
+	}
 	t.Logf("%d of %d writes met a fault", met.Load(), asked.Load())
 }
 

@@ -2,6 +2,7 @@ package e2e_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 
@@ -16,7 +17,7 @@ import (
 func TestOrder_12_ANodeDeletedWhileItsDeviceWasAway(t *testing.T) {
 	s := use(t)
 	nodes := s.client.CoreV1().Nodes()
-	gone := func() types.UID {
+	gone := func() *corev1.Node {
 		t.Helper()
 		n, err := nodes.Get(t.Context(), "edge1", metav1.GetOptions{})
 		s.check(err)
@@ -29,7 +30,7 @@ func TestOrder_12_ANodeDeletedWhileItsDeviceWasAway(t *testing.T) {
 			}
 			return nil
 		})
-		return n.UID
+		return n
 	}
 	back := func(not types.UID) *corev1.Node {
 		t.Helper()
@@ -40,17 +41,24 @@ func TestOrder_12_ANodeDeletedWhileItsDeviceWasAway(t *testing.T) {
 		if n.UID == not {
 			t.Errorf("the Node is the old one, %s", n.UID)
 		}
+		s.waitFor("what the Node has room for", func(ctx context.Context) error { // the kubelet's next status has it
+			n, err := nodes.Get(ctx, "edge1", metav1.GetOptions{})
+			if err == nil && n.Status.Allocatable.Pods().IsZero() {
+				err = errors.New("no pods")
+			}
+			return err
+		})
 		return n
 	}
 	kubelet := s.startedAt("edge1")
-	t.Run("deleted", func(t *testing.T) { back(gone()) })
+	t.Run("deleted", func(t *testing.T) { back(gone().UID) })
 	t.Run("and recreated", func(t *testing.T) {
 		old := gone()
 		made, err := nodes.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{
-			Name: "edge1", Labels: map[string]string{"made-by": "somebody"}, Annotations: map[string]string{"made-by": "somebody"},
+			Name: "edge1", Labels: old.Labels, Annotations: map[string]string{"made-by": "administrator"}, // only they may say that it is an edge
 		}}, metav1.CreateOptions{})
 		s.check(err)
-		if n := back(old); n.UID != made.UID || n.Labels["made-by"] != "somebody" {
+		if n := back(old.UID); n.UID != made.UID || n.Annotations["made-by"] != "administrator" {
 			t.Errorf("the Node is another one: %s, want %s", n.UID, made.UID)
 		}
 	})

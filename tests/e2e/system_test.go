@@ -282,7 +282,7 @@ func (s *system) waitPods(namespace, selector, node string, count int) []corev1.
 			}
 			pods = append(pods, p)
 			if !podReady(p) {
-				errs = append(errs, fmt.Errorf("%s is %s", p.Name, p.Status.Phase))
+				errs = append(errs, fmt.Errorf("%s is %s %s %s", p.Name, p.Status.Phase, p.Status.Reason, p.Status.Message))
 			}
 		}
 		if len(pods) != count {

@@ -221,6 +221,7 @@ func (l *lab) nameServer(c *route.Config) {
 func TestTraps_13_ANewConnectionProvesTheRoute(t *testing.T) {
 	l := newLab(t)
 	l.tune = l.nameServer
+	l.reach("172.21.0.1") // what does not answer before the route can't show what the route does
 	l.start(true)
 	l.api.route(t, "evil", spec("172.21.0.0/24", "10.0.1.99"))
 	if e := l.reported("evil", v1alpha1.RouteRolledBack, 1); !strings.Contains(e.Message, "the name of cloudcore does not answer any more") {
