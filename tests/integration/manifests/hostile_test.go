@@ -122,6 +122,16 @@ func TestHostile_08_StolenToken(t *testing.T) {
 		return ignore(self.CoreV1().Services(ns).UpdateStatus(ctx, s, update))
 	}
 	taken := corev1.LoadBalancerIngress{IP: "203.0.113.66"}
+	// A policy is in force from some moment after it was applied.
+	cluster.Eventually(t, "the policy about Services' statuses is in force", func(ctx context.Context) error {
+		s := other.DeepCopy()
+		s.ResourceVersion, s.Status.LoadBalancer.Ingress = "", []corev1.LoadBalancerIngress{taken}
+		_, err := self.CoreV1().Services(ns).UpdateStatus(ctx, s, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
+		if !apierrors.IsForbidden(err) {
+			return fmt.Errorf("got %v", err)
+		}
+		return nil
+	})
 	attempts := []attempt{
 		{"itself: reads the CA of its side", func(ctx context.Context) error {
 			err := ignore(self.CoreV1().Secrets("skerry-system").Get(ctx, "skerry-ca", get))

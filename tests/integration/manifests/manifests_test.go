@@ -104,8 +104,11 @@ func TestRights(t *testing.T) {
 		{"itself: makes a join token", func(ctx context.Context) error {
 			return second(self.CoreV1().Secrets("kube-system").Create(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{GenerateName: "bootstrap-token-"}}, create))
 		}, false},
-		{"itself: lists CSRs", func(ctx context.Context) error {
+		{"itself: lists CSRs, to answer the kubelets that wait for theirs", func(ctx context.Context) error {
 			return second(self.CertificatesV1().CertificateSigningRequests().List(ctx, list))
+		}, true},
+		{"itself: deletes a CSR", func(ctx context.Context) error {
+			return self.CertificatesV1().CertificateSigningRequests().Delete(ctx, "none", del)
 		}, false},
 
 		{"as the node: reads its pod", func(ctx context.Context) error { return second(edge1.CoreV1().Pods(ns).Get(ctx, "pod", get)) }, true},
