@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"reflect"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -130,14 +131,20 @@ func (s *session) sameEvent(w *topicpb.Write, e *event, have []byte) error {
 	return nil
 }
 
-// createEvent makes an event. One that is there was made by an attempt whose answer was lost, and has perhaps been repeated since.
+// createEvent makes an event. One that is there was made by an attempt whose answer was lost, and has perhaps been repeated since. Later attempts know that.
 func (s *session) createEvent(ctx context.Context, gvr schema.GroupVersionResource, w *topicpb.Write, e *event) outcome {
+	if s.versions.exists(key(w)) {
+		return s.patchEvent(ctx, gvr, w, e)
+	}
 	resp, err := s.postEvent(ctx, gvr, w, e)
 	if status, ok := errors.AsType[*apierrors.StatusError](err); ok {
 		return refused(status)
 	}
 	if err == nil && resp.Code == http.StatusConflict && apierrors.IsAlreadyExists(resp.Err()) {
-		return s.patchEvent(ctx, gvr, w, e)
+		s.versions.seen(key(w))
+		o := s.patchEvent(ctx, gvr, w, e)
+		o.progressed = true
+		return o
 	}
 	o := judge(resp, err)
 	if o.accepted() {
@@ -182,6 +189,7 @@ func (s *session) patchEvent(ctx context.Context, gvr schema.GroupVersionResourc
 			}
 			return resp, s.sameEvent(w, e, resp.Body)
 		},
+		done: func(read []byte) bool { return has(read, patch) },
 		write: func(ctx context.Context, version string) (*kube.Response, error) {
 			body, err := withPreconditions(patch, "", version)
 			if err != nil {
@@ -195,8 +203,23 @@ func (s *session) patchEvent(ctx context.Context, gvr schema.GroupVersionResourc
 	if resp != nil && resp.Code == http.StatusNotFound { // of a version that this session wrote: kube-apiserver keeps events for an hour
 		s.versions.forget(f.key)
 		o, _ = s.fenced(ctx, f)
+		o.progressed = true
 	}
 	return o
+}
+
+// has reports whether an event has all that a merge patch of it sets. Both are JSON.
+func has(event, patch []byte) bool {
+	var have, want map[string]any
+	if json.Unmarshal(event, &have) != nil || json.Unmarshal(patch, &want) != nil {
+		return false
+	}
+	for field, value := range want {
+		if !reflect.DeepEqual(have[field], value) {
+			return false
+		}
+	}
+	return true
 }
 
 // eventPatch is what may change of an event that is there; body is JSON.

@@ -22,6 +22,9 @@ type outcome struct {
 	after   time.Duration // kube-apiserver asked to wait that long
 	ends    error         // the session must end, and the edge is told nothing of this write: a newer session makes it
 	why     error         // of retry, for the log
+	// progressed: before it failed, the attempt found out what the next one goes on from.
+	progressed bool
+	done       bool // accepted: there was nothing left to write
 }
 
 func (o outcome) accepted() bool { return o.err == nil && o.retry == never && o.ends == nil }

@@ -265,20 +265,23 @@ func (q *queue) done(l *lane) {
 	q.idle = append(q.idle, l)
 }
 
-// back puts a lane off.
+// back puts a lane off. An attempt that got further than the one before it counts as the first that failed: kube-apiserver answers, if not always.
 func (q *queue) back(l *lane, j *job, o outcome) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	now := time.Now()
+	if o.progressed {
+		q.misses, j.tries = 0, 0
+	}
 	if o.retry == everybody {
-		// The job was no worse than any other: it is first when the node may go again.
 		if !now.Before(q.holdoff) {
 			q.misses++
 			q.holdoff = now.Add(max(o.after, backoff(q.misses)))
 		} else if after := now.Add(o.after); after.After(q.holdoff) {
 			q.holdoff = after
 		}
-		q.idle = append([]*lane{l}, q.idle...)
+		// Another object's write is the next to try: this one may be what makes it fail.
+		q.idle = append(q.idle, l)
 		q.signal()
 		return
 	}
