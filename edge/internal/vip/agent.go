@@ -240,6 +240,9 @@ func (r *run) sync(ctx context.Context) (again time.Duration, err error) {
 	roles := Roles(f)
 	r.listen(ctx, roles)
 	errs = append(errs, r.conflicts(ctx, roles, &again))
+	if soon := r.followReleases(ctx, roles, time.Now()); soon > 0 && (again == 0 || soon < again) {
+		again = soon
+	}
 	programmed, applied := r.apply(ctx, roles)
 	errs = append(errs, programmed, applied, r.cfg.Elector.ExtraProblem())
 	for _, since := range r.readySince {
@@ -277,10 +280,9 @@ func (r *run) apply(ctx context.Context, roles []Role) (programmed, applied erro
 	held := map[string]holding{}
 	for _, role := range roles {
 		if role.Fault == "" && role.VIP.Spec.SharesElectionOf == "" {
-			i := role.Instance
-			held[role.VIP.Name] = holding{i.Name, i.Interface, i.Address.Is6(), i.VRID, role.Ready}
+			held[role.VIP.Name] = role.holding()
 			if !role.Ready {
-				errs = append(errs, r.stand(i.Name, false))
+				errs = append(errs, r.stand(role.Instance.Name, false))
 			}
 		}
 	}

@@ -1,6 +1,7 @@
 package vip_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -78,6 +79,16 @@ func (f files) Save(_ context.Context, state []byte) error {
 func (f files) Report(_ context.Context, ref object.Ref, _ types.UID, body []byte) error {
 	path := filepath.Join(f.dir, "report-"+ref.Name)
 	if err := os.WriteFile(path+".new", body, 0o600); err != nil {
+		return err
+	}
+	all, err := os.OpenFile(filepath.Join(f.dir, "reports-"+ref.Name), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	if _, err := all.Write(append(slices.Clip(body), '\n')); err != nil {
+		return err
+	}
+	if err := all.Close(); err != nil {
 		return err
 	}
 	return os.Rename(path+".new", path)
@@ -425,6 +436,18 @@ func (n *node) report(address string) v1alpha1.VirtualIPNodeStatus {
 		_ = json.Unmarshal(raw, &e)
 	}
 	return e
+}
+
+// reported is how often the node has said that it is in a state for an address: one that lasts for a moment is seen, too.
+func (n *node) reported(address string, state v1alpha1.VirtualIPState) (times int) {
+	raw, _ := os.ReadFile(filepath.Join(n.dir, "reports-"+address))
+	for line := range bytes.Lines(raw) {
+		var e v1alpha1.VirtualIPNodeStatus
+		if json.Unmarshal(line, &e) == nil && e.State == state {
+			times++
+		}
+	}
+	return times
 }
 
 // give gives all nodes a VirtualIP, as the cloud would have.

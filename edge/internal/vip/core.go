@@ -79,8 +79,8 @@ func role(f Facts, v *v1alpha1.VirtualIP, self v1alpha1.VirtualIPNode) Role {
 	r.Stranger, r.ForeignRouter = others(f, v, r.Instance)
 	pods := ready(f, v, address)
 	r.Endpoints = len(pods)
-	handOver := f.Maintenance || f.Draining && standby(f.Node, v) && !f.Untaken[v.Name]
-	r.Ready = len(pods) > 0 && !handOver
+	r.HandingOver = f.Draining && !f.Maintenance && len(pods) > 0 && standby(f.Node, v) && !f.Untaken[v.Name]
+	r.Ready = len(pods) > 0 && !f.Maintenance && !r.HandingOver
 	r.Service = balance.Service{
 		Address: address, Interface: iface.Name, KeepSource: v.Spec.KeepSource, Sources: sources, Affinity: time.Duration(v.Spec.AffinitySeconds) * time.Second,
 	}

@@ -81,6 +81,11 @@ func (r Role) election() string {
 	return r.Instance.Name
 }
 
+// holding is what the node would hold by a role, whose election is its own.
+func (r Role) holding() holding {
+	return holding{r.Instance.Name, r.Instance.Interface, r.Instance.Address.Is6(), r.Instance.VRID, r.Ready}
+}
+
 // clear reports whether nothing speaks against having the address beside others of its election.
 func (r Role) clear() bool {
 	return r.Fault == "" && r.Duplicate == "" && r.Unasked == "" && !r.Waiting

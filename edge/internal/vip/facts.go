@@ -49,6 +49,8 @@ type Role struct {
 	// Ready: the node may hold the address. Endpoints is how many pods are ready here.
 	Ready     bool
 	Endpoints int
+	// HandingOver: it is not Ready only because a drain hands the address over.
+	HandingOver bool
 	// Fault is why the node can't take part, in a sentence.
 	Fault string
 	// Stranger is the hardware address of a router that advertises the address by VRRP and is no node of

@@ -39,7 +39,7 @@ func (a *Agent) HandOver(ctx context.Context) error {
 		return nil
 	}
 	began := time.Now()
-	for a.givingUp() {
+	for a.handingOver() {
 		if time.Since(began) > handover {
 			klog.FromContext(ctx).Info("Virtual IPs were not let go in time; the drain does not wait for them", "waited", handover)
 			return nil
@@ -48,13 +48,6 @@ func (a *Agent) HandOver(ctx context.Context) error {
 			return err
 		}
 	}
-	if len(a.holds()) == len(before) {
-		return nil // all stay here
-	}
-	if err := pause(ctx, takeover); err != nil {
-		return err
-	}
-	a.takeBack(ctx, before, began)
 	return nil
 }
 
@@ -77,39 +70,62 @@ func (a *Agent) holds() map[string]holding {
 	return out
 }
 
-// givingUp reports whether the node holds an address that it is to hand over, or has not looked yet which
-// these are.
-func (a *Agent) givingUp() bool {
+// handingOver reports whether an address is being handed over for a drain, or whether the node has not looked
+// yet which these are.
+func (a *Agent) handingOver() bool {
 	a.mu.Lock()
-	behind := a.looked < a.ordered
-	a.mu.Unlock()
-	if behind {
-		return true
-	}
-	for _, h := range a.holds() {
-		if !h.ready {
-			return true
-		}
-	}
-	return false
+	defer a.mu.Unlock()
+	return a.looked < a.ordered || len(a.releases) > 0
 }
 
 // untakenFor is how long an address that no other node took is not handed over again.
 const untakenFor = 5 * time.Minute
 
-// takeBack takes back what was let go and what no other node has advertised since.
-func (a *Agent) takeBack(ctx context.Context, before map[string]holding, began time.Time) {
-	now := a.holds()
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for name, h := range before {
-		if _, kept := now[name]; kept || a.adverts == nil || a.adverts.takenSince(h.iface, h.ipv6, h.vrid, began) {
+// followReleases notes which addresses a drain hands over, and takes back what no other node has advertised
+// since: a drain may hand over when it begins or at any later time, when it hears of a node that can take an
+// address. It is called before the drivers are. again says when to look next, 0 for no hurry.
+func (r *run) followReleases(ctx context.Context, roles []Role, now time.Time) (again time.Duration) {
+	states := r.cfg.Elector.States()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	wanted := map[string]bool{}
+	soon := func(wait time.Duration) {
+		if again == 0 || wait < again {
+			again = wait
+		}
+	}
+	for _, role := range roles {
+		if !role.HandingOver || role.VIP.Spec.SharesElectionOf != "" {
 			continue
 		}
-		klog.FromContext(ctx).Info("No other node took a virtual IP that was handed over; this node takes it back", "virtualIP", name)
-		a.untaken[name] = time.Now().Add(untakenFor)
+		name := role.VIP.Name
+		wanted[name] = true
+		if r.releases[name] == nil && states[role.Instance.Name] == keepalived.Master {
+			r.releases[name] = &release{holding: role.holding(), began: now}
+		}
 	}
-	a.poke()
+	for name, l := range r.releases {
+		switch {
+		case !wanted[name]:
+			delete(r.releases, name)
+		case states[l.election] == keepalived.Master:
+			l.gone = time.Time{}
+		case l.gone.IsZero():
+			l.gone = now
+			soon(takeover)
+		case now.Sub(l.gone) < takeover:
+			soon(takeover - now.Sub(l.gone))
+		default:
+			delete(r.releases, name)
+			if r.adverts.takenSince(l.iface, l.ipv6, l.vrid, l.began) {
+				continue
+			}
+			klog.FromContext(ctx).Info("No other node took a virtual IP that was handed over; this node takes it back", "virtualIP", name)
+			r.untaken[name] = now.Add(untakenFor)
+			r.poke()
+		}
+	}
+	return again
 }
 
 func (a *Agent) order(ctx context.Context, change func(*memory)) error {

@@ -117,11 +117,13 @@ type Agent struct {
 	entries map[string]reported // by name
 	held    map[string]holding  // by name: what the node holds, or would
 	untaken map[string]time.Time
-	ordered uint64 // orders so far, and how many of them the last look at everything knew
-	looked  uint64
-	problem error
-	counts  counts
-	adverts *advertLog // of the present run
+	// releases are by name of the VirtualIP: those that exist and are handed over, no more.
+	releases map[string]*release
+	ordered  uint64 // orders so far, and how many of them the last look at everything knew
+	looked   uint64
+	problem  error
+	counts   counts
+	adverts  *advertLog // of the present run
 }
 
 // holding is an election of this node.
@@ -131,6 +133,13 @@ type holding struct {
 	ipv6     bool
 	vrid     uint8
 	ready    bool // to go on holding
+}
+
+// release is an address that is being handed over for a drain.
+type release struct {
+	holding
+	began time.Time
+	gone  time.Time // when keepalived had let it go; zero before
 }
 
 type reported struct {
@@ -159,7 +168,7 @@ func New(cfg Config) *Agent {
 	if cfg.Linked == nil {
 		cfg.Linked = func() bool { return false }
 	}
-	return &Agent{cfg: cfg, wake: make(chan struct{}, 1), entries: map[string]reported{}, held: map[string]holding{}, untaken: map[string]time.Time{}, counts: counts{transitions: map[string]uint64{}}}
+	return &Agent{cfg: cfg, wake: make(chan struct{}, 1), entries: map[string]reported{}, held: map[string]holding{}, untaken: map[string]time.Time{}, releases: map[string]*release{}, counts: counts{transitions: map[string]uint64{}}}
 }
 
 // Name implements beehive.Module.

@@ -31,7 +31,12 @@ type traffic struct {
 }
 
 // send begins to ask every 20 ms, each with little patience, so that what is lost is counted and not waited for.
-func (s *site) send() *traffic {
+func (s *site) send() *traffic { return s.sendEvery(200 * time.Millisecond) }
+
+// sendPatiently is send for what must lose nothing: each question has patience, also on a machine that is busy.
+func (s *site) sendPatiently() *traffic { return s.sendEvery(patience) }
+
+func (s *site) sendEvery(wait time.Duration) *traffic {
 	tr := &traffic{last: time.Now(), stop: make(chan struct{}), done: make(chan struct{})}
 	go func() {
 		defer close(tr.done)
@@ -41,7 +46,7 @@ func (s *site) send() *traffic {
 				return
 			case <-time.After(20 * time.Millisecond):
 			}
-			word, _, err := s.client.Ask("tcp", theVIP+":80", 200*time.Millisecond)
+			word, _, err := s.client.Ask("tcp", theVIP+":80", wait)
 			tr.mu.Lock()
 			tr.asked++
 			if err != nil {

@@ -276,7 +276,7 @@ func TestTraps_07_SharedElection(t *testing.T) {
 	s.give(v)
 	s.start()
 	h := s.one()
-	tr := s.send()
+	tr := s.sendPatiently()
 	w := s.at("10.79.0.101", v.Spec.VRID)
 	w.Spec.SharesElectionOf = v.Name
 	s.give(w)
