@@ -7,5 +7,5 @@ import "embed"
 
 // FS is this folder.
 //
-//go:embed autonomy classic cloudcore crds deployment endpoint usage
+//go:embed autonomy cloudcore crds deployment endpoint usage
 var FS embed.FS

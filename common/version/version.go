@@ -5,7 +5,10 @@ package version
 
 import componentversion "k8s.io/component-base/version"
 
-var version = "v0.0.0-dev" // set by the linker
+var (
+	version  = "v0.0.0-dev" // set by the linker
+	registry = ""           // set by the linker, in releases: where their images are
+)
 
 // Skerry is the version of this build.
 func Skerry() string { return version }
@@ -13,3 +16,12 @@ func Skerry() string { return version }
 // Kubernetes is the version of the kubelet and the client libraries in this build. The linker sets it in k8s.io/component-base/version; without
 // that a kubelet would report v0.0.0-master.
 func Kubernetes() string { return componentversion.Get().GitVersion }
+
+// Image is the image of a program, say cloudcore, of exactly this build; "" where the build is no release, since no
+// registry has one then.
+func Image(program string) string {
+	if registry == "" {
+		return ""
+	}
+	return registry + "/" + program + ":" + version
+}

@@ -167,29 +167,6 @@ func TestRights(t *testing.T) {
 	}
 }
 
-// TestClassic: the overlay for older clusters lets cloudcore act as a node in the old way.
-func TestClassic(t *testing.T) {
-	ns, cfg := scene(t)
-	plane.Apply(t, "manifests/classic")
-	t.Cleanup(func() {
-		objects, err := build("manifests/cloudcore")
-		if err == nil {
-			err = manifest.Apply(context.Background(), plane.Admin(), objects...)
-		}
-		if err != nil {
-			t.Error(err)
-		}
-	})
-	node := impersonating(cfg, "system:node:edge1", "system:nodes", "system:authenticated")
-	cluster.Eventually(t, "the Secret of the node's pod", func(ctx context.Context) error {
-		_, err := node.CoreV1().Secrets(ns).Get(ctx, "needed", metav1.GetOptions{})
-		return err
-	})
-	if _, err := impersonating(cfg, "system:node:edge1", "system:masters").CoreV1().Secrets(ns).List(t.Context(), metav1.ListOptions{}); !apierrors.IsForbidden(err) {
-		t.Errorf("as the masters' group: want Forbidden, got %v", err)
-	}
-}
-
 // TestBootstrapper: who holds a join token may ask for a certificate, and see or do nothing else.
 func TestBootstrapper(t *testing.T) {
 	ns, _ := scene(t)

@@ -1,4 +1,4 @@
-package main
+package install_test
 
 import (
 	"fmt"
@@ -8,12 +8,13 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 
+	"github.com/skerry-io/skerry/cloud/install"
 	"github.com/skerry-io/skerry/cloud/internal/config"
 )
 
-func objects(t *testing.T, o installOptions) map[string]*unstructured.Unstructured {
+func objects(t *testing.T, o install.Options) map[string]*unstructured.Unstructured {
 	t.Helper()
-	out, err := o.render()
+	out, err := install.Render(o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -29,7 +30,7 @@ func objects(t *testing.T, o installOptions) map[string]*unstructured.Unstructur
 }
 
 func TestInstall(t *testing.T) {
-	all := objects(t, installOptions{advertise: []string{"cloud.example.com", "192.0.2.7"}, image: "reg.example.com:5000/c", replicas: 3})
+	all := objects(t, install.Options{Advertise: []string{"cloud.example.com", "192.0.2.7"}, Image: "reg.example.com:5000/c", Replicas: 3})
 	d := all["Deployment cloudcore"]
 	if d == nil {
 		t.Fatalf("no Deployment in %d objects", len(all))
@@ -53,22 +54,18 @@ func TestInstall(t *testing.T) {
 }
 
 func TestInstallRightsOnly(t *testing.T) {
-	constrained := objects(t, installOptions{rightsOnly: true})
-	if constrained["CustomResourceDefinition staticroutes.skerry.io"] == nil {
+	all := objects(t, install.Options{RightsOnly: true, Replicas: 1})
+	if all["CustomResourceDefinition staticroutes.skerry.io"] == nil {
 		t.Error("the kinds are not among the objects")
 	}
-	if constrained["Deployment cloudcore"] != nil || constrained["ClusterRole skerry:cloudcore-as-node"] == nil {
-		t.Errorf("constrained: %d objects", len(constrained))
-	}
-	classic := objects(t, installOptions{rightsOnly: true, classic: true})["ClusterRole skerry:cloudcore-as-node"]
-	if rules, _, _ := unstructured.NestedSlice(classic.Object, "rules"); len(rules) > 4 {
-		t.Errorf("classic: %d rules", len(rules))
+	if all["Deployment cloudcore"] != nil || all["ClusterRole skerry:cloudcore-as-node"] == nil {
+		t.Errorf("%d objects", len(all))
 	}
 }
 
 // What a part of the manifests needs of cloudcore.yaml comes with it.
 func TestInstallParts(t *testing.T) {
-	all := objects(t, installOptions{advertise: []string{"cloud"}, replicas: 1, usage: true, endpoint: true})
+	all := objects(t, install.Options{Advertise: []string{"cloud"}, Image: "c:1", Replicas: 1, Usage: true, Endpoint: true})
 	var text string
 	for name, o := range all {
 		if strings.HasPrefix(name, "ConfigMap cloudcore-") {
@@ -95,20 +92,50 @@ func TestInstallParts(t *testing.T) {
 			t.Errorf("%s is not among the objects", name)
 		}
 	}
-	if all = objects(t, installOptions{advertise: []string{"cloud"}, replicas: 1}); all["Service cloudcore-usage"] != nil || all["Service cloudcore-kubelets"] != nil {
+	if all = objects(t, install.Options{Advertise: []string{"cloud"}, Image: "c:1", Replicas: 1}); all["Service cloudcore-usage"] != nil || all["Service cloudcore-kubelets"] != nil {
 		t.Error("they come unasked")
 	}
 }
 
 func TestInstallBadInput(t *testing.T) {
-	for name, o := range map[string]installOptions{
-		"nobody can reach it": {replicas: 1},
-		"with a port":         {replicas: 1, advertise: []string{"cloud:10000"}},
-		"of no use":           {replicas: 1, rightsOnly: true, endpoint: true},
-		"no replica":          {advertise: []string{"cloud"}},
+	good := install.Options{Advertise: []string{"cloud"}, Image: "cloudcore:1", Replicas: 1}
+	if err := good.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	for name, spoil := range map[string]func(*install.Options){
+		"no client can reach it": func(o *install.Options) { o.Advertise = nil },
+		"with a port":            func(o *install.Options) { o.Advertise = []string{"cloud:10000"} },
+		"of no use":              func(o *install.Options) { o.RightsOnly, o.Endpoint = true, true },
+		"no replica":             func(o *install.Options) { o.Replicas = 0 },
+		"no image":               func(o *install.Options) { o.Image = "" },
 	} {
-		if o.validate() == nil {
+		o := good
+		if spoil(&o); o.Validate() == nil {
 			t.Errorf("%s: no error", name)
+		}
+	}
+}
+
+// An image is named as a registry has it: with a port, a tag, a digest.
+func TestInstallImage(t *testing.T) {
+	const digest = "@sha256:0000000000000000000000000000000000000000000000000000000000000001"
+	for _, image := range []string{"c", "reg:5000/c", "reg:5000/c:v1", "reg/c" + digest, "reg:5000/c:v1" + digest} {
+		all := objects(t, install.Options{Advertise: []string{"cloud"}, Image: image, Replicas: 2})
+		for _, name := range []string{"Deployment cloudcore", "Deployment cloudcore-approver"} {
+			containers, _, _ := unstructured.NestedSlice(all[name].Object, "spec", "template", "spec", "containers")
+			if got := containers[0].(map[string]any)["image"]; got != image {
+				t.Errorf("%s: image %v, want %s", name, got, image)
+			}
+		}
+	}
+}
+
+// A node can be drained whatever the number of replicas: minAvailable 1 lets no drain pass where there is one.
+func TestInstallDisruptionBudget(t *testing.T) {
+	for _, replicas := range []int{1, 2, 5} {
+		o := objects(t, install.Options{Advertise: []string{"cloud"}, Image: "c:1", Replicas: replicas})["PodDisruptionBudget cloudcore"]
+		if n, _, _ := unstructured.NestedInt64(o.Object, "spec", "maxUnavailable"); n < 1 {
+			t.Errorf("%d replicas: %v", replicas, o.Object["spec"])
 		}
 	}
 }
