@@ -68,10 +68,19 @@ $(addprefix build-,$(BINARIES) $(EXTRA_BINARIES)): build-%:
 	@mkdir -p bin
 	@build/compile.sh $* go build -v -buildvcs=false -ldflags "$(LDFLAGS)" -o bin/$* $($*_pkg)
 
-.PHONY: package
-package: build-edgecore build-cloudcore ## Debian packages of edgecore and cloudcore in build/out
-	@build/package.sh edgecore $(VERSION)
-	@build/package.sh cloudcore $(VERSION)
+# What a release is made for and of; SKERRY_SIGN_KEY=FILE signs it.
+ARCHES ?= amd64 arm64
+PROGRAMS ?= cloudcore edgecore
+REGISTRY ?= ghcr.io/skerry-io
+export ARCHES PROGRAMS REGISTRY
+
+.PHONY: release
+release: ## programs, packages, images, chart and bundles in build/out/release/VERSION; ARCHES=amd64 PROGRAMS=cloudcore for some
+	@build/release.sh $(VERSION) build/out/release/$(VERSION)
+
+.PHONY: release-test
+release-test: ## what a release must show beyond make test, as root: two builds are equal, the chart, packages, a bundle
+	go test ./tests/release -count 1 -timeout 2h -ldflags "$(TEST_LDFLAGS)" $(TESTFLAGS) -release
 
 .PHONY: test
 test: deps build ## every test, as root: vet, unit, cluster, integration, netns, campaign, e2e; SHARDS=2 trials side by side

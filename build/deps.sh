@@ -11,6 +11,7 @@ containernetworking-plugins  /usr/lib/cni/bridge                 networks of pod
 iptables                     iptables                            masquerading by the CNI plugins; NAT between edge and cloud
 nftables                     nft                                 kube-proxy in nftables mode, and packet loss on purpose in tests
 conntrack                    conntrack                           kube-proxy forgets connections with it
+openssl                      openssl                             install.sh verifies the signature of a release with it
 keepalived                   keepalived                          elects the holders of virtual IPs; edgecore runs it
 user-mode-linux              linux.uml                           a kernel with IPVS for the tests of that data plane; no module of the host is needed
 ipvsadm                      ipvsadm                             looking at what those tests have made

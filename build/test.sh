@@ -72,7 +72,7 @@ retry() {
 module=$(go list -m) || exit 1
 # shellcheck disable=SC2086
 all=$(go list ${PACKAGES:-./...}) || exit 1
-needs_root="^$module/tests/((cluster|integration|netns|uml|e2e|bench)(/|$)|campaign$)"
+needs_root="^$module/tests/((cluster|integration|netns|uml|e2e|bench|release)(/|$)|campaign$)"
 # Beside the code, but with a control plane, keepalived or the kernel: one at a time, so that they don't take the time from each other.
 real="^$module/(edge/internal/(vip|route|drain|kernel/.*)|cloud/internal/(publish|relay|join|route|vip|aggregate))$"
 

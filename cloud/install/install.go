@@ -57,6 +57,10 @@ func (o Options) Validate() error {
 	return nil
 }
 
+// configMap is the base of the name of cloudcore.yaml's ConfigMap. Nothing else may have this name: kustomize puts a
+// hash behind it wherever it takes it for a reference, in every resourceNames of a Role too.
+const configMap = "cloudcore-config"
+
 // Render builds the kustomization that the options describe, as YAML documents.
 func Render(o Options) ([]byte, error) {
 	disk, err := files()
@@ -142,7 +146,7 @@ func (o Options) addDeployment(disk filesys.FileSystem, k *types.Kustomization) 
 		k.Resources = append(k.Resources, "../manifests/deployment/"+name)
 	}
 	k.ConfigMapGenerator = []types.ConfigMapArgs{{GeneratorArgs: types.GeneratorArgs{
-		Namespace: "skerry-system", Name: "cloudcore", KvPairSources: types.KvPairSources{FileSources: []string{"cloudcore.yaml"}},
+		Namespace: "skerry-system", Name: configMap, KvPairSources: types.KvPairSources{FileSources: []string{"cloudcore.yaml"}},
 	}}}
 	k.Images = []types.Image{imageOf(o.Image)}
 	k.Replicas = []types.Replica{{Name: "cloudcore", Count: int64(o.Replicas)}}

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 
@@ -136,6 +137,18 @@ func TestInstallDisruptionBudget(t *testing.T) {
 		o := objects(t, install.Options{Advertise: []string{"cloud"}, Image: "c:1", Replicas: replicas})["PodDisruptionBudget cloudcore"]
 		if n, _, _ := unstructured.NestedInt64(o.Object, "spec", "maxUnavailable"); n < 1 {
 			t.Errorf("%d replicas: %v", replicas, o.Object["spec"])
+		}
+	}
+}
+
+// What cloudcore may do does not depend on where it runs. Kustomize renames references to a ConfigMap that bears a hash
+// in its name, and takes every resourceNames of a Role for one: the right to the Lease "cloudcore" was lost that way.
+func TestInstallRightsAreTheSameEverywhere(t *testing.T) {
+	elsewhere := objects(t, install.Options{RightsOnly: true, Replicas: 1, Usage: true})
+	inCluster := objects(t, install.Options{Advertise: []string{"cloud"}, Image: "c:1", Replicas: 1, Usage: true, Endpoint: true})
+	for name, o := range elsewhere {
+		if diff := cmp.Diff(o, inCluster[name]); diff != "" {
+			t.Errorf("%s (-elsewhere +in the cluster)\n%s", name, diff)
 		}
 	}
 }

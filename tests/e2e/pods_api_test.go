@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/skerry-io/skerry/tests/cluster/binary"
-	"github.com/skerry-io/skerry/tests/cluster/image"
+	"github.com/skerry-io/skerry/build/image"
 	"github.com/skerry-io/skerry/tests/cluster/lab"
 )
 

@@ -10,6 +10,8 @@ tool (
 	helm.sh/helm/v4/cmd/helm
 )
 
+require github.com/CycloneDX/cyclonedx-go v0.12.0
+
 require (
 	aead.dev/minisign v0.3.0 // indirect
 	dario.cat/mergo v1.0.2 // indirect

@@ -153,6 +153,9 @@ func containerd(ctx context.Context, m Machine) (Level, string, string) {
 	return Fine, "containerd answers at " + socket, ""
 }
 
+// ExampleCNI is a network configuration that the packages bring.
+const ExampleCNI = "/usr/share/doc/skerry-edgecore/examples/10-bridge.conflist"
+
 func cni(_ context.Context, m Machine) (Level, string, string) {
 	for _, pattern := range []string{"*.conflist", "*.conf", "*.json"} {
 		if found, err := filepath.Glob(filepath.Join(m.path(m.CNIConfigDir), pattern)); err == nil && len(found) > 0 {
@@ -160,7 +163,7 @@ func cni(_ context.Context, m Machine) (Level, string, string) {
 		}
 	}
 	return Fail, "no network configuration in " + m.CNIConfigDir + ": pods other than hostNetwork ones won't start",
-		"install containernetworking-plugins and put a conflist there; /usr/share/doc/skerry/examples has one"
+		"install containernetworking-plugins and put a conflist there, with a subnet of this device's own; " + ExampleCNI + " is one"
 }
 
 func cgroups(_ context.Context, m Machine) (Level, string, string) {

@@ -1,6 +1,7 @@
 package check_test
 
 import (
+	"encoding/json"
 	"net"
 	"os"
 	"path/filepath"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/yaml"
 
 	"github.com/skerry-io/skerry/edge/internal/check"
 )
@@ -89,4 +91,32 @@ func TestRun(t *testing.T) {
 			t.Errorf("containerd: %s", got)
 		}
 	})
+}
+
+// What the answer names is in the packages, and is a configuration.
+func TestExampleCNIIsPackaged(t *testing.T) {
+	root := "../../../"
+	raw, err := os.ReadFile(root + "build/package/edgecore.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var config struct{ Contents []struct{ Src, Dst string } }
+	if err := yaml.Unmarshal(raw, &config); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range config.Contents {
+		if c.Dst != check.ExampleCNI {
+			continue
+		}
+		raw, err := os.ReadFile(root + c.Src)
+		var list struct{ Plugins []struct{ Type string } }
+		if err == nil {
+			err = json.Unmarshal(raw, &list)
+		}
+		if err != nil || len(list.Plugins) == 0 {
+			t.Errorf("%s: %v, %+v", c.Src, err, list)
+		}
+		return
+	}
+	t.Errorf("the package of edgecore has no %s", check.ExampleCNI)
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/skerry-io/skerry/common/cli"
 	"github.com/skerry-io/skerry/tests/cluster/binary"
 	"github.com/skerry-io/skerry/tests/cluster/host"
-	"github.com/skerry-io/skerry/tests/cluster/image"
+	"github.com/skerry-io/skerry/build/image"
 	"github.com/skerry-io/skerry/tests/cluster/lab"
 )
 

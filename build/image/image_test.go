@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/skerry-io/skerry/tests/cluster/image"
+	"github.com/skerry-io/skerry/build/image"
 )
 
 func unpack(t *testing.T, archive []byte) map[string][]byte {

@@ -1,0 +1,126 @@
+#!/usr/bin/env bash
+# release.sh VERSION DIRECTORY: makes a release: programs, packages, images, manifests, chart, bundles, sums.
+# The same commit gives the same bytes, in any folder: -trimpath, times from the commit, pinned tools.
+#   ARCHES="amd64 arm64"            what it is made for
+#   PROGRAMS="cloudcore edgecore"   what it consists of
+#   REGISTRY=ghcr.io/skerry-io      where cloudcore's image will be
+#   SKERRY_SIGN_KEY=FILE            a minisign key that signs SHA256SUMS; install.sh then asks for this signature
+#   RELEASE_FLAGS=-trimpath         what go build is given; without it the compiled packages of `make build` are used,
+#                                   and the folder stands in the programs: for tests that compare no bytes
+# TEST_LDFLAGS (the version of Kubernetes) comes from make.
+set -euo pipefail
+version=${1:?version} out=$(realpath -m "${2:?directory}")
+cd "$(dirname "$0")/.."
+read -ra arches <<<"${ARCHES:-amd64 arm64}"
+read -ra programs <<<"${PROGRAMS:-cloudcore edgecore}"
+registry=${REGISTRY:-ghcr.io/skerry-io}
+flags=${RELEASE_FLAGS--trimpath}
+[[ $version =~ ^v[0-9]+\.[0-9]+\.[0-9]+ ]] || { echo "release: $version is no version: v1.2.3" >&2; exit 2; }
+if [ -n "${SKERRY_SIGN_KEY:-}" ] && [ ! -r "$SKERRY_SIGN_KEY" ]; then
+	echo "release: SKERRY_SIGN_KEY names $SKERRY_SIGN_KEY, which can't be read" >&2
+	exit 2
+fi
+
+# Nothing of the caller's environment may be seen in what is made.
+export LC_ALL=C TZ=UTC CGO_ENABLED=0 GOTOOLCHAIN=local GOWORK=off GOFLAGS= GOAMD64=v1 GOARM64=v8.0
+umask 022
+SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
+export SOURCE_DATE_EPOCH
+time=$(date -u -d "@$SOURCE_DATE_EPOCH" +%Y-%m-%dT%H:%M:%SZ)
+mkdir -p "$(dirname "$out")"
+# Whole or not at all: what is made is moved to its place at the end.
+work=$(mktemp -d "$out.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+chmod 755 "$work"
+made=$work/out tmp=$work/tmp
+mkdir "$made" "$tmp"
+
+tool() { "$tmp/release" --epoch "$SOURCE_DATE_EPOCH" "$@"; }
+pinned() { go tool -modfile=build/tools/release/go.mod "$@"; }
+# Debian's versions begin with a digit, and ~ sorts before everything: v1.2.0-rc1 < v1.2.0.
+package=${version#v}
+package=${package/-/\~}
+package=${package//-/.}
+
+compile() { # compile PACKAGE ARCH FILE
+	# shellcheck disable=SC2086
+	GOOS=linux GOARCH=$2 build/compile.sh "$(basename "$3")" go build -v $flags -buildvcs=false -ldflags \
+		"-s -w -X github.com/skerry-io/skerry/common/version.version=$version -X github.com/skerry-io/skerry/common/version.registry=$registry ${TEST_LDFLAGS:-}" \
+		-o "$3" "$1"
+}
+
+packages() { # packages PROGRAM ARCH
+	local name=$1 arch=$2 config=$tmp/$1-$2.yaml format
+	sed "s|@ARCH@|$arch|; s|@VERSION@|$package|; s|@PROGRAM@|$made/${name}_${version}_linux_$arch|; s|@TIME@|$time|" "build/package/$name.yaml" >"$config"
+	for format in deb rpm; do
+		pinned nfpm package --config "$config" --packager "$format" --target "$made/skerry-${name}_${package}_$arch.$format" >/dev/null
+	done
+	local files=("usr/bin/$name=$made/${name}_${version}_linux_$arch" "usr/lib/systemd/system/$name.service=build/systemd/$name.service" "usr/share/doc/skerry-$name/copyright=LICENSE")
+	case $name in
+	edgecore) files+=("usr/share/doc/skerry-edgecore/examples/10-bridge.conflist=build/package/examples/10-bridge.conflist") ;;
+	cloudcore) files+=("usr/lib/sysusers.d/skerry.conf=build/systemd/skerry.sysusers") ;;
+	esac
+	tool tar --out "$made/skerry-${name}_${version}_linux_$arch.tar.gz" "${files[@]}"
+}
+
+# image PROGRAM PATH USER FILE-PREFIX: an image over all architectures; prints its digest.
+image() {
+	local arch all=()
+	for arch in "${arches[@]}"; do all+=("$arch=$4$arch"); done
+	tool image --out "$made/$1_$version.oci.tar" --name "$registry/$1:$version" --path "$2" --user "$3" --version "$version" "${all[@]}"
+}
+
+go build -o "$tmp/release" ./build/release
+for arch in "${arches[@]}"; do
+	for name in "${programs[@]}"; do
+		kind=cloud
+		[ "$name" = cloudcore ] || kind=edge
+		compile "./$kind/cmd/$name" "$arch" "$made/${name}_${version}_linux_$arch"
+		packages "$name" "$arch"
+	done
+	compile ./tests/images/pause "$arch" "$tmp/pause_$arch"
+done
+for name in "${programs[@]}"; do
+	prefix=$made/${name}_${version}_linux_
+	go run -C build/tools/release ./sbom "$name" "$version" "$time" "$prefix${arches[0]}" >"$made/${name}_$version.cdx.json"
+	case $name in
+	edgecore) image edgecore /edgecore "" "$prefix" >/dev/null ;; # a file to be copied: a kubelet runs on its host
+	cloudcore)
+		cloudcore=$registry/cloudcore:$version@$(image cloudcore /cloudcore 65532:65532 "$prefix")
+		{
+			echo "# Skerry $version. Put the name or address under which your devices reach cloudcore in place of cloud.example.com."
+			tool install --image "$cloudcore" --advertise cloud.example.com
+		} >"$made/install.yaml"
+		tool chart --out "$made/skerry-${version#v}.tgz" --version "${version#v}" --image "$cloudcore"
+		;;
+	esac
+done
+image pause /pause 65535:65535 "$tmp/pause_" >/dev/null
+
+key=
+if [ -n "${SKERRY_SIGN_KEY:-}" ]; then
+	pinned minisign -R -s "$SKERRY_SIGN_KEY" -p "$tmp/key.pub" >/dev/null
+	key=$(tail -n 1 "$tmp/key.pub")
+fi
+sed "s|^KEY=.*|KEY=$key|; s|^VERSION=.*|VERSION=$version|" build/install.sh >"$made/install.sh"
+chmod 755 "$made/install.sh"
+
+# The sums are of all files but the bundles, which carry them: one signature holds for both.
+tool sums "$made"/* >"$tmp/SHA256SUMS"
+mv "$tmp/SHA256SUMS" "$made/SHA256SUMS"
+signed=()
+if [ -n "$key" ]; then
+	pinned minisign -S -s "$SKERRY_SIGN_KEY" -m "$made/SHA256SUMS" -x "$made/SHA256SUMS.minisig" -c "signature of Skerry $version" -t "Skerry $version" >/dev/null
+	signed=("SHA256SUMS.minisig=$made/SHA256SUMS.minisig")
+fi
+for arch in "${arches[@]}"; do
+	files=()
+	for file in "$made"/skerry-*_linux_"$arch".tar.gz "$made"/skerry-*_"$arch".deb "$made"/skerry-*_"$arch".rpm "$made"/skerry-*.tgz "$made"/install.yaml "$made"/install.sh "$made"/{cloudcore,pause}_*.oci.tar; do
+		[ ! -e "$file" ] || files+=("$(basename "$file")=$file")
+	done
+	tool tar --out "$made/airgap-$arch.tar" "SHA256SUMS=$made/SHA256SUMS" "${signed[@]}" "${files[@]}"
+	(cd "$made" && sha256sum "airgap-$arch.tar" >"airgap-$arch.tar.sha256")
+done
+rm -rf "$out"
+mv "$made" "$out"
+echo "release: $out"
