@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/skerry-io/skerry/tests/cluster/binary"
 	"github.com/skerry-io/skerry/build/image"
+	"github.com/skerry-io/skerry/tests/cluster/binary"
 	"github.com/skerry-io/skerry/tests/cluster/lab"
 )
 

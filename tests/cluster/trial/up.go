@@ -14,10 +14,10 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/skerry-io/skerry/build/image"
 	"github.com/skerry-io/skerry/common/cli"
 	"github.com/skerry-io/skerry/tests/cluster/binary"
 	"github.com/skerry-io/skerry/tests/cluster/host"
-	"github.com/skerry-io/skerry/build/image"
 	"github.com/skerry-io/skerry/tests/cluster/lab"
 )
 
