@@ -68,10 +68,10 @@ $(addprefix build-,$(BINARIES) $(EXTRA_BINARIES)): build-%:
 	@mkdir -p bin
 	@build/compile.sh $* go build -v -buildvcs=false -ldflags "$(LDFLAGS)" -o bin/$* $($*_pkg)
 
-# What a release is made for and of; SKERRY_SIGN_KEY=FILE signs it.
+# What a release is made for and of, and the registry that will have its image; SKERRY_SIGN_KEY=FILE signs it.
 ARCHES ?= amd64 arm64
 PROGRAMS ?= cloudcore edgecore
-REGISTRY ?= ghcr.io/skerry-io
+REGISTRY ?=
 export ARCHES PROGRAMS REGISTRY
 
 .PHONY: release

@@ -3,7 +3,8 @@
 # The same commit gives the same bytes, in any folder: -trimpath, times from the commit, pinned tools.
 #   ARCHES="amd64 arm64"            what it is made for
 #   PROGRAMS="cloudcore edgecore"   what it consists of
-#   REGISTRY=ghcr.io/skerry-io      where cloudcore's image will be
+#   REGISTRY=registry.example.com/skerry  that will have the images. Without it they are named skerry.local/..., which is
+#                                   found where the bundle was imported, and `cloudcore install` asks for --image
 #   SKERRY_SIGN_KEY=FILE            a minisign key that signs SHA256SUMS; install.sh then asks for this signature
 #   RELEASE_FLAGS=-trimpath         what go build is given; without it the compiled packages of `make build` are used,
 #                                   and the folder stands in the programs: for tests that compare no bytes
@@ -13,7 +14,7 @@ version=${1:?version} out=$(realpath -m "${2:?directory}")
 cd "$(dirname "$0")/.."
 read -ra arches <<<"${ARCHES:-amd64 arm64}"
 read -ra programs <<<"${PROGRAMS:-cloudcore edgecore}"
-registry=${REGISTRY:-ghcr.io/skerry-io}
+registry=${REGISTRY:-skerry.local}
 flags=${RELEASE_FLAGS--trimpath}
 [[ $version =~ ^v[0-9]+\.[0-9]+\.[0-9]+ ]] || { echo "release: $version is no version: v1.2.3" >&2; exit 2; }
 if [ -n "${SKERRY_SIGN_KEY:-}" ] && [ ! -r "$SKERRY_SIGN_KEY" ]; then
@@ -45,7 +46,7 @@ package=${package//-/.}
 compile() { # compile PACKAGE ARCH FILE
 	# shellcheck disable=SC2086
 	GOOS=linux GOARCH=$2 build/compile.sh "$(basename "$3")" go build -v $flags -buildvcs=false -ldflags \
-		"-s -w -X github.com/skerry-io/skerry/common/version.version=$version -X github.com/skerry-io/skerry/common/version.registry=$registry ${TEST_LDFLAGS:-}" \
+		"-s -w -X github.com/skerry-io/skerry/common/version.version=$version -X github.com/skerry-io/skerry/common/version.registry=${REGISTRY:-} ${TEST_LDFLAGS:-}" \
 		-o "$3" "$1"
 }
 
