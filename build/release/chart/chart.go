@@ -99,7 +99,7 @@ const validate = `{{- if not .Values.rightsOnly }}
 `
 
 // configMap has the name that kustomize gives it: a hash of its content, in digits and letters that spell no words
-// (kustomize api/hasher, encode). A Deployment whose configuration changes is rolled out by that.
+// (kustomize api/hasher; the name that it hashes is always ""). A Deployment whose configuration changes is rolled out by that.
 const configMap = `apiVersion: v1
 data:
   cloudcore.yaml: {{ include "skerry.config" . | toJson }}
@@ -122,7 +122,7 @@ func helpers() string {
 	b.WriteString(`{{- printf "%s\n" (toYaml $c) -}}
 {{- end -}}
 {{- define "skerry.configName" -}}
-{{- $m := dict "kind" "ConfigMap" "name" "cloudcore-config" "data" (dict "cloudcore.yaml" (include "skerry.config" .)) -}}
+{{- $m := dict "kind" "ConfigMap" "name" "" "data" (dict "cloudcore.yaml" (include "skerry.config" .)) -}}
 cloudcore-config-{{ $m | toJson | sha256sum | trunc 10 | replace "0" "g" | replace "1" "h" | replace "3" "k" | replace "a" "m" | replace "e" "t" }}
 {{- end -}}
 `)
