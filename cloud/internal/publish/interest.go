@@ -66,7 +66,7 @@ func (s *session) declare(m *topicpb.Interests, digests []*topicpb.Digest) {
 		if r := s.resource(gvr); r.state == unsynced {
 			var ok bool
 			r.edge, ok = digestFrom(p)
-			r.edgeUnknown, r.newest = !ok, p.GetNewest()
+			r.edgeUnknown, r.newest, r.written = !ok, p.GetNewest(), p.GetWritten()
 		}
 	}
 	want := make(map[uint64]*topicpb.Interest, len(m.GetInterests()))

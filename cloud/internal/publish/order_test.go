@@ -357,3 +357,37 @@ func TestOrder_04_LaggingWatchAfterARestore(t *testing.T) {
 	e.disconnect()
 	other.disconnect()
 }
+
+// An edge has a status accepted through another cloudcore and moves to one whose watch is 20 s behind.
+// Nothing else tells the two apart: what the edge holds is what the lagging watch shows. It is synced
+// only with the status that it has written, since it lets go of its own copy then.
+func TestSyncedBringsWhatTheEdgeHasWritten(t *testing.T) {
+	a := startReal(t)
+	b, proxy := a.behind(t)
+	ns := a.plane.Namespace(t)
+	e := a.edge(t, "edge1")
+	a.plane.AddNode(t, "edge1")
+	a.configMap(t, ns, "config", "v1")
+	a.secret(t, ns, "secret", "v1")
+	pod := a.pod(t, ns, "pod", "edge1", "config", "secret")
+	interests := []*topicpb.Interest{podsOf(1, "edge1"), dependencies(2)}
+	e.connect(b.publisher, interests...)
+	a.converges(t, "at b", ns, e)
+	eventually(t, "synced by b", func() bool { return e.isSynced(1, 2) })
+	e.disconnect()
+
+	proxy.SetLag(late)
+	pod.Status.Message = "7"
+	pod, err := a.admin.CoreV1().Pods(ns).UpdateStatus(t.Context(), pod, metav1.UpdateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.written = map[schema.GroupVersionResource]uint64{kube.Pods: number(pod.ResourceVersion)}
+	e.connect(b.publisher, interests...)
+	eventually(t, "synced by b again", func() bool { return e.isSynced(1) })
+	if got := e.version(kube.Pods, ns, "pod"); got != pod.ResourceVersion {
+		t.Errorf("synced with version %s of the pod, want %s, which the edge has written", got, pod.ResourceVersion)
+	}
+	eventually(t, "dependencies are synced", func() bool { return e.isSynced(2) })
+	e.disconnect()
+}

@@ -251,6 +251,10 @@ func (s *session) advance(r *resourceSync) error {
 		if r.ready() {
 			return s.begin(r)
 		}
+	case catchingUp:
+		if !r.confirming.collection && r.ready() {
+			return s.begin(r)
+		}
 	case confirming:
 		if s.confirmed(r) && r.ready() {
 			if s.deps != nil && r.gvr == kube.Pods {
@@ -283,6 +287,9 @@ func (s *session) begin(r *resourceSync) error {
 	for _, i := range r.interests {
 		i.counted = i.standing == granted
 	}
+	if r.feed == nil {
+		r.written = 0 // objects that are watched one by one: edges write none of them
+	}
 	var history func(now, then digest) ([]kube.Key, bool)
 	if r.feed != nil {
 		history = func(now, then digest) ([]kube.Key, bool) { return r.feed.past.since(now, then, r.wants) }
@@ -297,6 +304,10 @@ func (s *session) perform(r *resourceSync, e effects) error {
 	r.queue(e.send)
 	if e.expect {
 		s.push(item{resource: r, expect: true})
+	}
+	if e.catchUp > 0 {
+		r.confirming = confirmation{}
+		s.catchUp(r, e.catchUp)
 	}
 	if len(e.confirm) > 0 {
 		s.confirm(r, e.confirm)
@@ -374,16 +385,22 @@ func (s *session) confirm(r *resourceSync, keys map[kube.Key]uint64) {
 		}
 	}
 	if r.feed != nil {
-		c.collection, c.wanted = version > 0, s.deps != nil && s.deps.concerns(r.gvr)
+		c.wanted = s.deps != nil && s.deps.concerns(r.gvr)
 	}
-	if c.collection {
-		c.cancel = s.part.collections.CatchUp(r.gvr, version, func() {
-			s.mu.Lock()
-			s.inbox.caughtUp = append(s.inbox.caughtUp, r)
-			s.mu.Unlock()
-			s.signal()
-		})
+	if version > 0 {
+		s.catchUp(r, version)
 	}
+}
+
+// catchUp has the copy of a resource's collection brought up to a version.
+func (s *session) catchUp(r *resourceSync, version uint64) {
+	r.confirming.collection = true
+	r.confirming.cancel = s.part.collections.CatchUp(r.gvr, version, func() {
+		s.mu.Lock()
+		s.inbox.caughtUp = append(s.inbox.caughtUp, r)
+		s.mu.Unlock()
+		s.signal()
+	})
 }
 
 // confirmed reports whether all that a resource waits for has been confirmed.

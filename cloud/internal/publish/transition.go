@@ -15,6 +15,9 @@ import (
 //	                                      some time ago, by the history
 //	              begin ----> expecting   what is newer than all that it holds may be all that it lacks
 //	              begin ----> comparing   neither: it is asked
+//	              begin ----> catchingUp  kube-apiserver has accepted a write of this edge that
+//	                                      cloudcore's copy may lack
+//	catchingUp -- begin ----> as above    the copy is known to be no older than that write
 //	expecting --- reached --> streaming   unless the edge answers that it holds something else
 //	              reached --> comparing   something older has changed meanwhile
 //	streaming --- surprised -> comparing  it has answered so
@@ -27,13 +30,14 @@ type syncState int
 const (
 	unsynced   syncState = iota // nothing was compared: changes need no note
 	comparing                   // the edge was asked what it holds; changes are noted and wait
+	catchingUp                  // cloudcore's copy may lag behind what the edge has written: it is caught up first; changes wait
 	confirming                  // cloudcore's copy may lag behind the edge: it is caught up first; changes wait
 	expecting                   // what is newer is on its way, and what the edge should hold then
 	streaming                   // what the edge holds is what was sent; changes flow
 )
 
 func (s syncState) String() string {
-	return [...]string{"unsynced", "comparing", "confirming", "expecting", "streaming"}[s]
+	return [...]string{"unsynced", "comparing", "catchingUp", "confirming", "expecting", "streaming"}[s]
 }
 
 // flows reports whether changes are sent in this state.
@@ -45,6 +49,7 @@ type comparison struct {
 	edge        digest                 // what the edge said it holds, until that is settled
 	edgeUnknown bool                   // it said something that can't be compared
 	newest      uint64                 // the greatest resourceVersion among that; 0: unknown
+	written     uint64                 // the version of the newest write of the edge that was accepted and is not in that; 0: there is none
 	expected    bool                   // the edge knows what it should hold, and may answer once that it doesn't
 	surprised   bool                   // it has answered that: it waits for another expectation
 	compared    bool                   // all that differs is in the queue: nothing that is sent can be older than what the edge holds
@@ -63,6 +68,7 @@ type effects struct {
 	send    []kube.Key                // their newest state is queued
 	expect  bool                      // behind it, what the edge should hold then
 	ask     *topicpb.InventoryRequest // without its resource
+	catchUp uint64                    // the copy is brought up to this version
 	confirm map[kube.Key]uint64       // what the edge holds of these is newer than the copy, or absent from it, as of these versions
 	settled bool                      // the resource streams: its interests are synced behind what was queued
 	how     resume                    // how an edge that came back got there
@@ -81,8 +87,14 @@ const (
 )
 
 // begin compares what the edge holds with what it should: ours. history finds what has changed since the
-// edge held what was right, where a history reaches back so far; nil: there is none.
+// edge held what was right, where a history reaches back so far; nil: there is none. What the edge shows
+// of its own accepted writes ends with the comparison, so ours must hold them first.
 func (c *comparison) begin(ours map[kube.Key]*kube.Object, history func(now, then digest) ([]kube.Key, bool)) effects {
+	if c.written > 0 {
+		e := effects{catchUp: c.written}
+		c.state, c.written = catchingUp, 0
+		return e
+	}
 	mine := digestOf(ours)
 	switch {
 	case !c.edgeUnknown && mine == c.edge:

@@ -92,6 +92,9 @@ func (x *transcript) note(event string, e effects) {
 	if e.ask != nil {
 		did = append(did, fmt.Sprintf("ask buckets=%v only=%d", e.ask.Buckets, len(e.ask.Only)))
 	}
+	if e.catchUp > 0 {
+		did = append(did, fmt.Sprintf("catch up to %d", e.catchUp))
+	}
 	for _, key := range slices.SortedFunc(maps.Keys(e.confirm), func(a, b kube.Key) int { return strings.Compare(a.Name, b.Name) }) {
 		if v := e.confirm[key]; v == kube.UnknownVersion {
 			did = append(did, "confirm "+key.Name+" by a read")
@@ -126,6 +129,22 @@ func TestTransitions(t *testing.T) {
 			x.holds("a@5 b@6")
 			x.cloud("a@5 b@6")
 			x.begin()
+		},
+		"written": func(x *transcript) {
+			x.holds("a@5 b@6")
+			x.written = 7
+			x.cloud("a@5 b@6")
+			x.begin()
+			x.cloud("a@5 b@7")
+			x.begin()
+			x.note("reached", x.reached(false))
+		},
+		"written-and-lost": func(x *transcript) {
+			x.holds("a@5 b@6")
+			x.written = 7
+			x.cloud("a@5 b@6")
+			x.begin()
+			x.begin() // by a consistent read, which says the same
 		},
 		"newer": func(x *transcript) {
 			x.holds("a@5 b@6")

@@ -265,9 +265,10 @@ type edge struct {
 	unacked   int
 	blur      *kube.Key // a key whose bucket has this sum, whatever is in it
 	blurred   kube.Sum
-	old       bool                                 // doesn't say what is its newest
-	open      map[schema.GroupVersionResource]bool // not as expected, until something is expected again
-	told      map[schema.GroupVersionResource]bool // likewise, in this session
+	old       bool                                   // doesn't say what is its newest
+	written   map[schema.GroupVersionResource]uint64 // accepted writes that have not come down
+	open      map[schema.GroupVersionResource]bool   // not as expected, until something is expected again
+	told      map[schema.GroupVersionResource]bool   // likewise, in this session
 }
 
 func (e *edge) Node() types.NodeName         { return e.node }
@@ -419,7 +420,7 @@ func (e *edge) sum(gvr schema.GroupVersionResource) *topicpb.Digest {
 			newest = max(newest, v)
 		}
 	}
-	return &topicpb.Digest{Resource: resource(gvr), Count: uint64(len(e.objects[gvr])), Sum: sum[:], Newest: newest}
+	return &topicpb.Digest{Resource: resource(gvr), Count: uint64(len(e.objects[gvr])), Sum: sum[:], Newest: newest, Written: e.written[gvr]}
 }
 
 func (e *edge) digests() []*topicpb.Digest {

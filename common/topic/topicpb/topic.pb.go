@@ -553,11 +553,14 @@ func (x *Interests) GetDigests() []*Digest {
 
 // Digest sums up what the edge holds of one resource, over all its interests.
 type Digest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Resource      *Resource              `protobuf:"bytes,1,opt,name=resource,proto3" json:"resource,omitempty"`
-	Count         uint64                 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
-	Sum           []byte                 `protobuf:"bytes,3,opt,name=sum,proto3" json:"sum,omitempty"`        // 16 bytes: XOR over the objects of the first 16 bytes of SHA-256(uid NUL resourceVersion)
-	Newest        uint64                 `protobuf:"varint,4,opt,name=newest,proto3" json:"newest,omitempty"` // of Interests: the greatest resourceVersion among them; 0 where one is no number
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Resource *Resource              `protobuf:"bytes,1,opt,name=resource,proto3" json:"resource,omitempty"`
+	Count    uint64                 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	Sum      []byte                 `protobuf:"bytes,3,opt,name=sum,proto3" json:"sum,omitempty"`        // 16 bytes: XOR over the objects of the first 16 bytes of SHA-256(uid NUL resourceVersion)
+	Newest   uint64                 `protobuf:"varint,4,opt,name=newest,proto3" json:"newest,omitempty"` // of Interests: the greatest resourceVersion among them; 0 where one is no number
+	// Of Interests: the greatest resourceVersion of the writes of this edge that kube-apiserver has accepted and that have not come down yet, the greatest
+	// number where one is not known; 0: there are none. No interest is synced by what is older.
+	Written       uint64 `protobuf:"varint,5,opt,name=written,proto3" json:"written,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -616,6 +619,13 @@ func (x *Digest) GetSum() []byte {
 func (x *Digest) GetNewest() uint64 {
 	if x != nil {
 		return x.Newest
+	}
+	return 0
+}
+
+func (x *Digest) GetWritten() uint64 {
+	if x != nil {
+		return x.Written
 	}
 	return 0
 }
@@ -1770,12 +1780,13 @@ const file_topic_proto_rawDesc = "" +
 	"\fdependencies\x18\x06 \x01(\bR\fdependencies\"w\n" +
 	"\tInterests\x127\n" +
 	"\tinterests\x18\x01 \x03(\v2\x19.skerry.topic.v1.InterestR\tinterests\x121\n" +
-	"\adigests\x18\x02 \x03(\v2\x17.skerry.topic.v1.DigestR\adigests\"\x7f\n" +
+	"\adigests\x18\x02 \x03(\v2\x17.skerry.topic.v1.DigestR\adigests\"\x99\x01\n" +
 	"\x06Digest\x125\n" +
 	"\bresource\x18\x01 \x01(\v2\x19.skerry.topic.v1.ResourceR\bresource\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x04R\x05count\x12\x10\n" +
 	"\x03sum\x18\x03 \x01(\fR\x03sum\x12\x16\n" +
-	"\x06newest\x18\x04 \x01(\x04R\x06newest\"w\n" +
+	"\x06newest\x18\x04 \x01(\x04R\x06newest\x12\x18\n" +
+	"\awritten\x18\x05 \x01(\x04R\awritten\"w\n" +
 	"\x10InventoryRequest\x125\n" +
 	"\bresource\x18\x01 \x01(\v2\x19.skerry.topic.v1.ResourceR\bresource\x12\x18\n" +
 	"\abuckets\x18\x02 \x01(\bR\abuckets\x12\x12\n" +

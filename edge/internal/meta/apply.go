@@ -133,7 +133,8 @@ func (m *Manager) applyObject(b *batch, ref object.Ref, c *topicpb.Change) error
 	return nil
 }
 
-// dropAccepted drops what an earlier session's cloud took of an interest's objects: its whole set has come now, so it is as the cloud has it.
+// dropAccepted drops what was accepted in earlier sessions of an interest's objects: its whole set has
+// come now, from a copy that had reached those writes (Digest.Written), so it is as the cloud has it.
 func (m *Manager) dropAccepted(b *batch, i *interest) {
 	var refs []object.Ref
 	for t := range m.outbox.queues {

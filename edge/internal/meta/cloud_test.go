@@ -58,6 +58,9 @@ type cloud struct {
 	expect    map[schema.GroupVersionResource]bool
 	surprised []string              // resources that the edge holds otherwise than expected
 	known     map[object.Ref]string // what the edge has, as uid/version; nil: not compared yet
+	behind    map[object.Ref]*thing // what a watch that lags shows of objects; nil: it does not lag
+	behindAt  uint64                // ... as of this revision
+	digests   []*topicpb.Digest     // that are compared once the watch has caught up
 	sequence  uint64
 	stuck     bool // takes writes, answers none
 	refuse    func(*topicpb.Write) *metav1.Status
@@ -154,7 +157,7 @@ func (c *cloud) link() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.epoch++
-	c.up, c.known, c.sequence, c.interests, c.held = true, nil, 0, nil, nil
+	c.up, c.known, c.sequence, c.interests, c.held, c.digests = true, nil, 0, nil, nil, nil
 	c.toEdge <- linkstate.Up.New(message.Resource{}, linkstate.Link{Epoch: c.epoch})
 }
 
@@ -172,6 +175,31 @@ func (c *cloud) set(r object.Ref, obj runtime.Object) {
 	defer c.mu.Unlock()
 	c.put(r, obj)
 	c.publish()
+}
+
+// lag stops what goes down from following the objects.
+func (c *cloud) lag() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.behind, c.behindAt = maps.Clone(c.objects), c.revision
+}
+
+// catchUp ends a lag.
+func (c *cloud) catchUp() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.behind = nil
+	if c.up && c.known == nil && c.digests != nil {
+		c.resume(c.digests)
+	}
+	c.publish()
+}
+
+// goBack makes the objects what they were when the lag began.
+func (c *cloud) goBack() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.objects, c.revision = maps.Clone(c.behind), c.behindAt
 }
 
 // put keeps the uid of an object that is there.
@@ -228,7 +256,11 @@ func (c *cloud) wanted() map[object.Ref]*thing {
 		if c.forbid != nil && c.forbid(i) != nil {
 			continue
 		}
-		for r, th := range c.objects {
+		objects := c.objects
+		if c.behind != nil {
+			objects = c.behind
+		}
+		for r, th := range objects {
 			l, _ := labels.Parse(i.LabelSelector)
 			f, _ := fields.ParseSelector(i.FieldSelector)
 			if r.Resource == resourceOf(i) && (i.Namespace == "" || i.Namespace == r.Namespace) &&
@@ -259,6 +291,11 @@ func (c *cloud) wanted() map[object.Ref]*thing {
 
 // resume compares the digests with what the edge should have and asks for inventories where they differ.
 func (c *cloud) resume(digests []*topicpb.Digest) {
+	c.digests = digests
+	late := func(d *topicpb.Digest) bool { return c.behind != nil && d.Written > c.behindAt }
+	if slices.ContainsFunc(digests, late) {
+		return
+	}
 	c.known = map[object.Ref]string{}
 	want := map[schema.GroupVersionResource][16]byte{}
 	count := map[schema.GroupVersionResource]uint64{}
@@ -418,6 +455,7 @@ func (c *cloud) write(m message.Message, w *topicpb.Write) {
 	case w.Verb == topicpb.Verb_DELETE:
 		c.revision++
 		delete(c.objects, r)
+		result.ResourceVersion = strconv.FormatUint(c.revision, 10)
 	default:
 		next, err := object.Patch(have.obj, types.PatchType(w.PatchType), w.Body)
 		if err != nil {
@@ -590,6 +628,15 @@ func (e *edge) patchStatus(name, message string) error {
 	_, err := e.Write(context.Background(), meta.Write{
 		Verb: "patch", Ref: ref("pods", "default", name), Subresource: "status", PatchType: types.StrategicMergePatchType, Body: []byte(body),
 		Caller: meta.Caller{Kubelet: true},
+	})
+	return err
+}
+
+// deletePod does what a kubelet does when all containers of a pod have ended.
+func (e *edge) deletePod(name string) error {
+	body := fmt.Appendf(nil, `{"gracePeriodSeconds":0,"preconditions":{"uid":%q}}`, e.pod(name).UID)
+	_, err := e.Write(context.Background(), meta.Write{
+		Verb: "delete", Ref: ref("pods", "default", name), Body: body, Caller: meta.Caller{Kubelet: true},
 	})
 	return err
 }

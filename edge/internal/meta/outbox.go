@@ -1,7 +1,9 @@
 package meta
 
 import (
+	"math"
 	"slices"
+	"strconv"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -160,4 +162,23 @@ func (o *outbox) next(r *ready.Set) (target, *entry) {
 	}
 	t := o.targets[id]
 	return t, o.queues[t].head()
+}
+
+// written is, by resource, the greatest of kube-apiserver's versions of accepted writes that have not
+// come down yet; the greatest number where the version of one is not known.
+func (o *outbox) written() map[schema.GroupVersionResource]uint64 {
+	out := map[schema.GroupVersionResource]uint64{}
+	for t, q := range o.queues {
+		for _, e := range q.entries {
+			if !e.accepted {
+				break // accepted ones come first
+			}
+			v, err := strconv.ParseUint(e.acceptedVersion, 10, 64)
+			if err != nil {
+				v = math.MaxUint64
+			}
+			out[t.resource] = max(out[t.resource], v)
+		}
+	}
+	return out
 }

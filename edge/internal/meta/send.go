@@ -164,9 +164,12 @@ func (m *Manager) interestsMessage() *topicpb.Interests {
 	resources := slices.SortedFunc(maps.Keys(m.tables), func(a, b schema.GroupVersionResource) int {
 		return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Version, b.Version), cmp.Compare(a.Resource, b.Resource))
 	})
+	written := m.outbox.written()
 	for _, r := range resources {
 		if t := m.tables[r]; !t.local && t.digest.count > 0 {
-			msg.Digests = append(msg.Digests, &topicpb.Digest{Resource: wireResource(r), Count: t.digest.count, Sum: slices.Clone(t.digest.sum[:]), Newest: t.newest()})
+			d := t.digest.wire(r)
+			d.Newest, d.Written = t.newest(), written[r]
+			msg.Digests = append(msg.Digests, d)
 		}
 	}
 	return msg

@@ -1,0 +1,136 @@
+package meta_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/skerry-io/skerry/edge/internal/meta"
+)
+
+// What kube-apiserver has accepted stays visible on the device while the cloud's watch lags, over a
+// restart and over a session with a replica that has not seen it, and gives way to what the watch brings
+// once it has caught up.
+func TestAcceptedWritesOutliveALaggingWatch(t *testing.T) {
+	newSession := map[string]func(e *edge, c *cloud){
+		"restart": func(e *edge, _ *cloud) { e.restart() },
+		"another replica": func(_ *edge, c *cloud) {
+			c.cut()
+			synctest.Wait()
+		},
+	}
+	for name, leave := range newSession {
+		t.Run("status/"+name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				e, c := laggingPod(t)
+				for _, n := range []string{"4", "5", "6", "7"} {
+					if err := e.patchStatus("a", n); err != nil {
+						t.Fatal(err)
+					}
+					settle()
+				}
+				leave(e, c)
+				if got := e.pod("a").Status.Message; got != "7" {
+					t.Errorf("without a link: the status is %q, want 7", got)
+				}
+				for range 2 { // the second session learns of it by what is stored alone
+					c.link()
+					settle()
+					if got := e.pod("a").Status.Message; got != "7" {
+						t.Errorf("while the watch lags: the status is %q, want 7", got)
+					}
+					c.cut()
+					settle()
+				}
+				c.link()
+				settle()
+				c.catchUp()
+				settle()
+				if got := e.pod("a").Status.Message; got != "7" {
+					t.Errorf("in step again: the status is %q, want 7", got)
+				}
+				e.nothingWaits(t)
+			})
+		})
+		t.Run("restored cluster/"+name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				e, c := laggingPod(t)
+				if err := e.patchStatus("a", "7"); err != nil {
+					t.Fatal(err)
+				}
+				settle()
+				leave(e, c)
+				c.goBack()
+				c.link()
+				settle()
+				if got := e.pod("a").Status.Message; got != "7" {
+					t.Errorf("before the copy is known to be no older: the status is %q, want 7", got)
+				}
+				c.catchUp()
+				settle()
+				if got := e.pod("a").Status.Message; got != "3" {
+					t.Errorf("the status is %q, want 3 as the cluster has it", got)
+				}
+				e.nothingWaits(t)
+			})
+		})
+		t.Run("deletion/"+name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				e, c := laggingPod(t)
+				if err := e.deletePod("a"); err != nil {
+					t.Fatal(err)
+				}
+				settle()
+				leave(e, c)
+				for _, during := range []string{"while the watch lags", "in step again"} {
+					c.link()
+					settle()
+					if during == "in step again" {
+						c.catchUp()
+						settle()
+					}
+					_, err := e.Get(context.Background(), ref("pods", "default", "a"), meta.Caller{Kubelet: true})
+					if !apierrors.IsNotFound(err) {
+						t.Errorf("%s: %v, want that the pod is not found", during, err)
+					}
+					c.cut()
+					settle()
+				}
+				e.nothingWaits(t)
+			})
+		})
+	}
+}
+
+// laggingPod is an edge whose pod has status 3, and a cloud whose watch shows no change from here on.
+func laggingPod(t *testing.T) (*edge, *cloud) {
+	t.Helper()
+	c := newCloud(t)
+	e := newEdge(t, c, meta.Config{})
+	c.set(ref("pods", "default", "a"), pod())
+	c.link()
+	e.holdPods()
+	settle()
+	if err := e.patchStatus("a", "3"); err != nil {
+		t.Fatal(err)
+	}
+	settle()
+	c.lag()
+	return e, c
+}
+
+// settle waits until nothing happens any more, in a bubble.
+func settle() {
+	time.Sleep(time.Second)
+	synctest.Wait()
+}
+
+func (e *edge) nothingWaits(t *testing.T) {
+	t.Helper()
+	if st := e.Status().Outbox; len(st.Waiting) != 0 || st.InFlight != 0 {
+		t.Errorf("outbox: %+v", st)
+	}
+}
