@@ -227,12 +227,21 @@ func (c *checker) kept() (found []Violation) {
 		if o.resource != pods {
 			continue
 		}
-		if p, ok := lastAcknowledged(c.puts[o]); ok && p.Who != Cloud && cloud[o].Value < p.Value {
+		if p, ok := lastAcknowledged(c.puts[o]); ok && p.Who != Cloud && cloud[o].Value < p.Value && !c.revived(p) {
 			found = append(found, Violation{Rule: Kept, Records: []Record{p, cloud[o]},
 				Text: fmt.Sprintf("the status %d of %s was acknowledged to %s, the cloud has %d", p.Value, o.name, p.Who, cloud[o].Value)})
 		}
 	}
 	return found
+}
+
+// revived reports whether the pod of an acknowledged status has ended on its node since, and an older
+// copy may have brought it back: what the node knew of it went with it.
+func (c *checker) revived(status Record) bool {
+	return slices.ContainsFunc(c.history, func(g Record) bool {
+		return g.Kind == Gone && g.Who == status.Who && g.object() == status.object() && g.At >= status.At &&
+			slices.ContainsFunc(c.restores, func(x Record) bool { return x.End >= c.removed(g) })
+	})
 }
 
 func (c *checker) lastPut(o object) []Record {

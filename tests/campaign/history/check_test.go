@@ -137,6 +137,12 @@ func TestCheck(t *testing.T) {
 		"an edge lacks something": {[]line{put(cloud, cms, "a", 1), final(cloud, cms, "a", 1), final(edge, cms, "b", 1), final(cloud, cms, "b", 1)}, []string{"kept 2"}},
 		"an edge is behind":       {[]line{put(cloud, cms, "a", 2), final(cloud, cms, "a", 2), final(edge, cms, "a", 1)}, []string{"kept 3"}},
 		"a status is missing":     {[]line{put(edge, pods, "p", 7), final(cloud, pods, "p", 6)}, []string{"kept 2"}},
+		"a status of a pod that ended and came with an old copy": {[]line{
+			put(cloud, pods, "p", 1), put(edge, pods, "p", 7), remove(pods, "p"), gone(edge, pods, "p"), restore(1), final(cloud, pods, "p", 1),
+		}, nil},
+		"a status of a pod that goes on after an old copy": {[]line{
+			put(cloud, pods, "p", 1), put(edge, pods, "p", 7), restore(1), final(cloud, pods, "p", 1),
+		}, []string{"kept 2"}},
 		"a status that nobody acknowledged": {[]line{
 			put(edge, pods, "p", 6), unknown(put(edge, pods, "p", 7)), final(cloud, pods, "p", 6),
 		}, nil},
