@@ -363,6 +363,7 @@ func TestOrder_04_LaggingWatchAfterARestore(t *testing.T) {
 // only with the status that it has written, since it lets go of its own copy then.
 func TestSyncedBringsWhatTheEdgeHasWritten(t *testing.T) {
 	a := startReal(t)
+	a.plane.Apply(t, "manifests/crds")
 	b, proxy := a.behind(t)
 	ns := a.plane.Namespace(t)
 	e := a.edge(t, "edge1")
