@@ -3,6 +3,7 @@ package meta
 import (
 	"cmp"
 	"encoding/json"
+	"slices"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -120,7 +121,7 @@ func (m *Manager) applyObject(b *batch, ref object.Ref, c *topicpb.Change) error
 		if !e.accepted {
 			return false
 		}
-		return (e.uid != "" && e.uid != o.UID) || (e.verb == topicpb.Verb_PATCH && !older(o.CloudVersion, e.acceptedVersion))
+		return (e.uid != "" && e.uid != o.UID) || (e.verb == topicpb.Verb_PATCH && !object.Older(o.CloudVersion, e.acceptedVersion))
 	})
 	h := overlay(o, usesOf(obj), b.pending(t))
 	b.set(ref, h)
@@ -155,22 +156,18 @@ func (m *Manager) applyResult(b *batch, r *topicpb.WriteResult, log klog.Logger)
 	if !ok {
 		return // told twice: the link was renewed in between
 	}
-	var e *entry
-	for _, o := range b.pending(t) {
-		if o.id == r.Id && !o.accepted {
-			e = o
-		}
-	}
-	if e == nil {
+	pending := b.pending(t)
+	i := slices.IndexFunc(pending, func(o *entry) bool { return o.id == r.Id && !o.accepted })
+	if i < 0 {
 		return
 	}
-	ref := t.ref()
+	e, ref := pending[i], t.ref()
 	have := b.get(ref)
 	if r.Accepted {
 		m.counters.accepted.Add(1)
 		b.after(func() { m.counters.lastAccepted.Store(time.Now().UnixMilli()) })
 		keep := have != nil && e.laid() && (e.uid == "" || e.uid == have.shown.UID) &&
-			(e.verb == topicpb.Verb_DELETE || (r.ResourceVersion != "" && older(have.shown.CloudVersion, r.ResourceVersion)))
+			(e.verb == topicpb.Verb_DELETE || (r.ResourceVersion != "" && object.Older(have.shown.CloudVersion, r.ResourceVersion)))
 		if keep {
 			next := *e
 			next.accepted, next.acceptedVersion, next.acceptedEpoch = true, r.ResourceVersion, m.link.Epoch

@@ -1,9 +1,9 @@
 package meta
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"slices"
-	"strconv"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -16,10 +16,7 @@ import (
 type key struct{ namespace, name string }
 
 func (k key) compare(o key) int {
-	if c := strings.Compare(k.namespace, o.namespace); c != 0 {
-		return c
-	}
-	return strings.Compare(k.name, o.name)
+	return cmp.Or(strings.Compare(k.namespace, o.namespace), strings.Compare(k.name, o.name))
 }
 
 // dependency is one object that a pod refers to.
@@ -84,17 +81,6 @@ func (c change) size() int {
 		n += len(c.after.shown.Raw)
 	}
 	return n
-}
-
-// older reports whether kube-apiserver's version a is older than b. Since Kubernetes 1.35 resource versions can be compared as numbers (KEP-5504);
-// where one is none, they are only equal or not.
-func older(a, b string) bool {
-	x, err1 := strconv.ParseUint(a, 10, 64)
-	y, err2 := strconv.ParseUint(b, 10, 64)
-	if err1 != nil || err2 != nil {
-		return a != b
-	}
-	return x < y
 }
 
 func wireResource(r schema.GroupVersionResource) *topicpb.Resource {

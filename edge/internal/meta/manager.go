@@ -1,6 +1,7 @@
 package meta
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"sync/atomic"
@@ -51,10 +52,7 @@ type Limits struct {
 }
 
 func or[T comparable](v *T, def T) {
-	var zero T
-	if *v == zero {
-		*v = def
-	}
+	*v = cmp.Or(*v, def)
 }
 
 func (c *Config) setDefaults() {

@@ -1,9 +1,9 @@
 package meta
 
 import (
+	"cmp"
 	"math"
 	"slices"
-	"strconv"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -170,14 +170,9 @@ func (o *outbox) written() map[schema.GroupVersionResource]uint64 {
 	out := map[schema.GroupVersionResource]uint64{}
 	for t, q := range o.queues {
 		for _, e := range q.entries {
-			if !e.accepted {
-				break // accepted ones come first
+			if e.accepted {
+				out[t.resource] = max(out[t.resource], cmp.Or(object.Number(e.acceptedVersion), math.MaxUint64))
 			}
-			v, err := strconv.ParseUint(e.acceptedVersion, 10, 64)
-			if err != nil {
-				v = math.MaxUint64
-			}
-			out[t.resource] = max(out[t.resource], v)
 		}
 	}
 	return out

@@ -111,7 +111,7 @@ func (m *Manager) settle(ctx context.Context, w Write, r *topicpb.APIResponse) {
 	}
 	defer watch.Stop()
 	for e := range watch.Events() { // closed when ctx ends
-		if e.Object.UID == wrote.UID && !older(e.Object.CloudVersion, wrote.CloudVersion) {
+		if e.Object.UID == wrote.UID && !object.Older(e.Object.CloudVersion, wrote.CloudVersion) {
 			return
 		}
 	}
@@ -187,7 +187,7 @@ func (m *Manager) cloudVersion(ref object.Ref, version string) (cloud string, ch
 	defer m.mu.RUnlock()
 	if t := m.tables[ref.Resource]; t != nil {
 		if h := t.objects[key{ref.Namespace, ref.Name}].visible(); h != nil && h.shown.Version == n {
-			if _, err := strconv.ParseUint(h.shown.CloudVersion, 10, 64); err != nil {
+			if object.Number(h.shown.CloudVersion) == 0 {
 				return "", false, apierrors.NewBadRequest(fmt.Sprintf(
 					"%s come to the edge without their status, and so without the cluster's resourceVersion: leave metadata.resourceVersion out, and patch instead of replacing", ref.Resource.Resource))
 			}

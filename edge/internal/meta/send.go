@@ -13,6 +13,7 @@ import (
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
+	"github.com/skerry-io/skerry/edge/internal/object"
 	"github.com/skerry-io/skerry/edge/internal/store"
 	"github.com/skerry-io/skerry/edge/internal/store/storepb"
 )
@@ -122,23 +123,21 @@ func (m *Manager) writtenOver(w outgoing) string {
 	}
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	newest := ""
-	known := func(version string) {
-		if _, err := strconv.ParseUint(version, 10, 64); err == nil && (newest == "" || older(newest, version)) {
-			newest = version
-		}
-	}
+	var newest uint64
 	if t := m.tables[w.target.resource]; t != nil {
 		if h := t.objects[w.target.key]; h != nil {
-			known(h.shown.CloudVersion)
+			newest = object.Number(h.shown.CloudVersion)
 		}
 	}
 	if q := m.outbox.queues[w.target]; q != nil {
 		for _, e := range q.entries {
-			known(e.acceptedVersion)
+			newest = max(newest, object.Number(e.acceptedVersion))
 		}
 	}
-	return newest
+	if newest == 0 {
+		return ""
+	}
+	return strconv.FormatUint(newest, 10)
 }
 
 func writeTopic(c storepb.Class) message.Topic[*topicpb.Write] {

@@ -4,11 +4,11 @@ import (
 	"crypto/sha256"
 	"maps"
 	"slices"
-	"strconv"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/skerry-io/skerry/common/topic/topicpb"
+	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
 // table is what is held of one resource. Guarded by Manager.mu.
@@ -75,8 +75,8 @@ func (t *table) remember(c change, limits Limits) {
 // newest is the greatest of kube-apiserver's versions among the objects; 0 where one is no number.
 func (t *table) newest() (most uint64) {
 	for _, h := range t.objects {
-		v, err := strconv.ParseUint(h.shown.CloudVersion, 10, 64)
-		if err != nil {
+		v := object.Number(h.shown.CloudVersion)
+		if v == 0 {
 			return 0
 		}
 		most = max(most, v)
