@@ -1,0 +1,131 @@
+// Package release_test shows what a release is, with real ones: `make release-test` runs it, `make test` does not, since
+// it compiles and packs for minutes. It needs root, the module proxy (for the pinned tools) and busybox.
+package release_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/skerry-io/skerry/tests/cluster/binary"
+)
+
+// work is the folder of the releases that the tests share; it goes with them.
+var work string
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "skerry-release-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	work = dir
+	code := m.Run()
+	if err := os.RemoveAll(dir); err != nil && code == 0 {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// command runs a program and gives what it wrote on standard output.
+func command(t testing.TB, dir string, env []string, name string, args ...string) string {
+	t.Helper()
+	out, err := try(t.Context(), dir, env, name, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func try(ctx context.Context, dir string, env []string, name string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), env...)
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return string(out), fmt.Errorf("%s %s: %w\n%s%s", name, strings.Join(args, " "), err, out, stderr.String())
+	}
+	return string(out), nil
+}
+
+// tool runs a pinned tool of build/tools/release.
+func tool(t testing.TB, args ...string) string {
+	t.Helper()
+	root, err := binary.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return command(t, root, []string{"CGO_ENABLED=0"}, "go", append([]string{"tool", "-modfile=build/tools/release/go.mod"}, args...)...)
+}
+
+// key makes a minisign key without a password in a folder and returns the file of the secret one, and the public one.
+func key(ctx context.Context, root, dir string) (secret, public string, err error) {
+	secret, file := filepath.Join(dir, "key"), filepath.Join(dir, "key.pub")
+	if _, err = try(ctx, root, []string{"CGO_ENABLED=0"}, "go", "tool", "-modfile=build/tools/release/go.mod", "minisign", "-G", "-W", "-s", secret, "-p", file); err != nil {
+		return "", "", err
+	}
+	raw, err := os.ReadFile(file)
+	lines := strings.Split(strings.TrimSpace(string(raw)), "\n")
+	return secret, lines[len(lines)-1], err
+}
+
+// version is of the release that the tests share, newer of the next one.
+const version, newer = "v0.1.0-rc1", "v0.1.0"
+
+// signed makes the release of this checkout for this machine's architecture, signed, once. Its programs are compiled
+// with the flags of `make build`, for what is compiled already is used then: no byte is compared here. PROGRAMS of the
+// environment says of what it consists.
+var signed = sync.OnceValues(func() (string, error) {
+	root, err := binary.Root()
+	if err != nil {
+		return "", err
+	}
+	secret, _, err := key(context.Background(), root, work)
+	if err != nil {
+		return "", err
+	}
+	return made(context.Background(), root, version, "SKERRY_SIGN_KEY="+secret, "RELEASE_FLAGS=", "ARCHES="+runtime.GOARCH)
+})
+
+// made makes a release in the folder of the tests.
+func made(ctx context.Context, root, version string, env ...string) (string, error) {
+	out := filepath.Join(work, version)
+	_, err := try(ctx, root, env, "build/release.sh", version, out)
+	return out, err
+}
+
+// shared is signed's release.
+func shared(t *testing.T) string {
+	t.Helper()
+	dir, err := signed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// programs are what the releases of these tests consist of.
+func programs() []string {
+	if p := strings.Fields(os.Getenv("PROGRAMS")); len(p) > 0 {
+		return p
+	}
+	return []string{"cloudcore", "edgecore"}
+}
+
+// one is the only file of a folder that fits.
+func one(t *testing.T, dir, pattern string) string {
+	t.Helper()
+	found, err := filepath.Glob(filepath.Join(dir, pattern))
+	if err != nil || len(found) != 1 {
+		t.Fatalf("%s in %s: %v, %v", pattern, dir, found, err)
+	}
+	return found[0]
+}
