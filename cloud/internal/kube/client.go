@@ -20,6 +20,7 @@ import (
 	"net/url"
 	"path"
 	"strconv"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -251,9 +252,10 @@ func (c *Client) url(escaped, query string) (*url.URL, error) {
 	return &u, nil
 }
 
-// revision reads the revision of the cluster's store, consistently. answered is false where no
-// kube-apiserver answered: a load balancer's own refusal is none, since it bears no Audit-Id.
-func (c *Client) revision(ctx context.Context) (revision uint64, answered bool, err error) {
+// revision reads the revision of the cluster's store, consistently, and which kube-apiservers there are.
+// answered is false where no kube-apiserver answered: a load balancer's own refusal is none, since it
+// bears no Audit-Id.
+func (c *Client) revision(ctx context.Context) (seen sighting, answered bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, revisionTimeout)
 	defer cancel()
 	answer, err := c.Do(ctx, Identity{}, Request{
@@ -261,14 +263,41 @@ func (c *Client) revision(ctx context.Context) (revision uint64, answered bool, 
 		Accept: "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
 	})
 	if err != nil {
-		return 0, false, err
+		return seen, false, err
 	}
 	if err := answer.Err(); err != nil {
-		return 0, answer.Code < http.StatusInternalServerError || answer.Header.Get("Audit-Id") != "", err
+		return seen, answer.Code < http.StatusInternalServerError || answer.Header.Get("Audit-Id") != "", err
 	}
 	var list metav1.PartialObjectMetadataList
 	if err := json.Unmarshal(answer.Body, &list); err != nil {
-		return 0, true, fmt.Errorf("reading the cluster's revision: %w", err)
+		return seen, true, fmt.Errorf("reading the cluster's revision: %w", err)
 	}
-	return parseVersion(list.ResourceVersion), true, nil
+	seen.revision = parseVersion(list.ResourceVersion)
+	seen.servers, err = c.servers(ctx)
+	if err != nil && !apierrors.IsForbidden(err) { // forbidden: a cluster with the rights of an older Skerry
+		return seen, !unanswered(err), err
+	}
+	return seen, true, nil
+}
+
+// servers are the identities of the kube-apiservers that renew their Leases; those of servers that are
+// gone stay for an hour.
+func (c *Client) servers(ctx context.Context) ([]string, error) {
+	leases, err := c.typed.CoordinationV1().Leases(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{LabelSelector: "apiserver.kubernetes.io/identity=kube-apiserver"})
+	if err != nil {
+		return nil, fmt.Errorf("reading the Leases of kube-apiservers: %w", err)
+	}
+	var newest time.Time // by their own clocks
+	for _, l := range leases.Items {
+		if t := l.Spec.RenewTime; t != nil && t.After(newest) {
+			newest = t.Time
+		}
+	}
+	var out []string
+	for _, l := range leases.Items {
+		if id, t := l.Spec.HolderIdentity, l.Spec.RenewTime; id != nil && t != nil && newest.Sub(t.Time) < time.Minute {
+			out = append(out, *id)
+		}
+	}
+	return out, nil
 }

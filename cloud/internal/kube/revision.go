@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -28,10 +29,12 @@ const (
 // resumed at a version that is lost waits for it without a word. All watches are opened again and their
 // objects read consistently.
 //
-// The signs: a call that got no answer, then one that did; a revision below the last one; no successful
-// read for revisionGap. A consistent read of the revision every revisionPeriod is the net under them.
+// The signs: a call that got no answer, then one that did; a revision below the last one; no
+// kube-apiserver that was there at the last read, since a restore ends with the restart of all of them
+// (etcd's operations guide); no successful read for revisionGap. A consistent read every revisionPeriod
+// is the net under them: an outage may be shorter than the pause between two calls.
 type Revisions struct {
-	read func(context.Context) (revision uint64, answered bool, err error)
+	read func(context.Context) (s sighting, answered bool, err error)
 	wake chan struct{} // one slot: read now
 
 	mu       sync.Mutex
@@ -39,7 +42,15 @@ type Revisions struct {
 	restarts []func() // of those who watch
 }
 
-func newRevisions(read func(context.Context) (revision uint64, answered bool, err error)) *Revisions {
+// sighting is what one read says of the cluster.
+type sighting struct {
+	revision uint64
+	// servers are the identities of kube-apiservers (KEP-1965), new with each start of one. Empty: not
+	// known.
+	servers []string
+}
+
+func newRevisions(read func(context.Context) (s sighting, answered bool, err error)) *Revisions {
 	return &Revisions{read: read, wake: make(chan struct{}, 1)}
 }
 
@@ -81,29 +92,32 @@ func (r *Revisions) check() {
 // Run reads the revision until ctx ends.
 func (r *Revisions) Run(ctx context.Context) error {
 	log := klog.FromContext(ctx)
-	var last uint64
+	var last sighting
 	var lastRead, lastRestart time.Time
 	for {
 		pause := revisionPeriod
-		revision, answered, err := r.read(ctx)
+		seen, answered, err := r.read(ctx)
+		if len(seen.servers) == 0 {
+			seen.servers = last.servers
+		}
 		now := time.Now().Round(0) // the wall clock: the monotonic one may stand still in a suspended machine
 		r.mu.Lock()
 		r.away = r.away || !answered
 		away := r.away
 		r.mu.Unlock()
-		switch why := reason(revision, last, away, now.Sub(lastRead), lastRead.IsZero()); {
+		switch why := reason(seen, last, away, now.Sub(lastRead), lastRead.IsZero()); {
 		case ctx.Err() != nil:
 			return nil
 		case err != nil:
 			pause = revisionRetry
 			log.V(2).Info("Failed to read the cluster's revision", "err", err)
 		case why == "":
-			last, lastRead = revision, now
+			last, lastRead = seen, now
 		case now.Sub(lastRestart) < restartPause:
 			pause = restartPause - now.Sub(lastRestart)
 		default:
-			log.Info("All watches are opened again", "reason", why, "revision", revision, "before", last)
-			last, lastRead, lastRestart = revision, now, now
+			log.Info("All watches are opened again", "reason", why, "revision", seen.revision, "before", last.revision)
+			last, lastRead, lastRestart = seen, now, now
 			r.restart()
 		}
 		sleep(ctx, pause, r.wake)
@@ -114,14 +128,16 @@ func (r *Revisions) Run(ctx context.Context) error {
 }
 
 // reason is why watches can't be trusted any more, "" where they can.
-func reason(revision, last uint64, away bool, gap time.Duration, first bool) string {
+func reason(seen, last sighting, away bool, gap time.Duration, first bool) string {
 	switch {
 	case first:
 		return ""
-	case revision < last:
+	case seen.revision < last.revision:
 		return "the cluster went back in time"
 	case away:
 		return "kube-apiserver was away"
+	case len(last.servers) > 0 && !slices.ContainsFunc(last.servers, func(id string) bool { return slices.Contains(seen.servers, id) }):
+		return "every kube-apiserver has been restarted"
 	case gap > revisionGap:
 		return "the revision was not read for long"
 	}
