@@ -56,7 +56,7 @@ func machine(c *cobra.Command, cfg *config.Config) check.Machine {
 	_, err := os.Stat(filepath.Join(app.IdentityDir(cfg), "node.pem"))
 	m := check.Machine{
 		Root: "/", DataDir: cfg.DataDir, RuntimeEndpoint: kubelet.Endpoint, CNIConfigDir: "/etc/cni/net.d", Joined: err == nil,
-		Clock: time.Now(), Built: app.BuildTime(),
+		Clock: time.Now(), Built: app.BuildTime(), VirtualIPs: cfg.Modules.VIP.Enable,
 	}
 	if _, err := runningStatus(c.Context(), cfg); err != nil { // while edgecore runs, the ports are its own
 		for _, at := range []string{cfg.Modules.EdgeAPI.Listen, cfg.Health.Listen, ":10250"} {

@@ -1,7 +1,7 @@
 // Package check looks at a machine and says what edgecore would miss on it, and how to mend that.
 //
-// It owns the list of what a device needs. It changes nothing, and needs neither edgecore nor the cloud. It refuses nothing: it only tells. Run calls one
-// probe after another.
+// It owns the list of what a device needs. It changes nothing, sends nothing that another host sees, and needs
+// neither edgecore nor the cloud. It refuses nothing: it only reports. Run calls one probe after another.
 package check
 
 import (
@@ -11,14 +11,19 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"net/netip"
 	"os"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/skerry-io/skerry/edge/internal/kernel/acd"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
 )
 
 // Level is how bad a finding is.
@@ -49,6 +54,7 @@ type Machine struct {
 	Joined          bool
 	Clock           time.Time // the time now, as the machine has it
 	Built           time.Time // when this program was built
+	VirtualIPs      bool      // the device may serve some
 }
 
 const dialTimeout = 2 * time.Second
@@ -72,6 +78,7 @@ func Run(ctx context.Context, m Machine) []Finding {
 		{"swap", swap},
 		{"ports", ports},
 		{"clock", clock},
+		{"vrrp", vrrp},
 	}
 	findings := make([]Finding, 0, len(probes))
 	for _, p := range probes {
@@ -267,4 +274,36 @@ func clock(_ context.Context, m Machine) (Level, string, string) {
 			"set the clock, or let it be set: apt-get install chrony"
 	}
 	return Fine, m.Clock.UTC().Format(time.RFC3339), ""
+}
+
+// vrrp asks whether the device's own packet filter lets nodes elect who holds a virtual IP.
+func vrrp(ctx context.Context, m Machine) (Level, string, string) {
+	if !m.VirtualIPs {
+		return Fine, "no virtual IPs", ""
+	}
+	interfaces, err := netif.List()
+	if err != nil {
+		return Warn, err.Error(), ""
+	}
+	var filtered []string
+	asked := 0
+	for _, i := range interfaces {
+		for _, family := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
+			if !slices.ContainsFunc(i.Prefixes, func(p netip.Prefix) bool { return p.Addr().Is4() == family.Is4() }) {
+				continue
+			}
+			asked++
+			switch err := acd.Passes(ctx, i.Name, family); {
+			case errors.Is(err, acd.ErrFiltered):
+				filtered = append(filtered, map[bool]string{true: "IPv4", false: "IPv6"}[family.Is4()]+" on "+i.Name)
+			case err != nil:
+				return Warn, fmt.Sprintf("IP protocol 112 can't be tried: %v", err), ""
+			}
+		}
+	}
+	if len(filtered) > 0 {
+		return Warn, "this device's packet filter drops IP protocol 112: " + strings.Join(filtered, ", ") + ": two nodes may hold one virtual IP",
+			"iptables -I INPUT -p 112 -j ACCEPT, and OUTPUT alike; ip6tables for IPv6. Pools with advertisements: Unicast need it too"
+	}
+	return Fine, fmt.Sprintf("IP protocol 112 passes this device's packet filter (%d tried; what switches filter is not seen here)", asked), ""
 }

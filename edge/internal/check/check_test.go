@@ -2,9 +2,11 @@ package check_test
 
 import (
 	"encoding/json"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -12,6 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/skerry-io/skerry/edge/internal/check"
+	"github.com/skerry-io/skerry/edge/internal/kernel/lantest"
 )
 
 // machine is a tree that looks like a device.
@@ -47,6 +50,42 @@ func levels(t *testing.T, m check.Machine) map[string]check.Level {
 	return got
 }
 
+// A device whose packet filter drops IP protocol 112 is warned, with what to do; a device without virtual IPs is not.
+func TestTraps_06_CheckOfProtocol112(t *testing.T) {
+	h := lantest.New(t).Host("10.82.0.1/24", "2001:db8:82::1/64")
+	m := machine(t, nil)
+	ask := func() (f check.Finding) {
+		t.Helper()
+		if err := h.Do(func() error {
+			for _, f = range check.Run(t.Context(), m) {
+				if f.Name == "vrrp" {
+					return nil
+				}
+			}
+			return errors.New("nothing is said of VRRP")
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return f
+	}
+	m.VirtualIPs = true
+	if f := ask(); f.Level != check.Fine || !strings.Contains(f.Message, "(2 tried;") {
+		t.Errorf("nothing is filtered: %+v", f)
+	}
+	h.Shell("ip6tables -A INPUT -p 112 -j DROP")
+	if f := ask(); f.Level != check.Warn || !strings.Contains(f.Message, "drops IP protocol 112: IPv6 on lan0") || !strings.Contains(f.Mend, "-p 112 -j ACCEPT") {
+		t.Errorf("IPv6 is filtered: %+v", f)
+	}
+	h.Shell("iptables -A OUTPUT ! -p tcp -j DROP")
+	if f := ask(); f.Level != check.Warn || !strings.Contains(f.Message, "IPv4 on lan0, IPv6 on lan0") {
+		t.Errorf("both are filtered: %+v", f)
+	}
+	m.VirtualIPs = false
+	if f := ask(); f.Level != check.Fine {
+		t.Errorf("without virtual IPs: %+v", f)
+	}
+}
+
 func TestRun(t *testing.T) {
 	good := map[string]string{
 		"etc/cni/net.d/10-bridge.conflist": "{}", "sys/fs/cgroup/cgroup.controllers": "memory", "proc/filesystems": "nodev\toverlay\n",
@@ -62,7 +101,7 @@ func TestRun(t *testing.T) {
 		defer func() { _ = l.Close() }()
 		want := map[string]check.Level{
 			"identity": check.Fine, "data directory": check.Fine, "containerd": check.Fine, "cni": check.Fine, "cgroups": check.Fine, "kernel": check.Fine,
-			"inotify": check.Fine, "ip forwarding": check.Fine, "swap": check.Fine, "ports": check.Fine, "clock": check.Fine,
+			"inotify": check.Fine, "ip forwarding": check.Fine, "swap": check.Fine, "ports": check.Fine, "clock": check.Fine, "vrrp": check.Fine,
 		}
 		if diff := cmp.Diff(want, levels(t, m)); diff != "" {
 			t.Errorf("(-want +got)\n%s", diff)
@@ -78,7 +117,7 @@ func TestRun(t *testing.T) {
 		m.Ports, m.Joined, m.Clock = []string{l.Addr().String()}, false, time.Unix(0, 0)
 		want := map[string]check.Level{
 			"identity": check.Fail, "data directory": check.Fine, "containerd": check.Fail, "cni": check.Fail, "cgroups": check.Warn, "kernel": check.Warn,
-			"inotify": check.Warn, "ip forwarding": check.Warn, "swap": check.Warn, "ports": check.Fail, "clock": check.Warn,
+			"inotify": check.Warn, "ip forwarding": check.Warn, "swap": check.Warn, "ports": check.Fail, "clock": check.Warn, "vrrp": check.Fine,
 		}
 		if diff := cmp.Diff(want, levels(t, m)); diff != "" {
 			t.Errorf("(-want +got)\n%s", diff)
