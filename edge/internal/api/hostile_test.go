@@ -131,6 +131,9 @@ func teach(t *testing.T, b *fakeBackend, s *api.Server) string {
 	b.mu.Lock()
 	b.apiserver = func(r *topicpb.APIRequest) (*topicpb.APIResponse, error) {
 		if r.GetPath() == "/openid/v1/jwks" {
+			if accept := r.GetAccept(); accept != "*/*" && accept != "application/jwk-set+json" { // as kube-apiserver
+				return &topicpb.APIResponse{Code: http.StatusNotAcceptable}, nil
+			}
 			return &topicpb.APIResponse{Code: http.StatusOK, ContentType: "application/json", Body: keys}, nil
 		}
 		if r.GetPath() == "/.well-known/openid-configuration" {

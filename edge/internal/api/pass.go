@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -54,13 +55,17 @@ const (
 	podBytesBurst = 2*maxBody + 64<<10
 )
 
+// anyType is what a request without Accept accepts (RFC 9110, 12.5.1). It is said, as the cloud's client would
+// ask for JSON otherwise, which not every path of kube-apiserver has.
+const anyType = "*/*"
+
 // apiRequest makes the message that asks for what r asks for. It takes r's body.
 func apiRequest(r *http.Request) (*topicpb.APIRequest, error) {
 	request := &topicpb.APIRequest{
 		Method:      r.Method,
 		Path:        r.URL.EscapedPath(),
 		Query:       r.URL.RawQuery,
-		Accept:      r.Header.Get("Accept"),
+		Accept:      cmp.Or(r.Header.Get("Accept"), anyType),
 		ContentType: r.Header.Get("Content-Type"),
 		BearerToken: identityFrom(r.Context()).Token,
 	}
