@@ -126,6 +126,9 @@ type deviceStatus struct {
 		DamagedStore string `json:"damagedStore"`
 		Failed       uint64 `json:"failed"`
 	} `json:"data"`
+	Disk struct {
+		Problem string `json:"problem"`
+	} `json:"disk"`
 }
 
 // waiting is how many writes wait for the cloud.

@@ -30,6 +30,55 @@ func (s *system) follower(node string) {
 	s.onHost(node, "ctr", "--namespace=k8s.io", "images", "import", "/var/lib/follower.tar")
 }
 
+// followerPod runs the follower on edge1.
+func (s *system) followerPod() (ns, pod string) {
+	s.t.Helper()
+	s.follower("edge1")
+	ns = s.namespace()
+	s.apply(ns, `
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: follower}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: follower}
+rules:
+- {apiGroups: [""], resources: [configmaps], resourceNames: [followed], verbs: [get, list, watch]}
+- {apiGroups: [""], resources: [pods], verbs: [get]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: follower}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: follower}
+subjects: [{kind: ServiceAccount, name: follower}]
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: followed}
+data: {k: one}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: follower, labels: {app: follower, skerry.io/autonomy: "true"}}
+spec:
+  nodeName: edge1
+  serviceAccountName: follower
+  terminationGracePeriodSeconds: 0
+  volumes:
+  - {name: followed, configMap: {name: followed}}
+  - {name: state, hostPath: {path: /var/lib/follower-state, type: DirectoryOrCreate}}
+  containers:
+  - name: app
+    image: `+followerImage+`
+    imagePullPolicy: Never
+    env: [{name: FOLLOW, value: followed}]
+    volumeMounts: [{name: followed, mountPath: /followed}, {name: state, mountPath: /state}]
+`)
+	s.t.Cleanup(func() { _ = os.RemoveAll(s.path("edge1", "/var/lib/follower-state")) })
+	return ns, s.waitPods(ns, "app=follower", "edge1", 1)[0].Name
+}
+
 // podLog is what the newest container of a pod has written, read on its node: link or no link.
 func (s *system) podLog(node, namespace, pod string) (string, error) {
 	files, err := filepath.Glob(s.path(node, fmt.Sprintf("/var/log/pods/%s_%s_*/*/*.log", namespace, pod)))
@@ -78,48 +127,7 @@ func (s *system) waitLog(node, namespace, pod string, want ...string) {
 // without a link, and hears of what changed once there is one. What it may not do it may not do either way, and what nobody knows of is not allowed.
 func TestIsland_Rule6_PodsFindTheEdgeAPI(t *testing.T) {
 	s := use(t)
-	s.follower("edge1")
-	ns := s.namespace()
-	s.apply(ns, `
-apiVersion: v1
-kind: ServiceAccount
-metadata: {name: follower}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: Role
-metadata: {name: follower}
-rules: [{apiGroups: [""], resources: [configmaps], resourceNames: [followed], verbs: [get, list, watch]}]
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: RoleBinding
-metadata: {name: follower}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: follower}
-subjects: [{kind: ServiceAccount, name: follower}]
----
-apiVersion: v1
-kind: ConfigMap
-metadata: {name: followed}
-data: {k: one}
----
-apiVersion: v1
-kind: Pod
-metadata: {name: follower, labels: {app: follower, skerry.io/autonomy: "true"}}
-spec:
-  nodeName: edge1
-  serviceAccountName: follower
-  terminationGracePeriodSeconds: 0
-  volumes:
-  - {name: followed, configMap: {name: followed}}
-  - {name: state, hostPath: {path: /var/lib/follower-state, type: DirectoryOrCreate}}
-  containers:
-  - name: app
-    image: `+followerImage+`
-    imagePullPolicy: Never
-    env: [{name: FOLLOW, value: followed}]
-    volumeMounts: [{name: followed, mountPath: /followed}, {name: state, mountPath: /state}]
-`)
-	s.t.Cleanup(func() { _ = os.RemoveAll(s.path("edge1", "/var/lib/follower-state")) })
-	pod := s.waitPods(ns, "app=follower", "edge1", 1)[0].Name
+	ns, pod := s.followerPod()
 	s.waitLog("edge1", ns, pod, "watched one", "got one", "secrets Forbidden")
 
 	s.cut("edge1")

@@ -5,15 +5,21 @@
 //	got VALUE        what a GET gives
 //	secrets REASON   what becomes of listing the namespace's Secrets
 //	leases REASON    what becomes of listing Leases, once there is a file /state/leases: never asked before that
+//	pod ROUND WHAT   what a GET of its own Pod gives: its name, or why there is none
+//	issuer ROUND WHAT  "verified" where its own token holds by the keys that the discovery document leads to
+//
+// ROUND is what the file /state/round says, so that a reader knows which lines are of now; nothing without that file.
 //
 // It crashes when it finds a file /state/crash.
 package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log"
+	"net/http"
 	"os"
 	"os/signal"
 	"strings"
@@ -21,6 +27,8 @@ import (
 	"syscall"
 	"time"
 
+	jose "gopkg.in/go-jose/go-jose.v2"
+	"gopkg.in/go-jose/go-jose.v2/jwt"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -101,6 +109,10 @@ func run(ctx context.Context) error {
 			leases := client.CoordinationV1().RESTClient().Get().Namespace(namespace).Resource("leases").MaxRetries(0)
 			out.line("leases", reason(leases.Do(within).Error()))
 		}
+		if round, err := os.ReadFile("/state/round"); err == nil {
+			out.line("pod", string(round)+" "+ownPod(within, client, namespace))
+			out.line("issuer", string(round)+" "+issuer(within, config))
+		}
 		cancel()
 		select {
 		case <-ctx.Done():
@@ -108,6 +120,70 @@ func run(ctx context.Context) error {
 		case <-time.After(time.Second):
 		}
 	}
+}
+
+// ownPod asks for the pod's own object, once.
+func ownPod(ctx context.Context, client kubernetes.Interface, namespace string) string {
+	name, err := os.Hostname()
+	if err != nil {
+		return err.Error()
+	}
+	var pod corev1.Pod
+	if err := client.CoreV1().RESTClient().Get().MaxRetries(0).Namespace(namespace).Resource("pods").Name(name).Do(ctx).Into(&pod); err != nil {
+		return reason(err)
+	}
+	return pod.Name
+}
+
+// issuer verifies the pod's own token as any other service would (OpenID Connect Discovery 1.0, 4): by the
+// keys at the address that the issuer's document names.
+func issuer(ctx context.Context, config *rest.Config) string {
+	client, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return err.Error()
+	}
+	get := func(url string, into any) error {
+		r, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
+		if err != nil {
+			return err
+		}
+		res, err := client.Do(r)
+		if err != nil {
+			return err
+		}
+		defer res.Body.Close()
+		if res.StatusCode != http.StatusOK {
+			return errors.New(res.Status)
+		}
+		return json.NewDecoder(res.Body).Decode(into)
+	}
+	var document struct {
+		Issuer string `json:"issuer"`
+		Keys   string `json:"jwks_uri"`
+	}
+	if err := get(config.Host+"/.well-known/openid-configuration", &document); err != nil {
+		return "document: " + err.Error()
+	}
+	var keys jose.JSONWebKeySet
+	if err := get(document.Keys, &keys); err != nil {
+		return "keys: " + err.Error()
+	}
+	raw, err := os.ReadFile("/var/run/secrets/kubernetes.io/serviceaccount/token")
+	if err != nil {
+		return err.Error()
+	}
+	token, err := jwt.ParseSigned(string(raw))
+	if err != nil {
+		return err.Error()
+	}
+	var claims jwt.Claims
+	if err := token.Claims(&keys, &claims); err != nil {
+		return "token: " + err.Error()
+	}
+	if claims.Issuer != document.Issuer {
+		return "the token is of another issuer: " + claims.Issuer
+	}
+	return "verified"
 }
 
 func reason(err error) string {
