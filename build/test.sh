@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # test.sh short|all: runs the tests phase by phase, goes on after a phase that failed, and ends with one line for everything.
 # make calls it with CGO_ENABLED and TEST_LDFLAGS set; TESTFLAGS is passed on to go test, PACKAGES (./...) says which packages.
-# The tests with whole trials mostly wait: they run in SHARDS (2) parts, each with a trial of its own, beside each other and beside
-# all others. A phase that runs beside others is printed whole when it ends.
+# The tests with whole trials mostly wait: they run in SHARDS (2) parts, each with a trial of its own, beside each other and beside the
+# two lanes of all others. A phase that runs beside others is printed whole when it ends.
 set -uo pipefail
 what=${1:?short or all}
 shards=${SHARDS:-2}
@@ -72,24 +72,36 @@ retry() {
 module=$(go list -m) || exit 1
 # shellcheck disable=SC2086
 all=$(go list ${PACKAGES:-./...}) || exit 1
-needs_root="^$module/tests/((cluster|integration|netns|uml|e2e|bench|release)(/|$)|campaign$)"
+needs_root="^$module/tests/((cluster|integration|hostile|netns|uml|e2e|bench|release)(/|$)|campaign$)"
 # Beside the code, but with a control plane, keepalived or the kernel: one at a time, so that they don't take the time from each other.
 real="^$module/(edge/internal/(vip|route|drain|kernel/.*)|cloud/internal/(publish|relay|join|route|vip|aggregate))$"
 
-# inner: everything but the tests with whole trials.
-inner() {
+# below DIRECTORY: the packages of tests/DIRECTORY.
+below() { grep -E "^$module/tests/$1(/|$)" <<<"$all"; }
+
+# code: what needs the code alone, and control planes of its own.
+code() {
 	local packages dir
 	mapfile -t packages < <(grep -vE "$needs_root" <<<"$all" | grep -vE "$real")
 	phase unit 2 "${packages[@]}"
 	[ "$what" = all ] || return
-	mapfile -t packages < <(grep -E "$real" <<<"$all")
-	phase real 1 "${packages[@]}"
-	for dir in cluster integration netns uml; do
-		mapfile -t packages < <(grep -E "^$module/tests/$dir(/|$)" <<<"$all")
+	for dir in cluster integration hostile; do
+		mapfile -t packages < <(below "$dir")
 		phase "$dir" 1 "${packages[@]}"
 	done
-	mapfile -t packages < <(grep -E "^$module/tests/campaign$" <<<"$all")
+	mapfile -t packages < <(grep -x "$module/tests/campaign" <<<"$all")
 	phase campaign 1 "${packages[@]}"
+}
+
+# kernels: what needs the machine's kernel, or brings one, and mostly waits for it.
+kernels() {
+	local packages dir
+	mapfile -t packages < <(grep -E "$real" <<<"$all")
+	phase real 1 "${packages[@]}"
+	for dir in netns uml; do
+		mapfile -t packages < <(below "$dir")
+		phase "$dir" 1 "${packages[@]}"
+	done
 }
 
 # shard N PACKAGE...: a part of the tests with whole trials.
@@ -104,17 +116,21 @@ if [ "$what" = all ]; then
 		echo "test: the tests with namespaces, containers and real kernels need root; 'make test-short' does without" >&2
 		exit 1
 	fi
-	mapfile -t e2e < <(grep -E "^$module/tests/e2e(/|$)" <<<"$all")
+	mapfile -t e2e < <(below e2e)
 fi
-if [ ${#e2e[@]} -eq 0 ]; then
-	inner
+if [ "$what" != all ]; then
+	code
+elif [ ${#e2e[@]} -eq 0 ]; then
+	code
+	kernels
 else
 	# Compiled and examined once, and not by all parts at the same time.
 	go test -vet all -exec true -ldflags "${TEST_LDFLAGS:-}" "${e2e[@]}" >/dev/null 2>&1
 	for ((n = 1; n <= shards; n++)); do
 		apart "e2e $n of $shards" shard "$n" "${e2e[@]}" &
 	done
-	apart "all others" inner &
+	apart "code" code &
+	apart "kernels" kernels &
 	while sleep 60; do # so that whoever watches sees that something happens
 		for log in "$out"/test-*.log; do
 			echo "   ${log#"$out"/}: $(tail -n 1 "$log")"
