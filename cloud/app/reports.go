@@ -38,9 +38,12 @@ func (r *reporting) decide(ctx context.Context) error {
 	defer release()
 	pools, release := r.informers.Open(v1alpha1.Resource(v1alpha1.NodePools))
 	defer release()
+	operations, release := r.informers.Open(v1alpha1.Resource(v1alpha1.NodeOperations))
+	defer release()
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return r.Sweep(ctx, nodes) })
 	g.Go(func() error { return route.New(r.client, routes, nodes, pools).Run(ctx) })
 	g.Go(func() error { return r.vips.Run(ctx) })
+	g.Go(func() error { return drain.NewUnknown(r.client, operations, nodes).Run(ctx) })
 	return g.Wait()
 }

@@ -155,6 +155,10 @@ const (
 	OperationCancelled = "Cancelled" // it was cancelled
 )
 
+// OperationNodeUnknown is the reason of Done while the cluster has no edge node of the operation's nodeName. cloudcore
+// writes it; a device that takes the operation up replaces it.
+const OperationNodeUnknown = "NodeUnknown"
+
 // NodeOperationStatus is how far the operation is.
 type NodeOperationStatus struct {
 	// Phase is how far the drain is.
