@@ -2,14 +2,10 @@ package drain_test
 
 import (
 	"context"
-	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
-	"net/url"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -58,28 +54,14 @@ func newSite(t *testing.T) *site {
 		_, err := s.operations.List(ctx, metav1.ListOptions{})
 		return err
 	})
-	certificate, err := tls.LoadX509KeyPair(filepath.Join(plane.Dir, "pki", "apiserver.crt"), filepath.Join(plane.Dir, "pki", "apiserver.key"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	server, err := url.Parse(plane.Server)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if s.proxy, err = faultproxy.New(server, plane.CA(), new(net.Dialer).DialContext); err != nil {
-		t.Fatal(err)
-	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	proxy, host := plane.FaultProxy(t)
+	s.proxy = proxy
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return s.proxy.Serve(ctx, l, certificate) })
 	for i := range s.parts {
 		config := plane.ServiceAccount(t, "skerry-system", "cloudcore")
 		if i == 0 {
-			config.Host = "https://" + l.Addr().String()
+			config.Host = host
 		}
 		client, err := kube.NewClient(config, kube.Constrained)
 		if err != nil {

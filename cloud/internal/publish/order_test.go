@@ -2,12 +2,8 @@ package publish_test
 
 import (
 	"context"
-	"crypto/tls"
 	"fmt"
-	"net"
 	"net/http"
-	"net/url"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -32,34 +28,9 @@ var routes = schema.GroupVersionResource{Group: v1alpha1.Group, Version: "v1alph
 // behind is another cloudcore, whose way to kube-apiserver leads through a fault proxy.
 func (r *real) behind(t *testing.T) (*real, *faultproxy.Proxy) {
 	t.Helper()
-	pki := filepath.Join(r.plane.Dir, "pki")
-	certificate, err := tls.LoadX509KeyPair(filepath.Join(pki, "apiserver.crt"), filepath.Join(pki, "apiserver.key"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	server, err := url.Parse(r.plane.Server)
-	if err != nil {
-		t.Fatal(err)
-	}
-	proxy, err := faultproxy.New(server, r.plane.CA(), new(net.Dialer).DialContext)
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	done := make(chan error, 1)
-	go func() { done <- proxy.Serve(ctx, l, certificate) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
+	proxy, host := r.plane.FaultProxy(t)
 	config := r.plane.ServiceAccount(t, "skerry-system", "cloudcore")
-	config.Host = "https://" + l.Addr().String()
+	config.Host = host
 	return serveAt(t, r.plane, config), proxy
 }
 

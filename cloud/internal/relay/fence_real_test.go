@@ -2,14 +2,10 @@ package relay_test
 
 import (
 	"context"
-	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
-	"net/url"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -44,28 +40,14 @@ func newReplicas(t *testing.T) *replicas {
 	plane.Apply(t, "manifests/cloudcore")
 	r := &replicas{t: t, admin: plane.Client(), ns: plane.Namespace(t)}
 	plane.AddNode(t, "edge1")
-	certificate, err := tls.LoadX509KeyPair(filepath.Join(plane.Dir, "pki", "apiserver.crt"), filepath.Join(plane.Dir, "pki", "apiserver.key"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	server, err := url.Parse(plane.Server)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if r.proxy, err = faultproxy.New(server, plane.CA(), new(net.Dialer).DialContext); err != nil {
-		t.Fatal(err)
-	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	proxy, host := plane.FaultProxy(t)
+	r.proxy = proxy
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return r.proxy.Serve(ctx, l, certificate) })
 	for i := range r.relay {
 		config := plane.ServiceAccount(t, "skerry-system", "cloudcore")
 		if i == 0 {
-			config.Host = "https://" + l.Addr().String()
+			config.Host = host
 		}
 		client, err := kube.NewClient(config, kube.Constrained)
 		if err != nil {
