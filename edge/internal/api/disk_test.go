@@ -4,57 +4,32 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/skerry-io/skerry/edge/internal/api"
 	"github.com/skerry-io/skerry/edge/internal/meta"
 	"github.com/skerry-io/skerry/edge/internal/store"
+	"github.com/skerry-io/skerry/tests/smalldisk"
 )
 
-// The test binary is its own child, for a mount namespace of its own.
 func TestMain(m *testing.M) {
-	if dir := os.Getenv("API_TEST_FULL_DISK"); dir != "" {
-		if err := fullDisk(dir); err != nil {
-			fmt.Println(err)
-			os.Exit(1)
-		}
-		fmt.Println("fine")
-		return
+	if !smalldisk.Child(map[string]func(string) error{"served": fullDisk}) {
+		os.Exit(m.Run())
 	}
-	os.Exit(m.Run())
 }
 
 // On a disk that is full the API starts, and the admin's kubeconfig of the start before leads to it.
 func TestAFullDiskIsServed(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root: it mounts a small disk in a mount namespace of its own")
-	}
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(t.Context(), self, "-test.run=^$")
-	cmd.Env = append(os.Environ(), "API_TEST_FULL_DISK="+t.TempDir())
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
-	out, err := cmd.CombinedOutput()
-	if err != nil || !strings.HasSuffix(strings.TrimSpace(string(out)), "fine") {
-		t.Errorf("%v: %s", err, out)
-	}
+	smalldisk.Run(t, "served")
 }
 
 func fullDisk(dir string) error {
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=2m"); err != nil {
-		return fmt.Errorf("mounting: %w", err)
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	ask := func(listen string) (server string, err error) {

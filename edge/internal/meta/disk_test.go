@@ -4,28 +4,21 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/skerry-io/skerry/edge/internal/meta"
 	"github.com/skerry-io/skerry/edge/internal/store"
+	"github.com/skerry-io/skerry/tests/smalldisk"
 )
 
 // The test binary is its own child, for a mount namespace of its own.
 func TestMain(m *testing.M) {
-	if dir := os.Getenv("META_TEST_FULL_DISK"); dir != "" {
-		if err := fullDisk(dir); err != nil {
-			fmt.Println(err)
-			os.Exit(1)
-		}
-		fmt.Println("fine")
+	if smalldisk.Child(map[string]func(string) error{"writes": fullDisk}) {
 		return
 	}
 	if dir := os.Getenv("META_TEST_ISLAND"); dir != "" {
@@ -41,26 +34,10 @@ func TestMain(m *testing.M) {
 // On a full disk a write is refused with a clear error, what is held is still served, what the cloud sends is not acknowledged; when there is room again
 // everything goes on by itself.
 func TestAFullDiskIsAnErrorThatPasses(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root: it mounts a small disk in a mount namespace of its own")
-	}
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(t.Context(), self, "-test.run=^$")
-	cmd.Env = append(os.Environ(), "META_TEST_FULL_DISK="+t.TempDir())
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
-	out, err := cmd.Output()
-	if err != nil || !strings.HasSuffix(strings.TrimSpace(string(out)), "fine") {
-		t.Errorf("%v: %s", err, out)
-	}
+	smalldisk.Run(t, "writes")
 }
 
 func fullDisk(dir string) error {
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=2m"); err != nil {
-		return fmt.Errorf("mounting: %w", err)
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	t := &testing.T{}
