@@ -110,18 +110,16 @@ func (s *Store) commit(batch []*call) {
 	for len(batch) > 0 {
 		failed := -1
 		var changed map[string]uint64
-		err := s.guarded(func() error {
-			return s.db.Update(func(tx *bolt.Tx) error {
-				t := &Tx{seal: s.seal, tx: tx}
-				for i, c := range batch {
-					if err := c.do(t); err != nil {
-						failed = i
-						return err
-					}
+		err := s.write(s.db, func(tx *bolt.Tx) error {
+			t := &Tx{seal: s.seal, tx: tx}
+			for i, c := range batch {
+				if err := c.do(t); err != nil {
+					failed = i
+					return err
 				}
-				changed = t.changed
-				return nil
-			})
+			}
+			changed = t.changed
+			return nil
 		})
 		damaged := errors.Is(err, ErrDamaged)
 		if damaged {
@@ -153,6 +151,23 @@ func (s *Store) commit(batch []*call) {
 		rest = append(rest, batch[:failed]...)
 		batch = append(rest, batch[failed+1:]...)
 	}
+}
+
+// write makes one transaction. It is not bolt's own Update: where a page can't be read, that looks for
+// free pages in the whole file, in a goroutine whose panic would end the process. (bolt still does so
+// where the disk refuses a write: damage that nothing has met so far then ends the process as well.)
+func (s *Store) write(db *bolt.DB, do func(*bolt.Tx) error) error {
+	return s.guarded(func() error {
+		tx, err := db.Begin(true)
+		if err != nil {
+			return fmt.Errorf("beginning a transaction: %w", err)
+		}
+		defer tx.Rollback() // does nothing after Commit
+		if err := do(tx); err != nil {
+			return err
+		}
+		return tx.Commit()
+	})
 }
 
 // View calls do in a read transaction. What it reads of tx is valid inside do only. Keep it short: a growing file waits for its readers.

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -649,5 +650,79 @@ func TestAFullDiskPasses(t *testing.T) {
 	out, err := cmd.Output()
 	if err != nil || strings.TrimSpace(string(out)) != "fine" {
 		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// Pages that break while the file is in use make writes that meet them errors, whether they are met when
+// records are put or when pages are joined at the end, and the process goes on.
+func TestPagesThatBreakInUse(t *testing.T) {
+	for name, c := range map[string]struct {
+		held  []byte // by the pages that break
+		write func(tx *store.Tx, first uint64) error
+	}{
+		"put": {[]byte("default\x00"), func(tx *store.Tx, _ uint64) error {
+			return tx.PutObject(ref("pods", "default", "1"), objectNumber(7))
+		}},
+		"commit": {entryNumber(50).Body, func(tx *store.Tx, first uint64) error {
+			for i := uint64(59); i > first; i-- { // what is left beside the first page is joined with it
+				if err := tx.DeleteEntry(i); err != nil {
+					return err
+				}
+			}
+			return nil
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "edge.db")
+			fill(t, path)
+			s := open(t, path)
+			b, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			f, err := os.OpenFile(path, os.O_RDWR, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			page, first := os.Getpagesize(), uint64(0)
+			for at := 2 * page; at+page <= len(b); at += page {
+				if !bytes.Contains(b[at:at+page], c.held) {
+					continue
+				}
+				first = max(first, uint64(binary.NativeEndian.Uint16(b[at+10:]))) // how many records it has
+				if _, err := f.WriteAt(binary.NativeEndian.AppendUint16(nil, 0xfffd), int64(at+8)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if first == 0 {
+				t.Fatal("no page was broken")
+			}
+			met := false // at the commit
+			for range 2 {
+				committed := false
+				err := s.Update(t.Context(), func(tx *store.Tx) error {
+					err := c.write(tx, first)
+					committed = err == nil
+					return err
+				})
+				if !errors.Is(err, store.ErrDamaged) {
+					t.Errorf("Update: %v, want %v", err, store.ErrDamaged)
+				}
+				met = met || committed
+			}
+			if met != (name == "commit") {
+				t.Errorf("the damage was met at the commit: %v", met)
+			}
+			if _, err := s.NextEpoch(t.Context()); err != nil {
+				t.Errorf("NextEpoch: %v", err)
+			}
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+			if s = open(t, path); s.SetAside() == "" {
+				t.Error("the next Open did not notice")
+			}
+		})
 	}
 }

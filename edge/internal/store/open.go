@@ -114,11 +114,11 @@ func (s *Store) openFile(path string) error {
 		return err
 	}
 	if isNew {
-		err = s.guarded(func() error { return db.Update(s.create) })
+		err = s.write(db, s.create)
 	} else {
 		err = s.guarded(func() error { return db.View(s.check) })
 		if err == nil && s.older() {
-			err = s.guarded(func() error { return db.Update(s.upgrade) })
+			err = s.write(db, s.upgrade)
 		}
 	}
 	if err != nil {

@@ -13,29 +13,27 @@ const maxLead = 50 * 366 * 24 * 3600 * 1000
 
 // restore writes the salvage into the fresh file.
 func (s *Store) restore(saved *salvage) error {
-	return noRoom(s.guarded(func() error {
-		return s.db.Update(func(tx *bolt.Tx) error {
-			t := &Tx{seal: s.seal, tx: tx}
-			for n, v := range saved.numbers {
-				if err := t.raise(n, v); err != nil {
-					return err
-				}
+	return noRoom(s.write(s.db, func(tx *bolt.Tx) error {
+		t := &Tx{seal: s.seal, tx: tx}
+		for n, v := range saved.numbers {
+			if err := t.raise(n, v); err != nil {
+				return err
 			}
-			for id, i := range saved.interests {
-				if err := t.PutInterest(id, i); err != nil {
-					return err
-				}
-				if err := t.raise(Interest, id); err != nil {
-					return err
-				}
+		}
+		for id, i := range saved.interests {
+			if err := t.PutInterest(id, i); err != nil {
+				return err
 			}
-			for _, r := range saved.records {
-				if err := t.restoreRecord(r); err != nil {
-					return err
-				}
+			if err := t.raise(Interest, id); err != nil {
+				return err
 			}
-			return nil
-		})
+		}
+		for _, r := range saved.records {
+			if err := t.restoreRecord(r); err != nil {
+				return err
+			}
+		}
+		return nil
 	}))
 }
 
