@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"os"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -56,6 +57,8 @@ func (s *system) break1(ctx context.Context, step Step) error {
 		return restart(ctx, &s.edges[step.Target].daemon, step.For)
 	case BadPage:
 		return s.damage(ctx, s.edges[step.Target], step.For)
+	case Clock:
+		return s.wrongClock(ctx, s.edges[step.Target], step)
 	case PauseCloud:
 		return stand(ctx, &s.clouds[step.Target].daemon, step.For)
 	case PauseEdge:
@@ -96,6 +99,26 @@ func restart(ctx context.Context, d *daemon, after time.Duration) error {
 	}
 	pause(ctx, after)
 	return d.start(ctx)
+}
+
+// wrongClock runs an edgecore with another time of day than everybody else's.
+func (s *system) wrongClock(ctx context.Context, e *edge, step Step) error {
+	const hour = 3600
+	offsets := []int64{-time.Now().Unix(), -24 * hour, hour, 24 * hour} // the first is a device that boots in 1970
+	offset := offsets[int(step.At)%len(offsets)]
+	if err := e.kill(ctx); err != nil {
+		return err
+	}
+	right := e.spec
+	e.spec.Path = s.programs["wrongclock"]
+	e.spec.Args = append([]string{strconv.FormatInt(offset, 10), s.programs["asking"]}, right.Args...)
+	err := e.start(ctx)
+	if err == nil {
+		pause(ctx, step.For)
+	}
+	err = errors.Join(err, e.kill(ctx))
+	e.spec = right
+	return errors.Join(err, e.start(ctx))
 }
 
 // damage flips a bit of a device's store while nothing has it open.

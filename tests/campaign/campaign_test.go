@@ -1,15 +1,18 @@
 package campaign_test
 
 import (
+	"context"
 	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/skerry-io/skerry/tests/campaign"
 	"github.com/skerry-io/skerry/tests/cluster/binary"
@@ -23,7 +26,7 @@ var (
 )
 
 // play runs a campaign and reports what it found.
-func play(t *testing.T, o campaign.Options) {
+func play(t *testing.T, o campaign.Options, run func(context.Context, campaign.Options) (campaign.Result, error)) {
 	t.Helper()
 	root, err := binary.Root()
 	if err != nil {
@@ -35,7 +38,7 @@ func play(t *testing.T, o campaign.Options) {
 	}
 	o.Out = t.Output()
 	t.Logf("again: go test ./tests/campaign -run %s -seed %d", strings.Split(t.Name(), "/")[0], o.Seed)
-	result, err := campaign.Run(t.Context(), o)
+	result, err := run(t.Context(), o)
 	if err != nil {
 		t.Errorf("seed %d: %v", o.Seed, err)
 	}
@@ -95,7 +98,7 @@ func TestCampaign(t *testing.T) {
 	if o.Faults, err = campaign.ParseFaults(*faults); err != nil {
 		t.Fatal(err)
 	}
-	play(t, o)
+	play(t, o, campaign.Run)
 }
 
 // kept are seeds that found something, with the faults that they drew from: a fault that is added to all
@@ -125,10 +128,53 @@ func TestOrder_14_ShortCampaigns(t *testing.T) {
 			if o.Faults, err = campaign.ParseFaults(c.faults); err != nil {
 				t.Fatal(err)
 			}
-			play(t, o)
+			play(t, o, campaign.Run)
 		})
 		if *seed != 0 {
 			return
+		}
+	}
+}
+
+// Scenario 6 of the order campaign: pages of the store of a running edgecore break while its link is lost;
+// the link comes back. The device goes on from memory, and nothing is lost but what was on those pages and
+// can't be had again.
+func TestOrder_06_DamageWhileInUse(t *testing.T) {
+	if testing.Short() {
+		t.Skip("real control planes are started only without -short")
+	}
+	t.Parallel()
+	o := campaign.Short(6)
+	o.Clouds, o.Edges = 1, 2
+	play(t, o, campaign.DamageInUse)
+}
+
+// Scenario 10 of the order campaign, with cloudcore, edgecore and kube-controller-manager's node lifecycle
+// as they are: nodes stay Ready whatever their link's keepalive. The grace of the node lifecycle is 25 s
+// instead of 50 s, and they are watched for a minute: a Lease that followed the heartbeats of the two
+// slower links would be found stale within that. A fourth kubelet is silent, and is noticed.
+func TestOrder_10_ReadyAtAnyKeepalive(t *testing.T) {
+	if testing.Short() {
+		t.Skip("real control planes are started only without -short")
+	}
+	t.Parallel()
+	o := campaign.Short(1)
+	o.Clouds, o.Edges, o.Length = 1, 4, time.Minute
+	o.Keepalive = []time.Duration{5 * time.Second, time.Minute, 5 * time.Minute, 5 * time.Second}
+	o.Plane = []string{"--controller-arg=--node-monitor-grace-period=25s", "--controller-arg=--node-monitor-period=2s"}
+	var err error
+	if o.Dir, err = os.MkdirTemp("", "campaign-"); err != nil { // sockets have short names, hence not t.TempDir
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(o.Dir)
+	ready, err := campaign.Ready(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, keepalive := range o.Keepalive[:3] {
+		node := fmt.Sprintf("edge%d", i+1)
+		if want := []corev1.ConditionStatus{corev1.ConditionTrue}; !slices.Equal(ready[node], want) {
+			t.Errorf("Ready of %s, with a keepalive of %v, was %v, want %v throughout", node, keepalive, ready[node], want)
 		}
 	}
 }

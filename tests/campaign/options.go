@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Options say how large a campaign is. All must be set.
+// Options say how large a campaign is. All must be set, unless they say otherwise.
 type Options struct {
 	Seed   uint64
 	Clouds int
@@ -19,6 +19,10 @@ type Options struct {
 	Dir string
 	// Out gets a line for each fault.
 	Out io.Writer
+	// Keepalive is that of the edges in their order; nil: 1 s for all, and as little for cloudcore.
+	Keepalive []time.Duration
+	// Plane is further flags of kubeplane; may be nil.
+	Plane []string
 }
 
 // Short is a campaign of minutes.
@@ -51,11 +55,12 @@ const (
 	Refuse     Fault = "refuse"     // kube-apiserver answers a cloudcore 429, 500, 409 or not at all, one time in three
 	Isolate    Fault = "isolate"    // a cloudcore can't reach kube-apiserver
 	Lag        Fault = "lag"        // the events of a cloudcore's watches arrive late
+	Clock      Fault = "clock"      // SIGKILL of an edgecore, which then runs with another time of day, and again with the right one
 	KillPlane  Fault = "kill-plane" // SIGKILL of kube-apiserver and etcd, which are started again
 	OlderCopy  Fault = "older-copy" // etcd's data is replaced by a copy that was made when the step began
 )
 
 // AllFaults are those that a campaign draws from.
 func AllFaults() []Fault {
-	return []Fault{KillCloud, PauseCloud, KillEdge, PauseEdge, BadPage, Cut, Silent, Thin, Refuse, Isolate, Lag, KillPlane, OlderCopy}
+	return []Fault{KillCloud, PauseCloud, KillEdge, PauseEdge, BadPage, Cut, Silent, Thin, Refuse, Isolate, Lag, Clock, KillPlane, OlderCopy}
 }

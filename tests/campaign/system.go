@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -35,6 +36,7 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/faultproxy"
 	"github.com/skerry-io/skerry/tests/cluster/manifest"
 	"github.com/skerry-io/skerry/tests/cluster/process"
+	"github.com/skerry-io/skerry/tests/cluster/wrongclock"
 )
 
 const (
@@ -98,6 +100,11 @@ func start(ctx context.Context, o Options) (*system, error) {
 	for i, name := range names {
 		s.programs[name] = paths[i]
 	}
+	if slices.Contains(o.Faults, Clock) {
+		if err := s.prepareClock(ctx, root); err != nil {
+			return s, err
+		}
+	}
 	if err := s.startPlane(ctx, root); err != nil {
 		return s, err
 	}
@@ -131,6 +138,21 @@ func (s *system) stop() {
 	}
 	s.end()
 	s.serving.Wait()
+	_ = os.RemoveAll(filepath.Join(s.options.Dir, "programs"))
+}
+
+// prepareClock makes what an edgecore with another time of day needs: a program that answers its reads of
+// the clock, and a copy of edgecore that asks.
+func (s *system) prepareClock(ctx context.Context, root string) error {
+	dir, err := s.dir("programs")
+	if err != nil {
+		return err
+	}
+	s.programs["wrongclock"], s.programs["asking"] = filepath.Join(dir, "wrongclock"), filepath.Join(dir, "hollowedge")
+	if err := binary.BuildStatic(ctx, root, s.programs["wrongclock"], "./tests/cmd/wrongclock"); err != nil {
+		return err
+	}
+	return wrongclock.Copy(s.programs["asking"], s.programs["hollowedge"])
 }
 
 func (s *system) dir(name string) (string, error) {
@@ -146,7 +168,7 @@ func (s *system) startPlane(ctx context.Context, root string) error {
 	if err != nil {
 		return err
 	}
-	if s.plane, err = cluster.New(ctx, dir); err != nil {
+	if s.plane, err = cluster.New(ctx, dir, s.options.Plane...); err != nil {
 		return err
 	}
 	s.client = s.plane.Client()
@@ -207,9 +229,7 @@ approver: {kubeconfig: %s}
 advertise: [127.0.0.1]
 hub:
   websocket: {listen: "%s"}
-  quic: {listen: ""}
-  keepalive: 1s
-  idleTimeout: 4s
+  quic: {listen: ""}%s
 join: {listen: "%s"}
 tunnel: {listen: ""}
 health: {listen: "%s"}
@@ -242,8 +262,11 @@ func (s *system) addCloud(ctx context.Context, n int) error {
 		return err
 	}
 	c.websocket, c.join = ports[0], ports[1]
-	file := filepath.Join(dir, "cloudcore.yaml")
-	if err := os.WriteFile(file, fmt.Appendf(nil, cloudcoreFile, kubeconfig["cloudcore"], kubeconfig["cloudcore-approver"], ports[0], ports[1], ports[2]), 0o600); err != nil {
+	file, pace := filepath.Join(dir, "cloudcore.yaml"), "\n  keepalive: 1s\n  idleTimeout: 4s"
+	if s.options.Keepalive != nil {
+		pace = "" // cloudcore's own
+	}
+	if err := os.WriteFile(file, fmt.Appendf(nil, cloudcoreFile, kubeconfig["cloudcore"], kubeconfig["cloudcore-approver"], ports[0], pace, ports[1], ports[2]), 0o600); err != nil {
 		return fmt.Errorf("writing cloudcore.yaml: %w", err)
 	}
 	c.spec = process.Spec{Path: s.programs["cloudcore"], Args: []string{"--config", file}, Log: filepath.Join(dir, "log"), Bound: true}
@@ -257,7 +280,7 @@ kind: EdgeCore
 dataDir: %s
 health: {listen: ""}
 modules:
-  edgeHub: {servers: [127.0.0.1], transport: websocket, websocket: {port: %d}, keepalive: 1s, idleTimeout: 4s, backoffMin: 200ms, backoffMax: 2s}
+  edgeHub: {servers: [127.0.0.1], transport: websocket, websocket: {port: %d}, keepalive: %v, idleTimeout: %v, backoffMin: 200ms, backoffMax: 2s}
   edged: {enable: false, hostnameOverride: %s, reportEvent: true}
   edgeAPI: {enable: false}
   route: {enable: false}
@@ -279,8 +302,14 @@ func (s *system) addEdge(ctx context.Context, n int, token string) error {
 		return err
 	}
 	s.serve(ctx, e.line.Serve)
+	keepalive, idle := time.Second, 4*time.Second
+	if s.options.Keepalive != nil {
+		keepalive = s.options.Keepalive[n]
+		idle = 3 * keepalive
+	}
 	file, socket := filepath.Join(dir, "edgecore.yaml"), filepath.Join(dir, "sock")
-	if err := os.WriteFile(file, fmt.Appendf(nil, edgecoreFile, filepath.Join(dir, "data"), e.line.Port(), e.name), 0o600); err != nil {
+	text := fmt.Appendf(nil, edgecoreFile, filepath.Join(dir, "data"), e.line.Port(), keepalive, idle, e.name)
+	if err := os.WriteFile(file, text, 0o600); err != nil {
 		return fmt.Errorf("writing edgecore.yaml: %w", err)
 	}
 	if _, err := s.command(ctx, "edgecore", "join", "--config", file, "--token", token, "--node-name", e.name, s.clouds[0].join); err != nil {
