@@ -16,6 +16,8 @@ import (
 const (
 	JoinPath = "/v1/join"
 	JoinPort = 10002
+	// AboutPath is answered with an About to a GET, with or without a token: a device asks before it joins.
+	AboutPath = "/v1/about"
 	// MaxJoinBody bounds both bodies, in bytes.
 	MaxJoinBody = 64 << 10
 )
@@ -26,6 +28,18 @@ type JoinRequest struct {
 	CSR      string         `json:"csr"`      // PEM
 	Version  string         `json:"version"`  // of edgecore
 	Protocol int            `json:"protocol"` // topic.Protocol of edgecore
+	// Kubernetes is the version of the kubelet in edgecore ("v1.37.1"); older edgecores don't say it.
+	Kubernetes string `json:"kubernetes,omitempty"`
+}
+
+// About is what a cloud says of itself before a device has joined: nothing that kube-apiserver does not say to anybody.
+type About struct {
+	Version    string   `json:"version"`              // of cloudcore
+	Kubernetes string   `json:"kubernetes,omitempty"` // of kube-apiserver; empty while it is not known
+	Protocol   int      `json:"protocol"`
+	WebSocket  []string `json:"websocket,omitempty"` // "host:port"
+	QUIC       []string `json:"quic,omitempty"`      // "host:port"
+	UnixMillis int64    `json:"unixMillis"`
 }
 
 // ParseJoinRequest reads the body of a join that came from outside. Its error is a *Refusal.
@@ -34,7 +48,7 @@ func ParseJoinRequest(body []byte, protocol int) (JoinRequest, *x509.Certificate
 	if err := json.Unmarshal(body, &request); err != nil { // unknown fields are those of a newer edgecore
 		return request, nil, Refuse(ReasonBadRequest, "the request's body is no JSON of a join: %v", err)
 	}
-	request.Version = printable(request.Version)
+	request.Version, request.Kubernetes = printable(request.Version), printable(request.Kubernetes)
 	if request.Protocol != protocol {
 		return request, nil, Refuse(ReasonProtocol, "edgecore %s speaks version %d of the protocol, this cloudcore version %d: use versions that match",
 			request.Version, request.Protocol, protocol)
@@ -77,6 +91,7 @@ const (
 	ReasonBadCSR       Reason = "BadCertificateRequest"
 	ReasonBadName      Reason = "BadNodeName"
 	ReasonProtocol     Reason = "ProtocolNotSupported"
+	ReasonSkew         Reason = "KubernetesVersionSkew"
 	ReasonTokenShape   Reason = "TokenMalformed"
 	ReasonTokenUnknown Reason = "TokenUnknown"
 	ReasonTokenWrong   Reason = "TokenWrong"

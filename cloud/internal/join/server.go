@@ -111,6 +111,7 @@ type Server struct {
 	places  chan struct{}
 	shares  *shares // of the places
 	joins   *prometheus.CounterVec
+	cluster clusterVersion
 }
 
 // NewServer makes a bootstrap server.
@@ -149,6 +150,10 @@ func (s *Server) Run(ctx context.Context, l net.Listener) error {
 		return fmt.Errorf("serving joins on %s: %w", l.Addr(), err)
 	})
 	g.Go(func() error {
+		s.cluster.follow(gctx, s.cfg.Client.Discovery())
+		return nil
+	})
+	g.Go(func() error {
 		<-gctx.Done()
 		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopWait)
 		defer cancel()
@@ -164,6 +169,7 @@ func (s *Server) Run(ctx context.Context, l net.Listener) error {
 func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
+	mux.HandleFunc("GET "+pki.AboutPath, s.serveAbout)
 	mux.HandleFunc("POST "+pki.JoinPath, s.serveJoin)
 	return mux
 }
@@ -211,6 +217,9 @@ func (s *Server) join(r *http.Request) (*pki.JoinAnswer, error) {
 	request, csr, err := readRequest(r)
 	if err != nil {
 		return nil, err
+	}
+	if err := version.KubeletFits(request.Kubernetes, s.cluster.get()); err != nil {
+		return nil, pki.Refuse(pki.ReasonSkew, "%v", err)
 	}
 	// Only now: a body that comes slowly takes no place.
 	leave, ok := s.shares.take(r.RemoteAddr)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -12,23 +13,45 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/skerry-io/skerry/common/cli"
+	"github.com/skerry-io/skerry/common/pki"
+	"github.com/skerry-io/skerry/common/version"
 	"github.com/skerry-io/skerry/edge/app"
 	"github.com/skerry-io/skerry/edge/internal/check"
 	"github.com/skerry-io/skerry/edge/internal/config"
+	"github.com/skerry-io/skerry/edge/internal/join"
 )
 
 func checkCommand(file *string) *cobra.Command {
 	var output cli.Output
+	var token, tokenFile string
 	c := &cobra.Command{
-		Use: "check", Short: "Say what is missing on this machine, and how to mend it", Args: cli.Args(cobra.NoArgs),
-		Long: "Say what edgecore would miss on this machine, and how to mend it. Changes nothing; needs neither the cloud nor a running edgecore.\n" +
-			"Exit code 0: all fine (there may be warnings). 1: something has to be mended.",
-		RunE: func(c *cobra.Command, _ []string) error {
+		Use: "check [HOST[:PORT] --token-file FILE]", Short: "Run preflight checks", Args: cli.Args(cobra.MaximumNArgs(1)),
+		Long: `Run preflight checks: what edgecore would miss on this machine, and how to mend it. Changes nothing; needs neither the
+cloud nor a running edgecore.
+
+With a HOST and a token, as edgecore join takes them, the cloud is checked too: is it the one that the token pins, does
+a proxy end TLS on the way, is it reached by TCP and by UDP, do the clocks and the versions of Kubernetes fit. The token
+does not leave the device and is not used up.
+
+Exit code 0: all fine (there may be notes and warnings). 1: something has to be mended. 2: the call was wrong.`,
+		Example: `  edgecore check
+  edgecore check --token-file /root/join-token cloud.example.com`,
+		RunE: func(c *cobra.Command, args []string) error {
 			cfg, _, err := loadOrDefault(*file)
 			if err != nil {
 				return err
 			}
+			if len(args) == 0 && (token != "" || tokenFile != "") {
+				return cli.Badf("a token needs a HOST\nSee '%s --help'.", c.CommandPath())
+			}
 			findings := check.Run(c.Context(), machine(c, cfg))
+			if len(args) > 0 {
+				parsed, err := readToken(c.InOrStdin(), token, tokenFile)
+				if err != nil {
+					return cli.Bad(err)
+				}
+				findings = append(findings, reach(c.Context(), join.Options{Server: args[0], Token: parsed, Clock: pki.NewClock(app.BuildTime(), nil)})...)
+			}
 			if err := output.Print(c.OutOrStdout(), findings, func(w io.Writer) error { return writeFindings(w, findings) }); err != nil {
 				return err
 			}
@@ -44,8 +67,45 @@ func checkCommand(file *string) *cobra.Command {
 			return nil
 		},
 	}
+	tokenFlags(c, &token, &tokenFile)
 	output.AddTo(c)
 	return c
+}
+
+// reach asks the cloud that a token is for, and tries the ways to it.
+func reach(ctx context.Context, o join.Options) []check.Finding {
+	cloud := check.Cloud{Server: o.Server, Now: o.Clock.Now, Kubelet: version.Kubernetes()}
+	ca, about, err := join.Ask(ctx, o)
+	if err != nil {
+		cloud.Err = err
+		return check.Reach(ctx, cloud)
+	}
+	cloud.Roots = pki.Pool(ca)
+	if about != nil { // else it is older than the question
+		cloud.WebSocket, cloud.QUIC, cloud.Kubernetes = about.WebSocket, about.QUIC, about.Kubernetes
+		cloud.Skew = time.Since(time.UnixMilli(about.UnixMillis)).Round(time.Second)
+	}
+	return check.Reach(ctx, cloud)
+}
+
+// preflight runs the checks before a join, and writes what is not fine. It refuses where a join would make a node that
+// can't work; what is missing on the machine may be installed later, and a cloud that is not reached may be so soon.
+func preflight(c *cobra.Command, cfg *config.Config, o join.Options) error {
+	findings := append(check.Run(c.Context(), machine(c, cfg)), reach(c.Context(), o)...)
+	var found []check.Finding
+	var refused error
+	for _, f := range findings {
+		if f.Level == check.Fail && f.Name == "kubernetes" {
+			refused = fmt.Errorf("%s: %s", f.Message, f.Mend)
+		}
+		if (f.Level == check.Fail || f.Level == check.Warn) && f.Name != "cloud" { // join itself says why there is no way
+			found = append(found, f)
+		}
+	}
+	if err := writeFindings(c.ErrOrStderr(), found); err != nil {
+		return err
+	}
+	return cli.Bad(refused)
 }
 
 func machine(c *cobra.Command, cfg *config.Config) check.Machine {
@@ -53,9 +113,8 @@ func machine(c *cobra.Command, cfg *config.Config) check.Machine {
 		Endpoint string `json:"containerRuntimeEndpoint"`
 	}{"unix:///run/containerd/containerd.sock"}
 	_ = json.Unmarshal(cfg.Modules.Edged.Kubelet, &kubelet) // checked when the file was read
-	_, err := os.Stat(filepath.Join(app.IdentityDir(cfg), "node.pem"))
 	m := check.Machine{
-		Root: "/", DataDir: cfg.DataDir, RuntimeEndpoint: kubelet.Endpoint, CNIConfigDir: "/etc/cni/net.d", Joined: err == nil,
+		Root: "/", DataDir: cfg.DataDir, RuntimeEndpoint: kubelet.Endpoint, CNIConfigDir: "/etc/cni/net.d", Joined: joined(cfg),
 		Clock: time.Now(), Built: app.BuildTime(), VirtualIPs: cfg.Modules.VIP.Enable,
 	}
 	if _, err := runningStatus(c.Context(), cfg); err != nil { // while edgecore runs, the ports are its own
@@ -66,6 +125,12 @@ func machine(c *cobra.Command, cfg *config.Config) check.Machine {
 		}
 	}
 	return m
+}
+
+// joined reports whether this device has an identity.
+func joined(cfg *config.Config) bool {
+	_, err := os.Stat(filepath.Join(app.IdentityDir(cfg), "node.pem"))
+	return err == nil
 }
 
 func writeFindings(w io.Writer, findings []check.Finding) error {

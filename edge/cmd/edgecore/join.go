@@ -33,6 +33,9 @@ The token comes from 'cloudcore token create'. --token-file reads it from a file
 user of this machine can see it in the list of processes (ps) while join runs, and it stays in the shell's history. It pins cloudcore's CA: a host that can't show it learns nothing. The device's key is made here and
 never leaves. Where the configuration file does not exist, a minimal one is written. Running join again after it succeeded changes nothing.
 
+Before anything else it runs what 'edgecore check HOST' does and says what is not as it should be. It refuses only where
+the kubelet's version does not fit the cluster; what is missing on the machine can be installed later.
+
 Exit code 0: joined (or joined before). 1: try again later. 2: refused, or something has to be mended first.`,
 		Example: `  edgecore join --token-file /root/join-token cloud.example.com
   ssh admin@cloud.example.com cloudcore token create | edgecore join --token-file - --node-name edge-17 192.0.2.7:10002`,
@@ -51,9 +54,15 @@ Exit code 0: joined (or joined before). 1: try again later. 2: refused, or somet
 			}
 			ctx := cli.Logging(c.Context(), 0)
 			clock := pki.NewClock(app.BuildTime(), nil)
-			result, err := join.Join(ctx, join.Options{
+			options := join.Options{
 				Server: args[0], Token: parsed, Node: types.NodeName(name), Dir: app.IdentityDir(cfg), Clock: clock, Force: force, Timeout: timeout,
-			})
+			}
+			if !joined(cfg) || force {
+				if err := preflight(c, cfg, options); err != nil {
+					return err
+				}
+			}
+			result, err := join.Join(ctx, options)
 			if err != nil {
 				return outcome(err)
 			}
@@ -65,13 +74,18 @@ Exit code 0: joined (or joined before). 1: try again later. 2: refused, or somet
 			return output.Print(c.OutOrStdout(), result, func(w io.Writer) error { return tell(w, result, *file, made) })
 		},
 	}
-	c.Flags().StringVar(&token, "token", "", "join token, from 'cloudcore token create'; other users of this machine can see it (ps): prefer --token-file")
-	c.Flags().StringVar(&tokenFile, "token-file", "", "file that has the join token and nothing else; - is standard input")
+	tokenFlags(c, &token, &tokenFile)
 	c.Flags().StringVar(&node, "node-name", "", "the node's name (default: modules.edged.hostnameOverride, else the host's name)")
 	c.Flags().BoolVar(&force, "force", false, "give up an identity that is still good")
 	c.Flags().DurationVar(&timeout, "timeout", timeout, "how long to try")
 	output.AddTo(c)
 	return c
+}
+
+// tokenFlags are those by which commands take a join token.
+func tokenFlags(c *cobra.Command, token, file *string) {
+	c.Flags().StringVar(token, "token", "", "join token, from 'cloudcore token create'; other users of this machine can see it (ps): prefer --token-file")
+	c.Flags().StringVar(file, "token-file", "", "file that has the join token and nothing else; - is standard input")
 }
 
 // maxToken bounds what is read for a token, in bytes.

@@ -32,6 +32,7 @@ type Level string
 // The levels.
 const (
 	Fine Level = "fine"
+	Note Level = "note" // nothing is wrong; it is said for what comes next
 	Warn Level = "warn" // works, but not as well as it could
 	Fail Level = "fail" // edgecore or its pods won't work
 )
@@ -69,6 +70,7 @@ func Run(ctx context.Context, m Machine) []Finding {
 		{"identity", identity},
 		{"data directory", dataDir},
 		{"disk space", diskSpace},
+		{"programs", programs},
 		{"containerd", containerd},
 		{"cni", cni},
 		{"cgroups", cgroups},
@@ -105,7 +107,7 @@ func identity(_ context.Context, m Machine) (Level, string, string) {
 	if m.Joined {
 		return Fine, "this device has joined", ""
 	}
-	return Fail, "this device has not joined a cluster", "edgecore join --token TOKEN HOST"
+	return Note, "this device has not joined a cluster yet", "edgecore join --token-file FILE HOST"
 }
 
 func dataDir(_ context.Context, m Machine) (Level, string, string) {
@@ -125,6 +127,29 @@ func existing(path string) string {
 		path = filepath.Dir(path)
 	}
 	return path
+}
+
+// containerdRoot is where containerd keeps images and containers unless configured otherwise.
+const containerdRoot = "/var/lib/containerd"
+
+// programs looks for mounts from which no program may be run (mount(8), noexec): images are unpacked on one, and the
+// volumes of pods are on the other.
+func programs(_ context.Context, m Machine) (Level, string, string) {
+	for _, place := range []struct {
+		path  string
+		level Level
+		what  string
+	}{
+		{m.path(containerdRoot), Fail, "no container can start"},
+		{m.DataDir, Warn, "pods can't run what they put into their volumes"},
+	} {
+		var s unix.Statfs_t
+		at := existing(place.path)
+		if err := unix.Statfs(at, &s); err == nil && s.Flags&unix.ST_NOEXEC != 0 {
+			return place.level, fmt.Sprintf("%s is mounted noexec: %s", at, place.what), "mount -o remount,exec it, and take noexec out of /etc/fstab"
+		}
+	}
+	return Fine, "can be run from where images and volumes are", ""
 }
 
 // leastSpace is what the store, its growth and the kubelet's own files need with room to spare, in bytes.

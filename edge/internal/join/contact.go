@@ -42,7 +42,7 @@ func ask(ctx context.Context, o Options, key crypto.Signer) (*pki.JoinAnswer, er
 	if err != nil {
 		return nil, err
 	}
-	body, err := json.Marshal(pki.JoinRequest{NodeName: o.Node, CSR: string(csr), Version: version.Skerry(), Protocol: topic.Protocol})
+	body, err := json.Marshal(pki.JoinRequest{NodeName: o.Node, CSR: string(csr), Version: version.Skerry(), Protocol: topic.Protocol, Kubernetes: version.Kubernetes()})
 	if err != nil {
 		return nil, fmt.Errorf("encoding the join: %w", err)
 	}
@@ -144,6 +144,10 @@ func findCA(ctx context.Context, o Options, base, host string) (*x509.Certificat
 	}
 	shown := unverified.UnverifiedCertificates
 	ca := pinned(shown, o.Token.CA)
+	if top := shown[len(shown)-1]; ca == nil && top.Issuer.CommonName != servingCA {
+		return nil, fmt.Errorf("%w: %s shows a certificate of %q, not cloudcore's own: %w; let TLS to this host through untouched, for edgecore and cloudcore know each other by their certificates",
+			ErrProxy, o.Server, issuer(top), ErrWrongCA)
+	}
 	if ca == nil {
 		return nil, fmt.Errorf("%w: the token pins the CA %s, and %s shows %s; is this the right host, and the token of this cluster?",
 			ErrWrongCA, o.Token.CA, o.Server, pki.PinOf(shown[len(shown)-1]))
@@ -157,6 +161,17 @@ func findCA(ctx context.Context, o Options, base, host string) (*x509.Certificat
 		o.Clock.AtLeast(leaf.NotBefore)
 	}
 	return ca, nil
+}
+
+// servingCA is the name of the CA that cloudcore makes.
+const servingCA = "skerry serving CA"
+
+// issuer names who signed a certificate, for people.
+func issuer(c *x509.Certificate) string {
+	if c.Issuer.CommonName != "" {
+		return c.Issuer.CommonName
+	}
+	return c.Issuer.String()
 }
 
 func newTransport(cfg *tls.Config) *http.Transport {

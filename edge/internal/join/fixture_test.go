@@ -37,7 +37,7 @@ func newAuthority(t testing.TB, notBefore time.Time) authority {
 	}
 	a := authority{key: key}
 	a.cert = a.sign(t, &x509.Certificate{
-		Subject: pkix.Name{CommonName: "a CA"}, NotBefore: notBefore, NotAfter: notBefore.Add(20 * 365 * 24 * time.Hour),
+		Subject: pkix.Name{CommonName: "skerry serving CA"}, NotBefore: notBefore, NotAfter: notBefore.Add(20 * 365 * 24 * time.Hour),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}, key.Public())
 	return a

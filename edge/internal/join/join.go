@@ -25,6 +25,7 @@ var (
 	ErrUnreachable  = errors.New("the host can't be reached")
 	ErrNotCloudcore = errors.New("the host is no cloudcore")
 	ErrWrongCA      = errors.New("the host is not the cloud that the token is for")
+	ErrProxy        = errors.New("a proxy between here and the host seems to end TLS")
 	ErrWrongName    = errors.New("the certificate of the host is for another name")
 	ErrClock        = errors.New("the clock of this device is wrong")
 	ErrJoined       = errors.New("this device has an identity already")
