@@ -174,6 +174,13 @@ func (s *Server) Handler() http.Handler {
 	return mux
 }
 
+func (s *Server) serveAbout(w http.ResponseWriter, _ *http.Request) {
+	write(w, http.StatusOK, pki.About{
+		Version: version.Skerry(), Kubernetes: s.cluster.get(), Protocol: topic.Protocol, WebSocket: s.cfg.WebSocket, QUIC: s.cfg.QUIC,
+		UnixMillis: time.Now().UnixMilli(),
+	})
+}
+
 func (s *Server) serveJoin(w http.ResponseWriter, r *http.Request) {
 	answer, err := s.join(r)
 	if err == nil {

@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -80,51 +79,6 @@ Exit code 0: joined (or joined before). 1: try again later. 2: refused, or somet
 	c.Flags().DurationVar(&timeout, "timeout", timeout, "how long to try")
 	output.AddTo(c)
 	return c
-}
-
-// tokenFlags are those by which commands take a join token.
-func tokenFlags(c *cobra.Command, token, file *string) {
-	c.Flags().StringVar(token, "token", "", "join token, from 'cloudcore token create'; other users of this machine can see it (ps): prefer --token-file")
-	c.Flags().StringVar(file, "token-file", "", "file that has the join token and nothing else; - is standard input")
-}
-
-// maxToken bounds what is read for a token, in bytes.
-const maxToken = 4096
-
-// readToken takes the join token from the flag --token, or from the file (- for in) of --token-file.
-func readToken(in io.Reader, token, file string) (pki.Token, error) {
-	switch {
-	case token == "" && file == "":
-		return pki.Token{}, errors.New("--token-file is missing: 'cloudcore token create' prints a token")
-	case token != "" && file != "":
-		return pki.Token{}, errors.New("--token and --token-file are both given: give one of them")
-	case file == "":
-		return pki.ParseToken(token)
-	case file != "-":
-		f, err := os.Open(file)
-		if err != nil {
-			return pki.Token{}, fmt.Errorf("reading the token: %w", err)
-		}
-		defer f.Close()
-		in = f
-	}
-	raw, err := io.ReadAll(io.LimitReader(in, maxToken+1))
-	if err != nil {
-		return pki.Token{}, fmt.Errorf("reading the token: %w", err)
-	}
-	if len(raw) > maxToken {
-		return pki.Token{}, fmt.Errorf("what --token-file names is no join token: it has more than %d bytes", maxToken)
-	}
-	return pki.ParseToken(strings.TrimSpace(string(raw)))
-}
-
-// loadOrDefault reads the configuration; where there is none it returns the defaults and true.
-func loadOrDefault(file string) (*config.Config, bool, error) {
-	if _, err := os.Stat(file); errors.Is(err, os.ErrNotExist) {
-		return config.Default(), true, nil
-	}
-	cfg, err := load(file)
-	return cfg, false, err
 }
 
 // writeMinimal makes the configuration file, whole or not at all; one that has come into being meanwhile stays.

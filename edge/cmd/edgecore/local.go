@@ -9,9 +9,11 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 
 	"github.com/skerry-io/skerry/common/cli"
+	"github.com/skerry-io/skerry/edge/app"
 	"github.com/skerry-io/skerry/edge/internal/config"
 )
 
@@ -64,4 +66,23 @@ func askLocal(ctx context.Context, cfg *config.Config, method, path string, in, 
 		return cli.Bad(refusal)
 	}
 	return refusal
+}
+
+// loadOrDefault reads the configuration; where there is none it returns the defaults and true.
+func loadOrDefault(file string) (*config.Config, bool, error) {
+	if _, err := os.Stat(file); errors.Is(err, os.ErrNotExist) {
+		return config.Default(), true, nil
+	}
+	cfg, err := load(file)
+	return cfg, false, err
+}
+
+// load reads the configuration.
+func load(file string) (*config.Config, error) {
+	data, err := cli.ReadFile(file, "`edgecore join` makes one, `edgecore config minimal` prints one to start from")
+	if err != nil {
+		return nil, err
+	}
+	cfg, err := app.Configuration(file, data)
+	return cfg, cli.Bad(err)
 }

@@ -55,12 +55,3 @@ Without a command it runs until SIGTERM. Containers go on when it stops.`,
 	)
 	return c
 }
-
-func load(file string) (*config.Config, error) {
-	data, err := cli.ReadFile(file, "`edgecore join` makes one, `edgecore config minimal` prints one to start from")
-	if err != nil {
-		return nil, err
-	}
-	cfg, err := app.Configuration(file, data)
-	return cfg, cli.Bad(err)
-}

@@ -2,16 +2,11 @@ package join
 
 import (
 	"context"
-	"net/http"
 	"sync/atomic"
 	"time"
 
 	"k8s.io/client-go/discovery"
 	"k8s.io/klog/v2"
-
-	"github.com/skerry-io/skerry/common/pki"
-	"github.com/skerry-io/skerry/common/topic"
-	"github.com/skerry-io/skerry/common/version"
 )
 
 // clusterAge is how old the known version of kube-apiserver becomes: a cluster is upgraded while cloudcore runs.
@@ -44,11 +39,4 @@ func (v *clusterVersion) get() string {
 		return *known
 	}
 	return ""
-}
-
-func (s *Server) serveAbout(w http.ResponseWriter, _ *http.Request) {
-	write(w, http.StatusOK, pki.About{
-		Version: version.Skerry(), Kubernetes: s.cluster.get(), Protocol: topic.Protocol, WebSocket: s.cfg.WebSocket, QUIC: s.cfg.QUIC,
-		UnixMillis: time.Now().UnixMilli(),
-	})
 }
