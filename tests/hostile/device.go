@@ -10,6 +10,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"sync/atomic"
 
@@ -70,7 +71,13 @@ func dial(ctx context.Context, c Config) (link.Conn, error) {
 		}
 		return d.Dial(ctx, c.Address)
 	}
-	d, err := wslink.NewDialer(wslink.DialConfig{Link: bounds, TLS: c.TLS, Table: topic.NewTable()})
+	small := func(conn net.Conn) net.Conn { // a device that stops reading holds little in its kernel
+		if tcp, ok := conn.(*net.TCPConn); ok {
+			_ = tcp.SetReadBuffer(16 << 10)
+		}
+		return conn
+	}
+	d, err := wslink.NewDialer(wslink.DialConfig{Link: bounds, TLS: c.TLS, Table: topic.NewTable(), Wrap: small})
 	if err != nil {
 		return nil, err
 	}
@@ -212,3 +219,10 @@ func (d *Device) Err() error { return d.conn.Err() }
 
 // Close ends the link.
 func (d *Device) Close() { _ = d.conn.Close(link.CloseShutdown, "enough") }
+
+// Forget drops what is known of streams.
+func (d *Device) Forget() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.streams, d.closed = nil, nil
+}

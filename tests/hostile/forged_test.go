@@ -29,7 +29,7 @@ import (
 // TestHostile_14_WhatANodeMayDo is one cloudcore, and what the devices of one node try there to get or do more than
 // that node's kubelet may at kube-apiserver itself. Nothing of another node's is changed by any of it.
 func TestHostile_14_WhatANodeMayDo(t *testing.T) {
-	s := start(t, fmt.Sprintf("tunnel: {listen: %q, advertise: \"127.0.0.1:1\"}\n", free(t, "tcp")))
+	s := start(t, withTunnel())
 	ns := things(t)
 	before := snapshot(t, ns)
 	device := s.dial(t, link.QUIC, own)
@@ -335,12 +335,12 @@ func forgedRequester(t *testing.T, s *system, ns string) {
 // opens streams itself, and speaks on streams that were never opened: nothing is dialled, and each is closed or the
 // link is.
 func streams(t *testing.T, s *system, _ string) {
-	port, connections := server(t, "127.0.0.1", "victim")
+	victim := serve(t, "127.0.0.1:0", "victim", nil, "victim")
 	for name, messages := range map[string][]message.Message{
 		"opens to its kubelet":    {topic.StreamOpen.New(message.Resource{}, &topicpb.StreamOpen{Id: 2, Window: 1 << 16, Target: "kubelet"})},
 		"opens to another's":      {topic.StreamOpen.New(message.Resource{Name: another}, &topicpb.StreamOpen{Id: 2, Window: 1 << 16, Target: another})},
 		"opens to kube-apiserver": {topic.StreamOpen.New(message.Resource{}, &topicpb.StreamOpen{Id: 2, Window: 1 << 16, Target: plane.Server})},
-		"opens to an address":     {topic.StreamOpen.New(message.Resource{}, &topicpb.StreamOpen{Id: 2, Window: 1 << 16, Target: "127.0.0.1:" + port})},
+		"opens to an address":     {topic.StreamOpen.New(message.Resource{}, &topicpb.StreamOpen{Id: 2, Window: 1 << 16, Target: "127.0.0.1:" + victim.port})},
 		"speaks on one of no one": {
 			topic.StreamWindow.New(message.Resource{}, &topicpb.StreamWindow{Id: 1, Bytes: 1 << 30}),
 			topic.StreamData.New(message.Resource{}, &topicpb.StreamData{Id: 1, Data: []byte("GET / HTTP/1.1\r\n\r\n")}),
@@ -367,8 +367,8 @@ func streams(t *testing.T, s *system, _ string) {
 			})
 		})
 	}
-	if len(connections) > 0 {
-		t.Errorf("cloudcore dialled %d times", len(connections))
+	if n := victim.connections.Load(); n > 0 {
+		t.Errorf("cloudcore dialled %d times", n)
 	}
 }
 

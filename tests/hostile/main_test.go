@@ -6,11 +6,15 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"errors"
+	"flag"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -27,14 +31,92 @@ import (
 	"github.com/skerry-io/skerry/common/pki"
 	"github.com/skerry-io/skerry/tests/cluster"
 	"github.com/skerry-io/skerry/tests/cluster/binary"
+	"github.com/skerry-io/skerry/tests/cluster/ca"
 	"github.com/skerry-io/skerry/tests/cluster/process"
 	"github.com/skerry-io/skerry/tests/hostile"
 )
 
+// plane's kube-apiserver goes to kubelets, webhooks and Services through cloudcore (an EgressSelectorConfiguration),
+// where the test's cloudcore has a tunnel. Services have addresses of the loopback interface, so that they can be
+// dialled here without kube-proxy.
 var plane *cluster.ControlPlane
 
+// tunnel is where cloudcore listens for kube-apiserver's way to nodes, for the tests that have one.
+var tunnelAddress string
+
+// balancer is the address of the control plane's load balancer: where edges reach the cloud.
+const balancer = "127.97.0.1"
+
+const serviceCIDR = "127.96.0.0/16"
+
 func TestMain(m *testing.M) {
-	os.Exit(cluster.Main(m, func(c *cluster.ControlPlane) { plane = c }))
+	flag.Parse()
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	if testing.Short() {
+		return m.Run()
+	}
+	dir, err := os.MkdirTemp("", "skerry-hostile-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	ctx := context.Background()
+	if plane, err = newPlane(ctx, dir); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer plane.Kill(ctx)
+	return m.Run()
+}
+
+// newPlane starts a control plane that knows cloudcore's CA before cloudcore is there, as an administrator sets it up.
+func newPlane(ctx context.Context, dir string) (*cluster.ControlPlane, error) {
+	cert, key, err := ca.New("skerry serving CA")
+	if err != nil {
+		return nil, err
+	}
+	caFile, egressFile := filepath.Join(dir, "egress-ca.crt"), filepath.Join(dir, "egress.yaml")
+	egress, err := freeAddress("tcp")
+	if err != nil {
+		return nil, err
+	}
+	if tunnelAddress, err = freeAddress("tcp"); err != nil {
+		return nil, err
+	}
+	planeDir := filepath.Join(dir, "plane")
+	identity := filepath.Join(planeDir, "pki", "apiserver-kubelet-client")
+	config := fmt.Sprintf(`apiVersion: apiserver.k8s.io/v1beta1
+kind: EgressSelectorConfiguration
+egressSelections:
+- name: cluster
+  connection:
+    proxyProtocol: HTTPConnect
+    transport:
+      tcp:
+        url: https://%s
+        tlsConfig: {caBundle: %s, clientCert: %s.crt, clientKey: %s.key, tlsServerName: 127.0.0.1}
+`, egress, caFile, identity, identity)
+	if err := errors.Join(os.Mkdir(planeDir, 0o700), os.WriteFile(caFile, cert, 0o600), os.WriteFile(egressFile, []byte(config), 0o600)); err != nil {
+		return nil, err
+	}
+	c, err := cluster.New(ctx, planeDir, "--egress-selector="+egressFile, "--egress-listen="+egress, "--egress-to="+tunnelAddress, "--service-cidr="+serviceCIDR,
+		"--apiserver-arg=--kubelet-preferred-address-types=Hostname,InternalIP")
+	if err != nil {
+		return nil, err
+	}
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "skerry-system"}}
+	if _, err := c.Client().CoreV1().Namespaces().Create(ctx, namespace, metav1.CreateOptions{}); err != nil {
+		return c, err
+	}
+	_, err = c.Client().CoreV1().Secrets("skerry-system").Create(ctx, &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: "skerry-ca"}, Type: corev1.SecretTypeTLS, Immutable: new(true),
+		Data: map[string][]byte{corev1.TLSCertKey: cert, corev1.TLSPrivateKeyKey: key},
+	}, metav1.CreateOptions{})
+	return c, err
 }
 
 // system is the real cloudcore at work, with the rights of its manifests.
@@ -67,17 +149,20 @@ func start(t *testing.T, further string) *system {
 	dir := t.TempDir()
 	kubeconfig := filepath.Join(dir, "cloudcore.kubeconfig")
 	writeKubeconfig(t, plane.ServiceAccount(t, "skerry-system", "cloudcore"), kubeconfig)
+	approver := filepath.Join(dir, "approver.kubeconfig")
+	writeKubeconfig(t, plane.ServiceAccount(t, "skerry-system", "cloudcore-approver"), approver)
 	s := &system{websocket: free(t, "tcp"), quic: free(t, "udp"), health: free(t, "tcp")}
 	config := fmt.Sprintf(`apiVersion: config.skerry.io/v1alpha1
 kind: CloudCore
 kubeconfig: %s
-advertise: [127.0.0.1]
+approver: {kubeconfig: %s}
+advertise: [127.0.0.1, %s]
 hub:
   websocket: {listen: "%s"}
   quic: {listen: "%s"}
 health: {listen: "%s"}
 join: {listen: ""}
-%s`, kubeconfig, s.websocket, s.quic, s.health, further)
+%s`, kubeconfig, approver, balancer, s.websocket, s.quic, s.health, further)
 	file, log := filepath.Join(dir, "cloudcore.yaml"), filepath.Join(dir, "cloudcore.log")
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		t.Fatal(err)
@@ -119,23 +204,59 @@ join: {listen: ""}
 	return s
 }
 
-// free is a loopback address at which nothing listens now.
-func free(t *testing.T, network string) string {
+// metric is the value of a series of cloudcore, 0 where it has none.
+func (s *system) metric(t *testing.T, series string) int {
 	t.Helper()
-	if network == "udp" {
-		c, err := net.ListenPacket("udp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
-		return c.LocalAddr().String()
-	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+s.health+"/metrics", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
+	response, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	raw, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(raw)) {
+		if value, ok := strings.CutPrefix(line, series+" "); ok {
+			n, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return int(n)
+		}
+	}
+	return 0
+}
+
+// free is a loopback address at which nothing listens now.
+func free(t *testing.T, network string) string {
+	t.Helper()
+	a, err := freeAddress(network)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+func freeAddress(network string) (string, error) {
+	if network == "udp" {
+		c, err := net.ListenPacket("udp", "127.0.0.1:0")
+		if err != nil {
+			return "", err
+		}
+		defer c.Close()
+		return c.LocalAddr().String(), nil
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
 	defer l.Close()
-	return l.Addr().String()
+	return l.Addr().String(), nil
 }
 
 func writeKubeconfig(t *testing.T, cfg *rest.Config, file string) {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -213,6 +214,17 @@ func things(t *testing.T) (namespace string) {
 			return err
 		})
 	}
+	t.Cleanup(func() {
+		for _, node := range []string{own, another} {
+			err := errors.Join(
+				admin.StorageV1().CSINodes().Delete(context.Background(), node, metav1.DeleteOptions{}),
+				admin.CoordinationV1().Leases("kube-node-lease").Delete(context.Background(), node, metav1.DeleteOptions{}),
+			)
+			if err != nil {
+				t.Error(err)
+			}
+		}
+	})
 	node := kubernetes.NewForConfigOrDie(plane.Node(t, own))
 	cluster.Eventually(t, "kube-apiserver knows what the node's pod needs", func(ctx context.Context) error {
 		_, err := node.CoreV1().Secrets(ns).Get(ctx, "mine", metav1.GetOptions{})

@@ -1,39 +1,68 @@
 package hostile_test
 
 import (
-	"io"
+	"crypto/tls"
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
 	"net"
+	"net/http"
+	"sync/atomic"
 	"testing"
+
+	"github.com/skerry-io/skerry/tests/cluster/ca"
 )
 
-// server says its name to each connection, at a loopback address of its own, and notes them.
-func server(t *testing.T, address, name string) (port string, connections chan struct{}) {
+// server says its name to each request over TLS, at one address, and counts the connections.
+type server struct {
+	http        *http.Server
+	connections atomic.Int64
+	requests    atomic.Int64
+	port        string
+}
+
+// serve starts a server whose certificate, of the cluster's CA, has those names.
+func serve(t *testing.T, address, name string, handler http.Handler, names ...string) *server {
 	t.Helper()
-	l, err := net.Listen("tcp", net.JoinHostPort(address, "0"))
+	cert, key, err := ca.Server(plane.CAFile(), plane.CAKeyFile(), pkix.Name{CommonName: name}, names)
 	if err != nil {
 		t.Fatal(err)
 	}
-	connections = make(chan struct{}, 1000)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
+	pair, err := tls.X509KeyPair(cert, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &server{}
+	if handler == nil {
+		handler = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, name) })
+	}
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.http = &http.Server{
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			s.requests.Add(1)
+			handler.ServeHTTP(w, r)
+		}),
+		ConnState: func(_ net.Conn, state http.ConnState) {
+			if state == http.StateNew {
+				s.connections.Add(1)
 			}
-			connections <- struct{}{}
-			_, _ = io.WriteString(conn, name+"\n")
-			_ = conn.Close()
-		}
+		},
+	}
+	done := make(chan error, 1)
+	go func() {
+		done <- s.http.Serve(tls.NewListener(l, &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}))
 	}()
 	t.Cleanup(func() {
-		_ = l.Close()
-		<-done
+		_ = s.http.Close()
+		if err := <-done; !errors.Is(err, http.ErrServerClosed) {
+			t.Error(err)
+		}
 	})
-	_, port, err = net.SplitHostPort(l.Addr().String())
-	if err != nil {
+	if _, s.port, err = net.SplitHostPort(l.Addr().String()); err != nil {
 		t.Fatal(err)
 	}
-	return port, connections
+	return s
 }

@@ -9,7 +9,9 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -235,7 +237,7 @@ func (p *plane) apiserver() (func(context.Context) error, error) {
 		"--client-ca-file=" + k.path("ca.crt"),
 		"--tls-cert-file=" + k.path(identityServing+".crt"), "--tls-private-key-file=" + k.path(identityServing+".key"),
 		"--kubelet-client-certificate=" + k.path(identityKubelet+".crt"), "--kubelet-client-key=" + k.path(identityKubelet+".key"),
-		"--kubelet-certificate-authority=" + k.path("ca.crt"), "--kubelet-preferred-address-types=InternalIP,Hostname",
+		"--kubelet-certificate-authority=" + k.path("ca.crt"),
 		"--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file=" + k.path("sa.pub"), "--service-account-signing-key-file=" + k.path("sa.key"),
 		"--allow-privileged=true",
@@ -247,6 +249,10 @@ func (p *plane) apiserver() (func(context.Context) error, error) {
 	if p.cfg.Advertise.IsLoopback() {
 		// An Endpoints object must not name a loopback address.
 		args = append(args, "--endpoint-reconciler-type=none")
+	}
+	const kubelets = "--kubelet-preferred-address-types="
+	if !slices.ContainsFunc(p.cfg.APIServerArgs, func(arg string) bool { return strings.HasPrefix(arg, kubelets) }) {
+		args = append(args, kubelets+"InternalIP,Hostname") // a second such flag would add to the first
 	}
 	if p.cfg.Quick {
 		args = append(args, "--default-unreachable-toleration-seconds=10", "--default-not-ready-toleration-seconds=10")
