@@ -19,6 +19,7 @@ import (
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/health"
 	"github.com/skerry-io/skerry/edge/internal/api"
+	"github.com/skerry-io/skerry/edge/internal/atomicfile"
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
 )
@@ -75,10 +76,7 @@ func metricsToken(path string) (string, error) {
 		return token, nil
 	}
 	token := rand.Text()
-	if err := os.WriteFile(path+".new", []byte(token+"\n"), 0o600); err != nil {
-		return "", fmt.Errorf("making the token of the metrics: %w", err)
-	}
-	if err := os.Rename(path+".new", path); err != nil {
+	if err := atomicfile.Write(path, []byte(token+"\n"), 0o600); err != nil {
 		return "", fmt.Errorf("making the token of the metrics: %w", err)
 	}
 	return token, nil

@@ -51,7 +51,7 @@ var cyclic = map[string]int{
 
 	"edge/cmd/edgecore": 2,
 
-	"edge/internal/api": 10,
+	"edge/internal/api": 9,
 
 	"edge/internal/drain": 2,
 

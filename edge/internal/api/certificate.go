@@ -19,6 +19,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/edge/internal/atomicfile"
 )
 
 // The certificates of the loopback listener are the device's own and never leave it. Their authority is made once and kept; the two leaves are made
@@ -184,7 +186,7 @@ func (s *Server) writeKubeconfig(address string) error {
 	if err != nil {
 		return fmt.Errorf("writing %s: %w", KubeconfigFile, err)
 	}
-	if err := replaceFile(filepath.Join(s.config.DataDir, KubeconfigFile), raw); err != nil {
+	if err := atomicfile.Write(filepath.Join(s.config.DataDir, KubeconfigFile), raw, 0o600); err != nil {
 		return fmt.Errorf("writing %s: %w", KubeconfigFile, err)
 	}
 	return nil

@@ -226,22 +226,3 @@ func (l serverLog) Write(p []byte) (int, error) {
 	l.logger.V(2).Info("Connection failed", "reason", string(p))
 	return len(p), nil
 }
-
-// replaceFile writes a file whole or not at all, for root alone.
-func replaceFile(path string, content []byte) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-")
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			_ = os.Remove(f.Name())
-		}
-	}()
-	_, err = f.Write(content)
-	err = errors.Join(err, f.Chmod(0o600), f.Sync(), f.Close())
-	if err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), path)
-}

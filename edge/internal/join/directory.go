@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/common/pki"
+	"github.com/skerry-io/skerry/edge/internal/atomicfile"
 )
 
 // The files of the identity directory. node.pem is written last and removed first: an identity is whole when it is there.
@@ -196,26 +197,8 @@ func (d *directory) keepCertificate(key crypto.Signer, certs []*x509.Certificate
 }
 
 // write replaces a file as a whole, or not at all, power cuts included.
-func (d *directory) write(name string, data []byte, mode fs.FileMode) (err error) {
-	f, err := os.CreateTemp(d.path, "."+name+".*")
-	if err != nil {
-		return fmt.Errorf("writing %s: %w", d.file(name), err)
-	}
-	defer func() {
-		if err != nil {
-			os.Remove(f.Name())
-			err = fmt.Errorf("writing %s: %w", d.file(name), err)
-		}
-	}()
-	_, err = f.Write(data)
-	err = errors.Join(err, f.Chmod(mode), f.Sync(), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), d.file(name))
-	}
-	if err != nil {
-		return err
-	}
-	return d.lock.Sync() // the directory itself: a rename is not on the disk before (fsync(2))
+func (d *directory) write(name string, data []byte, mode fs.FileMode) error {
+	return atomicfile.Write(d.file(name), data, mode)
 }
 
 func (d *directory) remove(name string) error {

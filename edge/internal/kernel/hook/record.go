@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/skerry-io/skerry/edge/internal/atomicfile"
 )
 
 // The files of the hook that runs, or ran last.
@@ -117,10 +119,7 @@ func (r records) write(rec record) (out *os.File, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := os.WriteFile(r.path(recordFile+".new"), raw, 0o600); err != nil {
-		return nil, err
-	}
-	if err := os.Rename(r.path(recordFile+".new"), r.path(recordFile)); err != nil {
+	if err := atomicfile.Write(r.path(recordFile), raw, 0o600); err != nil {
 		return nil, err
 	}
 	return os.OpenFile(r.path(outputFile), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)

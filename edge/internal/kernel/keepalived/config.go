@@ -15,6 +15,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/skerry-io/skerry/edge/internal/atomicfile"
 )
 
 // retest is how long an instance that keepalived refused is left out before it is tried again: an
@@ -108,7 +110,7 @@ func (d *Daemon) compose(ctx context.Context, instances []Instance, extra []byte
 	wrong := d.test(ctx, with)
 	if wrong == nil {
 		if len(extra) > 0 {
-			err = writeFile(d.path(fileExtra), extra)
+			err = atomicfile.Write(d.path(fileExtra), extra, 0o644)
 		}
 		return with, instances, nil, err
 	}
@@ -128,7 +130,7 @@ func (d *Daemon) compose(ctx context.Context, instances []Instance, extra []byte
 		return with, good, refused, nil
 	}
 	if wrong = d.test(ctx, with); wrong == nil {
-		return with, good, refused, writeFile(d.path(fileExtra), extra)
+		return with, good, refused, atomicfile.Write(d.path(fileExtra), extra, 0o644)
 	}
 	d.extra = fmt.Errorf("%s: %w", d.cfg.Extra, wrong)
 	// As they were when they were last good; else without.
@@ -202,7 +204,7 @@ var errRefused = errors.New("keepalived refuses the configuration")
 // interface: the daemon ends and leaves its addresses behind; nonsense: it drops all).
 func (d *Daemon) test(ctx context.Context, conf []byte) error {
 	path := d.path(fileTest)
-	if err := writeFile(path, conf); err != nil {
+	if err := atomicfile.Write(path, conf, 0o644); err != nil {
 		return err
 	}
 	defer os.Remove(path)
@@ -317,22 +319,4 @@ func orNone(s string) string {
 		return "another keepalived"
 	}
 	return s
-}
-
-// writeFile replaces a file at once: a reader sees the old one or the new one.
-func writeFile(path string, data []byte) error {
-	tmp, err := os.CreateTemp(filepath.Dir(path), ".new-*")
-	if err != nil {
-		return fmt.Errorf("writing %s: %w", path, err)
-	}
-	_, err = tmp.Write(data)
-	err = errors.Join(err, tmp.Chmod(0o644), tmp.Close())
-	if err == nil {
-		err = os.Rename(tmp.Name(), path)
-	}
-	if err != nil {
-		_ = os.Remove(tmp.Name())
-		return fmt.Errorf("writing %s: %w", path, err)
-	}
-	return nil
 }

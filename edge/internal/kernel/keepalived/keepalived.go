@@ -16,6 +16,8 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+
+	"github.com/skerry-io/skerry/edge/internal/atomicfile"
 )
 
 // Changed tells that States may differ from what it was. It is level-triggered: several changes may be told once.
@@ -113,7 +115,7 @@ func (d *Daemon) Apply(ctx context.Context, instances []Instance) error {
 		}
 		return nil
 	}
-	if err := writeFile(d.path(fileConfig), file); err != nil {
+	if err := atomicfile.Write(d.path(fileConfig), file, 0o644); err != nil {
 		return err
 	}
 	d.file = file

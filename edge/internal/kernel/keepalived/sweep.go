@@ -11,6 +11,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/skerry-io/skerry/edge/internal/atomicfile"
 )
 
 // place is an address on an interface.
@@ -63,7 +65,7 @@ func (d *Daemon) writeOwned(all []place) error {
 	for _, p := range all {
 		fmt.Fprintf(&b, "%s %s\n", p.iface, p.address)
 	}
-	return writeFile(d.path(fileOwned), []byte(b.String()))
+	return atomicfile.Write(d.path(fileOwned), []byte(b.String()), 0o644)
 }
 
 func (d *Daemon) sweep(all bool) error {
