@@ -173,11 +173,13 @@ func TestEvents_05_CloudcoreKilledInMidFlood(t *testing.T) {
 	f.waitArrived()
 }
 
-// TestEvents_07: one node storms; another one's Lease is renewed before it runs out, each time.
+// TestEvents_07: one node storms; another one's Lease, which the same replica of cloudcore renews, is renewed before it
+// runs out, each time.
 func TestEvents_07_AStormOfOneNode(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
 	pod := s.pod(s.namespace(), "storm", "edge1")
+	replica := s.atOneReplica()
 	leases := s.client.CoordinationV1().Leases("kube-node-lease")
 	before, err := leases.Get(t.Context(), "edge2", metav1.GetOptions{})
 	s.check(err)
@@ -187,6 +189,11 @@ func TestEvents_07_AStormOfOneNode(t *testing.T) {
 	f := s.flood(pod)
 	s.check(f.write(t.Context(), 4000))
 	f.waitArrived()
+	for _, node := range []string{"edge1", "edge2"} {
+		if now, err := s.servingReplica(t.Context(), node); err != nil || now != replica {
+			t.Errorf("%s is served by %q, %v; it began at %s", node, now, err, replica)
+		}
+	}
 	// Up to the first renewal after the storm.
 	var renewed []time.Time
 	for end := time.Now(); len(renewed) == 0 || renewed[len(renewed)-1].Before(end); {
@@ -205,6 +212,26 @@ func TestEvents_07_AStormOfOneNode(t *testing.T) {
 		}
 		last = at
 	}
+}
+
+// atOneReplica stops all replicas of cloudcore but one, until the test ends, and waits for both edges there.
+func (s *system) atOneReplica() (replica string) {
+	s.t.Helper()
+	replicas := options().Replicas()
+	replica = replicas[0]
+	for _, other := range replicas[1:] {
+		s.check(s.Stop(s.t.Context(), other, "cloudcore")) // the next test starts it again
+	}
+	for _, node := range []string{"edge1", "edge2"} {
+		s.waitFor(node+" to be at "+replica, func(ctx context.Context) error {
+			if now, err := s.servingReplica(ctx, node); err != nil || now != replica {
+				return fmt.Errorf("it is at %q: %w", now, err)
+			}
+			return nil
+		})
+		s.waitLinked(node)
+	}
+	return replica
 }
 
 // TestEvents_08: the outbox is full: the oldest events are gone, the newest arrive, and the cloud is told how many are missing.

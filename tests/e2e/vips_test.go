@@ -340,6 +340,103 @@ func TestVIPs_20_CloudAwayForLongAndBack(t *testing.T) {
 	t.Logf("%d customers, %d lost", customers.bought+len(customers.lost), len(customers.lost))
 }
 
+// rulesOf is what of virtual IPs a device's kernel has, and its keepalived.
+func (s *system) rulesOf(node string) string {
+	s.t.Helper()
+	return s.onHost(node, "sh", "-c", "for c in iptables ip6tables; do for t in nat filter mangle raw; do $c-save -t $t | grep SKERRY-VIP; done; done; "+
+		"ip -o address | grep -F '"+shopVIP+"/'; ip rule | grep -F '"+shopVIP+"'; for p in /proc/[0-9]*; do grep -qsx keepalived $p/comm && "+
+		"tr '\\0' ' ' <$p/cmdline; done; true")
+}
+
+// VIPs_10: cloudcore restarts while clients are served: the claim is the same object, and none is lost. Traps_07: the
+// module is switched off on the holder: its address, rules and keepalived are gone, and the other node serves.
+// VIPs_25: the Service is deleted: the object goes, and so does everything on the devices; what others have there stays.
+func TestVIPs_10_25_RestartAndRelease(t *testing.T) {
+	s := use(t)
+	const mark = "an operator's own rule"
+	for _, node := range []string{"edge1", "edge2"} {
+		s.onHost(node, "iptables", "-t", "nat", "-I", "PREROUTING", "-d", "192.0.2.9", "-m", "comment", "--comment", mark, "-j", "ACCEPT")
+		t.Cleanup(func() {
+			s.must(s.run(context.Background(), "exec", node, "--", "iptables", "-t", "nat", "-D", "PREROUTING", "-d", "192.0.2.9", "-m", "comment", "--comment", mark, "-j", "ACCEPT"))
+		})
+		if there := s.rulesOf(node); there != "" {
+			t.Fatalf("before there is a Service %s has\n%s", node, there)
+		}
+	}
+	s.shop()
+	s.waitShop(2)
+	holder := s.waitShopAt("edge1", "edge2")
+
+	const claims = `{range .items[*]}{.metadata.name} {.metadata.uid} {.spec.vrid} {.spec.service.uid}{"\n"}{end}`
+	before, roles := s.kubectl("get", "virtualips", "-o", "jsonpath="+claims), s.roles()
+	customers := s.shoppers()
+	for _, replica := range options().Replicas() {
+		s.kill(replica, "cloudcore")
+	}
+	for _, replica := range options().Replicas() {
+		s.start(replica, "cloudcore")
+	}
+	for _, node := range []string{"edge1", "edge2"} {
+		s.waitLinked(node)
+	}
+	// The new leader works: it gives what is asked for now.
+	s.kubectl("annotate", "nodepool", "shop", "looked=1")
+	s.waitFor("a leader of cloudcore", func(ctx context.Context) error {
+		out, err := s.run(ctx, "kubectl", "get", "lease", "-n", "skerry-system", "cloudcore", "-o", "jsonpath={.spec.holderIdentity}")
+		if err != nil {
+			return err
+		}
+		for _, node := range []string{"edge1", "edge2"} {
+			d, err := s.deviceStatus(ctx, node)
+			if err != nil {
+				return err
+			}
+			if d.Link.Instance == out {
+				return nil
+			}
+		}
+		return fmt.Errorf("it is %q, which serves no edge", out)
+	})
+	s.waitShop(2)
+	customers.end()
+	if after := s.kubectl("get", "virtualips", "-o", "jsonpath="+claims); after != before || strings.Count(after, "\n") != 1 {
+		t.Errorf("claims before:\n%s\nand after:\n%s", before, after)
+	}
+	if after := s.roles(); after != roles {
+		t.Errorf("what the nodes were before:\n%s\nand after:\n%s", roles, after)
+	}
+	if len(customers.lost) > 0 {
+		t.Errorf("%d of %d customers were not served: %v", len(customers.lost), customers.bought+len(customers.lost), customers.lost[0])
+	}
+
+	s.set(holder, "modules.vip.enable=false", "modules.vip.enable=true")
+	other := s.waitShopAt(otherEdge(holder))
+	s.waitFor("nothing of virtual IPs to be left on "+holder, func(context.Context) error {
+		if left := s.rulesOf(holder); left != "" {
+			return errors.New(left)
+		}
+		return nil
+	})
+
+	s.kubectl("-n", "sample", "delete", "service", "shop")
+	s.waitFor("nothing to be left on "+other, func(context.Context) error {
+		left := s.rulesOf(other)
+		// The chains stay, empty, and so does keepalived, with no instance: the next address needs both.
+		if strings.Contains(left, shopVIP) || strings.Contains(left, "DNAT") {
+			return errors.New(left)
+		}
+		return nil
+	})
+	for _, node := range []string{"edge1", "edge2"} {
+		if out := s.onHost(node, "iptables", "-t", "nat", "-S", "PREROUTING"); !strings.Contains(out, mark) {
+			t.Errorf("%s lost what is not ours:\n%s", node, out)
+		}
+	}
+	if all := s.shopHolders(); len(all) > 0 {
+		t.Errorf("%v hold it still", all)
+	}
+}
+
 // Somebody on the LAN has the address already: nobody claims it, the object says who it is, and it is claimed when he goes.
 func TestVIPs_DuplicateAddress(t *testing.T) {
 	s := use(t)

@@ -42,6 +42,8 @@ type Config struct {
 	SANs []string
 	// ServiceCIDR is the range for Services. Ranges for pods are not given out: on edge nodes the CNI configuration of the device has the say.
 	ServiceCIDR netip.Prefix
+	// SecondServiceCIDR is the range of the other family, for Services that ask for both.
+	SecondServiceCIDR netip.Prefix
 	// Quick makes node failures visible within some 12 s and evictions start 10 s later, instead of Kubernetes' 50 s and 5 min.
 	Quick bool
 	// Audit, when set, is a file that gets one line of JSON for each request, without bodies.
@@ -65,7 +67,7 @@ func Default() Config {
 		Bind:        netip.MustParseAddr("0.0.0.0"),
 		Advertise:   netip.MustParseAddr("127.0.0.1"),
 		Port:        6443,
-		ServiceCIDR: netip.MustParsePrefix("10.96.0.0/16"),
+		ServiceCIDR: netip.MustParsePrefix("10.96.0.0/16"), SecondServiceCIDR: netip.MustParsePrefix("fd00:96::/112"),
 	}
 }
 

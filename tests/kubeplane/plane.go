@@ -232,7 +232,7 @@ func (p *plane) apiserver() (func(context.Context) error, error) {
 	args := []string{
 		"--etcd-servers=" + p.etcdURL,
 		"--bind-address=" + p.cfg.Bind.String(), "--secure-port=" + strconv.Itoa(int(p.port)), "--advertise-address=" + p.cfg.Advertise.String(),
-		"--service-cluster-ip-range=" + p.cfg.ServiceCIDR.String(),
+		"--service-cluster-ip-range=" + p.cfg.ServiceCIDR.String() + "," + p.cfg.SecondServiceCIDR.String(),
 		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--enable-bootstrap-token-auth=true",
 		"--client-ca-file=" + k.path("ca.crt"),
 		"--tls-cert-file=" + k.path(identityServing+".crt"), "--tls-private-key-file=" + k.path(identityServing+".key"),

@@ -330,6 +330,95 @@ func TestVIPs_12_OverlapInTheCluster(t *testing.T) {
 	r.is("more", vip.ReasonExhausted, "first 10.30.0.11")
 }
 
+// familyService makes a Service of these families that chooses one pool.
+func (r *real) familyService(name, pool string, annotations map[string]string, families ...corev1.IPFamily) {
+	r.t.Helper()
+	class, policy := v1alpha1.VIPClass, corev1.IPFamilyPolicySingleStack
+	if len(families) > 1 {
+		policy = corev1.IPFamilyPolicyRequireDualStack
+	}
+	s := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{v1alpha1.VIPPoolSelector: "pool=" + pool}},
+		Spec: corev1.ServiceSpec{
+			Type: corev1.ServiceTypeLoadBalancer, LoadBalancerClass: &class, Selector: map[string]string{"app": name}, Ports: []corev1.ServicePort{{Port: 80}},
+			IPFamilies: families, IPFamilyPolicy: &policy,
+		},
+	}
+	for k, v := range annotations {
+		s.Annotations[k] = v
+	}
+	if _, err := plane.Client().CoreV1().Services("default").Create(r.t.Context(), s, metav1.CreateOptions{}); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// named is a pool that a Service can choose by its name.
+func (r *real) named(name string, addresses ...any) {
+	p := r.pool(name, map[string]any{"addresses": addresses, "network": name})
+	p.Object["metadata"].(map[string]any)["labels"] = map[string]any{"pool": name}
+	r.create(p)
+}
+
+// Single addresses, networks, ranges and IPv6, by kube-apiserver's own validation and allocation: both ends are given,
+// and nothing beside them. One Service more than there are addresses waits.
+func TestVIPs_07_RangesOfTheCluster(t *testing.T) {
+	r := newReal(t)
+	for pool, c := range map[string]struct {
+		addresses []any
+		family    corev1.IPFamily
+		want      []string
+	}{
+		"single":    {[]any{"10.31.0.7"}, corev1.IPv4Protocol, []string{"10.31.0.7"}},
+		"network":   {[]any{"10.31.1.0/30"}, corev1.IPv4Protocol, []string{"10.31.1.1", "10.31.1.2"}},
+		"range":     {[]any{"10.31.2.255-10.31.3.0"}, corev1.IPv4Protocol, []string{"10.31.2.255", "10.31.3.0"}},
+		"six":       {[]any{"2001:db8:31::1-2001:db8:31::2"}, corev1.IPv6Protocol, []string{"2001:db8:31::1", "2001:db8:31::2"}},
+		"sixsingle": {[]any{"2001:db8:32::ffff"}, corev1.IPv6Protocol, []string{"2001:db8:32::ffff"}},
+	} {
+		r.named(pool, c.addresses...)
+		for i, want := range c.want {
+			name := fmt.Sprintf("%s-%d", pool, i)
+			r.familyService(name, pool, nil, c.family)
+			r.is(name, vip.ReasonAllocated, pool+" "+want)
+		}
+		r.familyService(pool+"-more", pool, nil, c.family)
+		r.is(pool+"-more", vip.ReasonExhausted)
+	}
+}
+
+// A Service of both families has an address of each, in the families' order; each is an object of its own, and
+// goes with the family. A pool without one of the families says so.
+func TestVIPs_13_DualStackInTheCluster(t *testing.T) {
+	r := newReal(t)
+	r.named("both", "10.33.0.10-10.33.0.11", "2001:db8:33::10-2001:db8:33::11")
+	r.named("four", "10.33.1.10")
+	r.familyService("web", "both", nil, corev1.IPv6Protocol, corev1.IPv4Protocol)
+	r.is("web", vip.ReasonAllocated, "both 10.33.0.10", "both 2001:db8:33::10")
+	const six = "2001-0db8-0033-0000-0000-0000-0000-0010.both"
+	if got := r.vips(); !slices.Equal(got, []string{"10.33.0.10.both", six}) {
+		t.Errorf("VirtualIPs: %q", got)
+	}
+	if a, b := r.vip("10.33.0.10.both"), r.vip(six); a.Spec.Service.UID != b.Spec.Service.UID || b.Spec.Address != "2001:db8:33::10" {
+		t.Errorf("%+v and %+v", a.Spec, b.Spec)
+	}
+	r.familyService("asked", "both", map[string]string{v1alpha1.VIPAddressPrefix + "both": "10.33.0.11,2001:db8:33::11"}, corev1.IPv4Protocol, corev1.IPv6Protocol)
+	r.is("asked", vip.ReasonAllocated, "both 10.33.0.11", "both 2001:db8:33::11")
+	r.familyService("half", "four", nil, corev1.IPv4Protocol, corev1.IPv6Protocol)
+	r.is("half", vip.ReasonExhausted, "four 10.33.1.10")
+
+	// One family less: its address is given back, the other one stays as it is.
+	before := r.vip("10.33.0.11.both")
+	if _, err := plane.Client().CoreV1().Services("default").Patch(t.Context(), "asked", types.MergePatchType,
+		[]byte(`{"metadata":{"annotations":{"`+v1alpha1.VIPAddressPrefix+`both":"10.33.0.11"}},"spec":{"ipFamilyPolicy":"SingleStack","ipFamilies":["IPv4"]}}`),
+		metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	r.gone("2001-0db8-0033-0000-0000-0000-0000-0011.both")
+	r.is("asked", vip.ReasonAllocated, "both 10.33.0.11")
+	if now := r.vip("10.33.0.11.both"); now.UID != before.UID {
+		t.Error("the other address was given anew")
+	}
+}
+
 // The first election ends, for the nodes too, when one has held the address: their copies have no status.
 func TestReal_Elected(t *testing.T) {
 	r := newReal(t)

@@ -12,18 +12,20 @@ import (
 )
 
 // BenchmarkVIPs is for how long a client on the LAN, which connects every 20 ms, gets no answer: two nodes, real keepalived, traffic through iptables, and no cloud at all.
-// The time of one operation means nothing here; see the metrics. Run it with `go test ./edge/internal/vip -run '^$' -bench VIPs -benchtime 5x`.
+// The time of one operation means nothing here; see the metrics. longest/bound is the part of what VIPs_15, 16 and 18
+// may take: at 1 the bound is reached. Run it with `go test ./edge/internal/vip -run '^$' -bench VIPs -benchtime 5x`.
 func BenchmarkVIPs(b *testing.B) {
 	for _, c := range []struct {
 		name   string
 		advert time.Duration
+		bound  time.Duration // what the specification allows
 		lose   func(h *node)
 		mend   func(h *node)
 	}{
-		{"graceful hand-over", time.Second, func(h *node) { fmt.Fprintln(h.stdin, "on") }, func(h *node) { fmt.Fprintln(h.stdin, "off") }},
-		{"node lost, adverts every 1 s", time.Second, (*node).losePower, (*node).getPower},
-		{"node lost, adverts every 0.2 s", 200 * time.Millisecond, (*node).losePower, (*node).getPower},
-		{"last pod unready", time.Second, func(h *node) { h.api.put(h.podIs(corev1.ConditionFalse)) }, func(h *node) { h.api.put(h.podIs(corev1.ConditionTrue)) }},
+		{"graceful hand-over", time.Second, time.Second, func(h *node) { fmt.Fprintln(h.stdin, "on") }, func(h *node) { fmt.Fprintln(h.stdin, "off") }},
+		{"node lost, adverts every 1 s", time.Second, 4 * time.Second, (*node).losePower, (*node).getPower},
+		{"node lost, adverts every 0.2 s", 200 * time.Millisecond, time.Second, (*node).losePower, (*node).getPower},
+		{"last pod unready", time.Second, 2 * time.Second, func(h *node) { h.api.put(h.podIs(corev1.ConditionFalse)) }, func(h *node) { h.api.put(h.podIs(corev1.ConditionTrue)) }},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			s := newSite(b, 2)
@@ -50,6 +52,7 @@ func BenchmarkVIPs(b *testing.B) {
 			slices.Sort(gaps)
 			b.ReportMetric(gaps[len(gaps)/2], "ms-median")
 			b.ReportMetric(gaps[len(gaps)-1], "ms-longest")
+			b.ReportMetric(gaps[len(gaps)-1]/float64(c.bound.Milliseconds()), "longest/bound")
 			b.ReportMetric(float64(lost)/float64(len(gaps)), "connections-lost/op")
 			b.ReportMetric(0, "ns/op")
 		})
