@@ -181,8 +181,14 @@ func TestEvents_07_AStormOfOneNode(t *testing.T) {
 	pod := s.pod(s.namespace(), "storm", "edge1")
 	replica := s.atOneReplica()
 	leases := s.client.CoordinationV1().Leases("kube-node-lease")
-	before, err := leases.Get(t.Context(), "edge2", metav1.GetOptions{})
-	s.check(err)
+	var before *coordinationv1.Lease
+	begin := time.Now()
+	s.waitFor("a renewal before the storm", func(ctx context.Context) (err error) { // a session that takes a Lease over does not renew it with that
+		if before, err = leases.Get(ctx, "edge2", metav1.GetOptions{}); err == nil && before.Spec.RenewTime.Time.Before(begin) {
+			err = fmt.Errorf("the last was at %v", before.Spec.RenewTime)
+		}
+		return err
+	})
 	watch, err := leases.Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=edge2", ResourceVersion: before.ResourceVersion})
 	s.check(err)
 	defer watch.Stop()

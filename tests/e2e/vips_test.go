@@ -353,7 +353,7 @@ func (s *system) rulesOf(node string) string {
 // VIPs_25: the Service is deleted: the object goes, and so does everything on the devices; what others have there stays.
 func TestVIPs_10_25_RestartAndRelease(t *testing.T) {
 	s := use(t)
-	const mark = "an operator's own rule"
+	const mark = "rule-of-an-operator"
 	for _, node := range []string{"edge1", "edge2"} {
 		s.onHost(node, "iptables", "-t", "nat", "-I", "PREROUTING", "-d", "192.0.2.9", "-m", "comment", "--comment", mark, "-j", "ACCEPT")
 		t.Cleanup(func() {
