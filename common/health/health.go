@@ -7,7 +7,6 @@ package health
 import (
 	"context"
 	"crypto/subtle"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -17,6 +16,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/skerry-io/skerry/common/httpserver"
 )
 
 // Check reports what is wrong, or nil. It must not block.
@@ -52,12 +53,7 @@ func (s *Server) Run(ctx context.Context) error {
 		Handler: s.Handler(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute,
 		MaxHeaderBytes: 8 << 10,
 	}
-	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
-	defer stop()
-	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serving health: %w", err)
-	}
-	return nil
+	return httpserver.Serve(ctx, server, listener, "health")
 }
 
 // Handler serves the pages, as Run does.

@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log"
 	"net"
 	"net/http"
 	"strconv"
@@ -33,6 +32,7 @@ import (
 	"golang.org/x/net/netutil"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/skerry-io/skerry/common/httpserver"
 	"github.com/skerry-io/skerry/common/pki"
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/version"
@@ -139,7 +139,7 @@ func (s *Server) Run(ctx context.Context, l net.Listener) error {
 		MaxHeaderBytes:    8 << 10,
 		BaseContext:       func(net.Listener) context.Context { return ctx },
 		// Handshakes that fail are the scanners of the internet; they are told at a level where somebody looks for them.
-		ErrorLog: log.New(&logWriter{logger: klog.FromContext(ctx)}, "", 0),
+		ErrorLog: httpserver.Log(klog.FromContext(ctx), "joins"),
 	}
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
@@ -372,12 +372,4 @@ func (s *Server) await(ctx context.Context, made *certificatesv1.CertificateSign
 		return nil, pki.Refuse(pki.ReasonUnavailable, "the certificate was not issued within %v; try again (the token loses no further use)", joinWait)
 	}
 	return certificate, err
-}
-
-// logWriter puts what net/http has to say into our log.
-type logWriter struct{ logger klog.Logger }
-
-func (l *logWriter) Write(p []byte) (int, error) {
-	l.logger.V(2).Info("The bootstrap server had trouble with a connection", "what", strings.TrimSpace(string(p)))
-	return len(p), nil
 }

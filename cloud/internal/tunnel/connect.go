@@ -3,9 +3,7 @@ package tunnel
 import (
 	"context"
 	"crypto/x509"
-	"errors"
 	"fmt"
-	"log"
 	"net"
 	"net/http"
 	"slices"
@@ -16,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/skerry-io/skerry/common/httpserver"
 	"github.com/skerry-io/skerry/common/tunnel"
 )
 
@@ -31,25 +30,10 @@ func (t *Tunnel) Serve(ctx context.Context, listener net.Listener) error {
 		ReadHeaderTimeout: headTimeout, IdleTimeout: headTimeout, MaxHeaderBytes: maxAnswer,
 		BaseContext: func(net.Listener) context.Context { return ctx },
 		Protocols:   new(http.Protocols),
-		ErrorLog:    log.New(serverLog{klog.FromContext(ctx)}, "", 0),
 	}
 	server.Protocols.SetHTTP1(true)
-	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
-	err := server.Serve(listener)
-	_ = server.Close()
-	open.shut()
-	if ctx.Err() != nil && errors.Is(err, http.ErrServerClosed) {
-		return nil
-	}
-	return fmt.Errorf("serving kube-apiserver's egress: %w", err)
-}
-
-// serverLog is where net/http writes what it has to say of failed handshakes.
-type serverLog struct{ log klog.Logger }
-
-func (l serverLog) Write(p []byte) (int, error) {
-	l.log.V(2).Info("Serving kube-apiserver's egress", "problem", strings.TrimSpace(string(p)))
-	return len(p), nil
+	defer open.shut()
+	return httpserver.Serve(ctx, server, listener, "kube-apiserver's egress")
 }
 
 // gate counts what the server's handlers do: the server does not wait for them, and knows no more of a connection that they have taken over.

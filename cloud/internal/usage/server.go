@@ -4,11 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"log"
 	"net"
 	"net/http"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,10 +13,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/klog/v2"
 	metrics "k8s.io/metrics/pkg/apis/metrics/v1beta1"
 
 	"github.com/skerry-io/skerry/cloud/internal/kube"
+	"github.com/skerry-io/skerry/common/httpserver"
 )
 
 // maxAsking bounds the questions that are answered at once; one more is told to come again.
@@ -34,25 +31,10 @@ func (u *Usage) Serve(ctx context.Context, listener net.Listener, allowed func(c
 		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
 		BaseContext: func(net.Listener) context.Context { return ctx },
 		Protocols:   new(http.Protocols),
-		ErrorLog:    log.New(serverLog{klog.FromContext(ctx)}, "", 0),
 	}
 	server.Protocols.SetHTTP1(true)
 	server.Protocols.SetHTTP2(true)
-	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
-	err := server.Serve(listener)
-	_ = server.Close()
-	if ctx.Err() != nil && errors.Is(err, http.ErrServerClosed) {
-		return nil
-	}
-	return fmt.Errorf("serving %s: %w", metrics.SchemeGroupVersion, err)
-}
-
-// serverLog is where net/http writes what it has to say of failed handshakes.
-type serverLog struct{ log klog.Logger }
-
-func (l serverLog) Write(p []byte) (int, error) {
-	l.log.V(2).Info("Serving "+metrics.GroupName, "problem", strings.TrimSpace(string(p)))
-	return len(p), nil
+	return httpserver.Serve(ctx, server, listener, metrics.SchemeGroupVersion.String())
 }
 
 // guard lets in kube-apiserver alone. What the user may see it has judged itself: resources of an aggregated API go through its authorizer as all others do.

@@ -6,7 +6,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"log"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -21,6 +20,7 @@ import (
 	"github.com/gorilla/websocket"
 	"k8s.io/klog/v2"
 
+	"github.com/skerry-io/skerry/common/httpserver"
 	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/link/internal/deadline"
 	"github.com/skerry-io/skerry/common/topic"
@@ -99,7 +99,7 @@ func Listen(ctx context.Context, address string, config ListenConfig) (*Listener
 				c.(*tls.Conn).NetConn().(*gated).release()
 			}
 		},
-		ErrorLog: log.New(errorLog{l.log}, "", 0),
+		ErrorLog: httpserver.Log(l.log, "websockets"),
 	}
 	l.server.SetKeepAlivesEnabled(false)
 	l.close = sync.OnceValue(func() error {
@@ -326,12 +326,4 @@ func (g *gate) pass(c net.Conn, leave func()) {
 		leave()
 		_ = c.Close()
 	}
-}
-
-// errorLog leads what net/http has to say, mostly of handshakes that failed, to the log.
-type errorLog struct{ log klog.Logger }
-
-func (l errorLog) Write(b []byte) (int, error) {
-	l.log.V(2).Info("Websocket handshake failed", "what", string(b))
-	return len(b), nil
 }

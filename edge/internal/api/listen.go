@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"log"
 	"net"
 	"net/http"
 	"os"
@@ -17,6 +16,8 @@ import (
 	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/common/httpserver"
 )
 
 const (
@@ -44,7 +45,7 @@ func (s *Server) Serve(ctx context.Context, ready func()) error {
 			IdleTimeout:       idleTimeout,
 			MaxHeaderBytes:    maxHeaderBytes,
 			BaseContext:       func(net.Listener) context.Context { return ctx }, // its logger; and its end ends the watches
-			ErrorLog:          log.New(serverLog{klog.FromContext(ctx)}, "", 0),
+			ErrorLog:          httpserver.Log(klog.FromContext(ctx), "the device's API"),
 		})
 		listeners = append(listeners, l)
 	}
@@ -217,12 +218,4 @@ func (l *unixListener) Close() error {
 		return removeErr
 	}
 	return err
-}
-
-// serverLog makes lines of net/http's log (failed handshakes and the like) quiet lines of ours.
-type serverLog struct{ logger klog.Logger }
-
-func (l serverLog) Write(p []byte) (int, error) {
-	l.logger.V(2).Info("Connection failed", "reason", string(p))
-	return len(p), nil
 }
