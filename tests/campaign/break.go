@@ -21,6 +21,7 @@ import (
 // breakThings plays a schedule. Everything is whole again when it returns.
 func (s *system) breakThings(ctx context.Context, steps []Step) error {
 	began := time.Now()
+	s.ends = began.Add(s.options.Length)
 	var all sync.WaitGroup
 	errs := make(chan error, len(steps))
 	for _, step := range steps {
@@ -57,6 +58,8 @@ func (s *system) break1(ctx context.Context, step Step) error {
 		return restart(ctx, &s.edges[step.Target].daemon, step.For)
 	case BadPage:
 		return s.damage(ctx, s.edges[step.Target], step.For)
+	case Rot:
+		return s.rot(ctx, s.edges[step.Target])
 	case Clock:
 		return s.wrongClock(ctx, s.edges[step.Target], step)
 	case PauseCloud:
@@ -135,6 +138,20 @@ func (s *system) damage(ctx context.Context, e *edge, after time.Duration) error
 	r.End = s.recorder.Now()
 	s.recorder.Add(r)
 	return err
+}
+
+// rot flips a bit of a store that is in use. Nothing says whether and when that is met, so the device
+// counts as damaged until all faults are over. An edgecore that ends for it is started again.
+func (s *system) rot(ctx context.Context, e *edge) error {
+	r := history.Record{Kind: history.Damage, Who: e.name, At: s.recorder.Now()}
+	if err := flip(e.store); err != nil {
+		return err
+	}
+	s.serve(ctx, e.supervise)
+	pause(ctx, time.Until(s.ends))
+	r.End = s.recorder.Now()
+	s.recorder.Add(r)
+	return nil
 }
 
 func flip(file string) error {

@@ -49,6 +49,7 @@ const (
 	KillEdge   Fault = "kill-edge"   // SIGKILL of an edgecore, which is started again
 	PauseEdge  Fault = "pause-edge"
 	BadPage    Fault = "bad-page"   // SIGKILL of an edgecore, one bit of its store's file is flipped, it is started again
+	Rot        Fault = "rot"        // one bit of an edgecore's store is flipped while it runs
 	Cut        Fault = "cut"        // connections of an edge break, new ones are refused
 	Silent     Fault = "silent"     // everything on an edge's link vanishes
 	Thin       Fault = "thin"       // an edge's link carries 4 KiB a second
@@ -62,5 +63,5 @@ const (
 
 // AllFaults are those that a campaign draws from.
 func AllFaults() []Fault {
-	return []Fault{KillCloud, PauseCloud, KillEdge, PauseEdge, BadPage, Cut, Silent, Thin, Refuse, Isolate, Lag, Clock, KillPlane, OlderCopy}
+	return []Fault{KillCloud, PauseCloud, KillEdge, PauseEdge, BadPage, Rot, Cut, Silent, Thin, Refuse, Isolate, Lag, Clock, KillPlane, OlderCopy}
 }

@@ -18,13 +18,6 @@ import (
 // requestPatience bounds every request of a client.
 const requestPatience = 10 * time.Second
 
-func pause(ctx context.Context, d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
-	}
-}
-
 // put does a write and records it, unless it was refused. It reports whether it was acknowledged.
 func (s *system) put(ctx context.Context, r history.Record, write func(context.Context) error) bool {
 	ctx, cancel := context.WithTimeout(ctx, requestPatience)

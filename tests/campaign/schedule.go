@@ -25,7 +25,7 @@ func (s Step) thing() string {
 	switch s.Fault {
 	case KillCloud, PauseCloud:
 		return fmt.Sprint("cloudcore ", s.Target)
-	case KillEdge, PauseEdge, BadPage, Clock:
+	case KillEdge, PauseEdge, BadPage, Rot, Clock:
 		return fmt.Sprint("edgecore ", s.Target)
 	case Cut, Silent, Thin:
 		return fmt.Sprint("line ", s.Target)
@@ -49,7 +49,7 @@ func Plan(o Options) []Step {
 		s := Step{At: at, Fault: o.Faults[draw.IntN(len(o.Faults))]}
 		s.For = time.Duration((0.05 + 0.95*draw.Float64()*draw.Float64()) * float64(longest(s.Fault)))
 		targets := o.Clouds
-		if slices.Contains([]Fault{KillEdge, PauseEdge, BadPage, Clock, Cut, Silent, Thin}, s.Fault) {
+		if slices.Contains([]Fault{KillEdge, PauseEdge, BadPage, Rot, Clock, Cut, Silent, Thin}, s.Fault) {
 			targets = o.Edges
 		}
 		s.Target = draw.IntN(targets)
@@ -70,7 +70,7 @@ func Plan(o Options) []Step {
 // longest is how long a fault lasts at most.
 func longest(f Fault) time.Duration {
 	switch f {
-	case KillCloud, KillEdge, BadPage:
+	case KillCloud, KillEdge, BadPage, Rot:
 		return 5 * time.Second
 	case KillPlane:
 		return 4 * time.Second

@@ -39,11 +39,7 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/wrongclock"
 )
 
-const (
-	namespace = "campaign"
-	// startPatience is for one program on a loaded machine.
-	startPatience = time.Minute
-)
+const namespace = "campaign"
 
 // system is what runs.
 type system struct {
@@ -57,15 +53,7 @@ type system struct {
 	serving  sync.WaitGroup // proxies and lines
 	end      context.CancelFunc
 	programs map[string]string
-}
-
-// daemon is a program that is killed and started again.
-type daemon struct {
-	spec  process.Spec
-	ready func(context.Context) error
-
-	mu    sync.Mutex
-	child *process.Started
+	ends     time.Time // of the faults
 }
 
 // cloudcore is one replica, with its own way to kube-apiserver.
@@ -354,41 +342,6 @@ func (s *system) awaitEdges(ctx context.Context) error {
 	return nil
 }
 
-// start starts the program and waits until it is ready. One that ends meanwhile is started again, as an
-// init system would: cloudcore ends where kube-apiserver refuses what it needs at its start, as one that
-// has just started itself does.
-func (d *daemon) start(ctx context.Context) error {
-	return await(ctx, d.spec.Args[1]+" to be ready", func(ctx context.Context) error {
-		child := d.running()
-		if child == nil || !child.Alive() {
-			var err error
-			if child, err = process.Start(d.spec); err != nil {
-				return err
-			}
-			d.mu.Lock()
-			d.child = child
-			d.mu.Unlock()
-		}
-		if err := d.ready(ctx); err != nil {
-			return fmt.Errorf("%w; its log is %s", err, d.spec.Log)
-		}
-		return nil
-	})
-}
-
-func (d *daemon) running() *process.Started {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.child
-}
-
-func (d *daemon) kill(ctx context.Context) error {
-	if c := d.running(); c != nil {
-		return c.Kill(ctx)
-	}
-	return nil
-}
-
 func (s *system) command(ctx context.Context, program string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, s.programs[program], args...)
 	var errs bytes.Buffer
@@ -439,21 +392,4 @@ func answers(ctx context.Context, url string) error {
 		return errors.New(response.Status)
 	}
 	return nil
-}
-
-// await repeats try until it returns nil.
-func await(ctx context.Context, what string, try func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, startPatience)
-	defer cancel()
-	for {
-		err := try(ctx)
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-time.After(100 * time.Millisecond):
-		case <-ctx.Done():
-			return fmt.Errorf("waiting for %s: %w", what, errors.Join(context.Cause(ctx), err))
-		}
-	}
 }
