@@ -88,10 +88,16 @@ func reach(ctx context.Context, o join.Options) []check.Finding {
 	return check.Reach(ctx, cloud)
 }
 
+// preflightTimeout bounds the checks before a join. A cloud that does not answer in it is left to the join, which tries
+// again.
+const preflightTimeout = 15 * time.Second
+
 // preflight runs the checks before a join, and writes what is not fine. It refuses where a join would make a node that
 // can't work; what is missing on the machine may be installed later, and a cloud that is not reached may be so soon.
 func preflight(c *cobra.Command, cfg *config.Config, o join.Options) error {
-	findings := append(check.Run(c.Context(), machine(c, cfg)), reach(c.Context(), o)...)
+	ctx, cancel := context.WithTimeout(c.Context(), min(o.Timeout, preflightTimeout))
+	defer cancel()
+	findings := append(check.Run(ctx, machine(c, cfg)), reach(ctx, o)...)
 	var found []check.Finding
 	var refused error
 	for _, f := range findings {
