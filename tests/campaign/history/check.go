@@ -160,7 +160,8 @@ func (c *checker) wanted() (found []Violation) {
 
 func first(all []Record) []Record { return all[:min(1, len(all))] }
 
-// dead looks for objects that are there again after they were gone. A restore may bring them back.
+// dead looks for objects that are there again after they were gone. A restore may bring them back, and
+// what a device held for a pod goes with the pod and comes with the next of its name.
 func (c *checker) dead() (found []Violation) {
 	type view struct {
 		who string
@@ -171,7 +172,9 @@ func (c *checker) dead() (found []Violation) {
 		v := view{r.Who, r.object()}
 		switch r.Kind {
 		case Gone:
-			gone[v] = r
+			if r.Resource == pods || r.Who == Cloud || c.runs(r.Who, r.Name, r.At) {
+				gone[v] = r
+			}
 		case Seen, Final:
 			g, was := gone[v]
 			if !was || slices.ContainsFunc(c.restores, func(x Record) bool { return x.At <= r.At && x.End >= c.removed(g) }) {
@@ -183,6 +186,28 @@ func (c *checker) dead() (found []Violation) {
 		}
 	}
 	return found
+}
+
+// moment is how far the records of two viewers of one device may be apart for what it did at once.
+const moment = 2 * time.Second
+
+// runs reports whether a device has a pod of a name, and keeps it for a moment.
+func (c *checker) runs(who, name string, at time.Duration) (runs bool) {
+	for _, r := range c.history {
+		switch {
+		case r.At > at+moment:
+			return runs
+		case r.Who != who || r.Name != name || r.Resource != pods:
+		case r.Kind == Going || r.Kind == Gone:
+			runs = false
+			if r.At > at {
+				return false
+			}
+		case r.Kind == Seen && r.At <= at:
+			runs = true
+		}
+	}
+	return runs
 }
 
 // removed is when the deletion of what is gone was asked for, else when it was seen to be gone.

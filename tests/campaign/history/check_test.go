@@ -130,6 +130,16 @@ func TestCheck(t *testing.T) {
 
 		"a deleted pod comes back":              {[]line{remove(pods, "p"), gone(edge, pods, "p"), seen(edge, pods, "p", 1)}, []string{"dead 2"}},
 		"a deleted pod comes with the old copy": {[]line{put(cloud, pods, "p", 1), remove(pods, "p"), gone(edge, pods, "p"), restore(1), seen(edge, pods, "p", 1)}, nil},
+		"a ConfigMap goes with its pod and comes with the next": {[]line{
+			seen(edge, pods, "a", 1), seen(edge, cms, "a", 1), remove(pods, "a"), gone(edge, pods, "a"), gone(edge, cms, "a"),
+			record(history.Seen, edge, pods, "a", "a-2", 1), seen(edge, cms, "a", 1),
+		}, nil},
+		"a ConfigMap goes a moment before its pod": {[]line{
+			seen(edge, pods, "a", 1), remove(pods, "a"), gone(edge, cms, "a"), gone(edge, pods, "a"), seen(edge, cms, "a", 1),
+		}, nil},
+		"a ConfigMap goes while its pod runs": {[]line{
+			seen(edge, pods, "a", 1), seen(edge, cms, "a", 1), gone(edge, cms, "a"), seen(edge, cms, "a", 1),
+		}, []string{"dead 2"}},
 		"a deleted object is alive at the end": {[]line{
 			remove(cms, "a"), final(cloud, cms, "b", 1), final(edge, cms, "a", 1), final(edge, cms, "b", 1),
 		}, []string{"dead 2"}},
