@@ -13,6 +13,7 @@ nftables                     nft                                 kube-proxy in n
 conntrack                    conntrack                           kube-proxy forgets connections with it
 openssl                      openssl                             install.sh verifies the signature of a release with it
 keepalived                   keepalived                          elects the holders of virtual IPs; edgecore runs it
+dbus-daemon                  dbus-daemon                         a bus of their own for tests of shutdowns; no daemon of the host is started
 user-mode-linux              linux.uml                           a kernel with IPVS for the tests of that data plane; no module of the host is needed
 ipvsadm                      ipvsadm                             looking at what those tests have made
 busybox-static               busybox                             the first process of that kernel ends with its poweroff

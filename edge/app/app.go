@@ -214,7 +214,7 @@ func (a *App) assemble() error {
 		a.vips = a.newVIPs()
 		entries = append(entries, beehive.Entry{
 			Module: a.vips, Groups: []message.Group{linkstate.Group}, Restart: beehive.OnFailure(beehive.Backoff{}), StopTimeout: 20 * time.Second,
-		})
+		}, beehive.Entry{Module: &shutdownModule{a.vips}, Restart: beehive.OnFailure(beehive.Backoff{})})
 	}
 	if c.Drain.Enable {
 		// Before the link too: a request made on the spot needs none, and after a boot what was running is completed.

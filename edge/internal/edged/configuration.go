@@ -37,6 +37,14 @@ func Validate(raw []byte) error {
 // lives is said by its Lease (KEP-589); the kubelet's own 5 minutes would be a third of what an idle link carries. What changes is reported at once.
 const unchangedStatusEvery = time.Hour
 
+// shutdownGrace is how long the kubelet holds up a shutdown of the device for its pods to end (KEP-2000), the
+// critical ones in the last part of it. Kubernetes' default is 0: pods would be killed without a word by plain
+// `reboot`. On a device without systemd-logind it means nothing.
+const (
+	shutdownGrace         = 30 * time.Second
+	shutdownGraceCritical = 10 * time.Second
+)
+
 // newServer makes what the kubelet's own command makes of flags and a file.
 func newServer(config Config) (*options.KubeletServer, error) {
 	kc, gates, err := decode(config.Kubelet)
@@ -55,6 +63,10 @@ func newServer(config Config) (*options.KubeletServer, error) {
 	}
 	if !sets(config.Kubelet, "nodeStatusReportFrequency") && !sets(config.Kubelet, "nodeStatusUpdateFrequency") {
 		kc.NodeStatusReportFrequency.Duration = unchangedStatusEvery
+	}
+	if !sets(config.Kubelet, "shutdownGracePeriod") && !sets(config.Kubelet, "shutdownGracePeriodCriticalPods") &&
+		!sets(config.Kubelet, "shutdownGracePeriodByPodPriority") {
+		kc.ShutdownGracePeriod.Duration, kc.ShutdownGracePeriodCriticalPods.Duration = shutdownGrace, shutdownGraceCritical
 	}
 	if err := validate(kc, gates); err != nil {
 		return nil, err

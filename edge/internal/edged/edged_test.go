@@ -97,6 +97,25 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
+// Without a word of the operator the kubelet holds up a shutdown for its pods to end; what the operator says of it stands.
+func TestTraps_21_GracefulNodeShutdown(t *testing.T) {
+	for kubelet, want := range map[string][2]time.Duration{
+		"{}":                        {30 * time.Second, 10 * time.Second},
+		"shutdownGracePeriod: 0s":   {},
+		"shutdownGracePeriod: 100s": {100 * time.Second, 0},
+		"shutdownGracePeriodByPodPriority: [{priority: 0, shutdownGracePeriodSeconds: 7}]": {},
+	} {
+		m, err := New(Config{NodeName: "edge1", RootDir: "/data/kubelet", Kubelet: onAnyCgroups(kubelet)})
+		if err != nil {
+			t.Errorf("%s: %v", kubelet, err)
+			continue
+		}
+		if got := [2]time.Duration{m.server.ShutdownGracePeriod.Duration, m.server.ShutdownGracePeriodCriticalPods.Duration}; got != want {
+			t.Errorf("%s: %v, want %v", kubelet, got, want)
+		}
+	}
+}
+
 // TestNeeds: each message names what is wrong and what to do, and goes away with its reason.
 func TestNeeds(t *testing.T) {
 	dir := t.TempDir()

@@ -209,7 +209,7 @@ func (r *run) facts(interfaces []netif.Interface, vips []*v1alpha1.VirtualIP) Fa
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	f.Maintenance, f.Draining = r.memory.Maintenance, r.memory.Draining
+	f.Maintenance, f.Draining = r.memory.Maintenance, r.memory.Draining || r.leaving
 	for _, ip := range r.memory.Clouds {
 		f.Guards = append(f.Guards, Guard{netip.PrefixFrom(ip, ip.BitLen()), "the address of cloudcore"})
 	}

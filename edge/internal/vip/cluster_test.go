@@ -32,6 +32,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/ipvs"
 	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"
 	"github.com/skerry-io/skerry/edge/internal/kernel/lantest"
+	"github.com/skerry-io/skerry/edge/internal/kernel/logind"
 	"github.com/skerry-io/skerry/edge/internal/object"
 	"github.com/skerry-io/skerry/edge/internal/vip"
 )
@@ -59,6 +60,7 @@ type settings struct {
 	Plane                     string // ipvs; else iptables
 	Guards                    []netip.Prefix
 	Cloud                     string // what is dialled to ask whether the cloud is there; "" for no link
+	Bus                       string // where systemd-logind is; "" for none
 }
 
 // files are the agent's memory and its reports: what the store and metamanager are in edgecore.
@@ -151,6 +153,14 @@ func serve(raw string) error {
 			}
 		}
 	}()
+	if s.Bus != "" {
+		go func() {
+			err := logind.Run(ctx, logind.Config{Bus: s.Bus, Retry: 100 * time.Millisecond, Why: "hands virtual IPs over", Prepare: agent.Leave, Resume: agent.Stay})
+			if err != nil {
+				fmt.Fprintln(os.Stderr, err)
+			}
+		}()
+	}
 	return runner.Run(ctx)
 }
 
@@ -321,6 +331,7 @@ type node struct {
 	pods   int
 	guards []netip.Prefix
 	cloud  string
+	bus    string
 
 	cmd   *exec.Cmd
 	stdin io.WriteCloser
@@ -379,7 +390,7 @@ func (n *node) start() {
 		n.t.Fatal(err)
 	}
 	raw, err := json.Marshal(settings{
-		Name: n.name, Dir: n.dir, Socket: n.socket, BootID: strconv.Itoa(n.boot), Plane: os.Getenv(planeEnv), Guards: n.guards, Cloud: n.cloud,
+		Name: n.name, Dir: n.dir, Socket: n.socket, BootID: strconv.Itoa(n.boot), Plane: os.Getenv(planeEnv), Guards: n.guards, Cloud: n.cloud, Bus: n.bus,
 	})
 	if err != nil {
 		n.t.Fatal(err)

@@ -13,9 +13,10 @@ import (
 const (
 	// handover is how long HandOver waits for keepalived to let go.
 	handover = 15 * time.Second
-	// takeover is how long others have to take what this node let go: a backup that is told by priority 0 waits for less than one advertisement
-	// (RFC 5798, 6.4.2), and the interval is 1 s unless a pool says otherwise.
-	takeover   = 1500 * time.Millisecond
+	// takeover is how long others have to take what this node let go: a backup that hears priority 0 waits for
+	// less than one advertisement (RFC 5798, 6.4.2), and the interval is 1 s unless a pool says otherwise; the
+	// rest is for a busy node. Once another one advertises the address nothing more is waited for.
+	takeover   = 3 * time.Second
 	handedPoll = 50 * time.Millisecond
 )
 
@@ -31,8 +32,27 @@ func (a *Agent) SetMaintenance(ctx context.Context, on bool) error {
 // in time is told in the log and holds nothing up. It holds over reboots, until TakePart. An operator's own
 // maintenance is another matter.
 func (a *Agent) HandOver(ctx context.Context) error {
+	return a.handOver(ctx, func() error { return a.order(ctx, func(m *memory) { m.Draining = true }) })
+}
+
+// Leave is HandOver for a shutdown of the device: it holds until Stay, and not over the boot that follows.
+func (a *Agent) Leave(ctx context.Context) error {
+	return a.handOver(ctx, func() error { return a.setLeaving(ctx, true) })
+}
+
+// Stay ends what Leave began.
+func (a *Agent) Stay(ctx context.Context) error { return a.setLeaving(ctx, false) }
+
+func (a *Agent) setLeaving(ctx context.Context, yes bool) error {
+	a.mu.Lock()
+	a.leaving = yes
+	a.mu.Unlock()
+	return a.order(ctx, func(*memory) {})
+}
+
+func (a *Agent) handOver(ctx context.Context, order func() error) error {
 	before := a.holds()
-	if err := a.order(ctx, func(m *memory) { m.Draining = true }); err != nil {
+	if err := order(); err != nil {
 		return err
 	}
 	if len(before) == 0 {
@@ -110,6 +130,8 @@ func (r *run) followReleases(ctx context.Context, roles []Role, now time.Time) (
 			delete(r.releases, name)
 		case states[l.election] == keepalived.Master:
 			l.gone = time.Time{}
+		case r.adverts.takenSince(l.iface, l.ipv6, l.vrid, l.began):
+			delete(r.releases, name)
 		case l.gone.IsZero():
 			l.gone = now
 			soon(takeover)
@@ -117,9 +139,6 @@ func (r *run) followReleases(ctx context.Context, roles []Role, now time.Time) (
 			soon(takeover - now.Sub(l.gone))
 		default:
 			delete(r.releases, name)
-			if r.adverts.takenSince(l.iface, l.ipv6, l.vrid, l.began) {
-				continue
-			}
 			klog.FromContext(ctx).Info("No other node took a virtual IP that was handed over; this node takes it back", "virtualIP", name)
 			r.untaken[name] = now.Add(untakenFor)
 			r.poke()

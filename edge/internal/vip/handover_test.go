@@ -5,8 +5,10 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/edge/internal/kernel/logind/logindtest"
 )
 
 // readyVIP is a VirtualIP whose nodes have all said that they can take it.
@@ -120,4 +122,62 @@ func TestTraps_04_LastHolderKeepsItsAddress(t *testing.T) {
 	// Not before the time for which what no other node took stays: its pod goes first.
 	h.api.remove(pod("a1", "a"))
 	eventually(t, "the other holds it", func() bool { return o.has(theVIP) && !h.has(theVIP) })
+}
+
+// A plain `reboot`, the power button, an update: the shutdown waits, by a lock at systemd-logind, until the other node
+// has the address; given up, the node takes part again. The last holder keeps its address, and delays nothing. The bus is
+// a real dbus-daemon; logind on it is played by the test.
+func TestTraps_21_ShutdownHandsOver(t *testing.T) {
+	s := newSite(t, 2)
+	h, o := s.nodes[0], s.nodes[1]
+	l := logindtest.New(t, 50*time.Second)
+	h.bus = l.Bus
+	o.api.remove(pod("b1", "b")) // no other node can hold it yet
+	v := s.vip()
+	s.give(v)
+	s.start()
+	if s.one() != h {
+		t.Fatal("the node without a pod holds it")
+	}
+	locked := func(n int) {
+		t.Helper()
+		eventually(t, "the lock is held", func() bool { return len(l.Asked()) == n })
+	}
+	locked(1)
+	l.Prepare(true)
+	l.Wait()
+	if !h.has(theVIP) {
+		t.Error("the last holder gave the address up")
+	}
+	l.Prepare(false)
+	locked(2)
+
+	o.api.put(pod("b1", "b", "10.244.2.2"))
+	eventually(t, "b is a backup", func() bool { return o.report(theVIP).State == v1alpha1.VIPBackup })
+	ready := s.readyVIP()
+	ready.UID, ready.Spec.VRID = v.UID, v.Spec.VRID
+	s.give(ready)
+	// A node hears of that before the shutdown or while it goes on: either way the lock is held until it is handed over.
+	tr := s.sendPatiently()
+	for n := 2; !o.has(theVIP); n++ {
+		locked(n)
+		l.Prepare(true)
+		l.Wait()
+		if h.has(theVIP) == o.has(theVIP) {
+			t.Errorf("when the shutdown went on: the node had the address: %t, the other one: %t", h.has(theVIP), o.has(theVIP))
+		}
+		if !o.has(theVIP) {
+			l.Prepare(false)
+		}
+	}
+	tr.reaches(t, o)
+	if _, lost := tr.end(t, "a shutdown of the holder"); lost > 0 {
+		t.Errorf("%d connections were lost", lost)
+	}
+	// Over the boot nothing is kept of it.
+	h.kill()
+	h.killKeepalived()
+	h.boot++
+	h.start()
+	eventually(t, "after the boot it is a backup", func() bool { return h.report(theVIP).State == v1alpha1.VIPBackup })
 }

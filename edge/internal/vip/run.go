@@ -114,6 +114,7 @@ type Agent struct {
 	mu      sync.Mutex
 	memory  memory
 	loaded  bool
+	leaving bool                // the device shuts down: as memory.Draining, but for this boot only
 	entries map[string]reported // by name
 	held    map[string]holding  // by name: what the node holds, or would
 	untaken map[string]time.Time
