@@ -160,7 +160,7 @@ elif command -v dpkg >/dev/null; then
 	else
 		apt-get install -y --no-install-recommends "$tmp/$package" || failed "apt-get could not install it"
 	fi
-elif command -v rpm >/dev/null; then
+elif [ -z "$bundle" ] && command -v rpm >/dev/null; then
 	package=$(listed "^skerry-${program}_.*_$arch[.]rpm\$")
 	fetch "$package"
 	rpm -U "$tmp/$package" || failed "rpm could not install it; what it asks for must be installed first"

@@ -114,9 +114,10 @@ if [ -n "$key" ]; then
 	pinned minisign -S -s "$SKERRY_SIGN_KEY" -m "$made/SHA256SUMS" -x "$made/SHA256SUMS.minisig" -c "signature of Skerry $version" -t "Skerry $version" >/dev/null
 	signed=("SHA256SUMS.minisig=$made/SHA256SUMS.minisig")
 fi
+# A bundle has no rpm: install.sh takes the tar in its place, and a bundle stays below 150 MB.
 for arch in "${arches[@]}"; do
 	files=()
-	for file in "$made"/skerry-*_linux_"$arch".tar.gz "$made"/skerry-*_"$arch".deb "$made"/skerry-*_"$arch".rpm "$made"/skerry-*.tgz "$made"/install.yaml "$made"/install.sh "$made"/{cloudcore,pause}_*.oci.tar; do
+	for file in "$made"/skerry-*_linux_"$arch".tar.gz "$made"/skerry-*_"$arch".deb "$made"/skerry-*.tgz "$made"/install.yaml "$made"/install.sh "$made"/{cloudcore,pause}_*.oci.tar; do
 		[ ! -e "$file" ] || files+=("$(basename "$file")=$file")
 	done
 	tool tar --out "$made/airgap-$arch.tar" "SHA256SUMS=$made/SHA256SUMS" "${signed[@]}" "${files[@]}"
