@@ -10,7 +10,7 @@ import (
 const oldestKubelet = 3
 
 // KubeletFits reports why a kubelet must not be used with a kube-apiserver, each by its version ("v1.37.1"); nil where
-// it may, and where one of the two is no version. A kubelet is never newer than kube-apiserver, and at most three minor
+// it may, and where one of the two is no version, or v0.0.0-master, of a build without one. A kubelet is never newer than kube-apiserver, and at most three minor
 // versions older (https://kubernetes.io/releases/version-skew-policy/#kubelet). The error says what to install.
 func KubeletFits(kubelet, apiserver string) error {
 	k, err := utilversion.ParseGeneric(kubelet)
@@ -20,6 +20,9 @@ func KubeletFits(kubelet, apiserver string) error {
 	a, err := utilversion.ParseGeneric(apiserver)
 	if err != nil {
 		return nil
+	}
+	if k.Major() == 0 || a.Major() == 0 {
+		return nil // a build to which the linker gave no version: v0.0.0-master
 	}
 	oldest := uint(0)
 	if a.Minor() > oldestKubelet {

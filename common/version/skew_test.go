@@ -19,6 +19,8 @@ func TestKubeletFits(t *testing.T) {
 		{"v2.0.0", "v1.37.0", "newer than"},
 		{"v1.37.1", "", ""}, // not known
 		{"unknown", "v1.37.1", ""},
+		{"v0.0.0-master+$Format:%H$", "v1.37.1", ""}, // of a build without a version
+		{"v1.37.1", "v0.0.0-master+$Format:%H$", ""},
 	} {
 		err := version.KubeletFits(test.kubelet, test.apiserver)
 		switch {
