@@ -149,7 +149,8 @@ func (r *Route) Protected() []netip.Prefix {
 // VIP serves virtual IPs.
 type VIP struct {
 	Enable bool `json:"enable"`
-	// DataPlane carries the traffic: ipvs, iptables, or auto: ipvs where the kernel has it. Change it only while the device has no virtual IPs.
+	// DataPlane carries the traffic: ipvs, iptables, or auto: ipvs where the kernel has it. A change takes effect when
+	// edgecore starts again, and interrupts virtual IPs for a moment: nothing of the other one is left.
 	DataPlane  string     `json:"dataPlane"`
 	Keepalived Keepalived `json:"keepalived"`
 }
