@@ -24,6 +24,7 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/join"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/cloud/internal/publish"
+	"github.com/skerry-io/skerry/cloud/internal/quota"
 	"github.com/skerry-io/skerry/cloud/internal/relay"
 	"github.com/skerry-io/skerry/cloud/internal/tunnel"
 	"github.com/skerry-io/skerry/cloud/internal/vip"
@@ -227,10 +228,12 @@ func (a *App) assemble() error {
 	a.publisher = publish.New(a.informers.Requested(), a.objects, access, quotas(a.config.Publish))
 	a.pods = relay.NewPods(a.informers)
 	a.relay = relay.New(a.client, a.pods, a.instance)
+	a.relay.Limit(relayQuotas(a.config.Relay))
 	policy := vip.Policy{ReservedVRIDs: a.config.VIP.ReservedVRIDs, Quarantine: a.config.VIP.Quarantine.Duration, Hosts: a.config.Advertise}
 	if a.reports, err = newReporting(a.client, a.informers, policy); err != nil {
 		return err
 	}
+	a.reports.Limit(quota.Rate{PerSecond: float64(a.config.Relay.Quotas.ReportsPerSecond), Burst: a.config.Relay.Quotas.ReportBurst})
 	parts := []hub.Part{a.publisher, a.relay, a.reports}
 	if a.egress != nil {
 		if err := a.newTunnel(); err != nil {
@@ -313,6 +316,15 @@ func (a *App) assemble() error {
 		}
 	}
 	return nil
+}
+
+// relayQuotas are what one node may send.
+func relayQuotas(c config.Relay) relay.Quotas {
+	return relay.Quotas{
+		Events:   quota.Rate{PerSecond: float64(c.Quotas.EventsPerSecond), Burst: c.Quotas.EventBurst},
+		Requests: quota.Rate{PerSecond: float64(c.Quotas.RequestsPerSecond), Burst: c.Quotas.RequestBurst},
+		Bytes:    c.Quotas.BytesInFlight,
+	}
 }
 
 // quotas are what one node may ask for.

@@ -12,6 +12,10 @@ import (
 // Protocol is the version of the contract. An end that speaks another closes the link with a code that says so.
 const Protocol = 2
 
+// QuotaKind is the kind in the details of a Status by which cloudcore says that a quota of the node is used up; their name
+// says which. In a WriteResult it ends nothing: the edge keeps the write, and sends it again after the time in the details.
+const QuotaKind = "cloudcore-quota"
+
 // The kinds.
 const (
 	KindHello      message.Kind = "hello"

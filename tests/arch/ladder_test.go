@@ -22,7 +22,7 @@ var ladder = [][]string{
 	{"common/cli", "common/gctuner", "common/health", "common/tunnel"},
 	// L4: the two sides, one under the other only as far as they need it
 	{"cloud/internal/kube", "cloud/internal/config", "edge/internal/object", "edge/internal/atomicfile", "edge/internal/config", "edge/internal/linkstate", "edge/internal/table"},
-	{"cloud/install", "cloud/internal/hub", "cloud/internal/fence", "edge/internal/store", "edge/internal/kernel"},
+	{"cloud/install", "cloud/internal/hub", "cloud/internal/fence", "cloud/internal/quota", "edge/internal/store", "edge/internal/kernel"},
 	{"cloud/internal/aggregate", "cloud/internal/usage", "cloud/internal/relay", "cloud/internal/publish", "cloud/internal/join", "cloud/internal/tunnel", "edge/internal/agent", "edge/internal/meta"},
 	{"cloud/internal/check", "cloud/internal/drain", "cloud/internal/route", "cloud/internal/vip", "edge/internal/api"},
 	{"edge/internal/hub", "edge/internal/edged", "edge/internal/join", "edge/internal/check", "edge/internal/apiredirect", "edge/internal/drain", "edge/internal/registration", "edge/internal/route", "edge/internal/tunnel", "edge/internal/vip"},

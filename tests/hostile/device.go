@@ -10,6 +10,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -41,6 +42,9 @@ type Device struct {
 	answers map[message.ID]*topicpb.APIResponse
 	streams []*topicpb.StreamOpen
 	closed  []*topicpb.StreamClose
+	refused map[uint64]*topicpb.Refusal // interests
+	synced  map[uint64]bool
+	acked   uint64
 	paused  chan struct{} // not nil: nothing is read until it is closed
 }
 
@@ -52,6 +56,7 @@ func Dial(ctx context.Context, c Config) (*Device, error) {
 	}
 	d := &Device{
 		conn: conn, changed: make(chan struct{}), results: map[uint64]*topicpb.WriteResult{}, answers: map[message.ID]*topicpb.APIResponse{},
+		refused: map[uint64]*topicpb.Refusal{}, synced: map[uint64]bool{},
 	}
 	if err := d.begin(ctx, c.Epoch); err != nil {
 		d.Close()
@@ -117,7 +122,20 @@ func (d *Device) read(ctx context.Context) {
 			return
 		}
 		d.take(m)
+		if _, ok := m.Content.(*topicpb.State); ok {
+			d.mu.Lock()
+			ack := d.acked
+			d.mu.Unlock()
+			_ = d.conn.Send(ctx, topic.StateAck.New(message.Resource{}, &topicpb.StateAck{Sequence: ack}))
+		}
 	}
+}
+
+// Interests are those that were refused, with the reason, and those whose set has come.
+func (d *Device) Interests() (refused map[uint64]*topicpb.Refusal, synced map[uint64]bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return maps.Clone(d.refused), maps.Clone(d.synced)
 }
 
 func (d *Device) take(m message.Message) {
@@ -128,6 +146,14 @@ func (d *Device) take(m message.Message) {
 		d.results[content.GetId()] = content
 	case *topicpb.APIResponse:
 		d.answers[m.Header.ParentID] = content
+	case *topicpb.State:
+		for _, r := range content.GetRefused() {
+			d.refused[r.GetInterest()] = r
+		}
+		for _, id := range content.GetSynced() {
+			d.synced[id] = true
+		}
+		d.acked = max(d.acked, content.GetSequence())
 	case *topicpb.StreamOpen:
 		d.streams = append(d.streams, content)
 	case *topicpb.StreamClose:

@@ -33,6 +33,7 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/fence"
 	"github.com/skerry-io/skerry/cloud/internal/hub"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
+	"github.com/skerry-io/skerry/cloud/internal/quota"
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
@@ -63,7 +64,9 @@ type Aggregator struct {
 	queue     workqueue.TypedRateLimitingInterface[target]
 	confirmed *confirmations
 
-	reports, writes, conflicts prometheus.Counter
+	rates *quota.Rates // of reports; set before anything is attached
+
+	reports, writes, conflicts, refused prometheus.Counter
 
 	mu      sync.Mutex
 	batches map[target]*batch
@@ -79,6 +82,7 @@ func New(client Client, kinds ...Kind) *Aggregator {
 		queue:     workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[target](200*time.Millisecond, 30*time.Second)),
 		reports:   counter("reports_total", "Reports of nodes."),
 		writes:    counter("writes_total", "Statuses written."),
+		refused:   counter("over_quota_total", "Reports answered 429 because their node had used up its quota."),
 		conflicts: counter("conflicts_total", "Writes that met a newer version of the object and were made again."),
 	}
 	for _, k := range kinds {
@@ -86,6 +90,10 @@ func New(client Client, kinds ...Kind) *Aggregator {
 	}
 	return a
 }
+
+// Limit bounds how fast a node may report; above it a report is answered 429 with a Retry-After, and its edge keeps it. It is called
+// before the first Attach.
+func (a *Aggregator) Limit(rate quota.Rate) { a.rates = quota.NewRates(rate) }
 
 // Describe implements prometheus.Collector.
 func (a *Aggregator) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(a, ch) }
@@ -95,6 +103,7 @@ func (a *Aggregator) Collect(ch chan<- prometheus.Metric) {
 	a.reports.Collect(ch)
 	a.writes.Collect(ch)
 	a.conflicts.Collect(ch)
+	a.refused.Collect(ch)
 	a.confirmed.reads.Collect(ch)
 }
 
@@ -129,6 +138,10 @@ func (a *Aggregator) take(from *reporter, w *topicpb.Write) error {
 	body := w.GetBody()
 	if err := from.admit(len(body)); err != nil {
 		return err
+	}
+	if ok, after := a.rates.Take(from.Node()); !ok {
+		a.refused.Inc()
+		return from.answer(t, w.GetId(), len(body), "", quota.Refusal("relay.quotas.reportsPerSecond", after))
 	}
 	if a.kinds[t.resource] == nil || t.name == "" || w.GetVerb() != topicpb.Verb_PATCH || w.GetSubresource() != "status" {
 		return from.answer(t, w.GetId(), len(body), "", apierrors.NewBadRequest(fmt.Sprintf("no reports are taken for %s %q", t.resource.GroupResource(), t.name)))

@@ -35,6 +35,8 @@ type Config struct {
 	// Approver approves certificates in this process.
 	Approver Approver `json:"approver"`
 	Hub      Hub      `json:"hub"`
+	// Relay is the way up from the edges.
+	Relay Relay `json:"relay"`
 	// Publish is the way down to the edges.
 	Publish Publish `json:"publish"`
 	Join    Listen  `json:"join"`
@@ -100,6 +102,22 @@ type Hub struct {
 	MaxSessions int `json:"maxSessions"`
 }
 
+// Relay is what edges send.
+type Relay struct {
+	Quotas RelayQuotas `json:"quotas"`
+}
+
+// RelayQuotas bound what one node may send; above them it is answered 429 with a Retry-After, and keeps what it has to send.
+type RelayQuotas struct {
+	EventsPerSecond   int `json:"eventsPerSecond"`
+	EventBurst        int `json:"eventBurst"` // events at once
+	RequestsPerSecond int `json:"requestsPerSecond"`
+	RequestBurst      int `json:"requestBurst"`
+	ReportsPerSecond  int `json:"reportsPerSecond"` // of routes, virtual IPs and operations
+	ReportBurst       int `json:"reportBurst"`
+	BytesInFlight     int `json:"bytesInFlight"` // of writes, requests and answers that cloudcore holds for a session
+}
+
 // Publish is what edges are sent.
 type Publish struct {
 	Quotas PublishQuotas `json:"quotas"`
@@ -123,6 +141,9 @@ func Default() *Config {
 			WebSocket: Listen{Listen: ":10000"}, QUIC: Listen{Listen: ":10001"}, MaxSessions: 10000,
 			Keepalive: metav1.Duration{Duration: 10 * time.Second}, IdleTimeout: metav1.Duration{Duration: 30 * time.Second},
 		},
+		Relay: Relay{Quotas: RelayQuotas{
+			EventsPerSecond: 50, EventBurst: 10000, RequestsPerSecond: 100, RequestBurst: 2000, ReportsPerSecond: 20, ReportBurst: 500, BytesInFlight: 8 << 20,
+		}},
 		Publish: Publish{Quotas: PublishQuotas{Interests: 1024, NewInterestsPerSecond: 16, Digests: 256, SelectorBytes: 64 << 10}},
 		Join:    Listen{Listen: ":10002"},
 		Tunnel:  Tunnel{Listen: Listen{Listen: ":10004"}, Clients: []string{"kube-apiserver-kubelet-client"}},
@@ -202,12 +223,33 @@ func (c *Config) Validate() field.ErrorList {
 	if n := c.Hub.MaxSessions; n < 1 || n > 1000000 {
 		errs = append(errs, field.Invalid(hub.Child("maxSessions"), n, "must be 1 to 1000000"))
 	}
+	errs = append(errs, c.Relay.Quotas.validate(field.NewPath("relay", "quotas"))...)
 	errs = append(errs, c.Publish.Quotas.validate(field.NewPath("publish", "quotas"))...)
 	errs = append(errs, c.Join.validate(field.NewPath("join"))...)
 	errs = append(errs, c.Tunnel.validate(field.NewPath("tunnel"))...)
 	errs = append(errs, c.Health.validate(field.NewPath("health"))...)
 	if v := c.Log.Verbosity; v < 0 || v > 10 {
 		errs = append(errs, field.Invalid(field.NewPath("log", "verbosity"), v, "must be 0 to 10"))
+	}
+	return errs
+}
+
+// validate: the least is what lets a device with some pods start.
+func (q *RelayQuotas) validate(at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for _, f := range []struct {
+		name        string
+		value       int
+		least, most int
+	}{
+		{"eventsPerSecond", q.EventsPerSecond, 1, 10000}, {"eventBurst", q.EventBurst, 64, 1000000},
+		{"requestsPerSecond", q.RequestsPerSecond, 1, 10000}, {"requestBurst", q.RequestBurst, 64, 1000000},
+		{"reportsPerSecond", q.ReportsPerSecond, 1, 10000}, {"reportBurst", q.ReportBurst, 64, 1000000},
+		{"bytesInFlight", q.BytesInFlight, 4 << 20, 1 << 30},
+	} {
+		if f.value < f.least || f.value > f.most {
+			errs = append(errs, field.Invalid(at.Child(f.name), f.value, fmt.Sprintf("must be %d to %d", f.least, f.most)))
+		}
 	}
 	return errs
 }

@@ -42,9 +42,14 @@ func (s *session) onRequest(ctx context.Context, m message.Message, q *topicpb.A
 		err := apierrors.NewTooManyRequests(fmt.Sprintf("node %s has %d requests on the way already", s.node, maxRequests), 1)
 		return s.link.Send(ctx, m.Answer(answerOf(err)))
 	}
+	if err := s.requestOverQuota(q); err != nil {
+		<-s.requests
+		return s.link.Send(ctx, m.Answer(answerOf(err)))
+	}
 	s.begin(func() {
 		defer func() { <-s.requests }()
-		answer := s.pass(ctx, q)
+		answer, give := s.hold(q, s.pass(ctx, q))
+		defer give()
 		if err := s.link.Send(ctx, m.Answer(answer)); err != nil {
 			klog.FromContext(ctx).V(3).Info("Answer lost with the link", "node", s.node, "path", q.GetPath(), "err", err)
 		}
@@ -231,4 +236,20 @@ func (s *session) bearer(token string) error {
 		return apierrors.NewUnauthorized("the token belongs to a pod of another node")
 	}
 	return nil
+}
+
+// hold counts the answer to a GET until it is queued on the link. One that does not fit beside what the session holds
+// already is dropped: the client may ask again.
+func (s *session) hold(q *topicpb.APIRequest, a *topicpb.APIResponse) (held *topicpb.APIResponse, give func()) {
+	s.held.Give(len(q.GetBody()))
+	rest := reserved(q) - len(q.GetBody())
+	if q.GetMethod() != http.MethodGet {
+		return a, func() { s.held.Give(rest) }
+	}
+	s.held.Give(rest)
+	n := len(a.GetBody())
+	if !s.held.Take(n) {
+		return answerOf(s.exceeded(bytesQuota, 1)), func() {}
+	}
+	return a, func() { s.held.Give(n) }
 }

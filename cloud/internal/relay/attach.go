@@ -16,6 +16,7 @@ import (
 // Attach makes a session's way up.
 func (r *Relay) Attach(l hub.Session, mux *message.Mux) hub.Service {
 	s := &session{relay: r, link: l, node: l.Node(), as: kube.Identity{Node: l.Node()}, requests: make(chan struct{}, maxRequests)}
+	s.held.Most = r.quotas.bytes
 	s.queue = newQueue(s.finish)
 	s.lease = newLease(r, l)
 	s.handle(mux, topic.EventWrite, topic.EventResult, s.writeEvent)
@@ -34,7 +35,10 @@ func (r *Relay) Attach(l hub.Session, mux *message.Mux) hub.Service {
 
 func (s *session) handle(mux *message.Mux, write message.Topic[*topicpb.Write], result message.Topic[*topicpb.WriteResult],
 	do func(context.Context, *topicpb.Write) outcome) {
-	message.Handle(mux, write, func(_ context.Context, _ message.Message, w *topicpb.Write) error {
+	message.Handle(mux, write, func(ctx context.Context, _ message.Message, w *topicpb.Write) error {
+		if refusal := s.overQuota(w); refusal != nil {
+			return s.answer(ctx, result, w, outcome{err: refusal})
+		}
 		return s.queue.push(&job{write: w, result: result, do: do})
 	})
 }
@@ -64,9 +68,8 @@ func (s *session) Stop() {
 
 // finish tells the edge how a write ended.
 func (s *session) finish(ctx context.Context, j *job, o outcome) error {
-	r := &topicpb.WriteResult{Id: j.write.GetId(), Accepted: o.err == nil, ResourceVersion: o.version}
+	s.held.Give(sizeOf(j.write))
 	if o.err != nil {
-		r.Status = kube.StatusOf(o.err)
 		reason := apierrors.ReasonForError(o.err)
 		s.relay.metrics.refused(j.result.Kind, reason)
 		level := 0
@@ -78,5 +81,13 @@ func (s *session) finish(ctx context.Context, j *job, o outcome) error {
 	} else {
 		s.relay.metrics.accepted(j.result.Kind)
 	}
-	return s.link.Send(ctx, j.result.New(message.Resource{Namespace: j.write.GetNamespace(), Name: j.write.GetName()}, r))
+	return s.answer(ctx, j.result, j.write, o)
+}
+
+func (s *session) answer(ctx context.Context, result message.Topic[*topicpb.WriteResult], w *topicpb.Write, o outcome) error {
+	r := &topicpb.WriteResult{Id: w.GetId(), Accepted: o.err == nil, ResourceVersion: o.version}
+	if o.err != nil {
+		r.Status = kube.StatusOf(o.err)
+	}
+	return s.link.Send(ctx, result.New(message.Resource{Namespace: w.GetNamespace(), Name: w.GetName()}, r))
 }

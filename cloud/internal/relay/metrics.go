@@ -17,8 +17,9 @@ type Metrics struct {
 
 	mu      sync.Mutex
 	results map[result]int64
+	quotas  map[string]int64 // refusals, by quota
 
-	sessionsDesc, renewalsDesc, failuresDesc, requestsDesc, overloadDesc, resultsDesc, fenceDesc, conflictsDesc *prometheus.Desc
+	sessionsDesc, renewalsDesc, failuresDesc, requestsDesc, overloadDesc, resultsDesc, fenceDesc, conflictsDesc, quotaDesc *prometheus.Desc
 }
 
 type result struct {
@@ -34,6 +35,8 @@ func newMetrics() *Metrics {
 	}
 	return &Metrics{
 		results:       map[result]int64{},
+		quotas:        map[string]int64{},
+		quotaDesc:     desc("over_quota_total", "Writes and requests answered 429 because their node had used up a quota.", "quota"),
 		sessionsDesc:  desc("sessions", "Sessions that are served."),
 		renewalsDesc:  desc("lease_renewals_total", "Leases renewed as nodes."),
 		failuresDesc:  desc("lease_renewal_failures_total", "Attempts to renew a Lease that failed."),
@@ -43,6 +46,13 @@ func newMetrics() *Metrics {
 		conflictsDesc: desc("conflicts_total", "Writes that met a newer version of their object, and were made again if no newer session had written it."),
 		resultsDesc:   desc("writes_total", "Writes of edges that ended, by topic, end, and the reason of a refusal.", "topic", "end", "reason"),
 	}
+}
+
+// quota counts a refusal; names are those of quota.go.
+func (m *Metrics) quota(name string) {
+	m.mu.Lock()
+	m.quotas[name]++
+	m.mu.Unlock()
 }
 
 func (m *Metrics) accepted(kind message.Kind) { m.count(result{kind: kind, end: "accepted"}) }
@@ -65,7 +75,7 @@ func (m *Metrics) count(r result) {
 
 // Describe implements prometheus.Collector.
 func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{m.sessionsDesc, m.renewalsDesc, m.failuresDesc, m.requestsDesc, m.overloadDesc, m.resultsDesc, m.fenceDesc, m.conflictsDesc} {
+	for _, d := range []*prometheus.Desc{m.sessionsDesc, m.renewalsDesc, m.failuresDesc, m.requestsDesc, m.overloadDesc, m.resultsDesc, m.fenceDesc, m.conflictsDesc, m.quotaDesc} {
 		ch <- d
 	}
 }
@@ -81,6 +91,9 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(m.conflictsDesc, prometheus.CounterValue, float64(m.conflicts.Load()))
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	for name, n := range m.quotas {
+		ch <- prometheus.MustNewConstMetric(m.quotaDesc, prometheus.CounterValue, float64(n), name)
+	}
 	for r, n := range m.results {
 		ch <- prometheus.MustNewConstMetric(m.resultsDesc, prometheus.CounterValue, float64(n), string(r.kind), r.end, string(r.reason))
 	}

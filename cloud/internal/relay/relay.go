@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/cloud/internal/kube"
+	"github.com/skerry-io/skerry/cloud/internal/quota"
 )
 
 const (
@@ -25,6 +26,20 @@ type Client interface {
 	Do(ctx context.Context, as kube.Identity, r kube.Request) (*kube.Response, error)
 }
 
+// Quotas bound what one node may have the relay do. Above them it is answered 429 with a Retry-After; an edge keeps its
+// writes meanwhile.
+type Quotas struct {
+	Events   quota.Rate // a second and at once, made or patched
+	Requests quota.Rate // of the node and of its pods
+	// Bytes of the writes, requests and answers that cloudcore holds for one session. What alone is above it is held alone.
+	Bytes int
+}
+
+type quotas struct {
+	events, requests *quota.Rates
+	bytes            int
+}
+
 // Relay is the part of the hub that serves what goes up.
 type Relay struct {
 	client   Client
@@ -33,6 +48,7 @@ type Relay struct {
 	announce func(types.NodeName) string // set before anything is attached, or nil
 	leases   *kube.LimitedQueue
 	hide     bool // the IP addresses of nodes; set before anything is attached
+	quotas   quotas
 	metrics  *Metrics
 }
 
@@ -47,3 +63,8 @@ func (r *Relay) Advertise(announce func(types.NodeName) string) { r.announce = a
 
 // Metrics is for a Prometheus registry.
 func (r *Relay) Metrics() *Metrics { return r.metrics }
+
+// Limit sets the quotas; there are none without it. It is called before the first Attach.
+func (r *Relay) Limit(q Quotas) {
+	r.quotas = quotas{quota.NewRates(q.Events), quota.NewRates(q.Requests), q.Bytes}
+}

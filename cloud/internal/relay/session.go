@@ -8,6 +8,7 @@ import (
 
 	"github.com/skerry-io/skerry/cloud/internal/hub"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
+	"github.com/skerry-io/skerry/cloud/internal/quota"
 )
 
 // session is one edge's way up.
@@ -22,6 +23,7 @@ type session struct {
 	versions versions // of what this session wrote
 
 	requests chan struct{} // bounds the API requests in flight
+	held     quota.Bytes   // of writes, requests and their answers
 	wg       sync.WaitGroup
 	mu       sync.Mutex
 	ended    bool // no request starts any more

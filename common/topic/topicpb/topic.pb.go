@@ -1268,7 +1268,8 @@ func (x *Write) GetResourceVersion() string {
 	return ""
 }
 
-// WriteResult ends a Write: accepted, or refused for good. Failures that may pass are retried by the cloud and not told.
+// WriteResult ends a Write: accepted, or refused for good. Failures that may pass are retried by the cloud and not told. A status of
+// code 429 whose details are of the kind "cloudcore-quota" ends nothing: the edge keeps the write and sends it again when they say.
 type WriteResult struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	Id              uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`

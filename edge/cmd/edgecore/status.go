@@ -148,6 +148,13 @@ func writeStatus(out io.Writer, s app.Status) error {
 		if d.Outbox.Oldest != nil {
 			row("", "oldest from %s", ago(*d.Outbox.Oldest, s.At))
 		}
+		if q := d.Outbox.Quota; q != nil {
+			state := "is tried again"
+			if q.Until.Before(s.At) {
+				state = "was tried again"
+			}
+			row("", "quota %s of cloudcore was used up, %d times; %s at %s", q.Quota, q.Times, state, q.Until.UTC().Format(time.RFC3339))
+		}
 		if d.Outbox.Dropped > 0 {
 			row("", "%d events had to make room", d.Outbox.Dropped)
 		}

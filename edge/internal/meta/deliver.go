@@ -18,6 +18,9 @@ func (m *Manager) takeIn(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-m.putOff.timer.C:
+			m.sendAgain(ctx)
+			continue
 		case <-m.inbox.wake:
 		}
 		m.inbox.gather(ctx)
@@ -61,6 +64,8 @@ func (m *Manager) work(ctx context.Context) bool {
 	}
 	log := klog.FromContext(ctx)
 	m.at(PointReceived)
+	taken := len(results)
+	results = m.putOff.sift(ctx, results)
 	var now digestMismatches
 	err := m.do(ctx, func(b *batch) error {
 		in.mu.Lock()
@@ -92,7 +97,7 @@ func (m *Manager) work(ctx context.Context) bool {
 	}
 	m.at(PointSettled)
 	in.mu.Lock()
-	in.results = in.results[len(results):]
+	in.results = in.results[taken:]
 	if in.session != session {
 		in.mu.Unlock()
 		return true
@@ -147,3 +152,22 @@ const fewEntries = 64
 
 // maxMismatches is how many resources a cloud can be mistaken about in one session; beyond, it is believed.
 const maxMismatches = 1024
+
+// sendAgain makes the writes wait for their turn that were put off.
+func (m *Manager) sendAgain(ctx context.Context) {
+	m.putOff.mu.Lock()
+	ids := m.putOff.ids
+	m.putOff.ids = nil
+	m.putOff.mu.Unlock()
+	err := m.do(ctx, func(b *batch) error {
+		b.after(func() {
+			for _, id := range ids {
+				m.finish(id)
+			}
+		})
+		return nil
+	})
+	if err != nil && ctx.Err() == nil {
+		klog.FromContext(ctx).V(2).Info("Writes that were put off wait for the next link", "err", err)
+	}
+}

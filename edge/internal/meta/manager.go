@@ -100,6 +100,7 @@ type Manager struct {
 	sender   *sender
 	lease    *lease
 	counters counters
+	putOff   *putOff
 	next     atomic.Uint64 // the newest version that was given out, shown or not
 
 	mu        sync.RWMutex // guards what follows; only the core changes it, watchers apart

@@ -32,7 +32,7 @@ import (
 // New returns a Manager that holds nothing yet.
 func New(config Config) *Manager {
 	config.setDefaults()
-	m := &Manager{config: config, requests: make(chan *request, 256), renewed: make(chan struct{}, 1), lease: &lease{node: config.NodeName}}
+	m := &Manager{config: config, requests: make(chan *request, 256), renewed: make(chan struct{}, 1), lease: &lease{node: config.NodeName}, putOff: newPutOff()}
 	m.inbox = &inbox{wake: make(chan struct{}, 1), most: min(gatherMost, config.Limits.EventWindow/2)}
 	m.sender = &sender{wake: make(chan struct{}, 1)}
 	m.reset()
@@ -130,6 +130,7 @@ func (m *Manager) mux() *message.Mux {
 // handleUp opens a session: what was under way on an older link goes again, and the cloud is told what this device wants and has.
 func (m *Manager) handleUp(ctx context.Context, _ message.Message, up linkstate.Link) error {
 	m.inbox.reset()
+	m.putOff.forget()
 	m.sender.reset()
 	if err := m.do(ctx, func(b *batch) error { // nothing for the disk: a full one must not keep the link from being used
 		b.after(func() {
@@ -159,6 +160,7 @@ func (m *Manager) handleDown(ctx context.Context, _ message.Message, down linkst
 		return nil
 	}
 	m.inbox.reset()
+	m.putOff.forget()
 	m.sender.reset()
 	return m.do(ctx, func(b *batch) error {
 		b.after(func() {

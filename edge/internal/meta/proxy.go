@@ -50,6 +50,7 @@ func (m *Manager) Request(ctx context.Context, r *topicpb.APIRequest) (*topicpb.
 	if err == nil {
 		var response *topicpb.APIResponse
 		if response, err = topic.APIResponse.Content(answer); err == nil {
+			m.putOff.answered(response)
 			return response, nil
 		}
 	}

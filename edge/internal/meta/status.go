@@ -41,6 +41,8 @@ type OutboxStatus struct {
 	Accepted     uint64         `json:"accepted"`
 	Refused      uint64         `json:"refused"`
 	LastAccepted *time.Time     `json:"lastAccepted,omitempty"`
+	// Quota is the quota of cloudcore's that this node used up last.
+	Quota *QuotaStatus `json:"quota,omitempty"`
 }
 
 // ResourceStatus is what is held of one resource.
@@ -71,6 +73,7 @@ func (m *Manager) Status() Status {
 		at := time.UnixMilli(ms)
 		s.Outbox.LastAccepted = &at
 	}
+	s.Outbox.Quota = m.putOff.status()
 	s.Outbox.Accepted, s.Outbox.Refused = m.counters.accepted.Load(), m.counters.refused.Load()
 	m.mu.RLock()
 	defer m.mu.RUnlock()

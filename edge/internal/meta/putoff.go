@@ -1,0 +1,108 @@
+package meta
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/common/topic"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+)
+
+// longestPutOff bounds what the cloud may ask for.
+const longestPutOff = time.Minute
+
+// putOff is the writes that cloudcore did not take because this node has used up a quota of its (topic.QuotaKind). They
+// stay in the outbox, and under way: what waits with them is at most the window of their class. When the time is over
+// that cloudcore named last they are sent again. A new link sends them anyway.
+type putOff struct {
+	timer *time.Timer // when the next are due
+
+	mu    sync.Mutex // guards what follows
+	ids   []uint64
+	until time.Time
+	quota QuotaStatus
+}
+
+// QuotaStatus is a quota of cloudcore's that this node has used up.
+type QuotaStatus struct {
+	Quota string    `json:"quota"` // its field in cloudcore.yaml
+	Until time.Time `json:"until"` // when this node tries again
+	Times uint64    `json:"times"` // that this node was put off, since edgecore started
+}
+
+func newPutOff() *putOff {
+	p := &putOff{timer: time.NewTimer(time.Hour)}
+	p.timer.Stop()
+	return p
+}
+
+// quotaOf reads which quota a Status names, and how long to wait.
+func quotaOf(raw []byte) (quota string, after time.Duration, ok bool) {
+	var s metav1.Status
+	if json.Unmarshal(raw, &s) != nil || s.Code != http.StatusTooManyRequests || s.Details == nil || s.Details.Kind != topic.QuotaKind {
+		return "", 0, false
+	}
+	return s.Details.Name, min(max(time.Duration(s.Details.RetryAfterSeconds)*time.Second, time.Second), longestPutOff), true
+}
+
+// note keeps which quota was used up, for the status. The lock is held.
+func (p *putOff) note(quota string, after time.Duration) {
+	p.until = time.Now().Add(after)
+	p.quota = QuotaStatus{Quota: quota, Until: p.until, Times: p.quota.Times + 1}
+}
+
+// sift takes out the results that put a write off.
+func (p *putOff) sift(ctx context.Context, results []*topicpb.WriteResult) (ended []*topicpb.WriteResult) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, r := range results {
+		quota, after, ok := quotaOf(r.GetStatus())
+		if r.GetAccepted() || !ok {
+			ended = append(ended, r)
+			continue
+		}
+		if len(p.ids) == 0 {
+			klog.FromContext(ctx).V(2).Info("The cloud takes no more writes for now: a quota of this node is used up", "quota", quota, "retryIn", after)
+		}
+		p.ids = append(p.ids, r.GetId())
+		p.note(quota, after)
+		p.timer.Reset(after)
+	}
+	return ended
+}
+
+// answered notes the answer to a request where a quota is the reason.
+func (p *putOff) answered(a *topicpb.APIResponse) {
+	if a.GetCode() != http.StatusTooManyRequests {
+		return
+	}
+	if quota, after, ok := quotaOf(a.GetBody()); ok {
+		p.mu.Lock()
+		p.note(quota, after)
+		p.mu.Unlock()
+	}
+}
+
+// status is nil where no quota was used up.
+func (p *putOff) status() *QuotaStatus {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.quota.Times == 0 {
+		return nil
+	}
+	s := p.quota
+	return &s
+}
+
+// forget drops what was put off on a link that has ended: a new one sends all that waits.
+func (p *putOff) forget() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ids = nil
+}

@@ -1,0 +1,264 @@
+package hostile_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/common/topic"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+	"github.com/skerry-io/skerry/tests/cluster"
+	"github.com/skerry-io/skerry/tests/hostile"
+)
+
+// TestHostile_05_Quotas: one device declares 4,096 new interests again and again,
+// selectors of a megabyte, 60,000 events, requests and reports as fast as it can. Above its quotas it is answered 429
+// with a Retry-After and the name of the quota, which a metric counts. Another node is served meanwhile; and what the
+// device was refused it gets when it comes again after that time, as an honest edge does.
+func TestHostile_05_Quotas(t *testing.T) {
+	// The bursts are those of the defaults, but smaller: what is above them is what this is about.
+	s := start(t, "tunnel: {listen: \"\"}\nrelay: {quotas: {eventBurst: 1000, requestBurst: 1000}}\n")
+	ns := things(t)
+	device, other := s.dial(t, link.QUIC, own), s.dial(t, link.WebSocket, another)
+	t.Run("events", func(t *testing.T) { floodOfEvents(t, s, device, other, ns) })
+	t.Run("requests", func(t *testing.T) { floodOfRequests(t, device, other) })
+	t.Run("reports", func(t *testing.T) { floodOfReports(t, s, device, other, ns) })
+	t.Run("interests", func(t *testing.T) { floodOfInterests(t, s, device, other) })
+	t.Run("selectors", func(t *testing.T) { longSelectors(t, s, other) })
+}
+
+// flooded is how a flood was answered: how many of its parts were taken, and one of the refusals.
+type flooded struct {
+	taken, refused int
+	status         metav1.Status
+}
+
+func (f *flooded) note(raw []byte) error {
+	var s metav1.Status
+	if err := json.Unmarshal(raw, &s); err != nil {
+		return fmt.Errorf("a refusal that can't be read: %w", err)
+	}
+	if s.Code != http.StatusTooManyRequests || s.Details == nil || s.Details.RetryAfterSeconds < 1 {
+		return fmt.Errorf("refused with %s", raw)
+	}
+	f.refused++
+	f.status = s
+	return nil
+}
+
+// check: at least most were refused, and never more were taken than the burst, and the rate for the time that it took.
+func (f *flooded) check(t *testing.T, quota string, burst, perSecond int, began time.Time) {
+	t.Helper()
+	if most := burst + perSecond*(int(time.Since(began).Seconds())+1); f.taken > most || f.taken < burst/2 {
+		t.Errorf("%d were taken, want at most %d and at least half a burst", f.taken, most)
+	}
+	if f.refused == 0 || f.status.Details.Name != quota || f.status.Details.Kind != topic.QuotaKind {
+		t.Errorf("%d were refused, the last because of %+v; want %s", f.refused, f.status.Details, quota)
+	}
+	t.Logf("%d taken, %d refused: %s", f.taken, f.refused, f.status.Message)
+}
+
+func eventOf(ns, pod, name string) *topicpb.Write {
+	return &topicpb.Write{Verb: topicpb.Verb_CREATE, Resource: &topicpb.Resource{Version: "v1", Resource: "events"}, Namespace: ns, Name: name, Body: eventAbout(ns, name, pod)}
+}
+
+func floodOfEvents(t *testing.T, s *system, device, other *hostile.Device, ns string) {
+	const events, window = 60_000, 256
+	began, f := time.Now(), &flooded{}
+	results := make([]*topicpb.WriteResult, events)
+	var g errgroup.Group
+	g.SetLimit(window)
+	honest := make(chan error, 1)
+	for i := range events {
+		if i == events/2 {
+			go func() {
+				r, err := other.Write(t.Context(), topic.EventWrite, eventOf(ns, "theirs", "honest"))
+				if err == nil && !r.GetAccepted() {
+					err = fmt.Errorf("refused: %s", r.GetStatus())
+				}
+				honest <- err
+			}()
+		}
+		g.Go(func() (err error) {
+			results[i], err = device.Write(t.Context(), topic.EventWrite, eventOf(ns, "mine", fmt.Sprintf("flood-%d", i)))
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-honest; err != nil {
+		t.Errorf("another node's event: %v", err)
+	}
+	last := -1
+	for i, r := range results {
+		if r.GetAccepted() {
+			f.taken++
+		} else if err := f.note(r.GetStatus()); err != nil {
+			t.Fatal(err)
+		} else {
+			last = i
+		}
+	}
+	const quota = "relay.quotas.eventsPerSecond"
+	f.check(t, quota, 1000, 50, began)
+	if n := s.metric(t, `skerry_relay_over_quota_total{quota="`+quota+`"}`); n != f.refused {
+		t.Errorf("the metric counts %d of %d refusals", n, f.refused)
+	}
+	cluster.Eventually(t, "a refused event is taken when it comes again", func(ctx context.Context) error {
+		r, err := device.Write(ctx, topic.EventWrite, eventOf(ns, "mine", fmt.Sprintf("flood-%d", last)))
+		if err == nil && !r.GetAccepted() {
+			err = fmt.Errorf("refused: %s", r.GetStatus())
+		}
+		return err
+	})
+}
+
+func floodOfRequests(t *testing.T, device, other *hostile.Device) {
+	const requests = 6000
+	began, f := time.Now(), &flooded{}
+	answers := make([]*topicpb.APIResponse, requests)
+	var g errgroup.Group
+	g.SetLimit(12) // 16 at once is another bound
+	q := func(node string) *topicpb.APIRequest {
+		return &topicpb.APIRequest{Method: "GET", Path: "/api/v1/nodes/" + node}
+	}
+	for i := range requests {
+		g.Go(func() (err error) {
+			answers[i], err = device.Ask(t.Context(), q(own))
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range answers {
+		if a.GetCode() == http.StatusOK {
+			f.taken++
+		} else if err := f.note(a.GetBody()); err != nil {
+			t.Fatal(err)
+		} else if a.GetRetryAfter() == "" {
+			t.Fatal("no Retry-After")
+		}
+	}
+	f.check(t, "relay.quotas.requestsPerSecond", 1000, 100, began)
+	if a, err := other.Ask(t.Context(), q(another)); err != nil || a.GetCode() != http.StatusOK {
+		t.Errorf("another node's request: %d, %v", a.GetCode(), err)
+	}
+}
+
+func floodOfReports(t *testing.T, s *system, device, other *hostile.Device, ns string) {
+	const reports = 1500
+	began, f := time.Now(), &flooded{}
+	results := make([]*topicpb.WriteResult, reports)
+	var g errgroup.Group
+	g.SetLimit(200) // 256 without an answer end the session
+	for i := range reports {
+		g.Go(func() (err error) {
+			results[i], err = device.Write(t.Context(), topic.ReportWrite, reportOf(ns+"-mine", i))
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range results {
+		if r.GetAccepted() {
+			f.taken++
+		} else if err := f.note(r.GetStatus()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.check(t, "relay.quotas.reportsPerSecond", 500, 20, began)
+	if n := s.metric(t, "skerry_aggregate_over_quota_total"); n != f.refused {
+		t.Errorf("the metric counts %d of %d refusals", n, f.refused)
+	}
+	if r, err := other.Write(t.Context(), topic.ReportWrite, reportOf(ns+"-theirs", 1)); err != nil || !r.GetAccepted() {
+		t.Errorf("another node's report: %v %s", err, r.GetStatus())
+	}
+}
+
+func podsOf(id uint64, node string) *topicpb.Interest {
+	return &topicpb.Interest{Id: id, Resource: &topicpb.Resource{Version: "v1", Resource: "pods"}, FieldSelector: "spec.nodeName=" + node}
+}
+
+func floodOfInterests(t *testing.T, s *system, device, other *hostile.Device) {
+	id := uint64(1)
+	for range 5 { // as many new ones each time
+		all := make([]*topicpb.Interest, 4096)
+		for i := range all {
+			id++
+			all[i] = &topicpb.Interest{
+				Id: id, Resource: &topicpb.Resource{Version: "v1", Resource: "services"}, LabelSelector: fmt.Sprintf("a=%d", id),
+			}
+		}
+		if err := device.Send(t.Context(), topic.Interests.New(message.Resource{}, &topicpb.Interests{Interests: all})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := other.Send(t.Context(), topic.Interests.New(message.Resource{}, &topicpb.Interests{Interests: []*topicpb.Interest{podsOf(1, another)}})); err != nil {
+		t.Fatal(err)
+	}
+	cluster.Eventually(t, "another node's interest is synced, and the device is refused", func(context.Context) error {
+		if _, synced := other.Interests(); !synced[1] {
+			return errors.New("not synced")
+		}
+		refused, _ := device.Interests()
+		f := &flooded{}
+		for _, r := range refused {
+			if err := f.note(r.GetStatus()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if f.refused < 3000 {
+			return fmt.Errorf("%d are refused", f.refused)
+		}
+		return nil
+	})
+	if n := s.metric(t, `skerry_publish_over_quota_total{quota="interests"}`) + s.metric(t, `skerry_publish_over_quota_total{quota="newInterestsPerSecond"}`); n < 3000 {
+		t.Errorf("the metrics count %d refusals", n)
+	}
+}
+
+// longSelectors: one of a megabyte ends the link, and many of what a name may have are above the quota of bytes.
+func longSelectors(t *testing.T, s *system, other *hostile.Device) {
+	long := func(n, length int) *topicpb.Interests {
+		all := make([]*topicpb.Interest, n)
+		for i := range all {
+			all[i] = &topicpb.Interest{
+				Id: uint64(i + 1), Resource: &topicpb.Resource{Version: "v1", Resource: "services"},
+				LabelSelector: fmt.Sprintf("a%d in (%s)", i, strings.TrimSuffix(strings.Repeat("b,", length/2), ",")),
+			}
+		}
+		return &topicpb.Interests{Interests: all}
+	}
+	device := s.dial(t, link.WebSocket, own)
+	if err := device.Send(t.Context(), topic.Interests.New(message.Resource{}, long(100, 15<<10))); err != nil {
+		t.Fatal(err)
+	}
+	cluster.Eventually(t, "most of the selectors are refused", func(context.Context) error {
+		refused, _ := device.Interests()
+		if len(refused) < 90 {
+			return fmt.Errorf("%d are refused", len(refused))
+		}
+		return nil
+	})
+	_ = device.Send(t.Context(), topic.Interests.New(message.Resource{}, long(1, 1<<20)))
+	<-device.Done()
+	if closed, ok := errors.AsType[*link.CloseError](device.Err()); !ok || closed.Code != link.CloseTooLarge {
+		t.Errorf("a selector of a megabyte: %v", device.Err())
+	}
+	if _, synced := other.Interests(); !synced[1] {
+		t.Error("another node's interest is not synced")
+	}
+}
