@@ -40,10 +40,16 @@ func (r *reporting) decide(ctx context.Context) error {
 	defer release()
 	operations, release := r.informers.Open(v1alpha1.Resource(v1alpha1.NodeOperations))
 	defer release()
+	vips, release := r.informers.Open(v1alpha1.Resource(v1alpha1.VirtualIPs))
+	defer release()
+	services, release := r.informers.Open(schema.GroupVersionResource{Version: "v1", Resource: "services"})
+	defer release()
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return r.Sweep(ctx, nodes) })
 	g.Go(func() error { return route.New(r.client, routes, nodes, pools).Run(ctx) })
-	g.Go(func() error { return r.vips.Run(ctx) })
+	g.Go(func() error {
+		return r.vips.Run(ctx, vip.Stores{Services: services, Nodes: nodes, Pools: pools, VIPs: vips})
+	})
 	g.Go(func() error { return drain.NewUnknown(r.client, operations, nodes).Run(ctx) })
 	return g.Wait()
 }

@@ -3,6 +3,7 @@ package kube
 import (
 	"crypto/sha256"
 	"encoding/base64"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -66,9 +67,11 @@ type Object struct {
 	Revision string
 	Labels   labels.Set
 	Raw      []byte // Kubernetes protobuf with its envelope for built-in kinds, else JSON; without managedFields, and without status where that is not for edges
-	Refs     []Ref  // what a pod, a claim or a volume needs on its node
-	Started  bool   // of a pod: its node's kubelet has reported of it, so that the node had what the pod refers to
-	Sum      Sum
+	// Status is the status as JSON, of a kind whose status stays in the cloud and is needed here.
+	Status  []byte
+	Refs    []Ref // what a pod, a claim or a volume needs on its node
+	Started bool  // of a pod: its node's kubelet has reported of it, so that the node had what the pod refers to
+	Sum     Sum
 
 	// Node is the node of a pod; Fields are the values of what selectors may ask for beside the name, in the order of the store's table.
 	fields []string
@@ -105,6 +108,12 @@ func trims(resource schema.GroupResource) bool {
 	return false
 }
 
+// keeps reports whether the status of a trimmed kind is kept for cloudcore's own parts. That of a
+// StaticRoute, with a line for each of thousands of nodes, is not: its controller reads one where it needs it.
+func keeps(resource schema.GroupResource) bool {
+	return resource.Resource == v1alpha1.NodePools || resource.Resource == v1alpha1.VirtualIPs
+}
+
 // contentVersion stands for all that an edge gets of an object, wherever and whenever it is computed: cloudcores agree about it, and a change of nothing but the status changes
 // nothing. It is no number, so nobody takes it for a resourceVersion.
 func contentVersion(raw []byte) string {
@@ -131,6 +140,11 @@ func (e *encoder) encode(from runtime.Object) (*Object, error) {
 		o.Started = pod.Status.StartTime != nil // nobody but the kubelet sets it
 	}
 	if u, ok := from.(*unstructured.Unstructured); ok && e.trims {
+		if status, ok := u.Object["status"]; ok && keeps(e.resource.GroupResource()) {
+			if o.Status, err = json.Marshal(status); err != nil {
+				return nil, fmt.Errorf("encoding the status of %s %s: %w", e.resource.Resource, o.Key, err)
+			}
+		}
 		unstructured.RemoveNestedField(u.Object, "status")
 		u.SetResourceVersion("")
 	}

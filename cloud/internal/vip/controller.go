@@ -14,17 +14,12 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/dynamic/dynamicinformer"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
-	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 
@@ -84,87 +79,29 @@ func (c *Controller) poke() {
 	}
 }
 
-// view is what one run reads from.
-type view struct {
-	services corelisters.ServiceLister
-	nodes    corelisters.NodeLister
-	pools    cache.GenericLister
-	vips     cache.GenericLister
-}
-
 // Run plans whenever something changes, until ctx ends.
-func (c *Controller) Run(ctx context.Context) error {
+func (c *Controller) Run(ctx context.Context, stores Stores) error {
 	// What the last run of this process remembers is of another leadership; the objects know better.
 	c.core = NewCore(c.core.policy)
 	events := record.NewBroadcaster(record.WithContext(ctx))
 	events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: c.kube.CoreV1().Events(metav1.NamespaceAll)})
 	defer events.Shutdown()
 	c.recorder = events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "cloudcore"})
-	typed := informers.NewSharedInformerFactoryWithOptions(c.kube, 0, informers.WithTransform(slim))
-	loose := dynamicinformer.NewFilteredDynamicSharedInformerFactory(c.dynamic, 0, metav1.NamespaceAll, nil)
-	pools, vips := loose.ForResource(v1alpha1.Resource(v1alpha1.NodePools)), loose.ForResource(v1alpha1.Resource(v1alpha1.VirtualIPs))
-	services, nodes := typed.Core().V1().Services(), typed.Core().V1().Nodes()
-	told := cache.ResourceEventHandlerFuncs{AddFunc: func(any) { c.poke() }, UpdateFunc: func(any, any) { c.poke() }, DeleteFunc: func(any) { c.poke() }}
-	// Nodes are written every few seconds by their kubelets; few of these writes concern a pool.
-	changed := cache.ResourceEventHandlerFuncs{AddFunc: told.AddFunc, DeleteFunc: told.DeleteFunc, UpdateFunc: func(o, n any) {
-		if a, ok := o.(*corev1.Node); ok {
-			if b, ok := n.(*corev1.Node); ok && sameNode(a, b) {
-				return
-			}
-		}
-		c.poke()
-	}}
-	synced := []cache.InformerSynced{}
-	for _, w := range []struct {
-		informer cache.SharedIndexInformer
-		handler  cache.ResourceEventHandler
-	}{{services.Informer(), told}, {nodes.Informer(), changed}, {pools.Informer(), told}, {vips.Informer(), told}} {
-		if _, err := w.informer.AddEventHandler(w.handler); err != nil {
-			return fmt.Errorf("watching: %w", err)
-		}
-		synced = append(synced, w.informer.HasSynced)
-	}
-	ctx, stop := context.WithCancel(ctx)
-	typed.StartWithContext(ctx)
-	loose.Start(ctx.Done())
-	defer func() {
-		stop()
-		typed.Shutdown()
-		loose.Shutdown()
-	}()
-	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
+	v := newView()
+	defer v.follow(ctx, stores, c.poke)()
+	if ctx.Err() != nil { // perhaps before all of it was known
 		return nil
 	}
+	ctx, stop := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	defer stop()
 	wg.Go(func() { c.guards.run(ctx, c.poke) })
-	c.serve(ctx, view{services.Lister(), nodes.Lister(), pools.Lister(), vips.Lister()})
-	stop()
+	c.serve(ctx, v)
 	return nil
 }
 
-// slim drops what nobody here reads: half of an object's size.
-func slim(o any) (any, error) {
-	if n, ok := o.(*corev1.Node); ok {
-		// Of a Node, the largest part is what its kubelet says of itself, and there may be thousands.
-		return &corev1.Node{
-			ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion, Labels: n.Labels, DeletionTimestamp: n.DeletionTimestamp},
-			Spec:       corev1.NodeSpec{PodCIDRs: n.Spec.PodCIDRs},
-			Status:     corev1.NodeStatus{Addresses: n.Status.Addresses},
-		}, nil
-	}
-	if m, err := meta.Accessor(o); err == nil {
-		m.SetManagedFields(nil)
-	}
-	return o, nil
-}
-
-func sameNode(a, b *corev1.Node) bool {
-	return labels.Equals(a.Labels, b.Labels) && slices.Equal(a.Status.Addresses, b.Status.Addresses) && slices.Equal(a.Spec.PodCIDRs, b.Spec.PodCIDRs) &&
-		(a.DeletionTimestamp == nil) == (b.DeletionTimestamp == nil)
-}
-
-func (c *Controller) serve(ctx context.Context, v view) {
+func (c *Controller) serve(ctx context.Context, v *view) {
 	log := klog.FromContext(ctx)
 	retry := retryMin
 	timer := time.NewTimer(0)
@@ -211,9 +148,9 @@ func passing(err error) bool {
 	return errors.Is(err, errGuardsUnknown) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
 }
 
-// once makes a plan of what the informers show and carries it out. What is given away is decided by what kube-apiserver has now: an informer may not show yet what the
+// once makes a plan of what the stores show and carries it out. What is given away is decided by what kube-apiserver has now: a store may not show yet what the
 // last plan made.
-func (c *Controller) once(ctx context.Context, v view) (time.Time, error) {
+func (c *Controller) once(ctx context.Context, v *view) (time.Time, error) {
 	s, err := v.state()
 	if err != nil {
 		return time.Time{}, err
@@ -244,43 +181,6 @@ func (c *Controller) once(ctx context.Context, v view) (time.Time, error) {
 	}
 	c.count(s, p)
 	return p.Next, c.carryOut(ctx, s, p)
-}
-
-func convert[T any](all []runtime.Object) ([]*T, error) {
-	out := make([]*T, 0, len(all))
-	for _, o := range all {
-		u, ok := o.(*unstructured.Unstructured)
-		if !ok {
-			return nil, fmt.Errorf("unexpected %T", o)
-		}
-		x := new(T)
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, x); err != nil {
-			return nil, fmt.Errorf("reading %s %s: %w", u.GetKind(), u.GetName(), err)
-		}
-		out = append(out, x)
-	}
-	return out, nil
-}
-
-func (v view) state() (s State, err error) {
-	if s.Services, err = v.services.List(labels.Everything()); err != nil {
-		return s, err
-	}
-	if s.Nodes, err = v.nodes.List(labels.Everything()); err != nil {
-		return s, err
-	}
-	all, err := v.pools.List(labels.Everything())
-	if err != nil {
-		return s, err
-	}
-	if s.Pools, err = convert[v1alpha1.NodePool](all); err != nil {
-		return s, err
-	}
-	if all, err = v.vips.List(labels.Everything()); err != nil {
-		return s, err
-	}
-	s.VIPs, err = convert[v1alpha1.VirtualIP](all)
-	return s, err
 }
 
 // carryOut writes a plan. What fails does not hold back the rest; the next plan has it again.

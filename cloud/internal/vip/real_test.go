@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -24,6 +25,7 @@ import (
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/dynamic"
 
+	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/cloud/internal/vip"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/tests/cluster"
@@ -106,12 +108,27 @@ func (r *real) start() {
 	if err != nil {
 		r.t.Fatal(err)
 	}
+	client, err := kube.NewClient(config, kube.Constrained)
+	if err != nil {
+		r.t.Fatal(err)
+	}
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- c.Run(ctx) }()
+	informers := kube.NewInformers(client)
+	open := func(gvr schema.GroupVersionResource) *kube.Store {
+		store, _ := informers.Open(gvr) // it goes with the informers
+		return store
+	}
+	stores := vip.Stores{
+		Services: open(corev1.SchemeGroupVersion.WithResource("services")), Nodes: open(corev1.SchemeGroupVersion.WithResource("nodes")),
+		Pools: open(resource(v1alpha1.NodePools)), VIPs: open(resource(v1alpha1.VirtualIPs)),
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return informers.Run(ctx) })
+	g.Go(func() error { return client.Revisions().Run(ctx) })
+	g.Go(func() error { return c.Run(ctx, stores) })
 	r.stop = func() {
 		cancel()
-		if err := <-done; err != nil {
+		if err := g.Wait(); err != nil {
 			r.t.Error(err)
 		}
 	}

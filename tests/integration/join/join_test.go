@@ -75,7 +75,8 @@ type system struct {
 	join, websocket     string // addresses
 }
 
-func start(t *testing.T) *system {
+// start starts it. change is made to its configuration of kube-apiserver.
+func start(t *testing.T, change ...func(*rest.Config)) *system {
 	t.Helper()
 	if plane == nil {
 		t.Skip("needs a control plane, which -short leaves out")
@@ -87,7 +88,11 @@ func start(t *testing.T) *system {
 	plane.Apply(t, "manifests/cloudcore")
 	dir := t.TempDir()
 	kubeconfig, approver := filepath.Join(dir, "cloudcore.kubeconfig"), filepath.Join(dir, "approver.kubeconfig")
-	writeKubeconfig(t, plane.ServiceAccount(t, "skerry-system", "cloudcore"), kubeconfig)
+	own := plane.ServiceAccount(t, "skerry-system", "cloudcore")
+	for _, f := range change {
+		f(own)
+	}
+	writeKubeconfig(t, own, kubeconfig)
 	writeKubeconfig(t, plane.ServiceAccount(t, "skerry-system", "cloudcore-approver"), approver)
 	s := &system{cloudcore: programs[0], edgecore: programs[1], join: free(t), websocket: free(t)}
 	health := free(t)
