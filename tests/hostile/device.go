@@ -29,6 +29,7 @@ type Config struct {
 	Address   string      // HOST:PORT of cloudcore's listener of that transport
 	TLS       *tls.Config // with the certificate of the node, and whom the device trusts
 	Epoch     uint64      // of the session, as its Hello says
+	Dialer    link.Dialer // if set, dials Address in place of Transport's own
 }
 
 // Device is an open session of a node. It keeps what came, without a bound: a test ends before that matters.
@@ -50,7 +51,14 @@ type Device struct {
 
 // Dial opens a link and a session on it. ctx bounds the session too.
 func Dial(ctx context.Context, c Config) (*Device, error) {
-	conn, err := dial(ctx, c)
+	dialer := c.Dialer
+	if dialer == nil {
+		var err error
+		if dialer, err = NewDialer(c.Transport, c.TLS); err != nil {
+			return nil, err
+		}
+	}
+	conn, err := dialer.Dial(ctx, c.Address)
 	if err != nil {
 		return nil, err
 	}
@@ -66,15 +74,12 @@ func Dial(ctx context.Context, c Config) (*Device, error) {
 	return d, nil
 }
 
-func dial(ctx context.Context, c Config) (link.Conn, error) {
+// NewDialer makes a dialer of one transport.
+func NewDialer(transport link.Transport, secure *tls.Config) (link.Dialer, error) {
 	bounds := link.Default()
 	bounds.PeerAssembly = 1 << 30
-	if c.Transport == link.QUIC {
-		d, err := quiclink.NewDialer(quiclink.DialConfig{Link: bounds, TLS: c.TLS, Table: topic.NewTable()})
-		if err != nil {
-			return nil, err
-		}
-		return d.Dial(ctx, c.Address)
+	if transport == link.QUIC {
+		return quiclink.NewDialer(quiclink.DialConfig{Link: bounds, TLS: secure, Table: topic.NewTable()})
 	}
 	small := func(conn net.Conn) net.Conn { // a device that stops reading holds little in its kernel
 		if tcp, ok := conn.(*net.TCPConn); ok {
@@ -82,11 +87,7 @@ func dial(ctx context.Context, c Config) (link.Conn, error) {
 		}
 		return conn
 	}
-	d, err := wslink.NewDialer(wslink.DialConfig{Link: bounds, TLS: c.TLS, Table: topic.NewTable(), Wrap: small})
-	if err != nil {
-		return nil, err
-	}
-	return d.Dial(ctx, c.Address)
+	return wslink.NewDialer(wslink.DialConfig{Link: bounds, TLS: secure, Table: topic.NewTable(), Wrap: small})
 }
 
 // begin says Hello, and waits for Welcome.
@@ -252,3 +253,6 @@ func (d *Device) Forget() {
 	defer d.mu.Unlock()
 	d.streams, d.closed = nil, nil
 }
+
+// Transport is what the link runs over.
+func (d *Device) Transport() link.Transport { return d.conn.Info().Transport }
