@@ -36,6 +36,9 @@ func (s *system) wrongClock(at time.Time) *wrongClock {
 	return w
 }
 
+// year is the year that edgecore believes in.
+func (w *wrongClock) year() string { return time.Now().Add(w.offset).UTC().Format("2006") }
+
 func (w *wrongClock) args(args ...string) []string {
 	return append([]string{fmt.Sprint(int64(w.offset / time.Second)), w.edgecore}, args...)
 }
@@ -124,5 +127,52 @@ func TestIsland_16_ClockAt1970(t *testing.T) {
 		if !podReady(*p) || p.Status.ContainerStatuses[0].RestartCount != 0 {
 			t.Errorf("pod %s: ready %t, restarts %d", name, podReady(*p), p.Status.ContainerStatuses[0].RestartCount)
 		}
+	}
+}
+
+// TestHostile_16: somebody sets a device's clock: ten years ahead, by which the cloud's certificates have
+// expired, then thirty, by which its CA has. Its pods run on and its own API serves, offline and with a
+// cable; no link is opened by a certificate that its clock calls expired, and the device says that its clock
+// may be wrong. Nothing of it is left once the clock is right.
+func TestHostile_16_ClockAfterTheCA(t *testing.T) {
+	s := use(t)
+	ns := s.namespace()
+	s.pod(ns, "patient", "edge1")
+	before := s.containers("edge1")
+	for _, years := range []int{10, 30} {
+		w := s.wrongClock(time.Now().AddDate(years, 0, 0))
+		s.cut("edge1")
+		s.kill("edge1", "edgecore")
+		stop := w.start("edge1")
+		serves := func(what string) {
+			t.Helper()
+			s.waitFor(fmt.Sprintf("the device's own API, %d years ahead, %s", years, what), func(ctx context.Context) error {
+				out, err := s.tryEdgeKubectl(ctx, "edge1", "get", "pod", "-n", ns, "patient", "-o", "jsonpath={.status.phase}")
+				if err == nil && out != "Running" {
+					err = fmt.Errorf("its phase is %q", out)
+				}
+				return err
+			})
+			s.check(s.same("edge1", before))
+		}
+		serves("offline")
+		s.heal("edge1")
+		s.waitFor("the device to say what is wrong", func(ctx context.Context) error {
+			d, err := s.deviceStatus(ctx, "edge1")
+			if err != nil {
+				return err
+			}
+			// By both transports, with the time that the device believes in.
+			if n := strings.Count(d.Link.LastError, "certificate has expired or is not yet valid: current time "+w.year()); d.Link.Linked || n != 2 {
+				return fmt.Errorf("linked: %t; %s", d.Link.Linked, d.Link.LastError)
+			}
+			return nil
+		})
+		serves("with a cable")
+		stop()
+		s.start("edge1", "edgecore")
+		s.waitLinked("edge1")
+		s.waitReady("edge1", true)
+		s.check(s.same("edge1", before))
 	}
 }
