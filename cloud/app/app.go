@@ -324,6 +324,9 @@ func relayQuotas(c config.Relay) relay.Quotas {
 		Events:   quota.Rate{PerSecond: float64(c.Quotas.EventsPerSecond), Burst: c.Quotas.EventBurst},
 		Requests: quota.Rate{PerSecond: float64(c.Quotas.RequestsPerSecond), Burst: c.Quotas.RequestBurst},
 		Bytes:    c.Quotas.BytesInFlight,
+		CertificateRequests: quota.Rate{
+			PerSecond: float64(c.Quotas.CertificateRequestsPerHour) / time.Hour.Seconds(), Burst: c.Quotas.CertificateRequestsPerHour,
+		},
 	}
 }
 

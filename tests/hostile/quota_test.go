@@ -2,7 +2,11 @@ package hostile_test
 
 import (
 	"context"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"net/http"
@@ -11,10 +15,12 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/common/pki"
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 	"github.com/skerry-io/skerry/tests/cluster"
@@ -31,6 +37,8 @@ func TestHostile_05_Quotas(t *testing.T) {
 	ns := things(t)
 	device, other := s.dial(t, link.QUIC, own), s.dial(t, link.WebSocket, another)
 	t.Run("events", func(t *testing.T) { floodOfEvents(t, s, device, other, ns) })
+	// Before the requests are used up, whose quota these need too.
+	t.Run("certificate requests", func(t *testing.T) { floodOfCertificateRequests(t, s, device, other) })
 	t.Run("requests", func(t *testing.T) { floodOfRequests(t, device, other) })
 	t.Run("reports", func(t *testing.T) { floodOfReports(t, s, device, other, ns) })
 	t.Run("interests", func(t *testing.T) { floodOfInterests(t, s, device, other) })
@@ -155,6 +163,61 @@ func floodOfRequests(t *testing.T, device, other *hostile.Device) {
 	if a, err := other.Ask(t.Context(), q(another)); err != nil || a.GetCode() != http.StatusOK {
 		t.Errorf("another node's request: %d, %v", a.GetCode(), err)
 	}
+}
+
+// floodOfCertificateRequests: each would stay in etcd, for the approver and people to look at.
+func floodOfCertificateRequests(t *testing.T, s *system, device, other *hostile.Device) {
+	const requests = 200
+	ask := func(d *hostile.Device, node string) *topicpb.APIResponse {
+		t.Helper()
+		a, err := d.Ask(t.Context(), &topicpb.APIRequest{Method: "POST", Path: "/apis/certificates.k8s.io/v1/certificatesigningrequests", Body: certificateRequest(t, node)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a
+	}
+	began, f := time.Now(), &flooded{}
+	for range requests {
+		if a := ask(device, own); a.GetCode() == http.StatusCreated {
+			f.taken++
+		} else if err := f.note(a.GetBody()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.check(t, "relay.quotas.certificateRequestsPerHour", 60, 1, began)
+	if n := s.metric(t, `skerry_relay_over_quota_total{quota="relay.quotas.certificateRequestsPerHour"}`); n != f.refused {
+		t.Errorf("the metric counts %d of %d", n, f.refused)
+	}
+	if a := ask(other, another); a.GetCode() != http.StatusCreated {
+		t.Errorf("another node's: %d %s", a.GetCode(), a.GetBody())
+	}
+}
+
+// certificateRequest is a request for a serving certificate of a node, as its kubelet makes it.
+func certificateRequest(t *testing.T, node string) []byte {
+	t.Helper()
+	key, err := pki.NewKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
+		Subject: pkix.Name{CommonName: pki.NodeUserPrefix + node, Organization: []string{pki.NodesGroup}}, DNSNames: []string{node},
+	}, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := json.Marshal(&certificatesv1.CertificateSigningRequest{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "certificates.k8s.io/v1", Kind: "CertificateSigningRequest"},
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "flood-"},
+		Spec: certificatesv1.CertificateSigningRequestSpec{
+			Request: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}), SignerName: certificatesv1.KubeletServingSignerName,
+			Usages: []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageServerAuth},
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return body
 }
 
 func floodOfReports(t *testing.T, s *system, device, other *hostile.Device, ns string) {

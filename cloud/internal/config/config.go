@@ -115,7 +115,10 @@ type RelayQuotas struct {
 	RequestBurst      int `json:"requestBurst"`
 	ReportsPerSecond  int `json:"reportsPerSecond"` // of routes, virtual IPs and operations
 	ReportBurst       int `json:"reportBurst"`
-	BytesInFlight     int `json:"bytesInFlight"` // of writes, requests and answers that cloudcore holds for a session
+	// CertificateRequestsPerHour are CertificateSigningRequests; as many may come at once.
+	CertificateRequestsPerHour int `json:"certificateRequestsPerHour"`
+
+	BytesInFlight int `json:"bytesInFlight"` // of writes, requests and answers that cloudcore holds for a session
 }
 
 // Publish is what edges are sent.
@@ -142,7 +145,8 @@ func Default() *Config {
 			Keepalive: metav1.Duration{Duration: 10 * time.Second}, IdleTimeout: metav1.Duration{Duration: 30 * time.Second},
 		},
 		Relay: Relay{Quotas: RelayQuotas{
-			EventsPerSecond: 50, EventBurst: 10000, RequestsPerSecond: 100, RequestBurst: 2000, ReportsPerSecond: 20, ReportBurst: 500, BytesInFlight: 8 << 20,
+			EventsPerSecond: 50, EventBurst: 10000, RequestsPerSecond: 100, RequestBurst: 2000, ReportsPerSecond: 20, ReportBurst: 500,
+			CertificateRequestsPerHour: 60, BytesInFlight: 8 << 20,
 		}},
 		Publish: Publish{Quotas: PublishQuotas{Interests: 1024, NewInterestsPerSecond: 16, Digests: 256, SelectorBytes: 64 << 10}},
 		Join:    Listen{Listen: ":10002"},
@@ -245,6 +249,7 @@ func (q *RelayQuotas) validate(at *field.Path) field.ErrorList {
 		{"eventsPerSecond", q.EventsPerSecond, 1, 10000}, {"eventBurst", q.EventBurst, 64, 1000000},
 		{"requestsPerSecond", q.RequestsPerSecond, 1, 10000}, {"requestBurst", q.RequestBurst, 64, 1000000},
 		{"reportsPerSecond", q.ReportsPerSecond, 1, 10000}, {"reportBurst", q.ReportBurst, 64, 1000000},
+		{"certificateRequestsPerHour", q.CertificateRequestsPerHour, 10, 100000},
 		{"bytesInFlight", q.BytesInFlight, 4 << 20, 1 << 30},
 	} {
 		if f.value < f.least || f.value > f.most {

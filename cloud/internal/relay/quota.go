@@ -2,6 +2,7 @@ package relay
 
 import (
 	"net/http"
+	"path"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
@@ -14,7 +15,12 @@ const (
 	eventsQuota   = "relay.quotas.eventsPerSecond"
 	requestsQuota = "relay.quotas.requestsPerSecond"
 	bytesQuota    = "relay.quotas.bytesInFlight"
+
+	certificatesQuota = "relay.quotas.certificateRequestsPerHour"
 )
+
+// certificateRequests is where CertificateSigningRequests are made.
+const certificateRequests = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 
 // perWrite is what a write takes beside its body, about: the decoded message, its job, its lane.
 const perWrite = 1 << 10
@@ -38,6 +44,11 @@ func (s *session) overQuota(w *topicpb.Write) error {
 func (s *session) requestOverQuota(q *topicpb.APIRequest) error {
 	if ok, after := s.relay.quotas.requests.Take(s.node); !ok {
 		return s.exceeded(requestsQuota, after)
+	}
+	if q.GetMethod() == http.MethodPost && path.Clean(q.GetPath()) == certificateRequests {
+		if ok, after := s.relay.quotas.certificates.Take(s.node); !ok {
+			return s.exceeded(certificatesQuota, after)
+		}
 	}
 	if !s.held.Take(reserved(q)) {
 		return s.exceeded(bytesQuota, 1)

@@ -31,13 +31,15 @@ type Client interface {
 type Quotas struct {
 	Events   quota.Rate // a second and at once, made or patched
 	Requests quota.Rate // of the node and of its pods
+	// CertificateRequests are those among the requests that make a CertificateSigningRequest: each stays in etcd for an hour or a day, and somebody looks at it.
+	CertificateRequests quota.Rate
 	// Bytes of the writes, requests and answers that cloudcore holds for one session. What alone is above it is held alone.
 	Bytes int
 }
 
 type quotas struct {
-	events, requests *quota.Rates
-	bytes            int
+	events, requests, certificates *quota.Rates
+	bytes                          int
 }
 
 // Relay is the part of the hub that serves what goes up.
@@ -66,5 +68,5 @@ func (r *Relay) Metrics() *Metrics { return r.metrics }
 
 // Limit sets the quotas; there are none without it. It is called before the first Attach.
 func (r *Relay) Limit(q Quotas) {
-	r.quotas = quotas{quota.NewRates(q.Events), quota.NewRates(q.Requests), q.Bytes}
+	r.quotas = quotas{quota.NewRates(q.Events), quota.NewRates(q.Requests), quota.NewRates(q.CertificateRequests), q.Bytes}
 }
