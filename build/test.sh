@@ -79,7 +79,7 @@ real="^$module/(edge/internal/(vip|route|drain|kernel/.*)|cloud/internal/(publis
 # below DIRECTORY: the packages of tests/DIRECTORY.
 below() { grep -E "^$module/tests/$1(/|$)" <<<"$all"; }
 
-# code: what needs the code alone, and control planes of its own.
+# code: what needs the code alone, control planes of its own, and kernels that it brings.
 code() {
 	local packages dir
 	mapfile -t packages < <(grep -vE "$needs_root" <<<"$all" | grep -vE "$real")
@@ -91,17 +91,17 @@ code() {
 	done
 	mapfile -t packages < <(grep -x "$module/tests/campaign" <<<"$all")
 	phase campaign 1 "${packages[@]}"
-}
-
-# kernels: what needs the machine's kernel, or brings one, and mostly waits for it.
-kernels() {
-	local packages dir
-	mapfile -t packages < <(grep -E "$real" <<<"$all")
-	phase real 1 "${packages[@]}"
 	for dir in netns uml; do
 		mapfile -t packages < <(below "$dir")
 		phase "$dir" 1 "${packages[@]}"
 	done
+}
+
+# kernels: what needs the machine's kernel, and mostly waits for it.
+kernels() {
+	local packages
+	mapfile -t packages < <(grep -E "$real" <<<"$all")
+	phase real 1 "${packages[@]}"
 }
 
 # shard N PACKAGE...: a part of the tests with whole trials.
