@@ -137,7 +137,8 @@ const (
 )
 
 // boundedListener bounds connections, all together and of each address: above that they are closed at
-// once.
+// once. The clients of the loopback address are many, and share what there is; root has the socket, and
+// the kubelet no connection at all.
 type boundedListener struct {
 	net.Listener
 	slots *slots
@@ -157,6 +158,9 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		client, _, err := net.SplitHostPort(c.RemoteAddr().String())
+		if ip, bad := netip.ParseAddr(client); bad == nil && ip.IsLoopback() {
+			client = ""
+		}
 		if err == nil && l.slots.take(client) {
 			return &boundedConn{Conn: c, over: sync.OnceFunc(func() { l.slots.give(client) })}, nil
 		}

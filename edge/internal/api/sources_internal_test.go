@@ -75,3 +75,64 @@ func TestPodSources(t *testing.T) {
 		}
 	}
 }
+
+// Programs on the device share its loopback address, and so the whole of a listener; any other address
+// has its part.
+func TestConnectionsOfAnAddress(t *testing.T) {
+	for name, test := range map[string]struct {
+		from string
+		want int
+	}{
+		"the device itself": {"127.0.0.1", maxConns},
+		"by IPv6":           {"::1", maxConns},
+		"a pod":             {"10.244.1.2", maxClientConns},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := bounded(&knocking{from: &net.TCPAddr{IP: net.ParseIP(test.from), Port: 4711}, most: 2 * maxConns})
+			var open []net.Conn
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					break
+				}
+				open = append(open, c)
+			}
+			if len(open) != test.want {
+				t.Errorf("%d connections, want %d", len(open), test.want)
+			}
+			again := bounded(&knocking{from: &net.TCPAddr{IP: net.ParseIP(test.from), Port: 4711}, most: 1})
+			c, err := again.Accept()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := c.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if b, ok := again.(*boundedListener); !ok || b.slots.taken != 0 || len(b.slots.client) != 0 {
+				t.Error("a connection that has ended still counts")
+			}
+		})
+	}
+}
+
+// knocking is a listener to which one address comes so many times.
+type knocking struct {
+	net.Listener
+	from net.Addr
+	most int
+}
+
+func (k *knocking) Accept() (net.Conn, error) {
+	if k.most--; k.most < 0 {
+		return nil, net.ErrClosed
+	}
+	return knock{from: k.from}, nil
+}
+
+type knock struct {
+	net.Conn
+	from net.Addr
+}
+
+func (k knock) RemoteAddr() net.Addr { return k.from }
+func (k knock) Close() error         { return nil }
