@@ -3,6 +3,8 @@ package cluster
 import (
 	"context"
 	"crypto/x509/pkix"
+	"errors"
+	"net/http"
 	"testing"
 	"time"
 
@@ -122,4 +124,25 @@ func Eventually(t testing.TB, what string, try func(context.Context) error) {
 			t.Fatalf("waited %v for %s: %v", patience, what, err)
 		}
 	}
+}
+
+// WaitReady waits until a component that serves /readyz at that address, over plain HTTP, says that it is
+// ready.
+func WaitReady(t testing.TB, what, address string) {
+	t.Helper()
+	Eventually(t, what+" is ready", func(ctx context.Context) error {
+		r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/readyz", nil)
+		if err != nil {
+			return err
+		}
+		response, err := http.DefaultClient.Do(r)
+		if err != nil {
+			return err
+		}
+		defer response.Body.Close()
+		if response.StatusCode != http.StatusOK {
+			return errors.New(response.Status)
+		}
+		return nil
+	})
 }

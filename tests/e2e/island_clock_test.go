@@ -130,7 +130,7 @@ func TestIsland_16_ClockAt1970(t *testing.T) {
 	}
 }
 
-// TestHostile_16: somebody sets a device's clock: ten years ahead, by which the cloud's certificates have
+// TestHostile_16: an attacker sets a device's clock: ten years ahead, by which the cloud's certificates have
 // expired, then thirty, by which its CA has. Its pods run on and its own API serves, offline and with a
 // cable; no link is opened by a certificate that its clock calls expired, and the device says that its clock
 // may be wrong. Nothing of it is left once the clock is right.

@@ -180,21 +180,7 @@ join: {listen: ""}
 			t.Error(err)
 		}
 	})
-	cluster.Eventually(t, "cloudcore is ready", func(ctx context.Context) error {
-		r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.health+"/readyz", nil)
-		if err != nil {
-			return err
-		}
-		response, err := http.DefaultClient.Do(r)
-		if err != nil {
-			return err
-		}
-		defer response.Body.Close()
-		if response.StatusCode != http.StatusOK {
-			return errors.New(response.Status)
-		}
-		return nil
-	})
+	cluster.WaitReady(t, "cloudcore", s.health)
 	secret, err := plane.Client().CoreV1().Secrets("skerry-system").Get(t.Context(), "skerry-ca", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)

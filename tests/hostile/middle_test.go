@@ -186,7 +186,7 @@ func works(t *testing.T, d *hostile.Device, node string) {
 	})
 }
 
-// TestHostile_15_ManInTheMiddle: somebody who has the network between a device with Auto and the cloud.
+// TestHostile_15_ManInTheMiddle: an active attacker between a device with Auto and the cloud.
 func TestHostile_15_ManInTheMiddle(t *testing.T) {
 	s := start(t, "")
 	const node = "edge-middle"

@@ -1,7 +1,7 @@
 // Package check asks a cluster whether cloudcore can be installed in it, and what devices would get that they should not.
 //
 // It owns the list of what a cluster needs. It reads and asks; it changes nothing. Run asks one question after another,
-// with the rights of whoever installs.
+// with the rights of the administrator who installs.
 package check
 
 import (
@@ -152,7 +152,7 @@ func installed() ([]authorizationv1.ResourceAttributes, error) {
 		for _, verb := range []string{"create", "patch"} {
 			add(authorizationv1.ResourceAttributes{Verb: verb, Group: kind.Group, Resource: resource.Resource, Namespace: o.GetNamespace()})
 		}
-		if strings.HasSuffix(kind.Kind, "Role") { // nobody gives away rights that they don't have, but by this
+		if strings.HasSuffix(kind.Kind, "Role") { // RBAC lets no one grant rights that they lack, except by this verb (escalation prevention)
 			add(authorizationv1.ResourceAttributes{Verb: "escalate", Group: kind.Group, Resource: resource.Resource, Namespace: o.GetNamespace()})
 		}
 	}

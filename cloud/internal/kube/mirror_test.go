@@ -62,5 +62,5 @@ func TestMirror(t *testing.T) {
 	check("it is gone", 1, "early@a")
 	cancel()
 	put(s, "later", "6", "a")
-	check("nobody follows any more", 0, "early@a")
+	check("after it was cancelled", 0, "early@a")
 }

@@ -119,7 +119,7 @@ func (s *session) admit(id uint64, p *topicpb.Interest, over exceeded) {
 	}
 	if over == fits && !p.GetDependencies() { // of dependencies Kubernetes is asked nothing
 		var ok bool
-		if ok, retry = s.part.rates.take(s.node); !ok {
+		if ok, retry = s.part.rates.Take(s.node); !ok {
 			over = tooFast
 		}
 	}
@@ -144,7 +144,7 @@ func (s *session) admitLimited() {
 		if s.part.quotas.admit(s.used, selectorBytes(i.limited)) != fits {
 			continue
 		}
-		if ok, _ := s.part.rates.take(s.node); !ok {
+		if ok, _ := s.part.rates.Take(s.node); !ok {
 			return
 		}
 		next := &interest{id: id, since: time.Now(), bytes: selectorBytes(i.limited)}

@@ -25,6 +25,7 @@ import (
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/cloud/internal/hub"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
+	"github.com/skerry-io/skerry/cloud/internal/quota"
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
@@ -70,7 +71,7 @@ type Publisher struct {
 	access      Access
 	reviews     *kube.LimitedQueue
 	quotas      Quotas
-	rates       *rates
+	rates       *quota.Rates
 	feeds       *feeds
 	metrics     *Metrics
 }

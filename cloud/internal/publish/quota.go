@@ -1,16 +1,7 @@
 package publish
 
 import (
-	"fmt"
-	"math"
-	"net/http"
-	"sync"
-	"time"
-
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-
+	"github.com/skerry-io/skerry/cloud/internal/quota"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
@@ -46,11 +37,7 @@ func (e exceeded) String() string {
 
 // refusal is what a node hears: retry is in how many seconds it may have room.
 func (e exceeded) refusal(retry int) error {
-	return &apierrors.StatusError{ErrStatus: metav1.Status{
-		Status: metav1.StatusFailure, Code: http.StatusTooManyRequests, Reason: metav1.StatusReasonTooManyRequests,
-		Message: fmt.Sprintf("this node's quota publish.%s of cloudcore is used up", e),
-		Details: &metav1.StatusDetails{RetryAfterSeconds: int32(retry)},
-	}}
+	return quota.Refusal("publish.quotas."+e.String(), retry)
 }
 
 // usage is what a session uses of the quotas.
@@ -74,54 +61,7 @@ func selectorBytes(p *topicpb.Interest) int {
 		len(r.GetGroup()) + len(r.GetVersion()) + len(r.GetResource())
 }
 
-// rates bound how fast nodes ask, over all their sessions: a node that comes again has no more.
-type rates struct {
-	perSecond, burst float64
-
-	mu    sync.Mutex
-	nodes map[types.NodeName]*rate
-}
-
-type rate struct {
-	used float64 // decays by perSecond
-	at   time.Time
-}
-
-// manyRates is from how many nodes on those are forgotten that have asked for nothing lately.
-const manyRates = 4096
-
-func newRates(q Quotas) *rates {
-	return &rates{perSecond: float64(q.NewInterestsPerSecond), burst: float64(q.Interests), nodes: map[types.NodeName]*rate{}}
-}
-
-// take reports whether a node may ask once more now, else in how many seconds.
-func (r *rates) take(node types.NodeName) (ok bool, retry int) {
-	now := time.Now()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	n := r.nodes[node]
-	if n == nil {
-		r.forget(now)
-		n = &rate{at: now}
-		r.nodes[node] = n
-	}
-	n.used = max(0, n.used-r.perSecond*now.Sub(n.at).Seconds())
-	n.at = now
-	if n.used+1 > r.burst {
-		return false, max(1, int(math.Ceil((n.used+1-r.burst)/r.perSecond)))
-	}
-	n.used++
-	return true, 0
-}
-
-// forget drops the nodes that have used up nothing. The lock is held.
-func (r *rates) forget(now time.Time) {
-	if len(r.nodes) < manyRates {
-		return
-	}
-	for node, n := range r.nodes {
-		if n.used <= r.perSecond*now.Sub(n.at).Seconds() {
-			delete(r.nodes, node)
-		}
-	}
+// newRates bounds how fast nodes ask, over all their sessions.
+func newRates(q Quotas) *quota.Rates {
+	return quota.NewRates(quota.Rate{PerSecond: float64(q.NewInterestsPerSecond), Burst: q.Interests})
 }

@@ -31,7 +31,7 @@ type Client interface {
 type Quotas struct {
 	Events   quota.Rate // a second and at once, made or patched
 	Requests quota.Rate // of the node and of its pods
-	// CertificateRequests are those among the requests that make a CertificateSigningRequest: each stays in etcd for an hour or a day, and somebody looks at it.
+	// CertificateRequests are those among the requests that make a CertificateSigningRequest: each stays in etcd for an hour or a day, and an approver judges it.
 	CertificateRequests quota.Rate
 	// Bytes of the writes, requests and answers that cloudcore holds for one session. What alone is above it is held alone.
 	Bytes int

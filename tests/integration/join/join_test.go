@@ -125,21 +125,7 @@ tunnel: {listen: ""}
 			t.Error(err)
 		}
 	})
-	cluster.Eventually(t, "cloudcore is ready", func(ctx context.Context) error {
-		r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+health+"/readyz", nil)
-		if err != nil {
-			return err
-		}
-		response, err := http.DefaultClient.Do(r)
-		if err != nil {
-			return err
-		}
-		defer response.Body.Close()
-		if response.StatusCode != http.StatusOK {
-			return errors.New(response.Status)
-		}
-		return nil
-	})
+	cluster.WaitReady(t, "cloudcore", health)
 	return s
 }
 

@@ -55,7 +55,7 @@ func TestTheLeaderWatchesOnce(t *testing.T) {
 		defer w.mu.Unlock()
 		for _, of := range []string{"/apis/skerry.io/v1alpha1/virtualips  ", "/apis/skerry.io/v1alpha1/staticroutes  ", "/apis/skerry.io/v1alpha1/nodepools  ", "/api/v1/nodes  ", "/api/v1/services  "} {
 			if w.most[of] == 0 {
-				return errors.New("nobody watches " + of)
+				return errors.New("no watch of " + of)
 			}
 		}
 		return nil
