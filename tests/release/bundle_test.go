@@ -51,7 +51,7 @@ ls /usr/share/doc/skerry-edgecore/examples/10-bridge.conflist
 `
 
 // TestBundleOffline: without any network install.sh installs edgecore from the bundle by dpkg, and gives a real
-// containerd the image of pods' sandboxes under the name that it would else pull. It is what TestShip_06 needs first.
+// containerd the image of pods' sandboxes under the name that it would else pull. No pod is run: that is the rest of scenario 6.
 func TestBundleOffline(t *testing.T) {
 	if !slices.Contains(programs(), "edgecore") {
 		t.Fatal("PROGRAMS leaves edgecore out, which is what a bundle installs")

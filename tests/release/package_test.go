@@ -10,9 +10,9 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/binary"
 )
 
-// TestShip_03_Packages: dpkg itself, with a root of the test's own: installed, upgraded with what the device is and knows
+// TestPackages: dpkg itself, with a root of the test's own: installed, upgraded with what the device is and knows
 // kept, removed with that kept still, purged with nothing left.
-func TestShip_03_Packages(t *testing.T) {
+func TestPackages(t *testing.T) {
 	old := shared(t)
 	checkout, err := binary.Root()
 	if err != nil {
