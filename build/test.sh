@@ -72,7 +72,7 @@ retry() {
 module=$(go list -m) || exit 1
 # shellcheck disable=SC2086
 all=$(go list ${PACKAGES:-./...}) || exit 1
-needs_root="^$module/tests/((cluster|integration|hostile|netns|uml|e2e|bench|release)(/|$)|campaign$)"
+needs_root="^$module/tests/((cluster|integration|hostile|netns|uml|e2e|site|apps|services|bench|release)(/|$)|campaign$)"
 # Beside the code, but with a control plane, keepalived or the kernel: one at a time, so that they don't take the time from each other.
 real="^$module/(edge/internal/(vip|route|drain|kernel/.*)|cloud/internal/(publish|relay|join|route|vip|aggregate))$"
 
@@ -104,6 +104,15 @@ kernels() {
 	phase real 1 "${packages[@]}"
 }
 
+# places: packages that have a whole trial each, one after the other.
+places() {
+	local packages dir
+	for dir in site apps services; do
+		mapfile -t packages < <(below "$dir")
+		phase "$dir" 1 "${packages[@]}"
+	done
+}
+
 # shard N PACKAGE...: a part of the tests with whole trials.
 shard() {
 	export SKERRY_E2E_SHARD=$1/$shards
@@ -123,6 +132,7 @@ if [ "$what" != all ]; then
 elif [ ${#e2e[@]} -eq 0 ]; then
 	code
 	kernels
+	places
 else
 	# Compiled and examined once, and not by all parts at the same time.
 	go test -vet all -exec true -ldflags "${TEST_LDFLAGS:-}" "${e2e[@]}" >/dev/null 2>&1
@@ -131,6 +141,7 @@ else
 	done
 	apart "code" code &
 	apart "kernels" kernels &
+	apart "places" places &
 	while sleep 60; do # so that whoever watches sees that something happens
 		for log in "$out"/test-*.log; do
 			echo "   ${log#"$out"/}: $(tail -n 1 "$log")"

@@ -23,22 +23,22 @@ func autonomyLabel(value string) []byte {
 
 // optOut lets Kubernetes evict from a node, as from any that is no edge node, until the test's end.
 func (s *system) optOut(node string) {
-	s.t.Helper()
-	nodes := s.client.CoreV1().Nodes()
-	_, err := nodes.Patch(s.t.Context(), node, types.MergePatchType, autonomyLabel(`"false"`), metav1.PatchOptions{})
-	s.check(err)
-	s.t.Cleanup(func() {
+	s.T.Helper()
+	nodes := s.Client.CoreV1().Nodes()
+	_, err := nodes.Patch(s.T.Context(), node, types.MergePatchType, autonomyLabel(`"false"`), metav1.PatchOptions{})
+	s.Check(err)
+	s.T.Cleanup(func() {
 		if _, err := nodes.Patch(context.Background(), node, types.MergePatchType, autonomyLabel("null"), metav1.PatchOptions{}); err != nil {
-			s.t.Error(err)
+			s.T.Error(err)
 		}
 	})
 }
 
 // waitEvicted waits until a pod is being deleted.
 func (s *system) waitEvicted(namespace, name string) {
-	s.t.Helper()
-	s.waitFor("pod "+name+" to be evicted", func(ctx context.Context) error {
-		p, err := s.client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+	s.T.Helper()
+	s.WaitFor("pod "+name+" to be evicted", func(ctx context.Context) error {
+		p, err := s.Client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 		if err == nil && p.DeletionTimestamp == nil {
 			err = errors.New("it is not")
 		}
@@ -48,7 +48,7 @@ func (s *system) waitEvicted(namespace, name string) {
 
 // kept reports a pod that is being deleted.
 func (s *system) kept(namespace, name string) error {
-	p, err := s.client.CoreV1().Pods(namespace).Get(s.t.Context(), name, metav1.GetOptions{})
+	p, err := s.Client.CoreV1().Pods(namespace).Get(s.T.Context(), name, metav1.GetOptions{})
 	if err == nil && p.DeletionTimestamp != nil {
 		err = fmt.Errorf("pod %s is evicted", name)
 	}
@@ -59,25 +59,25 @@ func (s *system) kept(namespace, name string) error {
 // device that opted out pods are evicted, but for one with the label.
 func TestShip_13_AutonomyIsTheDefault(t *testing.T) {
 	s := use(t)
-	namespace := s.namespace()
-	s.apply(namespace, samplePod("unlabelled", "edge2"))
-	s.waitPods(namespace, "app=unlabelled", "edge2", 1)
-	before := s.containers("edge2")
-	s.cut("edge2")
-	s.waitReady("edge2", false)
+	namespace := s.Namespace()
+	s.Apply(namespace, samplePod("unlabelled", "edge2"))
+	s.WaitPods(namespace, "app=unlabelled", "edge2", 1)
+	before := s.Containers("edge2")
+	s.Cut("edge2")
+	s.WaitReady("edge2", false)
 	s.lasts("no pod is evicted", max(minutes(t, 10), 2*evictAfter), func() error { return s.kept(namespace, "unlabelled") })
-	s.heal("edge2")
-	s.waitReady("edge2", true)
-	s.check(s.same("edge2", before))
+	s.Heal("edge2")
+	s.WaitReady("edge2", true)
+	s.Check(s.same("edge2", before))
 
 	s.optOut("edge2")
 	s.pod(namespace, "labelled", "edge2")
-	s.cut("edge2")
+	s.Cut("edge2")
 	s.waitEvicted(namespace, "unlabelled")
-	s.check(s.kept(namespace, "labelled"))
-	s.heal("edge2")
-	s.waitReady("edge2", true)
-	s.waitPods(namespace, "app=labelled", "edge2", 1)
+	s.Check(s.kept(namespace, "labelled"))
+	s.Heal("edge2")
+	s.WaitReady("edge2", true)
+	s.WaitPods(namespace, "app=labelled", "edge2", 1)
 }
 
 // TestIsland_14: a node that opted out of autonomy is cut off. The control plane evicts its pods as usual, but for those that are labelled, or in a namespace that
@@ -85,18 +85,18 @@ func TestShip_13_AutonomyIsTheDefault(t *testing.T) {
 func TestIsland_14_Autonomy(t *testing.T) {
 	s := use(t)
 	s.optOut("edge2")
-	plain, autonomous := s.namespace(), s.namespace()
-	_, err := s.client.CoreV1().Namespaces().Patch(t.Context(), autonomous, types.MergePatchType, autonomyLabel(`"true"`), metav1.PatchOptions{})
-	s.check(err)
+	plain, autonomous := s.Namespace(), s.Namespace()
+	_, err := s.Client.CoreV1().Namespaces().Patch(t.Context(), autonomous, types.MergePatchType, autonomyLabel(`"true"`), metav1.PatchOptions{})
+	s.Check(err)
 	unlabelled := func(namespace, name string) {
-		s.apply(namespace, samplePod(name, "edge2"))
-		s.waitPods(namespace, "app="+name, "edge2", 1)
+		s.Apply(namespace, samplePod(name, "edge2"))
+		s.WaitPods(namespace, "app="+name, "edge2", 1)
 	}
 	s.pod(plain, "stays", "edge2")
 	unlabelled(plain, "goes")
-	s.waitFor("a pod in the labelled namespace to tolerate", func(ctx context.Context) error {
+	s.WaitFor("a pod in the labelled namespace to tolerate", func(ctx context.Context) error {
 		// The policies see namespaces through a cache.
-		p, err := s.client.CoreV1().Pods(autonomous).Create(ctx, &corev1.Pod{
+		p, err := s.Client.CoreV1().Pods(autonomous).Create(ctx, &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Name: "probe"},
 			Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "none:1"}}},
 		}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
@@ -111,20 +111,20 @@ func TestIsland_14_Autonomy(t *testing.T) {
 		return errors.New("not yet")
 	})
 	unlabelled(autonomous, "among")
-	before := s.containers("edge2")
+	before := s.Containers("edge2")
 
-	s.cut("edge2")
+	s.Cut("edge2")
 	s.waitEvicted(plain, "goes")
 	s.lasts("the others stay", evictAfter/2, func() error { return errors.Join(s.kept(plain, "stays"), s.kept(autonomous, "among")) })
-	s.check(s.same("edge2", before))
-	s.heal("edge2")
-	s.waitReady("edge2", true)
-	s.waitFor("the evicted pod to end", func(ctx context.Context) error {
-		_, err := s.client.CoreV1().Pods(plain).Get(ctx, "goes", metav1.GetOptions{})
+	s.Check(s.same("edge2", before))
+	s.Heal("edge2")
+	s.WaitReady("edge2", true)
+	s.WaitFor("the evicted pod to end", func(ctx context.Context) error {
+		_, err := s.Client.CoreV1().Pods(plain).Get(ctx, "goes", metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
 		return errors.Join(err, errors.New("it is there"))
 	})
-	s.waitPods(plain, "app=stays", "edge2", 1)
+	s.WaitPods(plain, "app=stays", "edge2", 1)
 }

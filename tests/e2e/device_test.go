@@ -41,11 +41,11 @@ func minutes(t *testing.T, n int) time.Duration {
 
 // lasts checks again and again, for as long as a scenario says, that something stays as it is.
 func (s *system) lasts(what string, long time.Duration, check func() error) {
-	s.t.Helper()
+	s.T.Helper()
 	end := time.Now().Add(long)
 	for {
 		if err := check(); err != nil {
-			s.t.Fatalf("%s, for %v: %v", what, long, err)
+			s.T.Fatalf("%s, for %v: %v", what, long, err)
 		}
 		left := time.Until(end)
 		if left <= 0 {
@@ -53,38 +53,38 @@ func (s *system) lasts(what string, long time.Duration, check func() error) {
 		}
 		select {
 		case <-time.After(min(left, time.Second)):
-		case <-s.t.Context().Done():
-			s.t.Fatal(s.t.Context().Err())
+		case <-s.T.Context().Done():
+			s.T.Fatal(s.T.Context().Err())
 		}
 	}
 }
 
 // deviceConfig leads to a device's own API, as root of the device uses it.
 func (s *system) deviceConfig(node string) *rest.Config {
-	s.t.Helper()
-	h, err := s.Host(node)
-	s.check(err)
-	cfg, err := clientcmd.BuildConfigFromFlags("", filepath.Join(h.Root(), s.EdgeKubeconfig()))
-	s.check(err)
+	s.T.Helper()
+	h, err := s.Trial.Host(node)
+	s.Check(err)
+	cfg, err := clientcmd.BuildConfigFromFlags("", filepath.Join(h.Root(), s.Trial.EdgeKubeconfig()))
+	s.Check(err)
 	cfg.Dial, cfg.QPS, cfg.WarningHandler = h.Dial, -1, rest.NoWarnings{}
 	return cfg
 }
 
 // device is a client of a device's own API.
 func (s *system) device(node string) kubernetes.Interface {
-	s.t.Helper()
+	s.T.Helper()
 	client, err := kubernetes.NewForConfig(s.deviceConfig(node))
-	s.check(err)
+	s.Check(err)
 	return client
 }
 
 // set changes a device's edgecore.yaml, which starts edgecore again, until the test ends.
 func (s *system) set(node string, setting, before string) {
-	s.t.Helper()
-	s.check(s.Set(s.t.Context(), node, []string{setting}))
-	s.t.Cleanup(func() {
-		if err := s.Set(context.Background(), node, []string{before}); err != nil {
-			s.t.Error(err)
+	s.T.Helper()
+	s.Check(s.Trial.Set(s.T.Context(), node, []string{setting}))
+	s.T.Cleanup(func() {
+		if err := s.Trial.Set(context.Background(), node, []string{before}); err != nil {
+			s.T.Error(err)
 		}
 	})
 	s.waitLinked(node)
@@ -92,13 +92,13 @@ func (s *system) set(node string, setting, before string) {
 
 // reportEvents lets a device send its events to the cloud, or keep them. It stays so after the test: no other test looks at it without saying what it wants.
 func (s *system) reportEvents(node string, yes bool) {
-	s.t.Helper()
-	h, err := s.Host(node)
-	s.check(err)
+	s.T.Helper()
+	h, err := s.Trial.Host(node)
+	s.Check(err)
 	config, err := os.ReadFile(filepath.Join(h.Root(), "/etc/skerry/edgecore.yaml"))
-	s.check(err)
+	s.Check(err)
 	if strings.Contains(string(config), "reportEvent: true") != yes {
-		s.check(s.Set(s.t.Context(), node, []string{fmt.Sprintf("modules.edged.reportEvent=%t", yes)}))
+		s.Check(s.Trial.Set(s.T.Context(), node, []string{fmt.Sprintf("modules.edged.reportEvent=%t", yes)}))
 	}
 	s.waitLinked(node)
 }
@@ -144,7 +144,7 @@ func (d deviceStatus) waiting() int {
 func (s *system) deviceStatus(ctx context.Context, node string) (deviceStatus, error) {
 	var d deviceStatus
 	var out, errs strings.Builder
-	code, err := s.Exec(ctx, node, trial.Streams{Out: &out, Err: &errs}, nil, filepath.Join(s.root, "bin", "edgecore"), "status", "-o", "json")
+	code, err := s.Trial.Exec(ctx, node, trial.Streams{Out: &out, Err: &errs}, nil, filepath.Join(s.Root, "bin", "edgecore"), "status", "-o", "json")
 	if err != nil {
 		return d, err
 	}
@@ -156,8 +156,8 @@ func (s *system) deviceStatus(ctx context.Context, node string) (deviceStatus, e
 
 // waitLinked waits until a device has its link, and everything that it wants of the cloud.
 func (s *system) waitLinked(node string) {
-	s.t.Helper()
-	s.waitFor("the link of "+node, func(ctx context.Context) error {
+	s.T.Helper()
+	s.WaitFor("the link of "+node, func(ctx context.Context) error {
 		d, err := s.deviceStatus(ctx, node)
 		if err != nil {
 			return err
@@ -176,8 +176,8 @@ func (s *system) waitLinked(node string) {
 
 // waitUnlinked waits until a device knows that it has no link.
 func (s *system) waitUnlinked(node string) {
-	s.t.Helper()
-	s.waitFor(node+" to notice that its link is gone", func(ctx context.Context) error {
+	s.T.Helper()
+	s.WaitFor(node+" to notice that its link is gone", func(ctx context.Context) error {
 		d, err := s.deviceStatus(ctx, node)
 		if err == nil && d.Link.Linked {
 			err = errors.New("it believes in its link still")
@@ -188,8 +188,8 @@ func (s *system) waitUnlinked(node string) {
 
 // waitDelivered waits until nothing waits for the cloud.
 func (s *system) waitDelivered(node string) {
-	s.t.Helper()
-	s.waitFor("the outbox of "+node+" to be empty", func(ctx context.Context) error {
+	s.T.Helper()
+	s.WaitFor("the outbox of "+node+" to be empty", func(ctx context.Context) error {
 		d, err := s.deviceStatus(ctx, node)
 		if err == nil && (!d.Link.Linked || d.waiting() > 0) {
 			err = fmt.Errorf("linked: %t, waiting: %v", d.Link.Linked, d.Data.Outbox.Waiting)
@@ -200,9 +200,9 @@ func (s *system) waitDelivered(node string) {
 
 // waitDevice waits for an answer of a device's own API about a pod.
 func (s *system) waitDevice(node, namespace, name string, check func(*corev1.Pod) error) {
-	s.t.Helper()
+	s.T.Helper()
 	client := s.device(node)
-	s.waitFor(fmt.Sprintf("pod %s/%s on %s", namespace, name, node), func(ctx context.Context) error {
+	s.WaitFor(fmt.Sprintf("pod %s/%s on %s", namespace, name, node), func(ctx context.Context) error {
 		p, err := client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -218,19 +218,19 @@ func islander(name, node string) string {
 
 // pod makes an islander and waits until it is Ready.
 func (s *system) pod(namespace, name, node string) *corev1.Pod {
-	s.t.Helper()
-	s.apply(namespace, islander(name, node))
-	return &s.waitPods(namespace, "app="+name, node, 1)[0]
+	s.T.Helper()
+	s.Apply(namespace, islander(name, node))
+	return &s.WaitPods(namespace, "app="+name, node, 1)[0]
 }
 
 // post tells the sample application in a pod something, from the pod's node.
 func (s *system) post(pod *corev1.Pod, path string) {
-	s.t.Helper()
-	h, err := s.Host(pod.Spec.NodeName)
-	s.check(err)
+	s.T.Helper()
+	h, err := s.Trial.Host(pod.Spec.NodeName)
+	s.Check(err)
 	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: h.Dial}}
-	req, err := http.NewRequestWithContext(s.t.Context(), http.MethodPost, "http://"+net.JoinHostPort(pod.Status.PodIP, "8080")+path, http.NoBody)
-	s.check(err)
+	req, err := http.NewRequestWithContext(s.T.Context(), http.MethodPost, "http://"+net.JoinHostPort(pod.Status.PodIP, "8080")+path, http.NoBody)
+	s.Check(err)
 	res, err := client.Do(req)
 	if err != nil {
 		return // it may end before it answers: that is what it is told
@@ -240,7 +240,7 @@ func (s *system) post(pod *corev1.Pod, path string) {
 
 // same reports what is different about a node's containers.
 func (s *system) same(node string, before []string) error {
-	after := s.containers(node)
+	after := s.Containers(node)
 	for _, c := range before {
 		if !slices.Contains(after, c) {
 			return fmt.Errorf("container %s is gone", c)
@@ -254,7 +254,7 @@ func (s *system) same(node string, before []string) error {
 
 // replaced reports what is missing until as many containers run on a node as before, one of them another than before.
 func (s *system) replaced(node string, before []string) error {
-	after := s.containers(node)
+	after := s.Containers(node)
 	gone := 0
 	for _, c := range before {
 		if !slices.Contains(after, c) {
@@ -269,22 +269,22 @@ func (s *system) replaced(node string, before []string) error {
 
 // onHost runs a command on a host; an error or another code than 0 ends the test.
 func (s *system) onHost(host, command string, args ...string) string {
-	s.t.Helper()
+	s.T.Helper()
 	var out, errs strings.Builder
-	code, err := s.Exec(s.t.Context(), host, trial.Streams{Out: &out, Err: &errs}, nil, command, args...)
+	code, err := s.Trial.Exec(s.T.Context(), host, trial.Streams{Out: &out, Err: &errs}, nil, command, args...)
 	if err == nil && code != 0 {
 		err = errors.New(strings.TrimSpace(errs.String()))
 	}
 	if err != nil {
-		s.t.Fatalf("%s on %s: %v", command, host, err)
+		s.T.Fatalf("%s on %s: %v", command, host, err)
 	}
 	return out.String()
 }
 
 // path is a file of a host, as a path of this machine.
 func (s *system) path(host, file string) string {
-	s.t.Helper()
-	h, err := s.Host(host)
-	s.check(err)
+	s.T.Helper()
+	h, err := s.Trial.Host(host)
+	s.Check(err)
 	return filepath.Join(h.Root(), file)
 }

@@ -22,8 +22,8 @@ func TestDrain_05_StaticPodInTheTrial(t *testing.T) {
 	s := use(t)
 	ns := s.drains()
 	file := s.path("edge1", "/etc/skerry/manifests/static.yaml")
-	s.check(os.MkdirAll(s.path("edge1", "/etc/skerry/manifests"), 0o755))
-	s.check(os.WriteFile(file, []byte(fmt.Sprintf(`apiVersion: v1
+	s.Check(os.MkdirAll(s.path("edge1", "/etc/skerry/manifests"), 0o755))
+	s.Check(os.WriteFile(file, []byte(fmt.Sprintf(`apiVersion: v1
 kind: Pod
 metadata: {name: static, namespace: %s, labels: {app: static}}
 spec:
@@ -31,27 +31,27 @@ spec:
   containers: [{name: sample, image: "skerry.local/sample:1", imagePullPolicy: IfNotPresent}]
 `, ns)), 0o600))
 	t.Cleanup(func() {
-		s.check(os.Remove(file))
-		s.waitForIn(context.Background(), "the static pod to go", func(ctx context.Context) error {
-			list, err := s.client.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{LabelSelector: "app=static"})
+		s.Check(os.Remove(file))
+		s.WaitForIn(context.Background(), "the static pod to go", func(ctx context.Context) error {
+			list, err := s.Client.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{LabelSelector: "app=static"})
 			if err == nil && len(list.Items) > 0 {
 				err = errors.New("it is there")
 			}
 			return err
 		})
 	})
-	before := s.waitPods(ns, "app=static", "edge1", 1)[0]
+	before := s.WaitPods(ns, "app=static", "edge1", 1)[0]
 	if before.Annotations[corev1.MirrorPodAnnotationKey] == "" {
 		t.Fatalf("no mirror pod: %v", before.Annotations)
 	}
-	s.apply(ns, samplePod("bare", "edge1"))
-	s.waitPods(ns, "app=bare", "edge1", 1)
-	s.apply(ns, nodeOperation("one", "edge1", "Drain", ""))
+	s.Apply(ns, samplePod("bare", "edge1"))
+	s.WaitPods(ns, "app=bare", "edge1", 1)
+	s.Apply(ns, nodeOperation("one", "edge1", "Drain", ""))
 	s.waitOperation("one", "done", isDone("Drained"))
-	if list, err := s.client.CoreV1().Pods(ns).List(t.Context(), metav1.ListOptions{LabelSelector: "app=bare"}); err != nil || len(list.Items) > 0 {
+	if list, err := s.Client.CoreV1().Pods(ns).List(t.Context(), metav1.ListOptions{LabelSelector: "app=bare"}); err != nil || len(list.Items) > 0 {
 		t.Errorf("the bare pod: %v, %v", list, err)
 	}
-	after := s.waitPods(ns, "app=static", "edge1", 1)[0]
+	after := s.WaitPods(ns, "app=static", "edge1", 1)[0]
 	if after.UID != before.UID || after.Status.ContainerStatuses[0].ContainerID != before.Status.ContainerStatuses[0].ContainerID {
 		t.Errorf("the static pod was %s with %s, is %s with %s", before.UID, before.Status.ContainerStatuses[0].ContainerID, after.UID, after.Status.ContainerStatuses[0].ContainerID)
 	}
@@ -64,13 +64,13 @@ func TestDrain_06_ImageUpdateInTheTrial(t *testing.T) {
 	ns := s.drains()
 	const image = "/var/lib/skerry/os-2.img"
 	content := []byte(strings.Repeat("the second image\n", 1000))
-	s.check(os.WriteFile(s.path("edge1", image), content, 0o600))
-	s.check(os.WriteFile(s.path("edge1", "/var/lib/skerry/image.current"), []byte("the first image"), 0o600))
+	s.Check(os.WriteFile(s.path("edge1", image), content, 0o600))
+	s.Check(os.WriteFile(s.path("edge1", "/var/lib/skerry/image.current"), []byte("the first image"), 0o600))
 	ref := func(of []byte) string { return fmt.Sprintf(`, image: "%s@%x"`, image, sha256.Sum256(of)) }
 	versions := func() string {
 		t.Helper()
-		n, err := s.client.CoreV1().Nodes().Get(t.Context(), "edge1", metav1.GetOptions{})
-		s.check(err)
+		n, err := s.Client.CoreV1().Nodes().Get(t.Context(), "edge1", metav1.GetOptions{})
+		s.Check(err)
 		for _, m := range n.ManagedFields {
 			if m.Manager == "edgecore-drain" {
 				return m.Time.String() // when the drain last wrote the Node
@@ -79,7 +79,7 @@ func TestDrain_06_ImageUpdateInTheTrial(t *testing.T) {
 		return ""
 	}
 	drained := versions()
-	s.apply(ns, nodeOperation("bad", "edge1", "ImageUpdate", ref([]byte("another"))))
+	s.Apply(ns, nodeOperation("bad", "edge1", "ImageUpdate", ref([]byte("another"))))
 	o := s.waitOperation("bad", "failed", isDone("PrefetchFailed"))
 	if !strings.Contains(o.Status.Output, "FAILED") || o.Status.ExitCode == nil || *o.Status.ExitCode == 0 {
 		t.Errorf("its status: %+v", o.Status)
@@ -89,8 +89,8 @@ func TestDrain_06_ImageUpdateInTheTrial(t *testing.T) {
 	}
 
 	s.web(ns, "edge1", 1)
-	s.waitPods(ns, "app=web", "edge1", 1)
-	s.apply(ns, nodeOperation("update", "edge1", "ImageUpdate", ref(content)))
+	s.WaitPods(ns, "app=web", "edge1", 1)
+	s.Apply(ns, nodeOperation("update", "edge1", "ImageUpdate", ref(content)))
 	s.waitOperation("update", "held", isHeld)
 	if next, err := os.ReadFile(s.path("edge1", "/var/lib/skerry/image.next")); err != nil || string(next) != string(content) {
 		t.Errorf("while the node is being drained, the image on the device has %d bytes, %v", len(next), err)
@@ -104,7 +104,7 @@ func TestDrain_06_ImageUpdateInTheTrial(t *testing.T) {
 			t.Errorf("%s: %d attempts, phase %s", name, o.Status.Attempts, o.Status.Phase)
 		}
 	}
-	s.reboot("edge1", false)
+	s.Reboot("edge1", false)
 	for _, name := range []string{"update", "reboot"} {
 		if st := s.waitOperation(name, "done", isDone("Booted")).Status; st.BootIDBefore == st.BootIDAfter {
 			t.Errorf("%s: boots %s and %s", name, st.BootIDBefore, st.BootIDAfter)
@@ -120,15 +120,15 @@ func TestDrain_06_ImageUpdateInTheTrial(t *testing.T) {
 // Whoever can reach the loopback address reads no metrics; who can read root's files does.
 func TestTraps_26_MetricsNeedAToken(t *testing.T) {
 	s := use(t)
-	h, err := s.Host("edge1")
-	s.check(err)
+	h, err := s.Trial.Host("edge1")
+	s.Check(err)
 	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: h.Dial}}
 	for path, want := range map[string]int{"/metrics": http.StatusUnauthorized, "/healthz": http.StatusOK} {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://127.0.0.1:10551"+path, http.NoBody)
-		s.check(err)
+		s.Check(err)
 		res, err := client.Do(req)
-		s.check(err)
-		s.check(res.Body.Close())
+		s.Check(err)
+		s.Check(res.Body.Close())
 		if res.StatusCode != want {
 			t.Errorf("%s without a token: %d, want %d", path, res.StatusCode, want)
 		}

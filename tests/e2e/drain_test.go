@@ -38,14 +38,14 @@ func drainSettings() []string {
 
 // drains gives a test a namespace whose end no node operation outlives: all of them go, and both nodes take pods again.
 func (s *system) drains() (namespace string) {
-	s.t.Helper()
-	namespace = s.namespace()
-	s.t.Cleanup(func() {
+	s.T.Helper()
+	namespace = s.Namespace()
+	s.T.Cleanup(func() {
 		ctx := context.Background()
-		s.mend(ctx)
-		s.must(s.run(ctx, "kubectl", "delete", "nodeoperations", "--all"))
-		s.waitForIn(ctx, "both nodes to take pods again", func(ctx context.Context) error {
-			nodes, err := s.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+		s.Mend(ctx)
+		s.Must(s.Run(ctx, "kubectl", "delete", "nodeoperations", "--all"))
+		s.WaitForIn(ctx, "both nodes to take pods again", func(ctx context.Context) error {
+			nodes, err := s.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 			if err != nil {
 				return err
 			}
@@ -66,8 +66,8 @@ func nodeOperation(name, node, operation, more string) string {
 
 // web is an application that a PodDisruptionBudget named keep covers. It prefers a node, is not evicted for its node's absence, and waits for a place for ever.
 func (s *system) web(namespace, prefers string, replicas int) {
-	s.t.Helper()
-	s.apply(namespace, fmt.Sprintf(`apiVersion: policy/v1
+	s.T.Helper()
+	s.Apply(namespace, fmt.Sprintf(`apiVersion: policy/v1
 kind: PodDisruptionBudget
 metadata: {name: keep}
 spec: {minAvailable: 1, selector: {matchLabels: {app: web}}}
@@ -93,9 +93,9 @@ spec:
           - {topologyKey: kubernetes.io/hostname, labelSelector: {matchLabels: {app: web}}}
       containers: [{name: sample, image: "skerry.local/sample:1", imagePullPolicy: IfNotPresent}]
 `, replicas, prefers))
-	s.waitPods(namespace, "app=web", "", replicas)
-	s.waitFor("the budget to be observed", func(ctx context.Context) error {
-		p, err := s.client.PolicyV1().PodDisruptionBudgets(namespace).Get(ctx, "keep", metav1.GetOptions{})
+	s.WaitPods(namespace, "app=web", "", replicas)
+	s.WaitFor("the budget to be observed", func(ctx context.Context) error {
+		p, err := s.Client.PolicyV1().PodDisruptionBudgets(namespace).Get(ctx, "keep", metav1.GetOptions{})
 		if err == nil && (p.Status.ObservedGeneration < p.Generation || int(p.Status.CurrentHealthy) < replicas) {
 			err = fmt.Errorf("%+v", p.Status)
 		}
@@ -105,16 +105,16 @@ spec:
 
 // loosen lets every pod of web go.
 func (s *system) loosen(namespace string) {
-	s.t.Helper()
-	s.kubectl("-n", namespace, "patch", "pdb", "keep", "--type=merge", "-p", `{"spec":{"minAvailable":0}}`)
+	s.T.Helper()
+	s.Kubectl("-n", namespace, "patch", "pdb", "keep", "--type=merge", "-p", `{"spec":{"minAvailable":0}}`)
 }
 
 // waitOperation waits for what the cloud says of an operation.
 func (s *system) waitOperation(name, what string, is func(*v1alpha1.NodeOperation) bool) *v1alpha1.NodeOperation {
-	s.t.Helper()
+	s.T.Helper()
 	var o *v1alpha1.NodeOperation
-	s.waitFor(fmt.Sprintf("operation %s: %s", name, what), func(ctx context.Context) error {
-		out, err := s.run(ctx, "kubectl", "get", "nodeoperation", name, "-o", "json")
+	s.WaitFor(fmt.Sprintf("operation %s: %s", name, what), func(ctx context.Context) error {
+		out, err := s.Run(ctx, "kubectl", "get", "nodeoperation", name, "-o", "json")
 		if err != nil {
 			return err
 		}
@@ -145,9 +145,9 @@ func isHeld(o *v1alpha1.NodeOperation) bool {
 }
 
 func (s *system) waitCordon(node string, cordoned bool, by string) {
-	s.t.Helper()
-	s.waitFor(fmt.Sprintf("%s to be cordoned: %t", node, cordoned), func(ctx context.Context) error {
-		n, err := s.client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+	s.T.Helper()
+	s.WaitFor(fmt.Sprintf("%s to be cordoned: %t", node, cordoned), func(ctx context.Context) error {
+		n, err := s.Client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
 		if err == nil && (n.Spec.Unschedulable != cordoned || n.Annotations[v1alpha1.CordonAnnotation] != by) {
 			err = fmt.Errorf("cordoned %t, by %q", n.Spec.Unschedulable, n.Annotations[v1alpha1.CordonAnnotation])
 		}
@@ -157,35 +157,35 @@ func (s *system) waitCordon(node string, cordoned bool, by string) {
 
 // edgecore runs a command of edgecore on a node.
 func (s *system) edgecore(node string, args ...string) (out string, code int, complaint string) {
-	s.t.Helper()
+	s.T.Helper()
 	var o, e strings.Builder
-	code, err := s.Exec(s.t.Context(), node, trial.Streams{Out: &o, Err: &e}, nil, filepath.Join(s.root, "bin", "edgecore"), args...)
-	s.check(err)
+	code, err := s.Trial.Exec(s.T.Context(), node, trial.Streams{Out: &o, Err: &e}, nil, filepath.Join(s.Root, "bin", "edgecore"), args...)
+	s.Check(err)
 	return o.String(), code, e.String()
 }
 
 // waitAsked waits until the hook has run on a node, and takes its mark away.
 func (s *system) waitAsked(node string) {
-	s.t.Helper()
-	s.waitFor("the reboot hook on "+node, func(context.Context) error {
+	s.T.Helper()
+	s.WaitFor("the reboot hook on "+node, func(context.Context) error {
 		return os.Remove(s.path(node, rebootMark))
 	})
 }
 
 // metric reads one line of a device's /metrics.
 func (s *system) metric(node, name string) string {
-	s.t.Helper()
-	h, err := s.Host(node)
-	s.check(err)
+	s.T.Helper()
+	h, err := s.Trial.Host(node)
+	s.Check(err)
 	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: h.Dial}}
-	req, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, "http://127.0.0.1:10551/metrics", http.NoBody)
-	s.check(err)
+	req, err := http.NewRequestWithContext(s.T.Context(), http.MethodGet, "http://127.0.0.1:10551/metrics", http.NoBody)
+	s.Check(err)
 	req.Header.Set("Authorization", "Bearer "+s.metricsToken(node))
 	res, err := client.Do(req)
-	s.check(err)
+	s.Check(err)
 	defer res.Body.Close()
 	body, err := io.ReadAll(res.Body)
-	s.check(err)
+	s.Check(err)
 	for line := range strings.Lines(string(body)) {
 		if rest, ok := strings.CutPrefix(line, name+" "); ok {
 			return strings.TrimSpace(rest)
@@ -196,17 +196,17 @@ func (s *system) metric(node, name string) string {
 
 // metricsToken is what a device's metrics want to see.
 func (s *system) metricsToken(node string) string {
-	s.t.Helper()
+	s.T.Helper()
 	raw, err := os.ReadFile(s.path(node, "/var/lib/skerry/metrics.token"))
-	s.check(err)
+	s.Check(err)
 	return strings.TrimSpace(string(raw))
 }
 
 // logged are the steps of drains that a device's log has from a place on.
 func (s *system) logged(node string, from int64) (steps []string, end int64) {
-	s.t.Helper()
-	raw, err := os.ReadFile(s.LogPath(node, "edgecore"))
-	s.check(err)
+	s.T.Helper()
+	raw, err := os.ReadFile(s.Trial.LogPath(node, "edgecore"))
+	s.Check(err)
 	for line := range bytes.Lines(raw[min(from, int64(len(raw))):]) {
 		if _, rest, ok := bytes.Cut(line, []byte(`nodedrain-step="`)); ok {
 			step, _, _ := bytes.Cut(rest, []byte(`"`))
@@ -223,15 +223,15 @@ func TestDrain_01_InTheTrial(t *testing.T) {
 	s.reportEvents("edge1", true)
 	_, from := s.logged("edge1", 0)
 	before := s.metric("edge1", "skerry_drain_duration_seconds_count")
-	s.apply(ns, samplePod("bare", "edge1"))
-	s.waitPods(ns, "app=bare", "edge1", 1)
-	s.apply(ns, nodeOperation("one", "edge1", "Drain", ""))
+	s.Apply(ns, samplePod("bare", "edge1"))
+	s.WaitPods(ns, "app=bare", "edge1", 1)
+	s.Apply(ns, nodeOperation("one", "edge1", "Drain", ""))
 	o := s.waitOperation("one", "done", isDone("Drained"))
 	if o.Status.Phase != v1alpha1.DrainComplete || o.Status.Attempts != 1 || o.Status.RequestedBy != "kubernetes-admin" || o.Status.CompletedAt == nil {
 		t.Errorf("its status: %+v", o.Status)
 	}
 	s.waitCordon("edge1", true, "edgecore")
-	table := strings.Fields(s.kubectl("get", "nodeoperations"))
+	table := strings.Fields(s.Kubectl("get", "nodeoperations"))
 	if want := []string{"NAME", "NODE", "OPERATION", "PHASE", "NO", "ATTEMPTS", "STATE", "AGE", "one", "edge1", "Drain", "Complete", "9", "1", "Drained"}; len(table) < len(want) || !slices.Equal(table[:len(want)], want) {
 		t.Errorf("kubectl get nodeoperations: %q", table)
 	}
@@ -245,8 +245,8 @@ func TestDrain_01_InTheTrial(t *testing.T) {
 	if now := s.metric("edge1", "skerry_drain_duration_seconds_count"); before != "0" || now != "1" {
 		t.Errorf("skerry_drain_duration_seconds_count was %s, is %s", before, now)
 	}
-	s.waitFor("the node's events", func(ctx context.Context) error {
-		out, err := s.run(ctx, "kubectl", "get", "events", "-A", "--field-selector=involvedObject.kind=Node,involvedObject.name=edge1", "-o", "jsonpath={.items[*].reason}")
+	s.WaitFor("the node's events", func(ctx context.Context) error {
+		out, err := s.Run(ctx, "kubectl", "get", "events", "-A", "--field-selector=involvedObject.kind=Node,involvedObject.name=edge1", "-o", "jsonpath={.items[*].reason}")
 		if err != nil {
 			return err
 		}
@@ -257,7 +257,7 @@ func TestDrain_01_InTheTrial(t *testing.T) {
 		}
 		return nil
 	})
-	s.kubectl("delete", "nodeoperation", "one")
+	s.Kubectl("delete", "nodeoperation", "one")
 	s.waitCordon("edge1", false, "")
 }
 
@@ -265,8 +265,8 @@ func TestDrain_02_BudgetInTheTrial(t *testing.T) {
 	s := use(t)
 	ns := s.drains()
 	s.web(ns, "edge1", 1)
-	s.waitPods(ns, "app=web", "edge1", 1)
-	s.apply(ns, nodeOperation("one", "edge1", "Drain", ""))
+	s.WaitPods(ns, "app=web", "edge1", 1)
+	s.Apply(ns, nodeOperation("one", "edge1", "Drain", ""))
 	s.waitOperation("one", "held", isHeld)
 	if out, _, _ := s.edgecore("edge1", "status"); !strings.Contains(out, "is held: DisruptionBudget keep") {
 		t.Errorf("edgecore status:\n%s", out)
@@ -275,7 +275,7 @@ func TestDrain_02_BudgetInTheTrial(t *testing.T) {
 	if o := s.waitOperation("one", "done", isDone("Drained")); o.Status.Attempts != 1 || len(o.Status.BlockedPods) > 0 {
 		t.Errorf("%d attempts, blocked %v; want the same attempt to end", o.Status.Attempts, o.Status.BlockedPods)
 	}
-	s.waitPods(ns, "app=web", "edge2", 1)
+	s.WaitPods(ns, "app=web", "edge2", 1)
 }
 
 // Whoever dies, or is cut off, in mid-drain: it goes on, with one cordon, and no attempt is used up.
@@ -285,33 +285,33 @@ func TestDrain_07_WhoeverDies(t *testing.T) {
 		"cloudcore": {
 			func(s *system) {
 				for _, host := range replicas {
-					s.kill(host, "cloudcore")
+					s.Kill(host, "cloudcore")
 				}
 				s.waitUnlinked("edge1")
 			},
 			func(s *system) {
 				for _, host := range replicas {
-					s.start(host, "cloudcore")
+					s.Start(host, "cloudcore")
 				}
 			},
 		},
-		"edgecore": {func(s *system) { s.kill("edge1", "edgecore") }, func(s *system) { s.start("edge1", "edgecore") }},
+		"edgecore": {func(s *system) { s.Kill("edge1", "edgecore") }, func(s *system) { s.Start("edge1", "edgecore") }},
 		"kube-apiserver": {
-			func(s *system) { s.kill("cloud", "kubeplane") },
-			func(s *system) { s.start("cloud", "kubeplane") },
+			func(s *system) { s.Kill("cloud", "kubeplane") },
+			func(s *system) { s.Start("cloud", "kubeplane") },
 		},
 		"the link": {
 			func(s *system) {
-				s.cut("edge1")
+				s.Cut("edge1")
 				s.waitUnlinked("edge1")
-				s.waitFor("the device to say what it waits for", func(context.Context) error {
+				s.WaitFor("the device to say what it waits for", func(context.Context) error {
 					if out, _, _ := s.edgecore("edge1", "operation", "list"); !strings.Contains(out, "the API can't be reached") {
 						return errors.New(out)
 					}
 					return nil
 				})
 			},
-			func(s *system) { s.heal("edge1") },
+			func(s *system) { s.Heal("edge1") },
 		},
 	}
 	for name, fault := range faults {
@@ -319,8 +319,8 @@ func TestDrain_07_WhoeverDies(t *testing.T) {
 			s := use(t)
 			ns := s.drains()
 			s.web(ns, "edge1", 1)
-			s.waitPods(ns, "app=web", "edge1", 1)
-			s.apply(ns, nodeOperation("one", "edge1", "Reboot", ""))
+			s.WaitPods(ns, "app=web", "edge1", 1)
+			s.Apply(ns, nodeOperation("one", "edge1", "Reboot", ""))
 			s.waitOperation("one", "held", isHeld)
 			fault.begin(s)
 			s.lasts("nothing goes ahead", 6*time.Second, func() error { // longer than any interval of the drain
@@ -345,13 +345,13 @@ func TestDrain_07_WhoeverDies(t *testing.T) {
 func TestDrain_08_OnTheSpot(t *testing.T) {
 	s := use(t)
 	s.drains()
-	s.cut("edge1")
+	s.Cut("edge1")
 	s.waitUnlinked("edge1")
 	out, code, complaint := s.edgecore("edge1", "operation", "reboot", "--name", "spot", "-o", "json")
 	if code != 0 || !strings.Contains(out, `"name": "spot"`) {
 		t.Fatalf("code %d: %s%s", code, out, complaint)
 	}
-	s.waitFor("it to say that it waits", func(context.Context) error {
+	s.WaitFor("it to say that it waits", func(context.Context) error {
 		if out, _, _ := s.edgecore("edge1", "operation", "list"); !strings.Contains(out, "the API can't be reached") {
 			return errors.New(out)
 		}
@@ -370,17 +370,17 @@ func TestDrain_08_OnTheSpot(t *testing.T) {
 	if _, code, complaint := s.edgecore("edge1", "operation", "force", "spot", "--off"); code != 2 || !strings.Contains(complaint, "does not wait") {
 		t.Errorf("a second force: code %d, %s", code, complaint)
 	}
-	s.heal("edge1")
+	s.Heal("edge1")
 	o := s.waitOperation("spot", "shown in the cloud", isDone("Running"))
 	if o.Status.RequestedBy != v1alpha1.RequestedOnDevice || o.Status.Phase != v1alpha1.DrainComplete || o.Spec.NodeName != "edge1" {
 		t.Errorf("%+v", o)
 	}
-	s.reboot("edge1", false)
+	s.Reboot("edge1", false)
 	s.waitOperation("spot", "done", isDone("Booted"))
 	s.waitCordon("edge1", false, "")
 
 	// Proceed goes ahead by itself, Defer does not.
-	s.cut("edge1")
+	s.Cut("edge1")
 	s.waitUnlinked("edge1")
 	s.edgecore("edge1", "operation", "drain", "--name", "defers")
 	s.edgecore("edge1", "operation", "reboot", "--name", "proceeds", "--when-unreachable", "Proceed")
@@ -391,7 +391,7 @@ func TestDrain_08_OnTheSpot(t *testing.T) {
 	if _, code, complaint := s.edgecore("edge1", "operation", "cancel", "defers"); code != 0 {
 		t.Errorf("cancel: code %d, %s", code, complaint)
 	}
-	s.heal("edge1")
+	s.Heal("edge1")
 	s.waitOperation("defers", "cancelled", isDone("Cancelled"))
 }
 
@@ -401,17 +401,17 @@ func TestDrain_09_Reboot(t *testing.T) {
 	ns := s.drains()
 	s.web(ns, "edge1", 1)
 	s.loosen(ns)
-	s.apply(ns, nodeOperation("one", "edge1", "Reboot", ", drainTimeout: 5m"))
+	s.Apply(ns, nodeOperation("one", "edge1", "Reboot", ", drainTimeout: 5m"))
 	s.waitAsked("edge1")
-	s.waitPods(ns, "app=web", "edge2", 1)
+	s.WaitPods(ns, "app=web", "edge2", 1)
 	s.waitOperation("one", "running", isDone("Running"))
-	s.reboot("edge1", false)
+	s.Reboot("edge1", false)
 	o := s.waitOperation("one", "done", isDone("Booted"))
 	if st := o.Status; st.BootIDBefore == "" || st.BootIDAfter == "" || st.BootIDBefore == st.BootIDAfter || st.ExitCode == nil || *st.ExitCode != 0 || st.Output != "edge1 goes down for one\n" {
 		t.Errorf("its status: %+v", st)
 	}
 	s.waitCordon("edge1", false, "")
-	s.waitReady("edge1", true)
+	s.WaitReady("edge1", true)
 	s.lasts("it happens once", 3*time.Second, func() error {
 		if _, err := os.Stat(s.path("edge1", rebootMark)); err == nil {
 			return errors.New("the hook has run again")
@@ -423,15 +423,15 @@ func TestDrain_09_Reboot(t *testing.T) {
 func TestDrain_09_AdministratorsCordon(t *testing.T) {
 	s := use(t)
 	ns := s.drains()
-	t.Cleanup(func() { s.must(s.run(context.Background(), "kubectl", "uncordon", "edge1")) })
-	s.kubectl("cordon", "edge1")
-	s.apply(ns, nodeOperation("one", "edge1", "Reboot", ""))
+	t.Cleanup(func() { s.Must(s.Run(context.Background(), "kubectl", "uncordon", "edge1")) })
+	s.Kubectl("cordon", "edge1")
+	s.Apply(ns, nodeOperation("one", "edge1", "Reboot", ""))
 	s.waitAsked("edge1")
-	s.reboot("edge1", false)
+	s.Reboot("edge1", false)
 	s.waitOperation("one", "done", isDone("Booted"))
-	s.waitReady("edge1", true)
+	s.WaitReady("edge1", true)
 	s.lasts("the administrator's cordon stays", 3*time.Second, func() error {
-		n, err := s.client.CoreV1().Nodes().Get(t.Context(), "edge1", metav1.GetOptions{})
+		n, err := s.Client.CoreV1().Nodes().Get(t.Context(), "edge1", metav1.GetOptions{})
 		if err == nil && !n.Spec.Unschedulable {
 			err = errors.New("it was taken back")
 		}
@@ -444,10 +444,10 @@ func TestDrain_10_BothAtOnce(t *testing.T) {
 	s := use(t)
 	ns := s.drains()
 	s.web(ns, "edge1", 2)
-	s.apply(ns, nodeOperation("one", "edge1", "Drain", "")+"---\n"+nodeOperation("two", "edge2", "Drain", ""))
+	s.Apply(ns, nodeOperation("one", "edge1", "Drain", "")+"---\n"+nodeOperation("two", "edge2", "Drain", ""))
 	var first, second string
-	s.waitFor("one to end, and the other to be held", func(ctx context.Context) error {
-		out, err := s.run(ctx, "kubectl", "get", "nodeoperations", "-o", "json")
+	s.WaitFor("one to end, and the other to be held", func(ctx context.Context) error {
+		out, err := s.Run(ctx, "kubectl", "get", "nodeoperations", "-o", "json")
 		if err != nil {
 			return err
 		}
@@ -469,7 +469,7 @@ func TestDrain_10_BothAtOnce(t *testing.T) {
 		}
 		return nil
 	})
-	s.kubectl("patch", "nodeoperation", first, "--type=merge", "-p", `{"spec":{"cancel":true}}`)
+	s.Kubectl("patch", "nodeoperation", first, "--type=merge", "-p", `{"spec":{"cancel":true}}`)
 	s.waitOperation(second, "done", isDone("Drained"))
 }
 
@@ -480,12 +480,12 @@ func TestDrain_09_AddressesFirst(t *testing.T) {
 	s.shop()
 	s.waitShop(2)
 	holder := s.waitShopAt("edge1", "edge2")
-	s.apply(ns, samplePod("bare", holder))
-	s.waitPods(ns, "app=bare", holder, 1)
-	watch, err := s.client.CoreV1().Pods(ns).Watch(t.Context(), metav1.ListOptions{})
-	s.check(err)
+	s.Apply(ns, samplePod("bare", holder))
+	s.WaitPods(ns, "app=bare", holder, 1)
+	watch, err := s.Client.CoreV1().Pods(ns).Watch(t.Context(), metav1.ListOptions{})
+	s.Check(err)
 	defer watch.Stop()
-	s.apply(ns, nodeOperation("one", holder, "Drain", ""))
+	s.Apply(ns, nodeOperation("one", holder, "Drain", ""))
 	for e := range watch.ResultChan() {
 		if p, err := meta.Accessor(e.Object); err == nil && p.GetDeletionTimestamp() != nil {
 			break
@@ -494,27 +494,27 @@ func TestDrain_09_AddressesFirst(t *testing.T) {
 	if all := s.shopHolders(); !slices.Equal(all, []string{otherEdge(holder)}) {
 		t.Errorf("when the first pod was evicted the address was at %v, want %s", all, otherEdge(holder))
 	}
-	s.check(s.buys(t.Context()))
+	s.Check(s.buys(t.Context()))
 	s.waitOperation("one", "done", isDone("Drained"))
 	if out, _, _ := s.edgecore(holder, "status"); !strings.Contains(out, "handed over for a drain") {
 		t.Errorf("edgecore status:\n%s", out)
 	}
-	s.kubectl("delete", "nodeoperation", "one")
+	s.Kubectl("delete", "nodeoperation", "one")
 	s.waitShop(2) // it takes part again
 
-	s.onHost(holder, s.root+"/bin/edgecore", "maintenance", "on")
-	s.apply(ns, nodeOperation("two", holder, "Drain", ""))
+	s.onHost(holder, s.Root+"/bin/edgecore", "maintenance", "on")
+	s.Apply(ns, nodeOperation("two", holder, "Drain", ""))
 	s.waitOperation("two", "done", isDone("Drained"))
-	s.kubectl("delete", "nodeoperation", "two")
+	s.Kubectl("delete", "nodeoperation", "two")
 	s.waitCordon(holder, false, "")
-	s.waitFor("the operator's maintenance alone to be left", func(context.Context) error {
+	s.WaitFor("the operator's maintenance alone to be left", func(context.Context) error {
 		out, _, _ := s.edgecore(holder, "status")
 		if !strings.Contains(out, "under maintenance") || strings.Contains(out, "for a drain") {
 			return errors.New(out)
 		}
 		return nil
 	})
-	s.onHost(holder, s.root+"/bin/edgecore", "maintenance", "off")
+	s.onHost(holder, s.Root+"/bin/edgecore", "maintenance", "off")
 }
 
 // What can't be done is said when it is asked for; what is not a node's business is refused by Kubernetes.
@@ -530,7 +530,7 @@ func TestDrain_11_Refusals(t *testing.T) {
 	if _, code, complaint := s.edgecore("edge1", "operation", "cancel", "nobody"); code != 2 || !strings.Contains(complaint, "no operation of this name") {
 		t.Errorf("an unknown name: code %d, %s", code, complaint)
 	}
-	s.apply(ns, nodeOperation("refused", "edge1", "Shutdown", ""))
+	s.Apply(ns, nodeOperation("refused", "edge1", "Shutdown", ""))
 	o := s.waitOperation("refused", "refused", isDone("Refused"))
 	if c := o.Status.Conditions; !slices.ContainsFunc(c, func(c metav1.Condition) bool {
 		return c.Type == v1alpha1.OperationFailed && c.Status == metav1.ConditionTrue && strings.Contains(c.Message, "no hook is configured")
@@ -540,26 +540,26 @@ func TestDrain_11_Refusals(t *testing.T) {
 	// As the device's root, who acts as its node; and as an administrator, where the object makes no sense.
 	asked := func(name, text string, run func(file string) (string, error), want string) {
 		t.Helper()
-		file := filepath.Join(s.t.TempDir(), name)
-		s.check(os.WriteFile(file, []byte(text), 0o600))
+		file := filepath.Join(s.T.TempDir(), name)
+		s.Check(os.WriteFile(file, []byte(text), 0o600))
 		if out, err := run(file); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %s, %v; want %q", name, out, err, want)
 		}
 	}
 	device := func(file string) (string, error) {
-		return s.tryEdgeKubectl(t.Context(), "edge1", "create", "--validate=false", "-f", file)
+		return s.TryEdgeKubectl(t.Context(), "edge1", "create", "--validate=false", "-f", file)
 	}
-	admin := func(file string) (string, error) { return s.run(t.Context(), "kubectl", "create", "-f", file) }
+	admin := func(file string) (string, error) { return s.Run(t.Context(), "kubectl", "create", "-f", file) }
 	asked("another-node", nodeOperation("theirs", "edge2", "Reboot", ""), device, "a node makes operations of its own")
 	asked("no-image", nodeOperation("update", "edge1", "ImageUpdate", ""), admin, "image is needed")
 	asked("no-time", nodeOperation("hasty", "edge1", "Drain", ", drainTimeout: 0s"), admin, "at least 1s")
 	asked("no-operation", nodeOperation("melt", "edge1", "Melt", ""), admin, "Unsupported value")
 	for _, args := range [][]string{{"patch", "nodeoperation", "refused", "--type=merge", "-p", `{"spec":{"cancel":true}}`}, {"delete", "nodeoperation", "refused"}} {
-		if out, err := s.tryEdgeKubectl(t.Context(), "edge1", args...); err == nil || !strings.Contains(err.Error(), "orbidden") {
+		if out, err := s.TryEdgeKubectl(t.Context(), "edge1", args...); err == nil || !strings.Contains(err.Error(), "orbidden") {
 			t.Errorf("%v as the node: %s, %v", args, out, err)
 		}
 	}
-	if out, err := s.run(t.Context(), "kubectl", "annotate", "nodeoperation", "refused", "--overwrite", "skerry.io/requested-by=somebody"); err == nil {
+	if out, err := s.Run(t.Context(), "kubectl", "annotate", "nodeoperation", "refused", "--overwrite", "skerry.io/requested-by=somebody"); err == nil {
 		t.Errorf("the requester was changed: %s", out)
 	}
 }

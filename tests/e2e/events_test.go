@@ -36,9 +36,9 @@ func reasons(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod) 
 
 // waitReasons waits until an API has events about a pod for all these reasons.
 func (s *system) waitReasons(client kubernetes.Interface, pod *corev1.Pod, want ...string) map[string]corev1.Event {
-	s.t.Helper()
+	s.T.Helper()
 	var got map[string]corev1.Event
-	s.waitFor(fmt.Sprintf("events %v about %s", want, pod.Name), func(ctx context.Context) error {
+	s.WaitFor(fmt.Sprintf("events %v about %s", want, pod.Name), func(ctx context.Context) error {
 		var err error
 		if got, err = reasons(ctx, client, pod); err != nil {
 			return err
@@ -57,21 +57,21 @@ func (s *system) waitReasons(client kubernetes.Interface, pod *corev1.Pod, want 
 func TestEvents_01_SwitchedOff(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", false)
-	ns := s.namespace()
+	ns := s.Namespace()
 	pod := s.pod(ns, "quiet", "edge1")
 	s.waitReasons(s.device("edge1"), pod, "Pulled", "Created", "Started")
 	// Whatever the device had to say went up with the status Ready, or after it: one more round trip shows that nothing else came.
-	s.check(s.client.CoreV1().Pods(ns).Delete(t.Context(), pod.Name, metav1.DeleteOptions{}))
-	s.waitFor("the pod to go", func(ctx context.Context) error {
-		_, err := s.client.CoreV1().Pods(ns).Get(ctx, pod.Name, metav1.GetOptions{})
+	s.Check(s.Client.CoreV1().Pods(ns).Delete(t.Context(), pod.Name, metav1.DeleteOptions{}))
+	s.WaitFor("the pod to go", func(ctx context.Context) error {
+		_, err := s.Client.CoreV1().Pods(ns).Get(ctx, pod.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
 		return errors.Join(err, errors.New("it is there"))
 	})
 	s.waitDelivered("edge1")
-	got, err := reasons(t.Context(), s.client, pod)
-	s.check(err)
+	got, err := reasons(t.Context(), s.Client, pod)
+	s.Check(err)
 	for reason, e := range got {
 		if e.Source.Host == "edge1" || e.ReportingInstance == "edge1" {
 			t.Errorf("the cloud has an event %s of the device", reason)
@@ -83,8 +83,8 @@ func TestEvents_01_SwitchedOff(t *testing.T) {
 func TestEvents_02_SwitchedOn(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
-	ns := s.namespace()
-	s.apply(ns, `apiVersion: v1
+	ns := s.Namespace()
+	s.Apply(ns, `apiVersion: v1
 kind: Pod
 metadata:
   name: told
@@ -101,9 +101,9 @@ spec:
     args: ["no such argument"]
 `)
 	var pod *corev1.Pod
-	s.waitFor("the pod to run", func(ctx context.Context) error {
+	s.WaitFor("the pod to run", func(ctx context.Context) error {
 		var err error
-		pod, err = s.client.CoreV1().Pods(ns).Get(ctx, "told", metav1.GetOptions{})
+		pod, err = s.Client.CoreV1().Pods(ns).Get(ctx, "told", metav1.GetOptions{})
 		if err == nil && (pod.Status.PodIP == "" || pod.Status.Phase != corev1.PodRunning) {
 			err = fmt.Errorf("it is %s", pod.Status.Phase)
 		}
@@ -111,13 +111,13 @@ spec:
 	})
 	s.post(pod, "/fail")
 	want := []string{"Pulled", "Created", "Started", "BackOff", "Unhealthy", "Killing"}
-	got := s.waitReasons(s.client, pod, want...)
+	got := s.waitReasons(s.Client, pod, want...)
 	for _, reason := range want {
 		if e := got[reason]; e.Source.Host != "edge1" || e.Source.Component != "kubelet" || e.InvolvedObject.UID != pod.UID {
 			t.Errorf("%s: from %+v about %s", reason, e.Source, e.InvolvedObject.UID)
 		}
 	}
-	described := s.kubectl("describe", "pod", "-n", ns, "told")
+	described := s.Kubectl("describe", "pod", "-n", ns, "told")
 	for _, reason := range want {
 		if !strings.Contains(described, reason) {
 			t.Errorf("kubectl describe does not show %s:\n%s", reason, described)
@@ -129,15 +129,15 @@ spec:
 func TestEvents_03_AThousandWhileCut(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
-	f := s.flood(s.pod(s.namespace(), "island", "edge1"))
-	s.cut("edge1")
-	s.check(f.write(t.Context(), 1000))
-	got, err := f.events(t.Context(), s.client)
-	s.check(err)
+	f := s.flood(s.pod(s.Namespace(), "island", "edge1"))
+	s.Cut("edge1")
+	s.Check(f.write(t.Context(), 1000))
+	got, err := f.events(t.Context(), s.Client)
+	s.Check(err)
 	if len(got) != 0 {
 		t.Errorf("%d events crossed a cut link", len(got))
 	}
-	s.heal("edge1")
+	s.Heal("edge1")
 	f.waitArrived()
 }
 
@@ -145,16 +145,16 @@ func TestEvents_03_AThousandWhileCut(t *testing.T) {
 func TestEvents_04_EdgecoreKilledWhileCut(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
-	f := s.flood(s.pod(s.namespace(), "island", "edge1"))
-	s.cut("edge1")
+	f := s.flood(s.pod(s.Namespace(), "island", "edge1"))
+	s.Cut("edge1")
 	wait := f.in(1000)
 	f.waitFor(300)
-	s.kill("edge1", "edgecore")
-	s.start("edge1", "edgecore")
+	s.Kill("edge1", "edgecore")
+	s.Start("edge1", "edgecore")
 	wait()
-	s.kill("edge1", "edgecore")
-	s.start("edge1", "edgecore")
-	s.heal("edge1")
+	s.Kill("edge1", "edgecore")
+	s.Start("edge1", "edgecore")
+	s.Heal("edge1")
 	f.waitArrived()
 }
 
@@ -162,12 +162,12 @@ func TestEvents_04_EdgecoreKilledWhileCut(t *testing.T) {
 func TestEvents_05_CloudcoreKilledInMidFlood(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
-	f := s.flood(s.pod(s.namespace(), "stream", "edge1"))
+	f := s.flood(s.pod(s.Namespace(), "stream", "edge1"))
 	wait := f.in(1500)
 	for i, replica := range append(options().Replicas(), options().Replicas()...) {
 		f.waitFor(200 * (i + 1))
-		s.kill(replica, "cloudcore")
-		s.start(replica, "cloudcore")
+		s.Kill(replica, "cloudcore")
+		s.Start(replica, "cloudcore")
 	}
 	wait()
 	f.waitArrived()
@@ -178,22 +178,22 @@ func TestEvents_05_CloudcoreKilledInMidFlood(t *testing.T) {
 func TestEvents_07_AStormOfOneNode(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
-	pod := s.pod(s.namespace(), "storm", "edge1")
+	pod := s.pod(s.Namespace(), "storm", "edge1")
 	replica := s.atOneReplica()
-	leases := s.client.CoordinationV1().Leases("kube-node-lease")
+	leases := s.Client.CoordinationV1().Leases("kube-node-lease")
 	var before *coordinationv1.Lease
 	begin := time.Now()
-	s.waitFor("a renewal before the storm", func(ctx context.Context) (err error) { // a session that takes a Lease over does not renew it with that
+	s.WaitFor("a renewal before the storm", func(ctx context.Context) (err error) { // a session that takes a Lease over does not renew it with that
 		if before, err = leases.Get(ctx, "edge2", metav1.GetOptions{}); err == nil && before.Spec.RenewTime.Time.Before(begin) {
 			err = fmt.Errorf("the last was at %v", before.Spec.RenewTime)
 		}
 		return err
 	})
 	watch, err := leases.Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=edge2", ResourceVersion: before.ResourceVersion})
-	s.check(err)
+	s.Check(err)
 	defer watch.Stop()
 	f := s.flood(pod)
-	s.check(f.write(t.Context(), 4000))
+	s.Check(f.write(t.Context(), 4000))
 	f.waitArrived()
 	for _, node := range []string{"edge1", "edge2"} {
 		if now, err := s.servingReplica(t.Context(), node); err != nil || now != replica {
@@ -222,14 +222,14 @@ func TestEvents_07_AStormOfOneNode(t *testing.T) {
 
 // atOneReplica stops all replicas of cloudcore but one, until the test ends, and waits for both edges there.
 func (s *system) atOneReplica() (replica string) {
-	s.t.Helper()
+	s.T.Helper()
 	replicas := options().Replicas()
 	replica = replicas[0]
 	for _, other := range replicas[1:] {
-		s.check(s.Stop(s.t.Context(), other, "cloudcore")) // the next test starts it again
+		s.Check(s.Trial.Stop(s.T.Context(), other, "cloudcore")) // the next test starts it again
 	}
 	for _, node := range []string{"edge1", "edge2"} {
-		s.waitFor(node+" to be at "+replica, func(ctx context.Context) error {
+		s.WaitFor(node+" to be at "+replica, func(ctx context.Context) error {
 			if now, err := s.servingReplica(ctx, node); err != nil || now != replica {
 				return fmt.Errorf("it is at %q: %w", now, err)
 			}
@@ -245,23 +245,23 @@ func TestEvents_08_TheOutboxIsFull(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
 	s.set("edge1", "modules.metaManager.eventLimit.entries=300", "modules.metaManager.eventLimit.entries=10000")
-	f := s.flood(s.pod(s.namespace(), "island", "edge1"))
+	f := s.flood(s.pod(s.Namespace(), "island", "edge1"))
 	s.waitDelivered("edge1")
-	s.cut("edge1")
+	s.Cut("edge1")
 	s.waitUnlinked("edge1") // events that are under way give way to nobody
 	for range 500 {         // one after another, so that their order is known
-		s.check(f.write(t.Context(), 1))
+		s.Check(f.write(t.Context(), 1))
 	}
 	status, err := s.deviceStatus(t.Context(), "edge1")
-	s.check(err)
+	s.Check(err)
 	dropped := status.Data.Outbox.Dropped
 	if dropped < 200 {
 		t.Errorf("%d events were dropped, want 200 at least: %d were written and 300 have room", dropped, f.acknowledged())
 	}
-	s.heal("edge1")
+	s.Heal("edge1")
 	s.waitDelivered("edge1")
-	got, err := f.events(t.Context(), s.client)
-	s.check(err)
+	got, err := f.events(t.Context(), s.Client)
+	s.Check(err)
 	// Events of the kubelet may have had a place among the 300.
 	if len(got) > 300 || len(got) < 280 {
 		t.Errorf("%d events arrived, want about 300", len(got))
@@ -277,8 +277,8 @@ func TestEvents_08_TheOutboxIsFull(t *testing.T) {
 			break
 		}
 	}
-	s.waitFor("the cloud to be told", func(ctx context.Context) error {
-		list, err := s.client.CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=edge1,reason=EventsDropped"})
+	s.WaitFor("the cloud to be told", func(ctx context.Context) error {
+		list, err := s.Client.CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=edge1,reason=EventsDropped"})
 		if err != nil {
 			return err
 		}
@@ -295,7 +295,7 @@ func TestEvents_08_TheOutboxIsFull(t *testing.T) {
 func TestEvents_09_WhatIsAnothers(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
-	ns := s.namespace()
+	ns := s.Namespace()
 	theirs := s.pod(ns, "theirs", "edge2")
 	device := s.device("edge1")
 
@@ -304,9 +304,9 @@ func TestEvents_09_WhatIsAnothers(t *testing.T) {
 	if !apierrors.IsForbidden(err) && !apierrors.IsNotFound(err) {
 		t.Errorf("patching another's pod: %v", err)
 	}
-	leases := s.client.CoordinationV1().Leases("kube-node-lease")
+	leases := s.Client.CoordinationV1().Leases("kube-node-lease")
 	lease, err := leases.Get(t.Context(), "edge2", metav1.GetOptions{})
-	s.check(err)
+	s.Check(err)
 	forged := lease.DeepCopy()
 	forged.Labels = map[string]string{"forged": "yes"}
 	if _, err := device.CoordinationV1().Leases("kube-node-lease").Update(t.Context(), forged, metav1.UpdateOptions{}); !apierrors.IsForbidden(err) {
@@ -316,9 +316,9 @@ func TestEvents_09_WhatIsAnothers(t *testing.T) {
 	f := s.flood(theirs)
 	e := f.event(0, metav1.Now())
 	_, err = device.CoreV1().Events(ns).Create(t.Context(), e, metav1.CreateOptions{})
-	s.check(err)
+	s.Check(err)
 	s.waitDelivered("edge1")
-	s.waitFor("the device to hear of it", func(ctx context.Context) error {
+	s.WaitFor("the device to hear of it", func(ctx context.Context) error {
 		list, err := device.CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{FieldSelector: "reason=WriteRefused"})
 		if err != nil {
 			return err
@@ -330,13 +330,13 @@ func TestEvents_09_WhatIsAnothers(t *testing.T) {
 		}
 		return fmt.Errorf("%d refusals, none of them of this", len(list.Items))
 	})
-	got, err := f.events(t.Context(), s.client)
-	s.check(err)
+	got, err := f.events(t.Context(), s.Client)
+	s.Check(err)
 	if len(got) != 0 {
 		t.Errorf("the cloud has the forged event: %v", got)
 	}
-	now, err := s.client.CoreV1().Pods(ns).Get(t.Context(), theirs.Name, metav1.GetOptions{})
-	s.check(err)
+	now, err := s.Client.CoreV1().Pods(ns).Get(t.Context(), theirs.Name, metav1.GetOptions{})
+	s.Check(err)
 	if now.Status.Reason != "" {
 		t.Errorf("another's pod was written: %q", now.Status.Reason)
 	}
@@ -347,7 +347,7 @@ func TestEvents_09_WhatIsAnothers(t *testing.T) {
 func TestEvents_06_APIServerInTrouble(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
-	namespace := s.namespace()
+	namespace := s.Namespace()
 	var floods []*flood // of several pods: events about one are written one after another
 	for i := range 8 {
 		floods = append(floods, s.flood(s.pod(namespace, fmt.Sprintf("patient-%d", i), "edge1")))
@@ -375,10 +375,10 @@ func TestEvents_06_APIServerInTrouble(t *testing.T) {
 		return fault
 	})
 	for _, f := range floods {
-		s.check(f.write(t.Context(), 50))
+		s.Check(f.write(t.Context(), 50))
 	}
 	for _, many := range []int64{50, 100} { // events about one pod wait for each other, and each fault is waited out
-		s.waitFor("the faults to be met", func(context.Context) error {
+		s.WaitFor("the faults to be met", func(context.Context) error {
 			if n := met.Load(); n < many {
 				return fmt.Errorf("%d were", n)
 			}
@@ -387,7 +387,7 @@ func TestEvents_06_APIServerInTrouble(t *testing.T) {
 	}
 	proxy.Set(func(*http.Request) faultproxy.Fault { return faultproxy.Fault{Break: true} })
 	for _, f := range floods {
-		s.check(f.write(t.Context(), 25))
+		s.Check(f.write(t.Context(), 25))
 	}
 	s.lasts("everything waits", minutes(t, 1), func() error {
 		d, err := s.deviceStatus(t.Context(), "edge1")
@@ -407,13 +407,13 @@ func TestEvents_06_APIServerInTrouble(t *testing.T) {
 func TestEvents_10_TheDiskIsFull(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
-	ns := s.namespace()
+	ns := s.Namespace()
 	pod := s.pod(ns, "tight", "edge1")
-	before := s.containers("edge1")
+	before := s.Containers("edge1")
 	s.smallDisk("edge1", 8)
 	f := s.flood(pod)
-	s.check(f.write(t.Context(), 50))
-	s.cut("edge1") // so that nothing leaves the store
+	s.Check(f.write(t.Context(), 50))
+	s.Cut("edge1") // so that nothing leaves the store
 	s.fill("edge1")
 	device := s.device("edge1")
 	create := func(e *corev1.Event) error { // once: a client would by itself try for a minute, as the answer asks it to
@@ -435,17 +435,17 @@ func TestEvents_10_TheDiskIsFull(t *testing.T) {
 	if !strings.Contains(refusal.Error(), "disk of this node is full") {
 		t.Errorf("the refusal does not name its cause: %v", refusal)
 	}
-	s.check(s.same("edge1", before))
+	s.Check(s.same("edge1", before))
 	s.post(pod, "/crash")
-	s.waitFor("the crashed container to run again", func(context.Context) error { return s.replaced("edge1", before) })
+	s.WaitFor("the crashed container to run again", func(context.Context) error { return s.replaced("edge1", before) })
 	// Those who go on trying get through once there is room.
 	wait := f.in(200)
 	s.makeRoom("edge1")
 	wait()
-	s.heal("edge1")
+	s.Heal("edge1")
 	f.waitArrived()
-	s.waitFor("the restart to be told", func(ctx context.Context) error {
-		p, err := s.client.CoreV1().Pods(ns).Get(ctx, pod.Name, metav1.GetOptions{})
+	s.WaitFor("the restart to be told", func(ctx context.Context) error {
+		p, err := s.Client.CoreV1().Pods(ns).Get(ctx, pod.Name, metav1.GetOptions{})
 		if err == nil && (len(p.Status.ContainerStatuses) != 1 || p.Status.ContainerStatuses[0].RestartCount == 0) {
 			err = errors.New("no restart is known")
 		}

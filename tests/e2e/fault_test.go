@@ -23,23 +23,23 @@ const (
 
 // faultProxy puts a proxy between every cloudcore and kube-apiserver until the test ends. It lets everything pass until it is told otherwise.
 func (s *system) faultProxy() *faultproxy.Proxy {
-	s.t.Helper()
+	s.T.Helper()
 	const pki = "/var/lib/kubeplane/pki/"
 	read := func(file string) []byte {
 		raw, err := os.ReadFile(s.path(trial.Cloud, file))
-		s.check(err)
+		s.Check(err)
 		return raw
 	}
 	// The proxy has the API server's own certificate, and stands at its address: to cloudcore it is the API server.
 	certificate, err := tls.X509KeyPair(read(pki+"apiserver.crt"), read(pki+"apiserver.key"))
-	s.check(err)
-	cloud, err := s.Host(trial.Cloud)
-	s.check(err)
+	s.Check(err)
+	cloud, err := s.Trial.Host(trial.Cloud)
+	s.Check(err)
 	server := lab.Cloud().String() + ":6443"
 	proxy, err := faultproxy.New(&url.URL{Scheme: "https", Host: server}, read(pki+"ca.crt"), cloud.Dial)
-	s.check(err)
+	s.Check(err)
 	var l net.Listener
-	s.check(cloud.Do(func() (err error) {
+	s.Check(cloud.Do(func() (err error) {
 		l, err = net.Listen("tcp", lab.Cloud().String()+":0")
 		return err
 	}))
@@ -48,11 +48,11 @@ func (s *system) faultProxy() *faultproxy.Proxy {
 	go func() { ended <- proxy.Serve(ctx, l, certificate) }()
 
 	direct := read(cloudcoreKubeconfig)
-	s.t.Cleanup(func() {
+	s.T.Cleanup(func() {
 		s.redirect(direct)
 		stop()
 		if err := <-ended; err != nil {
-			s.t.Error(err)
+			s.T.Error(err)
 		}
 	})
 	s.redirect([]byte(strings.ReplaceAll(string(direct), server, l.Addr().String())))
@@ -61,55 +61,55 @@ func (s *system) faultProxy() *faultproxy.Proxy {
 
 // redirect gives every cloudcore a kubeconfig, and starts it again with that.
 func (s *system) redirect(kubeconfig []byte) {
-	s.t.Helper()
+	s.T.Helper()
 	ctx := context.Background()
 	for _, replica := range options().Replicas() {
-		s.check(os.WriteFile(s.path(replica, cloudcoreKubeconfig), kubeconfig, 0o600))
+		s.Check(os.WriteFile(s.path(replica, cloudcoreKubeconfig), kubeconfig, 0o600))
 		if s.running(replica, "cloudcore") {
-			s.check(s.Stop(ctx, replica, "cloudcore"))
+			s.Check(s.Trial.Stop(ctx, replica, "cloudcore"))
 		}
-		s.check(s.Start(ctx, replica, "cloudcore"))
+		s.Check(s.Trial.Start(ctx, replica, "cloudcore"))
 	}
 }
 
 // running reports whether a program of a replica or an edge runs.
 func (s *system) running(host, program string) bool {
-	s.t.Helper()
-	err := s.Signal(context.Background(), host, program, syscall.Signal(0))
+	s.T.Helper()
+	err := s.Trial.Signal(context.Background(), host, program, syscall.Signal(0))
 	return err == nil
 }
 
 // smallDisk puts a device's data on a disk of its own with that many MiB, until the test ends. edgecore is started again, twice; its pods go on.
 func (s *system) smallDisk(node string, size int) {
-	s.t.Helper()
-	s.check(s.Stop(s.t.Context(), node, "edgecore"))
+	s.T.Helper()
+	s.Check(s.Trial.Stop(s.T.Context(), node, "edgecore"))
 	s.onHost(node, "sh", "-c", fmt.Sprintf("mkdir -p /run/small && mount -t tmpfs -o mode=700,size=%dm small /run/small && cp -a %[2]s/. /run/small/ && mount --bind /run/small %[2]s",
 		size, dataDir))
-	s.t.Cleanup(func() {
+	s.T.Cleanup(func() {
 		ctx := context.Background()
 		if s.running(node, "edgecore") {
-			s.check(s.Stop(ctx, node, "edgecore"))
+			s.Check(s.Trial.Stop(ctx, node, "edgecore"))
 		}
 		var errs strings.Builder
-		code, err := s.Exec(ctx, node, trial.Streams{Err: &errs}, nil, "sh", "-c", fmt.Sprintf(
+		code, err := s.Trial.Exec(ctx, node, trial.Streams{Err: &errs}, nil, "sh", "-c", fmt.Sprintf(
 			"rm -f %[1]s/fill && umount %[1]s && rm -rf %[1]s/* && cp -a /run/small/. %[1]s/ && umount /run/small", dataDir))
 		if err != nil || code != 0 {
-			s.t.Errorf("giving %s its disk back: %v %s", node, err, errs.String())
+			s.T.Errorf("giving %s its disk back: %v %s", node, err, errs.String())
 		}
-		s.check(s.Start(ctx, node, "edgecore"))
+		s.Check(s.Trial.Start(ctx, node, "edgecore"))
 	})
-	s.start(node, "edgecore")
+	s.Start(node, "edgecore")
 	s.waitLinked(node)
 }
 
 // fill leaves no room on a small disk; it can be repeated, as the store may shrink.
 func (s *system) fill(node string) {
-	s.t.Helper()
+	s.T.Helper()
 	s.onHost(node, "sh", "-c", "dd if=/dev/zero of="+dataDir+"/fill bs=4k oflag=append conv=notrunc 2>/dev/null; true")
 }
 
 // makeRoom takes back what fill took.
 func (s *system) makeRoom(node string) {
-	s.t.Helper()
+	s.T.Helper()
 	s.onHost(node, "rm", "-f", dataDir+"/fill")
 }

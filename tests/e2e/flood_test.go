@@ -15,6 +15,8 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"github.com/skerry-io/skerry/tests/cluster/suite"
 )
 
 // A told is what an event says, without what each API server puts there itself.
@@ -26,8 +28,6 @@ type told struct {
 	Host        string
 	UID         types.UID // of the pod
 }
-
-const floodReason = "Flood"
 
 // A flood writes events about one pod to its node's own API, as a module of the device would, and remembers which were acknowledged and what they said. Where there is no
 // answer it goes on trying: nothing is known of a write without one.
@@ -89,7 +89,7 @@ func (f *flood) write(ctx context.Context, count int) error {
 	}
 	err = g.Wait()
 	if count > 1 {
-		f.s.t.Logf("%d events written in %v", count, time.Since(began).Round(time.Millisecond))
+		f.s.T.Logf("%d events written in %v", count, time.Since(began).Round(time.Millisecond))
 	}
 	return err
 }
@@ -101,7 +101,7 @@ func (f *flood) event(i int, at metav1.Time) *corev1.Event {
 		InvolvedObject: corev1.ObjectReference{
 			Kind: "Pod", APIVersion: "v1", Namespace: f.pod.Namespace, Name: f.pod.Name, UID: f.pod.UID,
 		},
-		Reason: floodReason, Message: fmt.Sprintf("wave %d", i), Type: corev1.EventTypeNormal, Count: 1, FirstTimestamp: at, LastTimestamp: at,
+		Reason: suite.FloodReason, Message: fmt.Sprintf("wave %d", i), Type: corev1.EventTypeNormal, Count: 1, FirstTimestamp: at, LastTimestamp: at,
 		Source: corev1.EventSource{Component: "e2e", Host: node}, ReportingController: "e2e", ReportingInstance: node,
 	}
 }
@@ -126,7 +126,7 @@ func (f *flood) repeat(ctx context.Context, client kubernetes.Interface, e *core
 
 // try repeats a write until it is acknowledged, and notes what the event says then.
 func (f *flood) try(ctx context.Context, e *corev1.Event, write func() error) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, suite.Patience)
 	defer cancel()
 	for {
 		err := write()
@@ -152,7 +152,7 @@ func tell(e *corev1.Event) told {
 
 // events are the flood's events as an API has them, by name.
 func (f *flood) events(ctx context.Context, client kubernetes.Interface) (map[string]told, error) {
-	list, err := client.CoreV1().Events(f.pod.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + f.pod.Name + ",reason=" + floodReason})
+	list, err := client.CoreV1().Events(f.pod.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + f.pod.Name + ",reason=" + suite.FloodReason})
 	if err != nil {
 		return nil, err
 	}
@@ -166,33 +166,33 @@ func (f *flood) events(ctx context.Context, client kubernetes.Interface) (map[st
 // waitArrived waits until the cloud has every acknowledged event, with its own times and counts, and no other. Names are unique in Kubernetes; a duplicate
 // would be a name or a count too many.
 func (f *flood) waitArrived() {
-	f.s.t.Helper()
+	f.s.T.Helper()
 	began := time.Now()
 	f.s.waitDelivered(f.pod.Spec.NodeName)
-	f.s.t.Logf("the rest arrived in %v", time.Since(began).Round(time.Millisecond))
+	f.s.T.Logf("the rest arrived in %v", time.Since(began).Round(time.Millisecond))
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	got, err := f.events(f.s.t.Context(), f.s.client)
-	f.s.check(err)
+	got, err := f.events(f.s.T.Context(), f.s.Client)
+	f.s.Check(err)
 	if diff := cmp.Diff(f.want, got); diff != "" {
-		f.s.t.Errorf("%d events were acknowledged, %d arrived (-acknowledged +arrived):\n%.4000s", len(f.want), len(got), diff)
+		f.s.T.Errorf("%d events were acknowledged, %d arrived (-acknowledged +arrived):\n%.4000s", len(f.want), len(got), diff)
 	}
 }
 
 // in runs the flood beside the test; the returned function waits for its end.
 func (f *flood) in(count int) (wait func()) {
 	done := make(chan error, 1)
-	go func() { done <- f.write(f.s.t.Context(), count) }()
+	go func() { done <- f.write(f.s.T.Context(), count) }()
 	return func() {
-		f.s.t.Helper()
-		f.s.check(<-done)
+		f.s.T.Helper()
+		f.s.Check(<-done)
 	}
 }
 
 // waitFor waits until the flood has written count events.
 func (f *flood) waitFor(count int) {
-	f.s.t.Helper()
-	f.s.waitFor(fmt.Sprintf("%d events to be acknowledged", count), func(context.Context) error {
+	f.s.T.Helper()
+	f.s.WaitFor(fmt.Sprintf("%d events to be acknowledged", count), func(context.Context) error {
 		if n := f.acknowledged(); n < count {
 			return fmt.Errorf("%d are", n)
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/binary"
 	"github.com/skerry-io/skerry/tests/cluster/lab"
 	"github.com/skerry-io/skerry/tests/cluster/process"
+	"github.com/skerry-io/skerry/tests/cluster/suite"
 	"github.com/skerry-io/skerry/tests/cluster/wrongclock"
 )
 
@@ -28,11 +29,11 @@ type wrongClock struct {
 
 // wrongClock prepares an edgecore whose clock says at when it is now.
 func (s *system) wrongClock(at time.Time) *wrongClock {
-	s.t.Helper()
-	dir := s.t.TempDir()
+	s.T.Helper()
+	dir := s.T.TempDir()
 	w := &wrongClock{s: s, launcher: filepath.Join(dir, "wrongclock"), edgecore: filepath.Join(dir, "edgecore"), offset: time.Until(at).Round(time.Second)}
-	s.check(binary.BuildStatic(s.t.Context(), s.root, w.launcher, "./tests/cmd/wrongclock"))
-	s.check(wrongclock.Copy(w.edgecore, filepath.Join(s.root, "bin", "edgecore")))
+	s.Check(binary.BuildStatic(s.T.Context(), s.Root, w.launcher, "./tests/cmd/wrongclock"))
+	s.Check(wrongclock.Copy(w.edgecore, filepath.Join(s.Root, "bin", "edgecore")))
 	return w
 }
 
@@ -45,20 +46,20 @@ func (w *wrongClock) args(args ...string) []string {
 
 // start starts edgecore on a node, where it must not run; stop ends it as a crash would.
 func (w *wrongClock) start(node string) (stop func()) {
-	w.s.t.Helper()
-	h, err := w.s.Host(node)
-	w.s.check(err)
+	w.s.T.Helper()
+	h, err := w.s.Trial.Host(node)
+	w.s.Check(err)
 	child, err := h.Start(process.Spec{
-		Path: w.launcher, Args: w.args("--config", "/etc/skerry/edgecore.yaml"), Dir: "/", Log: w.s.LogPath(node, "edgecore"),
+		Path: w.launcher, Args: w.args("--config", "/etc/skerry/edgecore.yaml"), Dir: "/", Log: w.s.Trial.LogPath(node, "edgecore"),
 	})
-	w.s.check(err)
+	w.s.Check(err)
 	stop = func() {
-		w.s.t.Helper()
+		w.s.T.Helper()
 		if err := child.Kill(context.Background()); err != nil {
-			w.s.t.Error(err)
+			w.s.T.Error(err)
 		}
 	}
-	w.s.t.Cleanup(stop)
+	w.s.T.Cleanup(stop)
 	return stop
 }
 
@@ -67,34 +68,34 @@ func (w *wrongClock) start(node string) (stop func()) {
 func TestIsland_16_ClockAt1970(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
-	ns := s.namespace()
+	ns := s.Namespace()
 	pod := s.pod(ns, "dusk", "edge1")
-	before := s.containers("edge1")
+	before := s.Containers("edge1")
 	f := s.flood(pod)
 	w := s.wrongClock(time.Unix(0, 0))
 
-	s.cut("edge1")
-	s.check(f.write(t.Context(), 100))
-	s.kill("edge1", "edgecore")
+	s.Cut("edge1")
+	s.Check(f.write(t.Context(), 100))
+	s.Kill("edge1", "edgecore")
 	stop := w.start("edge1")
-	s.waitFor("the device's own API", func(ctx context.Context) error {
-		out, err := s.tryEdgeKubectl(ctx, "edge1", "get", "pod", "-n", ns, "dusk", "-o", "jsonpath={.status.phase}")
+	s.WaitFor("the device's own API", func(ctx context.Context) error {
+		out, err := s.TryEdgeKubectl(ctx, "edge1", "get", "pod", "-n", ns, "dusk", "-o", "jsonpath={.status.phase}")
 		if err == nil && out != "Running" {
 			err = fmt.Errorf("its phase is %q", out)
 		}
 		return err
 	})
-	s.check(f.write(t.Context(), 100))
-	s.check(s.same("edge1", before))
-	s.heal("edge1")
+	s.Check(f.write(t.Context(), 100))
+	s.Check(s.same("edge1", before))
+	s.Heal("edge1")
 	s.waitLinked("edge1")
 	f.waitArrived()
-	s.waitReady("edge1", true)
-	s.check(s.same("edge1", before))
+	s.WaitReady("edge1", true)
+	s.Check(s.same("edge1", before))
 
 	dawn := s.pod(ns, "dawn", "edge1")
-	s.waitFor("a token of now in the new pod", func(ctx context.Context) error {
-		page, err := s.page(ctx, *dawn)
+	s.WaitFor("a token of now in the new pod", func(ctx context.Context) error {
+		page, err := s.Page(ctx, *dawn)
 		if err == nil && !strings.Contains(page, "token: system:serviceaccount:"+ns+":default until 2") { // of this millennium
 			err = errors.New(page)
 		}
@@ -102,30 +103,30 @@ func TestIsland_16_ClockAt1970(t *testing.T) {
 	})
 
 	// Another device, of the same clock, joins from this one's network.
-	raw, err := exec.CommandContext(t.Context(), filepath.Join(s.root, "bin", "cloudcore"), "token", "create", "--kubeconfig", s.Kubeconfig(), "--ttl", "10m").Output()
-	s.check(err)
+	raw, err := exec.CommandContext(t.Context(), filepath.Join(s.Root, "bin", "cloudcore"), "token", "create", "--kubeconfig", s.Trial.Kubeconfig(), "--ttl", "10m").Output()
+	s.Check(err)
 	token := strings.TrimSpace(string(raw))
 	config := "/etc/skerry/late.yaml"
 	own, err := os.ReadFile(s.path("edge1", "/etc/skerry/edgecore.yaml"))
-	s.check(err)
-	s.check(os.WriteFile(s.path("edge1", config), append(own, "dataDir: /var/lib/late\n"...), 0o600))
+	s.Check(err)
+	s.Check(os.WriteFile(s.path("edge1", config), append(own, "dataDir: /var/lib/late\n"...), 0o600))
 	out := s.onHost("edge1", w.launcher, w.args("join", "--config", config, "--token", token, "--node-name", "late", lab.Cloud().String()+":10002")...)
 	if _, err := os.Stat(s.path("edge1", "/var/lib/late/identity")); err != nil {
 		t.Errorf("nothing came of the join: %v\n%s", err, out)
 	}
-	s.check(errors.Join(os.RemoveAll(s.path("edge1", "/var/lib/late")), os.Remove(s.path("edge1", config))))
+	s.Check(errors.Join(os.RemoveAll(s.path("edge1", "/var/lib/late")), os.Remove(s.path("edge1", config))))
 
 	stop()
-	s.start("edge1", "edgecore")
+	s.Start("edge1", "edgecore")
 	s.waitLinked("edge1")
-	s.check(f.write(t.Context(), 100))
+	s.Check(f.write(t.Context(), 100))
 	f.waitArrived()
-	s.waitReady("edge1", true)
+	s.WaitReady("edge1", true)
 	for _, name := range []string{"dusk", "dawn"} {
-		p, err := s.client.CoreV1().Pods(ns).Get(t.Context(), name, metav1.GetOptions{})
-		s.check(err)
-		if !podReady(*p) || p.Status.ContainerStatuses[0].RestartCount != 0 {
-			t.Errorf("pod %s: ready %t, restarts %d", name, podReady(*p), p.Status.ContainerStatuses[0].RestartCount)
+		p, err := s.Client.CoreV1().Pods(ns).Get(t.Context(), name, metav1.GetOptions{})
+		s.Check(err)
+		if !suite.PodReady(*p) || p.Status.ContainerStatuses[0].RestartCount != 0 {
+			t.Errorf("pod %s: ready %t, restarts %d", name, suite.PodReady(*p), p.Status.ContainerStatuses[0].RestartCount)
 		}
 	}
 }
@@ -136,28 +137,28 @@ func TestIsland_16_ClockAt1970(t *testing.T) {
 // may be wrong. Nothing of it is left once the clock is right.
 func TestHostile_16_ClockAfterTheCA(t *testing.T) {
 	s := use(t)
-	ns := s.namespace()
+	ns := s.Namespace()
 	s.pod(ns, "patient", "edge1")
-	before := s.containers("edge1")
+	before := s.Containers("edge1")
 	for _, years := range []int{10, 30} {
 		w := s.wrongClock(time.Now().AddDate(years, 0, 0))
-		s.cut("edge1")
-		s.kill("edge1", "edgecore")
+		s.Cut("edge1")
+		s.Kill("edge1", "edgecore")
 		stop := w.start("edge1")
 		serves := func(what string) {
 			t.Helper()
-			s.waitFor(fmt.Sprintf("the device's own API, %d years ahead, %s", years, what), func(ctx context.Context) error {
-				out, err := s.tryEdgeKubectl(ctx, "edge1", "get", "pod", "-n", ns, "patient", "-o", "jsonpath={.status.phase}")
+			s.WaitFor(fmt.Sprintf("the device's own API, %d years ahead, %s", years, what), func(ctx context.Context) error {
+				out, err := s.TryEdgeKubectl(ctx, "edge1", "get", "pod", "-n", ns, "patient", "-o", "jsonpath={.status.phase}")
 				if err == nil && out != "Running" {
 					err = fmt.Errorf("its phase is %q", out)
 				}
 				return err
 			})
-			s.check(s.same("edge1", before))
+			s.Check(s.same("edge1", before))
 		}
 		serves("offline")
-		s.heal("edge1")
-		s.waitFor("the device to say what is wrong", func(ctx context.Context) error {
+		s.Heal("edge1")
+		s.WaitFor("the device to say what is wrong", func(ctx context.Context) error {
 			d, err := s.deviceStatus(ctx, "edge1")
 			if err != nil {
 				return err
@@ -170,9 +171,9 @@ func TestHostile_16_ClockAfterTheCA(t *testing.T) {
 		})
 		serves("with a cable")
 		stop()
-		s.start("edge1", "edgecore")
+		s.Start("edge1", "edgecore")
 		s.waitLinked("edge1")
-		s.waitReady("edge1", true)
-		s.check(s.same("edge1", before))
+		s.WaitReady("edge1", true)
+		s.Check(s.same("edge1", before))
 	}
 }

@@ -35,7 +35,7 @@ func (s *system) servingReplica(ctx context.Context, node string) (string, error
 
 // leaseHolder is the epoch and the instance that a node's Lease names.
 func (s *system) leaseHolder(ctx context.Context, node string) (epoch, instance string, err error) {
-	l, err := s.client.CoordinationV1().Leases("kube-node-lease").Get(ctx, node, metav1.GetOptions{})
+	l, err := s.Client.CoordinationV1().Leases("kube-node-lease").Get(ctx, node, metav1.GetOptions{})
 	if err != nil {
 		return "", "", err
 	}
@@ -47,10 +47,10 @@ func (s *system) leaseHolder(ctx context.Context, node string) (epoch, instance 
 func TestIsland_11_AStaleSession(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
-	pod := s.pod(s.namespace(), "moves", "edge1")
+	pod := s.pod(s.Namespace(), "moves", "edge1")
 	s.waitLinked("edge1")
 	first, err := s.servingReplica(t.Context(), "edge1")
-	s.check(err)
+	s.Check(err)
 	f := s.flood(pod)
 	wait := f.in(600)
 	f.waitFor(100)
@@ -63,14 +63,14 @@ func TestIsland_11_AStaleSession(t *testing.T) {
 		}
 	}
 	t.Cleanup(wake)
-	s.waitFor("the edge to move over", func(ctx context.Context) error {
+	s.WaitFor("the edge to move over", func(ctx context.Context) error {
 		if now, err := s.servingReplica(ctx, "edge1"); err != nil || now == first {
 			return fmt.Errorf("served by %q: %w", now, err)
 		}
 		return nil
 	})
 	wait()
-	s.waitFor("the Lease to name the newer session", func(ctx context.Context) error {
+	s.WaitFor("the Lease to name the newer session", func(ctx context.Context) error {
 		d, err := s.deviceStatus(ctx, "edge1")
 		if err != nil {
 			return err
@@ -82,9 +82,9 @@ func TestIsland_11_AStaleSession(t *testing.T) {
 		return err
 	})
 	epoch, instance, err := s.leaseHolder(t.Context(), "edge1")
-	s.check(err)
+	s.Check(err)
 	wake()
-	s.check(f.write(t.Context(), 100))
+	s.Check(f.write(t.Context(), 100))
 	s.lasts("the Lease stays the newer session's", minutes(t, 2), func() error {
 		e, i, err := s.leaseHolder(t.Context(), "edge1")
 		if err == nil && (e != epoch || i != instance) {
@@ -93,7 +93,7 @@ func TestIsland_11_AStaleSession(t *testing.T) {
 		return err
 	})
 	f.waitArrived()
-	s.waitReady("edge1", true)
+	s.WaitReady("edge1", true)
 }
 
 // TestIsland_Conflicts: kube-apiserver answers every other update and patch for a node with 409, as it does when somebody else writes the same object. Nothing is given up for
@@ -101,7 +101,7 @@ func TestIsland_11_AStaleSession(t *testing.T) {
 func TestIsland_Conflicts(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
-	ns := s.namespace()
+	ns := s.Namespace()
 	pod := s.pod(ns, "crashes", "edge1")
 	proxy := s.faultProxy()
 	s.waitLinked("edge1")
@@ -114,22 +114,22 @@ func TestIsland_Conflicts(t *testing.T) {
 		met.Add(1)
 		return faultproxy.Fault{Code: http.StatusConflict}
 	})
-	before := s.containers("edge1")
+	before := s.Containers("edge1")
 	s.post(pod, "/crash")
-	s.waitFor("the crashed container to run again", func(context.Context) error { return s.replaced("edge1", before) })
+	s.WaitFor("the crashed container to run again", func(context.Context) error { return s.replaced("edge1", before) })
 	f := s.flood(pod)
-	s.check(f.write(t.Context(), 100))
+	s.Check(f.write(t.Context(), 100))
 	f.waitArrived()
-	s.waitFor("the cloud to hear of the restart", func(ctx context.Context) error {
-		p, err := s.client.CoreV1().Pods(ns).Get(ctx, pod.Name, metav1.GetOptions{})
+	s.WaitFor("the cloud to hear of the restart", func(ctx context.Context) error {
+		p, err := s.Client.CoreV1().Pods(ns).Get(ctx, pod.Name, metav1.GetOptions{})
 		if err == nil && (len(p.Status.ContainerStatuses) == 0 || p.Status.ContainerStatuses[0].RestartCount == 0) {
 			err = errors.New("no restart")
 		}
 		return err
 	})
 	began := time.Now()
-	s.waitFor("the Lease to be renewed in spite of conflicts", func(ctx context.Context) error {
-		l, err := s.client.CoordinationV1().Leases("kube-node-lease").Get(ctx, "edge1", metav1.GetOptions{})
+	s.WaitFor("the Lease to be renewed in spite of conflicts", func(ctx context.Context) error {
+		l, err := s.Client.CoordinationV1().Leases("kube-node-lease").Get(ctx, "edge1", metav1.GetOptions{})
 		if err == nil && (l.Spec.RenewTime == nil || l.Spec.RenewTime.Before(&metav1.MicroTime{Time: began})) {
 			err = errors.New("not renewed")
 		}
@@ -146,14 +146,14 @@ func TestIsland_Conflicts(t *testing.T) {
 func TestEvents_03_ThinLink(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
-	pod := s.pod(s.namespace(), "talks", "edge1")
+	pod := s.pod(s.Namespace(), "talks", "edge1")
 	s.waitLinked("edge1")
-	s.check(s.Trial.Shape(t.Context(), "edge1", lab.Shape{Rate: 256_000, Loss: 0.05}))
+	s.Check(s.Trial.Shape(t.Context(), "edge1", lab.Shape{Rate: 256_000, Loss: 0.05}))
 	f := s.flood(pod)
-	s.check(f.write(t.Context(), 500))
-	s.cut("edge1")
-	s.check(f.write(t.Context(), 500))
-	s.heal("edge1")
+	s.Check(f.write(t.Context(), 500))
+	s.Cut("edge1")
+	s.Check(f.write(t.Context(), 500))
+	s.Heal("edge1")
 	f.waitArrived()
-	s.waitReady("edge1", true)
+	s.WaitReady("edge1", true)
 }

@@ -15,41 +15,42 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/skerry-io/skerry/tests/cluster/suite"
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
 // TestIsland_01: a cut of ten minutes: no container is touched, then or when the link is back, and the device's own API answers all the time.
 func TestIsland_01_CutForTenMinutes(t *testing.T) {
 	s := use(t)
-	before := s.containers("edge1")
-	s.cut("edge1")
+	before := s.Containers("edge1")
+	s.Cut("edge1")
 	device := s.device("edge1")
 	s.lasts("pods are untouched", minutes(t, 10), func() error {
 		list, err := device.CoreV1().Pods("sample").List(t.Context(), metav1.ListOptions{})
-		if err == nil && (len(list.Items) != 1 || !podReady(list.Items[0])) {
+		if err == nil && (len(list.Items) != 1 || !suite.PodReady(list.Items[0])) {
 			err = fmt.Errorf("the device sees %d pods of the sample, or one that is not ready", len(list.Items))
 		}
 		return errors.Join(err, s.same("edge1", before))
 	})
-	s.waitReady("edge1", false)
-	s.heal("edge1")
-	s.waitReady("edge1", true)
-	s.check(s.same("edge1", before))
+	s.WaitReady("edge1", false)
+	s.Heal("edge1")
+	s.WaitReady("edge1", true)
+	s.Check(s.same("edge1", before))
 }
 
 // TestIsland_02: while the link is cut, a container crashes and another's probe fails: both are restarted. The cloud hears of it later.
 func TestIsland_02_CrashWhileCut(t *testing.T) {
 	s := use(t)
-	ns := s.namespace()
+	ns := s.Namespace()
 	crashes := s.pod(ns, "crashes", "edge1")
-	s.apply(ns, islander("fails", "edge1")+"    livenessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1, failureThreshold: 1}\n")
-	fails := &s.waitPods(ns, "app=fails", "edge1", 1)[0]
-	s.cut("edge1")
+	s.Apply(ns, islander("fails", "edge1")+"    livenessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1, failureThreshold: 1}\n")
+	fails := &s.WaitPods(ns, "app=fails", "edge1", 1)[0]
+	s.Cut("edge1")
 	s.waitUnlinked("edge1")
 	s.post(crashes, "/crash")
 	s.post(fails, "/fail")
 	restarted := func(p *corev1.Pod) error {
-		if st := p.Status.ContainerStatuses; len(st) != 1 || st[0].RestartCount != 1 || st[0].State.Running == nil || !podReady(*p) {
+		if st := p.Status.ContainerStatuses; len(st) != 1 || st[0].RestartCount != 1 || st[0].State.Running == nil || !suite.PodReady(*p) {
 			return fmt.Errorf("its containers are %+v", st)
 		}
 		return nil
@@ -57,10 +58,10 @@ func TestIsland_02_CrashWhileCut(t *testing.T) {
 	for _, p := range []*corev1.Pod{crashes, fails} {
 		s.waitDevice("edge1", ns, p.Name, restarted)
 	}
-	s.heal("edge1")
+	s.Heal("edge1")
 	for _, p := range []*corev1.Pod{crashes, fails} {
-		s.waitFor("the cloud to hear of "+p.Name, func(ctx context.Context) error {
-			p, err := s.client.CoreV1().Pods(ns).Get(ctx, p.Name, metav1.GetOptions{})
+		s.WaitFor("the cloud to hear of "+p.Name, func(ctx context.Context) error {
+			p, err := s.Client.CoreV1().Pods(ns).Get(ctx, p.Name, metav1.GetOptions{})
 			if err != nil {
 				return err
 			}
@@ -72,52 +73,52 @@ func TestIsland_02_CrashWhileCut(t *testing.T) {
 // TestIsland_06: a ConfigMap and a Secret change while the link is cut; the pod's volumes follow when it is back.
 func TestIsland_06_ConfigChangesWhileCut(t *testing.T) {
 	s := use(t)
-	ns := s.namespace()
+	ns := s.Namespace()
 	config := func(value string) string {
 		return fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: settings}\ndata: {level: %[1]s}\n---\napiVersion: v1\nkind: Secret\nmetadata: {name: settings}\nstringData: {word: %[1]s}\n", value)
 	}
-	s.apply(ns, config("low"))
-	s.apply(ns, islander("reader", "edge1")+`    volumeMounts:
+	s.Apply(ns, config("low"))
+	s.Apply(ns, islander("reader", "edge1")+`    volumeMounts:
     - {name: config, mountPath: /config}
     - {name: secret, mountPath: /secret}
   volumes:
   - {name: config, configMap: {name: settings}}
   - {name: secret, secret: {secretName: settings}}
 `)
-	pod := s.waitPods(ns, "app=reader", "edge1", 1)[0]
+	pod := s.WaitPods(ns, "app=reader", "edge1", 1)[0]
 	shows := func(value string) func(context.Context) error {
 		return func(ctx context.Context) error {
-			page, err := s.page(ctx, pod)
+			page, err := s.Page(ctx, pod)
 			if err == nil && (!strings.Contains(page, "config level = "+value) || !strings.Contains(page, "secret word = "+value)) {
 				err = errors.New(page)
 			}
 			return err
 		}
 	}
-	s.waitFor("the page", shows("low"))
-	before := s.containers("edge1")
-	s.cut("edge1")
+	s.WaitFor("the page", shows("low"))
+	before := s.Containers("edge1")
+	s.Cut("edge1")
 	s.waitUnlinked("edge1")
-	s.apply(ns, config("high"))
-	s.check(shows("low")(t.Context()))
-	s.heal("edge1")
-	s.waitFor("the volumes to follow", shows("high"))
-	s.check(s.same("edge1", before))
+	s.Apply(ns, config("high"))
+	s.Check(shows("low")(t.Context()))
+	s.Heal("edge1")
+	s.WaitFor("the volumes to follow", shows("high"))
+	s.Check(s.same("edge1", before))
 }
 
 // TestIsland_12: kube-apiserver is down for two minutes while the link is up: pods stay, a crashed container is restarted, and the cloud hears of everything later.
 func TestIsland_12_APIServerDown(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
-	ns := s.namespace()
+	ns := s.Namespace()
 	pod := s.pod(ns, "crashes", "edge1")
 	f := s.flood(pod)
-	before := s.containers("edge1")
-	s.kill(trial.Cloud, "kubeplane")
-	s.check(f.write(t.Context(), 100))
+	before := s.Containers("edge1")
+	s.Kill(trial.Cloud, "kubeplane")
+	s.Check(f.write(t.Context(), 100))
 	s.post(pod, "/crash")
-	s.waitFor("the crashed container to run again", func(context.Context) error { return s.replaced("edge1", before) })
-	now := s.containers("edge1")
+	s.WaitFor("the crashed container to run again", func(context.Context) error { return s.replaced("edge1", before) })
+	now := s.Containers("edge1")
 	linked := 0
 	s.lasts("pods stay", minutes(t, 2), func() error {
 		d, err := s.deviceStatus(t.Context(), "edge1")
@@ -129,25 +130,25 @@ func TestIsland_12_APIServerDown(t *testing.T) {
 	if linked == 0 {
 		t.Error("the link was down all the time: nothing was shown")
 	}
-	s.start(trial.Cloud, "kubeplane")
+	s.Start(trial.Cloud, "kubeplane")
 	f.waitArrived()
-	s.waitFor("the restart to be told", func(ctx context.Context) error {
-		p, err := s.client.CoreV1().Pods(ns).Get(ctx, pod.Name, metav1.GetOptions{})
+	s.WaitFor("the restart to be told", func(ctx context.Context) error {
+		p, err := s.Client.CoreV1().Pods(ns).Get(ctx, pod.Name, metav1.GetOptions{})
 		if err == nil && (len(p.Status.ContainerStatuses) != 1 || p.Status.ContainerStatuses[0].RestartCount != 1) {
 			err = fmt.Errorf("its containers are %+v", p.Status.ContainerStatuses)
 		}
 		return err
 	})
-	s.waitReady("edge1", true)
-	s.check(s.same("edge1", now))
+	s.WaitReady("edge1", true)
+	s.Check(s.same("edge1", now))
 }
 
 // TestIsland_13: kubectl on the device, while the link is cut: get, describe, events and watch.
 func TestIsland_13_KubectlOnTheDevice(t *testing.T) {
 	s := use(t)
-	ns := s.namespace()
+	ns := s.Namespace()
 	pod := s.pod(ns, "seen", "edge1")
-	s.cut("edge1")
+	s.Cut("edge1")
 	s.waitUnlinked("edge1")
 	for _, c := range []struct {
 		args []string
@@ -161,7 +162,7 @@ func TestIsland_13_KubectlOnTheDevice(t *testing.T) {
 		{[]string{"get", "events", "-n", ns}, []string{"Started", "pod/seen"}},
 		{[]string{"api-resources"}, []string{"pods", "configmaps"}},
 	} {
-		out := s.edgeKubectl("edge1", c.args...)
+		out := s.EdgeKubectl("edge1", c.args...)
 		for _, w := range c.want {
 			if !strings.Contains(out, w) {
 				t.Errorf("kubectl %s lacks %q:\n%s", strings.Join(c.args, " "), w, out)
@@ -170,12 +171,12 @@ func TestIsland_13_KubectlOnTheDevice(t *testing.T) {
 	}
 	// A watch shows what the kubelet reports, here of a crash.
 	ctx, stop := context.WithCancel(t.Context())
-	watch := exec.CommandContext(ctx, filepath.Join(s.root, "bin", "trial"), "edge", "edge1", "kubectl", "get", "pods", "-n", ns, "--watch", "--no-headers")
-	watch.Env = append(os.Environ(), "TRIAL_DIR="+s.dir)
+	watch := exec.CommandContext(ctx, filepath.Join(s.Root, "bin", "trial"), "edge", "edge1", "kubectl", "get", "pods", "-n", ns, "--watch", "--no-headers")
+	watch.Env = append(os.Environ(), "TRIAL_DIR="+s.Dir)
 	watch.WaitDelay = 5 * time.Second
 	out, err := watch.StdoutPipe()
-	s.check(err)
-	s.check(watch.Start())
+	s.Check(err)
+	s.Check(watch.Start())
 	defer func() {
 		stop()
 		_ = watch.Wait() // it was killed
@@ -194,19 +195,19 @@ func TestIsland_13_KubectlOnTheDevice(t *testing.T) {
 		t.Errorf("the watch showed no restart: %q", seen)
 	}
 	// What is not held, and not to be had now, is no empty list.
-	if out, err := s.tryEdgeKubectl(t.Context(), "edge1", "get", "deployments", "-n", ns); err == nil {
+	if out, err := s.TryEdgeKubectl(t.Context(), "edge1", "get", "deployments", "-n", ns); err == nil {
 		t.Errorf("deployments without a link: %q", out)
 	}
 }
 
 // settle waits for what a new link brings along, and for silence after it.
 func (s *system) settle(node string) {
-	s.t.Helper()
-	s.waitReady(node, true)
+	s.T.Helper()
+	s.WaitReady(node, true)
 	s.waitLinked(node)
 	s.waitDelivered(node)
 	last, quiet := s.linkBytes(node), 0
-	s.waitFor("silence on the link", func(context.Context) error {
+	s.WaitFor("silence on the link", func(context.Context) error {
 		now := s.linkBytes(node)
 		if now-last < 512 { // keepalives go on
 			quiet++
@@ -223,14 +224,14 @@ func (s *system) settle(node string) {
 
 // linkBytes is what crossed a node's uplink, both ways, everything included.
 func (s *system) linkBytes(node string) int64 {
-	s.t.Helper()
-	h, err := s.Host(node)
-	s.check(err)
+	s.T.Helper()
+	h, err := s.Trial.Host(node)
+	s.Check(err)
 	links, err := h.Netlink()
-	s.check(err)
+	s.Check(err)
 	defer links.Close()
 	wan, err := links.LinkByName("wan0")
-	s.check(err)
+	s.Check(err)
 	counted := wan.Attrs().Statistics
 	return int64(counted.RxBytes + counted.TxBytes)
 }
@@ -238,14 +239,14 @@ func (s *system) linkBytes(node string) int64 {
 // reconnect cuts and heals a node's uplink and returns how many bytes crossed it until all was quiet again: the lesser of two, as a periodic report may
 // fall into one.
 func (s *system) reconnect(node string) int64 {
-	s.t.Helper()
+	s.T.Helper()
 	var least int64
 	for range 2 {
 		s.settle(node)
-		s.cut(node)
+		s.Cut(node)
 		s.waitUnlinked(node)
 		before := s.linkBytes(node)
-		s.heal(node)
+		s.Heal(node)
 		s.settle(node)
 		if n := s.linkBytes(node) - before; least == 0 || n < least {
 			least = n
@@ -257,16 +258,16 @@ func (s *system) reconnect(node string) int64 {
 // TestIsland_15: a pod uses 500 ConfigMaps, none has changed: the bytes to be in step again after a cut are those for 50.
 func TestIsland_15_ConstantBytesOnReconnect(t *testing.T) {
 	s := use(t)
-	ns := s.namespace()
+	ns := s.Namespace()
 	use := func(name string, first, count int) {
 		var objects, sources strings.Builder
 		for i := first; i < first+count; i++ {
 			fmt.Fprintf(&objects, "---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: c%03d}\ndata: {k%03d: %s}\n", i, i, strings.Repeat("v", 200))
 			fmt.Fprintf(&sources, "      - configMap: {name: c%03d}\n", i)
 		}
-		s.apply(ns, objects.String())
-		s.apply(ns, islander(name, "edge1")+"    volumeMounts: [{name: all, mountPath: /config}]\n  volumes:\n  - name: all\n    projected:\n      sources:\n"+sources.String())
-		s.waitPods(ns, "app="+name, "edge1", 1)
+		s.Apply(ns, objects.String())
+		s.Apply(ns, islander(name, "edge1")+"    volumeMounts: [{name: all, mountPath: /config}]\n  volumes:\n  - name: all\n    projected:\n      sources:\n"+sources.String())
+		s.WaitPods(ns, "app="+name, "edge1", 1)
 	}
 	use("fifty", 0, 50)
 	few := s.reconnect("edge1")
@@ -290,11 +291,11 @@ func TestIsland_15_ConstantBytesOnReconnect(t *testing.T) {
 func TestIsland_11_TwoClouds(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
-	pod := s.pod(s.namespace(), "moves", "edge1")
-	before := s.containers("edge1")
+	pod := s.pod(s.Namespace(), "moves", "edge1")
+	before := s.Containers("edge1")
 	serving := func() string {
 		d, err := s.deviceStatus(t.Context(), "edge1")
-		s.check(err)
+		s.Check(err)
 		for _, replica := range options().Replicas() {
 			if strings.HasPrefix(d.Link.Instance, replica+"-") {
 				return replica
@@ -308,8 +309,8 @@ func TestIsland_11_TwoClouds(t *testing.T) {
 	f := s.flood(pod)
 	wait := f.in(2000)
 	f.waitFor(100)
-	s.kill(first, "cloudcore")
-	s.waitFor("the edge to move over", func(ctx context.Context) error {
+	s.Kill(first, "cloudcore")
+	s.WaitFor("the edge to move over", func(ctx context.Context) error {
 		d, err := s.deviceStatus(ctx, "edge1")
 		if err == nil && (!d.Link.Linked || strings.HasPrefix(d.Link.Instance, first+"-")) {
 			err = fmt.Errorf("linked: %t, to %s", d.Link.Linked, d.Link.Instance)
@@ -318,24 +319,24 @@ func TestIsland_11_TwoClouds(t *testing.T) {
 	})
 	wait()
 	f.waitArrived()
-	s.start(first, "cloudcore")
+	s.Start(first, "cloudcore")
 
 	wait = f.in(2000)
 	for _, replica := range options().Replicas() {
-		s.check(s.Stop(t.Context(), replica, "cloudcore"))
-		s.start(replica, "cloudcore")
+		s.Check(s.Trial.Stop(t.Context(), replica, "cloudcore"))
+		s.Start(replica, "cloudcore")
 	}
 	wait()
 	f.waitArrived()
-	s.waitReady("edge1", true)
-	s.check(s.same("edge1", before))
+	s.WaitReady("edge1", true)
+	s.Check(s.same("edge1", before))
 
-	s.waitFor("the Lease to name the session", func(ctx context.Context) error {
+	s.WaitFor("the Lease to name the session", func(ctx context.Context) error {
 		d, err := s.deviceStatus(ctx, "edge1")
 		if err != nil {
 			return err
 		}
-		l, err := s.client.CoordinationV1().Leases("kube-node-lease").Get(ctx, "edge1", metav1.GetOptions{})
+		l, err := s.Client.CoordinationV1().Leases("kube-node-lease").Get(ctx, "edge1", metav1.GetOptions{})
 		if err != nil {
 			return err
 		}

@@ -19,12 +19,12 @@ import (
 // kills nothing. With a link it goes on.
 func TestIsland_07_FirstBootWithoutALink(t *testing.T) {
 	s := use(t)
-	before := s.containers("edge2")
-	s.cut("edge2")
-	s.kill("edge2", "edgecore")
-	s.check(os.Remove(s.path("edge2", storeFile)))
-	s.start("edge2", "edgecore")
-	s.waitFor("edgecore to say that it waits", func(ctx context.Context) error {
+	before := s.Containers("edge2")
+	s.Cut("edge2")
+	s.Kill("edge2", "edgecore")
+	s.Check(os.Remove(s.path("edge2", storeFile)))
+	s.Start("edge2", "edgecore")
+	s.WaitFor("edgecore to say that it waits", func(ctx context.Context) error {
 		d, err := s.deviceStatus(ctx, "edge2")
 		if err != nil {
 			return err
@@ -47,32 +47,32 @@ func TestIsland_07_FirstBootWithoutALink(t *testing.T) {
 		t.Errorf("the answer to a list of pods that never came: %v", err)
 	}
 	s.lasts("nothing is killed", minutes(t, 2), func() error { return s.same("edge2", before) })
-	s.heal("edge2")
-	s.waitReady("edge2", true)
-	s.waitPods("sample", "app=sample", "edge2", 1)
-	s.check(s.same("edge2", before))
+	s.Heal("edge2")
+	s.WaitReady("edge2", true)
+	s.WaitPods("sample", "app=sample", "edge2", 1)
+	s.Check(s.same("edge2", before))
 }
 
 // TestIsland_08: the store is damaged while the link is cut: it is set aside and named, pods stay; with a link it is rebuilt, and pods stay again.
 func TestIsland_08_DamagedStore(t *testing.T) {
 	s := use(t)
-	before := s.containers("edge1")
-	s.cut("edge1")
-	s.kill("edge1", "edgecore")
+	before := s.Containers("edge1")
+	s.Cut("edge1")
+	s.Kill("edge1", "edgecore")
 	file, err := os.OpenFile(s.path("edge1", storeFile), os.O_RDWR, 0)
-	s.check(err)
+	s.Check(err)
 	info, err := file.Stat()
-	s.check(err)
+	s.Check(err)
 	noise := make([]byte, info.Size()/2)
 	r := rand.New(rand.NewPCG(1, 2))
 	for i := range noise {
 		noise[i] = byte(r.Uint32())
 	}
 	_, err = file.WriteAt(noise, 0)
-	s.check(errors.Join(err, file.Close()))
-	s.start("edge1", "edgecore")
+	s.Check(errors.Join(err, file.Close()))
+	s.Start("edge1", "edgecore")
 	var aside string
-	s.waitFor("the damaged file to be named", func(ctx context.Context) error {
+	s.WaitFor("the damaged file to be named", func(ctx context.Context) error {
 		d, err := s.deviceStatus(ctx, "edge1")
 		if aside = d.Data.DamagedStore; err == nil && aside == "" {
 			err = errors.New("nothing is said of a damaged store")
@@ -83,39 +83,39 @@ func TestIsland_08_DamagedStore(t *testing.T) {
 		t.Error(err)
 	}
 	s.lasts("pods stay", minutes(t, 2), func() error { return s.same("edge1", before) })
-	s.heal("edge1")
-	s.waitReady("edge1", true)
+	s.Heal("edge1")
+	s.WaitReady("edge1", true)
 	s.waitLinked("edge1")
-	s.waitPods("sample", "app=sample", "edge1", 1)
-	s.check(s.same("edge1", before))
+	s.WaitPods("sample", "app=sample", "edge1", 1)
+	s.Check(s.same("edge1", before))
 	// Rebuilt: it serves again what it did, also without a link.
-	s.cut("edge1")
-	if out := s.edgeKubectl("edge1", "get", "pods", "-n", "sample", "-o", "jsonpath={.items[*].status.phase}"); out != "Running" {
+	s.Cut("edge1")
+	if out := s.EdgeKubectl("edge1", "get", "pods", "-n", "sample", "-o", "jsonpath={.items[*].status.phase}"); out != "Running" {
 		t.Errorf("phases: %q", out)
 	}
-	s.check(os.Remove(s.path("edge1", aside)))
+	s.Check(os.Remove(s.path("edge1", aside)))
 }
 
 // TestIsland_09: the disk is full when the cloud changes something and edgecore starts again: pods stay, the error is told, and everything follows when there is room.
 func TestIsland_09_DiskFull(t *testing.T) {
 	s := use(t)
-	ns := s.namespace()
+	ns := s.Namespace()
 	stays := s.pod(ns, "stays", "edge1")
 	goes := s.pod(ns, "goes", "edge1")
 	s.smallDisk("edge1", 8)
-	before := s.containers("edge1")
+	before := s.Containers("edge1")
 	s.fill("edge1")
 	// More than the free pages inside of the store can take.
 	for i := range 8 {
-		s.apply(ns, fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: big%d}\ndata: {v: %s}\n", i, strings.Repeat("x", 200_000)))
+		s.Apply(ns, fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: big%d}\ndata: {v: %s}\n", i, strings.Repeat("x", 200_000)))
 	}
 	pod := samplePod("new", "edge1") + "    volumeMounts: [{name: all, mountPath: /config}]\n  volumes:\n  - name: all\n    projected:\n      sources:\n"
 	for i := range 8 {
 		pod += fmt.Sprintf("      - configMap: {name: big%d, items: [{key: v, path: v%d}]}\n", i, i)
 	}
-	s.apply(ns, pod)
-	s.check(s.client.CoreV1().Pods(ns).Delete(t.Context(), goes.Name, metav1.DeleteOptions{}))
-	s.waitFor("the error to be told", func(ctx context.Context) error {
+	s.Apply(ns, pod)
+	s.Check(s.Client.CoreV1().Pods(ns).Delete(t.Context(), goes.Name, metav1.DeleteOptions{}))
+	s.WaitFor("the error to be told", func(ctx context.Context) error {
 		s.fill("edge1")
 		d, err := s.deviceStatus(ctx, "edge1")
 		if err == nil && d.Data.Failed == 0 {
@@ -123,37 +123,37 @@ func TestIsland_09_DiskFull(t *testing.T) {
 		}
 		return err
 	})
-	log, err := os.ReadFile(s.LogPath("edge1", "edgecore"))
-	s.check(err)
+	log, err := os.ReadFile(s.Trial.LogPath("edge1", "edgecore"))
+	s.Check(err)
 	if !strings.Contains(string(log), "no space left on device") {
 		t.Error("edgecore's log does not name the cause")
 	}
 	id := strings.TrimPrefix(stays.Status.ContainerStatuses[0].ContainerID, "containerd://")
 	there := func() error {
-		for _, c := range s.containers("edge1") {
+		for _, c := range s.Containers("edge1") {
 			if c == id {
 				return nil
 			}
 		}
 		return fmt.Errorf("container %s is gone", id)
 	}
-	s.kill("edge1", "edgecore")
-	s.start("edge1", "edgecore")
+	s.Kill("edge1", "edgecore")
+	s.Start("edge1", "edgecore")
 	s.lasts("the other pod stays", minutes(t, 1), there)
 	if len(before) == 0 {
 		t.Error("nothing ran before")
 	}
 	s.makeRoom("edge1")
-	s.waitPods(ns, "app=new", "edge1", 1)
-	s.waitFor("the deleted pod to go", func(ctx context.Context) error {
-		_, err := s.client.CoreV1().Pods(ns).Get(ctx, goes.Name, metav1.GetOptions{})
+	s.WaitPods(ns, "app=new", "edge1", 1)
+	s.WaitFor("the deleted pod to go", func(ctx context.Context) error {
+		_, err := s.Client.CoreV1().Pods(ns).Get(ctx, goes.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
 		return errors.Join(err, errors.New("it is there"))
 	})
-	s.waitReady("edge1", true)
-	s.check(there())
+	s.WaitReady("edge1", true)
+	s.Check(there())
 }
 
 // TestIsland_17: edgecore is killed at random moments, with events and patches flowing and the link coming and going: nothing acknowledged is missing. Two hundred
@@ -161,9 +161,9 @@ func TestIsland_09_DiskFull(t *testing.T) {
 func TestIsland_17_KilledUnderLoad(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
-	ns := s.namespace()
+	ns := s.Namespace()
 	pod := s.pod(ns, "loaded", "edge1")
-	before := s.containers("edge1")
+	before := s.Containers("edge1")
 	f := s.flood(pod)
 	wait := f.in(3000)
 	seed := time.Now().UnixNano()
@@ -176,24 +176,24 @@ func TestIsland_17_KilledUnderLoad(t *testing.T) {
 		}
 		switch i % 4 {
 		case 0:
-			s.cut("edge1")
+			s.Cut("edge1")
 		case 2:
-			s.heal("edge1")
+			s.Heal("edge1")
 		}
-		_, err := s.client.CoreV1().Pods(ns).Patch(t.Context(), pod.Name, types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"labels":{"kill":"n%d"}}}`, i), metav1.PatchOptions{})
-		s.check(err)
-		s.kill("edge1", "edgecore")
-		s.start("edge1", "edgecore")
+		_, err := s.Client.CoreV1().Pods(ns).Patch(t.Context(), pod.Name, types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"labels":{"kill":"n%d"}}}`, i), metav1.PatchOptions{})
+		s.Check(err)
+		s.Kill("edge1", "edgecore")
+		s.Start("edge1", "edgecore")
 	}
 	wait()
-	s.heal("edge1")
+	s.Heal("edge1")
 	f.waitArrived()
-	s.waitFor("the last label at the device", func(ctx context.Context) error {
-		out, err := s.tryEdgeKubectl(ctx, "edge1", "get", "pod", "-n", ns, pod.Name, "-o", "jsonpath={.metadata.labels.kill}")
+	s.WaitFor("the last label at the device", func(ctx context.Context) error {
+		out, err := s.TryEdgeKubectl(ctx, "edge1", "get", "pod", "-n", ns, pod.Name, "-o", "jsonpath={.metadata.labels.kill}")
 		if err == nil && out != "n9" {
 			err = fmt.Errorf("it is %q", out)
 		}
 		return err
 	})
-	s.check(s.same("edge1", before))
+	s.Check(s.same("edge1", before))
 }

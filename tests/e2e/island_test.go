@@ -20,17 +20,17 @@ func sorted() cmp.Option { return cmpopts.SortSlices(func(a, b string) bool { re
 func TestUp(t *testing.T) {
 	s := use(t)
 	for _, n := range []string{"edge1", "edge2"} {
-		s.waitReady(n, true)
-		node, err := s.client.CoreV1().Nodes().Get(t.Context(), n, metav1.GetOptions{})
-		s.check(err)
-		server, err := s.client.Discovery().ServerVersion()
-		s.check(err)
+		s.WaitReady(n, true)
+		node, err := s.Client.CoreV1().Nodes().Get(t.Context(), n, metav1.GetOptions{})
+		s.Check(err)
+		server, err := s.Client.Discovery().ServerVersion()
+		s.Check(err)
 		if got := node.Status.NodeInfo.KubeletVersion; got != server.GitVersion {
 			t.Errorf("node %s has version %s, the cluster %s", n, got, server.GitVersion)
 		}
-		pod := s.waitPods("sample", "app=sample", n, 1)[0]
-		page, err := s.page(t.Context(), pod)
-		s.check(err)
+		pod := s.WaitPods("sample", "app=sample", n, 1)[0]
+		page, err := s.Page(t.Context(), pod)
+		s.Check(err)
 		for _, want := range []string{"on node " + n, "config greeting = hello from the cloud", "secret password = open sesame", "token: system:serviceaccount:sample:sample until "} {
 			if !strings.Contains(page, want) {
 				t.Errorf("the page of %s lacks %q:\n%s", pod.Name, want, page)
@@ -42,26 +42,26 @@ func TestUp(t *testing.T) {
 // TestIsland_03: edgecore is killed and started again while the link is cut; its containers are the same as before.
 func TestIsland_03_EdgecoreRestartsWhileCut(t *testing.T) {
 	s := use(t)
-	before := s.containers("edge1")
+	before := s.Containers("edge1")
 	if len(before) == 0 {
 		t.Fatal("nothing runs on edge1")
 	}
-	s.cut("edge1")
-	s.kill("edge1", "edgecore")
-	s.start("edge1", "edgecore")
-	s.waitFor("the device's own API", func(ctx context.Context) error {
-		out, err := s.tryEdgeKubectl(ctx, "edge1", "get", "pods", "-n", "sample", "-o", "jsonpath={.items[*].status.phase}")
+	s.Cut("edge1")
+	s.Kill("edge1", "edgecore")
+	s.Start("edge1", "edgecore")
+	s.WaitFor("the device's own API", func(ctx context.Context) error {
+		out, err := s.TryEdgeKubectl(ctx, "edge1", "get", "pods", "-n", "sample", "-o", "jsonpath={.items[*].status.phase}")
 		if err == nil && out != "Running" {
 			err = fmt.Errorf("phases: %q", out)
 		}
 		return err
 	})
-	if diff := cmp.Diff(before, s.containers("edge1"), sorted()); diff != "" {
+	if diff := cmp.Diff(before, s.Containers("edge1"), sorted()); diff != "" {
 		t.Errorf("containers changed (-before +after):\n%s", diff)
 	}
-	s.heal("edge1")
-	s.waitReady("edge1", true)
-	if diff := cmp.Diff(before, s.containers("edge1"), sorted()); diff != "" {
+	s.Heal("edge1")
+	s.WaitReady("edge1", true)
+	if diff := cmp.Diff(before, s.Containers("edge1"), sorted()); diff != "" {
 		t.Errorf("containers changed when the link came back (-before +after):\n%s", diff)
 	}
 }
@@ -69,10 +69,10 @@ func TestIsland_03_EdgecoreRestartsWhileCut(t *testing.T) {
 // TestIsland_04: power cut and reboot without a link: the same pod comes back, with its ConfigMap, Secret and token.
 func TestIsland_04_RebootWhileCut(t *testing.T) {
 	s := use(t)
-	pod := s.waitPods("sample", "app=sample", "edge1", 1)[0]
-	s.reboot("edge1", true)
-	s.waitFor("the pod to serve again, without a link", func(ctx context.Context) error {
-		out, err := s.tryEdgeKubectl(ctx, "edge1", "get", "pod", "-n", "sample", pod.Name, "-o", "jsonpath={.metadata.uid} {.status.podIP} {.status.containerStatuses[0].ready}")
+	pod := s.WaitPods("sample", "app=sample", "edge1", 1)[0]
+	s.Reboot("edge1", true)
+	s.WaitFor("the pod to serve again, without a link", func(ctx context.Context) error {
+		out, err := s.TryEdgeKubectl(ctx, "edge1", "get", "pod", "-n", "sample", pod.Name, "-o", "jsonpath={.metadata.uid} {.status.podIP} {.status.containerStatuses[0].ready}")
 		if err != nil {
 			return err
 		}
@@ -82,7 +82,7 @@ func TestIsland_04_RebootWhileCut(t *testing.T) {
 		}
 		again := pod
 		again.Status.PodIP = fields[1]
-		page, err := s.page(ctx, again)
+		page, err := s.Page(ctx, again)
 		if err != nil {
 			return err
 		}
@@ -93,14 +93,14 @@ func TestIsland_04_RebootWhileCut(t *testing.T) {
 		}
 		return nil
 	})
-	before := s.containers("edge1")
-	s.heal("edge1")
-	s.waitReady("edge1", true)
-	got := s.waitPods("sample", "app=sample", "edge1", 1)[0]
+	before := s.Containers("edge1")
+	s.Heal("edge1")
+	s.WaitReady("edge1", true)
+	got := s.WaitPods("sample", "app=sample", "edge1", 1)[0]
 	if got.UID != pod.UID {
 		t.Errorf("the pod was replaced: uid %s, was %s", got.UID, pod.UID)
 	}
-	if diff := cmp.Diff(before, s.containers("edge1"), sorted()); diff != "" {
+	if diff := cmp.Diff(before, s.Containers("edge1"), sorted()); diff != "" {
 		t.Errorf("containers changed when the link came back (-before +after):\n%s", diff)
 	}
 }
@@ -109,34 +109,34 @@ func TestIsland_04_RebootWhileCut(t *testing.T) {
 // others alone.
 func TestIsland_05_ChangesWhileCut(t *testing.T) {
 	s := use(t)
-	ns := s.namespace()
+	ns := s.Namespace()
 	for _, name := range []string{"stays", "changes", "goes"} {
-		s.apply(ns, samplePod(name, "edge1"))
+		s.Apply(ns, samplePod(name, "edge1"))
 	}
-	s.waitPods(ns, "app", "edge1", 3)
-	stays, err := s.client.CoreV1().Pods(ns).Get(t.Context(), "stays", metav1.GetOptions{})
-	s.check(err)
-	s.cut("edge1")
-	s.check(s.client.CoreV1().Pods(ns).Delete(t.Context(), "goes", metav1.DeleteOptions{}))
-	_, err = s.client.CoreV1().Pods(ns).Patch(t.Context(), "changes", types.MergePatchType, []byte(`{"metadata":{"labels":{"changed":"yes"}}}`), metav1.PatchOptions{})
-	s.check(err)
-	s.heal("edge1")
-	s.waitFor("the deleted pod to go", func(ctx context.Context) error {
-		list, err := s.client.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{})
+	s.WaitPods(ns, "app", "edge1", 3)
+	stays, err := s.Client.CoreV1().Pods(ns).Get(t.Context(), "stays", metav1.GetOptions{})
+	s.Check(err)
+	s.Cut("edge1")
+	s.Check(s.Client.CoreV1().Pods(ns).Delete(t.Context(), "goes", metav1.DeleteOptions{}))
+	_, err = s.Client.CoreV1().Pods(ns).Patch(t.Context(), "changes", types.MergePatchType, []byte(`{"metadata":{"labels":{"changed":"yes"}}}`), metav1.PatchOptions{})
+	s.Check(err)
+	s.Heal("edge1")
+	s.WaitFor("the deleted pod to go", func(ctx context.Context) error {
+		list, err := s.Client.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{})
 		if err == nil && len(list.Items) != 2 {
 			err = fmt.Errorf("%d pods are left", len(list.Items))
 		}
 		return err
 	})
-	s.waitFor("the change to arrive", func(ctx context.Context) error {
-		out, err := s.tryEdgeKubectl(ctx, "edge1", "get", "pod", "-n", ns, "changes", "-o", "jsonpath={.metadata.labels.changed}")
+	s.WaitFor("the change to arrive", func(ctx context.Context) error {
+		out, err := s.TryEdgeKubectl(ctx, "edge1", "get", "pod", "-n", ns, "changes", "-o", "jsonpath={.metadata.labels.changed}")
 		if err == nil && out != "yes" {
 			err = fmt.Errorf("the label is %q", out)
 		}
 		return err
 	})
-	after, err := s.client.CoreV1().Pods(ns).Get(t.Context(), "stays", metav1.GetOptions{})
-	s.check(err)
+	after, err := s.Client.CoreV1().Pods(ns).Get(t.Context(), "stays", metav1.GetOptions{})
+	s.Check(err)
 	if diff := cmp.Diff(stays.Status.ContainerStatuses, after.Status.ContainerStatuses); diff != "" {
 		t.Errorf("the other pod's containers changed (-before +after):\n%s", diff)
 	}
@@ -145,11 +145,11 @@ func TestIsland_05_ChangesWhileCut(t *testing.T) {
 // TestIsland_10: packets vanish without a word; the node becomes NotReady as Kubernetes means it, and Ready again.
 func TestIsland_10_SilentCut(t *testing.T) {
 	s := use(t)
-	before := s.containers("edge1")
-	s.cutSilently("edge1")
-	s.waitReady("edge1", false)
-	s.waitFor("the device to notice", func(ctx context.Context) error {
-		status, err := s.Status(ctx)
+	before := s.Containers("edge1")
+	s.CutSilently("edge1")
+	s.WaitReady("edge1", false)
+	s.WaitFor("the device to notice", func(ctx context.Context) error {
+		status, err := s.Trial.Status(ctx)
 		if err != nil {
 			return err
 		}
@@ -160,9 +160,9 @@ func TestIsland_10_SilentCut(t *testing.T) {
 		}
 		return nil
 	})
-	s.heal("edge1")
-	s.waitReady("edge1", true)
-	if diff := cmp.Diff(before, s.containers("edge1"), sorted()); diff != "" {
+	s.Heal("edge1")
+	s.WaitReady("edge1", true)
+	if diff := cmp.Diff(before, s.Containers("edge1"), sorted()); diff != "" {
 		t.Errorf("containers changed (-before +after):\n%s", diff)
 	}
 }
@@ -170,16 +170,16 @@ func TestIsland_10_SilentCut(t *testing.T) {
 // TestKillCloud: cloudcore and the whole control plane die; nothing on the edges notices, and everything goes on when they are back.
 func TestKillCloud(t *testing.T) {
 	s := use(t)
-	before := map[string][]string{"edge1": s.containers("edge1"), "edge2": s.containers("edge2")}
+	before := map[string][]string{"edge1": s.Containers("edge1"), "edge2": s.Containers("edge2")}
 	for _, program := range []string{"cloudcore", "kubeplane"} {
-		s.kill("cloud", program)
-		s.start("cloud", program)
+		s.Kill("cloud", program)
+		s.Start("cloud", program)
 	}
-	ns := s.namespace()
-	s.apply(ns, samplePod("new", "edge2"))
-	s.waitPods(ns, "app=new", "edge2", 1)
+	ns := s.Namespace()
+	s.Apply(ns, samplePod("new", "edge2"))
+	s.WaitPods(ns, "app=new", "edge2", 1)
 	for node, containers := range before {
-		after := s.containers(node)
+		after := s.Containers(node)
 		for _, c := range containers {
 			if !slices.Contains(after, c) {
 				t.Errorf("container %s of %s is gone", c, node)

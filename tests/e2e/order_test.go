@@ -16,15 +16,15 @@ import (
 // pods as the cloud now says. So it does where somebody makes another Node of that name meanwhile: that one stays, and no patch that waited for the old one hits it.
 func TestOrder_12_ANodeDeletedWhileItsDeviceWasAway(t *testing.T) {
 	s := use(t)
-	nodes := s.client.CoreV1().Nodes()
+	nodes := s.Client.CoreV1().Nodes()
 	gone := func() *corev1.Node {
 		t.Helper()
 		n, err := nodes.Get(t.Context(), "edge1", metav1.GetOptions{})
-		s.check(err)
-		s.cut("edge1")
+		s.Check(err)
+		s.Cut("edge1")
 		s.waitUnlinked("edge1")
-		s.check(nodes.Delete(t.Context(), "edge1", metav1.DeleteOptions{}))
-		s.waitFor("the Node to go", func(ctx context.Context) error {
+		s.Check(nodes.Delete(t.Context(), "edge1", metav1.DeleteOptions{}))
+		s.WaitFor("the Node to go", func(ctx context.Context) error {
 			if _, err := nodes.Get(ctx, "edge1", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 				return fmt.Errorf("it is there: %v", err)
 			}
@@ -34,14 +34,14 @@ func TestOrder_12_ANodeDeletedWhileItsDeviceWasAway(t *testing.T) {
 	}
 	back := func(not types.UID) *corev1.Node {
 		t.Helper()
-		s.heal("edge1")
-		s.waitReady("edge1", true)
+		s.Heal("edge1")
+		s.WaitReady("edge1", true)
 		n, err := nodes.Get(t.Context(), "edge1", metav1.GetOptions{})
-		s.check(err)
+		s.Check(err)
 		if n.UID == not {
 			t.Errorf("the Node is the old one, %s", n.UID)
 		}
-		s.waitFor("what the Node has room for", func(ctx context.Context) error { // the kubelet's next status has it
+		s.WaitFor("what the Node has room for", func(ctx context.Context) error { // the kubelet's next status has it
 			n, err := nodes.Get(ctx, "edge1", metav1.GetOptions{})
 			if err == nil && n.Status.Allocatable.Pods().IsZero() {
 				err = errors.New("no pods")
@@ -57,14 +57,14 @@ func TestOrder_12_ANodeDeletedWhileItsDeviceWasAway(t *testing.T) {
 		made, err := nodes.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{
 			Name: "edge1", Labels: old.Labels, Annotations: map[string]string{"made-by": "administrator"}, // only they may say that it is an edge
 		}}, metav1.CreateOptions{})
-		s.check(err)
+		s.Check(err)
 		if n := back(old.UID); n.UID != made.UID || n.Annotations["made-by"] != "administrator" {
 			t.Errorf("the Node is another one: %s, want %s", n.UID, made.UID)
 		}
 	})
-	ns := s.namespace()
-	s.apply(ns, samplePod("after", "edge1"))
-	s.waitPods(ns, "app", "edge1", 1)
+	ns := s.Namespace()
+	s.Apply(ns, samplePod("after", "edge1"))
+	s.WaitPods(ns, "app", "edge1", 1)
 	if now := s.startedAt("edge1"); now != kubelet {
 		t.Errorf("edgecore was started again: %s, was %s", now, kubelet)
 	}
@@ -72,6 +72,6 @@ func TestOrder_12_ANodeDeletedWhileItsDeviceWasAway(t *testing.T) {
 
 // startedAt tells one run of edgecore from another.
 func (s *system) startedAt(edge string) string {
-	s.t.Helper()
+	s.T.Helper()
 	return s.metric(edge, "process_start_time_seconds")
 }

@@ -21,21 +21,21 @@ const followerImage = "skerry.local/follower:1"
 
 // follower puts its image on a node.
 func (s *system) follower(node string) {
-	s.t.Helper()
-	program := filepath.Join(s.t.TempDir(), "follower")
-	s.check(binary.BuildStatic(s.t.Context(), s.root, program, "./tests/images/follower"))
+	s.T.Helper()
+	program := filepath.Join(s.T.TempDir(), "follower")
+	s.Check(binary.BuildStatic(s.T.Context(), s.Root, program, "./tests/images/follower"))
 	archive := s.path(node, "/var/lib/follower.tar")
-	s.check(image.WriteFile(archive, followerImage, program))
-	s.t.Cleanup(func() { _ = os.Remove(archive) })
+	s.Check(image.WriteFile(archive, followerImage, program))
+	s.T.Cleanup(func() { _ = os.Remove(archive) })
 	s.onHost(node, "ctr", "--namespace=k8s.io", "images", "import", "/var/lib/follower.tar")
 }
 
 // followerPod runs the follower on edge1.
 func (s *system) followerPod() (ns, pod string) {
-	s.t.Helper()
+	s.T.Helper()
 	s.follower("edge1")
-	ns = s.namespace()
-	s.apply(ns, `
+	ns = s.Namespace()
+	s.Apply(ns, `
 apiVersion: v1
 kind: ServiceAccount
 metadata: {name: follower}
@@ -75,8 +75,8 @@ spec:
     env: [{name: FOLLOW, value: followed}]
     volumeMounts: [{name: followed, mountPath: /followed}, {name: state, mountPath: /state}]
 `)
-	s.t.Cleanup(func() { _ = os.RemoveAll(s.path("edge1", "/var/lib/follower-state")) })
-	return ns, s.waitPods(ns, "app=follower", "edge1", 1)[0].Name
+	s.T.Cleanup(func() { _ = os.RemoveAll(s.path("edge1", "/var/lib/follower-state")) })
+	return ns, s.WaitPods(ns, "app=follower", "edge1", 1)[0].Name
 }
 
 // podLog is what the newest container of a pod has written, read on its node: link or no link.
@@ -102,8 +102,8 @@ func (s *system) podLog(node, namespace, pod string) (string, error) {
 
 // waitLog waits until the last lines of these topics in a pod's log are these.
 func (s *system) waitLog(node, namespace, pod string, want ...string) {
-	s.t.Helper()
-	s.waitFor(fmt.Sprintf("%s to say %q", pod, want), func(context.Context) error {
+	s.T.Helper()
+	s.WaitFor(fmt.Sprintf("%s to say %q", pod, want), func(context.Context) error {
 		text, err := s.podLog(node, namespace, pod)
 		if err != nil {
 			return err
@@ -130,18 +130,18 @@ func TestIsland_Rule6_PodsFindTheEdgeAPI(t *testing.T) {
 	ns, pod := s.followerPod()
 	s.waitLog("edge1", ns, pod, "watched one", "got one", "secrets Forbidden")
 
-	s.cut("edge1")
+	s.Cut("edge1")
 	s.waitUnlinked("edge1")
-	before := s.containers("edge1")
-	s.check(os.WriteFile(s.path("edge1", "/var/lib/follower-state/crash"), nil, 0o644))
-	s.waitFor("the container to run again", func(context.Context) error { return s.replaced("edge1", before) })
+	before := s.Containers("edge1")
+	s.Check(os.WriteFile(s.path("edge1", "/var/lib/follower-state/crash"), nil, 0o644))
+	s.WaitFor("the container to run again", func(context.Context) error { return s.replaced("edge1", before) })
 	s.waitLog("edge1", ns, pod, "watched one", "got one", "secrets Forbidden")
 	// Allowed or not: without a link nobody knows, so it is to come back.
-	s.check(os.WriteFile(s.path("edge1", "/var/lib/follower-state/leases"), nil, 0o644))
+	s.Check(os.WriteFile(s.path("edge1", "/var/lib/follower-state/leases"), nil, 0o644))
 	s.waitLog("edge1", ns, pod, "leases ServiceUnavailable")
 
-	s.kubectl("--namespace="+ns, "patch", "configmap", "followed", "--patch", `{"data":{"k":"two"}}`)
-	s.heal("edge1")
+	s.Kubectl("--namespace="+ns, "patch", "configmap", "followed", "--patch", `{"data":{"k":"two"}}`)
+	s.Heal("edge1")
 	s.waitLog("edge1", ns, pod, "watched two", "got two", "secrets Forbidden", "leases Forbidden")
 }
 
@@ -151,13 +151,13 @@ func TestPodsListenerFromTheLAN(t *testing.T) {
 	const at, client = "169.254.20.20", "client"
 	edge := lab.LAN(1).Addr().String()
 	s.onHost(client, "ip", "route", "replace", at+"/32", "via", edge)
-	t.Cleanup(func() { s.must(s.run(context.Background(), "exec", client, "--", "ip", "route", "del", at+"/32")) })
+	t.Cleanup(func() { s.Must(s.Run(context.Background(), "exec", client, "--", "ip", "route", "del", at+"/32")) })
 	for host, want := range map[string]bool{client: false, "edge1": true} {
-		h, err := s.Host(host)
-		s.check(err)
+		h, err := s.Trial.Host(host)
+		s.Check(err)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		conn, err := h.Dial(ctx, "tcp", at+":10550")
-		s.check(err)                                                                                // else the way there proves nothing
+		s.Check(err)                                                                                // else the way there proves nothing
 		shaken := tls.Client(conn, &tls.Config{InsecureSkipVerify: true, ServerName: "kubernetes"}) //nolint:gosec // who it is does not matter here
 		err = shaken.HandshakeContext(ctx)
 		if err == nil { // TLS 1.3: the client is done before it hears of a refusal

@@ -22,7 +22,7 @@ const (
 
 // behindTheClient lets the client answer for the addresses of the tests.
 func (s *system) behindTheClient() {
-	s.t.Helper()
+	s.T.Helper()
 	for _, address := range []string{office, plant} {
 		s.onHost("client", "ip", "address", "replace", address+"/32", "dev", "lo")
 	}
@@ -30,7 +30,7 @@ func (s *system) behindTheClient() {
 
 // reaches says why an address does not answer on a node. A refused connection is an answer.
 func (s *system) reaches(ctx context.Context, node, address string) error {
-	h, err := s.Host(node)
+	h, err := s.Trial.Host(node)
 	if err != nil {
 		return err
 	}
@@ -48,13 +48,13 @@ func (s *system) reaches(ctx context.Context, node, address string) error {
 
 // kernelRoutes are the routes of Skerry on a node, one a line as ip-route(8) prints them.
 func (s *system) kernelRoutes(node string) string {
-	s.t.Helper()
+	s.T.Helper()
 	return strings.TrimSpace(s.onHost(node, "ip", "route", "show", "table", "all", "proto", "158"))
 }
 
 func (s *system) waitKernelRoutes(node string, want ...string) {
-	s.t.Helper()
-	s.waitFor(fmt.Sprintf("the routes %q on %s", want, node), func(context.Context) error {
+	s.T.Helper()
+	s.WaitFor(fmt.Sprintf("the routes %q on %s", want, node), func(context.Context) error {
 		got := s.kernelRoutes(node)
 		if got == "" && len(want) == 0 {
 			return nil
@@ -73,21 +73,21 @@ func (s *system) waitKernelRoutes(node string, want ...string) {
 
 // staticRoute applies a StaticRoute, and takes it away with the test.
 func (s *system) staticRoute(name, spec string) {
-	s.t.Helper()
-	s.apply("default", "apiVersion: skerry.io/v1alpha1\nkind: StaticRoute\nmetadata: {name: "+name+"}\nspec: "+spec+"\n")
-	s.t.Cleanup(func() {
+	s.T.Helper()
+	s.Apply("default", "apiVersion: skerry.io/v1alpha1\nkind: StaticRoute\nmetadata: {name: "+name+"}\nspec: "+spec+"\n")
+	s.T.Cleanup(func() {
 		ctx := context.Background()
-		s.mend(ctx)
-		s.must(s.run(ctx, "kubectl", "delete", "staticroute", name, "--ignore-not-found", "--timeout=60s"))
+		s.Mend(ctx)
+		s.Must(s.Run(ctx, "kubectl", "delete", "staticroute", name, "--ignore-not-found", "--timeout=60s"))
 	})
 }
 
 // waitStaticRoute waits for what `kubectl get` and the status show: "APPLIED/DESIRED READY REASON
 // node,node".
 func (s *system) waitStaticRoute(name, want string) {
-	s.t.Helper()
-	s.waitFor("StaticRoute "+name+" to be "+want, func(ctx context.Context) error {
-		out, err := s.run(ctx, "kubectl", "get", "staticroute", name, "-o", "json")
+	s.T.Helper()
+	s.WaitFor("StaticRoute "+name+" to be "+want, func(ctx context.Context) error {
+		out, err := s.Run(ctx, "kubectl", "get", "staticroute", name, "-o", "json")
 		if err != nil {
 			return err
 		}
@@ -133,9 +133,9 @@ func TestRoutes_01_NoGateway(t *testing.T) {
 	s.staticRoute("lan", "{subnet: 172.20.0.0/16, gatewayDetection: {probeIP: "+lanRouter+"}}")
 	s.waitStaticRoute("lan", "2/2 True Applied edge1,edge2")
 	for _, node := range []string{"edge1", "edge2"} {
-		s.check(s.reaches(t.Context(), node, office))
+		s.Check(s.reaches(t.Context(), node, office))
 	}
-	if table := s.kubectl("get", "staticroute", "lan"); !strings.Contains(table, "172.20.0.0/16   detected   254     2         2         True") {
+	if table := s.Kubectl("get", "staticroute", "lan"); !strings.Contains(table, "172.20.0.0/16   detected   254     2         2         True") {
 		t.Errorf("kubectl get staticroute lan:\n%s", table)
 	}
 }
@@ -152,14 +152,14 @@ func TestRoutes_10_TableThirty(t *testing.T) {
 	}
 	rule := []string{"to", "172.20.0.0/16", "lookup", "30", "priority", "100"}
 	t.Cleanup(func() {
-		_, _ = s.run(context.Background(), append([]string{"exec", "edge1", "--", "ip", "rule", "del"}, rule...)...)
+		_, _ = s.Run(context.Background(), append([]string{"exec", "edge1", "--", "ip", "rule", "del"}, rule...)...)
 	})
 	s.onHost("edge1", "ip", append([]string{"rule", "add"}, rule...)...)
-	s.check(s.reaches(t.Context(), "edge1", office))
+	s.Check(s.reaches(t.Context(), "edge1", office))
 	if err := s.reaches(t.Context(), "edge2", office); err == nil {
 		t.Errorf("%s answers on a node without a rule", office)
 	}
-	s.kubectl("delete", "staticroute", "office", "--timeout=60s")
+	s.Kubectl("delete", "staticroute", "office", "--timeout=60s")
 	if err := s.reaches(t.Context(), "edge1", office); err == nil {
 		t.Errorf("%s answers after the route has gone", office)
 	}
@@ -175,13 +175,13 @@ func TestRoutes_02_ExplicitGateway(t *testing.T) {
 	s.waitStaticRoute("office", "2/2 True Applied edge1,edge2")
 	for _, node := range []string{"edge1", "edge2"} {
 		s.waitKernelRoutes(node, "172.20.0.0/16 via "+lanRouter+" dev lan0")
-		s.check(s.reaches(t.Context(), node, office))
+		s.Check(s.reaches(t.Context(), node, office))
 	}
-	table := s.kubectl("get", "staticroutes")
+	table := s.Kubectl("get", "staticroutes")
 	if !strings.Contains(table, "SUBNET") || !strings.Contains(table, "172.20.0.0/16   "+lanRouter+"   254     2         2         True") {
 		t.Errorf("kubectl get staticroutes:\n%s", table)
 	}
-	if status := s.onHost("edge1", s.root+"/bin/edgecore", "status"); !strings.Contains(status, "1 of 1 fine") {
+	if status := s.onHost("edge1", s.Root+"/bin/edgecore", "status"); !strings.Contains(status, "1 of 1 fine") {
 		t.Errorf("edgecore status:\n%s", status)
 	}
 }
@@ -190,19 +190,19 @@ func TestRoutes_03_04_SelectorAndLabels(t *testing.T) {
 	s := use(t)
 	s.behindTheClient()
 	t.Cleanup(func() {
-		s.must(s.run(context.Background(), "kubectl", "label", "node", "edge1", "edge2", "example.com/line-"))
+		s.Must(s.Run(context.Background(), "kubectl", "label", "node", "edge1", "edge2", "example.com/line-"))
 	})
-	s.kubectl("label", "node", "edge1", "example.com/line=a")
+	s.Kubectl("label", "node", "edge1", "example.com/line=a")
 	s.staticRoute("office", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+", nodeSelector: {matchLabels: {example.com/line: a}}}")
 	s.waitStaticRoute("office", "1/1 True Applied edge1")
 	s.waitKernelRoutes("edge1", "172.20.0.0/16 via "+lanRouter)
 	s.waitKernelRoutes("edge2")
-	s.kubectl("label", "node", "edge1", "example.com/line-")
+	s.Kubectl("label", "node", "edge1", "example.com/line-")
 	s.waitStaticRoute("office", "0/0 True NoNodes ")
 	s.waitKernelRoutes("edge1")
-	s.kubectl("label", "node", "edge1", "edge2", "example.com/line=a")
+	s.Kubectl("label", "node", "edge1", "edge2", "example.com/line=a")
 	s.waitStaticRoute("office", "2/2 True Applied edge1,edge2")
-	s.check(s.reaches(t.Context(), "edge1", office))
+	s.Check(s.reaches(t.Context(), "edge1", office))
 }
 
 // nodePool is the NodePool of that name, and the device decides by what it knows of it, offline
@@ -211,25 +211,25 @@ func TestRoutes_03_NodePool(t *testing.T) {
 	s := use(t)
 	floor := func(node string) {
 		t.Helper()
-		s.apply("default", "apiVersion: skerry.io/v1alpha1\nkind: NodePool\nmetadata: {name: floor}\nspec: {nodeSelector: {matchLabels: {kubernetes.io/hostname: "+node+"}}}\n")
+		s.Apply("default", "apiVersion: skerry.io/v1alpha1\nkind: NodePool\nmetadata: {name: floor}\nspec: {nodeSelector: {matchLabels: {kubernetes.io/hostname: "+node+"}}}\n")
 	}
 	floor("edge2")
 	t.Cleanup(func() {
-		s.must(s.run(context.Background(), "kubectl", "delete", "nodepool", "floor", "--ignore-not-found"))
+		s.Must(s.Run(context.Background(), "kubectl", "delete", "nodepool", "floor", "--ignore-not-found"))
 	})
 	s.staticRoute("office", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+", nodePool: floor}")
 	s.waitStaticRoute("office", "1/1 True Applied edge2")
 	s.waitKernelRoutes("edge2", "172.20.0.0/16 via "+lanRouter)
 	s.waitKernelRoutes("edge1")
-	if out := s.edgeKubectl("edge2", "get", "staticroute", "office", "-o", "jsonpath={.spec.subnet}:{.status}"); out != "172.20.0.0/16:" {
+	if out := s.EdgeKubectl("edge2", "get", "staticroute", "office", "-o", "jsonpath={.spec.subnet}:{.status}"); out != "172.20.0.0/16:" {
 		t.Errorf("edge2 holds %s", out)
 	}
-	s.reboot("edge2", true)
+	s.Reboot("edge2", true)
 	s.waitKernelRoutes("edge2", "172.20.0.0/16 via "+lanRouter)
 	floor("edge1")
 	s.waitStaticRoute("office", "1/1 True Applied edge1,edge2") // edge2 is offline, and has it still
 	s.waitKernelRoutes("edge1", "172.20.0.0/16 via "+lanRouter)
-	s.heal("edge2")
+	s.Heal("edge2")
 	s.waitStaticRoute("office", "1/1 True Applied edge1")
 	s.waitKernelRoutes("edge2")
 }
@@ -243,33 +243,33 @@ func TestRoutes_05_NodeDeleted(t *testing.T) {
 	s.staticRoute("plant", "{subnet: 172.21.0.0/16, gateway: "+lanRouter+"}")
 	s.waitStaticRoute("office", "2/2 True Applied edge1,edge2")
 	s.waitStaticRoute("plant", "2/2 True Applied edge1,edge2")
-	s.kill("edge1", "edgecore")
-	s.kubectl("delete", "node", "edge1")
+	s.Kill("edge1", "edgecore")
+	s.Kubectl("delete", "node", "edge1")
 	s.waitStaticRoute("office", "1/1 True Applied edge2")
 	s.waitKernelRoutes("edge1", "172.20.0.0/16", "172.21.0.0/16") // it does not know yet
 	s.staticRoute("office", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+", mtu: 1400}")
-	s.kubectl("delete", "staticroute", "plant", "--timeout=60s") // waits for nodes that are there only
+	s.Kubectl("delete", "staticroute", "plant", "--timeout=60s") // waits for nodes that are there only
 	s.waitStaticRoute("office", "1/1 True Applied edge2")
-	s.start("edge1", "edgecore")
-	s.waitReady("edge1", true)
+	s.Start("edge1", "edgecore")
+	s.WaitReady("edge1", true)
 	s.waitStaticRoute("office", "2/2 True Applied edge1,edge2")
 	s.waitKernelRoutes("edge1", "172.20.0.0/16 via "+lanRouter+" dev lan0 mtu 1400")
-	s.check(s.reaches(t.Context(), "edge1", office))
+	s.Check(s.reaches(t.Context(), "edge1", office))
 }
 
 func TestRoutes_06_RoutesGoFirst(t *testing.T) {
 	s := use(t)
 	s.staticRoute("office", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+"}")
 	s.waitStaticRoute("office", "2/2 True Applied edge1,edge2")
-	s.cut("edge2")
-	s.kubectl("delete", "staticroute", "office", "--wait=false")
+	s.Cut("edge2")
+	s.Kubectl("delete", "staticroute", "office", "--wait=false")
 	s.waitStaticRoute("office", "0/0 False Deleting edge2")
 	s.waitKernelRoutes("edge1")
 	s.waitKernelRoutes("edge2", "172.20.0.0/16") // it knows of nothing
-	s.heal("edge2")
+	s.Heal("edge2")
 	s.waitKernelRoutes("edge2")
-	s.waitFor("the object to go", func(ctx context.Context) error {
-		out, err := s.run(ctx, "kubectl", "get", "staticroute", "office", "--ignore-not-found", "-o", "name")
+	s.WaitFor("the object to go", func(ctx context.Context) error {
+		out, err := s.Run(ctx, "kubectl", "get", "staticroute", "office", "--ignore-not-found", "-o", "name")
 		if err == nil && out != "" {
 			err = errors.New("it is there")
 		}
@@ -281,7 +281,7 @@ func TestRoutes_09_NoNodeMatches(t *testing.T) {
 	s := use(t)
 	s.staticRoute("nobody", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+", nodePool: nowhere}")
 	s.waitStaticRoute("nobody", "0/0 True NoNodes ")
-	s.kubectl("delete", "staticroute", "nobody", "--timeout=30s")
+	s.Kubectl("delete", "staticroute", "nobody", "--timeout=30s")
 }
 
 // parseTime reads a time as kube-apiserver writes it.
@@ -297,8 +297,8 @@ func TestRoutes_18_TwoObjectsOneKey(t *testing.T) {
 	s := use(t)
 	s.staticRoute("first", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+"}")
 	s.waitStaticRoute("first", "2/2 True Applied edge1,edge2")
-	s.waitFor("another second: creationTimestamp counts no less", func(ctx context.Context) error {
-		at, err := s.run(ctx, "kubectl", "get", "staticroute", "first", "-o", "jsonpath={.metadata.creationTimestamp}")
+	s.WaitFor("another second: creationTimestamp counts no less", func(ctx context.Context) error {
+		at, err := s.Run(ctx, "kubectl", "get", "staticroute", "first", "-o", "jsonpath={.metadata.creationTimestamp}")
 		if err == nil && !time.Now().UTC().Truncate(time.Second).After(parseTime(at)) {
 			err = errors.New("it is the same")
 		}
@@ -306,10 +306,10 @@ func TestRoutes_18_TwoObjectsOneKey(t *testing.T) {
 	})
 	s.staticRoute("second", "{subnet: 172.20.0.0/16, type: Blackhole}")
 	s.waitStaticRoute("second", "0/2 False Conflict edge1,edge2")
-	if out := s.kubectl("describe", "staticroute", "second"); !strings.Contains(out, "edge1: Conflict: StaticRoute first, which is older") {
+	if out := s.Kubectl("describe", "staticroute", "second"); !strings.Contains(out, "edge1: Conflict: StaticRoute first, which is older") {
 		t.Errorf("kubectl describe:\n%s", out)
 	}
-	s.kubectl("delete", "staticroute", "first", "--timeout=60s")
+	s.Kubectl("delete", "staticroute", "first", "--timeout=60s")
 	s.waitStaticRoute("second", "2/2 True Applied edge1,edge2")
 	s.waitKernelRoutes("edge1", "blackhole 172.20.0.0/16")
 }
@@ -321,14 +321,14 @@ func TestRoutes_19_RebootWithoutTheCloud(t *testing.T) {
 	s.staticRoute("plant", "{subnet: 172.21.0.0/16, gateway: "+lanRouter+"}")
 	s.waitStaticRoute("office", "2/2 True Applied edge1,edge2")
 	s.waitStaticRoute("plant", "2/2 True Applied edge1,edge2")
-	s.reboot("edge1", true)
+	s.Reboot("edge1", true)
 	s.waitKernelRoutes("edge1", "172.20.0.0/16 via "+lanRouter, "172.21.0.0/16 via "+lanRouter)
-	s.check(s.reaches(t.Context(), "edge1", office))
+	s.Check(s.reaches(t.Context(), "edge1", office))
 	// Meanwhile one is changed and the other deleted.
 	s.staticRoute("office", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+", mtu: 1400}")
-	s.kubectl("delete", "staticroute", "plant", "--wait=false")
+	s.Kubectl("delete", "staticroute", "plant", "--wait=false")
 	s.waitStaticRoute("plant", "0/0 False Deleting edge1")
-	s.heal("edge1")
+	s.Heal("edge1")
 	s.waitKernelRoutes("edge1", "172.20.0.0/16 via "+lanRouter+" dev lan0 mtu 1400")
 	s.waitStaticRoute("office", "2/2 True Applied edge1,edge2")
 	s.waitKernelRoutes("edge2", "mtu 1400")
@@ -347,18 +347,18 @@ func TestRoutes_20_CutsTheLinkAndIsRolledBack(t *testing.T) {
 	router := []string{"PREROUTING", "-i", "up+", "-d", far, "-j", "DNAT", "--to-destination", cloud}
 	device := []string{"OUTPUT", "-d", cloud, "-j", "DNAT", "--to-destination", far}
 	redial := func() {
-		s.kill("edge1", "edgecore")
-		s.start("edge1", "edgecore")
+		s.Kill("edge1", "edgecore")
+		s.Start("edge1", "edgecore")
 	}
 	on("router", "-I", router...)
 	on("edge1", "-I", device...)
 	t.Cleanup(func() {
 		ctx := context.Background()
 		for host, rule := range map[string][]string{"router": router, "edge1": device} {
-			s.must(s.run(ctx, append([]string{"exec", host, "--", "iptables", "-t", "nat", "-D"}, rule...)...))
+			s.Must(s.Run(ctx, append([]string{"exec", host, "--", "iptables", "-t", "nat", "-D"}, rule...)...))
 		}
-		s.check(s.Kill(ctx, "edge1", "edgecore"))
-		s.check(s.Start(ctx, "edge1", "edgecore"))
+		s.Check(s.Trial.Kill(ctx, "edge1", "edgecore"))
+		s.Check(s.Trial.Start(ctx, "edge1", "edgecore"))
 	})
 	redial()
 	s.staticRoute("fine", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+"}")
@@ -370,11 +370,11 @@ func TestRoutes_20_CutsTheLinkAndIsRolledBack(t *testing.T) {
 	s.staticRoute("evil", "{subnet: 172.25.0.0/16, gateway: "+lanRouter+", nodeSelector: {matchLabels: {kubernetes.io/hostname: edge1}}}")
 	s.waitStaticRoute("evil", "0/1 False RolledBack edge1")
 	s.waitKernelRoutes("edge1", "172.20.0.0/16 via "+lanRouter)
-	s.waitReady("edge1", true)
+	s.WaitReady("edge1", true)
 	// It is the word of the node, through the link that it took back; and the route of another
 	// subnet is as it was.
 	s.waitStaticRoute("fine", "2/2 True Applied edge1,edge2")
-	if out := s.kubectl("describe", "staticroute", "evil"); !strings.Contains(out, "the cloud does not answer any more") {
+	if out := s.Kubectl("describe", "staticroute", "evil"); !strings.Contains(out, "the cloud does not answer any more") {
 		t.Errorf("kubectl describe:\n%s", out)
 	}
 	// Mended by the administrator, it is tried again.

@@ -28,8 +28,8 @@ func TestTraps_25_27_WithoutKubeAPIServer(t *testing.T) {
 	ns, pod := s.followerPod()
 	round := func(name string) {
 		t.Helper()
-		s.check(os.WriteFile(s.path("edge1", "/var/lib/follower-state/round.new"), []byte(name), 0o644))
-		s.check(os.Rename(s.path("edge1", "/var/lib/follower-state/round.new"), s.path("edge1", "/var/lib/follower-state/round")))
+		s.Check(os.WriteFile(s.path("edge1", "/var/lib/follower-state/round.new"), []byte(name), 0o644))
+		s.Check(os.Rename(s.path("edge1", "/var/lib/follower-state/round.new"), s.path("edge1", "/var/lib/follower-state/round")))
 		s.waitLog("edge1", ns, pod, "pod "+name+" "+pod, "issuer "+name+" verified")
 	}
 	round("whole")
@@ -37,11 +37,11 @@ func TestTraps_25_27_WithoutKubeAPIServer(t *testing.T) {
 	pods := func(linked bool) (one, all string) {
 		t.Helper()
 		d, err := s.deviceStatus(t.Context(), "edge1")
-		s.check(err)
+		s.Check(err)
 		if d.Link.Linked != linked {
 			t.Fatalf("linked: %t", d.Link.Linked)
 		}
-		return s.edgeKubectl("edge1", "get", "pods", "-n", ns, "-o", "name"), s.edgeKubectl("edge1", "get", "pods", "-A", "-o", "name")
+		return s.EdgeKubectl("edge1", "get", "pods", "-n", ns, "-o", "name"), s.EdgeKubectl("edge1", "get", "pods", "-A", "-o", "name")
 	}
 	// What the device does not hold is what tells whether kube-apiserver can be asked.
 	device := s.device("edge1")
@@ -53,23 +53,23 @@ func TestTraps_25_27_WithoutKubeAPIServer(t *testing.T) {
 		return fmt.Errorf("asking for a pod that is nowhere: %w", err)
 	}
 
-	s.kill(trial.Cloud, "kubeplane")
-	s.waitFor("kube-apiserver to be away", away)
+	s.Kill(trial.Cloud, "kubeplane")
+	s.WaitFor("kube-apiserver to be away", away)
 	one, all := pods(true)
 	if one != "pod/"+pod+"\n" || !strings.Contains(all, one) || all == one {
 		t.Errorf("linked, without kube-apiserver: %q, and in all namespaces %q", one, all)
 	}
 	round("linked")
 
-	s.cut("edge1")
+	s.Cut("edge1")
 	s.waitUnlinked("edge1")
 	if offOne, offAll := pods(false); offOne != one || offAll != all {
 		t.Errorf("without a link: %q, and in all namespaces %q; with one, without kube-apiserver: %q, %q", offOne, offAll, one, all)
 	}
 	round("offline")
 
-	s.start(trial.Cloud, "kubeplane")
-	s.heal("edge1")
+	s.Start(trial.Cloud, "kubeplane")
+	s.Heal("edge1")
 	s.waitLinked("edge1")
 }
 
@@ -79,13 +79,13 @@ func TestTraps_24_FullDiskAndARestart(t *testing.T) {
 	s := use(t)
 	s.smallDisk("edge1", 8)
 	s.fill("edge1")
-	s.kill("edge1", "edgecore")
+	s.Kill("edge1", "edgecore")
 	s.fill("edge1") // what the killed one had open is free now
-	s.start("edge1", "edgecore")
+	s.Start("edge1", "edgecore")
 
-	sample := s.waitPods("sample", "app=sample", "edge1", 1)[0].Name
-	s.waitFor("the device's API to answer", func(ctx context.Context) error {
-		out, err := s.tryEdgeKubectl(ctx, "edge1", "get", "pods", "-n", "sample", "-o", "name")
+	sample := s.WaitPods("sample", "app=sample", "edge1", 1)[0].Name
+	s.WaitFor("the device's API to answer", func(ctx context.Context) error {
+		out, err := s.TryEdgeKubectl(ctx, "edge1", "get", "pods", "-n", "sample", "-o", "name")
 		if err == nil && out != "pod/"+sample+"\n" {
 			err = fmt.Errorf("it is %q", out)
 		}
@@ -93,14 +93,14 @@ func TestTraps_24_FullDiskAndARestart(t *testing.T) {
 	})
 	s.fill("edge1")
 	d, err := s.deviceStatus(t.Context(), "edge1")
-	s.check(err)
+	s.Check(err)
 	if !d.Running || !strings.Contains(d.Disk.Problem, "the disk of "+dataDir+" is full") {
 		t.Errorf("status -o json: running %t, disk %q", d.Running, d.Disk.Problem)
 	}
 	// Exit code 1, as it is not well.
 	var out strings.Builder
-	_, err = s.Exec(t.Context(), "edge1", trial.Streams{Out: &out, Err: &out}, nil, filepath.Join(s.root, "bin", "edgecore"), "status")
-	s.check(err)
+	_, err = s.Trial.Exec(t.Context(), "edge1", trial.Streams{Out: &out, Err: &out}, nil, filepath.Join(s.Root, "bin", "edgecore"), "status")
+	s.Check(err)
 	if !strings.Contains(out.String(), "the disk of "+dataDir+" is full") {
 		t.Errorf("status:\n%s", out.String())
 	}
@@ -117,25 +117,25 @@ func TestTraps_24_FullDiskAndARestart(t *testing.T) {
 
 // readyz asks a device whether it is ready.
 func (s *system) readyz(node string) (code int, body string) {
-	s.t.Helper()
-	h, err := s.Host(node)
-	s.check(err)
+	s.T.Helper()
+	h, err := s.Trial.Host(node)
+	s.Check(err)
 	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: h.Dial}}
-	req, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, "http://127.0.0.1:10551/readyz", http.NoBody)
-	s.check(err)
+	req, err := http.NewRequestWithContext(s.T.Context(), http.MethodGet, "http://127.0.0.1:10551/readyz", http.NoBody)
+	s.Check(err)
 	res, err := client.Do(req)
-	s.check(err)
+	s.Check(err)
 	defer res.Body.Close()
 	raw, err := io.ReadAll(res.Body)
-	s.check(err)
+	s.Check(err)
 	return res.StatusCode, string(raw)
 }
 
 // waitCondition waits until the cluster sees a condition of a node.
 func (s *system) waitCondition(node string, kind corev1.NodeConditionType, want corev1.ConditionStatus) {
-	s.t.Helper()
-	s.waitFor(fmt.Sprintf("%s of %s to be %s", kind, node, want), func(ctx context.Context) error {
-		n, err := s.client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+	s.T.Helper()
+	s.WaitFor(fmt.Sprintf("%s of %s to be %s", kind, node, want), func(ctx context.Context) error {
+		n, err := s.Client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}

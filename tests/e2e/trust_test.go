@@ -55,9 +55,9 @@ func TestIsland_TrustIsRenewed(t *testing.T) {
 	for _, d := range devices {
 		s.waitLinked(d)
 	}
-	secrets := s.client.CoreV1().Secrets(ownNamespace)
+	secrets := s.Client.CoreV1().Secrets(ownNamespace)
 	have, err := secrets.Get(t.Context(), caSecret, metav1.GetOptions{})
-	s.check(err)
+	s.Check(err)
 	oldCert, oldKey := have.Data[corev1.TLSCertKey], have.Data[corev1.TLSPrivateKeyKey]
 	newCert, newKey := newCA(t)
 	both := append(append([]byte{}, oldCert...), newCert...)
@@ -66,10 +66,10 @@ func TestIsland_TrustIsRenewed(t *testing.T) {
 		before := map[string]uint64{}
 		for _, d := range devices {
 			st, err := s.deviceStatus(t.Context(), d)
-			s.check(err)
+			s.Check(err)
 			before[d] = st.Link.Epoch
 		}
-		s.check(secrets.Delete(t.Context(), caSecret, metav1.DeleteOptions{}))
+		s.Check(secrets.Delete(t.Context(), caSecret, metav1.DeleteOptions{}))
 		secret := &corev1.Secret{
 			ObjectMeta: metav1.ObjectMeta{Name: caSecret, Namespace: ownNamespace}, Type: corev1.SecretTypeTLS,
 			Data: map[string][]byte{corev1.TLSCertKey: certificate, corev1.TLSPrivateKeyKey: key},
@@ -78,13 +78,13 @@ func TestIsland_TrustIsRenewed(t *testing.T) {
 			secret.Data["ca.crt"] = trusted
 		}
 		_, err := secrets.Create(t.Context(), secret, metav1.CreateOptions{})
-		s.check(err)
+		s.Check(err)
 		for _, replica := range options().Replicas() {
-			s.check(s.Stop(t.Context(), replica, "cloudcore"))
-			s.start(replica, "cloudcore")
+			s.Check(s.Trial.Stop(t.Context(), replica, "cloudcore"))
+			s.Start(replica, "cloudcore")
 		}
 		for _, d := range devices {
-			s.waitFor(d+" to be linked anew, and to trust whom it should", func(ctx context.Context) error {
+			s.WaitFor(d+" to be linked anew, and to trust whom it should", func(ctx context.Context) error {
 				st, err := s.deviceStatus(ctx, d)
 				if err != nil {
 					return err
@@ -112,6 +112,6 @@ func TestIsland_TrustIsRenewed(t *testing.T) {
 	replace(oldCert, oldKey, both, 2)
 	replace(oldCert, oldKey, nil, 1)
 	for _, d := range devices {
-		s.waitReady(d, true)
+		s.WaitReady(d, true)
 	}
 }

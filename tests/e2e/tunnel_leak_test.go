@@ -22,7 +22,7 @@ type footprint struct{ goroutines, descriptors, heap int }
 
 // footprint asks a program on a host for it: its own metrics, and its descriptors as the kernel counts them.
 func (s *system) footprint(ctx context.Context, on, program, metrics string) (footprint, error) {
-	h, err := s.Host(on)
+	h, err := s.Trial.Host(on)
 	if err != nil {
 		return footprint{}, err
 	}
@@ -121,7 +121,7 @@ func TestTunnel_14_500StreamsLeaveNothing(t *testing.T) {
 		}
 		all.Wait()
 		edge, cloud, err := look(t.Context())
-		s.check(err)
+		s.Check(err)
 		if edge.descriptors < len(open) || cloud.descriptors < len(open) {
 			t.Errorf("with %d streams, edgecore has %d descriptors and cloudcore %d", len(open), edge.descriptors, cloud.descriptors)
 		}
@@ -131,13 +131,13 @@ func TestTunnel_14_500StreamsLeaveNothing(t *testing.T) {
 		}
 	}
 	edgeBefore, cloudBefore, err := look(t.Context())
-	s.check(err)
+	s.Check(err)
 	t.Logf("before: edgecore %+v, cloudcore %+v", edgeBefore, cloudBefore)
 	const slack = 40 // what else goes on: the kubelet's own work, kube-apiserver's connections
 	var first [2]footprint
 	for i := range 2 {
 		round()
-		s.waitFor("goroutines and descriptors to be as before", func(ctx context.Context) error {
+		s.WaitFor("goroutines and descriptors to be as before", func(ctx context.Context) error {
 			edge, cloud, err := look(ctx)
 			if err != nil {
 				return err
@@ -157,7 +157,7 @@ func TestTunnel_14_500StreamsLeaveNothing(t *testing.T) {
 		})
 	}
 	// A stream that stayed would hold a window, two buffers and two stacks: 30 kB at the least.
-	s.waitFor("the memory to be as after the first round", func(ctx context.Context) error {
+	s.WaitFor("the memory to be as after the first round", func(ctx context.Context) error {
 		edge, cloud, err := look(ctx)
 		if err != nil {
 			return err

@@ -23,6 +23,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/skerry-io/skerry/tests/cluster/lab"
+	"github.com/skerry-io/skerry/tests/cluster/suite"
 )
 
 // command is a kubectl that is still running.
@@ -53,15 +54,15 @@ func (x *text) String() string {
 
 // startKubectl runs kubectl in the background until it ends or the test does. What it writes, to either output, comes line by line.
 func (s *system) startKubectl(args ...string) *command {
-	s.t.Helper()
+	s.T.Helper()
 	c := &command{lines: make(chan string, 1000), done: make(chan error, 1)}
-	c.cmd = exec.CommandContext(s.t.Context(), filepath.Join(s.root, "bin", "trial"), append([]string{"kubectl"}, args...)...)
-	c.cmd.Dir = s.root
-	c.cmd.Env = append(os.Environ(), "TRIAL_DIR="+s.dir)
+	c.cmd = exec.CommandContext(s.T.Context(), filepath.Join(s.Root, "bin", "trial"), append([]string{"kubectl"}, args...)...)
+	c.cmd.Dir = s.Root
+	c.cmd.Env = append(os.Environ(), "TRIAL_DIR="+s.Dir)
 	r, w := io.Pipe()
 	c.cmd.Stdout, c.cmd.Stderr = w, io.MultiWriter(&c.errs, w)
 	c.cmd.WaitDelay = 5 * time.Second
-	s.check(c.cmd.Start())
+	s.Check(c.cmd.Start())
 	go func() {
 		defer close(c.lines)
 		for lines := bufio.NewScanner(r); lines.Scan(); {
@@ -76,47 +77,47 @@ func (s *system) startKubectl(args ...string) *command {
 		_ = w.Close()
 		c.done <- err
 	}()
-	s.t.Cleanup(func() { _ = c.cmd.Process.Kill() })
+	s.T.Cleanup(func() { _ = c.cmd.Process.Kill() })
 	return c
 }
 
 // expect waits for a line that contains text.
 func (s *system) expect(c *command, text string) {
-	s.t.Helper()
-	limit := time.After(patience)
+	s.T.Helper()
+	limit := time.After(suite.Patience)
 	for {
 		select {
 		case line, ok := <-c.lines:
 			if !ok {
-				s.t.Fatalf("%s ended before it said %q: %s", strings.Join(c.cmd.Args, " "), text, c.errs.String())
+				s.T.Fatalf("%s ended before it said %q: %s", strings.Join(c.cmd.Args, " "), text, c.errs.String())
 			}
 			if strings.Contains(line, text) {
 				return
 			}
 		case <-limit:
-			s.t.Fatalf("waited %v for %q from %s", patience, text, strings.Join(c.cmd.Args, " "))
+			s.T.Fatalf("waited %v for %q from %s", suite.Patience, text, strings.Join(c.cmd.Args, " "))
 		}
 	}
 }
 
 // ended waits for the end of a command.
 func (s *system) ended(c *command, within time.Duration) error {
-	s.t.Helper()
+	s.T.Helper()
 	select {
 	case err := <-c.done:
 		return err
 	case <-time.After(within):
-		s.t.Fatalf("%s goes on after %v", strings.Join(c.cmd.Args, " "), within)
+		s.T.Fatalf("%s goes on after %v", strings.Join(c.cmd.Args, " "), within)
 		return nil
 	}
 }
 
 // holder is the host of the cloudcore that holds a node's link, as the node's Lease says.
 func (s *system) holder(node string) string {
-	s.t.Helper()
+	s.T.Helper()
 	var name string
-	s.waitFor("the Lease of "+node+" to name a cloudcore", func(ctx context.Context) error {
-		lease, err := s.client.CoordinationV1().Leases("kube-node-lease").Get(ctx, node, metav1.GetOptions{})
+	s.WaitFor("the Lease of "+node+" to name a cloudcore", func(ctx context.Context) error {
+		lease, err := s.Client.CoordinationV1().Leases("kube-node-lease").Get(ctx, node, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
@@ -134,48 +135,48 @@ func (s *system) holder(node string) string {
 func TestTunnel_01_Logs(t *testing.T) {
 	s := use(t)
 	for _, node := range []string{"edge1", "edge2"} {
-		pod := s.waitPods("sample", "app=sample", node, 1)[0]
-		if out := s.kubectl("logs", "-n", "sample", pod.Name); !strings.Contains(out, "listening on") {
+		pod := s.WaitPods("sample", "app=sample", node, 1)[0]
+		if out := s.Kubectl("logs", "-n", "sample", pod.Name); !strings.Contains(out, "listening on") {
 			t.Errorf("logs of %s: %q", pod.Name, out)
 		}
 	}
 	// The way of kubectl get --raw, through the same link.
-	if out := s.kubectl("get", "--raw", "/api/v1/nodes/edge1/proxy/healthz"); out != "ok" {
+	if out := s.Kubectl("get", "--raw", "/api/v1/nodes/edge1/proxy/healthz"); out != "ok" {
 		t.Errorf("the kubelet's /healthz says %q", out)
 	}
 }
 
 func TestTunnel_02_LogsFollowedAcrossARestart(t *testing.T) {
 	s := use(t)
-	ns := s.namespace()
-	s.apply(ns, samplePod("talks", "edge1"))
-	pod := s.waitPods(ns, "app=talks", "edge1", 1)[0]
+	ns := s.Namespace()
+	s.Apply(ns, samplePod("talks", "edge1"))
+	pod := s.WaitPods(ns, "app=talks", "edge1", 1)[0]
 	first := s.startKubectl("logs", "-f", "-n", ns, "talks")
 	s.expect(first, "listening on")
-	if _, err := s.page(t.Context(), pod); err != nil {
+	if _, err := s.Page(t.Context(), pod); err != nil {
 		t.Fatal(err)
 	}
 	s.expect(first, "GET / from")
 	s.crash(ns, "talks")
-	if err := s.ended(first, patience); err != nil {
+	if err := s.ended(first, suite.Patience); err != nil {
 		t.Errorf("following the log did not end with the container: %v: %s", err, first.errs.String())
 	}
-	s.waitFor("the container to run again", func(ctx context.Context) error {
-		p, err := s.client.CoreV1().Pods(ns).Get(ctx, "talks", metav1.GetOptions{})
-		if err == nil && (len(p.Status.ContainerStatuses) != 1 || p.Status.ContainerStatuses[0].RestartCount != 1 || !podReady(*p)) {
+	s.WaitFor("the container to run again", func(ctx context.Context) error {
+		p, err := s.Client.CoreV1().Pods(ns).Get(ctx, "talks", metav1.GetOptions{})
+		if err == nil && (len(p.Status.ContainerStatuses) != 1 || p.Status.ContainerStatuses[0].RestartCount != 1 || !suite.PodReady(*p)) {
 			err = errors.New("it has not restarted yet")
 		}
 		return err
 	})
 	s.expect(s.startKubectl("logs", "-f", "-n", ns, "talks"), "listening on")
-	if out := s.kubectl("logs", "--previous", "-n", ns, "talks"); !strings.Contains(out, "GET / from") {
+	if out := s.Kubectl("logs", "--previous", "-n", ns, "talks"); !strings.Contains(out, "GET / from") {
 		t.Errorf("the log of the container before is %q", out)
 	}
 }
 
 // crash ends a pod's container with an error, by a port that is forwarded.
 func (s *system) crash(namespace, pod string) {
-	s.t.Helper()
+	s.T.Helper()
 	forward := s.startKubectl("port-forward", "-n", namespace, "pod/"+pod, ":8080")
 	address := s.forwarded(forward)
 	res, err := http.Post("http://"+address+"/crash", "", nil)
@@ -186,28 +187,28 @@ func (s *system) crash(namespace, pod string) {
 
 // forwarded is the local address of a port-forward.
 func (s *system) forwarded(c *command) string {
-	s.t.Helper()
+	s.T.Helper()
 	select {
 	case line := <-c.lines:
 		// Forwarding from 127.0.0.1:40123 -> 8080
 		fields := strings.Fields(line)
 		if len(fields) != 5 || fields[0] != "Forwarding" {
-			s.t.Fatalf("port-forward says %q: %s", line, c.errs.String())
+			s.T.Fatalf("port-forward says %q: %s", line, c.errs.String())
 		}
 		return fields[2]
-	case <-time.After(patience):
-		s.t.Fatalf("port-forward says nothing: %s", c.errs.String())
+	case <-time.After(suite.Patience):
+		s.T.Fatalf("port-forward says nothing: %s", c.errs.String())
 		return ""
 	}
 }
 
 func TestTunnel_03_ExecWithExitCode(t *testing.T) {
 	s := use(t)
-	pod := s.waitPods("sample", "app=sample", "edge2", 1)[0]
-	if out := s.kubectl("exec", "-n", "sample", pod.Name, "--", "/app", "get", "http://127.0.0.1:8080/healthz"); out != "ok\n" {
+	pod := s.WaitPods("sample", "app=sample", "edge2", 1)[0]
+	if out := s.Kubectl("exec", "-n", "sample", pod.Name, "--", "/app", "get", "http://127.0.0.1:8080/healthz"); out != "ok\n" {
 		t.Errorf("it says %q", out)
 	}
-	_, err := s.run(t.Context(), "kubectl", "exec", "-n", "sample", pod.Name, "--", "/app", "nonsense")
+	_, err := s.Run(t.Context(), "kubectl", "exec", "-n", "sample", pod.Name, "--", "/app", "nonsense")
 	if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.ExitCode() != 1 || !strings.Contains(err.Error(), "exit code 1") {
 		t.Errorf("got %v, want the program's exit code", err)
 	}
@@ -215,12 +216,12 @@ func TestTunnel_03_ExecWithExitCode(t *testing.T) {
 
 func TestTunnel_06_PortForwardWith50Connections(t *testing.T) {
 	s := use(t)
-	pod := s.waitPods("sample", "app=sample", "edge1", 1)[0]
+	pod := s.WaitPods("sample", "app=sample", "edge1", 1)[0]
 	address := s.forwarded(s.startKubectl("port-forward", "-n", "sample", "pod/"+pod.Name, ":8080"))
 	var all sync.WaitGroup
 	for i := range 50 {
 		all.Go(func() {
-			client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: patience}
+			client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: suite.Patience}
 			res, err := client.Get("http://" + address + "/")
 			if err != nil {
 				t.Errorf("connection %d: %v", i, err)
@@ -247,7 +248,7 @@ func (s *system) connect(replica int, target, certificate, key string) (string, 
 
 // connectTo is connect that leaves the connection open; it is nil where there is an error.
 func (s *system) connectTo(replica int, target, certificate, key string) (_ net.Conn, answer string, err error) {
-	host, err := s.Host(options().Replicas()[0])
+	host, err := s.Trial.Host(options().Replicas()[0])
 	if err != nil {
 		return nil, "", err
 	}
@@ -261,7 +262,7 @@ func (s *system) connectTo(replica int, target, certificate, key string) (_ net.
 	}
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(ca)
-	ctx, cancel := context.WithTimeout(s.t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(s.T.Context(), 30*time.Second)
 	defer cancel()
 	raw, err := host.Dial(ctx, "tcp", net.JoinHostPort(lab.Replica(replica).String(), "10004"))
 	if err != nil {
@@ -296,8 +297,8 @@ func (s *system) connectTo(replica int, target, certificate, key string) (_ net.
 }
 
 func (s *system) planeIdentity() (certificate, key string) {
-	host, err := s.Host(options().Replicas()[0])
-	s.check(err)
+	host, err := s.Trial.Host(options().Replicas()[0])
+	s.Check(err)
 	at := filepath.Join(host.Root(), "/var/lib/kubeplane/pki/apiserver-kubelet-client")
 	return at + ".crt", at + ".key"
 }
@@ -318,13 +319,13 @@ func TestTunnel_09_EachCloudcoreLeadsToEachNode(t *testing.T) {
 // attach follows the output of a pod's container as it comes. Unlike kubectl logs, which ends without a word whatever happens to the kubelet, it tells of a
 // connection that broke.
 func (s *system) attach(pod corev1.Pod) *command {
-	s.t.Helper()
+	s.T.Helper()
 	c := s.startKubectl("attach", "-n", pod.Namespace, pod.Name)
 	stop := make(chan struct{})
 	defer close(stop)
 	go func() { // what was said before the stream stood is not repeated
 		for {
-			_, _ = s.page(s.t.Context(), pod)
+			_, _ = s.Page(s.T.Context(), pod)
 			select {
 			case <-stop:
 				return
@@ -338,57 +339,57 @@ func (s *system) attach(pod corev1.Pod) *command {
 
 func TestTunnel_05_Attach(t *testing.T) {
 	s := use(t)
-	s.attach(s.waitPods("sample", "app=sample", "edge2", 1)[0])
+	s.attach(s.WaitPods("sample", "app=sample", "edge2", 1)[0])
 }
 
 func TestTunnel_10_CloudcoreKilledInMidStream(t *testing.T) {
 	s := use(t)
-	pod := s.waitPods("sample", "app=sample", "edge1", 1)[0]
+	pod := s.WaitPods("sample", "app=sample", "edge1", 1)[0]
 	follow := s.attach(pod)
 	holder := s.holder("edge1")
-	s.kill(holder, "cloudcore")
-	if err := s.ended(follow, patience); err == nil {
+	s.Kill(holder, "cloudcore")
+	if err := s.ended(follow, suite.Patience); err == nil {
 		t.Error("the end looks like a proper one")
 	}
 	// The other replica takes the link over.
-	s.waitFor("logs through the other replica", func(ctx context.Context) error {
-		out, err := s.run(ctx, "kubectl", "logs", "-n", "sample", pod.Name)
+	s.WaitFor("logs through the other replica", func(ctx context.Context) error {
+		out, err := s.Run(ctx, "kubectl", "logs", "-n", "sample", pod.Name)
 		if err == nil && !strings.Contains(out, "listening on") {
 			err = fmt.Errorf("it says %q", out)
 		}
 		return err
 	})
-	s.start(holder, "cloudcore")
+	s.Start(holder, "cloudcore")
 }
 
 func TestTunnel_11_LinkCut(t *testing.T) {
 	s := use(t)
-	pod := s.waitPods("sample", "app=sample", "edge1", 1)[0]
+	pod := s.WaitPods("sample", "app=sample", "edge1", 1)[0]
 	follow := s.attach(pod)
-	s.kubectl("logs", "-n", "sample", pod.Name) // kube-apiserver keeps that connection
-	s.cutSilently("edge1")
+	s.Kubectl("logs", "-n", "sample", pod.Name) // kube-apiserver keeps that connection
+	s.CutSilently("edge1")
 	// Nobody waits for the link to be given up: neither on the connection that was kept nor on a new one.
 	for range 2 {
 		began := time.Now()
-		_, err := s.run(t.Context(), "kubectl", "logs", "-n", "sample", pod.Name)
+		_, err := s.Run(t.Context(), "kubectl", "logs", "-n", "sample", pod.Name)
 		if err == nil {
 			t.Error("the log is read over a link that is cut")
 		}
 		t.Logf("after %v: %v", time.Since(began).Round(10*time.Millisecond), err)
 	}
-	if err := s.ended(follow, patience); err == nil {
+	if err := s.ended(follow, suite.Patience); err == nil {
 		t.Error("the end looks like a proper one")
 	}
-	s.waitFor("an answer that says since when there is no link", func(ctx context.Context) error {
-		_, err := s.run(ctx, "kubectl", "logs", "-n", "sample", pod.Name)
+	s.WaitFor("an answer that says since when there is no link", func(ctx context.Context) error {
+		_, err := s.Run(ctx, "kubectl", "logs", "-n", "sample", pod.Name)
 		if err == nil || !strings.Contains(err.Error(), "edge1 has had no link since ") {
 			return fmt.Errorf("got %w", err)
 		}
 		return nil
 	})
-	s.heal("edge1")
-	s.waitFor("logs after the link is back", func(ctx context.Context) error {
-		_, err := s.run(ctx, "kubectl", "logs", "-n", "sample", pod.Name)
+	s.Heal("edge1")
+	s.WaitFor("logs after the link is back", func(ctx context.Context) error {
+		_, err := s.Run(ctx, "kubectl", "logs", "-n", "sample", pod.Name)
 		return err
 	})
 }
@@ -396,11 +397,11 @@ func TestTunnel_11_LinkCut(t *testing.T) {
 func TestTunnel_12_WhoMayNot(t *testing.T) {
 	s := use(t)
 	// A node's own certificate, which the cluster's CA has signed too, opens nothing.
-	edge, err := s.Host("edge1")
-	s.check(err)
+	edge, err := s.Trial.Host("edge1")
+	s.Check(err)
 	pem := filepath.Join(edge.Root(), "/var/lib/skerry/identity")
 	files, err := filepath.Glob(filepath.Join(pem, "*"))
-	s.check(err)
+	s.Check(err)
 	cert := s.clientPair(files)
 	if answer, err := s.connect(1, "edge2:10250", cert, cert); err != nil || !strings.HasPrefix(answer, "HTTP/1.1 403 ") {
 		t.Errorf("with a node's certificate: %q, %v", answer, err)
@@ -410,8 +411,8 @@ func TestTunnel_12_WhoMayNot(t *testing.T) {
 	if answer, err := s.connect(1, "edge2:22", plane, key); err != nil || !strings.HasPrefix(answer, "HTTP/1.1 502 ") {
 		t.Errorf("another port: %q, %v", answer, err)
 	}
-	pod := s.waitPods("sample", "app=sample", "edge2", 1)[0]
-	_, err = s.run(t.Context(), "kubectl", "--as=somebody", "exec", "-n", "sample", pod.Name, "--", "/app", "get", "http://127.0.0.1:8080/healthz")
+	pod := s.WaitPods("sample", "app=sample", "edge2", 1)[0]
+	_, err = s.Run(t.Context(), "kubectl", "--as=somebody", "exec", "-n", "sample", pod.Name, "--", "/app", "get", "http://127.0.0.1:8080/healthz")
 	if err == nil || !strings.Contains(err.Error(), "orbidden") {
 		t.Errorf("a user without pods/exec got %v", err)
 	}
@@ -419,12 +420,12 @@ func TestTunnel_12_WhoMayNot(t *testing.T) {
 
 // clientPair finds the file that holds a certificate and its key.
 func (s *system) clientPair(files []string) string {
-	s.t.Helper()
+	s.T.Helper()
 	for _, f := range files {
 		if _, err := tls.LoadX509KeyPair(f, f); err == nil {
 			return f
 		}
 	}
-	s.t.Fatalf("no identity among %v", files)
+	s.T.Fatalf("no identity among %v", files)
 	return ""
 }

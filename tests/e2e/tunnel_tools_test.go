@@ -20,11 +20,11 @@ import (
 // A terminal on this side, kubectl in it, and a program in a pod that tells what it sees of it.
 func TestTunnel_04_ExecOnATerminal(t *testing.T) {
 	s := use(t)
-	pod := s.waitPods("sample", "app=sample", "edge1", 1)[0]
-	cmd := exec.CommandContext(t.Context(), filepath.Join(s.root, "bin", "trial"), "kubectl", "exec", "-it", "-n", "sample", pod.Name, "--", "/app", "terminal")
-	cmd.Dir, cmd.Env = s.root, append(os.Environ(), "TRIAL_DIR="+s.dir)
+	pod := s.WaitPods("sample", "app=sample", "edge1", 1)[0]
+	cmd := exec.CommandContext(t.Context(), filepath.Join(s.Root, "bin", "trial"), "kubectl", "exec", "-it", "-n", "sample", pod.Name, "--", "/app", "terminal")
+	cmd.Dir, cmd.Env = s.Root, append(os.Environ(), "TRIAL_DIR="+s.Dir)
 	terminal, err := pty.StartWithSize(cmd, &pty.Winsize{Cols: 101, Rows: 31})
-	s.check(err)
+	s.Check(err)
 	defer terminal.Close()
 	var shown text
 	go func() { // until the terminal's other side is closed
@@ -39,7 +39,7 @@ func TestTunnel_04_ExecOnATerminal(t *testing.T) {
 	}()
 	shows := func(what string) {
 		t.Helper()
-		s.waitFor("the terminal to show "+what, func(context.Context) error {
+		s.WaitFor("the terminal to show "+what, func(context.Context) error {
 			if !strings.Contains(shown.String(), what) {
 				return fmt.Errorf("it shows %q", shown.String())
 			}
@@ -48,10 +48,10 @@ func TestTunnel_04_ExecOnATerminal(t *testing.T) {
 	}
 	// kubectl tells the size as soon as the stream stands, the program may have looked before that: it sees both.
 	shows("size 101x31")
-	s.check(pty.Setsize(terminal, &pty.Winsize{Cols: 77, Rows: 22}))
+	s.Check(pty.Setsize(terminal, &pty.Winsize{Cols: 77, Rows: 22}))
 	shows("size 77x22")
 	_, err = terminal.Write([]byte{3}) // Ctrl-C: an interrupt there, not here
-	s.check(err)
+	s.Check(err)
 	shows("interrupted")
 	if exit, ok := errors.AsType[*exec.ExitError](cmd.Wait()); !ok || exit.ExitCode() != 130 {
 		t.Errorf("kubectl ended with %v, want the program's own code", exit)
@@ -60,23 +60,23 @@ func TestTunnel_04_ExecOnATerminal(t *testing.T) {
 
 func TestTunnel_07_CopyBothWays(t *testing.T) {
 	s := use(t)
-	ns := s.namespace()
-	s.apply(ns, samplePod("copies", "edge2"))
-	s.waitPods(ns, "app=copies", "edge2", 1)
+	ns := s.Namespace()
+	s.Apply(ns, samplePod("copies", "edge2"))
+	s.WaitPods(ns, "app=copies", "edge2", 1)
 	dir := t.TempDir()
 	there, back := filepath.Join(dir, "there"), filepath.Join(dir, "back")
 	content := make([]byte, 100<<20)
 	_, _ = rand.NewChaCha8([32]byte{7}).Read(content)
-	s.check(os.WriteFile(there, content, 0o600))
+	s.Check(os.WriteFile(there, content, 0o600))
 	want := fmt.Sprintf("%x", sha256.Sum256(content))
 
-	s.kubectl("cp", "-n", ns, there, "copies:/tmp/big")
-	if got := strings.TrimSpace(s.kubectl("exec", "-n", ns, "copies", "--", "/app", "sum", "/tmp/big")); got != want {
+	s.Kubectl("cp", "-n", ns, there, "copies:/tmp/big")
+	if got := strings.TrimSpace(s.Kubectl("exec", "-n", ns, "copies", "--", "/app", "sum", "/tmp/big")); got != want {
 		t.Errorf("what arrived in the pod has the sum %s, want %s", got, want)
 	}
-	s.kubectl("cp", "-n", ns, "copies:/tmp/big", back)
+	s.Kubectl("cp", "-n", ns, "copies:/tmp/big", back)
 	got, err := os.ReadFile(back)
-	s.check(err)
+	s.Check(err)
 	if sum := fmt.Sprintf("%x", sha256.Sum256(got)); sum != want {
 		t.Errorf("what came back has %d bytes and the sum %s, want %s", len(got), sum, want)
 	}
@@ -85,13 +85,13 @@ func TestTunnel_07_CopyBothWays(t *testing.T) {
 // kubectl debug puts a container into a pod that runs; its output and its end come back as those of any other.
 func TestStreams_Debug(t *testing.T) {
 	s := use(t)
-	ns := s.namespace()
-	s.apply(ns, samplePod("debugged", "edge1"))
-	s.waitPods(ns, "app=debugged", "edge1", 1)
-	s.kubectl("debug", "-n", ns, "debugged", "--image=skerry.local/sample:1", "--image-pull-policy=IfNotPresent", "--container=looks", "--target=sample",
+	ns := s.Namespace()
+	s.Apply(ns, samplePod("debugged", "edge1"))
+	s.WaitPods(ns, "app=debugged", "edge1", 1)
+	s.Kubectl("debug", "-n", ns, "debugged", "--image=skerry.local/sample:1", "--image-pull-policy=IfNotPresent", "--container=looks", "--target=sample",
 		"--", "/app", "get", "http://127.0.0.1:8080/")
-	s.waitFor("the debugging container to have ended", func(ctx context.Context) error {
-		p, err := s.client.CoreV1().Pods(ns).Get(ctx, "debugged", metav1.GetOptions{})
+	s.WaitFor("the debugging container to have ended", func(ctx context.Context) error {
+		p, err := s.Client.CoreV1().Pods(ns).Get(ctx, "debugged", metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
@@ -103,7 +103,7 @@ func TestStreams_Debug(t *testing.T) {
 		}
 		return fmt.Errorf("its states are %v", states)
 	})
-	if out := s.kubectl("logs", "-n", ns, "debugged", "-c", "looks"); !strings.Contains(out, "pod ") {
+	if out := s.Kubectl("logs", "-n", ns, "debugged", "-c", "looks"); !strings.Contains(out, "pod ") {
 		t.Errorf("it says %q", out)
 	}
 }
@@ -113,7 +113,7 @@ func TestTunnel_08_Top(t *testing.T) {
 	s := use(t)
 	shown := func(args ...string) func(context.Context) (map[string][]string, error) {
 		return func(ctx context.Context) (map[string][]string, error) {
-			out, err := s.run(ctx, append(append([]string{"kubectl", "top"}, args...), "--no-headers")...)
+			out, err := s.Run(ctx, append(append([]string{"kubectl", "top"}, args...), "--no-headers")...)
 			rows := map[string][]string{}
 			for line := range strings.Lines(out) {
 				if f := strings.Fields(line); len(f) > 2 {
@@ -123,7 +123,7 @@ func TestTunnel_08_Top(t *testing.T) {
 			return rows, err
 		}
 	}
-	s.waitFor("kubectl top nodes", func(ctx context.Context) error {
+	s.WaitFor("kubectl top nodes", func(ctx context.Context) error {
 		rows, err := shown("nodes")(ctx)
 		if err != nil {
 			return err
@@ -136,8 +136,8 @@ func TestTunnel_08_Top(t *testing.T) {
 		}
 		return nil
 	})
-	pods := append(s.waitPods("sample", "app=sample", "edge1", 1), s.waitPods("sample", "app=sample", "edge2", 1)...)
-	s.waitFor("kubectl top pods", func(ctx context.Context) error {
+	pods := append(s.WaitPods("sample", "app=sample", "edge1", 1), s.WaitPods("sample", "app=sample", "edge2", 1)...)
+	s.WaitFor("kubectl top pods", func(ctx context.Context) error {
 		rows, err := shown("pods", "-n", "sample")(ctx)
 		if err != nil {
 			return err
@@ -150,9 +150,9 @@ func TestTunnel_08_Top(t *testing.T) {
 		return nil
 	})
 	// One that can't be reached is explained.
-	s.cut("edge2")
-	s.waitFor("kubectl top to say that there is no link", func(ctx context.Context) error {
-		_, err := s.run(ctx, "kubectl", "top", "node", "edge2")
+	s.Cut("edge2")
+	s.WaitFor("kubectl top to say that there is no link", func(ctx context.Context) error {
+		_, err := s.Run(ctx, "kubectl", "top", "node", "edge2")
 		if err == nil || !strings.Contains(err.Error(), "edge2 has had no link since ") {
 			return fmt.Errorf("got %w", err)
 		}

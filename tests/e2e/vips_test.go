@@ -17,17 +17,17 @@ const shopVIP = "192.168.100.230"
 
 // shop makes a pool of both edges, and a Service of the sample application with a virtual IP there, and waits for the first election.
 func (s *system) shop() {
-	s.t.Helper()
+	s.T.Helper()
 	s.makeShop()
 	s.elected()
 }
 
 // makeShop makes the objects. They go with the test.
 func (s *system) makeShop() {
-	s.t.Helper()
-	s.apply("default", "apiVersion: skerry.io/v1alpha1\nkind: NodePool\nmetadata: {name: shop, labels: {site: shop}}\n"+
+	s.T.Helper()
+	s.Apply("default", "apiVersion: skerry.io/v1alpha1\nkind: NodePool\nmetadata: {name: shop, labels: {site: shop}}\n"+
 		"spec: {addresses: ["+shopVIP+"], nodeSelector: {}, advertisementInterval: 200ms}\n")
-	s.apply("sample", `apiVersion: v1
+	s.Apply("sample", `apiVersion: v1
 kind: Service
 metadata:
   name: shop
@@ -38,26 +38,26 @@ spec:
   selector: {app: sample}
   ports: [{port: 80, targetPort: 8080}]
 `)
-	s.t.Cleanup(func() {
+	s.T.Cleanup(func() {
 		ctx := context.Background()
-		s.mend(ctx)
-		s.must(s.run(ctx, "kubectl", "-n", "sample", "delete", "service", "shop", "--ignore-not-found"))
-		s.waitForIn(ctx, "the virtual IP to go", func(ctx context.Context) error {
-			out, err := s.run(ctx, "kubectl", "get", "virtualips", "-o", "name")
+		s.Mend(ctx)
+		s.Must(s.Run(ctx, "kubectl", "-n", "sample", "delete", "service", "shop", "--ignore-not-found"))
+		s.WaitForIn(ctx, "the virtual IP to go", func(ctx context.Context) error {
+			out, err := s.Run(ctx, "kubectl", "get", "virtualips", "-o", "name")
 			if err == nil && out != "" {
 				err = errors.New(out + "is there")
 			}
 			return err
 		})
-		s.must(s.run(ctx, "kubectl", "delete", "nodepool", "shop", "--ignore-not-found"))
+		s.Must(s.Run(ctx, "kubectl", "delete", "nodepool", "shop", "--ignore-not-found"))
 	})
 }
 
 // elected waits until the first election is over. It is won by the highest priority, whoever was first: from then on the address stays where it is.
 func (s *system) elected() {
-	s.t.Helper()
-	s.waitFor("the first election", func(ctx context.Context) error {
-		out, err := s.run(ctx, "kubectl", "get", "virtualip", shopVIP, "-o", "json")
+	s.T.Helper()
+	s.WaitFor("the first election", func(ctx context.Context) error {
+		out, err := s.Run(ctx, "kubectl", "get", "virtualip", shopVIP, "-o", "json")
 		if err != nil {
 			return err
 		}
@@ -91,9 +91,9 @@ type shopStatus struct {
 
 // waitShop waits until a node holds the address, by its own word and by its kernel, so many could, and all conditions are as they should be.
 func (s *system) waitShop(ready int) (holder string) {
-	s.t.Helper()
-	s.waitFor("the virtual IP to be held", func(ctx context.Context) error {
-		out, err := s.run(ctx, "kubectl", "get", "virtualip", shopVIP, "-o", "json")
+	s.T.Helper()
+	s.WaitFor("the virtual IP to be held", func(ctx context.Context) error {
+		out, err := s.Run(ctx, "kubectl", "get", "virtualip", shopVIP, "-o", "json")
 		if err != nil {
 			return err
 		}
@@ -124,7 +124,7 @@ func (s *system) waitShop(ready int) (holder string) {
 
 // buys asks the address from the LAN's client.
 func (s *system) buys(ctx context.Context) error {
-	h, err := s.Host("client")
+	h, err := s.Trial.Host("client")
 	if err != nil {
 		return err
 	}
@@ -155,7 +155,7 @@ func (s *system) buys(ctx context.Context) error {
 
 // shopHolders are the nodes whose kernel has the address.
 func (s *system) shopHolders() []string {
-	s.t.Helper()
+	s.T.Helper()
 	var all []string
 	for _, node := range []string{"edge1", "edge2"} {
 		if strings.Contains(s.onHost(node, "ip", "-o", "address", "show", "dev", "lan0"), " "+shopVIP+"/32 ") {
@@ -167,9 +167,9 @@ func (s *system) shopHolders() []string {
 
 // waitShopAt waits until one of some nodes alone has the address in its kernel, and serves the client.
 func (s *system) waitShopAt(nodes ...string) string {
-	s.t.Helper()
+	s.T.Helper()
 	var holder string
-	s.waitFor(fmt.Sprintf("one of %v to hold the address and serve the client", nodes), func(ctx context.Context) error {
+	s.WaitFor(fmt.Sprintf("one of %v to hold the address and serve the client", nodes), func(ctx context.Context) error {
 		all := s.shopHolders()
 		if len(all) != 1 || !slices.Contains(nodes, all[0]) {
 			return fmt.Errorf("held by %v", all)
@@ -196,21 +196,21 @@ func TestVIPs_01_FromServiceToTraffic(t *testing.T) {
 	if kernel := s.waitShopAt("edge1", "edge2"); kernel != holder {
 		t.Errorf("%s has the address, the status says %s", kernel, holder)
 	}
-	table := s.kubectl("get", "virtualips")
+	table := s.Kubectl("get", "virtualips")
 	if !strings.Contains(table, "HOLDER") || !strings.Contains(table, shopVIP) || !strings.Contains(table, holder) {
 		t.Errorf("kubectl get virtualips:\n%s", table)
 	}
-	if out := s.kubectl("-n", "sample", "get", "service", "shop", "-o", "jsonpath={.status.loadBalancer.ingress}"); out != `[{"hostname":"shop","ip":"`+shopVIP+`","ipMode":"Proxy"}]` {
+	if out := s.Kubectl("-n", "sample", "get", "service", "shop", "-o", "jsonpath={.status.loadBalancer.ingress}"); out != `[{"hostname":"shop","ip":"`+shopVIP+`","ipMode":"Proxy"}]` {
 		t.Errorf("the Service's status is %s", out)
 	}
-	s.waitFor("the holder's event", func(ctx context.Context) error {
-		out, err := s.run(ctx, "kubectl", "get", "events", "--field-selector=reason=VirtualIPHolder,involvedObject.name="+holder, "-o", "jsonpath={.items[*].message}")
+	s.WaitFor("the holder's event", func(ctx context.Context) error {
+		out, err := s.Run(ctx, "kubectl", "get", "events", "--field-selector=reason=VirtualIPHolder,involvedObject.name="+holder, "-o", "jsonpath={.items[*].message}")
 		if err == nil && !strings.Contains(out, "virtual IP "+shopVIP+" of Service sample/shop") {
 			err = fmt.Errorf("there is %q", out)
 		}
 		return err
 	})
-	if out := s.onHost(holder, s.root+"/bin/edgecore", "status"); !strings.Contains(out, shopVIP+" (sample/shop, pool shop): Holder") {
+	if out := s.onHost(holder, s.Root+"/bin/edgecore", "status"); !strings.Contains(out, shopVIP+" (sample/shop, pool shop): Holder") {
 		t.Errorf("edgecore status:\n%s", out)
 	}
 }
@@ -221,18 +221,18 @@ func TestVIPs_21_WithoutTheCloud(t *testing.T) {
 	s.shop()
 	s.waitShop(2)
 	holder := s.waitShopAt("edge1", "edge2")
-	s.cut("edge1")
-	s.cut("edge2")
-	s.check(s.buys(t.Context()))
+	s.Cut("edge1")
+	s.Cut("edge2")
+	s.Check(s.buys(t.Context()))
 
-	s.onHost(holder, s.root+"/bin/edgecore", "maintenance", "on")
+	s.onHost(holder, s.Root+"/bin/edgecore", "maintenance", "on")
 	next := s.waitShopAt(otherEdge(holder))
-	s.onHost(holder, s.root+"/bin/edgecore", "maintenance", "off")
+	s.onHost(holder, s.Root+"/bin/edgecore", "maintenance", "off")
 
-	s.heal("edge1")
-	s.heal("edge2")
-	s.waitFor("the cloud to know of the new holder", func(ctx context.Context) error {
-		out, err := s.run(ctx, "kubectl", "get", "virtualip", shopVIP, "-o", "jsonpath={.status.holder}")
+	s.Heal("edge1")
+	s.Heal("edge2")
+	s.WaitFor("the cloud to know of the new holder", func(ctx context.Context) error {
+		out, err := s.Run(ctx, "kubectl", "get", "virtualip", shopVIP, "-o", "jsonpath={.status.holder}")
 		if err == nil && out != next {
 			err = fmt.Errorf("it says %q", out)
 		}
@@ -243,14 +243,14 @@ func TestVIPs_21_WithoutTheCloud(t *testing.T) {
 		t.Errorf("the address went from %s to %v when the cloud came back", next, all)
 	}
 
-	s.cut("edge1")
-	s.cut("edge2")
+	s.Cut("edge1")
+	s.Cut("edge2")
 	for _, node := range []string{"edge1", "edge2"} {
-		s.reboot(node, true)
+		s.Reboot(node, true)
 	}
 	s.waitShopAt("edge1", "edge2")
-	s.heal("edge1")
-	s.heal("edge2")
+	s.Heal("edge1")
+	s.Heal("edge2")
 	s.waitShop(2)
 }
 
@@ -292,8 +292,8 @@ func (x *shoppers) end() {
 
 // roles is what each node is to the address, and since when, by the nodes' own word: it changes with every flap.
 func (s *system) roles() string {
-	s.t.Helper()
-	return s.kubectl("get", "virtualip", shopVIP, "-o", `jsonpath={range .status.nodes[*]}{.name} {.state} {.since}{"\n"}{end}`)
+	s.T.Helper()
+	return s.Kubectl("get", "virtualip", shopVIP, "-o", `jsonpath={range .status.nodes[*]}{.name} {.state} {.since}{"\n"}{end}`)
 }
 
 // The cloud is away for so long that it takes all nodes for dead, and comes back: nobody at the site notices.
@@ -305,10 +305,10 @@ func TestVIPs_20_CloudAwayForLongAndBack(t *testing.T) {
 	before := s.roles()
 	customers := s.shoppers()
 	for _, node := range []string{"edge1", "edge2"} {
-		s.cut(node)
+		s.Cut(node)
 	}
 	for _, node := range []string{"edge1", "edge2"} {
-		s.waitReady(node, false)
+		s.WaitReady(node, false)
 	}
 	s.lasts("the address stays where it is", minutes(t, 10), func() error {
 		if all := s.shopHolders(); !slices.Equal(all, []string{holder}) {
@@ -317,12 +317,12 @@ func TestVIPs_20_CloudAwayForLongAndBack(t *testing.T) {
 		return nil
 	})
 	for _, node := range []string{"edge1", "edge2"} {
-		s.heal(node)
+		s.Heal(node)
 	}
 	for _, node := range []string{"edge1", "edge2"} {
-		s.waitReady(node, true)
+		s.WaitReady(node, true)
 	}
-	s.waitPods("sample", "app=sample", "", 2)
+	s.WaitPods("sample", "app=sample", "", 2)
 	s.waitShop(2)
 	s.lasts("the address stays where it is", minutes(t, 2), func() error {
 		if all := s.shopHolders(); !slices.Equal(all, []string{holder}) {
@@ -342,7 +342,7 @@ func TestVIPs_20_CloudAwayForLongAndBack(t *testing.T) {
 
 // rulesOf is what of virtual IPs a device's kernel has, and its keepalived.
 func (s *system) rulesOf(node string) string {
-	s.t.Helper()
+	s.T.Helper()
 	return s.onHost(node, "sh", "-c", "for c in iptables ip6tables; do for t in nat filter mangle raw; do $c-save -t $t | grep SKERRY-VIP; done; done; "+
 		"ip -o address | grep -F '"+shopVIP+"/'; ip rule | grep -F '"+shopVIP+"'; for p in /proc/[0-9]*; do grep -qsx keepalived $p/comm && "+
 		"tr '\\0' ' ' <$p/cmdline; done; true")
@@ -357,7 +357,7 @@ func TestVIPs_10_25_RestartAndRelease(t *testing.T) {
 	for _, node := range []string{"edge1", "edge2"} {
 		s.onHost(node, "iptables", "-t", "nat", "-I", "PREROUTING", "-d", "192.0.2.9", "-m", "comment", "--comment", mark, "-j", "ACCEPT")
 		t.Cleanup(func() {
-			s.must(s.run(context.Background(), "exec", node, "--", "iptables", "-t", "nat", "-D", "PREROUTING", "-d", "192.0.2.9", "-m", "comment", "--comment", mark, "-j", "ACCEPT"))
+			s.Must(s.Run(context.Background(), "exec", node, "--", "iptables", "-t", "nat", "-D", "PREROUTING", "-d", "192.0.2.9", "-m", "comment", "--comment", mark, "-j", "ACCEPT"))
 		})
 		if there := s.rulesOf(node); there != "" {
 			t.Fatalf("before there is a Service %s has\n%s", node, there)
@@ -368,21 +368,21 @@ func TestVIPs_10_25_RestartAndRelease(t *testing.T) {
 	holder := s.waitShopAt("edge1", "edge2")
 
 	const claims = `{range .items[*]}{.metadata.name} {.metadata.uid} {.spec.vrid} {.spec.service.uid}{"\n"}{end}`
-	before, roles := s.kubectl("get", "virtualips", "-o", "jsonpath="+claims), s.roles()
+	before, roles := s.Kubectl("get", "virtualips", "-o", "jsonpath="+claims), s.roles()
 	leader := []string{"get", "lease", "-n", "skerry-system", "cloudcore", "-o", "jsonpath={.spec.holderIdentity}"}
-	led := s.kubectl(leader...)
+	led := s.Kubectl(leader...)
 	customers := s.shoppers()
 	for _, replica := range options().Replicas() {
-		s.kill(replica, "cloudcore")
+		s.Kill(replica, "cloudcore")
 	}
 	for _, replica := range options().Replicas() {
-		s.start(replica, "cloudcore")
+		s.Start(replica, "cloudcore")
 	}
 	for _, node := range []string{"edge1", "edge2"} {
 		s.waitLinked(node)
 	}
-	s.waitFor("a new leader of cloudcore", func(ctx context.Context) error {
-		now, err := s.run(ctx, append([]string{"kubectl"}, leader...)...)
+	s.WaitFor("a new leader of cloudcore", func(ctx context.Context) error {
+		now, err := s.Run(ctx, append([]string{"kubectl"}, leader...)...)
 		if err == nil && (now == "" || now == led) {
 			err = fmt.Errorf("it is %q", now)
 		}
@@ -390,7 +390,7 @@ func TestVIPs_10_25_RestartAndRelease(t *testing.T) {
 	})
 	s.waitShop(2)
 	customers.end()
-	if after := s.kubectl("get", "virtualips", "-o", "jsonpath="+claims); after != before || strings.Count(after, "\n") != 1 {
+	if after := s.Kubectl("get", "virtualips", "-o", "jsonpath="+claims); after != before || strings.Count(after, "\n") != 1 {
 		t.Errorf("claims before:\n%s\nand after:\n%s", before, after)
 	}
 	if after := s.roles(); after != roles {
@@ -402,15 +402,15 @@ func TestVIPs_10_25_RestartAndRelease(t *testing.T) {
 
 	s.set(holder, "modules.vip.enable=false", "modules.vip.enable=true")
 	other := s.waitShopAt(otherEdge(holder))
-	s.waitFor("nothing of virtual IPs to be left on "+holder, func(context.Context) error {
+	s.WaitFor("nothing of virtual IPs to be left on "+holder, func(context.Context) error {
 		if left := s.rulesOf(holder); left != "" {
 			return errors.New(left)
 		}
 		return nil
 	})
 
-	s.kubectl("-n", "sample", "delete", "service", "shop")
-	s.waitFor("nothing to be left on "+other, func(context.Context) error {
+	s.Kubectl("-n", "sample", "delete", "service", "shop")
+	s.WaitFor("nothing to be left on "+other, func(context.Context) error {
 		left := s.rulesOf(other)
 		// The chains stay, empty, and so does keepalived, with no instance: the next address needs both.
 		if strings.Contains(left, shopVIP) || strings.Contains(left, "DNAT") {
@@ -432,14 +432,14 @@ func TestVIPs_10_25_RestartAndRelease(t *testing.T) {
 func TestVIPs_DuplicateAddress(t *testing.T) {
 	s := use(t)
 	t.Cleanup(func() {
-		s.must(s.run(context.Background(), "exec", "client", "--", "sh", "-c", "ip address del "+shopVIP+"/32 dev lo 2>/dev/null; true"))
+		s.Must(s.Run(context.Background(), "exec", "client", "--", "sh", "-c", "ip address del "+shopVIP+"/32 dev lo 2>/dev/null; true"))
 	})
 	s.onHost("client", "ip", "address", "replace", shopVIP+"/32", "dev", "lo") // a Linux host answers for all its addresses on every interface
 	s.makeShop()
 	condition := func(want string) {
 		t.Helper()
-		s.waitFor("DuplicateAddress to be "+want, func(ctx context.Context) error {
-			out, err := s.run(ctx, "kubectl", "get", "virtualip", shopVIP, "-o", `jsonpath={.status.conditions[?(@.type=="DuplicateAddress")].status} {.status.nodes[*].duplicateOf}`)
+		s.WaitFor("DuplicateAddress to be "+want, func(ctx context.Context) error {
+			out, err := s.Run(ctx, "kubectl", "get", "virtualip", shopVIP, "-o", `jsonpath={.status.conditions[?(@.type=="DuplicateAddress")].status} {.status.nodes[*].duplicateOf}`)
 			if err == nil && out != want {
 				err = fmt.Errorf("it is %q", out)
 			}

@@ -17,12 +17,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/skerry-io/skerry/tests/cluster/suite"
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
 // ask sends a request to the sample application in a pod, from the pod's node.
 func (s *system) ask(ctx context.Context, method string, pod corev1.Pod, path string) error {
-	h, err := s.Host(pod.Spec.NodeName)
+	h, err := s.Trial.Host(pod.Spec.NodeName)
 	if err != nil {
 		return err
 	}
@@ -54,7 +55,7 @@ func (s *system) edgecoreStatus(ctx context.Context, node string) (st struct {
 	}
 }, err error) {
 	var out, errs strings.Builder
-	code, err := s.Exec(ctx, node, trial.Streams{Out: &out, Err: &errs}, nil, filepath.Join(s.root, "bin", "edgecore"), "status", "-o", "json")
+	code, err := s.Trial.Exec(ctx, node, trial.Streams{Out: &out, Err: &errs}, nil, filepath.Join(s.Root, "bin", "edgecore"), "status", "-o", "json")
 	if err != nil {
 		return st, err
 	}
@@ -91,36 +92,36 @@ spec:
 
 func TestDeployment(t *testing.T) {
 	s := use(t)
-	ns := s.namespace()
-	s.apply(ns, deployment)
-	s.kubectl("rollout", "status", "-n", ns, "deployment/web", "--timeout=2m")
-	s.kubectl("scale", "-n", ns, "deployment/web", "--replicas=4")
-	s.waitPods(ns, "app=web", "", 4)
-	before := s.waitPods(ns, "app=web", "", 4)
-	s.apply(ns, strings.NewReplacer(`version: "1"`, `version: "2"`, "replicas: 2", "replicas: 4").Replace(deployment))
-	s.kubectl("rollout", "status", "-n", ns, "deployment/web", "--timeout=2m")
-	s.waitFor("the old pods to go", func(ctx context.Context) error {
+	ns := s.Namespace()
+	s.Apply(ns, deployment)
+	s.Kubectl("rollout", "status", "-n", ns, "deployment/web", "--timeout=2m")
+	s.Kubectl("scale", "-n", ns, "deployment/web", "--replicas=4")
+	s.WaitPods(ns, "app=web", "", 4)
+	before := s.WaitPods(ns, "app=web", "", 4)
+	s.Apply(ns, strings.NewReplacer(`version: "1"`, `version: "2"`, "replicas: 2", "replicas: 4").Replace(deployment))
+	s.Kubectl("rollout", "status", "-n", ns, "deployment/web", "--timeout=2m")
+	s.WaitFor("the old pods to go", func(ctx context.Context) error {
 		for _, p := range before {
-			if _, err := s.client.CoreV1().Pods(ns).Get(ctx, p.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			if _, err := s.Client.CoreV1().Pods(ns).Get(ctx, p.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 				return fmt.Errorf("%s is still there: %w", p.Name, err)
 			}
 		}
 		return nil
 	})
-	s.waitPods(ns, "app=web", "", 4)
-	s.kubectl("delete", "-n", ns, "deployment/web")
-	s.waitPods(ns, "app=web", "", 0)
+	s.WaitPods(ns, "app=web", "", 4)
+	s.Kubectl("delete", "-n", ns, "deployment/web")
+	s.WaitPods(ns, "app=web", "", 0)
 }
 
 func TestDaemonSetAndJob(t *testing.T) {
 	s := use(t)
-	ns := s.namespace()
-	s.apply(ns, strings.NewReplacer("kind: Deployment", "kind: DaemonSet", "  replicas: 2\n", "").Replace(deployment))
-	pods := s.waitPods(ns, "app=web", "", 2)
+	ns := s.Namespace()
+	s.Apply(ns, strings.NewReplacer("kind: Deployment", "kind: DaemonSet", "  replicas: 2\n", "").Replace(deployment))
+	pods := s.WaitPods(ns, "app=web", "", 2)
 	if pods[0].Spec.NodeName == pods[1].Spec.NodeName {
 		t.Errorf("both pods are on %s", pods[0].Spec.NodeName)
 	}
-	s.apply(ns, fmt.Sprintf(`apiVersion: batch/v1
+	s.Apply(ns, fmt.Sprintf(`apiVersion: batch/v1
 kind: Job
 metadata: {name: once}
 spec:
@@ -132,19 +133,19 @@ spec:
       containers:
       - {name: sample, image: skerry.local/sample:1, imagePullPolicy: IfNotPresent, args: [get, "http://%s:8080/"]}
 `, pods[0].Spec.NodeName, pods[0].Status.PodIP))
-	s.kubectl("wait", "-n", ns, "job/once", "--for=condition=Complete", "--timeout=2m")
+	s.Kubectl("wait", "-n", ns, "job/once", "--for=condition=Complete", "--timeout=2m")
 }
 
 func TestFailingProbeRestarts(t *testing.T) {
 	s := use(t)
-	ns := s.namespace()
-	s.apply(ns, samplePod("probed", "edge1")+"    livenessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1, failureThreshold: 2}\n")
-	pod := s.waitPods(ns, "app=probed", "edge1", 1)[0]
-	s.check(s.ask(t.Context(), http.MethodPost, pod, "/fail"))
-	s.waitFor("a restart, told to the cloud", func(ctx context.Context) error {
-		p, err := s.client.CoreV1().Pods(ns).Get(ctx, "probed", metav1.GetOptions{})
-		if err == nil && (restarts(*p) < 1 || !podReady(*p)) {
-			err = fmt.Errorf("%d restarts, ready %t", restarts(*p), podReady(*p))
+	ns := s.Namespace()
+	s.Apply(ns, samplePod("probed", "edge1")+"    livenessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1, failureThreshold: 2}\n")
+	pod := s.WaitPods(ns, "app=probed", "edge1", 1)[0]
+	s.Check(s.ask(t.Context(), http.MethodPost, pod, "/fail"))
+	s.WaitFor("a restart, told to the cloud", func(ctx context.Context) error {
+		p, err := s.Client.CoreV1().Pods(ns).Get(ctx, "probed", metav1.GetOptions{})
+		if err == nil && (restarts(*p) < 1 || !suite.PodReady(*p)) {
+			err = fmt.Errorf("%d restarts, ready %t", restarts(*p), suite.PodReady(*p))
 		}
 		return err
 	})
@@ -152,17 +153,17 @@ func TestFailingProbeRestarts(t *testing.T) {
 
 func TestConfigMapReachesTheVolume(t *testing.T) {
 	s := use(t)
-	ns := s.namespace()
+	ns := s.Namespace()
 	level := func(value string) string {
 		return "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: settings}\ndata: {level: " + value + "}\n"
 	}
-	s.apply(ns, level("low"))
-	s.apply(ns, samplePod("reader", "edge2")+"    volumeMounts: [{name: config, mountPath: /config}]\n  volumes: [{name: config, configMap: {name: settings}}]\n")
-	pod := s.waitPods(ns, "app=reader", "edge2", 1)[0]
+	s.Apply(ns, level("low"))
+	s.Apply(ns, samplePod("reader", "edge2")+"    volumeMounts: [{name: config, mountPath: /config}]\n  volumes: [{name: config, configMap: {name: settings}}]\n")
+	pod := s.WaitPods(ns, "app=reader", "edge2", 1)[0]
 	shows := func(want string) {
 		t.Helper()
-		s.waitFor("the volume to hold "+want, func(ctx context.Context) error {
-			page, err := s.page(ctx, pod)
+		s.WaitFor("the volume to hold "+want, func(ctx context.Context) error {
+			page, err := s.Page(ctx, pod)
 			if err == nil && !strings.Contains(page, "level = "+want) {
 				err = errors.New(page)
 			}
@@ -170,53 +171,53 @@ func TestConfigMapReachesTheVolume(t *testing.T) {
 		})
 	}
 	shows("low")
-	s.apply(ns, level("high"))
+	s.Apply(ns, level("high"))
 	shows("high")
 }
 
 func TestHostNetwork(t *testing.T) {
 	s := use(t)
-	ns := s.namespace()
-	s.apply(ns, samplePod("bare", "edge1")+"  hostNetwork: true\n")
-	pod := s.waitPods(ns, "app=bare", "edge1", 1)[0]
+	ns := s.Namespace()
+	s.Apply(ns, samplePod("bare", "edge1")+"  hostNetwork: true\n")
+	pod := s.WaitPods(ns, "app=bare", "edge1", 1)[0]
 	if pod.Status.PodIP != pod.Status.HostIP {
 		t.Errorf("the pod has %s, its node %s", pod.Status.PodIP, pod.Status.HostIP)
 	}
-	if _, err := s.page(t.Context(), pod); err != nil {
+	if _, err := s.Page(t.Context(), pod); err != nil {
 		t.Error(err)
 	}
 }
 
 func TestStaticPodHasAMirror(t *testing.T) {
 	s := use(t)
-	h, err := s.Host("edge1")
-	s.check(err)
+	h, err := s.Trial.Host("edge1")
+	s.Check(err)
 	manifest := strings.Replace(samplePod("fixed", "edge1"), "  nodeName: edge1\n", "", 1)
 	file := filepath.Join(h.Root(), "etc/skerry/manifests/fixed.yaml")
-	s.check(os.WriteFile(file, []byte(manifest), 0o600))
+	s.Check(os.WriteFile(file, []byte(manifest), 0o600))
 	t.Cleanup(func() { _ = os.Remove(file) })
-	pod := s.waitPods("default", "app=fixed", "edge1", 1)[0]
+	pod := s.WaitPods("default", "app=fixed", "edge1", 1)[0]
 	if pod.Annotations[corev1.MirrorPodAnnotationKey] == "" {
 		t.Errorf("%s is no mirror: %v", pod.Name, pod.Annotations)
 	}
-	s.check(os.Remove(file))
-	s.waitPods("default", "app=fixed", "edge1", 0)
+	s.Check(os.Remove(file))
+	s.WaitPods("default", "app=fixed", "edge1", 0)
 }
 
 // Concurrent reads of one object must not collapse into one answer: each pod gets its volumes.
 func TestTenPodsShareWhatTheyNeed(t *testing.T) {
 	s := use(t)
-	ns := s.namespace()
+	ns := s.Namespace()
 	objects := "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: shared}\ndata: {k: v}\n---\napiVersion: v1\nkind: Secret\nmetadata: {name: shared}\nstringData: {k: v}\n"
 	for i := range 10 {
 		pod := strings.Replace(samplePod(fmt.Sprintf("p%d", i), "edge1"), "labels: {", "labels: {set: shared, ", 1)
 		objects += "---\n" + pod + "    volumeMounts: [{name: config, mountPath: /config}, {name: secret, mountPath: /secret}]\n" +
 			"  volumes: [{name: config, configMap: {name: shared}}, {name: secret, secret: {secretName: shared}}]\n"
 	}
-	s.apply(ns, objects)
-	for _, pod := range s.waitPods(ns, "set=shared", "edge1", 10) {
-		page, err := s.page(t.Context(), pod)
-		s.check(err)
+	s.Apply(ns, objects)
+	for _, pod := range s.WaitPods(ns, "set=shared", "edge1", 10) {
+		page, err := s.Page(t.Context(), pod)
+		s.Check(err)
 		for _, want := range []string{"config k = v", "secret k = v"} {
 			if !strings.Contains(page, want) {
 				t.Errorf("%s lacks %q:\n%s", pod.Name, want, page)
@@ -228,21 +229,23 @@ func TestTenPodsShareWhatTheyNeed(t *testing.T) {
 // A node goes from one transport to the other; pods don't notice, and new ones run.
 func TestTransports(t *testing.T) {
 	s := use(t)
-	ns := s.namespace()
-	before := s.containers("edge1")
-	t.Cleanup(func() { s.check(s.Set(context.Background(), "edge1", []string{"modules.edgeHub.transport=auto"})) })
+	ns := s.Namespace()
+	before := s.Containers("edge1")
+	t.Cleanup(func() {
+		s.Check(s.Trial.Set(context.Background(), "edge1", []string{"modules.edgeHub.transport=auto"}))
+	})
 	for _, transport := range []string{"websocket", "quic"} {
-		s.check(s.Set(t.Context(), "edge1", []string{"modules.edgeHub.transport=" + transport}))
-		s.waitFor("a link over "+transport, func(ctx context.Context) error {
+		s.Check(s.Trial.Set(t.Context(), "edge1", []string{"modules.edgeHub.transport=" + transport}))
+		s.WaitFor("a link over "+transport, func(ctx context.Context) error {
 			st, err := s.edgecoreStatus(ctx, "edge1")
 			if err == nil && (!st.Link.Linked || st.Link.Transport != transport) {
 				err = fmt.Errorf("link: %+v", st.Link)
 			}
 			return err
 		})
-		s.apply(ns, samplePod("over-"+transport, "edge1"))
-		s.waitPods(ns, "app=over-"+transport, "edge1", 1)
-		after := strings.Join(s.containers("edge1"), " ")
+		s.Apply(ns, samplePod("over-"+transport, "edge1"))
+		s.WaitPods(ns, "app=over-"+transport, "edge1", 1)
+		after := strings.Join(s.Containers("edge1"), " ")
 		for _, c := range before {
 			if !strings.Contains(after, c) {
 				t.Errorf("container %s did not outlive the change to %s", c, transport)

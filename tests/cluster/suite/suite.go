@@ -1,0 +1,206 @@
+// Package suite runs the tests of a package against one whole trial: real edges, a real control plane, real containers. The trial is brought up once for the
+// package and is always taken down, also when tests fail, hang or panic.
+//
+// It owns the trial's folder, one for each name and part. It refuses to go on with a trial that it could not make whole. A System belongs to one test;
+// tests of a suite run one after the other.
+package suite
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/skerry-io/skerry/tests/cluster/binary"
+	"github.com/skerry-io/skerry/tests/cluster/trial"
+)
+
+const (
+	// inner marks the process that runs the tests, and is its trial's folder. The one that brings the trial up and down is its parent, so that a test which
+	// runs out of time, or panics, can't keep the trial from being taken down.
+	inner = "SKERRY_E2E_TRIAL"
+	// UpTimeout is for a loaded machine; 15 s is usual.
+	UpTimeout = 5 * time.Minute
+)
+
+// A Suite is the tests of one package.
+type Suite struct {
+	// Name is the trial folder's, .trial-NAME, and that of the logs which a failed run leaves in build/out.
+	Name string
+	// Options are the trial's. Every test begins with a trial that is as they say.
+	Options trial.Options
+}
+
+// Main runs the tests, with a trial where there may be one: as root and without -short. It returns what the process exits with; TestMain calls it.
+func (s Suite) Main(m *testing.M) int {
+	if os.Getenv(inner) != "" || short() || os.Getuid() != 0 {
+		return m.Run()
+	}
+	code, err := s.outer()
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", s.Name, err)
+		code = max(code, 1)
+	}
+	return code
+}
+
+// short reports -short before the flags are parsed.
+func short() bool {
+	return slices.ContainsFunc(os.Args, func(a string) bool { return a == "-test.short" || a == "-test.short=true" })
+}
+
+// part is which of how many parts of the tests this process runs; each has a trial of its own, so that several run side by side. All of them is part 1 of 1.
+func part() (n, of int, err error) {
+	text := os.Getenv("SKERRY_E2E_SHARD")
+	if text == "" {
+		return 1, 1, nil
+	}
+	if _, err := fmt.Sscanf(text, "%d/%d", &n, &of); err != nil || n < 1 || n > of {
+		return 0, 0, fmt.Errorf("SKERRY_E2E_SHARD is %q, which is not like 1/2", text)
+	}
+	return n, of, nil
+}
+
+func (s Suite) folder(root string, n, of int) string {
+	name := ".trial-" + s.Name
+	if of > 1 {
+		name += "-" + strconv.Itoa(n)
+	}
+	return filepath.Join(root, name)
+}
+
+// choose narrows the arguments of a test binary to one part of the tests that they name, every of-th test from the n-th on: neighbours, which often take a similar
+// time, are in different parts. It returns nil where the part is empty.
+func choose(ctx context.Context, args []string, n, of int) ([]string, error) {
+	if of == 1 {
+		return args, nil
+	}
+	const flag = "-test.run="
+	pattern := "."
+	var others []string
+	for _, a := range args {
+		if p, ok := strings.CutPrefix(a, flag); ok {
+			pattern = p
+		} else {
+			others = append(others, a)
+		}
+	}
+	top, below, _ := strings.Cut(pattern, "/")
+	list := exec.CommandContext(ctx, os.Args[0], "-test.list="+top)
+	list.Env = append(os.Environ(), inner+"=none")
+	out, err := list.Output()
+	if err != nil {
+		return nil, fmt.Errorf("listing the tests: %w", err)
+	}
+	var ours []string
+	for i, name := range strings.Fields(string(out)) {
+		if i%of == n-1 {
+			ours = append(ours, name)
+		}
+	}
+	if len(ours) == 0 {
+		return nil, nil
+	}
+	run := flag + "^(" + strings.Join(ours, "|") + ")$"
+	if below != "" {
+		run += "/" + below
+	}
+	return append(others, run), nil
+}
+
+func (s Suite) outer() (code int, err error) {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT, syscall.SIGQUIT)
+	defer stop()
+	root, err := binary.Root()
+	if err != nil {
+		return 1, err
+	}
+	n, of, err := part()
+	if err != nil {
+		return 1, err
+	}
+	args, err := choose(ctx, os.Args[1:], n, of)
+	if err != nil || args == nil {
+		return 0, err
+	}
+	dir := s.folder(root, n, of)
+	if _, err := binary.Build(ctx, root, "kubeplane", "cloudcore", "edgecore", "trial"); err != nil {
+		return 1, err
+	}
+	t, err := trial.Open(root, dir, os.Stderr)
+	if err != nil && t == nil {
+		return 1, err
+	}
+	// What a killed run left behind goes first.
+	if err := t.Down(ctx); err != nil {
+		return 1, err
+	}
+	defer func() {
+		downCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		defer cancel()
+		err = errors.Join(err, t.Down(downCtx))
+	}()
+	upCtx, cancel := context.WithTimeout(ctx, UpTimeout)
+	defer cancel()
+	if err := t.Up(upCtx, s.Options); err != nil {
+		return 1, err
+	}
+	tests := exec.CommandContext(ctx, os.Args[0], args...)
+	tests.Env = append(os.Environ(), inner+"="+dir)
+	tests.Stdin, tests.Stdout, tests.Stderr = nil, os.Stdout, os.Stderr
+	tests.Cancel = func() error { return tests.Process.Signal(syscall.SIGQUIT) } // shows what hangs
+	tests.WaitDelay = 10 * time.Second
+	err = tests.Run()
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		s.keepLogs(root, dir)
+		return max(exit.ExitCode(), 1), nil
+	}
+	return 0, err
+}
+
+// keepLogs saves the programs' logs of a failed run where `make clean` finds them.
+func (s Suite) keepLogs(root, dir string) {
+	logs, err := filepath.Glob(filepath.Join(dir, "hosts", "*", "log", "*.log"))
+	if err != nil {
+		return
+	}
+	out := filepath.Join(root, "build", "out", strings.TrimPrefix(filepath.Base(dir), ".trial-"))
+	if err := os.MkdirAll(out, 0o755); err != nil {
+		fmt.Fprintln(os.Stderr, s.Name+": keeping the logs:", err)
+		return
+	}
+	for _, log := range logs {
+		host := filepath.Base(filepath.Dir(filepath.Dir(log)))
+		if err := copyFile(filepath.Join(out, host+"-"+filepath.Base(log)), log); err != nil {
+			fmt.Fprintln(os.Stderr, s.Name+": keeping a log:", err)
+		}
+	}
+	fmt.Fprintln(os.Stderr, s.Name+": the logs of this run are in", out)
+}
+
+func copyFile(to, from string) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.Create(to)
+	if err != nil {
+		return err
+	}
+	if _, err := io.Copy(out, in); err != nil {
+		out.Close()
+		return err
+	}
+	return out.Close()
+}
