@@ -36,6 +36,7 @@ import (
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
 	"github.com/skerry-io/skerry/edge/internal/drain"
 	"github.com/skerry-io/skerry/edge/internal/edged"
+	"github.com/skerry-io/skerry/edge/internal/endpoints"
 	"github.com/skerry-io/skerry/edge/internal/hub"
 	"github.com/skerry-io/skerry/edge/internal/join"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netwatch"
@@ -110,18 +111,21 @@ type App struct {
 	clock    *pki.Clock
 	identity *join.Identity
 	meta     *meta.Manager
-	api      *api.Server
-	dialer   link.Dialer
-	hub      *hub.Hub
-	netwatch *netwatch.Watcher
-	edged    *edged.Module
-	routes   *route.Agent
-	agents   []*agent.Module
-	vips     *vip.Agent
-	drain    *drain.Agent
-	runner   *beehive.Runner
-	tunnel   *tunnel.Tunnel
-	metrics  *prometheus.Registry
+	// correction is nil where nothing on the device reads EndpointSlices.
+	correction *endpoints.Correction
+	endpoints  *endpoints.Agent
+	api        *api.Server
+	dialer     link.Dialer
+	hub        *hub.Hub
+	netwatch   *netwatch.Watcher
+	edged      *edged.Module
+	routes     *route.Agent
+	agents     []*agent.Module
+	vips       *vip.Agent
+	drain      *drain.Agent
+	runner     *beehive.Runner
+	tunnel     *tunnel.Tunnel
+	metrics    *prometheus.Registry
 }
 
 // New reads the identity, opens the store and makes every part. Nothing runs yet.
@@ -181,7 +185,7 @@ func (a *App) assemble() error {
 	c := a.config.Modules
 	limit := c.MetaManager.EventLimit
 	a.meta = meta.New(meta.Config{
-		NodeName: a.node, Store: a.store, ReportEvents: c.Edged.ReportEvent,
+		NodeName: a.node, Store: a.store, ReportEvents: c.Edged.ReportEvent, Corrector: a.newCorrection(),
 		Limits: meta.Limits{OutboxEvents: limit.Entries, OutboxBytes: int(limit.Bytes.Value())},
 	})
 	registration := registration.New(a.meta, a.node)
@@ -201,6 +205,10 @@ func (a *App) assemble() error {
 			beehive.Entry{Module: registration, Restart: beehive.OnFailure(beehive.Backoff{})},
 			beehive.Entry{Module: a.newAPIRedirect(), Restart: beehive.OnFailure(beehive.Backoff{})},
 		)
+	}
+	if a.correction != nil {
+		a.endpoints = a.newEndpoints()
+		entries = append(entries, beehive.Entry{Module: a.endpoints, Groups: []message.Group{linkstate.Agents}, Restart: beehive.OnFailure(beehive.Backoff{})})
 	}
 	if c.Route.Enable {
 		// Before the link: the store knows which routes there should be, and the way to the cloud may be one of them.

@@ -56,6 +56,8 @@ type Modules struct {
 	Route       Route       `json:"route"`
 	VIP         VIP         `json:"vip"`
 	Drain       Drain       `json:"drain"`
+	Services    Services    `json:"services"`
+	Names       Names       `json:"names"`
 }
 
 // EdgeHub keeps the link to the cloud.
@@ -190,6 +192,8 @@ func Default() *Config {
 				CordonTries: 10, CordonInterval: seconds(5), EvictInterval: seconds(5), RetryInterval: seconds(5),
 				Hooks: Hooks{Timeout: metav1.Duration{Duration: time.Hour}, Reboot: "systemctl reboot", Shutdown: "systemctl poweroff"},
 			},
+			Services: Services{Mode: "auto"},
+			Names:    Names{Listen: "169.254.20.20:53", Domain: "cluster.local", Zones: []Zone{}, Upstream: []string{}},
 		},
 	}
 }
@@ -224,6 +228,11 @@ func (c *Config) Validate() field.ErrorList {
 	errs = append(errs, c.Modules.Route.validate(modules.Child("route"))...)
 	errs = append(errs, c.Modules.VIP.validate(modules.Child("vip"))...)
 	errs = append(errs, c.Modules.Drain.validate(modules.Child("drain"))...)
+	errs = append(errs, c.Modules.Services.validate(modules.Child("services"))...)
+	errs = append(errs, c.Modules.Names.validate(modules.Child("names"))...)
+	if !c.Modules.EdgeAPI.Enable && (c.Modules.Services.Enable || c.Modules.Names.Enable) {
+		errs = append(errs, field.Forbidden(modules.Child("edgeAPI", "enable"), "services and names read the edge API: they can't run without it"))
+	}
 	if !c.Modules.MetaManager.Enable && (c.Modules.EdgeHub.Enable || c.Modules.EdgeAPI.Enable || c.Modules.Edged.Enable) {
 		errs = append(errs, field.Forbidden(modules.Child("metaManager", "enable"), "edgeHub, edgeAPI and edged stand on the store: they can't run without it"))
 	}

@@ -123,7 +123,7 @@ func (m *Manager) applyObject(b *batch, ref object.Ref, c *topicpb.Change) error
 		}
 		return (e.uid != "" && e.uid != o.UID) || (e.verb == topicpb.Verb_PATCH && !object.Older(o.CloudVersion, e.acceptedVersion))
 	})
-	h := overlay(o, usesOf(obj), b.pending(t))
+	h := m.overlay(o, usesOf(obj), b.pending(t))
 	b.set(ref, h)
 	if have != nil && ref.Resource == nodesResource {
 		if before, err := object.DecodeRaw(have.raw); err == nil && object.OnlyHeartbeat(before, obj) {

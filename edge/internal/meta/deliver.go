@@ -18,7 +18,7 @@ func (m *Manager) takeIn(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-m.putOff.timer.C:
+		case <-m.putOff.Due():
 			m.sendAgain(ctx)
 			continue
 		case <-m.inbox.wake:
@@ -65,7 +65,7 @@ func (m *Manager) work(ctx context.Context) bool {
 	log := klog.FromContext(ctx)
 	m.at(PointReceived)
 	taken := len(results)
-	results = m.putOff.sift(ctx, results)
+	results = m.putOff.Sift(ctx, results)
 	var now digestMismatches
 	err := m.do(ctx, func(b *batch) error {
 		in.mu.Lock()
@@ -155,10 +155,7 @@ const maxMismatches = 1024
 
 // sendAgain makes the writes wait for their turn that were put off.
 func (m *Manager) sendAgain(ctx context.Context) {
-	m.putOff.mu.Lock()
-	ids := m.putOff.ids
-	m.putOff.ids = nil
-	m.putOff.mu.Unlock()
+	ids := m.putOff.Take()
 	err := m.do(ctx, func(b *batch) error {
 		b.after(func() {
 			for _, id := range ids {

@@ -122,7 +122,7 @@ func (m *Manager) load(ctx context.Context) error {
 			continue
 		}
 		entries := boxes[targetOf(o.Ref)]
-		h := overlay(o, usesOf(obj), entries)
+		h := m.overlay(o, usesOf(obj), entries)
 		for _, e := range entries {
 			h.shown.Version = max(h.shown.Version, e.shownVersion)
 		}

@@ -12,6 +12,8 @@ import (
 
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
+	"github.com/skerry-io/skerry/edge/internal/meta/putoff"
+	"github.com/skerry-io/skerry/edge/internal/object"
 	"github.com/skerry-io/skerry/edge/internal/store"
 )
 
@@ -27,6 +29,8 @@ type Config struct {
 	// Hub is the module that has the link; default "edgehub".
 	Hub    message.Name
 	Limits Limits
+	// Corrector, when it is not nil, has a say in how objects are shown.
+	Corrector object.Corrector
 	// At, when it is not nil, is told when a Point is reached, by whoever reaches it. For tests.
 	At func(Point)
 }
@@ -100,7 +104,7 @@ type Manager struct {
 	sender   *sender
 	lease    *lease
 	counters counters
-	putOff   *putOff
+	putOff   *putoff.Queue
 	next     atomic.Uint64 // the newest version that was given out, shown or not
 
 	mu        sync.RWMutex // guards what follows; only the core changes it, watchers apart

@@ -25,6 +25,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
+	"github.com/skerry-io/skerry/edge/internal/meta/putoff"
 	"github.com/skerry-io/skerry/edge/internal/meta/reply"
 	"github.com/skerry-io/skerry/edge/internal/store"
 )
@@ -32,7 +33,7 @@ import (
 // New returns a Manager that holds nothing yet.
 func New(config Config) *Manager {
 	config.setDefaults()
-	m := &Manager{config: config, requests: make(chan *request, 256), renewed: make(chan struct{}, 1), lease: &lease{node: config.NodeName}, putOff: newPutOff()}
+	m := &Manager{config: config, requests: make(chan *request, 256), renewed: make(chan struct{}, 1), lease: &lease{node: config.NodeName}, putOff: putoff.New()}
 	m.inbox = &inbox{wake: make(chan struct{}, 1), most: min(gatherMost, config.Limits.EventWindow/2)}
 	m.sender = &sender{wake: make(chan struct{}, 1)}
 	m.reset()
@@ -130,7 +131,7 @@ func (m *Manager) mux() *message.Mux {
 // handleUp opens a session: what was under way on an older link goes again, and the cloud is told what this device wants and has.
 func (m *Manager) handleUp(ctx context.Context, _ message.Message, up linkstate.Link) error {
 	m.inbox.reset()
-	m.putOff.forget()
+	m.putOff.Forget()
 	m.sender.reset()
 	if err := m.do(ctx, func(b *batch) error { // nothing for the disk: a full one must not keep the link from being used
 		b.after(func() {
@@ -160,7 +161,7 @@ func (m *Manager) handleDown(ctx context.Context, _ message.Message, down linkst
 		return nil
 	}
 	m.inbox.reset()
-	m.putOff.forget()
+	m.putOff.Forget()
 	m.sender.reset()
 	return m.do(ctx, func(b *batch) error {
 		b.after(func() {

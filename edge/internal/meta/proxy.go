@@ -50,7 +50,7 @@ func (m *Manager) Request(ctx context.Context, r *topicpb.APIRequest) (*topicpb.
 	if err == nil {
 		var response *topicpb.APIResponse
 		if response, err = topic.APIResponse.Content(answer); err == nil {
-			m.putOff.answered(response)
+			m.putOff.Answered(response)
 			return response, nil
 		}
 	}

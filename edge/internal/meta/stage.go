@@ -24,13 +24,22 @@ func (b *batch) forgetHeld(ref object.Ref, have *held) {
 	}
 }
 
+// overlay is overlay, and what the Corrector makes of it.
+func (m *Manager) overlay(delivered object.Object, uses []dependency, entries []*entry) *held {
+	h := overlay(delivered, uses, entries)
+	if c := m.config.Corrector; c != nil && c.Corrects(delivered.Resource) {
+		h.shown.Raw = c.Correct(h.shown)
+	}
+	return h
+}
+
 // reapply shows an object anew after its writes have changed. Its record stays: that is what the cloud delivered.
 func (b *batch) reapply(ref object.Ref) {
 	have := b.get(ref)
 	if have == nil {
 		return
 	}
-	h := overlay(have.delivered(), have.uses, b.pending(targetOf(ref)))
+	h := b.m.overlay(have.delivered(), have.uses, b.pending(targetOf(ref)))
 	if h.hidden == have.hidden && bytes.Equal(h.shown.Raw, have.shown.Raw) {
 		return
 	}

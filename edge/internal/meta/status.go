@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/skerry-io/skerry/edge/internal/meta/putoff"
 	"github.com/skerry-io/skerry/edge/internal/object"
 	"github.com/skerry-io/skerry/edge/internal/store"
 	"github.com/skerry-io/skerry/edge/internal/store/storepb"
@@ -42,7 +43,7 @@ type OutboxStatus struct {
 	Refused      uint64         `json:"refused"`
 	LastAccepted *time.Time     `json:"lastAccepted,omitempty"`
 	// Quota is the quota of cloudcore's that this node used up last.
-	Quota *QuotaStatus `json:"quota,omitempty"`
+	Quota *putoff.Status `json:"quota,omitempty"`
 }
 
 // ResourceStatus is what is held of one resource.
@@ -73,7 +74,7 @@ func (m *Manager) Status() Status {
 		at := time.UnixMilli(ms)
 		s.Outbox.LastAccepted = &at
 	}
-	s.Outbox.Quota = m.putOff.status()
+	s.Outbox.Quota = m.putOff.Status()
 	s.Outbox.Accepted, s.Outbox.Refused = m.counters.accepted.Load(), m.counters.refused.Load()
 	m.mu.RLock()
 	defer m.mu.RUnlock()

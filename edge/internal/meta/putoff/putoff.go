@@ -1,4 +1,8 @@
-package meta
+// Package putoff is the writes that cloudcore did not take because this node has used up a quota of its (topic.QuotaKind), and when they are
+// sent again.
+//
+// It owns which they are and until when, no more; the outbox has the writes. All methods may be called by many goroutines at once.
+package putoff
 
 import (
 	"context"
@@ -17,27 +21,27 @@ import (
 // longestPutOff bounds what the cloud may ask for.
 const longestPutOff = time.Minute
 
-// putOff is the writes that cloudcore did not take because this node has used up a quota of its (topic.QuotaKind). They
-// stay in the outbox, and under way: what waits with them is at most the window of their class. When the time is over
+// Queue is the numbers of writes that were put off. They stay in the outbox, and under way: what waits with them is at most the window of their class. When the time is over
 // that cloudcore named last they are sent again. A new link sends them anyway.
-type putOff struct {
+type Queue struct {
 	timer *time.Timer // when the next are due
 
 	mu    sync.Mutex // guards what follows
 	ids   []uint64
 	until time.Time
-	quota QuotaStatus
+	quota Status
 }
 
-// QuotaStatus is a quota of cloudcore's that this node has used up.
-type QuotaStatus struct {
+// Status is a quota of cloudcore's that this node has used up.
+type Status struct {
 	Quota string    `json:"quota"` // its field in cloudcore.yaml
 	Until time.Time `json:"until"` // when this node tries again
 	Times uint64    `json:"times"` // that this node was put off, since edgecore started
 }
 
-func newPutOff() *putOff {
-	p := &putOff{timer: time.NewTimer(time.Hour)}
+// New returns an empty Queue.
+func New() *Queue {
+	p := &Queue{timer: time.NewTimer(time.Hour)}
 	p.timer.Stop()
 	return p
 }
@@ -52,13 +56,13 @@ func quotaOf(raw []byte) (quota string, after time.Duration, ok bool) {
 }
 
 // note keeps which quota was used up, for the status. The lock is held.
-func (p *putOff) note(quota string, after time.Duration) {
+func (p *Queue) note(quota string, after time.Duration) {
 	p.until = time.Now().Add(after)
-	p.quota = QuotaStatus{Quota: quota, Until: p.until, Times: p.quota.Times + 1}
+	p.quota = Status{Quota: quota, Until: p.until, Times: p.quota.Times + 1}
 }
 
-// sift takes out the results that put a write off.
-func (p *putOff) sift(ctx context.Context, results []*topicpb.WriteResult) (ended []*topicpb.WriteResult) {
+// Sift takes out the results that put a write off.
+func (p *Queue) Sift(ctx context.Context, results []*topicpb.WriteResult) (ended []*topicpb.WriteResult) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, r := range results {
@@ -77,8 +81,8 @@ func (p *putOff) sift(ctx context.Context, results []*topicpb.WriteResult) (ende
 	return ended
 }
 
-// answered notes the answer to a request where a quota is the reason.
-func (p *putOff) answered(a *topicpb.APIResponse) {
+// Answered notes the answer to a request where a quota is the reason.
+func (p *Queue) Answered(a *topicpb.APIResponse) {
 	if a.GetCode() != http.StatusTooManyRequests {
 		return
 	}
@@ -89,8 +93,8 @@ func (p *putOff) answered(a *topicpb.APIResponse) {
 	}
 }
 
-// status is nil where no quota was used up.
-func (p *putOff) status() *QuotaStatus {
+// Status is nil where no quota was used up.
+func (p *Queue) Status() *Status {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.quota.Times == 0 {
@@ -100,9 +104,21 @@ func (p *putOff) status() *QuotaStatus {
 	return &s
 }
 
-// forget drops what was put off on a link that has ended: a new one sends all that waits.
-func (p *putOff) forget() {
+// Forget drops what was put off on a link that has ended: a new one sends all that waits.
+func (p *Queue) Forget() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.ids = nil
+}
+
+// Due tells when what was put off is due.
+func (p *Queue) Due() <-chan time.Time { return p.timer.C }
+
+// Take takes all that was put off.
+func (p *Queue) Take() []uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	ids := p.ids
+	p.ids = nil
+	return ids
 }

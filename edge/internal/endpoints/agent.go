@@ -1,0 +1,203 @@
+package endpoints
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/edge/internal/agent"
+	"github.com/skerry-io/skerry/edge/internal/object"
+)
+
+// Name is the module's address on the bus.
+const Name message.Name = "endpoints"
+
+const (
+	// readyAfter is how long the modules behind this one wait for the first correction: on a first boot without a link nothing is known for as long as it lasts.
+	readyAfter = 10 * time.Second
+	// forgetAfter is how often what slices depend on is worked out anew: that forgets those that are gone.
+	forgetAfter = 10 * time.Minute
+
+	bootKey = "boot"
+)
+
+// Memory keeps what must outlive a restart of edgecore: an agent.Memory.
+type Memory interface {
+	Load() (map[string][]byte, error)
+	Save(ctx context.Context, changes map[string][]byte) error
+}
+
+// Recorrector shows slices anew: a *meta.Manager.
+type Recorrector interface {
+	Recorrect(ctx context.Context, refs ...object.Ref) error
+}
+
+// Config is what the agent works with.
+type Config struct {
+	NodeName   string
+	API        *rest.Config
+	Correction *Correction
+	View       Recorrector
+	Memory     Memory
+	BootID     string
+}
+
+// Agent is the module.
+type Agent struct {
+	*agent.Module
+	once   sync.Once
+	synced chan struct{}
+}
+
+// New makes the agent that tells the Correction of this device's own pods and of Services.
+func New(c Config) *Agent {
+	a := &Agent{synced: make(chan struct{})}
+	kit := agent.Config{Name: Name, NodeName: c.NodeName, API: c.API, ReadyAfter: readyAfter, Resync: time.Minute}
+	kit.Start = func(_ context.Context, r *agent.Run) (agent.Sync, error) {
+		pods, err := agent.Watch(r, corev1.SchemeGroupVersion.WithResource("pods"), &corev1.Pod{}, agent.Selection{Fields: "spec.nodeName=" + c.NodeName})
+		if err != nil {
+			return nil, err
+		}
+		services, err := agent.Watch(r, corev1.SchemeGroupVersion.WithResource("services"), &corev1.Service{}, agent.Selection{})
+		if err != nil {
+			return nil, err
+		}
+		c.Correction.onChange(r.Wake)
+		s := &syncer{Config: c}
+		return func(ctx context.Context) (time.Duration, error) {
+			if err := s.sync(ctx, pods.List(), services.List(), time.Now()); err != nil {
+				return 0, err
+			}
+			a.once.Do(func() { close(a.synced) })
+			return 0, nil
+		}, nil
+	}
+	a.Module = agent.New(kit)
+	return a
+}
+
+// Synced is closed once slices have been corrected by all that the device knows: who programs a kernel by them waits for it.
+func (a *Agent) Synced() <-chan struct{} { return a.synced }
+
+// syncer is one run.
+type syncer struct {
+	Config
+	preBoot map[string]bool // containers of an earlier boot; nil: not known yet
+	forgot  time.Time
+}
+
+func (s *syncer) sync(ctx context.Context, pods []*corev1.Pod, services []*corev1.Service, now time.Time) error {
+	if s.preBoot == nil {
+		var err error
+		if s.preBoot, err = s.recordPreBoot(ctx, pods); err != nil {
+			return err
+		}
+	}
+	words := make(map[types.UID]Word, len(pods))
+	for _, p := range pods {
+		words[p.UID] = WordOf(p, s.preBoot)
+	}
+	known := make(map[types.NamespacedName]Service, len(services))
+	for _, v := range services {
+		if f := (Service{PublishNotReady: v.Spec.PublishNotReadyAddresses}); v.Spec.TrafficDistribution != nil || f.PublishNotReady {
+			if v.Spec.TrafficDistribution != nil {
+				f.Distribution = *v.Spec.TrafficDistribution
+			}
+			known[types.NamespacedName{Namespace: v.Namespace, Name: v.Name}] = f
+		}
+	}
+	refs := s.Correction.learn(words, known)
+	if s.forgot.IsZero() || now.Sub(s.forgot) >= forgetAfter {
+		s.forgot, refs = now, s.Correction.all()
+	}
+	if len(refs) == 0 {
+		return nil
+	}
+	if err := s.View.Recorrect(ctx, refs...); err != nil {
+		s.forgot = time.Time{} // all of them next time
+		return fmt.Errorf("correcting EndpointSlices: %w", err)
+	}
+	return nil
+}
+
+// boot is what is kept.
+type boot struct {
+	ID      string   `json:"id"`
+	PreBoot []string `json:"preBoot,omitempty"` // containers
+}
+
+// recordPreBoot notes, once a boot, which containers the store's pods had before it: their addresses and conditions are of that boot, and
+// hold no more. A device that has kept nothing yet has not run this before: its pods are as the store says.
+func (s *syncer) recordPreBoot(ctx context.Context, pods []*corev1.Pod) (map[string]bool, error) {
+	kept, err := s.Memory.Load()
+	if err != nil {
+		return nil, err
+	}
+	var b boot
+	if raw := kept[bootKey]; len(raw) > 0 {
+		if err := json.Unmarshal(raw, &b); err != nil {
+			b = boot{ID: "unreadable"} // as after a boot: pods come in again with their next status
+		}
+	}
+	if b.ID != s.BootID {
+		ids := []string{}
+		if b.ID != "" {
+			for _, p := range pods {
+				ids = append(ids, containers(p)...)
+			}
+		}
+		slices.Sort(ids)
+		b = boot{ID: s.BootID, PreBoot: ids}
+		raw, err := json.Marshal(b)
+		if err != nil {
+			return nil, fmt.Errorf("keeping the boot: %w", err)
+		}
+		if err := s.Memory.Save(ctx, map[string][]byte{bootKey: raw}); err != nil {
+			return nil, err
+		}
+	}
+	out := map[string]bool{}
+	for _, id := range b.PreBoot {
+		out[id] = true
+	}
+	return out, nil
+}
+
+func containers(p *corev1.Pod) (ids []string) {
+	for _, c := range p.Status.ContainerStatuses {
+		if c.ContainerID != "" {
+			ids = append(ids, c.ContainerID)
+		}
+	}
+	return ids
+}
+
+// WordOf is what this device's kubelet says of a pod. A status that still has containers of an earlier boot (preBoot) says nothing of this one: no
+// address, not ready.
+func WordOf(p *corev1.Pod, preBoot map[string]bool) Word {
+	w := Word{Terminating: p.DeletionTimestamp != nil}
+	if slices.ContainsFunc(containers(p), func(id string) bool { return preBoot[id] }) {
+		return w
+	}
+	if p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
+		return w
+	}
+	for _, ip := range p.Status.PodIPs {
+		if a, err := netip.ParseAddr(ip.IP); err == nil {
+			w.Addresses = append(w.Addresses, a.Unmap())
+		}
+	}
+	w.Ready = slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+	return w
+}
