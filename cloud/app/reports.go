@@ -9,6 +9,7 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/aggregate"
 	"github.com/skerry-io/skerry/cloud/internal/drain"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
+	"github.com/skerry-io/skerry/cloud/internal/marks"
 	"github.com/skerry-io/skerry/cloud/internal/route"
 	"github.com/skerry-io/skerry/cloud/internal/vip"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
@@ -27,7 +28,7 @@ func newReporting(client *kube.Client, informers *kube.Informers, policy vip.Pol
 	if err != nil {
 		return nil, err
 	}
-	return &reporting{aggregate.New(client, route.Kind(), vip.Kind(), drain.Kind()), client, informers, vips}, nil
+	return &reporting{aggregate.New(client, route.Kind(), vip.Kind(), drain.Kind(), marks.Kind()), client, informers, vips}, nil
 }
 
 // decide runs what one replica does at a time.

@@ -41,6 +41,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/join"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netwatch"
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
+	"github.com/skerry-io/skerry/edge/internal/marks"
 	"github.com/skerry-io/skerry/edge/internal/meta"
 	"github.com/skerry-io/skerry/edge/internal/registration"
 	"github.com/skerry-io/skerry/edge/internal/route"
@@ -123,6 +124,7 @@ type App struct {
 	agents     []*agent.Module
 	vips       *vip.Agent
 	drain      *drain.Agent
+	marks      *marks.Agent
 	runner     *beehive.Runner
 	tunnel     *tunnel.Tunnel
 	metrics    *prometheus.Registry
@@ -245,6 +247,12 @@ func (a *App) assemble() error {
 			beehive.Entry{Module: a.netwatch, Restart: beehive.OnFailure(beehive.Backoff{})},
 			beehive.Entry{Module: a.hub, Restart: beehive.OnFailure(beehive.Backoff{})},
 		)
+	}
+	if c.Marks.Enable {
+		// Before the kubelet: a device that boots offline has the rules before its first pod.
+		a.marks = newMarks(c.Marks, a.node, a.api.ClientConfig(api.Identity{}), a.meta)
+		a.agent(a.marks.Module)
+		entries = append(entries, beehive.Entry{Module: a.marks, Groups: []message.Group{linkstate.Agents}, Restart: beehive.OnFailure(beehive.Backoff{})})
 	}
 	if c.Edged.Enable {
 		var err error
@@ -379,6 +387,11 @@ func (a *App) Run(ctx context.Context) error {
 			log.Error(err, "Removing virtual IPs of a module that is switched off now failed")
 		}
 	}
+	if !a.config.Modules.Marks.Enable {
+		if err := clearMarks(ctx); err != nil {
+			log.Error(err, "Removing the rules of a module that is switched off now failed")
+		}
+	}
 	err := a.runner.Run(ctx)
 	if closeErr := a.store.Close(); closeErr != nil {
 		err = errors.Join(err, fmt.Errorf("closing the store: %w", closeErr))
@@ -400,6 +413,9 @@ func (a *App) registerMetrics() error {
 	}
 	if a.drain != nil {
 		all = append(all, a.drain)
+	}
+	if a.marks != nil {
+		all = append(all, a.marks)
 	}
 	for _, c := range all {
 		if err := a.metrics.Register(c); err != nil {

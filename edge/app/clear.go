@@ -12,12 +12,13 @@ import (
 )
 
 // ClearKernel takes back what an edgecore of this configuration has told the kernel, and what stays there when it ends, so that pods' traffic does not stop for
-// a restart: routes, rules of virtual IPs, what leads pods to the edge API, and a keepalived that a killed edgecore has left. It must not run beside an edgecore.
+// a restart: routes, rules of virtual IPs, what leads pods to the edge API, what marks connections, and a keepalived that a killed edgecore has left. It must not run beside an edgecore.
 // What can't be taken back doesn't keep the rest from going; the error names all of it.
 func ClearKernel(ctx context.Context, cfg *edgeconfig.Config) error {
 	return errors.Join(
 		clearVIPs(ctx, cfg),
 		redirect.New().Apply(nil),
+		clearMarks(ctx),
 		clearRoutes(ctx, uint8(cfg.Modules.Route.Protocol)),
 	)
 }

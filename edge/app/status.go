@@ -21,6 +21,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/drain"
 	"github.com/skerry-io/skerry/edge/internal/hub"
 	"github.com/skerry-io/skerry/edge/internal/join"
+	"github.com/skerry-io/skerry/edge/internal/marks"
 	"github.com/skerry-io/skerry/edge/internal/meta"
 	"github.com/skerry-io/skerry/edge/internal/route"
 	"github.com/skerry-io/skerry/edge/internal/store"
@@ -46,6 +47,7 @@ type Status struct {
 	Routes     *route.Status          `json:"routes,omitempty"`
 	VIPs       *vip.Status            `json:"vips,omitempty"`
 	Drain      *drain.State           `json:"drain,omitempty"`
+	Marks      *marks.Status          `json:"marks,omitempty"`
 	Modules    []beehive.ModuleHealth `json:"modules,omitempty"`
 	Agents     []agent.State          `json:"agents,omitempty"`
 }
@@ -74,6 +76,10 @@ func (a *App) Status() Status {
 	if a.drain != nil {
 		state := a.drain.Status()
 		s.Drain = &state
+	}
+	if a.marks != nil {
+		status := a.marks.Status()
+		s.Marks = &status
 	}
 	s.Modules = a.runner.Health()
 	for _, m := range a.agents {

@@ -102,7 +102,7 @@ func trims(resource schema.GroupResource) bool {
 		return false
 	}
 	switch resource.Resource {
-	case v1alpha1.StaticRoutes, v1alpha1.NodePools, v1alpha1.VirtualIPs:
+	case v1alpha1.StaticRoutes, v1alpha1.NodePools, v1alpha1.VirtualIPs, v1alpha1.ServiceCollections:
 		return true
 	}
 	return false

@@ -23,6 +23,7 @@ import (
 	"github.com/skerry-io/skerry/edge/app"
 	"github.com/skerry-io/skerry/edge/internal/config"
 	"github.com/skerry-io/skerry/edge/internal/hub"
+	"github.com/skerry-io/skerry/edge/internal/marks"
 	"github.com/skerry-io/skerry/edge/internal/route"
 	"github.com/skerry-io/skerry/edge/internal/vip"
 )
@@ -175,13 +176,16 @@ func writeStatus(out io.Writer, s app.Status) error {
 	if d := s.Drain; d != nil {
 		writeDrain(row, d)
 	}
+	if m := s.Marks; m != nil {
+		writeMarks(row, m)
+	}
 	if err := w.Flush(); err != nil {
 		return err
 	}
 	return writeModules(out, s)
 }
 
-// maxRoutes is how many routes that are not as they should be are told; -o json tells all.
+// maxRoutes is how many routes that are not as they should be, and entries of marks, are told; -o json tells all.
 const maxRoutes = 10
 
 // writeRoutes says how many static routes there are, and what is wrong with which.
@@ -205,6 +209,23 @@ func writeRoutes(row func(name, format string, args ...any), r *route.Status) {
 	}
 	if troubles > maxRoutes {
 		row("", "and %d more", troubles-maxRoutes)
+	}
+}
+
+// writeMarks says what is collected of Services and Ingresses.
+func writeMarks(row func(name, format string, args ...any), m *marks.Status) {
+	row("marks", "%d rules for %d ports of Services and paths of Ingresses", m.Rules, len(m.Entries))
+	for _, e := range m.Entries[:min(len(m.Entries), maxRoutes)] {
+		row("", "%s", e)
+	}
+	if more := len(m.Entries) - maxRoutes; more > 0 {
+		row("", "and %d more", more)
+	}
+	if m.LeftOut > 0 {
+		row("PROBLEM", "%d entries of the newest Services and Ingresses are left out", m.LeftOut)
+	}
+	for _, p := range m.Problems {
+		row("PROBLEM", "%s", p)
 	}
 }
 

@@ -58,6 +58,7 @@ type Modules struct {
 	Drain       Drain       `json:"drain"`
 	Services    Services    `json:"services"`
 	Names       Names       `json:"names"`
+	Marks       Marks       `json:"marks"`
 }
 
 // EdgeHub keeps the link to the cloud.
@@ -194,6 +195,7 @@ func Default() *Config {
 			},
 			Services: Services{Mode: "auto"},
 			Names:    Names{Listen: "169.254.20.20:53", Domain: "cluster.local", Zones: []Zone{}, Upstream: []string{}},
+			Marks:    Marks{ClusterStatusPort: 12346},
 		},
 	}
 }
@@ -230,9 +232,10 @@ func (c *Config) Validate() field.ErrorList {
 	errs = append(errs, c.Modules.Drain.validate(modules.Child("drain"))...)
 	errs = append(errs, c.Modules.Services.validate(modules.Child("services"))...)
 	errs = append(errs, c.Modules.Names.validate(modules.Child("names"))...)
-	if !c.Modules.EdgeAPI.Enable && (c.Modules.Services.Enable || c.Modules.Names.Enable) {
-		errs = append(errs, field.Forbidden(modules.Child("edgeAPI", "enable"), "services and names read the edge API: they can't run without it"))
+	if !c.Modules.EdgeAPI.Enable && (c.Modules.Services.Enable || c.Modules.Names.Enable || c.Modules.Marks.Enable) {
+		errs = append(errs, field.Forbidden(modules.Child("edgeAPI", "enable"), "services, names and marks read the edge API: they can't run without it"))
 	}
+	errs = append(errs, c.Modules.Marks.validate(modules.Child("marks"))...)
 	if !c.Modules.MetaManager.Enable && (c.Modules.EdgeHub.Enable || c.Modules.EdgeAPI.Enable || c.Modules.Edged.Enable) {
 		errs = append(errs, field.Forbidden(modules.Child("metaManager", "enable"), "edgeHub, edgeAPI and edged stand on the store: they can't run without it"))
 	}
