@@ -223,7 +223,7 @@ func (a *App) assemble() error {
 		// Before the kubelet: what the store says of pods when a device boots is of the boot before.
 		a.vips = a.newVIPs()
 		entries = append(entries, beehive.Entry{
-			Module: a.vips, Groups: []message.Group{linkstate.Group}, Restart: beehive.OnFailure(beehive.Backoff{}), StopTimeout: 20 * time.Second,
+			Module: a.vips, Groups: []message.Group{linkstate.Agents}, Restart: beehive.OnFailure(beehive.Backoff{}), StopTimeout: 20 * time.Second,
 		}, beehive.Entry{Module: &shutdownModule{a.vips}, Restart: beehive.OnFailure(beehive.Backoff{})})
 	}
 	if c.Drain.Enable {

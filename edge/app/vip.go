@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net/http"
 	"net/netip"
 	"os"
@@ -13,10 +12,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"k8s.io/client-go/tools/record"
-	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/edge/internal/agent"
 	"github.com/skerry-io/skerry/edge/internal/api"
 	"github.com/skerry-io/skerry/edge/internal/hub"
 	"github.com/skerry-io/skerry/edge/internal/kernel/balance"
@@ -32,12 +30,14 @@ func (a *App) newVIPs() *vip.Agent {
 	if a.config.Modules.EdgeHub.Enable {
 		hubName = hub.Name
 	}
-	return vip.New(vip.Config{
-		Hub: hubName, Linked: a.meta.Linked, Guards: a.vipGuards,
-		NodeName: a.node, API: a.api.ClientConfig(api.Identity{}), Plane: &dataPlane{choice: c.DataPlane}, Reporter: a.meta, Memory: vip.InStore(a.store),
+	vips := vip.New(vip.Config{
+		Hub: hubName, Guards: a.vipGuards,
+		NodeName: a.node, API: a.api.ClientConfig(api.Identity{}), Plane: &dataPlane{choice: c.DataPlane}, Reporter: a.meta, Memory: agent.NewMemory(a.store, string(vip.Name)),
 		Elector: keepalived.New(keepalived.Config{Dir: c.Keepalived.RunDir, Extra: c.Keepalived.Sections, Program: c.Keepalived.Program}),
-		Events:  a.vipEvents, BootID: bootID(), BootTime: bootTime,
+		Events:  a.recorder(string(vip.Name)), BootID: bootID(), BootTime: bootTime,
 	})
+	a.agent(vips.Module)
+	return vips
 }
 
 // vipGuards are what leads to the cloud and to names: addresses of cloudcore, and of name servers.
@@ -74,20 +74,6 @@ func nameservers(path string) []string {
 		}
 	}
 	return all
-}
-
-func (a *App) vipEvents(ctx context.Context) (record.EventRecorder, func(), error) {
-	events, err := a.api.NewRecorder(ctx, string(vip.Name))
-	if err != nil {
-		return nil, nil, fmt.Errorf("making the recorder: %w", err)
-	}
-	return events, func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
-		defer cancel()
-		if err := events.Close(ctx); err != nil {
-			klog.FromContext(ctx).V(2).Info("The last events of virtual IPs were not written", "err", err)
-		}
-	}, nil
 }
 
 // bootTime is when the device booted, by the present clock: CLOCK_BOOTTIME counts from there, suspended time included (clock_gettime(2)).

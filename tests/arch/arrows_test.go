@@ -67,8 +67,6 @@ var cyclic = map[string]int{
 
 	"edge/internal/tunnel": 1,
 
-	"edge/internal/vip": 1,
-
 	"tests/cluster/trial": 1,
 
 	"tests/cmd/trial": 2,

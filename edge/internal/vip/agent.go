@@ -10,125 +10,91 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/dynamic/dynamicinformer"
-	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
-	"k8s.io/klog/v2"
 
-	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
+	"github.com/skerry-io/skerry/edge/internal/agent"
+	"github.com/skerry-io/skerry/edge/internal/kernel/acd"
 	"github.com/skerry-io/skerry/edge/internal/kernel/balance"
 	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
-	"github.com/skerry-io/skerry/edge/internal/linkstate"
 )
 
-// Run implements beehive.Module.
-func (a *Agent) Run(ctx context.Context, port *beehive.Port) error {
-	if err := a.load(); err != nil {
-		return err
+// New makes an Agent. It starts nothing.
+func New(cfg Config) *Agent {
+	if cfg.Interfaces == nil {
+		cfg.Interfaces = netif.List
 	}
-	client, err := kubernetes.NewForConfig(a.cfg.API)
-	if err != nil {
-		return fmt.Errorf("making the client for pods: %w", err)
+	if cfg.Watch == nil {
+		cfg.Watch = netif.Watch
 	}
-	dyn, err := dynamic.NewForConfig(a.cfg.API)
-	if err != nil {
-		return fmt.Errorf("making the client for virtual IPs: %w", err)
+	if cfg.Probe == nil {
+		cfg.Probe = acd.Probe
 	}
-	podFactory := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
-		o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", a.cfg.NodeName).String()
-	}))
-	vipFactory := dynamicinformer.NewFilteredDynamicSharedInformerFactory(dyn, 0, metav1.NamespaceAll, func(o *metav1.ListOptions) {
-		o.LabelSelector = v1alpha1.VIPNodeLabel(a.cfg.NodeName)
+	if cfg.Monitor == nil {
+		cfg.Monitor = acd.Monitor
+	}
+	a := &Agent{
+		cfg: cfg, entries: map[string]reported{}, held: map[string]holding{}, untaken: map[string]time.Time{}, releases: map[string]*release{},
+		transitions: map[string]uint64{},
+	}
+	a.Module = agent.New(agent.Config{
+		Name: Name, NodeName: cfg.NodeName, API: cfg.API, Reporter: cfg.Reporter, Events: cfg.Events, Start: a.start, Resync: resync,
 	})
-	pods := podFactory.Core().V1().Pods().Informer()
-	vips := vipFactory.ForResource(v1alpha1.Resource(v1alpha1.VirtualIPs))
-	addresses := vips.Informer()
-	served := func() { // each look at the kernel runs iptables some times: a device that serves no address is spared that at every change of a pod
-		if len(addresses.GetStore().ListKeys()) > 0 {
-			a.poke()
-		}
-	}
-	for informer, tell := range map[cache.SharedIndexInformer]func(){pods: served, addresses: a.poke} {
-		told := cache.ResourceEventHandlerFuncs{AddFunc: func(any) { tell() }, UpdateFunc: func(any, any) { tell() }, DeleteFunc: func(any) { tell() }}
-		if _, err := informer.AddEventHandler(told); err != nil {
-			return fmt.Errorf("watching: %w", err)
-		}
-	}
-	g, ctx := errgroup.WithContext(ctx)
-	c := newConflictProbe()
-	adverts := newAdvertLog(a.cfg.Monitor, a.poke)
-	a.mu.Lock()
-	a.adverts = adverts
-	a.mu.Unlock()
-	ask := a.cfg.Ask
-	if ask == nil && a.cfg.Hub != "" {
-		ask = func(ctx context.Context) error { return a.askCloud(ctx, port) }
-	}
-	g.Go(func() error { return a.cfg.Elector.Run(ctx) })
-	g.Go(func() error { return c.run(ctx, a.cfg.Probe, a.poke) })
-	g.Go(func() error { return a.cfg.Watch(ctx, a.poke) })
-	g.Go(func() error { return a.receive(ctx, port) })
-	g.Go(func() error {
-		podFactory.StartWithContext(ctx)
-		vipFactory.Start(ctx.Done())
-		defer podFactory.Shutdown()
-		defer vipFactory.Shutdown()
-		// Ready at once: the objects may have to come from the cloud, and others don't wait for that.
-		port.Ready()
-		if !cache.WaitForCacheSync(ctx.Done(), pods.HasSynced, addresses.HasSynced) {
-			return nil
-		}
-		r := &run{
-			Agent: a, vips: vips.Lister(), pods: pods.GetIndexer(), first: map[types.UID]time.Time{}, ready: map[string]bool{}, readySince: map[string]time.Time{},
-			probe: c, trial: &trial{ask: ask, wake: a.poke},
-		}
-		defer r.trial.wg.Wait()
-		defer adverts.stop()
-		if a.cfg.Events != nil {
-			events, done, err := a.cfg.Events(ctx)
-			if err != nil {
-				return err
-			}
-			defer done()
-			r.events = events
-		}
-		return r.serve(ctx)
-	})
-	return g.Wait()
+	return a
 }
 
-// receive hears of the link.
-func (a *Agent) receive(ctx context.Context, port *beehive.Port) error {
+// start begins one run: what it watches and what goes on beside its Sync.
+func (a *Agent) start(_ context.Context, kit *agent.Run) (agent.Sync, error) {
+	if err := a.load(); err != nil {
+		return nil, err
+	}
+	r := &run{
+		Agent: a, kit: kit, first: map[types.UID]time.Time{}, ready: map[string]bool{}, readySince: map[string]time.Time{}, probe: newConflictProbe(),
+	}
+	var err error
+	r.vips, err = agent.Watch(kit, v1alpha1.Resource(v1alpha1.VirtualIPs), &v1alpha1.VirtualIP{}, agent.Selection{Labels: v1alpha1.VIPNodeLabel(a.cfg.NodeName)})
+	if err != nil {
+		return nil, err
+	}
+	// Each look at the kernel runs iptables some times: a device that serves no address is spared that at every change of a pod.
+	served := func() bool { return r.vips.Len() > 0 }
+	r.pods, err = agent.Watch(kit, corev1.SchemeGroupVersion.WithResource("pods"), &corev1.Pod{},
+		agent.Selection{Fields: "spec.nodeName=" + a.cfg.NodeName, Wakes: served})
+	if err != nil {
+		return nil, err
+	}
+	adverts := newAdvertLog(a.cfg.Monitor, kit.Wake)
+	r.trial = &trial{ask: a.cfg.Ask, wake: kit.Wake}
+	if a.cfg.Ask == nil && a.cfg.Hub != "" {
+		r.trial.ask = r.askCloud
+	}
+	a.mu.Lock()
+	a.adverts, a.kit = adverts, kit
+	a.mu.Unlock()
+	kit.Go(a.cfg.Elector.Run)
+	kit.Go(func(ctx context.Context) error { return r.probe.run(ctx, a.cfg.Probe, kit.Wake) })
+	kit.Go(func(ctx context.Context) error { return a.cfg.Watch(ctx, kit.Wake) })
+	kit.Go(func(ctx context.Context) error { return r.followElections(ctx) })
+	kit.Cleanup(adverts.stop)
+	kit.Cleanup(r.trial.wg.Wait)
+	return r.sync, nil
+}
+
+// followElections looks again whenever an election went another way.
+func (r *run) followElections(ctx context.Context) error {
 	for {
-		m, err := port.Receive(ctx)
-		if err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
-			return err
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-r.cfg.Elector.Changed():
+			r.kit.Wake()
 		}
-		if m.Key() == linkstate.Up.Key() {
-			up, err := linkstate.Up.Content(m)
-			if err != nil {
-				return err
-			}
-			if err := a.meetCloud(ctx, up.Remote); err != nil {
-				klog.FromContext(ctx).Error(err, "The cloud's address could not be kept", "address", up.Remote)
-			}
-		}
-		a.poke()
 	}
 }
 
@@ -136,72 +102,42 @@ func (a *Agent) receive(ctx context.Context, port *beehive.Port) error {
 const cloudsMost = 8
 
 // meetCloud remembers where the link goes: no virtual IP may be there.
-func (a *Agent) meetCloud(ctx context.Context, remote string) error {
-	at, err := netip.ParseAddrPort(remote)
+func (r *run) meetCloud(ctx context.Context) error {
+	at, err := netip.ParseAddrPort(r.kit.Link().Link.Remote)
 	if err != nil {
-		return nil // of a transport without addresses
+		return nil // there was no link yet, or it is of a transport without addresses
 	}
 	ip := at.Addr().Unmap().WithZone("")
-	a.mu.Lock()
-	known := len(a.memory.Clouds) > 0 && a.memory.Clouds[0] == ip
-	a.mu.Unlock()
+	r.mu.Lock()
+	known := len(r.memory.Clouds) > 0 && r.memory.Clouds[0] == ip
+	r.mu.Unlock()
 	if known {
 		return nil
 	}
-	return a.change(ctx, func(m *memory) {
+	err = r.change(ctx, func(m *memory) {
 		others := slices.DeleteFunc(slices.Clone(m.Clouds), func(x netip.Addr) bool { return x == ip })
 		m.Clouds = append([]netip.Addr{ip}, others[:min(len(others), cloudsMost-1)]...)
 	})
+	if err != nil {
+		return fmt.Errorf("keeping the cloud's address %s: %w", ip, err)
+	}
+	return nil
 }
 
 // askCloud asks for something that every node may know, end to end over the link. Any answer will do.
-func (a *Agent) askCloud(ctx context.Context, port *beehive.Port) error {
+func (r *run) askCloud(ctx context.Context) error {
 	q := &topicpb.APIRequest{Method: http.MethodGet, Path: "/version", Accept: runtime.ContentTypeJSON}
 	if end, ok := ctx.Deadline(); ok {
 		q.TimeoutMillis = time.Until(end).Milliseconds()
 	}
-	_, err := port.SendSync(ctx, a.cfg.Hub, topic.APIRequest.New(message.Resource{}, q))
+	_, err := r.kit.Ask(ctx, r.cfg.Hub, topic.APIRequest.New(message.Resource{}, q))
 	return err
-}
-
-func (r *run) serve(ctx context.Context) error {
-	if err := r.recordPreBoot(ctx); err != nil {
-		return err
-	}
-	log := klog.FromContext(ctx)
-	retry := retryMin
-	for {
-		again, err := r.sync(ctx)
-		if ctx.Err() != nil {
-			return nil
-		}
-		wait := resync
-		if err != nil {
-			log.Error(err, "Serving virtual IPs failed in part; it is tried again", "in", retry)
-			wait, retry = retry, min(2*retry, retryMax)
-		} else {
-			retry = retryMin
-		}
-		if again > 0 {
-			wait = min(wait, again)
-		}
-		timer := time.NewTimer(wait)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return nil
-		case <-r.wake:
-		case <-r.cfg.Elector.Changed():
-		case <-timer.C:
-		}
-		timer.Stop()
-	}
 }
 
 // facts gathers what the node knows.
 func (r *run) facts(interfaces []netif.Interface, vips []*v1alpha1.VirtualIP) Facts {
 	f := Facts{
-		Node: r.cfg.NodeName, VIPs: vips, Pods: r.listPods(), Interfaces: interfaces, PreBootContainers: map[string]bool{}, Untaken: map[string]bool{},
+		Node: r.cfg.NodeName, VIPs: vips, Pods: r.pods.List(), Interfaces: interfaces, PreBootContainers: map[string]bool{}, Untaken: map[string]bool{},
 		Withheld: r.withheldNow(), Adverts: r.adverts.latest(time.Now()),
 	}
 	if r.cfg.Guards != nil {
@@ -226,12 +162,15 @@ func (r *run) facts(interfaces []netif.Interface, vips []*v1alpha1.VirtualIP) Fa
 
 // sync makes everything as it should be; again says when to look next, 0 for no hurry.
 func (r *run) sync(ctx context.Context) (again time.Duration, err error) {
-	vips, err := r.listVIPs()
-	errs := []error{err}
+	if err := r.recordPreBoot(ctx); err != nil {
+		return 0, err
+	}
+	errs := []error{r.meetCloud(ctx)}
 	interfaces, err := r.cfg.Interfaces()
 	if err != nil {
 		return 0, errors.Join(append(errs, err)...)
 	}
+	vips := r.vips.List()
 	r.mu.Lock()
 	ordered := r.ordered
 	r.mu.Unlock()
@@ -251,15 +190,10 @@ func (r *run) sync(ctx context.Context) (again time.Duration, err error) {
 		}
 	}
 	errs = append(errs, r.tryNew(ctx, roles), r.report(ctx, f, roles, errors.Join(programmed, applied)))
-	err = errors.Join(errs...)
 	r.mu.Lock()
-	r.problem, r.looked = err, ordered
-	r.counts.syncs++
-	if err != nil {
-		r.counts.failures++
-	}
+	r.looked = ordered
 	r.mu.Unlock()
-	return again, err
+	return again, errors.Join(errs...)
 }
 
 // listen hears VRRP on the interfaces that addresses are on.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
@@ -27,12 +28,14 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/edge/internal/kernel/iptables"
 	"github.com/skerry-io/skerry/edge/internal/kernel/ipvs"
 	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"
 	"github.com/skerry-io/skerry/edge/internal/kernel/lantest"
 	"github.com/skerry-io/skerry/edge/internal/kernel/logind"
+	"github.com/skerry-io/skerry/edge/internal/linkstate"
 	"github.com/skerry-io/skerry/edge/internal/object"
 	"github.com/skerry-io/skerry/edge/internal/vip"
 )
@@ -66,16 +69,29 @@ type settings struct {
 // files are the agent's memory and its reports: what the store and metamanager are in edgecore.
 type files struct{ dir string }
 
-func (f files) Load() ([]byte, error) {
+func (f files) Load() (map[string][]byte, error) {
+	all := map[string][]byte{}
 	b, err := os.ReadFile(filepath.Join(f.dir, "memory"))
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
+		return all, nil
 	}
-	return b, err
+	if err != nil {
+		return nil, err
+	}
+	return all, json.Unmarshal(b, &all)
 }
 
-func (f files) Save(_ context.Context, state []byte) error {
-	return os.WriteFile(filepath.Join(f.dir, "memory"), state, 0o600)
+func (f files) Save(_ context.Context, changes map[string][]byte) error {
+	all, err := f.Load()
+	if err != nil {
+		return err
+	}
+	maps.Copy(all, changes)
+	b, err := json.Marshal(all)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(f.dir, "memory"), b, 0o600)
 }
 
 func (f files) Report(_ context.Context, ref object.Ref, _ types.UID, body []byte) error {
@@ -134,9 +150,13 @@ func serve(raw string) error {
 		Elector:  keepalived.New(keepalived.Config{Dir: filepath.Join(s.Dir, "run")}),
 		Reporter: files{s.Dir}, Memory: files{s.Dir}, BootID: s.BootID,
 		BootTime: func() time.Time { return time.Now().Add(-time.Hour) },
-		Guards:   func() []vip.Guard { return guards }, Ask: ask, Linked: func() bool { return s.Cloud != "" },
+		Guards:   func() []vip.Guard { return guards }, Ask: ask,
 	})
-	runner, err := beehive.NewRunner(beehive.Config{}, []beehive.Entry{{Module: agent}})
+	entries := []beehive.Entry{{Module: agent, Groups: []message.Group{linkstate.Agents}}}
+	if s.Cloud != "" {
+		entries = append(entries, beehive.Entry{Module: linked{}})
+	}
+	runner, err := beehive.NewRunner(beehive.Config{}, entries)
 	if err != nil {
 		return err
 	}
@@ -162,6 +182,21 @@ func serve(raw string) error {
 		}()
 	}
 	return runner.Run(ctx)
+}
+
+// linked is edgehub with a session.
+type linked struct{}
+
+func (linked) Name() message.Name    { return "edgehub" }
+func (linked) Topics() []message.Key { return nil }
+
+func (linked) Run(ctx context.Context, port *beehive.Port) error {
+	port.Ready()
+	if err := port.SendToGroup(ctx, linkstate.Agents, linkstate.Current.New(message.Resource{}, linkstate.State{Up: true})); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	return nil
 }
 
 // obey does what a word says. The file "handed" appears when a hand-over has ended.

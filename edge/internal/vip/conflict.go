@@ -105,12 +105,8 @@ func (r *run) answers(ctx context.Context, now time.Time) error {
 	if len(clear) == 0 {
 		return nil
 	}
-	vips, err := r.listVIPs()
-	if err != nil {
-		return err
-	}
 	there := map[string]bool{}
-	for _, v := range vips {
+	for _, v := range r.vips.List() {
 		there[string(v.UID)] = true
 	}
 	return r.change(ctx, func(m *memory) {

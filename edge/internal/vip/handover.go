@@ -141,7 +141,7 @@ func (r *run) followReleases(ctx context.Context, roles []Role, now time.Time) (
 			delete(r.releases, name)
 			klog.FromContext(ctx).Info("No other node took a virtual IP that was handed over; this node takes it back", "virtualIP", name)
 			r.untaken[name] = now.Add(untakenFor)
-			r.poke()
+			r.kit.Wake()
 		}
 	}
 	return again
@@ -165,6 +165,6 @@ func (a *Agent) order(ctx context.Context, change func(*memory)) error {
 	a.mu.Lock()
 	a.ordered++
 	a.mu.Unlock()
-	a.poke()
+	a.wake()
 	return nil
 }

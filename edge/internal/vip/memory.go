@@ -5,35 +5,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-
-	"github.com/skerry-io/skerry/edge/internal/store"
 )
 
-// InStore is a Memory in the edge's store.
-func InStore(s *store.Store) Memory { return inStore{s} }
-
-type inStore struct{ store *store.Store }
-
+// stateKey is under which everything is kept.
 const stateKey = "state"
-
-func (s inStore) Load() (state []byte, err error) {
-	err = s.store.View(func(tx *store.Tx) error {
-		state, err = tx.State(string(Name), stateKey)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("reading the store: %w", err)
-	}
-	return state, nil
-}
-
-func (s inStore) Save(ctx context.Context, state []byte) error {
-	err := s.store.Update(ctx, func(tx *store.Tx) error { return tx.SetState(string(Name), stateKey, state) })
-	if err != nil {
-		return fmt.Errorf("writing to the store: %w", err)
-	}
-	return nil
-}
 
 // change changes what is kept.
 func (a *Agent) change(ctx context.Context, edit func(*memory)) error {
@@ -52,7 +27,7 @@ func (a *Agent) save(ctx context.Context, m memory) error {
 	if err != nil {
 		return fmt.Errorf("keeping the state: %w", err)
 	}
-	if err := a.cfg.Memory.Save(ctx, raw); err != nil {
+	if err := a.cfg.Memory.Save(ctx, map[string][]byte{stateKey: raw}); err != nil {
 		return fmt.Errorf("keeping the state: %w", err)
 	}
 	a.mu.Lock()
@@ -71,7 +46,7 @@ func (r *run) recordPreBoot(ctx context.Context) error {
 		return nil
 	}
 	var ids []string
-	for id := range preBootContainers(r.cfg.BootTime(), r.listPods()) {
+	for id := range preBootContainers(r.cfg.BootTime(), r.pods.List()) {
 		ids = append(ids, id)
 	}
 	slices.Sort(ids)
@@ -81,10 +56,11 @@ func (r *run) recordPreBoot(ctx context.Context) error {
 func (a *Agent) load() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	raw, err := a.cfg.Memory.Load()
+	all, err := a.cfg.Memory.Load()
 	if err != nil {
 		return fmt.Errorf("reading what an earlier run left: %w", err)
 	}
+	raw := all[stateKey]
 	a.memory = memory{}
 	a.loaded = true
 	if len(raw) > 0 && json.Unmarshal(raw, &a.memory) != nil {

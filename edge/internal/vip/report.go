@@ -2,7 +2,6 @@ package vip
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -10,7 +9,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
@@ -64,15 +62,11 @@ func (r *run) report(ctx context.Context, f Facts, roles []Role, programmed erro
 		if known && was.entry.State == n.entry.State {
 			n.entry.Since = was.entry.Since
 		}
-		same := known && equal(was.entry, n.entry)
-		if n.sent = same && was.sent; !n.sent {
-			body, err := json.Marshal(n.entry)
-			if err == nil {
-				err = r.cfg.Reporter.Report(ctx, object.Ref{Resource: v1alpha1.Resource(v1alpha1.VirtualIPs), Name: name}, n.uid, body)
-			}
-			if n.sent = err == nil; err != nil {
-				errs = append(errs, fmt.Errorf("reporting on %s: %w", name, err))
-			}
+		if known && equal(was.entry, n.entry) {
+			n.entry = was.entry
+		}
+		if err := r.kit.Reports.Set(ref(name), n.uid, n.entry); err != nil {
+			errs = append(errs, err)
 		}
 		if !known || was.entry.State != n.entry.State {
 			r.event(ctx, v, n.entry)
@@ -82,12 +76,18 @@ func (r *run) report(ctx context.Context, f Facts, roles []Role, programmed erro
 	for name, was := range old {
 		if _, ok := entries[name]; !ok && byName[name] != nil && was.uid == byName[name].UID {
 			entries[name] = was // not known right now
+		} else if !ok {
+			r.kit.Reports.Drop(ref(name))
 		}
 	}
 	r.mu.Lock()
 	r.entries = entries
 	r.mu.Unlock()
 	return errors.Join(errs...)
+}
+
+func ref(name string) object.Ref {
+	return object.Ref{Resource: v1alpha1.Resource(v1alpha1.VirtualIPs), Name: name}
 }
 
 func equal(a, b v1alpha1.VirtualIPNodeStatus) bool {
@@ -145,17 +145,12 @@ func (r *run) event(ctx context.Context, v *v1alpha1.VirtualIP, e v1alpha1.Virtu
 	klog.FromContext(ctx).Info("What this node is to a virtual IP changed", "address", v.Spec.Address, "service", v.Spec.Service.Namespace+"/"+v.Spec.Service.Name,
 		"state", e.State, "endpoints", e.ReadyEndpoints, "message", e.Message)
 	r.mu.Lock()
-	r.counts.transitions[string(e.State)]++
+	r.transitions[string(e.State)]++
 	r.mu.Unlock()
-	if r.events == nil {
-		return
-	}
 	kind := corev1.EventTypeNormal
 	if e.State == v1alpha1.VIPFault {
 		kind = corev1.EventTypeWarning
 	}
-	// Of the node, not of the VirtualIP: nodes report events of themselves and of their pods only.
-	ref := &corev1.ObjectReference{Kind: "Node", Name: r.cfg.NodeName, UID: types.UID(r.cfg.NodeName)}
 	words := []string{fmt.Sprintf("virtual IP %s of Service %s/%s", v.Spec.Address, v.Spec.Service.Namespace, v.Spec.Service.Name)}
 	if e.Message != "" {
 		words = append(words, e.Message)
@@ -164,5 +159,5 @@ func (r *run) event(ctx context.Context, v *v1alpha1.VirtualIP, e v1alpha1.Virtu
 	if e.DuplicateOf != "" {
 		reason = "VirtualIPDuplicate"
 	}
-	r.events.Event(ref, kind, reason, strings.Join(words, ": "))
+	r.kit.Event(kind, reason, "%s", strings.Join(words, ": "))
 }

@@ -2,30 +2,22 @@ package vip
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/record"
 
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/edge/internal/agent"
 	"github.com/skerry-io/skerry/edge/internal/kernel/acd"
 	"github.com/skerry-io/skerry/edge/internal/kernel/balance"
 	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
-	"github.com/skerry-io/skerry/edge/internal/linkstate"
-	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
 // Name is the module's.
@@ -36,9 +28,6 @@ const (
 	resync = 30 * time.Second
 	// firstElection is for how long the highest priority may take a new address from whoever was first.
 	firstElection = 15 * time.Second
-	// retryMin and retryMax bound the waits after a failure.
-	retryMin = time.Second
-	retryMax = 30 * time.Second
 	// settle is for how long a fault is not believed after the elector was told that an instance may stand: it looks up what it was told first.
 	settle = 2 * time.Second
 )
@@ -61,15 +50,10 @@ type Plane interface {
 	Apply(ctx context.Context, want []balance.Service) error
 }
 
-// Reporter brings a node's entry to the cloud, now or later: *meta.Manager.
-type Reporter interface {
-	Report(ctx context.Context, ref object.Ref, uid types.UID, body []byte) error
-}
-
-// Memory is what outlives a restart: a few bytes in the store.
+// Memory is what outlives a restart: agent.Memory.
 type Memory interface {
-	Load() ([]byte, error)
-	Save(ctx context.Context, state []byte) error
+	Load() (map[string][]byte, error)
+	Save(ctx context.Context, changes map[string][]byte) error
 }
 
 // Config is what an Agent needs.
@@ -79,10 +63,10 @@ type Config struct {
 	API      *rest.Config
 	Elector  Elector
 	Plane    Plane
-	Reporter Reporter
+	Reporter agent.Reporter
 	Memory   Memory
 	// Events opens the recorder of events for one run; nil for none.
-	Events func(ctx context.Context) (events record.EventRecorder, done func(), err error)
+	Events func(ctx context.Context) (agent.Recorder, error)
 	// Interfaces lists the device's; default netif.List.
 	Interfaces func() ([]netif.Interface, error)
 	// Watch calls changed when Interfaces gives something else, until ctx ends; default netif.Watch.
@@ -90,10 +74,8 @@ type Config struct {
 	// Guards are networks whose addresses the node never claims: what leads to the cloud, name servers;
 	// nil for none. It is asked whenever everything is looked at.
 	Guards func() []Guard
-	// Hub is the module that has the link, which the cloud is asked through; "" for none. Linked reports
-	// whether there is a link; nil for never.
-	Hub    message.Name
-	Linked func() bool
+	// Hub is the module that has the link, which the cloud is asked through; "" for none.
+	Hub message.Name
 	// Ask asks the cloud anything, end to end; default: over the link of Hub.
 	Ask func(ctx context.Context) error
 	// Monitor hears other hosts' VRRP on an interface; default acd.Monitor.
@@ -107,8 +89,8 @@ type Config struct {
 
 // Agent is the module.
 type Agent struct {
+	*agent.Module
 	cfg    Config
-	wake   chan struct{}
 	orders sync.Mutex // held while memory is changed
 
 	mu      sync.Mutex
@@ -122,9 +104,10 @@ type Agent struct {
 	releases map[string]*release
 	ordered  uint64 // orders so far, and how many of them the last look at everything knew
 	looked   uint64
-	problem  error
-	counts   counts
-	adverts  *advertLog // of the present run
+	// transitions are for metrics: how often an address came into a state.
+	transitions map[string]uint64
+	adverts     *advertLog // of the present run
+	kit         *agent.Run // likewise; nil before the first
 }
 
 // holding is an election of this node.
@@ -149,47 +132,24 @@ type reported struct {
 	address string
 	pool    string
 	entry   v1alpha1.VirtualIPNodeStatus
-	sent    bool
 }
 
-// New makes an Agent. It starts nothing.
-func New(cfg Config) *Agent {
-	if cfg.Interfaces == nil {
-		cfg.Interfaces = netif.List
-	}
-	if cfg.Watch == nil {
-		cfg.Watch = netif.Watch
-	}
-	if cfg.Probe == nil {
-		cfg.Probe = acd.Probe
-	}
-	if cfg.Monitor == nil {
-		cfg.Monitor = acd.Monitor
-	}
-	if cfg.Linked == nil {
-		cfg.Linked = func() bool { return false }
-	}
-	return &Agent{cfg: cfg, wake: make(chan struct{}, 1), entries: map[string]reported{}, held: map[string]holding{}, untaken: map[string]time.Time{}, releases: map[string]*release{}, counts: counts{transitions: map[string]uint64{}}}
-}
-
-// Name implements beehive.Module.
-func (*Agent) Name() message.Name { return Name }
-
-// Topics implements beehive.Topics.
-func (*Agent) Topics() []message.Key { return []message.Key{linkstate.Up.Key(), linkstate.Down.Key()} }
-
-func (a *Agent) poke() {
-	select {
-	case a.wake <- struct{}{}:
-	default:
+// wake has everything looked at again, by the present run if there is one.
+func (a *Agent) wake() {
+	a.mu.Lock()
+	kit := a.kit
+	a.mu.Unlock()
+	if kit != nil {
+		kit.Wake()
 	}
 }
 
 // run is one run of the Agent; one goroutine owns it.
 type run struct {
 	*Agent
-	vips  cache.GenericLister
-	pods  cache.Indexer
+	kit   *agent.Run
+	vips  *agent.Objects[*v1alpha1.VirtualIP]
+	pods  *agent.Objects[*corev1.Pod]
 	first map[types.UID]time.Time // when a new address was first seen
 	ready map[string]bool         // what the elector was told
 	// readySince is since when an instance may stand: for a moment after that its state is still the one
@@ -201,48 +161,6 @@ type run struct {
 	// since suspected; the others wait.
 	suspects  []types.UID
 	suspected time.Time
-	// events may be nil.
-	events record.EventRecorder
-}
-
-func (r *run) listPods() []*corev1.Pod {
-	var out []*corev1.Pod
-	for _, o := range r.pods.List() {
-		if p, ok := o.(*corev1.Pod); ok {
-			out = append(out, p)
-		}
-	}
-	return out
-}
-
-func (r *run) listVIPs() ([]*v1alpha1.VirtualIP, error) {
-	all, err := r.vips.List(everything())
-	if err != nil {
-		return nil, fmt.Errorf("listing virtual IPs: %w", err)
-	}
-	var out []*v1alpha1.VirtualIP
-	var errs []error
-	for _, o := range all {
-		u, ok := o.(*unstructured.Unstructured)
-		if !ok {
-			continue
-		}
-		v := &v1alpha1.VirtualIP{}
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, v); err != nil {
-			errs = append(errs, fmt.Errorf("reading VirtualIP %s: %w", u.GetName(), err))
-			continue
-		}
-		out = append(out, v)
-	}
-	return out, errors.Join(errs...)
-}
-
-func everything() labels.Selector { return labels.Everything() }
-
-// counts are for metrics.
-type counts struct {
-	syncs, failures uint64
-	transitions     map[string]uint64 // by the state entered
 }
 
 // memory is what Memory keeps, as JSON.
@@ -260,15 +178,4 @@ type memory struct {
 	Proven []types.UID          `json:"proven,omitempty"`
 	Trying []types.UID          `json:"trying,omitempty"`
 	CutOff map[types.UID]string `json:"cutOff,omitempty"`
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }

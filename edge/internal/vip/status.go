@@ -28,12 +28,10 @@ type Address struct {
 
 // Status tells how it is.
 func (a *Agent) Status() Status {
+	problem := a.State().Problem
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	s := Status{DataPlane: a.cfg.Plane.Name(), Maintenance: a.memory.Maintenance, Draining: a.memory.Draining, VIPs: []Address{}}
-	if a.problem != nil {
-		s.Problem = a.problem.Error()
-	}
+	s := Status{DataPlane: a.cfg.Plane.Name(), Problem: problem, Maintenance: a.memory.Maintenance, Draining: a.memory.Draining, VIPs: []Address{}}
 	for _, e := range a.entries {
 		s.VIPs = append(s.VIPs, Address{Address: e.address, Pool: e.pool, Service: e.service.Namespace + "/" + e.service.Name, Self: e.entry})
 	}
@@ -50,6 +48,7 @@ func (a *Agent) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByColl
 
 // Collect implements prometheus.Collector.
 func (a *Agent) Collect(ch chan<- prometheus.Metric) {
+	kit := a.State()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	state := desc("state", "1 for the state that this node is in for the address.", "address", "service", "state")
@@ -68,13 +67,13 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(desc("duplicate_addresses", "Virtual IPs that this node leaves alone because another host on the LAN has them."),
 		prometheus.GaugeValue, float64(duplicates))
 	transitions := desc("transitions_total", "How often an address came into a state on this node.", "state")
-	for s, n := range a.counts.transitions {
+	for s, n := range a.transitions {
 		ch <- prometheus.MustNewConstMetric(transitions, prometheus.CounterValue, float64(n), s)
 	}
 	count := func(name, help string, n uint64) {
 		ch <- prometheus.MustNewConstMetric(desc(name, help), prometheus.CounterValue, float64(n))
 	}
-	count("syncs_total", "How often everything was made as it should be.", a.counts.syncs)
-	count("sync_failures_total", "How many of these failed in part.", a.counts.failures)
+	count("syncs_total", "How often everything was made as it should be.", kit.Syncs)
+	count("sync_failures_total", "How many of these failed in part.", kit.Failures)
 	count("keepalived_restarts_total", "How often keepalived had to be started again.", a.cfg.Elector.Restarts())
 }

@@ -100,3 +100,14 @@ func (t *trial) answers(ctx context.Context, patience time.Duration) error {
 		}
 	}
 }
+
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

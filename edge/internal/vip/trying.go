@@ -26,7 +26,7 @@ func (r *run) withheldNow() map[types.UID]string {
 			out[uid] = r.trial.withheld
 		}
 	}
-	if len(r.trial.uids) == 0 && r.trial.result == nil && !r.cfg.Linked() {
+	if len(r.trial.uids) == 0 && r.trial.result == nil && !r.kit.Link().Up {
 		for _, uid := range trying {
 			out[uid] = "edgecore ended while it was finding out whether this address cuts the node off; it is tried again when there is a link"
 		}
@@ -50,7 +50,7 @@ func (r *run) tryNew(ctx context.Context, roles []Role) error {
 	if err := r.judged(ctx, roles); err != nil {
 		return err
 	}
-	if !r.cfg.Linked() || r.trial.busy() {
+	if !r.kit.Link().Up || r.trial.busy() {
 		return nil
 	}
 	states := r.cfg.Elector.States()
@@ -92,7 +92,7 @@ func (r *run) nextSuspect() {
 		r.suspects = r.suspects[1:]
 	}
 	r.suspected = time.Now()
-	r.poke()
+	r.kit.Wake()
 }
 
 // judged takes in what came of a trial.
@@ -135,6 +135,6 @@ func (r *run) judged(ctx context.Context, roles []Role) error {
 		}
 		m.CutOff = cutOff
 	})
-	r.poke()
+	r.kit.Wake()
 	return err
 }
