@@ -39,6 +39,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/endpoints"
 	"github.com/skerry-io/skerry/edge/internal/hub"
 	"github.com/skerry-io/skerry/edge/internal/join"
+	"github.com/skerry-io/skerry/edge/internal/kernel/diskkey"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netwatch"
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
 	"github.com/skerry-io/skerry/edge/internal/marks"
@@ -134,8 +135,16 @@ type App struct {
 func New(ctx context.Context, cfg *edgeconfig.Config) (*App, error) {
 	a := &App{config: cfg, metrics: prometheus.NewRegistry()}
 	a.clock = pki.NewClock(BuildTime(), a.keepTime)
-	var err error
-	if a.identity, err = join.Load(IdentityDir(cfg), a.clock); err != nil {
+	key, err := readDiskKey(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	if key != nil {
+		if err := diskkey.InMemory(cfg.Modules.MetaManager.Encryption.KeysDir); err != nil {
+			return nil, err
+		}
+	}
+	if a.identity, err = join.Load(IdentityDir(cfg), sealer(key), a.clock); err != nil {
 		return nil, err
 	}
 	a.node = string(a.identity.Node())
@@ -148,7 +157,7 @@ func New(ctx context.Context, cfg *edgeconfig.Config) (*App, error) {
 	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
 		return nil, fmt.Errorf("dataDir: %w", err)
 	}
-	file := storeConfig(cfg)
+	file := storeConfig(cfg, key)
 	file.LockWait = lockWait
 	if a.store, err = store.Open(ctx, file); err != nil {
 		return nil, err
@@ -174,12 +183,17 @@ func (a *App) keepTime(t time.Time) {
 	}
 }
 
-func storeConfig(cfg *edgeconfig.Config) store.Config {
-	key := cfg.Modules.MetaManager.Encryption.KeyFile
-	if key == "" {
-		key = filepath.Join(cfg.DataDir, "store.key")
+// storeConfig is where the store is; key may be nil.
+func storeConfig(cfg *edgeconfig.Config, key *diskkey.Key) store.Config {
+	file := cfg.Modules.MetaManager.Encryption.KeyFile
+	if file == "" {
+		file = filepath.Join(cfg.DataDir, "store.key")
 	}
-	return store.Config{Path: filepath.Join(cfg.DataDir, "store.db"), KeyFile: key}
+	c := store.Config{Path: filepath.Join(cfg.DataDir, "store.db"), KeyFile: file}
+	if key != nil {
+		c.Key = key.Bytes()
+	}
+	return c
 }
 
 // assemble makes the parts and their wiring.
@@ -192,7 +206,7 @@ func (a *App) assemble() error {
 	})
 	registration := registration.New(a.meta, a.node)
 	a.api = api.New(api.Config{
-		NodeName: a.node, Backend: a.meta, State: a.store.Module(string(api.Name)), DataDir: a.config.DataDir, Socket: c.EdgeAPI.Socket, Listen: c.EdgeAPI.Listen, Pods: podsListen(c.EdgeAPI),
+		NodeName: a.node, Backend: a.meta, State: a.store.Module(string(api.Name)), DataDir: keysDir(a.config), Socket: c.EdgeAPI.Socket, Listen: c.EdgeAPI.Listen, Pods: podsListen(c.EdgeAPI),
 		Local: a.local(), Registering: registration.Seen,
 	})
 
@@ -283,7 +297,7 @@ func (a *App) newEdged() (*edged.Module, error) {
 	maps.Copy(labels, c.Labels)
 	return edged.New(edged.Config{
 		NodeName: a.node, Labels: labels, RootDir: c.RootDir, NodeIP: c.NodeIP, Kubelet: c.Kubelet, ClientCAFile: a.identity.ClientCAFile(),
-		Verbosity: a.config.Log.Verbosity, Host: api.Host, Transport: a.api.RoundTripper(api.Identity{Kubelet: true}),
+		CertDir: kubeletKeys(a.config), Verbosity: a.config.Log.Verbosity, Host: api.Host, Transport: a.api.RoundTripper(api.Identity{Kubelet: true}),
 	})
 }
 

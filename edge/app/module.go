@@ -65,7 +65,7 @@ func (a *App) newHealth(listen string) *healthModule {
 }
 
 // MetricsToken is the file with the token that /metrics wants, for root alone.
-func MetricsToken(cfg *edgeconfig.Config) string { return filepath.Join(cfg.DataDir, "metrics.token") }
+func MetricsToken(cfg *edgeconfig.Config) string { return filepath.Join(keysDir(cfg), "metrics.token") }
 
 func (*healthModule) Name() message.Name { return "health" }
 

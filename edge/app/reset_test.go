@@ -54,6 +54,16 @@ func (allowing) Request(_ context.Context, r *topicpb.APIRequest) (*topicpb.APIR
 func TestResetLeavesNothing(t *testing.T) {
 	cfg := edgeconfig.Default()
 	cfg.DataDir = t.TempDir()
+	cfg.Modules.Edged.RootDir = t.TempDir()
+	pki := filepath.Join(cfg.Modules.Edged.RootDir, "pki")
+	if err := os.Mkdir(pki, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"kubelet-server-2026-01-02-03-04-05.pem", "kubelet-server-current.pem", "kubelet.crt", "kubelet.key"} { // as upstream names them
+		if err := os.WriteFile(filepath.Join(pki, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
 	file, err := store.Open(t.Context(), store.Config{Path: filepath.Join(cfg.DataDir, "store.db"), KeyFile: filepath.Join(cfg.DataDir, "store.key")})
 	if err != nil {
 		t.Fatal(err)
@@ -104,9 +114,11 @@ func TestResetLeavesNothing(t *testing.T) {
 			}
 		}
 	}
-	left, err := os.ReadDir(cfg.DataDir)
-	if err != nil || len(left) != 0 {
-		t.Errorf("left behind: %v, %v", slices.Collect(names(left)), err)
+	for _, dir := range []string{cfg.DataDir, pki} {
+		left, err := os.ReadDir(dir)
+		if err != nil || len(left) != 0 {
+			t.Errorf("left behind in %s: %v, %v", dir, slices.Collect(names(left)), err)
+		}
 	}
 }
 

@@ -113,7 +113,11 @@ func (a *App) local() http.Handler {
 // StatusOfFiles is what the files of a device tell while no edgecore runs. It changes none of them.
 func StatusOfFiles(ctx context.Context, cfg *edgeconfig.Config) (Status, error) {
 	s := Status{Version: version.Skerry(), Kubernetes: version.Kubernetes(), At: time.Now().UTC()}
-	identity, err := join.Load(IdentityDir(cfg), pki.NewClock(BuildTime(), nil))
+	key, err := readDiskKey(ctx, cfg)
+	if err != nil {
+		return s, err
+	}
+	identity, err := join.Load(IdentityDir(cfg), sealer(key), pki.NewClock(BuildTime(), nil))
 	if err != nil {
 		return s, err
 	}
@@ -122,10 +126,10 @@ func StatusOfFiles(ctx context.Context, cfg *edgeconfig.Config) (Status, error) 
 	s.Identity = &status
 	disk := disk{cfg.DataDir, func() bool { return false }}.status()
 	s.Disk = &disk
-	if _, err := os.Stat(storeConfig(cfg).Path); err != nil {
+	if _, err := os.Stat(storeConfig(cfg, key).Path); err != nil {
 		return s, nil //nolint:nilerr // no store yet: it has joined and never run
 	}
-	file, err := store.Open(ctx, storeConfig(cfg))
+	file, err := store.Open(ctx, storeConfig(cfg, key))
 	if err != nil {
 		return s, err
 	}
@@ -140,12 +144,18 @@ func StatusOfFiles(ctx context.Context, cfg *edgeconfig.Config) (Status, error) 
 	return s, err
 }
 
-// OwnFiles are patterns of what edgecore makes in its data directory: who this device is, the store,
-// in which everything else is, and the kubeconfig by which root reaches the device's API.
+// OwnFiles are patterns of what edgecore makes: who this device is, the store, in which everything else is, the key of
+// its kubelet's server, and the kubeconfig by which root reaches the device's API.
 func OwnFiles(cfg *edgeconfig.Config) []string {
-	at := storeConfig(cfg)
+	at := storeConfig(cfg, nil)
+	// The key and certificate of the kubelet's server: the rest of its directory is about containers, which stay.
+	server := kubeletKeys(cfg)
+	if server == "" {
+		server = filepath.Join(cfg.Modules.Edged.RootDir, "pki")
+	}
 	return []string{
-		IdentityDir(cfg), at.Path + "*", at.KeyFile, filepath.Join(cfg.DataDir, api.KubeconfigFile), filepath.Join(cfg.DataDir, hookDir), MetricsToken(cfg),
+		filepath.Join(server, "kubelet-server-*.pem"), filepath.Join(server, "kubelet.crt"), filepath.Join(server, "kubelet.key"),
+		IdentityDir(cfg), at.Path + "*", at.KeyFile, filepath.Join(keysDir(cfg), api.KubeconfigFile), filepath.Join(cfg.DataDir, hookDir), MetricsToken(cfg),
 	}
 }
 

@@ -61,6 +61,9 @@ Exit code 0: joined (or joined before). 1: try again later. 2: refused, or somet
 					return err
 				}
 			}
+			if options.Seal, err = app.Sealer(ctx, cfg); err != nil {
+				return cli.Bad(err) // before anything is asked for: a key in the clear must never reach the disk
+			}
 			result, err := join.Join(ctx, options)
 			if err != nil {
 				return outcome(err)

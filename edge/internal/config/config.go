@@ -96,10 +96,33 @@ type EventLimit struct {
 	Bytes   resource.Quantity `json:"bytes"`
 }
 
-// Encryption is of Secrets and tokens in the store.
+// Encryption is of Secrets and tokens in the store, and of the device's own keys. At most one of KeyFile, KeyCommand and KeyCredential is set.
 type Encryption struct {
 	// KeyFile is made on first use. "" means store.key in the data directory.
 	KeyFile string `json:"keyFile"`
+	// KeyCommand, for /bin/sh, prints 32 bytes in hexadecimal. KeyCredential is a credential of systemd with the same. With either of them nothing secret
+	// comes to the disk in the clear: the node's key is sealed too, and what must be a file is in KeysDir, on a file system of memory.
+	KeyCommand    string `json:"keyCommand"`
+	KeyCredential string `json:"keyCredential"`
+	KeysDir       string `json:"keysDir"`
+}
+
+// Sealed reports whether the key is not on the disk.
+func (e *Encryption) Sealed() bool { return e.KeyCommand != "" || e.KeyCredential != "" }
+
+func (e *Encryption) validate(at *field.Path) field.ErrorList {
+	errs := absolute(at.Child("keyFile"), e.KeyFile, false)
+	errs = append(errs, absolute(at.Child("keysDir"), e.KeysDir, true)...)
+	if strings.Contains(e.KeyCredential, "/") || e.KeyCredential == "." || e.KeyCredential == ".." {
+		errs = append(errs, field.Invalid(at.Child("keyCredential"), e.KeyCredential, "must be the name of a credential, as LoadCredentialEncrypted= has it"))
+	}
+	if e.KeyCommand != "" && e.KeyCredential != "" {
+		errs = append(errs, field.Forbidden(at.Child("keyCredential"), "keyCommand is set: only one of them gives the key"))
+	}
+	if e.KeyFile != "" && e.Sealed() {
+		errs = append(errs, field.Forbidden(at.Child("keyFile"), "keyCommand or keyCredential is set: a key in a file beside it would be of no use"))
+	}
+	return errs
 }
 
 // EdgeAPI is the Kubernetes API on the device.
@@ -181,7 +204,7 @@ func Default() *Config {
 				Enable: true, Servers: []string{}, Transport: "auto", WebSocket: Transport{Port: 10000}, QUIC: Transport{Port: 10001},
 				Keepalive: seconds(10), IdleTimeout: seconds(30), BackoffMin: seconds(1), BackoffMax: seconds(30),
 			},
-			MetaManager: MetaManager{Enable: true, EventLimit: EventLimit{Entries: 10000, Bytes: resource.MustParse("16Mi")}},
+			MetaManager: MetaManager{Enable: true, EventLimit: EventLimit{Entries: 10000, Bytes: resource.MustParse("16Mi")}, Encryption: Encryption{KeysDir: "/run/skerry/keys"}},
 			EdgeAPI:     EdgeAPI{Enable: true, Socket: "/run/skerry/edge.sock", Listen: "127.0.0.1:10550", Pods: true, PodsListen: "169.254.20.20:10550"},
 			Edged:       Edged{Enable: true, Labels: map[string]string{}, RootDir: "/var/lib/kubelet", Kubelet: json.RawMessage("{}")},
 			Route:       Route{Enable: true, Protocol: 158, ProtectedSubnets: []string{}},
@@ -291,7 +314,7 @@ func (m *MetaManager) validate(at *field.Path) field.ErrorList {
 	if n := m.EventLimit.Bytes.Value(); n < 1<<20 || n > 1<<30 {
 		errs = append(errs, field.Invalid(at.Child("eventLimit", "bytes"), m.EventLimit.Bytes.String(), "must be 1Mi to 1Gi"))
 	}
-	return append(errs, absolute(at.Child("encryption", "keyFile"), m.Encryption.KeyFile, false)...)
+	return append(errs, m.Encryption.validate(at.Child("encryption"))...)
 }
 
 func (a *EdgeAPI) validate(at *field.Path) field.ErrorList {

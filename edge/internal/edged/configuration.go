@@ -80,6 +80,9 @@ func newServer(config Config) (*options.KubeletServer, error) {
 		flags.RootDirectory = filepath.Clean(config.RootDir)
 		flags.CertDirectory = filepath.Join(flags.RootDirectory, "pki")
 	}
+	if config.CertDir != "" {
+		flags.CertDirectory = config.CertDir
+	}
 	if err := options.ValidateKubeletFlags(flags); err != nil {
 		return nil, fmt.Errorf("modules.edged.labels: %w", err)
 	}

@@ -42,6 +42,7 @@ type Config struct {
 	Labels   map[string]string // of the Node, when it registers
 	RootDir  string            // "": the kubelet's default
 	NodeIP   string            // "": the kubelet chooses
+	CertDir  string            // for the key and certificate of the kubelet's server; "": pki in RootDir
 	// Kubelet is a KubeletConfiguration, YAML or JSON; apiVersion and kind may be left out.
 	Kubelet []byte
 	// ClientCAFile is who may call the kubelet's own server, where the KubeletConfiguration doesn't say.

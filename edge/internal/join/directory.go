@@ -56,10 +56,11 @@ func (i *identity) tls() *tls.Certificate {
 // directory is the identity directory. The lock of an open one keeps two joins, or a join and a rotation's write, from mixing their files.
 type directory struct {
 	path string
+	seal Sealer // nil: keys are in the clear
 	lock *os.File
 }
 
-func openDirectory(path string) (*directory, error) {
+func openDirectory(path string, seal Sealer) (*directory, error) {
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return nil, fmt.Errorf("making the identity directory: %w", err)
 	}
@@ -74,7 +75,7 @@ func openDirectory(path string) (*directory, error) {
 		}
 		return nil, fmt.Errorf("locking the identity directory: %w", err)
 	}
-	return &directory{path: path, lock: lock}, nil
+	return &directory{path: path, seal: seal, lock: lock}, nil
 }
 
 func (d *directory) close() { d.lock.Close() } // the lock goes with it
@@ -88,21 +89,15 @@ func (d *directory) load() (*identity, error) {
 		return nil, fmt.Errorf("reading the identity: %w", err)
 	}
 	id := &identity{}
-	pair, err := tls.X509KeyPair(data, data)
+	certificates, key := splitPEM(data)
+	if id.key, err = d.decodeKey(nodeFile, key); err == nil {
+		id.certificate, err = pki.ParseCertificates(certificates)
+	}
+	if err == nil && !sameKey(id.certificate[0], id.key) {
+		err = errors.New("its certificate is for another key")
+	}
 	if err != nil {
 		return nil, fmt.Errorf("reading the identity %s: %w", d.file(nodeFile), err)
-	}
-	signer, ok := pair.PrivateKey.(crypto.Signer)
-	if !ok {
-		return nil, fmt.Errorf("reading the identity %s: its key can't sign", d.file(nodeFile))
-	}
-	id.key = signer
-	for _, der := range pair.Certificate {
-		c, err := x509.ParseCertificate(der)
-		if err != nil {
-			return nil, fmt.Errorf("reading the identity %s: %w", d.file(nodeFile), err)
-		}
-		id.certificate = append(id.certificate, c)
 	}
 	if id.ca, err = d.certificates(caFile); err != nil {
 		return nil, err
@@ -141,7 +136,7 @@ func (d *directory) certificates(name string) ([]*x509.Certificate, error) {
 // pendingKey is the key of the last join that did not end, or a new one, kept.
 func (d *directory) pendingKey() (crypto.Signer, error) {
 	if data, err := os.ReadFile(d.file(pendingFile)); err == nil {
-		if key, err := pki.ParseKey(data); err == nil {
+		if key, err := d.decodeKey(pendingFile, data); err == nil {
 			return key, nil
 		}
 	}
@@ -149,7 +144,7 @@ func (d *directory) pendingKey() (crypto.Signer, error) {
 	if err != nil {
 		return nil, err
 	}
-	data, err := pki.EncodeKey(key)
+	data, err := d.encodeKey(pendingFile, key)
 	if err != nil {
 		return nil, err
 	}
@@ -189,7 +184,7 @@ func (d *directory) keep(id *identity) error {
 }
 
 func (d *directory) keepCertificate(key crypto.Signer, certs []*x509.Certificate) error {
-	data, err := pki.EncodeKey(key)
+	data, err := d.encodeKey(nodeFile, key)
 	if err != nil {
 		return err
 	}

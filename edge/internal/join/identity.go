@@ -33,6 +33,7 @@ var ErrNotJoined = errors.New("this device has not joined a cluster")
 type Identity struct {
 	// Set by Load, never changed.
 	dir     string
+	seal    Sealer
 	cluster Cluster
 	clock   *pki.Clock
 
@@ -54,9 +55,9 @@ type Status struct {
 	LastError   string         `json:"lastError,omitempty"` // of the rotation; empty after a success
 }
 
-// Load reads the identity that a join has left in dir. The times that its certificates were signed at have passed: clock learns them.
-func Load(dir string, clock *pki.Clock) (*Identity, error) {
-	id, err := (&directory{path: dir}).load()
+// Load reads the identity that a join has left in dir; seal opens its key, nil where that is in the clear. The times that its certificates were signed at have passed: clock learns them.
+func Load(dir string, seal Sealer, clock *pki.Clock) (*Identity, error) {
+	id, err := (&directory{path: dir, seal: seal}).load()
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%w: run `edgecore join --token TOKEN HOST` first (%w)", ErrNotJoined, err)
 	}
@@ -67,7 +68,7 @@ func Load(dir string, clock *pki.Clock) (*Identity, error) {
 		clock.AtLeast(c.NotBefore)
 	}
 	clock.AtLeast(id.certificate[0].NotBefore)
-	i := &Identity{dir: dir, cluster: id.cluster, clock: clock}
+	i := &Identity{dir: dir, seal: seal, cluster: id.cluster, clock: clock}
 	i.trust.Store(newTrust(id.ca, id.clientCA))
 	i.use(id.tls())
 	return i, nil
@@ -213,7 +214,7 @@ func (i *Identity) rotate(ctx context.Context, csrs certificatesclient.Certifica
 	} else if node != i.cluster.Node || !sameKey(certs[0], open.key) {
 		return nil, fmt.Errorf("the new certificate is of %s, and not the one that was asked for", node)
 	}
-	d, err := openDirectory(i.dir)
+	d, err := openDirectory(i.dir, i.seal)
 	if err != nil {
 		return open, err
 	}

@@ -99,7 +99,7 @@ func joined(t *testing.T, clock *pki.Clock, from time.Time, life time.Duration) 
 			t.Fatal(err)
 		}
 	}
-	id, err := join.Load(dir, clock)
+	id, err := join.Load(dir, nil, clock)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,7 +145,7 @@ func TestRotation(t *testing.T) {
 				if second == first || !second.Leaf.NotAfter.After(first.Leaf.NotAfter) {
 					t.Error("the certificate is still the first")
 				}
-				again, err := join.Load(dir, clock)
+				again, err := join.Load(dir, nil, clock)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -1,7 +1,7 @@
 // Package join makes this device a node of a cluster and keeps it one: the first contact with a cloudcore that nobody vouches for but the token, the
 // certificate, and its rotation.
 //
-// It owns the identity directory: node.pem (key and certificate), ca.crt (whom the device trusts), client-ca.crt (whom its kubelet trusts) and
+// It owns the identity directory: node.pem (certificate and key, which may be sealed), ca.crt (whom the device trusts), client-ca.crt (whom its kubelet trusts) and
 // cluster.json. It refuses a cloud whose CA the token does not pin, and to overwrite an identity that is still good. Join holds a lock on the
 // directory; an Identity's methods may be called by many goroutines at once, its Run by one.
 package join
@@ -41,6 +41,7 @@ type Options struct {
 	Token   pki.Token
 	Node    types.NodeName
 	Dir     string // the identity directory; made if it does not exist
+	Seal    Sealer // of its keys; nil: they lie in the clear
 	Clock   *pki.Clock
 	Force   bool          // give up an identity that is still good
 	Timeout time.Duration // 0: DefaultTimeout
@@ -65,7 +66,7 @@ func Join(ctx context.Context, o Options) (Result, error) {
 	if o.Timeout <= 0 {
 		o.Timeout = DefaultTimeout
 	}
-	d, err := openDirectory(o.Dir)
+	d, err := openDirectory(o.Dir, o.Seal)
 	if err != nil {
 		return Result{}, err
 	}

@@ -77,7 +77,7 @@ func TestJoin(t *testing.T) {
 	if info, err := os.Stat(o.Dir); err != nil || info.Mode().Perm() != 0o700 {
 		t.Errorf("the directory: %v, %v", info.Mode(), err)
 	}
-	id, err := join.Load(o.Dir, o.Clock)
+	id, err := join.Load(o.Dir, nil, o.Clock)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,14 +105,14 @@ func TestJoin(t *testing.T) {
 	if _, err := join.Join(logged(t), o); !isRefusal(err, pki.ReasonTokenUsedUp) {
 		t.Errorf("joining with a used-up token: %v", err)
 	}
-	if id, err := join.Load(o.Dir, o.Clock); err != nil || id.Node() != edge1 {
+	if id, err := join.Load(o.Dir, nil, o.Clock); err != nil || id.Node() != edge1 {
 		t.Errorf("the identity before is gone after a refusal: %v", err)
 	}
 	c.uses = 1
 	if _, err := join.Join(logged(t), o); err != nil {
 		t.Fatal(err)
 	}
-	if id, err := join.Load(o.Dir, o.Clock); err != nil || id.Node() != "edge2" {
+	if id, err := join.Load(o.Dir, nil, o.Clock); err != nil || id.Node() != "edge2" {
 		t.Errorf("after the forced join: %v", err)
 	}
 }
@@ -198,7 +198,7 @@ func TestFirstContact(t *testing.T) {
 			if strings.Contains(err.Error(), c.token.Secret) {
 				t.Errorf("the error has the token's secret: %v", err)
 			}
-			if _, err := join.Load(o.Dir, o.Clock); !errors.Is(err, join.ErrNotJoined) {
+			if _, err := join.Load(o.Dir, nil, o.Clock); !errors.Is(err, join.ErrNotJoined) {
 				t.Errorf("after that, Load says %v; want %v", err, join.ErrNotJoined)
 			}
 		})
@@ -219,7 +219,7 @@ func TestClockFarBehind(t *testing.T) {
 	}
 	// After a restart, with nothing but the identity to tell the time.
 	clock := pki.NewClock(time.Time{}, nil)
-	id, err := join.Load(o.Dir, clock)
+	id, err := join.Load(o.Dir, nil, clock)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -313,7 +313,7 @@ func TestDirectory(t *testing.T) {
 		if _, err := join.Join(logged(t), o); err == nil {
 			t.Fatal("joined")
 		}
-		if _, err := join.Load(o.Dir, o.Clock); !errors.Is(err, join.ErrNotJoined) {
+		if _, err := join.Load(o.Dir, nil, o.Clock); !errors.Is(err, join.ErrNotJoined) {
 			t.Errorf("Load says %v; want %v", err, join.ErrNotJoined)
 		}
 		if err := os.RemoveAll(filepath.Dir(block)); err != nil {
@@ -355,7 +355,7 @@ func TestDirectory(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(o.Dir, name), whole[:len(whole)/2], 0o600); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := join.Load(o.Dir, o.Clock); err == nil || !strings.Contains(err.Error(), "join again") {
+			if _, err := join.Load(o.Dir, nil, o.Clock); err == nil || !strings.Contains(err.Error(), "join again") {
 				t.Errorf("half of %s: %v", name, err)
 			}
 			if err := os.WriteFile(filepath.Join(o.Dir, name), whole, 0o600); err != nil {

@@ -54,7 +54,7 @@ func (i *Identity) Renew(teller *x509.Certificate, ca, clientCA []byte) error {
 	}); err != nil {
 		return fmt.Errorf("the cloud names authorities by which it would not be trusted itself: %w", err)
 	}
-	d, err := openDirectory(i.dir)
+	d, err := openDirectory(i.dir, i.seal)
 	if err != nil {
 		return err
 	}

@@ -61,7 +61,7 @@ func TestTrust_IsRenewed(t *testing.T) {
 	if err := id.Renew(newServer, pki.EncodeCertificates(next.cert), nil); err != nil {
 		t.Fatal(err)
 	}
-	again, err := join.Load(dir, clock) // after a restart
+	again, err := join.Load(dir, nil, clock) // after a restart
 	if err != nil {
 		t.Fatal(err)
 	}

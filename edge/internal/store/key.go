@@ -14,26 +14,38 @@ import (
 
 // openKey reads the key, or makes it where the store is new and there is none yet.
 func (s *Store) openKey(isNew bool) error {
-	text, err := os.ReadFile(s.config.KeyFile)
-	if errors.Is(err, os.ErrNotExist) && isNew {
-		text, err = makeKey(s.config.KeyFile)
-		if err != nil {
-			return noRoom(err)
+	key := s.config.Key
+	if key == nil {
+		var err error
+		if key, err = s.keyOfFile(isNew); err != nil {
+			return err
 		}
 	}
-	if err != nil {
-		return fmt.Errorf("%w: %w: put the key back, or move %s away: the device then gets its objects again from the cloud",
-			ErrKey, err, s.config.Path)
-	}
-	key, err := hex.DecodeString(string(bytes.TrimSpace(text)))
-	if err != nil || len(key) != 32 {
-		return fmt.Errorf("%w: %s does not hold 32 bytes in hexadecimal", ErrKey, s.config.KeyFile)
-	}
 	// A key of its own for each record, derived from a random nonce: no bound on how many records one key may seal.
+	var err error
 	if s.seal, err = aes.NewHKDFExtendedNonceGCMTransformer(key); err != nil {
 		return fmt.Errorf("%w: %w", ErrKey, err)
 	}
 	return nil
+}
+
+func (s *Store) keyOfFile(isNew bool) ([]byte, error) {
+	text, err := os.ReadFile(s.config.KeyFile)
+	if errors.Is(err, os.ErrNotExist) && isNew {
+		text, err = makeKey(s.config.KeyFile)
+		if err != nil {
+			return nil, noRoom(err)
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w: put the key back, or move %s away: the device then gets its objects again from the cloud",
+			ErrKey, err, s.config.Path)
+	}
+	key, err := hex.DecodeString(string(bytes.TrimSpace(text)))
+	if err != nil || len(key) != 32 {
+		return nil, fmt.Errorf("%w: %s does not hold 32 bytes in hexadecimal", ErrKey, s.config.KeyFile)
+	}
+	return key, nil
 }
 
 func makeKey(path string) ([]byte, error) {

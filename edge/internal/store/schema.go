@@ -48,6 +48,9 @@ func (s *Store) check(tx *bolt.Tx) error {
 	}
 	if _, err := t.get([][]byte{bucketMeta}, []byte(keyCheck)); err != nil {
 		if errors.Is(err, ErrKey) {
+			if s.config.Key != nil {
+				return fmt.Errorf("%w: %s was sealed with another key: bring the right one back, or move the store away", ErrKey, s.config.Path)
+			}
 			return fmt.Errorf("%w: %s is not the key that %s was sealed with: put the right one back, or move both away",
 				ErrKey, s.config.KeyFile, s.config.Path)
 		}

@@ -27,6 +27,8 @@ type Config struct {
 	// KeyFile holds the key that seals Secrets and tokens: 32 bytes, hexadecimal, mode 0600, made when it is missing and the store is new. Default:
 	// Path with ".key" behind it.
 	KeyFile string
+	// Key is the key itself, 32 bytes, where it doesn't lie on the disk. KeyFile counts for nothing then.
+	Key []byte
 	// LockWait is how long Open waits for a process that has the store open: one that was killed needs a moment to be gone. 0: not at all.
 	LockWait time.Duration
 	// Queue is how many writers may wait; further ones wait for a place. Default 1,024.

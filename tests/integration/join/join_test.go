@@ -66,17 +66,24 @@ var programs = sync.OnceValues(func() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	return binary.Build(context.Background(), root, "cloudcore", "edgecore")
+	return binary.Build(context.Background(), root, "cloudcore", "edgecore", "hollowedge")
 })
 
 // system is a cloudcore at work.
 type system struct {
+	plane               *cluster.ControlPlane
 	cloudcore, edgecore string
 	join, websocket     string // addresses
 }
 
 // start starts it. change is made to its configuration of kube-apiserver.
 func start(t *testing.T, change ...func(*rest.Config)) *system {
+	t.Helper()
+	return startAt(t, plane, change...)
+}
+
+// startAt starts it for a control plane.
+func startAt(t *testing.T, plane *cluster.ControlPlane, change ...func(*rest.Config)) *system {
 	t.Helper()
 	if plane == nil {
 		t.Skip("needs a control plane, which -short leaves out")
@@ -94,7 +101,7 @@ func start(t *testing.T, change ...func(*rest.Config)) *system {
 	}
 	writeKubeconfig(t, own, kubeconfig)
 	writeKubeconfig(t, plane.ServiceAccount(t, "skerry-system", "cloudcore-approver"), approver)
-	s := &system{cloudcore: programs[0], edgecore: programs[1], join: free(t), websocket: free(t)}
+	s := &system{plane: plane, cloudcore: programs[0], edgecore: programs[1], join: free(t), websocket: free(t)}
 	health := free(t)
 	config := fmt.Sprintf(`apiVersion: config.skerry.io/v1alpha1
 kind: CloudCore
@@ -177,7 +184,7 @@ func runWith(t *testing.T, in, path string, args ...string) (stdout, stderr stri
 
 func (s *system) token(t *testing.T, args ...string) string {
 	t.Helper()
-	out, errs, code := run(t, s.cloudcore, append([]string{"token", "create", "--kubeconfig", plane.Kubeconfig}, args...)...)
+	out, errs, code := run(t, s.cloudcore, append([]string{"token", "create", "--kubeconfig", s.plane.Kubeconfig}, args...)...)
 	if code != 0 {
 		t.Fatalf("token create: %d: %s", code, errs)
 	}

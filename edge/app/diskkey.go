@@ -1,0 +1,46 @@
+package app
+
+import (
+	"context"
+	"path/filepath"
+
+	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
+	"github.com/skerry-io/skerry/edge/internal/join"
+	"github.com/skerry-io/skerry/edge/internal/kernel/diskkey"
+)
+
+// readDiskKey gets the key that is not on the disk; nil where the configuration names none.
+func readDiskKey(ctx context.Context, cfg *edgeconfig.Config) (*diskkey.Key, error) {
+	e := cfg.Modules.MetaManager.Encryption
+	return diskkey.Read(ctx, diskkey.Config{Command: e.KeyCommand, Credential: e.KeyCredential})
+}
+
+// sealer is the key as the identity's; nil where there is none.
+func sealer(key *diskkey.Key) join.Sealer {
+	if key == nil {
+		return nil
+	}
+	return key
+}
+
+// Sealer seals the identity of a device whose keys must not lie on the disk in the clear; nil where they may.
+func Sealer(ctx context.Context, cfg *edgeconfig.Config) (join.Sealer, error) {
+	key, err := readDiskKey(ctx, cfg)
+	return sealer(key), err
+}
+
+// keysDir is where files with keys and tokens of the device's own are, which others on the device read: beside the store, or in memory alone.
+func keysDir(cfg *edgeconfig.Config) string {
+	if e := cfg.Modules.MetaManager.Encryption; e.Sealed() {
+		return e.KeysDir
+	}
+	return cfg.DataDir
+}
+
+// kubeletKeys is where the kubelet keeps the key of its server; "" lets it choose. In memory alone it is a new one after each boot.
+func kubeletKeys(cfg *edgeconfig.Config) string {
+	if e := cfg.Modules.MetaManager.Encryption; e.Sealed() {
+		return filepath.Join(e.KeysDir, "kubelet")
+	}
+	return ""
+}

@@ -1,0 +1,67 @@
+package join
+
+import (
+	"crypto"
+	"encoding/pem"
+	"errors"
+
+	"github.com/skerry-io/skerry/common/pki"
+)
+
+// A Sealer seals keys, so that a disk that is stolen shows none; a *diskkey.Key.
+type Sealer interface {
+	// Seal seals the content of what is called name.
+	Seal(name string, content []byte) ([]byte, error)
+	// Open opens what was sealed under that name.
+	Open(name string, sealed []byte) ([]byte, error)
+}
+
+// sealedBlock is the type of a PEM block with a sealed key.
+const sealedBlock = "SKERRY SEALED KEY"
+
+// errInTheClear is of an identity from a time when nothing was sealed. Sealing it now would leave the old key in unused blocks of the disk.
+var errInTheClear = errors.New("its private key lies on the disk in the clear, and modules.metaManager.encryption says that nothing may: run `edgecore reset`, which gives up that key")
+
+// encodeKey is a key as the file of that name holds it.
+func (d *directory) encodeKey(name string, key crypto.Signer) ([]byte, error) {
+	text, err := pki.EncodeKey(key)
+	if err != nil || d.seal == nil {
+		return text, err
+	}
+	sealed, err := d.seal.Seal(name, text)
+	if err != nil {
+		return nil, err
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: sealedBlock, Bytes: sealed}), nil
+}
+
+// decodeKey finds the key in such a file.
+func (d *directory) decodeKey(name string, data []byte) (crypto.Signer, error) {
+	block, _ := pem.Decode(data)
+	switch {
+	case block == nil || block.Type != sealedBlock:
+		if d.seal != nil {
+			return nil, errInTheClear
+		}
+		return pki.ParseKey(data)
+	case d.seal == nil:
+		return nil, errors.New("its key is sealed, and modules.metaManager.encryption names nothing that opens it")
+	}
+	text, err := d.seal.Open(name, block.Bytes)
+	if err != nil {
+		return nil, err
+	}
+	return pki.ParseKey(text)
+}
+
+// splitPEM parts the certificates of a file from what comes behind them.
+func splitPEM(data []byte) (certificates, rest []byte) {
+	rest = data
+	for {
+		block, after := pem.Decode(rest)
+		if block == nil || block.Type != "CERTIFICATE" {
+			return data[:len(data)-len(rest)], rest
+		}
+		rest = after
+	}
+}
