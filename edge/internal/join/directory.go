@@ -90,7 +90,7 @@ func (d *directory) load() (*identity, error) {
 	}
 	id := &identity{}
 	certificates, key := splitPEM(data)
-	if id.key, err = d.decodeKey(nodeFile, key); err == nil {
+	if id.key, err = decodeKey(d.seal, nodeFile, key); err == nil {
 		id.certificate, err = pki.ParseCertificates(certificates)
 	}
 	if err == nil && !sameKey(id.certificate[0], id.key) {
@@ -136,7 +136,7 @@ func (d *directory) certificates(name string) ([]*x509.Certificate, error) {
 // pendingKey is the key of the last join that did not end, or a new one, kept.
 func (d *directory) pendingKey() (crypto.Signer, error) {
 	if data, err := os.ReadFile(d.file(pendingFile)); err == nil {
-		if key, err := d.decodeKey(pendingFile, data); err == nil {
+		if key, err := decodeKey(d.seal, pendingFile, data); err == nil {
 			return key, nil
 		}
 	}
@@ -144,7 +144,7 @@ func (d *directory) pendingKey() (crypto.Signer, error) {
 	if err != nil {
 		return nil, err
 	}
-	data, err := d.encodeKey(pendingFile, key)
+	data, err := encodeKey(d.seal, pendingFile, key)
 	if err != nil {
 		return nil, err
 	}
@@ -184,7 +184,7 @@ func (d *directory) keep(id *identity) error {
 }
 
 func (d *directory) keepCertificate(key crypto.Signer, certs []*x509.Certificate) error {
-	data, err := d.encodeKey(nodeFile, key)
+	data, err := encodeKey(d.seal, nodeFile, key)
 	if err != nil {
 		return err
 	}

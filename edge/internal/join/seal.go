@@ -23,12 +23,12 @@ const sealedBlock = "SKERRY SEALED KEY"
 var errInTheClear = errors.New("its private key lies on the disk in the clear, and modules.metaManager.encryption says that nothing may: run `edgecore reset`, which gives up that key")
 
 // encodeKey is a key as the file of that name holds it.
-func (d *directory) encodeKey(name string, key crypto.Signer) ([]byte, error) {
+func encodeKey(seal Sealer, name string, key crypto.Signer) ([]byte, error) {
 	text, err := pki.EncodeKey(key)
-	if err != nil || d.seal == nil {
+	if err != nil || seal == nil {
 		return text, err
 	}
-	sealed, err := d.seal.Seal(name, text)
+	sealed, err := seal.Seal(name, text)
 	if err != nil {
 		return nil, err
 	}
@@ -36,18 +36,18 @@ func (d *directory) encodeKey(name string, key crypto.Signer) ([]byte, error) {
 }
 
 // decodeKey finds the key in such a file.
-func (d *directory) decodeKey(name string, data []byte) (crypto.Signer, error) {
+func decodeKey(seal Sealer, name string, data []byte) (crypto.Signer, error) {
 	block, _ := pem.Decode(data)
 	switch {
 	case block == nil || block.Type != sealedBlock:
-		if d.seal != nil {
+		if seal != nil {
 			return nil, errInTheClear
 		}
 		return pki.ParseKey(data)
-	case d.seal == nil:
+	case seal == nil:
 		return nil, errors.New("its key is sealed, and modules.metaManager.encryption names nothing that opens it")
 	}
-	text, err := d.seal.Open(name, block.Bytes)
+	text, err := seal.Open(name, block.Bytes)
 	if err != nil {
 		return nil, err
 	}
