@@ -115,7 +115,6 @@ type App struct {
 	meta     *meta.Manager
 	// correction is nil where nothing on the device reads EndpointSlices.
 	correction *endpoints.Correction
-	endpoints  *endpoints.Agent
 	api        *api.Server
 	dialer     link.Dialer
 	hub        *hub.Hub
@@ -222,9 +221,12 @@ func (a *App) assemble() error {
 			beehive.Entry{Module: a.newAPIRedirect(), Restart: beehive.OnFailure(beehive.Backoff{})},
 		)
 	}
-	if a.correction != nil {
-		a.endpoints = a.newEndpoints()
-		entries = append(entries, beehive.Entry{Module: a.endpoints, Groups: []message.Group{linkstate.Agents}, Restart: beehive.OnFailure(beehive.Backoff{})})
+	if c.EdgeAPI.Enable {
+		more, err := a.newServices() // before the kubelet: rules and names are there when its pods start
+		if err != nil {
+			return err
+		}
+		entries = append(entries, more...)
 	}
 	if c.Route.Enable {
 		// Before the link: the store knows which routes there should be, and the way to the cloud may be one of them.
@@ -295,7 +297,9 @@ func (a *App) newEdged() (*edged.Module, error) {
 	c := a.config.Modules.Edged
 	labels := map[string]string{edgeLabel: ""}
 	maps.Copy(labels, c.Labels)
+	dns, domain := a.clusterDNS()
 	return edged.New(edged.Config{
+		ClusterDNS: dns, ClusterDomain: domain,
 		NodeName: a.node, Labels: labels, RootDir: c.RootDir, NodeIP: c.NodeIP, Kubelet: c.Kubelet, ClientCAFile: a.identity.ClientCAFile(),
 		CertDir: kubeletKeys(a.config), Verbosity: a.config.Log.Verbosity, Host: api.Host, Transport: a.api.RoundTripper(api.Identity{Kubelet: true}),
 	})

@@ -1,15 +1,25 @@
 package app
 
 import (
+	"fmt"
 	"net/netip"
 
+	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/edge/internal/agent"
 	"github.com/skerry-io/skerry/edge/internal/api"
 	"github.com/skerry-io/skerry/edge/internal/apiredirect"
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
 	"github.com/skerry-io/skerry/edge/internal/endpoints"
+	"github.com/skerry-io/skerry/edge/internal/kernel/hostaddress"
+	"github.com/skerry-io/skerry/edge/internal/kernel/kubeproxy"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
 	"github.com/skerry-io/skerry/edge/internal/kernel/redirect"
+	"github.com/skerry-io/skerry/edge/internal/linkstate"
+	"github.com/skerry-io/skerry/edge/internal/names"
 	"github.com/skerry-io/skerry/edge/internal/object"
+	"github.com/skerry-io/skerry/edge/internal/services"
+	"github.com/skerry-io/skerry/edge/internal/serviceview"
 )
 
 // newCorrection makes what corrects EndpointSlices where something on the device reads them; nil where nothing does.
@@ -27,13 +37,89 @@ func (a *App) newCorrection() object.Corrector {
 	return a.correction
 }
 
-func (a *App) newEndpoints() *endpoints.Agent {
+// newServices makes what serves Services and names, in the order in which they start: rules and answers are of corrected EndpointSlices.
+func (a *App) newServices() ([]beehive.Entry, error) {
+	c := a.config.Modules
+	config := services.Config{
+		NodeName: a.node, Enable: c.Services.Enable, API: a.api.ClientConfig(api.Identity{}), Driver: kubeproxy.New(c.Services.Mode, a.node),
+		Memory: agent.NewMemory(a.store, string(services.Name)), Events: a.recorder(string(services.Name)),
+	}
+	entry := func(m beehive.Module, restart beehive.Restart) beehive.Entry {
+		return beehive.Entry{Module: m, Groups: []message.Group{linkstate.Agents}, Restart: restart}
+	}
+	if a.correction == nil {
+		return []beehive.Entry{entry(a.agent(services.New(config)), beehive.OnFailure(beehive.Backoff{}))}, nil // removes what was there
+	}
 	e := endpoints.New(endpoints.Config{
-		NodeName: a.node, API: a.api.ClientConfig(api.Identity{}), Correction: a.correction, View: a.meta,
-		Memory: agent.NewMemory(a.store, string(endpoints.Name)), BootID: bootID(),
+		NodeName: a.node, API: config.API, Correction: a.correction, View: a.meta, Memory: agent.NewMemory(a.store, string(endpoints.Name)), BootID: bootID(),
 	})
 	a.agent(e.Module)
-	return e
+	view, err := serviceview.New(config.API, e.Synced())
+	if err != nil {
+		return nil, err
+	}
+	config.View, config.Site = view, a.correction.Site
+	entries := []beehive.Entry{
+		entry(e.Module, beehive.OnFailure(beehive.Backoff{})),
+		{Module: view, Restart: beehive.Never()},
+	}
+	if c.Names.Enable {
+		names, err := a.newNames(view)
+		if err != nil {
+			return nil, err
+		}
+		entries = append(entries, beehive.Entry{Module: names, Restart: beehive.OnFailure(beehive.Backoff{})})
+	}
+	// Never: Kubernetes' proxy can't be started twice in a process.
+	return append(entries, entry(a.agent(services.New(config)), beehive.Never())), nil
+}
+
+func (a *App) newNames(view *serviceview.View) (*names.Module, error) {
+	c := a.config.Modules.Names
+	listen, err := netip.ParseAddrPort(c.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("modules.names.listen: %w", err)
+	}
+	config := names.Config{
+		Listen: listen, Domain: c.Domain, View: view, Index: serviceview.ByService, Sockets: names.FromEnvironment(),
+		Address: func() error { return hostaddress.Keep(listen.Addr()) },
+	}
+	read := func(all []string) (out []netip.AddrPort) {
+		for _, text := range all {
+			if u, err := edgeconfig.Upstream(text); err == nil { // the configuration's rules have refused what is none
+				out = append(out, u)
+			}
+		}
+		return out
+	}
+	for _, z := range c.Zones {
+		config.Zones = append(config.Zones, names.Zone{Zone: z.Zone, Upstream: read(z.Upstream)})
+	}
+	config.Upstream = func() []netip.AddrPort { return hostResolvers(listen) }
+	if all := read(c.Upstream); len(all) > 0 {
+		config.Upstream = func() []netip.AddrPort { return all }
+	}
+	return names.New(config), nil
+}
+
+// hostResolvers are the name servers of the host, which DHCP may change at any time: the files are small, and read for what is not cached only.
+func hostResolvers(except netip.AddrPort) (all []netip.AddrPort) {
+	for _, ip := range netif.Resolvers(netif.ResolverFiles()...) {
+		if u := netip.AddrPortFrom(ip, 53); u != except {
+			all = append(all, u)
+		}
+	}
+	return all
+}
+
+// clusterDNS is what pods get as their name server and domain; nothing where this device does not answer names.
+func (a *App) clusterDNS() (servers []string, domain string) {
+	c := a.config.Modules.Names
+	at, err := netip.ParseAddrPort(c.Listen)
+	if !c.Enable || err != nil || at.Port() != 53 { // pods ask at port 53 and nowhere else
+		return nil, ""
+	}
+	return []string{at.Addr().String()}, c.Domain
 }
 
 // podsListen is where the edge API serves pods; "" where it does not.

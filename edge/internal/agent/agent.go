@@ -80,7 +80,9 @@ type State struct {
 	// Waiting is what the agent does not know yet and therefore does nothing; "" where it works.
 	Waiting string `json:"waiting,omitempty"`
 	// Problem is the error of the last Sync; "" where it went well.
-	Problem  string    `json:"problem,omitempty"`
+	Problem string `json:"problem,omitempty"`
+	// Note is what the agent says of its work (Run.Note).
+	Note     string    `json:"note,omitempty"`
 	Syncs    uint64    `json:"syncs"`
 	Failures uint64    `json:"failures"`
 	LastSync time.Time `json:"lastSync,omitzero"`
@@ -126,6 +128,7 @@ func (m *Module) Run(ctx context.Context, port *beehive.Port) error {
 	r := &Run{
 		name: m.config.Name, node: m.config.NodeName, api: m.config.API, port: port, wake: make(chan struct{}, 1),
 		Reports: newReports(m.config.Reporter, m.config.RepeatAfter),
+		note:    func(text string) { m.note(func(s *State) { s.Note = text }) },
 	}
 	if err := r.takeRetained(ctx); err != nil {
 		return err

@@ -35,6 +35,7 @@ type Run struct {
 	Go func(f func(ctx context.Context) error)
 
 	name     message.Name // the module's
+	note     func(text string)
 	node     string
 	api      *rest.Config
 	port     *beehive.Port
@@ -99,6 +100,9 @@ func (r *Run) Event(eventType, reason, format string, args ...any) {
 
 // Recorder records events about anything; nil for an agent without one.
 func (r *Run) Recorder() record.EventRecorder { return r.recorder }
+
+// Note sets what State shows beside the rest, for a person who looks at the device; "" for nothing.
+func (r *Run) Note(text string) { r.note(text) }
 
 func closeRecorder(ctx context.Context, recorder Recorder) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)

@@ -61,6 +61,12 @@ func newServer(config Config) (*options.KubeletServer, error) {
 		// A certificate that kube-apiserver can verify, where nobody says otherwise: the kubelet's own would be signed by itself.
 		kc.ServerTLSBootstrap = true
 	}
+	if len(config.ClusterDNS) > 0 && !sets(config.Kubelet, "clusterDNS") {
+		kc.ClusterDNS = config.ClusterDNS
+	}
+	if config.ClusterDomain != "" && !sets(config.Kubelet, "clusterDomain") {
+		kc.ClusterDomain = config.ClusterDomain
+	}
 	if !sets(config.Kubelet, "nodeStatusReportFrequency") && !sets(config.Kubelet, "nodeStatusUpdateFrequency") {
 		kc.NodeStatusReportFrequency.Duration = unchangedStatusEvery
 	}

@@ -45,6 +45,9 @@ type Config struct {
 	CertDir  string            // for the key and certificate of the kubelet's server; "": pki in RootDir
 	// Kubelet is a KubeletConfiguration, YAML or JSON; apiVersion and kind may be left out.
 	Kubelet []byte
+	// ClusterDNS and ClusterDomain are the name servers and the domain of pods, where the KubeletConfiguration doesn't say.
+	ClusterDNS    []string
+	ClusterDomain string
 	// ClientCAFile is who may call the kubelet's own server, where the KubeletConfiguration doesn't say.
 	ClientCAFile string
 	// Verbosity of klog, where the KubeletConfiguration doesn't say.

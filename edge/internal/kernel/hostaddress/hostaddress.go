@@ -1,0 +1,57 @@
+// Package hostaddress gives this device addresses of its own on the loopback interface, for what only the device and its pods talk to.
+//
+// It owns the addresses with its label, and refuses to touch others: one that is there already is taken as it is. It keeps nothing; any goroutine may call it.
+package hostaddress
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"syscall"
+
+	"github.com/vishvananda/netlink"
+)
+
+// label marks our addresses, beside those of package redirect (ip-address(8)).
+const label = "lo:skerry-n"
+
+// Keep makes the device have the addresses, and takes those from it that an earlier run gave it and that are not among them.
+func Keep(want ...netip.Addr) error {
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("finding the loopback interface: %w", err)
+	}
+	have, err := netlink.AddrList(lo, netlink.FAMILY_V4)
+	if err != nil {
+		return fmt.Errorf("listing the addresses of the loopback interface: %w", err)
+	}
+	missing := map[netip.Addr]bool{}
+	for _, a := range want {
+		if !a.IsLoopback() {
+			missing[a] = true
+		}
+	}
+	for _, a := range have {
+		ip, ok := netip.AddrFromSlice(a.IP.To4())
+		switch {
+		case !ok:
+		case missing[ip]:
+			delete(missing, ip)
+		case a.Label == label:
+			if err := netlink.AddrDel(lo, &a); err != nil {
+				return fmt.Errorf("removing %s: %w", ip, err)
+			}
+		}
+	}
+	for ip := range missing {
+		a := &netlink.Addr{IPNet: &net.IPNet{IP: ip.AsSlice(), Mask: net.CIDRMask(ip.BitLen(), ip.BitLen())}, Scope: int(netlink.SCOPE_HOST)}
+		if ip.Is4() {
+			a.Label = label
+		}
+		if err := netlink.AddrAdd(lo, a); err != nil && !errors.Is(err, syscall.EEXIST) {
+			return fmt.Errorf("adding %s: %w", ip, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,137 @@
+// Package kubeproxy is Kubernetes' own programming of ClusterIPs and NodePorts, as a driver: its nftables mode, and its iptables mode for kernels
+// before that.
+//
+// It owns the nftables tables and iptables chains of kube-proxy's names, which outlive the process on purpose. It refuses to run beside another
+// kube-proxy: who opens it asks first. A Proxy may be called by any goroutine. It can't be stopped (its loop has no end in Kubernetes' code), so a
+// process opens one.
+package kubeproxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilsysctl "k8s.io/component-helpers/node/util/sysctl"
+	kubeproxyconfig "k8s.io/kubernetes/pkg/proxy/apis/config"
+	"k8s.io/kubernetes/pkg/proxy/iptables"
+	"k8s.io/kubernetes/pkg/proxy/nftables"
+	proxyutil "k8s.io/kubernetes/pkg/proxy/util"
+	utiliptables "k8s.io/kubernetes/pkg/util/iptables"
+)
+
+// Proxy is what an opened driver is told; of Kubernetes' proxy.Provider.
+type Proxy interface {
+	OnServiceAdd(s *corev1.Service)
+	OnServiceUpdate(old, s *corev1.Service)
+	OnServiceDelete(s *corev1.Service)
+	OnServiceSynced()
+	OnEndpointSliceAdd(s *discoveryv1.EndpointSlice)
+	OnEndpointSliceUpdate(old, s *discoveryv1.EndpointSlice)
+	OnEndpointSliceDelete(s *discoveryv1.EndpointSlice)
+	OnEndpointSlicesSynced()
+	OnTopologyChange(labels map[string]string)
+	SyncLoop()
+}
+
+// The modes.
+const (
+	Auto     = "auto"
+	NFTables = "nftables"
+	IPTables = "iptables"
+)
+
+const (
+	// minSync gathers changes of a moment into one transaction.
+	minSync = 200 * time.Millisecond
+	// retry is after how long a failed transaction is tried again.
+	retry = 5 * time.Second
+	// masqueradeBit is kube-proxy's default: bit 14 of the packet mark.
+	masqueradeBit = 14
+)
+
+// Driver opens the proxy.
+type Driver struct{ mode, node string }
+
+// New makes a Driver. It touches nothing.
+func New(mode, node string) *Driver { return &Driver{mode, node} }
+
+// Open makes the proxy, in the mode that it says. No rule is written before both Synced calls.
+func (d *Driver) Open(ctx context.Context) (Proxy, string, error) {
+	config := configuration()
+	if d.mode != IPTables {
+		p, err := openNFTables(ctx, config, d.node)
+		if err == nil {
+			return p, NFTables, nil
+		}
+		if d.mode == NFTables {
+			return nil, "", fmt.Errorf("services.mode is nftables: %w", err)
+		}
+		q, err2 := openIPTables(ctx, config, d.node)
+		if err2 != nil {
+			return nil, "", errors.Join(fmt.Errorf("nftables: %w", err), fmt.Errorf("iptables: %w", err2))
+		}
+		return q, IPTables, nil
+	}
+	p, err := openIPTables(ctx, config, d.node)
+	return p, IPTables, err
+}
+
+// Clear removes what an earlier run has left in the kernel, in either mode.
+func (*Driver) Clear(ctx context.Context) error {
+	failed := nftables.CleanupLeftovers(ctx)
+	if iptablesThere() {
+		failed = iptables.CleanupLeftovers(ctx) || failed
+	}
+	if failed {
+		return errors.New("rules of Services could not be removed from the kernel; the log says why")
+	}
+	return nil
+}
+
+func configuration() *kubeproxyconfig.KubeProxyConfiguration {
+	bit, localhost := int32(masqueradeBit), false
+	c := &kubeproxyconfig.KubeProxyConfiguration{
+		SyncPeriod: metav1.Duration{Duration: retry}, MinSyncPeriod: metav1.Duration{Duration: minSync},
+	}
+	c.NFTables.MasqueradeBit, c.IPTables.MasqueradeBit, c.IPTables.LocalhostNodePorts = &bit, &bit, &localhost
+	return c
+}
+
+// dualStack reports whether the kernel has IPv6.
+func dualStack() bool {
+	_, err := os.Stat("/proc/net/if_inet6")
+	return err == nil
+}
+
+func detectors() map[corev1.IPFamily]proxyutil.LocalTrafficDetector {
+	return map[corev1.IPFamily]proxyutil.LocalTrafficDetector{
+		corev1.IPv4Protocol: proxyutil.NewNoOpLocalDetector(), corev1.IPv6Protocol: proxyutil.NewNoOpLocalDetector(),
+	}
+}
+
+func openNFTables(ctx context.Context, config *kubeproxyconfig.KubeProxyConfiguration, node string) (Proxy, error) {
+	if dualStack() {
+		return nftables.NewDualStackProxier(ctx, config, detectors(), node, map[corev1.IPFamily]net.IP{}, nil, nil, false)
+	}
+	return nftables.NewProxier(ctx, config, corev1.IPv4Protocol, detectors()[corev1.IPv4Protocol], node, nil, nil, nil, false)
+}
+
+func iptablesThere() bool { return utiliptables.New(utiliptables.ProtocolIPv4).Present() == nil }
+
+func openIPTables(ctx context.Context, config *kubeproxyconfig.KubeProxyConfiguration, node string) (Proxy, error) {
+	v4, v6 := utiliptables.New(utiliptables.ProtocolIPv4), utiliptables.New(utiliptables.ProtocolIPv6)
+	if err := v4.Present(); err != nil {
+		return nil, fmt.Errorf("iptables is not installed, or its nat table can't be used: %w", err)
+	}
+	if dualStack() && v6.Present() == nil {
+		tools := map[corev1.IPFamily]utiliptables.Interface{corev1.IPv4Protocol: v4, corev1.IPv6Protocol: v6}
+		return iptables.NewDualStackProxier(ctx, config, tools, utilsysctl.New(), detectors(), node, map[corev1.IPFamily]net.IP{}, nil, nil, false)
+	}
+	return iptables.NewProxier(ctx, config, corev1.IPv4Protocol, v4, utilsysctl.New(), detectors()[corev1.IPv4Protocol], node, nil, nil, nil, false)
+}

@@ -1,0 +1,228 @@
+package names
+
+import (
+	"context"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/miekg/dns"
+)
+
+const (
+	// maxQueries is how many queries are with upstreams at once; beyond, SERVFAIL.
+	maxQueries = 1000
+	// maxCached is how many answers are kept; beyond, the one that was used longest ago goes.
+	maxCached = 1000
+	// maxTTL bounds what an upstream says of its answers.
+	maxTTL = time.Hour
+	// staleFor is how long an answer is used after its time where no upstream answers, and staleTTL what it is given then (RFC 8767, 5).
+	staleFor = 24 * time.Hour
+	staleTTL = 30
+	// patience is how long an upstream has: less than RFC 8767's 1.8 s, after which clients give up.
+	patience = 1500 * time.Millisecond
+	// deadFor is how long an upstream that did not answer is left alone.
+	deadFor = 5 * time.Second
+)
+
+// forwarder asks other name servers, and remembers.
+type forwarder struct {
+	zones    []Zone
+	upstream func() []netip.AddrPort
+	self     netip.AddrPort
+	slots    chan struct{}
+
+	mu    sync.Mutex // guards what follows
+	dead  map[netip.AddrPort]time.Time
+	cache map[dns.Question]*kept
+	clock uint64
+}
+
+// kept is an answer with its time.
+type kept struct {
+	msg     *dns.Msg
+	at      time.Time
+	expires time.Time
+	used    uint64
+}
+
+func newForwarder(c Config) *forwarder {
+	return &forwarder{
+		zones: c.Zones, upstream: c.Upstream, self: c.Listen, slots: make(chan struct{}, maxQueries), dead: map[netip.AddrPort]time.Time{},
+		cache: map[dns.Question]*kept{},
+	}
+}
+
+// serversFor are the name servers of a name: those of the longest zone that it is in, else the upstream.
+func (f *forwarder) serversFor(name string) []netip.AddrPort {
+	best, servers := -1, []netip.AddrPort(nil)
+	for _, z := range f.zones {
+		zone := canonical(z.Zone)
+		if (name == zone || strings.HasSuffix(name, "."+zone)) && len(zone) > best {
+			best, servers = len(zone), z.Upstream
+		}
+	}
+	if best >= 0 {
+		return servers
+	}
+	return f.upstream()
+}
+
+// ask returns what others say of a name, nil where nobody says anything. The message is the caller's.
+func (f *forwarder) ask(ctx context.Context, q dns.Question) *dns.Msg {
+	asked := q.Name
+	q.Name = canonical(q.Name)
+	now := time.Now()
+	f.mu.Lock()
+	have := f.cache[q]
+	if have != nil {
+		f.clock++
+		have.used = f.clock
+	}
+	f.mu.Unlock()
+	if have != nil && now.Before(have.expires) {
+		return have.answer(asked, now)
+	}
+	if found := f.askUpstream(ctx, q); found != nil {
+		f.keep(q, found)
+		return renamed(found.Copy(), q.Name, asked)
+	}
+	if have != nil && now.Before(have.expires.Add(staleFor)) {
+		return have.stale(asked)
+	}
+	return nil
+}
+
+func (f *forwarder) askUpstream(ctx context.Context, q dns.Question) *dns.Msg {
+	select {
+	case f.slots <- struct{}{}:
+		defer func() { <-f.slots }()
+	default:
+		return nil
+	}
+	for _, server := range f.serversFor(q.Name) {
+		if server == f.self || !f.mayAsk(server) {
+			continue
+		}
+		m := new(dns.Msg)
+		m.SetQuestion(q.Name, q.Qtype)
+		m.SetEdns0(payload, false)
+		r, err := exchange(ctx, m, server)
+		f.noteAnswer(ctx, server, err)
+		if err == nil && (r.Rcode == dns.RcodeSuccess || r.Rcode == dns.RcodeNameError) {
+			return r
+		}
+	}
+	return nil
+}
+
+// exchange asks one server over UDP, and over TCP where the answer does not fit.
+func exchange(ctx context.Context, m *dns.Msg, server netip.AddrPort) (*dns.Msg, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	r, _, err := (&dns.Client{Net: "udp", UDPSize: payload, Timeout: patience}).ExchangeContext(ctx, m, server.String())
+	if err == nil && r.Truncated {
+		r, _, err = (&dns.Client{Net: "tcp", Timeout: patience}).ExchangeContext(ctx, m, server.String())
+	}
+	return r, err
+}
+
+// mayAsk reports whether a server may be asked now. One that did not answer is asked by one query each deadFor: the others don't wait for it.
+func (f *forwarder) mayAsk(server netip.AddrPort) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	until, dead := f.dead[server]
+	if dead && time.Now().Before(until) {
+		return false
+	}
+	if dead {
+		f.dead[server] = time.Now().Add(deadFor)
+	}
+	return true
+}
+
+func (f *forwarder) noteAnswer(ctx context.Context, server netip.AddrPort, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case err == nil:
+		delete(f.dead, server)
+	case ctx.Err() == nil:
+		if len(f.dead) > 64 { // of name servers that the host had once
+			clear(f.dead)
+		}
+		f.dead[server] = time.Now().Add(deadFor)
+	}
+}
+
+func (f *forwarder) keep(q dns.Question, m *dns.Msg) {
+	now := time.Now()
+	life := lifeOf(m)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if _, had := f.cache[q]; !had && len(f.cache) >= maxCached {
+		var oldest dns.Question
+		least := ^uint64(0)
+		for k, e := range f.cache {
+			if e.used < least {
+				least, oldest = e.used, k
+			}
+		}
+		delete(f.cache, oldest)
+	}
+	f.clock++
+	f.cache[q] = &kept{msg: m.Copy(), at: now, expires: now.Add(life), used: f.clock}
+}
+
+// lifeOf is how long an answer holds: the least of its TTLs; of a negative one what its SOA says (RFC 2308, 5); nothing where it says nothing.
+func lifeOf(m *dns.Msg) time.Duration {
+	least := maxTTL
+	for _, rr := range m.Answer {
+		least = min(least, time.Duration(rr.Header().Ttl)*time.Second)
+	}
+	if len(m.Answer) > 0 {
+		return least
+	}
+	for _, rr := range m.Ns {
+		if soa, ok := rr.(*dns.SOA); ok {
+			return min(least, time.Duration(min(soa.Minttl, soa.Hdr.Ttl))*time.Second)
+		}
+	}
+	return 0
+}
+
+// answer is the kept answer with what is left of its TTLs.
+func (k *kept) answer(asked string, now time.Time) *dns.Msg {
+	m := k.msg.Copy()
+	age := uint32(now.Sub(k.at) / time.Second)
+	setTTL(m, func(t uint32) uint32 { return t - min(age, t) })
+	return renamed(m, m.Question[0].Name, asked)
+}
+
+// stale is the kept answer after its time.
+func (k *kept) stale(asked string) *dns.Msg {
+	m := k.msg.Copy()
+	setTTL(m, func(uint32) uint32 { return staleTTL })
+	return renamed(m, m.Question[0].Name, asked)
+}
+
+func setTTL(m *dns.Msg, next func(uint32) uint32) {
+	for _, section := range [][]dns.RR{m.Answer, m.Ns, m.Extra} {
+		for _, rr := range section {
+			if h := rr.Header(); h.Rrtype != dns.TypeOPT {
+				h.Ttl = next(h.Ttl)
+			}
+		}
+	}
+}
+
+// renamed gives records the name as it was asked: some clients compare its case (dns0x20).
+func renamed(m *dns.Msg, from, to string) *dns.Msg {
+	for _, rr := range m.Answer {
+		if h := rr.Header(); strings.EqualFold(h.Name, from) {
+			h.Name = to
+		}
+	}
+	return m
+}

@@ -1,0 +1,245 @@
+// Package names answers DNS queries of this device's pods: the names of Services and pods as Kubernetes' DNS specification 1.1.0 has them, from what the
+// device holds, and all other names by way of other name servers.
+//
+// It owns the sockets, the answers and the cache of what others said. It refuses to say that a name does not exist before it knows all names (then
+// SERVFAIL, which resolvers try again), and asks no upstream that did not answer a moment ago. Every query is a goroutine of
+// the DNS library; what they share has locks of its own.
+package names
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/miekg/dns"
+	"golang.org/x/net/netutil"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/beehive/message"
+)
+
+// Name is the module's address on the bus.
+const Name message.Name = "names"
+
+const (
+	// payload is the longest answer over UDP: what fits any path without fragments (DNS flag day 2020).
+	payload = 1232
+	// maxTCP is how many connections are served at once; those beyond wait.
+	maxTCP = 100
+	// addressEvery is how often it is made sure that the device still has the address.
+	addressEvery = time.Minute
+)
+
+// View is the Services and corrected EndpointSlices: a *serviceview.View.
+type View interface {
+	Services() cache.SharedIndexInformer
+	Slices() cache.SharedIndexInformer
+	HasSynced() bool
+}
+
+// Zone is a domain with name servers of its own.
+type Zone struct {
+	Zone     string
+	Upstream []netip.AddrPort
+}
+
+// Config is what the module works with.
+type Config struct {
+	Listen netip.AddrPort
+	Domain string
+	Zones  []Zone
+	// Upstream is asked for all other names. It is called for each query that is not cached, and must be quick.
+	Upstream func() []netip.AddrPort
+	View     View
+	// Index is the index of View's slices by namespace/name of their Service.
+	Index string
+	// Address gives the device the address that it listens on; nil where it has it.
+	Address func() error
+	// Sockets are those that were opened before this process; nil: none.
+	Sockets *Inherited
+}
+
+// Module answers.
+type Module struct {
+	config  Config
+	records *records
+	others  *forwarder
+}
+
+// New makes the module. It starts nothing.
+func New(c Config) *Module {
+	return &Module{config: c, records: newRecords(c), others: newForwarder(c)}
+}
+
+// Name implements beehive.Module.
+func (*Module) Name() message.Name { return Name }
+
+// Run implements beehive.Module.
+func (m *Module) Run(ctx context.Context, port *beehive.Port) error {
+	s, err := m.listen(ctx)
+	if err != nil {
+		return err
+	}
+	port.Ready()
+	return m.serve(ctx, s)
+}
+
+// Serve answers until ctx ends.
+func (m *Module) Serve(ctx context.Context) error {
+	s, err := m.listen(ctx)
+	if err != nil {
+		return err
+	}
+	return m.serve(ctx, s)
+}
+
+func (m *Module) listen(ctx context.Context) (sockets, error) {
+	if m.config.Address != nil {
+		if err := m.config.Address(); err != nil {
+			return sockets{}, fmt.Errorf("giving this device the address %s: %w", m.config.Listen.Addr(), err)
+		}
+	}
+	return open(ctx, m.config.Listen, m.config.Sockets)
+}
+
+func (m *Module) serve(ctx context.Context, s sockets) error {
+	g, ctx := errgroup.WithContext(ctx)
+	handler := dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) { m.answer(ctx, w, q) })
+	for _, server := range []*dns.Server{
+		{PacketConn: s.udp, Handler: handler, UDPSize: payload},
+		{Listener: netutil.LimitListener(s.tcp, maxTCP), Handler: handler},
+	} {
+		g.Go(func() error {
+			if err := server.ActivateAndServe(); err != nil && ctx.Err() == nil {
+				return fmt.Errorf("answering queries: %w", err)
+			}
+			return nil
+		})
+		g.Go(func() error {
+			<-ctx.Done()
+			// Not Shutdown: it waits for who keeps a connection open. Queries that are being answered lose their answers; their clients ask again.
+			return errors.Join(closed(s.udp.Close()), closed(s.tcp.Close()))
+		})
+	}
+	if m.config.Address != nil {
+		g.Go(func() error { return m.keepAddress(ctx) })
+	}
+	klog.FromContext(ctx).Info("Names are answered", "listen", m.config.Listen, "domain", m.config.Domain)
+	return g.Wait()
+}
+
+func closed(err error) error {
+	if errors.Is(err, net.ErrClosed) {
+		return nil
+	}
+	return err
+}
+
+// keepAddress gives the device the address again that somebody took from it.
+func (m *Module) keepAddress(ctx context.Context) error {
+	t := time.NewTicker(addressEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-t.C:
+		}
+		if err := m.config.Address(); err != nil {
+			klog.FromContext(ctx).Error(err, "The address that names are answered on could not be kept", "address", m.config.Listen.Addr())
+		}
+	}
+}
+
+func (m *Module) answer(ctx context.Context, w dns.ResponseWriter, q *dns.Msg) {
+	r := m.Answer(ctx, q)
+	size := dns.MaxMsgSize
+	if w.RemoteAddr().Network() == "udp" {
+		size = dns.MinMsgSize
+		if o := q.IsEdns0(); o != nil {
+			size = min(max(int(o.UDPSize()), dns.MinMsgSize), payload)
+		}
+	}
+	r.Truncate(size)
+	_ = w.WriteMsg(r) // the client asks again
+}
+
+// Answer makes the answer to a query.
+func (m *Module) Answer(ctx context.Context, q *dns.Msg) *dns.Msg {
+	r := new(dns.Msg)
+	r.SetReply(q)
+	r.RecursionAvailable, r.Compress = true, true
+	if o := q.IsEdns0(); o != nil {
+		if o.Version() != 0 {
+			r.Rcode = dns.RcodeBadVers // RFC 6891, 6.1.3
+			r.SetEdns0(payload, false)
+			return r
+		}
+		r.SetEdns0(payload, false)
+	}
+	if q.Opcode != dns.OpcodeQuery {
+		r.Rcode = dns.RcodeNotImplemented
+		return r
+	}
+	if len(q.Question) != 1 || q.Question[0].Qclass != dns.ClassINET {
+		r.Rcode = dns.RcodeRefused
+		return r
+	}
+	m.resolve(ctx, q.Question[0], r)
+	return r
+}
+
+// maxChain bounds how many names of ExternalNames are followed.
+const maxChain = 8
+
+func (m *Module) resolve(ctx context.Context, q dns.Question, r *dns.Msg) {
+	name := q.Name
+	for range maxChain {
+		a := m.records.find(name, q.Qtype)
+		switch {
+		case a.foreign:
+			m.forward(ctx, dns.Question{Name: name, Qtype: q.Qtype, Qclass: q.Qclass}, r)
+			return
+		case a.alias == "":
+			r.Answer, r.Extra = append(r.Answer, a.records...), append(r.Extra, a.extra...)
+			r.Rcode, r.Authoritative = a.code, a.code != dns.RcodeServerFailure
+			if len(a.records) == 0 && a.code != dns.RcodeServerFailure {
+				r.Ns = append(r.Ns, m.records.authority())
+			}
+			return
+		}
+		r.Answer = append(r.Answer, a.records...)
+		if q.Qtype == dns.TypeCNAME {
+			r.Authoritative = true
+			return
+		}
+		name = a.alias
+	}
+	r.Rcode = dns.RcodeServerFailure
+}
+
+// forward adds what others say.
+func (m *Module) forward(ctx context.Context, q dns.Question, r *dns.Msg) {
+	found := m.others.ask(ctx, q)
+	if found == nil {
+		r.Rcode = dns.RcodeServerFailure
+		return
+	}
+	r.Rcode = found.Rcode
+	r.Answer = append(r.Answer, found.Answer...)
+	r.Ns = append(r.Ns, found.Ns...)
+	for _, x := range found.Extra {
+		if x.Header().Rrtype != dns.TypeOPT {
+			r.Extra = append(r.Extra, x)
+		}
+	}
+}
+
+func canonical(name string) string { return strings.ToLower(dns.Fqdn(name)) }

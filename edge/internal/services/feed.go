@@ -1,0 +1,179 @@
+package services
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/skerry-io/skerry/edge/internal/kernel/kubeproxy"
+)
+
+// Bounds of what is programmed. Beyond, the newest stay out, and how many is told.
+const (
+	maxServices  = 5000
+	maxEndpoints = 10_000
+)
+
+// proxyNameLabel names another proxy than the node's for a Service (KEP-2447).
+const proxyNameLabel = "service.kubernetes.io/service-proxy-name"
+
+// intake is what of one kind is let through to the proxy, up to a bound.
+type intake[T object] struct {
+	most        int
+	weigh       func(T) int
+	add, remove func(T)
+	update      func(old, now T)
+	mu          sync.Mutex
+	taken       map[string]T
+	weight      int
+	refused     map[string]T
+}
+
+type object interface {
+	comparable
+	GetNamespace() string
+	GetName() string
+	GetCreationTimestamp() metav1.Time
+}
+
+// set takes over an object as it is now.
+func (in *intake[T]) set(key string, now T) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.put(key, now)
+}
+
+func (in *intake[T]) put(key string, now T) {
+	old, had := in.taken[key]
+	weight := in.weight + in.weigh(now)
+	if had {
+		weight -= in.weigh(old)
+	}
+	if weight > in.most {
+		in.refused[key] = now
+		if had {
+			in.drop(key, old)
+		}
+		return
+	}
+	delete(in.refused, key)
+	in.taken[key], in.weight = now, weight
+	if had {
+		in.update(old, now)
+		return
+	}
+	in.add(now)
+}
+
+func (in *intake[T]) drop(key string, old T) {
+	delete(in.taken, key)
+	in.weight -= in.weigh(old)
+	in.remove(old)
+}
+
+// unset takes over that an object is gone. What was refused gets its place, the oldest first.
+func (in *intake[T]) unset(key string) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	delete(in.refused, key)
+	old, had := in.taken[key]
+	if !had {
+		return
+	}
+	in.drop(key, old)
+	if len(in.refused) == 0 {
+		return
+	}
+	waiting := make([]string, 0, len(in.refused))
+	for k := range in.refused {
+		waiting = append(waiting, k)
+	}
+	slices.SortFunc(waiting, func(a, b string) int {
+		x, y := in.refused[a], in.refused[b]
+		if c := x.GetCreationTimestamp().Compare(y.GetCreationTimestamp().Time); c != 0 {
+			return c
+		}
+		return cmp.Compare(a, b)
+	})
+	for _, k := range waiting {
+		if in.weight+in.weigh(in.refused[k]) > in.most {
+			return
+		}
+		in.put(k, in.refused[k])
+	}
+}
+
+func (in *intake[T]) out() int {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return len(in.refused)
+}
+
+func (in *intake[T]) handler(wants func(T) bool, changed func()) cache.ResourceEventHandlerFuncs {
+	key := func(o T) string { return o.GetNamespace() + "/" + o.GetName() }
+	take := func(o any) {
+		if x, ok := o.(T); ok {
+			if wants(x) {
+				in.set(key(x), x)
+			} else {
+				in.unset(key(x))
+			}
+			changed()
+		}
+	}
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc: take, UpdateFunc: func(_, now any) { take(now) },
+		DeleteFunc: func(o any) {
+			if k, err := cache.DeletionHandlingMetaNamespaceKeyFunc(o); err == nil {
+				in.unset(k)
+				changed()
+			}
+		},
+	}
+}
+
+// feed leads a View to a proxy.
+type feed struct {
+	services *intake[*corev1.Service]
+	slices   *intake[*discoveryv1.EndpointSlice]
+}
+
+func newFeed(p kubeproxy.Proxy, most Bounds) *feed {
+	return &feed{
+		services: &intake[*corev1.Service]{
+			most: most.Services, weigh: func(*corev1.Service) int { return 1 }, add: p.OnServiceAdd, update: p.OnServiceUpdate, remove: p.OnServiceDelete,
+			taken: map[string]*corev1.Service{}, refused: map[string]*corev1.Service{},
+		},
+		slices: &intake[*discoveryv1.EndpointSlice]{
+			most: most.Endpoints, weigh: func(s *discoveryv1.EndpointSlice) int { return len(s.Endpoints) },
+			add: p.OnEndpointSliceAdd, update: p.OnEndpointSliceUpdate, remove: p.OnEndpointSliceDelete,
+			taken: map[string]*discoveryv1.EndpointSlice{}, refused: map[string]*discoveryv1.EndpointSlice{},
+		},
+	}
+}
+
+// attach hands over all that the view has, and then each change. It returns when the proxy's rules are in the kernel for the first time.
+func (f *feed) attach(ctx context.Context, v View, p kubeproxy.Proxy, changed func()) error {
+	ours := func(s *corev1.Service) bool { return s.Labels[proxyNameLabel] == "" }
+	services, err := v.Services().AddEventHandler(f.services.handler(ours, changed))
+	if err != nil {
+		return err
+	}
+	all := func(*discoveryv1.EndpointSlice) bool { return true }
+	endpoints, err := v.Slices().AddEventHandler(f.slices.handler(all, changed))
+	if err != nil {
+		return err
+	}
+	if !cache.WaitForCacheSync(ctx.Done(), services.HasSynced, endpoints.HasSynced) {
+		return ctx.Err()
+	}
+	p.OnServiceSynced()
+	p.OnEndpointSlicesSynced()
+	return nil
+}

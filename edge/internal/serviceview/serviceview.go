@@ -1,0 +1,104 @@
+// Package serviceview is the Services and EndpointSlices of the edge API as one copy for all in edgecore who read them.
+//
+// It owns the two informers. It shows nothing before the EndpointSlices are corrected by what the device knows of its own pods. Objects in it
+// are shared: nobody changes them. All methods may be called by any goroutine, before Run too.
+package serviceview
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/beehive/message"
+)
+
+// Name is the module's address on the bus.
+const Name message.Name = "serviceview"
+
+// ByService indexes EndpointSlices by namespace/name of their Service.
+const ByService = "service"
+
+// View is the module. It runs once.
+type View struct {
+	services, slices cache.SharedIndexInformer
+	corrected        <-chan struct{}
+}
+
+// New makes a View of the edge API that waits until corrected is closed.
+func New(api *rest.Config, corrected <-chan struct{}) (*View, error) {
+	v := &View{corrected: corrected}
+	var err error
+	if v.services, err = informer(api, corev1.SchemeGroupVersion, "services", &corev1.Service{}, nil); err != nil {
+		return nil, err
+	}
+	v.slices, err = informer(api, discoveryv1.SchemeGroupVersion, "endpointslices", &discoveryv1.EndpointSlice{}, cache.Indexers{ByService: serviceOf})
+	if err != nil {
+		return nil, err
+	}
+	return v, nil
+}
+
+func serviceOf(o any) ([]string, error) {
+	s, ok := o.(*discoveryv1.EndpointSlice)
+	if !ok || s.Labels[discoveryv1.LabelServiceName] == "" {
+		return nil, nil
+	}
+	return []string{s.Namespace + "/" + s.Labels[discoveryv1.LabelServiceName]}, nil
+}
+
+func informer(api *rest.Config, gv schema.GroupVersion, resource string, example runtime.Object, by cache.Indexers) (cache.SharedIndexInformer, error) {
+	config := rest.CopyConfig(api)
+	config.GroupVersion, config.APIPath = &gv, "/apis"
+	if gv.Group == "" {
+		config.APIPath = "/api"
+	}
+	config.NegotiatedSerializer = scheme.Codecs.WithoutConversion()
+	config.ContentType = runtime.ContentTypeProtobuf
+	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	client, err := rest.RESTClientFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("making the client for %s: %w", resource, err)
+	}
+	source := cache.NewFilteredListWatchFromClient(client, resource, metav1.NamespaceAll, func(*metav1.ListOptions) {})
+	if by == nil {
+		by = cache.Indexers{}
+	}
+	return cache.NewSharedIndexInformer(source, example, 0, by), nil
+}
+
+// Name implements beehive.Module.
+func (*View) Name() message.Name { return Name }
+
+// Run implements beehive.Module.
+func (v *View) Run(ctx context.Context, port *beehive.Port) error {
+	port.Ready()
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-v.corrected:
+	}
+	var running sync.WaitGroup
+	running.Go(func() { v.services.RunWithContext(ctx) })
+	running.Go(func() { v.slices.RunWithContext(ctx) })
+	running.Wait()
+	return nil
+}
+
+// Services is the informer of Services.
+func (v *View) Services() cache.SharedIndexInformer { return v.services }
+
+// Slices is the informer of EndpointSlices, with the index ByService.
+func (v *View) Slices() cache.SharedIndexInformer { return v.slices }
+
+// HasSynced reports whether both are known.
+func (v *View) HasSynced() bool { return v.services.HasSynced() && v.slices.HasSynced() }
