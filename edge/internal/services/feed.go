@@ -20,6 +20,16 @@ const (
 	maxEndpoints = 10_000
 )
 
+// View is the Services and EndpointSlices: a *serviceview.View.
+type View interface {
+	Services() cache.SharedIndexInformer
+	Slices() cache.SharedIndexInformer
+	HasSynced() bool
+}
+
+// Bounds are how many Services and endpoints are programmed.
+type Bounds struct{ Services, Endpoints int }
+
 // proxyNameLabel names another proxy than the node's for a Service (KEP-2447).
 const proxyNameLabel = "service.kubernetes.io/service-proxy-name"
 

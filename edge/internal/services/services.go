@@ -39,13 +39,6 @@ const (
 	ownKey = "rules"
 )
 
-// View is the Services and EndpointSlices: a *serviceview.View.
-type View interface {
-	Services() cache.SharedIndexInformer
-	Slices() cache.SharedIndexInformer
-	HasSynced() bool
-}
-
 // Driver is the kernel's side: a *kubeproxy.Driver.
 type Driver interface {
 	Open(ctx context.Context) (p kubeproxy.Proxy, mode string, err error)
@@ -57,9 +50,6 @@ type Memory interface {
 	Load() (map[string][]byte, error)
 	Save(ctx context.Context, changes map[string][]byte) error
 }
-
-// Bounds are how many Services and endpoints are programmed.
-type Bounds struct{ Services, Endpoints int }
 
 // Config is what the module works with.
 type Config struct {

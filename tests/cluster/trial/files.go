@@ -159,8 +159,6 @@ func (t *Trial) edgecoreFile(n Node) ([]byte, error) {
 			"edged": doc{
 				"kubelet": t.kubelet(n),
 			},
-			"services": doc{"enable": true},
-			"names":    doc{"enable": true},
 		},
 	}
 	for _, s := range append(t.state.Options.Set, t.machine(n.Name).Set...) {

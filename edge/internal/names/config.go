@@ -1,0 +1,50 @@
+package names
+
+import (
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/miekg/dns"
+	"k8s.io/client-go/tools/cache"
+)
+
+const (
+	// payload is the longest answer over UDP: what fits any path without fragments (DNS flag day 2020).
+	payload = 1232
+	// maxTCP is how many connections are served at once; those beyond wait.
+	maxTCP = 100
+	// addressEvery is how often it is made sure that the device still has the address.
+	addressEvery = time.Minute
+)
+
+// View is the Services and corrected EndpointSlices: a *serviceview.View.
+type View interface {
+	Services() cache.SharedIndexInformer
+	Slices() cache.SharedIndexInformer
+	HasSynced() bool
+}
+
+// Zone is a domain with name servers of its own.
+type Zone struct {
+	Zone     string
+	Upstream []netip.AddrPort
+}
+
+// Config is what the module works with.
+type Config struct {
+	Listen netip.AddrPort
+	Domain string
+	Zones  []Zone
+	// Upstream is asked for all other names. It is called for each query that is not cached, and must be quick.
+	Upstream func() []netip.AddrPort
+	View     View
+	// Index is the index of View's slices by namespace/name of their Service.
+	Index string
+	// Address gives the device the address that it listens on; nil where it has it.
+	Address func() error
+	// Sockets are those that were opened before this process; nil: none.
+	Sockets *Inherited
+}
+
+func canonical(name string) string { return strings.ToLower(dns.Fqdn(name)) }
