@@ -309,7 +309,7 @@ func (a *App) assemble() error {
 	}
 	for _, c := range []prometheus.Collector{
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), a.hub, a.publisher.Metrics(), a.relay.Metrics(), a.reports,
-		a.reports.vips, followed{a.informers, a.objects},
+		a.reports.vips, a.reports.apps, followed{a.informers, a.objects},
 	} {
 		if err := a.metrics.Register(c); err != nil {
 			return fmt.Errorf("registering metrics: %w", err)

@@ -7,6 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/skerry-io/skerry/cloud/internal/aggregate"
+	"github.com/skerry-io/skerry/cloud/internal/app"
 	"github.com/skerry-io/skerry/cloud/internal/drain"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/cloud/internal/marks"
@@ -21,6 +22,7 @@ type reporting struct {
 	client    *kube.Client
 	informers *kube.Informers
 	vips      *vip.Controller
+	apps      *app.Controller
 }
 
 func newReporting(client *kube.Client, informers *kube.Informers, policy vip.Policy) (*reporting, error) {
@@ -28,7 +30,11 @@ func newReporting(client *kube.Client, informers *kube.Informers, policy vip.Pol
 	if err != nil {
 		return nil, err
 	}
-	return &reporting{aggregate.New(client, route.Kind(), vip.Kind(), drain.Kind(), marks.Kind()), client, informers, vips}, nil
+	apps, err := app.NewController(client.Config(), app.Nobody{})
+	if err != nil {
+		return nil, err
+	}
+	return &reporting{aggregate.New(client, route.Kind(), vip.Kind(), drain.Kind(), marks.Kind(), app.Kind()), client, informers, vips, apps}, nil
 }
 
 // decide runs what one replica does at a time.
@@ -45,12 +51,15 @@ func (r *reporting) decide(ctx context.Context) error {
 	defer release()
 	services, release := r.informers.Open(schema.GroupVersionResource{Version: "v1", Resource: "services"})
 	defer release()
+	apps, release := r.informers.Open(v1alpha1.Resource(v1alpha1.EdgeApps))
+	defer release()
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return r.Sweep(ctx, nodes) })
 	g.Go(func() error { return route.New(r.client, routes, nodes, pools).Run(ctx) })
 	g.Go(func() error {
 		return r.vips.Run(ctx, vip.Stores{Services: services, Nodes: nodes, Pools: pools, VIPs: vips})
 	})
+	g.Go(func() error { return r.apps.Run(ctx, app.Stores{Apps: apps, Nodes: nodes}) })
 	g.Go(func() error { return drain.NewUnknown(r.client, operations, nodes).Run(ctx) })
 	return g.Wait()
 }

@@ -33,6 +33,7 @@ import (
 	"github.com/skerry-io/skerry/common/version"
 	"github.com/skerry-io/skerry/edge/internal/agent"
 	"github.com/skerry-io/skerry/edge/internal/api"
+	edgeapp "github.com/skerry-io/skerry/edge/internal/app"
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
 	"github.com/skerry-io/skerry/edge/internal/drain"
 	"github.com/skerry-io/skerry/edge/internal/edged"
@@ -128,6 +129,7 @@ type App struct {
 	runner     *beehive.Runner
 	tunnel     *tunnel.Tunnel
 	metrics    *prometheus.Registry
+	apps       *edgeapp.Agent
 }
 
 // New reads the identity, opens the store and makes every part. Nothing runs yet.
@@ -251,6 +253,11 @@ func (a *App) assemble() error {
 		entries = append(entries, beehive.Entry{
 			Module: module, Groups: []message.Group{linkstate.Group}, Restart: beehive.OnFailure(beehive.Backoff{}), StopTimeout: 20 * time.Second,
 		})
+	}
+	if c.Apps.Enable {
+		a.apps = newApps(c.Apps, a.node, a.api.ClientConfig(api.Identity{}), a.meta, a.store)
+		a.agent(a.apps.Module)
+		entries = append(entries, beehive.Entry{Module: a.apps, Groups: []message.Group{linkstate.Agents}, Restart: beehive.OnFailure(beehive.Backoff{})})
 	}
 	if c.EdgeHub.Enable {
 		var err error

@@ -17,6 +17,7 @@ import (
 	"github.com/skerry-io/skerry/common/version"
 	"github.com/skerry-io/skerry/edge/internal/agent"
 	"github.com/skerry-io/skerry/edge/internal/api"
+	edgeapp "github.com/skerry-io/skerry/edge/internal/app"
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
 	"github.com/skerry-io/skerry/edge/internal/drain"
 	"github.com/skerry-io/skerry/edge/internal/hub"
@@ -48,6 +49,7 @@ type Status struct {
 	VIPs       *vip.Status            `json:"vips,omitempty"`
 	Drain      *drain.State           `json:"drain,omitempty"`
 	Marks      *marks.Status          `json:"marks,omitempty"`
+	Apps       *edgeapp.Status        `json:"apps,omitempty"`
 	Modules    []beehive.ModuleHealth `json:"modules,omitempty"`
 	Agents     []agent.State          `json:"agents,omitempty"`
 }
@@ -80,6 +82,10 @@ func (a *App) Status() Status {
 	if a.marks != nil {
 		status := a.marks.Status()
 		s.Marks = &status
+	}
+	if a.apps != nil {
+		apps := a.apps.Status()
+		s.Apps = &apps
 	}
 	s.Modules = a.runner.Health()
 	for _, m := range a.agents {

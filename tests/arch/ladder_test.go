@@ -24,8 +24,8 @@ var ladder = [][]string{
 	{"cloud/internal/kube", "cloud/internal/config", "edge/internal/object", "edge/internal/atomicfile", "edge/internal/config", "edge/internal/linkstate", "edge/internal/table"},
 	{"cloud/install", "cloud/internal/hub", "cloud/internal/fence", "cloud/internal/quota", "edge/internal/store", "edge/internal/kernel"},
 	{"cloud/internal/aggregate", "cloud/internal/usage", "cloud/internal/relay", "cloud/internal/publish", "cloud/internal/join", "cloud/internal/tunnel", "edge/internal/agent", "edge/internal/meta"},
-	{"cloud/internal/check", "cloud/internal/drain", "cloud/internal/marks", "cloud/internal/route", "cloud/internal/vip", "edge/internal/api"},
-	{"edge/internal/hub", "edge/internal/edged", "edge/internal/join", "edge/internal/check", "edge/internal/apiredirect", "edge/internal/drain", "edge/internal/endpoints", "edge/internal/marks", "edge/internal/names", "edge/internal/registration", "edge/internal/route", "edge/internal/services", "edge/internal/serviceview", "edge/internal/tunnel", "edge/internal/vip"},
+	{"cloud/internal/app", "cloud/internal/check", "cloud/internal/drain", "cloud/internal/marks", "cloud/internal/route", "cloud/internal/vip", "edge/internal/api"},
+	{"edge/internal/app", "edge/internal/hub", "edge/internal/edged", "edge/internal/join", "edge/internal/check", "edge/internal/apiredirect", "edge/internal/drain", "edge/internal/endpoints", "edge/internal/marks", "edge/internal/names", "edge/internal/registration", "edge/internal/route", "edge/internal/services", "edge/internal/serviceview", "edge/internal/tunnel", "edge/internal/vip"},
 	// L5: the wiring
 	{"cloud/app", "edge/app", "edge/hollow"},
 	// L6: the commands

@@ -33,7 +33,7 @@ func Resource(plural string) schema.GroupVersionResource {
 // AddToScheme makes a scheme know the kinds.
 func AddToScheme(s *runtime.Scheme) error {
 	s.AddKnownTypes(SchemeGroupVersion, &StaticRoute{}, &StaticRouteList{}, &NodePool{}, &NodePoolList{}, &VirtualIP{}, &VirtualIPList{},
-		&NodeOperation{}, &NodeOperationList{}, &ServiceCollection{}, &ServiceCollectionList{})
+		&ServiceCollection{}, &ServiceCollectionList{}, &NodeOperation{}, &NodeOperationList{}, &EdgeApp{}, &EdgeAppList{})
 	metav1.AddToGroupVersion(s, SchemeGroupVersion)
 	return nil
 }

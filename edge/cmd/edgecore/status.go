@@ -179,6 +179,9 @@ func writeStatus(out io.Writer, s app.Status) error {
 	if m := s.Marks; m != nil {
 		writeMarks(row, m)
 	}
+	if s.Apps != nil {
+		writeApps(row, s.Apps)
+	}
 	if err := w.Flush(); err != nil {
 		return err
 	}

@@ -59,6 +59,7 @@ type Modules struct {
 	Services    Services    `json:"services"`
 	Names       Names       `json:"names"`
 	Marks       Marks       `json:"marks"`
+	Apps        Apps        `json:"apps"`
 }
 
 // EdgeHub keeps the link to the cloud.
@@ -219,6 +220,7 @@ func Default() *Config {
 			Services: Services{Mode: "auto"},
 			Names:    Names{Listen: "169.254.20.20:53", Domain: "cluster.local", Zones: []Zone{}, Upstream: []string{}},
 			Marks:    Marks{ClusterStatusPort: 12346},
+			Apps:     Apps{HaltingAfter: seconds(300), SilentAfter: seconds(120)},
 		},
 	}
 }
@@ -259,6 +261,7 @@ func (c *Config) Validate() field.ErrorList {
 		errs = append(errs, field.Forbidden(modules.Child("edgeAPI", "enable"), "services, names and marks read the edge API: they can't run without it"))
 	}
 	errs = append(errs, c.Modules.Marks.validate(modules.Child("marks"))...)
+	errs = append(errs, c.Modules.Apps.validate(modules.Child("apps"))...)
 	if !c.Modules.MetaManager.Enable && (c.Modules.EdgeHub.Enable || c.Modules.EdgeAPI.Enable || c.Modules.Edged.Enable) {
 		errs = append(errs, field.Forbidden(modules.Child("metaManager", "enable"), "edgeHub, edgeAPI and edged stand on the store: they can't run without it"))
 	}

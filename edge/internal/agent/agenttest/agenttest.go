@@ -235,6 +235,7 @@ func listKind(resource string) string {
 		"nodes": "NodeList", "pods": "PodList", "services": "ServiceList", "configmaps": "ConfigMapList",
 		"servicecidrs": "ServiceCIDRList", "staticroutes": "StaticRouteList", "virtualips": "VirtualIPList",
 		"nodeoperations": "NodeOperationList", "servicecollections": "ServiceCollectionList", "ingresses": "IngressList",
+		"edgeapps": "EdgeAppList",
 	}[resource]
 }
 

@@ -1,0 +1,168 @@
+package app
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+)
+
+// storagePoll is how often storage is asked again while it refuses a fail-over.
+const storagePoll = 10 * time.Second
+
+// failOver decides for each pod of the application on a node that is lost.
+func (p *planner) failOver() error {
+	waiting, refused := "", (*problem)(nil)
+	for _, pod := range p.Pods {
+		node := pod.Spec.NodeName
+		if node == "" || ended(pod) || !p.App.Spec.Active() {
+			continue
+		}
+		after := failoverAfter
+		if d := p.App.Spec.Failover.After; d != nil {
+			after = d.Duration
+		}
+		lost, at := p.lost(node, after, p.now)
+		if !lost {
+			if !at.IsZero() {
+				p.again(at.Sub(p.now))
+			}
+			continue
+		}
+		if p.App.Spec.Affinity == v1alpha1.AppRequired {
+			continue // it never moves
+		}
+		if p.App.Spec.Fenced() == v1alpha1.FencingNone {
+			if pod.DeletionTimestamp == nil {
+				p.plan.Delete = append(p.plan.Delete, Deletion{Pod: pod})
+			}
+			continue
+		}
+		by, dead := p.dead(node)
+		if !dead {
+			waiting = node
+			continue
+		}
+		attached, why, err := p.volumesElsewhere(node)
+		if err != nil {
+			return err
+		}
+		if why != nil {
+			refused = why
+			p.again(storagePoll)
+			continue
+		}
+		p.event(true, "NodeConfirmedDead", "node %s is dead, by %s: the application's pod and its volume attachments there are removed", node, by)
+		p.plan.Detach = append(p.plan.Detach, attached...)
+		p.plan.Delete = append(p.plan.Delete, Deletion{Pod: pod, Force: true})
+	}
+	p.awaiting(waiting)
+	p.refuse(refused)
+	return nil
+}
+
+// awaiting says that a node is lost and nothing confirms that it is dead; "" for no node.
+func (p *planner) awaiting(node string) {
+	if node == "" {
+		meta.RemoveStatusCondition(&p.status.Conditions, v1alpha1.AppAwaitingFencing)
+		return
+	}
+	p.status.Phase = v1alpha1.PhaseAwaitingFencing
+	text := fmt.Sprintf("node %s is NotReady, and nothing tells whether it is dead or only cut off: started elsewhere the application might run twice. "+
+		"If the device is switched off, say so: kubectl taint node %s %s=nodeshutdown:NoExecute", node, node, corev1.TaintNodeOutOfService)
+	if p.condition(v1alpha1.AppAwaitingFencing, true, "NotConfirmed", text) {
+		p.event(true, "AwaitingFencing", "%s", text)
+	}
+}
+
+// refuse says why the application can't leave a dead node; nil: there is no such reason.
+func (p *planner) refuse(why *problem) {
+	if why == nil {
+		meta.RemoveStatusCondition(&p.status.Conditions, v1alpha1.AppFailoverRefused)
+		return
+	}
+	p.status.Phase = v1alpha1.PhaseFailoverRefused
+	if p.condition(v1alpha1.AppFailoverRefused, true, why.reason, why.text) {
+		p.plan.Refused = true
+		p.event(true, "FailoverRefused", "%s", why.text)
+	}
+}
+
+// volumesElsewhere is the application's attachments to a dead node, or why its volumes can't be used anywhere else.
+func (p *planner) volumesElsewhere(dead string) ([]Attachment, *problem, error) {
+	if len(p.App.Spec.Volumes) == 0 {
+		return nil, nil, nil
+	}
+	ours := map[string]bool{}
+	var storage Storage
+	for _, v := range p.App.Spec.Volumes {
+		name := claimName(p.App.Name, v.Name)
+		c := p.Claims[name]
+		switch {
+		case c == nil || c.Spec.VolumeName == "":
+			continue // nothing was ever written to it
+		case !v.Replicated:
+			return nil, &problem{"VolumeLocal", fmt.Sprintf("volume %s is not replicated: its data is on %s alone", v.Name, dead)}, nil
+		}
+		if storage.Replicas == nil {
+			var err error
+			if storage, err = p.Storage(); err != nil {
+				return nil, nil, fmt.Errorf("asking for the application's volumes: %w", err)
+			}
+		}
+		ours[c.Spec.VolumeName] = true
+		nodes, known := storage.Replicas(c.Spec.VolumeName)
+		if !known {
+			return nil, &problem{"ReplicasUnknown", fmt.Sprintf("nothing tells where the replicas of volume %s (%s) are: Longhorn does not know it", v.Name, c.Spec.VolumeName)}, nil
+		}
+		if !slices.ContainsFunc(nodes, func(n string) bool { return n != dead && p.Nodes[n].Ready }) {
+			return nil, &problem{"NoHealthyReplica", fmt.Sprintf("volume %s (%s) has no healthy replica on a node that is Ready: healthy ones are on [%s]",
+				v.Name, c.Spec.VolumeName, strings.Join(nodes, " "))}, nil
+		}
+	}
+	var attached []Attachment
+	for _, a := range storage.Attachments {
+		if a.Node == dead && ours[a.Volume] {
+			attached = append(attached, a)
+		}
+	}
+	return attached, nil, nil
+}
+
+// failBack evicts the pod where its designated node is Ready again for a while, once for each boot of that node.
+func (p *planner) failBack() {
+	app := p.App
+	home, there := p.Nodes[app.Spec.DesignatedNode]
+	if !app.Spec.Failback.Enable || !app.Spec.Active() || app.Spec.Affinity == v1alpha1.AppRequired || p.active == nil ||
+		p.active.DeletionTimestamp != nil || p.active.Spec.NodeName == app.Spec.DesignatedNode || !there || !home.Ready || home.OutOfService || home.Closed {
+		meta.RemoveStatusCondition(&p.status.Conditions, v1alpha1.AppFailbackBlocked)
+		return
+	}
+	if n := p.Nodes[p.active.Spec.NodeName]; !n.Ready {
+		return // that is a fail-over's business
+	}
+	after := failbackAfter
+	if d := app.Spec.Failback.After; d != nil {
+		after = d.Duration
+	}
+	if at := home.Since.Add(after); p.now.Before(at) {
+		p.again(at.Sub(p.now))
+		return
+	}
+	if last := p.status.LastFailback; last != nil && last.BootID == home.BootID && last.PodUID != p.active.UID {
+		return // tried for this boot
+	}
+	p.status.LastFailback = &v1alpha1.AppReturn{BootID: home.BootID, PodUID: p.active.UID}
+	p.plan.Evict = p.active
+}
+
+// Blocked is the status after an eviction for a return that was refused.
+func Blocked(app *v1alpha1.EdgeApp, status *v1alpha1.EdgeAppStatus, why string, now time.Time) (changed bool) {
+	p := &planner{State: State{App: app}, now: now, plan: &Plan{}, status: status}
+	return p.condition(v1alpha1.AppFailbackBlocked, true, "DisruptionBudget", why)
+}

@@ -1,0 +1,84 @@
+package app
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	"github.com/skerry-io/skerry/cloud/internal/aggregate"
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+)
+
+// mostNodes is how many nodes an application's status lists; a report of a further one is refused.
+const mostNodes = 256
+
+// Kind is EdgeApps as the aggregation of reports needs them.
+func Kind() aggregate.Kind {
+	return aggregate.Of(v1alpha1.Resource(v1alpha1.EdgeApps), merge, sweep)
+}
+
+// merge puts what nodes report into a status. Which of them reports the statistics is decided here, in the same write: see settle.
+func merge(o *v1alpha1.EdgeApp, reports map[string][]byte) (refused map[string]error) {
+	refused = map[string]error{}
+	entries := map[string]v1alpha1.EdgeAppNode{}
+	for _, e := range o.Status.Nodes {
+		entries[e.Name] = e
+	}
+	for node, body := range reports {
+		if body == nil {
+			delete(entries, node)
+			continue
+		}
+		var e v1alpha1.EdgeAppNode
+		if err := json.Unmarshal(body, &e); err != nil {
+			refused[node] = fmt.Errorf("the report is no entry of an EdgeApp's status: %w", err)
+			continue
+		}
+		have, known := entries[node]
+		if !known && len(entries) >= mostNodes {
+			refused[node] = fmt.Errorf("the status lists %d nodes already", mostNodes)
+			continue
+		}
+		e.Name = node // whatever name it gives: the session knows
+		e.IsDesignated = node == o.Spec.DesignatedNode
+		e.ReportsStats = have.ReportsStats
+		entries[node] = e
+	}
+	o.Status.Nodes = nil
+	for _, e := range entries {
+		o.Status.Nodes = append(o.Status.Nodes, e)
+	}
+	slices.SortFunc(o.Status.Nodes, func(a, b v1alpha1.EdgeAppNode) int { return cmp.Compare(a.Name, b.Name) })
+	settle(&o.Status)
+	return refused
+}
+
+// sweep takes the entries of nodes away that don't exist.
+func sweep(o *v1alpha1.EdgeApp, exists func(node string) bool) {
+	before := len(o.Status.Nodes)
+	o.Status.Nodes = slices.DeleteFunc(o.Status.Nodes, func(e v1alpha1.EdgeAppNode) bool { return !exists(e.Name) })
+	if len(o.Status.Nodes) != before {
+		settle(&o.Status)
+	}
+}
+
+// settle decides whose statistics are the application's: those of the active node once it says that the application is scheduled on it. Until
+// then whoever had them keeps them, so that there is exactly one from the first on. Where nobody has them the first in the alphabet that
+// claims them gets them.
+func settle(s *v1alpha1.EdgeAppStatus) {
+	first := func(is func(v1alpha1.EdgeAppNode) bool) string {
+		if i := slices.IndexFunc(s.Nodes, is); i >= 0 {
+			return s.Nodes[i].Name
+		}
+		return ""
+	}
+	holder := cmp.Or(
+		first(func(e v1alpha1.EdgeAppNode) bool { return e.Name == s.ActiveNode && e.ScheduledOnThisNode }),
+		first(func(e v1alpha1.EdgeAppNode) bool { return e.ReportsStats }),
+		first(func(e v1alpha1.EdgeAppNode) bool { return e.ScheduledOnThisNode }),
+	)
+	for i := range s.Nodes {
+		s.Nodes[i].ReportsStats = s.Nodes[i].Name == holder
+	}
+}

@@ -1,0 +1,88 @@
+package app
+
+import (
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+)
+
+// Node is what a plan needs of a node.
+type Node struct {
+	Name     string
+	Hostname string // the label kubernetes.io/hostname
+	Ready    bool   // its condition; never a guess by the text of a message
+	// Since is when Ready became what it is: by the cloud's clock where the node was lost, else by when cloudcore first saw it.
+	Since  time.Time
+	BootID string
+	// OutOfService: a person has put the taint node.kubernetes.io/out-of-service on it.
+	OutOfService bool
+	// Closed: it takes no new pods (cordoned, or tainted by a person).
+	Closed bool
+}
+
+// Attachment is a VolumeAttachment.
+type Attachment struct {
+	Name   string
+	UID    types.UID
+	Node   string
+	Volume string // the PersistentVolume's name
+}
+
+// Fencer knows whether a node is dead. It must never answer true of one that is cut off only.
+type Fencer interface {
+	// Dead returns who says so.
+	Dead(node string) (by string, dead bool)
+}
+
+// Nobody is a Fencer for a cluster in which nothing can tell a dead device from one that is cut off: then only a person can, by the taint
+// node.kubernetes.io/out-of-service.
+type Nobody struct{}
+
+// Dead implements Fencer.
+func (Nobody) Dead(string) (string, bool) { return "", false }
+
+// Replicas says where the healthy replicas of a volume are. known is false where nothing tells: no Longhorn, or a volume that is not Longhorn's.
+type Replicas func(volume string) (nodes []string, known bool)
+
+// State is everything that a plan is made of.
+type State struct {
+	App        *v1alpha1.EdgeApp
+	Nodes      map[string]Node // those of the cluster
+	Pods       []*corev1.Pod   // those of the application's ReplicaSet
+	ReplicaSet *appsv1.ReplicaSet
+	Claims     map[string]*corev1.PersistentVolumeClaim // in its namespace, by name, as far as the application names them
+	Fencer     Fencer
+	// Storage asks for what is needed when a node was lost, and only then.
+	Storage func() (Storage, error)
+}
+
+// Storage is what is known of volumes.
+type Storage struct {
+	Attachments []Attachment
+	Replicas    Replicas
+}
+
+// lost reports whether a node is NotReady for at least d, and when it will be.
+func (s *State) lost(name string, d time.Duration, now time.Time) (lost bool, at time.Time) {
+	n, there := s.Nodes[name]
+	if !there || n.Ready {
+		return false, time.Time{}
+	}
+	at = n.Since.Add(d)
+	return !now.Before(at), at
+}
+
+// dead reports whether a node is known to be dead, and who says so.
+func (s *State) dead(name string) (by string, dead bool) {
+	if n, there := s.Nodes[name]; there && !n.Ready && n.OutOfService {
+		return "the taint " + corev1.TaintNodeOutOfService, true
+	}
+	if s.Fencer == nil {
+		return "", false
+	}
+	return s.Fencer.Dead(name)
+}

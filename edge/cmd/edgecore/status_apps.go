@@ -1,0 +1,37 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/skerry-io/skerry/edge/internal/app"
+)
+
+// writeApps says what of each application is on this device, and how old that is to the cloud.
+func writeApps(row func(name, format string, args ...any), s *app.Status) {
+	text := "none"
+	if len(s.Apps) > 0 {
+		text = fmt.Sprint(len(s.Apps))
+	}
+	if s.Silent {
+		text += "; NOT REPORTED: there is no link for too long, what runs goes on"
+	}
+	row("applications", "%s", text)
+	for _, a := range s.Apps {
+		line := fmt.Sprintf("%s: %s", a.App, a.State)
+		if a.IsDesignated {
+			line += ", belongs here"
+		}
+		if a.ScheduledOnThisNode {
+			line += ", scheduled here"
+		}
+		if a.Restarts > 0 {
+			line += fmt.Sprintf(", %d restarts", a.Restarts)
+		}
+		row("", "%s", line)
+		for _, c := range a.Content {
+			if c.IsLocal && !c.Ready {
+				row("", "%s: content %s is not here: %s", a.App, c.Name, c.Message)
+			}
+		}
+	}
+}

@@ -1,0 +1,27 @@
+package apps_test
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// What the documentation shows works as it is, and a person sees what is going on.
+func TestExamples(t *testing.T) {
+	s := use(t)
+	ns := s.Namespace()
+	s.create(ns, appYAML("first", "edge3")) // policies are served
+	s.Kubectl("apply", "-n", ns, "-k", filepath.Join(s.Root, "manifests", "examples", "apps"))
+	s.waitOn(ns, "dashboard", "edge1")
+	s.waitOn(ns, "controller", "edge2")
+	s.reporter(ns, "dashboard", "edge1")
+	table := s.Kubectl("get", "edgeapps", "-n", ns)
+	if !strings.Contains(table, "FAILOVERS") || !strings.Contains(table, "dashboard") {
+		t.Errorf("kubectl shows\n%s", table)
+	}
+	status := s.Must(s.Run(t.Context(), "edge", "edge1", "edgecore", "status"))
+	if want := ns + "/dashboard: Running, belongs here, scheduled here"; !strings.Contains(status, want) {
+		t.Errorf("edgecore status does not say %q:\n%s", want, status)
+	}
+	t.Log("\n"+table, "\n"+status)
+}
