@@ -251,7 +251,7 @@ func (a *App) assemble() error {
 			return err
 		}
 		entries = append(entries, beehive.Entry{
-			Module: module, Groups: []message.Group{linkstate.Group}, Restart: beehive.OnFailure(beehive.Backoff{}), StopTimeout: 20 * time.Second,
+			Module: module, Groups: []message.Group{linkstate.Agents}, Restart: beehive.OnFailure(beehive.Backoff{}), StopTimeout: 20 * time.Second,
 		})
 	}
 	if c.Apps.Enable {

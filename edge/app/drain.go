@@ -1,14 +1,10 @@
 package app
 
 import (
-	"context"
-	"fmt"
 	"path/filepath"
 
-	"k8s.io/client-go/tools/record"
-	"k8s.io/klog/v2"
-
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/edge/internal/agent"
 	"github.com/skerry-io/skerry/edge/internal/api"
 	"github.com/skerry-io/skerry/edge/internal/drain"
 	"github.com/skerry-io/skerry/edge/internal/kernel/hook"
@@ -27,7 +23,7 @@ func (a *App) newDrain() (*drain.Module, error) {
 		return nil, err
 	}
 	config := drain.Config{
-		NodeName: a.node, Boot: bootID(), Node: worker, Store: drain.InStore(a.store),
+		NodeName: a.node, Boot: bootID(), Node: worker, Store: agent.NewMemory(a.store, string(drain.Name)),
 		Hooks: hook.New(hook.Config{
 			Dir: filepath.Join(a.config.DataDir, hookDir), Boot: bootID(), Timeout: c.Hooks.Timeout.Duration,
 			Commands: map[string]string{
@@ -44,21 +40,9 @@ func (a *App) newDrain() (*drain.Module, error) {
 		config.Handover, config.Handback = a.vips.HandOver, a.vips.TakePart
 	}
 	a.drain = drain.New(config)
-	return drain.NewModule(a.drain, drain.ModuleConfig{
-		Edge: a.api.ClientConfig(api.Identity{}), Cloud: cloud, Reporter: a.meta, Linked: a.meta.Linked, Events: a.drainEvents,
-	}), nil
-}
-
-func (a *App) drainEvents(ctx context.Context) (record.EventRecorder, func(), error) {
-	events, err := a.api.NewRecorder(ctx, string(drain.Name))
-	if err != nil {
-		return nil, nil, fmt.Errorf("making the recorder: %w", err)
-	}
-	return events, func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
-		defer cancel()
-		if err := events.Close(ctx); err != nil {
-			klog.FromContext(ctx).V(2).Info("The last events of drains were not written", "err", err)
-		}
-	}, nil
+	module := drain.NewModule(a.drain, drain.ModuleConfig{
+		Edge: a.api.ClientConfig(api.Identity{}), Cloud: cloud, Reporter: a.meta, Events: a.recorder(string(drain.Name)),
+	})
+	a.agent(module.Module)
+	return module, nil
 }

@@ -28,11 +28,14 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// Store keeps the state: what Save was given is on the disk when it returns.
+// Store keeps the state: what Save was given is on the disk when it returns. An agent.Memory.
 type Store interface {
-	Load() ([]byte, error) // nil where nothing was kept
-	Save(ctx context.Context, state []byte) error
+	Load() (map[string][]byte, error)
+	Save(ctx context.Context, changes map[string][]byte) error
 }
+
+// stateKey is under which the state is kept.
+const stateKey = "state"
 
 // Node is what the agent does at the API; a *Worker.
 type Node interface {
@@ -150,10 +153,11 @@ func (a *Agent) Run(ctx context.Context) error { return a.run(ctx, a.config.Even
 // run calls started when the methods can be used.
 func (a *Agent) run(ctx context.Context, events record.EventRecorder, started func()) error {
 	var state State
-	kept, err := a.config.Store.Load()
+	all, err := a.config.Store.Load()
 	if err != nil {
 		return fmt.Errorf("reading the operations: %w", err)
 	}
+	kept := all[stateKey]
 	if kept != nil {
 		if err := json.Unmarshal(kept, &state); err != nil {
 			return fmt.Errorf("reading the operations: %w", err)
@@ -251,7 +255,7 @@ func (l *loop) keep(ctx context.Context, next State) error {
 		return fmt.Errorf("writing the operations: %w", err)
 	}
 	if !bytes.Equal(raw, l.kept) {
-		if err := l.agent.config.Store.Save(ctx, raw); err != nil {
+		if err := l.agent.config.Store.Save(ctx, map[string][]byte{stateKey: raw}); err != nil {
 			return fmt.Errorf("keeping the operations: %w", err)
 		}
 		l.kept = raw

@@ -3,6 +3,7 @@ package drain
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -27,20 +28,10 @@ const askTimeout = 30 * time.Second
 // take brings what the cloud wants to the agent. The result has an entry for each operation that is looked after, nil for those that it has.
 func (f *follower) take(ctx context.Context) map[string]error {
 	results := map[string]error{}
-	var wanted []*v1alpha1.NodeOperation
+	wanted := f.operations.List()
 	present := map[types.UID]bool{}
-	for _, o := range f.operations.GetStore().List() {
-		u, ok := o.(*unstructured.Unstructured)
-		if !ok {
-			continue
-		}
-		n := &v1alpha1.NodeOperation{}
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, n); err != nil {
-			results[u.GetName()] = fmt.Errorf("reading a NodeOperation: %w", err)
-			continue
-		}
+	for _, n := range wanted {
 		present[n.UID] = true
-		wanted = append(wanted, n)
 	}
 	known := map[types.UID]Operation{}
 	for _, o := range f.agent.Status().Operations {
@@ -129,7 +120,7 @@ func (f *follower) begin(ctx context.Context, n *v1alpha1.NodeOperation) error {
 		return f.agent.Refuse(ctx, o, Failed, "Refused", err.Error())
 	case errors.Is(err, ErrFull), errors.Is(err, ErrExists): // it is taken in later, and its maker need not wonder
 		o.Stage, o.RequestedAt, o.Message = Waiting, now.CreationTimestamp.Time, err.Error()
-		return errors.Join(err, f.report(ctx, o, ""))
+		return errors.Join(err, f.say(o, ""))
 	}
 	return err
 }
@@ -179,19 +170,51 @@ func (f *follower) publish(ctx context.Context, o Operation) error {
 	return f.agent.Adopt(ctx, o.Name, o.Request, made.GetUID())
 }
 
-// report tells the cloud how an operation is, where that is news.
-func (f *follower) report(ctx context.Context, o Operation, drainMessage string) error {
+// say makes what an operation is like the node's word on it.
+func (f *follower) say(o Operation, drainMessage string) error {
 	body, err := reportOf(statusOf(o, drainMessage))
-	if err != nil || f.sent[o.UID] == string(body) {
+	if err != nil {
 		return err
 	}
-	if err := f.config.Reporter.Report(ctx, object.Ref{Resource: v1alpha1.Resource(v1alpha1.NodeOperations), Name: o.Name}, o.UID, body); err != nil {
-		return err
+	f.reported[o.Name] = o.UID
+	return f.kit.Reports.Set(refOf(o.Name), o.UID, json.RawMessage(body))
+}
+
+// report tells the cloud how the operations are, and notes of which it was told the end.
+func (f *follower) report(ctx context.Context) error {
+	var errs []error
+	var over []Operation
+	s := f.agent.Status()
+	current := map[string]bool{}
+	for _, o := range s.Operations {
+		if o.UID == "" || o.Gone || o.Told {
+			continue
+		}
+		current[o.Name] = true
+		errs = append(errs, f.say(o, s.Drain.Message))
+		if o.ended() && !o.holds() {
+			over = append(over, o)
+		}
 	}
-	f.sent[o.UID] = string(body)
-	if o.ended() && !o.holds() {
-		delete(f.sent, o.UID)
-		return f.agent.Told(ctx, o.Name, o.UID)
+	for _, n := range f.operations.List() { // some wait to be taken in
+		current[n.Name] = current[n.Name] || f.reported[n.Name] == n.UID
 	}
-	return nil
+	errs = append(errs, f.kit.Reports.Flush(ctx))
+	for _, o := range over {
+		if f.kit.Reports.Sent(refOf(o.Name)) {
+			current[o.Name] = false
+			errs = append(errs, f.agent.Told(ctx, o.Name, o.UID))
+		}
+	}
+	for name := range f.reported {
+		if !current[name] {
+			f.kit.Reports.Drop(refOf(name))
+			delete(f.reported, name)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func refOf(name string) object.Ref {
+	return object.Ref{Resource: v1alpha1.Resource(v1alpha1.NodeOperations), Name: name}
 }

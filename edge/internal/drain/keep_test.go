@@ -1,35 +1,40 @@
 package drain_test
 
 import (
+	"encoding/json"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/edge/internal/agent"
 	"github.com/skerry-io/skerry/edge/internal/drain"
 	"github.com/skerry-io/skerry/edge/internal/store"
 )
 
-func TestInStore(t *testing.T) {
-	file := t.TempDir() + "/store.db"
-	open := func() *store.Store {
-		t.Helper()
-		s, err := store.Open(t.Context(), store.Config{Path: file})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return s
-	}
-	s := open()
-	if kept, err := drain.InStore(s).Load(); err != nil || kept != nil {
-		t.Errorf("a new store has %q, %v; want nothing", kept, err)
-	}
-	if err := drain.InStore(s).Save(t.Context(), []byte("state")); err != nil {
+// What an agent keeps is what is found when edgecore does not run.
+func TestStateIn(t *testing.T) {
+	s, err := store.Open(t.Context(), store.Config{Path: t.TempDir() + "/store.db"})
+	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
-	s = open()
 	defer s.Close()
-	if kept, err := drain.InStore(s).Load(); err != nil || string(kept) != "state" {
-		t.Errorf("after a restart there is %q, %v", kept, err)
+	if state, err := drain.StateIn(s); err != nil || state != nil {
+		t.Errorf("a new store has %v, %v; want nothing", state, err)
+	}
+	want := &drain.State{Drain: drain.Drain{Phase: v1alpha1.DrainCordoned}, Operations: []drain.Operation{{Name: "one", Stage: drain.Waiting}}}
+	raw, err := json.Marshal(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := agent.NewMemory(s, string(drain.Name)).Save(t.Context(), map[string][]byte{"state": raw}); err != nil {
+		t.Fatal(err)
+	}
+	state, err := drain.StateIn(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, state); diff != "" {
+		t.Errorf("what was kept (-want +got):\n%s", diff)
 	}
 }

@@ -54,6 +54,7 @@ type lab struct {
 	name   string // of the node and of the namespace
 	admin  kubernetes.Interface
 	store  *memory
+	hub    *hub // where the agent runs as a module
 	hooks  *hooks
 	real   drain.Hooks // in the place of hooks, where a test has them run
 	rules  drain.Rules
@@ -334,6 +335,10 @@ func (l *lab) hasPod(uid types.UID) bool {
 func (l *lab) setLink(up bool) {
 	l.t.Helper()
 	l.cut.Store(!up)
+	if l.hub != nil {
+		l.hub.up <- up
+		return
+	}
 	if err := l.agent.Reachable(l.t.Context(), up); err != nil {
 		l.t.Fatal(err)
 	}
@@ -444,14 +449,18 @@ type memory struct {
 	changed chan struct{}
 }
 
-func (m *memory) Load() ([]byte, error) {
+func (m *memory) Load() (map[string][]byte, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.state, nil
+	if m.state == nil {
+		return nil, nil
+	}
+	return map[string][]byte{"state": m.state}, nil
 }
 
-func (m *memory) Save(_ context.Context, state []byte) error {
+func (m *memory) Save(_ context.Context, changes map[string][]byte) error {
 	var s drain.State
+	state := changes["state"]
 	if err := json.Unmarshal(state, &s); err != nil {
 		return err
 	}

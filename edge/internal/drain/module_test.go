@@ -20,8 +20,11 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/edge/internal/agent"
 	"github.com/skerry-io/skerry/edge/internal/drain"
+	"github.com/skerry-io/skerry/edge/internal/linkstate"
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
@@ -57,12 +60,16 @@ func (l *lab) serve() {
 	worker, err := drain.NewWorker(drain.WorkerConfig{NodeName: l.name, API: api})
 	l.must(worker, err)
 	l.events = record.NewFakeRecorder(1000)
+	l.hub = &hub{up: make(chan bool, 1)}
+	l.hub.up <- !l.cut.Load()
 	l.agent = drain.New(drain.Config{NodeName: l.name, Boot: l.boot, Node: worker, Hooks: l.theHooks(), Store: l.store, Rules: l.rules})
 	module := drain.NewModule(l.agent, drain.ModuleConfig{
-		Edge: held, Cloud: api, Reporter: l, Linked: func() bool { return !l.cut.Load() },
-		Events: func(context.Context) (record.EventRecorder, func(), error) { return l.events, func() {}, nil },
+		Edge: held, Cloud: api, Reporter: l,
+		Events: func(context.Context) (agent.Recorder, error) { return fakeRecorder{l.events}, nil },
 	})
-	runner, err := beehive.NewRunner(beehive.Config{}, []beehive.Entry{{Module: module}})
+	runner, err := beehive.NewRunner(beehive.Config{}, []beehive.Entry{
+		{Module: l.hub}, {Module: module, Groups: []message.Group{linkstate.Agents}},
+	})
 	l.must(runner, err)
 	ctx, cancel := context.WithCancel(l.t.Context())
 	done := make(chan error, 1)
@@ -74,7 +81,32 @@ func (l *lab) serve() {
 		}
 	})
 	l.t.Cleanup(l.stop)
-	l.eventually("the module is ready", func() bool { return runner.Health()[0].State == beehive.Ready })
+	l.eventually("the module is ready", func() bool { return runner.Health()[1].State == beehive.Ready })
+}
+
+// fakeRecorder is client-go's with an end.
+type fakeRecorder struct{ *record.FakeRecorder }
+
+func (fakeRecorder) Close(context.Context) error { return nil }
+
+// hub is edgehub: it says how the link is.
+type hub struct{ up chan bool }
+
+func (*hub) Name() message.Name    { return "edgehub" }
+func (*hub) Topics() []message.Key { return nil }
+
+func (h *hub) Run(ctx context.Context, port *beehive.Port) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case up := <-h.up:
+			if err := port.SendToGroup(ctx, linkstate.Agents, linkstate.Current.New(message.Resource{}, linkstate.State{Up: up})); err != nil {
+				return err
+			}
+			port.Ready()
+		}
+	}
 }
 
 var kinds sync.Once
