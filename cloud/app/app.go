@@ -26,6 +26,7 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/publish"
 	"github.com/skerry-io/skerry/cloud/internal/quota"
 	"github.com/skerry-io/skerry/cloud/internal/relay"
+	"github.com/skerry-io/skerry/cloud/internal/site"
 	"github.com/skerry-io/skerry/cloud/internal/tunnel"
 	"github.com/skerry-io/skerry/cloud/internal/vip"
 	"github.com/skerry-io/skerry/common/health"
@@ -61,6 +62,7 @@ type App struct {
 	pods      *relay.Pods
 	relay     *relay.Relay
 	reports   *reporting
+	sites     *site.Sites
 	hub       *hub.Hub
 	links     []link.Listener
 	nodes     *tunnel.Nodes
@@ -148,6 +150,7 @@ func waitFor[T any](ctx context.Context, what string, try func(context.Context) 
 
 // kickRevoked ends the sessions whose certificate has been revoked.
 func (a *App) kickRevoked(ctx context.Context) {
+	a.sites.Changed()
 	for _, s := range a.hub.Sessions() {
 		session, ok := a.hub.Session(s.Node)
 		if !ok {
@@ -234,7 +237,8 @@ func (a *App) assemble() error {
 		return err
 	}
 	a.reports.Limit(quota.Rate{PerSecond: float64(a.config.Relay.Quotas.ReportsPerSecond), Burst: a.config.Relay.Quotas.ReportBurst})
-	parts := []hub.Part{a.publisher, a.relay, a.reports}
+	a.sites = site.New(a.revocations)
+	parts := []hub.Part{a.publisher, a.relay, a.reports, a.sites}
 	if a.egress != nil {
 		if err := a.newTunnel(); err != nil {
 			return err
@@ -261,6 +265,7 @@ func (a *App) assemble() error {
 		{Module: service("pods", a.pods.Run), Restart: again},
 		{Module: service("reports", a.reports.Run), Restart: again},
 		{Module: service("controllers", a.controllers), Restart: again},
+		{Module: service("sites", a.runSites), Restart: again},
 		// The listeners end with their modules: without them cloudcore is of no use, so it ends too, and is started again.
 		{Module: service("cloudhub", a.hub.Run), Restart: beehive.Never(), StopTimeout: 30 * time.Second},
 	}

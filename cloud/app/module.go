@@ -7,6 +7,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
@@ -14,6 +15,7 @@ import (
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/cloud/internal/join"
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/common/health"
 )
 
@@ -87,6 +89,15 @@ func lead(ctx context.Context, client kubernetes.Interface, lease, identity stri
 // controllers runs what one replica does at a time.
 func (a *App) controllers(ctx context.Context) error {
 	return lead(ctx, a.client.Kubernetes(), "cloudcore", a.instance, a.reports.decide)
+}
+
+// runSites tells devices of their sites, on every replica: each has sessions.
+func (a *App) runSites(ctx context.Context) error {
+	nodes, release := a.informers.Open(schema.GroupVersionResource{Version: "v1", Resource: "nodes"})
+	defer release()
+	pools, release := a.informers.Open(v1alpha1.Resource(v1alpha1.NodePools))
+	defer release()
+	return a.sites.Run(ctx, nodes, pools)
 }
 
 // live are the checks of /healthz: what a restart of cloudcore would mend.

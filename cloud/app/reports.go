@@ -12,6 +12,7 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/cloud/internal/marks"
 	"github.com/skerry-io/skerry/cloud/internal/route"
+	"github.com/skerry-io/skerry/cloud/internal/site"
 	"github.com/skerry-io/skerry/cloud/internal/vip"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
@@ -61,5 +62,6 @@ func (r *reporting) decide(ctx context.Context) error {
 	})
 	g.Go(func() error { return r.apps.Run(ctx, app.Stores{Apps: apps, Nodes: nodes}) })
 	g.Go(func() error { return drain.NewUnknown(r.client, operations, nodes).Run(ctx) })
+	g.Go(func() error { return site.NewOffers(r.client).Run(ctx, nodes, pools) })
 	return g.Wait()
 }

@@ -124,6 +124,7 @@ func NewTable() *Table {
 		up(line(18, ReportWrite, Normal)), down(line(19, ReportResult, Answer)),
 		up(line(20, APIRequest, Answer)), down(line(21, APIResponse, Answer)),
 		line(22, StreamOpen, Answer), line(23, StreamWindow, Answer), opaque(line(24, StreamData, Stream)), line(25, StreamClose, Stream),
+		up(line(26, SiteRequest, Normal)), down(line(27, Site, Normal)),
 	} {
 		if _, ok := t.entries[e.Key]; ok {
 			panic("topic: two lines for " + e.Key.String())

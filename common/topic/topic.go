@@ -30,6 +30,7 @@ const (
 	KindReport     message.Kind = "report"
 	KindAPI        message.Kind = "api"
 	KindStream     message.Kind = "stream"
+	KindSite       message.Kind = "site"
 )
 
 // Session.
@@ -82,4 +83,10 @@ var (
 	StreamWindow = message.NewTopic[*topicpb.StreamWindow](KindStream, message.Response, message.Every)
 	StreamData   = message.NewTopic[*topicpb.StreamData](KindStream, message.Update, message.Every)
 	StreamClose  = message.NewTopic[*topicpb.StreamClose](KindStream, message.Delete, message.Every)
+)
+
+// The site. The edge asks once in a session; the cloud says what it is whenever it is not what the edge has.
+var (
+	SiteRequest = message.NewTopic[*topicpb.SiteRequest](KindSite, message.Query, message.Latest)
+	Site        = message.NewTopic[*topicpb.Site](KindSite, message.Update, message.Latest)
 )

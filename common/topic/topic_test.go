@@ -45,6 +45,8 @@ func TestTable_Entries(t *testing.T) {
 		{12, "podstatus.update", "normal", "every", "skerry.topic.v1.Write"},
 		{19, "report.response", "answer", "every", "skerry.topic.v1.WriteResult"},
 		{18, "report.update", "normal", "every", "skerry.topic.v1.Write"},
+		{26, "site.query", "normal", "latest", "skerry.topic.v1.SiteRequest"},
+		{27, "site.update", "normal", "latest", "skerry.topic.v1.Site"},
 		{9, "state.response", "answer", "latest", "skerry.topic.v1.StateAck"},
 		{8, "state.update", "normal", "every", "skerry.topic.v1.State"},
 		{25, "stream.delete", "stream", "every", "skerry.topic.v1.StreamClose"},

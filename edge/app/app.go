@@ -35,6 +35,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/api"
 	edgeapp "github.com/skerry-io/skerry/edge/internal/app"
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
+	"github.com/skerry-io/skerry/edge/internal/contact"
 	"github.com/skerry-io/skerry/edge/internal/drain"
 	"github.com/skerry-io/skerry/edge/internal/edged"
 	"github.com/skerry-io/skerry/edge/internal/endpoints"
@@ -47,6 +48,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/meta"
 	"github.com/skerry-io/skerry/edge/internal/registration"
 	"github.com/skerry-io/skerry/edge/internal/route"
+	"github.com/skerry-io/skerry/edge/internal/site"
 	"github.com/skerry-io/skerry/edge/internal/store"
 	"github.com/skerry-io/skerry/edge/internal/tunnel"
 	"github.com/skerry-io/skerry/edge/internal/vip"
@@ -129,7 +131,11 @@ type App struct {
 	runner     *beehive.Runner
 	tunnel     *tunnel.Tunnel
 	metrics    *prometheus.Registry
-	apps       *edgeapp.Agent
+
+	// site and contact are nil where modules.site is switched off.
+	site    *site.Holder
+	contact *contact.Agent
+	apps    *edgeapp.Agent
 }
 
 // New reads the identity, opens the store and makes every part. Nothing runs yet.
@@ -201,6 +207,7 @@ func storeConfig(cfg *edgeconfig.Config, key *diskkey.Key) store.Config {
 func (a *App) assemble() error {
 	c := a.config.Modules
 	limit := c.MetaManager.EventLimit
+	a.newContact()
 	a.meta = meta.New(meta.Config{
 		NodeName: a.node, Store: a.store, ReportEvents: c.Edged.ReportEvent, Corrector: a.newCorrection(),
 		Limits: meta.Limits{OutboxEvents: limit.Entries, OutboxBytes: int(limit.Bytes.Value())},
@@ -229,6 +236,10 @@ func (a *App) assemble() error {
 			return err
 		}
 		entries = append(entries, more...)
+	}
+	if a.contact != nil {
+		// Before the link and the kubelet: the devices of a site need neither to know of each other.
+		entries = append(entries, beehive.Entry{Module: a.contact, Restart: beehive.OnFailure(beehive.Backoff{})})
 	}
 	if c.Route.Enable {
 		// Before the link: the store knows which routes there should be, and the way to the cloud may be one of them.
@@ -341,11 +352,15 @@ func (a *App) newHub() (*hub.Hub, error) {
 		addresses[i] = net.JoinHostPort(s, strconv.Itoa(c.WebSocket.Port))
 	}
 	a.tunnel = tunnel.New(tunnel.Config{Kubelet: a.kubelet})
+	parts := map[message.Kind]hub.Part{topic.KindStream: a.tunnel}
+	if a.site != nil {
+		parts[topic.KindSite] = a.site
+	}
 	return hub.New(hub.Config{
 		Servers: addresses, Dialer: a.dialer, Epochs: a.store, Alive: a.meta.KubeletAlive, Version: version.Skerry(), BootID: bootID(),
 		Keepalive: c.Keepalive.Duration, BackoffMin: c.BackoffMin.Duration, BackoffMax: c.BackoffMax.Duration,
 		Trust: a.identity,
-		Parts: map[message.Kind]hub.Part{topic.KindStream: a.tunnel},
+		Parts: parts,
 	})
 }
 

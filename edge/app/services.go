@@ -1,8 +1,16 @@
 package app
 
 import (
+	"cmp"
+	"context"
+	"crypto/x509"
 	"fmt"
 	"net/netip"
+	"path/filepath"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
@@ -10,9 +18,12 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/api"
 	"github.com/skerry-io/skerry/edge/internal/apiredirect"
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
+	"github.com/skerry-io/skerry/edge/internal/contact"
 	"github.com/skerry-io/skerry/edge/internal/endpoints"
+	"github.com/skerry-io/skerry/edge/internal/kernel/conntrack"
 	"github.com/skerry-io/skerry/edge/internal/kernel/hostaddress"
 	"github.com/skerry-io/skerry/edge/internal/kernel/kubeproxy"
+	"github.com/skerry-io/skerry/edge/internal/kernel/lan"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
 	"github.com/skerry-io/skerry/edge/internal/kernel/redirect"
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
@@ -20,18 +31,22 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/object"
 	"github.com/skerry-io/skerry/edge/internal/services"
 	"github.com/skerry-io/skerry/edge/internal/serviceview"
+	"github.com/skerry-io/skerry/edge/internal/site"
 )
 
 // newCorrection makes what corrects EndpointSlices where something on the device reads them; nil where nothing does.
 func (a *App) newCorrection() object.Corrector {
 	c := a.config.Modules
-	if !c.EdgeAPI.Enable || !c.Services.Enable && !c.Names.Enable {
+	if !c.EdgeAPI.Enable || !c.Services.Enable && !c.Names.Enable && !c.Site.Enable {
 		return nil
 	}
 	config := endpoints.CorrectionConfig{NodeName: a.node}
 	config.API, _ = netip.ParseAddrPort(podsListen(c.EdgeAPI)) // the configuration's rules have refused what is none
 	if c.Names.Enable {
 		config.DNS, _ = netip.ParseAddrPort(c.Names.Listen)
+	}
+	if a.contact != nil {
+		config.Peers = knowledge{a.contact}
 	}
 	a.correction = endpoints.NewCorrection(config)
 	return a.correction
@@ -51,7 +66,7 @@ func (a *App) newServices() ([]beehive.Entry, error) {
 		return []beehive.Entry{entry(a.agent(services.New(config)), beehive.OnFailure(beehive.Backoff{}))}, nil // removes what was there
 	}
 	e := endpoints.New(endpoints.Config{
-		NodeName: a.node, API: config.API, Correction: a.correction, View: a.meta, Memory: agent.NewMemory(a.store, string(endpoints.Name)), BootID: bootID(),
+		NodeName: a.node, API: config.API, Correction: a.correction, View: a.meta, Memory: agent.NewMemory(a.store, string(endpoints.Name)), BootID: bootID(), Own: a.ownPods,
 	})
 	a.agent(e.Module)
 	view, err := serviceview.New(config.API, e.Synced())
@@ -134,4 +149,79 @@ func podsListen(c edgeconfig.EdgeAPI) string {
 func (a *App) newAPIRedirect() *agent.Module {
 	at, _ := netip.ParseAddrPort(podsListen(a.config.Modules.EdgeAPI)) // the configuration's rules have refused what is none
 	return a.agent(apiredirect.New(apiredirect.Config{API: a.api.ClientConfig(api.Identity{}), Redirect: redirect.New(), Listen: at, Serve: a.api.ServePods}))
+}
+
+// contactFile has what the devices of the site said last, for a restart of edgecore: beside its socket, where a reboot clears it.
+const contactFile = "contact.json"
+
+// newContact makes what knows the other devices of the site; nothing where that is switched off.
+func (a *App) newContact() {
+	c := a.config.Modules
+	if !c.Site.Enable {
+		return
+	}
+	a.site = site.New(a.node, agent.NewMemory(a.store, "site"))
+	if a.store == nil { // the wiring is only shown
+		a.contact = contact.New(contact.Config{Node: a.node, Site: a.site})
+		return
+	}
+	if err := a.site.Load(); err != nil {
+		klog.Background().Error(err, "The site comes again from the cloud")
+	}
+	run := ""
+	if c.EdgeAPI.Socket != "" {
+		run = filepath.Join(filepath.Dir(c.EdgeAPI.Socket), contactFile)
+	}
+	a.contact = contact.New(contact.Config{
+		Node: a.node, Boot: bootID(), Port: c.Site.Port, Site: a.site, Network: lan.New(), Forget: conntrack.New().Forget,
+		Memory: agent.NewMemory(a.store, string(contact.Name)), RunFile: run, Changed: a.peerChanged,
+		Trust: contact.Trust{Certificate: a.identity.Certificate, Authorities: a.clientAuthorities, Linked: a.linked, Now: a.clock.Now},
+	})
+	if err := a.contact.Load(context.Background()); err != nil {
+		klog.Background().Error(err, "Which devices were met before can't be read")
+	}
+}
+
+func (a *App) linked() bool { return a.meta.Linked() }
+
+func (a *App) clientAuthorities() *x509.CertPool { return a.identity.ClientRoots() }
+
+// peerChanged has shown anew what depends on a device.
+func (a *App) peerChanged(node string) {
+	if a.correction != nil {
+		a.correction.PeerChanged(node)
+	}
+}
+
+// ownPods tells the other devices of the site what this device's kubelet says.
+func (a *App) ownPods(words map[types.UID]endpoints.Word) {
+	if a.contact == nil {
+		return
+	}
+	pods := make([]contact.Pod, 0, len(words))
+	for uid, w := range words {
+		pods = append(pods, contact.Pod{UID: uid, Addresses: w.Addresses, Ready: w.Ready, Terminating: w.Terminating})
+	}
+	slices.SortFunc(pods, func(x, y contact.Pod) int { return cmp.Compare(x.UID, y.UID) })
+	a.contact.SetPods(pods)
+}
+
+// knowledge is what EndpointSlices are corrected by.
+type knowledge struct{ *contact.Agent }
+
+func (k knowledge) Contact(device string) endpoints.Contact {
+	switch k.Agent.Contact(device) {
+	case contact.Unmet:
+		return endpoints.Unmet
+	case contact.Met:
+		return endpoints.Met
+	case contact.Mute:
+		return endpoints.Mute
+	}
+	return endpoints.Dead
+}
+
+func (k knowledge) Word(device string, pod types.UID) (endpoints.Word, bool) {
+	p, ok := k.Pod(device, pod)
+	return endpoints.Word{Addresses: p.Addresses, Ready: p.Ready, Terminating: p.Terminating}, ok
 }

@@ -23,9 +23,10 @@ var ladder = [][]string{
 	// L4: the two sides, one under the other only as far as they need it
 	{"cloud/internal/kube", "cloud/internal/config", "edge/internal/object", "edge/internal/atomicfile", "edge/internal/config", "edge/internal/linkstate", "edge/internal/table"},
 	{"cloud/install", "cloud/internal/hub", "cloud/internal/fence", "cloud/internal/quota", "edge/internal/store", "edge/internal/kernel"},
-	{"cloud/internal/aggregate", "cloud/internal/usage", "cloud/internal/relay", "cloud/internal/publish", "cloud/internal/join", "cloud/internal/tunnel", "edge/internal/agent", "edge/internal/meta"},
-	{"cloud/internal/app", "cloud/internal/check", "cloud/internal/drain", "cloud/internal/marks", "cloud/internal/route", "cloud/internal/vip", "edge/internal/api"},
+	{"cloud/internal/aggregate", "cloud/internal/usage", "cloud/internal/relay", "cloud/internal/publish", "cloud/internal/join", "cloud/internal/tunnel", "edge/internal/agent", "edge/internal/meta", "edge/internal/site"},
+	{"cloud/internal/app", "cloud/internal/check", "cloud/internal/drain", "cloud/internal/marks", "cloud/internal/route", "cloud/internal/site", "cloud/internal/vip", "edge/internal/api"},
 	{"edge/internal/app", "edge/internal/hub", "edge/internal/edged", "edge/internal/join", "edge/internal/check", "edge/internal/apiredirect", "edge/internal/drain", "edge/internal/endpoints", "edge/internal/marks", "edge/internal/names", "edge/internal/registration", "edge/internal/route", "edge/internal/services", "edge/internal/serviceview", "edge/internal/tunnel", "edge/internal/vip"},
+	{"edge/internal/contact", "edge/internal/podnet"},
 	// L5: the wiring
 	{"cloud/app", "edge/app", "edge/hollow"},
 	// L6: the commands
@@ -55,8 +56,8 @@ var exclusive = []struct {
 	},
 	{
 		[]string{"github.com/quic-go/quic-go"},
-		[]string{"common/link/quiclink"},
-		"a transport is behind the contract of common/link",
+		[]string{"common/link/quiclink", "edge/internal/contact"},
+		"a transport is behind the contract of common/link; devices of a site speak past it, as equals and without a cloud",
 	},
 	{
 		[]string{"k8s.io/kubernetes/cmd/kubelet"},

@@ -38,6 +38,12 @@ type ban struct {
 	keys  []string  // SHA-256 of the public keys (SubjectPublicKeyInfo) in hex, the latest last
 }
 
+// Ban is what others may know of a ban.
+type Ban struct {
+	Since time.Time
+	Keys  []string // SHA-256 of public keys, in hex
+}
+
 // newBan is the entry of a revocation at a time of kube-apiserver's clock.
 func newBan(at time.Time) ban { return ban{since: at.Add(settleTime)} }
 

@@ -5,6 +5,8 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -134,6 +136,18 @@ func (r *Revoked) Check(node types.NodeName, cert *x509.Certificate) error {
 		return pki.Refuse(pki.ReasonRevoked, "this certificate of %s is revoked", node)
 	}
 	return nil
+}
+
+// Known are the nodes whose certificates are revoked, with the time before which they are and the keys of those that are good all the same, and the
+// fingerprints of single certificates.
+func (r *Revoked) Known() (nodes map[types.NodeName]Ban, prints []string) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	nodes = make(map[types.NodeName]Ban, len(r.nodes))
+	for node, b := range r.nodes {
+		nodes[node] = Ban{b.since, b.keys}
+	}
+	return nodes, slices.Collect(maps.Keys(r.prints))
 }
 
 func (r *Revoked) cached(node types.NodeName) (b ban, listed bool) {

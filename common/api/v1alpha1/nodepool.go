@@ -41,6 +41,17 @@ const (
 	AdvertiseUnicast   AdvertisementMode = "Unicast"   // to each node of the pool by its own address
 )
 
+// PodNetworkMode says how pods of a pool's devices reach each other.
+// +kubebuilder:validation:Enum=Auto;WireGuard;None
+type PodNetworkMode string
+
+// The modes of the pod network.
+const (
+	PodNetworkAuto      PodNetworkMode = "Auto"
+	PodNetworkWireGuard PodNetworkMode = "WireGuard"
+	PodNetworkNone      PodNetworkMode = "None"
+)
+
 // NodePoolSpec says which nodes are in the pool, and which addresses Services get there.
 type NodePoolSpec struct {
 	// Type says where the nodes are: Edge or Cloud. Only pools of type Edge get virtual IPs.
@@ -97,6 +108,30 @@ type NodePoolSpec struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	PreferredNode string `json:"preferredNode,omitempty"`
+	// PodSubnets are what the pool's devices get the addresses of their pods from, such as
+	// 10.96.0.0/16: a /24, or a /64 of IPv6, for each device that has none from the cluster. They must
+	// not overlap Services, the LAN or addresses of nodes. Pools of different networks may have the same
+	// ones: devices of different sites never meet.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:MaxLength=43
+	// +kubebuilder:validation:XValidation:rule="self.all(s, isCIDR(s) && cidr(s) == cidr(s).masked() && (cidr(s).ip().family() == 4 ? (cidr(s).prefixLength() >= 8 && cidr(s).prefixLength() <= 24) : (cidr(s).prefixLength() >= 40 && cidr(s).prefixLength() <= 64)))",message="each of podSubnets must be a network without bits behind its mask: of IPv4 between /8 and /24, of IPv6 between /40 and /64"
+	// +kubebuilder:validation:XValidation:rule="self.all(s, self.all(o, o == s || (!cidr(s).containsCIDR(o) && !cidr(o).containsCIDR(s))))",message="podSubnets must not overlap each other"
+	PodSubnets []string `json:"podSubnets,omitempty"`
+	// PodNetwork says how pods of the pool's devices reach each other: Auto (by routes, and by
+	// WireGuard where a device is not on the same LAN), WireGuard (always), or None: another CNI plugin
+	// makes the pod network, and Skerry keeps out of it.
+	// +optional
+	// +kubebuilder:default=Auto
+	PodNetwork PodNetworkMode `json:"podNetwork,omitempty"`
+	// Reachable names what the pool's devices reach beside each other: other NodePools, whose
+	// endpoints their Services may then use.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:MaxLength=48
+	Reachable []string `json:"reachable,omitempty"`
 	// ReservedVRIDs are numbers of VRRP that others on the network use: routers, say, or a keepalived of yours.
 	// +optional
 	// +listType=set
@@ -119,10 +154,12 @@ type NodePoolSpec struct {
 
 // The conditions of a NodePool.
 const (
-	PoolAddressesValid = "AddressesValid" // every entry of addresses can be used
-	PoolExhausted      = "Exhausted"      // a Service waits because nothing is free
-	PoolOverlap        = "Overlap"        // addresses of an older pool on the same network overlap
-	PoolSharedNetwork  = "SharedNetwork"  // nodes have the pool's LAN and that of another network on one interface
+	PoolAddressesValid = "AddressesValid"    // every entry of addresses can be used
+	PoolExhausted      = "Exhausted"         // a Service waits because nothing is free
+	PoolOverlap        = "Overlap"           // addresses of an older pool on the same network overlap
+	PoolSharedNetwork  = "SharedNetwork"     // nodes have the pool's LAN and that of another network on one interface
+	PoolPodSubnetsBad  = "PodSubnetsInvalid" // an entry of podSubnets overlaps what is taken; devices get nothing of it
+	PoolTooManyDevices = "TooManyDevices"    // the pool has more devices than a site may have: they don't speak to each other
 )
 
 // NodePoolStatus is what became of the pool's addresses.

@@ -22,6 +22,15 @@ const (
 	NodePoolLabel = "skerry.io/node-pool"
 )
 
+// Annotations of Nodes.
+const (
+	// LANAddressesAnnotation has the addresses of a device on its networks, with their lengths, such as 192.168.1.7/24,10.0.0.7/8. The device writes it; the other
+	// devices of its site look for it there.
+	LANAddressesAnnotation = "skerry.io/lan-addresses"
+	// PodCIDROfferAnnotation has the ranges, one a family, that cloudcore offers to a device for its pods. It becomes spec.podCIDRs when the device writes that.
+	PodCIDROfferAnnotation = "skerry.io/pod-cidr-offer"
+)
+
 // SchemeGroupVersion is the group and version of this package's kinds.
 var SchemeGroupVersion = schema.GroupVersion{Group: Group, Version: Version}
 

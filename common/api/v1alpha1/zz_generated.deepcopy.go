@@ -541,6 +541,16 @@ func (in *NodePoolSpec) DeepCopyInto(out *NodePoolSpec) {
 		*out = new(v1.LabelSelector)
 		(*in).DeepCopyInto(*out)
 	}
+	if in.PodSubnets != nil {
+		in, out := &in.PodSubnets, &out.PodSubnets
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
+	if in.Reachable != nil {
+		in, out := &in.Reachable, &out.Reachable
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
 	if in.ReservedVRIDs != nil {
 		in, out := &in.ReservedVRIDs, &out.ReservedVRIDs
 		*out = make([]int32, len(*in))

@@ -16,6 +16,9 @@ type socket struct {
 	lost *atomic.Uint64
 }
 
+// Tolerant is such a socket for others that speak QUIC; lost counts.
+func Tolerant(conn *net.UDPConn, lost *atomic.Uint64) net.PacketConn { return socket{conn, lost} }
+
 func (s socket) WriteTo(b []byte, to net.Addr) (int, error) {
 	n, err := s.UDPConn.WriteTo(b, to)
 	if s.swallow(err) {

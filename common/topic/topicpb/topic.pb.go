@@ -1742,6 +1742,212 @@ func (x *StreamClose) GetReason() string {
 	return ""
 }
 
+// SiteRequest asks for the site of this device, now and whenever it changes in this session.
+type SiteRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Digest        []byte                 `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"` // of the Site that the edge has kept; absent: none
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SiteRequest) Reset() {
+	*x = SiteRequest{}
+	mi := &file_topic_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SiteRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SiteRequest) ProtoMessage() {}
+
+func (x *SiteRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_topic_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SiteRequest.ProtoReflect.Descriptor instead.
+func (*SiteRequest) Descriptor() ([]byte, []int) {
+	return file_topic_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *SiteRequest) GetDigest() []byte {
+	if x != nil {
+		return x.Digest
+	}
+	return nil
+}
+
+// Site is who is in the device's site and what they are known by. Later replaces earlier.
+type Site struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`                               // of the NodePool; "" for a device in none
+	Members       []*SiteMember          `protobuf:"bytes,2,rep,name=members,proto3" json:"members,omitempty"`                         // this device too, by name
+	Revoked       []string               `protobuf:"bytes,3,rep,name=revoked,proto3" json:"revoked,omitempty"`                         // SHA-256 of single certificates that are banned, in hex
+	TooMany       bool                   `protobuf:"varint,4,opt,name=too_many,json=tooMany,proto3" json:"too_many,omitempty"`         // more devices than a site may have: members is this device alone
+	PodNetwork    string                 `protobuf:"bytes,5,opt,name=pod_network,json=podNetwork,proto3" json:"pod_network,omitempty"` // Auto, WireGuard or None
+	Digest        []byte                 `protobuf:"bytes,6,opt,name=digest,proto3" json:"digest,omitempty"`                           // of all the other fields
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Site) Reset() {
+	*x = Site{}
+	mi := &file_topic_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Site) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Site) ProtoMessage() {}
+
+func (x *Site) ProtoReflect() protoreflect.Message {
+	mi := &file_topic_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Site.ProtoReflect.Descriptor instead.
+func (*Site) Descriptor() ([]byte, []int) {
+	return file_topic_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *Site) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Site) GetMembers() []*SiteMember {
+	if x != nil {
+		return x.Members
+	}
+	return nil
+}
+
+func (x *Site) GetRevoked() []string {
+	if x != nil {
+		return x.Revoked
+	}
+	return nil
+}
+
+func (x *Site) GetTooMany() bool {
+	if x != nil {
+		return x.TooMany
+	}
+	return false
+}
+
+func (x *Site) GetPodNetwork() string {
+	if x != nil {
+		return x.PodNetwork
+	}
+	return ""
+}
+
+func (x *Site) GetDigest() []byte {
+	if x != nil {
+		return x.Digest
+	}
+	return nil
+}
+
+type SiteMember struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	PodCidrs      []string               `protobuf:"bytes,2,rep,name=pod_cidrs,json=podCidrs,proto3" json:"pod_cidrs,omitempty"`
+	Addresses     []string               `protobuf:"bytes,3,rep,name=addresses,proto3" json:"addresses,omitempty"`                   // where it was last, the likeliest first
+	ValidFrom     int64                  `protobuf:"varint,4,opt,name=valid_from,json=validFrom,proto3" json:"valid_from,omitempty"` // Unix seconds: certificates issued before are revoked; 0: none is
+	Keys          []string               `protobuf:"bytes,5,rep,name=keys,proto3" json:"keys,omitempty"`                             // SHA-256 of public keys, in hex, whose certificates are good although they seem older than valid_from
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SiteMember) Reset() {
+	*x = SiteMember{}
+	mi := &file_topic_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SiteMember) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SiteMember) ProtoMessage() {}
+
+func (x *SiteMember) ProtoReflect() protoreflect.Message {
+	mi := &file_topic_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SiteMember.ProtoReflect.Descriptor instead.
+func (*SiteMember) Descriptor() ([]byte, []int) {
+	return file_topic_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *SiteMember) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *SiteMember) GetPodCidrs() []string {
+	if x != nil {
+		return x.PodCidrs
+	}
+	return nil
+}
+
+func (x *SiteMember) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+func (x *SiteMember) GetValidFrom() int64 {
+	if x != nil {
+		return x.ValidFrom
+	}
+	return 0
+}
+
+func (x *SiteMember) GetKeys() []string {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
 var File_topic_proto protoreflect.FileDescriptor
 
 const file_topic_proto_rawDesc = "" +
@@ -1875,7 +2081,25 @@ const file_topic_proto_rawDesc = "" +
 	"\x03fin\x18\x03 \x01(\bR\x03fin\"5\n" +
 	"\vStreamClose\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
-	"\x06reason\x18\x02 \x01(\tR\x06reason*?\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"%\n" +
+	"\vSiteRequest\x12\x16\n" +
+	"\x06digest\x18\x01 \x01(\fR\x06digest\"\xbf\x01\n" +
+	"\x04Site\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x125\n" +
+	"\amembers\x18\x02 \x03(\v2\x1b.skerry.topic.v1.SiteMemberR\amembers\x12\x18\n" +
+	"\arevoked\x18\x03 \x03(\tR\arevoked\x12\x19\n" +
+	"\btoo_many\x18\x04 \x01(\bR\atooMany\x12\x1f\n" +
+	"\vpod_network\x18\x05 \x01(\tR\n" +
+	"podNetwork\x12\x16\n" +
+	"\x06digest\x18\x06 \x01(\fR\x06digest\"\x8e\x01\n" +
+	"\n" +
+	"SiteMember\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1b\n" +
+	"\tpod_cidrs\x18\x02 \x03(\tR\bpodCidrs\x12\x1c\n" +
+	"\taddresses\x18\x03 \x03(\tR\taddresses\x12\x1d\n" +
+	"\n" +
+	"valid_from\x18\x04 \x01(\x03R\tvalidFrom\x12\x12\n" +
+	"\x04keys\x18\x05 \x03(\tR\x04keys*?\n" +
 	"\x04Verb\x12\x14\n" +
 	"\x10VERB_UNSPECIFIED\x10\x00\x12\n" +
 	"\n" +
@@ -1897,7 +2121,7 @@ func file_topic_proto_rawDescGZIP() []byte {
 }
 
 var file_topic_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_topic_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_topic_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_topic_proto_goTypes = []any{
 	(Verb)(0),                // 0: skerry.topic.v1.Verb
 	(*Resource)(nil),         // 1: skerry.topic.v1.Resource
@@ -1924,6 +2148,9 @@ var file_topic_proto_goTypes = []any{
 	(*StreamWindow)(nil),     // 22: skerry.topic.v1.StreamWindow
 	(*StreamData)(nil),       // 23: skerry.topic.v1.StreamData
 	(*StreamClose)(nil),      // 24: skerry.topic.v1.StreamClose
+	(*SiteRequest)(nil),      // 25: skerry.topic.v1.SiteRequest
+	(*Site)(nil),             // 26: skerry.topic.v1.Site
+	(*SiteMember)(nil),       // 27: skerry.topic.v1.SiteMember
 }
 var file_topic_proto_depIdxs = []int32{
 	4,  // 0: skerry.topic.v1.Welcome.trust:type_name -> skerry.topic.v1.Trust
@@ -1942,11 +2169,12 @@ var file_topic_proto_depIdxs = []int32{
 	14, // 13: skerry.topic.v1.Changes.items:type_name -> skerry.topic.v1.Change
 	0,  // 14: skerry.topic.v1.Write.verb:type_name -> skerry.topic.v1.Verb
 	1,  // 15: skerry.topic.v1.Write.resource:type_name -> skerry.topic.v1.Resource
-	16, // [16:16] is the sub-list for method output_type
-	16, // [16:16] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	27, // 16: skerry.topic.v1.Site.members:type_name -> skerry.topic.v1.SiteMember
+	17, // [17:17] is the sub-list for method output_type
+	17, // [17:17] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_topic_proto_init() }
@@ -1960,7 +2188,7 @@ func file_topic_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_topic_proto_rawDesc), len(file_topic_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   24,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

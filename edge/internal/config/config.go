@@ -57,6 +57,7 @@ type Modules struct {
 	VIP         VIP         `json:"vip"`
 	Drain       Drain       `json:"drain"`
 	Services    Services    `json:"services"`
+	Site        Site        `json:"site"`
 	Names       Names       `json:"names"`
 	Marks       Marks       `json:"marks"`
 	Apps        Apps        `json:"apps"`
@@ -192,6 +193,13 @@ type Keepalived struct {
 	RunDir string `json:"runDir"`
 }
 
+// Site is the contact with the other devices of the NodePool, and the network of this device's pods.
+type Site struct {
+	Enable bool `json:"enable"`
+	// Port is the UDP port on which the devices of a site speak to each other; the same on all of them.
+	Port int `json:"port"`
+}
+
 // Default is the configuration that holds where a file says nothing.
 func Default() *Config {
 	seconds := func(n int) metav1.Duration { return metav1.Duration{Duration: time.Duration(n) * time.Second} }
@@ -218,6 +226,7 @@ func Default() *Config {
 				Hooks: Hooks{Timeout: metav1.Duration{Duration: time.Hour}, Reboot: "systemctl reboot", Shutdown: "systemctl poweroff"},
 			},
 			Services: Services{Mode: "auto"},
+			Site:     Site{Port: 10552},
 			Names:    Names{Listen: "169.254.20.20:53", Domain: "cluster.local", Zones: []Zone{}, Upstream: []string{}},
 			Marks:    Marks{ClusterStatusPort: 12346},
 			Apps:     Apps{HaltingAfter: seconds(300), SilentAfter: seconds(120)},
@@ -256,6 +265,7 @@ func (c *Config) Validate() field.ErrorList {
 	errs = append(errs, c.Modules.VIP.validate(modules.Child("vip"))...)
 	errs = append(errs, c.Modules.Drain.validate(modules.Child("drain"))...)
 	errs = append(errs, c.Modules.Services.validate(modules.Child("services"))...)
+	errs = append(errs, c.Modules.Site.validate(modules.Child("site"))...)
 	errs = append(errs, c.Modules.Names.validate(modules.Child("names"))...)
 	if !c.Modules.EdgeAPI.Enable && (c.Modules.Services.Enable || c.Modules.Names.Enable || c.Modules.Marks.Enable) {
 		errs = append(errs, field.Forbidden(modules.Child("edgeAPI", "enable"), "services, names and marks read the edge API: they can't run without it"))
@@ -384,6 +394,8 @@ func (v *VIP) validate(at *field.Path) field.ErrorList {
 	errs = append(errs, absolute(at.Child("sections"), v.Keepalived.Sections, false)...)
 	return append(errs, absolute(at.Child("runDir"), v.Keepalived.RunDir, v.Enable)...)
 }
+
+func (s *Site) validate(at *field.Path) field.ErrorList { return port(at.Child("port"), s.Port) }
 
 func absolute(at *field.Path, path string, required bool) field.ErrorList {
 	switch {

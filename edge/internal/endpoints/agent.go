@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -49,6 +50,8 @@ type Config struct {
 	View       Recorrector
 	Memory     Memory
 	BootID     string
+	// Own is told what this device's kubelet says of its pods, whenever that may have changed; nil for nobody.
+	Own func(map[types.UID]Word)
 }
 
 // Agent is the module.
@@ -114,6 +117,9 @@ func (s *syncer) sync(ctx context.Context, pods []*corev1.Pod, services []*corev
 			}
 			known[types.NamespacedName{Namespace: v.Namespace, Name: v.Name}] = f
 		}
+	}
+	if s.Own != nil {
+		s.Own(maps.Clone(words))
 	}
 	refs := s.Correction.learn(words, known)
 	if s.forgot.IsZero() || now.Sub(s.forgot) >= forgetAfter {

@@ -12,12 +12,20 @@ import (
 type trust struct {
 	ca, clientCA []*x509.Certificate
 	roots        *x509.CertPool
+	clientRoots  *x509.CertPool // nil: not known
 	sum          []byte
 }
 
 func newTrust(ca, clientCA []*x509.Certificate) *trust {
-	return &trust{ca: ca, clientCA: clientCA, roots: pki.Pool(ca...), sum: pki.TrustSum(ca, clientCA)}
+	t := &trust{ca: ca, clientCA: clientCA, roots: pki.Pool(ca...), sum: pki.TrustSum(ca, clientCA)}
+	if len(clientCA) > 0 {
+		t.clientRoots = pki.Pool(clientCA...)
+	}
+	return t
 }
+
+// ClientRoots are the authorities of the cluster's client certificates, which nodes have too; nil where the cloud did not say.
+func (i *Identity) ClientRoots() *x509.CertPool { return i.trust.Load().clientRoots }
 
 // Roots are the authorities of cloudcore's certificates. The same pointer is returned until they change.
 func (i *Identity) Roots() *x509.CertPool { return i.trust.Load().roots }

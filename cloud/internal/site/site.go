@@ -1,0 +1,201 @@
+// Package site tells the devices of a site who they are: the members of each Edge NodePool, the ranges of their pods, where they were last, and whose
+// certificates are revoked.
+//
+// It owns the topic Site, which no object stands for, and the annotation by which a device is offered a range for its pods (OfferAnnotation). It refuses
+// to speak for a device: a range becomes a Node's by the device's own write. An Index and Allocate are pure; a Sites serves every session of a replica and may
+// be used by many goroutines; one Offers runs at a time, under a Lease.
+package site
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/skerry-io/skerry/cloud/internal/kube"
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+)
+
+const (
+	// MaxDevices is how many devices a site may have: each speaks to each.
+	MaxDevices = 64
+	// maxAddresses is how many addresses of a device are told: what a Node says is its device's word, which may be wrong on purpose.
+	maxAddresses = 8
+	// maxRevoked bounds the single certificates that are told as revoked. At the bound the rest is not: the nodes themselves are banned by name.
+	maxRevoked = 1024
+)
+
+// Device is what matters here of a Node on which edgecore runs.
+type Device struct {
+	Name      string
+	Labels    labels.Set
+	PodCIDRs  []netip.Prefix
+	Addresses []string // the LAN's first
+	LANs      []netip.Prefix
+	Offer     string // the range that it was offered
+	Created   time.Time
+}
+
+// Ban is what is revoked of a node's certificates: those issued before Since, but for those of Keys.
+type Ban struct {
+	Since time.Time
+	Keys  []string
+}
+
+// Revocations are the cluster's.
+type Revocations struct {
+	Nodes        map[types.NodeName]Ban
+	Fingerprints []string
+}
+
+// readDevice is nil for a Node without edgecore.
+func readDevice(o *kube.Object) (*Device, error) {
+	_, role := o.Labels[v1alpha1.EdgeLabel]
+	_, own := o.Labels[v1alpha1.EdgeOwnLabel]
+	d := &Device{Name: o.Name, Labels: o.Labels}
+	n := &corev1.Node{}
+	if err := kube.FromProtobuf(o.Raw, corev1.SchemeGroupVersion.WithKind("Node"), n); err != nil {
+		return nil, err
+	}
+	for _, text := range n.Spec.PodCIDRs {
+		if p, err := netip.ParsePrefix(text); err == nil {
+			d.PodCIDRs = append(d.PodCIDRs, p.Masked())
+		}
+	}
+	add := func(text string) {
+		if a, err := netip.ParseAddr(strings.TrimSpace(text)); err == nil && len(d.Addresses) < maxAddresses && usable(a) && !slices.Contains(d.Addresses, a.String()) {
+			d.Addresses = append(d.Addresses, a.String())
+		}
+	}
+	for text := range strings.SplitSeq(n.Annotations[v1alpha1.LANAddressesAnnotation], ",") {
+		if p, err := netip.ParsePrefix(strings.TrimSpace(text)); err == nil && len(d.LANs) < maxAddresses {
+			d.LANs = append(d.LANs, p.Masked())
+			add(p.Addr().String())
+		}
+	}
+	for _, a := range n.Status.Addresses {
+		if a.Type == corev1.NodeInternalIP {
+			add(a.Address)
+		}
+	}
+	if !role && !own {
+		d.Labels = nil // its addresses and range count, it is no device
+	} else if d.Labels == nil {
+		d.Labels = labels.Set{}
+	}
+	d.Offer, d.Created = n.Annotations[v1alpha1.PodCIDROfferAnnotation], n.CreationTimestamp.Time
+	return d, nil
+}
+
+func usable(a netip.Addr) bool {
+	return a.IsGlobalUnicast() || a.Is6() && a.IsLinkLocalUnicast()
+}
+
+func sameDevice(a, b *Device) bool {
+	return (a.Labels == nil) == (b.Labels == nil) && labels.Equals(a.Labels, b.Labels) && slices.Equal(a.PodCIDRs, b.PodCIDRs) &&
+		slices.Equal(a.Addresses, b.Addresses) && slices.Equal(a.LANs, b.LANs) && a.Offer == b.Offer
+}
+
+func readPool(o *kube.Object) (*v1alpha1.NodePool, error) {
+	p := &v1alpha1.NodePool{}
+	if err := json.Unmarshal(o.Raw, p); err != nil {
+		return nil, fmt.Errorf("decoding it: %w", err)
+	}
+	if len(o.Status) > 0 {
+		if err := json.Unmarshal(o.Status, &p.Status); err != nil {
+			return nil, fmt.Errorf("decoding its status: %w", err)
+		}
+	}
+	p.ResourceVersion = o.Revision
+	return p, nil
+}
+
+func samePool(a, b *v1alpha1.NodePool) bool {
+	return a.Generation == b.Generation && labels.Equals(a.Labels, b.Labels) && slices.Equal(a.Status.Conditions, b.Status.Conditions)
+}
+
+// Index is who is in which site, at one moment.
+type Index struct {
+	of map[string]*group // by node; nodes in no pool are missing
+	by map[string]*Device
+}
+
+type group struct {
+	pool    *v1alpha1.NodePool
+	devices []*Device // by name
+}
+
+// NewIndex sorts devices into Edge NodePools. A device that several pools take is in the oldest, so that a new pool moves none.
+func NewIndex(devices []*Device, pools []*v1alpha1.NodePool) *Index {
+	x := &Index{of: map[string]*group{}, by: map[string]*Device{}}
+	for _, d := range devices {
+		x.by[d.Name] = d
+	}
+	pools = slices.Clone(pools)
+	slices.SortFunc(pools, func(a, b *v1alpha1.NodePool) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
+	})
+	for _, p := range pools {
+		in, err := v1alpha1.PoolMembers{Pool: p.Name, NodeSelector: p.Spec.NodeSelector}.Selector()
+		if err != nil || p.Spec.Type != v1alpha1.NodePoolEdge && p.Spec.Type != "" {
+			continue
+		}
+		g := &group{pool: p}
+		for _, d := range devices {
+			if d.Labels != nil && x.of[d.Name] == nil && in(d.Labels) {
+				x.of[d.Name] = g
+				g.devices = append(g.devices, d)
+			}
+		}
+		slices.SortFunc(g.devices, func(a, b *Device) int { return cmp.Compare(a.Name, b.Name) })
+	}
+	return x
+}
+
+// Site is the site of one node. A node that is unknown, or in no pool, is a site of its own.
+func (x *Index) Site(node string, revoked Revocations) *topicpb.Site {
+	s := &topicpb.Site{PodNetwork: string(v1alpha1.PodNetworkAuto)}
+	members := []*Device{{Name: node}}
+	if d := x.by[node]; d != nil {
+		members[0] = d
+	}
+	if g := x.of[node]; g != nil {
+		s.Name, s.PodNetwork = g.pool.Name, cmp.Or(string(g.pool.Spec.PodNetwork), s.PodNetwork)
+		if s.TooMany = len(g.devices) > MaxDevices; !s.TooMany {
+			members = g.devices
+		}
+	}
+	for _, d := range members {
+		m := &topicpb.SiteMember{Node: d.Name, Addresses: d.Addresses}
+		for _, p := range d.PodCIDRs {
+			m.PodCidrs = append(m.PodCidrs, p.String())
+		}
+		if b, listed := revoked.Nodes[types.NodeName(d.Name)]; listed {
+			m.ValidFrom, m.Keys = b.Since.Unix(), b.Keys
+		}
+		s.Members = append(s.Members, m)
+	}
+	s.Revoked = slices.Sorted(slices.Values(revoked.Fingerprints))
+	s.Revoked = s.Revoked[:min(len(s.Revoked), maxRevoked)]
+	s.Digest = digest(s)
+	return s
+}
+
+func digest(s *topicpb.Site) []byte {
+	raw, err := proto.MarshalOptions{Deterministic: true}.Marshal(s)
+	if err != nil {
+		return nil // sent once more, then
+	}
+	sum := sha256.Sum256(raw)
+	return sum[:16]
+}

@@ -1,0 +1,240 @@
+// Package contact is how the devices of a site know each other on their LAN: who is alive, and what each says of its own pods. It needs no cloud.
+//
+// It owns one QUIC connection with each other device of the site, on which both show their node's certificate; the decision who is Met, Mute or Dead; and the words,
+// which count from their own device alone and are never passed on. It refuses who is not in the Site, revoked certificates, addresses that are not of the sender's own pods,
+// and all that is above the bounds of wire.go: a peer may be a stolen device. It stores which devices were ever met, and, where a reboot clears it, what they said last.
+//
+// The core (core.go) is pure and owned by whoever holds mu. Contact, Pod, SetPods and Status may be called from any goroutine; Changed is called by one of ours, without mu.
+package contact
+
+import (
+	"context"
+	"encoding/json"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/quic-go/quic-go"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/edge/internal/kernel/lan"
+	"github.com/skerry-io/skerry/edge/internal/site"
+)
+
+// Name is the module's address on the bus. It receives nothing.
+const Name message.Name = "contact"
+
+const (
+	// beaconEvery is the time between two beacons while a device of the site is missing, beaconSlow after some minutes of that.
+	beaconEvery = time.Second
+	beaconSlow  = 10 * time.Second
+	beaconEager = 5 * time.Minute
+	// wordEvery bounds how often this device says something new.
+	wordEvery = 100 * time.Millisecond
+	// found bounds the addresses that beacons have named for one device: the newest stay.
+	found = 4
+)
+
+// Network is the device's place on its networks: a *lan.LAN.
+type Network interface {
+	Listen(port int) (*net.UDPConn, error)
+	Join(conn *net.UDPConn) error
+	Beacon(packet []byte, port int) error
+	Answers(ctx context.Context, address netip.Addr, patience time.Duration) (bool, error)
+	Networks() ([]lan.Network, error)
+	Subscribe() (*lan.Changes, error)
+}
+
+// Memory keeps small values over restarts.
+type Memory interface {
+	Load() (map[string][]byte, error)
+	Save(ctx context.Context, changes map[string][]byte) error
+}
+
+// Config is what an Agent needs.
+type Config struct {
+	Node string
+	Boot string // of this boot of the device
+	Port int
+	Site *site.Holder
+	Trust
+	Network Network
+	// Forget makes the kernel forget TCP connections to addresses.
+	Forget func([]netip.Prefix) (int, error)
+	Memory Memory
+	// RunFile is where what peers say outlives edgecore and not a reboot; "": it does neither.
+	RunFile string
+	// Changed is called with a device of which something else is known now.
+	Changed func(node string)
+}
+
+// Agent is the module.
+type Agent struct {
+	config Config
+
+	mu       sync.Mutex
+	core     *core
+	conns    map[uint64]*session
+	nextConn uint64
+	dialing  map[string]bool
+	found    map[string][]netip.AddrPort
+	own      []Pod
+	sequence uint64
+	said     chan struct{} // closed and replaced when own changes
+	cut      map[string]bool
+
+	wake      chan struct{}
+	keep      chan struct{} // the set of those that were met has changed
+	transport *quic.Transport
+	admission *admission
+	lost      atomic.Uint64
+	dropped   atomic.Uint64
+	refused   atomic.Uint64
+	deaths    atomic.Uint64
+	forgotten atomic.Uint64
+}
+
+// New makes an Agent. It starts nothing.
+func New(c Config) *Agent {
+	if c.Changed == nil {
+		c.Changed = func(string) {}
+	}
+	return &Agent{
+		config: c, core: newCore(c.Node, map[string]bool{}), conns: map[uint64]*session{}, dialing: map[string]bool{}, found: map[string][]netip.AddrPort{},
+		said: make(chan struct{}), cut: map[string]bool{}, wake: make(chan struct{}, 1), keep: make(chan struct{}, 1), admission: newAdmission(),
+		// Later than that of an edgecore that ran before in this boot.
+		sequence: uint64(time.Now().UnixNano()),
+	}
+}
+
+const metKey = "met"
+
+// runState is what outlives edgecore in RunFile.
+type runState struct {
+	Boot  string             `json:"boot"`
+	Peers map[string]runPeer `json:"peers"`
+}
+
+type runPeer struct {
+	At       netip.Addr `json:"at"`
+	Boot     string     `json:"boot"`
+	Sequence uint64     `json:"sequence"`
+	Pods     []Pod      `json:"pods"`
+}
+
+// Load reads what was kept. It is called before Run, so that nothing is decided on less.
+func (a *Agent) Load(ctx context.Context) error {
+	kept, err := a.config.Memory.Load()
+	if err != nil {
+		return err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var names []string
+	if raw := kept[metKey]; raw != nil {
+		if err := json.Unmarshal(raw, &names); err != nil {
+			klog.FromContext(ctx).Error(err, "Which devices were met can't be read; the cloud's word holds for them until they are met again")
+		}
+	}
+	for _, n := range names {
+		a.core.met[n] = true
+	}
+	a.takeSite(time.Now())
+	if a.config.RunFile == "" {
+		return nil
+	}
+	raw, err := os.ReadFile(a.config.RunFile)
+	if err != nil {
+		return nil //nolint:nilerr // a first start in this boot
+	}
+	var s runState
+	if json.Unmarshal(raw, &s) != nil || s.Boot != a.config.Boot {
+		return nil
+	}
+	for node, p := range s.Peers {
+		w := &Word{Boot: p.Boot, Sequence: p.Sequence, Pods: map[types.UID]Pod{}}
+		for _, pod := range p.Pods {
+			w.Pods[pod.UID] = pod
+		}
+		a.core.restore(time.Now(), node, w, p.At)
+	}
+	return nil
+}
+
+// takeSite gives the core the devices of the site, and closes connections of those that are not welcome any more. mu is held.
+func (a *Agent) takeSite(now time.Time) {
+	s := a.config.Site.Current()
+	if s == nil {
+		return
+	}
+	all := map[string][]netip.Prefix{}
+	for _, m := range s.Members {
+		if m.Node != a.config.Node {
+			all[m.Node] = m.Ranges()
+		}
+	}
+	a.core.members(now, all)
+	for _, one := range a.conns {
+		if _, err := s.Admits(one.certificate); err != nil {
+			a.refused.Add(1)
+			one.close("not in this site any more")
+		}
+	}
+	for node := range a.found {
+		if _, in := all[node]; !in {
+			delete(a.found, node)
+		}
+	}
+}
+
+// SetPods is what this device's kubelet says of its pods now, the oldest first.
+func (a *Agent) SetPods(pods []Pod) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.sequence != 0 && slices.EqualFunc(a.own, pods, Pod.equal) {
+		return
+	}
+	a.own = slices.Clone(pods)
+	a.sequence++
+	close(a.said)
+	a.said = make(chan struct{})
+}
+
+// Contact is what is known of a device. A mute one whose last word holds no longer is Absent.
+func (a *Agent) Contact(node string) Status {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.core.peers[node]
+	switch {
+	case p == nil:
+		return Unmet
+	case p.status == Mute && !p.holds(), p.status == Met && p.word == nil:
+		return Absent
+	}
+	return p.status
+}
+
+// Pod is what a device says of a pod of its own; false where it says nothing of it, or where its word does not hold.
+func (a *Agent) Pod(node string, uid types.UID) (Pod, bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.core.peers[node]
+	if p == nil || !p.holds() {
+		return Pod{}, false
+	}
+	pod, ok := p.word.Pods[uid]
+	if !ok {
+		return pod, false
+	}
+	// The range of a device may have become another since its word came.
+	pod.Addresses = slices.DeleteFunc(slices.Clone(pod.Addresses), func(x netip.Addr) bool {
+		return !slices.ContainsFunc(p.ranges, func(r netip.Prefix) bool { return r.Contains(x) })
+	})
+	return pod, true
+}

@@ -1,0 +1,362 @@
+package contact
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Status is what this device knows of its own way to another one.
+type Status uint8
+
+// The states of a contact.
+const (
+	// Unmet: there was never a connection to that device.
+	Unmet Status = iota
+	// Absent: it was met in an earlier boot of this device, and not yet in this one.
+	Absent
+	// Met: there is a connection, or the last one ended a moment ago and it is being looked for.
+	Met
+	// Mute: its kernel answers and its edgecore does not.
+	Mute
+	// Dead: nothing answers there, or this device has lost the carrier of the network on which it was.
+	Dead
+)
+
+func (s Status) String() string {
+	names := [...]string{"Unmet", "Absent", "Met", "Mute", "Dead"}
+	if int(s) < len(names) {
+		return names[s]
+	}
+	return "Status(?)"
+}
+
+const (
+	// Keepalive is the time between two signs of life, idle that after which a silent connection ends.
+	Keepalive = 500 * time.Millisecond
+	idle      = 2 * time.Second
+	// suspicion is the silence after which the peer's kernel is asked, until idle has passed.
+	suspicion = 1200 * time.Millisecond
+	window    = idle - suspicion
+	// muteHold is how long the last word of a mute device holds.
+	muteHold = time.Minute
+	// muteAsk is the pause between two questions to the kernel of a mute device. Two of them without an answer are its death: there is no other sign
+	// of life to set against the loss of a packet.
+	muteAsk      = time.Second
+	muteFailures = 2
+	// dialMin and dialMax bound the pause between two attempts to connect.
+	dialMin = 250 * time.Millisecond
+	dialMax = 2 * time.Second
+)
+
+// Pod is what the kubelet of its device says of a pod.
+type Pod struct {
+	UID         types.UID
+	Addresses   []netip.Addr
+	Ready       bool
+	Terminating bool
+}
+
+func (p Pod) equal(o Pod) bool {
+	return p.UID == o.UID && p.Ready == o.Ready && p.Terminating == o.Terminating && slices.Equal(p.Addresses, o.Addresses)
+}
+
+// Word is what a device says of all its pods.
+type Word struct {
+	Boot     string
+	Sequence uint64
+	Pods     map[types.UID]Pod
+}
+
+// peer is another device of the site.
+type peer struct {
+	status   Status
+	ranges   []netip.Prefix // where addresses of its pods may be
+	conn     uint64         // 0: none
+	at       netip.Addr     // where it was connected last in this process
+	heard    time.Time
+	asking   bool      // a question to its kernel is under way
+	failures int       // questions in a row without an answer
+	ask      time.Time // when the next question is due; zero: none is
+	muteTill time.Time
+	dial     time.Time // when the next attempt to connect is due
+	pause    time.Duration
+	word     *Word
+	wordConn uint64 // the connection that it came by
+}
+
+// core decides what is known of peers. It is pure: it takes events with their times, and returns what is to be done. It is owned by one goroutine at a
+// time.
+type core struct {
+	node  string
+	peers map[string]*peer
+	// met are the devices that were ever met; changes are kept by the caller.
+	met     map[string]bool
+	changed map[string]bool // peers of whom something else is known since the last take
+	do      []action
+}
+
+type verb uint8
+
+const (
+	doAsk   verb = iota // ask the kernel at an address whether it lives
+	doClose             // close a connection
+	doReset             // forget TCP connections to a device's pods
+	doDial              // connect
+	doKeep              // keep the set of those that were met
+)
+
+type action struct {
+	verb verb
+	node string
+	conn uint64
+	at   netip.Addr
+}
+
+func newCore(node string, met map[string]bool) *core {
+	return &core{node: node, peers: map[string]*peer{}, met: met, changed: map[string]bool{}}
+}
+
+// take is what is to be done, and of whom something has changed, since the last call.
+func (c *core) take() (do []action, changed []string) {
+	do, c.do = c.do, nil
+	changed = slices.Sorted(maps.Keys(c.changed))
+	clear(c.changed)
+	return do, changed
+}
+
+func (c *core) act(v verb, node string, conn uint64, at netip.Addr) {
+	c.do = append(c.do, action{v, node, conn, at})
+}
+
+func (c *core) become(node string, p *peer, s Status) {
+	if p.status == s {
+		return
+	}
+	if s == Dead {
+		p.ask, p.asking, p.failures = time.Time{}, false, 0
+		if p.conn != 0 {
+			c.act(doClose, node, p.conn, netip.Addr{})
+			p.conn = 0
+		}
+		c.act(doReset, node, 0, netip.Addr{})
+	}
+	p.status = s
+	c.changed[node] = true
+}
+
+// members makes the peers those of the site. A device that leaves the site is forgotten: should it come back, it is met anew.
+func (c *core) members(now time.Time, all map[string][]netip.Prefix) {
+	for node, p := range c.peers {
+		if _, in := all[node]; in {
+			continue
+		}
+		if p.conn != 0 {
+			c.act(doClose, node, p.conn, netip.Addr{})
+		}
+		delete(c.peers, node)
+		c.changed[node] = true
+	}
+	for node, ranges := range all {
+		p := c.peers[node]
+		if p == nil {
+			p = &peer{dial: now, pause: dialMin}
+			if c.met[node] {
+				p.status = Absent
+			}
+			c.peers[node] = p
+			c.changed[node] = true
+		}
+		if !slices.Equal(p.ranges, ranges) {
+			p.ranges = ranges
+			c.changed[node] = true
+		}
+	}
+	for node := range c.met {
+		if _, in := all[node]; !in {
+			delete(c.met, node)
+			c.act(doKeep, "", 0, netip.Addr{})
+		}
+	}
+}
+
+// dials reports whether it is this device that opens the connection: one of each pair does.
+func (c *core) dials(node string) bool { return c.node < node }
+
+// connected takes a connection in. The newer replaces the older: a device that was started again knows nothing of that.
+func (c *core) connected(now time.Time, node string, conn uint64, at netip.Addr) {
+	p := c.peers[node]
+	if p == nil {
+		c.act(doClose, node, conn, netip.Addr{})
+		return
+	}
+	if p.conn != 0 && p.conn != conn {
+		c.act(doClose, node, p.conn, netip.Addr{})
+	}
+	p.conn, p.at, p.heard, p.failures, p.ask, p.pause = conn, at, now, 0, now.Add(suspicion), dialMin
+	c.become(node, p, Met)
+	if !c.met[node] {
+		c.met[node] = true
+		c.act(doKeep, "", 0, netip.Addr{})
+	}
+}
+
+// heardOf notes a sign of life.
+func (c *core) heardOf(now time.Time, node string, conn uint64) {
+	if p := c.peers[node]; p != nil && p.conn == conn {
+		p.heard, p.failures, p.ask = now, 0, now.Add(suspicion)
+	}
+}
+
+// said takes a word in, unless it is older than the one that is there. The first word of a connection is the newest, whatever its number: the device may have been started again
+// with another clock.
+func (c *core) said(node string, conn uint64, w *Word) {
+	p := c.peers[node]
+	if p == nil || p.conn != conn || p.word != nil && p.wordConn == conn && p.word.Boot == w.Boot && p.word.Sequence >= w.Sequence {
+		return
+	}
+	same := p.word != nil && p.status == Met && maps.EqualFunc(p.word.Pods, w.Pods, Pod.equal)
+	p.word, p.wordConn = w, conn
+	if !same {
+		c.changed[node] = true
+	}
+}
+
+// closed notes the end of a connection. Whether the device is alive is asked at once.
+func (c *core) closed(now time.Time, node string, conn uint64) {
+	p := c.peers[node]
+	if p == nil || p.conn != conn {
+		return
+	}
+	p.conn, p.dial, p.pause, p.ask = 0, now, dialMin, now
+}
+
+// answered takes in what became of a question to a peer's kernel.
+func (c *core) answered(now time.Time, node string, yes bool) {
+	p := c.peers[node]
+	if p == nil || !p.asking {
+		return
+	}
+	p.asking = false
+	if p.status != Met && p.status != Mute {
+		return
+	}
+	if p.conn != 0 && now.Sub(p.heard) < suspicion {
+		p.ask = p.heard.Add(suspicion) // a sign of life was faster
+		return
+	}
+	if yes {
+		p.failures = 0
+		p.ask = now.Add(muteAsk)
+		if p.conn == 0 && p.status == Met {
+			p.muteTill = now.Add(muteHold)
+			c.become(node, p, Mute)
+		}
+		return
+	}
+	p.failures++
+	if p.status == Mute && p.failures < muteFailures {
+		p.ask = now
+		return
+	}
+	c.become(node, p, Dead)
+}
+
+// cut notes that this device itself has lost the carrier on the way to a peer.
+func (c *core) cut(node string) {
+	if p := c.peers[node]; p != nil {
+		c.become(node, p, Dead)
+	}
+}
+
+// uncut notes that the carrier is back: of a device that was never met nothing is known again.
+func (c *core) uncut(now time.Time, node string) {
+	p := c.peers[node]
+	if p == nil || p.status != Dead {
+		return
+	}
+	if !c.met[node] {
+		c.become(node, p, Unmet)
+	}
+	c.seen(now, node)
+}
+
+// restore takes what was known before edgecore was started again, in the same boot: it holds as that of a mute device until there is a connection.
+func (c *core) restore(now time.Time, node string, w *Word, at netip.Addr) {
+	p := c.peers[node]
+	if p == nil || p.status == Met || !c.met[node] {
+		return
+	}
+	p.word, p.at, p.status, p.muteTill, p.ask = w, at, Mute, now.Add(muteHold), now.Add(idle)
+	c.changed[node] = true
+}
+
+// seen notes that a device may be back, as its beacon says or since a network came up.
+func (c *core) seen(now time.Time, node string) {
+	if p := c.peers[node]; p != nil && p.conn == 0 && c.dials(node) {
+		p.pause = dialMin
+		if p.dial.After(now.Add(dialMin)) {
+			p.dial = now.Add(dialMin)
+		}
+	}
+}
+
+// tick does what is due.
+func (c *core) tick(now time.Time) {
+	for node, p := range c.peers {
+		if !p.ask.IsZero() && !p.asking && !now.Before(p.ask) && (p.status == Met || p.status == Mute) {
+			if p.at.IsValid() {
+				p.asking, p.ask = true, time.Time{}
+				c.act(doAsk, node, 0, p.at)
+			}
+		}
+		if p.status == Mute && !p.muteTill.IsZero() && !now.Before(p.muteTill) {
+			p.muteTill = time.Time{} // it stays mute, and its word holds no longer
+			c.changed[node] = true
+		}
+		if p.conn == 0 && c.dials(node) && !now.Before(p.dial) {
+			p.dial = now.Add(p.pause)
+			p.pause = min(2*p.pause, dialMax)
+			c.act(doDial, node, 0, netip.Addr{})
+		}
+	}
+}
+
+// next is when tick is due; zero: by an event only.
+func (c *core) next() (at time.Time) {
+	earlier := func(t time.Time) {
+		if !t.IsZero() && (at.IsZero() || t.Before(at)) {
+			at = t
+		}
+	}
+	for node, p := range c.peers {
+		if !p.asking && (p.status == Met || p.status == Mute) {
+			earlier(p.ask)
+		}
+		if p.status == Mute {
+			earlier(p.muteTill)
+		}
+		if p.conn == 0 && c.dials(node) {
+			earlier(p.dial)
+		}
+	}
+	return at
+}
+
+// holds reports whether what a device said last still counts.
+func (p *peer) holds() bool {
+	return p.word != nil && (p.status == Met || p.status == Mute && !p.muteTill.IsZero())
+}
+
+// missing reports whether a device of the site is not connected.
+func (c *core) missing() bool {
+	for _, p := range c.peers {
+		if p.conn == 0 {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,309 @@
+package contact
+
+import (
+	"bytes"
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/skerry-io/skerry/edge/internal/contact/contactpb"
+)
+
+// script drives a core by the clock: it answers questions to kernels as alive says, and notes what is done.
+type script struct {
+	core  *core
+	begin time.Time
+	alive map[string]bool
+	log   []string
+	late  []answer
+}
+
+// answer is one that is under way.
+type answer struct {
+	node string
+	at   time.Time
+	yes  bool
+}
+
+func newScript(t *testing.T, members ...string) *script {
+	t.Helper()
+	s := &script{core: newCore("b", map[string]bool{}), begin: time.Now(), alive: map[string]bool{}}
+	all := map[string][]netip.Prefix{}
+	for i, m := range members {
+		all[m] = []netip.Prefix{netip.MustParsePrefix(fmt.Sprintf("10.0.%d.0/24", i))}
+	}
+	s.core.members(time.Now(), all)
+	s.settle()
+	s.log = nil
+	return s
+}
+
+func (s *script) settle() {
+	do, changed := s.core.take()
+	at := time.Since(s.begin).Round(10 * time.Millisecond)
+	names := [...]string{"ask", "close", "reset", "dial", "keep"}
+	for _, x := range do {
+		s.log = append(s.log, fmt.Sprintf("%v %s %s", at, names[x.verb], x.node))
+		if x.verb == doAsk {
+			wait := window
+			if s.alive[x.node] {
+				wait = time.Millisecond
+			}
+			s.late = append(s.late, answer{x.node, time.Now().Add(wait), s.alive[x.node]})
+		}
+	}
+	for _, node := range changed {
+		if p := s.core.peers[node]; p != nil {
+			s.log = append(s.log, fmt.Sprintf("%v %s %s", at, node, p.status))
+		}
+	}
+}
+
+// run lets time pass in steps of 10 ms.
+func (s *script) run(d time.Duration) {
+	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		s.late = slices.DeleteFunc(s.late, func(a answer) bool {
+			if time.Now().Before(a.at) {
+				return false
+			}
+			s.core.answered(time.Now(), a.node, a.yes)
+			return true
+		})
+		s.core.tick(time.Now())
+		s.settle()
+	}
+}
+
+var home = netip.MustParseAddr("192.0.2.1")
+
+func word(uids ...string) *Word {
+	w := &Word{Boot: "x", Pods: map[types.UID]Pod{}}
+	for _, u := range uids {
+		w.Pods[types.UID(u)] = Pod{UID: types.UID(u), Ready: true}
+	}
+	return w
+}
+
+func (s *script) expect(t *testing.T, want ...string) {
+	t.Helper()
+	if diff := cmp.Diff(want, s.log); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+	s.log = nil
+}
+
+// The power of a device goes: its kernel is asked after 1.2 s of silence, and at 2 s it is dead.
+func TestCore_silence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScript(t, "a")
+		s.core.connected(time.Now(), "a", 1, home)
+		s.core.said("a", 1, word("p"))
+		s.settle()
+		s.expect(t, "0s keep ", "0s a Met")
+		s.run(3 * time.Second)
+		s.expect(t, "1.2s ask a", "2s close a", "2s reset a", "2s a Dead")
+		if s.core.peers["a"].holds() {
+			t.Error("the word of a dead device holds")
+		}
+	})
+}
+
+// One sign of life in the last moment, and nothing has happened.
+func TestCore_lastMoment(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScript(t, "a")
+		s.core.connected(time.Now(), "a", 1, home)
+		s.settle()
+		s.log = nil
+		s.run(1950 * time.Millisecond)
+		s.core.heardOf(time.Now(), "a", 1)
+		s.run(time.Second)
+		s.expect(t, "1.2s ask a")
+	})
+}
+
+// edgecore is killed on a device whose kernel lives: its word holds for a minute, and no connection is cut.
+func TestCore_mute(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScript(t, "a")
+		s.alive["a"] = true
+		s.core.connected(time.Now(), "a", 1, home)
+		s.core.said("a", 1, word("p"))
+		s.settle()
+		s.run(2 * time.Second)
+		s.core.closed(time.Now(), "a", 1)
+		s.run(50 * time.Millisecond)
+		if got := s.core.peers["a"].status; got != Mute || !s.core.peers["a"].holds() {
+			t.Fatalf("%v, its word holds: %v", got, s.core.peers["a"].holds())
+		}
+		s.run(58 * time.Second)
+		if !s.core.peers["a"].holds() {
+			t.Error("the word does not hold for a minute")
+		}
+		s.run(4 * time.Second)
+		if got := s.core.peers["a"].status; got != Mute || s.core.peers["a"].holds() {
+			t.Errorf("after a minute: %v, its word holds: %v", got, s.core.peers["a"].holds())
+		}
+		if i := slices.IndexFunc(s.log, func(l string) bool { return bytes.Contains([]byte(l), []byte("reset")) }); i >= 0 {
+			t.Errorf("connections were cut: %s", s.log[i])
+		}
+		// Then its power goes too.
+		s.log, s.alive["a"] = nil, false
+		s.run(5 * time.Second)
+		if got := s.core.peers["a"].status; got != Dead {
+			t.Errorf("its kernel does not answer any more: %v", got)
+		}
+	})
+}
+
+// Of a mute device one question without an answer is no death: a packet may be lost.
+func TestCore_muteLoss(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScript(t, "a")
+		s.alive["a"] = true
+		s.core.connected(time.Now(), "a", 1, home)
+		s.settle()
+		s.core.closed(time.Now(), "a", 1)
+		s.run(500 * time.Millisecond)
+		for range 5 {
+			s.alive["a"] = false
+			s.run(600 * time.Millisecond) // one question at most begins in it
+			s.alive["a"] = true
+			s.run(2400 * time.Millisecond)
+		}
+		if got := s.core.peers["a"].status; got != Mute {
+			t.Errorf("%v", got)
+		}
+	})
+}
+
+// Who was met in an earlier boot is Absent, not Unmet; who leaves the site is forgotten.
+func TestCore_members(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCore("b", map[string]bool{"a": true, "gone": true})
+		c.members(time.Now(), map[string][]netip.Prefix{"a": nil, "c": nil})
+		if got, want := [2]Status{c.peers["a"].status, c.peers["c"].status}, [2]Status{Absent, Unmet}; got != want {
+			t.Errorf("%v, want %v", got, want)
+		}
+		if c.met["gone"] {
+			t.Error("a device that has left is still known")
+		}
+		c.cut("c")
+		if got := c.peers["c"].status; got != Dead {
+			t.Errorf("without a carrier: %v", got)
+		}
+		c.uncut(time.Now(), "c")
+		if got := c.peers["c"].status; got != Unmet {
+			t.Errorf("with a carrier again: %v", got)
+		}
+		c.take()
+		// Of a pair the first by name dials.
+		c.tick(time.Now().Add(time.Second))
+		do, _ := c.take()
+		if len(do) != 1 || do[0].verb != doDial || do[0].node != "c" {
+			t.Errorf("%v", do)
+		}
+	})
+}
+
+// A newer connection replaces the older, whose end and words are of no interest then.
+func TestCore_replaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScript(t, "a")
+		s.core.connected(time.Now(), "a", 1, home)
+		s.core.said("a", 1, word("old"))
+		s.core.connected(time.Now(), "a", 2, home)
+		s.core.said("a", 1, word("older"))
+		s.core.said("a", 2, word("new"))
+		s.core.closed(time.Now(), "a", 1)
+		s.settle()
+		if p := s.core.peers["a"]; p.conn != 2 || len(p.word.Pods) != 1 || !p.word.Pods["new"].Ready {
+			t.Errorf("%+v %+v", p, p.word)
+		}
+		s.expect(t, "0s keep ", "0s close a", "0s a Met")
+	})
+}
+
+func TestReadWord(t *testing.T) {
+	ranges := []netip.Prefix{netip.MustParsePrefix("10.0.1.0/24"), netip.MustParsePrefix("192.0.2.7/32")}
+	many := &contactpb.Word{BootId: "b"}
+	for n := range MaxPods + 1 {
+		many.Pods = append(many.Pods, &contactpb.Pod{Uid: fmt.Sprint(n)})
+	}
+	for name, tc := range map[string]struct {
+		word    *contactpb.Word
+		dropped int
+		bad     bool
+	}{
+		"good":               {word: &contactpb.Word{BootId: "b", Pods: []*contactpb.Pod{{Uid: "u", Ips: []string{"10.0.1.9", "192.0.2.7"}}}}},
+		"another's address":  {word: &contactpb.Word{BootId: "b", Pods: []*contactpb.Pod{{Uid: "u", Ips: []string{"10.0.2.9"}}}}, dropped: 1},
+		"nonsense":           {word: &contactpb.Word{BootId: "b", Pods: []*contactpb.Pod{{Uid: "u", Ips: []string{"x", "10.0.1.1", "10.0.1.2", "10.0.1.3"}}}}, dropped: 2},
+		"no boot":            {word: &contactpb.Word{}, bad: true},
+		"no uid":             {word: &contactpb.Word{BootId: "b", Pods: []*contactpb.Pod{{}}}, bad: true},
+		"long uid":           {word: &contactpb.Word{BootId: "b", Pods: []*contactpb.Pod{{Uid: string(make([]byte, 65))}}}, bad: true},
+		"more pods than 512": {word: many, bad: true},
+	} {
+		_, dropped, err := readWord(tc.word, ranges)
+		if dropped != tc.dropped || (err != nil) != tc.bad {
+			t.Errorf("%s: %d dropped, %v", name, dropped, err)
+		}
+	}
+	// The largest word fits into a frame.
+	pods := make([]Pod, MaxPods+9)
+	for i := range pods {
+		a := netip.MustParseAddr("2001:db8:aaaa:bbbb:cccc:dddd:eeee:ffff")
+		pods[i] = Pod{UID: types.UID(fmt.Sprintf("%064d", i)), Addresses: []netip.Addr{a, a}}
+	}
+	m := encodeWord("boot", 1<<63, pods)
+	if len(m.Pods) != MaxPods || !m.More {
+		t.Errorf("%d pods, more: %v", len(m.Pods), m.More)
+	}
+	var b bytes.Buffer
+	if err := writeFrame(&b, m); err != nil {
+		t.Error(err)
+	}
+}
+
+// Whatever a peer sends, it is refused or within the bounds.
+func FuzzPeer(f *testing.F) {
+	good, err := proto.Marshal(&contactpb.Word{BootId: "b", Pods: []*contactpb.Pod{{Uid: "u", Ips: []string{"10.0.1.9"}}}})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(append([]byte{0, 0, 0, byte(len(good))}, good...))
+	f.Add([]byte{0xff, 0xff, 0xff, 0xff})
+	beacon, err := encodeBeacon("edge1", 10552)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(beacon)
+	ranges := []netip.Prefix{netip.MustParsePrefix("10.0.1.0/24")}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if node, port, err := readBeacon(data); err == nil && (node == "" || port == 0) {
+			t.Errorf("beacon of %q at %d", node, port)
+		}
+		m, err := readFrame(bytes.NewReader(data))
+		if err != nil {
+			return
+		}
+		w, _, err := readWord(m, ranges)
+		if err != nil {
+			return
+		}
+		if len(w.Pods) > MaxPods || len(w.Boot) > maxText {
+			t.Errorf("%d pods, boot ID of %d bytes", len(w.Pods), len(w.Boot))
+		}
+		for uid, p := range w.Pods {
+			if len(uid) > maxText || len(p.Addresses) > maxAddresses {
+				t.Errorf("%q has %d addresses", uid, len(p.Addresses))
+			}
+		}
+	})
+}
