@@ -20,11 +20,13 @@ edgecore_pkg := ./edge/cmd/edgecore
 cloudcore_pkg := ./cloud/cmd/cloudcore
 kubeplane_pkg := ./tests/cmd/kubeplane
 trial_pkg := ./tests/cmd/trial
-# Built only when something asks for it: upstream's kubelet, which edgecore is measured against, many nodes without one, and edgecore without one.
-EXTRA_BINARIES := plainkubelet hollow hollowedge
+# Built only when something asks for it: upstream's kubelet, which edgecore is measured against, many nodes without one, edgecore without one,
+# and upstream's kube-proxy.
+EXTRA_BINARIES := plainkubelet hollow hollowedge kubeproxy
 plainkubelet_pkg := ./tests/cmd/plainkubelet
 hollow_pkg := ./tests/cmd/hollow
 hollowedge_pkg := ./tests/cmd/hollowedge
+kubeproxy_pkg := ./tests/cmd/kubeproxy
 
 # What the targets below may be given.
 TRIAL_FLAGS ?=# for up: --edges 3, --link quic, ...
