@@ -69,6 +69,7 @@ func BenchmarkRow(b *testing.B) {
 		{"Cut", (*bench).cuts},
 		{"Idle", (*bench).idle},
 		{"Queue", (*bench).queue},
+		{"Marks", (*bench).marks},
 		{"Hollow", (*bench).hollow},
 		{"Storm", (*bench).storm},
 		{"HollowQUIC", (*bench).hollowQUIC},

@@ -260,13 +260,13 @@ func (s *bench) queue(b *testing.B) {
 	}
 }
 
-// measured reads what a benchmark with so many writers has reported, by unit.
+// measured reads what a benchmark with so many writers ("": any) has reported, by unit.
 func measured(b *testing.B, out, writers string) map[string][]float64 {
 	b.Helper()
 	found := map[string][]float64{}
 	for line := range strings.Lines(out) {
 		f := strings.Fields(line)
-		if len(f) < 4 || !strings.HasSuffix(f[0], "/"+writers) && !strings.Contains(f[0], "/"+writers+"-") {
+		if len(f) < 4 || !strings.HasPrefix(f[0], "Benchmark") || writers != "" && !strings.HasSuffix(f[0], "/"+writers) && !strings.Contains(f[0], "/"+writers+"-") {
 			continue
 		}
 		for i := 2; i+1 < len(f); i += 2 { // a number and its unit, after the name and how often

@@ -203,5 +203,6 @@ var order = slices.Concat(
 	[]string{whatQueueOne, whatQueueEight, whatQueueMany, whatEventRate, whatEventRateOne, whatChange50, whatChange99, whatSlow},
 	[]string{whatCarrierLink, whatCarrierReady, whatCarrierPod, whatSilentLink, whatSilentReady, whatSilentPod},
 	[]string{whatPod, whatTen, whatManyPod, whatManyRate, whatManyExtra, whatIdleWrites},
+	[]string{whatMarks, whatMarksSame},
 	[]string{whatHollowMemory, whatHollowHeap, whatHollowQUIC, whatHollowLinked, whatHollowStep, whatHollowWrites},
 )

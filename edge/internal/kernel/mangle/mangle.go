@@ -24,54 +24,75 @@ func New() *Driver { return &Driver{} }
 // lockWait is how many seconds iptables-restore waits for other programs that hold the lock of the tables.
 const lockWait = "10"
 
+// family is one of the two, on its way.
+type family struct {
+	prefix string
+	want   Chains
+}
+
 // Apply makes the chains hold exactly these rules, and reports how many families it changed. Without rules nothing of ours stays, and a device without iptables is as
-// it should be.
+// it should be. One family does not wait for the other, nor for its failure.
 func (*Driver) Apply(ctx context.Context, want Rules) (changed int, err error) {
 	var errs []error
-	for _, f := range []struct {
-		prefix string
-		want   Chains
-	}{{"iptables", want.V4}, {"ip6tables", want.V6}} {
+	var saves []*command
+	var here []family
+	for _, f := range []family{{"iptables", want.V4}, {"ip6tables", want.V6}} {
 		if _, err := os.Stat("/proc/net/if_inet6"); err != nil && f.prefix == "ip6tables" {
 			continue // the kernel has no IPv6
 		}
-		done, err := apply(ctx, f.prefix, f.want)
-		if done {
+		if _, err := exec.LookPath(f.prefix + "-restore"); err != nil {
+			if len(f.want.Marks)+len(f.want.ACE) > 0 { // else no rule can be there
+				errs = append(errs, fmt.Errorf("looking for %s: %w", f.prefix, err))
+			}
+			continue
+		}
+		here = append(here, f)
+		saves = append(saves, begin(ctx, "", f.prefix+"-save", "-t", table))
+	}
+	var writes []*command
+	for i, f := range here {
+		saved, err := saves[i].end()
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		if input := restore(f.want, saved); input != "" {
+			writes = append(writes, begin(ctx, input, f.prefix+"-restore", "--noflush", "-w", lockWait))
+		}
+	}
+	for _, c := range writes {
+		if _, err := c.end(); err != nil {
+			errs = append(errs, err)
+		} else {
 			changed++
 		}
-		errs = append(errs, err)
 	}
 	return changed, errors.Join(errs...)
 }
 
-func apply(ctx context.Context, prefix string, want Chains) (changed bool, err error) {
-	none := len(want.Marks)+len(want.ACE) == 0
-	if _, err := exec.LookPath(prefix + "-restore"); err != nil {
-		if none {
-			return false, nil // no rule can be there
-		}
-		return false, fmt.Errorf("looking for %s: %w", prefix, err)
-	}
-	saved, err := run(ctx, "", prefix+"-save", "-t", table)
-	if err != nil {
-		return false, err
-	}
-	input := restore(want, saved)
-	if input == "" {
-		return false, nil
-	}
-	if _, err := run(ctx, input, prefix+"-restore", "--noflush", "-w", lockWait); err != nil {
-		return false, err
-	}
-	return true, nil
+// command is a program that runs.
+type command struct {
+	*exec.Cmd
+	out, errs bytes.Buffer
+	failed    error
 }
 
-func run(ctx context.Context, input, program string, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, program, args...)
-	var out, errs bytes.Buffer
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(input), &out, &errs
-	if err := cmd.Run(); err != nil {
-		return "", fmt.Errorf("%s: %w: %s", program, err, strings.TrimSpace(errs.String()))
+// begin starts a program, in the network of the calling thread.
+func begin(ctx context.Context, input, program string, args ...string) *command {
+	c := &command{Cmd: exec.CommandContext(ctx, program, args...)}
+	c.Stdin, c.Stdout, c.Stderr = strings.NewReader(input), &c.out, &c.errs
+	c.failed = c.Start()
+	return c
+}
+
+// end waits for the program, and returns what it wrote.
+func (c *command) end() (string, error) {
+	err := c.failed
+	if err == nil {
+		err = c.Wait()
 	}
-	return out.String(), nil
+	if err != nil {
+		return "", fmt.Errorf("%s: %w: %s", c.Args[0], err, strings.TrimSpace(c.errs.String()))
+	}
+	return c.out.String(), nil
 }
