@@ -46,11 +46,14 @@ func kubeVIPApplyCommand(client func() (kubevip.Client, error)) *cobra.Command {
 	var options kubevip.Options
 	c := &cobra.Command{
 		Use: "apply", Short: "Put kube-vip into the cluster, or change its interface and range", Args: cli.Args(cobra.NoArgs),
-		Example: `  cloudcore kube-vip apply --interface eth0 --cidr 192.168.10.64/28
-  cloudcore kube-vip apply --interface eth0 --cidr 192.168.10.64/28 --exclude 192.168.10.65,192.168.10.70-192.168.10.72`,
+		Example: `  cloudcore kube-vip apply --interface eth0 --cidr 192.168.10.64/28 --image REGISTRY/kube-vip:v0.9.1 --provider-image REGISTRY/kube-vip-cloud-provider:v0.0.12
+  cloudcore kube-vip apply --interface eth0 --cidr 192.168.10.64/28 --image REGISTRY/kube-vip:v0.9.1 --exclude 192.168.10.65,192.168.10.70-192.168.10.72`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if _, err := options.Ranges(nil); err != nil { // before anything is asked
 				return cli.Bad(err)
+			}
+			if options.Image == "" {
+				return cli.Badf("--image is missing: name kube-vip's image, v0.9.1, in a registry that your nodes reach")
 			}
 			to, err := client()
 			if err != nil {
@@ -67,6 +70,8 @@ func kubeVIPApplyCommand(client func() (kubevip.Client, error)) *cobra.Command {
 	c.Flags().StringVar(&options.Interface, "interface", "", "the nodes' network interface on the LAN")
 	c.Flags().StringVar(&options.CIDR, "cidr", "", "the network that addresses are taken from; no host may have one of them")
 	c.Flags().StringSliceVar(&options.Exclude, "exclude", nil, "addresses, networks and ranges of it that are never given away")
+	c.Flags().StringVar(&options.Image, "image", "", "kube-vip's image")
+	c.Flags().StringVar(&options.ProviderImage, "provider-image", "", "the image of kube-vip's cloud provider; without it Services name their addresses themselves (kube-vip.io/loadbalancerIPs)")
 	return c
 }
 

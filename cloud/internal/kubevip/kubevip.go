@@ -33,6 +33,8 @@ const (
 	namespace = "kube-system"
 	configMap = "kubevip"
 	manager   = "cloudcore-kube-vip"
+	// Who announces addresses, and who chooses them.
+	daemonSet, deployment = "DaemonSet", "Deployment"
 	// class is what Services name that want kube-vip and nothing else.
 	class = "kube-vip.io/kube-vip-class"
 	// vipHost is kube-vip's annotation for the node that announces the address.
@@ -51,8 +53,8 @@ type Client struct {
 	Dynamic    dynamic.Interface
 }
 
-// Objects are those of manifests/kube-vip and the ConfigMap, in the order in which they are applied.
-func Objects(data map[string]string) ([]*unstructured.Unstructured, error) {
+// objects are those of manifests/kube-vip and the ConfigMap, in the order in which they are applied. images are by kind.
+func objects(data, images map[string]string) ([]*unstructured.Unstructured, error) {
 	own := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"name": configMap, "namespace": namespace}}}
 	if err := unstructured.SetNestedStringMap(own.Object, data, "data"); err != nil {
 		return nil, fmt.Errorf("making the ConfigMap: %w", err)
@@ -71,7 +73,15 @@ func Objects(data map[string]string) ([]*unstructured.Unstructured, error) {
 			} else if err != nil {
 				return nil, fmt.Errorf("reading %s: %w", file, err)
 			}
-			if kind := o.GetKind(); kind == "DaemonSet" || kind == "Deployment" {
+			if kind := o.GetKind(); kind == daemonSet || kind == deployment {
+				containers, _, err := unstructured.NestedSlice(o.Object, "spec", "template", "spec", "containers")
+				if err != nil {
+					return nil, fmt.Errorf("reading %s: %w", file, err)
+				}
+				containers[0].(map[string]any)["image"] = images[kind]
+				if err := unstructured.SetNestedSlice(o.Object, containers, "spec", "template", "spec", "containers"); err != nil {
+					return nil, fmt.Errorf("reading %s: %w", file, err)
+				}
 				if err := unstructured.SetNestedField(o.Object, hex.EncodeToString(sum[:8]), "spec", "template", "metadata", "annotations", configHash); err != nil {
 					return nil, fmt.Errorf("reading %s: %w", file, err)
 				}
@@ -94,11 +104,14 @@ func Apply(ctx context.Context, c Client, o Options) (ranges string, err error) 
 	if ranges, err = o.Ranges(used); err != nil {
 		return "", err
 	}
-	objects, err := Objects(map[string]string{"interface": o.Interface, "range-global": ranges})
+	all, err := objects(map[string]string{"interface": o.Interface, "range-global": ranges}, map[string]string{daemonSet: o.Image, deployment: o.ProviderImage})
 	if err != nil {
 		return "", err
 	}
-	for _, object := range objects {
+	for _, object := range all {
+		if object.GetKind() == deployment && o.ProviderImage == "" {
+			continue
+		}
 		raw, err := json.Marshal(object)
 		if err != nil {
 			return "", fmt.Errorf("encoding %s %s: %w", object.GetKind(), object.GetName(), err)
@@ -113,12 +126,12 @@ func Apply(ctx context.Context, c Client, o Options) (ranges string, err error) 
 
 // Delete takes kube-vip away, first who announces addresses, and gives back those of Services. It returns how many objects there were.
 func Delete(ctx context.Context, c Client) (deleted int, err error) {
-	objects, err := Objects(nil)
+	all, err := objects(nil, nil)
 	if err != nil {
 		return 0, err
 	}
 	foreground := metav1.DeletePropagationForeground
-	for _, object := range slices.Backward(objects) {
+	for _, object := range slices.Backward(all) {
 		err := c.resource(object).Delete(ctx, object.GetName(), metav1.DeleteOptions{PropagationPolicy: &foreground})
 		if err != nil && !apierrors.IsNotFound(err) {
 			return deleted, fmt.Errorf("deleting %s %s: %w", object.GetKind(), object.GetName(), err)

@@ -16,6 +16,8 @@ type Options struct {
 	CIDR string
 	// Exclude are addresses and networks of it that are never given away.
 	Exclude []string
+	// Image is kube-vip's. ProviderImage is the cloud provider's; "": there is none, and Services name their addresses themselves.
+	Image, ProviderImage string
 }
 
 // span is a range of addresses, both ends included.
