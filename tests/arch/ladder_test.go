@@ -17,7 +17,7 @@ var ladder = [][]string{
 	// L2: how modules of a process say it
 	{"beehive"},
 	// L3: what both sides share
-	{"common/topic", "common/pki", "common/config", "common/httpserver"},
+	{"common/topic", "common/pki", "common/config", "common/httpserver", "common/rerun"},
 	{"common/link"},
 	{"common/cli", "common/gctuner", "common/health", "common/tunnel"},
 	// L4: the two sides, one under the other only as far as they need it

@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/cloud/internal/kube"
+	"github.com/skerry-io/skerry/common/rerun"
 )
 
 const (
@@ -30,14 +31,16 @@ type Nodes interface {
 // Sweep takes the entries of nodes that were deleted out of every status, until ctx ends: all objects are looked through at the start, and whenever a
 // node goes. One replica at a time does so, under the Lease.
 func (a *Aggregator) Sweep(ctx context.Context, nodes Nodes) error {
-	gone := make(chan struct{}, 1)
+	exists := func(node string) bool { return nodes.Get(kube.Key{Name: node}) != nil }
+	loop := rerun.New(func(ctx context.Context) (time.Duration, error) { return 0, a.sweep(ctx, exists) }, rerun.Config{
+		Settle: sweepAfter, RetryMin: sweepAgain, RetryMax: sweepAgain,
+		Failed: func(ctx context.Context, err error, retry time.Duration) {
+			klog.FromContext(ctx).Info("Statuses could not be looked through for nodes that are gone; they will be", "in", retry, "err", err)
+		},
+	})
 	defer nodes.Observe(func(_, now *kube.Object) {
-		if now != nil {
-			return
-		}
-		select {
-		case gone <- struct{}{}:
-		default:
+		if now == nil {
+			loop.Wake()
 		}
 	})()
 	select {
@@ -45,32 +48,8 @@ func (a *Aggregator) Sweep(ctx context.Context, nodes Nodes) error {
 	case <-ctx.Done():
 		return nil
 	}
-	exists := func(node string) bool { return nodes.Get(kube.Key{Name: node}) != nil }
-	for {
-		err := a.sweep(ctx, exists)
-		if ctx.Err() != nil {
-			return nil
-		}
-		if err != nil {
-			klog.FromContext(ctx).Info("Statuses could not be looked through for nodes that are gone; they will be", "err", err)
-			if pause(ctx, sweepAgain) != nil {
-				return nil
-			}
-			continue
-		}
-		select {
-		case <-gone:
-		case <-ctx.Done():
-			return nil
-		}
-		if pause(ctx, sweepAfter) != nil {
-			return nil
-		}
-		select { // those that went meanwhile are in this pass
-		case <-gone:
-		default:
-		}
-	}
+	loop.Run(ctx)
+	return nil
 }
 
 func (a *Aggregator) sweep(ctx context.Context, exists func(string) bool) error {

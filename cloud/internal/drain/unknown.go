@@ -17,6 +17,7 @@ import (
 
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/common/rerun"
 )
 
 const (
@@ -53,21 +54,20 @@ func NewUnknown(client Client, operations, nodes Store) *Unknown {
 
 // Run works until ctx ends.
 func (u *Unknown) Run(ctx context.Context) error {
-	changed := make(chan struct{}, 1) // one waiting look at everything covers all changes before it
-	wake := func() {
-		select {
-		case changed <- struct{}{}:
-		default:
-		}
-	}
+	loop := rerun.New(func(ctx context.Context) (time.Duration, error) { return 0, u.look(ctx) }, rerun.Config{
+		Settle: settle, RetryMin: retry, RetryMax: retry,
+		Failed: func(ctx context.Context, err error, in time.Duration) {
+			klog.FromContext(ctx).V(2).Info("Updating operations of unknown nodes failed, it is tried again", "in", in, "err", err)
+		},
+	})
 	defer u.operations.Observe(func(_, now *kube.Object) {
 		if now != nil {
-			wake()
+			loop.Wake()
 		}
 	})()
 	defer u.nodes.Observe(func(old, now *kube.Object) {
 		if old == nil || now == nil || edge(old) != edge(now) {
-			wake()
+			loop.Wake()
 		}
 	})()
 	for _, s := range []Store{u.operations, u.nodes} {
@@ -77,35 +77,8 @@ func (u *Unknown) Run(ctx context.Context) error {
 			return nil
 		}
 	}
-	wake()
-	for {
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return nil
-		}
-		if !pause(ctx, settle) {
-			return nil
-		}
-		if err := u.look(ctx); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).V(2).Info("Updating operations of unknown nodes failed, it is tried again", "in", retry, "err", err)
-			if !pause(ctx, retry) {
-				return nil
-			}
-			wake()
-		}
-	}
-}
-
-func pause(ctx context.Context, d time.Duration) (goOn bool) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
+	loop.Run(ctx)
+	return nil
 }
 
 func edge(o *kube.Object) bool {

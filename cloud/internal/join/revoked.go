@@ -24,6 +24,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/skerry-io/skerry/common/pki"
+	"github.com/skerry-io/skerry/common/rerun"
 )
 
 // The list is the data of a ConfigMap: a node's name leads to a ban; SHA256.HEX: TEXT, which people may add,
@@ -63,17 +64,25 @@ func (r *Revoked) Run(ctx context.Context) error {
 			o.FieldSelector = fields.OneTermEqualSelector("metadata.name", revokedMap).String()
 		}))
 	informer := factory.Core().V1().ConfigMaps()
-	update := make(chan struct{}, 1) // one is enough: the reader looks at the newest state
-	poke := func() {
-		select {
-		case update <- struct{}{}:
-		default:
+	lister := informer.Lister().ConfigMaps(Namespace)
+	loop := rerun.New(func(ctx context.Context) (time.Duration, error) {
+		list, err := lister.Get(revokedMap)
+		if err != nil && !apierrors.IsNotFound(err) {
+			return 0, fmt.Errorf("reading the list of revoked certificates: %w", err)
 		}
-	}
+		r.set(ctx, list)
+		r.once.Do(func() { close(r.known) })
+		if r.changed != nil {
+			r.changed(ctx)
+		}
+		return recheck, nil
+	}, rerun.Config{Failed: func(ctx context.Context, err error, retry time.Duration) {
+		klog.FromContext(ctx).Error(err, "The list of revoked certificates could not be followed, it is tried again", "in", retry)
+	}})
 	if _, err := informer.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(any) { poke() },
-		UpdateFunc: func(_, _ any) { poke() },
-		DeleteFunc: func(any) { poke() },
+		AddFunc:    func(any) { loop.Wake() },
+		UpdateFunc: func(_, _ any) { loop.Wake() },
+		DeleteFunc: func(any) { loop.Wake() },
 	}); err != nil {
 		return fmt.Errorf("watching the list of revoked certificates: %w", err)
 	}
@@ -84,27 +93,8 @@ func (r *Revoked) Run(ctx context.Context) error {
 	if !cache.WaitForCacheSync(ctx.Done(), informer.Informer().HasSynced) {
 		return nil
 	}
-
-	lister := informer.Lister().ConfigMaps(Namespace)
-	ticker := time.NewTicker(recheck)
-	defer ticker.Stop()
-	for {
-		list, err := lister.Get(revokedMap)
-		if err != nil && !apierrors.IsNotFound(err) {
-			return fmt.Errorf("reading the list of revoked certificates: %w", err)
-		}
-		r.set(ctx, list)
-		r.once.Do(func() { close(r.known) })
-		if r.changed != nil {
-			r.changed(ctx)
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-update:
-		case <-ticker.C:
-		}
-	}
+	loop.Run(ctx)
+	return nil
 }
 
 func (r *Revoked) set(ctx context.Context, list *corev1.ConfigMap) {

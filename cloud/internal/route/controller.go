@@ -26,6 +26,7 @@ import (
 
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/common/rerun"
 )
 
 const (
@@ -65,13 +66,10 @@ func New(client Client, routes, nodes, pools Store) *Controller {
 // Run works until ctx ends.
 func (c *Controller) Run(ctx context.Context) error {
 	c.queue = workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](200*time.Millisecond, time.Minute))
-	all := make(chan struct{}, 1)
-	wake := func() {
-		select {
-		case all <- struct{}{}:
-		default:
-		}
-	}
+	all := rerun.New(func(context.Context) (time.Duration, error) {
+		c.enqueueAll()
+		return 0, nil
+	}, rerun.Config{})
 	defer c.routes.Observe(func(old, now *kube.Object) {
 		if now != nil {
 			c.queue.AddAfter(now.Name, settle)
@@ -79,15 +77,15 @@ func (c *Controller) Run(ctx context.Context) error {
 	})()
 	defer c.nodes.Observe(func(old, now *kube.Object) {
 		if c.pods.update(old, now) {
-			wake()
+			all.Wake()
 		}
 		if old == nil || now == nil || !labels.Equals(old.Labels, now.Labels) {
-			wake()
+			all.Wake()
 		}
 	})()
 	defer c.pools.Observe(func(old, now *kube.Object) {
 		if old == nil || now == nil || old.Sum != now.Sum { // a NodePool's status changes with each address
-			wake()
+			all.Wake()
 		}
 	})()
 	for _, s := range []Store{c.routes, c.nodes} {
@@ -98,12 +96,11 @@ func (c *Controller) Run(ctx context.Context) error {
 			return nil
 		}
 	}
-	wake()
 	var wg sync.WaitGroup
 	wg.Go(func() { // only routes that name a pool wait for the pools: a cluster may not have the kind
 		select {
 		case <-c.pools.Synced():
-			wake()
+			all.Wake()
 		case <-ctx.Done():
 		}
 	})
@@ -112,20 +109,18 @@ func (c *Controller) Run(ctx context.Context) error {
 	}
 	defer wg.Wait()
 	defer c.queue.ShutDown()
-	for {
-		select {
-		case <-all:
-			var names []string
-			c.routes.Each(everything(), func(o *kube.Object) bool {
-				names = append(names, o.Name)
-				return true
-			})
-			for _, name := range names {
-				c.queue.AddAfter(name, settle)
-			}
-		case <-ctx.Done():
-			return nil
-		}
+	all.Run(ctx)
+	return nil
+}
+
+func (c *Controller) enqueueAll() {
+	var names []string
+	c.routes.Each(everything(), func(o *kube.Object) bool {
+		names = append(names, o.Name)
+		return true
+	})
+	for _, name := range names {
+		c.queue.AddAfter(name, settle)
 	}
 }
 

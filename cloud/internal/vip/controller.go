@@ -24,6 +24,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/common/rerun"
 )
 
 const (
@@ -40,7 +41,6 @@ type Controller struct {
 	dynamic  dynamic.Interface
 	core     *Core
 	recorder record.EventRecorder // of the present Run
-	wake     chan struct{}
 	guards   *guards
 
 	mu     sync.Mutex
@@ -67,16 +67,7 @@ func NewController(config *rest.Config, policy Policy) (*Controller, error) {
 	if err != nil {
 		return nil, fmt.Errorf("client of kube-apiserver: %w", err)
 	}
-	return &Controller{
-		kube: client, dynamic: dyn, core: NewCore(policy), wake: make(chan struct{}, 1), guards: newGuards(client, config.Host, policy.Hosts),
-	}, nil
-}
-
-func (c *Controller) poke() {
-	select {
-	case c.wake <- struct{}{}:
-	default:
-	}
+	return &Controller{kube: client, dynamic: dyn, core: NewCore(policy), guards: newGuards(client, config.Host, policy.Hosts)}, nil
 }
 
 // Run plans whenever something changes, until ctx ends.
@@ -88,7 +79,9 @@ func (c *Controller) Run(ctx context.Context, stores Stores) error {
 	defer events.Shutdown()
 	c.recorder = events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "cloudcore"})
 	v := newView()
-	defer v.follow(ctx, stores, c.poke)()
+	loop := rerun.New(func(ctx context.Context) (time.Duration, error) { return c.once(ctx, v) },
+		rerun.Config{Settle: gather, RetryMin: retryMin, RetryMax: retryMax, Failed: failed})
+	defer v.follow(ctx, stores, loop.Wake)()
 	if ctx.Err() != nil { // perhaps before all of it was known
 		return nil
 	}
@@ -96,50 +89,14 @@ func (c *Controller) Run(ctx context.Context, stores Stores) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer stop()
-	wg.Go(func() { c.guards.run(ctx, c.poke) })
-	c.serve(ctx, v)
+	wg.Go(func() { c.guards.run(ctx, loop.Wake) })
+	loop.Run(ctx)
 	return nil
 }
 
-func (c *Controller) serve(ctx context.Context, v *view) {
-	log := klog.FromContext(ctx)
-	retry := retryMin
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-timer.C:
-		case <-c.wake:
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(gather):
-			}
-		}
-		next, err := c.once(ctx, v)
-		c.mu.Lock()
-		c.counts.plans++
-		if err != nil {
-			c.counts.failures++
-		}
-		c.mu.Unlock()
-		switch {
-		case ctx.Err() != nil:
-			return
-		case err != nil:
-			if !passing(err) {
-				log.Error(err, "Virtual IPs: not everything could be written; it is tried again", "in", retry)
-			}
-			timer.Reset(retry)
-			retry = min(2*retry, retryMax)
-		default:
-			retry = retryMin
-			if !next.IsZero() {
-				timer.Reset(max(time.Until(next), gather))
-			}
-		}
+func failed(ctx context.Context, err error, retry time.Duration) {
+	if !passing(err) {
+		klog.FromContext(ctx).Error(err, "Virtual IPs: not everything could be written; it is tried again", "in", retry)
 	}
 }
 
@@ -148,9 +105,24 @@ func passing(err error) bool {
 	return errors.Is(err, errGuardsUnknown) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
 }
 
-// once makes a plan of what the stores show and carries it out. What is given away is decided by what kube-apiserver has now: a store may not show yet what the
+// once makes a plan and carries it out, and counts that.
+func (c *Controller) once(ctx context.Context, v *view) (again time.Duration, err error) {
+	next, err := c.plan(ctx, v)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.counts.plans++
+	if err != nil {
+		c.counts.failures++
+	}
+	if next.IsZero() {
+		return 0, err
+	}
+	return max(time.Until(next), gather), err
+}
+
+// plan makes a plan of what the stores show and carries it out. What is given away is decided by what kube-apiserver has now: a store may not show yet what the
 // last plan made.
-func (c *Controller) once(ctx context.Context, v *view) (time.Time, error) {
+func (c *Controller) plan(ctx context.Context, v *view) (next time.Time, err error) {
 	s, err := v.state()
 	if err != nil {
 		return time.Time{}, err

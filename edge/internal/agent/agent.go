@@ -29,14 +29,9 @@ import (
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/rerun"
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
 )
-
-// Sync brings the device in line with the objects, and is safe to repeat. It returns how long it
-// may take until it must be called again although nothing changes; 0: until Config.Resync. An error
-// is logged once until it is another one, and Sync is called again after a delay that doubles from
-// RetryMin to RetryMax.
-type Sync func(ctx context.Context) (again time.Duration, err error)
 
 // Config is what an agent needs. What is zero of the durations has the default given here.
 type Config struct {
@@ -126,10 +121,12 @@ func (m *Module) note(change func(*State)) {
 // Run implements beehive.Module.
 func (m *Module) Run(ctx context.Context, port *beehive.Port) error {
 	r := &Run{
-		name: m.config.Name, node: m.config.NodeName, api: m.config.API, port: port, wake: make(chan struct{}, 1),
+		name: m.config.Name, node: m.config.NodeName, api: m.config.API, port: port,
 		Reports: newReports(m.config.Reporter, m.config.RepeatAfter),
 		note:    func(text string) { m.note(func(s *State) { s.Note = text }) },
 	}
+	r.loop = rerun.New(func(ctx context.Context) (time.Duration, error) { return m.once(ctx, r) },
+		rerun.Config{RetryMin: m.config.RetryMin, RetryMax: m.config.RetryMax})
 	if err := r.takeRetained(ctx); err != nil {
 		return err
 	}
@@ -148,8 +145,8 @@ func (m *Module) Run(ctx context.Context, port *beehive.Port) error {
 	}()
 	g, ctx := errgroup.WithContext(ctx)
 	r.Go = func(f func(ctx context.Context) error) { g.Go(func() error { return f(ctx) }) }
-	sync, err := m.config.Start(ctx, r)
-	if err != nil {
+	var err error
+	if r.sync, err = m.config.Start(ctx, r); err != nil {
 		g.Go(func() error { return err }) // ends what Start has begun
 		return g.Wait()
 	}
@@ -157,43 +154,33 @@ func (m *Module) Run(ctx context.Context, port *beehive.Port) error {
 		g.Go(func() error { return w.run(ctx) })
 	}
 	g.Go(func() error { return r.receive(ctx) })
-	g.Go(func() error { return m.serve(ctx, r, sync) })
+	g.Go(func() error {
+		if m.config.ReadyAfter == 0 {
+			port.Ready()
+		} else {
+			late := time.AfterFunc(m.config.ReadyAfter, port.Ready)
+			defer late.Stop()
+		}
+		r.loop.Run(ctx)
+		return nil
+	})
 	return g.Wait()
 }
 
-// serve calls sync until ctx ends.
-func (m *Module) serve(ctx context.Context, r *Run, sync Sync) error {
-	if m.config.ReadyAfter == 0 {
-		r.port.Ready()
-	} else {
-		late := time.AfterFunc(m.config.ReadyAfter, r.port.Ready)
-		defer late.Stop()
+// once calls the agent's Sync, if it knows enough.
+func (m *Module) once(ctx context.Context, r *Run) (again time.Duration, err error) {
+	if waiting := r.missing(); waiting != "" {
+		m.note(func(s *State) { s.Waiting = waiting })
+		return 0, nil // a watch that syncs wakes the loop
 	}
-	retry := m.config.RetryMin
-	for {
-		wait := m.config.Resync
-		if waiting := r.missing(); waiting != "" {
-			m.note(func(s *State) { s.Waiting = waiting })
-			wait = 0 // a watch that syncs wakes this loop
-		} else {
-			again, err := sync(ctx)
-			if ctx.Err() != nil {
-				return nil
-			}
-			err = errors.Join(err, r.Reports.flush(ctx))
-			m.noteSync(ctx, r, err)
-			if err != nil {
-				wait, retry = shorter(wait, retry), min(2*retry, m.config.RetryMax)
-			} else {
-				retry = m.config.RetryMin
-			}
-			wait = shorter(shorter(wait, again), r.Reports.again(err))
-			r.port.Ready()
-		}
-		if !r.wait(ctx, wait) {
-			return nil
-		}
+	again, err = r.sync(ctx)
+	if ctx.Err() != nil {
+		return 0, nil
 	}
+	err = errors.Join(err, r.Reports.flush(ctx))
+	m.noteSync(ctx, r, err)
+	r.port.Ready()
+	return shorter(shorter(m.config.Resync, again), r.Reports.again(err)), err
 }
 
 // shorter is the shorter of two waits, of which 0 is none.
@@ -202,23 +189,6 @@ func shorter(a, b time.Duration) time.Duration {
 		return b
 	}
 	return a
-}
-
-// wait returns false when ctx has ended.
-func (r *Run) wait(ctx context.Context, d time.Duration) bool {
-	var due <-chan time.Time
-	if d > 0 {
-		timer := time.NewTimer(d)
-		defer timer.Stop()
-		due = timer.C
-	}
-	select {
-	case <-ctx.Done():
-		return false
-	case <-r.wake:
-	case <-due:
-	}
-	return ctx.Err() == nil
 }
 
 func (m *Module) noteSync(ctx context.Context, r *Run, err error) {

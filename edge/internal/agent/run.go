@@ -14,6 +14,7 @@ import (
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/rerun"
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
 )
 
@@ -26,6 +27,12 @@ type Recorder interface {
 
 // closeTimeout is for the last events of a run.
 const closeTimeout = 2 * time.Second
+
+// Sync brings the device in line with the objects, and is safe to repeat. It returns how long it
+// may take until it must be called again although nothing changes; 0: until Config.Resync. An error
+// is logged once until it is another one, and Sync is called again after a delay that doubles from
+// RetryMin to RetryMax.
+type Sync func(ctx context.Context) (again time.Duration, err error)
 
 // Run is one run of an agent. A module that failed is started again with a new one.
 type Run struct {
@@ -42,7 +49,8 @@ type Run struct {
 	recorder record.EventRecorder // nil: none
 	watches  []source
 	cleanups []func()
-	wake     chan struct{} // one slot: many changes are one call of Sync
+	loop     *rerun.Loop
+	sync     Sync // what Start returned
 
 	mu   sync.Mutex
 	link linkstate.State
@@ -69,12 +77,7 @@ func (r *Run) missing() string {
 func (r *Run) Cleanup(f func()) { r.cleanups = append(r.cleanups, f) }
 
 // Wake asks for a call of Sync.
-func (r *Run) Wake() {
-	select {
-	case r.wake <- struct{}{}:
-	default: // one is due already
-	}
-}
+func (r *Run) Wake() { r.loop.Wake() }
 
 // Link is the present state of the link. It is right from the first call of Start on, also in a
 // module that was started again in the middle of a session. A change wakes Sync.
@@ -120,10 +123,6 @@ func (r *Run) takeRetained(ctx context.Context) error {
 	for {
 		m, err := r.port.Receive(ended)
 		if err != nil {
-			select {
-			case <-r.wake: // the first Sync comes without
-			default:
-			}
 			return ctx.Err()
 		}
 		if err := r.handle(ctx, m); err != nil {
