@@ -135,6 +135,7 @@ type App struct {
 	// site and contact are nil where modules.site is switched off.
 	site    *site.Holder
 	contact *contact.Agent
+	moved   chan struct{} // a device of the site may be elsewhere now
 	apps    *edgeapp.Agent
 }
 
@@ -239,7 +240,10 @@ func (a *App) assemble() error {
 	}
 	if a.contact != nil {
 		// Before the link and the kubelet: the devices of a site need neither to know of each other.
-		entries = append(entries, beehive.Entry{Module: a.contact, Restart: beehive.OnFailure(beehive.Backoff{})})
+		entries = append(entries,
+			beehive.Entry{Module: a.contact, Restart: beehive.OnFailure(beehive.Backoff{})},
+			beehive.Entry{Module: a.newPodNetwork(), Groups: []message.Group{linkstate.Agents}, Restart: beehive.OnFailure(beehive.Backoff{})},
+		)
 	}
 	if c.Route.Enable {
 		// Before the link: the store knows which routes there should be, and the way to the cloud may be one of them.

@@ -24,11 +24,14 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/hostaddress"
 	"github.com/skerry-io/skerry/edge/internal/kernel/kubeproxy"
 	"github.com/skerry-io/skerry/edge/internal/kernel/lan"
+	"github.com/skerry-io/skerry/edge/internal/kernel/masquerade"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
 	"github.com/skerry-io/skerry/edge/internal/kernel/redirect"
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
 	"github.com/skerry-io/skerry/edge/internal/names"
 	"github.com/skerry-io/skerry/edge/internal/object"
+	"github.com/skerry-io/skerry/edge/internal/podnet"
 	"github.com/skerry-io/skerry/edge/internal/services"
 	"github.com/skerry-io/skerry/edge/internal/serviceview"
 	"github.com/skerry-io/skerry/edge/internal/site"
@@ -160,6 +163,7 @@ func (a *App) newContact() {
 	if !c.Site.Enable {
 		return
 	}
+	a.moved = make(chan struct{}, 1)
 	a.site = site.New(a.node, agent.NewMemory(a.store, "site"))
 	if a.store == nil { // the wiring is only shown
 		a.contact = contact.New(contact.Config{Node: a.node, Site: a.site})
@@ -186,8 +190,21 @@ func (a *App) linked() bool { return a.meta.Linked() }
 
 func (a *App) clientAuthorities() *x509.CertPool { return a.identity.ClientRoots() }
 
+// newPodNetwork makes the agent of the pods' network.
+func (a *App) newPodNetwork() *agent.Module {
+	return a.agent(podnet.New(podnet.Config{
+		NodeName: a.node, API: a.api.ClientConfig(api.Identity{}), Site: a.site, At: a.contact.Address, LAN: lan.New(), Masquerade: masquerade.New(), CNIDir: netif.CNIConfigs,
+		Routes: func() (*netroute.Driver, error) { return netroute.Open(netroute.Config{Protocol: podnet.Protocol}) },
+		Events: a.recorder(string(podnet.Name)), Changed: a.moved,
+	}))
+}
+
 // peerChanged has shown anew what depends on a device.
 func (a *App) peerChanged(node string) {
+	select {
+	case a.moved <- struct{}{}:
+	default:
+	}
 	if a.correction != nil {
 		a.correction.PeerChanged(node)
 	}

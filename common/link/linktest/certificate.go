@@ -48,6 +48,16 @@ func (a *Authority) Node(t testing.TB, name string) tls.Certificate {
 	})
 }
 
+// Expired makes the client certificate of an edge node that was good until a minute ago.
+func (a *Authority) Expired(t testing.TB, name string) tls.Certificate {
+	t.Helper()
+	return a.issue(t, &x509.Certificate{
+		Subject:     pkix.Name{Organization: []string{"system:nodes"}, CommonName: "system:node:" + name},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+		NotBefore:   time.Now().Add(-2 * time.Hour), NotAfter: time.Now().Add(-time.Minute),
+	})
+}
+
 // Server makes the serving certificate of a cloudcore on this machine.
 func (a *Authority) Server(t testing.TB) tls.Certificate {
 	t.Helper()
@@ -82,7 +92,9 @@ func sign(t testing.TB, template *x509.Certificate, by *Authority, key *ecdsa.Pr
 		t.Fatal(err)
 	}
 	template.SerialNumber = serial
-	template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(24*time.Hour)
+	if template.NotAfter.IsZero() {
+		template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(24*time.Hour)
+	}
 	if !template.IsCA {
 		template.KeyUsage = x509.KeyUsageDigitalSignature
 	}

@@ -220,6 +220,16 @@ func (a *Agent) Contact(node string) Status {
 	return p.status
 }
 
+// Address is where a device was connected last in this process; the zero value where it was not.
+func (a *Agent) Address(node string) netip.Addr {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if p := a.core.peers[node]; p != nil {
+		return p.at
+	}
+	return netip.Addr{}
+}
+
 // Pod is what a device says of a pod of its own; false where it says nothing of it, or where its word does not hold.
 func (a *Agent) Pod(node string, uid types.UID) (Pod, bool) {
 	a.mu.Lock()

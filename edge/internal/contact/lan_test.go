@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/binary"
 	"fmt"
 	"net"
 	"net/netip"
@@ -12,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/quic-go/quic-go"
 	"google.golang.org/protobuf/proto"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -20,6 +22,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 	"github.com/skerry-io/skerry/edge/internal/contact"
+	"github.com/skerry-io/skerry/edge/internal/contact/contactpb"
 	"github.com/skerry-io/skerry/edge/internal/kernel/conntrack"
 	"github.com/skerry-io/skerry/edge/internal/kernel/lan"
 	"github.com/skerry-io/skerry/edge/internal/kernel/lantest"
@@ -242,5 +245,110 @@ func (w *world) allMet() {
 				eventually(w.t, d.name+" has the word of "+o.name, func() bool { _, ok := d.agent.Pod(o.name, o.pod(1).UID); return ok })
 			}
 		}
+	}
+}
+
+// changes is how often something else was known of another.
+func (d *device) changes(node string) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.calls[node]
+}
+
+// startHostile starts these only: the others are the test's to play.
+func (w *world) startHostile(good ...*device) {
+	for _, d := range good {
+		d.start()
+		d.tell()
+	}
+	for _, d := range good {
+		for _, o := range good {
+			if d != o {
+				d.sees(o, contact.Met)
+				eventually(w.t, "the word of "+o.name, func() bool { _, ok := d.agent.Pod(o.name, o.pod(1).UID); return ok })
+			}
+		}
+	}
+}
+
+// peer speaks the protocol itself.
+type peer struct {
+	conn      *quic.Conn
+	transport *quic.Transport
+	stream    *quic.SendStream
+}
+
+// tryDial connects from a device's host with a certificate, and believes any answer. It waits for what other attempts have used up.
+func (d *device) tryDial(t *testing.T, to *device, cert tls.Certificate) (*peer, error) {
+	t.Helper()
+	var udp *net.UDPConn
+	if err := d.host.Do(func() (err error) { udp, err = net.ListenUDP("udp4", nil); return err }); err != nil {
+		t.Fatal(err)
+	}
+	p := &peer{transport: &quic.Transport{Conn: udp}}
+	conn, err := p.transport.Dial(t.Context(), &net.UDPAddr{IP: net.IPv4(10, 90, 0, byte(to.number)), Port: sitePort}, &tls.Config{
+		MinVersion: tls.VersionTLS13, NextProtos: []string{"skerry-site/1"}, Certificates: []tls.Certificate{cert}, InsecureSkipVerify: true,
+	}, &quic.Config{EnableDatagrams: true, MaxIdleTimeout: 2 * time.Second, KeepAlivePeriod: 500 * time.Millisecond, MaxIncomingUniStreams: 1})
+	if err != nil {
+		_ = p.transport.Close()
+		_ = udp.Close()
+		return nil, err
+	}
+	p.conn = conn
+	t.Cleanup(func() { p.close(); _ = p.transport.Close(); _ = udp.Close() })
+	return p, nil
+}
+
+func (d *device) dial(t *testing.T, to *device, cert tls.Certificate) *peer {
+	t.Helper()
+	var p *peer
+	eventually(t, d.name+" connects to "+to.name, func() bool {
+		var err error
+		if p, err = d.tryDial(t, to, cert); err != nil {
+			return false
+		}
+		select { // refused after the handshake, as the bound on connections does
+		case <-p.conn.Context().Done():
+			time.Sleep(300 * time.Millisecond)
+			return false
+		case <-time.After(200 * time.Millisecond):
+			return true
+		}
+	})
+	return p
+}
+
+func (p *peer) close() { _ = p.conn.CloseWithError(0, "done") }
+
+func (p *peer) raw(t *testing.T, b []byte) {
+	t.Helper()
+	if p.stream == nil {
+		var err error
+		if p.stream, err = p.conn.OpenUniStream(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := p.stream.Write(b); err != nil {
+		t.Log(err)
+	}
+}
+
+func frame(w *contactpb.Word) []byte {
+	body, _ := proto.Marshal(w)
+	return append(binary.BigEndian.AppendUint32(nil, uint32(len(body))), body...)
+}
+
+func (p *peer) say(t *testing.T, w *contactpb.Word) {
+	t.Helper()
+	p.raw(t, frame(w))
+}
+
+// try says something until the other has had enough.
+func (p *peer) try(w *contactpb.Word) {
+	if p.stream == nil {
+		p.stream, _ = p.conn.OpenUniStream()
+	}
+	if p.stream != nil && p.conn.Context().Err() == nil {
+		_, _ = p.stream.Write(frame(w))
 	}
 }

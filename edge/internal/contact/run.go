@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -143,28 +144,16 @@ func (a *Agent) keepMet(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
+			a.mu.Lock()
+			_, state := a.kept()
+			a.mu.Unlock()
+			a.keepRun(ctx, state) // what came in the last moment
 			return nil
 		case <-a.keep:
 		}
 		a.mu.Lock()
-		names := []string{}
-		state := runState{Boot: a.config.Boot, Peers: map[string]runPeer{}}
-		for node := range a.core.met {
-			names = append(names, node)
-		}
-		for node, p := range a.core.peers {
-			if !p.holds() {
-				continue
-			}
-			kept := runPeer{At: p.at, Boot: p.word.Boot, Sequence: p.word.Sequence}
-			for _, pod := range p.word.Pods {
-				kept.Pods = append(kept.Pods, pod)
-			}
-			slices.SortFunc(kept.Pods, func(x, y Pod) int { return cmp.Compare(x.UID, y.UID) })
-			state.Peers[node] = kept
-		}
+		names, state := a.kept()
 		a.mu.Unlock()
-		slices.Sort(names)
 		raw, err := json.Marshal(names)
 		if err == nil && string(raw) != string(last) {
 			if err = a.config.Memory.Save(ctx, map[string][]byte{metKey: raw}); err == nil {
@@ -177,10 +166,30 @@ func (a *Agent) keepMet(ctx context.Context) error {
 		a.keepRun(ctx, state)
 		select {
 		case <-ctx.Done():
-			return nil
 		case <-time.After(200 * time.Millisecond): // one write for a wave of changes
 		}
 	}
+}
+
+// kept is what outlives edgecore: over a reboot, and without one. mu is held.
+func (a *Agent) kept() ([]string, runState) {
+	names := slices.Sorted(maps.Keys(a.core.met))
+	if names == nil {
+		names = []string{}
+	}
+	state := runState{Boot: a.config.Boot, Peers: map[string]runPeer{}}
+	for node, p := range a.core.peers {
+		if !p.holds() {
+			continue
+		}
+		one := runPeer{At: p.at, Boot: p.word.Boot, Sequence: p.word.Sequence}
+		for _, pod := range p.word.Pods {
+			one.Pods = append(one.Pods, pod)
+		}
+		slices.SortFunc(one.Pods, func(x, y Pod) int { return cmp.Compare(x.UID, y.UID) })
+		state.Peers[node] = one
+	}
+	return names, state
 }
 
 func (a *Agent) keepRun(ctx context.Context, s runState) {

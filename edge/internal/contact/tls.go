@@ -37,8 +37,8 @@ func (t Trust) admit(certs []*x509.Certificate, s *site.Site) (*site.Member, err
 	leaf := certs[0]
 	options := x509.VerifyOptions{Roots: roots, Intermediates: pki.Pool(certs[1:]...), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, CurrentTime: t.Now()}
 	if !t.Linked() {
-		// A clock that stands in 1970 may be all that there is, too.
-		options.CurrentTime = leaf.NotBefore.Add(time.Second)
+		// A clock that stands in 1970 may be all that there is, too. Not by its beginning: signers date that back, to before their own.
+		options.CurrentTime = leaf.NotAfter.Add(-time.Second)
 	}
 	if _, err := leaf.Verify(options); err != nil {
 		return nil, fmt.Errorf("verifying the peer's certificate: %w", err)

@@ -76,6 +76,9 @@ func Client() netip.Prefix { return netip.MustParsePrefix("192.168.100.200/24") 
 // Client6 is the client's IPv6 address on the LAN.
 func Client6() netip.Prefix { return netip.MustParsePrefix("2001:db8:100::200/64") }
 
+// AllPods has the ranges of all edges' pods.
+func AllPods() netip.Prefix { return netip.MustParsePrefix("10.244.0.0/16") }
+
 // Pods is the range of edge n's pods.
 func Pods(n int) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 244, byte(n), 0}), 24)

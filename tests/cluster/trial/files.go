@@ -161,6 +161,9 @@ func (t *Trial) edgecoreFile(n Node) ([]byte, error) {
 			},
 		},
 	}
+	if t.state.Options.Site {
+		config["modules"].(doc)["site"] = doc{"enable": true}
+	}
 	for _, s := range append(t.state.Options.Set, t.machine(n.Name).Set...) {
 		path, value, err := parseSet(s)
 		if err != nil {

@@ -64,6 +64,9 @@ type Options struct {
 	CertificateLife time.Duration `json:"certificateLife,omitempty"`
 	// Streams is kube-apiserver's way to kubelets: egress (or empty), as it is configured to take, or endpoint, by which it needs no configuration.
 	Streams string `json:"streams,omitempty"`
+	// Site has the edges know each other on their LAN and make the network of their pods, from ranges that the cluster gives them. Without it each has a CNI
+	// configuration that the trial writes.
+	Site bool `json:"site,omitempty"`
 	// Sample runs the sample application on every edge.
 	Sample bool `json:"sample"`
 }

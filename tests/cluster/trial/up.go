@@ -355,12 +355,15 @@ func (t *Trial) prepare(ctx context.Context, n Node) error {
 	if err != nil {
 		return err
 	}
-	for path, content := range map[string][]byte{
+	files := map[string][]byte{
 		"/etc/containerd/config.toml":          containerdFile(bin, snapshotter),
-		"/etc/cni/net.d/10-pods.conflist":      cni,
 		"/etc/skerry/manifests/.keep":          nil,
 		"/var/lib/kubelet/volumeplugins/.keep": nil,
-	} {
+	}
+	if !t.state.Options.Site || n.Plain {
+		files["/etc/cni/net.d/10-pods.conflist"] = cni
+	}
+	for path, content := range files {
 		if err := t.writeHost(n.Name, path, content, 0o644); err != nil {
 			return err
 		}

@@ -152,6 +152,17 @@ func (h *Host) Isolate(alone bool) {
 	run(h.t, "ip", "-n", h.sw, "link", "set", h.port, "master", "br0")
 }
 
+// Segment puts the host's port on another wire, with the hosts that are on the segment of that number. Isolate(false) brings it back.
+func (h *Host) Segment(n int) {
+	h.t.Helper()
+	name := fmt.Sprintf("seg%d", n)
+	if err := exec.Command("ip", "-n", h.sw, "link", "show", name).Run(); err != nil {
+		run(h.t, "ip", "-n", h.sw, "link", "add", name, "type", "bridge", "mcast_snooping", "0")
+		run(h.t, "ip", "-n", h.sw, "link", "set", name, "up")
+	}
+	run(h.t, "ip", "-n", h.sw, "link", "set", h.port, "master", name)
+}
+
 // Has reports whether the host has an address.
 func (h *Host) Has(address string) bool {
 	h.t.Helper()

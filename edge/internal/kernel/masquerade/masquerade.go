@@ -1,0 +1,88 @@
+// Package masquerade gives packets of this device's pods the device's own address where they leave the site.
+//
+// It owns the nftables tables "skerry-pods" of the families ip and ip6, whole, and touches no other: that is how a fresh process knows what is ours. It
+// refuses a family that has no ranges, whose table goes. A table is replaced in one transaction, and stays when the process ends. Apply is called by one goroutine at a time.
+package masquerade
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"strings"
+)
+
+const table = "skerry-pods"
+
+// Rules are what is masqueraded: packets from Pods, but for those to Inside.
+type Rules struct {
+	Pods   []netip.Prefix
+	Inside []netip.Prefix
+}
+
+// Driver makes the kernel masquerade.
+type Driver struct{ applied map[string]string }
+
+// New returns a Driver. It needs the program nft.
+func New() *Driver { return &Driver{applied: map[string]string{}} }
+
+// Apply makes the kernel masquerade exactly this.
+func (d *Driver) Apply(ctx context.Context, want Rules) error {
+	var errs []error
+	for _, family := range []string{"ip", "ip6"} {
+		text := render(family, want)
+		there := nft(ctx, "", "list", "table", family, table) == nil
+		if text == "" {
+			if there {
+				errs = append(errs, nft(ctx, "", "delete", "table", family, table))
+			}
+			delete(d.applied, family)
+			continue
+		}
+		if there && d.applied[family] == text {
+			continue
+		}
+		if err := nft(ctx, text, "-f", "-"); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		d.applied[family] = text
+	}
+	return errors.Join(errs...)
+}
+
+// render is a family's table as nft(8) reads it; "" for none. The first two lines remove what is there, whether it is or not.
+func render(family string, want Rules) string {
+	of := func(all []netip.Prefix) (texts []string) {
+		for _, p := range all {
+			if p.Addr().Is4() == (family == "ip") {
+				texts = append(texts, p.Masked().String())
+			}
+		}
+		slices.Sort(texts)
+		return slices.Compact(texts)
+	}
+	pods, inside := of(want.Pods), of(slices.Concat(want.Pods, want.Inside))
+	if len(pods) == 0 {
+		return ""
+	}
+	kind := map[string]string{"ip": "ipv4_addr", "ip6": "ipv6_addr"}[family]
+	var b strings.Builder
+	fmt.Fprintf(&b, "table %s %s\ndelete table %s %s\n", family, table, family, table)
+	fmt.Fprintf(&b, "table %s %s {\n\tset inside {\n\t\ttype %s\n\t\tflags interval\n\t\tauto-merge\n\t\telements = { %s }\n\t}\n", family, table, kind, strings.Join(inside, ", "))
+	fmt.Fprintf(&b, "\tchain postrouting {\n\t\ttype nat hook postrouting priority srcnat; policy accept;\n\t\t%s saddr { %s } %s daddr != @inside masquerade\n\t}\n}\n",
+		family, strings.Join(pods, ", "), family)
+	return b.String()
+}
+
+func nft(ctx context.Context, input string, args ...string) error {
+	c := exec.CommandContext(ctx, "nft", args...)
+	c.Stdin = strings.NewReader(input)
+	if out, err := c.CombinedOutput(); err != nil {
+		return fmt.Errorf("nft %s: %w: %s", strings.Join(args, " "), err, bytes.TrimSpace(out))
+	}
+	return nil
+}

@@ -1,0 +1,225 @@
+package podnet
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/edge/internal/kernel/lan"
+	"github.com/skerry-io/skerry/edge/internal/kernel/masquerade"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
+	"github.com/skerry-io/skerry/edge/internal/site"
+)
+
+// ConditionType is the Node's condition that says how the pod network is.
+const ConditionType corev1.NodeConditionType = "SkerryPodNetwork"
+
+// The reasons of the condition. All but Ready come with False, but for Foreign, which is a choice.
+const (
+	ReasonReady     = "Ready"
+	ReasonForeign   = "Foreign"         // another CNI plugin makes the pod network
+	ReasonOff       = "Off"             // podNetwork: None
+	ReasonNoPodCIDR = "NoPodCIDR"       // nobody has given this device a range
+	ReasonConflict  = "PodCIDRConflict" // another device of the site has this one's range
+	ReasonNotOnLink = "NotOnLink"       // a device of the site is on no network of this one
+)
+
+// State is what a plan is made from.
+type State struct {
+	Node     *corev1.Node
+	Site     *site.Site // nil: not known yet
+	Self     string
+	Foreign  []string // CNI configurations of others
+	Networks []lan.Network
+	// At is where a device is connected now; the zero value where it is not.
+	At func(node string) netip.Addr
+}
+
+// Plan is what there should be.
+type Plan struct {
+	HandsOff  bool
+	Conflist  []byte // nil: what is there stays
+	Routes    map[netroute.Key]netroute.Route
+	Rules     masquerade.Rules
+	Reason    string
+	Message   string
+	PodCIDRs  []string // to be written to the Node; nil: nothing
+	Addresses string   // of this device, as the annotation has them
+}
+
+// Make computes the plan.
+func Make(s State) Plan {
+	p := Plan{Routes: map[netroute.Key]netroute.Route{}}
+	own := rangesOf(s.Node)
+	p.Addresses = addresses(s.Networks, own)
+	if len(s.Node.Spec.PodCIDRs) == 0 && s.Node.Annotations[v1alpha1.PodCIDROfferAnnotation] != "" {
+		p.PodCIDRs = offered(s.Node.Annotations[v1alpha1.PodCIDROfferAnnotation])
+	}
+	switch {
+	case s.Site != nil && s.Site.PodNetwork == string(v1alpha1.PodNetworkNone):
+		p.HandsOff, p.Reason, p.Message, p.PodCIDRs = true, ReasonOff, "the NodePool says podNetwork: None", nil
+		return p
+	case len(s.Foreign) > 0:
+		p.HandsOff, p.Reason, p.Message, p.PodCIDRs = true, ReasonForeign, "the pod network is made by "+strings.Join(s.Foreign, ", "), nil
+		return p
+	case len(own) == 0:
+		p.Reason = ReasonNoPodCIDR
+		p.Message = "the Node has no podCIDR: give its NodePool podSubnets, or have the cluster allocate ranges (kube-controller-manager --allocate-node-cidrs)"
+		return p
+	}
+	p.Conflist = conflist(own, mtu(s.Networks))
+	p.Rules.Pods = own
+	p.Reason, p.Message = ReasonReady, "pods of this device are in "+join(own)
+	var conflicts, away []string
+	if s.Site != nil {
+		for _, m := range s.Site.Members {
+			if m.Node != s.Self {
+				p.route(s, m, own, &conflicts, &away)
+			}
+		}
+	}
+	switch {
+	case len(conflicts) > 0:
+		p.Reason, p.Message = ReasonConflict, strings.Join(conflicts, "; ")
+	case len(away) > 0:
+		p.Reason, p.Message = ReasonNotOnLink, "on no network of this device: "+strings.Join(away, ", ")
+	}
+	return p
+}
+
+// route leads to the pods of a device. A range that overlaps this device's own would take its own pods away: it is refused.
+func (p *Plan) route(s State, m site.Member, own []netip.Prefix, conflicts, away *[]string) {
+	for _, r := range m.PodCIDRs {
+		if slices.ContainsFunc(own, r.Overlaps) {
+			*conflicts = append(*conflicts, fmt.Sprintf("device %s has %s too", m.Node, r))
+			continue
+		}
+		if slices.ContainsFunc(s.Networks, func(n lan.Network) bool { return n.Prefix.Overlaps(r) }) {
+			*conflicts = append(*conflicts, fmt.Sprintf("%s, of device %s, is a network that this device is on", r, m.Node))
+			continue
+		}
+		hop, ok := onLink(s, m, r.Addr().Is4())
+		if !ok {
+			*away = append(*away, m.Node)
+			continue
+		}
+		key := netroute.NewKey(0, r, 0)
+		if other, taken := p.Routes[key]; taken {
+			*conflicts = append(*conflicts, fmt.Sprintf("%s is of device %s and of the one at %s", r, m.Node, other.Hops[0].Gateway))
+			continue
+		}
+		p.Routes[key] = netroute.Route{Key: key, Type: netroute.Unicast, Hops: []netroute.Hop{hop}}
+		p.Rules.Inside = append(p.Rules.Inside, r, netip.PrefixFrom(hop.Gateway, hop.Gateway.BitLen()))
+	}
+}
+
+// onLink is the way to a device on a network of this one: to where it is connected, else to where the cloud has seen it.
+func onLink(s State, m site.Member, v4 bool) (netroute.Hop, bool) {
+	all := m.Addresses
+	if s.At != nil {
+		all = slices.Concat([]netip.Addr{s.At(m.Node)}, all)
+	}
+	for _, a := range all {
+		if !a.IsValid() || a.Is4() != v4 {
+			continue
+		}
+		for _, n := range s.Networks {
+			if n.Prefix.Contains(a) && n.Prefix.Addr() != a {
+				return netroute.Hop{Gateway: a, Interface: n.Interface, Weight: 1}, true
+			}
+		}
+	}
+	return netroute.Hop{}, false
+}
+
+func rangesOf(n *corev1.Node) (all []netip.Prefix) {
+	for _, text := range n.Spec.PodCIDRs {
+		if p, err := netip.ParsePrefix(text); err == nil {
+			all = append(all, p.Masked())
+		}
+	}
+	return all
+}
+
+func offered(text string) (all []string) {
+	for part := range strings.SplitSeq(text, ",") {
+		if p, err := netip.ParsePrefix(part); err == nil && len(all) < 2 {
+			all = append(all, p.Masked().String())
+		}
+	}
+	return all
+}
+
+func join(all []netip.Prefix) string {
+	texts := make([]string, len(all))
+	for i, p := range all {
+		texts[i] = p.String()
+	}
+	return strings.Join(texts, ", ")
+}
+
+// virtual are interfaces that container runtimes and hypervisors make: their networks are not the device's.
+func virtual(name string) bool {
+	for _, prefix := range []string{"cni", "docker", "br-", "veth", "virbr", "flannel", "cali", "cilium", "kube-"} {
+		if strings.HasPrefix(name, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+const maxAddresses = 8
+
+// addresses are those under which other devices may find this one.
+func addresses(networks []lan.Network, own []netip.Prefix) string {
+	var all []string
+	for _, n := range networks {
+		if !virtual(n.Interface) && !slices.ContainsFunc(own, n.Prefix.Overlaps) && len(all) < maxAddresses {
+			all = append(all, n.Prefix.String())
+		}
+	}
+	slices.Sort(all)
+	return strings.Join(all, ",")
+}
+
+// mtu is the least of the device's networks: a pod's packet must go through any of them.
+func mtu(networks []lan.Network) int {
+	least := 0
+	for _, n := range networks {
+		if !virtual(n.Interface) && (least == 0 || n.MTU < least) {
+			least = n.MTU
+		}
+	}
+	return least
+}
+
+// conflist is the CNI configuration. ptp needs no bridge, whose frames some kernels filter by br_netfilter and others don't; addresses are kept in /run: a
+// reboot, which ends all pods, gives them all back.
+func conflist(own []netip.Prefix, mtu int) []byte {
+	type m = map[string]any
+	ranges, routes := [][]m{}, []m{}
+	for _, p := range own {
+		ranges = append(ranges, []m{{"subnet": p.String()}})
+		if p.Addr().Is4() {
+			routes = append(routes, m{"dst": "0.0.0.0/0"})
+		} else {
+			routes = append(routes, m{"dst": "::/0"})
+		}
+	}
+	ptp := m{"type": "ptp", "ipMasq": false, "ipam": m{"type": "host-local", "dataDir": "/run/skerry/cni", "ranges": ranges, "routes": routes}}
+	if mtu > 0 {
+		ptp["mtu"] = mtu
+	}
+	raw, err := json.MarshalIndent(m{
+		"cniVersion": "0.4.0", "name": "skerry", "plugins": []m{ptp, {"type": "portmap", "capabilities": m{"portMappings": true}}},
+	}, "", "  ")
+	if err != nil {
+		return nil
+	}
+	return append(raw, '\n')
+}

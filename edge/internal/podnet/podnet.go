@@ -1,0 +1,246 @@
+// Package podnet makes the network of this device's pods where nobody else does: the CNI configuration, routes to the pods of the site's other devices, and the masquerading
+// of what leaves the site.
+//
+// It owns the file 10-skerry.conflist, routes of protocol 159, the tables of package masquerade, and the Node's condition SkerryPodNetwork. It refuses to touch anything where a
+// CNI configuration of another is there, or the NodePool says None. Make (plan.go) is pure; the agent runs in one goroutine. It writes the Node as the device itself, by
+// the edge API: its range, once it was offered one, and its addresses.
+package podnet
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/edge/internal/agent"
+	"github.com/skerry-io/skerry/edge/internal/atomicfile"
+	"github.com/skerry-io/skerry/edge/internal/kernel/lan"
+	"github.com/skerry-io/skerry/edge/internal/kernel/masquerade"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
+	"github.com/skerry-io/skerry/edge/internal/site"
+)
+
+// Name is the module's.
+const Name message.Name = "podnet"
+
+// Protocol marks our routes in the kernel (rtm_protocol): not those of StaticRoutes, which have another.
+const Protocol = 159
+
+const (
+	file   = "10-skerry.conflist"
+	resync = 15 * time.Second // others write CNI files, and a link that was down has lost its routes
+)
+
+// Config is what the agent needs.
+type Config struct {
+	NodeName string
+	API      *rest.Config
+	Site     *site.Holder
+	// At is where a device is connected now.
+	At         func(node string) netip.Addr
+	LAN        interface{ Networks() ([]lan.Network, error) }
+	Routes     func() (*netroute.Driver, error)
+	Masquerade *masquerade.Driver
+	CNIDir     string
+	Events     func(ctx context.Context) (agent.Recorder, error)
+	// Changed receives when a device may be elsewhere.
+	Changed <-chan struct{}
+}
+
+// New makes the agent. It starts nothing.
+func New(c Config) *agent.Module {
+	kit := agent.Config{Name: Name, NodeName: c.NodeName, API: c.API, Events: c.Events, Resync: resync}
+	kit.Start = func(_ context.Context, r *agent.Run) (agent.Sync, error) {
+		nodes, err := agent.Watch(r, corev1.SchemeGroupVersion.WithResource("nodes"), &corev1.Node{}, agent.Selection{Fields: "metadata.name=" + c.NodeName})
+		if err != nil {
+			return nil, err
+		}
+		client, err := kubernetes.NewForConfig(c.API)
+		if err != nil {
+			return nil, fmt.Errorf("making the client for the Node: %w", err)
+		}
+		routes, err := c.Routes()
+		if err != nil {
+			return nil, err
+		}
+		r.Cleanup(routes.Close)
+		changed := c.Site.Changed()
+		r.Go(func(ctx context.Context) error {
+			for {
+				select {
+				case <-ctx.Done():
+					return nil
+				case <-changed:
+				case <-c.Changed:
+				}
+				r.Wake()
+			}
+		})
+		s := &syncer{Config: c, run: r, client: client, routes: routes}
+		return func(ctx context.Context) (time.Duration, error) {
+			node, known := nodes.Get(c.NodeName)
+			if !known {
+				return 0, nil // it registers soon
+			}
+			return 0, s.sync(ctx, node)
+		}, nil
+	}
+	return agent.New(kit)
+}
+
+// syncer is one run.
+type syncer struct {
+	Config
+	run    *agent.Run
+	client kubernetes.Interface
+	routes *netroute.Driver
+	said   bool // that NetworkPolicies are not enforced
+}
+
+func (s *syncer) sync(ctx context.Context, node *corev1.Node) error {
+	foreign, err := s.foreign()
+	if err != nil {
+		return err
+	}
+	networks, err := s.LAN.Networks()
+	if err != nil {
+		return err
+	}
+	p := Make(State{Node: node, Site: s.Site.Current(), Self: s.NodeName, Foreign: foreign, Networks: networks, At: s.At})
+	errs := []error{s.tell(ctx, node, p)}
+	path := filepath.Join(s.CNIDir, file)
+	if p.HandsOff {
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("removing our CNI configuration: %w", err))
+		}
+		return errors.Join(append(errs, s.setRoutes(ctx, nil), s.masquerade(ctx, masquerade.Rules{}))...)
+	}
+	if p.Conflist == nil {
+		return errors.Join(errs...)
+	}
+	// The way first: a pod that starts is to find it.
+	errs = append(errs, s.setRoutes(ctx, p.Routes), s.masquerade(ctx, p.Rules))
+	if have, err := os.ReadFile(path); err != nil || !bytes.Equal(have, p.Conflist) {
+		if err := os.MkdirAll(s.CNIDir, 0o755); err != nil {
+			errs = append(errs, fmt.Errorf("making the directory of CNI configurations: %w", err))
+		}
+		if err := atomicfile.Write(path, p.Conflist, 0o644); err != nil {
+			errs = append(errs, fmt.Errorf("writing the CNI configuration: %w", err))
+		}
+	}
+	if !s.said {
+		s.said = true
+		s.run.Event(corev1.EventTypeNormal, "NetworkPolicyNotEnforced", "the pod network of this device does not enforce NetworkPolicies")
+	}
+	return errors.Join(errs...)
+}
+
+// foreign are the CNI configurations of others, by name.
+func (s *syncer) foreign() (all []string, err error) {
+	entries, err := os.ReadDir(s.CNIDir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("looking for CNI configurations: %w", err)
+	}
+	for _, e := range entries {
+		ext := filepath.Ext(e.Name())
+		if e.Name() != file && !strings.HasPrefix(e.Name(), ".") && slices.Contains([]string{".conf", ".conflist", ".json"}, ext) {
+			all = append(all, e.Name())
+		}
+	}
+	return all, nil
+}
+
+func (s *syncer) masquerade(ctx context.Context, rules masquerade.Rules) error {
+	if err := s.Masquerade.Apply(ctx, rules); err != nil {
+		return fmt.Errorf("masquerading what pods send out of the site: %w", err)
+	}
+	return nil
+}
+
+// setRoutes makes our routes equal want. A route of another for the same range is left alone, and is an error.
+func (s *syncer) setRoutes(ctx context.Context, want map[netroute.Key]netroute.Route) error {
+	var have map[netroute.Key]netroute.Found
+	err := s.routes.Routes(ctx, func() { have = map[netroute.Key]netroute.Found{} }, func(f netroute.Found) {
+		if s.routes.Ours(f) {
+			have[f.Key] = f
+		}
+	})
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for key, r := range want {
+		if f, ok := have[key]; ok {
+			if !f.Satisfies(r) {
+				errs = append(errs, s.routes.Replace(ctx, r))
+			}
+			continue
+		}
+		errs = append(errs, s.routes.Add(ctx, r))
+	}
+	for key, f := range have {
+		if _, wanted := want[key]; !wanted {
+			errs = append(errs, s.routes.Delete(ctx, f.Route))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// tell writes what the Node is to say of this device, where it does not.
+func (s *syncer) tell(ctx context.Context, node *corev1.Node, p Plan) error {
+	var errs []error
+	patch := func(kind types.PatchType, what map[string]any, sub ...string) {
+		body, err := json.Marshal(what)
+		if err == nil {
+			_, err = s.client.CoreV1().Nodes().Patch(ctx, s.NodeName, kind, body, metav1.PatchOptions{}, sub...)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("writing to the Node: %w", err))
+		}
+	}
+	if p.Addresses != "" && node.Annotations[v1alpha1.LANAddressesAnnotation] != p.Addresses {
+		patch(types.MergePatchType, map[string]any{"metadata": map[string]any{"annotations": map[string]any{v1alpha1.LANAddressesAnnotation: p.Addresses}}})
+	}
+	if len(p.PodCIDRs) > 0 {
+		patch(types.MergePatchType, map[string]any{"spec": map[string]any{"podCIDR": p.PodCIDRs[0], "podCIDRs": p.PodCIDRs}})
+	}
+	status := corev1.ConditionFalse
+	if p.Reason == ReasonReady || p.HandsOff {
+		status = corev1.ConditionTrue
+	}
+	i := slices.IndexFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == ConditionType })
+	if i >= 0 && node.Status.Conditions[i].Status == status && node.Status.Conditions[i].Reason == p.Reason && node.Status.Conditions[i].Message == p.Message {
+		return errors.Join(errs...)
+	}
+	now := metav1.Now()
+	since := now
+	if i >= 0 && node.Status.Conditions[i].Status == status {
+		since = node.Status.Conditions[i].LastTransitionTime
+	}
+	patch(types.StrategicMergePatchType, map[string]any{"status": map[string]any{"conditions": []corev1.NodeCondition{{
+		Type: ConditionType, Status: status, Reason: p.Reason, Message: p.Message, LastHeartbeatTime: now, LastTransitionTime: since,
+	}}}}, "status")
+	if i < 0 || node.Status.Conditions[i].Reason != p.Reason {
+		kind := corev1.EventTypeNormal
+		if status != corev1.ConditionTrue {
+			kind = corev1.EventTypeWarning
+		}
+		s.run.Event(kind, p.Reason, "%s", p.Message)
+	}
+	return errors.Join(errs...)
+}
