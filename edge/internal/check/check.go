@@ -56,6 +56,7 @@ type Machine struct {
 	Clock           time.Time // the time now, as the machine has it
 	Built           time.Time // when this program was built
 	VirtualIPs      bool      // the device may serve some
+	PodNetwork      bool      // edgecore makes the pod network where nobody else does
 }
 
 const dialTimeout = 2 * time.Second
@@ -188,11 +189,43 @@ func containerd(ctx context.Context, m Machine) (Level, string, string) {
 // ExampleCNI is a network configuration that the packages bring.
 const ExampleCNI = "/usr/share/doc/skerry-edgecore/examples/10-bridge.conflist"
 
+// ownCNI is what edgecore writes (edge/internal/podnet).
+const ownCNI = "10-skerry.conflist"
+
+// podNetwork looks for the programs that edgecore's own pod network consists of.
+func podNetwork(m Machine) (Level, string, string) {
+	anywhere := func(name string, dirs ...string) bool {
+		return slices.ContainsFunc(dirs, func(dir string) bool {
+			_, err := os.Stat(filepath.Join(m.path(dir), name))
+			return err == nil
+		})
+	}
+	var missing []string
+	for _, plugin := range []string{"ptp", "host-local", "portmap"} {
+		if !anywhere(plugin, "/opt/cni/bin", "/usr/lib/cni") {
+			missing = append(missing, "the CNI plugin "+plugin)
+		}
+	}
+	if !anywhere("nft", "/usr/sbin", "/sbin", "/usr/bin", "/usr/local/sbin") {
+		missing = append(missing, "nft")
+	}
+	if len(missing) > 0 {
+		return Fail, strings.Join(missing, ", ") + " missing: pods other than hostNetwork ones won't start", "apt-get install containernetworking-plugins nftables"
+	}
+	return Fine, "edgecore makes the pod network", ""
+}
+
 func cni(_ context.Context, m Machine) (Level, string, string) {
 	for _, pattern := range []string{"*.conflist", "*.conf", "*.json"} {
 		if found, err := filepath.Glob(filepath.Join(m.path(m.CNIConfigDir), pattern)); err == nil && len(found) > 0 {
+			if m.PodNetwork && slices.ContainsFunc(found, func(f string) bool { return filepath.Base(f) == ownCNI }) {
+				return podNetwork(m) // it needs the same for the next pod
+			}
 			return Fine, strings.TrimPrefix(found[0], strings.TrimSuffix(m.Root, "/")), ""
 		}
+	}
+	if m.PodNetwork {
+		return podNetwork(m)
 	}
 	return Fail, "no network configuration in " + m.CNIConfigDir + ": pods other than hostNetwork ones won't start",
 		"install containernetworking-plugins and put a conflist there, with a subnet of this device's own; " + ExampleCNI + " is one"

@@ -124,6 +124,27 @@ func TestRun(t *testing.T) {
 			t.Errorf("(-want +got)\n%s", diff)
 		}
 	})
+	t.Run("edgecore's own pod network", func(t *testing.T) {
+		for name, tc := range map[string]struct {
+			files []string
+			want  check.Level
+		}{
+			"all there":    {[]string{"usr/lib/cni/ptp", "usr/lib/cni/host-local", "opt/cni/bin/portmap", "usr/sbin/nft"}, check.Fine},
+			"no nft":       {[]string{"usr/lib/cni/ptp", "usr/lib/cni/host-local", "usr/lib/cni/portmap"}, check.Fail},
+			"no plugins":   {[]string{"usr/sbin/nft"}, check.Fail},
+			"another's is": {[]string{"etc/cni/net.d/10-calico.conflist"}, check.Fine},
+		} {
+			files := map[string]string{}
+			for _, f := range tc.files {
+				files[f] = ""
+			}
+			m := machine(t, files)
+			m.PodNetwork = true
+			if got := levels(t, m)["cni"]; got != tc.want {
+				t.Errorf("%s: %s, want %s", name, got, tc.want)
+			}
+		}
+	})
 	t.Run("dead socket", func(t *testing.T) {
 		m := machine(t, good)
 		m.RuntimeEndpoint = "tcp://x"

@@ -1,0 +1,148 @@
+package podnet_test
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/edge/internal/kernel/lan"
+	"github.com/skerry-io/skerry/edge/internal/podnet"
+	"github.com/skerry-io/skerry/edge/internal/site"
+)
+
+func prefixes(texts ...string) (all []netip.Prefix) {
+	for _, t := range texts {
+		all = append(all, netip.MustParsePrefix(t))
+	}
+	return all
+}
+
+func member(node, address string, ranges ...string) site.Member {
+	return site.Member{Node: node, Addresses: []netip.Addr{netip.MustParseAddr(address)}, PodCIDRs: prefixes(ranges...)}
+}
+
+func state(edit func(*podnet.State)) podnet.State {
+	s := podnet.State{
+		Self: "a",
+		Node: &corev1.Node{Spec: corev1.NodeSpec{PodCIDRs: []string{"10.1.0.0/24"}}},
+		Site: &site.Site{PodNetwork: "Auto", Members: []site.Member{member("a", "192.168.1.1", "10.1.0.0/24"), member("b", "192.168.1.2", "10.1.1.0/24")}},
+		Networks: []lan.Network{
+			{Interface: "lan0", Prefix: netip.MustParsePrefix("192.168.1.1/24"), Carrier: true, MTU: 1500},
+			{Interface: "wan0", Prefix: netip.MustParsePrefix("10.10.1.2/24"), Carrier: true, MTU: 1400},
+		},
+	}
+	if edit != nil {
+		edit(&s)
+	}
+	return s
+}
+
+// text is a plan as a person would write it down.
+func text(p podnet.Plan) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s: %s\n", p.Reason, p.Message)
+	var lines []string
+	for key, r := range p.Routes {
+		lines = append(lines, fmt.Sprintf("route %s via %s dev %s", key.Prefix, r.Hops[0].Gateway, r.Hops[0].Interface))
+	}
+	slices.Sort(lines)
+	for _, l := range lines {
+		fmt.Fprintln(&b, l)
+	}
+	if len(p.PodCIDRs) > 0 {
+		fmt.Fprintf(&b, "take %v\n", p.PodCIDRs)
+	}
+	if p.HandsOff {
+		fmt.Fprintln(&b, "hands off")
+	}
+	if p.Conflist != nil {
+		fmt.Fprintln(&b, "conflist")
+	}
+	return b.String()
+}
+
+func TestMake(t *testing.T) {
+	for name, tc := range map[string]struct {
+		edit func(*podnet.State)
+		want string
+	}{
+		"a site": {nil, "Ready: pods of this device are in 10.1.0.0/24\nroute 10.1.1.0/24 via 192.168.1.2 dev lan0\nconflist\n"},
+		"a device has moved, as its connection shows": {func(s *podnet.State) {
+			s.At = func(string) netip.Addr { return netip.MustParseAddr("192.168.1.77") }
+		}, "Ready: pods of this device are in 10.1.0.0/24\nroute 10.1.1.0/24 via 192.168.1.77 dev lan0\nconflist\n"},
+		"another CNI":  {func(s *podnet.State) { s.Foreign = []string{"10-calico.conflist"} }, "Foreign: the pod network is made by 10-calico.conflist\nhands off\n"},
+		"switched off": {func(s *podnet.State) { s.Site.PodNetwork = "None" }, "Off: the NodePool says podNetwork: None\nhands off\n"},
+		"no range": {func(s *podnet.State) { s.Node.Spec.PodCIDRs = nil },
+			"NoPodCIDR: the Node has no podCIDR: give its NodePool podSubnets, or have the cluster allocate ranges (kube-controller-manager --allocate-node-cidrs)\n"},
+		"an offer": {func(s *podnet.State) {
+			s.Node.Spec.PodCIDRs = nil
+			s.Node.ObjectMeta = metav1.ObjectMeta{Annotations: map[string]string{v1alpha1.PodCIDROfferAnnotation: "10.1.7.0/24,2001:db8::/64"}}
+		}, "NoPodCIDR: the Node has no podCIDR: give its NodePool podSubnets, or have the cluster allocate ranges (kube-controller-manager --allocate-node-cidrs)\ntake [10.1.7.0/24 2001:db8::/64]\n"},
+		"an offer that comes too late": {func(s *podnet.State) {
+			s.Node.ObjectMeta = metav1.ObjectMeta{Annotations: map[string]string{v1alpha1.PodCIDROfferAnnotation: "10.1.7.0/24"}}
+		}, "Ready: pods of this device are in 10.1.0.0/24\nroute 10.1.1.0/24 via 192.168.1.2 dev lan0\nconflist\n"},
+		"a peer with our range": {func(s *podnet.State) { s.Site.Members[1] = member("b", "192.168.1.2", "10.1.0.128/25") },
+			"PodCIDRConflict: device b has 10.1.0.128/25 too\nconflist\n"},
+		"a peer that says our LAN is its pods'": {func(s *podnet.State) { s.Site.Members[1] = member("b", "192.168.1.2", "192.168.0.0/16") },
+			"PodCIDRConflict: 192.168.0.0/16, of device b, is a network that this device is on\nconflist\n"},
+		"a peer behind a router": {func(s *podnet.State) { s.Site.Members[1] = member("b", "172.16.0.2", "10.1.1.0/24") },
+			"NotOnLink: on no network of this device: b\nconflist\n"},
+		"a site that is not known yet": {func(s *podnet.State) { s.Site = nil }, "Ready: pods of this device are in 10.1.0.0/24\nconflist\n"},
+	} {
+		if diff := cmp.Diff(tc.want, text(podnet.Make(state(tc.edit)))); diff != "" {
+			t.Errorf("%s (-want +got)\n%s", name, diff)
+		}
+	}
+}
+
+// The configuration that the container runtime gets: the least MTU, and addresses that a reboot gives back.
+func TestMake_conflist(t *testing.T) {
+	want := `{
+  "cniVersion": "0.4.0",
+  "name": "skerry",
+  "plugins": [
+    {
+      "ipMasq": false,
+      "ipam": {
+        "dataDir": "/run/skerry/cni",
+        "ranges": [
+          [
+            {
+              "subnet": "10.1.0.0/24"
+            }
+          ]
+        ],
+        "routes": [
+          {
+            "dst": "0.0.0.0/0"
+          }
+        ],
+        "type": "host-local"
+      },
+      "mtu": 1400,
+      "type": "ptp"
+    },
+    {
+      "capabilities": {
+        "portMappings": true
+      },
+      "type": "portmap"
+    }
+  ]
+}
+`
+	p := podnet.Make(state(nil))
+	if diff := cmp.Diff(want, string(p.Conflist)); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+	if p.Addresses != "10.10.1.2/24,192.168.1.1/24" {
+		t.Errorf("addresses: %s", p.Addresses)
+	}
+}
