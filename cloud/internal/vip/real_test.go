@@ -29,6 +29,7 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/vip"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/tests/cluster"
+	"github.com/skerry-io/skerry/tests/cluster/edges"
 )
 
 // plane is a real control plane: what its validation, its authorizer and its conflicts do to the controller is the point of these tests.
@@ -434,10 +435,14 @@ func TestReal_RightsOfNodes(t *testing.T) {
 	r.create(r.pool("rights", map[string]any{"addresses": []any{"10.5.0.10"}}))
 	r.service("rights", nil)
 	r.is("rights", vip.ReasonAllocated, "rights 10.5.0.10")
-	node := dynamic.NewForConfigOrDie(plane.Node(t, "real-c")).Resource(resource(v1alpha1.VirtualIPs))
-	if _, err := node.Get(t.Context(), "10.5.0.10", metav1.GetOptions{}); err != nil {
-		t.Error(err)
+	if err := edges.Rights(t.Context(), plane.Client(), "real-c"); err != nil {
+		t.Fatal(err)
 	}
+	node := dynamic.NewForConfigOrDie(plane.Node(t, "real-c")).Resource(resource(v1alpha1.VirtualIPs))
+	cluster.Eventually(t, "a device reads them", func(ctx context.Context) error { // rights are in force some milliseconds later
+		_, err := node.Get(ctx, "10.5.0.10", metav1.GetOptions{})
+		return err
+	})
 	if err := node.Delete(t.Context(), "10.5.0.10", metav1.DeleteOptions{}); !apierrors.IsForbidden(err) {
 		t.Errorf("deleting: %v", err)
 	}

@@ -35,6 +35,7 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/edge/internal/drain"
 	"github.com/skerry-io/skerry/tests/cluster"
+	"github.com/skerry-io/skerry/tests/cluster/edges"
 )
 
 const patience = 60 * time.Second
@@ -126,21 +127,21 @@ func (l *lab) node(name string) {
 // rights gives nodes what the manifests give them.
 func (l *lab) rights() {
 	l.t.Helper()
-	file, err := os.Open("../../../manifests/cloudcore/drain.yaml")
-	if err != nil {
-		l.t.Fatal(err)
-	}
-	defer file.Close()
-	decoder := yaml.NewYAMLOrJSONDecoder(file, 4096)
-	for {
-		var o unstructured.Unstructured
-		if err := decoder.Decode(&o); errors.Is(err, io.EOF) {
-			return
-		} else if err != nil {
-			l.t.Fatal(err)
+	for _, name := range []string{"nodes.yaml", "drain.yaml"} {
+		raw, err := os.ReadFile("../../../manifests/cloudcore/" + name)
+		l.must(raw, err)
+		decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(raw), 4096)
+		for {
+			var o unstructured.Unstructured
+			err := decoder.Decode(&o)
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			l.must(o, err)
+			plane.ApplyObjects(l.t, &o)
 		}
-		plane.ApplyObjects(l.t, &o)
 	}
+	l.must(nil, edges.Rights(l.t.Context(), l.admin, l.name))
 }
 
 // kubelet ends the pods of the node that were deleted, as a kubelet does.

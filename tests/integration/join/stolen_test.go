@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -319,4 +320,39 @@ func TestHostile_13_ResetAndJoinAnotherCluster(t *testing.T) {
 	if found := filesWith(t, filepath.Join(d.dir, "data"), "of-the-second"); len(found) == 0 {
 		t.Error("the second cluster is not in the files either: nothing can be found there")
 	}
+}
+
+// TestRightsOfDevices: a device has a device's rights from its join to its revocation.
+func TestRightsOfDevices(t *testing.T) {
+	s := start(t)
+	allowed := func(ctx context.Context) (bool, error) {
+		review, err := plane.Client().AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+			User: "system:node:edge-righteous", Groups: []string{"system:nodes", "system:authenticated"},
+			ResourceAttributes: &authorizationv1.ResourceAttributes{Group: "skerry.io", Version: "v1alpha1", Resource: "nodeoperations", Verb: "list"},
+		}}, metav1.CreateOptions{})
+		if err != nil {
+			return false, err
+		}
+		return review.Status.Allowed, nil
+	}
+	want := func(when string, want bool) {
+		t.Helper()
+		cluster.Eventually(t, when, func(ctx context.Context) error {
+			if got, err := allowed(ctx); err != nil || got != want {
+				return errors.Join(err, fmt.Errorf("allowed: %t", got))
+			}
+			return nil
+		})
+	}
+	if got, err := allowed(t.Context()); err != nil || got {
+		t.Errorf("before it has joined: %t, %v", got, err)
+	}
+	s.mustJoin(t, s.token(t), "edge-righteous")
+	want("the rights of a device that has joined", true)
+	plane.Apply(t, "manifests/cloudcore") // as an upgrade does
+	want("its rights after the manifests were applied again", true)
+	if _, errs, code := run(t, s.cloudcore, "node", "revoke", "--kubeconfig", plane.Kubeconfig, "edge-righteous"); code != 0 {
+		t.Fatal(errs)
+	}
+	want("no rights after its revocation", false)
 }
