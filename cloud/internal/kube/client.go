@@ -110,10 +110,15 @@ func NewClient(config *rest.Config, mode Impersonation) (*Client, error) {
 func (c *Client) Revisions() *Revisions { return c.revisions }
 
 func plainClient(config *rest.Config) (*http.Client, error) {
+	config = rest.CopyConfig(config)
+	if config.Proxy == nil {
+		config.Proxy = http.ProxyFromEnvironment // what is used anyway; said, it keeps client-go from sharing the transport with others
+	}
 	rt, err := rest.TransportFor(config)
 	if err != nil {
 		return nil, fmt.Errorf("transport to kube-apiserver: %w", err)
 	}
+	narrow(rt)
 	// A redirect would carry headers elsewhere; kube-apiserver sends none for the paths that are used here.
 	return &http.Client{Transport: rt, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}, nil
 }
@@ -124,7 +129,7 @@ func (c *Client) Config() *rest.Config { return rest.CopyConfig(c.own) }
 // Kubernetes is the typed client of cloudcore itself.
 func (c *Client) Kubernetes() kubernetes.Interface { return c.typed }
 
-// AsNode is a configuration whose requests are made as the node. Clients made from it share the connections of all others.
+// AsNode is a configuration whose requests are made as the node. Clients made from it share their connections.
 func (c *Client) AsNode(node types.NodeName) *rest.Config {
 	config := rest.CopyConfig(c.own)
 	config.Impersonate = rest.ImpersonationConfig{UserName: NodeUser(node)}
@@ -148,6 +153,10 @@ type Request struct {
 	ContentType string // of Body
 	Accept      string // empty: JSON
 	Body        []byte
+	// Limit bounds the body of the answer; 0 for MaxResponse.
+	Limit int
+	// Memory bounds what the body of the answer takes; nil for no bound but Limit. What the capacity of Response.Body takes is held then.
+	Memory Memory
 }
 
 // Response is what came back.
@@ -189,12 +198,17 @@ func (c *Client) Do(ctx context.Context, as Identity, r Request) (*Response, err
 		return nil, err
 	}
 	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, MaxResponse+1))
+	memory := r.Memory
+	if memory == nil {
+		memory = unbounded{}
+	}
+	limit := r.Limit
+	if limit == 0 {
+		limit = MaxResponse
+	}
+	body, err := readBody(resp, limit, memory)
 	if err != nil {
 		return nil, fmt.Errorf("reading the answer to %s %s: %w", r.Method, r.Path, err)
-	}
-	if len(body) > MaxResponse {
-		return nil, fmt.Errorf("%s %s: %w", r.Method, r.Path, ErrTooLarge)
 	}
 	return &Response{Code: resp.StatusCode, Header: resp.Header, Body: body}, nil
 }

@@ -48,8 +48,10 @@ func (s *session) onRequest(ctx context.Context, m message.Message, q *topicpb.A
 	}
 	s.begin(func() {
 		defer func() { <-s.requests }()
-		answer, give := s.hold(q, s.pass(ctx, q))
-		defer give()
+		room := &room{bytes: &s.held, reserve: reserved(q) - len(q.GetBody())}
+		defer room.end() // when the answer is queued on the link, which has bounds of its own
+		answer := s.pass(ctx, q, room)
+		s.held.Give(len(q.GetBody()))
 		if err := s.link.Send(ctx, m.Answer(answer)); err != nil {
 			klog.FromContext(ctx).V(3).Info("Answer lost with the link", "node", s.node, "path", q.GetPath(), "err", err)
 		}
@@ -58,7 +60,7 @@ func (s *session) onRequest(ctx context.Context, m message.Message, q *topicpb.A
 }
 
 // pass makes one request as the node, or with the token that it bears. Kubernetes judges it.
-func (s *session) pass(ctx context.Context, q *topicpb.APIRequest) *topicpb.APIResponse {
+func (s *session) pass(ctx context.Context, q *topicpb.APIRequest, room *room) *topicpb.APIResponse {
 	if err := s.permit(q); err != nil {
 		return answerOf(err)
 	}
@@ -82,18 +84,21 @@ func (s *session) pass(ctx context.Context, q *topicpb.APIRequest) *topicpb.APIR
 	s.relay.metrics.requests.Add(1)
 	resp, err := s.relay.client.Do(ctx, as, kube.Request{
 		Method: q.GetMethod(), Path: q.GetPath(), Query: q.GetQuery(), ContentType: q.GetContentType(), Accept: q.GetAccept(), Body: q.GetBody(),
+		Limit: maxAnswerBody, Memory: room,
 	})
 	switch {
 	case errors.Is(err, kube.ErrTooLarge):
 		return answerOf(tooLarge())
+	case errors.Is(err, kube.ErrNoRoom) && q.GetMethod() == http.MethodGet:
+		return answerOf(s.exceeded(bytesQuota, 1))
+	case errors.Is(err, kube.ErrNoRoom):
+		return answerOf(apierrors.NewTimeoutError("the request was made; its answer does not fit into "+bytesQuota, 1))
 	case err != nil:
 		klog.FromContext(ctx).V(2).Info("Request failed", "node", s.node, "method", q.GetMethod(), "path", q.GetPath(), "err", err)
 		if ctx.Err() != nil {
 			return answerOf(apierrors.NewTimeoutError("kube-apiserver did not answer in time", 1))
 		}
 		return answerOf(apierrors.NewServiceUnavailable("kube-apiserver can't be reached from cloudcore"))
-	case len(resp.Body) > maxAnswerBody:
-		return answerOf(tooLarge())
 	}
 	if s.relay.hide && q.GetMethod() == http.MethodPost && q.GetPath() == "/api/v1/nodes" && resp.Code == http.StatusCreated {
 		s.hideNow(ctx)
@@ -236,20 +241,4 @@ func (s *session) bearer(token string) error {
 		return apierrors.NewUnauthorized("the token belongs to a pod of another node")
 	}
 	return nil
-}
-
-// hold counts the answer to a GET until it is queued on the link. One that does not fit beside what the session holds
-// already is dropped: the client may ask again.
-func (s *session) hold(q *topicpb.APIRequest, a *topicpb.APIResponse) (held *topicpb.APIResponse, give func()) {
-	s.held.Give(len(q.GetBody()))
-	rest := reserved(q) - len(q.GetBody())
-	if q.GetMethod() != http.MethodGet {
-		return a, func() { s.held.Give(rest) }
-	}
-	s.held.Give(rest)
-	n := len(a.GetBody())
-	if !s.held.Take(n) {
-		return answerOf(s.exceeded(bytesQuota, 1)), func() {}
-	}
-	return a, func() { s.held.Give(n) }
 }

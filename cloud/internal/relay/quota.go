@@ -56,16 +56,51 @@ func (s *session) requestOverQuota(q *topicpb.APIRequest) error {
 	return nil
 }
 
-// perAnswer is held for the answer to a write: an object. It can't be dropped, for the write was made.
-const perAnswer = 512 << 10
+// What is held for the answer to a write from the beginning: an object. Dropping it would leave the client in the dark, for the write was made.
+const (
+	perAnswer = 512 << 10
+	perNew    = 64 << 10 // to a POST or DELETE: tokens, reviews, requests for certificates, pods
+)
 
 // reserved is what is held for a request before its answer is there.
 func reserved(q *topicpb.APIRequest) int {
 	switch q.GetMethod() {
 	case http.MethodPut, http.MethodPatch:
 		return len(q.GetBody()) + perAnswer
+	case http.MethodPost, http.MethodDelete:
+		return len(q.GetBody()) + perNew
 	}
 	return len(q.GetBody()) + perWrite
+}
+
+// room is where the answer to one request is read to: what is held for it already, then what the session may hold more.
+type room struct {
+	bytes   *quota.Bytes
+	reserve int // of what is held, not used yet
+	held    int // used
+}
+
+// Take implements kube.Memory.
+func (r *room) Take(n int) bool {
+	own := min(n, r.reserve)
+	if n > own && !r.bytes.Take(n-own) {
+		return false
+	}
+	r.reserve -= own
+	r.held += n
+	return true
+}
+
+// Give implements kube.Memory.
+func (r *room) Give(n int) {
+	r.held -= n
+	r.bytes.Give(n)
+}
+
+// end gives all of it back.
+func (r *room) end() {
+	r.bytes.Give(r.held + r.reserve)
+	r.held, r.reserve = 0, 0
 }
 
 func (s *session) exceeded(name string, after int) *apierrors.StatusError {

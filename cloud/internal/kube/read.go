@@ -1,0 +1,94 @@
+package kube
+
+import (
+	"errors"
+	"io"
+	"net/http"
+)
+
+// ErrNoRoom is returned where Memory had no room for the answer. The request was made.
+var ErrNoRoom = errors.New("there is no room for the answer of kube-apiserver")
+
+// Memory bounds what answers take, in bytes; a *quota.Bytes.
+type Memory interface {
+	// Take reports whether there is room for so many bytes, and holds them then.
+	Take(n int) bool
+	// Give ends the holding of so many bytes.
+	Give(n int)
+}
+
+// unbounded is the Memory of requests that cloudcore makes of its own accord.
+type unbounded struct{}
+
+func (unbounded) Take(int) bool { return true }
+func (unbounded) Give(int)      { /* nothing is counted */ }
+
+// window is how many bytes of one answer kube-apiserver may send before they are read (RFC 9113, 5.2): they are in memory and in nobody's count. client-go's
+// default is 4 MiB, which the 16 requests of one link would make 64. At a round trip of 1 ms it lets 128 MB pass in a second.
+const window = 128 << 10
+
+// narrow sets the window of a transport that nothing has used yet. A wrapper that doesn't show what it wraps, as tests have them, keeps its own.
+func narrow(rt http.RoundTripper) {
+	for rt != nil {
+		if t, ok := rt.(*http.Transport); ok {
+			t.HTTP2 = &http.HTTP2Config{MaxReceiveBufferPerStream: window}
+			return
+		}
+		wrapper, ok := rt.(interface{ WrappedRoundTripper() http.RoundTripper })
+		if !ok {
+			return
+		}
+		rt = wrapper.WrappedRoundTripper()
+	}
+}
+
+// steps are the sizes of buffers for an answer of unknown length. Most answers are an object; of a list nobody knows, so the last one is for the longest. Few
+// steps: in each the old buffer and the new are there at once.
+func steps(limit int) []int { return []int{16 << 10, 256 << 10, 1 << 20, limit + 1} }
+
+// readBody reads an answer into memory that was taken for it before: all that its buffers have, not what of them is filled. What it returns is held, as long as
+// its capacity; with an error nothing is.
+func readBody(r *http.Response, limit int, memory Memory) ([]byte, error) {
+	var body []byte
+	sizes := steps(limit)
+	if n := r.ContentLength; n >= 0 {
+		if n > int64(limit) {
+			return nil, ErrTooLarge
+		}
+		sizes = []int{int(n)}
+	}
+	for i, size := range sizes {
+		if !memory.Take(size) {
+			memory.Give(cap(body))
+			return nil, ErrNoRoom
+		}
+		next := make([]byte, len(body), size)
+		copy(next, body)
+		memory.Give(cap(body))
+		body = next
+		n, err := io.ReadFull(r.Body, body[len(body):size])
+		body = body[:len(body)+n]
+		switch {
+		case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
+			return fit(body, memory), nil
+		case err != nil:
+			memory.Give(cap(body))
+			return nil, err
+		case i == len(sizes)-1 && r.ContentLength >= 0:
+			return body, nil
+		}
+	}
+	memory.Give(cap(body))
+	return nil, ErrTooLarge
+}
+
+// fit gives back what a buffer has and does not need, where that is most of it and there is room for both meanwhile.
+func fit(body []byte, memory Memory) []byte {
+	if len(body) > cap(body)/2 || !memory.Take(len(body)) {
+		return body
+	}
+	fitting := make([]byte, len(body))
+	copy(fitting, body)
+	memory.Give(cap(body))
+	return fitting
+}
