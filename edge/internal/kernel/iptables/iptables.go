@@ -15,6 +15,8 @@ import (
 	"strconv"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
 
 	"github.com/skerry-io/skerry/edge/internal/kernel/balance"
 )
@@ -208,15 +210,15 @@ func Guard(s balance.Service, local bool) []Leaf {
 	return out
 }
 
-// Forget removes what the kernel remembers of flows to pods that are not served any more. TCP notices by itself; a client that goes on sending UDP from one port would be
-// sent to the dead pod for as long as it does.
+// Forget removes what the kernel remembers of flows to pods that are not served any more. A client that goes on sending UDP from one port would be sent to the dead pod
+// for as long as it does. A TCP connection that is open stays: a pod may end it in its own time. One that is over, or was never answered, would take the client that
+// connects again from the same port to where the last one went: nf_conntrack_proto_tcp begins anew only where an end has said FIN, not where the pod said RST; and what a
+// client that was not answered sends again belongs to its first try.
 func Forget(all []balance.Service, six bool) error {
 	f := stale{}
 	for _, s := range all {
 		for _, p := range s.Ports {
-			if p.Protocol == balance.UDP {
-				f[netip.AddrPortFrom(s.Address, p.Number)] = p.Backends
-			}
+			f[served{number(p.Protocol), netip.AddrPortFrom(s.Address, p.Number)}] = p.Backends
 		}
 	}
 	if len(f) == 0 {
@@ -232,22 +234,50 @@ func Forget(all []balance.Service, six bool) error {
 	return nil
 }
 
-// stale finds flows to served addresses whose pod does not serve any more.
-type stale map[netip.AddrPort][]netip.AddrPort
+// served is one port of an address, by the protocol's number.
+type served struct {
+	protocol uint8
+	at       netip.AddrPort
+}
 
-const protocolUDP = 17
+// stale finds flows to served addresses whose pod does not serve any more.
+type stale map[served][]netip.AddrPort
+
+// number is a protocol's (IANA).
+func number(p balance.Protocol) uint8 {
+	switch p {
+	case balance.TCP:
+		return unix.IPPROTO_TCP
+	case balance.UDP:
+		return unix.IPPROTO_UDP
+	}
+	return unix.IPPROTO_SCTP
+}
+
+// ended reports whether a flow is no open connection.
+func ended(flow *netlink.ConntrackFlow) bool {
+	tcp, ok := flow.ProtoInfo.(*netlink.ProtoInfoTCP)
+	if !ok {
+		return flow.Forward.Protocol == unix.IPPROTO_UDP
+	}
+	switch tcp.State {
+	case nl.TCP_CONNTRACK_SYN_SENT, nl.TCP_CONNTRACK_LAST_ACK, nl.TCP_CONNTRACK_TIME_WAIT, nl.TCP_CONNTRACK_CLOSE:
+		return true
+	}
+	return false
+}
 
 // MatchConntrackFlow implements netlink.CustomConntrackFilter.
 func (f stale) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
-	if flow.Forward.Protocol != protocolUDP {
+	if !ended(flow) {
 		return false
 	}
 	to, ok := netip.AddrFromSlice(flow.Forward.DstIP)
 	if !ok {
 		return false
 	}
-	backends, served := f[netip.AddrPortFrom(to.Unmap(), flow.Forward.DstPort)]
-	if !served {
+	backends, ours := f[served{flow.Forward.Protocol, netip.AddrPortFrom(to.Unmap(), flow.Forward.DstPort)}]
+	if !ours {
 		return false
 	}
 	pod, ok := netip.AddrFromSlice(flow.Reverse.SrcIP)
