@@ -52,7 +52,7 @@ func narrower() []less {
 			return c.resource == "leases" && c.verb == "delete" && c.whose == own
 		}},
 		{"what a device holds by an interest it does not ask for again", func(c call) bool {
-			return c.resource == "servicecidrs" && (c.verb == "get" || c.verb == "list") || c.resource == "podcertificaterequests" && c.verb == "list"
+			return (c.resource == "servicecidrs" || c.resource == "ingresses") && (c.verb == "get" || c.verb == "list") || c.resource == "podcertificaterequests" && c.verb == "list"
 		}},
 	}
 }
