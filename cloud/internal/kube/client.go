@@ -55,12 +55,6 @@ func NodeUser(node types.NodeName) string { return nodeUserPrefix + string(node)
 // nodeGroups are the groups that every node's user is in.
 func nodeGroups() []string { return []string{nodesGroup, authenticated} }
 
-// MaxResponse bounds the body of an answer that Do reads, in bytes.
-const MaxResponse = 8 << 20
-
-// ErrTooLarge is returned for an answer above the bound.
-var ErrTooLarge = errors.New("the answer of kube-apiserver is too large")
-
 // Client is the connections to kube-apiserver. All nodes share one pool of them.
 type Client struct {
 	own     *rest.Config // cloudcore's own identity, no limit on this side

@@ -6,6 +6,12 @@ import (
 	"net/http"
 )
 
+// MaxResponse bounds the body of an answer that Do reads, in bytes.
+const MaxResponse = 8 << 20
+
+// ErrTooLarge is returned for an answer above the bound.
+var ErrTooLarge = errors.New("the answer of kube-apiserver is too large")
+
 // ErrNoRoom is returned where Memory had no room for the answer. The request was made.
 var ErrNoRoom = errors.New("there is no room for the answer of kube-apiserver")
 
