@@ -45,11 +45,14 @@ func TestHostile_12_RightsOfDevicesAlone(t *testing.T) {
 			{who + ": Ingresses", func(ctx context.Context) error {
 				return ignore(client.NetworkingV1().Ingresses("").List(ctx, list))
 			}, allowed},
+			{who + ": EndpointSlices", func(ctx context.Context) error {
+				return ignore(client.DiscoveryV1().EndpointSlices("").List(ctx, list))
+			}, allowed},
 			{who + ": the keys of tokens", func(ctx context.Context) error {
 				return client.CoreV1().RESTClient().Get().AbsPath("/openid/v1/jwks").Do(ctx).Error()
 			}, allowed},
 		}
-		for _, resource := range []string{"nodeoperations", "staticroutes", "virtualips", "servicecollections"} {
+		for _, resource := range []string{"nodeoperations", "staticroutes", "virtualips", "servicecollections", "edgeapps"} {
 			all = append(all, attempt{who + ": " + resource, func(ctx context.Context) error {
 				return ignore(objects.Resource(schema.GroupVersionResource{Group: "skerry.io", Version: "v1alpha1", Resource: resource}).List(ctx, list))
 			}, allowed})
