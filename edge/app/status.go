@@ -19,6 +19,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/api"
 	edgeapp "github.com/skerry-io/skerry/edge/internal/app"
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
+	"github.com/skerry-io/skerry/edge/internal/contact"
 	"github.com/skerry-io/skerry/edge/internal/drain"
 	"github.com/skerry-io/skerry/edge/internal/hub"
 	"github.com/skerry-io/skerry/edge/internal/join"
@@ -50,6 +51,7 @@ type Status struct {
 	Drain      *drain.State           `json:"drain,omitempty"`
 	Marks      *marks.Status          `json:"marks,omitempty"`
 	Apps       *edgeapp.Status        `json:"apps,omitempty"`
+	Site       *contact.State         `json:"site,omitempty"`
 	Modules    []beehive.ModuleHealth `json:"modules,omitempty"`
 	Agents     []agent.State          `json:"agents,omitempty"`
 }
@@ -86,6 +88,10 @@ func (a *App) Status() Status {
 	if a.apps != nil {
 		apps := a.apps.Status()
 		s.Apps = &apps
+	}
+	if a.contact != nil {
+		site := a.contact.State()
+		s.Site = &site
 	}
 	s.Modules = a.runner.Health()
 	for _, m := range a.agents {

@@ -141,6 +141,11 @@ func writeStatus(out io.Writer, s app.Status) error {
 	if s.ClockSkew.Abs() > time.Minute {
 		row("clock", "%s off the cloud's", s.ClockSkew.Round(time.Second))
 	}
+	if s.Site != nil {
+		for n, p := range s.Site.Peers {
+			row(map[bool]string{true: "site", false: ""}[n == 0], "%s is %s at %s, with %d pods", p.Node, p.Status, p.Address, p.Pods)
+		}
+	}
 	if d := s.Data; d != nil {
 		if s.Disk != nil && s.Disk.Problem != "" {
 			row("PROBLEM", "%s", s.Disk.Problem)

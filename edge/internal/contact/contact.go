@@ -8,6 +8,7 @@
 package contact
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"net"
@@ -218,6 +219,41 @@ func (a *Agent) Contact(node string) Status {
 		return Absent
 	}
 	return p.status
+}
+
+// State is the contact as `edgecore status` shows it.
+type State struct {
+	Peers []Peer `json:"peers"`
+	// Dropped are addresses that peers named and that are not theirs, Refused connections of those who are not in the site, Deaths devices that died, and
+	// Forgotten the TCP connections that were ended by that; all since edgecore started.
+	Dropped   uint64 `json:"dropped"`
+	Refused   uint64 `json:"refused"`
+	Deaths    uint64 `json:"deaths"`
+	Forgotten uint64 `json:"forgotten"`
+}
+
+// Peer is one other device of the site.
+type Peer struct {
+	Node    string     `json:"node"`
+	Status  string     `json:"status"`
+	Address netip.Addr `json:"address,omitzero"`
+	Pods    int        `json:"pods"`
+}
+
+// State is how the contact is now.
+func (a *Agent) State() State {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s := State{Dropped: a.dropped.Load(), Refused: a.refused.Load(), Deaths: a.deaths.Load(), Forgotten: a.forgotten.Load()}
+	for node, p := range a.core.peers {
+		one := Peer{Node: node, Status: p.status.String(), Address: p.at}
+		if p.holds() {
+			one.Pods = len(p.word.Pods)
+		}
+		s.Peers = append(s.Peers, one)
+	}
+	slices.SortFunc(s.Peers, func(x, y Peer) int { return cmp.Compare(x.Node, y.Node) })
+	return s
 }
 
 // Address is where a device was connected last in this process; the zero value where it was not.

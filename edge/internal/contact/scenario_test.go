@@ -43,12 +43,12 @@ func TestSite_07_SilentCutAndLoss(t *testing.T) {
 	w.allMet()
 	a, b := w.devices[0], w.devices[1]
 
-	// A fifth of all packets is lost, in both directions, for ten times what makes a silent device dead.
+	// A fifth of all packets is lost, in both directions, for five times what makes a silent device dead.
 	for _, d := range w.devices {
 		d.host.Shell("nft add table inet loss; nft add chain inet loss in '{ type filter hook input priority -300; }'; nft add rule inet loss in numgen random mod 5 == 0 drop")
 	}
 	before := a.changes(b.name) + b.changes(a.name)
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		if x, y := a.agent.Contact(b.name), b.agent.Contact(a.name); x == contact.Dead || y == contact.Dead {
 			t.Fatalf("with a fifth of the packets lost: %v, %v", x, y)
 		}
@@ -235,6 +235,9 @@ func TestSite_18_HostilePeer(t *testing.T) {
 		eventually(t, "the thief's own pod is known", func() bool { _, ok := a.agent.Pod(thief.name, "good"); return ok })
 		if pod, ok := a.agent.Pod(thief.name, "own"); !ok || len(pod.Addresses) > 0 {
 			t.Errorf("addresses of others are believed: %+v", pod)
+		}
+		if n := a.agent.State().Dropped; n != 3 {
+			t.Errorf("%d addresses were counted, want 3", n)
 		}
 		if pod, ok := a.agent.Pod(b.name, b.pod(1).UID); !ok || pod.Addresses[0] != b.pod(1).Addresses[0] {
 			t.Errorf("b's pod is where the thief says: %+v", pod)
