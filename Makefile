@@ -70,6 +70,12 @@ $(addprefix build-,$(BINARIES) $(EXTRA_BINARIES)): build-%:
 	@mkdir -p bin
 	@build/compile.sh $* go build -v -buildvcs=false -ldflags "$(LDFLAGS)" -o bin/$* $($*_pkg)
 
+# kube-vip as its module has it, for tests (docs/kube-vip.md); its dependencies never meet ours.
+.PHONY: build-kube-vip
+build-kube-vip:
+	@mkdir -p bin
+	@build/compile.sh kube-vip go build -v -buildvcs=false -modfile=build/tools/kubevip/go.mod -o bin/kube-vip github.com/kube-vip/kube-vip
+
 # What a release is made for and of, and the registry that will have its image; SKERRY_SIGN_KEY=FILE signs it.
 ARCHES ?= amd64 arm64
 PROGRAMS ?= cloudcore edgecore

@@ -46,6 +46,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
 	"github.com/skerry-io/skerry/edge/internal/marks"
 	"github.com/skerry-io/skerry/edge/internal/meta"
+	"github.com/skerry-io/skerry/edge/internal/passthrough"
 	"github.com/skerry-io/skerry/edge/internal/registration"
 	"github.com/skerry-io/skerry/edge/internal/route"
 	"github.com/skerry-io/skerry/edge/internal/site"
@@ -285,6 +286,10 @@ func (a *App) assemble() error {
 			beehive.Entry{Module: a.netwatch, Restart: beehive.OnFailure(beehive.Backoff{})},
 			beehive.Entry{Module: a.hub, Restart: beehive.OnFailure(beehive.Backoff{})},
 		)
+	}
+	if c.Passthrough.Enable {
+		m := newPassthrough(a.node, a.api.ClientConfig(api.Identity{}), a.recorder(string(passthrough.Name)), agent.NewMemory(a.store, string(passthrough.Name)))
+		entries = append(entries, beehive.Entry{Module: a.agent(m), Groups: []message.Group{linkstate.Agents}, Restart: beehive.OnFailure(beehive.Backoff{})})
 	}
 	if c.Marks.Enable {
 		// Before the kubelet: a device that boots offline has the rules before its first pod.

@@ -25,7 +25,7 @@ var ladder = [][]string{
 	{"cloud/install", "cloud/internal/hub", "cloud/internal/fence", "cloud/internal/quota", "edge/internal/store", "edge/internal/kernel"},
 	{"cloud/internal/aggregate", "cloud/internal/usage", "cloud/internal/relay", "cloud/internal/publish", "cloud/internal/join", "cloud/internal/tunnel", "edge/internal/agent", "edge/internal/meta", "edge/internal/site"},
 	{"cloud/internal/app", "cloud/internal/check", "cloud/internal/drain", "cloud/internal/kubevip", "cloud/internal/marks", "cloud/internal/route", "cloud/internal/site", "cloud/internal/vip", "edge/internal/api"},
-	{"edge/internal/app", "edge/internal/hub", "edge/internal/edged", "edge/internal/join", "edge/internal/check", "edge/internal/apiredirect", "edge/internal/drain", "edge/internal/endpoints", "edge/internal/marks", "edge/internal/names", "edge/internal/registration", "edge/internal/route", "edge/internal/services", "edge/internal/serviceview", "edge/internal/tunnel", "edge/internal/vip"},
+	{"edge/internal/app", "edge/internal/hub", "edge/internal/edged", "edge/internal/join", "edge/internal/check", "edge/internal/apiredirect", "edge/internal/drain", "edge/internal/endpoints", "edge/internal/marks", "edge/internal/names", "edge/internal/passthrough", "edge/internal/registration", "edge/internal/route", "edge/internal/services", "edge/internal/serviceview", "edge/internal/tunnel", "edge/internal/vip"},
 	{"edge/internal/contact", "edge/internal/podnet"},
 	// L5: the wiring
 	{"cloud/app", "edge/app", "edge/hollow"},

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -31,7 +32,7 @@ func TestMain(m *testing.M) { os.Exit(tests().Main(m)) }
 func tests() suite.Suite {
 	o := trial.DefaultOptions()
 	o.Quick = true
-	o.Set = []string{"modules.marks.enable=true", "modules.edgeHub.keepalive=3s", "modules.edgeHub.idleTimeout=9s"}
+	o.Set = []string{"modules.marks.enable=true", "modules.passthrough.enable=true", "modules.edgeHub.keepalive=3s", "modules.edgeHub.idleTimeout=9s"}
 	return suite.Suite{Name: "services", Options: o}
 }
 
@@ -66,6 +67,16 @@ func (s *system) tryOn(ctx context.Context, host, line string) (string, error) {
 		err = fmt.Errorf("%s: code %d: %s", line, code, errs.String())
 	}
 	return out.String(), err
+}
+
+// cloudcore runs a command of cloudcore as the administrator.
+func (s *system) cloudcore(ctx context.Context, line string) (string, error) {
+	cmd := exec.CommandContext(ctx, filepath.Join(s.Root, "bin", "cloudcore"), append(strings.Fields(line), "--kubeconfig", s.Trial.Kubeconfig())...)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("cloudcore %s: %w: %s", line, err, out)
+	}
+	return string(out), err
 }
 
 // marks is what edgecore's status says of marks.

@@ -27,7 +27,7 @@ func (s *system) runProxy(node, mode string) {
 	ended := make(chan error, 1)
 	go func() {
 		code, err := s.Trial.Exec(ctx, node, trial.Streams{Out: log, Err: log}, nil, paths[0], "--kubeconfig", s.Trial.EdgeKubeconfig(),
-			"--proxy-mode", mode, "--hostname-override", node, "--cluster-cidr", "10.244.0.0/16", "--conntrack-max-per-core", "0",
+			"--proxy-mode", mode, "--hostname-override", node, "--nodeport-addresses", "192.168.100.0/24", "--cluster-cidr", "10.244.0.0/16", "--conntrack-max-per-core", "0",
 			"--conntrack-tcp-timeout-established", "0", "--conntrack-tcp-timeout-close-wait", "0")
 		ended <- errors.Join(err, fmt.Errorf("kube-proxy ended with code %d", code))
 	}()

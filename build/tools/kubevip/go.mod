@@ -1,3 +1,4 @@
+// kube-vip, which tests run as it is, apart from the product's own module, so that their dependencies never meet.
 module github.com/skerry-io/skerry/build/tools/kubevip
 
 go 1.26

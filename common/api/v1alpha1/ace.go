@@ -7,3 +7,7 @@ const (
 	ACESourcesAnnotation   = "skerry.io/ace-source-cidrs" // networks, separated by commas
 	ACEInterfaceAnnotation = "skerry.io/ace-interface"
 )
+
+// EthernetAnnotation on a pod asks for network ports of its device: names of interfaces, separated
+// by commas.
+const EthernetAnnotation = "skerry.io/ethernet"

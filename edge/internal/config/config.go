@@ -60,6 +60,7 @@ type Modules struct {
 	Site        Site        `json:"site"`
 	Names       Names       `json:"names"`
 	Marks       Marks       `json:"marks"`
+	Passthrough Passthrough `json:"passthrough"`
 	Apps        Apps        `json:"apps"`
 }
 
@@ -267,8 +268,8 @@ func (c *Config) Validate() field.ErrorList {
 	errs = append(errs, c.Modules.Services.validate(modules.Child("services"))...)
 	errs = append(errs, c.Modules.Site.validate(modules.Child("site"))...)
 	errs = append(errs, c.Modules.Names.validate(modules.Child("names"))...)
-	if !c.Modules.EdgeAPI.Enable && (c.Modules.Services.Enable || c.Modules.Names.Enable || c.Modules.Marks.Enable) {
-		errs = append(errs, field.Forbidden(modules.Child("edgeAPI", "enable"), "services, names and marks read the edge API: they can't run without it"))
+	if !c.Modules.EdgeAPI.Enable && (c.Modules.Services.Enable || c.Modules.Names.Enable || c.Modules.Marks.Enable || c.Modules.Passthrough.Enable) {
+		errs = append(errs, field.Forbidden(modules.Child("edgeAPI", "enable"), "services, names, marks and passthrough read the edge API: they can't run without it"))
 	}
 	errs = append(errs, c.Modules.Marks.validate(modules.Child("marks"))...)
 	errs = append(errs, c.Modules.Apps.validate(modules.Child("apps"))...)

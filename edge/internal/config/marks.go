@@ -15,3 +15,8 @@ func (m *Marks) validate(at *field.Path) field.ErrorList {
 	}
 	return nil
 }
+
+// Passthrough gives applications network ports of the device, by way of Multus.
+type Passthrough struct {
+	Enable bool `json:"enable"`
+}

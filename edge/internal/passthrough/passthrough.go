@@ -1,0 +1,268 @@
+// Package passthrough gives applications network ports of the device: for a pod that asks for one it switches the port on, and makes the NetworkAttachmentDefinition by which Multus
+// hands the port over.
+//
+// It owns the NetworkAttachmentDefinitions that it has made, which it remembers over restarts: one for a port in a namespace, shared by the pods that use it, removed with the
+// last of them. It refuses to make one offline, or where the cluster doesn't know the kind, and says so to the pod; it never touches one that somebody else made. Wanted is pure; the
+// rest is of the agent's own.
+package passthrough
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/edge/internal/agent"
+)
+
+// Name is the module's.
+const Name message.Name = "passthrough"
+
+const (
+	resync = 5 * time.Minute
+	// maxPorts bounds what one pod may ask for; more are refused.
+	maxPorts = 16
+	// ours marks what this package has made.
+	ours = "skerry.io/passthrough-node"
+	// requestTimeout bounds one request to the cloud.
+	requestTimeout = 20 * time.Second
+)
+
+// Ports switches a port on: netport.Up.
+type Ports func(name string) error
+
+// Memory keeps what was made over restarts: an agent.Memory.
+type Memory interface {
+	Load() (map[string][]byte, error)
+	Save(ctx context.Context, changes map[string][]byte) error
+}
+
+// Config is what the agent needs.
+type Config struct {
+	NodeName string
+	API      *rest.Config
+	Events   func(ctx context.Context) (agent.Recorder, error)
+	Ports    Ports
+	Memory   Memory
+}
+
+// Attachment is a port in a namespace: one NetworkAttachmentDefinition.
+type Attachment struct{ Namespace, Name, Port string }
+
+// Key is the attachment as memory and messages have it.
+func (a Attachment) Key() string { return a.Namespace + "/" + a.Name }
+
+// Wanted is what the pods ask for, in order, and by whom: running or not, but not at their end. What a pod asks for that can be no port is in refused.
+func Wanted(node string, pods []*corev1.Pod) (wanted map[Attachment][]*corev1.Pod, refused map[*corev1.Pod]error) {
+	wanted, refused = map[Attachment][]*corev1.Pod{}, map[*corev1.Pod]error{}
+	for _, p := range pods {
+		text, asks := p.Annotations[v1alpha1.EthernetAnnotation]
+		if !asks || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
+			continue
+		}
+		ports := strings.Split(text, ",")
+		if len(ports) > maxPorts {
+			refused[p] = fmt.Errorf("%s: a pod may ask for %d ports at most", v1alpha1.EthernetAnnotation, maxPorts)
+			continue
+		}
+		for _, port := range ports {
+			port = strings.TrimSpace(port)
+			name := "host-" + port + "-" + node
+			if len(port) == 0 || len(port) > 15 || strings.Contains(port, "/") || len(validation.IsDNS1123Subdomain(name)) > 0 {
+				refused[p] = fmt.Errorf("%s: %.32q is no port: the name of a network interface, in lower case, is", v1alpha1.EthernetAnnotation, port)
+				continue
+			}
+			a := Attachment{p.Namespace, name, port}
+			wanted[a] = append(wanted[a], p)
+		}
+	}
+	return wanted, refused
+}
+
+// New makes the agent. It starts nothing.
+func New(c Config) *agent.Module {
+	kit := agent.Config{Name: Name, NodeName: c.NodeName, API: c.API, Events: c.Events, Resync: resync}
+	kit.Start = func(_ context.Context, r *agent.Run) (agent.Sync, error) {
+		pods, err := agent.Watch(r, corev1.SchemeGroupVersion.WithResource("pods"), &corev1.Pod{}, agent.Selection{Fields: "spec.nodeName=" + c.NodeName})
+		if err != nil {
+			return nil, err
+		}
+		client, err := dynamic.NewForConfig(c.API)
+		if err != nil {
+			return nil, fmt.Errorf("making the client for NetworkAttachmentDefinitions: %w", err)
+		}
+		made, err := c.Memory.Load()
+		if err != nil {
+			return nil, err
+		}
+		s := &state{config: c, run: r, client: client, made: made, told: map[string]string{}, sure: map[string]bool{}}
+		return func(ctx context.Context) (time.Duration, error) { return 0, s.sync(ctx, pods.List()) }, nil
+	}
+	return agent.New(kit)
+}
+
+// state is of one run.
+type state struct {
+	config Config
+	run    *agent.Run
+	client dynamic.Interface
+	made   map[string][]byte // attachments that are ours, or were about to be, by key
+	sure   map[string]bool   // those that this run has seen to be there
+	told   map[string]string // what each pod was told last, by key; bounded by the pods
+}
+
+func definitions() schema.GroupVersionResource {
+	return schema.GroupVersionResource{Group: "k8s.cni.cncf.io", Version: "v1", Resource: "network-attachment-definitions"}
+}
+
+func (s *state) sync(ctx context.Context, pods []*corev1.Pod) error {
+	wanted, refused := Wanted(s.config.NodeName, pods)
+	var errs []error
+	keep := map[string]bool{}
+	for a, by := range wanted {
+		keep[a.Key()] = true
+		if err := s.ensure(ctx, a); err != nil {
+			err = fmt.Errorf("port %s for %s: %w", a.Port, names(by), err)
+			errs = append(errs, err)
+			for _, p := range by {
+				refused[p] = err
+			}
+		}
+	}
+	for key := range s.made {
+		if !keep[key] {
+			errs = append(errs, s.remove(ctx, key))
+		}
+	}
+	s.tell(pods, refused)
+	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
+	return errors.Join(errs...)
+}
+
+func names(pods []*corev1.Pod) string {
+	all := make([]string, len(pods))
+	for i, p := range pods {
+		all[i] = "pod " + p.Namespace + "/" + p.Name
+	}
+	slices.Sort(all)
+	return strings.Join(all, ", ")
+}
+
+// ensure switches the port on, and makes the definition where it is not known to be there.
+func (s *state) ensure(ctx context.Context, a Attachment) error {
+	if s.sure[a.Key()] {
+		return nil
+	}
+	if err := s.config.Ports(a.Port); err != nil {
+		return err
+	}
+	if !s.run.Link().Up {
+		return fmt.Errorf("the NetworkAttachmentDefinition %s can't be made while this device is offline", a.Key())
+	}
+	// Remembered before it is made: who dies right here finds it again.
+	if _, known := s.made[a.Key()]; !known {
+		if err := s.config.Memory.Save(ctx, map[string][]byte{a.Key(): []byte(a.Port)}); err != nil {
+			return err
+		}
+		s.made[a.Key()] = []byte(a.Port)
+	}
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	at := s.client.Resource(definitions()).Namespace(a.Namespace)
+	_, err := at.Create(ctx, definition(a, s.config.NodeName), metav1.CreateOptions{})
+	switch {
+	case apierrors.IsAlreadyExists(err):
+		there, err := at.Get(ctx, a.Name, metav1.GetOptions{})
+		if err != nil {
+			return fmt.Errorf("reading the NetworkAttachmentDefinition %s: %w", a.Key(), err)
+		}
+		if there.GetLabels()[ours] != label(s.config.NodeName) {
+			if err := s.forget(ctx, a.Key()); err != nil {
+				return err
+			}
+			return fmt.Errorf("there is a NetworkAttachmentDefinition %s already, and Skerry did not make it", a.Key())
+		}
+	case apierrors.IsNotFound(err):
+		return errors.Join(s.forget(ctx, a.Key()), errors.New("the cluster has no NetworkAttachmentDefinitions: install Multus (CRD network-attachment-definitions.k8s.cni.cncf.io)"))
+	case err != nil:
+		return fmt.Errorf("making the NetworkAttachmentDefinition %s: %w", a.Key(), err)
+	}
+	s.sure[a.Key()] = true
+	return nil
+}
+
+func (s *state) forget(ctx context.Context, key string) error {
+	if err := s.config.Memory.Save(ctx, map[string][]byte{key: nil}); err != nil {
+		return err
+	}
+	delete(s.made, key)
+	delete(s.sure, key)
+	return nil
+}
+
+// remove deletes a definition that no pod uses any more: with the next link, where there is none.
+func (s *state) remove(ctx context.Context, key string) error {
+	delete(s.sure, key)
+	if !s.run.Link().Up {
+		return nil // a link wakes us
+	}
+	ask, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	namespace, name, _ := strings.Cut(key, "/")
+	at := s.client.Resource(definitions()).Namespace(namespace)
+	there, err := at.Get(ask, name, metav1.GetOptions{})
+	if err == nil && there.GetLabels()[ours] == label(s.config.NodeName) {
+		uid := there.GetUID()
+		err = at.Delete(ask, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}})
+	}
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("deleting the NetworkAttachmentDefinition %s: %w", key, err)
+	}
+	return s.forget(ctx, key)
+}
+
+// tell says to pods why they have no port, once for each reason.
+func (s *state) tell(pods []*corev1.Pod, refused map[*corev1.Pod]error) {
+	told := map[string]string{}
+	for _, p := range pods {
+		err := refused[p]
+		if err == nil {
+			continue
+		}
+		key := p.Namespace + "/" + p.Name
+		told[key] = err.Error()
+		if recorder := s.run.Recorder(); recorder != nil && s.told[key] != told[key] {
+			recorder.Event(p, corev1.EventTypeWarning, "EthernetRefused", err.Error())
+		}
+	}
+	s.told = told
+}
+
+func label(node string) string {
+	if len(node) > validation.LabelValueMaxLength {
+		return strings.TrimRight(node[:validation.LabelValueMaxLength], "-._")
+	}
+	return node
+}
+
+// definition is of the CNI plugin host-device, which moves the port into the pod.
+func definition(a Attachment, node string) *unstructured.Unstructured {
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+		"metadata": map[string]any{"name": a.Name, "namespace": a.Namespace, "labels": map[string]any{ours: label(node)}},
+		"spec":     map[string]any{"config": fmt.Sprintf(`{"cniVersion":"1.0.0","name":%q,"type":"host-device","device":%q}`, a.Name, a.Port)},
+	}}
+}
