@@ -44,7 +44,9 @@ func (s *system) problem(text string) {
 		if err != nil {
 			return err
 		}
-		var all struct{ Agents []struct{ Name, Problem string } }
+		var all struct {
+			Agents []struct{ Name, Problem string }
+		}
 		if err := json.Unmarshal([]byte(out), &all); err != nil {
 			return err
 		}
