@@ -161,6 +161,7 @@ func (s *system) listen(host string, port int) {
 			if err != nil {
 				return
 			}
+			_, _ = conn.Read(make([]byte, 64)) // what was not read at the end would reset the connection
 			_, _ = conn.Write([]byte("hello\n"))
 			_ = conn.Close()
 		}
@@ -181,8 +182,7 @@ func (s *system) ask(ctx context.Context, network, to string) (from netip.AddrPo
 	}
 	defer conn.Close()
 	from = netip.MustParseAddrPort(conn.LocalAddr().String())
-	if network == "udp" {
-		_, err = conn.Write([]byte("x"))
+	if _, err := conn.Write([]byte("GET / HTTP/1.0\r\n\r\n")); err != nil || network == "udp" {
 		return from, err
 	}
 	deadline, _ := ctx.Deadline()
