@@ -225,6 +225,9 @@ func (a *App) assemble() error {
 		{Module: &storeModule{store: a.store, linked: a.meta.Linked}, Restart: beehive.Never()},
 		{Module: &diskModule{disk: a.disk, node: a.node, client: a.api.ClientConfig(api.Identity{})}, Restart: beehive.OnFailure(beehive.Backoff{})},
 	}
+	entries = append(entries, beehive.Entry{Module: &skewModule{
+		linked: a.meta.Linked, request: a.meta.Request, node: a.node, client: a.api.ClientConfig(api.Identity{}),
+	}, Restart: beehive.OnFailure(beehive.Backoff{})})
 	if c.EdgeAPI.Enable {
 		entries = append(entries,
 			beehive.Entry{Module: a.api, Restart: beehive.OnFailure(beehive.Backoff{})},

@@ -2,18 +2,14 @@ package app
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
@@ -102,30 +98,9 @@ func (m *diskModule) Run(ctx context.Context, port *beehive.Port) error {
 
 // say sets the Node's condition, where it differs.
 func (m *diskModule) say(ctx context.Context, client kubernetes.Interface, problem string) error {
-	node, err := client.CoreV1().Nodes().Get(ctx, m.node, metav1.GetOptions{})
-	if err != nil {
-		return err
-	}
 	want := corev1.NodeCondition{Type: DataDiskFull, Status: corev1.ConditionFalse, Reason: "HasRoom", Message: "edgecore has room for what it keeps"}
 	if problem != "" {
 		want.Status, want.Reason, want.Message = corev1.ConditionTrue, "NoRoom", problem
 	}
-	have := corev1.ConditionFalse
-	for _, c := range node.Status.Conditions {
-		if c.Type == want.Type {
-			have = c.Status
-		}
-	}
-	if have == want.Status {
-		return nil
-	}
-	klog.FromContext(ctx).Info("The room for what edgecore keeps has changed", "full", want.Status, "message", want.Message)
-	want.LastTransitionTime = metav1.Now()
-	want.LastHeartbeatTime = want.LastTransitionTime
-	patch, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": []any{want}}})
-	if err != nil {
-		return err
-	}
-	_, err = client.CoreV1().Nodes().Patch(ctx, m.node, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
-	return err
+	return setCondition(ctx, client, m.node, want)
 }

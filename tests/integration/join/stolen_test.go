@@ -152,11 +152,44 @@ type deviceOf struct {
 	kubelet             kubernetes.Interface
 }
 
+func newDevice(t *testing.T) *deviceOf {
+	t.Helper()
+	d := &deviceOf{dir: t.TempDir()}
+	d.config = filepath.Join(d.dir, "edgecore.yaml")
+	short, err := os.MkdirTemp("", "device-") // a socket's name has 107 bytes at most
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(short) })
+	d.socket = filepath.Join(short, "kubelet.sock")
+	if d.kubelet, err = kubernetes.NewForConfig(&rest.Config{
+		Host: "http://device", QPS: -1, UserAgent: "kubelet",
+		Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", d.socket)
+		},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// configure leads the device to a cloudcore.
+func (d *deviceOf) configure(t *testing.T, websocket string) {
+	t.Helper()
+	_, port, err := net.SplitHostPort(websocket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := strings.ReplaceAll(fmt.Sprintf(deviceAtWork, d.dir, port), d.dir+"/edge.sock", filepath.Join(filepath.Dir(d.socket), "edge.sock"))
+	if err := os.WriteFile(d.config, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // work runs the device in its cluster until stop.
 func (d *deviceOf) work(t *testing.T, programs []string) (stop func()) {
 	t.Helper()
-	// A network of its own: what edgecore tells the kernel is none of this machine's. Loopback leads to cloudcore, so it can't be one here; nothing that
-	// it is configured to do touches the network beyond it.
+	// In this machine's network, since loopback leads to cloudcore: it is configured to tell the kernel nothing.
 	child, err := process.Start(process.Spec{Path: programs[2], Args: []string{"--config", d.config, "--socket", d.socket}, Log: filepath.Join(d.dir, "log"), Bound: true})
 	if err != nil {
 		t.Fatal(err)
@@ -239,32 +272,10 @@ func TestHostile_13_ResetAndJoinAnotherCluster(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &deviceOf{dir: t.TempDir()}
-	d.config = filepath.Join(d.dir, "edgecore.yaml")
-	short, err := os.MkdirTemp("", "device-") // a socket's name has 107 bytes at most
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(short) })
-	d.socket = filepath.Join(short, "kubelet.sock")
-	if d.kubelet, err = kubernetes.NewForConfig(&rest.Config{
-		Host: "http://device", QPS: -1, UserAgent: "kubelet",
-		Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", d.socket)
-		},
-	}); err != nil {
-		t.Fatal(err)
-	}
+	d := newDevice(t)
 	joins := func(s *system, node string) {
 		t.Helper()
-		_, port, err := net.SplitHostPort(s.websocket)
-		if err != nil {
-			t.Fatal(err)
-		}
-		text := strings.ReplaceAll(fmt.Sprintf(deviceAtWork, d.dir, port), d.dir+"/edge.sock", filepath.Join(short, "edge.sock"))
-		if err := os.WriteFile(d.config, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		d.configure(t, s.websocket)
 		if _, errs, code := s.edge(t, d.config, s.token(t), node, s.join); code != 0 {
 			t.Fatalf("edgecore join: %d: %s", code, errs)
 		}

@@ -1,0 +1,38 @@
+package app
+
+import (
+	"context"
+	"encoding/json"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
+)
+
+// setCondition sets a condition of the Node, where its status differs from what is there. One that is not there counts as false.
+func setCondition(ctx context.Context, client kubernetes.Interface, name string, want corev1.NodeCondition) error {
+	node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	have := corev1.ConditionFalse
+	for _, c := range node.Status.Conditions {
+		if c.Type == want.Type {
+			have = c.Status
+		}
+	}
+	if have == want.Status {
+		return nil
+	}
+	klog.FromContext(ctx).Info("A condition of the node has changed", "type", want.Type, "status", want.Status, "message", want.Message)
+	want.LastTransitionTime = metav1.Now()
+	want.LastHeartbeatTime = want.LastTransitionTime
+	patch, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": []any{want}}})
+	if err != nil {
+		return err
+	}
+	_, err = client.CoreV1().Nodes().Patch(ctx, name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+	return err
+}
