@@ -235,13 +235,6 @@ func (a *App) assemble() error {
 			beehive.Entry{Module: a.newAPIRedirect(), Restart: beehive.OnFailure(beehive.Backoff{})},
 		)
 	}
-	if c.EdgeAPI.Enable {
-		more, err := a.newServices() // before the kubelet: rules and names are there when its pods start
-		if err != nil {
-			return err
-		}
-		entries = append(entries, more...)
-	}
 	if a.contact != nil {
 		// Before the link and the kubelet: the devices of a site need neither to know of each other.
 		entries = append(entries,
@@ -299,6 +292,14 @@ func (a *App) assemble() error {
 		a.marks = newMarks(c.Marks, a.node, a.api.ClientConfig(api.Identity{}), a.meta)
 		a.agent(a.marks.Module)
 		entries = append(entries, beehive.Entry{Module: a.marks, Groups: []message.Group{linkstate.Agents}, Restart: beehive.OnFailure(beehive.Backoff{})})
+	}
+	if c.EdgeAPI.Enable {
+		// Behind the link: at its first boot a device has nothing to serve before that. Before the kubelet: rules and names are there when its pods start.
+		more, err := a.newServices()
+		if err != nil {
+			return err
+		}
+		entries = append(entries, more...)
 	}
 	if c.Edged.Enable {
 		var err error

@@ -207,6 +207,7 @@ func TestCorrection_WhatAChangeConcerns(t *testing.T) {
 	if diff := cmp.Diff([]string{"own-x"}, names(c.Learn(own, nil))); diff != "" {
 		t.Errorf("a pod of this device (-want +got):\n%s", diff)
 	}
+	own = map[types.UID]endpoints.Word{"a": word(true, false, "10.8.0.9")}
 	if got := c.Learn(own, nil); len(got) > 0 {
 		t.Errorf("nothing has changed, and %v are shown anew", got)
 	}

@@ -171,7 +171,7 @@ func (f facts) concerned(old, now map[types.UID]Word, devices map[string]struct{
 	for uid := range f.pods {
 		a, had := old[uid]
 		b, has := now[uid]
-		if had != has || !apiequality.Semantic.DeepEqual(a, b) {
+		if had != has || !a.equal(b) {
 			return true
 		}
 	}

@@ -13,6 +13,7 @@ package endpoints
 
 import (
 	"net/netip"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -37,6 +38,10 @@ type Word struct {
 	Addresses   []netip.Addr
 	Ready       bool // the condition Ready
 	Terminating bool
+}
+
+func (w Word) equal(o Word) bool {
+	return w.Ready == o.Ready && w.Terminating == o.Terminating && slices.Equal(w.Addresses, o.Addresses)
 }
 
 // Knowledge is what is known of the other devices of the site. Correction.PeerChanged has to be called after each change.

@@ -1,7 +1,8 @@
 // Command sample is the trial's application: a page that shows what Kubernetes gave the pod, and a probe that can be told to fail.
 //
 // GET / shows the pod's name, its ConfigMap and Secret volumes, whose token it has and when that expires. GET /healthz answers 200 until POST /fail, and again after POST
-// /heal. POST /crash ends the process with code 1. Output of every request is also a line on standard output.
+// /heal. GET /fetch?url=URL gets another URL, as a front gets what is behind it. GET /name, and whatever comes to the same port over UDP, is answered with the
+// pod's name. POST /crash ends the process with code 1. Output of every request is also a line on standard output.
 //
 // The image holds nothing else, so the program is its tools too: "get URL" asks another copy, "sum FILE" prints a file's SHA-256, "terminal" tells of its terminal, and
 // called by the name tar it packs and unpacks for `kubectl cp`.
@@ -66,6 +67,7 @@ func run(ctx context.Context, args []string) error {
 		defer cancel()
 		done <- server.Shutdown(graceful)
 	}()
+	go answerUDP(ctx, address)
 	log.Printf("listening on %s", listener.Addr())
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serving: %w", err)
@@ -89,6 +91,8 @@ func (a *app) routes() http.Handler {
 	})
 	mux.HandleFunc("POST /fail", func(w http.ResponseWriter, _ *http.Request) { a.failing.Store(true); io.WriteString(w, "failing\n") })
 	mux.HandleFunc("POST /heal", func(w http.ResponseWriter, _ *http.Request) { a.failing.Store(false); io.WriteString(w, "healthy\n") })
+	mux.HandleFunc("GET /name", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, os.Getenv("POD_NAME")) })
+	mux.HandleFunc("GET /fetch", fetch)
 	mux.HandleFunc("POST /crash", func(http.ResponseWriter, *http.Request) { log.Fatal("told to crash") })
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/healthz" {
@@ -96,6 +100,42 @@ func (a *app) routes() http.Handler {
 		}
 		mux.ServeHTTP(w, r)
 	})
+}
+
+// fetch gets a URL as any program in a pod does: by name, and with a connection of its own.
+func fetch(w http.ResponseWriter, r *http.Request) {
+	req, err := http.NewRequestWithContext(r.Context(), http.MethodGet, r.URL.Query().Get("url"), nil)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	res, err := client.Do(req)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadGateway)
+		return
+	}
+	defer res.Body.Close()
+	w.WriteHeader(res.StatusCode)
+	_, _ = io.Copy(w, io.LimitReader(res.Body, 1<<20)) // the client sees that something is missing
+}
+
+// answerUDP answers each datagram with the pod's name.
+func answerUDP(ctx context.Context, address string) {
+	conn, err := net.ListenPacket("udp", address)
+	if err != nil {
+		log.Printf("no UDP: %v", err)
+		return
+	}
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	b := make([]byte, 1500)
+	for {
+		_, from, err := conn.ReadFrom(b)
+		if err != nil {
+			return
+		}
+		_, _ = conn.WriteTo([]byte(os.Getenv("POD_NAME")), from) // as with any datagram
+	}
 }
 
 func page() string {
