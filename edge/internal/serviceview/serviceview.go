@@ -82,16 +82,21 @@ func (*View) Name() message.Name { return Name }
 // Run implements beehive.Module.
 func (v *View) Run(ctx context.Context, port *beehive.Port) error {
 	port.Ready()
+	v.Follow(ctx)
+	return nil
+}
+
+// Follow follows the edge API until ctx ends.
+func (v *View) Follow(ctx context.Context) {
 	select {
 	case <-ctx.Done():
-		return nil
+		return
 	case <-v.corrected:
 	}
 	var running sync.WaitGroup
 	running.Go(func() { v.services.RunWithContext(ctx) })
 	running.Go(func() { v.slices.RunWithContext(ctx) })
 	running.Wait()
-	return nil
 }
 
 // Services is the informer of Services.

@@ -34,7 +34,9 @@ type Spec struct {
 	Path string
 	Args []string
 	Env  []string // in addition to our own
-	Dir  string
+	// Files are the child's from file descriptor 3 on.
+	Files []*os.File
+	Dir   string
 	// Enter, when set, runs on the thread that forks and may change what a child inherits: namespaces, for one. The thread is never used again.
 	Enter func() error
 	// Flags are those of clone(2) that make new namespaces (CLONE_NEWNET and so on).
@@ -62,6 +64,7 @@ func Start(spec Spec) (*Started, error) {
 	cmd.Dir = spec.Dir
 	cmd.Env = append(os.Environ(), spec.Env...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = spec.Stdin, spec.Stdout, spec.Stderr
+	cmd.ExtraFiles = spec.Files
 	foreground := spec.Stdin != nil || spec.Stdout != nil || spec.Stderr != nil
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: !foreground, Cloneflags: spec.Flags}
 	if spec.Bound {

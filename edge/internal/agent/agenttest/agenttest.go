@@ -234,7 +234,7 @@ func listKind(resource string) string {
 	return map[string]string{
 		"nodes": "NodeList", "pods": "PodList", "services": "ServiceList", "configmaps": "ConfigMapList",
 		"servicecidrs": "ServiceCIDRList", "staticroutes": "StaticRouteList", "virtualips": "VirtualIPList",
-		"nodeoperations": "NodeOperationList", "servicecollections": "ServiceCollectionList", "ingresses": "IngressList",
+		"nodeoperations": "NodeOperationList", "servicecollections": "ServiceCollectionList", "ingresses": "IngressList", "endpointslices": "EndpointSliceList",
 		"edgeapps": "EdgeAppList",
 	}[resource]
 }
