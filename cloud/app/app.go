@@ -238,6 +238,8 @@ func (a *App) assemble() error {
 	}
 	a.reports.Limit(quota.Rate{PerSecond: float64(a.config.Relay.Quotas.ReportsPerSecond), Burst: a.config.Relay.Quotas.ReportBurst})
 	a.sites = site.New(a.revocations)
+	a.publisher.Project(a.sites)
+	a.sites.OnChange(a.publisher.SitesChanged)
 	parts := []hub.Part{a.publisher, a.relay, a.reports, a.sites}
 	if a.egress != nil {
 		if err := a.newTunnel(); err != nil {

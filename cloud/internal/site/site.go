@@ -11,6 +11,7 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -128,6 +129,8 @@ func samePool(a, b *v1alpha1.NodePool) bool {
 type Index struct {
 	of map[string]*group // by node; nodes in no pool are missing
 	by map[string]*Device
+
+	reaches map[string][]string // the pools that a pool reaches
 }
 
 type group struct {
@@ -137,7 +140,7 @@ type group struct {
 
 // NewIndex sorts devices into Edge NodePools. A device that several pools take is in the oldest, so that a new pool moves none.
 func NewIndex(devices []*Device, pools []*v1alpha1.NodePool) *Index {
-	x := &Index{of: map[string]*group{}, by: map[string]*Device{}}
+	x := &Index{of: map[string]*group{}, by: map[string]*Device{}, reaches: map[string][]string{}}
 	for _, d := range devices {
 		x.by[d.Name] = d
 	}
@@ -151,6 +154,7 @@ func NewIndex(devices []*Device, pools []*v1alpha1.NodePool) *Index {
 			continue
 		}
 		g := &group{pool: p}
+		x.reaches[p.Name] = p.Spec.Reachable
 		for _, d := range devices {
 			if d.Labels != nil && x.of[d.Name] == nil && in(d.Labels) {
 				x.of[d.Name] = g
@@ -160,6 +164,19 @@ func NewIndex(devices []*Device, pools []*v1alpha1.NodePool) *Index {
 		slices.SortFunc(g.devices, func(a, b *Device) int { return cmp.Compare(a.Name, b.Name) })
 	}
 	return x
+}
+
+// sameSites reports whether every node is of the same site as in other, and every site reaches the same.
+func (x *Index) sameSites(other *Index) bool {
+	if other == nil || len(x.of) != len(other.of) || !maps.EqualFunc(x.reaches, other.reaches, slices.Equal) {
+		return false
+	}
+	for node, g := range x.of {
+		if was := other.of[node]; was == nil || was.pool.Name != g.pool.Name {
+			return false
+		}
+	}
+	return true
 }
 
 // Site is the site of one node. A node that is unknown, or in no pool, is a site of its own.

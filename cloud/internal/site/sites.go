@@ -24,7 +24,9 @@ type Sites struct {
 	revoked func() Revocations
 	devices *kube.Mirror[Device]
 	pools   *kube.Mirror[v1alpha1.NodePool]
-	changed chan struct{} // one waiting look covers all changes before it
+	// onChange is set before Run; nil for nobody.
+	onChange func()
+	changed  chan struct{} // one waiting look covers all changes before it
 
 	mu       sync.Mutex
 	index    *Index // nil until all is known that a Site is made of
@@ -88,10 +90,14 @@ func (s *Sites) look() error {
 	}
 	index := NewIndex(devices, pools)
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	moved := !index.sameSites(s.index)
 	s.index = index
 	for one := range s.sessions {
 		one.loop.Signal()
+	}
+	s.mu.Unlock()
+	if moved && s.onChange != nil {
+		s.onChange()
 	}
 	return nil
 }

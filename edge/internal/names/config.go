@@ -14,6 +14,8 @@ const (
 	payload = 1232
 	// maxTCP is how many connections are served at once; those beyond wait.
 	maxTCP = 100
+	// finishFor is how long queries that were read are waited for at the end: an upstream has less.
+	finishFor = 2 * time.Second
 	// addressEvery is how often it is made sure that the device still has the address.
 	addressEvery = time.Minute
 )

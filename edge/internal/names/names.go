@@ -70,7 +70,7 @@ func (m *Module) listen(ctx context.Context) (sockets, error) {
 
 func (m *Module) serve(ctx context.Context, s sockets) error {
 	g, ctx := errgroup.WithContext(ctx)
-	handler := dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) { m.answer(ctx, w, q) })
+	handler := dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) { m.answer(context.WithoutCancel(ctx), w, q) })
 	for _, server := range []*dns.Server{
 		{PacketConn: s.udp, Handler: handler, UDPSize: payload},
 		{Listener: netutil.LimitListener(s.tcp, maxTCP), Handler: handler},
@@ -83,8 +83,14 @@ func (m *Module) serve(ctx context.Context, s sockets) error {
 		})
 		g.Go(func() error {
 			<-ctx.Done()
-			// Not Shutdown: it waits for who keeps a connection open. Queries that are being answered lose their answers; their clients ask again.
-			return errors.Join(closed(s.udp.Close()), closed(s.tcp.Close()))
+			// What was read is answered first, but who keeps a connection open is not waited for.
+			ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), finishFor)
+			defer cancel()
+			_ = server.ShutdownContext(ending)
+			if server.PacketConn != nil {
+				return closed(server.PacketConn.Close())
+			}
+			return closed(server.Listener.Close())
 		})
 	}
 	if m.config.Address != nil {
