@@ -3,23 +3,13 @@ package site_test
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/miekg/dns"
-	"golang.org/x/sys/unix"
-
-	"github.com/skerry-io/skerry/tests/cluster/host"
-	"github.com/skerry-io/skerry/tests/cluster/process"
 )
 
 // nameServer is where devices answer names.
@@ -157,123 +147,4 @@ func TestSite_19_Names(t *testing.T) {
 		}
 		s.waitRecords(ns, "_http._tcp.db.NS", dns.TypeSRV, "SRV 0 100 8080 db-0.db.NS", "SRV 0 100 8080 db-1.db.NS")
 	}
-}
-
-// sockets opens the sockets of names on a device, as systemd does from a socket unit.
-func (s *system) sockets(h host.Host) []*os.File {
-	s.T.Helper()
-	var files []*os.File
-	s.Check(h.Do(func() error {
-		config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
-			return c.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1) })
-		}}
-		udp, err := config.ListenPacket(s.T.Context(), "udp", nameServer)
-		if err != nil {
-			return err
-		}
-		defer udp.Close()
-		tcp, err := config.Listen(s.T.Context(), "tcp", nameServer)
-		if err != nil {
-			return err
-		}
-		defer tcp.Close()
-		for _, f := range []func() (*os.File, error){udp.(*net.UDPConn).File, tcp.(*net.TCPListener).File} {
-			file, err := f()
-			if err != nil {
-				return err
-			}
-			files = append(files, file)
-		}
-		return nil
-	}))
-	s.T.Cleanup(func() {
-		for _, f := range files {
-			_ = f.Close()
-		}
-	})
-	return files
-}
-
-// edgecore is stopped and started again under a stream of queries, each of which is sent once, with its sockets from outside: each is answered, and rightly.
-func TestSite_22_RestartLosesNoQuery(t *testing.T) {
-	s := use(t)
-	ns := s.Namespace()
-	s.Apply(ns, service("store", "nobody", ""))
-	ip := s.service(ns, "store").Spec.ClusterIP
-	h, err := s.Trial.Host("edge1")
-	s.Check(err)
-	s.Check(s.Trial.Stop(t.Context(), "edge1", "edgecore"))
-	files := s.sockets(h)
-	start := func() *process.Started {
-		t.Helper()
-		// LISTEN_PID is the program's own number (sd_listen_fds(3)), which the shell has before it becomes the program.
-		script := "LISTEN_PID=$$ LISTEN_FDS=2 exec " + filepath.Join(s.Root, "bin", "edgecore") + " --config /etc/skerry/edgecore.yaml"
-		p, err := h.Start(process.Spec{Path: "/bin/sh", Args: []string{"-c", script}, Dir: "/", Log: s.Trial.LogPath("edge1", "edgecore"), Files: files})
-		s.Check(err)
-		return p
-	}
-	p := start()
-	defer func() { _ = p.Kill(context.Background()) }()
-	name := "store." + ns + ".svc.cluster.local."
-	s.WaitFor("the name", func(ctx context.Context) error { return s.lookUp(ctx, "edge1", name, []string{ip}) })
-
-	var sent, answered, servfail atomic.Int64
-	var asking sync.WaitGroup
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	for range 4 {
-		asking.Go(func() {
-			for ctx.Err() == nil {
-				sent.Add(1)
-				r, err := s.queryOnce(h, name)
-				switch {
-				case err != nil:
-					t.Errorf("a query was lost: %v", err)
-				case r.Rcode == dns.RcodeServerFailure:
-					servfail.Add(1) // it does not know yet: the resolver asks again
-					answered.Add(1)
-				case r.Rcode != dns.RcodeSuccess || len(r.Answer) != 1:
-					t.Errorf("a wrong answer: %v", r)
-				default:
-					answered.Add(1)
-				}
-				time.Sleep(5 * time.Millisecond)
-			}
-		})
-	}
-	for range 2 {
-		before := answered.Load()
-		s.Check(syscall.Kill(p.PID, syscall.SIGTERM))
-		<-p.Done()
-		p = start()
-		s.WaitFor("answers again", func(ctx context.Context) error {
-			if answered.Load() < before+50 {
-				return fmt.Errorf("%d queries were answered", answered.Load()-before)
-			}
-			return s.lookUp(ctx, "edge1", name, []string{ip})
-		})
-	}
-	cancel()
-	asking.Wait()
-	t.Logf("%d queries, %d answered, %d of them not known yet", sent.Load(), answered.Load(), servfail.Load())
-	if sent.Load() != answered.Load() {
-		t.Errorf("%d queries, %d answers", sent.Load(), answered.Load())
-	}
-	s.Check(syscall.Kill(p.PID, syscall.SIGTERM))
-	<-p.Done()
-	for _, f := range files {
-		_ = f.Close()
-	}
-}
-
-// queryOnce sends one datagram and waits for its answer.
-func (s *system) queryOnce(h host.Host, name string) (*dns.Msg, error) {
-	conn, err := h.Dial(context.Background(), "udp", nameServer)
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	c := &dns.Client{Timeout: time.Minute}
-	r, _, err := c.ExchangeWithConn(new(dns.Msg).SetQuestion(name, dns.TypeA), &dns.Conn{Conn: conn})
-	return r, err
 }

@@ -9,9 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -149,23 +147,6 @@ func (s *system) udp(ctx context.Context, host, address string) (string, error) 
 	return string(b[:n]), err
 }
 
-// ownPods are the ready pods of a device as its API has them, with the cloud and without it: those that were restarted as often (below ten times). After a
-// reboot the API has what was before it until the kubelet reports.
-func (s *system) ownPods(ctx context.Context, node, namespace, app string, restarts int) (map[string]string, error) {
-	out, err := s.TryEdgeKubectl(ctx, node, "get", "pods", "-n", namespace, "-l", "app="+app,
-		"-o", `jsonpath={range .items[*]}{.metadata.name} {.status.podIP} {.status.conditions[?(@.type=="Ready")].status} {.status.containerStatuses[0].restartCount}{"\n"}{end}`)
-	if err != nil {
-		return nil, err
-	}
-	all := map[string]string{}
-	for line := range strings.Lines(out) {
-		if f := strings.Fields(line); len(f) == 4 && f[2] == "True" && f[3] >= strconv.Itoa(restarts) {
-			all[f[0]] = f[1]
-		}
-	}
-	return all, nil
-}
-
 // ClusterIPs over TCP and UDP, a NodePort on the LAN and on the node, a pod that reaches itself by its Service, and session affinity: served by edgecore.
 func TestSite_01_ServicesOnADevice(t *testing.T) {
 	s := use(t)
@@ -241,64 +222,6 @@ func (s *system) post(node, podIP, path string) {
 	s.Check(res.Body.Close())
 }
 
-// A power cut while the cloud is away: pods come back with other addresses, which nobody can tell the cloud. Service and headless name follow.
-func TestSite_03_RebootOffline(t *testing.T) {
-	s := use(t)
-	ns := s.Namespace()
-	// Addresses are given in turn and anew with each boot. These take the first ones and go before it: nobody gets the address then that it had.
-	s.Apply(ns, deployment("first", "edge1", 4))
-	s.WaitPods(ns, "app=first", "edge1", 4)
-	s.Apply(ns, deployment("front", "edge1", 1)+deployment("store", "edge1", 2)+service("store", "store", "")+service("each", "store", "  clusterIP: None"))
-	s.WaitPods(ns, "app=front", "edge1", 1)
-	pods := s.WaitPods(ns, "app=store", "edge1", 2)
-	before := []string{pods[0].Status.PodIP, pods[1].Status.PodIP}
-	s.Kubectl("delete", "deployment", "first", "-n", ns)
-	s.WaitPods(ns, "app=first", "edge1", 0)
-	s.WaitFor("the headless name", func(ctx context.Context) error {
-		return s.lookUp(ctx, "edge1", "each."+ns+".svc.cluster.local.", before)
-	})
-	s.Cut("edge1")
-	s.WaitReady("edge1", false)
-	s.WaitFor("the device to have no other pods", func(ctx context.Context) error {
-		all, err := s.ownPods(ctx, "edge1", ns, "first", 0)
-		if err == nil && len(all) > 0 {
-			err = fmt.Errorf("it has %v", all)
-		}
-		return err
-	})
-	s.Reboot("edge1", true)
-	var now map[string]string
-	s.WaitFor("the pods, after the reboot", func(ctx context.Context) error {
-		var err error
-		if now, err = s.ownPods(ctx, "edge1", ns, "store", 1); err == nil && len(now) != 2 {
-			err = fmt.Errorf("%v are ready", now)
-		}
-		return err
-	})
-	addresses := slices.Collect(maps.Values(now))
-	for _, a := range addresses {
-		if slices.Contains(before, a) {
-			t.Fatalf("a pod has the address that it had: %v, before %v; the test shows nothing", addresses, before)
-		}
-	}
-	s.WaitFor("the headless name, with the addresses of this boot", func(ctx context.Context) error {
-		return s.lookUp(ctx, "edge1", "each."+ns+".svc.cluster.local.", addresses)
-	})
-	var front string
-	s.WaitFor("the front, after the reboot", func(ctx context.Context) error {
-		all, err := s.ownPods(ctx, "edge1", ns, "front", 1)
-		for _, front = range all {
-			return nil
-		}
-		return errors.Join(err, errors.New("it is not ready"))
-	})
-	s.waitAnswers("both pods by name, after the reboot", 20, slices.Collect(maps.Keys(now)), func(ctx context.Context) (string, error) {
-		return s.fetch(ctx, "edge1", front, "http://store/name")
-	})
-	s.Heal("edge1")
-	s.WaitReady("edge1", true)
-}
-
 // A Service whose endpoints are all gone or unready is refused at once, on TCP, by ClusterIP and NodePort.
 func TestSite_17_NoEndpoint(t *testing.T) {
 	s := use(t)
@@ -326,68 +249,5 @@ func TestSite_17_NoEndpoint(t *testing.T) {
 			}
 			return nil
 		})
-	}
-}
-
-// rules reports whether rules of Services are in a device's kernel.
-func (s *system) rules(ctx context.Context, node string) (bool, error) {
-	var out strings.Builder
-	code, err := s.Trial.Exec(ctx, node, trial.Streams{Out: &out, Err: &out}, nil, "nft", "list", "tables")
-	if err == nil && code != 0 {
-		err = errors.New(out.String())
-	}
-	return strings.Contains(out.String(), "table ip kube-proxy"), err
-}
-
-const kubeProxy = `apiVersion: v1
-kind: Pod
-metadata: {name: kube-proxy-x, labels: {k8s-app: kube-proxy}}
-spec:
-  hostNetwork: true
-  terminationGracePeriodSeconds: 1
-  nodeName: edge1
-  tolerations: [{operator: Exists}]
-  containers:
-  - {name: kube-proxy, image: "skerry.local/sample:1", imagePullPolicy: IfNotPresent, env: [{name: LISTEN, value: "127.0.0.1:18080"}]}
-`
-
-// A kube-proxy pod comes to the device, as a DaemonSet brings it: edgecore's rules make room, it stays off after that, says so, and comes back when the pod has gone.
-// The pod is one by its label and container; what it does in the kernel is its own business and not shown here.
-func TestSite_29_KubeProxyThere(t *testing.T) {
-	s := use(t)
-	ns := s.Namespace()
-	s.Apply(ns, deployment("store", "edge1", 1)+service("store", "store", ""))
-	pod := s.WaitPods(ns, "app=store", "edge1", 1)[0]
-	served := func(ctx context.Context) (string, error) {
-		return s.getFrom(ctx, "edge1", "http://"+s.service(ns, "store").Spec.ClusterIP+"/name")
-	}
-	s.waitAnswers("the Service", 3, []string{pod.Name}, served)
-	status := func(ctx context.Context) string {
-		var out strings.Builder
-		_, err := s.Trial.Exec(ctx, "edge1", trial.Streams{Out: &out, Err: io.Discard}, nil, filepath.Join(s.Root, "bin", "edgecore"), "status", "-o", "json")
-		s.Check(err)
-		return out.String()
-	}
-	s.Apply(ns, kubeProxy)
-	s.WaitFor("the rules to make room, and edgecore to say so", func(ctx context.Context) error {
-		there, err := s.rules(ctx, "edge1")
-		if err != nil || there {
-			return errors.Join(err, errors.New("rules are there"))
-		}
-		if err := s.Trial.Start(ctx, "edge1", "edgecore"); err != nil { // as systemd does
-			return err
-		}
-		if text := status(ctx); !strings.Contains(text, "off: the pod "+ns+"/kube-proxy-x") {
-			return errors.New("it does not say so")
-		}
-		return nil
-	})
-	if there, err := s.rules(t.Context(), "edge1"); err != nil || there {
-		t.Errorf("rules are there beside a kube-proxy pod: %v", err)
-	}
-	s.Kubectl("delete", "pod", "kube-proxy-x", "-n", ns)
-	s.waitAnswers("the Service, once the pod has gone", 3, []string{pod.Name}, served)
-	if text := status(t.Context()); strings.Contains(text, "off: the pod") {
-		t.Error("it still says that it is off")
 	}
 }
