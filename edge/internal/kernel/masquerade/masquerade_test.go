@@ -1,0 +1,57 @@
+package masquerade_test
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/skerry-io/skerry/edge/internal/kernel/lantest"
+	"github.com/skerry-io/skerry/edge/internal/kernel/masquerade"
+)
+
+// A pod is seen with its own address within the site, and with its device's outside of it.
+func TestApply(t *testing.T) {
+	lan := lantest.New(t)
+	device, peer, stranger := lan.Host("10.94.0.1/24"), lan.Host("10.94.0.2/24"), lan.Host("10.94.0.3/24")
+	pod := device.Pod(netip.MustParseAddr("10.95.1.7"))
+	for _, h := range []*lantest.Host{peer, stranger} {
+		h.Shell("ip route add 10.95.1.0/24 via 10.94.0.1") // also the stranger's answer would find its way
+		h.Serve(8080, "here")
+	}
+	driver := masquerade.New()
+	apply := func(r masquerade.Rules) {
+		t.Helper()
+		if err := device.Do(func() error { return driver.Apply(t.Context(), r) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	seen := func(address, want string) {
+		t.Helper()
+		for _, network := range []string{"tcp", "udp"} {
+			_, got, err := pod.Ask(network, address+":8080", 10*time.Second)
+			if err != nil || got != want {
+				t.Errorf("%s to %s: the pod is seen as %q, want %s (%v)", network, address, got, want, err)
+			}
+		}
+	}
+	rules := masquerade.Rules{Pods: []netip.Prefix{netip.MustParsePrefix("10.95.1.0/24")}, Inside: []netip.Prefix{netip.MustParsePrefix("10.94.0.2/32")}}
+	apply(rules)
+	seen("10.94.0.2", "10.95.1.7")
+	seen("10.94.0.3", "10.94.0.1")
+	// A fresh process makes the same of what it finds, and mends what somebody has removed.
+	driver = masquerade.New()
+	apply(rules)
+	device.Shell("nft flush table ip skerry-pods; nft delete table ip skerry-pods")
+	apply(rules)
+	seen("10.94.0.2", "10.95.1.7")
+	rules.Inside = nil // the peer has left the site
+	apply(rules)
+	device.Shell("conntrack -F 2>/dev/null || true")
+	seen("10.94.0.2", "10.94.0.1")
+	device.Shell("nft add table ip others")
+	apply(masquerade.Rules{})
+	if tables := device.Shell("nft list tables"); strings.Contains(tables, "skerry-pods") || !strings.Contains(tables, "others") {
+		t.Errorf("tables that are left: %s", tables)
+	}
+}
