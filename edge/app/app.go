@@ -267,7 +267,7 @@ func (a *App) assemble() error {
 		})
 	}
 	if c.Apps.Enable {
-		a.apps = newApps(c.Apps, a.node, a.api.ClientConfig(api.Identity{}), a.meta, a.store)
+		a.apps = newApps(c.Apps, a.node, a.config.DataDir, a.api.ClientConfig(api.Identity{}), a.meta, a.store, func() string { return a.edged.Runtime() })
 		a.agent(a.apps.Module)
 		entries = append(entries, beehive.Entry{Module: a.apps, Groups: []message.Group{linkstate.Agents}, Restart: beehive.OnFailure(beehive.Backoff{})})
 	}
@@ -300,6 +300,13 @@ func (a *App) assemble() error {
 			return err
 		}
 		entries = append(entries, more...)
+	}
+	if c.StatusServer.Enable {
+		server, err := newStatusServer(c.StatusServer, a.node, a.api.ClientConfig(api.Identity{}), a.identity, a.clock.Now, a.lastContact)
+		if err != nil {
+			return err
+		}
+		entries = append(entries, beehive.Entry{Module: server, Restart: beehive.OnFailure(beehive.Backoff{})})
 	}
 	if c.Edged.Enable {
 		var err error

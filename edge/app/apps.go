@@ -1,19 +1,35 @@
 package app
 
 import (
+	"context"
+	"errors"
+	"path/filepath"
+
 	"k8s.io/client-go/rest"
 
 	"github.com/skerry-io/skerry/edge/internal/agent"
 	edgeapp "github.com/skerry-io/skerry/edge/internal/app"
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
+	"github.com/skerry-io/skerry/edge/internal/content"
 	"github.com/skerry-io/skerry/edge/internal/meta"
 	"github.com/skerry-io/skerry/edge/internal/store"
 )
 
-// newApps makes the agent of applications.
-func newApps(c edgeconfig.Apps, node string, client *rest.Config, m *meta.Manager, s *store.Store) *edgeapp.Agent {
+// contentDir, in the data directory, has the disk images of applications.
+const contentDir = "content"
+
+// newApps makes the agent of applications. runtime is the endpoint of the container runtime, once that is known.
+func newApps(c edgeconfig.Apps, node, dataDir string, client *rest.Config, m *meta.Manager, s *store.Store, runtime func() string) *edgeapp.Agent {
+	images := func(ctx context.Context) (content.Images, error) {
+		at := runtime()
+		if at == "" {
+			return nil, errors.New("this device has no kubelet of edgecore's")
+		}
+		return content.Runtime(ctx, at)
+	}
 	return edgeapp.New(edgeapp.Config{
 		NodeName: node, API: client, Reporter: m, Memory: agent.NewMemory(s, string(edgeapp.Name)), Alive: m.KubeletAlive,
-		Rules: edgeapp.Rules{HaltingAfter: c.HaltingAfter.Duration, SilentAfter: c.SilentAfter.Duration},
+		Rules:   edgeapp.Rules{HaltingAfter: c.HaltingAfter.Duration, SilentAfter: c.SilentAfter.Duration},
+		Fetcher: content.New(filepath.Join(dataDir, contentDir), images),
 	})
 }

@@ -154,3 +154,15 @@ func (c busCollector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(restarts, prometheus.CounterValue, float64(h.Restarts), string(h.Name))
 	}
 }
+
+// lastContact reports whether there is a link, and when the cloud was last heard of.
+func (a *App) lastContact() (linked bool, last time.Time) {
+	if a.hub == nil {
+		return false, time.Time{}
+	}
+	s := a.hub.Status()
+	if s.Linked {
+		return true, time.Now()
+	}
+	return false, s.LastContact
+}

@@ -167,7 +167,7 @@ func OwnFiles(cfg *edgeconfig.Config) []string {
 	}
 	return []string{
 		filepath.Join(server, "kubelet-server-*.pem"), filepath.Join(server, "kubelet.crt"), filepath.Join(server, "kubelet.key"),
-		IdentityDir(cfg), at.Path + "*", at.KeyFile, filepath.Join(keysDir(cfg), api.KubeconfigFile), filepath.Join(cfg.DataDir, hookDir), MetricsToken(cfg),
+		IdentityDir(cfg), at.Path + "*", at.KeyFile, filepath.Join(keysDir(cfg), api.KubeconfigFile), filepath.Join(cfg.DataDir, hookDir), filepath.Join(cfg.DataDir, contentDir), MetricsToken(cfg),
 	}
 }
 

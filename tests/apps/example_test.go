@@ -4,6 +4,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
 // What the documentation shows works as it is, and a person sees what is going on.
@@ -19,7 +21,11 @@ func TestExamples(t *testing.T) {
 	if !strings.Contains(table, "FAILOVERS") || !strings.Contains(table, "dashboard") {
 		t.Errorf("kubectl shows\n%s", table)
 	}
-	status := s.Must(s.Run(t.Context(), "edge", "edge1", "edgecore", "status"))
+	var out, errs strings.Builder
+	if _, err := s.Trial.Exec(t.Context(), "edge1", trial.Streams{Out: &out, Err: &errs}, nil, filepath.Join(s.Root, "bin", "edgecore"), "status"); err != nil {
+		t.Fatal(err, errs.String())
+	}
+	status := out.String()
 	if want := ns + "/dashboard: Running, belongs here, scheduled here"; !strings.Contains(status, want) {
 		t.Errorf("edgecore status does not say %q:\n%s", want, status)
 	}

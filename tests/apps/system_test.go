@@ -21,6 +21,7 @@ import (
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/tests/cluster/suite"
+	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
 // A system is the trial as a test uses it, with what these tests alone need.
@@ -42,6 +43,14 @@ func use(t *testing.T) *system {
 		}
 	})
 	return s
+}
+
+// Namespace makes a namespace that may have applications.
+func (s *system) Namespace() string {
+	s.T.Helper()
+	ns := s.System.Namespace()
+	s.Kubectl("label", "namespace", ns, v1alpha1.EdgeAppNamespaceLabel+"=enabled")
+	return ns
 }
 
 func (s *system) apps(namespace string) dynamic.ResourceInterface {
@@ -90,6 +99,10 @@ func (s *system) read(ctx context.Context, namespace, name string) (*v1alpha1.Ed
 	if err != nil {
 		return nil, err
 	}
+	return convert(u)
+}
+
+func convert(u *unstructured.Unstructured) (*v1alpha1.EdgeApp, error) {
 	app := &v1alpha1.EdgeApp{}
 	return app, runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, app)
 }
@@ -144,8 +157,13 @@ func (s *system) waitOne(namespace, name string) {
 	})
 }
 
-func is(app *v1alpha1.EdgeApp, condition string) *metav1.Condition {
-	if c := meta.FindStatusCondition(app.Status.Conditions, condition); c != nil && c.Status == metav1.ConditionTrue {
+func condition(app *v1alpha1.EdgeApp, kind string) *metav1.Condition {
+	return meta.FindStatusCondition(app.Status.Conditions, kind)
+}
+
+// is returns a condition that is True, else nil.
+func is(app *v1alpha1.EdgeApp, kind string) *metav1.Condition {
+	if c := condition(app, kind); c != nil && c.Status == metav1.ConditionTrue {
 		return c
 	}
 	return nil
@@ -212,3 +230,6 @@ func (s *system) patchNode(node, patch string) {
 }
 
 var errNot = errors.New("it is not")
+
+// streams lets a command's output go.
+func streams() trial.Streams { return trial.Streams{} }

@@ -126,8 +126,9 @@ func replicated(name, node string) string {
 // VolumeAttachments there are removed and no others, and it runs elsewhere; before the person's word nothing is touched.
 // TestCluster_12: of an application whose only healthy replica is on the dead node nothing is deleted, and the status says why; once there is another
 // replica it moves.
+// TestCluster_13: an application with affinity Required stays with its node, also when that is switched off and a person says so.
 // They share the power-off of one node.
-func TestCluster_11_12_PowerOff(t *testing.T) {
+func TestCluster_11_12_13_PowerOff(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
 	s.longhorn(ns)
@@ -136,6 +137,8 @@ func TestCluster_11_12_PowerOff(t *testing.T) {
 	other := s.volume(ns, "nobodys", "edge1", "edge1", "edge2") // of no application
 	s.create(ns, replicated("mine", "edge1"))
 	s.create(ns, replicated("stuck", "edge1"))
+	s.create(ns, appYAML("stays", "edge1", "  affinity: Required"))
+	home := s.waitOn(ns, "stays", "edge1")
 	s.waitOn(ns, "mine", "edge1")
 	before := s.waitOn(ns, "stuck", "edge1")
 	s.Check(s.Trial.PowerOff(t.Context(), "edge1"))
@@ -186,7 +189,7 @@ func TestCluster_11_12_PowerOff(t *testing.T) {
 			if len(pods) != 1 || pods[0].UID != before.UID || pods[0].DeletionTimestamp != nil || !s.attached(stuck+"-edge1") {
 				return fmt.Errorf("%d pods, attached: %v", len(pods), s.attached(stuck+"-edge1"))
 			}
-			return nil
+			return s.stays(ns, home)
 		})
 		_, err := s.dynamic.Resource(replicas()).Namespace(ns).Create(t.Context(), &unstructured.Unstructured{Object: map[string]any{
 			"apiVersion": "longhorn.io/v1beta2", "kind": "Replica", "metadata": map[string]any{"name": stuck + "-edge3"},
@@ -197,5 +200,24 @@ func TestCluster_11_12_PowerOff(t *testing.T) {
 			return a.Status.Phase == v1alpha1.PhaseRunning && slices.Contains([]string{"edge2", "edge3"}, a.Status.ActiveNode)
 		})
 	})
-	s.inService("edge1")
+	t.Run("TestCluster_13", func(*testing.T) {
+		s.Check(s.stays(ns, home))
+		s.waitApp(ns, "stays", "to be of a node that is NotReady", func(a *v1alpha1.EdgeApp) bool { return a.Status.Phase == v1alpha1.PhaseNotReady })
+		s.inService("edge1")
+		s.Mend(t.Context())
+		s.waitOn(ns, "stays", "edge1")
+		if app, err := s.read(t.Context(), ns, "stays"); err != nil || app.Status.Failovers != 0 {
+			t.Errorf("%v, %+v", err, app.Status)
+		}
+	})
+}
+
+// stays reports a pod that is not where it was, or another one of its application.
+func (s *system) stays(namespace string, home corev1.Pod) error {
+	for _, p := range s.pods(namespace, home.Labels[v1alpha1.EdgeAppLabel]) {
+		if p.UID != home.UID || p.DeletionTimestamp != nil {
+			return fmt.Errorf("pod %s on %q, deleted %v", p.Name, p.Spec.NodeName, p.DeletionTimestamp)
+		}
+	}
+	return nil
 }

@@ -124,6 +124,9 @@ func (r *run) work(ctx context.Context, key kube.Key) {
 	switch {
 	case ctx.Err() != nil && err != nil, passing(err):
 		r.queue.AddRateLimited(key)
+	case rejected(err): // told in the status
+		klog.FromContext(ctx).V(2).Info("Application is refused", "app", key, "err", err)
+		r.queue.AddRateLimited(key)
 	case err != nil:
 		klog.FromContext(ctx).Error(err, "Application could not be brought in line; it is tried again", "app", key)
 		r.queue.AddRateLimited(key)
@@ -138,6 +141,11 @@ func (r *run) work(ctx context.Context, key kube.Key) {
 // passing reports whether an error only says that somebody else was first, or that the namespace goes.
 func passing(err error) bool {
 	return apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
+}
+
+// rejected reports whether kube-apiserver refused an object for what it is.
+func rejected(err error) bool {
+	return !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) && (apierrors.IsForbidden(err) || apierrors.IsInvalid(err))
 }
 
 // once plans for one application and carries the plan out. The status is written first: what it says was done is done at most once, and what it
@@ -179,7 +187,25 @@ func (r *run) once(ctx context.Context, key kube.Key) (next time.Duration, err e
 			next = again
 		}
 	}
-	return next, r.carryOut(ctx, s, p)
+	return next, r.reject(ctx, app, r.carryOut(ctx, s, p))
+}
+
+// reject tells of objects that kube-apiserver refuses for what they are: trying again mends nothing before somebody changes something.
+func (r *run) reject(ctx context.Context, app *v1alpha1.EdgeApp, err error) error {
+	if !rejected(err) {
+		return err
+	}
+	status := app.Status.DeepCopy()
+	if Rejected(app, status, err.Error(), time.Now()) {
+		app = app.DeepCopy()
+		app.Status = *status
+		if _, err := r.writeStatus(ctx, app); err != nil {
+			return err
+		}
+		ref := &corev1.ObjectReference{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "EdgeApp", Namespace: app.Namespace, Name: app.Name, UID: app.UID}
+		r.recorder.Event(ref, corev1.EventTypeWarning, reasonRejected, err.Error())
+	}
+	return err
 }
 
 func (r *run) count(p *Plan) {
@@ -210,7 +236,7 @@ func (r *run) writeStatus(ctx context.Context, app *v1alpha1.EdgeApp) (*v1alpha1
 func (r *run) carryOut(ctx context.Context, s *State, p *Plan) error {
 	var errs []error
 	failed := func(doing, name string, err error) bool {
-		if err != nil && !apierrors.IsNotFound(err) {
+		if err != nil {
 			errs = append(errs, fmt.Errorf("%s %s: %w", doing, name, err))
 			return true
 		}
@@ -226,7 +252,7 @@ func (r *run) carryOut(ctx context.Context, s *State, p *Plan) error {
 	detached := true
 	for _, a := range p.Detach {
 		err := r.kube.StorageV1().VolumeAttachments().Delete(ctx, a.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(a.UID))})
-		if failed("removing VolumeAttachment", a.Name, err) {
+		if failed("removing VolumeAttachment", a.Name, ignoreNotFound(err)) {
 			detached = false
 		} else if err == nil {
 			r.detached.Inc()
@@ -241,12 +267,19 @@ func (r *run) carryOut(ctx context.Context, s *State, p *Plan) error {
 			zero := int64(0)
 			o.GracePeriodSeconds = &zero
 		}
-		failed("deleting pod", d.Pod.Name, r.kube.CoreV1().Pods(d.Pod.Namespace).Delete(ctx, d.Pod.Name, o))
+		failed("deleting pod", d.Pod.Name, ignoreNotFound(r.kube.CoreV1().Pods(d.Pod.Namespace).Delete(ctx, d.Pod.Name, o)))
 	}
 	if p.Admit != nil {
 		failed("admitting pod", p.Admit.Name, r.admit(ctx, p.Admit))
 	}
 	return errors.Join(errs...)
+}
+
+func ignoreNotFound(err error) error {
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
 }
 
 func (r *run) apply(ctx context.Context, s *State, p *Plan) error {

@@ -22,10 +22,14 @@ func (s State) Plan(now time.Time) (*Plan, error) {
 		p.finish()
 		return p.plan, nil
 	}
-	p.condition(v1alpha1.AppAccepted, true, "Rendered", "the application's objects are as its spec says")
 	p.render()
 	p.moved()
 	p.look()
+	if p.rejected() {
+		p.status.Phase = v1alpha1.PhaseRefused // until what is written anew each time is taken
+	} else {
+		p.condition(v1alpha1.AppAccepted, true, "Rendered", "the application's objects are as its spec says")
+	}
 	if err := p.failOver(); err != nil {
 		return nil, err
 	}
@@ -99,7 +103,7 @@ func (p *planner) render() {
 	}
 	want, err := Render(p.App, hostname)
 	if err != nil {
-		return // a template that came as JSON can be written as JSON
+		return // refusal has looked
 	}
 	if have := p.ReplicaSet; have == nil || have.Spec.Replicas == nil || *have.Spec.Replicas != *want.Spec.Replicas ||
 		have.Labels[v1alpha1.EdgeAppRevisionLabel] != want.Labels[v1alpha1.EdgeAppRevisionLabel] {

@@ -134,6 +134,12 @@ func TestPlan(t *testing.T) {
 		"unknown node": {
 			set: func(w *world) { w.ReplicaSet, w.Pods, w.Nodes = nil, nil, nil }, want: []string{"Refused"}, reason: "NodeUnknown",
 		},
+		"a template that is none": {
+			set: func(w *world) { w.App.Spec.Template.Raw = []byte(`{"spec":{"containers":"c"}}`) }, want: []string{"Refused"}, reason: "TemplateInvalid",
+		},
+		"a template with a field that pods don't have": {
+			set: func(w *world) { w.App.Spec.Template.Raw = []byte(`{"spec":{"replicas":3}}`) }, want: []string{"Refused"}, reason: "TemplateInvalid",
+		},
 		"a ReplicaSet of somebody else": {
 			set: func(w *world) { w.ReplicaSet = &appsv1.ReplicaSet{} }, want: []string{"Refused"}, reason: "NameTaken",
 		},
@@ -268,7 +274,7 @@ func TestPlan(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := &world{dead: fencer{}}
 			w.App = &v1alpha1.EdgeApp{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a", UID: "app"}, Spec: v1alpha1.EdgeAppSpec{DesignatedNode: "edge1"}}
-			w.App.Spec.Template.Spec.Containers = []corev1.Container{{Name: "c", Image: "i"}}
+			w.App.Spec.Template.Raw = []byte(`{"spec":{"containers":[{"name":"c","image":"i"}]}}`)
 			w.Nodes, w.Claims = map[string]app.Node{}, map[string]*corev1.PersistentVolumeClaim{}
 			w.Fencer, w.Storage = w.dead, func() (app.Storage, error) { return w.storage, nil }
 			w.node("edge1", true, time.Hour)
@@ -323,6 +329,7 @@ func (w *world) elsewhere(back bool) {
 func TestPlan_Moves(t *testing.T) {
 	w := &world{dead: fencer{}}
 	w.App = &v1alpha1.EdgeApp{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a", UID: "app"}, Spec: v1alpha1.EdgeAppSpec{DesignatedNode: "edge1"}}
+	w.App.Spec.Template.Raw = []byte(`{"spec":{}}`)
 	w.Nodes = map[string]app.Node{}
 	for _, n := range []string{"edge1", "edge2", "edge3"} {
 		w.node(n, true, time.Hour)

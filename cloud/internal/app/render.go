@@ -42,7 +42,10 @@ func Render(app *v1alpha1.EdgeApp, hostname string) (*appsv1.ReplicaSet, error) 
 	if app.Spec.Active() {
 		replicas = 1
 	}
-	template := app.Spec.Template.DeepCopy()
+	template, err := app.Spec.PodTemplate()
+	if err != nil {
+		return nil, err
+	}
 	template.Name, template.GenerateName, template.Namespace = "", "", ""
 	if template.Labels == nil {
 		template.Labels = map[string]string{}

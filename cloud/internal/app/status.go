@@ -23,6 +23,9 @@ func (p *planner) refusal() *problem {
 	if _, there := p.Nodes[app.Spec.DesignatedNode]; !there && p.ReplicaSet == nil {
 		return &problem{"NodeUnknown", fmt.Sprintf("the cluster has no node %s, which is the designated node", app.Spec.DesignatedNode)}
 	}
+	if _, err := app.Spec.PodTemplate(); err != nil {
+		return &problem{"TemplateInvalid", err.Error()}
+	}
 	if p.ReplicaSet != nil && !owned(app, p.ReplicaSet) {
 		return &problem{"NameTaken", fmt.Sprintf("there is a ReplicaSet %s that is not of this application: delete it, or give the application another name", app.Name)}
 	}
@@ -37,6 +40,22 @@ func (p *planner) refusal() *problem {
 		}
 	}
 	return nil
+}
+
+// rejected reports whether kube-apiserver refuses the application's objects, as far as is known.
+func (p *planner) rejected() bool {
+	c := meta.FindStatusCondition(p.status.Conditions, v1alpha1.AppAccepted)
+	return c != nil && c.Reason == reasonRejected && c.ObservedGeneration == p.App.Generation && (p.plan.Apply != nil || len(p.plan.Claims) > 0)
+}
+
+// reasonRejected: kube-apiserver, or a policy, refuses the application's objects.
+const reasonRejected = "Rejected"
+
+// Rejected is the status after kube-apiserver refused the application's objects.
+func Rejected(app *v1alpha1.EdgeApp, status *v1alpha1.EdgeAppStatus, why string, now time.Time) (changed bool) {
+	p := &planner{State: State{App: app}, now: now, plan: &Plan{}, status: status}
+	status.Phase = v1alpha1.PhaseRefused
+	return p.condition(v1alpha1.AppAccepted, false, reasonRejected, why)
 }
 
 // condition sets a condition. Its message changes only with its state, so that a status is not written for the passing of time.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -41,7 +42,7 @@ type view struct {
 	pods, sets, claims cache.SharedIndexInformer
 
 	mu    sync.Mutex
-	nodes map[string]Node
+	nodes map[string]Node // replaced by each change, never changed: plans share it
 }
 
 func newView(client kubernetes.Interface, dyn dynamic.Interface, stores Stores, changed func(kube.Key)) *view {
@@ -125,6 +126,7 @@ func (v *view) all() {
 func (v *view) node(old, now *kube.Object) {
 	if now == nil {
 		v.mu.Lock()
+		v.nodes = maps.Clone(v.nodes)
 		delete(v.nodes, old.Name)
 		v.mu.Unlock()
 		v.all()
@@ -137,7 +139,10 @@ func (v *view) node(old, now *kube.Object) {
 	v.mu.Lock()
 	was, known := v.nodes[n.Name]
 	is := readNode(n, was, known, time.Now())
-	v.nodes[n.Name] = is
+	if is != was {
+		v.nodes = maps.Clone(v.nodes)
+		v.nodes[n.Name] = is
+	}
 	v.mu.Unlock()
 	if is != was {
 		v.all()
@@ -182,7 +187,7 @@ func (v *view) state(key kube.Key, fencer Fencer) (*State, error) {
 	if err != nil || app.DeletionTimestamp != nil {
 		return nil, err
 	}
-	s := &State{App: app, Nodes: map[string]Node{}, Claims: map[string]*corev1.PersistentVolumeClaim{}, Fencer: fencer, Storage: v.storage}
+	s := &State{App: app, Claims: map[string]*corev1.PersistentVolumeClaim{}, Fencer: fencer, Storage: v.storage}
 	if set, ok, err := v.sets.GetStore().GetByKey(key.Namespace + "/" + key.Name); err == nil && ok {
 		s.ReplicaSet, _ = set.(*appsv1.ReplicaSet)
 	}
@@ -203,9 +208,7 @@ func (v *view) state(key kube.Key, fencer Fencer) (*State, error) {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	for name, n := range v.nodes {
-		s.Nodes[name] = n
-	}
+	s.Nodes = v.nodes
 	return s, nil
 }
 

@@ -1,8 +1,13 @@
 package v1alpha1
 
 import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -15,6 +20,8 @@ const (
 	EdgeAppLabel = "skerry.io/edge-app"
 	// EdgeAppRevisionLabel tells pods of one version of the rendered template from those of another.
 	EdgeAppRevisionLabel = "skerry.io/edge-app-revision"
+	// EdgeAppNamespaceLabel, with the value "enabled", is on namespaces in which cloudcore may make the objects of EdgeApps.
+	EdgeAppNamespaceLabel = "skerry.io/edge-apps"
 	// EdgeAppGate holds a new pod of an application with fencing Confirmed until no other pod of it can be running.
 	EdgeAppGate = "skerry.io/one-copy"
 )
@@ -166,7 +173,20 @@ type EdgeAppSpec struct {
 	// Template is the pod: a PodTemplateSpec as in a Deployment. Affinity to the designated node, tolerations and claims are added.
 	// +kubebuilder:validation:Schemaless
 	// +kubebuilder:pruning:PreserveUnknownFields
-	Template corev1.PodTemplateSpec `json:"template"`
+	//
+	// It is kept as it was written: only cloudcore reads it, so one that can't be read is one application's trouble and no device's.
+	Template runtime.RawExtension `json:"template"`
+}
+
+// PodTemplate reads the template. An unknown field is an error.
+func (s *EdgeAppSpec) PodTemplate() (*corev1.PodTemplateSpec, error) {
+	t := &corev1.PodTemplateSpec{}
+	d := json.NewDecoder(bytes.NewReader(s.Template.Raw))
+	d.DisallowUnknownFields()
+	if err := d.Decode(t); err != nil {
+		return nil, fmt.Errorf("reading spec.template: %w", err)
+	}
+	return t, nil
 }
 
 // Active reports whether the application is to run.

@@ -1,6 +1,8 @@
 package config
 
 import (
+	"net/netip"
+	"path/filepath"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -22,6 +24,61 @@ func (a *Apps) validate(at *field.Path) field.ErrorList {
 		if v.Duration < time.Second || v.Duration > 24*time.Hour {
 			errs = append(errs, field.Invalid(at.Child(name), v.Duration.String(), "must be 1s to 24h0m0s"))
 		}
+	}
+	return errs
+}
+
+// StatusServer tells how this device and its applications are, by HTTPS.
+type StatusServer struct {
+	Enable bool `json:"enable"`
+	// Listen is ADDRESS:PORT; it is listened on while the address is on an interface.
+	Listen string `json:"listen"`
+	// ClusterID is what a joining node expects of /status.
+	ClusterID string `json:"clusterID"`
+	// Peers are ADDRESS:PORT of the status servers of other devices.
+	Peers []string `json:"peers"`
+	// InstallLog is a file whose last lines are told; "" for none.
+	InstallLog string `json:"installLog"`
+}
+
+// Addresses are where to listen, and the peers. Validate has refused what is none.
+func (s *StatusServer) Addresses() (listen netip.AddrPort, peers []netip.AddrPort) {
+	listen, _ = netip.ParseAddrPort(s.Listen)
+	for _, text := range s.Peers {
+		p, _ := netip.ParseAddrPort(text)
+		peers = append(peers, p)
+	}
+	return listen, peers
+}
+
+// maxPeers bounds how many devices are asked at once.
+const maxPeers = 64
+
+func (s *StatusServer) validate(at *field.Path, apps bool) field.ErrorList {
+	if !s.Enable {
+		return nil
+	}
+	var errs field.ErrorList
+	address := func(at *field.Path, text string) {
+		if p, err := netip.ParseAddrPort(text); err != nil || p.Addr().IsUnspecified() || p.Port() == 0 {
+			errs = append(errs, field.Invalid(at, text, "must be ADDRESS:PORT of an interface, such as 192.168.100.1:12346"))
+		}
+	}
+	address(at.Child("listen"), s.Listen)
+	if s.ClusterID == "" {
+		errs = append(errs, field.Required(at.Child("clusterID"), "joining nodes wait for it"))
+	}
+	if len(s.Peers) > maxPeers {
+		errs = append(errs, field.TooMany(at.Child("peers"), len(s.Peers), maxPeers))
+	}
+	for i, text := range s.Peers {
+		address(at.Child("peers").Index(i), text)
+	}
+	if !apps {
+		errs = append(errs, field.Forbidden(at.Child("enable"), "the pages are about what modules.apps keeps on the device: enable that too"))
+	}
+	if s.InstallLog != "" && !filepath.IsAbs(s.InstallLog) {
+		errs = append(errs, field.Invalid(at.Child("installLog"), s.InstallLog, "must be an absolute path"))
 	}
 	return errs
 }

@@ -49,19 +49,20 @@ type Health struct {
 
 // Modules is the configuration of each module.
 type Modules struct {
-	EdgeHub     EdgeHub     `json:"edgeHub"`
-	MetaManager MetaManager `json:"metaManager"`
-	EdgeAPI     EdgeAPI     `json:"edgeAPI"`
-	Edged       Edged       `json:"edged"`
-	Route       Route       `json:"route"`
-	VIP         VIP         `json:"vip"`
-	Drain       Drain       `json:"drain"`
-	Services    Services    `json:"services"`
-	Site        Site        `json:"site"`
-	Names       Names       `json:"names"`
-	Marks       Marks       `json:"marks"`
-	Passthrough Passthrough `json:"passthrough"`
-	Apps        Apps        `json:"apps"`
+	EdgeHub      EdgeHub      `json:"edgeHub"`
+	MetaManager  MetaManager  `json:"metaManager"`
+	EdgeAPI      EdgeAPI      `json:"edgeAPI"`
+	Edged        Edged        `json:"edged"`
+	Route        Route        `json:"route"`
+	VIP          VIP          `json:"vip"`
+	Drain        Drain        `json:"drain"`
+	Services     Services     `json:"services"`
+	Site         Site         `json:"site"`
+	Names        Names        `json:"names"`
+	Marks        Marks        `json:"marks"`
+	Passthrough  Passthrough  `json:"passthrough"`
+	Apps         Apps         `json:"apps"`
+	StatusServer StatusServer `json:"statusServer"`
 }
 
 // EdgeHub keeps the link to the cloud.
@@ -226,11 +227,12 @@ func Default() *Config {
 				CordonTries: 10, CordonInterval: seconds(5), EvictInterval: seconds(5), RetryInterval: seconds(5),
 				Hooks: Hooks{Timeout: metav1.Duration{Duration: time.Hour}, Reboot: "systemctl reboot", Shutdown: "systemctl poweroff"},
 			},
-			Services: Services{Mode: "auto"},
-			Site:     Site{Port: 10552},
-			Names:    Names{Listen: "169.254.20.20:53", Domain: "cluster.local", Zones: []Zone{}, Upstream: []string{}},
-			Marks:    Marks{ClusterStatusPort: 12346},
-			Apps:     Apps{HaltingAfter: seconds(300), SilentAfter: seconds(120)},
+			Services:     Services{Mode: "auto"},
+			Site:         Site{Port: 10552},
+			Names:        Names{Listen: "169.254.20.20:53", Domain: "cluster.local", Zones: []Zone{}, Upstream: []string{}},
+			Marks:        Marks{ClusterStatusPort: 12346},
+			Apps:         Apps{HaltingAfter: seconds(300), SilentAfter: seconds(120)},
+			StatusServer: StatusServer{Peers: []string{}},
 		},
 	}
 }
@@ -273,6 +275,7 @@ func (c *Config) Validate() field.ErrorList {
 	}
 	errs = append(errs, c.Modules.Marks.validate(modules.Child("marks"))...)
 	errs = append(errs, c.Modules.Apps.validate(modules.Child("apps"))...)
+	errs = append(errs, c.Modules.StatusServer.validate(modules.Child("statusServer"), c.Modules.Apps.Enable)...)
 	if !c.Modules.MetaManager.Enable && (c.Modules.EdgeHub.Enable || c.Modules.EdgeAPI.Enable || c.Modules.Edged.Enable) {
 		errs = append(errs, field.Forbidden(modules.Child("metaManager", "enable"), "edgeHub, edgeAPI and edged stand on the store: they can't run without it"))
 	}

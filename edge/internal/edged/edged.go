@@ -184,6 +184,14 @@ func (m *Module) clients() (clients, error) {
 // rootDir is where the kubelet keeps its files.
 func (m *Module) rootDir() string { return filepath.Clean(m.server.RootDirectory) }
 
+// Runtime is the endpoint of the container runtime; "" where there is no kubelet.
+func (m *Module) Runtime() string {
+	if m == nil {
+		return ""
+	}
+	return m.server.ContainerRuntimeEndpoint
+}
+
 // Server is where the kubelet's own server is reached from this device; "" where it has none.
 func (m *Module) Server() string {
 	if !m.server.EnableServer {

@@ -1,0 +1,36 @@
+package app
+
+import (
+	"crypto/x509"
+	"os"
+	"time"
+
+	"k8s.io/client-go/rest"
+
+	"github.com/skerry-io/skerry/common/pki"
+	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
+	"github.com/skerry-io/skerry/edge/internal/join"
+	"github.com/skerry-io/skerry/edge/internal/statusserver"
+)
+
+// newStatusServer makes the server of this device's pages.
+func newStatusServer(c edgeconfig.StatusServer, node string, client *rest.Config, identity *join.Identity, now func() time.Time, contact func() (bool, time.Time)) (*statusserver.Server, error) {
+	listen, peers := c.Addresses()
+	return statusserver.New(statusserver.Config{
+		NodeName: node, ClusterID: c.ClusterID, Listen: listen, Peers: peers, API: client, Contact: contact, InstallLog: c.InstallLog,
+		Trust: statusserver.Trust{Certificate: identity.Certificate, Authorities: func() *x509.CertPool { return authorities(identity.ClientCAFile()) }, Now: now},
+	})
+}
+
+// authorities reads who signs the cluster's client certificates, which the cloud may have changed; nil: it is not known.
+func authorities(file string) *x509.CertPool {
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		return nil
+	}
+	certs, err := pki.ParseCertificates(raw)
+	if err != nil || len(certs) == 0 {
+		return nil
+	}
+	return pki.Pool(certs...)
+}

@@ -1,0 +1,212 @@
+// Package content gets what applications need to the device: container images through the container runtime, disk images over HTTP.
+//
+// It owns the folder of disk images, in which each file is called by its SHA-256, and is there only once it is whole and right. It refuses a file of
+// another digest, one that is longer than MaxBytes, and one that the disk has no room for. What was fetched half is continued. A Store may be used by
+// many goroutines; two that fetch the same file at once would do it twice, so its one caller fetches one thing after the other.
+package content
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+	runtimev1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+)
+
+const (
+	// MaxBytes bounds one disk image.
+	MaxBytes = 256 << 30
+	// spare is what must stay free on the disk, in bytes.
+	spare = 64 << 20
+	// stalled is how long a server may send nothing.
+	stalled = time.Minute
+	// pullTimeout bounds one pull of a container image: a thin link takes hours for a large one.
+	pullTimeout = 6 * time.Hour
+)
+
+// Images is the container runtime's images; its own API (CRI).
+type Images interface {
+	ImageStatus(ctx context.Context, image *runtimev1.ImageSpec, verbose bool) (*runtimev1.ImageStatusResponse, error)
+	PullImage(ctx context.Context, image *runtimev1.ImageSpec, auth *runtimev1.AuthConfig, sandbox *runtimev1.PodSandboxConfig) (string, error)
+	Close(ctx context.Context) error
+}
+
+// Store is the content of this device.
+type Store struct {
+	dir    string
+	client *http.Client
+	images func(context.Context) (Images, error)
+}
+
+// New makes a Store in a folder, which it makes on first use. images opens the container runtime; it is called for each container image.
+func New(dir string, images func(context.Context) (Images, error)) *Store {
+	return &Store{dir: dir, images: images, client: &http.Client{Transport: &http.Transport{
+		Proxy: http.ProxyFromEnvironment, ResponseHeaderTimeout: stalled, DisableKeepAlives: true, DisableCompression: true,
+	}}}
+}
+
+// Path is where a disk image is once it was fetched.
+func (s *Store) Path(sha256 string) string { return filepath.Join(s.dir, sha256) }
+
+// Fetch returns once the content is on the device.
+func (s *Store) Fetch(ctx context.Context, c v1alpha1.AppContent) error {
+	if c.Type == v1alpha1.ContentContainerImage {
+		return s.pull(ctx, c.Source)
+	}
+	return s.download(ctx, c.Source, c.SHA256)
+}
+
+func (s *Store) pull(ctx context.Context, reference string) error {
+	ctx, cancel := context.WithTimeout(ctx, pullTimeout)
+	defer cancel()
+	images, err := s.images(ctx)
+	if err != nil {
+		return fmt.Errorf("connecting to the container runtime: %w", err)
+	}
+	defer func() { _ = images.Close(context.WithoutCancel(ctx)) }() // all answers are here
+	spec := &runtimev1.ImageSpec{Image: reference}
+	status, err := images.ImageStatus(ctx, spec, false)
+	if err != nil {
+		return fmt.Errorf("asking for image %s: %w", reference, err)
+	}
+	if status.GetImage() != nil {
+		return nil
+	}
+	if _, err := images.PullImage(ctx, spec, nil, nil); err != nil {
+		return fmt.Errorf("pulling image %s: %w", reference, err)
+	}
+	return nil
+}
+
+func (s *Store) download(ctx context.Context, source, digest string) error {
+	if raw, err := hex.DecodeString(digest); err != nil || len(raw) != sha256.Size {
+		return fmt.Errorf("%q is no SHA-256", digest)
+	}
+	if _, err := os.Stat(s.Path(digest)); err == nil {
+		return nil
+	}
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+		return fmt.Errorf("making the folder of content: %w", err)
+	}
+	part := s.Path(digest) + ".part"
+	if err := s.fetch(ctx, source, part); err != nil {
+		return fmt.Errorf("fetching %s: %w", source, err)
+	}
+	got, err := digestOf(part)
+	if err != nil {
+		return fmt.Errorf("reading what was fetched: %w", err)
+	}
+	if got != digest {
+		// Begun anew next time: continuing would never mend it.
+		return errors.Join(fmt.Errorf("%s has the SHA-256 %s, not %s", source, got, digest), os.Remove(part))
+	}
+	if err := os.Rename(part, s.Path(digest)); err != nil {
+		return fmt.Errorf("keeping what was fetched: %w", err)
+	}
+	return nil
+}
+
+// fetch continues a file where it ends (RFC 9110, 14.2).
+func (s *Store) fetch(ctx context.Context, source, part string) (err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	file, err := os.OpenFile(part, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	have, err := file.Seek(0, io.SeekEnd)
+	if err != nil {
+		return err
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, source, http.NoBody)
+	if err != nil {
+		return err
+	}
+	if have > 0 {
+		request.Header.Set("Range", fmt.Sprintf("bytes=%d-", have))
+	}
+	answer, err := s.client.Do(request)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = answer.Body.Close() }() // nothing more is read
+	switch answer.StatusCode {
+	case http.StatusOK: // from the beginning, whatever was asked for
+		if err := file.Truncate(0); err != nil {
+			return err
+		}
+		if _, err := file.Seek(0, io.SeekStart); err != nil {
+			return err
+		}
+		have = 0
+	case http.StatusPartialContent:
+	case http.StatusRequestedRangeNotSatisfiable:
+		return nil // it is whole already, or its digest will tell
+	default:
+		return fmt.Errorf("the server answers %s", answer.Status)
+	}
+	if err := room(filepath.Dir(part), answer.ContentLength); err != nil {
+		return err
+	}
+	watchdog := time.AfterFunc(stalled, func() { cancel(fmt.Errorf("the server has sent nothing for %v", stalled)) })
+	defer watchdog.Stop()
+	body := &alive{io.LimitReader(answer.Body, MaxBytes-have+1), func() { watchdog.Reset(stalled) }}
+	n, err := io.Copy(file, body)
+	if err != nil {
+		return errors.Join(err, context.Cause(ctx))
+	}
+	if have+n > MaxBytes {
+		return fmt.Errorf("it is longer than %d bytes", int64(MaxBytes))
+	}
+	return file.Sync()
+}
+
+// room refuses what does not fit (statfs(2)); a length of -1 is not known beforehand.
+func room(dir string, length int64) error {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(dir, &fs); err != nil {
+		return fmt.Errorf("looking for room: %w", err)
+	}
+	if free := int64(fs.Bavail) * fs.Bsize; free-max(length, 0) < spare {
+		return fmt.Errorf("the disk has no room: %d bytes are free, %d come", free, length)
+	}
+	return nil
+}
+
+// alive notes that something was read.
+type alive struct {
+	io.Reader
+	note func()
+}
+
+func (a *alive) Read(p []byte) (int, error) {
+	n, err := a.Reader.Read(p)
+	if n > 0 {
+		a.note()
+	}
+	return n, err
+}
+
+func digestOf(path string) (string, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = file.Close() }() // it was only read
+	h := sha256.New()
+	if _, err := io.Copy(h, file); err != nil {
+		return "", err
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
+}

@@ -1,0 +1,35 @@
+package statusserver
+
+import (
+	"net/netip"
+	"time"
+
+	"k8s.io/client-go/rest"
+)
+
+const (
+	atOnce = 8
+	// mostBytes bounds an answer, ours and a peer's.
+	mostBytes = 1 << 20
+	mostPeers = 64
+	// ioTimeout bounds the reading of a request and the writing of an answer.
+	ioTimeout = 10 * time.Second
+	// lookAgain is how often the address is looked for.
+	lookAgain = 2 * time.Second
+)
+
+// Config is what the server needs.
+type Config struct {
+	NodeName  string
+	ClusterID string
+	// Listen is ADDRESS:PORT, on an interface of this device.
+	Listen netip.AddrPort
+	// Peers are where the other devices listen.
+	Peers []netip.AddrPort
+	Trust Trust
+	API   *rest.Config
+	// Contact reports whether there is a link, and when the cloud was last heard of.
+	Contact func() (linked bool, last time.Time)
+	// InstallLog is a file whose last lines are told; "" for none.
+	InstallLog string
+}
