@@ -202,8 +202,6 @@ func WordOf(p *corev1.Pod, preBoot map[string]bool) Word {
 			w.Addresses = append(w.Addresses, a.Unmap())
 		}
 	}
-	w.Ready = slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
-	})
+	w.Ready = object.PodReady(p)
 	return w
 }

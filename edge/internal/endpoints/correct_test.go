@@ -106,7 +106,7 @@ func ownPod(uid, ip string, ready bool, container string) *corev1.Pod {
 	if ready {
 		status = corev1.ConditionTrue
 	}
-	p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: status}}
+	p.Status.Conditions = []corev1.PodCondition{{Type: corev1.ContainersReady, Status: status}}
 	return p
 }
 

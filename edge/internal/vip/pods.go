@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
 type endpoint struct {
@@ -29,7 +30,7 @@ func ready(f Facts, v *v1alpha1.VirtualIP, vip netip.Addr) []endpoint {
 		if p.Namespace != v.Spec.Service.Namespace || p.Spec.NodeName != f.Node || p.DeletionTimestamp != nil || p.Status.Phase != corev1.PodRunning {
 			continue
 		}
-		if !selector.Matches(labels.Set(p.Labels)) || !isReady(p) && !v.Spec.PublishNotReady || preBoot(p, f.PreBootContainers) {
+		if !selector.Matches(labels.Set(p.Labels)) || !object.PodReady(p) && !v.Spec.PublishNotReady || preBoot(p, f.PreBootContainers) {
 			continue
 		}
 		for _, ip := range p.Status.PodIPs {
@@ -40,15 +41,6 @@ func ready(f Facts, v *v1alpha1.VirtualIP, vip netip.Addr) []endpoint {
 		}
 	}
 	return out
-}
-
-// isReady reports whether a pod is ready as this node's kubelet reports it. The condition Ready is not that: the cloud's node controller makes it False when it has not heard of
-// the node for long, and that comes down with the link. ContainersReady is the kubelet's alone; Ready is what it makes of that and of the pod's readiness gates (KEP-580).
-func isReady(p *corev1.Pod) bool {
-	is := func(kind corev1.PodConditionType) bool {
-		return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == kind && c.Status == corev1.ConditionTrue })
-	}
-	return is(corev1.ContainersReady) && !slices.ContainsFunc(p.Spec.ReadinessGates, func(g corev1.PodReadinessGate) bool { return !is(g.ConditionType) })
 }
 
 // preBoot reports whether a pod's state is of an earlier boot.
