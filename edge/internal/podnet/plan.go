@@ -114,6 +114,7 @@ func (p *Plan) route(s State, m site.Member, own []netip.Prefix, conflicts, away
 			continue
 		}
 		p.Routes[key] = netroute.Route{Key: key, Type: netroute.Unicast, Hops: []netroute.Hop{hop}}
+		p.Rules.Others = append(p.Rules.Others, r)
 		p.Rules.Inside = append(p.Rules.Inside, r, netip.PrefixFrom(hop.Gateway, hop.Gateway.BitLen()))
 	}
 }

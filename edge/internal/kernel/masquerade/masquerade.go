@@ -1,4 +1,5 @@
-// Package masquerade gives packets of this device's pods the device's own address where they leave the site.
+// Package masquerade gives packets of this device's pods the device's own address where they leave the site, and packets of
+// the device itself to pods of others the address that those can answer.
 //
 // It owns the nftables tables "skerry-pods" of the families ip and ip6, whole, and touches no other: that is how a fresh process knows what is ours. It
 // refuses a family that has no ranges, whose table goes. A table is replaced in one transaction, and stays when the process ends. Apply is called by one goroutine at a time.
@@ -17,10 +18,13 @@ import (
 
 const table = "skerry-pods"
 
-// Rules are what is masqueraded: packets from Pods, but for those to Inside.
+// Rules are what is masqueraded: packets from Pods, but for those to Inside; and what the device itself sends to Others, the
+// pods of other devices. A connection to a ClusterIP has the address of the way that the ClusterIP is on, mostly the uplink's, to
+// which nobody on the LAN has a way.
 type Rules struct {
 	Pods   []netip.Prefix
 	Inside []netip.Prefix
+	Others []netip.Prefix
 }
 
 // Driver makes the kernel masquerade.
@@ -65,7 +69,7 @@ func render(family string, want Rules) string {
 		slices.Sort(texts)
 		return slices.Compact(texts)
 	}
-	pods, inside := of(want.Pods), of(slices.Concat(want.Pods, want.Inside))
+	pods, inside, others := of(want.Pods), of(slices.Concat(want.Pods, want.Inside)), of(want.Others)
 	if len(pods) == 0 {
 		return ""
 	}
@@ -73,8 +77,12 @@ func render(family string, want Rules) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "table %s %s\ndelete table %s %s\n", family, table, family, table)
 	fmt.Fprintf(&b, "table %s %s {\n\tset inside {\n\t\ttype %s\n\t\tflags interval\n\t\tauto-merge\n\t\telements = { %s }\n\t}\n", family, table, kind, strings.Join(inside, ", "))
-	fmt.Fprintf(&b, "\tchain postrouting {\n\t\ttype nat hook postrouting priority srcnat; policy accept;\n\t\t%s saddr { %s } %s daddr != @inside masquerade\n\t}\n}\n",
+	fmt.Fprintf(&b, "\tchain postrouting {\n\t\ttype nat hook postrouting priority srcnat; policy accept;\n\t\t%s saddr { %s } %s daddr != @inside masquerade\n",
 		family, strings.Join(pods, ", "), family)
+	if len(others) > 0 {
+		fmt.Fprintf(&b, "\t\tfib saddr type local %s daddr { %s } masquerade\n", family, strings.Join(others, ", "))
+	}
+	b.WriteString("\t}\n}\n")
 	return b.String()
 }
 

@@ -55,3 +55,29 @@ func TestApply(t *testing.T) {
 		t.Errorf("tables that are left: %s", tables)
 	}
 }
+
+// The device itself reaches pods of its peers from whatever address the kernel chose: that of its uplink, where a ClusterIP was asked for.
+func TestApply_OtherPods(t *testing.T) {
+	lan := lantest.New(t)
+	device, peer := lan.Host("10.94.0.1/24"), lan.Host("10.94.0.2/24")
+	pod := peer.Pod(netip.MustParseAddr("10.95.2.7"))
+	pod.Serve(8080, "here")
+	device.Shell("ip link add up0 type veth peer name up1; ip address add 10.96.9.1/24 dev up0; ip link set up0 up; ip route add 10.95.2.0/24 via 10.94.0.2 src 10.96.9.1")
+	rules := masquerade.Rules{Pods: []netip.Prefix{netip.MustParsePrefix("10.95.1.0/24")}}
+	driver := masquerade.New()
+	apply := func() {
+		t.Helper()
+		if err := device.Do(func() error { return driver.Apply(t.Context(), rules) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	apply()
+	if _, seen, err := device.Ask("tcp", "10.95.2.7:8080", 3*time.Second); err == nil {
+		t.Fatalf("without the rule it is answered, as %s: this shows nothing", seen)
+	}
+	rules.Others = []netip.Prefix{netip.MustParsePrefix("10.95.2.0/24")}
+	apply()
+	if _, seen, err := device.Ask("tcp", "10.95.2.7:8080", 10*time.Second); err != nil || seen != "10.94.0.1" {
+		t.Errorf("the device is seen as %q, want 10.94.0.1 (%v)", seen, err)
+	}
+}
