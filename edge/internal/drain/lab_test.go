@@ -56,6 +56,7 @@ type lab struct {
 	admin  kubernetes.Interface
 	store  *memory
 	hub    *hub // where the agent runs as a module
+	module *drain.Module
 	hooks  *hooks
 	real   drain.Hooks // in the place of hooks, where a test has them run
 	rules  drain.Rules

@@ -55,7 +55,9 @@ type follower struct {
 	operations *agent.Objects[*v1alpha1.NodeOperation]
 	cloud      dynamic.NamespaceableResourceInterface
 	reported   map[string]types.UID // operations that this run has reported on, and the uids of their objects
-	seen       string               // what the agent was told of the own Node: its version, and whether all operations were known
+	told       bool                 // the agent was told how the link is: linked
+	linked     bool
+	seen       string // what the agent was told of the own Node: its version, and whether all operations were known
 }
 
 // start begins one run. Its watches are optional: what was asked for on the device needs neither.
@@ -92,7 +94,20 @@ func (m *Module) start(ctx context.Context, kit *agent.Run) (agent.Sync, error) 
 			}
 		}
 	})
-	return f.sync, m.agent.Reachable(ctx, kit.Link().Up)
+	return f.sync, nil
+}
+
+// tellLink tells the agent how the link is, once: whatever it is told wakes this module again.
+func (f *follower) tellLink(ctx context.Context) error {
+	up := f.kit.Link().Up
+	if f.told && f.linked == up {
+		return nil
+	}
+	if err := f.agent.Reachable(ctx, up); err != nil {
+		return err
+	}
+	f.told, f.linked = true, up
+	return nil
 }
 
 // sync brings both sides up to date.
@@ -103,7 +118,7 @@ func (f *follower) sync(ctx context.Context) (time.Duration, error) {
 			errs = append(errs, fmt.Errorf("%s: %w", about, err))
 		}
 	}
-	note("the link", f.agent.Reachable(ctx, f.kit.Link().Up))
+	note("the link", f.tellLink(ctx))
 	taken := f.operations.Synced()
 	if taken {
 		for name, err := range f.take(ctx) {

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -67,6 +68,7 @@ func (l *lab) serve() {
 		Edge: held, Cloud: api, Reporter: l,
 		Events: func(context.Context) (agent.Recorder, error) { return fakeRecorder{l.events}, nil },
 	})
+	l.module = module
 	runner, err := beehive.NewRunner(beehive.Config{}, []beehive.Entry{
 		{Module: l.hub}, {Module: module, Groups: []message.Group{linkstate.Agents}},
 	})
@@ -270,6 +272,22 @@ func TestModuleNameTaken(t *testing.T) {
 	l.awaitTold(name, "Running")
 	if ran := l.hooks.runs(); !slices.Equal(ran, []string{"Reboot"}) {
 		t.Errorf("hooks that ran: %v", ran)
+	}
+}
+
+// A module that nobody tells anything does nothing, also after it has been told much: what it tells its agent is no news to itself.
+func TestModuleRests(t *testing.T) {
+	l := newLab(t)
+	l.serve()
+	name := l.name + "-op"
+	l.want(name, v1alpha1.OperationDrain)
+	l.awaitTold(name, "Drained")
+	l.must(nil, l.operations().Delete(t.Context(), name, metav1.DeleteOptions{}))
+	l.awaitCordon(false, false)
+	before := l.module.State().Syncs
+	time.Sleep(time.Second)
+	if n := l.module.State().Syncs - before; n > 20 {
+		t.Errorf("it looked %d times in a second in which nothing happened", n)
 	}
 }
 
