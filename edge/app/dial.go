@@ -3,9 +3,22 @@ package app
 import (
 	"context"
 	"crypto/x509"
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
 	"sync"
 
+	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/common/link/quiclink"
+	"github.com/skerry-io/skerry/common/link/wslink"
+	"github.com/skerry-io/skerry/common/topic"
+	"github.com/skerry-io/skerry/common/version"
+	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
+	"github.com/skerry-io/skerry/edge/internal/hub"
+	"github.com/skerry-io/skerry/edge/internal/join"
+	"github.com/skerry-io/skerry/edge/internal/tunnel"
 )
 
 // trusting is a dialer that is made anew when whom it trusts has changed: a TLS configuration in use can't be changed.
@@ -45,4 +58,75 @@ func (t *trusting) Dial(ctx context.Context, address string) (link.Conn, error) 
 		return nil, err
 	}
 	return d.Dial(ctx, address)
+}
+
+// servers are the hosts of cloudcore: configured, or the one that the device joined.
+func (a *App) servers() []string {
+	if all := a.config.Modules.EdgeHub.Servers; len(all) > 0 {
+		return all
+	}
+	host, _, err := net.SplitHostPort(a.identity.Cluster().Server)
+	if err != nil {
+		return nil
+	}
+	return []string{host}
+}
+
+func (a *App) newHub() (*hub.Hub, error) {
+	c := a.config.Modules.EdgeHub
+	servers := a.servers()
+	if len(servers) == 0 {
+		return nil, fmt.Errorf("the cluster's server %q has no host; set modules.edgeHub.servers", a.identity.Cluster().Server)
+	}
+	addresses := make([]string, len(servers))
+	for i, s := range servers {
+		addresses[i] = net.JoinHostPort(s, strconv.Itoa(c.WebSocket.Port))
+	}
+	a.tunnel = tunnel.New(tunnel.Config{Kubelet: a.kubelet})
+	parts := map[message.Kind]hub.Part{topic.KindStream: a.tunnel}
+	if a.site != nil {
+		parts[topic.KindSite] = a.site
+	}
+	return hub.New(hub.Config{
+		Servers: addresses, Dialer: a.dialer, Epochs: a.store, Alive: a.meta.KubeletAlive, Version: version.Skerry(), BootID: bootID(),
+		Keepalive: c.Keepalive.Duration, BackoffMin: c.BackoffMin.Duration, BackoffMax: c.BackoffMax.Duration,
+		Trust: a.identity,
+		Parts: parts,
+	})
+}
+
+func newDialer(c edgeconfig.EdgeHub, identity *join.Identity) (link.Dialer, error) {
+	bounds := link.Default().OfEdge()
+	bounds.Keepalive, bounds.IdleTimeout = c.Keepalive.Duration, c.IdleTimeout.Duration
+	table := topic.NewTable().Receiving(topic.Down, topic.DownBounds())
+	ws, err := wslink.NewDialer(wslink.DialConfig{Link: bounds, TLS: identity.TLS(), Table: table, Proxy: http.ProxyFromEnvironment})
+	if err != nil {
+		return nil, err
+	}
+	quic, err := quiclink.NewDialer(quiclink.DialConfig{Link: bounds, TLS: identity.TLS(), Table: table})
+	if err != nil {
+		return nil, err
+	}
+	overWS, overQUIC := atPort{ws, c.WebSocket.Port}, atPort{quic, c.QUIC.Port}
+	switch c.Transport {
+	case "websocket":
+		return overWS, nil
+	case "quic":
+		return overQUIC, nil
+	}
+	return link.Auto(overQUIC, overWS), nil
+}
+
+// atPort dials hosts at the port of one transport, whichever port the hub names: a server is one host with a port for each transport.
+type atPort struct {
+	dialer link.Dialer
+	port   int
+}
+
+func (d atPort) Dial(ctx context.Context, address string) (link.Conn, error) {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, fmt.Errorf("dialling %q: %w", address, err)
+	}
+	return d.dialer.Dial(ctx, net.JoinHostPort(host, strconv.Itoa(d.port)))
 }

@@ -55,8 +55,8 @@ func (a *App) newCorrection() object.Corrector {
 	return a.correction
 }
 
-// newServices makes what serves Services and names, in the order in which they start: rules and answers are of corrected EndpointSlices.
-func (a *App) newServices() ([]beehive.Entry, error) {
+// serviceParts makes what serves Services and names, in the order in which they start: rules and answers are of corrected EndpointSlices.
+func (a *App) serviceParts() ([]beehive.Entry, error) {
 	c := a.config.Modules
 	config := services.Config{
 		NodeName: a.node, Enable: c.Services.Enable, API: a.api.ClientConfig(api.Identity{}), Driver: kubeproxy.New(c.Services.Mode, a.node),

@@ -47,7 +47,7 @@ var cyclic = map[string]int{
 
 	"common/tunnel": 2,
 
-	"edge/app": 6,
+	"edge/app": 2,
 
 	"edge/cmd/edgecore": 2,
 

@@ -1,0 +1,130 @@
+package app
+
+import (
+	"time"
+
+	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/edge/internal/agent"
+	"github.com/skerry-io/skerry/edge/internal/api"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netwatch"
+	"github.com/skerry-io/skerry/edge/internal/linkstate"
+	"github.com/skerry-io/skerry/edge/internal/meta"
+	"github.com/skerry-io/skerry/edge/internal/passthrough"
+	"github.com/skerry-io/skerry/edge/internal/registration"
+)
+
+// restarted is a module that is started again after a failure.
+func restarted(m beehive.Module, groups ...message.Group) beehive.Entry {
+	return beehive.Entry{Module: m, Groups: groups, Restart: beehive.OnFailure(beehive.Backoff{})}
+}
+
+// slow is an entry whose module may take longer to stop.
+func slow(e beehive.Entry, stop time.Duration) beehive.Entry {
+	e.StopTimeout = stop
+	return e
+}
+
+// newMeta makes what the device knows and the API that shows it.
+func (a *App) newMeta() {
+	c := a.config.Modules
+	limit := c.MetaManager.EventLimit
+	a.meta = meta.New(meta.Config{
+		NodeName: a.node, Store: a.store, ReportEvents: c.Edged.ReportEvent, Corrector: a.newCorrection(),
+		Limits: meta.Limits{OutboxEvents: limit.Entries, OutboxBytes: int(limit.Bytes.Value())},
+	})
+	a.registration = registration.New(a.meta, a.node)
+	a.api = api.New(api.Config{
+		NodeName: a.node, Backend: a.meta, State: a.store.Module(string(api.Name)), DataDir: keysDir(a.config), Socket: c.EdgeAPI.Socket, Listen: c.EdgeAPI.Listen, Pods: podsListen(c.EdgeAPI),
+		Local: a.local(), Registering: a.registration.Seen,
+	})
+}
+
+func (a *App) storeParts() ([]beehive.Entry, error) {
+	client := a.api.ClientConfig(api.Identity{})
+	return []beehive.Entry{
+		restarted(a.meta, linkstate.Group),
+		{Module: &storeModule{store: a.store, linked: a.meta.Linked}, Restart: beehive.Never()},
+		restarted(&diskModule{disk: a.disk, node: a.node, client: client}),
+		restarted(&skewModule{linked: a.meta.Linked, request: a.meta.Request, node: a.node, client: client}),
+	}, nil
+}
+
+func (a *App) apiParts() ([]beehive.Entry, error) {
+	return []beehive.Entry{restarted(a.api), restarted(a.registration), restarted(a.newAPIRedirect())}, nil
+}
+
+func (a *App) siteParts() ([]beehive.Entry, error) {
+	return []beehive.Entry{restarted(a.contact), restarted(a.newPodNetwork(), linkstate.Agents)}, nil
+}
+
+func (a *App) routeParts() ([]beehive.Entry, error) {
+	a.routes = a.newRoutes()
+	a.collectors = append(a.collectors, a.routes)
+	return []beehive.Entry{slow(restarted(a.routes, linkstate.Agents), 30*time.Second)}, nil
+}
+
+func (a *App) vipParts() ([]beehive.Entry, error) {
+	a.vips = a.newVIPs()
+	a.collectors = append(a.collectors, a.vips)
+	return []beehive.Entry{slow(restarted(a.vips, linkstate.Agents), 20*time.Second), restarted(&shutdownModule{a.vips})}, nil
+}
+
+func (a *App) drainParts() ([]beehive.Entry, error) {
+	module, err := a.newDrain()
+	if err != nil {
+		return nil, err
+	}
+	a.collectors = append(a.collectors, a.drain)
+	return []beehive.Entry{slow(restarted(module, linkstate.Agents), 20*time.Second)}, nil
+}
+
+func (a *App) appParts() ([]beehive.Entry, error) {
+	a.apps = newApps(a.config.Modules.Apps, a.node, a.config.DataDir, a.api.ClientConfig(api.Identity{}), a.meta, a.store, func() string { return a.edged.Runtime() })
+	a.agent(a.apps.Module)
+	return []beehive.Entry{restarted(a.apps, linkstate.Agents)}, nil
+}
+
+func (a *App) hubParts() ([]beehive.Entry, error) {
+	a.netwatch = netwatch.New(nil)
+	var err error
+	if a.hub, err = a.newHub(); err != nil {
+		return nil, err
+	}
+	a.collectors = append(a.collectors, a.hub, a.tunnel)
+	return []beehive.Entry{restarted(&identityModule{app: a}, linkstate.Group), restarted(a.netwatch), restarted(a.hub)}, nil
+}
+
+func (a *App) passthroughParts() ([]beehive.Entry, error) {
+	m := newPassthrough(a.node, a.api.ClientConfig(api.Identity{}), a.recorder(string(passthrough.Name)), agent.NewMemory(a.store, string(passthrough.Name)))
+	return []beehive.Entry{restarted(a.agent(m), linkstate.Agents)}, nil
+}
+
+func (a *App) marksParts() ([]beehive.Entry, error) {
+	a.marks = newMarks(a.config.Modules.Marks, a.node, a.api.ClientConfig(api.Identity{}), a.meta)
+	a.agent(a.marks.Module)
+	a.collectors = append(a.collectors, a.marks)
+	return []beehive.Entry{restarted(a.marks, linkstate.Agents)}, nil
+}
+
+func (a *App) statusServerParts() ([]beehive.Entry, error) {
+	server, err := newStatusServer(a.config.Modules.StatusServer, a.node, a.api.ClientConfig(api.Identity{}), a.identity, a.clock.Now, a.lastContact)
+	if err != nil {
+		return nil, err
+	}
+	return []beehive.Entry{restarted(server)}, nil
+}
+
+func (a *App) edgedParts() ([]beehive.Entry, error) {
+	var err error
+	if a.edged, err = a.newEdged(); err != nil {
+		return nil, err
+	}
+	// The kubelet's globals allow one run in a process: a failure ends edgecore, and systemd starts it again. Containers go on. The next module doesn't wait for
+	// it: on its first boot it may have to wait for the cloud.
+	return []beehive.Entry{{Module: a.edged, Restart: beehive.Never(), StartTimeout: time.Millisecond, StopTimeout: 20 * time.Second}}, nil
+}
+
+func (a *App) healthParts() ([]beehive.Entry, error) {
+	return []beehive.Entry{restarted(a.newHealth(a.config.Health.Listen))}, nil
+}

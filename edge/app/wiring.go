@@ -1,0 +1,154 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/common/pki"
+	"github.com/skerry-io/skerry/common/version"
+	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
+	"github.com/skerry-io/skerry/edge/internal/join"
+	"github.com/skerry-io/skerry/edge/internal/kernel/diskkey"
+	"github.com/skerry-io/skerry/edge/internal/store"
+)
+
+// New reads the identity, opens the store and makes every part. Nothing runs yet.
+func New(ctx context.Context, cfg *edgeconfig.Config) (*App, error) {
+	a := &App{config: cfg, metrics: prometheus.NewRegistry()}
+	a.clock = pki.NewClock(BuildTime(), a.keepTime)
+	key, err := readDiskKey(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	if key != nil {
+		if err := diskkey.InMemory(cfg.Modules.MetaManager.Encryption.KeysDir); err != nil {
+			return nil, err
+		}
+	}
+	if a.identity, err = join.Load(IdentityDir(cfg), sealer(key), a.clock); err != nil {
+		return nil, err
+	}
+	a.node = string(a.identity.Node())
+	if a.dialer, err = newTrusting(a.identity.Roots, func() (link.Dialer, error) { return newDialer(cfg.Modules.EdgeHub, a.identity) }); err != nil {
+		return nil, err
+	}
+	if name := cfg.Modules.Edged.HostnameOverride; name != "" && name != a.node {
+		return nil, fmt.Errorf("modules.edged.hostnameOverride is %s, but this device joined as %s: put the old name back, or join again under the new one", name, a.node)
+	}
+	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
+		return nil, fmt.Errorf("dataDir: %w", err)
+	}
+	file := storeConfig(cfg, key)
+	file.LockWait = lockWait
+	if a.store, err = store.Open(ctx, file); err != nil {
+		return nil, err
+	}
+	a.disk = disk{cfg.DataDir, func() bool { return a.store.Stats().Full }}
+	if last, err := a.store.LastTime(); err == nil {
+		a.clock.AtLeast(last)
+	}
+	if aside := a.store.SetAside(); aside != "" {
+		klog.FromContext(ctx).Error(nil, "The store was damaged; what could be read of it was kept, the rest comes again from the cloud", "damaged", aside, "lost", a.store.Lost())
+	}
+	if err := a.assemble(); err != nil {
+		_ = a.store.Close()
+		return nil, err
+	}
+	return a, nil
+}
+
+// A part is a line of the wiring: modules that are there together or not at all.
+type part struct {
+	on   bool
+	make func() ([]beehive.Entry, error)
+}
+
+// wiring is what edgecore is made of, in the order in which it starts. A part is made when those above it have been.
+func (a *App) wiring() []part {
+	c := a.config.Modules
+	return []part{
+		{true, a.storeParts},
+		{c.EdgeAPI.Enable, a.apiParts},
+		// Before the link and the kubelet: the devices of a site need neither to know of each other.
+		{c.Site.Enable, a.siteParts},
+		// Before the link: the store knows which routes there should be, and the way to the cloud may be one of them.
+		{c.Route.Enable, a.routeParts},
+		// Before the kubelet: what the store says of pods when a device boots is of the boot before.
+		{c.VIP.Enable, a.vipParts},
+		// Before the link too: a request made on the spot needs none, and after a boot what was running is completed.
+		{c.Drain.Enable, a.drainParts},
+		{c.Apps.Enable, a.appParts},
+		{c.EdgeHub.Enable, a.hubParts},
+		{c.Passthrough.Enable, a.passthroughParts},
+		// Before the kubelet: a device that boots offline has the rules before its first pod.
+		{c.Marks.Enable, a.marksParts},
+		// Behind the link: at its first boot a device has nothing to serve before that. Before the kubelet: rules and names are there when its pods start.
+		{c.EdgeAPI.Enable, a.serviceParts},
+		{c.StatusServer.Enable, a.statusServerParts},
+		{c.Edged.Enable, a.edgedParts},
+		{a.config.Health.Listen != "", a.healthParts},
+	}
+}
+
+// assemble makes the parts.
+func (a *App) assemble() error {
+	a.newContact()
+	a.newMeta()
+	var entries []beehive.Entry
+	for _, p := range a.wiring() {
+		if !p.on {
+			continue
+		}
+		made, err := p.make()
+		if err != nil {
+			return err
+		}
+		entries = append(entries, made...)
+	}
+	var err error
+	if a.runner, err = beehive.NewRunner(beehive.Config{}, entries); err != nil {
+		return err
+	}
+	return a.registerMetrics()
+}
+
+// Run starts the parts in order and serves until ctx ends or one of them fails for good.
+func (a *App) Run(ctx context.Context) error {
+	log := klog.FromContext(ctx)
+	log.Info("edgecore starts", "version", version.Skerry(), "kubernetes", version.Kubernetes(), "node", a.node)
+	if !a.config.Modules.VIP.Enable {
+		// The module may have served addresses before it was switched off.
+		if err := clearVIPs(ctx, a.config); err != nil {
+			log.Error(err, "Removing virtual IPs of a module that is switched off now failed")
+		}
+	}
+	if !a.config.Modules.Marks.Enable {
+		if err := clearMarks(ctx); err != nil {
+			log.Error(err, "Removing the rules of a module that is switched off now failed")
+		}
+	}
+	err := a.runner.Run(ctx)
+	if closeErr := a.store.Close(); closeErr != nil {
+		err = errors.Join(err, fmt.Errorf("closing the store: %w", closeErr))
+	}
+	log.Info("edgecore has stopped; containers go on")
+	return err
+}
+
+func (a *App) registerMetrics() error {
+	all := []prometheus.Collector{collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), busCollector{a.runner}, a.api.Metrics()}
+	for _, c := range append(all, a.collectors...) {
+		if err := a.metrics.Register(c); err != nil {
+			return fmt.Errorf("registering metrics: %w", err)
+		}
+	}
+	return nil
+}
