@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/edge/internal/store"
 )
 
 // DataDiskFull is the condition of a Node whose edgecore has no room for what it must keep.
@@ -33,7 +35,28 @@ type DiskStatus struct {
 type disk struct {
 	path string
 	full func() bool // the last write to the store found no room
+	// try writes something small to the store.
+	try func(ctx context.Context) error
 }
+
+func diskOf(path string, s *store.Store) disk {
+	return disk{path, func() bool { return s.Stats().Full }, func(ctx context.Context) error {
+		return s.Update(ctx, func(tx *store.Tx) error {
+			return tx.SetState("disk", "tried", strconv.AppendInt(nil, time.Now().Unix(), 10))
+		})
+	}}
+}
+
+// refresh has the store try again where its last write found no room and there is room now: an idle device may have nothing to
+// write for long, and would be called full until then.
+func (d disk) refresh(ctx context.Context) {
+	var fs unix.Statfs_t
+	if d.full() && unix.Statfs(d.path, &fs) == nil && free(&fs) >= leastFree {
+		_ = d.try(ctx) // what came of it is what full says
+	}
+}
+
+func free(fs *unix.Statfs_t) uint64 { return fs.Bavail * uint64(max(fs.Bsize, 0)) }
 
 // status looks at the disk (statfs(2)).
 func (d disk) status() DiskStatus {
@@ -43,7 +66,7 @@ func (d disk) status() DiskStatus {
 		s.Problem = fmt.Sprintf("the disk of %s can't be looked at: %v", d.path, err)
 		return s
 	}
-	s.Free = fs.Bavail * uint64(max(fs.Bsize, 0))
+	s.Free = free(&fs)
 	if s.Free < leastFree || d.full() {
 		s.Problem = fmt.Sprintf("the disk of %s is full: %d KiB are free", d.path, s.Free>>10)
 	}
@@ -82,6 +105,7 @@ func (m *diskModule) Run(ctx context.Context, port *beehive.Port) error {
 	defer tick.Stop()
 	said, known := "", false
 	for {
+		m.disk.refresh(ctx)
 		problem := m.disk.status().Problem
 		if (problem == "") != (said == "") || !known {
 			if known = m.say(ctx, client, problem) == nil; known {

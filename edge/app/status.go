@@ -136,7 +136,7 @@ func StatusOfFiles(ctx context.Context, cfg *edgeconfig.Config) (Status, error) 
 	s.Node = string(identity.Node())
 	status := identity.Status()
 	s.Identity = &status
-	disk := disk{cfg.DataDir, func() bool { return false }}.status()
+	disk := disk{path: cfg.DataDir, full: func() bool { return false }}.status()
 	s.Disk = &disk
 	if _, err := os.Stat(storeConfig(cfg, key).Path); err != nil {
 		return s, nil //nolint:nilerr // no store yet: it has joined and never run

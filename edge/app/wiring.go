@@ -51,7 +51,7 @@ func New(ctx context.Context, cfg *edgeconfig.Config) (*App, error) {
 	if a.store, err = store.Open(ctx, file); err != nil {
 		return nil, err
 	}
-	a.disk = disk{cfg.DataDir, func() bool { return a.store.Stats().Full }}
+	a.disk = diskOf(cfg.DataDir, a.store)
 	if last, err := a.store.LastTime(); err == nil {
 		a.clock.AtLeast(last)
 	}

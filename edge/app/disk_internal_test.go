@@ -1,0 +1,49 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/skerry-io/skerry/edge/internal/store"
+	"github.com/skerry-io/skerry/tests/smalldisk"
+)
+
+func TestMain(m *testing.M) {
+	if !smalldisk.Child(map[string]func(string) error{"idle": idle}) {
+		os.Exit(m.Run())
+	}
+}
+
+// A device that has nothing to write is not called full for ever: the last write of its store that found no room was long ago.
+func TestADiskHasRoomAgain(t *testing.T) { smalldisk.Run(t, "idle") }
+
+func idle(dir string) error {
+	ctx := context.Background()
+	s, err := store.Open(ctx, store.Config{Path: filepath.Join(dir, "store.db")})
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	d := diskOf(dir, s)
+	filler := filepath.Join(dir, "filler")
+	if err := os.WriteFile(filler, make([]byte, 4<<20), 0o600); err == nil {
+		return errors.New("4 MiB fit on 2")
+	}
+	for i := 0; !d.full(); i++ {
+		_ = s.Update(ctx, func(tx *store.Tx) error { return tx.SetState("test", fmt.Sprint(i), make([]byte, 64<<10)) })
+	}
+	if d.refresh(ctx); d.status().Problem == "" {
+		return errors.New("a full disk has no problem")
+	}
+	if err := os.Remove(filler); err != nil {
+		return err
+	}
+	if d.refresh(ctx); d.status().Problem != "" {
+		return fmt.Errorf("with room: %s", d.status().Problem)
+	}
+	return nil
+}
