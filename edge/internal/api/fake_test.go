@@ -313,6 +313,12 @@ func (b *fakeBackend) watching() int {
 	return len(b.watchers)
 }
 
+func (b *fakeBackend) lastWrite() meta.Write {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.writes[len(b.writes)-1]
+}
+
 func (b *fakeBackend) Write(ctx context.Context, write meta.Write) (meta.Result, error) {
 	b.mu.Lock()
 	b.writes = append(b.writes, write)
@@ -359,7 +365,7 @@ func (b *fakeBackend) Write(ctx context.Context, write meta.Write) (meta.Result,
 		return meta.Result{Code: http.StatusOK, Status: &metav1.Status{Status: metav1.StatusSuccess}}, nil
 	}
 	answer, err := b.Request(ctx, &topicpb.APIRequest{
-		Method: write.Verb, Path: write.Path, Body: write.Body, ContentType: write.ContentType, Accept: write.Accept,
+		Method: write.Verb, Path: write.Path, Body: write.Body, ContentType: write.ContentType, Accept: write.Accept, BearerToken: write.Caller.BearerToken,
 	})
 	if err != nil {
 		return meta.Result{}, err

@@ -39,13 +39,21 @@ func (s *Server) forward(r *http.Request) (*topicpb.APIResponse, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Pods share the link with the statuses of the node. What they send has a budget, whoever of them sends it.
-	if size := len(request.GetBody()) + len(request.GetPath()) + len(request.GetQuery()) + len(request.GetBearerToken()); request.GetBearerToken() != "" &&
-		!s.podBytes.AllowN(time.Now(), size) {
-		s.metrics.overload.Inc()
-		return nil, apierrors.NewTooManyRequests("the pods of this device have sent more than their share of the link", retryAfter)
+	if err := s.spend(r, len(request.GetBody())); err != nil {
+		return nil, err
 	}
 	return s.backend.Request(r.Context(), request)
+}
+
+// spend takes a pod's request, whose body has so many bytes, out of what pods may send. They share the link with the statuses of the node, so
+// what they send has a budget, whoever of them sends it.
+func (s *Server) spend(r *http.Request, body int) error {
+	token := identityFrom(r.Context()).Token
+	if size := body + len(r.URL.EscapedPath()) + len(r.URL.RawQuery) + len(token); token != "" && !s.podBytes.AllowN(time.Now(), size) {
+		s.metrics.overload.Inc()
+		return apierrors.NewTooManyRequests("the pods of this device have sent more than their share of the link", retryAfter)
+	}
+	return nil
 }
 
 // podBytesRate and podBytesBurst are what pods may send over the link, in bytes a second and in bytes at

@@ -29,6 +29,7 @@ import (
 
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 	"github.com/skerry-io/skerry/edge/internal/api"
+	"github.com/skerry-io/skerry/edge/internal/meta"
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
@@ -323,6 +324,12 @@ func TestServiceAccount(t *testing.T) {
 	check("what isn't held", err, func(err error) bool { return apierrors.ReasonForError(err) == "PassedThrough" })
 	err = as("good").CoreV1().Pods("default").Delete(t.Context(), "a", metav1.DeleteOptions{})
 	check("a write", err, func(err error) bool { return apierrors.ReasonForError(err) == "PassedThrough" })
+	// By way of the Backend: the version in it may be one that the pod has read here.
+	_, err = as("good").CoreV1().Pods("default").Update(t.Context(), pod("a"), metav1.UpdateOptions{})
+	check("an update", err, func(err error) bool { return apierrors.ReasonForError(err) == "PassedThrough" })
+	if last := b.lastWrite(); last.Verb != "update" || last.Caller != (meta.Caller{BearerToken: accountToken("good")}) {
+		t.Errorf("the Backend was asked to %s by %v", last.Verb, last.Caller)
+	}
 
 	b.setLinked(false)
 	check("without a link, an account that might", list("good"), nil)

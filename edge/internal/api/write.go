@@ -23,16 +23,21 @@ import (
 )
 
 // write answers create, update, patch, delete and deletecollection. What becomes of each, the Backend decides by its class: it is applied here and
-// waits for the link in the outbox, or it passes through.
+// waits for the link in the outbox, or it passes through. What a pod writes always passes through: what it names of an object's version it may have read
+// here.
 func (s *Server) write(w http.ResponseWriter, r *http.Request, info *request.RequestInfo) {
 	ctx := r.Context()
 	identity := identityFrom(ctx)
-	if identity.Token != "" || httpstream.IsUpgradeRequest(r) {
+	if identity.Token != "" && info.Verb == "create" || httpstream.IsUpgradeRequest(r) {
 		s.pass(w, r) // the outbox is the node's own; what a pod writes, kube-apiserver judges and answers
 		return
 	}
 	body, err := readBody(r)
 	if err != nil {
+		writeError(w, r, err)
+		return
+	}
+	if err := s.spend(r, len(body)); err != nil {
 		writeError(w, r, err)
 		return
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -321,9 +322,11 @@ func TestWhatPassesThroughSpeaksTheCloudsVersions(t *testing.T) {
 		}
 		var sent []string
 		c.answer = answerRecording(&sent)
+		token := ""
 		put := func(version string, body []byte) error {
 			_, err := e.Write(t.Context(), meta.Write{
 				Verb: "update", Ref: ref("configmaps", "default", "a"), Body: body, Path: "/api/v1/namespaces/default/configmaps/a",
+				Caller: meta.Caller{BearerToken: token},
 			})
 			_ = version
 			return err
@@ -341,16 +344,23 @@ func TestWhatPassesThroughSpeaksTheCloudsVersions(t *testing.T) {
 			t.Fatal(err)
 		}
 		for name, body := range map[string][]byte{"JSON": asJSON, "protobuf": asProtobuf} {
-			sent = nil
-			if err := put("", body); err != nil {
-				t.Errorf("%s: %v", name, err)
-			}
-			if diff := cmp.Diff([]string{o.CloudVersion}, sent); diff != "" {
-				t.Errorf("%s: %s", name, diff)
+			for _, token = range []string{"", "of a pod"} {
+				sent = nil
+				if err := put("", body); err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+				if diff := cmp.Diff([]string{o.CloudVersion}, sent); diff != "" {
+					t.Errorf("%s: %s", name, diff)
+				}
 			}
 		}
 		c.set(ref("configmaps", "default", "a"), configMap("y"))
 		synctest.Wait()
+		token, sent = "of a pod", nil
+		if err := put("", asJSON); err != nil || !slices.Equal(sent, []string{strconv.FormatUint(o.Version, 10)}) {
+			t.Errorf("an old version named by a pod, whose token kube-apiserver judges: %v, sent %v", err, sent)
+		}
+		token = ""
 		if err := put("", asJSON); !apierrors.IsConflict(err) {
 			t.Errorf("an old version: %v, want a conflict", err)
 		}
