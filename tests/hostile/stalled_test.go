@@ -61,18 +61,28 @@ func TestHostile_04_StalledReader(t *testing.T) {
 			}
 			const taken, told = `skerry_hub_messages_total{direction="received",topic="report.update"}`, `skerry_hub_messages_total{direction="sent",topic="report.response"}`
 			const waiting = 30 // reports of each, that were taken and are not answered
-			last := -1
+			last, still := -1, 0
 			cluster.Eventually(t, "the devices report and take no answer", func(ctx context.Context) error {
 				for i, d := range bad {
-					for _, of := range []string{names[i+1], fmt.Sprintf("made-up-%d", epochs.Add(1))} {
-						if _, err := d.Post(ctx, topic.ReportWrite, reportOf(of, i)); err != nil {
-							return err
+					// Until the link takes no more: of answers as large as these a few may be on the way at once, and a transport takes some of them off.
+					if err := d.Send(ctx, topic.APIRequest.New(message.Resource{}, bigRequest(ns))); err != nil {
+						return err
+					}
+					for range 2 {
+						for _, of := range []string{names[i+1], fmt.Sprintf("made-up-%d", epochs.Add(1))} {
+							if _, err := d.Post(ctx, topic.ReportWrite, reportOf(of, i)); err != nil {
+								return err
+							}
 						}
 					}
 				}
 				was := last
 				if last = s.metric(t, told); last != was {
+					still = 0
 					return fmt.Errorf("%d were answered", last)
+				}
+				if still++; still < 15 { // one that is slow for a moment is not stalled
+					return fmt.Errorf("for %d rounds none was answered", still)
 				}
 				if n := s.metric(t, taken) - last; n < waiting*stalled {
 					return fmt.Errorf("%d wait", n)
@@ -131,10 +141,15 @@ func reportOf(name string, i int) *topicpb.Write {
 	}
 }
 
+// bigRequest asks for what big made.
+func bigRequest(ns string) *topicpb.APIRequest {
+	return &topicpb.APIRequest{Method: "GET", Path: "/api/v1/namespaces/" + ns + "/secrets/big", Accept: "application/json"}
+}
+
 // fill has answers sent to a device that it does not read, more than its link takes.
 func fill(t *testing.T, d *hostile.Device, ns string) {
 	t.Helper()
-	q := &topicpb.APIRequest{Method: "GET", Path: "/api/v1/namespaces/" + ns + "/secrets/big", Accept: "application/json"}
+	q := bigRequest(ns)
 	cluster.Eventually(t, "the device gets its pod's Secret", func(ctx context.Context) error {
 		a, err := d.Ask(ctx, q)
 		if err == nil && a.GetCode() != http.StatusOK {
