@@ -12,7 +12,7 @@ import (
 )
 
 // Sync brings something in line with the present state, and is safe to repeat. again is how long it may take
-// until it must be called again although nobody asks for it; 0: for ever.
+// until it must be called again although no Wake asks for it; 0: for ever.
 type Sync func(ctx context.Context) (again time.Duration, err error)
 
 // Config says how a Loop goes on.
@@ -22,7 +22,7 @@ type Config struct {
 	// RetryMin and RetryMax bound the delay after a failure, which doubles. 1 s and 30 s where zero. A Wake
 	// ends the delay.
 	RetryMin, RetryMax time.Duration
-	// Failed is told of each failure, and how long it is until the next call; nil for nobody.
+	// Failed is called after each failure, and how long it is until the next call; nil: no callback.
 	Failed func(ctx context.Context, err error, retry time.Duration)
 }
 

@@ -60,7 +60,7 @@ func TestLoop(t *testing.T) {
 		"once at the begin":         {want: []time.Duration{0}, meanwhile: nothing},
 		"again when it says so":     {ends: []end{{again: 5 * s}, {again: 7 * s}}, want: []time.Duration{0, 5 * s, 12 * s}, meanwhile: nothing},
 		"failures wait ever longer": {config: rerun.Config{RetryMax: 3 * s}, ends: []end{{err: failure}, {err: failure}, {err: failure}, {err: failure}}, want: []time.Duration{0, s, 3 * s, 6 * s, 9 * s}, meanwhile: nothing},
-		"the delay begins anew":     {ends: []end{{err: failure}, {err: failure}, {again: s}, {err: failure}}, want: []time.Duration{0, s, 3 * s, 4 * s, 5 * s}, meanwhile: nothing},
+		"the delay starts again":    {ends: []end{{err: failure}, {err: failure}, {again: s}, {err: failure}}, want: []time.Duration{0, s, 3 * s, 4 * s, 5 * s}, meanwhile: nothing},
 		"a failure that must be looked at sooner": {
 			config: rerun.Config{RetryMin: 10 * s}, ends: []end{{again: 2 * s, err: failure}}, want: []time.Duration{0, 2 * s}, meanwhile: nothing,
 		},

@@ -21,7 +21,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/tunnel"
 )
 
-// trusting is a dialer that is made anew when whom it trusts has changed: a TLS configuration in use can't be changed.
+// trusting is a dialer that is made again when whom it trusts has changed: a TLS configuration in use can't be changed.
 type trusting struct {
 	roots func() *x509.CertPool
 	make  func() (link.Dialer, error)

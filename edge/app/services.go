@@ -199,7 +199,7 @@ func (a *App) newPodNetwork() *agent.Module {
 	}))
 }
 
-// peerChanged has shown anew what depends on a device.
+// peerChanged has shown again what depends on a device.
 func (a *App) peerChanged(node string) {
 	select {
 	case a.moved <- struct{}{}:

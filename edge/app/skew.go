@@ -19,7 +19,7 @@ import (
 )
 
 // VersionSkew is the condition of a Node whose kubelet does not fit the cluster's kube-apiserver: one of the two was changed since the device joined. Pods go on:
-// what a kubelet and a kube-apiserver make of each other's fields is nobody's promise, but to stop what runs helps nobody.
+// what a kubelet and a kube-apiserver make of each other's fields is not promised, but stopping what runs would not help.
 const VersionSkew corev1.NodeConditionType = "SkerryVersionSkew"
 
 const (

@@ -14,7 +14,7 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// What can't work is refused in words when it is written; what may work later is told in the status.
+// What can't work is refused in words when it is written; what may work later is reported in the status.
 func TestRefusals(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
@@ -61,7 +61,7 @@ func TestRefusals(t *testing.T) {
 	s.waitApp(ns, "nowhere", "to be refused", func(a *v1alpha1.EdgeApp) bool {
 		return a.Status.Phase == v1alpha1.PhaseRefused && strings.Contains(a.Status.Conditions[0].Message, "no node edge9")
 	})
-	// A template that nobody can read is this application's trouble alone: devices go on to report others.
+	// A template that can't be decoded is this application's trouble alone: devices go on to report others.
 	s.create(ns, appYAML("unreadable", "edge1")+"      restartPolicy: {no: policy}\n")
 	s.waitApp(ns, "unreadable", "to be refused", func(a *v1alpha1.EdgeApp) bool {
 		c := condition(a, v1alpha1.AppAccepted)

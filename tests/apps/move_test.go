@@ -82,7 +82,7 @@ func (r *recorder) path() ([]string, error) {
 	}
 	first := slices.IndexFunc(r.lines, func(l string) bool { return l != "" })
 	if first < 0 {
-		return nil, errors.New("nobody ever reported")
+		return nil, errors.New("no node ever reported")
 	}
 	path := slices.Compact(slices.Clone(r.lines[first:]))
 	for _, l := range path {

@@ -41,7 +41,7 @@ func (s *system) deviceStatus(ctx context.Context, node string) (d deviceStatus,
 }
 
 // TestCluster_08: the API is away for longer than a device reports without it (2 min; 15 s in this trial). The pod goes on; the device says that it reports nothing,
-// heals what fails there, and decides nothing: it runs what it ran. In the cloud the last report stays as it was, and its age is told. Afterwards the
+// heals what fails there, and decides nothing: it runs what it ran. In the cloud the last report stays as it was, and its age is shown. Afterwards the
 // present state is reported. The 2 min themselves are beside the code, by the clock of the test.
 func TestCluster_08_ApiAway(t *testing.T) {
 	s := use(t)
@@ -67,7 +67,7 @@ func TestCluster_08_ApiAway(t *testing.T) {
 	before, err := s.read(t.Context(), ns, "island")
 	s.Check(err)
 	if c := condition(before, v1alpha1.AppCurrent); c == nil || c.Status != "False" || !strings.Contains(c.Message, "NotReady since") {
-		t.Errorf("the age of what is known is not told: %+v", before.Status.Conditions)
+		t.Errorf("the age of what is known is not shown: %+v", before.Status.Conditions)
 	}
 	s.crash(pod)
 	s.WaitFor("the device to heal its pod", func(ctx context.Context) error {

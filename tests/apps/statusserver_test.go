@@ -23,7 +23,7 @@ const statusPort = 12346
 
 func statusAddress(n int) string { return fmt.Sprintf("%s:%d", lab.LAN(n).Addr(), statusPort) }
 
-// serveStatus enables the status server of the first node, whose peers are the second, a port of the second that hangs, and the third, where nobody listens.
+// serveStatus enables the status server of the first node, whose peers are the second, a port of the second that hangs, and the third, where nothing listens.
 func (s *system) serveStatus() {
 	s.T.Helper()
 	for n := 1; n <= 2; n++ {
@@ -113,7 +113,7 @@ func (s *system) mustGet(method, path, accept string) page {
 }
 
 // TestCluster_04: /status of a node with the labels of a server of the cluster and without, as plain text and as JSON; POST is refused, and so is a client without a
-// certificate; while the address is on no interface nobody listens.
+// certificate; while the address is on no interface nothing listens.
 func TestCluster_04_Status(t *testing.T) {
 	s := use(t)
 	s.serveStatus()
@@ -161,13 +161,13 @@ func TestCluster_04_Status(t *testing.T) {
 	h, err := s.Trial.Host("edge1")
 	s.Check(err)
 	s.Check(s.Trial.Set(t.Context(), "edge1", []string{"modules.statusServer.listen=10.99.0.1:12346"}))
-	s.WaitFor("nobody to listen", func(ctx context.Context) error {
+	s.WaitFor("the listener to close", func(ctx context.Context) error {
 		for _, at := range []string{statusAddress(1), "10.99.0.1:12346"} {
 			short, cancel := context.WithTimeout(ctx, time.Second)
 			conn, err := h.Dial(short, "tcp", at)
 			cancel()
 			if err == nil {
-				return errors.Join(fmt.Errorf("somebody listens on %s", at), conn.Close())
+				return errors.Join(fmt.Errorf("something listens on %s", at), conn.Close())
 			}
 		}
 		return nil

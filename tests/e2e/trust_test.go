@@ -84,7 +84,7 @@ func TestIsland_TrustIsRenewed(t *testing.T) {
 			s.Start(replica, "cloudcore")
 		}
 		for _, d := range devices {
-			s.WaitFor(d+" to be linked anew, and to trust whom it should", func(ctx context.Context) error {
+			s.WaitFor(d+" to be linked again, and to trust whom it should", func(ctx context.Context) error {
 				st, err := s.deviceStatus(ctx, d)
 				if err != nil {
 					return err

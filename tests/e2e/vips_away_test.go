@@ -37,7 +37,7 @@ spec:
 
 // VIPs_20: the cloud is away for so long that it takes all nodes for dead, and evicts the Deployment's pod of the node that holds the address; it comes back. While it is
 // away no client notices and nothing flaps. With it comes the eviction: the address is handed over, once, to the node whose pod stays, while clients are served; it stays
-// there when the Deployment's new pod is ready. (Traps_16: the test without a Deployment, whose pods nobody evicts, had proved less.)
+// there when the Deployment's new pod is ready. (Traps_16: the test without a Deployment, whose pods are never evicted, had proved less.)
 func TestVIPs_20_Traps_16_DeploymentEvictedMeanwhile(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()

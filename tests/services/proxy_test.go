@@ -106,7 +106,7 @@ func testWithProxy(t *testing.T, mode string) {
 	if err != nil || after != before {
 		t.Errorf("with kube-proxy the rules are\n%s\nbefore\n%s\n%v", after, before, err)
 	}
-	// Ours are written anew beside those of kube-proxy, and both still work.
+	// Ours are rewritten beside those of kube-proxy, and both still work.
 	s.on("edge1", "iptables -t mangle -F SKERRY-MARKS")
 	s.Kubectl("-n", "sample", "patch", "service", "proxied", "--type=json", "-p", `[{"op":"replace","path":"/spec/ports/0/nodePort","value":30189}]`)
 	address = net.JoinHostPort(edge1, "30189")

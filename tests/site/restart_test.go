@@ -43,11 +43,11 @@ func (s *system) ownPods(ctx context.Context, node, namespace, app string, resta
 	return all, nil
 }
 
-// A power cut while the cloud is away: pods come back with other addresses, which nobody can tell the cloud. Service and headless name follow.
+// A power cut while the cloud is away: pods come back with other addresses, which can't be reported to the cloud. Service and headless name follow.
 func TestSite_03_RebootOffline(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
-	// Addresses are given in turn and anew with each boot. These take the first ones and go before it: nobody gets the address then that it had.
+	// Addresses are given in turn and again with each boot. These take the first ones and go before it: no pod gets the address then that it had.
 	s.Apply(ns, deployment("first", "edge1", 4))
 	s.WaitPods(ns, "app=first", "edge1", 4)
 	s.Apply(ns, deployment("front", "edge1", 1)+deployment("store", "edge1", 2)+service("store", "store", "")+service("each", "store", "  clusterIP: None"))

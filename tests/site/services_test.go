@@ -187,7 +187,7 @@ func TestSite_01_ServicesOnADevice(t *testing.T) {
 	}
 }
 
-// All that goes on without the cloud, and readiness too, which nobody can tell the cloud.
+// All that goes on without the cloud, and readiness too, which can't be reported to the cloud.
 func TestSite_02_Cut(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()

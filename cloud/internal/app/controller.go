@@ -124,7 +124,7 @@ func (r *run) work(ctx context.Context, key kube.Key) {
 	switch {
 	case ctx.Err() != nil && err != nil, passing(err):
 		r.queue.AddRateLimited(key)
-	case rejected(err): // told in the status
+	case rejected(err): // reported in the status
 		klog.FromContext(ctx).V(2).Info("Application is refused", "app", key, "err", err)
 		r.queue.AddRateLimited(key)
 	case err != nil:
@@ -138,7 +138,7 @@ func (r *run) work(ctx context.Context, key kube.Key) {
 	}
 }
 
-// passing reports whether an error only says that somebody else was first, or that the namespace goes.
+// passing reports whether an error only says that another writer was first, or that the namespace goes.
 func passing(err error) bool {
 	return apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
 }
@@ -190,7 +190,7 @@ func (r *run) once(ctx context.Context, key kube.Key) (next time.Duration, err e
 	return next, r.reject(ctx, app, r.carryOut(ctx, s, p))
 }
 
-// reject tells of objects that kube-apiserver refuses for what they are: trying again mends nothing before somebody changes something.
+// reject reports objects that kube-apiserver refuses for what they are: trying again mends nothing before the object changes.
 func (r *run) reject(ctx context.Context, app *v1alpha1.EdgeApp, err error) error {
 	if !rejected(err) {
 		return err
@@ -308,7 +308,7 @@ func (r *run) admit(ctx context.Context, pod *corev1.Pod) error {
 	return err
 }
 
-// evict asks for the pod's eviction. A PodDisruptionBudget that refuses is told in the status.
+// evict asks for the pod's eviction. A PodDisruptionBudget that refuses is reported in the status.
 func (r *run) evict(ctx context.Context, app *v1alpha1.EdgeApp, pod *corev1.Pod) (again time.Duration, err error) {
 	err = r.kube.PolicyV1().Evictions(pod.Namespace).Evict(ctx, &policyv1.Eviction{
 		ObjectMeta:    metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name},

@@ -26,7 +26,7 @@ func (s State) Plan(now time.Time) (*Plan, error) {
 	p.moved()
 	p.look()
 	if p.rejected() {
-		p.status.Phase = v1alpha1.PhaseRefused // until what is written anew each time is taken
+		p.status.Phase = v1alpha1.PhaseRefused // until what is rewritten each time is taken
 	} else {
 		p.condition(v1alpha1.AppAccepted, true, "Rendered", "the application's objects are as its spec says")
 	}

@@ -140,7 +140,7 @@ func TestPlan(t *testing.T) {
 		"a template with a field that pods don't have": {
 			set: func(w *world) { w.App.Spec.Template.Raw = []byte(`{"spec":{"replicas":3}}`) }, want: []string{"Refused"}, reason: "TemplateInvalid",
 		},
-		"a ReplicaSet of somebody else": {
+		"a ReplicaSet of another owner": {
 			set: func(w *world) { w.ReplicaSet = &appsv1.ReplicaSet{} }, want: []string{"Refused"}, reason: "NameTaken",
 		},
 		"runs": {want: []string{"Running"}},
@@ -310,8 +310,8 @@ func TestPlan(t *testing.T) {
 				t.Errorf("the second plan has another status: %s", cmp.Diff(*p.Status, *again.Status))
 			}
 			for _, e := range again.Events {
-				if e.Reason != "NodeConfirmedDead" { // told for as long as the pod is there
-					t.Errorf("told twice: %+v", e)
+				if e.Reason != "NodeConfirmedDead" { // reported for as long as the pod is there
+					t.Errorf("reported twice: %+v", e)
 				}
 			}
 		})

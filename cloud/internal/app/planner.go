@@ -16,7 +16,7 @@ const (
 	failbackAfter = 5 * time.Minute
 )
 
-// Event is what is told of an application.
+// Event is recorded about an application.
 type Event struct {
 	Warning         bool
 	Reason, Message string

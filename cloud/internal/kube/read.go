@@ -29,7 +29,7 @@ type unbounded struct{}
 func (unbounded) Take(int) bool { return true }
 func (unbounded) Give(int)      { /* nothing is counted */ }
 
-// window is how many bytes of one answer kube-apiserver may send before they are read (RFC 9113, 5.2): they are in memory and in nobody's count. client-go's
+// window is how many bytes of one answer kube-apiserver may send before they are read (RFC 9113, 5.2): they are in memory and not counted. client-go's
 // default is 4 MiB, which the 16 requests of one link would make 64. At a round trip of 1 ms it lets 128 MB pass in a second.
 const window = 128 << 10
 
@@ -48,7 +48,7 @@ func narrow(rt http.RoundTripper) {
 	}
 }
 
-// steps are the sizes of buffers for an answer of unknown length. Most answers are an object; of a list nobody knows, so the last one is for the longest. Few
+// steps are the sizes of buffers for an answer of unknown length. Most answers are an object; the length of a list is unknown, so the last one is for the longest. Few
 // steps: in each the old buffer and the new are there at once.
 func steps(limit int) []int { return []int{16 << 10, 256 << 10, 1 << 20, limit + 1} }
 

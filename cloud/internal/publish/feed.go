@@ -272,7 +272,7 @@ func (f *feed) follow(sites Sites) {
 	}()
 }
 
-// sitesChanged makes projections anew, and has their sessions look whether they still are of the same site.
+// sitesChanged makes projections again, and has their sessions look whether they still are of the same site.
 func (x *feeds) sitesChanged() {
 	x.mu.Lock()
 	var all []*feed

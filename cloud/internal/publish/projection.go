@@ -74,7 +74,7 @@ func (p *projection) put(o *kube.Object) {
 	}
 }
 
-// fill makes it anew after sites have changed, and for the first time.
+// fill makes it again after sites have changed, and for the first time.
 func (p *projection) fill() {
 	p.filling.Lock()
 	defer p.filling.Unlock()

@@ -91,7 +91,7 @@ func New(collections Collections, objects ObjectWatches, access Access, quotas Q
 // Project has EndpointSlices made for each site. It is called before the first session.
 func (p *Publisher) Project(sites Sites) { p.feeds.sites = sites }
 
-// SitesChanged has what was made for sites made anew.
+// SitesChanged has what was made for sites made again.
 func (p *Publisher) SitesChanged() { p.feeds.sitesChanged() }
 
 // Metrics is for a Prometheus registry.

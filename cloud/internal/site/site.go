@@ -30,9 +30,9 @@ import (
 const (
 	// MaxDevices is how many devices a site may have: each speaks to each.
 	MaxDevices = 64
-	// maxAddresses is how many addresses of a device are told: what a Node says is its device's word, which may be wrong on purpose.
+	// maxAddresses is how many addresses of a device are sent: what a Node says is its device's word, which may be wrong on purpose.
 	maxAddresses = 8
-	// maxRevoked bounds the single certificates that are told as revoked. At the bound the rest is not: the nodes themselves are banned by name.
+	// maxRevoked bounds the single certificates that are sent as revoked. At the bound the rest is not: the nodes themselves are banned by name.
 	maxRevoked = 1024
 )
 

@@ -64,7 +64,7 @@ func TestIndex_Site(t *testing.T) {
 	if got := x.Site("a", Revocations{}).GetName(); got != "younger" {
 		t.Errorf("a is in %q", got)
 	}
-	// A revocation changes what the others are told, and its digest.
+	// A revocation changes what is sent to the others, and its digest.
 	before := x.Site("a", Revocations{})
 	after := x.Site("a", Revocations{Nodes: map[types.NodeName]Ban{"c": {Since: time.Unix(1e9, 0), Keys: []string{"k"}}}, Fingerprints: []string{"f"}})
 	if m := after.GetMembers()[1]; m.GetValidFrom() != 1e9 || m.GetKeys()[0] != "k" || after.GetRevoked()[0] != "f" || slices.Equal(before.GetDigest(), after.GetDigest()) {
@@ -72,7 +72,7 @@ func TestIndex_Site(t *testing.T) {
 	}
 }
 
-// Of more devices than a site may have, each is told that it is alone, and why.
+// Of more devices than a site may have, each is sent a site of its own, and why.
 func TestIndex_tooManyDevices(t *testing.T) {
 	var all []*Device
 	for n := range MaxDevices + 1 {

@@ -16,7 +16,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// settle is how long further changes are waited for before sessions are told: devices join and leave in waves.
+// settle is how long further changes are waited for before sessions are notified: devices join and leave in waves.
 const settle = 300 * time.Millisecond
 
 // Sites tells each session of its device's site. It is a hub.Part.
@@ -24,7 +24,7 @@ type Sites struct {
 	revoked func() Revocations
 	devices *kube.Mirror[Device]
 	pools   *kube.Mirror[v1alpha1.NodePool]
-	// onChange is set before Run; nil for nobody.
+	// onChange is set before Run; nil: no callback.
 	onChange func()
 	changed  chan struct{} // one waiting look covers all changes before it
 
@@ -68,7 +68,7 @@ func (s *Sites) Run(ctx context.Context, nodes, pools *kube.Store) error {
 		case <-s.changed:
 		}
 		if err := s.look(); err != nil {
-			klog.FromContext(ctx).Error(err, "An object can't be read: devices are not told of changes of their sites")
+			klog.FromContext(ctx).Error(err, "An object can't be read: devices are not notified of changes of their sites")
 		}
 		select {
 		case <-ctx.Done():

@@ -193,7 +193,7 @@ func writeStatus(out io.Writer, s app.Status) error {
 	return writeModules(out, s)
 }
 
-// maxRoutes is how many routes that are not as they should be, and entries of marks, are told; -o json tells all.
+// maxRoutes is how many routes that are not as they should be, and entries of marks, are printed; -o json prints all.
 const maxRoutes = 10
 
 // writeRoutes says how many static routes there are, and what is wrong with which.

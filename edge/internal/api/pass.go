@@ -46,7 +46,7 @@ func (s *Server) forward(r *http.Request) (*topicpb.APIResponse, error) {
 }
 
 // spend takes a pod's request, whose body has so many bytes, out of what pods may send. They share the link with the statuses of the node, so
-// what they send has a budget, whoever of them sends it.
+// what they send shares one budget.
 func (s *Server) spend(r *http.Request, body int) error {
 	token := identityFrom(r.Context()).Token
 	if size := body + len(r.URL.EscapedPath()) + len(r.URL.RawQuery) + len(token); token != "" && !s.podBytes.AllowN(time.Now(), size) {

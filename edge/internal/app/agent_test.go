@@ -175,8 +175,8 @@ func TestCluster_08_SilentAfterTwoMinutes(t *testing.T) {
 	})
 }
 
-// TestCluster_09, by the clock of the test: an application whose state nobody can tell is Unknown for 4:59, and Halting from 5:00 on; a good reading in between
-// begins anew; the time counts over a restart of edgecore. A lost link is no Unknown workload.
+// TestCluster_09, by the clock of the test: an application whose state cannot be determined is Unknown for 4:59, and Halting from 5:00 on; a good reading in between
+// starts again; the time counts over a restart of edgecore. A lost link is no Unknown workload.
 func TestCluster_09_UnknownBecomesHalting(t *testing.T) {
 	state := func(d *device) v1alpha1.AppState {
 		if all := d.agent.Status().Apps; len(all) == 1 {
@@ -311,7 +311,7 @@ func (c *catalogue) Fetch(_ context.Context, content v1alpha1.AppContent) error 
 	return nil
 }
 
-// A container image is every node's to fetch, a disk image the designated node's alone; a failure is told and tried again.
+// A container image is every node's to fetch, a disk image the designated node's alone; a failure is reported and retried.
 func TestAgent_Content(t *testing.T) {
 	content := func(a *v1alpha1.EdgeApp) {
 		a.Spec.Content = []v1alpha1.AppContent{

@@ -2,8 +2,8 @@
 //
 // It owns this node's entry in the status of each application that it has to do with. It refuses to decide: where an application runs is said by
 // its pods, which come from the cloud, and whether it runs by the local runtime, through the kubelet. A lost link changes nothing for what runs;
-// after Config.SilentAfter without one nothing is reported any more, because whoever reads it could not tell it from what is true by then.
-// What a node once reported of an application it goes on reporting, also that the application is gone: an entry that nobody corrects would say for
+// after Config.SilentAfter without one nothing is reported any more, because a reader could not distinguish it from the present state.
+// What a node once reported of an application it goes on reporting, also that the application is gone: an entry that is never corrected would say for
 // ever that the application is here.
 //
 // Plan is pure; the agent around it runs on one goroutine, fetching on another. Bounds: an entry for each application of the cluster at most.

@@ -57,7 +57,7 @@ func wanted(s State) map[string]v1alpha1.AppContent {
 	return all
 }
 
-// want replaces what is to be fetched. What is not wanted any more is forgotten; what is on the disk stays for whoever mounts it.
+// want replaces what is to be fetched. What is not wanted any more is forgotten; what is on the disk stays for its consumers.
 func (f *fetches) want(all map[string]v1alpha1.AppContent) {
 	if f == nil {
 		return

@@ -56,7 +56,7 @@ type Machine struct {
 	Clock           time.Time // the time now, as the machine has it
 	Built           time.Time // when this program was built
 	VirtualIPs      bool      // the device may serve some
-	PodNetwork      bool      // edgecore makes the pod network where nobody else does
+	PodNetwork      bool      // edgecore makes the pod network where no other CNI plugin does
 }
 
 const dialTimeout = 2 * time.Second

@@ -37,7 +37,7 @@ type StatusServer struct {
 	ClusterID string `json:"clusterID"`
 	// Peers are ADDRESS:PORT of the status servers of other devices.
 	Peers []string `json:"peers"`
-	// InstallLog is a file whose last lines are told; "" for none.
+	// InstallLog is a file whose last lines are shown; "" for none.
 	InstallLog string `json:"installLog"`
 }
 

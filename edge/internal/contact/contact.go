@@ -4,7 +4,7 @@
 // which count from their own device alone and are never passed on. It refuses who is not in the Site, revoked certificates, addresses that are not of the sender's own pods,
 // and all that is above the bounds of wire.go: a peer may be a stolen device. It stores which devices were ever met, and, where a reboot clears it, what they said last.
 //
-// The core (core.go) is pure and owned by whoever holds mu. Contact, Pod, SetPods and Status may be called from any goroutine; Changed is called by one of ours, without mu.
+// The core (core.go) is pure and guarded by mu. Contact, Pod, SetPods and Status may be called from any goroutine; Changed is called by one of ours, without mu.
 package contact
 
 import (

@@ -148,7 +148,7 @@ func (c *core) become(node string, p *peer, s Status) {
 	c.changed[node] = true
 }
 
-// members makes the peers those of the site. A device that leaves the site is forgotten: should it come back, it is met anew.
+// members makes the peers those of the site. A device that leaves the site is forgotten: should it come back, it is met again.
 func (c *core) members(now time.Time, all map[string][]netip.Prefix) {
 	for node, p := range c.peers {
 		if _, in := all[node]; in {

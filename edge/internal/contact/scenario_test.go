@@ -36,7 +36,7 @@ func TestMeet(t *testing.T) {
 	w.allMet()
 }
 
-// The LAN goes silent without a carrier lost anywhere: the device is dead, and TCP connections to its pods are forgotten. Loss alone kills nobody.
+// The LAN goes silent without a carrier lost anywhere: the device is dead, and TCP connections to its pods are forgotten. Loss alone makes no device dead.
 func TestSite_07_SilentCutAndLoss(t *testing.T) {
 	w := newWorld(t, 2)
 	w.startAll()
@@ -87,7 +87,7 @@ func TestSite_07_SilentCutAndLoss(t *testing.T) {
 	w.allMet()
 }
 
-// edgecore is killed on a peer and started again: its word holds all the while, and nobody is told anything else.
+// edgecore is killed on a peer and started again: its word holds all the while, and no device hears anything else.
 func TestEdgecoreRestart(t *testing.T) {
 	w := newWorld(t, 2)
 	w.startAll()
@@ -107,7 +107,7 @@ func TestEdgecoreRestart(t *testing.T) {
 	if raw, err := os.ReadFile(b.run); err != nil || !strings.Contains(string(raw), string(a.pod(1).UID)) {
 		t.Fatalf("what was kept for the restart: %v %s", err, raw)
 	}
-	b.start() // in the same boot: it has what it was told before
+	b.start() // in the same boot: it has what it received before
 	if _, ok := b.agent.Pod(a.name, a.pod(1).UID); !ok {
 		t.Error("after a restart in the same boot the words of the others are gone")
 	}

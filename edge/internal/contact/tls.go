@@ -17,9 +17,9 @@ const protocol = "skerry-site/1"
 // Trust is who this device is, and whom it believes.
 type Trust struct {
 	Certificate func() (*tls.Certificate, error)
-	// Authorities sign the cluster's client certificates; nil: they are not known, and nobody is believed.
+	// Authorities sign the cluster's client certificates; nil: they are not known, and no peer is trusted.
 	Authorities func() *x509.CertPool
-	// Linked reports whether there is a link to the cloud. Without one nobody can renew a certificate, so an expired one counts.
+	// Linked reports whether there is a link to the cloud. Without one no certificate can be renewed, so an expired one counts.
 	Linked func() bool
 	// Now is the best that is known of the time.
 	Now func() time.Time
@@ -49,7 +49,7 @@ func (t Trust) admit(certs []*x509.Certificate, s *site.Site) (*site.Member, err
 	return s.Admits(leaf)
 }
 
-// config is for both ends, which both show the certificate of a node. Nothing is resumed: each connection is judged anew. check gets who the peer is.
+// config is for both ends, which both show the certificate of a node. Nothing is resumed: each connection is judged again. check gets who the peer is.
 func (t Trust) config(current func() *site.Site, check func(m *site.Member) error) *tls.Config {
 	verify := func(cs tls.ConnectionState) error {
 		m, err := t.admit(cs.PeerCertificates, current())

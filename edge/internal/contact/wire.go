@@ -86,7 +86,7 @@ func readWord(m *contactpb.Word, ranges []netip.Prefix) (w *Word, dropped int, e
 				continue
 			}
 			if !slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return r.Contains(a.Unmap()) }) {
-				dropped++ // it is shown to nobody, unless the range turns out to be the device's
+				dropped++ // it is not shown, unless the range turns out to be the device's
 			}
 			one.Addresses = append(one.Addresses, a.Unmap())
 		}

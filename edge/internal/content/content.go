@@ -107,7 +107,7 @@ func (s *Store) download(ctx context.Context, source, digest string) error {
 		return fmt.Errorf("reading what was fetched: %w", err)
 	}
 	if got != digest {
-		// Begun anew next time: continuing would never mend it.
+		// Started again next time: continuing would never mend it.
 		return errors.Join(fmt.Errorf("%s has the SHA-256 %s, not %s", source, got, digest), os.Remove(part))
 	}
 	if err := os.Rename(part, s.Path(digest)); err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/content"
 )
 
-// A file comes whole or not at all: what broke off is continued, what is wrong is told and begun anew, what is there is not fetched again.
+// A file comes whole or not at all: what broke off is continued, what is wrong is reported and started again, what is there is not fetched again.
 func TestDownload(t *testing.T) {
 	data := bytes.Repeat([]byte("0123456789"), 50_000)
 	sum := sha256.Sum256(data)
@@ -66,7 +66,7 @@ func TestDownload(t *testing.T) {
 
 	wrong := disk
 	wrong.Source, wrong.SHA256 = server.URL+"/wrong", strings.Repeat("0", 64)
-	for range 2 { // begun anew
+	for range 2 { // started again
 		if err := s.Fetch(t.Context(), wrong); err == nil || !strings.Contains(err.Error(), "SHA-256") {
 			t.Errorf("a file of another digest: %v", err)
 		}

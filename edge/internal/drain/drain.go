@@ -67,7 +67,7 @@ type Config struct {
 	Rules    Rules
 	Events   record.EventRecorder
 	// Handover lets others give up what they hold for the network before the first eviction, so that traffic moves first; Handback ends that when our cordon is taken
-	// back. Both may be repeated, and nil for nobody.
+	// back. Both may be repeated, and nil: no callback.
 	Handover, Handback func(context.Context) error
 }
 

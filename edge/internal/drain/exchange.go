@@ -180,7 +180,7 @@ func (f *follower) say(o Operation, drainMessage string) error {
 	return f.kit.Reports.Set(refOf(o.Name), o.UID, json.RawMessage(body))
 }
 
-// report tells the cloud how the operations are, and notes of which it was told the end.
+// report tells the cloud how the operations are, and notes whose end has been reported.
 func (f *follower) report(ctx context.Context) error {
 	var errs []error
 	var over []Operation

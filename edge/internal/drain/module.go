@@ -44,7 +44,7 @@ func NewModule(a *Agent, c ModuleConfig) *Module {
 	return m
 }
 
-// again is how soon, at the latest, what could not be told or asked is tried again.
+// again is how soon, at the latest, a report or question that failed is retried.
 const again = 15 * time.Second
 
 // follower is one run of the Module; the goroutine of sync owns it.
@@ -55,9 +55,9 @@ type follower struct {
 	operations *agent.Objects[*v1alpha1.NodeOperation]
 	cloud      dynamic.NamespaceableResourceInterface
 	reported   map[string]types.UID // operations that this run has reported on, and the uids of their objects
-	told       bool                 // the agent was told how the link is: linked
+	told       bool                 // the state of the link has been passed to the agent: linked
 	linked     bool
-	seen       string // what the agent was told of the own Node: its version, and whether all operations were known
+	seen       string // what was passed to the agent of the own Node: its version, and whether all operations were known
 }
 
 // start begins one run. Its watches are optional: what was asked for on the device needs neither.
@@ -97,7 +97,7 @@ func (m *Module) start(ctx context.Context, kit *agent.Run) (agent.Sync, error) 
 	return f.sync, nil
 }
 
-// tellLink tells the agent how the link is, once: whatever it is told wakes this module again.
+// tellLink passes the state of the link to the agent, once: every change of the agent's state wakes this module.
 func (f *follower) tellLink(ctx context.Context) error {
 	up := f.kit.Link().Up
 	if f.told && f.linked == up {

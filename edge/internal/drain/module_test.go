@@ -275,7 +275,7 @@ func TestModuleNameTaken(t *testing.T) {
 	}
 }
 
-// A module that nobody tells anything does nothing, also after it has been told much: what it tells its agent is no news to itself.
+// A module that receives nothing does nothing, also after much has happened: what it passes to its agent does not wake it again.
 func TestModuleRests(t *testing.T) {
 	l := newLab(t)
 	l.serve()

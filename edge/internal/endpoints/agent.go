@@ -25,7 +25,7 @@ const Name message.Name = "endpoints"
 const (
 	// readyAfter is how long the modules behind this one wait for the first correction: on a first boot without a link nothing is known for as long as it lasts.
 	readyAfter = 10 * time.Second
-	// forgetAfter is how often what slices depend on is worked out anew: that forgets those that are gone.
+	// forgetAfter is how often what slices depend on is computed again: that forgets those that are gone.
 	forgetAfter = 10 * time.Minute
 
 	bootKey = "boot"
@@ -37,7 +37,7 @@ type Memory interface {
 	Save(ctx context.Context, changes map[string][]byte) error
 }
 
-// Recorrector shows slices anew: a *meta.Manager.
+// Recorrector shows slices again: a *meta.Manager.
 type Recorrector interface {
 	Recorrect(ctx context.Context, refs ...object.Ref) error
 }
@@ -50,7 +50,7 @@ type Config struct {
 	View       Recorrector
 	Memory     Memory
 	BootID     string
-	// Own is told what this device's kubelet says of its pods, whenever that may have changed; nil for nobody.
+	// Own receives what this device's kubelet reports of its pods, whenever that may have changed; nil: no callback.
 	Own func(map[types.UID]Word)
 }
 

@@ -58,7 +58,7 @@ func correct(s *discoveryv1.EndpointSlice, k state) {
 // correctEndpoint returns false for an endpoint whose address is known to be another's by now.
 func (k state) correctEndpoint(e *discoveryv1.Endpoint, family discoveryv1.AddressType) bool {
 	if e.NodeName == nil {
-		return true // nobody at the edge has a word about it
+		return true // no device reports on it
 	}
 	device := *e.NodeName
 	contact := Met

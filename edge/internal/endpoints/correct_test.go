@@ -191,7 +191,7 @@ func TestCorrect_ThisDeviceStandsForTheClusters(t *testing.T) {
 	}
 }
 
-// Only the slices that a change is about are shown anew.
+// Only the slices that a change is about are shown again.
 func TestCorrection_WhatAChangeConcerns(t *testing.T) {
 	c := endpoints.NewCorrection(endpoints.CorrectionConfig{NodeName: "edge1", Peers: peers{}})
 	_ = shown(t, c, slice("default", "own", endpoint("10.8.0.3", "edge1", "a")))
@@ -209,7 +209,7 @@ func TestCorrection_WhatAChangeConcerns(t *testing.T) {
 	}
 	own = map[types.UID]endpoints.Word{"a": word(true, false, "10.8.0.9")}
 	if got := c.Learn(own, nil); len(got) > 0 {
-		t.Errorf("nothing has changed, and %v are shown anew", got)
+		t.Errorf("nothing has changed, and %v are shown again", got)
 	}
 	c.PeerChanged("edge2")
 	c.PeerChanged("of-no-slice")

@@ -132,7 +132,7 @@ func (c *Correction) Site() string {
 	return c.site
 }
 
-// PeerChanged has the slices shown anew that have endpoints on a device, after what is known of it has changed. Any goroutine may call it,
+// PeerChanged has the slices shown again that have endpoints on a device, after what is known of it has changed. Any goroutine may call it,
 // but not from within a Knowledge.
 func (c *Correction) PeerChanged(device string) {
 	c.mu.Lock()
@@ -183,7 +183,7 @@ func (f facts) concerned(old, now map[types.UID]Word, devices map[string]struct{
 	return false
 }
 
-// all lists every slice that was corrected, and forgets them: those that are still held are noted again when they are shown anew.
+// all lists every slice that was corrected, and forgets them: those that are still held are noted again when they are shown again.
 func (c *Correction) all() []object.Ref {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -2,7 +2,7 @@
 // where they are and whether they are ready is said by the kubelets of their devices, and whether those can be reached by
 // this device's own contact.
 //
-// It owns the correction, a pure function of a slice and of what is known (Correct), and the agent that has slices shown anew
+// It owns the correction, a pure function of a slice and of what is known (Correct), and the agent that has slices shown again
 // when something of that changes. It adds no endpoint that the cloud's slice does not have, except the device itself in the
 // slices of default/kubernetes and kube-system/kube-dns, and it stores nothing and sends nothing: the cloud's slices
 // stay in the store as they came. What peers say it gets from a Knowledge.

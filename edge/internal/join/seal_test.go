@@ -19,7 +19,7 @@ func diskKey(t *testing.T, text string) *diskkey.Key {
 	return key
 }
 
-// A sealed identity serves who has the key, and nobody else; one in the clear is refused where nothing may be.
+// A sealed identity can be used with the key alone; one in the clear is refused where nothing may be.
 func TestSealed(t *testing.T) {
 	c := newCloud(t, cloudOptions{})
 	o := options(t, c)
@@ -34,9 +34,9 @@ func TestSealed(t *testing.T) {
 	}
 	c.uses = 1
 	server := o.Server
-	o.Server, o.Timeout = "127.0.0.1:1", 1 // nobody there: the join's key is kept for the next try
+	o.Server, o.Timeout = "127.0.0.1:1", 1 // no server there: the join's key is kept for the next try
 	if _, err := join.Join(logged(t), o); err == nil {
-		t.Fatal("it joined nobody")
+		t.Fatal("it joined without a server")
 	}
 	pending("join.key")
 	o.Server, o.Timeout = server, 0

@@ -20,7 +20,7 @@ type Service struct {
 	ACE *ACE
 }
 
-// ACE is who may reach the Authorized Cluster Endpoint. The zero value: nobody.
+// ACE is who may reach the Authorized Cluster Endpoint. The zero value: no client.
 type ACE struct {
 	Interface string
 	Sources   []netip.Prefix

@@ -77,7 +77,7 @@ func (l *lan) rules() []string {
 	return out
 }
 
-// send sends a few bytes from the client to what listens there (UDP: to nobody), and returns the mark of the connection at the device.
+// send sends a few bytes from the client to what listens there (UDP: without a listener), and returns the mark of the connection at the device.
 func (l *lan) send(network, address string) uint32 {
 	l.t.Helper()
 	var from netip.AddrPort
@@ -166,7 +166,7 @@ func TestServices_04_FortyNodePorts(t *testing.T) {
 }
 
 // What nftables tells of changes while the same is applied again and again; at the end of the list
-// a change of ours shows that it would have told of one.
+// a change of ours shows that it would have reported one.
 func TestServices_06_NoChange(t *testing.T) {
 	l := newLAN(t)
 	web := service("web", corev1.ServiceTypeLoadBalancer, corev1.ServicePort{Port: 80, NodePort: 30080}, corev1.ServicePort{Port: 53, Protocol: "UDP"})

@@ -76,7 +76,7 @@ func TestACorrectionIsShownAndNothingElse(t *testing.T) {
 		}
 		settle()
 		if len(w.Events()) > 0 {
-			t.Errorf("a correction that changed nothing was shown anew")
+			t.Errorf("a correction that changed nothing was shown again")
 		}
 		w.Stop()
 

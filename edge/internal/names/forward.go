@@ -69,7 +69,7 @@ func (f *forwarder) serversFor(name string) []netip.AddrPort {
 	return f.upstream()
 }
 
-// ask returns what others say of a name, nil where nobody says anything. The message is the caller's.
+// ask returns what others say of a name, nil without an answer. The message is the caller's.
 func (f *forwarder) ask(ctx context.Context, q dns.Question) *dns.Msg {
 	asked := q.Name
 	q.Name = canonical(q.Name)

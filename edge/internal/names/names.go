@@ -107,7 +107,7 @@ func closed(err error) error {
 	return err
 }
 
-// keepAddress gives the device the address again that somebody took from it.
+// keepAddress gives the device the address again that another process removed.
 func (m *Module) keepAddress(ctx context.Context) error {
 	t := time.NewTicker(addressEvery)
 	defer t.Stop()

@@ -24,7 +24,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/serviceview"
 )
 
-// freePort is a port of the loopback interface that nobody has, for UDP and TCP.
+// freePort is a port of the loopback interface that is free, for UDP and TCP.
 func freePort(t *testing.T) netip.AddrPort {
 	t.Helper()
 	for range 20 {
@@ -218,7 +218,7 @@ func TestNames(t *testing.T) {
 		{"elsewhere.svc.cluster.local.", dns.TypeA, "NXDOMAIN"},
 		{"cluster.local.", dns.TypeA, "NOERROR"},
 		{"dns-version.cluster.local.", dns.TypeTXT, "NOERROR\ndns-version.cluster.local. 5 IN TXT \"1.1.0\""},
-		{"example.com.", dns.TypeA, "SERVFAIL"}, // nobody to ask
+		{"example.com.", dns.TypeA, "SERVFAIL"}, // no upstream to ask
 		{"notcluster.local.", dns.TypeA, "SERVFAIL"},
 	} {
 		for _, network := range []string{"udp", "tcp"} {
@@ -230,7 +230,7 @@ func TestNames(t *testing.T) {
 				t.Errorf("%s over %s: EDNS is %v", c.name, network, o)
 			}
 			if negative := len(r.Answer) == 0 && r.Rcode != dns.RcodeServerFailure; negative && (len(r.Ns) != 1 || r.Ns[0].Header().Ttl != 5) {
-				t.Errorf("%s over %s: nobody may remember that there is none: %v", c.name, network, r.Ns)
+				t.Errorf("%s over %s: a resolver may not cache that there is none: %v", c.name, network, r.Ns)
 			}
 		}
 	}

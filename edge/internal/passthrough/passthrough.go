@@ -2,7 +2,7 @@
 // hands the port over.
 //
 // It owns the NetworkAttachmentDefinitions that it has made, which it remembers over restarts: one for a port in a namespace, shared by the pods that use it, removed with the
-// last of them. It refuses to make one offline, or where the cluster doesn't know the kind, and says so to the pod; it never touches one that somebody else made. Wanted is pure; the
+// last of them. It refuses to make one offline, or where the cluster doesn't know the kind, and says so to the pod; it never touches one that it did not make. Wanted is pure; the
 // rest is of the agent's own.
 package passthrough
 
@@ -121,7 +121,7 @@ type state struct {
 	client dynamic.Interface
 	made   map[string][]byte // attachments that are ours, or were about to be, by key
 	sure   map[string]bool   // those that this run has seen to be there
-	told   map[string]string // what each pod was told last, by key; bounded by the pods
+	told   map[string]string // the last error of each pod, by key; bounded by the pods
 }
 
 func definitions() schema.GroupVersionResource {

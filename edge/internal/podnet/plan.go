@@ -24,7 +24,7 @@ const (
 	ReasonReady     = "Ready"
 	ReasonForeign   = "Foreign"         // another CNI plugin makes the pod network
 	ReasonOff       = "Off"             // podNetwork: None
-	ReasonNoPodCIDR = "NoPodCIDR"       // nobody has given this device a range
+	ReasonNoPodCIDR = "NoPodCIDR"       // this device has no range
 	ReasonConflict  = "PodCIDRConflict" // another device of the site has this one's range
 	ReasonNotOnLink = "NotOnLink"       // a device of the site is on no network of this one
 )

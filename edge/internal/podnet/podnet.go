@@ -1,4 +1,4 @@
-// Package podnet makes the network of this device's pods where nobody else does: the CNI configuration, routes to the pods of the site's other devices, and the masquerading
+// Package podnet makes the network of this device's pods where no other CNI plugin does: the CNI configuration, routes to the pods of the site's other devices, and the masquerading
 // of what leaves the site.
 //
 // It owns the file 10-skerry.conflist, routes of protocol 159, the tables of package masquerade, and the Node's condition SkerryPodNetwork. It refuses to touch anything where a

@@ -14,7 +14,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/kubeproxy"
 )
 
-// Bounds of what is programmed. Beyond, the newest stay out, and how many is told.
+// Bounds of what is programmed. Beyond, the newest stay out, and how many is reported.
 const (
 	maxServices  = 5000
 	maxEndpoints = 10_000

@@ -1,7 +1,7 @@
 // Package services has ClusterIPs and NodePorts lead to endpoints by the kernel of this device, from what the device holds: with the cloud, without it,
 // and before the kubelet starts.
 //
-// It owns when Kubernetes' proxy runs in this process, and what it is told: all Services and corrected EndpointSlices of the edge API up to a bound,
+// It owns when Kubernetes' proxy runs in this process, and what it receives: all Services and corrected EndpointSlices of the edge API up to a bound,
 // and the site as the device's zone. It refuses to work beside a kube-proxy pod of the device: then it stays off and says so. The rules stay in the kernel
 // while edgecore is down.
 //

@@ -1,7 +1,7 @@
 // Package serviceview is the Services and EndpointSlices of the edge API as one copy for all in edgecore who read them.
 //
 // It owns the two informers. It shows nothing before the EndpointSlices are corrected by what the device knows of its own pods. Objects in it
-// are shared: nobody changes them. All methods may be called by any goroutine, before Run too.
+// are shared and must not be changed. All methods may be called by any goroutine, before Run too.
 package serviceview
 
 import (

@@ -30,6 +30,6 @@ type Config struct {
 	API   *rest.Config
 	// Contact reports whether there is a link, and when the cloud was last heard of.
 	Contact func() (linked bool, last time.Time)
-	// InstallLog is a file whose last lines are told; "" for none.
+	// InstallLog is a file whose last lines are shown; "" for none.
 	InstallLog string
 }

@@ -23,7 +23,7 @@ import (
 // readTimeout bounds what one part may take of the edge API.
 const readTimeout = 2 * time.Second
 
-// Knowledge is how old what is told is.
+// Knowledge is the age of what is shown.
 type Knowledge struct {
 	Linked bool `json:"linked"`
 	// AsOf is when the cloud was last heard of: now, or when the link was lost.
@@ -47,7 +47,7 @@ type Page struct {
 	AppInfo     []Part    `json:"appInfo"`
 }
 
-// reader reads what is told.
+// reader reads what is shown.
 type reader struct {
 	config Config
 	kube   kubernetes.Interface

@@ -1,11 +1,11 @@
 // Package statusserver tells other devices of the cluster, and people, how this device and its applications are, by HTTPS on an address of the device.
 //
-// It owns one listener, which is open only while its address is on an interface. It refuses whoever shows no client certificate of the cluster's CA,
+// It owns one listener, which is open only while its address is on an interface. It refuses clients without a certificate of the cluster's CA,
 // and to tell of applications to anybody but nodes and administrators. It reads the edge API and files, never the cloud, and says in each answer how old what it knows
 // is. Each part of a page is made by a function that knows that part alone, so a part that is missing can't cut the page short.
 // Bounds: atOnce requests, then 503; mostBytes an answer; mostPeers peers, peerTimeout each, all at once.
 //
-// From the bottom: trust, config, part (what is told), peer, Server. Requests are served by many goroutines; nothing they read changes.
+// From the bottom: trust, config, part (what is shown), peer, Server. Requests are served by many goroutines; nothing they read changes.
 package statusserver
 
 import (
@@ -167,7 +167,7 @@ func (s *Server) private(serve http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// status answers what a joining node waits for: plain text, or JSON for whoever asks for that.
+// status answers what a joining node waits for: plain text, or JSON for clients that accept it.
 func (s *Server) status(w http.ResponseWriter, r *http.Request) {
 	is := s.reader.server(r.Context())
 	text := ""
@@ -179,7 +179,7 @@ func (s *Server) status(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	_, _ = w.Write([]byte(text)) // the client is gone: nobody to tell
+	_, _ = w.Write([]byte(text)) // the client is gone
 }
 
 func (s *Server) answer(w http.ResponseWriter, v any, code int, err error) {
@@ -197,5 +197,5 @@ func (s *Server) answer(w http.ResponseWriter, v any, code int, err error) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
-	_, _ = w.Write(raw) // the client is gone: nobody to tell
+	_, _ = w.Write(raw) // the client is gone
 }

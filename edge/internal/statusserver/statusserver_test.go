@@ -151,12 +151,12 @@ func TestServer_Whom(t *testing.T) {
 			t.Errorf("%s: %d, %v; want %d", name, code, err, tc.want)
 		}
 		if tc.want != 0 && tc.want != 404 && (header.Get("Skerry-Linked") != "false" || header.Get("Skerry-Known-As-Of") != "1970-01-01T00:16:40Z") {
-			t.Errorf("%s: the age is not told: %v", name, header)
+			t.Errorf("%s: the age is not shown: %v", name, header)
 		}
 	}
 }
 
-// The last lines of the log of the installation are told, and what there is not says so.
+// The last lines of the log of the installation are shown, and what there is not says so.
 func TestServer_Parts(t *testing.T) {
 	a := newAuthority(t)
 	log := filepath.Join(t.TempDir(), "install.log")
@@ -232,7 +232,7 @@ func TestServer_BadPeers(t *testing.T) {
 	}
 }
 
-// Beyond eight requests at once a client is told to come again.
+// Beyond eight requests at once a client gets 503 with Retry-After.
 func TestServer_AtOnce(t *testing.T) {
 	a := newAuthority(t)
 	hold, entered := make(chan struct{}), make(chan struct{}, 8)

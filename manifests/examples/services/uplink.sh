@@ -5,7 +5,7 @@ set -eu
 interface=${1:?interface of the uplink, or off} gateway=${2:-}
 port=${3:-30080}
 [ "$interface" != off ] || port=${2:-30080}
-packet=0x240000/0xff0000 # the mark of packets, in bits that nobody else here uses
+packet=0x240000/0xff0000 # the mark of packets, in bits that no other rule here uses
 table=24
 
 rule() { # CHAIN: the answers of connections that Skerry marked as TCP Services' (24), to this port alone

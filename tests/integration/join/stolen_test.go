@@ -301,7 +301,7 @@ func TestHostile_13_ResetAndJoinAnotherCluster(t *testing.T) {
 		}
 	}
 
-	// In a network of its own: reset takes back what an edgecore has told the kernel.
+	// In a network of its own: reset takes back what edgecore has set up in the kernel.
 	if out, errs, code := run(t, "unshare", "--net", "--", first.edgecore, "reset", "--config", d.config, "--yes"); code != 0 {
 		t.Fatalf("edgecore reset: %d: %s%s", code, out, errs)
 	}

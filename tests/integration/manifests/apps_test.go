@@ -35,7 +35,7 @@ func replicaSet(name string, edge bool) *appsv1.ReplicaSet {
 	return set
 }
 
-// What cloudcore may do for applications it may do for them alone: in namespaces that an administrator has enabled, on edge nodes. With its token nobody
+// What cloudcore may do for applications it may do for them alone: in namespaces that an administrator has enabled, on edge nodes. With its token no client
 // starts pods elsewhere, or touches those of others.
 func TestCloudcoreTouchesOnlyApplications(t *testing.T) {
 	ns, cfg := scene(t)
@@ -81,7 +81,7 @@ func TestCloudcoreTouchesOnlyApplications(t *testing.T) {
 		{"in a namespace that is not enabled", make(closed, "a", true), false},
 		{"in kube-system", make("kube-system", "a", true), false},
 		{"for other nodes", make(ns, "b", false), false},
-		{"a ReplicaSet of somebody else, made an application's", func(ctx context.Context) error {
+		{"a ReplicaSet of another owner, made an application's", func(ctx context.Context) error {
 			set := replicaSet("other", true)
 			set.ResourceVersion = "" // the newest
 			return ignore(self.AppsV1().ReplicaSets(ns).Update(ctx, set, metav1.UpdateOptions{}))
@@ -89,13 +89,13 @@ func TestCloudcoreTouchesOnlyApplications(t *testing.T) {
 		{"a pod of its own", func(ctx context.Context) error {
 			return ignore(self.CoreV1().Pods(ns).Create(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: foreign.Spec}, metav1.CreateOptions{}))
 		}, false},
-		{"a change of a pod of somebody else", func(ctx context.Context) error {
+		{"a change of a pod of another owner", func(ctx context.Context) error {
 			pod := foreign.DeepCopy()
 			pod.ResourceVersion = ""
 			pod.Labels = map[string]string{"skerry.io/edge-app": "a"}
 			return ignore(self.CoreV1().Pods(ns).Update(ctx, pod, metav1.UpdateOptions{}))
 		}, false},
-		{"a claim of nobody", func(ctx context.Context) error {
+		{"a claim without an owner", func(ctx context.Context) error {
 			return ignore(self.CoreV1().PersistentVolumeClaims(ns).Create(ctx, &corev1.PersistentVolumeClaim{
 				ObjectMeta: metav1.ObjectMeta{Name: "c"}, Spec: corev1.PersistentVolumeClaimSpec{
 					AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
@@ -103,7 +103,7 @@ func TestCloudcoreTouchesOnlyApplications(t *testing.T) {
 				},
 			}, metav1.CreateOptions{}))
 		}, false},
-		{"the removal of a pod of somebody else", func(ctx context.Context) error {
+		{"the removal of a pod of another owner", func(ctx context.Context) error {
 			return self.CoreV1().Pods(ns).Delete(ctx, "foreign", metav1.DeleteOptions{})
 		}, false},
 	})

@@ -212,7 +212,7 @@ func Guard(s balance.Service, local bool) []Leaf {
 
 // Forget removes what the kernel remembers of flows to pods that are not served any more. A client that goes on sending UDP from one port would be sent to the dead pod
 // for as long as it does. A TCP connection that is open stays: a pod may end it in its own time. One that is over, or was never answered, would take the client that
-// connects again from the same port to where the last one went: nf_conntrack_proto_tcp begins anew only where an end has said FIN, not where the pod said RST; and what a
+// connects again from the same port to where the last one went: nf_conntrack_proto_tcp starts again only where an end has said FIN, not where the pod said RST; and what a
 // client that was not answered sends again belongs to its first try.
 func Forget(all []balance.Service, six bool) error {
 	f := stale{}

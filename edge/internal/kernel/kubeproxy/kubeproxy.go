@@ -25,7 +25,7 @@ import (
 	utiliptables "k8s.io/kubernetes/pkg/util/iptables"
 )
 
-// Proxy is what an opened driver is told; of Kubernetes' proxy.Provider.
+// Proxy is what an opened driver receives; of Kubernetes' proxy.Provider.
 type Proxy interface {
 	OnServiceAdd(s *corev1.Service)
 	OnServiceUpdate(old, s *corev1.Service)

@@ -27,7 +27,7 @@ import (
 // Group is where beacons go: a group of the site's scope (RFC 2365, 6.1), which routers don't carry further.
 func Group() netip.Addr { return netip.AddrFrom4([4]byte{239, 255, 105, 52}) }
 
-// gather is how long changes are gathered before they are told.
+// gather is how long changes are gathered before they are reported.
 const gather = 20 * time.Millisecond
 
 // Network is one network that the device is on.

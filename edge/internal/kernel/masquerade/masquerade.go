@@ -20,7 +20,7 @@ const table = "skerry-pods"
 
 // Rules are what is masqueraded: packets from Pods, but for those to Inside; and what the device itself sends to Others, the
 // pods of other devices. A connection to a ClusterIP has the address of the way that the ClusterIP is on, mostly the uplink's, to
-// which nobody on the LAN has a way.
+// which no host on the LAN has a route.
 type Rules struct {
 	Pods   []netip.Prefix
 	Inside []netip.Prefix

@@ -39,7 +39,7 @@ func TestApply(t *testing.T) {
 	apply(rules)
 	seen("10.94.0.2", "10.95.1.7")
 	seen("10.94.0.3", "10.94.0.1")
-	// A fresh process makes the same of what it finds, and mends what somebody has removed.
+	// A fresh process makes the same of what it finds, and restores what was removed.
 	driver = masquerade.New()
 	apply(rules)
 	device.Shell("nft flush table ip skerry-pods; nft delete table ip skerry-pods")

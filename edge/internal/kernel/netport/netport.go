@@ -1,6 +1,6 @@
 // Package netport switches the device's network ports on for applications that are given one.
 //
-// It owns nothing: a port that is on stays on, whoever wanted it. It refuses the loopback interface. Up may be called from any goroutine, and sees the network namespace of the
+// It owns nothing: a port that is on stays on. It refuses the loopback interface. Up may be called from any goroutine, and sees the network namespace of the
 // calling thread.
 package netport
 
