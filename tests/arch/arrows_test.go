@@ -61,8 +61,6 @@ var cyclic = map[string]int{
 
 	"edge/internal/join": 3,
 
-	"edge/internal/meta": 5,
-
 	"edge/internal/table": 2,
 
 	"edge/internal/tunnel": 1,

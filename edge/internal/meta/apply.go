@@ -15,6 +15,9 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
+// maxMismatches is how many resources a cloud can be mistaken about in one session; beyond, it is believed.
+const maxMismatches = 1024
+
 // applyState stages what a State says, and notes in digestMismatches what it expects and is not so.
 func (m *Manager) applyState(b *batch, s *topicpb.State, found digestMismatches, log klog.Logger) {
 	m.applyRefusals(b, s, log) // first: what is taken back because of a refusal comes with it or after it

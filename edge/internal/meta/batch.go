@@ -11,24 +11,6 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/store/storepb"
 )
 
-// batch is a set of changes that are worked out but not yet shown. Owned by the core.
-type batch struct {
-	m         *Manager
-	version   uint64
-	objects   map[schema.GroupVersionResource]map[key]*held
-	changes   map[schema.GroupVersionResource][]change
-	touched   []schema.GroupVersionResource
-	queues    map[target]*queue
-	writes    []func(*store.Tx) error
-	afters    []func()
-	numbered  uint64 // the newest number of an entry that was given out
-	interest  uint64 // ... of an interest
-	events    eventSums
-	dropped   uint64 // events that this batch makes give way
-	interests map[uint64]*interest
-	retained  map[key]struct{} // nil: as before
-}
-
 func (m *Manager) newBatch() *batch {
 	return &batch{
 		m: m, version: m.version, numbered: m.outbox.last, interest: m.outbox.lastInterest, events: m.outbox.events,

@@ -12,12 +12,6 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/store"
 )
 
-// request is one change on its way through the core.
-type request struct {
-	do   func(*batch) error
-	done chan error // one slot
-}
-
 // do has the core work out a change and waits until it is on the disk and shown. The function runs in the core; it either stages all that it wants
 // and returns nil, or it stages nothing and returns an error. It may run again when the batch that it was part of failed.
 func (m *Manager) do(ctx context.Context, do func(*batch) error) error {

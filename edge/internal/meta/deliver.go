@@ -150,9 +150,6 @@ func (m *Manager) surprised(resource schema.GroupVersionResource, session uint64
 // fewEntries is up to how many objects all entries are told at once, instead of the sums of their buckets first.
 const fewEntries = 64
 
-// maxMismatches is how many resources a cloud can be mistaken about in one session; beyond, it is believed.
-const maxMismatches = 1024
-
 // sendAgain makes the writes wait for their turn that were put off.
 func (m *Manager) sendAgain(ctx context.Context) {
 	ids := m.putOff.Take()

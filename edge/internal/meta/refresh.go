@@ -3,11 +3,9 @@ package meta
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	authenticationv1 "k8s.io/api/authentication/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -87,37 +85,4 @@ func (m *Manager) refreshToken(ctx context.Context, k []byte, a *storepb.Answer)
 		return false, nil // the account or the pod is gone, or it may not any more: the kubelet hears so itself
 	}
 	return true, m.keepAnswer(ctx, k, types.UID(a.BoundUid), w, result.Response, true)
-}
-
-// old reports whether a kubelet would ask anew: when less than a fifth of the token's life is left.
-func old(a *storepb.Answer, now time.Time) bool {
-	var r authenticationv1.TokenRequest
-	if err := json.Unmarshal(a.Body, &r); err != nil || r.Status.ExpirationTimestamp.IsZero() {
-		return false
-	}
-	life := time.Hour
-	if r.Spec.ExpirationSeconds != nil {
-		life = time.Duration(*r.Spec.ExpirationSeconds) * time.Second
-	}
-	return now.After(r.Status.ExpirationTimestamp.Add(-life / 5))
-}
-
-// freshAnswer is an answer that was renewed and that nobody has had yet. It is given out once.
-func (m *Manager) freshAnswer(k []byte) (Result, bool) {
-	m.mu.Lock()
-	info, ok := m.answers[string(k)]
-	ok = ok && info.fresh && m.linked
-	if ok {
-		info.fresh = false
-		m.answers[string(k)] = info
-	}
-	m.mu.Unlock()
-	if !ok {
-		return Result{}, false
-	}
-	kept, err := m.keptAnswer(k)
-	if err != nil || kept == nil || old(kept, time.Now()) {
-		return Result{}, false
-	}
-	return resultOf(kept), true
 }

@@ -122,3 +122,36 @@ func (m *Manager) keptAnswer(k []byte) (*storepb.Answer, error) {
 	}
 	return kept, nil
 }
+
+// old reports whether a kubelet would ask anew: when less than a fifth of the token's life is left.
+func old(a *storepb.Answer, now time.Time) bool {
+	var r authenticationv1.TokenRequest
+	if err := json.Unmarshal(a.Body, &r); err != nil || r.Status.ExpirationTimestamp.IsZero() {
+		return false
+	}
+	life := time.Hour
+	if r.Spec.ExpirationSeconds != nil {
+		life = time.Duration(*r.Spec.ExpirationSeconds) * time.Second
+	}
+	return now.After(r.Status.ExpirationTimestamp.Add(-life / 5))
+}
+
+// freshAnswer is an answer that was renewed and that nobody has had yet. It is given out once.
+func (m *Manager) freshAnswer(k []byte) (Result, bool) {
+	m.mu.Lock()
+	info, ok := m.answers[string(k)]
+	ok = ok && info.fresh && m.linked
+	if ok {
+		info.fresh = false
+		m.answers[string(k)] = info
+	}
+	m.mu.Unlock()
+	if !ok {
+		return Result{}, false
+	}
+	kept, err := m.keptAnswer(k)
+	if err != nil || kept == nil || old(kept, time.Now()) {
+		return Result{}, false
+	}
+	return resultOf(kept), true
+}
