@@ -27,8 +27,6 @@ var cyclic = map[string]int{
 
 	"cloud/app": 4,
 
-	"cloud/internal/hub": 5,
-
 	"cloud/internal/kube": 1,
 
 	"cloud/internal/publish": 8,

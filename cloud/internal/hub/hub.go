@@ -1,21 +1,15 @@
 package hub
 
 import (
-	"context"
-	"errors"
-	"fmt"
-	"math/rand/v2"
-	"net"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/common/topic"
 )
 
 // closers is how many links are being closed at once: a close may wait a moment for its peer.
@@ -43,175 +37,6 @@ func New(config Config, listeners []link.Listener, parts []Part) *Hub {
 		handshakes: make(chan struct{}, config.MaxHandshakes), shares: link.NewShares[types.NodeName](config.MaxHandshakes),
 		refusals: make(chan struct{}, closers),
 	}
-}
-
-// Run accepts links until ctx ends, then tells every edge to dial again elsewhere, waits for the parts, and closes the listeners. It returns an
-// error when a listener failed for good or a part did not return in time.
-func (h *Hub) Run(ctx context.Context) error {
-	// Sessions outlive ctx by the drain: run ends them for good. New links are answered, with a refusal, until all sessions have ended.
-	run, stop := context.WithCancel(context.WithoutCancel(ctx))
-	defer stop()
-	accept, failed := context.WithCancelCause(ctx)
-	defer failed(nil)
-	listen, stopListening := context.WithCancel(run)
-	defer stopListening()
-
-	var loops, links sync.WaitGroup
-	for _, l := range h.listeners {
-		loops.Go(func() {
-			if err := h.accept(listen, run, accept, l, &links); err != nil {
-				failed(fmt.Errorf("listener %s: %w", l.Addr(), err))
-			}
-		})
-	}
-	loops.Go(func() { h.watch(listen) })
-
-	<-accept.Done()
-	var errs []error
-	if ctx.Err() == nil {
-		errs = append(errs, context.Cause(accept))
-	}
-	left := h.drain(run)
-	if left != nil {
-		errs = append(errs, left)
-	}
-	stopListening()
-	for _, l := range h.listeners {
-		if err := l.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
-			errs = append(errs, fmt.Errorf("closing listener %s: %w", l.Addr(), err))
-		}
-	}
-	loops.Wait()
-	stop()
-	if left == nil { // else it has named those who are stuck, and waiting for them could be for ever
-		links.Wait()
-	}
-	return errors.Join(errs...)
-}
-
-// accept takes links from one listener until listen ends.
-func (h *Hub) accept(listen, run, handshake context.Context, l link.Listener, links *sync.WaitGroup) error {
-	logger := klog.FromContext(listen)
-	pause := time.NewTimer(0)
-	defer pause.Stop()
-	for {
-		conn, err := l.Accept(listen)
-		switch {
-		case listen.Err() != nil:
-			if err == nil {
-				closeConn(conn, link.CloseShutdown, "cloudcore stops")
-			}
-			return nil
-		case errors.Is(err, net.ErrClosed):
-			return err
-		case err != nil:
-			// Too many open files, say: others may be closed in a moment.
-			logger.Error(err, "Accepting a link failed", "listener", l.Addr().String())
-			pause.Reset(time.Second)
-			select {
-			case <-pause.C:
-			case <-listen.Done():
-				return nil
-			}
-			continue
-		}
-		select {
-		case h.handshakes <- struct{}{}:
-			links.Go(func() {
-				h.serve(run, handshake, conn, links, sync.OnceFunc(func() { <-h.handshakes }))
-			})
-			continue
-		default:
-		}
-		// No place. Closing may take a moment, and when even for that there are too many, nobody is accepted meanwhile.
-		busy := &link.CloseError{Code: link.CloseOverloaded, Reason: fmt.Sprintf("%d links are shaking hands", cap(h.handshakes))}
-		select {
-		case h.refusals <- struct{}{}:
-			links.Go(func() {
-				defer func() { <-h.refusals }()
-				h.refuse(logger, conn, busy)
-			})
-		default:
-			h.refuse(logger, conn, busy)
-		}
-	}
-}
-
-// retryAfter is a time in seconds, spread so that those who were refused together don't come back together.
-func (h *Hub) retryAfter() int {
-	d := h.config.RetryAfter + rand.N(h.config.RetryAfter)
-	return max(1, int(d.Round(time.Second).Seconds()))
-}
-
-// watch ends sessions that have been silent for too long, and those whose certificate has expired since its handshake. A half-open link is the
-// transport's to notice; this is for an edge whose link lives and whose edgehub does not.
-func (h *Hub) watch(ctx context.Context) {
-	const every = 5 * time.Second
-	tick := time.NewTicker(every)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-		now := time.Now()
-		h.closeAll(h.table.attached(), 0, func(s *session) (link.CloseCode, string, bool) {
-			if cert := s.conn.Info().Peer; now.After(cert.NotAfter) {
-				return link.CloseShutdown, fmt.Sprintf("the certificate expired at %s: dial again with the renewed one",
-					cert.NotAfter.UTC().Format(time.RFC3339)), true
-			}
-			silence := now.Sub(time.Unix(0, s.lastHeard.Load()))
-			if bound := max(4*s.keepalive, 30*time.Second); silence > bound && !s.handling.Load() {
-				return link.CloseTimeout, fmt.Sprintf("nothing heard for %v, the edge says every %v", silence.Round(time.Second), s.keepalive), true
-			}
-			return 0, "", false
-		})
-	}
-}
-
-// closeAll closes those sessions for which how says so, over the time of spread, and returns when that is done.
-func (h *Hub) closeAll(sessions []*session, spread time.Duration, how func(*session) (link.CloseCode, string, bool)) {
-	if len(sessions) == 0 {
-		return
-	}
-	var g errgroup.Group
-	g.SetLimit(closers)
-	gap := spread / time.Duration(len(sessions))
-	for _, s := range sessions {
-		code, reason, ok := how(s)
-		if !ok {
-			continue
-		}
-		g.Go(func() error {
-			s.Close(code, reason)
-			return nil
-		})
-		if gap > 0 {
-			select {
-			case <-s.conn.Done(): // it ended already: the next can go at once
-			case <-time.After(gap):
-			}
-		}
-	}
-	_ = g.Wait() // its functions return no error
-}
-
-// drain ends every session and waits, for so long, until nothing of them is left.
-func (h *Hub) drain(ctx context.Context) error {
-	sessions := h.table.drain()
-	spread := min(h.config.DrainSpread, time.Duration(len(sessions))*time.Millisecond)
-	h.closeAll(sessions, spread, func(*session) (link.CloseCode, string, bool) { return link.CloseShutdown, "cloudcore stops", true })
-	ctx, cancel := context.WithTimeout(ctx, h.config.DrainWait)
-	defer cancel()
-	if left := h.table.empty(ctx); len(left) > 0 {
-		names := make([]string, 0, len(left))
-		for _, node := range left {
-			names = append(names, string(node))
-		}
-		return fmt.Errorf("the sessions of %d nodes had not ended after %v: %s", len(left), h.config.DrainWait, strings.Join(names, ", "))
-	}
-	return nil
 }
 
 // Session returns the open session of a node.
@@ -259,4 +84,41 @@ func (h *Hub) Kick(node types.NodeName, code link.CloseCode, reason string) bool
 		s.Close(code, reason)
 	}
 	return len(sessions) > 0
+}
+
+// Describe implements prometheus.Collector.
+func (h *Hub) Describe(ch chan<- *prometheus.Desc) {
+	for _, c := range h.metrics.counters() {
+		c.Describe(ch)
+	}
+	ch <- h.metrics.sessions
+	ch <- h.metrics.handshakes
+	ch <- h.metrics.bytes
+}
+
+// Collect implements prometheus.Collector.
+func (h *Hub) Collect(ch chan<- prometheus.Metric) {
+	for _, c := range h.metrics.counters() {
+		c.Collect(ch)
+	}
+	// Both are always told: a transport without sessions is 0, not unknown.
+	count := map[link.Transport]int{link.WebSocket: 0, link.QUIC: 0}
+	h.metrics.mu.Lock() // a session that ends meanwhile is counted as open or as ended, never as both
+	sum := h.metrics.ended
+	for _, s := range h.table.attached() {
+		count[s.conn.Info().Transport]++
+		if !s.counted {
+			sum.add(s.conn)
+		}
+	}
+	h.metrics.mu.Unlock()
+	for i, direction := range []string{"sent", "received"} {
+		for class := range topic.Classes {
+			ch <- prometheus.MustNewConstMetric(h.metrics.bytes, prometheus.CounterValue, float64(sum[i][class]), direction, topic.Class(class).String())
+		}
+	}
+	for transport, n := range count {
+		ch <- prometheus.MustNewConstMetric(h.metrics.sessions, prometheus.GaugeValue, float64(n), string(transport))
+	}
+	ch <- prometheus.MustNewConstMetric(h.metrics.handshakes, prometheus.GaugeValue, float64(len(h.handshakes)))
 }

@@ -65,13 +65,13 @@ func (m *metrics) refuse(transport link.Transport, code link.CloseCode) {
 	m.refused.WithLabelValues(string(transport), codeLabel(code)).Inc()
 }
 
-// close counts the end of s, once.
-func (m *metrics) close(s *session, end *link.CloseError) {
+// close counts the end of a session's link, once: counted is the session's, and is guarded by mu.
+func (m *metrics) close(conn link.Conn, counted *bool, end *link.CloseError) {
 	m.mu.Lock()
-	m.ended.add(s.conn)
-	s.counted = true
+	m.ended.add(conn)
+	*counted = true
 	m.mu.Unlock()
-	transport := s.conn.Info().Transport
+	transport := conn.Info().Transport
 	by := "cloud"
 	if end.Remote {
 		by = "edge"
@@ -89,43 +89,6 @@ func codeLabel(code link.CloseCode) string {
 		return strconv.Itoa(int(code))
 	}
 	return "other"
-}
-
-// Describe implements prometheus.Collector.
-func (h *Hub) Describe(ch chan<- *prometheus.Desc) {
-	for _, c := range h.metrics.counters() {
-		c.Describe(ch)
-	}
-	ch <- h.metrics.sessions
-	ch <- h.metrics.handshakes
-	ch <- h.metrics.bytes
-}
-
-// Collect implements prometheus.Collector.
-func (h *Hub) Collect(ch chan<- prometheus.Metric) {
-	for _, c := range h.metrics.counters() {
-		c.Collect(ch)
-	}
-	// Both are always told: a transport without sessions is 0, not unknown.
-	count := map[link.Transport]int{link.WebSocket: 0, link.QUIC: 0}
-	h.metrics.mu.Lock() // a session that ends meanwhile is counted as open or as ended, never as both
-	sum := h.metrics.ended
-	for _, s := range h.table.attached() {
-		count[s.conn.Info().Transport]++
-		if !s.counted {
-			sum.add(s.conn)
-		}
-	}
-	h.metrics.mu.Unlock()
-	for i, direction := range []string{"sent", "received"} {
-		for class := range topic.Classes {
-			ch <- prometheus.MustNewConstMetric(h.metrics.bytes, prometheus.CounterValue, float64(sum[i][class]), direction, topic.Class(class).String())
-		}
-	}
-	for transport, n := range count {
-		ch <- prometheus.MustNewConstMetric(h.metrics.sessions, prometheus.GaugeValue, float64(n), string(transport))
-	}
-	ch <- prometheus.MustNewConstMetric(h.metrics.handshakes, prometheus.GaugeValue, float64(len(h.handshakes)))
 }
 
 func (m *metrics) counters() []prometheus.Collector {
