@@ -29,8 +29,6 @@ var cyclic = map[string]int{
 
 	"cloud/internal/kube": 1,
 
-	"cloud/internal/publish": 8,
-
 	"cloud/internal/tunnel": 3,
 
 	"cloud/internal/usage": 1,

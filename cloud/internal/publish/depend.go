@@ -1,110 +1,10 @@
 package publish
 
 import (
-	"sync/atomic"
-
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 )
-
-// held is an object that is watched alone for this session.
-type held struct {
-	state    atomic.Pointer[kube.ObjectState]
-	caughtUp atomic.Bool // since the last CatchUp
-	users    int         // owned by the loop
-	watch    kube.ObjectWatch
-}
-
-func (h *held) load() kube.ObjectState {
-	if s := h.state.Load(); s != nil {
-		return *s
-	}
-	return kube.ObjectState{}
-}
-
-func (s *session) hold(ref kube.Ref, r *resourceSync) {
-	if h, ok := s.held[ref]; ok {
-		h.users++
-		return
-	}
-	h := &held{users: 1}
-	s.held[ref] = h
-	h.watch = s.part.objects.Watch(ref, s.node, func(state kube.ObjectState) {
-		old := h.state.Swap(&state)
-		if state.CaughtUp {
-			h.caughtUp.Store(true)
-			defer s.signal()
-		}
-		if old != nil && alike(*old, state) {
-			return // a fresh watch tells again what was asked for just before
-		}
-		r.note(ref.Key)
-		if old == nil || !old.Known {
-			s.gather()
-		} else {
-			s.signal()
-		}
-	})
-}
-
-// alike reports whether a is for an edge what b is.
-func alike(a, b kube.ObjectState) bool {
-	if a.Err != nil || b.Err != nil || a.Known != b.Known || (a.Object == nil) != (b.Object == nil) {
-		return false
-	}
-	return a.Object == nil || a.Object.Sum == b.Object.Sum
-}
-
-func (s *session) unhold(ref kube.Ref) {
-	h, ok := s.held[ref]
-	if !ok {
-		return
-	}
-	if h.users--; h.users == 0 {
-		delete(s.held, ref)
-		h.watch.Cancel()
-	}
-}
-
-// follow lets the standing of an interest in one object be what its watch says.
-func (s *session) follow(i *interest) {
-	h, ok := s.held[*i.single]
-	if !ok {
-		return
-	}
-	switch state := h.load(); {
-	case state.Err != nil && i.standing != refused:
-		i.standing, i.synced = refused, false
-		s.refuse(i, state.Err)
-	case state.Err == nil && state.Known && i.standing != granted:
-		i.standing, i.synced = granted, false
-	}
-}
-
-// dependencies is what the pods of this node refer to, and what that refers to in turn: a claim to its volume, a volume to its Secrets. All of it
-// travels before the pod that needs it.
-type dependencies struct {
-	session  *session
-	interest *interest
-	podSync  *resourceSync
-	entry    *entry
-	scanned  bool
-	pods     map[kube.Key][]kube.Ref
-	refs     map[kube.Ref]*dependency
-	pending  map[kube.Ref]struct{} // nobody knows yet whether these exist
-}
-
-type dependency struct {
-	users    int
-	children []kube.Ref
-	sent     bool
-}
-
-// kinds are the resources of dependencies.
-func dependencyKinds() []schema.GroupVersionResource {
-	return []schema.GroupVersionResource{kube.ConfigMaps, kube.Secrets, kube.Claims, kube.Volumes}
-}
 
 func newDependencies(s *session, i *interest) *dependencies {
 	d := &dependencies{
@@ -128,15 +28,6 @@ func (d *dependencies) close() {
 	for key := range d.pods {
 		d.update(key, nil)
 	}
-}
-
-func (d *dependencies) concerns(gvr schema.GroupVersionResource) bool {
-	return gvr == kube.ConfigMaps || gvr == kube.Secrets || gvr == kube.Claims || gvr == kube.Volumes
-}
-
-func (d *dependencies) has(ref kube.Ref) bool {
-	_, ok := d.refs[ref]
-	return ok
 }
 
 // mark is called when another interest takes the place of d's.

@@ -15,28 +15,6 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// interest is one list+watch of an edge, or what its pods depend on.
-type interest struct {
-	id       uint64
-	resource *resourceSync // nil for dependencies
-	*collection
-	sel      *kube.Selection
-	standing standing
-	since    time.Time // of being undecided
-	review   review
-	limited  *topicpb.Interest // what was asked for, while there is no room for it
-	bytes    int               // of its selectors
-	gone     bool              // the edge has dropped it
-	entry    *entry
-	single   *kube.Ref // watched alone
-
-	counted bool // its objects are among those that its resource was compared with
-	synced  bool
-	waiting int // marks in the queue that must be passed before it is synced
-}
-
-func (i *interest) dependencies() bool { return i.sel == nil && i.limited == nil }
-
 func same(i *interest, p *topicpb.Interest) bool {
 	if i.limited != nil {
 		return proto.Equal(i.limited, p)
@@ -245,18 +223,6 @@ func (s *session) drop(i *interest) {
 	i.resource.idle()
 }
 
-func (s *session) refuse(i *interest, err error) {
-	s.part.metrics.refused.Add(1)
-	switch {
-	case i.limited != nil: // as many as a device likes: the metric counts them
-		s.log.V(4).Info("Interest is over a quota", "interest", i.id, "err", err)
-	default:
-		from := i.sel.Source
-		s.log.Info("Interest refused", "resource", i.gvr.Resource, "namespace", from.Namespace, "fields", from.Fields, "labels", from.Labels, "err", err)
-	}
-	s.frame.refuse(i.id, kube.StatusOf(err))
-}
-
 // ask has an interest reviewed when it is this node's turn.
 func (s *session) ask(i *interest) {
 	if i.gone {
@@ -275,17 +241,6 @@ func (s *session) ask(i *interest) {
 		s.mu.Unlock()
 		s.signal()
 	})
-}
-
-// enter reports whether the session still lives, and keeps Stop waiting for s.wg.Done if it does.
-func (s *session) enter() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.over || s.ctx.Err() != nil {
-		return false
-	}
-	s.wg.Add(1)
-	return true
 }
 
 // ruling asks once: whether the node may have the interest, and whether cloudcore can follow it. An

@@ -12,6 +12,10 @@
 // KEP-5504, or a consistent read): a replica whose watches lag, and a cluster that was restored from a
 // backup, look the same otherwise.
 //
+// How to read it, from the bottom: feed.go and projection.go are what sessions share; transition.go and judge.go
+// are pure; state.go is what a session knows; resource.go, held.go and depend.go change it for one collection,
+// one object and what pods refer to; compare.go and interest.go are the conversation; session.go is its loop.
+//
 // It is above 2,500 lines because a session's interests, what its pods depend on, the comparison and the
 // window share one queue.
 package publish
@@ -20,61 +24,18 @@ import (
 	"context"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/cloud/internal/hub"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
-	"github.com/skerry-io/skerry/cloud/internal/quota"
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
-)
-
-// Collections are shared copies of what kube-apiserver has, followed with cloudcore's own rights.
-type Collections interface {
-	Open(resource schema.GroupVersionResource) (store *kube.Store, release func())
-	// Followable says why a collection can't be followed (refused), or that there is no answer (err).
-	Followable(ctx context.Context, resource schema.GroupVersionResource) (refused, err error)
-	// CatchUp calls done once the copy is no older than version.
-	CatchUp(resource schema.GroupVersionResource, version uint64, done func()) (cancel func())
-}
-
-// ObjectWatches are objects that are watched one by one, as the node that needs them.
-type ObjectWatches interface {
-	Serves(ref kube.Ref) bool
-	Watch(ref kube.Ref, node types.NodeName, changed func(kube.ObjectState)) kube.ObjectWatch
-}
-
-// Access asks Kubernetes what a node may see.
-type Access interface {
-	Allowed(ctx context.Context, node types.NodeName, at kube.Attributes) (kube.Decision, error)
-	Review(ctx context.Context, node types.NodeName, at kube.Attributes) (kube.Decision, error)
-}
-
-// Limits of one session.
-const (
-	frameBytes   = 256 << 10 // of a State; one object alone may be larger
-	windowBytes  = 1 << 20   // sent and not acknowledged
-	windowStates = 64        // likewise
-	maxInterests = 4096
 )
 
 // reviewing bounds the interests of all sessions that Kubernetes is being asked about. After a restart of cloudcore every edge declares all it wants at one
 // moment. What kube-apiserver's priority and fairness has no seat for it refuses, and refusals and pauses then take longer than the reviews. At the bound who
 // came first goes first, so the sessions are done one after another instead of all at the end.
 const reviewing = 32
-
-// Publisher is the part of the hub that serves interests.
-type Publisher struct {
-	collections Collections
-	objects     ObjectWatches
-	access      Access
-	reviews     *kube.LimitedQueue
-	quotas      Quotas
-	rates       *quota.Rates
-	feeds       *feeds
-	metrics     *Metrics
-}
 
 // New returns a Publisher. It starts nothing.
 func New(collections Collections, objects ObjectWatches, access Access, quotas Quotas) *Publisher {

@@ -2,13 +2,9 @@ package publish
 
 import (
 	"context"
-	"fmt"
 	"math/rand/v2"
-	"sync"
-	"sync/atomic"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/beehive/message"
@@ -19,64 +15,6 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// session is one edge's way down.
-type session struct {
-	part *Publisher
-	link hub.Session
-	node types.NodeName
-	loop *hub.Loop // signalled when the inbox, or a store, has something new
-	wg   sync.WaitGroup
-	due  atomic.Bool // it is time for a recheck
-
-	gathering atomic.Bool // by gather: a signal comes in a moment
-
-	mu    sync.Mutex
-	inbox inbox
-	over  bool // by Stop: nothing enters any more
-
-	// Set by Start, then only read.
-	ctx   context.Context
-	log   klog.Logger
-	timer *time.Timer // of the next recheck
-
-	// Owned by the loop.
-	interests map[uint64]*interest
-	used      usage
-	resources []*resourceSync
-	held      map[kube.Ref]*held
-	deps      *dependencies // nil without that interest
-	frame     frame
-	window    window
-	site      string // that it gets something made for; "" while it gets nothing such
-}
-
-// inbox is what other goroutines tell the loop.
-type inbox struct {
-	queue       []item // what to send, in order
-	head        int
-	interests   *topicpb.Interests // the newest
-	digests     []*topicpb.Digest  // of the first
-	inventories []*topicpb.Inventory
-	verdicts    []ruled
-	due         []*interest // to be reviewed again
-	caughtUp    []*resourceSync
-	acked       uint64
-}
-
-// ruled is an answer about an interest.
-type ruled struct {
-	interest *interest
-	verdict  verdict
-}
-
-// item is one place in the queue: a key, or a mark or an expectation, each of which is reached when all before it was sent.
-type item struct {
-	resource *resourceSync
-	key      kube.Key
-	mark     *interest
-	expect   bool
-}
-
 func newSession(p *Publisher, link hub.Session) *session {
 	s := &session{
 		part: p, link: link, node: link.Node(),
@@ -84,27 +22,6 @@ func newSession(p *Publisher, link hub.Session) *session {
 	}
 	s.loop = hub.NewLoop(s.turn)
 	return s
-}
-
-func (s *session) signal() { s.loop.Signal() }
-
-// gatherTime is how long the first word of an object that is watched alone waits for others. A pod with hundreds of ConfigMaps has as many watches opened for it, whose
-// answers come one by one: each in a State of its own would be compressed, sent, committed to the edge's disk and acknowledged alone.
-const gatherTime = 5 * time.Millisecond
-
-// gather is signal, in a moment. It may be called after the session's end.
-func (s *session) gather() {
-	if !s.gathering.Swap(true) {
-		time.AfterFunc(gatherTime, func() {
-			s.gathering.Store(false)
-			s.signal()
-		})
-	}
-}
-
-// outOfTurn ends the session: its edge doesn't keep to the contract.
-func outOfTurn(format string, args ...any) error {
-	return &link.CloseError{Code: link.CloseProtocol, Reason: fmt.Sprintf(format, args...)}
 }
 
 // ---- the inbox: called by the session's read loop ----
@@ -272,12 +189,6 @@ func (s *session) next() (item, bool) {
 		}
 	}
 	return item{}, false
-}
-
-func (s *session) push(it item) {
-	s.mu.Lock()
-	s.inbox.queue = append(s.inbox.queue, it)
-	s.mu.Unlock()
 }
 
 // send fills frames and sends them while the window is open.
