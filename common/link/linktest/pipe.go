@@ -114,16 +114,27 @@ func (p *pipe) Stop(*link.CloseError) {
 }
 
 func (p *pipe) Close(why *link.CloseError) {
-	var discard sync.WaitGroup
+	var peer sync.WaitGroup
 	if !why.Remote {
-		// Two ends that close at once would wait for each other without somebody who reads.
 		end := time.Now().Add(p.config.CloseTimeout)
 		_ = p.conn.Final(end, end)
-		discard.Go(func() { _, _ = io.Copy(io.Discard, p.conn) })
+		// Read until the peer ends too, as the websocket does: a pipe that is closed before fails the peer's own writes, and where that is seen before the
+		// record is, the peer takes it for a network that ended. Two ends that close at once read each other's record.
+		peer.Go(func() {
+			if _, err := io.Copy(io.Discard, &pipeReader{p, ignore{}}); !closed(err) {
+				_, _ = io.Copy(io.Discard, p.conn) // Serve was interrupted within a record
+			}
+		})
 		_ = p.record(recordClose, append(binary.BigEndian.AppendUint16(nil, uint16(why.Code)), why.Reason...)) // the peer may be gone
 	}
+	peer.Wait()
 	_ = p.conn.Close()
-	discard.Wait()
+}
+
+// closed reports whether err is the peer's record of why it closes.
+func closed(err error) bool {
+	_, ok := errors.AsType[*link.CloseError](err)
+	return ok
 }
 
 // pipeReader is the stream of frames within the records.
@@ -166,17 +177,18 @@ func PipeWire(t *testing.T, config link.Config) Wire {
 	edge := &pipe{conn: deadline.Wrap(a), config: config}
 	t.Cleanup(func() { _ = a.Close() })
 	cloud := startPipe(t, b, false, config, config, nil)
-	type told struct {
-		code   link.CloseCode
-		reason string
+	type reason struct {
+		code link.CloseCode
+		text string
 	}
-	closed := make(chan told, 1)
+	reasons := make(chan reason, 1)
 	go func() {
+		defer a.Close() // the cloud waits for that
 		_, err := io.Copy(io.Discard, &pipeReader{edge, ignore{}})
 		if why, ok := errors.AsType[*link.CloseError](err); ok {
-			closed <- told{why.Code, why.Reason}
+			reasons <- reason{why.Code, why.Reason}
 		}
-		close(closed)
+		close(reasons)
 	}()
 	return Wire{
 		Cloud: cloud,
@@ -187,7 +199,7 @@ func PipeWire(t *testing.T, config link.Config) Wire {
 			}
 			return err
 		},
-		Closed: func() (link.CloseCode, string) { c := <-closed; return c.code, c.reason },
+		Closed: func() (link.CloseCode, string) { c := <-reasons; return c.code, c.text },
 	}
 }
 
