@@ -42,6 +42,7 @@ MINUTES ?= 60
 SEED ?= 0
 FAULTS ?=#      for campaign: all where there are none
 EDGES ?= 20
+WITHOUT ?= -1
 
 .PHONY: help
 help: ## this list
@@ -121,6 +122,10 @@ fuzz: ## every fuzz target for FUZZTIME (30s) each
 .PHONY: campaign
 campaign: ## a whole system under faults for MINUTES (60), judged by what its clients saw; SEED=7 repeats one, FAULTS=cut,lag for some, EDGES=20
 	go test ./tests/campaign -run 'TestCampaign$$' -v -count 1 -timeout 24h -ldflags "$(TEST_LDFLAGS)" -minutes $(MINUTES) -seed $(SEED) -faults '$(FAULTS)' -edges $(EDGES)
+
+.PHONY: sensitivity
+sensitivity: ## campaigns against a build in which rule WITHOUT (0 to 11) of the protocol is off, until one finds it (docs/faults.md)
+	go test ./tests/campaign -run 'TestSensitivity$$' -v -count 1 -timeout 24h -ldflags "$(TEST_LDFLAGS)" -without $(WITHOUT) -seed $(SEED)
 
 .PHONY: bench
 bench: ## every figure beside its floor, into docs/benchmarks.md; takes over an hour, as root; ROWS='Cut|Idle' for some, ROUNDS=5

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/skerry-io/skerry/beehive"
@@ -35,6 +37,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/netwatch"
 	"github.com/skerry-io/skerry/edge/internal/marks"
 	"github.com/skerry-io/skerry/edge/internal/meta"
+	"github.com/skerry-io/skerry/edge/internal/object"
 	"github.com/skerry-io/skerry/edge/internal/registration"
 	"github.com/skerry-io/skerry/edge/internal/route"
 	"github.com/skerry-io/skerry/edge/internal/site"
@@ -169,6 +172,12 @@ func (a *App) newEdged() (*edged.Module, error) {
 // for one. edgecore itself does not use it.
 func (a *App) KubeletTransport() (transport http.RoundTripper, host string) {
 	return a.api.RoundTripper(api.Identity{Kubelet: true}), api.Host
+}
+
+// Report reports body to the cloud as this device's entry in the status of an object, for programs that
+// stand for an agent. edgecore itself does not use it.
+func (a *App) Report(ctx context.Context, resource schema.GroupVersionResource, name string, uid types.UID, body []byte) error {
+	return a.meta.Report(ctx, object.Ref{Resource: resource, Name: name}, uid, body)
 }
 
 // kubelet is where the kubelet's own server is; "" without one.

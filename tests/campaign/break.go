@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -58,6 +59,10 @@ func (s *system) break1(ctx context.Context, step Step) error {
 		return restart(ctx, &s.edges[step.Target].daemon, step.For)
 	case BadPage:
 		return s.damage(ctx, s.edges[step.Target], step.For)
+	case BadRecord:
+		return s.badRecord(ctx, s.edges[step.Target], step.For)
+	case Full:
+		return fill(ctx, s.edges[step.Target], step.For)
 	case Rot:
 		return s.rot(ctx, s.edges[step.Target])
 	case Clock:
@@ -72,16 +77,18 @@ func (s *system) break1(ctx context.Context, step Step) error {
 		l.Set(state)
 		pause(ctx, step.For)
 		l.Set(line.State{})
-	case Refuse, Isolate:
-		p := s.clouds[step.Target].proxy
-		p.Set(decide(step))
+	case Refuse, Deny, Down, Isolate:
+		c := s.clouds[step.Target]
+		c.decide(decide(step))
 		pause(ctx, step.For)
-		p.Set(nil)
+		c.decide(nil)
 	case Lag:
 		p := s.clouds[step.Target].proxy
 		p.SetLag(func(*http.Request) faultproxy.Lag { return faultproxy.Lag{By: step.For} })
 		pause(ctx, step.For*3/2)
 		p.SetLag(nil)
+	case Late:
+		return s.holdBack(ctx, s.clouds[step.Target], step.For)
 	case KillPlane:
 		s.planeMu.Lock()
 		defer s.planeMu.Unlock()
@@ -184,10 +191,42 @@ func stand(ctx context.Context, d *daemon, length time.Duration) error {
 	return child.Signal(syscall.SIGCONT)
 }
 
+// holdBack stops a cloudcore whose writes are on their way, and lets them arrive when its edges have gone
+// to another one and have written there.
+func (s *system) holdBack(ctx context.Context, c *cloudcore, length time.Duration) error {
+	arrive := make(chan struct{})
+	c.decide(func(r *http.Request) faultproxy.Fault {
+		if r.Method == http.MethodGet || strings.Contains(r.URL.Path, "/leases") || strings.Contains(r.URL.Path, "reviews") {
+			return faultproxy.Fault{}
+		}
+		return faultproxy.Fault{Until: arrive}
+	})
+	pause(ctx, time.Second)
+	child := c.running()
+	err := child.Signal(syscall.SIGSTOP)
+	pause(ctx, length)
+	c.decide(nil)
+	close(arrive)
+	pause(ctx, 500*time.Millisecond) // they land before it can take anything back
+	return errors.Join(err, child.Signal(syscall.SIGCONT))
+}
+
 // decide is what a proxy does to requests while a step lasts.
 func decide(step Step) func(*http.Request) faultproxy.Fault {
-	if step.Fault == Isolate {
+	switch step.Fault {
+	case Isolate:
 		return func(*http.Request) faultproxy.Fault { return faultproxy.Fault{Hang: true} }
+	case Down:
+		return func(*http.Request) faultproxy.Fault {
+			return []faultproxy.Fault{{Code: http.StatusServiceUnavailable}, {Break: true}}[rand.IntN(2)]
+		}
+	case Deny:
+		return func(r *http.Request) faultproxy.Fault {
+			if r.Header.Get("Impersonate-User") == "" {
+				return faultproxy.Fault{}
+			}
+			return faultproxy.Fault{Code: http.StatusForbidden}
+		}
 	}
 	kinds := []faultproxy.Fault{{Code: http.StatusTooManyRequests, RetryAfter: 1}, {Code: http.StatusInternalServerError}, {Code: http.StatusConflict}, {Hang: true}, {Lose: true}}
 	return func(r *http.Request) faultproxy.Fault {

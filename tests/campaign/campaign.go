@@ -56,6 +56,11 @@ func Run(ctx context.Context, o Options) (Result, error) {
 			slot := newSlot(s, e.name, n)
 			clients.Go(func() { slot.run(work) })
 		}
+		a := &agent{s: s, edge: e}
+		viewers.Go(func() { a.run(ctx, work) })
+	}
+	for _, e := range s.edges[len(s.edges)-o.Calm:] {
+		viewers.Go(func() { s.watchReady(ctx, e) })
 	}
 	err = s.breakThings(ctx, Plan(o))
 	quiet()

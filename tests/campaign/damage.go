@@ -65,15 +65,8 @@ func DamageInUse(ctx context.Context, o Options) (Result, error) {
 }
 
 func (s *system) damageInUse(ctx context.Context, e *edge) error {
-	pods := func(ctx context.Context) ([]corev1.Pod, error) {
-		list, err := e.client.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + e.name})
-		if err != nil {
-			return nil, fmt.Errorf("listing the pods of %s: %w", e.name, err)
-		}
-		return list.Items, nil
-	}
 	if err := await(ctx, e.name+" to have a pod", func(ctx context.Context) error {
-		have, err := pods(ctx)
+		have, err := e.pods(ctx)
 		if err == nil && len(have) == 0 {
 			err = errors.New("it has none")
 		}
@@ -94,7 +87,7 @@ func (s *system) damageInUse(ctx context.Context, e *edge) error {
 		return err
 	}
 	pause(ctx, 8*time.Second) // it looks every 5 s whether it is time to start again
-	if _, err := pods(ctx); err != nil || !old.Alive() {
+	if _, err := e.pods(ctx); err != nil || !old.Alive() {
 		return fmt.Errorf("edgecore did not go on from memory: alive %v, %w", old.Alive(), err)
 	}
 	sessions := e.count("Session opened")
@@ -116,7 +109,7 @@ func (s *system) damageInUse(ctx context.Context, e *edge) error {
 		return fmt.Errorf("the damaged store was not set aside: %v, %w", aside, err)
 	}
 	return await(ctx, e.name+" to have its pods again", func(ctx context.Context) error {
-		_, err := pods(ctx)
+		_, err := e.pods(ctx)
 		return err
 	})
 }

@@ -48,6 +48,13 @@ func (s *system) finals(ctx context.Context) ([]history.Record, error) {
 	for _, e := range events.Items {
 		add(history.Cloud, "", "events", &e, valueOf(&e))
 	}
+	made, err := s.operations.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("listing operations: %w", err)
+	}
+	for _, o := range made.Items {
+		add(history.Cloud, "", operations, &o, valueOf(&o))
+	}
 	for _, e := range s.edges {
 		if err := s.finalsOf(ctx, e, add); err != nil {
 			return nil, err

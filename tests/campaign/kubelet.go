@@ -200,6 +200,10 @@ func (k *kubelet) getStatus(ctx context.Context, p *sandbox) {
 	ctx, cancel := context.WithTimeout(ctx, requestPatience)
 	defer cancel()
 	pod, err := k.edge.client.CoreV1().Pods(namespace).Get(ctx, p.name, metav1.GetOptions{})
+	if apierrors.IsServiceUnavailable(err) { // edgecore runs, and has nothing to say
+		r.Kind = history.Unanswered
+		k.s.recorder.Add(r)
+	}
 	if err != nil || pod.UID != p.uid {
 		return
 	}

@@ -23,16 +23,29 @@ func (s Step) String() string {
 // thing is what a fault breaks: two faults never break one at the same time.
 func (s Step) thing() string {
 	switch s.Fault {
-	case KillCloud, PauseCloud:
+	case KillCloud, PauseCloud, Late:
 		return fmt.Sprint("cloudcore ", s.Target)
-	case KillEdge, PauseEdge, BadPage, Rot, Clock:
+	case KillEdge, PauseEdge, BadPage, BadRecord, Rot, Clock:
 		return fmt.Sprint("edgecore ", s.Target)
 	case Cut, Silent, Thin:
 		return fmt.Sprint("line ", s.Target)
-	case Refuse, Isolate, Lag:
+	case Full:
+		return fmt.Sprint("disk ", s.Target)
+	case Refuse, Deny, Down, Isolate, Lag:
 		return fmt.Sprint("proxy ", s.Target)
 	}
 	return "plane"
+}
+
+// things are all that a fault breaks.
+func (s Step) things() []string {
+	switch s.Fault {
+	case Late:
+		return []string{s.thing(), fmt.Sprint("proxy ", s.Target)}
+	case BadRecord:
+		return []string{s.thing(), fmt.Sprint("line ", s.Target)}
+	}
+	return []string{s.thing()}
 }
 
 // Plan draws a schedule: the same seed and options give the same one. All faults are over at the end.
@@ -47,27 +60,37 @@ func Plan(o Options) []Step {
 			break
 		}
 		s := Step{At: at, Fault: o.Faults[draw.IntN(len(o.Faults))]}
-		s.For = time.Duration((0.05 + 0.95*draw.Float64()*draw.Float64()) * float64(longest(s.Fault)))
+		s.For = shortest(s.Fault) + time.Duration((0.05+0.95*draw.Float64()*draw.Float64())*float64(longest(s.Fault)))
 		targets := o.Clouds
-		if slices.Contains([]Fault{KillEdge, PauseEdge, BadPage, Rot, Clock, Cut, Silent, Thin}, s.Fault) {
-			targets = o.Edges
+		if !slices.Contains([]Fault{KillCloud, PauseCloud, Refuse, Deny, Down, Isolate, Lag, Late}, s.Fault) {
+			targets = o.Edges - o.Calm
 		}
 		s.Target = draw.IntN(targets)
 		if s.thing() == "plane" {
 			s.Target = 0
 		}
-		if s.At+s.For > o.Length || busy[s.thing()] > s.At {
+		if s.At+s.For > o.Length || slices.ContainsFunc(s.things(), func(thing string) bool { return busy[thing] > s.At }) {
 			continue
 		}
 		// A pause between two, in which what was broken may do something.
-		busy[s.thing()] = s.At + s.For + recovery(s.Fault)
+		for _, thing := range s.things() {
+			busy[thing] = s.At + s.For + recovery(s.Fault)
+		}
 		steps = append(steps, s)
 	}
 	slices.SortStableFunc(steps, func(a, b Step) int { return cmp.Compare(a.At, b.At) })
 	return steps
 }
 
-// longest is how long a fault lasts at most.
+// shortest is how long a fault lasts at least.
+func shortest(f Fault) time.Duration {
+	if f == Late {
+		return 8 * time.Second // until edges have another cloudcore, and have written
+	}
+	return 0
+}
+
+// longest is how much longer than that a fault lasts at most.
 func longest(f Fault) time.Duration {
 	switch f {
 	case KillCloud, KillEdge, BadPage, Rot:

@@ -1,7 +1,6 @@
 package campaign
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509/pkix"
@@ -12,22 +11,24 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/tests/campaign/history"
 	"github.com/skerry-io/skerry/tests/campaign/line"
 	"github.com/skerry-io/skerry/tests/cluster"
@@ -36,10 +37,9 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/faultproxy"
 	"github.com/skerry-io/skerry/tests/cluster/manifest"
 	"github.com/skerry-io/skerry/tests/cluster/process"
-	"github.com/skerry-io/skerry/tests/cluster/wrongclock"
 )
 
-const namespace = "campaign"
+const namespace, operations = "campaign", "nodeoperations"
 
 // system is what runs.
 type system struct {
@@ -48,18 +48,21 @@ type system struct {
 	plane    *cluster.ControlPlane
 	planeMu  sync.Mutex // held while the plane is ended and started
 	client   kubernetes.Interface
-	clouds   []*cloudcore
-	edges    []*edge
-	serving  sync.WaitGroup // proxies and lines
-	end      context.CancelFunc
-	programs map[string]string
-	ends     time.Time // of the faults
+	// operations are the NodeOperations; each edge has one of its own name, of which it reports.
+	operations dynamic.ResourceInterface
+	clouds     []*cloudcore
+	edges      []*edge
+	serving    sync.WaitGroup // proxies and lines
+	end        context.CancelFunc
+	programs   map[string]string
+	ends       time.Time // of the faults
 }
 
 // cloudcore is one replica, with its own way to kube-apiserver.
 type cloudcore struct {
 	daemon
 	proxy           *faultproxy.Proxy
+	watches         atomic.Int64 // that it has opened
 	websocket, join string
 }
 
@@ -68,6 +71,7 @@ type edge struct {
 	daemon
 	name   string
 	store  string // its file
+	disk   string // "" where it is the machine's
 	line   *line.Line
 	client kubernetes.Interface // its kubelet's
 }
@@ -75,21 +79,20 @@ type edge struct {
 // start brings everything up. What it returns is to be stopped also with an error.
 func start(ctx context.Context, o Options) (*system, error) {
 	ctx, end := context.WithCancel(ctx)
-	s := &system{options: o, recorder: history.NewRecorder(), end: end, programs: map[string]string{}}
+	s := &system{options: o, recorder: history.NewRecorder(), end: end}
 	root, err := binary.Root()
 	if err != nil {
 		return s, err
 	}
-	names := []string{"cloudcore", "edgecore", "hollowedge"}
-	paths, err := binary.Build(ctx, root, names...)
-	if err != nil {
+	if s.programs, err = build(ctx, root, o.Changed); err != nil {
 		return s, err
 	}
-	for i, name := range names {
-		s.programs[name] = paths[i]
-	}
 	if slices.Contains(o.Faults, Clock) {
-		if err := s.prepareClock(ctx, root); err != nil {
+		dir, err := s.dir("programs")
+		if err == nil {
+			err = prepareClock(ctx, root, dir, s.programs)
+		}
+		if err != nil {
 			return s, err
 		}
 	}
@@ -101,7 +104,7 @@ func start(ctx context.Context, o Options) (*system, error) {
 			return s, err
 		}
 	}
-	token, err := s.command(ctx, "cloudcore", "token", "create", "--kubeconfig", s.plane.Kubeconfig, "--uses", strconv.Itoa(o.Edges))
+	token, err := command(ctx, s.programs["cloudcore"], "token", "create", "--kubeconfig", s.plane.Kubeconfig, "--uses", strconv.Itoa(o.Edges))
 	if err != nil {
 		return s, err
 	}
@@ -117,6 +120,7 @@ func (s *system) stop() {
 	ctx := context.Background()
 	for _, e := range s.edges {
 		_ = e.kill(ctx)
+		unmountDisk(e.disk)
 	}
 	for _, c := range s.clouds {
 		_ = c.kill(ctx)
@@ -127,20 +131,6 @@ func (s *system) stop() {
 	s.end()
 	s.serving.Wait()
 	_ = os.RemoveAll(filepath.Join(s.options.Dir, "programs"))
-}
-
-// prepareClock makes what an edgecore with another time of day needs: a program that answers its reads of
-// the clock, and a copy of edgecore that asks.
-func (s *system) prepareClock(ctx context.Context, root string) error {
-	dir, err := s.dir("programs")
-	if err != nil {
-		return err
-	}
-	s.programs["wrongclock"], s.programs["asking"] = filepath.Join(dir, "wrongclock"), filepath.Join(dir, "hollowedge")
-	if err := binary.BuildStatic(ctx, root, s.programs["wrongclock"], "./tests/cmd/wrongclock"); err != nil {
-		return err
-	}
-	return wrongclock.Copy(s.programs["asking"], s.programs["hollowedge"])
 }
 
 func (s *system) dir(name string) (string, error) {
@@ -160,6 +150,11 @@ func (s *system) startPlane(ctx context.Context, root string) error {
 		return err
 	}
 	s.client = s.plane.Client()
+	own, err := dynamic.NewForConfig(s.plane.Admin())
+	if err != nil {
+		return fmt.Errorf("making a client: %w", err)
+	}
+	s.operations = own.Resource(v1alpha1.Resource(v1alpha1.NodeOperations))
 	for _, m := range []string{"manifests/crds", "manifests/cloudcore"} {
 		objects, err := manifest.Build(filepath.Join(root, m))
 		if err != nil {
@@ -208,6 +203,31 @@ func (s *system) addProxy(ctx context.Context) (*faultproxy.Proxy, string, error
 	}
 	s.serve(ctx, func(ctx context.Context) error { return proxy.Serve(ctx, l, pair) })
 	return proxy, "https://" + l.Addr().String(), nil
+}
+
+// decide replaces what the proxy does to requests; nil lets all pass.
+func (c *cloudcore) decide(f func(*http.Request) faultproxy.Fault) {
+	c.proxy.Set(func(r *http.Request) faultproxy.Fault {
+		if faultproxy.Watch(r) {
+			c.watches.Add(1)
+		}
+		if f == nil {
+			return faultproxy.Fault{}
+		}
+		return f(r)
+	})
+}
+
+// countWatches records how many watches a cloudcore opens, until ctx ends.
+func (s *system) countWatches(ctx context.Context, c *cloudcore, name string) error {
+	for ctx.Err() == nil {
+		r := history.Record{Kind: history.Load, Who: name, At: s.recorder.Now()}
+		before := c.watches.Load()
+		pause(ctx, 5*time.Second)
+		r.Value, r.End = c.watches.Load()-before, s.recorder.Now()
+		s.recorder.Add(r)
+	}
+	return nil
 }
 
 const cloudcoreFile = `apiVersion: config.skerry.io/v1alpha1
@@ -260,6 +280,8 @@ func (s *system) addCloud(ctx context.Context, n int) error {
 	c.spec = process.Spec{Path: s.programs["cloudcore"], Args: []string{"--config", file}, Log: filepath.Join(dir, "log"), Bound: true}
 	c.ready = func(ctx context.Context) error { return answers(ctx, "http://"+ports[2]+"/readyz") }
 	s.clouds = append(s.clouds, c)
+	c.decide(nil)
+	s.serve(ctx, func(ctx context.Context) error { return s.countWatches(ctx, c, name) })
 	return c.start(ctx)
 }
 
@@ -278,6 +300,7 @@ modules:
 
 func (s *system) addEdge(ctx context.Context, n int, token string) error {
 	e := &edge{name: fmt.Sprintf("edge%d", n+1)}
+	s.edges = append(s.edges, e) // first, so that stop knows it
 	dir, err := s.dir(e.name)
 	if err != nil {
 		return err
@@ -295,12 +318,18 @@ func (s *system) addEdge(ctx context.Context, n int, token string) error {
 		keepalive = s.options.Keepalive[n]
 		idle = 3 * keepalive
 	}
-	file, socket := filepath.Join(dir, "edgecore.yaml"), filepath.Join(dir, "sock")
-	text := fmt.Appendf(nil, edgecoreFile, filepath.Join(dir, "data"), e.line.Port(), keepalive, idle, e.name)
+	file, socket, data := filepath.Join(dir, "edgecore.yaml"), filepath.Join(dir, "sock"), filepath.Join(dir, "data")
+	if slices.Contains(s.options.Faults, Full) {
+		if err := mountDisk(data); err != nil {
+			return err
+		}
+		e.disk = data
+	}
+	text := fmt.Appendf(nil, edgecoreFile, data, e.line.Port(), keepalive, idle, e.name)
 	if err := os.WriteFile(file, text, 0o600); err != nil {
 		return fmt.Errorf("writing edgecore.yaml: %w", err)
 	}
-	if _, err := s.command(ctx, "edgecore", "join", "--config", file, "--token", token, "--node-name", e.name, s.clouds[0].join); err != nil {
+	if _, err := command(ctx, s.programs["edgecore"], "join", "--config", file, "--token", token, "--node-name", e.name, s.clouds[0].join); err != nil {
 		return err
 	}
 	e.client, err = kubernetes.NewForConfig(&rest.Config{
@@ -312,7 +341,7 @@ func (s *system) addEdge(ctx context.Context, n int, token string) error {
 	if err != nil {
 		return fmt.Errorf("making the client of %s: %w", e.name, err)
 	}
-	e.store = filepath.Join(dir, "data", "store.db")
+	e.store = filepath.Join(data, "store.db")
 	e.spec = process.Spec{Path: s.programs["hollowedge"], Args: []string{"--config", file, "--socket", socket}, Log: filepath.Join(dir, "log"), Bound: true}
 	e.ready = func(ctx context.Context) error {
 		c, err := new(net.Dialer).DialContext(ctx, "unix", socket)
@@ -321,7 +350,6 @@ func (s *system) addEdge(ctx context.Context, n int, token string) error {
 		}
 		return err
 	}
-	s.edges = append(s.edges, e)
 	return e.start(ctx)
 }
 
@@ -340,17 +368,6 @@ func (s *system) awaitEdges(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-func (s *system) command(ctx context.Context, program string, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, s.programs[program], args...)
-	var errs bytes.Buffer
-	cmd.Stderr = &errs
-	out, err := cmd.Output()
-	if err != nil {
-		return "", fmt.Errorf("%s %s: %w: %s", program, args[0], err, bytes.TrimSpace(errs.Bytes()))
-	}
-	return string(out), nil
 }
 
 func writeKubeconfig(file, server string, authority []byte, token string) error {

@@ -8,10 +8,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/skerry-io/skerry/tests/campaign/history"
@@ -74,6 +76,19 @@ func eventSource(c kubernetes.Interface) source {
 	}
 }
 
+func operationSource(c dynamic.ResourceInterface) source {
+	return source{
+		operations, func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			list, err := c.List(ctx, o)
+			if err != nil { // else a nil pointer would be no nil interface
+				return nil, err
+			}
+			return list, nil
+		},
+		c.Watch,
+	}
+}
+
 // podsOf are an edge's pods, as its kubelet asks for them.
 func podsOf(e *edge) source { return podSource(e.client, "").only("spec.nodeName", e.name) }
 
@@ -85,7 +100,7 @@ func refsOf(e *edge, pod string) []source {
 // watchCloud records what kube-apiserver itself says.
 func (s *system) watchCloud(ctx context.Context) {
 	done := make(chan struct{})
-	sources := []source{podSource(s.client, namespace), configMapSource(s.client), secretSource(s.client), eventSource(s.client)}
+	sources := []source{podSource(s.client, namespace), configMapSource(s.client), secretSource(s.client), eventSource(s.client), operationSource(s.operations)}
 	for _, source := range sources {
 		v := &view{recorder: s.recorder, who: history.Cloud}
 		go func() {
@@ -167,7 +182,7 @@ func (v *view) replace(resource string, list runtime.Object, see func(history.Re
 func nameOf(r history.Record) string { return r.Name[len(namespace)+1:] }
 
 func (v *view) change(resource string, o metav1.Object, deleted, listed bool, see func(history.Record, metav1.Object)) {
-	if o.GetNamespace() != namespace {
+	if o.GetNamespace() != namespace && resource != operations {
 		return
 	}
 	r := history.Record{
@@ -200,6 +215,8 @@ func valueOf(o any) int64 {
 		text = string(o.Data["n"])
 	case *corev1.Event:
 		return int64(o.Count)
+	case *unstructured.Unstructured:
+		text, _, _ = unstructured.NestedString(o.Object, "status", "output")
 	}
 	n, _ := strconv.ParseInt(text, 10, 64) // none is 0
 	return n

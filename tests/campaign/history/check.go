@@ -15,7 +15,7 @@ func (h History) Check() (found []Violation) {
 	for _, check := range []func() []Violation{c.newest, c.wanted, c.dead, c.kept, c.exact, c.order} {
 		found = append(found, check()...)
 	}
-	found = append(found, register(h)...)
+	found = slices.Concat(found, answers(h), single(h), register(h))
 	for i := range found {
 		found[i].Faults = h.around(found[i].Records)
 	}
@@ -130,10 +130,21 @@ func (c *checker) undone(newer, older Record) bool {
 	}
 	end := max(p.At, p.End)
 	if p.Who != Cloud {
-		end = newer.At // it may have come to the cloud at any time since
+		end = c.arrived(newer, older.At)
 	}
 	_, lost := c.lost(p.At, end)
 	return lost
+}
+
+// arrived is when the cloud was first seen to have what a node had written, else at the latest. Until then
+// the node's store alone had it, and a copy of etcd's data that was made meanwhile has it not.
+func (c *checker) arrived(written Record, latest time.Duration) time.Duration {
+	for _, r := range c.history {
+		if r.Who == Cloud && (r.Kind == Seen || r.Kind == Going) && r.object() == written.object() && r.Value >= written.Value {
+			return min(r.At, latest)
+		}
+	}
+	return latest
 }
 
 // wanted looks for pods that a node ended, or was told to end, without a request of the cloud's clients.
@@ -249,12 +260,12 @@ func (c *checker) kept() (found []Violation) {
 		}
 	}
 	for _, o := range ordered(cloud) {
-		if o.resource != pods {
+		if o.resource != pods && o.resource != reports {
 			continue
 		}
 		if p, ok := lastAcknowledged(c.puts[o]); ok && p.Who != Cloud && cloud[o].Value < p.Value && !c.revived(p) {
 			found = append(found, Violation{Rule: Kept, Records: []Record{p, cloud[o]},
-				Text: fmt.Sprintf("the status %d of %s was acknowledged to %s, the cloud has %d", p.Value, o.name, p.Who, cloud[o].Value)})
+				Text: fmt.Sprintf("status %d of %s was acknowledged to %s, the cloud has %d", p.Value, o.name, p.Who, cloud[o].Value)})
 		}
 	}
 	return found

@@ -121,6 +121,14 @@ func TestCheck(t *testing.T) {
 		"a status that went back with the cluster": {[]line{seen(cloud, pods, "p", 5), restore(1), seen(cloud, pods, "p", 4)}, nil},
 		"a status that went back long after":       {[]line{restore(1), seen(cloud, pods, "p", 5), seen(cloud, pods, "p", 4)}, []string{"newest 2"}},
 
+		"a status that came to the cloud after the copy": {[]line{
+			put(edge, pods, "p", 1), put(edge, pods, "p", 2), seen(edge, pods, "p", 2), seen(cloud, pods, "p", 1), put(cloud, cms, "b", 3), seen(cloud, pods, "p", 2),
+			restore(5), seen(edge, pods, "p", 1),
+		}, nil},
+		"a status that was in the copy": {[]line{
+			put(edge, pods, "p", 1), put(edge, pods, "p", 2), seen(edge, pods, "p", 2), seen(cloud, pods, "p", 2), put(cloud, cms, "b", 3), restore(5), seen(edge, pods, "p", 1),
+		}, []string{"newest 2"}},
+
 		"a pod is ended that is wanted": {[]line{put(cloud, pods, "p", 1), seen(edge, pods, "p", 1), gone(edge, pods, "p")}, []string{"wanted 2"}},
 		"a pod is told to end":          {[]line{put(cloud, pods, "p", 1), going(edge, "p"), gone(edge, pods, "p")}, []string{"wanted 2"}},
 		"a pod that was deleted":        {[]line{put(cloud, pods, "p", 1), remove(pods, "p"), going(edge, "p"), gone(edge, pods, "p")}, nil},
@@ -169,6 +177,16 @@ func TestCheck(t *testing.T) {
 		"an event after the damage":            {[]line{damage(edge), put(edge, events, "e", 1), final(cloud, events, "f", 1)}, []string{"kept 1"}},
 		"a pod is ended after the damage":      {[]line{put(cloud, pods, "p", 1), damage(edge), gone(edge, pods, "p")}, []string{"wanted 2"}},
 		"a status that a damaged store forgot": {[]line{put(edge, pods, "p", 1), put(edge, pods, "p", 2), damage(edge), get(edge, "p", 1)}, nil},
+
+		"a report is missing":                   {[]line{put(edge, "nodeoperations", "o", 7), final(cloud, "nodeoperations", "o", 6)}, []string{"kept 2"}},
+		"a report goes back":                    {[]line{seen(cloud, "nodeoperations", "o", 7), seen(cloud, "nodeoperations", "o", 6)}, []string{"newest 2"}},
+		"a device answers no longer":            {[]line{record(history.Unanswered, edge, pods, "p", "p-1", 0)}, []string{"answers 1"}},
+		"a device answers no longer, damaged":   {[]line{damage(edge), record(history.Unanswered, edge, pods, "p", "p-1", 0)}, nil},
+		"another device was damaged":            {[]line{damage("edge2"), record(history.Unanswered, edge, pods, "p", "p-1", 0)}, []string{"answers 1"}},
+		"a pod was lost with another record":    {[]line{damage(edge), record(history.Missing, edge, pods, "p", "p-1", 0)}, []string{"whole 1"}},
+		"a node whose own things are all right": {[]line{record(history.Unready, edge, "nodes", edge, "", 0)}, []string{"ready 1"}},
+		"watches are opened in a busy loop":     {[]line{record(history.Load, "cloud1", "", "", "", 1501)}, []string{"bounded 1"}},
+		"watches are opened again":              {[]line{record(history.Load, "cloud1", "", "", "", 1500)}, nil},
 
 		"events in another order": {[]line{
 			about("p", put(edge, events, "first", 1)), about("p", put(edge, events, "second", 1)), seen(cloud, events, "second", 1), seen(cloud, events, "first", 1),

@@ -43,6 +43,15 @@ const (
 	Damage Kind = "damage"
 	// Fault is something that was broken, from At to End; Who says what.
 	Fault Kind = "fault"
+	// Unanswered is an object that a running edgecore did not answer for, though it had answered before.
+	Unanswered Kind = "unanswered"
+	// Missing is an object that a device had and has no longer, after a restart without a link for which
+	// nothing of it was damaged.
+	Missing Kind = "missing"
+	// Unready is a node of which Ready became another than True, though nothing of its own was broken.
+	Unready Kind = "unready"
+	// Load is how many watches a cloudcore opened from At to End: Value.
+	Load Kind = "load"
 	// Final is an object as a viewer has it when the campaign is over.
 	Final Kind = "final"
 )

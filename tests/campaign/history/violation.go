@@ -24,6 +24,14 @@ const (
 	Exact Rule = "exact"
 	// Order: the events about one object are created in the order in which they were reported.
 	Order Rule = "order"
+	// Answers: a device goes on answering for what it has answered for, whichever cloudcore it is linked to.
+	Answers Rule = "answers"
+	// Whole: a device that lost a record of its store has all others, also without a link.
+	Whole Rule = "whole"
+	// Ready: a node is Ready while nothing of its own is broken, at any keepalive.
+	Ready Rule = "ready"
+	// Bounded: no cloudcore opens watches in a busy loop.
+	Bounded Rule = "bounded"
 	// Register: the device's own API is linearizable for what is written through it, also over restarts.
 	Register Rule = "register"
 )
@@ -50,8 +58,9 @@ func (v Violation) String() string {
 }
 
 const (
-	pods   = "pods"
-	events = "events"
+	pods    = "pods"
+	events  = "events"
+	reports = "nodeoperations"
 )
 
 // ordered gives the keys of a map in a fixed order.

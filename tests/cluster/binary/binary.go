@@ -64,6 +64,22 @@ func BuildStatic(ctx context.Context, root, path, pkg string) error {
 	return nil
 }
 
+// BuildChanged compiles a main package to path, with the files of an overlay in place of those of the repository (see `go help build`).
+func BuildChanged(ctx context.Context, root, path, pkg, overlay string) error {
+	unlock, err := lock(root)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	cmd := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-ldflags", "-s -w", "-overlay", overlay, "-o", path, pkg)
+	cmd.Dir = root
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("building %s with changes: %w\n%s", pkg, err, bytes.TrimSpace(out))
+	}
+	return nil
+}
+
 func lock(root string) (unlock func(), err error) {
 	if err := os.MkdirAll(filepath.Join(root, "bin"), 0o755); err != nil {
 		return nil, fmt.Errorf("making bin: %w", err)

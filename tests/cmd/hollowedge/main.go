@@ -1,5 +1,5 @@
 // Command hollowedge is edgecore without a kubelet: all of it but that one module, for tests that
-// stand for the kubelet themselves. What the kubelet would ask in the process they ask at a socket.
+// stand for the kubelet and for agents themselves. What these would ask in the process they ask at a socket.
 package main
 
 import (
@@ -7,6 +7,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"net/http"
@@ -17,6 +18,10 @@ import (
 	"syscall"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/common/cli"
 	"github.com/skerry-io/skerry/edge/app"
 )
@@ -60,11 +65,29 @@ func run(ctx context.Context, file, socket string) error {
 	if err != nil {
 		return fmt.Errorf("the device's API: %w", err)
 	}
-	server := &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: &httputil.ReverseProxy{
+	mux := http.NewServeMux()
+	mux.Handle("/", &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target) }, Transport: transport, FlushInterval: -1,
 		ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
-	}}
+	})
+	mux.Handle("POST /report/{resource}/{name}/{uid}", reporter(a))
+	server := &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: mux}
 	defer server.Close()
 	go func() { _ = server.Serve(l) }() // until Close
 	return a.Run(ctx)
+}
+
+// reporter takes what an agent would report of one of Skerry's own objects.
+func reporter(a *app.App) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(io.LimitReader(r.Body, 16<<10))
+		if err == nil {
+			err = a.Report(r.Context(), v1alpha1.Resource(r.PathValue("resource")), r.PathValue("name"), types.UID(r.PathValue("uid")), body)
+		}
+		if status := apierrors.APIStatus(nil); errors.As(err, &status) {
+			http.Error(w, err.Error(), int(status.Status().Code))
+		} else if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+		}
+	}
 }

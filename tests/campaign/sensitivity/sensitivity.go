@@ -1,0 +1,73 @@
+// Package sensitivity switches off rules of the protocol, one at a time, in builds that are for the
+// campaign alone: what a campaign can't find when it is broken on purpose, it proves nothing about.
+//
+// It owns the list of switches. A switch is a few edits of the product's source, which `go build -overlay`
+// compiles in place of the files themselves: nothing of it is in what is shipped. It refuses an edit whose
+// text is not in its file exactly once, so that a switch can't stop working unseen. Everything in it is a
+// pure function but Write; all of it may be called by any goroutine.
+package sensitivity
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// Of finds the switch of a rule.
+func Of(rule int) (Switch, error) {
+	for _, s := range All() {
+		if s.Rule == rule {
+			return s, nil
+		}
+	}
+	return Switch{}, fmt.Errorf("no switch is for rule %d", rule)
+}
+
+// Apply gives the changed text of each file that switches change, by its name.
+func Apply(root string, switches ...Switch) (map[string]string, error) {
+	changed := map[string]string{}
+	for _, s := range switches {
+		for _, e := range s.Edits {
+			text, ok := changed[e.File]
+			if !ok {
+				raw, err := os.ReadFile(filepath.Join(root, e.File))
+				if err != nil {
+					return nil, fmt.Errorf("the switch of rule %d: %w", s.Rule, err)
+				}
+				text = string(raw)
+			}
+			if n := strings.Count(text, e.Old); n != 1 {
+				return nil, fmt.Errorf("the switch of rule %d is for a text that %s has %d times, and not once:\n%s", s.Rule, e.File, n, e.Old)
+			}
+			changed[e.File] = strings.Replace(text, e.Old, e.New, 1)
+		}
+	}
+	return changed, nil
+}
+
+// Write puts the changed files into dir and returns the file that `go build -overlay` wants.
+func Write(root, dir string, switches ...Switch) (overlay string, err error) {
+	changed, err := Apply(root, switches...)
+	if err != nil {
+		return "", err
+	}
+	replace := map[string]string{}
+	for file, text := range changed {
+		to := filepath.Join(dir, strings.ReplaceAll(file, "/", "_"))
+		if err := os.WriteFile(to, []byte(text), 0o600); err != nil {
+			return "", fmt.Errorf("writing a changed file: %w", err)
+		}
+		replace[filepath.Join(root, file)] = to
+	}
+	raw, err := json.Marshal(map[string]any{"Replace": replace})
+	if err != nil {
+		return "", fmt.Errorf("writing the overlay: %w", err)
+	}
+	overlay = filepath.Join(dir, "overlay.json")
+	if err := os.WriteFile(overlay, raw, 0o600); err != nil {
+		return "", fmt.Errorf("writing the overlay: %w", err)
+	}
+	return overlay, nil
+}
