@@ -111,6 +111,10 @@ func FuzzDecode(f *testing.F) {
 		topic.Heartbeat.New(message.Resource{}, &topicpb.Heartbeat{Sequence: 1}),
 		topic.EventWrite.New(message.Resource{Namespace: "a", Name: "b"}, &topicpb.Write{Body: bytes.Repeat([]byte("skerry "), 1000)}),
 		topic.APIRequest.New(message.Resource{}, &topicpb.APIRequest{}).Answer(errors.New("no")),
+		// A kilobyte on the wire that becomes megabytes, and names that are no names.
+		topic.Interests.New(message.Resource{}, &topicpb.Interests{Interests: make([]*topicpb.Interest, 50_000)}),
+		topic.Interests.New(message.Resource{}, &topicpb.Interests{Interests: []*topicpb.Interest{{LabelSelector: strings.Repeat("a", 17<<10)}}}),
+		topic.EventWrite.New(message.Resource{Namespace: "../\x00", Name: strings.Repeat("n", 200)}, &topicpb.Write{Body: make([]byte, 200_000)}),
 	} {
 		_, data, err := c.Encode(m)
 		if err != nil {
@@ -145,6 +149,10 @@ func FuzzDecompress(f *testing.F) {
 	}
 	f.Add(encoder.EncodeAll(bytes.Repeat([]byte("skerry "), 1000), nil), int32(1))
 	f.Add(encoder.EncodeAll(make([]byte, 10<<20), nil), int32(1))
+	f.Add(bytes.Repeat(encoder.EncodeAll(make([]byte, 1<<20), nil), 40), int32(1))                           // many frames, each within the bound
+	f.Add([]byte{0x28, 0xb5, 0x2f, 0xfd, 0x00, 0xf8, 0x01, 0x00, 0x00}, int32(1))                            // a window of gigabytes (RFC 8878, 3.1.1.1.2)
+	f.Add([]byte{0x28, 0xb5, 0x2f, 0xfd, 0xe0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1}, int32(1)) // a content of exabytes
+	f.Add([]byte("plain"), int32(7))
 	f.Add([]byte("plain"), int32(0))
 	f.Fuzz(func(t *testing.T, payload []byte, how int32) {
 		data, err := c.decompress(payload, linkpb.Compression(how))

@@ -175,6 +175,13 @@ func FuzzAssembler(f *testing.F) {
 	f.Add(batch, false)
 	f.Add(batch, true)
 	f.Add([]byte{frameFirst, 0, 1, 0xff, 0xff, 0xff, 0xff, 0}, false)
+	// Many messages that begin and never end, in each class.
+	var begun []byte
+	for i := range 512 {
+		begun, _ = appendFrame(begun, topic.Class(i%topic.Classes), long, 0, 20)
+	}
+	f.Add(begun, false)
+	f.Add(begun, true)
 	f.Fuzz(func(t *testing.T, wire []byte, lanes bool) {
 		config := testConfig()
 		a := newAssembler(config, lanes)

@@ -116,6 +116,10 @@ func TestNewNodeCSR(t *testing.T) {
 func FuzzParseNodeCSR(f *testing.F) {
 	f.Add(request(f, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:edge1", Organization: []string{"system:nodes"}}}, nil))
 	f.Add([]byte("-----BEGIN CERTIFICATE REQUEST-----\nMAA=\n-----END CERTIFICATE REQUEST-----\n"))
+	// A control plane's names beside a node's.
+	f.Add(request(f, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:edge1", Organization: []string{"system:nodes", "system:masters"}}}, nil))
+	f.Add(request(f, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:edge1", Organization: []string{"system:nodes"}}, DNSNames: []string{"kubernetes.default.svc"}}, nil))
+	f.Add(request(f, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:../\n$(reboot)", Organization: []string{"system:nodes"}}}, nil))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		csr, node, err := pki.ParseNodeCSR(data)
 		if err != nil {

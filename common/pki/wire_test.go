@@ -68,6 +68,8 @@ func TestParseJoinRequest(t *testing.T) {
 
 func FuzzParseJoinRequest(f *testing.F) {
 	f.Add(body(f, nil))
+	f.Add([]byte(`{"nodeName": "edge1", "nodeName": "edge2", "csr": "` + strings.Repeat("A", 64<<10) + `", "protocol": 18446744073709551616}`))
+	f.Add([]byte(`{"nodeName": "../\u0000$(reboot)", "csr": null}`))
 	f.Add([]byte(`{"nodeName": "edge1", "csr": "-----BEGIN CERTIFICATE REQUEST-----", "protocol": 1}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		request, csr, err := pki.ParseJoinRequest(data, protocol)

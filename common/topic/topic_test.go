@@ -1,11 +1,13 @@
 package topic_test
 
 import (
+	"bytes"
 	"errors"
 	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/testing/protocmp"
@@ -142,6 +144,9 @@ func FuzzTable_Decode(f *testing.F) {
 	for i := range entries {
 		f.Add(i, []byte{})
 		f.Add(i, []byte{0x08, 0x01, 0x12, 0x03, 'a', 'b', 'c'})
+		for _, seed := range attacks() {
+			f.Add(i, seed)
+		}
 	}
 	f.Fuzz(func(t *testing.T, i int, b []byte) {
 		if i < 0 || i >= len(entries) {
@@ -204,5 +209,80 @@ func messages(all protoreflect.MessageDescriptors) func(func(protoreflect.Messag
 				return
 			}
 		}
+	}
+}
+
+// What cloudcore decodes of what a device sends takes no more memory than its bounds say, whatever its length on the wire.
+func FuzzTable_Bounds(f *testing.F) {
+	bounds := topic.UpBounds()
+	table := topic.NewTable().Receiving(topic.Up, bounds)
+	entries := table.Entries()
+	for i := range entries {
+		for _, seed := range attacks() {
+			f.Add(i, seed)
+		}
+	}
+	f.Fuzz(func(t *testing.T, i int, b []byte) {
+		if i < 0 || i >= len(entries) {
+			return
+		}
+		e, err := table.Numbered(entries[i].Number) // as a link reads it
+		if (err == nil) != (entries[i].Goes&topic.Up != 0) {
+			t.Errorf("%s from a device: %v", entries[i].Key, err)
+		}
+		if err != nil {
+			return
+		}
+		content, err := table.Decode(e.Key, b)
+		if err != nil {
+			return
+		}
+		messages, longest := 0, 0
+		var count func(protoreflect.Message)
+		count = func(m protoreflect.Message) {
+			messages++
+			m.Range(func(field protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+				one := func(v protoreflect.Value) {
+					switch field.Kind() {
+					case protoreflect.MessageKind:
+						count(v.Message())
+					case protoreflect.StringKind:
+						longest = max(longest, len(v.String()))
+					}
+				}
+				switch {
+				case field.IsMap():
+				case field.IsList():
+					for j := range v.List().Len() {
+						one(v.List().Get(j))
+					}
+				default:
+					one(v)
+				}
+				return true
+			})
+		}
+		count(content.(proto.Message).ProtoReflect())
+		if messages > bounds.Memory/100 || longest > bounds.String {
+			t.Errorf("%s: %d messages, the longest text of %d bytes, of %d bytes", entries[i].Key, messages, longest, len(b))
+		}
+	})
+}
+
+// attacks are payloads that are small on the wire and large in memory, or long where there are names.
+func attacks() [][]byte {
+	long := func(field byte, n int) []byte { // a string or message of n bytes in a field
+		b := protowire.AppendTag(nil, protowire.Number(field), protowire.BytesType)
+		return protowire.AppendBytes(b, bytes.Repeat([]byte("a"), n))
+	}
+	return [][]byte{
+		bytes.Repeat([]byte{0x0a, 0x00}, 50_000), // empty elements of field 1, 2
+		bytes.Repeat([]byte{0x12, 0x00}, 50_000),
+		bytes.Repeat([]byte{0x0a, 0x02, 0x0a, 0x00}, 20_000), // nested
+		long(1, 17<<10), long(2, 17<<10), long(4, 70<<10), // names
+		bytes.Repeat([]byte{0x0b}, 200),                                  // groups that never end
+		{0x0a, 0xff, 0xff, 0xff, 0xff, 0x07},                             // a length that is not there
+		bytes.Repeat([]byte{0xf8, 0xff, 0xff, 0xff, 0x0f, 0x01}, 10_000), // fields of a later version
+		bytes.Repeat([]byte{0x0a, 0x80, 0x01}, 100),
 	}
 }

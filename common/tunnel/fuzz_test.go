@@ -1,6 +1,7 @@
 package tunnel_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net"
@@ -40,6 +41,9 @@ func FuzzHandle(f *testing.F) {
 	f.Add([]byte{0, 1, 100, 2, 1, 5, 3, 1, 0, 4, 1, 0}, true)
 	f.Add([]byte{0, 1, 0, 4, 2, 0, 0, 2, 9, 0xf1, 2, 255}, true)
 	f.Add([]byte{1, 1, 9, 2, 1, 9, 3, 1, 0, 2, 1, 1}, false)
+	// More streams than may be, all at once, and bytes for none.
+	f.Add(bytes.Repeat([]byte{0, 1, 255, 0, 2, 255, 0, 3, 255}, 20), true)
+	f.Add(bytes.Repeat([]byte{1, 9, 255}, 60), true)
 	f.Fuzz(func(t *testing.T, script []byte, accepts bool) {
 		if len(script) > 3*200 {
 			return // no deeper, only slower

@@ -514,6 +514,8 @@ func TestSelect(t *testing.T) {
 func FuzzSelect(f *testing.F) {
 	f.Add("default", "app=web", "spec.nodeName=edge1")
 	f.Add("", "a in (b,c),!d", "metadata.name!=x,status.phase=Running")
+	f.Add("../\x00", "a in ("+strings.Repeat("b,", 50_000)+"c)", "")
+	f.Add("", strings.Repeat("a!=b,", 10_000)+"a", strings.Repeat("metadata.name=x,", 10_000)+"spec.nodeName=\\")
 	o := &kube.Object{Key: kube.Key{Namespace: "default", Name: "x"}}
 	f.Fuzz(func(t *testing.T, namespace, labels, fields string) {
 		sel, err := kube.Select(kube.Pods, kube.Source{Namespace: namespace, Labels: labels, Fields: fields})

@@ -1,6 +1,7 @@
 package relay_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"net/url"
 	"path"
@@ -20,6 +21,10 @@ func FuzzPermit(f *testing.F) {
 	for _, seed := range [][4]string{
 		{"GET", "/api/v1/nodes/edge1", "", ""}, {"POST", "/api/v1/namespaces/default/pods/x/exec", "command=sh", ""},
 		{"GET", "/apis/apps/v1/deployments", "watch=true", ""}, {"GET", "/api/v1/%2e%2e/x", "a=%zz", "a.b.c"}, {"GET", "/openapi/v3/apis/apps/v1", "hash=1", ""},
+		{"GET", "/api/v1/nodes/../secrets", "", ""}, {"GET", "/api/v1//secrets", "", ""}, {"GET", "/api/v1/nodes/a%2f..%2fb", "", ""}, {"GET", "/api/v1/nodes/a\x00b", "", ""},
+		{"GET", "/api/v1/nodes/other/proxy/metrics", "", ""}, {"CONNECT", "/api/v1/namespaces/n/pods/p/portforward", "", ""}, {"GET", "/api/v1/pods", "watch=1&watch=true", ""},
+		{"GET", "/api/v1/pods", "a;watch=true", ""}, {"POST", "/apis/authentication.k8s.io/v1/tokenreviews", "", strings.Repeat("a.b", 100_000)},
+		{"GET\r\nHost: x", "/api", "", "a\r\nImpersonate-User: system:admin"}, {"GET", "/" + strings.Repeat("a/", 30_000), "", ""},
 	} {
 		f.Add(seed[0], seed[1], seed[2], seed[3])
 	}
@@ -45,6 +50,9 @@ func FuzzBodies(f *testing.F) {
 	f.Add([]byte(`{"metadata":{"name":"a","uid":"u"},"count":3}`), "uid")
 	f.Add([]byte(`{"metadata":null}`), "")
 	f.Add([]byte(`[]`), "x")
+	f.Add([]byte(`{"metadata":{"name":"another","namespace":"kube-system","uid":"u","uid":"v"},"metadata":{"name":"b"}}`), "u")
+	f.Add([]byte(strings.Repeat(`{"metadata":`, 5000)+"1"+strings.Repeat("}", 5000)), "u\"\n$(reboot)")
+	f.Add([]byte(`{"metadata":{"resourceVersion":"`+strings.Repeat("9", 64<<10)+`"},"count":1e400}`), "\x00")
 	f.Fuzz(func(t *testing.T, body []byte, uid string) {
 		relay.VersionOf(body)
 		for name, do := range map[string]func() ([]byte, error){
@@ -71,6 +79,9 @@ func FuzzEvents(f *testing.F) {
 	}
 	f.Add(seed)
 	f.Add([]byte(`{"metadata":{"name":"a","uid":"u"},"count":3}`))
+	f.Add(append(bytes.Clone(seed), bytes.Repeat([]byte{0x0a, 0x00}, 50_000)...)) // empty elements
+	f.Add(append([]byte("k8s\x00"), bytes.Repeat([]byte{0x12, 0x00}, 50_000)...))
+	f.Add([]byte(`{"metadata":{"name":"a","namespace":"kube-system","managedFields":[` + strings.Repeat("{},", 20_000) + `{}]},"involvedObject":{"kind":"Node","name":"another"}}`))
 	f.Fuzz(func(t *testing.T, body []byte) {
 		fresh, patch, err := relay.EventBodies(body)
 		if err != nil {

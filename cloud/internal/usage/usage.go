@@ -10,6 +10,7 @@ import (
 	"context"
 	"crypto/x509"
 	"errors"
+	"math"
 	"net"
 	"net/http"
 	"slices"
@@ -248,9 +249,10 @@ func podMetrics(o *kube.Object, pod *stats.PodStats) (metrics.PodMetrics, bool) 
 	return m, len(m.Containers) > 0
 }
 
-// used is false where a value is missing: of a container that has just started there is no rate yet.
+// used is false where a value is missing, since of a container that has just started there is no rate yet, or can't be: a kubelet that says 2^63 and more would lower the sum of
+// its pods and of other nodes'.
 func used(cpu *stats.CPUStats, memory *stats.MemoryStats) (corev1.ResourceList, metav1.Time, bool) {
-	if cpu == nil || cpu.UsageNanoCores == nil || memory == nil || memory.WorkingSetBytes == nil {
+	if cpu == nil || cpu.UsageNanoCores == nil || memory == nil || memory.WorkingSetBytes == nil || *cpu.UsageNanoCores > math.MaxInt64 || *memory.WorkingSetBytes > math.MaxInt64 {
 		return nil, metav1.Time{}, false
 	}
 	return corev1.ResourceList{

@@ -519,6 +519,8 @@ func FuzzRequest(f *testing.F) {
 		"/api/v1/pods", "/api/v1/namespaces/default/pods/a?resourceVersion=0", "/apis/apps/v1/watch/deployments", "/api/v1/pods?watch=1&timeoutSeconds=1",
 		"/apis", "/api/v1", "/apis/skerry.io/v1alpha1/routes?labelSelector=a%3Db&fieldSelector=metadata.name%3Dx", "/version",
 		"/api/v1/pods?resourceVersion=-1&limit=x",
+		"/api/v1/namespaces/..%2f..%2fsecrets/pods", "/api/v1/namespaces/a%00b/pods/c", "//api//v1//pods", "/api/v1/pods?labelSelector=" + strings.Repeat("a,", 10_000),
+		"/api/v1/namespaces/n/pods/p/exec?command=sh", "/api/v1/nodes/another/proxy/", "/api/v1/pods?continue=" + strings.Repeat("x", 64<<10), "/apis/a.b/v1/" + strings.Repeat("c/", 1000),
 	} {
 		f.Add("GET", seed, "application/json;as=Table;v=v1;g=meta.k8s.io,application/json")
 	}

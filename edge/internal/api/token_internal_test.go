@@ -299,6 +299,10 @@ func TestTokensOffline(t *testing.T) {
 
 func FuzzToken(f *testing.F) {
 	f.Add("a.b.c", "n", "e")
+	for _, header := range []string{`{"alg":"none"}`, `{"alg":"HS256","kid":"k"}`, `{"alg":"RS256","kid":"k","crit":["exp"]}`, `{"alg":"RS256","jwk":{"kty":"RSA","n":"AQAB","e":"AQAB"}}`, `{"alg":["RS256"]}`} {
+		f.Add(encode([]byte(header))+"."+encode([]byte(account))+".", "AQAB", "AQAB")
+	}
+	f.Add(strings.Repeat("a", 100_000)+"."+strings.Repeat("b", 100_000)+".", "", "")
 	f.Add(encode([]byte(`{"alg":"ES256","kid":"k"}`))+"."+encode([]byte(account))+"."+encode(make([]byte, 64)), "x", "y")
 	f.Fuzz(func(t *testing.T, token, a, b string) {
 		j, err := parseToken(token)

@@ -75,6 +75,8 @@ func FuzzRead(f *testing.F) {
 	f.Add([]byte(config.DefaultText))
 	f.Add([]byte(config.MinimalText))
 	f.Add([]byte(head + "modules: {edged: {kubelet: {a: [1, 1.5, null, 2001-01-01]}}}"))
+	f.Add([]byte(head + "a: &a [x,x]\nb: &b [*a,*a]\nc: [*b,*b,*b]\n")) // grows by itself
+	f.Add([]byte(head + strings.Repeat("[", 10_000)))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		_, _, err := config.Read("f", data)
 		if err == nil {

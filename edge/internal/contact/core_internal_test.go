@@ -2,9 +2,11 @@ package contact
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -279,6 +281,19 @@ func FuzzPeer(f *testing.F) {
 	}
 	f.Add(append([]byte{0, 0, 0, byte(len(good))}, good...))
 	f.Add([]byte{0xff, 0xff, 0xff, 0xff})
+	// Small on the wire, large in memory; addresses of others; texts without an end.
+	framed := func(m *contactpb.Word, more []byte) []byte {
+		body, err := proto.Marshal(m)
+		if err != nil {
+			f.Fatal(err)
+		}
+		body = append(body, more...)
+		return append(binary.BigEndian.AppendUint32(nil, uint32(len(body))), body...)
+	}
+	f.Add(framed(&contactpb.Word{BootId: "b"}, bytes.Repeat([]byte{0x1a, 0x00}, 30_000)))
+	f.Add(framed(&contactpb.Word{BootId: strings.Repeat("b", 64<<10)}, nil))
+	f.Add(framed(&contactpb.Word{Pods: []*contactpb.Pod{{Uid: "u\x00\n$(reboot)", Ips: []string{"10.96.0.1", "127.0.0.1", "::ffff:10.0.1.9", "0.0.0.0"}}}}, nil))
+	f.Add(framed(&contactpb.Word{Pods: []*contactpb.Pod{{Uid: "u", Ips: make([]string, 10_000)}}}, nil))
 	beacon, err := encodeBeacon("edge1", 10552)
 	if err != nil {
 		f.Fatal(err)

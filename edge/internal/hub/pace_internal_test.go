@@ -270,6 +270,9 @@ func TestSilence(t *testing.T) {
 
 func FuzzRetryAfter(f *testing.F) {
 	f.Add("retry-after=12: all sessions are taken")
+	for _, n := range []string{"-1", "99999999999999999999", "1e9", "0x7fffffff", "9223372036854775807"} {
+		f.Add("retry-after=" + n + ": x")
+	}
 	f.Fuzz(func(t *testing.T, reason string) {
 		if d, ok := retryAfter(reason); ok && (d < 0 || d > time.Hour) {
 			t.Errorf("%q: %v", reason, d)

@@ -1,8 +1,10 @@
 package object_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -338,6 +340,7 @@ func FuzzDecodeRaw(f *testing.F) {
 			f.Fatal(err)
 		}
 		f.Add(asJSON)
+		f.Add(append(bytes.Clone(raw), bytes.Repeat([]byte{0x0a, 0x00}, 50_000)...)) // empty elements
 	}
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		obj, err := object.DecodeRaw(raw)
@@ -355,11 +358,43 @@ func FuzzDecodeRaw(f *testing.F) {
 	})
 }
 
+// doubling is a JSON patch that doubles an object n times.
+func doubling(n int) []byte {
+	var all []string
+	for i := range n {
+		all = append(all, fmt.Sprintf(`{"op":"copy","from":"/metadata","path":"/metadata/x%d"}`, i))
+	}
+	return []byte("[" + strings.Join(all, ",") + "]")
+}
+
+// A patch of a kilobyte that would make gigabytes is refused, and one that copies a little is not.
+func TestHostile_02_PatchThatDoubles(t *testing.T) {
+	if _, err := object.Patch(pod(), types.JSONPatchType, doubling(40)); !errors.Is(err, object.ErrBadPatch) || !strings.Contains(err.Error(), "at most") {
+		t.Errorf("forty times twice as long: %v", err)
+	}
+	if _, err := object.Patch(pod(), types.JSONPatchType, []byte(`[`+strings.Repeat(`{"op":"copy","from":"/metadata/name","path":"/metadata/generateName"},`, 101)+`{"op":"remove","path":"/metadata/generateName"}]`)); !errors.Is(err, object.ErrBadPatch) {
+		t.Errorf("a hundred copies and one: %v", err)
+	}
+	got, err := object.Patch(pod(), types.JSONPatchType, []byte(`[{"op":"copy","from":"/metadata/name","path":"/metadata/generateName"},{"op":"add","path":"/metadata/labels","value":{"a":"b"}}]`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p := got.(*corev1.Pod); p.GenerateName != "a" || p.Labels["a"] != "b" {
+		t.Errorf("copied: %+v", p.ObjectMeta)
+	}
+}
+
 func FuzzPatch(f *testing.F) {
 	f.Add(0, []byte(`{"status":{"$setElementOrder/conditions":[{"type":"A"}],"conditions":[{"type":"A","status":"True"}]}}`))
 	f.Add(1, []byte(`{"status":{"phase":null},"metadata":{"labels":{"$patch":"replace","a":"b"}}}`))
 	f.Add(2, []byte(`[{"op":"move","from":"/spec","path":"/status"}]`))
 	f.Add(0, []byte(`{"spec":{"containers":[{"$patch":"delete","name":"main"}],"$retainKeys":["containers"]}}`))
+	// Another object's name, and patches that grow by themselves.
+	f.Add(1, []byte(`{"metadata":{"name":"b","namespace":"kube-system","uid":"v"}}`))
+	f.Add(2, []byte(`[{"op":"replace","path":"/metadata/name","value":"b"},{"op":"test","path":"/a~2","value":1}]`))
+	f.Add(2, []byte(`[`+strings.Repeat(`{"op":"copy","from":"/spec","path":"/spec/x"},`, 60)+`{"op":"remove","path":""}]`))
+	f.Add(2, doubling(40))
+	f.Add(1, []byte(strings.Repeat(`{"a":`, 5000)+"1"+strings.Repeat("}", 5000)))
 	f.Fuzz(func(t *testing.T, kind int, body []byte) {
 		p := pod()
 		kinds := []types.PatchType{types.StrategicMergePatchType, types.MergePatchType, types.JSONPatchType}

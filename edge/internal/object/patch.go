@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -21,6 +22,39 @@ var (
 	// ErrPatchType is returned for a patch type that the object does not take.
 	ErrPatchType = errors.New("patch type not supported")
 )
+
+const (
+	maxOperations = 10_000 // of a JSON patch, as kube-apiserver has it
+	maxCopies     = 100    // each has the document written out
+)
+
+// operations applies a JSON patch (RFC 6902). A copy may double the document, so that thirty of them make gigabytes of it: its size is looked at after each. The others add no more
+// than the patch holds.
+func operations(doc, body []byte) ([]byte, error) {
+	p, err := jsonpatch.DecodePatch(body)
+	if err != nil {
+		return nil, err
+	}
+	if len(p) > maxOperations {
+		return nil, fmt.Errorf("%d operations, at most %d are taken", len(p), maxOperations)
+	}
+	for copies := 0; len(p) > 0; {
+		n := slices.IndexFunc(p, func(o jsonpatch.Operation) bool { return o.Kind() == "copy" }) + 1
+		if n == 0 {
+			n = len(p)
+		} else if copies++; copies > maxCopies {
+			return nil, fmt.Errorf("at most %d operations may copy", maxCopies)
+		}
+		if doc, err = p[:n].Apply(doc); err != nil {
+			return nil, err
+		}
+		if len(doc) > MaxRaw {
+			return nil, fmt.Errorf("the result has %d bytes, at most %d are taken", len(doc), MaxRaw)
+		}
+		p = p[n:]
+	}
+	return doc, nil
+}
 
 // Patch applies a strategic merge, merge or JSON patch to obj and returns the result; obj stays as it is. Who the object is (its kind, namespace,
 // name and uid) can't be patched.
@@ -44,10 +78,7 @@ func Patch(obj runtime.Object, patchType types.PatchType, body []byte) (result r
 	case types.MergePatchType:
 		patched, err = jsonpatch.MergePatch(original, body)
 	case types.JSONPatchType:
-		var p jsonpatch.Patch
-		if p, err = jsonpatch.DecodePatch(body); err == nil {
-			patched, err = p.Apply(original)
-		}
+		patched, err = operations(original, body)
 	default:
 		return nil, fmt.Errorf("%w: %s", ErrPatchType, patchType)
 	}

@@ -164,6 +164,9 @@ func TestWinner(t *testing.T) {
 func FuzzRead(f *testing.F) {
 	f.Add("172.20.0.0/16", "10.0.0.1", "eth0", "10.0.0.1", int64(254), int64(0))
 	f.Add("::ffff:1.2.3.4", "fe80::1%x", "", "::", int64(-1), int64(1)<<40)
+	for _, word := range []string{"a\nb", "$(reboot)", "../../x", "\x00", "'\"`", strings.Repeat("a", 64<<10), "10.0.0.0/8 dev eth0"} {
+		f.Add(word, word, word, word, int64(255), int64(1)<<62)
+	}
 	f.Fuzz(func(t *testing.T, subnet, gateway, link, probe string, table, metric int64) {
 		c := read(staticRoute(v1alpha1.StaticRouteSpec{Subnet: subnet, NextHops: []v1alpha1.NextHop{{Gateway: gateway, Interface: link}}, Table: table, Metric: metric,
 			GatewayDetection: &v1alpha1.GatewayDetection{ProbeIP: probe}}))

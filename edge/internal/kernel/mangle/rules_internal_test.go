@@ -79,6 +79,10 @@ func TestComment(t *testing.T) {
 
 func FuzzRestore(f *testing.F) {
 	f.Add(head+":SKERRY-MARKS - [0:0]\n"+lead+ends, "a b")
+	for _, word := range []string{"a\nCOMMIT\n*nat\n-F", "a\" -j DROP", "$(reboot)", "`x`", "\x00", "../x", strings.Repeat("a", 64<<10), "\r-F", "\u2028"} {
+		f.Add(head+ends, word)
+		f.Add(word, "a")
+	}
 	f.Fuzz(func(t *testing.T, saved, name string) {
 		rule := "-p tcp -m comment --comment " + Comment(name) + " -j CONNMARK --set-xmark 0x18/0xff"
 		for line := range strings.Lines(restore(Chains{Marks: []string{rule}}, saved)) {
