@@ -73,6 +73,7 @@ func BenchmarkRow(b *testing.B) {
 		{"Hollow", (*bench).hollow},
 		{"Storm", (*bench).storm},
 		{"HollowQUIC", (*bench).hollowQUIC},
+		{"Hostile", (*bench).hostile},
 	} {
 		b.Run(part.name, func(b *testing.B) {
 			for range b.N { // 1, with -benchtime 1x

@@ -199,10 +199,11 @@ func (s *bench) keepalives(b *testing.B) (stop func()) {
 
 // order is that of the table.
 var order = slices.Concat(
-	[]string{whatReboot, whatEventsUp, whatResyncNone, whatResyncTen, whatResyncKill, whatResyncMaps, whatIdleBytes, whatMemory, whatIdleSyncs},
+	[]string{whatReboot, whatEventsUp, whatResyncNone, whatResyncTen, whatResyncKill, whatResyncMaps, whatIdleBytes, whatMemory, whatRise, whatIdleSyncs},
 	[]string{whatQueueOne, whatQueueEight, whatQueueMany, whatEventRate, whatEventRateOne, whatChange50, whatChange99, whatSlow},
 	[]string{whatCarrierLink, whatCarrierReady, whatCarrierPod, whatSilentLink, whatSilentReady, whatSilentPod},
 	[]string{whatPod, whatTen, whatManyPod, whatManyRate, whatManyExtra, whatIdleWrites},
 	[]string{whatMarks, whatMarksSame},
 	[]string{whatHollowMemory, whatHollowHeap, whatHollowQUIC, whatHollowLinked, whatHollowStep, whatHollowWrites},
+	[]string{whatHostileMemory, whatHostileChange, whatHostileReconnect, whatHostileQUIC},
 )

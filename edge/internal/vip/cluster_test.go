@@ -390,6 +390,9 @@ func newSite(t testing.TB, nodes int) *site {
 	if testing.Short() {
 		t.Skip("takes its time")
 	}
+	if t, ok := t.(*testing.T); ok && inGuest() {
+		t.Parallel() // most of it is waiting
+	}
 	if _, err := exec.LookPath("keepalived"); err != nil {
 		t.Skip("needs keepalived")
 	}
@@ -552,17 +555,21 @@ func (s *site) other(n *node) *node {
 	return s.nodes[i]
 }
 
+// inGuest reports whether the test runs in user-mode Linux, which has one processor, and pays for each page fault and each switch between processes: what asks all the while
+// leaves nothing to what it waits for.
+func inGuest() bool { return os.Getenv(planeEnv) != "" }
+
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	wait := time.Minute
-	if os.Getenv(planeEnv) != "" {
-		wait *= 5 // user-mode Linux has one processor, and pays for each page fault
+	wait, pause := time.Minute, 20*time.Millisecond
+	if inGuest() {
+		wait, pause = 5*wait, 300*time.Millisecond
 	}
 	deadline := time.Now().Add(wait)
 	for !ok() {
 		if time.Now().After(deadline) {
 			t.Fatalf("it never came about: %s", what)
 		}
-		time.Sleep(20 * time.Millisecond)
+		time.Sleep(pause)
 	}
 }

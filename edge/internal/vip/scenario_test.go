@@ -38,13 +38,17 @@ func (s *site) sendPatiently() *traffic { return s.sendEvery(patience) }
 
 func (s *site) sendEvery(wait time.Duration) *traffic {
 	tr := &traffic{last: time.Now(), stop: make(chan struct{}), done: make(chan struct{})}
+	pause := 20 * time.Millisecond
+	if inGuest() {
+		pause *= 10
+	}
 	go func() {
 		defer close(tr.done)
 		for {
 			select {
 			case <-tr.stop:
 				return
-			case <-time.After(20 * time.Millisecond):
+			case <-time.After(pause):
 			}
 			word, _, err := s.client.Ask("tcp", theVIP+":80", wait)
 			tr.mu.Lock()

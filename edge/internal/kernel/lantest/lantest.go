@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -51,8 +52,7 @@ func New(t testing.TB) *LAN {
 	l.ns = l.prefix + "-sw"
 	namespace(t, l.ns)
 	// No multicast snooping: nobody asks for VRRP's group before the first advertisement.
-	run(t, "ip", "-n", l.ns, "link", "add", "br0", "type", "bridge", "mcast_snooping", "0")
-	run(t, "ip", "-n", l.ns, "link", "set", "br0", "up")
+	batch(t, l.ns, "link set lo up", "link add br0 type bridge mcast_snooping 0", "link set br0 up")
 	return l
 }
 
@@ -64,7 +64,6 @@ func namespace(t testing.TB, name string) {
 			t.Errorf("removing namespace %s: %v: %s", name, err, out)
 		}
 	})
-	run(t, "ip", "-n", name, "link", "set", "lo", "up")
 }
 
 func run(t testing.TB, name string, args ...string) string {
@@ -76,21 +75,31 @@ func run(t testing.TB, name string, args ...string) string {
 	return string(out)
 }
 
+// batch runs lines of ip(8) in a namespace, in one process: a kernel in which each costs a tenth of a second runs these tests, too.
+func batch(t testing.TB, ns string, lines ...string) {
+	t.Helper()
+	cmd := exec.Command("ip", "-n", ns, "-batch", "-")
+	cmd.Stdin = strings.NewReader(strings.Join(lines, "\n") + "\n")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("ip -n %s: %v: %s:\n%s", ns, err, out, strings.Join(lines, "\n"))
+	}
+}
+
 // Host adds a host with addresses such as 10.0.0.1/24 and 2001:db8::1/64. It forwards, as a node does.
 func (l *LAN) Host(addresses ...string) *Host {
 	l.t.Helper()
 	l.hosts++
 	h := &Host{t: l.t, NS: fmt.Sprintf("%s-%d", l.prefix, l.hosts), port: fmt.Sprintf("p%d", l.hosts), sw: l.ns}
 	namespace(l.t, h.NS)
-	run(l.t, "ip", "-n", l.ns, "link", "add", h.port, "type", "veth", "peer", "name", Interface, "netns", h.NS)
-	run(l.t, "ip", "-n", l.ns, "link", "set", h.port, "master", "br0", "up")
+	batch(l.t, l.ns, "link add "+h.port+" type veth peer name "+Interface+" netns "+h.NS, "link set "+h.port+" master br0 up")
 	// No duplicate address detection: an IPv6 address would not be usable for a second or two.
 	h.Shell("echo 0 > /proc/sys/net/ipv6/conf/all/accept_dad; echo 0 > /proc/sys/net/ipv6/conf/" + Interface + "/accept_dad; " +
 		"echo 1 > /proc/sys/net/ipv4/ip_forward; echo 1 > /proc/sys/net/ipv6/conf/all/forwarding")
-	run(l.t, "ip", "-n", h.NS, "link", "set", Interface, "up")
+	lines := []string{"link set lo up", "link set " + Interface + " up"}
 	for _, a := range addresses {
-		run(l.t, "ip", "-n", h.NS, "addr", "add", a, "dev", Interface)
+		lines = append(lines, "addr add "+a+" dev "+Interface)
 	}
+	batch(l.t, h.NS, lines...)
 	return h
 }
 
@@ -102,21 +111,22 @@ func (h *Host) Pod(address netip.Addr) *Host {
 	p := &Host{t: h.t, NS: fmt.Sprintf("%s-p%04x", h.NS, rand.Uint32N(1<<16)), sw: h.NS}
 	p.port = "v" + p.NS[len(p.NS)-4:]
 	namespace(h.t, p.NS)
-	run(h.t, "ip", "-n", h.NS, "link", "add", p.port, "type", "veth", "peer", "name", "eth0", "netns", p.NS)
 	whole, family, gateway := netip.PrefixFrom(address, address.BitLen()).String(), "-4", "169.254.1.1"
+	lines := []string{"link add " + p.port + " type veth peer name eth0 netns " + p.NS}
 	if address.Is6() {
 		family, gateway = "-6", "fe80::1"
+		batch(h.t, h.NS, lines...)
+		lines = nil
 		p.Shell("echo 0 > /proc/sys/net/ipv6/conf/eth0/accept_dad")
-		run(h.t, "ip", "netns", "exec", h.NS, "sh", "-c", "echo 0 > /proc/sys/net/ipv6/conf/"+p.port+"/accept_dad")
+		h.Shell("echo 0 > /proc/sys/net/ipv6/conf/" + p.port + "/accept_dad")
 	}
-	run(h.t, "ip", "-n", h.NS, "link", "set", p.port, "up")
-	run(h.t, "ip", "-n", h.NS, "addr", "add", gateway+map[bool]string{true: "/64", false: "/32"}[address.Is6()], "dev", p.port)
-	run(h.t, "ip", "-n", p.NS, "link", "set", "eth0", "up")
-	run(h.t, "ip", "-n", p.NS, "addr", "add", whole, "dev", "eth0")
-	run(h.t, "ip", family, "-n", h.NS, "route", "add", whole, "dev", p.port)
+	batch(h.t, h.NS, append(lines, "link set "+p.port+" up", "addr add "+gateway+map[bool]string{true: "/64", false: "/32"}[address.Is6()]+" dev "+p.port)...)
+	lines = []string{"link set lo up", "link set eth0 up", "addr add " + whole + " dev eth0"}
 	if address.Is4() {
-		run(h.t, "ip", "-n", p.NS, "route", "add", gateway, "dev", "eth0")
+		lines = append(lines, "route add "+gateway+" dev eth0")
 	}
+	batch(h.t, p.NS, lines...)
+	run(h.t, "ip", family, "-n", h.NS, "route", "add", whole, "dev", p.port)
 	run(h.t, "ip", family, "-n", p.NS, "route", "add", "default", "via", gateway, "dev", "eth0")
 	return p
 }
@@ -166,7 +176,15 @@ func (h *Host) Segment(n int) {
 // Has reports whether the host has an address.
 func (h *Host) Has(address string) bool {
 	h.t.Helper()
-	return strings.Contains(h.Shell("ip -o addr show"), " "+address+"/")
+	var all []net.Addr
+	err := h.Do(func() (err error) { // no process for it: tests ask all the time
+		all, err = net.InterfaceAddrs()
+		return err
+	})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return slices.ContainsFunc(all, func(a net.Addr) bool { return strings.HasPrefix(a.String(), address+"/") })
 }
 
 // Do runs f on a thread in the host's network: sockets that f opens, and programs that it runs, are the host's for as long as they live. f must not start goroutines
