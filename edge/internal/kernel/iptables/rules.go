@@ -1,11 +1,13 @@
 package iptables
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/netip"
+	"os/exec"
 	"slices"
 	"strings"
 
@@ -36,21 +38,42 @@ func (l Leaf) chain() string {
 
 // Rules are our chains of one family.
 type Rules struct {
-	tool *iptables.IPTables
+	tool    *iptables.IPTables
+	program string // iptables or ip6tables
 }
 
 // NewRules finds the family's program: iptables or ip6tables.
 func NewRules(six bool) (*Rules, error) {
-	family := iptables.ProtocolIPv4
+	family, program := iptables.ProtocolIPv4, "iptables"
 	if six {
-		family = iptables.ProtocolIPv6
+		family, program = iptables.ProtocolIPv6, "ip6tables"
 	}
 	// Others lock the tables too: wait for them, but not for ever.
 	tool, err := iptables.New(iptables.IPFamily(family), iptables.Timeout(10))
 	if err != nil {
 		return nil, fmt.Errorf("looking for iptables: %w", err)
 	}
-	return &Rules{tool}, nil
+	return &Rules{tool, program}, nil
+}
+
+// read lists a whole table in one go: the lines of each chain, of which the first says that there is one. Asking for the chains one by one would start a process for each, at every
+// look.
+func (r *Rules) read(table string) (map[string][]string, error) {
+	var complaint bytes.Buffer
+	cmd := exec.Command(r.program, "-t", table, "-S", "--wait", "10")
+	cmd.Stderr = &complaint
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("listing table %s: %w: %s", table, err, strings.TrimSpace(complaint.String()))
+	}
+	chains := map[string][]string{}
+	for line := range strings.Lines(string(out)) {
+		line = strings.TrimRight(line, "\n")
+		if words := strings.Fields(line); len(words) > 1 {
+			chains[words[1]] = append(chains[words[1]], line)
+		}
+	}
+	return chains, nil
 }
 
 // Apply makes the chains of the bases have exactly these leaves, adding before removing. Chains and rules of others are not touched. Without leaves nothing of ours
@@ -74,26 +97,19 @@ func (r *Rules) Apply(bases []Base, leaves []Leaf) error {
 }
 
 func (r *Rules) table(table string, bases []Base, leaves []Leaf) error {
-	chains, err := r.tool.ListChains(table)
+	chains, err := r.read(table)
 	if err != nil {
-		return fmt.Errorf("listing the chains of table %s: %w", table, err)
+		return err
 	}
 	exists := map[string]bool{}
-	for _, c := range chains {
+	for c := range chains {
 		exists[c] = true
 	}
 	// What leads where.
 	leads := map[string]map[string]int{} // base, leaf's chain: how many rules
 	for _, b := range bases {
 		leads[b.Name] = map[string]int{}
-		if !exists[b.Name] {
-			continue
-		}
-		rules, err := r.tool.List(table, b.Name)
-		if err != nil {
-			return fmt.Errorf("listing chain %s: %w", b.Name, err)
-		}
-		for _, line := range rules {
+		for _, line := range chains[b.Name] {
 			if to, ok := target(line); ok {
 				leads[b.Name][to]++
 			}
@@ -101,11 +117,11 @@ func (r *Rules) table(table string, bases []Base, leaves []Leaf) error {
 	}
 	var errs []error
 	wanted := map[string]bool{}
-	used := map[string]bool{}
+	used, changed := map[string]bool{}, map[string]bool{}
 	for _, l := range leaves {
 		name := l.chain()
 		wanted[name], used[l.Base.Name] = true, true
-		if err := r.fill(table, name, l, exists[name]); err != nil {
+		if err := r.fill(table, name, l, len(chains[name])); err != nil {
 			errs = append(errs, err)
 			continue
 		}
@@ -118,18 +134,19 @@ func (r *Rules) table(table string, bases []Base, leaves []Leaf) error {
 		}
 		if leads[l.Base.Name][name] == 0 {
 			errs = append(errs, wrap(r.tool.Insert(table, l.Base.Name, 1, slices.Concat(l.Match, []string{"-j", name})...), "leading to chain %s", name))
+			changed[l.Base.Name] = true
 		}
 	}
 	for _, b := range bases {
-		errs = append(errs, r.hook(table, b, used[b.Name], exists[b.Name]))
 		if exists[b.Name] {
-			errs = append(errs, r.prune(table, b.Name, wanted))
+			errs = append(errs, r.hook(table, b, used[b.Name], slices.Contains(chains[b.Hook], "-A "+b.Hook+" -j "+b.Name)))
+			errs = append(errs, r.prune(table, b.Name, wanted, chains[b.Name], changed[b.Name]))
 		}
 		if exists[b.Name] && !used[b.Name] {
 			errs = append(errs, wrap(r.tool.ClearAndDeleteChain(table, b.Name), "removing chain %s", b.Name))
 		}
 	}
-	for _, c := range chains {
+	for c := range chains {
 		if strings.HasPrefix(c, prefix) && len(c) == len(prefix)+20 && !wanted[c] {
 			errs = append(errs, wrap(r.tool.ClearAndDeleteChain(table, c), "removing chain %s", c))
 		}
@@ -178,15 +195,9 @@ func target(line string) (string, bool) {
 }
 
 // fill makes a leaf's chain. One that is there and has as many rules as it should is complete: nobody but us writes to it, and a crash leaves less.
-func (r *Rules) fill(table, name string, l Leaf, there bool) error {
-	if there {
-		have, err := r.tool.List(table, name)
-		if err != nil {
-			return fmt.Errorf("listing chain %s: %w", name, err)
-		}
-		if len(have) == len(l.Rules)+1 { // with the line that makes the chain
-			return nil
-		}
+func (r *Rules) fill(table, name string, l Leaf, lines int) error {
+	if lines == len(l.Rules)+1 { // with the line that makes the chain
+		return nil
 	}
 	if err := r.tool.ClearChain(table, name); err != nil { // also makes it
 		return fmt.Errorf("making chain %s: %w", name, err)
@@ -200,15 +211,8 @@ func (r *Rules) fill(table, name string, l Leaf, there bool) error {
 }
 
 // hook leads from the kernel's chain to ours, or no longer.
-func (r *Rules) hook(table string, b Base, want, exists bool) error {
+func (r *Rules) hook(table string, b Base, want, have bool) error {
 	rule := []string{"-j", b.Name}
-	if !exists {
-		return nil
-	}
-	have, err := r.tool.Exists(table, b.Hook, rule...)
-	if err != nil {
-		return fmt.Errorf("looking for chain %s in %s: %w", b.Name, b.Hook, err)
-	}
 	switch {
 	case want && !have && b.Last:
 		return wrap(r.tool.Append(table, b.Hook, rule...), "leading from %s to %s", b.Hook, b.Name)
@@ -221,14 +225,16 @@ func (r *Rules) hook(table string, b Base, want, exists bool) error {
 }
 
 // prune removes rules of a base that lead to leaves that are not wanted, and second ones that lead to the same.
-func (r *Rules) prune(table, base string, wanted map[string]bool) error {
-	rules, err := r.tool.List(table, base)
-	if err != nil {
-		return fmt.Errorf("listing chain %s: %w", base, err)
+func (r *Rules) prune(table, base string, wanted map[string]bool, rules []string, changed bool) error {
+	if changed { // since they were listed
+		var err error
+		if rules, err = r.tool.List(table, base); err != nil {
+			return fmt.Errorf("listing chain %s: %w", base, err)
+		}
 	}
 	seen := map[string]bool{}
 	var stale []int // numbers of rules
-	for i, line := range rules[1:] {
+	for i, line := range rules[min(1, len(rules)):] {
 		to, ok := target(line)
 		if !ok || !wanted[to] || seen[to] {
 			stale = append(stale, i+1)
