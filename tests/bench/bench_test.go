@@ -105,6 +105,7 @@ func (s *bench) up(b *testing.B) {
 	s.Trial = t
 	options := trial.DefaultOptions()
 	options.Edges, options.Plain, options.Audit, options.Sample = 1, 1, true, false
+	options.Set = []string{"modules.services.enable=false", "modules.names.enable=false"} // what edgecore has by itself
 	ctx, cancel := context.WithTimeout(b.Context(), upTimeout)
 	defer cancel()
 	check(b, t.Up(ctx, options))

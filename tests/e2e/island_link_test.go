@@ -26,7 +26,7 @@ func TestIsland_01_CutForTenMinutes(t *testing.T) {
 	s.Cut("edge1")
 	device := s.device("edge1")
 	s.lasts("pods are untouched", minutes(t, 10), func() error {
-		list, err := device.CoreV1().Pods("sample").List(t.Context(), metav1.ListOptions{})
+		list, err := device.CoreV1().Pods("sample").List(t.Context(), metav1.ListOptions{LabelSelector: "app=sample"})
 		if err == nil && (len(list.Items) != 1 || !suite.PodReady(list.Items[0])) {
 			err = fmt.Errorf("the device sees %d pods of the sample, or one that is not ready", len(list.Items))
 		}

@@ -90,7 +90,7 @@ func TestIsland_08_DamagedStore(t *testing.T) {
 	s.Check(s.same("edge1", before))
 	// Rebuilt: it serves again what it did, also without a link.
 	s.Cut("edge1")
-	if out := s.EdgeKubectl("edge1", "get", "pods", "-n", "sample", "-o", "jsonpath={.items[*].status.phase}"); out != "Running" {
+	if out := s.EdgeKubectl("edge1", "get", "pods", "-n", "sample", "-l", "app=sample", "-o", "jsonpath={.items[*].status.phase}"); out != "Running" {
 		t.Errorf("phases: %q", out)
 	}
 	s.Check(os.Remove(s.path("edge1", aside)))

@@ -50,7 +50,7 @@ func TestIsland_03_EdgecoreRestartsWhileCut(t *testing.T) {
 	s.Kill("edge1", "edgecore")
 	s.Start("edge1", "edgecore")
 	s.WaitFor("the device's own API", func(ctx context.Context) error {
-		out, err := s.TryEdgeKubectl(ctx, "edge1", "get", "pods", "-n", "sample", "-o", "jsonpath={.items[*].status.phase}")
+		out, err := s.TryEdgeKubectl(ctx, "edge1", "get", "pods", "-n", "sample", "-l", "app=sample", "-o", "jsonpath={.items[*].status.phase}")
 		if err == nil && out != "Running" {
 			err = fmt.Errorf("phases: %q", out)
 		}

@@ -85,7 +85,7 @@ func TestTraps_24_FullDiskAndARestart(t *testing.T) {
 
 	sample := s.WaitPods("sample", "app=sample", "edge1", 1)[0].Name
 	s.WaitFor("the device's API to answer", func(ctx context.Context) error {
-		out, err := s.TryEdgeKubectl(ctx, "edge1", "get", "pods", "-n", "sample", "-o", "name")
+		out, err := s.TryEdgeKubectl(ctx, "edge1", "get", "pods", "-n", "sample", "-l", "app=sample", "-o", "name")
 		if err == nil && out != "pod/"+sample+"\n" {
 			err = fmt.Errorf("it is %q", out)
 		}
@@ -115,20 +115,27 @@ func TestTraps_24_FullDiskAndARestart(t *testing.T) {
 	}
 }
 
-// readyz asks a device whether it is ready.
+// readyz asks a device whether it is ready, as soon as it answers: that is after all modules have started.
 func (s *system) readyz(node string) (code int, body string) {
 	s.T.Helper()
 	h, err := s.Trial.Host(node)
 	s.Check(err)
 	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: h.Dial}}
-	req, err := http.NewRequestWithContext(s.T.Context(), http.MethodGet, "http://127.0.0.1:10551/readyz", http.NoBody)
-	s.Check(err)
-	res, err := client.Do(req)
-	s.Check(err)
-	defer res.Body.Close()
-	raw, err := io.ReadAll(res.Body)
-	s.Check(err)
-	return res.StatusCode, string(raw)
+	s.WaitFor("/readyz of "+node+" to answer", func(ctx context.Context) error {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1:10551/readyz", http.NoBody)
+		if err != nil {
+			return err
+		}
+		res, err := client.Do(req)
+		if err != nil {
+			return err
+		}
+		defer res.Body.Close()
+		raw, err := io.ReadAll(res.Body)
+		code, body = res.StatusCode, string(raw)
+		return err
+	})
+	return code, body
 }
 
 // waitCondition waits until the cluster sees a condition of a node.

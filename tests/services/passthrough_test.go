@@ -97,9 +97,9 @@ func TestServices_10_EthernetPassthrough(t *testing.T) {
 	uid := s.definition("host-eth9-edge1", true)
 	s.problem("")
 	s.make(portPod("second", "eth9"))
-	s.WaitPods("sample", "", "edge1", 3) // with the sample application
+	s.WaitPods("sample", "", "edge1", 4) // with the sample application and its store
 	s.Kubectl("-n", "sample", "delete", "pod", "first")
-	s.WaitPods("sample", "", "edge1", 2)
+	s.WaitPods("sample", "", "edge1", 3)
 	// A port of another pod that comes and goes later than the first went.
 	s.on("edge1", "ip link add eth8 type veth peer name eth8peer")
 	s.make(portPod("third", "eth8"))

@@ -22,7 +22,6 @@ func options() trial.Options {
 	o := trial.DefaultOptions()
 	o.Quick, o.Sample = true, false
 	o.Set = []string{
-		"modules.services.enable=true", "modules.names.enable=true",
 		"modules.edgeHub.keepalive=3s", "modules.edgeHub.idleTimeout=9s",
 	}
 	return o

@@ -76,10 +76,10 @@ func Client() netip.Prefix { return netip.MustParsePrefix("192.168.100.200/24") 
 // Client6 is the client's IPv6 address on the LAN.
 func Client6() netip.Prefix { return netip.MustParsePrefix("2001:db8:100::200/64") }
 
-// AllPods has the ranges of all edges' pods.
+// AllPods has the ranges of all edges' pods; which edge has which is decided as in any cluster.
 func AllPods() netip.Prefix { return netip.MustParsePrefix("10.244.0.0/16") }
 
-// Pods is the range of edge n's pods.
+// Pods is the range of the pods of plain node n. Edges are offered theirs of AllPods from its beginning: there are fewer of them than plain nodes' numbers begin with.
 func Pods(n int) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 244, byte(n), 0}), 24)
 }

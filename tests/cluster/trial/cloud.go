@@ -17,11 +17,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/tests/cluster/ca"
 	"github.com/skerry-io/skerry/tests/cluster/lab"
 	"github.com/skerry-io/skerry/tests/cluster/manifest"
@@ -60,6 +62,7 @@ func (t *Trial) startCloud(ctx context.Context) error {
 	if _, err := os.Stat(filepath.Join(t.root, "manifests/crds/kustomization.yaml")); err == nil {
 		dirs = append([]string{"manifests/crds"}, dirs...)
 	}
+	dirs = append(dirs, "tests/cluster/trial/pool")
 	if t.state.Options.Sample {
 		dirs = append(dirs, "manifests/examples/sample")
 	}
@@ -439,16 +442,25 @@ func (t *Trial) lookAtNodes(ctx context.Context, client kubernetes.Interface, wa
 	if err != nil {
 		return err
 	}
-	samples := map[string]string{}
+	samples := map[string]map[string]string{} // by node and application
 	for _, p := range pods.Items {
-		samples[p.Spec.NodeName] = "its sample pod is " + string(p.Status.Phase)
+		of := samples[p.Spec.NodeName]
+		if of == nil {
+			of = map[string]string{}
+			samples[p.Spec.NodeName] = of
+		}
+		app := p.Labels["app"]
+		of[app] = "its pod of the application " + app + " is " + string(p.Status.Phase)
 		if podReady(&p) {
-			samples[p.Spec.NodeName] = ""
+			of[app] = ""
 		}
 	}
 	for _, n := range nodes.Items {
 		if _, ok := waiting[n.Name]; !ok {
 			continue
+		}
+		if err := t.putInPool(ctx, client, &n); err != nil {
+			return err
 		}
 		why := nodeReady(&n)
 		if why == "" {
@@ -457,10 +469,7 @@ func (t *Trial) lookAtNodes(ctx context.Context, client kubernetes.Interface, wa
 				t.say("node " + n.Name + " is Ready")
 			}
 			if t.state.Options.Sample {
-				var ok bool
-				if why, ok = samples[n.Name]; !ok {
-					why = "its sample pod is not scheduled yet"
-				}
+				why = sampleReady(samples[n.Name], edge(&n))
 			}
 		}
 		if waiting[n.Name] = why; why == "" {
@@ -468,6 +477,40 @@ func (t *Trial) lookAtNodes(ctx context.Context, client kubernetes.Interface, wa
 		}
 	}
 	return nil
+}
+
+// edge reports whether edgecore runs a node.
+func edge(n *corev1.Node) bool {
+	_, ok := n.Labels[v1alpha1.EdgeOwnLabel]
+	return ok
+}
+
+// putInPool labels an edge that is in no pool, as an administrator does: a node does not choose its pool.
+func (t *Trial) putInPool(ctx context.Context, client kubernetes.Interface, n *corev1.Node) error {
+	if _, in := n.Labels[v1alpha1.NodePoolLabel]; in || !edge(n) {
+		return nil
+	}
+	patch := fmt.Sprintf(`{"metadata":{"labels":{%q:%q}}}`, v1alpha1.NodePoolLabel, Pool)
+	if _, err := client.CoreV1().Nodes().Patch(ctx, n.Name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+		return fmt.Errorf("putting node %s into the pool %s: %w", n.Name, Pool, err)
+	}
+	return nil
+}
+
+// sampleReady returns "" or what of the sample application is not as it should be on a node: each edge has a store too.
+func sampleReady(of map[string]string, edge bool) string {
+	apps := []string{"sample"}
+	if edge {
+		apps = append(apps, "store")
+	}
+	for _, app := range apps {
+		if why, ok := of[app]; !ok {
+			return "its pod of the application " + app + " is not scheduled yet"
+		} else if why != "" {
+			return why
+		}
+	}
+	return ""
 }
 
 // nodeReady returns "" or why the node is not Ready.

@@ -111,7 +111,8 @@ disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshot
 `, containerdSocket, pauseImage, cniBin, snapshotter)
 }
 
-// cniFile is the node's pod network: a bridge of its own, behind the node's address. Addresses are kept in /run, so that a reboot gives them all back.
+// cniFile is the pod network of a plain node: a bridge of its own, behind the node's address. An edge makes its own. Addresses are kept in /run, so that a reboot gives
+// them all back.
 func cniFile(n Node) ([]byte, error) {
 	return json.MarshalIndent(doc{
 		"cniVersion": "0.4.0", "name": "pods",
@@ -155,14 +156,12 @@ func (t *Trial) edgecoreFile(n Node) ([]byte, error) {
 		"apiVersion": "config.skerry.io/v1alpha1",
 		"kind":       "EdgeCore",
 		"modules": doc{
-			"edgeHub": doc{"servers": []string{lab.Cloud().String()}, "transport": t.state.Options.Link},
-			"edged": doc{
-				"kubelet": t.kubelet(n),
-			},
+			"edgeHub":  doc{"servers": []string{lab.Cloud().String()}, "transport": t.state.Options.Link},
+			"edged":    doc{"kubelet": t.kubelet(n)},
+			"site":     doc{"enable": true},
+			"services": doc{"enable": true},
+			"names":    doc{"enable": true},
 		},
-	}
-	if t.state.Options.Site {
-		config["modules"].(doc)["site"] = doc{"enable": true}
 	}
 	for _, s := range append(t.state.Options.Set, t.machine(n.Name).Set...) {
 		path, value, err := parseSet(s)

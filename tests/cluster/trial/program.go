@@ -91,9 +91,6 @@ func (t *Trial) kubeplane(h host.Host) program {
 	if t.state.Options.Audit {
 		args = append(args, "--audit=/var/log/audit.log")
 	}
-	if t.state.Options.Site {
-		args = append(args, "--controller-arg=--allocate-node-cidrs=true", "--controller-arg=--cluster-cidr="+lab.AllPods().String())
-	}
 	if life := t.state.Options.CertificateLife; life != 0 {
 		args = append(args, "--controller-arg=--cluster-signing-duration="+life.String())
 	}

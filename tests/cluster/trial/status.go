@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net"
+	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/skerry-io/skerry/tests/cluster/host"
 	"github.com/skerry-io/skerry/tests/cluster/lab"
 )
 
@@ -44,6 +47,8 @@ type NodeStatus struct {
 	Version  string          `json:"version"` // of the kubelet
 	Pods     int             `json:"pods"`    // bound to the node, as the cloud sees it
 	PodsUp   int             `json:"podsReady"`
+	// Sample is what the device's pod of the sample application says of its store when the LAN's client asks; "" without the application.
+	Sample string `json:"sample,omitempty"`
 	// Edge is the answer of `edgecore status -o json` on the device.
 	Edge json.RawMessage `json:"edge,omitempty"`
 	// EdgeError is why there is none.
@@ -73,6 +78,9 @@ func (t *Trial) Status(ctx context.Context) (Status, error) {
 				ns.EdgeError = err.Error()
 			} else {
 				ns.Edge = raw
+			}
+			if t.state.Options.Sample {
+				ns.Sample = t.askSample(ctx, n)
 			}
 		}
 		s.Nodes = append(s.Nodes, ns)
@@ -104,6 +112,41 @@ func (t *Trial) edgeStatus(ctx context.Context, name string) (json.RawMessage, e
 		return nil, fmt.Errorf("edgecore status ended with code %d: %s", code, strings.TrimSpace(errs.String()))
 	}
 	return json.RawMessage(out.String()), nil
+}
+
+// samplePort is where each edge serves its pod of the sample application (manifests/examples/sample).
+const samplePort = "30080"
+
+// askSample asks an edge's pod of the sample application as a machine on the LAN does, and returns what it says of its store.
+func (t *Trial) askSample(ctx context.Context, n Node) string {
+	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	client, err := t.Host(Client)
+	if err != nil {
+		return err.Error()
+	}
+	page, err := get(ctx, client, "http://"+net.JoinHostPort(lab.LAN(n.Number).Addr().String(), samplePort)+"/")
+	if err != nil {
+		return "no answer"
+	}
+	_, store, _ := strings.Cut(page, "\nstore: ")
+	return strings.TrimSpace(store)
+}
+
+// get gets a page as a program on a host does.
+func get(ctx context.Context, h host.Host, url string) (string, error) {
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: h.Dial}}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
+	if err != nil {
+		return "", err
+	}
+	res, err := client.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(res.Body, 1<<16))
+	return string(body), err
 }
 
 func (t *Trial) askCloud(ctx context.Context, s *Status) error {
@@ -173,10 +216,10 @@ func (s Status) Write(out io.Writer) error {
 	}
 	fmt.Fprintf(out, "\nexport KUBECONFIG=%s\n\n", s.Cloud.Kubeconfig)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "NODE\tREADY\tVERSION\tPODS\tUPLINK\tLINK\tBACKLOG\tKNOWN AS OF\tPROGRAMS")
+	fmt.Fprintln(w, "NODE\tREADY\tVERSION\tPODS\tUPLINK\tLINK\tBACKLOG\tKNOWN AS OF\tPROGRAMS\tSAMPLE, SERVED BY")
 	for _, n := range s.Nodes {
 		link, backlog, age := n.edge()
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d/%d\t%s\t%s\t%s\t%s\t%s\n", n.Name, dash(n.Ready), dash(n.Version), n.PodsUp, n.Pods, n.uplink(), link, backlog, age, n.programs())
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d/%d\t%s\t%s\t%s\t%s\t%s\t%s\n", n.Name, dash(n.Ready), dash(n.Version), n.PodsUp, n.Pods, n.uplink(), link, backlog, age, n.programs(), dash(n.Sample))
 	}
 	return w.Flush()
 }

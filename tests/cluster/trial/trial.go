@@ -44,6 +44,9 @@ const (
 	StreamsEndpoint = "endpoint"
 )
 
+// Pool is the NodePool of all edges: they are one site, and the network of their pods is of its podSubnets.
+const Pool = "plant"
+
 // Options are what a trial is brought up with.
 type Options struct {
 	// Edges is the number of edge nodes with edgecore.
@@ -64,9 +67,6 @@ type Options struct {
 	CertificateLife time.Duration `json:"certificateLife,omitempty"`
 	// Streams is kube-apiserver's way to kubelets: egress (or empty), as it is configured to take, or endpoint, by which it needs no configuration.
 	Streams string `json:"streams,omitempty"`
-	// Site has the edges know each other on their LAN and make the network of their pods, from ranges that the cluster gives them. Without it each has a CNI
-	// configuration that the trial writes.
-	Site bool `json:"site,omitempty"`
 	// Sample runs the sample application on every edge.
 	Sample bool `json:"sample"`
 }

@@ -129,7 +129,7 @@ func (t *Trial) check(o Options) error {
 		return errors.New("a trial makes network namespaces and containers: run it as root (sudo)")
 	}
 	var missing []string
-	for _, tool := range []string{"containerd", "containerd-shim-runc-v2", "ctr", "runc", "iptables"} {
+	for _, tool := range []string{"containerd", "containerd-shim-runc-v2", "ctr", "runc", "iptables", "nft", "conntrack"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			missing = append(missing, tool)
 		}
@@ -351,17 +351,15 @@ func (t *Trial) prepare(ctx context.Context, n Node) error {
 	if err != nil {
 		return err
 	}
-	cni, err := cniFile(n)
-	if err != nil {
-		return err
-	}
 	files := map[string][]byte{
 		"/etc/containerd/config.toml":          containerdFile(bin, snapshotter),
 		"/etc/skerry/manifests/.keep":          nil,
 		"/var/lib/kubelet/volumeplugins/.keep": nil,
 	}
-	if !t.state.Options.Site || n.Plain {
-		files["/etc/cni/net.d/10-pods.conflist"] = cni
+	if n.Plain {
+		if files["/etc/cni/net.d/10-pods.conflist"], err = cniFile(n); err != nil {
+			return err
+		}
 	}
 	for path, content := range files {
 		if err := t.writeHost(n.Name, path, content, 0o644); err != nil {

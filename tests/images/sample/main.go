@@ -1,6 +1,7 @@
 // Command sample is the trial's application: a page that shows what Kubernetes gave the pod, and a probe that can be told to fail.
 //
-// GET / shows the pod's name, its ConfigMap and Secret volumes, whose token it has and when that expires. GET /healthz answers 200 until POST /fail, and again after POST
+// GET / shows the pod's name, its ConfigMap and Secret volumes, whose token it has and when that expires; where STORE has the URL of a store, which is another copy of
+// it, also what that answers. GET /store is such an answer: who it is, and how often it was asked. GET /healthz answers 200 until POST /fail, and again after POST
 // /heal. GET /fetch?url=URL gets another URL, as a front gets what is behind it. GET /name, and whatever comes to the same port over UDP, is answered with the
 // pod's name. POST /crash ends the process with code 1. Output of every request is also a line on standard output.
 //
@@ -77,11 +78,20 @@ func run(ctx context.Context, args []string) error {
 
 type app struct {
 	failing atomic.Bool
+	visits  atomic.Int64 // of the store
 }
 
 func (a *app) routes() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, page()) })
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) {
+		io.WriteString(w, page())
+		if url := os.Getenv("STORE"); url != "" {
+			fmt.Fprintf(w, "store: %s\n", askStore(r.Context(), url))
+		}
+	})
+	mux.HandleFunc("GET /store", func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprintf(w, "%s on node %s, visit %d", os.Getenv("POD_NAME"), os.Getenv("NODE_NAME"), a.visits.Add(1))
+	})
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		if a.failing.Load() {
 			http.Error(w, "told to fail", http.StatusInternalServerError)
@@ -118,6 +128,43 @@ func fetch(w http.ResponseWriter, r *http.Request) {
 	defer res.Body.Close()
 	w.WriteHeader(res.StatusCode)
 	_, _ = io.Copy(w, io.LimitReader(res.Body, 1<<20)) // the client sees that something is missing
+}
+
+// Attempts at the store, each with a connection of its own: one that leads to a device which lost its power this very moment is given up, and the next leads elsewhere.
+const (
+	storeAttempts = 3
+	storeTimeout  = 1500 * time.Millisecond
+)
+
+// askStore is what the store says, or why it does not.
+func askStore(ctx context.Context, url string) string {
+	client := http.Client{Timeout: storeTimeout, Transport: &http.Transport{DisableKeepAlives: true}}
+	var last error
+	for range storeAttempts {
+		answer, err := ask(ctx, client, url)
+		if err == nil {
+			return answer
+		}
+		last = err
+	}
+	return last.Error()
+}
+
+func ask(ctx context.Context, client http.Client, url string) (string, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return "", err
+	}
+	res, err := client.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(res.Body, 1<<10))
+	if err == nil && res.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s answered %s", url, res.Status)
+	}
+	return string(body), err
 }
 
 // answerUDP answers each datagram with the pod's name.

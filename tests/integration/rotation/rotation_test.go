@@ -118,7 +118,7 @@ func (s *system) until(t *testing.T, what string, is func(status) bool) status {
 // pod is the one of the sample application: a rotation that touched it would show.
 func (s *system) pod(t *testing.T) (uid string, restarts int32) {
 	t.Helper()
-	pods, err := s.client.CoreV1().Pods("sample").List(t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
+	pods, err := s.client.CoreV1().Pods("sample").List(t.Context(), metav1.ListOptions{LabelSelector: "app=sample", FieldSelector: "spec.nodeName=" + node})
 	check(t, err)
 	if len(pods.Items) != 1 || len(pods.Items[0].Status.ContainerStatuses) == 0 {
 		t.Fatalf("the sample has %d pods", len(pods.Items))

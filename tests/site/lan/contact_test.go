@@ -16,7 +16,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/skerry-io/skerry/tests/cluster/lab"
@@ -24,16 +23,20 @@ import (
 )
 
 // service makes a Service of the sample pods and returns its ClusterIP.
-func (s *system) service(name string) string {
+func (s *system) service(name string, edit ...func(*corev1.Service)) string {
 	s.T.Helper()
 	services := s.Client.CoreV1().Services(namespace)
-	made, err := services.Create(s.T.Context(), &corev1.Service{
+	v := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: corev1.ServiceSpec{
 			Selector: map[string]string{"app": "web"},
 			Ports:    []corev1.ServicePort{{Name: "http", Port: 80, TargetPort: intstr.FromInt32(8080)}},
 		},
-	}, metav1.CreateOptions{})
+	}
+	for _, f := range edit {
+		f(v)
+	}
+	made, err := services.Create(s.T.Context(), v, metav1.CreateOptions{})
 	s.Check(err)
 	s.T.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -360,16 +363,10 @@ func TestSite_31_PoolChanged(t *testing.T) {
 			return err
 		})
 	}
-	label := func(pool string) {
-		t.Helper()
-		patch := fmt.Sprintf(`{"metadata":{"labels":{"skerry.io/node-pool":%q}}}`, pool)
-		_, err := s.Client.CoreV1().Nodes().Patch(t.Context(), "edge3", types.MergePatchType, []byte(patch), metav1.PatchOptions{})
-		s.Check(err)
-	}
 	route(true)
-	label("elsewhere")
+	s.label("edge3", "elsewhere")
 	route(false)
-	label(pool)
+	s.label("edge3", trial.Pool)
 	route(true)
 }
 

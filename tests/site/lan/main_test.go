@@ -8,8 +8,7 @@ import (
 	"os"
 	"testing"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/tests/cluster/suite"
@@ -27,9 +26,8 @@ func tests() suite.Suite {
 // options are the trial's. Lost nodes are noticed quickly, so that the cloud evicts while a test looks.
 func options() trial.Options {
 	o := trial.DefaultOptions()
-	o.Edges, o.Quick, o.Site = 3, true, true
+	o.Edges, o.Quick, o.Sample = 3, true, false
 	o.Set = []string{
-		"modules.services.enable=true", "modules.names.enable=true",
 		"modules.edgeHub.keepalive=3s", "modules.edgeHub.idleTimeout=9s", // how soon a silent link is given up
 	}
 	return o
@@ -40,25 +38,46 @@ type system struct {
 	*suite.System
 }
 
-const pool = "plant"
-
-// use gives a test the trial, with its edges in one NodePool.
 func use(t *testing.T) *system {
 	t.Helper()
-	s := &system{tests().Use(t)}
-	nodes := s.Client.CoreV1().Nodes()
-	for _, n := range options().Nodes() {
-		patch := fmt.Sprintf(`{"metadata":{"labels":{"skerry.io/node-pool":%q}}}`, pool)
-		_, err := nodes.Patch(t.Context(), n.Name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
-		s.Check(err)
+	return &system{tests().Use(t)}
+}
+
+// label puts a node into a pool, as an administrator does; "" takes it out of all.
+func (s *system) label(node, pool string) {
+	s.T.Helper()
+	value := fmt.Sprintf("%q", pool)
+	if pool == "" {
+		value = "null"
 	}
-	body := fmt.Sprintf(`{"apiVersion":"skerry.io/v1alpha1","kind":"NodePool","metadata":{"name":%q},"spec":{"network":"plant"}}`, pool)
-	s.WaitFor("the NodePool to be made", func(ctx context.Context) error {
-		err := s.Client.CoreV1().RESTClient().Post().AbsPath("/apis/skerry.io/v1alpha1/nodepools").SetHeader("Content-Type", "application/json").Body([]byte(body)).Do(ctx).Error()
-		if apierrors.IsAlreadyExists(err) {
-			return nil
+	s.patch("/api/v1/nodes/"+node, `{"metadata":{"labels":{"skerry.io/node-pool":`+value+`}}}`)
+}
+
+func (s *system) patch(path, body string) {
+	s.T.Helper()
+	s.Check(s.Client.CoreV1().RESTClient().Patch(types.MergePatchType).AbsPath(path).Body([]byte(body)).Do(s.T.Context()).Error())
+}
+
+const pools = "/apis/skerry.io/v1alpha1/nodepools"
+
+// pool makes a NodePool, which goes with the test.
+func (s *system) pool(name, spec string) {
+	s.T.Helper()
+	body := fmt.Sprintf(`{"apiVersion":"skerry.io/v1alpha1","kind":"NodePool","metadata":{"name":%q},"spec":%s}`, name, spec)
+	s.Check(s.Client.CoreV1().RESTClient().Post().AbsPath(pools).SetHeader("Content-Type", "application/json").Body([]byte(body)).Do(s.T.Context()).Error())
+	s.T.Cleanup(func() {
+		if err := s.Client.CoreV1().RESTClient().Delete().AbsPath(pools + "/" + name).Do(context.Background()).Error(); err != nil {
+			s.T.Error(err)
 		}
-		return err
 	})
-	return s
+}
+
+// ready makes a pod ready or not, by its own probe.
+func (s *system) ready(p corev1.Pod, ready bool) {
+	s.T.Helper()
+	path := "/fail"
+	if ready {
+		path = "/heal"
+	}
+	s.in(p, "curl -sf -m 5 -X POST http://"+p.Status.PodIP+":8080"+path)
 }
