@@ -27,11 +27,11 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/ca"
 	"github.com/skerry-io/skerry/tests/cluster/lab"
 	"github.com/skerry-io/skerry/tests/cluster/manifest"
+	"github.com/skerry-io/skerry/tests/cluster/sample"
 )
 
 const (
 	systemNamespace = "skerry-system"
-	sampleNamespace = "sample"
 	// accountLifetime is how long cloudcore's token is good; nothing renews it, as a trial does not live that long.
 	accountLifetime = 30 * 24 * time.Hour
 	// nodesTimeout is for all nodes to be Ready with their pods running.
@@ -438,22 +438,9 @@ func (t *Trial) lookAtNodes(ctx context.Context, client kubernetes.Interface, wa
 	if err != nil {
 		return err
 	}
-	pods, err := client.CoreV1().Pods(sampleNamespace).List(ctx, metav1.ListOptions{})
+	pods, err := client.CoreV1().Pods(sample.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
-	}
-	samples := map[string]map[string]string{} // by node and application
-	for _, p := range pods.Items {
-		of := samples[p.Spec.NodeName]
-		if of == nil {
-			of = map[string]string{}
-			samples[p.Spec.NodeName] = of
-		}
-		app := p.Labels["app"]
-		of[app] = "its pod of the application " + app + " is " + string(p.Status.Phase)
-		if podReady(&p) {
-			of[app] = ""
-		}
 	}
 	for _, n := range nodes.Items {
 		if _, ok := waiting[n.Name]; !ok {
@@ -469,7 +456,7 @@ func (t *Trial) lookAtNodes(ctx context.Context, client kubernetes.Interface, wa
 				t.say("node " + n.Name + " is Ready")
 			}
 			if t.state.Options.Sample {
-				why = sampleReady(samples[n.Name], edge(&n))
+				why = sample.Missing(pods.Items, n.Name, edge(&n))
 			}
 		}
 		if waiting[n.Name] = why; why == "" {
@@ -497,22 +484,6 @@ func (t *Trial) putInPool(ctx context.Context, client kubernetes.Interface, n *c
 	return nil
 }
 
-// sampleReady returns "" or what of the sample application is not as it should be on a node: each edge has a store too.
-func sampleReady(of map[string]string, edge bool) string {
-	apps := []string{"sample"}
-	if edge {
-		apps = append(apps, "store")
-	}
-	for _, app := range apps {
-		if why, ok := of[app]; !ok {
-			return "its pod of the application " + app + " is not scheduled yet"
-		} else if why != "" {
-			return why
-		}
-	}
-	return ""
-}
-
 // nodeReady returns "" or why the node is not Ready.
 func nodeReady(n *corev1.Node) string {
 	for _, c := range n.Status.Conditions {
@@ -524,13 +495,4 @@ func nodeReady(n *corev1.Node) string {
 		}
 	}
 	return "it has told nothing of itself yet"
-}
-
-func podReady(p *corev1.Pod) bool {
-	for _, c := range p.Status.Conditions {
-		if c.Type == corev1.PodReady {
-			return c.Status == corev1.ConditionTrue && p.DeletionTimestamp == nil
-		}
-	}
-	return false
 }

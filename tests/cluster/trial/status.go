@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net"
-	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,8 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/skerry-io/skerry/tests/cluster/host"
 	"github.com/skerry-io/skerry/tests/cluster/lab"
+	"github.com/skerry-io/skerry/tests/cluster/sample"
 )
 
 // Status is how the whole trial is, as far as each part answers.
@@ -114,10 +112,7 @@ func (t *Trial) edgeStatus(ctx context.Context, name string) (json.RawMessage, e
 	return json.RawMessage(out.String()), nil
 }
 
-// samplePort is where each edge serves its pod of the sample application (manifests/examples/sample).
-const samplePort = "30080"
-
-// askSample asks an edge's pod of the sample application as a machine on the LAN does, and returns what it says of its store.
+// askSample asks an edge's pod of the sample application as a machine on the LAN does.
 func (t *Trial) askSample(ctx context.Context, n Node) string {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
@@ -125,28 +120,7 @@ func (t *Trial) askSample(ctx context.Context, n Node) string {
 	if err != nil {
 		return err.Error()
 	}
-	page, err := get(ctx, client, "http://"+net.JoinHostPort(lab.LAN(n.Number).Addr().String(), samplePort)+"/")
-	if err != nil {
-		return "no answer"
-	}
-	_, store, _ := strings.Cut(page, "\nstore: ")
-	return strings.TrimSpace(store)
-}
-
-// get gets a page as a program on a host does.
-func get(ctx context.Context, h host.Host, url string) (string, error) {
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: h.Dial}}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
-	if err != nil {
-		return "", err
-	}
-	res, err := client.Do(req)
-	if err != nil {
-		return "", err
-	}
-	defer res.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(res.Body, 1<<16))
-	return string(body), err
+	return sample.Store(ctx, client, lab.LAN(n.Number).Addr())
 }
 
 func (t *Trial) askCloud(ctx context.Context, s *Status) error {
@@ -184,7 +158,7 @@ func (t *Trial) askCloud(ctx context.Context, s *Status) error {
 		for _, p := range pods.Items {
 			if p.Spec.NodeName == n.Name {
 				n.Pods++
-				if podReady(&p) {
+				if sample.Ready(&p) {
 					n.PodsUp++
 				}
 			}
