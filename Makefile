@@ -15,9 +15,10 @@ COMPONENT := k8s.io/component-base/version
 export TEST_LDFLAGS := -X $(COMPONENT).gitVersion=$(KUBERNETES) -X $(COMPONENT).gitMajor=$(word 1,$(KUBERNETES_PARTS)) -X $(COMPONENT).gitMinor=$(word 2,$(KUBERNETES_PARTS))
 LDFLAGS = -s -w -X github.com/skerry-io/skerry/common/version.version=$(VERSION) $(TEST_LDFLAGS)
 
-BINARIES := edgecore cloudcore kubeplane trial
+BINARIES := edgecore cloudcore kubectl-skerry kubeplane trial
 edgecore_pkg := ./edge/cmd/edgecore
 cloudcore_pkg := ./cloud/cmd/cloudcore
+kubectl-skerry_pkg := ./cloud/cmd/kubectl-skerry
 kubeplane_pkg := ./tests/cmd/kubeplane
 trial_pkg := ./tests/cmd/trial
 # Built only when something asks for it: upstream's kubelet, which edgecore is measured against, many nodes without one, edgecore without one,

@@ -71,6 +71,8 @@ type App struct {
 	byName    net.Listener // the endpoint by nodes' names; nil for none
 	usage     *usageServer // nil without a listener
 
+	subresources *subresourcesServer // nil without a listener
+
 	runner  *beehive.Runner
 	metrics *prometheus.Registry
 }
@@ -215,6 +217,13 @@ func (a *App) listen(ctx context.Context) error {
 		}
 		a.usage = &usageServer{listener: l}
 	}
+	if at := a.config.Subresources.Listen; at != "" {
+		l, err := net.Listen("tcp", at)
+		if err != nil {
+			return fmt.Errorf("subresources.listen: %w", err)
+		}
+		a.subresources = &subresourcesServer{listener: l}
+	}
 	return nil
 }
 
@@ -294,6 +303,17 @@ func (a *App) assemble() error {
 			return err
 		}
 		entries = append(entries, beehive.Entry{Module: service("usage", a.serveUsage), Restart: beehive.Never()})
+	}
+	if a.subresources != nil {
+		if err := a.subresources.prepare(client, a.ca, a.tunnel); err != nil {
+			return err
+		}
+		entries = append(entries, beehive.Entry{Module: service("subresources", a.subresources.serve), Restart: beehive.Never()})
+	}
+	if a.subresources != nil || a.usage != nil {
+		entries = append(entries, beehive.Entry{
+			Module: service("apiservices", func(ctx context.Context) error { return keepBundles(ctx, client, a.ca) }), Restart: again,
+		})
 	}
 	if a.joining != nil {
 		a.joins = join.NewServer(join.ServerConfig{
@@ -382,6 +402,9 @@ func (a *App) close() {
 	}
 	if a.byName != nil {
 		_ = a.byName.Close()
+	}
+	if a.subresources != nil {
+		_ = a.subresources.listener.Close()
 	}
 	if a.usage != nil {
 		_ = a.usage.listener.Close()

@@ -118,12 +118,13 @@ func files() (filesys.FileSystem, error) {
 func (o Options) Config() map[string]any {
 	cfg := map[string]any{
 		"apiVersion": commonconfig.Version, "kind": config.Kind, "advertise": o.Advertise, "health": map[string]any{"listen": ":10003"},
+		"subresources": map[string]any{"listen": ":10250"}, // as manifests/subresources has it
 	}
 	if o.Usage {
 		cfg["usage"] = map[string]any{"listen": ":10005"}
 	}
 	if o.Endpoint {
-		cfg["tunnel"] = map[string]any{"endpoint": map[string]any{"listen": ":10250", "hideAddresses": true}}
+		cfg["tunnel"] = map[string]any{"endpoint": map[string]any{"listen": ":10251", "hideAddresses": true}}
 	}
 	return cfg
 }
@@ -132,6 +133,7 @@ func (o Options) addDeployment(disk filesys.FileSystem, k *types.Kustomization) 
 	if o.Endpoint {
 		k.Resources = append(k.Resources, "../manifests/endpoint")
 	}
+	k.Resources = append(k.Resources, "../manifests/subresources")
 	raw, err := yaml.Marshal(o.Config())
 	if err != nil {
 		return fmt.Errorf("writing cloudcore.yaml: %w", err)

@@ -77,7 +77,7 @@ func TestInstallParts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, part := range []struct{ service, listen string }{{"cloudcore-usage", cfg.Usage.Listen}, {"cloudcore-kubelets", cfg.Tunnel.Endpoint.Listen.Listen}} {
+	for _, part := range []struct{ service, listen string }{{"cloudcore-subresources", cfg.Subresources.Listen}, {"cloudcore-usage", cfg.Usage.Listen}, {"cloudcore-kubelets", cfg.Tunnel.Endpoint.Listen.Listen}} {
 		service := all["Service "+part.service]
 		if service == nil {
 			t.Errorf("Service %s is not among the objects", part.service)

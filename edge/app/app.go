@@ -6,8 +6,10 @@ package app
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -186,6 +188,14 @@ func (a *App) kubelet() string {
 		return ""
 	}
 	return a.edged.Server()
+}
+
+// dialKubelet connects to the kubelet as the device's own client.
+func (a *App) dialKubelet(ctx context.Context) (net.Conn, error) {
+	if a.edged == nil {
+		return nil, errors.New("no kubelet runs here: modules.edged.enable is false")
+	}
+	return a.edged.DialLocal(ctx)
 }
 
 // bootID tells one boot of the device from another (proc(5)).

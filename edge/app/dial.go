@@ -82,7 +82,11 @@ func (a *App) newHub() (*hub.Hub, error) {
 	for i, s := range servers {
 		addresses[i] = net.JoinHostPort(s, strconv.Itoa(c.WebSocket.Port))
 	}
-	a.tunnel = tunnel.New(tunnel.Config{Kubelet: a.kubelet})
+	streams := tunnel.Config{Kubelet: a.kubelet}
+	if a.config.Modules.Tunnel.Subresources {
+		streams.Subresources = a.dialKubelet
+	}
+	a.tunnel = tunnel.New(streams)
 	parts := map[message.Kind]hub.Part{topic.KindStream: a.tunnel}
 	if a.site != nil {
 		parts[topic.KindSite] = a.site

@@ -15,10 +15,7 @@ func installCommand() *cobra.Command {
 		Long: `Print the manifests of cloudcore, for kubectl apply: least rights, the kinds of skerry.io, two replicas. They need
 Kubernetes 1.36 or later (MutatingAdmissionPolicy v1, constrained impersonation); 'cloudcore check' asks a cluster.
 
-With --usage cloudcore also answers 'kubectl top' and autoscalers, where no metrics-server does. kube-apiserver must
-then be given cloudcore's CA, once cloudcore runs:
-  kubectl patch apiservice v1beta1.metrics.k8s.io --type merge -p "{\"spec\":{\"caBundle\":\"$(
-    kubectl -n skerry-system get secret skerry-ca -o jsonpath='{.data.tls\.crt}')\"}}"
+With --usage cloudcore also answers 'kubectl top' and autoscalers, where no metrics-server does.
 
 With --kubelet-endpoint 'kubectl logs' and the like reach edge nodes by their names in the DNS, where kube-apiserver
 can't be given an egress: docs/tunnel.md.`,

@@ -42,7 +42,10 @@ type Config struct {
 	Join    Listen  `json:"join"`
 	Tunnel  Tunnel  `json:"tunnel"`
 	// Usage serves metrics.k8s.io to kube-apiserver's aggregator. It needs the tunnel.
-	Usage  Listen `json:"usage"`
+	Usage Listen `json:"usage"`
+	// Subresources serves subresources.skerry.io to kube-apiserver's aggregator, for `kubectl skerry`. It needs the tunnel.
+	Subresources Listen `json:"subresources"`
+
 	VIP    VIP    `json:"vip"`
 	Health Listen `json:"health"`
 	Log    Log    `json:"log"`
@@ -151,9 +154,12 @@ func Default() *Config {
 		Publish: Publish{Quotas: PublishQuotas{Interests: 1024, NewInterestsPerSecond: 16, Digests: 256, SelectorBytes: 64 << 10}},
 		Join:    Listen{Listen: ":10002"},
 		Tunnel:  Tunnel{Listen: Listen{Listen: ":10004"}, Clients: []string{"kube-apiserver-kubelet-client"}},
-		VIP:     VIP{ReservedVRIDs: []int32{}, Quarantine: metav1.Duration{Duration: 10 * time.Minute}},
-		Health:  Listen{Listen: "127.0.0.1:10003"},
-		Log:     Log{Verbosity: 2},
+
+		Subresources: Listen{Listen: ":10006"},
+
+		VIP:    VIP{ReservedVRIDs: []int32{}, Quarantine: metav1.Duration{Duration: 10 * time.Minute}},
+		Health: Listen{Listen: "127.0.0.1:10003"},
+		Log:    Log{Verbosity: 2},
 	}
 }
 
@@ -204,6 +210,10 @@ func (c *Config) Validate() field.ErrorList {
 		errs = append(errs, field.Required(field.NewPath("tunnel", "listen"), "usage.listen is set, and kubelets are reached through the tunnel"))
 	}
 	errs = append(errs, c.Usage.validate(field.NewPath("usage"))...)
+	if c.Subresources.Listen != "" && c.Tunnel.Listen.Listen == "" {
+		errs = append(errs, field.Required(field.NewPath("tunnel", "listen"), "subresources.listen is set, and kubelets are reached through the tunnel"))
+	}
+	errs = append(errs, c.Subresources.validate(field.NewPath("subresources"))...)
 	endpoint := field.NewPath("tunnel", "endpoint")
 	if c.Tunnel.Endpoint.Listen.Listen != "" && c.Tunnel.Listen.Listen == "" {
 		errs = append(errs, field.Required(field.NewPath("tunnel", "listen"), "tunnel.endpoint.listen is set, and replicas reach each other through tunnel.listen"))

@@ -4,11 +4,14 @@ import (
 	"context"
 	"crypto/x509"
 	"fmt"
+	"net/http"
 	"slices"
 	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/request/headerrequest"
+	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	"k8s.io/client-go/kubernetes"
 )
@@ -17,6 +20,7 @@ import (
 type FrontProxy struct {
 	ca    *ClientCA
 	names *headerrequest.RequestHeaderAuthRequestController
+	users authenticator.Request
 }
 
 // NewFrontProxy follows the ConfigMap kube-system/extension-apiserver-authentication.
@@ -26,11 +30,14 @@ func NewFrontProxy(client kubernetes.Interface) (*FrontProxy, error) {
 	if err != nil {
 		return nil, fmt.Errorf("following the front proxy's CA: %w", err)
 	}
-	return &FrontProxy{
+	f := &FrontProxy{
 		ca: newClientCA(source),
 		names: headerrequest.NewRequestHeaderAuthRequestController(published, metav1.NamespaceSystem, client, "requestheader-username-headers",
 			"requestheader-uid-headers", "requestheader-group-headers", "requestheader-extra-headers-prefix", "requestheader-allowed-names"),
-	}, nil
+	}
+	f.users = headerrequest.NewDynamic(headerrequest.StringSliceProviderFunc(f.names.UsernameHeaders), headerrequest.StringSliceProviderFunc(f.names.UIDHeaders),
+		headerrequest.StringSliceProviderFunc(f.names.GroupHeaders), headerrequest.StringSliceProviderFunc(f.names.ExtraHeaderPrefixes))
+	return f, nil
 }
 
 // Run follows the source until ctx ends.
@@ -53,4 +60,17 @@ func (f *FrontProxy) Allowed(commonName string) bool {
 	}
 	names := f.names.AllowedClientNames()
 	return len(names) == 0 || slices.Contains(names, commonName)
+}
+
+// User is whom the front proxy speaks for; false where a request does not come from it, by a connection that has verified its certificate against Pool, or names
+// no user. The headers that say it are taken away.
+func (f *FrontProxy) User(r *http.Request) (user.Info, bool) {
+	if r.TLS == nil || len(r.TLS.VerifiedChains) == 0 || !f.Allowed(r.TLS.PeerCertificates[0].Subject.CommonName) {
+		return nil, false
+	}
+	answer, ok, err := f.users.AuthenticateRequest(r)
+	if err != nil || !ok || answer.User.GetName() == "" {
+		return nil, false
+	}
+	return answer.User, true
 }

@@ -1,6 +1,7 @@
 package tunnel
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"fmt"
@@ -114,7 +115,11 @@ func (t *Tunnel) connect(ctx context.Context, open *gate, w http.ResponseWriter,
 		return
 	}
 	defer back()
-	far, code, err := t.reach(r.Context(), who, r.Host)
+	target := cmp.Or(r.Header.Get(streamTarget), kubelet)
+	if who != peer || target != subresources {
+		target = kubelet // kube-apiserver itself asks for nothing else
+	}
+	far, code, err := t.reach(r.Context(), who, r.Host, target)
 	if err != nil {
 		t.metrics.refuse(way, "unreachable")
 		logger.V(2).Info("No way to the target", "err", err)
@@ -132,7 +137,11 @@ func (t *Tunnel) connect(ctx context.Context, open *gate, w http.ResponseWriter,
 		err = near.SetDeadline(time.Time{})
 	}
 	if err == nil {
-		_, err = near.Write([]byte("HTTP/1.1 200 Connection established\r\n\r\n"))
+		head := "HTTP/1.1 200 Connection established\r\n"
+		if who == peer {
+			head += streamTarget + ": " + target + "\r\n"
+		}
+		_, err = near.Write([]byte(head + "\r\n"))
 	}
 	if err != nil {
 		_, _ = near.Close(), far.Close()
@@ -175,14 +184,14 @@ func oneLine(text string) string {
 	}, text)
 }
 
-// reach finds the way to a target, "host:port".
-func (t *Tunnel) reach(ctx context.Context, who client, target string) (net.Conn, int, error) {
-	host, port, err := net.SplitHostPort(target)
+// reach finds the way to an address, "host:port"; target is what a replica asks for of a node whose link is here.
+func (t *Tunnel) reach(ctx context.Context, who client, address, target string) (net.Conn, int, error) {
+	host, port, err := net.SplitHostPort(address)
 	if err != nil {
-		return nil, http.StatusBadRequest, fmt.Errorf("%q is not HOST:PORT", target)
+		return nil, http.StatusBadRequest, fmt.Errorf("%q is not HOST:PORT", address)
 	}
 	if who == peer {
-		conn, err := t.own(ctx, types.NodeName(host))
+		conn, err := t.own(ctx, types.NodeName(host), target)
 		return conn, http.StatusServiceUnavailable, err
 	}
 	to, err := t.config.Nodes.find(host, port)

@@ -2,6 +2,7 @@ package tunnel
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"fmt"
@@ -21,12 +22,14 @@ const (
 
 	// forwarded marks what comes from another replica: it is not handed on a second time.
 	forwarded = "Skerry-Forwarded"
+	// streamTarget says what the stream is opened to, in the request and again in the answer: a replica without it opens the kubelet's TLS.
+	streamTarget = "Skerry-Stream"
 	// maxAnswer bounds the head of an answer to CONNECT, in bytes.
 	maxAnswer = 16 << 10
 )
 
 // forward asks another replica for a stream to a node's kubelet. An *Unavailable is that replica's own answer.
-func (t *Tunnel) forward(ctx context.Context, address string, node types.NodeName) (net.Conn, error) {
+func (t *Tunnel) forward(ctx context.Context, address string, node types.NodeName, target string) (net.Conn, error) {
 	dialer := tls.Dialer{Config: t.config.Peer}
 	conn, err := dialer.DialContext(ctx, "tcp", address)
 	if err != nil {
@@ -43,7 +46,7 @@ func (t *Tunnel) forward(ctx context.Context, address string, node types.NodeNam
 			return nil, err
 		}
 	}
-	if _, err := fmt.Fprintf(conn, "CONNECT %s:0 HTTP/1.1\r\nHost: %s\r\n%s: %s\r\n\r\n", node, node, forwarded, t.config.Instance); err != nil {
+	if _, err := fmt.Fprintf(conn, "CONNECT %s:0 HTTP/1.1\r\nHost: %s\r\n%s: %s\r\n%s: %s\r\n\r\n", node, node, forwarded, t.config.Instance, streamTarget, target); err != nil {
 		return nil, err
 	}
 	r := bufio.NewReader(io.LimitReader(conn, maxAnswer))
@@ -54,6 +57,9 @@ func (t *Tunnel) forward(ctx context.Context, address string, node types.NodeNam
 	if res.StatusCode != http.StatusOK {
 		_, reason, _ := strings.Cut(res.Status, " ")
 		return nil, &Unavailable{node, strings.TrimPrefix(reason, string(node)+" ")}
+	}
+	if got := cmp.Or(res.Header.Get(streamTarget), kubelet); got != target {
+		return nil, unavailable(node, "can't be asked for %s: the cloudcore that holds its link is older than this one", target)
 	}
 	if err := conn.SetDeadline(time.Time{}); err != nil {
 		return nil, err

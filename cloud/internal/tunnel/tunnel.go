@@ -3,7 +3,7 @@
 // It owns the streams of each session, the HTTP CONNECT server that kube-apiserver's egress goes through, the endpoint by names for all others, and the way from the replica that is asked to
 // the one that holds the link. It is a wire, not a right: TLS, authentication and authorisation stay between kube-apiserver and the kubelet. It refuses
 // every client that is neither kube-apiserver nor another replica, and leads to no port of an edge node but its kubelet's. What is no edge node is
-// dialled directly. A Tunnel may be used by many goroutines at once.
+// dialled directly. To cloud/internal/subresources, in this process, it also gives connections that are the device's own. A Tunnel may be used by many goroutines at once.
 package tunnel
 
 import (
@@ -29,8 +29,12 @@ import (
 	"github.com/skerry-io/skerry/common/tunnel"
 )
 
-// kubelet is what streams are opened to.
-const kubelet = "kubelet"
+// What streams are opened to: the kubelet's TLS, for who has rights there, or a connection that the device itself makes to its kubelet, for who has
+// judged the user before. The names are those of edge/internal/tunnel.
+const (
+	kubelet      = "kubelet"
+	subresources = "subresources"
+)
 
 // PeerName is the common name of the certificate by which replicas of cloudcore know each other.
 const PeerName = "cloudcore"
@@ -165,17 +169,76 @@ func unavailable(node types.NodeName, format string, args ...any) error {
 
 // Dial connects to the kubelet of an edge node, whichever replica holds its link. An error comes within AnswerTimeout.
 func (t *Tunnel) Dial(ctx context.Context, node types.NodeName) (net.Conn, error) {
+	return t.dial(ctx, node, kubelet)
+}
+
+// ErrNoEdge is for nodes that are no edges.
+var ErrNoEdge = errors.New("it is no edge node")
+
+// DialSubresources connects to the kubelet of an edge node as that device's own client, which may ask for logs, exec, attach and port-forward. It is HTTP/1.1
+// without TLS, as the link is encrypted. Nobody but the caller judges the user.
+func (t *Tunnel) DialSubresources(ctx context.Context, node types.NodeName) (net.Conn, error) {
+	edge, _, err := t.config.Nodes.kubelet(node)
+	switch {
+	case err != nil:
+		return nil, err
+	case !edge:
+		return nil, ErrNoEdge
+	}
+	back, ok := t.take()
+	if !ok {
+		t.metrics.refuse(bySubresources, "busy")
+		return nil, unavailable(node, "can't be asked: cloudcore carries %d connections already", t.config.MaxStreams)
+	}
+	conn, err := t.dial(ctx, node, subresources)
+	if err != nil {
+		back()
+		t.metrics.refuse(bySubresources, "unreachable")
+		return nil, err
+	}
+	end := t.metrics.begin(bySubresources)
+	return &counted{Conn: conn, metrics: t.metrics, end: sync.OnceFunc(func() { end(); back() })}, nil
+}
+
+// counted is a connection to a kubelet that gives its place back when it is closed.
+type counted struct {
+	net.Conn
+	metrics *metrics
+	end     func()
+}
+
+// Read implements net.Conn.
+func (c *counted) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	c.metrics.got.Add(float64(n))
+	return n, err
+}
+
+// Write implements net.Conn.
+func (c *counted) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	c.metrics.sent.Add(float64(n))
+	return n, err
+}
+
+// Close implements net.Conn.
+func (c *counted) Close() error {
+	defer c.end()
+	return c.Conn.Close()
+}
+
+func (t *Tunnel) dial(ctx context.Context, node types.NodeName, target string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, t.config.AnswerTimeout)
 	defer cancel()
 	own, _ := t.held(node)
 	if own == nil {
-		return t.elsewhere(ctx, node)
+		return t.elsewhere(ctx, node, target)
 	}
-	conn, err := own.open(ctx)
+	conn, err := own.open(ctx, target)
 	select {
 	case <-own.Done(): // meanwhile it may have come back, here or on another replica
 		if err != nil && ctx.Err() == nil {
-			return t.elsewhere(ctx, node)
+			return t.elsewhere(ctx, node, target)
 		}
 	default:
 	}
@@ -195,22 +258,22 @@ func (t *Tunnel) DialKubelet(ctx context.Context, node types.NodeName) (net.Conn
 }
 
 // own connects to the kubelet of a node whose link is here.
-func (t *Tunnel) own(ctx context.Context, node types.NodeName) (net.Conn, error) {
+func (t *Tunnel) own(ctx context.Context, node types.NodeName, target string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, t.config.AnswerTimeout*3/4) // the replica that asked waits for AnswerTimeout
 	defer cancel()
 	s, lost := t.held(node)
 	if s == nil {
 		return nil, noLink(node, lost, time.Time{})
 	}
-	return s.open(ctx)
+	return s.open(ctx, target)
 }
 
-func (s *session) open(ctx context.Context) (net.Conn, error) {
+func (s *session) open(ctx context.Context, target string) (net.Conn, error) {
 	// Who was told so by the end of a kept connection asks again at once, and need not wait for the same once more.
 	if at := time.Unix(0, s.silent.Load()); time.Since(at) < silentFor && !s.heardSince(at) {
 		return nil, s.noAnswer()
 	}
-	stream, err := s.mux.Open(ctx, kubelet)
+	stream, err := s.mux.Open(ctx, target)
 	if err == nil {
 		return s.watch(stream), nil
 	}
@@ -268,7 +331,7 @@ func (t *Tunnel) take() (func(), bool) {
 func (t *Tunnel) Streams() int { return len(t.places) }
 
 // elsewhere connects through the replica that holds the link, as the node's Lease has it.
-func (t *Tunnel) elsewhere(ctx context.Context, node types.NodeName) (net.Conn, error) {
+func (t *Tunnel) elsewhere(ctx context.Context, node types.NodeName, target string) (net.Conn, error) {
 	_, lost := t.held(node)
 	lease, err := t.config.Leases(ctx, node)
 	if err != nil {
@@ -288,7 +351,7 @@ func (t *Tunnel) elsewhere(ctx context.Context, node types.NodeName) (net.Conn, 
 		klog.FromContext(ctx).V(2).Info("The Lease of a node leads to no replica", "node", node, "holder", holder, "err", err)
 		return nil, noLink(node, lost, heard)
 	}
-	conn, err := t.forward(ctx, address, node)
+	conn, err := t.forward(ctx, address, node, target)
 	if err == nil {
 		return conn, nil
 	}

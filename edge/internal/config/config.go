@@ -63,6 +63,7 @@ type Modules struct {
 	Passthrough  Passthrough  `json:"passthrough"`
 	Apps         Apps         `json:"apps"`
 	StatusServer StatusServer `json:"statusServer"`
+	Tunnel       Tunnel       `json:"tunnel"`
 }
 
 // EdgeHub keeps the link to the cloud.
@@ -202,6 +203,12 @@ type Site struct {
 	Port int `json:"port"`
 }
 
+// Tunnel is the device's end of the way from the cloud to its kubelet.
+type Tunnel struct {
+	// Subresources lets cloudcore ask this device's kubelet for logs, exec, attach and port-forward of pods, as users who may do that.
+	Subresources bool `json:"subresources"`
+}
+
 // Default is the configuration that holds where a file says nothing.
 func Default() *Config {
 	seconds := func(n int) metav1.Duration { return metav1.Duration{Duration: time.Duration(n) * time.Second} }
@@ -233,6 +240,7 @@ func Default() *Config {
 			Marks:        Marks{ClusterStatusPort: 12346},
 			Apps:         Apps{HaltingAfter: seconds(300), SilentAfter: seconds(120)},
 			StatusServer: StatusServer{Peers: []string{}},
+			Tunnel:       Tunnel{Subresources: true},
 		},
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/kubernetes"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
@@ -61,6 +62,7 @@ type Config struct {
 type Module struct {
 	config Config
 	server *options.KubeletServer
+	local  *localClient
 
 	mu      sync.Mutex
 	ran     bool
@@ -73,7 +75,11 @@ func New(config Config) (*Module, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Module{config: config, server: server}, nil
+	local, err := newLocalClient()
+	if err != nil {
+		return nil, err
+	}
+	return &Module{config: config, server: server, local: local}, nil
 }
 
 // Name implements beehive.Module.
@@ -119,6 +125,12 @@ func (m *Module) run(ctx context.Context, ready func()) error {
 		return err
 	}
 	deps.KubeClient, deps.EventClient, deps.HeartbeatClient = clients.kube, clients.events, clients.heartbeat
+	auth, reload, err := app.BuildAuth(types.NodeName(m.config.NodeName), clients.kube, s.KubeletConfiguration)
+	if err != nil {
+		return fmt.Errorf("preparing the kubelet's judgement of its clients: %w", err)
+	}
+	reload(ctx.Done()) // returns at once
+	deps.Auth = &localAuth{AuthInterface: auth, local: m.local}
 	klog.FromContext(ctx).Info("Starting the kubelet", "node", m.config.NodeName, "runtime", s.ContainerRuntimeEndpoint)
 	ready()
 	if err := app.Run(ctx, s, deps, utilfeature.DefaultFeatureGate); err != nil && ctx.Err() == nil {
@@ -202,4 +214,10 @@ func (m *Module) Server() string {
 		host = "127.0.0.1"
 	}
 	return net.JoinHostPort(host, strconv.Itoa(int(m.server.Port)))
+}
+
+// DialLocal connects to this kubelet's server as edgecore itself, which may ask it for logs, exec, attach and port-forward of pods. What goes through the
+// connection is HTTP/1.1.
+func (m *Module) DialLocal(ctx context.Context) (net.Conn, error) {
+	return m.local.dial(ctx, m.server, m.Server())
 }

@@ -1,7 +1,8 @@
 // Package tunnel is the device's end of the streams that the cloud opens: the way from kube-apiserver to this node's own kubelet.
 //
-// It owns the decision what may be dialled: the kubelet's server on this device and nothing else. It is a wire, not a right: TLS, authentication and
-// authorisation stay between kube-apiserver and the kubelet. A Tunnel keeps nothing itself; its methods may be called by many goroutines at once.
+// It owns the decision what may be dialled: the kubelet's server on this device and nothing else. To kube-apiserver it is a wire, not a right: TLS,
+// authentication and authorisation stay between kube-apiserver and the kubelet. For subresources of pods cloudcore has asked kube-apiserver what the user may,
+// and the connection is this device's own (docs/decisions/0068-subresources.md). A Tunnel keeps nothing itself; its methods may be called by many goroutines at once.
 package tunnel
 
 import (
@@ -16,13 +17,18 @@ import (
 	"github.com/skerry-io/skerry/common/tunnel"
 )
 
-// Kubelet is what a stream can be opened to.
-const Kubelet = "kubelet"
+// What a stream can be opened to: the kubelet's server as it is, or by a connection of this device's own, for logs, exec, attach and port-forward.
+const (
+	Kubelet      = "kubelet"
+	Subresources = "subresources"
+)
 
 // Config is what a Tunnel needs to know.
 type Config struct {
 	// Kubelet returns the address of the kubelet's server; "" where there is none.
 	Kubelet func() string
+	// Subresources connects to the kubelet as this device's own client; nil where that is switched off.
+	Subresources func(ctx context.Context) (net.Conn, error)
 	// MaxStreams bounds the streams of a session; 0: the default of common/tunnel.
 	MaxStreams int
 }
@@ -53,7 +59,11 @@ func (s sender) Send(ctx context.Context, m message.Message) error { return s(ct
 
 // accept dials what the cloud asks for. Its error is what people read who asked for a log.
 func (t *Tunnel) accept(ctx context.Context, target string) (net.Conn, error) {
-	if target != Kubelet {
+	switch target {
+	case Kubelet:
+	case Subresources:
+		return t.subresources(ctx)
+	default:
 		t.metrics.refuse("target")
 		return nil, fmt.Errorf("streams lead to this node's kubelet, not to %.64q", target)
 	}
@@ -66,6 +76,19 @@ func (t *Tunnel) accept(ctx context.Context, target string) (net.Conn, error) {
 	if err != nil {
 		t.metrics.refuse("unreachable")
 		return nil, fmt.Errorf("the kubelet does not answer: %w", err)
+	}
+	return t.metrics.begin(conn), nil
+}
+
+func (t *Tunnel) subresources(ctx context.Context) (net.Conn, error) {
+	if t.config.Subresources == nil {
+		t.metrics.refuse("switched-off")
+		return nil, errors.New("modules.tunnel.subresources is false on this device")
+	}
+	conn, err := t.config.Subresources(ctx)
+	if err != nil {
+		t.metrics.refuse("unreachable")
+		return nil, err
 	}
 	return t.metrics.begin(conn), nil
 }

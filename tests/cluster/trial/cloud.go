@@ -3,7 +3,6 @@ package trial
 import (
 	"context"
 	"crypto/x509/pkix"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"os"
@@ -78,7 +77,7 @@ func (t *Trial) startCloud(ctx context.Context) error {
 	if err := t.configureCloudcore(ctx, cfg); err != nil {
 		return err
 	}
-	if err := t.offerUsage(ctx, cfg); err != nil {
+	if err := t.offerAPIs(ctx, cfg); err != nil {
 		return err
 	}
 	for _, name := range t.state.Options.Replicas() {
@@ -187,26 +186,31 @@ func accountKubeconfig(ctx context.Context, client kubernetes.Interface, admin *
 	return kubeconfig("https://"+lab.Cloud().String()+":"+apiPort, admin.CAData, &clientcmdapi.AuthInfo{Token: token.Status.Token})
 }
 
-// offerUsage makes kube-apiserver ask cloudcore for metrics.k8s.io. No kube-proxy leads to Services here: this one is another name of the cloud's address.
-func (t *Trial) offerUsage(ctx context.Context, cfg *rest.Config) error {
-	objects, err := manifest.Build(filepath.Join(t.root, "manifests/usage"))
-	if err != nil {
-		return err
-	}
-	ca, err := t.readHost(Cloud, egressCA)
-	if err != nil {
-		return err
-	}
-	for _, o := range objects {
-		spec, _ := o.Object["spec"].(map[string]any)
-		switch o.GetKind() {
-		case "APIService":
-			spec["caBundle"] = base64.StdEncoding.EncodeToString(ca)
-		case "Service":
-			o.Object["spec"] = map[string]any{"type": "ExternalName", "externalName": lab.Cloud().String()}
+// offerAPIs makes kube-apiserver ask cloudcore for metrics.k8s.io and subresources.skerry.io. No kube-proxy leads to Services here: these are other names of the
+// cloud's address, and the APIServices have the port at which cloudcore listens.
+func (t *Trial) offerAPIs(ctx context.Context, cfg *rest.Config) error {
+	for _, dir := range []string{"manifests/usage", "manifests/subresources"} {
+		objects, err := manifest.Build(filepath.Join(t.root, dir))
+		if err != nil {
+			return err
+		}
+		for _, o := range objects {
+			switch spec, _ := o.Object["spec"].(map[string]any); o.GetName() {
+			case "v1alpha1.subresources.skerry.io":
+				if to, ok := spec["service"].(map[string]any); ok {
+					to["port"] = int64(10006)
+				}
+			case "cloudcore-usage", "cloudcore-subresources":
+				if o.GetKind() == "Service" {
+					o.Object["spec"] = map[string]any{"type": "ExternalName", "externalName": lab.Cloud().String()}
+				}
+			}
+		}
+		if err := manifest.Apply(ctx, cfg, objects...); err != nil {
+			return err
 		}
 	}
-	return manifest.Apply(ctx, cfg, objects...)
+	return nil
 }
 
 func (t *Trial) shareKubeconfig(raw []byte) error {

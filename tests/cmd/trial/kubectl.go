@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 	basecli "k8s.io/component-base/cli"
@@ -33,6 +34,9 @@ func runKubectl(args []string) {
 			os.Exit(2)
 		}
 		os.Setenv("KUBECONFIG", t.Kubeconfig())
+	}
+	if own, err := os.Executable(); err == nil { // where kubectl-skerry is too, which kubectl looks for in the PATH
+		os.Setenv("PATH", filepath.Dir(own)+string(os.PathListSeparator)+os.Getenv("PATH"))
 	}
 	os.Args = append([]string{"kubectl"}, args...)
 	// As upstream's main: the verbosity counts from the first line on, before flags are parsed.

@@ -1,0 +1,76 @@
+package app
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/skerry-io/skerry/cloud/internal/apiservice"
+	"github.com/skerry-io/skerry/cloud/internal/join"
+	"github.com/skerry-io/skerry/cloud/internal/subresources"
+	"github.com/skerry-io/skerry/cloud/internal/tunnel"
+	"github.com/skerry-io/skerry/common/pki"
+)
+
+// subresourcesHost is the name by which kube-apiserver's aggregator verifies the server: that of the Service in manifests/subresources.
+const subresourcesHost = "cloudcore-subresources." + join.Namespace + ".svc"
+
+// subresourcesServer is subresources.skerry.io, its listener and what it needs.
+type subresourcesServer struct {
+	listener net.Listener
+	server   *subresources.Server
+	serving  *join.Serving
+	proxy    *join.FrontProxy
+}
+
+// prepare makes the server.
+func (s *subresourcesServer) prepare(client kubernetes.Interface, ca *join.CA, to *tunnel.Tunnel) error {
+	var err error
+	if s.serving, err = ca.Serving([]string{subresourcesHost}); err != nil {
+		return err
+	}
+	if s.proxy, err = join.NewFrontProxy(client); err != nil {
+		return err
+	}
+	s.server = subresources.New(subresources.Config{
+		Client: client, User: s.proxy.User,
+		Dial: func(ctx context.Context, node types.NodeName) (net.Conn, error) {
+			conn, err := to.DialSubresources(ctx, node)
+			if errors.Is(err, tunnel.ErrNoEdge) {
+				return nil, fmt.Errorf("%w: use kubectl, which reaches it without Skerry", err)
+			}
+			return conn, err
+		},
+	})
+	return nil
+}
+
+// serve serves kube-apiserver's aggregator.
+func (s *subresourcesServer) serve(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return s.proxy.Run(ctx) })
+	g.Go(func() error {
+		secure := pki.ServerTLS(pki.Server{Certificate: s.serving.Certificate, Protocols: []string{"h2", "http/1.1"}, ClientCAs: s.proxy.Pool})
+		return s.server.Serve(ctx, tls.NewListener(s.listener, secure))
+	})
+	return g.Wait()
+}
+
+// bundleEvery is how often the APIServices are looked at: the manifests may be applied again, or with another CA.
+const bundleEvery = time.Minute
+
+// keepBundles has kube-apiserver verify this cloudcore where it asks it for an API.
+func keepBundles(ctx context.Context, client kubernetes.Interface, ca *join.CA) error {
+	services := map[string]string{
+		subresources.Version + "." + subresources.Group: "cloudcore-subresources",
+		"v1beta1.metrics.k8s.io":                        "cloudcore-usage",
+	}
+	return apiservice.New(client.Discovery().RESTClient(), join.Namespace, services, pki.EncodeCertificates(ca.Trusted...)).Run(ctx, bundleEvery)
+}

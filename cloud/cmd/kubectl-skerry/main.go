@@ -1,0 +1,52 @@
+// Command kubectl-skerry is `kubectl skerry`: kubectl's own logs, exec, attach, port-forward, cp and proxy, by way of cloudcore's API subresources.skerry.io. It is for
+// pods on edge nodes of clusters whose kube-apiserver can't dial a kubelet there.
+package main
+
+import (
+	"os"
+
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/rest"
+	"k8s.io/component-base/cli"
+	"k8s.io/kubectl/pkg/cmd/attach"
+	"k8s.io/kubectl/pkg/cmd/cp"
+	"k8s.io/kubectl/pkg/cmd/exec"
+	"k8s.io/kubectl/pkg/cmd/logs"
+	"k8s.io/kubectl/pkg/cmd/portforward"
+	"k8s.io/kubectl/pkg/cmd/proxy"
+	cmdutil "k8s.io/kubectl/pkg/cmd/util"
+
+	"github.com/skerry-io/skerry/common/version"
+)
+
+func main() {
+	if err := cli.RunNoErrOutput(command(genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr})); err != nil {
+		cmdutil.CheckErr(err) // prints as kubectl does, and exits
+	}
+}
+
+func command(streams genericiooptions.IOStreams) *cobra.Command {
+	c := &cobra.Command{
+		Use: "kubectl-skerry", Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl skerry"}, Version: version.Skerry(),
+		Short: "Logs, exec and the like of pods on edge nodes, by way of cloudcore",
+		Long: `Logs, exec and the like of pods on edge nodes, by way of cloudcore: kubectl's own commands with kubectl's own flags.
+Other tools take the same way through 'kubectl skerry proxy'.`,
+		Example: `  kubectl skerry logs -f -n shop pod/till-7xk2p
+  kubectl skerry exec -it -n shop till-7xk2p -- sh
+  kubectl skerry proxy --port 8001 --reject-paths '^$' &   # then: KUBECONFIG with server http://127.0.0.1:8001`,
+		SilenceUsage: true,
+	}
+	flags := genericclioptions.NewConfigFlags(true).WithDeprecatedPasswordFlag().WithWrapConfigFn(func(config *rest.Config) *rest.Config {
+		config.Wrap(redirect)
+		return config
+	})
+	flags.AddFlags(c.PersistentFlags())
+	f := cmdutil.NewFactory(cmdutil.NewMatchVersionFlags(flags))
+	c.AddCommand(
+		logs.NewCmdLogs(f, streams), exec.NewCmdExec(f, streams), attach.NewCmdAttach(f, streams), portforward.NewCmdPortForward(f, streams),
+		cp.NewCmdCp(f, streams), proxy.NewCmdProxy(f, streams),
+	)
+	return c
+}
