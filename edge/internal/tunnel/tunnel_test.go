@@ -20,9 +20,14 @@ import (
 // cloud is the other end of a link to a Tunnel.
 func cloud(t *testing.T, kubelet string) (*common.Mux, *tunnel.Tunnel) {
 	t.Helper()
+	return cloudOf(t, tunnel.Config{Kubelet: func() string { return kubelet }})
+}
+
+func cloudOf(t *testing.T, config tunnel.Config) (*common.Mux, *tunnel.Tunnel) {
+	t.Helper()
 	edgeConn, cloudConn := linktest.Pipe(t, linktest.PipeOptions{})
 	ctx, cancel := context.WithCancel(context.Background())
-	end := tunnel.New(tunnel.Config{Kubelet: func() string { return kubelet }})
+	end := tunnel.New(config)
 	handle, run := end.Attach(edgeConn.Send)
 	mux := common.New(cloudConn, common.Config{Peer: "edge1"})
 	var all sync.WaitGroup
@@ -106,6 +111,7 @@ func TestAttach_RefusesAllElse(t *testing.T) {
 		"another target": {closed, "127.0.0.1:22", "not to \"127.0.0.1:22\""},
 		"no kubelet":     {"", tunnel.Kubelet, "no kubelet"},
 		"it is down":     {closed, tunnel.Kubelet, "the kubelet does not answer"},
+		"switched off":   {closed, tunnel.Subresources, "modules.tunnel.subresources is false"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			mux, end := cloud(t, test.kubelet)
@@ -117,5 +123,25 @@ func TestAttach_RefusesAllElse(t *testing.T) {
 				t.Errorf("got %v, want %q", err, test.want)
 			}
 		})
+	}
+}
+
+// The device's own client is another way to the kubelet, and whoever asks for it gets nothing else.
+func TestAttach_Subresources(t *testing.T) {
+	near, far := net.Pipe()
+	mux, _ := cloudOf(t, tunnel.Config{
+		Kubelet:      func() string { return "127.0.0.1:1" },
+		Subresources: func(context.Context) (net.Conn, error) { return near, nil },
+	})
+	go func() {
+		_, _ = io.WriteString(far, "as the device")
+		_ = far.Close()
+	}()
+	s, err := mux.Open(t.Context(), tunnel.Subresources)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(s); err != nil || string(got) != "as the device" {
+		t.Errorf("got %q, %v", got, err)
 	}
 }
