@@ -6,6 +6,9 @@ import (
 	"fmt"
 )
 
+// Protocol is what a device offers by ALPN (RFC 7301) beside what a transport over TCP speaks: cloudcore's one port tells by it who comes for a link.
+const Protocol = "skerry-link"
+
 // ClientTLS is a copy of c for a dialer: TLS 1.3 only, the one protocol, and sessions kept apart from those of other protocols. It refuses a
 // configuration that would not verify the server or not show a certificate.
 func ClientTLS(c *tls.Config, protocol string) (*tls.Config, error) {

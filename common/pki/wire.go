@@ -16,6 +16,8 @@ import (
 const (
 	JoinPath = "/v1/join"
 	JoinPort = 10002
+	// JoinProtocol is what a device offers by ALPN (RFC 7301) beside http/1.1: cloudcore's one port tells by it who has no certificate yet.
+	JoinProtocol = "skerry-join"
 	// AboutPath is answered with an About to a GET, with or without a token: a device asks before it joins.
 	AboutPath = "/v1/about"
 	// MaxJoinBody bounds both bodies, in bytes.

@@ -113,11 +113,11 @@ func TestShip_16_Plugin(t *testing.T) {
 	}
 
 	address := s.forwarded(s.startKubectl("skerry", "port-forward", "-n", ns, "pod/plugged", ":8080"))
-	res, err := (&http.Client{Timeout: time.Minute}).Get("http://" + address + "/")
+	res, err := (&http.Client{Timeout: time.Minute}).Get("http://" + address + "/healthz")
 	s.Check(err)
 	body, err := io.ReadAll(res.Body)
 	res.Body.Close()
-	if err != nil || !strings.Contains(string(body), "on node edge1") {
+	if err != nil || string(body) != "ok\n" {
 		t.Errorf("through the forwarded port: %v: %q", err, body)
 	}
 
@@ -339,7 +339,7 @@ func (s *system) fourPaths(pod corev1.Pod) {
 		"/metrics":                     http.StatusForbidden,
 		"/configz":                     http.StatusForbidden,
 		"/logs/":                       http.StatusForbidden,
-		"/exec/../pods":                http.StatusForbidden,
+		"/exec/../pods":                http.StatusTemporaryRedirect, // to /pods, before anybody is asked
 		"/run/" + pod.Namespace + "/x": http.StatusForbidden,
 	} {
 		conn := s.asReplica(s.holderNumber("edge2"), "edge2", "subresources")

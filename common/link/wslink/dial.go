@@ -48,6 +48,7 @@ func NewDialer(config DialConfig) (*Dialer, error) {
 	if config.TLS, err = link.ClientTLS(config.TLS, "http/1.1"); err != nil {
 		return nil, err
 	}
+	config.TLS.NextProtos = []string{link.Protocol, "http/1.1"} // what is spoken is HTTP/1.1; the first says for what
 	return &Dialer{config: config, codec: cmp.Or(config.Codec, link.NewCodec(config.Table, config.Link)), pool: buffers()}, nil
 }
 

@@ -1,0 +1,260 @@
+// Package alpn lets several TLS servers share one port: each connection goes to the one whose protocol its client offers by ALPN (RFC 7301).
+//
+// It owns the wait for the client's hello, which it reads without taking it from the socket: the server that gets the connection does its own handshake, with its
+// own bounds, as if the port were its own. It refuses what says no hello, or says it too slowly, and answers nothing itself. A Mux may be used by many goroutines.
+package alpn
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/common/pki"
+)
+
+const (
+	// Link and Join are what devices offer, beside http/1.1, which is what both then speak: for a link, and before they have a certificate.
+	Link = link.Protocol
+	Join = pki.JoinProtocol
+
+	// helloTimeout is for a client to say its hello.
+	helloTimeout = 10 * time.Second
+	// hellosAtOnce bounds the connections that have not said theirs, of which one address has its share (link.Shares); one more is closed.
+	hellosAtOnce = 512
+	// queued bounds the connections that a server has been given and has not taken; one more is closed, and its client tries again.
+	queued = 64
+	// maxHello bounds a hello, in bytes: one record (RFC 8446, 5.1).
+	maxHello = 5 + 16<<10
+)
+
+// Mux is one port.
+type Mux struct {
+	// Set by New and Route, never changed once Run has begun.
+	listener net.Listener
+	routes   []*route
+
+	shares *link.Shares[netip.Prefix]
+}
+
+// New returns a Mux over a listener of TCP connections. It starts nothing.
+func New(listener net.Listener) *Mux {
+	return &Mux{listener: listener, shares: link.NewShares[netip.Prefix](hellosAtOnce)}
+}
+
+// Route is the listener of the clients that offer a protocol; "" is for all that offer none of the others. It is called before Run.
+func (m *Mux) Route(protocol string) net.Listener {
+	r := &route{protocol: protocol, at: m.listener.Addr(), conns: make(chan net.Conn, queued), closed: make(chan struct{})}
+	r.close = sync.OnceFunc(func() { close(r.closed) })
+	m.routes = append(m.routes, r)
+	return r
+}
+
+// Close closes the port, for who never runs it.
+func (m *Mux) Close() error { return m.listener.Close() }
+
+// Run hands connections on until ctx ends.
+func (m *Mux) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var waiting sync.WaitGroup
+	defer func() {
+		waiting.Wait()
+		for _, r := range m.routes {
+			_ = r.Close()
+			r.drain()
+		}
+	}()
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { _ = m.listener.Close() })()
+	for {
+		conn, err := m.listener.Accept()
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			if temporary, ok := errors.AsType[interface {
+				error
+				Temporary() bool
+			}](err); ok && temporary.Temporary() { // out of descriptors, most likely
+				time.Sleep(10 * time.Millisecond)
+				continue
+			}
+			return fmt.Errorf("accepting connections on %s: %w", m.listener.Addr(), err)
+		}
+		leave, ok := m.shares.Enter(link.Source(conn.RemoteAddr()))
+		if !ok {
+			_ = conn.Close() // what it cost is an accept
+			continue
+		}
+		waiting.Go(func() {
+			defer leave()
+			m.lead(ctx, conn)
+		})
+	}
+}
+
+// lead hands one connection on.
+func (m *Mux) lead(ctx context.Context, conn net.Conn) {
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	offered, err := hello(conn)
+	if !stop() || err != nil {
+		klog.FromContext(ctx).V(4).Info("A client says no TLS hello", "remote", conn.RemoteAddr().String(), "err", err)
+		_ = conn.Close()
+		return
+	}
+	r := m.choose(offered)
+	if r == nil || !r.give(conn) {
+		_ = conn.Close()
+	}
+}
+
+func (m *Mux) choose(offered []string) (rest *route) {
+	for _, r := range m.routes {
+		if slices.Contains(offered, r.protocol) {
+			return r
+		}
+		if r.protocol == "" {
+			rest = r
+		}
+	}
+	return rest
+}
+
+// hello looks at what the client has said, and leaves it in the socket. It says which protocols are offered.
+func hello(conn net.Conn) ([]string, error) {
+	socket, ok := conn.(syscall.Conn)
+	if !ok {
+		return nil, fmt.Errorf("a %T is no socket", conn)
+	}
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	if err := conn.SetReadDeadline(time.Now().Add(helloTimeout)); err != nil {
+		return nil, err
+	}
+	var offered []string
+	var failed error
+	seen := 0
+	b := make([]byte, maxHello)
+	err = raw.Read(func(fd uintptr) bool {
+		n, _, err := unix.Recvfrom(int(fd), b, unix.MSG_PEEK)
+		switch {
+		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
+			return false
+		case err != nil:
+			failed = err
+			return true
+		case n == 0, n <= seen && n == len(b):
+			failed = io.EOF
+			return true
+		case n == seen:
+			return false // woken, and nothing new: the rest is on its way
+		}
+		seen = n
+		if incomplete(b[:n]) {
+			return false
+		}
+		offered, failed = parse(b[:n])
+		return true
+	})
+	if err := errors.Join(err, failed); err != nil {
+		return nil, err
+	}
+	return offered, conn.SetReadDeadline(time.Time{})
+}
+
+// incomplete reports whether more of a TLS record of the handshake (type 22) is to come.
+func incomplete(b []byte) bool {
+	return b[0] == 22 && (len(b) < 5 || len(b) < 5+int(b[3])<<8+int(b[4]))
+}
+
+var errSeen = errors.New("seen")
+
+// parse reads the hello by beginning a handshake that goes no further.
+func parse(record []byte) (offered []string, err error) {
+	seen := false
+	err = tls.Server(said{Reader: bytes.NewReader(record)}, &tls.Config{GetConfigForClient: func(i *tls.ClientHelloInfo) (*tls.Config, error) {
+		offered, seen = i.SupportedProtos, true
+		return nil, errSeen
+	}}).Handshake() //nolint:noctx // it ends with what it reads from
+	if seen {
+		return offered, nil
+	}
+	return nil, err
+}
+
+// said is a connection on which nothing is answered. The handshake needs no more of it.
+type said struct {
+	net.Conn // nil
+	io.Reader
+}
+
+func (s said) Read(b []byte) (int, error)  { return s.Reader.Read(b) }
+func (s said) Write(b []byte) (int, error) { return len(b), nil }
+
+// route is a net.Listener.
+type route struct {
+	protocol string
+	at       net.Addr
+	conns    chan net.Conn
+	closed   chan struct{}
+	close    func()
+}
+
+func (r *route) give(conn net.Conn) bool {
+	select {
+	case <-r.closed:
+		return false
+	default:
+	}
+	select {
+	case r.conns <- conn:
+		return true
+	default:
+		return false
+	}
+}
+
+// drain closes what nobody has taken.
+func (r *route) drain() {
+	for {
+		select {
+		case c := <-r.conns:
+			_ = c.Close()
+		default:
+			return
+		}
+	}
+}
+
+// Accept implements net.Listener.
+func (r *route) Accept() (net.Conn, error) {
+	select {
+	case c := <-r.conns:
+		return c, nil
+	case <-r.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+// Close implements net.Listener. The port stays open for the others.
+func (r *route) Close() error {
+	r.close()
+	return nil
+}
+
+// Addr implements net.Listener.
+func (r *route) Addr() net.Addr { return r.at }
