@@ -222,6 +222,8 @@ func (t *Trial) cloudcoreFile() ([]byte, error) {
 		"approver":   doc{"kubeconfig": approverKube},
 		"advertise":  []string{lab.Cloud().String()},
 		"usage":      doc{"listen": ":10005"},
+
+		"subresources": doc{"listen": ":10006"},
 	})
 }
 
