@@ -154,9 +154,9 @@ func Default() *Config {
 		Publish: Publish{Quotas: PublishQuotas{Interests: 1024, NewInterestsPerSecond: 16, Digests: 256, SelectorBytes: 64 << 10}},
 		Join:    Listen{Listen: ":10002"},
 		Tunnel:  Tunnel{Listen: Listen{Listen: ":10004"}, Clients: []string{"kube-apiserver-kubelet-client"}},
-		VIP:    VIP{ReservedVRIDs: []int32{}, Quarantine: metav1.Duration{Duration: 10 * time.Minute}},
-		Health: Listen{Listen: "127.0.0.1:10003"},
-		Log:    Log{Verbosity: 2},
+		VIP:     VIP{ReservedVRIDs: []int32{}, Quarantine: metav1.Duration{Duration: 10 * time.Minute}},
+		Health:  Listen{Listen: "127.0.0.1:10003"},
+		Log:     Log{Verbosity: 2},
 	}
 }
 
