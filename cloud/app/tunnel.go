@@ -12,6 +12,7 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -44,7 +45,7 @@ func (a *App) newTunnel() error {
 	a.tunnel = tunnel.New(tunnel.Config{
 		Instance: a.instance, Nodes: a.nodes, AnnounceKey: key, Peer: peer, PeerCA: a.ca.Certificate, Clients: a.config.Tunnel.Clients,
 		Leases: func(ctx context.Context, node types.NodeName) (*coordinationv1.Lease, error) {
-			return client.CoordinationV1().Leases("kube-node-lease").Get(ctx, string(node), metav1.GetOptions{})
+			return client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, string(node), metav1.GetOptions{})
 		},
 	})
 	return nil

@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/skerry-io/skerry/cloud/internal/config"
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	commonconfig "github.com/skerry-io/skerry/common/config"
 	"github.com/skerry-io/skerry/manifests"
 )
@@ -148,7 +149,7 @@ func (o Options) addDeployment(disk filesys.FileSystem, k *types.Kustomization) 
 		k.Resources = append(k.Resources, "../manifests/deployment/"+name)
 	}
 	k.ConfigMapGenerator = []types.ConfigMapArgs{{GeneratorArgs: types.GeneratorArgs{
-		Namespace: "skerry-system", Name: configMap, KvPairSources: types.KvPairSources{FileSources: []string{"cloudcore.yaml"}},
+		Namespace: v1alpha1.SystemNamespace, Name: configMap, KvPairSources: types.KvPairSources{FileSources: []string{"cloudcore.yaml"}},
 	}}}
 	k.Images = []types.Image{imageOf(o.Image)}
 	k.Replicas = []types.Replica{{Name: "cloudcore", Count: int64(o.Replicas)}}

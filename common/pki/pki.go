@@ -53,7 +53,7 @@ func NewKey() (crypto.Signer, error) {
 }
 
 // EncodeKey is key as PEM, in PKCS #8.
-func EncodeKey(key crypto.Signer) ([]byte, error) {
+func EncodeKey(key crypto.PrivateKey) ([]byte, error) {
 	der, err := x509.MarshalPKCS8PrivateKey(key)
 	if err != nil {
 		return nil, fmt.Errorf("encoding a key: %w", err)

@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/common/config"
 	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/pki"
@@ -155,12 +156,9 @@ func storeConfig(cfg *edgeconfig.Config, key *diskkey.Key) store.Config {
 	return c
 }
 
-// edgeLabel marks the Nodes of edgecore. An admission policy in manifests/ adds the role label that kubectl shows: a node may not do that itself.
-const edgeLabel = "skerry.io/edge"
-
 func (a *App) newEdged() (*edged.Module, error) {
 	c := a.config.Modules.Edged
-	labels := map[string]string{edgeLabel: ""}
+	labels := map[string]string{v1alpha1.EdgeOwnLabel: ""} // the role label that kubectl shows follows: a node may not give itself that
 	maps.Copy(labels, c.Labels)
 	dns, domain := a.clusterDNS()
 	return edged.New(edged.Config{

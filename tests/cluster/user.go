@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/skerry-io/skerry/common/pki"
 	"github.com/skerry-io/skerry/tests/cluster/ca"
 	"github.com/skerry-io/skerry/tests/cluster/edges"
 )
@@ -32,7 +33,7 @@ func (c *ControlPlane) User(t testing.TB, name string, groups ...string) *rest.C
 // Node is the client configuration of a node, as its kubelet would have it.
 func (c *ControlPlane) Node(t testing.TB, name string) *rest.Config {
 	t.Helper()
-	return c.User(t, "system:node:"+name, "system:nodes")
+	return c.User(t, pki.NodeUserPrefix+name, pki.NodesGroup)
 }
 
 // ServiceAccount is a client configuration with a token of that account, which is made when it is not there.

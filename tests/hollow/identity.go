@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/util/retry"
 
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/common/pki"
 	"github.com/skerry-io/skerry/tests/cluster/ca"
 )
@@ -131,7 +132,7 @@ func sign(ctx context.Context, csrs requests, request []byte) ([]byte, error) {
 
 // Roots reads cloudcore's own CA from the cluster.
 func Roots(ctx context.Context, client kubernetes.Interface) (*x509.CertPool, error) {
-	secret, err := client.CoreV1().Secrets("skerry-system").Get(ctx, "skerry-ca", metav1.GetOptions{})
+	secret, err := client.CoreV1().Secrets(v1alpha1.SystemNamespace).Get(ctx, "skerry-ca", metav1.GetOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("reading cloudcore's CA: %w", err)
 	}

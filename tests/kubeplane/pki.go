@@ -9,7 +9,6 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"math/big"
 	"net"
 	"os"
 	"path/filepath"
@@ -18,6 +17,8 @@ import (
 
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/skerry-io/skerry/common/pki"
 )
 
 // Names of key pairs, as upstream's kubeadm calls their subjects.
@@ -93,12 +94,12 @@ func (k *keys) openCA() error {
 			Subject: pkix.Name{CommonName: "kubernetes"}, NotBefore: now.Add(-backdate), NotAfter: now.Add(caLifetime),
 			IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment,
 		}
-		der, err := k.sign(tmpl, tmpl, &k.key.PublicKey)
+		cert, err := pki.Authority{Certificate: tmpl, Key: k.key}.Issue(tmpl, &k.key.PublicKey)
 		if err != nil {
 			return err
 		}
 		// The key first: a certificate without its key would be kept forever, a key without its certificate is replaced.
-		if err := k.writePair("ca", k.key, der); err != nil {
+		if err := k.writePair("ca", k.key, cert.Raw); err != nil {
 			return err
 		}
 	case err != nil:
@@ -153,25 +154,11 @@ func (k *keys) ensure(name string, subject pkix.Name, sans []string, usage x509.
 	if err != nil {
 		return fmt.Errorf("making the key of %s: %w", name, err)
 	}
-	der, err := k.sign(tmpl, k.ca, &key.PublicKey)
+	cert, err := pki.Authority{Certificate: k.ca, Key: k.key}.Issue(tmpl, &key.PublicKey)
 	if err != nil {
 		return err
 	}
-	return k.writePair(name, key, der)
-}
-
-func (k *keys) sign(tmpl, parent *x509.Certificate, pub *ecdsa.PublicKey) ([]byte, error) {
-	// RFC 5280 4.1.2.2: a serial number is positive and unique for its issuer; 127 random bits are both.
-	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
-	if err != nil {
-		return nil, fmt.Errorf("making a serial number: %w", err)
-	}
-	tmpl.SerialNumber = serial.Add(serial, big.NewInt(1))
-	der, err := x509.CreateCertificate(rand.Reader, tmpl, parent, pub, k.key)
-	if err != nil {
-		return nil, fmt.Errorf("signing the certificate of %s: %w", tmpl.Subject.CommonName, err)
-	}
-	return der, nil
+	return k.writePair(name, key, cert.Raw)
 }
 
 func (k *keys) writePair(name string, key *ecdsa.PrivateKey, der []byte) error {

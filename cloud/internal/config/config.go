@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/skerry-io/skerry/common/config"
+	"github.com/skerry-io/skerry/common/pki"
 )
 
 // Kind is the kind of the file.
@@ -295,7 +296,7 @@ func (t *Tunnel) validate(at *field.Path) field.ErrorList {
 		}
 	}
 	for i, name := range t.Clients {
-		if name == "" || strings.HasPrefix(name, "system:node:") {
+		if name == "" || strings.HasPrefix(name, pki.NodeUserPrefix) {
 			errs = append(errs, field.Invalid(at.Child("clients").Index(i), name, "must be the common name of kube-apiserver's client certificate"))
 		}
 	}

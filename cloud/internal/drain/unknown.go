@@ -81,11 +81,7 @@ func (u *Unknown) Run(ctx context.Context) error {
 	return nil
 }
 
-func edge(o *kube.Object) bool {
-	_, own := o.Labels[v1alpha1.EdgeOwnLabel]
-	_, given := o.Labels[v1alpha1.EdgeLabel]
-	return own || given
-}
+func edge(o *kube.Object) bool { return v1alpha1.IsEdge(o.Labels) }
 
 // look goes through all operations, and writes those whose word about the node is not true.
 func (u *Unknown) look(ctx context.Context) error {

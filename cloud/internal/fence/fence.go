@@ -20,17 +20,20 @@ import (
 	"net/url"
 	"strconv"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 )
 
+// Annotations of a node's Lease, by the replica of cloudcore that has the node's link.
 const (
-	// LeaseNamespace is where kubelets, and we in their place, keep the Leases of nodes.
-	LeaseNamespace = "kube-node-lease"
-	// EpochAnnotation of a Lease is the epoch of the session that writes for the node.
+	// EpochAnnotation is the epoch of the session that writes for the node.
 	EpochAnnotation = "skerry.io/epoch"
+	// InstanceAnnotation is the replica's name, and TunnelAnnotation where it is asked for streams to the node's kubelet.
+	InstanceAnnotation = "skerry.io/cloudcore"
+	TunnelAnnotation   = "skerry.io/tunnel"
 )
 
 // metadataOnly is all that Check needs of a Lease.
@@ -74,7 +77,7 @@ func Compare(annotations map[string]string, ours uint64) error {
 // Check reads the Lease as the node, at kube-apiserver and from no cache. nil: when it was read, the session was the newest that may write.
 func Check(ctx context.Context, client Client, s Session) error {
 	resp, err := client.Do(ctx, kube.Identity{Node: s.Node()}, kube.Request{
-		Method: http.MethodGet, Path: "/apis/coordination.k8s.io/v1/namespaces/" + LeaseNamespace + "/leases/" + url.PathEscape(string(s.Node())), Accept: metadataOnly,
+		Method: http.MethodGet, Path: "/apis/coordination.k8s.io/v1/namespaces/" + corev1.NamespaceNodeLease + "/leases/" + url.PathEscape(string(s.Node())), Accept: metadataOnly,
 	})
 	if err != nil {
 		return fmt.Errorf("reading the node's Lease: %w", err)

@@ -289,7 +289,7 @@ func (j *judge) free(ctx context.Context, id string, node types.NodeName, uid ty
 }
 
 func (j *judge) alive(ctx context.Context, node types.NodeName) error {
-	lease, err := j.cfg.Client.CoordinationV1().Leases(nodeLeases).Get(ctx, string(node), metav1.GetOptions{})
+	lease, err := j.cfg.Client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, string(node), metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || err == nil && (lease.Spec.RenewTime == nil || lease.Spec.LeaseDurationSeconds == nil) {
 		return nil
 	}

@@ -2,8 +2,6 @@ package join
 
 import (
 	"context"
-	"crypto"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -34,10 +32,9 @@ const (
 // CA signs the certificates by which cloudcore shows itself to devices. It is not the cluster's CA and signs no client but
 // cloudcore's replicas, for each other.
 type CA struct {
-	Certificate *x509.Certificate
+	pki.Authority
 	// Trusted are all that devices are to trust: the certificate above, and those that are about to take its place, or have just left it (ca.crt in the Secret).
 	Trusted []*x509.Certificate
-	key     crypto.Signer
 }
 
 // Pin is what tokens carry of the CA.
@@ -74,28 +71,11 @@ func LoadCA(ctx context.Context, client kubernetes.Interface) (*CA, error) {
 }
 
 func newCASecret(now time.Time) (*corev1.Secret, error) {
-	key, err := pki.NewKey()
+	ca, err := pki.NewAuthority("skerry serving CA", now.Add(-caBackdate), now.Add(caLifetime))
 	if err != nil {
 		return nil, err
 	}
-	template := &x509.Certificate{
-		Subject:               pkix.Name{CommonName: "skerry serving CA"},
-		NotBefore:             now.Add(-caBackdate),
-		NotAfter:              now.Add(caLifetime),
-		IsCA:                  true,
-		BasicConstraintsValid: true,
-		MaxPathLenZero:        true,
-		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		return nil, fmt.Errorf("making the serving CA: %w", err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		return nil, fmt.Errorf("making the serving CA: %w", err)
-	}
-	keyPEM, err := pki.EncodeKey(key)
+	cert, key, err := ca.Encode()
 	if err != nil {
 		return nil, err
 	}
@@ -103,20 +83,16 @@ func newCASecret(now time.Time) (*corev1.Secret, error) {
 		ObjectMeta: metav1.ObjectMeta{Name: caSecret, Namespace: Namespace},
 		Type:       corev1.SecretTypeTLS,
 		Immutable:  new(true),
-		Data:       map[string][]byte{corev1.TLSCertKey: pki.EncodeCertificates(cert), corev1.TLSPrivateKeyKey: keyPEM},
+		Data:       map[string][]byte{corev1.TLSCertKey: cert, corev1.TLSPrivateKeyKey: key},
 	}, nil
 }
 
 func parseCASecret(secret *corev1.Secret) (*CA, error) {
-	pair, err := tls.X509KeyPair(secret.Data[corev1.TLSCertKey], secret.Data[corev1.TLSPrivateKeyKey])
+	authority, err := pki.ParseAuthority(secret.Data[corev1.TLSCertKey], secret.Data[corev1.TLSPrivateKeyKey])
 	if err != nil {
-		return nil, err // crypto/tls says what is wrong
+		return nil, err
 	}
-	key, ok := pair.PrivateKey.(crypto.Signer)
-	if !ok || !pair.Leaf.IsCA || pair.Leaf.KeyUsage&x509.KeyUsageCertSign == 0 {
-		return nil, errors.New("its certificate is not a CA's")
-	}
-	ca := &CA{Certificate: pair.Leaf, Trusted: []*x509.Certificate{pair.Leaf}, key: key}
+	ca := &CA{Authority: authority, Trusted: []*x509.Certificate{authority.Certificate}}
 	if more := secret.Data[trustedKey]; len(more) > 0 {
 		others, err := pki.ParseCertificates(more)
 		if err != nil {
@@ -126,7 +102,7 @@ func parseCASecret(secret *corev1.Secret) (*CA, error) {
 			if !c.IsCA {
 				return nil, fmt.Errorf("%s: %s is not a CA's certificate", trustedKey, c.Subject)
 			}
-			if !c.Equal(pair.Leaf) {
+			if !c.Equal(ca.Certificate) {
 				ca.Trusted = append(ca.Trusted, c)
 			}
 		}
@@ -181,17 +157,12 @@ func (s *Serving) Certificate() (*tls.Certificate, error) {
 }
 
 func (s *Serving) issue(now time.Time) (*tls.Certificate, error) {
-	key, err := pki.NewKey()
-	if err != nil {
-		return nil, err
-	}
 	template := &x509.Certificate{
 		Subject: pkix.Name{CommonName: s.name},
 		// As old as the CA: a device whose clock stands at the last time it knew must not find the certificate to be of the future. It joined after
 		// the CA was made, so it knows a time later than this.
 		NotBefore:   s.ca.Certificate.NotBefore,
 		NotAfter:    now.Add(servingLifetime),
-		KeyUsage:    x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{s.usage},
 	}
 	for _, host := range s.hosts {
@@ -204,13 +175,9 @@ func (s *Serving) issue(now time.Time) (*tls.Certificate, error) {
 	if template.NotAfter.After(s.ca.Certificate.NotAfter) {
 		template.NotAfter = s.ca.Certificate.NotAfter
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, s.ca.Certificate, key.Public(), s.ca.key)
+	leaf, key, err := s.ca.Leaf(template)
 	if err != nil {
 		return nil, fmt.Errorf("making a serving certificate: %w", err)
 	}
-	leaf, err := x509.ParseCertificate(der)
-	if err != nil {
-		return nil, fmt.Errorf("making a serving certificate: %w", err)
-	}
-	return &tls.Certificate{Certificate: [][]byte{der, s.ca.Certificate.Raw}, PrivateKey: key, Leaf: leaf}, nil
+	return &tls.Certificate{Certificate: [][]byte{leaf.Raw, s.ca.Certificate.Raw}, PrivateKey: key, Leaf: leaf}, nil
 }

@@ -9,7 +9,7 @@ import (
 
 // Derive makes a secret for a purpose, the same on every replica: HKDF (RFC 5869) of the CA's key.
 func (c *CA) Derive(purpose string) ([32]byte, error) {
-	der, err := x509.MarshalPKCS8PrivateKey(c.key)
+	der, err := x509.MarshalPKCS8PrivateKey(c.Key)
 	if err != nil {
 		return [32]byte{}, fmt.Errorf("deriving a secret of the CA: %w", err)
 	}

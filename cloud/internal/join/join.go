@@ -12,11 +12,13 @@ package join
 
 import (
 	certificatesv1 "k8s.io/api/certificates/v1"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
 const (
 	// Namespace holds all objects of this package but the bootstrap tokens themselves, which Kubernetes wants in kube-system.
-	Namespace = "skerry-system"
+	Namespace = v1alpha1.SystemNamespace
 
 	// BootstrapGroup is the group of devices that hold a token. It may create certificate requests and nothing else.
 	BootstrapGroup = "system:bootstrappers:skerry"
@@ -28,7 +30,6 @@ const (
 	revokedMap      = "skerry-revoked"
 	tokenMapPrefix  = "skerry-token-"
 	tokenLabel      = "skerry.io/join-token"
-	nodeLeases      = "kube-node-lease"
 	bootstrapPrefix = "system:bootstrap:" // of the user names that Kubernetes gives to the holders of tokens
 
 	// csrPrefix begins the names of the certificate requests that the bootstrap server makes.

@@ -25,11 +25,9 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/common/pki"
 )
-
-// edgeLabel marks the Nodes of edgecore.
-const edgeLabel = "skerry.io/edge"
 
 // KubeletApprover approves the serving certificates of the kubelets of edge nodes, by which kube-apiserver knows whom it reached. Kubernetes has nobody who
 // does: whether a name or address is a node's is for the platform to know. Here it is what the Node itself says, as far as no other node says the same.
@@ -107,7 +105,7 @@ func (a *KubeletApprover) decide(ctx context.Context, csr *certificatesv1.Certif
 	if err != nil {
 		return fmt.Errorf("looking for the node %s: %w", name, err)
 	}
-	if _, edge := node.Labels[edgeLabel]; !edge {
+	if _, edge := node.Labels[v1alpha1.EdgeOwnLabel]; !edge {
 		return nil
 	}
 	condition := certificatesv1.CertificateSigningRequestCondition{
@@ -225,7 +223,7 @@ func (a *KubeletApprover) addresses(ctx context.Context, node *corev1.Node, requ
 				return foreign(fmt.Sprintf("an address that is asked for is in %s, of the pods of %s", cidr, other.Name))
 			}
 		}
-		if _, edge := other.Labels[edgeLabel]; edge {
+		if _, edge := other.Labels[v1alpha1.EdgeOwnLabel]; edge {
 			continue
 		}
 		for _, address := range other.Status.Addresses {

@@ -28,6 +28,8 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"github.com/skerry-io/skerry/common/pki"
 )
 
 // Impersonation says how cloudcore acts as a node.
@@ -42,17 +44,15 @@ const (
 )
 
 const (
-	nodeUserPrefix = "system:node:"
-	nodesGroup     = "system:nodes"
-	authenticated  = "system:authenticated"
-	jsonContent    = "application/json"
+	authenticated = "system:authenticated"
+	jsonContent   = "application/json"
 )
 
 // NodeUser is the user name of a node, as Kubernetes has it.
-func NodeUser(node types.NodeName) string { return nodeUserPrefix + string(node) }
+func NodeUser(node types.NodeName) string { return pki.NodeUserPrefix + string(node) }
 
 // nodeGroups are the groups that every node's user is in.
-func nodeGroups() []string { return []string{nodesGroup, authenticated} }
+func nodeGroups() []string { return []string{pki.NodesGroup, authenticated} }
 
 // Client is the connections to kube-apiserver. All nodes share one pool of them.
 type Client struct {

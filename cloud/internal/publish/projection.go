@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/skerry-io/skerry/cloud/internal/kube"
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
 // Sites knows which devices are one site.
@@ -21,9 +22,6 @@ type Sites interface {
 	// Title is a site's name for people, and for the zone of its endpoints.
 	Title(site string) string
 }
-
-// siteAnnotation names the site on what is made for it, and its devices' endpoints have that as their zone. Edges know it by this name.
-const siteAnnotation = "skerry.io/site"
 
 // triggerAnnotation changes with every pod of a Service, wherever it is.
 const triggerAnnotation = "endpoints.kubernetes.io/last-change-trigger-time"
@@ -107,7 +105,7 @@ func (p *projection) project(s *discoveryv1.EndpointSlice) *discoveryv1.Endpoint
 		return nil
 	}
 	s.Endpoints = kept
-	annotations := map[string]string{siteAnnotation: title}
+	annotations := map[string]string{v1alpha1.SiteAnnotation: title}
 	for k, v := range s.Annotations {
 		if k != triggerAnnotation {
 			annotations[k] = v

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -28,9 +29,6 @@ const (
 	// leaseTimeout bounds each request for a Lease: as long as a kubelet's own may take. A hung kube-apiserver has each of the leaseWrites slots for so long.
 	leaseTimeout = 10 * time.Second
 	ownerTimeout = 2 * time.Second // for the Node: the renewal does not depend on it
-
-	instanceAnnotation = "skerry.io/cloudcore"
-	tunnelAnnotation   = "skerry.io/tunnel"
 )
 
 // lease is a node's Lease, kept by its session, and with it the right to write for the node.
@@ -268,7 +266,7 @@ func (l *lease) renew(ctx context.Context) error {
 
 // next is the Lease as this session wants it.
 func (l *lease) next() *coordinationv1.Lease {
-	n := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: string(l.link.Node()), Namespace: fence.LeaseNamespace}}
+	n := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: string(l.link.Node()), Namespace: corev1.NamespaceNodeLease}}
 	if l.have != nil {
 		n = l.have.DeepCopy()
 	}
@@ -278,9 +276,9 @@ func (l *lease) next() *coordinationv1.Lease {
 		n.Annotations = map[string]string{}
 	}
 	n.Annotations[fence.EpochAnnotation] = strconv.FormatUint(l.link.Epoch(), 10)
-	n.Annotations[instanceAnnotation] = l.relay.instance
-	if delete(n.Annotations, tunnelAnnotation); l.relay.announce != nil {
-		n.Annotations[tunnelAnnotation] = l.relay.announce(l.link.Node())
+	n.Annotations[fence.InstanceAnnotation] = l.relay.instance
+	if delete(n.Annotations, fence.TunnelAnnotation); l.relay.announce != nil {
+		n.Annotations[fence.TunnelAnnotation] = l.relay.announce(l.link.Node())
 	}
 	holder, seconds := string(l.link.Node()), int32(leaseSeconds)
 	n.Spec.HolderIdentity, n.Spec.LeaseDurationSeconds = &holder, &seconds
@@ -294,7 +292,7 @@ func (l *lease) next() *coordinationv1.Lease {
 
 // read finds the Lease as it is, and whose it is.
 func (l *lease) read(ctx context.Context) error {
-	p, err := pathTo(l.resource(), fence.LeaseNamespace, string(l.link.Node()), "")
+	p, err := pathTo(l.resource(), corev1.NamespaceNodeLease, string(l.link.Node()), "")
 	if err != nil {
 		return err
 	}
@@ -336,7 +334,7 @@ func (l *lease) write(ctx context.Context, n *coordinationv1.Lease) error {
 	if n.ResourceVersion == "" {
 		method, name = http.MethodPost, ""
 	}
-	p, err := pathTo(l.resource(), fence.LeaseNamespace, name, "")
+	p, err := pathTo(l.resource(), corev1.NamespaceNodeLease, name, "")
 	if err != nil {
 		return err
 	}

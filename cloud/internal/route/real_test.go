@@ -137,7 +137,7 @@ func (w *world) connect(node string, replica int) *session {
 // lease gives the node's session the right to write, as package relay does.
 func (w *world) lease(node string) {
 	w.t.Helper()
-	_, err := w.plane.Client().CoordinationV1().Leases(fence.LeaseNamespace).Create(w.t.Context(), &coordinationv1.Lease{
+	_, err := w.plane.Client().CoordinationV1().Leases(corev1.NamespaceNodeLease).Create(w.t.Context(), &coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{Name: node, Annotations: map[string]string{fence.EpochAnnotation: "1"}},
 	}, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {

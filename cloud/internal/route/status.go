@@ -159,9 +159,7 @@ func selector(o *v1alpha1.StaticRoute, members v1alpha1.PoolMembers) (func(label
 		return nil, err
 	}
 	return func(l labels.Set) bool {
-		_, role := l[v1alpha1.EdgeLabel]
-		_, own := l[v1alpha1.EdgeOwnLabel]
-		return (role || own) && inPool(l) && chosen.Matches(l)
+		return v1alpha1.IsEdge(l) && inPool(l) && chosen.Matches(l)
 	}, nil
 }
 

@@ -59,10 +59,8 @@ type Revocations struct {
 	Fingerprints []string
 }
 
-// readDevice is nil for a Node without edgecore.
+// readDevice reads a Node. One without edgecore has no labels: its addresses and ranges count, it is no device.
 func readDevice(o *kube.Object) (*Device, error) {
-	_, role := o.Labels[v1alpha1.EdgeLabel]
-	_, own := o.Labels[v1alpha1.EdgeOwnLabel]
 	d := &Device{Name: o.Name, Labels: o.Labels}
 	n := &corev1.Node{}
 	if err := kube.FromProtobuf(o.Raw, corev1.SchemeGroupVersion.WithKind("Node"), n); err != nil {
@@ -89,8 +87,8 @@ func readDevice(o *kube.Object) (*Device, error) {
 			add(a.Address)
 		}
 	}
-	if !role && !own {
-		d.Labels = nil // its addresses and range count, it is no device
+	if !v1alpha1.IsEdge(d.Labels) {
+		d.Labels = nil
 	} else if d.Labels == nil {
 		d.Labels = labels.Set{}
 	}

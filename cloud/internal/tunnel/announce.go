@@ -33,7 +33,7 @@ func NewAnnouncer(key [32]byte, instance, address string) *Announcer {
 	return &Announcer{key, instance, address}
 }
 
-// Announce is the value of AddressAnnotation: "HOST:PORT UNIXTIME MAC".
+// Announce is the value of fence.TunnelAnnotation: "HOST:PORT UNIXTIME MAC".
 func (a *Announcer) Announce(node types.NodeName, now time.Time) string {
 	at := strconv.FormatInt(now.Unix(), 10)
 	return a.address + " " + at + " " + sign(a.key, node, a.instance, a.address, at)

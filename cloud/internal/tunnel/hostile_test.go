@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/skerry-io/skerry/cloud/internal/fence"
 	"github.com/skerry-io/skerry/cloud/internal/tunnel"
 )
 
@@ -99,7 +100,7 @@ func TestAddressesAttractNoStreams(t *testing.T) {
 		t.Run("a Lease: "+name, func(t *testing.T) {
 			w.mu.Lock()
 			w.leases["liar"] = &coordinationv1.Lease{
-				ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{tunnel.AddressAnnotation: value, "skerry.io/cloudcore": "b"}},
+				ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{fence.TunnelAnnotation: value, fence.InstanceAnnotation: "b"}},
 				Spec:       coordinationv1.LeaseSpec{RenewTime: &metav1.MicroTime{Time: now}},
 			}
 			w.mu.Unlock()

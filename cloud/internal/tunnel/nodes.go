@@ -19,10 +19,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/cloud/internal/kube"
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
-
-// EdgeLabel marks the Nodes of edgecore; edgecore registers with it.
-const EdgeLabel = "skerry.io/edge"
 
 // kubeletPort is where a kubelet is that doesn't say.
 const kubeletPort = 10250
@@ -137,7 +135,7 @@ func (n *Nodes) put(name types.NodeName, full *corev1.Node) {
 	if full == nil {
 		return
 	}
-	_, edge := full.Labels[EdgeLabel]
+	_, edge := full.Labels[v1alpha1.EdgeOwnLabel]
 	next := node{edge: edge, port: strconv.Itoa(kubeletPort), podCIDRs: full.Spec.PodCIDRs}
 	// What listens below 1024 is no kubelet of a device: a node could be named as a host that serves HTTPS is.
 	if p := full.Status.DaemonEndpoints.KubeletEndpoint.Port; p >= 1024 || p != 0 && !edge {

@@ -16,10 +16,6 @@ import (
 )
 
 const (
-	// AddressAnnotation of a node's Lease is where the replica that holds the node's link is asked for streams. instanceAnnotation is its name.
-	AddressAnnotation  = "skerry.io/tunnel"
-	instanceAnnotation = "skerry.io/cloudcore"
-
 	// forwarded marks what comes from another replica: it is not handed on a second time.
 	forwarded = "Skerry-Forwarded"
 	// streamTarget says what the stream is opened to, in the request and again in the answer: a replica without it opens the kubelet's TLS.

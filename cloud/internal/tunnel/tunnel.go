@@ -23,6 +23,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/cloud/internal/fence"
 	"github.com/skerry-io/skerry/cloud/internal/hub"
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
@@ -342,7 +343,7 @@ func (t *Tunnel) elsewhere(ctx context.Context, node types.NodeName, target stri
 	if lease.Spec.RenewTime != nil {
 		heard = lease.Spec.RenewTime.Time
 	}
-	announced, holder := lease.Annotations[AddressAnnotation], lease.Annotations[instanceAnnotation]
+	announced, holder := lease.Annotations[fence.TunnelAnnotation], lease.Annotations[fence.InstanceAnnotation]
 	if announced == "" || holder == t.config.Instance || lost.After(heard) {
 		return nil, noLink(node, lost, heard)
 	}

@@ -28,10 +28,12 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/cloud/internal/fence"
 	"github.com/skerry-io/skerry/cloud/internal/hub"
 	"github.com/skerry-io/skerry/cloud/internal/join"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/cloud/internal/tunnel"
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/link/linktest"
 	"github.com/skerry-io/skerry/common/pki"
@@ -41,7 +43,7 @@ import (
 func node(name string, edge bool, addresses ...string) *corev1.Node {
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name), ResourceVersion: "1"}}
 	if edge {
-		n.Labels = map[string]string{tunnel.EdgeLabel: ""}
+		n.Labels = map[string]string{v1alpha1.EdgeOwnLabel: ""}
 	}
 	for _, a := range addresses {
 		n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a})
@@ -257,7 +259,7 @@ func (w *world) lease(name types.NodeName, r *replica, instance string, renewed 
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.leases[name] = &coordinationv1.Lease{
-		ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{tunnel.AddressAnnotation: w.announce(name, r.address, instance, renewed), "skerry.io/cloudcore": instance}},
+		ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{fence.TunnelAnnotation: w.announce(name, r.address, instance, renewed), fence.InstanceAnnotation: instance}},
 		Spec:       coordinationv1.LeaseSpec{RenewTime: &metav1.MicroTime{Time: renewed}},
 	}
 }

@@ -131,12 +131,8 @@ func nodesOf(pool *v1alpha1.NodePool, nodes []*corev1.Node) ([]string, error) {
 	return names, nil
 }
 
-// edge reports whether edgecore runs on a node: it labels the Node itself with the second of these when it registers.
-func edge(n *corev1.Node) bool {
-	_, role := n.Labels[v1alpha1.EdgeLabel]
-	_, own := n.Labels["skerry.io/edge"]
-	return role || own
-}
+// edge reports whether edgecore runs on a node.
+func edge(n *corev1.Node) bool { return v1alpha1.IsEdge(n.Labels) }
 
 // rank orders a pool's nodes for one address and gives them priorities: 200, 190, ... 20, then 19, 18, ... 1. The order is that of a hash of address and node
 // (rendezvous hashing, Thaler and Ravishankar 1998), so that addresses spread over the nodes, and a node more or less changes nothing among the others.

@@ -12,6 +12,9 @@ const (
 	Version = "v1alpha1"
 )
 
+// SystemNamespace is where cloudcore runs, and keeps what is its own.
+const SystemNamespace = "skerry-system"
+
 // Labels of Nodes.
 const (
 	// EdgeLabel and EdgeOwnLabel mark the nodes that edgecore runs on, either of them; their values do not matter. A node registers with the second; the role, which
@@ -30,6 +33,16 @@ const (
 	// PodCIDROfferAnnotation has the ranges, one a family, that cloudcore offers to a device for its pods. It becomes spec.podCIDRs when the device writes that.
 	PodCIDROfferAnnotation = "skerry.io/pod-cidr-offer"
 )
+
+// SiteAnnotation of an EndpointSlice that was made for one site is the site's name. The endpoints on the site's devices have it as their zone.
+const SiteAnnotation = "skerry.io/site"
+
+// IsEdge reports whether edgecore runs on a node with these labels.
+func IsEdge(labels map[string]string) bool {
+	_, role := labels[EdgeLabel]
+	_, own := labels[EdgeOwnLabel]
+	return role || own
+}
 
 // SchemeGroupVersion is the group and version of this package's kinds.
 var SchemeGroupVersion = schema.GroupVersion{Group: Group, Version: Version}

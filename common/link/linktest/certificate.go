@@ -2,48 +2,38 @@ package linktest
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"math/big"
 	"net"
 	"testing"
 	"time"
 
 	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/common/pki"
 )
 
 // Authority signs certificates for a test.
-type Authority struct {
-	Certificate *x509.Certificate
-	key         *ecdsa.PrivateKey
-}
+type Authority struct{ pki.Authority }
 
 // NewAuthority makes an authority with a key of its own.
 func NewAuthority(t testing.TB) *Authority {
 	t.Helper()
-	a := &Authority{key: newKey(t)}
-	a.Certificate = sign(t, &x509.Certificate{
-		Subject: pkix.Name{CommonName: "test authority"}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
-	}, a, a.key)
-	return a
+	a, err := pki.NewAuthority("test authority", time.Now().Add(-time.Hour), time.Now().Add(24*time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &Authority{a}
 }
 
 // Pool holds the authority alone.
-func (a *Authority) Pool() *x509.CertPool {
-	pool := x509.NewCertPool()
-	pool.AddCert(a.Certificate)
-	return pool
-}
+func (a *Authority) Pool() *x509.CertPool { return pki.Pool(a.Certificate) }
 
 // Node makes the client certificate of an edge node, as Kubernetes' signer for kubelets does.
 func (a *Authority) Node(t testing.TB, name string) tls.Certificate {
 	t.Helper()
 	return a.issue(t, &x509.Certificate{
-		Subject:     pkix.Name{Organization: []string{"system:nodes"}, CommonName: "system:node:" + name},
+		Subject:     pkix.Name{Organization: []string{pki.NodesGroup}, CommonName: pki.NodeUserPrefix + name},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	})
 }
@@ -52,7 +42,7 @@ func (a *Authority) Node(t testing.TB, name string) tls.Certificate {
 func (a *Authority) Expired(t testing.TB, name string) tls.Certificate {
 	t.Helper()
 	return a.issue(t, &x509.Certificate{
-		Subject:     pkix.Name{Organization: []string{"system:nodes"}, CommonName: "system:node:" + name},
+		Subject:     pkix.Name{Organization: []string{pki.NodesGroup}, CommonName: pki.NodeUserPrefix + name},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 		NotBefore:   time.Now().Add(-2 * time.Hour), NotAfter: time.Now().Add(-time.Minute),
 	})
@@ -68,49 +58,17 @@ func (a *Authority) Server(t testing.TB) tls.Certificate {
 	})
 }
 
-// issue makes a certificate like template with a new key.
+// issue makes a certificate like template with a new key, good for a day unless template says otherwise.
 func (a *Authority) issue(t testing.TB, template *x509.Certificate) tls.Certificate {
 	t.Helper()
-	key := newKey(t)
-	leaf := sign(t, template, a, key)
-	return tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: key, Leaf: leaf}
-}
-
-func newKey(t testing.TB) *ecdsa.PrivateKey {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return key
-}
-
-func sign(t testing.TB, template *x509.Certificate, by *Authority, key *ecdsa.PrivateKey) *x509.Certificate {
-	t.Helper()
-	serial, err := rand.Int(rand.Reader, big.NewInt(1<<62))
-	if err != nil {
-		t.Fatal(err)
-	}
-	template.SerialNumber = serial
 	if template.NotAfter.IsZero() {
 		template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(24*time.Hour)
 	}
-	if !template.IsCA {
-		template.KeyUsage = x509.KeyUsageDigitalSignature
-	}
-	parent := by.Certificate
-	if parent == nil {
-		parent = template
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, by.key)
+	leaf, key, err := a.Leaf(template)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
+	return tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: key, Leaf: leaf}
 }
 
 // Site is a cloud and an edge that trust one authority.

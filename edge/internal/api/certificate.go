@@ -2,16 +2,10 @@ package api
 
 import (
 	"context"
-	"crypto"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/pem"
 	"fmt"
-	"math/big"
 	"net"
 	"path/filepath"
 	"time"
@@ -20,6 +14,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/klog/v2"
 
+	"github.com/skerry-io/skerry/common/pki"
 	"github.com/skerry-io/skerry/edge/internal/atomicfile"
 )
 
@@ -34,89 +29,36 @@ var (
 // KubeconfigFile is the name of the admin's kubeconfig in the data directory.
 const KubeconfigFile = "edge.kubeconfig"
 
-type authority struct {
-	certificate *x509.Certificate
-	key         crypto.Signer
-	pem         []byte // of the certificate
-}
-
 // openAuthority reads the authority, or makes it where there is none or it can't be read: it signs only
 // what this process makes. One that can't be kept, on a full disk, serves until the process ends.
-func openAuthority(ctx context.Context, state State) (*authority, error) {
+func openAuthority(ctx context.Context, state State) (pki.Authority, error) {
 	if raw, err := state.Load(authorityKey); err == nil && raw != nil {
-		if a, err := parseAuthority(raw); err == nil {
+		if a, err := pki.ParseAuthority(raw, raw); err == nil {
 			return a, nil
 		}
 	}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	a, err := pki.NewAuthority("skerry edge API", notBefore, notAfter)
 	if err != nil {
-		return nil, fmt.Errorf("making the API's certificate authority: %w", err)
+		return pki.Authority{}, err
 	}
-	template := &x509.Certificate{
-		Subject:               pkix.Name{CommonName: "skerry edge API"},
-		NotBefore:             notBefore,
-		NotAfter:              notAfter,
-		IsCA:                  true,
-		BasicConstraintsValid: true,
-		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+	cert, key, err := a.Encode()
+	if err != nil {
+		return pki.Authority{}, err
 	}
-	der, err := sign(template, template, key.Public(), key)
+	if err := state.KeepSealed(ctx, authorityKey, append(cert, key...)); err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot keep the certificate authority of the device's API: after a restart it will have another")
+	}
+	return a, nil
+}
+
+// leaf makes a certificate of the API with a new key.
+func leaf(a pki.Authority, template *x509.Certificate) (*tls.Certificate, error) {
+	template.NotBefore, template.NotAfter = notBefore, notAfter
+	cert, key, err := a.Leaf(template)
 	if err != nil {
 		return nil, err
 	}
-	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		return nil, fmt.Errorf("making the API's certificate authority: %w", err)
-	}
-	raw := append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})...)
-	if err := state.KeepSealed(ctx, authorityKey, raw); err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot keep the certificate authority of the device's API: after a restart it will have another")
-	}
-	return parseAuthority(raw)
-}
-
-func parseAuthority(raw []byte) (*authority, error) {
-	pair, err := tls.X509KeyPair(raw, raw)
-	if err != nil {
-		return nil, fmt.Errorf("parsing the API's certificate authority: %w", err)
-	}
-	signer, ok := pair.PrivateKey.(crypto.Signer)
-	if !ok || !pair.Leaf.IsCA {
-		return nil, fmt.Errorf("parsing the API's certificate authority: it is none")
-	}
-	return &authority{pair.Leaf, signer, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: pair.Leaf.Raw})}, nil
-}
-
-func sign(template, parent *x509.Certificate, public crypto.PublicKey, key crypto.Signer) ([]byte, error) {
-	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
-	if err != nil {
-		return nil, fmt.Errorf("signing a certificate of the API: %w", err)
-	}
-	template.SerialNumber = serial
-	der, err := x509.CreateCertificate(rand.Reader, template, parent, public, key)
-	if err != nil {
-		return nil, fmt.Errorf("signing a certificate of the API: %w", err)
-	}
-	return der, nil
-}
-
-// leaf makes a certificate with a new key.
-func (a *authority) leaf(template *x509.Certificate) (cert, key []byte, err error) {
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, nil, fmt.Errorf("making a certificate of the API: %w", err)
-	}
-	template.NotBefore, template.NotAfter = notBefore, notAfter
-	template.KeyUsage = x509.KeyUsageDigitalSignature
-	der, err := sign(template, a.certificate, private.Public(), a.key)
-	if err != nil {
-		return nil, nil, err
-	}
-	keyDER, err := x509.MarshalPKCS8PrivateKey(private)
-	if err != nil {
-		return nil, nil, fmt.Errorf("making a certificate of the API: %w", err)
-	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}), nil
+	return &tls.Certificate{Certificate: [][]byte{cert.Raw}, PrivateKey: key, Leaf: cert}, nil
 }
 
 // tlsConfig makes the TLS of the loopback listener. A client certificate is asked for and, where given, must be of our authority; a pod comes with a
@@ -137,21 +79,15 @@ func (s *Server) tlsConfig() (*tls.Config, error) {
 			template.IPAddresses = append(template.IPAddresses, ip)
 		}
 	}
-	cert, key, err := a.leaf(template)
+	pair, err := leaf(a, template)
 	if err != nil {
 		return nil, err
 	}
-	pair, err := tls.X509KeyPair(cert, key)
-	if err != nil {
-		return nil, fmt.Errorf("making a certificate of the API: %w", err)
-	}
-	pool := x509.NewCertPool()
-	pool.AddCert(a.certificate)
 	return &tls.Config{
 		MinVersion:   tls.VersionTLS12, // client libraries in pods are of any age
-		Certificates: []tls.Certificate{pair},
+		Certificates: []tls.Certificate{*pair},
 		ClientAuth:   tls.VerifyClientCertIfGiven,
-		ClientCAs:    pool,
+		ClientCAs:    pki.Pool(a.Certificate),
 		NextProtos:   []string{"http/1.1"},
 	}, nil
 }
@@ -162,10 +98,14 @@ func (s *Server) writeKubeconfig(address string) error {
 	if err != nil {
 		return err
 	}
-	cert, key, err := a.leaf(&x509.Certificate{
+	pair, err := leaf(a, &x509.Certificate{
 		Subject:     pkix.Name{CommonName: "skerry:device-admin"},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	})
+	if err != nil {
+		return err
+	}
+	key, err := pki.EncodeKey(pair.PrivateKey)
 	if err != nil {
 		return err
 	}
@@ -178,8 +118,8 @@ func (s *Server) writeKubeconfig(address string) error {
 	}
 	config := clientcmdapi.NewConfig()
 	const name = "edge"
-	config.Clusters[name] = &clientcmdapi.Cluster{Server: "https://" + net.JoinHostPort(host, port), CertificateAuthorityData: a.pem}
-	config.AuthInfos[name] = &clientcmdapi.AuthInfo{ClientCertificateData: cert, ClientKeyData: key}
+	config.Clusters[name] = &clientcmdapi.Cluster{Server: "https://" + net.JoinHostPort(host, port), CertificateAuthorityData: pki.EncodeCertificates(a.Certificate)}
+	config.AuthInfos[name] = &clientcmdapi.AuthInfo{ClientCertificateData: pki.EncodeCertificates(pair.Leaf), ClientKeyData: key}
 	config.Contexts[name] = &clientcmdapi.Context{Cluster: name, AuthInfo: name}
 	config.CurrentContext = name
 	raw, err := clientcmd.Write(*config)

@@ -6,7 +6,6 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -17,6 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/skerry-io/skerry/common/pki"
 )
 
 // kubernetesNames are those under which pods know the API server (RFC 1035 names that the cluster's DNS has).
@@ -32,7 +33,7 @@ const (
 // podsCertificate is what pods are shown.
 type podsCertificate struct {
 	open      sync.Once
-	authority *authority
+	authority pki.Authority
 	err       error
 
 	mu        sync.Mutex
@@ -41,7 +42,7 @@ type podsCertificate struct {
 }
 
 // root is the authority of all certificates of this API.
-func (s *Server) root() (*authority, error) {
+func (s *Server) root() (pki.Authority, error) {
 	p := &s.pods
 	// Whoever comes first needs it made for all: no caller's context ends that.
 	p.open.Do(func() { p.authority, p.err = openAuthority(context.Background(), s.config.State) })
@@ -71,15 +72,11 @@ func (s *Server) ServePods(addresses []netip.Addr) error {
 	for _, ip := range addresses {
 		template.IPAddresses = append(template.IPAddresses, net.IP(ip.AsSlice()))
 	}
-	cert, key, err := a.leaf(template)
+	pair, err := leaf(a, template)
 	if err != nil {
 		return err
 	}
-	pair, err := tls.X509KeyPair(cert, key)
-	if err != nil {
-		return fmt.Errorf("making a certificate of the API: %w", err)
-	}
-	p.addresses, p.pair = slices.Clone(addresses), &pair
+	p.addresses, p.pair = slices.Clone(addresses), pair
 	return nil
 }
 
@@ -111,7 +108,7 @@ func (s *Server) adapt(identity Identity, o runtime.Object) error {
 	if err != nil {
 		return err
 	}
-	m.Data[rootKey] = strings.TrimRight(m.Data[rootKey], "\n") + "\n" + string(a.pem)
+	m.Data[rootKey] = strings.TrimRight(m.Data[rootKey], "\n") + "\n" + string(pki.EncodeCertificates(a.Certificate))
 	return nil
 }
 

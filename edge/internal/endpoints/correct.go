@@ -142,7 +142,3 @@ func stand(s *discoveryv1.EndpointSlice, k state) {
 func serviceOf(s metav1.Object) types.NamespacedName {
 	return types.NamespacedName{Namespace: s.GetNamespace(), Name: s.GetLabels()[discoveryv1.LabelServiceName]}
 }
-
-// SiteAnnotation of an EndpointSlice that cloudcore sent names the site that it is for. Endpoints on the site's devices have its name
-// as their zone.
-const SiteAnnotation = "skerry.io/site"

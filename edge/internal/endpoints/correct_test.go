@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/edge/internal/endpoints"
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
@@ -57,7 +58,7 @@ func slice(namespace, service string, all ...discoveryv1.Endpoint) *discoveryv1.
 		TypeMeta: metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"},
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: namespace, Name: service + "-x", UID: "s", Labels: map[string]string{discoveryv1.LabelServiceName: service},
-			Annotations: map[string]string{endpoints.SiteAnnotation: "harbour"},
+			Annotations: map[string]string{v1alpha1.SiteAnnotation: "harbour"},
 		},
 		AddressType: discoveryv1.AddressTypeIPv4, Endpoints: all, Ports: []discoveryv1.EndpointPort{{Name: &https, Port: &port}},
 	}

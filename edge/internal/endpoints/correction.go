@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
@@ -114,7 +115,7 @@ func (c *Correction) note(s *discoveryv1.EndpointSlice) {
 		}
 	}
 	c.known[types.NamespacedName{Namespace: s.Namespace, Name: s.Name}] = f
-	if site := s.Annotations[SiteAnnotation]; site != "" {
+	if site := s.Annotations[v1alpha1.SiteAnnotation]; site != "" {
 		c.site = site
 	}
 }

@@ -27,8 +27,6 @@ const (
 	acePort      = 443
 	// ACEPort is the port of the Authorized Cluster Endpoint on a node.
 	ACEPort = 6443
-	// ownNamespace is where cloudcore is.
-	ownNamespace = "skerry-system"
 	// kubeVIPAddresses is kube-vip's annotation for the addresses that a Service shall have
 	// (kube-vip.io/docs/usage/kubernetes-services).
 	kubeVIPAddresses = "kube-vip.io/loadbalancerIPs"
@@ -37,7 +35,7 @@ const (
 // excluded are the namespaces of the cluster's own machinery, ours among them.
 func excluded(namespace string) bool {
 	switch namespace {
-	case metav1.NamespaceSystem, "kubevirt", "longhorn-system", "cdi", ownNamespace:
+	case metav1.NamespaceSystem, "kubevirt", "longhorn-system", "cdi", v1alpha1.SystemNamespace:
 		return true
 	}
 	return false

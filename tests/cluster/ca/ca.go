@@ -4,17 +4,14 @@
 package ca
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/pem"
 	"fmt"
-	"math/big"
 	"net/netip"
+	"os"
 	"time"
+
+	"github.com/skerry-io/skerry/common/pki"
 )
 
 // Lifetime is how long the certificates are good.
@@ -22,24 +19,12 @@ const Lifetime = 30 * 24 * time.Hour
 
 // New makes a CA: its certificate and key, both PEM.
 func New(name string) (cert, key []byte, err error) {
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, nil, fmt.Errorf("making a key: %w", err)
-	}
 	now := time.Now()
-	tmpl := &x509.Certificate{
-		Subject: pkix.Name{CommonName: name}, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(Lifetime), IsCA: true, BasicConstraintsValid: true,
-		MaxPathLenZero: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &private.PublicKey, private)
+	ca, err := pki.NewAuthority(name, now.Add(-time.Hour), now.Add(Lifetime))
 	if err != nil {
-		return nil, nil, fmt.Errorf("signing a CA: %w", err)
+		return nil, nil, err
 	}
-	keyDER, err := x509.MarshalPKCS8PrivateKey(private)
-	if err != nil {
-		return nil, nil, fmt.Errorf("encoding a key: %w", err)
-	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}), nil
+	return ca.Encode()
 }
 
 // Client issues a client certificate and its key, both PEM, by the CA in two PEM files.
@@ -59,27 +44,26 @@ func Server(caFile, caKeyFile string, subject pkix.Name, names []string, addrs .
 
 // issue completes a template and signs it for a new key.
 func issue(caFile, caKeyFile string, tmpl *x509.Certificate) (cert, key []byte, err error) {
-	signer, err := tls.LoadX509KeyPair(caFile, caKeyFile)
+	caCert, err := os.ReadFile(caFile)
 	if err != nil {
 		return nil, nil, fmt.Errorf("reading the cluster's CA: %w", err)
 	}
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	caKey, err := os.ReadFile(caKeyFile)
 	if err != nil {
-		return nil, nil, fmt.Errorf("making a key: %w", err)
+		return nil, nil, fmt.Errorf("reading the cluster's CA: %w", err)
 	}
-	if tmpl.SerialNumber, err = rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127)); err != nil {
-		return nil, nil, fmt.Errorf("making a serial number: %w", err)
+	ca, err := pki.ParseAuthority(caCert, caKey)
+	if err != nil {
+		return nil, nil, fmt.Errorf("reading the cluster's CA: %w", err)
 	}
 	now := time.Now()
 	tmpl.NotBefore, tmpl.NotAfter = now.Add(-time.Minute), now.Add(Lifetime)
-	tmpl.KeyUsage = x509.KeyUsageDigitalSignature
-	der, err := x509.CreateCertificate(rand.Reader, tmpl, signer.Leaf, &private.PublicKey, signer.PrivateKey)
+	leaf, private, err := ca.Leaf(tmpl)
 	if err != nil {
-		return nil, nil, fmt.Errorf("signing a certificate: %w", err)
+		return nil, nil, err
 	}
-	keyDER, err := x509.MarshalECPrivateKey(private)
-	if err != nil {
-		return nil, nil, fmt.Errorf("encoding a key: %w", err)
+	if key, err = pki.EncodeKey(private); err != nil {
+		return nil, nil, err
 	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: keyDER}), nil
+	return pki.EncodeCertificates(leaf), key, nil
 }

@@ -14,6 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/util/retry"
+
+	"github.com/skerry-io/skerry/common/pki"
 )
 
 // Allow adds nodes to those that cloudcore may act as, and that have the rights of devices. The manifests of cloudcore
@@ -55,7 +57,7 @@ func Rights(ctx context.Context, client kubernetes.Interface, names ...string) e
 			return err
 		}
 		for _, name := range names {
-			subject := rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "system:node:" + name}
+			subject := rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: pki.NodeUserPrefix + name}
 			if !slices.Contains(binding.Subjects, subject) {
 				binding.Subjects = append(binding.Subjects, subject)
 			}
