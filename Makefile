@@ -22,12 +22,13 @@ kubectl-skerry_pkg := ./cloud/cmd/kubectl-skerry
 kubeplane_pkg := ./tests/cmd/kubeplane
 trial_pkg := ./tests/cmd/trial
 # Built only when something asks for it: upstream's kubelet, which edgecore is measured against, many nodes without one, edgecore without one,
-# and upstream's kube-proxy.
-EXTRA_BINARIES := plainkubelet hollow hollowedge kubeproxy
+# upstream's kube-proxy, and what stands in for a load balancer.
+EXTRA_BINARIES := plainkubelet hollow hollowedge kubeproxy loadbalancer
 plainkubelet_pkg := ./tests/cmd/plainkubelet
 hollow_pkg := ./tests/cmd/hollow
 hollowedge_pkg := ./tests/cmd/hollowedge
 kubeproxy_pkg := ./tests/cmd/kubeproxy
+loadbalancer_pkg := ./tests/cmd/loadbalancer
 
 # What the targets below may be given.
 TRIAL_FLAGS ?=# for up: --edges 3, --link quic, ...

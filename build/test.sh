@@ -72,7 +72,7 @@ retry() {
 module=$(go list -m) || exit 1
 # shellcheck disable=SC2086
 all=$(go list ${PACKAGES:-./...}) || exit 1
-needs_root="^$module/tests/((cluster|integration|hostile|netns|uml|e2e|site|apps|services|bench|release)(/|$)|campaign$)"
+needs_root="^$module/tests/((cluster|integration|hostile|netns|uml|e2e|site|apps|services|incluster|bench|release)(/|$)|campaign$)"
 # Beside the code, but with a control plane, keepalived or the kernel: one at a time, so that they don't take the time from each other.
 real="^$module/(edge/internal/(vip|route|drain|kernel/.*)|cloud/internal/(publish|relay|join|route|vip|aggregate))$"
 
@@ -97,11 +97,14 @@ code() {
 	done
 }
 
-# kernels: what needs the machine's kernel, and mostly waits for it.
+# kernels: what needs the machine's kernel, and mostly waits for it; and the trial whose cloud is a Deployment, since this lane is the shortest.
 kernels() {
 	local packages
 	mapfile -t packages < <(grep -E "$real" <<<"$all")
 	phase real 1 "${packages[@]}"
+	[ "$what" = all ] || return
+	mapfile -t packages < <(below incluster)
+	phase incluster 1 "${packages[@]}"
 }
 
 # places: packages that have a whole trial each, one after the other.

@@ -7,12 +7,14 @@ import (
 
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
 	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"
+	"github.com/skerry-io/skerry/edge/internal/kernel/masquerade"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
 	"github.com/skerry-io/skerry/edge/internal/kernel/redirect"
+	"github.com/skerry-io/skerry/edge/internal/podnet"
 )
 
 // ClearKernel takes back what an edgecore of this configuration has told the kernel, and what stays there when it ends, so that pods' traffic does not stop for
-// a restart: routes, rules of virtual IPs, what leads pods to the edge API, what marks connections, and a keepalived that a killed edgecore has left. It must not run beside an edgecore.
+// a restart: routes, rules of virtual IPs, what leads pods to the edge API, what marks connections, routes to other devices' pods and their masquerading, and a keepalived that a killed edgecore has left. It must not run beside an edgecore.
 // What can't be taken back doesn't keep the rest from going; the error names all of it.
 func ClearKernel(ctx context.Context, cfg *edgeconfig.Config) error {
 	return errors.Join(
@@ -20,6 +22,8 @@ func ClearKernel(ctx context.Context, cfg *edgeconfig.Config) error {
 		redirect.New().Apply(nil),
 		clearMarks(ctx),
 		clearRoutes(ctx, uint8(cfg.Modules.Route.Protocol)),
+		clearRoutes(ctx, podnet.Protocol),
+		masquerade.New().Apply(ctx, masquerade.Rules{}),
 	)
 }
 

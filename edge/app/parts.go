@@ -55,7 +55,11 @@ func (a *App) apiParts() ([]beehive.Entry, error) {
 }
 
 func (a *App) siteParts() ([]beehive.Entry, error) {
-	return []beehive.Entry{restarted(a.contact), restarted(a.newPodNetwork(), linkstate.Agents)}, nil
+	return []beehive.Entry{restarted(a.contact)}, nil
+}
+
+func (a *App) podNetworkParts() ([]beehive.Entry, error) {
+	return []beehive.Entry{restarted(a.newPodNetwork(), linkstate.Agents)}, nil
 }
 
 func (a *App) routeParts() ([]beehive.Entry, error) {

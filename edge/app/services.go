@@ -192,8 +192,12 @@ func (a *App) clientAuthorities() *x509.CertPool { return a.identity.ClientRoots
 
 // newPodNetwork makes the agent of the pods' network.
 func (a *App) newPodNetwork() *agent.Module {
+	var at func(string) netip.Addr
+	if a.contact != nil {
+		at = a.contact.Address
+	}
 	return a.agent(podnet.New(podnet.Config{
-		NodeName: a.node, API: a.api.ClientConfig(api.Identity{}), Site: a.site, At: a.contact.Address, LAN: lan.New(), Masquerade: masquerade.New(), CNIDir: netif.CNIConfigs,
+		NodeName: a.node, API: a.api.ClientConfig(api.Identity{}), Site: a.site, Subnets: a.config.Modules.PodNetwork.Ranges(), At: at, LAN: lan.New(), Masquerade: masquerade.New(), CNIDir: netif.CNIConfigs,
 		Routes: func() (*netroute.Driver, error) { return netroute.Open(netroute.Config{Protocol: podnet.Protocol}) },
 		Events: a.recorder(string(podnet.Name)), Changed: a.moved,
 	}))

@@ -23,8 +23,10 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/drain"
 	"github.com/skerry-io/skerry/edge/internal/hub"
 	"github.com/skerry-io/skerry/edge/internal/join"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
 	"github.com/skerry-io/skerry/edge/internal/marks"
 	"github.com/skerry-io/skerry/edge/internal/meta"
+	"github.com/skerry-io/skerry/edge/internal/podnet"
 	"github.com/skerry-io/skerry/edge/internal/route"
 	"github.com/skerry-io/skerry/edge/internal/store"
 	"github.com/skerry-io/skerry/edge/internal/vip"
@@ -157,7 +159,7 @@ func StatusOfFiles(ctx context.Context, cfg *edgeconfig.Config) (Status, error) 
 }
 
 // OwnFiles are patterns of what edgecore makes: who this device is, the store, in which everything else is, the key of
-// its kubelet's server, and the kubeconfig by which root reaches the device's API.
+// its kubelet's server, the kubeconfig by which root reaches the device's API, and the configuration of the pods' network.
 func OwnFiles(cfg *edgeconfig.Config) []string {
 	at := storeConfig(cfg, nil)
 	// The key and certificate of the kubelet's server: the rest of its directory is about containers, which stay.
@@ -168,6 +170,7 @@ func OwnFiles(cfg *edgeconfig.Config) []string {
 	return []string{
 		filepath.Join(server, "kubelet-server-*.pem"), filepath.Join(server, "kubelet.crt"), filepath.Join(server, "kubelet.key"),
 		IdentityDir(cfg), at.Path + "*", at.KeyFile, filepath.Join(keysDir(cfg), api.KubeconfigFile), filepath.Join(cfg.DataDir, hookDir), filepath.Join(cfg.DataDir, contentDir), MetricsToken(cfg),
+		filepath.Join(netif.CNIConfigs, podnet.File),
 	}
 }
 

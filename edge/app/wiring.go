@@ -79,6 +79,8 @@ func (a *App) wiring() []part {
 		{c.EdgeAPI.Enable, a.apiParts},
 		// Before the link and the kubelet: the devices of a site need neither to know of each other.
 		{c.Site.Enable, a.siteParts},
+		// Where there is a kubelet: what has none, as in tests, must not change the machine's network.
+		{c.PodNetwork.Enable && c.Edged.Enable && c.EdgeAPI.Enable, a.podNetworkParts},
 		// Before the link: the store knows which routes there should be, and the way to the cloud may be one of them.
 		{c.Route.Enable, a.routeParts},
 		// Before the kubelet: what the store says of pods when a device boots is of the boot before.

@@ -121,7 +121,7 @@ func machine(c *cobra.Command, cfg *config.Config) check.Machine {
 	_ = json.Unmarshal(cfg.Modules.Edged.Kubelet, &kubelet) // checked when the file was read
 	m := check.Machine{
 		Root: "/", DataDir: cfg.DataDir, RuntimeEndpoint: kubelet.Endpoint, CNIConfigDir: "/etc/cni/net.d", Joined: joined(cfg),
-		Clock: time.Now(), Built: app.BuildTime(), VirtualIPs: cfg.Modules.VIP.Enable, PodNetwork: cfg.Modules.Site.Enable,
+		Clock: time.Now(), Built: app.BuildTime(), VirtualIPs: cfg.Modules.VIP.Enable, PodNetwork: cfg.Modules.PodNetwork.Enable,
 	}
 	if _, err := runningStatus(c.Context(), cfg); err != nil { // while edgecore runs, the ports are its own
 		for _, at := range []string{cfg.Modules.EdgeAPI.Listen, cfg.Health.Listen, ":10250"} {

@@ -20,7 +20,7 @@ import (
 )
 
 func joinCommand(file *string) *cobra.Command {
-	var token, tokenFile, node string
+	var token, tokenFile, node, cni string
 	var output cli.Output
 	var force bool
 	timeout := join.DefaultTimeout
@@ -47,6 +47,9 @@ Exit code 0: joined (or joined before). 1: try again later. 2: refused, or somet
 			if err != nil {
 				return err
 			}
+			if err := choosePodNetwork(cfg, cni, *file, made); err != nil {
+				return err
+			}
 			name, err := app.NodeName(cfg, node)
 			if err != nil {
 				return cli.Bad(err)
@@ -69,7 +72,7 @@ Exit code 0: joined (or joined before). 1: try again later. 2: refused, or somet
 				return outcome(err)
 			}
 			if made {
-				if err := writeMinimal(*file, node); err != nil {
+				if err := writeMinimal(*file, node, cni); err != nil {
 					return err
 				}
 			}
@@ -77,6 +80,7 @@ Exit code 0: joined (or joined before). 1: try again later. 2: refused, or somet
 		},
 	}
 	tokenFlags(c, &token, &tokenFile)
+	c.Flags().StringVar(&cni, "cni", cniAuto, "who makes the network of pods: auto, edgecore where no other CNI plugin does, or none")
 	c.Flags().StringVar(&node, "node-name", "", "the node's name (default: modules.edged.hostnameOverride, else the host's name)")
 	c.Flags().BoolVar(&force, "force", false, "give up an identity that is still good")
 	c.Flags().DurationVar(&timeout, "timeout", timeout, "how long to try")
@@ -85,10 +89,35 @@ Exit code 0: joined (or joined before). 1: try again later. 2: refused, or somet
 }
 
 // writeMinimal makes the configuration file, whole or not at all; one that has come into being meanwhile stays.
-func writeMinimal(file, node string) error {
+// Values of --cni.
+const (
+	cniAuto = "auto"
+	cniNone = "none"
+)
+
+// choosePodNetwork takes over --cni. A configuration that is there already has the say itself.
+func choosePodNetwork(cfg *config.Config, cni, file string, made bool) error {
+	switch {
+	case cni != cniAuto && cni != cniNone:
+		return cli.Badf("--cni %q: must be auto or none", cni)
+	case cni == cniNone && !made && cfg.Modules.PodNetwork.Enable:
+		return cli.Badf("--cni none: %s is there already; set modules.podNetwork.enable: false in it", file)
+	case cni == cniNone:
+		cfg.Modules.PodNetwork.Enable = false
+	}
+	return nil
+}
+
+func writeMinimal(file, node, cni string) error {
 	text := config.MinimalText
+	if node != "" || cni == cniNone {
+		text += "modules:\n"
+	}
 	if node != "" {
-		text += "modules:\n  edged:\n    hostnameOverride: " + node + "\n"
+		text += "  edged:\n    hostnameOverride: " + node + "\n"
+	}
+	if cni == cniNone {
+		text += "  podNetwork:\n    enable: false\n"
 	}
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 		return fmt.Errorf("writing the configuration: %w", err)

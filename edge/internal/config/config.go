@@ -58,6 +58,7 @@ type Modules struct {
 	Drain        Drain        `json:"drain"`
 	Services     Services     `json:"services"`
 	Site         Site         `json:"site"`
+	PodNetwork   PodNetwork   `json:"podNetwork"`
 	Names        Names        `json:"names"`
 	Marks        Marks        `json:"marks"`
 	Passthrough  Passthrough  `json:"passthrough"`
@@ -196,7 +197,14 @@ type Keepalived struct {
 	RunDir string `json:"runDir"`
 }
 
-// Site is the contact with the other devices of the NodePool, and the network of this device's pods.
+// PodNetwork is the network of this device's pods, where no other CNI plugin makes it.
+type PodNetwork struct {
+	Enable bool `json:"enable"`
+	// Subnets are the ranges of which the device takes the first that nothing covers, where the cluster gives it none.
+	Subnets []string `json:"subnets"`
+}
+
+// Site is the contact with the other devices of the NodePool.
 type Site struct {
 	Enable bool `json:"enable"`
 	// Port is the UDP port on which the devices of a site speak to each other; the same on all of them.
@@ -236,6 +244,7 @@ func Default() *Config {
 			},
 			Services:     Services{Mode: "auto"},
 			Site:         Site{Port: 10552},
+			PodNetwork:   PodNetwork{Enable: true, Subnets: []string{"10.222.0.0/24", "172.28.222.0/24", "192.168.222.0/24", "10.111.222.0/24"}},
 			Names:        Names{Listen: "169.254.20.20:53", Domain: "cluster.local", Zones: []Zone{}, Upstream: []string{}},
 			Marks:        Marks{ClusterStatusPort: 12346},
 			Apps:         Apps{HaltingAfter: seconds(300), SilentAfter: seconds(120)},
@@ -277,6 +286,7 @@ func (c *Config) Validate() field.ErrorList {
 	errs = append(errs, c.Modules.Drain.validate(modules.Child("drain"))...)
 	errs = append(errs, c.Modules.Services.validate(modules.Child("services"))...)
 	errs = append(errs, c.Modules.Site.validate(modules.Child("site"))...)
+	errs = append(errs, c.Modules.PodNetwork.validate(modules.Child("podNetwork"))...)
 	errs = append(errs, c.Modules.Names.validate(modules.Child("names"))...)
 	if !c.Modules.EdgeAPI.Enable && (c.Modules.Services.Enable || c.Modules.Names.Enable || c.Modules.Marks.Enable || c.Modules.Passthrough.Enable) {
 		errs = append(errs, field.Forbidden(modules.Child("edgeAPI", "enable"), "services, names, marks and passthrough read the edge API: they can't run without it"))
@@ -405,6 +415,26 @@ func (v *VIP) validate(at *field.Path) field.ErrorList {
 	}
 	errs = append(errs, absolute(at.Child("sections"), v.Keepalived.Sections, false)...)
 	return append(errs, absolute(at.Child("runDir"), v.Keepalived.RunDir, v.Enable)...)
+}
+
+// Ranges are the subnets, which validate has read.
+func (p *PodNetwork) Ranges() (all []netip.Prefix) {
+	for _, text := range p.Subnets {
+		if r, err := netip.ParsePrefix(text); err == nil {
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
+func (p *PodNetwork) validate(at *field.Path) (errs field.ErrorList) {
+	for i, text := range p.Subnets {
+		r, err := netip.ParsePrefix(text)
+		if err != nil || !r.Addr().Is4() || r != r.Masked() || r.Bits() < 8 || r.Bits() > 28 {
+			errs = append(errs, field.Invalid(at.Child("subnets").Index(i), text, "must be a range of IPv4 addresses, from /8 to /28, like 10.222.0.0/24"))
+		}
+	}
+	return errs
 }
 
 func (s *Site) validate(at *field.Path) field.ErrorList { return port(at.Child("port"), s.Port) }

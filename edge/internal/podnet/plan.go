@@ -1,7 +1,6 @@
 package podnet
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -36,6 +35,12 @@ type State struct {
 	Self     string
 	Foreign  []string // CNI configurations of others
 	Networks []lan.Network
+	// Subnets are the ranges of which this device takes one itself where the cluster gives it none; Current is what it has so far, Taken is where routes lead, but for those to its own pods.
+	Subnets []netip.Prefix
+	Current netip.Prefix
+	Taken   []netip.Prefix
+	// Waited is true once the cluster has had time to give it one.
+	Waited bool
 	// At is where a device is connected now; the zero value where it is not.
 	At func(node string) netip.Addr
 }
@@ -67,14 +72,24 @@ func Make(s State) Plan {
 	case len(s.Foreign) > 0:
 		p.HandsOff, p.Reason, p.Message, p.PodCIDRs = true, ReasonForeign, "the pod network is made by "+strings.Join(s.Foreign, ", "), nil
 		return p
-	case len(own) == 0:
-		p.Reason = ReasonNoPodCIDR
-		p.Message = "the Node has no podCIDR: give its NodePool podSubnets, or have the cluster allocate ranges (kube-controller-manager --allocate-node-cidrs)"
+	case len(own) == 0 && (len(p.PodCIDRs) > 0 || !s.Waited && !s.Current.IsValid()):
+		p.Reason, p.Message = ReasonNoPodCIDR, "the Node has no podCIDR yet"
 		return p
+	}
+	p.Reason, p.Message = ReasonReady, "pods of this device are in "+join(own)
+	if len(own) == 0 {
+		r, ok := local(s)
+		if !ok {
+			p.Reason = ReasonNoPodCIDR
+			p.Message = "the Node has no podCIDR, and networks or routes of this device cover all of " + join(s.Subnets) +
+				": give its NodePool podSubnets, or name other ranges in modules.podNetwork.subnets"
+			return p
+		}
+		own = []netip.Prefix{r}
+		p.Message = "pods of this device are in " + r.String() + ", which the device has chosen itself: for pods that other devices reach give its NodePool podSubnets"
 	}
 	p.Conflist = conflist(own, mtu(s.Networks))
 	p.Rules.Pods = own
-	p.Reason, p.Message = ReasonReady, "pods of this device are in "+join(own)
 	var conflicts, away []string
 	if s.Site != nil {
 		for _, m := range s.Site.Members {
@@ -199,28 +214,21 @@ func mtu(networks []lan.Network) int {
 	return least
 }
 
-// conflist is the CNI configuration. ptp needs no bridge, whose frames some kernels filter by br_netfilter and others don't; addresses are kept in /run: a
-// reboot, which ends all pods, gives them all back.
-func conflist(own []netip.Prefix, mtu int) []byte {
-	type m = map[string]any
-	ranges, routes := [][]m{}, []m{}
-	for _, p := range own {
-		ranges = append(ranges, []m{{"subnet": p.String()}})
-		if p.Addr().Is4() {
-			routes = append(routes, m{"dst": "0.0.0.0/0"})
-		} else {
-			routes = append(routes, m{"dst": "::/0"})
+// local is a range that only this device knows, for one to which the cluster gives none: the first of the list that no network and no route of the device covers. What
+// it has already stays as long as that is so. Other devices may have the same, since all that leaves the device has its address.
+func local(s State) (netip.Prefix, bool) {
+	if slices.Contains(s.Subnets, s.Current) && !covered(s, s.Current) {
+		return s.Current, true
+	}
+	for _, p := range s.Subnets {
+		if !covered(s, p) {
+			return p, true
 		}
 	}
-	ptp := m{"type": "ptp", "ipMasq": false, "ipam": m{"type": "host-local", "dataDir": "/run/skerry/cni", "ranges": ranges, "routes": routes}}
-	if mtu > 0 {
-		ptp["mtu"] = mtu
-	}
-	raw, err := json.MarshalIndent(m{
-		"cniVersion": "0.4.0", "name": "skerry", "plugins": []m{ptp, {"type": "portmap", "capabilities": m{"portMappings": true}}},
-	}, "", "  ")
-	if err != nil {
-		return nil
-	}
-	return append(raw, '\n')
+	return netip.Prefix{}, false
+}
+
+func covered(s State, p netip.Prefix) bool {
+	return slices.ContainsFunc(s.Networks, func(n lan.Network) bool { return n.Prefix.Masked().Overlaps(p) }) ||
+		slices.ContainsFunc(s.Taken, func(r netip.Prefix) bool { return r.Bits() > 0 && r.Overlaps(p) })
 }

@@ -79,12 +79,12 @@ func TestMake(t *testing.T) {
 		}, "Ready: pods of this device are in 10.1.0.0/24\nroute 10.1.1.0/24 via 192.168.1.77 dev lan0\nconflist\n"},
 		"another CNI":  {func(s *podnet.State) { s.Foreign = []string{"10-calico.conflist"} }, "Foreign: the pod network is made by 10-calico.conflist\nhands off\n"},
 		"switched off": {func(s *podnet.State) { s.Site.PodNetwork = "None" }, "Off: the NodePool says podNetwork: None\nhands off\n"},
-		"no range": {func(s *podnet.State) { s.Node.Spec.PodCIDRs = nil },
-			"NoPodCIDR: the Node has no podCIDR: give its NodePool podSubnets, or have the cluster allocate ranges (kube-controller-manager --allocate-node-cidrs)\n"},
+		"no range yet": {func(s *podnet.State) { s.Node.Spec.PodCIDRs = nil },
+			"NoPodCIDR: the Node has no podCIDR yet\n"},
 		"an offer": {func(s *podnet.State) {
 			s.Node.Spec.PodCIDRs = nil
 			s.Node.ObjectMeta = metav1.ObjectMeta{Annotations: map[string]string{v1alpha1.PodCIDROfferAnnotation: "10.1.7.0/24,2001:db8::/64"}}
-		}, "NoPodCIDR: the Node has no podCIDR: give its NodePool podSubnets, or have the cluster allocate ranges (kube-controller-manager --allocate-node-cidrs)\ntake [10.1.7.0/24 2001:db8::/64]\n"},
+		}, "NoPodCIDR: the Node has no podCIDR yet\ntake [10.1.7.0/24 2001:db8::/64]\n"},
 		"an offer that comes too late": {func(s *podnet.State) {
 			s.Node.ObjectMeta = metav1.ObjectMeta{Annotations: map[string]string{v1alpha1.PodCIDROfferAnnotation: "10.1.7.0/24"}}
 		}, "Ready: pods of this device are in 10.1.0.0/24\nroute 10.1.1.0/24 via 192.168.1.2 dev lan0\nconflist\n"},
@@ -98,6 +98,53 @@ func TestMake(t *testing.T) {
 	} {
 		if diff := cmp.Diff(tc.want, text(podnet.Make(state(tc.edit)))); diff != "" {
 			t.Errorf("%s (-want +got)\n%s", name, diff)
+		}
+	}
+}
+
+// A device to which the cluster gives no range takes the first of its list that nothing covers, and keeps it: by itself, since only this device needs to know of it.
+func TestMake_local(t *testing.T) {
+	const first, second, none = "10.222.0.0/24", "172.28.222.0/24", ""
+	for name, tc := range map[string]struct {
+		edit func(*podnet.State)
+		want string // none: it has no range
+	}{
+		"nothing in the way": {func(*podnet.State) {}, first},
+		"in no site":         {func(s *podnet.State) { s.Site = nil }, first},
+		"a network of the device": {func(s *podnet.State) {
+			s.Networks = append(s.Networks, lan.Network{Interface: "vpn0", Prefix: netip.MustParsePrefix("10.222.0.9/16"), MTU: 1500})
+		}, second},
+		"a route to it":        {func(s *podnet.State) { s.Taken = prefixes("10.192.0.0/10") }, second},
+		"a route to a part":    {func(s *podnet.State) { s.Taken = prefixes("10.222.0.7/32") }, second},
+		"the way out alone":    {func(s *podnet.State) { s.Taken = prefixes("0.0.0.0/0") }, first},
+		"all are covered":      {func(s *podnet.State) { s.Taken = prefixes("10.0.0.0/8", "172.16.0.0/12") }, none},
+		"the cluster has time": {func(s *podnet.State) { s.Waited = false }, none},
+		"what it has stays": {func(s *podnet.State) {
+			s.Waited, s.Current = false, netip.MustParsePrefix(second)
+		}, second},
+		"what it has is covered now": {func(s *podnet.State) {
+			s.Current, s.Taken = netip.MustParsePrefix(first), prefixes("10.222.0.0/16")
+		}, second},
+		"what it had from the cluster is not its own": {func(s *podnet.State) { s.Current = netip.MustParsePrefix("10.1.0.0/24") }, first},
+		"an offer comes first": {func(s *podnet.State) {
+			s.Node.Annotations = map[string]string{v1alpha1.PodCIDROfferAnnotation: "10.1.7.0/24"}
+		}, none},
+	} {
+		s := state(func(s *podnet.State) {
+			s.Node.Spec.PodCIDRs, s.Site.Members = nil, s.Site.Members[:1]
+			s.Subnets, s.Waited = prefixes(first, second), true
+		})
+		tc.edit(&s)
+		p := podnet.Make(s)
+		got := none
+		if p.Conflist != nil {
+			got = p.Rules.Pods[0].String()
+			if !strings.Contains(string(p.Conflist), `"subnet": "`+got+`"`) || p.Reason != podnet.ReasonReady {
+				t.Errorf("%s: %s %s\n%s", name, p.Reason, p.Message, p.Conflist)
+			}
+		}
+		if got != tc.want {
+			t.Errorf("%s: it has %q, want %q (%s)", name, got, tc.want, p.Message)
 		}
 	}
 }

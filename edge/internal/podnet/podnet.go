@@ -3,7 +3,7 @@
 //
 // It owns the file 10-skerry.conflist, routes of protocol 159, the tables of package masquerade, and the Node's condition SkerryPodNetwork. It refuses to touch anything where a
 // CNI configuration of another is there, or the NodePool says None. Make (plan.go) is pure; the agent runs in one goroutine. It writes the Node as the device itself, by
-// the edge API: its range, once it was offered one, and its addresses.
+// the edge API: its range, once it was offered one, and its addresses. A device to which the cluster gives no range takes one itself, which stands in the file alone.
 package podnet
 
 import (
@@ -41,16 +41,21 @@ const Name message.Name = "podnet"
 // Protocol marks our routes in the kernel (rtm_protocol): not those of StaticRoutes, which have another.
 const Protocol = 159
 
+// File is the name of the CNI configuration.
+const File = "10-skerry.conflist"
+
 const (
-	file   = "10-skerry.conflist"
 	resync = 15 * time.Second // others write CNI files, and a link that was down has lost its routes
+	// grace is how long the cluster has to give a new Node its range: kube-controller-manager does so at once, cloudcore's leader when it has seen the Node.
+	grace = 5 * time.Second
 )
 
 // Config is what the agent needs.
 type Config struct {
 	NodeName string
 	API      *rest.Config
-	Site     *site.Holder
+	Site     *site.Holder // nil: this device knows no others
+	Subnets  []netip.Prefix
 	// At is where a device is connected now.
 	At         func(node string) netip.Addr
 	LAN        interface{ Networks() ([]lan.Network, error) }
@@ -79,7 +84,10 @@ func New(c Config) *agent.Module {
 			return nil, err
 		}
 		r.Cleanup(routes.Close)
-		changed := c.Site.Changed()
+		var changed <-chan struct{}
+		if c.Site != nil {
+			changed = c.Site.Changed()
+		}
 		r.Go(func(ctx context.Context) error {
 			for {
 				select {
@@ -97,7 +105,7 @@ func New(c Config) *agent.Module {
 			if !known {
 				return 0, nil // it registers soon
 			}
-			return 0, s.sync(ctx, node)
+			return s.sync(ctx, node)
 		}, nil
 	}
 	return agent.New(kit)
@@ -109,21 +117,59 @@ type syncer struct {
 	run    *agent.Run
 	client kubernetes.Interface
 	routes *netroute.Driver
-	said   bool // that NetworkPolicies are not enforced
+	said   bool      // that NetworkPolicies are not enforced
+	since  time.Time // when the Node was seen first
 }
 
-func (s *syncer) sync(ctx context.Context, node *corev1.Node) error {
-	foreign, err := s.foreign()
-	if err != nil {
-		return err
+// state is what a plan is made from, and when it will be another although nothing changes.
+func (s *syncer) state(ctx context.Context, node *corev1.Node) (State, time.Duration, error) {
+	st := State{Node: node, Self: s.NodeName, At: s.At, Subnets: s.Subnets, Current: rangeIn(s.path())}
+	if s.Site != nil {
+		st.Site = s.Site.Current()
 	}
-	networks, err := s.LAN.Networks()
-	if err != nil {
-		return err
+	if s.since.IsZero() {
+		s.since = time.Now()
 	}
-	p := Make(State{Node: node, Site: s.Site.Current(), Self: s.NodeName, Foreign: foreign, Networks: networks, At: s.At})
-	errs := []error{s.tell(ctx, node, p)}
-	path := filepath.Join(s.CNIDir, file)
+	left := grace - time.Since(s.since)
+	st.Waited = left <= 0
+	var err error
+	if st.Foreign, err = s.foreign(); err != nil {
+		return st, 0, err
+	}
+	if st.Networks, err = s.LAN.Networks(); err != nil {
+		return st, 0, err
+	}
+	err = s.routes.Routes(ctx, func() { st.Taken = nil }, func(f netroute.Found) {
+		if !s.routes.Ours(f) && !ownPod(f.Route) {
+			st.Taken = append(st.Taken, f.Key.Prefix)
+		}
+	})
+	return st, max(left, 0), err
+}
+
+// ownPod reports whether a route leads to one pod of this device, as ptp makes it: also of one that has outlived our file.
+func ownPod(r netroute.Route) bool {
+	return r.Key.Prefix.IsSingleIP() && slices.ContainsFunc(r.Hops, func(h netroute.Hop) bool { return strings.HasPrefix(h.Interface, "veth") })
+}
+
+func (s *syncer) path() string { return filepath.Join(s.CNIDir, File) }
+
+func (s *syncer) sync(ctx context.Context, node *corev1.Node) (time.Duration, error) {
+	st, again, err := s.state(ctx, node)
+	if err != nil {
+		return 0, err
+	}
+	p := Make(st)
+	var told error
+	if s.Site != nil || !p.HandsOff { // a device on its own, with a CNI plugin of another, has nothing to say
+		told = s.tell(ctx, node, p)
+	}
+	return again, errors.Join(told, s.apply(ctx, p))
+}
+
+func (s *syncer) apply(ctx context.Context, p Plan) error {
+	var errs []error
+	path := s.path()
 	if p.HandsOff {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 			errs = append(errs, fmt.Errorf("removing our CNI configuration: %w", err))
@@ -158,7 +204,7 @@ func (s *syncer) foreign() (all []string, err error) {
 	}
 	for _, e := range entries {
 		ext := filepath.Ext(e.Name())
-		if e.Name() != file && !strings.HasPrefix(e.Name(), ".") && slices.Contains([]string{".conf", ".conflist", ".json"}, ext) {
+		if e.Name() != File && !strings.HasPrefix(e.Name(), ".") && slices.Contains([]string{".conf", ".conflist", ".json"}, ext) {
 			all = append(all, e.Name())
 		}
 	}
@@ -213,7 +259,7 @@ func (s *syncer) tell(ctx context.Context, node *corev1.Node, p Plan) error {
 			errs = append(errs, fmt.Errorf("writing to the Node: %w", err))
 		}
 	}
-	if p.Addresses != "" && node.Annotations[v1alpha1.LANAddressesAnnotation] != p.Addresses {
+	if s.Site != nil && p.Addresses != "" && node.Annotations[v1alpha1.LANAddressesAnnotation] != p.Addresses {
 		patch(types.MergePatchType, map[string]any{"metadata": map[string]any{"annotations": map[string]any{v1alpha1.LANAddressesAnnotation: p.Addresses}}})
 	}
 	if len(p.PodCIDRs) > 0 {

@@ -4,8 +4,12 @@
 package manifest
 
 import (
+	"bufio"
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/wait"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/dynamic"
@@ -58,6 +63,27 @@ func Build(dir string) ([]*unstructured.Unstructured, error) {
 	}
 	slices.SortStableFunc(objects, func(a, b *unstructured.Unstructured) int { return rank(a) - rank(b) })
 	return objects, nil
+}
+
+// Read reads YAML documents, in order.
+func Read(raw []byte) ([]*unstructured.Unstructured, error) {
+	var objects []*unstructured.Unstructured
+	for documents := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(raw))); ; {
+		one, err := documents.Read()
+		if errors.Is(err, io.EOF) {
+			return objects, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("reading YAML documents: %w", err)
+		}
+		o := new(unstructured.Unstructured)
+		if err := utilyaml.Unmarshal(one, &o.Object); err != nil {
+			return nil, fmt.Errorf("reading a YAML document: %w", err)
+		}
+		if len(o.Object) > 0 {
+			objects = append(objects, o)
+		}
+	}
 }
 
 // Apply applies the objects in order. Objects that others own fields of keep those, unless they say otherwise than we do.

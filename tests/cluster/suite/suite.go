@@ -134,7 +134,7 @@ func (s Suite) outer() (code int, err error) {
 		return 0, err
 	}
 	dir := s.folder(root, n, of)
-	if _, err := binary.Build(ctx, root, "kubeplane", "cloudcore", "edgecore", "trial"); err != nil {
+	if _, err := binary.Build(ctx, root, append(s.Options.Programs(), "trial")...); err != nil {
 		return 1, err
 	}
 	t, err := trial.Open(root, dir, os.Stderr)

@@ -58,15 +58,20 @@ func (u Suite) Use(t *testing.T) *System {
 // UseOther gives a test a trial of its own, in the folder .trial-NAME, which goes with the test. It is for what the suite's trial can't be.
 func UseOther(t *testing.T, name string, o trial.Options) *System {
 	t.Helper()
+	if os.Getenv(inner) == "" {
+		t.Skip("needs a trial: run as root, without -short")
+	}
+	return Make(t, name, o)
+}
+
+// Make is UseOther for a package without a suite, which has built the programs.
+func Make(t *testing.T, name string, o trial.Options) *System {
+	t.Helper()
 	root, err := binary.Root()
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir := ""
-	if os.Getenv(inner) != "" {
-		dir = filepath.Join(root, ".trial-"+name)
-	}
-	s := open(t, dir, o)
+	s := open(t, filepath.Join(root, ".trial-"+name), o)
 	s.Check(s.Trial.Down(t.Context())) // what a killed run left behind
 	t.Cleanup(func() {
 		if t.Failed() {

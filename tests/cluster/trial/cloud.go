@@ -12,9 +12,7 @@ import (
 	"strings"
 	"time"
 
-	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -30,15 +28,13 @@ import (
 )
 
 const (
-	systemNamespace = "skerry-system"
-	// accountLifetime is how long cloudcore's token is good; nothing renews it, as a trial does not live that long.
-	accountLifetime = 30 * 24 * time.Hour
+	sampleNamespace = "sample"
 	// nodesTimeout is for all nodes to be Ready with their pods running.
 	nodesTimeout = 3 * time.Minute
 )
 
-// startCloud brings up the control plane, the manifests and cloudcore.
-func (t *Trial) startCloud(ctx context.Context) error {
+// startPlane brings up the control plane.
+func (t *Trial) startPlane(ctx context.Context) error {
 	if err := t.configurePlane(); err != nil {
 		return err
 	}
@@ -53,9 +49,22 @@ func (t *Trial) startCloud(ctx context.Context) error {
 		return err
 	}
 	t.say("kube-apiserver is ready")
+	return nil
+}
+
+// startCloud brings up the manifests and cloudcore.
+func (t *Trial) startCloud(ctx context.Context) error {
 	cfg, err := t.Admin()
 	if err != nil {
 		return err
+	}
+	if t.state.Options.InCluster {
+		if t.state.Options.Sample {
+			if err := t.apply(ctx, cfg, "manifests/examples/sample"); err != nil {
+				return err
+			}
+		}
+		return t.startInCluster(ctx, cfg)
 	}
 	dirs := []string{"manifests/cloudcore", "manifests/autonomy"}
 	if _, err := os.Stat(filepath.Join(t.root, "manifests/crds/kustomization.yaml")); err == nil {
@@ -65,14 +74,8 @@ func (t *Trial) startCloud(ctx context.Context) error {
 	if t.state.Options.Sample {
 		dirs = append(dirs, "manifests/examples/sample")
 	}
-	for _, dir := range dirs {
-		objects, err := manifest.Build(filepath.Join(t.root, dir))
-		if err != nil {
-			return err
-		}
-		if err := manifest.Apply(ctx, cfg, objects...); err != nil {
-			return err
-		}
+	if err := t.apply(ctx, cfg, dirs...); err != nil {
+		return err
 	}
 	if err := t.configureCloudcore(ctx, cfg); err != nil {
 		return err
@@ -93,6 +96,20 @@ func (t *Trial) startCloud(ctx context.Context) error {
 	return nil
 }
 
+// apply applies folders of manifests.
+func (t *Trial) apply(ctx context.Context, cfg *rest.Config, dirs ...string) error {
+	for _, dir := range dirs {
+		objects, err := manifest.Build(filepath.Join(t.root, dir))
+		if err != nil {
+			return err
+		}
+		if err := manifest.Apply(ctx, cfg, objects...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // configurePlane writes what kube-apiserver must find when it starts: the way to nodes, and the CA by which it knows cloudcore, which is not there yet.
 func (t *Trial) configurePlane() error {
 	if _, err := t.readHost(Cloud, egressCA); errors.Is(err, os.ErrNotExist) {
@@ -109,31 +126,11 @@ func (t *Trial) configurePlane() error {
 	} else if err != nil {
 		return err
 	}
-	file, err := egress()
+	file, err := t.egress()
 	if err != nil {
 		return err
 	}
 	return t.writeHost(Cloud, egressFile, file, 0o644)
-}
-
-// bringCA hands the CA to cloudcore, which would make one of its own otherwise.
-func (t *Trial) bringCA(ctx context.Context, client kubernetes.Interface) error {
-	cert, err := t.readHost(Cloud, egressCA)
-	if err != nil {
-		return err
-	}
-	key, err := t.readHost(Cloud, egressCAKey)
-	if err != nil {
-		return err
-	}
-	_, err = client.CoreV1().Secrets(systemNamespace).Create(ctx, &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Name: "skerry-ca"}, Type: corev1.SecretTypeTLS, Immutable: new(true),
-		Data: map[string][]byte{corev1.TLSCertKey: cert, corev1.TLSPrivateKeyKey: key},
-	}, metav1.CreateOptions{})
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("making cloudcore's CA: %w", err)
-	}
-	return nil
 }
 
 // configureCloudcore gives cloudcore the rights of its ServiceAccount, which are exactly those of the manifests.
@@ -175,17 +172,6 @@ func (t *Trial) configureCloudcore(ctx context.Context, admin *rest.Config) erro
 	return t.shareKubeconfig(raw)
 }
 
-// accountKubeconfig is a kubeconfig of a ServiceAccount, with a token that nothing renews.
-func accountKubeconfig(ctx context.Context, client kubernetes.Interface, admin *rest.Config, account string) ([]byte, error) {
-	seconds := int64(accountLifetime / time.Second)
-	token, err := client.CoreV1().ServiceAccounts(systemNamespace).CreateToken(ctx, account,
-		&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}}, metav1.CreateOptions{})
-	if err != nil {
-		return nil, fmt.Errorf("making the token of %s: %w", account, err)
-	}
-	return kubeconfig("https://"+lab.Cloud().String()+":"+apiPort, admin.CAData, &clientcmdapi.AuthInfo{Token: token.Status.Token})
-}
-
 // offerAPIs makes kube-apiserver ask cloudcore for metrics.k8s.io and subresources.skerry.io. No kube-proxy leads to Services here: these are other names of the
 // cloud's address, and the APIServices have the port at which cloudcore listens.
 func (t *Trial) offerAPIs(ctx context.Context, cfg *rest.Config) error {
@@ -222,19 +208,6 @@ func (t *Trial) shareKubeconfig(raw []byte) error {
 	return nil
 }
 
-func kubeconfig(server string, ca []byte, user *clientcmdapi.AuthInfo) ([]byte, error) {
-	c := clientcmdapi.NewConfig()
-	c.Clusters["trial"] = &clientcmdapi.Cluster{Server: server, CertificateAuthorityData: ca}
-	c.AuthInfos["trial"] = user
-	c.Contexts["trial"] = &clientcmdapi.Context{Cluster: "trial", AuthInfo: "trial"}
-	c.CurrentContext = "trial"
-	raw, err := clientcmd.Write(*c)
-	if err != nil {
-		return nil, fmt.Errorf("encoding a kubeconfig: %w", err)
-	}
-	return raw, nil
-}
-
 // writeKubeconfig makes the administrator's kubeconfig usable on the machine itself.
 func (t *Trial) writeKubeconfig() error {
 	raw, err := t.readHost(Cloud, filepath.Join(planeDir, "admin.kubeconfig"))
@@ -253,16 +226,6 @@ func (t *Trial) writeKubeconfig() error {
 		return fmt.Errorf("writing the kubeconfig: %w", err)
 	}
 	return nil
-}
-
-// Admin is the administrator's client configuration, for use on the machine.
-func (t *Trial) Admin() (*rest.Config, error) {
-	cfg, err := clientcmd.BuildConfigFromFlags("", t.Kubeconfig())
-	if err != nil {
-		return nil, fmt.Errorf("reading the trial's kubeconfig: %w", err)
-	}
-	cfg.QPS = -1
-	return cfg, nil
 }
 
 // token makes a token for the nodes that have not joined yet; "" when there is none.
@@ -300,7 +263,7 @@ func (t *Trial) joinAndStart(ctx context.Context, n Node, token string) error {
 		return err
 	}
 	if !t.machine(n.Name).Joined {
-		_, err := t.run(n.Name, t.binary("edgecore"), "join", "--config", edgecoreConfig, "--token", token, "--node-name", n.Name, lab.Cloud().String()+":10002")
+		_, err := t.run(n.Name, t.binary("edgecore"), "join", "--config", edgecoreConfig, "--token", token, "--node-name", n.Name, t.server()+":10002")
 		if err != nil {
 			return err
 		}
@@ -346,7 +309,10 @@ func (t *Trial) startPlain(ctx context.Context, n Node) error {
 	if err != nil {
 		return err
 	}
-	return t.start(ctx, n.Name, p)
+	if err := t.start(ctx, n.Name, p); err != nil || !t.state.Options.InCluster {
+		return err
+	}
+	return t.startProxy(ctx, n.Name)
 }
 
 // serveKubelet gives an ordinary kubelet what exec and logs need: a certificate by which kube-apiserver

@@ -41,9 +41,11 @@ const (
 	egressFile       = "/etc/skerry/egress.yaml"
 	egressCA         = "/etc/skerry/egress-ca.crt"
 	egressCAKey      = "/etc/skerry/egress-ca.key"
+	proxyKube        = "/etc/kubernetes/kube-proxy.kubeconfig"
 
 	// tunnelPort is where cloudcore leads kube-apiserver to kubelets. It is asked through a balancer beside kube-apiserver.
 	tunnelPort    = "10004"
+	tunnelName    = "cloudcore-tunnel" // the Service, where there is one
 	egressAddress = "127.0.0.1:10014"
 )
 
@@ -111,14 +113,14 @@ disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshot
 `, containerdSocket, pauseImage, cniBin, snapshotter)
 }
 
-// cniFile is the pod network of a plain node: a bridge of its own, behind the node's address. An edge makes its own. Addresses are kept in /run, so that a reboot gives
-// them all back.
-func cniFile(n Node) ([]byte, error) {
+// cniFile is the pod network of a plain node: a bridge of its own, behind the node's address or routed. An edge makes its own. Addresses are kept in /run, so that a reboot
+// gives them all back.
+func cniFile(n Node, masquerade bool) ([]byte, error) {
 	return json.MarshalIndent(doc{
 		"cniVersion": "0.4.0", "name": "pods",
 		"plugins": []doc{
 			{
-				"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
+				"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": masquerade, "hairpinMode": true,
 				"ipam": doc{
 					"type": "host-local", "dataDir": "/run/cni",
 					"ranges": [][]doc{{{"subnet": lab.Pods(n.Number).String()}}},
@@ -156,12 +158,14 @@ func (t *Trial) edgecoreFile(n Node) ([]byte, error) {
 		"apiVersion": "config.skerry.io/v1alpha1",
 		"kind":       "EdgeCore",
 		"modules": doc{
-			"edgeHub":  doc{"servers": []string{lab.Cloud().String()}, "transport": t.state.Options.Link},
-			"edged":    doc{"kubelet": t.kubelet(n)},
-			"site":     doc{"enable": true},
-			"services": doc{"enable": true},
-			"names":    doc{"enable": true},
+			"edgeHub": doc{"servers": []string{t.server()}, "transport": t.state.Options.Link},
+			"edged":   doc{"kubelet": t.kubelet(n)},
 		},
+	}
+	if !t.state.Options.InCluster { // there devices are as they are by default
+		for _, module := range []string{"site", "services", "names"} {
+			config["modules"].(doc)[module] = doc{"enable": true}
+		}
 	}
 	for _, s := range append(t.state.Options.Set, t.machine(n.Name).Set...) {
 		path, value, err := parseSet(s)
@@ -173,6 +177,13 @@ func (t *Trial) edgecoreFile(n Node) ([]byte, error) {
 		}
 	}
 	return yaml.Marshal(config)
+}
+
+// kubeletAlone is an edgecore.yaml that says nothing but how the kubelet is on this machine.
+func (t *Trial) kubeletAlone(n Node) ([]byte, error) {
+	return yaml.Marshal(doc{
+		"apiVersion": "config.skerry.io/v1alpha1", "kind": "EdgeCore", "modules": doc{"edged": doc{"kubelet": t.kubelet(n)}},
+	})
 }
 
 // parseSet splits path=value; the value is YAML.
@@ -220,15 +231,17 @@ func (t *Trial) cloudcoreFile() ([]byte, error) {
 		"kind":       "CloudCore",
 		"kubeconfig": cloudcoreKube,
 		"approver":   doc{"kubeconfig": approverKube},
-		"advertise":  []string{lab.Cloud().String()},
+		"advertise":  []string{t.server()},
 		"usage":      doc{"listen": ":10005"},
 
 		"subresources": doc{"listen": ":10006"},
 	})
 }
 
+func (t *Trial) balancerKube() string { return filepath.Join(t.hostDir(router), "kubeconfig") }
+
 // egress is how kube-apiserver reaches nodes: through cloudcore, which dials directly what is no edge.
-func egress() ([]byte, error) {
+func (t *Trial) egress() ([]byte, error) {
 	identity := planeDir + "/pki/apiserver-kubelet-client"
 	return yaml.Marshal(doc{
 		"apiVersion": "apiserver.k8s.io/v1beta1",
@@ -240,7 +253,7 @@ func egress() ([]byte, error) {
 				"transport": doc{"tcp": doc{
 					"url": "https://" + egressAddress,
 					"tlsConfig": doc{
-						"caBundle": egressCA, "clientCert": identity + ".crt", "clientKey": identity + ".key", "tlsServerName": lab.Cloud().String(),
+						"caBundle": egressCA, "clientCert": identity + ".crt", "clientKey": identity + ".key", "tlsServerName": t.server(),
 					},
 				}},
 			},

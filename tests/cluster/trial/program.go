@@ -47,8 +47,16 @@ func (t *Trial) programs(name string) []program {
 	}
 	switch name {
 	case Cloud:
+		if t.state.Options.InCluster {
+			return []program{t.kubeplane(h), t.kubeProxy(name)}
+		}
 		return []program{t.kubeplane(h), core}
-	case Client, router:
+	case router:
+		if t.state.Options.InCluster {
+			return []program{t.loadBalancer()}
+		}
+		return nil
+	case Client:
 		return nil
 	}
 	if slices.Contains(t.state.Options.Replicas(), name) {
@@ -65,10 +73,14 @@ func (t *Trial) programs(name string) []program {
 		},
 	}
 	if n, err := t.node(name); err == nil && n.Plain {
-		return []program{containerd, {
+		all := []program{containerd, {
 			name: "kubelet", path: t.binary("plainkubelet"),
 			args: []string{"--config=" + kubeletConfig, "--kubeconfig=" + kubeletKube, "--hostname-override=" + name, "--v=2"},
 		}}
+		if t.state.Options.InCluster {
+			all = append(all, t.kubeProxy(name))
+		}
+		return all
 	}
 	return []program{containerd, {name: "edgecore", path: t.binary("edgecore"), args: []string{"--config", edgecoreConfig}}}
 }
@@ -82,7 +94,10 @@ func (t *Trial) kubeplane(h host.Host) program {
 	for n := range t.state.Options.Replicas() {
 		replicas = append(replicas, net.JoinHostPort(lab.Replica(n+1).String(), tunnelPort))
 	}
-	if t.state.Options.Streams != StreamsEndpoint {
+	if t.state.Options.InCluster {
+		replicas = []string{net.JoinHostPort(tunnelName, tunnelPort)}
+	}
+	if t.state.Options.Streams != StreamsEndpoint && !t.state.Options.Bare {
 		args = append(args, "--egress-selector="+egressFile, "--egress-listen="+egressAddress, "--egress-to="+strings.Join(replicas, ","))
 	}
 	if t.state.Options.Quick {
@@ -100,6 +115,34 @@ func (t *Trial) kubeplane(h host.Host) program {
 			_, err := os.Stat(filepath.Join(h.Root(), planeDir, "ready.json"))
 			return err
 		},
+	}
+}
+
+func (t *Trial) loadBalancer() program {
+	var nodes []string
+	for _, n := range t.state.Options.Nodes() {
+		if n.Plain {
+			nodes = append(nodes, lab.Uplink(n.Number).Addr().String())
+		}
+	}
+	return program{name: "loadbalancer", path: t.binary("loadbalancer"), args: []string{
+		"--kubeconfig=" + t.balancerKube(), "--address=" + lab.LoadBalancer().String(), "--nodes=" + strings.Join(nodes, ","),
+	}}
+}
+
+// kubeProxy serves Services on a host of the cloud's own network. On the host of the control plane, which is no node, it looks for one for half a minute at its start.
+func (t *Trial) kubeProxy(name string) program {
+	h := t.machine(name).Host
+	args := []string{
+		"--kubeconfig=" + proxyKube, "--proxy-mode=iptables", "--hostname-override=" + name, "--cluster-cidr=" + lab.AllPods().String(),
+		"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0", "--v=2",
+	}
+	if name == Cloud {
+		args = append(args, "--bind-address="+lab.Cloud().String())
+	}
+	return program{
+		name: "kube-proxy", path: t.binary("kubeproxy"), args: args,
+		ready: func(ctx context.Context) error { return healthy(ctx, h, "http://127.0.0.1:10256/livez") },
 	}
 }
 

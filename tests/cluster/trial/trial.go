@@ -1,6 +1,8 @@
 // Package trial is a whole Skerry system on one machine: a cloud with a real control plane and cloudcore, edges with containerd and edgecore behind NAT, a LAN with
 // a client, and the faults that a site can have.
 //
+// It is above 2,500 lines because a trial is one thing with one state, which each of its verbs changes.
+//
 // It owns a directory and what the file state.json in it names: the hosts (see package host), their cgroups and the cable to the machine.
 // The state is written before anything is made, so that Down also cleans after a crash. Each changing method holds a lock on the directory, across processes;
 // methods of one Trial are called one at a time.
@@ -67,6 +69,10 @@ type Options struct {
 	CertificateLife time.Duration `json:"certificateLife,omitempty"`
 	// Streams is kube-apiserver's way to kubelets: egress (or empty), as it is configured to take, or endpoint, by which it needs no configuration.
 	Streams string `json:"streams,omitempty"`
+	// InCluster runs cloudcore as its own Deployment on the plain nodes, as `cloudcore install` prints it, behind a load balancer. Edges are as they are by default.
+	InCluster bool `json:"inCluster,omitempty"`
+	// Bare, with InCluster, leaves Skerry out: there are the cluster, the load balancer and, for edges, hosts with containerd that have not joined.
+	Bare bool `json:"bare,omitempty"`
 	// Sample runs the sample application on every edge.
 	Sample bool `json:"sample"`
 }
@@ -92,6 +98,18 @@ func (o Options) Validate() error {
 	if o.Clouds < 0 || o.Clouds > lab.MaxClouds {
 		errs = append(errs, fmt.Errorf("--clouds: %d is not between 1 and %d", o.Clouds, lab.MaxClouds))
 	}
+	if o.InCluster && o.Plain == 0 {
+		errs = append(errs, errors.New("--plain: cloudcore in the cluster needs a node to run on"))
+	}
+	if o.Bare && (!o.InCluster || o.Sample) {
+		errs = append(errs, errors.New("bare: only with cloudcore in the cluster, and without the sample application"))
+	}
+	if o.InCluster && o.Clouds > 1 {
+		errs = append(errs, fmt.Errorf("--clouds: %d: in the cluster the Deployment says how many replicas there are", o.Clouds))
+	}
+	if o.InCluster && o.Streams == StreamsEndpoint {
+		errs = append(errs, errors.New("--streams: endpoint is not possible with --in-cluster"))
+	}
 	if o.Edges+o.Plain == 0 {
 		errs = append(errs, errors.New("--edges: a trial needs at least one node"))
 	}
@@ -110,6 +128,21 @@ func (o Options) Validate() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// Programs are those of bin/ that a trial with these options runs.
+func (o Options) Programs() []string {
+	programs := []string{"kubeplane", "cloudcore"}
+	if o.Edges > 0 {
+		programs = append(programs, "edgecore")
+	}
+	if o.Plain > 0 {
+		programs = append(programs, "plainkubelet")
+	}
+	if o.InCluster {
+		programs = append(programs, "kubeproxy", "loadbalancer")
+	}
+	return programs
 }
 
 // A Node is an edge or a plain node.
@@ -367,4 +400,12 @@ func (t *Trial) Host(name string) (host.Host, error) {
 		return host.Host{}, cli.Badf("host %s is not running: 'trial up' boots it", name)
 	}
 	return m.Host, nil
+}
+
+// server is the address by which edges reach cloudcore.
+func (t *Trial) server() string {
+	if t.state.Options.InCluster {
+		return lab.LoadBalancer().String()
+	}
+	return lab.Cloud().String()
 }

@@ -14,9 +14,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/skerry-io/skerry/build/image"
 	"github.com/skerry-io/skerry/common/cli"
-	"github.com/skerry-io/skerry/tests/cluster/binary"
 	"github.com/skerry-io/skerry/tests/cluster/host"
 	"github.com/skerry-io/skerry/tests/cluster/lab"
 )
@@ -60,27 +58,47 @@ func (t *Trial) Up(ctx context.Context, o Options) error {
 	}
 	nodes := t.state.Options.Nodes()
 
-	// The cloud and the nodes get ready side by side; a node joins once both are.
-	cloudReady := make(chan struct{})
+	// The cloud and the nodes get ready side by side; an edge joins once both are, a plain node once there is a kube-apiserver.
+	apiReady, cloudReady := make(chan struct{}), make(chan struct{})
 	g, gctx = errgroup.WithContext(ctx)
 	var token string
 	g.Go(func() (err error) {
+		if err := t.startPlane(gctx); err != nil {
+			return err
+		}
+		close(apiReady)
 		if err := t.startCloud(gctx); err != nil {
 			return err
 		}
-		if token, err = t.token(gctx, nodes); err != nil {
-			return err
+		if !o.Bare {
+			if token, err = t.token(gctx, nodes); err != nil {
+				return err
+			}
 		}
 		close(cloudReady)
 		return nil
 	})
+	if o.InCluster {
+		g.Go(func() error {
+			select {
+			case <-apiReady:
+				return t.startProxy(gctx, Cloud)
+			case <-gctx.Done():
+				return gctx.Err()
+			}
+		})
+	}
 	for _, n := range nodes {
 		g.Go(func() error {
-			if err := t.prepare(gctx, n); err != nil {
+			if err := t.prepare(gctx, n); err != nil || o.Bare && !n.Plain {
 				return err
 			}
+			ready := cloudReady
+			if n.Plain {
+				ready = apiReady
+			}
 			select {
-			case <-cloudReady:
+			case <-ready:
 				return t.joinAndStart(gctx, n, token)
 			case <-gctx.Done():
 				return gctx.Err()
@@ -89,6 +107,9 @@ func (t *Trial) Up(ctx context.Context, o Options) error {
 	}
 	if err := g.Wait(); err != nil {
 		return err
+	}
+	if o.Bare {
+		nodes = slices.DeleteFunc(nodes, func(n Node) bool { return !n.Plain })
 	}
 	return t.awaitNodes(ctx, nodes)
 }
@@ -114,6 +135,9 @@ func describe(o Options) string {
 	}
 	if o.Plain > 0 {
 		parts = append(parts, fmt.Sprintf("%d plain nodes", o.Plain))
+	}
+	if o.InCluster {
+		parts = append(parts, "cloudcore in the cluster")
 	}
 	parts = append(parts, "link "+o.Link)
 	if o.Streams != "" {
@@ -145,14 +169,7 @@ func (t *Trial) check(o Options) error {
 			return fmt.Errorf("this checkout is below %s, where a trial's hosts have their own files: move it elsewhere", strings.TrimSuffix(hidden, "/"))
 		}
 	}
-	programs := []string{"kubeplane", "cloudcore"}
-	if o.Edges > 0 {
-		programs = append(programs, "edgecore")
-	}
-	if o.Plain > 0 {
-		programs = append(programs, "plainkubelet")
-	}
-	for _, p := range programs {
+	for _, p := range o.Programs() {
 		if _, err := os.Stat(t.binary(p)); err != nil {
 			return fmt.Errorf("bin/%s is missing: 'make build-%s' makes it", p, p)
 		}
@@ -178,30 +195,6 @@ func (t *Trial) begin(o Options) error {
 	return t.save()
 }
 
-// images builds the programs that run in containers, and packs them.
-func (t *Trial) images(ctx context.Context) error {
-	dir := filepath.Dir(t.initPath())
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("making the directory for images: %w", err)
-	}
-	for _, i := range []struct {
-		program, name string
-		names         []string
-	}{{"pause", pauseImage, nil}, {"sample", sampleImage, []string{"tar"}}} {
-		program := filepath.Join(dir, i.program)
-		// The running hosts' own first process is never overwritten.
-		if _, err := os.Stat(program); err != nil {
-			if err := binary.BuildStatic(ctx, t.root, program, "./tests/images/"+i.program); err != nil {
-				return err
-			}
-		}
-		if err := image.WriteFile(program+".tar", i.name, program, i.names...); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // bootAll boots every host that is not running and wires it.
 func (t *Trial) bootAll(ctx context.Context) error {
 	if !t.machine(router).Running() {
@@ -215,7 +208,10 @@ func (t *Trial) bootAll(ctx context.Context) error {
 			return err
 		}
 		offered := ports()
-		if t.state.Options.Plain > 0 {
+		switch {
+		case t.state.Options.InCluster:
+			offered = nil // but to its nodes, see connectNode
+		case t.state.Options.Plain > 0:
 			offered = append(offered, lab.Port{Protocol: "tcp", Number: 6443})
 		}
 		if err := lab.Router(t.machine(router).Host, offered); err != nil {
@@ -223,6 +219,11 @@ func (t *Trial) bootAll(ctx context.Context) error {
 		}
 		if err := lab.Balance(t.machine(router).Host, ports(), len(t.state.Options.Replicas())); err != nil {
 			return err
+		}
+		if t.state.Options.InCluster {
+			if err := lab.OfferLoadBalancer(t.machine(router).Host); err != nil {
+				return err
+			}
 		}
 	}
 	for _, name := range append(append(t.state.Options.Replicas(), Client), nodeNames(t.state.Options.Nodes())...) {
@@ -287,6 +288,11 @@ func (t *Trial) wire(name string) error {
 	}
 	if err := lab.ConnectEdge(r, m.Host, n.Number); err != nil {
 		return err
+	}
+	if n.Plain && t.state.Options.InCluster {
+		if err := t.connectNode(n); err != nil {
+			return err
+		}
 	}
 	// As it was before a reboot.
 	if err := lab.SetShape(r, m.Host, n.Number, m.Shape); err != nil {
@@ -357,7 +363,14 @@ func (t *Trial) prepare(ctx context.Context, n Node) error {
 		"/var/lib/kubelet/volumeplugins/.keep": nil,
 	}
 	if n.Plain {
-		if files["/etc/cni/net.d/10-pods.conflist"], err = cniFile(n); err != nil {
+		// In the cloud's own network pods are routed.
+		if files["/etc/cni/net.d/10-pods.conflist"], err = cniFile(n, !t.state.Options.InCluster); err != nil {
+			return err
+		}
+	}
+	if t.state.Options.Bare && !n.Plain {
+		// What this machine's kubelets need, as its owner would set it; all else is edgecore's own.
+		if files[edgecoreConfig], err = t.kubeletAlone(n); err != nil {
 			return err
 		}
 	}
@@ -373,24 +386,5 @@ func (t *Trial) prepare(ctx context.Context, n Node) error {
 	if err := t.start(ctx, n.Name, containerd); err != nil {
 		return err
 	}
-	return t.loadImages(n.Name)
-}
-
-// loadImages imports what containerd does not have yet.
-func (t *Trial) loadImages(name string) error {
-	have, err := t.run(name, "ctr", "--namespace=k8s.io", "images", "list", "-q")
-	if err != nil {
-		return err
-	}
-	names := strings.Fields(string(have))
-	for image, file := range map[string]string{pauseImage: "pause.tar", sampleImage: "sample.tar"} {
-		if slices.Contains(names, image) {
-			continue
-		}
-		path := filepath.Join(filepath.Dir(t.initPath()), file)
-		if _, err := t.run(name, "ctr", "--namespace=k8s.io", "images", "import", path); err != nil {
-			return err
-		}
-	}
-	return nil
+	return t.loadImages(n)
 }

@@ -26,11 +26,15 @@ repeated, or cleaned by 'trial down'.`,
   trial up --edges 3 --link quic
   trial up --set modules.edged.reportEvent=true      # in every edge's edgecore.yaml
   trial up --clouds 2                                # two replicas of cloudcore behind one address
-  trial up --plain 1                                 # an ordinary kubelet beside them, to compare`,
+  trial up --plain 1                                 # an ordinary kubelet beside them, to compare
+  trial up --in-cluster                              # cloudcore as its own Deployment on two ordinary nodes`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			t, err := open()
 			if err != nil {
 				return err
+			}
+			if o.InCluster && !c.Flags().Changed("plain") {
+				o.Plain = 2
 			}
 			if err := t.Up(c.Context(), o); err != nil {
 				return err
@@ -48,6 +52,7 @@ repeated, or cleaned by 'trial down'.`,
 	f.StringVar(&o.Streams, "streams", trial.StreamsEgress, "kube-apiserver's way to kubelets: egress, as configured, or endpoint, which needs no configuration")
 	f.BoolVar(&o.Quick, "quick", false, "the cloud notices a lost node within 12 s and evicts after 10 s more, instead of 50 s and 5 min")
 	f.DurationVar(&o.CertificateLife, "certificate-life", 0, "how long the nodes' certificates are good, like 1m, to see them renewed; 0 leaves Kubernetes its year")
+	f.BoolVar(&o.InCluster, "in-cluster", false, "cloudcore runs as 'cloudcore install' prints it, on two ordinary nodes, behind a load balancer")
 	f.BoolVar(&o.Audit, "audit", false, "kube-apiserver writes an audit log")
 	f.BoolVar(&o.Sample, "sample", o.Sample, "run the sample application on every node")
 	return c
