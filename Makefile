@@ -91,7 +91,7 @@ release: ## programs, packages, images, chart and bundles in build/out/release/V
 
 .PHONY: release-test
 release-test: ## what a release must show beyond make test, as root: two builds are equal, the chart, packages, a bundle
-	go test ./tests/release -count 1 -timeout 2h -ldflags "$(TEST_LDFLAGS)" $(TESTFLAGS) -release
+	go test ./tests/release -count 1 -timeout 2h -ldflags "$(TEST_LDFLAGS)" $(TESTFLAGS)
 
 .PHONY: test
 test: deps build ## every test, as root: vet, unit, cluster, integration, netns, campaign, e2e; SHARDS=2 trials side by side

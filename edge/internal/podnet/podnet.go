@@ -46,8 +46,6 @@ const File = "10-skerry.conflist"
 
 const (
 	resync = 15 * time.Second // others write CNI files, and a link that was down has lost its routes
-	// grace is how long the cluster has to give a new Node its range: kube-controller-manager does so at once, cloudcore's leader when it has seen the Node.
-	grace = 5 * time.Second
 )
 
 // Config is what the agent needs.
@@ -121,6 +119,20 @@ type syncer struct {
 	since  time.Time // when the Node was seen first
 }
 
+// grace is how long the cluster has to give a new Node its range. kube-controller-manager does so at once, cloudcore's leader when it has seen the Node and its NodePool. The
+// device sees neither what the cluster is going to do nor podSubnets, but who is in its site: then pods in a range of its own could not be reached by the others, and it waits longer.
+func grace(known bool, s *site.Site) time.Duration {
+	switch {
+	case !known:
+		return 5 * time.Second
+	case s == nil:
+		return time.Hour // the cloud has not said yet
+	case s.Name == "":
+		return 30 * time.Second
+	}
+	return time.Minute
+}
+
 // state is what a plan is made from, and when it will be another although nothing changes.
 func (s *syncer) state(ctx context.Context, node *corev1.Node) (State, time.Duration, error) {
 	st := State{Node: node, Self: s.NodeName, At: s.At, Subnets: s.Subnets, Current: rangeIn(s.path())}
@@ -130,7 +142,7 @@ func (s *syncer) state(ctx context.Context, node *corev1.Node) (State, time.Dura
 	if s.since.IsZero() {
 		s.since = time.Now()
 	}
-	left := grace - time.Since(s.since)
+	left := grace(s.Site != nil, st.Site) - time.Since(s.since)
 	st.Waited = left <= 0
 	var err error
 	if st.Foreign, err = s.foreign(); err != nil {
