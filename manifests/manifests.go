@@ -7,5 +7,5 @@ import "embed"
 
 // FS is this folder.
 //
-//go:embed autonomy cloudcore crds deployment endpoint kube-vip subresources usage
+//go:embed autonomy cloudcore console crds deployment endpoint kube-vip subresources usage
 var FS embed.FS

@@ -251,13 +251,14 @@ func (a *App) assemble() error {
 	a.sites.OnChange(a.publisher.SitesChanged)
 	parts := []hub.Part{a.publisher, a.relay, a.reports, a.sites}
 	if a.egress != nil {
-		if err := a.newTunnel(); err != nil {
+		if err := a.newTunnel(access); err != nil {
 			return err
 		}
 		parts = append(parts, a.tunnel)
 	}
 	a.hub = hub.New(hub.Config{
 		Instance: a.instance, Version: version.Skerry(), Admission: a.revoked, Trust: a.trust, MaxSessions: a.config.Hub.MaxSessions,
+		Streams: a.tunnel != nil,
 	}, a.links, parts)
 	if at := a.config.Approver.Kubeconfig; at != "" {
 		if a.approver, err = NewApprover(at); err != nil {

@@ -16,12 +16,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/skerry-io/skerry/cloud/internal/console"
+	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/cloud/internal/tunnel"
 	"github.com/skerry-io/skerry/common/pki"
 )
 
 // newTunnel makes the way to the kubelets of edge nodes.
-func (a *App) newTunnel() error {
+func (a *App) newTunnel(access *kube.Access) error {
 	advertise := a.config.Tunnel.Advertise
 	if advertise == "" {
 		var err error
@@ -39,6 +41,10 @@ func (a *App) newTunnel() error {
 		a.relay.HideAddresses()
 	}
 	client := a.client.Kubernetes()
+	consoles := console.New(console.Config{Machines: a.client.Dynamic(), Review: access.Review, Dial: console.Dialer(a.client.AsNode)})
+	if err := a.metrics.Register(consoles); err != nil {
+		return fmt.Errorf("registering metrics: %w", err)
+	}
 	peer := pki.ClientTLS(pki.Client{Roots: pki.Pool(a.ca.Trusted...), Certificate: a.ca.Peer(tunnel.PeerName).Certificate})
 	peer.ServerName = a.config.Advertise[0] // every replica serves under the same names
 	a.nodes = tunnel.NewNodes(a.informers, a.cloudAddresses())
@@ -47,6 +53,7 @@ func (a *App) newTunnel() error {
 		Leases: func(ctx context.Context, node types.NodeName) (*coordinationv1.Lease, error) {
 			return client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, string(node), metav1.GetOptions{})
 		},
+		Accept: consoles.Accept,
 	})
 	return nil
 }

@@ -30,6 +30,7 @@ type Options struct {
 	Replicas   int
 	RightsOnly bool // the kinds, the namespace, the accounts, their rights and the policies alone
 	Usage      bool // metrics.k8s.io
+	Console    bool // consoles of virtual machines for the devices that they run on
 	Endpoint   bool // the kubelets by the names of their nodes
 }
 
@@ -74,6 +75,9 @@ func Render(o Options) ([]byte, error) {
 	}
 	if o.Usage {
 		k.Resources = append(k.Resources, "../manifests/usage")
+	}
+	if o.Console {
+		k.Resources = append(k.Resources, "../manifests/console")
 	}
 	if !o.RightsOnly {
 		if err := o.addDeployment(disk, &k); err != nil {

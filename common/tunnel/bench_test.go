@@ -62,7 +62,7 @@ func linked(b *testing.B, transport link.Transport, wrap func(net.Conn) net.Conn
 	w := &world{t: b, beats: make(chan message.Message, 100), changes: make(chan message.Message, 100)}
 	w.edgeConn, w.cloudConn = linktest.Connect(b, l, d)
 	w.cloud = tunnel.New(w.cloudConn, tunnel.Config{Peer: "edge1"})
-	w.edge = tunnel.New(w.edgeConn, tunnel.Config{Peer: "the cloud", Accept: func(ctx context.Context, _ string) (net.Conn, error) {
+	w.edge = tunnel.New(w.edgeConn, tunnel.Config{Peer: "the cloud", Edge: true, Accept: func(ctx context.Context, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "tcp", address)
 	}})
 	w.serve(w.cloudConn, w.cloud, w.beats)

@@ -48,7 +48,7 @@ func FuzzHandle(f *testing.F) {
 		if len(script) > 3*200 {
 			return // no deeper, only slower
 		}
-		config := tunnel.Config{MaxStreams: 8}
+		config := tunnel.Config{MaxStreams: 8, Edge: accepts}
 		if accepts {
 			config.Accept = func(ctx context.Context, _ string) (net.Conn, error) {
 				near, far := net.Pipe()

@@ -42,10 +42,14 @@ type Sender interface {
 type Config struct {
 	// Peer names the other end in errors.
 	Peer string
-	// Accept dials what the peer asks for. Its error is told to the peer. nil: this end accepts nothing. Of two ends one accepts, the other opens.
+	// Accept dials what the peer asks for. Its error is sent to the peer. nil: this end accepts nothing.
 	Accept func(ctx context.Context, target string) (net.Conn, error)
+	// Edge is set at the edge's end of the link: each end opens streams with ids of its own.
+	Edge bool
 	// MaxStreams bounds the streams of the session: 640. At the bound an open is refused.
 	MaxStreams int
+	// MaxAccepted bounds those that the peer has opened: MaxStreams. At the bound the next is refused; a peer that goes on to twice as many loses the link.
+	MaxAccepted int
 	// Memory bounds what the streams' windows take together, roughly: 8 MiB. The more streams there are, the smaller the window of the next.
 	Memory int
 	// AcceptTimeout bounds Accept: 10 s.
@@ -72,6 +76,7 @@ type Mux struct {
 	streams map[uint64]*Stream
 	last    uint64              // the last id of Open
 	heard   uint64              // the last id that the peer opened
+	foreign int                 // how many of streams the peer opened
 	early   map[uint64]struct{} // above heard: ended before they were opened, as the two are not in order
 	windows map[*Stream]struct{}
 	closes  []*Stream
@@ -99,13 +104,25 @@ const (
 func New(send Sender, config Config) *Mux {
 	config.Peer = cmp.Or(config.Peer, "the peer")
 	config.MaxStreams = cmp.Or(config.MaxStreams, 640)
+	config.MaxAccepted = cmp.Or(config.MaxAccepted, config.MaxStreams)
 	config.Memory = cmp.Or(config.Memory, 8<<20)
 	config.AcceptTimeout = cmp.Or(config.AcceptTimeout, 10*time.Second)
 	m := &Mux{config: config, send: send, streams: map[uint64]*Stream{}, windows: map[*Stream]struct{}{}}
 	m.asking, m.early = make(chan struct{}, 1), map[uint64]struct{}{}
+	if config.Edge {
+		m.last = edgeIDs
+	} else {
+		m.heard = edgeIDs
+	}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	return m
 }
+
+// edgeIDs is below every id of a stream that an edge opens, and above those of the cloud's.
+const edgeIDs = 1 << 40
+
+// peers reports whether an id is of the streams that the peer opens.
+func (m *Mux) peers(id uint64) bool { return (id > edgeIDs) != m.config.Edge }
 
 // Run serves the streams until ctx ends: it is Start and Stop for who has a goroutine to spare.
 func (m *Mux) Run(ctx context.Context) error {
@@ -176,7 +193,7 @@ func (m *Mux) fail(why error) {
 	}
 	m.ended = why
 	streams := m.streams
-	m.streams, m.closes = map[uint64]*Stream{}, nil
+	m.streams, m.foreign, m.closes = map[uint64]*Stream{}, 0, nil
 	clear(m.windows)
 	m.mu.Unlock()
 	for _, s := range streams {
@@ -196,6 +213,9 @@ func (m *Mux) add(id uint64, credit int) *Stream {
 	most := min(max(m.config.Memory/(len(m.streams)+1), minWindow), maxWindow)
 	s := &Stream{mux: m, id: id, window: minWindow, most: most, room: minWindow, credit: credit, asked: time.Now()}
 	m.streams[id] = s
+	if m.peers(id) {
+		m.foreign++
+	}
 	return s
 }
 
@@ -263,6 +283,9 @@ func (m *Mux) forget(s *Stream) {
 	delete(m.windows, s)
 	if m.streams[s.id] == s {
 		delete(m.streams, s.id)
+		if m.peers(s.id) {
+			m.foreign--
+		}
 	}
 }
 
@@ -310,21 +333,24 @@ func (m *Mux) opened(o *topicpb.StreamOpen) error {
 	if m.ended != nil {
 		return nil
 	}
-	if id <= m.heard {
-		return protocolError("stream %d was opened before", id)
-	}
 	if m.config.Accept == nil {
 		return protocolError("streams are not opened from that side")
+	}
+	if !m.peers(id) {
+		return protocolError("stream %d is not of those that side opens", id)
+	}
+	if id <= m.heard {
+		return protocolError("stream %d was opened before", id)
 	}
 	m.heard = id
 	if _, ok := m.early[id]; ok {
 		delete(m.early, id)
 		return nil
 	}
-	if len(m.streams) >= 2*m.config.MaxStreams { // it keeps to no bound of its own
-		return protocolError("more than %d streams", m.config.MaxStreams)
+	if m.foreign >= 2*m.config.MaxAccepted { // it keeps to no bound of its own
+		return protocolError("more than %d streams", m.config.MaxAccepted)
 	}
-	busy := len(m.streams) >= m.config.MaxStreams
+	busy := m.foreign >= m.config.MaxAccepted
 	s := m.add(id, int(o.GetWindow()))
 	s.accepted = true
 	if o.GetTarget() == probeTarget {
@@ -332,7 +358,7 @@ func (m *Mux) opened(o *topicpb.StreamOpen) error {
 		return nil
 	}
 	if busy {
-		m.refuse(s, fmt.Sprintf("%d streams are open already", m.config.MaxStreams))
+		m.refuse(s, fmt.Sprintf("%d streams are open already", m.config.MaxAccepted))
 		return nil
 	}
 	m.accepts.Go(func() { m.serve(s, o.GetTarget()) })
@@ -343,10 +369,10 @@ func (m *Mux) opened(o *topicpb.StreamOpen) error {
 func (m *Mux) closedEarly(id uint64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if id <= m.heard || m.config.Accept == nil {
+	if !m.peers(id) || id <= m.heard || m.config.Accept == nil {
 		return nil
 	}
-	if len(m.early) >= m.config.MaxStreams {
+	if len(m.early) >= m.config.MaxAccepted {
 		return protocolError("%d streams end before they begin", len(m.early))
 	}
 	m.early[id] = struct{}{}

@@ -40,7 +40,7 @@ func newWorld(t testing.TB, config tunnel.Config, accept func(context.Context, s
 	w.edgeConn, w.cloudConn = linktest.Pipe(t, pipe)
 	config.Peer = "edge1"
 	w.cloud = tunnel.New(w.cloudConn, config)
-	config.Peer, config.Accept = "the cloud", accept
+	config.Peer, config.Accept, config.Edge = "the cloud", accept, true
 	w.edge = tunnel.New(w.edgeConn, config)
 	w.serve(w.cloudConn, w.cloud, w.beats)
 	w.serve(w.edgeConn, w.edge, w.changes)
@@ -490,7 +490,7 @@ func TestHandle_BadPeer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				accept, ends := server()
-				mux := tunnel.New(nobody{}, tunnel.Config{Accept: accept})
+				mux := tunnel.New(nobody{}, tunnel.Config{Edge: true, Accept: accept})
 				ctx, cancel := context.WithCancel(t.Context())
 				done := make(chan error)
 				go func() { done <- mux.Run(ctx) }()

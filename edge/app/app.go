@@ -30,6 +30,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/api"
 	edgeapp "github.com/skerry-io/skerry/edge/internal/app"
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
+	"github.com/skerry-io/skerry/edge/internal/console"
 	"github.com/skerry-io/skerry/edge/internal/contact"
 	"github.com/skerry-io/skerry/edge/internal/drain"
 	"github.com/skerry-io/skerry/edge/internal/edged"
@@ -134,6 +135,8 @@ type App struct {
 	contact *contact.Agent
 	moved   chan struct{} // a device of the site may be elsewhere now
 	apps    *edgeapp.Agent
+	// consoles is nil where modules.console is switched off.
+	consoles *console.Consoles
 }
 
 // keepTime keeps the newest time known over a restart, for devices whose clock starts in 1970. It is called once a day at most.

@@ -96,6 +96,9 @@ func (a *App) hubParts() ([]beehive.Entry, error) {
 		return nil, err
 	}
 	a.collectors = append(a.collectors, a.hub, a.tunnel)
+	if a.config.Modules.Console.Enable {
+		a.consoles = newConsoles(a)
+	}
 	return []beehive.Entry{restarted(&identityModule{app: a}, linkstate.Group), restarted(a.netwatch), restarted(a.hub)}, nil
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/api"
 	edgeapp "github.com/skerry-io/skerry/edge/internal/app"
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
+	"github.com/skerry-io/skerry/edge/internal/console"
 	"github.com/skerry-io/skerry/edge/internal/contact"
 	"github.com/skerry-io/skerry/edge/internal/drain"
 	"github.com/skerry-io/skerry/edge/internal/hub"
@@ -54,6 +55,7 @@ type Status struct {
 	Marks      *marks.Status          `json:"marks,omitempty"`
 	Apps       *edgeapp.Status        `json:"apps,omitempty"`
 	Site       *contact.State         `json:"site,omitempty"`
+	Consoles   []console.State        `json:"consoles,omitempty"`
 	Modules    []beehive.ModuleHealth `json:"modules,omitempty"`
 	Agents     []agent.State          `json:"agents,omitempty"`
 }
@@ -95,6 +97,9 @@ func (a *App) Status() Status {
 		site := a.contact.State()
 		s.Site = &site
 	}
+	if a.consoles != nil {
+		s.Consoles = a.consoles.List()
+	}
 	s.Modules = a.runner.Health()
 	for _, m := range a.agents {
 		s.Agents = append(s.Agents, m.State())
@@ -121,6 +126,7 @@ func (a *App) local() http.Handler {
 	})
 	mux.HandleFunc("PUT "+MaintenancePath, a.handleMaintenance)
 	a.handleOperations(mux)
+	a.handleConsoles(mux)
 	return mux
 }
 

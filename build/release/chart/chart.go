@@ -58,6 +58,8 @@ replicas: 2
 rightsOnly: false
 # Serve metrics.k8s.io too: kubectl top and autoscalers.
 usage: false
+# Let devices open consoles of KubeVirt virtual machines that run on them.
+console: false
 # Serve the kubelets by the names of their nodes, for a kube-apiserver without an egress.
 kubeletEndpoint: false
 `, c.Image),
@@ -66,6 +68,7 @@ kubeletEndpoint: false
 		"templates/crds.yaml":        documents(parts.kinds),
 		"templates/rights.yaml":      documents(parts.rights),
 		"templates/usage.yaml":       when(".Values.usage", documents(parts.usage)),
+		"templates/console.yaml":     when(".Values.console", documents(parts.console)),
 		"templates/deployment.yaml":  when("not .Values.rightsOnly", documents(append(parts.deployment, configMap))),
 		"templates/endpoint.yaml":    when(".Values.kubeletEndpoint", documents(parts.endpoint)),
 		"templates/zz-validate.yaml": []byte(validate),
@@ -83,6 +86,7 @@ const schema = `{
     "replicas": {"type": "integer", "minimum": 1},
     "rightsOnly": {"type": "boolean"},
     "usage": {"type": "boolean"},
+    "console": {"type": "boolean"},
     "kubeletEndpoint": {"type": "boolean"},
     "global": {"type": "object"}
   }
@@ -156,7 +160,7 @@ func expression(v any) string {
 }
 
 // parts are the documents of the chart's templates.
-type parts struct{ kinds, rights, usage, deployment, endpoint []string }
+type parts struct{ kinds, rights, usage, console, deployment, endpoint []string }
 
 // split renders the manifests with and without each option, and sorts their documents by the option that brings them.
 func split() (parts, error) {
@@ -172,13 +176,14 @@ func split() (parts, error) {
 	rights := render(install.Options{RightsOnly: true})
 	plain := templated(render(install.Options{}))
 	usage := without(render(install.Options{RightsOnly: true, Usage: true}), rights)
+	console := without(render(install.Options{RightsOnly: true, Console: true}), rights)
 	endpoint := without(templated(render(install.Options{Endpoint: true})), plain)
-	all := templated(render(install.Options{Usage: true, Endpoint: true}))
+	all := templated(render(install.Options{Usage: true, Console: true, Endpoint: true}))
 	if failed != nil {
 		return parts{}, failed
 	}
 	deployment := without(plain, escaped(rights))
-	p := parts{deployment: deployment, usage: escaped(usage), endpoint: endpoint}
+	p := parts{deployment: deployment, usage: escaped(usage), console: escaped(console), endpoint: endpoint}
 	for _, d := range escaped(rights) {
 		if !strings.Contains(d, "kind: CustomResourceDefinition\n") {
 			p.rights = append(p.rights, d)
@@ -190,7 +195,7 @@ func split() (parts, error) {
 		}
 		p.kinds = append(p.kinds, kept)
 	}
-	sum := slices.Concat(escaped(rights), p.usage, p.deployment, p.endpoint)
+	sum := slices.Concat(escaped(rights), p.usage, p.console, p.deployment, p.endpoint)
 	if rest := append(without(all, sum), without(sum, all)...); len(rest) > 0 {
 		return parts{}, fmt.Errorf("an option changes an object that another brings; the chart can't say that:\n%s", rest[0])
 	}

@@ -120,8 +120,9 @@ func TestChartIsInstall(t *testing.T) {
 		"rights only, with usage": {
 			install.Options{RightsOnly: true, Usage: true}, map[string]any{"rightsOnly": true, "usage": true},
 		},
+		"console":  {install.Options{Console: true}, map[string]any{"console": true}},
 		"endpoint": {install.Options{Endpoint: true}, map[string]any{"kubeletEndpoint": true}},
-		"all":      {install.Options{Usage: true, Endpoint: true, Replicas: 5}, map[string]any{"usage": true, "kubeletEndpoint": true, "replicas": 5}},
+		"all":      {install.Options{Usage: true, Console: true, Endpoint: true, Replicas: 5}, map[string]any{"usage": true, "console": true, "kubeletEndpoint": true, "replicas": 5}},
 		"an image": {install.Options{Image: "c:2"}, map[string]any{"image": "c:2"}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -40,6 +40,7 @@ can't be given an egress: docs/tunnel.md.`,
 	c.Flags().IntVar(&o.Replicas, "replicas", o.Replicas, "how many replicas")
 	c.Flags().BoolVar(&o.RightsOnly, "rights-only", false, "only the kinds of skerry.io, the namespace, the account, its rights and the policies")
 	c.Flags().BoolVar(&o.Usage, "usage", false, "serve metrics.k8s.io too: kubectl top and autoscalers")
+	c.Flags().BoolVar(&o.Console, "console", false, "let devices open consoles of KubeVirt virtual machines that run on them")
 	c.Flags().BoolVar(&o.Endpoint, "kubelet-endpoint", false, "serve the kubelets by the names of their nodes, for a kube-apiserver without an egress")
 	return c
 }

@@ -24,6 +24,9 @@ type Config struct {
 	// Trust says whom a device is to trust whose own trust has this sum (pki.TrustSum); nil: it is right as it is. A nil function tells nobody.
 	Trust func(sum []byte) *topicpb.Trust
 
+	// Streams says that one of the parts takes streams that edges open; their Welcome says so.
+	Streams bool
+
 	// HelloTimeout is how long a new link may take for its Hello, and an Admission for its answer: 15 s.
 	HelloTimeout time.Duration
 	// MaxSessions bounds the open sessions: 10,000. At the bound a node without a session is told to come back later.

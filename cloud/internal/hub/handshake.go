@@ -107,6 +107,7 @@ func (h *Hub) handshake(ctx context.Context, conn link.Conn) (*session, error) {
 		ended:     make(chan struct{}),
 		welcome: new(m.Answer(&topicpb.Welcome{
 			Protocol: topic.Protocol, Version: h.config.Version, Instance: h.config.Instance, UnixMillis: time.Now().UnixMilli(), Trust: trust,
+			Streams: h.config.Streams,
 		})),
 	}
 	s.lastHeard.Store(time.Now().UnixNano())

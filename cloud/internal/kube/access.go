@@ -19,12 +19,13 @@ import (
 
 // Attributes is what a node wants to do.
 type Attributes struct {
-	Verb      string
-	Resource  schema.GroupVersionResource
-	Namespace string
-	Name      string
-	Fields    fields.Selector // nil: everything
-	Labels    labels.Selector
+	Verb        string
+	Resource    schema.GroupVersionResource
+	Subresource string
+	Namespace   string
+	Name        string
+	Fields      fields.Selector // nil: everything
+	Labels      labels.Selector
 }
 
 // Decision is what Kubernetes answered.
@@ -67,7 +68,7 @@ func (a *Access) Allowed(ctx context.Context, node types.NodeName, at Attributes
 // Review always asks. That the authorizer failed is an error, not a refusal.
 func (a *Access) Review(ctx context.Context, node types.NodeName, at Attributes) (Decision, error) {
 	resource := &authorizationv1.ResourceAttributes{
-		Verb: at.Verb, Group: at.Resource.Group, Version: at.Resource.Version, Resource: at.Resource.Resource,
+		Verb: at.Verb, Group: at.Resource.Group, Version: at.Resource.Version, Resource: at.Resource.Resource, Subresource: at.Subresource,
 		Namespace: at.Namespace, Name: at.Name,
 	}
 	if at.Fields != nil && !at.Fields.Empty() {
@@ -115,12 +116,12 @@ func (a *Access) remember(key string, allowed bool) {
 }
 
 func (a Attributes) key(node types.NodeName) string {
-	parts := []string{string(node), a.Verb, a.Resource.Group, a.Resource.Version, a.Resource.Resource, a.Namespace, a.Name, "", ""}
+	parts := []string{string(node), a.Verb, a.Resource.Group, a.Resource.Version, a.Resource.Resource, a.Subresource, a.Namespace, a.Name, "", ""}
 	if a.Fields != nil {
-		parts[7] = a.Fields.String()
+		parts[8] = a.Fields.String()
 	}
 	if a.Labels != nil {
-		parts[8] = a.Labels.String()
+		parts[9] = a.Labels.String()
 	}
 	return strings.Join(parts, "\x00")
 }

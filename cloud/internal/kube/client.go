@@ -122,6 +122,9 @@ func (c *Client) Config() *rest.Config { return rest.CopyConfig(c.own) }
 // Kubernetes is the typed client of cloudcore itself.
 func (c *Client) Kubernetes() kubernetes.Interface { return c.typed }
 
+// Dynamic is the client of cloudcore itself for kinds that are not compiled in.
+func (c *Client) Dynamic() dynamic.Interface { return c.dynamic }
+
 // AsNode is a configuration whose requests are made as the node. Clients made from it share their connections.
 func (c *Client) AsNode(node types.NodeName) *rest.Config {
 	config := rest.CopyConfig(c.own)

@@ -65,6 +65,11 @@ type Config struct {
 	MaxStreams int
 	// MaxNodeStreams bounds those of one node; 0: the default of common/tunnel.
 	MaxNodeStreams int
+
+	// Accept connects a stream that a node has opened to its target; nil refuses all. ctx ends within 10 s. Its error is what the node is answered.
+	Accept func(ctx context.Context, node types.NodeName, target string) (net.Conn, error)
+	// MaxAccepted bounds the streams that one node may have open: 24.
+	MaxAccepted int
 }
 
 // Tunnel is a hub.Part and a server for CONNECT.
@@ -95,6 +100,7 @@ func New(config Config) *Tunnel {
 	config.AnswerTimeout = cmp.Or(config.AnswerTimeout, 2*time.Second)
 	config.DialTimeout = cmp.Or(config.DialTimeout, 10*time.Second)
 	config.MaxStreams = cmp.Or(config.MaxStreams, 4096)
+	config.MaxAccepted = cmp.Or(config.MaxAccepted, 24)
 	return &Tunnel{
 		config: config, places: make(chan struct{}, config.MaxStreams), metrics: newMetrics(),
 		sessions: map[types.NodeName]*session{}, lost: map[types.NodeName]time.Time{},
@@ -103,12 +109,21 @@ func New(config Config) *Tunnel {
 
 // Attach implements hub.Part.
 func (t *Tunnel) Attach(s hub.Session, mux *message.Mux) hub.Service {
-	own := &session{tunnel: t, Session: s, mux: tunnel.New(s, tunnel.Config{Peer: string(s.Node()), MaxStreams: t.config.MaxNodeStreams})}
+	own := &session{tunnel: t, Session: s}
+	own.mux = tunnel.New(s, tunnel.Config{Peer: string(s.Node()), MaxStreams: t.config.MaxNodeStreams, Accept: own.accept, MaxAccepted: t.config.MaxAccepted})
 	message.Handle(mux, topic.StreamOpen, handler[*topicpb.StreamOpen](own.mux))
 	message.Handle(mux, topic.StreamWindow, handler[*topicpb.StreamWindow](own.mux))
 	message.Handle(mux, topic.StreamData, handler[*topicpb.StreamData](own.mux))
 	message.Handle(mux, topic.StreamClose, handler[*topicpb.StreamClose](own.mux))
 	return own
+}
+
+// accept connects what the node has opened. It is a wire too: Accept judges.
+func (s *session) accept(ctx context.Context, target string) (net.Conn, error) {
+	if s.tunnel.config.Accept == nil {
+		return nil, errors.New("this cloudcore takes no streams from devices")
+	}
+	return s.tunnel.config.Accept(ctx, s.Node(), target)
 }
 
 // Start implements hub.Service.

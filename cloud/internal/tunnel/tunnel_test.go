@@ -165,7 +165,7 @@ func attachOver(t *testing.T, r *replica, name types.NodeName, accept func(conte
 	cut func(), ended <-chan struct{}) {
 	t.Helper()
 	edgeConn, cloudConn := linktest.Pipe(t, pipe)
-	edge := common.New(edgeConn, common.Config{Peer: "the cloud", Accept: accept})
+	edge := common.New(edgeConn, common.Config{Peer: "the cloud", Edge: true, Accept: accept})
 	mux := message.NewMux()
 	own := &session{Conn: cloudConn, node: name}
 	service := r.tunnel.Attach(own, mux)

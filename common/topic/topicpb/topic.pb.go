@@ -228,7 +228,8 @@ type Welcome struct {
 	Version       string                 `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`   // of cloudcore
 	Instance      string                 `protobuf:"bytes,3,opt,name=instance,proto3" json:"instance,omitempty"` // which replica
 	UnixMillis    int64                  `protobuf:"varint,4,opt,name=unix_millis,json=unixMillis,proto3" json:"unix_millis,omitempty"`
-	Trust         *Trust                 `protobuf:"bytes,5,opt,name=trust,proto3" json:"trust,omitempty"` // where it differs from what the edge trusts
+	Trust         *Trust                 `protobuf:"bytes,5,opt,name=trust,proto3" json:"trust,omitempty"`      // where it differs from what the edge trusts
+	Streams       bool                   `protobuf:"varint,6,opt,name=streams,proto3" json:"streams,omitempty"` // the cloud takes streams that the edge opens; an older one ends the link over one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -296,6 +297,13 @@ func (x *Welcome) GetTrust() *Trust {
 		return x.Trust
 	}
 	return nil
+}
+
+func (x *Welcome) GetStreams() bool {
+	if x != nil {
+		return x.Streams
+	}
+	return false
 }
 
 // Trust is whom an edge is to trust from now on.
@@ -1515,12 +1523,12 @@ func (x *APIResponse) GetBody() []byte {
 	return nil
 }
 
-// StreamOpen asks the peer for a connection. Whoever opens chooses the id, and uses none twice in a session.
+// StreamOpen asks the peer for a connection. The opener chooses the id, and uses none twice in a session.
 type StreamOpen struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`         // above 2^40 where the edge opens, below where the cloud does
 	Window        uint32                 `protobuf:"varint,2,opt,name=window,proto3" json:"window,omitempty"` // bytes that the opener can take before it says more
-	Target        string                 `protobuf:"bytes,3,opt,name=target,proto3" json:"target,omitempty"`  // what to connect to; "kubelet"
+	Target        string                 `protobuf:"bytes,3,opt,name=target,proto3" json:"target,omitempty"`  // what to connect to: "kubelet" of the edge; of the cloud what edge/internal/console asks for
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1963,14 +1971,15 @@ const file_topic_proto_rawDesc = "" +
 	"\aboot_id\x18\x03 \x01(\tR\x06bootId\x12\x14\n" +
 	"\x05epoch\x18\x04 \x01(\x04R\x05epoch\x12)\n" +
 	"\x10keepalive_millis\x18\x05 \x01(\x03R\x0fkeepaliveMillis\x12\x14\n" +
-	"\x05trust\x18\x06 \x01(\fR\x05trust\"\xaa\x01\n" +
+	"\x05trust\x18\x06 \x01(\fR\x05trust\"\xc4\x01\n" +
 	"\aWelcome\x12\x1a\n" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x1a\n" +
 	"\binstance\x18\x03 \x01(\tR\binstance\x12\x1f\n" +
 	"\vunix_millis\x18\x04 \x01(\x03R\n" +
 	"unixMillis\x12,\n" +
-	"\x05trust\x18\x05 \x01(\v2\x16.skerry.topic.v1.TrustR\x05trust\"4\n" +
+	"\x05trust\x18\x05 \x01(\v2\x16.skerry.topic.v1.TrustR\x05trust\x12\x18\n" +
+	"\astreams\x18\x06 \x01(\bR\astreams\"4\n" +
 	"\x05Trust\x12\x0e\n" +
 	"\x02ca\x18\x01 \x01(\fR\x02ca\x12\x1b\n" +
 	"\tclient_ca\x18\x02 \x01(\fR\bclientCa\"d\n" +

@@ -56,6 +56,11 @@ func askLocal(ctx context.Context, cfg *config.Config, method, path string, in, 
 		}
 		return nil
 	}
+	return refusalOf(answer)
+}
+
+// refusalOf is the error that an answer tells. What is the caller's mistake ends with exit code 2.
+func refusalOf(answer *http.Response) error {
 	why, err := io.ReadAll(io.LimitReader(answer.Body, 4<<10))
 	if err != nil || len(bytes.TrimSpace(why)) == 0 {
 		return fmt.Errorf("edgecore answered %s", answer.Status)

@@ -184,6 +184,13 @@ func writeStatus(out io.Writer, s app.Status) error {
 	if m := s.Marks; m != nil {
 		writeMarks(row, m)
 	}
+	for i, k := range s.Consoles {
+		used := "no client"
+		if k.Client.IsValid() {
+			used = "client " + k.Client.String()
+		}
+		row(map[bool]string{true: "consoles"}[i == 0], "%s of %s at %v until %s, %s", k.Kind, k.Machine, k.Address, k.Until.UTC().Format(time.RFC3339), used)
+	}
 	if s.Apps != nil {
 		writeApps(row, s.Apps)
 	}

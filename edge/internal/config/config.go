@@ -62,6 +62,7 @@ type Modules struct {
 	Names        Names        `json:"names"`
 	Marks        Marks        `json:"marks"`
 	Passthrough  Passthrough  `json:"passthrough"`
+	Console      Console      `json:"console"`
 	Apps         Apps         `json:"apps"`
 	StatusServer StatusServer `json:"statusServer"`
 	Tunnel       Tunnel       `json:"tunnel"`
@@ -247,6 +248,7 @@ func Default() *Config {
 			PodNetwork:   PodNetwork{Enable: true, Subnets: []string{"10.222.0.0/24", "172.28.222.0/24", "192.168.222.0/24", "10.111.222.0/24"}},
 			Names:        Names{Listen: "169.254.20.20:53", Domain: "cluster.local", Zones: []Zone{}, Upstream: []string{}},
 			Marks:        Marks{ClusterStatusPort: 12346},
+			Console:      Console{FirstPort: 5900, Limit: seconds(1800)},
 			Apps:         Apps{HaltingAfter: seconds(300), SilentAfter: seconds(120)},
 			StatusServer: StatusServer{Peers: []string{}},
 			Tunnel:       Tunnel{Subresources: true},
@@ -292,6 +294,7 @@ func (c *Config) Validate() field.ErrorList {
 		errs = append(errs, field.Forbidden(modules.Child("edgeAPI", "enable"), "services, names, marks and passthrough read the edge API: they can't run without it"))
 	}
 	errs = append(errs, c.Modules.Marks.validate(modules.Child("marks"))...)
+	errs = append(errs, c.Modules.Console.validate(modules.Child("console"))...)
 	errs = append(errs, c.Modules.Apps.validate(modules.Child("apps"))...)
 	errs = append(errs, c.Modules.StatusServer.validate(modules.Child("statusServer"), c.Modules.Apps.Enable)...)
 	if !c.Modules.MetaManager.Enable && (c.Modules.EdgeHub.Enable || c.Modules.EdgeAPI.Enable || c.Modules.Edged.Enable) {

@@ -1,6 +1,11 @@
 package config
 
-import "k8s.io/apimachinery/pkg/util/validation/field"
+import (
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
 
 // Marks marks connections from outside to what the cluster exposes.
 type Marks struct {
@@ -19,4 +24,24 @@ func (m *Marks) validate(at *field.Path) field.ErrorList {
 // Passthrough gives applications network ports of the device, by way of Multus.
 type Passthrough struct {
 	Enable bool `json:"enable"`
+}
+
+// Console offers consoles of virtual machines on the loopback interface, when they are asked for.
+type Console struct {
+	Enable bool `json:"enable"`
+	// FirstPort is the lowest of ten ports.
+	FirstPort int `json:"firstPort"`
+	// Limit is how long a console is open at most, and where the request says nothing.
+	Limit metav1.Duration `json:"limit"`
+}
+
+func (c *Console) validate(at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if n := c.FirstPort; n < 1024 || n > 65526 {
+		errs = append(errs, field.Invalid(at.Child("firstPort"), n, "must be a port, 1024 to 65526: it and the nine behind it are used"))
+	}
+	if d := c.Limit.Duration; d < time.Minute || d > 8*time.Hour {
+		errs = append(errs, field.Invalid(at.Child("limit"), d.String(), "must be 1m to 8h"))
+	}
+	return errs
 }

@@ -26,6 +26,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/conntrack"
 	"github.com/skerry-io/skerry/edge/internal/kernel/lan"
 	"github.com/skerry-io/skerry/edge/internal/kernel/lantest"
+	"github.com/skerry-io/skerry/edge/internal/linkstate"
 	"github.com/skerry-io/skerry/edge/internal/site"
 )
 
@@ -165,7 +166,7 @@ func (d *device) start() {
 	if err := d.holder.Load(); err != nil {
 		t.Fatal(err)
 	}
-	handle, run := d.holder.Attach(func(context.Context, message.Message) error { return nil })
+	handle, run := d.holder.Attach(linkstate.Link{}, func(context.Context, message.Message) error { return nil })
 	d.feed = handle
 	var all sync.WaitGroup
 	all.Go(func() { run(ctx) })

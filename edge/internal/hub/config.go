@@ -11,6 +11,7 @@ import (
 
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/edge/internal/linkstate"
 )
 
 // Config is what a Hub needs to know. Every zero duration and bound means its default.
@@ -61,10 +62,11 @@ type Config struct {
 // Part serves one kind of message within the sessions, and not over the bus: for what a module that is busy must not hold back, and what must hold
 // back no module.
 type Part interface {
-	// Attach is called for each session before its first message. send is of the session; it holds its caller back while the link's queue is full.
+	// Attach is called for each session before its first message. up is the session, and send of it; send holds its caller back while the link's queue is full.
 	// handle is called by the session's read loop, in order, and must not wait for anything; its error ends the link, with the code of a
 	// *link.CloseError in it. run lives for as long as the session; the hub dials again only when it has returned.
-	Attach(send func(context.Context, message.Message) error) (handle func(context.Context, message.Message) error, run func(context.Context))
+	Attach(up linkstate.Link, send func(context.Context, message.Message) error) (
+		handle func(context.Context, message.Message) error, run func(context.Context))
 }
 
 // Trust is whom this device trusts, which the cloud may change over a link that is trusted.

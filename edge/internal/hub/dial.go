@@ -180,7 +180,7 @@ func (h *Hub) greet(ctx context.Context, conn link.Conn, server string) (*sessio
 				h.config.Version, topic.Protocol, welcome.GetVersion(), server, welcome.GetProtocol())}
 	}
 	s := newSession(h, conn, epoch, server)
-	s.instance, s.version = welcome.GetInstance(), welcome.GetVersion()
+	s.instance, s.version, s.streams = welcome.GetInstance(), welcome.GetVersion(), welcome.GetStreams()
 	if millis := welcome.GetUnixMillis(); millis != 0 {
 		s.cloudTime = time.UnixMilli(millis)
 		// The cloud read its clock somewhere between the hello and its answer: half of that time is the error, as in RFC 5905. By the monotonic clock,

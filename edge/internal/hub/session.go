@@ -34,6 +34,7 @@ type session struct {
 	server    string
 	instance  string
 	version   string
+	streams   bool // the cloud takes streams
 	cloudTime time.Time
 	skew      time.Duration
 	since     time.Time
@@ -69,13 +70,12 @@ func (s *session) run(ctx context.Context, port Port) error {
 	defer beats.Wait()
 	defer cancel()
 	beats.Go(func() { s.beat(ctx, port) })
-	s.attach(ctx, &beats)
-
 	info := s.conn.Info()
 	up := linkstate.Link{
 		Epoch: s.epoch, Instance: s.instance, Version: s.version,
-		Transport: string(info.Transport), Remote: s.server, CloudTime: s.cloudTime, Since: s.since,
+		Transport: string(info.Transport), Remote: s.server, CloudTime: s.cloudTime, Since: s.since, Streams: s.streams,
 	}
+	s.attach(ctx, up, &beats)
 	// Current first, and up before anything that comes from the link: who hears of it can send at once, and knows what the first message belongs to.
 	s.hub.current.Store(s)
 	s.tell(ctx, port, linkstate.Up.New(message.Resource{}, up))
@@ -95,10 +95,10 @@ func (s *session) run(ctx context.Context, port Port) error {
 }
 
 // attach gives the parts this session.
-func (s *session) attach(ctx context.Context, running *sync.WaitGroup) {
+func (s *session) attach(ctx context.Context, up linkstate.Link, running *sync.WaitGroup) {
 	s.parts = make(map[message.Kind]func(context.Context, message.Message) error, len(s.hub.config.Parts))
 	for kind, part := range s.hub.config.Parts {
-		handle, run := part.Attach(func(ctx context.Context, m message.Message) error {
+		handle, run := part.Attach(up, func(ctx context.Context, m message.Message) error {
 			err := s.conn.Send(ctx, m)
 			if err == nil {
 				s.hub.metrics.message("sent", m.Key())

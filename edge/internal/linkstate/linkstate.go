@@ -32,7 +32,9 @@ type Link struct {
 	Remote    string
 	// CloudTime is the cloud's clock when it wrote its Welcome; zero where it did not say.
 	CloudTime time.Time
-	Since     time.Time
+	// Streams says that the cloud takes streams which this end opens.
+	Streams bool
+	Since   time.Time
 }
 
 // Loss is the end of a session.

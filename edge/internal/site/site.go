@@ -25,6 +25,7 @@ import (
 	"github.com/skerry-io/skerry/common/pki"
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
+	"github.com/skerry-io/skerry/edge/internal/linkstate"
 )
 
 // Bounds of a Site; the cloud keeps them too.
@@ -204,7 +205,7 @@ func (h *Holder) set(s *Site, digest []byte) {
 }
 
 // Attach implements hub.Part: it asks once, and keeps what comes.
-func (h *Holder) Attach(send func(context.Context, message.Message) error) (
+func (h *Holder) Attach(_ linkstate.Link, send func(context.Context, message.Message) error) (
 	handle func(context.Context, message.Message) error, run func(context.Context)) {
 	latest := make(chan *topicpb.Site, 1) // the newest; one that was not taken yet is replaced
 	handle = func(_ context.Context, m message.Message) error {

@@ -1,8 +1,9 @@
-// Package tunnel is the device's end of the streams that the cloud opens: the way from kube-apiserver to this node's own kubelet.
+// Package tunnel is the device's end of the streams within the link: those that the cloud opens, the way from kube-apiserver to this node's own kubelet, and
+// those that the device opens to what the cloud has for it.
 //
-// It owns the decision what may be dialled: the kubelet's server on this device and nothing else. To kube-apiserver it is a wire, not a right: TLS,
+// It owns the decision what the cloud may dial: the kubelet's server on this device and nothing else. To kube-apiserver it is a wire, not a right: TLS,
 // authentication and authorisation stay between kube-apiserver and the kubelet. For subresources of pods cloudcore has asked kube-apiserver what the user may,
-// and the connection is this device's own (docs/decisions/0068-subresources.md). A Tunnel keeps nothing itself; its methods may be called by many goroutines at once.
+// and the connection is this device's own (docs/decisions/0068-subresources.md). A Tunnel's methods may be called by many goroutines at once.
 package tunnel
 
 import (
@@ -10,11 +11,13 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"sync"
 
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/tunnel"
+	"github.com/skerry-io/skerry/edge/internal/linkstate"
 )
 
 // What a stream can be opened to: the kubelet's server as it is, or by a connection of this device's own, for logs, exec, attach and port-forward.
@@ -37,16 +40,49 @@ type Config struct {
 type Tunnel struct {
 	config  Config
 	metrics *metrics
+
+	mu  sync.Mutex
+	up  linkstate.Link // of mux
+	mux *tunnel.Mux    // of the open session, or nil
 }
 
 // New returns a Tunnel.
-func New(config Config) *Tunnel { return &Tunnel{config, newMetrics()} }
+func New(config Config) *Tunnel { return &Tunnel{config: config, metrics: newMetrics()} }
+
+// Open asks the cloud for a stream. A *Refused is the cloud's answer; the stream ends with the session.
+func (t *Tunnel) Open(ctx context.Context, target string) (net.Conn, error) {
+	t.mu.Lock()
+	up, mux := t.up, t.mux
+	t.mu.Unlock()
+	switch {
+	case mux == nil:
+		return nil, linkstate.ErrNoLink
+	case !up.Streams: // it would end the link
+		return nil, fmt.Errorf("cloudcore %s takes no streams from devices: it is older than this edgecore, or has no tunnel.listen", up.Version)
+	}
+	s, err := mux.Open(ctx, target)
+	if err != nil {
+		return nil, err // not s: it would be no nil net.Conn
+	}
+	return s, nil
+}
+
+// Refused is what the cloud said instead of taking a stream, or why it ended one.
+type Refused = tunnel.Refused
 
 // Attach serves the streams of one session.
-func (t *Tunnel) Attach(send func(context.Context, message.Message) error) (
+func (t *Tunnel) Attach(up linkstate.Link, send func(context.Context, message.Message) error) (
 	handle func(context.Context, message.Message) error, run func(context.Context)) {
-	mux := tunnel.New(sender(send), tunnel.Config{Peer: "the cloud", Accept: t.accept, MaxStreams: t.config.MaxStreams})
+	mux := tunnel.New(sender(send), tunnel.Config{Peer: "the cloud", Accept: t.accept, Edge: true, MaxStreams: t.config.MaxStreams})
 	return mux.Handle, func(ctx context.Context) {
+		t.mu.Lock()
+		t.up, t.mux = up, mux
+		t.mu.Unlock()
+		defer func() { // the hub begins no session before this one's run has ended
+			t.mu.Lock()
+			t.mux = nil
+			t.mu.Unlock()
+		}()
 		if err := mux.Run(ctx); err != nil {
 			klog.FromContext(ctx).Error(err, "Serving the cloud's streams failed")
 		}

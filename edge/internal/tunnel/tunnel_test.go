@@ -14,6 +14,7 @@ import (
 
 	"github.com/skerry-io/skerry/common/link/linktest"
 	common "github.com/skerry-io/skerry/common/tunnel"
+	"github.com/skerry-io/skerry/edge/internal/linkstate"
 	"github.com/skerry-io/skerry/edge/internal/tunnel"
 )
 
@@ -28,7 +29,7 @@ func cloudOf(t *testing.T, config tunnel.Config) (*common.Mux, *tunnel.Tunnel) {
 	edgeConn, cloudConn := linktest.Pipe(t, linktest.PipeOptions{})
 	ctx, cancel := context.WithCancel(context.Background())
 	end := tunnel.New(config)
-	handle, run := end.Attach(edgeConn.Send)
+	handle, run := end.Attach(linkstate.Link{Streams: true}, edgeConn.Send)
 	mux := common.New(cloudConn, common.Config{Peer: "edge1"})
 	var all sync.WaitGroup
 	all.Go(func() { run(ctx) })
