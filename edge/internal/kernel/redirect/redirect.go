@@ -1,6 +1,7 @@
 // Package redirect leads TCP connections that are for elsewhere to a listener on this device.
 //
-// It owns the chain SKERRY-API of the nat table with the two rules that lead to it, and the
+// It owns the chain SKERRY-API of the nat table with the two rules that lead to it, the table
+// skerry-api of nftables, which says the same in front of kube-proxy's nftables mode, and the
 // addresses of the loopback interface that bear its label. It refuses IPv6, and touches nothing
 // else. Chain and addresses stay when the process ends: a connection that was led here must not end
 // elsewhere for the length of a restart. Apply is called by one goroutine at a time.
@@ -46,6 +47,9 @@ func (*Driver) Apply(want []Rule) error {
 		if err := c.apply(tool); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", c, err))
 		}
+	}
+	if err := applyEarly(want); err != nil {
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }

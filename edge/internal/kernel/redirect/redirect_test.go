@@ -107,6 +107,31 @@ func TestDriver(t *testing.T) {
 	device.Route(t, "0.0.0.0/0", "10.88.0.2") // the device needs a route to somewhere
 	device.Must(t, ask)
 
+	// kube-proxy in nftables mode starts later: the kernel would ask its chains before those of iptables, however often ours are inserted again.
+	nft := func(args ...string) string {
+		var out []byte
+		device.Must(t, func() (err error) { out, err = exec.Command("nft", args...).CombinedOutput(); return err })
+		return string(out)
+	}
+	for _, hook := range []string{"prerouting", "output"} {
+		nft(`add table ip kube-proxy; add chain ip kube-proxy nat-` + hook + ` { type nat hook ` + hook + ` priority -100; }; add rule ip kube-proxy nat-` + hook +
+			` ip daddr 10.96.0.1 tcp dport 443 dnat to 203.0.113.1:6443`)
+	}
+	pod.Must(t, ask)
+	device.Must(t, ask)
+	// What another program does to ours is repaired, and nothing is written where all is as it should be.
+	before := nft("-a", "list", "table", "ip", "skerry-api")
+	apply(rule("10.96.0.1:443", "169.254.20.20:10550"))
+	if after := nft("-a", "list", "table", "ip", "skerry-api"); after != before {
+		t.Errorf("written again:\n%s\n%s", before, after)
+	}
+	for _, broken := range []string{"flush chain ip skerry-api output", "delete table ip skerry-api"} {
+		nft(broken)
+		apply(rule("10.96.0.1:443", "169.254.20.20:10550"))
+		pod.Must(t, ask)
+		device.Must(t, ask)
+	}
+
 	// Who comes in front of us is passed again; other addresses take the place of the first.
 	device.Must(t, func() error {
 		return exec.Command("iptables", "-t", "nat", "-I", "PREROUTING", "1", "-j", "ACCEPT").Run()
@@ -125,6 +150,9 @@ func TestDriver(t *testing.T) {
 	apply()
 	if diff := cmp.Diff([]string{"-A PREROUTING -j ACCEPT", others}, rules(t, device)); diff != "" {
 		t.Errorf("none any more (-want +got):\n%s", diff)
+	}
+	if left := nft("list", "tables"); strings.Contains(left, "skerry") || !strings.Contains(left, "kube-proxy") {
+		t.Errorf("tables that are left:\n%s", left)
 	}
 	if err := d.Apply([]redirect.Rule{rule("[fd00::1]:443", "169.254.20.20:10550")}); err == nil {
 		t.Error("IPv6 is taken")
