@@ -112,15 +112,6 @@ func parse(target string) (request, error) {
 	return request{parts[0], types.NamespacedName{Namespace: parts[1], Name: parts[2]}}, nil
 }
 
-// refusal is an answer to the device, and what it counts as.
-type refusal struct{ reason, text string }
-
-func (r *refusal) Error() string { return r.text }
-
-func refuse(reason, format string, args ...any) error {
-	return &refusal{reason, fmt.Sprintf(format, args...)}
-}
-
 // Accept connects a node to what it asks for. Its error is what people on the device read.
 func (c *Console) Accept(ctx context.Context, node types.NodeName, target string) (net.Conn, error) {
 	logger := klog.FromContext(ctx).WithValues("node", node, "target", target)

@@ -1,0 +1,12 @@
+package console
+
+import "fmt"
+
+// refusal is an answer to the device, and what it counts as.
+type refusal struct{ reason, text string }
+
+func (r *refusal) Error() string { return r.text }
+
+func refuse(reason, format string, args ...any) error {
+	return &refusal{reason, fmt.Sprintf(format, args...)}
+}
