@@ -17,7 +17,10 @@ import (
 // said makes messages of bytes: what to say, of which stream, how much.
 func said(script []byte) (out []message.Message) {
 	for ; len(script) >= 3; script = script[3:] {
-		what, id, n := script[0], uint64(script[1]), int(script[2])<<(script[0]>>4)
+		what, id, n := script[0], uint64(script[1]%128), int(script[2])<<(script[0]>>4)
+		if script[1] >= 128 {
+			id += 1 << 40 // an edge's
+		}
 		switch what % 6 {
 		case 0:
 			out = append(out, topic.StreamOpen.New(message.Resource{}, &topicpb.StreamOpen{Id: id, Window: uint32(n), Target: "kubelet"}))
@@ -44,44 +47,53 @@ func FuzzHandle(f *testing.F) {
 	// More streams than may be, all at once, and bytes for none.
 	f.Add(bytes.Repeat([]byte{0, 1, 255, 0, 2, 255, 0, 3, 255}, 20), true)
 	f.Add(bytes.Repeat([]byte{1, 9, 255}, 60), true)
+	f.Add([]byte{0, 129, 100, 2, 129, 5, 1, 1, 9, 0, 1, 9}, true)
+	f.Add([]byte{4, 130, 0, 0, 130, 9, 0, 131, 9, 2, 131, 200, 4, 131, 0}, true)
 	f.Fuzz(func(t *testing.T, script []byte, accepts bool) {
-		if len(script) > 3*200 {
-			return // no deeper, only slower
-		}
-		config := tunnel.Config{MaxStreams: 8, Edge: accepts}
-		if accepts {
-			config.Accept = func(ctx context.Context, _ string) (net.Conn, error) {
-				near, far := net.Pipe()
-				context.AfterFunc(t.Context(), func() { _ = far.Close() })
-				return near, nil
-			}
-		}
-		mux := tunnel.New(nobody{}, config)
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() { done <- mux.Run(ctx) }()
-		opened := make(chan struct{})
-		go func() { // the other side's streams have ids too
-			defer close(opened)
-			if s, err := mux.Open(ctx, "kubelet"); err == nil && !accepts {
-				_, _ = s.Write(make([]byte, 100))
-			}
-		}()
-		for _, m := range said(script) {
-			if err := mux.Handle(ctx, m); err != nil {
-				if end, ok := errors.AsType[*link.CloseError](err); !ok || end.Code != link.CloseProtocol {
-					t.Errorf("%s ends the link by %v", m.Key(), err)
-				}
-				break
-			}
-		}
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-		<-opened
-		if n := mux.Len(); n != 0 {
-			t.Errorf("%d streams are left", n)
+		for _, edge := range []bool{false, true} {
+			fuzzEnd(t, script, accepts, edge)
 		}
 	})
+}
+
+// fuzzEnd plays the script to one end of a link.
+func fuzzEnd(t *testing.T, script []byte, accepts, edge bool) {
+	if len(script) > 3*200 {
+		return // no deeper, only slower
+	}
+	config := tunnel.Config{MaxStreams: 8, Edge: edge}
+	if accepts {
+		config.Accept = func(ctx context.Context, _ string) (net.Conn, error) {
+			near, far := net.Pipe()
+			context.AfterFunc(t.Context(), func() { _ = far.Close() })
+			return near, nil
+		}
+	}
+	mux := tunnel.New(nobody{}, config)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- mux.Run(ctx) }()
+	opened := make(chan struct{})
+	go func() { // the other side's streams have ids too
+		defer close(opened)
+		if s, err := mux.Open(ctx, "kubelet"); err == nil && !accepts {
+			_, _ = s.Write(make([]byte, 100))
+		}
+	}()
+	for _, m := range said(script) {
+		if err := mux.Handle(ctx, m); err != nil {
+			if end, ok := errors.AsType[*link.CloseError](err); !ok || end.Code != link.CloseProtocol {
+				t.Errorf("%s ends the link by %v", m.Key(), err)
+			}
+			break
+		}
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	<-opened
+	if n := mux.Len(); n != 0 {
+		t.Errorf("%d streams are left", n)
+	}
 }
