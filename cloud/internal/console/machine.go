@@ -36,8 +36,8 @@ type machine struct {
 	vmi    types.NamespacedName
 }
 
-// here reports whether the machine runs on the node, and which version of it says so. A refusal says why it does not; what runs on other nodes is told from what is
-// nowhere in no answer.
+// here reports whether the machine runs on the node, and which version of it says so. A refusal says why it does not; a machine of another node is refused in the words
+// of one that is nowhere.
 func (m machine) here(ctx context.Context) (version string, err error) {
 	o, err := m.client.Get(ctx, m.vmi.Name, metav1.GetOptions{})
 	switch {
