@@ -19,7 +19,7 @@ var ladder = [][]string{
 	// L3: what both sides share
 	{"common/topic", "common/pki", "common/config", "common/httpserver", "common/rerun"},
 	{"common/link"},
-	{"common/cli", "common/gctuner", "common/health", "common/tunnel"},
+	{"common/cli", "common/gctuner", "common/programpages", "common/health", "common/tunnel"},
 	// L4: the two sides, one under the other only as far as they need it
 	{"cloud/internal/kube", "cloud/internal/config", "edge/internal/object", "edge/internal/atomicfile", "edge/internal/config", "edge/internal/linkstate", "edge/internal/table"},
 	{"cloud/install", "cloud/internal/hub", "cloud/internal/fence", "cloud/internal/quota", "edge/internal/store", "edge/internal/kernel"},

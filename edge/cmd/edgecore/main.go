@@ -2,16 +2,23 @@
 package main
 
 import (
+	"context"
+	"time"
+
 	"github.com/spf13/cobra"
 
 	"github.com/skerry-io/skerry/common/cli"
 	"github.com/skerry-io/skerry/common/gctuner"
+	"github.com/skerry-io/skerry/common/programpages"
 	"github.com/skerry-io/skerry/edge/app"
 	"github.com/skerry-io/skerry/edge/internal/config"
 )
 
 // standardConfig is where packages put the configuration.
 const standardConfig = "/etc/skerry/edgecore.yaml"
+
+// startOver is when the pages of the program that only the start needed are given back.
+const startOver = time.Minute
 
 func main() { cli.Main(command()) }
 
@@ -40,7 +47,12 @@ Without a command it runs until SIGTERM. Containers go on when it stops.`,
 			if err != nil {
 				return err
 			}
-			return gctuner.Run(ctx, gctuner.Default(), a.Run)
+			return gctuner.Run(ctx, gctuner.Default(), func(ctx context.Context) error {
+				ctx, cancel := context.WithCancel(ctx)
+				defer cancel()
+				go programpages.Run(ctx, startOver, time.Hour) // ends with ctx
+				return a.Run(ctx)
+			})
 		},
 	}
 	c.PersistentFlags().StringVar(&file, "config", standardConfig, "configuration file")
