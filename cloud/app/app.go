@@ -19,6 +19,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/cloud/internal/clusterinfo"
 	"github.com/skerry-io/skerry/cloud/internal/config"
 	"github.com/skerry-io/skerry/cloud/internal/hub"
 	"github.com/skerry-io/skerry/cloud/internal/join"
@@ -29,6 +30,7 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/site"
 	"github.com/skerry-io/skerry/cloud/internal/tunnel"
 	"github.com/skerry-io/skerry/cloud/internal/vip"
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/common/health"
 	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/link/quiclink"
@@ -241,6 +243,10 @@ func (a *App) assemble() error {
 	a.pods = relay.NewPods(a.informers)
 	a.relay = relay.New(a.client, a.pods, a.instance)
 	a.relay.Limit(relayQuotas(a.config.Relay))
+	infos, _ := a.informers.Open(v1alpha1.Resource(v1alpha1.ClusterInfos)) // as long as cloudcore lives, as nodes
+	nodes, _ := a.informers.Open(corev1.SchemeGroupVersion.WithResource("nodes"))
+	stats := clusterinfo.NewLease(client, join.Namespace, func(node string) bool { return clusterinfo.Candidate(infos, nodes, node) })
+	a.relay.Serve(stats.Serve)
 	policy := vip.Policy{ReservedVRIDs: a.config.VIP.ReservedVRIDs, Quarantine: a.config.VIP.Quarantine.Duration, Hosts: a.config.Advertise}
 	if a.reports, err = newReporting(a.client, a.informers, policy); err != nil {
 		return err

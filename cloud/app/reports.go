@@ -8,7 +8,9 @@ import (
 
 	"github.com/skerry-io/skerry/cloud/internal/aggregate"
 	"github.com/skerry-io/skerry/cloud/internal/app"
+	"github.com/skerry-io/skerry/cloud/internal/clusterinfo"
 	"github.com/skerry-io/skerry/cloud/internal/drain"
+	"github.com/skerry-io/skerry/cloud/internal/join"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/cloud/internal/marks"
 	"github.com/skerry-io/skerry/cloud/internal/route"
@@ -24,6 +26,7 @@ type reporting struct {
 	informers *kube.Informers
 	vips      *vip.Controller
 	apps      *app.Controller
+	stats     *clusterinfo.Controller
 }
 
 func newReporting(client *kube.Client, informers *kube.Informers, policy vip.Policy) (*reporting, error) {
@@ -35,7 +38,11 @@ func newReporting(client *kube.Client, informers *kube.Informers, policy vip.Pol
 	if err != nil {
 		return nil, err
 	}
-	return &reporting{aggregate.New(client, route.Kind(), vip.Kind(), drain.Kind(), marks.Kind(), app.Kind()), client, informers, vips, apps}, nil
+	stats, err := clusterinfo.NewController(client.Config(), join.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	return &reporting{aggregate.New(client, route.Kind(), vip.Kind(), drain.Kind(), marks.Kind(), app.Kind()), client, informers, vips, apps, stats}, nil
 }
 
 // decide runs what one replica does at a time.
@@ -54,6 +61,10 @@ func (r *reporting) decide(ctx context.Context) error {
 	defer release()
 	apps, release := r.informers.Open(v1alpha1.Resource(v1alpha1.EdgeApps))
 	defer release()
+	infos, release := r.informers.Open(v1alpha1.Resource(v1alpha1.ClusterInfos))
+	defer release()
+	pods, release := r.informers.Open(schema.GroupVersionResource{Version: "v1", Resource: "pods"})
+	defer release()
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return r.Sweep(ctx, nodes) })
 	g.Go(func() error { return route.New(r.client, routes, nodes, pools).Run(ctx) })
@@ -61,6 +72,7 @@ func (r *reporting) decide(ctx context.Context) error {
 		return r.vips.Run(ctx, vip.Stores{Services: services, Nodes: nodes, Pools: pools, VIPs: vips})
 	})
 	g.Go(func() error { return r.apps.Run(ctx, app.Stores{Apps: apps, Nodes: nodes}) })
+	g.Go(func() error { return r.stats.Run(ctx, clusterinfo.Stores{Infos: infos, Nodes: nodes, Pods: pods}) })
 	g.Go(func() error { return drain.NewUnknown(r.client, operations, nodes).Run(ctx) })
 	g.Go(func() error { return site.NewOffers(r.client).Run(ctx, nodes, pools) })
 	return g.Wait()

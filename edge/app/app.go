@@ -45,6 +45,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/registration"
 	"github.com/skerry-io/skerry/edge/internal/route"
 	"github.com/skerry-io/skerry/edge/internal/site"
+	"github.com/skerry-io/skerry/edge/internal/statsleader"
 	"github.com/skerry-io/skerry/edge/internal/store"
 	"github.com/skerry-io/skerry/edge/internal/tunnel"
 	"github.com/skerry-io/skerry/edge/internal/vip"
@@ -137,6 +138,7 @@ type App struct {
 	apps    *edgeapp.Agent
 	// consoles is nil where modules.console is switched off.
 	consoles *console.Consoles
+	stats    *statsleader.Leader
 }
 
 // keepTime keeps the newest time known over a restart, for devices whose clock starts in 1970. It is called once a day at most.

@@ -7,11 +7,13 @@ import (
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/edge/internal/agent"
 	"github.com/skerry-io/skerry/edge/internal/api"
+	"github.com/skerry-io/skerry/edge/internal/drain"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netwatch"
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
 	"github.com/skerry-io/skerry/edge/internal/meta"
 	"github.com/skerry-io/skerry/edge/internal/passthrough"
 	"github.com/skerry-io/skerry/edge/internal/registration"
+	"github.com/skerry-io/skerry/edge/internal/statsleader"
 )
 
 // restarted is a module that is started again after a failure.
@@ -89,6 +91,16 @@ func (a *App) appParts() ([]beehive.Entry, error) {
 	return []beehive.Entry{restarted(a.apps, linkstate.Agents)}, nil
 }
 
+func (a *App) statsParts() ([]beehive.Entry, error) {
+	c := a.config.Modules.ClusterStats
+	a.stats = statsleader.New(statsleader.Config{
+		NodeName: a.node, API: a.api.ClientConfig(api.Identity{}), Cloud: drain.Through(a.meta),
+		LeaseDuration: c.LeaseDuration.Duration, RenewDeadline: c.RenewDeadline.Duration, RetryPeriod: c.RetryPeriod.Duration,
+	})
+	a.agent(a.stats.Module)
+	return []beehive.Entry{restarted(a.stats, linkstate.Agents)}, nil
+}
+
 func (a *App) hubParts() ([]beehive.Entry, error) {
 	a.netwatch = netwatch.New(nil)
 	var err error
@@ -115,7 +127,11 @@ func (a *App) marksParts() ([]beehive.Entry, error) {
 }
 
 func (a *App) statusServerParts() ([]beehive.Entry, error) {
-	server, err := newStatusServer(a.config.Modules.StatusServer, a.node, a.api.ClientConfig(api.Identity{}), a.identity, a.clock.Now, a.lastContact)
+	var leader func() any
+	if a.stats != nil {
+		leader = func() any { return a.stats.Status() }
+	}
+	server, err := newStatusServer(a.config.Modules.StatusServer, a.node, a.api.ClientConfig(api.Identity{}), a.identity, a.clock.Now, a.lastContact, leader)
 	if err != nil {
 		return nil, err
 	}

@@ -29,6 +29,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/meta"
 	"github.com/skerry-io/skerry/edge/internal/podnet"
 	"github.com/skerry-io/skerry/edge/internal/route"
+	"github.com/skerry-io/skerry/edge/internal/statsleader"
 	"github.com/skerry-io/skerry/edge/internal/store"
 	"github.com/skerry-io/skerry/edge/internal/vip"
 )
@@ -54,6 +55,7 @@ type Status struct {
 	Drain      *drain.State           `json:"drain,omitempty"`
 	Marks      *marks.Status          `json:"marks,omitempty"`
 	Apps       *edgeapp.Status        `json:"apps,omitempty"`
+	Stats      *statsleader.Status    `json:"clusterStats,omitempty"`
 	Site       *contact.State         `json:"site,omitempty"`
 	Consoles   []console.State        `json:"consoles,omitempty"`
 	Modules    []beehive.ModuleHealth `json:"modules,omitempty"`
@@ -92,6 +94,10 @@ func (a *App) Status() Status {
 	if a.apps != nil {
 		apps := a.apps.Status()
 		s.Apps = &apps
+	}
+	if a.stats != nil {
+		stats := a.stats.Status()
+		s.Stats = &stats
 	}
 	if a.contact != nil {
 		site := a.contact.State()

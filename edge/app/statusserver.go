@@ -14,10 +14,10 @@ import (
 )
 
 // newStatusServer makes the server of this device's pages.
-func newStatusServer(c edgeconfig.StatusServer, node string, client *rest.Config, identity *join.Identity, now func() time.Time, contact func() (bool, time.Time)) (*statusserver.Server, error) {
+func newStatusServer(c edgeconfig.StatusServer, node string, client *rest.Config, identity *join.Identity, now func() time.Time, contact func() (bool, time.Time), leader func() any) (*statusserver.Server, error) {
 	listen, peers := c.Addresses()
 	return statusserver.New(statusserver.Config{
-		NodeName: node, ClusterID: c.ClusterID, Listen: listen, Peers: peers, API: client, Contact: contact, InstallLog: c.InstallLog,
+		NodeName: node, ClusterID: c.ClusterID, Listen: listen, Peers: peers, API: client, Contact: contact, Leader: leader, InstallLog: c.InstallLog,
 		Trust: statusserver.Trust{Certificate: identity.Certificate, Authorities: func() *x509.CertPool { return authorities(identity.ClientCAFile()) }, Now: now},
 	})
 }

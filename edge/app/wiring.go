@@ -88,6 +88,7 @@ func (a *App) wiring() []part {
 		// Before the link too: a request made on the spot needs none, and after a boot what was running is completed.
 		{c.Drain.Enable, a.drainParts},
 		{c.Apps.Enable, a.appParts},
+		{c.ClusterStats.Enable, a.statsParts},
 		{c.EdgeHub.Enable, a.hubParts},
 		{c.Passthrough.Enable, a.passthroughParts},
 		// Before the kubelet: a device that boots offline has the rules before its first pod.

@@ -23,6 +23,7 @@ func options() trial.Options {
 	o.Edges, o.Quick, o.Sample = 3, true, false
 	o.Set = []string{
 		"modules.apps.enable=true", "modules.apps.silentAfter=15s",
+		"modules.clusterStats.enable=true", "modules.clusterStats.leaseDuration=12s", "modules.clusterStats.renewDeadline=8s", "modules.clusterStats.retryPeriod=2s",
 		"modules.edgeHub.keepalive=3s", "modules.edgeHub.idleTimeout=9s", // how soon a silent link is given up
 	}
 	return o

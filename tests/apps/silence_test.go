@@ -26,6 +26,11 @@ type deviceStatus struct {
 			Restarts int32
 		}
 	}
+	ClusterStats struct {
+		Candidate, Leading bool
+		Leader             string
+		Renewed            time.Time
+	}
 }
 
 func (s *system) deviceStatus(ctx context.Context, node string) (d deviceStatus, err error) {

@@ -103,7 +103,7 @@ func trims(resource schema.GroupResource) bool {
 		return false
 	}
 	switch resource.Resource {
-	case v1alpha1.StaticRoutes, v1alpha1.NodePools, v1alpha1.VirtualIPs, v1alpha1.ServiceCollections, v1alpha1.EdgeApps:
+	case v1alpha1.StaticRoutes, v1alpha1.NodePools, v1alpha1.VirtualIPs, v1alpha1.ServiceCollections, v1alpha1.EdgeApps, v1alpha1.ClusterInfos:
 		return true
 	}
 	return false
@@ -112,7 +112,7 @@ func trims(resource schema.GroupResource) bool {
 // keeps reports whether the status of a trimmed kind is kept for cloudcore's own parts. That of a
 // StaticRoute, with a line for each of thousands of nodes, is not: its controller reads one where it needs it.
 func keeps(resource schema.GroupResource) bool {
-	return resource.Resource == v1alpha1.NodePools || resource.Resource == v1alpha1.VirtualIPs || resource.Resource == v1alpha1.EdgeApps
+	return resource.Resource == v1alpha1.NodePools || resource.Resource == v1alpha1.VirtualIPs || resource.Resource == v1alpha1.EdgeApps || resource.Resource == v1alpha1.ClusterInfos
 }
 
 // contentVersion stands for all that an edge gets of an object, wherever and whenever it is computed: cloudcores agree about it, and a change of nothing but the status changes

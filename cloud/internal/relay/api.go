@@ -77,6 +77,11 @@ func (s *session) pass(ctx context.Context, q *topicpb.APIRequest, room *room) *
 			return answerOf(apierrors.NewServiceUnavailable("this session of the node may not write yet"))
 		}
 	}
+	if s.relay.serve != nil {
+		if answer, ok := s.relay.serve(ctx, s.node, q); ok {
+			return answer
+		}
+	}
 	as := s.as
 	if token := q.GetBearerToken(); token != "" {
 		as = kube.Identity{Token: token}

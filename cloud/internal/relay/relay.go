@@ -13,6 +13,7 @@ import (
 
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/cloud/internal/quota"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
 const (
@@ -47,7 +48,8 @@ type Relay struct {
 	client   Client
 	pods     *Pods
 	instance string
-	announce func(types.NodeName) string // set before anything is attached, or nil
+	announce func(types.NodeName) string                                                             // set before anything is attached, or nil
+	serve    func(context.Context, types.NodeName, *topicpb.APIRequest) (*topicpb.APIResponse, bool) // likewise
 	leases   *kube.LimitedQueue
 	hide     bool // the IP addresses of nodes; set before anything is attached
 	quotas   quotas
@@ -62,6 +64,11 @@ func New(client Client, pods *Pods, instance string) *Relay {
 // Advertise has the Leases say where this replica can be asked for streams to the nodes whose links it holds. It is called before the first Attach;
 // announce is called for each renewal.
 func (r *Relay) Advertise(announce func(types.NodeName) string) { r.announce = announce }
+
+// Serve has requests that are not for kube-apiserver as the node answered by serve, which returns false for those that are. It is called before the first Attach.
+func (r *Relay) Serve(serve func(context.Context, types.NodeName, *topicpb.APIRequest) (*topicpb.APIResponse, bool)) {
+	r.serve = serve
+}
 
 // Metrics is for a Prometheus registry.
 func (r *Relay) Metrics() *Metrics { return r.metrics }

@@ -194,6 +194,9 @@ func writeStatus(out io.Writer, s app.Status) error {
 	if s.Apps != nil {
 		writeApps(row, s.Apps)
 	}
+	if s.Stats != nil {
+		row("cluster stats", "%s", statsLine(s.Stats))
+	}
 	if err := w.Flush(); err != nil {
 		return err
 	}

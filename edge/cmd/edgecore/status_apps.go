@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/skerry-io/skerry/edge/internal/app"
+	"github.com/skerry-io/skerry/edge/internal/statsleader"
 )
 
 // writeApps says what of each application is on this device, and how old that is to the cloud.
@@ -34,4 +35,21 @@ func writeApps(row func(name, format string, args ...any), s *app.Status) {
 			}
 		}
 	}
+}
+
+// statsLine says whether this device reports the cluster's statistics.
+func statsLine(s *statsleader.Status) string {
+	text := "no candidate: there is no ClusterInfo that selects this device"
+	switch {
+	case s.Leading:
+		text = "this device reports"
+	case s.Candidate && s.Leader != "":
+		text = "candidate; " + s.Leader + " reports"
+	case s.Candidate:
+		text = "candidate"
+	}
+	if s.Problem != "" {
+		text += "; the last request failed: " + s.Problem
+	}
+	return text
 }

@@ -28,6 +28,31 @@ func (a *Apps) validate(at *field.Path) field.ErrorList {
 	return errs
 }
 
+// ClusterStats has this device stand for election as the reporter of the cluster's statistics (ClusterInfo).
+type ClusterStats struct {
+	Enable bool `json:"enable"`
+	// LeaseDuration is how long the Lease of a device holds that does not renew it, RenewDeadline how long a device goes on that can't renew it, RetryPeriod how often it is renewed,
+	// and asked for by the others.
+	LeaseDuration metav1.Duration `json:"leaseDuration"`
+	RenewDeadline metav1.Duration `json:"renewDeadline"`
+	RetryPeriod   metav1.Duration `json:"retryPeriod"`
+}
+
+func (c *ClusterStats) validate(at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if d := c.LeaseDuration.Duration; d < 3*time.Second || d > time.Hour || d%time.Second != 0 {
+		errs = append(errs, field.Invalid(at.Child("leaseDuration"), d.String(), "must be 3s to 1h0m0s, in whole seconds"))
+	}
+	if c.RenewDeadline.Duration >= c.LeaseDuration.Duration {
+		errs = append(errs, field.Invalid(at.Child("renewDeadline"), c.RenewDeadline.Duration.String(), "must be below leaseDuration, or two devices report at once"))
+	}
+	// Twice: client-go's election wants more than 1.2 times it.
+	if d := c.RetryPeriod.Duration; d < time.Second || 2*d > c.RenewDeadline.Duration {
+		errs = append(errs, field.Invalid(at.Child("retryPeriod"), d.String(), "must be at least 1s, and at most half of renewDeadline"))
+	}
+	return errs
+}
+
 // StatusServer tells how this device and its applications are, by HTTPS.
 type StatusServer struct {
 	Enable bool `json:"enable"`

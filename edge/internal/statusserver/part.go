@@ -184,7 +184,12 @@ func (r *reader) nodeInfo(ctx context.Context) (any, error) {
 	return map[string]any{"name": n.Name, "uid": n.UID, "labels": n.Labels, "addresses": n.Status.Addresses, "info": n.Status.NodeInfo}, nil
 }
 
-func (r *reader) leader(context.Context) (any, error) { return nil, nil }
+func (r *reader) leader(context.Context) (any, error) {
+	if r.config.Leader == nil {
+		return nil, nil
+	}
+	return r.config.Leader(), nil
+}
 
 // tail is the last lines of a file, of whose end it reads 64 KiB at most.
 func tail(path string, lines int) (any, error) {
