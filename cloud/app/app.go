@@ -19,6 +19,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/cloud/internal/applogs"
 	"github.com/skerry-io/skerry/cloud/internal/clusterinfo"
 	"github.com/skerry-io/skerry/cloud/internal/config"
 	"github.com/skerry-io/skerry/cloud/internal/hub"
@@ -37,6 +38,7 @@ import (
 	"github.com/skerry-io/skerry/common/link/wslink"
 	"github.com/skerry-io/skerry/common/pki"
 	"github.com/skerry-io/skerry/common/topic"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
 	"github.com/skerry-io/skerry/common/version"
 )
 
@@ -246,7 +248,23 @@ func (a *App) assemble() error {
 	infos, _ := a.informers.Open(v1alpha1.Resource(v1alpha1.ClusterInfos)) // as long as cloudcore lives, as nodes
 	nodes, _ := a.informers.Open(corev1.SchemeGroupVersion.WithResource("nodes"))
 	stats := clusterinfo.NewLease(client, join.Namespace, func(node string) bool { return clusterinfo.Candidate(infos, nodes, node) })
-	a.relay.Serve(stats.Serve)
+	apps, _ := a.informers.Open(v1alpha1.Resource(v1alpha1.EdgeApps))
+	var sink applogs.Sink
+	if c := a.config.Logs; c.Endpoint != "" {
+		if sink, err = applogs.NewOTLP(applogs.OTLPConfig{Endpoint: c.Endpoint, CAFile: c.CAFile, TokenFile: c.TokenFile}); err != nil {
+			return err
+		}
+	}
+	logs := applogs.New(sink, apps, quota.Rate{PerSecond: float64(a.config.Logs.BatchesPerSecond), Burst: 4 * a.config.Logs.BatchesPerSecond})
+	if err := a.metrics.Register(logs); err != nil {
+		return fmt.Errorf("registering metrics: %w", err)
+	}
+	a.relay.Serve(func(ctx context.Context, node types.NodeName, q *topicpb.APIRequest) (*topicpb.APIResponse, bool) {
+		if answer, ok := stats.Serve(ctx, node, q); ok {
+			return answer, true
+		}
+		return logs.Serve(ctx, node, q)
+	})
 	policy := vip.Policy{ReservedVRIDs: a.config.VIP.ReservedVRIDs, Quarantine: a.config.VIP.Quarantine.Duration, Hosts: a.config.Advertise}
 	if a.reports, err = newReporting(a.client, a.informers, policy); err != nil {
 		return err

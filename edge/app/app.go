@@ -29,6 +29,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/agent"
 	"github.com/skerry-io/skerry/edge/internal/api"
 	edgeapp "github.com/skerry-io/skerry/edge/internal/app"
+	"github.com/skerry-io/skerry/edge/internal/applogs"
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
 	"github.com/skerry-io/skerry/edge/internal/console"
 	"github.com/skerry-io/skerry/edge/internal/contact"
@@ -139,6 +140,8 @@ type App struct {
 	// consoles is nil where modules.console is switched off.
 	consoles *console.Consoles
 	stats    *statsleader.Leader
+	stats    *statsleader.Leader
+	logs     *applogs.Agent
 }
 
 // keepTime keeps the newest time known over a restart, for devices whose clock starts in 1970. It is called once a day at most.

@@ -7,6 +7,7 @@ import (
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/edge/internal/agent"
 	"github.com/skerry-io/skerry/edge/internal/api"
+	"github.com/skerry-io/skerry/edge/internal/applogs"
 	"github.com/skerry-io/skerry/edge/internal/drain"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netwatch"
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
@@ -99,6 +100,16 @@ func (a *App) statsParts() ([]beehive.Entry, error) {
 	})
 	a.agent(a.stats.Module)
 	return []beehive.Entry{restarted(a.stats, linkstate.Agents)}, nil
+}
+
+func (a *App) logParts() ([]beehive.Entry, error) {
+	c := a.config.Modules.AppLogs
+	a.logs = applogs.New(applogs.Config{
+		NodeName: a.node, API: a.api.ClientConfig(api.Identity{}), Cloud: a.meta, Memory: agent.NewMemory(a.store, string(applogs.Name)), Dir: c.Dir, Interval: c.Interval.Duration,
+	})
+	a.agent(a.logs.Module)
+	a.collectors = append(a.collectors, a.logs)
+	return []beehive.Entry{restarted(a.logs, linkstate.Agents)}, nil
 }
 
 func (a *App) hubParts() ([]beehive.Entry, error) {

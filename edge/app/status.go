@@ -18,6 +18,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/agent"
 	"github.com/skerry-io/skerry/edge/internal/api"
 	edgeapp "github.com/skerry-io/skerry/edge/internal/app"
+	"github.com/skerry-io/skerry/edge/internal/applogs"
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
 	"github.com/skerry-io/skerry/edge/internal/console"
 	"github.com/skerry-io/skerry/edge/internal/contact"
@@ -56,6 +57,7 @@ type Status struct {
 	Marks      *marks.Status          `json:"marks,omitempty"`
 	Apps       *edgeapp.Status        `json:"apps,omitempty"`
 	Stats      *statsleader.Status    `json:"clusterStats,omitempty"`
+	Logs       *applogs.Status        `json:"appLogs,omitempty"`
 	Site       *contact.State         `json:"site,omitempty"`
 	Consoles   []console.State        `json:"consoles,omitempty"`
 	Modules    []beehive.ModuleHealth `json:"modules,omitempty"`
@@ -98,6 +100,10 @@ func (a *App) Status() Status {
 	if a.stats != nil {
 		stats := a.stats.Status()
 		s.Stats = &stats
+	}
+	if a.logs != nil {
+		logs := a.logs.Status()
+		s.Logs = &logs
 	}
 	if a.contact != nil {
 		site := a.contact.State()

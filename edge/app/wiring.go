@@ -89,6 +89,7 @@ func (a *App) wiring() []part {
 		{c.Drain.Enable, a.drainParts},
 		{c.Apps.Enable, a.appParts},
 		{c.ClusterStats.Enable, a.statsParts},
+		{c.AppLogs.Enable, a.logParts},
 		{c.EdgeHub.Enable, a.hubParts},
 		{c.Passthrough.Enable, a.passthroughParts},
 		// Before the kubelet: a device that boots offline has the rules before its first pod.

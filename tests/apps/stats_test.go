@@ -253,7 +253,7 @@ func TestCluster_02_ConfigurationLost(t *testing.T) {
 			t.Error(out, err)
 		}
 	})
-	s.publish("{interval: 5s, nodeSelector: {test.skerry.io/reports: yes}}")
+	s.publish("{interval: 5s, nodeSelector: {test.skerry.io/reports: \"yes\"}}")
 	e := s.elect()
 	first := s.published().Status.Reporter
 	s.patchNode(first, `{"metadata":{"labels":{"test.skerry.io/reports":null}}}`)

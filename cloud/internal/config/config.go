@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"net/url"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -47,7 +48,9 @@ type Config struct {
 	// Subresources serves subresources.skerry.io to kube-apiserver's aggregator, for `kubectl skerry`. It needs the tunnel.
 	Subresources Listen `json:"subresources"`
 
-	VIP    VIP    `json:"vip"`
+	VIP VIP `json:"vip"`
+	// Logs is where what applications write goes.
+	Logs   Logs   `json:"logs"`
 	Health Listen `json:"health"`
 	Log    Log    `json:"log"`
 }
@@ -62,6 +65,31 @@ type Approver struct {
 // Log says how much is written to standard error.
 type Log struct {
 	Verbosity int `json:"verbosity"` // 0 to 10, as klog's -v
+}
+
+// Logs is the sink of what applications write.
+type Logs struct {
+	Endpoint  string `json:"endpoint"`  // the URL of an OTLP/HTTP receiver; "" for none
+	CAFile    string `json:"caFile"`    // who signed its certificate; "" means the system's authorities
+	TokenFile string `json:"tokenFile"` // a bearer token for it; "" for none
+	// BatchesPerSecond bounds one node; a batch has 32 KiB at most.
+	BatchesPerSecond int `json:"batchesPerSecond"`
+}
+
+func (l *Logs) validate(at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if u, err := url.Parse(l.Endpoint); l.Endpoint != "" && (err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
+		errs = append(errs, field.Invalid(at.Child("endpoint"), l.Endpoint, "must be a URL such as https://collector:4318/v1/logs"))
+	}
+	for name, file := range map[string]string{"caFile": l.CAFile, "tokenFile": l.TokenFile} {
+		if file != "" && !filepath.IsAbs(file) {
+			errs = append(errs, field.Invalid(at.Child(name), file, "must be an absolute path"))
+		}
+	}
+	if l.BatchesPerSecond < 1 || l.BatchesPerSecond > 1000 {
+		errs = append(errs, field.Invalid(at.Child("batchesPerSecond"), l.BatchesPerSecond, "must be 1 to 1000"))
+	}
+	return errs
 }
 
 // Listen is one listener.
@@ -156,6 +184,7 @@ func Default() *Config {
 		Join:    Listen{Listen: ":10002"},
 		Tunnel:  Tunnel{Listen: Listen{Listen: ":10004"}, Clients: []string{"kube-apiserver-kubelet-client"}},
 		VIP:     VIP{ReservedVRIDs: []int32{}, Quarantine: metav1.Duration{Duration: 10 * time.Minute}},
+		Logs:    Logs{BatchesPerSecond: 4},
 		Health:  Listen{Listen: "127.0.0.1:10003"},
 		Log:     Log{Verbosity: 2},
 	}
@@ -207,6 +236,7 @@ func (c *Config) Validate() field.ErrorList {
 	if c.Usage.Listen != "" && c.Tunnel.Listen.Listen == "" {
 		errs = append(errs, field.Required(field.NewPath("tunnel", "listen"), "usage.listen is set, and kubelets are reached through the tunnel"))
 	}
+	errs = append(errs, c.Logs.validate(field.NewPath("logs"))...)
 	errs = append(errs, c.Usage.validate(field.NewPath("usage"))...)
 	if c.Subresources.Listen != "" && c.Tunnel.Listen.Listen == "" {
 		errs = append(errs, field.Required(field.NewPath("tunnel", "listen"), "subresources.listen is set, and kubelets are reached through the tunnel"))

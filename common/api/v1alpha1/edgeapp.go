@@ -170,6 +170,9 @@ type EdgeAppSpec struct {
 	// +listMapKey=name
 	// +kubebuilder:validation:MaxItems=16
 	Content []AppContent `json:"content,omitempty"`
+	// CollectLogs has what the application's containers write sent to the sink of cloudcore (logs.endpoint), by devices whose edgecore has modules.appLogs enabled.
+	// +optional
+	CollectLogs bool `json:"collectLogs,omitempty"`
 	// Template is the pod: a PodTemplateSpec as in a Deployment. Affinity to the designated node, tolerations and claims are added.
 	// +kubebuilder:validation:Schemaless
 	// +kubebuilder:pruning:PreserveUnknownFields

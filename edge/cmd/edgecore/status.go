@@ -194,6 +194,12 @@ func writeStatus(out io.Writer, s app.Status) error {
 	if s.Apps != nil {
 		writeApps(row, s.Apps)
 	}
+	if s.Logs != nil {
+		row("application logs", "%d containers; %d lines sent, %d dropped before they were", s.Logs.Containers, s.Logs.Sent, s.Logs.Dropped)
+		if s.Logs.Problem != "" {
+			row("", "%s", s.Logs.Problem)
+		}
+	}
 	if s.Stats != nil {
 		row("cluster stats", "%s", statsLine(s.Stats))
 	}

@@ -53,6 +53,26 @@ func (c *ClusterStats) validate(at *field.Path) field.ErrorList {
 	return errs
 }
 
+// AppLogs sends what applications write to the cloud, where they ask for it.
+type AppLogs struct {
+	Enable bool `json:"enable"`
+	// Dir is where the kubelet has the logs of pods (its podLogsDir).
+	Dir string `json:"dir"`
+	// Interval is how often it is looked for lines.
+	Interval metav1.Duration `json:"interval"`
+}
+
+func (l *AppLogs) validate(at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if d := l.Interval.Duration; d < time.Second || d > 10*time.Minute {
+		errs = append(errs, field.Invalid(at.Child("interval"), d.String(), "must be 1s to 10m0s"))
+	}
+	if !filepath.IsAbs(l.Dir) {
+		errs = append(errs, field.Invalid(at.Child("dir"), l.Dir, "must be an absolute path"))
+	}
+	return errs
+}
+
 // StatusServer tells how this device and its applications are, by HTTPS.
 type StatusServer struct {
 	Enable bool `json:"enable"`

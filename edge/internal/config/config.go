@@ -64,6 +64,7 @@ type Modules struct {
 	Passthrough  Passthrough  `json:"passthrough"`
 	Console      Console      `json:"console"`
 	Apps         Apps         `json:"apps"`
+	AppLogs      AppLogs      `json:"appLogs"`
 	ClusterStats ClusterStats `json:"clusterStats"`
 	StatusServer StatusServer `json:"statusServer"`
 	Tunnel       Tunnel       `json:"tunnel"`
@@ -251,6 +252,7 @@ func Default() *Config {
 			Marks:        Marks{ClusterStatusPort: 12346},
 			Console:      Console{FirstPort: 5900, Limit: seconds(1800)},
 			Apps:         Apps{HaltingAfter: seconds(300), SilentAfter: seconds(120)},
+			AppLogs:      AppLogs{Dir: "/var/log/pods", Interval: seconds(5)},
 			ClusterStats: ClusterStats{LeaseDuration: seconds(300), RenewDeadline: seconds(180), RetryPeriod: seconds(15)},
 			StatusServer: StatusServer{Peers: []string{}},
 			Tunnel:       Tunnel{Subresources: true},
@@ -298,6 +300,7 @@ func (c *Config) Validate() field.ErrorList {
 	errs = append(errs, c.Modules.Marks.validate(modules.Child("marks"))...)
 	errs = append(errs, c.Modules.Console.validate(modules.Child("console"))...)
 	errs = append(errs, c.Modules.Apps.validate(modules.Child("apps"))...)
+	errs = append(errs, c.Modules.AppLogs.validate(modules.Child("appLogs"))...)
 	errs = append(errs, c.Modules.ClusterStats.validate(modules.Child("clusterStats"))...)
 	errs = append(errs, c.Modules.StatusServer.validate(modules.Child("statusServer"), c.Modules.Apps.Enable)...)
 	if !c.Modules.MetaManager.Enable && (c.Modules.EdgeHub.Enable || c.Modules.EdgeAPI.Enable || c.Modules.Edged.Enable) {

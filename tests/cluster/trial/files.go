@@ -226,6 +226,7 @@ func (t *Trial) cloudcoreFile() ([]byte, error) {
 		tunnel["endpoint"] = doc{"listen": ":10250", "hideAddresses": true}
 	}
 	return yaml.Marshal(doc{
+		"logs":       doc{"endpoint": t.state.Options.Logs},
 		"tunnel":     tunnel,
 		"apiVersion": "config.skerry.io/v1alpha1",
 		"kind":       "CloudCore",

@@ -61,6 +61,8 @@ type Options struct {
 	Link string `json:"link"`
 	// Set are changes to every edgecore.yaml, each path=value.
 	Set []string `json:"set,omitempty"`
+	// Logs is the OTLP/HTTP receiver of what applications write, as cloudcore reaches it; "" for none.
+	Logs string `json:"logs,omitempty"`
 	// Quick makes the cloud notice a lost node within 12 s and evict after 10 s more.
 	Quick bool `json:"quick,omitempty"`
 	// Audit makes kube-apiserver write an audit log: audit.log in the cloud's log directory.

@@ -1,0 +1,162 @@
+package applogs
+
+import (
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/skerry-io/skerry/common/applog"
+)
+
+// Cursor is how far a container's lines have been taken by the sink. It is kept over restarts.
+type Cursor struct {
+	App    string `json:"app"` // NAMESPACE/NAME
+	AppUID string `json:"appUID"`
+	Pod    string `json:"pod"`
+
+	File   string `json:"file,omitempty"` // the id of the file that is being sent; "": none yet
+	Base   int64  `json:"base"`           // the offset of its begin in all that the container has written
+	Offset int64  `json:"offset"`         // how far it was sent
+	Lines  int64  `json:"lines"`          // of it, that is
+	// Dropped are lines that were rotated away before they were sent, and have not been reported yet.
+	Dropped int64 `json:"dropped,omitempty"`
+}
+
+// seen is what is known of a file.
+type seen struct {
+	id    string
+	bytes int64 // whole lines, as far as it was read
+	lines int64
+	size  int64 // on the disk when it was read last
+}
+
+// stream is the log of one start of one container. The agent's goroutine owns it.
+type stream struct {
+	dir, restart      string
+	podUID, container string
+	number            int
+
+	cursor Cursor
+	files  []file
+	seen   []seen            // in the order of files; those before the cursor's are forgotten
+	known  map[string]string // ids by path, so that a file's first line is read once
+	absent bool              // the cursor's file was not there at the last look: it may have been renamed during that
+}
+
+// scan looks what there is, and counts lines: those of a file that goes before it was sent are dropped, and their number must be known then.
+func (s *stream) scan() error {
+	files, err := list(s.dir, s.restart, s.known)
+	if err != nil {
+		return err
+	}
+	s.files = files
+	there := func(id string) bool { return slices.ContainsFunc(files, func(f file) bool { return f.id == id }) }
+	// Files go from the oldest on. What goes before the cursor's file was sent.
+	if s.cursor.File != "" && !there(s.cursor.File) {
+		if !s.absent {
+			s.absent, s.files = true, nil
+			return nil
+		}
+		s.lose(there)
+	}
+	s.absent = false
+	at := 0
+	if s.cursor.File == "" {
+		if len(files) == 0 {
+			return nil
+		}
+		s.cursor.File, s.cursor.Offset, s.cursor.Lines = files[0].id, 0, 0
+	} else {
+		at = slices.IndexFunc(files, func(f file) bool { return f.id == s.cursor.File })
+	}
+	if at < 0 {
+		return nil
+	}
+	var now []seen
+	for _, f := range files[at:] {
+		is := seen{id: f.id}
+		if i := slices.IndexFunc(s.seen, func(o seen) bool { return o.id == f.id }); i >= 0 {
+			is = s.seen[i]
+		}
+		if is.size != f.size || is.bytes == 0 {
+			n, lines, err := tally(f, is.bytes)
+			if errors.Is(err, errMoved) {
+				s.files = nil
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			is.bytes, is.lines, is.size = is.bytes+n, is.lines+lines, f.size
+		}
+		now = append(now, is)
+	}
+	s.seen = now
+	return nil
+}
+
+// lose moves the cursor behind the files that have gone, and counts what of them was not sent.
+func (s *stream) lose(there func(id string) bool) {
+	end := s.cursor.Base + s.cursor.Offset
+	sent := s.cursor.Lines
+	for _, o := range s.seen {
+		if there(o.id) {
+			break
+		}
+		s.cursor.Dropped += max(0, o.lines-sent)
+		sent = 0
+		if o.id == s.cursor.File {
+			end = max(end, s.cursor.Base+o.bytes)
+		} else {
+			end += o.bytes
+		}
+	}
+	s.cursor.File, s.cursor.Base, s.cursor.Offset, s.cursor.Lines = "", end, 0, 0
+}
+
+// next is the next batch, and the cursor once the sink has it; nil where there is nothing to send.
+func (s *stream) next(now time.Time) (*applog.Batch, Cursor, error) {
+	after := s.cursor
+	for {
+		at := slices.IndexFunc(s.files, func(f file) bool { return f.id == after.File })
+		if at < 0 {
+			break
+		}
+		f := s.files[at]
+		lines, taken, count, err := read(f, after.Base, after.Offset)
+		if errors.Is(err, errMoved) {
+			break
+		}
+		if err != nil {
+			return nil, after, err
+		}
+		if len(lines) > 0 {
+			after.Offset += taken
+			after.Lines += count
+			after.Dropped = 0
+			return s.batch(lines), after, nil
+		}
+		if f.live || at+1 >= len(s.files) || now.Sub(f.mtime) < settled {
+			break
+		}
+		after.File, after.Base, after.Offset, after.Lines = s.files[at+1].id, after.Base+after.Offset, 0, 0
+	}
+	s.cursor = after // behind files that are complete
+	if after.Dropped == 0 {
+		return nil, after, nil
+	}
+	after.Dropped = 0
+	return s.batch(nil), after, nil
+}
+
+func (s *stream) batch(lines []applog.Line) *applog.Batch {
+	return &applog.Batch{
+		AppUID: s.cursor.AppUID, Pod: s.cursor.Pod, PodUID: s.podUID, Container: s.container, Restart: s.number, Dropped: s.cursor.Dropped, Lines: lines,
+	}
+}
+
+// gone counts what was not sent of a container whose files have all gone.
+func (s *stream) gone() {
+	s.lose(func(string) bool { return false })
+	s.files, s.seen = nil, nil
+}
