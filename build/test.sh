@@ -62,7 +62,7 @@ retry() {
 		while read -r package; do
 			echo "== FAILED, once more, alone: $package ($(basename "$file"))"
 			export SKERRY_E2E_SHARD=
-			case $(basename "$file") in e2e-*-of-*) SKERRY_E2E_SHARD=$(basename "$file" | sed 's/e2e-//; s/-of-/\//') ;; esac
+			case $(basename "$file") in *-*-of-*) SKERRY_E2E_SHARD=$(basename "$file" | sed 's/^[a-z0-9]*-//; s/-of-/\//') ;; esac
 			run "$(basename "$file"), second try" 1 "" "$package" || failed=1
 		done <"$file"
 	done
@@ -107,13 +107,19 @@ kernels() {
 	phase incluster 1 "${packages[@]}"
 }
 
-# places: packages that have a whole trial each, one after the other.
+# places: packages that have a whole trial each, one after the other. That of applications waits the longest, for devices that were switched off to be lost and to
+# boot: it runs in two parts beside each other.
 places() {
-	local packages dir
-	for dir in site apps services; do
+	local packages dir n
+	for dir in site services; do
 		mapfile -t packages < <(below "$dir")
 		phase "$dir" 1 "${packages[@]}"
 	done
+	mapfile -t packages < <(below apps)
+	for n in 1 2; do
+		(SKERRY_E2E_SHARD=$n/2 phase "apps $n of 2" 1 "${packages[@]}") &
+	done
+	wait
 }
 
 # shard N PACKAGE...: a part of the tests with whole trials.
