@@ -105,7 +105,9 @@ func (l *Logs) Serve(ctx context.Context, node types.NodeName, q *topicpb.APIReq
 	}
 	a := &topicpb.APIResponse{Code: http.StatusServiceUnavailable, ContentType: "application/json", RetryAfter: strconv.Itoa(retryAfter), Body: kube.StatusOf(err)}
 	if status, is := errors.AsType[*apierrors.StatusError](err); is {
-		a.Code = status.ErrStatus.Code
+		if a.Code = status.ErrStatus.Code; a.Code != http.StatusServiceUnavailable {
+			a.RetryAfter = ""
+		}
 		if d := status.ErrStatus.Details; d != nil && d.RetryAfterSeconds > 0 {
 			a.RetryAfter = strconv.Itoa(int(d.RetryAfterSeconds))
 		}

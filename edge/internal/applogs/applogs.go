@@ -180,7 +180,9 @@ func (o *round) sync(ctx context.Context) (time.Duration, error) {
 		for _, key := range o.order() {
 			if err := o.send(ctx, key); err != nil {
 				failed = errors.Join(failed, err)
-				break
+				if time.Now().Before(o.wait) || !o.run.Link().Up {
+					break // what is wrong with one stream holds back no other
+				}
 			}
 		}
 	}

@@ -52,7 +52,7 @@ func TestHostile_12_RightsOfDevicesAlone(t *testing.T) {
 				return client.CoreV1().RESTClient().Get().AbsPath("/openid/v1/jwks").Do(ctx).Error()
 			}, allowed},
 		}
-		for _, resource := range []string{"nodeoperations", "staticroutes", "virtualips", "servicecollections", "edgeapps"} {
+		for _, resource := range []string{"nodeoperations", "staticroutes", "virtualips", "servicecollections", "edgeapps", "clusterinfos"} {
 			all = append(all, attempt{who + ": " + resource, func(ctx context.Context) error {
 				return ignore(objects.Resource(schema.GroupVersionResource{Group: "skerry.io", Version: "v1alpha1", Resource: resource}).List(ctx, list))
 			}, allowed})
