@@ -140,7 +140,6 @@ type App struct {
 	// consoles is nil where modules.console is switched off.
 	consoles *console.Consoles
 	stats    *statsleader.Leader
-	stats    *statsleader.Leader
 	logs     *applogs.Agent
 }
 
