@@ -35,6 +35,35 @@ spec:
 	s.waitRule("edge1", "203.0.113.9", false)
 }
 
+// The last that counts of a Service's addresses is in its status: here a virtual IP, which the cloud has given it from a pool. With an external address that one counts.
+func TestServices_02_OwnVirtualIP(t *testing.T) {
+	s := use(t)
+	s.make("apiVersion: skerry.io/v1alpha1\nkind: NodePool\nmetadata: {name: shop, labels: {site: shop}}\nspec: {addresses: [192.168.100.230], nodeSelector: {}}\n")
+	s.make(`apiVersion: v1
+kind: Service
+metadata: {name: till, namespace: sample, annotations: {skerry.io/nodepool-labelselector: site=shop}}
+spec:
+  type: LoadBalancer
+  loadBalancerClass: skerry.io/vip
+  allocateLoadBalancerNodePorts: false
+  selector: {app: sample}
+  ports: [{port: 80, targetPort: 8080}]
+`)
+	s.collected("edge1", "/till ", "service sample/till TCP 80 LoadBalancer at 192.168.100.230")
+	s.waitRule("edge1", "-d 192.168.100.230/32 -p tcp -m multiport --dports 80", true)
+	s.Kubectl("-n", "sample", "patch", "service", "till", "--type=merge", "-p", `{"spec":{"externalIPs":["192.168.100.231"]}}`)
+	s.collected("edge1", "/till ", "service sample/till TCP 80 LoadBalancer at 192.168.100.231")
+	s.Kubectl("-n", "sample", "delete", "service", "till")
+	s.waitRule("edge1", "192.168.100.23", false)
+	s.WaitFor("the virtual IP to go", func(ctx context.Context) error {
+		out, err := s.Run(ctx, "kubectl", "get", "virtualips", "-o", "name")
+		if err == nil && out != "" {
+			err = errors.New(out)
+		}
+		return err
+	})
+}
+
 const exposed = `apiVersion: v1
 kind: Service
 metadata: {name: exposed, namespace: sample}

@@ -2,6 +2,7 @@ package services_test
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -78,6 +79,31 @@ func (s *system) served(address string) {
 	s.WaitFor("the sample application to answer at "+address, func(ctx context.Context) error { return s.page(ctx, address) })
 }
 
+// deviceAnswers waits until programs of a node's own network that ask for the cluster's API, at the address of its Service, find the device's: with the link or without.
+func (s *system) deviceAnswers(node string) {
+	s.T.Helper()
+	api := s.Kubectl("-n", "default", "get", "service", "kubernetes", "-o", "jsonpath={.spec.clusterIP}:{.spec.ports[0].port}")
+	h, err := s.Trial.Host(node)
+	s.Check(err)
+	s.WaitFor("the device's API at "+api, func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+		defer cancel()
+		conn, err := h.Dial(ctx, "tcp", api)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		secure := tls.Client(conn, &tls.Config{InsecureSkipVerify: true}) // whose certificate it is, is what is looked at
+		if err := secure.HandshakeContext(ctx); err != nil {
+			return err
+		}
+		if issuer := secure.ConnectionState().PeerCertificates[0].Issuer.CommonName; issuer != "skerry edge API" {
+			return fmt.Errorf("it answers with a certificate of %q", issuer)
+		}
+		return nil
+	})
+}
+
 const proxied = `apiVersion: v1
 kind: Service
 metadata: {name: proxied, namespace: sample}
@@ -101,6 +127,7 @@ func testWithProxy(t *testing.T, mode string) {
 	s.Check(err)
 	s.runProxy("edge1", mode)
 	s.served(address)
+	s.deviceAnswers("edge1") // kube-proxy, which came later, knows another way
 	s.marked(24, "tcp", address)
 	after, err := s.rules(t.Context(), "edge1")
 	if err != nil || after != before {
