@@ -257,7 +257,7 @@ func TestExample_anotherUplink(t *testing.T) {
 	// A second router, which counts what it gets of the port.
 	const count = "ip netns exec uplink iptables -t raw "
 	s.on("edge1", "ip netns add uplink && ip link add wan1 type veth peer name wan1 netns uplink && ip address add 172.31.7.2/24 dev wan1 && ip link set wan1 up && "+
-		"ip -n uplink address add 172.31.7.1/24 dev wan1 && ip -n uplink link set wan1 up && "+count+"-A PREROUTING -s "+edge1+" -p tcp --sport 30080")
+		"ip -n uplink address add 172.31.7.1/24 dev wan1 && ip -n uplink link set wan1 up && "+count+"-A PREROUTING -s "+edge1+" -p tcp --sport 30090")
 	example := filepath.Join(s.Root, "manifests", "examples", "services")
 	t.Cleanup(func() {
 		ctx := context.Background()
@@ -265,8 +265,8 @@ func TestExample_anotherUplink(t *testing.T) {
 		s.Must(s.Run(ctx, "kubectl", "delete", "--ignore-not-found", "-k", example))
 	})
 	s.Kubectl("apply", "-k", example)
-	s.waitRule("edge1", "30080", true)
-	s.listen("edge1", 30080)
+	s.waitRule("edge1", "30090", true)
+	s.listen("edge1", 30090)
 	s.listen("edge1", 30081)
 	sent := func() (n int) {
 		fields := strings.Fields(s.on("edge1", count+"-nvxL PREROUTING | tail -1"))
@@ -278,7 +278,7 @@ func TestExample_anotherUplink(t *testing.T) {
 		_, err := s.ask(t.Context(), "tcp", edge1+":"+port)
 		return err
 	}
-	s.Check(ask("30080"))
+	s.Check(ask("30090"))
 	for range 2 { // twice is fine
 		s.on("edge1", example+"/uplink.sh wan1 172.31.7.1")
 	}
@@ -286,14 +286,14 @@ func TestExample_anotherUplink(t *testing.T) {
 	if n := sent(); n != 0 {
 		t.Errorf("the second router has got %d packets already", n)
 	}
-	if err := ask("30080"); err == nil { // the second router leads nowhere
+	if err := ask("30090"); err == nil { // the second router leads nowhere
 		t.Error("the answer came by the LAN")
 	}
 	if sent() == 0 {
 		t.Error("the second router has got no answer")
 	}
 	s.on("edge1", example+"/uplink.sh off")
-	s.Check(ask("30080"))
+	s.Check(ask("30090"))
 }
 
 // Off by default, and off leaves nothing behind.

@@ -1,10 +1,10 @@
 #!/bin/sh
-# uplink.sh INTERFACE GATEWAY [PORT]: answers to clients of one node port (30080) leave by another uplink. Run it on the device at boot, as root; running it twice is fine.
+# uplink.sh INTERFACE GATEWAY [PORT]: answers to clients of one node port (30090) leave by another uplink. Run it on the device at boot, as root; running it twice is fine.
 # `uplink.sh off [PORT]` takes everything back. The route is not a StaticRoute: those never cover a device's own networks, whatever the table.
 set -eu
 interface=${1:?interface of the uplink, or off} gateway=${2:-}
-port=${3:-30080}
-[ "$interface" != off ] || port=${2:-30080}
+port=${3:-30090}
+[ "$interface" != off ] || port=${2:-30090}
 packet=0x240000/0xff0000 # the mark of packets, in bits that no other rule here uses
 table=24
 
