@@ -24,6 +24,8 @@ type Result struct {
 	Violations []history.Violation
 	// Settled is how long it took after the last fault until everybody had the same; 0 if they never did.
 	Settled time.Duration
+	// Played is how long the schedule was played.
+	Played time.Duration
 }
 
 // Run runs a campaign. Its error is that of the campaign itself: what the system did wrong is in the
@@ -62,12 +64,29 @@ func Run(ctx context.Context, o Options) (Result, error) {
 	for _, e := range s.edges[len(s.edges)-o.Calm:] {
 		viewers.Go(func() { s.watchReady(ctx, e) })
 	}
-	err = s.breakThings(ctx, Plan(o))
+	playing, found := context.WithCancel(ctx)
+	defer found()
+	if o.UntilFound {
+		viewers.Go(func() { s.look(playing, found) })
+	}
+	began := time.Now()
+	err = s.breakThings(playing, Plan(o))
+	played := time.Since(began)
+	if playing.Err() != nil && ctx.Err() == nil { // something is found
+		h := s.recorder.History()
+		quiet()
+		clients.Wait()
+		cancel()
+		viewers.Wait()
+		return Result{History: h, Violations: h.SoFar(), Played: played}, nil
+	}
+	found()
 	quiet()
 	clients.Wait()
 	var result Result
 	if err == nil {
 		result, err = s.settle(ctx)
+		result.Played = played
 	}
 	cancel()
 	viewers.Wait()
@@ -75,6 +94,15 @@ func Run(ctx context.Context, o Options) (Result, error) {
 		return Result{}, err
 	}
 	return result, s.keep(result)
+}
+
+// look ends the schedule once something is found.
+func (s *system) look(ctx context.Context, found func()) {
+	for ; ctx.Err() == nil; pause(ctx, 5*time.Second) {
+		if len(s.recorder.History().SoFar()) > 0 {
+			found()
+		}
+	}
 }
 
 // keep writes the history and what was found into the campaign's directory.

@@ -48,6 +48,13 @@ func (s *system) finals(ctx context.Context) ([]history.Record, error) {
 	for _, e := range events.Items {
 		add(history.Cloud, "", "events", &e, valueOf(&e))
 	}
+	nodes, err := core.Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("listing nodes: %w", err)
+	}
+	for _, n := range nodes.Items {
+		add(history.Cloud, n.Name, "nodes", &metav1.ObjectMeta{Name: n.Name}, 0)
+	}
 	made, err := s.operations.List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("listing operations: %w", err)
@@ -72,7 +79,6 @@ func (s *system) finalsOf(ctx context.Context, e *edge, add func(who, node, reso
 	}
 	// That it has been asked counts, also where it has nothing.
 	add(e.name, e.name, "nodes", &metav1.ObjectMeta{Name: e.name}, 0)
-	add(history.Cloud, e.name, "nodes", &metav1.ObjectMeta{Name: e.name}, 0)
 	for _, p := range list.Items {
 		add(e.name, e.name, "pods", &p, valueOf(&p))
 		if p.DeletionTimestamp != nil {

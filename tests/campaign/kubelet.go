@@ -45,6 +45,7 @@ func (s *system) newKubelet(e *edge) *kubelet {
 func (k *kubelet) run(ctx, work context.Context) {
 	defer k.all.Wait()
 	k.all.Go(func() { k.heartbeat(ctx) })
+	k.all.Go(func() { (&view{recorder: k.s.recorder, who: k.edge.name}).follow(ctx, nodeOf(k.edge), nil) })
 	view := &view{recorder: k.s.recorder, who: k.edge.name}
 	view.follow(ctx, podsOf(k.edge), func(r history.Record, o metav1.Object) { k.onPod(ctx, work, r, o) })
 	k.mu.Lock()

@@ -7,6 +7,8 @@ import (
 	"maps"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/skerry-io/skerry/tests/campaign/sensitivity"
 	"github.com/skerry-io/skerry/tests/cluster/binary"
@@ -28,7 +30,7 @@ func build(ctx context.Context, root string, changed map[string]string) (map[str
 	return programs, nil
 }
 
-// BuildChanged builds into dir, for Options.Changed, cloudcore and edgecore without what a switch switches off.
+// BuildChanged builds into dir, for Options.Changed, cloudcore or edgecore without what a switch switches off.
 func BuildChanged(ctx context.Context, dir string, off sensitivity.Switch) (map[string]string, error) {
 	root, err := binary.Root()
 	if err != nil {
@@ -40,6 +42,10 @@ func BuildChanged(ctx context.Context, dir string, off sensitivity.Switch) (map[
 	}
 	changed := map[string]string{}
 	for name, pkg := range map[string]string{"cloudcore": "./cloud/cmd/cloudcore", "hollowedge": "./tests/cmd/hollowedge"} {
+		side := map[string]string{"cloudcore": "cloud/", "hollowedge": "edge/"}[name]
+		if !slices.ContainsFunc(off.Edits, func(e sensitivity.Edit) bool { return strings.HasPrefix(e.File, side) }) {
+			continue
+		}
 		changed[name] = filepath.Join(dir, name)
 		if err := binary.BuildChanged(ctx, root, changed[name], pkg, overlay); err != nil {
 			return nil, err

@@ -3,6 +3,7 @@ package campaign
 import (
 	"context"
 	"strconv"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -92,8 +93,21 @@ func operationSource(c dynamic.ResourceInterface) source {
 // podsOf are an edge's pods, as its kubelet asks for them.
 func podsOf(e *edge) source { return podSource(e.client, "").only("spec.nodeName", e.name) }
 
+// nodeOf is an edge's Node, which a kubelet follows too. It is no object of the campaign's, and not recorded.
+func nodeOf(e *edge) source {
+	return source{
+		"nodes", func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			return e.client.CoreV1().Nodes().List(ctx, o)
+		},
+		e.client.CoreV1().Nodes().Watch,
+	}.only("metadata.name", e.name)
+}
+
 // refsOf are what a pod refers to, each asked for by its name as the kubelet does.
 func refsOf(e *edge, pod string) []source {
+	if strings.HasPrefix(pod, lost) {
+		return nil // there are none
+	}
 	return []source{configMapSource(e.client).only("metadata.name", pod), secretSource(e.client).only("metadata.name", pod)}
 }
 

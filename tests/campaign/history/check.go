@@ -22,6 +22,12 @@ func (h History) Check() (found []Violation) {
 	return found
 }
 
+// SoFar lists what breaks a rule of a campaign that still goes on: nothing that may yet arrive is missed.
+func (h History) SoFar() []Violation {
+	c := newChecker(h)
+	return slices.Concat(c.newest(), c.wanted(), c.dead(), c.order(), answers(h), single(h))
+}
+
 // Unsettled lists what is not the same everywhere by the Final records.
 func (h History) Unsettled() []Violation {
 	c := newChecker(h)
