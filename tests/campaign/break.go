@@ -219,6 +219,10 @@ func (s *system) holdBack(ctx context.Context, c *cloudcore, length time.Duratio
 	})
 	pause(ctx, time.Second)
 	child := c.running()
+	for _, e := range s.edges {
+		e.line.Avoid(c.websocket) // else some would wait there for an answer all the time
+		defer e.line.Avoid("")
+	}
 	err := child.Signal(syscall.SIGSTOP)
 	pause(ctx, length)
 	c.decide(nil)

@@ -41,7 +41,7 @@ func (s Step) thing() string {
 func (s Step) things() []string {
 	switch s.Fault {
 	case Late:
-		return []string{s.thing(), fmt.Sprint("proxy ", s.Target)}
+		return []string{s.thing(), fmt.Sprint("proxy ", s.Target), "the other cloudcore"}
 	case BadRecord:
 		return []string{s.thing(), fmt.Sprint("line ", s.Target)}
 	}

@@ -33,6 +33,7 @@ type Line struct {
 
 	mu      sync.Mutex
 	state   State
+	avoided string // a server that no connection is led to; "" is none
 	changed chan struct{} // closed and replaced when state is
 	open    map[net.Conn]bool
 }
@@ -70,6 +71,19 @@ func (l *Line) Set(s State) {
 			reset(c)
 		}
 	}
+}
+
+// Avoid leads no new connection to a server; "" is none.
+func (l *Line) Avoid(server string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.avoided = server
+}
+
+func (l *Line) avoids(server string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.avoided == server
 }
 
 func (l *Line) get() (State, <-chan struct{}) {
@@ -114,6 +128,9 @@ func (l *Line) lead(ctx context.Context, near net.Conn) {
 	defer l.drop(near)
 	var far net.Conn
 	for _, s := range l.servers() {
+		if l.avoids(s) {
+			continue
+		}
 		var err error
 		if far, err = net.DialTimeout("tcp", s, 2*time.Second); err == nil {
 			break

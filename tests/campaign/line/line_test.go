@@ -98,6 +98,17 @@ func TestLine_leadsToAll(t *testing.T) {
 	}
 }
 
+func TestLine_avoids(t *testing.T) {
+	a := echo(t, "a")
+	l := serve(t, a, echo(t, "b"))
+	l.Avoid(a)
+	for range 16 {
+		if got := dial(t, l).ask("x"); got != "b x" {
+			t.Fatalf("got %q", got)
+		}
+	}
+}
+
 func TestLine_cut(t *testing.T) {
 	l := serve(t, echo(t, "a"))
 	c := dial(t, l)
