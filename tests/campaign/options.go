@@ -29,6 +29,8 @@ type Options struct {
 	Plane []string
 	// Changed are programs that take the place of the repository's own, by their names; see BuildChanged. May be nil.
 	Changed map[string]string
+	// Env is what cloudcores and edgecores have in their environment beside our own; may be nil.
+	Env []string
 }
 
 // Short is a campaign of minutes.

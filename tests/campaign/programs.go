@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/skerry-io/skerry/tests/campaign/sensitivity"
 	"github.com/skerry-io/skerry/tests/cluster/binary"
@@ -17,7 +16,7 @@ import (
 
 // build builds the programs and gives where each is.
 func build(ctx context.Context, root string, changed map[string]string) (map[string]string, error) {
-	names := []string{"cloudcore", "edgecore", "hollowedge"}
+	names := slices.DeleteFunc([]string{"cloudcore", "edgecore", "hollowedge"}, func(name string) bool { return changed[name] != "" })
 	paths, err := binary.Build(ctx, root, names...)
 	if err != nil {
 		return nil, err
@@ -30,22 +29,19 @@ func build(ctx context.Context, root string, changed map[string]string) (map[str
 	return programs, nil
 }
 
-// BuildChanged builds into dir, for Options.Changed, cloudcore or edgecore without what a switch switches off.
-func BuildChanged(ctx context.Context, dir string, off sensitivity.Switch) (map[string]string, error) {
+// BuildChanged builds into dir, for Options.Changed, a cloudcore and an edgecore that have the switches of
+// all rules.
+func BuildChanged(ctx context.Context, dir string) (map[string]string, error) {
 	root, err := binary.Root()
 	if err != nil {
 		return nil, err
 	}
-	overlay, err := sensitivity.Write(root, dir, off)
+	overlay, err := sensitivity.Write(root, dir, sensitivity.All()...)
 	if err != nil {
 		return nil, err
 	}
 	changed := map[string]string{}
 	for name, pkg := range map[string]string{"cloudcore": "./cloud/cmd/cloudcore", "hollowedge": "./tests/cmd/hollowedge"} {
-		side := map[string]string{"cloudcore": "cloud/", "hollowedge": "edge/"}[name]
-		if !slices.ContainsFunc(off.Edits, func(e sensitivity.Edit) bool { return strings.HasPrefix(e.File, side) }) {
-			continue
-		}
 		changed[name] = filepath.Join(dir, name)
 		if err := binary.BuildChanged(ctx, root, changed[name], pkg, overlay); err != nil {
 			return nil, err

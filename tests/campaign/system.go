@@ -277,7 +277,7 @@ func (s *system) addCloud(ctx context.Context, n int) error {
 	if err := os.WriteFile(file, fmt.Appendf(nil, cloudcoreFile, kubeconfig["cloudcore"], kubeconfig["cloudcore-approver"], ports[0], pace, ports[1], ports[2]), 0o600); err != nil {
 		return fmt.Errorf("writing cloudcore.yaml: %w", err)
 	}
-	c.spec = process.Spec{Path: s.programs["cloudcore"], Args: []string{"--config", file}, Log: filepath.Join(dir, "log"), Bound: true}
+	c.spec = process.Spec{Path: s.programs["cloudcore"], Env: s.options.Env, Args: []string{"--config", file}, Log: filepath.Join(dir, "log"), Bound: true}
 	c.ready = func(ctx context.Context) error { return answers(ctx, "http://"+ports[2]+"/readyz") }
 	s.clouds = append(s.clouds, c)
 	c.decide(nil)
@@ -342,7 +342,7 @@ func (s *system) addEdge(ctx context.Context, n int, token string) error {
 		return fmt.Errorf("making the client of %s: %w", e.name, err)
 	}
 	e.store = filepath.Join(data, "store.db")
-	e.spec = process.Spec{Path: s.programs["hollowedge"], Args: []string{"--config", file, "--socket", socket}, Log: filepath.Join(dir, "log"), Bound: true}
+	e.spec = process.Spec{Path: s.programs["hollowedge"], Env: s.options.Env, Args: []string{"--config", file, "--socket", socket}, Log: filepath.Join(dir, "log"), Bound: true}
 	e.ready = func(ctx context.Context) error {
 		c, err := new(net.Dialer).DialContext(ctx, "unix", socket)
 		if err == nil {

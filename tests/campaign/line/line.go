@@ -33,7 +33,7 @@ type Line struct {
 
 	mu      sync.Mutex
 	state   State
-	avoided string // a server that no connection is led to; "" is none
+	avoided string        // a server that no connection is led to; "" is none
 	changed chan struct{} // closed and replaced when state is
 	open    map[net.Conn]bool
 }

@@ -1,15 +1,17 @@
-// Package sensitivity switches off rules of the protocol, one at a time, in builds that are for the
+// Package sensitivity switches off rules of the protocol, one at a time, in a build that is for the
 // campaign alone: what a campaign can't find when it is broken on purpose, it proves nothing about.
 //
 // It owns the list of switches. A switch is a few edits of the product's source, which `go build -overlay`
-// compiles in place of the files themselves: nothing of it is in what is shipped. It refuses an edit whose
-// text is not in its file exactly once, so that a switch can't stop working unseen. Everything in it is a
-// pure function but Write; all of it may be called by any goroutine.
+// compiles in place of the files themselves: nothing of it is in what is shipped. One build has all of them,
+// and its processes have that one off which Env names. It refuses an edit whose text is not in its file
+// exactly once, so that a switch can't stop working unseen. Everything in it is a pure function but Write;
+// all of it may be called by any goroutine.
 package sensitivity
 
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -47,11 +49,33 @@ func Apply(root string, switches ...Switch) (map[string]string, error) {
 	return changed, nil
 }
 
+// variable names the rule that is off, in a build with the overlay.
+const variable = "SKERRY_CAMPAIGN_WITHOUT"
+
+// Env is what a process gets in which the switch is off.
+func (s Switch) Env() []string { return []string{fmt.Sprintf("%s=%d", variable, s.Rule)} }
+
+// helper is added to each package that is changed.
+const helper = `package %s
+
+import (
+	"os"
+	"strconv"
+)
+
+// off reports whether a rule is switched off in this process.
+func off(rule int) bool { return os.Getenv(%q) == strconv.Itoa(rule) }
+`
+
 // Write puts the changed files into dir and returns the file that `go build -overlay` wants.
 func Write(root, dir string, switches ...Switch) (overlay string, err error) {
 	changed, err := Apply(root, switches...)
 	if err != nil {
 		return "", err
+	}
+	for file := range maps.Clone(changed) {
+		at := filepath.Dir(file)
+		changed[filepath.Join(at, "off_in_a_campaign.go")] = fmt.Sprintf(helper, filepath.Base(at), variable)
 	}
 	replace := map[string]string{}
 	for file, text := range changed {

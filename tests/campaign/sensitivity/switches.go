@@ -18,7 +18,7 @@ type Plan struct {
 	Calm int
 }
 
-// An Edit is a replacement in one file.
+// An Edit is a replacement in one file. What is new may ask off(rule), which Write adds to the package.
 type Edit struct {
 	File     string // from the root of the repository
 	Old, New string
@@ -31,93 +31,93 @@ func All() []Switch {
 			Rule: 0, Off: "no sign of a restored cluster is looked for; watches are resumed where they were",
 			Plan: Plan{Faults: "older-copy", Edges: 3, Pods: 3},
 			Edits: []Edit{
-				{"cloud/internal/kube/revision.go", "\tcase first:\n", "\tcase first || true:\n"},
-				{"cloud/internal/kube/reflector.go", "case !initial && f.isBroken():", "case false && !initial && f.isBroken():"},
+				{"cloud/internal/kube/revision.go", "\tcase first:\n", "\tcase first || off(0):\n"},
+				{"cloud/internal/kube/reflector.go", "case !initial && f.isBroken():", "case !off(0) && !initial && f.isBroken():"},
 			},
 		},
 		{
 			Rule: 1, Off: "writes are not tied to a version, and the epoch is looked at on acquire and renewal alone",
 			Plan: Plan{Faults: "late", Edges: 4, Pods: 3},
 			Edits: []Edit{
-				{"cloud/internal/fence/fence.go", "func Check(ctx context.Context, client Client, s Session) error {\n", "func Check(ctx context.Context, client Client, s Session) error {\n\tif client != nil {\n\t\treturn nil\n\t}\n"},
-				{"cloud/internal/relay/fence.go", "withPreconditions(w.GetBody(), w.GetUid(), version)", "withPreconditions(w.GetBody(), w.GetUid(), \"\")"},
-				{"cloud/internal/relay/event.go", "withPreconditions(patch, \"\", version)", "withPreconditions(patch, \"\", \"\")"},
+				{"cloud/internal/fence/fence.go", "func Check(ctx context.Context, client Client, s Session) error {\n", "func Check(ctx context.Context, client Client, s Session) error {\n\tif off(1) {\n\t\treturn nil\n\t}\n"},
+				{"cloud/internal/relay/fence.go", "withPreconditions(w.GetBody(), w.GetUid(), version)", "withPreconditions(w.GetBody(), w.GetUid(), map[bool]string{false: version}[off(1)])"},
+				{"cloud/internal/relay/event.go", "withPreconditions(patch, \"\", version)", "withPreconditions(patch, \"\", map[bool]string{false: version}[off(1)])"},
 			},
 		},
 		{
 			Rule: 2, Off: "reports are written without a look at the epoch",
 			Plan: Plan{Faults: "late", Edges: 6, Pods: 1},
 			Edits: []Edit{
-				{"cloud/internal/aggregate/confirm.go", "\tunknown := map[string]fence.Session{}\n", "\tunknown := map[string]fence.Session{}\n\tif sessions != nil {\n\t\treturn nil\n\t}\n"},
+				{"cloud/internal/aggregate/confirm.go", "\tunknown := map[string]fence.Session{}\n", "\tunknown := map[string]fence.Session{}\n\tif off(2) {\n\t\treturn nil\n\t}\n"},
 			},
 		},
 		{
 			Rule: 3, Off: "a cloudcore compares although its watch lags behind what the edge holds",
 			Plan: Plan{Faults: "lag,kill-cloud,cut,pause-edge", Edges: 4, Pods: 3},
 			Edits: []Edit{
-				{"cloud/internal/publish/transition.go", "\tvar out map[kube.Key]uint64\n", "\tvar out map[kube.Key]uint64\n\tif ours != nil {\n\t\treturn nil\n\t}\n"},
-				{"cloud/internal/publish/transition.go", "\tif c.written > 0 {\n", "\tif false && c.written > 0 {\n"},
+				{"cloud/internal/publish/transition.go", "\tvar out map[kube.Key]uint64\n", "\tvar out map[kube.Key]uint64\n\tif off(3) {\n\t\treturn nil\n\t}\n"},
+				{"cloud/internal/publish/transition.go", "\tif c.written > 0 {\n", "\tif !off(3) && c.written > 0 {\n"},
 			},
 		},
 		{
 			Rule: 4, Off: "one bad record, and nothing of the store is kept",
 			Plan: Plan{Faults: "bad-record", Edges: 3, Pods: 3},
 			Edits: []Edit{
-				{"edge/internal/store/salvage.go", "\tswitch len(trees) {\n", "\tswitch min(len(trees), 0) {\n"},
+				{"edge/internal/store/salvage.go", "\tswitch len(trees) {\n", "\tswitch map[bool]int{false: len(trees)}[off(4)] {\n"},
 			},
 		},
 		{
 			Rule: 5, Off: "an entry that was sent and then merged keeps its id, also while it is under way",
 			Plan: Plan{Faults: "cut,thin,pause-edge,kill-cloud", Edges: 4, Pods: 3},
 			Edits: []Edit{
-				{"edge/internal/meta/batch.go", "\tif !last.sent {\n", "\tif !last.sent || last.event() {\n"},
-				{"edge/internal/meta/event.go", "under := m.outbox.inflight[last.id]; !under {", "under := m.outbox.inflight[last.id]; !under || under {"},
+				{"edge/internal/meta/batch.go", "\tif !last.sent {\n", "\tif !last.sent || off(5) && last.event() {\n"},
+				{"edge/internal/meta/event.go", "under := m.outbox.inflight[last.id]; !under {", "under := m.outbox.inflight[last.id]; !under || off(5) {"},
 			},
 		},
 		{
 			Rule: 6, Off: "the first 403 is believed, and the second one confirms it",
 			Plan: Plan{Faults: "deny,kill-plane", Edges: 4, Pods: 3},
 			Edits: []Edit{
-				{"cloud/internal/publish/judge.go", "graceRefused = 30 * time.Second", "graceRefused = 0 * time.Second"},
-				{"cloud/internal/kube/objectstate.go", "graceForbidden = 30 * time.Second", "graceForbidden = 0 * time.Second"},
-				{"cloud/internal/relay/queue.go", "believeForbidden = 30 * time.Second", "believeForbidden = 0 * time.Second"},
+				{"cloud/internal/publish/interest.go", "verdict{grace: graceRefused,", "verdict{grace: map[bool]time.Duration{false: graceRefused}[off(6)],"},
+				{"cloud/internal/kube/objectstate.go", "time.Since(m.refusedSince) >= graceForbidden", "(off(6) || time.Since(m.refusedSince) >= graceForbidden)"},
+				{"cloud/internal/relay/queue.go", "case now.Sub(j.forbidden) < believeForbidden:", "case !off(6) && now.Sub(j.forbidden) < believeForbidden:"},
 			},
 		},
 		{
 			Rule: 7, Off: "a heartbeat counts for 25 s, whatever the session's keepalive",
 			Plan: Plan{Faults: "cut,kill-edge", Edges: 3, Pods: 1, Calm: 60},
 			Edits: []Edit{
-				{"cloud/internal/relay/lease.go", "return max(5*l.link.Keepalive()/2, 25*time.Second)", "return 25 * time.Second"},
+				{"cloud/internal/relay/lease.go", "\treturn max(5*l.link.Keepalive()/2, 25*time.Second)", "\tif off(7) {\n\t\treturn 25 * time.Second\n\t}\n\treturn max(5*l.link.Keepalive()/2, 25*time.Second)"},
 			},
 		},
 		{
 			Rule: 8, Off: "no call of cloudcore's for a node has a timeout",
 			Plan: Plan{Faults: "isolate,refuse", Edges: 4, Pods: 3},
 			Edits: []Edit{
-				{"cloud/internal/relay/queue.go", "context.WithTimeout(ctx, attemptTimeout)", "context.WithTimeout(ctx, 1000*attemptTimeout)"},
-				{"cloud/internal/relay/lease.go", "\tctx, cancel := context.WithTimeout(ctx, leaseTimeout)", "\tctx, cancel := context.WithTimeout(ctx, 1000*leaseTimeout)"},
-				{"cloud/internal/relay/lease.go", "\tattempt, cancel := context.WithTimeout(ctx, leaseTimeout)", "\tattempt, cancel := context.WithTimeout(ctx, 1000*leaseTimeout)"},
+				{"cloud/internal/relay/queue.go", "context.WithTimeout(ctx, attemptTimeout)", "context.WithTimeout(ctx, map[bool]time.Duration{false: attemptTimeout, true: time.Hour}[off(8)])"},
+				{"cloud/internal/relay/lease.go", "\tctx, cancel := context.WithTimeout(ctx, leaseTimeout)", "\tctx, cancel := context.WithTimeout(ctx, map[bool]time.Duration{false: leaseTimeout, true: time.Hour}[off(8)])"},
+				{"cloud/internal/relay/lease.go", "\tattempt, cancel := context.WithTimeout(ctx, leaseTimeout)", "\tattempt, cancel := context.WithTimeout(ctx, map[bool]time.Duration{false: leaseTimeout, true: time.Hour}[off(8)])"},
 			},
 		},
 		{
 			Rule: 9, Off: "events about one object are written in any order",
 			Plan: Plan{Faults: "refuse,cut", Edges: 4, Pods: 3},
 			Edits: []Edit{
-				{"cloud/internal/relay/queue.go", "w.GetResource().GetResource() == \"events\" && w.GetUid() != \"\"", "false && w.GetUid() != \"\""},
+				{"cloud/internal/relay/queue.go", "w.GetResource().GetResource() == \"events\" && w.GetUid() != \"\"", "!off(9) && w.GetResource().GetResource() == \"events\" && w.GetUid() != \"\""},
 			},
 		},
 		{
 			Rule: 10, Off: "the watch of an object is opened again without a pause",
 			Plan: Plan{Faults: "down", Edges: 4, Pods: 3},
 			Edits: []Edit{
-				{"cloud/internal/kube/objectstream.go", "base := min(50*time.Millisecond<<min(failures, 8), 10*time.Second)", "base := time.Duration(2 + 0*failures)"},
+				{"cloud/internal/kube/objectstream.go", "base := min(50*time.Millisecond<<min(failures, 8), 10*time.Second)", "base := min(50*time.Millisecond<<min(failures, 8), 10*time.Second)\n\t\tif off(10) {\n\t\t\tbase = 2\n\t\t}"},
 			},
 		},
 		{
 			Rule: 11, Off: "what was synced is not after a fail-over, until the other replica says so",
 			Plan: Plan{Faults: "cut,kill-cloud,lag", Edges: 4, Pods: 3},
 			Edits: []Edit{
-				{"edge/internal/meta/meta.go", "\t\t\tm.sender.wantInterests()\n", "\t\t\tm.sender.wantInterests()\n\t\t\tfor _, i := range m.interests {\n\t\t\t\ti.synced = false\n\t\t\t}\n"},
+				{"edge/internal/meta/meta.go", "\t\t\tm.sender.wantInterests()\n", "\t\t\tm.sender.wantInterests()\n\t\t\tfor _, i := range m.interests {\n\t\t\t\ti.synced = i.synced && !off(11)\n\t\t\t}\n"},
 			},
 		},
 	}
