@@ -53,21 +53,13 @@ func Run(ctx context.Context, o Options) (Result, error) {
 		viewers.Wait()
 		return Result{}, err
 	}
-	for _, e := range s.edges {
-		for n := range o.Pods {
-			slot := newSlot(s, e.name, n)
-			clients.Go(func() { slot.run(work) })
-		}
-		a := &agent{s: s, edge: e}
-		viewers.Go(func() { a.run(ctx, work) })
-	}
-	for _, e := range s.edges[len(s.edges)-o.Calm:] {
-		viewers.Go(func() { s.watchReady(ctx, e) })
-	}
+	s.populate(ctx, work, &clients, &viewers)
 	playing, found := context.WithCancel(ctx)
 	defer found()
+	looking, enough := context.WithCancel(ctx)
+	defer enough()
 	if o.UntilFound {
-		viewers.Go(func() { s.look(playing, found) })
+		viewers.Go(func() { s.look(looking, found) })
 	}
 	began := time.Now()
 	err = s.breakThings(playing, Plan(o))
@@ -80,7 +72,7 @@ func Run(ctx context.Context, o Options) (Result, error) {
 		viewers.Wait()
 		return Result{History: h, Violations: h.SoFar(), Played: played}, nil
 	}
-	found()
+	enough() // what the schedule has begun, such as starting edgecores that end, goes on
 	quiet()
 	clients.Wait()
 	var result Result
@@ -96,11 +88,27 @@ func Run(ctx context.Context, o Options) (Result, error) {
 	return result, s.keep(result)
 }
 
+// populate starts the clients, which end with work, and those who report and watch, which end with ctx.
+func (s *system) populate(ctx, work context.Context, clients, viewers *sync.WaitGroup) {
+	for _, e := range s.edges {
+		for n := range s.options.Pods {
+			slot := newSlot(s, e.name, n)
+			clients.Go(func() { slot.run(work) })
+		}
+		a := &agent{s: s, edge: e}
+		viewers.Go(func() { a.run(ctx, work) })
+	}
+	for _, e := range s.edges[len(s.edges)-s.options.Calm:] {
+		viewers.Go(func() { s.watchReady(ctx, e) })
+	}
+}
+
 // look ends the schedule once something is found.
 func (s *system) look(ctx context.Context, found func()) {
 	for ; ctx.Err() == nil; pause(ctx, 5*time.Second) {
 		if len(s.recorder.History().SoFar()) > 0 {
 			found()
+			return
 		}
 	}
 }
