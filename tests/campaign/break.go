@@ -13,8 +13,6 @@ import (
 	"syscall"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/skerry-io/skerry/tests/campaign/history"
 	"github.com/skerry-io/skerry/tests/campaign/line"
 	"github.com/skerry-io/skerry/tests/cluster"
@@ -73,8 +71,6 @@ func (s *system) break1(ctx context.Context, step Step) error {
 		return stand(ctx, &s.clouds[step.Target].daemon, step.For)
 	case PauseEdge:
 		return stand(ctx, &s.edges[step.Target].daemon, step.For)
-	case DeleteNode:
-		return s.deleteNode(ctx, s.edges[step.Target], step.For)
 	case Cut, Silent, Thin:
 		state := map[Fault]line.State{Cut: {Cut: true}, Silent: {Silent: true}, Thin: {Rate: 4 << 10}}[step.Fault]
 		l := s.edges[step.Target].line
@@ -104,18 +100,6 @@ func (s *system) break1(ctx context.Context, step Step) error {
 	case OlderCopy:
 		return s.goBack(ctx, step.For)
 	}
-	return nil
-}
-
-// deleteNode deletes the Node of an edge without a link, unless kube-apiserver is away. The device must
-// register it again.
-func (s *system) deleteNode(ctx context.Context, e *edge, length time.Duration) error {
-	e.line.Set(line.State{Cut: true})
-	defer e.line.Set(line.State{})
-	once, cancel := context.WithTimeout(ctx, requestPatience)
-	defer cancel()
-	_ = s.client.CoreV1().Nodes().Delete(once, e.name, metav1.DeleteOptions{})
-	pause(ctx, length)
 	return nil
 }
 
@@ -271,9 +255,6 @@ func (s *system) goBack(ctx context.Context, after time.Duration) error {
 	b, err := s.plane.Backup(ctx)
 	if err != nil {
 		return err
-	}
-	for _, e := range s.edges[:min(len(s.edges), 4)] {
-		s.makeLost(ctx, e, r.At)
 	}
 	pause(ctx, after)
 	if err := s.plane.Restore(ctx, b); err != nil {

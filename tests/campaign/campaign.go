@@ -5,6 +5,9 @@
 // It owns the processes and one directory, and ends the processes with its own. A seed gives the same
 // schedule and the same clients again, though not the same moments: the system under test has a clock
 // of its own. Run is called once for each campaign; several may run side by side.
+//
+// It is above 2,500 lines because faults, clients and what stands for kubelets and agents work on one
+// system, whose parts they all need.
 package campaign
 
 import (

@@ -94,16 +94,6 @@ func (c *slot) countUp(ctx context.Context) {
 	// Without an answer the value may be there or not: it is seen in the cloud then, where nothing lags.
 }
 
-// lost begins the names of pods that a restored cluster has not. No client ever touches them: that they are
-// gone must come down by itself.
-const lost = "lost-"
-
-// makeLost makes a pod on an edge that a copy of etcd's data, made at copied, does not have.
-func (s *system) makeLost(ctx context.Context, e *edge, copied time.Duration) {
-	c := &slot{s: s, node: e.name, name: fmt.Sprintf("%s%s-%d", lost, e.name, copied.Milliseconds())}
-	_, _ = c.create(ctx) // kube-apiserver may be in another trouble
-}
-
 // create makes a pod and gives its uid.
 func (c *slot) create(ctx context.Context) (types.UID, bool) {
 	pod := &corev1.Pod{
