@@ -189,7 +189,12 @@ func (r *run) sync(ctx context.Context) (again time.Duration, err error) {
 			again = left
 		}
 	}
-	errs = append(errs, r.tryNew(ctx, roles), r.report(ctx, f, roles, errors.Join(programmed, applied)))
+	errs = append(errs, r.tryNew(ctx, roles))
+	soon, reported := r.report(ctx, f, roles, errors.Join(programmed, applied))
+	if soon > 0 && (again == 0 || soon < again) {
+		again = soon
+	}
+	errs = append(errs, reported)
 	r.mu.Lock()
 	r.looked = ordered
 	r.mu.Unlock()

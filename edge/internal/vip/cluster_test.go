@@ -390,9 +390,6 @@ func newSite(t testing.TB, nodes int) *site {
 	if testing.Short() {
 		t.Skip("takes its time")
 	}
-	if t, ok := t.(*testing.T); ok && inGuest() {
-		t.Parallel() // most of it is waiting
-	}
 	if _, err := exec.LookPath("keepalived"); err != nil {
 		t.Skip("needs keepalived")
 	}
@@ -464,14 +461,16 @@ func (n *node) kill() {
 	n.cmd = nil
 }
 
-func (n *node) killKeepalived() {
+func (n *node) killKeepalived() { n.signalKeepalived(syscall.SIGKILL) }
+
+func (n *node) signalKeepalived(s syscall.Signal) {
 	for _, f := range []string{"keepalived.pid", "vrrp.pid"} {
 		raw, err := os.ReadFile(filepath.Join(n.dir, "run", f))
 		if err != nil {
 			continue
 		}
 		if pid, err := strconv.Atoi(strings.TrimSpace(string(raw))); err == nil {
-			_ = syscall.Kill(pid, syscall.SIGKILL)
+			_ = syscall.Kill(pid, s)
 		}
 	}
 }
@@ -558,6 +557,13 @@ func (s *site) other(n *node) *node {
 // inGuest reports whether the test runs in user-mode Linux, which has one processor, and pays for each page fault and each switch between processes: what asks all the while
 // leaves nothing to what it waits for.
 func inGuest() bool { return os.Getenv(planeEnv) != "" }
+
+// sideBySide lets a test run beside others there: most of it is waiting. One that is about a first election, which has its time (firstElection), needs the processor for itself.
+func sideBySide(t *testing.T) {
+	if inGuest() {
+		t.Parallel()
+	}
+}
 
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()

@@ -4,8 +4,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/edge/internal/kernel/logind/logindtest"
@@ -180,4 +183,26 @@ func TestTraps_21_ShutdownHandsOver(t *testing.T) {
 	h.boot++
 	h.start()
 	eventually(t, "after the boot it is a backup", func() bool { return h.report(theVIP).State == v1alpha1.VIPBackup })
+}
+
+// A node confirms that it dropped an address once it has: keepalived may take its time.
+func TestReleasedOnceDropped(t *testing.T) {
+	s := newSite(t, 2)
+	v := s.vip()
+	s.give(v)
+	s.start()
+	h := s.one()
+	h.signalKeepalived(syscall.SIGSTOP) // it is not killed: its successor would clean up
+	defer h.signalKeepalived(syscall.SIGCONT)
+	now := metav1.Now()
+	v.DeletionTimestamp, v.Finalizers = &now, []string{v1alpha1.VirtualIPFinalizer}
+	s.give(v)
+	eventually(t, "the holder confirms", func() bool {
+		had := h.has(theVIP) // before its word is read
+		released := h.report(theVIP).State == v1alpha1.VIPReleased
+		if released && h.has(theVIP) {
+			t.Fatal("it says that it dropped the address and has it")
+		}
+		return released && !had
+	})
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -42,6 +43,7 @@ func (nobody) States() map[string]keepalived.State                { return nil }
 func (nobody) Changed() <-chan struct{}                           { return nil }
 func (nobody) Problems() map[string]error                         { return nil }
 func (nobody) ExtraProblem() error                                { return nil }
+func (nobody) Leaving() ([]netip.Addr, error)                     { return nil, nil }
 func (nobody) Restarts() uint64                                   { return 0 }
 
 // pipes is a listener of connections within the process.

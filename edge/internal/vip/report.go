@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,8 +18,11 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
-// report tells the cloud, and whoever looks at the node's events, what changed.
-func (r *run) report(ctx context.Context, f Facts, roles []Role, programmed error) error {
+// dropPause is how soon it is looked again whether an address that was given up has gone.
+const dropPause = 500 * time.Millisecond
+
+// report tells the cloud, and whoever looks at the node's events, what changed. It looks again while an address that was given up is there.
+func (r *run) report(ctx context.Context, f Facts, roles []Role, programmed error) (again time.Duration, err error) {
 	states := r.cfg.Elector.States()
 	now := metav1.Now().Rfc3339Copy()
 	entries := map[string]reported{}
@@ -40,8 +45,11 @@ func (r *run) report(ctx context.Context, f Facts, roles []Role, programmed erro
 		e := entry(f, role, state, programmed)
 		entries[role.VIP.Name] = reported{uid: role.VIP.UID, entry: e}
 	}
+	// An address is given to another Service once all nodes have said that they dropped it.
+	leaving, leavingErr := r.cfg.Elector.Leaving()
 	for _, v := range f.VIPs {
-		if v.DeletionTimestamp != nil && programmed == nil {
+		address, _ := netip.ParseAddr(v.Spec.Address)
+		if v.DeletionTimestamp != nil && programmed == nil && leavingErr == nil && !slices.Contains(leaving, address) {
 			entries[v.Name] = reported{uid: v.UID, entry: v1alpha1.VirtualIPNodeStatus{Name: f.Node, State: v1alpha1.VIPReleased, Programmed: true}}
 		}
 	}
@@ -49,7 +57,7 @@ func (r *run) report(ctx context.Context, f Facts, roles []Role, programmed erro
 	for _, v := range f.VIPs {
 		byName[v.Name] = v
 	}
-	var errs []error
+	errs := []error{leavingErr}
 	r.mu.Lock()
 	old := r.entries
 	r.mu.Unlock()
@@ -83,7 +91,10 @@ func (r *run) report(ctx context.Context, f Facts, roles []Role, programmed erro
 	r.mu.Lock()
 	r.entries = entries
 	r.mu.Unlock()
-	return errors.Join(errs...)
+	if len(leaving) > 0 {
+		again = dropPause
+	}
+	return again, errors.Join(errs...)
 }
 
 func ref(name string) object.Ref {

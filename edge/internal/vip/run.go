@@ -41,6 +41,8 @@ type Elector interface {
 	Changed() <-chan struct{}
 	Problems() map[string]error
 	ExtraProblem() error
+	// Leaving are addresses that were given up and are on the device still.
+	Leaving() ([]netip.Addr, error)
 	Restarts() uint64
 }
 

@@ -101,8 +101,10 @@ func TestVIPs_14_OneHolder(t *testing.T) {
 }
 
 func TestVIPs_15_HolderPoweredOff(t *testing.T) {
+	sideBySide(t)
 	for name, advert := range map[string]time.Duration{"every second": time.Second, "five a second": 200 * time.Millisecond} {
 		t.Run(name, func(t *testing.T) {
+			sideBySide(t)
 			s := newSite(t, 2)
 			v := s.vip()
 			v.Spec.AdvertisementInterval = metav1.Duration{Duration: advert}
@@ -122,6 +124,7 @@ func TestVIPs_15_HolderPoweredOff(t *testing.T) {
 }
 
 func TestVIPs_16_GracefulStop(t *testing.T) {
+	sideBySide(t)
 	s := newSite(t, 2)
 	s.give(s.vip())
 	s.start()
@@ -138,6 +141,7 @@ func TestVIPs_16_GracefulStop(t *testing.T) {
 }
 
 func TestVIPs_17_AgentKilled(t *testing.T) {
+	sideBySide(t)
 	s := newSite(t, 2)
 	s.give(s.vip())
 	s.start()
@@ -162,6 +166,7 @@ func TestVIPs_17_AgentKilled(t *testing.T) {
 }
 
 func TestVIPs_18_LastLocalPodUnready(t *testing.T) {
+	sideBySide(t)
 	s := newSite(t, 2)
 	s.give(s.vip())
 	s.start()
@@ -187,6 +192,7 @@ func TestVIPs_18_LastLocalPodUnready(t *testing.T) {
 }
 
 func TestVIPs_19_PodRestartsWithNewAddress(t *testing.T) {
+	sideBySide(t)
 	s := newSite(t, 1)
 	s.give(s.vip())
 	s.start()
@@ -207,6 +213,7 @@ func TestVIPs_19_PodRestartsWithNewAddress(t *testing.T) {
 
 // Scenario 21: all nodes lose power, and come back without the cloud. Their stores still call the old containers ready.
 func TestVIPs_21_PoolRebootsOffline(t *testing.T) {
+	sideBySide(t)
 	s := newSite(t, 2)
 	s.give(s.vip())
 	s.start()
@@ -242,6 +249,7 @@ func TestVIPs_21_PoolRebootsOffline(t *testing.T) {
 }
 
 func TestVIPs_22_CarrierLost(t *testing.T) {
+	sideBySide(t)
 	s := newSite(t, 2)
 	s.give(s.vip())
 	s.start()
@@ -258,6 +266,7 @@ func TestVIPs_22_CarrierLost(t *testing.T) {
 }
 
 func TestVIPs_23_PartitionAndHeal(t *testing.T) {
+	sideBySide(t)
 	s := newSite(t, 2)
 	s.give(s.vip())
 	s.start()
@@ -272,8 +281,10 @@ func TestVIPs_23_PartitionAndHeal(t *testing.T) {
 }
 
 func TestVIPs_24_OldHolderReturns(t *testing.T) {
+	sideBySide(t)
 	for name, preferred := range map[string]bool{"no preference": false, "preferred": true} {
 		t.Run(name, func(t *testing.T) {
+			sideBySide(t)
 			s := newSite(t, 2)
 			v := s.vip()
 			if preferred {
@@ -304,6 +315,7 @@ func TestVIPs_24_OldHolderReturns(t *testing.T) {
 
 // Scenario 25, the node's part: what is deleted is dropped, confirmed and forgotten; what is changed follows; others' things stay.
 func TestVIPs_25_DroppedAndConfirmed(t *testing.T) {
+	sideBySide(t)
 	s := newSite(t, 2)
 	n := s.nodes[0]
 	n.host.Shell("iptables -t nat -N OTHERS; iptables -t nat -A PREROUTING -j OTHERS; ip addr add 10.79.0.50/32 dev lan0")

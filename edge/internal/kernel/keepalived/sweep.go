@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
@@ -107,6 +108,36 @@ func (d *Daemon) sweepLocked(all bool) error {
 		errs = append(errs, d.writeOwned(kept))
 	}
 	return errors.Join(errs...)
+}
+
+// Leaving are the addresses that no instance has any more and that are still on an interface: keepalived reads a change of its configuration when it comes to it, and tells the others
+// before it takes an address away.
+func (d *Daemon) Leaving() ([]netip.Addr, error) {
+	places, err := d.owned()
+	if err != nil {
+		return nil, err
+	}
+	d.statesMu.Lock()
+	names := maps.Clone(d.names)
+	d.statesMu.Unlock()
+	var left []netip.Addr
+	for _, p := range places {
+		governed := false
+		for _, all := range names {
+			governed = governed || slices.Contains(all, p.address)
+		}
+		if governed {
+			continue
+		}
+		present, err := remove(p, false)
+		if err != nil {
+			return nil, err
+		}
+		if present {
+			left = append(left, p.address)
+		}
+	}
+	return left, nil
 }
 
 // remove takes an address from its interface if it is there, whole (/32 or /128): a shorter prefix is somebody else's doing. present says that it was there.
