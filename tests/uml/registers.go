@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"os/exec"
 	"runtime"
+	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -26,7 +28,14 @@ func start(cmd *exec.Cmd) error {
 			result <- err
 			return
 		}
-		result <- cmd.Start()
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+		err := cmd.Start()
+		if err == nil {
+			// With automatic groups a session's processes have their priority among themselves, and the session one among sessions (sched(7)). A kernel without
+			// them has no such file.
+			_ = os.WriteFile(fmt.Sprintf("/proc/%d/autogroup", cmd.Process.Pid), []byte("-15"), 0)
+		}
+		result <- err
 	}()
 	return <-result
 }
@@ -51,7 +60,7 @@ func onOneProcessor() error {
 	if err := unix.SchedSetaffinity(0, &one); err != nil {
 		return fmt.Errorf("choosing a processor: %w", err)
 	}
-	if err := unix.Setpriority(unix.PRIO_PROCESS, 0, -10); err != nil {
+	if err := unix.Setpriority(unix.PRIO_PROCESS, 0, -15); err != nil {
 		return fmt.Errorf("raising the priority: %w", err)
 	}
 	return nil
