@@ -50,9 +50,10 @@ const (
 // hostile attacks cloudcore by links of nodes with certificates, and then by handshakes; each figure stands beside the same without an attack, in turns.
 func (s *bench) hostile(b *testing.B) {
 	s.up(b)
+	before := load() // of other work on the machine
 	s.admit(b)
 	defer s.dismiss(b)
-	s.hostileLinks(b)
+	s.hostileLinks(b, before)
 	s.hostileHandshakes(b)
 }
 
@@ -138,7 +139,7 @@ func (s *bench) address(b *testing.B) string {
 	return ""
 }
 
-func (s *bench) hostileLinks(b *testing.B) {
+func (s *bench) hostileLinks(b *testing.B, before float64) {
 	p := pod("changes", edge)
 	s.start(b, p)
 	defer s.remove(b, p)
@@ -186,7 +187,7 @@ func (s *bench) hostileLinks(b *testing.B) {
 	memory.note = fmt.Sprintf("in each round 50 nodes with certificates do what edgecore never does for some 20 s, over both transports: a fifth reads none of 15 answers of a megabyte, the others flood with events, "+
 		"interests, reports and statuses of half a megabyte, as fast as they are answered. In the last: %s. The limit is that of manifests/deployment.", did)
 	change.note = fmt.Sprintf("the attackers' own process has the least share of the machine's processors, but kube-apiserver and cloudcore serve them beside the others: a watch straight at kube-apiserver, "+
-		"without cloudcore between, has a 99th percentile of %.3g ms under the attack and of %.3g ms without it.", median(direct), median(directQuiet))
+		"without cloudcore between, has a 99th percentile of %.3g ms under the attack and of %.3g ms without it. Before the row the load average was %.2g.", median(direct), median(directQuiet), before)
 	s.rows = append(s.rows, memory, change)
 }
 

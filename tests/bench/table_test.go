@@ -184,8 +184,16 @@ func machine() string {
 	if unix.Sysinfo(&info) == nil {
 		memory = strconv.FormatUint(info.Totalram*uint64(info.Unit)>>30, 10)
 	}
-	return fmt.Sprintf("%d cores (%s), %s GiB of memory, %s, %s; the load average was %.2g", runtime.NumCPU(), runtime.GOARCH, memory, release, runtime.Version(),
-		float64(info.Loads[0])/(1<<16)) // sysinfo(2): fixed-point, 16 bits
+	return fmt.Sprintf("%d cores (%s), %s GiB of memory, %s, %s; the load average was %.2g", runtime.NumCPU(), runtime.GOARCH, memory, release, runtime.Version(), load())
+}
+
+// load is the load average of the last minute.
+func load() float64 {
+	var info unix.Sysinfo_t
+	if unix.Sysinfo(&info) != nil {
+		return 0
+	}
+	return float64(info.Loads[0]) / (1 << 16) // sysinfo(2): fixed-point, 16 bits
 }
 
 func TestPage(t *testing.T) {
