@@ -50,7 +50,7 @@ const (
 // hostile attacks cloudcore by links of nodes with certificates, and then by handshakes; each figure stands beside the same without an attack, in turns.
 func (s *bench) hostile(b *testing.B) {
 	s.up(b)
-	before := load() // of other work on the machine
+	before := loadAverage() // of other work on the machine
 	s.admit(b)
 	defer s.dismiss(b)
 	s.hostileLinks(b, before)

@@ -184,11 +184,11 @@ func machine() string {
 	if unix.Sysinfo(&info) == nil {
 		memory = strconv.FormatUint(info.Totalram*uint64(info.Unit)>>30, 10)
 	}
-	return fmt.Sprintf("%d cores (%s), %s GiB of memory, %s, %s; the load average was %.2g", runtime.NumCPU(), runtime.GOARCH, memory, release, runtime.Version(), load())
+	return fmt.Sprintf("%d cores (%s), %s GiB of memory, %s, %s; the load average was %.2g", runtime.NumCPU(), runtime.GOARCH, memory, release, runtime.Version(), loadAverage())
 }
 
-// load is the load average of the last minute.
-func load() float64 {
+// loadAverage is the load average of the last minute.
+func loadAverage() float64 {
 	var info unix.Sysinfo_t
 	if unix.Sysinfo(&info) != nil {
 		return 0
