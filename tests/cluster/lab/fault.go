@@ -43,22 +43,30 @@ func SetCut(router host.Host, n int, c Cut) error {
 	if err != nil {
 		return fmt.Errorf("switching %s: %w", upName(n), err)
 	}
-	return router.Do(func() error {
-		t, err := iptables.New()
+	six := false
+	err = router.Do(func() error {
+		all, err := families(chainCut)
 		if err != nil {
-			return fmt.Errorf("looking for iptables: %w", err)
+			return err
 		}
+		six = len(all) == 2
 		var errs []error
-		for _, direction := range []string{"-i", "-o"} {
-			rule := []string{direction, upName(n), "-j", "DROP"}
-			if c == Silent {
-				errs = append(errs, t.AppendUnique("filter", chainCut, rule...))
-			} else {
-				errs = append(errs, t.DeleteIfExists("filter", chainCut, rule...))
+		for _, t := range all {
+			for _, direction := range []string{"-i", "-o"} {
+				rule := []string{direction, upName(n), "-j", "DROP"}
+				if c == Silent {
+					errs = append(errs, t.AppendUnique("filter", chainCut, rule...))
+				} else {
+					errs = append(errs, t.DeleteIfExists("filter", chainCut, rule...))
+				}
 			}
 		}
 		return errors.Join(errs...)
 	})
+	if err == nil && six && c != Carrier {
+		err = address(router, upName(n), gateway6(n)) // an interface that goes down loses its IPv6 addresses
+	}
+	return err
 }
 
 // Shape is how thin an uplink is. The zero Shape is as fast as the machine.
@@ -80,29 +88,37 @@ func SetShape(router, edge host.Host, n int, s Shape) error {
 		}
 	}
 	return router.Do(func() error {
-		t, err := iptables.New()
+		all, err := families(chainLoss)
 		if err != nil {
-			return fmt.Errorf("looking for iptables: %w", err)
-		}
-		rules, err := t.List("filter", chainLoss)
-		if err != nil {
-			return fmt.Errorf("listing the rules of %s: %w", chainLoss, err)
+			return err
 		}
 		var errs []error
-		// From the last to the first, since numbers shift. The first line is the chain's own (-N).
-		for i := len(rules) - 1; i >= 1; i-- {
-			if concerns(rules[i], upName(n)) {
-				errs = append(errs, t.DeleteById("filter", chainLoss, i))
-			}
-		}
-		if s.Loss > 0 {
-			for _, direction := range []string{"-i", "-o"} {
-				errs = append(errs, t.Append("filter", chainLoss, direction, upName(n),
-					"-m", "statistic", "--mode", "random", "--probability", strconv.FormatFloat(s.Loss, 'f', 6, 64), "-j", "DROP"))
-			}
+		for _, t := range all {
+			errs = append(errs, setLoss(t, upName(n), s.Loss))
 		}
 		return errors.Join(errs...)
 	})
+}
+
+func setLoss(t *iptables.IPTables, name string, loss float64) error {
+	rules, err := t.List("filter", chainLoss)
+	if err != nil {
+		return fmt.Errorf("listing the rules of %s: %w", chainLoss, err)
+	}
+	var errs []error
+	// From the last to the first, since numbers shift. The first line is the chain's own (-N).
+	for i := len(rules) - 1; i >= 1; i-- {
+		if concerns(rules[i], name) {
+			errs = append(errs, t.DeleteById("filter", chainLoss, i))
+		}
+	}
+	if loss > 0 {
+		for _, direction := range []string{"-i", "-o"} {
+			errs = append(errs, t.Append("filter", chainLoss, direction, name,
+				"-m", "statistic", "--mode", "random", "--probability", strconv.FormatFloat(loss, 'f', 6, 64), "-j", "DROP"))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // setRate puts a token bucket on what leaves the interface, or takes it off.

@@ -10,6 +10,8 @@
 //	        lan0 192.168.100.11       lan0 192.168.100.12   lan0 192.168.100.200
 //	             2001:db8:100::11          2001:db8:100::12      2001:db8:100::200
 //
+// LinkIPv6 adds IPv6 to the way from wan0 to eth0: 2001:db8:10:1::2 and 2001:db8:51::10.
+//
 // Edges can dial the cloud on the ports it offers to them, and nothing else; nobody can dial an edge through the router. Everything lives in the hosts'
 // network namespaces, so that the addresses may be the same in every trial of a machine, and it goes with them. Only the link to the machine itself needs a
 // free network there. The functions may be repeated; callers do not call them at the same time for one router.
@@ -127,32 +129,13 @@ func Router(router host.Host, ports []Port) error {
 		if err != nil {
 			return fmt.Errorf("looking for iptables: %w", err)
 		}
-		var errs []error
-		for _, chain := range []string{chainCut, chainLoss} {
-			if ok, err := t.ChainExists("filter", chain); err != nil || !ok {
-				errs = append(errs, err, t.NewChain("filter", chain))
-			}
-			errs = append(errs, t.AppendUnique("filter", "FORWARD", "-j", chain))
-		}
-		errs = append(errs,
-			t.AppendUnique("filter", "FORWARD", "-m", "conntrack", "--ctstate", "ESTABLISHED,RELATED", "-j", "ACCEPT"),
-			t.AppendUnique("nat", "POSTROUTING", "-o", cloudIface, "-j", "MASQUERADE"),
-		)
-		for _, p := range ports {
-			errs = append(errs, t.AppendUnique("filter", "FORWARD", "-o", cloudIface, "-p", p.Protocol, "--dport", strconv.Itoa(int(p.Number)), "-j", "ACCEPT"))
-		}
-		// A refusal is answered, as a company's firewall would, so that nobody waits for a time-out.
-		errs = append(errs,
-			t.AppendUnique("filter", "FORWARD", "-o", cloudIface, "-j", "REJECT"),
-			t.ChangePolicy("filter", "FORWARD", "DROP"),
-		)
-		return errors.Join(errs...)
+		return filter(t, ports)
 	})
 }
 
 // ConnectCloud gives the cloud's n-th host its address and the way to the router and the other ones. It knows no route to the edges.
 func ConnectCloud(router, cloud host.Host, n int) error {
-	return plug(router, cloudIface, "dc"+strconv.Itoa(n), cloud, "eth0", netip.PrefixFrom(Replica(n), 24))
+	return plug(router, cloudIface, "dc"+strconv.Itoa(n), cloud, "eth0", netip.PrefixFrom(Replica(n), 24), netip.PrefixFrom(Replica6(n), 64))
 }
 
 // Balance spreads what edges send to the cloud's address over its first replicas hosts, at random for each connection. It doesn't look whether anybody is there,

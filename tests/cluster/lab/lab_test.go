@@ -153,6 +153,33 @@ func TestLab(t *testing.T) {
 		must(t, lab.Balance(router, nil, 1))
 	})
 
+	t.Run("IPv6", func(t *testing.T) {
+		for range 2 {
+			must(t, lab.LinkIPv6(router, edge1, []lab.Port{{Protocol: "tcp", Number: 10000}}, 1))
+		}
+		must(t, dial(edge1, lab.Replica6(1), "10000", long))
+		if err := dial(edge1, lab.Replica6(1), "6443", long); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("a port that is not offered: want a refusal, got %v", err)
+		}
+		if err := dial(cloud, lab.Uplink6(1).Addr(), "80", short); err == nil {
+			t.Error("the cloud can dial an edge")
+		}
+		for _, cut := range []lab.Cut{lab.Carrier, lab.Silent} {
+			must(t, lab.SetCut(router, 1, cut))
+			if err := dial(edge1, lab.Replica6(1), "10000", short); err == nil {
+				t.Errorf("%s: the uplink is not cut", cut)
+			}
+			must(t, lab.SetCut(router, 1, lab.Whole))
+			must(t, dial(edge1, lab.Replica6(1), "10000", long))
+		}
+		must(t, lab.SetShape(router, edge1, 1, lab.Shape{Loss: 1}))
+		if err := dial(edge1, lab.Replica6(1), "10000", short); err == nil {
+			t.Error("nothing is lost")
+		}
+		must(t, lab.SetShape(router, edge1, 1, lab.Shape{}))
+		must(t, dial(edge1, lab.Replica6(1), "10000", long))
+	})
+
 	carrier := func(h host.Host) string {
 		links, err := h.Netlink()
 		must(t, err)

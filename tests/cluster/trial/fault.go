@@ -2,6 +2,7 @@ package trial
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -41,6 +42,20 @@ func (t *Trial) Shape(ctx context.Context, name string, shape lab.Shape) error {
 			return nil
 		}
 		return lab.SetShape(t.machine(router).Host, t.machine(name).Host, n.Number, shape)
+	})
+}
+
+// LinkIPv6 gives a node's link IPv6 beside IPv4, for as long as the trial is there.
+func (t *Trial) LinkIPv6(ctx context.Context, name string) error {
+	return t.withNode(ctx, name, func(n Node) error {
+		if err := t.change(func(s *State) { s.Hosts[name].IPv6 = true }); err != nil {
+			return err
+		}
+		r, m := t.machine(router).Host, t.machine(name)
+		if !m.Running() {
+			return nil
+		}
+		return errors.Join(lab.LinkIPv6(r, m.Host, t.offered(), n.Number), lab.SetShape(r, m.Host, n.Number, m.Shape), lab.SetCut(r, n.Number, m.Cut))
 	})
 }
 

@@ -232,7 +232,7 @@ func (t *Trial) cloudcoreFile() ([]byte, error) {
 		"kind":       "CloudCore",
 		"kubeconfig": cloudcoreKube,
 		"approver":   doc{"kubeconfig": approverKube},
-		"advertise":  []string{t.server()},
+		"advertise":  []string{t.server(), lab.Replica6(1).String()}, // the second is there once the link has IPv6
 		"usage":      doc{"listen": ":10005"},
 
 		"subresources": doc{"listen": ":10006"},

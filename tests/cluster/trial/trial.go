@@ -75,6 +75,8 @@ type Options struct {
 	InCluster bool `json:"inCluster,omitempty"`
 	// Bare, with InCluster, leaves Skerry out: there are the cluster, the load balancer and, for edges, hosts with containerd that have not joined.
 	Bare bool `json:"bare,omitempty"`
+	// IPv6 gives the edges' links to the cloud IPv6 beside IPv4. edgecore is configured with the cloud's IPv4 address all the same.
+	IPv6 bool `json:"ipv6,omitempty"`
 	// Sample runs the sample application on every edge.
 	Sample bool `json:"sample"`
 }
@@ -192,6 +194,7 @@ type Machine struct {
 	Joined bool      `json:"joined,omitempty"`
 	Cut    lab.Cut   `json:"cut,omitempty"`
 	Shape  lab.Shape `json:"shape,omitzero"`
+	IPv6   bool      `json:"ipv6,omitempty"` // LinkIPv6 was called
 	// Set are changes to this edge's edgecore.yaml beyond the trial's.
 	Set []string `json:"set,omitempty"`
 }

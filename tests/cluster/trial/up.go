@@ -207,14 +207,7 @@ func (t *Trial) bootAll(ctx context.Context) error {
 		if err := t.boot(ctx, router); err != nil {
 			return err
 		}
-		offered := ports()
-		switch {
-		case t.state.Options.InCluster:
-			offered = nil // but to its nodes, see connectNode
-		case t.state.Options.Plain > 0:
-			offered = append(offered, lab.Port{Protocol: "tcp", Number: 6443})
-		}
-		if err := lab.Router(t.machine(router).Host, offered); err != nil {
+		if err := lab.Router(t.machine(router).Host, t.offered()); err != nil {
 			return err
 		}
 		if err := lab.Balance(t.machine(router).Host, ports(), len(t.state.Options.Replicas())); err != nil {
@@ -239,6 +232,17 @@ func (t *Trial) bootAll(ctx context.Context) error {
 	}
 	t.say("hosts are up: " + strings.Join(t.Hosts(), ", "))
 	return nil
+}
+
+// offered is what edges may dial at the cloud.
+func (t *Trial) offered() []lab.Port {
+	switch {
+	case t.state.Options.InCluster:
+		return nil // but at its nodes, see connectNode
+	case t.state.Options.Plain > 0:
+		return append(ports(), lab.Port{Protocol: "tcp", Number: 6443})
+	}
+	return ports()
 }
 
 func nodeNames(nodes []Node) []string {
@@ -291,6 +295,11 @@ func (t *Trial) wire(name string) error {
 	}
 	if n.Plain && t.state.Options.InCluster {
 		if err := t.connectNode(n); err != nil {
+			return err
+		}
+	}
+	if t.state.Options.IPv6 || m.IPv6 {
+		if err := lab.LinkIPv6(r, m.Host, t.offered(), n.Number); err != nil {
 			return err
 		}
 	}
