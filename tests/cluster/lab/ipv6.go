@@ -5,15 +5,11 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"strconv"
 
 	"github.com/coreos/go-iptables/iptables"
 
 	"github.com/skerry-io/skerry/tests/cluster/host"
 )
-
-// Replica6 is the IPv6 address of the cloud's n-th host, which edges reach once LinkIPv6 was called. Its last part reads like that of Replica.
-func Replica6(n int) netip.Addr { return netip.MustParseAddr(fmt.Sprintf("2001:db8:51::%d", 9+n)) }
 
 // Uplink6 is edge n's IPv6 address behind the router.
 func Uplink6(n int) netip.Prefix {
@@ -48,26 +44,6 @@ func filter6(router host.Host, ports []Port) error {
 		}
 		return filter(t, ports)
 	})
-}
-
-// filter lets edges dial the cloud's ports, and nothing else pass. A refusal is answered, as a company's firewall would, so that no client waits for a time-out.
-func filter(t *iptables.IPTables, ports []Port) error {
-	var errs []error
-	for _, chain := range []string{chainCut, chainLoss} {
-		if ok, err := t.ChainExists("filter", chain); err != nil || !ok {
-			errs = append(errs, err, t.NewChain("filter", chain))
-		}
-		errs = append(errs, t.AppendUnique("filter", "FORWARD", "-j", chain))
-	}
-	errs = append(errs,
-		t.AppendUnique("filter", "FORWARD", "-m", "conntrack", "--ctstate", "ESTABLISHED,RELATED", "-j", "ACCEPT"),
-		t.AppendUnique("nat", "POSTROUTING", "-o", cloudIface, "-j", "MASQUERADE"),
-	)
-	for _, p := range ports {
-		errs = append(errs, t.AppendUnique("filter", "FORWARD", "-o", cloudIface, "-p", p.Protocol, "--dport", strconv.Itoa(int(p.Number)), "-j", "ACCEPT"))
-	}
-	errs = append(errs, t.AppendUnique("filter", "FORWARD", "-o", cloudIface, "-j", "REJECT"), t.ChangePolicy("filter", "FORWARD", "DROP"))
-	return errors.Join(errs...)
 }
 
 // families are the packet filters that have the chain: of IPv4, and of IPv6 where LinkIPv6 was called.

@@ -57,6 +57,9 @@ func Cloud() netip.Addr { return Replica(1) }
 // Replica is the address of the cloud's n-th host; n counts from 1.
 func Replica(n int) netip.Addr { return netip.AddrFrom4([4]byte{198, 51, 100, byte(9 + n)}) }
 
+// Replica6 is the IPv6 address of the cloud's n-th host, which edges reach once LinkIPv6 was called. Its last part reads like that of Replica.
+func Replica6(n int) netip.Addr { return netip.MustParseAddr(fmt.Sprintf("2001:db8:51::%d", 9+n)) }
+
 // Uplink is edge n's address behind its NAT; n counts from 1.
 func Uplink(n int) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 10, byte(n), 2}), 24)
@@ -131,6 +134,26 @@ func Router(router host.Host, ports []Port) error {
 		}
 		return filter(t, ports)
 	})
+}
+
+// filter lets edges dial the cloud's ports, and nothing else pass. A refusal is answered, as a company's firewall would, so that no client waits for a time-out.
+func filter(t *iptables.IPTables, ports []Port) error {
+	var errs []error
+	for _, chain := range []string{chainCut, chainLoss} {
+		if ok, err := t.ChainExists("filter", chain); err != nil || !ok {
+			errs = append(errs, err, t.NewChain("filter", chain))
+		}
+		errs = append(errs, t.AppendUnique("filter", "FORWARD", "-j", chain))
+	}
+	errs = append(errs,
+		t.AppendUnique("filter", "FORWARD", "-m", "conntrack", "--ctstate", "ESTABLISHED,RELATED", "-j", "ACCEPT"),
+		t.AppendUnique("nat", "POSTROUTING", "-o", cloudIface, "-j", "MASQUERADE"),
+	)
+	for _, p := range ports {
+		errs = append(errs, t.AppendUnique("filter", "FORWARD", "-o", cloudIface, "-p", p.Protocol, "--dport", strconv.Itoa(int(p.Number)), "-j", "ACCEPT"))
+	}
+	errs = append(errs, t.AppendUnique("filter", "FORWARD", "-o", cloudIface, "-j", "REJECT"), t.ChangePolicy("filter", "FORWARD", "DROP"))
+	return errors.Join(errs...)
 }
 
 // ConnectCloud gives the cloud's n-th host its address and the way to the router and the other ones. It knows no route to the edges.
