@@ -65,7 +65,7 @@ hostname edge-17
 
 // TestReadmeOnRealMachines runs the README's blocks "On real machines" as they stand, from a release's files: the cloud is a real cluster of two nodes that has
 // nothing of Skerry, the device a host with containerd that has not joined, and there is no registry and no Internet. In place of cloud.example.com stands the load balancer's
-// address, in place of the release's URL the bundle. The seconds of each line are logged; docs/install.md has them.
+// address, in place of the release's URL the bundle. The seconds of each line are logged.
 func TestReadmeOnRealMachines(t *testing.T) {
 	if !slices.Equal(programs(), []string{"cloudcore", "edgecore"}) {
 		t.Fatal("PROGRAMS leaves out what the README installs")
