@@ -384,6 +384,21 @@ func TestHostile_02_PatchThatDoubles(t *testing.T) {
 	}
 }
 
+// A patch that is nested thousands of levels deep is refused before a library goes through it once for each level.
+func TestHostile_02_PatchThatIsDeep(t *testing.T) {
+	nested := func(n int) []byte { return []byte(strings.Repeat(`{"a":`, n) + "1" + strings.Repeat("}", n)) }
+	if _, err := object.Patch(pod(), types.MergePatchType, nested(5000)); !errors.Is(err, object.ErrBadPatch) || !strings.Contains(err.Error(), "levels deep") {
+		t.Errorf("5,000 levels: %v", err)
+	}
+	if _, err := object.Patch(pod(), types.MergePatchType, nested(100)); err != nil && strings.Contains(err.Error(), "levels deep") {
+		t.Errorf("100 levels: %v", err)
+	}
+	brackets := []byte(`{"metadata":{"annotations":{"a":"` + strings.Repeat(`{[\"`, 1000) + `"}}}`)
+	if _, err := object.Patch(pod(), types.MergePatchType, brackets); err != nil {
+		t.Errorf("brackets in a text: %v", err)
+	}
+}
+
 func FuzzPatch(f *testing.F) {
 	f.Add(0, []byte(`{"status":{"$setElementOrder/conditions":[{"type":"A"}],"conditions":[{"type":"A","status":"True"}]}}`))
 	f.Add(1, []byte(`{"status":{"phase":null},"metadata":{"labels":{"$patch":"replace","a":"b"}}}`))

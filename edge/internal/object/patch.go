@@ -28,6 +28,30 @@ const (
 	maxCopies     = 100    // each has the document written out
 )
 
+// maxDepth is more than any object of Kubernetes is nested. The libraries go through a patch once again at each level: 30 kB of 5,000 levels kept a processor busy for seconds.
+const maxDepth = 200
+
+// tooDeep reports whether JSON is nested deeper than maxDepth. What is no JSON is refused by those who read it.
+func tooDeep(text []byte) bool {
+	depth, quoted := 0, false
+	for i := 0; i < len(text); i++ {
+		switch c := text[i]; {
+		case quoted && c == '\\':
+			i++
+		case c == '"':
+			quoted = !quoted
+		case quoted:
+		case c == '{' || c == '[':
+			if depth++; depth > maxDepth {
+				return true
+			}
+		case c == '}' || c == ']':
+			depth--
+		}
+	}
+	return false
+}
+
 // operations applies a JSON patch (RFC 6902). A copy may double the document, so that thirty of them make gigabytes of it: its size is looked at after each. The others add no more
 // than the patch holds.
 func operations(doc, body []byte) ([]byte, error) {
@@ -66,6 +90,9 @@ func Patch(obj runtime.Object, patchType types.PatchType, body []byte) (result r
 	}()
 	if len(body) > MaxRaw {
 		return nil, fmt.Errorf("%w: %d bytes, at most %d are taken", ErrBadPatch, len(body), MaxRaw)
+	}
+	if tooDeep(body) {
+		return nil, fmt.Errorf("%w: it is nested more than %d levels deep", ErrBadPatch, maxDepth)
 	}
 	original, err := JSON(obj)
 	if err != nil {
