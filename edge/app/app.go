@@ -132,7 +132,8 @@ type App struct {
 	metrics      *prometheus.Registry
 	collectors   []prometheus.Collector // of the parts
 
-	// site and contact are nil where modules.site is switched off.
+	on switched
+	// site is nil where nothing depends on it, and contact where modules.site is switched off.
 	site    *site.Holder
 	contact *contact.Agent
 	moved   chan struct{} // a device of the site may be elsewhere now

@@ -65,6 +65,10 @@ func (a *App) podNetworkParts() ([]beehive.Entry, error) {
 	return []beehive.Entry{restarted(a.newPodNetwork(), linkstate.Agents)}, nil
 }
 
+func (a *App) switchParts() ([]beehive.Entry, error) {
+	return []beehive.Entry{{Module: &switchModule{a}, Restart: beehive.Never()}}, nil
+}
+
 func (a *App) routeParts() ([]beehive.Entry, error) {
 	a.routes = a.newRoutes()
 	a.collectors = append(a.collectors, a.routes)

@@ -40,12 +40,12 @@ import (
 // newCorrection makes what corrects EndpointSlices where something on the device reads them; nil where nothing does.
 func (a *App) newCorrection() object.Corrector {
 	c := a.config.Modules
-	if !c.EdgeAPI.Enable || !c.Services.Enable && !c.Names.Enable && !c.Site.Enable {
+	if !c.EdgeAPI.Enable || a.on == (switched{}) {
 		return nil
 	}
 	config := endpoints.CorrectionConfig{NodeName: a.node}
 	config.API, _ = netip.ParseAddrPort(podsListen(c.EdgeAPI)) // the configuration's rules have refused what is none
-	if c.Names.Enable {
+	if a.on.names {
 		config.DNS, _ = netip.ParseAddrPort(c.Names.Listen)
 	}
 	if a.contact != nil {
@@ -59,7 +59,7 @@ func (a *App) newCorrection() object.Corrector {
 func (a *App) serviceParts() ([]beehive.Entry, error) {
 	c := a.config.Modules
 	config := services.Config{
-		NodeName: a.node, Enable: c.Services.Enable, API: a.api.ClientConfig(api.Identity{}), Driver: kubeproxy.New(c.Services.Mode, a.node),
+		NodeName: a.node, Enable: a.on.services, API: a.api.ClientConfig(api.Identity{}), Driver: kubeproxy.New(c.Services.Mode, a.node),
 		Memory: agent.NewMemory(a.store, string(services.Name)), Events: a.recorder(string(services.Name)),
 	}
 	entry := func(m beehive.Module, restart beehive.Restart) beehive.Entry {
@@ -81,7 +81,7 @@ func (a *App) serviceParts() ([]beehive.Entry, error) {
 		entry(e.Module, beehive.OnFailure(beehive.Backoff{})),
 		{Module: view, Restart: beehive.Never()},
 	}
-	if c.Names.Enable {
+	if a.on.names {
 		names, err := a.newNames(view)
 		if err != nil {
 			return nil, err
@@ -134,7 +134,7 @@ func hostResolvers(except netip.AddrPort) (all []netip.AddrPort) {
 func (a *App) clusterDNS() (servers []string, domain string) {
 	c := a.config.Modules.Names
 	at, err := netip.ParseAddrPort(c.Listen)
-	if !c.Enable || err != nil || at.Port() != 53 { // pods ask at port 53 and nowhere else
+	if !a.on.names || err != nil || at.Port() != 53 { // pods ask at port 53 and nowhere else
 		return nil, ""
 	}
 	return []string{at.Addr().String()}, c.Domain
@@ -157,20 +157,24 @@ func (a *App) newAPIRedirect() *agent.Module {
 // contactFile has what the devices of the site said last, for a restart of edgecore: beside its socket, where a reboot clears it.
 const contactFile = "contact.json"
 
-// newContact makes what knows the other devices of the site; nothing where that is switched off.
+// newContact makes what knows the device's site, and with it the other devices of it; nothing where that is switched off.
 func (a *App) newContact() {
 	c := a.config.Modules
-	if !c.Site.Enable {
+	if c.Site.Enable == edgeconfig.On || a.followsPool() {
+		a.site = site.New(a.node, agent.NewMemory(a.store, "site"))
+		if a.store != nil { // else the wiring is only shown
+			if err := a.site.Load(); err != nil {
+				klog.Background().Error(err, "The site comes again from the cloud")
+			}
+		}
+	}
+	if a.on = a.switches(); !a.on.site {
 		return
 	}
 	a.moved = make(chan struct{}, 1)
-	a.site = site.New(a.node, agent.NewMemory(a.store, "site"))
-	if a.store == nil { // the wiring is only shown
+	if a.store == nil {
 		a.contact = contact.New(contact.Config{Node: a.node, Site: a.site})
 		return
-	}
-	if err := a.site.Load(); err != nil {
-		klog.Background().Error(err, "The site comes again from the cloud")
 	}
 	run := ""
 	if c.EdgeAPI.Socket != "" {
@@ -193,11 +197,12 @@ func (a *App) clientAuthorities() *x509.CertPool { return a.identity.ClientRoots
 // newPodNetwork makes the agent of the pods' network.
 func (a *App) newPodNetwork() *agent.Module {
 	var at func(string) netip.Addr
+	var known *site.Holder // others matter where there is contact with them
 	if a.contact != nil {
-		at = a.contact.Address
+		at, known = a.contact.Address, a.site
 	}
 	return a.agent(podnet.New(podnet.Config{
-		NodeName: a.node, API: a.api.ClientConfig(api.Identity{}), Site: a.site, Subnets: a.config.Modules.PodNetwork.Ranges(), At: at, LAN: lan.New(), Masquerade: masquerade.New(), CNIDir: netif.CNIConfigs,
+		NodeName: a.node, API: a.api.ClientConfig(api.Identity{}), Site: known, Subnets: a.config.Modules.PodNetwork.Ranges(), At: at, LAN: lan.New(), Masquerade: masquerade.New(), CNIDir: netif.CNIConfigs,
 		Routes: func() (*netroute.Driver, error) { return netroute.Open(netroute.Config{Protocol: podnet.Protocol}) },
 		Events: a.recorder(string(podnet.Name)), Changed: a.moved,
 	}))

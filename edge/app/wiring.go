@@ -78,7 +78,7 @@ func (a *App) wiring() []part {
 		{true, a.storeParts},
 		{c.EdgeAPI.Enable, a.apiParts},
 		// Before the link and the kubelet: the devices of a site need neither to know of each other.
-		{c.Site.Enable, a.siteParts},
+		{a.on.site, a.siteParts},
 		// Where there is a kubelet: what has none, as in tests, must not change the machine's network.
 		{c.PodNetwork.Enable && c.Edged.Enable && c.EdgeAPI.Enable, a.podNetworkParts},
 		// Before the link: the store knows which routes there should be, and the way to the cloud may be one of them.
@@ -91,6 +91,7 @@ func (a *App) wiring() []part {
 		{c.ClusterStats.Enable, a.statsParts},
 		{c.AppLogs.Enable, a.logParts},
 		{c.EdgeHub.Enable, a.hubParts},
+		{a.followsPool(), a.switchParts},
 		{c.Passthrough.Enable, a.passthroughParts},
 		// Before the kubelet: a device that boots offline has the rules before its first pod.
 		{c.Marks.Enable, a.marksParts},

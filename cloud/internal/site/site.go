@@ -186,6 +186,7 @@ func (x *Index) Site(node string, revoked Revocations) *topicpb.Site {
 	}
 	if g := x.of[node]; g != nil {
 		s.Name, s.PodNetwork = g.pool.Name, cmp.Or(string(g.pool.Spec.PodNetwork), s.PodNetwork)
+		s.PodSubnets = len(g.pool.Spec.PodSubnets) > 0 && g.pool.Spec.PodNetwork != v1alpha1.PodNetworkNone
 		if s.TooMany = len(g.devices) > MaxDevices; !s.TooMany {
 			members = g.devices
 		}

@@ -1798,12 +1798,13 @@ func (x *SiteRequest) GetDigest() []byte {
 // Site is who is in the device's site and what they are known by. Later replaces earlier.
 type Site struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`                               // of the NodePool; "" for a device in none
-	Members       []*SiteMember          `protobuf:"bytes,2,rep,name=members,proto3" json:"members,omitempty"`                         // this device too, by name
-	Revoked       []string               `protobuf:"bytes,3,rep,name=revoked,proto3" json:"revoked,omitempty"`                         // SHA-256 of single certificates that are banned, in hex
-	TooMany       bool                   `protobuf:"varint,4,opt,name=too_many,json=tooMany,proto3" json:"too_many,omitempty"`         // more devices than a site may have: members is this device alone
-	PodNetwork    string                 `protobuf:"bytes,5,opt,name=pod_network,json=podNetwork,proto3" json:"pod_network,omitempty"` // Auto, WireGuard or None
-	Digest        []byte                 `protobuf:"bytes,6,opt,name=digest,proto3" json:"digest,omitempty"`                           // of all the other fields
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`                                // of the NodePool; "" for a device in none
+	Members       []*SiteMember          `protobuf:"bytes,2,rep,name=members,proto3" json:"members,omitempty"`                          // this device too, by name
+	Revoked       []string               `protobuf:"bytes,3,rep,name=revoked,proto3" json:"revoked,omitempty"`                          // SHA-256 of single certificates that are banned, in hex
+	TooMany       bool                   `protobuf:"varint,4,opt,name=too_many,json=tooMany,proto3" json:"too_many,omitempty"`          // more devices than a site may have: members is this device alone
+	PodNetwork    string                 `protobuf:"bytes,5,opt,name=pod_network,json=podNetwork,proto3" json:"pod_network,omitempty"`  // Auto, WireGuard or None
+	Digest        []byte                 `protobuf:"bytes,6,opt,name=digest,proto3" json:"digest,omitempty"`                            // of all the other fields
+	PodSubnets    bool                   `protobuf:"varint,7,opt,name=pod_subnets,json=podSubnets,proto3" json:"pod_subnets,omitempty"` // the pool gives its devices ranges for their pods: they are to make that network, and serve Services and names, unless told otherwise
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1878,6 +1879,13 @@ func (x *Site) GetDigest() []byte {
 		return x.Digest
 	}
 	return nil
+}
+
+func (x *Site) GetPodSubnets() bool {
+	if x != nil {
+		return x.PodSubnets
+	}
+	return false
 }
 
 type SiteMember struct {
@@ -2092,7 +2100,7 @@ const file_topic_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"%\n" +
 	"\vSiteRequest\x12\x16\n" +
-	"\x06digest\x18\x01 \x01(\fR\x06digest\"\xbf\x01\n" +
+	"\x06digest\x18\x01 \x01(\fR\x06digest\"\xe0\x01\n" +
 	"\x04Site\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x125\n" +
 	"\amembers\x18\x02 \x03(\v2\x1b.skerry.topic.v1.SiteMemberR\amembers\x12\x18\n" +
@@ -2100,7 +2108,9 @@ const file_topic_proto_rawDesc = "" +
 	"\btoo_many\x18\x04 \x01(\bR\atooMany\x12\x1f\n" +
 	"\vpod_network\x18\x05 \x01(\tR\n" +
 	"podNetwork\x12\x16\n" +
-	"\x06digest\x18\x06 \x01(\fR\x06digest\"\x8e\x01\n" +
+	"\x06digest\x18\x06 \x01(\fR\x06digest\x12\x1f\n" +
+	"\vpod_subnets\x18\a \x01(\bR\n" +
+	"podSubnets\"\x8e\x01\n" +
 	"\n" +
 	"SiteMember\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1b\n" +

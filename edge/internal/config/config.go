@@ -209,7 +209,7 @@ type PodNetwork struct {
 
 // Site is the contact with the other devices of the NodePool.
 type Site struct {
-	Enable bool `json:"enable"`
+	Enable Switch `json:"enable"`
 	// Port is the UDP port on which the devices of a site speak to each other; the same on all of them.
 	Port int `json:"port"`
 }
@@ -245,10 +245,10 @@ func Default() *Config {
 				CordonTries: 10, CordonInterval: seconds(5), EvictInterval: seconds(5), RetryInterval: seconds(5),
 				Hooks: Hooks{Timeout: metav1.Duration{Duration: time.Hour}, Reboot: "systemctl reboot", Shutdown: "systemctl poweroff"},
 			},
-			Services:     Services{Mode: "auto"},
-			Site:         Site{Port: 10552},
+			Services:     Services{Enable: Auto, Mode: "auto"},
+			Site:         Site{Enable: Auto, Port: 10552},
 			PodNetwork:   PodNetwork{Enable: true, Subnets: []string{"10.222.0.0/24", "172.28.222.0/24", "192.168.222.0/24", "10.111.222.0/24"}},
-			Names:        Names{Listen: "169.254.20.20:53", Domain: "cluster.local", Zones: []Zone{}, Upstream: []string{}},
+			Names:        Names{Enable: Auto, Listen: "169.254.20.20:53", Domain: "cluster.local", Zones: []Zone{}, Upstream: []string{}},
 			Marks:        Marks{ClusterStatusPort: 12346},
 			Console:      Console{FirstPort: 5900, Limit: seconds(1800)},
 			Apps:         Apps{HaltingAfter: seconds(300), SilentAfter: seconds(120)},
@@ -294,7 +294,7 @@ func (c *Config) Validate() field.ErrorList {
 	errs = append(errs, c.Modules.Site.validate(modules.Child("site"))...)
 	errs = append(errs, c.Modules.PodNetwork.validate(modules.Child("podNetwork"))...)
 	errs = append(errs, c.Modules.Names.validate(modules.Child("names"))...)
-	if !c.Modules.EdgeAPI.Enable && (c.Modules.Services.Enable || c.Modules.Names.Enable || c.Modules.Marks.Enable || c.Modules.Passthrough.Enable) {
+	if !c.Modules.EdgeAPI.Enable && (c.Modules.Services.Enable == On || c.Modules.Names.Enable == On || c.Modules.Marks.Enable || c.Modules.Passthrough.Enable) {
 		errs = append(errs, field.Forbidden(modules.Child("edgeAPI", "enable"), "services, names, marks and passthrough read the edge API: they can't run without it"))
 	}
 	errs = append(errs, c.Modules.Marks.validate(modules.Child("marks"))...)
@@ -446,7 +446,9 @@ func (p *PodNetwork) validate(at *field.Path) (errs field.ErrorList) {
 	return errs
 }
 
-func (s *Site) validate(at *field.Path) field.ErrorList { return port(at.Child("port"), s.Port) }
+func (s *Site) validate(at *field.Path) field.ErrorList {
+	return append(s.Enable.validate(at.Child("enable")), port(at.Child("port"), s.Port)...)
+}
 
 func absolute(at *field.Path, path string, required bool) field.ErrorList {
 	switch {

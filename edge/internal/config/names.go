@@ -12,14 +12,14 @@ import (
 
 // Services has ClusterIPs and NodePorts lead to endpoints, by the kernel of this device.
 type Services struct {
-	Enable bool `json:"enable"`
+	Enable Switch `json:"enable"`
 	// Mode is nftables, iptables, or auto: nftables where the kernel and nft are new enough.
 	Mode string `json:"mode"`
 }
 
 // Names answers DNS queries of this device's pods.
 type Names struct {
-	Enable bool `json:"enable"`
+	Enable Switch `json:"enable"`
 	// Listen is the address and port, of UDP and TCP. The device gives itself the address.
 	Listen string `json:"listen"`
 	// Domain is the cluster's.
@@ -41,14 +41,15 @@ const maxUpstreams = 8
 
 func (s *Services) validate(at *field.Path) field.ErrorList {
 	modes := []string{"auto", "nftables", "iptables"}
+	errs := s.Enable.validate(at.Child("enable"))
 	if !slices.Contains(modes, s.Mode) {
-		return field.ErrorList{field.NotSupported(at.Child("mode"), s.Mode, modes)}
+		errs = append(errs, field.NotSupported(at.Child("mode"), s.Mode, modes))
 	}
-	return nil
+	return errs
 }
 
 func (n *Names) validate(at *field.Path) field.ErrorList {
-	var errs field.ErrorList
+	errs := n.Enable.validate(at.Child("enable"))
 	own, err := netip.ParseAddrPort(n.Listen)
 	if err != nil || own.Addr().IsUnspecified() || own.Port() == 0 {
 		errs = append(errs, field.Invalid(at.Child("listen"), n.Listen, "must be an address of this device alone and a port, such as 169.254.20.20:53"))

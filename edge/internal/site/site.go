@@ -43,6 +43,8 @@ type Site struct {
 	Members    []Member // by name, this device too
 	TooMany    bool
 	PodNetwork string
+	// PodSubnets: the pool gives ranges for pods. Where the configuration leaves it open, devices then make the pod network and serve Services and names.
+	PodSubnets bool
 	revoked    map[string]bool
 }
 
@@ -101,7 +103,7 @@ func Read(p *topicpb.Site, node string) (*Site, error) {
 	if len(p.GetMembers()) > MaxMembers || len(p.GetRevoked()) > maxRevoked {
 		return nil, fmt.Errorf("a site of %d devices and %d revoked certificates is above the bounds", len(p.GetMembers()), len(p.GetRevoked()))
 	}
-	s := &Site{Name: p.GetName(), TooMany: p.GetTooMany(), PodNetwork: p.GetPodNetwork(), revoked: map[string]bool{}}
+	s := &Site{Name: p.GetName(), TooMany: p.GetTooMany(), PodNetwork: p.GetPodNetwork(), PodSubnets: p.GetPodSubnets(), revoked: map[string]bool{}}
 	for _, print := range p.GetRevoked() {
 		s.revoked[print] = true
 	}

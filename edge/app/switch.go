@@ -1,0 +1,58 @@
+package app
+
+import (
+	"context"
+	"errors"
+
+	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/beehive/message"
+	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
+)
+
+// switched are the modules that the NodePool may switch on (edgeconfig.Auto), as they are in this process.
+type switched struct{ site, services, names bool }
+
+// switches is what they should be, by the site that is known. One that the cloud has not described yet switches nothing on.
+func (a *App) switches() switched {
+	c := a.config.Modules
+	pool := false
+	if a.site != nil && c.EdgeAPI.Enable {
+		s := a.site.Current()
+		pool = s != nil && s.PodSubnets
+	}
+	return switched{c.Site.Enable.Is(pool), c.Services.Enable.Is(pool), c.Names.Enable.Is(pool)}
+}
+
+// followsPool reports whether anything depends on the NodePool.
+func (a *App) followsPool() bool {
+	c := a.config.Modules
+	for _, s := range []edgeconfig.Switch{c.Site.Enable, c.Services.Enable, c.Names.Enable} {
+		if s == edgeconfig.Auto {
+			return true
+		}
+	}
+	return false
+}
+
+// switchModule ends edgecore when its NodePool wants other modules than those that run: Kubernetes' proxy can't be stopped, and the kubelet takes its name server when it
+// starts. It is started again with them; containers go on.
+type switchModule struct{ app *App }
+
+func (*switchModule) Name() message.Name { return "switch" }
+
+var errSwitched = errors.New("the NodePool of this device has podSubnets now, or has none any more: edgecore starts again with other modules")
+
+func (m *switchModule) Run(ctx context.Context, port *beehive.Port) error {
+	changed := m.app.site.Changed()
+	port.Ready()
+	for {
+		if m.app.switches() != m.app.on {
+			return errSwitched
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		}
+	}
+}

@@ -1,0 +1,104 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/beehive/beehivetest"
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/topic"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
+	"github.com/skerry-io/skerry/edge/internal/site"
+)
+
+// kept is a memory of its own.
+type kept map[string][]byte
+
+func (k kept) Load() (map[string][]byte, error) { return k, nil }
+func (k kept) Save(_ context.Context, changes map[string][]byte) error {
+	for key, v := range changes {
+		k[key] = v
+	}
+	return nil
+}
+
+// said has the cloud say of what site the device is, and returns once that is known.
+func said(t *testing.T, h *site.Holder, podSubnets bool) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	changed := h.Changed()
+	handle, run := h.Attach(func(context.Context, message.Message) error { return nil })
+	go run(ctx)
+	p := &topicpb.Site{Name: "plant", PodNetwork: "Auto", PodSubnets: podSubnets, Members: []*topicpb.SiteMember{{Node: "edge1"}}}
+	if err := handle(ctx, topic.Site.New(message.Resource{Name: "edge1"}, p)); err != nil {
+		t.Fatal(err)
+	}
+	<-changed
+}
+
+// What the file leaves open is as the NodePool says; true and false hold whatever it says.
+func TestApp_switches(t *testing.T) {
+	c := edgeconfig.Default()
+	a := &App{config: c, site: site.New("edge1", kept{})}
+	expect := func(when string, want switched) {
+		t.Helper()
+		if got := a.switches(); got != want {
+			t.Errorf("%s: %+v, want %+v", when, got, want)
+		}
+	}
+	expect("a site that is not known", switched{})
+	said(t, a.site, false)
+	expect("a pool without podSubnets", switched{})
+	said(t, a.site, true)
+	expect("a pool with podSubnets", switched{true, true, true})
+	c.Modules.Services.Enable = edgeconfig.Off
+	expect("services off in the file", switched{true, false, true})
+	said(t, a.site, false)
+	c.Modules.Names.Enable = edgeconfig.On
+	expect("names on in the file", switched{false, false, true})
+	if !a.followsPool() {
+		t.Error("site is auto, and the pool is not followed")
+	}
+	c.Modules.Site.Enable = edgeconfig.Off
+	if a.followsPool() {
+		t.Error("nothing is auto, and the pool is followed")
+	}
+	c.Modules.Site.Enable, c.Modules.EdgeAPI.Enable = edgeconfig.Auto, false
+	said(t, a.site, true)
+	expect("without the API that the modules read", switched{false, false, true})
+}
+
+// edgecore ends when the pool wants something else, and only then.
+func TestSwitchModule(t *testing.T) {
+	a := &App{config: edgeconfig.Default(), site: site.New("edge1", kept{})}
+	a.on = a.switches()
+	ended := make(chan error, 1)
+	beehivetest.Run(t, nil, beehive.Entry{Module: &watched{switchModule{a}, ended}, Restart: beehive.Never()})
+	said(t, a.site, false) // nothing changes
+	select {
+	case err := <-ended:
+		t.Fatalf("it ended although nothing is to be switched: %v", err)
+	default:
+	}
+	said(t, a.site, true)
+	if err := <-ended; !errors.Is(err, errSwitched) {
+		t.Fatalf("it ended with %v", err)
+	}
+}
+
+// watched tells how the module ended.
+type watched struct {
+	switchModule
+	ended chan<- error
+}
+
+func (w *watched) Run(ctx context.Context, port *beehive.Port) error {
+	err := w.switchModule.Run(ctx, port)
+	w.ended <- err
+	<-ctx.Done() // the bus of the test goes on
+	return nil
+}
