@@ -95,9 +95,13 @@ func (p *projection) project(s *discoveryv1.EndpointSlice) *discoveryv1.Endpoint
 			if !own && !reached {
 				continue
 			}
-			if own {
-				e.Zone = &title
+			zone := title
+			if reached && !own {
+				// Its own site's: the proxy pays no heed to hints where one endpoint is in no zone.
+				theirs, _ := p.sites.SiteOf(*e.NodeName)
+				zone = p.sites.Title(theirs)
 			}
+			e.Zone = &zone
 		}
 		kept = append(kept, e)
 	}

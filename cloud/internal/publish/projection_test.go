@@ -164,11 +164,11 @@ func TestProjection_SitesChange(t *testing.T) {
 		s.set("edge2", "")
 		p.SitesChanged()
 		e.connect(p, allSlices(1))
-		want(t, "what the site has", e.slices(t), map[string]string{"default/web-x": "far: edge1/far edge3/-"})
+		want(t, "what the site has", e.slices(t), map[string]string{"default/web-x": "far: edge1/far edge3/south"})
 		s.set("edge2", "far")
 		p.SitesChanged()
 		synctest.Wait()
-		want(t, "with another device", e.slices(t), map[string]string{"default/web-x": "far: edge1/far edge2/far edge3/-"})
+		want(t, "with another device", e.slices(t), map[string]string{"default/web-x": "far: edge1/far edge2/far edge3/south"})
 		e.disconnect()
 	})
 }
