@@ -11,6 +11,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
+	"github.com/skerry-io/skerry/edge/internal/linkstate"
 	"github.com/skerry-io/skerry/edge/internal/site"
 )
 
@@ -31,7 +32,7 @@ func said(t *testing.T, h *site.Holder, podSubnets bool) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	changed := h.Changed()
-	handle, run := h.Attach(func(context.Context, message.Message) error { return nil })
+	handle, run := h.Attach(linkstate.Link{}, func(context.Context, message.Message) error { return nil })
 	go run(ctx)
 	p := &topicpb.Site{Name: "plant", PodNetwork: "Auto", PodSubnets: podSubnets, Members: []*topicpb.SiteMember{{Node: "edge1"}}}
 	if err := handle(ctx, topic.Site.New(message.Resource{Name: "edge1"}, p)); err != nil {
