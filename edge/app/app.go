@@ -144,6 +144,9 @@ type App struct {
 	logs     *applogs.Agent
 }
 
+// switched are the modules that the NodePool may switch on (edgeconfig.Auto), as they are in this process.
+type switched struct{ site, services, names bool }
+
 // keepTime keeps the newest time known over a restart, for devices whose clock starts in 1970. It is called once a day at most.
 func (a *App) keepTime(t time.Time) {
 	if a.store != nil {

@@ -9,9 +9,6 @@ import (
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
 )
 
-// switched are the modules that the NodePool may switch on (edgeconfig.Auto), as they are in this process.
-type switched struct{ site, services, names bool }
-
 // switches is what they should be, by the site that is known. One that the cloud has not described yet switches nothing on.
 func (a *App) switches() switched {
 	c := a.config.Modules
