@@ -1804,7 +1804,7 @@ type Site struct {
 	TooMany       bool                   `protobuf:"varint,4,opt,name=too_many,json=tooMany,proto3" json:"too_many,omitempty"`          // more devices than a site may have: members is this device alone
 	PodNetwork    string                 `protobuf:"bytes,5,opt,name=pod_network,json=podNetwork,proto3" json:"pod_network,omitempty"`  // Auto, WireGuard or None
 	Digest        []byte                 `protobuf:"bytes,6,opt,name=digest,proto3" json:"digest,omitempty"`                            // of all the other fields
-	PodSubnets    bool                   `protobuf:"varint,7,opt,name=pod_subnets,json=podSubnets,proto3" json:"pod_subnets,omitempty"` // the pool gives its devices ranges for their pods: they are to make that network, and serve Services and names, unless told otherwise
+	PodSubnets    bool                   `protobuf:"varint,7,opt,name=pod_subnets,json=podSubnets,proto3" json:"pod_subnets,omitempty"` // the pool gives its devices ranges for their pods: they are to make that network, and serve Services and names, unless their configuration says otherwise
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
