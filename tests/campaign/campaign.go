@@ -12,6 +12,7 @@ package campaign
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -78,15 +79,12 @@ func Run(ctx context.Context, o Options) (Result, error) {
 	enough() // what the schedule has begun, such as starting edgecores that end, goes on
 	quiet()
 	clients.Wait()
-	var result Result
-	if err == nil {
-		result, err = s.settle(ctx)
-		result.Played = played
-	}
+	result, unsettled := s.settle(ctx) // also where a fault could not be played: what was seen is judged all the same
+	result.Played = played
 	cancel()
 	viewers.Wait()
-	if err != nil {
-		return Result{}, err
+	if err := errors.Join(err, unsettled); err != nil {
+		return result, errors.Join(err, s.keep(result))
 	}
 	return result, s.keep(result)
 }

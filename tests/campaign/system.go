@@ -256,7 +256,9 @@ func (s *system) addCloud(ctx context.Context, n int) error {
 	}
 	kubeconfig := map[string]string{}
 	for _, account := range []string{"cloudcore", "cloudcore-approver"} {
-		token, err := s.client.CoreV1().ServiceAccounts(v1alpha1.SystemNamespace).CreateToken(ctx, account, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+		token, err := s.client.CoreV1().ServiceAccounts(v1alpha1.SystemNamespace).CreateToken(ctx, account, &authenticationv1.TokenRequest{
+			Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: new(int64(24 * 3600))}, // the usual hour is less than a long campaign takes
+		}, metav1.CreateOptions{})
 		if err != nil {
 			return fmt.Errorf("making the token of %s: %w", account, err)
 		}
