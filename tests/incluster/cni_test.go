@@ -73,7 +73,7 @@ func TestShip_15_PodNetwork(t *testing.T) {
 	s.Must(s.on(t.Context(), "edge2", "rm "+netd+"/"+foreign))
 	s.waitCNI("edge2", mine, first)
 
-	s.Must(s.on(t.Context(), "edge2", "ip link add office type dummy && ip address add 10.222.0.1/16 dev office && ip link set office up"))
+	s.Must(s.on(t.Context(), "edge2", "ip link add office type bridge && ip address add 10.222.0.1/16 dev office && ip link set office up"))
 	s.waitCNI("edge2", mine, second)
 	s.podIn(namespace, "in-use", "edge2", second)
 	s.waitCNI("edge1", mine, first)
