@@ -6,6 +6,7 @@ package app
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -76,6 +77,7 @@ type App struct {
 	usage     *usageServer // nil without a listener
 
 	subresources *subresourcesServer // nil without a listener
+	devices      *devicePort         // nil without a listener
 
 	runner  *beehive.Runner
 	metrics *prometheus.Registry
@@ -174,6 +176,9 @@ func (a *App) listen(ctx context.Context) error {
 	bounds := link.Default().OfCloud()
 	bounds.Keepalive, bounds.IdleTimeout = a.config.Hub.Keepalive.Duration, a.config.Hub.IdleTimeout.Duration
 	table := topic.NewTable().Receiving(topic.Up, topic.UpBounds())
+	if err := a.listenForLinks(ctx, secure, bounds, table); err != nil {
+		return err
+	}
 	if at := a.config.Hub.WebSocket.Listen; at != "" {
 		l, err := wslink.Listen(ctx, at, wslink.ListenConfig{Link: bounds, TLS: secure, Table: table, MaxLinks: a.config.Hub.MaxSessions})
 		if err != nil {
@@ -228,6 +233,33 @@ func (a *App) listen(ctx context.Context) error {
 		}
 		a.subresources = &subresourcesServer{listener: l}
 	}
+	return nil
+}
+
+// listenForLinks opens the one port of devices, where there is one.
+func (a *App) listenForLinks(ctx context.Context, secure *tls.Config, bounds link.Config, table *topic.Table) error {
+	c := a.config.Devices
+	if c.Listen.Listen == "" {
+		return nil
+	}
+	var err error
+	if a.devices, err = listenForDevices(c.Listen.Listen, c.Port); err != nil {
+		return err
+	}
+	ws, err := wslink.Listen(ctx, "", wslink.ListenConfig{Link: bounds, TLS: secure, Table: table, MaxLinks: a.config.Hub.MaxSessions, Socket: a.devices.links})
+	if err != nil {
+		return fmt.Errorf("devices.listen: %w", err)
+	}
+	a.links = append(a.links, ws)
+	key, err := a.ca.Derive("skerry quic stateless reset")
+	if err != nil {
+		return err
+	}
+	quic, err := quiclink.Listen(ctx, c.Listen.Listen, quiclink.ListenConfig{Link: bounds, TLS: secure, Table: table, MaxLinks: a.config.Hub.MaxSessions, ResetKey: &key})
+	if err != nil {
+		return fmt.Errorf("devices.listen: %w", err)
+	}
+	a.links = append(a.links, quic)
 	return nil
 }
 
@@ -340,16 +372,30 @@ func (a *App) assemble() error {
 			Module: service("apiservices", func(ctx context.Context) error { return keepBundles(ctx, client, a.ca) }), Restart: again,
 		})
 	}
+	var joins []net.Listener
+	ws, quic := a.advertised(a.config.Hub.WebSocket), a.advertised(a.config.Hub.QUIC)
+	if a.devices != nil {
+		joins = append(joins, a.devices.joins)
+		ws = a.devices.addresses(a.config.Advertise)
+		quic = ws
+		entries = append(entries, beehive.Entry{
+			Module:  service("devices", func(ctx context.Context) error { return a.devices.run(ctx, a.serving.Certificate) }),
+			Restart: beehive.Never(),
+		})
+	}
 	if a.joining != nil {
+		joins = append(joins, a.joining)
+	}
+	if len(joins) > 0 {
 		a.joins = join.NewServer(join.ServerConfig{
 			Client: client, Requester: join.RequesterFor(a.client.Config()), Verifier: join.VerifierFor(a.client.Config()), Tokens: a.tokens, CA: a.ca, Serving: a.serving, ClientCA: a.clientCA,
-			WebSocket: a.advertised(a.config.Hub.WebSocket), QUIC: a.advertised(a.config.Hub.QUIC),
+			WebSocket: ws, QUIC: quic,
 		})
 		if err := a.metrics.Register(a.joins.Metrics()); err != nil {
 			return fmt.Errorf("registering metrics: %w", err)
 		}
 		entries = append(entries, beehive.Entry{
-			Module:  service("join", func(ctx context.Context) error { return a.joins.Run(ctx, a.joining) }),
+			Module:  service("join", func(ctx context.Context) error { return a.joins.Run(ctx, joins...) }),
 			Restart: beehive.Never(),
 		})
 	}
@@ -430,6 +476,9 @@ func (a *App) close() {
 	}
 	if a.subresources != nil {
 		_ = a.subresources.listener.Close()
+	}
+	if a.devices != nil {
+		a.devices.close()
 	}
 	if a.usage != nil {
 		_ = a.usage.listener.Close()

@@ -65,14 +65,13 @@ func (m *Mux) Route(protocol string) net.Listener {
 // Close closes the port, for who never runs it.
 func (m *Mux) Close() error { return m.listener.Close() }
 
-// Run hands connections on until ctx ends.
+// Run hands connections on until ctx ends. The servers close their own listeners: which of them ends first is the caller's business.
 func (m *Mux) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var waiting sync.WaitGroup
 	defer func() {
 		waiting.Wait()
 		for _, r := range m.routes {
-			_ = r.Close()
 			r.drain()
 		}
 	}()

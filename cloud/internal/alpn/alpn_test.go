@@ -11,7 +11,10 @@ import (
 	"time"
 
 	"github.com/skerry-io/skerry/cloud/internal/alpn"
+	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/link/linktest"
+	"github.com/skerry-io/skerry/common/link/wslink"
+	"github.com/skerry-io/skerry/common/topic"
 )
 
 // port runs a Mux whose servers say their name to whoever completes their handshake.
@@ -25,6 +28,7 @@ func port(t *testing.T, names ...string) (address string, site linktest.Site) {
 	m := alpn.New(l)
 	ctx, cancel := context.WithCancel(context.Background())
 	var all sync.WaitGroup
+	var servers []net.Listener
 	for _, name := range names {
 		config := &tls.Config{Certificates: []tls.Certificate{site.Cloud}, NextProtos: []string{"http/1.1"}}
 		if name == alpn.Link {
@@ -32,6 +36,7 @@ func port(t *testing.T, names ...string) (address string, site linktest.Site) {
 			config.NextProtos = []string{"http/1.1"}
 		}
 		server := m.Route(name)
+		servers = append(servers, server)
 		all.Go(func() {
 			for {
 				c, err := server.Accept()
@@ -54,7 +59,13 @@ func port(t *testing.T, names ...string) (address string, site linktest.Site) {
 			t.Error(err)
 		}
 	})
-	t.Cleanup(func() { cancel(); all.Wait() })
+	t.Cleanup(func() {
+		cancel()
+		for _, s := range servers {
+			s.Close()
+		}
+		all.Wait()
+	})
 	return l.Addr().String(), site
 }
 
@@ -171,4 +182,41 @@ func TestMux_NoHello(t *testing.T) {
 func isTimeout(err error) bool {
 	timer, ok := errors.AsType[net.Error](err)
 	return ok && timer.Timeout()
+}
+
+// A link by the real transport, beside others on the port; the servers' own ends do not end it.
+func TestMux_CarriesLinks(t *testing.T) {
+	site := linktest.NewSite(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := alpn.New(l)
+	config := wslink.ListenConfig{Link: link.Default().OfCloud(), TLS: site.ServerTLS(), Table: topic.NewTable(), Socket: m.Route(alpn.Link)}
+	links, err := wslink.Listen(t.Context(), "", config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Route("")
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- m.Run(ctx) }()
+	dialer, err := wslink.NewDialer(wslink.DialConfig{Link: link.Default().OfEdge(), TLS: site.ClientTLS(), Table: topic.NewTable()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	edge, cloud := linktest.Connect(t, links, dialer)
+	if cloud.Info().Peer == nil || edge.Info().Remote.String() != l.Addr().String() {
+		t.Errorf("the peer is %v, the link leads to %v", cloud.Info().Peer, edge.Info().Remote)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if err := links.Close(); err != nil {
+		t.Error(err)
+	}
+	if cloud.Err() != nil || edge.Err() != nil {
+		t.Errorf("the link has ended with the port: %v, %v", edge.Err(), cloud.Err())
+	}
 }

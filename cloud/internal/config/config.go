@@ -41,6 +41,8 @@ type Config struct {
 	Relay Relay `json:"relay"`
 	// Publish is the way down to the edges.
 	Publish Publish `json:"publish"`
+	// Devices is the one port by which devices come, for links and to join.
+	Devices Devices `json:"devices"`
 	Join    Listen  `json:"join"`
 	Tunnel  Tunnel  `json:"tunnel"`
 	// Usage serves metrics.k8s.io to kube-apiserver's aggregator. It needs the tunnel.
@@ -95,6 +97,13 @@ func (l *Logs) validate(at *field.Path) field.ErrorList {
 // Listen is one listener.
 type Listen struct {
 	Listen string `json:"listen"` // [address]:port; "" for none
+}
+
+// Devices is one port of TCP and UDP.
+type Devices struct {
+	Listen
+	// Port is where devices find it, where that is another: by a Service, or a load balancer. 0: as in Listen.
+	Port int `json:"port"`
 }
 
 // Tunnel is the way of kube-apiserver to the kubelets of edge nodes.
@@ -251,8 +260,12 @@ func (c *Config) Validate() field.ErrorList {
 	}
 	errs = append(errs, c.Tunnel.Endpoint.validate(endpoint)...)
 	hub := field.NewPath("hub")
-	if c.Hub.WebSocket.Listen == "" && c.Hub.QUIC.Listen == "" {
+	if c.Hub.WebSocket.Listen == "" && c.Hub.QUIC.Listen == "" && c.Devices.Listen.Listen == "" {
 		errs = append(errs, field.Required(hub.Child("websocket", "listen"), "one of websocket and quic must listen, or no edge can reach this cloudcore"))
+	}
+	errs = append(errs, c.Devices.validate(field.NewPath("devices"))...)
+	if n := c.Devices.Port; n < 0 || n > 65535 {
+		errs = append(errs, field.Invalid(field.NewPath("devices", "port"), n, "must be a port, 1 to 65535, or 0 for that of devices.listen"))
 	}
 	errs = append(errs, c.Hub.WebSocket.validate(hub.Child("websocket"))...)
 	errs = append(errs, c.Hub.QUIC.validate(hub.Child("quic"))...)

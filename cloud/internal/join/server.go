@@ -127,8 +127,8 @@ func NewServer(cfg ServerConfig) *Server {
 // Metrics counts the joins.
 func (s *Server) Metrics() prometheus.Collector { return s.joins }
 
-// Run serves on l, which it closes, until ctx ends. Requests that wait then get an answer that tells them to come back.
-func (s *Server) Run(ctx context.Context, l net.Listener) error {
+// Run serves on the listeners, which it closes, until ctx ends. Requests that wait then get an answer that tells them to come back.
+func (s *Server) Run(ctx context.Context, listeners ...net.Listener) error {
 	server := &http.Server{
 		Handler:           s.Handler(),
 		TLSConfig:         pki.ServerTLS(pki.Server{Certificate: s.cfg.Serving.Certificate, Protocols: []string{"http/1.1"}}),
@@ -142,13 +142,15 @@ func (s *Server) Run(ctx context.Context, l net.Listener) error {
 		ErrorLog: httpserver.Log(klog.FromContext(ctx), "joins"),
 	}
 	g, gctx := errgroup.WithContext(ctx)
-	g.Go(func() error {
-		err := server.Serve(tls.NewListener(netutil.LimitListener(newShareListener(l, connsOfAddress), connsAtOnce), server.TLSConfig))
-		if errors.Is(err, http.ErrServerClosed) {
-			return nil
-		}
-		return fmt.Errorf("serving joins on %s: %w", l.Addr(), err)
-	})
+	for _, l := range listeners { // each with the bounds of connections; those of requests are of all together
+		g.Go(func() error {
+			err := server.Serve(tls.NewListener(netutil.LimitListener(newShareListener(l, connsOfAddress), connsAtOnce), server.TLSConfig))
+			if errors.Is(err, http.ErrServerClosed) {
+				return nil
+			}
+			return fmt.Errorf("serving joins on %s: %w", l.Addr(), err)
+		})
+	}
 	g.Go(func() error {
 		s.cluster.follow(gctx, s.cfg.Client.Discovery())
 		return nil

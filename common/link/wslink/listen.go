@@ -38,6 +38,8 @@ type ListenConfig struct {
 	MaxHandshakes int
 	// RetryAfter is the least that one above MaxLinks is told to wait; it is told up to twice as much, so that not all come back at once. 0: 5 s.
 	RetryAfter time.Duration
+	// Socket, if set, is where connections come from; no address is opened then, and Close closes it.
+	Socket net.Listener
 	// Wrap, if set, wraps each TCP connection that was accepted.
 	Wrap func(net.Conn) net.Conn
 }
@@ -72,9 +74,11 @@ func Listen(ctx context.Context, address string, config ListenConfig) (*Listener
 	if config.RetryAfter <= 0 {
 		config.RetryAfter = 5 * time.Second
 	}
-	socket, err := (&net.ListenConfig{KeepAlive: -1}).Listen(ctx, "tcp", address) // the link has its own keepalive
-	if err != nil {
-		return nil, fmt.Errorf("listening for websockets: %w", err)
+	socket := config.Socket
+	if socket == nil {
+		if socket, err = (&net.ListenConfig{KeepAlive: -1}).Listen(ctx, "tcp", address); err != nil { // the link has its own keepalive
+			return nil, fmt.Errorf("listening for websockets: %w", err)
+		}
 	}
 	l := &Listener{
 		config: config, log: klog.FromContext(ctx), codec: link.NewCodec(config.Table, config.Link),

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/version"
 )
 
@@ -53,7 +54,7 @@ func reachWebSocket(ctx context.Context, c Cloud, at string) Finding {
 	name := "websocket " + at
 	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
 	defer cancel()
-	dialer := tls.Dialer{Config: &tls.Config{RootCAs: c.Roots, MinVersion: tls.VersionTLS13, Time: c.Now}}
+	dialer := tls.Dialer{Config: &tls.Config{RootCAs: c.Roots, MinVersion: tls.VersionTLS13, Time: c.Now, NextProtos: []string{link.Protocol, "http/1.1"}}}
 	conn, err := dialer.DialContext(ctx, "tcp", at)
 	if err == nil {
 		_ = conn.Close()

@@ -196,6 +196,6 @@ func (h *Hub) greet(ctx context.Context, conn link.Conn, server string) (*sessio
 		}
 	}
 	klog.FromContext(ctx).V(2).Info("Session opened",
-		"server", server, "epoch", epoch, "instance", s.instance, "version", s.version, "clockSkew", s.skew)
+		"server", reached(server, s.conn.Info().Remote), "transport", s.conn.Info().Transport, "epoch", epoch, "instance", s.instance, "version", s.version, "clockSkew", s.skew)
 	return s, nil
 }

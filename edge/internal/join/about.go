@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/x509"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -15,14 +16,20 @@ import (
 // leaves the device. About is nil where the cloud is too old to know the question. Of the options Server, Token and
 // Clock count. The errors are those of Join.
 func Ask(ctx context.Context, o Options) (ca *x509.Certificate, about *pki.About, err error) {
-	base, host, err := serverURL(o.Server)
+	bases, host, err := serverURLs(o.Server)
 	if err != nil {
 		return nil, nil, err
 	}
-	if ca, err = findCA(ctx, o, base, host); err != nil {
+	var base string
+	for _, base = range bases {
+		if ca, err = findCA(ctx, o, base, host); !errors.Is(err, ErrUnreachable) {
+			break
+		}
+	}
+	if err != nil {
 		return nil, nil, err
 	}
-	transport := newTransport(pki.ClientTLS(pki.Client{Roots: pki.Pool(ca), Now: o.Clock.Now}))
+	transport := newTransport(pki.ClientTLS(pki.Client{Roots: pki.Pool(ca), Now: o.Clock.Now, Protocols: protocols()}))
 	defer transport.CloseIdleConnections()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, base+pki.AboutPath, nil)
 	if err != nil {

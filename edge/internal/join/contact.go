@@ -34,7 +34,7 @@ const (
 
 // ask finds the CA that the token pins at the server, then asks for the certificate, and again where that may help.
 func ask(ctx context.Context, o Options, key crypto.Signer) (*pki.JoinAnswer, error) {
-	base, host, err := serverURL(o.Server)
+	bases, host, err := serverURLs(o.Server)
 	if err != nil {
 		return nil, err
 	}
@@ -47,7 +47,13 @@ func ask(ctx context.Context, o Options, key crypto.Signer) (*pki.JoinAnswer, er
 		return nil, fmt.Errorf("encoding the join: %w", err)
 	}
 	for pause := retryMin; ; pause = min(2*pause, retryMax) {
-		answer, after, err := try(ctx, o, base, host, body)
+		var answer *pki.JoinAnswer
+		var after time.Duration
+		for _, base := range bases {
+			if answer, after, err = try(ctx, o, base, host, body); !errors.Is(err, ErrUnreachable) || ctx.Err() != nil {
+				break
+			}
+		}
 		if err == nil {
 			return answer, nil
 		}
@@ -69,23 +75,31 @@ func ask(ctx context.Context, o Options, key crypto.Signer) (*pki.JoinAnswer, er
 	}
 }
 
-func serverURL(server string) (base, host string, err error) {
+// serverURLs are where a server is asked, one after the other where it can't be reached: a host without a port may be a cloudcore of before v0.2.
+func serverURLs(server string) (bases []string, host string, err error) {
 	host, port, err := net.SplitHostPort(server)
+	ports := []string{port}
 	if err != nil {
-		host, port = strings.Trim(server, "[]"), strconv.Itoa(pki.JoinPort)
+		host, ports = strings.Trim(server, "[]"), []string{strconv.Itoa(pki.JoinPort)}
 	}
-	if _, err := strconv.ParseUint(port, 10, 16); err != nil || host == "" || strings.ContainsAny(host, "/?#@ ") {
-		return "", "", fmt.Errorf("%q is no server: it must be HOST or HOST:PORT", server)
+	for _, port := range ports {
+		if _, err := strconv.ParseUint(port, 10, 16); err != nil || host == "" || strings.ContainsAny(host, "/?#@ ") {
+			return nil, "", fmt.Errorf("%q is no server: it must be HOST or HOST:PORT", server)
+		}
+		bases = append(bases, "https://"+net.JoinHostPort(host, port))
 	}
-	return "https://" + net.JoinHostPort(host, port), host, nil
+	return bases, host, nil
 }
+
+// protocols are what is offered: the second is what is spoken, the first says for what.
+func protocols() []string { return []string{pki.JoinProtocol, "http/1.1"} }
 
 func try(ctx context.Context, o Options, base, host string, body []byte) (*pki.JoinAnswer, time.Duration, error) {
 	ca, err := findCA(ctx, o, base, host)
 	if err != nil {
 		return nil, 0, err
 	}
-	transport := newTransport(pki.ClientTLS(pki.Client{Roots: pki.Pool(ca), Now: o.Clock.Now}))
+	transport := newTransport(pki.ClientTLS(pki.Client{Roots: pki.Pool(ca), Now: o.Clock.Now, Protocols: protocols()}))
 	defer transport.CloseIdleConnections()
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, base+pki.JoinPath, bytes.NewReader(body))
 	if err != nil {
@@ -127,7 +141,7 @@ func parseAnswer(status int, header http.Header, data []byte, server string) (*p
 // findCA learns the server's certificates without trusting any: the handshake fails, as it must with no CA to trust, and the error has them. The one
 // whose key the token pins is then the only one that is trusted.
 func findCA(ctx context.Context, o Options, base, host string) (*x509.Certificate, error) {
-	transport := newTransport(pki.ClientTLS(pki.Client{Roots: x509.NewCertPool(), Now: o.Clock.Now}))
+	transport := newTransport(pki.ClientTLS(pki.Client{Roots: x509.NewCertPool(), Now: o.Clock.Now, Protocols: protocols()}))
 	defer transport.CloseIdleConnections()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, base+"/healthz", nil)
 	if err != nil {
