@@ -124,6 +124,8 @@ func (o Options) Config() map[string]any {
 	cfg := map[string]any{
 		"apiVersion": commonconfig.Version, "kind": config.Kind, "advertise": o.Advertise, "health": map[string]any{"listen": ":10003"},
 		"subresources": map[string]any{"listen": ":10250"}, // as manifests/subresources has it
+		// A port below 1024 is not every container's to open; the Service has 443.
+		"devices": map[string]any{"listen": ":10443", "port": 443},
 	}
 	if o.Usage {
 		cfg["usage"] = map[string]any{"listen": ":10005"}

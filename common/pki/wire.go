@@ -15,7 +15,9 @@ import (
 // Refusal with the status of its reason.
 const (
 	JoinPath = "/v1/join"
-	JoinPort = 10002
+	JoinPort = 443
+	// OlderJoinPort is where a cloudcore is asked that has no JoinPort: one of before v0.2.
+	OlderJoinPort = 10002
 	// JoinProtocol is what a device offers by ALPN (RFC 7301) beside http/1.1: cloudcore's one port tells by it who has no certificate yet.
 	JoinProtocol = "skerry-join"
 	// AboutPath is answered with an About to a GET, with or without a token: a device asks before it joins.

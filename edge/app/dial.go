@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"strconv"
+	"strings"
 	"sync"
 
 	"github.com/skerry-io/skerry/beehive/message"
@@ -65,8 +66,12 @@ func (a *App) servers() []string {
 	if all := a.config.Modules.EdgeHub.Servers; len(all) > 0 {
 		return all
 	}
-	host, _, err := net.SplitHostPort(a.identity.Cluster().Server)
+	server := a.identity.Cluster().Server
+	host, _, err := net.SplitHostPort(server)
 	if err != nil {
+		host = strings.Trim(server, "[]") // it was joined without a port
+	}
+	if host == "" {
 		return nil
 	}
 	return []string{host}

@@ -230,7 +230,7 @@ func Default() *Config {
 		Health:   Health{Listen: "127.0.0.1:10551"},
 		Modules: Modules{
 			EdgeHub: EdgeHub{
-				Enable: true, Servers: []string{}, Transport: "auto", WebSocket: Transport{Port: 10000}, QUIC: Transport{Port: 10001},
+				Enable: true, Servers: []string{}, Transport: "auto", WebSocket: Transport{Port: 443}, QUIC: Transport{Port: 443},
 				Keepalive: seconds(10), IdleTimeout: seconds(30), BackoffMin: seconds(1), BackoffMax: seconds(30),
 			},
 			MetaManager: MetaManager{Enable: true, EventLimit: EventLimit{Entries: 10000, Bytes: resource.MustParse("16Mi")}, Encryption: Encryption{KeysDir: "/run/skerry/keys"}},

@@ -80,7 +80,7 @@ func serverURLs(server string) (bases []string, host string, err error) {
 	host, port, err := net.SplitHostPort(server)
 	ports := []string{port}
 	if err != nil {
-		host, ports = strings.Trim(server, "[]"), []string{strconv.Itoa(pki.JoinPort)}
+		host, ports = strings.Trim(server, "[]"), []string{strconv.Itoa(pki.JoinPort), strconv.Itoa(pki.OlderJoinPort)}
 	}
 	for _, port := range ports {
 		if _, err := strconv.ParseUint(port, 10, 16); err != nil || host == "" || strings.ContainsAny(host, "/?#@ ") {

@@ -263,7 +263,7 @@ func (t *Trial) joinAndStart(ctx context.Context, n Node, token string) error {
 		return err
 	}
 	if !t.machine(n.Name).Joined {
-		_, err := t.run(n.Name, t.binary("edgecore"), "join", "--config", edgecoreConfig, "--token", token, "--node-name", n.Name, t.server()+":10002")
+		_, err := t.run(n.Name, t.binary("edgecore"), "join", "--config", edgecoreConfig, "--token", token, "--node-name", n.Name, t.server())
 		if err != nil {
 			return err
 		}

@@ -236,6 +236,7 @@ func (t *Trial) cloudcoreFile() ([]byte, error) {
 		"usage":      doc{"listen": ":10005"},
 
 		"subresources": doc{"listen": ":10006"},
+		"devices":      doc{"listen": ":443"},
 	})
 }
 

@@ -19,9 +19,9 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/lab"
 )
 
-// ports are what cloudcore offers to edges: websocket, QUIC, join. Nothing else of the cloud can be dialled by them, kube-apiserver least of all.
+// ports are what cloudcore offers to edges: the one for all, and the older ones for websocket, QUIC, join. Nothing else of the cloud can be dialled by them, kube-apiserver least of all.
 func ports() []lab.Port {
-	return []lab.Port{{Protocol: "tcp", Number: 10000}, {Protocol: "udp", Number: 10001}, {Protocol: "tcp", Number: 10002}}
+	return []lab.Port{{Protocol: "tcp", Number: 443}, {Protocol: "udp", Number: 443}, {Protocol: "tcp", Number: 10000}, {Protocol: "udp", Number: 10001}, {Protocol: "tcp", Number: 10002}}
 }
 
 // Up makes the trial be as the options say, from whatever there is: it boots hosts, starts programs and joins nodes that are missing, and returns when every node is
