@@ -74,6 +74,7 @@ type system struct {
 	plane               *cluster.ControlPlane
 	cloudcore, edgecore string
 	join, websocket     string // addresses
+	hollowedge          string
 }
 
 // start starts it. change is made to its configuration of kube-apiserver.
@@ -84,6 +85,12 @@ func start(t *testing.T, change ...func(*rest.Config)) *system {
 
 // startAt starts it for a control plane.
 func startAt(t *testing.T, plane *cluster.ControlPlane, change ...func(*rest.Config)) *system {
+	t.Helper()
+	return startWith(t, plane, "", change...)
+}
+
+// startWith starts it with its ports as a part of cloudcore.yaml says; "": one for links by websocket and one to join.
+func startWith(t *testing.T, plane *cluster.ControlPlane, ports string, change ...func(*rest.Config)) *system {
 	t.Helper()
 	if plane == nil {
 		t.Skip("needs a control plane, which -short leaves out")
@@ -101,20 +108,18 @@ func startAt(t *testing.T, plane *cluster.ControlPlane, change ...func(*rest.Con
 	}
 	writeKubeconfig(t, own, kubeconfig)
 	writeKubeconfig(t, plane.ServiceAccount(t, "skerry-system", "cloudcore-approver"), approver)
-	s := &system{plane: plane, cloudcore: programs[0], edgecore: programs[1], join: free(t), websocket: free(t)}
+	s := &system{plane: plane, cloudcore: programs[0], edgecore: programs[1], hollowedge: programs[2], join: free(t), websocket: free(t)}
 	health := free(t)
+	if ports == "" {
+		ports = fmt.Sprintf("advertise: [127.0.0.1, localhost]\nhub:\n  websocket: {listen: %q}\n  quic: {listen: \"\"}\njoin: {listen: %q}\n", s.websocket, s.join)
+	}
 	config := fmt.Sprintf(`apiVersion: config.skerry.io/v1alpha1
 kind: CloudCore
 kubeconfig: %s
 approver: {kubeconfig: %s}
-advertise: [127.0.0.1, localhost]
-hub:
-  websocket: {listen: "%s"}
-  quic: {listen: ""}
-join: {listen: "%s"}
 health: {listen: "%s"}
 tunnel: {listen: ""}
-`, kubeconfig, approver, s.websocket, s.join, health)
+%s`, kubeconfig, approver, health, ports)
 	file, log := filepath.Join(dir, "cloudcore.yaml"), filepath.Join(dir, "cloudcore.log")
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		t.Fatal(err)
