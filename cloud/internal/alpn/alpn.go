@@ -227,7 +227,7 @@ func (r *route) give(conn net.Conn) bool {
 	}
 }
 
-// drain closes what nobody has taken.
+// drain closes what no server has taken.
 func (r *route) drain() {
 	for {
 		select {

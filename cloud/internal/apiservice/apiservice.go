@@ -57,7 +57,7 @@ func (b *Bundles) Run(ctx context.Context, every time.Duration) error {
 	}
 }
 
-// Sync looks at each APIService once. One that is not there is no error: nobody asks cloudcore for it then.
+// Sync looks at each APIService once. One that is not there is no error: cloudcore is not asked for it then.
 func (b *Bundles) Sync(ctx context.Context) error {
 	var errs []error
 	for name, service := range b.services {

@@ -101,7 +101,7 @@ func (h *Hub) Collect(ch chan<- prometheus.Metric) {
 	for _, c := range h.metrics.counters() {
 		c.Collect(ch)
 	}
-	// Both are always told: a transport without sessions is 0, not unknown.
+	// Both are always there: a transport without sessions is 0, not unknown.
 	count := map[link.Transport]int{link.WebSocket: 0, link.QUIC: 0}
 	h.metrics.mu.Lock() // a session that ends meanwhile is counted as open or as ended, never as both
 	sum := h.metrics.ended

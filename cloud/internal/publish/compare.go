@@ -203,7 +203,7 @@ func (s *session) confirmed(r *resourceSync) bool {
 		return false
 	}
 	for key, h := range c.objects {
-		// One that nobody refers to any more is let go of, and one that the node may not have.
+		// One that no pod refers to any more is let go of, and one that the node may not have.
 		if s.held[kube.Ref{Resource: r.gvr, Key: key}] == h && !h.caughtUp.Load() && h.load().Err == nil {
 			return false
 		}

@@ -173,7 +173,7 @@ func (r *resourceSync) wantedByOther(i *interest, o *kube.Object) bool {
 	return d != nil && d.has(kube.Ref{Resource: r.gvr, Key: o.Key})
 }
 
-// unwant queues what only i wanted: the edge is told that it is no longer its to hold.
+// unwant queues what only i wanted: a deletion goes to the edge, which no longer is to hold it.
 func (r *resourceSync) unwant(i *interest) {
 	if r.state == unsynced {
 		return

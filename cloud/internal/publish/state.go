@@ -156,7 +156,7 @@ type dependencies struct {
 	scanned  bool
 	pods     map[kube.Key][]kube.Ref
 	refs     map[kube.Ref]*dependency
-	pending  map[kube.Ref]struct{} // nobody knows yet whether these exist
+	pending  map[kube.Ref]struct{} // not known yet whether these exist
 }
 
 type dependency struct {

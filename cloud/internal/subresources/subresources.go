@@ -33,7 +33,7 @@ type Config struct {
 	User func(r *http.Request) (user.Info, bool)
 	// Dial connects to the kubelet of an edge node, as that device's own client; the connection is HTTP/1.1. An error is for people to read.
 	Dial func(ctx context.Context, node types.NodeName) (net.Conn, error)
-	// MaxRequests bounds what is answered at once, streams that go on among it: 512. At the bound one more is told to come again.
+	// MaxRequests bounds what is answered at once, streams that go on among it: 512. At the bound one more is refused with 429.
 	MaxRequests int
 }
 

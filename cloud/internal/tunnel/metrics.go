@@ -39,7 +39,7 @@ func newMetrics() *metrics {
 		bytes:   counter("bytes_total", "Bytes of connections, towards what was asked for (sent) and back (received).", "direction"),
 	}
 	m.sent, m.got = m.bytes.WithLabelValues("sent"), m.bytes.WithLabelValues("received")
-	for _, way := range []string{byConnect, byPeer, byName, bySubresources} { // always told: 0, not unknown
+	for _, way := range []string{byConnect, byPeer, byName, bySubresources} { // always there: 0, not unknown
 		m.open.WithLabelValues(way)
 		m.total.WithLabelValues(way)
 	}

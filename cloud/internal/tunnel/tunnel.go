@@ -192,7 +192,7 @@ func (t *Tunnel) Dial(ctx context.Context, node types.NodeName) (net.Conn, error
 var ErrNoEdge = errors.New("it is no edge node")
 
 // DialSubresources connects to the kubelet of an edge node as that device's own client, which may ask for logs, exec, attach and port-forward. It is HTTP/1.1
-// without TLS, as the link is encrypted. Nobody but the caller judges the user.
+// without TLS, as the link is encrypted. The caller alone judges the user.
 func (t *Tunnel) DialSubresources(ctx context.Context, node types.NodeName) (net.Conn, error) {
 	edge, _, err := t.config.Nodes.kubelet(node)
 	switch {

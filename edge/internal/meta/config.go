@@ -24,14 +24,14 @@ type Config struct {
 	Limits Limits
 	// Corrector, when it is not nil, has a say in how objects are shown.
 	Corrector object.Corrector
-	// At, when it is not nil, is told when a Point is reached, by whoever reaches it. For tests.
+	// At, when it is not nil, is called when a Point is reached, by the goroutine that reaches it. For tests.
 	At func(Point)
 }
 
 // Limits bound what a device spends. A zero value is the default.
 type Limits struct {
 	Interests      int           // sets that can be held; default 4,096. At the bound a new one is refused with 429
-	InterestIdle   time.Duration // linked time after which a set that nobody watches is dropped; default 10 min
+	InterestIdle   time.Duration // linked time after which a set without a watch is dropped; default 10 min
 	SyncWait       time.Duration // how long a list or watch waits for its set; default 30 s, then 503
 	RingEvents     int           // events kept for the edge API; default 1,000, the oldest go first
 	RingBytes      int           // default 1 MiB

@@ -123,7 +123,7 @@ func (m *Manager) keptAnswer(k []byte) (*storepb.Answer, error) {
 	return kept, nil
 }
 
-// old reports whether a kubelet would ask anew: when less than a fifth of the token's life is left.
+// old reports whether a kubelet would ask again: when less than a fifth of the token's life is left.
 func old(a *storepb.Answer, now time.Time) bool {
 	var r authenticationv1.TokenRequest
 	if err := json.Unmarshal(a.Body, &r); err != nil || r.Status.ExpirationTimestamp.IsZero() {
@@ -136,7 +136,7 @@ func old(a *storepb.Answer, now time.Time) bool {
 	return now.After(r.Status.ExpirationTimestamp.Add(-life / 5))
 }
 
-// freshAnswer is an answer that was renewed and that nobody has had yet. It is given out once.
+// freshAnswer is an answer that was renewed and that no client has had yet. It is given out once.
 func (m *Manager) freshAnswer(k []byte) (Result, bool) {
 	m.mu.Lock()
 	info, ok := m.answers[string(k)]
