@@ -155,7 +155,8 @@ func (w *walker) leaf(n *yaml.Node, t reflect.Type, path string) any {
 		return nil
 	}
 	v := w.scalar(n, path)
-	if t.Kind() == reflect.String && !isString(v) && n.Style == 0 {
+	own := reflect.PointerTo(t).Implements(jsonUnmarshaler) || reflect.PointerTo(t).Implements(textUnmarshaler) // it says itself what it reads
+	if t.Kind() == reflect.String && !own && !isString(v) && n.Style == 0 {
 		// "on", 1.10 or 0x10 unquoted: YAML makes something else of it than its writer sees.
 		w.problem(n, path, "is %s; want a string: put %q in quotes", describe(n), n.Value)
 		return nil
@@ -165,7 +166,7 @@ func (w *walker) leaf(n *yaml.Node, t reflect.Type, path string) any {
 		err = json.Unmarshal(raw, reflect.New(t).Interface())
 	}
 	if err != nil {
-		if reflect.PointerTo(t).Implements(jsonUnmarshaler) || reflect.PointerTo(t).Implements(textUnmarshaler) {
+		if own {
 			w.problem(n, path, "%q: %v", n.Value, err)
 		} else {
 			w.problem(n, path, "is %s; want %s", describe(n), want(t))

@@ -87,3 +87,18 @@ func FuzzRead(f *testing.F) {
 		}
 	})
 }
+
+func TestSwitches(t *testing.T) {
+	for text, want := range map[string]config.Switch{"true": config.On, "false": config.Off, "auto": config.Auto, `"true"`: config.On} {
+		c, _, err := config.Read("edgecore.yaml", []byte("apiVersion: config.skerry.io/v1alpha1\nkind: EdgeCore\nmodules:\n  site:\n    enable: "+text+"\n"))
+		if err != nil || c.Modules.Site.Enable != want {
+			t.Errorf("enable: %s is read as %q: %v", text, c.Modules.Site.Enable, err)
+		}
+	}
+	for _, text := range []string{"7", "sometimes", "[]"} {
+		_, _, err := config.Read("edgecore.yaml", []byte("apiVersion: config.skerry.io/v1alpha1\nkind: EdgeCore\nmodules:\n  site:\n    enable: "+text+"\n"))
+		if err == nil || !strings.Contains(err.Error(), "edgecore.yaml:5: modules.site.enable") {
+			t.Errorf("enable: %s: %v", text, err)
+		}
+	}
+}
