@@ -162,7 +162,3 @@ func (a *App) edgedParts() ([]beehive.Entry, error) {
 	// it: on its first boot it may have to wait for the cloud.
 	return []beehive.Entry{{Module: a.edged, Restart: beehive.Never(), StartTimeout: time.Millisecond, StopTimeout: 20 * time.Second}}, nil
 }
-
-func (a *App) healthParts() ([]beehive.Entry, error) {
-	return []beehive.Entry{restarted(a.newHealth(a.config.Health.Listen))}, nil
-}

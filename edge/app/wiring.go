@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -99,7 +100,6 @@ func (a *App) wiring() []part {
 		{c.EdgeAPI.Enable, a.serviceParts},
 		{c.StatusServer.Enable, a.statusServerParts},
 		{c.Edged.Enable, a.edgedParts},
-		{a.config.Health.Listen != "", a.healthParts},
 	}
 }
 
@@ -117,6 +117,10 @@ func (a *App) assemble() error {
 			return err
 		}
 		entries = append(entries, made...)
+	}
+	if at := a.config.Health.Listen; at != "" {
+		// Made last, since it looks at all others, and started first: how a device gets on is asked most while it starts.
+		entries = slices.Insert(entries, 0, restarted(a.newHealth(at)))
 	}
 	var err error
 	if a.runner, err = beehive.NewRunner(beehive.Config{}, entries); err != nil {

@@ -41,7 +41,7 @@ func (t *Trial) images(ctx context.Context) error {
 			return err
 		}
 	}
-	if t.state.Options.InCluster {
+	if t.state != nil && t.state.Options.InCluster {
 		_, err := t.packCloudcore()
 		return err
 	}
