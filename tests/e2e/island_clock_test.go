@@ -163,8 +163,8 @@ func TestHostile_16_ClockAfterTheCA(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			// By both transports, with the time that the device believes in.
-			if n := strings.Count(d.Link.LastError, "certificate has expired or is not yet valid: current time "+w.year()); d.Link.Linked || n != 2 {
+			// By both transports, and by both pairs of ports, with the time that the device believes in.
+			if n := strings.Count(d.Link.LastError, "certificate has expired or is not yet valid: current time "+w.year()); d.Link.Linked || n < 2 {
 				return fmt.Errorf("linked: %t; %s", d.Link.Linked, d.Link.LastError)
 			}
 			return nil
