@@ -83,7 +83,7 @@ func (s *system) running(host, program string) bool {
 func (s *system) smallDisk(node string, size int) {
 	s.T.Helper()
 	s.Check(s.Trial.Stop(s.T.Context(), node, "edgecore"))
-	s.onHost(node, "sh", "-c", fmt.Sprintf("mkdir -p /run/small && mount -t tmpfs -o mode=700,size=%dm small /run/small && cp -a %[2]s/. /run/small/ && mount --bind /run/small %[2]s",
+	s.onHost(node, "sh", "-c", fmt.Sprintf("mkdir -p /run/small && mount -t tmpfs -o mode=700,size=$(($(du -sm %[2]s | cut -f1) + %[1]d))m small /run/small && cp -a %[2]s/. /run/small/ && mount --bind /run/small %[2]s",
 		size, dataDir))
 	s.T.Cleanup(func() {
 		ctx := context.Background()

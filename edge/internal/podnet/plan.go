@@ -86,7 +86,7 @@ func Make(s State) Plan {
 			return p
 		}
 		own = []netip.Prefix{r}
-		p.Message = "pods of this device are in " + r.String() + ", which the device has chosen itself: for pods that other devices reach give its NodePool podSubnets"
+		p.Message = "pods of this device are in " + r.String() + ", of which the cluster knows nothing: for pods that other devices reach give its NodePool podSubnets"
 	}
 	p.Conflist = conflist(own, mtu(s.Networks))
 	p.Rules.Pods = own
@@ -215,9 +215,10 @@ func mtu(networks []lan.Network) int {
 }
 
 // local is a range that only this device knows, for one to which the cluster gives none: the first of the list that no network and no route of the device covers. What
-// it has already stays as long as that is so. Other devices may have the same, since all that leaves the device has its address.
+// it has already stays as long as that is so, also where the cluster gave it before: of a device that lost its store and is cut off, or whose Node was deleted, the pods that run
+// keep their addresses. Other devices may have the same, since all that leaves the device has its address.
 func local(s State) (netip.Prefix, bool) {
-	if slices.Contains(s.Subnets, s.Current) && !covered(s, s.Current) {
+	if s.Current.IsValid() && !covered(s, s.Current) {
 		return s.Current, true
 	}
 	for _, p := range s.Subnets {

@@ -125,7 +125,7 @@ func TestMake_local(t *testing.T) {
 		"what it has is covered now": {func(s *podnet.State) {
 			s.Current, s.Taken = netip.MustParsePrefix(first), prefixes("10.222.0.0/16")
 		}, second},
-		"what it had from the cluster is not its own": {func(s *podnet.State) { s.Current = netip.MustParsePrefix("10.1.0.0/24") }, first},
+		"what it had from the cluster stays": {func(s *podnet.State) { s.Current = netip.MustParsePrefix("10.1.0.0/24") }, "10.1.0.0/24"},
 		"an offer comes first": {func(s *podnet.State) {
 			s.Node.Annotations = map[string]string{v1alpha1.PodCIDROfferAnnotation: "10.1.7.0/24"}
 		}, none},
