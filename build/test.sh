@@ -76,6 +76,15 @@ needs_root="^$module/tests/((cluster|integration|hostile|netns|uml|e2e|site|apps
 # Beside the code, but with a control plane, keepalived or the kernel: one at a time, so that they don't take the time from each other.
 real="^$module/(edge/internal/(vip|route|drain|kernel/.*)|cloud/internal/(publish|relay|join|route|vip|aggregate))$"
 
+# roomForKubelets: each kubelet and containerd takes some of the machine's inotify instances, of which Linux gives a user 128 (inotify(7)); a dozen nodes of
+# trials side by side need more. What was there before is put back at the end.
+roomForKubelets() {
+	local limit=/proc/sys/fs/inotify/max_user_instances had
+	had=$(cat "$limit") || return 0
+	[ "$had" -lt 1024 ] && echo 1024 >"$limit" || return 0
+	trap "echo $had >$limit" EXIT
+}
+
 # below DIRECTORY: the packages of tests/DIRECTORY.
 below() { grep -E "^$module/tests/$1(/|$)" <<<"$all"; }
 
@@ -107,19 +116,13 @@ kernels() {
 	phase incluster 1 "${packages[@]}"
 }
 
-# places: packages that have a whole trial each, one after the other. That of applications waits the longest, for devices that were switched off to be lost and to
-# boot: it runs in two parts beside each other.
+# places: packages that have a whole trial each, one after the other.
 places() {
-	local packages dir n
-	for dir in site services; do
+	local packages dir
+	for dir in site services apps; do
 		mapfile -t packages < <(below "$dir")
 		phase "$dir" 1 "${packages[@]}"
 	done
-	mapfile -t packages < <(below apps)
-	for n in 1 2; do
-		(SKERRY_E2E_SHARD=$n/2 phase "apps $n of 2" 1 "${packages[@]}") &
-	done
-	wait
 }
 
 # shard N PACKAGE...: a part of the tests with whole trials.
@@ -135,6 +138,7 @@ if [ "$what" = all ]; then
 		exit 1
 	fi
 	mapfile -t e2e < <(below e2e)
+	roomForKubelets
 fi
 if [ "$what" != all ]; then
 	code
