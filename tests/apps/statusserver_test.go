@@ -251,7 +251,7 @@ func TestCluster_05_App(t *testing.T) {
 		t.Errorf("parts %v of %+v", got, byName)
 	}
 	for _, p := range byName.AppInfo {
-		missing := p.Key == "volumes" || p.Key == "install-log" || p.Key == "leader-election" || p.Key == "networks" && pod.Spec.HostNetwork
+		missing := p.Key == "volumes" || p.Key == "install-log" || p.Key == "leader-election" && p.Value == nil || p.Key == "networks" && pod.Spec.HostNetwork
 		if (p.Exist != nil && !*p.Exist) != missing {
 			t.Errorf("%s: exist %v, value %v, %s", p.Key, p.Exist, p.Value, p.Problem)
 		}
