@@ -223,11 +223,13 @@ func TestTraps_13_ANewConnectionProvesTheRoute(t *testing.T) {
 	l.tune = l.nameServer
 	l.reach("172.21.0.1") // what does not answer before the route can't show what the route does
 	l.start(true)
+	l.api.route(t, "office", spec("172.20.0.0/16", "10.0.1.1")) // tried by the same link: the agent knows it then
+	l.reported("office", v1alpha1.RouteApplied, 1)
 	l.api.route(t, "evil", spec("172.21.0.0/24", "10.0.1.99"))
 	if e := l.reported("evil", v1alpha1.RouteRolledBack, 1); !strings.Contains(e.Message, "the name of cloudcore does not answer any more") {
 		t.Errorf("message: %s", e.Message)
 	}
-	l.have()
+	l.have("172.20.0.0/16")
 	l.reach("172.21.0.1")
 }
 
