@@ -223,7 +223,7 @@ func TestTraps_13_ANewConnectionProvesTheRoute(t *testing.T) {
 	l.tune = l.nameServer
 	l.reach("172.21.0.1") // what does not answer before the route can't show what the route does
 	l.start(true)
-	l.api.route(t, "office", spec("172.20.0.0/16", "10.0.1.1")) // tried by the same link: the agent knows it then
+	l.api.route(t, "office", spec("172.20.0.0/16", "10.0.1.1")) // the agent knows the link then: see the limits in docs/routes.md
 	l.reported("office", v1alpha1.RouteApplied, 1)
 	l.api.route(t, "evil", spec("172.21.0.0/24", "10.0.1.99"))
 	if e := l.reported("evil", v1alpha1.RouteRolledBack, 1); !strings.Contains(e.Message, "the name of cloudcore does not answer any more") {
