@@ -53,17 +53,18 @@ apart() {
 	flock "$again" cat "$log"
 }
 
-# retry: runs what failed once more, one package after the other and nothing beside it: the tests run real kernels, kubelets and elections, and a machine that was
-# busy with something else for a while is no fault of theirs. What failed was printed; what fails twice has failed.
+# retry: runs the tests that failed once more, one package after the other and nothing beside it: they run real kernels, kubelets and elections, and a machine
+# that was busy with something else for a while is no fault of theirs. Where a package did not run all its tests, it is run whole. What failed was printed; what
+# fails twice has failed.
 retry() {
-	local file package
+	local file package tests
 	for file in "$again"/*; do
 		[ "$(basename "$file")" != failed ] && [ -f "$file" ] || continue
-		while read -r package; do
-			echo "== FAILED, once more, alone: $package ($(basename "$file"))"
+		while read -r package tests; do
+			echo "== FAILED, once more, alone: $package $tests ($(basename "$file"))"
 			export SKERRY_E2E_SHARD=
-			case $(basename "$file") in *-*-of-*) SKERRY_E2E_SHARD=$(basename "$file" | sed 's/^[a-z0-9]*-//; s/-of-/\//') ;; esac
-			run "$(basename "$file"), second try" 1 "" "$package" || failed=1
+			case $tests:$(basename "$file") in :*-*-of-*) SKERRY_E2E_SHARD=$(basename "$file" | sed 's/^[a-z0-9]*-//; s/-of-/\//') ;; esac
+			run "$(basename "$file"), second try" 1 "" "$package" ${tests:+-run "$tests"} || failed=1
 		done <"$file"
 	done
 	[ ! -e "$again/failed" ] || failed=1

@@ -1,7 +1,7 @@
 // Command testsum reads what `go test -json` writes, tells a person what matters of it, and counts.
 //
 //	go test -json ./... 2>&1 | testsum -counts FILE -phase unit    each package's line, the output of what failed, and who runs for long
-//	... testsum -again FILE                                        packages that failed go into FILE, a line each, to be run once more, alone; see build/test.sh
+//	... testsum -again FILE                                        packages that failed go into FILE, a line each, with a pattern of the tests that did where the rest has passed; see build/test.sh
 //	testsum -total -counts FILE                                    one line for all phases: "N passed, N failed, N skipped"
 //
 // Tests and subtests count alike. A package that fails without a failed test (it does not compile, it panics, it runs out of time) counts as one
@@ -44,6 +44,12 @@ type Counts struct {
 
 func (c Counts) String() string {
 	return fmt.Sprintf("%d passed, %d failed, %d skipped", c.Passed, c.Failed, c.Skipped)
+}
+
+func (c *Counts) add(d Counts) {
+	c.Passed += d.Passed
+	c.Failed += d.Failed
+	c.Skipped += d.Skipped
 }
 
 type options struct {
@@ -100,9 +106,7 @@ func sum(file string, out io.Writer) (bool, error) {
 			} else if err != nil {
 				return false, fmt.Errorf("%s: %w", file, err)
 			}
-			all.Passed += c.Passed
-			all.Failed += c.Failed
-			all.Skipped += c.Skipped
+			all.add(c)
 		}
 	}
 	fmt.Fprintln(out, all)

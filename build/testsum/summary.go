@@ -34,6 +34,8 @@ type summary struct {
 	output  map[testID][]string // of tests that have not passed yet, and of the package itself under the empty test
 	failed  map[string]int      // tests, by package
 	by      map[string]*Counts  // by package
+	tests   map[testID]*Counts  // by test, with its subtests
+	ended   map[string]bool     // packages that failed and ran all their tests
 	build   map[string][]string // compiler output, by import path
 }
 
@@ -41,7 +43,8 @@ type testID struct{ pkg, test string }
 
 func newSummary(out io.Writer, now func() time.Time) *summary {
 	return &summary{
-		out: out, now: now, idle: now(), running: map[testID]time.Time{}, output: map[testID][]string{}, failed: map[string]int{}, by: map[string]*Counts{}, build: map[string][]string{},
+		out: out, now: now, idle: now(), running: map[testID]time.Time{}, output: map[testID][]string{}, failed: map[string]int{}, by: map[string]*Counts{},
+		tests: map[testID]*Counts{}, ended: map[string]bool{}, build: map[string][]string{},
 	}
 }
 
@@ -105,6 +108,9 @@ func (s *summary) line(text string) {
 		s.running[id] = s.now()
 	case "output":
 		s.output[id] = append(s.output[id], e.Output)
+		if e.Test == "" && e.Output == "FAIL\n" { // what package testing says when it has run them all; after a panic it does not
+			s.ended[e.Package] = true
+		}
 	case "pass", "fail", "skip":
 		delete(s.running, id)
 		s.idle = s.now()
@@ -126,45 +132,76 @@ func (s *summary) of(pkg string) *Counts {
 	return c
 }
 
-// secondTries takes the packages that failed out of the counts and returns them: they are to be run once more, alone. With more than most of them
-// something is broken, and none is tried again.
+// secondTries takes what failed out of the counts and returns a line for each package: "PACKAGE", which is to be run once more whole, or "PACKAGE PATTERN", where
+// only the tests of the pattern (go help testflag, -run) are: it came to its end, and all others have passed. With more than most packages something is broken,
+// and none is tried again.
 func (s *summary) secondTries(most int) []string {
 	var again []string
 	for pkg, c := range s.by {
-		if c.Failed > 0 {
-			again = append(again, pkg)
+		if c.Failed == 0 {
+			continue
 		}
+		names := s.failedTests(pkg)
+		if !s.ended[pkg] || len(names) == 0 {
+			again = append(again, pkg)
+			continue
+		}
+		again = append(again, pkg+" ^("+strings.Join(names, "|")+")$")
 	}
 	if len(again) > most {
 		return nil
 	}
 	slices.Sort(again)
-	for _, pkg := range again {
-		c := s.by[pkg]
-		s.counts.Passed -= c.Passed
-		s.counts.Failed -= c.Failed
-		s.counts.Skipped -= c.Skipped
+	for _, line := range again {
+		pkg, pattern, named := strings.Cut(line, " ")
+		gone := s.by[pkg]
+		if named {
+			gone = &Counts{}
+			for _, name := range strings.Split(strings.Trim(pattern, "^()$"), "|") {
+				gone.add(*s.tests[testID{pkg, name}])
+			}
+		}
+		s.counts.Passed -= gone.Passed
+		s.counts.Failed -= gone.Failed
+		s.counts.Skipped -= gone.Skipped
 	}
 	return again
 }
 
+// failedTests lists the tests of a package that failed, by the names that are no subtest's, in order.
+func (s *summary) failedTests(pkg string) []string {
+	var names []string
+	for id, c := range s.tests {
+		if id.pkg == pkg && c.Failed > 0 {
+			names = append(names, id.test)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
 func (s *summary) testEnds(id testID, action string) {
-	c := s.of(id.pkg)
+	var one Counts
 	switch action {
 	case "pass":
-		s.counts.Passed++
-		c.Passed++
+		one.Passed = 1
 		delete(s.output, id)
 	case "skip":
-		s.counts.Skipped++
-		c.Skipped++
+		one.Skipped = 1
 		s.tell(id) // a skipped test says why
 	case "fail":
-		s.counts.Failed++
-		c.Failed++
+		one.Failed = 1
 		s.failed[id.pkg]++
 		s.tell(id)
 	}
+	s.counts.add(one)
+	s.of(id.pkg).add(one)
+	top, _, _ := strings.Cut(id.test, "/")
+	whole := testID{id.pkg, top}
+	if s.tests[whole] == nil {
+		s.tests[whole] = &Counts{}
+	}
+	s.tests[whole].add(one)
 }
 
 // packageEnds prints the package's own lines: "ok ...", or all it said where it failed for no test's sake.

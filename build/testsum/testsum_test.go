@@ -177,6 +177,11 @@ func TestRun_again(t *testing.T) {
 		good = `{"Action":"pass","Package":"good","Test":"TestA"}` + "\n" + `{"Action":"pass","Package":"good"}` + "\n"
 		bad  = `{"Action":"pass","Package":"bad","Test":"TestA"}` + "\n" + `{"Action":"fail","Package":"bad","Test":"TestB"}` + "\n" + `{"Action":"fail","Package":"bad"}` + "\n"
 		torn = `{"Action":"fail","Package":"torn"}` + "\n"
+		some = `{"Action":"pass","Package":"some","Test":"TestA"}` + "\n" +
+			`{"Action":"pass","Package":"some","Test":"TestC/one"}` + "\n" + `{"Action":"fail","Package":"some","Test":"TestC/two"}` + "\n" +
+			`{"Action":"fail","Package":"some","Test":"TestC"}` + "\n" + `{"Action":"fail","Package":"some","Test":"TestB"}` + "\n"
+		whole = `{"Action":"output","Package":"some","Output":"FAIL\n"}` + "\n" + `{"Action":"fail","Package":"some"}` + "\n"
+		panic = `{"Action":"output","Package":"some","Output":"FAIL\tsome\t0.1s\n"}` + "\n" + `{"Action":"fail","Package":"some"}` + "\n"
 	)
 	for name, c := range map[string]struct {
 		in    string
@@ -186,6 +191,8 @@ func TestRun_again(t *testing.T) {
 	}{
 		"nothing failed":       {good, true, "", "1 passed, 0 failed, 0 skipped\n"},
 		"two packages":         {good + bad + torn, false, "bad\ntorn\n", "1 passed, 0 failed, 0 skipped\n"},
+		"tests of a package":   {some + whole, false, "some ^(TestB|TestC)$\n", "1 passed, 0 failed, 0 skipped\n"},
+		"tests and a panic":    {good + some + panic, false, "some\n", "1 passed, 0 failed, 0 skipped\n"},
 		"too many for chances": {strings.ReplaceAll(bad, "bad", "b1") + strings.ReplaceAll(bad, "bad", "b2") + bad + torn, false, "", "3 passed, 4 failed, 0 skipped\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
