@@ -81,7 +81,7 @@ build-kube-vip:
 
 # What a release is made for and of, and the registry that will have its image; SKERRY_SIGN_KEY=FILE signs it.
 ARCHES ?= amd64 arm64
-PROGRAMS ?= cloudcore edgecore
+PROGRAMS ?= cloudcore edgecore kubectl-skerry
 REGISTRY ?=
 export ARCHES PROGRAMS REGISTRY
 

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Installs edgecore (or cloudcore) from a release of Skerry: a URL, a folder, or a bundle for machines without Internet.
+# Installs edgecore (or another program) from a release of Skerry: a URL, a folder, or a bundle for machines without Internet.
 #   install.sh [--sha256 HASH | --key KEY] [--program edgecore] [--root DIR] SOURCE
+# --program: edgecore on a device, kubectl-skerry where people use kubectl, cloudcore where it does not run in the cluster
 # SOURCE:    https://.../v1.2.3, a folder with the release's files, or airgap-ARCH.tar
 # --sha256:  of the release's SHA256SUMS, or of the bundle, from a place that you trust; then no signature is needed
 # --key:     the minisign public key (RW...) that must have signed SHA256SUMS, instead of the one in this file
@@ -28,7 +29,7 @@ while [ $# -gt 0 ]; do
 		shift 2
 		;;
 	-h | --help)
-		sed -n '2,10s/^# \{0,1\}//p' "$0"
+		sed -n '2,11s/^# \{0,1\}//p' "$0"
 		exit 0
 		;;
 	-*) refuse "unknown flag $1; see --help" ;;
@@ -40,7 +41,11 @@ while [ $# -gt 0 ]; do
 	esac
 done
 [ -n "$source" ] || refuse "name a source: a URL, a folder or a bundle; see --help"
-case $program in edgecore | cloudcore) ;; *) refuse "--program $program: edgecore or cloudcore" ;; esac
+case $program in
+edgecore | cloudcore) called=skerry-$program ;;
+kubectl-skerry) called=$program ;;
+*) refuse "--program $program: edgecore, kubectl-skerry or cloudcore" ;;
+esac
 case $(uname -m) in
 x86_64 | amd64) arch=amd64 ;;
 aarch64 | arm64) arch=arm64 ;;
@@ -135,7 +140,7 @@ else
 	verify
 fi
 
-tarball=$(listed "^skerry-${program}_.*_linux_$arch[.]tar[.]gz\$")
+tarball=$(listed "^${called}_.*_linux_$arch[.]tar[.]gz\$")
 [ -n "$tarball" ] || refuse "this release has no $program for $arch"
 if [ -n "$bundle" ] && ! grep -qxF "$tarball" "$tmp/list"; then refuse "this bundle is not for $arch, which this machine is"; fi
 image=
@@ -153,7 +158,7 @@ if [ -n "$root" ]; then
 	fetch "$tarball"
 	mkdir -p "$root" && tar -xzf "$tmp/$tarball" -C "$root" || failed "$tarball can't be unpacked in $root"
 elif command -v dpkg >/dev/null; then
-	package=$(listed "^skerry-${program}_.*_$arch[.]deb\$")
+	package=$(listed "^${called}_.*_$arch[.]deb\$")
 	fetch "$package"
 	if [ -n "$bundle" ] || ! command -v apt-get >/dev/null; then
 		dpkg -i "$tmp/$package" || failed "dpkg could not install it; what it asks for must be installed first"
@@ -161,7 +166,7 @@ elif command -v dpkg >/dev/null; then
 		apt-get install -y --no-install-recommends "$tmp/$package" || failed "apt-get could not install it"
 	fi
 elif [ -z "$bundle" ] && command -v rpm >/dev/null; then
-	package=$(listed "^skerry-${program}_.*_$arch[.]rpm\$")
+	package=$(listed "^${called}_.*_$arch[.]rpm\$")
 	fetch "$package"
 	rpm -U "$tmp/$package" || failed "rpm could not install it; what it asks for must be installed first"
 else

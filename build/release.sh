@@ -2,7 +2,7 @@
 # release.sh VERSION DIRECTORY: makes a release: programs, packages, images, manifests, chart, bundles, sums.
 # The same commit gives the same bytes, in any folder: -trimpath, times from the commit, pinned tools.
 #   ARCHES="amd64 arm64"            what it is made for
-#   PROGRAMS="cloudcore edgecore"   what it consists of
+#   PROGRAMS="cloudcore edgecore kubectl-skerry"   what it consists of
 #   REGISTRY=registry.example.com/skerry  that will have the images. Without it they are named skerry.local/..., which is
 #                                   found where the bundle was imported, and `cloudcore install` asks for --image
 #   SKERRY_SIGN_KEY=FILE            a minisign key that signs SHA256SUMS; install.sh then asks for this signature
@@ -13,7 +13,7 @@ set -euo pipefail
 version=${1:?version} out=$(realpath -m "${2:?directory}")
 cd "$(dirname "$0")/.."
 read -ra arches <<<"${ARCHES:-amd64 arm64}"
-read -ra programs <<<"${PROGRAMS:-cloudcore edgecore}"
+read -ra programs <<<"${PROGRAMS:-cloudcore edgecore kubectl-skerry}"
 registry=${REGISTRY:-skerry.local}
 flags=${RELEASE_FLAGS--trimpath}
 [[ $version =~ ^v[0-9]+\.[0-9]+\.[0-9]+ ]] || { echo "release: $version is no version: v1.2.3" >&2; exit 2; }
@@ -50,18 +50,23 @@ compile() { # compile PACKAGE ARCH FILE
 		-o "$3" "$1"
 }
 
+# A plugin's package is called as kubectl finds it.
+named() { [ "$1" = kubectl-skerry ] && echo "$1" || echo "skerry-$1"; }
+
 packages() { # packages PROGRAM ARCH
-	local name=$1 arch=$2 config=$tmp/$1-$2.yaml format
+	local name=$1 arch=$2 config=$tmp/$1-$2.yaml format called
+	called=$(named "$name")
 	sed "s|@ARCH@|$arch|; s|@VERSION@|$package|; s|@PROGRAM@|$made/${name}_${version}_linux_$arch|; s|@TIME@|$time|" "build/package/$name.yaml" >"$config"
 	for format in deb rpm; do
-		pinned nfpm package --config "$config" --packager "$format" --target "$made/skerry-${name}_${package}_$arch.$format" >/dev/null
+		pinned nfpm package --config "$config" --packager "$format" --target "$made/${called}_${package}_$arch.$format" >/dev/null
 	done
-	local files=("usr/bin/$name=$made/${name}_${version}_linux_$arch" "usr/lib/systemd/system/$name.service=build/systemd/$name.service" "usr/share/doc/skerry-$name/copyright=LICENSE")
+	local files=("usr/bin/$name=$made/${name}_${version}_linux_$arch" "usr/share/doc/$called/copyright=LICENSE")
+	case $name in edgecore | cloudcore) files+=("usr/lib/systemd/system/$name.service=build/systemd/$name.service") ;; esac
 	case $name in
 	edgecore) files+=("usr/share/doc/skerry-edgecore/examples/10-bridge.conflist=build/package/examples/10-bridge.conflist") ;;
 	cloudcore) files+=("usr/lib/sysusers.d/skerry.conf=build/systemd/skerry.sysusers") ;;
 	esac
-	tool tar --out "$made/skerry-${name}_${version}_linux_$arch.tar.gz" "${files[@]}"
+	tool tar --out "$made/${called}_${version}_linux_$arch.tar.gz" "${files[@]}"
 }
 
 # image PROGRAM PATH USER FILE-PREFIX: an image over all architectures; prints its digest.
@@ -75,7 +80,7 @@ go build -o "$tmp/release" ./build/release
 for arch in "${arches[@]}"; do
 	for name in "${programs[@]}"; do
 		kind=cloud
-		[ "$name" = cloudcore ] || kind=edge
+		[ "$name" != edgecore ] || kind=edge
 		compile "./$kind/cmd/$name" "$arch" "$made/${name}_${version}_linux_$arch"
 		packages "$name" "$arch"
 	done
@@ -117,7 +122,7 @@ fi
 # A bundle has no rpm: install.sh takes the tar in its place, and a bundle stays below 150 MB.
 for arch in "${arches[@]}"; do
 	files=()
-	for file in "$made"/skerry-*_linux_"$arch".tar.gz "$made"/skerry-*_"$arch".deb "$made"/skerry-*.tgz "$made"/install.yaml "$made"/install.sh "$made"/{cloudcore,pause}_*.oci.tar; do
+	for file in "$made"/*_linux_"$arch".tar.gz "$made"/*_"$arch".deb "$made"/skerry-*.tgz "$made"/install.yaml "$made"/install.sh "$made"/{cloudcore,pause}_*.oci.tar; do
 		[ ! -e "$file" ] || files+=("$(basename "$file")=$file")
 	done
 	tool tar --out "$made/airgap-$arch.tar" "SHA256SUMS=$made/SHA256SUMS" "${signed[@]}" "${files[@]}"

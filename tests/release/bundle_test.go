@@ -63,7 +63,7 @@ func TestBundleOffline(t *testing.T) {
 	}
 	out := command(t, dir, nil, "unshare", "--mount", "--net", "sh", "-c", offline, "sh", t.TempDir(),
 		filepath.Join(dir, "airgap-"+runtime.GOARCH+".tar"), filepath.Join(dir, "install.sh"), string(raw[:64]))
-	for _, want := range []string{"registry.invalid/pause:3 ", "skerry.local/pause:" + version + " ", "state: installed", "program: edgecore " + version, "10-bridge.conflist"} {
+	for _, want := range []string{"registry.invalid/pause:3 ", registry + "/pause:" + version + " ", "state: installed", "program: edgecore " + version, "10-bridge.conflist"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in:\n%s", want, out)
 		}

@@ -35,9 +35,9 @@ func chartIsInstall(t *testing.T, dir, archive string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, image, _ := strings.Cut(string(raw), "image: skerry.local/")
+	_, image, _ := strings.Cut(string(raw), "image: "+registry+"/")
 	image, _, _ = strings.Cut(image, "\n")
-	image = "skerry.local/" + image
+	image = registry + "/" + image
 	if !strings.Contains(image, ":"+version+"@sha256:") {
 		t.Fatalf("install.yaml has the image %q", image)
 	}

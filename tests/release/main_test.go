@@ -1,5 +1,5 @@
 // Package release_test shows what a release is, with real ones: `make release-test` runs it, `make test` does not, since
-// it compiles and packs for minutes. It needs root, the module proxy (for the pinned tools) and busybox.
+// it compiles and packs for minutes. It needs root, the module proxy (for the pinned tools), busybox, rpm and qemu-user-static.
 package release_test
 
 import (
@@ -80,32 +80,51 @@ func key(ctx context.Context, root, dir string) (secret, public string, err erro
 // version is of the release that the tests share, newer of the next one.
 const version, newer = "v0.1.0-rc1", "v0.1.0"
 
-// signed makes the release of this checkout for this machine's architecture, signed, once. Its programs are compiled
-// with the flags of `make build`, for what is compiled already is used then: no byte is compared here. PROGRAMS of the
-// environment says of what it consists.
-var signed = sync.OnceValues(func() (string, error) {
+// registry would have the images; nothing of this name can be reached.
+const registry = "registry.example.com/skerry"
+
+// secret is the key that signs the releases of the tests.
+var secret = sync.OnceValues(func() (string, error) {
 	root, err := binary.Root()
 	if err != nil {
 		return "", err
 	}
 	secret, _, err := key(context.Background(), root, work)
+	return secret, err
+})
+
+// signed and next make releases of this checkout for this machine's architecture, each once.
+var (
+	signed = sync.OnceValues(func() (string, error) { return made(version) })
+	next   = sync.OnceValues(func() (string, error) { return made(newer) })
+)
+
+// made makes a signed release in the folder of the tests. Its programs are compiled with the flags of `make build`, for what is compiled already is used
+// then: no byte is compared here. PROGRAMS of the environment says of what it consists.
+func made(version string) (string, error) {
+	root, err := binary.Root()
 	if err != nil {
 		return "", err
 	}
-	return made(context.Background(), root, version, "SKERRY_SIGN_KEY="+secret, "RELEASE_FLAGS=", "ARCHES="+runtime.GOARCH)
-})
-
-// made makes a release in the folder of the tests.
-func made(ctx context.Context, root, version string, env ...string) (string, error) {
+	secret, err := secret()
+	if err != nil {
+		return "", err
+	}
 	out := filepath.Join(work, version)
-	_, err := try(ctx, root, env, "build/release.sh", version, out)
+	env := []string{"SKERRY_SIGN_KEY=" + secret, "RELEASE_FLAGS=", "ARCHES=" + runtime.GOARCH, "REGISTRY=" + registry}
+	_, err = try(context.Background(), root, env, "build/release.sh", version, out)
 	return out, err
 }
 
-// shared is signed's release.
-func shared(t *testing.T) string {
+// shared is the release that most tests look at.
+func shared(t *testing.T) string { return of(t, signed) }
+
+// upgrade is the one after it.
+func upgrade(t *testing.T) string { return of(t, next) }
+
+func of(t *testing.T, release func() (string, error)) string {
 	t.Helper()
-	dir, err := signed()
+	dir, err := release()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +136,15 @@ func programs() []string {
 	if p := strings.Fields(os.Getenv("PROGRAMS")); len(p) > 0 {
 		return p
 	}
-	return []string{"cloudcore", "edgecore"}
+	return []string{"cloudcore", "edgecore", "kubectl-skerry"}
+}
+
+// named is the package of a program.
+func named(program string) string {
+	if program == "kubectl-skerry" {
+		return program
+	}
+	return "skerry-" + program
 }
 
 // one is the only file of a folder that fits.

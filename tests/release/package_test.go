@@ -3,88 +3,140 @@ package release_test
 import (
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
-
-	"github.com/skerry-io/skerry/tests/cluster/binary"
 )
 
-// TestPackages: dpkg itself, with a root of the test's own: installed, upgraded with what the device is and knows
-// kept, removed with that kept still, purged with nothing left.
-func TestPackages(t *testing.T) {
-	old := shared(t)
-	checkout, err := binary.Root()
-	if err != nil {
-		t.Fatal(err)
-	}
-	next, err := made(t.Context(), checkout, newer, "RELEASE_FLAGS=", "ARCHES="+runtime.GOARCH)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, program := range programs() {
-		t.Run(program, func(t *testing.T) {
-			root := machine(t)
-			dpkg := func(args ...string) string {
-				t.Helper()
-				return command(t, root, nil, "dpkg", append([]string{"--root=" + root, "--force-depends"}, args...)...)
-			}
-			state := func() string {
-				t.Helper()
-				return command(t, root, nil, "dpkg-query", "--admindir="+filepath.Join(root, "var/lib/dpkg"), "-f", "${db:Status-Status} ${Version}", "-W", "skerry-"+program)
-			}
-			kept := []string{"etc/skerry/" + program + ".yaml"}
-			if program == "edgecore" {
-				kept = append(kept, "var/lib/skerry/store.db", "var/lib/skerry/identity/node.pem")
-			}
-			exist := func(want bool) {
-				t.Helper()
-				for _, name := range kept {
-					if _, err := os.Stat(filepath.Join(root, name)); (err == nil) != want {
-						t.Errorf("%s: %v, want it there: %v", name, err, want)
-					}
-				}
-			}
+// A packager is a package manager at work in a folder of the test's own.
+type packager struct {
+	root string
+	t    *testing.T
+}
 
-			dpkg("-i", one(t, old, "skerry-"+program+"_*.deb"))
-			if got := state(); got != "installed 0.1.0~rc1" {
-				t.Fatalf("installed: %s", got)
-			}
-			if got := command(t, root, nil, "chroot", root, "/usr/bin/"+program, "version"); !strings.Contains(got, version+" ") {
-				t.Errorf("%s says %q", program, got)
-			}
-			for _, name := range kept {
-				write(t, filepath.Join(root, name), "kept")
-			}
-			dpkg("-i", one(t, next, "skerry-"+program+"_*.deb"))
-			if got := state(); got != "installed 0.1.0" {
-				t.Fatalf("upgraded: %s", got)
-			}
-			if got := command(t, root, nil, "chroot", root, "/usr/bin/"+program, "version"); !strings.Contains(got, newer+" ") {
-				t.Errorf("%s says %q", program, got)
-			}
-			exist(true)
-			if verified := dpkg("--verify", "skerry-"+program); verified != "" {
-				t.Errorf("files differ from the package's:\n%s", verified)
-			}
-			dpkg("--remove", "skerry-"+program)
-			exist(true)
-			dpkg("--purge", "skerry-"+program)
-			exist(false)
-			for _, name := range []string{"usr/bin/" + program, "usr/lib/systemd/system/" + program + ".service", "etc/skerry", "usr/share/doc/skerry-" + program} {
-				if _, err := os.Stat(filepath.Join(root, name)); err == nil {
-					t.Errorf("%s is there after the purge", name)
-				}
-			}
-		})
+// dpkg, with nothing of what the packages depend on.
+func (p packager) dpkg(args ...string) string {
+	p.t.Helper()
+	return command(p.t, p.root, nil, "dpkg", append([]string{"--root=" + p.root, "--force-depends"}, args...)...)
+}
+
+// rpm of Debian asks whether one is sure.
+func (p packager) rpm(args ...string) string {
+	p.t.Helper()
+	return command(p.t, p.root, nil, "rpm", append([]string{"--root=" + p.root, "--dbpath=/var/lib/rpm", "--force-debian"}, args...)...)
+}
+
+// kept is what a device, or a cloudcore, is and knows.
+func kept(program string) []string {
+	switch program {
+	case "edgecore":
+		return []string{"etc/skerry/edgecore.yaml", "var/lib/skerry/store.db", "var/lib/skerry/identity/node.pem"}
+	case "cloudcore":
+		return []string{"etc/skerry/cloudcore.yaml"}
+	}
+	return nil
+}
+
+// exist compares what is there with what should be.
+func (p packager) exist(want bool, names ...string) {
+	p.t.Helper()
+	for _, name := range names {
+		if _, err := os.Lstat(filepath.Join(p.root, name)); (err == nil) != want {
+			p.t.Errorf("%s: %v, want it there: %v", name, err, want)
+		}
 	}
 }
 
-// machine is the root of a machine with dpkg's files, a shell and nothing else, where maintainer scripts run by chroot.
+// says runs a program in the folder; its version is the release's.
+func (p packager) says(program, version string) {
+	p.t.Helper()
+	arg := "version"
+	if program == "kubectl-skerry" {
+		arg = "--version"
+	}
+	if got := command(p.t, p.root, nil, "chroot", p.root, "/usr/bin/"+program, arg); !strings.Contains(strings.TrimSpace(got)+" ", version+" ") {
+		p.t.Errorf("%s says %q", program, got)
+	}
+}
+
+// TestShip_03_Packages: dpkg and rpm themselves, each with a root of the test's own: installed, upgraded with what the device is and knows kept, removed with that
+// kept still, and, where there is such a thing, purged with nothing left. And on a device that has joined an upgrade leaves its pods alone, and a purge
+// takes what edgecore made, and nothing else.
+func TestShip_03_Packages(t *testing.T) {
+	for _, program := range programs() {
+		t.Run("deb "+program, func(t *testing.T) { debPackage(t, program) })
+		t.Run("rpm "+program, func(t *testing.T) { rpmPackage(t, program) })
+	}
+	t.Run("on a device", packageOnDevice)
+}
+
+func debPackage(t *testing.T, program string) {
+	p, name := packager{machine(t), t}, named(program)
+	state := func() string {
+		t.Helper()
+		return command(t, p.root, nil, "dpkg-query", "--admindir="+filepath.Join(p.root, "var/lib/dpkg"), "-f", "${db:Status-Status} ${Version}", "-W", name)
+	}
+	p.dpkg("-i", one(t, shared(t), name+"_*.deb"))
+	if got := state(); got != "installed 0.1.0~rc1" {
+		t.Fatalf("installed: %s", got)
+	}
+	p.says(program, version)
+	for _, name := range kept(program) {
+		write(t, filepath.Join(p.root, name), "kept")
+	}
+	const cni = "etc/cni/net.d/10-skerry.conflist" // by this name, and another's all the same
+	write(t, filepath.Join(p.root, cni), `{"cniVersion": "1.0.0", "name": "mine", "plugins": []}`)
+	p.dpkg("-i", one(t, upgrade(t), name+"_*.deb"))
+	if got := state(); got != "installed 0.1.0" {
+		t.Fatalf("upgraded: %s", got)
+	}
+	p.says(program, newer)
+	p.exist(true, kept(program)...)
+	if verified := p.dpkg("--verify", name); verified != "" {
+		t.Errorf("files differ from the package's:\n%s", verified)
+	}
+	p.dpkg("--remove", name)
+	p.exist(true, kept(program)...)
+	p.exist(false, "usr/bin/"+program)
+	p.dpkg("--purge", name)
+	p.exist(false, kept(program)...)
+	p.exist(false, "usr/bin/"+program, "usr/lib/systemd/system/"+program+".service", "etc/skerry", "usr/share/doc/"+name)
+	p.exist(true, cni)
+}
+
+func rpmPackage(t *testing.T, program string) {
+	p, name := packager{machine(t), t}, named(program)
+	state := func() string {
+		t.Helper()
+		return p.rpm("--query", "--queryformat", "%{VERSION}", name)
+	}
+	p.rpm("--install", "--nodeps", one(t, shared(t), name+"_*.rpm"))
+	if got := state(); got != "0.1.0~rc1" {
+		t.Fatalf("installed: %s", got)
+	}
+	p.says(program, version)
+	for _, name := range kept(program) {
+		write(t, filepath.Join(p.root, name), "kept")
+	}
+	p.rpm("--upgrade", "--nodeps", one(t, upgrade(t), name+"_*.rpm"))
+	if got := state(); got != "0.1.0" {
+		t.Fatalf("upgraded: %s", got)
+	}
+	p.says(program, newer)
+	p.exist(true, kept(program)...)
+	if verified := p.rpm("--verify", "--nodeps", name); verified != "" {
+		t.Errorf("files differ from the package's:\n%s", verified)
+	}
+	// rpm knows no purge: what the device is and knows goes by `edgecore reset`, or by hand.
+	p.rpm("--erase", name)
+	p.exist(true, kept(program)...)
+	p.exist(false, "usr/bin/"+program, "usr/lib/systemd/system/"+program+".service", "usr/share/doc/"+name)
+}
+
+// machine is the root of a machine with the package managers' files, a shell and nothing else, where maintainer scripts run by chroot.
 func machine(t *testing.T) string {
 	t.Helper()
 	root := t.TempDir()
-	for _, dir := range []string{"var/lib/dpkg/updates", "var/lib/dpkg/info", "var/lib/dpkg/triggers", "bin", "etc", "tmp", "usr/bin", "proc"} {
+	for _, dir := range []string{"var/lib/dpkg/updates", "var/lib/dpkg/info", "var/lib/dpkg/triggers", "var/lib/rpm", "bin", "etc", "tmp", "usr/bin", "proc"} {
 		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
 			t.Fatal(err)
 		}

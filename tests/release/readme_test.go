@@ -2,6 +2,7 @@ package release_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,17 +12,16 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/skerry-io/skerry/tests/cluster/binary"
 	"github.com/skerry-io/skerry/tests/cluster/suite"
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
-const (
-	// registry would have the images; nothing of this name can be reached.
-	registry = "registry.example.com/skerry"
-	// balancer is the address in the place of cloud.example.com: the trial's hosts have no DNS.
-	balancer = "198.51.100.100"
-)
+// balancer is the address in the place of cloud.example.com: the trial's hosts have no DNS.
+const balancer = "198.51.100.100"
 
 // blocks are the lines of shell of the README's section, without their comments: those for the cloud, and those for the device.
 func blocks(t *testing.T, readme string) (cloud, device []string) {
@@ -42,20 +42,35 @@ func blocks(t *testing.T, readme string) (cloud, device []string) {
 	return lines(parts[1]), lines(parts[3])
 }
 
-// device is what the machine of the test has besides the README: its own /usr and dpkg on top of this machine's, and a systemctl that starts what a unit
-// says, since no systemd runs here. The mounts are shared with containerd's, as those of a kubelet must be, and go with the host.
+// device is what the machine of the test has besides the README: its own /usr and dpkg on top of this machine's, and a systemctl that does with the unit what the
+// package's scripts and the README ask, since no systemd runs here. The mounts are shared with containerd's, as those of a kubelet must be, and go with the host.
 const device = `set -eu
-mkdir -p /run/over
+mkdir -p /run/over /run/systemd/system
 mount -t tmpfs tmpfs /run/over
 mkdir /run/over/up /run/over/work
 mount -t overlay overlay -o lowerdir=/usr,upperdir=/run/over/up,workdir=/run/over/work /usr
 cat >/usr/local/bin/systemctl <<'END'
 #!/bin/sh
+echo "systemctl $*" >>/var/log/systemctl.log
+pid=/run/edgecore.pid
+running() { [ -e $pid ] && kill -0 "$(cat $pid)" 2>/dev/null; }
+stop() {
+	running || return 0
+	kill "$(cat $pid)"
+	while running; do sleep 0.1; done
+}
+start() {
+	[ -e /etc/skerry/edgecore.yaml ] || return 0 # ConditionPathExists
+	setsid $(sed -n 's/^ExecStart=//p' /usr/lib/systemd/system/edgecore.service) >>/var/log/edgecore.log 2>&1 </dev/null &
+	echo $! >$pid
+}
 case "$*" in
-"enable --now edgecore") ;;
-*) exit 0 ;; # what the package's scripts ask
+daemon-reload | "enable --quiet edgecore.service") ;;
+"enable --now edgecore") running || start ;;
+"restart edgecore.service") stop; start ;;
+"disable --quiet --now edgecore.service") stop ;;
+*) echo "systemctl $*: not known here" >&2; exit 1 ;;
 esac
-setsid $(sed -n 's/^ExecStart=//p' /usr/lib/systemd/system/edgecore.service) >/var/log/edgecore.log 2>&1 </dev/null &
 END
 chmod 755 /usr/local/bin/systemctl
 mkdir -p /run/over/root/carried
@@ -63,46 +78,57 @@ mount --bind /run/over/root /root
 hostname edge-17
 `
 
-// TestReadmeOnRealMachines runs the README's blocks "On real machines" as they stand, from a release's files: the cloud is a real cluster of two nodes that has
-// nothing of Skerry, the device a host with containerd that has not joined, and there is no registry and no Internet. In place of cloud.example.com stands the load balancer's
-// address, in place of the release's URL the bundle. The seconds of each line are logged.
-func TestReadmeOnRealMachines(t *testing.T) {
-	if !slices.Equal(programs(), []string{"cloudcore", "edgecore"}) {
+// A site is the cloud and the device that the README's blocks have made.
+type site struct {
+	*suite.System
+	desk, bin string // the administrator's folder, and programs
+	env       []string
+}
+
+// onRealMachines runs the README's blocks "On real machines" as they stand, from a release's files: the cloud is a real cluster of two nodes with kube-proxy that has
+// nothing of Skerry, the device a host with containerd and no image, which has not joined; and there is no registry and no Internet. In place of
+// cloud.example.com stands the load balancer's address, in place of the release's URL the bundle. The seconds of each line are logged.
+func onRealMachines(t *testing.T) *site {
+	t.Helper()
+	if !slices.Equal(programs(), []string{"cloudcore", "edgecore", "kubectl-skerry"}) {
 		t.Fatal("PROGRAMS leaves out what the README installs")
 	}
 	root, err := binary.Root()
 	if err != nil {
 		t.Fatal(err)
 	}
-	secret, _, err := key(t.Context(), root, t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	release := filepath.Join(work, "readme")
-	command(t, root, []string{"SKERRY_SIGN_KEY=" + secret, "RELEASE_FLAGS=", "ARCHES=" + runtime.GOARCH, "REGISTRY=" + registry}, "build/release.sh", newer, release)
-
+	release := shared(t)
 	o := trial.Options{Edges: 1, Plain: 2, Link: "auto", InCluster: true, Bare: true}
 	if _, err := binary.Build(t.Context(), root, append(o.Programs(), "trial")...); err != nil {
 		t.Fatal(err)
 	}
-	s := suite.Make(t, "readme", o)
+	s := &site{System: suite.Make(t, "readme", o), desk: t.TempDir(), bin: t.TempDir()}
+	t.Cleanup(func() {
+		if t.Failed() {
+			s.logs()
+		}
+	})
 	for _, n := range []string{"plain1", "plain2"} {
-		on(t, s, n, "ctr --namespace k8s.io images import "+one(t, release, "cloudcore_*.oci.tar"))
+		s.on(n, "ctr --namespace k8s.io images import "+one(t, release, "cloudcore_*.oci.tar"))
+	}
+	// Nothing leads from the trial's hosts to anywhere else.
+	if routes := s.on("router", "ip -4 route show default; ip -6 route show default"); routes != "" {
+		t.Fatalf("the router knows a way out: %s", routes)
+	}
+	if images := s.on("edge1", "ctr --namespace k8s.io images list -q"); images != "" {
+		t.Fatalf("the device has images before anything is installed:\n%s", images)
 	}
 
-	// The administrator's machine: the release's cloudcore, and a kubectl.
-	bin, desk := t.TempDir(), t.TempDir()
-	if err := os.Symlink(one(t, release, "cloudcore_*_linux_"+runtime.GOARCH), filepath.Join(bin, "cloudcore")); err != nil {
-		t.Fatal(err)
+	// The administrator's machine: the release's programs, and a kubectl.
+	for _, program := range []string{"cloudcore", "kubectl-skerry"} {
+		s.Check(os.Symlink(one(t, release, program+"_*_linux_"+runtime.GOARCH), filepath.Join(s.bin, program)))
 	}
 	kubectl := "#!/bin/sh\nexec env TRIAL_DIR=" + s.Dir + " " + root + "/bin/trial kubectl \"$@\"\n"
-	if err := os.WriteFile(filepath.Join(bin, "kubectl"), []byte(kubectl), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	s.Check(os.WriteFile(filepath.Join(s.bin, "kubectl"), []byte(kubectl), 0o755))
+	s.env = []string{"PATH=" + s.bin + ":" + os.Getenv("PATH"), "KUBECONFIG=" + s.Trial.Kubeconfig()}
+
 	readme, err := os.ReadFile(filepath.Join(root, "README.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	s.Check(err)
 	cloud, edge := blocks(t, string(readme))
 	began := time.Now()
 	timed := func(line string, run func(string)) {
@@ -111,47 +137,33 @@ func TestReadmeOnRealMachines(t *testing.T) {
 		run(line)
 		t.Logf("%6.1f s  %s", time.Since(start).Seconds(), line)
 	}
-	env := []string{"PATH=" + bin + ":" + os.Getenv("PATH"), "KUBECONFIG=" + s.Trial.Kubeconfig()}
 	for _, line := range cloud {
-		timed(line, func(line string) { t.Log(command(t, desk, env, "bash", "-euo", "pipefail", "-c", line)) })
+		timed(line, func(line string) { t.Log(s.atDesk(line)) })
 	}
 	timed("cloudcore's pods are Ready", func(string) {
 		s.WaitPods("skerry-system", "app.kubernetes.io/name=cloudcore", "", 2)
 		s.WaitPods("skerry-system", "app.kubernetes.io/name=cloudcore-approver", "", 2)
 	})
-
-	prepareDevice(t, s, release, filepath.Join(desk, "edge-17.token"))
+	s.prepareDevice(release)
 	for _, line := range edge {
 		line = strings.ReplaceAll(line, "https://releases.example.com/v1.2.3", "airgap-"+runtime.GOARCH+".tar")
-		timed(line, func(line string) { t.Log(on(t, s, "edge1", "cd /root/carried && "+line)) })
+		timed(line, func(line string) { t.Log(s.on("edge1", "cd /root/carried && "+line)) })
 	}
 	timed("the device is Ready", func(string) { s.WaitReady("edge-17", true) })
 	t.Logf("%6.1f s  from the first command to Ready", time.Since(began).Seconds())
-
-	namespace := s.Namespace()
-	s.Apply(namespace, "apiVersion: v1\nkind: Pod\nmetadata: {name: hello, labels: {app: hello}}\nspec:\n  nodeName: edge-17\n  containers: [{name: app, image: skerry.local/sample:1}]\n")
-	s.WaitPods(namespace, "app=hello", "edge-17", 1)
+	return s
 }
 
-// prepareDevice carries to the device what the README's user has there.
-func prepareDevice(t *testing.T, s *suite.System, release, token string) {
-	t.Helper()
-	h, err := s.Trial.Host("edge1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	// Beneath the host's own /var/lib, which hides the machine's.
-	command(t, "/", nil, "cp", "-a", "/var/lib/dpkg", filepath.Join(h.Root(), "var/lib/"))
-	on(t, s, "edge1", device)
-	for _, file := range []string{one(t, release, "install.sh"), one(t, release, "airgap-*.tar"), token} {
-		command(t, "/", nil, "cp", file, filepath.Join(h.Root(), "root/carried/"))
-	}
+// atDesk runs a line of shell on the administrator's machine.
+func (s *site) atDesk(line string) string {
+	s.T.Helper()
+	return command(s.T, s.desk, s.env, "bash", "-euo", "pipefail", "-c", line)
 }
 
 // on runs a line of shell on a host.
-func on(t *testing.T, s *suite.System, host, line string) string {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+func (s *site) on(host, line string) string {
+	s.T.Helper()
+	ctx, cancel := context.WithTimeout(s.T.Context(), 5*time.Minute)
 	defer cancel()
 	var out, errs strings.Builder
 	code, err := s.Trial.Exec(ctx, host, trial.Streams{Out: &out, Err: &errs}, nil, "bash", "-euo", "pipefail", "-c", line)
@@ -159,7 +171,125 @@ func on(t *testing.T, s *suite.System, host, line string) string {
 		err = fmt.Errorf("code %d", code)
 	}
 	if err != nil {
-		t.Fatalf("%s: %s: %v\n%s%s", host, line, err, out.String(), errs.String())
+		s.T.Fatalf("%s: %s: %v\n%s%s", host, line, err, out.String(), errs.String())
 	}
 	return out.String()
+}
+
+// logs are the ends of what the device's programs wrote.
+func (s *site) logs() {
+	h, err := s.Trial.Host("edge1")
+	if err != nil {
+		s.T.Log(err)
+		return
+	}
+	for _, name := range []string{"edgecore.log", "systemctl.log"} {
+		raw, err := os.ReadFile(filepath.Join(h.Root(), "var/log", name))
+		s.T.Logf("%s (%v):\n%s", name, err, raw[max(0, len(raw)-6000):])
+	}
+}
+
+// carry copies files to the device.
+func (s *site) carry(files ...string) {
+	s.T.Helper()
+	h, err := s.Trial.Host("edge1")
+	s.Check(err)
+	for _, file := range files {
+		command(s.T, "/", nil, "cp", file, filepath.Join(h.Root(), "root/carried/"))
+	}
+}
+
+// prepareDevice carries to the device what the README's user has there.
+func (s *site) prepareDevice(release string) {
+	s.T.Helper()
+	h, err := s.Trial.Host("edge1")
+	s.Check(err)
+	// Beneath the host's own /var/lib, which hides the machine's.
+	command(s.T, "/", nil, "cp", "-a", "/var/lib/dpkg", filepath.Join(h.Root(), "var/lib/"))
+	s.on("edge1", device)
+	s.carry(one(s.T, release, "install.sh"), one(s.T, release, "airgap-*.tar"), filepath.Join(s.desk, "edge-17.token"))
+}
+
+// hello runs a pod of an image that was carried to the device, and returns it.
+func (s *site) hello() corev1.Pod {
+	s.T.Helper()
+	s.carry(filepath.Join(s.Dir, "images", "sample.tar"))
+	s.on("edge1", "ctr --namespace k8s.io images import /root/carried/sample.tar")
+	s.Apply("default", `apiVersion: v1
+kind: Pod
+metadata: {name: hello, labels: {app: hello}}
+spec:
+  nodeName: edge-17
+  containers:
+  - name: app
+    image: skerry.local/sample:1
+    env:
+    - {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+    - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
+`)
+	return s.WaitPods("default", "app=hello", "edge-17", 1)[0]
+}
+
+// TestShip_06_BundleWithoutInternet: README's "On real machines", with the bundle, and neither a registry nor the Internet: the device is Ready, and a pod runs on it, in a
+// network that nobody has configured, in a sandbox whose image is the bundle's. Its log is read by the release's kubectl-skerry.
+func TestShip_06_BundleWithoutInternet(t *testing.T) {
+	s := onRealMachines(t)
+	pod := s.hello()
+	if page := s.on("edge1", "curl -sS --max-time 10 http://"+pod.Status.PodIP+":8080/"); !strings.Contains(page, "pod hello on node edge-17") {
+		t.Errorf("the pod answers %q", page)
+	}
+	if log := s.atDesk("kubectl-skerry logs hello"); !strings.Contains(log, "GET / from") {
+		t.Errorf("the pod's log is %q", log)
+	}
+	images := s.on("edge1", "ctr --namespace k8s.io images list -q")
+	if !strings.Contains(images, registry+"/pause:"+version+"\n") {
+		t.Errorf("the device has these images:\n%s", images)
+	}
+	if status := s.on("edge1", "edgecore status"); !strings.Contains(status, balancer+":443") {
+		t.Errorf("edgecore says:\n%s", status)
+	}
+}
+
+// packageOnDevice upgrades a device that has joined, removes edgecore from it, and purges it.
+func packageOnDevice(t *testing.T) {
+	next := upgrade(t)
+	s := onRealMachines(t)
+	pod := s.hello()
+	sandboxes := func() string {
+		return s.on("edge1", "ctr --namespace k8s.io tasks list | awk '$3 == \"RUNNING\" { print $1 }' | sort")
+	}
+	before := sandboxes()
+	if strings.Count(before, "\n") < 2 {
+		t.Fatalf("these containers run:\n%s", before)
+	}
+	s.carry(one(t, next, "airgap-*.tar"))
+	s.on("edge1", "sh /root/carried/install.sh /root/carried/airgap-"+runtime.GOARCH+".tar")
+	s.WaitFor("the device to say that it is upgraded", func(ctx context.Context) error {
+		out := s.on("edge1", "edgecore status || true")
+		if !strings.Contains(out, newer+" (Kubernetes") || !strings.Contains(out, "up for") {
+			return errors.New(out)
+		}
+		return nil
+	})
+	s.WaitReady("edge-17", true)
+	// What the new one reports arrives, and is of the same containers.
+	s.on("edge1", "curl -sS --max-time 10 http://"+pod.Status.PodIP+":8080/")
+	if log := s.atDesk("kubectl-skerry logs hello"); !strings.Contains(log, "GET / from") {
+		t.Errorf("the pod's log is %q", log)
+	}
+	if after := sandboxes(); after != before {
+		t.Errorf("containers before the upgrade:\n%safter it:\n%s", before, after)
+	}
+	now, err := s.Client.CoreV1().Pods(pod.Namespace).Get(t.Context(), pod.Name, metav1.GetOptions{})
+	s.Check(err)
+	if now.UID != pod.UID || now.Status.ContainerStatuses[0].RestartCount != 0 || now.Status.PodIP != pod.Status.PodIP {
+		t.Errorf("after the upgrade the pod is %s with %d restarts and address %s", now.UID, now.Status.ContainerStatuses[0].RestartCount, now.Status.PodIP)
+	}
+
+	const netd = "/etc/cni/net.d/"
+	s.on("edge1", "dpkg --remove skerry-edgecore; ! pgrep -x edgecore; test -e "+netd+"10-skerry.conflist; test -e /var/lib/skerry/store.db")
+	if after := sandboxes(); after != before {
+		t.Errorf("containers before the removal:\n%safter it:\n%s", before, after)
+	}
+	s.on("edge1", "echo '{}' >"+netd+"99-mine.conflist; dpkg --purge skerry-edgecore; test -e "+netd+"99-mine.conflist; ! test -e "+netd+"10-skerry.conflist; ! test -e /var/lib/skerry; ! test -e /etc/skerry")
 }

@@ -69,7 +69,7 @@ func TestShip_05_Refused(t *testing.T) {
 	program := programs()[0]
 	r := releasetest.Release{
 		Dir: dir, Program: program, OtherKey: other,
-		Tarball: filepath.Base(one(t, dir, "skerry-"+program+"_*_linux_"+runtime.GOARCH+".tar.gz")),
+		Tarball: filepath.Base(one(t, dir, named(program)+"_*_linux_"+runtime.GOARCH+".tar.gz")),
 		Bundle:  "airgap-" + runtime.GOARCH + ".tar", Foreign: "airgap-foreign.tar",
 	}
 	// A bundle without this machine's package: what one for another architecture is here.
