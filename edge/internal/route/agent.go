@@ -185,7 +185,7 @@ func (r *run) bring(ctx context.Context, now time.Time) error {
 			r.metrics.applied(now)
 		}
 	}
-	if r.link.Up && !r.proveAt.IsZero() && !now.Before(r.proveAt) {
+	if r.link.Up && !r.proveAt.IsZero() && !now.Before(r.proveAt) && !r.keys.unread(r.proveAt) {
 		r.proveStanding(ctx)
 		r.proveAt = time.Now().Add(r.config.ProveAgain)
 	}
@@ -239,7 +239,7 @@ func (r *run) next() time.Duration {
 			at(one.retry)
 		}
 	}
-	if r.link.Up {
+	if r.link.Up && !r.keys.unread(r.proveAt) { // otherwise the key is due
 		at(r.proveAt)
 	}
 	return max(time.Microsecond, time.Until(soonest))

@@ -155,6 +155,18 @@ func (k *keys) overdue(now time.Time, confirm time.Duration) (unconfirmed bool) 
 	return unconfirmed
 }
 
+// unread reports whether a change that was made before that time has not been read back: what was
+// set in the moment in which a link opened is in the kernel, and not among what stands. A key that
+// is written again and again is not waited for twice.
+func (k *keys) unread(before time.Time) bool {
+	for key := range k.timed {
+		if s := k.all[key]; !s.wrote.IsZero() && s.wrote.Before(before) {
+			return true
+		}
+	}
+	return false
+}
+
 // next calls at with each time at which something is due.
 func (k *keys) next(confirm time.Duration, at func(time.Time)) {
 	for key := range k.timed {
