@@ -9,11 +9,13 @@ export CGO_ENABLED := 0
 # Before the first tag git describe gives a bare hash, which is no version.
 VERSION ?= $(shell v=$$(git describe --tags --always --dirty 2>/dev/null) || v=dev; [[ $$v == v* ]] || v=v0.0.0-$$v; echo $$v)
 # The kubelet tells the cluster its version; without these it would say v0.0.0-master.
-KUBERNETES := $(shell awk '$$1 == "k8s.io/kubernetes" { print $$2 }' go.mod)
-KUBERNETES_PARTS := $(subst ., ,$(patsubst v%,%,$(KUBERNETES)))
+kubernetes = $(shell awk '$$1 == "k8s.io/kubernetes" { print $$2 }' $(1))
+part = $(word $(2),$(subst ., ,$(patsubst v%,%,$(1))))
 COMPONENT := k8s.io/component-base/version
-export TEST_LDFLAGS := -X $(COMPONENT).gitVersion=$(KUBERNETES) -X $(COMPONENT).gitMajor=$(word 1,$(KUBERNETES_PARTS)) -X $(COMPONENT).gitMinor=$(word 2,$(KUBERNETES_PARTS))
-LDFLAGS = -s -w -X github.com/skerry-io/skerry/common/version.version=$(VERSION) $(TEST_LDFLAGS)
+says = -X $(COMPONENT).gitVersion=$(1) -X $(COMPONENT).gitMajor=$(call part,$(1),1) -X $(COMPONENT).gitMinor=$(call part,$(1),2)
+export TEST_LDFLAGS := $(call says,$(call kubernetes,go.mod))
+SKERRY_LDFLAGS = -s -w -X github.com/skerry-io/skerry/common/version.version=$(VERSION)
+LDFLAGS = $(SKERRY_LDFLAGS) $(TEST_LDFLAGS)
 
 BINARIES := edgecore cloudcore kubectl-skerry kubeplane trial
 edgecore_pkg := ./edge/cmd/edgecore
@@ -72,6 +74,15 @@ build: $(addprefix build-,$(BINARIES)) ## bin/edgecore, bin/cloudcore, bin/kubep
 $(addprefix build-,$(BINARIES) $(EXTRA_BINARIES)): build-%:
 	@mkdir -p bin
 	@build/compile.sh $* go build -v -buildvcs=false -ldflags "$(LDFLAGS)" -o bin/$* $($*_pkg)
+
+# The same code with the Kubernetes before: its go.mod, and a file for each difference (build tag). All of Kubernetes is compiled once more.
+OLDER := 1.36
+OLDER_BINARIES := edgecore kubeplane
+.PHONY: $(addsuffix -$(OLDER),$(addprefix build-,$(OLDER_BINARIES)))
+$(addsuffix -$(OLDER),$(addprefix build-,$(OLDER_BINARIES))): build-%-$(OLDER):
+	@mkdir -p bin
+	@build/compile.sh $*-$(OLDER) go build -v -buildvcs=false -modfile=build/kubernetes/$(OLDER)/go.mod -tags kubernetes$(OLDER) \
+		-ldflags "$(SKERRY_LDFLAGS) $(call says,$(call kubernetes,build/kubernetes/$(OLDER)/go.mod))" -o bin/$*-$(OLDER) $($*_pkg)
 
 # kube-vip as its module has it, for tests (docs/kube-vip.md); its dependencies never meet ours.
 .PHONY: build-kube-vip

@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"time"
-
-	criclient "k8s.io/cri-client/pkg"
 )
 
 // connectTimeout bounds the way to a container runtime, which is a socket of this device.
@@ -13,7 +11,7 @@ const connectTimeout = 10 * time.Second
 
 // Runtime opens the images of the container runtime at an endpoint, as the kubelet has it: unix:///run/containerd/containerd.sock.
 func Runtime(ctx context.Context, endpoint string) (Images, error) {
-	service, err := criclient.NewRemoteImageServiceBuilder().WithEndpoint(endpoint).WithConnectionTimeout(connectTimeout).Build(ctx)
+	service, err := connect(ctx, endpoint)
 	if err != nil {
 		return nil, fmt.Errorf("opening %s: %w", endpoint, err)
 	}

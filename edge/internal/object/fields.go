@@ -6,7 +6,6 @@ import (
 
 	batchv1 "k8s.io/api/batch/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
-	certificatesv1beta1 "k8s.io/api/certificates/v1beta1"
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -31,6 +30,9 @@ func Fields(obj runtime.Object) fields.Set {
 	if m, err := meta.Accessor(obj); err == nil {
 		set[fieldName] = m.GetName()
 		set[fieldNamespace] = m.GetNamespace()
+	}
+	if signer, pod, node, ok := podCertificateRequest(obj); ok {
+		set["spec.signerName"], set["spec.podName"], set["spec.nodeName"] = signer, pod, node
 	}
 	switch o := obj.(type) {
 	case *corev1.Pod:
@@ -78,14 +80,6 @@ func Fields(obj runtime.Object) fields.Set {
 		set["status.successful"] = strconv.Itoa(int(o.Status.Succeeded))
 	case *certificatesv1.CertificateSigningRequest:
 		set["spec.signerName"] = o.Spec.SignerName
-	case *certificatesv1.PodCertificateRequest:
-		set["spec.signerName"] = o.Spec.SignerName
-		set["spec.podName"] = o.Spec.PodName
-		set["spec.nodeName"] = string(o.Spec.NodeName)
-	case *certificatesv1beta1.PodCertificateRequest:
-		set["spec.signerName"] = o.Spec.SignerName
-		set["spec.podName"] = o.Spec.PodName
-		set["spec.nodeName"] = string(o.Spec.NodeName)
 	case *unstructured.Unstructured:
 		if o.GroupVersionKind().GroupKind() == v1alpha1.SchemeGroupVersion.WithKind("NodeOperation").GroupKind() {
 			set["spec.nodeName"], _, _ = unstructured.NestedString(o.Object, "spec", "nodeName")

@@ -10,14 +10,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	utilsysctl "k8s.io/component-helpers/node/util/sysctl"
 	kubeproxyconfig "k8s.io/kubernetes/pkg/proxy/apis/config"
 	"k8s.io/kubernetes/pkg/proxy/iptables"
 	"k8s.io/kubernetes/pkg/proxy/nftables"
@@ -117,9 +115,9 @@ func detectors() map[corev1.IPFamily]proxyutil.LocalTrafficDetector {
 
 func openNFTables(ctx context.Context, config *kubeproxyconfig.KubeProxyConfiguration, node string) (Proxy, error) {
 	if dualStack() {
-		return nftables.NewDualStackProxier(ctx, config, detectors(), node, map[corev1.IPFamily]net.IP{}, nil, nil, false)
+		return nftablesDual(ctx, config, detectors(), node)
 	}
-	return nftables.NewProxier(ctx, config, corev1.IPv4Protocol, detectors()[corev1.IPv4Protocol], node, nil, nil, nil, false)
+	return nftablesSingle(ctx, config, detectors()[corev1.IPv4Protocol], node)
 }
 
 func iptablesThere() bool { return utiliptables.New(utiliptables.ProtocolIPv4).Present() == nil }
@@ -131,7 +129,7 @@ func openIPTables(ctx context.Context, config *kubeproxyconfig.KubeProxyConfigur
 	}
 	if dualStack() && v6.Present() == nil {
 		tools := map[corev1.IPFamily]utiliptables.Interface{corev1.IPv4Protocol: v4, corev1.IPv6Protocol: v6}
-		return iptables.NewDualStackProxier(ctx, config, tools, utilsysctl.New(), detectors(), node, map[corev1.IPFamily]net.IP{}, nil, nil, false)
+		return iptablesDual(ctx, config, tools, detectors(), node)
 	}
-	return iptables.NewProxier(ctx, config, corev1.IPv4Protocol, v4, utilsysctl.New(), detectors()[corev1.IPv4Protocol], node, nil, nil, nil, false)
+	return iptablesSingle(ctx, config, v4, detectors()[corev1.IPv4Protocol], node)
 }

@@ -1,0 +1,14 @@
+//go:build !kubernetes1.36
+
+package content
+
+import (
+	"context"
+
+	internalapi "k8s.io/cri-api/pkg/apis"
+	criclient "k8s.io/cri-client/pkg"
+)
+
+func connect(ctx context.Context, endpoint string) (internalapi.ImageManagerService, error) {
+	return criclient.NewRemoteImageServiceBuilder().WithEndpoint(endpoint).WithConnectionTimeout(connectTimeout).Build(ctx)
+}
