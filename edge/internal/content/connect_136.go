@@ -4,11 +4,12 @@ package content
 
 import (
 	"context"
+	"time"
 
 	internalapi "k8s.io/cri-api/pkg/apis"
 	criclient "k8s.io/cri-client/pkg"
 )
 
-func connect(ctx context.Context, endpoint string) (internalapi.ImageManagerService, error) {
-	return criclient.NewRemoteImageService(ctx, endpoint, connectTimeout, nil, false)
+func connect(ctx context.Context, endpoint string, timeout time.Duration) (internalapi.ImageManagerService, error) {
+	return criclient.NewRemoteImageService(ctx, endpoint, timeout, nil, false)
 }
