@@ -1,0 +1,151 @@
+package lan_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/skerry-io/skerry/tests/cluster/trial"
+)
+
+// says waits until a node says this of its pod network, with the word in its message.
+func (s *system) says(node, reason, word string) {
+	s.T.Helper()
+	s.WaitFor(node+" to say "+reason, func(ctx context.Context) error {
+		c, err := s.condition(ctx, node)
+		if err == nil && (c.Reason != reason || !strings.Contains(c.Message, word)) {
+			err = fmt.Errorf("it says %s: %s", c.Reason, c.Message)
+		}
+		return err
+	})
+}
+
+// register has a device register again, with nothing that was written to its Node before: in no pool and without a range.
+func (s *system) register(ctx context.Context, node string) {
+	s.T.Helper()
+	nodes := s.Client.CoreV1().Nodes()
+	before, err := nodes.Get(ctx, node, metav1.GetOptions{})
+	s.Check(err)
+	s.Check(nodes.Delete(ctx, node, metav1.DeleteOptions{}))
+	s.WaitForIn(ctx, node+" to register again", func(ctx context.Context) error {
+		n, err := nodes.Get(ctx, node, metav1.GetOptions{})
+		if err == nil && n.UID == before.UID {
+			err = errors.New("it is the one before")
+		}
+		return err
+	})
+}
+
+// podCIDR waits for a node's range.
+func (s *system) podCIDR(node string) netip.Prefix {
+	s.T.Helper()
+	var r netip.Prefix
+	s.WaitFor(node+" to have a range for its pods", func(ctx context.Context) error {
+		n, err := s.Client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if offer := n.Annotations["skerry.io/pod-cidr-offer"]; n.Spec.PodCIDR != "" && offer != n.Spec.PodCIDR {
+			s.T.Fatalf("%s was offered %q and took %q", node, offer, n.Spec.PodCIDR)
+		}
+		r, err = netip.ParsePrefix(n.Spec.PodCIDR)
+		return err
+	})
+	return r
+}
+
+// A cluster whose controllers give no ranges: the leader offers one of the pool's podSubnets, and the device writes it into its Node. In a pool without podSubnets, or in none, a device keeps a
+// range that it alone knows, for as long as no other network has it; where all are taken it says so. Of two devices with one range both say so, and neither loses its own pods.
+func TestSite_26_NoPodCIDR(t *testing.T) {
+	s := use(t)
+	subnets := netip.MustParsePrefix("10.244.0.0/16")
+	seen := map[netip.Prefix]string{}
+	ranges := map[string]netip.Prefix{}
+	for _, n := range options().Nodes() {
+		r := s.podCIDR(n.Name)
+		if other, taken := seen[r]; taken || !subnets.Contains(r.Addr()) || r.Bits() != 24 {
+			t.Errorf("%s has %s; %q has it too", n.Name, r, other)
+		}
+		seen[r], ranges[n.Name] = n.Name, r
+		s.says(n.Name, "Ready", "are in "+r.String())
+	}
+	// Neither cloudcore by itself nor another device could have written it.
+	for _, who := range []string{"system:serviceaccount:skerry-system:cloudcore", "system:node:edge2"} {
+		out, err := s.Run(t.Context(), "kubectl", "patch", "node", "edge3", "--as", who, "--as-group", "system:nodes", "--dry-run=server", "--type=merge", "-p", `{"metadata":{"labels":{"x":"y"}}}`)
+		if err == nil || !strings.Contains(err.Error(), "orbidden") {
+			t.Errorf("%s may write the Node of edge3: %s %v", who, out, err)
+		}
+	}
+	address, _ := s.web()
+
+	s.Check(ignoreNotFound(s.Client.CoreV1().Pods(namespace).Delete(t.Context(), "on-edge3", metav1.DeleteOptions{})))
+	s.register(t.Context(), "edge3")
+	defer func() { // as it was
+		s.Mend(context.Background())
+		s.register(context.Background(), "edge3")
+		s.label("edge3", trial.Pool)
+		s.says("edge3", "Ready", "are in "+s.podCIDR("edge3").String())
+		s.says("edge1", "Ready", "are in "+ranges["edge1"].String())
+	}()
+	s.says("edge3", "Ready", ranges["edge3"].String()+unknown)
+	s.pool("bare", `{"network":"bare"}`)
+	s.label("edge3", "bare")
+	s.taken(ranges["edge3"].String())
+	s.says("edge3", "Ready", own[0]+unknown)
+	if alone := s.pod("alone", "edge3"); !netip.MustParsePrefix(own[0]).Contains(netip.MustParseAddr(alone.Status.PodIP)) {
+		t.Errorf("a pod of edge3 has %s, which is not in %s", alone.Status.PodIP, own[0])
+	}
+	s.taken(own...)
+	s.says("edge3", "NoPodCIDR", "podSubnets")
+	n, err := s.Client.CoreV1().Nodes().Get(t.Context(), "edge3", metav1.GetOptions{})
+	if s.Check(err); n.Spec.PodCIDR != "" {
+		t.Errorf("the Node of edge3 says %s, which no cluster has given it", n.Spec.PodCIDR)
+	}
+	s.Must(s.shell(t.Context(), "edge3", "ip route flush proto 77"))
+	s.says("edge3", "Ready", own[0]+unknown)
+
+	// At another place the range of edge1 is free.
+	s.pool("quay", `{"network":"quay","podSubnets":["`+ranges["edge1"].String()+`"]}`)
+	s.label("edge3", "quay")
+	if r := s.podCIDR("edge3"); r != ranges["edge1"] {
+		t.Fatalf("edge3 has %s, want %s", r, ranges["edge1"])
+	}
+	s.says("edge3", "Ready", "are in "+ranges["edge1"].String())
+	// The device is carried here.
+	s.label("edge3", trial.Pool)
+	s.says("edge3", "PodCIDRConflict", "edge1")
+	s.says("edge1", "PodCIDRConflict", "edge3")
+	s.served("edge1", address, "on-edge1", "on-edge2")
+	s.served("edge2", address, "on-edge1", "on-edge2")
+}
+
+// own are the ranges that a device takes itself, unless its configuration has others; unknown is what it says of them.
+var own = []string{"10.222.0.0/24", "172.28.222.0/24", "192.168.222.0/24", "10.111.222.0/24"}
+
+const unknown = ", of which the cluster knows nothing"
+
+// taken has routes of another program cover ranges on edge3, until the test ends.
+func (s *system) taken(ranges ...string) {
+	s.T.Helper()
+	for _, r := range ranges {
+		s.Must(s.shell(s.T.Context(), "edge3", "ip route replace blackhole "+r+" metric 4000 proto 77"))
+	}
+	s.T.Cleanup(func() {
+		if _, err := s.shell(context.Background(), "edge3", "ip route flush proto 77"); err != nil {
+			s.T.Error(err)
+		}
+	})
+}
+
+func ignoreNotFound(err error) error {
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
