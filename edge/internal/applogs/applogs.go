@@ -119,6 +119,7 @@ type round struct {
 	streams map[string]*stream // by their path below Dir, without .log
 	kept    map[string]Cursor  // as they are on the disk
 	wait    time.Time          // nothing is sent before: the cloud asked for it
+	counted time.Time          // when lines were counted last
 }
 
 func (a *Agent) start(_ context.Context, r *agent.Run) (agent.Sync, error) {
@@ -176,6 +177,7 @@ func (o *round) sync(ctx context.Context) (time.Duration, error) {
 			failed = errors.Join(failed, err)
 		}
 	}
+	o.counted = time.Now()
 	if o.run.Link().Up && !time.Now().Before(o.wait) {
 		for _, key := range o.order() {
 			if err := o.send(ctx, key); err != nil {
@@ -251,7 +253,7 @@ func (o *round) send(ctx context.Context, key string) error {
 		if batch == nil {
 			break
 		}
-		through, err := o.post(ctx, s.cursor.App, batch)
+		through, err := o.postAndCount(ctx, s.cursor.App, batch)
 		if err != nil {
 			return err
 		}
@@ -270,6 +272,28 @@ func (o *round) send(ctx context.Context, key string) error {
 		delete(o.streams, key)
 	}
 	return nil
+}
+
+// postAndCount is post, and counts lines all the while: those of files that go meanwhile are dropped, and how many is known only as long as they are there.
+func (o *round) postAndCount(ctx context.Context, app string, b *applog.Batch) (through int64, err error) {
+	posted := make(chan struct{})
+	go func() {
+		defer close(posted)
+		through, err = o.post(ctx, app, b)
+	}()
+	for {
+		next := time.NewTimer(time.Until(o.counted.Add(o.config.Interval)))
+		select {
+		case <-posted:
+			next.Stop()
+			return through, err
+		case <-next.C:
+			for _, s := range o.streams {
+				_ = s.count() // the next look says what is wrong
+			}
+			o.counted = time.Now()
+		}
+	}
 }
 
 // post sends a batch, and returns up to where the cloud's sink has the lines.

@@ -38,7 +38,8 @@ type stream struct {
 
 	cursor Cursor
 	files  []file
-	seen   []seen            // in the order of files; those before the cursor's are forgotten
+	seen   []seen            // in the order of files, from the cursor's on; also those that have gone since
+	behind map[string]bool   // ids of files that are there, and were sent as a whole
 	known  map[string]string // ids by path, so that a file's first line is read once
 	absent bool              // the cursor's file was not there at the last look: it may have been renamed during that
 }
@@ -55,43 +56,72 @@ func (s *stream) scan() error {
 	if s.cursor.File != "" && !there(s.cursor.File) {
 		if !s.absent {
 			s.absent, s.files = true, nil
+			if err := s.tally(files); err != nil && !errors.Is(err, errMoved) {
+				return err
+			}
 			return nil
 		}
 		s.lose(there)
 	}
 	s.absent = false
-	at := 0
 	if s.cursor.File == "" {
 		if len(files) == 0 {
 			return nil
 		}
 		s.cursor.File, s.cursor.Offset, s.cursor.Lines = files[0].id, 0, 0
-	} else {
-		at = slices.IndexFunc(files, func(f file) bool { return f.id == s.cursor.File })
 	}
-	if at < 0 {
+	if err := s.tally(files); errors.Is(err, errMoved) {
+		s.files = nil
 		return nil
+	} else if err != nil {
+		return err
 	}
-	var now []seen
-	for _, f := range files[at:] {
-		is := seen{id: f.id}
-		if i := slices.IndexFunc(s.seen, func(o seen) bool { return o.id == f.id }); i >= 0 {
-			is = s.seen[i]
-		}
-		if is.size != f.size || is.bytes == 0 {
-			n, lines, err := tally(f, is.bytes)
-			if errors.Is(err, errMoved) {
-				s.files = nil
-				return nil
-			}
-			if err != nil {
-				return err
-			}
-			is.bytes, is.lines, is.size = is.bytes+n, is.lines+lines, f.size
-		}
-		now = append(now, is)
+	if at := slices.IndexFunc(s.seen, func(o seen) bool { return o.id == s.cursor.File }); at > 0 {
+		s.seen = slices.Delete(s.seen, 0, at)
 	}
-	s.seen = now
+	return nil
+}
+
+// count notes how many lines there are while a batch is on its way, which may take as long as a silent link is believed to live: files may come and go meanwhile.
+func (s *stream) count() error {
+	files, err := list(s.dir, s.restart, s.known)
+	if err != nil {
+		return err
+	}
+	return s.tally(files)
+}
+
+// tally counts the lines of the files that are not sent yet. It forgets none that it has counted: only lose knows whether they were sent.
+func (s *stream) tally(files []file) error {
+	at := slices.IndexFunc(files, func(f file) bool { return f.id == s.cursor.File })
+	behind := map[string]bool{}
+	for i, f := range files {
+		if i < at || at < 0 && s.behind[f.id] {
+			behind[f.id] = true
+		}
+	}
+	s.behind = behind
+	after := len(s.seen) // what is new and has none before it is the newest
+	for _, f := range files {
+		if behind[f.id] {
+			continue
+		}
+		i := slices.IndexFunc(s.seen, func(o seen) bool { return o.id == f.id })
+		if i < 0 {
+			i = after
+			s.seen = slices.Insert(s.seen, i, seen{id: f.id})
+		}
+		after = i + 1
+		is := &s.seen[i]
+		if is.size == f.size && is.bytes > 0 {
+			continue
+		}
+		n, lines, err := tally(f, is.bytes)
+		if err != nil {
+			return err
+		}
+		is.bytes, is.lines, is.size = is.bytes+n, is.lines+lines, f.size
+	}
 	return nil
 }
 
@@ -99,10 +129,12 @@ func (s *stream) scan() error {
 func (s *stream) lose(there func(id string) bool) {
 	end := s.cursor.Base + s.cursor.Offset
 	sent := s.cursor.Lines
+	gone := 0
 	for _, o := range s.seen {
 		if there(o.id) {
 			break
 		}
+		gone++
 		s.cursor.Dropped += max(0, o.lines-sent)
 		sent = 0
 		if o.id == s.cursor.File {
@@ -111,6 +143,7 @@ func (s *stream) lose(there func(id string) bool) {
 			end += o.bytes
 		}
 	}
+	s.seen = slices.Delete(s.seen, 0, gone)
 	s.cursor.File, s.cursor.Base, s.cursor.Offset, s.cursor.Lines = "", end, 0, 0
 }
 
@@ -136,7 +169,7 @@ func (s *stream) next(now time.Time) (*applog.Batch, Cursor, error) {
 			after.Dropped = 0
 			return s.batch(lines), after, nil
 		}
-		if f.live || at+1 >= len(s.files) || now.Sub(f.mtime) < settled {
+		if f.live || at+1 >= len(s.files) || now.Sub(f.mtime) < settled || s.between(f.id, s.files[at+1].id) {
 			break
 		}
 		after.File, after.Base, after.Offset, after.Lines = s.files[at+1].id, after.Base+after.Offset, 0, 0
@@ -147,6 +180,12 @@ func (s *stream) next(now time.Time) (*applog.Batch, Cursor, error) {
 	}
 	after.Dropped = 0
 	return s.batch(nil), after, nil
+}
+
+// between reports whether there is a file between two that was not found at the last look: one that was being renamed or packed in that moment.
+func (s *stream) between(id, next string) bool {
+	at := slices.IndexFunc(s.seen, func(o seen) bool { return o.id == id })
+	return at >= 0 && at+1 < len(s.seen) && s.seen[at+1].id != next
 }
 
 func (s *stream) batch(lines []applog.Line) *applog.Batch {

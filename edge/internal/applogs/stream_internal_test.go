@@ -201,3 +201,76 @@ func TestBound(t *testing.T) {
 		t.Errorf("%+v, %v", b, err)
 	}
 }
+
+// While a batch is on its way files come and go: what was never sent of them is counted all the same, and what is under way is not.
+func TestCountedWhileABatchIsOnItsWay(t *testing.T) {
+	c := &container{t: t, dir: t.TempDir()}
+	s := c.stream(Cursor{})
+	c.write(10)
+	c.rotate("20260101-000001")
+	c.write(10)
+	if err := s.scan(); err != nil {
+		t.Fatal(err)
+	}
+	b, after, err := s.next(time.Now())
+	if err != nil || b == nil || len(b.Lines) != 10 {
+		t.Fatalf("%+v, %v", b, err)
+	}
+	count := func() {
+		t.Helper()
+		if err := s.count(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.write(5)
+	count()
+	c.rotate("20260101-000002") // 15
+	c.write(7)
+	count()
+	c.remove("0.log.20260101-000001.gz") // under way
+	c.rotate("20260101-000003")          // 7
+	c.write(3)
+	count()
+	c.remove("0.log.20260101-000002.gz")
+	c.rotate("20260101-000004")
+	c.write(2)
+	count()
+	c.remove("0.log.20260101-000003.gz")
+	s.cursor = after                 // the sink has it
+	if err := s.scan(); err != nil { // it may only have been renamed
+		t.Fatal(err)
+	}
+	got, dropped := take(t, s)
+	same(t, "rest", got, numbered(32, 37))
+	if dropped != 22 {
+		t.Errorf("%d lines dropped, want 22", dropped)
+	}
+}
+
+// A file that is not found because it is renamed in that moment is waited for.
+func TestFileNotFoundForAMoment(t *testing.T) {
+	c := &container{t: t, dir: t.TempDir()}
+	s := c.stream(Cursor{})
+	c.write(10)
+	c.rotate("20260101-000001")
+	c.write(10)
+	c.rotate("20260101-000002")
+	c.write(10)
+	if err := s.scan(); err != nil {
+		t.Fatal(err)
+	}
+	hidden, away := filepath.Join(c.dir, "0.log.20260101-000002"), filepath.Join(t.TempDir(), "file")
+	if err := os.Rename(hidden, away); err != nil {
+		t.Fatal(err)
+	}
+	got, dropped := take(t, s)
+	same(t, "before the file", got, numbered(0, 10))
+	if err := os.Rename(away, hidden); err != nil {
+		t.Fatal(err)
+	}
+	more, dropped2 := take(t, s)
+	same(t, "all", append(got, more...), numbered(0, 30))
+	if dropped+dropped2 != 0 {
+		t.Errorf("%d lines dropped", dropped+dropped2)
+	}
+}
