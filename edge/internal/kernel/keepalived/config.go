@@ -251,11 +251,15 @@ func render(cfg Config, instances []Instance) []byte {
 	// would fall silent at once, and the winner never learn that switches and clients were told otherwise.
 	// So a loser sends one more advertisement (vrrp_higher_prio_send_advert), and who hears a lower priority
 	// announces its addresses, at once and 1 s later.
+	//
+	// A process that other programs keep from running for three intervals loses its addresses although
+	// nothing is wrong with the node: the least nice one goes first (vrrp_priority, see setpriority(2)).
 	fmt.Fprintf(&b, `# Made by edgecore. Your own sections belong into %s.
 global_defs {
     script_user root
     router_id skerry
     vrrp_version 3
+    vrrp_priority -20
     vrrp_garp_master_refresh 60
     vrrp_garp_master_repeat 3
     vrrp_garp_lower_prio_delay 1
