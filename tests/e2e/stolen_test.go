@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,7 +16,9 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/tests/cluster/lab"
+	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
 // cloudcore runs a command of cloudcore as the administrator.
@@ -31,7 +34,8 @@ func (s *system) cloudcore(args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// rejoin makes a device forget its cluster and join it again, with another configuration, and returns the token that it did so with.
+// rejoin makes a device forget its cluster and join it again, with another configuration, and returns the token that it did so with. Its Node is another one and in no pool: it is put
+// into the trial's as soon as it is there. Pods that got addresses of a range that the device takes itself would not be reached from the other device.
 func (s *system) rejoin(node string, config []byte) (token string) {
 	s.T.Helper()
 	const file = "/etc/skerry/edgecore.yaml"
@@ -44,7 +48,31 @@ func (s *system) rejoin(node string, config []byte) (token string) {
 	s.onHost(node, s.Root+"/bin/edgecore", "join", "--config", file, "--token-file", "/run/join-token", "--node-name", node, lab.Cloud().String()+":10002")
 	s.onHost(node, "rm", "/run/join-token")
 	s.Start(node, "edgecore")
+	s.WaitFor(node+" to be in the pool", func(ctx context.Context) error {
+		_, err := s.Run(ctx, "kubectl", "label", "node", node, v1alpha1.NodePoolLabel+"="+trial.Pool, "--overwrite")
+		return err
+	})
 	s.WaitReady(node, true)
+	s.WaitFor(node+" to have a range, and its pods addresses of it", func(ctx context.Context) error {
+		n, err := s.Client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		of, err := netip.ParsePrefix(n.Spec.PodCIDR)
+		if err != nil {
+			return err
+		}
+		pods, err := s.Client.CoreV1().Pods("sample").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
+		if err != nil {
+			return err
+		}
+		for _, p := range pods.Items {
+			if at, err := netip.ParseAddr(p.Status.PodIP); err != nil || !of.Contains(at) {
+				return fmt.Errorf("%s is at %q, the range is %s", p.Name, p.Status.PodIP, of)
+			}
+		}
+		return nil
+	})
 	s.WaitPods("sample", "app=sample", node, 1)
 	return token
 }

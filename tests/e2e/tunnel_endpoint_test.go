@@ -20,9 +20,14 @@ func TestStreams_KubeAPIServerAsItIs(t *testing.T) {
 	o.Edges, o.Streams = 1, trial.StreamsEndpoint
 	s := suite.UseOther(t, "endpoint", o)
 	pod := s.WaitPods("sample", "app=sample", "edge1", 1)[0]
-	if out := s.Kubectl("logs", "-n", "sample", pod.Name); !strings.Contains(out, "listening on") {
-		t.Errorf("the log is %q", out)
-	}
+	// A Node is Ready before its kubelet has the certificate for its server, which it asks the cluster for when it starts: until then it ends every handshake.
+	s.WaitFor("the pod's log, by the kubelet's server", func(ctx context.Context) error {
+		out, err := s.Run(ctx, "kubectl", "logs", "-n", "sample", pod.Name)
+		if err == nil && !strings.Contains(out, "listening on") {
+			err = fmt.Errorf("the log is %q", out)
+		}
+		return err
+	})
 	if out := s.Kubectl("exec", "-n", "sample", pod.Name, "--", "/app", "get", "http://127.0.0.1:8080/healthz"); out != "ok\n" {
 		t.Errorf("exec says %q", out)
 	}

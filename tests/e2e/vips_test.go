@@ -122,7 +122,7 @@ func (s *system) waitShop(ready int) (holder string) {
 	return holder
 }
 
-// buys asks the address from the LAN's client.
+// buys asks the address from the LAN's client: what the pods behind it answer by themselves, and not what the page asks of another Service.
 func (s *system) buys(ctx context.Context) error {
 	h, err := s.Trial.Host("client")
 	if err != nil {
@@ -135,7 +135,7 @@ func (s *system) buys(ctx context.Context) error {
 		return err
 	}
 	defer conn.Close()
-	if _, err := conn.Write([]byte("GET / HTTP/1.0\r\n\r\n")); err != nil {
+	if _, err := conn.Write([]byte("GET /name HTTP/1.0\r\n\r\n")); err != nil {
 		return err
 	}
 	deadline, _ := ctx.Deadline()
