@@ -63,6 +63,7 @@ type App struct {
 
 	informers *kube.Informers
 	objects   *kube.ObjectWatches
+	access    *kube.Access
 	publisher *publish.Publisher
 	pods      *relay.Pods
 	relay     *relay.Relay
@@ -267,6 +268,7 @@ func (a *App) listenForLinks(ctx context.Context, secure *tls.Config, bounds lin
 func (a *App) assemble() error {
 	client := a.client.Kubernetes()
 	access := kube.NewAccess(client)
+	a.access = access
 	a.informers = kube.NewInformers(a.client)
 	a.informers.Change(corev1.SchemeGroupVersion.WithResource("nodes"), relay.RevealAddresses) // also of those that were hidden once and are not now
 	var err error
@@ -329,6 +331,7 @@ func (a *App) assemble() error {
 		{Module: service("revoked", a.revoked.Run), Restart: again},
 		{Module: service("informers", a.informers.Run), Restart: again},
 		{Module: service("object-watches", a.objects.Run), Restart: again},
+		{Module: service("access", a.access.Run), Restart: again},
 		{Module: service("revisions", a.client.Revisions().Run), Restart: again},
 		{Module: service("pods", a.pods.Run), Restart: again},
 		{Module: service("reports", a.reports.Run), Restart: again},

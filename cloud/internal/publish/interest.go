@@ -229,13 +229,14 @@ func (s *session) ask(i *interest) {
 		return
 	}
 	i.review.busy = true
-	first := i.standing == undecided && i.review.tries == 0
+	// A refusal is asked about again each time; a permission may be a minute old.
+	remembered := i.standing != refused && i.review.refusedSince.IsZero()
 	i.review.waiting = s.part.reviews.Do(string(s.node), func() {
 		if !s.enter() {
 			return
 		}
 		defer s.wg.Done()
-		v := s.ruling(i, first)
+		v := s.ruling(i, remembered)
 		s.mu.Lock()
 		s.inbox.verdicts = append(s.inbox.verdicts, ruled{i, v})
 		s.mu.Unlock()
