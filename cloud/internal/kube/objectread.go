@@ -28,6 +28,7 @@ type ObjectWatches struct {
 	review  chan struct{}
 	opening chan struct{}
 	plain   plainMode
+	says    atomic.Bool // a watch has said when its initial events were at their end
 
 	mu      sync.Mutex
 	ctx     context.Context // of Run; nil while it doesn't run

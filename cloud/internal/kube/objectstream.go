@@ -16,8 +16,11 @@ import (
 
 const (
 	// initialEvents is how long a fresh watch is given to say whether the object exists, before the
-	// object is read.
+	// object is read: a kube-apiserver that knows no initial events never says so.
 	initialEvents = 10 * time.Millisecond
+	// lateInitialEvents is that of a kube-apiserver that has said so of another object. Where hundreds of
+	// watches are opened at once it is busy with these, and reads would double its work.
+	lateInitialEvents = time.Second
 	// steady is how long a watch must have lived for the next one to be opened without more back-off.
 	steady = 10 * time.Second
 )
@@ -62,7 +65,11 @@ func (w *ObjectWatches) stream(ctx context.Context, s *watchedObject, m *member)
 	}
 	s.mu.Unlock()
 	first := initialState{}
-	patience := time.NewTimer(initialEvents)
+	wait := initialEvents
+	if w.says.Load() {
+		wait = lateInitialEvents
+	}
+	patience := time.NewTimer(wait)
 	defer patience.Stop()
 	for {
 		select {
@@ -129,6 +136,7 @@ func (w *ObjectWatches) apply(ctx context.Context, s *watchedObject, m *member, 
 		}
 		if !first.done && o.GetAnnotations()[metav1.InitialEventsAnnotationKey] == "true" {
 			first.done = true
+			w.says.Store(true)
 			return w.begin(ctx, s, m, first, versionOf(e.Object))
 		}
 		s.mu.Lock()
