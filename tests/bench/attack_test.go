@@ -1,7 +1,6 @@
 package bench_test
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"crypto/tls"
@@ -35,6 +34,13 @@ import (
 const attackEnv = "BENCH_ATTACK"
 
 func TestMain(m *testing.M) {
+	if raw := os.Getenv(burnEnv); raw != "" {
+		if err := runBurn(raw); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	if raw := os.Getenv(attackEnv); raw != "" {
 		if err := runAttack(raw); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -395,21 +401,4 @@ func (a attack) deaf(ctx context.Context, from string, config *tls.Config, done 
 		cancel()
 	}
 	return nil
-}
-
-// attacker is the process.
-type attacker struct {
-	stdin io.Closer
-	lines *bufio.Reader
-	wait  func() error
-}
-
-// end stops it, and returns what it did.
-func (a *attacker) end(b *testing.B) string {
-	b.Helper()
-	check(b, a.stdin.Close())
-	line, err := a.lines.ReadString('\n')
-	check(b, err)
-	check(b, a.wait())
-	return strings.TrimSpace(line)
 }

@@ -29,7 +29,7 @@ var (
 	write  = flag.String("write", "", "file whose table is brought up to date")
 	rounds = flag.Int("rounds", 5, "how often each figure is measured; the median counts")
 	cut    = flag.Duration("cut", time.Minute, "how long the uplinks are cut in row Cut")
-	idle   = flag.Duration("idle", 10*time.Minute, "how long an idle node is watched in row Idle")
+	idle   = flag.Duration("idle", 10*time.Minute, "how long an idle node is watched in rows Idle and Steady")
 	nodes  = flag.Int("nodes", 1000, "hollow nodes in row Hollow")
 	dir    = flag.String("trial", ".trial-bench", "directory of the trial, in the repository: two that differ can run side by side")
 )
@@ -71,6 +71,7 @@ func BenchmarkRow(b *testing.B) {
 		{"Queue", (*bench).queue},
 		{"Marks", (*bench).marks},
 		{"Hollow", (*bench).hollow},
+		{"Steady", (*bench).steady},
 		{"Storm", (*bench).storm},
 		{"HollowQUIC", (*bench).hollowQUIC},
 		{"Hostile", (*bench).hostile},

@@ -309,7 +309,23 @@ func (s *bench) audit(b *testing.B) audit {
 }
 
 // since returns the writes of objects that were answered after the place: reviews of rights and of tokens change nothing, and are no writes.
-func (a audit) since(b *testing.B) (writes []cluster.Request) {
+func (a audit) since(b *testing.B) []cluster.Request {
+	b.Helper()
+	return a.find(b, func(r cluster.Request) bool {
+		return r.Write() && r.ResponseStatus.Code < 300 && !strings.HasSuffix(r.ObjectRef.Resource, "reviews")
+	})
+}
+
+// reviews is how often cloudcore has asked since the place what somebody may.
+func (a audit) reviews(b *testing.B) float64 {
+	b.Helper()
+	return float64(len(a.find(b, func(r cluster.Request) bool {
+		return r.ObjectRef.Resource == "subjectaccessreviews" && r.User.Username == "system:serviceaccount:skerry-system:cloudcore"
+	})))
+}
+
+// find returns the requests that were answered after the place, those of which is says so.
+func (a audit) find(b *testing.B, is func(cluster.Request) bool) (found []cluster.Request) {
 	b.Helper()
 	f, err := os.Open(a.file)
 	check(b, err)
@@ -323,12 +339,12 @@ func (a audit) since(b *testing.B) (writes []cluster.Request) {
 		if json.Unmarshal(lines.Bytes(), &r) != nil {
 			continue // the first or the last may be half a line
 		}
-		if r.Write() && r.ResponseStatus.Code < 300 && !strings.HasSuffix(r.ObjectRef.Resource, "reviews") {
-			writes = append(writes, r)
+		if is(r) {
+			found = append(found, r)
 		}
 	}
 	check(b, lines.Err())
-	return writes
+	return found
 }
 
 // by is as whom a request was made.
