@@ -47,6 +47,7 @@ func (a *App) storeParts() ([]beehive.Entry, error) {
 	client := a.api.ClientConfig(api.Identity{})
 	return []beehive.Entry{
 		restarted(a.meta, linkstate.Group),
+		restarted(a.registration), // also where the device serves no API: its Node may go all the same
 		{Module: &storeModule{store: a.store, linked: a.meta.Linked}, Restart: beehive.Never()},
 		restarted(&diskModule{disk: a.disk, node: a.node, client: client}),
 		restarted(&skewModule{linked: a.meta.Linked, request: a.meta.Request, node: a.node, client: client}),
@@ -54,7 +55,7 @@ func (a *App) storeParts() ([]beehive.Entry, error) {
 }
 
 func (a *App) apiParts() ([]beehive.Entry, error) {
-	return []beehive.Entry{restarted(a.api), restarted(a.registration), restarted(a.newAPIRedirect())}, nil
+	return []beehive.Entry{restarted(a.api), restarted(a.newAPIRedirect())}, nil
 }
 
 func (a *App) siteParts() ([]beehive.Entry, error) {
