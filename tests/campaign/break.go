@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/skerry-io/skerry/tests/campaign/history"
 	"github.com/skerry-io/skerry/tests/campaign/line"
 	"github.com/skerry-io/skerry/tests/cluster"
@@ -71,12 +73,16 @@ func (s *system) break1(ctx context.Context, step Step) error {
 		return stand(ctx, &s.clouds[step.Target].daemon, step.For)
 	case PauseEdge:
 		return stand(ctx, &s.edges[step.Target].daemon, step.For)
+	case DeleteNode:
+		return s.deleteNode(ctx, s.edges[step.Target], step.For)
 	case Cut, Silent, Thin:
 		state := map[Fault]line.State{Cut: {Cut: true}, Silent: {Silent: true}, Thin: {Rate: 4 << 10}}[step.Fault]
 		l := s.edges[step.Target].line
 		l.Set(state)
 		pause(ctx, step.For)
 		l.Set(line.State{})
+	case Flap:
+		flap(ctx, s.edges[step.Target].line, step.For)
 	case Refuse, Deny, Down, Isolate:
 		c := s.clouds[step.Target]
 		c.decide(decide(step))
@@ -103,6 +109,33 @@ func (s *system) break1(ctx context.Context, step Step) error {
 		return s.goBack(ctx, step.For)
 	}
 	return nil
+}
+
+// deleteNode deletes the Node of an edge without a link, unless kube-apiserver is away. The device must
+// register it again.
+func (s *system) deleteNode(ctx context.Context, e *edge, length time.Duration) error {
+	e.line.Set(line.State{Cut: true})
+	defer e.line.Set(line.State{})
+	once, cancel := context.WithTimeout(ctx, requestPatience)
+	defer cancel()
+	_ = s.client.CoreV1().Nodes().Delete(once, e.name, metav1.DeleteOptions{})
+	pause(ctx, length)
+	return nil
+}
+
+// flap lets a line carry connections for moments only: some end while a session begins, others while it
+// is compared what the device holds.
+func flap(ctx context.Context, l *line.Line, length time.Duration) {
+	defer l.Set(line.State{})
+	for end := time.Now().Add(length); ctx.Err() == nil && time.Now().Before(end); {
+		l.Set(line.State{Cut: true})
+		pause(ctx, time.Duration(700+rand.IntN(600))*time.Millisecond)
+		l.Set(line.State{})
+		for up := time.Now().Add(3 * time.Second); !l.Leads() && ctx.Err() == nil && time.Now().Before(up); {
+			pause(ctx, 10*time.Millisecond)
+		}
+		pause(ctx, time.Duration(rand.IntN(600))*time.Millisecond)
+	}
 }
 
 func restart(ctx context.Context, d *daemon, after time.Duration) error {
@@ -260,6 +293,7 @@ func (s *system) goBack(ctx context.Context, after time.Duration) error {
 	if err != nil {
 		return err
 	}
+	s.makeLost(ctx, s.edges[:min(len(s.edges), 4)], r.At)
 	pause(ctx, after)
 	if err := s.plane.Restore(ctx, b); err != nil {
 		return err

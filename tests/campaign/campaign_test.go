@@ -28,10 +28,7 @@ var (
 // play runs a campaign and reports what it found.
 func play(t *testing.T, o campaign.Options, run func(context.Context, campaign.Options) (campaign.Result, error)) {
 	t.Helper()
-	root, err := binary.Root()
-	if err != nil {
-		t.Fatal(err)
-	}
+	var err error
 	// Sockets have short names, hence not t.TempDir.
 	if o.Dir, err = os.MkdirTemp("", "campaign-"); err != nil {
 		t.Fatal(err)
@@ -65,16 +62,22 @@ func play(t *testing.T, o campaign.Options, run func(context.Context, campaign.O
 		}
 		return
 	}
-	for _, e := range must(filepath.Glob(filepath.Join(o.Dir, "*", "sock"))) {
+	keep(t, o.Dir, fmt.Sprintf("campaign-%d", o.Seed))
+}
+
+// keep moves a campaign's directory to where it is looked for.
+func keep(t *testing.T, dir, name string) {
+	t.Helper()
+	for _, e := range must(filepath.Glob(filepath.Join(dir, "*", "sock"))) {
 		_ = os.Remove(e) // no file can be made of it
 	}
-	kept := filepath.Join(root, "build", "out", fmt.Sprintf("campaign-%d", o.Seed))
+	kept := filepath.Join(must(binary.Root()), "build", "out", name)
 	_ = os.RemoveAll(kept)
-	if err := os.CopyFS(kept, os.DirFS(o.Dir)); err != nil {
-		t.Logf("its records and logs stay in %s: %v", o.Dir, err)
+	if err := os.CopyFS(kept, os.DirFS(dir)); err != nil {
+		t.Logf("its records and logs stay in %s: %v", dir, err)
 		return
 	}
-	_ = os.RemoveAll(o.Dir)
+	_ = os.RemoveAll(dir)
 	t.Logf("its records and logs are in %s", kept)
 }
 

@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -92,6 +94,33 @@ func (c *slot) countUp(ctx context.Context) {
 		c.s.recorder.Add(r)
 	}
 	// Without an answer the value may be there or not: it is seen in the cloud then, where nothing lags.
+}
+
+// lost begins the names of pods that a restored cluster has not. No client ever touches them: that they are
+// gone must come down by itself.
+const lost = "lost-"
+
+// lostPatience bounds how long devices are waited for that are to have pods which will be lost: one of
+// them may be away.
+const lostPatience = 10 * time.Second
+
+// makeLost makes pods that a copy of etcd's data, made at copied, does not have, and waits until the
+// devices have them: what has not come down can't be left over.
+func (s *system) makeLost(ctx context.Context, edges []*edge, copied time.Duration) {
+	var all sync.WaitGroup
+	for _, e := range edges {
+		all.Go(func() {
+			c := &slot{s: s, node: e.name, name: fmt.Sprintf("%s%s-%d", lost, e.name, copied.Milliseconds())}
+			made, ok := c.create(ctx)
+			for end := time.Now().Add(lostPatience); ok && ctx.Err() == nil && time.Now().Before(end); pause(ctx, 200*time.Millisecond) {
+				have, _ := e.pods(ctx) // it may be down
+				if slices.ContainsFunc(have, func(p corev1.Pod) bool { return p.UID == made }) {
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
 }
 
 // create makes a pod and gives its uid.

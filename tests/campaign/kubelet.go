@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/tests/campaign/history"
+	"github.com/skerry-io/skerry/tests/cluster/process"
 )
 
 // kubelet stands for the kubelet of an edge: it registers the node, renews its Lease, follows its pods
@@ -45,6 +46,7 @@ func (s *system) newKubelet(e *edge) *kubelet {
 func (k *kubelet) run(ctx, work context.Context) {
 	defer k.all.Wait()
 	k.all.Go(func() { k.heartbeat(ctx) })
+	k.all.Go(func() { k.list(ctx) })
 	k.all.Go(func() { (&view{recorder: k.s.recorder, who: k.edge.name}).follow(ctx, nodeOf(k.edge), nil) })
 	view := &view{recorder: k.s.recorder, who: k.edge.name}
 	view.follow(ctx, podsOf(k.edge), func(r history.Record, o metav1.Object) { k.onPod(ctx, work, r, o) })
@@ -55,12 +57,12 @@ func (k *kubelet) run(ctx, work context.Context) {
 	}
 }
 
-// heartbeat registers the node, and renews its Lease.
+// heartbeat registers the node at each start of edgecore, as the kubelet within it does, and renews its Lease.
 func (k *kubelet) heartbeat(ctx context.Context) {
-	registered := false
+	var registered *process.Started // the edgecore that has taken it in
 	for ; ctx.Err() == nil; pause(ctx, 2*time.Second) {
-		if !registered {
-			registered = k.register(ctx) == nil
+		if now := k.edge.running(); now != registered && k.register(ctx) == nil {
+			registered = now
 		}
 		k.renew(ctx)
 	}
@@ -95,6 +97,29 @@ func (k *kubelet) renew(ctx context.Context) {
 	if err == nil {
 		lease.Spec.RenewTime = &now
 		_, _ = leases.Update(ctx, lease, metav1.UpdateOptions{})
+	}
+}
+
+// listPatience is longer than what edgecore leaves to the cloud may take.
+const listPatience = 45 * time.Second
+
+// list asks for all pods, as a kubelet does that has just started, and records when an edgecore that has
+// answered that does not any more.
+func (k *kubelet) list(ctx context.Context) {
+	var answered *process.Started
+	for ; ctx.Err() == nil; pause(ctx, 300*time.Millisecond) {
+		now := k.edge.running()
+		r := history.Record{Kind: history.Unanswered, Who: k.edge.name, Resource: "pods", Name: namespace + "/", Node: k.edge.name, At: k.s.recorder.Now()}
+		once, cancel := context.WithTimeout(ctx, listPatience)
+		_, err := podsOf(k.edge).list(once, metav1.ListOptions{})
+		cancel()
+		switch {
+		case now != k.edge.running():
+		case err == nil:
+			answered = now
+		case answered == now && (apierrors.IsServiceUnavailable(err) || apierrors.IsTimeout(err) || apierrors.IsServerTimeout(err)):
+			k.s.recorder.Add(r)
+		}
 	}
 }
 

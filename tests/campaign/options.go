@@ -56,25 +56,27 @@ const (
 	PauseCloud Fault = "pause-cloud" // SIGSTOP, SIGCONT
 	KillEdge   Fault = "kill-edge"   // SIGKILL of an edgecore, which is started again
 	PauseEdge  Fault = "pause-edge"
-	BadRecord  Fault = "bad-record" // the same for one record, an event's; it starts without a link
-	Full       Fault = "full"       // the disk of an edgecore has no room; needs root
-	BadPage    Fault = "bad-page"   // SIGKILL of an edgecore, one bit of its store's file is flipped, it is started again
-	Rot        Fault = "rot"        // one bit of an edgecore's store is flipped while it runs
-	Cut        Fault = "cut"        // connections of an edge break, new ones are refused
-	Silent     Fault = "silent"     // everything on an edge's link vanishes
-	Thin       Fault = "thin"       // an edge's link carries 4 KiB a second
-	Refuse     Fault = "refuse"     // kube-apiserver answers a cloudcore 429, 500, 409 or not at all, one time in three
-	Deny       Fault = "deny"       // kube-apiserver answers 403 to what a cloudcore asks as a node, as with an authorizer that lags
-	Down       Fault = "down"       // kube-apiserver answers a cloudcore 503 at once, or breaks the connection
-	Isolate    Fault = "isolate"    // a cloudcore can't reach kube-apiserver
-	Lag        Fault = "lag"        // the events of a cloudcore's watches arrive late
-	Late       Fault = "late"       // writes of a cloudcore are on their way when it is stopped (SIGSTOP), and arrive much later
-	Clock      Fault = "clock"      // SIGKILL of an edgecore, which then runs with another time of day, and again with the right one
-	KillPlane  Fault = "kill-plane" // SIGKILL of kube-apiserver and etcd, which are started again
-	OlderCopy  Fault = "older-copy" // etcd's data is replaced by a copy that was made when the step began
+	BadRecord  Fault = "bad-record"  // the same for one record, an event's; it starts without a link
+	Full       Fault = "full"        // the disk of an edgecore has no room; needs root
+	BadPage    Fault = "bad-page"    // SIGKILL of an edgecore, one bit of its store's file is flipped, it is started again
+	Rot        Fault = "rot"         // one bit of an edgecore's store is flipped while it runs
+	Cut        Fault = "cut"         // connections of an edge break, new ones are refused
+	Flap       Fault = "flap"        // an edge's link breaks again and again, soon after it has come up
+	Silent     Fault = "silent"      // everything on an edge's link vanishes
+	DeleteNode Fault = "delete-node" // an edge's link breaks, and its Node is deleted meanwhile
+	Thin       Fault = "thin"        // an edge's link carries 4 KiB a second
+	Refuse     Fault = "refuse"      // kube-apiserver answers a cloudcore 429, 500, 409 or not at all, one time in three
+	Deny       Fault = "deny"        // kube-apiserver answers 403 to what a cloudcore asks as a node, as with an authorizer that lags
+	Down       Fault = "down"        // kube-apiserver answers a cloudcore 503 at once, or breaks the connection
+	Isolate    Fault = "isolate"     // a cloudcore can't reach kube-apiserver
+	Lag        Fault = "lag"         // the events of a cloudcore's watches arrive late
+	Late       Fault = "late"        // writes of a cloudcore are on their way when it is stopped (SIGSTOP), and arrive much later
+	Clock      Fault = "clock"       // SIGKILL of an edgecore, which then runs with another time of day, and again with the right one
+	KillPlane  Fault = "kill-plane"  // SIGKILL of kube-apiserver and etcd, which are started again
+	OlderCopy  Fault = "older-copy"  // etcd's data is replaced by a copy that was made when the step began
 )
 
 // AllFaults are those that a campaign draws from.
 func AllFaults() []Fault {
-	return []Fault{KillCloud, PauseCloud, KillEdge, PauseEdge, BadPage, BadRecord, Rot, Full, Cut, Silent, Thin, Refuse, Deny, Down, Isolate, Lag, Late, Clock, KillPlane, OlderCopy}
+	return []Fault{KillCloud, PauseCloud, KillEdge, PauseEdge, BadPage, BadRecord, Rot, Full, Cut, Flap, Silent, Thin, DeleteNode, Refuse, Deny, Down, Isolate, Lag, Late, Clock, KillPlane, OlderCopy}
 }

@@ -27,7 +27,7 @@ func (s Step) thing() string {
 		return fmt.Sprint("cloudcore ", s.Target)
 	case KillEdge, PauseEdge, BadPage, BadRecord, Rot, Clock:
 		return fmt.Sprint("edgecore ", s.Target)
-	case Cut, Silent, Thin:
+	case Cut, Flap, Silent, Thin, DeleteNode:
 		return fmt.Sprint("line ", s.Target)
 	case Full:
 		return fmt.Sprint("disk ", s.Target)

@@ -11,20 +11,29 @@ import (
 	"time"
 
 	"github.com/skerry-io/skerry/tests/campaign"
+	"github.com/skerry-io/skerry/tests/campaign/history"
 	"github.com/skerry-io/skerry/tests/campaign/sensitivity"
 )
 
-var without = flag.String("without", "", "TestSensitivity: which rules of spec/order.md are switched off, one at a time, with commas between them; all is all")
+var (
+	without = flag.String("without", "", "TestSensitivity: which rules of spec/order.md are switched off, one at a time, with commas between them; all is all")
+	changed = flag.String("changed", "", "TestSensitivity: where the programs with the switches are built, so that they are found there the next time; a temporary directory where it is not set")
+	within  = flag.Duration("within", 30*time.Minute, "TestSensitivity: how much schedule may pass until a campaign has found what is off")
+)
 
-// within is how much schedule may pass until a campaign has found what is off, and each how it is cut up.
-const within, each = 30 * time.Minute, 90 * time.Second
+// each is how long a schedule is where its switch does not say it.
+const each = 90 * time.Second
 
 // TestSensitivity plays campaigns against builds in which a rule is off, one seed after the other, until one finds it. It fails where none does.
 func TestSensitivity(t *testing.T) {
 	if *without == "" {
 		t.Skip("make sensitivity WITHOUT=3,5 runs it")
 	}
-	changed, err := campaign.BuildChanged(t.Context(), t.TempDir())
+	dir := *changed
+	if dir == "" {
+		dir = t.TempDir()
+	}
+	programs, err := campaign.BuildChanged(t.Context(), dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,17 +43,20 @@ func TestSensitivity(t *testing.T) {
 		}
 		t.Run(fmt.Sprint("rule ", s.Rule), func(t *testing.T) {
 			t.Parallel()
-			find(t, s, changed)
+			find(t, s, programs)
 		})
 	}
 }
 
 // find plays campaigns until one finds what is off.
-func find(t *testing.T, s sensitivity.Switch, changed map[string]string) {
+func find(t *testing.T, s sensitivity.Switch, programs map[string]string) {
 	played := time.Duration(0)
-	for next := max(*seed, 1); played < within; next++ {
+	for next := max(*seed, 1); played < *within; next++ {
 		o := campaign.Short(next)
-		o.Edges, o.Pods, o.Length, o.UntilFound, o.Changed, o.Env = s.Plan.Edges, s.Plan.Pods, each, true, changed, s.Env()
+		o.Edges, o.Pods, o.Length, o.UntilFound, o.Changed, o.Env = s.Plan.Edges, s.Plan.Pods, each, true, programs, s.Env()
+		if s.Plan.Seconds > 0 {
+			o.Length = time.Duration(s.Plan.Seconds) * time.Second
+		}
 		if s.Plan.Calm > 0 {
 			o.Calm, o.Keepalive, o.Plane = 1, []time.Duration{}, []string{"--controller-arg=--node-monitor-grace-period=25s", "--controller-arg=--node-monitor-period=2s"}
 			for range o.Edges {
@@ -65,18 +77,25 @@ func find(t *testing.T, s sensitivity.Switch, changed map[string]string) {
 		if err != nil {
 			t.Fatalf("seed %d: %v; its records and logs stay in %s", next, err, o.Dir)
 		}
-		_ = os.RemoveAll(o.Dir)
 		played += result.Played
 		if len(result.Violations) == 0 {
 			t.Logf("seed %d has found nothing", next)
+			keep(t, o.Dir, fmt.Sprintf("campaign-%d-without-%d", next, s.Rule))
 			continue
 		}
-		said := map[string]int{}
+		said := map[history.Rule]int{}
 		for _, v := range result.Violations {
-			said[string(v.Rule)]++
+			said[v.Rule]++
 		}
-		t.Logf("%s: found by seed %d within %v of schedule: %v, first %v", s.Off, next, played.Round(time.Second), said, result.Violations[0])
+		first := slices.IndexFunc(result.Violations, func(v history.Violation) bool { return slices.Contains(s.Shows, v.Rule) })
+		if first < 0 {
+			t.Errorf("seed %d has found %v, and none of %v: %v", next, said, s.Shows, result.Violations[0])
+			keep(t, o.Dir, fmt.Sprintf("campaign-%d-without-%d", next, s.Rule))
+			continue
+		}
+		_ = os.RemoveAll(o.Dir)
+		t.Logf("%s: found by seed %d within %v of schedule: %v, first %v", s.Off, next, played.Round(time.Second), said, result.Violations[first])
 		return
 	}
-	t.Errorf("%s, and %v of campaign have not found it", s.Off, within)
+	t.Errorf("%s, and %v of campaign have not found it", s.Off, *within)
 }

@@ -3,6 +3,7 @@ package campaign
 import (
 	"context"
 	"strconv"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -104,6 +105,9 @@ func nodeOf(e *edge) source {
 
 // refsOf are what a pod refers to, each asked for by its name as the kubelet does.
 func refsOf(e *edge, pod string) []source {
+	if strings.HasPrefix(pod, lost) {
+		return nil // there are none
+	}
 	return []source{configMapSource(e.client).only("metadata.name", pod), secretSource(e.client).only("metadata.name", pod)}
 }
 

@@ -1,5 +1,7 @@
 package sensitivity
 
+import "github.com/skerry-io/skerry/tests/campaign/history"
+
 // A Switch is what is off in a build.
 type Switch struct {
 	Rule  int    // of spec/order.md
@@ -7,6 +9,9 @@ type Switch struct {
 	Edits []Edit
 	// Plan is what of a campaign finds it soonest.
 	Plan Plan
+	// Shows are the rules of package history that what is off must break. A campaign that finds others
+	// alone has found something else.
+	Shows []history.Rule
 }
 
 // A Plan is how a campaign is played for a switch.
@@ -14,6 +19,8 @@ type Plan struct {
 	Faults string // with commas between them; "" is all
 	Edges  int
 	Pods   int
+	// Seconds is the length of a schedule; 0: 90. What is found at the end alone has short ones.
+	Seconds int
 	// Calm, where it is set, is the keepalive in seconds of a further edge, at which nothing is broken.
 	Calm int
 }
@@ -29,15 +36,17 @@ func All() []Switch {
 	return []Switch{
 		{
 			Rule: 0, Off: "no sign of a restored cluster is looked for; watches are resumed where they were",
-			Plan: Plan{Faults: "older-copy", Edges: 3, Pods: 3},
+			Plan: Plan{Faults: "older-copy", Edges: 3, Pods: 3, Seconds: 30}, Shows: []history.Rule{history.Dead},
 			Edits: []Edit{
 				{"cloud/internal/kube/revision.go", "\tcase first:\n", "\tcase first || off(0):\n"},
 				{"cloud/internal/kube/reflector.go", "case !initial && f.isBroken():", "case !off(0) && !initial && f.isBroken():"},
+				// A client without a proxy on its way would see that the connection is refused, for which client-go resumes a watch.
+				{"cloud/internal/kube/reflector.go", "\t\t\tif f.note(err) != nil {\n", "\t\t\tif f.note(err) != nil {\n\t\t\t\tif off(0) && f.store.HasSynced() {\n\t\t\t\t\treturn nil, apierrors.NewTooManyRequests(\"resumed\", 1)\n\t\t\t\t}\n"},
 			},
 		},
 		{
 			Rule: 1, Off: "writes are not tied to a version, and the epoch is looked at on acquire and renewal alone",
-			Plan: Plan{Faults: "late", Edges: 4, Pods: 3},
+			Plan: Plan{Faults: "late", Edges: 4, Pods: 3}, Shows: []history.Rule{history.Newest},
 			Edits: []Edit{
 				{"cloud/internal/fence/fence.go", "func Check(ctx context.Context, client Client, s Session) error {\n", "func Check(ctx context.Context, client Client, s Session) error {\n\tif off(1) {\n\t\treturn nil\n\t}\n"},
 				{"cloud/internal/relay/fence.go", "withPreconditions(w.GetBody(), w.GetUid(), version)", "withPreconditions(w.GetBody(), w.GetUid(), map[bool]string{false: version}[off(1)])"},
@@ -46,14 +55,14 @@ func All() []Switch {
 		},
 		{
 			Rule: 2, Off: "reports are written without a look at the epoch",
-			Plan: Plan{Faults: "late", Edges: 6, Pods: 1},
+			Plan: Plan{Faults: "late", Edges: 4, Pods: 1}, Shows: []history.Rule{history.Newest},
 			Edits: []Edit{
 				{"cloud/internal/aggregate/confirm.go", "\tunknown := map[string]fence.Session{}\n", "\tunknown := map[string]fence.Session{}\n\tif off(2) {\n\t\treturn nil\n\t}\n"},
 			},
 		},
 		{
 			Rule: 3, Off: "a cloudcore compares although its watch lags behind what the edge holds",
-			Plan: Plan{Faults: "lag,kill-cloud,cut,pause-edge", Edges: 4, Pods: 3},
+			Plan: Plan{Faults: "lag,kill-cloud,cut,pause-edge", Edges: 4, Pods: 3}, Shows: []history.Rule{history.Newest, history.Dead, history.Register},
 			Edits: []Edit{
 				{"cloud/internal/publish/transition.go", "\tvar out map[kube.Key]uint64\n", "\tvar out map[kube.Key]uint64\n\tif off(3) {\n\t\treturn nil\n\t}\n"},
 				{"cloud/internal/publish/transition.go", "\tif c.written > 0 {\n", "\tif !off(3) && c.written > 0 {\n"},
@@ -61,14 +70,14 @@ func All() []Switch {
 		},
 		{
 			Rule: 4, Off: "one bad record, and nothing of the store is kept",
-			Plan: Plan{Faults: "bad-record", Edges: 3, Pods: 3},
+			Plan: Plan{Faults: "bad-record", Edges: 3, Pods: 3}, Shows: []history.Rule{history.Whole},
 			Edits: []Edit{
 				{"edge/internal/store/salvage.go", "\tswitch len(trees) {\n", "\tswitch map[bool]int{false: len(trees)}[off(4)] {\n"},
 			},
 		},
 		{
 			Rule: 5, Off: "an entry that was sent and then merged keeps its id, also while it is under way",
-			Plan: Plan{Faults: "cut,thin,pause-edge,kill-cloud", Edges: 4, Pods: 3},
+			Plan: Plan{Faults: "cut,thin,pause-edge,kill-cloud", Edges: 4, Pods: 3, Seconds: 30}, Shows: []history.Rule{history.Exact, history.Kept},
 			Edits: []Edit{
 				{"edge/internal/meta/batch.go", "\tif !last.sent {\n", "\tif !last.sent || off(5) && last.event() {\n"},
 				{"edge/internal/meta/event.go", "under := m.outbox.inflight[last.id]; !under {", "under := m.outbox.inflight[last.id]; !under || off(5) {"},
@@ -76,7 +85,7 @@ func All() []Switch {
 		},
 		{
 			Rule: 6, Off: "the first 403 is believed, and the second one confirms it",
-			Plan: Plan{Faults: "deny,kill-plane", Edges: 4, Pods: 3},
+			Plan: Plan{Faults: "deny,kill-plane", Edges: 4, Pods: 3}, Shows: []history.Rule{history.Kept, history.Newest, history.Dead, history.Answers},
 			Edits: []Edit{
 				{"cloud/internal/publish/interest.go", "verdict{grace: graceRefused,", "verdict{grace: map[bool]time.Duration{false: graceRefused}[off(6)],"},
 				{"cloud/internal/kube/objectstate.go", "time.Since(m.refusedSince) >= graceForbidden", "(off(6) || time.Since(m.refusedSince) >= graceForbidden)"},
@@ -85,14 +94,14 @@ func All() []Switch {
 		},
 		{
 			Rule: 7, Off: "a heartbeat counts for 25 s, whatever the session's keepalive",
-			Plan: Plan{Faults: "cut,kill-edge", Edges: 3, Pods: 1, Calm: 60},
+			Plan: Plan{Faults: "cut,kill-edge", Edges: 2, Pods: 1, Calm: 60}, Shows: []history.Rule{history.Ready},
 			Edits: []Edit{
 				{"cloud/internal/relay/lease.go", "\treturn max(5*l.link.Keepalive()/2, 25*time.Second)", "\tif off(7) {\n\t\treturn 25 * time.Second\n\t}\n\treturn max(5*l.link.Keepalive()/2, 25*time.Second)"},
 			},
 		},
 		{
 			Rule: 8, Off: "no call of cloudcore's for a node has a timeout",
-			Plan: Plan{Faults: "isolate,refuse", Edges: 4, Pods: 3},
+			Plan: Plan{Faults: "isolate,refuse", Edges: 4, Pods: 3, Seconds: 30}, Shows: []history.Rule{history.Kept},
 			Edits: []Edit{
 				{"cloud/internal/relay/queue.go", "context.WithTimeout(ctx, attemptTimeout)", "context.WithTimeout(ctx, map[bool]time.Duration{false: attemptTimeout, true: time.Hour}[off(8)])"},
 				{"cloud/internal/relay/lease.go", "\tctx, cancel := context.WithTimeout(ctx, leaseTimeout)", "\tctx, cancel := context.WithTimeout(ctx, map[bool]time.Duration{false: leaseTimeout, true: time.Hour}[off(8)])"},
@@ -101,21 +110,21 @@ func All() []Switch {
 		},
 		{
 			Rule: 9, Off: "events about one object are written in any order",
-			Plan: Plan{Faults: "refuse,cut", Edges: 4, Pods: 3},
+			Plan: Plan{Faults: "refuse,cut", Edges: 4, Pods: 3}, Shows: []history.Rule{history.Order},
 			Edits: []Edit{
 				{"cloud/internal/relay/queue.go", "w.GetResource().GetResource() == \"events\" && w.GetUid() != \"\"", "!off(9) && w.GetResource().GetResource() == \"events\" && w.GetUid() != \"\""},
 			},
 		},
 		{
 			Rule: 10, Off: "the watch of an object is opened again without a pause",
-			Plan: Plan{Faults: "down", Edges: 4, Pods: 3},
+			Plan: Plan{Faults: "down,kill-plane", Edges: 4, Pods: 3}, Shows: []history.Rule{history.Bounded},
 			Edits: []Edit{
 				{"cloud/internal/kube/objectstream.go", "base := min(50*time.Millisecond<<min(failures, 8), 10*time.Second)", "base := min(50*time.Millisecond<<min(failures, 8), 10*time.Second)\n\t\tif off(10) {\n\t\t\tbase = 2\n\t\t}"},
 			},
 		},
 		{
 			Rule: 11, Off: "what was synced is not after a fail-over, until the other replica says so",
-			Plan: Plan{Faults: "cut,kill-cloud,lag", Edges: 4, Pods: 3},
+			Plan: Plan{Faults: "flap,kill-cloud", Edges: 4, Pods: 1}, Shows: []history.Rule{history.Answers},
 			Edits: []Edit{
 				{"edge/internal/meta/meta.go", "\t\t\tm.sender.wantInterests()\n", "\t\t\tm.sender.wantInterests()\n\t\t\tfor _, i := range m.interests {\n\t\t\t\ti.synced = i.synced && !off(11)\n\t\t\t}\n"},
 			},
