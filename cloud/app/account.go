@@ -1,12 +1,17 @@
 package app
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
+	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/common/version"
 )
@@ -33,4 +38,32 @@ func instanceName() string {
 		host = "cloudcore"
 	}
 	return host + "-" + rand.String(5)
+}
+
+// startTimeout bounds each conversation with kube-apiserver before cloudcore serves.
+const startTimeout = 2 * time.Minute
+
+// waitFor tries until it works, a refusal that won't pass comes, or ctx ends: at a site's power-up kube-apiserver may be later than cloudcore.
+// A try that is not answered is given up: a server that hangs must not hold one that would answer.
+func waitFor[T any](ctx context.Context, what string, try func(context.Context) (T, error)) (T, error) {
+	const tryTimeout = 5 * time.Second
+	backoff := time.Second
+	for {
+		once, cancel := context.WithTimeout(ctx, tryTimeout)
+		v, err := try(once)
+		cancel()
+		if err == nil {
+			return v, nil
+		}
+		if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsNotFound(err) {
+			return v, fmt.Errorf("%s: %w (are the manifests applied? `cloudcore install` prints them)", what, err)
+		}
+		klog.FromContext(ctx).Info("kube-apiserver does not answer yet", "doing", what, "err", err, "retryIn", backoff)
+		select {
+		case <-ctx.Done():
+			return v, fmt.Errorf("%s: %w", what, errors.Join(err, context.Cause(ctx)))
+		case <-time.After(backoff):
+		}
+		backoff = min(2*backoff, 10*time.Second)
+	}
 }

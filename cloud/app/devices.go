@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -32,7 +31,7 @@ type devicePort struct {
 func listenForDevices(at string, port int) (*devicePort, error) {
 	l, err := (&net.ListenConfig{KeepAlive: -1}).Listen(context.Background(), "tcp", at) // links have their own keepalive
 	if err != nil {
-		return nil, fmt.Errorf("devices.listen: %w", err)
+		return nil, err
 	}
 	if own, ok := l.Addr().(*net.TCPAddr); ok && port == 0 {
 		port = own.Port

@@ -24,6 +24,16 @@ func service(name message.Name, run func(context.Context) error) beehive.Module 
 	return &serviceModule{name, run}
 }
 
+// restarted is a service that starts again when it fails.
+func restarted(name message.Name, run func(context.Context) error) beehive.Entry {
+	return beehive.Entry{Module: service(name, run), Restart: beehive.OnFailure(beehive.Backoff{})}
+}
+
+// serving is a service whose listener ends with it: without that cloudcore is of no use, so it ends too, and is started again.
+func serving(name message.Name, run func(context.Context) error) beehive.Entry {
+	return beehive.Entry{Module: service(name, run), Restart: beehive.Never()}
+}
+
 type serviceModule struct {
 	name message.Name
 	run  func(context.Context) error

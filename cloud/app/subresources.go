@@ -30,14 +30,14 @@ type subresourcesServer struct {
 	proxy    *join.FrontProxy
 }
 
-// prepare makes the server.
-func (s *subresourcesServer) prepare(client kubernetes.Interface, ca *join.CA, to *tunnel.Tunnel) error {
-	var err error
+// newSubresources makes the server; it closes the listener when it has been served.
+func newSubresources(client kubernetes.Interface, ca *join.CA, to *tunnel.Tunnel, l net.Listener) (_ *subresourcesServer, err error) {
+	s := &subresourcesServer{listener: l}
 	if s.serving, err = ca.Serving([]string{subresourcesHost}); err != nil {
-		return err
+		return nil, err
 	}
 	if s.proxy, err = join.NewFrontProxy(client); err != nil {
-		return err
+		return nil, err
 	}
 	s.server = subresources.New(subresources.Config{
 		Client: client, User: s.proxy.User,
@@ -49,7 +49,7 @@ func (s *subresourcesServer) prepare(client kubernetes.Interface, ca *join.CA, t
 			return conn, err
 		},
 	})
-	return nil
+	return s, nil
 }
 
 // serve serves kube-apiserver's aggregator.

@@ -2,13 +2,52 @@ package app
 
 import (
 	"bytes"
+	"context"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
 
+	"github.com/skerry-io/skerry/cloud/internal/join"
 	"github.com/skerry-io/skerry/cloud/internal/site"
+	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/pki"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
+
+// identity reads whom edges trust, and whom cloudcore does.
+func (a *App) identity(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	client := a.client.Kubernetes()
+	var err error
+	if a.ca, err = waitFor(ctx, "reading the CA", func(ctx context.Context) (*join.CA, error) { return join.LoadCA(ctx, client) }); err != nil {
+		return err
+	}
+	if a.serving, err = a.ca.Serving(a.config.Advertise); err != nil {
+		return err
+	}
+	if a.clientCA, err = join.NewClientCA(client); err != nil {
+		return err
+	}
+	a.tokens = join.NewTokens(client)
+	a.revoked = join.NewRevoked(client, func(ctx context.Context) { a.kickRevoked(ctx) })
+	return nil
+}
+
+// kickRevoked ends the sessions whose certificate has been revoked.
+func (a *App) kickRevoked(ctx context.Context) {
+	a.sites.Changed()
+	for _, s := range a.hub.Sessions() {
+		session, ok := a.hub.Session(s.Node)
+		if !ok {
+			continue
+		}
+		if err := a.revoked.Check(s.Node, session.Info().Peer); err != nil {
+			klog.FromContext(ctx).Info("A node was thrown out", "node", s.Node, "reason", err.Error())
+			a.hub.Kick(s.Node, link.CloseForbidden, err.Error())
+		}
+	}
+}
 
 // trust is whom a device is to trust whose own trust has this sum; nil where that is right.
 func (a *App) trust(sum []byte) *topicpb.Trust {

@@ -16,24 +16,24 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/cloud/internal/console"
-	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/cloud/internal/tunnel"
 	"github.com/skerry-io/skerry/common/pki"
 )
 
 // newTunnel makes the way to the kubelets of edge nodes.
-func (a *App) newTunnel(access *kube.Access) error {
+func (a *App) newTunnel() ([]beehive.Entry, error) {
 	advertise := a.config.Tunnel.Advertise
 	if advertise == "" {
 		var err error
 		if advertise, err = a.ownAddress(); err != nil {
-			return fmt.Errorf("tunnel.advertise is empty, and this host's address can't be told: %w", err)
+			return nil, fmt.Errorf("tunnel.advertise is empty, and this host's address can't be told: %w", err)
 		}
 	}
 	key, err := a.ca.Derive("skerry tunnel announcement")
 	if err != nil {
-		return err
+		return nil, err
 	}
 	announcer := tunnel.NewAnnouncer(key, a.instance, advertise)
 	a.relay.Advertise(func(node types.NodeName) string { return announcer.Announce(node, time.Now()) })
@@ -41,10 +41,8 @@ func (a *App) newTunnel(access *kube.Access) error {
 		a.relay.HideAddresses()
 	}
 	client := a.client.Kubernetes()
-	consoles := console.New(console.Config{Machines: a.client.Dynamic(), Review: access.Review, Dial: console.Dialer(a.client.AsNode)})
-	if err := a.metrics.Register(consoles); err != nil {
-		return fmt.Errorf("registering metrics: %w", err)
-	}
+	consoles := console.New(console.Config{Machines: a.client.Dynamic(), Review: a.access.Review, Dial: console.Dialer(a.client.AsNode)})
+	a.collectors = append(a.collectors, consoles)
 	peer := pki.ClientTLS(pki.Client{Roots: pki.Pool(a.ca.Trusted...), Certificate: a.ca.Peer(tunnel.PeerName).Certificate})
 	peer.ServerName = a.config.Advertise[0] // every replica serves under the same names
 	a.nodes = tunnel.NewNodes(a.informers, a.cloudAddresses())
@@ -55,7 +53,8 @@ func (a *App) newTunnel(access *kube.Access) error {
 		},
 		Accept: consoles.Accept,
 	})
-	return nil
+	a.carried = append(a.carried, a.tunnel)
+	return nil, nil
 }
 
 // cloudAddresses are those by which edges reach the cloud, and cloudcore kube-apiserver, as far as they are no names.
@@ -75,7 +74,7 @@ func (a *App) cloudAddresses() []netip.Addr {
 
 // ownAddress is the tunnel's listener as others see it: by the address from which this host reaches kube-apiserver. Nothing is sent.
 func (a *App) ownAddress() (string, error) {
-	_, port, err := net.SplitHostPort(a.egress.Addr().String())
+	_, port, err := net.SplitHostPort(a.ports.tunnel.Addr().String())
 	if err != nil {
 		return "", err
 	}
@@ -113,5 +112,5 @@ func (a *App) serveTunnel(ctx context.Context) error {
 			return pool
 		},
 	})
-	return a.tunnel.Serve(ctx, tls.NewListener(a.egress, secure))
+	return a.tunnel.Serve(ctx, tls.NewListener(a.ports.tunnel, secure))
 }

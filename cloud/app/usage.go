@@ -44,7 +44,7 @@ type usageServer struct {
 // newUsage makes the server of metrics.k8s.io.
 func (a *App) newUsage() error {
 	client := a.client.Kubernetes()
-	s := a.usage
+	s := &usageServer{listener: a.ports.usage}
 	var err error
 	if s.serving, err = a.ca.Serving([]string{usageHost}); err != nil {
 		return err
@@ -69,6 +69,7 @@ func (a *App) newUsage() error {
 		Roots: func() *x509.CertPool { return roots },
 		Nodes: nodes, Pods: pods,
 	})
+	a.usage = s
 	return nil
 }
 
@@ -95,9 +96,8 @@ func clusterRoots(cfg *rest.Config) (*x509.CertPool, error) {
 	return roots, nil
 }
 
-// serveUsage serves kube-apiserver's aggregator.
-func (a *App) serveUsage(ctx context.Context) error {
-	s := a.usage
+// serve serves kube-apiserver's aggregator.
+func (s *usageServer) serve(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.proxy.Run(ctx) })
 	g.Go(func() error {

@@ -1,0 +1,254 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/cloud/internal/applogs"
+	"github.com/skerry-io/skerry/cloud/internal/clusterinfo"
+	"github.com/skerry-io/skerry/cloud/internal/config"
+	"github.com/skerry-io/skerry/cloud/internal/hub"
+	"github.com/skerry-io/skerry/cloud/internal/join"
+	"github.com/skerry-io/skerry/cloud/internal/kube"
+	"github.com/skerry-io/skerry/cloud/internal/publish"
+	"github.com/skerry-io/skerry/cloud/internal/relay"
+	"github.com/skerry-io/skerry/cloud/internal/site"
+	"github.com/skerry-io/skerry/cloud/internal/vip"
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/common/health"
+	"github.com/skerry-io/skerry/common/pki"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+	"github.com/skerry-io/skerry/common/version"
+)
+
+// New connects to kube-apiserver, reads or makes the CA, and opens the listeners. Nothing is served yet.
+func New(ctx context.Context, cfg *config.Config) (_ *App, err error) {
+	a := &App{config: cfg, instance: instanceName(), metrics: prometheus.NewRegistry()}
+	defer func() {
+		if err != nil {
+			a.close()
+		}
+	}()
+	own, err := restConfig(cfg.Kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	mode := kube.Constrained
+	if cfg.Impersonation == "classic" {
+		mode = kube.Classic
+	}
+	if a.client, err = kube.NewClient(own, mode); err != nil {
+		return nil, err
+	}
+	a.access = kube.NewAccess(a.client.Kubernetes())
+	if err := a.identity(ctx); err != nil {
+		return nil, err
+	}
+	if err := a.ports.open(ctx, cfg, a.ca, pki.ServerTLS(pki.Server{Certificate: a.serving.Certificate, ClientCAs: a.clientCA.Wait})); err != nil {
+		return nil, err
+	}
+	return a, a.assemble()
+}
+
+// A part is a line of the wiring: modules that are there together or not at all.
+type part struct {
+	on   bool
+	make func() ([]beehive.Entry, error)
+}
+
+// wiring is what cloudcore is made of, in the order in which it starts. A part is made when those above it have been.
+func (a *App) wiring() []part {
+	c, p := a.config, &a.ports
+	return []part{
+		{true, a.trustParts},
+		{true, a.informerParts},
+		{true, a.publishParts},
+		{true, a.relayParts},
+		{true, a.reportParts},
+		{true, a.siteParts},
+		// Made before the hub, whose sessions carry its streams, and served after it.
+		{p.tunnel != nil, a.newTunnel},
+		{true, a.hubParts},
+		{c.Approver.Kubeconfig != "", a.approverParts},
+		{p.tunnel != nil, a.tunnelParts},
+		{p.endpoint != nil, a.endpointParts},
+		{p.usage != nil, a.usageParts},
+		{p.subresources != nil, a.subresourceParts},
+		{p.usage != nil || p.subresources != nil, a.apiServiceParts},
+		{p.devices != nil, a.deviceParts},
+		{len(p.joins()) > 0, a.joinParts},
+		// Last: where it answers, the ports above are served.
+		{c.Health.Listen != "", a.healthParts},
+	}
+}
+
+// assemble makes the parts.
+func (a *App) assemble() error {
+	var entries []beehive.Entry
+	for _, p := range a.wiring() {
+		if !p.on {
+			continue
+		}
+		made, err := p.make()
+		if err != nil {
+			return err
+		}
+		entries = append(entries, made...)
+	}
+	var err error
+	if a.runner, err = beehive.NewRunner(beehive.Config{}, entries); err != nil {
+		return err
+	}
+	all := []prometheus.Collector{collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})}
+	for _, c := range append(all, a.collectors...) {
+		if err := a.metrics.Register(c); err != nil {
+			return fmt.Errorf("registering metrics: %w", err)
+		}
+	}
+	return nil
+}
+
+func (a *App) trustParts() ([]beehive.Entry, error) {
+	return []beehive.Entry{restarted("client-ca", a.clientCA.Run), restarted("revoked", a.revoked.Run)}, nil
+}
+
+func (a *App) informerParts() (_ []beehive.Entry, err error) {
+	a.informers = kube.NewInformers(a.client)
+	a.informers.Change(corev1.SchemeGroupVersion.WithResource("nodes"), relay.RevealAddresses) // also of those that were hidden once and are not now
+	if a.objects, err = kube.NewObjectWatches(a.client, a.access); err != nil {
+		return nil, err
+	}
+	a.collectors = append(a.collectors, followed{a.informers, a.objects})
+	return []beehive.Entry{
+		restarted("informers", a.informers.Run), restarted("object-watches", a.objects.Run), restarted("access", a.access.Run), restarted("revisions", a.client.Revisions().Run),
+	}, nil
+}
+
+// publishParts are what devices hear: the publisher has no module of its own, it works in the sessions.
+func (a *App) publishParts() ([]beehive.Entry, error) {
+	a.publisher = publish.New(a.informers.Requested(), a.objects, a.access, quotas(a.config.Publish))
+	a.carried = append(a.carried, a.publisher)
+	a.collectors = append(a.collectors, a.publisher.Metrics())
+	return nil, nil
+}
+
+// relayParts are what devices say.
+func (a *App) relayParts() ([]beehive.Entry, error) {
+	a.pods = relay.NewPods(a.informers)
+	a.relay = relay.New(a.client, a.pods, a.instance)
+	a.relay.Limit(relayQuotas(a.config.Relay))
+	// Opened for as long as cloudcore lives.
+	infos, _ := a.informers.Open(v1alpha1.Resource(v1alpha1.ClusterInfos))
+	nodes, _ := a.informers.Open(corev1.SchemeGroupVersion.WithResource("nodes"))
+	apps, _ := a.informers.Open(v1alpha1.Resource(v1alpha1.EdgeApps))
+	stats := clusterinfo.NewLease(a.client.Kubernetes(), join.Namespace, func(node string) bool { return clusterinfo.Candidate(infos, nodes, node) })
+	var sink applogs.Sink
+	if c := a.config.Logs; c.Endpoint != "" {
+		var err error
+		if sink, err = applogs.NewOTLP(applogs.OTLPConfig{Endpoint: c.Endpoint, CAFile: c.CAFile, TokenFile: c.TokenFile}); err != nil {
+			return nil, err
+		}
+	}
+	logs := applogs.New(sink, apps, logQuota(a.config.Logs))
+	a.relay.Serve(func(ctx context.Context, node types.NodeName, q *topicpb.APIRequest) (*topicpb.APIResponse, bool) {
+		if answer, ok := stats.Serve(ctx, node, q); ok {
+			return answer, true
+		}
+		return logs.Serve(ctx, node, q)
+	})
+	a.carried = append(a.carried, a.relay)
+	a.collectors = append(a.collectors, a.relay.Metrics(), logs)
+	return []beehive.Entry{restarted("pods", a.pods.Run)}, nil
+}
+
+func (a *App) reportParts() (_ []beehive.Entry, err error) {
+	policy := vip.Policy{ReservedVRIDs: a.config.VIP.ReservedVRIDs, Quarantine: a.config.VIP.Quarantine.Duration, Hosts: a.config.Advertise}
+	if a.reports, err = newReporting(a.client, a.informers, policy); err != nil {
+		return nil, err
+	}
+	a.reports.Limit(reportQuota(a.config.Relay))
+	a.carried = append(a.carried, a.reports)
+	a.collectors = append(a.collectors, a.reports, a.reports.vips, a.reports.apps)
+	return []beehive.Entry{restarted("reports", a.reports.Run), restarted("controllers", a.controllers)}, nil
+}
+
+func (a *App) siteParts() ([]beehive.Entry, error) {
+	a.sites = site.New(a.revocations)
+	a.publisher.Project(a.sites)
+	a.sites.OnChange(a.publisher.SitesChanged)
+	a.carried = append(a.carried, a.sites)
+	return []beehive.Entry{restarted("sites", a.runSites)}, nil
+}
+
+func (a *App) hubParts() ([]beehive.Entry, error) {
+	a.hub = hub.New(hub.Config{
+		Instance: a.instance, Version: version.Skerry(), Admission: a.revoked, Trust: a.trust, MaxSessions: a.config.Hub.MaxSessions,
+		Streams: a.tunnel != nil,
+	}, a.ports.links, a.carried)
+	a.collectors = append(a.collectors, a.hub)
+	sessions := serving("cloudhub", a.hub.Run)
+	sessions.StopTimeout = 30 * time.Second
+	return []beehive.Entry{sessions}, nil
+}
+
+func (a *App) approverParts() ([]beehive.Entry, error) {
+	approver, err := NewApprover(a.config.Approver.Kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("approver.kubeconfig: %w", err)
+	}
+	approver.linked = func(node types.NodeName) bool { _, ok := a.hub.Session(node); return ok }
+	return []beehive.Entry{restarted("approver", approver.Run)}, nil
+}
+
+func (a *App) tunnelParts() ([]beehive.Entry, error) {
+	a.collectors = append(a.collectors, a.tunnel)
+	return []beehive.Entry{restarted("nodes", a.nodes.Run), serving("tunnel", a.serveTunnel)}, nil
+}
+
+func (a *App) endpointParts() ([]beehive.Entry, error) {
+	return []beehive.Entry{serving("endpoint", func(ctx context.Context) error { return a.tunnel.ServeNames(ctx, a.ports.endpoint) })}, nil
+}
+
+func (a *App) usageParts() ([]beehive.Entry, error) {
+	if err := a.newUsage(); err != nil {
+		return nil, err
+	}
+	return []beehive.Entry{serving("usage", a.usage.serve)}, nil
+}
+
+func (a *App) subresourceParts() ([]beehive.Entry, error) {
+	s, err := newSubresources(a.client.Kubernetes(), a.ca, a.tunnel, a.ports.subresources)
+	if err != nil {
+		return nil, err
+	}
+	return []beehive.Entry{serving("subresources", s.serve)}, nil
+}
+
+func (a *App) apiServiceParts() ([]beehive.Entry, error) {
+	return []beehive.Entry{restarted("apiservices", func(ctx context.Context) error { return keepBundles(ctx, a.client.Kubernetes(), a.ca) })}, nil
+}
+
+func (a *App) deviceParts() ([]beehive.Entry, error) {
+	return []beehive.Entry{serving("devices", func(ctx context.Context) error { return a.ports.devices.run(ctx, a.serving.Certificate) })}, nil
+}
+
+func (a *App) joinParts() ([]beehive.Entry, error) {
+	ws, quic := a.ports.linkAddresses(a.config)
+	joins := join.NewServer(join.ServerConfig{
+		Client: a.client.Kubernetes(), Requester: join.RequesterFor(a.client.Config()), Verifier: join.VerifierFor(a.client.Config()), Tokens: a.tokens,
+		CA: a.ca, Serving: a.serving, ClientCA: a.clientCA, WebSocket: ws, QUIC: quic,
+	})
+	a.collectors = append(a.collectors, joins.Metrics())
+	return []beehive.Entry{serving("join", func(ctx context.Context) error { return joins.Run(ctx, a.ports.joins()...) })}, nil
+}
+
+func (a *App) healthParts() ([]beehive.Entry, error) {
+	return []beehive.Entry{restarted("health", health.New(a.config.Health.Listen, a.live(), a.ready(), a.metrics).Run)}, nil
+}
