@@ -357,6 +357,10 @@ func TestDrain_10_AllAtOnce(t *testing.T) {
 				first.pod("db-"+l.name, func(p *corev1.Pod) { p.Spec.NodeName, p.Labels = l.name, map[string]string{"app": "db"} })
 			}
 			first.pdb("db", "db", tc.least)
+			first.eventually("the budget counts all three pods", func() bool {
+				p, err := first.admin.PolicyV1().PodDisruptionBudgets(first.name).Get(t.Context(), "db", metav1.GetOptions{})
+				return err == nil && p.Status.CurrentHealthy == 3 && p.Status.DisruptionsAllowed == int32(tc.drained)
+			})
 			for _, l := range labs {
 				l.rules.Attempts, l.rules.Timeout = 2, 2*time.Second
 				l.start()

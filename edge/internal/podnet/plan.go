@@ -26,6 +26,7 @@ const (
 	ReasonNoPodCIDR = "NoPodCIDR"       // this device has no range
 	ReasonConflict  = "PodCIDRConflict" // another device of the site has this one's range
 	ReasonNotOnLink = "NotOnLink"       // a device of the site is on no network of this one
+	ReasonOldRange  = "PodsInOldRange"  // pods began before the Node had its range: other devices don't reach them
 )
 
 // State is what a plan is made from.
@@ -39,6 +40,8 @@ type State struct {
 	Subnets []netip.Prefix
 	Current netip.Prefix
 	Taken   []netip.Prefix
+	// Pods are the addresses of this device's pods, as far as the CNI configuration here made their network.
+	Pods []netip.Addr
 	// Waited is true once the cluster has had time to give it one.
 	Waited bool
 	// At is where a device is connected now; the zero value where it is not.
@@ -77,7 +80,10 @@ func Make(s State) Plan {
 		return p
 	}
 	p.Reason, p.Message = ReasonReady, "pods of this device are in "+join(own)
-	if len(own) == 0 {
+	var strays []string
+	if len(own) > 0 {
+		strays = p.strays(s.Pods, own)
+	} else {
 		r, ok := local(s)
 		if !ok {
 			p.Reason = ReasonNoPodCIDR
@@ -103,8 +109,31 @@ func Make(s State) Plan {
 		p.Reason, p.Message = ReasonConflict, strings.Join(conflicts, "; ")
 	case len(away) > 0:
 		p.Reason, p.Message = ReasonNotOnLink, "on no network of this device: "+strings.Join(away, ", ")
+	case len(strays) > 0:
+		p.Reason = ReasonOldRange
+		p.Message = fmt.Sprintf("no other device reaches the pods at %s, which began before this device had %s: delete them, and their controllers make them again",
+			strings.Join(strays, ", "), join(own))
 	}
 	return p
+}
+
+// maxStrays bounds how many pods a message names.
+const maxStrays = 8
+
+// strays sees to pods outside the device's ranges: they reach the network as before. It returns their addresses for the message.
+func (p *Plan) strays(pods []netip.Addr, own []netip.Prefix) (texts []string) {
+	for _, a := range pods {
+		if slices.ContainsFunc(own, func(r netip.Prefix) bool { return r.Contains(a) }) {
+			continue
+		}
+		p.Rules.Strays = append(p.Rules.Strays, netip.PrefixFrom(a, a.BitLen()))
+		texts = append(texts, a.String())
+	}
+	slices.Sort(texts)
+	if more := len(texts) - maxStrays; more > 0 {
+		texts = append(texts[:maxStrays], fmt.Sprintf("%d more", more))
+	}
+	return texts
 }
 
 // route leads to the pods of a device. A range that overlaps this device's own would take its own pods away: it is refused.

@@ -77,6 +77,10 @@ func TestMake(t *testing.T) {
 		"a device has moved, as its connection shows": {func(s *podnet.State) {
 			s.At = func(string) netip.Addr { return netip.MustParseAddr("192.168.1.77") }
 		}, "Ready: pods of this device are in 10.1.0.0/24\nroute 10.1.1.0/24 via 192.168.1.77 dev lan0\nconflist\n"},
+		"pods from before": {func(s *podnet.State) {
+			s.Pods = []netip.Addr{netip.MustParseAddr("10.1.0.7"), netip.MustParseAddr("10.222.0.3"), netip.MustParseAddr("10.222.0.2")}
+		}, "PodsInOldRange: no other device reaches the pods at 10.222.0.2, 10.222.0.3, which began before this device had 10.1.0.0/24: delete them, and their controllers make them again\n" +
+			"route 10.1.1.0/24 via 192.168.1.2 dev lan0\nconflist\n"},
 		"another CNI":  {func(s *podnet.State) { s.Foreign = []string{"10-calico.conflist"} }, "Foreign: the pod network is made by 10-calico.conflist\nhands off\n"},
 		"switched off": {func(s *podnet.State) { s.Site.PodNetwork = "None" }, "Off: the NodePool says podNetwork: None\nhands off\n"},
 		"no range yet": {func(s *podnet.State) { s.Node.Spec.PodCIDRs = nil },

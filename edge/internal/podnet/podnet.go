@@ -151,8 +151,12 @@ func (s *syncer) state(ctx context.Context, node *corev1.Node) (State, time.Dura
 	if st.Networks, err = s.LAN.Networks(); err != nil {
 		return st, 0, err
 	}
-	err = s.routes.Routes(ctx, func() { st.Taken = nil }, func(f netroute.Found) {
-		if !s.routes.Ours(f) && !ownPod(f.Route) {
+	err = s.routes.Routes(ctx, func() { st.Taken, st.Pods = nil, nil }, func(f netroute.Found) {
+		switch {
+		case s.routes.Ours(f):
+		case ownPod(f.Route):
+			st.Pods = append(st.Pods, f.Key.Prefix.Addr())
+		default:
 			st.Taken = append(st.Taken, f.Key.Prefix)
 		}
 	})

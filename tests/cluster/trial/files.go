@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -167,7 +168,7 @@ func (t *Trial) edgecoreFile(n Node) ([]byte, error) {
 			config["modules"].(doc)[module] = doc{"enable": true}
 		}
 	}
-	for _, s := range append(t.state.Options.Set, t.machine(n.Name).Set...) {
+	for _, s := range slices.Concat(t.state.Options.Set, t.machine(n.Name).Set) { // not append: nodes are made side by side, and the first is theirs in common
 		path, value, err := parseSet(s)
 		if err != nil {
 			return nil, err

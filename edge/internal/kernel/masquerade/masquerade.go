@@ -20,11 +20,13 @@ const table = "skerry-pods"
 
 // Rules are what is masqueraded: packets from Pods, but for those to Inside; and what the device itself sends to Others, the
 // pods of other devices. A connection to a ClusterIP has the address of the way that the ClusterIP is on, mostly the uplink's, to
-// which no host on the LAN has a route.
+// which no host on the LAN has a route. Strays are pods of this device that no other device knows a way to: what they send has the device's address wherever it
+// leaves the device.
 type Rules struct {
 	Pods   []netip.Prefix
 	Inside []netip.Prefix
 	Others []netip.Prefix
+	Strays []netip.Prefix
 }
 
 // Driver makes the kernel masquerade.
@@ -79,6 +81,9 @@ func render(family string, want Rules) string {
 	fmt.Fprintf(&b, "table %s %s {\n\tset inside {\n\t\ttype %s\n\t\tflags interval\n\t\tauto-merge\n\t\telements = { %s }\n\t}\n", family, table, kind, strings.Join(inside, ", "))
 	fmt.Fprintf(&b, "\tchain postrouting {\n\t\ttype nat hook postrouting priority srcnat; policy accept;\n\t\t%s saddr { %s } %s daddr != @inside masquerade\n",
 		family, strings.Join(pods, ", "), family)
+	if strays := of(want.Strays); len(strays) > 0 {
+		fmt.Fprintf(&b, "\t\t%s saddr { %s } %s daddr != { %s } masquerade\n", family, strings.Join(strays, ", "), family, strings.Join(append(pods, strays...), ", "))
+	}
 	if len(others) > 0 {
 		fmt.Fprintf(&b, "\t\tfib saddr type local %s daddr { %s } masquerade\n", family, strings.Join(others, ", "))
 	}

@@ -45,6 +45,13 @@ func TestApply(t *testing.T) {
 	device.Shell("nft flush table ip skerry-pods; nft delete table ip skerry-pods")
 	apply(rules)
 	seen("10.94.0.2", "10.95.1.7")
+	// The device has another range now, and the pod began in the one before.
+	stray := rules
+	stray.Pods, stray.Strays = []netip.Prefix{netip.MustParsePrefix("10.95.2.0/24")}, []netip.Prefix{netip.MustParsePrefix("10.95.1.7/32")}
+	apply(stray)
+	device.Shell("conntrack -F 2>/dev/null || true")
+	seen("10.94.0.2", "10.94.0.1")
+	seen("10.94.0.3", "10.94.0.1")
 	rules.Inside = nil // the peer has left the site
 	apply(rules)
 	device.Shell("conntrack -F 2>/dev/null || true")
