@@ -111,7 +111,7 @@ func (c *ControlPlane) AddOrdinaryNode(t testing.TB, name string) kubernetes.Int
 // Eventually repeats try, with growing pauses, until it returns nil; after a minute the test ends with its last error.
 func Eventually(t testing.TB, what string, try func(context.Context) error) {
 	t.Helper()
-	const patience = time.Minute
+	const patience = 3 * time.Minute
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 250*time.Millisecond) {

@@ -14,6 +14,7 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/link"
@@ -77,7 +78,7 @@ func Dial(ctx context.Context, c Config) (*Device, error) {
 // NewDialer makes a dialer of one transport.
 func NewDialer(transport link.Transport, secure *tls.Config) (link.Dialer, error) {
 	bounds := link.Default()
-	bounds.PeerAssembly = 1 << 30
+	bounds.PeerAssembly, bounds.IdleTimeout = 1<<30, 10*time.Minute
 	if transport == link.QUIC {
 		return quiclink.NewDialer(quiclink.DialConfig{Link: bounds, TLS: secure, Table: topic.NewTable()})
 	}

@@ -160,6 +160,7 @@ advertise: [127.0.0.1, %s]
 hub:
   websocket: {listen: "%s"}
   quic: {listen: "%s"}
+  idleTimeout: 10m # the devices here say no heartbeats, and some read nothing: on a busy machine a test takes its time
 health: {listen: "%s"}
 join: {listen: ""}
 %s`, kubeconfig, approver, balancer, s.websocket, s.quic, s.health, further)
