@@ -133,24 +133,6 @@ func TestHostile_13_StolenDisk(t *testing.T) {
 	defer func() { // not a Cleanup, which comes when the test's context has ended
 		s.Mend(t.Context())
 		s.rejoin(node, plain)
-		s.Mend(t.Context()) // into its pool
-		// Its pods began in a range of the device's own, in which no other device reaches them.
-		s.WaitFor("the Node to say so, or all pods to be in its range", func(ctx context.Context) error {
-			out, err := s.Run(ctx, "kubectl", "get", "node", node, "-o", `jsonpath={.status.conditions[?(@.type=="SkerryPodNetwork")].reason}`)
-			if err == nil && out != "PodsInOldRange" && out != "Ready" {
-				err = fmt.Errorf("its pod network is %q", out)
-			}
-			return err
-		})
-		s.Kubectl("-n", "sample", "delete", "pods", "--field-selector", "spec.nodeName="+node)
-		s.WaitFor("its pod network to be ready", func(ctx context.Context) error {
-			out, err := s.Run(ctx, "kubectl", "get", "node", node, "-o", `jsonpath={.status.conditions[?(@.type=="SkerryPodNetwork")].reason}`)
-			if err == nil && out != "Ready" {
-				err = fmt.Errorf("it is %q", out)
-			}
-			return err
-		})
-		s.WaitPods("sample", "app=sample", node, 1)
 	}()
 	joinToken := s.rejoin(node, []byte(sealed))
 
