@@ -25,7 +25,7 @@ var cyclic = map[string]int{
 
 	"build/testsum": 1,
 
-	"cloud/app": 4,
+	"cloud/app": 1,
 
 	"cloud/internal/kube": 1,
 
