@@ -4,7 +4,7 @@
 // which count from their own device alone and are never passed on. It refuses who is not in the Site, revoked certificates, addresses that are not of the sender's own pods,
 // and all that is above the bounds of wire.go: a peer may be a stolen device. It stores which devices were ever met, and, where a reboot clears it, what they said last.
 //
-// The core (core.go) is pure and guarded by mu. Contact, Pod, SetPods and Status may be called from any goroutine; Changed is called by one of ours, without mu.
+// The core (core.go) is pure and guarded by mu. Contact, Pod, SetPods, SetTunnel, Tunnel and Status may be called from any goroutine; Changed is called by one of ours, without mu.
 package contact
 
 import (
@@ -86,6 +86,7 @@ type Agent struct {
 	dialing  map[string]bool
 	found    map[string][]netip.AddrPort
 	own      []Pod
+	tunnel   Tunnel // of this device
 	sequence uint64
 	said     chan struct{} // closed and replaced when own changes
 	cut      map[string]bool
@@ -127,6 +128,7 @@ type runPeer struct {
 	Boot     string     `json:"boot"`
 	Sequence uint64     `json:"sequence"`
 	Pods     []Pod      `json:"pods"`
+	Tunnel   Tunnel     `json:"tunnel"`
 }
 
 // Load reads what was kept. It is called before Run, so that nothing is decided on less.
@@ -159,7 +161,7 @@ func (a *Agent) Load(ctx context.Context) error {
 		return nil
 	}
 	for node, p := range s.Peers {
-		w := &Word{Boot: p.Boot, Sequence: p.Sequence, Pods: map[types.UID]Pod{}}
+		w := &Word{Boot: p.Boot, Sequence: p.Sequence, Pods: map[types.UID]Pod{}, Tunnel: p.Tunnel}
 		for _, pod := range p.Pods {
 			w.Pods[pod.UID] = pod
 		}
@@ -202,6 +204,21 @@ func (a *Agent) SetPods(pods []Pod) {
 		return
 	}
 	a.own = slices.Clone(pods)
+	a.saidAgain()
+}
+
+// SetTunnel is where this device takes encrypted packets now.
+func (a *Agent) SetTunnel(t Tunnel) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.tunnel != t {
+		a.tunnel = t
+		a.saidAgain()
+	}
+}
+
+// saidAgain has all peers hear what this device says. mu is held.
+func (a *Agent) saidAgain() {
 	a.sequence++
 	close(a.said)
 	a.said = make(chan struct{})
@@ -264,6 +281,14 @@ func (a *Agent) Address(node string) netip.Addr {
 		return p.at
 	}
 	return netip.Addr{}
+}
+
+// Tunnel is where a device takes encrypted packets, as it said last in this boot; the zero value where it has said nothing. It stays when the device is dead: what is sent to it is lost
+// by any way.
+func (a *Agent) Tunnel(node string) Tunnel {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.core.tunnel(node)
 }
 
 // Pod is what a device says of a pod of its own; false where it says nothing of it, or where its word does not hold.

@@ -64,11 +64,18 @@ func (p Pod) equal(o Pod) bool {
 	return p.UID == o.UID && p.Ready == o.Ready && p.Terminating == o.Terminating && slices.Equal(p.Addresses, o.Addresses)
 }
 
-// Word is what a device says of all its pods.
+// Tunnel is where a device takes packets that are encrypted for it: the key of its WireGuard interface, and the interface's port. The zero value is none.
+type Tunnel struct {
+	Key  [32]byte
+	Port uint16
+}
+
+// Word is what a device says of all its pods, and its tunnel.
 type Word struct {
 	Boot     string
 	Sequence uint64
 	Pods     map[types.UID]Pod
+	Tunnel   Tunnel
 }
 
 // peer is another device of the site.
@@ -86,6 +93,7 @@ type peer struct {
 	pause    time.Duration
 	word     *Word
 	wordConn uint64 // the connection that it came by
+	claim    uint64 // when it said the key of its tunnel first
 }
 
 // core decides what is known of peers. It is pure: it takes events with their times, and returns what is to be done. It is owned by one goroutine at a
@@ -95,6 +103,7 @@ type core struct {
 	peers map[string]*peer
 	// met are the devices that were ever met; changes are kept by the caller.
 	met     map[string]bool
+	claims  uint64
 	changed map[string]bool // peers of whom something else is known since the last take
 	do      []action
 }
@@ -218,11 +227,29 @@ func (c *core) said(node string, conn uint64, w *Word) {
 	if p == nil || p.conn != conn || p.word != nil && p.wordConn == conn && p.word.Boot == w.Boot && p.word.Sequence >= w.Sequence {
 		return
 	}
-	same := p.word != nil && p.status == Met && maps.EqualFunc(p.word.Pods, w.Pods, Pod.equal)
+	if p.word == nil || p.word.Tunnel.Key != w.Tunnel.Key {
+		c.claims++
+		p.claim = c.claims
+	}
+	same := p.word != nil && p.status == Met && maps.EqualFunc(p.word.Pods, w.Pods, Pod.equal) && p.word.Tunnel == w.Tunnel
 	p.word, p.wordConn = w, conn
 	if !same {
 		c.changed[node] = true
 	}
+}
+
+// tunnel is where a device takes encrypted packets. Of two that say the same key it is the first one's: who says it second can't have it, and would have the other's packets go nowhere.
+func (c *core) tunnel(node string) Tunnel {
+	p := c.peers[node]
+	if p == nil || p.word == nil {
+		return Tunnel{}
+	}
+	for other, o := range c.peers {
+		if other != node && o.word != nil && o.word.Tunnel.Key == p.word.Tunnel.Key && o.claim < p.claim {
+			return Tunnel{}
+		}
+	}
+	return p.word.Tunnel
 }
 
 // closed notes the end of a connection. Whether the device is alive is asked at once.
@@ -290,6 +317,8 @@ func (c *core) restore(now time.Time, node string, w *Word, at netip.Addr) {
 	if p == nil || p.status == Met || !c.met[node] {
 		return
 	}
+	c.claims++
+	p.claim = c.claims
 	p.word, p.at, p.status, p.muteTill, p.ask = w, at, Mute, now.Add(muteHold), now.Add(idle)
 	c.changed[node] = true
 }

@@ -233,6 +233,40 @@ func TestCore_replaced(t *testing.T) {
 	})
 }
 
+// A key is of the device that says it first: another one that says it too has none, and gets none of the first one's packets.
+func TestCore_tunnels(t *testing.T) {
+	c := newCore("x", map[string]bool{})
+	c.members(time.Now(), map[string][]netip.Prefix{"a": nil, "b": nil})
+	one, two := Tunnel{Key: [32]byte{1}, Port: 1}, Tunnel{Key: [32]byte{2}, Port: 2}
+	said := func(node string, conn uint64, tunnel Tunnel) {
+		c.connected(time.Now(), node, conn, netip.Addr{})
+		c.said(node, conn, &Word{Boot: "boot", Sequence: conn, Tunnel: tunnel})
+	}
+	check := func(when string, a, b Tunnel) {
+		t.Helper()
+		if c.tunnel("a") != a || c.tunnel("b") != b {
+			t.Errorf("%s: %v and %v", when, c.tunnel("a"), c.tunnel("b"))
+		}
+	}
+	check("before they have said one", Tunnel{}, Tunnel{})
+	said("a", 1, one)
+	check("one has", one, Tunnel{})
+	said("b", 2, one)
+	check("the other says the same", one, Tunnel{})
+	said("a", 3, one)
+	check("the first says it again", one, Tunnel{})
+	c.take()
+	said("b", 4, two)
+	if _, changed := c.take(); !slices.Contains(changed, "b") {
+		t.Error("another key is no change")
+	}
+	check("each has its own", one, two)
+	said("a", 5, two)
+	check("the first says the other's", Tunnel{}, two)
+	c.members(time.Now(), map[string][]netip.Prefix{"a": nil})
+	check("the other leaves the site", two, Tunnel{})
+}
+
 func TestReadWord(t *testing.T) {
 	ranges := []netip.Prefix{netip.MustParsePrefix("10.0.1.0/24"), netip.MustParsePrefix("192.0.2.7/32")}
 	many := &contactpb.Word{BootId: "b"}
@@ -251,6 +285,10 @@ func TestReadWord(t *testing.T) {
 		"no uid":             {word: &contactpb.Word{BootId: "b", Pods: []*contactpb.Pod{{}}}, bad: true},
 		"long uid":           {word: &contactpb.Word{BootId: "b", Pods: []*contactpb.Pod{{Uid: string(make([]byte, 65))}}}, bad: true},
 		"more pods than 512": {word: many, bad: true},
+		"a tunnel":           {word: &contactpb.Word{BootId: "b", TunnelKey: bytes.Repeat([]byte{7}, 32), TunnelPort: 10553}},
+		"half a key":         {word: &contactpb.Word{BootId: "b", TunnelKey: bytes.Repeat([]byte{7}, 16), TunnelPort: 10553}, bad: true},
+		"a key without port": {word: &contactpb.Word{BootId: "b", TunnelKey: bytes.Repeat([]byte{7}, 32)}, bad: true},
+		"no such port":       {word: &contactpb.Word{BootId: "b", TunnelKey: bytes.Repeat([]byte{7}, 32), TunnelPort: 65536}, bad: true},
 	} {
 		_, dropped, err := readWord(tc.word, ranges)
 		if dropped != tc.dropped || (err != nil) != tc.bad {
@@ -263,9 +301,13 @@ func TestReadWord(t *testing.T) {
 		a := netip.MustParseAddr("2001:db8:aaaa:bbbb:cccc:dddd:eeee:ffff")
 		pods[i] = Pod{UID: types.UID(fmt.Sprintf("%064d", i)), Addresses: []netip.Addr{a, a}}
 	}
-	m := encodeWord("boot", 1<<63, pods)
+	tunnel := Tunnel{Key: [32]byte{7}, Port: 10553}
+	m := encodeWord("boot", 1<<63, pods, tunnel)
 	if len(m.Pods) != MaxPods || !m.More {
 		t.Errorf("%d pods, more: %v", len(m.Pods), m.More)
+	}
+	if w, _, err := readWord(m, ranges); err != nil || w.Tunnel != tunnel {
+		t.Errorf("the tunnel is %+v, %v", w, err)
 	}
 	var b bytes.Buffer
 	if err := writeFrame(&b, m); err != nil {

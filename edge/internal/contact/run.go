@@ -182,7 +182,7 @@ func (a *Agent) kept() ([]string, runState) {
 		if !p.holds() {
 			continue
 		}
-		one := runPeer{At: p.at, Boot: p.word.Boot, Sequence: p.word.Sequence}
+		one := runPeer{At: p.at, Boot: p.word.Boot, Sequence: p.word.Sequence, Tunnel: p.word.Tunnel}
 		for _, pod := range p.word.Pods {
 			one.Pods = append(one.Pods, pod)
 		}

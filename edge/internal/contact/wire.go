@@ -74,6 +74,9 @@ func readWord(m *contactpb.Word, ranges []netip.Prefix) (w *Word, dropped int, e
 		return nil, 0, fmt.Errorf("a boot ID of %d bytes: %w", len(id), errBounds)
 	}
 	w = &Word{Boot: m.GetBootId(), Sequence: m.GetSequence(), Pods: make(map[types.UID]Pod, len(m.GetPods()))}
+	if err := readTunnel(m, w); err != nil {
+		return nil, 0, err
+	}
 	for _, p := range m.GetPods() {
 		if uid := p.GetUid(); uid == "" || len(uid) > maxText {
 			return nil, 0, fmt.Errorf("a uid of %d bytes: %w", len(uid), errBounds)
@@ -95,9 +98,25 @@ func readWord(m *contactpb.Word, ranges []netip.Prefix) (w *Word, dropped int, e
 	return w, dropped, nil
 }
 
+// readTunnel reads the key of a device's tunnel, which an older device does not have.
+func readTunnel(m *contactpb.Word, w *Word) error {
+	key, port := m.GetTunnelKey(), m.GetTunnelPort()
+	if len(key) == 0 {
+		return nil
+	}
+	if len(key) != len(w.Tunnel.Key) || port == 0 || port > 65535 {
+		return fmt.Errorf("a tunnel's key of %d bytes, and port %d: %w", len(key), port, errBounds)
+	}
+	w.Tunnel = Tunnel{Key: [32]byte(key), Port: uint16(port)}
+	return nil
+}
+
 // encodeWord is the word of this device. Pods are in their order of age: of more than MaxPods the newest stay out.
-func encodeWord(boot string, sequence uint64, pods []Pod) *contactpb.Word {
+func encodeWord(boot string, sequence uint64, pods []Pod, tunnel Tunnel) *contactpb.Word {
 	m := &contactpb.Word{BootId: boot, Sequence: sequence, More: len(pods) > MaxPods}
+	if tunnel != (Tunnel{}) {
+		m.TunnelKey, m.TunnelPort = tunnel.Key[:], uint32(tunnel.Port)
+	}
 	for _, p := range pods[:min(len(pods), MaxPods)] {
 		one := &contactpb.Pod{Uid: string(p.UID), Ready: p.Ready, Terminating: p.Terminating}
 		for _, a := range p.Addresses[:min(len(p.Addresses), maxAddresses)] {

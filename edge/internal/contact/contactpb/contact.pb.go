@@ -78,11 +78,14 @@ func (x *Beacon) GetPort() uint32 {
 
 // Word is all that the kubelet of the sender's device says of its pods. Later replaces earlier. It counts for the sender's own pods alone, so it names no node.
 type Word struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	BootId        string                 `protobuf:"bytes,1,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"` // of the device's boot
-	Sequence      uint64                 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`          // grows with each word of a boot
-	Pods          []*Pod                 `protobuf:"bytes,3,rep,name=pods,proto3" json:"pods,omitempty"`
-	More          bool                   `protobuf:"varint,4,opt,name=more,proto3" json:"more,omitempty"` // there are more pods than a word may have; the newest are left out
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	BootId   string                 `protobuf:"bytes,1,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"` // of the device's boot
+	Sequence uint64                 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`          // grows with each word of a boot
+	Pods     []*Pod                 `protobuf:"bytes,3,rep,name=pods,proto3" json:"pods,omitempty"`
+	More     bool                   `protobuf:"varint,4,opt,name=more,proto3" json:"more,omitempty"` // there are more pods than a word may have; the newest are left out
+	// The public key of the sender's WireGuard interface, 32 bytes, and its UDP port, where it has one. What it says here is as good as its certificate, by which the connection came.
+	TunnelKey     []byte `protobuf:"bytes,5,opt,name=tunnel_key,json=tunnelKey,proto3" json:"tunnel_key,omitempty"`
+	TunnelPort    uint32 `protobuf:"varint,6,opt,name=tunnel_port,json=tunnelPort,proto3" json:"tunnel_port,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -143,6 +146,20 @@ func (x *Word) GetMore() bool {
 		return x.More
 	}
 	return false
+}
+
+func (x *Word) GetTunnelKey() []byte {
+	if x != nil {
+		return x.TunnelKey
+	}
+	return nil
+}
+
+func (x *Word) GetTunnelPort() uint32 {
+	if x != nil {
+		return x.TunnelPort
+	}
+	return 0
 }
 
 type Pod struct {
@@ -220,12 +237,16 @@ const file_contact_proto_rawDesc = "" +
 	"\rcontact.proto\x12\x11skerry.contact.v1\"0\n" +
 	"\x06Beacon\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
-	"\x04port\x18\x02 \x01(\rR\x04port\"{\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\"\xbb\x01\n" +
 	"\x04Word\x12\x17\n" +
 	"\aboot_id\x18\x01 \x01(\tR\x06bootId\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12*\n" +
 	"\x04pods\x18\x03 \x03(\v2\x16.skerry.contact.v1.PodR\x04pods\x12\x12\n" +
-	"\x04more\x18\x04 \x01(\bR\x04more\"a\n" +
+	"\x04more\x18\x04 \x01(\bR\x04more\x12\x1d\n" +
+	"\n" +
+	"tunnel_key\x18\x05 \x01(\fR\ttunnelKey\x12\x1f\n" +
+	"\vtunnel_port\x18\x06 \x01(\rR\n" +
+	"tunnelPort\"a\n" +
 	"\x03Pod\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x10\n" +
 	"\x03ips\x18\x02 \x03(\tR\x03ips\x12\x14\n" +
