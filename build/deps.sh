@@ -18,6 +18,7 @@ user-mode-linux              linux.uml                           a kernel with I
 ipvsadm                      ipvsadm                             looking at what those tests have made
 busybox-static               busybox                             the first process of that kernel ends with its poweroff
 kmod                         modprobe                            loads the modules of that kernel
+qemu-system-x86              qemu-system-x86_64                  an emulator, for tests of WireGuard in a kernel that has it
 iproute2                     ip                                  looking at namespaces and links; tc shapes slow ones
 '
 
@@ -32,7 +33,27 @@ while read -r package file why; do
 	if [ "${missing[*]+${missing[-1]}}" = "$package" ]; then echo "deps: missing $package: $why"; fi
 done <<<"$list"
 
+# That kernel is unpacked beside the machine's own, which it does not touch: nothing of it is installed.
+kernel=/var/cache/skerry/kernel
+fetch_kernel() {
+	[ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null && [ "$(dpkg --print-architecture)" = amd64 ] || return 0
+	compgen -G "$kernel/boot/vmlinuz-*" >/dev/null && return 0
+	local package work
+	package=$(apt-cache depends linux-image-cloud-amd64 | sed -n 's/^ *Depends: \(linux-image-[^ ]*\)$/\1/p' | head -n 1)
+	work=$(mktemp -d)
+	echo "deps: fetching ${package:-linux-image-cloud-amd64}: a kernel with WireGuard for tests"
+	if [ -n "$package" ] && (cd "$work" && apt-get download -q "$package" >/dev/null 2>&1 && dpkg -x ./*.deb tree && rm -rf tree/usr && depmod -b tree "${package#linux-image-}"); then
+		rm -rf "$kernel"
+		mkdir -p "$(dirname "$kernel")"
+		mv "$work/tree" "$kernel"
+	else
+		echo "deps: it can't be fetched: the tests in tests/vm will fail" >&2
+	fi
+	rm -rf "$work"
+}
+
 if [ ${#missing[@]} -eq 0 ]; then
+	fetch_kernel
 	exit 0
 fi
 if ! command -v apt-get >/dev/null || ! command -v dpkg >/dev/null; then
@@ -56,4 +77,5 @@ if ! install; then
 		exit 1
 	fi
 fi
+fetch_kernel
 echo "deps: done"

@@ -73,7 +73,7 @@ retry() {
 module=$(go list -m) || exit 1
 # shellcheck disable=SC2086
 all=$(go list ${PACKAGES:-./...}) || exit 1
-needs_root="^$module/tests/((cluster|integration|hostile|netns|uml|e2e|site|apps|services|incluster|bench|release)(/|$)|campaign$)"
+needs_root="^$module/tests/((cluster|integration|hostile|netns|uml|vm|e2e|site|apps|services|incluster|bench|release)(/|$)|campaign$)"
 # Beside the code, but with a control plane, keepalived or the kernel: one at a time, so that they don't take the time from each other.
 real="^$module/(edge/internal/(vip|route|drain|kernel/.*)|cloud/internal/(publish|relay|join|route|vip|aggregate))$"
 
@@ -101,7 +101,7 @@ code() {
 	done
 	mapfile -t packages < <(grep -x "$module/tests/campaign" <<<"$all")
 	phase campaign 1 "${packages[@]}"
-	for dir in netns uml; do
+	for dir in netns uml vm; do
 		mapfile -t packages < <(below "$dir")
 		phase "$dir" 1 "${packages[@]}"
 	done

@@ -10,11 +10,12 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/masquerade"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
 	"github.com/skerry-io/skerry/edge/internal/kernel/redirect"
+	"github.com/skerry-io/skerry/edge/internal/kernel/wireguard"
 	"github.com/skerry-io/skerry/edge/internal/podnet"
 )
 
 // ClearKernel takes back what an edgecore of this configuration has told the kernel, and what stays there when it ends, so that pods' traffic does not stop for
-// a restart: routes, rules of virtual IPs, what leads pods to the edge API, what marks connections, routes to other devices' pods and their masquerading, and a keepalived that a killed edgecore has left. It must not run beside an edgecore.
+// a restart: routes, rules of virtual IPs, what leads pods to the edge API, what marks connections, routes and tunnels to other devices' pods and their masquerading, and a keepalived that a killed edgecore has left. It must not run beside an edgecore.
 // What can't be taken back doesn't keep the rest from going; the error names all of it.
 func ClearKernel(ctx context.Context, cfg *edgeconfig.Config) error {
 	return errors.Join(
@@ -23,6 +24,7 @@ func ClearKernel(ctx context.Context, cfg *edgeconfig.Config) error {
 		clearMarks(ctx),
 		clearRoutes(ctx, uint8(cfg.Modules.Route.Protocol)),
 		clearRoutes(ctx, podnet.Protocol),
+		wireguard.New().Remove(),
 		masquerade.New().Apply(ctx, masquerade.Rules{}),
 	)
 }

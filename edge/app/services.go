@@ -28,6 +28,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
 	"github.com/skerry-io/skerry/edge/internal/kernel/redirect"
+	"github.com/skerry-io/skerry/edge/internal/kernel/wireguard"
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
 	"github.com/skerry-io/skerry/edge/internal/names"
 	"github.com/skerry-io/skerry/edge/internal/object"
@@ -196,16 +197,15 @@ func (a *App) clientAuthorities() *x509.CertPool { return a.identity.ClientRoots
 
 // newPodNetwork makes the agent of the pods' network.
 func (a *App) newPodNetwork() *agent.Module {
-	var at func(string) netip.Addr
-	var known *site.Holder // others matter where there is contact with them
-	if a.contact != nil {
-		at, known = a.contact.Address, a.site
-	}
-	return a.agent(podnet.New(podnet.Config{
-		NodeName: a.node, API: a.api.ClientConfig(api.Identity{}), Site: known, Subnets: a.config.Modules.PodNetwork.Ranges(), At: at, LAN: lan.New(), Masquerade: masquerade.New(), CNIDir: netif.CNIConfigs,
+	c := podnet.Config{
+		NodeName: a.node, API: a.api.ClientConfig(api.Identity{}), Subnets: a.config.Modules.PodNetwork.Ranges(), LAN: lan.New(), Masquerade: masquerade.New(), CNIDir: netif.CNIConfigs,
 		Routes: func() (*netroute.Driver, error) { return netroute.Open(netroute.Config{Protocol: podnet.Protocol}) },
-		Events: a.recorder(string(podnet.Name)), Changed: a.moved,
-	}))
+		Events: a.recorder(string(podnet.Name)), Changed: a.moved, WireGuard: wireguard.New(), TunnelPort: a.config.Modules.Site.Port + 1,
+	}
+	if a.contact != nil { // others matter where there is contact with them
+		c.Site, c.At, c.Tunnel, c.SetTunnel = a.site, a.contact.Address, a.contact.Tunnel, a.contact.SetTunnel
+	}
+	return a.agent(podnet.New(c))
 }
 
 // peerChanged has shown again what depends on a device.

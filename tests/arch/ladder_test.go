@@ -26,7 +26,8 @@ var ladder = [][]string{
 	{"cloud/internal/aggregate", "cloud/internal/alpn", "cloud/internal/apiservice", "cloud/internal/subresources", "cloud/internal/usage", "cloud/internal/relay", "cloud/internal/publish", "cloud/internal/join", "cloud/internal/tunnel", "edge/internal/agent", "edge/internal/content", "edge/internal/meta", "edge/internal/site"},
 	{"cloud/internal/app", "cloud/internal/applogs", "cloud/internal/clusterinfo", "cloud/internal/check", "cloud/internal/console", "cloud/internal/drain", "cloud/internal/kubevip", "cloud/internal/marks", "cloud/internal/route", "cloud/internal/site", "cloud/internal/vip", "edge/internal/api"},
 	{"edge/internal/app", "edge/internal/applogs", "edge/internal/hub", "edge/internal/edged", "edge/internal/join", "edge/internal/check", "edge/internal/apiredirect", "edge/internal/console", "edge/internal/drain", "edge/internal/endpoints", "edge/internal/marks", "edge/internal/names", "edge/internal/passthrough", "edge/internal/registration", "edge/internal/route", "edge/internal/services", "edge/internal/serviceview", "edge/internal/statsleader", "edge/internal/statusserver", "edge/internal/tunnel", "edge/internal/vip"},
-	{"edge/internal/contact", "edge/internal/podnet"},
+	{"edge/internal/contact"},
+	{"edge/internal/podnet"},
 	// L5: the wiring
 	{"cloud/app", "edge/app", "edge/hollow"},
 	// L6: the commands
@@ -45,7 +46,7 @@ var exclusive = []struct {
 		"one writer, one place that knows the file",
 	},
 	{
-		[]string{"github.com/vishvananda/netlink", "github.com/vishvananda/netns", "github.com/coreos/go-iptables", "os/exec"},
+		[]string{"github.com/vishvananda/netlink", "github.com/vishvananda/netns", "github.com/coreos/go-iptables", "golang.zx2c4.com/wireguard", "os/exec"},
 		[]string{"edge/internal/kernel"},
 		"agents compute the wanted state, drivers make it so",
 	},

@@ -210,7 +210,7 @@ type PodNetwork struct {
 // Site is the contact with the other devices of the NodePool.
 type Site struct {
 	Enable Switch `json:"enable"`
-	// Port is the UDP port on which the devices of a site speak to each other; the same on all of them.
+	// Port is the UDP port on which the devices of a site speak to each other; the same on all of them. The next one is WireGuard's, between devices that share no network.
 	Port int `json:"port"`
 }
 
@@ -447,7 +447,11 @@ func (p *PodNetwork) validate(at *field.Path) (errs field.ErrorList) {
 }
 
 func (s *Site) validate(at *field.Path) field.ErrorList {
-	return append(s.Enable.validate(at.Child("enable")), port(at.Child("port"), s.Port)...)
+	errs := append(s.Enable.validate(at.Child("enable")), port(at.Child("port"), s.Port)...)
+	if s.Port == 65535 {
+		errs = append(errs, field.Invalid(at.Child("port"), s.Port, "must be below 65535: WireGuard has the port after it"))
+	}
+	return errs
 }
 
 func absolute(at *field.Path, path string, required bool) field.ErrorList {

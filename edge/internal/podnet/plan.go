@@ -10,55 +10,9 @@ import (
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/edge/internal/kernel/lan"
-	"github.com/skerry-io/skerry/edge/internal/kernel/masquerade"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
 	"github.com/skerry-io/skerry/edge/internal/site"
 )
-
-// ConditionType is the Node's condition that says how the pod network is.
-const ConditionType corev1.NodeConditionType = "SkerryPodNetwork"
-
-// The reasons of the condition. All but Ready come with False, but for Foreign, which is a choice.
-const (
-	ReasonReady     = "Ready"
-	ReasonForeign   = "Foreign"         // another CNI plugin makes the pod network
-	ReasonOff       = "Off"             // podNetwork: None
-	ReasonNoPodCIDR = "NoPodCIDR"       // this device has no range
-	ReasonConflict  = "PodCIDRConflict" // another device of the site has this one's range
-	ReasonNotOnLink = "NotOnLink"       // a device of the site is on no network of this one
-	ReasonOldRange  = "PodsInOldRange"  // pods began before the Node had its range: other devices don't reach them
-)
-
-// State is what a plan is made from.
-type State struct {
-	Node     *corev1.Node
-	Site     *site.Site // nil: not known yet
-	Self     string
-	Foreign  []string // CNI configurations of others
-	Networks []lan.Network
-	// Subnets are the ranges of which this device takes one itself where the cluster gives it none; Current is what it has so far, Taken is where routes lead, but for those to its own pods.
-	Subnets []netip.Prefix
-	Current netip.Prefix
-	Taken   []netip.Prefix
-	// Pods are the addresses of this device's pods, as far as the CNI configuration here made their network.
-	Pods []netip.Addr
-	// Waited is true once the cluster has had time to give it one.
-	Waited bool
-	// At is where a device is connected now; the zero value where it is not.
-	At func(node string) netip.Addr
-}
-
-// Plan is what there should be.
-type Plan struct {
-	HandsOff  bool
-	Conflist  []byte // nil: what is there stays
-	Routes    map[netroute.Key]netroute.Route
-	Rules     masquerade.Rules
-	Reason    string
-	Message   string
-	PodCIDRs  []string // to be written to the Node; nil: nothing
-	Addresses string   // of this device, as the annotation has them
-}
 
 // Make computes the plan.
 func Make(s State) Plan {
@@ -80,9 +34,9 @@ func Make(s State) Plan {
 		return p
 	}
 	p.Reason, p.Message = ReasonReady, "pods of this device are in "+join(own)
-	var strays []string
+	var found findings
 	if len(own) > 0 {
-		strays = p.strays(s.Pods, own)
+		found.strays = p.strays(s.Pods, own)
 	} else {
 		r, ok := local(s)
 		if !ok {
@@ -94,26 +48,20 @@ func Make(s State) Plan {
 		own = []netip.Prefix{r}
 		p.Message = "pods of this device are in " + r.String() + ", of which the cluster knows nothing: for pods that other devices reach give its NodePool podSubnets"
 	}
-	p.Conflist = conflist(own, mtu(s.Networks))
 	p.Rules.Pods = own
-	var conflicts, away []string
 	if s.Site != nil {
 		for _, m := range s.Site.Members {
 			if m.Node != s.Self {
-				p.route(s, m, own, &conflicts, &away)
+				p.route(s, m, own, &found)
 			}
 		}
 	}
-	switch {
-	case len(conflicts) > 0:
-		p.Reason, p.Message = ReasonConflict, strings.Join(conflicts, "; ")
-	case len(away) > 0:
-		p.Reason, p.Message = ReasonNotOnLink, "on no network of this device: "+strings.Join(away, ", ")
-	case len(strays) > 0:
-		p.Reason = ReasonOldRange
-		p.Message = fmt.Sprintf("no other device reaches the pods at %s, which began before this device had %s: delete them, and their controllers make them again",
-			strings.Join(strays, ", "), join(own))
+	least := mtu(s.Networks)
+	if p.Tunnel != nil {
+		least = p.finishTunnel(own, least)
 	}
+	p.Conflist = conflist(own, least)
+	found.judge(&p, own)
 	return p
 }
 
@@ -136,31 +84,69 @@ func (p *Plan) strays(pods []netip.Addr, own []netip.Prefix) (texts []string) {
 	return texts
 }
 
+// findings are what a plan has to say of other devices.
+type findings struct{ conflicts, away, unencrypted, strays, tunnels []string }
+
+func (f findings) judge(p *Plan, own []netip.Prefix) {
+	names := func(all []string) string { return strings.Join(slices.Compact(all), ", ") }
+	switch {
+	case len(f.conflicts) > 0:
+		p.Reason, p.Message = ReasonConflict, strings.Join(f.conflicts, "; ")
+	case len(f.unencrypted) > 0:
+		p.Reason, p.Message = ReasonNoTunnel, "the NodePool says podNetwork: WireGuard, and there is no tunnel to "+names(f.unencrypted)
+	case len(f.away) > 0:
+		p.Reason, p.Message = ReasonNotOnLink, "on no network of this device, and there is no tunnel to "+names(f.away)
+	case len(f.strays) > 0:
+		p.Reason = ReasonOldRange
+		p.Message = fmt.Sprintf("no other device reaches the pods at %s, which began before this device had %s: delete them, and their controllers make them again",
+			strings.Join(f.strays, ", "), join(own))
+	case len(f.tunnels) > 0:
+		p.Message += "; by WireGuard: " + names(f.tunnels)
+	}
+}
+
 // route leads to the pods of a device. A range that overlaps this device's own would take its own pods away: it is refused.
-func (p *Plan) route(s State, m site.Member, own []netip.Prefix, conflicts, away *[]string) {
+func (p *Plan) route(s State, m site.Member, own []netip.Prefix, found *findings) {
 	for _, r := range m.PodCIDRs {
 		if slices.ContainsFunc(own, r.Overlaps) {
-			*conflicts = append(*conflicts, fmt.Sprintf("device %s has %s too", m.Node, r))
+			found.conflicts = append(found.conflicts, fmt.Sprintf("device %s has %s too", m.Node, r))
 			continue
 		}
 		if slices.ContainsFunc(s.Networks, func(n lan.Network) bool { return n.Prefix.Overlaps(r) }) {
-			*conflicts = append(*conflicts, fmt.Sprintf("%s, of device %s, is a network that this device is on", r, m.Node))
-			continue
-		}
-		hop, ok := onLink(s, m, r.Addr().Is4())
-		if !ok {
-			*away = append(*away, m.Node)
+			found.conflicts = append(found.conflicts, fmt.Sprintf("%s, of device %s, is a network that this device is on", r, m.Node))
 			continue
 		}
 		key := netroute.NewKey(0, r, 0)
 		if other, taken := p.Routes[key]; taken {
-			*conflicts = append(*conflicts, fmt.Sprintf("%s is of device %s and of the one at %s", r, m.Node, other.Hops[0].Gateway))
+			found.conflicts = append(found.conflicts, fmt.Sprintf("%s is of device %s and of another, by %s", r, m.Node, by(other.Hops[0])))
 			continue
 		}
-		p.Routes[key] = netroute.Route{Key: key, Type: netroute.Unicast, Hops: []netroute.Hop{hop}}
+		always := s.Site.PodNetwork == string(v1alpha1.PodNetworkWireGuard)
+		hop, ok := onLink(s, m, r.Addr().Is4())
+		route := netroute.Route{Key: key, Type: netroute.Unicast, Hops: []netroute.Hop{hop}}
+		if ok && !always {
+			p.Rules.Inside = append(p.Rules.Inside, netip.PrefixFrom(hop.Gateway, hop.Gateway.BitLen()))
+		} else if route, ok = p.encrypt(s, m, key, own); !ok {
+			missing := &found.away
+			if always {
+				missing = &found.unencrypted
+			}
+			*missing = append(*missing, without(s, m))
+			continue
+		} else {
+			found.tunnels = append(found.tunnels, m.Node)
+		}
+		p.Routes[key] = route
 		p.Rules.Others = append(p.Rules.Others, r)
-		p.Rules.Inside = append(p.Rules.Inside, r, netip.PrefixFrom(hop.Gateway, hop.Gateway.BitLen()))
+		p.Rules.Inside = append(p.Rules.Inside, r)
 	}
+}
+
+func by(h netroute.Hop) string {
+	if h.Gateway.IsValid() {
+		return h.Gateway.String()
+	}
+	return h.Interface
 }
 
 // onLink is the way to a device on a network of this one: to where it is connected, else to where the cloud has seen it.

@@ -2,6 +2,7 @@ package podnet_test
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/edge/internal/contact"
 	"github.com/skerry-io/skerry/edge/internal/kernel/lan"
 	"github.com/skerry-io/skerry/edge/internal/podnet"
 	"github.com/skerry-io/skerry/edge/internal/site"
@@ -50,11 +52,24 @@ func text(p podnet.Plan) string {
 	fmt.Fprintf(&b, "%s: %s\n", p.Reason, p.Message)
 	var lines []string
 	for key, r := range p.Routes {
-		lines = append(lines, fmt.Sprintf("route %s via %s dev %s", key.Prefix, r.Hops[0].Gateway, r.Hops[0].Interface))
+		line := fmt.Sprintf("route %s via %s dev %s", key.Prefix, r.Hops[0].Gateway, r.Hops[0].Interface)
+		if !r.Hops[0].Gateway.IsValid() {
+			line = fmt.Sprintf("route %s dev %s src %s", key.Prefix, r.Hops[0].Interface, r.Source)
+		}
+		lines = append(lines, line)
 	}
 	slices.Sort(lines)
 	for _, l := range lines {
 		fmt.Fprintln(&b, l)
+	}
+	if p.Tunnel != nil {
+		fmt.Fprintf(&b, "tunnel port %d mtu %d address %v\n", p.Tunnel.Port, p.Tunnel.MTU, p.Tunnel.Addresses)
+		for _, x := range p.Tunnel.Peers {
+			fmt.Fprintf(&b, "peer %d at %s takes %v\n", x.Key[0], x.Endpoint, x.Allowed)
+		}
+		if !strings.Contains(string(p.Conflist), fmt.Sprintf(`"mtu": %d,`, p.Tunnel.MTU)) {
+			fmt.Fprintf(&b, "pods have another mtu: %s\n", p.Conflist)
+		}
 	}
 	if len(p.PodCIDRs) > 0 {
 		fmt.Fprintf(&b, "take %v\n", p.PodCIDRs)
@@ -97,12 +112,55 @@ func TestMake(t *testing.T) {
 		"a peer that says our LAN is its pods'": {func(s *podnet.State) { s.Site.Members[1] = member("b", "192.168.1.2", "192.168.0.0/16") },
 			"PodCIDRConflict: 192.168.0.0/16, of device b, is a network that this device is on\nconflist\n"},
 		"a peer behind a router": {func(s *podnet.State) { s.Site.Members[1] = member("b", "172.16.0.2", "10.1.1.0/24") },
-			"NotOnLink: on no network of this device: b\nconflist\n"},
+			"NotOnLink: on no network of this device, and there is no tunnel to b (this kernel has no WireGuard)\nconflist\n"},
 		"a site that is not known yet": {func(s *podnet.State) { s.Site = nil }, "Ready: pods of this device are in 10.1.0.0/24\nconflist\n"},
 	} {
 		if diff := cmp.Diff(tc.want, text(podnet.Make(state(tc.edit)))); diff != "" {
 			t.Errorf("%s (-want +got)\n%s", name, diff)
 		}
+	}
+}
+
+// A device on no network of this one is reached by WireGuard, with the keys that the devices say; all are where the NodePool says so.
+func TestMake_tunnels(t *testing.T) {
+	tunnels := map[string]contact.Tunnel{"b": {Key: [32]byte{2}, Port: 10553}, "c": {Key: [32]byte{3}, Port: 4711}}
+	at := map[string]netip.Addr{"b": netip.MustParseAddr("172.16.0.2"), "c": netip.MustParseAddr("192.168.1.3")}
+	for name, tc := range map[string]struct {
+		edit func(*podnet.State)
+		want string
+	}{
+		"one behind a router, one here": {nil, "Ready: pods of this device are in 10.1.0.0/24; by WireGuard: b\nroute 10.1.1.0/24 dev skerry-wg src 10.1.0.1\n" +
+			"route 10.1.2.0/24 via 192.168.1.3 dev lan0\ntunnel port 10553 mtu 1340 address [10.1.0.1]\npeer 2 at 172.16.0.2:10553 takes [10.1.1.0/24]\nconflist\n"},
+		"all": {func(s *podnet.State) { s.Site.PodNetwork = "WireGuard" }, "Ready: pods of this device are in 10.1.0.0/24; by WireGuard: b, c\nroute 10.1.1.0/24 dev skerry-wg src 10.1.0.1\n" +
+			"route 10.1.2.0/24 dev skerry-wg src 10.1.0.1\ntunnel port 10553 mtu 1340 address [10.1.0.1]\npeer 2 at 172.16.0.2:10553 takes [10.1.1.0/24]\n" +
+			"peer 3 at 192.168.1.3:4711 takes [10.1.2.0/24]\nconflist\n"},
+		"its key is not known yet: its own is to be made": {func(s *podnet.State) { delete(tunnels, "b") }, "NotOnLink: on no network of this device, and there is no tunnel to b (it has not said its key)\n" +
+			"route 10.1.2.0/24 via 192.168.1.3 dev lan0\ntunnel port 10553 mtu 1340 address [10.1.0.1]\nconflist\n"},
+		"none in the kernel, and all are to be encrypted: nothing goes in the clear": {func(s *podnet.State) { s.Tunnels, s.Site.PodNetwork = false, "WireGuard" },
+			"NoWireGuard: the NodePool says podNetwork: WireGuard, and there is no tunnel to b (this kernel has no WireGuard), c (this kernel has no WireGuard)\nconflist\n"},
+		"over IPv6, two ranges": {func(s *podnet.State) {
+			s.Node.Spec.PodCIDRs = []string{"10.1.0.0/24", "2001:db8:1::/64"}
+			s.Site.Members[1].PodCIDRs = prefixes("10.1.1.0/24", "2001:db8:2::/64")
+			at["b"] = netip.MustParseAddr("2001:db8:ff::2")
+		}, "Ready: pods of this device are in 10.1.0.0/24, 2001:db8:1::/64; by WireGuard: b\nroute 10.1.1.0/24 dev skerry-wg src 10.1.0.1\n" +
+			"route 10.1.2.0/24 via 192.168.1.3 dev lan0\nroute 2001:db8:2::/64 dev skerry-wg src 2001:db8:1::1\ntunnel port 10553 mtu 1320 address [10.1.0.1 2001:db8:1::1]\n" +
+			"peer 2 at [2001:db8:ff::2]:10553 takes [10.1.1.0/24 2001:db8:2::/64]\nconflist\n"},
+		"none is away": {func(s *podnet.State) { s.Site.Members = s.Site.Members[:1] }, "Ready: pods of this device are in 10.1.0.0/24\nconflist\n"},
+	} {
+		tunnelsBefore, atBefore := maps.Clone(tunnels), maps.Clone(at)
+		s := state(func(s *podnet.State) {
+			s.Site.Members = []site.Member{member("a", "192.168.1.1", "10.1.0.0/24"), member("b", "172.16.0.2", "10.1.1.0/24"), member("c", "192.168.1.3", "10.1.2.0/24")}
+			s.Tunnels, s.TunnelPort = true, 10553
+			s.Tunnel = func(node string) contact.Tunnel { return tunnels[node] }
+			s.At = func(node string) netip.Addr { return at[node] }
+		})
+		if tc.edit != nil {
+			tc.edit(&s)
+		}
+		if diff := cmp.Diff(tc.want, text(podnet.Make(s))); diff != "" {
+			t.Errorf("%s (-want +got)\n%s", name, diff)
+		}
+		tunnels, at = tunnelsBefore, atBefore
 	}
 }
 

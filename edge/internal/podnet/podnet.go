@@ -1,7 +1,7 @@
 // Package podnet makes the network of this device's pods where no other CNI plugin does: the CNI configuration, routes to the pods of the site's other devices, and the masquerading
 // of what leaves the site.
 //
-// It owns the file 10-skerry.conflist, routes of protocol 159, the tables of package masquerade, and the Node's condition SkerryPodNetwork. It refuses to touch anything where a
+// It owns the file 10-skerry.conflist, routes of protocol 159, the tables of package masquerade, the interface of package wireguard, and the Node's condition SkerryPodNetwork. It refuses to touch anything where a
 // CNI configuration of another is there, or the NodePool says None. Make (plan.go) is pure; the agent runs in one goroutine. It writes the Node as the device itself, by
 // the edge API: its range, once it was offered one, and its addresses. A device to which the cluster gives no range takes one itself, which stands in the file alone.
 package podnet
@@ -29,9 +29,11 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/edge/internal/agent"
 	"github.com/skerry-io/skerry/edge/internal/atomicfile"
+	"github.com/skerry-io/skerry/edge/internal/contact"
 	"github.com/skerry-io/skerry/edge/internal/kernel/lan"
 	"github.com/skerry-io/skerry/edge/internal/kernel/masquerade"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
+	"github.com/skerry-io/skerry/edge/internal/kernel/wireguard"
 	"github.com/skerry-io/skerry/edge/internal/site"
 )
 
@@ -59,10 +61,22 @@ type Config struct {
 	LAN        interface{ Networks() ([]lan.Network, error) }
 	Routes     func() (*netroute.Driver, error)
 	Masquerade *masquerade.Driver
+	// WireGuard makes the interface for devices that are on no network of this one; TunnelPort is its port. Tunnel is what another device says of its own, and SetTunnel has the others hear of
+	// this one's: both nil without a Site.
+	WireGuard  Tunnels
+	TunnelPort int
+	Tunnel     func(node string) contact.Tunnel
+	SetTunnel  func(contact.Tunnel)
 	CNIDir     string
 	Events     func(ctx context.Context) (agent.Recorder, error)
 	// Changed receives when a device may be elsewhere.
 	Changed <-chan struct{}
+}
+
+// Tunnels makes the kernel encrypt: a *wireguard.Driver.
+type Tunnels interface {
+	Apply(wireguard.Config) (wireguard.Key, error)
+	Remove() error
 }
 
 // New makes the agent. It starts nothing.
@@ -117,6 +131,8 @@ type syncer struct {
 	routes *netroute.Driver
 	said   bool      // that NetworkPolicies are not enforced
 	since  time.Time // when the Node was seen first
+	// noTunnels: the kernel has no WireGuard, as it said in this run.
+	noTunnels bool
 }
 
 // grace is how long the cluster has to give a new Node its range. kube-controller-manager does so at once, cloudcore's leader when it has seen the Node and its NodePool. The
@@ -135,7 +151,10 @@ func grace(known bool, s *site.Site) time.Duration {
 
 // state is what a plan is made from, and when it will be another although nothing changes.
 func (s *syncer) state(ctx context.Context, node *corev1.Node) (State, time.Duration, error) {
-	st := State{Node: node, Self: s.NodeName, At: s.At, Subnets: s.Subnets, Current: rangeIn(s.path())}
+	st := State{
+		Node: node, Self: s.NodeName, At: s.At, Subnets: s.Subnets, Current: rangeIn(s.path()),
+		Tunnels: s.Tunnel != nil && !s.noTunnels, Tunnel: s.Tunnel, TunnelPort: s.TunnelPort,
+	}
 	if s.Site != nil {
 		st.Site = s.Site.Current()
 	}
@@ -176,11 +195,34 @@ func (s *syncer) sync(ctx context.Context, node *corev1.Node) (time.Duration, er
 		return 0, err
 	}
 	p := Make(st)
+	tunnel := s.applyTunnel(p)
+	if errors.Is(tunnel, wireguard.ErrUnsupported) {
+		s.noTunnels, st.Tunnels = true, false // not asked again before edgecore starts again: each question has the kernel look for a module
+		p, tunnel = Make(st), nil
+	}
 	var told error
 	if s.Site != nil || !p.HandsOff { // a device on its own, with a CNI plugin of another, has nothing to say
 		told = s.tell(ctx, node, p)
 	}
-	return again, errors.Join(told, s.apply(ctx, p))
+	return again, errors.Join(told, tunnel, s.apply(ctx, p))
+}
+
+// applyTunnel makes the interface of WireGuard, and says to the other devices what its key is; or removes it. Before the routes, which lead to it.
+func (s *syncer) applyTunnel(p Plan) error {
+	switch {
+	case p.Tunnel == nil && !p.HandsOff && p.Conflist == nil: // nothing is known yet
+		return nil
+	case p.Tunnel == nil:
+		if s.SetTunnel != nil {
+			s.SetTunnel(contact.Tunnel{})
+		}
+		return s.WireGuard.Remove()
+	}
+	key, err := s.WireGuard.Apply(*p.Tunnel)
+	if err == nil {
+		s.SetTunnel(contact.Tunnel{Key: key, Port: uint16(p.Tunnel.Port)})
+	}
+	return err
 }
 
 func (s *syncer) apply(ctx context.Context, p Plan) error {
