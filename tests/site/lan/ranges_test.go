@@ -98,7 +98,8 @@ func TestSite_26_NoPodCIDR(t *testing.T) {
 	s.label("edge3", "bare")
 	s.taken(ranges["edge3"].String())
 	s.says("edge3", "Ready", own[0]+unknown)
-	if alone := s.pod("alone", "edge3"); !netip.MustParsePrefix(own[0]).Contains(netip.MustParseAddr(alone.Status.PodIP)) {
+	alone := s.pod("alone", "edge3")
+	if !netip.MustParsePrefix(own[0]).Contains(netip.MustParseAddr(alone.Status.PodIP)) {
 		t.Errorf("a pod of edge3 has %s, which is not in %s", alone.Status.PodIP, own[0])
 	}
 	s.taken(own...)
@@ -116,6 +117,8 @@ func TestSite_26_NoPodCIDR(t *testing.T) {
 	if r := s.podCIDR("edge3"); r != ranges["edge1"] {
 		t.Fatalf("edge3 has %s, want %s", r, ranges["edge1"])
 	}
+	s.says("edge3", "PodsInOldRange", alone.Status.PodIP)
+	s.Check(s.Client.CoreV1().Pods(namespace).Delete(t.Context(), alone.Name, metav1.DeleteOptions{}))
 	s.says("edge3", "Ready", "are in "+ranges["edge1"].String())
 	// The device is carried here.
 	s.label("edge3", trial.Pool)
