@@ -76,13 +76,14 @@ $(addprefix build-,$(BINARIES) $(EXTRA_BINARIES)): build-%:
 	@build/compile.sh $* go build -v -buildvcs=false -ldflags "$(LDFLAGS)" -o bin/$* $($*_pkg)
 
 # The same code with the Kubernetes before: its go.mod, and a file for each difference (build tag). All of Kubernetes is compiled once more.
-OLDER := 1.36
-OLDER_BINARIES := edgecore kubeplane
-.PHONY: $(addsuffix -$(OLDER),$(addprefix build-,$(OLDER_BINARIES)))
-$(addsuffix -$(OLDER),$(addprefix build-,$(OLDER_BINARIES))): build-%-$(OLDER):
+BEFORE := 1.36
+BEFORE_BINARIES := edgecore kubeplane
+export OLDER_LDFLAGS := $(call says,$(call kubernetes,build/kubernetes/$(BEFORE)/go.mod))
+.PHONY: $(addsuffix -$(BEFORE),$(addprefix build-,$(BEFORE_BINARIES)))
+$(addsuffix -$(BEFORE),$(addprefix build-,$(BEFORE_BINARIES))): build-%-$(BEFORE):
 	@mkdir -p bin
-	@build/compile.sh $*-$(OLDER) go build -v -buildvcs=false -modfile=build/kubernetes/$(OLDER)/go.mod -tags kubernetes$(OLDER) \
-		-ldflags "$(SKERRY_LDFLAGS) $(call says,$(call kubernetes,build/kubernetes/$(OLDER)/go.mod))" -o bin/$*-$(OLDER) $($*_pkg)
+	@build/compile.sh $*-$(BEFORE) go build -v -buildvcs=false -modfile=build/kubernetes/$(BEFORE)/go.mod -tags kubernetes$(BEFORE) \
+		-ldflags "$(SKERRY_LDFLAGS) $(OLDER_LDFLAGS)" -o bin/$*-$(BEFORE) $($*_pkg)
 
 # kube-vip as its module has it, for tests (docs/kube-vip.md); its dependencies never meet ours.
 .PHONY: build-kube-vip
@@ -94,10 +95,11 @@ build-kube-vip:
 ARCHES ?= amd64 arm64
 PROGRAMS ?= cloudcore edgecore kubectl-skerry
 REGISTRY ?=
-export ARCHES PROGRAMS REGISTRY
+OLDER ?=
+export ARCHES PROGRAMS REGISTRY OLDER
 
 .PHONY: release
-release: ## programs, packages, images, chart and bundles in build/out/release/VERSION; ARCHES=amd64 PROGRAMS=cloudcore for some
+release: ## programs, packages, images, chart and bundles in build/out/release/VERSION; ARCHES=amd64 PROGRAMS=cloudcore for some, OLDER=1.36 for one more
 	@build/release.sh $(VERSION) build/out/release/$(VERSION)
 
 .PHONY: release-test

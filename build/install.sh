@@ -1,7 +1,8 @@
 #!/bin/sh
 # Installs edgecore (or another program) from a release of Skerry: a URL, a folder, or a bundle for machines without Internet.
-#   install.sh [--sha256 HASH | --key KEY] [--program edgecore] [--root DIR] SOURCE
+#   install.sh [--sha256 HASH | --key KEY] [--program edgecore] [--kubernetes 1.36] [--root DIR] SOURCE
 # --program: edgecore on a device, kubectl-skerry where people use kubectl, cloudcore where it does not run in the cluster
+# --kubernetes: for clusters that are older than this edgecore's kubelet, where the release has one for them
 # SOURCE:    https://.../v1.2.3, a folder with the release's files, or airgap-ARCH.tar
 # --sha256:  of the release's SHA256SUMS, or of the bundle, from a place that you trust; then no signature is needed
 # --key:     the minisign public key (RW...) that must have signed SHA256SUMS, instead of the one in this file
@@ -20,16 +21,16 @@ refuse() {
 	exit 2
 }
 
-program=edgecore root='' given='' source=''
+program=edgecore root='' given='' source='' kubernetes=''
 while [ $# -gt 0 ]; do
 	case $1 in
-	--sha256 | --key | --program | --root)
+	--sha256 | --key | --program | --kubernetes | --root)
 		[ $# -ge 2 ] || refuse "$1 needs a value"
-		case $1 in --sha256) given=$2 ;; --key) KEY=$2 ;; --program) program=$2 ;; --root) root=$2 ;; esac
+		case $1 in --sha256) given=$2 ;; --key) KEY=$2 ;; --program) program=$2 ;; --kubernetes) kubernetes=$2 ;; --root) root=$2 ;; esac
 		shift 2
 		;;
 	-h | --help)
-		sed -n '2,11s/^# \{0,1\}//p' "$0"
+		sed -n '2,12s/^# \{0,1\}//p' "$0"
 		exit 0
 		;;
 	-*) refuse "unknown flag $1; see --help" ;;
@@ -45,6 +46,15 @@ case $program in
 edgecore | cloudcore) called=skerry-$program ;;
 kubectl-skerry) called=$program ;;
 *) refuse "--program $program: edgecore, kubectl-skerry or cloudcore" ;;
+esac
+# What stands in the names of packages: by itself no "+k8s", which has another Kubernetes than this release's.
+case $kubernetes in
+'') of='[^_+]*' ;;
+[0-9]*.[0-9]*)
+	[ "$program" = edgecore ] || refuse "--kubernetes is for edgecore alone"
+	of="[^_+]*[+]k8s$kubernetes"
+	;;
+*) refuse "--kubernetes $kubernetes: like 1.36" ;;
 esac
 case $(uname -m) in
 x86_64 | amd64) arch=amd64 ;;
@@ -140,8 +150,8 @@ else
 	verify
 fi
 
-tarball=$(listed "^${called}_.*_linux_$arch[.]tar[.]gz\$")
-[ -n "$tarball" ] || refuse "this release has no $program for $arch"
+tarball=$(listed "^${called}_${of}_linux_$arch[.]tar[.]gz\$")
+[ -n "$tarball" ] || refuse "this release has no $program for $arch${kubernetes:+ with Kubernetes $kubernetes}"
 if [ -n "$bundle" ] && ! grep -qxF "$tarball" "$tmp/list"; then refuse "this bundle is not for $arch, which this machine is"; fi
 image=
 if [ -n "$bundle" ] && [ "$program" = edgecore ]; then
@@ -158,7 +168,7 @@ if [ -n "$root" ]; then
 	fetch "$tarball"
 	mkdir -p "$root" && tar -xzf "$tmp/$tarball" -C "$root" || failed "$tarball can't be unpacked in $root"
 elif command -v dpkg >/dev/null; then
-	package=$(listed "^${called}_.*_$arch[.]deb\$")
+	package=$(listed "^${called}_${of}_$arch[.]deb\$")
 	fetch "$package"
 	if [ -n "$bundle" ] || ! command -v apt-get >/dev/null; then
 		dpkg -i "$tmp/$package" || failed "dpkg could not install it; what it asks for must be installed first"
@@ -166,7 +176,7 @@ elif command -v dpkg >/dev/null; then
 		apt-get install -y --no-install-recommends "$tmp/$package" || failed "apt-get could not install it"
 	fi
 elif [ -z "$bundle" ] && command -v rpm >/dev/null; then
-	package=$(listed "^${called}_.*_$arch[.]rpm\$")
+	package=$(listed "^${called}_${of}_$arch[.]rpm\$")
 	fetch "$package"
 	rpm -U "$tmp/$package" || failed "rpm could not install it; what it asks for must be installed first"
 else

@@ -3,17 +3,23 @@
 # The same commit gives the same bytes, in any folder: -trimpath, times from the commit, pinned tools.
 #   ARCHES="amd64 arm64"            what it is made for
 #   PROGRAMS="cloudcore edgecore kubectl-skerry"   what it consists of
+#   OLDER=1.36                      edgecore with that Kubernetes too: its version ends in +k8s1.36, and it is in no bundle
 #   REGISTRY=registry.example.com/skerry  that will have the images. Without it they are named skerry.local/..., which is
 #                                   found where the bundle was imported, and `cloudcore install` asks for --image
 #   SKERRY_SIGN_KEY=FILE            a minisign key that signs SHA256SUMS; install.sh then asks for this signature
 #   RELEASE_FLAGS=-trimpath         what go build is given; without it the compiled packages of `make build` are used,
 #                                   and the folder stands in the programs: for tests that compare no bytes
-# TEST_LDFLAGS (the version of Kubernetes) comes from make.
+# TEST_LDFLAGS (the version of Kubernetes) and OLDER_LDFLAGS (of the one before) come from make.
 set -euo pipefail
 version=${1:?version} out=$(realpath -m "${2:?directory}")
 cd "$(dirname "$0")/.."
 read -ra arches <<<"${ARCHES:-amd64 arm64}"
 read -ra programs <<<"${PROGRAMS:-cloudcore edgecore kubectl-skerry}"
+older=${OLDER:-}
+if [ -n "$older" ] && [ ! -e "build/kubernetes/$older/go.mod" ]; then
+	echo "release: OLDER=$older: there is no build/kubernetes/$older" >&2
+	exit 2
+fi
 registry=${REGISTRY:-skerry.local}
 flags=${RELEASE_FLAGS--trimpath}
 [[ $version =~ ^v[0-9]+\.[0-9]+\.[0-9]+ ]] || { echo "release: $version is no version: v1.2.3" >&2; exit 2; }
@@ -43,18 +49,18 @@ package=${version#v}
 package=${package/-/\~}
 package=${package//-/.}
 
-compile() { # compile PACKAGE ARCH FILE
+compile() { # compile PACKAGE ARCH FILE LDFLAGS [FLAG...]
 	# shellcheck disable=SC2086
-	GOOS=linux GOARCH=$2 build/compile.sh "$(basename "$3")" go build -v $flags -buildvcs=false -ldflags \
-		"-s -w -X github.com/skerry-io/skerry/common/version.version=$version -X github.com/skerry-io/skerry/common/version.registry=${REGISTRY:-} ${TEST_LDFLAGS:-}" \
+	GOOS=linux GOARCH=$2 build/compile.sh "$(basename "$3")" go build -v $flags "${@:5}" -buildvcs=false -ldflags \
+		"-s -w -X github.com/skerry-io/skerry/common/version.version=$version -X github.com/skerry-io/skerry/common/version.registry=${REGISTRY:-} $4" \
 		-o "$3" "$1"
 }
 
 # A plugin's package is called as kubectl finds it.
 named() { [ "$1" = kubectl-skerry ] && echo "$1" || echo "skerry-$1"; }
 
-packages() { # packages PROGRAM ARCH
-	local name=$1 arch=$2 config=$tmp/$1-$2.yaml format called
+packages() { # packages PROGRAM ARCH [+SUFFIX of the version]
+	local name=$1 arch=$2 config=$tmp/$1-$2.yaml version=$version${3:-} package=$package${3:-} format called
 	called=$(named "$name")
 	sed "s|@ARCH@|$arch|; s|@VERSION@|$package|; s|@PROGRAM@|$made/${name}_${version}_linux_$arch|; s|@TIME@|$time|" "build/package/$name.yaml" >"$config"
 	for format in deb rpm; do
@@ -81,10 +87,14 @@ for arch in "${arches[@]}"; do
 	for name in "${programs[@]}"; do
 		kind=cloud
 		[ "$name" != edgecore ] || kind=edge
-		compile "./$kind/cmd/$name" "$arch" "$made/${name}_${version}_linux_$arch"
+		compile "./$kind/cmd/$name" "$arch" "$made/${name}_${version}_linux_$arch" "${TEST_LDFLAGS:-}"
 		packages "$name" "$arch"
+		if [ "$name" = edgecore ] && [ -n "$older" ]; then
+			compile ./edge/cmd/edgecore "$arch" "$made/edgecore_$version+k8s${older}_linux_$arch" "${OLDER_LDFLAGS:-}" "-modfile=build/kubernetes/$older/go.mod" -tags "kubernetes$older"
+			packages edgecore "$arch" "+k8s$older"
+		fi
 	done
-	compile ./tests/images/pause "$arch" "$tmp/pause_$arch"
+	compile ./tests/images/pause "$arch" "$tmp/pause_$arch" ""
 done
 for name in "${programs[@]}"; do
 	prefix=$made/${name}_${version}_linux_
@@ -123,7 +133,7 @@ fi
 for arch in "${arches[@]}"; do
 	files=()
 	for file in "$made"/*_linux_"$arch".tar.gz "$made"/*_"$arch".deb "$made"/skerry-*.tgz "$made"/install.yaml "$made"/install.sh "$made"/{cloudcore,pause}_*.oci.tar; do
-		[ ! -e "$file" ] || files+=("$(basename "$file")=$file")
+		[ ! -e "$file" ] || [[ $file == *+k8s* ]] || files+=("$(basename "$file")=$file")
 	done
 	tool tar --out "$made/airgap-$arch.tar" "SHA256SUMS=$made/SHA256SUMS" "${signed[@]}" "${files[@]}"
 	(cd "$made" && sha256sum "airgap-$arch.tar" >"airgap-$arch.tar.sha256")

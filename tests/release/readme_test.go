@@ -123,7 +123,7 @@ func onRealMachines(t *testing.T) *site {
 	for _, program := range []string{"cloudcore", "kubectl-skerry"} {
 		s.Check(os.Symlink(one(t, release, program+"_*_linux_"+runtime.GOARCH), filepath.Join(s.bin, program)))
 	}
-	kubectl := "#!/bin/sh\nexec env TRIAL_DIR=" + s.Dir + " " + root + "/bin/trial kubectl \"$@\"\n"
+	kubectl := "#!/bin/sh\ncd " + root + " && exec env TRIAL_DIR=" + s.Dir + " " + root + "/bin/trial kubectl \"$@\"\n"
 	s.Check(os.WriteFile(filepath.Join(s.bin, "kubectl"), []byte(kubectl), 0o755))
 	s.env = []string{"PATH=" + s.bin + ":" + os.Getenv("PATH"), "KUBECONFIG=" + s.Trial.Kubeconfig()}
 

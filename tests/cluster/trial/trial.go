@@ -77,6 +77,8 @@ type Options struct {
 	Bare bool `json:"bare,omitempty"`
 	// IPv6 gives the edges' links to the cloud IPv6 beside IPv4. edgecore is configured with the cloud's IPv4 address all the same.
 	IPv6 bool `json:"ipv6,omitempty"`
+	// Paths are programs in place of those of bin/, by name: of another release, say.
+	Paths map[string]string `json:"paths,omitempty"`
 	// Sample runs the sample application on every edge.
 	Sample bool `json:"sample"`
 }
@@ -281,7 +283,6 @@ func (t *Trial) machine(name string) Machine {
 func (t *Trial) statePath() string          { return filepath.Join(t.dir, "state.json") }
 func (t *Trial) hostDir(name string) string { return filepath.Join(t.dir, "hosts", name) }
 func (t *Trial) initPath() string           { return filepath.Join(t.dir, "images", "pause") }
-func (t *Trial) binary(name string) string  { return filepath.Join(t.root, "bin", name) }
 func (t *Trial) mark(name string) string    { return t.markPrefix() + name }
 func (t *Trial) markPrefix() string         { return "skerry-trial-" + identify(t.dir) + "/" }
 func (t *Trial) cgroup(name string) string  { return t.cgroupRoot() + "/" + name }
@@ -289,6 +290,16 @@ func (t *Trial) cgroupRoot() string         { return "skerry-trial-" + identify(
 func (t *Trial) cable() string              { return "sk" + identify(t.dir) }
 func (t *Trial) LogPath(name, process string) string {
 	return filepath.Join(host.Log(t.hostDir(name)), process+".log")
+}
+
+// binary is where a program is.
+func (t *Trial) binary(name string) string {
+	if t.state != nil {
+		if path := t.state.Options.Paths[name]; path != "" {
+			return path
+		}
+	}
+	return filepath.Join(t.root, "bin", name)
 }
 
 // Kubeconfig is the administrator's, for use on the machine.

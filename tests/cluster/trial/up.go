@@ -1,6 +1,7 @@
 package trial
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -125,6 +126,9 @@ func normal(o Options) Options {
 	if len(o.Set) == 0 {
 		o.Set = nil
 	}
+	if len(o.Paths) == 0 {
+		o.Paths = nil
+	}
 	return o
 }
 
@@ -170,7 +174,7 @@ func (t *Trial) check(o Options) error {
 		}
 	}
 	for _, p := range o.Programs() {
-		if _, err := os.Stat(t.binary(p)); err != nil {
+		if _, err := os.Stat(cmp.Or(o.Paths[p], t.binary(p))); err != nil {
 			return fmt.Errorf("bin/%s is missing: 'make build-%s' makes it", p, p)
 		}
 	}
