@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
@@ -274,7 +275,7 @@ func floodBytes(ctx context.Context, d *hostile.Device, node, _ string, done *ta
 	body := fmt.Appendf(nil, `{"metadata":{"annotations":{"x":%q}}}`, bytes.Repeat([]byte("y"), 512<<10))
 	return flood(ctx, 8, func(ctx context.Context, _ int) error {
 		_, err := d.Write(ctx, topic.NodeStatusWrite, &topicpb.Write{
-			Verb: topicpb.Verb_PATCH, Resource: &topicpb.Resource{Version: "v1", Resource: "nodes"}, Name: node, Subresource: "status", Body: body,
+			Verb: topicpb.Verb_PATCH, Resource: &topicpb.Resource{Version: "v1", Resource: "nodes"}, Name: node, Subresource: "status", Body: body, PatchType: string(types.MergePatchType),
 		})
 		done.add("bytes of statuses", len(body))
 		return err
