@@ -100,7 +100,17 @@ func (l *LAN) Host(addresses ...string) *Host {
 		lines = append(lines, "addr add "+a+" dev "+Interface)
 	}
 	batch(l.t, h.NS, lines...)
+	if slices.ContainsFunc(addresses, func(a string) bool { return strings.Contains(a, ":") }) {
+		h.Settle()
+	}
 	return h
+}
+
+// Settle waits until the kernel uses all IPv6 addresses of the host. It takes an address into use in the background, also without duplicate address detection
+// (addrconf_dad_start in net/ipv6/addrconf.c); what connects before that on a busy machine has ::1 as its source, and is never answered.
+func (h *Host) Settle() {
+	h.t.Helper()
+	h.Shell("n=0; while ip -6 -o address show tentative | grep -q .; do n=$((n+1)); test $n -lt 600 || exit 1; sleep 0.05; done")
 }
 
 // Pod adds a namespace that the host routes to, with one address, as a pod has it: replies go back through the host.
@@ -128,6 +138,9 @@ func (h *Host) Pod(address netip.Addr) *Host {
 	batch(h.t, p.NS, lines...)
 	run(h.t, "ip", family, "-n", h.NS, "route", "add", whole, "dev", p.port)
 	run(h.t, "ip", family, "-n", p.NS, "route", "add", "default", "via", gateway, "dev", "eth0")
+	if address.Is6() {
+		p.Settle()
+	}
 	return p
 }
 

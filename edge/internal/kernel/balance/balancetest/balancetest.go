@@ -64,6 +64,9 @@ func newBench(t *testing.T, c Case, six bool) *bench {
 		b.node.Pod(a).Serve(8080, word)
 		b.pods[word] = netip.AddrPortFrom(a, 8080)
 	}
+	if six {
+		b.node.Settle() // the virtual IP, and the gateways of the pods
+	}
 	return b
 }
 
