@@ -46,6 +46,7 @@ MINUTES ?= 60
 SEED ?= 0
 FAULTS ?=#      for campaign: all where there are none
 EDGES ?= 20
+CASES ?= \[sig-network\].*\[Conformance\]
 WITHOUT ?= all
 
 .PHONY: help
@@ -141,6 +142,11 @@ campaign: ## a whole system under faults for MINUTES (60), judged by what its cl
 .PHONY: sensitivity
 sensitivity: ## campaigns against a build in which rules WITHOUT=3,5 (all) of the protocol are off, one at a time, until one finds it (docs/faults.md); -parallel by TESTFLAGS
 	go test ./tests/campaign -run 'TestSensitivity$$' -v -count 1 -timeout 24h -ldflags "$(TEST_LDFLAGS)" -without $(WITHOUT) -seed $(SEED) $(TESTFLAGS)
+
+.PHONY: conformance
+conformance: build ## Kubernetes' own cases for Services, names and pod networks on a trial's edges, into docs/conformance.md; compiles for minutes, as root; CASES=REGEXP for some
+	build/conformance.sh
+	go test ./tests/conformance -run TestSite_33 -v -count 1 -timeout 1h -ldflags "$(TEST_LDFLAGS)" -conformance -cases '$(CASES)' -write $(CURDIR)/docs/conformance.md
 
 .PHONY: bench
 bench: ## every figure beside its floor, into docs/benchmarks.md; takes over an hour, as root; ROWS='Cut|Idle' for some, ROUNDS=5

@@ -37,6 +37,8 @@ type Image struct {
 	Platforms []Platform
 	Path      string   // of the program in the image, "/cloudcore"; the image runs it
 	Links     []string // further names of the program, in /bin
+	Files     []File   // more than the program
+	Cmd       []string // its arguments where a container has none
 	User      string   // "65532:65532"; "" is root
 	Version   string   // annotated; may be empty
 	Created   time.Time
@@ -44,6 +46,14 @@ type Image struct {
 	// ByDigest gives it the first name with the digest in place of the tag too. A pod that names both is found by this
 	// one where the archive is imported and no registry is in reach.
 	ByDigest bool
+}
+
+// File is a file of an image besides its program; its folders are made where it is unpacked.
+type File struct {
+	Path    string // "/usr/bin/dig"
+	Mode    int64
+	Content []byte
+	Link    string // what it is a symbolic link to; "" for a file
 }
 
 // Platform is the program of one architecture, in Go's name of it ("amd64").
@@ -72,6 +82,7 @@ type config struct {
 	Config       struct {
 		User       string `json:",omitempty"`
 		Entrypoint []string
+		Cmd        []string `json:",omitempty"`
 		WorkingDir string
 		Labels     map[string]string `json:",omitempty"`
 	} `json:"config"`
@@ -138,6 +149,7 @@ func (i Image) platform(p Platform) (descriptor, [][]byte, error) {
 	var cfg config
 	cfg.Architecture, cfg.OS = p.Arch, "linux"
 	cfg.Config.User, cfg.Config.Entrypoint, cfg.Config.WorkingDir = i.User, []string{i.Path}, "/"
+	cfg.Config.Cmd = i.Cmd
 	cfg.RootFS.Type, cfg.RootFS.DiffIDs = "layers", []string{digest(layer)}
 	if !i.Created.IsZero() {
 		created := i.Created.UTC()
@@ -248,6 +260,17 @@ func (i Image) packLayer(program []byte) ([]byte, error) {
 	for _, n := range i.Links {
 		if err := w.WriteHeader(&tar.Header{Name: "bin/" + n, Typeflag: tar.TypeSymlink, Linkname: i.Path, Mode: 0o777}); err != nil {
 			return nil, err
+		}
+	}
+	for _, f := range i.Files {
+		name, err := strings.TrimPrefix(path.Clean(f.Path), "/"), error(nil)
+		if f.Link != "" {
+			err = w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeSymlink, Linkname: f.Link, Mode: 0o777})
+		} else {
+			err = addFile(w, name, f.Content, f.Mode)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("packing %s: %w", f.Path, err)
 		}
 	}
 	if err := w.Close(); err != nil {

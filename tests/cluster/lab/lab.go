@@ -227,6 +227,12 @@ func ConnectClient(router, client host.Host) error {
 	return joinLAN(router, "lanc", client, Client(), Client6())
 }
 
+// Visitor is the address on the LAN of a host that has a cable there for a test, and Visit gives it that: as a VPN leads into a site.
+func Visitor() netip.Prefix { return netip.MustParsePrefix("192.168.100.201/24") }
+
+// Visit connects such a host.
+func Visit(router, visitor host.Host) error { return joinLAN(router, "lanv", visitor, Visitor()) }
+
 func upName(n int) string { return "up" + strconv.Itoa(n) }
 
 func joinLAN(router host.Host, port string, member host.Host, addrs ...netip.Prefix) error {
