@@ -70,6 +70,7 @@ func BenchmarkRow(b *testing.B) {
 		{"Idle", (*bench).idle},
 		{"Queue", (*bench).queue},
 		{"Marks", (*bench).marks},
+		{"Services", (*bench).services},
 		{"Hollow", (*bench).hollow},
 		{"Steady", (*bench).steady},
 		{"Storm", (*bench).storm},
