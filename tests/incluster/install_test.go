@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/skerry-io/skerry/tests/cluster/binary"
 	"github.com/skerry-io/skerry/tests/cluster/suite"
 )
 
@@ -34,7 +35,7 @@ spec:
 `
 
 // What `cloudcore install` prints runs on ordinary nodes, and devices have joined through its load balancer: their pods run with what they refer to, and their logs are
-// read.
+// read, also as a cluster does whose kube-apiserver knows nothing of Skerry.
 func TestShip_07_InCluster(t *testing.T) {
 	s := use(t)
 	printed, err := os.ReadFile(filepath.Join(s.Dir, "install.yaml"))
@@ -58,8 +59,8 @@ func TestShip_07_InCluster(t *testing.T) {
 		replica := s.waitReplicaOf(node)
 		e, err := s.edge(t.Context(), node)
 		s.Check(err)
-		if !strings.HasPrefix(e.Link.Server, "198.51.100.100") {
-			t.Errorf("%s has linked to %s by %s, not by the load balancer", node, replica.Name, e.Link.Server)
+		if e.Link.Server != "198.51.100.100:443" {
+			t.Errorf("%s has linked to %s by %s, not by port 443 of the load balancer", node, replica.Name, e.Link.Server)
 		}
 	}
 
@@ -70,10 +71,14 @@ func TestShip_07_InCluster(t *testing.T) {
 	if !strings.Contains(page, "greeting = hello from the Deployment") {
 		t.Errorf("the pod has no ConfigMap:\n%s", page)
 	}
-	// Whichever replica kube-apiserver asks, it leads to the one that has the link.
+	// Whichever replica kube-apiserver asks, it leads to the one that has the link: by the aggregated API, and by the egress.
+	_, err = binary.Build(t.Context(), s.Root, "kubectl-skerry") // which `trial kubectl` finds
+	s.Check(err)
 	for range 4 {
-		if log := s.Kubectl("-n", namespace, "logs", "greeter"); !strings.Contains(log, "GET / from") {
-			t.Errorf("the log is %q", log)
+		for _, plugin := range [][]string{{"skerry"}, nil} {
+			if log := s.Kubectl(append(plugin, "logs", "-n", namespace, "greeter")...); !strings.Contains(log, "GET / from") {
+				t.Errorf("the log by kubectl %s is %q", plugin, log)
+			}
 		}
 	}
 	s.reports("edge1")

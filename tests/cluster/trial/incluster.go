@@ -125,7 +125,7 @@ func (t *Trial) awaitLoadBalancer(ctx context.Context) error {
 		return poll(ctx, readyTimeout, func(ctx context.Context) (bool, error) {
 			ctx, cancel := context.WithTimeout(ctx, time.Second)
 			defer cancel()
-			conn, err := t.machine(n.Name).Dial(ctx, "tcp", t.server()+":10002")
+			conn, err := t.machine(n.Name).Dial(ctx, "tcp", t.server()+":443")
 			if err != nil {
 				return false, err
 			}
