@@ -62,21 +62,23 @@ func Run(ctx context.Context, o Options) (Result, error) {
 	defer found()
 	looking, enough := context.WithCancel(ctx)
 	defer enough()
+	var until history.History // something was found in it
+	var looks sync.WaitGroup
 	if o.UntilFound {
-		viewers.Go(func() { s.look(looking, found) })
+		looks.Go(func() { until = s.look(looking, found) })
 	}
 	began := time.Now()
 	err = s.breakThings(playing, Plan(o))
 	played := time.Since(began)
-	if playing.Err() != nil && ctx.Err() == nil { // something is found
-		h := s.recorder.History()
+	enough()
+	looks.Wait()
+	if until != nil && ctx.Err() == nil {
 		quiet()
 		clients.Wait()
 		cancel()
 		viewers.Wait()
-		return Result{History: h, Violations: h.SoFar(), Played: played}, nil
+		return Result{History: until, Violations: until.SoFar(), Played: played}, nil
 	}
-	enough() // what the schedule has begun, such as starting edgecores that end, goes on
 	quiet()
 	clients.Wait()
 	result, unsettled := s.settle(ctx) // also where a fault could not be played: what was seen is judged all the same
@@ -104,13 +106,28 @@ func (s *system) populate(ctx, work context.Context, clients, viewers *sync.Wait
 	}
 }
 
-// look ends the schedule once something is found.
-func (s *system) look(ctx context.Context, found func()) {
+// look ends the schedule once something is found, and gives the history that shows it. It judges nothing
+// while a cluster goes back or a store is damaged: that is recorded when it is over.
+func (s *system) look(ctx context.Context, found func()) history.History {
 	for ; ctx.Err() == nil; pause(ctx, 5*time.Second) {
-		if len(s.recorder.History().SoFar()) > 0 {
+		before := s.excuses.Load()
+		h := s.recorder.History()
+		if before+s.excuses.Load() == 0 && len(h.SoFar()) > 0 {
 			found()
-			return
+			return h
 		}
+	}
+	return nil
+}
+
+// excuse records what explains what is seen from now until the returned function is called.
+func (s *system) excuse(kind history.Kind, who string) (over func()) {
+	s.excuses.Add(1)
+	r := history.Record{Kind: kind, Who: who, At: s.recorder.Now()}
+	return func() {
+		r.End = s.recorder.Now()
+		s.recorder.Add(r)
+		s.excuses.Add(-1)
 	}
 }
 

@@ -104,9 +104,10 @@ const lost = "lost-"
 // them may be away.
 const lostPatience = 10 * time.Second
 
-// makeLost makes pods that a copy of etcd's data, made at copied, does not have, and waits until the
+// makeLost makes pods that a copy of etcd's data, made just now, does not have, and waits until the
 // devices have them: what has not come down can't be left over.
-func (s *system) makeLost(ctx context.Context, edges []*edge, copied time.Duration) {
+func (s *system) makeLost(ctx context.Context, edges []*edge) {
+	copied := s.recorder.Now()
 	var all sync.WaitGroup
 	for _, e := range edges {
 		all.Go(func() {

@@ -79,7 +79,7 @@ func (s *system) damageInUse(ctx context.Context, e *edge) error {
 	if err := s.fillOutbox(ctx, e); err != nil {
 		return err
 	}
-	r := history.Record{Kind: history.Damage, Who: e.name, At: s.recorder.Now()}
+	over := s.excuse(history.Damage, e.name)
 	if err := breakPages(e.store, e.name+"-"); err != nil {
 		return err
 	}
@@ -90,21 +90,20 @@ func (s *system) damageInUse(ctx context.Context, e *edge) error {
 	if _, err := e.pods(ctx); err != nil || !old.Alive() {
 		return fmt.Errorf("edgecore did not go on from memory: alive %v, %w", old.Alive(), err)
 	}
-	sessions := e.count("Session opened")
+	sessions := e.count(sessionOpened)
 	e.line.Set(line.State{})
 	select {
 	case <-old.Done():
 	case <-time.After(startPatience):
 		return errors.New("edgecore did not end once it had a link again")
 	}
-	if e.count("Session opened") == sessions {
+	if e.count(sessionOpened) == sessions {
 		return errors.New("edgecore ended without a session that a damaged store let it open")
 	}
 	if err := e.start(ctx); err != nil { // as an init system does
 		return err
 	}
-	r.End = s.recorder.Now()
-	s.recorder.Add(r)
+	over()
 	if aside, err := filepath.Glob(e.store + ".damaged-*"); err != nil || len(aside) != 1 {
 		return fmt.Errorf("the damaged store was not set aside: %v, %w", aside, err)
 	}
@@ -158,6 +157,9 @@ func breakPages(file, text string) error {
 	}
 	return f.Close()
 }
+
+// sessionOpened is what edgecore logs when it has a link.
+const sessionOpened = "Session opened"
 
 // count is how often a text is in the edge's log.
 func (e *edge) count(text string) int {

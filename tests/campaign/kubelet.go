@@ -100,27 +100,54 @@ func (k *kubelet) renew(ctx context.Context) {
 	}
 }
 
-// listPatience is longer than what edgecore leaves to the cloud may take.
-const listPatience = 45 * time.Second
+// listPatience is longer than what edgecore leaves to the cloud may take, meanwhile how many other requests
+// it may answer before a list that it can answer by itself.
+const (
+	listPatience = 45 * time.Second
+	meanwhile    = 5
+)
 
 // list asks for all pods, as a kubelet does that has just started, and records when an edgecore that has
-// answered that does not any more.
+// answered that does not any more, or answers others first.
 func (k *kubelet) list(ctx context.Context) {
 	var answered *process.Started
 	for ; ctx.Err() == nil; pause(ctx, 300*time.Millisecond) {
 		now := k.edge.running()
 		r := history.Record{Kind: history.Unanswered, Who: k.edge.name, Resource: "pods", Name: namespace + "/", Node: k.edge.name, At: k.s.recorder.Now()}
 		once, cancel := context.WithTimeout(ctx, listPatience)
-		_, err := podsOf(k.edge).list(once, metav1.ListOptions{})
+		done := make(chan error, 1)
+		go func() {
+			_, err := podsOf(k.edge).list(once, metav1.ListOptions{})
+			done <- err
+		}()
+		overtaken := k.overtaken(once, done)
 		cancel()
+		err := <-done
 		switch {
-		case now != k.edge.running():
+		case now != k.edge.running() || ctx.Err() != nil:
 		case err == nil:
 			answered = now
-		case answered == now && (apierrors.IsServiceUnavailable(err) || apierrors.IsTimeout(err) || apierrors.IsServerTimeout(err)):
+		case answered == now && (overtaken || apierrors.IsServiceUnavailable(err) || apierrors.IsTimeout(err) || apierrors.IsServerTimeout(err)):
 			k.s.recorder.Add(r)
 		}
 	}
+}
+
+// overtaken waits for a request's end, and reports whether others have ended before it that were made later.
+func (k *kubelet) overtaken(ctx context.Context, done chan error) bool {
+	others := 0
+	for ctx.Err() == nil && others < meanwhile {
+		select {
+		case err := <-done:
+			done <- err
+			return false
+		case <-time.After(300 * time.Millisecond):
+		}
+		if _, err := k.edge.client.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=none"}); err == nil {
+			others++
+		}
+	}
+	return ctx.Err() == nil
 }
 
 // onPod does what a kubelet does when a pod has changed.

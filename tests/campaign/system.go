@@ -55,7 +55,8 @@ type system struct {
 	serving    sync.WaitGroup // proxies and lines
 	end        context.CancelFunc
 	programs   map[string]string
-	ends       time.Time // of the faults
+	ends       time.Time    // of the faults
+	excuses    atomic.Int32 // that have begun and are not recorded
 }
 
 // cloudcore is one replica, with its own way to kube-apiserver.

@@ -86,13 +86,6 @@ func (l *Line) avoids(server string) bool {
 	return l.avoided == server
 }
 
-// Leads reports whether a connection is led to a server now.
-func (l *Line) Leads() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return len(l.open) > 1 // both of its ends
-}
-
 func (l *Line) get() (State, <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -124,7 +124,7 @@ func All() []Switch {
 		},
 		{
 			Rule: 11, Off: "what was synced is not after a fail-over, until the other replica says so",
-			Plan: Plan{Faults: "flap,kill-cloud", Edges: 4, Pods: 1}, Shows: []history.Rule{history.Answers},
+			Plan: Plan{Faults: "flap,lag", Edges: 4, Pods: 1}, Shows: []history.Rule{history.Answers},
 			Edits: []Edit{
 				{"edge/internal/meta/meta.go", "\t\t\tm.sender.wantInterests()\n", "\t\t\tm.sender.wantInterests()\n\t\t\tfor _, i := range m.interests {\n\t\t\t\ti.synced = i.synced && !off(11)\n\t\t\t}\n"},
 			},
