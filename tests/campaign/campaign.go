@@ -120,17 +120,6 @@ func (s *system) look(ctx context.Context, found func()) history.History {
 	return nil
 }
 
-// excuse records what explains what is seen from now until the returned function is called.
-func (s *system) excuse(kind history.Kind, who string) (over func()) {
-	s.excuses.Add(1)
-	r := history.Record{Kind: kind, Who: who, At: s.recorder.Now()}
-	return func() {
-		r.End = s.recorder.Now()
-		s.recorder.Add(r)
-		s.excuses.Add(-1)
-	}
-}
-
 // keep writes the history and what was found into the campaign's directory.
 func (s *system) keep(r Result) error {
 	f, err := os.Create(filepath.Join(s.options.Dir, "history.jsonl"))

@@ -158,18 +158,6 @@ func breakPages(file, text string) error {
 	return f.Close()
 }
 
-// sessionOpened is what edgecore logs when it has a link.
-const sessionOpened = "Session opened"
-
-// count is how often a text is in the edge's log.
-func (e *edge) count(text string) int {
-	log, err := os.ReadFile(e.spec.Log)
-	if err != nil {
-		return 0
-	}
-	return bytes.Count(log, []byte(text))
-}
-
 func (e *edge) logs(text string) func(context.Context) error {
 	return func(context.Context) error {
 		if e.count(text) == 0 {

@@ -52,3 +52,14 @@ func (s *system) draw(name string) *rand.Rand {
 	h.Write([]byte(name))
 	return rand.New(rand.NewPCG(s.options.Seed, h.Sum64()))
 }
+
+// excuse records what explains what is seen from now until the returned function is called.
+func (s *system) excuse(kind history.Kind, who string) (over func()) {
+	s.excuses.Add(1)
+	r := history.Record{Kind: kind, Who: who, At: s.recorder.Now()}
+	return func() {
+		r.End = s.recorder.Now()
+		s.recorder.Add(r)
+		s.excuses.Add(-1)
+	}
+}

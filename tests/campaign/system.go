@@ -1,6 +1,7 @@
 package campaign
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509/pkix"
@@ -371,6 +372,18 @@ func (s *system) awaitEdges(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// sessionOpened is what edgecore logs when it has a link.
+const sessionOpened = "Session opened"
+
+// count is how often a text is in the edge's log.
+func (e *edge) count(text string) int {
+	log, err := os.ReadFile(e.spec.Log)
+	if err != nil {
+		return 0
+	}
+	return bytes.Count(log, []byte(text))
 }
 
 func writeKubeconfig(file, server string, authority []byte, token string) error {

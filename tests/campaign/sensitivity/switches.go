@@ -40,15 +40,20 @@ func All() []Switch {
 			Edits: []Edit{
 				{"cloud/internal/kube/revision.go", "\tcase first:\n", "\tcase first || off(0):\n"},
 				{"cloud/internal/kube/reflector.go", "case !initial && f.isBroken():", "case !off(0) && !initial && f.isBroken():"},
-				// A client without a proxy on its way would see that the connection is refused, for which client-go resumes a watch.
-				{"cloud/internal/kube/reflector.go", "\t\t\tif f.note(err) != nil {\n", "\t\t\tif f.note(err) != nil {\n\t\t\t\tif off(0) && f.store.HasSynced() {\n\t\t\t\t\treturn nil, apierrors.NewTooManyRequests(\"resumed\", 1)\n\t\t\t\t}\n"},
+				// client-go resumes a watch whose connection ends, or is refused. Behind the campaign's proxy neither comes as such.
+				{
+					"cloud/internal/kube/reflector.go", "\t\t\tif f.note(err) != nil {\n",
+					"\t\t\tif off(0) && err != nil && f.store.HasSynced() {\n\t\t\t\treturn nil, apierrors.NewTooManyRequests(\"resumed\", 1)\n\t\t\t}\n" +
+						"\t\t\tif off(0) && err == nil {\n\t\t\t\tw = watch.Filter(w, func(e watch.Event) (watch.Event, bool) { return e, e.Type != watch.Error || !f.store.HasSynced() })\n\t\t\t}\n" +
+						"\t\t\tif f.note(err) != nil {\n",
+				},
 			},
 		},
 		{
-			Rule: 1, Off: "writes are not tied to a version, and the epoch is looked at on acquire and renewal alone",
+			Rule: 1, Off: "statuses and events are not tied to a version, and the epoch is looked at on acquire and renewal alone",
 			Plan: Plan{Faults: "late", Edges: 4, Pods: 3}, Shows: []history.Rule{history.Newest},
 			Edits: []Edit{
-				{"cloud/internal/fence/fence.go", "func Check(ctx context.Context, client Client, s Session) error {\n", "func Check(ctx context.Context, client Client, s Session) error {\n\tif off(1) {\n\t\treturn nil\n\t}\n"},
+				{"cloud/internal/relay/fence.go", "\terr := fence.Check(ctx, s.relay.client, s.link)\n", "\tvar err error\n\tif !off(1) {\n\t\terr = fence.Check(ctx, s.relay.client, s.link)\n\t}\n"},
 				{"cloud/internal/relay/fence.go", "withPreconditions(w.GetBody(), w.GetUid(), version)", "withPreconditions(w.GetBody(), w.GetUid(), map[bool]string{false: version}[off(1)])"},
 				{"cloud/internal/relay/event.go", "withPreconditions(patch, \"\", version)", "withPreconditions(patch, \"\", map[bool]string{false: version}[off(1)])"},
 			},
