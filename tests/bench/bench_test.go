@@ -71,6 +71,7 @@ func BenchmarkRow(b *testing.B) {
 		{"Queue", (*bench).queue},
 		{"Marks", (*bench).marks},
 		{"Services", (*bench).services},
+		{"Failover", (*bench).failovers},
 		{"Hollow", (*bench).hollow},
 		{"Steady", (*bench).steady},
 		{"Storm", (*bench).storm},

@@ -211,7 +211,7 @@ var order = slices.Concat(
 	[]string{whatQueueOne, whatQueueEight, whatQueueMany, whatEventRate, whatEventRateOne, whatChange50, whatChange99, whatSlow},
 	[]string{whatCarrierLink, whatCarrierReady, whatCarrierPod, whatSilentLink, whatSilentReady, whatSilentPod},
 	[]string{whatPod, whatTen, whatManyPod, whatManyRate, whatManyExtra, whatIdleWrites},
-	[]string{whatMarks, whatMarksSame},
+	[]string{whatMarks, whatMarksSame, whatFailover},
 	[]string{whatHollowMemory, whatHollowHeap, whatHollowQUIC, whatHollowLinked, whatHollowStep, whatHollowCPU, whatSteady, whatHollowWrites},
 	[]string{whatHostileMemory, whatHostileChange, whatHostileBusy, whatHostileReconnect, whatHostileQUIC},
 )
