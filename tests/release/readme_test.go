@@ -250,8 +250,8 @@ func TestShip_06_BundleWithoutInternet(t *testing.T) {
 	}
 }
 
-// packageOnDevice upgrades a device that has joined, removes edgecore from it, and purges it.
-func packageOnDevice(t *testing.T) {
+// TestPackageOnDevice: on a device that has joined an upgrade leaves its pods alone, and a purge takes what edgecore made, and nothing else.
+func TestPackageOnDevice(t *testing.T) {
 	next := upgrade(t)
 	s := onRealMachines(t)
 	pod := s.hello()
