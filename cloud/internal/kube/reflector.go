@@ -37,6 +37,7 @@ type followed struct {
 	mu      sync.Mutex
 	restart context.CancelFunc // ends the reflector; the next one begins with a consistent list
 	broken  bool               // a call failed since the last list: its watch is not resumed
+	overrun bool               // the collection was read since the reflector's list began, which may then be older than that
 }
 
 // follow keeps the store what kube-apiserver has, until ctx ends. Each reflector ends when everything is
@@ -122,14 +123,21 @@ func (f *followed) listerWatcher(s *source) cache.ListerWatcher {
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			ctx, cancel := context.WithTimeout(ctx, listTimeout)
 			defer cancel()
-			if f.store.HasSynced() && o.Continue == "" {
-				o.ResourceVersion, o.ResourceVersionMatch = "", ""
+			if o.Continue == "" {
+				f.listing()
+				if f.store.HasSynced() {
+					o.ResourceVersion, o.ResourceVersionMatch = "", ""
+				}
 			}
 			list, err := s.list(ctx, o)
 			return list, f.note(err)
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			switch initial := o.SendInitialEvents != nil && *o.SendInitialEvents; {
+			initial := o.SendInitialEvents != nil && *o.SendInitialEvents
+			if initial {
+				f.listing()
+			}
+			switch {
 			case initial && f.store.HasSynced():
 				o.ResourceVersion = ""
 			case !initial && f.isBroken():
@@ -166,6 +174,25 @@ func serverFailed(err error) bool {
 	return errors.As(err, &status) && status.Status().Code >= http.StatusInternalServerError
 }
 
+// listing notes that the reflector begins a list, or a watch that begins with one.
+func (f *followed) listing() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.overrun = false
+}
+
+// tooLate reports whether the reflector's list, as of a version, is older than what was read since it began: not one of a cluster that went back in time, but one
+// whose answer took its time. Its watch goes on from there, and what that brings of versions that were read is ignored. Called with the store's lock held.
+func (f *followed) tooLate(version uint64) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.overrun || version >= f.store.version {
+		return false
+	}
+	f.store.floor = f.store.version
+	return true
+}
+
 func (f *followed) isBroken() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -199,7 +226,13 @@ func (f *followed) read(ctx context.Context) error {
 		f.client.revisions.check()
 	}
 	return f.store.replace(all, version, func() bool {
-		return version < before || f.store.version <= version
+		if version >= before && f.store.version > version {
+			return false
+		}
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.overrun = true
+		return true
 	}, true)
 }
 
@@ -293,7 +326,8 @@ func (s sink) Replace(list []any, version string) error {
 		}
 		all = append(all, o)
 	}
-	if err := s.store.replace(all, parseVersion(version), nil, false); err != nil {
+	of := parseVersion(version)
+	if err := s.store.replace(all, of, func() bool { return !s.tooLate(of) }, false); err != nil {
 		return err
 	}
 	s.mu.Lock()

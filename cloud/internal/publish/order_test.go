@@ -2,9 +2,11 @@ package publish_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -283,6 +285,61 @@ func TestOrder_03_LaggingWatch(t *testing.T) {
 	}
 	e.disconnect()
 	other.disconnect()
+}
+
+// A list whose answer takes its time is overtaken by one that an edge had to be read for: what is newer stays.
+func TestALateListTakesNothingBack(t *testing.T) {
+	a := startReal(t)
+	a.plane.Apply(t, "manifests/crds")
+	b, proxy := a.behind(t)
+	ns := a.plane.Namespace(t)
+	e := a.edge(t, "edge1")
+	a.plane.AddNode(t, "edge1")
+	a.configMap(t, ns, "config", "v1")
+	a.secret(t, ns, "secret", "v1")
+	a.pod(t, ns, "old", "edge1", "config", "secret")
+	interests := []*topicpb.Interest{podsOf(1, "edge1")}
+	e.connect(b.publisher, interests...)
+	eventually(t, "synced by b", func() bool { return e.isSynced(1) })
+	e.disconnect()
+
+	// b lists again, by a watch whose first events don't arrive.
+	proxy.Set(func(*http.Request) faultproxy.Fault { return faultproxy.Fault{Break: true} })
+	if err := errors.Join(a.plane.Kill(t.Context()), a.plane.Start(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	var lists atomic.Int64
+	proxy.SetLag(func(*http.Request) faultproxy.Lag { return faultproxy.Lag{Hold: true} })
+	proxy.Set(func(r *http.Request) faultproxy.Fault {
+		if q := r.URL.Query(); r.URL.Path == "/api/v1/pods" && q.Get("sendInitialEvents") == "true" {
+			lists.Add(1)
+		}
+		return faultproxy.Fault{}
+	})
+	eventually(t, "b lists pods again", func() bool { return lists.Load() > 0 })
+	time.Sleep(3 * time.Second) // until kube-apiserver has answered the list, which nothing here shows: a pod that is in it would prove nothing
+	answered := time.Now()
+	time.Sleep(3 * time.Second) // so much later than the list the pod arrives
+	a.pod(t, ns, "new", "edge1", "config", "secret")
+	e.connect(a.publisher, interests...)
+	eventually(t, "the new pod, by a", func() bool { return e.isSynced(1) && e.holds("pods", "new") })
+	e.disconnect()
+	e.takeBackwards()
+	e.takeLog()
+	e.connect(b.publisher, interests...)
+	eventually(t, "synced by b with what a has brought", func() bool { return e.isSynced(1) && e.holds("pods", "new") })
+
+	behind := time.Since(answered) // the list arrives now, and what came after it later
+	proxy.SetLag(func(*http.Request) faultproxy.Lag { return faultproxy.Lag{By: behind} })
+	a.pod(t, ns, "late", "edge1", "config", "secret")
+	eventually(t, "what comes late", func() bool { return e.holds("pods", "late") })
+	if log := strings.Join(e.takeLog(), " "); strings.Contains(log, "-pods") {
+		t.Errorf("a pod was taken away: %s", log)
+	}
+	for _, what := range e.takeBackwards() {
+		t.Errorf("backwards: %s", what)
+	}
+	e.disconnect()
 }
 
 // The same where the cluster was restored from a backup: what the edge holds is of a time that is lost,
