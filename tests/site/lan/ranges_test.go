@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"sync"
 	"testing"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/skerry-io/skerry/tests/cluster/lab"
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
@@ -151,4 +153,31 @@ func ignoreNotFound(err error) error {
 		return nil
 	}
 	return err
+}
+
+// A device of the pool is on another network, with no way between the two, or with one and no WireGuard in the kernels: the others say which device it is. It comes back.
+func TestSite_32_NotOnLink(t *testing.T) {
+	s := use(t)
+	here := lab.LAN(3).String()
+	move := func(ctx context.Context, from, to string) error {
+		_, err := s.shell(ctx, "edge3", "ip address del "+from+" dev lan0; ip address add "+to+" dev lan0")
+		return err
+	}
+	const away = "192.168.101.13/24"
+	s.Check(move(t.Context(), here, away))
+	back := sync.OnceValue(func() error { return move(context.Background(), away, here) })
+	defer func() { s.Check(back()) }()
+	s.WaitFor("the cloud to know where edge3 is", func(ctx context.Context) error {
+		n, err := s.Client.CoreV1().Nodes().Get(ctx, "edge3", metav1.GetOptions{})
+		if err == nil && !strings.Contains(n.Annotations["skerry.io/lan-addresses"], away) {
+			err = fmt.Errorf("it has %v", n.Annotations)
+		}
+		return err
+	})
+	s.Kill("edge1", "edgecore") // where it met edge3 before, it would look first
+	s.Start("edge1", "edgecore")
+	s.says("edge1", "NotOnLink", "there is no tunnel to edge3 (")
+	s.Check(back())
+	s.says("edge1", "Ready", "")
+	s.says("edge3", "Ready", "")
 }
