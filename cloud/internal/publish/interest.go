@@ -103,8 +103,7 @@ func (s *session) admit(id uint64, p *topicpb.Interest, over exceeded) {
 	}
 	if over != fits {
 		i.standing, i.limited, i.review.final = refused, p, true
-		s.part.metrics.limited[over].Add(1)
-		s.refuse(i, over.refusal(retry))
+		s.refuseLimited(i, over, retry)
 		return
 	}
 	i.bytes = selectorBytes(p)

@@ -53,6 +53,7 @@ type session struct {
 	// Owned by the loop.
 	interests map[uint64]*interest
 	used      usage
+	limited   limitedAnswer
 	resources []*resourceSync
 	held      map[kube.Ref]*held
 	deps      *dependencies // nil without that interest
@@ -262,14 +263,26 @@ func (s *session) siteOf() string {
 
 func (s *session) refuse(i *interest, err error) {
 	s.part.metrics.refused.Add(1)
-	switch {
-	case i.limited != nil: // as many as a device likes: the metric counts them
-		s.log.V(4).Info("Interest is over a quota", "interest", i.id, "err", err)
-	default:
-		from := i.sel.Source
-		s.log.Info("Interest refused", "resource", i.gvr.Resource, "namespace", from.Namespace, "fields", from.Fields, "labels", from.Labels, "err", err)
-	}
+	from := i.sel.Source
+	s.log.Info("Interest refused", "resource", i.gvr.Resource, "namespace", from.Namespace, "fields", from.Fields, "labels", from.Labels, "err", err)
 	s.frame.refuse(i.id, kube.StatusOf(err))
+}
+
+// refuseLimited refuses what is over a quota. Those are as many as a device likes: the metric counts them, and thousands share one answer.
+func (s *session) refuseLimited(i *interest, over exceeded, retry int) {
+	s.part.metrics.refused.Add(1)
+	s.part.metrics.limited[over].Add(1)
+	if last := &s.limited; last.status == nil || last.over != over || last.retry != retry {
+		*last = limitedAnswer{over, retry, kube.StatusOf(over.refusal(retry))}
+	}
+	s.frame.refuse(i.id, s.limited.status)
+}
+
+// limitedAnswer is the last answer about a quota.
+type limitedAnswer struct {
+	over   exceeded
+	retry  int
+	status []byte
 }
 
 // outOfTurn ends the session: its edge doesn't keep to the contract.
