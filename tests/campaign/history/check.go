@@ -130,6 +130,13 @@ func (c *checker) undone(newer, older Record) bool {
 		// kube-apiserver itself was asked: it went back in between, or it did not.
 		return slices.ContainsFunc(c.restores, func(r Record) bool { return r.End >= newer.At && r.At <= older.At })
 	}
+	// A pod that the restored cluster has not: what its node still writes to it is refused, and what was
+	// written is not shown any more.
+	if made := c.puts[newer.object()]; newer.Resource == pods && len(made) > 0 && made[0].Who == Cloud {
+		if r, lost := c.lost(made[0].At, max(made[0].At, made[0].End)); lost && r.At <= older.At {
+			return true
+		}
+	}
 	p, ok := c.put(newer.object(), newer.Value)
 	if !ok {
 		return len(c.restores) > 0 // a write without an answer

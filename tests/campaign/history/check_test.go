@@ -121,6 +121,12 @@ func TestCheck(t *testing.T) {
 		"a status that went back with the cluster": {[]line{seen(cloud, pods, "p", 5), restore(1), seen(cloud, pods, "p", 4)}, nil},
 		"a status that went back long after":       {[]line{restore(1), seen(cloud, pods, "p", 5), seen(cloud, pods, "p", 4)}, []string{"newest 2"}},
 
+		"a status of a pod that the cluster lost": {[]line{
+			put(cloud, pods, "p", 0), restore(1), put(edge, pods, "p", 2), seen(edge, pods, "p", 2), seen(edge, pods, "p", 1),
+		}, nil},
+		"a status of a pod that it still had": {[]line{
+			put(cloud, pods, "p", 0), put(cloud, cms, "b", 3), restore(2), put(edge, pods, "p", 2), seen(edge, pods, "p", 2), seen(cloud, pods, "p", 2), seen(edge, pods, "p", 1),
+		}, []string{"newest 2"}},
 		"a status that came to the cloud after the copy": {[]line{
 			put(edge, pods, "p", 1), put(edge, pods, "p", 2), seen(edge, pods, "p", 2), seen(cloud, pods, "p", 1), put(cloud, cms, "b", 3), seen(cloud, pods, "p", 2),
 			restore(5), seen(edge, pods, "p", 1),
