@@ -107,8 +107,8 @@ func (s *harness) sameContainers(before map[string][]string) {
 	}
 }
 
-// A node is drained: the eviction passes, with two replicas and with one alone, and the devices that were linked to it go on by another. With two none is shown as NotReady. With
-// one alone there is no cloudcore until its pod runs elsewhere, and devices try ever less often meanwhile.
+// A node is drained: the eviction passes, with two replicas and with one alone, and the devices that were linked to it go on by another; none is shown as NotReady.
+// The one replica that is evicted serves until the one in its place is ready.
 func TestShip_10_NodeDrained(t *testing.T) {
 	s := use(t)
 	reporters := map[string]corev1.Pod{"edge1": s.reporter("edge1"), "edge2": s.reporter("edge2")}
@@ -117,10 +117,7 @@ func TestShip_10_NodeDrained(t *testing.T) {
 		s.Kubectl("-n", system, "scale", "deployment", deployment, "--replicas="+replicas)
 		s.waitRolledOut(deployment)
 		drained := s.waitReplicaOf("edge1").Spec.NodeName
-		end := func() {}
-		if replicas == "2" {
-			end = s.neverNotReady("edge1", "edge2")
-		}
+		end := s.neverNotReady("edge1", "edge2")
 		s.drain(drained)
 		for _, node := range []string{"edge1", "edge2"} {
 			s.WaitFor(node+" to be linked to a replica elsewhere", func(ctx context.Context) error {

@@ -147,7 +147,17 @@ func onRealMachines(t *testing.T) *site {
 	s.prepareDevice(release)
 	for _, line := range edge {
 		line = strings.ReplaceAll(line, "https://releases.example.com/v1.2.3", "airgap-"+runtime.GOARCH+".tar")
-		timed(line, func(line string) { t.Log(s.on("edge1", "cd /root/carried && "+line)) })
+		timed(line, func(line string) {
+			if line == "edgecore status" { // which says in the first moment that edgecore does not run yet
+				s.WaitFor(line, func(ctx context.Context) error {
+					out, err := s.tryOn(ctx, "edge1", line)
+					t.Log(out)
+					return err
+				})
+				return
+			}
+			t.Log(s.on("edge1", "cd /root/carried && "+line))
+		})
 	}
 	timed("the device is Ready", func(string) { s.WaitReady("edge-17", true) })
 	t.Logf("%6.1f s  from the first command to Ready", time.Since(began).Seconds())
@@ -165,15 +175,19 @@ func (s *site) on(host, line string) string {
 	s.T.Helper()
 	ctx, cancel := context.WithTimeout(s.T.Context(), 5*time.Minute)
 	defer cancel()
+	return s.Must(s.tryOn(ctx, host, line))
+}
+
+func (s *site) tryOn(ctx context.Context, host, line string) (string, error) {
 	var out, errs strings.Builder
 	code, err := s.Trial.Exec(ctx, host, trial.Streams{Out: &out, Err: &errs}, nil, "bash", "-euo", "pipefail", "-c", line)
 	if err == nil && code != 0 {
 		err = fmt.Errorf("code %d", code)
 	}
 	if err != nil {
-		s.T.Fatalf("%s: %s: %v\n%s%s", host, line, err, out.String(), errs.String())
+		err = fmt.Errorf("%s: %s: %w\n%s%s", host, line, err, out.String(), errs.String())
 	}
-	return out.String()
+	return out.String(), err
 }
 
 // logs are the ends of what the device's programs wrote.
