@@ -190,6 +190,18 @@ func (s *site) tryOn(ctx context.Context, host, line string) (string, error) {
 	return out.String(), err
 }
 
+// log waits until the pod's log is read by the release's kubectl-skerry: kube-apiserver takes a moment to serve an API that was just installed.
+func (s *site) log() {
+	s.T.Helper()
+	s.WaitFor("the pod's log", func(ctx context.Context) error {
+		log, err := try(ctx, s.desk, s.env, filepath.Join(s.bin, "kubectl-skerry"), "logs", "hello")
+		if err == nil && !strings.Contains(log, "GET / from") {
+			err = fmt.Errorf("it is %q", log)
+		}
+		return err
+	})
+}
+
 // logs are the ends of what the device's programs wrote.
 func (s *site) logs() {
 	h, err := s.Trial.Host("edge1")
@@ -252,9 +264,7 @@ func TestShip_06_BundleWithoutInternet(t *testing.T) {
 	if page := s.on("edge1", "curl -sS --max-time 10 http://"+pod.Status.PodIP+":8080/"); !strings.Contains(page, "pod hello on node edge-17") {
 		t.Errorf("the pod answers %q", page)
 	}
-	if log := s.atDesk("kubectl-skerry logs hello"); !strings.Contains(log, "GET / from") {
-		t.Errorf("the pod's log is %q", log)
-	}
+	s.log()
 	images := s.on("edge1", "ctr --namespace k8s.io images list -q")
 	if !strings.Contains(images, registry+"/pause:"+version+"\n") {
 		t.Errorf("the device has these images:\n%s", images)
@@ -288,9 +298,7 @@ func TestPackageOnDevice(t *testing.T) {
 	s.WaitReady("edge-17", true)
 	// What the new one reports arrives, and is of the same containers.
 	s.on("edge1", "curl -sS --max-time 10 http://"+pod.Status.PodIP+":8080/")
-	if log := s.atDesk("kubectl-skerry logs hello"); !strings.Contains(log, "GET / from") {
-		t.Errorf("the pod's log is %q", log)
-	}
+	s.log()
 	if after := sandboxes(); after != before {
 		t.Errorf("containers before the upgrade:\n%safter it:\n%s", before, after)
 	}
