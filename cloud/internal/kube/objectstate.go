@@ -61,8 +61,10 @@ type member struct {
 	checked      time.Time
 	tries        int
 	next         time.Time
-	busy         bool // a review is in flight
-	asking       bool // authorise is at it
+	thrown       int       // watches as it that were refused since one lived
+	held         time.Time // no watch is opened as it before
+	busy         bool      // a review is in flight
+	asking       bool      // authorise is at it
 	left         bool
 }
 
@@ -76,9 +78,20 @@ func (s *watchedObject) signal() {
 // The lock is held for what follows.
 
 func (m *member) delay() {
-	base := min(20*time.Millisecond<<min(m.tries, 10), 5*time.Second)
+	m.next = time.Now().Add(pause(m.tries))
 	m.tries++
-	m.next = time.Now().Add(base/2 + rand.N(base/2))
+}
+
+// hold keeps watches from being opened as the node for a while: one was refused. A review that allows it changes nothing of that, since where reviews and requests are
+// judged differently (an authorizer that lags, a proxy before kube-apiserver) the two would take turns without an end.
+func (m *member) hold() {
+	m.held = time.Now().Add(pause(m.thrown))
+	m.thrown++
+}
+
+func pause(tries int) time.Duration {
+	base := min(20*time.Millisecond<<min(tries, 10), 5*time.Second)
+	return base/2 + rand.N(base/2)
 }
 
 // lasting reports whether refusals have lasted long enough to be believed.
@@ -130,6 +143,8 @@ func (s *watchedObject) pick() (m *member, wait time.Duration) {
 	wait = time.Hour
 	for c := range s.members {
 		switch {
+		case c.access != refused && c.held.After(now):
+			wait = min(wait, c.held.Sub(now))
 		case c.access == granted && (m == nil || m.access != granted):
 			m = c
 		case c.access == checking && !c.next.After(now):

@@ -217,6 +217,9 @@ func (w *ObjectWatches) follow(ctx context.Context, s *watchedObject) {
 		err := w.stream(stream, s, m)
 		if time.Since(began) >= steady {
 			failures = 0
+			s.mu.Lock()
+			m.thrown = 0
+			s.mu.Unlock()
 		}
 		if w.ended(ctx, s, m, err) {
 			continue // with another node, or not at all
@@ -252,6 +255,7 @@ func (w *ObjectWatches) ended(ctx context.Context, s *watchedObject, m *member, 
 	case m.left || ctx.Err() != nil:
 		return true
 	case apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err):
+		m.hold()
 		if m.access == granted { // the right was taken away, or the graph is being built again
 			m.access = checking
 		}

@@ -182,6 +182,38 @@ func TestRefusalsMustLast(t *testing.T) {
 	}
 }
 
+// Reviews allow what kube-apiserver then refuses: watches are tried less and less often, and one that is let in ends that.
+func TestRefusedWatchesAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, w, stop := runObjectWatches(t)
+		defer stop()
+		a.set("cm", "1")
+		a.say(&authorizationv1.SubjectAccessReviewStatus{Allowed: true})
+		a.forbid("edge1", true)
+		watches := 0
+		a.hold(func(r *http.Request) bool { // called with the lock held
+			if r.URL.Query().Get("watch") != "" {
+				watches++
+			}
+			return false
+		})
+		var one seen
+		defer w.Watch(ref("cm"), "edge1", one.changed).Cancel()
+		time.Sleep(time.Minute)
+		a.mu.Lock()
+		n := watches
+		a.mu.Unlock()
+		if n < 5 || n > 40 { // 9 until the pause is 5 s, at least 2.5 s each then
+			t.Errorf("%d watches in a minute", n)
+		}
+		a.forbid("edge1", false)
+		time.Sleep(10 * time.Second)
+		if !one.is("101")() {
+			t.Error("the object did not come")
+		}
+	})
+}
+
 // Reads that hang hold up nothing but what they are about, for a time.
 func TestHungReads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
