@@ -273,11 +273,11 @@ func (a *Agent) State() State {
 	return s
 }
 
-// Address is where a device was connected last in this process; the zero value where it was not.
+// Address is where a device was connected last in this process; the zero value where it was not, or where it is dead: then it may be elsewhere, and the cloud may know where.
 func (a *Agent) Address(node string) netip.Addr {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if p := a.core.peers[node]; p != nil {
+	if p := a.core.peers[node]; p != nil && p.status != Dead {
 		return p.at
 	}
 	return netip.Addr{}
