@@ -316,7 +316,7 @@ func (a audit) since(b *testing.B) []cluster.Request {
 	})
 }
 
-// reviews is how often cloudcore has asked since the place what somebody may.
+// reviews is how often cloudcore has asked since the place what an account may.
 func (a audit) reviews(b *testing.B) float64 {
 	b.Helper()
 	return float64(len(a.find(b, func(r cluster.Request) bool {

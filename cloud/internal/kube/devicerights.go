@@ -69,7 +69,7 @@ func (d *deviceRights) set(b *rbacv1.ClusterRoleBinding) {
 	}
 }
 
-// forget is called when the watch has ended: nobody says any more what there is.
+// forget is called when the watch has ended: what there is is not known any more.
 func (d *deviceRights) forget() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -34,10 +34,10 @@ type sharedAccess struct {
 	client  kubernetes.Interface
 	ask     func(context.Context, types.NodeName, Attributes) (Decision, error)
 	devices *deviceRights
-	nobody  types.NodeName // of no node
+	absent  types.NodeName // of no node
 
 	mu       sync.Mutex
-	answers  map[string]sharedAnswer // by Attributes.key of nobody
+	answers  map[string]sharedAnswer // by Attributes.key of absent
 	checked  time.Time               // when kube-apiserver was asked which authorizers it has
 	additive bool                    // they only add rights
 }
@@ -46,12 +46,12 @@ type sharedAccess struct {
 type sharedAnswer struct {
 	until    time.Time
 	everyone bool      // every node
-	binding  types.UID // those that this binding has; "": nobody but who was asked for alone
+	binding  types.UID // those that this binding has; "": only the node that was asked for alone
 }
 
 func newSharedAccess(client kubernetes.Interface, ask func(context.Context, types.NodeName, Attributes) (Decision, error)) *sharedAccess {
 	return &sharedAccess{
-		client: client, ask: ask, devices: &deviceRights{client: client}, nobody: types.NodeName("skerry-nobody-" + rand.Text()[:16]),
+		client: client, ask: ask, devices: &deviceRights{client: client}, absent: types.NodeName("skerry-absent-" + rand.Text()[:16]),
 		answers: map[string]sharedAnswer{},
 	}
 }
@@ -61,7 +61,7 @@ func (s *sharedAccess) allows(ctx context.Context, node types.NodeName, at Attri
 	if !s.onlyAdd(ctx) {
 		return false
 	}
-	at = widen(node, at, s.nobody)
+	at = widen(node, at, s.absent)
 	return s.remembered(node, at) || s.settle(ctx, node, at)
 }
 
@@ -88,14 +88,14 @@ func widen(from types.NodeName, at Attributes, to types.NodeName) Attributes {
 
 func (s *sharedAccess) remembered(node types.NodeName, at Attributes) bool {
 	s.mu.Lock()
-	a, ok := s.answers[at.key(s.nobody)]
+	a, ok := s.answers[at.key(s.absent)]
 	s.mu.Unlock()
 	return ok && time.Now().Before(a.until) && (a.everyone || s.devices.has(node, a.binding))
 }
 
 // settle asks who may, unless that was asked within the last minute, and reports whether this node may.
 func (s *sharedAccess) settle(ctx context.Context, node types.NodeName, at Attributes) bool {
-	key := at.key(s.nobody)
+	key := at.key(s.absent)
 	s.mu.Lock()
 	before, ok := s.answers[key]
 	if ok && time.Now().Before(before.until) {
@@ -120,14 +120,14 @@ func (s *sharedAccess) settle(ctx context.Context, node types.NodeName, at Attri
 // who asks who may. first says with what it begins: whether every node may, or whether this one may as a device. An error is no answer: the node is asked for alone.
 func (s *sharedAccess) who(ctx context.Context, node types.NodeName, at Attributes, first bool) (answer sharedAnswer, allowed bool) {
 	everyone := func() bool {
-		d, err := s.ask(ctx, s.nobody, at)
+		d, err := s.ask(ctx, s.absent, at)
 		return err == nil && d.Allowed
 	}
 	if first && everyone() {
 		return sharedAnswer{everyone: true}, true
 	}
 	reason, binding := s.devices.reason(node)
-	d, err := s.ask(ctx, node, widen(s.nobody, at, node))
+	d, err := s.ask(ctx, node, widen(s.absent, at, node))
 	switch {
 	case err != nil || !d.Allowed:
 		return sharedAnswer{}, false
@@ -149,7 +149,7 @@ func (s *sharedAccess) room() bool {
 	return len(s.answers) < sharedBound
 }
 
-// onlyAdd reports whether all authorizers of kube-apiserver only ever add rights, as those do that can list what somebody may: the Node authorizer, RBAC, ABAC. A webhook can't,
+// onlyAdd reports whether all authorizers of kube-apiserver only ever add rights, as those do that can list what an account may: the Node authorizer, RBAC, ABAC. A webhook can't,
 // and the list says that it is incomplete. It is asked for cloudcore itself, since of a node the Node authorizer lists nothing.
 func (s *sharedAccess) onlyAdd(ctx context.Context) bool {
 	s.mu.Lock()
