@@ -364,7 +364,7 @@ func (k *link) RoundTrip(r *http.Request) (*http.Response, error) {
 			Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(string(body))), Request: r,
 		}, nil
 	}
-	if k.lab.broken.Load() {
+	if k.lab.broken.Load() || k.lab.store.dead.Load() {
 		return nil, io.ErrUnexpectedEOF
 	}
 	update := r.Method == http.MethodPut && strings.HasPrefix(r.URL.Path, "/api/v1/nodes/")
@@ -449,6 +449,11 @@ type memory struct {
 	state   []byte
 	phases  []v1alpha1.DrainPhase
 	changed chan struct{}
+
+	// dies says in which phases the process dies as soon as they are kept; each does it once. They come by died.
+	dies map[v1alpha1.DrainPhase]bool
+	died chan v1alpha1.DrainPhase
+	dead atomic.Bool
 }
 
 func (m *memory) Load() (map[string][]byte, error) {
@@ -466,9 +471,17 @@ func (m *memory) Save(_ context.Context, changes map[string][]byte) error {
 	if err := json.Unmarshal(state, &s); err != nil {
 		return err
 	}
+	if m.dead.Load() {
+		return nil
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.state = slices.Clone(state)
+	if m.dies[s.Drain.Phase] {
+		delete(m.dies, s.Drain.Phase)
+		m.dead.Store(true)
+		m.died <- s.Drain.Phase
+	}
 	if n := len(m.phases); n == 0 || m.phases[n-1] != s.Drain.Phase {
 		m.phases = append(m.phases, s.Drain.Phase)
 	}
@@ -508,6 +521,7 @@ type hooks struct {
 	mu   sync.Mutex
 	ran  []string
 	fail bool
+	dead *atomic.Bool // may be nil; else the process runs nothing any more while it is true
 }
 
 func (h *hooks) Check(operation string) error {
@@ -519,7 +533,11 @@ func (h *hooks) Check(operation string) error {
 
 func (h *hooks) Kill(context.Context, string) (string, error) { return "", nil }
 
-func (h *hooks) Run(_ context.Context, _, operation string, _ ...string) (string, int, error) {
+func (h *hooks) Run(ctx context.Context, _, operation string, _ ...string) (string, int, error) {
+	if h.dead != nil && h.dead.Load() {
+		<-ctx.Done()
+		return "", 0, ctx.Err()
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.ran = append(h.ran, operation)

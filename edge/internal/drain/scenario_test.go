@@ -255,6 +255,39 @@ func TestDrain_07_EdgecoreKilled(t *testing.T) {
 	}
 }
 
+// In each phase edgecore is killed as soon as that is on the disk: nothing of what it goes on to do gets out. It is one attempt, one cordon, one eviction and one reboot all the same.
+func TestDrain_07_KilledInEveryPhase(t *testing.T) {
+	l := newLab(t)
+	pod := l.pod("web")
+	phases := []v1alpha1.DrainPhase{v1alpha1.DrainRequested, v1alpha1.DrainStarting, v1alpha1.DrainCordoned, v1alpha1.DrainComplete}
+	l.store.dies, l.store.died = map[v1alpha1.DrainPhase]bool{}, make(chan v1alpha1.DrainPhase, len(phases))
+	for _, p := range phases {
+		l.store.dies[p] = true
+	}
+	l.hooks.dead = &l.store.dead
+	l.start()
+	l.ask("one", v1alpha1.OperationReboot)
+	var killed []v1alpha1.DrainPhase
+	for len(killed) < len(phases) {
+		select {
+		case p := <-l.store.died:
+			killed = append(killed, p)
+			l.stop()
+			l.store.dead.Store(false)
+			l.start()
+		case <-time.After(patience):
+			t.Fatalf("killed in %v\nstate: %s", killed, l.dump())
+		}
+	}
+	if o := l.awaitStage("one", drain.Running); o.Attempts != 1 || !slices.Equal(killed, phases) {
+		t.Errorf("%d attempts, killed in %v", o.Attempts, killed)
+	}
+	l.eventually("the reboot", func() bool { return len(l.hooks.runs()) > 0 })
+	if cordoned, ours := l.cordon(); !cordoned || !ours || l.updates.Load() != 1 || l.hasPod(pod.UID) || len(l.hooks.runs()) != 1 {
+		t.Errorf("cordoned %v, by us %v, %d updates of the node, hooks %v, pods %v", cordoned, ours, l.updates.Load(), l.hooks.runs(), l.pods())
+	}
+}
+
 func TestDrain_07_LinkCut(t *testing.T) {
 	l := newLab(t)
 	l.pod("web")
