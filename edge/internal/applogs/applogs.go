@@ -268,7 +268,7 @@ func (o *round) send(ctx context.Context, key string) error {
 		o.status.Dropped += uint64(batch.Dropped)
 		o.mu.Unlock()
 	}
-	if s.files == nil && s.cursor.Dropped == 0 {
+	if s.over() {
 		delete(o.streams, key)
 	}
 	return nil

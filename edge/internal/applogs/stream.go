@@ -42,7 +42,11 @@ type stream struct {
 	behind map[string]bool   // ids of files that are there, and were sent as a whole
 	known  map[string]string // ids by path, so that a file's first line is read once
 	absent bool              // the cursor's file was not there at the last look: it may have been renamed during that
+	ended  bool              // there are no files any more, and what of them was not sent is counted
 }
+
+// over reports whether all is said of the container. That no file was found at one look is no reason: what is known of those that have gone would be forgotten.
+func (s *stream) over() bool { return s.ended && s.cursor.Dropped == 0 }
 
 // scan looks what there is, and counts lines: those of a file that goes before it was sent are dropped, and their number must be known then.
 func (s *stream) scan() error {
@@ -50,7 +54,7 @@ func (s *stream) scan() error {
 	if err != nil {
 		return err
 	}
-	s.files = files
+	s.files, s.ended = files, false
 	there := func(id string) bool { return slices.ContainsFunc(files, func(f file) bool { return f.id == id }) }
 	// Files go from the oldest on. What goes before the cursor's file was sent.
 	if s.cursor.File != "" && !there(s.cursor.File) {
@@ -66,6 +70,7 @@ func (s *stream) scan() error {
 	s.absent = false
 	if s.cursor.File == "" {
 		if len(files) == 0 {
+			s.ended = true
 			return nil
 		}
 		s.cursor.File, s.cursor.Offset, s.cursor.Lines = files[0].id, 0, 0
@@ -76,10 +81,15 @@ func (s *stream) scan() error {
 	} else if err != nil {
 		return err
 	}
+	s.pass()
+	return nil
+}
+
+// pass forgets the files before the cursor's: they were sent.
+func (s *stream) pass() {
 	if at := slices.IndexFunc(s.seen, func(o seen) bool { return o.id == s.cursor.File }); at > 0 {
 		s.seen = slices.Delete(s.seen, 0, at)
 	}
-	return nil
 }
 
 // count notes how many lines there are while a batch is on its way, which may take as long as a silent link is believed to live: files may come and go meanwhile.
@@ -127,6 +137,7 @@ func (s *stream) tally(files []file) error {
 
 // lose moves the cursor behind the files that have gone, and counts what of them was not sent.
 func (s *stream) lose(there func(id string) bool) {
+	s.pass()
 	end := s.cursor.Base + s.cursor.Offset
 	sent := s.cursor.Lines
 	gone := 0
@@ -197,5 +208,5 @@ func (s *stream) batch(lines []applog.Line) *applog.Batch {
 // gone counts what was not sent of a container whose files have all gone.
 func (s *stream) gone() {
 	s.lose(func(string) bool { return false })
-	s.files, s.seen = nil, nil
+	s.files, s.seen, s.ended = nil, nil, true
 }

@@ -274,3 +274,47 @@ func TestFileNotFoundForAMoment(t *testing.T) {
 		t.Errorf("%d lines dropped", dropped+dropped2)
 	}
 }
+
+// The file that is being sent goes, with lines that were counted: at the look that does not find it nothing is over, and then they are dropped.
+func TestAFileThatGoesEndsNothing(t *testing.T) {
+	c := &container{t: t, dir: t.TempDir()}
+	s := c.stream(Cursor{})
+	look := func() {
+		t.Helper()
+		if err := s.scan(); err != nil {
+			t.Fatal(err)
+		}
+		if s.over() {
+			t.Fatal("it is over, with files there")
+		}
+	}
+	c.write(10)
+	got, _ := take(t, s)
+	same(t, "at first", got, numbered(0, 10))
+	c.write(20)
+	look()
+	c.rotate("20260101-000001")
+	c.write(5)
+	look()
+	c.rotate("20260101-000002")
+	c.write(5)
+	c.remove("0.log.20260101-000001.gz")
+	look()
+	look()
+	got, dropped := take(t, s)
+	same(t, "the rest", got, numbered(30, 40))
+	if dropped != 20 {
+		t.Errorf("%d lines dropped, want 20", dropped)
+	}
+	for _, name := range []string{"0.log.20260101-000002", "0.log"} {
+		c.remove(name)
+	}
+	for range 2 { // the first does not believe it
+		if err := s.scan(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !s.over() {
+		t.Errorf("it is not over, and all files have gone; %d lines dropped", s.cursor.Dropped)
+	}
+}
