@@ -105,6 +105,7 @@ release: ## programs, packages, images, chart and bundles in build/out/release/V
 
 .PHONY: release-test
 release-test: ## what a release must show beyond make test, as root: two builds are equal, the chart, packages, a bundle
+	@build/deps.sh release
 	go test ./tests/release -count 1 -timeout 2h -ldflags "$(TEST_LDFLAGS)" $(TESTFLAGS)
 
 .PHONY: test

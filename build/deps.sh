@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs the programs that a trial cluster and the tests need and that this machine lacks. It does nothing when all are there.
+# deps.sh [release]: installs the programs that a trial cluster and the tests need, with "release" also those of `make release-test`, and that this machine
+# lacks. It does nothing when all are there.
 set -euo pipefail
 export PATH="$PATH:/usr/sbin:/sbin"
 
@@ -21,6 +22,12 @@ kmod                         modprobe                            loads the modul
 qemu-system-x86              qemu-system-x86_64                  an emulator, for tests of WireGuard in a kernel that has it
 iproute2                     ip                                  looking at namespaces and links; tc shapes slow ones
 '
+if [ "${1:-}" = release ]; then
+	list+='
+rpm                          rpm                                 installs the packages of a release that are no Debian ones
+qemu-user-static             qemu-aarch64-static                 runs programs of a release that are for arm64
+'
+fi
 
 missing=()
 while read -r package file why; do

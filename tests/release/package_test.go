@@ -58,9 +58,9 @@ func (p packager) says(program, version string) {
 	}
 }
 
-// TestPackages: dpkg and rpm themselves, each with a root of the test's own: installed, upgraded with what the device is and knows kept, removed with that
+// TestShip_03_Packages: dpkg and rpm themselves, each with a root of the test's own: installed, upgraded with what the device is and knows kept, removed with that
 // kept still, and, where there is such a thing, purged with nothing left.
-func TestPackages(t *testing.T) {
+func TestShip_03_Packages(t *testing.T) {
 	for _, program := range programs() {
 		t.Run("deb "+program, func(t *testing.T) { debPackage(t, program) })
 		t.Run("rpm "+program, func(t *testing.T) { rpmPackage(t, program) })
