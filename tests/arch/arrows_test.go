@@ -74,7 +74,7 @@ var cyclic = map[string]int{
 // next hundred. A number only goes down. A package that is large for good says why in its package
 // comment, in a sentence that begins with largeBecause, and needs no line here.
 var large = map[string]int{
-	"edge/internal/meta": 4940,
+	"edge/internal/meta": 4700,
 }
 
 const (

@@ -73,12 +73,6 @@ func (c *Config) setDefaults() {
 	or(&l.RequestTimeout, time.Minute)
 }
 
-// Caller is who asks the edge API. The zero value is the device's root, which acts as the node.
-type Caller struct {
-	Kubelet     bool
-	BearerToken string // of a ServiceAccount: what passes through is judged as that account
-}
-
 // port is what the Manager uses of its *beehive.Port.
 type port interface {
 	Send(ctx context.Context, to message.Name, m message.Message) error

@@ -15,7 +15,7 @@ import (
 // do has the core work out a change and waits until it is on the disk and shown. The function runs in the core; it either stages all that it wants
 // and returns nil, or it stages nothing and returns an error. It may run again when the batch that it was part of failed.
 func (m *Manager) do(ctx context.Context, do func(*batch) error) error {
-	r := &request{do: do, done: make(chan error, 1)}
+	r := &proposal{do: do, done: make(chan error, 1)}
 	m.mu.RLock()
 	running := m.running
 	m.mu.RUnlock()
@@ -43,7 +43,7 @@ func (m *Manager) core(ctx context.Context) error {
 			m.refuse()
 			return nil
 		case r := <-m.requests:
-			batch := []*request{r}
+			batch := []*proposal{r}
 			for more := true; more && len(batch) < cap(m.requests); {
 				select {
 				case r := <-m.requests:
@@ -72,7 +72,7 @@ func (m *Manager) refuse() {
 	}
 }
 
-func (m *Manager) process(ctx context.Context, requests []*request) {
+func (m *Manager) process(ctx context.Context, requests []*proposal) {
 	b := m.newBatch()
 	taken := requests[:0:0]
 	for _, r := range requests {
@@ -87,7 +87,7 @@ func (m *Manager) process(ctx context.Context, requests []*request) {
 		if err := m.config.Store.Update(ctx, b.write); err != nil {
 			if len(taken) > 1 && !errors.Is(err, store.ErrDamaged) { // one that is too large for the room left must not take the small ones with it
 				for _, r := range taken {
-					m.process(ctx, []*request{r})
+					m.process(ctx, []*proposal{r})
 				}
 				return
 			}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
+	"github.com/skerry-io/skerry/edge/internal/meta/lease"
 	"github.com/skerry-io/skerry/edge/internal/meta/putoff"
 	"github.com/skerry-io/skerry/edge/internal/store"
 )
@@ -18,11 +19,11 @@ import (
 type Manager struct {
 	// Set by New, never changed.
 	config   Config
-	requests chan *request
+	requests chan *proposal
 	renewed  chan struct{} // one slot: a link has come up
 	inbox    *inbox
 	sender   *sender
-	lease    *lease
+	lease    *lease.Lease
 	counters counters
 	putOff   *putoff.Queue
 	next     atomic.Uint64 // the newest version that was given out, shown or not
@@ -44,8 +45,8 @@ type Manager struct {
 	ring     *ring            // owned by the core
 }
 
-// request is one change on its way through the core.
-type request struct {
+// proposal is one change on its way through the core.
+type proposal struct {
 	do   func(*batch) error
 	done chan error // one slot
 }
@@ -99,7 +100,7 @@ func (m *Manager) Version() uint64 {
 }
 
 // KubeletAlive reports whether the kubelet has renewed its Lease within the Lease's duration.
-func (m *Manager) KubeletAlive() bool { return m.lease.alive(time.Now()) }
+func (m *Manager) KubeletAlive() bool { return m.lease.Alive(time.Now()) }
 
 func (m *Manager) at(p Point) {
 	if m.config.At != nil {

@@ -25,6 +25,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
+	"github.com/skerry-io/skerry/edge/internal/meta/lease"
 	"github.com/skerry-io/skerry/edge/internal/meta/putoff"
 	"github.com/skerry-io/skerry/edge/internal/meta/reply"
 	"github.com/skerry-io/skerry/edge/internal/store"
@@ -33,7 +34,7 @@ import (
 // New returns a Manager that holds nothing yet.
 func New(config Config) *Manager {
 	config.setDefaults()
-	m := &Manager{config: config, requests: make(chan *request, 256), renewed: make(chan struct{}, 1), lease: &lease{node: config.NodeName}, putOff: putoff.New()}
+	m := &Manager{config: config, requests: make(chan *proposal, 256), renewed: make(chan struct{}, 1), lease: lease.New(config.NodeName), putOff: putoff.New()}
 	m.inbox = &inbox{wake: make(chan struct{}, 1), most: min(gatherMost, config.Limits.EventWindow/2)}
 	m.sender = &sender{wake: make(chan struct{}, 1)}
 	m.reset()

@@ -13,14 +13,10 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
-// ErrPassThrough is returned by Get and List for what is not held here and can be asked of the cloud: send it with Request. It is only ever
-// returned while there is a link.
-var ErrPassThrough = errors.New("not held here: ask the cloud")
-
 // Get returns one object. NotFound is certain: it is only said where the set that the object would be in was delivered. ErrPassThrough: ask the
 // cloud. Anything else that can't be answered here is a 503.
 func (m *Manager) Get(ctx context.Context, ref object.Ref, caller Caller) (object.Object, error) {
-	if o, ours, err := m.lease.get(ref); ours {
+	if o, ours, err := m.lease.Get(ref); ours {
 		return o, err
 	}
 	s := object.Selection{Resource: ref.Resource, Namespace: ref.Namespace, Fields: fields.OneTermEqualSelector("metadata.name", ref.Name)}
@@ -62,16 +58,6 @@ func keptForKubelet(r schema.GroupVersionResource) bool {
 		return true
 	}
 	return false
-}
-
-// ListOptions says who lists and how.
-type ListOptions struct {
-	// FromReflector: any version will do (resourceVersion=0), as reflectors ask: the set is worth holding. The list waits for it.
-	FromReflector bool
-	// Held asks for what is held of the selection, whatever the sets are that it belongs to; 503 where no set of the resource was ever delivered.
-	// It makes no interest: it is for a person who looks at the device.
-	Held   bool
-	Caller Caller
 }
 
 // List returns what is selected, in the order of namespace and name, and the version that the list is of. The objects' bytes are shared: don't

@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/skerry-io/skerry/edge/internal/meta/lease"
 	"github.com/skerry-io/skerry/edge/internal/meta/putoff"
 	"github.com/skerry-io/skerry/edge/internal/object"
 	"github.com/skerry-io/skerry/edge/internal/store"
@@ -138,7 +139,7 @@ func (m *Manager) outboxStatus(s *OutboxStatus) {
 func (m *Manager) Resources() []schema.GroupVersionResource {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	seen := map[schema.GroupVersionResource]bool{eventsResource: true, leasesResource: true}
+	seen := map[schema.GroupVersionResource]bool{eventsResource: true, lease.Resource: true}
 	for _, i := range m.interests {
 		switch {
 		case !i.synced:

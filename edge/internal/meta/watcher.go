@@ -5,27 +5,10 @@ import (
 	"sync"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
-
-// Event is one thing that a watch sees.
-type Event struct {
-	Type watch.EventType
-	// Object is as it is after the change; of Deleted: as it was, with the version of its deletion. Its bytes are shared: don't change them.
-	Object     object.Object
-	Version    uint64         // of the change; of a Bookmark: of what has been seen
-	InitialEnd bool           // the Bookmark that ends the initial events
-	Status     *metav1.Status // of Error; nothing comes after it
-}
-
-// Watch is a watch that was opened. The channel is closed when it has ended.
-type Watch interface {
-	Events() <-chan Event
-	Stop()
-}
 
 // watcher is one watch. It has a goroutine only while its reader is behind.
 type watcher struct {
@@ -217,15 +200,4 @@ func (w *watcher) Stop() {
 	if first {
 		w.forget()
 	}
-}
-
-// WatchOptions says from where to watch.
-type WatchOptions struct {
-	// From is the version after which changes are wanted. 0: any; the watch begins with all that is held, each as Added.
-	From uint64
-	// InitialEvents begins with all that is held, whatever From says, and says with a bookmark (Event.InitialEnd) where that ends.
-	InitialEvents bool
-	// Held: see ListOptions.
-	Held   bool
-	Caller Caller
 }

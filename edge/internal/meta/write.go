@@ -30,8 +30,8 @@ func (m *Manager) Write(ctx context.Context, w Write) (Result, error) {
 	// An account is judged by what it may do, not by what its node may.
 	if asNode := w.Caller.BearerToken == ""; asNode {
 		switch {
-		case m.lease.is(w.Ref) && w.Verb != "deletecollection":
-			return m.lease.write(w, m.next.Add(1))
+		case m.lease.Is(w.Ref) && w.Verb != "deletecollection":
+			return m.lease.Write(w, m.next.Add(1))
 		case w.Ref.Resource == eventsResource && w.Subresource == "" && w.Verb != "deletecollection":
 			return m.writeEvent(ctx, w)
 		case w.Verb == "patch" && m.classOf(w) != storepb.Class_CLASS_UNSPECIFIED:

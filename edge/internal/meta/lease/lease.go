@@ -1,4 +1,8 @@
-package meta
+// Package lease is the kubelet's Lease, answered on the device: cloudcore renews the real one for as long as the link says that the kubelet lives.
+//
+// It owns that one object, which is never stored and never sent. It refuses writes that kube-apiserver would refuse. All methods may be called by many
+// goroutines at once.
+package lease
 
 import (
 	"net/http"
@@ -15,13 +19,13 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"github.com/skerry-io/skerry/edge/internal/meta/reply"
+	"github.com/skerry-io/skerry/edge/internal/meta/request"
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
-// lease is the kubelet's Lease, answered here: the cloud renews the real one for as long as the link says that the kubelet lives. It is never
-// stored and never sent.
-type lease struct {
-	node string // set once
+// Lease is the Lease of one node.
+type Lease struct {
+	node string // set by New, never changed
 
 	mu       sync.Mutex // guards what follows
 	object   *object.Object
@@ -29,14 +33,20 @@ type lease struct {
 	duration time.Duration
 }
 
-var leasesResource = schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
+// New returns the Lease of a node, which is not there until a kubelet creates it.
+func New(node string) *Lease { return &Lease{node: node} }
 
-func (l *lease) is(ref object.Ref) bool {
-	return ref.Resource == leasesResource && ref.Namespace == corev1.NamespaceNodeLease && (ref.Name == l.node || ref.Name == "")
+// Resource is what a Lease is an object of.
+var Resource = schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
+
+// Is reports whether a reference is to this Lease, or, of one that is to be created, to none by name.
+func (l *Lease) Is(ref object.Ref) bool {
+	return ref.Resource == Resource && ref.Namespace == corev1.NamespaceNodeLease && (ref.Name == l.node || ref.Name == "")
 }
 
-func (l *lease) get(ref object.Ref) (o object.Object, ours bool, err error) {
-	if !l.is(ref) || ref.Name == "" {
+// Get returns the Lease; ours is false where the reference is to something else.
+func (l *Lease) Get(ref object.Ref) (o object.Object, ours bool, err error) {
+	if !l.Is(ref) || ref.Name == "" {
 		return object.Object{}, false, nil
 	}
 	l.mu.Lock()
@@ -47,27 +57,28 @@ func (l *lease) get(ref object.Ref) (o object.Object, ours bool, err error) {
 	return *l.object, true, nil
 }
 
-func (l *lease) alive(now time.Time) bool {
+// Alive reports whether the kubelet has renewed the Lease within its duration.
+func (l *Lease) Alive(now time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.object != nil && !l.renewed.IsZero() && now.Sub(l.renewed) < l.duration
 }
 
-// write takes a write of the Lease. Its version comes from the store's counter like every other, but is not written down: see versionGap.
-func (l *lease) write(w Write, version uint64) (Result, error) {
+// Write takes a write of the Lease. Its version comes from the same counter as every other, and is not on the disk.
+func (l *Lease) Write(w request.Write, version uint64) (request.Result, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	name := object.Ref{Resource: leasesResource, Namespace: corev1.NamespaceNodeLease, Name: l.node}
+	name := object.Ref{Resource: Resource, Namespace: corev1.NamespaceNodeLease, Name: l.node}
 	if w.Verb == "delete" {
 		if l.object == nil {
-			return Result{}, reply.NotFound(name)
+			return request.Result{}, reply.NotFound(name)
 		}
 		l.object = nil
-		return Result{Code: http.StatusOK, Status: reply.Success()}, nil
+		return request.Result{Code: http.StatusOK, Status: reply.Success()}, nil
 	}
 	next, err := l.next(w, name)
 	if err != nil {
-		return Result{}, err
+		return request.Result{}, err
 	}
 	code := http.StatusOK
 	if l.object == nil {
@@ -77,9 +88,9 @@ func (l *lease) write(w Write, version uint64) (Result, error) {
 		next.UID = l.object.UID
 	}
 	next.Name, next.Namespace, next.ResourceVersion = name.Name, name.Namespace, strconv.FormatUint(version, 10)
-	o, err := object.FromObject(leasesResource, next)
+	o, err := object.FromObject(Resource, next)
 	if err != nil {
-		return Result{}, apierrors.NewInternalError(err)
+		return request.Result{}, apierrors.NewInternalError(err)
 	}
 	o.Version, o.CloudVersion = version, ""
 	l.object = &o
@@ -90,11 +101,11 @@ func (l *lease) write(w Write, version uint64) (Result, error) {
 			l.duration = time.Duration(*d) * time.Second
 		}
 	}
-	return Result{Code: code, Object: &o}, nil
+	return request.Result{Code: code, Object: &o}, nil
 }
 
 // next is the Lease as the write would have it.
-func (l *lease) next(w Write, name object.Ref) (*coordinationv1.Lease, error) {
+func (l *Lease) next(w request.Write, name object.Ref) (*coordinationv1.Lease, error) {
 	if w.Verb == "patch" {
 		if l.object == nil {
 			return nil, reply.NotFound(name)
@@ -118,11 +129,11 @@ func (l *lease) next(w Write, name object.Ref) (*coordinationv1.Lease, error) {
 		return nil, err
 	}
 	if next.Name != name.Name {
-		return nil, apierrors.NewForbidden(leasesResource.GroupResource(), next.Name, nil)
+		return nil, apierrors.NewForbidden(Resource.GroupResource(), next.Name, nil)
 	}
 	switch {
 	case w.Verb == "create" && l.object != nil:
-		return nil, apierrors.NewAlreadyExists(leasesResource.GroupResource(), name.Name)
+		return nil, apierrors.NewAlreadyExists(Resource.GroupResource(), name.Name)
 	case w.Verb == "update" && l.object == nil:
 		return nil, reply.NotFound(name)
 	case w.Verb == "update" && next.ResourceVersion != "" && next.ResourceVersion != strconv.FormatUint(l.object.Version, 10):
