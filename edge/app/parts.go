@@ -58,6 +58,11 @@ func (a *App) apiParts() ([]beehive.Entry, error) {
 	return []beehive.Entry{restarted(a.api), restarted(a.newAPIRedirect())}, nil
 }
 
+// notifyParts stand behind the socket that `edgecore status` asks.
+func notifyParts() ([]beehive.Entry, error) {
+	return []beehive.Entry{{Module: notifyModule{}, Restart: beehive.Never()}}, nil
+}
+
 func (a *App) siteParts() ([]beehive.Entry, error) {
 	return []beehive.Entry{restarted(a.contact)}, nil
 }

@@ -78,6 +78,7 @@ func (a *App) wiring() []part {
 	return []part{
 		{true, a.storeParts},
 		{c.EdgeAPI.Enable, a.apiParts},
+		{true, notifyParts},
 		// Before the link and the kubelet: the devices of a site need neither to know of each other.
 		{a.on.site, a.siteParts},
 		// Where there is a kubelet: what has none, as in tests, must not change the machine's network.

@@ -1,0 +1,69 @@
+package app
+
+import (
+	"context"
+	"net"
+	"path/filepath"
+	"testing"
+
+	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/beehive/message"
+)
+
+// late is a module that is ready when the test says so.
+type late struct{ ready <-chan struct{} }
+
+func (late) Name() message.Name { return "late" }
+
+func (l late) Run(ctx context.Context, port *beehive.Port) error {
+	select {
+	case <-l.ready:
+		port.Ready()
+	case <-ctx.Done():
+	}
+	<-ctx.Done()
+	return nil
+}
+
+// systemd hears READY=1 once, when what stands above is ready, and not before.
+func TestNotify(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "notify")
+	systemd, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: file, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer systemd.Close()
+	t.Setenv("NOTIFY_SOCKET", file)
+	ready := make(chan struct{})
+	runner, err := beehive.NewRunner(beehive.Config{}, []beehive.Entry{restarted(late{ready}), {Module: notifyModule{}, Restart: beehive.Never()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- runner.Run(ctx) }()
+	// What comes first is ours: nothing was said before the module above is ready.
+	if _, err := systemd.WriteTo([]byte("the module above is ready"), systemd.LocalAddr()); err != nil {
+		t.Fatal(err)
+	}
+	close(ready)
+	heard := func() string {
+		t.Helper()
+		b := make([]byte, 64)
+		n, err := systemd.Read(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b[:n])
+	}
+	if got := heard(); got != "the module above is ready" {
+		t.Errorf("%q before the module above was ready", got)
+	}
+	if got := heard(); got != "READY=1" {
+		t.Errorf("%q, want READY=1", got)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
