@@ -14,6 +14,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/meta"
 	"github.com/skerry-io/skerry/edge/internal/passthrough"
 	"github.com/skerry-io/skerry/edge/internal/registration"
+	"github.com/skerry-io/skerry/edge/internal/sdnotify"
 	"github.com/skerry-io/skerry/edge/internal/statsleader"
 )
 
@@ -60,7 +61,7 @@ func (a *App) apiParts() ([]beehive.Entry, error) {
 
 // notifyParts stand behind the socket that `edgecore status` asks.
 func notifyParts() ([]beehive.Entry, error) {
-	return []beehive.Entry{{Module: notifyModule{}, Restart: beehive.Never()}}, nil
+	return []beehive.Entry{restarted(sdnotify.Module{})}, nil
 }
 
 func (a *App) siteParts() ([]beehive.Entry, error) {

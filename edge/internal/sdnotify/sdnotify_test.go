@@ -1,4 +1,4 @@
-package app
+package sdnotify_test
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/edge/internal/sdnotify"
 )
 
 // late is a module that is ready when the test says so.
@@ -26,7 +27,7 @@ func (l late) Run(ctx context.Context, port *beehive.Port) error {
 }
 
 // systemd hears READY=1 once, when what stands above is ready, and not before.
-func TestNotify(t *testing.T) {
+func TestReady(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "notify")
 	systemd, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: file, Net: "unixgram"})
 	if err != nil {
@@ -35,7 +36,7 @@ func TestNotify(t *testing.T) {
 	defer systemd.Close()
 	t.Setenv("NOTIFY_SOCKET", file)
 	ready := make(chan struct{})
-	runner, err := beehive.NewRunner(beehive.Config{}, []beehive.Entry{restarted(late{ready}), {Module: notifyModule{}, Restart: beehive.Never()}})
+	runner, err := beehive.NewRunner(beehive.Config{}, []beehive.Entry{{Module: late{ready}}, {Module: sdnotify.Module{}}})
 	if err != nil {
 		t.Fatal(err)
 	}
