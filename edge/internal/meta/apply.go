@@ -3,7 +3,6 @@ package meta
 import (
 	"cmp"
 	"encoding/json"
-	"slices"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -11,7 +10,9 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/common/topic/topicpb"
+	"github.com/skerry-io/skerry/edge/internal/meta/outbox"
 	"github.com/skerry-io/skerry/edge/internal/meta/reply"
+	"github.com/skerry-io/skerry/edge/internal/meta/view"
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
@@ -22,12 +23,12 @@ const maxMismatches = 1024
 func (m *Manager) applyState(b *batch, s *topicpb.State, found digestMismatches, log klog.Logger) {
 	m.applyRefusals(b, s, log) // first: what is taken back because of a refusal comes with it or after it
 	for _, changes := range s.Changes {
-		resource := resourceOf(changes.Resource)
+		resource := view.ResourceOf(changes.Resource)
 		for _, c := range changes.Items {
 			ref := object.Ref{Resource: resource, Namespace: c.Namespace, Name: c.Name}
 			if c.Deleted {
-				if resource == podsResource && m.keepsPods(b) {
-					b.retain()[key{c.Namespace, c.Name}] = struct{}{}
+				if resource == view.Pods && b.view.KeepsPods() {
+					b.view.Retain(ref)
 					continue
 				}
 				b.forget(ref)
@@ -40,8 +41,8 @@ func (m *Manager) applyState(b *batch, s *topicpb.State, found digestMismatches,
 		}
 	}
 	for _, e := range s.Expected {
-		resource := resourceOf(e.GetResource())
-		if !found.told[resource] && len(found.told) < maxMismatches && !b.digest(resource).is(e) {
+		resource := view.ResourceOf(e.GetResource())
+		if !found.told[resource] && len(found.told) < maxMismatches && !b.view.Expects(e) {
 			found.told[resource], found.open[resource] = true, true
 			log.V(2).Info("The cloud expects something else", "resource", resource)
 		} else {
@@ -49,54 +50,31 @@ func (m *Manager) applyState(b *batch, s *topicpb.State, found digestMismatches,
 		}
 	}
 	for _, id := range s.Synced {
-		i := b.interestNow(id)
+		i := b.view.Interest(id)
 		if i == nil || found.concern(i) {
 			continue
 		}
 		m.dropAccepted(b, i)
-		if m.own(i) {
-			b.release()
+		if b.view.OwnPods(i) { // granted and delivered again: what was retained and did not come again is gone
+			for _, ref := range b.view.TakeRetained() {
+				b.forget(ref)
+			}
 		}
-		if i.synced && i.refused == nil {
-			continue
-		}
-		i = b.stageInterest(id)
-		i.synced, i.refused = true, nil
-		b.saveInterest(i)
+		b.view.Synced(id)
 	}
 }
 
 // applyRefusals stages what the cloud refuses.
 func (m *Manager) applyRefusals(b *batch, s *topicpb.State, log klog.Logger) {
 	for _, r := range s.Refused {
-		i := b.stageInterest(r.Interest)
-		if i == nil {
-			continue
-		}
 		st := &metav1.Status{}
 		if err := json.Unmarshal(r.Status, st); err != nil || st.Code < 400 {
 			st = &reply.Status(403, metav1.StatusReasonForbidden, "kube-apiserver does not allow this node to have this", 0).ErrStatus
 		}
-		log.Info("The cloud refuses a set of objects", "resource", i.resource, "namespace", i.namespace, "fields", i.fields, "reason", st.Message)
-		i.refused = st
-		if i.synced && !m.own(i) {
-			i.synced = false
-			b.saveInterest(i)
+		if i := b.view.Refuse(r.Interest, st); i != nil {
+			log.Info("The cloud refuses a set of objects", "resource", i.Resource, "namespace", i.Namespace, "fields", i.Fields, "reason", st.Message)
 		}
 	}
-}
-
-// keepsPods reports whether pods stay although the cloud takes them back: it refuses the set that they are of.
-func (m *Manager) keepsPods(b *batch) bool {
-	for id, i := range m.interests {
-		if staged, ok := b.interests[id]; ok {
-			i = staged
-		}
-		if i != nil && i.refused != nil && i.synced && m.own(i) {
-			return true
-		}
-	}
-	return false
 }
 
 // applyObject stages the newest state of one object.
@@ -110,44 +88,40 @@ func (m *Manager) applyObject(b *batch, ref object.Ref, c *topicpb.Change) error
 		return err
 	}
 	uid, version := cmp.Or(types.UID(c.Uid), o.UID), cmp.Or(c.ResourceVersion, o.CloudVersion)
-	have := b.get(ref)
-	if ref.Resource == podsResource {
-		delete(b.retain(), key{ref.Namespace, ref.Name})
+	have := b.view.Get(ref)
+	if ref.Resource == view.Pods {
+		b.view.Unretain(ref)
 	}
-	if have != nil && have.shown.UID == uid && have.shown.CloudVersion == version {
+	if have != nil && have.Shown.UID == uid && have.Shown.CloudVersion == version {
 		return nil // came again: nothing that anybody could see
 	}
 	o.UID, o.CloudVersion = uid, version
-	t := targetOf(ref)
 	// What the cloud took is in what it sends now, or was undone there.
-	b.remove(t, func(e *entry) bool {
-		if !e.accepted {
+	b.outbox.Remove(ref, func(e *outbox.Entry) bool {
+		if !e.Accepted {
 			return false
 		}
-		return (e.uid != "" && e.uid != o.UID) || (e.verb == topicpb.Verb_PATCH && !object.Older(o.CloudVersion, e.acceptedVersion))
+		return (e.UID != "" && e.UID != o.UID) || (e.Verb == topicpb.Verb_PATCH && !object.Older(o.CloudVersion, e.AcceptedVersion))
 	})
-	h := m.overlay(o, usesOf(obj), b.pending(t))
-	b.set(ref, h)
-	if have != nil && ref.Resource == nodesResource {
-		if before, err := object.DecodeRaw(have.raw); err == nil && object.OnlyHeartbeat(before, obj) {
+	h := b.view.Set(ref, b.show.overlay(view.NewHeld(o, obj), b.outbox.Pending(ref)))
+	if have != nil && ref.Resource == view.Nodes {
+		if before, err := object.DecodeRaw(have.Delivered().Raw); err == nil && object.OnlyHeartbeat(before, obj) {
 			return nil // not worth a write: should we restart now, the cloud sends it once more
 		}
 	}
-	b.saveObject(h)
+	b.view.Save(h)
 	return nil
 }
 
 // dropAccepted drops what was accepted in earlier sessions of an interest's objects: its whole set has
 // come now, from a copy that had reached those writes (Digest.Written), so it is as the cloud has it.
-func (m *Manager) dropAccepted(b *batch, i *interest) {
-	var refs []object.Ref
-	for t := range m.outbox.queues {
-		if (i.deps && object.Travels(t.resource)) || (!i.deps && t.resource == i.resource && (i.namespace == "" || i.namespace == t.namespace)) {
-			refs = append(refs, t.ref())
+func (m *Manager) dropAccepted(b *batch, i *view.Interest) {
+	link, _ := b.view.Link()
+	for _, ref := range m.outbox.Refs() {
+		if !i.Has(ref) {
+			continue
 		}
-	}
-	for _, ref := range refs {
-		if b.remove(targetOf(ref), func(e *entry) bool { return e.accepted && e.acceptedEpoch < m.link.Epoch }) > 0 {
+		if b.outbox.Remove(ref, func(e *outbox.Entry) bool { return e.Accepted && e.AcceptedEpoch < link.Epoch }) > 0 {
 			b.reapply(ref)
 		}
 	}
@@ -155,30 +129,23 @@ func (m *Manager) dropAccepted(b *batch, i *interest) {
 
 // applyResult stages the end of a write.
 func (m *Manager) applyResult(b *batch, r *topicpb.WriteResult, log klog.Logger) {
-	t, ok := m.outbox.targets[r.Id]
-	if !ok {
-		return // told twice: the link was renewed in between
-	}
-	pending := b.pending(t)
-	i := slices.IndexFunc(pending, func(o *entry) bool { return o.id == r.Id && !o.accepted })
-	if i < 0 {
+	ref, e := b.outbox.Waiting(r.Id)
+	if e == nil {
 		return
 	}
-	e, ref := pending[i], t.ref()
-	have := b.get(ref)
+	have := b.view.Get(ref)
 	if r.Accepted {
 		m.counters.accepted.Add(1)
-		b.after(func() { m.counters.lastAccepted.Store(time.Now().UnixMilli()) })
-		keep := have != nil && e.laid() && (e.uid == "" || e.uid == have.shown.UID) &&
-			(e.verb == topicpb.Verb_DELETE || (r.ResourceVersion != "" && object.Older(have.shown.CloudVersion, r.ResourceVersion)))
+		b.After(func() { m.counters.lastAccepted.Store(time.Now().UnixMilli()) })
+		keep := have != nil && e.Laid() && (e.UID == "" || e.UID == have.Shown.UID) &&
+			(e.Verb == topicpb.Verb_DELETE || (r.ResourceVersion != "" && object.Older(have.Shown.CloudVersion, r.ResourceVersion)))
 		if keep {
-			next := *e
-			next.accepted, next.acceptedVersion, next.acceptedEpoch = true, r.ResourceVersion, m.link.Epoch
-			b.replace(t, &next)
+			link, _ := b.view.Link()
+			b.outbox.Accept(ref, e, r.ResourceVersion, link.Epoch)
 			return
 		}
-		b.remove(t, func(o *entry) bool { return o.id == r.Id })
-		if have != nil && e.laid() {
+		b.outbox.Remove(ref, func(o *outbox.Entry) bool { return o.ID == r.Id })
+		if have != nil && e.Laid() {
 			b.reapply(ref)
 		}
 		return
@@ -193,24 +160,12 @@ func (m *Manager) applyResult(b *batch, r *topicpb.WriteResult, log klog.Logger)
 	if gone { // that a status came too late for its pod is everyday
 		level = 4
 	}
-	log.V(level).Info("The cloud refused a write for good", "object", ref, "verb", e.verb, "subresource", e.subresource, "reason", st.Reason, "why", st.Message)
-	b.remove(t, func(o *entry) bool { return o.id == r.Id })
-	if e.laid() {
+	log.V(level).Info("The cloud refused a write for good", "object", ref, "verb", e.Verb, "subresource", e.Subresource, "reason", st.Reason, "why", st.Message)
+	b.outbox.Remove(ref, func(o *outbox.Entry) bool { return o.ID == r.Id })
+	if e.Laid() {
 		b.reapply(ref)
 	}
 	if !gone {
-		m.tellRefused(b, ref, e, st)
-	}
-}
-
-// finish lets the next write of the target go. Called with the lock held, after the result is on the disk.
-func (m *Manager) finish(id uint64) {
-	t, known := m.outbox.targets[id]
-	m.outbox.ended(id)
-	if !known {
-		return
-	}
-	if q := m.outbox.queues[t]; q != nil {
-		m.outbox.offer(q)
+		m.reportRefused(b, ref, e, st)
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/edge/internal/meta/outbox"
+	"github.com/skerry-io/skerry/edge/internal/meta/view"
 	"github.com/skerry-io/skerry/edge/internal/object"
 	"github.com/skerry-io/skerry/edge/internal/store"
 )
@@ -46,6 +48,17 @@ type Limits struct {
 	Answers        int           // kept tokens; default 1,024, the oldest go first
 	SettleWait     time.Duration // how long a write that passed through waits until it is seen here; default 1 s, then it is answered all the same
 	RequestTimeout time.Duration // for what passes through and has no deadline; default 60 s
+}
+
+func (l Limits) view() view.Limits {
+	return view.Limits{
+		Interests: l.Interests, InterestIdle: l.InterestIdle, SyncWait: l.SyncWait,
+		HistoryChanges: l.HistoryChanges, HistoryBytes: l.HistoryBytes, WatchQueue: l.WatchQueue,
+	}
+}
+
+func (l Limits) outbox() outbox.Limits {
+	return outbox.Limits{Events: l.OutboxEvents, EventBytes: l.OutboxBytes, Window: l.Window, EventWindow: l.EventWindow}
 }
 
 func or[T comparable](v *T, def T) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"time"
 
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/beehive/message"
@@ -81,13 +80,13 @@ func (m *Manager) work(ctx context.Context) bool {
 			m.applyResult(b, r, log)
 		}
 		if len(results) > 0 {
-			if err := m.tellDropped(b); err != nil {
-				log.Error(err, "It could not be told how many events were dropped")
+			if err := m.reportDropped(b); err != nil {
+				log.Error(err, "The number of dropped events could not be reported")
 			}
 		}
-		b.after(func() { // in the core, so that nothing of a newer session comes between
+		b.After(func() { // in the core, so that nothing of a newer session comes between
 			for _, r := range results {
-				m.finish(r.Id)
+				m.outbox.Finish(r.Id)
 			}
 		})
 		return nil
@@ -114,49 +113,29 @@ func (m *Manager) work(ctx context.Context) bool {
 		}
 		ack := states[n-1].message.Answer(&topicpb.StateAck{Sequence: in.sequence})
 		ack.Header.ParentID, ack.Header.Time = 0, time.Time{} // its sequence says what it acknowledges, and each byte of it counts
-		m.sender.putAck(ack)
+		m.sender.PutAck(ack)
 	}
 	in.mu.Unlock()
 	for resource := range now.told {
 		if !before.told[resource] {
-			m.sender.putInventory(m.surprised(resource, states[len(states)-1].message.Header.Session))
+			msg := topic.Inventory.New(message.Resource{}, m.view.Mismatch(resource))
+			msg.Header.Session = states[len(states)-1].message.Header.Session
+			m.sender.PutInventory(msg)
 		}
 	}
 	for _, i := range inventories {
-		m.mu.RLock()
-		answer := m.tables[resourceOf(i.request.Resource)].inventory(i.request)
-		m.mu.RUnlock()
-		m.sender.putInventory(i.message.Answer(answer))
+		m.sender.PutInventory(i.message.Answer(m.view.Inventory(i.request)))
 	}
 	return true
 }
-
-// surprised tells what is held of a resource to a cloud that expected something else.
-func (m *Manager) surprised(resource schema.GroupVersionResource, session uint64) message.Message {
-	m.mu.RLock()
-	defer m.mu.RUnlock()
-	t := m.tables[resource]
-	var d digest
-	if t != nil {
-		d = t.digest
-	}
-	inventory := t.inventory(&topicpb.InventoryRequest{Resource: wireResource(resource), Buckets: d.count > fewEntries})
-	inventory.Holds = d.wire(resource)
-	msg := topic.Inventory.New(message.Resource{}, inventory)
-	msg.Header.Session = session
-	return msg
-}
-
-// fewEntries is up to how many objects all entries are told at once, instead of the sums of their buckets first.
-const fewEntries = 64
 
 // sendAgain makes the writes wait for their turn that were put off.
 func (m *Manager) sendAgain(ctx context.Context) {
 	ids := m.putOff.Take()
 	err := m.do(ctx, func(b *batch) error {
-		b.after(func() {
+		b.After(func() {
 			for _, id := range ids {
-				m.finish(id)
+				m.outbox.Finish(id)
 			}
 		})
 		return nil

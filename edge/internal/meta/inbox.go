@@ -9,7 +9,7 @@ import (
 
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
-	"github.com/skerry-io/skerry/edge/internal/object"
+	"github.com/skerry-io/skerry/edge/internal/meta/view"
 )
 
 // inbox is what came over the link and waits for the core: states and results, in order. Its bound is the cloud's window of unacknowledged states and
@@ -92,9 +92,9 @@ func (in *inbox) patient() bool {
 }
 
 // concern reports whether the cloud may be mistaken about what an interest has brought.
-func (s digestMismatches) concern(i *interest) bool {
+func (s digestMismatches) concern(i *view.Interest) bool {
 	for resource := range s.open {
-		if i.resource == resource || i.deps && object.Travels(resource) {
+		if i.Brings(resource) {
 			return true
 		}
 	}

@@ -1,16 +1,16 @@
-// Package meta is metamanager: what the device knows of the cluster, and what it still has to tell it.
+// Package meta is metamanager: what the device knows of the cluster, and what it still has to send to it.
 //
-// It owns the view (the objects held, with the writes that wait laid over them), the interests that say what is held, the outbox, the ring of
-// events, the kubelet's Lease and the kept tokens. It alone knows whether there is a cloud. It refuses to answer from a set that was never wholly
-// delivered: a wrong empty list makes a kubelet kill every pod.
+// It owns the one order in which all of that changes; the packages below it own the parts: view (objects, interests, watches), outbox (the writes that
+// wait), event (the newest events), token (kept tokens) and lease (the kubelet's Lease). It alone knows whether there is a cloud. It refuses to answer
+// from a set that was never wholly delivered: a wrong empty list makes a kubelet kill every pod.
 //
-// One goroutine, the core, decides every change, a batch at a time: worked out against the view, written to the store in one transaction, then
-// shown. So nothing is seen, acknowledged or sent before it is on the disk. Readers share a lock with the core and never wait for the disk. Every
+// One goroutine, the core, decides every change, a batch at a time: worked out against the view and the outbox, written to the store in one transaction,
+// then shown. So nothing is seen, acknowledged or sent before it is on the disk. Readers share a lock with the core and never wait for the disk. Every
 // exported method may be called by many goroutines at once; before Run is ready and after it has ended they answer 503.
 //
-// How to read it, from the bottom: held.go, watcher.go and view.go are what is shown; outbox.go, sender.go, inbox.go and eventbuffer.go are queues;
-// manager.go is the state that all share; batch.go and core.go are the transaction. On these stand the way down (deliver.go, apply.go), the way up
-// (write.go, event.go, report.go, send.go), tokens, and what clients read (read.go, hold.go, watch.go, proxy.go). meta.go runs it all.
+// How to read it, from the bottom: batch.go and core.go are the transaction, manager.go the state that all share, inbox.go what came over the link. On
+// these stand the way down (deliver.go, apply.go), the way up (write.go, event.go, report.go, send.go), and what only the cloud can answer (proxy.go).
+// meta.go runs it all.
 package meta
 
 import (
@@ -25,19 +25,38 @@ import (
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
+	"github.com/skerry-io/skerry/edge/internal/meta/event"
 	"github.com/skerry-io/skerry/edge/internal/meta/lease"
+	"github.com/skerry-io/skerry/edge/internal/meta/outbox"
 	"github.com/skerry-io/skerry/edge/internal/meta/putoff"
-	"github.com/skerry-io/skerry/edge/internal/meta/reply"
+	"github.com/skerry-io/skerry/edge/internal/meta/token"
+	"github.com/skerry-io/skerry/edge/internal/meta/view"
+	"github.com/skerry-io/skerry/edge/internal/object"
 	"github.com/skerry-io/skerry/edge/internal/store"
 )
 
 // New returns a Manager that holds nothing yet.
 func New(config Config) *Manager {
 	config.setDefaults()
-	m := &Manager{config: config, requests: make(chan *proposal, 256), renewed: make(chan struct{}, 1), lease: lease.New(config.NodeName), putOff: putoff.New()}
-	m.inbox = &inbox{wake: make(chan struct{}, 1), most: min(gatherMost, config.Limits.EventWindow/2)}
-	m.sender = &sender{wake: make(chan struct{}, 1)}
-	m.reset()
+	m := &Manager{
+		config: config, requests: make(chan *proposal, 256), renewed: make(chan struct{}, 1),
+		inbox:  &inbox{wake: make(chan struct{}, 1), most: min(gatherMost, config.Limits.EventWindow/2)},
+		outbox: outbox.New(config.Limits.outbox()), sender: outbox.NewSender(), putOff: putoff.New(),
+		lease: lease.New(config.NodeName), events: event.New(event.Limits{Events: config.Limits.RingEvents, Bytes: config.Limits.RingBytes}),
+	}
+	m.inbox.reset()
+	m.view = view.New(view.Config{
+		Node: config.NodeName, Limits: config.Limits.view(), InterestsChanged: m.sender.WantInterests,
+		Want: func(ctx context.Context, s object.Selection, pinned bool) error {
+			return m.do(ctx, func(b *batch) error { return b.view.Want(s, pinned) })
+		},
+	})
+	m.tokens = token.New(token.Config{
+		Store: config.Store, Limit: config.Limits.Answers, Ask: m.passThrough, Linked: m.Linked,
+		Commit: func(ctx context.Context, do func(token.Batch) error) error {
+			return m.do(ctx, func(b *batch) error { return do(b) })
+		},
+	})
 	return m
 }
 
@@ -52,11 +71,12 @@ func (m *Manager) run(ctx context.Context, p port) error {
 		return fmt.Errorf("reading the store: %w", err)
 	}
 	m.mu.Lock()
-	m.port, m.running = p, true
+	m.port = p
 	m.mu.Unlock()
-	defer m.stop()
+	m.view.Open()
+	defer m.view.Close()
 
-	// What an open session told an earlier run is lost with that run: a new session tells it again.
+	// What an open session sent to an earlier run is lost with that run: a new session sends it again.
 	if err := p.Send(ctx, m.config.Hub, linkstate.Renew.New(message.Resource{}, struct{}{})); err != nil && ctx.Err() == nil {
 		klog.FromContext(ctx).V(2).Info("The hub can't be asked for a new session", "err", err)
 	}
@@ -65,26 +85,9 @@ func (m *Manager) run(ctx context.Context, p port) error {
 	g.Go(func() error { return m.takeIn(ctx) })
 	g.Go(func() error { return m.send(ctx, p) })
 	g.Go(func() error { return m.upkeep(ctx) })
-	g.Go(func() error { return m.refresh(ctx) })
+	g.Go(func() error { return m.tokens.Refresh(ctx, m.renewed) })
 	g.Go(func() error { return m.receive(ctx, p) })
 	return g.Wait()
-}
-
-// stop ends every watch and wait.
-func (m *Manager) stop() {
-	m.mu.Lock()
-	m.running, m.linked = false, false
-	var watchers []*watcher
-	for _, t := range m.tables {
-		watchers = append(watchers, t.allWatchers()...)
-	}
-	for _, i := range m.interests {
-		i.wakeAll()
-	}
-	m.mu.Unlock()
-	for _, w := range watchers {
-		w.end(reply.Unavailable("edgecore stops", 1))
-	}
 }
 
 // receive leads each message from the bus to its handler. No handler waits for the disk or for the link.
@@ -133,15 +136,15 @@ func (m *Manager) mux() *message.Mux {
 func (m *Manager) handleUp(ctx context.Context, _ message.Message, up linkstate.Link) error {
 	m.inbox.reset()
 	m.putOff.Forget()
-	m.sender.reset()
+	m.sender.Reset()
 	if err := m.do(ctx, func(b *batch) error { // nothing for the disk: a full one must not keep the link from being used
-		b.after(func() {
-			if m.linked && up.Epoch < m.link.Epoch {
-				return
-			}
-			m.link, m.linked = up, true
-			m.outbox.restart()
-			m.sender.wantInterests()
+		if link, linked := b.view.Link(); linked && up.Epoch < link.Epoch {
+			return nil
+		}
+		b.view.SetLink(up, true)
+		b.After(func() {
+			m.outbox.Restart()
+			m.sender.WantInterests()
 			select {
 			case m.renewed <- struct{}{}:
 			default:
@@ -151,24 +154,22 @@ func (m *Manager) handleUp(ctx context.Context, _ message.Message, up linkstate.
 	}); err != nil {
 		return err
 	}
-	return m.do(ctx, m.tellDropped)
+	return m.do(ctx, m.reportDropped)
 }
 
 func (m *Manager) handleDown(ctx context.Context, _ message.Message, down linkstate.Loss) error {
-	m.mu.RLock()
-	old := down.Epoch < m.link.Epoch
-	m.mu.RUnlock()
-	if old {
+	if down.Epoch < m.view.Link().Epoch {
 		return nil
 	}
 	m.inbox.reset()
 	m.putOff.Forget()
-	m.sender.reset()
+	m.sender.Reset()
 	return m.do(ctx, func(b *batch) error {
-		b.after(func() {
-			m.linked = false
-			m.sender.reset()
-			m.outbox.restart()
+		link, _ := b.view.Link()
+		b.view.SetLink(link, false)
+		b.After(func() {
+			m.sender.Reset()
+			m.outbox.Restart()
 		})
 		return nil
 	})

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"slices"
 	"strconv"
 	"time"
 
@@ -28,12 +27,12 @@ import (
 // before the answer has come, it returns a 503. Whatever kube-apiserver says is an answer, not an error.
 func (m *Manager) Request(ctx context.Context, r *topicpb.APIRequest) (*topicpb.APIResponse, error) {
 	m.mu.RLock()
-	p, linked, running := m.port, m.linked, m.running
+	p := m.port
 	m.mu.RUnlock()
-	if !running {
+	if !m.view.Running() {
 		return nil, reply.From(reply.ErrStopped)
 	}
-	if !linked {
+	if !m.Linked() {
 		return nil, reply.Offline(r.Method + " " + r.Path)
 	}
 	if _, ok := ctx.Deadline(); !ok {
@@ -102,12 +101,12 @@ func (m *Manager) settle(ctx context.Context, w Write, r *topicpb.APIResponse) {
 		return
 	}
 	wrote, err := object.FromRaw(w.Ref.Resource, r.Body)
-	if err != nil || wrote.CloudVersion == "" || !m.comesDown(wrote) {
+	if err != nil || wrote.CloudVersion == "" || !m.view.ComesDown(wrote) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, m.config.Limits.SettleWait)
 	defer cancel()
-	watch, err := m.Watch(ctx, object.Selection{
+	watch, err := m.view.Watch(ctx, object.Selection{
 		Resource: wrote.Resource, Namespace: wrote.Namespace, Fields: fields.OneTermEqualSelector("metadata.name", wrote.Name),
 	}, WatchOptions{Held: true})
 	if err != nil {
@@ -119,24 +118,6 @@ func (m *Manager) settle(ctx context.Context, w Write, r *topicpb.APIResponse) {
 			return
 		}
 	}
-}
-
-// comesDown reports whether an object belongs to a set that is held here.
-func (m *Manager) comesDown(o object.Object) bool {
-	m.mu.RLock()
-	var sets []object.Selection
-	for _, i := range m.interests {
-		if i.resource == o.Resource && i.refused == nil && i.synced && !i.deps {
-			if s, err := i.selection(); err == nil {
-				sets = append(sets, s)
-			}
-		}
-	}
-	m.mu.RUnlock()
-	return slices.ContainsFunc(sets, func(s object.Selection) bool {
-		ok, err := s.Matches(o)
-		return ok && err == nil
-	})
 }
 
 // firstVersion is the lowest version that an edge gives out: kube-apiserver's are etcd's revisions, which are far below.
@@ -187,16 +168,12 @@ func (m *Manager) cloudVersion(ref object.Ref, version string) (cloud string, ch
 	if parseErr != nil || n < firstVersion {
 		return version, false, nil
 	}
-	m.mu.RLock()
-	defer m.mu.RUnlock()
-	if t := m.tables[ref.Resource]; t != nil {
-		if h := t.objects[key{ref.Namespace, ref.Name}].visible(); h != nil && h.shown.Version == n {
-			if object.Number(h.shown.CloudVersion) == 0 {
-				return "", false, apierrors.NewBadRequest(fmt.Sprintf(
-					"%s come to the edge without their status, and so without the cluster's resourceVersion: leave metadata.resourceVersion out, and patch instead of replacing", ref.Resource.Resource))
-			}
-			return h.shown.CloudVersion, true, nil
+	if h := m.view.Lookup(ref).Visible(); h != nil && h.Shown.Version == n {
+		if object.Number(h.Shown.CloudVersion) == 0 {
+			return "", false, apierrors.NewBadRequest(fmt.Sprintf(
+				"%s come to the edge without their status, and so without the cluster's resourceVersion: leave metadata.resourceVersion out, and patch instead of replacing", ref.Resource.Resource))
 		}
+		return h.Shown.CloudVersion, true, nil
 	}
 	return "", false, reply.Conflict(ref, "the object has been modified; please apply your changes to the latest version and try again")
 }

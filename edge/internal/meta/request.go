@@ -1,6 +1,8 @@
 package meta
 
-import "github.com/skerry-io/skerry/edge/internal/meta/request"
+import (
+	"github.com/skerry-io/skerry/edge/internal/meta/request"
+)
 
 // What clients ask and get; see package request.
 type (

@@ -16,7 +16,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/common/topic/topicpb"
+	"github.com/skerry-io/skerry/edge/internal/meta/outbox"
 	"github.com/skerry-io/skerry/edge/internal/meta/reply"
+	"github.com/skerry-io/skerry/edge/internal/meta/view"
 	"github.com/skerry-io/skerry/edge/internal/object"
 	"github.com/skerry-io/skerry/edge/internal/store/storepb"
 )
@@ -31,26 +33,26 @@ func (m *Manager) Write(ctx context.Context, w Write) (Result, error) {
 	if asNode := w.Caller.BearerToken == ""; asNode {
 		switch {
 		case m.lease.Is(w.Ref) && w.Verb != "deletecollection":
-			return m.lease.Write(w, m.next.Add(1))
-		case w.Ref.Resource == eventsResource && w.Subresource == "" && w.Verb != "deletecollection":
+			return m.lease.Write(w, m.view.NextVersion())
+		case w.Ref.Resource == view.Events && w.Subresource == "" && w.Verb != "deletecollection":
 			return m.writeEvent(ctx, w)
 		case w.Verb == "patch" && m.classOf(w) != storepb.Class_CLASS_UNSPECIFIED:
 			return m.writePatch(ctx, w, m.classOf(w))
-		case w.Verb == "delete" && w.Caller.Kubelet && w.Ref.Resource == podsResource && w.Subresource == "":
+		case w.Verb == "delete" && w.Caller.Kubelet && w.Ref.Resource == view.Pods && w.Subresource == "":
 			if uid, ok := finalDeletion(w); ok {
 				w.UID = uid
 				return m.writeDeletion(ctx, w)
 			}
-		case w.Verb == "create" && w.Ref.Resource == nodesResource && w.Subresource == "" && !m.Linked():
+		case w.Verb == "create" && w.Ref.Resource == view.Nodes && w.Subresource == "" && !m.Linked():
 			// A kubelet that starts without a link: its Node is known already, so it goes on with it.
-			own := object.Ref{Resource: nodesResource, Name: m.config.NodeName}
+			own := object.Ref{Resource: view.Nodes, Name: m.config.NodeName}
 			if _, err := m.Get(ctx, own, Caller{}); err == nil {
-				return Result{}, apierrors.NewAlreadyExists(nodesResource.GroupResource(), m.config.NodeName)
+				return Result{}, apierrors.NewAlreadyExists(view.Nodes.GroupResource(), m.config.NodeName)
 			}
 		}
 	}
 	if w.Verb == "create" && w.Ref.Resource.GroupResource().String() == "serviceaccounts" && w.Subresource == "token" {
-		return m.writeToken(ctx, w)
+		return m.tokens.Write(ctx, w)
 	}
 	return m.passThrough(ctx, w)
 }
@@ -58,9 +60,9 @@ func (m *Manager) Write(ctx context.Context, w Write) (Result, error) {
 // classOf says to which class of the outbox a patch belongs.
 func (m *Manager) classOf(w Write) storepb.Class {
 	switch {
-	case w.Ref.Resource == podsResource && w.Subresource == "status":
+	case w.Ref.Resource == view.Pods && w.Subresource == "status":
 		return storepb.Class_POD_STATUS
-	case w.Ref.Resource == nodesResource && w.Ref.Name == m.config.NodeName && (w.Subresource == "status" || w.Subresource == ""):
+	case w.Ref.Resource == view.Nodes && w.Ref.Name == m.config.NodeName && (w.Subresource == "status" || w.Subresource == ""):
 		return storepb.Class_NODE_STATUS
 	}
 	return storepb.Class_CLASS_UNSPECIFIED
@@ -80,21 +82,21 @@ func (m *Manager) writePatch(ctx context.Context, w Write, class storepb.Class) 
 	passes := false
 	err := m.do(ctx, func(b *batch) error {
 		passes = false
-		have := b.get(w.Ref)
-		if have.visible() == nil {
-			if have == nil && m.linked {
+		have := b.view.Get(w.Ref)
+		if have.Visible() == nil {
+			if have == nil && m.Linked() {
 				passes = true // such as a mirror pod that was made a moment ago
 				return nil
 			}
-			if have != nil || m.certainlyGone(w) {
+			if have != nil || m.view.Gone(w.Ref) {
 				return reply.NotFound(w.Ref)
 			}
 			return reply.Offline("this node does not hold " + w.Ref.String())
 		}
-		if w.UID != "" && w.UID != have.shown.UID {
-			return reply.Conflict(w.Ref, "Precondition failed: UID in precondition: %v, UID in object meta: %v", w.UID, have.shown.UID)
+		if w.UID != "" && w.UID != have.Shown.UID {
+			return reply.Conflict(w.Ref, "Precondition failed: UID in precondition: %v, UID in object meta: %v", w.UID, have.Shown.UID)
 		}
-		body, err := withoutVersion(w, have.shown)
+		body, err := withoutVersion(w, have.Shown)
 		if err != nil {
 			return err
 		}
@@ -108,13 +110,6 @@ func (m *Manager) writePatch(ctx context.Context, w Write, class storepb.Class) 
 		return m.passThrough(ctx, w)
 	}
 	return Result{Code: http.StatusOK, Object: &shown}, nil
-}
-
-// certainlyGone: see Get.
-func (m *Manager) certainlyGone(w Write) bool {
-	m.mu.RLock()
-	defer m.mu.RUnlock()
-	return w.Ref.Resource == podsResource && m.answerable(m.ownPods())
 }
 
 // withoutVersion checks the version that a patch names against what is shown and takes it out: what waits in the outbox can't depend on it.
@@ -143,8 +138,8 @@ func withoutVersion(w Write, shown object.Object) ([]byte, error) {
 }
 
 // stagePatch lays the patch over what is held and stages its entry, merged into the one that waits last where that can be done.
-func (m *Manager) stagePatch(b *batch, w Write, class storepb.Class, have *held, body []byte) (object.Object, error) {
-	now, err := object.DecodeRaw(have.shown.Raw)
+func (m *Manager) stagePatch(b *batch, w Write, class storepb.Class, have *view.Held, body []byte) (object.Object, error) {
+	now, err := object.DecodeRaw(have.Shown.Raw)
 	if err != nil {
 		return object.Object{}, apierrors.NewInternalError(err)
 	}
@@ -159,68 +154,40 @@ func (m *Manager) stagePatch(b *batch, w Write, class storepb.Class, have *held,
 	if err != nil {
 		return object.Object{}, apierrors.NewInternalError(err)
 	}
-	if bytes.Equal(raw, have.shown.Raw) {
-		return have.shown, nil // it says what is said already: nothing changes, nothing is sent
+	if bytes.Equal(raw, have.Shown.Raw) {
+		return have.Shown, nil // it says what is said already: nothing changes, nothing is sent
 	}
 	if len(raw) > object.MaxRaw {
 		return object.Object{}, apierrors.NewRequestEntityTooLargeError("the patched object is too large")
 	}
-	t := targetOf(w.Ref)
-	var entries []*entry
-	for _, e := range b.pending(t) {
-		if e.laid() {
-			entries = append(entries, e)
+	var laid []*outbox.Entry
+	for _, e := range b.outbox.Pending(w.Ref) {
+		if e.Laid() {
+			laid = append(laid, e)
 		}
 	}
-	next := *have
-	next.shown.Raw = raw
+	shown := have.Shown
+	shown.Raw = raw
 	if am, err := meta.Accessor(patched); err == nil {
-		next.shown.Labels = am.GetLabels()
+		shown.Labels = am.GetLabels()
 	}
-	e := &entry{
-		class: class, verb: topicpb.Verb_PATCH, subresource: w.Subresource, patchType: w.PatchType, body: body, uid: cmp.Or(w.UID, have.shown.UID),
-		at: time.Now().UnixMilli(), size: len(body), volatile: object.OnlyHeartbeat(now, patched),
+	e := &outbox.Entry{
+		Class: class, Verb: topicpb.Verb_PATCH, Subresource: w.Subresource, PatchType: w.PatchType, Body: body, UID: cmp.Or(w.UID, shown.UID),
+		At: time.Now().UnixMilli(), Size: len(body), Volatile: object.OnlyHeartbeat(now, patched),
 	}
-	if last, merged := m.mergeInto(have, entries, e); merged != nil {
-		h := b.set(w.Ref, &next)
-		merged.shownVersion = h.shown.Version
-		b.merge(t, last, merged)
-		return h.shown, nil
-	}
-	if len(entries) >= m.config.Limits.ObjectEntries {
+	last, merged := b.outbox.MergePatch(have.Delivered(), laid, e)
+	if merged == nil && len(laid) >= m.config.Limits.ObjectEntries {
 		return object.Object{}, reply.TooMany("too many writes to " + w.Ref.String() + " wait for the cloud")
 	}
-	h := b.set(w.Ref, &next)
-	e.shownVersion = h.shown.Version
-	b.add(t, e)
-	return h.shown, nil
-}
-
-// mergeInto merges e into the last of the entries, if that still waits and is of the same kind. nil: it can't be.
-func (m *Manager) mergeInto(have *held, entries []*entry, e *entry) (last, merged *entry) {
-	if len(entries) == 0 {
-		return nil, nil
+	h := b.view.Set(w.Ref, have.With(shown, have.Hidden()))
+	if merged != nil {
+		merged.ShownVersion = h.Shown.Version
+		b.outbox.Merge(w.Ref, last, merged)
+		return h.Shown, nil
 	}
-	last = entries[len(entries)-1]
-	if e.volatile && !last.volatile {
-		return nil, nil // else the other would have to be written again
-	}
-	if _, under := m.outbox.inflight[last.id]; under || last.accepted || last.verb != topicpb.Verb_PATCH || last.class != e.class ||
-		last.subresource != e.subresource || last.uid != e.uid ||
-		last.patchType != types.StrategicMergePatchType || e.patchType != types.StrategicMergePatchType {
-		return nil, nil
-	}
-	base, err := have.before(entries)
-	if err != nil {
-		return nil, nil
-	}
-	body, _, err := object.MergePatches(base, last.body, e.body)
-	if err != nil {
-		return nil, nil
-	}
-	next := *last
-	next.body, next.size, next.at, next.volatile = body, len(body), e.at, e.volatile
-	return last, &next
+	e.ShownVersion = h.Shown.Version
+	b.outbox.Add(w.Ref, e)
+	return h.Shown, nil
 }
 
 // finalDeletion reports whether a deletion is the kubelet's last word on a pod: at once, and of this very pod.
@@ -248,23 +215,22 @@ func (m *Manager) writeDeletion(ctx context.Context, w Write) (Result, error) {
 	passes := false
 	err = m.do(ctx, func(b *batch) error {
 		passes = false
-		have := b.get(w.Ref)
+		have := b.view.Get(w.Ref)
 		switch {
-		case have == nil && m.linked:
+		case have == nil && m.Linked():
 			passes = true
 			return nil
-		case have.visible() == nil && (have != nil || m.certainlyGone(w)):
+		case have.Visible() == nil && (have != nil || m.view.Gone(w.Ref)):
 			return reply.NotFound(w.Ref)
 		case have == nil:
 			return reply.Offline("this node does not hold " + w.Ref.String())
-		case w.UID != have.shown.UID:
-			return reply.Conflict(w.Ref, "Precondition failed: UID in precondition: %v, UID in object meta: %v", w.UID, have.shown.UID)
+		case w.UID != have.Shown.UID:
+			return reply.Conflict(w.Ref, "Precondition failed: UID in precondition: %v, UID in object meta: %v", w.UID, have.Shown.UID)
 		}
-		next := *have
-		next.hidden = true
-		b.set(w.Ref, &next)
-		b.add(targetOf(w.Ref), &entry{
-			class: storepb.Class_POD, verb: topicpb.Verb_DELETE, body: body, uid: w.UID, at: time.Now().UnixMilli(), size: len(body), shownVersion: b.version,
+		b.view.Set(w.Ref, have.With(have.Shown, true))
+		b.outbox.Add(w.Ref, &outbox.Entry{
+			Class: storepb.Class_POD, Verb: topicpb.Verb_DELETE, Body: body, UID: w.UID, At: time.Now().UnixMilli(), Size: len(body),
+			ShownVersion: b.view.Version(),
 		})
 		return nil
 	})

@@ -84,8 +84,8 @@ func All() []Switch {
 			Rule: 5, Off: "an entry that was sent and then merged keeps its id, also while it is under way",
 			Plan: Plan{Faults: "cut,thin,pause-edge,kill-cloud", Edges: 4, Pods: 3, Seconds: 30}, Shows: []history.Rule{history.Exact, history.Kept},
 			Edits: []Edit{
-				{"edge/internal/meta/batch.go", "\tif !last.sent {\n", "\tif !last.sent || off(5) && last.event() {\n"},
-				{"edge/internal/meta/event.go", "under := m.outbox.inflight[last.id]; !under {", "under := m.outbox.inflight[last.id]; !under || off(5) {"},
+				{"edge/internal/meta/outbox/batch.go", "\tif !last.sent {\n", "\tif !last.sent || off(5) && last.event() {\n"},
+				{"edge/internal/meta/outbox/batch.go", "if !b.o.under(last.ID) {", "if !b.o.under(last.ID) || off(5) {"},
 			},
 		},
 		{
@@ -131,7 +131,7 @@ func All() []Switch {
 			Rule: 11, Off: "what was synced is not after a fail-over, until the other replica says so",
 			Plan: Plan{Faults: "flap,lag", Edges: 4, Pods: 1}, Shows: []history.Rule{history.Answers},
 			Edits: []Edit{
-				{"edge/internal/meta/meta.go", "\t\t\tm.sender.wantInterests()\n", "\t\t\tm.sender.wantInterests()\n\t\t\tfor _, i := range m.interests {\n\t\t\t\ti.synced = i.synced && !off(11)\n\t\t\t}\n"},
+				{"edge/internal/meta/view/show.go", "\t\tv.link, v.linked = b.link.link, b.link.up\n", "\t\tv.link, v.linked = b.link.link, b.link.up\n\t\tfor _, i := range v.interests {\n\t\t\ti.synced = i.synced && !(b.link.up && off(11))\n\t\t}\n"},
 			},
 		},
 	}

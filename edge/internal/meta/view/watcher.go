@@ -1,4 +1,4 @@
-package meta
+package view
 
 import (
 	"slices"
@@ -7,6 +7,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/watch"
 
+	"github.com/skerry-io/skerry/edge/internal/meta/request"
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
@@ -17,34 +18,34 @@ type watcher struct {
 	forget    func() // takes it out of what is watched
 	from      uint64 // changes up to this one came with the beginning
 	bound     int
-	ch        chan Event
+	ch        chan request.Event
 	done      chan struct{} // closed by Stop
 
 	mu      sync.Mutex // guards what follows
 	begun   bool
 	early   []change // that came before the beginning was worked out
-	queue   []Event
+	queue   []request.Event
 	slack   int // how much of the queue is the beginning's and does not count against the bound
 	pumping bool
 	ended   bool // nothing more is taken
 	stopped bool
 }
 
-func (w *watcher) Events() <-chan Event { return w.ch }
+func (w *watcher) Events() <-chan request.Event { return w.ch }
 
 // begin puts the beginning into the queue, and behind it what came meanwhile.
-func (w *watcher) begin(initial []*held, missed []change, options WatchOptions) error {
-	var events []Event
-	slices.SortFunc(initial, func(a, b *held) int {
-		return key{a.shown.Namespace, a.shown.Name}.compare(key{b.shown.Namespace, b.shown.Name})
+func (w *watcher) begin(initial []*Held, missed []change, options request.WatchOptions) error {
+	var events []request.Event
+	slices.SortFunc(initial, func(a, b *Held) int {
+		return compareKeys(keyOf(a.Shown.Ref), keyOf(b.Shown.Ref))
 	})
 	for _, h := range initial {
-		ok, err := w.selection.Matches(h.shown)
+		ok, err := w.selection.Matches(h.Shown)
 		if err != nil {
 			return err
 		}
 		if ok {
-			events = append(events, Event{Type: watch.Added, Object: h.shown, Version: h.shown.Version})
+			events = append(events, request.Event{Type: watch.Added, Object: h.Shown, Version: h.Shown.Version})
 		}
 	}
 	for _, c := range missed {
@@ -53,7 +54,7 @@ func (w *watcher) begin(initial []*held, missed []change, options WatchOptions) 
 		}
 	}
 	if options.InitialEvents {
-		events = append(events, Event{Type: watch.Bookmark, Version: w.from, InitialEnd: true})
+		events = append(events, request.Event{Type: watch.Bookmark, Version: w.from, InitialEnd: true})
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -69,7 +70,7 @@ func (w *watcher) begin(initial []*held, missed []change, options WatchOptions) 
 	return nil
 }
 
-// deliver is called by the core for each change, in order.
+// deliver is called by the goroutine that shows, for each change, in order.
 func (w *watcher) deliver(c change) {
 	if c.version <= w.from {
 		return
@@ -89,31 +90,31 @@ func (w *watcher) deliver(c change) {
 }
 
 // eventOf is what this watch sees of a change: an object that stops matching is deleted for it, one that begins to is added.
-func (w *watcher) eventOf(c change) (Event, bool) {
+func (w *watcher) eventOf(c change) (request.Event, bool) {
 	before, after := w.matches(c.before), w.matches(c.after)
 	switch {
 	case after && before:
-		return Event{Type: watch.Modified, Object: c.after.shown, Version: c.version}, true
+		return request.Event{Type: watch.Modified, Object: c.after.Shown, Version: c.version}, true
 	case after:
-		return Event{Type: watch.Added, Object: c.after.shown, Version: c.version}, true
+		return request.Event{Type: watch.Added, Object: c.after.Shown, Version: c.version}, true
 	case before:
-		gone := c.before.shown
+		gone := c.before.Shown
 		gone.Version = c.version
-		return Event{Type: watch.Deleted, Object: gone, Version: c.version}, true
+		return request.Event{Type: watch.Deleted, Object: gone, Version: c.version}, true
 	}
-	return Event{}, false
+	return request.Event{}, false
 }
 
-func (w *watcher) matches(h *held) bool {
+func (w *watcher) matches(h *Held) bool {
 	if h == nil {
 		return false
 	}
-	ok, err := w.selection.Matches(h.shown)
+	ok, err := w.selection.Matches(h.Shown)
 	return ok && err == nil
 }
 
 // push queues events. Called with w.mu held.
-func (w *watcher) push(events ...Event) {
+func (w *watcher) push(events ...request.Event) {
 	for _, e := range events {
 		if w.ended {
 			return
@@ -128,7 +129,7 @@ func (w *watcher) push(events ...Event) {
 		}
 		if len(w.queue) >= w.bound+w.slack {
 			expired := apierrors.NewResourceExpired("the watch was too slow; list again").ErrStatus
-			w.queue = []Event{{Type: watch.Error, Status: &expired}}
+			w.queue = []request.Event{{Type: watch.Error, Status: &expired}}
 			w.ended = true
 		} else {
 			w.queue = append(w.queue, e)
@@ -172,7 +173,7 @@ func (w *watcher) end(err *apierrors.StatusError) {
 	if !w.ended {
 		st := err.ErrStatus
 		w.begun = true
-		w.push(Event{Type: watch.Error, Status: &st})
+		w.push(request.Event{Type: watch.Error, Status: &st})
 		w.ended = true
 		if !w.pumping {
 			close(w.ch)

@@ -1,4 +1,4 @@
-package meta
+package token
 
 import (
 	"bytes"
@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/skerry-io/skerry/edge/internal/meta/request"
 	"github.com/skerry-io/skerry/edge/internal/object"
 	"github.com/skerry-io/skerry/edge/internal/store"
 	"github.com/skerry-io/skerry/edge/internal/store/storepb"
@@ -19,16 +20,16 @@ import (
 // refreshers is how many tokens are asked for at one time when a link has come up.
 const refreshers = 4
 
-// refresh asks for new tokens, each time that a link has come up, in the place of the kept ones that are past or near their end: so that they are young again should
-// the link go before the kubelet comes to ask, which it does about once a minute. It then gets what was asked for here.
-func (m *Manager) refresh(ctx context.Context) error {
+// Refresh asks for new tokens, each time that linked has a value, in the place of the kept ones that are past or near their end: so that they are young
+// again should the link go before the kubelet comes to ask, which it does about once a minute. It then gets what was asked for here. It ends with ctx.
+func (t *Keeper) Refresh(ctx context.Context, linked <-chan struct{}) error {
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-m.renewed:
+		case <-linked:
 		}
-		if n, err := m.refreshTokens(ctx, time.Now()); err != nil && ctx.Err() == nil {
+		if n, err := t.refreshAll(ctx, time.Now()); err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Info("Not all kept tokens could be renewed; the kubelet asks for them when it needs them", "renewed", n, "err", err)
 		} else if n > 0 {
 			klog.FromContext(ctx).V(2).Info("Kept tokens were renewed", "tokens", n)
@@ -36,14 +37,14 @@ func (m *Manager) refresh(ctx context.Context) error {
 	}
 }
 
-// refreshTokens renews those that are due, and says how many.
-func (m *Manager) refreshTokens(ctx context.Context, now time.Time) (int, error) {
+// refreshAll renews those that are due, and says how many.
+func (t *Keeper) refreshAll(ctx context.Context, now time.Time) (int, error) {
 	type answer struct {
 		key  []byte
 		kept *storepb.Answer
 	}
 	var due []answer
-	if err := m.config.Store.View(func(tx *store.Tx) error {
+	if err := t.config.Store.View(func(tx *store.Tx) error {
 		return tx.Answers(func(k []byte, a *storepb.Answer) error {
 			if len(a.Request) > 0 && old(a, now) {
 				due = append(due, answer{bytes.Clone(k), a})
@@ -58,7 +59,7 @@ func (m *Manager) refreshTokens(ctx context.Context, now time.Time) (int, error)
 	g.SetLimit(refreshers)
 	for i, a := range due {
 		g.Go(func() (err error) {
-			results[i], err = m.refreshToken(ctx, a.key, a.kept)
+			results[i], err = t.refresh(ctx, a.key, a.kept)
 			return err
 		})
 	}
@@ -72,17 +73,17 @@ func (m *Manager) refreshTokens(ctx context.Context, now time.Time) (int, error)
 	return n, err
 }
 
-func (m *Manager) refreshToken(ctx context.Context, k []byte, a *storepb.Answer) (bool, error) {
-	w := Write{
+func (t *Keeper) refresh(ctx context.Context, k []byte, a *storepb.Answer) (bool, error) {
+	w := request.Write{
 		Verb: "create", Subresource: "token", Path: a.Path, Body: a.Request, ContentType: a.RequestType, Accept: runtime.ContentTypeJSON,
 		Ref: object.Ref{Resource: schema.GroupVersionResource{Version: "v1", Resource: "serviceaccounts"}},
 	}
-	result, err := m.passThrough(ctx, w)
+	result, err := t.config.Ask(ctx, w)
 	if err != nil {
 		return false, err
 	}
 	if result.Response.Code/100 != 2 {
 		return false, nil // the account or the pod is gone, or it may not any more: the kubelet hears so itself
 	}
-	return true, m.keepAnswer(ctx, k, types.UID(a.BoundUid), w, result.Response, true)
+	return true, t.keep(ctx, k, types.UID(a.BoundUid), w, result.Response, true)
 }

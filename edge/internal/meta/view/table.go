@@ -1,4 +1,4 @@
-package meta
+package view
 
 import (
 	"crypto/sha256"
@@ -6,15 +6,16 @@ import (
 	"slices"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
-// table is what is held of one resource. Guarded by Manager.mu.
+// table is what is held of one resource. Guarded by the View's lock.
 type table struct {
 	resource schema.GroupVersionResource
-	objects  map[key]*held
+	objects  map[types.NamespacedName]*Held
 	local    bool // made here, not delivered by the cloud: the ring of events
 	digest   digest
 
@@ -28,7 +29,7 @@ type table struct {
 
 func newTable(resource schema.GroupVersionResource, floor uint64) *table {
 	return &table{
-		resource: resource, objects: map[key]*held{}, floor: floor,
+		resource: resource, objects: map[types.NamespacedName]*Held{}, floor: floor,
 		named: map[string]map[*watcher]struct{}{}, wide: map[*watcher]struct{}{},
 	}
 }
@@ -42,9 +43,9 @@ func (t *table) allWatchers() []*watcher {
 }
 
 // set replaces an object and keeps the digest; nil deletes it.
-func (t *table) set(k key, h *held) {
+func (t *table) set(k types.NamespacedName, h *Held) {
 	if old := t.objects[k]; old != nil && !t.local {
-		t.digest.toggle(old.shown.UID, old.shown.CloudVersion)
+		t.digest.toggle(old.Shown.UID, old.Shown.CloudVersion)
 		t.digest.count--
 	}
 	if h == nil {
@@ -52,7 +53,7 @@ func (t *table) set(k key, h *held) {
 		return
 	}
 	if !t.local {
-		t.digest.toggle(h.shown.UID, h.shown.CloudVersion)
+		t.digest.toggle(h.Shown.UID, h.Shown.CloudVersion)
 		t.digest.count++
 	}
 	t.objects[k] = h
@@ -75,7 +76,7 @@ func (t *table) remember(c change, limits Limits) {
 // newest is the greatest of kube-apiserver's versions among the objects; 0 where one is no number.
 func (t *table) newest() (most uint64) {
 	for _, h := range t.objects {
-		v := object.Number(h.shown.CloudVersion)
+		v := object.Number(h.Shown.CloudVersion)
 		if v == 0 {
 			return 0
 		}
@@ -85,11 +86,13 @@ func (t *table) newest() (most uint64) {
 }
 
 // keys lists the objects in the order in which kube-apiserver lists them.
-func (t *table) keys() []key { return slices.SortedFunc(maps.Keys(t.objects), key.compare) }
+func (t *table) keys() []types.NamespacedName {
+	return slices.SortedFunc(maps.Keys(t.objects), compareKeys)
+}
 
 // bucketOf is the bucket of a key in an Inventory.
-func bucketOf(k key) byte {
-	h := sha256.Sum256([]byte(k.namespace + "\x00" + k.name))
+func bucketOf(k types.NamespacedName) byte {
+	h := sha256.Sum256([]byte(k.Namespace + "\x00" + k.Name))
 	return h[0]
 }
 
@@ -105,7 +108,7 @@ func (t *table) inventory(r *topicpb.InventoryRequest) *topicpb.Inventory {
 	if r.Buckets {
 		var buckets [256]digest
 		for k, h := range t.objects {
-			buckets[bucketOf(k)].toggle(h.shown.UID, h.shown.CloudVersion)
+			buckets[bucketOf(k)].toggle(h.Shown.UID, h.Shown.CloudVersion)
 		}
 		for _, b := range buckets {
 			inv.Sums = append(inv.Sums, b.sum[:shortSum]...)
@@ -122,7 +125,7 @@ func (t *table) inventory(r *topicpb.InventoryRequest) *topicpb.Inventory {
 		}
 		h := t.objects[k]
 		inv.Entries = append(inv.Entries, &topicpb.Entry{
-			Namespace: k.namespace, Name: k.name, Uid: string(h.shown.UID), ResourceVersion: h.shown.CloudVersion,
+			Namespace: k.Namespace, Name: k.Name, Uid: string(h.Shown.UID), ResourceVersion: h.Shown.CloudVersion,
 		})
 	}
 	return inv
@@ -151,15 +154,15 @@ func (t *table) unwatch(w *watcher) {
 }
 
 // watchersOf lists who may want to hear of an object.
-func (t *table) watchersOf(k key) []*watcher {
-	if len(t.wide) == 0 && len(t.named[k.name]) == 0 {
+func (t *table) watchersOf(k types.NamespacedName) []*watcher {
+	if len(t.wide) == 0 && len(t.named[k.Name]) == 0 {
 		return nil
 	}
-	ws := make([]*watcher, 0, len(t.wide)+len(t.named[k.name]))
+	ws := make([]*watcher, 0, len(t.wide)+len(t.named[k.Name]))
 	for w := range t.wide {
 		ws = append(ws, w)
 	}
-	for w := range t.named[k.name] {
+	for w := range t.named[k.Name] {
 		ws = append(ws, w)
 	}
 	return ws

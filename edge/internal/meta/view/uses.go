@@ -1,9 +1,10 @@
-package meta
+package view
 
 import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 )
 
@@ -11,11 +12,18 @@ func core(resource string) schema.GroupVersionResource {
 	return schema.GroupVersionResource{Version: "v1", Resource: resource}
 }
 
+// Resources that are answered in a way of their own.
 var (
-	podsResource   = core("pods")
-	nodesResource  = core("nodes")
-	eventsResource = core("events")
+	Pods   = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
+	Nodes  = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
+	Events = schema.GroupVersionResource{Version: "v1", Resource: "events"} // made on the device, not delivered by the cloud
 )
+
+// dependency is one object that a pod refers to.
+type dependency struct {
+	resource string // of the core group
+	types.NamespacedName
+}
 
 // usesOf lists what a pod refers to.
 func usesOf(obj runtime.Object) []dependency {
@@ -26,7 +34,7 @@ func usesOf(obj runtime.Object) []dependency {
 	seen := map[dependency]bool{}
 	var uses []dependency
 	add := func(resource, name string) {
-		d := dependency{resource, key{pod.Namespace, name}}
+		d := dependency{resource, types.NamespacedName{Namespace: pod.Namespace, Name: name}}
 		if name != "" && !seen[d] {
 			seen[d] = true
 			uses = append(uses, d)

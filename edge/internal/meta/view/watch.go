@@ -1,4 +1,4 @@
-package meta
+package view
 
 import (
 	"context"
@@ -9,24 +9,25 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/skerry-io/skerry/edge/internal/meta/reply"
+	"github.com/skerry-io/skerry/edge/internal/meta/request"
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
-// Watch opens a watch, waiting until what it selects is held. It ends with ctx, with Stop, with the Manager, or with an Error event: 410 for
+// Watch opens a watch, waiting until what it selects is held. It ends with ctx, with Stop, with the View, or with an Error event: 410 for
 // a watcher that is too slow. A version that is too old, or none of ours, is a 410 at once.
-func (m *Manager) Watch(ctx context.Context, s object.Selection, options WatchOptions) (Watch, error) {
-	w := &watcher{selection: s, bound: m.config.Limits.WatchQueue, ch: make(chan Event, 4), done: make(chan struct{})}
-	var initial []*held
+func (v *View) Watch(ctx context.Context, s object.Selection, options request.WatchOptions) (request.Watch, error) {
+	w := &watcher{selection: s, bound: v.config.Limits.WatchQueue, ch: make(chan request.Event, 4), done: make(chan struct{})}
+	var initial []*Held
 	var missed []change
-	open := func(i *interest) error {
-		t := m.tables[s.Resource]
+	open := func(i *Interest) error {
+		t := v.tables[s.Resource]
 		if t == nil {
 			return reply.From(reply.ErrStopped)
 		}
 		if options.From > 0 && !options.InitialEvents {
-			if options.From < t.floor || options.From > m.version {
+			if options.From < t.floor || options.From > v.version {
 				return apierrors.NewResourceExpired(fmt.Sprintf("too old or unknown resource version: %d (%d to %d are known here)",
-					options.From, t.floor, m.version))
+					options.From, t.floor, v.version))
 			}
 			from, _ := slices.BinarySearchFunc(t.history, options.From+1, func(c change, v uint64) int {
 				switch {
@@ -39,9 +40,9 @@ func (m *Manager) Watch(ctx context.Context, s object.Selection, options WatchOp
 			})
 			missed = slices.Clone(t.history[from:])
 		} else {
-			initial = m.snapshot(s)
+			initial = v.snapshot(s)
 		}
-		w.from, w.forget = m.version, sync.OnceFunc(func() { m.unwatch(w, i) })
+		w.from, w.forget = v.version, sync.OnceFunc(func() { v.unwatch(w, i) })
 		if i != nil {
 			i.watchers++
 		}
@@ -50,9 +51,9 @@ func (m *Manager) Watch(ctx context.Context, s object.Selection, options WatchOp
 	}
 	var err error
 	if options.Held {
-		err = m.takeHeld(s, open)
+		err = v.takeHeld(s, open)
 	} else {
-		err = m.hold(ctx, s, options.Caller, open)
+		err = v.hold(ctx, s, options.Caller, open)
 	}
 	if err != nil {
 		return nil, err
@@ -66,10 +67,10 @@ func (m *Manager) Watch(ctx context.Context, s object.Selection, options WatchOp
 }
 
 // unwatch ends what opening a watch has begun.
-func (m *Manager) unwatch(w *watcher, i *interest) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if t := m.tables[w.selection.Resource]; t != nil {
+func (v *View) unwatch(w *watcher, i *Interest) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if t := v.tables[w.selection.Resource]; t != nil {
 		t.unwatch(w)
 	}
 	if i != nil {

@@ -1,0 +1,58 @@
+package view
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+)
+
+// fewEntries is up to how many objects all entries are sent at once, instead of the sums of their buckets first.
+const fewEntries = 64
+
+// Interests is what this device wants and has, for the session with this epoch. written is called under the same lock: by resource, the newest of
+// kube-apiserver's versions of writes that have not come down yet.
+func (v *View) Interests(written func() map[schema.GroupVersionResource]uint64) (msg *topicpb.Interests, epoch uint64) {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	msg = &topicpb.Interests{}
+	for _, id := range slices.Sorted(maps.Keys(v.interests)) {
+		msg.Interests = append(msg.Interests, v.interests[id].wire())
+	}
+	resources := slices.SortedFunc(maps.Keys(v.tables), func(a, b schema.GroupVersionResource) int {
+		return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Version, b.Version), cmp.Compare(a.Resource, b.Resource))
+	})
+	newest := written()
+	for _, r := range resources {
+		if t := v.tables[r]; !t.local && t.digest.count > 0 {
+			d := t.digest.wire(r)
+			d.Newest, d.Written = t.newest(), newest[r]
+			msg.Digests = append(msg.Digests, d)
+		}
+	}
+	return msg, v.link.Epoch
+}
+
+// Inventory answers what the cloud asks of a resource.
+func (v *View) Inventory(r *topicpb.InventoryRequest) *topicpb.Inventory {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	return v.tables[ResourceOf(r.GetResource())].inventory(r)
+}
+
+// Mismatch is what is held of a resource, for a cloud that expected something else.
+func (v *View) Mismatch(resource schema.GroupVersionResource) *topicpb.Inventory {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	t := v.tables[resource]
+	var d digest
+	if t != nil {
+		d = t.digest
+	}
+	inventory := t.inventory(&topicpb.InventoryRequest{Resource: wireResource(resource), Buckets: d.count > fewEntries})
+	inventory.Holds = d.wire(resource)
+	return inventory
+}
