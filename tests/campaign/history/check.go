@@ -374,7 +374,7 @@ func (c *checker) order() (found []Violation) {
 			continue // the order of a list says nothing
 		}
 		before, any := newest[p.About]
-		if any && p.At < before.At && len(c.restores) == 0 {
+		if _, undone := c.lost(p.At, r.At); any && p.At < before.At && !undone {
 			found = append(found, Violation{Rule: Order, Records: []Record{p, before, r},
 				Text: fmt.Sprintf("event %s was reported before %s and created after it", p.Name, before.Name)})
 			continue

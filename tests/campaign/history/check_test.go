@@ -194,6 +194,14 @@ func TestCheck(t *testing.T) {
 		"watches are opened in a busy loop":     {[]line{record(history.Load, "cloud1", "", "", "", 1501)}, []string{"bounded 1"}},
 		"watches are opened again":              {[]line{record(history.Load, "cloud1", "", "", "", 1500)}, nil},
 
+		"events in another order, long after a restore": {[]line{
+			restore(0), about("p", put(edge, events, "first", 1)), about("p", put(edge, events, "second", 1)), seen(cloud, events, "second", 1), seen(cloud, events, "first", 1),
+			final(cloud, events, "first", 1), final(cloud, events, "second", 1),
+		}, []string{"order 3"}},
+		"events that a restore brought into another order": {[]line{
+			about("p", put(edge, events, "first", 1)), about("p", put(edge, events, "second", 1)), restore(0), seen(cloud, events, "second", 1), seen(cloud, events, "first", 1),
+			final(cloud, events, "first", 1), final(cloud, events, "second", 1),
+		}, nil},
 		"events in another order": {[]line{
 			about("p", put(edge, events, "first", 1)), about("p", put(edge, events, "second", 1)), seen(cloud, events, "second", 1), seen(cloud, events, "first", 1),
 			final(cloud, events, "first", 1), final(cloud, events, "second", 1),
@@ -207,6 +215,13 @@ func TestCheck(t *testing.T) {
 		"the device forgets": {[]line{
 			put(edge, pods, "p", 1), get(edge, "p", 1), put(edge, pods, "p", 2), get(edge, "p", 2), put(edge, pods, "p", 3), get(edge, "p", 2), get(edge, "p", 3),
 		}, []string{"register 3"}},
+		"the device forgets of a pod that was made after a restore and damage": {[]line{
+			restore(0), damage(edge), put(cloud, pods, "p", 0),
+			put(edge, pods, "p", 1), get(edge, "p", 1), put(edge, pods, "p", 2), get(edge, "p", 2), put(edge, pods, "p", 3), get(edge, "p", 2), get(edge, "p", 3),
+		}, []string{"register 3"}},
+		"the device forgets of a pod that was made before": {[]line{
+			put(cloud, pods, "p", 0), restore(0), put(edge, pods, "p", 1), put(edge, pods, "p", 2), get(edge, "p", 2), get(edge, "p", 1),
+		}, nil},
 		"a read during a write": {[]line{put(edge, pods, "p", 1), lasts(5, put(edge, pods, "p", 2)), get(edge, "p", 1), get(edge, "p", 2)}, nil},
 		"a read goes back during a write": {[]line{
 			put(edge, pods, "p", 1), lasts(5, put(edge, pods, "p", 2)), get(edge, "p", 2), get(edge, "p", 1),

@@ -39,24 +39,31 @@ func model() porcupine.Model {
 const linearized = 10 * time.Second
 
 // register looks at the objects that nodes write through their own devices' API, and read there. What a
-// restored cluster shows, or a damaged store, is another history: it is looked at up to the first.
+// restored cluster shows, or a damaged store, is another history: an object is looked at up to the first
+// of those since it was made.
 func register(h History) (found []Violation) {
-	always := time.Duration(math.MaxInt64)
-	for _, r := range h.each(Restore) {
-		always = min(always, r.At)
-	}
-	until := map[string]time.Duration{} // by node
-	for _, r := range h.each(Damage) {
-		until[r.Who] = min(r.At, cmp.Or(until[r.Who], always))
-	}
-	operations := map[object][]Record{}
+	undone, damaged := h.each(Restore), h.each(Damage)
+	operations, made := map[object][]Record{}, map[object]time.Duration{}
 	for _, r := range h {
-		if r.Resource == pods && r.Who != Cloud && (r.Kind == Get || r.Kind == Put) && r.End < cmp.Or(until[r.Who], always) {
+		if r.Resource != pods || r.Kind != Get && r.Kind != Put {
+			continue
+		}
+		if _, again := made[r.object()]; !again {
+			made[r.object()] = r.At
+		}
+		if r.Who != Cloud {
 			operations[r.object()] = append(operations[r.object()], r)
 		}
 	}
 	for _, o := range ordered(operations) {
-		if records := shortest(operations[o]); records != nil {
+		until := time.Duration(math.MaxInt64)
+		for _, x := range slices.Concat(undone, damaged) {
+			if x.End >= made[o] && (x.Kind == Restore || x.Who == operations[o][0].Who) {
+				until = min(until, x.At)
+			}
+		}
+		whole := slices.DeleteFunc(operations[o], func(r Record) bool { return r.End >= until })
+		if records := shortest(whole); records != nil {
 			found = append(found, Violation{Rule: Register, Records: records,
 				Text: fmt.Sprintf("reads of the status of %s on %s don't fit the writes", o.name, records[0].Who)})
 		}
