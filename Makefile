@@ -46,6 +46,7 @@ MINUTES ?= 60
 SEED ?= 0
 FAULTS ?=#      for campaign: all where there are none
 EDGES ?= 20
+REAL ?=#        for campaign: 1 for a trial
 CASES ?= \[sig-network\].*\[Conformance\]
 WITHOUT ?= all
 
@@ -137,8 +138,8 @@ fuzz: ## every fuzz target for FUZZTIME (30s) each
 	@build/each.sh Fuzz go test -vet off -run '^$$' -fuzztime $(FUZZTIME) -fuzz
 
 .PHONY: campaign
-campaign: ## a whole system under faults for MINUTES (60), judged by what its clients saw; SEED=7 repeats one, FAULTS=cut,lag for some, EDGES=20
-	go test ./tests/campaign -run 'TestCampaign$$' -v -count 1 -timeout 24h -ldflags "$(TEST_LDFLAGS)" -minutes $(MINUTES) -seed $(SEED) -faults '$(FAULTS)' -edges $(EDGES)
+campaign: ## a whole system under faults for MINUTES (60), judged by what its clients saw; SEED=7 repeats one, FAULTS=cut,lag for some, EDGES=20; REAL=1 against a trial of two edges with kubelet and containers, as root
+	go test ./tests/campaign -run 'TestCampaign$$' -v -count 1 -timeout 24h -ldflags "$(TEST_LDFLAGS)" -minutes $(MINUTES) -seed $(SEED) -faults '$(FAULTS)' -edges $(EDGES) $(if $(REAL),-trial)
 
 .PHONY: sensitivity
 sensitivity: ## campaigns against a build in which rules WITHOUT=3,5 (all) of the protocol are off, one at a time, until one finds it (docs/faults.md); -parallel by TESTFLAGS

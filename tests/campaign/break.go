@@ -54,6 +54,11 @@ func (s *system) breakThings(ctx context.Context, steps []Step) error {
 
 // break1 breaks something and mends it.
 func (s *system) break1(ctx context.Context, step Step) error {
+	if s.real != nil {
+		if done, err := s.real.break1(ctx, step); done {
+			return err
+		}
+	}
 	switch step.Fault {
 	case KillCloud:
 		return restart(ctx, &s.clouds[step.Target].daemon, step.For)

@@ -1,6 +1,7 @@
 // Package campaign runs a whole system under faults, lets clients work on both of its sides, and
 // records what they did and saw: a real control plane, cloudcores behind one address, and edges that
-// are edgecore without a kubelet, each a process on loopback. Package history judges the records.
+// are edgecore without a kubelet, each a process on loopback; or a trial, whose edges have kubelet and
+// containers (OnTrial). Package history judges the records.
 //
 // It owns the processes and one directory, and ends the processes with its own. A seed gives the same
 // schedule and the same clients again, though not the same moments: the system under test has a clock
@@ -44,11 +45,23 @@ func Run(ctx context.Context, o Options) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
+	return s.run(ctx)
+}
+
+// run lets viewers and clients work, plays the schedule, and judges.
+func (s *system) run(ctx context.Context) (Result, error) {
+	o := s.options
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	work, quiet := context.WithCancel(ctx)
 	defer quiet()
 	var clients, viewers sync.WaitGroup
 	viewers.Go(func() { s.watchCloud(ctx) })
 	for _, e := range s.edges {
+		if e.device != nil {
+			viewers.Go(func() { e.device.run(ctx, work) })
+			continue
+		}
 		k := s.newKubelet(e)
 		viewers.Go(func() { k.run(ctx, work) })
 	}
@@ -68,7 +81,7 @@ func Run(ctx context.Context, o Options) (Result, error) {
 		looks.Go(func() { until = s.look(looking, found) })
 	}
 	began := time.Now()
-	err = s.breakThings(playing, Plan(o))
+	err := s.breakThings(playing, Plan(o))
 	played := time.Since(began)
 	enough()
 	looks.Wait()
@@ -97,6 +110,9 @@ func (s *system) populate(ctx, work context.Context, clients, viewers *sync.Wait
 		for n := range s.options.Pods {
 			slot := newSlot(s, e.name, n)
 			clients.Go(func() { slot.run(work) })
+		}
+		if e.device != nil {
+			continue // it has agents of its own, which do what a NodeOperation says
 		}
 		a := &agent{s: s, edge: e}
 		viewers.Go(func() { a.run(ctx, work) })

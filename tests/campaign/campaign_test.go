@@ -2,6 +2,7 @@ package campaign_test
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -15,7 +16,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/skerry-io/skerry/tests/campaign"
+	"github.com/skerry-io/skerry/tests/campaign/history"
 	"github.com/skerry-io/skerry/tests/cluster/binary"
+	"github.com/skerry-io/skerry/tests/cluster/suite"
+	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
 var (
@@ -23,6 +27,8 @@ var (
 	seed    = flag.Uint64("seed", 0, "the seed; 0: TestCampaign draws one, TestOrder_14 plays the kept ones")
 	faults  = flag.String("faults", "", "faults with commas between them; all where there are none")
 	edges   = flag.Int("edges", 20, "TestCampaign: how many edges")
+	judge   = flag.String("judge", "", "TestJudge: a history.jsonl that a campaign has kept, to judge it again")
+	onTrial = flag.Bool("trial", false, "TestCampaign: against a trial of two edges, which have kubelet and containers; as root")
 )
 
 // play runs a campaign and reports what it found.
@@ -52,7 +58,7 @@ func play(t *testing.T, o campaign.Options, run func(context.Context, campaign.O
 	}
 	t.Logf("%v", kinds)
 	// A campaign in which nothing happens finds nothing.
-	if least := 20 * o.Edges; err == nil && (kinds["put"] < least || kinds["seen"] < least || kinds["get"] < least) {
+	if least := 20 * o.Edges; err == nil && (kinds["put"] < least || kinds["seen"] < least || kinds["get"] < least && !*onTrial) {
 		t.Errorf("seed %d: too little has happened", o.Seed)
 	}
 	t.Logf("%d records; in step %v after the last fault", len(result.History), result.Settled.Round(time.Millisecond))
@@ -97,11 +103,60 @@ func TestCampaign(t *testing.T) {
 	}
 	o := campaign.Long(*seed, *minutes)
 	o.Edges = *edges
-	var err error
-	if o.Faults, err = campaign.ParseFaults(*faults); err != nil {
-		t.Fatal(err)
+	if *onTrial {
+		o = campaign.Real(*seed, *minutes)
+	}
+	if *faults != "" {
+		var err error
+		if o.Faults, err = campaign.ParseFaults(*faults); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if *onTrial {
+		play(t, o, againstTrial(t, o))
+		return
 	}
 	play(t, o, campaign.Run)
+}
+
+// A history says the same when the rules are applied to it again, and something else when they have changed.
+func TestJudge(t *testing.T) {
+	if *judge == "" {
+		t.Skip("-judge names a history")
+	}
+	f := must(os.Open(*judge))
+	defer f.Close()
+	h, err := history.Read(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range h.Check() {
+		t.Error(v)
+	}
+	t.Logf("%d records", len(h))
+}
+
+// againstTrial brings a trial up for the test, and runs campaigns against it.
+func againstTrial(t *testing.T, o campaign.Options) func(context.Context, campaign.Options) (campaign.Result, error) {
+	t.Helper()
+	options := trial.DefaultOptions()
+	options.Edges, options.Clouds, options.Sample = o.Edges, o.Clouds, false
+	options.Set = []string{"modules.edged.reportEvent=true", "modules.edged.kubelet.syncFrequency=5s", "modules.edgeHub.keepalive=3s", "modules.edgeHub.idleTimeout=9s"}
+	if _, err := binary.Build(t.Context(), must(binary.Root()), append(options.Programs(), "trial")...); err != nil {
+		t.Fatal(err)
+	}
+	s := suite.Make(t, "campaign", options)
+	return func(ctx context.Context, o campaign.Options) (campaign.Result, error) {
+		result, err := campaign.OnTrial(ctx, o, s.Trial)
+		for _, log := range must(filepath.Glob(filepath.Join(s.Dir, "hosts", "*", "log", "*.log"))) {
+			raw, copied := os.ReadFile(log)
+			if copied == nil {
+				copied = os.WriteFile(filepath.Join(o.Dir, filepath.Base(filepath.Dir(filepath.Dir(log)))+"-"+filepath.Base(log)), raw, 0o644)
+			}
+			err = errors.Join(err, copied)
+		}
+		return result, err
+	}
 }
 
 // kept are seeds that found something, with the faults that they drew from: a fault that is added to all

@@ -45,7 +45,11 @@ func (c *slot) run(ctx context.Context) {
 			pause(ctx, 500*time.Millisecond)
 			continue
 		}
-		end := time.Now().Add(time.Duration(5+c.draw.IntN(20)) * time.Second)
+		life := time.Duration(5+c.draw.IntN(20)) * time.Second
+		if c.s.real != nil {
+			life *= 3 // a container takes some time to start
+		}
+		end := time.Now().Add(life)
 		for time.Now().Before(end) && ctx.Err() == nil {
 			c.countUp(ctx)
 			pause(ctx, time.Duration(100+c.draw.IntN(1500))*time.Millisecond)
@@ -135,6 +139,9 @@ func (c *slot) create(ctx context.Context) (types.UID, bool) {
 				{SecretRef: &corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: c.name}}},
 			}}},
 		},
+	}
+	if c.s.real != nil {
+		c.s.real.fit(pod)
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestPatience)
 	defer cancel()

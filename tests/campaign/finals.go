@@ -22,7 +22,7 @@ func (s *system) finals(ctx context.Context) ([]history.Record, error) {
 	var found []history.Record
 	add := func(who, node, resource string, o metav1.Object, value int64) {
 		found = append(found, history.Record{
-			Kind: history.Final, At: s.recorder.Now(), Who: who, Node: node, Resource: resource, Name: namespace + "/" + o.GetName(), UID: string(o.GetUID()), Value: value,
+			Kind: history.Final, At: s.recorder.Now(), Who: who, Node: node, Resource: resource, Name: namespace + "/" + called(o), UID: string(o.GetUID()), Value: value,
 		})
 	}
 	for _, p := range all.Items {
@@ -63,6 +63,12 @@ func (s *system) finals(ctx context.Context) ([]history.Record, error) {
 		add(history.Cloud, "", operations, &o, valueOf(&o))
 	}
 	for _, e := range s.edges {
+		if e.device != nil {
+			if err := e.device.finals(ctx, all.Items, add); err != nil {
+				return nil, err
+			}
+			continue
+		}
 		if err := s.finalsOf(ctx, e, add); err != nil {
 			return nil, err
 		}

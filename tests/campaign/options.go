@@ -12,6 +12,7 @@ type Options struct {
 	Edges  int
 	Pods   int           // on each edge
 	Length time.Duration // of the schedule
+	Pause  time.Duration // between two faults, on average
 	// Bound is how long the system may take after the last fault until everybody has the same.
 	Bound  time.Duration
 	Faults []Fault
@@ -36,7 +37,7 @@ type Options struct {
 // Short is a campaign of minutes.
 func Short(seed uint64) Options {
 	return Options{
-		Seed: seed, Clouds: 2, Edges: 3, Pods: 2, Length: 45 * time.Second, Bound: 60 * time.Second, Faults: AllFaults(), Out: io.Discard,
+		Seed: seed, Clouds: 2, Edges: 3, Pods: 2, Length: 45 * time.Second, Pause: 2 * time.Second, Bound: 60 * time.Second, Faults: AllFaults(), Out: io.Discard,
 	}
 }
 
@@ -74,6 +75,10 @@ const (
 	Clock      Fault = "clock"       // SIGKILL of an edgecore, which then runs with another time of day, and again with the right one
 	KillPlane  Fault = "kill-plane"  // SIGKILL of kube-apiserver and etcd, which are started again
 	OlderCopy  Fault = "older-copy"  // etcd's data is replaced by a copy that was made when the step began
+
+	// Those that need a trial.
+	KillRuntime Fault = "kill-runtime" // SIGKILL of a device's containerd, which is started again
+	Reboot      Fault = "reboot"       // the power of a device is cut, and it boots without a link
 )
 
 // AllFaults are those that a campaign draws from.

@@ -25,7 +25,7 @@ func (s Step) thing() string {
 	switch s.Fault {
 	case KillCloud, PauseCloud, Late:
 		return fmt.Sprint("cloudcore ", s.Target)
-	case KillEdge, PauseEdge, BadPage, BadRecord, Rot, Clock:
+	case KillEdge, PauseEdge, BadPage, BadRecord, Rot, Clock, KillRuntime, Reboot:
 		return fmt.Sprint("edgecore ", s.Target)
 	case Cut, Flap, Silent, Thin, DeleteNode:
 		return fmt.Sprint("line ", s.Target)
@@ -42,7 +42,7 @@ func (s Step) things() []string {
 	switch s.Fault {
 	case Late:
 		return []string{s.thing(), fmt.Sprint("proxy ", s.Target), "the other cloudcore"}
-	case BadRecord:
+	case BadRecord, Reboot:
 		return []string{s.thing(), fmt.Sprint("line ", s.Target)}
 	}
 	return []string{s.thing()}
@@ -54,8 +54,7 @@ func Plan(o Options) []Step {
 	var steps []Step
 	busy := map[string]time.Duration{}
 	// Often enough that faults meet: with more edges and cloudcores there is more to break.
-	const pause = 2 * time.Second
-	for at := pause / 2; ; at += time.Duration(draw.Float64() * 2 * float64(pause)) {
+	for at := o.Pause / 2; ; at += time.Duration(draw.Float64() * 2 * float64(o.Pause)) {
 		if at >= o.Length {
 			break
 		}
@@ -107,6 +106,9 @@ func recovery(f Fault) time.Duration {
 	if f == OlderCopy || f == KillPlane {
 		return 15 * time.Second // it also takes a time to start
 	}
+	if f == Reboot {
+		return 30 * time.Second
+	}
 	return 2 * time.Second
 }
 
@@ -118,8 +120,8 @@ func ParseFaults(text string) ([]Fault, error) {
 	var found []Fault
 	for name := range strings.SplitSeq(text, ",") {
 		f := Fault(strings.TrimSpace(name))
-		if !slices.Contains(AllFaults(), f) {
-			return nil, fmt.Errorf("there is no fault %q: there are %v", f, AllFaults())
+		if all := append(AllFaults(), KillRuntime, Reboot); !slices.Contains(all, f) {
+			return nil, fmt.Errorf("there is no fault %q: there are %v", f, all)
 		}
 		found = append(found, f)
 	}

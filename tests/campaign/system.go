@@ -58,6 +58,23 @@ type system struct {
 	programs   map[string]string
 	ends       time.Time    // of the faults
 	excuses    atomic.Int32 // that have begun and are not recorded
+	real       world        // nil where all are processes of our own
+}
+
+// world is what a system has whose parts are a trial's.
+type world interface {
+	// fit makes a pod one that runs there.
+	fit(pod *corev1.Pod)
+	// break1 breaks and mends what is a trial's; false leaves it to the system.
+	break1(ctx context.Context, step Step) (done bool, err error)
+}
+
+// viewed is an edge that has a kubelet.
+type viewed interface {
+	// run views the edge until ctx ends; its applications work until work does.
+	run(ctx, work context.Context)
+	// finals reads what the edge has, of pods that the cloud has.
+	finals(ctx context.Context, cloud []corev1.Pod, add func(who, node, resource string, o metav1.Object, value int64)) error
 }
 
 // cloudcore is one replica, with its own way to kube-apiserver.
@@ -76,6 +93,7 @@ type edge struct {
 	disk   string // "" where it is the machine's
 	line   *line.Line
 	client kubernetes.Interface // its kubelet's
+	device viewed               // nil where it has no kubelet
 }
 
 // start brings everything up. What it returns is to be stopped also with an error.

@@ -2,6 +2,7 @@ package campaign
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -200,7 +201,7 @@ func (v *view) change(resource string, o metav1.Object, deleted, listed bool, se
 		return
 	}
 	r := history.Record{
-		Kind: history.Seen, Who: v.who, Resource: resource, Name: namespace + "/" + o.GetName(), UID: string(o.GetUID()), Value: valueOf(o),
+		Kind: history.Seen, Who: v.who, Resource: resource, Name: namespace + "/" + called(o), UID: string(o.GetUID()), Value: valueOf(o),
 		At: v.recorder.Now(), Unknown: listed, // the order of a list says nothing
 	}
 	switch {
@@ -217,17 +218,40 @@ func (v *view) change(resource string, o metav1.Object, deleted, listed bool, se
 	see(r, o)
 }
 
-// valueOf is the counter in an object.
+// called is an object's name, but for what a kubelet reports of a container that starts: it draws those names.
+func called(o metav1.Object) string {
+	if e, ok := o.(*corev1.Event); ok && slices.Contains(startEvents, e.Reason) {
+		return startEvent(e.InvolvedObject.Name, string(e.InvolvedObject.UID), e.Reason)
+	}
+	return o.GetName()
+}
+
+// startEvents are what a kubelet reports of a container, in order.
+var startEvents = []string{"Created", "Started"}
+
+// startEvent names such an event, whose own name is drawn by the kubelet.
+func startEvent(pod, uid, reason string) string { return pod + "." + uid + "." + reason }
+
+// valueOf is the counter in an object. A kubelet counts nothing in a pod's status: the time of the last
+// change that it alone writes is as good, in whole seconds.
 func valueOf(o any) int64 {
 	text := ""
 	switch o := o.(type) {
 	case *corev1.Pod:
+		for _, c := range o.Status.Conditions {
+			if c.Type == corev1.ContainersReady {
+				return c.LastTransitionTime.Unix()
+			}
+		}
 		text = o.Status.Message
 	case *corev1.ConfigMap:
 		text = o.Data["n"]
 	case *corev1.Secret:
 		text = string(o.Data["n"])
 	case *corev1.Event:
+		if called(o) != o.Name {
+			return 1 // it reports the same again where it was killed in between
+		}
 		return int64(o.Count)
 	case *unstructured.Unstructured:
 		text, _, _ = unstructured.NestedString(o.Object, "status", "output")

@@ -285,9 +285,13 @@ func (t *Trial) hostDir(name string) string { return filepath.Join(t.dir, "hosts
 func (t *Trial) initPath() string           { return filepath.Join(t.dir, "images", "pause") }
 func (t *Trial) mark(name string) string    { return t.markPrefix() + name }
 func (t *Trial) markPrefix() string         { return "skerry-trial-" + identify(t.dir) + "/" }
-func (t *Trial) cgroup(name string) string  { return t.cgroupRoot() + "/" + name }
-func (t *Trial) cgroupRoot() string         { return "skerry-trial-" + identify(t.dir) }
-func (t *Trial) cable() string              { return "sk" + identify(t.dir) }
+
+// Cgroup is that of a node, below which its kubelet makes its own.
+func (t *Trial) Cgroup(name string) string { return t.cgroup(name) }
+
+func (t *Trial) cgroup(name string) string { return t.cgroupRoot() + "/" + name }
+func (t *Trial) cgroupRoot() string        { return "skerry-trial-" + identify(t.dir) }
+func (t *Trial) cable() string             { return "sk" + identify(t.dir) }
 func (t *Trial) LogPath(name, process string) string {
 	return filepath.Join(host.Log(t.hostDir(name)), process+".log")
 }

@@ -1,0 +1,339 @@
+package campaign
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/tests/campaign/history"
+	"github.com/skerry-io/skerry/tests/cluster"
+	"github.com/skerry-io/skerry/tests/cluster/faultproxy"
+	"github.com/skerry-io/skerry/tests/cluster/host"
+	"github.com/skerry-io/skerry/tests/cluster/lab"
+	"github.com/skerry-io/skerry/tests/cluster/trial"
+)
+
+// Where programs of a trial have their things, as they see it.
+const (
+	planeDir            = "/var/lib/kubeplane"
+	storeFile           = "/var/lib/skerry/store.db"
+	cloudcoreKubeconfig = "/etc/skerry/cloudcore.kubeconfig"
+	sampleImage         = "skerry.local/sample:1"
+)
+
+// rebootPatience is for a device's containers after a power cut, on a loaded machine.
+const rebootPatience = 3 * time.Minute
+
+// onTrial is what a campaign against a trial has instead of processes of its own.
+type onTrial struct {
+	s        *system
+	trial    *trial.Trial
+	verbs    sync.Mutex // methods of a trial are called one at a time
+	replicas []string
+	devices  []*device // of the edges in their order
+}
+
+// RealFaults are those that a campaign against a trial draws from.
+func RealFaults() []Fault {
+	return []Fault{KillCloud, PauseCloud, KillEdge, PauseEdge, KillRuntime, Reboot, BadPage, Cut, Silent, Thin, Refuse, Deny, Down, Isolate, Lag, KillPlane, OlderCopy}
+}
+
+// Real is a campaign of that many minutes against a trial.
+func Real(seed uint64, minutes int) Options {
+	o := Long(seed, minutes)
+	o.Edges, o.Pause, o.Bound, o.Faults = 2, 6*time.Second, 5*time.Minute, RealFaults()
+	return o
+}
+
+// OnTrial runs a campaign against a trial that is up, with as many edges and cloudcores as the options say
+// and without the sample application: the edges' kubelets run containers. The trial is of no use after it.
+func OnTrial(ctx context.Context, o Options, t *trial.Trial) (Result, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ctx, end := context.WithCancel(ctx)
+	s := &system{options: o, recorder: history.NewRecorder(), end: end}
+	r := &onTrial{s: s, trial: t, replicas: trial.Options{Clouds: o.Clouds}.Replicas()}
+	s.real = r
+	defer s.stop()
+	if err := r.start(ctx); err != nil {
+		return Result{}, err
+	}
+	return s.run(ctx)
+}
+
+func (r *onTrial) start(ctx context.Context) error {
+	admin, err := r.trial.Admin()
+	if err != nil {
+		return err
+	}
+	if r.s.client, err = kubernetes.NewForConfig(admin); err != nil {
+		return fmt.Errorf("making a client: %w", err)
+	}
+	own, err := dynamic.NewForConfig(admin)
+	if err != nil {
+		return fmt.Errorf("making a client: %w", err)
+	}
+	r.s.operations = own.Resource(v1alpha1.Resource(v1alpha1.NodeOperations))
+	_, err = r.s.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("making the namespace: %w", err)
+	}
+	for _, name := range r.replicas {
+		if err := r.addCloud(ctx, name); err != nil {
+			return err
+		}
+	}
+	for n := range r.s.options.Edges {
+		e := &edge{name: fmt.Sprintf("edge%d", n+1)}
+		find := func() (host.Host, error) { return r.trial.Host(e.name) }
+		d, err := newDevice(r.s, e, find, r.trial.Cgroup(e.name))
+		if err != nil {
+			return err
+		}
+		if e.client, err = d.connect(r.trial.EdgeKubeconfig()); err != nil {
+			return err
+		}
+		e.device = d
+		r.devices = append(r.devices, d)
+		r.s.edges = append(r.s.edges, e)
+	}
+	return nil
+}
+
+// do calls a method of the trial.
+func (r *onTrial) do(f func() error) error {
+	r.verbs.Lock()
+	defer r.verbs.Unlock()
+	return f()
+}
+
+// path is where the machine has a file of a host.
+func (r *onTrial) path(name, file string) (string, error) {
+	h, err := r.trial.Host(name)
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(h.Root(), file), nil
+}
+
+// addCloud puts a fault proxy between a replica and kube-apiserver. It has the certificate of
+// kube-apiserver, and stands at its address: to cloudcore it is kube-apiserver.
+func (r *onTrial) addCloud(ctx context.Context, name string) error {
+	pki, err := r.path(trial.Cloud, planeDir+"/pki")
+	if err != nil {
+		return err
+	}
+	pair, err := tls.LoadX509KeyPair(filepath.Join(pki, "apiserver.crt"), filepath.Join(pki, "apiserver.key"))
+	if err != nil {
+		return fmt.Errorf("reading the certificate of kube-apiserver: %w", err)
+	}
+	authority, err := os.ReadFile(filepath.Join(pki, "ca.crt"))
+	if err != nil {
+		return fmt.Errorf("reading the CA of kube-apiserver: %w", err)
+	}
+	cloud, err := r.trial.Host(trial.Cloud)
+	if err != nil {
+		return err
+	}
+	server := net.JoinHostPort(lab.Cloud().String(), "6443")
+	c := &cloudcore{}
+	if c.proxy, err = faultproxy.New(&url.URL{Scheme: "https", Host: server}, authority, cloud.Dial); err != nil {
+		return err
+	}
+	var l net.Listener
+	if err := cloud.Do(func() (err error) {
+		l, err = net.Listen("tcp", net.JoinHostPort(lab.Cloud().String(), "0"))
+		return err
+	}); err != nil {
+		return fmt.Errorf("listening for the proxy: %w", err)
+	}
+	r.s.serve(ctx, func(ctx context.Context) error { return c.proxy.Serve(ctx, l, pair) })
+	file, err := r.path(name, cloudcoreKubeconfig)
+	if err != nil {
+		return err
+	}
+	config, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("reading cloudcore's kubeconfig: %w", err)
+	}
+	if err := os.WriteFile(file, []byte(strings.ReplaceAll(string(config), server, l.Addr().String())), 0o600); err != nil {
+		return fmt.Errorf("writing cloudcore's kubeconfig: %w", err)
+	}
+	c.decide(nil)
+	r.s.clouds = append(r.s.clouds, c)
+	r.s.serve(ctx, func(ctx context.Context) error { return r.s.countWatches(ctx, c, name) })
+	return r.do(func() error {
+		return errors.Join(r.trial.Stop(ctx, name, "cloudcore"), r.trial.Start(ctx, name, "cloudcore"))
+	})
+}
+
+// fit makes a pod one that runs: the sample application, with a probe that says when its readiness changes,
+// and what it refers to as volumes, which follow the objects.
+func (r *onTrial) fit(pod *corev1.Pod) {
+	c := &pod.Spec.Containers[0]
+	pod.Spec.TerminationGracePeriodSeconds = new(int64(1))
+	c.Image, c.EnvFrom = sampleImage, nil
+	c.Env = []corev1.EnvVar{{Name: "POD_NAME", Value: pod.Name}}
+	probe := corev1.Probe{PeriodSeconds: 1, FailureThreshold: 1, SuccessThreshold: 1}
+	probe.HTTPGet = &corev1.HTTPGetAction{Path: "/healthz"}
+	probe.HTTPGet.Port.IntVal = 8080
+	c.ReadinessProbe = &probe
+	if strings.HasPrefix(pod.Name, lost) {
+		return // there is nothing that it could refer to
+	}
+	config, secret := corev1.Volume{Name: "config"}, corev1.Volume{Name: "secret"}
+	config.ConfigMap = &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: pod.Name}}
+	secret.Secret = &corev1.SecretVolumeSource{SecretName: pod.Name}
+	pod.Spec.Volumes = []corev1.Volume{config, secret}
+	c.VolumeMounts = []corev1.VolumeMount{{Name: "config", MountPath: "/config"}, {Name: "secret", MountPath: "/secret"}}
+}
+
+// break1 breaks what only a trial has, or has otherwise; false leaves it to the system.
+func (r *onTrial) break1(ctx context.Context, step Step) (bool, error) {
+	if slices.Contains([]Fault{KillCloud, PauseCloud}, step.Fault) {
+		replica := r.replicas[step.Target]
+		if step.Fault == PauseCloud {
+			return true, r.stand(ctx, replica, "cloudcore", step.For)
+		}
+		return true, r.restart(ctx, replica, "cloudcore", step.For, nil)
+	}
+	switch step.Fault {
+	case Refuse, Deny, Down, Isolate, Lag:
+		return false, nil
+	case KillPlane, OlderCopy:
+		if !r.s.planeMu.TryLock() {
+			return true, nil // as in the system's own
+		}
+		defer r.s.planeMu.Unlock()
+		if step.Fault == KillPlane {
+			return true, r.restart(ctx, trial.Cloud, "kubeplane", step.For, nil)
+		}
+		return true, r.goBack(ctx, step.For)
+	}
+	e, d := r.s.edges[step.Target], r.devices[step.Target]
+	switch step.Fault {
+	case Cut, Silent:
+		how := map[Fault]lab.Cut{Cut: lab.Carrier, Silent: lab.Silent}[step.Fault]
+		err := r.do(func() error { return r.trial.Cut(ctx, e.name, how) })
+		pause(ctx, step.For)
+		return true, errors.Join(err, r.do(func() error { return r.trial.Heal(ctx, e.name) }))
+	case Thin:
+		err := r.do(func() error { return r.trial.Shape(ctx, e.name, lab.Shape{Rate: 8 * 4 << 10}) })
+		pause(ctx, step.For)
+		return true, errors.Join(err, r.do(func() error { return r.trial.Shape(ctx, e.name, lab.Shape{}) }))
+	case KillRuntime:
+		defer d.disturb()()
+		return true, r.restart(ctx, e.name, "containerd", step.For, nil)
+	case Reboot:
+		defer d.disturb()()
+		return true, r.reboot(ctx, d, step.For)
+	case PauseEdge:
+		defer d.disturb()()
+		return true, r.stand(ctx, e.name, "edgecore", step.For)
+	case KillEdge, BadPage:
+		defer d.disturb()()
+		var down func() error
+		if step.Fault == BadPage {
+			defer r.s.excuse(history.Damage, e.name)()
+			down = func() error {
+				file, err := r.path(e.name, storeFile)
+				if err != nil {
+					return err
+				}
+				return flip(file)
+			}
+		}
+		return true, r.restart(ctx, e.name, "edgecore", step.For, down)
+	}
+	return true, fmt.Errorf("a trial has no fault %s", step.Fault)
+}
+
+// restart kills a program and starts it again; down, which may be nil, is called in between. An edgecore
+// that ended by itself meanwhile, for what was found in its store, is started all the same.
+func (r *onTrial) restart(ctx context.Context, on, program string, after time.Duration, down func() error) error {
+	err := r.do(func() error { return r.trial.Kill(ctx, on, program) })
+	if err == nil && down != nil {
+		err = down()
+	}
+	pause(ctx, after)
+	return errors.Join(err, r.do(func() error { return r.trial.Start(ctx, on, program) }))
+}
+
+func (r *onTrial) stand(ctx context.Context, on, program string, length time.Duration) error {
+	if err := r.do(func() error { return r.trial.Signal(ctx, on, program, syscall.SIGSTOP) }); err != nil {
+		return err
+	}
+	pause(ctx, length)
+	return r.do(func() error { return r.trial.Signal(ctx, on, program, syscall.SIGCONT) })
+}
+
+// reboot cuts a device's power and boots it without a link. All pods that it ran, and was not told to end,
+// must run again before it has one.
+func (r *onTrial) reboot(ctx context.Context, d *device, length time.Duration) error {
+	e := d.edge
+	if err := r.do(func() error { return r.trial.Cut(ctx, e.name, lab.Carrier) }); err != nil {
+		return err
+	}
+	pause(ctx, 3*time.Second) // what was on its way has arrived, and what was being ended has
+	before := d.running()
+	d.off.Store(true)
+	if err := r.do(func() error { return r.trial.Reboot(ctx, e.name, true) }); err != nil {
+		return err
+	}
+	if err := d.enter(); err != nil {
+		return err
+	}
+	missing := before
+	for end := time.Now().Add(rebootPatience); len(missing) > 0 && time.Now().Before(end) && ctx.Err() == nil; pause(ctx, 500*time.Millisecond) {
+		now, err := d.containers()
+		if err != nil {
+			return err
+		}
+		missing = slices.DeleteFunc(missing, func(c container) bool {
+			return slices.ContainsFunc(now, func(again container) bool { return again.uid == c.uid })
+		})
+	}
+	for _, c := range missing {
+		r.s.recorder.Add(c.record(history.Missing, e.name))
+	}
+	d.afterReboot()
+	pause(ctx, length)
+	return r.do(func() error { return r.trial.Heal(ctx, e.name) })
+}
+
+// goBack is the system's, of a trial's control plane.
+func (r *onTrial) goBack(ctx context.Context, after time.Duration) error {
+	dir, err := r.path(trial.Cloud, planeDir)
+	if err != nil {
+		return err
+	}
+	over := r.s.excuse(history.Restore, history.Cloud)
+	if err := r.do(func() error { return r.trial.Stop(ctx, trial.Cloud, "kubeplane") }); err != nil {
+		return err
+	}
+	b, err := cluster.CopyEtcd(dir)
+	if err = errors.Join(err, r.do(func() error { return r.trial.Start(ctx, trial.Cloud, "kubeplane") })); err != nil {
+		return err
+	}
+	r.s.makeLost(ctx, r.s.edges)
+	err = r.restart(ctx, trial.Cloud, "kubeplane", after, func() error { return cluster.PutEtcd(dir, b) })
+	over()
+	return errors.Join(err, cluster.RemoveBackup(b))
+}
