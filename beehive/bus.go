@@ -3,16 +3,12 @@ package beehive
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 
 	"github.com/skerry-io/skerry/beehive/message"
 )
 
-// maxRetained is how many messages the bus remembers for a group. Beyond it the oldest is forgotten.
-const maxRetained = 64
-
-// bus knows the members, who waits for which answer, and what each group heard last. Members never change after newBus.
+// bus knows the members, who waits for which answer, and what state each group has. Members never change once a module runs.
 type bus struct {
 	members map[message.Name]*member
 	order   []*member // as wired
@@ -33,12 +29,12 @@ type member struct {
 	run chan struct{} // of the run in progress, closed when it ends; nil while there is none
 }
 
-// group remembers, for modules that start (again), the newest message of each sender, topic and resource whose Delivery is Latest.
+// group retains one message for modules that start (again): the newest whose Delivery is Latest, which is the state that the group follows.
 type group struct {
 	members []*member
 
-	mu       sync.Mutex
-	retained []message.Message // in the order sent
+	mu    sync.Mutex
+	state *message.Message
 }
 
 // request is what one caller of SendSync waits for.
@@ -47,60 +43,33 @@ type request struct {
 	answer chan message.Message // one slot, so that an answer never blocks its sender
 }
 
-func newBus(entries []Entry) *bus {
-	b := &bus{
+func newBus() *bus {
+	return &bus{
 		members: map[message.Name]*member{}, groups: map[message.Group]*group{},
 		pending: map[message.ID]*request{},
 	}
-	for _, e := range entries {
-		name := e.Module.Name()
-		m := &member{name: name, groups: e.Groups, mailbox: newMailbox(name, e.mailbox())}
-		b.members[name] = m
-		b.order = append(b.order, m)
-		for _, g := range e.Groups {
-			if b.groups[g] == nil {
-				b.groups[g] = &group{}
-			}
-			b.groups[g].members = append(b.groups[g].members, m)
+}
+
+// join makes a module a member.
+func (b *bus) join(name message.Name, groups []message.Group, bound int) {
+	m := &member{name: name, groups: groups, mailbox: newMailbox(name, bound)}
+	b.members[name] = m
+	b.order = append(b.order, m)
+	for _, g := range groups {
+		if b.groups[g] == nil {
+			b.groups[g] = &group{}
 		}
+		b.groups[g].members = append(b.groups[g].members, m)
 	}
-	return b
 }
 
-// begin opens a run of a module and returns its port. What its groups heard last, and it did not or not in this run, waits first in its mailbox.
-func (b *bus) begin(name message.Name, ready func()) *Port {
-	m := b.members[name]
-	run := make(chan struct{})
-	for _, g := range m.groups {
-		m.mailbox.prepend(b.groups[g].remembered(name))
-	}
-	m.mu.Lock()
-	m.run = run
-	m.mu.Unlock()
-	return &Port{bus: b, self: m, run: run, ready: ready}
-}
-
-// end closes a run. Whoever waits for an answer of it is told at once. gone says that no run will follow.
-func (b *bus) end(p *Port, gone bool) {
-	p.self.mu.Lock()
-	p.self.run = nil
-	p.self.mu.Unlock()
-	close(p.run)
-	if gone {
-		p.self.mailbox.close()
-	} else {
-		p.self.mailbox.dropRequests()
-	}
-	b.fail(p.self.name)
-}
-
-// close is end for a module that has no run.
+// close is Port.end for a module that has no run.
 func (b *bus) close(name message.Name) {
 	b.members[name].mailbox.close()
 	b.fail(name)
 }
 
-// fail answers, in the place of a module that can't any more, everybody who waits for it.
+// fail answers, in the place of a module that can't any more, every caller that waits for it.
 func (b *bus) fail(to message.Name) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -131,7 +100,7 @@ func (b *bus) member(name message.Name) (*member, error) {
 	return m, nil
 }
 
-// await registers the caller of a request. A request that is passed on bears an ID that somebody waits for already; it gets a new one.
+// await registers the caller of a request. A request that is passed on bears an ID that a caller waits for already; it gets a new one.
 func (b *bus) await(m *message.Message, to message.Name) *request {
 	r := &request{to: to, answer: make(chan message.Message, 1)}
 	b.mu.Lock()
@@ -151,7 +120,7 @@ func (b *bus) forget(id message.ID, r *request) {
 	}
 }
 
-// answer hands m to whoever waits for it. Only the module that was asked may answer: a number that came over a link proves nothing.
+// answer hands m to the caller that waits for it. Only the module that was asked may answer: a number that came over a link proves nothing.
 func (b *bus) answer(from message.Name, m message.Message) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -165,26 +134,24 @@ func (b *bus) answer(from message.Name, m message.Message) error {
 	return nil
 }
 
-// remember keeps m for modules of the group that start later.
-func (g *group) remember(m message.Message) {
+// retain keeps m for modules of the group that start later.
+func (g *group) retain(m message.Message) {
 	if m.Header.Delivery != message.Latest {
 		return
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	key := keyOf(m)
-	g.retained = slices.DeleteFunc(g.retained, func(o message.Message) bool { return keyOf(o) == key })
-	if len(g.retained) >= maxRetained {
-		g.retained = slices.Delete(g.retained, 0, 1)
-	}
-	g.retained = append(g.retained, m)
+	g.state = &m
 }
 
-// remembered is what others said to the group last.
-func (g *group) remembered(self message.Name) []message.Message {
+// retained is the state that another module sent to the group last, or nothing.
+func (g *group) retained(self message.Name) []message.Message {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(g.retained), func(m message.Message) bool { return m.Route.Source == self })
+	if g.state == nil || g.state.Route.Source == self {
+		return nil
+	}
+	return []message.Message{*g.state}
 }
 
 var errNoRequest = errors.New("message asks for no answer")

@@ -3,32 +3,9 @@ package beehive
 import (
 	"errors"
 	"fmt"
-	"time"
-
-	"github.com/skerry-io/skerry/beehive/message"
 )
 
-// State is where a module is in its life.
-type State string
-
-const (
-	Stopped    State = "Stopped"    // not started yet, or stopped when told to
-	Starting   State = "Starting"   // runs, and is not ready yet
-	Ready      State = "Ready"      // runs and receives
-	BackingOff State = "BackingOff" // has failed and will start again
-	Failed     State = "Failed"     // has failed for good
-)
-
-// ModuleHealth is how a module fares.
-type ModuleHealth struct {
-	Name      message.Name `json:"name"`
-	State     State        `json:"state"`
-	Since     time.Time    `json:"since,omitzero"` // of the state; zero before the start
-	Restarts  int          `json:"restarts"`
-	LastError string       `json:"lastError,omitempty"` // of the last failure, kept after a restart
-}
-
-// Health tells how each module fares, in the order of the wiring.
+// Health says how each module fares, in the order of the wiring.
 func (r *Runner) Health() []ModuleHealth {
 	all := make([]ModuleHealth, len(r.modules))
 	for i, m := range r.modules {
@@ -39,62 +16,12 @@ func (r *Runner) Health() []ModuleHealth {
 	return all
 }
 
-func (m *module) set(s State, err error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.health.State = s
-	m.health.Since = time.Now()
-	if err != nil {
-		m.health.LastError = err.Error()
-	}
-}
-
-// ready is what Port.Ready calls.
-func (m *module) ready() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.health.State != Starting {
-		return
-	}
-	m.health.State = Ready
-	m.health.Since = time.Now()
-	m.settle()
-}
-
-// readyFor is how long the module has been ready in this run.
-func (m *module) readyFor() time.Duration {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.health.State != Ready {
-		return 0
-	}
-	return time.Since(m.health.Since)
-}
-
-func (m *module) restarted() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.health.Restarts++
-}
-
 // Metrics is a snapshot of the bus; counters count since the Runner was made.
 type Metrics struct {
 	Modules []ModuleMetrics
-	// Pending is how many callers wait for an answer; LateAnswers counts those that came when nobody waited any more.
+	// Pending is how many callers wait for an answer; LateAnswers counts those that came when no caller waited any more.
 	Pending     int
 	LateAnswers uint64
-}
-
-// ModuleMetrics is a snapshot of one module's mailbox.
-type ModuleMetrics struct {
-	Name     message.Name
-	Depth    int    // messages that wait
-	Bound    int    // of Depth
-	Waiting  int    // senders held back at this moment
-	Sent     uint64 // messages taken into the mailbox
-	Received uint64 // messages handed to the module
-	HeldBack uint64 // messages whose sender had to wait for room
-	Replaced uint64 // messages that a newer one replaced
 }
 
 // Metrics returns a snapshot, with the modules in the order of the wiring.

@@ -12,11 +12,9 @@ import (
 // A mailbox holds what waits for one module. It outlives the module's runs: what waits while a module backs off is there when it runs again.
 //
 // Its bound counts messages. At the bound a sender waits its turn, first come, first served. A message of Delivery Latest takes the place of an
-// older one of the same sender, topic and resource, and needs no room then. Two rules keep that honest:
-//   - What a module receives of one sender is always in the order sent, with some left out. So an older message that other messages of its sender
-//     have followed is not overwritten where it lies: that would let the newer one overtake them ("up, down, up" would end in "down").
-//   - A stream of newer messages can't starve the receiver. So the oldest one stays where it is, and only the newest moves to the end. At most two
-//     of a kind wait; with them a mailbox may exceed its bound, but never reach twice that.
+// older one of the same topic and resource, and needs no room then, where that is the last that its sender sent. So what a module receives of one
+// sender is always in the order sent, with some left out ("up, down, up" does not end in "down"), and a stream of newer messages can't starve the
+// receiver: they stay where the oldest was.
 type mailbox struct {
 	name  message.Name
 	bound int
@@ -25,7 +23,6 @@ type mailbox struct {
 	front   *letter
 	back    *letter
 	depth   int
-	latest  map[latestKey]latestPair
 	lastOf  map[message.Name]*letter // the last waiting letter of each sender
 	waiters []*waiter                // senders held back, in order of arrival
 	gone    bool                     // nothing is received any more
@@ -41,15 +38,6 @@ type letter struct {
 	prev, next *letter
 }
 
-type latestKey struct {
-	source   message.Name
-	topic    message.Key
-	resource message.Resource
-}
-
-// latestPair is what waits of one key; both are the same letter where only one does.
-type latestPair struct{ oldest, newest *letter }
-
 type waiter struct {
 	message message.Message
 	done    chan error // one slot; nil means that the message is in the mailbox
@@ -58,7 +46,7 @@ type waiter struct {
 func newMailbox(name message.Name, bound int) *mailbox {
 	return &mailbox{
 		name: name, bound: bound,
-		latest: map[latestKey]latestPair{}, lastOf: map[message.Name]*letter{},
+		lastOf:  map[message.Name]*letter{},
 		arrived: make(chan struct{}, 1),
 	}
 }
@@ -70,7 +58,7 @@ func (b *mailbox) put(ctx context.Context, m message.Message) error {
 		b.mu.Unlock()
 		return ErrNotRunning
 	}
-	// Whoever is held back came first, but a replacement takes nobody's room.
+	// Who is held back came first, but a replacement takes no room.
 	if b.replace(m) || len(b.waiters) == 0 && b.append(m) {
 		b.mu.Unlock()
 		return nil
@@ -98,28 +86,18 @@ func (b *mailbox) put(ctx context.Context, m message.Message) error {
 	return <-w.done // decided in the same moment
 }
 
-// replace puts m where an older message of its key makes that possible without room. The caller holds mu.
+// replace puts m in the place of the last message of its sender, if that is an older one of its topic and resource. The caller holds mu.
 func (b *mailbox) replace(m message.Message) bool {
 	if m.Header.Delivery != message.Latest {
 		return false
 	}
-	key := keyOf(m)
-	pair, ok := b.latest[key]
-	if !ok {
+	last := b.lastOf[m.Route.Source]
+	if last == nil || last.message.Header.Delivery != message.Latest || last.message.Key() != m.Key() || last.message.Route.Resource != m.Route.Resource {
 		return false
 	}
+	last.message = m
 	b.sent++
-	if b.lastOf[key.source] == pair.newest { // its sender said nothing since
-		pair.newest.message = m
-		b.replaced++
-		return true
-	}
-	if pair.newest != pair.oldest {
-		b.unlink(pair.newest)
-		b.replaced++
-	}
-	pair.newest = b.link(m)
-	b.latest[key] = pair
+	b.replaced++
 	return true
 }
 
@@ -129,10 +107,7 @@ func (b *mailbox) append(m message.Message) bool {
 		return false
 	}
 	b.sent++
-	l := b.link(m)
-	if m.Header.Delivery == message.Latest {
-		b.latest[keyOf(m)] = latestPair{l, l}
-	}
+	b.link(m)
 	return true
 }
 
@@ -185,13 +160,12 @@ func (b *mailbox) admit() {
 	}
 }
 
-// close ends the mailbox for good: what waits is dropped, and whoever is held back is told.
+// close ends the mailbox for good: what waits is dropped, and who is held back gets an error.
 func (b *mailbox) close() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.gone = true
 	b.front, b.back, b.depth = nil, nil, 0
-	clear(b.latest)
 	clear(b.lastOf)
 	for _, w := range b.waiters {
 		w.done <- ErrNotRunning
@@ -199,7 +173,7 @@ func (b *mailbox) close() {
 	b.waiters = nil
 }
 
-// dropRequests removes what somebody waits for in this process; the bus has told them that nobody will answer.
+// dropRequests removes what a caller in this process waits for; the bus has ended their waiting.
 func (b *mailbox) dropRequests() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -232,7 +206,7 @@ func (b *mailbox) prepend(messages []message.Message) {
 		if waiting[m.Header.ID] {
 			continue
 		}
-		// It stays out of the index of replacements: it is older than all that is there, and few.
+		// It is not the last of its sender: it is older than all that is there.
 		l := &letter{message: m, next: b.front}
 		if b.front != nil {
 			b.front.prev = l
@@ -247,8 +221,8 @@ func (b *mailbox) prepend(messages []message.Message) {
 	}
 }
 
-// link puts a letter at the end; unlink takes one out of the list; remove takes one out of the index too. The caller holds mu.
-func (b *mailbox) link(m message.Message) *letter {
+// link puts a letter at the end, remove takes one out. The caller holds mu.
+func (b *mailbox) link(m message.Message) {
 	l := &letter{message: m, prev: b.back}
 	if b.back != nil {
 		b.back.next = l
@@ -259,10 +233,9 @@ func (b *mailbox) link(m message.Message) *letter {
 	b.depth++
 	b.lastOf[m.Route.Source] = l
 	b.signal()
-	return l
 }
 
-func (b *mailbox) unlink(l *letter) {
+func (b *mailbox) remove(l *letter) {
 	if l.prev != nil {
 		l.prev.next = l.next
 	} else {
@@ -275,23 +248,8 @@ func (b *mailbox) unlink(l *letter) {
 	}
 	l.prev, l.next = nil, nil
 	b.depth--
-}
-
-func (b *mailbox) remove(l *letter) {
-	b.unlink(l)
 	if source := l.message.Route.Source; b.lastOf[source] == l {
 		delete(b.lastOf, source)
-	}
-	if l.message.Header.Delivery != message.Latest {
-		return
-	}
-	key := keyOf(l.message)
-	switch pair := b.latest[key]; {
-	case pair.oldest != l:
-	case pair.newest == l:
-		delete(b.latest, key)
-	default:
-		b.latest[key] = latestPair{pair.newest, pair.newest}
 	}
 }
 
@@ -302,6 +260,18 @@ func (b *mailbox) signal() {
 	}
 }
 
+// ModuleMetrics is a snapshot of one module's mailbox.
+type ModuleMetrics struct {
+	Name     message.Name
+	Depth    int    // messages that wait
+	Bound    int    // of Depth
+	Waiting  int    // senders held back at this moment
+	Sent     uint64 // messages taken into the mailbox
+	Received uint64 // messages handed to the module
+	HeldBack uint64 // messages whose sender had to wait for room
+	Replaced uint64 // messages that a newer one replaced
+}
+
 func (b *mailbox) metrics() ModuleMetrics {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -310,5 +280,3 @@ func (b *mailbox) metrics() ModuleMetrics {
 		Sent: b.sent, Received: b.received, HeldBack: b.heldBack, Replaced: b.replaced,
 	}
 }
-
-func keyOf(m message.Message) latestKey { return latestKey{m.Route.Source, m.Key(), m.Route.Resource} }

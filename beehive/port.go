@@ -17,6 +17,33 @@ type Port struct {
 	ready func()
 }
 
+// begin opens a run of a module and returns its port. The states of its groups wait first in its mailbox.
+func (b *bus) begin(name message.Name, ready func()) *Port {
+	m := b.members[name]
+	run := make(chan struct{})
+	for _, g := range m.groups {
+		m.mailbox.prepend(b.groups[g].retained(name))
+	}
+	m.mu.Lock()
+	m.run = run
+	m.mu.Unlock()
+	return &Port{bus: b, self: m, run: run, ready: ready}
+}
+
+// end closes a run. Who waits for an answer of it gets an error at once. gone says that no run will follow.
+func (b *bus) end(p *Port, gone bool) {
+	p.self.mu.Lock()
+	p.self.run = nil
+	p.self.mu.Unlock()
+	close(p.run)
+	if gone {
+		p.self.mailbox.close()
+	} else {
+		p.self.mailbox.dropRequests()
+	}
+	b.fail(p.self.name)
+}
+
 // Ready says that the module can receive. Later calls do nothing.
 func (p *Port) Ready() {
 	if p.alive() {
@@ -37,7 +64,8 @@ func (p *Port) Send(ctx context.Context, to message.Name, m message.Message) err
 }
 
 // SendToGroup sends m to every module of a group but the sender, in the order of the wiring, and tries all before it returns their errors. The
-// newest message of Delivery Latest is remembered: a module of the group that starts, or starts again, finds it in its mailbox.
+// newest message of Delivery Latest is the state of the group: a module of it that starts, or starts again, finds it in its mailbox. It is one for
+// the group, whatever its topic.
 func (p *Port) SendToGroup(ctx context.Context, to message.Group, m message.Message) error {
 	g, ok := p.bus.groups[to]
 	if !ok {
@@ -49,7 +77,7 @@ func (p *Port) SendToGroup(ctx context.Context, to message.Group, m message.Mess
 	if m.Header.ID == 0 {
 		m.Header.ID = message.NextID()
 	}
-	g.remember(m)
+	g.retain(m)
 	var errs []error
 	for _, member := range g.members {
 		if member == p.self {
@@ -118,7 +146,7 @@ func (p *Port) Reply(ctx context.Context, request message.Message, content any) 
 }
 
 // Answer hands over an answer that came from elsewhere: a hub asked the other end of its link on behalf of the caller, and m.Header.ParentID names
-// the request as this module received it. ErrLate says that nobody waits for it any more, or that this module was not asked.
+// the request as this module received it. ErrLate says that no caller waits for it any more, or that this module was not asked.
 func (p *Port) Answer(m message.Message) error {
 	m.Route.Source = p.self.name
 	return p.bus.answer(p.self.name, m)

@@ -28,20 +28,6 @@ type Runner struct {
 	failed  chan error
 }
 
-// module is one line of the wiring with its life.
-type module struct {
-	Entry
-	name message.Name
-
-	stop    context.CancelFunc // set before the goroutine starts
-	stopped chan struct{}      // closed when the module won't run again
-	settled chan struct{}      // closed when the start of the next module need not wait: ready, or failed for the first time
-	settle  func()
-
-	mu     sync.Mutex
-	health ModuleHealth
-}
-
 // NewRunner checks the wiring. It starts nothing.
 func NewRunner(config Config, entries []Entry) (*Runner, error) {
 	if config.StartTimeout == 0 {
@@ -53,7 +39,7 @@ func NewRunner(config Config, entries []Entry) (*Runner, error) {
 	if err := validate(entries); err != nil {
 		return nil, fmt.Errorf("wiring: %w", err)
 	}
-	r := &Runner{bus: newBus(entries), failed: make(chan error, len(entries))}
+	r := &Runner{bus: newBus(), failed: make(chan error, len(entries))}
 	for _, e := range entries {
 		if e.StartTimeout == 0 {
 			e.StartTimeout = config.StartTimeout
@@ -62,6 +48,7 @@ func NewRunner(config Config, entries []Entry) (*Runner, error) {
 			e.StopTimeout = config.StopTimeout
 		}
 		m := &module{Entry: e, name: e.Module.Name(), stopped: make(chan struct{}), settled: make(chan struct{})}
+		r.bus.join(m.name, e.Groups, e.mailbox())
 		m.settle = sync.OnceFunc(func() { close(m.settled) })
 		m.health = ModuleHealth{Name: m.name, State: Stopped}
 		r.modules = append(r.modules, m)
@@ -119,7 +106,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	}
 	errs := []error{cause}
 	for _, m := range r.modules[started:] {
-		r.bus.close(m.name) // will never run: whoever sends to it is told
+		r.bus.close(m.name) // will never run: who sends to it gets an error
 	}
 	for _, m := range slices.Backward(r.modules[:started]) {
 		errs = append(errs, r.stop(logger, m))

@@ -315,11 +315,11 @@ func TestRunner_aPortEndsWithItsRun(t *testing.T) {
 	})
 }
 
-// A module that starts late, or again, hears what its groups were told last.
-func TestRunner_groupsAreRememberedForRestarts(t *testing.T) {
+// A module that starts late, or again, receives the newest state of its groups, once, and none of what is no state.
+func TestRunner_stateOfGroupsIsRetainedForRestarts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		up := message.NewTopic[int]("link", message.Insert, message.Latest)
-		down := message.NewTopic[int]("link", message.Delete, message.Latest)
+		link := message.NewTopic[string]("link", message.Query, message.Latest)
+		note := message.NewTopic[string]("note", message.Insert, message.Every)
 		var runs [][]string
 		fail := make(chan struct{})
 		listener := module{"listener", func(ctx context.Context, port *beehive.Port) error {
@@ -340,7 +340,7 @@ func TestRunner_groupsAreRememberedForRestarts(t *testing.T) {
 				if err != nil {
 					return errBroken
 				}
-				runs[n] = append(runs[n], fmt.Sprintf("%s%v", m.Key(), m.Content))
+				runs[n] = append(runs[n], fmt.Sprintf("%s %v", m.Key(), m.Content))
 			}
 		}}
 		b := beehivetest.Run(t, []beehivetest.Peer{{Name: "hub", Groups: []message.Group{"link"}}}, beehive.Entry{
@@ -353,22 +353,31 @@ func TestRunner_groupsAreRememberedForRestarts(t *testing.T) {
 			}
 			synctest.Wait()
 		}
-		for i := range 3 {
-			tell(up.New(message.Resource{}, i))
-			tell(down.New(message.Resource{}, i))
+		restart := func(meanwhile ...message.Message) {
+			fail <- struct{}{}
+			synctest.Wait()
+			for _, m := range meanwhile { // it backs off
+				tell(m)
+			}
+			time.Sleep(2 * time.Minute)
+			synctest.Wait()
 		}
-		tell(up.New(message.Resource{}, 3))
-		fail <- struct{}{}
-		synctest.Wait()
-		tell(down.New(message.Resource{}, 3)) // while it backs off
-		time.Sleep(2 * time.Second)
-		synctest.Wait()
+		for _, m := range []string{"up 0", "down 0", "up 1"} {
+			tell(link.New(message.Resource{}, m))
+		}
+		tell(note.New(message.Resource{}, "a"))
+		restart()
+		restart(link.New(message.Resource{}, "down 1"), note.New(message.Resource{}, "b"), link.New(message.Resource{}, "up 2"))
+		tell(link.New(message.Resource{}, "down 2"))
+		restart()
 		want := [][]string{
-			{"link.insert0", "link.delete0", "link.insert1", "link.delete1", "link.insert2", "link.delete2", "link.insert3"},
-			{"link.insert3", "link.delete3"},
+			{"link.query up 0", "link.query down 0", "link.query up 1", "note.insert a"},
+			{"link.query up 1"},
+			{"link.query down 1", "note.insert b", "link.query up 2", "link.query down 2"},
+			{"link.query down 2"},
 		}
 		if diff := cmp.Diff(want, runs); diff != "" {
-			t.Errorf("what each run heard (-want +got):\n%s", diff)
+			t.Errorf("what each run received (-want +got):\n%s", diff)
 		}
 		_ = b.Stop() // the listener calls being stopped a failure
 	})

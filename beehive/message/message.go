@@ -109,7 +109,7 @@ type Delivery int
 const (
 	// Every: no message is lost; a full mailbox holds its sender back.
 	Every Delivery = iota
-	// Latest: in a mailbox a newer message replaces an older one of the same sender, topic and resource.
+	// Latest: in a mailbox a newer message replaces an older one of the same topic and resource, where that is the last that its sender sent.
 	Latest
 )
 
