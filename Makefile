@@ -97,11 +97,11 @@ build-kube-vip:
 ARCHES ?= amd64 arm64
 PROGRAMS ?= cloudcore edgecore kubectl-skerry
 REGISTRY ?=
-OLDER ?=
+OLDER ?= $(BEFORE)
 export ARCHES PROGRAMS REGISTRY OLDER
 
 .PHONY: release
-release: ## programs, packages, images, chart and bundles in build/out/release/VERSION; ARCHES=amd64 PROGRAMS=cloudcore for some, OLDER=1.36 for one more
+release: ## programs, packages, images, chart and bundles in build/out/release/VERSION; ARCHES=amd64 PROGRAMS=cloudcore for some, OLDER= without edgecore of Kubernetes 1.36
 	@build/release.sh $(VERSION) build/out/release/$(VERSION)
 
 .PHONY: release-test

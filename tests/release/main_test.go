@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -84,6 +85,9 @@ func key(ctx context.Context, root, dir string) (secret, public string, err erro
 // version is of the release that the tests share, newer of the next one.
 const version, newer = "v0.1.0-rc1", "v0.1.0"
 
+// minorBefore is the minor release of Kubernetes that the shared release has an edgecore of beside today's.
+const minorBefore = "1.36"
+
 // registry would have the images; nothing of this name can be reached.
 const registry = "registry.example.com/skerry"
 
@@ -102,13 +106,13 @@ var secret = sync.OnceValues(func() (string, error) {
 
 // signed and next make releases of this checkout for this machine's architecture, each once.
 var (
-	signed = sync.OnceValues(func() (string, error) { return made(version) })
-	next   = sync.OnceValues(func() (string, error) { return made(newer) })
+	signed = sync.OnceValues(func() (string, error) { return made(version, "OLDER="+minorBefore) })
+	next   = sync.OnceValues(func() (string, error) { return made(newer, "OLDER=") })
 )
 
 // made makes a signed release in the folder of the tests. Its programs are compiled with the flags of `make build`, for what is compiled already is used
 // then: no byte is compared here. PROGRAMS of the environment says of what it consists.
-func made(version string) (string, error) {
+func made(version string, further ...string) (string, error) {
 	root, err := binary.Root()
 	if err != nil {
 		return "", err
@@ -122,7 +126,7 @@ func made(version string) (string, error) {
 		return out, nil
 	}
 	env := []string{"SKERRY_SIGN_KEY=" + secret, "RELEASE_FLAGS=", "ARCHES=" + runtime.GOARCH, "REGISTRY=" + registry}
-	_, err = try(context.Background(), root, env, "build/release.sh", version, out)
+	_, err = try(context.Background(), root, append(env, further...), "build/release.sh", version, out)
 	return out, err
 }
 
@@ -162,10 +166,11 @@ func named(program string) string {
 	return "skerry-" + program
 }
 
-// one is the only file of a folder that fits.
+// one is the only file of a folder that fits, beside those of another Kubernetes.
 func one(t *testing.T, dir, pattern string) string {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join(dir, pattern))
+	found = slices.DeleteFunc(found, func(f string) bool { return strings.Contains(f, "+k8s") })
 	if err != nil || len(found) != 1 {
 		t.Fatalf("%s in %s: %v, %v", pattern, dir, found, err)
 	}

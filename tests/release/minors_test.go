@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -18,9 +19,9 @@ import (
 // kubernetes are the programs of a minor release of Kubernetes, as suffixes of those in bin.
 var kubernetes = map[string]string{"1.36": "-1.36", "1.37": ""}
 
-// TestMinors: devices with kubelets of Kubernetes 1.36 and 1.37, at control planes of 1.36 and 1.37, each real: a device works where its kubelet is no newer than
+// TestShip_21_Minors: devices with kubelets of Kubernetes 1.36 and 1.37, at control planes of 1.36 and 1.37, each real: a device works where its kubelet is no newer than
 // kube-apiserver, its containers go on when it is upgraded from one minor to the next, and where its kubelet is newer it is refused.
-func TestMinors(t *testing.T) {
+func TestShip_21_Minors(t *testing.T) {
 	root, err := binary.Root()
 	if err != nil {
 		t.Fatal(err)
@@ -51,6 +52,23 @@ func TestMinors(t *testing.T) {
 				s.refused(program("edgecore", "1.37"))
 			}
 		})
+	}
+}
+
+// install.sh takes the edgecore that is asked for: by itself today's Kubernetes, with --kubernetes the one before, and what no release has is refused.
+func TestInstallOlderKubernetes(t *testing.T) {
+	dir := shared(t)
+	for minor, flags := range map[string][]string{"1.37": nil, minorBefore: {"--kubernetes", minorBefore}} {
+		to := filepath.Join(t.TempDir(), "root")
+		command(t, "/", nil, "sh", append([]string{filepath.Join(dir, "install.sh"), "--root", to}, append(flags, dir)...)...)
+		if v := command(t, "/", nil, filepath.Join(to, "usr/bin/edgecore"), "version"); !strings.Contains(v, "(Kubernetes v"+minor+".") {
+			t.Errorf("install.sh %v installs %s", flags, v)
+		}
+	}
+	to := filepath.Join(t.TempDir(), "root")
+	_, err := try(t.Context(), "/", nil, "sh", filepath.Join(dir, "install.sh"), "--root", to, "--kubernetes", "1.35", dir)
+	if err == nil || !strings.Contains(err.Error(), "this release has no edgecore for "+runtime.GOARCH+" with Kubernetes 1.35") || exists(to) {
+		t.Errorf("Kubernetes 1.35, which the release has not: %v", err)
 	}
 }
 
