@@ -93,6 +93,12 @@ build-kube-vip:
 	@mkdir -p bin
 	@build/compile.sh kube-vip go build -v -buildvcs=false -modfile=build/tools/kubevip/go.mod -o bin/kube-vip github.com/kube-vip/kube-vip
 
+# CoreDNS as its module has it, for a benchmark.
+.PHONY: build-coredns
+build-coredns:
+	@mkdir -p bin
+	@build/compile.sh coredns go build -v -buildvcs=false -modfile=build/tools/coredns/go.mod -o bin/coredns github.com/coredns/coredns
+
 # What a release is made for and of, and the registry that will have its image; SKERRY_SIGN_KEY=FILE signs it.
 ARCHES ?= amd64 arm64
 PROGRAMS ?= cloudcore edgecore kubectl-skerry

@@ -33,6 +33,8 @@ type Policy struct {
 	// Share is how much of one CPU garbage collection may take, as long as less than Burst percent is
 	// enough for that: 0.01 is 10 ms a second.
 	Share float64
+	// AfterBurst is called when a burst is over and its memory is released, by Run's own goroutine; nil: no callback.
+	AfterBurst func()
 }
 
 // Default keeps a seventh of live memory as garbage at rest, and is Go's own in a burst. A GC cycle of
@@ -169,6 +171,9 @@ func (p Policy) adapt(ctx context.Context, h heap) {
 		if b.burstOver() {
 			h.release()
 			count, cpu = h.spent()
+			if p.AfterBurst != nil {
+				p.AfterBurst()
+			}
 			log.V(4).Info("Released memory after a burst", "gcPercent", percent)
 		}
 		if wait := b.next(); wait > 0 {

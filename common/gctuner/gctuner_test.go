@@ -22,6 +22,7 @@ type fake struct {
 	collections uint64
 	cpu         time.Duration
 	releases    int
+	bursts      int // that AfterBurst was called for
 	watcher     func()
 }
 
@@ -79,6 +80,12 @@ func (f *fake) run(rate float64, d time.Duration) time.Duration {
 	return after - before
 }
 
+func (f *fake) burstOver() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.bursts++
+}
+
 func (f *fake) state() (percent, releases int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -95,7 +102,14 @@ func adapted(t *testing.T, do func(t *testing.T, f *fake)) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			Default().adapt(ctx, f)
+			p := Default()
+			p.AfterBurst = f.burstOver
+			p.adapt(ctx, f)
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			if f.bursts != f.releases {
+				t.Errorf("%d bursts were reported, and %d released", f.bursts, f.releases)
+			}
 		}()
 		synctest.Wait()
 		do(t, f)

@@ -32,16 +32,22 @@ type mapping struct {
 	resident   int // bytes
 }
 
-// Run gives the pages back once the start is over, after settle, and then each interval: work that comes
-// once in a while touches others. It returns when ctx ends. settle and interval must be above 0.
-func Run(ctx context.Context, settle, interval time.Duration) {
+// Run gives the pages back once the start is over, after settle, and then each interval and whenever burst receives: work
+// that comes once in a while touches others. It returns when ctx ends. settle and interval must be above 0.
+func Run(ctx context.Context, settle, interval time.Duration, burst <-chan struct{}) {
 	timer := time.NewTimer(settle)
 	defer timer.Stop()
+	started := false
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-timer.C:
+			started = true
+		case <-burst:
+			if !started {
+				continue // the start is one
+			}
 		}
 		n, err := Release()
 		if err != nil {

@@ -69,18 +69,24 @@ func (a *App) serviceParts() ([]beehive.Entry, error) {
 	if a.correction == nil {
 		return []beehive.Entry{entry(a.agent(services.New(config)), beehive.OnFailure(beehive.Backoff{}))}, nil // removes what was there
 	}
-	e := endpoints.New(endpoints.Config{
-		NodeName: a.node, API: config.API, Correction: a.correction, View: a.meta, Memory: agent.NewMemory(a.store, string(endpoints.Name)), BootID: bootID(), Own: a.ownPods,
-	})
-	a.agent(e.Module)
-	view, err := serviceview.New(config.API, e.Synced())
+	corrected := make(chan struct{})
+	var slices <-chan struct{} = corrected
+	if !a.on.names && !a.on.services {
+		slices = nil // no reader
+	}
+	view, err := serviceview.New(config.API, slices)
 	if err != nil {
 		return nil, err
 	}
+	e := endpoints.New(endpoints.Config{
+		NodeName: a.node, API: config.API, Services: view.Services(), Correction: a.correction, View: a.meta, Memory: agent.NewMemory(a.store, string(endpoints.Name)), BootID: bootID(), Own: a.ownPods,
+		Corrected: func() { close(corrected) },
+	})
+	a.agent(e)
 	config.View, config.Site = view, a.correction.Site
 	entries := []beehive.Entry{
-		entry(e.Module, beehive.OnFailure(beehive.Backoff{})),
 		{Module: view, Restart: beehive.Never()},
+		entry(e, beehive.OnFailure(beehive.Backoff{})),
 	}
 	if a.on.names {
 		names, err := a.newNames(view)

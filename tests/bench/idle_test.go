@@ -212,7 +212,7 @@ var order = slices.Concat(
 	[]string{whatCarrierLink, whatCarrierReady, whatCarrierPod, whatSilentLink, whatSilentReady, whatSilentPod},
 	[]string{whatPod, whatTen, whatManyPod, whatManyRate, whatManyExtra, whatIdleWrites},
 	[]string{whatMarks, whatMarksSame, whatFailover},
-	[]string{whatServices100, whatServices1000, whatName50, whatName99},
+	[]string{whatServices100, whatServices1000, whatName50, whatName99, whatCore50, whatCore99},
 	[]string{whatHollowMemory, whatHollowHeap, whatHollowQUIC, whatHollowLinked, whatHollowStep, whatHollowCPU, whatSteady, whatHollowWrites},
 	[]string{whatHostileMemory, whatHostileChange, whatHostileBusy, whatHostileReconnect, whatHostileQUIC},
 )

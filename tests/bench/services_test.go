@@ -28,6 +28,8 @@ const (
 	whatServices1000 = "memory of Services and names on a device, resident: 1000 Services of 4 endpoints"
 	whatName50       = "a cluster name, asked on the device without a link, median"
 	whatName99       = "a cluster name, asked on the device without a link, 99th percentile"
+	whatCore50       = "a cluster name, beside CoreDNS on a plain node, median"
+	whatCore99       = "a cluster name, beside CoreDNS on a plain node, 99th percentile"
 	servicesLabel    = "bench=services"
 	servicesSettle   = 75 * time.Second // edgecore gives back a minute after its start what only that needed
 	names1000        = 1000
@@ -35,7 +37,8 @@ const (
 	nameServer       = "169.254.20.20:53"
 )
 
-// services: what edgecore grows by when it serves Services and names itself, beside a kube-proxy of its own process on a plain node; and how long a name takes, beside the echo of a datagram.
+// services: what edgecore grows by when it serves Services and names itself, beside kube-proxy and CoreDNS as processes of their own on a plain node; and how long a name takes, beside the echo of a
+// datagram and beside CoreDNS.
 func (s *bench) services(b *testing.B) {
 	s.up(b)
 	defer s.dropServices(b)
@@ -49,36 +52,58 @@ func (s *bench) services(b *testing.B) {
 		s.awaitReady(b, edge)
 	}()
 	s.awaitLinked(b)
-	stop := s.runProxy(b)
-	defer stop()
-	proxyEmpty := 0.0
+	defer s.runProxy(b)()
+	defer s.runCoreDNS(b)()
+	var before proxyAndNames
 	for _, n := range []int{100, names1000} {
 		if n == names1000 {
 			s.makeServices(b, 100, n)
 		}
-		s.awaitName(b, n-1)
+		s.awaitName(b, edge, nameServer, n-1)
+		s.awaitName(b, plain, coreServer, n-1)
 		pause(b, servicesSettle)
+		most := map[int]float64{100: 6, names1000: 18}[n]
 		r := row{
-			what: map[int]string{100: whatServices100, names1000: whatServices1000}[n], unit: "MB", beside: "kube-proxy as a process of its own, on a plain node", goal: fmt.Sprintf("at most %d MB", map[int]int{100: 6, names1000: 18}[n]),
-			judge: func(ours, _ float64) (string, bool) {
-				return fmt.Sprintf("%+.4g MB", ours), ours <= map[int]float64{100: 6, names1000: 18}[n]
-			},
+			what: map[int]string{100: whatServices100, names1000: whatServices1000}[n], unit: "MB", beside: "kube-proxy and CoreDNS as processes of their own, on a plain node", goal: fmt.Sprintf("at most %g MB", most),
+			judge: func(ours, _ float64) (string, bool) { return fmt.Sprintf("%+.4g MB", ours), ours <= most },
 		}
+		var now proxyAndNames
 		for range *rounds {
 			pause(b, 5*time.Second)
 			r.ours = append(r.ours, s.memoryOf(b, edge, "edgecore", "VmRSS:")-without)
-			r.floor = append(r.floor, s.memoryOf(b, plain, "kubeproxy", "VmRSS:"))
+			now.add(s.memoryOf(b, plain, "kubeproxy", "VmRSS:"), s.memoryOf(b, plain, "coredns", "VmRSS:"))
 		}
+		r.floor = now.both()
 		if n == 100 {
-			proxyEmpty = median(r.floor)
-			r.note = fmt.Sprintf("edgecore without both had %.4g MB. Ours is its growth, by the proxy, the names and what the device holds of Services; kube-proxy's is all of its process, and it answers no names: "+
-				"a CoreDNS on the node comes on top of it, and is not measured here.", without)
+			r.note = fmt.Sprintf("edgecore without both had %.4g MB, and no Services. Ours is its growth, by the proxy, the names and what the device holds of Services; theirs is all of two processes: kube-proxy %.4g MB, CoreDNS %.4g MB.",
+				without, median(now.proxy), median(now.names))
 		} else {
-			r.note = fmt.Sprintf("as above; from 100 to %d Services kube-proxy's process grew by %.4g MB.", n, median(r.floor)-proxyEmpty)
+			r.note = fmt.Sprintf("as above: kube-proxy %.4g MB, CoreDNS %.4g MB. From 100 to %d Services ours grew by %.4g MB, kube-proxy's process by %.4g MB and CoreDNS's by %.4g MB.",
+				median(now.proxy), median(now.names), n, median(r.ours)-before.ours, median(now.proxy)-median(before.proxy), median(now.names)-median(before.names))
 		}
+		now.ours = median(r.ours)
+		before = now
 		s.rows = append(s.rows, r)
 	}
+	s.coreTimes(b)
 	s.nameTimes(b)
+}
+
+// proxyAndNames is the memory of a plain node's two processes, in MB.
+type proxyAndNames struct {
+	ours         float64
+	proxy, names []float64
+}
+
+func (p *proxyAndNames) add(proxy, names float64) {
+	p.proxy, p.names = append(p.proxy, proxy), append(p.names, names)
+}
+
+func (p *proxyAndNames) both() (sums []float64) {
+	for i := range p.proxy {
+		sums = append(sums, p.proxy[i]+p.names[i])
+	}
+	return sums
 }
 
 func serviceName(i int) string { return fmt.Sprintf("bench-%04d", i) }
@@ -157,11 +182,11 @@ func (s *bench) runProxy(b *testing.B) (stop func()) {
 	}
 }
 
-// awaitName waits until the device knows a Service by its name.
-func (s *bench) awaitName(b *testing.B, i int) {
+// awaitName waits until a node's name server knows a Service.
+func (s *bench) awaitName(b *testing.B, node, server string, i int) {
 	b.Helper()
-	eventually(b, "the device to know "+serviceName(i), time.Second, func(ctx context.Context) error {
-		c, err := s.host(b, edge).Dial(ctx, "udp", nameServer)
+	eventually(b, node+" to know "+serviceName(i), time.Second, func(ctx context.Context) error {
+		c, err := s.host(b, node).Dial(ctx, "udp", server)
 		if err != nil {
 			return err
 		}
@@ -240,13 +265,41 @@ func (s *bench) nameTimes(b *testing.B) {
 		check(b, err)
 		floor = append(floor, us(time.Since(begin)))
 	}
-	at := func(v []float64, p float64) []float64 {
-		return []float64{slices.Sorted(slices.Values(v))[int(p*float64(len(v)-1))]}
-	}
 	note := fmt.Sprintf("%d queries over UDP, one after the other, of %d Services by turns, from the device's own network; the uplink was cut. The load average was %s.", queries, names1000, load())
 	s.rows = append(s.rows,
 		row{what: whatName50, unit: "us", ours: at(ours, 0.5), floor: at(floor, 0.5), beside: "the echo of a datagram", goal: "", judge: above(200, "us"), note: note},
 		row{what: whatName99, unit: "us", ours: at(ours, 0.99), floor: at(floor, 0.99), beside: "the echo of a datagram", goal: "at most 200 us more", judge: above(200, "us"), note: "as above."})
+}
+
+// at is a percentile of samples.
+func at(v []float64, p float64) []float64 {
+	return []float64{slices.Sorted(slices.Values(v))[int(p*float64(len(v)-1))]}
+}
+
+// coreTimes asks for names on the device and on the plain node by turns.
+func (s *bench) coreTimes(b *testing.B) {
+	b.Helper()
+	ask, err := s.host(b, edge).Dial(b.Context(), "udp", nameServer)
+	check(b, err)
+	defer ask.Close()
+	core, err := s.host(b, plain).Dial(b.Context(), "udp", coreServer)
+	check(b, err)
+	defer core.Close()
+	var ours, floor []float64
+	for i := range queries {
+		for _, to := range []struct {
+			conn net.Conn
+			took *[]float64
+		}{{ask, &ours}, {core, &floor}} {
+			took, err := askName(to.conn, i%names1000)
+			check(b, err)
+			*to.took = append(*to.took, us(took))
+		}
+	}
+	note := fmt.Sprintf("%d queries to each over UDP, by turns, of %d Services, from the node's own network, with the link whole. CoreDNS has kubeadm's configuration. The load average was %s.", queries, names1000, load())
+	s.rows = append(s.rows,
+		row{what: whatCore50, unit: "us", ours: at(ours, 0.5), floor: at(floor, 0.5), beside: "CoreDNS", judge: ratio(1), note: note},
+		row{what: whatCore99, unit: "us", ours: at(ours, 0.99), floor: at(floor, 0.99), beside: "CoreDNS", judge: ratio(1), note: "as above."})
 }
 
 func us(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 }

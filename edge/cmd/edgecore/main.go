@@ -47,10 +47,17 @@ Without a command it runs until SIGTERM. Containers go on when it stops.`,
 			if err != nil {
 				return err
 			}
-			return gctuner.Run(ctx, gctuner.Default(), func(ctx context.Context) error {
+			policy, burst := gctuner.Default(), make(chan struct{}, 1)
+			policy.AfterBurst = func() {
+				select {
+				case burst <- struct{}{}:
+				default: // the one that waits is for this burst too
+				}
+			}
+			return gctuner.Run(ctx, policy, func(ctx context.Context) error {
 				ctx, cancel := context.WithCancel(ctx)
 				defer cancel()
-				go programpages.Run(ctx, startOver, time.Hour) // ends with ctx
+				go programpages.Run(ctx, startOver, time.Hour, burst) // ends with ctx
 				return a.Run(ctx)
 			})
 		},

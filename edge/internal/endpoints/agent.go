@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/edge/internal/agent"
@@ -44,52 +45,54 @@ type Recorrector interface {
 
 // Config is what the agent works with.
 type Config struct {
-	NodeName   string
-	API        *rest.Config
+	NodeName string
+	API      *rest.Config
+	// Services are the cluster's, in an informer that others run and read too.
+	Services   cache.SharedIndexInformer
 	Correction *Correction
 	View       Recorrector
 	Memory     Memory
 	BootID     string
+	// Corrected is called once, when slices have been corrected by all that the device knows: what programs a kernel by them waits for it.
+	Corrected func()
 	// Own receives what this device's kubelet reports of its pods, whenever that may have changed; nil: no callback.
 	Own func(map[types.UID]Word)
 }
 
-// Agent is the module.
-type Agent struct {
-	*agent.Module
-	once   sync.Once
-	synced chan struct{}
-}
-
 // New makes the agent that tells the Correction of this device's own pods and of Services.
-func New(c Config) *Agent {
-	a := &Agent{synced: make(chan struct{})}
+func New(c Config) *agent.Module {
+	var corrected sync.Once
 	kit := agent.Config{Name: Name, NodeName: c.NodeName, API: c.API, ReadyAfter: readyAfter, Resync: time.Minute}
 	kit.Start = func(_ context.Context, r *agent.Run) (agent.Sync, error) {
 		pods, err := agent.Watch(r, corev1.SchemeGroupVersion.WithResource("pods"), &corev1.Pod{}, agent.Selection{Fields: "spec.nodeName=" + c.NodeName})
 		if err != nil {
 			return nil, err
 		}
-		services, err := agent.Watch(r, corev1.SchemeGroupVersion.WithResource("services"), &corev1.Service{}, agent.Selection{})
+		services := &notable{wake: r.Wake, all: map[types.NamespacedName]Service{}}
+		handled, err := c.Services.AddEventHandler(services.handler())
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("watching Services: %w", err)
 		}
+		r.Cleanup(func() { _ = c.Services.RemoveEventHandler(handled) }) // refused only for one that is not ours
 		c.Correction.onChange(r.Wake)
 		s := &syncer{Config: c}
 		return func(ctx context.Context) (time.Duration, error) {
-			if err := s.sync(ctx, pods.List(), services.List(), time.Now()); err != nil {
+			if !handled.HasSynced() {
+				r.Note("the cluster's services are not known yet")
+				if !cache.WaitForCacheSync(ctx.Done(), handled.HasSynced) {
+					return 0, ctx.Err()
+				}
+				r.Note("")
+			}
+			if err := s.sync(ctx, pods.List(), services.now(), time.Now()); err != nil {
 				return 0, err
 			}
-			a.once.Do(func() { close(a.synced) })
+			corrected.Do(c.Corrected)
 			return 0, nil
 		}, nil
 	}
-	a.Module = agent.New(kit)
-	return a
+	return agent.New(kit)
 }
-
-// Synced is closed once slices have been corrected by all that the device knows: who programs a kernel by them waits for it.
-func (a *Agent) Synced() <-chan struct{} { return a.synced }
 
 // syncer is one run.
 type syncer struct {
@@ -98,7 +101,7 @@ type syncer struct {
 	forgot  time.Time
 }
 
-func (s *syncer) sync(ctx context.Context, pods []*corev1.Pod, services []*corev1.Service, now time.Time) error {
+func (s *syncer) sync(ctx context.Context, pods []*corev1.Pod, services map[types.NamespacedName]Service, now time.Time) error {
 	if s.preBoot == nil {
 		var err error
 		if s.preBoot, err = s.recordPreBoot(ctx, pods); err != nil {
@@ -109,19 +112,10 @@ func (s *syncer) sync(ctx context.Context, pods []*corev1.Pod, services []*corev
 	for _, p := range pods {
 		words[p.UID] = WordOf(p, s.preBoot)
 	}
-	known := make(map[types.NamespacedName]Service, len(services))
-	for _, v := range services {
-		if f := (Service{PublishNotReady: v.Spec.PublishNotReadyAddresses}); v.Spec.TrafficDistribution != nil || f.PublishNotReady {
-			if v.Spec.TrafficDistribution != nil {
-				f.Distribution = *v.Spec.TrafficDistribution
-			}
-			known[types.NamespacedName{Namespace: v.Namespace, Name: v.Name}] = f
-		}
-	}
 	if s.Own != nil {
 		s.Own(maps.Clone(words))
 	}
-	refs := s.Correction.learn(words, known)
+	refs := s.Correction.learn(words, services)
 	if s.forgot.IsZero() || now.Sub(s.forgot) >= forgetAfter {
 		s.forgot, refs = now, s.Correction.all()
 	}

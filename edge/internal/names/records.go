@@ -32,29 +32,25 @@ type records struct {
 	slices string // the index of slices by Service
 }
 
-// byAddress indexes Services by their cluster IPs, and EndpointSlices by the addresses of their endpoints.
-const byAddress = "address"
+// byAddress indexes Services by their cluster IPs; headless ones, whose endpoints have names, are all under the text headless. An index of the endpoints' own addresses
+// would take more memory than the slices themselves, for questions that few ask.
+const (
+	byAddress = "address"
+	headless  = "headless"
+)
 
 func newRecords(c Config) *records {
 	r := &records{view: c.View, domain: canonical(c.Domain), slices: c.Index}
 	// Before the informers run nothing refuses an index; a second run of the module finds its own.
 	_ = c.View.Services().AddIndexers(cache.Indexers{byAddress: func(o any) ([]string, error) {
 		s, ok := o.(*corev1.Service)
-		if !ok || s.Spec.ClusterIP == corev1.ClusterIPNone {
+		switch {
+		case !ok:
 			return nil, nil
+		case s.Spec.ClusterIP == corev1.ClusterIPNone:
+			return []string{headless}, nil
 		}
 		return s.Spec.ClusterIPs, nil
-	}})
-	_ = c.View.Slices().AddIndexers(cache.Indexers{byAddress: func(o any) ([]string, error) {
-		s, ok := o.(*discoveryv1.EndpointSlice)
-		if !ok {
-			return nil, nil
-		}
-		var all []string
-		for _, e := range s.Endpoints {
-			all = append(all, e.Addresses...)
-		}
-		return all, nil
 	}})
 	return r
 }
@@ -131,9 +127,9 @@ func (r *records) service(name string, labels []string, qtype uint16) answer {
 		target := dns.Fqdn(s.Spec.ExternalName)
 		return answer{alias: target, records: []dns.RR{&dns.CNAME{Hdr: header(name, dns.TypeCNAME), Target: target}}}
 	}
-	headless := s.Spec.ClusterIP == corev1.ClusterIPNone
+	alone := s.Spec.ClusterIP == corev1.ClusterIPNone
 	switch {
-	case len(rest) == 0 && headless:
+	case len(rest) == 0 && alone:
 		return addresses(name, qtype, r.endpoints(s, ""))
 	case len(rest) == 0:
 		return addresses(name, qtype, s.Spec.ClusterIPs)
@@ -141,7 +137,7 @@ func (r *records) service(name string, labels []string, qtype uint16) answer {
 		return r.srv(name, s, rest[0][1:], rest[1][1:], qtype)
 	case len(rest) == 1 && strings.HasPrefix(rest[0], "_"):
 		return nothing() // what stands above _port._proto
-	case len(rest) == 1 && headless:
+	case len(rest) == 1 && alone:
 		if all := r.endpoints(s, rest[0]); len(all) > 0 {
 			return addresses(name, qtype, all)
 		}
@@ -288,9 +284,9 @@ func (r *records) reverse(name, lower string, qtype uint16) answer {
 			targets = append(targets, s.Name+"."+s.Namespace+".svc."+r.domain)
 		}
 	}
-	if found, err := r.view.Slices().GetIndexer().ByIndex(byAddress, ip); err == nil {
+	if found, err := r.view.Services().GetIndexer().ByIndex(byAddress, headless); err == nil {
 		for _, o := range found {
-			targets = append(targets, r.reverseEndpoint(o.(*discoveryv1.EndpointSlice), ip)...)
+			targets = append(targets, r.reverseEndpoint(o.(*corev1.Service), ip)...)
 		}
 	}
 	if len(targets) == 0 {
@@ -306,21 +302,13 @@ func (r *records) reverse(name, lower string, qtype uint16) answer {
 	return a
 }
 
-func (r *records) reverseEndpoint(slice *discoveryv1.EndpointSlice, ip string) (targets []string) {
-	o, found, err := r.view.Services().GetStore().GetByKey(slice.Namespace + "/" + slice.Labels[discoveryv1.LabelServiceName])
-	if err != nil || !found {
-		return nil
-	}
-	s := o.(*corev1.Service)
-	if s.Spec.ClusterIP != corev1.ClusterIPNone {
-		return nil
-	}
-	for i := range slice.Endpoints {
-		e := &slice.Endpoints[i]
-		if serves(s, e) && slices.Contains(e.Addresses, ip) {
+// reverseEndpoint are the names of the endpoints of a headless Service that have an address.
+func (r *records) reverseEndpoint(s *corev1.Service, ip string) (targets []string) {
+	r.each(s, func(_ *discoveryv1.EndpointSlice, e *discoveryv1.Endpoint, address string) {
+		if address == ip {
 			targets = append(targets, hostOf(e, ip)+"."+s.Name+"."+s.Namespace+".svc."+r.domain)
 		}
-	}
+	})
 	return targets
 }
 

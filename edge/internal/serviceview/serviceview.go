@@ -1,7 +1,8 @@
 // Package serviceview is the Services and EndpointSlices of the edge API as one copy for all in edgecore who read them.
 //
-// It owns the two informers. It shows nothing before the EndpointSlices are corrected by what the device knows of its own pods. Objects in it
-// are shared and must not be changed. All methods may be called by any goroutine, before Run too.
+// It owns the two informers. It shows no EndpointSlice before they are corrected by what the device knows of its own pods, and of all objects only what its
+// readers use (trim.go): with a thousand Services that is half of their memory. Objects in it are shared and must not be changed. All methods may be called
+// by any goroutine, before Run too.
 package serviceview
 
 import (
@@ -17,6 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
@@ -34,14 +36,14 @@ type View struct {
 	corrected        <-chan struct{}
 }
 
-// New makes a View of the edge API that waits until corrected is closed.
+// New makes a View of the edge API that follows Services at once, and EndpointSlices when corrected is closed; not at all where it is nil.
 func New(api *rest.Config, corrected <-chan struct{}) (*View, error) {
-	v := &View{corrected: corrected}
+	v, t := &View{corrected: corrected}, newTrimmer()
 	var err error
-	if v.services, err = informer(api, corev1.SchemeGroupVersion, "services", &corev1.Service{}, nil); err != nil {
+	if v.services, err = informer(api, corev1.SchemeGroupVersion, "services", &corev1.Service{}, nil, t); err != nil {
 		return nil, err
 	}
-	v.slices, err = informer(api, discoveryv1.SchemeGroupVersion, "endpointslices", &discoveryv1.EndpointSlice{}, cache.Indexers{ByService: serviceOf})
+	v.slices, err = informer(api, discoveryv1.SchemeGroupVersion, "endpointslices", &discoveryv1.EndpointSlice{}, cache.Indexers{ByService: serviceOf}, t)
 	if err != nil {
 		return nil, err
 	}
@@ -56,7 +58,7 @@ func serviceOf(o any) ([]string, error) {
 	return []string{s.Namespace + "/" + s.Labels[discoveryv1.LabelServiceName]}, nil
 }
 
-func informer(api *rest.Config, gv schema.GroupVersion, resource string, example runtime.Object, by cache.Indexers) (cache.SharedIndexInformer, error) {
+func informer(api *rest.Config, gv schema.GroupVersion, resource string, example runtime.Object, by cache.Indexers, t *trimmer) (cache.SharedIndexInformer, error) {
 	config := rest.CopyConfig(api)
 	config.GroupVersion, config.APIPath = &gv, "/apis"
 	if gv.Group == "" {
@@ -73,7 +75,17 @@ func informer(api *rest.Config, gv schema.GroupVersion, resource string, example
 	if by == nil {
 		by = cache.Indexers{}
 	}
-	return cache.NewSharedIndexInformer(source, example, 0, by), nil
+	informer := cache.NewSharedIndexInformer(source, example, 0, by)
+	if err := informer.SetTransform(t.trim); err != nil {
+		return nil, fmt.Errorf("watching %s: %w", resource, err)
+	}
+	// Not client-go's own handler, whose delay all watches of the process share. The reflector has a back-off too.
+	if err := informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, _ *cache.Reflector, err error) {
+		klog.FromContext(ctx).V(2).Info("Watch of the edge API ended, it is opened again", "resource", resource, "err", err)
+	}); err != nil {
+		return nil, fmt.Errorf("watching %s: %w", resource, err)
+	}
+	return informer, nil
 }
 
 // Name implements beehive.Module.
@@ -88,14 +100,15 @@ func (v *View) Run(ctx context.Context, port *beehive.Port) error {
 
 // Follow follows the edge API until ctx ends.
 func (v *View) Follow(ctx context.Context) {
-	select {
-	case <-ctx.Done():
-		return
-	case <-v.corrected:
-	}
 	var running sync.WaitGroup
 	running.Go(func() { v.services.RunWithContext(ctx) })
-	running.Go(func() { v.slices.RunWithContext(ctx) })
+	running.Go(func() {
+		select {
+		case <-ctx.Done():
+		case <-v.corrected:
+			v.slices.RunWithContext(ctx)
+		}
+	})
 	running.Wait()
 }
 

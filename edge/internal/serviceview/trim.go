@@ -1,0 +1,143 @@
+package serviceview
+
+import (
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+)
+
+// maxShared bounds the texts that objects share: names of namespaces, nodes and ports. At the bound further ones stay each object's own.
+const maxShared = 4096
+
+// trimmer takes from objects what none of the View's readers uses, and has them share what is equal in many: a decoded object has each text, and each pointer
+// to one, to itself.
+type trimmer struct {
+	mu      sync.Mutex
+	texts   map[any]any // of a text, the pointer to its one copy
+	yes, no bool
+}
+
+func newTrimmer() *trimmer { return &trimmer{texts: map[any]any{}, yes: true} }
+
+var _ cache.TransformFunc = (&trimmer{}).trim
+
+// trim changes an object that is still its reader's alone. Trimmed again, it stays as it is.
+func (t *trimmer) trim(o any) (any, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch x := o.(type) {
+	case *corev1.Service:
+		t.service(x)
+	case *discoveryv1.EndpointSlice:
+		t.slice(x)
+	}
+	return o, nil // anything else is a tombstone
+}
+
+func (t *trimmer) service(s *corev1.Service) {
+	t.meta(&s.ObjectMeta)
+	s.Status.Conditions = nil
+	p := &s.Spec
+	p.Selector = nil
+	if len(p.ClusterIPs) > 0 && p.ClusterIPs[0] == p.ClusterIP {
+		p.ClusterIPs[0] = p.ClusterIP
+	}
+	same(t, &p.Type)
+	same(t, &p.SessionAffinity)
+	same(t, &p.ExternalTrafficPolicy)
+	pointer(t, &p.InternalTrafficPolicy)
+	pointer(t, &p.IPFamilyPolicy)
+	pointer(t, &p.TrafficDistribution)
+	for i := range p.IPFamilies {
+		same(t, &p.IPFamilies[i])
+	}
+	for i := range p.Ports {
+		same(t, &p.Ports[i].Name)
+		same(t, &p.Ports[i].Protocol)
+		pointer(t, &p.Ports[i].AppProtocol)
+		same(t, &p.Ports[i].TargetPort.StrVal)
+	}
+}
+
+func (t *trimmer) slice(s *discoveryv1.EndpointSlice) {
+	t.meta(&s.ObjectMeta)
+	same(t, &s.AddressType)
+	for i := range s.Ports {
+		pointer(t, &s.Ports[i].Name)
+		pointer(t, &s.Ports[i].Protocol)
+		pointer(t, &s.Ports[i].AppProtocol)
+	}
+	for i := range s.Endpoints {
+		e := &s.Endpoints[i]
+		e.TargetRef, e.DeprecatedTopology = nil, nil
+		pointer(t, &e.NodeName)
+		pointer(t, &e.Zone)
+		for _, b := range []**bool{&e.Conditions.Ready, &e.Conditions.Serving, &e.Conditions.Terminating} {
+			if *b != nil {
+				*b = t.bool(**b)
+			}
+		}
+		if e.Hints != nil {
+			for j := range e.Hints.ForZones {
+				same(t, &e.Hints.ForZones[j].Name)
+			}
+			for j := range e.Hints.ForNodes {
+				same(t, &e.Hints.ForNodes[j].Name)
+			}
+		}
+	}
+}
+
+// meta keeps who an object is, how old, and the labels and annotations that mean something to a proxy or a name server.
+func (t *trimmer) meta(m *metav1.ObjectMeta) {
+	*m = metav1.ObjectMeta{
+		Namespace: m.Namespace, Name: m.Name, ResourceVersion: m.ResourceVersion, CreationTimestamp: m.CreationTimestamp,
+		Labels: ofServices(m.Labels), Annotations: ofServices(m.Annotations),
+	}
+	same(t, &m.Namespace)
+}
+
+// ofServices are those that Kubernetes has for Services.
+func ofServices(all map[string]string) (kept map[string]string) {
+	for k, v := range all {
+		if k == discoveryv1.LabelServiceName || strings.HasPrefix(k, "service.kubernetes.io/") {
+			if kept == nil {
+				kept = map[string]string{}
+			}
+			kept[k] = v
+		}
+	}
+	return kept
+}
+
+func (t *trimmer) bool(b bool) *bool {
+	if b {
+		return &t.yes
+	}
+	return &t.no
+}
+
+// text is the one copy of a text, for use by pointer. Texts of different types are different keys.
+func text[T ~string](t *trimmer, s T) *T {
+	if p, ok := t.texts[s].(*T); ok {
+		return p
+	}
+	if len(t.texts) < maxShared {
+		t.texts[s] = &s
+	}
+	return &s
+}
+
+// same has a text be the one copy of it.
+func same[T ~string](t *trimmer, s *T) { *s = *text(t, *s) }
+
+// pointer has a pointer to a text point to the one copy of it.
+func pointer[T ~string](t *trimmer, p **T) {
+	if *p != nil {
+		*p = text(t, **p)
+	}
+}
