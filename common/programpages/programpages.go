@@ -26,6 +26,12 @@ import (
 	"k8s.io/klog/v2"
 )
 
+// The kinds of mappings, as proc_pid_maps(5) has them.
+const (
+	private = "p"
+	shared  = "s"
+)
+
 // mapping is a part of the address space.
 type mapping struct {
 	start, end uintptr
@@ -34,7 +40,8 @@ type mapping struct {
 
 // Run gives the pages back once the start is over, after settle, and then each interval and whenever burst receives: work
 // that comes once in a while touches others. It returns when ctx ends. settle and interval must be above 0.
-func Run(ctx context.Context, settle, interval time.Duration, burst <-chan struct{}) {
+// also is called each time, for pages of other files.
+func Run(ctx context.Context, settle, interval time.Duration, burst <-chan struct{}, also func() error) {
 	timer := time.NewTimer(settle)
 	defer timer.Stop()
 	started := false
@@ -50,6 +57,9 @@ func Run(ctx context.Context, settle, interval time.Duration, burst <-chan struc
 			}
 		}
 		n, err := Release()
+		if err == nil {
+			err = also()
+		}
 		if err != nil {
 			klog.FromContext(ctx).V(2).Info("Pages of the program could not be given back", "err", err)
 			return // nothing that another attempt changes
@@ -69,14 +79,32 @@ func Release() (bytes int, err error) {
 	if err != nil {
 		return 0, fmt.Errorf("reading the address space: %w", err)
 	}
-	all, err := clean(maps, program)
+	all, err := clean(maps, program, private)
 	if err != nil {
 		return 0, err
 	}
+	return release(all)
+}
+
+// ReleaseFile is Release for a file that the process has mapped to read and shares with those who write it. The caller must hold the mapping: an address that
+// is unmapped meanwhile may be another's.
+func ReleaseFile(path string) (bytes int, err error) {
+	maps, err := os.ReadFile("/proc/self/smaps")
+	if err != nil {
+		return 0, fmt.Errorf("reading the address space: %w", err)
+	}
+	all, err := clean(maps, path, shared)
+	if err != nil {
+		return 0, err
+	}
+	return release(all)
+}
+
+func release(all []mapping) (bytes int, err error) {
 	for _, m := range all {
 		// By the system call, since Go has no slice of these bytes; the kernel refuses a range that is not mapped.
 		if _, _, errno := unix.Syscall(unix.SYS_MADVISE, m.start, m.end-m.start, unix.MADV_DONTNEED); errno != 0 {
-			return bytes, fmt.Errorf("giving back pages of the program: %w", errno)
+			return bytes, fmt.Errorf("giving back pages of a file: %w", errno)
 		}
 		bytes += m.resident
 	}
@@ -85,7 +113,7 @@ func Release() (bytes int, err error) {
 
 // clean finds in the text of /proc/PID/smaps (proc_pid_smaps(5)) the mappings of a file that can't be
 // written and have no page of their own.
-func clean(smaps []byte, file string) ([]mapping, error) {
+func clean(smaps []byte, file, kind string) ([]mapping, error) {
 	var found []mapping
 	var now mapping
 	var ours bool
@@ -109,7 +137,7 @@ func clean(smaps []byte, file string) ([]mapping, error) {
 		case len(f) == 0:
 		case !strings.HasSuffix(f[0], ":"): // the head of a mapping: start-end perms offset dev inode path
 			add()
-			if now, ours, err = head(f, file); err != nil {
+			if now, ours, err = head(f, file, kind); err != nil {
 				return nil, err
 			}
 		case len(f) == 3 && f[2] == "kB":
@@ -127,7 +155,7 @@ func clean(smaps []byte, file string) ([]mapping, error) {
 	}
 }
 
-func head(f []string, file string) (mapping, bool, error) {
+func head(f []string, file, kind string) (mapping, bool, error) {
 	if len(f) < 5 {
 		return mapping{}, false, fmt.Errorf("reading the address space: %q is no mapping", strings.Join(f, " "))
 	}
@@ -141,5 +169,5 @@ func head(f []string, file string) (mapping, bool, error) {
 		return mapping{}, false, fmt.Errorf("reading the address space: %q is no range", f[0])
 	}
 	perms, path := f[1], strings.Join(f[5:], " ")
-	return mapping{start: uintptr(start), end: uintptr(end)}, path == file && !strings.Contains(perms, "w") && strings.HasSuffix(perms, "p"), nil
+	return mapping{start: uintptr(start), end: uintptr(end)}, path == file && !strings.Contains(perms, "w") && strings.HasSuffix(perms, kind), nil
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 )
 
 // entry is a mapping as the kernel prints it.
@@ -26,7 +27,7 @@ func TestClean(t *testing.T) {
 		entry("00f00000-00f10000 rw-p 00000000 00:00 0", 60, 60),
 		entry("c000000000-c004000000 r--p 00000000 fe:00 18 /var/lib/a store", 60, 0),
 	}, "")
-	got, err := clean([]byte(text), "/usr/bin/edgecore")
+	got, err := clean([]byte(text), "/usr/bin/edgecore", private)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,7 +36,7 @@ func TestClean(t *testing.T) {
 		t.Errorf("mappings (-want +got):\n%s", diff)
 	}
 	for _, bad := range []string{"00400000 r-xp 0 0 0\n", "zz-ff r-xp 0 0 0 /x\n", "ff-00 r-xp 0 0 0 /x\n", "r-xp\n", "00-ff r-xp 0 0 0 /x\nRss: many kB\n"} {
-		if _, err := clean([]byte(bad), "/x"); err == nil {
+		if _, err := clean([]byte(bad), "/x", private); err == nil {
 			t.Errorf("%q was taken for a mapping", bad)
 		}
 	}
@@ -52,7 +53,7 @@ func TestRelease(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		all, err := clean(maps, program)
+		all, err := clean(maps, program, private)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -83,11 +84,51 @@ func FuzzClean(f *testing.F) {
 	f.Add([]byte(entry("00400000-00800000 r-xp 00000000 fe:00 17 /x", 3000, 0)))
 	f.Add([]byte("00400000-00800000 r-xp 0 0 0 /x\nAnonymous: 9999999999999999999 kB\n"))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		all, err := clean(text, "/x")
+		all, err := clean(text, "/x", private)
 		for _, m := range all {
 			if err != nil || m.end < m.start {
 				t.Errorf("%v beside the error %v", m, err)
 			}
 		}
 	})
+}
+
+// A file that is mapped to read and shared is read on after its pages were given back; what was written to it is not lost.
+func TestReleaseFile(t *testing.T) {
+	path := t.TempDir() + "/file"
+	const size = 1 << 20
+	if err := os.WriteFile(path, bytes.Repeat([]byte{1}, size), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	data, err := unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Munmap(data) }()
+	sum := func() (n int) {
+		for _, b := range data {
+			n += int(b)
+		}
+		return n
+	}
+	if got := sum(); got != size {
+		t.Fatal(got)
+	}
+	if _, err := f.WriteAt([]byte{2}, 5000); err != nil { // as bbolt writes: not through the mapping
+		t.Fatal(err)
+	}
+	if n, err := ReleaseFile(path); err != nil || n != size {
+		t.Errorf("%d bytes were given back, %v", n, err)
+	}
+	if n, err := ReleaseFile(path); err != nil || n != 0 {
+		t.Errorf("%d bytes are resident after that, %v", n, err)
+	}
+	if got := sum(); got != size+1 {
+		t.Errorf("the file has changed: %d", got)
+	}
 }

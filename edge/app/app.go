@@ -45,6 +45,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/object"
 	"github.com/skerry-io/skerry/edge/internal/registration"
 	"github.com/skerry-io/skerry/edge/internal/route"
+	"github.com/skerry-io/skerry/edge/internal/serviceview"
 	"github.com/skerry-io/skerry/edge/internal/site"
 	"github.com/skerry-io/skerry/edge/internal/statsleader"
 	"github.com/skerry-io/skerry/edge/internal/store"
@@ -116,6 +117,7 @@ type App struct {
 	meta     *meta.Manager
 	// correction is nil where nothing on the device reads EndpointSlices.
 	correction   *endpoints.Correction
+	services     *serviceview.View // nil where nothing on the device reads Services
 	api          *api.Server
 	registration *registration.Keeper
 	dialer       link.Dialer
@@ -175,7 +177,7 @@ func (a *App) newEdged() (*edged.Module, error) {
 	return edged.New(edged.Config{
 		ClusterDNS: dns, ClusterDomain: domain,
 		NodeName: a.node, Labels: labels, RootDir: c.RootDir, NodeIP: c.NodeIP, Kubelet: c.Kubelet, ClientCAFile: a.identity.ClientCAFile(),
-		CertDir: kubeletKeys(a.config), Verbosity: a.config.Log.Verbosity, Host: api.Host, Transport: a.api.RoundTripper(api.Identity{Kubelet: true}),
+		CertDir: kubeletKeys(a.config), Verbosity: a.config.Log.Verbosity, Host: api.Host, Transport: a.api.RoundTripper(api.Identity{Kubelet: true}), Share: a.shareService,
 	})
 }
 

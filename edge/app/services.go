@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -83,6 +84,7 @@ func (a *App) serviceParts() ([]beehive.Entry, error) {
 		Corrected: func() { close(corrected) },
 	})
 	a.agent(e)
+	a.services = view
 	config.View, config.Site = view, a.correction.Site
 	entries := []beehive.Entry{
 		{Module: view, Restart: beehive.Never()},
@@ -98,6 +100,17 @@ func (a *App) serviceParts() ([]beehive.Entry, error) {
 	// Never: Kubernetes' proxy can't be started twice in a process.
 	return append(entries, entry(a.agent(services.New(config)), beehive.Never())), nil
 }
+
+// shareService has the kubelet and all others in the process hold one copy of each Service.
+func (a *App) shareService(s *corev1.Service) *corev1.Service {
+	if a.services == nil {
+		return s
+	}
+	return a.services.Shared(s)
+}
+
+// ReleasePages gives back the pages of the device's files that are mapped.
+func (a *App) ReleasePages() error { return a.store.ReleasePages() }
 
 func (a *App) newNames(view *serviceview.View) (*names.Module, error) {
 	c := a.config.Modules.Names

@@ -57,7 +57,7 @@ Without a command it runs until SIGTERM. Containers go on when it stops.`,
 			return gctuner.Run(ctx, policy, func(ctx context.Context) error {
 				ctx, cancel := context.WithCancel(ctx)
 				defer cancel()
-				go programpages.Run(ctx, startOver, time.Hour, burst) // ends with ctx
+				go programpages.Run(ctx, startOver, time.Hour, burst, a.ReleasePages) // ends with ctx
 				return a.Run(ctx)
 			})
 		},

@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
@@ -56,6 +57,8 @@ type Config struct {
 	// Host and Transport lead to the API, with the kubelet's identity.
 	Host      string
 	Transport http.RoundTripper
+	// Share gets each Service that the kubelet watches, and returns it or one that is equal for the kubelet, which others hold; nil: the kubelet holds its own.
+	Share func(*corev1.Service) *corev1.Service
 }
 
 // Module is the kubelet as a module.
@@ -176,6 +179,9 @@ func (m *Module) clients() (clients, error) {
 	var err error
 	if c.kube, err = kubernetes.NewForConfig(config); err != nil {
 		return c, fmt.Errorf("making the kubelet's client: %w", err)
+	}
+	if m.config.Share != nil {
+		c.kube = sharing{c.kube, m.config.Share}
 	}
 	events := rest.CopyConfig(config)
 	events.QPS, events.Burst = float32(s.EventRecordQPS), int(s.EventBurst)

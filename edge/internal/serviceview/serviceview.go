@@ -34,11 +34,13 @@ const ByService = "service"
 type View struct {
 	services, slices cache.SharedIndexInformer
 	corrected        <-chan struct{}
+	trimmer          *trimmer
 }
 
 // New makes a View of the edge API that follows Services at once, and EndpointSlices when corrected is closed; not at all where it is nil.
 func New(api *rest.Config, corrected <-chan struct{}) (*View, error) {
-	v, t := &View{corrected: corrected}, newTrimmer()
+	t := newTrimmer()
+	v := &View{corrected: corrected, trimmer: t}
 	var err error
 	if v.services, err = informer(api, corev1.SchemeGroupVersion, "services", &corev1.Service{}, nil, t); err != nil {
 		return nil, err
@@ -111,6 +113,9 @@ func (v *View) Follow(ctx context.Context) {
 	})
 	running.Wait()
 }
+
+// Shared takes a Service that the caller alone has, and returns the View's copy of it, or one that the View will use: there need not be two. It must not be changed.
+func (v *View) Shared(s *corev1.Service) *corev1.Service { return v.trimmer.shared(s) }
 
 // Services is the informer of Services.
 func (v *View) Services() cache.SharedIndexInformer { return v.services }

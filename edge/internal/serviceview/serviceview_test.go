@@ -161,3 +161,39 @@ func TestView_waits(t *testing.T) {
 		}
 	})
 }
+
+// Two that read the same state of a Service have one copy, whoever comes first; another state is another copy. Those that are gone are forgotten.
+func TestView_shared(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := agenttest.NewAPI()
+		read := func(s *corev1.Service) *corev1.Service { return s.DeepCopy() } // as decoded once more
+		first := service("first")
+		api.Put(t, "services", first)
+		v := follow(t, api, nil)
+		of := func(name string) *corev1.Service {
+			o, _, _ := v.Services().GetStore().GetByKey("shop/" + name)
+			return o.(*corev1.Service)
+		}
+		if v.Shared(read(first)) != of("first") {
+			t.Error("who reads after the View has a copy of its own")
+		}
+		second := service("second")
+		second.ResourceVersion = "2" // as the API is going to say
+		early := v.Shared(read(second))
+		api.Put(t, "services", second)
+		time.Sleep(time.Second)
+		if of("second") != early {
+			t.Error("the View has a copy of its own beside who read before it")
+		}
+		before := of("first")
+		first.Spec.Ports[0].Port = 81
+		api.Put(t, "services", first)
+		time.Sleep(time.Second)
+		if now := v.Shared(read(first)); now == before || now != of("first") || now.Spec.Ports[0].Port != 81 || before.Spec.Ports[0].Port != 80 {
+			t.Error("a changed Service is not a copy of its own")
+		}
+		if a, b := v.Shared(&corev1.Service{}), v.Shared(&corev1.Service{}); a == b {
+			t.Error("Services without a version are taken for one")
+		}
+	})
+}

@@ -1,8 +1,10 @@
 package serviceview
 
 import (
+	"maps"
 	"strings"
 	"sync"
+	"weak"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -19,20 +21,25 @@ type trimmer struct {
 	mu      sync.Mutex
 	texts   map[any]any // of a text, the pointer to its one copy
 	yes, no bool
+	// held has the newest copy of each Service, for as long as somewhere in the process it is used. sweepAt is at how many those that are not are forgotten.
+	held    map[string]weak.Pointer[corev1.Service]
+	sweepAt int
 }
 
-func newTrimmer() *trimmer { return &trimmer{texts: map[any]any{}, yes: true} }
+func newTrimmer() *trimmer {
+	return &trimmer{texts: map[any]any{}, yes: true, held: map[string]weak.Pointer[corev1.Service]{}, sweepAt: heldSweep}
+}
 
 var _ cache.TransformFunc = (&trimmer{}).trim
 
 // trim changes an object that is still its reader's alone. Trimmed again, it stays as it is.
 func (t *trimmer) trim(o any) (any, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
 	switch x := o.(type) {
 	case *corev1.Service:
-		t.service(x)
+		return t.shared(x), nil
 	case *discoveryv1.EndpointSlice:
+		t.mu.Lock()
+		defer t.mu.Unlock()
 		t.slice(x)
 	}
 	return o, nil // anything else is a tombstone
@@ -140,4 +147,25 @@ func pointer[T ~string](t *trimmer, p **T) {
 	if *p != nil {
 		*p = text(t, **p)
 	}
+}
+
+// heldSweep is how many Services are noted at least before those that are gone are looked for.
+const heldSweep = 64
+
+// shared is the one copy of a Service, trimmed: of two that read the same state of it, the second gets what the first has.
+func (t *trimmer) shared(s *corev1.Service) *corev1.Service {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	key := s.Namespace + "/" + s.Name
+	// The edge API's versions are of one change alone, and never come again.
+	if held := t.held[key].Value(); held != nil && s.ResourceVersion != "" && held.ResourceVersion == s.ResourceVersion {
+		return held
+	}
+	t.service(s)
+	if len(t.held) >= t.sweepAt {
+		maps.DeleteFunc(t.held, func(_ string, p weak.Pointer[corev1.Service]) bool { return p.Value() == nil })
+		t.sweepAt = 2*len(t.held) + heldSweep
+	}
+	t.held[key] = weak.Make(s)
+	return s
 }

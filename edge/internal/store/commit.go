@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 
 	bolt "go.etcd.io/bbolt"
+
+	"github.com/skerry-io/skerry/common/programpages"
 )
 
 // Update calls do in a transaction and returns nil when what it did is on the disk. Functions that wait together share one transaction and one
@@ -185,4 +188,16 @@ func (s *Store) View(do func(*Tx) error) error {
 		s.fail(err)
 	}
 	return err
+}
+
+// ReleasePages gives back the pages of the file that are mapped here. What is read again comes from the page cache.
+func (s *Store) ReleasePages() error {
+	path, err := filepath.EvalSymlinks(s.config.Path)
+	if err != nil {
+		return fmt.Errorf("finding the store's file: %w", err)
+	}
+	return s.View(func(*Tx) error { // bbolt maps the file elsewhere only when no transaction reads
+		_, err := programpages.ReleaseFile(path)
+		return err
+	})
 }

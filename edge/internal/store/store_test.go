@@ -1,6 +1,7 @@
 package store_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -292,5 +293,45 @@ func TestStatsOfRecords(t *testing.T) {
 	want := map[string]uint64{"objects//v1/pods": 3, "outbox": 1, "modules/drain": 1}
 	if diff := cmp.Diff(want, s.Stats().Records); diff != "" || len(before) != 0 {
 		t.Errorf("before: %v, after (-want +got):\n%s", before, diff)
+	}
+}
+
+// Pages that are given back are read again, also while others write and the file grows.
+func TestReleasePages(t *testing.T) {
+	s := open(t, filepath.Join(t.TempDir(), "store.db"))
+	defer s.Close()
+	body := bytes.Repeat([]byte("x"), 1<<16)
+	var releasing sync.WaitGroup
+	stop := make(chan struct{})
+	releasing.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			if err := s.ReleasePages(); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	for n := range 40 {
+		update(t, s, func(tx *store.Tx) error {
+			return tx.PutObject(ref("configmaps", "d", fmt.Sprint(n)), &storepb.Object{Uid: fmt.Sprint(n), Raw: body})
+		})
+	}
+	close(stop)
+	releasing.Wait()
+	seen := 0
+	if err := s.View(func(tx *store.Tx) error {
+		return tx.Objects(func(_ object.Ref, o *storepb.Object) error {
+			if bytes.Equal(o.Raw, body) {
+				seen++
+			}
+			return nil
+		})
+	}); err != nil || seen != 40 {
+		t.Errorf("%d of 40 are whole: %v", seen, err)
 	}
 }
