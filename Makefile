@@ -153,6 +153,7 @@ sensitivity: ## campaigns against a build in which rules WITHOUT=3,5 (all) of th
 
 .PHONY: conformance
 conformance: build ## Kubernetes' own cases for Services, names and pod networks on a trial's edges, into docs/conformance.md; compiles for minutes, as root; CASES=REGEXP for some
+	@build/deps.sh conformance
 	build/conformance.sh
 	go test ./tests/conformance -run TestSite_33 -v -count 1 -timeout 1h -ldflags "$(TEST_LDFLAGS)" -conformance -cases '$(CASES)' -write $(CURDIR)/docs/conformance.md
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# deps.sh [release]: installs the programs that a trial cluster and the tests need, with "release" also those of `make release-test`, and that this machine
-# lacks. It does nothing when all are there.
+# deps.sh [release|conformance]: installs the programs that a trial cluster and the tests need, with a word also those of `make release-test` or of `make
+# conformance`, and that this machine lacks. It does nothing when all are there.
 set -euo pipefail
 export PATH="$PATH:/usr/sbin:/sbin"
 
@@ -26,6 +26,18 @@ if [ "${1:-}" = release ]; then
 	list+='
 rpm                          rpm                                 installs the packages of a release that are no Debian ones
 qemu-user-static             qemu-aarch64-static                 runs programs of a release that are for arm64
+'
+fi
+if [ "${1:-}" = conformance ]; then
+	list+='
+dash                         dash                                the shell of the pods that the cases run
+bash                         bash                                the other shell of those pods
+curl                         curl                                in those pods, as all that follows
+bind9-dnsutils               dig                                 asks name servers
+libc-bin                     getent                              asks the resolver
+netcat-openbsd               nc.openbsd                          asks TCP and UDP servers
+socat                        socat                               the same, for the cases of affinity
+hostname                     hostname                            says which pod has answered
 '
 fi
 

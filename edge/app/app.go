@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -177,7 +178,8 @@ func (a *App) newEdged() (*edged.Module, error) {
 	return edged.New(edged.Config{
 		ClusterDNS: dns, ClusterDomain: domain,
 		NodeName: a.node, Labels: labels, RootDir: c.RootDir, NodeIP: c.NodeIP, Kubelet: c.Kubelet, ClientCAFile: a.identity.ClientCAFile(),
-		CertDir: kubeletKeys(a.config), Verbosity: a.config.Log.Verbosity, Host: api.Host, Transport: a.api.RoundTripper(api.Identity{Kubelet: true}), Share: a.shareService,
+		CertDir: kubeletKeys(a.config), Verbosity: a.config.Log.Verbosity, Host: api.Host, Transport: a.api.RoundTripper(api.Identity{Kubelet: true}),
+		Share: func(s *corev1.Service) *corev1.Service { return a.services.Shared(s) },
 	})
 }
 

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -72,8 +71,8 @@ func (a *App) serviceParts() ([]beehive.Entry, error) {
 	}
 	corrected := make(chan struct{})
 	var slices <-chan struct{} = corrected
-	if !a.on.names && !a.on.services {
-		slices = nil // no reader
+	if !a.on.names && !a.on.services { // no reader
+		slices = nil
 	}
 	view, err := serviceview.New(config.API, slices)
 	if err != nil {
@@ -101,14 +100,6 @@ func (a *App) serviceParts() ([]beehive.Entry, error) {
 	return append(entries, entry(a.agent(services.New(config)), beehive.Never())), nil
 }
 
-// shareService has the kubelet and all others in the process hold one copy of each Service.
-func (a *App) shareService(s *corev1.Service) *corev1.Service {
-	if a.services == nil {
-		return s
-	}
-	return a.services.Shared(s)
-}
-
 // ReleasePages gives back the pages of the device's files that are mapped.
 func (a *App) ReleasePages() error { return a.store.ReleasePages() }
 
@@ -133,21 +124,11 @@ func (a *App) newNames(view *serviceview.View) (*names.Module, error) {
 	for _, z := range c.Zones {
 		config.Zones = append(config.Zones, names.Zone{Zone: z.Zone, Upstream: read(z.Upstream)})
 	}
-	config.Upstream = func() []netip.AddrPort { return hostResolvers(listen) }
+	config.Upstream = func() []netip.AddrPort { return netif.NameServers(listen) }
 	if all := read(c.Upstream); len(all) > 0 {
 		config.Upstream = func() []netip.AddrPort { return all }
 	}
 	return names.New(config), nil
-}
-
-// hostResolvers are the name servers of the host, which DHCP may change at any time: the files are small, and read for what is not cached only.
-func hostResolvers(except netip.AddrPort) (all []netip.AddrPort) {
-	for _, ip := range netif.Resolvers(netif.ResolverFiles()...) {
-		if u := netip.AddrPortFrom(ip, 53); u != except {
-			all = append(all, u)
-		}
-	}
-	return all
 }
 
 // clusterDNS is what pods get as their name server and domain; nothing where this device does not answer names.

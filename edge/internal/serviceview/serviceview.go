@@ -115,7 +115,13 @@ func (v *View) Follow(ctx context.Context) {
 }
 
 // Shared takes a Service that the caller alone has, and returns the View's copy of it, or one that the View will use: there need not be two. It must not be changed.
-func (v *View) Shared(s *corev1.Service) *corev1.Service { return v.trimmer.shared(s) }
+// Without a View it stays the caller's.
+func (v *View) Shared(s *corev1.Service) *corev1.Service {
+	if v == nil {
+		return s
+	}
+	return v.trimmer.shared(s)
+}
 
 // Services is the informer of Services.
 func (v *View) Services() cache.SharedIndexInformer { return v.services }

@@ -78,3 +78,13 @@ func subnets(v any, all []netip.Prefix) []netip.Prefix {
 	}
 	return all
 }
+
+// NameServers are the name servers of the host but for one, which DHCP may change at any time: the files are small, and to be read for what is not cached only.
+func NameServers(except netip.AddrPort) (all []netip.AddrPort) {
+	for _, ip := range Resolvers(ResolverFiles()...) {
+		if u := netip.AddrPortFrom(ip, 53); u != except {
+			all = append(all, u)
+		}
+	}
+	return all
+}
