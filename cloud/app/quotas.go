@@ -11,12 +11,18 @@ import (
 
 // relayQuotas are what one node may send.
 func relayQuotas(c config.Relay) relay.Quotas {
+	q := c.Quotas
+	rate := func(perSecond, burst int) quota.Rate {
+		return quota.Rate{PerSecond: float64(perSecond), Burst: burst, Heavy: q.HeavyNodes}
+	}
 	return relay.Quotas{
-		Events:   quota.Rate{PerSecond: float64(c.Quotas.EventsPerSecond), Burst: c.Quotas.EventBurst},
-		Requests: quota.Rate{PerSecond: float64(c.Quotas.RequestsPerSecond), Burst: c.Quotas.RequestBurst},
-		Bytes:    c.Quotas.BytesInFlight,
+		Events:      rate(q.EventsPerSecond, q.EventBurst),
+		Statuses:    rate(q.StatusesPerSecond, q.StatusBurst),
+		StatusBytes: rate(q.StatusBytesPerSecond, q.StatusByteBurst),
+		Requests:    rate(q.RequestsPerSecond, q.RequestBurst),
+		Bytes:       q.BytesInFlight,
 		CertificateRequests: quota.Rate{
-			PerSecond: float64(c.Quotas.CertificateRequestsPerHour) / time.Hour.Seconds(), Burst: c.Quotas.CertificateRequestsPerHour,
+			PerSecond: float64(q.CertificateRequestsPerHour) / time.Hour.Seconds(), Burst: q.CertificateRequestsPerHour,
 		},
 	}
 }
@@ -30,7 +36,7 @@ func quotas(c config.Publish) publish.Quotas {
 
 // reportQuota is how much one node may report.
 func reportQuota(c config.Relay) quota.Rate {
-	return quota.Rate{PerSecond: float64(c.Quotas.ReportsPerSecond), Burst: c.Quotas.ReportBurst}
+	return quota.Rate{PerSecond: float64(c.Quotas.ReportsPerSecond), Burst: c.Quotas.ReportBurst, Heavy: c.Quotas.HeavyNodes}
 }
 
 // logQuota is how many batches of its pods' logs one node may send.

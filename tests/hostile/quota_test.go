@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/link"
@@ -39,6 +40,7 @@ func TestHostile_05_Quotas(t *testing.T) {
 	t.Run("events", func(t *testing.T) { floodOfEvents(t, s, device, other, ns) })
 	// Before the requests are used up, whose quota these need too.
 	t.Run("certificate requests", func(t *testing.T) { floodOfCertificateRequests(t, s, device, other) })
+	t.Run("statuses", func(t *testing.T) { floodOfStatuses(t, s, device, other) })
 	t.Run("requests", func(t *testing.T) { floodOfRequests(t, device, other) })
 	t.Run("reports", func(t *testing.T) { floodOfReports(t, s, device, other, ns) })
 	t.Run("interests", func(t *testing.T) { floodOfInterests(t, s, device, other) })
@@ -130,6 +132,58 @@ func floodOfEvents(t *testing.T, s *system, device, other *hostile.Device, ns st
 		}
 		return err
 	})
+}
+
+// floodOfStatuses: each makes kube-apiserver read, judge and write the whole Node.
+func floodOfStatuses(t *testing.T, s *system, device, other *hostile.Device) {
+	status := func(node string, bytes int) *topicpb.Write {
+		body := fmt.Appendf(nil, `{"metadata":{"annotations":{"x":%q}}}`, strings.Repeat("y", bytes))
+		return &topicpb.Write{
+			Verb: topicpb.Verb_PATCH, Resource: &topicpb.Resource{Version: "v1", Resource: "nodes"}, Name: node, Subresource: "status", Body: body, PatchType: string(types.MergePatchType),
+		}
+	}
+	for _, flood := range []struct {
+		quota                           string
+		writes, bytes, burst, perSecond int
+	}{
+		{"relay.quotas.statusesPerSecond", 2000, 10, 1000, 20},
+		{"relay.quotas.statusBytesPerSecond", 60, 400 << 10, 8 << 20 / (400 << 10), 1},
+	} {
+		began, f := time.Now(), &flooded{}
+		results := make([]*topicpb.WriteResult, flood.writes)
+		var g errgroup.Group
+		g.SetLimit(16)
+		for i := range results {
+			g.Go(func() (err error) {
+				results[i], err = device.Write(t.Context(), topic.NodeStatusWrite, status(own, flood.bytes))
+				return err
+			})
+		}
+		if err := g.Wait(); err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range results {
+			// kube-apiserver bounds annotations: what was passed on it may refuse itself.
+			if err := f.note(r.GetStatus()); r.GetAccepted() || err != nil {
+				f.taken++
+			}
+		}
+		f.check(t, flood.quota, flood.burst, flood.perSecond, began)
+		if n := s.metric(t, `skerry_relay_over_quota_total{quota="`+flood.quota+`"}`); n != f.refused {
+			t.Errorf("the metric counts %d of %d refusals", n, f.refused)
+		}
+		if r, err := other.Write(t.Context(), topic.NodeStatusWrite, status(another, 10)); err != nil || !r.GetAccepted() {
+			t.Errorf("another node's status: %v %s", err, r.GetStatus())
+		}
+		waited := time.Duration(f.status.Details.RetryAfterSeconds) * time.Second
+		cluster.Eventually(t, "a status is taken when it comes again", func(ctx context.Context) error {
+			r, err := device.Write(ctx, topic.NodeStatusWrite, status(own, 10))
+			if err == nil && !r.GetAccepted() {
+				err = fmt.Errorf("refused, to come again in %v: %s", waited, r.GetStatus())
+			}
+			return err
+		})
+	}
 }
 
 func floodOfRequests(t *testing.T, device, other *hostile.Device) {

@@ -128,6 +128,9 @@ func (a *Aggregator) forget(r *reporter) {
 	}
 }
 
+// perRefusal is what a refused report is charged with (hub.Session).
+const perRefusal = 50 * time.Millisecond
+
 // take puts a report with those of its object, or refuses it.
 func (a *Aggregator) take(from *reporter, w *topicpb.Write) error {
 	a.reports.Inc()
@@ -141,6 +144,7 @@ func (a *Aggregator) take(from *reporter, w *topicpb.Write) error {
 	}
 	if ok, after := a.rates.Take(from.Node()); !ok {
 		a.refused.Inc()
+		from.Charge(perRefusal)
 		return from.answer(t, w.GetId(), len(body), "", quota.Refusal("relay.quotas.reportsPerSecond", after))
 	}
 	if a.kinds[t.resource] == nil || t.name == "" || w.GetVerb() != topicpb.Verb_PATCH || w.GetSubresource() != "status" {

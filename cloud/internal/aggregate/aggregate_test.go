@@ -112,6 +112,7 @@ type session struct {
 func (s *session) Node() types.NodeName         { return s.node }
 func (s *session) Epoch() uint64                { return s.epoch }
 func (s *session) Keepalive() time.Duration     { return 10 * time.Second }
+func (s *session) Charge(time.Duration)         {}
 func (s *session) Info() link.Info              { return link.Info{} }
 func (s *session) Close(link.CloseCode, string) {}
 func (s *session) Done() <-chan struct{}        { return nil }

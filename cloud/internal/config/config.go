@@ -150,14 +150,23 @@ type Relay struct {
 
 // RelayQuotas bound what one node may send; above them it is answered 429 with a Retry-After, and keeps what it has to send.
 type RelayQuotas struct {
-	EventsPerSecond   int `json:"eventsPerSecond"`
-	EventBurst        int `json:"eventBurst"` // events at once
+	EventsPerSecond int `json:"eventsPerSecond"`
+	EventBurst      int `json:"eventBurst"` // events at once
+	// StatusesPerSecond are statuses of pods and of the node, and last deletions of pods; StatusBytesPerSecond those of their bodies.
+	StatusesPerSecond    int `json:"statusesPerSecond"`
+	StatusBurst          int `json:"statusBurst"`
+	StatusBytesPerSecond int `json:"statusBytesPerSecond"`
+	StatusByteBurst      int `json:"statusByteBurst"`
+
 	RequestsPerSecond int `json:"requestsPerSecond"`
 	RequestBurst      int `json:"requestBurst"`
 	ReportsPerSecond  int `json:"reportsPerSecond"` // of routes, virtual IPs and operations
 	ReportBurst       int `json:"reportBurst"`
 	// CertificateRequestsPerHour are CertificateSigningRequests; as many may come at once.
 	CertificateRequestsPerHour int `json:"certificateRequestsPerHour"`
+
+	// HeavyNodes is how many nodes' rates those together have that have used more than a sixteenth of a burst.
+	HeavyNodes int `json:"heavyNodes"`
 
 	BytesInFlight int `json:"bytesInFlight"` // of writes, requests and answers that cloudcore holds for a session
 }
@@ -186,8 +195,9 @@ func Default() *Config {
 			Keepalive: metav1.Duration{Duration: 10 * time.Second}, IdleTimeout: metav1.Duration{Duration: 30 * time.Second},
 		},
 		Relay: Relay{Quotas: RelayQuotas{
-			EventsPerSecond: 50, EventBurst: 10000, RequestsPerSecond: 100, RequestBurst: 2000, ReportsPerSecond: 20, ReportBurst: 500,
-			CertificateRequestsPerHour: 60, BytesInFlight: 8 << 20,
+			EventsPerSecond: 50, EventBurst: 1500, StatusesPerSecond: 20, StatusBurst: 1000, StatusBytesPerSecond: 128 << 10, StatusByteBurst: 8 << 20,
+			RequestsPerSecond: 100, RequestBurst: 2000, ReportsPerSecond: 20, ReportBurst: 500,
+			CertificateRequestsPerHour: 60, HeavyNodes: 4, BytesInFlight: 8 << 20,
 		}},
 		Publish: Publish{Quotas: PublishQuotas{Interests: 1024, NewInterestsPerSecond: 16, Digests: 256, SelectorBytes: 64 << 10}},
 		Join:    Listen{Listen: ":10002"},
@@ -298,9 +308,12 @@ func (q *RelayQuotas) validate(at *field.Path) field.ErrorList {
 		least, most int
 	}{
 		{"eventsPerSecond", q.EventsPerSecond, 1, 10000}, {"eventBurst", q.EventBurst, 64, 1000000},
+		{"statusesPerSecond", q.StatusesPerSecond, 1, 10000}, {"statusBurst", q.StatusBurst, 256, 1000000},
+		{"statusBytesPerSecond", q.StatusBytesPerSecond, 16 << 10, 1 << 30}, {"statusByteBurst", q.StatusByteBurst, 4 << 20, 1 << 30},
 		{"requestsPerSecond", q.RequestsPerSecond, 1, 10000}, {"requestBurst", q.RequestBurst, 64, 1000000},
 		{"reportsPerSecond", q.ReportsPerSecond, 1, 10000}, {"reportBurst", q.ReportBurst, 64, 1000000},
 		{"certificateRequestsPerHour", q.CertificateRequestsPerHour, 10, 100000},
+		{"heavyNodes", q.HeavyNodes, 1, 100000},
 		{"bytesInFlight", q.BytesInFlight, 4 << 20, 1 << 30},
 	} {
 		if f.value < f.least || f.value > f.most {

@@ -115,6 +115,7 @@ func (s *site) connect(replica int) *session {
 func (e *session) Node() types.NodeName         { return "edge1" }
 func (e *session) Epoch() uint64                { return e.epoch }
 func (e *session) Keepalive() time.Duration     { return 10 * time.Second }
+func (e *session) Charge(time.Duration)         {}
 func (e *session) Info() link.Info              { return link.Info{} }
 func (e *session) Close(link.CloseCode, string) {}
 func (e *session) Done() <-chan struct{}        { return nil }

@@ -104,6 +104,7 @@ func (h *Hub) handshake(ctx context.Context, conn link.Conn) (*session, error) {
 		metrics: h.metrics, conn: conn, node: node,
 		epoch: hello.GetEpoch(), version: hello.GetVersion(), bootID: hello.GetBootId(),
 		keepalive: keepalive(hello.GetKeepaliveMillis()),
+		pace:      pace{node: node, charges: h.charges},
 		ended:     make(chan struct{}),
 		welcome: new(m.Answer(&topicpb.Welcome{
 			Protocol: topic.Protocol, Version: h.config.Version, Instance: h.config.Instance, UnixMillis: time.Now().UnixMilli(), Trust: trust,

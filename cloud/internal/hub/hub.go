@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/skerry-io/skerry/cloud/internal/quota"
 	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/topic"
 )
@@ -26,6 +27,7 @@ type Hub struct {
 	handshakes chan struct{}                // a token for each link that is not yet a session
 	shares     *link.Shares[types.NodeName] // of handshakes
 	refusals   chan struct{}                // a token for each link that is being turned away for overload
+	charges    *quota.Rates
 }
 
 // New returns a hub that serves what the listeners accept with the parts. Run starts it.
@@ -35,7 +37,7 @@ func New(config Config, listeners []link.Listener, parts []Part) *Hub {
 		config: config, listeners: listeners, parts: parts,
 		table: newTable(config.MaxSessions), metrics: newMetrics(),
 		handshakes: make(chan struct{}, config.MaxHandshakes), shares: link.NewShares[types.NodeName](config.MaxHandshakes),
-		refusals: make(chan struct{}, closers),
+		refusals: make(chan struct{}, closers), charges: quota.NewRates(charges),
 	}
 }
 

@@ -17,6 +17,7 @@ type metrics struct {
 	refused  *prometheus.CounterVec // links that did not
 	closes   *prometheus.CounterVec // sessions that ended
 	messages *prometheus.CounterVec
+	pauses   prometheus.Counter
 
 	sessions   *prometheus.Desc
 	handshakes *prometheus.Desc
@@ -50,6 +51,8 @@ func newMetrics() *metrics {
 		refused:  counter("refused_total", "Links that were refused before they became a session, by close code.", "transport", "code"),
 		closes:   counter("closes_total", "Sessions that ended, by close code and by who closed.", "transport", "code", "by"),
 		messages: counter("messages_total", "Messages, by topic and direction.", "direction", "topic"),
+		pauses: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "skerry", Subsystem: "hub", Name: "pauses_total",
+			Help: "Times that a link was not read for a while, since its node had used up what it may cost."}),
 		sessions: prometheus.NewDesc("skerry_hub_sessions", "Open sessions.", []string{"transport"}, nil),
 		handshakes: prometheus.NewDesc("skerry_hub_handshakes", "Links that are open and not yet a session.",
 			nil, nil),
@@ -92,5 +95,5 @@ func codeLabel(code link.CloseCode) string {
 }
 
 func (m *metrics) counters() []prometheus.Collector {
-	return []prometheus.Collector{m.connects, m.refused, m.closes, m.messages}
+	return []prometheus.Collector{m.connects, m.refused, m.closes, m.messages, m.pauses}
 }

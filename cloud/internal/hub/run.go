@@ -126,7 +126,7 @@ func (h *Hub) watch(ctx context.Context) {
 					cert.NotAfter.UTC().Format(time.RFC3339)), true
 			}
 			silence := now.Sub(time.Unix(0, s.lastHeard.Load()))
-			if bound := max(4*s.keepalive, 30*time.Second); silence > bound && !s.handling.Load() {
+			if bound := max(4*s.keepalive, 30*time.Second); silence > bound && !s.handling.Load() && !s.pace.resting.Load() {
 				return link.CloseTimeout, fmt.Sprintf("nothing heard for %v, the edge says every %v", silence.Round(time.Second), s.keepalive), true
 			}
 			return 0, "", false

@@ -26,6 +26,7 @@ type session struct {
 	version   string
 	bootID    string
 	keepalive time.Duration
+	pace      pace
 
 	ended   chan struct{} // closed by the table when the attached session has left it
 	counted bool          // owned by metrics.mu
@@ -66,6 +67,8 @@ func (s *session) Send(ctx context.Context, m message.Message) error {
 	return nil
 }
 
+func (s *session) Charge(d time.Duration) { s.pace.charge(d) }
+
 func (s *session) Close(code link.CloseCode, reason string) { closeConn(s.conn, code, reason) }
 
 // open attaches the parts and serves the link until it ends; ended is called when nothing of the session is left. It does not block: a session that waits has no
@@ -73,6 +76,7 @@ func (s *session) Close(code link.CloseCode, reason string) { closeConn(s.conn, 
 func (s *session) open(ctx context.Context, parts []Part, ended func()) {
 	s.ctx, s.cancel = context.WithCancel(ctx)
 	s.mux, s.reading = message.NewMux(), NewLoop(s.read)
+	s.pace.charge(opening)
 	var begin []Service
 	err := guard(ctx, func() error {
 		for _, part := range parts {
@@ -105,6 +109,7 @@ func (s *session) open(ctx context.Context, parts []Part, ended func()) {
 func (s *session) end() {
 	s.cancel() // a handler that waits for something must learn of the end too
 	s.reading.Stop()
+	s.pace.stop()
 	for _, service := range s.services {
 		service.Stop()
 	}
@@ -115,9 +120,21 @@ func (s *session) end() {
 		"code", end.Code, "reason", end.Reason, "remoteClose", end.Remote, "lasted", time.Since(s.conn.Info().Since))
 }
 
+// resume reads on after a pause, in which the silence was our own doing.
+func (s *session) resume() {
+	s.lastHeard.Store(time.Now().UnixNano())
+	s.reading.Signal()
+}
+
 // read dispatches what has come, in order.
 func (s *session) read(ctx context.Context) error {
 	for ctx.Err() == nil {
+		if paused, began := s.pace.paused(s.resume); paused {
+			if began {
+				s.metrics.pauses.Inc()
+			}
+			return nil
+		}
 		m, ok := s.conn.Poll()
 		if !ok {
 			return nil // Notify tells of the next, and of the end

@@ -30,6 +30,7 @@ type sinkhole struct {
 func (e *sinkhole) Node() types.NodeName         { return e.node }
 func (e *sinkhole) Epoch() uint64                { return 1 }
 func (e *sinkhole) Keepalive() time.Duration     { return 10 * time.Second }
+func (e *sinkhole) Charge(time.Duration)         {}
 func (e *sinkhole) Info() link.Info              { return link.Info{} }
 func (e *sinkhole) Close(link.CloseCode, string) {}
 func (e *sinkhole) Done() <-chan struct{}        { return nil }

@@ -31,7 +31,7 @@ func source(p *topicpb.Interest) kube.Source {
 
 // declare makes the set of interests that of m. The digests count for resources that this session hasn't compared yet.
 func (s *session) declare(m *topicpb.Interests, digests []*topicpb.Digest) {
-	over := fits
+	over, refusals := fits, s.limits
 	if len(digests) > s.part.quotas.Digests {
 		over, digests = tooManyDigests, nil
 	}
@@ -65,6 +65,7 @@ func (s *session) declare(m *topicpb.Interests, digests []*topicpb.Digest) {
 			admitted = true
 		}
 	}
+	s.link.Charge(time.Duration(s.limits-refusals) * perRefusedInterest)
 	s.admitLimited()
 	if admitted {
 		time.AfterFunc(decideSoon, s.signal) // those that are still undecided then hold up nobody any more

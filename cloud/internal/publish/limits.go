@@ -1,9 +1,15 @@
 package publish
 
+import "time"
+
 // Limits of one session.
 const (
 	frameBytes   = 256 << 10 // of a State; one object alone may be larger
 	windowBytes  = 1 << 20   // sent and not acknowledged
 	windowStates = 64        // likewise
 	maxInterests = 4096
+
+	// What a declared set is charged with (hub.Session): an interest costs some microseconds to decode and to compare, one that is refused as much again.
+	perInterest        = 250 * time.Microsecond
+	perRefusedInterest = time.Millisecond
 )

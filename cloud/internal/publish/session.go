@@ -30,6 +30,7 @@ func (s *session) onInterests(m *topicpb.Interests) error {
 	if len(m.GetInterests()) > maxInterests {
 		return outOfTurn("%d interests, at most %d are served", len(m.GetInterests()), maxInterests)
 	}
+	s.link.Charge(time.Duration(len(m.GetInterests())) * perInterest)
 	s.mu.Lock()
 	s.inbox.interests = m
 	s.inbox.digests = append(s.inbox.digests, m.GetDigests()...)

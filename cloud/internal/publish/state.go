@@ -54,6 +54,7 @@ type session struct {
 	interests map[uint64]*interest
 	used      usage
 	limited   limitedAnswer
+	limits    int // interests that were refused as they were over a quota
 	resources []*resourceSync
 	held      map[kube.Ref]*held
 	deps      *dependencies // nil without that interest
@@ -272,6 +273,7 @@ func (s *session) refuse(i *interest, err error) {
 func (s *session) refuseLimited(i *interest, over exceeded, retry int) {
 	s.part.metrics.refused.Add(1)
 	s.part.metrics.limited[over].Add(1)
+	s.limits++
 	if last := &s.limited; last.status == nil || last.over != over || last.retry != retry {
 		*last = limitedAnswer{over, retry, kube.StatusOf(over.refusal(retry))}
 	}

@@ -274,6 +274,7 @@ type edge struct {
 func (e *edge) Node() types.NodeName         { return e.node }
 func (e *edge) Epoch() uint64                { return 1 }
 func (e *edge) Keepalive() time.Duration     { return 10 * time.Second }
+func (e *edge) Charge(time.Duration)         {}
 func (e *edge) Info() link.Info              { return link.Info{} }
 func (e *edge) Close(link.CloseCode, string) {}
 func (e *edge) Done() <-chan struct{}        { return nil }

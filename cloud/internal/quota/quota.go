@@ -23,6 +23,12 @@ import (
 type Rate struct {
 	PerSecond float64
 	Burst     int
+	// Heavy is how many nodes' PerSecond all those together have that have used more than a sixteenth of their bursts; the others
+	// have a fiftieth of it to themselves, and their bursts. 0: each node has its own PerSecond.
+	//
+	// A rate that one device needs to come back with what it kept, fifty devices can't have at once without others waiting for it.
+	// Who stays just below the bound between both has the fiftieth, so nothing is gained by it.
+	Heavy int
 }
 
 // Refusal is what a node is answered: 429 with a Retry-After in seconds, and which quota of cloudcore.yaml it is.
@@ -41,6 +47,8 @@ type Rates struct {
 
 	mu    sync.Mutex
 	nodes map[types.NodeName]*usage
+	heavy map[types.NodeName]*usage // of nodes, with a Rate that has Heavy
+	swept time.Time                 // when heavy was looked through
 }
 
 // usage is what a node has used of its burst; it decays by the rate.
@@ -53,30 +61,117 @@ type usage struct {
 // done something within the time in which a burst decays.
 const manyNodes = 4096
 
+const (
+	heavyShare = 16 // of a burst, its part from which on a node is heavy
+	lightShare = 50 // of the rate, the part that a node has while it is not
+)
+
 // NewRates returns Rates of which nothing is used. A nil *Rates, and one of a Rate of 0, bound nothing.
-func NewRates(rate Rate) *Rates { return &Rates{rate: rate, nodes: map[types.NodeName]*usage{}} }
+func NewRates(rate Rate) *Rates {
+	return &Rates{rate: rate, nodes: map[types.NodeName]*usage{}, heavy: map[types.NodeName]*usage{}}
+}
 
 // Take reports whether a node may do it once more now, else in how many seconds.
-func (r *Rates) Take(node types.NodeName) (ok bool, retryAfter int) {
+func (r *Rates) Take(node types.NodeName) (ok bool, retryAfter int) { return r.TakeN(node, 1) }
+
+// TakeN is Take of so many at once. What alone is above the burst is taken where nothing is used.
+func (r *Rates) TakeN(node types.NodeName, n int) (ok bool, retryAfter int) {
 	if r == nil || r.rate.PerSecond <= 0 {
 		return true, 0
 	}
-	now := time.Now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	u := r.use(node)
+	burst := float64(max(r.rate.Burst, 1))
+	if over := u.used + min(float64(n), burst) - burst; over > 0 {
+		return false, max(1, int(math.Ceil(min(over/r.of(u), maxRetryAfter))))
+	}
+	u.used += float64(n)
+	r.weigh(node, u)
+	return true, 0
+}
+
+// maxRetryAfter is in seconds; an edge waits no longer than a minute (putoff).
+const maxRetryAfter = 60
+
+// Give returns what a Take took.
+func (r *Rates) Give(node types.NodeName, n int) {
+	if r == nil || r.rate.PerSecond <= 0 {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	u := r.use(node)
+	u.used = max(0, u.used-float64(n))
+	r.weigh(node, u)
+}
+
+// Spend uses n whether it fits or not, up to twice the burst, and returns how long it takes until what is used is within the burst.
+func (r *Rates) Spend(node types.NodeName, n float64) time.Duration {
+	if r == nil || r.rate.PerSecond <= 0 {
+		return 0
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	u := r.use(node)
+	burst := float64(max(r.rate.Burst, 1))
+	u.used = min(u.used+n, 2*burst)
+	r.weigh(node, u)
+	return time.Duration(max(0, u.used-burst) / r.of(u) * float64(time.Second))
+}
+
+// use is a node's usage as it is now. The lock is held.
+func (r *Rates) use(node types.NodeName) *usage {
+	now := time.Now()
 	u := r.nodes[node]
 	if u == nil {
 		r.forget(now)
 		u = &usage{at: now}
 		r.nodes[node] = u
 	}
-	u.used = max(0, u.used-r.rate.PerSecond*now.Sub(u.at).Seconds())
+	r.sweep(now)
+	r.decay(u, now)
+	r.weigh(node, u)
+	return u
+}
+
+func (r *Rates) decay(u *usage, now time.Time) {
+	u.used = max(0, u.used-r.of(u)*now.Sub(u.at).Seconds())
 	u.at = now
-	if over := u.used + 1 - float64(max(r.rate.Burst, 1)); over > 0 {
-		return false, max(1, int(math.Ceil(over/r.rate.PerSecond)))
+}
+
+// of is the rate that a node has now. The lock is held.
+func (r *Rates) of(u *usage) float64 {
+	if r.rate.Heavy <= 0 {
+		return r.rate.PerSecond
 	}
-	u.used++
-	return true, 0
+	light := r.rate.PerSecond / lightShare
+	if !r.isHeavy(u) {
+		return light
+	}
+	return light + r.rate.PerSecond*min(1, float64(r.rate.Heavy)/float64(max(len(r.heavy), 1)))
+}
+
+func (r *Rates) isHeavy(u *usage) bool { return u.used > float64(r.rate.Burst)/heavyShare }
+
+func (r *Rates) weigh(node types.NodeName, u *usage) {
+	if r.rate.Heavy > 0 && r.isHeavy(u) {
+		r.heavy[node] = u
+	} else {
+		delete(r.heavy, node)
+	}
+}
+
+// sweep finds, once a second, who has done nothing for a while and is heavy no more. The lock is held.
+func (r *Rates) sweep(now time.Time) {
+	if now.Sub(r.swept) < time.Second {
+		return
+	}
+	r.swept = now
+	for node, u := range r.heavy {
+		r.decay(u, now)
+		r.weigh(node, u)
+	}
 }
 
 // forget drops the nodes that have used up nothing. The lock is held.
@@ -85,7 +180,8 @@ func (r *Rates) forget(now time.Time) {
 		return
 	}
 	for node, u := range r.nodes {
-		if u.used <= r.rate.PerSecond*now.Sub(u.at).Seconds() {
+		if u.used <= r.of(u)*now.Sub(u.at).Seconds() {
+			delete(r.heavy, node)
 			delete(r.nodes, node)
 		}
 	}

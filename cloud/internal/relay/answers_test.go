@@ -36,6 +36,7 @@ type counting struct {
 func (c *counting) Node() types.NodeName         { return c.node }
 func (c *counting) Epoch() uint64                { return 1 }
 func (c *counting) Keepalive() time.Duration     { return 10 * time.Second }
+func (c *counting) Charge(time.Duration)         {}
 func (c *counting) Info() link.Info              { return link.Info{} }
 func (c *counting) Close(link.CloseCode, string) {}
 func (c *counting) Done() <-chan struct{}        { return nil }

@@ -39,6 +39,7 @@ func (s *session) onRequest(ctx context.Context, m message.Message, q *topicpb.A
 	case s.requests <- struct{}{}:
 	default:
 		s.relay.metrics.overload.Add(1)
+		s.link.Charge(perRefusal)
 		err := apierrors.NewTooManyRequests(fmt.Sprintf("node %s has %d requests on the way already", s.node, maxRequests), 1)
 		return s.link.Send(ctx, m.Answer(answerOf(err)))
 	}

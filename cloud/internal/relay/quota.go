@@ -3,6 +3,7 @@ package relay
 import (
 	"net/http"
 	"path"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
@@ -16,6 +17,9 @@ const (
 	requestsQuota = "relay.quotas.requestsPerSecond"
 	bytesQuota    = "relay.quotas.bytesInFlight"
 
+	statusesQuota    = "relay.quotas.statusesPerSecond"
+	statusBytesQuota = "relay.quotas.statusBytesPerSecond"
+
 	certificatesQuota = "relay.quotas.certificateRequestsPerHour"
 )
 
@@ -25,23 +29,58 @@ const certificateRequests = "/apis/certificates.k8s.io/v1/certificatesigningrequ
 // perWrite is what a write takes beside its body, about: the decoded message, its job, its lane.
 const perWrite = 1 << 10
 
+// What a refusal is charged with (hub.Session): an edge that waits as long as it is asked to is refused at most what it may have on the way, 64 writes of a class.
+const (
+	perRefusal     = 50 * time.Millisecond
+	perRefusedByte = time.Second / (1 << 20)
+)
+
 func sizeOf(w *topicpb.Write) int { return len(w.GetBody()) + perWrite }
 
 // overQuota holds the bytes of a write, or says which quota it does not fit into.
 func (s *session) overQuota(w *topicpb.Write) error {
+	err := s.overRate(w)
+	if err == nil && !s.held.Take(sizeOf(w)) {
+		err = s.exceeded(bytesQuota, 1)
+	}
+	if err != nil {
+		s.link.Charge(perRefusal + time.Duration(len(w.GetBody()))*perRefusedByte)
+	}
+	return err
+}
+
+// overRate takes a write off what the node may write in a second, or says which quota it does not fit into.
+func (s *session) overRate(w *topicpb.Write) error {
+	q := &s.relay.quotas
 	if w.GetResource().GetResource() == "events" {
-		if ok, after := s.relay.quotas.events.Take(s.node); !ok {
+		if ok, after := q.events.Take(s.node); !ok {
 			return s.exceeded(eventsQuota, after)
 		}
+		return nil
 	}
-	if !s.held.Take(sizeOf(w)) {
-		return s.exceeded(bytesQuota, 1)
+	if ok, after := q.statuses.Take(s.node); !ok {
+		return s.exceeded(statusesQuota, after)
+	}
+	if ok, after := q.statusBytes.TakeN(s.node, len(w.GetBody())); !ok {
+		q.statuses.Give(s.node, 1)
+		return s.exceeded(statusBytesQuota, after)
 	}
 	return nil
 }
 
 // requestOverQuota is overQuota of a request.
 func (s *session) requestOverQuota(q *topicpb.APIRequest) error {
+	err := s.requestOverRate(q)
+	if err == nil && !s.held.Take(reserved(q)) {
+		err = s.exceeded(bytesQuota, 1)
+	}
+	if err != nil {
+		s.link.Charge(perRefusal + time.Duration(len(q.GetBody()))*perRefusedByte)
+	}
+	return err
+}
+
+func (s *session) requestOverRate(q *topicpb.APIRequest) error {
 	if ok, after := s.relay.quotas.requests.Take(s.node); !ok {
 		return s.exceeded(requestsQuota, after)
 	}
@@ -49,9 +88,6 @@ func (s *session) requestOverQuota(q *topicpb.APIRequest) error {
 		if ok, after := s.relay.quotas.certificates.Take(s.node); !ok {
 			return s.exceeded(certificatesQuota, after)
 		}
-	}
-	if !s.held.Take(reserved(q)) {
-		return s.exceeded(bytesQuota, 1)
 	}
 	return nil
 }

@@ -1,18 +1,106 @@
 package relay_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/cloud/internal/config"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
+	"github.com/skerry-io/skerry/cloud/internal/quota"
 	"github.com/skerry-io/skerry/cloud/internal/relay"
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
+
+// What a device with 110 pods writes when all of them start, and when it comes back after an hour, is below the default quotas. A flood of statuses is not, by its number or by its
+// bytes: what is above them is answered 429 with how long to wait, makes no request, and is taken when it comes again then. Another device is served meanwhile.
+func TestQuotaOfStatuses(t *testing.T) {
+	d := config.Default().Relay.Quotas
+	for name, bytes := range map[string]int{"relay.quotas.statusesPerSecond": 100, "relay.quotas.statusBytesPerSecond": 512 << 10} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
+				w.relay.Limit(relay.Quotas{
+					Statuses:    quota.Rate{PerSecond: float64(d.StatusesPerSecond), Burst: d.StatusBurst, Heavy: d.HeavyNodes},
+					StatusBytes: quota.Rate{PerSecond: float64(d.StatusBytesPerSecond), Burst: d.StatusByteBurst, Heavy: d.HeavyNodes},
+				})
+				const pods = 110
+				honest, device := w.connect("edge1", 1), w.connect("edge2", 1)
+				for i := range pods {
+					w.addPod(fmt.Sprint("pod-", i), "edge1", "u")
+					w.addPod(fmt.Sprint("theirs-", i), "edge2", "u")
+				}
+				id := uint64(0)
+				write := func(e *edge, pod string, bytes int) {
+					id++
+					s := podStatus(id, pod, "u", "Running")
+					s.Body = fmt.Appendf(nil, `{"status":{"message":%q}}`, strings.Repeat("x", bytes))
+					e.send(topic.PodStatusWrite.New(message.Resource{}, s))
+				}
+				starting := func() {
+					t.Helper()
+					for range 4 { // scheduled, initialized, its containers, ready
+						for i := range pods {
+							write(honest, fmt.Sprint("pod-", i), 8<<10)
+						}
+						time.Sleep(3 * time.Second)
+					}
+					results := honest.takeResults()
+					if n := len(results); n != 4*pods {
+						t.Errorf("%d of %d statuses were answered", n, 4*pods)
+					}
+					for _, r := range results {
+						if !strings.HasSuffix(r, "accepted") {
+							t.Errorf("a device that starts 110 pods: %s", r)
+						}
+					}
+				}
+				starting()
+				refused, asked := 0, 0
+				for range 20 { // seconds of a flood
+					for range 300 {
+						write(device, fmt.Sprint("theirs-", asked%pods), bytes)
+						asked++
+					}
+					time.Sleep(time.Second)
+				}
+				device.mu.Lock()
+				for _, r := range device.results {
+					var s metav1.Status
+					if r.GetAccepted() {
+						continue
+					}
+					if err := json.Unmarshal(r.GetStatus(), &s); err != nil || s.Code != 429 || s.Details == nil || s.Details.Kind != topic.QuotaKind || s.Details.Name != name ||
+						s.Details.RetryAfterSeconds < 1 || s.Details.RetryAfterSeconds > 60 {
+						t.Fatalf("refused with %s", r.GetStatus())
+					}
+					refused++
+				}
+				device.results = nil
+				device.mu.Unlock()
+				most := d.StatusBurst + 21*(d.StatusesPerSecond+1)
+				if bytes > 1<<10 {
+					most = (d.StatusByteBurst + 21*(d.StatusBytesPerSecond+d.StatusBytesPerSecond/50)) / bytes
+				}
+				if taken := asked - refused; taken > most || taken < most*3/4 {
+					t.Errorf("%d of %d were taken, want %d", taken, asked, most)
+				}
+				time.Sleep(time.Hour)
+				starting() // it has been away meanwhile
+				write(device, "theirs-0", bytes)
+				time.Sleep(time.Second)
+				want(t, "after the wait", device.takeResults(), []string{fmt.Sprintf("%d accepted", id)})
+			})
+		})
+	}
+}
 
 // While kube-apiserver is slow, a session holds writes and requests up to its quota of bytes. What is above it is answered
 // 429 at once, and taken once there is room.

@@ -30,7 +30,10 @@ type Client interface {
 // Quotas bound what one node may have the relay do. Above them it is answered 429 with a Retry-After; an edge keeps its
 // writes meanwhile.
 type Quotas struct {
-	Events   quota.Rate // a second and at once, made or patched
+	Events quota.Rate // a second and at once, made or patched
+	// Statuses are all other writes: of pods, their last deletion, and of the node. StatusBytes are those of their bodies.
+	Statuses, StatusBytes quota.Rate
+
 	Requests quota.Rate // of the node and of its pods
 	// CertificateRequests are those among the requests that make a CertificateSigningRequest: each stays in etcd for an hour or a day, and an approver judges it.
 	CertificateRequests quota.Rate
@@ -39,8 +42,9 @@ type Quotas struct {
 }
 
 type quotas struct {
-	events, requests, certificates *quota.Rates
-	bytes                          int
+	events, statuses, statusBytes, requests, certificates *quota.Rates
+
+	bytes int
 }
 
 // Relay is the part of the hub that serves what goes up.
@@ -75,5 +79,7 @@ func (r *Relay) Metrics() *Metrics { return r.metrics }
 
 // Limit sets the quotas; there are none without it. It is called before the first Attach.
 func (r *Relay) Limit(q Quotas) {
-	r.quotas = quotas{quota.NewRates(q.Events), quota.NewRates(q.Requests), quota.NewRates(q.CertificateRequests), q.Bytes}
+	r.quotas = quotas{
+		quota.NewRates(q.Events), quota.NewRates(q.Statuses), quota.NewRates(q.StatusBytes), quota.NewRates(q.Requests), quota.NewRates(q.CertificateRequests), q.Bytes,
+	}
 }
