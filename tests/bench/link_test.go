@@ -193,6 +193,7 @@ func (s *bench) events(b *testing.B) {
 	s.up(b)
 	s.setEvents(b, true)
 	defer s.setEvents(b, false)
+	defer s.manyEvents(b)()
 	ours, theirs := podsOf("talker", edge, eventWriters), podsOf("plain-talker", plain, eventWriters)
 	s.start(b, ours...)
 	s.start(b, theirs...)
@@ -548,4 +549,20 @@ func first(ctx context.Context, w watch.Interface, is func(any) bool) (time.Time
 			}
 		}
 	}
+}
+
+// manyEvents has cloudcore take as many events of a node at once as come, until restore is called: the rows are about what an event costs, and each round sends more than a device's burst.
+func (s *bench) manyEvents(b *testing.B) (restore func()) {
+	b.Helper()
+	file := filepath.Join(s.host(b, trial.Cloud).Root(), "etc/skerry/cloudcore.yaml")
+	before, err := os.ReadFile(file)
+	check(b, err)
+	with := func(content []byte) {
+		check(b, os.WriteFile(file, content, 0o644))
+		check(b, s.Stop(b.Context(), trial.Cloud, "cloudcore"))
+		check(b, s.Start(b.Context(), trial.Cloud, "cloudcore"))
+		s.awaitLinked(b)
+	}
+	with(append(slices.Clone(before), "\nrelay: {quotas: {eventBurst: 1000000}}\n"...))
+	return func() { with(before) }
 }

@@ -129,7 +129,7 @@ func (a *Aggregator) forget(r *reporter) {
 }
 
 // perRefusal is what a refused report is charged with (hub.Session).
-const perRefusal = 50 * time.Millisecond
+const perRefusal = 20 * time.Millisecond
 
 // take puts a report with those of its object, or refuses it.
 func (a *Aggregator) take(from *reporter, w *topicpb.Write) error {

@@ -195,9 +195,9 @@ func Default() *Config {
 			Keepalive: metav1.Duration{Duration: 10 * time.Second}, IdleTimeout: metav1.Duration{Duration: 30 * time.Second},
 		},
 		Relay: Relay{Quotas: RelayQuotas{
-			EventsPerSecond: 50, EventBurst: 1500, StatusesPerSecond: 20, StatusBurst: 1000, StatusBytesPerSecond: 128 << 10, StatusByteBurst: 8 << 20,
-			RequestsPerSecond: 100, RequestBurst: 2000, ReportsPerSecond: 20, ReportBurst: 500,
-			CertificateRequestsPerHour: 60, HeavyNodes: 4, BytesInFlight: 8 << 20,
+			EventsPerSecond: 100, EventBurst: 1500, StatusesPerSecond: 40, StatusBurst: 1000, StatusBytesPerSecond: 256 << 10, StatusByteBurst: 8 << 20,
+			RequestsPerSecond: 200, RequestBurst: 2000, ReportsPerSecond: 40, ReportBurst: 500,
+			CertificateRequestsPerHour: 60, HeavyNodes: 2, BytesInFlight: 8 << 20,
 		}},
 		Publish: Publish{Quotas: PublishQuotas{Interests: 1024, NewInterestsPerSecond: 16, Digests: 256, SelectorBytes: 64 << 10}},
 		Join:    Listen{Listen: ":10002"},

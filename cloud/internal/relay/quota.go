@@ -31,7 +31,7 @@ const perWrite = 1 << 10
 
 // What a refusal is charged with (hub.Session): an edge that waits as long as it is asked to is refused at most what it may have on the way, 64 writes of a class.
 const (
-	perRefusal     = 50 * time.Millisecond
+	perRefusal     = 20 * time.Millisecond
 	perRefusedByte = time.Second / (1 << 20)
 )
 
