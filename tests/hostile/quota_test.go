@@ -161,7 +161,7 @@ func floodOfStatuses(t *testing.T, s *system, device, other *hostile.Device) {
 		began, f := time.Now(), &flooded{}
 		results := make([]*topicpb.WriteResult, flood.writes)
 		var g errgroup.Group
-		g.SetLimit(16)
+		g.SetLimit(8) // more would be above the bytes in flight
 		for i := range results {
 			g.Go(func() (err error) {
 				results[i], err = device.Write(t.Context(), topic.NodeStatusWrite, status(own, flood.bytes))

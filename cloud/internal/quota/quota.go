@@ -91,6 +91,16 @@ func (r *Rates) TakeN(node types.NodeName, n int) (ok bool, retryAfter int) {
 	return true, 0
 }
 
+// Heavy reports whether a node has used more than a sixteenth of its burst.
+func (r *Rates) Heavy(node types.NodeName) bool {
+	if r == nil || r.rate.PerSecond <= 0 {
+		return false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.isHeavy(r.use(node))
+}
+
 // maxRetryAfter is in seconds; an edge waits no longer than a minute (putoff).
 const maxRetryAfter = 60
 

@@ -39,7 +39,11 @@ func (s *session) handle(mux *message.Mux, write message.Topic[*topicpb.Write], 
 		if refusal := s.overQuota(w); refusal != nil {
 			return s.answer(ctx, result, w, outcome{err: refusal})
 		}
-		return s.queue.push(&job{write: w, result: result, do: do})
+		j := &job{write: w, result: result, do: do}
+		if s.heavy(w) {
+			j.turn = s.turn
+		}
+		return s.queue.push(j)
 	})
 }
 

@@ -32,7 +32,9 @@ type job struct {
 	write  *topicpb.Write
 	result message.Topic[*topicpb.WriteResult]
 	do     func(context.Context, *topicpb.Write) outcome
-	tries  int
+	// turn waits until the write may be made, where its node has much to write; nil: at once.
+	turn  func(context.Context) (leave func())
+	tries int
 	// forbidden is since when kube-apiserver has said 403 each time, zero where the last answer was another.
 	forbidden time.Time
 }
@@ -206,7 +208,7 @@ func (q *queue) work(ctx context.Context, finish func(context.Context, *job, out
 		if j == nil {
 			return nil
 		}
-		o := attempt(ctx, j)
+		o := j.attempt(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -241,7 +243,10 @@ func (j *job) believe(o outcome, now time.Time) outcome {
 	return o
 }
 
-func attempt(ctx context.Context, j *job) outcome {
+func (j *job) attempt(ctx context.Context) outcome {
+	if j.turn != nil {
+		defer j.turn(ctx)()
+	}
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
 	return j.do(ctx, j.write)

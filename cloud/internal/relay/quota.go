@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"context"
 	"net/http"
 	"path"
 	"time"
@@ -66,6 +67,43 @@ func (s *session) overRate(w *topicpb.Write) error {
 		return s.exceeded(statusBytesQuota, after)
 	}
 	return nil
+}
+
+// heavy reports whether a write is of a kind of which the node has made many lately.
+func (s *session) heavy(w *topicpb.Write) bool {
+	q := &s.relay.quotas
+	if w.GetResource().GetResource() == "events" {
+		return q.events.Heavy(s.node)
+	}
+	return q.statuses.Heavy(s.node) || q.statusBytes.Heavy(s.node)
+}
+
+const (
+	// heavyAtOnce is how many writes of heavy nodes are at kube-apiserver at once, of all such nodes together: with bursts alone fifty of them keep it busy for a minute, and rates
+	// know nothing of how fast it is. One device that comes back with a thousand events is hardly slower by it.
+	heavyAtOnce = 2
+	// heavyTurn is for how long one write holds up others of heavy nodes. What takes longer goes on beside them: no device waits for what another made kube-apiserver wait for.
+	heavyTurn = time.Second
+)
+
+// turn waits until it is the node's turn among the heavy ones, or ctx ends.
+func (s *session) turn(ctx context.Context) (leave func()) {
+	granted, done := make(chan struct{}), make(chan struct{})
+	waiting := s.relay.heavy.Do(string(s.node), func() {
+		close(granted)
+		late := time.NewTimer(heavyTurn)
+		defer late.Stop()
+		select {
+		case <-done:
+		case <-late.C:
+		}
+	})
+	select {
+	case <-granted:
+	case <-ctx.Done():
+		waiting.Drop()
+	}
+	return func() { close(done) }
 }
 
 // requestOverQuota is overQuota of a request.

@@ -1,6 +1,7 @@
 package relay_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -9,6 +10,8 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/cloud/internal/config"
@@ -63,9 +66,12 @@ func TestQuotaOfStatuses(t *testing.T) {
 					}
 				}
 				starting()
-				refused, asked := 0, 0
+				refused, asked, each := 0, 0, 300
+				if bytes > 1<<10 {
+					each = 20
+				}
 				for range 20 { // seconds of a flood
-					for range 300 {
+					for range each {
 						write(device, fmt.Sprint("theirs-", asked%pods), bytes)
 						asked++
 					}
@@ -100,6 +106,83 @@ func TestQuotaOfStatuses(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Writes of nodes that have used much of their bursts take turns, two at once of all of them: kube-apiserver hears as much at once of twenty that flood as of one. Those of a node that has not
+// go beside them, and so do those of a heavy one whose turn another has had for a second.
+func TestHeavyNodesTakeTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.relay.Limit(relay.Quotas{Events: quota.Rate{PerSecond: 100, Burst: 1600, Heavy: 2}})
+		const floods, each = 20, 300
+		took := 10 * time.Millisecond
+		w.api.mu.Lock()
+		w.api.delay = func(r kube.Request) time.Duration {
+			if r.Method == "POST" {
+				return took
+			}
+			return 0
+		}
+		w.api.mu.Unlock()
+		id := uint64(0)
+		say := func(e *edge, n int) {
+			for range n {
+				id++
+				about := podRef(fmt.Sprintf("pod-%s-%d", e.node, id%16), fmt.Sprintf("uid-%s-%d", e.node, id%16))
+				write := event(id, topicpb.Verb_CREATE, fmt.Sprintf("e%d", id), about, 1)
+				write.Body = bytes.ReplaceAll(write.Body, []byte(`"host":"edge1"`), fmt.Appendf(nil, `"host":%q`, e.node))
+				e.send(topic.EventWrite.New(message.Resource{}, write))
+			}
+		}
+		most := func() int {
+			w.api.mu.Lock()
+			defer w.api.mu.Unlock()
+			n := w.api.most
+			w.api.most = 0
+			return n
+		}
+		var devices []*edge
+		for i := range floods {
+			e := w.connect(types.NodeName(fmt.Sprint("flood-", i)), 1)
+			for p := range 16 {
+				w.addPod(fmt.Sprintf("pod-%s-%d", e.node, p), string(e.node), fmt.Sprintf("uid-%s-%d", e.node, p))
+			}
+			devices = append(devices, e)
+			say(e, each)
+		}
+		honest := w.connect("honest", 1)
+		for p := range 16 {
+			w.addPod(fmt.Sprintf("pod-honest-%d", p), "honest", fmt.Sprintf("uid-honest-%d", p))
+		}
+		time.Sleep(5 * time.Second) // until what they had before they were heavy is made
+		most()
+		time.Sleep(time.Second)
+		if n := most(); n != 2 {
+			t.Errorf("%d writes of heavy nodes at once, want 2", n)
+		}
+		say(honest, 1)
+		time.Sleep(took + time.Millisecond)
+		if got := honest.takeResults(); len(got) != 1 || !strings.HasSuffix(got[0], "accepted") {
+			t.Errorf("a node that is not heavy: %v", got)
+		}
+		time.Sleep(time.Minute)
+		for _, e := range devices {
+			if got := e.takeResults(); len(got) != each {
+				t.Errorf("%s: %d of %d were answered", e.node, len(got), each)
+			}
+		}
+		took = 20 * time.Second // kube-apiserver hangs, about what two of them write
+		for _, e := range devices[:2] {
+			say(e, 1)
+		}
+		time.Sleep(2500 * time.Millisecond)
+		took = 10 * time.Millisecond
+		say(devices[2], 1)
+		time.Sleep(2500 * time.Millisecond)
+		if got := devices[2].takeResults(); len(got) != 1 {
+			t.Errorf("beside two that hang: %v", got)
+		}
+	})
 }
 
 // While kube-apiserver is slow, a session holds writes and requests up to its quota of bytes. What is above it is answered

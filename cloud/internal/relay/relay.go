@@ -55,14 +55,15 @@ type Relay struct {
 	announce func(types.NodeName) string                                                             // set before anything is attached, or nil
 	serve    func(context.Context, types.NodeName, *topicpb.APIRequest) (*topicpb.APIResponse, bool) // likewise
 	leases   *kube.LimitedQueue
-	hide     bool // the IP addresses of nodes; set before anything is attached
+	heavy    *kube.LimitedQueue // writes of heavy nodes; each session has at most as many there as it has workers
+	hide     bool               // the IP addresses of nodes; set before anything is attached
 	quotas   quotas
 	metrics  *Metrics
 }
 
 // New returns a Relay. instance names this replica of cloudcore. It starts nothing.
 func New(client Client, pods *Pods, instance string) *Relay {
-	return &Relay{client: client, pods: pods, instance: instance, leases: kube.NewLimitedQueue(leaseWrites), metrics: newMetrics()}
+	return &Relay{client: client, pods: pods, instance: instance, leases: kube.NewLimitedQueue(leaseWrites), heavy: kube.NewLimitedQueue(heavyAtOnce), metrics: newMetrics()}
 }
 
 // Advertise has the Leases say where this replica can be asked for streams to the nodes whose links it holds. It is called before the first Attach;
