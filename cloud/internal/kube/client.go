@@ -73,6 +73,7 @@ func NewClient(config *rest.Config, mode Impersonation) (*Client, error) {
 		return nil, fmt.Errorf("impersonation: %q is neither %s nor %s", mode, Constrained, Classic)
 	}
 	own := rest.CopyConfig(config)
+	own.DisableCompression = true
 	own.QPS, own.RateLimiter = -1, nil // fairness between nodes is relay's, overload is kube-apiserver's own priority and fairness
 	own.ContentType = Protobuf
 	own.AcceptContentTypes = Protobuf + "," + jsonContent
@@ -104,6 +105,7 @@ func (c *Client) Revisions() *Revisions { return c.revisions }
 
 func plainClient(config *rest.Config) (*http.Client, error) {
 	config = rest.CopyConfig(config)
+	config.DisableCompression = true // cloudcore is beside kube-apiserver; under hostile requests for large objects to unpack them was most of its work
 	if config.Proxy == nil {
 		config.Proxy = http.ProxyFromEnvironment // what is used anyway; said, it keeps client-go from sharing the transport with others
 	}

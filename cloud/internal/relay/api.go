@@ -53,6 +53,7 @@ func (s *session) onRequest(ctx context.Context, m message.Message, q *topicpb.A
 		defer room.end() // when the answer is queued on the link, which has bounds of its own
 		answer := s.pass(ctx, q, room)
 		s.held.Give(len(q.GetBody()))
+		s.link.Charge(time.Duration(len(answer.GetBody())) * perAnsweredByte)
 		if err := s.link.Send(ctx, m.Answer(answer)); err != nil {
 			klog.FromContext(ctx).V(3).Info("Answer lost with the link", "node", s.node, "path", q.GetPath(), "err", err)
 		}

@@ -36,6 +36,9 @@ const (
 	perRefusedByte = time.Second / (1 << 20)
 )
 
+// perAnsweredByte is what answers to requests are charged with: 2 MB a second, above 20 MB at once.
+const perAnsweredByte = time.Second / (2 << 20)
+
 func sizeOf(w *topicpb.Write) int { return len(w.GetBody()) + perWrite }
 
 // overQuota holds the bytes of a write, or says which quota it does not fit into.
