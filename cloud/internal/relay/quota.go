@@ -81,13 +81,8 @@ func (s *session) heavy(w *topicpb.Write) bool {
 	return q.statuses.Heavy(s.node) || q.statusBytes.Heavy(s.node)
 }
 
-const (
-	// heavyAtOnce is how many writes of heavy nodes are at kube-apiserver at once, of all such nodes together: with bursts alone fifty of them keep it busy for a minute, and rates
-	// know nothing of how fast it is. One device that comes back with a thousand events is hardly slower by it.
-	heavyAtOnce = 2
-	// heavyTurn is for how long one write holds up others of heavy nodes. What takes longer goes on beside them: no device waits for what another made kube-apiserver wait for.
-	heavyTurn = time.Second
-)
+// heavyTurn is for how long one write holds up others of heavy nodes. What takes longer goes on beside them: no device waits for what another made kube-apiserver wait for.
+const heavyTurn = time.Second
 
 // turn waits until it is the node's turn among the heavy ones, or ctx ends.
 func (s *session) turn(ctx context.Context) (leave func()) {

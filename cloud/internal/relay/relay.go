@@ -4,6 +4,8 @@
 // It owns the order of each object's writes, the retries and their back-off, and the Lease of each node while its kubelet lives. It refuses what no
 // node has any business with: watches and upgrades (the edge API serves watches itself), events about other nodes' pods, impersonation headers.
 // Nothing is kept beyond a session: an edge keeps each write until it was told how it ended. Each topic has its own file.
+//
+// It is above 2,500 lines because each topic is judged in its own way, and all share the queue, the fence and the Lease.
 package relay
 
 import (
@@ -20,6 +22,9 @@ const (
 	// leaseWrites is how many sessions read or write their Leases at once. After a restart of cloudcore all want to, and each takes some 50 kB for that. A renewal takes
 	// milliseconds, so that is enough for thousands of renewals a second; it is kube-apiserver that has not.
 	leaseWrites = 64
+	// heavyAtOnce is how many writes of heavy nodes are at kube-apiserver at once, of all such nodes together: with bursts alone fifty of them keep it busy for a minute, and rates
+	// know nothing of how fast it is. One device that comes back with a thousand events is hardly slower by it.
+	heavyAtOnce = 2
 )
 
 // Client makes requests at kube-apiserver.
