@@ -45,13 +45,9 @@ var cyclic = map[string]int{
 
 	"edge/cmd/edgecore": 2,
 
-	"edge/internal/api": 9,
-
 	"edge/internal/drain": 2,
 
 	"edge/internal/edged": 2,
-
-	"edge/internal/hub": 4,
 
 	"edge/internal/join": 3,
 

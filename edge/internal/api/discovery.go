@@ -10,12 +10,10 @@ import (
 	"sync"
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	clientdiscovery "k8s.io/client-go/discovery"
-	"k8s.io/component-base/version"
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/common/topic/topicpb"
@@ -80,40 +78,6 @@ func (d *discovery) keep(ctx context.Context, change func(*kept)) {
 	if err := d.state.Keep(ctx, discoveryKey, raw); err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot keep the discovery document: kubectl without a link will know Kubernetes' own resources only")
 	}
-}
-
-// serve answers a discovery path.
-func (d *discovery) serve(s *Server, w http.ResponseWriter, r *http.Request, path string) {
-	answer, err := s.forward(r)
-	if err == nil && answer.GetCode() < http.StatusInternalServerError {
-		d.see(r.Context(), path, answer)
-		writeAnswer(w, answer)
-		return
-	}
-	core, groups := d.lists()
-	var document any
-	switch {
-	case (path == "/api" || path == "/apis") && strings.Contains(r.Header.Get("Accept"), "as=APIGroupDiscoveryList"):
-		w.Header().Set("Content-Type", aggregatedJSON)
-		document = groups
-		if path == "/api" {
-			document = core
-		}
-	default:
-		w.Header().Set("Content-Type", runtime.ContentTypeJSON)
-		document = legacy(path, core, groups)
-	}
-	if document == nil {
-		what := "the device knows nothing at " + path
-		writeError(w, r, apierrors.NewGenericServerResponse(http.StatusNotFound, "get", schema.GroupResource{}, "", what, 0, true))
-		return
-	}
-	raw, err := json.Marshal(document)
-	if err != nil {
-		writeError(w, r, err)
-		return
-	}
-	_, _ = w.Write(raw)
 }
 
 // see keeps a whole document that passes by.
@@ -243,19 +207,4 @@ func legacy(path string, core, groups *apidiscoveryv2.APIGroupDiscoveryList) any
 	}
 	versions.TypeMeta = metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}
 	return versions
-}
-
-// serveVersion answers the cluster's version, without a link that of the Kubernetes in this binary.
-func (s *Server) serveVersion(w http.ResponseWriter, r *http.Request) {
-	if answer, err := s.forward(r); err == nil && answer.GetCode() < http.StatusInternalServerError {
-		writeAnswer(w, answer)
-		return
-	}
-	raw, err := json.Marshal(version.Get())
-	if err != nil {
-		writeError(w, r, err)
-		return
-	}
-	w.Header().Set("Content-Type", runtime.ContentTypeJSON)
-	_, _ = w.Write(raw)
 }

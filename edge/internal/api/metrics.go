@@ -28,9 +28,6 @@ func newMetrics() *Metrics {
 	}
 }
 
-// Metrics is for a Prometheus registry.
-func (s *Server) Metrics() *Metrics { return s.metrics }
-
 // Describe implements prometheus.Collector.
 func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	m.requests.Describe(ch)

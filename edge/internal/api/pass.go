@@ -56,13 +56,6 @@ func (s *Server) spend(r *http.Request, body int) error {
 	return nil
 }
 
-// podBytesRate and podBytesBurst are what pods may send over the link, in bytes a second and in bytes at
-// once: two of the largest requests that kube-apiserver takes.
-const (
-	podBytesRate  = 256 << 10
-	podBytesBurst = 2*maxBody + 64<<10
-)
-
 // anyType is what a request without Accept accepts (RFC 9110, 12.5.1). It is said, as the cloud's client would
 // ask for JSON otherwise, which not every path of kube-apiserver has.
 const anyType = "*/*"

@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -20,26 +19,10 @@ import (
 	"github.com/skerry-io/skerry/common/pki"
 )
 
-// kubernetesNames are those under which pods know the API server (RFC 1035 names that the cluster's DNS has).
-func kubernetesNames() []string {
-	return []string{"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"}
-}
-
 const (
 	// rootConfigMap is in every namespace; the kubelet projects it into pods beside their token.
 	rootConfigMap, rootKey = "kube-root-ca.crt", "ca.crt"
 )
-
-// podsCertificate is what pods are shown.
-type podsCertificate struct {
-	open      sync.Once
-	authority pki.Authority
-	err       error
-
-	mu        sync.Mutex
-	addresses []netip.Addr
-	pair      *tls.Certificate
-}
 
 // root is the authority of all certificates of this API.
 func (s *Server) root() (pki.Authority, error) {

@@ -10,29 +10,10 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apiserver/pkg/endpoints/handlers"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/client-go/kubernetes/scheme"
 )
-
-// codecs never convert: the edge serves each object in the version in which it was asked for and held.
-var codecs = serializer.NewCodecFactory(scheme.Scheme).WithoutConversion()
-
-// jsonCodecs serve the kinds that no Go type is known for. Those have no protobuf, and YAML has no streams.
-var jsonCodecs = jsonOnly{codecs}
-
-type jsonOnly struct{ runtime.NegotiatedSerializer }
-
-func (s jsonOnly) SupportedMediaTypes() []runtime.SerializerInfo {
-	var infos []runtime.SerializerInfo
-	for _, info := range s.NegotiatedSerializer.SupportedMediaTypes() {
-		if info.MediaType == runtime.ContentTypeJSON || info.MediaType == runtime.ContentTypeYAML {
-			infos = append(infos, info)
-		}
-	}
-	return infos
-}
 
 // scopes makes the handlers' RequestScope of each resource and keeps it. Bounded by the number of resources that were asked for and have a known
 // kind.

@@ -179,7 +179,7 @@ func (h *Hub) greet(ctx context.Context, conn link.Conn, server string) (*sessio
 			Reason: fmt.Sprintf("edgecore %s speaks protocol %d, cloudcore %s at %s speaks %d",
 				h.config.Version, topic.Protocol, welcome.GetVersion(), server, welcome.GetProtocol())}
 	}
-	s := newSession(h, conn, epoch, server)
+	s := newSession(h.config, h.metrics, &h.current, conn, epoch, server)
 	s.instance, s.version, s.streams = welcome.GetInstance(), welcome.GetVersion(), welcome.GetStreams()
 	if millis := welcome.GetUnixMillis(); millis != 0 {
 		s.cloudTime = time.UnixMilli(millis)

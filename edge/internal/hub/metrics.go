@@ -51,23 +51,3 @@ func (m *metrics) lost(err error) {
 func (m *metrics) collectors() []prometheus.Collector {
 	return []prometheus.Collector{m.tries, m.connects, m.losses, m.messages, m.dropped, m.late}
 }
-
-// Describe implements prometheus.Collector.
-func (h *Hub) Describe(ch chan<- *prometheus.Desc) {
-	for _, c := range h.metrics.collectors() {
-		c.Describe(ch)
-	}
-	ch <- h.metrics.linked
-}
-
-// Collect implements prometheus.Collector.
-func (h *Hub) Collect(ch chan<- prometheus.Metric) {
-	for _, c := range h.metrics.collectors() {
-		c.Collect(ch)
-	}
-	linked := 0.0
-	if h.current.Load() != nil {
-		linked = 1
-	}
-	ch <- prometheus.MustNewConstMetric(h.metrics.linked, prometheus.GaugeValue, linked)
-}

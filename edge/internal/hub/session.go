@@ -28,7 +28,9 @@ const (
 // session is one open link after its welcome.
 type session struct {
 	// Set before the session is current, never changed.
-	hub       *Hub
+	config    Config
+	metrics   *metrics
+	current   *atomic.Pointer[session] // the session that modules send to: this one, while it runs
 	conn      link.Conn
 	epoch     uint64
 	server    string
@@ -57,8 +59,8 @@ type pending struct {
 	since   time.Time
 }
 
-func newSession(h *Hub, conn link.Conn, epoch uint64, server string) *session {
-	s := &session{hub: h, conn: conn, epoch: epoch, server: server, since: time.Now(), pending: map[message.ID]pending{}}
+func newSession(c Config, m *metrics, current *atomic.Pointer[session], conn link.Conn, epoch uint64, server string) *session {
+	s := &session{config: c, metrics: m, current: current, conn: conn, epoch: epoch, server: server, since: time.Now(), pending: map[message.ID]pending{}}
 	s.lastHeard.Store(s.since.UnixNano())
 	return s
 }
@@ -77,11 +79,11 @@ func (s *session) run(ctx context.Context, port Port) error {
 	}
 	s.attach(ctx, up, &beats)
 	// Current first, and up before anything that comes from the link: who hears of it can send at once, and knows what the first message belongs to.
-	s.hub.current.Store(s)
+	s.current.Store(s)
 	s.tell(ctx, port, linkstate.Up.New(message.Resource{}, up))
-	s.hub.setState(ctx, port, linkstate.State{Up: true, Link: up})
+	setState(ctx, port, linkstate.State{Up: true, Link: up})
 	err := s.read(ctx, port)
-	s.hub.current.Store(nil)
+	s.current.Store(nil)
 	s.fail(ctx, port)
 	// Told even when edgecore stops, to modules that stop after this one.
 	last, done := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
@@ -90,18 +92,18 @@ func (s *session) run(ctx context.Context, port Port) error {
 		last = ctx
 	}
 	s.tell(last, port, linkstate.Down.New(message.Resource{}, linkstate.Loss{Epoch: s.epoch, Reason: err, At: time.Now()}))
-	s.hub.setState(last, port, linkstate.State{Link: up})
+	setState(last, port, linkstate.State{Link: up})
 	return err
 }
 
 // attach gives the parts this session.
 func (s *session) attach(ctx context.Context, up linkstate.Link, running *sync.WaitGroup) {
-	s.parts = make(map[message.Kind]func(context.Context, message.Message) error, len(s.hub.config.Parts))
-	for kind, part := range s.hub.config.Parts {
+	s.parts = make(map[message.Kind]func(context.Context, message.Message) error, len(s.config.Parts))
+	for kind, part := range s.config.Parts {
 		handle, run := part.Attach(up, func(ctx context.Context, m message.Message) error {
 			err := s.conn.Send(ctx, m)
 			if err == nil {
-				s.hub.metrics.message("sent", m.Key())
+				s.metrics.message("sent", m.Key())
 			}
 			return err
 		})
@@ -128,7 +130,7 @@ func (s *session) read(ctx context.Context, port Port) error {
 		}
 		s.heard.Store(true)
 		s.lastHeard.Store(time.Now().UnixNano())
-		s.hub.metrics.message("received", m.Key())
+		s.metrics.message("received", m.Key())
 		if err := s.deliver(ctx, port, m); err != nil {
 			end, ok := errors.AsType[*link.CloseError](err)
 			switch {
@@ -163,14 +165,14 @@ func (s *session) deliver(ctx context.Context, port Port, m message.Message) err
 			return port.Send(ctx, p.request.Route.Source, m)
 		}
 		if err := port.Answer(m); err != nil {
-			s.hub.metrics.late.Inc()
-			klog.FromContext(ctx).V(4).Info("Nobody waits for an answer any more", "topic", m.Key(), "err", err)
+			s.metrics.late.Inc()
+			klog.FromContext(ctx).V(4).Info("No caller waits for an answer any more", "topic", m.Key(), "err", err)
 		}
 		return nil
 	}
-	to, ok := s.hub.config.Routes[m.Route.Kind]
+	to, ok := s.config.Routes[m.Route.Kind]
 	if !ok {
-		to = s.hub.config.Module
+		to = s.config.Module
 	}
 	if err := port.Send(ctx, to, m); err != nil {
 		return fmt.Errorf("handing %s to %s: %w", m.Key(), to, err)
@@ -188,7 +190,7 @@ func (s *session) send(ctx context.Context, m message.Message) error {
 	}
 	err := s.conn.Send(ctx, m)
 	if err == nil {
-		s.hub.metrics.message("sent", m.Key())
+		s.metrics.message("sent", m.Key())
 		return nil
 	}
 	if m.Header.Sync {
@@ -209,7 +211,7 @@ func (s *session) await(m message.Message) error {
 	switch {
 	case s.over:
 		return linkstate.ErrNoLink
-	case len(s.pending) >= s.hub.config.MaxPending:
+	case len(s.pending) >= s.config.MaxPending:
 		return ErrBusy
 	}
 	s.pending[m.Header.ID] = pending{request: m, since: time.Now()}
@@ -232,13 +234,13 @@ func (s *session) fail(ctx context.Context, port Port) {
 	s.pending = nil
 	s.mu.Unlock()
 	for _, p := range waiting {
-		s.hub.refuse(ctx, port, p.request, linkstate.ErrNoLink)
+		refuse(ctx, port, p.request, linkstate.ErrNoLink)
 	}
 }
 
 // sweep refuses the requests that have waited for too long: their callers have left, and the answers won't come.
 func (s *session) sweep(ctx context.Context, port Port) {
-	old := time.Now().Add(-s.hub.config.PendingFor)
+	old := time.Now().Add(-s.config.PendingFor)
 	var gone []message.Message
 	s.mu.Lock()
 	for id, p := range s.pending {
@@ -249,15 +251,15 @@ func (s *session) sweep(ctx context.Context, port Port) {
 	}
 	s.mu.Unlock()
 	for _, request := range gone {
-		s.hub.refuse(ctx, port, request, fmt.Errorf("no answer from the cloud within %v", s.hub.config.PendingFor))
+		refuse(ctx, port, request, fmt.Errorf("no answer from the cloud within %v", s.config.PendingFor))
 	}
 }
 
 // beat sends the heartbeats, and ends the link when nothing comes back.
 func (s *session) beat(ctx context.Context, port Port) {
-	tick := time.NewTicker(s.hub.config.Keepalive)
+	tick := time.NewTicker(s.config.Keepalive)
 	defer tick.Stop()
-	changed := s.hub.config.AliveChanged
+	changed := s.config.AliveChanged
 	var look <-chan time.Time
 	if changed == nil {
 		ticker := time.NewTicker(time.Second)
@@ -265,12 +267,12 @@ func (s *session) beat(ctx context.Context, port Port) {
 		look = ticker.C
 	}
 	var sequence uint64
-	var told bool
+	var sent bool // the last one said that the kubelet is alive
 	acks := s.conn.Info().Acks
 	var asked time.Time // of the oldest that wants an answer, while nothing at all has come since; zero: none
 	send := func(alive bool) {
 		sequence++
-		told = alive
+		sent = alive
 		content := &topicpb.Heartbeat{KubeletAlive: alive, Silent: acks && sequence%answerEvery != 1}
 		if !content.Silent {
 			content.Sequence = sequence
@@ -279,15 +281,15 @@ func (s *session) beat(ctx context.Context, port Port) {
 			}
 		}
 		// A heartbeat is worth nothing when the next is due.
-		ctx, cancel := context.WithTimeout(ctx, s.hub.config.Keepalive)
+		ctx, cancel := context.WithTimeout(ctx, s.config.Keepalive)
 		defer cancel()
 		beat := topic.Heartbeat.New(message.Resource{}, content)
 		beat.Header.ID, beat.Header.Time = 0, time.Time{} // nobody asks, and each byte of it counts
 		if err := s.conn.Send(ctx, beat); err == nil {
-			s.hub.metrics.message("sent", beat.Key())
+			s.metrics.message("sent", beat.Key())
 		}
 	}
-	send(s.hub.config.Alive())
+	send(s.config.Alive())
 	misses := 0
 	for {
 		select {
@@ -303,27 +305,27 @@ func (s *session) beat(ctx context.Context, port Port) {
 			if s.acked() {
 				misses = 0
 			}
-			if silence := missesAllowed * s.hub.config.Keepalive; !asked.IsZero() && time.Since(asked) >= silence && misses < missesAllowed {
+			if silence := missesAllowed * s.config.Keepalive; !asked.IsZero() && time.Since(asked) >= silence && misses < missesAllowed {
 				// cloudcore stands still, and its kernel does not.
 				_ = s.conn.Close(link.CloseTimeout, fmt.Sprintf("cloudcore has not answered for %v", silence))
 				return
 			}
 			if misses >= missesAllowed {
-				_ = s.conn.Close(link.CloseTimeout, fmt.Sprintf("nothing came back for %v", missesAllowed*s.hub.config.Keepalive))
+				_ = s.conn.Close(link.CloseTimeout, fmt.Sprintf("nothing came back for %v", missesAllowed*s.config.Keepalive))
 				return
 			}
 			s.sweep(ctx, port)
-			send(s.hub.config.Alive())
+			send(s.config.Alive())
 		case <-look:
-			if alive := s.hub.config.Alive(); alive != told {
+			if alive := s.config.Alive(); alive != sent {
 				send(alive)
 			}
 		case <-changed:
-			if alive := s.hub.config.Alive(); alive != told {
+			if alive := s.config.Alive(); alive != sent {
 				send(alive)
 			}
-		case <-s.hub.config.Wake:
-			// The network changed. A link that is silent already is likely gone with the old one; dialling anew is quicker than waiting for the last miss.
+		case <-s.config.Wake:
+			// The network changed. A link that is silent already is likely gone with the old one; dialling again is quicker than waiting for the last miss.
 			if misses >= missesAllowed-1 && !s.heard.Load() && !s.acked() {
 				_ = s.conn.Close(link.CloseTimeout, "the network changed and nothing comes back")
 				return
@@ -334,7 +336,7 @@ func (s *session) beat(ctx context.Context, port Port) {
 
 // acked reports whether the transport has seen that the cloud got the last heartbeat, and not only the one before: half an interval lies between the two,
 // more than any clock in between is wrong by.
-func (s *session) acked() bool { return time.Since(s.lastAcked()) < s.hub.config.Keepalive*3/2 }
+func (s *session) acked() bool { return time.Since(s.lastAcked()) < s.config.Keepalive*3/2 }
 
 // lastAcked is when the transport saw a sign of life last; zero where it can't say.
 func (s *session) lastAcked() time.Time {

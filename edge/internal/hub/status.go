@@ -10,27 +10,10 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/skerry-io/skerry/common/link"
 )
-
-// Status is what `edgecore status` tells of the link.
-type Status struct {
-	Linked    bool           `json:"linked"`
-	Server    string         `json:"server"` // that the link goes to, or that was last dialled
-	Transport link.Transport `json:"transport,omitempty"`
-	Instance  string         `json:"instance,omitempty"` // the replica of cloudcore, by its own name
-	Version   string         `json:"version,omitempty"`  // of cloudcore
-	Epoch     uint64         `json:"epoch,omitempty"`
-	Since     time.Time      `json:"since,omitzero"` // of the link, or of its loss; zero if there was none yet
-	// LastContact is when something last came from the cloud, an acknowledgement of the transport included; zero if nothing did yet.
-	LastContact time.Time `json:"lastContact,omitzero"`
-	LastError   string    `json:"lastError,omitempty"` // why the last try or link ended; "" while linked
-	Problem     string    `json:"problem,omitempty"`   // what somebody must do, where dialling again can't help by itself
-	Attempts    int       `json:"attempts"`            // since the last link
-	NextTry     time.Time `json:"nextTry,omitzero"`
-	// ClockSkew is how far the cloud's clock was ahead of ours at the last welcome.
-	ClockSkew time.Duration `json:"clockSkewNanoseconds"`
-}
 
 // Status says how the link does.
 func (h *Hub) Status() Status {
@@ -142,4 +125,24 @@ func errorKind(err error) string {
 		}
 		err = inner
 	}
+}
+
+// Describe implements prometheus.Collector.
+func (h *Hub) Describe(ch chan<- *prometheus.Desc) {
+	for _, c := range h.metrics.collectors() {
+		c.Describe(ch)
+	}
+	ch <- h.metrics.linked
+}
+
+// Collect implements prometheus.Collector.
+func (h *Hub) Collect(ch chan<- prometheus.Metric) {
+	for _, c := range h.metrics.collectors() {
+		c.Collect(ch)
+	}
+	linked := 0.0
+	if h.current.Load() != nil {
+		linked = 1
+	}
+	ch <- prometheus.MustNewConstMetric(h.metrics.linked, prometheus.GaugeValue, linked)
 }
