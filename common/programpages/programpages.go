@@ -1,4 +1,5 @@
-// Package programpages gives back the pages of the program's own file that only its start needed.
+// Package programpages gives back the pages of the program's own file that only its start needed, or a burst of
+// work, and those of a file that it maps to read.
 //
 // A large Go program touches most of its code and read-only data once: while its packages initialize,
 // register flags, metrics and API types, and open what they work with. The kernel keeps all of that in the

@@ -180,9 +180,7 @@ func (m *Module) clients() (clients, error) {
 	if c.kube, err = kubernetes.NewForConfig(config); err != nil {
 		return c, fmt.Errorf("making the kubelet's client: %w", err)
 	}
-	if m.config.Share != nil {
-		c.kube = sharing{c.kube, m.config.Share}
-	}
+	c.kube = newSharing(c.kube, m.config.Share)
 	events := rest.CopyConfig(config)
 	events.QPS, events.Burst = float32(s.EventRecordQPS), int(s.EventBurst)
 	if s.EventRecordQPS == 0 {

@@ -11,7 +11,7 @@ import (
 )
 
 // sharing is a client whose watches of Services lead to objects that others in the process have too. The kubelet holds all Services of the cluster, for the environment
-// variables of pods, and changes none.
+// variables of pods, and changes none. It is used by pointer: the kubelet asks by reflection whether its clients are nil.
 type sharing struct {
 	kubernetes.Interface
 	share func(*corev1.Service) *corev1.Service
@@ -27,8 +27,16 @@ type sharingServices struct {
 	share func(*corev1.Service) *corev1.Service
 }
 
+// newSharing returns a client as the kubelet gets it. Where share is nil that is the client itself.
+func newSharing(c kubernetes.Interface, share func(*corev1.Service) *corev1.Service) kubernetes.Interface {
+	if share == nil {
+		return c
+	}
+	return &sharing{c, share}
+}
+
 // CoreV1 implements kubernetes.Interface.
-func (c sharing) CoreV1() typedcorev1.CoreV1Interface {
+func (c *sharing) CoreV1() typedcorev1.CoreV1Interface {
 	return sharingCore{c.Interface.CoreV1(), c.share}
 }
 
