@@ -46,7 +46,7 @@ func (a *Agent) Serve(ctx context.Context, ready func()) error {
 		Conn: quiclink.Tolerant(udp, &a.lost), ConnContext: a.admission.admit,
 		VerifySourceAddress: func(net.Addr) bool { return a.admission.busy() },
 	}
-	listener, err := a.transport.Listen(a.config.Trust.config(a.config.Site.Current, a.mayDial), quicConfig())
+	listener, err := a.transport.Listen(a.config.Trust.config(a.config.Site.Current, a.mayDial, func(err error) { a.refuse(ctx, "a device that connects", err) }), quicConfig())
 	if err != nil {
 		_ = udp.Close()
 		return fmt.Errorf("listening for the devices of the site: %w", err)

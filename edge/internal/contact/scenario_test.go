@@ -297,6 +297,7 @@ func TestSite_18_HostilePeer(t *testing.T) {
 		"a name that must wait": w.authority.Node(t, b.name),
 	} {
 		t.Run(name, func(t *testing.T) {
+			before := a.agent.State().Refused
 			if p, err := thief.tryDial(t, a, cert); err == nil {
 				// With TLS 1.3 the client's certificate is judged after the client believes that all is done.
 				select {
@@ -308,6 +309,9 @@ func TestSite_18_HostilePeer(t *testing.T) {
 			}
 			if got := a.agent.Contact("edge0x"); got != contact.Unmet {
 				t.Errorf("the stranger is %v", got)
+			}
+			if own := name == "a's own name" || name == "a name that must wait"; !own && a.agent.State().Refused == before {
+				t.Error("the connection is not counted as refused")
 			}
 		})
 	}

@@ -133,7 +133,7 @@ func (a *Agent) dial(ctx context.Context, node string) {
 			return fmt.Errorf("this is %s, not %s", m.Node, node)
 		}
 		return nil
-	})
+	}, func(err error) { a.refuse(ctx, node, err) })
 	dialling, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	got := make(chan *quic.Conn, len(to))
@@ -183,14 +183,19 @@ func (a *Agent) candidates(node string) (all []netip.AddrPort) {
 	return all
 }
 
+// refuse counts a connection that was refused for the certificate of its other end.
+func (a *Agent) refuse(ctx context.Context, peer string, why error) {
+	a.refused.Add(1)
+	klog.FromContext(ctx).V(2).Info("A connection was refused", "peer", peer, "err", why)
+}
+
 // serve speaks with a peer until the connection ends.
 func (a *Agent) serve(ctx context.Context, conn *quic.Conn) {
 	log := klog.FromContext(ctx)
 	certs := conn.ConnectionState().TLS.PeerCertificates
 	m, err := a.config.Trust.admit(certs, a.config.Site.Current())
 	if err != nil {
-		a.refused.Add(1)
-		log.V(2).Info("A connection was refused", "remote", conn.RemoteAddr().String(), "err", err)
+		a.refuse(ctx, conn.RemoteAddr().String(), err)
 		_ = conn.CloseWithError(0, "refused")
 		return
 	}

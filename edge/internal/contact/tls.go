@@ -49,11 +49,13 @@ func (t Trust) admit(certs []*x509.Certificate, s *site.Site) (*site.Member, err
 	return s.Admits(leaf)
 }
 
-// config is for both ends, which both show the certificate of a node. Nothing is resumed: each connection is judged again. check gets who the peer is.
-func (t Trust) config(current func() *site.Site, check func(m *site.Member) error) *tls.Config {
+// config is for both ends, which both show the certificate of a node. Nothing is resumed: each connection is judged again. check gets who the peer is, refused
+// why a certificate is not one of the site's.
+func (t Trust) config(current func() *site.Site, check func(m *site.Member) error, refused func(error)) *tls.Config {
 	verify := func(cs tls.ConnectionState) error {
 		m, err := t.admit(cs.PeerCertificates, current())
 		if err != nil {
+			refused(err)
 			return err
 		}
 		return check(m)
