@@ -26,11 +26,6 @@ import (
 // ErrUnsupported says that the kernel has no IPVS, or iptables no match for it.
 var ErrUnsupported = errors.New("the kernel has no IPVS")
 
-const (
-	scheduler = "rr"
-	oneHost   = 0xffffffff // netmask of an IPv4 service; of IPv6 it is the length
-)
-
 // Plane is the data plane.
 type Plane struct {
 	rules map[bool]*iptables.Rules // by: is it IPv6
@@ -197,132 +192,72 @@ func sysctls() error {
 	return nil
 }
 
-type key struct {
-	at       netip.AddrPort
-	protocol balance.Protocol
-}
-
-func number(p balance.Protocol) uint16 {
-	switch p {
-	case balance.UDP:
-		return unix.IPPROTO_UDP
-	case balance.SCTP:
-		return unix.IPPROTO_SCTP
-	}
-	return unix.IPPROTO_TCP
-}
-
 // services makes the virtual services at our addresses what they should be.
 func services(h *ipvs.Handle, want []balance.Service, owned map[netip.Addr]bool) error {
+	have, err := read(h, owned)
+	errs := []error{err}
+	if have == nil {
+		return err
+	}
+	failed := map[key]bool{} // services of which nothing more can be done
+	for _, c := range plan(want, have) {
+		if failed[c.key] {
+			continue
+		}
+		if err := c.apply(h); err != nil {
+			errs = append(errs, fmt.Errorf("ipvsadm %s: %w", c, err))
+			failed[c.key] = c.destination == nil
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// read lists the virtual services at our addresses; nil where the kernel can't be asked.
+func read(h *ipvs.Handle, owned map[netip.Addr]bool) (map[key]virtual, error) {
 	all, err := h.GetServices()
 	if err != nil {
-		return fmt.Errorf("listing the services of IPVS: %w", err)
+		return nil, fmt.Errorf("listing the services of IPVS: %w", err)
 	}
-	have := map[key]*ipvs.Service{}
+	have := map[key]virtual{}
+	var errs []error
 	for _, s := range all {
 		a, ok := netip.AddrFromSlice(s.Address)
 		if a = a.Unmap(); !ok || s.FWMark != 0 || !owned[a] {
 			continue
 		}
 		for _, p := range []balance.Protocol{balance.TCP, balance.UDP, balance.SCTP} {
-			if number(p) == s.Protocol {
-				have[key{netip.AddrPortFrom(a, s.Port), p}] = s
-			}
-		}
-	}
-	var errs []error
-	for _, s := range want {
-		for _, p := range s.Ports {
-			if len(p.Backends) == 0 {
+			if number(p) != s.Protocol {
 				continue
 			}
-			k := key{netip.AddrPortFrom(s.Address, p.Number), p.Protocol}
-			errs = append(errs, serve(h, s, p, have[k]))
-			delete(have, k)
+			k := key{netip.AddrPortFrom(a, s.Port), p}
+			pods, err := h.GetDestinations(s)
+			if err != nil {
+				errs = append(errs, fmt.Errorf("listing the pods of service %s/%s: %w", k.at, k.protocol, err))
+			}
+			have[k] = virtual{s, pods}
 		}
 	}
-	for k, s := range have {
-		if err := h.DelService(s); err != nil {
-			errs = append(errs, fmt.Errorf("removing service %s/%s: %w", k.at, k.protocol, err))
-		}
-	}
-	return errors.Join(errs...)
+	return have, errors.Join(errs...)
 }
 
-// persistent marks a service whose clients stay with their backend (IP_VS_SVC_F_PERSISTENT, linux/ip_vs.h).
-const persistent = 0x1
-
-// serve makes one virtual service what it should be; s is what the kernel has of it, or nil.
-func serve(h *ipvs.Handle, want balance.Service, p balance.Port, s *ipvs.Service) error {
-	a := want.Address
-	family, mask := uint16(unix.AF_INET), uint32(oneHost)
-	if a.Is6() {
-		family, mask = unix.AF_INET6, 128
+// apply makes the change. What is there already, or gone, is as it should be.
+func (c change) apply(h *ipvs.Handle) (err error) {
+	switch c.operation {
+	case addService:
+		err = h.NewService(c.service)
+	case editService:
+		err = h.UpdateService(c.service)
+	case deleteService:
+		err = h.DelService(c.service)
+	case addServer:
+		err = h.NewDestination(c.service, c.destination)
+	case editServer:
+		err = h.UpdateDestination(c.service, c.destination)
+	case deleteServer:
+		err = h.DelDestination(c.service, c.destination)
 	}
-	flags, timeout := uint32(0), uint32(want.Affinity.Seconds())
-	if timeout > 0 {
-		flags = persistent
-	}
-	if s == nil {
-		s = &ipvs.Service{
-			Address: a.AsSlice(), Protocol: number(p.Protocol), Port: p.Number, SchedName: scheduler, Netmask: mask, AddressFamily: family, Flags: flags, Timeout: timeout,
-		}
-		if err := h.NewService(s); err != nil && !errors.Is(err, unix.EEXIST) {
-			return fmt.Errorf("making service %s port %d/%s: %w", a, p.Number, p.Protocol, err)
-		}
-	} else if s.SchedName != scheduler || s.Flags&persistent != flags || flags != 0 && s.Timeout != timeout {
-		s.SchedName, s.Flags, s.Timeout = scheduler, s.Flags&^persistent|flags, timeout
-		if err := h.UpdateService(s); err != nil {
-			return fmt.Errorf("mending service %s port %d/%s: %w", a, p.Number, p.Protocol, err)
-		}
-	}
-	dests, err := h.GetDestinations(s)
-	if err != nil {
-		return fmt.Errorf("listing the pods of service %s port %d/%s: %w", a, p.Number, p.Protocol, err)
-	}
-	have := map[netip.AddrPort]*ipvs.Destination{}
-	for _, d := range dests {
-		if pod, ok := netip.AddrFromSlice(d.Address); ok {
-			have[netip.AddrPortFrom(pod.Unmap(), d.Port)] = d
-		}
-	}
-	var errs []error
-	for _, b := range p.Backends {
-		d := have[b]
-		delete(have, b)
-		switch {
-		case d == nil:
-			d = &ipvs.Destination{Address: b.Addr().AsSlice(), Port: b.Port(), Weight: 1, ConnectionFlags: ipvs.ConnectionFlagMasq, AddressFamily: family}
-			if err := h.NewDestination(s, d); err != nil && !errors.Is(err, unix.EEXIST) {
-				errs = append(errs, fmt.Errorf("adding pod %s: %w", b, err))
-			}
-		case d.Weight != 1 || d.ConnectionFlags&ipvs.ConnectionFlagFwdMask != ipvs.ConnectionFlagMasq:
-			d.Weight, d.ConnectionFlags = 1, ipvs.ConnectionFlagMasq
-			if err := h.UpdateDestination(s, d); err != nil {
-				errs = append(errs, fmt.Errorf("mending pod %s: %w", b, err))
-			}
-		}
-	}
-	for b, d := range have {
-		errs = append(errs, retire(h, s, b, d))
-	}
-	return errors.Join(errs...)
-}
-
-// retire lets a pod's TCP connections end; UDP has none to lose, and moves at once.
-func retire(h *ipvs.Handle, s *ipvs.Service, b netip.AddrPort, d *ipvs.Destination) error {
-	if s.Protocol != unix.IPPROTO_UDP && d.ActiveConnections+d.InactiveConnections > 0 {
-		if d.Weight == 0 {
-			return nil
-		}
-		d.Weight = 0
-		if err := h.UpdateDestination(s, d); err != nil {
-			return fmt.Errorf("retiring pod %s: %w", b, err)
-		}
+	if (c.operation == addService || c.operation == addServer) && errors.Is(err, unix.EEXIST) || c.operation == deleteServer && errors.Is(err, unix.ENOENT) {
 		return nil
 	}
-	if err := h.DelDestination(s, d); err != nil && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("removing pod %s: %w", b, err)
-	}
-	return nil
+	return err
 }
