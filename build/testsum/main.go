@@ -34,24 +34,6 @@ func main() {
 	}
 }
 
-// Counts is what one phase came to.
-type Counts struct {
-	Phase   string `json:"phase,omitempty"`
-	Passed  int    `json:"passed"`
-	Failed  int    `json:"failed"`
-	Skipped int    `json:"skipped"`
-}
-
-func (c Counts) String() string {
-	return fmt.Sprintf("%d passed, %d failed, %d skipped", c.Passed, c.Failed, c.Skipped)
-}
-
-func (c *Counts) add(d Counts) {
-	c.Passed += d.Passed
-	c.Failed += d.Failed
-	c.Skipped += d.Skipped
-}
-
 type options struct {
 	counts, phase, again string
 	total                bool

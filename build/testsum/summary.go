@@ -12,6 +12,24 @@ import (
 	"time"
 )
 
+// Counts is what one phase came to.
+type Counts struct {
+	Phase   string `json:"phase,omitempty"`
+	Passed  int    `json:"passed"`
+	Failed  int    `json:"failed"`
+	Skipped int    `json:"skipped"`
+}
+
+func (c Counts) String() string {
+	return fmt.Sprintf("%d passed, %d failed, %d skipped", c.Passed, c.Failed, c.Skipped)
+}
+
+func (c *Counts) add(d Counts) {
+	c.Passed += d.Passed
+	c.Failed += d.Failed
+	c.Skipped += d.Skipped
+}
+
 // event is one line of `go test -json` (see `go doc test2json`), or of `go build -json` where a test does not compile.
 type event struct {
 	Action     string

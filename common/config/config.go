@@ -31,13 +31,6 @@ type TypeMeta struct {
 	Kind       string `json:"kind"`
 }
 
-// Problem is one mistake in a file.
-type Problem struct {
-	Line    int    // from 1; 0 where the mistake has no place, such as a field that is missing altogether
-	Path    string // the field, "modules.edgeHub.servers[0]"
-	Message string
-}
-
 // Error is every mistake in a file.
 type Error struct {
 	File     string

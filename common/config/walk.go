@@ -12,6 +12,13 @@ import (
 	yaml "sigs.k8s.io/yaml/goyaml.v3"
 )
 
+// Problem is one mistake in a file.
+type Problem struct {
+	Line    int    // from 1; 0 where the mistake has no place, such as a field that is missing altogether
+	Path    string // the field, "modules.edgeHub.servers[0]"
+	Message string
+}
+
 // walker compares a YAML tree with the Go type it is meant for, notes where every field stands, and makes the JSON value. One walk finds every
 // mistake; a decoder would stop at the first, and would not know its line.
 type walker struct {

@@ -19,22 +19,6 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// Key names an object in its collection.
-type Key struct{ Namespace, Name string }
-
-func (k Key) String() string {
-	if k.Namespace == "" {
-		return k.Name
-	}
-	return k.Namespace + "/" + k.Name
-}
-
-// Ref names an object.
-type Ref struct {
-	Resource schema.GroupVersionResource
-	Key
-}
-
 // SumSize is the length of a Sum.
 const SumSize = 16
 

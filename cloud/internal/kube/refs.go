@@ -20,6 +20,22 @@ var (
 	Volumes    = schema.GroupVersionResource{Version: "v1", Resource: "persistentvolumes"}
 )
 
+// Key names an object in its collection.
+type Key struct{ Namespace, Name string }
+
+func (k Key) String() string {
+	if k.Namespace == "" {
+		return k.Name
+	}
+	return k.Namespace + "/" + k.Name
+}
+
+// Ref names an object.
+type Ref struct {
+	Resource schema.GroupVersionResource
+	Key
+}
+
 // refsOf lists what o needs on its node: the same that the Node authorizer lets the node of a pod read.
 func refsOf(o runtime.Object) []Ref {
 	var refs []Ref

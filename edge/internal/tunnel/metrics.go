@@ -71,20 +71,6 @@ func (c *metered) Close() error {
 	return c.Conn.Close()
 }
 
-// Describe implements prometheus.Collector.
-func (t *Tunnel) Describe(ch chan<- *prometheus.Desc) {
-	for _, c := range t.metrics.all() {
-		c.Describe(ch)
-	}
-}
-
-// Collect implements prometheus.Collector.
-func (t *Tunnel) Collect(ch chan<- prometheus.Metric) {
-	for _, c := range t.metrics.all() {
-		c.Collect(ch)
-	}
-}
-
 func (m *metrics) all() []prometheus.Collector {
 	return []prometheus.Collector{m.open, m.total, m.refused, m.bytes}
 }

@@ -15,6 +15,8 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/tunnel"
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
@@ -127,4 +129,18 @@ func (t *Tunnel) subresources(ctx context.Context) (net.Conn, error) {
 		return nil, err
 	}
 	return t.metrics.begin(conn), nil
+}
+
+// Describe implements prometheus.Collector.
+func (t *Tunnel) Describe(ch chan<- *prometheus.Desc) {
+	for _, c := range t.metrics.all() {
+		c.Describe(ch)
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (t *Tunnel) Collect(ch chan<- prometheus.Metric) {
+	for _, c := range t.metrics.all() {
+		c.Collect(ch)
+	}
 }
