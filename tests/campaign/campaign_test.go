@@ -1,6 +1,7 @@
 package campaign_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"flag"
@@ -150,6 +151,11 @@ func againstTrial(t *testing.T, o campaign.Options) func(context.Context, campai
 		result, err := campaign.OnTrial(ctx, o, s.Trial)
 		for _, log := range must(filepath.Glob(filepath.Join(s.Dir, "hosts", "*", "log", "*.log"))) {
 			raw, copied := os.ReadFile(log)
+			for _, end := range []string{"\npanic: ", "\nfatal error: "} {
+				if bytes.Contains(raw, []byte(end)) {
+					t.Errorf("%s has %q", log, strings.TrimSpace(end))
+				}
+			}
 			if copied == nil {
 				copied = os.WriteFile(filepath.Join(o.Dir, filepath.Base(filepath.Dir(filepath.Dir(log)))+"-"+filepath.Base(log)), raw, 0o644)
 			}

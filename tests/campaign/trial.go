@@ -48,6 +48,9 @@ type onTrial struct {
 	verbs    sync.Mutex // methods of a trial are called one at a time
 	replicas []string
 	devices  []*device // of the edges in their order
+
+	mu   sync.Mutex
+	busy map[string]bool // things that a step breaks now
 }
 
 // RealFaults are those that a campaign against a trial draws from.
@@ -69,7 +72,7 @@ func OnTrial(ctx context.Context, o Options, t *trial.Trial) (Result, error) {
 	defer cancel()
 	ctx, end := context.WithCancel(ctx)
 	s := &system{options: o, recorder: history.NewRecorder(), end: end}
-	r := &onTrial{s: s, trial: t, replicas: trial.Options{Clouds: o.Clouds}.Replicas()}
+	r := &onTrial{s: s, trial: t, replicas: trial.Options{Clouds: o.Clouds}.Replicas(), busy: map[string]bool{}}
 	s.real = r
 	defer s.stop()
 	if err := r.start(ctx); err != nil {
@@ -112,6 +115,8 @@ func (r *onTrial) start(ctx context.Context) error {
 		}
 		e.device = d
 		r.devices = append(r.devices, d)
+		thing := Step{Fault: KillEdge, Target: n}.things()
+		r.s.serve(ctx, func(ctx context.Context) error { return r.supervise(ctx, d, thing) })
 		r.s.edges = append(r.s.edges, e)
 	}
 	return nil
@@ -205,27 +210,72 @@ func (r *onTrial) fit(pod *corev1.Pod) {
 	c.VolumeMounts = []corev1.VolumeMount{{Name: "config", MountPath: "/config"}, {Name: "secret", MountPath: "/secret"}}
 }
 
-// break1 breaks what only a trial has, or has otherwise; false leaves it to the system.
+// supervise starts an edgecore again that ends by itself, as an init system does, until ctx ends: one ends
+// where it met damage in its store, at a good moment.
+func (r *onTrial) supervise(ctx context.Context, d *device, thing []string) error {
+	for ; ctx.Err() == nil; pause(ctx, 2*time.Second) {
+		if !r.claim(thing) {
+			continue // it is down for a step
+		}
+		if r.do(func() error { return r.trial.Signal(ctx, d.edge.name, "edgecore", 0) }) != nil && ctx.Err() == nil {
+			over := d.disturb()
+			_ = r.do(func() error { return r.trial.Start(ctx, d.edge.name, "edgecore") }) // it is tried again
+			over()
+		}
+		r.release(thing)
+	}
+	return nil
+}
+
+// claim takes things for a step. It has none of them where one is still being mended, which takes longer
+// than planned on a slow machine.
+func (r *onTrial) claim(things []string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if slices.ContainsFunc(things, func(thing string) bool { return r.busy[thing] }) {
+		return false
+	}
+	for _, thing := range things {
+		r.busy[thing] = true
+	}
+	return true
+}
+
+func (r *onTrial) release(things []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, thing := range things {
+		delete(r.busy, thing)
+	}
+}
+
+// break1 breaks what only a trial has, or has otherwise; false leaves it to the system. A step whose things
+// are still being mended is left out.
 func (r *onTrial) break1(ctx context.Context, step Step) (bool, error) {
+	if slices.Contains([]Fault{Refuse, Deny, Down, Isolate, Lag}, step.Fault) {
+		return false, nil
+	}
+	if things := step.things(); r.claim(things) {
+		defer r.release(things)
+		return true, r.breakOwn(ctx, step)
+	}
+	return true, nil
+}
+
+// breakOwn breaks and mends.
+func (r *onTrial) breakOwn(ctx context.Context, step Step) error {
 	if slices.Contains([]Fault{KillCloud, PauseCloud}, step.Fault) {
 		replica := r.replicas[step.Target]
 		if step.Fault == PauseCloud {
-			return true, r.stand(ctx, replica, "cloudcore", step.For)
+			return r.stand(ctx, replica, "cloudcore", step.For)
 		}
-		return true, r.restart(ctx, replica, "cloudcore", step.For, nil)
+		return r.restart(ctx, replica, "cloudcore", step.For, nil)
 	}
 	switch step.Fault {
-	case Refuse, Deny, Down, Isolate, Lag:
-		return false, nil
-	case KillPlane, OlderCopy:
-		if !r.s.planeMu.TryLock() {
-			return true, nil // as in the system's own
-		}
-		defer r.s.planeMu.Unlock()
-		if step.Fault == KillPlane {
-			return true, r.restart(ctx, trial.Cloud, "kubeplane", step.For, nil)
-		}
-		return true, r.goBack(ctx, step.For)
+	case KillPlane:
+		return r.restart(ctx, trial.Cloud, "kubeplane", step.For, nil)
+	case OlderCopy:
+		return r.goBack(ctx, step.For)
 	}
 	e, d := r.s.edges[step.Target], r.devices[step.Target]
 	switch step.Fault {
@@ -233,20 +283,20 @@ func (r *onTrial) break1(ctx context.Context, step Step) (bool, error) {
 		how := map[Fault]lab.Cut{Cut: lab.Carrier, Silent: lab.Silent}[step.Fault]
 		err := r.do(func() error { return r.trial.Cut(ctx, e.name, how) })
 		pause(ctx, step.For)
-		return true, errors.Join(err, r.do(func() error { return r.trial.Heal(ctx, e.name) }))
+		return errors.Join(err, r.do(func() error { return r.trial.Heal(ctx, e.name) }))
 	case Thin:
 		err := r.do(func() error { return r.trial.Shape(ctx, e.name, lab.Shape{Rate: 8 * 4 << 10}) })
 		pause(ctx, step.For)
-		return true, errors.Join(err, r.do(func() error { return r.trial.Shape(ctx, e.name, lab.Shape{}) }))
+		return errors.Join(err, r.do(func() error { return r.trial.Shape(ctx, e.name, lab.Shape{}) }))
 	case KillRuntime:
 		defer d.disturb()()
-		return true, r.restart(ctx, e.name, "containerd", step.For, nil)
+		return r.restart(ctx, e.name, "containerd", step.For, nil)
 	case Reboot:
 		defer d.disturb()()
-		return true, r.reboot(ctx, d, step.For)
+		return r.reboot(ctx, d, step.For)
 	case PauseEdge:
 		defer d.disturb()()
-		return true, r.stand(ctx, e.name, "edgecore", step.For)
+		return r.stand(ctx, e.name, "edgecore", step.For)
 	case KillEdge, BadPage:
 		defer d.disturb()()
 		var down func() error
@@ -260,15 +310,20 @@ func (r *onTrial) break1(ctx context.Context, step Step) (bool, error) {
 				return flip(file)
 			}
 		}
-		return true, r.restart(ctx, e.name, "edgecore", step.For, down)
+		return r.restart(ctx, e.name, "edgecore", step.For, down)
 	}
-	return true, fmt.Errorf("a trial has no fault %s", step.Fault)
+	return fmt.Errorf("a trial has no fault %s", step.Fault)
 }
 
-// restart kills a program and starts it again; down, which may be nil, is called in between. An edgecore
-// that ended by itself meanwhile, for what was found in its store, is started all the same.
+// restart kills a program, unless it has ended by itself, and starts it again; down, which may be nil, is
+// called in between.
 func (r *onTrial) restart(ctx context.Context, on, program string, after time.Duration, down func() error) error {
-	err := r.do(func() error { return r.trial.Kill(ctx, on, program) })
+	err := r.do(func() error {
+		if r.trial.Signal(ctx, on, program, 0) != nil {
+			return nil
+		}
+		return r.trial.Kill(ctx, on, program)
+	})
 	if err == nil && down != nil {
 		err = down()
 	}
@@ -277,8 +332,8 @@ func (r *onTrial) restart(ctx context.Context, on, program string, after time.Du
 }
 
 func (r *onTrial) stand(ctx context.Context, on, program string, length time.Duration) error {
-	if err := r.do(func() error { return r.trial.Signal(ctx, on, program, syscall.SIGSTOP) }); err != nil {
-		return err
+	if r.do(func() error { return r.trial.Signal(ctx, on, program, syscall.SIGSTOP) }) != nil {
+		return nil // it has ended by itself, and is started again
 	}
 	pause(ctx, length)
 	return r.do(func() error { return r.trial.Signal(ctx, on, program, syscall.SIGCONT) })
