@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/cloud/internal/join"
+	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/common/version"
 )
 
@@ -31,6 +32,7 @@ func NewApprover(kubeconfig string) (*Approver, error) {
 	}
 	cfg.UserAgent = "cloudcore-approver/" + version.Skerry()
 	cfg.QPS = -1 // joins are limited at their door
+	kube.BoundReads(cfg)
 	client, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("client of kube-apiserver: %w", err)
