@@ -149,7 +149,7 @@ func restart(ctx context.Context, d *daemon, after time.Duration) error {
 		return err
 	}
 	pause(ctx, after)
-	return d.start(ctx)
+	return d.startIn(ctx, againPatience)
 }
 
 // wrongClock runs an edgecore with another time of day than everybody else's.

@@ -11,8 +11,13 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/process"
 )
 
-// startPatience is for one program on a loaded machine.
-const startPatience = time.Minute
+const (
+	// startPatience is for one program on a loaded machine.
+	startPatience = time.Minute
+	// againPatience is for one that a schedule has killed: kube-apiserver, without which no cloudcore gets
+	// ready, may be away for other steps meanwhile.
+	againPatience = 6 * time.Minute
+)
 
 // daemon is a program that is killed and started again.
 type daemon struct {
@@ -27,8 +32,10 @@ type daemon struct {
 // start starts the program and waits until it is ready. One that ends meanwhile is started again, as an
 // init system would: cloudcore ends where kube-apiserver refuses what it needs at its start, as one that
 // has just started itself does.
-func (d *daemon) start(ctx context.Context) error {
-	return await(ctx, d.spec.Args[1]+" to be ready", func(ctx context.Context) error {
+func (d *daemon) start(ctx context.Context) error { return d.startIn(ctx, startPatience) }
+
+func (d *daemon) startIn(ctx context.Context, patience time.Duration) error {
+	return awaitIn(ctx, patience, d.spec.Args[1]+" to be ready", func(ctx context.Context) error {
 		if err := d.run(); err != nil {
 			return err
 		}
@@ -112,7 +119,11 @@ func pause(ctx context.Context, d time.Duration) {
 
 // await repeats try until it returns nil.
 func await(ctx context.Context, what string, try func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, startPatience)
+	return awaitIn(ctx, startPatience, what, try)
+}
+
+func awaitIn(ctx context.Context, patience time.Duration, what string, try func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	for {
 		err := try(ctx)

@@ -53,13 +53,14 @@ func (h History) around(records []Record) (faults []Record) {
 type checker struct {
 	history  History
 	restores []Record
+	damages  []Record
 	puts     map[object][]Record // in order
 	removes  map[object][]Record
 	finals   map[string]map[object]Record // by viewer
 }
 
 func newChecker(h History) *checker {
-	c := &checker{history: h, restores: h.each(Restore)}
+	c := &checker{history: h, restores: h.each(Restore), damages: h.each(Damage)}
 	c.puts, c.removes, c.finals = map[object][]Record{}, map[object][]Record{}, map[string]map[object]Record{}
 	for _, r := range c.history {
 		switch r.Kind {
@@ -350,7 +351,7 @@ func (c *checker) exact() (found []Violation) {
 
 // damaged reports whether the store that an acknowledged write was in has been damaged since.
 func (c *checker) damaged(write Record) bool {
-	return slices.ContainsFunc(c.history, func(x Record) bool { return x.Kind == Damage && x.Who == write.Who && write.At <= x.End })
+	return slices.ContainsFunc(c.damages, func(x Record) bool { return x.Who == write.Who && write.At <= x.End })
 }
 
 // order compares the order in which the events about an object appeared in the cloud with that in which
