@@ -11,6 +11,13 @@ import (
 	"k8s.io/client-go/rest"
 )
 
+const (
+	// openTimeout bounds the opening of a watch. After that HTTP/2's pings watch over it.
+	openTimeout = 30 * time.Second
+	// listTimeout bounds the list of a whole collection.
+	listTimeout = 2 * time.Minute
+)
+
 // BoundReads makes every GET of clients with this configuration end that gets no answer in time. client-go's
 // informers and reflectors give a list none: one that hangs, in a proxy or a server that stands still, hangs
 // as long as the process lives, and what waits for it with it. From the answer's header on HTTP/2's pings

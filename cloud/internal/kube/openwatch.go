@@ -8,9 +8,6 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// openTimeout bounds the opening of a watch. After that HTTP/2's pings watch over it.
-const openTimeout = 30 * time.Second
-
 // openWatch opens a watch; one that is not open in time is given up. Stopping it releases all it holds.
 func openWatch(ctx context.Context, open func(context.Context) (watch.Interface, error)) (watch.Interface, error) {
 	ctx, cancel := context.WithCancelCause(ctx)

@@ -24,9 +24,6 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// listTimeout bounds the list of a whole collection.
-const listTimeout = 2 * time.Minute
-
 // followed is a collection that a reflector follows.
 type followed struct {
 	client   *Client
