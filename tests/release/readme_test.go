@@ -68,7 +68,7 @@ start() {
 	NOTIFY_SOCKET=/run/notify setsid $(sed -n 's/^ExecStart=//p' /usr/lib/systemd/system/edgecore.service) >>/var/log/edgecore.log 2>&1 </dev/null &
 	echo $! >$pid
 	while running && kill -0 $notified 2>/dev/null; do sleep 0.1; done # Type=notify
-	kill $notified 2>/dev/null
+	kill $notified 2>/dev/null || true
 }
 case "$*" in
 daemon-reload | "enable --quiet edgecore.service") ;;

@@ -180,9 +180,14 @@ func (s skewed) works(name string, nodes ...string) {
 		if page := s.Must(s.Page(s.T.Context(), pod)); !strings.Contains(page, "hello "+name) {
 			s.T.Errorf("the pod on %s says\n%s", node, page)
 		}
-		if log := s.Kubectl("-n", namespace, "logs", node); !strings.Contains(log, "GET / from") {
-			s.T.Errorf("its log is %q", log)
-		}
+		// A kubelet that has just started has no serving certificate yet.
+		s.WaitFor("the log of the pod on "+node, func(ctx context.Context) error {
+			log, err := s.Run(ctx, "kubectl", "-n", namespace, "logs", node)
+			if err == nil && !strings.Contains(log, "GET / from") {
+				err = fmt.Errorf("it is %q", log)
+			}
+			return err
+		})
 		s.Cut(node)
 		s.WaitFor(node+" to know that it is cut off", func(ctx context.Context) error {
 			out, err := s.status(ctx, node)
