@@ -144,7 +144,11 @@ func TestServices_13_Console(t *testing.T) {
 	t.Cleanup(func() { s.Must(s.Run(context.Background(), "kubectl", "delete", "--ignore-not-found", "-k", rights)) })
 	s.refused("edge1", "sample/vm1", "KubeVirt is not installed", 2)
 	s.make(virtualMachineCRD)
-	s.Kubectl("wait", "--for=condition=Established", "crd/virtualmachineinstances.kubevirt.io")
+	// kubectl wait ends with an error as long as the CRD has no conditions at all.
+	s.WaitFor("the CRD of virtual machines to be served", func(ctx context.Context) error {
+		_, err := s.Run(ctx, "kubectl", "get", "virtualmachineinstances.kubevirt.io", "--all-namespaces")
+		return err
+	})
 	api := s.runVirtAPI()
 	s.make(virtualMachine("vm1", "edge1"))
 	s.make(virtualMachine("vm2", "edge2"))
