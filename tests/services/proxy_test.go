@@ -118,13 +118,17 @@ func testWithProxy(t *testing.T, mode string) {
 	s := use(t)
 	s.WaitPods("sample", "app=sample", "edge1", 1)
 	s.make(proxied)
-	s.waitRule("edge1", "30188", true)
+	var before string
+	s.WaitFor("rules of both address families", func(ctx context.Context) (err error) {
+		if before, err = s.rules(ctx, "edge1"); err == nil && strings.Count(before, "30188") != 2 {
+			err = fmt.Errorf("there is:\n%s", before)
+		}
+		return err
+	})
 	address := net.JoinHostPort(edge1, "30188")
 	if err := s.page(t.Context(), address); err == nil {
 		t.Fatal("it is served without kube-proxy")
 	}
-	before, err := s.rules(t.Context(), "edge1")
-	s.Check(err)
 	s.runProxy("edge1", mode)
 	s.served(address)
 	s.deviceAnswers("edge1") // kube-proxy, which came later, knows another way
