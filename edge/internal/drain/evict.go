@@ -2,6 +2,7 @@ package drain
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -60,8 +61,9 @@ type attempt struct {
 	worker   *Worker
 	progress Progress
 
-	came map[string]int // how often a pod of this kind came back
-	seen map[types.UID]struct{}
+	came     map[string]int // how often a pod of this kind came back
+	seen     map[types.UID]struct{}
+	replaced bool // a controller may replace one of those that went
 
 	mu         sync.Mutex
 	blocked    map[types.NamespacedName]v1alpha1.BlockedPod
@@ -71,11 +73,24 @@ type attempt struct {
 }
 
 func (a *attempt) run(ctx context.Context) error {
-	for {
+	for waited := false; ; {
 		pods, err := a.worker.leaving(ctx)
-		if err != nil || len(pods) == 0 {
+		switch {
+		case err != nil:
 			return err
+		case len(pods) == 0 && (waited || !a.replaced):
+			return nil
+		case len(pods) == 0:
+			switch err := sleep(ctx, replacement); {
+			case errors.Is(err, context.DeadlineExceeded):
+				return nil // the attempt's time is over, and nothing is left
+			case err != nil:
+				return fmt.Errorf("waiting whether a controller brings a pod back: %w", err)
+			}
+			waited = true
+			continue
 		}
+		waited = false
 		if err := a.returned(pods); err != nil {
 			return err
 		}
@@ -119,6 +134,10 @@ func (w *Worker) leaving(ctx context.Context) ([]corev1.Pod, error) {
 		}
 	}
 }
+
+// replacement is how long after the last pod's end a controller is given to bring one back that carries spec.nodeName: a node that such a pod comes to is
+// not drained, and would be rebooted under it. The ReplicaSet controller acts on a deletion at once, or when it has the time.
+const replacement = 5 * time.Second
 
 // podsPage is as many pods as are asked for at once.
 const podsPage = 500
@@ -267,6 +286,7 @@ func (a *attempt) returned(pods []corev1.Pod) error {
 			continue
 		}
 		a.seen[pod.UID] = struct{}{}
+		a.replaced = a.replaced || metav1.GetControllerOf(&pod) != nil
 		key := lineage(&pod)
 		if _, before := a.came[key]; first || !before {
 			a.came[key] = 0

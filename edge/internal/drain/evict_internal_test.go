@@ -8,15 +8,21 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	kubectl "k8s.io/kubectl/pkg/drain"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
 // node is kube-apiserver as far as it lists the pods of a node, a few at a time, and knows the DaemonSet "here".
@@ -132,6 +138,53 @@ func TestLeavingUnknown(t *testing.T) {
 	if _, err := w.leaving(t.Context()); err == nil || !strings.Contains(err.Error(), "default/p") {
 		t.Errorf("the error is %v, and should name the pod", err)
 	}
+}
+
+// late is kube-apiserver with one pod that a ReplicaSet pins to the node. An eviction ends it at once, and the next one comes 3 s after it.
+type late struct {
+	mu     sync.Mutex
+	number int
+	from   time.Time
+}
+
+func (l *late) RoundTrip(r *http.Request) (*http.Response, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var answer any
+	code := http.StatusOK
+	switch {
+	case r.Method == http.MethodPost:
+		l.number, l.from = l.number+1, time.Now().Add(3*time.Second)
+		answer, code = metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusSuccess, Code: 201}, http.StatusCreated
+	default:
+		list := corev1.PodList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PodList"}}
+		name := fmt.Sprintf("web-%d", l.number)
+		if at := r.URL.Query().Get("fieldSelector"); !time.Now().Before(l.from) && (!strings.Contains(at, "metadata.name=") || strings.Contains(at, "metadata.name="+name)) {
+			owner := metav1.OwnerReference{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web", UID: "web", Controller: new(bool)}
+			*owner.Controller = true
+			list.Items = []corev1.Pod{{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name), OwnerReferences: []metav1.OwnerReference{owner}}}}
+		}
+		answer = list
+	}
+	body, err := json.Marshal(answer)
+	if err != nil {
+		return nil, err
+	}
+	return &http.Response{StatusCode: code, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(bytes.NewReader(body)), Request: r}, nil
+}
+
+// A node is not drained while a pinned pod comes back a moment after each look.
+func TestDrain_05_PinnedAndLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, err := NewWorker(WorkerConfig{NodeName: "edge1", API: &rest.Config{Host: "http://api.invalid", Transport: new(late)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		res := w.Attempt(t.Context(), time.Hour, Progress{Blocked: func([]v1alpha1.BlockedPod) {}, Evicted: func(*corev1.Pod) {}})
+		if res.Err == nil || len(res.Blocked) != 1 || res.Blocked[0].Reason != v1alpha1.BlockedPinned {
+			t.Errorf("%v, blocked %+v; want one that is pinned", res.Err, res.Blocked)
+		}
+	})
 }
 
 func podNames(pods []corev1.Pod) (names []string) {
