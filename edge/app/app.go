@@ -43,6 +43,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/netwatch"
 	"github.com/skerry-io/skerry/edge/internal/marks"
 	"github.com/skerry-io/skerry/edge/internal/meta"
+	"github.com/skerry-io/skerry/edge/internal/nodecondition"
 	"github.com/skerry-io/skerry/edge/internal/object"
 	"github.com/skerry-io/skerry/edge/internal/registration"
 	"github.com/skerry-io/skerry/edge/internal/route"
@@ -112,7 +113,7 @@ type App struct {
 	config   *edgeconfig.Config
 	node     string
 	store    *store.Store
-	disk     disk
+	disk     nodecondition.Disk
 	clock    *pki.Clock
 	identity *join.Identity
 	meta     *meta.Manager

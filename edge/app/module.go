@@ -108,7 +108,7 @@ func (a *App) ready() map[string]health.Check {
 		}
 		return errors.Join(errs...)
 	}}
-	checks["disk"] = a.disk.ready
+	checks["disk"] = a.disk.Ready
 	if a.config.Modules.Edged.Enable {
 		checks["kubelet"] = func() error {
 			if err := a.edged.Waiting(); err != nil {

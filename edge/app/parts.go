@@ -12,6 +12,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/netwatch"
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
 	"github.com/skerry-io/skerry/edge/internal/meta"
+	"github.com/skerry-io/skerry/edge/internal/nodecondition"
 	"github.com/skerry-io/skerry/edge/internal/passthrough"
 	"github.com/skerry-io/skerry/edge/internal/registration"
 	"github.com/skerry-io/skerry/edge/internal/sdnotify"
@@ -50,8 +51,8 @@ func (a *App) storeParts() ([]beehive.Entry, error) {
 		restarted(a.meta, linkstate.Group),
 		restarted(a.registration), // also where the device serves no API: its Node may go all the same
 		{Module: &storeModule{store: a.store, linked: a.meta.Linked}, Restart: beehive.Never()},
-		restarted(&diskModule{disk: a.disk, node: a.node, client: client}),
-		restarted(&skewModule{linked: a.meta.Linked, request: a.meta.Request, node: a.node, client: client}),
+		restarted(nodecondition.NewDiskModule(a.disk, a.node, client)),
+		restarted(nodecondition.NewSkewModule(a.meta.Linked, a.meta.Request, a.node, client)),
 	}, nil
 }
 

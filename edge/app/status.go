@@ -28,6 +28,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
 	"github.com/skerry-io/skerry/edge/internal/marks"
 	"github.com/skerry-io/skerry/edge/internal/meta"
+	"github.com/skerry-io/skerry/edge/internal/nodecondition"
 	"github.com/skerry-io/skerry/edge/internal/podnet"
 	"github.com/skerry-io/skerry/edge/internal/route"
 	"github.com/skerry-io/skerry/edge/internal/statsleader"
@@ -40,28 +41,28 @@ const StatusPath = "/skerry/v1/status"
 
 // Status is what `edgecore status` shows. Parts that the process doesn't have are nil.
 type Status struct {
-	Node       string                 `json:"node"`
-	Running    bool                   `json:"running"`
-	Version    string                 `json:"version"`
-	Kubernetes string                 `json:"kubernetes"`
-	At         time.Time              `json:"at"`
-	Link       *hub.Status            `json:"link,omitempty"`
-	Identity   *join.Status           `json:"identity,omitempty"`
-	ClockSkew  time.Duration          `json:"clockSkewNanoseconds"` // how far the device's clock is ahead of the cloud's
-	Kubelet    string                 `json:"kubelet"`              // "alive", or what it waits for
-	Data       *meta.Status           `json:"data,omitempty"`
-	Disk       *DiskStatus            `json:"disk,omitempty"`
-	Routes     *route.Status          `json:"routes,omitempty"`
-	VIPs       *vip.Status            `json:"vips,omitempty"`
-	Drain      *drain.State           `json:"drain,omitempty"`
-	Marks      *marks.Status          `json:"marks,omitempty"`
-	Apps       *edgeapp.Status        `json:"apps,omitempty"`
-	Stats      *statsleader.Status    `json:"clusterStats,omitempty"`
-	Logs       *applogs.Status        `json:"appLogs,omitempty"`
-	Site       *contact.State         `json:"site,omitempty"`
-	Consoles   []console.State        `json:"consoles,omitempty"`
-	Modules    []beehive.ModuleHealth `json:"modules,omitempty"`
-	Agents     []agent.State          `json:"agents,omitempty"`
+	Node       string                    `json:"node"`
+	Running    bool                      `json:"running"`
+	Version    string                    `json:"version"`
+	Kubernetes string                    `json:"kubernetes"`
+	At         time.Time                 `json:"at"`
+	Link       *hub.Status               `json:"link,omitempty"`
+	Identity   *join.Status              `json:"identity,omitempty"`
+	ClockSkew  time.Duration             `json:"clockSkewNanoseconds"` // how far the device's clock is ahead of the cloud's
+	Kubelet    string                    `json:"kubelet"`              // "alive", or what it waits for
+	Data       *meta.Status              `json:"data,omitempty"`
+	Disk       *nodecondition.DiskStatus `json:"disk,omitempty"`
+	Routes     *route.Status             `json:"routes,omitempty"`
+	VIPs       *vip.Status               `json:"vips,omitempty"`
+	Drain      *drain.State              `json:"drain,omitempty"`
+	Marks      *marks.Status             `json:"marks,omitempty"`
+	Apps       *edgeapp.Status           `json:"apps,omitempty"`
+	Stats      *statsleader.Status       `json:"clusterStats,omitempty"`
+	Logs       *applogs.Status           `json:"appLogs,omitempty"`
+	Site       *contact.State            `json:"site,omitempty"`
+	Consoles   []console.State           `json:"consoles,omitempty"`
+	Modules    []beehive.ModuleHealth    `json:"modules,omitempty"`
+	Agents     []agent.State             `json:"agents,omitempty"`
 }
 
 // Status is how the running edgecore is.
@@ -75,7 +76,7 @@ func (a *App) Status() Status {
 	s.Identity = &identity
 	data := a.meta.Status()
 	s.Data = &data
-	disk := a.disk.status()
+	disk := a.disk.Status()
 	s.Disk = &disk
 	if a.routes != nil {
 		routes := a.routes.Status()
@@ -156,7 +157,7 @@ func StatusOfFiles(ctx context.Context, cfg *edgeconfig.Config) (Status, error) 
 	s.Node = string(identity.Node())
 	status := identity.Status()
 	s.Identity = &status
-	disk := disk{path: cfg.DataDir, full: func() bool { return false }}.status()
+	disk := nodecondition.NewDisk(cfg.DataDir, nil).Status()
 	s.Disk = &disk
 	if _, err := os.Stat(storeConfig(cfg, key).Path); err != nil {
 		return s, nil //nolint:nilerr // no store yet: it has joined and never run

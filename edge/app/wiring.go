@@ -18,6 +18,7 @@ import (
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
 	"github.com/skerry-io/skerry/edge/internal/join"
 	"github.com/skerry-io/skerry/edge/internal/kernel/diskkey"
+	"github.com/skerry-io/skerry/edge/internal/nodecondition"
 	"github.com/skerry-io/skerry/edge/internal/store"
 )
 
@@ -52,7 +53,7 @@ func New(ctx context.Context, cfg *edgeconfig.Config) (*App, error) {
 	if a.store, err = store.Open(ctx, file); err != nil {
 		return nil, err
 	}
-	a.disk = diskOf(cfg.DataDir, a.store)
+	a.disk = nodecondition.NewDisk(cfg.DataDir, a.store)
 	if last, err := a.store.LastTime(); err == nil {
 		a.clock.AtLeast(last)
 	}

@@ -1,4 +1,4 @@
-package app
+package nodecondition
 
 import (
 	"context"
@@ -17,8 +17,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/store"
 )
 
-// DataDiskFull is the condition of a Node whose edgecore has no room for what it must keep.
-const DataDiskFull corev1.NodeConditionType = "SkerryDataDiskFull"
+// DiskFull is the condition of a Node whose edgecore has no room for what it must keep.
+const DiskFull corev1.NodeConditionType = "SkerryDataDiskFull"
 
 // leastFree is what must be free on the disk of the data directory, in bytes: the store's file grows by
 // as much at a time.
@@ -31,16 +31,21 @@ type DiskStatus struct {
 	Problem string `json:"problem,omitempty"` // why something can't be kept
 }
 
-// disk is the disk of the data directory.
-type disk struct {
+// Disk is the disk of the data directory.
+type Disk struct {
 	path string
 	full func() bool // the last write to the store found no room
 	// try writes something small to the store.
 	try func(ctx context.Context) error
 }
 
-func diskOf(path string, s *store.Store) disk {
-	return disk{path, func() bool { return s.Stats().Full }, func(ctx context.Context) error {
+// NewDisk returns the disk that the data directory at path is on. s keeps its file there; nil: only
+// what is free counts.
+func NewDisk(path string, s *store.Store) Disk {
+	if s == nil {
+		return Disk{path: path, full: func() bool { return false }}
+	}
+	return Disk{path, func() bool { return s.Stats().Full }, func(ctx context.Context) error {
 		return s.Update(ctx, func(tx *store.Tx) error {
 			return tx.SetState("disk", "tried", strconv.AppendInt(nil, time.Now().Unix(), 10))
 		})
@@ -49,7 +54,7 @@ func diskOf(path string, s *store.Store) disk {
 
 // refresh has the store try again where its last write found no room and there is room now: an idle device may have nothing to
 // write for long, and would be called full until then.
-func (d disk) refresh(ctx context.Context) {
+func (d Disk) refresh(ctx context.Context) {
 	var fs unix.Statfs_t
 	if d.full() && unix.Statfs(d.path, &fs) == nil && free(&fs) >= leastFree {
 		_ = d.try(ctx) // what came of it is what full says
@@ -58,8 +63,8 @@ func (d disk) refresh(ctx context.Context) {
 
 func free(fs *unix.Statfs_t) uint64 { return fs.Bavail * uint64(max(fs.Bsize, 0)) }
 
-// status looks at the disk (statfs(2)).
-func (d disk) status() DiskStatus {
+// Status looks at the disk (statfs(2)).
+func (d Disk) Status() DiskStatus {
 	s := DiskStatus{Path: d.path}
 	var fs unix.Statfs_t
 	if err := unix.Statfs(d.path, &fs); err != nil {
@@ -73,29 +78,35 @@ func (d disk) status() DiskStatus {
 	return s
 }
 
-// ready is a check of /readyz.
-func (d disk) ready() error {
-	if p := d.status().Problem; p != "" {
+// Ready is a check of /readyz; its error says why something can't be kept.
+func (d Disk) Ready() error {
+	if p := d.Status().Problem; p != "" {
 		return errors.New(p)
 	}
 	return nil
 }
 
-// diskModule tells the cluster, by a condition of the Node, that the disk is full. On a store without
-// one free page that waits for room like every other write.
-type diskModule struct {
-	disk   disk
+// DiskModule sets the condition DiskFull. On a store without one free page that waits for room like
+// every other write.
+type DiskModule struct {
+	disk   Disk
 	node   string
 	client *rest.Config
 }
 
-func (*diskModule) Name() message.Name { return "disk" }
+// NewDiskModule returns the module for the Node of that name; client is of the edge API.
+func NewDiskModule(disk Disk, node string, client *rest.Config) *DiskModule {
+	return &DiskModule{disk, node, client}
+}
+
+// Name implements beehive.Module.
+func (*DiskModule) Name() message.Name { return "disk" }
 
 // diskPoll is how often the disk is looked at: statfs(2) costs microseconds and writes nothing.
 const diskPoll = 10 * time.Second
 
 // Run looks until ctx ends. A condition is written when it changes, the first time only where it is bad.
-func (m *diskModule) Run(ctx context.Context, port *beehive.Port) error {
+func (m *DiskModule) Run(ctx context.Context, port *beehive.Port) error {
 	client, err := kubernetes.NewForConfig(m.client)
 	if err != nil {
 		return fmt.Errorf("making the client for the Node's condition: %w", err)
@@ -106,7 +117,7 @@ func (m *diskModule) Run(ctx context.Context, port *beehive.Port) error {
 	said, known := "", false
 	for {
 		m.disk.refresh(ctx)
-		problem := m.disk.status().Problem
+		problem := m.disk.Status().Problem
 		if (problem == "") != (said == "") || !known {
 			if known = m.say(ctx, client, problem) == nil; known {
 				said = problem
@@ -121,10 +132,10 @@ func (m *diskModule) Run(ctx context.Context, port *beehive.Port) error {
 }
 
 // say sets the Node's condition, where it differs.
-func (m *diskModule) say(ctx context.Context, client kubernetes.Interface, problem string) error {
-	want := corev1.NodeCondition{Type: DataDiskFull, Status: corev1.ConditionFalse, Reason: "HasRoom", Message: "edgecore has room for what it keeps"}
+func (m *DiskModule) say(ctx context.Context, client kubernetes.Interface, problem string) error {
+	want := corev1.NodeCondition{Type: DiskFull, Status: corev1.ConditionFalse, Reason: "HasRoom", Message: "edgecore has room for what it keeps"}
 	if problem != "" {
 		want.Status, want.Reason, want.Message = corev1.ConditionTrue, "NoRoom", problem
 	}
-	return setCondition(ctx, client, m.node, want)
+	return set(ctx, client, m.node, want)
 }

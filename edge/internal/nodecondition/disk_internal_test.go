@@ -1,4 +1,4 @@
-package app
+package nodecondition
 
 import (
 	"context"
@@ -28,7 +28,7 @@ func idle(dir string) error {
 		return err
 	}
 	defer s.Close()
-	d := diskOf(dir, s)
+	d := NewDisk(dir, s)
 	filler := filepath.Join(dir, "filler")
 	if err := os.WriteFile(filler, make([]byte, 4<<20), 0o600); err == nil {
 		return errors.New("4 MiB fit on 2")
@@ -36,14 +36,14 @@ func idle(dir string) error {
 	for i := 0; !d.full(); i++ {
 		_ = s.Update(ctx, func(tx *store.Tx) error { return tx.SetState("test", fmt.Sprint(i), make([]byte, 64<<10)) })
 	}
-	if d.refresh(ctx); d.status().Problem == "" {
+	if d.refresh(ctx); d.Status().Problem == "" {
 		return errors.New("a full disk has no problem")
 	}
 	if err := os.Remove(filler); err != nil {
 		return err
 	}
-	if d.refresh(ctx); d.status().Problem != "" {
-		return fmt.Errorf("with room: %s", d.status().Problem)
+	if d.refresh(ctx); d.Status().Problem != "" {
+		return fmt.Errorf("with room: %s", d.Status().Problem)
 	}
 	return nil
 }

@@ -1,4 +1,4 @@
-package app
+package nodecondition
 
 import (
 	"context"
@@ -27,19 +27,25 @@ const (
 	skewEvery = time.Hour        // how often kube-apiserver is asked over one link: a cluster may be upgraded behind it
 )
 
-// skewModule compares the kubelet's version with kube-apiserver's, on each link and now and then.
-type skewModule struct {
+// SkewModule compares the kubelet's version with kube-apiserver's, on each link and now and then.
+type SkewModule struct {
 	linked  func() bool
 	request func(context.Context, *topicpb.APIRequest) (*topicpb.APIResponse, error)
 	node    string
 	client  *rest.Config
 }
 
+// NewSkewModule returns the module for the Node of that name. linked says whether there is a link,
+// request asks kube-apiserver through it, client is of the edge API.
+func NewSkewModule(linked func() bool, request func(context.Context, *topicpb.APIRequest) (*topicpb.APIResponse, error), node string, client *rest.Config) *SkewModule {
+	return &SkewModule{linked, request, node, client}
+}
+
 // Name implements beehive.Module.
-func (*skewModule) Name() message.Name { return "skew" }
+func (*SkewModule) Name() message.Name { return "skew" }
 
 // Run asks until ctx ends. The condition is written when it changes, the first time only where it is bad.
-func (m *skewModule) Run(ctx context.Context, port *beehive.Port) error {
+func (m *SkewModule) Run(ctx context.Context, port *beehive.Port) error {
 	client, err := kubernetes.NewForConfig(m.client)
 	if err != nil {
 		return fmt.Errorf("making the client for the Node's condition: %w", err)
@@ -67,7 +73,7 @@ func (m *skewModule) Run(ctx context.Context, port *beehive.Port) error {
 	}
 }
 
-func (m *skewModule) look(ctx context.Context, client kubernetes.Interface) error {
+func (m *SkewModule) look(ctx context.Context, client kubernetes.Interface) error {
 	answer, err := m.request(ctx, &topicpb.APIRequest{Method: http.MethodGet, Path: "/version"})
 	if err != nil {
 		return err
@@ -82,5 +88,5 @@ func (m *skewModule) look(ctx context.Context, client kubernetes.Interface) erro
 	if err := version.KubeletFits(version.Kubernetes(), apiserver.GitVersion); err != nil {
 		want.Status, want.Reason, want.Message = corev1.ConditionTrue, "DoesNotFit", err.Error()
 	}
-	return setCondition(ctx, client, m.node, want)
+	return set(ctx, client, m.node, want)
 }
