@@ -169,7 +169,7 @@ func (m *Manager) stagePatch(b *batch, w Write, class storepb.Class, have *view.
 	shown := have.Shown
 	shown.Raw = raw
 	if am, err := meta.Accessor(patched); err == nil {
-		shown.Labels = am.GetLabels()
+		shown.Labels = object.NewLabels(am.GetLabels())
 	}
 	e := &outbox.Entry{
 		Class: class, Verb: topicpb.Verb_PATCH, Subresource: w.Subresource, PatchType: w.PatchType, Body: body, UID: cmp.Or(w.UID, shown.UID),

@@ -148,7 +148,7 @@ func fromMeta(resource schema.GroupVersionResource, m metav1.Object, raw []byte)
 	return Object{
 		Ref:          Ref{Resource: resource, Namespace: m.GetNamespace(), Name: m.GetName()},
 		UID:          m.GetUID(),
-		Labels:       m.GetLabels(),
+		Labels:       NewLabels(m.GetLabels()),
 		CloudVersion: m.GetResourceVersion(),
 		Raw:          raw,
 	}

@@ -11,7 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
@@ -104,7 +103,7 @@ func (s Selection) Matches(o Object) (bool, error) {
 	if s.Resource != o.Resource || (s.Namespace != "" && s.Namespace != o.Namespace) {
 		return false, nil
 	}
-	if s.Labels != nil && !s.Labels.Empty() && !s.Labels.Matches(labels.Set(o.Labels)) {
+	if s.Labels != nil && !s.Labels.Empty() && !s.Labels.Matches(o.Labels) {
 		return false, nil
 	}
 	if s.Fields == nil || s.Fields.Empty() {

@@ -29,7 +29,7 @@ func (r Ref) String() string {
 type Object struct {
 	Ref
 	UID          types.UID
-	Labels       map[string]string
+	Labels       Labels
 	Version      uint64
 	CloudVersion string
 	Raw          []byte // Kubernetes protobuf ("k8s\0" envelope) for built-in types, else JSON

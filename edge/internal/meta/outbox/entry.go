@@ -91,7 +91,7 @@ func Overlay(delivered object.Object, entries []*Entry) (shown object.Object, hi
 	if raw, err := object.Encode(obj); err == nil {
 		shown.Raw = raw
 		if m, err := meta.Accessor(obj); err == nil {
-			shown.Labels = m.GetLabels()
+			shown.Labels = object.NewLabels(m.GetLabels())
 		}
 	}
 	return shown, hidden

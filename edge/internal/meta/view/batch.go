@@ -140,7 +140,7 @@ func (b *Batch) Set(ref object.Ref, h *Held) *Held {
 // Save writes an object as delivered, with the version that it is shown with.
 func (b *Batch) Save(h *Held) {
 	record := &storepb.Object{
-		Uid: string(h.Shown.UID), Version: h.Shown.Version, CloudVersion: h.Shown.CloudVersion, Labels: h.labels, Raw: h.raw,
+		Uid: string(h.Shown.UID), Version: h.Shown.Version, CloudVersion: h.Shown.CloudVersion, Labels: h.labels.Map(), Raw: h.raw,
 	}
 	ref := h.Shown.Ref
 	b.save(func(tx *store.Tx) error { return tx.PutObject(ref, record) })

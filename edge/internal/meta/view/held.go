@@ -27,7 +27,7 @@ type Held struct {
 	Shown  object.Object
 	hidden bool   // a deletion waits: shown to no client
 	raw    []byte // as delivered; the same bytes as Shown.Raw where no write waits
-	labels map[string]string
+	labels object.Labels
 	uses   []dependency // of a pod
 }
 

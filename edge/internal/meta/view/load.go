@@ -39,7 +39,7 @@ func Read(tx *store.Tx) (*Stored, error) {
 	}
 	err = tx.Objects(func(ref object.Ref, r *storepb.Object) error {
 		s.objects = append(s.objects, object.Object{
-			Ref: ref, UID: types.UID(r.Uid), Labels: r.Labels, Version: r.Version, CloudVersion: r.CloudVersion, Raw: r.Raw,
+			Ref: ref, UID: types.UID(r.Uid), Labels: object.NewLabels(r.Labels), Version: r.Version, CloudVersion: r.CloudVersion, Raw: r.Raw,
 		})
 		return nil
 	})
