@@ -110,7 +110,7 @@ func (a *App) newNames(view *serviceview.View) (*names.Module, error) {
 		return nil, fmt.Errorf("modules.names.listen: %w", err)
 	}
 	config := names.Config{
-		Listen: listen, Domain: c.Domain, View: view, Index: serviceview.ByService, Sockets: names.FromEnvironment(),
+		Listen: listen, Domain: c.Domain, View: view, Sockets: names.FromEnvironment(),
 		Address: func() error { return hostaddress.Keep(listen.Addr()) },
 	}
 	read := func(all []string) (out []netip.AddrPort) {

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -23,7 +25,9 @@ const (
 // View is the Services and corrected EndpointSlices: a *serviceview.View.
 type View interface {
 	Services() cache.SharedIndexInformer
-	Slices() cache.SharedIndexInformer
+	// ServicesAt are the Services with a cluster IP, or the headless ones (ClusterIPNone).
+	ServicesAt(address string) []*corev1.Service
+	SlicesOf(namespace, service string) []*discoveryv1.EndpointSlice
 	HasSynced() bool
 }
 
@@ -41,8 +45,6 @@ type Config struct {
 	// Upstream is asked for all other names. It is called for each query that is not cached, and must be quick.
 	Upstream func() []netip.AddrPort
 	View     View
-	// Index is the index of View's slices by namespace/name of their Service.
-	Index string
 	// Address gives the device the address that it listens on; nil where it has it.
 	Address func() error
 	// Sockets are those that were opened before this process; nil: none.

@@ -93,7 +93,7 @@ func FuzzQuery(f *testing.F) {
 		mu.Unlock()
 		// A new one each time: a server that answered nonsense is left alone for a while.
 		m := names.New(names.Config{
-			Listen: netip.MustParseAddrPort("127.0.0.1:1"), Domain: "cluster.local", View: view, Index: serviceview.ByService,
+			Listen: netip.MustParseAddrPort("127.0.0.1:1"), Domain: "cluster.local", View: view,
 			Upstream: func() []netip.AddrPort {
 				if len(reply) < 12 {
 					return nil

@@ -61,7 +61,7 @@ func newLab(t *testing.T, api *agenttest.API, change func(*names.Config)) *lab {
 	}
 	l := &lab{t: t, api: api, at: freePort(t)}
 	c := names.Config{
-		Listen: l.at, Domain: "cluster.local", View: view, Index: serviceview.ByService, Upstream: func() []netip.AddrPort { return nil },
+		Listen: l.at, Domain: "cluster.local", View: view, Upstream: func() []netip.AddrPort { return nil },
 	}
 	if change != nil {
 		change(&c)
@@ -416,7 +416,7 @@ func TestPortTaken(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = names.New(names.Config{Listen: at, Domain: "cluster.local", View: view, Index: serviceview.ByService}).Serve(t.Context())
+	err = names.New(names.Config{Listen: at, Domain: "cluster.local", View: view}).Serve(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "names.test (pid ") {
 		t.Errorf("%v, want an error that says who has it", err)
 	}

@@ -8,7 +8,6 @@ import (
 	"github.com/miekg/dns"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	"k8s.io/client-go/tools/cache"
 )
 
 const (
@@ -25,35 +24,13 @@ type answer struct {
 	foreign bool   // it is not for us to say
 }
 
-// records are the cluster's names, from a View. It keeps nothing but indexes of the View.
+// records are the cluster's names, from a View. It keeps nothing.
 type records struct {
 	view   View
 	domain string // canonical
-	slices string // the index of slices by Service
 }
 
-// byAddress indexes Services by their cluster IPs; headless ones, whose endpoints have names, are all under the text headless. An index of the endpoints' own addresses
-// would take more memory than the slices themselves, for questions that few ask.
-const (
-	byAddress = "address"
-	headless  = "headless"
-)
-
-func newRecords(c Config) *records {
-	r := &records{view: c.View, domain: canonical(c.Domain), slices: c.Index}
-	// Before the informers run nothing refuses an index; a second run of the module finds its own.
-	_ = c.View.Services().AddIndexers(cache.Indexers{byAddress: func(o any) ([]string, error) {
-		s, ok := o.(*corev1.Service)
-		switch {
-		case !ok:
-			return nil, nil
-		case s.Spec.ClusterIP == corev1.ClusterIPNone:
-			return []string{headless}, nil
-		}
-		return s.Spec.ClusterIPs, nil
-	}})
-	return r
-}
+func newRecords(c Config) *records { return &records{view: c.View, domain: canonical(c.Domain)} }
 
 // authority is the SOA of negative answers (RFC 2308): they hold for as long as others.
 func (r *records) authority() dns.RR {
@@ -184,13 +161,8 @@ func hostOf(e *discoveryv1.Endpoint, address string) string {
 }
 
 func (r *records) each(s *corev1.Service, do func(slice *discoveryv1.EndpointSlice, e *discoveryv1.Endpoint, address string)) {
-	found, err := r.view.Slices().GetIndexer().ByIndex(r.slices, s.Namespace+"/"+s.Name)
-	if err != nil {
-		return // the index is there from the start
-	}
 	seen := map[string]bool{} // slices may have one endpoint twice while it moves between them
-	for _, o := range found {
-		slice := o.(*discoveryv1.EndpointSlice)
+	for _, slice := range r.view.SlicesOf(s.Namespace, s.Name) {
 		for i := range slice.Endpoints {
 			e := &slice.Endpoints[i]
 			if !serves(s, e) {
@@ -278,16 +250,11 @@ func (r *records) reverse(name, lower string, qtype uint16) answer {
 		return notSynced()
 	}
 	var targets []string
-	if found, err := r.view.Services().GetIndexer().ByIndex(byAddress, ip); err == nil {
-		for _, o := range found {
-			s := o.(*corev1.Service)
-			targets = append(targets, s.Name+"."+s.Namespace+".svc."+r.domain)
-		}
+	for _, s := range r.view.ServicesAt(ip) {
+		targets = append(targets, s.Name+"."+s.Namespace+".svc."+r.domain)
 	}
-	if found, err := r.view.Services().GetIndexer().ByIndex(byAddress, headless); err == nil {
-		for _, o := range found {
-			targets = append(targets, r.reverseEndpoint(o.(*corev1.Service), ip)...)
-		}
+	for _, s := range r.view.ServicesAt(corev1.ClusterIPNone) {
+		targets = append(targets, r.reverseEndpoint(s, ip)...)
 	}
 	if len(targets) == 0 {
 		return answer{foreign: true}

@@ -8,6 +8,7 @@ package serviceview
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -27,9 +28,6 @@ import (
 // Name is the module's address on the bus.
 const Name message.Name = "serviceview"
 
-// ByService indexes EndpointSlices by namespace/name of their Service.
-const ByService = "service"
-
 // View is the module. It runs once.
 type View struct {
 	services, slices cache.SharedIndexInformer
@@ -42,22 +40,14 @@ func New(api *rest.Config, corrected <-chan struct{}) (*View, error) {
 	t := newTrimmer()
 	v := &View{corrected: corrected, trimmer: t}
 	var err error
-	if v.services, err = informer(api, corev1.SchemeGroupVersion, "services", &corev1.Service{}, nil, t); err != nil {
+	if v.services, err = informer(api, corev1.SchemeGroupVersion, "services", &corev1.Service{}, serviceIndexers(), t); err != nil {
 		return nil, err
 	}
-	v.slices, err = informer(api, discoveryv1.SchemeGroupVersion, "endpointslices", &discoveryv1.EndpointSlice{}, cache.Indexers{ByService: serviceOf}, t)
+	v.slices, err = informer(api, discoveryv1.SchemeGroupVersion, "endpointslices", &discoveryv1.EndpointSlice{}, sliceIndexers(), t)
 	if err != nil {
 		return nil, err
 	}
 	return v, nil
-}
-
-func serviceOf(o any) ([]string, error) {
-	s, ok := o.(*discoveryv1.EndpointSlice)
-	if !ok || s.Labels[discoveryv1.LabelServiceName] == "" {
-		return nil, nil
-	}
-	return []string{s.Namespace + "/" + s.Labels[discoveryv1.LabelServiceName]}, nil
 }
 
 func informer(api *rest.Config, gv schema.GroupVersion, resource string, example runtime.Object, by cache.Indexers, t *trimmer) (cache.SharedIndexInformer, error) {
@@ -74,9 +64,6 @@ func informer(api *rest.Config, gv schema.GroupVersion, resource string, example
 		return nil, fmt.Errorf("making the client for %s: %w", resource, err)
 	}
 	source := cache.NewFilteredListWatchFromClient(client, resource, metav1.NamespaceAll, func(*metav1.ListOptions) {})
-	if by == nil {
-		by = cache.Indexers{}
-	}
 	informer := cache.NewSharedIndexInformer(source, example, 0, by)
 	if err := informer.SetTransform(t.trim); err != nil {
 		return nil, fmt.Errorf("watching %s: %w", resource, err)
@@ -126,8 +113,20 @@ func (v *View) Shared(s *corev1.Service) *corev1.Service {
 // Services is the informer of Services.
 func (v *View) Services() cache.SharedIndexInformer { return v.services }
 
-// Slices is the informer of EndpointSlices, with the index ByService.
+// Slices is the informer of EndpointSlices.
 func (v *View) Slices() cache.SharedIndexInformer { return v.slices }
+
+// ServicesAt are the Services with a cluster IP; with ClusterIPNone, the headless ones.
+func (v *View) ServicesAt(address string) []*corev1.Service {
+	return lookup(v.services, byAddress, address, func(s *corev1.Service) bool { return slices.Contains(clusterIPs(s), address) })
+}
+
+// SlicesOf are the EndpointSlices of a Service.
+func (v *View) SlicesOf(namespace, service string) []*discoveryv1.EndpointSlice {
+	return lookup(v.slices, byService, namespace+"/"+service, func(s *discoveryv1.EndpointSlice) bool {
+		return s.Namespace == namespace && s.Labels[discoveryv1.LabelServiceName] == service
+	})
+}
 
 // HasSynced reports whether both are known.
 func (v *View) HasSynced() bool { return v.services.HasSynced() && v.slices.HasSynced() }
