@@ -2,6 +2,7 @@ package endpoints
 
 import (
 	"net/netip"
+	"slices"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -51,8 +52,8 @@ type Correction struct {
 // facts is what the correction of a slice depends on.
 type facts struct {
 	service types.NamespacedName
-	pods    map[types.UID]struct{}
-	devices map[string]struct{}
+	pods    []types.UID // on this device
+	devices []string
 }
 
 // NewCorrection returns a Correction that knows nothing: until it does, no pod of this device is shown as ready.
@@ -105,13 +106,16 @@ func (c *Correction) Correct(o object.Object) []byte {
 
 // note remembers what a slice depends on. The lock is held.
 func (c *Correction) note(s *discoveryv1.EndpointSlice) {
-	f := facts{service: serviceOf(s), pods: map[types.UID]struct{}{}, devices: map[string]struct{}{}}
+	f := facts{service: serviceOf(s)}
 	for _, e := range s.Endpoints {
-		if e.NodeName != nil {
-			f.devices[*e.NodeName] = struct{}{}
-			if e.TargetRef != nil && *e.NodeName == c.config.NodeName {
-				f.pods[e.TargetRef.UID] = struct{}{}
-			}
+		if e.NodeName == nil {
+			continue
+		}
+		if !slices.Contains(f.devices, *e.NodeName) {
+			f.devices = append(f.devices, *e.NodeName)
+		}
+		if e.TargetRef != nil && *e.NodeName == c.config.NodeName {
+			f.pods = append(f.pods, e.TargetRef.UID)
 		}
 	}
 	c.known[types.NamespacedName{Namespace: s.Namespace, Name: s.Name}] = f
@@ -139,7 +143,7 @@ func (c *Correction) PeerChanged(device string) {
 	c.mu.Lock()
 	concerned := false
 	for _, f := range c.known {
-		if _, concerned = f.devices[device]; concerned {
+		if concerned = slices.Contains(f.devices, device); concerned {
 			break
 		}
 	}
@@ -169,19 +173,14 @@ func (c *Correction) learn(pods map[types.UID]Word, services map[types.Namespace
 }
 
 func (f facts) concerned(old, now map[types.UID]Word, devices map[string]struct{}) bool {
-	for uid := range f.pods {
+	for _, uid := range f.pods {
 		a, had := old[uid]
 		b, has := now[uid]
 		if had != has || !a.equal(b) {
 			return true
 		}
 	}
-	for d := range devices {
-		if _, ok := f.devices[d]; ok {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(f.devices, func(d string) bool { _, changed := devices[d]; return changed })
 }
 
 // all lists every slice that was corrected, and forgets them: those that are still held are noted again when they are shown again.
