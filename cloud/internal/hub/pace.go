@@ -16,6 +16,11 @@ var charges = quota.Rate{PerSecond: 1, Burst: 10}
 const (
 	// opening is charged for each session: else a device that connects again and again would not pay for its handshakes.
 	opening = 50 * time.Millisecond
+	// perMessage is charged for each message that is read: that of acknowledgements, heartbeats and
+	// whatever else no part charges for. 48 events on the way with their acknowledgements are 2 ms.
+	perMessage = 20 * time.Microsecond
+	// shortestPause is what is worth a timer: below it a node owes a little more than its credit.
+	shortestPause = 100 * time.Millisecond
 	// longestPause is for how long a link is not read at a time: heartbeats must come through, which are read before all else.
 	longestPause = 5 * time.Second
 )
@@ -33,7 +38,7 @@ type pace struct {
 // charge may be called by any goroutine.
 func (p *pace) charge(d time.Duration) {
 	pause := min(p.charges.Spend(p.node, d.Seconds()), longestPause)
-	if pause <= 0 {
+	if pause < shortestPause {
 		return
 	}
 	until := time.Now().Add(pause).UnixNano()

@@ -67,3 +67,37 @@ func TestHub_ChargedNodesAreReadAsTheyPay(t *testing.T) {
 		}
 	})
 }
+
+// What no part charges for is charged by the message: a node without credit that floods is read as
+// it pays.
+func TestHub_EachMessageIsCharged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		handled := 0
+		b := newBench(t, hub.Config{}, part{attach: func(s hub.Session, mux *message.Mux) {
+			s.Charge(10 * time.Second)
+			message.Handle(mux, topic.EventWrite, func(context.Context, message.Message, *topicpb.Write) error {
+				handled++
+				return nil
+			})
+		}})
+		flood := b.open("flood", 1)
+		const all = 100_000 // 2 s of work
+		sent := make(chan struct{})
+		go func() {
+			defer close(sent)
+			for range all {
+				flood.send(topic.EventWrite.New(message.Resource{}, &topicpb.Write{Id: 1}))
+			}
+		}()
+		synctest.Wait()
+		if handled > all/10 {
+			t.Errorf("%d of %d messages were handled at once", handled, all)
+		}
+		time.Sleep(time.Minute)
+		<-sent
+		synctest.Wait()
+		if handled != all {
+			t.Errorf("%d of %d messages were handled in a minute", handled, all)
+		}
+	})
+}

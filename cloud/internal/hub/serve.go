@@ -141,6 +141,7 @@ func (s *session) read(ctx context.Context) error {
 		}
 		s.lastHeard.Store(time.Now().UnixNano())
 		s.metrics.message("received", m.Key())
+		s.pace.charge(perMessage)
 		s.handling.Store(true)
 		err := s.handle(ctx, s.mux, m)
 		s.handling.Store(false)

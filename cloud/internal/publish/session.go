@@ -43,6 +43,7 @@ func (s *session) onInterests(m *topicpb.Interests) error {
 }
 
 func (s *session) onInventory(m *topicpb.Inventory) error {
+	s.link.Charge(time.Duration(len(m.GetEntries())) * perInventoryEntry)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.inbox.inventories) > maxInterests {
