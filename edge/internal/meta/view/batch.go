@@ -139,10 +139,9 @@ func (b *Batch) Set(ref object.Ref, h *Held) *Held {
 
 // Save writes an object as delivered, with the version that it is shown with.
 func (b *Batch) Save(h *Held) {
-	record := &storepb.Object{
-		Uid: string(h.Shown.UID), Version: h.Shown.Version, CloudVersion: h.Shown.CloudVersion, Labels: h.labels.Map(), Raw: h.raw,
-	}
-	ref := h.Shown.Ref
+	o := h.Delivered()
+	record := &storepb.Object{Uid: string(o.UID), Version: o.Version, CloudVersion: o.CloudVersion, Labels: o.Labels.Map(), Raw: o.Raw}
+	ref := o.Ref
 	b.save(func(tx *store.Tx) error { return tx.PutObject(ref, record) })
 }
 

@@ -105,14 +105,14 @@ func (v *View) table(resource schema.GroupVersionResource) *table {
 // countUses keeps the index of what pods refer to. Called with the lock held.
 func (v *View) countUses(before, after *Held) {
 	if before != nil {
-		for _, d := range before.uses {
+		for _, d := range before.uses() {
 			if v.uses[d]--; v.uses[d] <= 0 {
 				delete(v.uses, d)
 			}
 		}
 	}
 	if after != nil {
-		for _, d := range after.uses {
+		for _, d := range after.uses() {
 			v.uses[d]++
 		}
 	}
@@ -135,7 +135,7 @@ func (v *View) travelsHere(s object.Selection) bool {
 		if v.uses[dependency{"persistentvolumeclaims", k}] == 0 {
 			continue
 		}
-		obj, err := object.DecodeRaw(h.raw)
+		obj, err := object.DecodeRaw(h.Delivered().Raw)
 		if err != nil {
 			continue
 		}

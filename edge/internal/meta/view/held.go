@@ -1,6 +1,7 @@
 package view
 
 import (
+	"bytes"
 	"cmp"
 	"crypto/sha256"
 	"slices"
@@ -25,7 +26,12 @@ func compareKeys(a, b types.NamespacedName) int {
 // Held is one object: as the cloud delivered it, and as it is shown, with the writes that wait laid over it. It is never changed, only replaced.
 type Held struct {
 	Shown  object.Object
-	hidden bool   // a deletion waits: shown to no client
+	hidden bool  // a deletion waits: shown to no client
+	more   *more // nil for nearly all: shown as delivered, and it refers to no other
+}
+
+// more is what few objects have.
+type more struct {
 	raw    []byte // as delivered; the same bytes as Shown.Raw where no write waits
 	labels object.Labels
 	uses   []dependency // of a pod
@@ -33,14 +39,29 @@ type Held struct {
 
 // NewHeld returns what the cloud delivered, which is shown as it is; decoded is the same object, nil where it can refer to no other.
 func NewHeld(delivered object.Object, decoded runtime.Object) *Held {
-	return &Held{Shown: delivered, raw: delivered.Raw, labels: delivered.Labels, uses: usesOf(decoded)}
+	h := &Held{Shown: delivered}
+	if uses := usesOf(decoded); len(uses) > 0 {
+		h.more = &more{raw: delivered.Raw, labels: delivered.Labels, uses: uses}
+	}
+	return h
 }
 
 // With is h, of which shown is shown.
 func (h *Held) With(shown object.Object, hidden bool) *Held {
 	next := *h
+	if h.more == nil && (!bytes.Equal(shown.Raw, h.Shown.Raw) || shown.Labels != h.Shown.Labels) {
+		next.more = &more{raw: h.Shown.Raw, labels: h.Shown.Labels}
+	}
 	next.Shown, next.hidden = shown, hidden
 	return &next
+}
+
+// uses is what a pod refers to.
+func (h *Held) uses() []dependency {
+	if h.more == nil {
+		return nil
+	}
+	return h.more.uses
 }
 
 // Visible is h, or nil where no client may see it.
@@ -57,7 +78,9 @@ func (h *Held) Hidden() bool { return h.hidden }
 // Delivered is the object as the cloud delivered it.
 func (h *Held) Delivered() object.Object {
 	o := h.Shown
-	o.Raw, o.Labels = h.raw, h.labels
+	if h.more != nil {
+		o.Raw, o.Labels = h.more.raw, h.more.labels
+	}
 	return o
 }
 
