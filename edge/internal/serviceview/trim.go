@@ -103,18 +103,19 @@ func (t *trimmer) slice(s *discoveryv1.EndpointSlice) {
 func (t *trimmer) meta(m *metav1.ObjectMeta) {
 	*m = metav1.ObjectMeta{
 		Namespace: m.Namespace, Name: m.Name, ResourceVersion: m.ResourceVersion, CreationTimestamp: m.CreationTimestamp,
-		Labels: ofServices(m.Labels), Annotations: ofServices(m.Annotations),
+		Labels: t.ofServices(m.Labels), Annotations: t.ofServices(m.Annotations),
 	}
 	same(t, &m.Namespace)
 }
 
 // ofServices are those that Kubernetes has for Services.
-func ofServices(all map[string]string) (kept map[string]string) {
+func (t *trimmer) ofServices(all map[string]string) (kept map[string]string) {
 	for k, v := range all {
 		if k == discoveryv1.LabelServiceName || strings.HasPrefix(k, "service.kubernetes.io/") {
 			if kept == nil {
 				kept = map[string]string{}
 			}
+			same(t, &k)
 			kept[k] = v
 		}
 	}
