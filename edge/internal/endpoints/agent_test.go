@@ -71,7 +71,7 @@ func TestAgent_services(t *testing.T) {
 		again, corrected := &recorrector{}, 0
 		c := endpoints.NewCorrection(endpoints.CorrectionConfig{NodeName: "edge1"})
 		for _, name := range []string{"plain", "near"} {
-			c.Correct(mustSlice(t, name))
+			c.Correct(mustSlice(t, name), nil)
 		}
 		m := endpoints.New(endpoints.Config{
 			NodeName: "edge1", API: api.Config(), Services: view.Services(), Correction: c, View: again, Memory: &inMemory{}, BootID: "b", Corrected: func() { corrected++ },
@@ -92,7 +92,7 @@ func TestAgent_services(t *testing.T) {
 		if got, want := again.take(), []string{"shop/near-1", "shop/plain-1"}; corrected != 1 || !slices.Equal(got, want) || m.State().Note != "" {
 			t.Errorf("once they are known: corrected %d times, %v, want %v; it says %q", corrected, got, want, m.State().Note)
 		}
-		c.Correct(mustSlice(t, "plain")) // shown again, as the Recorrector has it done
+		c.Correct(mustSlice(t, "plain"), nil) // shown again, as the Recorrector has it done
 		before := m.State().Syncs
 		for n := range 100 {
 			put(fmt.Sprint("more-", n), nil)
@@ -106,7 +106,7 @@ func TestAgent_services(t *testing.T) {
 		if got, want := again.take(), []string{"shop/plain-1"}; !slices.Equal(got, want) {
 			t.Errorf("a Service with a preference: %v, want %v", got, want)
 		}
-		c.Correct(mustSlice(t, "plain"))
+		c.Correct(mustSlice(t, "plain"), nil)
 		api.Remove(t, "services", "shop", "plain")
 		time.Sleep(time.Second)
 		if got, want := again.take(), []string{"shop/plain-1"}; !slices.Equal(got, want) {

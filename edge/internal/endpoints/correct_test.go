@@ -1,6 +1,7 @@
 package endpoints_test
 
 import (
+	"bytes"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -70,7 +72,15 @@ func shown(t *testing.T, c *endpoints.Correction, s *discoveryv1.EndpointSlice) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	obj, err := object.DecodeRaw(c.Correct(o))
+	before := s.DeepCopy()
+	raw := c.Correct(o, s)
+	if !apiequality.Semantic.DeepEqual(before, s) {
+		t.Errorf("Correct has changed what its caller has decoded:\n%s", cmp.Diff(before, s))
+	}
+	if again := c.Correct(o, nil); !bytes.Equal(raw, again) {
+		t.Error("Correct makes something else of what it has to decode itself")
+	}
+	obj, err := object.DecodeRaw(raw)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -80,24 +81,27 @@ func (*Correction) Corrects(resource schema.GroupVersionResource) bool {
 }
 
 // Correct implements object.Corrector. What can't be read is shown as it came.
-func (c *Correction) Correct(o object.Object) []byte {
-	obj, err := object.DecodeRaw(o.Raw)
-	if err != nil {
-		return o.Raw
+func (c *Correction) Correct(o object.Object, decoded runtime.Object) []byte {
+	if decoded == nil {
+		var err error
+		if decoded, err = object.DecodeRaw(o.Raw); err != nil {
+			return o.Raw
+		}
 	}
-	s, ok := obj.(*discoveryv1.EndpointSlice)
+	came, ok := decoded.(*discoveryv1.EndpointSlice)
 	if !ok {
 		return o.Raw
 	}
-	before := s.DeepCopy()
+	s := *came
+	s.Endpoints = slices.Clone(came.Endpoints) // correct replaces what they point to
 	c.mu.Lock()
-	c.note(s)
-	correct(s, c.stateFor(s))
+	c.note(o.Ref, &s)
+	correct(&s, c.stateFor(&s))
 	c.mu.Unlock()
-	if apiequality.Semantic.DeepEqual(before, s) {
+	if apiequality.Semantic.DeepEqual(came, &s) {
 		return o.Raw
 	}
-	raw, err := object.Encode(s)
+	raw, err := object.Encode(&s)
 	if err != nil {
 		return o.Raw
 	}
@@ -105,8 +109,8 @@ func (c *Correction) Correct(o object.Object) []byte {
 }
 
 // note remembers what a slice depends on. The lock is held.
-func (c *Correction) note(s *discoveryv1.EndpointSlice) {
-	f := facts{service: serviceOf(s)}
+func (c *Correction) note(ref object.Ref, s *discoveryv1.EndpointSlice) {
+	f := facts{service: types.NamespacedName{Namespace: ref.Namespace, Name: s.Labels[discoveryv1.LabelServiceName]}}
 	for _, e := range s.Endpoints {
 		if e.NodeName == nil {
 			continue
@@ -118,7 +122,7 @@ func (c *Correction) note(s *discoveryv1.EndpointSlice) {
 			f.pods = append(f.pods, e.TargetRef.UID)
 		}
 	}
-	c.known[types.NamespacedName{Namespace: s.Namespace, Name: s.Name}] = f
+	c.known[types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name}] = f
 	if site := s.Annotations[v1alpha1.SiteAnnotation]; site != "" {
 		c.site = site
 	}

@@ -103,7 +103,7 @@ func (m *Manager) applyObject(b *batch, ref object.Ref, c *topicpb.Change) error
 		}
 		return (e.UID != "" && e.UID != o.UID) || (e.Verb == topicpb.Verb_PATCH && !object.Older(o.CloudVersion, e.AcceptedVersion))
 	})
-	h := b.view.Set(ref, b.show.overlay(view.NewHeld(o, obj), b.outbox.Pending(ref)))
+	h := b.view.Set(ref, b.show.overlay(view.NewHeld(o, obj), obj, b.outbox.Pending(ref)))
 	if have != nil && ref.Resource == view.Nodes {
 		if before, err := object.DecodeRaw(have.Delivered().Raw); err == nil && object.OnlyHeartbeat(before, obj) {
 			return nil // not worth a write: should we restart now, the cloud sends it once more

@@ -3,6 +3,8 @@ package meta
 import (
 	"bytes"
 
+	"k8s.io/apimachinery/pkg/runtime"
+
 	"github.com/skerry-io/skerry/edge/internal/meta/outbox"
 	"github.com/skerry-io/skerry/edge/internal/meta/token"
 	"github.com/skerry-io/skerry/edge/internal/meta/view"
@@ -29,11 +31,15 @@ type batch struct {
 // showing makes what is shown of what is held.
 type showing struct{ corrector object.Corrector }
 
-// overlay is what is shown of what the cloud delivered: with the writes that wait laid over it, and corrected.
-func (s showing) overlay(h *view.Held, entries []*outbox.Entry) *view.Held {
-	shown, hidden := outbox.Overlay(h.Delivered(), entries)
+// overlay is what is shown of what the cloud delivered: with the writes that wait laid over it, and corrected. decoded is what was delivered, nil where the caller has only its bytes.
+func (s showing) overlay(h *view.Held, decoded runtime.Object, entries []*outbox.Entry) *view.Held {
+	delivered := h.Delivered()
+	shown, hidden := outbox.Overlay(delivered, entries)
 	if c := s.corrector; c != nil && c.Corrects(shown.Resource) {
-		shown.Raw = c.Correct(shown)
+		if !bytes.Equal(shown.Raw, delivered.Raw) {
+			decoded = nil // of other bytes
+		}
+		shown.Raw = c.Correct(shown, decoded)
 	}
 	return h.With(shown, hidden)
 }
@@ -79,7 +85,7 @@ func (b *batch) reapply(ref object.Ref) {
 	if have == nil {
 		return
 	}
-	h := b.show.overlay(have, b.outbox.Pending(ref))
+	h := b.show.overlay(have, nil, b.outbox.Pending(ref))
 	if h.Hidden() == have.Hidden() && bytes.Equal(h.Shown.Raw, have.Shown.Raw) {
 		return
 	}

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 
@@ -18,10 +20,10 @@ type note struct{ text atomic.Value }
 
 func (n *note) Corrects(r schema.GroupVersionResource) bool { return r.Resource == "services" }
 
-func (n *note) Correct(o object.Object) []byte {
+func (n *note) Correct(o object.Object, decoded runtime.Object) []byte {
 	obj, err := object.DecodeRaw(o.Raw)
-	if err != nil {
-		return o.Raw
+	if err != nil || decoded != nil && !apiequality.Semantic.DeepEqual(obj, decoded) {
+		return nil // decoded is another object
 	}
 	s := obj.(*corev1.Service)
 	s.Annotations = map[string]string{"note": n.text.Load().(string)}

@@ -46,10 +46,14 @@ func NewHeld(delivered object.Object, decoded runtime.Object) *Held {
 	return h
 }
 
-// With is h, of which shown is shown.
+// With is h, of which shown is shown; h itself where that is so already.
 func (h *Held) With(shown object.Object, hidden bool) *Held {
+	same := bytes.Equal(shown.Raw, h.Shown.Raw) && shown.Labels == h.Shown.Labels
+	if same && hidden == h.hidden {
+		return h
+	}
 	next := *h
-	if h.more == nil && (!bytes.Equal(shown.Raw, h.Shown.Raw) || shown.Labels != h.Shown.Labels) {
+	if h.more == nil && !same {
 		next.more = &more{raw: h.Shown.Raw, labels: h.Shown.Labels}
 	}
 	next.Shown, next.hidden = shown, hidden
