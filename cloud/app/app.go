@@ -11,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/cloud/internal/balance"
 	"github.com/skerry-io/skerry/cloud/internal/config"
 	"github.com/skerry-io/skerry/cloud/internal/hub"
 	"github.com/skerry-io/skerry/cloud/internal/join"
@@ -45,6 +46,7 @@ type App struct {
 	sites     *site.Sites
 	carried   []hub.Part // what the hub's sessions carry
 	hub       *hub.Hub
+	balance   *balance.Balancer
 	nodes     *tunnel.Nodes
 	tunnel    *tunnel.Tunnel // nil without a listener
 	usage     *usageServer   // nil without a listener

@@ -14,6 +14,10 @@ import (
 	"github.com/skerry-io/skerry/common/topic"
 )
 
+// handshakesAtOnce bounds the links that are no sessions yet. Listeners take so many more than hub.maxSessions, so that it is the hub that says to a device for which there is
+// no place whether another replica has one, and that lets one in that has a place already.
+const handshakesAtOnce = 512
+
 // ports are cloudcore's listeners, opened before anything is served: a port that is taken ends the start with the name of its field. One that is switched off
 // is nil.
 type ports struct {
@@ -57,7 +61,7 @@ func (p *ports) openLinks(ctx context.Context, c *config.Config, ca *join.CA, se
 	bounds.Keepalive, bounds.IdleTimeout = c.Hub.Keepalive.Duration, c.Hub.IdleTimeout.Duration
 	table := topic.NewTable().Receiving(topic.Up, topic.UpBounds())
 	websocket := func(field, at string, socket net.Listener) error {
-		l, err := wslink.Listen(ctx, at, wslink.ListenConfig{Link: bounds, TLS: secure, Table: table, MaxLinks: c.Hub.MaxSessions, Socket: socket})
+		l, err := wslink.Listen(ctx, at, wslink.ListenConfig{Link: bounds, TLS: secure, Table: table, MaxLinks: c.Hub.MaxSessions + handshakesAtOnce, Socket: socket})
 		if err != nil {
 			return fmt.Errorf("%s: %w", field, err)
 		}
@@ -70,7 +74,7 @@ func (p *ports) openLinks(ctx context.Context, c *config.Config, ca *join.CA, se
 		if err != nil {
 			return err
 		}
-		l, err := quiclink.Listen(ctx, at, quiclink.ListenConfig{Link: bounds, TLS: secure, Table: table, MaxLinks: c.Hub.MaxSessions, ResetKey: &key})
+		l, err := quiclink.Listen(ctx, at, quiclink.ListenConfig{Link: bounds, TLS: secure, Table: table, MaxLinks: c.Hub.MaxSessions + handshakesAtOnce, ResetKey: &key})
 		if err != nil {
 			return fmt.Errorf("%s: %w", field, err)
 		}

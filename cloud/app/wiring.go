@@ -76,6 +76,7 @@ func (a *App) wiring() []part {
 		// Made before the hub, whose sessions carry its streams, and served after it.
 		{p.tunnel != nil, a.newTunnel},
 		{true, a.hubParts},
+		{true, a.balanceParts},
 		{c.Approver.Kubeconfig != "", a.approverParts},
 		{p.tunnel != nil, a.tunnelParts},
 		{p.endpoint != nil, a.endpointParts},
@@ -190,7 +191,8 @@ func (a *App) siteParts() ([]beehive.Entry, error) {
 func (a *App) hubParts() ([]beehive.Entry, error) {
 	a.hub = hub.New(hub.Config{
 		Instance: a.instance, Version: version.Skerry(), Admission: a.revoked, Trust: a.trust, MaxSessions: a.config.Hub.MaxSessions,
-		Streams: a.tunnel != nil,
+		MaxHandshakes: handshakesAtOnce, Streams: a.tunnel != nil,
+		Elsewhere: func() bool { return a.balance.Elsewhere() }, // made after the hub, before it runs
 	}, a.ports.links, a.carried)
 	a.collectors = append(a.collectors, a.hub)
 	sessions := serving("cloudhub", a.hub.Run)

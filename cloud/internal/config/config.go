@@ -139,7 +139,7 @@ type Hub struct {
 	// Keepalive is the time between two signs of life. IdleTimeout is how long a silent link is believed to live.
 	Keepalive   metav1.Duration `json:"keepalive"`
 	IdleTimeout metav1.Duration `json:"idleTimeout"`
-	// MaxSessions bounds the links of this replica; an edge above it is sent away with a time to come back.
+	// MaxSessions bounds the links of this replica; an edge above it is sent to another replica, or away with a time to come back.
 	MaxSessions int `json:"maxSessions"`
 }
 

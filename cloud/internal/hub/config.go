@@ -29,8 +29,10 @@ type Config struct {
 
 	// HelloTimeout is how long a new link may take for its Hello, and an Admission for its answer: 15 s.
 	HelloTimeout time.Duration
-	// MaxSessions bounds the open sessions: 10,000. At the bound a node without a session is told to come back later.
+	// MaxSessions bounds the open sessions: 10,000. At the bound a node without a session is sent away, with a time to come back or, where Elsewhere says so, to dial again.
 	MaxSessions int
+	// Elsewhere reports whether another replica takes a session; nil: it is not known. It must not block.
+	Elsewhere func() bool
 	// MaxHandshakes bounds the links that are open and not yet a session: 512. At the bound a new link is told to come back later.
 	MaxHandshakes int
 	// RetryAfter is the least time after which a link that was refused for overload may come back: 10 s. Each is told a time between this and twice it.

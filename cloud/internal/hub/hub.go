@@ -35,7 +35,7 @@ func New(config Config, listeners []link.Listener, parts []Part) *Hub {
 	config = config.withDefaults()
 	return &Hub{
 		config: config, listeners: listeners, parts: parts,
-		table: newTable(config.MaxSessions), metrics: newMetrics(),
+		table: newTable(config.MaxSessions, config.Elsewhere), metrics: newMetrics(),
 		handshakes: make(chan struct{}, config.MaxHandshakes), shares: link.NewShares[types.NodeName](config.MaxHandshakes),
 		refusals: make(chan struct{}, closers), charges: quota.NewRates(charges),
 	}
@@ -87,6 +87,9 @@ func (h *Hub) Kick(node types.NodeName, code link.CloseCode, reason string) bool
 	}
 	return len(sessions) > 0
 }
+
+// Len is how many of MaxSessions are taken.
+func (h *Hub) Len() int { return h.table.len() }
 
 // Describe implements prometheus.Collector.
 func (h *Hub) Describe(ch chan<- *prometheus.Desc) {

@@ -13,7 +13,8 @@ import (
 
 // table holds at most one attached session a node, and lets a newer one in only when the older has fully ended.
 type table struct {
-	max int
+	max       int
+	elsewhere func() bool // may be nil
 
 	mu       sync.Mutex
 	slots    map[types.NodeName]*slot
@@ -28,8 +29,8 @@ type slot struct {
 	attached *session
 }
 
-func newTable(bound int) *table {
-	return &table{max: bound, slots: map[types.NodeName]*slot{}, changed: make(chan struct{})}
+func newTable(bound int, elsewhere func() bool) *table {
+	return &table{max: bound, elsewhere: elsewhere, slots: map[types.NodeName]*slot{}, changed: make(chan struct{})}
 }
 
 // enter makes s the newest session of its node and returns those that it replaces. An error is a *link.CloseError and tells how to refuse s.
@@ -42,7 +43,7 @@ func (t *table) enter(s *session) (older []*session, err error) {
 	p := t.slots[s.node]
 	if p == nil {
 		if len(t.slots) >= t.max {
-			return nil, &link.CloseError{Code: link.CloseOverloaded, Reason: fmt.Sprintf("all %d sessions are taken", t.max)}
+			return nil, t.full()
 		}
 		p = &slot{}
 		t.slots[s.node] = p
@@ -60,6 +61,14 @@ func (t *table) enter(s *session) (older []*session, err error) {
 	}
 	p.newest = s
 	return older, nil
+}
+
+// full is how a node is refused that finds no place. Where another replica has one, it is not to wait: behind one name there may be several replicas.
+func (t *table) full() error {
+	if t.elsewhere != nil && t.elsewhere() {
+		return &link.CloseError{Code: link.CloseShutdown, Reason: fmt.Sprintf("all %d sessions are taken, and another replica has room: dial again", t.max)}
+	}
+	return &link.CloseError{Code: link.CloseOverloaded, Reason: fmt.Sprintf("all %d sessions are taken", t.max)}
 }
 
 // attach waits until the node's attached session has ended and puts s in its place.
@@ -132,6 +141,13 @@ func (t *table) all(node types.NodeName) []*session {
 		return nil
 	}
 	return p.both(nil)
+}
+
+// len is how many nodes have a place.
+func (t *table) len() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.slots)
 }
 
 // attached returns every attached session, in no order.

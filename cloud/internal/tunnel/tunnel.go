@@ -171,6 +171,12 @@ func (t *Tunnel) held(node types.NodeName) (*session, time.Time) {
 	return t.sessions[node], t.lost[node]
 }
 
+// Busy reports whether streams to or from a node are open, as of `kubectl logs -f` and exec.
+func (t *Tunnel) Busy(node types.NodeName) bool {
+	s, _ := t.held(node)
+	return s != nil && s.mux.Len() > 0
+}
+
 // Unavailable is why a kubelet can't be reached. Its text is for the people who asked for a log.
 type Unavailable struct {
 	Node   types.NodeName

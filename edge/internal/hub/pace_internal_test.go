@@ -206,6 +206,39 @@ func TestPace_EndOfASession(t *testing.T) {
 	}
 }
 
+// A replica that ends a session so that another one gets it, or that is full and knows one that is not, says CloseShutdown: another address is dialled at once, and where there
+// is one for all replicas that one is, soon.
+func TestPace_AnotherReplicaHasRoom(t *testing.T) {
+	leave := &link.CloseError{Code: link.CloseShutdown, Remote: true}
+	for _, random := range []float64{0, 0.5, 0.999} {
+		p := testPace(random, "a:1", "b:1", "c:1")
+		first, _ := p.pick()
+		p.started(first, epochZero)
+		p.ended(first, epochZero, 3*time.Minute, leave)
+		second, at := p.pick()
+		if second == first || at.After(epochZero) {
+			t.Errorf("after a session with %s: %s at %v", first, second, at)
+		}
+		p.started(second, epochZero)
+		p.failed(second, epochZero, leave) // full, it says
+		if third, at := p.pick(); third == first || third == second || at.After(epochZero) {
+			t.Errorf("after %s and %s: %s at %v", first, second, third, at)
+		}
+
+		p = testPace(random, "balancer:1")
+		p.started("balancer:1", epochZero)
+		p.ended("balancer:1", epochZero, 3*time.Minute, leave)
+		if got := p.after(epochZero); got != 0 {
+			t.Errorf("after a session: %v", got)
+		}
+		p.started("balancer:1", epochZero)
+		p.failed("balancer:1", epochZero, leave)
+		if got := p.after(epochZero); got > time.Second {
+			t.Errorf("after a replica that is full: %v", got)
+		}
+	}
+}
+
 func TestPace_KnowsANameThatIsTaken(t *testing.T) {
 	replaced := &link.CloseError{Code: link.CloseReplaced, Remote: true}
 	p := testPace(0.5, "a:1")

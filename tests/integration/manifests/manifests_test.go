@@ -97,6 +97,16 @@ func TestRights(t *testing.T) {
 		{"itself: reads a ConfigMap", func(ctx context.Context) error {
 			return second(self.CoreV1().ConfigMaps(ns).Get(ctx, "kube-root-ca.crt", get))
 		}, false},
+		{"itself: says how many sessions it has", func(ctx context.Context) error {
+			leases := self.CoordinationV1().Leases("skerry-system")
+			if _, err := leases.Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "cloudcore-replicas"}}, create); err != nil && !apierrors.IsAlreadyExists(err) {
+				return err
+			}
+			return second(leases.Patch(ctx, "cloudcore-replicas", types.MergePatchType, []byte(`{"metadata":{"annotations":{"replicas.skerry.io/a":"{}"}}}`), metav1.PatchOptions{}))
+		}, true},
+		{"itself: takes the approver's Lease", func(ctx context.Context) error {
+			return second(self.CoordinationV1().Leases("skerry-system").Patch(ctx, "cloudcore-approver", types.MergePatchType, []byte(`{"spec":{"holderIdentity":"x"}}`), metav1.PatchOptions{}))
+		}, false},
 		{"itself: deletes a pod", func(ctx context.Context) error { return self.CoreV1().Pods(ns).Delete(ctx, "pod", del) }, false},
 		{"itself: changes a node", func(ctx context.Context) error {
 			return second(self.CoreV1().Nodes().Patch(ctx, "edge1", types.MergePatchType, []byte(`{"metadata":{"labels":{"x":"y"}}}`), metav1.PatchOptions{}))

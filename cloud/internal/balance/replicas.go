@@ -1,0 +1,103 @@
+package balance
+
+import (
+	"encoding/json"
+	"strings"
+	"time"
+)
+
+const (
+	// prefix is of the annotations of the Lease: one for each replica.
+	prefix = "replicas.skerry.io/"
+	// period is between two requests of a replica.
+	period = 10 * time.Second
+	// lifetime is for how long a replica counts as serving after it was last seen to renew what it says.
+	lifetime = 3 * period
+	// forget is after how long without a renewal any replica removes what another one says: it is gone. One that comes back writes again.
+	forget = 10 * time.Minute
+)
+
+// replicas is what a replica has seen of the others. Nothing in it depends on another machine's clock: a replica serves if its annotation is seen to change, as
+// client-go's leader election sees it. Owned by one goroutine.
+type replicas struct {
+	own  string // key
+	of   map[string]*replica
+	read time.Time // the last observation
+}
+
+type replica struct {
+	text    string
+	count   Count
+	changed time.Time // when text was first seen, or seen to change
+	counted time.Time // it was written no earlier: the observation before
+	renewed bool      // it was seen to change: it is not what one left that is gone
+}
+
+// key is the annotation of an instance. What may follow the prefix is 63 characters long.
+func key(instance string) string {
+	if most := 63; len(instance) > most {
+		instance = strings.TrimLeft(instance[len(instance)-most:], "-_.")
+	}
+	return prefix + instance
+}
+
+// observe takes in what the annotations are at a moment of this replica's clock.
+func (r *replicas) observe(annotations map[string]string, now time.Time) {
+	for k := range r.of {
+		if _, ok := annotations[k]; !ok {
+			delete(r.of, k)
+		}
+	}
+	for k, text := range annotations {
+		if !strings.HasPrefix(k, prefix) || k == r.own {
+			continue
+		}
+		before := r.of[k]
+		if before != nil && before.text == text {
+			continue
+		}
+		next := &replica{text: text, changed: now, counted: r.read, renewed: before != nil}
+		if err := json.Unmarshal([]byte(text), &next.count); err != nil || next.count.Sessions < 0 {
+			next.renewed = false // not ours: it counts as no replica
+		}
+		r.of[k] = next
+	}
+	r.read = now
+}
+
+// serving are those that serve.
+func (r *replicas) serving(now time.Time) (all []Count) {
+	for _, o := range r.of {
+		if o.serves(now) {
+			all = append(all, o.count)
+		}
+	}
+	return all
+}
+
+func (o *replica) serves(now time.Time) bool { return o.renewed && apart(o.changed, now) < lifetime }
+
+// countedSince reports whether all that serve have said how many sessions they have since t.
+func (r *replicas) countedSince(t, now time.Time) bool {
+	for _, o := range r.of {
+		if o.serves(now) && o.counted.Before(t) {
+			return false
+		}
+	}
+	return true
+}
+
+// gone are the annotations to remove.
+func (r *replicas) gone(now time.Time) (keys []string) {
+	for k, o := range r.of {
+		if apart(o.changed, now) >= forget {
+			keys = append(keys, k)
+		}
+	}
+	return keys
+}
+
+// apart is how long after a b is, by the clock that says more: the monotonic one stands still while a machine is suspended, and the other one may be set.
+func apart(a, b time.Time) time.Duration {
+	return max(b.Sub(a), b.Round(0).Sub(a.Round(0)).Abs())
+}
