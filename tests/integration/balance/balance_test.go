@@ -1,0 +1,335 @@
+// Package balance_test shows that two cloudcores share their devices out: the real programs with the rights of their manifests, a real kube-apiserver, and links by one
+// address for both, as behind a load balancer.
+package balance_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/tests/cluster"
+	"github.com/skerry-io/skerry/tests/cluster/binary"
+	"github.com/skerry-io/skerry/tests/cluster/process"
+	"github.com/skerry-io/skerry/tests/hollow"
+)
+
+var plane *cluster.ControlPlane
+
+func TestMain(m *testing.M) {
+	os.Exit(cluster.Main(m, func(c *cluster.ControlPlane) { plane = c }))
+}
+
+// free is a loopback address at which nothing listens now.
+func free(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+func writeKubeconfig(t *testing.T, cfg *rest.Config, file string) {
+	t.Helper()
+	c := clientcmdapi.NewConfig()
+	c.Clusters["c"] = &clientcmdapi.Cluster{Server: cfg.Host, CertificateAuthorityData: cfg.CAData}
+	c.AuthInfos["u"] = &clientcmdapi.AuthInfo{Token: cfg.BearerToken}
+	c.Contexts["x"] = &clientcmdapi.Context{Cluster: "c", AuthInfo: "u"}
+	c.CurrentContext = "x"
+	if err := clientcmd.WriteToFile(*c, file); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// replica is a cloudcore.
+type replica struct{ links, health string }
+
+func start(t *testing.T, name string, maxSessions int) *replica {
+	t.Helper()
+	root, err := binary.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	programs, err := binary.Build(t.Context(), root, "cloudcore")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	kubeconfig, file, log := filepath.Join(dir, "kubeconfig"), filepath.Join(dir, "cloudcore.yaml"), filepath.Join(dir, "log")
+	writeKubeconfig(t, plane.ServiceAccount(t, "skerry-system", "cloudcore"), kubeconfig)
+	r := &replica{links: free(t), health: free(t)}
+	config := fmt.Sprintf("apiVersion: config.skerry.io/v1alpha1\nkind: CloudCore\nkubeconfig: %s\nhealth: {listen: %q}\ntunnel: {listen: \"\"}\njoin: {listen: \"\"}\n"+
+		"advertise: [127.0.0.1]\nhub:\n  websocket: {listen: %q}\n  quic: {listen: \"\"}\n  maxSessions: %d\n", kubeconfig, r.health, r.links, maxSessions)
+	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	child, err := process.Start(process.Spec{Path: programs[0], Args: []string{"--config", file}, Log: log, Bound: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			raw, _ := os.ReadFile(log)
+			t.Logf("the log of %s:\n%s", name, raw)
+		}
+		if err := child.Stop(context.Background(), 30*time.Second); err != nil {
+			t.Error(err)
+		}
+	})
+	cluster.WaitReady(t, name, r.health)
+	return r
+}
+
+// metric is the sum of a metric's values with all of these labels.
+func (r *replica) metric(ctx context.Context, name string, labels ...string) (sum float64, err error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+r.health+"/metrics", nil)
+	if err != nil {
+		return 0, err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return 0, err
+	}
+	defer response.Body.Close()
+	for lines := bufio.NewScanner(response.Body); lines.Scan(); {
+		series, value, _ := strings.Cut(lines.Text(), " ")
+		wanted := series == name || strings.HasPrefix(series, name+"{")
+		for _, l := range labels {
+			wanted = wanted && strings.Contains(series, l)
+		}
+		if wanted {
+			n, err := strconv.ParseFloat(value, 64)
+			if err != nil {
+				return 0, err
+			}
+			sum += n
+		}
+	}
+	return sum, nil
+}
+
+// metrics is metric of each replica.
+func metrics(ctx context.Context, t *testing.T, name string, of ...*replica) (all []int) {
+	t.Helper()
+	for _, r := range of {
+		n, err := r.metric(ctx, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, int(n))
+	}
+	return all
+}
+
+// balancer leads connections to its targets in turn.
+type balancer struct {
+	targets atomic.Pointer[[]string]
+	turn    atomic.Uint64
+}
+
+func (b *balancer) serve(t *testing.T) (address string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all sync.WaitGroup
+	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(func() { cancel(); l.Close(); all.Wait() })
+	all.Go(func() {
+		for {
+			near, err := l.Accept()
+			if err != nil {
+				return
+			}
+			all.Go(func() { b.lead(ctx, near) })
+		}
+	})
+	return l.Addr().String()
+}
+
+func (b *balancer) lead(ctx context.Context, near net.Conn) {
+	defer near.Close()
+	targets := *b.targets.Load()
+	far, err := net.Dial("tcp", targets[b.turn.Add(1)%uint64(len(targets))])
+	if err != nil {
+		return
+	}
+	defer far.Close()
+	defer context.AfterFunc(ctx, func() { near.Close(); far.Close() })()
+	var both sync.WaitGroup
+	both.Go(func() { _, _ = io.Copy(near, far); near.Close() })
+	both.Go(func() { _, _ = io.Copy(far, near); far.Close() })
+	both.Wait()
+}
+
+const nodes = 40
+
+// run links the hollow nodes by one address, and has them linked until the test ends.
+func run(t *testing.T, address string) *hollow.Fleet {
+	t.Helper()
+	roots, err := hollow.Roots(t.Context(), plane.Client())
+	if err != nil {
+		t.Fatal(err)
+	}
+	host, port, _ := net.SplitHostPort(address)
+	number, _ := strconv.Atoi(port)
+	pki := filepath.Join(plane.Dir, "pki")
+	fleet, err := hollow.New(hollow.Config{
+		Nodes: nodes, Server: host, Port: number, Roots: roots, Identity: hollow.FromCA(filepath.Join(pki, "ca.crt"), filepath.Join(pki, "ca.key")),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := fleet.Allow(t.Context(), plane.Client()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), klog.New(nil)))
+	done := make(chan error, 1)
+	go func() { done <- fleet.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return fleet
+}
+
+// notReady watches the nodes, and collects which of them were ever not Ready after they had been.
+func notReady(t *testing.T) func() []string {
+	t.Helper()
+	w, err := plane.Client().CoreV1().Nodes().Watch(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []string
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		ready := map[string]bool{}
+		for e := range w.ResultChan() {
+			n, ok := e.Object.(*corev1.Node)
+			if !ok {
+				found = append(found, fmt.Sprintf("the watch has ended: %v", e.Object))
+				return
+			}
+			for _, c := range n.Status.Conditions {
+				if c.Type != corev1.NodeReady {
+					continue
+				}
+				if c.Status != corev1.ConditionTrue && ready[n.Name] {
+					found = append(found, n.Name+": "+c.Message)
+				}
+				ready[n.Name] = c.Status == corev1.ConditionTrue
+			}
+		}
+	}()
+	return func() []string {
+		w.Stop()
+		<-done
+		return found
+	}
+}
+
+// TestANewReplicaGetsItsShare: first one replica that is full, then a second one, which takes those that found no place at once and in the end half of all.
+func TestANewReplicaGetsItsShare(t *testing.T) {
+	if plane == nil {
+		t.Skip("needs a control plane, which -short leaves out")
+	}
+	plane.Apply(t, "manifests/crds")
+	plane.Apply(t, "manifests/cloudcore")
+	const most = 36
+	a := start(t, "the first", most)
+	var between balancer
+	between.targets.Store(&[]string{a.links})
+	fleet := run(t, between.serve(t))
+	if err := fleet.Await(t.Context(), func(c hollow.Count) bool { return c.Linked == most && c.Registered == most }); err != nil {
+		t.Fatal(err)
+	}
+
+	b := start(t, "the second", nodes)
+	between.targets.Store(&[]string{a.links, b.links})
+	if err := fleet.AwaitWhole(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("sessions when all are linked: %v; links refused: %v", metrics(t.Context(), t, "skerry_hub_sessions", a, b), metrics(t.Context(), t, "skerry_hub_refused_total", a, b))
+	flaps := notReady(t)
+
+	cluster.Eventually(t, "sessions end so that the second replica serves their nodes", func(ctx context.Context) error {
+		if n, err := a.metric(ctx, "skerry_balance_ended_total"); err != nil || n == 0 {
+			return errors.Join(err, errors.New("none has ended"))
+		}
+		return nil
+	})
+	for _, goal := range []int{32, 28, 24, nodes / 2} { // behind this balancer half of them come back
+		cluster.Eventually(t, fmt.Sprintf("the first has %d", goal), func(ctx context.Context) error {
+			if n := metrics(ctx, t, "skerry_hub_sessions", a, b); n[0] > goal || n[0]+n[1] != nodes || fleet.Count().Synced != nodes {
+				return fmt.Errorf("sessions: %v, %+v", n, fleet.Count())
+			}
+			return nil
+		})
+	}
+	// Nothing moves any more: while both count a few times over.
+	before, ended := fleet.Count().Connects, metrics(t.Context(), t, "skerry_balance_ended_total", a, b)
+	for range 6 {
+		awaitCounts(t)
+	}
+	if got := metrics(t.Context(), t, "skerry_balance_ended_total", a, b); got[0] != ended[0] || got[1] != 0 {
+		t.Errorf("sessions go on moving: %v were ended, then %v", ended, got)
+	}
+	c := fleet.Count()
+	if c.Connects != before || c.Linked != nodes {
+		t.Errorf("%d links are open of %d that ever were, which were %d before", c.Linked, c.Connects, before)
+	}
+	// Each session that opened is one that a device had first, or the next one of a device whose session was ended.
+	if moved := int(c.Connects) - nodes; moved != ended[0] {
+		t.Errorf("%d sessions were ended for %d that opened again", ended[0], moved)
+	}
+	if found := flaps(); len(found) > 0 {
+		t.Errorf("nodes that were not Ready: %v", found)
+	}
+	t.Logf("sessions: %v; %d were ended for it", metrics(t.Context(), t, "skerry_hub_sessions", a, b), ended[0])
+}
+
+// awaitCounts waits until every replica has counted again.
+func awaitCounts(t *testing.T) {
+	t.Helper()
+	leases := plane.Client().CoordinationV1().Leases("skerry-system")
+	first, err := leases.Get(t.Context(), "cloudcore-replicas", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cluster.Eventually(t, "every replica counts again", func(ctx context.Context) error {
+		next, err := leases.Get(ctx, first.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for k, v := range first.Annotations {
+			if next.Annotations[k] == v {
+				return errors.New(k + " is " + v)
+			}
+		}
+		return nil
+	})
+}
