@@ -66,6 +66,7 @@ func BenchmarkRow(b *testing.B) {
 		{"SlowLink", (*bench).slowLink},
 		{"Resync", (*bench).resync},
 		{"ConfigMaps", (*bench).configMaps},
+		{"ConfigMapUpdates", (*bench).mapUpdates},
 		{"Cut", (*bench).cuts},
 		{"Idle", (*bench).idle},
 		{"Queue", (*bench).queue},

@@ -50,7 +50,7 @@ func TestDependenciesTravelBeforeThePod(t *testing.T) {
 		want(t, "what doesn't exist holds nobody up", e.takeLog(), []string{"-configmaps/absent", "+pods/optional"})
 
 		c.configMap(t, "shared", "2")
-		synctest.Wait()
+		settle()
 		want(t, "an update", e.takeLog(), []string{"+configmaps/shared"})
 
 		for _, name := range []string{"a", "b", "c"} {
@@ -109,6 +109,48 @@ func TestAnswersOfWatchesAreGathered(t *testing.T) {
 		c.configMap(t, names[0], "2")
 		synctest.Wait()
 		want(t, "an update, which waits for nobody", e.takeLog(), []string{"+configmaps/m000"})
+		e.disconnect()
+	})
+}
+
+// Updates that follow each other share States, in their order, and what is no such update waits for none of them.
+func TestUpdatesAreGathered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const maps = 300
+		c, e := newWorld(), newEdge(t)
+		c.synced(t, kube.Pods)
+		var names, all []string
+		for i := range maps {
+			names = append(names, fmt.Sprintf("m%03d", i))
+			all = append(all, "+configmaps/"+names[i])
+			c.configMap(t, names[i], "1")
+		}
+		e.connect(publish.New(c, c, c, publish.DefaultQuotas()), podsOf(1, "edge1"), dependencies(2))
+		c.put(t, kube.Pods, pod("a", "edge1", names...))
+		settle()
+		e.takeLog()
+		before := e.states
+		for _, name := range names {
+			c.configMap(t, name, "2")
+			time.Sleep(time.Millisecond)
+			synctest.Wait()
+		}
+		settle()
+		want(t, "the updates", e.takeLog(), all)
+		// One comes each millisecond, and ten are waited for.
+		if n := e.states - before; n > maps/8 {
+			t.Errorf("they came in %d States", n)
+		}
+
+		c.configMap(t, names[0], "3")
+		synctest.Wait()
+		want(t, "one alone, which waits for none", e.takeLog(), all[:1])
+		c.configMap(t, names[1], "3")
+		synctest.Wait()
+		want(t, "one that follows it waits", e.takeLog(), []string(nil))
+		c.put(t, kube.Pods, pod("b", "edge1", names[1]))
+		synctest.Wait()
+		want(t, "a pod doesn't, and comes behind it", e.takeLog(), []string{all[1], "+pods/b"})
 		e.disconnect()
 	})
 }

@@ -20,11 +20,16 @@ func (s *session) hold(ref kube.Ref, r *resourceSync) {
 		if old != nil && alike(*old, state) {
 			return // a fresh watch tells again what was asked for just before
 		}
-		r.note(ref.Key)
-		if old == nil || !old.Known {
-			s.gather()
-		} else {
+		switch {
+		case state.Err != nil || old != nil && old.Err != nil: // what the edge may have has changed
+			r.note(ref.Key, pressing)
 			s.signal()
+		case old == nil || !old.Known:
+			r.note(ref.Key, gatherable)
+			s.gather(gatherFirst)
+		default:
+			r.note(ref.Key, gatherable)
+			s.gatherUpdate()
 		}
 	})
 }

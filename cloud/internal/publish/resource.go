@@ -28,25 +28,25 @@ func (r *resourceSync) closeFeed() {
 
 // touch notes that a key has changed. It is called by whoever changed it, with the store held.
 func (r *resourceSync) touch(key kube.Key) {
-	if r.note(key) {
+	if r.note(key, pressing) {
 		r.session.signal()
 	}
 }
 
 // note is touch without the signal; it reports whether one is needed.
-func (r *resourceSync) note(key kube.Key) bool {
+func (r *resourceSync) note(key kube.Key, u urgency) bool {
 	r.session.mu.Lock()
 	defer r.session.mu.Unlock()
 	if !r.noted {
 		return false
 	}
-	r.mark(key)
+	r.mark(key, u)
 	return r.flows
 }
 
 // mark puts a key in the queue unless it waits there; while changes don't flow, it waits beside it. The
 // session's lock is held.
-func (r *resourceSync) mark(key kube.Key) {
+func (r *resourceSync) mark(key kube.Key, u urgency) {
 	if _, ok := r.dirty[key]; ok {
 		return
 	}
@@ -55,7 +55,7 @@ func (r *resourceSync) mark(key kube.Key) {
 	}
 	r.dirty[key] = struct{}{}
 	if r.flows {
-		r.session.inbox.queue = append(r.session.inbox.queue, item{resource: r, key: key})
+		r.session.inbox.put(item{resource: r, key: key}, u)
 	}
 }
 
@@ -77,7 +77,7 @@ func (r *resourceSync) publishState() {
 	r.flows = r.state.flows()
 	if !flowed && r.flows {
 		for key := range r.dirty {
-			s.inbox.queue = append(s.inbox.queue, item{resource: r, key: key})
+			s.inbox.put(item{resource: r, key: key}, pressing)
 		}
 	}
 }
@@ -87,7 +87,7 @@ func (r *resourceSync) queue(keys []kube.Key) {
 	r.session.mu.Lock()
 	defer r.session.mu.Unlock()
 	for _, key := range keys {
-		r.mark(key)
+		r.mark(key, pressing)
 	}
 }
 

@@ -163,11 +163,14 @@ func (s *session) step() error {
 	return s.send()
 }
 
-// next takes the first item off the queue.
+// next takes the first item off the queue, unless all that is there waits for more.
 func (s *session) next() (item, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	q := &s.inbox
+	if q.patient() {
+		return item{}, false
+	}
 	for q.head < len(q.queue) {
 		it := q.queue[q.head]
 		q.queue[q.head] = item{}
@@ -177,7 +180,7 @@ func (s *session) next() (item, bool) {
 			} else {
 				q.queue = q.queue[:0]
 			}
-			q.head = 0
+			q.head, q.pressing = 0, false
 		}
 		if it.mark != nil || it.expect {
 			return it, true
@@ -233,6 +236,7 @@ func (s *session) flush() error {
 	m.bytes.Add(int64(full))
 	update := topic.State.New(message.Resource{}, state)
 	update.Header.Time = time.Time{} // nobody asks when
+	s.sent.Store(time.Now().UnixNano())
 	if err := s.link.Send(s.ctx, update); err != nil {
 		if s.ctx.Err() != nil {
 			return nil

@@ -39,8 +39,6 @@ type session struct {
 	wg   sync.WaitGroup
 	due  atomic.Bool // it is time for a recheck
 
-	gathering atomic.Bool // by gather: a signal comes in a moment
-
 	mu    sync.Mutex
 	inbox inbox
 	over  bool // by Stop: nothing enters any more
@@ -60,13 +58,16 @@ type session struct {
 	deps      *dependencies // nil without that interest
 	frame     frame
 	window    window
-	site      string // that it gets something made for; "" while it gets nothing such
+	sent      atomic.Int64 // Unix nanoseconds: the last State. Others read it
+	site      string       // that it gets something made for; "" while it gets nothing such
 }
 
 // inbox is what other goroutines tell the loop.
 type inbox struct {
 	queue       []item // what to send, in order
 	head        int
+	gathering   bool               // a signal comes in a moment: what is not pressing waits for it
+	pressing    bool               // something in the queue is
 	interests   *topicpb.Interests // the newest
 	digests     []*topicpb.Digest  // of the first
 	inventories []*topicpb.Inventory
@@ -89,6 +90,23 @@ type item struct {
 	mark     *interest
 	expect   bool
 }
+
+// urgency is whether an item in the queue waits for others of its kind.
+type urgency bool
+
+const (
+	pressing   urgency = true
+	gatherable urgency = false
+)
+
+// put appends to the queue. The session's lock is held.
+func (q *inbox) put(it item, u urgency) {
+	q.queue = append(q.queue, it)
+	q.pressing = q.pressing || bool(u)
+}
+
+// patient reports whether all that is in the queue waits for more. The session's lock is held.
+func (q *inbox) patient() bool { return q.gathering && !q.pressing }
 
 // resourceSync is one collection, as one session has it.
 type resourceSync struct {
@@ -192,23 +210,9 @@ func (d *dependencies) has(ref kube.Ref) bool {
 
 func (s *session) signal() { s.loop.Signal() }
 
-// gatherTime is how long the first word of an object that is watched alone waits for others. A pod with hundreds of ConfigMaps has as many watches opened for it, whose
-// answers come one by one: each in a State of its own would be compressed, sent, committed to the edge's disk and acknowledged alone.
-const gatherTime = 5 * time.Millisecond
-
-// gather is signal, in a moment. It may be called after the session's end.
-func (s *session) gather() {
-	if !s.gathering.Swap(true) {
-		time.AfterFunc(gatherTime, func() {
-			s.gathering.Store(false)
-			s.signal()
-		})
-	}
-}
-
 func (s *session) push(it item) {
 	s.mu.Lock()
-	s.inbox.queue = append(s.inbox.queue, it)
+	s.inbox.put(it, pressing)
 	s.mu.Unlock()
 }
 
