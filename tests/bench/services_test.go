@@ -79,8 +79,9 @@ func (s *bench) services(b *testing.B) {
 		}
 		r.floor = now.both()
 		if n == 100 {
-			r.note = fmt.Sprintf("edgecore without both had %.4g MB, and no Services. Ours is its growth, by the proxy, the names and what the device holds of Services; theirs is all of two processes: kube-proxy %.4g MB, CoreDNS %.4g MB.",
-				without, median(now.proxy), median(now.names))
+			r.note = fmt.Sprintf("edgecore without both had %.4g MB, and no Services. Ours is its growth, by the proxy, the names and what the device holds of Services; theirs is all of two processes: kube-proxy %.4g MB, CoreDNS %.4g MB."+
+				" Each figure is of %v after edgecore gave back pages, when those that it needs at rest are there again. The load average was %s.",
+				without, median(now.proxy), median(now.names), servicesSettle, load())
 		} else {
 			r.note = fmt.Sprintf("as above: kube-proxy %.4g MB, CoreDNS %.4g MB. From 100 to %d Services ours grew by %.4g MB, kube-proxy's process by %.4g MB and CoreDNS's by %.4g MB."+
 				" What bounds ours is in docs/decisions/0074: about half of the growth is alive (Services and EndpointSlices once decoded and once as they came, and the proxy's own state), the rest is free space between what lives.",
