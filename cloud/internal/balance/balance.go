@@ -72,7 +72,7 @@ type room struct {
 // round is a number of sessions to end in a period.
 type round struct {
 	left  int
-	until time.Time
+	part  int       // of it in a second
 	ended int       // so far
 	last  time.Time // when one was ended
 }
@@ -146,7 +146,7 @@ func (b *Balancer) step(ctx context.Context) (time.Duration, error) {
 	return max(wait, time.Millisecond), nil
 }
 
-// exchange says how many sessions there are, and reads what others say.
+// exchange says how many sessions there are, and reads what others say. That is of now or later: where this process stands still meanwhile, it is old from the start.
 func (b *Balancer) exchange(ctx context.Context, now time.Time) error {
 	ctx, cancel := context.WithTimeout(ctx, period/2)
 	defer cancel()
@@ -165,9 +165,6 @@ func (b *Balancer) exchange(ctx context.Context, now time.Time) error {
 	all, err := b.patch(ctx, annotations)
 	if err != nil {
 		return err
-	}
-	if took := apart(now, time.Now()); took >= period {
-		return fmt.Errorf("the answer is %v old", took) // this process stood still meanwhile
 	}
 	b.others.observe(all, now)
 	b.read = now
@@ -207,7 +204,8 @@ func (b *Balancer) begin(ctx context.Context, now time.Time) {
 	}
 	log, own, was := klog.FromContext(ctx), b.config.Sessions(), b.plan.active
 	end, rest := b.plan.Next(own, others, b.round.ended)
-	b.round = round{left: end, until: now.Add(period)}
+	const seconds = int(period / time.Second)
+	b.round = round{left: end, part: (end + seconds - 1) / seconds}
 	b.rest = now.Add(rest)
 	switch {
 	case rest > 0:
@@ -223,12 +221,10 @@ func (b *Balancer) begin(ctx context.Context, now time.Time) {
 
 // end ends what a second's part of the round is.
 func (b *Balancer) end() {
-	now := time.Now()
-	if b.round.left == 0 || apart(b.read, now) >= period {
+	if b.round.left == 0 || apart(b.read, time.Now()) >= period {
 		return
 	}
-	seconds := max(1, int(b.round.until.Sub(now).Round(time.Second)/time.Second))
-	n := (b.round.left + seconds - 1) / seconds
+	n := min(b.round.left, b.round.part) // what is not ended in time is left for another round
 	b.round.left -= n
 	if ended := b.config.End(n); ended > 0 {
 		b.round.ended += ended

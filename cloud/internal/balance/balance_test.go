@@ -32,6 +32,7 @@ type system struct {
 	replicas    []*replica
 	annotations map[string]string // nil: there is no Lease
 	refuse      bool
+	sticky      bool          // devices come back to where their session was ended
 	answer      time.Duration // how long the next request takes
 }
 
@@ -51,7 +52,7 @@ func (s leases) Create(_ context.Context, l *coordinationv1.Lease, _ metav1.Crea
 	return l, nil
 }
 
-func (s leases) Patch(_ context.Context, name string, _ types.PatchType, body []byte, _ metav1.PatchOptions, _ ...string) (*coordinationv1.Lease, error) {
+func (s leases) Patch(ctx context.Context, name string, _ types.PatchType, body []byte, _ metav1.PatchOptions, _ ...string) (*coordinationv1.Lease, error) {
 	var patch struct {
 		Metadata struct {
 			Annotations map[string]*string `json:"annotations"`
@@ -68,6 +69,8 @@ func (s leases) Patch(_ context.Context, name string, _ types.PatchType, body []
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
 	case s.refuse:
 		return nil, apierrors.NewForbidden(coordinationv1.Resource("leases"), name, errors.New("no right"))
 	case s.annotations == nil:
@@ -91,8 +94,10 @@ type replica struct {
 	// Guarded by the system's mu.
 	sessions, max int
 	ready         bool
-	ends          []time.Time // of each session that was ended
-	hang          time.Duration
+	ends          []time.Time   // of each session that was ended
+	hang          time.Duration // for which the next end takes
+	counts        int           // calls of Sessions until one takes as long as count; 0: none does
+	count         time.Duration
 }
 
 func newSystem(t *testing.T) *system { return &system{t: t} }
@@ -113,6 +118,11 @@ func (s *system) start(name string, sessions, most int) *replica {
 		Sessions: func() int {
 			s.mu.Lock()
 			defer s.mu.Unlock()
+			if r.counts--; r.counts == 0 {
+				s.mu.Unlock()
+				time.Sleep(r.count) // set before counts is
+				s.mu.Lock()
+			}
 			return r.sessions
 		},
 		End: func(n int) int { return s.end(r, n) },
@@ -140,6 +150,9 @@ func (s *system) end(r *replica, n int) int {
 	n = min(n, r.sessions)
 	for range n {
 		r.ends = append(r.ends, time.Now())
+		if s.sticky {
+			continue
+		}
 		r.sessions--
 		from := slices.Index(s.replicas, r)
 		for i := range s.replicas {
@@ -234,15 +247,15 @@ func TestBalancer_SharesOut(t *testing.T) {
 	})
 }
 
-// atOnce shows how many sessions were ended within any second, and in any 10 seconds.
+// atOnce shows how many sessions were ended within any second, and within any round.
 func atOnce(t *testing.T, r *replica) {
 	t.Helper()
 	for i, first := range r.ends {
 		if j := i + 50; j < len(r.ends) && r.ends[j].Sub(first) < time.Second {
 			t.Fatalf("more than 50 were ended in the second from %v", first)
 		}
-		if j := i + 500; j < len(r.ends) && r.ends[j].Sub(first) < 10*time.Second {
-			t.Fatalf("more than 500 were ended in the 10 s from %v", first)
+		if j := i + 500; j < len(r.ends) && r.ends[j].Sub(first) < 20*time.Second { // what is of a round, and the wait after it
+			t.Fatalf("more than 500 were ended in the 20 s from %v", first)
 		}
 	}
 }
@@ -286,40 +299,76 @@ func TestBalancer_OnlyAmongThoseThatServe(t *testing.T) {
 
 // A replica that stood still ends nothing by what it knew before, however it stood still.
 func TestBalancer_StoodStill(t *testing.T) {
-	for name, stop := range map[string]func(s *system, a *replica){
-		"while it ended sessions": func(s *system, a *replica) { s.set(a, func(r *replica) { r.hang = time.Hour }) },
-		"while it asked": func(s *system, _ *replica) {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			s.answer = time.Hour
-		},
+	for what, stop := range map[string]func(s *system, a *replica, d time.Duration){
+		"while it ended sessions":      func(_ *system, a *replica, d time.Duration) { a.hang = d },
+		"while it counted":             func(_ *system, a *replica, d time.Duration) { a.counts, a.count = 1, d },
+		"while it counted, once asked": func(_ *system, a *replica, d time.Duration) { a.counts, a.count = 2, d },
+		"while it asked":               func(s *system, _ *replica, d time.Duration) { s.answer = d },
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newSystem(t)
-				a, b := s.start("a", 5000, 10_000), s.start("b", 0, 10_000)
-				for s.ended(a) == 0 {
-					time.Sleep(time.Second)
-				}
-				b.stop()
-				// As one that was killed leaves it.
-				s.mu.Lock()
-				s.annotations["replicas.skerry.io/b"] = `{"sessions":0,"max":10000,"at":"x"}`
-				s.mu.Unlock()
-				stop(s, a)
-				time.Sleep(59 * time.Minute)
-				before := s.ended(a)
-				time.Sleep(3 * time.Minute)
-				if n := s.ended(a); n != before || a.Elsewhere() {
-					t.Errorf("%d were ended when it went on; another one has room: %v", n-before, a.Elsewhere())
-				}
-				time.Sleep(20 * time.Minute)
-				if got := s.said(); !slices.Equal(got, []string{"a"}) {
-					t.Errorf("annotations of %v: what one leaves that is gone is not removed", got)
-				}
+		for _, d := range []time.Duration{9 * time.Minute, time.Hour} { // after 10 minutes a replica counts as gone
+			t.Run(fmt.Sprintf("%s for %v", what, d), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) { stoodStill(t, d, what == "while it ended sessions", stop) })
 			})
-		})
+		}
 	}
+}
+
+func stoodStill(t *testing.T, d time.Duration, ending bool, stop func(*system, *replica, time.Duration)) {
+	s := newSystem(t)
+	a := s.start("a", 5000, 10_000)
+	time.Sleep(time.Second)
+	b := s.start("b", 0, 10_000)
+	time.Sleep(15 * time.Second) // it has seen the other one, and not yet that it renews
+	for ending && s.ended(a) == 0 {
+		time.Sleep(time.Second)
+	}
+	s.set(a, func(*replica) { stop(s, a, d) })
+	time.Sleep(11 * time.Second)
+	b.stop()
+	// As one that was killed leaves it: renewed since the other one looked.
+	s.mu.Lock()
+	s.annotations["replicas.skerry.io/b"] = `{"sessions":0,"max":10000,"at":"x"}`
+	s.mu.Unlock()
+	time.Sleep(d - time.Minute)
+	before := s.ended(a)
+	time.Sleep(3 * time.Minute)
+	if n := s.ended(a); n != before || a.Elsewhere() {
+		t.Errorf("%d were ended when it went on; another one has room: %v", n-before, a.Elsewhere())
+	}
+	time.Sleep(20 * time.Minute)
+	if got := s.said(); !slices.Equal(got, []string{"a"}) {
+		t.Errorf("annotations of %v: what one leaves that is gone is not removed", got)
+	}
+}
+
+// Sessions that can't be ended in time are not ended all at once later.
+func TestBalancer_SlowEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSystem(t)
+		a := s.start("a", 10_000, 10_000)
+		s.start("b", 0, 10_000)
+		for range 60 {
+			s.set(a, func(r *replica) { r.hang = 8 * time.Second })
+			time.Sleep(time.Minute)
+		}
+		atOnce(t, a)
+		if s.ended(a) == 0 {
+			t.Error("none was ended")
+		}
+	})
+}
+
+func TestBalancer_DevicesComeBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSystem(t)
+		s.sticky = true
+		a := s.start("a", 1000, 10_000)
+		s.start("b", 0, 10_000)
+		time.Sleep(24 * time.Hour)
+		if n := s.ended(a); n == 0 || n > 36*50 {
+			t.Errorf("%d were ended in a day", n)
+		}
+	})
 }
 
 // While kube-apiserver refuses, as where the Role was not updated, nothing is ended.

@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	goruntime "runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -422,13 +423,23 @@ func TestConnect_SaysSinceWhen(t *testing.T) {
 func TestTunnel_09_TheReplicaThatIsAskedNeedNotHoldTheLink(t *testing.T) {
 	w := newWorld(t)
 	a, b := w.replica("a"), w.replica("b")
-	attach(t, b, "edge1", hello("edge1"))
+	cut := attach(t, b, "edge1", hello("edge1"))
 	w.lease("edge1", b, "b", time.Now())
+	for b.tunnel.Busy("edge1") { // until the stream by which attach tried it has gone
+		goruntime.Gosched()
+	}
 	status, conn := w.ask(a, apiserver, http.MethodConnect, "edge1:10250")
 	if !strings.HasPrefix(status, "200") {
 		t.Fatal(status)
 	}
 	w.talk(conn, "edge1")
+	if a.tunnel.Busy("edge1") || !b.tunnel.Busy("edge1") {
+		t.Errorf("with a stream by the link at b, the node is busy at a: %v, at b: %v", a.tunnel.Busy("edge1"), b.tunnel.Busy("edge1"))
+	}
+	cut()
+	if b.tunnel.Busy("edge1") {
+		t.Error("a node without a link is busy")
+	}
 }
 
 // The Lease of a replica that has died, or lost the link: no replica sends the question round.

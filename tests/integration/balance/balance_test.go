@@ -269,11 +269,19 @@ func TestANewReplicaGetsItsShare(t *testing.T) {
 	}
 
 	b := start(t, "the second", nodes)
+	cluster.Eventually(t, "the full one sends devices to the other", func(ctx context.Context) error {
+		if n, err := a.metric(ctx, "skerry_hub_refused_total", `code="4000"`); err != nil || n == 0 {
+			return errors.Join(err, errors.New("it sends none"))
+		}
+		return nil
+	})
 	between.targets.Store(&[]string{a.links, b.links})
 	if err := fleet.AwaitWhole(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("sessions when all are linked: %v; links refused: %v", metrics(t.Context(), t, "skerry_hub_sessions", a, b), metrics(t.Context(), t, "skerry_hub_refused_total", a, b))
+	if got := metrics(t.Context(), t, "skerry_hub_sessions", a, b); got[0] > most || got[0]+got[1] != nodes {
+		t.Errorf("sessions when all are linked: %v", got)
+	}
 	flaps := notReady(t)
 
 	cluster.Eventually(t, "sessions end so that the second replica serves their nodes", func(ctx context.Context) error {
