@@ -142,7 +142,7 @@ func (s *bench) mapUpdates(b *testing.B) {
 		manyWriters, median(rate.floor), median(rate.ours)/median(rate.floor), median(used["kubeplane"]), median(used["cloudcore"]), median(used["edgecore"]), median(used["benchmark"]),
 		runtime.NumCPU(), float64(runtime.NumCPU())*1000/(median(used["kubeplane"])+median(used["cloudcore"])+median(used["edgecore"])+median(used["benchmark"])))
 	cost.note = fmt.Sprintf("edgecore %.2g ms, cloudcore %.2g. In edgecore are 500 watches of the benchmark, each in a connection of its own over TLS, beside the 500 of the kubelet: with one in their "+
-		"place edgecore takes %.2g ms. All watches are open before the updates begin. Updates that follow each other within 10 ms share a message, and a commit at the edge: %.2g commits an update. "+
+		"place edgecore takes %.2g ms. All watches are open before the updates begin. Updates that follow each other within 20 ms share a message, and a commit at the edge (docs/decisions/0038): %.2g commits an update. "+
 		"The load average was %.2g.", median(used["edgecore"]), median(used["cloudcore"]), median(few), median(commits), loadAverage())
 	s.rows = append(s.rows, rate, extra, cost)
 }

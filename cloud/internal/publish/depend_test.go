@@ -137,8 +137,8 @@ func TestUpdatesAreGathered(t *testing.T) {
 		}
 		settle()
 		want(t, "the updates", e.takeLog(), all)
-		// One comes each millisecond, and ten are waited for.
-		if n := e.states - before; n > maps/8 {
+		// One comes each millisecond, and twenty are waited for.
+		if n := e.states - before; n > maps/15 {
 			t.Errorf("they came in %d States", n)
 		}
 

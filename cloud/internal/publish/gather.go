@@ -9,7 +9,7 @@ const (
 	// gatherFirst is how long the first word of an object that is watched alone waits for others: a pod with hundreds of ConfigMaps has as many watches opened for it.
 	gatherFirst = 5 * time.Millisecond
 	// gatherUpdates is how long an update of one waits when a State went out less than that ago.
-	gatherUpdates = 10 * time.Millisecond
+	gatherUpdates = 20 * time.Millisecond
 )
 
 // gatherUpdate is signal for an update of an object that is watched alone.
