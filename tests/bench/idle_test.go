@@ -89,7 +89,7 @@ func (s *bench) idle(b *testing.B) {
 		count[by(w)] += perHour
 	}
 	writes.ours, writes.floor = []float64{count["system:node:"+edge]}, []float64{count["system:node:"+plain]}
-	writes.note = fmt.Sprintf("counted in kube-apiserver's audit log for %v. cloudcore itself, for all nodes together, wrote %.4g in an hour: the Lease of its leader election.", *idle,
+	writes.note = fmt.Sprintf("counted in kube-apiserver's audit log for %v. cloudcore itself, for all nodes together, wrote %.4g in an hour: the Leases of its leader election and of how many sessions it has.", *idle,
 		count["system:serviceaccount:skerry-system:cloudcore"])
 	bytes.note = fmt.Sprintf("over %s. All %v together, with the statuses and tokens of the kubelet, it is %.4g bytes an hour, %.2f x of the floor. The plain kubelet took %.4g bytes an hour.",
 		before.Link.Transport, *idle, (wire-first)*perHour, (wire-first)/(floor-firstFloor), median(plainWire))

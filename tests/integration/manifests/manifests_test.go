@@ -104,9 +104,6 @@ func TestRights(t *testing.T) {
 			}
 			return second(leases.Patch(ctx, "cloudcore-replicas", types.MergePatchType, []byte(`{"metadata":{"annotations":{"replicas.skerry.io/a":"{}"}}}`), metav1.PatchOptions{}))
 		}, true},
-		{"itself: takes the approver's Lease", func(ctx context.Context) error {
-			return second(self.CoordinationV1().Leases("skerry-system").Patch(ctx, "cloudcore-approver", types.MergePatchType, []byte(`{"spec":{"holderIdentity":"x"}}`), metav1.PatchOptions{}))
-		}, false},
 		{"itself: deletes a pod", func(ctx context.Context) error { return self.CoreV1().Pods(ns).Delete(ctx, "pod", del) }, false},
 		{"itself: changes a node", func(ctx context.Context) error {
 			return second(self.CoreV1().Nodes().Patch(ctx, "edge1", types.MergePatchType, []byte(`{"metadata":{"labels":{"x":"y"}}}`), metav1.PatchOptions{}))
