@@ -25,6 +25,7 @@ type kubelet struct {
 
 	mu   sync.Mutex
 	pods map[types.UID]*sandbox
+	refs map[string]*sync.Mutex // by resource and name: held by who watches it
 }
 
 // sandbox is a pod that runs.
@@ -39,7 +40,7 @@ type sandbox struct {
 }
 
 func (s *system) newKubelet(e *edge) *kubelet {
-	return &kubelet{s: s, edge: e, pods: map[types.UID]*sandbox{}}
+	return &kubelet{s: s, edge: e, pods: map[types.UID]*sandbox{}, refs: map[string]*sync.Mutex{}}
 }
 
 // run works until ctx ends; from the end of work on it writes only what it must.
@@ -161,8 +162,7 @@ func (k *kubelet) onPod(ctx, work context.Context, r history.Record, o metav1.Ob
 		k.all.Go(func() { k.work(own, work, p) })
 		k.all.Go(func() { k.reconcile(own, p) })
 		for _, source := range refsOf(k.edge, p.name) {
-			v := &view{recorder: k.s.recorder, who: k.edge.name}
-			k.all.Go(func() { v.follow(own, source, nil) })
+			k.follow(own, source, p.name)
 		}
 	}
 	k.mu.Unlock()
@@ -177,6 +177,22 @@ func (k *kubelet) onPod(ctx, work context.Context, r history.Record, o metav1.Ob
 			p.stop()
 		}
 	}
+}
+
+// follow watches what a pod refers to until ctx ends. A pod whose namesake is still there waits for the
+// end of that one's watch: what two watches show at the same time has no order. k.mu is held.
+func (k *kubelet) follow(ctx context.Context, s source, name string) {
+	key := s.resource + "/" + name
+	if k.refs[key] == nil {
+		k.refs[key] = new(sync.Mutex)
+	}
+	alone := k.refs[key]
+	k.all.Go(func() {
+		alone.Lock()
+		defer alone.Unlock()
+		v := &view{recorder: k.s.recorder, who: k.edge.name}
+		v.follow(ctx, s, nil)
+	})
 }
 
 // confirm tells that a pod has ended: the deletion without a grace period, of this uid.

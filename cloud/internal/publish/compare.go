@@ -283,6 +283,10 @@ func (s *session) emit(r *resourceSync, key kube.Key) {
 	if o != nil && !r.wants(o) {
 		o = nil
 	}
+	if o == nil && r.feed != nil {
+		s.frame.deletion(r.proto, key, r.feed.store.Version())
+		return
+	}
 	s.frame.change(r.proto, key, o)
 }
 

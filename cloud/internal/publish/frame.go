@@ -2,6 +2,7 @@ package publish
 
 import (
 	"slices"
+	"strconv"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -24,6 +25,15 @@ func resourceFrom(p *topicpb.Resource) schema.GroupVersionResource {
 }
 
 // change appends the state of a key: o, or that it is gone when o is nil. The order of a frame is the order in which the edge applies it.
+// deletion says that an object is not the edge's to hold, as of a version of its collection; 0: unknown.
+func (f *frame) deletion(r *topicpb.Resource, key kube.Key, version uint64) {
+	c := &topicpb.Change{Namespace: key.Namespace, Name: key.Name, Deleted: true}
+	if version != 0 {
+		c.ResourceVersion = strconv.FormatUint(version, 10)
+	}
+	f.add(r, key, c)
+}
+
 func (f *frame) change(r *topicpb.Resource, key kube.Key, o *kube.Object) {
 	c := &topicpb.Change{Namespace: key.Namespace, Name: key.Name, Deleted: o == nil}
 	if o != nil {
@@ -32,6 +42,10 @@ func (f *frame) change(r *topicpb.Resource, key kube.Key, o *kube.Object) {
 			c.ResourceVersion = o.Version
 		}
 	}
+	f.add(r, key, c)
+}
+
+func (f *frame) add(r *topicpb.Resource, key kube.Key, c *topicpb.Change) {
 	f.begin()
 	if f.last != r {
 		f.state.Changes = append(f.state.Changes, &topicpb.Changes{Resource: r})

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -419,4 +420,54 @@ func TestSyncedBringsWhatTheEdgeHasWritten(t *testing.T) {
 	}
 	eventually(t, "dependencies are synced", func() bool { return e.isSynced(2) })
 	e.disconnect()
+}
+
+// An edge hears of a pod's end through one cloudcore, and moves to another whose watch is 20 s behind. That pod is newer than all that the edge holds, or the edge holds
+// none, or what it held before the pod was made: in none of these does the pod come back.
+func TestNoDeletedPodComesBack(t *testing.T) {
+	a := startReal(t)
+	a.plane.Apply(t, "manifests/crds")
+	b, proxy := a.behind(t)
+	ns := a.plane.Namespace(t)
+	a.configMap(t, ns, "config", "v1")
+	a.secret(t, ns, "secret", "v1")
+	remove := func(pod *corev1.Pod) {
+		now := int64(0)
+		if err := a.admin.CoreV1().Pods(ns).Delete(t.Context(), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, older := range map[string]bool{"the-only-one": false, "beside-an-older-one": true} {
+		t.Run(name, func(t *testing.T) {
+			e := a.edge(t, "edge-"+name)
+			a.plane.AddNode(t, "edge-"+name)
+			interests := []*topicpb.Interest{podsOf(1, "edge-"+name), dependencies(2)}
+			if older {
+				a.pod(t, ns, name+"-older", "edge-"+name, "config", "secret")
+			}
+			first := a.pod(t, ns, name+"-first", "edge-"+name, "config", "secret")
+			e.connect(b.publisher, interests...)
+			eventually(t, "synced by b", func() bool { return e.isSynced(1, 2) })
+			remove(first) // of which b still hears: its history knows the edge without the pod
+			eventually(t, "the first has gone", func() bool { return e.version(kube.Pods, ns, first.Name) == "" })
+			pod := a.pod(t, ns, name, "edge-"+name, "config", "secret")
+			eventually(t, "the pod is there", func() bool { return e.version(kube.Pods, ns, name) != "" })
+			e.disconnect()
+			proxy.SetLag(late)
+			defer proxy.SetLag(nil)
+
+			e.connect(a.publisher, interests...)
+			eventually(t, "synced by a", func() bool { return e.isSynced(1, 2) })
+			remove(pod)
+			eventually(t, "the pod has gone", func() bool { return e.version(kube.Pods, ns, name) == "" })
+			e.disconnect()
+			e.takeLog()
+			e.connect(b.publisher, interests...)
+			eventually(t, "synced by b again", func() bool { return e.isSynced(1) })
+			if log := e.takeLog(); slices.Contains(log, "+pods/"+name) {
+				t.Errorf("the pod has come back: %v", log)
+			}
+			e.disconnect()
+		})
+	}
 }

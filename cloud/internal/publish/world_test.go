@@ -267,6 +267,7 @@ type edge struct {
 	blurred   kube.Sum
 	old       bool                                   // doesn't say what is its newest
 	written   map[schema.GroupVersionResource]uint64 // accepted writes that have not come down
+	gone      map[schema.GroupVersionResource]uint64 // as of which version the newest deletion came down
 	open      map[schema.GroupVersionResource]bool   // not as expected, until something is expected again
 	told      map[schema.GroupVersionResource]bool   // likewise, in this session
 }
@@ -332,6 +333,12 @@ func (e *edge) apply(s *topicpb.State) (surprises []schema.GroupVersionResource)
 					e.backwards = append(e.backwards, "-"+gvr.Resource+"/"+c.Name)
 				}
 				delete(e.objects[gvr], key)
+				if n := number(c.ResourceVersion); n > 0 {
+					if e.gone == nil {
+						e.gone = map[schema.GroupVersionResource]uint64{}
+					}
+					e.gone[gvr] = n
+				}
 				e.log = append(e.log, "-"+gvr.Resource+"/"+c.Name)
 				continue
 			}
@@ -421,7 +428,11 @@ func (e *edge) sum(gvr schema.GroupVersionResource) *topicpb.Digest {
 			newest = max(newest, v)
 		}
 	}
-	return &topicpb.Digest{Resource: resource(gvr), Count: uint64(len(e.objects[gvr])), Sum: sum[:], Newest: newest, Written: e.written[gvr]}
+	d := &topicpb.Digest{Resource: resource(gvr), Count: uint64(len(e.objects[gvr])), Sum: sum[:], Newest: newest, Written: e.written[gvr]}
+	if e.gone[gvr] > newest && !e.old {
+		d.Written = max(d.Written, e.gone[gvr])
+	}
+	return d
 }
 
 func (e *edge) digests() []*topicpb.Digest {
@@ -429,7 +440,7 @@ func (e *edge) digests() []*topicpb.Digest {
 	defer e.mu.Unlock()
 	var out []*topicpb.Digest
 	for gvr, objects := range e.objects {
-		if len(objects) == 0 {
+		if len(objects) == 0 && e.gone[gvr] == 0 {
 			continue
 		}
 		out = append(out, e.sum(gvr))

@@ -510,7 +510,7 @@ func (x *Interest) GetDependencies() bool {
 type Interests struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Interests     []*Interest            `protobuf:"bytes,1,rep,name=interests,proto3" json:"interests,omitempty"`
-	Digests       []*Digest              `protobuf:"bytes,2,rep,name=digests,proto3" json:"digests,omitempty"` // one for each resource of which the edge holds at least one object
+	Digests       []*Digest              `protobuf:"bytes,2,rep,name=digests,proto3" json:"digests,omitempty"` // one for each resource of which the edge holds at least one object, or has held one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -567,7 +567,8 @@ type Digest struct {
 	Sum      []byte                 `protobuf:"bytes,3,opt,name=sum,proto3" json:"sum,omitempty"`        // 16 bytes: XOR over the objects of the first 16 bytes of SHA-256(uid NUL resourceVersion)
 	Newest   uint64                 `protobuf:"varint,4,opt,name=newest,proto3" json:"newest,omitempty"` // of Interests: the greatest resourceVersion among them; 0 where one is no number
 	// Of Interests: the greatest resourceVersion of the writes of this edge that kube-apiserver has accepted and that have not come down yet, the greatest
-	// number where one is not known; 0: there are none. No interest is synced by what is older.
+	// number where one is not known, and of deletions that came down (Change), where that is greater than newest; 0: there are none. No interest is synced by
+	// what is older.
 	Written       uint64 `protobuf:"varint,5,opt,name=written,proto3" json:"written,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -973,7 +974,7 @@ type Change struct {
 	Namespace       string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Name            string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	Uid             string                 `protobuf:"bytes,3,opt,name=uid,proto3" json:"uid,omitempty"`                                                // absent: as the object says
-	ResourceVersion string                 `protobuf:"bytes,4,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"` // likewise
+	ResourceVersion string                 `protobuf:"bytes,4,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"` // likewise; of a deletion: as of which version of its collection it is known, absent where that is not known
 	Deleted         bool                   `protobuf:"varint,5,opt,name=deleted,proto3" json:"deleted,omitempty"`
 	Object          []byte                 `protobuf:"bytes,6,opt,name=object,proto3" json:"object,omitempty"` // Kubernetes protobuf ("k8s\0" envelope) for built-in types, else JSON; absent when deleted
 	unknownFields   protoimpl.UnknownFields

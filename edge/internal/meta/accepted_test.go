@@ -2,6 +2,7 @@ package meta_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -102,6 +103,55 @@ func TestAcceptedWritesOutliveALaggingWatch(t *testing.T) {
 				e.nothingWaits(t)
 			})
 		})
+	}
+}
+
+// What the cloud has taken back does not come again by a replica whose watch lags: the edge says as of
+// which version it knows, also where it holds nothing, and after a restart. A restored cluster counts.
+func TestDeletionsOutliveALaggingWatch(t *testing.T) {
+	for name, leave := range map[string]func(e *edge, c *cloud){
+		"restart":         func(e *edge, _ *cloud) { e.restart() },
+		"another replica": func(_ *edge, c *cloud) { c.cut() },
+	} {
+		for _, restored := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, restored cluster: %v", name, restored), func(t *testing.T) {
+				inBubble(t, func(t *testing.T) {
+					c := newCloud(t)
+					e := newEdge(t, c, meta.Config{})
+					a := ref("pods", "default", "a")
+					c.set(a, pod())
+					c.link()
+					e.holdPods()
+					settle()
+					had, at := c.past()
+					c.delete(a)
+					settle()
+					leave(e, c)
+					settle()
+					there := func() bool {
+						_, err := e.Get(context.Background(), a, meta.Caller{Kubelet: true})
+						if err != nil && !apierrors.IsNotFound(err) {
+							t.Error(err)
+						}
+						return err == nil
+					}
+					c.lagSince(had, at)
+					if restored {
+						c.goBack()
+					}
+					c.link()
+					settle()
+					if there() {
+						t.Error("while the watch lags: the pod has come back")
+					}
+					c.catchUp()
+					settle()
+					if there() != restored {
+						t.Errorf("in step again: the pod is there: %v, in the cluster: %v", there(), restored)
+					}
+				})
+			})
+		}
 	}
 }
 

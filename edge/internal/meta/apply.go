@@ -27,6 +27,7 @@ func (m *Manager) applyState(b *batch, s *topicpb.State, found digestMismatches,
 		for _, c := range changes.Items {
 			ref := object.Ref{Resource: resource, Namespace: c.Namespace, Name: c.Name}
 			if c.Deleted {
+				b.view.Gone(resource, c.ResourceVersion)
 				if resource == view.Pods && b.view.KeepsPods() {
 					b.view.Retain(ref)
 					continue

@@ -184,6 +184,20 @@ func (c *cloud) lag() {
 	c.behind, c.behindAt = maps.Clone(c.objects), c.revision
 }
 
+// past is what lag takes a copy of.
+func (c *cloud) past() (objects map[object.Ref]*thing, at uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return maps.Clone(c.objects), c.revision
+}
+
+// lagSince is a replica that has not seen what has happened since.
+func (c *cloud) lagSince(objects map[object.Ref]*thing, at uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.behind, c.behindAt = objects, at
+}
+
 // catchUp ends a lag.
 func (c *cloud) catchUp() {
 	c.mu.Lock()
@@ -310,6 +324,9 @@ func (c *cloud) resume(digests []*topicpb.Digest) {
 		count[r.Resource]++
 	}
 	for _, d := range digests {
+		if d.Count == 0 {
+			continue // it gets all
+		}
 		g := schema.GroupVersionResource{Group: d.Resource.Group, Version: d.Resource.Version, Resource: d.Resource.Resource}
 		sum := want[g]
 		if d.Count == count[g] && slices.Equal(d.Sum, sum[:]) {
@@ -384,7 +401,11 @@ func (c *cloud) publish() {
 	}
 	for r := range c.known {
 		if all[r] == nil {
-			add(r, &topicpb.Change{Deleted: true})
+			version := c.revision
+			if c.behind != nil {
+				version = c.behindAt
+			}
+			add(r, &topicpb.Change{Deleted: true, ResourceVersion: strconv.FormatUint(version, 10)})
 			delete(c.known, r)
 		}
 	}

@@ -27,6 +27,7 @@ type Batch struct {
 	interest  uint64                            // the number of the newest interest that was given out
 	retained  map[types.NamespacedName]struct{} // nil: as before
 	link      *session                          // nil: as before
+	gone      gone                              // those that change
 	writes    []func(*store.Tx) error
 }
 
@@ -50,7 +51,7 @@ func (v *View) Stage() *Batch {
 func (b *Batch) save(do func(*store.Tx) error) { b.writes = append(b.writes, do) }
 
 // Writes reports whether there is anything for the disk.
-func (b *Batch) Writes() bool { return len(b.writes) > 0 }
+func (b *Batch) Writes() bool { return len(b.writes)+len(b.gone) > 0 }
 
 // Write writes what the batch changes.
 func (b *Batch) Write(tx *store.Tx) error {
@@ -58,6 +59,9 @@ func (b *Batch) Write(tx *store.Tx) error {
 		if err := w(tx); err != nil {
 			return err
 		}
+	}
+	if err := b.gone.write(tx); err != nil {
+		return err
 	}
 	if b.interest != b.v.lastInterest {
 		if err := tx.SetNumber(store.Interest, b.interest); err != nil {
@@ -285,6 +289,18 @@ func (b *Batch) TakeRetained() (pods []object.Ref) {
 	}
 	clear(b.retained)
 	return pods
+}
+
+// Gone stages that an object's deletion came down, as of a version of its resource; "" is of none.
+func (b *Batch) Gone(resource schema.GroupVersionResource, version string) {
+	n := object.Number(version)
+	if n == 0 || b.gone[resource] == n || b.gone == nil && b.v.gone[resource] == n {
+		return
+	}
+	if b.gone == nil {
+		b.gone = gone{}
+	}
+	b.gone[resource] = n
 }
 
 // Drop stages the end of interests that are still idle, and returns the objects of resources of which none is left. What else no interest matches the

@@ -27,11 +27,16 @@ func (v *View) Interests(written func() map[schema.GroupVersionResource]uint64) 
 	})
 	newest := written()
 	for _, r := range resources {
-		if t := v.tables[r]; !t.local && t.digest.count > 0 {
-			d := t.digest.wire(r)
-			d.Newest, d.Written = t.newest(), newest[r]
-			msg.Digests = append(msg.Digests, d)
+		t := v.tables[r]
+		if t.local || t.digest.count == 0 && v.gone[r] == 0 {
+			continue
 		}
+		d := t.digest.wire(r)
+		d.Newest, d.Written = t.newest(), newest[r]
+		if v.gone[r] > d.Newest { // else what is held is proof of as much
+			d.Written = max(d.Written, v.gone[r])
+		}
+		msg.Digests = append(msg.Digests, d)
 	}
 	return msg, v.link.Epoch
 }

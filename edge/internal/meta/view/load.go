@@ -19,6 +19,7 @@ type Stored struct {
 	version, lastInterest uint64
 	interests             map[uint64]*Interest
 	objects               []object.Object
+	gone                  gone
 }
 
 // Read reads it.
@@ -35,6 +36,9 @@ func Read(tx *store.Tx) (*Stored, error) {
 		s.interests[id] = interestOf(id, r)
 		return nil
 	}); err != nil {
+		return nil, err
+	}
+	if s.gone, err = readGone(tx); err != nil {
 		return nil, err
 	}
 	err = tx.Objects(func(ref object.Ref, r *storepb.Object) error {
@@ -56,6 +60,7 @@ func (v *View) Restore(s *Stored, show func(object.Object) *Held) (write func(*s
 	v.base = max(s.version+versionGap, uint64(max(time.Now().UnixMilli(), 0)))
 	v.version, v.lastInterest = v.base, s.lastInterest
 	v.next.Store(v.base)
+	v.gone = s.gone
 	deps := false
 	for id, i := range s.interests {
 		v.interests[id] = i

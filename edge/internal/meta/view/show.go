@@ -1,6 +1,7 @@
 package view
 
 import (
+	"maps"
 	"slices"
 	"time"
 )
@@ -28,6 +29,7 @@ func (v *View) Show(b *Batch, with func()) {
 	for id, i := range b.interests {
 		v.showInterest(id, i)
 	}
+	maps.Copy(v.gone, b.gone)
 	if b.retained != nil {
 		v.retained = b.retained
 	}

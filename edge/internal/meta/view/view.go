@@ -37,6 +37,7 @@ type View struct {
 	interests    map[uint64]*Interest
 	lastInterest uint64             // the number of the newest
 	uses         map[dependency]int // what the pods held refer to
+	gone         gone
 	link         linkstate.Link
 	linked       bool
 
@@ -54,6 +55,7 @@ func (v *View) reset() {
 	v.tables = map[schema.GroupVersionResource]*table{}
 	v.interests = map[uint64]*Interest{}
 	v.uses = map[dependency]int{}
+	v.gone = gone{}
 	v.link, v.linked = linkstate.Link{}, false
 	v.retained = map[types.NamespacedName]struct{}{}
 }
