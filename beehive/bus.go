@@ -8,7 +8,8 @@ import (
 	"github.com/skerry-io/skerry/beehive/message"
 )
 
-// bus knows the members, who waits for which answer, and what state each group has. Members never change once a module runs.
+// bus knows the members, who waits for which answer, and what state each group has. Members never
+// change once a module runs.
 type bus struct {
 	members map[message.Name]*member
 	order   []*member // as wired
@@ -29,7 +30,8 @@ type member struct {
 	run chan struct{} // of the run in progress, closed when it ends; nil while there is none
 }
 
-// group retains one message for modules that start (again): the newest whose Delivery is Latest, which is the state that the group follows.
+// group retains one message for modules that start (again): the newest whose Delivery is Latest,
+// which is the state that the group follows.
 type group struct {
 	members []*member
 
@@ -100,7 +102,8 @@ func (b *bus) member(name message.Name) (*member, error) {
 	return m, nil
 }
 
-// await registers the caller of a request. A request that is passed on bears an ID that a caller waits for already; it gets a new one.
+// await registers the caller of a request. A request that is passed on bears an ID that a caller
+// waits for already; it gets a new one.
 func (b *bus) await(m *message.Message, to message.Name) *request {
 	r := &request{to: to, answer: make(chan message.Message, 1)}
 	b.mu.Lock()
@@ -120,7 +123,8 @@ func (b *bus) forget(id message.ID, r *request) {
 	}
 }
 
-// answer hands m to the caller that waits for it. Only the module that was asked may answer: a number that came over a link proves nothing.
+// answer hands m to the caller that waits for it. Only the module that was asked may answer: a
+// number that came over a link proves nothing.
 func (b *bus) answer(from message.Name, m message.Message) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -19,7 +19,8 @@ func (r *Runner) Health() []ModuleHealth {
 // Metrics is a snapshot of the bus; counters count since the Runner was made.
 type Metrics struct {
 	Modules []ModuleMetrics
-	// Pending is how many callers wait for an answer; LateAnswers counts those that came when no caller waited any more.
+	// Pending is how many callers wait for an answer; LateAnswers counts those that came when no
+	// caller waited any more.
 	Pending     int
 	LateAnswers uint64
 }
@@ -36,7 +37,8 @@ func (r *Runner) Metrics() Metrics {
 	return s
 }
 
-// Failure names the modules that have ended for good, each with its last error. It is nil while none has.
+// Failure names the modules that have ended for good, each with its last error. It is nil
+// while none has.
 func (r *Runner) Failure() error {
 	var errs []error
 	for _, h := range r.Health() {

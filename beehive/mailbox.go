@@ -9,12 +9,14 @@ import (
 	"github.com/skerry-io/skerry/beehive/message"
 )
 
-// A mailbox holds what waits for one module. It outlives the module's runs: what waits while a module backs off is there when it runs again.
+// A mailbox holds what waits for one module. It outlives the module's runs: what waits while a
+// module backs off is there when it runs again.
 //
-// Its bound counts messages. At the bound a sender waits its turn, first come, first served. A message of Delivery Latest takes the place of an
-// older one of the same topic and resource, and needs no room then, where that is the last that its sender sent. So what a module receives of one
-// sender is always in the order sent, with some left out ("up, down, up" does not end in "down"), and a stream of newer messages can't starve the
-// receiver: they stay where the oldest was.
+// Its bound counts messages. At the bound a sender waits its turn, first come, first served. A
+// message of Delivery Latest takes the place of an older one of the same topic and resource, and
+// needs no room then, where that is the last that its sender sent. So what a module receives of one
+// sender is always in the order sent, with some left out ("up, down, up" does not end in "down"),
+// and a stream of newer messages can't starve the receiver: they stay where the oldest was.
 type mailbox struct {
 	name  message.Name
 	bound int
@@ -86,7 +88,8 @@ func (b *mailbox) put(ctx context.Context, m message.Message) error {
 	return <-w.done // decided in the same moment
 }
 
-// replace puts m in the place of the last message of its sender, if that is an older one of its topic and resource. The caller holds mu.
+// replace puts m in the place of the last message of its sender, if that is an older one of its
+// topic and resource. The caller holds mu.
 func (b *mailbox) replace(m message.Message) bool {
 	if m.Header.Delivery != message.Latest {
 		return false

@@ -175,7 +175,8 @@ func TestMailbox_closeTellsWhoIsHeldBack(t *testing.T) {
 	})
 }
 
-// A receiver slower than its senders sees every kind of state again and again, and one of each waits at most.
+// A receiver slower than its senders sees every kind of state again and again, and one of
+// each waits at most.
 func TestMailbox_noStarvation(t *testing.T) {
 	b := newMailbox("m", 4)
 	seen := map[message.Key]int{}

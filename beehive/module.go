@@ -11,8 +11,10 @@ import (
 type Module interface {
 	// Name is unique in the process and is the module's address on the bus.
 	Name() message.Name
-	// Run serves until ctx ends, then returns nil or ctx's error; any other return is a failure, handled by the Restart policy of the module's
-	// Entry. Run calls port.Ready once it can receive. A panic in Run itself is a failure like others; one in a goroutine that Run started ends the process.
+	// Run serves until ctx ends, then returns nil or ctx's error; any other return is a failure,
+	// handled by the Restart policy of the module's Entry. Run calls port.Ready once it can
+	// receive. A panic in Run itself is a failure like others; one in a goroutine that Run started
+	// ends the process.
 	Run(ctx context.Context, port *Port) error
 }
 
@@ -31,10 +33,11 @@ type Entry struct {
 	Groups []message.Group
 	// Restart says what follows a failure. The zero value is Never.
 	Restart Restart
-	// Mailbox is how many messages may wait for the module; 0 is DefaultMailbox. At the bound, senders are held back (see message.Delivery).
+	// Mailbox is how many messages may wait for the module; 0 is DefaultMailbox. At the bound,
+	// senders are held back (see message.Delivery).
 	Mailbox int
-	// StartTimeout is how long the next module waits for this one to be ready, 0 the Runner's. StopTimeout is how long this module may take to
-	// stop, 0 the Runner's.
+	// StartTimeout is how long the next module waits for this one to be ready, 0 the Runner's.
+	// StopTimeout is how long this module may take to stop, 0 the Runner's.
 	StartTimeout time.Duration
 	StopTimeout  time.Duration
 }

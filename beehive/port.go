@@ -8,7 +8,8 @@ import (
 	"github.com/skerry-io/skerry/beehive/message"
 )
 
-// A Port is a module's access to the bus for one run. After the run has ended every call returns ErrNotRunning.
+// A Port is a module's access to the bus for one run. After the run has ended every call
+// returns ErrNotRunning.
 type Port struct {
 	// Set by begin, never changed.
 	bus   *bus
@@ -17,7 +18,8 @@ type Port struct {
 	ready func()
 }
 
-// begin opens a run of a module and returns its port. The states of its groups wait first in its mailbox.
+// begin opens a run of a module and returns its port. The states of its groups wait first
+// in its mailbox.
 func (b *bus) begin(name message.Name, ready func()) *Port {
 	m := b.members[name]
 	run := make(chan struct{})
@@ -30,7 +32,8 @@ func (b *bus) begin(name message.Name, ready func()) *Port {
 	return &Port{bus: b, self: m, run: run, ready: ready}
 }
 
-// end closes a run. Who waits for an answer of it gets an error at once. gone says that no run will follow.
+// end closes a run. Who waits for an answer of it gets an error at once. gone says that no
+// run will follow.
 func (b *bus) end(p *Port, gone bool) {
 	p.self.mu.Lock()
 	p.self.run = nil
@@ -51,8 +54,9 @@ func (p *Port) Ready() {
 	}
 }
 
-// Send puts m into the mailbox of a module, with this module as its source. It returns when the mailbox has taken it; a full one holds the sender
-// back (see message.Delivery) until ctx ends or the module is gone for good. What is sent to a module that starts or backs off waits for it.
+// Send puts m into the mailbox of a module, with this module as its source. It returns when the
+// mailbox has taken it; a full one holds the sender back (see message.Delivery) until ctx ends or
+// the module is gone for good. What is sent to a module that starts or backs off waits for it.
 func (p *Port) Send(ctx context.Context, to message.Name, m message.Message) error {
 	member, err := p.bus.member(to)
 	if err != nil {
@@ -63,8 +67,9 @@ func (p *Port) Send(ctx context.Context, to message.Name, m message.Message) err
 	return p.put(ctx, member, m)
 }
 
-// SendToGroup sends m to every module of a group but the sender, in the order of the wiring, and tries all before it returns their errors. The
-// newest message of Delivery Latest is the state of the group: a module of it that starts, or starts again, finds it in its mailbox. It is one for
+// SendToGroup sends m to every module of a group but the sender, in the order of the wiring, and
+// tries all before it returns their errors. The newest message of Delivery Latest is the state of
+// the group: a module of it that starts, or starts again, finds it in its mailbox. It is one for
 // the group, whatever its topic.
 func (p *Port) SendToGroup(ctx context.Context, to message.Group, m message.Message) error {
 	g, ok := p.bus.groups[to]
@@ -88,9 +93,10 @@ func (p *Port) SendToGroup(ctx context.Context, to message.Group, m message.Mess
 	return errors.Join(errs...)
 }
 
-// SendSync sends a request and waits for its answer. A refusal is returned as the error, as are the end of ctx and, at once, a module that does
-// not run or ends before it has answered: ErrNotRunning. Set a deadline: a module that is alive may be slow, and two that ask each other and
-// answer nothing meanwhile wait for as long as their contexts let them.
+// SendSync sends a request and waits for its answer. A refusal is returned as the error, as are the
+// end of ctx and, at once, a module that does not run or ends before it has answered:
+// ErrNotRunning. Set a deadline: a module that is alive may be slow, and two that ask each other
+// and answer nothing meanwhile wait for as long as their contexts let them.
 func (p *Port) SendSync(ctx context.Context, to message.Name, m message.Message) (message.Message, error) {
 	member, err := p.bus.member(to)
 	if err != nil {
@@ -98,8 +104,8 @@ func (p *Port) SendSync(ctx context.Context, to message.Name, m message.Message)
 	}
 	m.Header.Sync, m.Header.Awaited = true, true
 	m.Route.Group = ""
-	// Register first: the answer may arrive before put returns. And look at the module after that: if its run ends later than this look, its end
-	// finds the registration and answers it.
+	// Register first: the answer may arrive before put returns. And look at the module after that:
+	// if its run ends later than this look, its end finds the registration and answers it.
 	r := p.bus.await(&m, to)
 	defer p.bus.forget(m.Header.ID, r)
 	if !member.running() {
@@ -127,8 +133,9 @@ func (p *Port) Receive(ctx context.Context) (message.Message, error) {
 	return m, nil
 }
 
-// Reply answers a request; an error as content is a refusal. The answer goes to the caller of SendSync, or, where the request was sent by Send with
-// Header.Sync set (as a hub passes on what came over its link), into the sender's mailbox. That the caller has given up is no error of the
+// Reply answers a request; an error as content is a refusal. The answer goes to the caller of
+// SendSync, or, where the request was sent by Send with Header.Sync set (as a hub passes on what
+// came over its link), into the sender's mailbox. That the caller has given up is no error of the
 // module's: such an answer is dropped and counted.
 func (p *Port) Reply(ctx context.Context, request message.Message, content any) error {
 	if !request.Header.Sync {
@@ -145,8 +152,9 @@ func (p *Port) Reply(ctx context.Context, request message.Message, content any) 
 	return p.Send(ctx, request.Route.Source, m)
 }
 
-// Answer hands over an answer that came from elsewhere: a hub asked the other end of its link on behalf of the caller, and m.Header.ParentID names
-// the request as this module received it. ErrLate says that no caller waits for it any more, or that this module was not asked.
+// Answer hands over an answer that came from elsewhere: a hub asked the other end of its link on
+// behalf of the caller, and m.Header.ParentID names the request as this module received it. ErrLate
+// says that no caller waits for it any more, or that this module was not asked.
 func (p *Port) Answer(m message.Message) error {
 	m.Route.Source = p.self.name
 	return p.bus.answer(p.self.name, m)

@@ -212,7 +212,8 @@ func TestSendSync_passedOnWithItsID(t *testing.T) {
 	})
 }
 
-// A hub passes a request on to the other end of its link and hands the answer over; only what it was asked may it answer.
+// A hub passes a request on to the other end of its link and hands the answer over; only what it
+// was asked may it answer.
 func TestAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := beehivetest.Run(t, []beehivetest.Peer{{Name: "a"}, {Name: "hub"}, {Name: "other"}})
@@ -245,7 +246,8 @@ func TestAnswer(t *testing.T) {
 	})
 }
 
-// What came over a link bears the other process's ID: its answer goes to the hub's mailbox, also where a request of ours has the same ID.
+// What came over a link bears the other process's ID: its answer goes to the hub's mailbox, also
+// where a request of ours has the same ID.
 func TestReply_toAMessageFromTheLink(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := beehivetest.Run(t, []beehivetest.Peer{{Name: "hub"}, {Name: "b"}})

@@ -46,17 +46,21 @@ func (r Restart) validate() error {
 	return nil
 }
 
-// Backoff is how long a module waits before it starts again: Min after the first failure, doubled with each that follows, at most Max.
+// Backoff is how long a module waits before it starts again: Min after the first failure, doubled
+// with each that follows, at most Max.
 type Backoff struct {
 	Min time.Duration // default 1 s
 	Max time.Duration // default 1 min
-	// Jitter is the part of the wait, 0 to 1, that is left to chance; default 0.2: a wait of 10 s becomes one of 8 to 10 s.
+	// Jitter is the part of the wait, 0 to 1, that is left to chance; default 0.2: a wait of 10 s
+	// becomes one of 8 to 10 s.
 	Jitter float64
-	// Reset is how long the module must have been ready for its next failure to count as the first; default 1 min.
+	// Reset is how long the module must have been ready for its next failure to count as the
+	// first; default 1 min.
 	Reset time.Duration
 }
 
-// wait returns the time to wait after the nth failure in a row, n counted from 1. random is in [0, 1).
+// wait returns the time to wait after the nth failure in a row, n counted from 1. random
+// is in [0, 1).
 func (b Backoff) wait(n int, random float64) time.Duration {
 	d := b.Min
 	for ; n > 1 && d < b.Max; n-- {

@@ -87,9 +87,11 @@ func validate(entries []Entry) error {
 	return errors.Join(errs...)
 }
 
-// Run starts the modules in order, each when the one before is ready, has failed, or has used up its StartTimeout (it goes on starting then, and
-// Health says so). It serves until ctx ends or a module with the policy Never fails. Then it stops them in reverse order, each with the bound of its
-// StopTimeout. The error names the modules that failed and those that were stuck; the goroutine of a stuck one is the only thing that outlives Run.
+// Run starts the modules in order, each when the one before is ready, has failed, or has used up
+// its StartTimeout (it goes on starting then, and Health says so). It serves until ctx ends or a
+// module with the policy Never fails. Then it stops them in reverse order, each with the bound of
+// its StopTimeout. The error names the modules that failed and those that were stuck; the goroutine
+// of a stuck one is the only thing that outlives Run.
 func (r *Runner) Run(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
 	var cause error
@@ -121,7 +123,8 @@ func (r *Runner) Run(ctx context.Context) error {
 	}
 }
 
-// start starts a module and waits until the next may start. It returns the failure, of any module, that ends the Runner.
+// start starts a module and waits until the next may start. It returns the failure, of any module,
+// that ends the Runner.
 func (r *Runner) start(ctx context.Context, m *module) error {
 	// Modules stop one by one and not all at once when ctx ends, so each has a context of its own.
 	own, stop := context.WithCancel(context.WithoutCancel(ctx))

@@ -222,7 +222,8 @@ func TestRunner_saysWhoIsStuck(t *testing.T) {
 	})
 }
 
-// Whoever waits for a module that fails is told at once; what was merely sent to it waits for its next run.
+// Whoever waits for a module that fails is told at once; what was merely sent to it waits
+// for its next run.
 func TestRunner_failureWhileOthersWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fail, runs := make(chan struct{}), 0
@@ -315,7 +316,8 @@ func TestRunner_aPortEndsWithItsRun(t *testing.T) {
 	})
 }
 
-// A module that starts late, or again, receives the newest state of its groups, once, and none of what is no state.
+// A module that starts late, or again, receives the newest state of its groups, once, and none of
+// what is no state.
 func TestRunner_stateOfGroupsIsRetainedForRestarts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		link := message.NewTopic[string]("link", message.Query, message.Latest)

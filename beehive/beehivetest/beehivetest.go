@@ -1,7 +1,8 @@
 // Package beehivetest runs a module on a real bus, with peers that the test plays.
 //
-// It owns the life of the bus in a test: it ends with the test at the latest. It refuses nothing that beehive doesn't. A Bench's methods may be
-// called by many goroutines at once. It works inside a testing/synctest bubble too, with the bubble's T.
+// It owns the life of the bus in a test: it ends with the test at the latest. It refuses nothing
+// that beehive doesn't. A Bench's methods may be called by many goroutines at once. It works inside
+// a testing/synctest bubble too, with the bubble's T.
 package beehivetest
 
 import (
@@ -13,7 +14,8 @@ import (
 	"github.com/skerry-io/skerry/beehive/message"
 )
 
-// patience is how long a test waits for a message before it fails: long enough for any machine, never used up by a test that passes.
+// patience is how long a test waits for a message before it fails: long enough for any machine,
+// never used up by a test that passes.
 const patience = 30 * time.Second
 
 // Peer is a module that the test plays.
@@ -22,7 +24,8 @@ type Peer struct {
 	Groups []message.Group
 	// Mailbox is the peer's bound, as in beehive.Entry.
 	Mailbox int
-	// Serve, if set, is the peer's Run once it is ready. Where it is nil the test uses the peer's port itself: Bench.Port.
+	// Serve, if set, is the peer's Run once it is ready. Where it is nil the test uses the peer's
+	// port itself: Bench.Port.
 	Serve func(ctx context.Context, port *beehive.Port) error
 }
 
@@ -57,8 +60,9 @@ func (p *peer) Run(ctx context.Context, port *beehive.Port) error {
 	return nil
 }
 
-// Run starts the peers, then the modules of entries, on a bus of their own. It returns when the peers run. All are stopped, in reverse order, when the test ends or calls Stop; a
-// module that fails, or does not stop, fails a test that doesn't call Stop itself.
+// Run starts the peers, then the modules of entries, on a bus of their own. It returns when the
+// peers run. All are stopped, in reverse order, when the test ends or calls Stop; a module that
+// fails, or does not stop, fails a test that doesn't call Stop itself.
 func Run(t testing.TB, peers []Peer, entries ...beehive.Entry) *Bench {
 	t.Helper()
 	b := &Bench{t: t, done: make(chan struct{}), peers: map[message.Name]*peer{}}
@@ -73,7 +77,8 @@ func Run(t testing.TB, peers []Peer, entries ...beehive.Entry) *Bench {
 		t.Fatal(err)
 	}
 	b.Runner = runner
-	// Not t.Context(): that ends before the clean-ups that other parts of the test registered, and they may still need the bus.
+	// Not t.Context(): that ends before the clean-ups that other parts of the test registered, and
+	// they may still need the bus.
 	ctx, cancel := context.WithCancel(context.Background())
 	b.cancel = cancel
 	go func() {

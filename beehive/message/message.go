@@ -1,8 +1,11 @@
-// Package message defines what modules of a process, and the two ends of a link, say to each other: a header, a route and content.
+// Package message defines what modules of a process, and the two ends of a link, say to each other:
+// a header, a route and content.
 //
-// It owns the shape of a message and the typed topics that give content a Go type. It knows no transport, no encoding and no Kubernetes; it
-// imports the standard library only. Values are immutable by convention: whoever has sent a message, or its content, never changes it again.
-// Mux is filled before it is used and may then be used by many goroutines at once; everything else is a plain value.
+// It owns the shape of a message and the typed topics that give content a Go type. It knows no
+// transport, no encoding and no Kubernetes; it imports the standard library only. Values are
+// immutable by convention: whoever has sent a message, or its content, never changes it again.
+// Mux is filled before it is used and may then be used by many goroutines at once; everything
+// else is a plain value.
 package message
 
 import (
@@ -50,8 +53,9 @@ type Header struct {
 	Awaited  bool // set by the bus: that sender waits in this process, and the answer goes to it alone; never crosses a link
 	Delivery Delivery
 
-	// Session ties a message to one session of the link, where it would be wrong in another: edgehub sets it on what comes from the link, Answer
-	// hands it on, and edgehub drops what belongs to a session that has ended. 0: any session will do. It does not cross the link.
+	// Session ties a message to one session of the link, where it would be wrong in another:
+	// edgehub sets it on what comes from the link, Answer hands it on, and edgehub drops what
+	// belongs to a session that has ended. 0: any session will do. It does not cross the link.
 	Session uint64
 }
 
@@ -77,7 +81,8 @@ type Route struct {
 	Resource  Resource
 }
 
-// Message is one thing said. Content is a Go value; for a message of a Topic[T] it is a T. A refusal carries an error as its content.
+// Message is one thing said. Content is a Go value; for a message of a Topic[T] it is a T. A
+// refusal carries an error as its content.
 type Message struct {
 	Header  Header
 	Route   Route
@@ -93,8 +98,9 @@ func (m Message) Err() error {
 	return err
 }
 
-// Answer makes the answer to m: a Response of the same kind and resource, tied to m by its ParentID. An error as content is a refusal. No answer
-// is ever replaced by another: its Delivery is Every.
+// Answer makes the answer to m: a Response of the same kind and resource, tied to m by its
+// ParentID. An error as content is a refusal. No answer is ever replaced by another: its
+// Delivery is Every.
 func (m Message) Answer(content any) Message {
 	return Message{
 		Header:  Header{ID: NextID(), ParentID: m.Header.ID, Time: time.Now(), Session: m.Header.Session},
@@ -109,7 +115,8 @@ type Delivery int
 const (
 	// Every: no message is lost; a full mailbox holds its sender back.
 	Every Delivery = iota
-	// Latest: in a mailbox a newer message replaces an older one of the same topic and resource, where that is the last that its sender sent.
+	// Latest: in a mailbox a newer message replaces an older one of the same topic and resource,
+	// where that is the last that its sender sent.
 	Latest
 )
 
@@ -158,7 +165,8 @@ func (t Topic[T]) New(resource Resource, content T) Message {
 	}
 }
 
-// Content returns the content of m, which may be of this topic or an answer to it with the same type. A refusal is returned as the error.
+// Content returns the content of m, which may be of this topic or an answer to it with the same
+// type. A refusal is returned as the error.
 func (t Topic[T]) Content(m Message) (T, error) {
 	if c, ok := m.Content.(T); ok {
 		return c, nil

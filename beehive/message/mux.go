@@ -11,7 +11,8 @@ import (
 // ErrNoHandler is returned by Dispatch for a message that nobody has asked for.
 var ErrNoHandler = errors.New("no handler for this topic")
 
-// Mux leads each message to the handler of its topic. Register every handler before the first Dispatch.
+// Mux leads each message to the handler of its topic. Register every handler before the
+// first Dispatch.
 type Mux struct {
 	handlers map[Key]func(context.Context, Message) error
 }
@@ -19,7 +20,8 @@ type Mux struct {
 // NewMux returns an empty Mux.
 func NewMux() *Mux { return &Mux{handlers: map[Key]func(context.Context, Message) error{}} }
 
-// Handle registers the handler of a topic. Two handlers for one topic are a mistake in the wiring and panic at once.
+// Handle registers the handler of a topic. Two handlers for one topic are a mistake in the wiring
+// and panic at once.
 func Handle[T any](mux *Mux, topic Topic[T], handle func(ctx context.Context, m Message, content T) error) {
 	key := topic.Key()
 	if _, ok := mux.handlers[key]; ok {
@@ -34,7 +36,8 @@ func Handle[T any](mux *Mux, topic Topic[T], handle func(ctx context.Context, m 
 	}
 }
 
-// Dispatch calls the handler of m's topic and returns what it returns, ErrNoHandler where there is none.
+// Dispatch calls the handler of m's topic and returns what it returns, ErrNoHandler where
+// there is none.
 func (x *Mux) Dispatch(ctx context.Context, m Message) error {
 	handle, ok := x.handlers[m.Key()]
 	if !ok {

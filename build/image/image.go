@@ -1,8 +1,10 @@
-// Package image packs static programs into OCI image archives, with nothing but the standard library and no registry.
+// Package image packs static programs into OCI image archives, with nothing but the standard
+// library and no registry.
 //
-// It owns the form of the archive: one layer with the program, /etc and /tmp, and further names of the program in /bin;
-// an index over the platforms where there is more than one. The same input gives the same bytes. It pushes nothing and
-// runs nothing; its functions may be called from any goroutine.
+// It owns the form of the archive: one layer with the program, /etc and /tmp, and further names
+// of the program in /bin; an index over the platforms where there is more than one. The same
+// input gives the same bytes. It pushes nothing and runs nothing; its functions may be called
+// from any goroutine.
 package image
 
 import (
@@ -43,8 +45,8 @@ type Image struct {
 	Version   string   // annotated; may be empty
 	Created   time.Time
 	Gzip      bool // compress the layers
-	// ByDigest gives it the first name with the digest in place of the tag too. A pod that names both is found by this
-	// one where the archive is imported and no registry is in reach.
+	// ByDigest gives it the first name with the digest in place of the tag too. A pod that names
+	// both is found by this one where the archive is imported and no registry is in reach.
 	ByDigest bool
 }
 
@@ -105,8 +107,8 @@ type index struct {
 	Manifests     []descriptor `json:"manifests"`
 }
 
-// Archive writes the image as a tar of an OCI layout and returns its digest: of the index over the platforms, or of the
-// manifest where there is one platform.
+// Archive writes the image as a tar of an OCI layout and returns its digest: of the index over the
+// platforms, or of the manifest where there is one platform.
 func Archive(out io.Writer, i Image) (string, error) {
 	if len(i.Names) == 0 || len(i.Platforms) == 0 {
 		return "", errors.New("an image needs a name and a platform")
@@ -186,7 +188,8 @@ func writeLayout(out io.Writer, top descriptor, names []string, blobs [][]byte) 
 	entries := index{SchemaVersion: 2}
 	for _, name := range names {
 		entry := top
-		// The first is containerd's own, the second the specification's; an import takes the image's name from them.
+		// The first is containerd's own, the second the specification's; an import takes the
+		// image's name from them.
 		entry.Annotations = map[string]string{"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name}
 		entries.Manifests = append(entries.Manifests, entry)
 	}
@@ -210,8 +213,8 @@ func writeLayout(out io.Writer, top descriptor, names []string, blobs [][]byte) 
 	return w.Close()
 }
 
-// Write writes the archive of an image called name (with a tag) for this machine that runs the program as /app. It is
-// found in /bin by the further names too.
+// Write writes the archive of an image called name (with a tag) for this machine that runs the
+// program as /app. It is found in /bin by the further names too.
 func Write(out io.Writer, name string, program []byte, names ...string) error {
 	_, err := Archive(out, Image{
 		Names: []string{name}, Platforms: []Platform{{runtime.GOARCH, program}}, Path: "/app", Links: names,

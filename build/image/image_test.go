@@ -33,7 +33,8 @@ func unpack(t *testing.T, archive []byte) map[string][]byte {
 	}
 }
 
-// TestWrite follows the archive as a runtime would: index, manifest, configuration, layer, each by its digest.
+// TestWrite follows the archive as a runtime would: index, manifest, configuration, layer,
+// each by its digest.
 func TestWrite(t *testing.T) {
 	program := []byte("\x7fELF program")
 	var archive, again bytes.Buffer

@@ -15,8 +15,9 @@ import (
 	"github.com/skerry-io/skerry/build/release/releasetest"
 )
 
-// minisign is a key and its signature of content, as https://jedisct1.github.io/minisign/ describes them: the kind that
-// signs the file itself. Real releases are signed by the other kind (TestShip_05).
+// minisign is a key and its signature of content, as https://jedisct1.github.io/minisign/
+// describes them: the kind that signs the file itself. Real releases are signed by the other
+// kind (TestShip_05).
 func minisign(t *testing.T, seed byte, content []byte) (public string, signature []byte) {
 	t.Helper()
 	key := ed25519.NewKeyFromSeed(bytes.Repeat([]byte{seed}, ed25519.SeedSize))

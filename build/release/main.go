@@ -1,5 +1,6 @@
-// Command release makes the parts of a release that need no compiler: images, manifests, the chart, archives, sums.
-// build/release.sh calls it, once for each part; the same input gives the same bytes.
+// Command release makes the parts of a release that need no compiler: images, manifests, the
+// chart, archives, sums. build/release.sh calls it, once for each part; the same input gives
+// the same bytes.
 package main
 
 import (

@@ -4,8 +4,9 @@
 //	... testsum -again FILE                                        packages that failed go into FILE, a line each, with a pattern of the tests that did where the rest has passed; see build/test.sh
 //	testsum -total -counts FILE                                    one line for all phases: "N passed, N failed, N skipped"
 //
-// Tests and subtests count alike. A package that fails without a failed test (it does not compile, it panics, it runs out of time) counts as one
-// failed. The exit code is 1 when something failed or nothing ran.
+// Tests and subtests count alike. A package that fails without a failed test (it does not compile,
+// it panics, it runs out of time) counts as one failed. The exit code is 1 when something failed
+// or nothing ran.
 package main
 
 import (
@@ -39,7 +40,8 @@ type options struct {
 	total                bool
 }
 
-// mostAgain is how many packages of a phase may be run once more. Where more fail it is not the machine's doing.
+// mostAgain is how many packages of a phase may be run once more. Where more fail it is not the
+// machine's doing.
 const mostAgain = 3
 
 func run(o options, in io.Reader, out io.Writer) (ok bool, err error) {

@@ -30,7 +30,8 @@ func (c *Counts) add(d Counts) {
 	c.Skipped += d.Skipped
 }
 
-// event is one line of `go test -json` (see `go doc test2json`), or of `go build -json` where a test does not compile.
+// event is one line of `go test -json` (see `go doc test2json`), or of `go build -json` where a
+// test does not compile.
 type event struct {
 	Action     string
 	Package    string
@@ -150,9 +151,10 @@ func (s *summary) of(pkg string) *Counts {
 	return c
 }
 
-// secondTries takes what failed out of the counts and returns a line for each package: "PACKAGE", which is to be run once more whole, or "PACKAGE PATTERN", where
-// only the tests of the pattern (go help testflag, -run) are: it came to its end, and all others have passed. With more than most packages something is broken,
-// and none is tried again.
+// secondTries takes what failed out of the counts and returns a line for each package: "PACKAGE",
+// which is to be run once more whole, or "PACKAGE PATTERN", where only the tests of the pattern (go
+// help testflag, -run) are: it came to its end, and all others have passed. With more than most
+// packages something is broken, and none is tried again.
 func (s *summary) secondTries(most int) []string {
 	var again []string
 	for pkg, c := range s.by {
@@ -186,7 +188,8 @@ func (s *summary) secondTries(most int) []string {
 	return again
 }
 
-// failedTests lists the tests of a package that failed, by the names that are no subtest's, in order.
+// failedTests lists the tests of a package that failed, by the names that are no
+// subtest's, in order.
 func (s *summary) failedTests(pkg string) []string {
 	var names []string
 	for id, c := range s.tests {
@@ -222,7 +225,8 @@ func (s *summary) testEnds(id testID, action string) {
 	s.tests[whole].add(one)
 }
 
-// packageEnds prints the package's own lines: "ok ...", or all it said where it failed for no test's sake.
+// packageEnds prints the package's own lines: "ok ...", or all it said where it failed for
+// no test's sake.
 func (s *summary) packageEnds(e event) {
 	if e.Action == "fail" && s.failed[e.Package] == 0 {
 		s.counts.Failed++

@@ -43,8 +43,9 @@ func instanceName() string {
 // startTimeout bounds each conversation with kube-apiserver before cloudcore serves.
 const startTimeout = 2 * time.Minute
 
-// waitFor tries until it works, a refusal that won't pass comes, or ctx ends: at a site's power-up kube-apiserver may be later than cloudcore.
-// A try that is not answered is given up: a server that hangs must not hold one that would answer.
+// waitFor tries until it works, a refusal that won't pass comes, or ctx ends: at a site's power-up
+// kube-apiserver may be later than cloudcore. A try that is not answered is given up: a server that
+// hangs must not hold one that would answer.
 func waitFor[T any](ctx context.Context, what string, try func(context.Context) (T, error)) (T, error) {
 	const tryTimeout = 5 * time.Second
 	backoff := time.Second

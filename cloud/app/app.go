@@ -1,7 +1,8 @@
 // Package app is cloudcore put together: the wiring table, and what the parts are made of.
 //
-// It owns the order in which things start, the Lease of the controllers that decide, and the parts' configuration from cloudcore.yaml. It decides nothing
-// else. New reads the CA and opens the listeners; Run starts everything and ends when ctx does.
+// It owns the order in which things start, the Lease of the controllers that decide, and the parts'
+// configuration from cloudcore.yaml. It decides nothing else. New reads the CA and opens the
+// listeners; Run starts everything and ends when ctx does.
 package app
 
 import (
@@ -56,7 +57,8 @@ type App struct {
 	collectors []prometheus.Collector // of the parts
 }
 
-// Run starts the parts in order and serves until ctx ends. The edges are then sent to another replica.
+// Run starts the parts in order and serves until ctx ends. The edges are then sent to
+// another replica.
 func (a *App) Run(ctx context.Context) error {
 	log := klog.FromContext(ctx)
 	log.Info("cloudcore starts", "version", version.Skerry(), "instance", a.instance, "advertise", a.config.Advertise)

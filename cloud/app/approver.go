@@ -14,8 +14,8 @@ import (
 	"github.com/skerry-io/skerry/common/version"
 )
 
-// Approver approves the certificates of devices and says which nodes cloudcore may act as. It has an account of its
-// own, cloudcore-approver, so that a token stolen from cloudcore approves nothing
+// Approver approves the certificates of devices and says which nodes cloudcore may act as. It has
+// an account of its own, cloudcore-approver, so that a token stolen from cloudcore approves nothing
 // (docs/decisions/0031-an-account-that-approves.md).
 type Approver struct {
 	client   kubernetes.Interface
@@ -23,8 +23,8 @@ type Approver struct {
 	linked   func(types.NodeName) bool // may be nil: the Lease of a node shows as much, a little later
 }
 
-// NewApprover makes an approver by a kubeconfig of its account; "" means the account of the pod that it runs in. It
-// connects to nothing yet.
+// NewApprover makes an approver by a kubeconfig of its account; "" means the account of the pod
+// that it runs in. It connects to nothing yet.
 func NewApprover(kubeconfig string) (*Approver, error) {
 	cfg, err := restConfig(kubeconfig)
 	if err != nil {

@@ -10,8 +10,9 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/join"
 )
 
-// youngSession is the age below which a session is not ended so that another replica serves its node. To its device one that ends within a minute is a
-// failure, after which it dials later and later.
+// youngSession is the age below which a session is not ended so that another replica serves
+// its node. To its device one that ends within a minute is a failure, after which it dials
+// later and later.
 const youngSession = 2 * time.Minute
 
 // balanceParts share sessions out among the replicas.

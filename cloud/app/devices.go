@@ -18,7 +18,8 @@ import (
 	"github.com/skerry-io/skerry/common/pki"
 )
 
-// strangersAtOnce bounds the connections of clients that are no devices: load balancers that look whether the port answers.
+// strangersAtOnce bounds the connections of clients that are no devices: load balancers that look
+// whether the port answers.
 const strangersAtOnce = 64
 
 // devicePort is the one port by which devices come.
@@ -49,7 +50,8 @@ func (d *devicePort) addresses(hosts []string) []string {
 	return all
 }
 
-// run leads connections to their servers, and answers who offers none of their protocols: /healthz, and nothing else.
+// run leads connections to their servers, and answers who offers none of their protocols: /healthz,
+// and nothing else.
 func (d *devicePort) run(ctx context.Context, certificate func() (*tls.Certificate, error)) error {
 	handler := http.NewServeMux()
 	handler.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })

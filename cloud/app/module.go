@@ -19,7 +19,8 @@ import (
 	"github.com/skerry-io/skerry/common/health"
 )
 
-// service makes a module of what only runs: most of cloudcore's parts call each other directly and have nothing to say on the bus.
+// service makes a module of what only runs: most of cloudcore's parts call each other directly and
+// have nothing to say on the bus.
 func service(name message.Name, run func(context.Context) error) beehive.Module {
 	return &serviceModule{name, run}
 }
@@ -29,7 +30,8 @@ func restarted(name message.Name, run func(context.Context) error) beehive.Entry
 	return beehive.Entry{Module: service(name, run), Restart: beehive.OnFailure(beehive.Backoff{})}
 }
 
-// serving is a service whose listener ends with it: without that cloudcore is of no use, so it ends too, and is started again.
+// serving is a service whose listener ends with it: without that cloudcore is of no use, so it ends
+// too, and is started again.
 func serving(name message.Name, run func(context.Context) error) beehive.Entry {
 	return beehive.Entry{Module: service(name, run), Restart: beehive.Never()}
 }
@@ -46,15 +48,17 @@ func (s *serviceModule) Run(ctx context.Context, port *beehive.Port) error {
 	return s.run(ctx)
 }
 
-// The times of Kubernetes' own controllers, https://pkg.go.dev/k8s.io/component-base/config/v1alpha1 (RecommendedDefaultLeaderElectionConfiguration).
+// The times of Kubernetes' own controllers,
+// https://pkg.go.dev/k8s.io/component-base/config/v1alpha1
+// (RecommendedDefaultLeaderElectionConfiguration).
 const (
 	leaseDuration = 15 * time.Second
 	renewDeadline = 10 * time.Second
 	retryPeriod   = 2 * time.Second
 )
 
-// lead runs a function on one replica at a time: the one that holds the Lease. It returns when ctx ends, the Lease
-// is lost, or the function fails.
+// lead runs a function on one replica at a time: the one that holds the Lease. It returns when ctx
+// ends, the Lease is lost, or the function fails.
 func lead(ctx context.Context, client kubernetes.Interface, lease, identity string, run func(context.Context) error) error {
 	lock := &resourcelock.LeaseLock{
 		LeaseMeta:  metav1.ObjectMeta{Namespace: join.Namespace, Name: lease},

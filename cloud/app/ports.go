@@ -14,12 +14,13 @@ import (
 	"github.com/skerry-io/skerry/common/topic"
 )
 
-// handshakesAtOnce bounds the links that are no sessions yet. Listeners take so many more than hub.maxSessions, so that it is the hub that says to a device for which there is
-// no place whether another replica has one, and that lets one in that has a place already.
+// handshakesAtOnce bounds the links that are no sessions yet. Listeners take so many more than
+// hub.maxSessions, so that it is the hub that says to a device for which there is no place whether
+// another replica has one, and that lets one in that has a place already.
 const handshakesAtOnce = 512
 
-// ports are cloudcore's listeners, opened before anything is served: a port that is taken ends the start with the name of its field. One that is switched off
-// is nil.
+// ports are cloudcore's listeners, opened before anything is served: a port that is taken ends the
+// start with the name of its field. One that is switched off is nil.
 type ports struct {
 	links   []link.Listener
 	devices *devicePort
@@ -28,7 +29,8 @@ type ports struct {
 	endpoint                          net.Listener // of the tunnel, by nodes' names
 }
 
-// open opens what the configuration asks for. What it has opened before an error is closed by close.
+// open opens what the configuration asks for. What it has opened before an error is closed
+// by close.
 func (p *ports) open(ctx context.Context, c *config.Config, ca *join.CA, secure *tls.Config) error {
 	if err := p.openLinks(ctx, c, ca, secure); err != nil {
 		return err
@@ -55,7 +57,8 @@ func (p *ports) open(ctx context.Context, c *config.Config, ca *join.CA, secure 
 	return nil
 }
 
-// openLinks opens what devices connect to: the one port for everything, and those of a transport alone.
+// openLinks opens what devices connect to: the one port for everything, and those of a
+// transport alone.
 func (p *ports) openLinks(ctx context.Context, c *config.Config, ca *join.CA, secure *tls.Config) error {
 	bounds := link.Default().OfCloud()
 	bounds.Keepalive, bounds.IdleTimeout = c.Hub.Keepalive.Duration, c.Hub.IdleTimeout.Duration
@@ -69,7 +72,8 @@ func (p *ports) openLinks(ctx context.Context, c *config.Config, ca *join.CA, se
 		return nil
 	}
 	quic := func(field, at string) error {
-		// Stateless resets tell the edges of a cloudcore that was killed at once; the key must be the same after the restart and on every replica.
+		// Stateless resets tell the edges of a cloudcore that was killed at once; the key must be
+		// the same after the restart and on every replica.
 		key, err := ca.Derive("skerry quic stateless reset")
 		if err != nil {
 			return err
@@ -132,7 +136,8 @@ func (p *ports) joins() []net.Listener {
 	return all
 }
 
-// linkAddresses are where devices find the hub, by each of the hosts: at the one port, where there is one.
+// linkAddresses are where devices find the hub, by each of the hosts: at the one port,
+// where there is one.
 func (p *ports) linkAddresses(c *config.Config) (websocket, quic []string) {
 	if p.devices != nil {
 		all := p.devices.addresses(c.Advertise)

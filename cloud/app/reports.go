@@ -19,7 +19,8 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// reporting is what becomes of the reports of the edges' agents, and the controllers of the objects that they are about.
+// reporting is what becomes of the reports of the edges' agents, and the controllers of the objects
+// that they are about.
 type reporting struct {
 	*aggregate.Aggregator
 	client    *kube.Client

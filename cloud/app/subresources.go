@@ -19,7 +19,8 @@ import (
 	"github.com/skerry-io/skerry/common/pki"
 )
 
-// subresourcesHost is the name by which kube-apiserver's aggregator verifies the server: that of the Service in manifests/subresources.
+// subresourcesHost is the name by which kube-apiserver's aggregator verifies the server: that of
+// the Service in manifests/subresources.
 const subresourcesHost = "cloudcore-subresources." + join.Namespace + ".svc"
 
 // subresourcesServer is subresources.skerry.io, its listener and what it needs.
@@ -63,7 +64,8 @@ func (s *subresourcesServer) serve(ctx context.Context) error {
 	return g.Wait()
 }
 
-// bundleEvery is how often the APIServices are looked at: the manifests may be applied again, or with another CA.
+// bundleEvery is how often the APIServices are looked at: the manifests may be applied again, or
+// with another CA.
 const bundleEvery = time.Minute
 
 // keepBundles has kube-apiserver verify this cloudcore where it asks it for an API.

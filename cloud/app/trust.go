@@ -62,7 +62,8 @@ func (a *App) trust(sum []byte) *topicpb.Trust {
 	return &topicpb.Trust{Ca: pki.EncodeCertificates(a.ca.Trusted...), ClientCa: pki.EncodeCertificates(clients...)}
 }
 
-// revocations are what the devices of a site must know: they meet where no cloudcore stands between them.
+// revocations are what the devices of a site must know: they meet where no cloudcore
+// stands between them.
 func (a *App) revocations() site.Revocations {
 	nodes, prints := a.revoked.Known()
 	r := site.Revocations{Nodes: make(map[types.NodeName]site.Ban, len(nodes)), Fingerprints: prints}

@@ -57,7 +57,8 @@ func (a *App) newTunnel() ([]beehive.Entry, error) {
 	return nil, nil
 }
 
-// cloudAddresses are those by which edges reach the cloud, and cloudcore kube-apiserver, as far as they are no names.
+// cloudAddresses are those by which edges reach the cloud, and cloudcore kube-apiserver, as far as
+// they are no names.
 func (a *App) cloudAddresses() []netip.Addr {
 	var all []netip.Addr
 	hosts := slices.Clone(a.config.Advertise)
@@ -72,7 +73,8 @@ func (a *App) cloudAddresses() []netip.Addr {
 	return all
 }
 
-// ownAddress is the tunnel's listener as others see it: by the address from which this host reaches kube-apiserver. Nothing is sent.
+// ownAddress is the tunnel's listener as others see it: by the address from which this host reaches
+// kube-apiserver. Nothing is sent.
 func (a *App) ownAddress() (string, error) {
 	_, port, err := net.SplitHostPort(a.ports.tunnel.Addr().String())
 	if err != nil {
@@ -98,7 +100,8 @@ func (a *App) ownAddress() (string, error) {
 	return net.JoinHostPort(host, port), nil
 }
 
-// serveTunnel serves kube-apiserver, whose certificate the cluster's CA has signed, and the other replicas, whose ours has.
+// serveTunnel serves kube-apiserver, whose certificate the cluster's CA has signed, and the other
+// replicas, whose ours has.
 func (a *App) serveTunnel(ctx context.Context) error {
 	secure := pki.ServerTLS(pki.Server{
 		Certificate: a.serving.Certificate, Protocols: []string{"http/1.1"},

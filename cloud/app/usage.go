@@ -25,9 +25,11 @@ import (
 )
 
 const (
-	// usageHost is the name by which kube-apiserver's aggregator verifies the server: that of the Service in manifests/usage.
+	// usageHost is the name by which kube-apiserver's aggregator verifies the server: that of the
+	// Service in manifests/usage.
 	usageHost = "cloudcore-usage." + join.Namespace + ".svc"
-	// usageAccount is whom kubelets are asked as. Its token is seen by every device, so it may read these figures and do nothing else.
+	// usageAccount is whom kubelets are asked as. Its token is seen by every device, so it may read
+	// these figures and do nothing else.
 	usageAccount  = "cloudcore-usage"
 	usageLifetime = 10 * time.Minute // the shortest that kube-apiserver gives
 )
@@ -79,8 +81,8 @@ func requestToken(ctx context.Context, client kubernetes.Interface) (*authentica
 		&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}}, metav1.CreateOptions{})
 }
 
-// clusterRoots is the CA by which kube-apiserver is known. Kubelets' serving certificates are signed by the same one, unless the cluster's signer was given
-// another.
+// clusterRoots is the CA by which kube-apiserver is known. Kubelets' serving certificates are
+// signed by the same one, unless the cluster's signer was given another.
 func clusterRoots(cfg *rest.Config) (*x509.CertPool, error) {
 	pem := cfg.CAData
 	if len(pem) == 0 && cfg.CAFile != "" {

@@ -28,7 +28,8 @@ import (
 	"github.com/skerry-io/skerry/common/version"
 )
 
-// New connects to kube-apiserver, reads or makes the CA, and opens the listeners. Nothing is served yet.
+// New connects to kube-apiserver, reads or makes the CA, and opens the listeners. Nothing
+// is served yet.
 func New(ctx context.Context, cfg *config.Config) (_ *App, err error) {
 	a := &App{config: cfg, instance: instanceName(), metrics: prometheus.NewRegistry()}
 	defer func() {
@@ -63,7 +64,8 @@ type part struct {
 	make func() ([]beehive.Entry, error)
 }
 
-// wiring is what cloudcore is made of, in the order in which it starts. A part is made when those above it have been.
+// wiring is what cloudcore is made of, in the order in which it starts. A part is made when those
+// above it have been.
 func (a *App) wiring() []part {
 	c, p := a.config, &a.ports
 	return []part{
@@ -132,7 +134,8 @@ func (a *App) informerParts() (_ []beehive.Entry, err error) {
 	}, nil
 }
 
-// publishParts are what devices hear: the publisher has no module of its own, it works in the sessions.
+// publishParts are what devices hear: the publisher has no module of its own, it works in
+// the sessions.
 func (a *App) publishParts() ([]beehive.Entry, error) {
 	a.publisher = publish.New(a.informers.Requested(), a.objects, a.access, quotas(a.config.Publish))
 	a.carried = append(a.carried, a.publisher)

@@ -1,8 +1,8 @@
 // Package install renders what `cloudcore install` prints: the manifests, as a few options say.
 //
-// It owns which part of manifests/ belongs to which option, and the cloudcore.yaml that fits them. The Helm chart is
-// made from the same (build/release/chart). It refuses options that contradict each other, touches no cluster and
-// keeps nothing: its functions may be called from any goroutine.
+// It owns which part of manifests/ belongs to which option, and the cloudcore.yaml that fits them.
+// The Helm chart is made from the same (build/release/chart). It refuses options that contradict
+// each other, touches no cluster and keeps nothing: its functions may be called from any goroutine.
 package install
 
 import (
@@ -59,8 +59,9 @@ func (o Options) Validate() error {
 	return nil
 }
 
-// configMap is the base of the name of cloudcore.yaml's ConfigMap. Nothing else may have this name: kustomize puts a
-// hash behind it wherever it takes it for a reference, in every resourceNames of a Role too.
+// configMap is the base of the name of cloudcore.yaml's ConfigMap. Nothing else may have this
+// name: kustomize puts a hash behind it wherever it takes it for a reference, in every
+// resourceNames of a Role too.
 const configMap = "cloudcore-config"
 
 // Render builds the kustomization that the options describe, as YAML documents.
@@ -162,7 +163,8 @@ func (o Options) addDeployment(disk filesys.FileSystem, k *types.Kustomization) 
 	return nil
 }
 
-// imageOf takes a reference apart: a colon behind the last slash begins a tag, one before it a port.
+// imageOf takes a reference apart: a colon behind the last slash begins a tag, one before
+// it a port.
 func imageOf(reference string) types.Image {
 	image := types.Image{Name: "cloudcore"}
 	image.NewName, image.Digest, _ = strings.Cut(reference, "@")

@@ -131,7 +131,8 @@ func TestInstallImage(t *testing.T) {
 	}
 }
 
-// A node can be drained whatever the number of replicas: minAvailable 1 lets no drain pass where there is one.
+// A node can be drained whatever the number of replicas: minAvailable 1 lets no drain pass
+// where there is one.
 func TestInstallDisruptionBudget(t *testing.T) {
 	for _, replicas := range []int{1, 2, 5} {
 		o := objects(t, install.Options{Advertise: []string{"cloud"}, Image: "c:1", Replicas: replicas})["PodDisruptionBudget cloudcore"]
@@ -141,8 +142,9 @@ func TestInstallDisruptionBudget(t *testing.T) {
 	}
 }
 
-// What cloudcore may do does not depend on where it runs. Kustomize renames references to a ConfigMap that bears a hash
-// in its name, and takes every resourceNames of a Role for one: the right to the Lease "cloudcore" was lost that way.
+// What cloudcore may do does not depend on where it runs. Kustomize renames references to a
+// ConfigMap that bears a hash in its name, and takes every resourceNames of a Role for one: the
+// right to the Lease "cloudcore" was lost that way.
 func TestInstallRightsAreTheSameEverywhere(t *testing.T) {
 	elsewhere := objects(t, install.Options{RightsOnly: true, Replicas: 1, Usage: true})
 	inCluster := objects(t, install.Options{Advertise: []string{"cloud"}, Image: "c:1", Replicas: 1, Usage: true, Endpoint: true})

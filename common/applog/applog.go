@@ -1,6 +1,8 @@
-// Package applog is what a device sends of an application's logs, and what it is answered: JSON, by POST to Path.
+// Package applog is what a device sends of an application's logs, and what it is answered: JSON,
+// by POST to Path.
 //
-// It owns the format and its bounds. It refuses a batch above them (Check). Values are never changed.
+// It owns the format and its bounds. It refuses a batch above them (Check). Values are
+// never changed.
 package applog
 
 import (
@@ -18,7 +20,8 @@ const (
 	MaxBatch = 512 << 10
 )
 
-// Batch is lines of one container, in their order. A container that was started again is another one: its restarts count.
+// Batch is lines of one container, in their order. A container that was started again is another
+// one: its restarts count.
 type Batch struct {
 	AppUID    string `json:"appUID"`
 	Pod       string `json:"pod"`
@@ -35,7 +38,8 @@ func (b *Batch) Stream() string { return fmt.Sprintf("%s/%s/%d", b.PodUID, b.Con
 
 // Line is one line as the container runtime wrote it.
 type Line struct {
-	// End is the offset behind the line in all that the container has written. It grows from line to line, over rotations too.
+	// End is the offset behind the line in all that the container has written. It grows from line
+	// to line, over rotations too.
 	End     int64     `json:"end"`
 	Time    time.Time `json:"time"`
 	Stderr  bool      `json:"stderr,omitempty"`

@@ -1,7 +1,8 @@
-// Package cli is what the commands of both binaries share: exit codes, signals, logging, version and configuration verbs.
+// Package cli is what the commands of both binaries share: exit codes, signals, logging, version
+// and configuration verbs.
 //
-// It owns how a command ends: 0 fine, 1 it failed, 2 the call or its input was wrong and nothing was done. It decides nothing about what commands do.
-// Only Main exits the process.
+// It owns how a command ends: 0 fine, 1 it failed, 2 the call or its input was wrong and nothing
+// was done. It decides nothing about what commands do. Only Main exits the process.
 package cli
 
 import (
@@ -49,7 +50,8 @@ func Bad(err error) error {
 // Badf is Bad(fmt.Errorf(...)).
 func Badf(format string, args ...any) error { return Bad(fmt.Errorf(format, args...)) }
 
-// Main runs a command with the process' arguments, ends its context at the first SIGTERM or SIGINT, and exits. A second signal ends the process at once.
+// Main runs a command with the process' arguments, ends its context at the first SIGTERM or SIGINT,
+// and exits. A second signal ends the process at once.
 func Main(command *cobra.Command) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	context.AfterFunc(ctx, stop) // from here on a signal has its default effect again
@@ -79,8 +81,8 @@ func Args(check cobra.PositionalArgs) cobra.PositionalArgs {
 	}
 }
 
-// Logging sets klog up (text on standard error) and returns ctx with the logger. klog is global by its nature; a process calls this once, before
-// anything logs.
+// Logging sets klog up (text on standard error) and returns ctx with the logger. klog is global by
+// its nature; a process calls this once, before anything logs.
 func Logging(ctx context.Context, verbosity int) context.Context {
 	logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Verbosity(verbosity), textlogger.Output(os.Stderr)))
 	klog.SetLoggerWithOptions(logger, klog.ContextualLogger(true))

@@ -1,7 +1,9 @@
-// Package config reads the configuration files of both binaries: YAML, strict, with every mistake told at once by file, line and field.
+// Package config reads the configuration files of both binaries: YAML, strict, with every mistake
+// told at once by file, line and field.
 //
-// It owns the reading and the reporting; the fields and their rules belong to the package that declares the struct. It refuses unknown fields,
-// fields given twice, values of the wrong type, and more than one document. Its values are plain and shared with nobody.
+// It owns the reading and the reporting; the fields and their rules belong to the package that
+// declares the struct. It refuses unknown fields, fields given twice, values of the wrong type, and
+// more than one document. Its values are plain and shared with nobody.
 package config
 
 import (
@@ -59,7 +61,8 @@ type Document struct {
 	lines map[string]int // field path -> line
 }
 
-// Decode reads a file's content into a struct that already holds the defaults. kind is the Kind that the file must have. The error is an *Error.
+// Decode reads a file's content into a struct that already holds the defaults. kind is the Kind
+// that the file must have. The error is an *Error.
 func Decode(file string, data []byte, kind string, into any) (*Document, error) {
 	d := &Document{file: file, lines: map[string]int{}}
 	if len(data) > MaxSize {

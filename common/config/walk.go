@@ -19,8 +19,9 @@ type Problem struct {
 	Message string
 }
 
-// walker compares a YAML tree with the Go type it is meant for, notes where every field stands, and makes the JSON value. One walk finds every
-// mistake; a decoder would stop at the first, and would not know its line.
+// walker compares a YAML tree with the Go type it is meant for, notes where every field stands, and
+// makes the JSON value. One walk finds every mistake; a decoder would stop at the first, and would
+// not know its line.
 type walker struct {
 	lines    map[string]int
 	problems []Problem
@@ -218,7 +219,8 @@ func want(t reflect.Type) string {
 	return t.String()
 }
 
-// fieldsOf collects the fields of a struct by their JSON names; embedded structs count as their own fields do.
+// fieldsOf collects the fields of a struct by their JSON names; embedded structs count as
+// their own fields do.
 func fieldsOf(t reflect.Type, into map[string]reflect.Type) {
 	for f := range t.Fields() {
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
@@ -234,7 +236,8 @@ func fieldsOf(t reflect.Type, into map[string]reflect.Type) {
 	}
 }
 
-// suggest names the field that was probably meant: one that differs in case alone, or by at most two letters.
+// suggest names the field that was probably meant: one that differs in case alone, or by at
+// most two letters.
 func suggest(name string, names map[string]reflect.Type) string {
 	best, distance := "", 3
 	keys := make([]string, 0, len(names))

@@ -1,13 +1,13 @@
-// Package gctuner adapts the GC percentage (GOGC) of a process to its load: low while it idles, Go's
-// default in a burst.
+// Package gctuner adapts the GC percentage (GOGC) of a process to its load: low while it idles,
+// Go's default in a burst.
 //
-// Go's collector runs when the heap has grown by GOGC percent since the last cycle. One number for a
-// whole life is either expensive in bursts, when a low one makes the collector run many times a second,
-// or expensive at rest, when a high one keeps what the last burst left behind: an idle process allocates
-// too little to reach the next cycle. So Run gives the process a budget of GC cycles that refills with
-// time, at the rate at which cycles take a fixed share of one CPU. The percentage follows the budget: low
-// while it is full, Policy.Burst when it is exhausted. When a burst is over, the heap is collected once
-// and free pages are returned to the operating system.
+// Go's collector runs when the heap has grown by GOGC percent since the last cycle. One number for
+// a whole life is either expensive in bursts, when a low one makes the collector run many times a
+// second, or expensive at rest, when a high one keeps what the last burst left behind: an idle
+// process allocates too little to reach the next cycle. So Run gives the process a budget of GC
+// cycles that refills with time, at the rate at which cycles take a fixed share of one CPU. The
+// percentage follows the budget: low while it is full, Policy.Burst when it is exhausted. When a
+// burst is over, the heap is collected once and free pages are returned to the operating system.
 //
 // It owns the process' GC percentage while it runs (debug.SetGCPercent): one Run at a time. It does
 // nothing where GOGC is set in the environment, and leaves GOMEMLIMIT alone, which overrides any
@@ -30,16 +30,18 @@ type Policy struct {
 	// Rest and Burst bound the percentage (GOGC): the garbage that may stand beside live memory, in
 	// percent of it.
 	Rest, Burst int
-	// Share is how much of one CPU garbage collection may take, as long as less than Burst percent is
-	// enough for that: 0.01 is 10 ms a second.
+	// Share is how much of one CPU garbage collection may take, as long as less than Burst percent
+	// is enough for that: 0.01 is 10 ms a second.
 	Share float64
-	// AfterBurst is called when a burst is over and its memory is released, by Run's own goroutine; nil: no callback.
+	// AfterBurst is called when a burst is over and its memory is released, by Run's own goroutine;
+	// nil: no callback.
 	AfterBurst func()
 }
 
-// Default keeps a seventh of live memory as garbage at rest, and is Go's own in a burst. A GC cycle of
-// edgecore with ten pods takes some 20 ms of CPU, and twice that by the runtime's count where other
-// processes want the CPU too; at rest it has one cycle every 2 to 3 s, and may have one a second.
+// Default keeps a seventh of live memory as garbage at rest, and is Go's own in a burst. A GC
+// cycle of edgecore with ten pods takes some 20 ms of CPU, and twice that by the runtime's
+// count where other processes want the CPU too; at rest it has one cycle every 2 to 3 s, and
+// may have one a second.
 func Default() Policy { return Policy{Rest: 15, Burst: 100, Share: 0.02} }
 
 const (
@@ -83,9 +85,9 @@ func (b *budget) burstOver() bool {
 	return true
 }
 
-// percent is the GC percentage that the budget allows. It rises slowly at first: a heap is as large as
-// the highest percentage of the last minutes made it, so a process whose load varies must not pay for
-// both ends.
+// percent is the GC percentage that the budget allows. It rises slowly at first: a heap is as large
+// as the highest percentage of the last minutes made it, so a process whose load varies must not
+// pay for both ends.
 func (b *budget) percent() int {
 	spent := 1 - b.left/capacity
 	return b.policy.Rest + int(spent*spent*float64(b.policy.Burst-b.policy.Rest))
@@ -201,8 +203,8 @@ func (golang) spent() (cycles uint64, cpu time.Duration) {
 
 func (golang) release() { debug.FreeOSMemory() }
 
-// sentinel is garbage at once. It has a pointer: without one it might share a block with live objects
-// (runtime.AddCleanup).
+// sentinel is garbage at once. It has a pointer: without one it might share a block with live
+// objects (runtime.AddCleanup).
 type sentinel struct{ _ *sentinel }
 
 func (golang) onCycle(f func()) {

@@ -63,7 +63,8 @@ func (f *fake) collect() {
 	}
 }
 
-// run allocates for a time, in steps of a millisecond, and returns the CPU time that collecting took.
+// run allocates for a time, in steps of a millisecond, and returns the CPU time that
+// collecting took.
 func (f *fake) run(rate float64, d time.Duration) time.Duration {
 	_, before := f.spent()
 	const step = time.Millisecond
@@ -153,8 +154,9 @@ func TestRest(t *testing.T) {
 	})
 }
 
-// What is allocated steadily, and fast enough that collecting at the lowest percentage would cost more than its share, finds a percentage between; also where it
-// comes by fits and starts, as a kubelet's housekeeping does.
+// What is allocated steadily, and fast enough that collecting at the lowest percentage would cost
+// more than its share, finds a percentage between; also where it comes by fits and starts, as a
+// kubelet's housekeeping does.
 func TestBetween(t *testing.T) {
 	adapted(t, func(t *testing.T, f *fake) {
 		for _, fit := range []time.Duration{10 * time.Second, time.Second, 300 * time.Millisecond} {
@@ -229,7 +231,8 @@ func TestBudget(t *testing.T) {
 	}
 }
 
-// The runtime's own: it tells of each collection, counts those that nobody asked for, and keeps its percentage only for a Run.
+// The runtime's own: it tells of each collection, counts those that nobody asked for, and keeps its
+// percentage only for a Run.
 func TestRuntime(t *testing.T) {
 	collected := make(chan struct{}, 1)
 	for range 3 {

@@ -1,7 +1,8 @@
-// Package health is the listener of a process for those who watch over it: /healthz, /readyz and /metrics.
+// Package health is the listener of a process for those who watch over it: /healthz,
+// /readyz and /metrics.
 //
-// It owns the listener. What healthy and ready mean is told to it. It refuses everything but GET and HEAD. Checks are called for each request, by
-// many goroutines at once.
+// It owns the listener. What healthy and ready mean is told to it. It refuses everything but GET
+// and HEAD. Checks are called for each request, by many goroutines at once.
 package health
 
 import (
@@ -33,12 +34,13 @@ type Server struct {
 	token   string
 }
 
-// GuardMetrics has /metrics answer only who bears the token (Authorization: Bearer); "" is nobody's. It is
-// called before Run: on a loopback address every local user could read it otherwise.
+// GuardMetrics has /metrics answer only who bears the token (Authorization: Bearer); "" is
+// nobody's. It is called before Run: on a loopback address every local user could read it
+// otherwise.
 func (s *Server) GuardMetrics(token string) { s.guarded, s.token = true, token }
 
-// New returns a server for an address ("127.0.0.1:10551"). live are the checks of /healthz: a process that fails one should be restarted. ready
-// are those of /readyz, beside the live ones.
+// New returns a server for an address ("127.0.0.1:10551"). live are the checks of /healthz: a
+// process that fails one should be restarted. ready are those of /readyz, beside the live ones.
 func New(listen string, live, ready map[string]Check, metrics prometheus.Gatherer) *Server {
 	return &Server{listen: listen, live: live, ready: ready, metrics: metrics}
 }
@@ -79,7 +81,8 @@ func (s *Server) bears(r *http.Request) bool {
 	return ok && s.token != "" && subtle.ConstantTimeCompare([]byte(token), []byte(s.token)) == 1
 }
 
-// answer says "ok", or with 503 what is wrong; ?verbose lists every check, as Kubernetes' own components do.
+// answer says "ok", or with 503 what is wrong; ?verbose lists every check, as Kubernetes'
+// own components do.
 func answer(w http.ResponseWriter, r *http.Request, sets ...map[string]Check) {
 	var lines []string
 	failed := false

@@ -1,8 +1,9 @@
-// Package httpserver is what every HTTP server here has in common: how it ends, and where net/http's own
-// complaints go.
+// Package httpserver is what every HTTP server here has in common: how it ends, and where
+// net/http's own complaints go.
 //
-// It owns no listener, no handler and no limit: those differ. It refuses to log a failed handshake as an
-// error: scanners of the internet cause them at will. Its functions may be called by many goroutines.
+// It owns no listener, no handler and no limit: those differ. It refuses to log a failed
+// handshake as an error: scanners of the internet cause them at will. Its functions may be called
+// by many goroutines.
 package httpserver
 
 import (
@@ -17,8 +18,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Serve answers on l, which it closes, until ctx ends; then every connection ends, and it returns nil.
-// what names the server in its error and its log.
+// Serve answers on l, which it closes, until ctx ends; then every connection ends, and it returns
+// nil. what names the server in its error and its log.
 func Serve(ctx context.Context, server *http.Server, l net.Listener, what string) error {
 	server.ErrorLog = Log(klog.FromContext(ctx), what)
 	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
@@ -30,8 +31,8 @@ func Serve(ctx context.Context, server *http.Server, l net.Listener, what string
 	return fmt.Errorf("serving %s: %w", what, err)
 }
 
-// Log is for a server's ErrorLog: what net/http has to say of handshakes that failed and handlers that
-// panicked, one line each, at level 2.
+// Log is for a server's ErrorLog: what net/http has to say of handshakes that failed and handlers
+// that panicked, one line each, at level 2.
 func Log(logger klog.Logger, what string) *log.Logger {
 	return log.New(writer{logger, what}, "", 0)
 }

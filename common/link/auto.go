@@ -9,18 +9,20 @@ import (
 )
 
 const (
-	// headStart is how long the first choice of Auto dials alone. Its handshake takes two or three round trips: where they last longer both are
-	// tried.
+	// headStart is how long the first choice of Auto dials alone. Its handshake takes two or three
+	// round trips: where they last longer both are tried.
 	headStart = 500 * time.Millisecond
-	// remember is how long Auto keeps to websocket where that has won, before it tries QUIC first again: networks change.
+	// remember is how long Auto keeps to websocket where that has won, before it tries QUIC first
+	// again: networks change.
 	remember = time.Hour
-	// shortLived is the age below which a QUIC link that fell silent counts as one that only seemed to work: some firewalls let a handshake
-	// through and nothing after it.
+	// shortLived is the age below which a QUIC link that fell silent counts as one that only seemed
+	// to work: some firewalls let a handshake through and nothing after it.
 	shortLived = 2 * time.Minute
 )
 
-// Auto returns a dialer that prefers quic, and takes ws where UDP is blocked. The second choice is dialled when the first fails or takes its time,
-// and the first link that opens wins; what won is the first choice for the next dial.
+// Auto returns a dialer that prefers quic, and takes ws where UDP is blocked. The second choice is
+// dialled when the first fails or takes its time, and the first link that opens wins; what won is
+// the first choice for the next dial.
 func Auto(quic, ws Dialer) Dialer { return &auto{quic: quic, ws: ws} }
 
 type auto struct {
@@ -103,7 +105,8 @@ func (a *auto) Dial(ctx context.Context, address string) (Conn, error) {
 				winner, startSecond = r, nil
 				cancel()
 			default:
-				// Both have opened at one moment. Closing is bounded, and the winner need not wait for it.
+				// Both have opened at one moment. Closing is bounded, and the winner need
+				// not wait for it.
 				go func() { _ = r.conn.Close(CloseReplaced, "another transport was quicker") }()
 			}
 		}

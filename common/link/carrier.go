@@ -16,23 +16,27 @@ import (
 type Traits struct {
 	// Lanes: every class has an ordered stream of its own. Otherwise all classes share one.
 	Lanes bool
-	// Batch is how many bytes one Write may carry, at most MaxBatch. On a shared stream nothing passes what is already in a batch: a small one
-	// keeps heartbeats quick on a thin link.
+	// Batch is how many bytes one Write may carry, at most MaxBatch. On a shared stream nothing
+	// passes what is already in a batch: a small one keeps heartbeats quick on a thin link.
 	Batch int
 	// Dialed: this end opened the link.
 	Dialed bool
-	// PeerIdle is the IdleTimeout of the peer, and asks for Keepalive calls; 0: the transport sees to its own keepalive.
+	// PeerIdle is the IdleTimeout of the peer, and asks for Keepalive calls; 0: the transport sees
+	// to its own keepalive.
 	PeerIdle time.Duration
 }
 
-// Carrier moves frames for a Conn. Start owns it: it calls Serve once, Write at most once at a time for each class (with
-// Keepalive, at most once at a time where there are no lanes), Stop once, and Close once at the end.
+// Carrier moves frames for a Conn. Start owns it: it calls Serve once, Write at most once at a time
+// for each class (with Keepalive, at most once at a time where there are no lanes), Stop once, and
+// Close once at the end.
 type Carrier interface {
 	Traits() Traits
-	// Serve hands each incoming stream of frames to sink.Read, as whose errors it passes a *CloseError if the peer said why, else what the network
-	// said. It returns when the link has ended. A carrier with lanes may call Read for several streams at once.
+	// Serve hands each incoming stream of frames to sink.Read, as whose errors it passes a
+	// *CloseError if the peer said why, else what the network said. It returns when the link has
+	// ended. A carrier with lanes may call Read for several streams at once.
 	Serve(sink Sink) error
-	// Write sends whole frames of a class. It fails when not one byte could be written for IdleTimeout.
+	// Write sends whole frames of a class. It fails when not one byte could be written for
+	// IdleTimeout.
 	Write(class topic.Class, frames []byte) error
 	// Keepalive makes the peer hear from this end.
 	Keepalive() error
@@ -40,8 +44,8 @@ type Carrier interface {
 	LastHeard() time.Time
 	// Stop makes Serve and Write return within CloseTimeout. It doesn't block.
 	Stop(why *CloseError)
-	// Close is called when Serve has returned and no Write runs. It tells the peer why, unless it was the peer who ended the link, and frees
-	// everything.
+	// Close is called when Serve has returned and no Write runs. It tells the peer why, unless it
+	// was the peer who ended the link, and frees everything.
 	Close(why *CloseError)
 }
 
@@ -49,8 +53,10 @@ type Carrier interface {
 type Sink interface {
 	// Read serves one stream until it fails, and ends the link then.
 	Read(io.Reader) error
-	// Begin is Read for a carrier that can wait for a stream without reading it: next reads one message, and its error must be given to end, which is
-	// called once. A goroutine that has read a message keeps a stack of 8 to 16 KiB while it waits for the next; one that only waits has 4 KiB.
+	// Begin is Read for a carrier that can wait for a stream without reading it: next reads one
+	// message, and its error must be given to end, which is called once. A goroutine that has
+	// read a message keeps a stack of 8 to 16 KiB while it waits for the next; one that only
+	// waits has 4 KiB.
 	Begin(io.Reader) (next func() error, end func(error))
 	// Alive says that a keepalive has come.
 	Alive()
@@ -63,7 +69,8 @@ func refuse(code CloseCode, format string, args ...any) *CloseError {
 	return &CloseError{Code: code, Reason: fmt.Sprintf(format, args...)}
 }
 
-// shorten makes a reason fit a websocket's close frame: 125 bytes with the code, UTF-8 (RFC 6455 section 5.5.1).
+// shorten makes a reason fit a websocket's close frame: 125 bytes with the code, UTF-8 (RFC 6455
+// section 5.5.1).
 func shorten(reason string) string { return cut(reason, 123) }
 
 // cut makes a text valid UTF-8 of at most so many bytes.

@@ -15,7 +15,8 @@ import (
 	"github.com/skerry-io/skerry/common/topic"
 )
 
-// ErrTooLarge is returned for a message that is above the bound. A message that is sent so leaves the link as it was.
+// ErrTooLarge is returned for a message that is above the bound. A message that is sent so leaves
+// the link as it was.
 var ErrTooLarge = errors.New("message is too large for the link")
 
 // Refusal is an error that came over the link as the content of an answer.
@@ -23,8 +24,9 @@ type Refusal string
 
 func (r Refusal) Error() string { return string(r) }
 
-// Codec turns messages into bytes and back. One serves all links of a listener or dialer: it holds the compressor's memory, which is taken when it is
-// needed, and is garbage once two collections have passed without that.
+// Codec turns messages into bytes and back. One serves all links of a listener or dialer: it holds
+// the compressor's memory, which is taken when it is needed, and is garbage once two collections
+// have passed without that.
 type Codec struct {
 	table  *topic.Table
 	config Config
@@ -35,7 +37,8 @@ type Codec struct {
 	batches   sync.Pool // *[]byte of MaxBatch
 }
 
-// maxEncodings is how many messages are compressed at a time: each takes 1.3 MB meanwhile, and links seldom compress at the same moment. Others wait.
+// maxEncodings is how many messages are compressed at a time: each takes 1.3 MB meanwhile, and
+// links seldom compress at the same moment. Others wait.
 const maxEncodings = 2
 
 // NewCodec returns a codec for the topics of table.
@@ -99,7 +102,8 @@ func (c *Codec) Encode(m message.Message) (topic.Entry, []byte, error) {
 	return entry, data, nil
 }
 
-// Decode returns the message in data, which it does not keep. Its error is a *CloseError: the peer has said what it must not say.
+// Decode returns the message in data, which it does not keep. Its error is a *CloseError: the peer
+// has said what it must not say.
 func (c *Codec) Decode(data []byte) (message.Message, error) {
 	s, err := c.open(data)
 	if err != nil {
@@ -108,7 +112,8 @@ func (c *Codec) Decode(data []byte) (message.Message, error) {
 	return c.content(s)
 }
 
-// sealed is a message whose content has not been looked at: whether anybody wants it may not be known yet.
+// sealed is a message whose content has not been looked at: whether anybody wants it may
+// not be known yet.
 type sealed struct {
 	message     message.Message
 	payload     []byte // as it came

@@ -17,27 +17,33 @@ type Bound struct {
 
 // Config bounds a link. Both ends should agree on MaxMessage.
 type Config struct {
-	// MaxMessage is the longest content that is sent, in bytes, before compression. It must be within the peer's MaxReceive.
+	// MaxMessage is the longest content that is sent, in bytes, before compression. It must be
+	// within the peer's MaxReceive.
 	MaxMessage int
-	// MaxReceive is the longest content that is taken, in bytes, after decompression; 0: MaxMessage.
+	// MaxReceive is the longest content that is taken, in bytes, after decompression; 0:
+	// MaxMessage.
 	MaxReceive int
-	// MaxAssembly is how many bytes of messages longer than a frame, as they are on the wire, this end holds over all classes but Urgent: of those that a peer has begun
-	// and not ended, and of those that nobody has received yet. A peer that has begun more is refused; while it is the latter that take the room, reading waits.
+	// MaxAssembly is how many bytes of messages longer than a frame, as they are on the wire, this
+	// end holds over all classes but Urgent: of those that a peer has begun and not ended, and of
+	// those that nobody has received yet. A peer that has begun more is refused; while it is the
+	// latter that take the room, reading waits.
 	MaxAssembly int
 	// PeerAssembly is MaxAssembly of the peer; 0: that of this end.
 	PeerAssembly int
-	// CompressAbove is the length of content in bytes from which compression is tried; negative: never.
+	// CompressAbove is the length of content in bytes from which compression is tried;
+	// negative: never.
 	CompressAbove int
 
-	// SendQueue bounds what waits to be sent, for each class. A full queue holds Send back. Of class Stream a sixteenth waits: whoever has room in
-	// the queue is served in turn, so the less waits there, the sooner a stream's turn comes.
+	// SendQueue bounds what waits to be sent, for each class. A full queue holds Send back. Of
+	// class Stream a sixteenth waits: whoever has room in the queue is served in turn, so the less
+	// waits there, the sooner a stream's turn comes.
 	SendQueue Bound
-	// ReceiveQueue bounds what has come and was not received yet, for each class. A full queue stops reading: the peer is held back, and ends
-	// the link when that lasts for its IdleTimeout.
+	// ReceiveQueue bounds what has come and was not received yet, for each class. A full queue
+	// stops reading: the peer is held back, and ends the link when that lasts for its IdleTimeout.
 	ReceiveQueue Bound
 
-	// Keepalive is the longest silence of the end that dialled, but for a sixteenth. The other end answers only as often as this end's
-	// IdleTimeout needs.
+	// Keepalive is the longest silence of the end that dialled, but for a sixteenth. The other end
+	// answers only as often as this end's IdleTimeout needs.
 	Keepalive time.Duration
 	// IdleTimeout ends the link when nothing was heard, or nothing could be written, for so long.
 	IdleTimeout time.Duration
@@ -50,11 +56,13 @@ type Config struct {
 // envelopeRoom is what header and route of a message may take on top of the content.
 const envelopeRoom = 4 << 10
 
-// maxUrgent is the longest message of class Urgent: those are not counted in MaxAssembly, so that nothing holds them back.
+// maxUrgent is the longest message of class Urgent: those are not counted in MaxAssembly, so that
+// nothing holds them back.
 const maxUrgent = 64 << 10
 
-// The longest content of an edge: an object at kube-apiserver is bounded by 1.5 MiB of etcd, a request by 3 MiB, and there is a path beside it. What an edge can make
-// cloudcore hold is bounded far below what cloudcore may send: edges are many, and believed less.
+// The longest content of an edge: an object at kube-apiserver is bounded by 1.5 MiB of etcd, a
+// request by 3 MiB, and there is a path beside it. What an edge can make cloudcore hold is bounded
+// far below what cloudcore may send: edges are many, and believed less.
 const (
 	maxUp         = 3<<20 + 128<<10
 	maxUpAssembly = 4 << 20

@@ -11,10 +11,11 @@ import (
 	"github.com/skerry-io/skerry/common/topic"
 )
 
-// Start makes a Conn of a carrier whose handshake is complete, and owns the carrier from then on. config must be valid and codec made with it.
+// Start makes a Conn of a carrier whose handshake is complete, and owns the carrier from then on.
+// config must be valid and codec made with it.
 //
-// An idle Conn has one goroutine of its own, which reads: at 10,000 links the stack of a writer that waits would count. A writer lives while there
-// is something to write.
+// An idle Conn has one goroutine of its own, which reads: at 10,000 links the stack of a writer
+// that waits would count. A writer lives while there is something to write.
 func Start(carrier Carrier, codec *Codec, config Config, info Info) Conn {
 	c := &conn{
 		carrier: carrier, traits: carrier.Traits(), codec: codec, config: &codec.config, info: info,
@@ -190,7 +191,8 @@ func (c *conn) Receive(ctx context.Context) (message.Message, error) {
 	}
 }
 
-// Poll prefers the lowest class too. What came is decoded here and not before, one message at a time: who has not been admitted makes this end decode nothing.
+// Poll prefers the lowest class too. What came is decoded here and not before, one message at a
+// time: who has not been admitted makes this end decode nothing.
 func (c *conn) Poll() (message.Message, bool) {
 	c.mu.Lock()
 	if c.ended != nil {
@@ -318,7 +320,8 @@ func (c *conn) next(a *assembler, r io.Reader) error {
 	return nil
 }
 
-// keepaliveEvery is this end's longest silence. It is a little more than Keepalive: what is sent at that interval anyway makes keepalives needless.
+// keepaliveEvery is this end's longest silence. It is a little more than Keepalive: what is sent at
+// that interval anyway makes keepalives needless.
 func (c *conn) keepaliveEvery() time.Duration {
 	switch {
 	case c.traits.PeerIdle == 0:
@@ -346,9 +349,10 @@ func (c *conn) tick() {
 	c.keepalive.Reset(every)
 }
 
-// heard answers the end that dialled as soon as something of it comes and this end was silent for half of what the peer can bear: so the answer
-// travels with the acknowledgement that TCP sends anyway, and an idle link costs little more than one keepalive and its acknowledgement. mu is
-// held.
+// heard answers the end that dialled as soon as something of it comes and this end was silent
+// for half of what the peer can bear: so the answer travels with the acknowledgement that TCP
+// sends anyway, and an idle link costs little more than one keepalive and its
+// acknowledgement. mu is held.
 func (c *conn) heard(now time.Time) {
 	if c.traits.PeerIdle == 0 || c.traits.Dialed || now.Sub(c.lastSent) < c.traits.PeerIdle/2 || c.ended != nil {
 		return

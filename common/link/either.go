@@ -7,11 +7,12 @@ import (
 	"time"
 )
 
-// keepOlder is how long Either dials the older way first once that was the one that led somewhere: servers are upgraded some day.
+// keepOlder is how long Either dials the older way first once that was the one that led somewhere:
+// servers are upgraded some day.
 const keepOlder = time.Hour
 
-// Either returns a dialer that goes by now, and where that leads to no server by older: the ports of a release before. What a server itself refuses is not
-// tried again.
+// Either returns a dialer that goes by now, and where that leads to no server by older: the ports
+// of a release before. What a server itself refuses is not tried again.
 func Either(now, older Dialer) Dialer { return &either{now: now, older: older} }
 
 type either struct {

@@ -11,7 +11,8 @@ import (
 	"github.com/skerry-io/skerry/common/topic"
 )
 
-// A message travels as one frame or, if it is long, as several, between which frames of other classes may pass:
+// A message travels as one frame or, if it is long, as several, between which frames of other
+// classes may pass:
 //
 //	byte 0      bits 0-2: class; bits 3-4: kind; bits 5-7: zero
 //	bytes 1-2   length of the frame's data, big endian, 1 to MaxFrame
@@ -36,7 +37,8 @@ const (
 	MaxBatch = firstHeadSize + MaxFrame
 )
 
-// appendFrame appends the next frame of a message of which sent bytes have gone already, no longer than room, and returns how many have gone then.
+// appendFrame appends the next frame of a message of which sent bytes have gone already, no longer
+// than room, and returns how many have gone then.
 func appendFrame(b []byte, class topic.Class, data []byte, sent, room int) ([]byte, int) {
 	kind, head := frameMore, headSize
 	switch {
@@ -54,7 +56,8 @@ func appendFrame(b []byte, class topic.Class, data []byte, sent, room int) ([]by
 	return append(b, data[sent:sent+n]...), sent + n
 }
 
-// assembly is the room for messages longer than a frame, from their begin until they are received. It is shared by all streams of a link.
+// assembly is the room for messages longer than a frame, from their begin until they are received.
+// It is shared by all streams of a link.
 type assembly struct {
 	room  *semaphore.Weighted
 	bound int
@@ -107,8 +110,8 @@ func (a *assembly) end(n int) {
 
 func (a *assembly) release(n int) { a.room.Release(int64(n)) }
 
-// assembler puts the frames of one stream together. It takes memory only for lengths within the bounds, and for a long message only as its bytes
-// come.
+// assembler puts the frames of one stream together. It takes memory only for lengths within the
+// bounds, and for a long message only as its bytes come.
 type assembler struct {
 	config   *Config
 	assembly *assembly
@@ -124,7 +127,8 @@ type partial struct {
 	total int // 0: no message has begun
 }
 
-// next reads frames up to the end of the next message. held is what it has of the assembly's room, the caller's to release.
+// next reads frames up to the end of the next message. held is what it has of the assembly's room,
+// the caller's to release.
 func (a *assembler) next(ctx context.Context, r io.Reader) (class topic.Class, data []byte, held int, err error) {
 	var head [firstHeadSize]byte
 	for {

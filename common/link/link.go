@@ -1,8 +1,10 @@
-// Package link is one connection between an edge and the cloud: messages in both directions, in classes, over websocket or QUIC.
+// Package link is one connection between an edge and the cloud: messages in both directions, in
+// classes, over websocket or QUIC.
 //
-// It owns the Conn contract, the frames, the close codes and the bounds. The transports (wslink, quiclink) carry frames; linktest holds the
-// contract that both pass. It refuses whatever is longer than its bounds before it takes memory for it, and every peer without a verified
-// certificate. A Conn's Send may be called by many goroutines at once, Receive and Poll by one, Close by any.
+// It owns the Conn contract, the frames, the close codes and the bounds. The transports (wslink,
+// quiclink) carry frames; linktest holds the contract that both pass. It refuses whatever is longer
+// than its bounds before it takes memory for it, and every peer without a verified certificate. A
+// Conn's Send may be called by many goroutines at once, Receive and Poll by one, Close by any.
 package link
 
 import (
@@ -22,22 +24,25 @@ const (
 	QUIC      Transport = "quic"
 )
 
-// Conn is one link. Its goroutines start with it and end with it: after Close, or after the peer or the network ended it, every call returns an
-// error that errors.As finds a *CloseError in.
+// Conn is one link. Its goroutines start with it and end with it: after Close, or after the peer or
+// the network ended it, every call returns an error that errors.As finds a *CloseError in.
 type Conn interface {
-	// Send queues m behind what waits in its topic's class, and returns when the queue has taken it. A full queue holds the caller back until
-	// there is room, ctx ends or the link does. Heartbeats never wait behind bulk: between two chunks of a large message the lower class goes first.
+	// Send queues m behind what waits in its topic's class, and returns when the queue has
+	// taken it. A full queue holds the caller back until there is room, ctx ends or the link
+	// does. Heartbeats never wait behind bulk: between two chunks of a large message the lower
+	// class goes first.
 	Send(ctx context.Context, m message.Message) error
 	// Receive returns the next message, in order within a class and a sender.
 	Receive(ctx context.Context) (message.Message, error)
 	// Poll is Receive without waiting: ok is false where nothing has come, or the link has ended.
 	Poll() (m message.Message, ok bool)
-	// Notify is for who would rather be called than wait in Receive, which must not be used any more then. came is called after each message that
-	// came, and at once for those that have come already; it must not block. ended is called once, in a goroutine of its own, when the link begins to
-	// end. Notify is called once.
+	// Notify is for who would rather be called than wait in Receive, which must not be used any
+	// more then. came is called after each message that came, and at once for those that have come
+	// already; it must not block. ended is called once, in a goroutine of its own, when the link
+	// begins to end. Notify is called once.
 	Notify(came, ended func())
-	// Close tells the peer why and ends the link; what waits to be sent or received is dropped. It returns when the link has ended. Only the first
-	// call counts.
+	// Close tells the peer why and ends the link; what waits to be sent or received is dropped. It
+	// returns when the link has ended. Only the first call counts.
 	Close(code CloseCode, reason string) error
 	// Done is closed when the link has ended; Err then says why.
 	Done() <-chan struct{}
@@ -53,8 +58,9 @@ type Info struct {
 	Remote    net.Addr
 	Peer      *x509.Certificate // verified by the handshake
 	Since     time.Time
-	// Acks: the transport itself knows when the peer acknowledged anything last, LastHeard of the Stats counts that, and the link ends without it. What
-	// is sent for no other reason than to be answered needs no answer then.
+	// Acks: the transport itself knows when the peer acknowledged anything last, LastHeard of the
+	// Stats counts that, and the link ends without it. What is sent for no other reason than to be
+	// answered needs no answer then.
 	Acks bool
 }
 

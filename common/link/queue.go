@@ -9,7 +9,8 @@ import (
 	"github.com/skerry-io/skerry/common/topic"
 )
 
-// room bounds what waits in one queue: a message takes what it weighs, and at least its share of Messages, so that one number keeps both bounds.
+// room bounds what waits in one queue: a message takes what it weighs, and at least its share of
+// Messages, so that one number keeps both bounds.
 type room struct {
 	*semaphore.Weighted
 	bound Bound
@@ -76,9 +77,11 @@ func (q *sendQueue) pop() *outgoing {
 	return m
 }
 
-// fill appends frames of what waits in the classes, the lowest first, to batch, of at most size bytes. It returns how many bytes and messages of
-// each class they complete, and how much room there is in the queues once they are written. On a shared stream the messages that are under way
-// together must fit the peer's MaxAssembly: *assembling counts them, and bound is 0 where there is none.
+// fill appends frames of what waits in the classes, the lowest first, to batch, of at most
+// size bytes. It returns how many bytes and messages of each class they complete, and how much
+// room there is in the queues once they are written. On a shared stream the messages that are
+// under way together must fit the peer's MaxAssembly: *assembling counts them, and bound is 0
+// where there is none.
 func fill(batch []byte, size int, queues []*sendQueue, first topic.Class, assembling *int, bound int) (_ []byte, done [topic.Classes]written) {
 	const least = firstHeadSize + 512 // shorter pieces of a message aren't worth their head
 	for i, q := range queues {

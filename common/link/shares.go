@@ -6,10 +6,10 @@ import (
 	"sync"
 )
 
-// Shares keeps one source from taking all the places for handshakes. Until half of them are taken a source may have
-// as many as it likes: a whole site comes back through one address. From then on it may have an eighth of all. What a
-// place is for is the caller's; a source that has no more is turned away at once, and comes back. Its methods may be
-// called by many goroutines at once.
+// Shares keeps one source from taking all the places for handshakes. Until half of them are taken a
+// source may have as many as it likes: a whole site comes back through one address. From then on it
+// may have an eighth of all. What a place is for is the caller's; a source that has no more is
+// turned away at once, and comes back. Its methods may be called by many goroutines at once.
 type Shares[K comparable] struct {
 	places int
 
@@ -23,7 +23,8 @@ func NewShares[K comparable](places int) *Shares[K] {
 	return &Shares[K]{places: places, by: map[K]int{}}
 }
 
-// Enter takes a place for a source, or reports that it has its share. leave gives the place back, once.
+// Enter takes a place for a source, or reports that it has its share. leave gives the
+// place back, once.
 func (s *Shares[K]) Enter(source K) (leave func(), ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -42,8 +43,8 @@ func (s *Shares[K]) Enter(source K) (leave func(), ok bool) {
 	}), true
 }
 
-// Source is what a network address counts as: the whole of IPv4, and of IPv6 the 64 bits that one network has (RFC 4291,
-// 2.5.1), in which a single machine may take any address.
+// Source is what a network address counts as: the whole of IPv4, and of IPv6 the 64 bits that one
+// network has (RFC 4291, 2.5.1), in which a single machine may take any address.
 func Source(a net.Addr) netip.Prefix {
 	var ip netip.Addr
 	switch a := a.(type) {

@@ -6,11 +6,13 @@ import (
 	"fmt"
 )
 
-// Protocol is what a device offers by ALPN (RFC 7301) beside what a transport over TCP speaks: cloudcore's one port tells by it who comes for a link.
+// Protocol is what a device offers by ALPN (RFC 7301) beside what a transport over TCP speaks:
+// cloudcore's one port tells by it who comes for a link.
 const Protocol = "skerry-link"
 
-// ClientTLS is a copy of c for a dialer: TLS 1.3 only, the one protocol, and sessions kept apart from those of other protocols. It refuses a
-// configuration that would not verify the server or not show a certificate.
+// ClientTLS is a copy of c for a dialer: TLS 1.3 only, the one protocol, and sessions kept apart
+// from those of other protocols. It refuses a configuration that would not verify the server or not
+// show a certificate.
 func ClientTLS(c *tls.Config, protocol string) (*tls.Config, error) {
 	var errs []error
 	if c.InsecureSkipVerify {
@@ -49,7 +51,8 @@ func (s protocolSessions) Put(key string, state *tls.ClientSessionState) {
 	s.ClientSessionCache.Put(s.prefix+key, state)
 }
 
-// ServerTLS is a copy of c for a listener: TLS 1.3 only and the one protocol. It refuses a configuration that would not verify the clients.
+// ServerTLS is a copy of c for a listener: TLS 1.3 only and the one protocol. It refuses a
+// configuration that would not verify the clients.
 func ServerTLS(c *tls.Config, protocol string) (*tls.Config, error) {
 	c, err := serverTLS(c, protocol)
 	if err != nil {

@@ -37,7 +37,8 @@ func NewAuthority(name string, notBefore, notAfter time.Time) (Authority, error)
 	return Authority{Certificate: cert, Key: key}, nil
 }
 
-// ParseAuthority reads an authority's certificate and key, both PEM. An error says what is wrong with them.
+// ParseAuthority reads an authority's certificate and key, both PEM. An error says what is
+// wrong with them.
 func ParseAuthority(cert, key []byte) (Authority, error) {
 	pair, err := tls.X509KeyPair(cert, key)
 	if err != nil {
@@ -58,7 +59,8 @@ func (a Authority) Encode() (cert, key []byte, err error) {
 	return EncodeCertificates(a.Certificate), key, nil
 }
 
-// Issue signs a certificate for a public key. A template without a serial number gets a random one (RFC 5280, 4.1.2.2).
+// Issue signs a certificate for a public key. A template without a serial number gets a random one
+// (RFC 5280, 4.1.2.2).
 func (a Authority) Issue(template *x509.Certificate, public crypto.PublicKey) (*x509.Certificate, error) {
 	der, err := x509.CreateCertificate(rand.Reader, template, a.Certificate, public, a.Key)
 	if err != nil {

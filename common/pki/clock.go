@@ -5,10 +5,12 @@ import (
 	"time"
 )
 
-// Clock is the time by which certificates are judged, on devices whose own clock may be far off: many have no battery and start in 1970.
+// Clock is the time by which certificates are judged, on devices whose own clock may be far off:
+// many have no battery and start in 1970.
 //
-// Until the cloud has told the time it is the system's, but never before the last time that is known to have passed. Once the cloud has told it over
-// a verified link it is the cloud's, carried on by the monotonic clock, whatever the system's says.
+// Until the cloud has told the time it is the system's, but never before the last time that is
+// known to have passed. Once the cloud has told it over a verified link it is the cloud's, carried
+// on by the monotonic clock, whatever the system's says.
 type Clock struct {
 	keep func(time.Time) // set by NewClock, never changed
 
@@ -22,8 +24,9 @@ type Clock struct {
 // keepEvery is how far the time must have moved before it is worth a write: flash wears out.
 const keepEvery = 24 * time.Hour
 
-// NewClock makes a clock that never reads less than known: the latest of the build's date and the last time that was kept. keep, which may be
-// nil, is called with a time worth keeping over a restart, at most once a day of progress.
+// NewClock makes a clock that never reads less than known: the latest of the build's date and the
+// last time that was kept. keep, which may be nil, is called with a time worth keeping over a
+// restart, at most once a day of progress.
 func NewClock(known time.Time, keep func(time.Time)) *Clock {
 	return &Clock{keep: keep, floor: known, kept: known}
 }

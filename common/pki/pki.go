@@ -1,9 +1,11 @@
-// Package pki is who the two ends of a link are: keys, certificate requests, join tokens, the TLS configurations made from them, and the clock
-// they are judged by.
+// Package pki is who the two ends of a link are: keys, certificate requests, join tokens, the TLS
+// configurations made from them, and the clock they are judged by.
 //
-// It owns the form of a node's certificate request, of a printed token and of the bodies of a join, so that the device and the cloud can't
-// disagree about them. It refuses a request that names anything but one node, a token that pins no CA, and every TLS version below 1.3. It
-// keeps no files and speaks to nobody. Clock may be used by many goroutines at once; everything else is a value or a function.
+// It owns the form of a node's certificate request, of a printed token and of the bodies of a join,
+// so that the device and the cloud can't disagree about them. It refuses a request that names
+// anything but one node, a token that pins no CA, and every TLS version below 1.3. It keeps no
+// files and speaks to nobody. Clock may be used by many goroutines at once; everything else is a
+// value or a function.
 package pki
 
 import (
@@ -28,7 +30,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// The names that make a certificate a node's: Kubernetes' Node authorizer, https://kubernetes.io/docs/reference/access-authn-authz/node/.
+// The names that make a certificate a node's: Kubernetes' Node authorizer,
+// https://kubernetes.io/docs/reference/access-authn-authz/node/.
 const (
 	NodeUserPrefix = "system:node:"
 	NodesGroup     = "system:nodes"
@@ -116,7 +119,8 @@ func Pool(certs ...*x509.Certificate) *x509.CertPool {
 	return pool
 }
 
-// Fingerprint is the SHA-256 of a whole certificate, in hex: the form of Kubernetes' credential ids (KEP-4193: X509SHA256=...).
+// Fingerprint is the SHA-256 of a whole certificate, in hex: the form of Kubernetes' credential ids
+// (KEP-4193: X509SHA256=...).
 func Fingerprint(cert *x509.Certificate) string {
 	sum := sha256.Sum256(cert.Raw)
 	return hex.EncodeToString(sum[:])
@@ -133,8 +137,9 @@ func NewNodeCSR(key crypto.Signer, node types.NodeName) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: pemRequest, Bytes: der}), nil
 }
 
-// ParseNodeCSR reads a certificate request that came from outside and returns the node that it asks for. It must be one PEM block, signed by its
-// own key, of a key that is strong enough, with the subject of a node and with nothing that would speak for anybody else.
+// ParseNodeCSR reads a certificate request that came from outside and returns the node that it asks
+// for. It must be one PEM block, signed by its own key, of a key that is strong enough, with the
+// subject of a node and with nothing that would speak for anybody else.
 func ParseNodeCSR(data []byte) (*x509.CertificateRequest, types.NodeName, error) {
 	if len(data) > MaxCSR {
 		return nil, "", fmt.Errorf("the certificate request has %d bytes, more than %d", len(data), MaxCSR)
@@ -172,8 +177,8 @@ func NodeOf(cert *x509.Certificate) (types.NodeName, error) {
 }
 
 func nodeOf(subject pkix.Name) (types.NodeName, error) {
-	// One common name and one organization: a second group would be a second set of rights, and of two common names readers may differ in
-	// which they take.
+	// One common name and one organization: a second group would be a second set of rights, and of
+	// two common names readers may differ in which they take.
 	if len(subject.Names) != 2 || !slices.Equal(subject.Organization, []string{NodesGroup}) {
 		return "", fmt.Errorf("the subject is %q, not CN=%sNAME,O=%s", subject.String(), NodeUserPrefix, NodesGroup)
 	}

@@ -295,7 +295,8 @@ func TestTLS(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	// shake gives what the server saw, after a byte went each way: that is when the client has its ticket.
+	// shake gives what the server saw, after a byte went each way: that is when the client
+	// has its ticket.
 	shake := func() (tls.ConnectionState, error) {
 		done := make(chan error, 1)
 		go func() {

@@ -9,14 +9,17 @@ import (
 	"time"
 )
 
-// Server is what a TLS listener is made of. Its functions are called for each handshake, so what they return may change while it listens.
+// Server is what a TLS listener is made of. Its functions are called for each handshake, so what
+// they return may change while it listens.
 type Server struct {
 	Certificate func() (*tls.Certificate, error)
-	// ClientCAs verify the clients; nil: no client is asked for a certificate. A nil pool refuses every client.
+	// ClientCAs verify the clients; nil: no client is asked for a certificate. A nil pool
+	// refuses every client.
 	ClientCAs func() *x509.CertPool
 	// Now is the time by which clients are verified; nil: the system's.
 	Now func() time.Time
-	// Protocols are all that any user of the configuration negotiates by ALPN (RFC 7301), whatever the user itself puts into NextProtos.
+	// Protocols are all that any user of the configuration negotiates by ALPN (RFC 7301), whatever
+	// the user itself puts into NextProtos.
 	Protocols []string
 }
 
@@ -39,7 +42,8 @@ func ServerTLS(s Server) *tls.Config {
 		if pool == nil {
 			return nil, errors.New("the client CA is not known yet")
 		}
-		// crypto/tls keeps the tickets of the outer configuration for the inner one, so that sessions are resumed.
+		// crypto/tls keeps the tickets of the outer configuration for the inner one, so that
+		// sessions are resumed.
 		return &tls.Config{
 			MinVersion:       tls.VersionTLS13,
 			NextProtos:       s.Protocols,
@@ -53,7 +57,8 @@ func ServerTLS(s Server) *tls.Config {
 	return cfg
 }
 
-// verifyAgain judges the certificate of a resumed session as that of a new one: a ticket must not outlive the trust in what it stands for.
+// verifyAgain judges the certificate of a resumed session as that of a new one: a ticket must not
+// outlive the trust in what it stands for.
 func verifyAgain(pool *x509.CertPool, now func() time.Time) func(tls.ConnectionState) error {
 	return func(cs tls.ConnectionState) error {
 		if !cs.DidResume {
@@ -103,8 +108,9 @@ func ClientTLS(c Client) *tls.Config {
 	return cfg
 }
 
-// sessionCache forgets its sessions when the client certificate changes: a ticket stands for the certificate that was shown when it was made, so
-// a resumed session would go on with the old one after a rotation.
+// sessionCache forgets its sessions when the client certificate changes: a ticket stands for the
+// certificate that was shown when it was made, so a resumed session would go on with the old one
+// after a rotation.
 type sessionCache struct {
 	certificate func() (*tls.Certificate, error)
 

@@ -11,16 +11,18 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// The bootstrap server's interface: POST JoinPath with a JoinRequest as JSON and "Authorization: Bearer ID.SECRET"; the answer is a JoinAnswer, or a
-// Refusal with the status of its reason.
+// The bootstrap server's interface: POST JoinPath with a JoinRequest as JSON and "Authorization:
+// Bearer ID.SECRET"; the answer is a JoinAnswer, or a Refusal with the status of its reason.
 const (
 	JoinPath = "/v1/join"
 	JoinPort = 443
 	// OlderJoinPort is where a cloudcore is asked that has no JoinPort: one of before v0.2.
 	OlderJoinPort = 10002
-	// JoinProtocol is what a device offers by ALPN (RFC 7301) beside http/1.1: cloudcore's one port tells by it who has no certificate yet.
+	// JoinProtocol is what a device offers by ALPN (RFC 7301) beside http/1.1: cloudcore's one port
+	// tells by it who has no certificate yet.
 	JoinProtocol = "skerry-join"
-	// AboutPath is answered with an About to a GET, with or without a token: a device asks before it joins.
+	// AboutPath is answered with an About to a GET, with or without a token: a device asks
+	// before it joins.
 	AboutPath = "/v1/about"
 	// MaxJoinBody bounds both bodies, in bytes.
 	MaxJoinBody = 64 << 10
@@ -32,11 +34,13 @@ type JoinRequest struct {
 	CSR      string         `json:"csr"`      // PEM
 	Version  string         `json:"version"`  // of edgecore
 	Protocol int            `json:"protocol"` // topic.Protocol of edgecore
-	// Kubernetes is the version of the kubelet in edgecore ("v1.37.1"); older edgecores don't say it.
+	// Kubernetes is the version of the kubelet in edgecore ("v1.37.1"); older edgecores
+	// don't say it.
 	Kubernetes string `json:"kubernetes,omitempty"`
 }
 
-// About is what a cloud says of itself before a device has joined: nothing that kube-apiserver does not say to anybody.
+// About is what a cloud says of itself before a device has joined: nothing that kube-apiserver does
+// not say to anybody.
 type About struct {
 	Version    string   `json:"version"`              // of cloudcore
 	Kubernetes string   `json:"kubernetes,omitempty"` // of kube-apiserver; empty while it is not known
@@ -78,7 +82,8 @@ type JoinAnswer struct {
 	Certificate string `json:"certificate"` // PEM: the node's, then intermediates if any
 	// CA is what the device trusts from now on, as PEM. One of it has the token's pin.
 	CA string `json:"ca"`
-	// ClientCA signs the certificates by which kube-apiserver and other clients of the cluster show themselves to a kubelet, as PEM.
+	// ClientCA signs the certificates by which kube-apiserver and other clients of the cluster show
+	// themselves to a kubelet, as PEM.
 	ClientCA   string   `json:"clientCA,omitempty"`
 	WebSocket  []string `json:"websocket,omitempty"` // "host:port"
 	QUIC       []string `json:"quic,omitempty"`      // "host:port"

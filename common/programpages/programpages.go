@@ -1,15 +1,16 @@
-// Package programpages gives back the pages of the program's own file that only its start needed, or a burst of
-// work, and those of a file that it maps to read.
+// Package programpages gives back the pages of the program's own file that only its start needed,
+// or a burst of work, and those of a file that it maps to read.
 //
-// A large Go program touches most of its code and read-only data once: while its packages initialize,
-// register flags, metrics and API types, and open what they work with. The kernel keeps all of that in the
-// process, and takes it back only when memory is short. Without a writer these pages are copies of the file
-// in the page cache, so the process can let go of them at any time (madvise(2), MADV_DONTNEED on a file
-// mapping): what is needed again is mapped again, without a read as long as the page cache has it.
+// A large Go program touches most of its code and read-only data once: while its packages
+// initialize, register flags, metrics and API types, and open what they work with. The kernel keeps
+// all of that in the process, and takes it back only when memory is short. Without a writer these
+// pages are copies of the file in the page cache, so the process can let go of them at any time
+// (madvise(2), MADV_DONTNEED on a file mapping): what is needed again is mapped again, without a
+// read as long as the page cache has it.
 //
-// It owns nothing. It refuses every mapping that can be written, or has a page that is no longer the
-// file's: one that was relocated at the start, or that a debugger has changed. Its functions may be called
-// by many goroutines at once.
+// It owns nothing. It refuses every mapping that can be written, or has a page that is no longer
+// the file's: one that was relocated at the start, or that a debugger has changed. Its functions
+// may be called by many goroutines at once.
 package programpages
 
 import (
@@ -39,9 +40,9 @@ type mapping struct {
 	resident   int // bytes
 }
 
-// Run gives the pages back once the start is over, after settle, and then each interval and whenever burst receives: work
-// that comes once in a while touches others. It returns when ctx ends. settle and interval must be above 0.
-// also is called each time, for pages of other files.
+// Run gives the pages back once the start is over, after settle, and then each interval and
+// whenever burst receives: work that comes once in a while touches others. It returns when ctx
+// ends. settle and interval must be above 0. also is called each time, for pages of other files.
 func Run(ctx context.Context, settle, interval time.Duration, burst <-chan struct{}, also func() error) {
 	timer := time.NewTimer(settle)
 	defer timer.Stop()
@@ -87,8 +88,9 @@ func Release() (bytes int, err error) {
 	return release(all)
 }
 
-// ReleaseFile is Release for a file that the process has mapped to read and shares with those who write it. The caller must hold the mapping: an address that
-// is unmapped meanwhile may be another's.
+// ReleaseFile is Release for a file that the process has mapped to read and shares with
+// those who write it. The caller must hold the mapping: an address that is unmapped
+// meanwhile may be another's.
 func ReleaseFile(path string) (bytes int, err error) {
 	maps, err := os.ReadFile("/proc/self/smaps")
 	if err != nil {
@@ -103,7 +105,8 @@ func ReleaseFile(path string) (bytes int, err error) {
 
 func release(all []mapping) (bytes int, err error) {
 	for _, m := range all {
-		// By the system call, since Go has no slice of these bytes; the kernel refuses a range that is not mapped.
+		// By the system call, since Go has no slice of these bytes; the kernel refuses a range
+		// that is not mapped.
 		if _, _, errno := unix.Syscall(unix.SYS_MADVISE, m.start, m.end-m.start, unix.MADV_DONTNEED); errno != 0 {
 			return bytes, fmt.Errorf("giving back pages of a file: %w", errno)
 		}
@@ -112,8 +115,8 @@ func release(all []mapping) (bytes int, err error) {
 	return bytes, nil
 }
 
-// clean finds in the text of /proc/PID/smaps (proc_pid_smaps(5)) the mappings of a file that can't be
-// written and have no page of their own.
+// clean finds in the text of /proc/PID/smaps (proc_pid_smaps(5)) the mappings of a file that can't
+// be written and have no page of their own.
 func clean(smaps []byte, file, kind string) ([]mapping, error) {
 	var found []mapping
 	var now mapping

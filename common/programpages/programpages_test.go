@@ -93,7 +93,8 @@ func FuzzClean(f *testing.F) {
 	})
 }
 
-// A file that is mapped to read and shared is read on after its pages were given back; what was written to it is not lost.
+// A file that is mapped to read and shared is read on after its pages were given back; what was
+// written to it is not lost.
 func TestReleaseFile(t *testing.T) {
 	path := t.TempDir() + "/file"
 	const size = 1 << 20

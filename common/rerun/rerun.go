@@ -1,9 +1,9 @@
-// Package rerun calls a function again whenever there is a reason to: the loop of every level-triggered
-// controller.
+// Package rerun calls a function again whenever there is a reason to: the loop of every
+// level-triggered controller.
 //
-// It owns when the function is called, and nothing of what it does. Reasons are not queued: however many
-// come, one call follows, which is to look at the present state. It refuses to call it twice at a time. Wake
-// may be called by any goroutine, also before Run; Run by one at a time.
+// It owns when the function is called, and nothing of what it does. Reasons are not queued: however
+// many come, one call follows, which is to look at the present state. It refuses to call it twice
+// at a time. Wake may be called by any goroutine, also before Run; Run by one at a time.
 package rerun
 
 import (
@@ -11,18 +11,19 @@ import (
 	"time"
 )
 
-// Sync brings something in line with the present state, and is safe to repeat. again is how long it may take
-// until it must be called again although no Wake asks for it; 0: for ever.
+// Sync brings something in line with the present state, and is safe to repeat. again is how long it
+// may take until it must be called again although no Wake asks for it; 0: for ever.
 type Sync func(ctx context.Context) (again time.Duration, err error)
 
 // Config says how a Loop goes on.
 type Config struct {
 	// Settle is how long a Loop waits after a Wake before it calls: changes often come in numbers.
 	Settle time.Duration
-	// RetryMin and RetryMax bound the delay after a failure, which doubles. 1 s and 30 s where zero. A Wake
-	// ends the delay.
+	// RetryMin and RetryMax bound the delay after a failure, which doubles. 1 s and 30 s where
+	// zero. A Wake ends the delay.
 	RetryMin, RetryMax time.Duration
-	// Failed is called after each failure, and how long it is until the next call; nil: no callback.
+	// Failed is called after each failure, and how long it is until the next call; nil: no
+	// callback.
 	Failed func(ctx context.Context, err error, retry time.Duration)
 }
 
@@ -81,7 +82,8 @@ func (l *Loop) Run(ctx context.Context) {
 	}
 }
 
-// pause waits for a reason, or for as long as d where that is not 0. It returns false when ctx has ended.
+// pause waits for a reason, or for as long as d where that is not 0. It returns false when
+// ctx has ended.
 func (l *Loop) pause(ctx context.Context, d time.Duration) (goOn bool) {
 	var due <-chan time.Time
 	if d > 0 {

@@ -8,8 +8,9 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// ErrBounds is returned for a payload whose content would take more than the bounds, whatever its length on the wire: an empty element of a list takes two bytes there,
-// and some hundred when it is decoded.
+// ErrBounds is returned for a payload whose content would take more than the bounds, whatever
+// its length on the wire: an empty element of a list takes two bytes there, and some hundred
+// when it is decoded.
 var ErrBounds = errors.New("above the bounds")
 
 // Bounds is what one payload may become. It is counted in the bytes, before they are decoded.
@@ -19,15 +20,18 @@ type Bounds struct {
 }
 
 const (
-	// perMessage is what a generated struct takes at least: its state, unknown fields and the pointer to it, with the slack of a list that grew by append.
+	// perMessage is what a generated struct takes at least: its state, unknown fields and the
+	// pointer to it, with the slack of a list that grew by append.
 	perMessage = 128
-	// perValue is what a string's or byte slice's header takes in a list, and more than any number does.
+	// perValue is what a string's or byte slice's header takes in a list, and more than
+	// any number does.
 	perValue = 24
 	// depth is more than the contract's messages are nested.
 	depth = 8
 )
 
-// UpBounds is for what edges send: they hold some ten thousand objects at most, and are believed the least.
+// UpBounds is for what edges send: they hold some ten thousand objects at most, and are
+// believed the least.
 func UpBounds() Bounds { return Bounds{Memory: 4 << 20, String: 16 << 10} }
 
 // DownBounds is for what the cloud sends.

@@ -27,7 +27,8 @@ const (
 	Normal
 	// Bulk: what may wait for everything else, such as events.
 	Bulk
-	// Stream: the bytes of streams that people open, which may go on for hours: they give way to all of the above.
+	// Stream: the bytes of streams that people open, which may go on for hours: they give way to
+	// all of the above.
 	Stream
 	// Classes is how many there are.
 	Classes = iota
@@ -72,7 +73,8 @@ type Table struct {
 	bounds   Bounds
 }
 
-// Receiving is the table of an end that takes only what goes in that direction, within those bounds.
+// Receiving is the table of an end that takes only what goes in that direction, within
+// those bounds.
 func (t *Table) Receiving(d Direction, bounds Bounds) *Table {
 	return &Table{entries: t.entries, numbers: t.numbers, receives: d, bounds: bounds}
 }
@@ -186,7 +188,8 @@ func (t *Table) Encode(m message.Message) (Entry, []byte, error) {
 	return e, b, nil
 }
 
-// Decode turns the payload of a topic back into content. What is above the table's bounds is refused before memory is taken for it.
+// Decode turns the payload of a topic back into content. What is above the table's bounds is
+// refused before memory is taken for it.
 func (t *Table) Decode(key message.Key, payload []byte) (any, error) {
 	e, err := t.Lookup(key)
 	if err != nil {

@@ -1,7 +1,9 @@
-// Package topic lists every topic that cloudcore and edgecore share, with its payload, and turns their messages into bytes and back.
+// Package topic lists every topic that cloudcore and edgecore share, with its payload, and turns
+// their messages into bytes and back.
 //
-// It owns the wire contract: adding a topic here is all that a new conversation needs. It refuses unknown topics and payloads that don't parse.
-// The table never changes at run time; every function may be called by many goroutines at once.
+// It owns the wire contract: adding a topic here is all that a new conversation needs. It refuses
+// unknown topics and payloads that don't parse. The table never changes at run time; every function
+// may be called by many goroutines at once.
 package topic
 
 import (
@@ -9,11 +11,13 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// Protocol is the version of the contract. An end that speaks another closes the link with a code that says so.
+// Protocol is the version of the contract. An end that speaks another closes the link with a
+// code that says so.
 const Protocol = 2
 
-// QuotaKind is the kind in the details of a Status by which cloudcore says that a quota of the node is used up; their name
-// says which. In a WriteResult it ends nothing: the edge keeps the write, and sends it again after the time in the details.
+// QuotaKind is the kind in the details of a Status by which cloudcore says that a quota of the node
+// is used up; their name says which. In a WriteResult it ends nothing: the edge keeps the write,
+// and sends it again after the time in the details.
 const QuotaKind = "cloudcore-quota"
 
 // The kinds.
@@ -64,20 +68,23 @@ var (
 	PodResult        = message.NewTopic[*topicpb.WriteResult](KindPod, message.Response, message.Every)
 )
 
-// What an agent on the node says of an object's state there: later replaces earlier. The body is the node's own entry, as JSON.
+// What an agent on the node says of an object's state there: later replaces earlier. The body is
+// the node's own entry, as JSON.
 var (
 	ReportWrite  = message.NewTopic[*topicpb.Write](KindReport, message.Update, message.Every)
 	ReportResult = message.NewTopic[*topicpb.WriteResult](KindReport, message.Response, message.Every)
 )
 
-// Requests that need an answer now. Header.Sync is set, and the answer's ParentID names the request.
+// Requests that need an answer now. Header.Sync is set, and the answer's ParentID names
+// the request.
 var (
 	APIRequest  = message.NewTopic[*topicpb.APIRequest](KindAPI, message.Query, message.Every)
 	APIResponse = message.NewTopic[*topicpb.APIResponse](KindAPI, message.Response, message.Every)
 )
 
-// Streams: connections within the link. Who opens one is told that it was accepted by the first StreamWindow or StreamData, and that it was refused by
-// a StreamClose. StreamData and StreamClose stay in order among themselves, and so do the other two.
+// Streams: connections within the link. Who opens one is told that it was accepted by the first
+// StreamWindow or StreamData, and that it was refused by a StreamClose. StreamData and StreamClose
+// stay in order among themselves, and so do the other two.
 var (
 	StreamOpen   = message.NewTopic[*topicpb.StreamOpen](KindStream, message.Insert, message.Every)
 	StreamWindow = message.NewTopic[*topicpb.StreamWindow](KindStream, message.Response, message.Every)
@@ -85,7 +92,8 @@ var (
 	StreamClose  = message.NewTopic[*topicpb.StreamClose](KindStream, message.Delete, message.Every)
 )
 
-// The site. The edge asks once in a session; the cloud says what it is whenever it is not what the edge has.
+// The site. The edge asks once in a session; the cloud says what it is whenever it is not
+// what the edge has.
 var (
 	SiteRequest = message.NewTopic[*topicpb.SiteRequest](KindSite, message.Query, message.Latest)
 	Site        = message.NewTopic[*topicpb.Site](KindSite, message.Update, message.Latest)

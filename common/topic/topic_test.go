@@ -17,7 +17,8 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// The wire contract, in one readable place: a change here is a change between an edge of today and a cloud of yesterday.
+// The wire contract, in one readable place: a change here is a change between an edge of today and
+// a cloud of yesterday.
 func TestTable_Entries(t *testing.T) {
 	type line struct {
 		Number                          uint32
@@ -212,7 +213,8 @@ func messages(all protoreflect.MessageDescriptors) func(func(protoreflect.Messag
 	}
 }
 
-// What cloudcore decodes of what a device sends takes no more memory than its bounds say, whatever its length on the wire.
+// What cloudcore decodes of what a device sends takes no more memory than its bounds say, whatever
+// its length on the wire.
 func FuzzTable_Bounds(f *testing.F) {
 	bounds := topic.UpBounds()
 	table := topic.NewTable().Receiving(topic.Up, bounds)
@@ -269,7 +271,8 @@ func FuzzTable_Bounds(f *testing.F) {
 	})
 }
 
-// attacks are payloads that are small on the wire and large in memory, or long where there are names.
+// attacks are payloads that are small on the wire and large in memory, or long where there
+// are names.
 func attacks() [][]byte {
 	long := func(field byte, n int) []byte { // a string or message of n bytes in a field
 		b := protowire.AppendTag(nil, protowire.Number(field), protowire.BytesType)

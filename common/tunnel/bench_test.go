@@ -124,8 +124,9 @@ func BenchmarkFirstByte(b *testing.B) {
 	})
 }
 
-// BenchmarkTunnel_13_SlowLink measures a heartbeat over an uplink of 256 kbit/s, idle and beside a bulk copy. The difference is to be compared with the time of
-// one chunk; the median of each is told.
+// BenchmarkTunnel_13_SlowLink measures a heartbeat over an uplink of 256 kbit/s, idle and
+// beside a bulk copy. The difference is to be compared with the time of one chunk; the median
+// of each is told.
 func BenchmarkTunnel_13_SlowLink(b *testing.B) {
 	const rate = 32 << 10 // bytes a second
 	w := linked(b, link.WebSocket, func(c net.Conn) net.Conn { return &slow{Conn: c, rate: rate} }, talker(b))

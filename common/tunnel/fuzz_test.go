@@ -39,7 +39,8 @@ func said(script []byte) (out []message.Message) {
 	return out
 }
 
-// Whatever a peer says, in whatever order: it is taken, or it ends the link as a breach of the protocol; and the end leaves nothing.
+// Whatever a peer says, in whatever order: it is taken, or it ends the link as a breach of the
+// protocol; and the end leaves nothing.
 func FuzzHandle(f *testing.F) {
 	f.Add([]byte{0, 1, 100, 2, 1, 5, 3, 1, 0, 4, 1, 0}, true)
 	f.Add([]byte{0, 1, 0, 4, 2, 0, 0, 2, 9, 0xf1, 2, 255}, true)

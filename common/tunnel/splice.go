@@ -11,8 +11,9 @@ import (
 // copySize is the buffer of one direction of Splice: a message's worth.
 const copySize = chunk
 
-// Splice copies between two connections until both directions have ended, one of them has failed, or ctx ends, and closes both. The end of one
-// direction is handed on as such where the connection has a CloseWrite.
+// Splice copies between two connections until both directions have ended, one of them has failed,
+// or ctx ends, and closes both. The end of one direction is handed on as such where the connection
+// has a CloseWrite.
 func Splice(ctx context.Context, a, b net.Conn) {
 	shut := sync.OnceFunc(func() { _, _ = a.Close(), b.Close() }) // whoever copies learns of the end by its own error
 	defer shut()

@@ -155,18 +155,20 @@ func (s *Stream) received(data []byte, fin bool) error {
 	return nil
 }
 
-// answered measures the way to the peer and back, once, before there is data that it could wait behind: what comes first is short, the hello of TLS.
-// s.mu is held.
+// answered measures the way to the peer and back, once, before there is data that it could wait
+// behind: what comes first is short, the hello of TLS. s.mu is held.
 func (s *Stream) answered() {
 	if s.round == 0 {
 		s.round, s.since = max(time.Since(s.asked), 1), s.asked
 	}
 }
 
-// resize makes the window as large as the path needs it, and returns by how much it grew. What a window holds beyond that waits somewhere on the path, before
-// the bottleneck, and everything else that the link carries waits behind it. So it doubles only while a round trip at the rate of now would take half of
-// it, and halves again where that has brought no more. It is called when half a window, or more, was read: what the peer was allowed never exceeds a window
-// that has been halved. s.mu is held.
+// resize makes the window as large as the path needs it, and returns by how much it grew. What a
+// window holds beyond that waits somewhere on the path, before the bottleneck, and everything else
+// that the link carries waits behind it. So it doubles only while a round trip at the rate of now
+// would take half of it, and halves again where that has brought no more. It is called when half a
+// window, or more, was read: what the peer was allowed never exceeds a window that has been
+// halved. s.mu is held.
 func (s *Stream) resize(read int) int {
 	const (
 		slack = 50 * time.Millisecond // of whoever reads and writes at the ends
@@ -192,7 +194,8 @@ func (s *Stream) resize(read int) int {
 	return s.window - old
 }
 
-// keep adds data to the buffer. Small pieces are put together, so that the window bounds the memory that they take. s.mu is held.
+// keep adds data to the buffer. Small pieces are put together, so that the window bounds the memory
+// that they take. s.mu is held.
 func (s *Stream) keep(data []byte) {
 	const small, block = 512, 4 << 10
 	if last := len(s.buffer) - 1; last >= 0 && len(data) < small && len(s.buffer[last])+len(data) <= block {
@@ -280,7 +283,8 @@ func (s *Stream) Close() error {
 // abort is a Close that says why.
 func (s *Stream) abort(reason string) { s.leave(net.ErrClosed, reason) }
 
-// Read returns what has come. io.EOF is the peer's proper end; the end of a session is an error that says so.
+// Read returns what has come. io.EOF is the peer's proper end; the end of a session is an
+// error that says so.
 func (s *Stream) Read(b []byte) (int, error) {
 	for {
 		s.mu.Lock()
@@ -407,7 +411,8 @@ func (s *Stream) release(n int) {
 	s.credit += n
 }
 
-// errAgain says that a Send was interrupted: whoever wrote looks again at the deadline and the stream's state.
+// errAgain says that a Send was interrupted: whoever wrote looks again at the deadline and the
+// stream's state.
 var errAgain = errors.New("interrupted")
 
 // transmit hands data to the link. An error means that it did not go.

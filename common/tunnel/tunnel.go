@@ -1,9 +1,11 @@
-// Package tunnel carries connections within a link: streams, each a net.Conn, side by side and beside everything else that the link carries.
+// Package tunnel carries connections within a link: streams, each a net.Conn, side by side and
+// beside everything else that the link carries.
 //
-// It owns the streams of one session: their windows, deadlines and ends. It refuses a peer that opens more than was agreed, or sends more than it was
-// allowed. It knows no transport: a Sender is all it needs, and whoever receives messages calls the handlers. Nothing that it is told is ever waited
-// for: a reader that stalls costs its own window and nothing else. A Mux and its Streams may be used by many goroutines at once; the handlers are
-// called by one.
+// It owns the streams of one session: their windows, deadlines and ends. It refuses a peer that
+// opens more than was agreed, or sends more than it was allowed. It knows no transport: a Sender is
+// all it needs, and whoever receives messages calls the handlers. Nothing that it is told is ever
+// waited for: a reader that stalls costs its own window and nothing else. A Mux and its Streams may
+// be used by many goroutines at once; the handlers are called by one.
 package tunnel
 
 import (
@@ -22,8 +24,9 @@ import (
 )
 
 const (
-	// A stream's window begins with minWindow, which is all that a thin link can bear without making others wait, and grows with the rate at which it is
-	// read. maxWindow carries 20 Mbit/s over 100 ms.
+	// A stream's window begins with minWindow, which is all that a thin link can bear without
+	// making others wait, and grows with the rate at which it is read. maxWindow carries 20
+	// Mbit/s over 100 ms.
 	maxWindow = 256 << 10
 	minWindow = 16 << 10
 	// chunk is the data of one message: with its envelope it fits into one frame of the link.
@@ -32,8 +35,9 @@ const (
 	closeTimeout = 10 * time.Second
 )
 
-// Sender is the way to the peer: a link.Conn, or a session with one. Send holds its caller back while the queue of the class is full, and an error
-// means that the message did not go. It keeps nothing of the content once it has returned.
+// Sender is the way to the peer: a link.Conn, or a session with one. Send holds its caller back
+// while the queue of the class is full, and an error means that the message did not go. It keeps
+// nothing of the content once it has returned.
 type Sender interface {
 	Send(ctx context.Context, m message.Message) error
 }
@@ -42,15 +46,18 @@ type Sender interface {
 type Config struct {
 	// Peer names the other end in errors.
 	Peer string
-	// Accept dials what the peer asks for. Its error is sent to the peer. nil: this end accepts nothing.
+	// Accept dials what the peer asks for. Its error is sent to the peer. nil: this end
+	// accepts nothing.
 	Accept func(ctx context.Context, target string) (net.Conn, error)
 	// Edge is set at the edge's end of the link: each end opens streams with ids of its own.
 	Edge bool
 	// MaxStreams bounds the streams of the session: 640. At the bound an open is refused.
 	MaxStreams int
-	// MaxAccepted bounds those that the peer has opened: MaxStreams. At the bound the next is refused; a peer that goes on to twice as many loses the link.
+	// MaxAccepted bounds those that the peer has opened: MaxStreams. At the bound the next is
+	// refused; a peer that goes on to twice as many loses the link.
 	MaxAccepted int
-	// Memory bounds what the streams' windows take together, roughly: 8 MiB. The more streams there are, the smaller the window of the next.
+	// Memory bounds what the streams' windows take together, roughly: 8 MiB. The more streams there
+	// are, the smaller the window of the next.
 	Memory int
 	// AcceptTimeout bounds Accept: 10 s.
 	AcceptTimeout time.Duration
@@ -92,7 +99,8 @@ type Mux struct {
 	over    bool      // by Stop
 }
 
-// teller is one kind of news for the peer. Nobody waits for it: a goroutine tells it, and ends when there is no more.
+// teller is one kind of news for the peer. Nobody waits for it: a goroutine tells it, and ends when
+// there is no more.
 type teller struct{ due, running bool }
 
 const (
@@ -132,7 +140,8 @@ func (m *Mux) Run(ctx context.Context) error {
 	return nil
 }
 
-// Start tells the peer of windows and ends from now on. It is called once. While there is nothing to tell there is no goroutine: a cloud has a Mux for every link.
+// Start tells the peer of windows and ends from now on. It is called once. While there is nothing
+// to tell there is no goroutine: a cloud has a Mux for every link.
 func (m *Mux) Start() {
 	m.telling.Lock()
 	defer m.telling.Unlock()
@@ -295,7 +304,8 @@ func (m *Mux) find(id uint64) *Stream {
 	return m.streams[id]
 }
 
-// Handle takes in a message of kind stream. Its error is a *link.CloseError: the peer said what it must not say.
+// Handle takes in a message of kind stream. Its error is a *link.CloseError: the peer said what
+// it must not say.
 func (m *Mux) Handle(_ context.Context, msg message.Message) error {
 	switch c := msg.Content.(type) {
 	case *topicpb.StreamOpen:

@@ -355,8 +355,10 @@ func TestStream_LinkEnds(t *testing.T) {
 	})
 }
 
-// While bulk copies run both ways over 256 kbit/s, a heartbeat and the change of a pod overtake all of them but the piece that is being written. Bytes are
-// counted, so the figure is that of the protocol and of no machine; what the kernel and the network have taken already nothing can overtake.
+// While bulk copies run both ways over 256 kbit/s, a heartbeat and the change of a pod
+// overtake all of them but the piece that is being written. Bytes are counted, so the figure
+// is that of the protocol and of no machine; what the kernel and the network have taken
+// already nothing can overtake.
 func TestTunnel_13_BulkDelaysByOneChunk(t *testing.T) {
 	const (
 		rate = 32 << 10 // bytes a second
@@ -520,7 +522,8 @@ type nobody struct{}
 
 func (nobody) Send(context.Context, message.Message) error { return nil }
 
-// What was accepted may say something before the acceptance itself has come: the two are of different classes.
+// What was accepted may say something before the acceptance itself has come: the two are of
+// different classes.
 func TestOpen_DataIsAnAcceptanceToo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mux := tunnel.New(nobody{}, tunnel.Config{})

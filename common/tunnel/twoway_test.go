@@ -92,7 +92,8 @@ func TestOpen_BothWays(t *testing.T) {
 	})
 }
 
-// A peer that opens streams of the other side, or more than it may and waits for no answer, loses its link.
+// A peer that opens streams of the other side, or more than it may and waits for no answer,
+// loses its link.
 func TestHandle_ForeignStreams(t *testing.T) {
 	open := func(id uint64) message.Message {
 		return topic.StreamOpen.New(message.Resource{}, &topicpb.StreamOpen{Id: id, Window: 100})

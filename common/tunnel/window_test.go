@@ -19,8 +19,8 @@ import (
 	"github.com/skerry-io/skerry/common/tunnel"
 )
 
-// A modem is a path with a queue of 64 KiB before its bottleneck, as cheap ones have: what a sender has put in there, nothing overtakes. One goroutine
-// writes to it.
+// A modem is a path with a queue of 64 KiB before its bottleneck, as cheap ones have: what a sender
+// has put in there, nothing overtakes. One goroutine writes to it.
 type modem struct {
 	net.Conn
 	rate    int // bytes a second
@@ -76,8 +76,8 @@ func (m *modem) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// A bulk copy puts no more into the path than the path needs to be full: others wait for about a chunk where it is thin, and the copy is no slower for it where
-// it is long or wide.
+// A bulk copy puts no more into the path than the path needs to be full: others wait for about a
+// chunk where it is thin, and the copy is no slower for it where it is long or wide.
 func TestTunnel_13_QueuesOnThePathStayShort(t *testing.T) {
 	for name, c := range map[string]struct {
 		rate  int           // bytes a second

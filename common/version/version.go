@@ -1,6 +1,7 @@
 // Package version names the versions of Skerry and of the Kubernetes that it embeds.
 //
-// It owns nothing else. The linker sets Skerry's version (-ldflags -X); the values never change at run time.
+// It owns nothing else. The linker sets Skerry's version (-ldflags -X); the values never
+// change at run time.
 package version
 
 import componentversion "k8s.io/component-base/version"
@@ -13,12 +14,12 @@ var (
 // Skerry is the version of this build.
 func Skerry() string { return version }
 
-// Kubernetes is the version of the kubelet and the client libraries in this build. The linker sets it in k8s.io/component-base/version; without
-// that a kubelet would report v0.0.0-master.
+// Kubernetes is the version of the kubelet and the client libraries in this build. The linker sets
+// it in k8s.io/component-base/version; without that a kubelet would report v0.0.0-master.
 func Kubernetes() string { return componentversion.Get().GitVersion }
 
-// Image is the image of a program, say cloudcore, of exactly this build; "" where the build is no release, since no
-// registry has one then.
+// Image is the image of a program, say cloudcore, of exactly this build; "" where the build is no
+// release, since no registry has one then.
 func Image(program string) string {
 	if registry == "" {
 		return ""

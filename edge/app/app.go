@@ -1,7 +1,8 @@
 // Package app is edgecore put together: the wiring table, and what the parts are made of.
 //
-// It owns the order in which things start, and the parts' configuration from edgecore.yaml. It decides nothing else. New opens the store and reads the
-// identity; Run starts everything and ends when ctx does.
+// It owns the order in which things start, and the parts' configuration from edgecore.yaml. It
+// decides nothing else. New opens the store and reads the identity; Run starts everything and
+// ends when ctx does.
 package app
 
 import (
@@ -55,7 +56,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/vip"
 )
 
-// Configuration reads edgecore.yaml and checks also what only a module knows: the KubeletConfiguration. The error names every mistake with its line.
+// Configuration reads edgecore.yaml and checks also what only a module knows: the
+// KubeletConfiguration. The error names every mistake with its line.
 func Configuration(file string, data []byte) (*edgeconfig.Config, error) {
 	cfg, doc, err := edgeconfig.Read(file, data)
 	if err != nil {
@@ -92,7 +94,8 @@ func NodeName(cfg *edgeconfig.Config, asked string) (string, error) {
 // IdentityDir is where the identity is.
 func IdentityDir(cfg *edgeconfig.Config) string { return filepath.Join(cfg.DataDir, "identity") }
 
-// BuildTime is when this program was built, as its file tells: no certificate that matters is judged by an earlier time.
+// BuildTime is when this program was built, as its file tells: no certificate that matters is
+// judged by an earlier time.
 func BuildTime() time.Time {
 	path, err := os.Executable()
 	if err != nil {
@@ -148,10 +151,12 @@ type App struct {
 	logs     *applogs.Agent
 }
 
-// switched are the modules that the NodePool may switch on (edgeconfig.Auto), as they are in this process.
+// switched are the modules that the NodePool may switch on (edgeconfig.Auto), as they are
+// in this process.
 type switched struct{ site, services, names bool }
 
-// keepTime keeps the newest time known over a restart, for devices whose clock starts in 1970. It is called once a day at most.
+// keepTime keeps the newest time known over a restart, for devices whose clock starts in 1970. It
+// is called once a day at most.
 func (a *App) keepTime(t time.Time) {
 	if a.store != nil {
 		_ = a.store.SetLastTime(context.Background(), t) // a full disk: tomorrow's will do
@@ -184,14 +189,14 @@ func (a *App) newEdged() (*edged.Module, error) {
 	})
 }
 
-// KubeletTransport answers requests to host as those of this device's kubelet, for programs that stand
-// for one. edgecore itself does not use it.
+// KubeletTransport answers requests to host as those of this device's kubelet, for programs that
+// stand for one. edgecore itself does not use it.
 func (a *App) KubeletTransport() (transport http.RoundTripper, host string) {
 	return a.api.RoundTripper(api.Identity{Kubelet: true}), api.Host
 }
 
-// Report reports body to the cloud as this device's entry in the status of an object, for programs that
-// stand for an agent. edgecore itself does not use it.
+// Report reports body to the cloud as this device's entry in the status of an object, for programs
+// that stand for an agent. edgecore itself does not use it.
 func (a *App) Report(ctx context.Context, resource schema.GroupVersionResource, name string, uid types.UID, body []byte) error {
 	return a.meta.Report(ctx, object.Ref{Resource: resource, Name: name}, uid, body)
 }

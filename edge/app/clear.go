@@ -14,9 +14,12 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/podnet"
 )
 
-// ClearKernel takes back what an edgecore of this configuration has told the kernel, and what stays there when it ends, so that pods' traffic does not stop for
-// a restart: routes, rules of virtual IPs, what leads pods to the edge API, what marks connections, routes and tunnels to other devices' pods and their masquerading, and a keepalived that a killed edgecore has left. It must not run beside an edgecore.
-// What can't be taken back doesn't keep the rest from going; the error names all of it.
+// ClearKernel takes back what an edgecore of this configuration has told the kernel, and what stays
+// there when it ends, so that pods' traffic does not stop for a restart: routes, rules of virtual
+// IPs, what leads pods to the edge API, what marks connections, routes and tunnels to other
+// devices' pods and their masquerading, and a keepalived that a killed edgecore has left. It must
+// not run beside an edgecore. What can't be taken back doesn't keep the rest from going; the error
+// names all of it.
 func ClearKernel(ctx context.Context, cfg *edgeconfig.Config) error {
 	return errors.Join(
 		clearVIPs(ctx, cfg),
@@ -29,8 +32,8 @@ func ClearKernel(ctx context.Context, cfg *edgeconfig.Config) error {
 	)
 }
 
-// clearVIPs ends a keepalived that an earlier edgecore has left, and removes the rules of virtual IPs. It must
-// not run beside a module that serves them.
+// clearVIPs ends a keepalived that an earlier edgecore has left, and removes the rules of virtual
+// IPs. It must not run beside a module that serves them.
 func clearVIPs(ctx context.Context, cfg *edgeconfig.Config) error {
 	daemon := keepalived.New(keepalived.Config{Dir: cfg.Modules.VIP.Keepalived.RunDir, Program: cfg.Modules.VIP.Keepalived.Program})
 	plane := &dataPlane{choice: cfg.Modules.VIP.DataPlane}

@@ -12,9 +12,9 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/store"
 )
 
-// storeModule ends edgecore once the store has turned out to be damaged, so that it starts again on a
-// fresh file with all that can be read of the damaged one. Until then it goes on from memory: reads
-// and the link work, writes are refused.
+// storeModule ends edgecore once the store has turned out to be damaged, so that it starts again on
+// a fresh file with all that can be read of the damaged one. Until then it goes on from memory:
+// reads and the link work, writes are refused.
 type storeModule struct {
 	store  *store.Store
 	linked func() bool
@@ -41,8 +41,8 @@ func (m *storeModule) Run(ctx context.Context, port *beehive.Port) error {
 	tick := time.NewTicker(damagePoll)
 	defer tick.Stop()
 	for {
-		// Without a link a start would leave the kubelet without what can't be read, which is still in
-		// memory. With one it comes again from the cloud.
+		// Without a link a start would leave the kubelet without what can't be read, which is still
+		// in memory. With one it comes again from the cloud.
 		if keepsAll || m.linked() {
 			return errDamaged
 		}

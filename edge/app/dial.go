@@ -22,7 +22,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/tunnel"
 )
 
-// trusting is a dialer that is made again when whom it trusts has changed: a TLS configuration in use can't be changed.
+// trusting is a dialer that is made again when whom it trusts has changed: a TLS configuration in
+// use can't be changed.
 type trusting struct {
 	roots func() *x509.CertPool
 	make  func() (link.Dialer, error)
@@ -32,7 +33,8 @@ type trusting struct {
 	by     *x509.CertPool // what dialer trusts
 }
 
-// newTrusting also makes the first dialer, so that what is wrong with the configuration is told at once.
+// newTrusting also makes the first dialer, so that what is wrong with the configuration is
+// told at once.
 func newTrusting(roots func() *x509.CertPool, make func() (link.Dialer, error)) (*trusting, error) {
 	t := &trusting{roots: roots, make: make}
 	_, err := t.current()
@@ -139,7 +141,8 @@ const (
 	olderQUIC      = 10001
 )
 
-// atPort dials hosts at the port of one transport, whichever port the hub names: a server is one host with a port for each transport.
+// atPort dials hosts at the port of one transport, whichever port the hub names: a server is one
+// host with a port for each transport.
 type atPort struct {
 	dialer link.Dialer
 	port   int

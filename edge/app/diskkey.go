@@ -23,13 +23,15 @@ func sealer(key *diskkey.Key) join.Sealer {
 	return key
 }
 
-// Sealer seals the identity of a device whose keys must not lie on the disk in the clear; nil where they may.
+// Sealer seals the identity of a device whose keys must not lie on the disk in the clear; nil
+// where they may.
 func Sealer(ctx context.Context, cfg *edgeconfig.Config) (join.Sealer, error) {
 	key, err := readDiskKey(ctx, cfg)
 	return sealer(key), err
 }
 
-// keysDir is where files with keys and tokens of the device's own are, which others on the device read: beside the store, or in memory alone.
+// keysDir is where files with keys and tokens of the device's own are, which others on the device
+// read: beside the store, or in memory alone.
 func keysDir(cfg *edgeconfig.Config) string {
 	if e := cfg.Modules.MetaManager.Encryption; e.Sealed() {
 		return e.KeysDir
@@ -37,7 +39,8 @@ func keysDir(cfg *edgeconfig.Config) string {
 	return cfg.DataDir
 }
 
-// kubeletKeys is where the kubelet keeps the key of its server; "" lets it choose. In memory alone it is a new one after each boot.
+// kubeletKeys is where the kubelet keeps the key of its server; "" lets it choose. In memory alone
+// it is a new one after each boot.
 func kubeletKeys(cfg *edgeconfig.Config) string {
 	if e := cfg.Modules.MetaManager.Encryption; e.Sealed() {
 		return filepath.Join(e.KeysDir, "kubelet")

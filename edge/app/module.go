@@ -24,7 +24,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
 )
 
-// identityModule renews the certificate through the link, and tells the clock what the cloud says the time is.
+// identityModule renews the certificate through the link, and tells the clock what the cloud
+// says the time is.
 type identityModule struct{ app *App }
 
 func (*identityModule) Name() message.Name { return "identity" }
@@ -97,7 +98,8 @@ func (a *App) live() map[string]health.Check {
 	return map[string]health.Check{"modules": func() error { return a.runner.Failure() }} // the runner is made later
 }
 
-// ready are the checks of /readyz: whether the node does its work. No link is no reason not to be: offline is normal.
+// ready are the checks of /readyz: whether the node does its work. No link is no reason not to be:
+// offline is normal.
 func (a *App) ready() map[string]health.Check {
 	checks := map[string]health.Check{"modules-ready": func() error {
 		var errs []error

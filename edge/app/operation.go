@@ -15,8 +15,9 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/drain"
 )
 
-// OperationsPath is where the running edgecore is asked, on its unix socket, for operations: GET lists them (a drain.State), POST with an OperationRequest asks for
-// one, POST below it to NAME/cancel or NAME/force (with a Force) changes one.
+// OperationsPath is where the running edgecore is asked, on its unix socket, for operations: GET
+// lists them (a drain.State), POST with an OperationRequest asks for one, POST below it to
+// NAME/cancel or NAME/force (with a Force) changes one.
 const OperationsPath = "/skerry/v1/operations"
 
 // OperationRequest is what `edgecore operation reboot` and the like say.
@@ -83,7 +84,8 @@ func (a *App) handleOperations(mux *http.ServeMux) {
 	})
 }
 
-// operation is the request as the agent takes it. Its name is to be free in the whole cluster, since the cloud shows it too.
+// operation is the request as the agent takes it. Its name is to be free in the whole cluster,
+// since the cloud shows it too.
 func (q OperationRequest) operation(node string) drain.Operation {
 	o := drain.Operation{
 		Name: q.Name, Request: rand.String(16), RequestedBy: v1alpha1.RequestedOnDevice,

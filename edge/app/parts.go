@@ -166,7 +166,8 @@ func (a *App) edgedParts() ([]beehive.Entry, error) {
 	if a.edged, err = a.newEdged(); err != nil {
 		return nil, err
 	}
-	// The kubelet's globals allow one run in a process: a failure ends edgecore, and systemd starts it again. Containers go on. The next module doesn't wait for
-	// it: on its first boot it may have to wait for the cloud.
+	// The kubelet's globals allow one run in a process: a failure ends edgecore, and systemd starts
+	// it again. Containers go on. The next module doesn't wait for it: on its first boot it may
+	// have to wait for the cloud.
 	return []beehive.Entry{{Module: a.edged, Restart: beehive.Never(), StartTimeout: time.Millisecond, StopTimeout: 20 * time.Second}}, nil
 }

@@ -38,7 +38,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/site"
 )
 
-// newCorrection makes what corrects EndpointSlices where something on the device reads them; nil where nothing does.
+// newCorrection makes what corrects EndpointSlices where something on the device reads them; nil
+// where nothing does.
 func (a *App) newCorrection() object.Corrector {
 	c := a.config.Modules
 	if !c.EdgeAPI.Enable || a.on == (switched{}) {
@@ -56,7 +57,8 @@ func (a *App) newCorrection() object.Corrector {
 	return a.correction
 }
 
-// serviceParts makes what serves Services and names, in the order in which they start: rules and answers are of corrected EndpointSlices.
+// serviceParts makes what serves Services and names, in the order in which they start: rules and
+// answers are of corrected EndpointSlices.
 func (a *App) serviceParts() ([]beehive.Entry, error) {
 	c := a.config.Modules
 	config := services.Config{
@@ -131,7 +133,8 @@ func (a *App) newNames(view *serviceview.View) (*names.Module, error) {
 	return names.New(config), nil
 }
 
-// clusterDNS is what pods get as their name server and domain; nothing where this device does not answer names.
+// clusterDNS is what pods get as their name server and domain; nothing where this device does
+// not answer names.
 func (a *App) clusterDNS() (servers []string, domain string) {
 	c := a.config.Modules.Names
 	at, err := netip.ParseAddrPort(c.Listen)
@@ -155,10 +158,12 @@ func (a *App) newAPIRedirect() *agent.Module {
 	return a.agent(apiredirect.New(apiredirect.Config{API: a.api.ClientConfig(api.Identity{}), Redirect: redirect.New(), Listen: at, Serve: a.api.ServePods}))
 }
 
-// contactFile has what the devices of the site said last, for a restart of edgecore: beside its socket, where a reboot clears it.
+// contactFile has what the devices of the site said last, for a restart of edgecore: beside its
+// socket, where a reboot clears it.
 const contactFile = "contact.json"
 
-// newContact makes what knows the device's site, and with it the other devices of it; nothing where that is switched off.
+// newContact makes what knows the device's site, and with it the other devices of it; nothing where
+// that is switched off.
 func (a *App) newContact() {
 	c := a.config.Modules
 	if c.Site.Enable == edgeconfig.On || a.followsPool() {

@@ -9,8 +9,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/vip"
 )
 
-// shutdownModule hands the device's virtual IPs over before it shuts down, by whomever that was asked for. The
-// kubelet ends the pods by an inhibitor lock of its own.
+// shutdownModule hands the device's virtual IPs over before it shuts down, by whomever that was
+// asked for. The kubelet ends the pods by an inhibitor lock of its own.
 type shutdownModule struct{ vips *vip.Agent }
 
 func (*shutdownModule) Name() message.Name { return "shutdown" }

@@ -177,11 +177,13 @@ func StatusOfFiles(ctx context.Context, cfg *edgeconfig.Config) (Status, error) 
 	return s, err
 }
 
-// OwnFiles are patterns of what edgecore makes: who this device is, the store, in which everything else is, the key of
-// its kubelet's server, the kubeconfig by which root reaches the device's API, and the configuration of the pods' network.
+// OwnFiles are patterns of what edgecore makes: who this device is, the store, in which everything
+// else is, the key of its kubelet's server, the kubeconfig by which root reaches the device's API,
+// and the configuration of the pods' network.
 func OwnFiles(cfg *edgeconfig.Config) []string {
 	at := storeConfig(cfg, nil)
-	// The key and certificate of the kubelet's server: the rest of its directory is about containers, which stay.
+	// The key and certificate of the kubelet's server: the rest of its directory is about
+	// containers, which stay.
 	server := kubeletKeys(cfg)
 	if server == "" {
 		server = filepath.Join(cfg.Modules.Edged.RootDir, "pki")

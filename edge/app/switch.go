@@ -9,7 +9,8 @@ import (
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
 )
 
-// switches is what they should be, by the site that is known. One that the cloud has not described yet switches nothing on.
+// switches is what they should be, by the site that is known. One that the cloud has not described
+// yet switches nothing on.
 func (a *App) switches() switched {
 	c := a.config.Modules
 	pool := false
@@ -31,8 +32,9 @@ func (a *App) followsPool() bool {
 	return false
 }
 
-// switchModule ends edgecore when its NodePool wants other modules than those that run: Kubernetes' proxy can't be stopped, and the kubelet takes its name server when it
-// starts. It is started again with them; containers go on.
+// switchModule ends edgecore when its NodePool wants other modules than those that run: Kubernetes'
+// proxy can't be stopped, and the kubelet takes its name server when it starts. It is started again
+// with them; containers go on.
 type switchModule struct{ app *App }
 
 func (*switchModule) Name() message.Name { return "switch" }

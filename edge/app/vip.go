@@ -76,7 +76,8 @@ func nameservers(path string) []string {
 	return all
 }
 
-// bootTime is when the device booted, by the present clock: CLOCK_BOOTTIME counts from there, suspended time included (clock_gettime(2)).
+// bootTime is when the device booted, by the present clock: CLOCK_BOOTTIME counts from there,
+// suspended time included (clock_gettime(2)).
 func bootTime() time.Time {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &t); err != nil {
@@ -85,7 +86,8 @@ func bootTime() time.Time {
 	return time.Now().Add(-time.Duration(t.Nano()))
 }
 
-// dataPlane is the one that is asked for, or that the kernel has. It is chosen when it is first needed: a device without virtual IPs needs neither.
+// dataPlane is the one that is asked for, or that the kernel has. It is chosen when it is first
+// needed: a device without virtual IPs needs neither.
 type dataPlane struct {
 	choice string
 
@@ -140,8 +142,8 @@ func (p *dataPlane) choose() (vip.Plane, error) {
 	return plane, nil
 }
 
-// withdrawIPVS removes what an earlier run left there that was configured for ipvs: it would come before
-// the rules of iptables. Where the kernel has not loaded IPVS there is nothing.
+// withdrawIPVS removes what an earlier run left there that was configured for ipvs: it would come
+// before the rules of iptables. Where the kernel has not loaded IPVS there is nothing.
 func withdrawIPVS() error {
 	if _, err := os.Stat("/proc/net/ip_vs"); err != nil {
 		return nil
@@ -156,7 +158,8 @@ func withdrawIPVS() error {
 	return old.Withdraw()
 }
 
-// MaintenancePath is where the running edgecore is told, on its unix socket, to hand its virtual IPs over: PUT with a Maintenance.
+// MaintenancePath is where the running edgecore is told, on its unix socket, to hand its virtual
+// IPs over: PUT with a Maintenance.
 const MaintenancePath = "/skerry/v1/maintenance"
 
 // Maintenance is what `edgecore maintenance` says.

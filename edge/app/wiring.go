@@ -73,22 +73,28 @@ type part struct {
 	make func() ([]beehive.Entry, error)
 }
 
-// wiring is what edgecore is made of, in the order in which it starts. A part is made when those above it have been.
+// wiring is what edgecore is made of, in the order in which it starts. A part is made when those
+// above it have been.
 func (a *App) wiring() []part {
 	c := a.config.Modules
 	return []part{
 		{true, a.storeParts},
 		{c.EdgeAPI.Enable, a.apiParts},
 		{true, notifyParts},
-		// Before the link and the kubelet: the devices of a site need neither to know of each other.
+		// Before the link and the kubelet: the devices of a site need neither to know of
+		// each other.
 		{a.on.site, a.siteParts},
-		// Where there is a kubelet: what has none, as in tests, must not change the machine's network.
+		// Where there is a kubelet: what has none, as in tests, must not change the
+		// machine's network.
 		{c.PodNetwork.Enable && c.Edged.Enable && c.EdgeAPI.Enable, a.podNetworkParts},
-		// Before the link: the store knows which routes there should be, and the way to the cloud may be one of them.
+		// Before the link: the store knows which routes there should be, and the way to the cloud
+		// may be one of them.
 		{c.Route.Enable, a.routeParts},
-		// Before the kubelet: what the store says of pods when a device boots is of the boot before.
+		// Before the kubelet: what the store says of pods when a device boots is of the
+		// boot before.
 		{c.VIP.Enable, a.vipParts},
-		// Before the link too: a request made on the spot needs none, and after a boot what was running is completed.
+		// Before the link too: a request made on the spot needs none, and after a boot what was
+		// running is completed.
 		{c.Drain.Enable, a.drainParts},
 		{c.Apps.Enable, a.appParts},
 		{c.ClusterStats.Enable, a.statsParts},
@@ -98,7 +104,8 @@ func (a *App) wiring() []part {
 		{c.Passthrough.Enable, a.passthroughParts},
 		// Before the kubelet: a device that boots offline has the rules before its first pod.
 		{c.Marks.Enable, a.marksParts},
-		// Behind the link: at its first boot a device has nothing to serve before that. Before the kubelet: rules and names are there when its pods start.
+		// Behind the link: at its first boot a device has nothing to serve before that. Before the
+		// kubelet: rules and names are there when its pods start.
 		{c.EdgeAPI.Enable, a.serviceParts},
 		{c.StatusServer.Enable, a.statusServerParts},
 		{c.Edged.Enable, a.edgedParts},
@@ -121,7 +128,8 @@ func (a *App) assemble() error {
 		entries = append(entries, made...)
 	}
 	if at := a.config.Health.Listen; at != "" {
-		// Made last, since it looks at all others, and started first: how a device gets on is asked most while it starts.
+		// Made last, since it looks at all others, and started first: how a device gets on is asked
+		// most while it starts.
 		entries = slices.Insert(entries, 0, restarted(a.newHealth(at)))
 	}
 	var err error

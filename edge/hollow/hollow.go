@@ -1,8 +1,8 @@
-// Package hollow is the edge's end of the link without a device behind it: edgehub with its own dialling, back-off and heartbeats, for programs that stand
-// for many nodes at once (tests/hollow).
+// Package hollow is the edge's end of the link without a device behind it: edgehub with its own
+// dialling, back-off and heartbeats, for programs that stand for many nodes at once (tests/hollow).
 //
-// It owns nothing, and refuses nothing that edgehub does not: it only lets such programs reach it. edgecore does not use it. The rule for concurrency is
-// edgehub's.
+// It owns nothing, and refuses nothing that edgehub does not: it only lets such programs reach it.
+// edgecore does not use it. The rule for concurrency is edgehub's.
 package hollow
 
 import (
@@ -11,7 +11,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
 )
 
-// Hub is edgehub; Config is what it needs to know; Port is its access to the modules of its node, which whoever stands for them implements.
+// Hub is edgehub; Config is what it needs to know; Port is its access to the modules of its node,
+// which whoever stands for them implements.
 type (
 	Hub    = hub.Hub
 	Config = hub.Config
@@ -21,7 +22,8 @@ type (
 // New returns a hub. Its Serve starts it on any Port.
 func New(c Config) (*Hub, error) { return hub.New(c) }
 
-// Up reports whether m, which the hub sends to a group, says that a session has opened, and the session's epoch.
+// Up reports whether m, which the hub sends to a group, says that a session has opened, and the
+// session's epoch.
 func Up(m message.Message) (epoch uint64, ok bool) {
 	l, ok := m.Content.(linkstate.Link)
 	return l.Epoch, ok

@@ -19,8 +19,9 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// origin serves a disk image and a container image (OCI distribution, https://github.com/opencontainers/distribution-spec) on each node's own loopback
-// interface, where containerd speaks HTTP, and notes what each node asks for.
+// origin serves a disk image and a container image (OCI distribution,
+// https://github.com/opencontainers/distribution-spec) on each node's own loopback interface, where
+// containerd speaks HTTP, and notes what each node asks for.
 type origin struct {
 	disk, config, layer, manifest []byte
 
@@ -126,7 +127,8 @@ func (o *origin) fetched(what string) (nodes []string) {
 	return nodes
 }
 
-// TestCluster_17: an application's container image is fetched by every node, its disk image by the designated node alone; each node says what is local.
+// TestCluster_17: an application's container image is fetched by every node, its disk image by the
+// designated node alone; each node says what is local.
 func TestCluster_17_Content(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()

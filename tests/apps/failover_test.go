@@ -14,7 +14,8 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// What can't work is refused in words when it is written; what may work later is reported in the status.
+// What can't work is refused in words when it is written; what may work later is reported
+// in the status.
 func TestRefusals(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
@@ -61,7 +62,8 @@ func TestRefusals(t *testing.T) {
 	s.waitApp(ns, "nowhere", "to be refused", func(a *v1alpha1.EdgeApp) bool {
 		return a.Status.Phase == v1alpha1.PhaseRefused && strings.Contains(a.Status.Conditions[0].Message, "no node edge9")
 	})
-	// A template that can't be decoded is this application's trouble alone: devices go on to report others.
+	// A template that can't be decoded is this application's trouble alone: devices go on
+	// to report others.
 	s.create(ns, appYAML("unreadable", "edge1")+"      restartPolicy: {no: policy}\n")
 	s.waitApp(ns, "unreadable", "to be refused", func(a *v1alpha1.EdgeApp) bool {
 		c := condition(a, v1alpha1.AppAccepted)
@@ -69,7 +71,8 @@ func TestRefusals(t *testing.T) {
 	})
 	s.create(ns, appYAML("reported", "edge1"))
 	s.reporter(ns, "reported", "edge1")
-	// Where no administrator has enabled it, and where the template makes no pod, the status says so.
+	// Where no administrator has enabled it, and where the template makes no pod, the
+	// status says so.
 	closed := s.System.Namespace()
 	s.create(closed, appYAML("uninvited", "edge1"))
 	s.waitApp(closed, "uninvited", "to be refused", func(a *v1alpha1.EdgeApp) bool {
@@ -88,8 +91,9 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestCluster_15: the active node is cut off, not dead. No second copy runs while nothing confirms that the first one is gone, even where somebody
-// deletes the pod; what runs on the island goes on. Linked again, the deletion takes its course, and one copy runs.
+// TestCluster_15: the active node is cut off, not dead. No second copy runs while nothing confirms
+// that the first one is gone, even where somebody deletes the pod; what runs on the island goes on.
+// Linked again, the deletion takes its course, and one copy runs.
 func TestCluster_15_CutIsNoDeath(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
@@ -132,7 +136,8 @@ func TestCluster_15_CutIsNoDeath(t *testing.T) {
 		}
 		return errNot
 	})
-	// Where it runs now is for the scheduler: its node may not be Ready again when the old copy has ended.
+	// Where it runs now is for the scheduler: its node may not be Ready again when the old
+	// copy has ended.
 	s.waitOne(ns, "single")
 	app = s.waitApp(ns, "single", "to run", func(a *v1alpha1.EdgeApp) bool { return a.Status.Phase == v1alpha1.PhaseRunning })
 	pods := s.pods(ns, "single")

@@ -153,7 +153,8 @@ func (p *speaker) files() []string {
 	return names
 }
 
-// complete waits until the receiver has all that was said, but for what is reported as dropped, and checks that nothing came twice.
+// complete waits until the receiver has all that was said, but for what is reported as dropped, and
+// checks that nothing came twice.
 func (p *speaker) complete(c *receiver) (missing []int, dropped int64) {
 	p.s.T.Helper()
 	p.s.WaitFor(fmt.Sprintf("%d lines at the receiver", p.said), func(context.Context) error {
@@ -191,9 +192,11 @@ func (p *speaker) complete(c *receiver) (missing []int, dropped int64) {
 	return missing, c.dropped
 }
 
-// TestCluster_10: what an application's container writes is at the receiver, with application, container and time, in order: over the death of edgecore in the middle of
-// it, rotations, a cut that no end notices at first, and a receiver that fails. No line is lost and none comes twice. A cut that lasts longer than the
-// kubelet keeps files: the oldest lines are lost, and as many are reported as dropped.
+// TestCluster_10: what an application's container writes is at the receiver, with application,
+// container and time, in order: over the death of edgecore in the middle of it, rotations, a cut
+// that no end notices at first, and a receiver that fails. No line is lost and none comes twice. A
+// cut that lasts longer than the kubelet keeps files: the oldest lines are lost, and as many are
+// reported as dropped.
 func TestCluster_10_Logs(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()

@@ -1,4 +1,5 @@
-// Package apps_test runs applications (EdgeApps) on one whole trial of three edges, and takes their devices away.
+// Package apps_test runs applications (EdgeApps) on one whole trial of three edges, and takes
+// their devices away.
 package apps_test
 
 import (

@@ -21,14 +21,16 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// recorder notes who reports the statistics in every version of an application that kube-apiserver had.
+// recorder notes who reports the statistics in every version of an application that
+// kube-apiserver had.
 type recorder struct {
 	mu     sync.Mutex
 	lines  []string // "edge1", "edge1+edge2", ""
 	failed error
 }
 
-// record follows an application from its first version to the test's end. A watch that ends is a failure: versions might be missing.
+// record follows an application from its first version to the test's end. A watch that ends is a
+// failure: versions might be missing.
 func (s *system) record(namespace, name string) *recorder {
 	s.T.Helper()
 	r := &recorder{}
@@ -73,7 +75,8 @@ func (r *recorder) note(e watch.Event) {
 	r.lines = append(r.lines, strings.Join(all, "+"))
 }
 
-// path is who reported, one after the other, from the first on; every version must have exactly one.
+// path is who reported, one after the other, from the first on; every version must have
+// exactly one.
 func (r *recorder) path() ([]string, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -93,8 +96,9 @@ func (r *recorder) path() ([]string, error) {
 	return path, nil
 }
 
-// TestCluster_07: an application moves from its node to another one, because its node is cut off, and back. In every version of its status, from the first
-// reporter on, exactly one node reports its statistics; the old copy ends once its node is linked again.
+// TestCluster_07: an application moves from its node to another one, because its node is cut off,
+// and back. In every version of its status, from the first reporter on, exactly one node reports
+// its statistics; the old copy ends once its node is linked again.
 func TestCluster_07_OneReports(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
@@ -150,8 +154,8 @@ func (s *system) reporter(namespace, name, node string) {
 	})
 }
 
-// TestCluster_14: an application returns to its node by itself where that was asked for, once a PodDisruptionBudget lets it, and once for each boot of the
-// node; one that did not ask stays.
+// TestCluster_14: an application returns to its node by itself where that was asked for, once a
+// PodDisruptionBudget lets it, and once for each boot of the node; one that did not ask stays.
 func TestCluster_14_Failback(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()

@@ -45,9 +45,11 @@ func (s *system) deviceStatus(ctx context.Context, node string) (d deviceStatus,
 	return d, err
 }
 
-// TestCluster_08: the API is away for longer than a device reports without it (2 min; 15 s in this trial). The pod goes on; the device says that it reports nothing,
-// heals what fails there, and decides nothing: it runs what it ran. In the cloud the last report stays as it was, and its age is shown. Afterwards the
-// present state is reported. The 2 min themselves are beside the code, by the clock of the test.
+// TestCluster_08: the API is away for longer than a device reports without it (2 min; 15 s in this
+// trial). The pod goes on; the device says that it reports nothing, heals what fails there, and
+// decides nothing: it runs what it ran. In the cloud the last report stays as it was, and its age
+// is shown. Afterwards the present state is reported. The 2 min themselves are beside the code, by
+// the clock of the test.
 func TestCluster_08_ApiAway(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()

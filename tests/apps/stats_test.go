@@ -101,7 +101,8 @@ func (s *system) published(other ...string) *v1alpha1.ClusterInfo {
 	})
 }
 
-// election follows who leads by their own word, and every version of the Lease and of the ClusterInfo.
+// election follows who leads by their own word, and every version of the Lease and of the
+// ClusterInfo.
 type election struct {
 	mu     sync.Mutex
 	leases []*coordinationv1.Lease
@@ -181,7 +182,8 @@ func (e *election) ended(ctx context.Context) {
 	}
 }
 
-// check reports what must never be: two leaders, a holder before the last one's time was over or given back, a reporter that never held the Lease.
+// check reports what must never be: two leaders, a holder before the last one's time was over or
+// given back, a reporter that never held the Lease.
 func (e *election) check(t *testing.T) {
 	t.Helper()
 	e.mu.Lock()
@@ -208,8 +210,9 @@ func (e *election) check(t *testing.T) {
 	}
 }
 
-// TestCluster_01: of three candidates one holds the Lease of the reporter of the cluster's statistics. It is killed: another one takes its place once its time is
-// over. Never do two lead, by their own word, and no one publishes who does not hold the Lease.
+// TestCluster_01: of three candidates one holds the Lease of the reporter of the cluster's
+// statistics. It is killed: another one takes its place once its time is over. Never do two lead,
+// by their own word, and no one publishes who does not hold the Lease.
 func TestCluster_01_OneReporter(t *testing.T) {
 	s := use(t)
 	s.publish("{interval: 5s}")
@@ -241,8 +244,9 @@ func TestCluster_01_OneReporter(t *testing.T) {
 	e.check(t)
 }
 
-// TestCluster_02: the leader loses its configuration: it gives the Lease back, and another one takes it without waiting for its end. All lose it: the Lease has no holder,
-// and what was published is withdrawn.
+// TestCluster_02: the leader loses its configuration: it gives the Lease back, and another one
+// takes it without waiting for its end. All lose it: the Lease has no holder, and what was
+// published is withdrawn.
 func TestCluster_02_ConfigurationLost(t *testing.T) {
 	s := use(t)
 	for _, n := range options().Nodes() {
@@ -294,8 +298,9 @@ func TestCluster_02_ConfigurationLost(t *testing.T) {
 	e.check(t)
 }
 
-// TestCluster_03: the leader is cut off, and no other device is a candidate. By its own word it leads no more before its time in the cloud is over; the cloud keeps what it
-// has published, says of when it is, and publishes nothing newer. The leader returns, and reports again.
+// TestCluster_03: the leader is cut off, and no other device is a candidate. By its own word it
+// leads no more before its time in the cloud is over; the cloud keeps what it has published, says
+// of when it is, and publishes nothing newer. The leader returns, and reports again.
 func TestCluster_03_LeaderOffline(t *testing.T) {
 	s := use(t)
 	s.publish("{interval: 2s, nodeSelector: {kubernetes.io/hostname: edge2}}")
@@ -356,8 +361,10 @@ spec:
     - {name: NodeName, type: string, jsonPath: .status.nodeName}
 `
 
-// TestCluster_16: the ClusterInfo agrees with what kubectl prints of nodes, of applications' pods, of virtual machines and of the pods of each namespace; storage is
-// Unsupported without Longhorn, and then as Longhorn's volumes are. KubeVirt's and Longhorn's kinds are installed, and what they say is played.
+// TestCluster_16: the ClusterInfo agrees with what kubectl prints of nodes, of applications'
+// pods, of virtual machines and of the pods of each namespace; storage is Unsupported without
+// Longhorn, and then as Longhorn's volumes are. KubeVirt's and Longhorn's kinds are installed,
+// and what they say is played.
 func TestCluster_16_ClusterInfo(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()

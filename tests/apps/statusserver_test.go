@@ -23,7 +23,8 @@ const statusPort = 12346
 
 func statusAddress(n int) string { return fmt.Sprintf("%s:%d", lab.LAN(n).Addr(), statusPort) }
 
-// serveStatus enables the status server of the first node, whose peers are the second, a port of the second that hangs, and the third, where nothing listens.
+// serveStatus enables the status server of the first node, whose peers are the second, a port of
+// the second that hangs, and the third, where nothing listens.
 func (s *system) serveStatus() {
 	s.T.Helper()
 	for n := 1; n <= 2; n++ {
@@ -69,7 +70,8 @@ type page struct {
 	header http.Header
 }
 
-// get asks a node's status server from the third node, with the administrator's certificate or with none.
+// get asks a node's status server from the third node, with the administrator's
+// certificate or with none.
 func (s *system) get(ctx context.Context, method string, node int, path, accept string, certificate bool) (page, error) {
 	s.T.Helper()
 	from, err := s.Trial.Host("edge3")
@@ -112,8 +114,9 @@ func (s *system) mustGet(method, path, accept string) page {
 	return p
 }
 
-// TestCluster_04: /status of a node with the labels of a server of the cluster and without, as plain text and as JSON; POST is refused, and so is a client without a
-// certificate; while the address is on no interface nothing listens.
+// TestCluster_04: /status of a node with the labels of a server of the cluster and without, as
+// plain text and as JSON; POST is refused, and so is a client without a certificate; while the
+// address is on no interface nothing listens.
 func TestCluster_04_Status(t *testing.T) {
 	s := use(t)
 	s.serveStatus()
@@ -201,8 +204,9 @@ func (s *system) ip(node string, args ...string) {
 	}
 }
 
-// TestCluster_05: an application by its name, by its namespace and name and by its uid is the same page; no name gives the device's own four parts; an unknown name, and
-// the beginning of a uid, is not found; what is missing says so.
+// TestCluster_05: an application by its name, by its namespace and name and by its uid is the same
+// page; no name gives the device's own four parts; an unknown name, and the beginning of a uid, is
+// not found; what is missing says so.
 func TestCluster_05_App(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
@@ -269,8 +273,8 @@ func TestCluster_05_App(t *testing.T) {
 	}
 }
 
-// TestCluster_06: an application from all peers: one answers, one takes the connection and says nothing, one refuses. All are in the list, in order, the last two with
-// their error.
+// TestCluster_06: an application from all peers: one answers, one takes the connection and says
+// nothing, one refuses. All are in the list, in order, the last two with their error.
 func TestCluster_06_ClusterApp(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()

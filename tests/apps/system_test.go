@@ -200,7 +200,8 @@ func (s *system) inService(node string) {
 	})
 }
 
-// copies are the nodes on which a container of an application runs, asked of each runtime that can be.
+// copies are the nodes on which a container of an application runs, asked of each runtime
+// that can be.
 func (s *system) copies(pods ...corev1.Pod) (nodes []string) {
 	s.T.Helper()
 	for _, n := range options().Nodes() {

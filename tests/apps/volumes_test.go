@@ -19,7 +19,8 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// Longhorn's kinds, as far as cloudcore reads them. The tests play its controllers: Longhorn does not run here.
+// Longhorn's kinds, as far as cloudcore reads them. The tests play its controllers: Longhorn
+// does not run here.
 const longhornCRDs = `apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
 metadata: {name: replicas.longhorn.io}
@@ -66,7 +67,8 @@ func (s *system) longhorn(namespace string) {
 	})
 }
 
-// volume plays a replicated volume for a claim: its data is a folder of each node, its replicas are healthy on some, and it is attached to one.
+// volume plays a replicated volume for a claim: its data is a folder of each node, its replicas are
+// healthy on some, and it is attached to one.
 func (s *system) volume(namespace, claim, attached string, healthy ...string) (pv string) {
 	s.T.Helper()
 	pv = namespace + "-" + claim
@@ -122,12 +124,13 @@ func replicated(name, node string) string {
 		"imagePullPolicy: IfNotPresent}", "imagePullPolicy: IfNotPresent, volumeMounts: [{name: data, mountPath: /data}]}", 1)
 }
 
-// TestCluster_11: the node of an application with a volume that has another healthy replica is switched off, and a person says so. This application's
-// VolumeAttachments there are removed and no others, and it runs elsewhere; before the person's word nothing is touched.
-// TestCluster_12: of an application whose only healthy replica is on the dead node nothing is deleted, and the status says why; once there is another
-// replica it moves.
-// TestCluster_13: an application with affinity Required stays with its node, also when that is switched off and a person says so.
-// They share the power-off of one node.
+// TestCluster_11: the node of an application with a volume that has another healthy replica is
+// switched off, and a person says so. This application's VolumeAttachments there are removed and no
+// others, and it runs elsewhere; before the person's word nothing is touched. TestCluster_12: of an
+// application whose only healthy replica is on the dead node nothing is deleted, and the status
+// says why; once there is another replica it moves. TestCluster_13: an application with affinity
+// Required stays with its node, also when that is switched off and a person says so. They share the
+// power-off of one node.
 func TestCluster_11_12_13_PowerOff(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()

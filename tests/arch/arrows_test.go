@@ -17,9 +17,9 @@ import (
 	"testing"
 )
 
-// cyclic are the packages whose files still refer to each other in circles, each with the least number
-// of arrows that would have to go. A number only goes down; a package without a line has none. Lines
-// have a gap between them so that changes of two neighbours merge without a conflict.
+// cyclic are the packages whose files still refer to each other in circles, each with the least
+// number of arrows that would have to go. A number only goes down; a package without a line has
+// none. Lines have a gap between them so that changes of two neighbours merge without a conflict.
 var cyclic = map[string]int{
 	"cloud/app": 1,
 
@@ -192,9 +192,9 @@ func (a arrows) within(files []string) arrows {
 // exactly bounds the circles for which the order is the best one: the search takes 2^n steps.
 const exactly = 22
 
-// order puts the files so that the fewest arrows run up, the bottom first. That is the minimum feedback
-// arc set, found by dynamic programming over the sets of files that lie below (E. Lawler, "A comment on
-// minimum feedback arc sets", 1964).
+// order puts the files so that the fewest arrows run up, the bottom first. That is the minimum
+// feedback arc set, found by dynamic programming over the sets of files that lie below (E. Lawler,
+// "A comment on minimum feedback arc sets", 1964).
 func (a arrows) order() (bottomFirst []string) {
 	files := slices.Sorted(maps.Keys(a))
 	if len(files) > exactly {

@@ -1,5 +1,6 @@
-// Package arch holds the tests that keep the architecture: who may import whom, and what no file may contain.
+// Package arch holds the tests that keep the architecture: who may import whom, and what no
+// file may contain.
 //
-// It owns the tables of these rules and has no code of its own. A rule that stands in the way is changed in its table, with its reason, in the same
-// change as the code that needs it.
+// It owns the tables of these rules and has no code of its own. A rule that stands in the way is
+// changed in its table, with its reason, in the same change as the code that needs it.
 package arch

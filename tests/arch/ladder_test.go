@@ -7,8 +7,9 @@ import (
 	"testing"
 )
 
-// ladder is every room of the product, lowest step first. A package imports only from steps below its own, and from its own room: the packages
-// below one of these directories, where they have no line of their own, share its room. Files of tests are free.
+// ladder is every room of the product, lowest step first. A package imports only from steps below
+// its own, and from its own room: the packages below one of these directories, where they have no
+// line of their own, share its room. Files of tests are free.
 var ladder = [][]string{
 	// L0: values
 	{"common/api", "common/version", "manifests"},

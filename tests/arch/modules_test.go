@@ -10,8 +10,9 @@ import (
 	"testing"
 )
 
-// A go.mod of build/kubernetes compiles the same code with another Kubernetes: it needs the modules that the code imports, in the same versions, but for Kubernetes'
-// own. make verify asks for more (a tidy file), and make release-test compiles it.
+// A go.mod of build/kubernetes compiles the same code with another Kubernetes: it needs the modules
+// that the code imports, in the same versions, but for Kubernetes' own. make verify asks for more
+// (a tidy file), and make release-test compiles it.
 func TestOlderKubernetesHasTheSameModules(t *testing.T) {
 	root := source(t).root
 	older, err := filepath.Glob(filepath.Join(root, "build/kubernetes/*/go.mod"))
@@ -26,7 +27,8 @@ func TestOlderKubernetesHasTheSameModules(t *testing.T) {
 	}
 }
 
-// modulesDiffer says which modules the second of two lists lacks, has without need, or has in another version.
+// modulesDiffer says which modules the second of two lists lacks, has without need, or has in
+// another version.
 func modulesDiffer(ours, theirs map[string]string) (bad []string) {
 	for m, v := range ours {
 		switch other, ok := theirs[m]; {

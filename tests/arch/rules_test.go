@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 func TestPackageComments(t *testing.T) {
@@ -58,14 +59,16 @@ var allowedVars = map[string]string{
 	"edge/internal/api.codecs": "client-go's scheme never changes once it is made, and codecs keep nothing",
 }
 
-// constantCalls make values that nobody changes: an initial value by one of these is as good as a constant.
+// constantCalls make values that nobody changes: an initial value by one of these is as
+// good as a constant.
 var constantCalls = []string{
 	"errors.New", "fmt.Errorf", "regexp.MustCompile", "message.NewTopic", "reflect.TypeFor", "time.Date", "time.Unix",
 	"netip.MustParsePrefix", "netip.MustParseAddr",
 	"sync.OnceValue", "sync.OnceValues", // a table that costs too much to make before it is needed
 }
 
-// Two edges and two clouds must fit in one process, so no package keeps state: no init, and variables only for what never changes.
+// Two edges and two clouds must fit in one process, so no package keeps state: no init, and
+// variables only for what never changes.
 func TestNoGlobalState(t *testing.T) {
 	for _, p := range source(t).packs {
 		for _, bad := range p.state() {
@@ -129,7 +132,8 @@ func embeds(doc *ast.CommentGroup) bool {
 	return doc != nil && slices.ContainsFunc(doc.List, func(c *ast.Comment) bool { return strings.HasPrefix(c.Text, "//go:embed ") })
 }
 
-// constant reports whether a value is fit to stay as it is: a table, or a call that makes what nobody changes, such as a struct by value.
+// constant reports whether a value is fit to stay as it is: a table, or a call that makes what
+// nobody changes, such as a struct by value.
 func (p *sourcePack) constant(e ast.Expr) bool {
 	switch e := e.(type) {
 	case *ast.CompositeLit:
@@ -158,7 +162,8 @@ func (p *sourcePack) constant(e ast.Expr) bool {
 	return false
 }
 
-// makesValue reports whether a function of the package returns one value of a named type, and no pointer, map, slice, channel or function.
+// makesValue reports whether a function of the package returns one value of a named type, and no
+// pointer, map, slice, channel or function.
 func (p *sourcePack) makesValue(name string) bool {
 	for _, f := range p.files {
 		for _, d := range f.syntax.Decls {
@@ -180,8 +185,9 @@ func isLiteral(e ast.Expr) bool {
 	return ok
 }
 
-// written lists the names that the package's code assigns to, takes the address of, or has builtins change. It knows no scopes: a local variable that
-// bears the name of a package's one counts too, and is better called something else.
+// written lists the names that the package's code assigns to, takes the address of, or has builtins
+// change. It knows no scopes: a local variable that bears the name of a package's one counts too,
+// and is better called something else.
 func (p *sourcePack) written() map[string]bool {
 	all := map[string]bool{}
 	add := func(e ast.Expr) {
@@ -232,6 +238,49 @@ func (p *sourcePack) written() map[string]bool {
 	return all
 }
 
+// columns is how wide the text of a comment may be, with tabs of four.
+const columns = 100
+
+func TestCommentsAreWrapped(t *testing.T) {
+	for _, p := range source(t).packs {
+		for _, complaint := range wideComments(p) {
+			t.Error(complaint)
+		}
+	}
+}
+
+// wideComments leaves the CRDs' types alone: their comments become descriptions, in which line
+// breaks would stay.
+func wideComments(p *sourcePack) (complaints []string) {
+	for _, f := range p.files {
+		if f.generated || within(p.dir, "common/api") {
+			continue
+		}
+		for _, line := range f.wide {
+			complaints = append(complaints, fmt.Sprintf("%s:%d: a comment is wider than %d columns", f.path, line, columns))
+		}
+	}
+	return complaints
+}
+
+// prose is a line of a comment that has a line to itself and could be wrapped: it is not
+// preformatted, no directive, and of more than one word.
+var prose = regexp.MustCompile(`^\t*// [^\s+]\S* \S`)
+
+// wide returns the lines with comments that are too wide.
+func wide(fset *token.FileSet, f *ast.File, lines []string) (found []int) {
+	for _, group := range f.Comments {
+		for _, c := range group.List {
+			at := fset.Position(c.Pos()).Line
+			width := utf8.RuneCountInString(strings.ReplaceAll(lines[at-1], "\t", "    "))
+			if width > columns && prose.MatchString(lines[at-1]) {
+				found = append(found, at)
+			}
+		}
+	}
+	return found
+}
+
 func TestGeneratedFilesSaySo(t *testing.T) {
 	name := regexp.MustCompile(`(\.pb\.go|(^|/)zz_generated[^/]*\.go)$`)
 	for _, p := range source(t).packs {
@@ -243,7 +292,8 @@ func TestGeneratedFilesSaySo(t *testing.T) {
 	}
 }
 
-// foreign is what no file may contain, by what it is. The patterns are put together so that this file does not contain them either.
+// foreign is what no file may contain, by what it is. The patterns are put together so that this
+// file does not contain them either.
 var foreign = map[string]*regexp.Regexp{
 	"a path of somebody's machine": regexp.MustCompile(`(^|[\s"'(=:])/(wor` + `k/|home/[a-z]|Users/[A-Za-z]|root/(go|\.cache)/|tmp/bri` + `ef)`),
 	"a host that serves modules or images": regexp.MustCompile(`\b(proxy\.go` + `lang\.org|registry(-1)?\.(do` + `cker\.io|k8s\.io|npmjs\.org)|do` +

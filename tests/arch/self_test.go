@@ -51,6 +51,10 @@ func TestRules_findWhatTheyMust(t *testing.T) {
 				"edge/internal/meta/x.go imports go.etcd.io/bbolt/errors, which is for edge/internal/store alone: one writer, one place that knows the file",
 			},
 		},
+		"wide comments": {
+			"beehive/x.go", "package x\n\n// " + strings.Repeat("word ", 20) + "\n\t// " + strings.Repeat("word ", 20) + "\n//\t" + strings.Repeat("word ", 20) +
+				"\n// " + strings.Repeat("w", 100) + "\n// short\n", wideComments, []string{"beehive/x.go:3: a comment is wider than 100 columns", "beehive/x.go:4: a comment is wider than 100 columns"},
+		},
 		"a driver's": {"edge/internal/kernel/netroute/x.go", imports("os/exec", "github.com/vishvananda/netlink"), trespasses, nil},
 		"state": {
 			"beehive/x.go", `package x

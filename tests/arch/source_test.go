@@ -40,6 +40,7 @@ type sourceFile struct {
 	generated bool
 	built     bool // for this system
 	lines     int
+	wide      []int // lines with comments that are too wide
 	syntax    *ast.File
 	imports   []string
 }
@@ -95,6 +96,7 @@ func parse(fset *token.FileSet, name string, b []byte) (*sourceFile, error) {
 		return nil, err
 	}
 	f := &sourceFile{path: name, test: strings.HasSuffix(name, "_test.go"), generated: ast.IsGenerated(syntax), lines: bytes.Count(b, []byte("\n")), syntax: syntax}
+	f.wide = wide(fset, syntax, strings.Split(string(b), "\n"))
 	for _, i := range syntax.Imports {
 		p, err := strconv.Unquote(i.Path.Value)
 		if err != nil {

@@ -31,7 +31,8 @@ import (
 	"github.com/skerry-io/skerry/tests/hostile"
 )
 
-// attackEnv makes the benchmark's program an attacker, as a process of its own: its CPU time is not that of the benchmark, which looks at clocks.
+// attackEnv makes the benchmark's program an attacker, as a process of its own: its CPU time is not
+// that of the benchmark, which looks at clocks.
 const attackEnv = "BENCH_ATTACK"
 
 func TestMain(m *testing.M) {
@@ -65,11 +66,13 @@ type attack struct {
 
 const (
 	attackPrefix = "hostile-"
-	// attackedSecret is a Secret of nearly a megabyte that the pods of devices need which then don't read it.
+	// attackedSecret is a Secret of nearly a megabyte that the pods of devices need which
+	// then don't read it.
 	attackedSecret = "big"
 )
 
-// runAttack attacks until its standard input ends. It writes a line when it has begun, and one with what it did at the end.
+// runAttack attacks until its standard input ends. It writes a line when it has begun, and one with
+// what it did at the end.
 func runAttack(raw string) error {
 	var a attack
 	if err := json.Unmarshal([]byte(raw), &a); err != nil {
@@ -288,8 +291,9 @@ const (
 	newPerSecond       = 500 // of TCP, all together
 )
 
-// handshakes holds connections open whose handshakes don't end, and opens one again when it is closed: a third says nothing, a third one byte a second of a hello, a
-// third has done all of TLS and never asks for a websocket. Over QUIC it says hello and hears nothing.
+// handshakes holds connections open whose handshakes don't end, and opens one again when it is
+// closed: a third says nothing, a third one byte a second of a hello, a third has done all of TLS
+// and never asks for a websocket. Over QUIC it says hello and hears nothing.
 func (a attack) handshakes(ctx context.Context, secure func(context.Context, int) (*tls.Config, error)) error {
 	config, err := secure(ctx, 0)
 	if err != nil {

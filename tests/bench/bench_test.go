@@ -1,10 +1,12 @@
-// Package bench_test measures every figure that the specification names, each beside its floor, in one run on one machine: an edge with edgecore, a node with
-// the plain upstream kubelet that talks to kube-apiserver directly, and many edges without kubelets. Where it can a figure is a ratio of medians; absolute
-// times belong to the machine. Nothing here passes or fails by a figure.
+// Package bench_test measures every figure that the specification names, each beside its floor, in
+// one run on one machine: an edge with edgecore, a node with the plain upstream kubelet that talks
+// to kube-apiserver directly, and many edges without kubelets. Where it can a figure is a ratio of
+// medians; absolute times belong to the machine. Nothing here passes or fails by a figure.
 //
-// All rows take about an hour: `make bench`. One row alone: `go test ./tests/bench -run '^$' -bench 'Row/Cut$' -benchtime 1x -timeout 2h`. With -write FILE the table of a
-// file is brought up to date: the rows that were measured now replace theirs, the others stay. The benchmark brings up a trial of its own (one edge, one plain
-// node) and takes it down.
+// All rows take about an hour: `make bench`. One row alone: `go test ./tests/bench -run '^$' -bench
+// 'Row/Cut$' -benchtime 1x -timeout 2h`. With -write FILE the table of a file is brought up to
+// date: the rows that were measured now replace theirs, the others stay. The benchmark brings up a
+// trial of its own (one edge, one plain node) and takes it down.
 package bench_test
 
 import (
@@ -120,8 +122,9 @@ func (s *bench) up(b *testing.B) {
 	s.shared(b)
 }
 
-// uncache has a program come from the disk when it starts, as on a device that boots. How much of it becomes resident depends on how its pages came into the page cache:
-// those that a linker wrote come in larger pieces, some 8 MB more of them.
+// uncache has a program come from the disk when it starts, as on a device that boots. How much of
+// it becomes resident depends on how its pages came into the page cache: those that a linker wrote
+// come in larger pieces, some 8 MB more of them.
 func uncache(program string) error {
 	f, err := os.Open(program)
 	if err != nil {

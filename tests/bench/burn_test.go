@@ -19,7 +19,8 @@ import (
 // burnEnv makes the benchmark's program a busy loop: what it says is how many cores it takes.
 const burnEnv = "BENCH_BURN"
 
-// runBurn computes until its standard input ends, on so many cores on average, in turns of 10 ms: what a neighbour on the machine takes that has nothing to do with us.
+// runBurn computes until its standard input ends, on so many cores on average, in turns of 10 ms:
+// what a neighbour on the machine takes that has nothing to do with us.
 func runBurn(raw string) error {
 	share, err := strconv.ParseFloat(raw, 64)
 	if err != nil {
@@ -30,7 +31,8 @@ func runBurn(raw string) error {
 	for range runtime.NumCPU() {
 		go func() {
 			runtime.LockOSThread()
-			// By the CPU time of the thread: a turn that the kernel gave to others is not counted, and made up for.
+			// By the CPU time of the thread: a turn that the kernel gave to others is not counted,
+			// and made up for.
 			begin, used := time.Now(), threadTime()
 			for {
 				if owed := time.Duration(each*float64(time.Since(begin))) - (threadTime() - used); owed <= 0 {
@@ -64,9 +66,11 @@ type beside struct {
 	wait  func() error
 }
 
-// aside starts one, with a variable of the environment that says what it does, and returns when it has begun. nice is its share of the processors beside all
-// others. Where the kernel groups processes by session (sched(7), the autogroup feature), niceness counts within a session alone: the trial's programs have sessions of their
-// own, so this one gets its own too, and that is made as nice.
+// aside starts one, with a variable of the environment that says what it does, and returns when
+// it has begun. nice is its share of the processors beside all others. Where the kernel groups
+// processes by session (sched(7), the autogroup feature), niceness counts within a session
+// alone: the trial's programs have sessions of their own, so this one gets its own too, and that
+// is made as nice.
 func aside(b *testing.B, nice int, env, value string) *beside {
 	b.Helper()
 	exe, err := os.Executable()

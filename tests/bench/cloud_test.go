@@ -97,7 +97,8 @@ func (s *bench) storm(b *testing.B) {
 	s.rows = append(s.rows, linked, inStep, spent)
 }
 
-// steady counts what many nodes have kube-apiserver do while nothing happens, for so long that each of their rights is looked at again.
+// steady counts what many nodes have kube-apiserver do while nothing happens, for so long that each
+// of their rights is looked at again.
 func (s *bench) steady(b *testing.B) {
 	s.up(b)
 	if s.fleet == nil {
@@ -233,8 +234,9 @@ func (s *bench) unlink(b *testing.B) {
 	}
 }
 
-// restart kills cloudcore, starts it, and returns when, in seconds after it was ready, the first and the last node was linked again, and when the last was in step,
-// and the CPU time until then, in ms.
+// restart kills cloudcore, starts it, and returns when, in seconds after it was ready, the
+// first and the last node was linked again, and when the last was in step, and the CPU time
+// until then, in ms.
 func (s *bench) restart(b *testing.B) (first, last, step float64, used map[string]float64) {
 	b.Helper()
 	ctx, cancel := context.WithTimeout(b.Context(), 6*upTimeout)

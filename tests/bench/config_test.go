@@ -90,7 +90,8 @@ func (s *bench) configMaps(b *testing.B) {
 	s.rows = append(s.rows, running)
 }
 
-// mapUpdates: how soon many updates of ConfigMaps reach the edge's own API, where the kubelet watches them, and what they cost.
+// mapUpdates: how soon many updates of ConfigMaps reach the edge's own API, where the kubelet
+// watches them, and what they cost.
 func (s *bench) mapUpdates(b *testing.B) {
 	s.up(b)
 	ctx, cancel := context.WithTimeout(b.Context(), 20*upTimeout)
@@ -119,7 +120,8 @@ func (s *bench) mapUpdates(b *testing.B) {
 		rate.ours, rate.floor = append(rate.ours, manyMaps/ours.Seconds()), append(rate.floor, manyMaps/floor.Seconds())
 		more := 0.0
 		for _, w := range place.since(b) {
-			// What goes on all the time is no answer to the updates: Leases, and the status that a kubelet reports in any case.
+			// What goes on all the time is no answer to the updates: Leases, and the status that a
+			// kubelet reports in any case.
 			own := by(w) == "system:node:"+edge || strings.HasPrefix(by(w), "system:serviceaccount:skerry-system:")
 			if own && w.ObjectRef.Resource != "leases" && w.ObjectRef.Resource != "nodes" {
 				more++
@@ -147,7 +149,8 @@ func (s *bench) mapUpdates(b *testing.B) {
 	s.rows = append(s.rows, rate, extra, cost)
 }
 
-// watched are watches of the ConfigMaps. They stay open until close, so that what they cost to open and to close is not in what the updates cost.
+// watched are watches of the ConfigMaps. They stay open until close, so that what they cost to open
+// and to close is not in what the updates cost.
 type watched struct {
 	ctx   context.Context
 	value string // what they wait for
@@ -193,8 +196,9 @@ func (s *bench) watchAll(b *testing.B, w *watched) {
 	w.open(b, s.device(b), metav1.ListOptions{LabelSelector: manyLabel}, manyMaps, true)
 }
 
-// updates changes every ConfigMap and returns how long it took until the edge's API, and a watch at kube-apiserver, had told of the last, and what each update
-// cost each program of CPU, in ms. Without atEdge nothing is watched at the edge.
+// updates changes every ConfigMap and returns how long it took until the edge's API, and a watch at
+// kube-apiserver, had told of the last, and what each update cost each program of CPU, in ms.
+// Without atEdge nothing is watched at the edge.
 func (s *bench) updates(ctx context.Context, b *testing.B, value string, atEdge func(*testing.B, *watched)) (ours, floor time.Duration, used map[string]float64) {
 	b.Helper()
 	ctx, closeAll := context.WithCancel(ctx)

@@ -20,10 +20,13 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
-// coreServer is where CoreDNS answers on the plain node: on the loopback interface of its own network.
+// coreServer is where CoreDNS answers on the plain node: on the loopback interface of its
+// own network.
 const coreServer = "127.0.0.1:53"
 
-// corefile is what kubeadm gives CoreDNS (kubernetes/kubernetes, cmd/kubeadm/app/phases/addons/dns/manifests.go), but for the upstream: hosts of a trial have none.
+// corefile is what kubeadm gives CoreDNS (kubernetes/kubernetes,
+// cmd/kubeadm/app/phases/addons/dns/manifests.go), but for the upstream: hosts of a trial
+// have none.
 const corefile = `.:53 {
     bind 127.0.0.1
     errors
@@ -51,7 +54,8 @@ const corefile = `.:53 {
 }
 `
 
-// runCoreDNS runs CoreDNS on the plain node, with the rights and the configuration that kubeadm gives it.
+// runCoreDNS runs CoreDNS on the plain node, with the rights and the configuration that
+// kubeadm gives it.
 func (s *bench) runCoreDNS(b *testing.B) (stop func()) {
 	b.Helper()
 	root, err := binary.Root()
@@ -86,7 +90,8 @@ func (s *bench) runCoreDNS(b *testing.B) (stop func()) {
 	}
 }
 
-// coreAccount gives CoreDNS an account of its own, with the rights of kubeadm's ClusterRole system:coredns, and writes its kubeconfig.
+// coreAccount gives CoreDNS an account of its own, with the rights of kubeadm's
+// ClusterRole system:coredns, and writes its kubeconfig.
 func (s *bench) coreAccount(b *testing.B, path string) {
 	b.Helper()
 	const name, namespace = "bench-coredns", metav1.NamespaceSystem

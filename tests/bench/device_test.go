@@ -185,7 +185,8 @@ func ready(n *corev1.Node) bool {
 	return false
 }
 
-// setEvents lets the edge send events to the cloud, or keep them; edgecore is started anew for that.
+// setEvents lets the edge send events to the cloud, or keep them; edgecore is started anew
+// for that.
 func (s *bench) setEvents(b *testing.B, on bool) {
 	b.Helper()
 	check(b, s.Set(b.Context(), edge, []string{fmt.Sprintf("modules.edged.reportEvent=%t", on)}))
@@ -232,7 +233,8 @@ func (s *bench) wire(b *testing.B, name, iface string) float64 {
 	return float64(counted.RxBytes + counted.TxBytes)
 }
 
-// memoryOf is a field of the program's status on a host (proc_pid_status(5)), in MB: VmRSS and its parts.
+// memoryOf is a field of the program's status on a host (proc_pid_status(5)), in MB: VmRSS
+// and its parts.
 func (s *bench) memoryOf(b *testing.B, node, program, field string) float64 {
 	b.Helper()
 	for _, file := range processes(s.host(b, node), program) {
@@ -252,8 +254,9 @@ func (s *bench) memoryOf(b *testing.B, node, program, field string) float64 {
 	return 0
 }
 
-// spent is the CPU time, in ms, that this process and those programs that an event passes through have used so far (proc_pid_stat(5): utime and stime, in ticks of
-// 10 ms on every machine that Linux runs on today).
+// spent is the CPU time, in ms, that this process and those programs that an event passes through
+// have used so far (proc_pid_stat(5): utime and stime, in ticks of 10 ms on every machine that
+// Linux runs on today).
 func (s *bench) spent(b *testing.B) map[string]float64 {
 	b.Helper()
 	used := map[string]float64{}
@@ -308,7 +311,8 @@ func (s *bench) audit(b *testing.B) audit {
 	return a
 }
 
-// since returns the writes of objects that were answered after the place: reviews of rights and of tokens change nothing, and are no writes.
+// since returns the writes of objects that were answered after the place: reviews of rights and of
+// tokens change nothing, and are no writes.
 func (a audit) since(b *testing.B) []cluster.Request {
 	b.Helper()
 	return a.find(b, func(r cluster.Request) bool {

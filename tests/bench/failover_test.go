@@ -30,7 +30,8 @@ const (
 	lostNode, otherNode              = "edge1", "edge2"
 )
 
-// failovers switches a device off that runs an application of one copy and a Deployment of one replica, says that it is dead, and looks when each runs on the other device. It has a trial of
+// failovers switches a device off that runs an application of one copy and a Deployment of one
+// replica, says that it is dead, and looks when each runs on the other device. It has a trial of
 // its own, of two edges.
 func (s *bench) failovers(b *testing.B) {
 	root, err := binary.Root()

@@ -49,7 +49,8 @@ const (
 	honest           = "honest"
 )
 
-// hostile attacks cloudcore by links of nodes with certificates, and then by handshakes; each figure stands beside the same without an attack, in turns.
+// hostile attacks cloudcore by links of nodes with certificates, and then by handshakes; each
+// figure stands beside the same without an attack, in turns.
 func (s *bench) hostile(b *testing.B) {
 	s.up(b)
 	before := loadAverage() // of other work on the machine
@@ -97,7 +98,8 @@ func (s *bench) dismiss(b *testing.B) {
 	check(b, s.client.CoreV1().Secrets(namespace).Delete(ctx, attackedSecret, metav1.DeleteOptions{}))
 }
 
-// attack starts an attacker, which has as great a share of the processors as each of the others: real ones bring their own.
+// attack starts an attacker, which has as great a share of the processors as each of the others:
+// real ones bring their own.
 func (s *bench) attack(b *testing.B, a attack) *beside {
 	b.Helper()
 	a.Host = cmp.Or(a.Host, s.address(b))
@@ -301,7 +303,8 @@ func (s *bench) hostileHandshakes(b *testing.B) {
 	}
 }
 
-// reconnects opens sessions of one node, one after the other, and returns how long each took, in ms.
+// reconnects opens sessions of one node, one after the other, and returns how long each
+// took, in ms.
 func (s *bench) reconnects(b *testing.B, t link.Transport, secure *tls.Config) (took []float64) {
 	b.Helper()
 	port := map[link.Transport]string{link.WebSocket: "10000", link.QUIC: "10001"}[t]
@@ -323,7 +326,8 @@ func (s *bench) reconnects(b *testing.B, t link.Transport, secure *tls.Config) (
 	return took
 }
 
-// furtherAddresses gives the machine three more on its cable to the cloud, and the cloud one: each has a share of handshakes of its own. They go with the trial.
+// furtherAddresses gives the machine three more on its cable to the cloud, and the cloud one: each
+// has a share of handshakes of its own. They go with the trial.
 func (s *bench) furtherAddresses(b *testing.B) []string {
 	b.Helper()
 	route, err := exec.CommandContext(b.Context(), "ip", "-o", "route", "get", s.address(b)).Output()

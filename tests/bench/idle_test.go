@@ -29,7 +29,8 @@ const (
 	parts          = 5                // of the time, for the spread
 )
 
-// idle watches two nodes with ten pods each, and beside them a bare TLS connection that says one byte each interval.
+// idle watches two nodes with ten pods each, and beside them a bare TLS connection that says one
+// byte each interval.
 func (s *bench) idle(b *testing.B) {
 	s.up(b)
 	ours, theirs := podsOf("idle", edge, 10), podsOf("idle", plain, 10)
@@ -159,7 +160,8 @@ func (s *bench) newest(b *testing.B) (at time.Time) {
 	return at
 }
 
-// keepalives has the plain node say one byte each interval over TLS 1.3 to the client on the LAN, which says nothing.
+// keepalives has the plain node say one byte each interval over TLS 1.3 to the client on the LAN,
+// which says nothing.
 func (s *bench) keepalives(b *testing.B) (stop func()) {
 	b.Helper()
 	dir := filepath.Join(s.host(b, trial.Cloud).Root(), "var/lib/kubeplane/pki")

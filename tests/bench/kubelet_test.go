@@ -65,7 +65,8 @@ func (s *bench) watchPods(ctx context.Context, b *testing.B, node string) watch.
 	return w
 }
 
-// start makes pods on a node and returns how long it took until kube-apiserver had all of them Running.
+// start makes pods on a node and returns how long it took until kube-apiserver had all of
+// them Running.
 func (s *bench) start(b *testing.B, pods ...*corev1.Pod) time.Duration {
 	b.Helper()
 	ctx, cancel := context.WithTimeout(b.Context(), upTimeout)
@@ -152,7 +153,8 @@ const (
 // churned is how many times 10 pods come and go before memoryRise looks.
 const churned = 30
 
-// podRunning: from the pod's creation in the cloud to Running in the cloud. The two kinds of node take turns, so that a slow moment of the machine meets both.
+// podRunning: from the pod's creation in the cloud to Running in the cloud. The two kinds of node
+// take turns, so that a slow moment of the machine meets both.
 func (s *bench) podRunning(b *testing.B) {
 	s.up(b)
 	r := row{what: whatPod, unit: "ms", beside: "plain kubelet", goal: "at most 1.1 x + 100 ms", judge: func(ours, floor float64) (string, bool) {
@@ -240,7 +242,8 @@ func pause(b *testing.B, d time.Duration) {
 	}
 }
 
-// reboot: the processes of the containers are counted, the same on both: what the nodes report comes later.
+// reboot: the processes of the containers are counted, the same on both: what the nodes
+// report comes later.
 func (s *bench) reboot(b *testing.B) {
 	s.up(b)
 	ours, theirs := podsOf("reboot", edge, 10), podsOf("reboot", plain, 10)
@@ -262,9 +265,11 @@ func (s *bench) reboot(b *testing.B) {
 	s.rows = append(s.rows, r)
 }
 
-// containersUp waits for the containers of n pods on a node that has just booted and returns the time since then, when its programs were started. A pod is two
-// processes: its sandbox's and its container's, and every image here has one program, /app. The plain kubelet ends where it finds containerd before that is
-// ready; it is started again at once, sooner than an init system would. edgecore waits.
+// containersUp waits for the containers of n pods on a node that has just booted and returns the
+// time since then, when its programs were started. A pod is two processes: its sandbox's and its
+// container's, and every image here has one program, /app. The plain kubelet ends where it finds
+// containerd before that is ready; it is started again at once, sooner than an init system would.
+// edgecore waits.
 func (s *bench) containersUp(b *testing.B, node, program string, n int) float64 {
 	b.Helper()
 	h := s.host(b, node)

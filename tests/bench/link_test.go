@@ -51,7 +51,8 @@ const (
 	objectsChanged   = 10
 )
 
-// podChange changes a label again and again, and looks when a watch at kube-apiserver and one at the edge's own API see it. Both clocks are this process'.
+// podChange changes a label again and again, and looks when a watch at kube-apiserver and one at
+// the edge's own API see it. Both clocks are this process'.
 func (s *bench) podChange(b *testing.B) {
 	s.up(b)
 	p := pod("changes", edge)
@@ -77,7 +78,8 @@ func (s *bench) podChange(b *testing.B) {
 	s.rows = append(s.rows, half, most)
 }
 
-// diskSync is how long it takes to write a page and sync it (fdatasync(2)), where edgecore has its data, in ms: the median of many.
+// diskSync is how long it takes to write a page and sync it (fdatasync(2)), where edgecore has its
+// data, in ms: the median of many.
 func (s *bench) diskSync(b *testing.B) float64 {
 	b.Helper()
 	f, err := os.CreateTemp(filepath.Join(s.host(b, edge).Root(), "var/lib/skerry"), "bench")
@@ -98,7 +100,8 @@ func (s *bench) diskSync(b *testing.B) float64 {
 	return median(took)
 }
 
-// changes makes one round and returns the latencies at both, in order. A watch may tell of the newer of two changes alone: both have arrived then.
+// changes makes one round and returns the latencies at both, in order. A watch may tell of the
+// newer of two changes alone: both have arrived then.
 func (s *bench) changes(b *testing.B, name string, round int) (raw, ours []float64) {
 	b.Helper()
 	const key = "bench"
@@ -188,7 +191,8 @@ func (s *bench) delivered(b *testing.B) {
 	})
 }
 
-// events: how many a second go through the outbox, its disk, the link and cloudcore, and how long the queued ones of a cut take.
+// events: how many a second go through the outbox, its disk, the link and cloudcore, and how long
+// the queued ones of a cut take.
 func (s *bench) events(b *testing.B) {
 	s.up(b)
 	s.setEvents(b, true)
@@ -294,7 +298,8 @@ func shares(cpu map[string][]float64) string {
 	return strings.Join(parts, ", ")
 }
 
-// resync: the messages of a session are counted at cloudcore, after the handshake; the wire with everything is told beside.
+// resync: the messages of a session are counted at cloudcore, after the handshake; the wire with
+// everything is told beside.
 func (s *bench) resync(b *testing.B) {
 	s.up(b)
 	ctx, cancel := context.WithTimeout(b.Context(), 20*upTimeout)
@@ -399,8 +404,9 @@ func compressed(b *testing.B, all []byte) float64 {
 	return float64(len(encoder.EncodeAll(all, nil)))
 }
 
-// reconnect cuts the uplink, calls meanwhile, and kills cloudcore and starts it if asked to; it heals the uplink and returns the bytes of the messages of the new session until
-// all is quiet, and those on the wire.
+// reconnect cuts the uplink, calls meanwhile, and kills cloudcore and starts it if asked to; it
+// heals the uplink and returns the bytes of the messages of the new session until all is quiet, and
+// those on the wire.
 func (s *bench) reconnect(b *testing.B, kill bool, meanwhile func()) (messages, wire float64) {
 	b.Helper()
 	s.quiet(b)
@@ -466,7 +472,8 @@ func (s *bench) cuts(b *testing.B) {
 	}
 }
 
-// seen is how long after the heal, in seconds, the cloud saw a node Ready, with a Lease that was renewed since, and the pod that was made meanwhile Running.
+// seen is how long after the heal, in seconds, the cloud saw a node Ready, with a Lease that was
+// renewed since, and the pod that was made meanwhile Running.
 type seen struct{ ready, running float64 }
 
 func (s *bench) cutOnce(b *testing.B, how lab.Cut, round int) (linked float64, ours, floor seen) {
@@ -500,7 +507,8 @@ func (s *bench) cutOnce(b *testing.B, how lab.Cut, round int) (linked float64, o
 		g.Go(func() error {
 			defer nodes.Stop()
 			defer leases.Stop()
-			// A node that was not found missing in that time is Ready all along: what it is to be is Ready, and known to be there.
+			// A node that was not found missing in that time is Ready all along: what it is to be
+			// is Ready, and known to be there.
 			known, err := first(ctx, leases, func(o any) bool {
 				l, ok := o.(*coordinationv1.Lease)
 				return ok && l.Spec.RenewTime.After(healed[i])
@@ -551,7 +559,8 @@ func first(ctx context.Context, w watch.Interface, is func(any) bool) (time.Time
 	}
 }
 
-// manyEvents has cloudcore take as many events of a node at once as come, until restore is called: the rows are about what an event costs, and each round sends more than a device's burst.
+// manyEvents has cloudcore take as many events of a node at once as come, until restore is called:
+// the rows are about what an event costs, and each round sends more than a device's burst.
 func (s *bench) manyEvents(b *testing.B) (restore func()) {
 	b.Helper()
 	file := filepath.Join(s.host(b, trial.Cloud).Root(), "etc/skerry/cloudcore.yaml")

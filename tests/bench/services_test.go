@@ -38,8 +38,9 @@ const (
 	nameServer       = "169.254.20.20:53"
 )
 
-// services: what edgecore grows by when it serves Services and names itself, beside kube-proxy and CoreDNS as processes of their own on a plain node; and how long a name takes, beside the echo of a
-// datagram and beside CoreDNS.
+// services: what edgecore grows by when it serves Services and names itself, beside kube-proxy and
+// CoreDNS as processes of their own on a plain node; and how long a name takes, beside the echo of
+// a datagram and beside CoreDNS.
 func (s *bench) services(b *testing.B) {
 	s.up(b)
 	defer s.dropServices(b)
@@ -114,7 +115,8 @@ func (p *proxyAndNames) both() (sums []float64) {
 
 func serviceName(i int) string { return fmt.Sprintf("bench-%04d", i) }
 
-// makeServices makes Services from one number to another, each with four endpoints, which no controller looks after.
+// makeServices makes Services from one number to another, each with four endpoints, which no
+// controller looks after.
 func (s *bench) makeServices(b *testing.B, from, to int) {
 	b.Helper()
 	g, ctx := errgroup.WithContext(b.Context())
@@ -232,7 +234,8 @@ func askName(c net.Conn, i int) (time.Duration, error) {
 	return took, nil
 }
 
-// nameTimes asks for names without a link, and takes turns with the echo of a datagram of the same size on the same host.
+// nameTimes asks for names without a link, and takes turns with the echo of a datagram of the same
+// size on the same host.
 func (s *bench) nameTimes(b *testing.B) {
 	b.Helper()
 	check(b, s.Cut(b.Context(), edge, lab.Carrier))

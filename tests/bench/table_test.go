@@ -25,7 +25,8 @@ type row struct {
 	beside string    // what the floor is
 	goal   string
 	judge  judgement
-	// tail has the longest sample judged instead of the median: the goal is a 99th percentile, and there are fewer samples than a hundred.
+	// tail has the longest sample judged instead of the median: the goal is a 99th percentile, and
+	// there are fewer samples than a hundred.
 	tail bool
 	note string // what bounds it, or what is to be known of it
 }
@@ -111,7 +112,8 @@ func (s *bench) report(b *testing.B, rows []row) {
 	check(b, os.WriteFile(*write, page(string(old), rows), 0o644))
 }
 
-// page is the page with rows in the places of those that were measured before, and in the order of the benchmarks.
+// page is the page with rows in the places of those that were measured before, and in the order of
+// the benchmarks.
 func page(old string, rows []row) []byte {
 	lines, notes := map[string]string{}, map[string]string{}
 	for line := range strings.Lines(old) {

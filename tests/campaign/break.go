@@ -116,8 +116,8 @@ func (s *system) break1(ctx context.Context, step Step) error {
 	return nil
 }
 
-// deleteNode deletes the Node of an edge without a link, unless kube-apiserver is away. The device must
-// register it again.
+// deleteNode deletes the Node of an edge without a link, unless kube-apiserver is away. The device
+// must register it again.
 func (s *system) deleteNode(ctx context.Context, e *edge, length time.Duration) error {
 	e.line.Set(line.State{Cut: true})
 	defer e.line.Set(line.State{})
@@ -128,8 +128,8 @@ func (s *system) deleteNode(ctx context.Context, e *edge, length time.Duration) 
 	return nil
 }
 
-// flap lets an edge's line carry connections for moments only: they end while a session begins, or while
-// it is compared what the device holds.
+// flap lets an edge's line carry connections for moments only: they end while a session begins, or
+// while it is compared what the device holds.
 func (e *edge) flap(ctx context.Context, length time.Duration) {
 	defer e.line.Set(line.State{})
 	for end := time.Now().Add(length); ctx.Err() == nil && time.Now().Before(end); {
@@ -187,8 +187,9 @@ func (s *system) damage(ctx context.Context, e *edge, after time.Duration) error
 	return err
 }
 
-// rot flips a bit of a store that is in use. Nothing says whether and when that is met, so the device
-// counts as damaged until all faults are over. An edgecore that ends for it is started again.
+// rot flips a bit of a store that is in use. Nothing says whether and when that is met, so
+// the device counts as damaged until all faults are over. An edgecore that ends for it is
+// started again.
 func (s *system) rot(ctx context.Context, e *edge) error {
 	over := s.excuse(history.Damage, e.name)
 	if err := flip(e.store); err != nil {
@@ -230,8 +231,8 @@ func stand(ctx context.Context, d *daemon, length time.Duration) error {
 	return child.Signal(syscall.SIGCONT)
 }
 
-// holdBack stops a cloudcore whose writes are on their way, and lets them arrive when its edges have gone
-// to another one and have written there.
+// holdBack stops a cloudcore whose writes are on their way, and lets them arrive when its edges
+// have gone to another one and have written there.
 func (s *system) holdBack(ctx context.Context, c *cloudcore, length time.Duration) error {
 	arrive := make(chan struct{})
 	c.decide(func(r *http.Request) faultproxy.Fault {

@@ -1,14 +1,14 @@
 // Package campaign runs a whole system under faults, lets clients work on both of its sides, and
-// records what they did and saw: a real control plane, cloudcores behind one address, and edges that
-// are edgecore without a kubelet, each a process on loopback; or a trial, whose edges have kubelet and
-// containers (OnTrial). Package history judges the records.
+// records what they did and saw: a real control plane, cloudcores behind one address, and edges
+// that are edgecore without a kubelet, each a process on loopback; or a trial, whose edges have
+// kubelet and containers (OnTrial). Package history judges the records.
 //
-// It owns the processes and one directory, and ends the processes with its own. A seed gives the same
-// schedule and the same clients again, though not the same moments: the system under test has a clock
-// of its own. Run is called once for each campaign; several may run side by side.
+// It owns the processes and one directory, and ends the processes with its own. A seed gives the
+// same schedule and the same clients again, though not the same moments: the system under test has
+// a clock of its own. Run is called once for each campaign; several may run side by side.
 //
-// It is above 2,500 lines because faults, clients and what stands for kubelets and agents work on one
-// system, whose parts they all need.
+// It is above 2,500 lines because faults, clients and what stands for kubelets and agents work on
+// one system, whose parts they all need.
 package campaign
 
 import (
@@ -27,14 +27,15 @@ import (
 type Result struct {
 	History    history.History
 	Violations []history.Violation
-	// Settled is how long it took after the last fault until everybody had the same; 0 if they never did.
+	// Settled is how long it took after the last fault until everybody had the same; 0 if
+	// they never did.
 	Settled time.Duration
 	// Played is how long the schedule was played.
 	Played time.Duration
 }
 
-// Run runs a campaign. Its error is that of the campaign itself: what the system did wrong is in the
-// result.
+// Run runs a campaign. Its error is that of the campaign itself: what the system did wrong
+// is in the result.
 func Run(ctx context.Context, o Options) (Result, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -104,7 +105,8 @@ func (s *system) run(ctx context.Context) (Result, error) {
 	return result, s.keep(result)
 }
 
-// populate starts the clients, which end with work, and those who report and watch, which end with ctx.
+// populate starts the clients, which end with work, and those who report and watch, which
+// end with ctx.
 func (s *system) populate(ctx, work context.Context, clients, viewers *sync.WaitGroup) {
 	for _, e := range s.edges {
 		for n := range s.options.Pods {
@@ -122,8 +124,8 @@ func (s *system) populate(ctx, work context.Context, clients, viewers *sync.Wait
 	}
 }
 
-// look ends the schedule once something is found, and gives the history that shows it. It judges nothing
-// while a cluster goes back or a store is damaged: that is recorded when it is over.
+// look ends the schedule once something is found, and gives the history that shows it. It judges
+// nothing while a cluster goes back or a store is damaged: that is recorded when it is over.
 func (s *system) look(ctx context.Context, found func()) history.History {
 	for ; ctx.Err() == nil; pause(ctx, 5*time.Second) {
 		before := s.excuses.Load()

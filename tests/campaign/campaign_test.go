@@ -120,7 +120,8 @@ func TestCampaign(t *testing.T) {
 	play(t, o, campaign.Run)
 }
 
-// A history says the same when the rules are applied to it again, and something else when they have changed.
+// A history says the same when the rules are applied to it again, and something else when
+// they have changed.
 func TestJudge(t *testing.T) {
 	if *judge == "" {
 		t.Skip("-judge names a history")
@@ -165,9 +166,9 @@ func againstTrial(t *testing.T, o campaign.Options) func(context.Context, campai
 	}
 }
 
-// kept are seeds that found something, with the faults that they drew from: a fault that is added to all
-// gives a seed another schedule. The last one has each fault by which a rule that is switched off is found
-// within seconds.
+// kept are seeds that found something, with the faults that they drew from: a fault that is added
+// to all gives a seed another schedule. The last one has each fault by which a rule that is
+// switched off is found within seconds.
 var kept = []struct {
 	seed   uint64
 	faults string
@@ -177,8 +178,8 @@ var kept = []struct {
 	{68, "late,bad-record,deny,down,refuse,isolate,flap,delete-node,lag,kill-cloud"},
 }
 
-// TestOrder_14_ShortCampaigns plays short campaigns with kept seeds, side by side, since most of their
-// time is waiting. With -seed it plays that one instead.
+// TestOrder_14_ShortCampaigns plays short campaigns with kept seeds, side by side, since most of
+// their time is waiting. With -seed it plays that one instead.
 func TestOrder_14_ShortCampaigns(t *testing.T) {
 	if testing.Short() {
 		t.Skip("real control planes are started only without -short")
@@ -202,9 +203,9 @@ func TestOrder_14_ShortCampaigns(t *testing.T) {
 	}
 }
 
-// Scenario 6 of the order campaign: pages of the store of a running edgecore break while its link is lost;
-// the link comes back. The device goes on from memory, and nothing is lost but what was on those pages and
-// can't be had again.
+// Scenario 6 of the order campaign: pages of the store of a running edgecore break while its link
+// is lost; the link comes back. The device goes on from memory, and nothing is lost but what was on
+// those pages and can't be had again.
 func TestOrder_06_DamageWhileInUse(t *testing.T) {
 	if testing.Short() {
 		t.Skip("real control planes are started only without -short")
@@ -215,10 +216,11 @@ func TestOrder_06_DamageWhileInUse(t *testing.T) {
 	play(t, o, campaign.DamageInUse)
 }
 
-// Scenario 10 of the order campaign, with cloudcore, edgecore and kube-controller-manager's node lifecycle
-// as they are: nodes stay Ready whatever their link's keepalive. The grace of the node lifecycle is 25 s
-// instead of 50 s, and they are watched for a minute: a Lease that followed the heartbeats of the two
-// slower links would be found stale within that. A fourth kubelet is silent, and is noticed.
+// Scenario 10 of the order campaign, with cloudcore, edgecore and kube-controller-manager's node
+// lifecycle as they are: nodes stay Ready whatever their link's keepalive. The grace of the node
+// lifecycle is 25 s instead of 50 s, and they are watched for a minute: a Lease that followed the
+// heartbeats of the two slower links would be found stale within that. A fourth kubelet is silent,
+// and is noticed.
 func TestOrder_10_ReadyAtAnyKeepalive(t *testing.T) {
 	if testing.Short() {
 		t.Skip("real control planes are started only without -short")

@@ -17,8 +17,8 @@ import (
 	"github.com/skerry-io/skerry/tests/campaign/history"
 )
 
-// slot is a place on an edge in which pods of one name follow each other. The pod refers to a ConfigMap
-// and a Secret of its name, whose values the slot counts up.
+// slot is a place on an edge in which pods of one name follow each other. The pod refers to a
+// ConfigMap and a Secret of its name, whose values the slot counts up.
 type slot struct {
 	s     *system
 	node  string
@@ -97,15 +97,16 @@ func (c *slot) countUp(ctx context.Context) {
 		r.UID, r.End = string(uid), c.s.recorder.Now()
 		c.s.recorder.Add(r)
 	}
-	// Without an answer the value may be there or not: it is seen in the cloud then, where nothing lags.
+	// Without an answer the value may be there or not: it is seen in the cloud then, where
+	// nothing lags.
 }
 
-// lost begins the names of pods that a restored cluster has not. No client ever touches them: that they are
-// gone must come down by itself.
+// lost begins the names of pods that a restored cluster has not. No client ever touches them: that
+// they are gone must come down by itself.
 const lost = "lost-"
 
-// lostPatience bounds how long devices are waited for that are to have pods which will be lost: one of
-// them may be away.
+// lostPatience bounds how long devices are waited for that are to have pods which will be lost: one
+// of them may be away.
 const lostPatience = 10 * time.Second
 
 // makeLost makes pods that a copy of etcd's data, made just now, does not have, and waits until the

@@ -14,8 +14,8 @@ import (
 const (
 	// startPatience is for one program on a loaded machine.
 	startPatience = time.Minute
-	// againPatience is for one that a schedule has killed: kube-apiserver, without which no cloudcore gets
-	// ready, may be away for other steps meanwhile.
+	// againPatience is for one that a schedule has killed: kube-apiserver, without which no
+	// cloudcore gets ready, may be away for other steps meanwhile.
 	againPatience = 6 * time.Minute
 )
 
@@ -29,9 +29,9 @@ type daemon struct {
 	wanted bool // it is to run
 }
 
-// start starts the program and waits until it is ready. One that ends meanwhile is started again, as an
-// init system would: cloudcore ends where kube-apiserver refuses what it needs at its start, as one that
-// has just started itself does.
+// start starts the program and waits until it is ready. One that ends meanwhile is started again,
+// as an init system would: cloudcore ends where kube-apiserver refuses what it needs at its start,
+// as one that has just started itself does.
 func (d *daemon) start(ctx context.Context) error { return d.startIn(ctx, startPatience) }
 
 func (d *daemon) startIn(ctx context.Context, patience time.Duration) error {
@@ -61,8 +61,8 @@ func (d *daemon) run() error {
 	return err
 }
 
-// supervise starts an edgecore again that ends by itself, until ctx ends. One that panics stays down, so
-// that it is found.
+// supervise starts an edgecore again that ends by itself, until ctx ends. One that panics stays
+// down, so that it is found.
 func (d *daemon) supervise(ctx context.Context) error {
 	for ; ctx.Err() == nil; pause(ctx, 300*time.Millisecond) {
 		d.mu.Lock()

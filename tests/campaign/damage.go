@@ -18,10 +18,10 @@ import (
 	"github.com/skerry-io/skerry/tests/campaign/line"
 )
 
-// DamageInUse runs a campaign with one fault: pages of the first edge's store break while edgecore uses
-// it and has no link. The error names what edgecore did otherwise than it should: to notice, to go on
-// from memory without a link, to open a session when there is one again, to end then, and to start on
-// what is whole of the file.
+// DamageInUse runs a campaign with one fault: pages of the first edge's store break while edgecore
+// uses it and has no link. The error names what edgecore did otherwise than it should: to notice,
+// to go on from memory without a link, to open a session when there is one again, to end then, and
+// to start on what is whole of the file.
 func DamageInUse(ctx context.Context, o Options) (Result, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -129,8 +129,8 @@ func (s *system) fillOutbox(ctx context.Context, e *edge) error {
 	return nil
 }
 
-// breakPages makes all pages of a bbolt file that hold a text, but for the two at its begin, such that
-// they can't be read as pages any more. An edgecore that has the file open sees it at once.
+// breakPages makes all pages of a bbolt file that hold a text, but for the two at its begin, such
+// that they can't be read as pages any more. An edgecore that has the file open sees it at once.
 func breakPages(file, text string) error {
 	f, err := os.OpenFile(file, os.O_RDWR, 0)
 	if err != nil {

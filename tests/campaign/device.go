@@ -27,15 +27,15 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/host"
 )
 
-// containersOf names what runs of a node's pods, beside what its API says of them: the processes of their
-// containers, which the kernel is asked for.
+// containersOf names what runs of a node's pods, beside what its API says of them: the processes of
+// their containers, which the kernel is asked for.
 const containersOf = "containers"
 
 // settled is how long a kubelet that nothing disturbs may take to hand in an event.
 const settled = 10 * time.Second
 
-// device is an edge of a trial: edgecore with its kubelet, and containers. Its viewers read its API, what
-// its containers find in their volumes, and which of them run.
+// device is an edge of a trial: edgecore with its kubelet, and containers. Its viewers read its
+// API, what its containers find in their volumes, and which of them run.
 type device struct {
 	s      *system
 	edge   *edge
@@ -97,8 +97,8 @@ func (d *device) connect(kubeconfig string) (kubernetes.Interface, error) {
 	return kubernetes.NewForConfig(cfg)
 }
 
-// disturb says that the kubelet may lose an event that it has not handed in, until the returned function is
-// called.
+// disturb says that the kubelet may lose an event that it has not handed in, until the returned
+// function is called.
 func (d *device) disturb() (over func()) {
 	add := func(n int) {
 		d.mu.Lock()
@@ -130,8 +130,8 @@ func (d *device) run(ctx, work context.Context) {
 	(&view{recorder: d.s.recorder, who: d.edge.name}).follow(ctx, podsOf(d.edge), d.onPod)
 }
 
-// onPod takes a pod as the device's API shows it. The kubelet writes there, so the first sight of a status
-// is its write.
+// onPod takes a pod as the device's API shows it. The kubelet writes there, so the first sight of a
+// status is its write.
 func (d *device) onPod(r history.Record, o metav1.Object) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -235,8 +235,8 @@ func (d *device) lookAtVolumes(ctx context.Context) {
 	}
 }
 
-// lookAtContainers records which have started and which have ended. The events of one that has run for long
-// enough, on a device that nothing has disturbed since, have been reported.
+// lookAtContainers records which have started and which have ended. The events of one that has run
+// for long enough, on a device that nothing has disturbed since, have been reported.
 func (d *device) lookAtContainers() {
 	now, err := d.containers()
 	if err != nil || d.off.Load() {

@@ -16,8 +16,8 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/process"
 )
 
-// kubelet stands for the kubelet of an edge: it registers the node, renews its Lease, follows its pods
-// and what they refer to, writes their statuses and events, and confirms their deletion.
+// kubelet stands for the kubelet of an edge: it registers the node, renews its Lease, follows its
+// pods and what they refer to, writes their statuses and events, and confirms their deletion.
 type kubelet struct {
 	s    *system
 	edge *edge
@@ -58,7 +58,8 @@ func (k *kubelet) run(ctx, work context.Context) {
 	}
 }
 
-// heartbeat registers the node at each start of edgecore, as the kubelet within it does, and renews its Lease.
+// heartbeat registers the node at each start of edgecore, as the kubelet within it does, and
+// renews its Lease.
 func (k *kubelet) heartbeat(ctx context.Context) {
 	var registered *process.Started // the edgecore that has taken it in
 	for ; ctx.Err() == nil; pause(ctx, 2*time.Second) {
@@ -101,15 +102,15 @@ func (k *kubelet) renew(ctx context.Context) {
 	}
 }
 
-// listPatience is longer than what edgecore leaves to the cloud may take, meanwhile how many other requests
-// it may answer before a list that it can answer by itself.
+// listPatience is longer than what edgecore leaves to the cloud may take, meanwhile how many other
+// requests it may answer before a list that it can answer by itself.
 const (
 	listPatience = 45 * time.Second
 	meanwhile    = 5
 )
 
-// list asks for all pods, as a kubelet does that has just started, and records when an edgecore that has
-// answered that does not any more, or answers others first.
+// list asks for all pods, as a kubelet does that has just started, and records when an edgecore
+// that has answered that does not any more, or answers others first.
 func (k *kubelet) list(ctx context.Context) {
 	var answered *process.Started
 	for ; ctx.Err() == nil; pause(ctx, 300*time.Millisecond) {
@@ -134,7 +135,8 @@ func (k *kubelet) list(ctx context.Context) {
 	}
 }
 
-// overtaken waits for a request's end, and reports whether others have ended before it that were made later.
+// overtaken waits for a request's end, and reports whether others have ended before it that
+// were made later.
 func (k *kubelet) overtaken(ctx context.Context, done chan error) bool {
 	others := 0
 	for ctx.Err() == nil && others < meanwhile {
@@ -179,8 +181,8 @@ func (k *kubelet) onPod(ctx, work context.Context, r history.Record, o metav1.Ob
 	}
 }
 
-// follow watches what a pod refers to until ctx ends. A pod whose namesake is still there waits for the
-// end of that one's watch: what two watches show at the same time has no order. k.mu is held.
+// follow watches what a pod refers to until ctx ends. A pod whose namesake is still there waits for
+// the end of that one's watch: what two watches show at the same time has no order. k.mu is held.
 func (k *kubelet) follow(ctx context.Context, s source, name string) {
 	key := s.resource + "/" + name
 	if k.refs[key] == nil {
@@ -215,8 +217,8 @@ func (k *kubelet) confirm(ctx context.Context, name string, uid types.UID) {
 	}
 }
 
-// reconcile writes a pod's status again where the API shows an older one than its own, as a kubelet does
-// and as a restored cluster makes necessary.
+// reconcile writes a pod's status again where the API shows an older one than its own, as a kubelet
+// does and as a restored cluster makes necessary.
 func (k *kubelet) reconcile(ctx context.Context, p *sandbox) {
 	for ; ctx.Err() == nil; pause(ctx, 2*time.Second) {
 		p.mu.Lock()

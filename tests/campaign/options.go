@@ -22,13 +22,15 @@ type Options struct {
 	Out io.Writer
 	// UntilFound ends the schedule once something is found.
 	UntilFound bool
-	// Calm is how many of the edges, the last ones, have nothing broken of their own: they must stay Ready.
+	// Calm is how many of the edges, the last ones, have nothing broken of their own: they
+	// must stay Ready.
 	Calm int
 	// Keepalive is that of the edges in their order; nil: 1 s for all, and as little for cloudcore.
 	Keepalive []time.Duration
 	// Plane is further flags of kubeplane; may be nil.
 	Plane []string
-	// Changed are programs that take the place of the repository's own, by their names; see BuildChanged. May be nil.
+	// Changed are programs that take the place of the repository's own, by their names; see
+	// BuildChanged. May be nil.
 	Changed map[string]string
 	// Env is what cloudcores and edgecores have in their environment beside our own; may be nil.
 	Env []string

@@ -12,8 +12,8 @@ import (
 )
 
 // Ready brings up edges whose kubelets live, but for the last, whose kubelet is silent once it has
-// registered its node. It returns what each node's Ready has been since all were, in order and each once:
-// for o.Length, and from there until kube-controller-manager has noticed the silent one.
+// registered its node. It returns what each node's Ready has been since all were, in order and each
+// once: for o.Length, and from there until kube-controller-manager has noticed the silent one.
 func Ready(ctx context.Context, o Options) (map[string][]corev1.ConditionStatus, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -48,7 +48,8 @@ func (s Step) things() []string {
 	return []string{s.thing()}
 }
 
-// Plan draws a schedule: the same seed and options give the same one. All faults are over at the end.
+// Plan draws a schedule: the same seed and options give the same one. All faults are over
+// at the end.
 func Plan(o Options) []Step {
 	draw := rand.New(rand.NewPCG(o.Seed, 0))
 	var steps []Step

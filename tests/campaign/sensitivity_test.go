@@ -24,7 +24,8 @@ var (
 // each is how long a schedule is where its switch does not say it.
 const each = 90 * time.Second
 
-// TestSensitivity plays campaigns against builds in which a rule is off, one seed after the other, until one finds it. It fails where none does.
+// TestSensitivity plays campaigns against builds in which a rule is off, one seed after the other,
+// until one finds it. It fails where none does.
 func TestSensitivity(t *testing.T) {
 	if *without == "" {
 		t.Skip("make sensitivity WITHOUT=3,5 runs it")

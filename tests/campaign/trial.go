@@ -65,8 +65,9 @@ func Real(seed uint64, minutes int) Options {
 	return o
 }
 
-// OnTrial runs a campaign against a trial that is up, with as many edges and cloudcores as the options say
-// and without the sample application: the edges' kubelets run containers. The trial is of no use after it.
+// OnTrial runs a campaign against a trial that is up, with as many edges and cloudcores as the
+// options say and without the sample application: the edges' kubelets run containers. The trial is
+// of no use after it.
 func OnTrial(ctx context.Context, o Options, t *trial.Trial) (Result, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -189,8 +190,8 @@ func (r *onTrial) addCloud(ctx context.Context, name string) error {
 	})
 }
 
-// fit makes a pod one that runs: the sample application, with a probe that says when its readiness changes,
-// and what it refers to as volumes, which follow the objects.
+// fit makes a pod one that runs: the sample application, with a probe that says when its readiness
+// changes, and what it refers to as volumes, which follow the objects.
 func (r *onTrial) fit(pod *corev1.Pod) {
 	c := &pod.Spec.Containers[0]
 	pod.Spec.TerminationGracePeriodSeconds = new(int64(1))
@@ -210,8 +211,8 @@ func (r *onTrial) fit(pod *corev1.Pod) {
 	c.VolumeMounts = []corev1.VolumeMount{{Name: "config", MountPath: "/config"}, {Name: "secret", MountPath: "/secret"}}
 }
 
-// supervise starts an edgecore again that ends by itself, as an init system does, until ctx ends: one ends
-// where it met damage in its store, at a good moment.
+// supervise starts an edgecore again that ends by itself, as an init system does, until ctx ends:
+// one ends where it met damage in its store, at a good moment.
 func (r *onTrial) supervise(ctx context.Context, d *device, thing []string) error {
 	for ; ctx.Err() == nil; pause(ctx, 2*time.Second) {
 		if !r.claim(thing) {
@@ -227,8 +228,8 @@ func (r *onTrial) supervise(ctx context.Context, d *device, thing []string) erro
 	return nil
 }
 
-// claim takes things for a step. It has none of them where one is still being mended, which takes longer
-// than planned on a slow machine.
+// claim takes things for a step. It has none of them where one is still being mended, which takes
+// longer than planned on a slow machine.
 func (r *onTrial) claim(things []string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -249,8 +250,8 @@ func (r *onTrial) release(things []string) {
 	}
 }
 
-// break1 breaks what only a trial has, or has otherwise; false leaves it to the system. A step whose things
-// are still being mended is left out.
+// break1 breaks what only a trial has, or has otherwise; false leaves it to the system. A step
+// whose things are still being mended is left out.
 func (r *onTrial) break1(ctx context.Context, step Step) (bool, error) {
 	if slices.Contains([]Fault{Refuse, Deny, Down, Isolate, Lag}, step.Fault) {
 		return false, nil
@@ -315,8 +316,8 @@ func (r *onTrial) breakOwn(ctx context.Context, step Step) error {
 	return fmt.Errorf("a trial has no fault %s", step.Fault)
 }
 
-// restart kills a program, unless it has ended by itself, and starts it again; down, which may be nil, is
-// called in between.
+// restart kills a program, unless it has ended by itself, and starts it again; down, which may be
+// nil, is called in between.
 func (r *onTrial) restart(ctx context.Context, on, program string, after time.Duration, down func() error) error {
 	err := r.do(func() error {
 		if r.trial.Signal(ctx, on, program, 0) != nil {
@@ -339,8 +340,8 @@ func (r *onTrial) stand(ctx context.Context, on, program string, length time.Dur
 	return r.do(func() error { return r.trial.Signal(ctx, on, program, syscall.SIGCONT) })
 }
 
-// reboot cuts a device's power and boots it without a link. All pods that it ran, and was not told to end,
-// must run again before it has one.
+// reboot cuts a device's power and boots it without a link. All pods that it ran, and was not told
+// to end, must run again before it has one.
 func (r *onTrial) reboot(ctx context.Context, d *device, length time.Duration) error {
 	e := d.edge
 	if err := r.do(func() error { return r.trial.Cut(ctx, e.name, lab.Carrier) }); err != nil {

@@ -94,7 +94,8 @@ func operationSource(c dynamic.ResourceInterface) source {
 // podsOf are an edge's pods, as its kubelet asks for them.
 func podsOf(e *edge) source { return podSource(e.client, "").only("spec.nodeName", e.name) }
 
-// nodeOf is an edge's Node, which a kubelet follows too. It is no object of the campaign's, and not recorded.
+// nodeOf is an edge's Node, which a kubelet follows too. It is no object of the campaign's,
+// and not recorded.
 func nodeOf(e *edge) source {
 	return source{
 		"nodes", func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
@@ -218,7 +219,8 @@ func (v *view) change(resource string, o metav1.Object, deleted, listed bool, se
 	see(r, o)
 }
 
-// called is an object's name, but for what a kubelet reports of a container that starts: it draws those names.
+// called is an object's name, but for what a kubelet reports of a container that starts: it
+// draws those names.
 func called(o metav1.Object) string {
 	if e, ok := o.(*corev1.Event); ok && slices.Contains(startEvents, e.Reason) {
 		return startEvent(e.InvolvedObject.Name, string(e.InvolvedObject.UID), e.Reason)
@@ -232,8 +234,8 @@ var startEvents = []string{"Created", "Started"}
 // startEvent names such an event, whose own name is drawn by the kubelet.
 func startEvent(pod, uid, reason string) string { return pod + "." + uid + "." + reason }
 
-// valueOf is the counter in an object. A kubelet counts nothing in a pod's status: the time of the last
-// change that it alone writes is as good, in whole seconds.
+// valueOf is the counter in an object. A kubelet counts nothing in a pod's status: the time of the
+// last change that it alone writes is as good, in whole seconds.
 func valueOf(o any) int64 {
 	text := ""
 	switch o := o.(type) {

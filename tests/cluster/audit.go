@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// A Request is one line of kube-apiserver's audit log (start the control plane with --audit=FILE): who asked for what, and the answer's code.
+// A Request is one line of kube-apiserver's audit log (start the control plane with --audit=FILE):
+// who asked for what, and the answer's code.
 type Request struct {
 	Verb             string
 	RequestURI       string

@@ -1,8 +1,10 @@
-// Package cluster gives tests a real Kubernetes control plane: upstream's etcd, kube-apiserver, controller manager and scheduler in a child process on free
-// loopback ports, with a directory of its own.
+// Package cluster gives tests a real Kubernetes control plane: upstream's etcd,
+// kube-apiserver, controller manager and scheduler in a child process on free loopback ports,
+// with a directory of its own.
 //
-// It owns the child and the directory, and ends both with the test, also when the test process is killed. Several control planes may run side by side. The
-// methods of ControlPlane may be called from any goroutine, except Stop, Kill and Start, which a test calls one at a time.
+// It owns the child and the directory, and ends both with the test, also when the test process is
+// killed. Several control planes may run side by side. The methods of ControlPlane may be called
+// from any goroutine, except Stop, Kill and Start, which a test calls one at a time.
 package cluster
 
 import (
@@ -45,7 +47,8 @@ type ControlPlane struct {
 	admin *rest.Config
 }
 
-// New starts a control plane in dir with further flags of kubeplane (say "--quick", "--audit=FILE") and returns when it is ready.
+// New starts a control plane in dir with further flags of kubeplane (say "--quick", "--audit=FILE")
+// and returns when it is ready.
 func New(ctx context.Context, dir string, flags ...string) (*ControlPlane, error) {
 	root, err := binary.Root()
 	if err != nil {
@@ -80,7 +83,8 @@ func Run(t testing.TB, flags ...string) *ControlPlane {
 	return c
 }
 
-// Main runs the tests of a package with one control plane that they share; TestMain gives its result to os.Exit. With -short there is none: share gets nil.
+// Main runs the tests of a package with one control plane that they share; TestMain gives its
+// result to os.Exit. With -short there is none: share gets nil.
 func Main(m *testing.M, share func(*ControlPlane), flags ...string) int {
 	if short() {
 		share(nil)
@@ -112,7 +116,8 @@ func short() bool {
 	return slices.ContainsFunc(os.Args, func(a string) bool { return a == "-test.short" || a == "-test.short=true" })
 }
 
-// Start starts the control plane again after Stop or Kill, with everything it had, on the same port.
+// Start starts the control plane again after Stop or Kill, with everything it had, on the
+// same port.
 func (c *ControlPlane) Start(ctx context.Context) error {
 	args := append([]string{"--dir=" + c.Dir, "--bind=127.0.0.1", "--advertise=127.0.0.1", "--port=" + c.port}, c.args...)
 	child, err := process.Start(process.Spec{Path: c.path, Args: args, Log: c.log(), Bound: true})
@@ -126,7 +131,8 @@ func (c *ControlPlane) Start(ctx context.Context) error {
 	return nil
 }
 
-// await reads the ready file, which kubeplane makes when all is up and removes when it starts or stops.
+// await reads the ready file, which kubeplane makes when all is up and removes when it
+// starts or stops.
 func (c *ControlPlane) await(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()

@@ -20,7 +20,8 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/edges"
 )
 
-// User is a client configuration with a certificate for any user and groups, signed by the cluster's CA: what that user really may do.
+// User is a client configuration with a certificate for any user and groups, signed by the
+// cluster's CA: what that user really may do.
 func (c *ControlPlane) User(t testing.TB, name string, groups ...string) *rest.Config {
 	t.Helper()
 	cert, key, err := c.Sign(pkix.Name{CommonName: name, Organization: groups})
@@ -36,7 +37,8 @@ func (c *ControlPlane) Node(t testing.TB, name string) *rest.Config {
 	return c.User(t, pki.NodeUserPrefix+name, pki.NodesGroup)
 }
 
-// ServiceAccount is a client configuration with a token of that account, which is made when it is not there.
+// ServiceAccount is a client configuration with a token of that account, which is made when
+// it is not there.
 func (c *ControlPlane) ServiceAccount(t testing.TB, namespace, name string) *rest.Config {
 	t.Helper()
 	accounts := c.Client().CoreV1().ServiceAccounts(namespace)
@@ -81,7 +83,8 @@ func (c *ControlPlane) Namespace(t testing.TB) string {
 	return ns.Name
 }
 
-// AddNode is AddOrdinaryNode of a device that has joined: cloudcore may act as it, where its manifests are applied.
+// AddNode is AddOrdinaryNode of a device that has joined: cloudcore may act as it, where its
+// manifests are applied.
 func (c *ControlPlane) AddNode(t testing.TB, name string) kubernetes.Interface {
 	t.Helper()
 	node := c.AddOrdinaryNode(t, name)
@@ -91,7 +94,8 @@ func (c *ControlPlane) AddNode(t testing.TB, name string) kubernetes.Interface {
 	return node
 }
 
-// AddOrdinaryNode registers a node as its own kubelet would and returns its client. It has no kubelet: pods bound to it stay Pending.
+// AddOrdinaryNode registers a node as its own kubelet would and returns its client. It has no
+// kubelet: pods bound to it stay Pending.
 func (c *ControlPlane) AddOrdinaryNode(t testing.TB, name string) kubernetes.Interface {
 	t.Helper()
 	node := kubernetes.NewForConfigOrDie(c.Node(t, name))
@@ -108,7 +112,8 @@ func (c *ControlPlane) AddOrdinaryNode(t testing.TB, name string) kubernetes.Int
 	return node
 }
 
-// Eventually repeats try, with growing pauses, until it returns nil; after a minute the test ends with its last error.
+// Eventually repeats try, with growing pauses, until it returns nil; after a minute the test ends
+// with its last error.
 func Eventually(t testing.TB, what string, try func(context.Context) error) {
 	t.Helper()
 	const patience = 3 * time.Minute
@@ -127,8 +132,8 @@ func Eventually(t testing.TB, what string, try func(context.Context) error) {
 	}
 }
 
-// WaitReady waits until a component that serves /readyz at that address, over plain HTTP, says that it is
-// ready.
+// WaitReady waits until a component that serves /readyz at that address, over plain HTTP, says
+// that it is ready.
 func WaitReady(t testing.TB, what, address string) {
 	t.Helper()
 	Eventually(t, what+" is ready", func(ctx context.Context) error {

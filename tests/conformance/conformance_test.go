@@ -50,7 +50,8 @@ const (
 	upLimit = 5 * time.Minute
 )
 
-// Kubernetes' own cases for Services, DNS, EndpointSlices and networking pass on edges, with a way from kube-apiserver to their pods.
+// Kubernetes' own cases for Services, DNS, EndpointSlices and networking pass on edges, with a way
+// from kube-apiserver to their pods.
 func TestSite_33_Conformance(t *testing.T) {
 	if lacks := missing(); len(lacks) > 0 {
 		t.Fatalf("this machine lacks %s: apt-get install bind9-dnsutils socat netcat-openbsd busybox-static curl", strings.Join(lacks, ", "))
@@ -88,7 +89,8 @@ func TestSite_33_Conformance(t *testing.T) {
 	}
 }
 
-// judge fails for each case that failed and is not known to, and for each that is known to and passed.
+// judge fails for each case that failed and is not known to, and for each that is known to
+// and passed.
 func judge(t *testing.T, found []result) {
 	t.Helper()
 	reasons, passed := known(knownText), 0
@@ -142,8 +144,10 @@ func bringUp(t *testing.T, root, archive string) *trial.Trial {
 	return all
 }
 
-// reachPods gives the trial what the cases take for granted in a cluster, and devices behind NAT have not. kube-apiserver's host gets a cable to the devices' LAN and routes to their pods, as by a VPN: by it the
-// cases read what their pods have found (pods/proxy). And nodes reach each other at the address that their Node names, that of the uplink here: cases ask for NodePorts there.
+// reachPods gives the trial what the cases take for granted in a cluster, and devices behind NAT
+// have not. kube-apiserver's host gets a cable to the devices' LAN and routes to their pods, as by
+// a VPN: by it the cases read what their pods have found (pods/proxy). And nodes reach each other
+// at the address that their Node names, that of the uplink here: cases ask for NodePorts there.
 func reachPods(t *testing.T, all *trial.Trial, nodes []trial.Node) {
 	t.Helper()
 	router, err := all.Host("router")

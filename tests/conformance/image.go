@@ -1,7 +1,9 @@
-// Package conformance runs Kubernetes' own end-to-end tests of Services, names and pod networks on the edges of a trial, and writes down what they found.
+// Package conformance runs Kubernetes' own end-to-end tests of Services, names and pod networks on
+// the edges of a trial, and writes down what they found.
 //
-// It owns the image that those tests run in pods, made of Kubernetes' own agnhost and of programs of this machine since there is no registry here, the list of
-// cases that can't pass on devices of a trial (known.txt), and docs/conformance.md. It runs by `make conformance` alone.
+// It owns the image that those tests run in pods, made of Kubernetes' own agnhost and of programs
+// of this machine since there is no registry here, the list of cases that can't pass on devices of
+// a trial (known.txt), and docs/conformance.md. It runs by `make conformance` alone.
 package conformance
 
 import (
@@ -18,7 +20,8 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/binary"
 )
 
-// images are those that the cases run in pods, by the names that e2e.test has for them. One archive stands for all: what each case runs, it names, and where it names nothing it is to pause.
+// images are those that the cases run in pods, by the names that e2e.test has for them. One archive
+// stands for all: what each case runs, it names, and where it names nothing it is to pause.
 func images(ctx context.Context, tests string) (all []string, err error) {
 	out, err := exec.CommandContext(ctx, tests, "--list-images").Output()
 	if err != nil {
@@ -37,7 +40,8 @@ func images(ctx context.Context, tests string) (all []string, err error) {
 	return all, nil
 }
 
-// tools are programs that the cases run in a pod, by where they are in it. dash is the shell: Debian's busybox runs its own nc and hostname before what is in PATH.
+// tools are programs that the cases run in a pod, by where they are in it. dash is the shell:
+// Debian's busybox runs its own nc and hostname before what is in PATH.
 var tools = map[string]string{
 	"/bin/sh": "dash", "/bin/bash": "bash", "/usr/bin/curl": "curl", "/usr/bin/dig": "dig", "/usr/bin/getent": "getent", "/bin/nc": "nc.openbsd",
 	"/usr/bin/socat": "socat", "/bin/hostname": "hostname", "/bin/ip": "ip",
@@ -61,7 +65,8 @@ func tooled() (all []string) {
 	return all
 }
 
-// pack writes the archive of the image around agnhost. dir has the certificate and the key by which agnhost serves TLS.
+// pack writes the archive of the image around agnhost. dir has the certificate and the key by which
+// agnhost serves TLS.
 func pack(ctx context.Context, path, agnhost, dir string, names []string) error {
 	program, err := os.ReadFile(agnhost)
 	if err != nil {
@@ -88,7 +93,8 @@ func pack(ctx context.Context, path, agnhost, dir string, names []string) error 
 	return os.WriteFile(path, out.Bytes(), 0o644)
 }
 
-// contents are the tools, the libraries that they need, and busybox under the names that are not taken.
+// contents are the tools, the libraries that they need, and busybox under the names that
+// are not taken.
 func contents(ctx context.Context) (files []image.File, err error) {
 	have := map[string]bool{}
 	add := func(at, from string) error {

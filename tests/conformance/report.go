@@ -50,7 +50,8 @@ func read(path string) (all []result, err error) {
 	return all, nil
 }
 
-// known are the cases that can't pass, with the reason: lines of "case ## reason"; # begins a comment.
+// known are the cases that can't pass, with the reason: lines of "case ## reason"; #
+// begins a comment.
 func known(text string) map[string]string {
 	all := map[string]string{}
 	for line := range strings.Lines(text) {

@@ -55,8 +55,9 @@ func (s *system) kept(namespace, name string) error {
 	return err
 }
 
-// TestShip_13: nothing is labelled, and a device that is cut off for ten minutes keeps its pods: the control plane evicts none, the device restarts none. Of a
-// device that opted out pods are evicted, but for one with the label.
+// TestShip_13: nothing is labelled, and a device that is cut off for ten minutes keeps its pods:
+// the control plane evicts none, the device restarts none. Of a device that opted out pods are
+// evicted, but for one with the label.
 func TestShip_13_AutonomyIsTheDefault(t *testing.T) {
 	s := use(t)
 	namespace := s.Namespace()
@@ -80,8 +81,9 @@ func TestShip_13_AutonomyIsTheDefault(t *testing.T) {
 	s.WaitPods(namespace, "app=labelled", "edge2", 1)
 }
 
-// TestIsland_14: a node that opted out of autonomy is cut off. The control plane evicts its pods as usual, but for those that are labelled, or in a namespace that
-// is. On the device nothing is touched before the link is back.
+// TestIsland_14: a node that opted out of autonomy is cut off. The control plane evicts its pods as
+// usual, but for those that are labelled, or in a namespace that is. On the device nothing is
+// touched before the link is back.
 func TestIsland_14_Autonomy(t *testing.T) {
 	s := use(t)
 	s.optOut("edge2")

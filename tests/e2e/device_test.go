@@ -23,7 +23,8 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
-// minuteEnv sets how long a minute of the specifications takes here, as a Go duration: 3s unless it is set, 1m to run the scenarios as they are written.
+// minuteEnv sets how long a minute of the specifications takes here, as a Go duration: 3s unless it
+// is set, 1m to run the scenarios as they are written.
 const minuteEnv = "SKERRY_MINUTE"
 
 // minutes is how long n minutes of a scenario take here.
@@ -90,7 +91,8 @@ func (s *system) set(node string, setting, before string) {
 	s.waitLinked(node)
 }
 
-// reportEvents lets a device send its events to the cloud, or keep them. It stays so after the test: no other test looks at it without saying what it wants.
+// reportEvents lets a device send its events to the cloud, or keep them. It stays so after the
+// test: no other test looks at it without saying what it wants.
 func (s *system) reportEvents(node string, yes bool) {
 	s.T.Helper()
 	h, err := s.Trial.Host(node)
@@ -252,7 +254,8 @@ func (s *system) same(node string, before []string) error {
 	return nil
 }
 
-// replaced reports what is missing until as many containers run on a node as before, one of them another than before.
+// replaced reports what is missing until as many containers run on a node as before, one of them
+// another than before.
 func (s *system) replaced(node string, before []string) error {
 	after := s.Containers(node)
 	gone := 0

@@ -57,8 +57,8 @@ spec:
 	}
 }
 
-// An image that is not what it should be cordons nothing. One that is, is on the device before the first cordon; a second requester joins the drain, and one boot
-// ends both.
+// An image that is not what it should be cordons nothing. One that is, is on the device before the
+// first cordon; a second requester joins the drain, and one boot ends both.
 func TestDrain_06_ImageUpdateInTheTrial(t *testing.T) {
 	s := use(t)
 	ns := s.drains()

@@ -36,7 +36,8 @@ func drainSettings() []string {
 	}
 }
 
-// drains gives a test a namespace whose end no node operation outlives: all of them go, and both nodes take pods again.
+// drains gives a test a namespace whose end no node operation outlives: all of them go, and both
+// nodes take pods again.
 func (s *system) drains() (namespace string) {
 	s.T.Helper()
 	namespace = s.Namespace()
@@ -64,7 +65,8 @@ func nodeOperation(name, node, operation, more string) string {
 	return fmt.Sprintf("apiVersion: skerry.io/v1alpha1\nkind: NodeOperation\nmetadata: {name: %s}\nspec: {nodeName: %s, operation: %s%s}\n", name, node, operation, more)
 }
 
-// web is an application that a PodDisruptionBudget named keep covers. It prefers a node, is not evicted for its node's absence, and waits for a place for ever.
+// web is an application that a PodDisruptionBudget named keep covers. It prefers a node, is not
+// evicted for its node's absence, and waits for a place for ever.
 func (s *system) web(namespace, prefers string, replicas int) {
 	s.T.Helper()
 	s.Apply(namespace, fmt.Sprintf(`apiVersion: policy/v1
@@ -278,7 +280,8 @@ func TestDrain_02_BudgetInTheTrial(t *testing.T) {
 	s.WaitPods(ns, "app=web", "edge2", 1)
 }
 
-// Whoever dies, or is cut off, in mid-drain: it goes on, with one cordon, and no attempt is used up.
+// Whoever dies, or is cut off, in mid-drain: it goes on, with one cordon, and no attempt
+// is used up.
 func TestDrain_07_WhoeverDies(t *testing.T) {
 	replicas := options().Replicas()
 	faults := map[string]struct{ begin, end func(*system) }{
@@ -341,7 +344,8 @@ func TestDrain_07_WhoeverDies(t *testing.T) {
 	}
 }
 
-// On the spot, without a link: it waits, says so, and goes ahead by the operator's word. The cloud hears of all that later.
+// On the spot, without a link: it waits, says so, and goes ahead by the operator's word. The cloud
+// hears of all that later.
 func TestDrain_08_OnTheSpot(t *testing.T) {
 	s := use(t)
 	s.drains()
@@ -439,7 +443,8 @@ func TestDrain_09_AdministratorsCordon(t *testing.T) {
 	})
 }
 
-// Both nodes at once: one ends, the other says which budget holds it, and ends too when the first takes pods again.
+// Both nodes at once: one ends, the other says which budget holds it, and ends too when the first
+// takes pods again.
 func TestDrain_10_BothAtOnce(t *testing.T) {
 	s := use(t)
 	ns := s.drains()
@@ -517,7 +522,8 @@ func TestDrain_09_AddressesFirst(t *testing.T) {
 	s.onHost(holder, s.Root+"/bin/edgecore", "maintenance", "off")
 }
 
-// What can't be done is said when it is asked for; what is not a node's business is refused by Kubernetes.
+// What can't be done is said when it is asked for; what is not a node's business is
+// refused by Kubernetes.
 func TestDrain_11_Refusals(t *testing.T) {
 	s := use(t)
 	ns := s.drains()
@@ -537,7 +543,8 @@ func TestDrain_11_Refusals(t *testing.T) {
 	}) {
 		t.Errorf("its conditions: %+v", c)
 	}
-	// As the device's root, who acts as its node; and as an administrator, where the object makes no sense.
+	// As the device's root, who acts as its node; and as an administrator, where the object
+	// makes no sense.
 	asked := func(name, text string, run func(file string) (string, error), want string) {
 		t.Helper()
 		file := filepath.Join(s.T.TempDir(), name)

@@ -53,14 +53,16 @@ func (s *system) waitReasons(client kubernetes.Interface, pod *corev1.Pod, want 
 	return got
 }
 
-// TestEvents_01: events are not reported: the device shows the kubelet's, the cloud has none of them.
+// TestEvents_01: events are not reported: the device shows the kubelet's, the cloud has
+// none of them.
 func TestEvents_01_SwitchedOff(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", false)
 	ns := s.Namespace()
 	pod := s.pod(ns, "quiet", "edge1")
 	s.waitReasons(s.device("edge1"), pod, "Pulled", "Created", "Started")
-	// Whatever the device had to say went up with the status Ready, or after it: one more round trip shows that nothing else came.
+	// Whatever the device had to say went up with the status Ready, or after it: one more round
+	// trip shows that nothing else came.
 	s.Check(s.Client.CoreV1().Pods(ns).Delete(t.Context(), pod.Name, metav1.DeleteOptions{}))
 	s.WaitFor("the pod to go", func(ctx context.Context) error {
 		_, err := s.Client.CoreV1().Pods(ns).Get(ctx, pod.Name, metav1.GetOptions{})
@@ -79,7 +81,8 @@ func TestEvents_01_SwitchedOff(t *testing.T) {
 	}
 }
 
-// TestEvents_02: events are reported: the kubelet's own of a pod's life are in the cloud, from this node, and kubectl describe shows them.
+// TestEvents_02: events are reported: the kubelet's own of a pod's life are in the cloud, from this
+// node, and kubectl describe shows them.
 func TestEvents_02_SwitchedOn(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
@@ -158,7 +161,8 @@ func TestEvents_04_EdgecoreKilledWhileCut(t *testing.T) {
 	f.waitArrived()
 }
 
-// TestEvents_05: cloudcore is killed while events flow, again and again, whichever replica has the node.
+// TestEvents_05: cloudcore is killed while events flow, again and again, whichever replica
+// has the node.
 func TestEvents_05_CloudcoreKilledInMidFlood(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
@@ -173,8 +177,8 @@ func TestEvents_05_CloudcoreKilledInMidFlood(t *testing.T) {
 	f.waitArrived()
 }
 
-// TestEvents_07: one node storms; another one's Lease, which the same replica of cloudcore renews, is renewed before it
-// runs out, each time.
+// TestEvents_07: one node storms; another one's Lease, which the same replica of cloudcore renews,
+// is renewed before it runs out, each time.
 func TestEvents_07_AStormOfOneNode(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
@@ -220,7 +224,8 @@ func TestEvents_07_AStormOfOneNode(t *testing.T) {
 	}
 }
 
-// atOneReplica stops all replicas of cloudcore but one, until the test ends, and waits for both edges there.
+// atOneReplica stops all replicas of cloudcore but one, until the test ends, and waits for
+// both edges there.
 func (s *system) atOneReplica() (replica string) {
 	s.T.Helper()
 	replicas := options().Replicas()
@@ -240,7 +245,8 @@ func (s *system) atOneReplica() (replica string) {
 	return replica
 }
 
-// TestEvents_08: the outbox is full: the oldest events are gone, the newest arrive, and the cloud is told how many are missing.
+// TestEvents_08: the outbox is full: the oldest events are gone, the newest arrive, and the cloud
+// is told how many are missing.
 func TestEvents_08_TheOutboxIsFull(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
@@ -291,7 +297,8 @@ func TestEvents_08_TheOutboxIsFull(t *testing.T) {
 	})
 }
 
-// TestEvents_09: a node writes what is another's: its pod's status, its Lease, an event about its pod. The cloud refuses, and the device hears of it.
+// TestEvents_09: a node writes what is another's: its pod's status, its Lease, an event about its
+// pod. The cloud refuses, and the device hears of it.
 func TestEvents_09_WhatIsAnothers(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
@@ -342,8 +349,9 @@ func TestEvents_09_WhatIsAnothers(t *testing.T) {
 	}
 }
 
-// TestEvents_06: kube-apiserver is in trouble: for a while it answers every other request with 429 or 500, not at all, or does what it is asked and loses the
-// answer; then it is away. Later everything is there, once.
+// TestEvents_06: kube-apiserver is in trouble: for a while it answers every other request with 429
+// or 500, not at all, or does what it is asked and loses the answer; then it is away. Later
+// everything is there, once.
 func TestEvents_06_APIServerInTrouble(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
@@ -403,7 +411,8 @@ func TestEvents_06_APIServerInTrouble(t *testing.T) {
 	t.Logf("%d of %d writes met a fault", met.Load(), asked.Load())
 }
 
-// TestEvents_10: the disk is full: whoever writes an event is told so; the kubelet works on, and so does everything when there is room.
+// TestEvents_10: the disk is full: whoever writes an event is told so; the kubelet works on, and so
+// does everything when there is room.
 func TestEvents_10_TheDiskIsFull(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)

@@ -21,7 +21,8 @@ const (
 	storeFile           = dataDir + "/store.db"
 )
 
-// faultProxy puts a proxy between every cloudcore and kube-apiserver until the test ends. It lets everything pass until it is told otherwise.
+// faultProxy puts a proxy between every cloudcore and kube-apiserver until the test ends. It lets
+// everything pass until it is told otherwise.
 func (s *system) faultProxy() *faultproxy.Proxy {
 	s.T.Helper()
 	const pki = "/var/lib/kubeplane/pki/"
@@ -30,7 +31,8 @@ func (s *system) faultProxy() *faultproxy.Proxy {
 		s.Check(err)
 		return raw
 	}
-	// The proxy has the API server's own certificate, and stands at its address: to cloudcore it is the API server.
+	// The proxy has the API server's own certificate, and stands at its address: to cloudcore it is
+	// the API server.
 	certificate, err := tls.X509KeyPair(read(pki+"apiserver.crt"), read(pki+"apiserver.key"))
 	s.Check(err)
 	cloud, err := s.Trial.Host(trial.Cloud)
@@ -79,7 +81,8 @@ func (s *system) running(host, program string) bool {
 	return err == nil
 }
 
-// smallDisk puts a device's data on a disk of its own with that many MiB, until the test ends. edgecore is started again, twice; its pods go on.
+// smallDisk puts a device's data on a disk of its own with that many MiB, until the test ends.
+// edgecore is started again, twice; its pods go on.
 func (s *system) smallDisk(node string, size int) {
 	s.T.Helper()
 	s.Check(s.Trial.Stop(s.T.Context(), node, "edgecore"))

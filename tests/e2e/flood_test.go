@@ -29,8 +29,9 @@ type told struct {
 	UID         types.UID // of the pod
 }
 
-// A flood writes events about one pod to its node's own API, as a module of the device would, and remembers which were acknowledged and what they said. Where there is no
-// answer it goes on trying: nothing is known of a write without one.
+// A flood writes events about one pod to its node's own API, as a module of the device would, and
+// remembers which were acknowledged and what they said. Where there is no answer it goes on trying:
+// nothing is known of a write without one.
 type flood struct {
 	s   *system
 	pod *corev1.Pod
@@ -51,7 +52,8 @@ func (f *flood) acknowledged() int {
 	return len(f.want)
 }
 
-// write writes count events, eight at a time, every tenth three times: those are repeats, which raise the count and the last time.
+// write writes count events, eight at a time, every tenth three times: those are repeats, which
+// raise the count and the last time.
 func (f *flood) write(ctx context.Context, count int) error {
 	f.mu.Lock()
 	first := f.next
@@ -73,7 +75,8 @@ func (f *flood) write(ctx context.Context, count int) error {
 	g.SetLimit(8)
 	for i := first; i < first+count; i++ {
 		g.Go(func() error {
-			// Made-up times, in the past and apart from one another, so that one which somebody sets anew is seen.
+			// Made-up times, in the past and apart from one another, so that one which somebody
+			// sets anew is seen.
 			e := f.event(i, metav1.Unix(1_700_000_000+int64(60*i), 0))
 			if err := f.put(ctx, client, e); err != nil {
 				return err
@@ -163,8 +166,8 @@ func (f *flood) events(ctx context.Context, client kubernetes.Interface) (map[st
 	return got, nil
 }
 
-// waitArrived waits until the cloud has every acknowledged event, with its own times and counts, and no other. Names are unique in Kubernetes; a duplicate
-// would be a name or a count too many.
+// waitArrived waits until the cloud has every acknowledged event, with its own times and counts,
+// and no other. Names are unique in Kubernetes; a duplicate would be a name or a count too many.
 func (f *flood) waitArrived() {
 	f.s.T.Helper()
 	began := time.Now()

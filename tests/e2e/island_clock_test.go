@@ -63,8 +63,9 @@ func (w *wrongClock) start(node string) (stop func()) {
 	return stop
 }
 
-// TestIsland_16: a device boots with its clock at 1970. It starts offline with its pods, links when it can, runs a new pod with a token, and can join; events that
-// happened before, then and afterwards are all there with the times they were given. Then the clock is right again.
+// TestIsland_16: a device boots with its clock at 1970. It starts offline with its pods, links when
+// it can, runs a new pod with a token, and can join; events that happened before, then and
+// afterwards are all there with the times they were given. Then the clock is right again.
 func TestIsland_16_ClockAt1970(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
@@ -131,10 +132,11 @@ func TestIsland_16_ClockAt1970(t *testing.T) {
 	}
 }
 
-// TestHostile_16: an attacker sets a device's clock: ten years ahead, by which the cloud's certificates have
-// expired, then thirty, by which its CA has. Its pods run on and its own API serves, offline and with a
-// cable; no link is opened by a certificate that its clock calls expired, and the device says that its clock
-// may be wrong. Nothing of it is left once the clock is right.
+// TestHostile_16: an attacker sets a device's clock: ten years ahead, by which the cloud's
+// certificates have expired, then thirty, by which its CA has. Its pods run on and its own API
+// serves, offline and with a cable; no link is opened by a certificate that its clock calls
+// expired, and the device says that its clock may be wrong. Nothing of it is left once the
+// clock is right.
 func TestHostile_16_ClockAfterTheCA(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
@@ -163,7 +165,8 @@ func TestHostile_16_ClockAfterTheCA(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			// By both transports, and by both pairs of ports, with the time that the device believes in.
+			// By both transports, and by both pairs of ports, with the time that the
+			// device believes in.
 			if n := strings.Count(d.Link.LastError, "certificate has expired or is not yet valid: current time "+w.year()); d.Link.Linked || n < 2 {
 				return fmt.Errorf("linked: %t; %s", d.Link.Linked, d.Link.LastError)
 			}

@@ -42,8 +42,10 @@ func (s *system) leaseHolder(ctx context.Context, node string) (epoch, instance 
 	return l.Annotations["skerry.io/epoch"], l.Annotations["skerry.io/cloudcore"], nil
 }
 
-// TestIsland_11_AStaleSession: the replica that serves the node stands still (SIGSTOP) with writes under way, the edge moves over and goes on; then the first wakes up and
-// still believes in its session. It must write nothing for the node any more: the Lease stays the newer session's, and every event is there once, as it was told.
+// TestIsland_11_AStaleSession: the replica that serves the node stands still (SIGSTOP) with writes
+// under way, the edge moves over and goes on; then the first wakes up and still believes in its
+// session. It must write nothing for the node any more: the Lease stays the newer session's, and
+// every event is there once, as it was told.
 func TestIsland_11_AStaleSession(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
@@ -96,8 +98,9 @@ func TestIsland_11_AStaleSession(t *testing.T) {
 	s.WaitReady("edge1", true)
 }
 
-// TestIsland_Conflicts: kube-apiserver answers every other update and patch for a node with 409, as it does when somebody else writes the same object. Nothing is given up for
-// that: the Lease is renewed, states arrive, and so do repeats of events.
+// TestIsland_Conflicts: kube-apiserver answers every other update and patch for a node with 409, as
+// it does when somebody else writes the same object. Nothing is given up for that: the Lease is
+// renewed, states arrive, and so do repeats of events.
 func TestIsland_Conflicts(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
@@ -106,7 +109,8 @@ func TestIsland_Conflicts(t *testing.T) {
 	proxy := s.faultProxy()
 	s.waitLinked("edge1")
 	var asked, met atomic.Int64
-	// Every third: the repeat of an event is a read and a write, both PATCH, of which every second one would hit the same for ever.
+	// Every third: the repeat of an event is a read and a write, both PATCH, of which every second
+	// one would hit the same for ever.
 	proxy.Set(func(r *http.Request) faultproxy.Fault {
 		if r.Header.Get("Impersonate-User") == "" || r.Method != http.MethodPut && r.Method != http.MethodPatch || asked.Add(1)%3 != 0 {
 			return faultproxy.Fault{}
@@ -142,7 +146,8 @@ func TestIsland_Conflicts(t *testing.T) {
 	}
 }
 
-// TestEvents_03_ThinLink: 1,000 events over a link of 256 kbit/s that loses every twentieth packet, with a cut in the middle: all of them, once, and the link lives.
+// TestEvents_03_ThinLink: 1,000 events over a link of 256 kbit/s that loses every twentieth packet,
+// with a cut in the middle: all of them, once, and the link lives.
 func TestEvents_03_ThinLink(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)

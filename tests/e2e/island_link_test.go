@@ -19,7 +19,8 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
-// TestIsland_01: a cut of ten minutes: no container is touched, then or when the link is back, and the device's own API answers all the time.
+// TestIsland_01: a cut of ten minutes: no container is touched, then or when the link is back, and
+// the device's own API answers all the time.
 func TestIsland_01_CutForTenMinutes(t *testing.T) {
 	s := use(t)
 	before := s.Containers("edge1")
@@ -38,7 +39,8 @@ func TestIsland_01_CutForTenMinutes(t *testing.T) {
 	s.Check(s.same("edge1", before))
 }
 
-// TestIsland_02: while the link is cut, a container crashes and another's probe fails: both are restarted. The cloud hears of it later.
+// TestIsland_02: while the link is cut, a container crashes and another's probe fails: both are
+// restarted. The cloud hears of it later.
 func TestIsland_02_CrashWhileCut(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
@@ -70,7 +72,8 @@ func TestIsland_02_CrashWhileCut(t *testing.T) {
 	}
 }
 
-// TestIsland_06: a ConfigMap and a Secret change while the link is cut; the pod's volumes follow when it is back.
+// TestIsland_06: a ConfigMap and a Secret change while the link is cut; the pod's volumes follow
+// when it is back.
 func TestIsland_06_ConfigChangesWhileCut(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
@@ -106,7 +109,8 @@ func TestIsland_06_ConfigChangesWhileCut(t *testing.T) {
 	s.Check(s.same("edge1", before))
 }
 
-// TestIsland_12: kube-apiserver is down for two minutes while the link is up: pods stay, a crashed container is restarted, and the cloud hears of everything later.
+// TestIsland_12: kube-apiserver is down for two minutes while the link is up: pods stay, a crashed
+// container is restarted, and the cloud hears of everything later.
 func TestIsland_12_APIServerDown(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
@@ -236,8 +240,8 @@ func (s *system) linkBytes(node string) int64 {
 	return int64(counted.RxBytes + counted.TxBytes)
 }
 
-// reconnect cuts and heals a node's uplink and returns how many bytes crossed it until all was quiet again: the lesser of two, as a periodic report may
-// fall into one.
+// reconnect cuts and heals a node's uplink and returns how many bytes crossed it until all was
+// quiet again: the lesser of two, as a periodic report may fall into one.
 func (s *system) reconnect(node string) int64 {
 	s.T.Helper()
 	var least int64
@@ -255,7 +259,8 @@ func (s *system) reconnect(node string) int64 {
 	return least
 }
 
-// TestIsland_15: a pod uses 500 ConfigMaps, none has changed: the bytes to be in step again after a cut are those for 50.
+// TestIsland_15: a pod uses 500 ConfigMaps, none has changed: the bytes to be in step again after a
+// cut are those for 50.
 func TestIsland_15_ConstantBytesOnReconnect(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
@@ -273,7 +278,8 @@ func TestIsland_15_ConstantBytesOnReconnect(t *testing.T) {
 	few := s.reconnect("edge1")
 	use("many", 50, 450)
 	many := s.reconnect("edge1")
-	// An attempt over the other transport, or a report that was due, may fall into each of them: what the objects cost is in every one.
+	// An attempt over the other transport, or a report that was due, may fall into each of them:
+	// what the objects cost is in every one.
 	for range 2 {
 		if many > few+2048 {
 			many = min(many, s.reconnect("edge1"))
@@ -286,8 +292,9 @@ func TestIsland_15_ConstantBytesOnReconnect(t *testing.T) {
 	}
 }
 
-// TestIsland_11: two replicas of cloudcore behind one address. The one that serves the node is killed under load and stays away: the edge moves over. Then both are
-// restarted in turn, again under load. Nothing is lost, and the last session is the one that the Lease names.
+// TestIsland_11: two replicas of cloudcore behind one address. The one that serves the node is
+// killed under load and stays away: the edge moves over. Then both are restarted in turn, again
+// under load. Nothing is lost, and the last session is the one that the Lease names.
 func TestIsland_11_TwoClouds(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)

@@ -15,8 +15,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// TestIsland_07: a device that has never had anything from the cloud starts without a link, beside containers that run: it waits, says so, answers no empty list, and
-// kills nothing. With a link it goes on.
+// TestIsland_07: a device that has never had anything from the cloud starts without a link,
+// beside containers that run: it waits, says so, answers no empty list, and kills nothing. With a
+// link it goes on.
 func TestIsland_07_FirstBootWithoutALink(t *testing.T) {
 	s := use(t)
 	before := s.Containers("edge2")
@@ -40,7 +41,8 @@ func TestIsland_07_FirstBootWithoutALink(t *testing.T) {
 		return nil
 	})
 	device := s.device("edge2")
-	// Once, and with a bound for the server alone: a client would try again by itself, as the answer asks it to.
+	// Once, and with a bound for the server alone: a client would try again by itself, as the
+	// answer asks it to.
 	err := device.CoreV1().RESTClient().Get().MaxRetries(0).AbsPath("/api/v1/pods").Param("resourceVersion", "0").
 		Param("fieldSelector", "spec.nodeName=edge2").Param("timeout", "2s").Do(t.Context()).Error()
 	if !apierrors.IsServiceUnavailable(err) && !apierrors.IsTimeout(err) {
@@ -53,7 +55,8 @@ func TestIsland_07_FirstBootWithoutALink(t *testing.T) {
 	s.Check(s.same("edge2", before))
 }
 
-// TestIsland_08: the store is damaged while the link is cut: it is set aside and named, pods stay; with a link it is rebuilt, and pods stay again.
+// TestIsland_08: the store is damaged while the link is cut: it is set aside and named, pods stay;
+// with a link it is rebuilt, and pods stay again.
 func TestIsland_08_DamagedStore(t *testing.T) {
 	s := use(t)
 	before := s.Containers("edge1")
@@ -96,7 +99,8 @@ func TestIsland_08_DamagedStore(t *testing.T) {
 	s.Check(os.Remove(s.path("edge1", aside)))
 }
 
-// TestIsland_09: the disk is full when the cloud changes something and edgecore starts again: pods stay, the error is told, and everything follows when there is room.
+// TestIsland_09: the disk is full when the cloud changes something and edgecore starts again: pods
+// stay, the error is told, and everything follows when there is room.
 func TestIsland_09_DiskFull(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
@@ -156,8 +160,9 @@ func TestIsland_09_DiskFull(t *testing.T) {
 	s.Check(there())
 }
 
-// TestIsland_17: edgecore is killed at random moments, with events and patches flowing and the link coming and going: nothing acknowledged is missing. Two hundred
-// kills are those of the test with this number beside the store; these ten are of the whole.
+// TestIsland_17: edgecore is killed at random moments, with events and patches flowing and the link
+// coming and going: nothing acknowledged is missing. Two hundred kills are those of the test with
+// this number beside the store; these ten are of the whole.
 func TestIsland_17_KilledUnderLoad(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)

@@ -16,7 +16,8 @@ import (
 
 func sorted() cmp.Option { return cmpopts.SortSlices(func(a, b string) bool { return a < b }) }
 
-// TestUp: both nodes are Ready in the version of the kubelet that is built in, and the sample runs on both with its ConfigMap, Secret and token.
+// TestUp: both nodes are Ready in the version of the kubelet that is built in, and the sample runs
+// on both with its ConfigMap, Secret and token.
 func TestUp(t *testing.T) {
 	s := use(t)
 	for _, n := range []string{"edge1", "edge2"} {
@@ -39,7 +40,8 @@ func TestUp(t *testing.T) {
 	}
 }
 
-// TestIsland_03: edgecore is killed and started again while the link is cut; its containers are the same as before.
+// TestIsland_03: edgecore is killed and started again while the link is cut; its containers are the
+// same as before.
 func TestIsland_03_EdgecoreRestartsWhileCut(t *testing.T) {
 	s := use(t)
 	before := s.Containers("edge1")
@@ -66,7 +68,8 @@ func TestIsland_03_EdgecoreRestartsWhileCut(t *testing.T) {
 	}
 }
 
-// TestIsland_04: power cut and reboot without a link: the same pod comes back, with its ConfigMap, Secret and token.
+// TestIsland_04: power cut and reboot without a link: the same pod comes back, with its ConfigMap,
+// Secret and token.
 func TestIsland_04_RebootWhileCut(t *testing.T) {
 	s := use(t)
 	pod := s.WaitPods("sample", "app=sample", "edge1", 1)[0]
@@ -105,8 +108,8 @@ func TestIsland_04_RebootWhileCut(t *testing.T) {
 	}
 }
 
-// TestIsland_05: while the link is cut, one pod is deleted in the cloud and another is changed; after it is back the node does as the cloud wants, and leaves the
-// others alone.
+// TestIsland_05: while the link is cut, one pod is deleted in the cloud and another is changed;
+// after it is back the node does as the cloud wants, and leaves the others alone.
 func TestIsland_05_ChangesWhileCut(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
@@ -142,7 +145,8 @@ func TestIsland_05_ChangesWhileCut(t *testing.T) {
 	}
 }
 
-// TestIsland_10: packets vanish without a word; the node becomes NotReady as Kubernetes means it, and Ready again.
+// TestIsland_10: packets vanish without a word; the node becomes NotReady as Kubernetes means it,
+// and Ready again.
 func TestIsland_10_SilentCut(t *testing.T) {
 	s := use(t)
 	before := s.Containers("edge1")
@@ -167,7 +171,8 @@ func TestIsland_10_SilentCut(t *testing.T) {
 	}
 }
 
-// TestKillCloud: cloudcore and the whole control plane die; nothing on the edges notices, and everything goes on when they are back.
+// TestKillCloud: cloudcore and the whole control plane die; nothing on the edges notices, and
+// everything goes on when they are back.
 func TestKillCloud(t *testing.T) {
 	s := use(t)
 	before := map[string][]string{"edge1": s.Containers("edge1"), "edge2": s.Containers("edge2")}

@@ -17,8 +17,8 @@ func tests() suite.Suite {
 	return suite.Suite{Name: "e2e", Options: options()}
 }
 
-// options are the trial's. Lost nodes are noticed quickly, so that tests need not wait for minutes; cloudcore has two replicas
-// behind one address.
+// options are the trial's. Lost nodes are noticed quickly, so that tests need not wait for minutes;
+// cloudcore has two replicas behind one address.
 func options() trial.Options {
 	o := trial.DefaultOptions()
 	o.Quick, o.Audit = true, true

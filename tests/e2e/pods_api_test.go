@@ -123,8 +123,10 @@ func (s *system) waitLog(node, namespace, pod string, want ...string) {
 	})
 }
 
-// TestIsland_Rule6_PodsFindTheEdgeAPI: a pod with its ordinary in-cluster configuration reads and watches what it may on line and off line, also when it is restarted
-// without a link, and hears of what changed once there is one. What it may not do it may not do either way, and what nobody knows of is not allowed.
+// TestIsland_Rule6_PodsFindTheEdgeAPI: a pod with its ordinary in-cluster configuration reads and
+// watches what it may on line and off line, also when it is restarted without a link, and hears of
+// what changed once there is one. What it may not do it may not do either way, and what nobody
+// knows of is not allowed.
 func TestIsland_Rule6_PodsFindTheEdgeAPI(t *testing.T) {
 	s := use(t)
 	ns, pod := s.followerPod()
@@ -145,7 +147,8 @@ func TestIsland_Rule6_PodsFindTheEdgeAPI(t *testing.T) {
 	s.waitLog("edge1", ns, pod, "watched two", "got two", "secrets Forbidden", "leases Forbidden")
 }
 
-// A host of the LAN that routes the pods' listener to a device completes no handshake there: its packets do come, as Linux takes them for any address that it has.
+// A host of the LAN that routes the pods' listener to a device completes no handshake there: its
+// packets do come, as Linux takes them for any address that it has.
 func TestPodsListenerFromTheLAN(t *testing.T) {
 	s := use(t)
 	const at, client = "169.254.20.20", "client"

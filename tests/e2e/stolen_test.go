@@ -34,8 +34,10 @@ func (s *system) cloudcore(args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// rejoin makes a device forget its cluster and join it again, with another configuration, and returns the token that it did so with. Its Node is another one and in no pool: it is put
-// into the trial's as soon as it is there. Pods that got addresses of a range that the device takes itself would not be reached from the other device.
+// rejoin makes a device forget its cluster and join it again, with another configuration, and
+// returns the token that it did so with. Its Node is another one and in no pool: it is put into the
+// trial's as soon as it is there. Pods that got addresses of a range that the device takes itself
+// would not be reached from the other device.
 func (s *system) rejoin(node string, config []byte) (token string) {
 	s.T.Helper()
 	const file = "/etc/skerry/edgecore.yaml"
@@ -80,8 +82,9 @@ func (s *system) rejoin(node string, config []byte) (token string) {
 // pemKey is a private key in PEM: the words alone are in every program that can read one.
 var pemKey = regexp.MustCompile(`-----BEGIN [A-Z ]*PRIVATE KEY-----\s+[A-Za-z0-9+/=]{40}`)
 
-// onDisk are the files of a host's disk that hold a private key, or any of some strings. The disk is the host's directory on this machine: what the
-// host mounts over it, and all that it has in memory, is not there.
+// onDisk are the files of a host's disk that hold a private key, or any of some strings. The disk
+// is the host's directory on this machine: what the host mounts over it, and all that it has in
+// memory, is not there.
 func (s *system) onDisk(node string, wanted map[string]string) (found []string, files int) {
 	s.T.Helper()
 	dir := filepath.Join(s.Dir, "hosts", node)
@@ -111,8 +114,10 @@ func (s *system) onDisk(node string, wanted map[string]string) (found []string, 
 	return found, files
 }
 
-// TestHostile_13_StolenDisk: a device whose key is not on its disk runs pods with Secrets and tokens, serves `kubectl logs`, reboots offline, and loses its power. Its disk
-// shows no token, no Secret and no private key. What is no secret is found there, and a device as it is by default shows keys: the looking works.
+// TestHostile_13_StolenDisk: a device whose key is not on its disk runs pods with Secrets and
+// tokens, serves `kubectl logs`, reboots offline, and loses its power. Its disk shows no token, no
+// Secret and no private key. What is no secret is found there, and a device as it is by default
+// shows keys: the looking works.
 func TestHostile_13_StolenDisk(t *testing.T) {
 	s := use(t)
 	const node = "edge2"

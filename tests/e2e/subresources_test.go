@@ -58,7 +58,8 @@ func (s *system) carried(replica, way string) int {
 	return n
 }
 
-// askReplica has kube-apiserver ask one replica for subresources.skerry.io, and waits until it does.
+// askReplica has kube-apiserver ask one replica for subresources.skerry.io, and waits
+// until it does.
 func (s *system) askReplica(number int) {
 	s.T.Helper()
 	host := options().Replicas()[number-1]
@@ -362,7 +363,8 @@ func (s *system) holderNumber(node string) int {
 	return 2
 }
 
-// asReplica is a stream to a node's kubelet, asked for as one replica asks another: with a certificate of cloudcore's CA, whose key lies in the trial.
+// asReplica is a stream to a node's kubelet, asked for as one replica asks another: with a
+// certificate of cloudcore's CA, whose key lies in the trial.
 func (s *system) asReplica(replica int, node, target string) net.Conn {
 	s.T.Helper()
 	host, err := s.Trial.Host(options().Replicas()[0])
@@ -394,8 +396,9 @@ func (s *system) asReplica(replica int, node, target string) net.Conn {
 	return conn
 }
 
-// keyElsewhere shows a certificate like that of a device's own client to its kubelet and to kube-apiserver: with the same name, and a key of its own. The real
-// one is in edgecore's memory alone; edge/internal/edged shows it to another kubelet.
+// keyElsewhere shows a certificate like that of a device's own client to its kubelet and to
+// kube-apiserver: with the same name, and a key of its own. The real one is in edgecore's memory
+// alone; edge/internal/edged shows it to another kubelet.
 func (s *system) keyElsewhere() {
 	s.T.Helper()
 	dir := s.T.TempDir()

@@ -47,8 +47,9 @@ func newCA(t *testing.T) (certificate, key []byte) {
 	return pki.EncodeCertificates(c), key
 }
 
-// TestIsland_TrustIsRenewed: cloudcore's CA is replaced by another while two devices are joined, as docs/link.md says: both stay linked through all of it, nobody joins
-// again, and in the end the old one is trusted no more.
+// TestIsland_TrustIsRenewed: cloudcore's CA is replaced by another while two devices are joined, as
+// docs/link.md says: both stay linked through all of it, nobody joins again, and in the end the old
+// one is trusted no more.
 func TestIsland_TrustIsRenewed(t *testing.T) {
 	s := use(t)
 	devices := []string{"edge1", "edge2"}

@@ -14,13 +14,15 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
-// kube-apiserver knows nothing of cloudcore and prefers addresses, as a managed one may: what leads it to the kubelets is what the Nodes say.
+// kube-apiserver knows nothing of cloudcore and prefers addresses, as a managed one may: what leads
+// it to the kubelets is what the Nodes say.
 func TestStreams_KubeAPIServerAsItIs(t *testing.T) {
 	o := trial.DefaultOptions()
 	o.Edges, o.Streams = 1, trial.StreamsEndpoint
 	s := suite.UseOther(t, "endpoint", o)
 	pod := s.WaitPods("sample", "app=sample", "edge1", 1)[0]
-	// A Node is Ready before its kubelet has the certificate for its server, which it asks the cluster for when it starts: until then it ends every handshake.
+	// A Node is Ready before its kubelet has the certificate for its server, which it asks the
+	// cluster for when it starts: until then it ends every handshake.
 	s.WaitFor("the pod's log, by the kubelet's server", func(ctx context.Context) error {
 		out, err := s.Run(ctx, "kubectl", "logs", "-n", "sample", pod.Name)
 		if err == nil && !strings.Contains(out, "listening on") {

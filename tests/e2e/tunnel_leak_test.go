@@ -20,7 +20,8 @@ import (
 // footprint is what a process holds.
 type footprint struct{ goroutines, descriptors, heap int }
 
-// footprint asks a program on a host for it: its own metrics, and its descriptors as the kernel counts them.
+// footprint asks a program on a host for it: its own metrics, and its descriptors as the
+// kernel counts them.
 func (s *system) footprint(ctx context.Context, on, program, metrics string) (footprint, error) {
 	h, err := s.Trial.Host(on)
 	if err != nil {
@@ -75,8 +76,8 @@ func scrape(ctx context.Context, h host.Host, url, token string) (map[string]flo
 	return values, nil
 }
 
-// 500 streams to one kubelet, open at the same time; then they are closed. It is done twice: what the first round leaves may be room for the next, what the
-// second adds to it is lost.
+// 500 streams to one kubelet, open at the same time; then they are closed. It is done twice: what
+// the first round leaves may be room for the next, what the second adds to it is lost.
 func TestTunnel_14_500StreamsLeaveNothing(t *testing.T) {
 	s := use(t)
 	holder := s.holder("edge1")

@@ -52,7 +52,8 @@ func (x *text) String() string {
 	return x.b.String()
 }
 
-// startKubectl runs kubectl in the background until it ends or the test does. What it writes, to either output, comes line by line.
+// startKubectl runs kubectl in the background until it ends or the test does. What it writes, to
+// either output, comes line by line.
 func (s *system) startKubectl(args ...string) *command {
 	s.T.Helper()
 	c := &command{lines: make(chan string, 1000), done: make(chan error, 1)}
@@ -237,7 +238,8 @@ func TestTunnel_06_PortForwardWith50Connections(t *testing.T) {
 	all.Wait()
 }
 
-// connect asks a replica of cloudcore for a target, with a certificate of the control plane (or a node's), and returns its answer's status line.
+// connect asks a replica of cloudcore for a target, with a certificate of the control plane (or a
+// node's), and returns its answer's status line.
 func (s *system) connect(replica int, target, certificate, key string) (string, error) {
 	conn, answer, err := s.connectTo(replica, target, certificate, key)
 	if conn != nil {
@@ -316,8 +318,8 @@ func TestTunnel_09_EachCloudcoreLeadsToEachNode(t *testing.T) {
 	}
 }
 
-// attach follows the output of a pod's container as it comes. Unlike kubectl logs, which ends without a word whatever happens to the kubelet, it tells of a
-// connection that broke.
+// attach follows the output of a pod's container as it comes. Unlike kubectl logs, which ends
+// without a word whatever happens to the kubelet, it tells of a connection that broke.
 func (s *system) attach(pod corev1.Pod) *command {
 	s.T.Helper()
 	c := s.startKubectl("attach", "-n", pod.Namespace, pod.Name)
@@ -368,7 +370,8 @@ func TestTunnel_11_LinkCut(t *testing.T) {
 	follow := s.attach(pod)
 	s.Kubectl("logs", "-n", "sample", pod.Name) // kube-apiserver keeps that connection
 	s.CutSilently("edge1")
-	// Nobody waits for the link to be given up: neither on the connection that was kept nor on a new one.
+	// Nobody waits for the link to be given up: neither on the connection that was kept
+	// nor on a new one.
 	for range 2 {
 		began := time.Now()
 		_, err := s.Run(t.Context(), "kubectl", "logs", "-n", "sample", pod.Name)

@@ -46,7 +46,8 @@ func TestTunnel_04_ExecOnATerminal(t *testing.T) {
 			return nil
 		})
 	}
-	// kubectl tells the size as soon as the stream stands, the program may have looked before that: it sees both.
+	// kubectl tells the size as soon as the stream stands, the program may have looked before
+	// that: it sees both.
 	shows("size 101x31")
 	s.Check(pty.Setsize(terminal, &pty.Winsize{Cols: 77, Rows: 22}))
 	shows("size 77x22")
@@ -82,7 +83,8 @@ func TestTunnel_07_CopyBothWays(t *testing.T) {
 	}
 }
 
-// kubectl debug puts a container into a pod that runs; its output and its end come back as those of any other.
+// kubectl debug puts a container into a pod that runs; its output and its end come back as
+// those of any other.
 func TestStreams_Debug(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()

@@ -10,8 +10,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// tills is a Deployment with a pod on each edge, as an operator would write one: the pods tolerate a node's absence no longer than the cluster's default, and one that
-// is told to end goes on serving until the world has noticed.
+// tills is a Deployment with a pod on each edge, as an operator would write one: the pods tolerate
+// a node's absence no longer than the cluster's default, and one that is told to end goes on
+// serving until the world has noticed.
 const tills = `apiVersion: apps/v1
 kind: Deployment
 metadata: {name: till}
@@ -35,9 +36,11 @@ spec:
         lifecycle: {preStop: {sleep: {seconds: 5}}}
 `
 
-// VIPs_20: the cloud is away for so long that it takes all nodes for dead, and evicts the Deployment's pod of the node that holds the address; it comes back. While it is
-// away no client notices and nothing flaps. With it comes the eviction: the address is handed over, once, to the node whose pod stays, while clients are served; it stays
-// there when the Deployment's new pod is ready. (Traps_16: the test without a Deployment, whose pods are never evicted, had proved less.)
+// VIPs_20: the cloud is away for so long that it takes all nodes for dead, and evicts the
+// Deployment's pod of the node that holds the address; it comes back. While it is away no client
+// notices and nothing flaps. With it comes the eviction: the address is handed over, once, to the
+// node whose pod stays, while clients are served; it stays there when the Deployment's new pod is
+// ready. (Traps_16: the test without a Deployment, whose pods are never evicted, had proved less.)
 func TestVIPs_20_Traps_16_DeploymentEvictedMeanwhile(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
@@ -54,7 +57,8 @@ func TestVIPs_20_Traps_16_DeploymentEvictedMeanwhile(t *testing.T) {
 	containers := map[string][]string{holder: s.Containers(holder), other: s.Containers(other)}
 
 	customers := s.shoppers()
-	// One after the other: while every node is away Kubernetes takes itself for what is broken, and evicts nothing.
+	// One after the other: while every node is away Kubernetes takes itself for what is broken, and
+	// evicts nothing.
 	s.Cut(holder)
 	s.WaitReady(holder, false)
 	s.waitEvicted(ns, goes.Name)

@@ -15,7 +15,8 @@ import (
 // shopVIP is on the LAN that the edges share with the client.
 const shopVIP = "192.168.100.230"
 
-// shop makes a pool of both edges, and a Service of the sample application with a virtual IP there, and waits for the first election.
+// shop makes a pool of both edges, and a Service of the sample application with a virtual IP there,
+// and waits for the first election.
 func (s *system) shop() {
 	s.T.Helper()
 	s.makeShop("sample", "sample")
@@ -53,7 +54,8 @@ spec:
 	})
 }
 
-// elected waits until the first election is over. It is won by the highest priority, whoever was first: from then on the address stays where it is.
+// elected waits until the first election is over. It is won by the highest priority, whoever was
+// first: from then on the address stays where it is.
 func (s *system) elected() {
 	s.T.Helper()
 	s.WaitFor("the first election", func(ctx context.Context) error {
@@ -89,7 +91,8 @@ type shopStatus struct {
 	Conditions []struct{ Type, Status, Message string }
 }
 
-// waitShop waits until a node holds the address, by its own word and by its kernel, so many could, and all conditions are as they should be.
+// waitShop waits until a node holds the address, by its own word and by its kernel, so many could,
+// and all conditions are as they should be.
 func (s *system) waitShop(ready int) (holder string) {
 	s.T.Helper()
 	s.WaitFor("the virtual IP to be held", func(ctx context.Context) error {
@@ -122,7 +125,8 @@ func (s *system) waitShop(ready int) (holder string) {
 	return holder
 }
 
-// buys asks the address from the LAN's client: what the pods behind it answer by themselves, and not what the page asks of another Service.
+// buys asks the address from the LAN's client: what the pods behind it answer by themselves, and
+// not what the page asks of another Service.
 func (s *system) buys(ctx context.Context) error {
 	h, err := s.Trial.Host("client")
 	if err != nil {
@@ -165,7 +169,8 @@ func (s *system) shopHolders() []string {
 	return all
 }
 
-// waitShopAt waits until one of some nodes alone has the address in its kernel, and serves the client.
+// waitShopAt waits until one of some nodes alone has the address in its kernel, and serves
+// the client.
 func (s *system) waitShopAt(nodes ...string) string {
 	s.T.Helper()
 	var holder string
@@ -215,7 +220,8 @@ func TestVIPs_01_FromServiceToTraffic(t *testing.T) {
 	}
 }
 
-// With the cloud cut: maintenance and back; the cloud comes back; a reboot of the whole pool off line.
+// With the cloud cut: maintenance and back; the cloud comes back; a reboot of the whole
+// pool off line.
 func TestVIPs_21_WithoutTheCloud(t *testing.T) {
 	s := use(t)
 	s.shop()
@@ -290,7 +296,8 @@ func (x *shoppers) end() {
 	<-x.done
 }
 
-// roles is what each node is to the address, and since when, by the nodes' own word: it changes with every flap.
+// roles is what each node is to the address, and since when, by the nodes' own word: it changes
+// with every flap.
 func (s *system) roles() string {
 	s.T.Helper()
 	return s.Kubectl("get", "virtualip", shopVIP, "-o", `jsonpath={range .status.nodes[*]}{.name} {.state} {.since}{"\n"}{end}`)
@@ -304,9 +311,10 @@ func (s *system) rulesOf(node string) string {
 		"tr '\\0' ' ' <$p/cmdline; done; true")
 }
 
-// VIPs_10: cloudcore restarts while clients are served: the claim is the same object, and none is lost. Traps_07: the
-// module is switched off on the holder: its address, rules and keepalived are gone, and the other node serves.
-// VIPs_25: the Service is deleted: the object goes, and so does everything on the devices; what others have there stays.
+// VIPs_10: cloudcore restarts while clients are served: the claim is the same object, and none is
+// lost. Traps_07: the module is switched off on the holder: its address, rules and keepalived are
+// gone, and the other node serves. VIPs_25: the Service is deleted: the object goes, and so does
+// everything on the devices; what others have there stays.
 func TestVIPs_10_25_RestartAndRelease(t *testing.T) {
 	s := use(t)
 	const mark = "rule-of-an-operator"
@@ -368,7 +376,8 @@ func TestVIPs_10_25_RestartAndRelease(t *testing.T) {
 	s.Kubectl("-n", "sample", "delete", "service", "shop")
 	s.WaitFor("nothing to be left on "+other, func(context.Context) error {
 		left := s.rulesOf(other)
-		// The chains stay, empty, and so does keepalived, with no instance: the next address needs both.
+		// The chains stay, empty, and so does keepalived, with no instance: the next
+		// address needs both.
 		if strings.Contains(left, shopVIP) || strings.Contains(left, "DNAT") {
 			return errors.New(left)
 		}
@@ -384,7 +393,8 @@ func TestVIPs_10_25_RestartAndRelease(t *testing.T) {
 	}
 }
 
-// Somebody on the LAN has the address already: nobody claims it, the object says who it is, and it is claimed when he goes.
+// Somebody on the LAN has the address already: nobody claims it, the object says who it is, and it
+// is claimed when he goes.
 func TestVIPs_DuplicateAddress(t *testing.T) {
 	s := use(t)
 	t.Cleanup(func() {

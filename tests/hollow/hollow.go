@@ -1,9 +1,12 @@
-// Package hollow is many edge nodes in one process, without kubelets: what cloudcore and kube-apiserver bear is measured with them.
+// Package hollow is many edge nodes in one process, without kubelets: what cloudcore and
+// kube-apiserver bear is measured with them.
 //
-// It owns the links of the nodes, each with an identity, an epoch and holdings of its own, led by edgehub as it is in edgecore (package edge/hollow), with its
-// dialling, back-off and heartbeats. A node registers a Node object, wants what a kubelet and edgecore's agents want, acknowledges what it gets, and sends its
-// status every five minutes. It keeps no object, but only what a digest and an inventory need. It refuses every request for a stream: nothing runs there. Run
-// serves until its ctx ends; the other methods of a Fleet may be called by any goroutine.
+// It owns the links of the nodes, each with an identity, an epoch and holdings of its own, led by
+// edgehub as it is in edgecore (package edge/hollow), with its dialling, back-off and heartbeats. A
+// node registers a Node object, wants what a kubelet and edgecore's agents want, acknowledges what
+// it gets, and sends its status every five minutes. It keeps no object, but only what a digest and
+// an inventory need. It refuses every request for a stream: nothing runs there. Run serves until
+// its ctx ends; the other methods of a Fleet may be called by any goroutine.
 package hollow
 
 import (
@@ -33,7 +36,8 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/edges"
 )
 
-// Config is what a Fleet is made of. Every zero value but those of Nodes, Server, Roots and Identity means its default.
+// Config is what a Fleet is made of. Every zero value but those of Nodes, Server, Roots and
+// Identity means its default.
 type Config struct {
 	Nodes  int
 	Prefix string // of the nodes' names, which end in a number from 1: "hollow-"
@@ -48,7 +52,8 @@ type Config struct {
 
 	// Rate is how many nodes make their first dial in a second: 200.
 	Rate int
-	// Keepalive is between two heartbeats: 10 s. StatusEvery is between two statuses, as a kubelet's nodeStatusReportFrequency: 5 min.
+	// Keepalive is between two heartbeats: 10 s. StatusEvery is between two statuses, as a
+	// kubelet's nodeStatusReportFrequency: 5 min.
 	Keepalive, StatusEvery time.Duration
 }
 
@@ -221,7 +226,8 @@ func (f *Fleet) Remove(ctx context.Context, client kubernetes.Interface) error {
 	return g.Wait()
 }
 
-// dialer makes a node's own dialer: with its certificate, and with its sessions of TLS, as a device has them.
+// dialer makes a node's own dialer: with its certificate, and with its sessions of TLS, as a
+// device has them.
 func (f *Fleet) dialer(cert *tls.Certificate) (link.Dialer, error) {
 	secure := pki.ClientTLS(pki.Client{Roots: f.config.Roots, Certificate: func() (*tls.Certificate, error) { return cert, nil }})
 	secure.ServerName = f.config.ServerName

@@ -39,8 +39,8 @@ func FromCA(certFile, keyFile string) func(context.Context, string) (*tls.Certif
 	}
 }
 
-// FromCSR asks the cluster for each identity, and approves the request itself: client must be an administrator's. The cluster's controller manager signs, at
-// its own pace.
+// FromCSR asks the cluster for each identity, and approves the request itself: client must be an
+// administrator's. The cluster's controller manager signs, at its own pace.
 func FromCSR(client kubernetes.Interface) func(context.Context, string) (*tls.Certificate, error) {
 	return func(ctx context.Context, node string) (*tls.Certificate, error) {
 		key, err := pki.NewKey()

@@ -16,7 +16,8 @@ import (
 	"github.com/skerry-io/skerry/common/version"
 )
 
-// interestsOf is what an edge without pods wants: the watches of its kubelet, of its agents for routes and virtual IPs, and what pods will refer to.
+// interestsOf is what an edge without pods wants: the watches of its kubelet, of its agents for
+// routes and virtual IPs, and what pods will refer to.
 func interestsOf(node string) []*topicpb.Interest {
 	all := []*topicpb.Interest{{Dependencies: true}}
 	for _, w := range []struct{ group, version, resource, labels, fields string }{

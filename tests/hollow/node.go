@@ -98,7 +98,8 @@ func (n *node) kubelet(ctx context.Context) {
 		if m, ok := n.say(); ok {
 			n.send(ctx, m)
 		}
-		// Spread as a kubelet spreads it, so that nodes which started together don't go on reporting together.
+		// Spread as a kubelet spreads it, so that nodes which started together don't go on
+		// reporting together.
 		timer.Reset(every + rand.N(every/20+1) - every/40)
 		select {
 		case <-ctx.Done():
@@ -298,7 +299,8 @@ func (h *holding) apply(c *topicpb.Change) {
 	}
 }
 
-// metadata is what an object says of itself; nothing where it can't be read. In Kubernetes' protobuf the metadata is the first field of every kind.
+// metadata is what an object says of itself; nothing where it can't be read. In Kubernetes'
+// protobuf the metadata is the first field of every kind.
 func metadata(raw []byte) (o metav1.PartialObjectMetadata) {
 	var unknown runtime.Unknown
 	if proto, ok := bytes.CutPrefix(raw, []byte("k8s\x00")); ok {

@@ -42,10 +42,11 @@ func withTunnel() string {
 // The kubelets' port, the only one at which an address could lead to an edge.
 const kubeletPort = "10250"
 
-// TestHostile_06_Addresses: kube-apiserver goes to webhooks and kubelets through cloudcore. A device writes into its
-// Node, by its link, that it has the address of a webhook's Service, of an ordinary node, of another edge, and of the
-// control plane's load balancer, and that its kubelet listens at their port. What kube-apiserver sends there arrives
-// there, and opens no stream to the device.
+// TestHostile_06_Addresses: kube-apiserver goes to webhooks and kubelets through cloudcore. A
+// device writes into its Node, by its link, that it has the address of a webhook's Service, of
+// an ordinary node, of another edge, and of the control plane's load balancer, and that its
+// kubelet listens at their port. What kube-apiserver sends there arrives there, and opens no
+// stream to the device.
 func TestHostile_06_Addresses(t *testing.T) {
 	s := start(t, withTunnel())
 	ns := things(t)
@@ -205,7 +206,8 @@ func claimByLink(t *testing.T, d *hostile.Device, address string) {
 	}
 }
 
-// settled returns when cloudcore has seen what the device claims: an address that is no one else's leads to it.
+// settled returns when cloudcore has seen what the device claims: an address that is no one
+// else's leads to it.
 func settled(t *testing.T, d *hostile.Device) {
 	t.Helper()
 	claimByLink(t, d, "127.98.0.1")
@@ -281,7 +283,8 @@ func connect(t *testing.T, target, name string) string {
 	return string(raw[strings.LastIndex(string(raw), "\n")+1:])
 }
 
-// certificates: a device wants serving certificates for what it claims. Only one for its name is approved.
+// certificates: a device wants serving certificates for what it claims. Only one for its
+// name is approved.
 func certificates(t *testing.T, clusterIP string) {
 	t.Helper()
 	node := kubernetes.NewForConfigOrDie(plane.Node(t, own))
@@ -338,9 +341,9 @@ func servingRequest(t *testing.T, key crypto.Signer, address string) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 }
 
-// TestHostile_06_ForgedLease: a device writes into its own Lease where cloudcore is to look for its link: an address of
-// its choice, another node's announcement, one with a changed address. Then it has no link, and kube-apiserver asks
-// for its kubelet. cloudcore dials none of them.
+// TestHostile_06_ForgedLease: a device writes into its own Lease where cloudcore is to look for its
+// link: an address of its choice, another node's announcement, one with a changed address. Then it
+// has no link, and kube-apiserver asks for its kubelet. cloudcore dials none of them.
 func TestHostile_06_ForgedLease(t *testing.T) {
 	s := start(t, withTunnel())
 	ns := things(t)

@@ -1,8 +1,9 @@
-// Package hostile is a device that speaks the protocol of the link itself, with a valid certificate of its node, and
-// does what edgecore never does: it sends whatever a test says, and reads only while the test lets it.
+// Package hostile is a device that speaks the protocol of the link itself, with a valid certificate
+// of its node, and does what edgecore never does: it sends whatever a test says, and reads only
+// while the test lets it.
 //
-// It owns the link that it dialled. It refuses nothing: it keeps to no bound of edgecore's. Its methods may be called
-// from any goroutine.
+// It owns the link that it dialled. It refuses nothing: it keeps to no bound of edgecore's. Its
+// methods may be called from any goroutine.
 package hostile
 
 import (
@@ -33,7 +34,8 @@ type Config struct {
 	Dialer    link.Dialer // if set, dials Address in place of Transport's own
 }
 
-// Device is an open session of a node. It keeps what came, without a bound: a test ends before that matters.
+// Device is an open session of a node. It keeps what came, without a bound: a test ends
+// before that matters.
 type Device struct {
 	conn   link.Conn
 	writes atomic.Uint64 // the number of the last Write
@@ -165,7 +167,8 @@ func (d *Device) take(m message.Message) {
 	d.changed = make(chan struct{})
 }
 
-// Pause has the device read nothing until resume is called, so that all windows of its link fill up.
+// Pause has the device read nothing until resume is called, so that all windows of its
+// link fill up.
 func (d *Device) Pause() (resume func()) {
 	paused := make(chan struct{})
 	d.mu.Lock()

@@ -26,8 +26,9 @@ import (
 	"github.com/skerry-io/skerry/tests/hostile"
 )
 
-// TestHostile_14_WhatANodeMayDo is one cloudcore, and what the devices of one node try there to get or do more than
-// that node's kubelet may at kube-apiserver itself. Nothing of another node's is changed by any of it.
+// TestHostile_14_WhatANodeMayDo is one cloudcore, and what the devices of one node try there to get
+// or do more than that node's kubelet may at kube-apiserver itself. Nothing of another node's is
+// changed by any of it.
 func TestHostile_14_WhatANodeMayDo(t *testing.T) {
 	s := start(t, withTunnel())
 	ns := things(t)
@@ -76,11 +77,12 @@ func (p post) fits() bool {
 	return false
 }
 
-// outbox: every topic of the outbox x every verb x kinds that it is for and that it is not for x a thing of the
-// device's own node, one of another's and one that is not there. A write is accepted only where kube-apiserver lets
-// the node itself do it, as a dry run shows, and where it is what its topic is for. Of events, which kube-apiserver
-// lets every node write about everything, none about another's pods is accepted. The answers come once wait is called:
-// a refusal by the Node authorizer is believed after half a minute.
+// outbox: every topic of the outbox x every verb x kinds that it is for and that it is not for x a
+// thing of the device's own node, one of another's and one that is not there. A write is accepted
+// only where kube-apiserver lets the node itself do it, as a dry run shows, and where it is what
+// its topic is for. Of events, which kube-apiserver lets every node write about everything, none
+// about another's pods is accepted. The answers come once wait is called: a refusal by the Node
+// authorizer is believed after half a minute.
 func outbox(t *testing.T, device *hostile.Device, ns string) (wait func(*testing.T)) {
 	t.Helper()
 	all := posts()
@@ -235,8 +237,9 @@ func snapshot(t *testing.T, ns string) map[string]string {
 	return versions
 }
 
-// pathAndBody: the path names a thing of another's, and the body one of the device's own. An event is
-// patched under another's name; a node's status and a pod's status are sent with the body of its own.
+// pathAndBody: the path names a thing of another's, and the body one of the device's own. An
+// event is patched under another's name; a node's status and a pod's status are sent with the
+// body of its own.
 func pathAndBody(t *testing.T, s *system, ns string) {
 	mine, err := plane.Client().CoreV1().Pods(ns).Get(t.Context(), "mine", metav1.GetOptions{})
 	if err != nil {
@@ -279,8 +282,9 @@ func pathAndBody(t *testing.T, s *system, ns string) {
 	}
 }
 
-// forgedRequester: a device makes an operation that an administrator is said to have asked for, makes
-// one for another node, and reports of operations with another requester. Who asked is what admission wrote.
+// forgedRequester: a device makes an operation that an administrator is said to have asked for,
+// makes one for another node, and reports of operations with another requester. Who asked is what
+// admission wrote.
 func forgedRequester(t *testing.T, s *system, ns string) {
 	device := s.dial(t, link.WebSocket, own)
 	create := func(name, node, requester string) *topicpb.APIResponse {
@@ -331,9 +335,9 @@ func forgedRequester(t *testing.T, s *system, ns string) {
 	}
 }
 
-// streams: the tunnel knows one verb for a device, the end of a stream that cloudcore opened. A device
-// opens streams itself, and speaks on streams that were never opened: nothing is dialled, and each is closed or the
-// link is.
+// streams: the tunnel knows one verb for a device, the end of a stream that cloudcore opened. A
+// device opens streams itself, and speaks on streams that were never opened: nothing is dialled,
+// and each is closed or the link is.
 func streams(t *testing.T, s *system, _ string) {
 	victim := serve(t, "127.0.0.1:0", "victim", nil, "victim")
 	for name, messages := range map[string][]message.Message{

@@ -36,9 +36,9 @@ import (
 	"github.com/skerry-io/skerry/tests/hostile"
 )
 
-// plane's kube-apiserver goes to kubelets, webhooks and Services through cloudcore (an EgressSelectorConfiguration),
-// where the test's cloudcore has a tunnel. Services have addresses of the loopback interface, so that they can be
-// dialled here without kube-proxy.
+// plane's kube-apiserver goes to kubelets, webhooks and Services through cloudcore (an
+// EgressSelectorConfiguration), where the test's cloudcore has a tunnel. Services have addresses of
+// the loopback interface, so that they can be dialled here without kube-proxy.
 var plane *cluster.ControlPlane
 
 // tunnel is where cloudcore listens for kube-apiserver's way to nodes, for the tests that have one.
@@ -73,7 +73,8 @@ func run(m *testing.M) int {
 	return m.Run()
 }
 
-// newPlane starts a control plane that knows cloudcore's CA before cloudcore is there, as an administrator sets it up.
+// newPlane starts a control plane that knows cloudcore's CA before cloudcore is there, as an
+// administrator sets it up.
 func newPlane(ctx context.Context, dir string) (*cluster.ControlPlane, error) {
 	cert, key, err := ca.New("skerry serving CA")
 	if err != nil {

@@ -37,7 +37,8 @@ import (
 
 const own, another = "edge-a", "edge-b" // the device's node, and one whose things it wants
 
-// less is a reason why a device gets less through its link than a kubelet that talks to kube-apiserver directly.
+// less is a reason why a device gets less through its link than a kubelet that talks to
+// kube-apiserver directly.
 type less struct {
 	why   string
 	holds func(call) bool
@@ -73,10 +74,10 @@ func (c call) String() string {
 	return strings.TrimSpace(fmt.Sprintf("%s %s.%s of %s: %s %s?%s", c.verb, resource, c.group, c.whose, c.method, c.path, c.query))
 }
 
-// requests: every verb x every kind that kube-apiserver serves x a thing of the device's own node, one of
-// another's and one that is not there. Each call is made twice: by the link, and directly at kube-apiserver with the
-// certificate of the node. What is allowed there is allowed here, and nothing else is. The writes are dry runs, which
-// kube-apiserver authorises and admits like others.
+// requests: every verb x every kind that kube-apiserver serves x a thing of the device's own node,
+// one of another's and one that is not there. Each call is made twice: by the link, and directly at
+// kube-apiserver with the certificate of the node. What is allowed there is allowed here, and
+// nothing else is. The writes are dry runs, which kube-apiserver authorises and admits like others.
 func requests(t *testing.T, device *hostile.Device, ns string) {
 	verdicts := judge(t, device, matrix(t, ns))
 	kinds, allowed, refused := map[string]bool{}, 0, 0
@@ -150,8 +151,8 @@ func judge(t *testing.T, device *hostile.Device, calls []call) []verdict {
 	return verdicts
 }
 
-// permitted reports whether an answer is other than a refusal: by who may what, by the method, or by the form that all
-// such calls have.
+// permitted reports whether an answer is other than a refusal: by who may what, by the method, or
+// by the form that all such calls have.
 func permitted(code int) bool {
 	switch code {
 	case http.StatusUnauthorized, http.StatusForbidden, http.StatusMethodNotAllowed, http.StatusBadRequest:
@@ -373,7 +374,8 @@ func nameOf(resource, ns, whose string, namespaced bool) string {
 	return ns + "-theirs"
 }
 
-// bodyFor is what a create or update of a thing says: the thing itself where it is there, or the least.
+// bodyFor is what a create or update of a thing says: the thing itself where it is there,
+// or the least.
 func bodyFor(t *testing.T, admin dynamic.Interface, groupVersion string, r metav1.APIResource, resource, ns, whose, name string) any {
 	t.Helper()
 	gv := groupVersion

@@ -28,8 +28,8 @@ import (
 	"github.com/skerry-io/skerry/tests/hostile"
 )
 
-// middle stands between a device and cloudcore: it passes on all bytes of both transports, remembers what
-// the device sent, and changes or drops what a test says.
+// middle stands between a device and cloudcore: it passes on all bytes of both transports,
+// remembers what the device sent, and changes or drops what a test says.
 type middle struct {
 	websocket, quic string // its own addresses
 
@@ -292,8 +292,8 @@ func TestHostile_15_ManInTheMiddle(t *testing.T) {
 	})
 }
 
-// replay sends cloudcore all that a device has sent it, again, while the device's link is open and after it
-// has ended.
+// replay sends cloudcore all that a device has sent it, again, while the device's link is open and
+// after it has ended.
 func replay(t *testing.T, s *system, node string, transport link.Transport, must func(*testing.T, link.Dialer) *hostile.Device) {
 	m := between(t, s)
 	dialer, err := hostile.NewDialer(transport, s.tls(t, node))
@@ -359,8 +359,8 @@ func replay(t *testing.T, s *system, node string, transport link.Transport, must
 	})
 }
 
-// impostor listens as cloudcore does, over both transports, with a certificate that is not the cloud's. It
-// lets every client in whose certificate is right.
+// impostor listens as cloudcore does, over both transports, with a certificate that is not the
+// cloud's. It lets every client in whose certificate is right.
 func impostor(t *testing.T, certificate tls.Certificate) (quic, websocket string, accepted func() int) {
 	t.Helper()
 	clients := x509.NewCertPool()
@@ -387,8 +387,8 @@ func impostor(t *testing.T, certificate tls.Certificate) (quic, websocket string
 				if err != nil {
 					return
 				}
-				// A QUIC server may think that the handshake is complete before the client has refused it: what counts is
-				// a message.
+				// A QUIC server may think that the handshake is complete before the client has
+				// refused it: what counts is a message.
 				if _, err := c.Receive(context.Background()); err == nil {
 					n.Add(1)
 				}

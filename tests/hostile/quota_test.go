@@ -28,10 +28,11 @@ import (
 	"github.com/skerry-io/skerry/tests/hostile"
 )
 
-// TestHostile_05_Quotas: one device declares 4,096 new interests again and again,
-// selectors of a megabyte, events for a minute, requests and reports as fast as it can. Above its quotas it is answered 429
-// with a Retry-After and the name of the quota, which a metric counts. Another node is served meanwhile; and what the
-// device was refused it gets when it comes again after that time, as an honest edge does.
+// TestHostile_05_Quotas: one device declares 4,096 new interests again and again, selectors of a
+// megabyte, events for a minute, requests and reports as fast as it can. Above its quotas it is
+// answered 429 with a Retry-After and the name of the quota, which a metric counts. Another node is
+// served meanwhile; and what the device was refused it gets when it comes again after that time, as
+// an honest edge does.
 func TestHostile_05_Quotas(t *testing.T) {
 	// Quotas smaller than those of the defaults: what is above them is what this is about.
 	s := start(t, "tunnel: {listen: \"\"}\nrelay: {quotas: {eventBurst: 1000, eventsPerSecond: 50, requestBurst: 1000, requestsPerSecond: 20, "+
@@ -67,7 +68,8 @@ func (f *flooded) note(raw []byte) error {
 	return nil
 }
 
-// check: at least most were refused, and never more were taken than the burst, and the rate for the time that it took.
+// check: at least most were refused, and never more were taken than the burst, and the rate for the
+// time that it took.
 func (f *flooded) check(t *testing.T, quota string, burst, perSecond int, began time.Time) {
 	t.Helper()
 	if most := burst + (perSecond+perSecond/50+1)*(int(time.Since(began).Seconds())+1); f.taken > most || f.taken < burst/2 {
@@ -84,7 +86,8 @@ func eventOf(ns, pod, name string) *topicpb.Write {
 }
 
 func floodOfEvents(t *testing.T, s *system, device, other *hostile.Device, ns string) {
-	// 1,000 a second for 60 s, but no more on the way than end a session: the device is answered more slowly than it sends.
+	// 1,000 a second for 60 s, but no more on the way than end a session: the device is answered
+	// more slowly than it sends.
 	const events, window, long = 60_000, 256, 60 * time.Second
 	began, f := time.Now(), &flooded{}
 	results := make([]*topicpb.WriteResult, events)
@@ -356,7 +359,8 @@ func floodOfInterests(t *testing.T, s *system, device, other *hostile.Device) {
 	}
 }
 
-// longSelectors: one of a megabyte ends the link, and many of what a name may have are above the quota of bytes.
+// longSelectors: one of a megabyte ends the link, and many of what a name may have are above the
+// quota of bytes.
 func longSelectors(t *testing.T, s *system, other *hostile.Device) {
 	long := func(n, length int) *topicpb.Interests {
 		all := make([]*topicpb.Interest, n)

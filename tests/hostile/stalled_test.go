@@ -27,10 +27,10 @@ func heartbeat() message.Message {
 	return topic.Heartbeat.New(message.Resource{}, &topicpb.Heartbeat{KubeletAlive: true})
 }
 
-// TestHostile_04_StalledReader: devices on real links stop reading, with answers of megabytes on their way so that
-// nothing more fits, and report: of their operations, and of names that they make up. There are more of them than the
-// aggregation of reports has workers. Another device's reports are written and answered, and its Lease is renewed,
-// while not one report of the others is.
+// TestHostile_04_StalledReader: devices on real links stop reading, with answers of megabytes on
+// their way so that nothing more fits, and report: of their operations, and of names that they make
+// up. There are more of them than the aggregation of reports has workers. Another device's reports
+// are written and answered, and its Lease is renewed, while not one report of the others is.
 func TestHostile_04_StalledReader(t *testing.T) {
 	for _, transport := range []link.Transport{link.WebSocket, link.QUIC} {
 		t.Run(string(transport), func(t *testing.T) {
@@ -67,10 +67,12 @@ func TestHostile_04_StalledReader(t *testing.T) {
 			const asked, answered = `skerry_hub_messages_total{direction="received",topic="api.query"}`, `skerry_hub_messages_total{direction="sent",topic="api.response"}`
 			const waiting, reports = 30, 20 // of each that reads nothing; of the one that does
 			good := s.dial(t, transport, names[0])
-			// Of answers as large as these a few may be on the way at once, and a transport takes some of them off: it takes rounds until the links take no more.
+			// Of answers as large as these a few may be on the way at once, and a transport takes
+			// some of them off: it takes rounds until the links take no more.
 			cluster.Eventually(t, "the devices report and take no answer, and another does", func(ctx context.Context) error {
-				// No more of them than may be on the way: cloudcore reads nothing from a device that takes no answer and asks for more, and a test whose
-				// machine is slow would wait for its own requests to go out.
+				// No more of them than may be on the way: cloudcore reads nothing from a device
+				// that takes no answer and asks for more, and a test whose machine is slow would
+				// wait for its own requests to go out.
 				more := s.metric(t, asked)-s.metric(t, answered) < stalled*(filling-1)
 				for i, d := range bad {
 					if more {

@@ -34,8 +34,9 @@ spec:
   volumes: [{name: config, configMap: {name: greeter}}]
 `
 
-// What `cloudcore install` prints runs on ordinary nodes, and devices have joined through its load balancer: their pods run with what they refer to, and their logs are
-// read, also as a cluster does whose kube-apiserver knows nothing of Skerry.
+// What `cloudcore install` prints runs on ordinary nodes, and devices have joined through its load
+// balancer: their pods run with what they refer to, and their logs are read, also as a cluster does
+// whose kube-apiserver knows nothing of Skerry.
 func TestShip_07_InCluster(t *testing.T) {
 	s := use(t)
 	printed, err := os.ReadFile(filepath.Join(s.Dir, "install.yaml"))
@@ -71,7 +72,8 @@ func TestShip_07_InCluster(t *testing.T) {
 	if !strings.Contains(page, "greeting = hello from the Deployment") {
 		t.Errorf("the pod has no ConfigMap:\n%s", page)
 	}
-	// Whichever replica kube-apiserver asks, it leads to the one that has the link: by the aggregated API, and by the egress.
+	// Whichever replica kube-apiserver asks, it leads to the one that has the link: by the
+	// aggregated API, and by the egress.
 	_, err = binary.Build(t.Context(), s.Root, "kubectl-skerry") // which `trial kubectl` finds
 	s.Check(err)
 	for range 4 {

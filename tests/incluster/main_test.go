@@ -1,5 +1,6 @@
-// Package incluster_test runs against one whole trial whose cloud is what users have: cloudcore as its own Deployment, as `cloudcore install` prints it, with a
-// release's image, on two ordinary nodes behind a load balancer.
+// Package incluster_test runs against one whole trial whose cloud is what users have: cloudcore as
+// its own Deployment, as `cloudcore install` prints it, with a release's image, on two ordinary
+// nodes behind a load balancer.
 package incluster_test
 
 import (
@@ -168,7 +169,8 @@ func rolledOut(d *appsv1.Deployment) bool {
 	return is.ObservedGeneration >= d.Generation && is.UpdatedReplicas == want && is.AvailableReplicas == want && is.Replicas == want
 }
 
-// reporter is a pod whose readiness a test changes. Unlike the sample it has no liveness probe, which would restart it before anybody looks.
+// reporter is a pod whose readiness a test changes. Unlike the sample it has no liveness probe,
+// which would restart it before anybody looks.
 const reporter = `apiVersion: v1
 kind: Pod
 metadata: {name: reporter-NODE, labels: {app: reporter}}
@@ -188,7 +190,8 @@ func (s *harness) reporter(node string) corev1.Pod {
 	return s.WaitPods("sample", "app=reporter", node, 1)[0]
 }
 
-// reports waits until what the kubelet of a device sees is at kube-apiserver: a pod is made unready, then ready again.
+// reports waits until what the kubelet of a device sees is at kube-apiserver: a pod is made
+// unready, then ready again.
 func (s *harness) reports(node string) {
 	s.T.Helper()
 	s.reportsOf(s.reporter(node))
@@ -233,7 +236,8 @@ func (s *harness) post(pod corev1.Pod, path string) {
 	s.Check(err)
 }
 
-// neverNotReady watches the Nodes of devices until the returned function is called, which fails the test if one was anything but Ready meanwhile.
+// neverNotReady watches the Nodes of devices until the returned function is called, which fails the
+// test if one was anything but Ready meanwhile.
 func (s *harness) neverNotReady(nodes ...string) (end func()) {
 	s.T.Helper()
 	ctx, cancel := context.WithCancel(s.T.Context())

@@ -50,7 +50,8 @@ func (s *harness) waitLeader(not string) (identity string, pod corev1.Pod) {
 	return identity, pod
 }
 
-// leads waits until the leader's controllers have worked: the status of a new StaticRoute is theirs.
+// leads waits until the leader's controllers have worked: the status of a new StaticRoute
+// is theirs.
 func (s *harness) leads(name string) {
 	s.T.Helper()
 	s.Apply("default", "apiVersion: skerry.io/v1alpha1\nkind: StaticRoute\nmetadata: {name: "+name+"}\nspec: {subnet: 172.20.0.0/16, gateway: 192.168.100.200}\n")
@@ -76,7 +77,8 @@ func (s *harness) killPod(pod corev1.Pod) {
 	s.Check(err)
 }
 
-// The replica that leads is killed: another leads, and devices that were linked to it go on by whichever they find.
+// The replica that leads is killed: another leads, and devices that were linked to it go on by
+// whichever they find.
 func TestShip_08_LeaderKilled(t *testing.T) {
 	s := use(t)
 	identity, pod := s.waitLeader("")
@@ -107,8 +109,9 @@ func (s *harness) sameContainers(before map[string][]string) {
 	}
 }
 
-// A node is drained: the eviction passes, with two replicas and with one alone, and the devices that were linked to it go on by another; none is shown as NotReady.
-// The one replica that is evicted serves until the one in its place is ready.
+// A node is drained: the eviction passes, with two replicas and with one alone, and the devices
+// that were linked to it go on by another; none is shown as NotReady. The one replica that is
+// evicted serves until the one in its place is ready.
 func TestShip_10_NodeDrained(t *testing.T) {
 	s := use(t)
 	reporters := map[string]corev1.Pod{"edge1": s.reporter("edge1"), "edge2": s.reporter("edge2")}

@@ -17,7 +17,8 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/suite"
 )
 
-// load writes events about a pod to its device's API until it is stopped, every fifth twice, and remembers what was acknowledged.
+// load writes events about a pod to its device's API until it is stopped, every fifth twice, and
+// remembers what was acknowledged.
 type load struct {
 	pod  corev1.Pod
 	want map[string]int32 // an event's count, by its name
@@ -113,7 +114,8 @@ func (l *load) end() error {
 	return l.err
 }
 
-// cloudcore is rolled out again while devices report: each event that a device took is at kube-apiserver, with its count, and so is each restart of a container.
+// cloudcore is rolled out again while devices report: each event that a device took is at
+// kube-apiserver, with its count, and so is each restart of a container.
 func TestShip_09_RolloutUnderLoad(t *testing.T) {
 	s := use(t)
 	s.waitRolledOut(deployment)

@@ -43,12 +43,15 @@ func (s *harness) accepted(ctx context.Context, token []byte) error {
 	return err
 }
 
-// The tokens of cloudcore's pods are renewed by their kubelets, and the old ones are refused from then on: cloudcore goes on with the new ones, without a restart, and
-// what devices reported meanwhile arrives.
+// The tokens of cloudcore's pods are renewed by their kubelets, and the old ones are refused from
+// then on: cloudcore goes on with the new ones, without a restart, and what devices reported
+// meanwhile arrives.
 //
-// A kubelet renews a token after four fifths of its life, which Kubernetes makes ten minutes at the least. Here it has two other reasons: the ServiceAccount is made
-// again, which ends all tokens of the old one, and the kubelets are restarted, which remember tokens in memory alone. So there is a time between the two in which
-// cloudcore has no valid token, as there is none when a token is renewed in time.
+// A kubelet renews a token after four fifths of its life, which Kubernetes makes ten minutes at the
+// least. Here it has two other reasons: the ServiceAccount is made again, which ends all tokens of
+// the old one, and the kubelets are restarted, which remember tokens in memory alone. So there is a
+// time between the two in which cloudcore has no valid token, as there is none when a token is
+// renewed in time.
 func TestShip_12_AccountTokenRenewed(t *testing.T) {
 	s := use(t)
 	s.waitRolledOut(deployment)

@@ -14,7 +14,8 @@ import (
 // dialTimeout is for one target of a balancer.
 const dialTimeout = 2 * time.Second
 
-// balancer leads each connection to one of several targets, as a Service with ready endpoints does in a cluster.
+// balancer leads each connection to one of several targets, as a Service with ready endpoints
+// does in a cluster.
 type balancer struct {
 	listener net.Listener
 	targets  []string

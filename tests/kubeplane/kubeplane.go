@@ -1,11 +1,14 @@
-// Package kubeplane runs a whole Kubernetes control plane in one process: etcd, kube-apiserver, kube-controller-manager and
-// kube-scheduler, all of them upstream and unchanged. It serves trials and tests.
+// Package kubeplane runs a whole Kubernetes control plane in one process: etcd, kube-apiserver,
+// kube-controller-manager and kube-scheduler, all of them upstream and unchanged. It serves
+// trials and tests.
 //
-// It owns one directory: the keys and certificates, etcd's data and the kubeconfigs in it. What was stored there is there again after a restart, also after
-// a SIGKILL. It refuses to share that directory with a second process, and it is not for production: one etcd member, one replica of everything.
+// It owns one directory: the keys and certificates, etcd's data and the kubeconfigs in it. What
+// was stored there is there again after a restart, also after a SIGKILL. It refuses to share
+// that directory with a second process, and it is not for production: one etcd member, one
+// replica of everything.
 //
-// Concurrency: Run is called once in a process. The components register metrics, feature gates and flags in global registries of Kubernetes, so a second
-// control plane needs a second process.
+// Concurrency: Run is called once in a process. The components register metrics, feature gates and
+// flags in global registries of Kubernetes, so a second control plane needs a second process.
 package kubeplane
 
 import (
@@ -40,21 +43,25 @@ type Config struct {
 	EtcdPort uint16
 	// SANs are further names and addresses in kube-apiserver's serving certificate.
 	SANs []string
-	// ServiceCIDR is the range for Services. Ranges for pods are not given out: on edge nodes the CNI configuration of the device has the say.
+	// ServiceCIDR is the range for Services. Ranges for pods are not given out: on edge nodes the
+	// CNI configuration of the device has the say.
 	ServiceCIDR netip.Prefix
 	// SecondServiceCIDR is the range of the other family, for Services that ask for both.
 	SecondServiceCIDR netip.Prefix
-	// Quick makes node failures visible within some 12 s and evictions start 10 s later, instead of Kubernetes' 50 s and 5 min.
+	// Quick makes node failures visible within some 12 s and evictions start 10 s later, instead of
+	// Kubernetes' 50 s and 5 min.
 	Quick bool
 	// Audit, when set, is a file that gets one line of JSON for each request, without bodies.
 	Audit string
-	// EgressSelector, when set, is an EgressSelectorConfiguration: how kube-apiserver reaches nodes it can't dial.
+	// EgressSelector, when set, is an EgressSelectorConfiguration: how kube-apiserver reaches
+	// nodes it can't dial.
 	EgressSelector string
-	// EgressListen and EgressTo make a balancer for that: what comes to the address goes to the first of the others that answers, from a random start. A
-	// cluster has a Service for it.
+	// EgressListen and EgressTo make a balancer for that: what comes to the address goes to the
+	// first of the others that answers, from a random start. A cluster has a Service for it.
 	EgressListen string
 	EgressTo     []string
-	// Fsync makes etcd's writes survive a power failure. Without it they survive a SIGKILL, and tests are faster.
+	// Fsync makes etcd's writes survive a power failure. Without it they survive a SIGKILL, and
+	// tests are faster.
 	Fsync bool
 	// Further flags for a component, in its own spelling; they win over ours.
 	APIServerArgs, ControllerArgs, SchedulerArgs []string
@@ -108,8 +115,9 @@ type Ready struct {
 // ReadyFile is the name of the file, in Config.Dir, that appears when the control plane is ready.
 const ReadyFile = "ready.json"
 
-// Run starts the control plane, writes one line for each step to out, and serves until ctx ends. It then stops the components in reverse order and
-// returns nil. A component that ends by itself is an error.
+// Run starts the control plane, writes one line for each step to out, and serves until ctx
+// ends. It then stops the components in reverse order and returns nil. A component that ends by
+// itself is an error.
 func Run(ctx context.Context, cfg Config, out io.Writer) error {
 	if err := cfg.Validate(); err != nil {
 		return err
@@ -189,7 +197,8 @@ func listen(bind netip.Addr, port uint16) (net.Listener, error) {
 	return l, nil
 }
 
-// lock keeps a second process out of the directory: two etcds on one file would wait for each other without a word. The kernel drops the lock when we die.
+// lock keeps a second process out of the directory: two etcds on one file would wait for each other
+// without a word. The kernel drops the lock when we die.
 func lock(path string) (unlock func(), err error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {

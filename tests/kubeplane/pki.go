@@ -31,7 +31,8 @@ const (
 	identityScheduler  = "scheduler"
 )
 
-// identities are the certificates a control plane needs besides its CA, with the subjects that Kubernetes' bootstrap policy knows.
+// identities are the certificates a control plane needs besides its CA, with the subjects that
+// Kubernetes' bootstrap policy knows.
 var identities = map[string]pkix.Name{
 	identityAdmin:      {CommonName: "kubernetes-admin", Organization: []string{"system:masters"}},
 	identityKubelet:    {CommonName: "kube-apiserver-kubelet-client", Organization: []string{"system:masters"}},
@@ -49,15 +50,17 @@ const (
 	backdate = time.Hour
 )
 
-// keys is a directory of PEM files: NAME.crt, NAME.key, and sa.key, sa.pub for ServiceAccount tokens.
+// keys is a directory of PEM files: NAME.crt, NAME.key, and sa.key, sa.pub for
+// ServiceAccount tokens.
 type keys struct {
 	dir string
 	ca  *x509.Certificate
 	key *ecdsa.PrivateKey
 }
 
-// openKeys makes what is missing, issues what is about to expire or lacks a name of sans, and keeps the rest: the CA and the ServiceAccount key must stay as they
-// are over restarts, since nodes and tokens out there trust them.
+// openKeys makes what is missing, issues what is about to expire or lacks a name of sans, and keeps
+// the rest: the CA and the ServiceAccount key must stay as they are over restarts, since nodes and
+// tokens out there trust them.
 func openKeys(dir string, sans []string) (*keys, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("making the directory for keys: %w", err)
@@ -98,7 +101,8 @@ func (k *keys) openCA() error {
 		if err != nil {
 			return err
 		}
-		// The key first: a certificate without its key would be kept forever, a key without its certificate is replaced.
+		// The key first: a certificate without its key would be kept forever, a key without its
+		// certificate is replaced.
 		if err := k.writePair("ca", k.key, cert.Raw); err != nil {
 			return err
 		}

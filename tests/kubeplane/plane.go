@@ -39,11 +39,13 @@ import (
 const (
 	// startTimeout bounds the way to readiness; a loaded machine with a cold disk needs some 20 s.
 	startTimeout = 2 * time.Minute
-	// stopTimeout bounds the stop of one component. kube-apiserver waits for requests under way, up to a minute.
+	// stopTimeout bounds the stop of one component. kube-apiserver waits for requests under way,
+	// up to a minute.
 	stopTimeout = 10 * time.Second
 	// pollInterval is how often the start looks whether the next step may come.
 	pollInterval = 20 * time.Millisecond
-	// auditPolicy writes who asked for what once it was answered, without bodies; health checks say nothing about load.
+	// auditPolicy writes who asked for what once it was answered, without bodies; health checks say
+	// nothing about load.
 	auditPolicy = `apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived, ResponseStarted]
@@ -226,7 +228,8 @@ func (p *plane) startEtcd(ctx context.Context) (*embed.Etcd, error) {
 	}
 }
 
-// apiserver prepares kube-apiserver. Upstream's cobra commands can't be combined, since each installs the one signal handler of a process; its option structs can.
+// apiserver prepares kube-apiserver. Upstream's cobra commands can't be combined, since each
+// installs the one signal handler of a process; its option structs can.
 func (p *plane) apiserver() (func(context.Context) error, error) {
 	k := p.keys
 	args := []string{
@@ -276,7 +279,8 @@ func (p *plane) apiserver() (func(context.Context) error, error) {
 	if err := o.GenericServerRunOptions.ComponentGlobalsRegistry.Set(); err != nil {
 		return nil, fmt.Errorf("setting the feature gates: %w", err)
 	}
-	// As upstream's command does: the API server's own clients should not log warnings it gave to itself.
+	// As upstream's command does: the API server's own clients should not log warnings it
+	// gave to itself.
 	rest.SetDefaultWarningHandler(rest.NoWarnings{})
 	return func(ctx context.Context) error {
 		completed, err := o.Complete(ctx)
@@ -299,7 +303,8 @@ func (p *plane) controllerManager() (func(context.Context) error, error) {
 		"--kubeconfig=" + kubeconfig, "--authentication-kubeconfig=" + kubeconfig, "--authorization-kubeconfig=" + kubeconfig,
 		"--leader-elect=false", "--secure-port=0", // nobody asks it, and two control planes fit in one network namespace
 		"--use-service-account-credentials=true",
-		// At the default of 20 requests a second, making the controllers' ServiceAccounts alone takes 5 s of the first start.
+		// At the default of 20 requests a second, making the controllers' ServiceAccounts alone
+		// takes 5 s of the first start.
 		"--kube-api-qps=500", "--kube-api-burst=1000",
 		"--controllers=*,bootstrapsigner,tokencleaner", // join tokens are bootstrap tokens: expired ones are removed
 		"--service-account-private-key-file=" + p.keys.path("sa.key"), "--root-ca-file=" + p.keys.path("ca.crt"),
@@ -349,7 +354,8 @@ func (p *plane) scheduler() (func(context.Context) error, error) {
 	}, nil
 }
 
-// awaitAPI waits for /readyz. It dials the address we advertise, so that a wrong one is found here and not by the first node.
+// awaitAPI waits for /readyz. It dials the address we advertise, so that a wrong one is found here
+// and not by the first node.
 func (p *plane) awaitAPI(ctx context.Context) (kubernetes.Interface, error) {
 	cfg, err := clientcmd.BuildConfigFromFlags("", filepath.Join(p.cfg.Dir, "admin.kubeconfig"))
 	if err != nil {

@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// offline runs install.sh with a bundle on a machine of the test's own: this one's files, with its own /usr, /etc, /run
-// and /var/lib on top, in a network that leads nowhere, with a real containerd. It prints what containerd then has, and
-// what dpkg says.
+// offline runs install.sh with a bundle on a machine of the test's own: this one's files, with its
+// own /usr, /etc, /run and /var/lib on top, in a network that leads nowhere, with a real
+// containerd. It prints what containerd then has, and what dpkg says.
 const offline = `set -eu
 work=$1 bundle=$2 script=$3 sum=$4
 mount --make-rprivate /
@@ -50,8 +50,9 @@ echo "program: $(edgecore version)"
 ls /usr/share/doc/skerry-edgecore/examples/10-bridge.conflist
 `
 
-// TestBundleOffline: without any network install.sh installs edgecore from the bundle by dpkg, and gives a real
-// containerd the image of pods' sandboxes under the name that it would else pull. No pod is run: that is the rest of scenario 6.
+// TestBundleOffline: without any network install.sh installs edgecore from the bundle by dpkg, and
+// gives a real containerd the image of pods' sandboxes under the name that it would else pull. No
+// pod is run: that is the rest of scenario 6.
 func TestBundleOffline(t *testing.T) {
 	if !slices.Contains(programs(), "edgecore") {
 		t.Fatal("PROGRAMS leaves edgecore out, which is what a bundle installs")

@@ -21,8 +21,9 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster"
 )
 
-// TestShip_04_Chart: what Helm makes of the chart is what `cloudcore install` prints, object by object, for each flag;
-// and at a real kube-apiserver an upgrade changes a CRD, and an uninstall leaves the CRDs and their objects.
+// TestShip_04_Chart: what Helm makes of the chart is what `cloudcore install` prints, object by
+// object, for each flag; and at a real kube-apiserver an upgrade changes a CRD, and an uninstall
+// leaves the CRDs and their objects.
 func TestShip_04_Chart(t *testing.T) {
 	dir := shared(t)
 	archive := one(t, dir, "skerry-*.tgz")
@@ -102,7 +103,8 @@ func same(t *testing.T, want, got map[string]any) {
 	}
 }
 
-// objects are the objects of YAML documents by kind and name; that a CRD is kept is the chart's alone.
+// objects are the objects of YAML documents by kind and name; that a CRD is kept is the
+// chart's alone.
 func objects(t *testing.T, docs string) map[string]any {
 	t.Helper()
 	all := map[string]any{}

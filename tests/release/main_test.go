@@ -1,5 +1,6 @@
-// Package release_test shows what a release is, with real ones: `make release-test` runs it, `make test` does not, since
-// it compiles and packs for minutes. It needs root, the module proxy (for the pinned tools), busybox, rpm and qemu-user-static.
+// Package release_test shows what a release is, with real ones: `make release-test` runs it, `make
+// test` does not, since it compiles and packs for minutes. It needs root, the module proxy (for the
+// pinned tools), busybox, rpm and qemu-user-static.
 package release_test
 
 import (
@@ -17,8 +18,9 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/binary"
 )
 
-// work is the folder of the releases that the tests share; it goes with them. RELEASES of the environment names one that stays, and
-// whose releases are taken as they are: for who works at these tests.
+// work is the folder of the releases that the tests share; it goes with them. RELEASES of the
+// environment names one that stays, and whose releases are taken as they are: for who works
+// at these tests.
 var work string
 
 func TestMain(m *testing.M) {
@@ -71,7 +73,8 @@ func tool(t testing.TB, args ...string) string {
 	return command(t, root, []string{"CGO_ENABLED=0"}, "go", append([]string{"tool", "-modfile=build/tools/release/go.mod"}, args...)...)
 }
 
-// key makes a minisign key without a password in a folder and returns the file of the secret one, and the public one.
+// key makes a minisign key without a password in a folder and returns the file of the secret one,
+// and the public one.
 func key(ctx context.Context, root, dir string) (secret, public string, err error) {
 	secret, file := filepath.Join(dir, "key"), filepath.Join(dir, "key.pub")
 	if _, err = try(ctx, root, []string{"CGO_ENABLED=0"}, "go", "tool", "-modfile=build/tools/release/go.mod", "minisign", "-G", "-W", "-s", secret, "-p", file); err != nil {
@@ -85,7 +88,8 @@ func key(ctx context.Context, root, dir string) (secret, public string, err erro
 // version is of the release that the tests share, newer of the next one.
 const version, newer = "v0.1.0-rc1", "v0.1.0"
 
-// minorBefore is the minor release of Kubernetes that the shared release has an edgecore of beside today's.
+// minorBefore is the minor release of Kubernetes that the shared release has an edgecore of
+// beside today's.
 const minorBefore = "1.36"
 
 // registry would have the images; nothing of this name can be reached.
@@ -110,8 +114,9 @@ var (
 	next   = sync.OnceValues(func() (string, error) { return made(newer, "OLDER=") })
 )
 
-// made makes a signed release in the folder of the tests. Its programs are compiled with the flags of `make build`, for what is compiled already is used
-// then: no byte is compared here. PROGRAMS of the environment says of what it consists.
+// made makes a signed release in the folder of the tests. Its programs are compiled with the flags
+// of `make build`, for what is compiled already is used then: no byte is compared here. PROGRAMS of
+// the environment says of what it consists.
 func made(version string, further ...string) (string, error) {
 	root, err := binary.Root()
 	if err != nil {

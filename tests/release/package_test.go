@@ -58,8 +58,9 @@ func (p packager) says(program, version string) {
 	}
 }
 
-// TestShip_03_Packages: dpkg and rpm themselves, each with a root of the test's own: installed, upgraded with what the device is and knows kept, removed with that
-// kept still, and, where there is such a thing, purged with nothing left.
+// TestShip_03_Packages: dpkg and rpm themselves, each with a root of the test's own: installed,
+// upgraded with what the device is and knows kept, removed with that kept still, and, where there
+// is such a thing, purged with nothing left.
 func TestShip_03_Packages(t *testing.T) {
 	for _, program := range programs() {
 		t.Run("deb "+program, func(t *testing.T) { debPackage(t, program) })
@@ -130,7 +131,8 @@ func rpmPackage(t *testing.T, program string) {
 	p.exist(false, "usr/bin/"+program, "usr/lib/systemd/system/"+program+".service", "usr/share/doc/"+name)
 }
 
-// machine is the root of a machine with the package managers' files, a shell and nothing else, where maintainer scripts run by chroot.
+// machine is the root of a machine with the package managers' files, a shell and nothing else,
+// where maintainer scripts run by chroot.
 func machine(t *testing.T) string {
 	t.Helper()
 	root := t.TempDir()

@@ -23,7 +23,8 @@ import (
 // balancer is the address in the place of cloud.example.com: the trial's hosts have no DNS.
 const balancer = "198.51.100.100"
 
-// blocks are the lines of shell of the README's section, without their comments: those for the cloud, and those for the device.
+// blocks are the lines of shell of the README's section, without their comments: those for the
+// cloud, and those for the device.
 func blocks(t *testing.T, readme string) (cloud, device []string) {
 	t.Helper()
 	_, section, ok := strings.Cut(readme, "\n## On real machines\n")
@@ -42,8 +43,10 @@ func blocks(t *testing.T, readme string) (cloud, device []string) {
 	return lines(parts[1]), lines(parts[3])
 }
 
-// device is what the machine of the test has besides the README: its own /usr and dpkg on top of this machine's, and a systemctl that does with the unit what the
-// package's scripts and the README ask, since no systemd runs here. The mounts are shared with containerd's, as those of a kubelet must be, and go with the host.
+// device is what the machine of the test has besides the README: its own /usr and dpkg on top of
+// this machine's, and a systemctl that does with the unit what the package's scripts and the README
+// ask, since no systemd runs here. The mounts are shared with containerd's, as those of a kubelet
+// must be, and go with the host.
 const device = `set -eu
 mkdir -p /run/over /run/systemd/system
 mount -t tmpfs tmpfs /run/over
@@ -91,9 +94,11 @@ type site struct {
 	env       []string
 }
 
-// onRealMachines runs the README's blocks "On real machines" as they stand, from a release's files: the cloud is a real cluster of two nodes with kube-proxy that has
-// nothing of Skerry, the device a host with containerd and no image, which has not joined; and there is no registry and no Internet. In place of
-// cloud.example.com stands the load balancer's address, in place of the release's URL the bundle. The seconds of each line are logged.
+// onRealMachines runs the README's blocks "On real machines" as they stand, from a release's files:
+// the cloud is a real cluster of two nodes with kube-proxy that has nothing of Skerry, the device a
+// host with containerd and no image, which has not joined; and there is no registry and no
+// Internet. In place of cloud.example.com stands the load balancer's address, in place of the
+// release's URL the bundle. The seconds of each line are logged.
 func onRealMachines(t *testing.T) *site {
 	t.Helper()
 	if !slices.Equal(programs(), []string{"cloudcore", "edgecore", "kubectl-skerry"}) {
@@ -188,7 +193,8 @@ func (s *site) tryOn(ctx context.Context, host, line string) (string, error) {
 	return out.String(), err
 }
 
-// log waits until the pod's log is read by the release's kubectl-skerry: kube-apiserver takes a moment to serve an API that was just installed.
+// log waits until the pod's log is read by the release's kubectl-skerry: kube-apiserver takes a
+// moment to serve an API that was just installed.
 func (s *site) log() {
 	s.T.Helper()
 	s.WaitFor("the pod's log", func(ctx context.Context) error {
@@ -254,8 +260,10 @@ spec:
 	return s.WaitPods("default", "app=hello", "edge-17", 1)[0]
 }
 
-// TestShip_06_BundleWithoutInternet: README's "On real machines", with the bundle, and neither a registry nor the Internet: the device is Ready, and a pod runs on it, in a
-// network that nobody has configured, in a sandbox whose image is the bundle's. Its log is read by the release's kubectl-skerry.
+// TestShip_06_BundleWithoutInternet: README's "On real machines", with the bundle, and neither a
+// registry nor the Internet: the device is Ready, and a pod runs on it, in a network that nobody
+// has configured, in a sandbox whose image is the bundle's. Its log is read by the release's
+// kubectl-skerry.
 func TestShip_06_BundleWithoutInternet(t *testing.T) {
 	s := onRealMachines(t)
 	pod := s.hello()
@@ -272,7 +280,8 @@ func TestShip_06_BundleWithoutInternet(t *testing.T) {
 	}
 }
 
-// TestShip_03_OnADevice: on a device that has joined an upgrade leaves its pods alone, and a purge takes what edgecore made, and nothing else.
+// TestShip_03_OnADevice: on a device that has joined an upgrade leaves its pods alone, and a purge
+// takes what edgecore made, and nothing else.
 func TestShip_03_OnADevice(t *testing.T) {
 	next := upgrade(t)
 	s := onRealMachines(t)

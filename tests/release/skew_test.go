@@ -19,7 +19,8 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
-// before is the last commit whose programs know no port but 10000 to 10002. It is here for as long as cloudcore listens there.
+// before is the last commit whose programs know no port but 10000 to 10002. It is here for as long
+// as cloudcore listens there.
 const before = "fcad334fdd499557dbb3fc71390d5d3ffc3dcf63"
 
 // older builds programs of that commit in a folder of the tests.
@@ -94,9 +95,10 @@ func (s skewed) linked(node, version string, ports ...string) {
 	})
 }
 
-// TestShip_19_OldEdge: devices with the release of before, which knows the ports 10000 to 10002 alone, join the cloudcore of today and work with it: pods, logs, what they
-// report after they were cut off, routes. One of them is upgraded: its containers go on, and it comes by port 443. Then cloudcore goes back to the release
-// of before, with its configuration: both devices work with it.
+// TestShip_19_OldEdge: devices with the release of before, which knows the ports 10000 to 10002
+// alone, join the cloudcore of today and work with it: pods, logs, what they report after they were
+// cut off, routes. One of them is upgraded: its containers go on, and it comes by port 443. Then
+// cloudcore goes back to the release of before, with its configuration: both devices work with it.
 func TestShip_19_OldEdge(t *testing.T) {
 	root, err := binary.Root()
 	if err != nil {
@@ -161,8 +163,9 @@ func said(t *testing.T, path string) string {
 	return fields[1]
 }
 
-// works shows that devices work with the cloud: a new pod runs with what it refers to and its log is read, a new route reaches the kernel and its state the cloud, and a
-// crash while the device is cut off is reported after it.
+// works shows that devices work with the cloud: a new pod runs with what it refers to and its log
+// is read, a new route reaches the kernel and its state the cloud, and a crash while the device is
+// cut off is reported after it.
 func (s skewed) works(name string, nodes ...string) {
 	s.T.Helper()
 	namespace := name

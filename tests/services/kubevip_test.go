@@ -33,7 +33,8 @@ func (s *system) holders(ctx context.Context, address string) (all []string, err
 	return all, nil
 }
 
-// kube-vip itself, as its module has it, in a pod on each edge: elected by a Lease, it answers ARP for the address, and the Service is reached there.
+// kube-vip itself, as its module has it, in a pod on each edge: elected by a Lease, it answers ARP
+// for the address, and the Service is reached there.
 func TestServices_14_KubeVIP(t *testing.T) {
 	s := use(t)
 	paths, err := binary.Build(t.Context(), s.Root, "kube-vip")
@@ -42,7 +43,8 @@ func TestServices_14_KubeVIP(t *testing.T) {
 	s.Check(image.WriteFile(tar, kubeVIPImage, paths[0]))
 	for _, node := range []string{"edge1", "edge2"} {
 		s.on(node, "ctr --namespace=k8s.io images import "+tar)
-		// Not nftables: there kube-proxy translates the API's address before edgecore can lead kube-vip's requests to the device's own API.
+		// Not nftables: there kube-proxy translates the API's address before edgecore can lead
+		// kube-vip's requests to the device's own API.
 		s.runProxy(node, "iptables")
 		s.WaitFor("pods on "+node+" to be led to the device's API in front of kube-proxy", func(ctx context.Context) error {
 			out, err := s.tryOn(ctx, node, "iptables -t nat -S OUTPUT")

@@ -41,7 +41,8 @@ spec:
     schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
 `
 
-// virtualMachine is a VirtualMachineInstance as KubeVirt's controllers have it once it runs on a node.
+// virtualMachine is a VirtualMachineInstance as KubeVirt's controllers have it once it
+// runs on a node.
 func virtualMachine(name, node string) string {
 	return fmt.Sprintf(`apiVersion: kubevirt.io/v1
 kind: VirtualMachineInstance
@@ -51,7 +52,8 @@ status: {nodeName: %[2]s, phase: Running}
 `, name, node)
 }
 
-// virtAPI stands for KubeVirt's API server: the aggregated API subresources.kubevirt.io, with a VNC server behind each machine.
+// virtAPI stands for KubeVirt's API server: the aggregated API subresources.kubevirt.io, with a VNC
+// server behind each machine.
 type virtAPI struct {
 	keys chan uint32 // that were pressed
 

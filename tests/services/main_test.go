@@ -1,4 +1,5 @@
-// Package services_test runs what concerns Services, Ingresses and their marks against one whole trial: two edges with marks on, and a client on their LAN.
+// Package services_test runs what concerns Services, Ingresses and their marks against one whole
+// trial: two edges with marks on, and a client on their LAN.
 package services_test
 
 import (

@@ -35,7 +35,8 @@ spec:
 	s.waitRule("edge1", "203.0.113.9", false)
 }
 
-// The last that counts of a Service's addresses is in its status: here a virtual IP, which the cloud has given it from a pool. With an external address that one counts.
+// The last that counts of a Service's addresses is in its status: here a virtual IP, which the
+// cloud has given it from a pool. With an external address that one counts.
 func TestServices_02_OwnVirtualIP(t *testing.T) {
 	s := use(t)
 	s.make("apiVersion: skerry.io/v1alpha1\nkind: NodePool\nmetadata: {name: shop, labels: {site: shop}}\nspec: {addresses: [192.168.100.230], nodeSelector: {}}\n")

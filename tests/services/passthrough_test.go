@@ -59,7 +59,8 @@ func (s *system) problem(text string) {
 	})
 }
 
-// definition waits until there is a definition, and returns its UID; or, with there false, until there is none.
+// definition waits until there is a definition, and returns its UID; or, with there false,
+// until there is none.
 func (s *system) definition(name string, there bool) (uid string) {
 	s.T.Helper()
 	s.WaitFor(fmt.Sprintf("NetworkAttachmentDefinition %s: %v", name, there), func(ctx context.Context) error {

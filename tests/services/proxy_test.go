@@ -79,7 +79,8 @@ func (s *system) served(address string) {
 	s.WaitFor("the sample application to answer at "+address, func(ctx context.Context) error { return s.page(ctx, address) })
 }
 
-// deviceAnswers waits until programs of a node's own network that ask for the cluster's API, at the address of its Service, find the device's: with the link or without.
+// deviceAnswers waits until programs of a node's own network that ask for the cluster's API, at the
+// address of its Service, find the device's: with the link or without.
 func (s *system) deviceAnswers(node string) {
 	s.T.Helper()
 	api := s.Kubectl("-n", "default", "get", "service", "kubernetes", "-o", "jsonpath={.spec.clusterIP}:{.spec.ports[0].port}")

@@ -23,7 +23,8 @@ func screen() []byte {
 	return pixels
 }
 
-// serveRFB is a server of RFC 6143 without a password: the handshake, and the screen whenever it is asked for. Keys that are pressed are sent to keys.
+// serveRFB is a server of RFC 6143 without a password: the handshake, and the screen whenever it is
+// asked for. Keys that are pressed are sent to keys.
 func serveRFB(conn io.ReadWriter, name string, keys chan<- uint32) error {
 	read := func(n int) ([]byte, error) {
 		b := make([]byte, n)

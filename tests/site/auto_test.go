@@ -12,7 +12,9 @@ import (
 // autoSettings are the defaults of edgecore.yaml, where the trial's have true.
 var autoSettings = []string{"modules.site.enable=auto", "modules.services.enable=auto", "modules.names.enable=auto"}
 
-// A device whose edgecore.yaml switches nothing on serves Services and names because its NodePool has podSubnets, offline too; taken out of the pool it stops and leaves no rules, and back in it, it serves again.
+// A device whose edgecore.yaml switches nothing on serves Services and names because its NodePool
+// has podSubnets, offline too; taken out of the pool it stops and leaves no rules, and back in it,
+// it serves again.
 func TestAuto(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()

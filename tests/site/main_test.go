@@ -1,5 +1,5 @@
-// Package site_test runs against a trial whose devices serve Services and names themselves: two edges of one LAN, a real control plane, real containers,
-// real kernels.
+// Package site_test runs against a trial whose devices serve Services and names themselves: two
+// edges of one LAN, a real control plane, real containers, real kernels.
 package site_test
 
 import (

@@ -26,8 +26,9 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
-// ownPods are the ready pods of a device as its API has them, with the cloud and without it: those that were restarted as often (below ten times). After a
-// reboot the API has what was before it until the kubelet reports.
+// ownPods are the ready pods of a device as its API has them, with the cloud and without it: those
+// that were restarted as often (below ten times). After a reboot the API has what was before it
+// until the kubelet reports.
 func (s *system) ownPods(ctx context.Context, node, namespace, app string, restarts int) (map[string]string, error) {
 	out, err := s.TryEdgeKubectl(ctx, node, "get", "pods", "-n", namespace, "-l", "app="+app,
 		"-o", `jsonpath={range .items[*]}{.metadata.name} {.status.podIP} {.status.conditions[?(@.type=="Ready")].status} {.status.containerStatuses[0].restartCount}{"\n"}{end}`)
@@ -43,11 +44,13 @@ func (s *system) ownPods(ctx context.Context, node, namespace, app string, resta
 	return all, nil
 }
 
-// A power cut while the cloud is away: pods come back with other addresses, which can't be reported to the cloud. Service and headless name follow.
+// A power cut while the cloud is away: pods come back with other addresses, which can't be reported
+// to the cloud. Service and headless name follow.
 func TestSite_03_RebootOffline(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
-	// Addresses are given in turn and again with each boot. These take the first ones and go before it: no pod gets the address then that it had.
+	// Addresses are given in turn and again with each boot. These take the first ones and go before
+	// it: no pod gets the address then that it had.
 	s.Apply(ns, deployment("first", "edge1", 4))
 	s.WaitPods(ns, "app=first", "edge1", 4)
 	s.Apply(ns, deployment("front", "edge1", 1)+deployment("store", "edge1", 2)+service("store", "store", "")+service("each", "store", "  clusterIP: None"))
@@ -123,8 +126,9 @@ spec:
   - {name: kube-proxy, image: "skerry.local/sample:1", imagePullPolicy: IfNotPresent, env: [{name: LISTEN, value: "127.0.0.1:18080"}]}
 `
 
-// A kube-proxy pod comes to the device, as a DaemonSet brings it: edgecore's rules make room, it stays off after that, says so, and comes back when the pod has gone.
-// The pod is one by its label and container; what it does in the kernel is its own business and not shown here.
+// A kube-proxy pod comes to the device, as a DaemonSet brings it: edgecore's rules make room, it
+// stays off after that, says so, and comes back when the pod has gone. The pod is one by its label
+// and container; what it does in the kernel is its own business and not shown here.
 func TestSite_29_KubeProxyThere(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
@@ -197,7 +201,8 @@ func (s *system) sockets(h host.Host) []*os.File {
 	return files
 }
 
-// edgecore is stopped and started again under a stream of queries, each of which is sent once, with its sockets from outside: each is answered, and rightly.
+// edgecore is stopped and started again under a stream of queries, each of which is sent once, with
+// its sockets from outside: each is answered, and rightly.
 func TestSite_22_RestartLosesNoQuery(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
@@ -209,7 +214,8 @@ func TestSite_22_RestartLosesNoQuery(t *testing.T) {
 	files := s.sockets(h)
 	start := func() *process.Started {
 		t.Helper()
-		// LISTEN_PID is the program's own number (sd_listen_fds(3)), which the shell has before it becomes the program.
+		// LISTEN_PID is the program's own number (sd_listen_fds(3)), which the shell has before it
+		// becomes the program.
 		script := "LISTEN_PID=$$ LISTEN_FDS=2 exec " + filepath.Join(s.Root, "bin", "edgecore") + " --config /etc/skerry/edgecore.yaml"
 		p, err := h.Start(process.Spec{Path: "/bin/sh", Args: []string{"-c", script}, Dir: "/", Log: s.Trial.LogPath("edge1", "edgecore"), Files: files})
 		s.Check(err)

@@ -22,7 +22,8 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
-// deployment runs the sample application on a node, ready within a second and not ready within another.
+// deployment runs the sample application on a node, ready within a second and not ready
+// within another.
 func deployment(name, node string, replicas int) string {
 	return fmt.Sprintf(`apiVersion: apps/v1
 kind: Deployment
@@ -98,7 +99,8 @@ func (s *system) fetch(ctx context.Context, node, podIP, target string) (string,
 	return s.getFrom(ctx, node, "http://"+net.JoinHostPort(podIP, "8080")+"/fetch?url="+url.QueryEscape(target))
 }
 
-// podsOf are the names of the pods that answer at a URL that a pod fetches, as soon as they are exactly the wanted ones in n answers.
+// podsOf are the names of the pods that answer at a URL that a pod fetches, as soon as they are
+// exactly the wanted ones in n answers.
 func (s *system) waitAnswers(what string, n int, want []string, ask func(context.Context) (string, error)) {
 	s.T.Helper()
 	slices.Sort(want)
@@ -147,7 +149,8 @@ func (s *system) udp(ctx context.Context, host, address string) (string, error) 
 	return string(b[:n]), err
 }
 
-// ClusterIPs over TCP and UDP, a NodePort on the LAN and on the node, a pod that reaches itself by its Service, and session affinity: served by edgecore.
+// ClusterIPs over TCP and UDP, a NodePort on the LAN and on the node, a pod that reaches itself by
+// its Service, and session affinity: served by edgecore.
 func TestSite_01_ServicesOnADevice(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
@@ -222,7 +225,8 @@ func (s *system) post(node, podIP, path string) {
 	s.Check(res.Body.Close())
 }
 
-// A Service whose endpoints are all gone or unready is refused at once, on TCP, by ClusterIP and NodePort.
+// A Service whose endpoints are all gone or unready is refused at once, on TCP, by
+// ClusterIP and NodePort.
 func TestSite_17_NoEndpoint(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()

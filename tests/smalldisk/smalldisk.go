@@ -1,7 +1,9 @@
-// Package smalldisk runs a part of a test on a file system of 2 MiB of its own, so that ENOSPC is real.
+// Package smalldisk runs a part of a test on a file system of 2 MiB of its own, so that
+// ENOSPC is real.
 //
-// It owns the mount, which is in a mount namespace of the test binary's child and goes with it. It
-// refuses to run without root: such a test is skipped, and says so. The child runs one part and ends.
+// It owns the mount, which is in a mount namespace of the test binary's child and goes with
+// it. It refuses to run without root: such a test is skipped, and says so. The child runs
+// one part and ends.
 package smalldisk
 
 import (
@@ -18,8 +20,8 @@ import (
 // variable names the part that a child runs.
 const variable = "SKERRY_TEST_SMALL_DISK"
 
-// Child runs the part that this process was started for, and reports whether it was. TestMain calls it
-// first and ends where it returns true.
+// Child runs the part that this process was started for, and reports whether it was. TestMain calls
+// it first and ends where it returns true.
 func Child(parts map[string]func(dir string) error) bool {
 	name, dir, ok := strings.Cut(os.Getenv(variable), "=")
 	if !ok {

@@ -15,14 +15,17 @@ import (
 
 // start starts the guest without a way to the wide vector registers.
 //
-// UML 6.1 moves them between its processes by PTRACE_SETREGSET with a buffer of a size that was known when it was built, and the machine's kernel wants the whole
-// of them (xstateregs_set in Linux): on a CPU that has more, as every one with AMX, the guest dies at boot with "ptrace set fp regs failed". Where its first
-// question for them fails it moves the registers of 1999 instead, by PTRACE_SETFPREGS. So a filter fails that question. The upper halves of the registers are
-// then lost at every fault of a page: what runs in the guest must do without them (noWideRegisters).
+// UML 6.1 moves them between its processes by PTRACE_SETREGSET with a buffer of a size that was
+// known when it was built, and the machine's kernel wants the whole of them (xstateregs_set in
+// Linux): on a CPU that has more, as every one with AMX, the guest dies at boot with "ptrace set fp
+// regs failed". Where its first question for them fails it moves the registers of 1999 instead, by
+// PTRACE_SETFPREGS. So a filter fails that question. The upper halves of the registers are then
+// lost at every fault of a page: what runs in the guest must do without them (noWideRegisters).
 func start(cmd *exec.Cmd) error {
 	result := make(chan error, 1)
 	go func() {
-		// The filter is this thread's, and what it starts inherits it. It ends with the goroutine, which never lets go of it.
+		// The filter is this thread's, and what it starts inherits it. It ends with the goroutine,
+		// which never lets go of it.
 		runtime.LockOSThread()
 		if err := errors.Join(hideWideRegisters(), onOneProcessor()); err != nil {
 			result <- err
@@ -31,8 +34,8 @@ func start(cmd *exec.Cmd) error {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 		err := cmd.Start()
 		if err == nil {
-			// With automatic groups a session's processes have their priority among themselves, and the session one among sessions (sched(7)). A kernel without
-			// them has no such file.
+			// With automatic groups a session's processes have their priority among themselves, and
+			// the session one among sessions (sched(7)). A kernel without them has no such file.
 			_ = os.WriteFile(fmt.Sprintf("/proc/%d/autogroup", cmd.Process.Pid), []byte("-15"), 0)
 		}
 		result <- err
@@ -40,8 +43,10 @@ func start(cmd *exec.Cmd) error {
 	return <-result
 }
 
-// onOneProcessor keeps the calling thread, and what it starts, on one processor, before others there. Each system call of the guest is handed from its process to its kernel and
-// back by ptrace: two processes that never run at once, each of which would wait in a queue of the machine's every time.
+// onOneProcessor keeps the calling thread, and what it starts, on one processor, before others
+// there. Each system call of the guest is handed from its process to its kernel and back by
+// ptrace: two processes that never run at once, each of which would wait in a queue of the
+// machine's every time.
 func onOneProcessor() error {
 	var all, one unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &all); err != nil {
@@ -66,13 +71,15 @@ func onOneProcessor() error {
 	return nil
 }
 
-// noWideRegisters are words for the guest's kernel, which it hands to its first process as environment: Go's own code, and glibc's, then do without AVX.
+// noWideRegisters are words for the guest's kernel, which it hands to its first process as
+// environment: Go's own code, and glibc's, then do without AVX.
 func noWideRegisters() []string {
 	return []string{"GODEBUG=cpu.avx=off,cpu.avx2=off", "GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX,-AVX2,-AVX512F,-AVX512VL,-AVX512BW,-AVX_Fast_Unaligned_Load"}
 }
 
-// hideWideRegisters makes ptrace(PTRACE_GETREGSET, pid, NT_X86_XSTATE) fail for the calling thread and what it starts. Offsets are those of struct seccomp_data in
-// linux/seccomp.h: 0 the number of the call, 16 and 32 its first and third argument.
+// hideWideRegisters makes ptrace(PTRACE_GETREGSET, pid, NT_X86_XSTATE) fail for the calling thread
+// and what it starts. Offsets are those of struct seccomp_data in linux/seccomp.h: 0 the number of
+// the call, 16 and 32 its first and third argument.
 func hideWideRegisters() error {
 	const ntX86XState = 0x202 // linux/elf.h
 	filter := []unix.SockFilter{

@@ -8,7 +8,8 @@ import (
 	"github.com/skerry-io/skerry/tests/uml"
 )
 
-// Point 9: keepalived and the agent of virtual IPs over IPVS. The scenarios of elections and traffic, which run over iptables beside the code, run in a kernel that has IPVS.
+// Point 9: keepalived and the agent of virtual IPs over IPVS. The scenarios of elections and
+// traffic, which run over iptables beside the code, run in a kernel that has IPVS.
 func TestTraps_09_VIPsWithIPVS(t *testing.T) {
 	if testing.Short() {
 		t.Skip("boots a kernel")

@@ -8,7 +8,8 @@ import (
 	"strings"
 )
 
-// archive writes a cpio archive in the form that the kernel unpacks at its start ("newc", Documentation/driver-api/early-userspace/buffer-format.rst of Linux).
+// archive writes a cpio archive in the form that the kernel unpacks at its start ("newc",
+// Documentation/driver-api/early-userspace/buffer-format.rst of Linux).
 type archive struct {
 	to     *bufio.Writer
 	number int

@@ -1,7 +1,9 @@
-// Package vm runs tests in a kernel of Debian's, in an emulator: for what neither the machine's kernel nor user-mode Linux (package uml) has, WireGuard above all.
+// Package vm runs tests in a kernel of Debian's, in an emulator: for what neither the machine's
+// kernel nor user-mode Linux (package uml) has, WireGuard above all.
 //
-// It owns the emulator's process and the guest's file tree, which is a copy in memory of what a test names. It refuses nothing of what the test runs there. The kernel is fetched by `make deps` and
-// not installed. Guests of several tests don't know each other.
+// It owns the emulator's process and the guest's file tree, which is a copy in memory of what a
+// test names. It refuses nothing of what the test runs there. The kernel is fetched by `make deps`
+// and not installed. Guests of several tests don't know each other.
 package vm
 
 import (
@@ -34,7 +36,8 @@ type Guest struct {
 	Line     string // of shell, run as root
 }
 
-// Run boots the guest, and returns what its line printed and its exit code. It skips the test where it is to be short, and fails it where there is no emulator or no kernel.
+// Run boots the guest, and returns what its line printed and its exit code. It skips the test where
+// it is to be short, and fails it where there is no emulator or no kernel.
 func Run(t *testing.T, g Guest) (output string, code int) {
 	t.Helper()
 	if testing.Short() || os.Geteuid() != 0 {
@@ -56,7 +59,8 @@ func Run(t *testing.T, g Guest) (output string, code int) {
 	ctx, cancel := context.WithTimeout(t.Context(), g.Patience)
 	defer cancel()
 	out := filepath.Join(job, "out")
-	// No acceleration: where it is there at all, it may be one virtual machine in another. rdrand, so that the guest has randomness from the start.
+	// No acceleration: where it is there at all, it may be one virtual machine in another. rdrand,
+	// so that the guest has randomness from the start.
 	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", "-accel", "tcg", "-cpu", "qemu64,+rdrand", "-m", strconv.Itoa(g.Memory), "-display", "none", "-nodefaults", "-no-user-config", "-no-reboot",
 		"-kernel", kernels[0], "-initrd", tree.Name(), "-append", "console=ttyS0 quiet panic=-1", "-serial", "stdio", "-serial", "file:"+out)
 	var console bytes.Buffer
@@ -145,7 +149,8 @@ func (g Guest) pack(ctx context.Context, a *archive, release string) error {
 	return a.close()
 }
 
-// modules are the files of modules and of all that they need, in the order in which they are to be loaded. modules.dep has a line for each: "FILE: NEEDED ...", the deepest last.
+// modules are the files of modules and of all that they need, in the order in which they are to be
+// loaded. modules.dep has a line for each: "FILE: NEEDED ...", the deepest last.
 func modules(dir string, names []string) (all []string, err error) {
 	raw, err := os.ReadFile(filepath.Join(dir, "modules.dep"))
 	if err != nil {

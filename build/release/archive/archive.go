@@ -1,7 +1,9 @@
-// Package archive writes tar files and lists of sums that depend on their input and on nothing else.
+// Package archive writes tar files and lists of sums that depend on their input and on
+// nothing else.
 //
-// It owns what makes archives differ from machine to machine elsewhere: order, owners, times, gzip's header. Entries
-// are written in the order of their names. It keeps nothing; its functions may be called from any goroutine.
+// It owns what makes archives differ from machine to machine elsewhere: order, owners, times,
+// gzip's header. Entries are written in the order of their names. It keeps nothing; its functions
+// may be called from any goroutine.
 package archive
 
 import (
@@ -79,7 +81,8 @@ func add(w *tar.Writer, e Entry, at time.Time) error {
 	return err
 }
 
-// WriteFile is Write to a file, which appears whole or not at all; it is compressed if its name ends in gz.
+// WriteFile is Write to a file, which appears whole or not at all; it is compressed if its
+// name ends in gz.
 func WriteFile(path string, entries []Entry, at time.Time) (err error) {
 	f, err := os.Create(path + ".new")
 	if err != nil {
@@ -112,7 +115,8 @@ func WriteFile(path string, entries []Entry, at time.Time) (err error) {
 	return os.Rename(f.Name(), path)
 }
 
-// Sums lists the SHA-256 of each file with its base name, in the order of the names, as sha256sum prints it.
+// Sums lists the SHA-256 of each file with its base name, in the order of the names, as
+// sha256sum prints it.
 func Sums(paths []string) ([]byte, error) {
 	paths = slices.Clone(paths)
 	slices.SortFunc(paths, func(a, b string) int { return strings.Compare(filepath.Base(a), filepath.Base(b)) })

@@ -11,7 +11,8 @@ import (
 	"github.com/skerry-io/skerry/build/release/archive"
 )
 
-// The order of the entries, the folder, and the files' own times and owners are not seen in an archive.
+// The order of the entries, the folder, and the files' own times and owners are not seen
+// in an archive.
 func TestSameInputSameBytes(t *testing.T) {
 	at := time.Unix(1e9, 0)
 	make := func(touched time.Time, backwards bool) []byte {

@@ -1,8 +1,9 @@
 // Package chart makes the Helm chart of cloudcore from what `cloudcore install` prints.
 //
-// It owns how an option becomes a value, and nothing of the manifests: each template is the text that install.Render
-// gives, within the condition under which it gives it. It refuses to make a chart where an option changes an object in
-// a way that it does not know, so that the chart and the command can't drift apart unseen. Functions keep nothing.
+// It owns how an option becomes a value, and nothing of the manifests: each template is the text
+// that install.Render gives, within the condition under which it gives it. It refuses to make a
+// chart where an option changes an object in a way that it does not know, so that the chart and the
+// command can't drift apart unseen. Functions keep nothing.
 package chart
 
 import (
@@ -23,7 +24,8 @@ const (
 	hostMark     = "advertise.invalid"
 )
 
-// keep makes Helm leave an object where it is when the release goes: a CRD takes all objects of its kind with it.
+// keep makes Helm leave an object where it is when the release goes: a CRD takes all objects of
+// its kind with it.
 const keep = "    helm.sh/resource-policy: keep\n"
 
 // Chart is what it is made for.
@@ -102,8 +104,9 @@ const validate = `{{- if not .Values.rightsOnly }}
 {{- end }}
 `
 
-// configMap has the name that kustomize gives it: a hash of its content, in digits and letters that spell no words
-// (kustomize api/hasher; the name that it hashes is always ""). A Deployment whose configuration changes is rolled out by that.
+// configMap has the name that kustomize gives it: a hash of its content, in digits and letters that
+// spell no words (kustomize api/hasher; the name that it hashes is always ""). A Deployment whose
+// configuration changes is rolled out by that.
 const configMap = `apiVersion: v1
 data:
   cloudcore.yaml: {{ include "skerry.config" . | toJson }}
@@ -162,7 +165,8 @@ func expression(v any) string {
 // parts are the documents of the chart's templates.
 type parts struct{ kinds, rights, usage, console, deployment, endpoint []string }
 
-// split renders the manifests with and without each option, and sorts their documents by the option that brings them.
+// split renders the manifests with and without each option, and sorts their documents by the option
+// that brings them.
 func split() (parts, error) {
 	var failed error
 	render := func(o install.Options) []string {
@@ -202,8 +206,8 @@ func split() (parts, error) {
 	return p, nil
 }
 
-// templated escapes the documents, puts the values where the marks are, and leaves the ConfigMap out, whose template
-// is written by hand.
+// templated escapes the documents, puts the values where the marks are, and leaves the ConfigMap
+// out, whose template is written by hand.
 func templated(docs []string) []string {
 	var out []string
 	name := ""

@@ -20,7 +20,8 @@ import (
 	"github.com/skerry-io/skerry/cloud/install"
 )
 
-// render fills the templates in as Helm does, with those of its functions that the chart uses. TestShip_04 asks Helm.
+// render fills the templates in as Helm does, with those of its functions that the chart uses.
+// TestShip_04 asks Helm.
 func render(t *testing.T, files map[string][]byte, set map[string]any) (string, error) {
 	t.Helper()
 	values := map[string]any{}
@@ -78,7 +79,8 @@ func render(t *testing.T, files map[string][]byte, set map[string]any) (string, 
 	return out.String(), nil
 }
 
-// objects are the objects of YAML documents by kind and name; that a CRD is kept is the chart's alone.
+// objects are the objects of YAML documents by kind and name; that a CRD is kept is the
+// chart's alone.
 func objects(t *testing.T, docs string) map[string]any {
 	t.Helper()
 	all := map[string]any{}

@@ -1,7 +1,8 @@
-// Package releasetest holds what install.sh must refuse, for tests with a small release and with a real one.
+// Package releasetest holds what install.sh must refuse, for tests with a small release and
+// with a real one.
 //
-// It owns the table of damages. Refusals works on copies; it changes nothing of the release and nothing of the machine,
-// since it installs into folders of the test.
+// It owns the table of damages. Refusals works on copies; it changes nothing of the release and
+// nothing of the machine, since it installs into folders of the test.
 package releasetest
 
 import (
@@ -27,7 +28,8 @@ type Release struct {
 	OtherKey string // a minisign public key that has signed nothing
 }
 
-// run runs install.sh into a fresh folder and reports how it ended, what it said and what is installed.
+// run runs install.sh into a fresh folder and reports how it ended, what it said and what
+// is installed.
 func (r Release) run(t *testing.T, args ...string) (code int, said string, installed []byte) {
 	t.Helper()
 	root, temporary := filepath.Join(t.TempDir(), "root"), t.TempDir()
@@ -81,7 +83,8 @@ func (r Release) copied(t *testing.T, name string, at func([]byte) int) string {
 	return dir
 }
 
-// Installs shows that the release is installed from a folder, a bundle and a URL, as its program is.
+// Installs shows that the release is installed from a folder, a bundle and a URL, as its
+// program is.
 func Installs(t *testing.T, r Release, program []byte) {
 	server := httptest.NewServer(http.FileServer(http.Dir(r.Dir)))
 	defer server.Close()

@@ -1,4 +1,5 @@
-// Command cloudcore is Skerry's part in the central cluster: the end of the edges' links, and their way to kube-apiserver.
+// Command cloudcore is Skerry's part in the central cluster: the end of the edges' links, and their
+// way to kube-apiserver.
 package main
 
 import (
@@ -13,10 +14,11 @@ import (
 // standardConfig is where packages put the configuration.
 const standardConfig = "/etc/skerry/cloudcore.yaml"
 
-// gcPolicy allows cloudcore less garbage in a burst than other programs. When many edges connect at once, what
-// lives as long as their links is allocated among the garbage of their handshakes and reviews, and Go returns no
-// page in which anything lives: much of that moment's garbage stays resident. Of 1,000 nodes that connected at
-// once each kept 123 kB with Go's own percentage, for 13.4 s of cloudcore's CPU, and 80 kB at 20 percent, for 17.2 s.
+// gcPolicy allows cloudcore less garbage in a burst than other programs. When many edges connect at
+// once, what lives as long as their links is allocated among the garbage of their handshakes and
+// reviews, and Go returns no page in which anything lives: much of that moment's garbage stays
+// resident. Of 1,000 nodes that connected at once each kept 123 kB with Go's own percentage, for
+// 13.4 s of cloudcore's CPU, and 80 kB at 20 percent, for 17.2 s.
 func gcPolicy() gctuner.Policy {
 	p := gctuner.Default()
 	p.Burst = 25

@@ -17,7 +17,8 @@ import (
 	"github.com/skerry-io/skerry/common/pki"
 )
 
-// admin is the cluster as the person at the keyboard may use it: --kubeconfig, else $KUBECONFIG and ~/.kube/config as kubectl reads them.
+// admin is the cluster as the person at the keyboard may use it: --kubeconfig, else $KUBECONFIG and
+// ~/.kube/config as kubectl reads them.
 type admin struct{ kubeconfig string }
 
 func (a *admin) addTo(c *cobra.Command) {

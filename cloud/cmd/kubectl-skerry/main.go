@@ -1,5 +1,6 @@
-// Command kubectl-skerry is `kubectl skerry`: kubectl's own logs, exec, attach, port-forward, cp and proxy, by way of cloudcore's API subresources.skerry.io. It is for
-// pods on edge nodes of clusters whose kube-apiserver can't dial a kubelet there.
+// Command kubectl-skerry is `kubectl skerry`: kubectl's own logs, exec, attach, port-forward, cp
+// and proxy, by way of cloudcore's API subresources.skerry.io. It is for pods on edge nodes of
+// clusters whose kube-apiserver can't dial a kubelet there.
 package main
 
 import (

@@ -7,7 +7,8 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 )
 
-// core are the subresources of pods that cloudcore answers for. Before them there may be the path of a gateway to several clusters.
+// core are the subresources of pods that cloudcore answers for. Before them there may be the path
+// of a gateway to several clusters.
 var core = regexp.MustCompile(`^(.*)/api/v1(/namespaces/[^/]+/pods/[^/]+/(?:log|exec|attach|portforward))$`)
 
 // aggregated is where cloudcore does.

@@ -1,13 +1,18 @@
 // Package aggregate brings what many nodes report of one object together in that object's status.
 //
-// It owns the reports on their way: it collects those of one object for a moment and writes them at once, on top of the newest version (after a conflict it
-// reads again), so thousands of nodes never fight over one object. Any replica of cloudcore may do so at any time: the status itself is the only memory,
-// resourceVersion the only lock, and the fence keeps a session that has been superseded from writing (package fence). It refuses a report in another node's
-// name, and one for an object that is gone or is another one by now. What an entry means is its Kind's business. The bounds: maxReports and maxBytes a
-// session; reports that wait for kube-apiserver wait unanswered, and their edge keeps them. What a session has reported goes with the session. The workers
-// are shared by all sessions, and wait for kube-apiserver and for no device: answers wait with their session.
+// It owns the reports on their way: it collects those of one object for a moment and writes them
+// at once, on top of the newest version (after a conflict it reads again), so thousands of nodes
+// never fight over one object. Any replica of cloudcore may do so at any time: the status itself
+// is the only memory, resourceVersion the only lock, and the fence keeps a session that has been
+// superseded from writing (package fence). It refuses a report in another node's name, and one
+// for an object that is gone or is another one by now. What an entry means is its Kind's
+// business. The bounds: maxReports and maxBytes a session; reports that wait for kube-apiserver
+// wait unanswered, and their edge keeps them. What a session has reported goes with the session.
+// The workers are shared by all sessions, and wait for kube-apiserver and for no device: answers
+// wait with their session.
 //
-// From the bottom: Kind and target, reporter (a session), confirmations (the fence), Aggregator. Everything here may be used by many goroutines at once.
+// From the bottom: Kind and target, reporter (a session), confirmations (the fence), Aggregator.
+// Everything here may be used by many goroutines at once.
 package aggregate
 
 import (
@@ -41,7 +46,8 @@ import (
 const (
 	workers   = 4
 	conflicts = 8 // in a row, before the other objects have their turn
-	// window is how long reports of one object are collected; a larger object is written less often, up to longest.
+	// window is how long reports of one object are collected; a larger object is written less
+	// often, up to longest.
 	window  = 100 * time.Millisecond
 	perKiB  = 10 * time.Millisecond
 	longest = 5 * time.Second
@@ -91,8 +97,8 @@ func New(client Client, kinds ...Kind) *Aggregator {
 	return a
 }
 
-// Limit bounds how fast a node may report; above it a report is answered 429 with a Retry-After, and its edge keeps it. It is called
-// before the first Attach.
+// Limit bounds how fast a node may report; above it a report is answered 429 with a Retry-After,
+// and its edge keeps it. It is called before the first Attach.
 func (a *Aggregator) Limit(rate quota.Rate) { a.rates = quota.NewRates(rate) }
 
 // Describe implements prometheus.Collector.
@@ -116,7 +122,8 @@ func (a *Aggregator) Attach(s hub.Session, mux *message.Mux) hub.Service {
 	return r
 }
 
-// forget drops what a session that has ended reported: its edge says it again in the next one, to whichever replica.
+// forget drops what a session that has ended reported: its edge says it again in the next one, to
+// whichever replica.
 func (a *Aggregator) forget(r *reporter) {
 	a.confirmed.forget(r)
 	a.mu.Lock()
@@ -188,7 +195,8 @@ func (b *batch) put(node string, r *report) {
 	b.reports[node] = r
 }
 
-// back lays reports that could not be written under those that came meanwhile. What a session that has ended reported is dropped.
+// back lays reports that could not be written under those that came meanwhile. What a session that
+// has ended reported is dropped.
 func (a *Aggregator) back(t target, reports map[string]*report) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -271,7 +279,8 @@ func (a *Aggregator) work(ctx context.Context, t target) {
 		return
 	}
 	a.queue.Forget(t)
-	// What came meanwhile has its own place in the queue; an empty batch is forgotten when its turn comes.
+	// What came meanwhile has its own place in the queue; an empty batch is forgotten when
+	// its turn comes.
 	a.queue.AddAfter(t, longest)
 }
 
@@ -342,7 +351,8 @@ func (a *Aggregator) write(ctx context.Context, t target, reports map[string]*re
 			continue
 		}
 		if apierrors.IsInvalid(err) || apierrors.IsRequestEntityTooLargeError(err) {
-			// The object's rules refuse what the reports say: no use in trying again, and none in finding out which of them it is.
+			// The object's rules refuse what the reports say: no use in trying again, and none in
+			// finding out which of them it is.
 			for node := range bodies {
 				done.refused[node] = apierrors.NewBadRequest(err.Error())
 			}

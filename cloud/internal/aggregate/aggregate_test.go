@@ -173,8 +173,8 @@ func start(t *testing.T, names ...string) (*apiserver, *aggregate.Aggregator) {
 	return api, a
 }
 
-// Scenario 4 of the hostile devices: devices that read nothing report, more of them than there are workers, beside 200 others. The others' reports are written and answered
-// as soon as without them.
+// Scenario 4 of the hostile devices: devices that read nothing report, more of them than there are
+// workers, beside 200 others. The others' reports are written and answered as soon as without them.
 func TestStalledReadersHoldUpNoReport(t *testing.T) {
 	took := func(stalled int) (d time.Duration) {
 		synctest.Test(t, func(t *testing.T) {
@@ -247,7 +247,8 @@ func TestASessionsReportsAreBounded(t *testing.T) {
 	})
 }
 
-// What a fence costs: one read of a Lease for a session that is new to an object, none after that while no other writer comes between.
+// What a fence costs: one read of a Lease for a session that is new to an object, none after that
+// while no other writer comes between.
 func TestTheFenceReadsOnceASession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api, a := start(t, "one")

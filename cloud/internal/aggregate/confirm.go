@@ -11,14 +11,16 @@ import (
 )
 
 const (
-	// maxConfirmed bounds the objects whose last write is remembered, and the sessions of each: beyond, the Lease is read once more than needed.
+	// maxConfirmed bounds the objects whose last write is remembered, and the sessions of each:
+	// beyond, the Lease is read once more than needed.
 	maxConfirmed        = 256
 	maxConfirmedBy      = 64
 	confirmationsAtOnce = 16
 )
 
-// confirmations remembers which sessions were the newest of their nodes when an object got the version that this replica wrote last: on top of that version they
-// write without a look at their Leases. Another writer, and a session that is new to the object, cost one read of a Lease each.
+// confirmations remembers which sessions were the newest of their nodes when an object got the
+// version that this replica wrote last: on top of that version they write without a look at their
+// Leases. Another writer, and a session that is new to the object, cost one read of a Lease each.
 type confirmations struct {
 	client fence.Client
 	reads  prometheus.Counter
@@ -39,7 +41,8 @@ func newConfirmations(client fence.Client) *confirmations {
 	})}
 }
 
-// check returns, by node, why a session may not write on top of a version of the object, or that it could not be found out.
+// check returns, by node, why a session may not write on top of a version of the object, or that it
+// could not be found out.
 func (c *confirmations) check(ctx context.Context, t target, version string, sessions map[string]fence.Session) map[string]error {
 	unknown := map[string]fence.Session{}
 	c.mu.Lock()

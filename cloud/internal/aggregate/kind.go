@@ -16,11 +16,12 @@ type Client interface {
 	Do(ctx context.Context, as kube.Identity, r kube.Request) (*kube.Response, error)
 }
 
-// Kind is what one kind of objects makes of reports. Its methods get the whole object as JSON and return it changed, or nil where nothing changes.
+// Kind is what one kind of objects makes of reports. Its methods get the whole object as JSON and
+// return it changed, or nil where nothing changes.
 type Kind interface {
 	Resource() schema.GroupVersionResource
-	// Merge lays reports, by node, over the status. A nil report takes the node's entry away. A report that makes no sense is named in refused, and the others
-	// are laid over all the same.
+	// Merge lays reports, by node, over the status. A nil report takes the node's entry away. A
+	// report that makes no sense is named in refused, and the others are laid over all the same.
 	Merge(object []byte, reports map[string][]byte) (merged []byte, refused map[string]error, err error)
 	// Sweep takes away the entries of nodes that don't exist.
 	Sweep(object []byte, exists func(node string) bool) (swept []byte, err error)

@@ -18,7 +18,8 @@ import (
 )
 
 const (
-	// maxReports and maxBytes bound the reports of one session that have not been answered. An edge keeps 64 writes on the way; one that doesn't is disconnected.
+	// maxReports and maxBytes bound the reports of one session that have not been answered. An edge
+	// keeps 64 writes on the way; one that doesn't is disconnected.
 	maxReports = 256
 	maxBytes   = 1 << 20
 )
@@ -105,7 +106,8 @@ func (r *reporter) admit(bytes int) error {
 	return nil
 }
 
-// answer has a write's end told to the edge; the next session's edge sends again what it was not told.
+// answer has a write's end told to the edge; the next session's edge sends again what it
+// was not told.
 func (r *reporter) answer(t target, id uint64, bytes int, version string, refusal *apierrors.StatusError) error {
 	result := &topicpb.WriteResult{Id: id, Accepted: refusal == nil, ResourceVersion: version}
 	if refusal != nil {

@@ -28,8 +28,9 @@ type Nodes interface {
 	Observe(changed func(old, new *kube.Object)) (cancel func())
 }
 
-// Sweep takes the entries of nodes that were deleted out of every status, until ctx ends: all objects are looked through at the start, and whenever a
-// node goes. One replica at a time does so, under the Lease.
+// Sweep takes the entries of nodes that were deleted out of every status, until ctx ends: all
+// objects are looked through at the start, and whenever a node goes. One replica at a time does so,
+// under the Lease.
 func (a *Aggregator) Sweep(ctx context.Context, nodes Nodes) error {
 	exists := func(node string) bool { return nodes.Get(kube.Key{Name: node}) != nil }
 	loop := rerun.New(func(ctx context.Context) (time.Duration, error) { return 0, a.sweep(ctx, exists) }, rerun.Config{

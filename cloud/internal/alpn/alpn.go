@@ -1,7 +1,10 @@
-// Package alpn lets several TLS servers share one port: each connection goes to the one whose protocol its client offers by ALPN (RFC 7301).
+// Package alpn lets several TLS servers share one port: each connection goes to the one whose
+// protocol its client offers by ALPN (RFC 7301).
 //
-// It owns the wait for the client's hello, which it reads without taking it from the socket: the server that gets the connection does its own handshake, with its
-// own bounds, as if the port were its own. It refuses what says no hello, or says it too slowly, and answers nothing itself. A Mux may be used by many goroutines.
+// It owns the wait for the client's hello, which it reads without taking it from the socket: the
+// server that gets the connection does its own handshake, with its own bounds, as if the port were
+// its own. It refuses what says no hello, or says it too slowly, and answers nothing itself. A Mux
+// may be used by many goroutines.
 package alpn
 
 import (
@@ -26,15 +29,18 @@ import (
 )
 
 const (
-	// Link and Join are what devices offer, beside http/1.1, which is what both then speak: for a link, and before they have a certificate.
+	// Link and Join are what devices offer, beside http/1.1, which is what both then speak: for a
+	// link, and before they have a certificate.
 	Link = link.Protocol
 	Join = pki.JoinProtocol
 
 	// helloTimeout is for a client to say its hello.
 	helloTimeout = 10 * time.Second
-	// hellosAtOnce bounds the connections that have not said theirs, of which one address has its share (link.Shares); one more is closed.
+	// hellosAtOnce bounds the connections that have not said theirs, of which one address has its
+	// share (link.Shares); one more is closed.
 	hellosAtOnce = 512
-	// queued bounds the connections that a server has been given and has not taken; one more is closed, and its client tries again.
+	// queued bounds the connections that a server has been given and has not taken; one more is
+	// closed, and its client tries again.
 	queued = 64
 	// maxHello bounds a hello, in bytes: one record (RFC 8446, 5.1).
 	maxHello = 5 + 16<<10
@@ -54,7 +60,8 @@ func New(listener net.Listener) *Mux {
 	return &Mux{listener: listener, shares: link.NewShares[netip.Prefix](hellosAtOnce)}
 }
 
-// Route is the listener of the clients that offer a protocol; "" is for all that offer none of the others. It is called before Run.
+// Route is the listener of the clients that offer a protocol; "" is for all that offer none of the
+// others. It is called before Run.
 func (m *Mux) Route(protocol string) net.Listener {
 	r := &route{protocol: protocol, at: m.listener.Addr(), conns: make(chan net.Conn, queued), closed: make(chan struct{})}
 	r.close = sync.OnceFunc(func() { close(r.closed) })
@@ -65,7 +72,8 @@ func (m *Mux) Route(protocol string) net.Listener {
 // Close closes the port, for who never runs it.
 func (m *Mux) Close() error { return m.listener.Close() }
 
-// Run hands connections on until ctx ends. The servers close their own listeners: which of them ends first is the caller's business.
+// Run hands connections on until ctx ends. The servers close their own listeners: which of them
+// ends first is the caller's business.
 func (m *Mux) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var waiting sync.WaitGroup
@@ -131,7 +139,8 @@ func (m *Mux) choose(offered []string) (rest *route) {
 	return rest
 }
 
-// hello looks at what the client has said, and leaves it in the socket. It says which protocols are offered.
+// hello looks at what the client has said, and leaves it in the socket. It says which
+// protocols are offered.
 func hello(conn net.Conn) ([]string, error) {
 	socket, ok := conn.(syscall.Conn)
 	if !ok {

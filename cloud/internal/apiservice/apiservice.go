@@ -1,7 +1,9 @@
-// Package apiservice keeps spec.caBundle of cloudcore's own APIServices: by it kube-apiserver's aggregator knows cloudcore.
+// Package apiservice keeps spec.caBundle of cloudcore's own APIServices: by it kube-apiserver's
+// aggregator knows cloudcore.
 //
-// It owns that one field. It refuses to touch an APIService that leads anywhere but to cloudcore's own Service, such as that of a metrics-server, and makes
-// none. An admission policy in manifests/cloudcore holds cloudcore to the same. Bundles are used by one goroutine.
+// It owns that one field. It refuses to touch an APIService that leads anywhere but to cloudcore's
+// own Service, such as that of a metrics-server, and makes none. An admission policy in
+// manifests/cloudcore holds cloudcore to the same. Bundles are used by one goroutine.
 package apiservice
 
 import (
@@ -29,7 +31,8 @@ type Bundles struct {
 	ca        []byte
 }
 
-// New returns Bundles. It starts nothing. services are names of APIServices, each with the Service in the namespace that it must lead to; ca is PEM.
+// New returns Bundles. It starts nothing. services are names of APIServices, each with the Service
+// in the namespace that it must lead to; ca is PEM.
 func New(client rest.Interface, namespace string, services map[string]string, ca []byte) *Bundles {
 	return &Bundles{client, namespace, services, ca}
 }
@@ -57,7 +60,8 @@ func (b *Bundles) Run(ctx context.Context, every time.Duration) error {
 	}
 }
 
-// Sync looks at each APIService once. One that is not there is no error: cloudcore is not asked for it then.
+// Sync looks at each APIService once. One that is not there is no error: cloudcore is not
+// asked for it then.
 func (b *Bundles) Sync(ctx context.Context) error {
 	var errs []error
 	for name, service := range b.services {

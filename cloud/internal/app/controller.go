@@ -138,7 +138,8 @@ func (r *run) work(ctx context.Context, key kube.Key) {
 	}
 }
 
-// passing reports whether an error only says that another writer was first, or that the namespace goes.
+// passing reports whether an error only says that another writer was first, or that the
+// namespace goes.
 func passing(err error) bool {
 	return apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
 }
@@ -148,8 +149,8 @@ func rejected(err error) bool {
 	return !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) && (apierrors.IsForbidden(err) || apierrors.IsInvalid(err))
 }
 
-// once plans for one application and carries the plan out. The status is written first: what it says was done is done at most once, and what it
-// says is true of the version that was read.
+// once plans for one application and carries the plan out. The status is written first: what it
+// says was done is done at most once, and what it says is true of the version that was read.
 func (r *run) once(ctx context.Context, key kube.Key) (next time.Duration, err error) {
 	s, err := r.view.state(key, r.fencer)
 	if err != nil || s == nil {
@@ -190,7 +191,8 @@ func (r *run) once(ctx context.Context, key kube.Key) (next time.Duration, err e
 	return next, r.reject(ctx, app, r.carryOut(ctx, s, p))
 }
 
-// reject reports objects that kube-apiserver refuses for what they are: trying again mends nothing before the object changes.
+// reject reports objects that kube-apiserver refuses for what they are: trying again mends nothing
+// before the object changes.
 func (r *run) reject(ctx context.Context, app *v1alpha1.EdgeApp, err error) error {
 	if !rejected(err) {
 		return err
@@ -232,7 +234,8 @@ func (r *run) writeStatus(ctx context.Context, app *v1alpha1.EdgeApp) (*v1alpha1
 	return app, nil
 }
 
-// carryOut makes a plan's changes. What fails does not hold back the rest, but a pod is not removed before its volumes are detached.
+// carryOut makes a plan's changes. What fails does not hold back the rest, but a pod is not removed
+// before its volumes are detached.
 func (r *run) carryOut(ctx context.Context, s *State, p *Plan) error {
 	var errs []error
 	failed := func(doing, name string, err error) bool {

@@ -93,7 +93,8 @@ func (p *planner) refuse(why *problem) {
 	}
 }
 
-// volumesElsewhere is the application's attachments to a dead node, or why its volumes can't be used anywhere else.
+// volumesElsewhere is the application's attachments to a dead node, or why its volumes can't be
+// used anywhere else.
 func (p *planner) volumesElsewhere(dead string) ([]Attachment, *problem, error) {
 	if len(p.App.Spec.Volumes) == 0 {
 		return nil, nil, nil
@@ -134,7 +135,8 @@ func (p *planner) volumesElsewhere(dead string) ([]Attachment, *problem, error) 
 	return attached, nil, nil
 }
 
-// failBack evicts the pod where its designated node is Ready again for a while, once for each boot of that node.
+// failBack evicts the pod where its designated node is Ready again for a while, once for each
+// boot of that node.
 func (p *planner) failBack() {
 	app := p.App
 	home, there := p.Nodes[app.Spec.DesignatedNode]

@@ -9,7 +9,8 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// Whatever a device reports of an application becomes its own entry or is refused, and another's entry stays as it is.
+// Whatever a device reports of an application becomes its own entry or is refused, and another's
+// entry stays as it is.
 func FuzzMerge(f *testing.F) {
 	f.Add([]byte(`{"name":"edge2","isDesignated":true,"scheduledOnThisNode":true,"reportsStats":true}`))
 	f.Add([]byte(`{"name":"` + strings.Repeat("x", 64<<10) + `"}`))

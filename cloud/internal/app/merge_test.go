@@ -12,7 +12,8 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// After every write of a move exactly one node reports the statistics, whatever the order in which the nodes' words and the controller's arrive.
+// After every write of a move exactly one node reports the statistics, whatever the order in which
+// the nodes' words and the controller's arrive.
 func TestMerge_OneReportsStatistics(t *testing.T) {
 	object := &v1alpha1.EdgeApp{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: v1alpha1.EdgeAppSpec{DesignatedNode: "edge1"}}
 	say := func(node, body string) error {

@@ -10,8 +10,8 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// Plan makes the plan of an application. It decides no node: the objects say where the application should be, and Kubernetes schedules. The
-// error is storage's.
+// Plan makes the plan of an application. It decides no node: the objects say where the application
+// should be, and Kubernetes schedules. The error is storage's.
 func (s State) Plan(now time.Time) (*Plan, error) {
 	p := &planner{State: s, now: now, plan: &Plan{}, status: s.App.Status.DeepCopy()}
 	p.status.ObservedGeneration = s.App.Generation
@@ -40,8 +40,9 @@ func (s State) Plan(now time.Time) (*Plan, error) {
 	return p.plan, nil
 }
 
-// activePod is the pod by which the application is somewhere: one that is bound to a node and not being deleted, else one that is: on a node
-// that can't be reached it runs until the device says otherwise. Of several the newest counts.
+// activePod is the pod by which the application is somewhere: one that is bound to a node and not
+// being deleted, else one that is: on a node that can't be reached it runs until the device says
+// otherwise. Of several the newest counts.
 func (p *planner) activePod() *corev1.Pod {
 	var bound []*corev1.Pod
 	for _, pod := range p.Pods {
@@ -63,7 +64,8 @@ func (p *planner) activePod() *corev1.Pod {
 	})
 }
 
-// moved notes where the application is now. A move to its designated node is a return, every other one a fail-over.
+// moved notes where the application is now. A move to its designated node is a return, every other
+// one a fail-over.
 func (p *planner) moved() {
 	if p.active == nil {
 		return
@@ -86,7 +88,8 @@ func (p *planner) moved() {
 	p.event(true, "FailedOver", "the application has moved from %s to %s", from, to)
 }
 
-// render makes the objects as they must be. Claims come first: they are made once and never changed.
+// render makes the objects as they must be. Claims come first: they are made once and
+// never changed.
 func (p *planner) render() {
 	hostname := p.App.Spec.DesignatedNode
 	if n, ok := p.Nodes[hostname]; ok {
@@ -128,8 +131,8 @@ func (p *planner) admit() {
 	p.plan.Admit = waiting
 }
 
-// replaceOld deletes the pod of an older template, where its node answers: one that is deleted on a node that does not would be replaced
-// elsewhere while it still runs.
+// replaceOld deletes the pod of an older template, where its node answers: one that is deleted on a
+// node that does not would be replaced elsewhere while it still runs.
 func (p *planner) replaceOld() {
 	if p.plan.Apply != nil || p.ReplicaSet == nil {
 		return // the ReplicaSet comes first

@@ -15,7 +15,8 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// tolerated is how many seconds a pod of an application stays on a node that Kubernetes evicts from.
+// tolerated is how many seconds a pod of an application stays on a node that Kubernetes
+// evicts from.
 const tolerated = 15
 
 // mostWeight is the largest weight of a preference.
@@ -107,8 +108,9 @@ func placed(spec *corev1.PodSpec, affinity v1alpha1.AppAffinity, hostname string
 	}
 }
 
-// tolerate says for how long a pod stays where Kubernetes evicts. It also tolerates the taint by which a person says that a node is out of
-// service: what is done then depends on the volumes, and is the controller's to decide.
+// tolerate says for how long a pod stays where Kubernetes evicts. It also tolerates the taint by
+// which a person says that a node is out of service: what is done then depends on the volumes, and
+// is the controller's to decide.
 func tolerate(spec *corev1.PodSpec) {
 	seconds := int64(tolerated)
 	own := []corev1.Toleration{

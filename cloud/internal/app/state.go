@@ -15,7 +15,8 @@ type Node struct {
 	Name     string
 	Hostname string // the label kubernetes.io/hostname
 	Ready    bool   // its condition; never a guess by the text of a message
-	// Since is when Ready became what it is: by the cloud's clock where the node was lost, else by when cloudcore first saw it.
+	// Since is when Ready became what it is: by the cloud's clock where the node was lost, else by
+	// when cloudcore first saw it.
 	Since  time.Time
 	BootID string
 	// OutOfService: a person has put the taint node.kubernetes.io/out-of-service on it.
@@ -38,14 +39,15 @@ type Fencer interface {
 	Dead(node string) (by string, dead bool)
 }
 
-// Nobody is a Fencer for a cluster in which nothing can tell a dead device from one that is cut off: then only a person can, by the taint
-// node.kubernetes.io/out-of-service.
+// Nobody is a Fencer for a cluster in which nothing can tell a dead device from one that is cut
+// off: then only a person can, by the taint node.kubernetes.io/out-of-service.
 type Nobody struct{}
 
 // Dead implements Fencer.
 func (Nobody) Dead(string) (string, bool) { return "", false }
 
-// Replicas says where the healthy replicas of a volume are. known is false where nothing tells: no Longhorn, or a volume that is not Longhorn's.
+// Replicas says where the healthy replicas of a volume are. known is false where nothing tells: no
+// Longhorn, or a volume that is not Longhorn's.
 type Replicas func(volume string) (nodes []string, known bool)
 
 // State is everything that a plan is made of.

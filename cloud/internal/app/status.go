@@ -58,7 +58,8 @@ func Rejected(app *v1alpha1.EdgeApp, status *v1alpha1.EdgeAppStatus, why string,
 	return p.condition(v1alpha1.AppAccepted, false, reasonRejected, why)
 }
 
-// condition sets a condition. Its message changes only with its state, so that a status is not written for the passing of time.
+// condition sets a condition. Its message changes only with its state, so that a status is not
+// written for the passing of time.
 func (p *planner) condition(kind string, is bool, reason, message string) (changed bool) {
 	c := metav1.Condition{
 		Type: kind, Status: metav1.ConditionFalse, Reason: reason, Message: message, ObservedGeneration: p.App.Generation, LastTransitionTime: timeOf(p.now),

@@ -32,7 +32,8 @@ type Stores struct{ Apps, Nodes *kube.Store }
 // byApp is the index of objects by their application.
 const byApp = "app"
 
-// view is what one run reads from: the shared collections, and of pods, ReplicaSets and claims those with the label of an application.
+// view is what one run reads from: the shared collections, and of pods, ReplicaSets and claims
+// those with the label of an application.
 type view struct {
 	kube    kubernetes.Interface
 	dynamic dynamic.Interface
@@ -117,7 +118,8 @@ func (v *view) index(i cache.SharedIndexInformer) error {
 	return err
 }
 
-// all asks for a look at every application: what a node is concerns those that are there, and those that were to be.
+// all asks for a look at every application: what a node is concerns those that are there, and those
+// that were to be.
 func (v *view) all() {
 	v.stores.Apps.Each(everything(), func(o *kube.Object) bool { v.changed(o.Key); return true })
 }
@@ -269,7 +271,8 @@ func longhorn(plural string) schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: "longhorn.io", Version: "v1beta2", Resource: plural}
 }
 
-// replica reads one of Longhorn's replicas: it is healthy where it was so once (spec.healthyAt) and has not failed since (spec.failedAt).
+// replica reads one of Longhorn's replicas: it is healthy where it was so once (spec.healthyAt) and
+// has not failed since (spec.failedAt).
 func replica(u *unstructured.Unstructured) (volume, node string, healthy bool) {
 	field := func(name string) string {
 		text, _, err := unstructured.NestedString(u.Object, "spec", name)

@@ -1,11 +1,16 @@
 // Package applogs passes what applications on devices write to a sink, as devices send it.
 //
-// It owns up to where the sink has the lines of each container, in memory: a batch that a device sends again, because an answer was lost or it was started again, gives
-// the sink nothing twice. It refuses lines of an application that did not ask for it, and batches above the bounds. An answer is given once the sink has the lines;
-// until then the device keeps them. After a restart of cloudcore, or on another replica, a batch whose answer was lost may reach the sink twice, with the same ids.
+// It owns up to where the sink has the lines of each container, in memory: a batch that a device
+// sends again, because an answer was lost or it was started again, gives the sink nothing twice.
+// It refuses lines of an application that did not ask for it, and batches above the bounds. An
+// answer is given once the sink has the lines; until then the device keeps them. After a restart
+// of cloudcore, or on another replica, a batch whose answer was lost may reach the sink twice,
+// with the same ids.
 //
-// Serve may be called by many goroutines; batches of one container are passed on one after the other. Bounds: MaxBatch bytes a request, of which the relay holds
-// as many as its own bounds allow; maxStreams containers are remembered, those that were quiet the longest are forgotten first; a node has its quota.
+// Serve may be called by many goroutines; batches of one container are passed on one after the
+// other. Bounds: MaxBatch bytes a request, of which the relay holds as many as its own bounds
+// allow; maxStreams containers are remembered, those that were quiet the longest are forgotten
+// first; a node has its quota.
 package applogs
 
 import (
@@ -32,11 +37,13 @@ import (
 
 const (
 	maxStreams = 16384
-	// retryAfter, in seconds, is when a device comes again after the sink has failed; offAfter where there is none.
+	// retryAfter, in seconds, is when a device comes again after the sink has failed; offAfter
+	// where there is none.
 	retryAfter, offAfter = 5, 300
 )
 
-// Origin is where lines come from. Node is the session's; the rest is what the device says, of an application that exists and wants it.
+// Origin is where lines come from. Node is the session's; the rest is what the device says, of an
+// application that exists and wants it.
 type Origin struct {
 	Node, Namespace, App string
 	applog.Batch
@@ -62,7 +69,8 @@ type Logs struct {
 	streams map[string]*stream // by node and stream
 }
 
-// stream is what is known of a container's lines. Its mutex is held while a batch of it is passed on.
+// stream is what is known of a container's lines. Its mutex is held while a batch of it is
+// passed on.
 type stream struct {
 	sync.Mutex
 	used    time.Time // guarded by Logs.mu
@@ -70,7 +78,8 @@ type stream struct {
 	through int64
 }
 
-// New makes Logs. sink is nil where none is configured; apps are the EdgeApps. rate bounds the batches of a node.
+// New makes Logs. sink is nil where none is configured; apps are the EdgeApps. rate bounds the
+// batches of a node.
 func New(sink Sink, apps *kube.Store, rate quota.Rate) *Logs {
 	counter := func(name, help string) prometheus.Counter {
 		return prometheus.NewCounter(prometheus.CounterOpts{Namespace: "skerry", Subsystem: "applogs", Name: name, Help: help})
@@ -213,7 +222,8 @@ func (l *Logs) stream(key string) (s *stream, done func()) {
 	}
 }
 
-// forget drops the streams that were quiet the longest: all older than the middle of a sample is as good, and quick. mu is held.
+// forget drops the streams that were quiet the longest: all older than the middle of a sample is as
+// good, and quick. mu is held.
 func (l *Logs) forget() {
 	var oldest time.Time
 	n := 0

@@ -53,7 +53,8 @@ func apps(t *testing.T) *kube.Store {
 	return store
 }
 
-// What came already is left out, also where a batch begins with it; what the sink does not take is not acknowledged, and what it refuses for good holds nothing back.
+// What came already is left out, also where a batch begins with it; what the sink does not take is
+// not acknowledged, and what it refuses for good holds nothing back.
 func TestEachLineOnce(t *testing.T) {
 	to := &sink{}
 	l := applogs.New(to, apps(t), quota.Rate{})

@@ -25,7 +25,8 @@ type OTLPConfig struct {
 	TokenFile string // "": none. Read for each request: tokens are renewed
 }
 
-// OTLP is a Sink that speaks OTLP/HTTP with JSON (https://opentelemetry.io/docs/specs/otlp/#otlphttp), which collectors, Loki and others take.
+// OTLP is a Sink that speaks OTLP/HTTP with JSON
+// (https://opentelemetry.io/docs/specs/otlp/#otlphttp), which collectors, Loki and others take.
 type OTLP struct {
 	config OTLPConfig
 	client *http.Client
@@ -77,7 +78,8 @@ func number(key string, value int64) otlpAttribute {
 // warn is OpenTelemetry's number of the severity WARN.
 const warn = 13
 
-// encode makes the request. Attributes of the resource are those of OpenTelemetry's conventions for Kubernetes; a record's skerry.log.id is the same however often it is sent.
+// encode makes the request. Attributes of the resource are those of OpenTelemetry's conventions for
+// Kubernetes; a record's skerry.log.id is the same however often it is sent.
 func encode(o Origin, now time.Time) ([]byte, error) {
 	observed := strconv.FormatInt(now.UnixNano(), 10)
 	var records []otlpRecord

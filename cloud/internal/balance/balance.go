@@ -1,10 +1,13 @@
-// Package balance shares the sessions of devices out evenly among the replicas of cloudcore: one that is new, or has lost its sessions, gets its share from those
-// that have more.
+// Package balance shares the sessions of devices out evenly among the replicas of cloudcore: one
+// that is new, or has lost its sessions, gets its share from those that have more.
 //
-// It owns the Lease cloudcore-replicas, in which each replica says in an annotation how many sessions it has, and how many of its own sessions a replica ends so that
-// their devices dial another one. Which sessions those are is the hub's. It refuses to act on what it does not know: with one replica, before this one is ready, or
-// when what it knows of the others is older than their last renewals, no session is ended. Plan is pure. A Balancer runs on one goroutine; Elsewhere may be called
-// by any. Bounds: a request each 10 s; 1 % of what is too many in a second, at least 1 and at most 50 (docs/decisions/0026-sessions-are-shared-out.md).
+// It owns the Lease cloudcore-replicas, in which each replica says in an annotation how many
+// sessions it has, and how many of its own sessions a replica ends so that their devices dial
+// another one. Which sessions those are is the hub's. It refuses to act on what it does not know:
+// with one replica, before this one is ready, or when what it knows of the others is older than
+// their last renewals, no session is ended. Plan is pure. A Balancer runs on one goroutine;
+// Elsewhere may be called by any. Bounds: a request each 10 s; 1 % of what is too many in a second,
+// at least 1 and at most 50 (docs/decisions/0026-sessions-are-shared-out.md).
 package balance
 
 import (
@@ -29,7 +32,8 @@ const (
 	// Lease is what all replicas write.
 	Lease = "cloudcore-replicas"
 
-	// settle is how long after the last session of a round has ended its device has dialled: a count that is older says nothing of what came of the round.
+	// settle is how long after the last session of a round has ended its device has dialled: a
+	// count that is older says nothing of what came of the round.
 	settle = 5 * time.Second
 	// leaveTimeout bounds the last request of a replica that stops.
 	leaveTimeout = 2 * time.Second
@@ -114,7 +118,8 @@ func (b *Balancer) Elsewhere() bool {
 	return r != nil && r.sessions > 0 && apart(r.read, time.Now()) < lifetime
 }
 
-// forget drops all that is known of others: it is taken for true again when it has been seen to change.
+// forget drops all that is known of others: it is taken for true again when it has been
+// seen to change.
 func (b *Balancer) forget() {
 	clear(b.others.of)
 	b.plan, b.round, b.rest, b.read = Plan{}, round{}, time.Time{}, time.Time{}
@@ -146,7 +151,8 @@ func (b *Balancer) step(ctx context.Context) (time.Duration, error) {
 	return max(wait, time.Millisecond), nil
 }
 
-// exchange says how many sessions there are, and reads what others say. That is of now or later: where this process stands still meanwhile, it is old from the start.
+// exchange says how many sessions there are, and reads what others say. That is of now or later:
+// where this process stands still meanwhile, it is old from the start.
 func (b *Balancer) exchange(ctx context.Context, now time.Time) error {
 	ctx, cancel := context.WithTimeout(ctx, period/2)
 	defer cancel()

@@ -24,7 +24,8 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/balance"
 )
 
-// system is replicas that share a cluster, and devices that dial another replica when their session is ended.
+// system is replicas that share a cluster, and devices that dial another replica when their
+// session is ended.
 type system struct {
 	t *testing.T
 
@@ -36,7 +37,8 @@ type system struct {
 	answer      time.Duration // how long the next request takes
 }
 
-// leases is what a Balancer needs of kube-apiserver: merge patches of annotations (RFC 7396). tests/integration/balance has a real one.
+// leases is what a Balancer needs of kube-apiserver: merge patches of annotations (RFC 7396).
+// tests/integration/balance has a real one.
 type leases struct {
 	coordination.LeaseInterface
 	*system

@@ -9,23 +9,28 @@ type Count struct {
 }
 
 const (
-	// few is how many sessions more than a tenth above the mean a replica may have before it ends any: what devices choose at random is not quite even.
+	// few is how many sessions more than a tenth above the mean a replica may have before it ends
+	// any: what devices choose at random is not quite even.
 	few = 5
-	// A round ends a tenth of what is too many, which is 1 % a second, within these bounds: 1 and 50 a second.
+	// A round ends a tenth of what is too many, which is 1 % a second, within these bounds: 1
+	// and 50 a second.
 	leastRound, mostRound = 10, 500
-	// restMin and restMax are the times without a round when sessions have come back: a load balancer may lead a device to the same replica again and again.
+	// restMin and restMax are the times without a round when sessions have come back: a load
+	// balancer may lead a device to the same replica again and again.
 	restMin, restMax = time.Minute, time.Hour
 )
 
-// Plan decides how many sessions a replica ends. The zero Plan has ended none. It knows no clock and starts nothing; owned by one goroutine.
+// Plan decides how many sessions a replica ends. The zero Plan has ended none. It knows no clock
+// and starts nothing; owned by one goroutine.
 type Plan struct {
 	active bool // from when there were clearly too many until there are none too many
 	before int  // what was too many when a round was last asked for
 	futile int  // rounds in a row whose sessions came back
 }
 
-// Next says how many sessions to end in the round that begins now; a round lasts for a period. others are the replicas that serve, counted after the last
-// round, and ended is how many sessions that has ended. Where rest is not 0, Next is not to be called again before.
+// Next says how many sessions to end in the round that begins now; a round lasts for a period.
+// others are the replicas that serve, counted after the last round, and ended is how many sessions
+// that has ended. Where rest is not 0, Next is not to be called again before.
 func (p *Plan) Next(own int, others []Count, ended int) (end int, rest time.Duration) {
 	mean, excess := surplus(own, others)
 	if excess == 0 || !p.active && own <= mean+mean/10+few {
@@ -44,7 +49,8 @@ func (p *Plan) Next(own int, others []Count, ended int) (end int, rest time.Dura
 	return min(excess, max(leastRound, min(excess/10, mostRound))), 0
 }
 
-// surplus is a replica's share of all sessions, and how many it has above that for which others have room below theirs.
+// surplus is a replica's share of all sessions, and how many it has above that for which others
+// have room below theirs.
 func surplus(own int, others []Count) (mean, excess int) {
 	all := own
 	for _, o := range others {

@@ -59,7 +59,8 @@ func TestPlan_StopsAtTheMean(t *testing.T) {
 	}
 }
 
-// Where sessions come back to the same replica, as behind a load balancer that leads an address always to the same one, rounds become rare.
+// Where sessions come back to the same replica, as behind a load balancer that leads an address
+// always to the same one, rounds become rare.
 func TestPlan_SessionsComeBack(t *testing.T) {
 	var p balance.Plan
 	now, rounds, longest := time.Duration(0), 0, time.Duration(0)
@@ -92,7 +93,8 @@ func TestPlan_NothingEnded(t *testing.T) {
 	}
 }
 
-// fleet is replicas that each follow a Plan, with devices that dial another one when their session ends.
+// fleet is replicas that each follow a Plan, with devices that dial another one when their
+// session ends.
 type fleet struct {
 	sessions []int
 	plans    []balance.Plan

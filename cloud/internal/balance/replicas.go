@@ -11,14 +11,17 @@ const (
 	prefix = "replicas.skerry.io/"
 	// period is between two requests of a replica.
 	period = 10 * time.Second
-	// lifetime is for how long a replica counts as serving after it was last seen to renew what it says.
+	// lifetime is for how long a replica counts as serving after it was last seen to renew
+	// what it says.
 	lifetime = 3 * period
-	// forget is after how long without a renewal any replica removes what another one says: it is gone. One that comes back writes again.
+	// forget is after how long without a renewal any replica removes what another one says: it is
+	// gone. One that comes back writes again.
 	forget = 10 * time.Minute
 )
 
-// replicas is what a replica has seen of the others. Nothing in it depends on another machine's clock: a replica serves if its annotation is seen to change, as
-// client-go's leader election sees it. Owned by one goroutine.
+// replicas is what a replica has seen of the others. Nothing in it depends on another machine's
+// clock: a replica serves if its annotation is seen to change, as client-go's leader election sees
+// it. Owned by one goroutine.
 type replicas struct {
 	own  string // key
 	of   map[string]*replica
@@ -97,7 +100,8 @@ func (r *replicas) gone(now time.Time) (keys []string) {
 	return keys
 }
 
-// apart is how long after a b is, by the clock that says more: the monotonic one stands still while a machine is suspended, and the other one may be set.
+// apart is how long after a b is, by the clock that says more: the monotonic one stands still while
+// a machine is suspended, and the other one may be set.
 func apart(a, b time.Time) time.Duration {
 	return max(b.Sub(a), b.Round(0).Sub(a.Round(0)).Abs())
 }

@@ -1,7 +1,8 @@
-// Package check asks a cluster whether cloudcore can be installed in it, and what devices would get that they should not.
+// Package check asks a cluster whether cloudcore can be installed in it, and what devices would get
+// that they should not.
 //
-// It owns the list of what a cluster needs. It reads and asks; it changes nothing. Run asks one question after another,
-// with the rights of the administrator who installs.
+// It owns the list of what a cluster needs. It reads and asks; it changes nothing. Run asks one
+// question after another, with the rights of the administrator who installs.
 package check
 
 import (
@@ -45,7 +46,8 @@ type Finding struct {
 	Mend    string `json:"mend,omitempty"` // what to do
 }
 
-// leastKubernetes has MutatingAdmissionPolicy in v1 and constrained impersonation (KEP-3962, KEP-5284).
+// leastKubernetes has MutatingAdmissionPolicy in v1 and constrained impersonation
+// (KEP-3962, KEP-5284).
 const leastKubernetes = "1.36.0"
 
 // Run asks every question. A question that can't be asked is a finding too.
@@ -103,7 +105,8 @@ func served(client kubernetes.Interface) Finding {
 	return Finding{Name: name, Level: Fine, Message: "all that cloudcore needs"}
 }
 
-// rights asks whether the caller may create what `cloudcore install` prints, and may give away rights by it.
+// rights asks whether the caller may create what `cloudcore install` prints, and may give
+// away rights by it.
 func rights(ctx context.Context, client kubernetes.Interface) Finding {
 	const name, mend = "rights", "install with an administrator's kubeconfig"
 	asked, err := installed()
@@ -162,8 +165,8 @@ func installed() ([]authorizationv1.ResourceAttributes, error) {
 // maxPage bounds an answer of kube-apiserver, in DaemonSets.
 const maxPage = 500
 
-// daemonSets finds those that would run on devices although nothing says that they should: agents of the cloud's network
-// and disks, mostly, which fail there for ever.
+// daemonSets finds those that would run on devices although nothing says that they should: agents
+// of the cloud's network and disks, mostly, which fail there for ever.
 func daemonSets(ctx context.Context, client kubernetes.Interface) []Finding {
 	const name = "DaemonSets"
 	var findings []Finding
@@ -187,8 +190,8 @@ func daemonSets(ctx context.Context, client kubernetes.Interface) []Finding {
 	return findings
 }
 
-// landsOnEdges judges a DaemonSet by two devices that differ only in their label: one whose pods run on both does not
-// know of devices; one that runs on the device alone is meant for it.
+// landsOnEdges judges a DaemonSet by two devices that differ only in their label: one whose pods
+// run on both does not know of devices; one that runs on the device alone is meant for it.
 func landsOnEdges(d *appsv1.DaemonSet) (Finding, bool) {
 	labels := map[string]string{corev1.LabelOSStable: "linux", corev1.LabelArchStable: "amd64", corev1.LabelHostname: "device"}
 	cloud := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "device", Labels: labels}}
@@ -213,8 +216,8 @@ func landsOnEdges(d *appsv1.DaemonSet) (Finding, bool) {
 	}, true
 }
 
-// keepAway is a merge patch that keeps a DaemonSet off devices, whatever it requires already: its terms are alternatives,
-// and each gets the condition.
+// keepAway is a merge patch that keeps a DaemonSet off devices, whatever it requires already: its
+// terms are alternatives, and each gets the condition.
 func keepAway(d *appsv1.DaemonSet) (string, error) {
 	required := &corev1.NodeSelector{}
 	if a := d.Spec.Template.Spec.Affinity; a != nil && a.NodeAffinity != nil && a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil {

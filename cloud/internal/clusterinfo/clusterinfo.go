@@ -1,11 +1,16 @@
-// Package clusterinfo publishes the statistics of the cluster (ClusterInfo) while a device is elected their reporter.
+// Package clusterinfo publishes the statistics of the cluster (ClusterInfo) while a device is
+// elected their reporter.
 //
-// It owns the Lease of that election, as devices ask for it (Lease), and the status of the ClusterInfo (Controller). A device says by holding the Lease that
-// it has a link and its configuration; it reads nothing of other devices for that. What is published is what cloudcore's informers hold. It refuses to
-// publish without a holder: a Lease that was given back takes the statistics away, one that has run out leaves them there with their age.
+// It owns the Lease of that election, as devices ask for it (Lease), and the status of the
+// ClusterInfo (Controller). A device says by holding the Lease that it has a link and its
+// configuration; it reads nothing of other devices for that. What is published is what cloudcore's
+// informers hold. It refuses to publish without a holder: a Lease that was given back takes the
+// statistics away, one that has run out leaves them there with their age.
 //
-// Render and decide are pure. A Lease may be used by many goroutines; a Controller runs on one, on one replica at a time. Bounds: each list of the
-// status has a greatest length (most...), and says how many entries are left out; at most one write in Interval, and one for each change of the holder.
+// Render and decide are pure. A Lease may be used by many goroutines; a Controller runs on one,
+// on one replica at a time. Bounds: each list of the status has a greatest length (most...),
+// and says how many entries are left out; at most one write in Interval, and one for each
+// change of the holder.
 package clusterinfo
 
 import (
@@ -46,10 +51,12 @@ func readLease(l *coordinationv1.Lease) (h holding) {
 	return h
 }
 
-// valid reports whether there is a holder at a moment of cloudcore's clock, by which the Lease is renewed too.
+// valid reports whether there is a holder at a moment of cloudcore's clock, by which the Lease
+// is renewed too.
 func (h holding) valid(now time.Time) bool { return h.holder != "" && now.Before(h.until) }
 
-// decide is what the status must be now. collect is called where the statistics are to be collected. next is when to look again though nothing changes.
+// decide is what the status must be now. collect is called where the statistics are to be
+// collected. next is when to look again though nothing changes.
 func decide(info *v1alpha1.ClusterInfo, h holding, candidate func(node string) bool, now time.Time, collect func() v1alpha1.ClusterInfoStatus) (status v1alpha1.ClusterInfoStatus, next time.Duration) {
 	before := info.Status
 	interval := defaultInterval

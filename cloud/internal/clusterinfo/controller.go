@@ -35,7 +35,8 @@ const lookTimeout = 30 * time.Second
 // Stores are the collections that all of cloudcore shares.
 type Stores struct{ Infos, Nodes, Pods *kube.Store }
 
-// Candidate reports whether a node may be the leader: there is a ClusterInfo, and it selects the node.
+// Candidate reports whether a node may be the leader: there is a ClusterInfo, and it
+// selects the node.
 func Candidate(infos, nodes *kube.Store, node string) bool {
 	info, err := readInfo(infos)
 	if err != nil || info == nil || info.DeletionTimestamp != nil {
@@ -200,7 +201,8 @@ func (c *Controller) collect(ctx context.Context, stores Stores) (v1alpha1.Clust
 	return Render(cluster), nil
 }
 
-// list asks for a resource that the cluster may not have. What kube-apiserver's watch cache has is new enough.
+// list asks for a resource that the cluster may not have. What kube-apiserver's watch cache
+// has is new enough.
 func (c *Controller) list(ctx context.Context, r schema.GroupVersionResource) (items []unstructured.Unstructured, there bool, err error) {
 	list, err := c.dynamic.Resource(r).List(ctx, metav1.ListOptions{ResourceVersion: "0"})
 	switch {

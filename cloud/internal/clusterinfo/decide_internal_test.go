@@ -57,7 +57,8 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// What a device may do with the Lease: hold it in its own name while it is a candidate and no other holds it, and give it back. Times are cloudcore's.
+// What a device may do with the Lease: hold it in its own name while it is a candidate and no other
+// holds it, and give it back. Times are cloudcore's.
 func TestLease(t *testing.T) {
 	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 	client := fake.NewClientset(&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: v1alpha1.StatsLeaderLease}})

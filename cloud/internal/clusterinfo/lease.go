@@ -22,8 +22,10 @@ import (
 // shortest and longest bound the duration that a device may ask for, in seconds.
 const shortest, longest = 1, 3600
 
-// Lease is the Lease of the election, as devices read and write it. NodeRestriction lets a node write no Lease but its own in kube-node-lease, so cloudcore writes this
-// one for them, with its own rights: the holder is the node of the session, whatever the request says, and all times are of cloudcore's clock.
+// Lease is the Lease of the election, as devices read and write it. NodeRestriction lets a node
+// write no Lease but its own in kube-node-lease, so cloudcore writes this one for them, with its
+// own rights: the holder is the node of the session, whatever the request says, and all times are
+// of cloudcore's clock.
 type Lease struct {
 	client    kubernetes.Interface
 	namespace string

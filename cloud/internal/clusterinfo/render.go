@@ -11,7 +11,8 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// The greatest lengths of the lists: together some 800 KB, and kube-apiserver takes 1.5 MB. What is beyond them, in the order of names, is counted.
+// The greatest lengths of the lists: together some 800 KB, and kube-apiserver takes 1.5 MB. What is
+// beyond them, in the order of names, is counted.
 const (
 	mostNodes, mostPods, mostVMs, mostNamespaces, mostVolumes = 1000, 1000, 500, 1000, 500
 	mostAddresses                                             = 8
@@ -164,8 +165,9 @@ func vmOf(u *unstructured.Unstructured) v1alpha1.ClusterVM {
 	return out
 }
 
-// storageOf reads Longhorn's volumes (status.state, status.robustness, status.currentNodeID). The worst of them is how storage is; a volume that is
-// attached nowhere has no robustness, and says nothing.
+// storageOf reads Longhorn's volumes (status.state, status.robustness, status.currentNodeID).
+// The worst of them is how storage is; a volume that is attached nowhere has no robustness,
+// and says nothing.
 func storageOf(volumes []unstructured.Unstructured, there bool) *v1alpha1.ClusterStorage {
 	if !there {
 		return &v1alpha1.ClusterStorage{Health: v1alpha1.StorageUnsupported}

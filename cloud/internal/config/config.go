@@ -1,7 +1,7 @@
 // Package config is cloudcore.yaml: its fields, their defaults and their rules.
 //
-// It owns the names that an operator writes. It refuses what can't work, all of it at once. It starts nothing and reads no file: cloud/app does.
-// A Config is filled once and then only read.
+// It owns the names that an operator writes. It refuses what can't work, all of it at once. It
+// starts nothing and reads no file: cloud/app does. A Config is filled once and then only read.
 package config
 
 import (
@@ -28,11 +28,14 @@ const Kind = "CloudCore"
 // Config is cloudcore.yaml.
 type Config struct {
 	config.TypeMeta
-	// Kubeconfig leads to kube-apiserver; "" means the service account of the pod that cloudcore runs in.
+	// Kubeconfig leads to kube-apiserver; "" means the service account of the pod that
+	// cloudcore runs in.
 	Kubeconfig string `json:"kubeconfig"`
-	// Advertise are the names and addresses under which edges reach cloudcore; its serving certificate holds for these.
+	// Advertise are the names and addresses under which edges reach cloudcore; its serving
+	// certificate holds for these.
 	Advertise []string `json:"advertise"`
-	// Impersonation is constrained (KEP-5284, Kubernetes 1.36 and later) or classic. The RBAC must fit.
+	// Impersonation is constrained (KEP-5284, Kubernetes 1.36 and later) or classic. The
+	// RBAC must fit.
 	Impersonation string `json:"impersonation"`
 	// Approver approves certificates in this process.
 	Approver Approver `json:"approver"`
@@ -47,7 +50,8 @@ type Config struct {
 	Tunnel  Tunnel  `json:"tunnel"`
 	// Usage serves metrics.k8s.io to kube-apiserver's aggregator. It needs the tunnel.
 	Usage Listen `json:"usage"`
-	// Subresources serves subresources.skerry.io to kube-apiserver's aggregator, for `kubectl skerry`. It needs the tunnel.
+	// Subresources serves subresources.skerry.io to kube-apiserver's aggregator, for `kubectl
+	// skerry`. It needs the tunnel.
 	Subresources Listen `json:"subresources"`
 
 	VIP VIP `json:"vip"`
@@ -59,8 +63,8 @@ type Config struct {
 
 // Approver is the account that approves certificates, where it shares cloudcore's process.
 type Approver struct {
-	// Kubeconfig leads to kube-apiserver as the account cloudcore-approver; "": another process approves,
-	// `cloudcore approve`.
+	// Kubeconfig leads to kube-apiserver as the account cloudcore-approver; "": another process
+	// approves, `cloudcore approve`.
 	Kubeconfig string `json:"kubeconfig"`
 }
 
@@ -102,16 +106,19 @@ type Listen struct {
 // Devices is one port of TCP and UDP.
 type Devices struct {
 	Listen
-	// Port is where devices find it, where that is another: by a Service, or a load balancer. 0: as in Listen.
+	// Port is where devices find it, where that is another: by a Service, or a load balancer.
+	// 0: as in Listen.
 	Port int `json:"port"`
 }
 
 // Tunnel is the way of kube-apiserver to the kubelets of edge nodes.
 type Tunnel struct {
 	Listen
-	// Advertise is where the other replicas find Listen, HOST:PORT; "" means this host's own address, as kube-apiserver sees it.
+	// Advertise is where the other replicas find Listen, HOST:PORT; "" means this host's own
+	// address, as kube-apiserver sees it.
 	Advertise string `json:"advertise"`
-	// Clients are the common names of the client certificates, of the cluster's CA, that kube-apiserver shows.
+	// Clients are the common names of the client certificates, of the cluster's CA, that
+	// kube-apiserver shows.
 	Clients []string `json:"clients"`
 	// Endpoint is the way in for whoever can only dial a node's address: by the node's name.
 	Endpoint Endpoint `json:"endpoint"`
@@ -120,7 +127,8 @@ type Tunnel struct {
 // Endpoint leads TLS clients to the kubelet of the node that they name.
 type Endpoint struct {
 	Listen
-	// HideAddresses has the edge nodes' IP addresses written so that nobody dials them: what is left is the name.
+	// HideAddresses has the edge nodes' IP addresses written so that nobody dials them: what is
+	// left is the name.
 	HideAddresses bool `json:"hideAddresses"`
 }
 
@@ -128,7 +136,8 @@ type Endpoint struct {
 type VIP struct {
 	// ReservedVRIDs are numbers of VRRP that others use on networks of the edges.
 	ReservedVRIDs []int32 `json:"reservedVRIDs"`
-	// Quarantine is how long an address that was released waits for nodes that don't confirm that they dropped it: those that are off line.
+	// Quarantine is how long an address that was released waits for nodes that don't confirm that
+	// they dropped it: those that are off line.
 	Quarantine metav1.Duration `json:"quarantine"`
 }
 
@@ -136,10 +145,12 @@ type VIP struct {
 type Hub struct {
 	WebSocket Listen `json:"websocket"`
 	QUIC      Listen `json:"quic"`
-	// Keepalive is the time between two signs of life. IdleTimeout is how long a silent link is believed to live.
+	// Keepalive is the time between two signs of life. IdleTimeout is how long a silent link is
+	// believed to live.
 	Keepalive   metav1.Duration `json:"keepalive"`
 	IdleTimeout metav1.Duration `json:"idleTimeout"`
-	// MaxSessions bounds the links of this replica; an edge above it is sent to another replica, or away with a time to come back.
+	// MaxSessions bounds the links of this replica; an edge above it is sent to another replica, or
+	// away with a time to come back.
 	MaxSessions int `json:"maxSessions"`
 }
 
@@ -148,11 +159,13 @@ type Relay struct {
 	Quotas RelayQuotas `json:"quotas"`
 }
 
-// RelayQuotas bound what one node may send; above them it is answered 429 with a Retry-After, and keeps what it has to send.
+// RelayQuotas bound what one node may send; above them it is answered 429 with a Retry-After, and
+// keeps what it has to send.
 type RelayQuotas struct {
 	EventsPerSecond int `json:"eventsPerSecond"`
 	EventBurst      int `json:"eventBurst"` // events at once
-	// StatusesPerSecond are statuses of pods and of the node, and last deletions of pods; StatusBytesPerSecond those of their bodies.
+	// StatusesPerSecond are statuses of pods and of the node, and last deletions of pods;
+	// StatusBytesPerSecond those of their bodies.
 	StatusesPerSecond    int `json:"statusesPerSecond"`
 	StatusBurst          int `json:"statusBurst"`
 	StatusBytesPerSecond int `json:"statusBytesPerSecond"`
@@ -165,7 +178,8 @@ type RelayQuotas struct {
 	// CertificateRequestsPerHour are CertificateSigningRequests; as many may come at once.
 	CertificateRequestsPerHour int `json:"certificateRequestsPerHour"`
 
-	// HeavyNodes is how many nodes' rates those together have that have used more than a sixteenth of a burst.
+	// HeavyNodes is how many nodes' rates those together have that have used more than a
+	// sixteenth of a burst.
 	HeavyNodes int `json:"heavyNodes"`
 
 	BytesInFlight int `json:"bytesInFlight"` // of writes, requests and answers that cloudcore holds for a session
@@ -209,7 +223,8 @@ func Default() *Config {
 	}
 }
 
-// Read reads the content of cloudcore.yaml over the defaults. The error is a *config.Error that holds every mistake.
+// Read reads the content of cloudcore.yaml over the defaults. The error is a *config.Error that
+// holds every mistake.
 func Read(file string, data []byte) (*Config, error) {
 	c := Default()
 	d, err := config.Decode(file, data, Kind, c)

@@ -2,7 +2,8 @@ package config
 
 import _ "embed"
 
-// DefaultText is the whole file with every field at its default, and a word on each. A test keeps it equal to Default.
+// DefaultText is the whole file with every field at its default, and a word on each. A test keeps
+// it equal to Default.
 //
 //go:embed default.yaml
 var DefaultText string

@@ -40,7 +40,8 @@ func (c *conn) end(why error) {
 	_ = c.Conn.Close()
 }
 
-// Read implements net.Conn. That the far end has closed is io.EOF; that the machine ended is an error, which the device gets to see.
+// Read implements net.Conn. That the far end has closed is io.EOF; that the machine ended is an
+// error, which the device gets to see.
 func (c *conn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	if err != nil {

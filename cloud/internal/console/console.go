@@ -1,8 +1,11 @@
-// Package console leads a device to the consoles of the KubeVirt virtual machines that run on it: VNC and serial, as the node, through kube-apiserver.
+// Package console leads a device to the consoles of the KubeVirt virtual machines that run on it:
+// VNC and serial, as the node, through kube-apiserver.
 //
-// It owns what a stream that a device opens may lead to: a machine that runs on that very node, and nothing else. Kubernetes judges whether the node may, by a
-// SubjectAccessReview first and again when the console is opened in the node's name; without rights (`cloudcore install --console`) a device learns nothing, not even
-// whether there is such a machine. It refuses a node that asks too often, and ends what lasts too long. A Console may be used by many goroutines at once.
+// It owns what a stream that a device opens may lead to: a machine that runs on that very node, and
+// nothing else. Kubernetes judges whether the node may, by a SubjectAccessReview first and again
+// when the console is opened in the node's name; without rights (`cloudcore install --console`) a
+// device learns nothing, not even whether there is such a machine. It refuses a node that asks too
+// often, and ends what lasts too long. A Console may be used by many goroutines at once.
 package console
 
 import (
@@ -25,7 +28,8 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/quota"
 )
 
-// What a device asks for: one of these, the machine's namespace and its name, with slashes between them. The same words are in edge/internal/console.
+// What a device asks for: one of these, the machine's namespace and its name, with slashes between
+// them. The same words are in edge/internal/console.
 const (
 	forVNC    = "vnc"    // the machine's screen, by RFB (RFC 6143)
 	forSerial = "serial" // its first serial port

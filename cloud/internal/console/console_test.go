@@ -29,7 +29,8 @@ func vmi(name, node, phase string) *unstructured.Unstructured {
 	}}
 }
 
-// lab is a Console with machines of its own; forbidden nodes have no right, and Kubernetes' end of each console echoes.
+// lab is a Console with machines of its own; forbidden nodes have no right, and Kubernetes' end of
+// each console echoes.
 type lab struct {
 	*console.Console
 	machines *fake.FakeDynamicClient

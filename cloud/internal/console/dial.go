@@ -16,7 +16,8 @@ import (
 	"k8s.io/client-go/transport/websocket"
 )
 
-// plainStream is the websocket subprotocol of KubeVirt's consoles: binary messages, whose bounds mean nothing.
+// plainStream is the websocket subprotocol of KubeVirt's consoles: binary messages, whose
+// bounds mean nothing.
 const plainStream = "plain.kubevirt.io"
 
 // Dialer opens consoles at kube-apiserver by the configuration of a node.

@@ -24,7 +24,8 @@ func Machines() schema.GroupVersionResource {
 const (
 	// watchFor is how long one watch lasts, so that one whose connection hangs is noticed.
 	watchFor = 5 * time.Minute
-	// watchAgain is the time between two tries to watch, and unknownFor how long a machine is believed to run of which kube-apiserver says nothing.
+	// watchAgain is the time between two tries to watch, and unknownFor how long a machine is
+	// believed to run of which kube-apiserver says nothing.
 	watchAgain = 2 * time.Second
 	unknownFor = 2 * time.Minute
 )
@@ -36,8 +37,8 @@ type machine struct {
 	vmi    types.NamespacedName
 }
 
-// here reports whether the machine runs on the node, and which version of it says so. A refusal says why it does not; a machine of another node is refused in the words
-// of one that is nowhere.
+// here reports whether the machine runs on the node, and which version of it says so. A refusal
+// says why it does not; a machine of another node is refused in the words of one that is nowhere.
 func (m machine) here(ctx context.Context) (version string, err error) {
 	o, err := m.client.Get(ctx, m.vmi.Name, metav1.GetOptions{})
 	switch {
@@ -51,7 +52,8 @@ func (m machine) here(ctx context.Context) (version string, err error) {
 	return o.GetResourceVersion(), m.judge(o)
 }
 
-// noSuchKind tells a path that kube-apiserver does not serve from an object that is not there: the former it answers with no Status.
+// noSuchKind tells a path that kube-apiserver does not serve from an object that is not there: the
+// former it answers with no Status.
 func noSuchKind(err error) bool {
 	return apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 }

@@ -1,7 +1,8 @@
 // Package drain is the cloud's side of NodeOperations: what a node says of one becomes its status.
 //
-// It owns nothing. It refuses what a node says of another node's operation, and what makes no sense. It decides nothing either: when a device may reboot is for the
-// device to say, with or without a cloud. Its functions may be called from any goroutine.
+// It owns nothing. It refuses what a node says of another node's operation, and what makes no
+// sense. It decides nothing either: when a device may reboot is for the device to say, with or
+// without a cloud. Its functions may be called from any goroutine.
 package drain
 
 import (
@@ -14,12 +15,14 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// Kind is NodeOperations as the aggregation of reports needs them. An operation of a node that was deleted stays as it is: the device may come back.
+// Kind is NodeOperations as the aggregation of reports needs them. An operation of a node that was
+// deleted stays as it is: the device may come back.
 func Kind() aggregate.Kind {
 	return aggregate.Of(v1alpha1.Resource(v1alpha1.NodeOperations), merge, func(*v1alpha1.NodeOperation, func(string) bool) {})
 }
 
-// merge puts what the operation's own node reports in the place of the status. It comes from one node, in order, so the newest is the whole truth.
+// merge puts what the operation's own node reports in the place of the status. It comes from one
+// node, in order, so the newest is the whole truth.
 func merge(o *v1alpha1.NodeOperation, reports map[string][]byte) (refused map[string]error) {
 	refused = map[string]error{}
 	for node, body := range reports {

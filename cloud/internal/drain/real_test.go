@@ -31,7 +31,8 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/faultproxy"
 )
 
-// site is two replicas at a real kube-apiserver, with the rights of cloudcore's manifests; the requests of the first can be held up and made to fail.
+// site is two replicas at a real kube-apiserver, with the rights of cloudcore's manifests; the
+// requests of the first can be held up and made to fail.
 type site struct {
 	t          *testing.T
 	operations dynamic.ResourceInterface
@@ -208,8 +209,9 @@ func (s *site) phase(o *unstructured.Unstructured, want v1alpha1.DrainPhase) {
 	}
 }
 
-// Scenario 2 of the order campaign: replica A is stopped while it writes what the node says of an operation, or gets 5xx all the while; the edge moves to replica B, through
-// which the operation completes; A goes on. The operation stays complete.
+// Scenario 2 of the order campaign: replica A is stopped while it writes what the node says of an
+// operation, or gets 5xx all the while; the edge moves to replica B, through which the operation
+// completes; A goes on. The operation stays complete.
 func TestOrder_02_AStoppedReplicaReopensNoOperation(t *testing.T) {
 	s := newSite(t)
 	for name, at := range map[string]func(*http.Request) bool{

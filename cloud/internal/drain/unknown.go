@@ -21,7 +21,8 @@ import (
 )
 
 const (
-	// settle is how long further changes are waited for: operations for a whole fleet come in waves.
+	// settle is how long further changes are waited for: operations for a whole fleet come
+	// in waves.
 	settle = 250 * time.Millisecond
 	// retry is how soon what failed is tried again.
 	retry = 10 * time.Second
@@ -39,8 +40,9 @@ type Store interface {
 	Observe(changed func(old, new *kube.Object)) (cancel func())
 }
 
-// Unknown reports in the status of a NodeOperation that no device will take it up: the cluster has no edge
-// node of that name. It touches no operation that a device has reported of. One runs at a time, under a Lease.
+// Unknown reports in the status of a NodeOperation that no device will take it up: the cluster has
+// no edge node of that name. It touches no operation that a device has reported of. One runs at a
+// time, under a Lease.
 type Unknown struct {
 	client     Client
 	operations Store

@@ -1,12 +1,15 @@
 // Package fence tells whether a session may still write for its node.
 //
-// It owns the epoch in a node's Lease: each session of a node has a higher one than all before it, puts it there before it writes anything, and finds by it that a
-// newer session, on whichever replica, has taken over. It refuses to guess: what kube-apiserver does not say now is an error.
+// It owns the epoch in a node's Lease: each session of a node has a higher one than all before it,
+// puts it there before it writes anything, and finds by it that a newer session, on whichever
+// replica, has taken over. It refuses to guess: what kube-apiserver does not say now is an error.
 //
-// How a write is fenced: read the object, then Check, then write with the resourceVersion that was read. A newer session either wrote before the read, and Check finds
-// its epoch, or it writes after it, and kube-apiserver refuses the older session's write for its resourceVersion. No clock is in it, so it holds for a process
-// that was stopped for an hour at any point. A resourceVersion that this session has written itself, or that the edge held when it sent the write over this
-// session, needs no Check: no newer session had begun when that was made.
+// How a write is fenced: read the object, then Check, then write with the resourceVersion that was
+// read. A newer session either wrote before the read, and Check finds its epoch, or it writes after
+// it, and kube-apiserver refuses the older session's write for its resourceVersion. No clock is in
+// it, so it holds for a process that was stopped for an hour at any point. A resourceVersion that
+// this session has written itself, or that the edge held when it sent the write over this session,
+// needs no Check: no newer session had begun when that was made.
 //
 // Its functions may be called by many goroutines at once.
 package fence
@@ -31,7 +34,8 @@ import (
 const (
 	// EpochAnnotation is the epoch of the session that writes for the node.
 	EpochAnnotation = "skerry.io/epoch"
-	// InstanceAnnotation is the replica's name, and TunnelAnnotation where it is asked for streams to the node's kubelet.
+	// InstanceAnnotation is the replica's name, and TunnelAnnotation where it is asked for streams
+	// to the node's kubelet.
 	InstanceAnnotation = "skerry.io/cloudcore"
 	TunnelAnnotation   = "skerry.io/tunnel"
 )
@@ -39,13 +43,15 @@ const (
 // metadataOnly is all that Check needs of a Lease.
 const metadataOnly = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 
-// ErrNotHeld is returned where the Lease is not there or has an older epoch: the session must acquire it before it writes.
+// ErrNotHeld is returned where the Lease is not there or has an older epoch: the session must
+// acquire it before it writes.
 var ErrNotHeld = errors.New("the node's Lease does not bear this session's epoch")
 
 // Superseded is returned where a newer session of the node has the Lease. The older session ends.
 type Superseded struct{ Epoch, Ours uint64 }
 
-// Error says "epoch=": an edge that has lost count, with its store, learns from it above which number to go on.
+// Error says "epoch=": an edge that has lost count, with its store, learns from it above which
+// number to go on.
 func (e *Superseded) Error() string {
 	return fmt.Sprintf("a session of this node has had epoch=%d, this one has %d", e.Epoch, e.Ours)
 }
@@ -61,8 +67,8 @@ type Session interface {
 	Epoch() uint64
 }
 
-// Compare judges the annotations of a node's Lease: nil, ErrNotHeld or a *Superseded. How old the Lease is makes no difference: a node whose kubelet is dead renews
-// nothing, and clocks differ.
+// Compare judges the annotations of a node's Lease: nil, ErrNotHeld or a *Superseded. How old the
+// Lease is makes no difference: a node whose kubelet is dead renews nothing, and clocks differ.
 func Compare(annotations map[string]string, ours uint64) error {
 	epoch, err := strconv.ParseUint(annotations[EpochAnnotation], 10, 64)
 	switch {
@@ -74,7 +80,8 @@ func Compare(annotations map[string]string, ours uint64) error {
 	return nil
 }
 
-// Check reads the Lease as the node, at kube-apiserver and from no cache. nil: when it was read, the session was the newest that may write.
+// Check reads the Lease as the node, at kube-apiserver and from no cache. nil: when it was read,
+// the session was the newest that may write.
 func Check(ctx context.Context, client Client, s Session) error {
 	resp, err := client.Do(ctx, kube.Identity{Node: s.Node()}, kube.Request{
 		Method: http.MethodGet, Path: "/apis/coordination.k8s.io/v1/namespaces/" + corev1.NamespaceNodeLease + "/leases/" + url.PathEscape(string(s.Node())), Accept: metadataOnly,

@@ -21,33 +21,42 @@ type Config struct {
 	Version string
 	// Admission has the last word on each link; nil admits every certificate that names a node.
 	Admission Admission
-	// Trust says whom a device is to trust whose own trust has this sum (pki.TrustSum); nil: it is right as it is. A nil function tells nobody.
+	// Trust says whom a device is to trust whose own trust has this sum (pki.TrustSum); nil: it is
+	// right as it is. A nil function tells nobody.
 	Trust func(sum []byte) *topicpb.Trust
 
 	// Streams says that one of the parts takes streams that edges open; their Welcome says so.
 	Streams bool
 
-	// HelloTimeout is how long a new link may take for its Hello, and an Admission for its answer: 15 s.
+	// HelloTimeout is how long a new link may take for its Hello, and an Admission for its
+	// answer: 15 s.
 	HelloTimeout time.Duration
-	// MaxSessions bounds the open sessions: 10,000. At the bound a node without a session is sent away, with a time to come back or, where Elsewhere says so, to dial again.
+	// MaxSessions bounds the open sessions: 10,000. At the bound a node without a session is sent
+	// away, with a time to come back or, where Elsewhere says so, to dial again.
 	MaxSessions int
-	// Elsewhere reports whether another replica takes a session; nil: it is not known. It must not block.
+	// Elsewhere reports whether another replica takes a session; nil: it is not known. It
+	// must not block.
 	Elsewhere func() bool
-	// MaxHandshakes bounds the links that are open and not yet a session: 512. At the bound a new link is told to come back later.
+	// MaxHandshakes bounds the links that are open and not yet a session: 512. At the bound a new
+	// link is told to come back later.
 	MaxHandshakes int
-	// RetryAfter is the least time after which a link that was refused for overload may come back: 10 s. Each is told a time between this and twice it.
+	// RetryAfter is the least time after which a link that was refused for overload may come back:
+	// 10 s. Each is told a time between this and twice it.
 	RetryAfter time.Duration
-	// ReplaceWait is how long a newer session waits for an older one of its node to end, parts included: 10 s.
+	// ReplaceWait is how long a newer session waits for an older one of its node to end, parts
+	// included: 10 s.
 	ReplaceWait time.Duration
-	// DrainSpread is the time over which the sessions are closed at the end: at most 5 s, and 1 ms for each session where that is less.
+	// DrainSpread is the time over which the sessions are closed at the end: at most 5 s, and 1 ms
+	// for each session where that is less.
 	DrainSpread time.Duration
 	// DrainWait is how long the end then waits for the parts: 10 s.
 	DrainWait time.Duration
 }
 
-// Admission is asked for each link whose certificate names a node. An error refuses the link, with CloseForbidden or with the code of the
-// *link.CloseError in it; its text is told to the node. Admit is called by many goroutines
-// at once, twice for each link: before its Hello, and when Kick can find its session.
+// Admission is asked for each link whose certificate names a node. An error refuses the link, with
+// CloseForbidden or with the code of the *link.CloseError in it; its text is told to the node.
+// Admit is called by many goroutines at once, twice for each link: before its Hello, and when Kick
+// can find its session.
 type Admission interface {
 	Admit(ctx context.Context, node types.NodeName, cert *x509.Certificate) error
 }

@@ -12,7 +12,8 @@ import (
 	"github.com/skerry-io/skerry/common/link"
 )
 
-// errPanic is what a panic in a part becomes. Its text goes over the link and says nothing of our inside; the log has the rest.
+// errPanic is what a panic in a part becomes. Its text goes over the link and says nothing of our
+// inside; the log has the rest.
 var errPanic = errors.New("internal error in cloudcore")
 
 // guard turns a panic of a part into an error: one session's bad luck is not the others'.
@@ -34,7 +35,8 @@ func closeError(err error) *link.CloseError {
 	return &link.CloseError{Code: link.CloseInternal, Reason: fmt.Sprint(err), Err: err}
 }
 
-// closeConn ends a link. The reason is cut to what fits into a websocket's close frame: RFC 6455, 5.5, leaves 123 bytes.
+// closeConn ends a link. The reason is cut to what fits into a websocket's close frame: RFC 6455,
+// 5.5, leaves 123 bytes.
 func closeConn(conn link.Conn, code link.CloseCode, reason string) {
 	const most = 123
 	if len(reason) > most {

@@ -19,7 +19,8 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// serve makes a session of an accepted link and starts it with links, or refuses it. handshaken is called when the link is a session, or is none.
+// serve makes a session of an accepted link and starts it with links, or refuses it. handshaken is
+// called when the link is a session, or is none.
 func (h *Hub) serve(run, accept context.Context, conn link.Conn, links *sync.WaitGroup, handshaken func()) {
 	info := conn.Info()
 	logger := klog.FromContext(run).WithValues("remote", address(info.Remote), "transport", info.Transport)
@@ -51,7 +52,8 @@ func (h *Hub) serve(run, accept context.Context, conn link.Conn, links *sync.Wai
 	})
 }
 
-// handshake turns a link into a session that the table does not know yet. An error that is a *link.CloseError says how to refuse the link.
+// handshake turns a link into a session that the table does not know yet. An error that is a
+// *link.CloseError says how to refuse the link.
 func (h *Hub) handshake(ctx context.Context, conn link.Conn) (*session, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, h.config.HelloTimeout,
 		&link.CloseError{Code: link.CloseTimeout, Reason: fmt.Sprintf("no hello within %v", h.config.HelloTimeout)})
@@ -133,7 +135,8 @@ func (h *Hub) admit(ctx context.Context, node types.NodeName, cert *x509.Certifi
 	return &link.CloseError{Code: link.CloseForbidden, Reason: err.Error()}
 }
 
-// keepalive reads what an edge says of itself: within bounds, so that a wrong number keeps no dead session and ends no live one.
+// keepalive reads what an edge says of itself: within bounds, so that a wrong number keeps no dead
+// session and ends no live one.
 func keepalive(millis int64) time.Duration {
 	const usual, least, most = 10 * time.Second, time.Second, 10 * time.Minute
 	return min(max(time.Duration(cmp.Or(min(millis, most.Milliseconds()), usual.Milliseconds()))*time.Millisecond, least), most)
@@ -141,7 +144,8 @@ func keepalive(millis int64) time.Duration {
 
 // replace ends the node's older sessions and attaches s when nothing of them is left.
 func (h *Hub) replace(ctx context.Context, s *session, older []*session) error {
-	// Once more, now that Kick finds this session: a ban that came after the first question was either seen by this one, or by the Kick after it.
+	// Once more, now that Kick finds this session: a ban that came after the first question was
+	// either seen by this one, or by the Kick after it.
 	if err := h.admit(ctx, s.node, s.conn.Info().Peer); err != nil {
 		return err
 	}
@@ -179,7 +183,8 @@ func (h *Hub) refuse(logger klog.Logger, conn link.Conn, err error) {
 	logger.V(2).Info("Link refused", "code", end.Code, "reason", reason)
 }
 
-// retryAfter is a time in seconds, spread so that those who were refused together don't come back together.
+// retryAfter is a time in seconds, spread so that those who were refused together don't
+// come back together.
 func (h *Hub) retryAfter() int {
 	d := h.config.RetryAfter + rand.N(h.config.RetryAfter)
 	return max(1, int(d.Round(time.Second).Seconds()))

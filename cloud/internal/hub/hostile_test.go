@@ -82,8 +82,9 @@ func hostileCloud(t *testing.T, transport link.Transport, part hub.Part) (dial f
 	}
 }
 
-// Scenario 2 of the hostile devices: what takes a few bytes on the wire and much when it is decoded. It is refused before memory is taken for it: at once where the
-// certificate is revoked, by its count where the session is open.
+// Scenario 2 of the hostile devices: what takes a few bytes on the wire and much when it is
+// decoded. It is refused before memory is taken for it: at once where the certificate is revoked,
+// by its count where the session is open.
 func TestHostile_02_Amplification(t *testing.T) {
 	const million = 1 << 20
 	empty := make([]*topicpb.Entry, million)
@@ -124,7 +125,8 @@ func TestHostile_02_Amplification(t *testing.T) {
 							t.Fatalf("got %s", m.Key())
 						}
 					}
-					// The test's own end is in the same process: what it takes to say this is measured by encoding once more.
+					// The test's own end is in the same process: what it takes to say this is
+					// measured by encoding once more.
 					own := allocated(func() {
 						if _, _, err := link.NewCodec(table, link.Default()).Encode(a.message); err != nil && !errors.Is(err, link.ErrTooLarge) {
 							t.Fatal(err)
@@ -164,7 +166,8 @@ func allocated(f func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
-// What one link can make cloudcore hold is bounded, whatever it sends: here in every class at once, all as long as it may be, to a part that never returns.
+// What one link can make cloudcore hold is bounded, whatever it sends: here in every class at once,
+// all as long as it may be, to a part that never returns.
 func TestHostile_02_WhatOneLinkCanHold(t *testing.T) {
 	for _, transport := range []link.Transport{link.WebSocket, link.QUIC} {
 		t.Run(string(transport), func(t *testing.T) {
@@ -177,7 +180,8 @@ func TestHostile_02_WhatOneLinkCanHold(t *testing.T) {
 				})
 			}})
 			const links = 4
-			// 3 MiB that don't compress and are shared by all that this end sends: what grows is the cloud's.
+			// 3 MiB that don't compress and are shared by all that this end sends: what grows
+			// is the cloud's.
 			body := make([]byte, 3<<20)
 			for i, x := 0, uint32(1); i < len(body); i++ {
 				x ^= x << 13
@@ -220,7 +224,8 @@ func TestHostile_02_WhatOneLinkCanHold(t *testing.T) {
 				}
 				most = now
 			}
-			// This process is the devices too: each has up to three messages in its queues (one encoding of each), which it would hold without any cloud.
+			// This process is the devices too: each has up to three messages in its queues (one
+			// encoding of each), which it would hold without any cloud.
 			const own = 9 * (3<<20 + 1<<10)
 			if each := (int64(most) - int64(before)) / links; each > 16<<20+own {
 				t.Errorf("each link holds %d bytes, and %d of them are its device's", each, own)
@@ -236,8 +241,9 @@ func live() uint64 {
 	return m.HeapAlloc
 }
 
-// Scenario 9 of the hostile devices, the first half: three addresses begin handshakes and say nothing, more of them than there are places, and none of them ever times out.
-// Another address opens its link all the same.
+// Scenario 9 of the hostile devices, the first half: three addresses begin handshakes and say
+// nothing, more of them than there are places, and none of them ever times out. Another address
+// opens its link all the same.
 func TestHostile_09_SlowHandshakes(t *testing.T) {
 	authority := linktest.NewAuthority(t)
 	server := &tls.Config{
@@ -275,7 +281,8 @@ func TestHostile_09_SlowHandshakes(t *testing.T) {
 	}
 }
 
-// The second half: one certificate opens 600 links and says no hello on any. Another node's session opens.
+// The second half: one certificate opens 600 links and says no hello on any. Another
+// node's session opens.
 func TestHostile_09_OneCertificate600Times(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, hub.Config{})

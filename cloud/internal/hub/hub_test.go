@@ -591,7 +591,8 @@ func gather(t *testing.T, registry *prometheus.Registry) map[string]float64 {
 	return values
 }
 
-// A device that says whom it trusts is told where that is not right; one that says nothing is told nothing.
+// A device that says whom it trusts is told where that is not right; one that says nothing
+// is told nothing.
 func TestHub_TellsWhomToTrust(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, hub.Config{Trust: func(sum []byte) *topicpb.Trust {

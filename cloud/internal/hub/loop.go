@@ -5,12 +5,13 @@ import (
 	"sync"
 )
 
-// Loop is work that a session has now and then. Each Signal has step called once more, one call at a time, in a goroutine that ends when there is
-// nothing to do: a session that waits costs no stack. Those that wait are thousands, and a goroutine keeps the stack that its deepest call has once
-// needed for as long as it waits with more than a quarter of it in use.
+// Loop is work that a session has now and then. Each Signal has step called once more, one call at
+// a time, in a goroutine that ends when there is nothing to do: a session that waits costs no
+// stack. Those that wait are thousands, and a goroutine keeps the stack that its deepest call has
+// once needed for as long as it waits with more than a quarter of it in use.
 //
-// An error or a panic of step fails the session, and step is not called again. A Loop's methods may be called by any goroutine, Signal also before Start and after
-// Stop.
+// An error or a panic of step fails the session, and step is not called again. A Loop's methods may
+// be called by any goroutine, Signal also before Start and after Stop.
 type Loop struct {
 	step  func(ctx context.Context) error
 	steps sync.WaitGroup // Add only with mu held and before over is set
@@ -26,7 +27,8 @@ type Loop struct {
 // NewLoop returns a Loop. It calls step from Start on.
 func NewLoop(step func(ctx context.Context) error) *Loop { return &Loop{step: step} }
 
-// Start lets step be called, with ctx, until that ends. fail is told the error of step, or that it panicked; it must not call Stop.
+// Start lets step be called, with ctx, until that ends. fail is told the error of step, or that it
+// panicked; it must not call Stop.
 func (l *Loop) Start(ctx context.Context, fail func(error)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -79,7 +81,8 @@ func (l *Loop) next() bool {
 	return l.running
 }
 
-// Serve runs a service alone, without a session, until ctx ends or the service fails. It returns the failure.
+// Serve runs a service alone, without a session, until ctx ends or the service fails. It
+// returns the failure.
 func Serve(ctx context.Context, s Service) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

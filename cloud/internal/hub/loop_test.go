@@ -16,7 +16,8 @@ import (
 
 func quiet() context.Context { return klog.NewContext(context.Background(), klog.New(nil)) }
 
-// What is signalled while step runs, or before Start, has step called once more, and never twice at once.
+// What is signalled while step runs, or before Start, has step called once more, and never
+// twice at once.
 func TestLoop_MissesNoSignal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(quiet())

@@ -9,19 +9,22 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/quota"
 )
 
-// charges is what parts charge nodes for, in seconds, over all their sessions: a node that connects again has no more. A device that keeps to its bounds never uses up the
-// credit; what is above it is paid for by not reading its link until it has decayed.
+// charges is what parts charge nodes for, in seconds, over all their sessions: a node that connects
+// again has no more. A device that keeps to its bounds never uses up the credit; what is above it
+// is paid for by not reading its link until it has decayed.
 var charges = quota.Rate{PerSecond: 1, Burst: 10}
 
 const (
-	// opening is charged for each session: else a device that connects again and again would not pay for its handshakes.
+	// opening is charged for each session: else a device that connects again and again would not
+	// pay for its handshakes.
 	opening = 50 * time.Millisecond
 	// perMessage is charged for each message that is read: that of acknowledgements, heartbeats and
 	// whatever else no part charges for. 48 events on the way with their acknowledgements are 2 ms.
 	perMessage = 20 * time.Microsecond
 	// shortestPause is what is worth a timer: below it a node owes a little more than its credit.
 	shortestPause = 100 * time.Millisecond
-	// longestPause is for how long a link is not read at a time: heartbeats must come through, which are read before all else.
+	// longestPause is for how long a link is not read at a time: heartbeats must come through,
+	// which are read before all else.
 	longestPause = 5 * time.Second
 )
 
@@ -50,7 +53,8 @@ func (p *pace) charge(d time.Duration) {
 	}
 }
 
-// paused reports whether the link is not to be read now; began, whether that is so from now on. resume is called when it may be.
+// paused reports whether the link is not to be read now; began, whether that is so from now on.
+// resume is called when it may be.
 func (p *pace) paused(resume func()) (paused, began bool) {
 	if p.resting.Load() {
 		return true, false

@@ -12,8 +12,9 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// A node that is charged more than a second each second is read no quicker than it pays, over all its sessions; its heartbeats are answered meanwhile, for an hour, and no other link waits.
-// Its session can be ended at any moment.
+// A node that is charged more than a second each second is read no quicker than it pays, over all
+// its sessions; its heartbeats are answered meanwhile, for an hour, and no other link waits. Its
+// session can be ended at any moment.
 func TestHub_ChargedNodesAreReadAsTheyPay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		handled := map[string]int{}

@@ -15,10 +15,12 @@ import (
 	"github.com/skerry-io/skerry/common/link"
 )
 
-// Run accepts links until ctx ends, then tells every edge to dial again elsewhere, waits for the parts, and closes the listeners. It returns an
-// error when a listener failed for good or a part did not return in time.
+// Run accepts links until ctx ends, then tells every edge to dial again elsewhere, waits for the
+// parts, and closes the listeners. It returns an error when a listener failed for good or a part
+// did not return in time.
 func (h *Hub) Run(ctx context.Context) error {
-	// Sessions outlive ctx by the drain: run ends them for good. New links are answered, with a refusal, until all sessions have ended.
+	// Sessions outlive ctx by the drain: run ends them for good. New links are answered, with a
+	// refusal, until all sessions have ended.
 	run, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	accept, failed := context.WithCancelCause(ctx)
@@ -93,7 +95,8 @@ func (h *Hub) accept(listen, run, handshake context.Context, l link.Listener, li
 			continue
 		default:
 		}
-		// No place. Closing may take a moment, and when even for that there are too many, no link is accepted meanwhile.
+		// No place. Closing may take a moment, and when even for that there are too many, no link
+		// is accepted meanwhile.
 		busy := &link.CloseError{Code: link.CloseOverloaded, Reason: fmt.Sprintf("%d links are shaking hands", cap(h.handshakes))}
 		select {
 		case h.refusals <- struct{}{}:
@@ -107,8 +110,9 @@ func (h *Hub) accept(listen, run, handshake context.Context, l link.Listener, li
 	}
 }
 
-// watch ends sessions that have been silent for too long, and those whose certificate has expired since its handshake. A half-open link is the
-// transport's to notice; this is for an edge whose link lives and whose edgehub does not.
+// watch ends sessions that have been silent for too long, and those whose certificate has expired
+// since its handshake. A half-open link is the transport's to notice; this is for an edge whose
+// link lives and whose edgehub does not.
 func (h *Hub) watch(ctx context.Context) {
 	const every = 5 * time.Second
 	tick := time.NewTicker(every)
@@ -134,7 +138,8 @@ func (h *Hub) watch(ctx context.Context) {
 	}
 }
 
-// closeAll closes those sessions for which how says so, over the time of spread, and returns when that is done.
+// closeAll closes those sessions for which how says so, over the time of spread, and returns
+// when that is done.
 func (h *Hub) closeAll(sessions []*session, spread time.Duration, how func(*session) (link.CloseCode, string, bool)) {
 	if len(sessions) == 0 {
 		return

@@ -71,8 +71,8 @@ func (s *session) Charge(d time.Duration) { s.pace.charge(d) }
 
 func (s *session) Close(code link.CloseCode, reason string) { closeConn(s.conn, code, reason) }
 
-// open attaches the parts and serves the link until it ends; ended is called when nothing of the session is left. It does not block: a session that waits has no
-// goroutine here.
+// open attaches the parts and serves the link until it ends; ended is called when nothing of the
+// session is left. It does not block: a session that waits has no goroutine here.
 func (s *session) open(ctx context.Context, parts []Part, ended func()) {
 	s.ctx, s.cancel = context.WithCancel(ctx)
 	s.mux, s.reading = message.NewMux(), NewLoop(s.read)
@@ -174,8 +174,8 @@ func (s *session) handle(ctx context.Context, mux *message.Mux, m message.Messag
 	return err
 }
 
-// fail ends the session for err, and doesn't wait for that: whoever calls may be what the end waits for. When the link has ended already, or the session is being
-// ended, it does nothing.
+// fail ends the session for err, and doesn't wait for that: whoever calls may be what the end waits
+// for. When the link has ended already, or the session is being ended, it does nothing.
 func (s *session) fail(err error) {
 	select {
 	case <-s.conn.Done():

@@ -11,7 +11,8 @@ import (
 	"github.com/skerry-io/skerry/common/link"
 )
 
-// table holds at most one attached session a node, and lets a newer one in only when the older has fully ended.
+// table holds at most one attached session a node, and lets a newer one in only when the older
+// has fully ended.
 type table struct {
 	max       int
 	elsewhere func() bool // may be nil
@@ -22,8 +23,9 @@ type table struct {
 	changed  chan struct{} // closed and replaced whenever a slot goes; for those who wait for the end of all
 }
 
-// slot is a node's place. Two sessions can be in it: the newest, which may still be waiting, and the attached one, whose parts run. A third that
-// comes takes the place of the newest, which leaves at once, so no more than one ever waits.
+// slot is a node's place. Two sessions can be in it: the newest, which may still be waiting, and
+// the attached one, whose parts run. A third that comes takes the place of the newest, which leaves
+// at once, so no more than one ever waits.
 type slot struct {
 	newest   *session
 	attached *session
@@ -33,7 +35,8 @@ func newTable(bound int, elsewhere func() bool) *table {
 	return &table{max: bound, elsewhere: elsewhere, slots: map[types.NodeName]*slot{}, changed: make(chan struct{})}
 }
 
-// enter makes s the newest session of its node and returns those that it replaces. An error is a *link.CloseError and tells how to refuse s.
+// enter makes s the newest session of its node and returns those that it replaces. An error is a
+// *link.CloseError and tells how to refuse s.
 func (t *table) enter(s *session) (older []*session, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -52,7 +55,8 @@ func (t *table) enter(s *session) (older []*session, err error) {
 		if other == nil || slices.Contains(older, other) {
 			continue
 		}
-		// An equal epoch is a copied disk or a store that forgot: neither can tell which of the two is the newer.
+		// An equal epoch is a copied disk or a store that forgot: neither can tell which of the
+		// two is the newer.
 		if other.epoch >= s.epoch {
 			return nil, &link.CloseError{Code: link.CloseReplaced,
 				Reason: fmt.Sprintf("a session of this node with epoch=%d is open, this one has %d", other.epoch, s.epoch)}
@@ -63,7 +67,8 @@ func (t *table) enter(s *session) (older []*session, err error) {
 	return older, nil
 }
 
-// full is how a node is refused that finds no place. Where another replica has one, it is not to wait: behind one name there may be several replicas.
+// full is how a node is refused that finds no place. Where another replica has one, it is not to
+// wait: behind one name there may be several replicas.
 func (t *table) full() error {
 	if t.elsewhere != nil && t.elsewhere() {
 		return &link.CloseError{Code: link.CloseShutdown, Reason: fmt.Sprintf("all %d sessions are taken, and another replica has room: dial again", t.max)}
@@ -100,7 +105,8 @@ func (t *table) attach(ctx context.Context, s *session) error {
 	}
 }
 
-// leave takes s out, whether it was attached or waiting. Before it is called for an attached session every part of it has returned.
+// leave takes s out, whether it was attached or waiting. Before it is called for an attached
+// session every part of it has returned.
 func (t *table) leave(s *session) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -175,7 +181,8 @@ func (t *table) drain() []*session {
 	return sessions
 }
 
-// empty waits until no session is left; when ctx ends first it returns the nodes whose sessions have not ended.
+// empty waits until no session is left; when ctx ends first it returns the nodes whose sessions
+// have not ended.
 func (t *table) empty(ctx context.Context) []types.NodeName {
 	for {
 		t.mu.Lock()

@@ -21,8 +21,9 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// Over the real transports: a node opens a session over either, the newer one replaces the older whatever carries it, and a refusal arrives with its
-// code and reason although the edge was saying hello at that moment.
+// Over the real transports: a node opens a session over either, the newer one replaces the older
+// whatever carries it, and a refusal arrives with its code and reason although the edge was saying
+// hello at that moment.
 func TestHub_OverWebsocketAndQUIC(t *testing.T) {
 	authority := linktest.NewAuthority(t)
 	server := &tls.Config{

@@ -24,8 +24,8 @@ import (
 	"github.com/skerry-io/skerry/common/pki"
 )
 
-// credentialID is set by kube-apiserver in the extra fields of whoever came with a certificate or a token of their own, and is absent where
-// somebody was impersonated (KEP-4193).
+// credentialID is set by kube-apiserver in the extra fields of whoever came with a certificate or a
+// token of their own, and is absent where somebody was impersonated (KEP-4193).
 const credentialID = "authentication.kubernetes.io/credential-id"
 
 const (
@@ -38,14 +38,17 @@ const (
 type ApproverConfig struct {
 	Client kubernetes.Interface
 	Tokens *Tokens
-	// Linked reports whether the node has a session here. It may be nil: the Lease of a node tells as much, a little later.
+	// Linked reports whether the node has a session here. It may be nil: the Lease of a node tells
+	// as much, a little later.
 	Linked func(types.NodeName) bool
-	// Revoked is consulted for every request, as kube-apiserver has it at that moment. It may be nil.
+	// Revoked is consulted for every request, as kube-apiserver has it at that moment. It
+	// may be nil.
 	Revoked *Revoked
 }
 
-// Approver judges the requests for node certificates of devices: those made with a token of ours, and renewals that came through a link. It leaves
-// all others to whoever else approves in the cluster. One at a time should run (under a Lease); two do no harm.
+// Approver judges the requests for node certificates of devices: those made with a token of ours,
+// and renewals that came through a link. It leaves all others to whoever else approves in the
+// cluster. One at a time should run (under a Lease); two do no harm.
 type Approver struct {
 	cfg ApproverConfig
 	now func() time.Time
@@ -108,7 +111,8 @@ func (a *Approver) Run(ctx context.Context) error {
 
 	stop := context.AfterFunc(ctx, queue.ShutDown)
 	defer stop()
-	// One at a time: two requests for one name must not be judged side by side. Each costs some round trips; 100 a second are no trouble.
+	// One at a time: two requests for one name must not be judged side by side. Each costs some
+	// round trips; 100 a second are no trouble.
 	for {
 		name, shutdown := queue.Get()
 		if shutdown {
@@ -157,7 +161,8 @@ func isRenewal(csr *certificatesv1.CertificateSigningRequest) bool {
 	return strings.HasPrefix(csr.Spec.Username, pki.NodeUserPrefix) && slices.Contains(csr.Spec.Groups, pki.NodesGroup)
 }
 
-// decide approves csr, denies it with a reason, or leaves it alone because it isn't ours. An error means that it could not be judged now.
+// decide approves csr, denies it with a reason, or leaves it alone because it isn't ours. An error
+// means that it could not be judged now.
 func (j *judge) decide(ctx context.Context, csr *certificatesv1.CertificateSigningRequest) error {
 	if !ours(csr) {
 		return nil
@@ -203,7 +208,8 @@ func (j *judge) decide(ctx context.Context, csr *certificatesv1.CertificateSigni
 	condition.LastUpdateTime = metav1.NewTime(j.now())
 	csr = csr.DeepCopy()
 	csr.Status.Conditions = append(csr.Status.Conditions, condition)
-	// The resourceVersion that we judged goes along: a decision by somebody else in between is a conflict, and stands.
+	// The resourceVersion that we judged goes along: a decision by somebody else in between is a
+	// conflict, and stands.
 	if _, err := j.cfg.Client.CertificatesV1().CertificateSigningRequests().UpdateApproval(ctx, csr.Name, csr, metav1.UpdateOptions{}); err != nil {
 		return fmt.Errorf("writing the decision on %s: %w", csr.Name, err)
 	}
@@ -219,7 +225,8 @@ func (j *judge) decide(ctx context.Context, csr *certificatesv1.CertificateSigni
 	return nil
 }
 
-// approvedKept bounds what is remembered until the informer has caught up, which takes milliseconds.
+// approvedKept bounds what is remembered until the informer has caught up, which takes
+// milliseconds.
 const approvedKept = 1000
 
 func (j *judge) noteApproved(node types.NodeName, uid types.UID) {
@@ -229,7 +236,8 @@ func (j *judge) noteApproved(node types.NodeName, uid types.UID) {
 	j.approved[node] = uid
 }
 
-// checkRequest holds the usages to those of a kubelet's client certificate, as kube-apiserver-client-kubelet permits them.
+// checkRequest holds the usages to those of a kubelet's client certificate, as
+// kube-apiserver-client-kubelet permits them.
 func checkRequest(csr *certificatesv1.CertificateSigningRequest) error {
 	usages := slices.Clone(csr.Spec.Usages)
 	slices.Sort(usages)
@@ -251,8 +259,9 @@ func (j *judge) join(ctx context.Context, csr *certificatesv1.CertificateSigning
 	return true, j.cfg.Tokens.Spend(ctx, id, node, csr.UID)
 }
 
-// free refuses a name that is taken. A live node's is taken for everybody. That of a node which is not live (an island out of reach, perhaps, whose
-// device still holds a valid certificate) or of a device that has only just joined is given only to the holder of a token made for just this name.
+// free refuses a name that is taken. A live node's is taken for everybody. That of a node which is
+// not live (an island out of reach, perhaps, whose device still holds a valid certificate) or of a
+// device that has only just joined is given only to the holder of a token made for just this name.
 func (j *judge) free(ctx context.Context, id string, node types.NodeName, uid types.UID) error {
 	if j.cfg.Linked != nil && j.cfg.Linked(node) {
 		return pki.Refuse(pki.ReasonNodeLive, "a device named %s is linked now: choose another name, or stop that device first", node)
@@ -304,7 +313,8 @@ func (j *judge) alive(ctx context.Context, node types.NodeName) error {
 		"on it and try again after %s", node, lease.Spec.RenewTime.UTC().Format(time.RFC3339), end.UTC().Format(time.RFC3339))
 }
 
-// joined reports whether a request other than uid was approved lately for a device of this name, and the certificate is good.
+// joined reports whether a request other than uid was approved lately for a device of this name,
+// and the certificate is good.
 func (j *judge) joined(ctx context.Context, node types.NodeName, uid types.UID) (bool, error) {
 	var revoked *ban
 	if j.cfg.Revoked != nil {
@@ -344,8 +354,9 @@ func (j *judge) joined(ctx context.Context, node types.NodeName, uid types.UID) 
 	return false, nil
 }
 
-// renewal judges the request of a node that has a certificate. Only what came through a link is ours; a kubelet that speaks to kube-apiserver itself
-// is the cluster's own business, unless its name is on our list.
+// renewal judges the request of a node that has a certificate. Only what came through a link is
+// ours; a kubelet that speaks to kube-apiserver itself is the cluster's own business, unless its
+// name is on our list.
 func (j *judge) renewal(ctx context.Context, csr *certificatesv1.CertificateSigningRequest, node types.NodeName) (bool, error) {
 	if csr.Spec.Username != pki.NodeUserPrefix+string(node) {
 		return true, pki.Refuse(pki.ReasonBadName, "%s may not ask for the certificate of %s", csr.Spec.Username, node)

@@ -14,25 +14,25 @@ import (
 )
 
 const (
-	// settleTime is how long after a revocation nothing is renewed for the node, whoever asks: longer than
-	// the slowest replica takes to read the list and to end the node's session.
+	// settleTime is how long after a revocation nothing is renewed for the node, whoever asks:
+	// longer than the slowest replica takes to read the list and to end the node's session.
 	settleTime = 10 * time.Second
 
-	// noteTime is how long after a revocation a certificate may still have a NotBefore from before it: as far
-	// as kube-controller-manager backdates what it signs (5 minutes, a constant of its csrsigning), and as
-	// far again for a signer whose clock is behind kube-apiserver's.
+	// noteTime is how long after a revocation a certificate may still have a NotBefore from before
+	// it: as far as kube-controller-manager backdates what it signs (5 minutes, a constant of its
+	// csrsigning), and as far again for a signer whose clock is behind kube-apiserver's.
 	noteTime = 10 * time.Minute
 
-	// keysKept bounds the keys of an entry. At the bound the oldest goes, and with it the certificate of that
-	// key: so many devices don't join as one node within noteTime.
+	// keysKept bounds the keys of an entry. At the bound the oldest goes, and with it the
+	// certificate of that key: so many devices don't join as one node within noteTime.
 	keysKept = 8
 )
 
 // never is later than every certificate: an entry that can't be read must not let anything in.
 func never() time.Time { return time.Unix(1<<40, 0) }
 
-// A ban is a node's entry of the list. It is "TIME [KEY ...]": what was issued before TIME is refused, but
-// for the certificates of the keys, which were asked for after the revocation.
+// A ban is a node's entry of the list. It is "TIME [KEY ...]": what was issued before TIME is
+// refused, but for the certificates of the keys, which were asked for after the revocation.
 type ban struct {
 	since time.Time // by kube-apiserver's clock: the revocation and settleTime
 	keys  []string  // SHA-256 of the public keys (SubjectPublicKeyInfo) in hex, the latest last
@@ -64,8 +64,8 @@ func (b ban) String() string {
 	return strings.Join(append([]string{b.since.UTC().Format(time.RFC3339)}, b.keys...), " ")
 }
 
-// refuses reports whether a certificate is banned. What is issued after the entry's time may have a NotBefore
-// from before it; then the approver has noted its key.
+// refuses reports whether a certificate is banned. What is issued after the entry's time may have a
+// NotBefore from before it; then the approver has noted its key.
 func (b ban) refuses(cert *x509.Certificate) bool {
 	return cert.NotBefore.Before(b.since) && !slices.Contains(b.keys, keyID(cert.RawSubjectPublicKeyInfo))
 }
@@ -75,8 +75,9 @@ func (b ban) near(cert *x509.Certificate) bool {
 	return !cert.NotBefore.Before(b.since.Add(-settleTime - noteTime))
 }
 
-// judge refuses a certificate request that may be the revoked device's: each one from before the revocation,
-// and a node's own until every session of the device has ended. Who joins with a token needs no session.
+// judge refuses a certificate request that may be the revoked device's: each one from before the
+// revocation, and a node's own until every session of the device has ended. Who joins with a token
+// needs no session.
 func (b ban) judge(created time.Time, join bool) error {
 	limit := b.since
 	if join {
@@ -89,7 +90,8 @@ func (b ban) judge(created time.Time, join bool) error {
 	return nil
 }
 
-// noted is the entry with the key of a request that is about to be approved, and whether that is a change.
+// noted is the entry with the key of a request that is about to be approved, and whether
+// that is a change.
 func (b ban) noted(created time.Time, spki []byte) (ban, bool) {
 	id := keyID(spki)
 	if !created.Before(b.since.Add(noteTime)) || slices.Contains(b.keys, id) {

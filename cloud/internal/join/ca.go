@@ -19,7 +19,8 @@ import (
 	"github.com/skerry-io/skerry/common/pki"
 )
 
-// trustedKey of the CA's Secret has more certificates that devices are to trust, for the time in which one CA takes another's place.
+// trustedKey of the CA's Secret has more certificates that devices are to trust, for the time in
+// which one CA takes another's place.
 const trustedKey = "ca.crt"
 
 const (
@@ -29,11 +30,12 @@ const (
 	caBackdate      = time.Hour // for devices whose clocks are a little behind
 )
 
-// CA signs the certificates by which cloudcore shows itself to devices. It is not the cluster's CA and signs no client but
-// cloudcore's replicas, for each other.
+// CA signs the certificates by which cloudcore shows itself to devices. It is not the cluster's CA
+// and signs no client but cloudcore's replicas, for each other.
 type CA struct {
 	pki.Authority
-	// Trusted are all that devices are to trust: the certificate above, and those that are about to take its place, or have just left it (ca.crt in the Secret).
+	// Trusted are all that devices are to trust: the certificate above, and those that are about to
+	// take its place, or have just left it (ca.crt in the Secret).
 	Trusted []*x509.Certificate
 }
 
@@ -43,7 +45,8 @@ func (c *CA) Pin() pki.Pin { return pki.PinOf(c.Certificate) }
 // PEM is the CA's certificate.
 func (c *CA) PEM() []byte { return pki.EncodeCertificates(c.Certificate) }
 
-// LoadCA reads the CA from its Secret and makes it if there is none. Of several that make one at the same time, one wins and all return its.
+// LoadCA reads the CA from its Secret and makes it if there is none. Of several that make one at
+// the same time, one wins and all return its.
 func LoadCA(ctx context.Context, client kubernetes.Interface) (*CA, error) {
 	secrets := client.CoreV1().Secrets(Namespace)
 	secret, err := secrets.Get(ctx, caSecret, metav1.GetOptions{})
@@ -110,7 +113,8 @@ func parseCASecret(secret *corev1.Secret) (*CA, error) {
 	return ca, nil
 }
 
-// Serving is a serving certificate that is made in memory when it is first needed, and anew when a third of its life is left.
+// Serving is a serving certificate that is made in memory when it is first needed, and anew when a
+// third of its life is left.
 type Serving struct {
 	// Set by CA.Serving, never changed.
 	ca    *CA
@@ -135,7 +139,8 @@ func (c *CA) Serving(hosts []string) (*Serving, error) {
 	return s, nil
 }
 
-// Peer is a client certificate by which replicas of cloudcore know each other; it is renewed as a serving certificate is.
+// Peer is a client certificate by which replicas of cloudcore know each other; it is renewed as a
+// serving certificate is.
 func (c *CA) Peer(name string) *Serving {
 	return &Serving{ca: c, name: name, usage: x509.ExtKeyUsageClientAuth, now: time.Now}
 }
@@ -159,8 +164,9 @@ func (s *Serving) Certificate() (*tls.Certificate, error) {
 func (s *Serving) issue(now time.Time) (*tls.Certificate, error) {
 	template := &x509.Certificate{
 		Subject: pkix.Name{CommonName: s.name},
-		// As old as the CA: a device whose clock stands at the last time it knew must not find the certificate to be of the future. It joined after
-		// the CA was made, so it knows a time later than this.
+		// As old as the CA: a device whose clock stands at the last time it knew must not find the
+		// certificate to be of the future. It joined after the CA was made, so it knows a time
+		// later than this.
 		NotBefore:   s.ca.Certificate.NotBefore,
 		NotAfter:    now.Add(servingLifetime),
 		ExtKeyUsage: []x509.ExtKeyUsage{s.usage},

@@ -12,7 +12,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// ClientCA is the CA of the cluster's client certificates, nodes' among them. It follows its source.
+// ClientCA is the CA of the cluster's client certificates, nodes' among them. It follows
+// its source.
 type ClientCA struct {
 	source caSource
 	once   sync.Once
@@ -39,7 +40,8 @@ func (c *ClientCA) Enqueue() {
 	}
 }
 
-// NewClientCA follows what kube-apiserver itself publishes: the ConfigMap kube-system/extension-apiserver-authentication.
+// NewClientCA follows what kube-apiserver itself publishes: the ConfigMap
+// kube-system/extension-apiserver-authentication.
 func NewClientCA(client kubernetes.Interface) (*ClientCA, error) {
 	source, err := dynamiccertificates.NewDynamicCAFromConfigMapController("node-certificates",
 		metav1.NamespaceSystem, "extension-apiserver-authentication", "client-ca-file", client)
@@ -76,8 +78,9 @@ func (c *ClientCA) Pool() *x509.CertPool {
 // poolWait bounds Wait: a handshake may take longer than that.
 const poolWait = 5 * time.Second
 
-// Wait is Pool for a handshake that can wait a moment, up to five seconds. When cloudcore starts all its edges dial at once, mostly before kube-apiserver has
-// told the CA: a refusal would send each of them into its back-off.
+// Wait is Pool for a handshake that can wait a moment, up to five seconds. When cloudcore starts
+// all its edges dial at once, mostly before kube-apiserver has told the CA: a refusal would send
+// each of them into its back-off.
 func (c *ClientCA) Wait() *x509.CertPool {
 	timer := time.NewTimer(poolWait)
 	defer timer.Stop()

@@ -9,13 +9,16 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// clusterAge is how old the known version of kube-apiserver becomes: a cluster is upgraded while cloudcore runs.
+// clusterAge is how old the known version of kube-apiserver becomes: a cluster is upgraded while
+// cloudcore runs.
 const clusterAge = time.Minute
 
-// clusterVersion is kube-apiserver's version, as it was when it was last asked. Devices that ask cost nothing there.
+// clusterVersion is kube-apiserver's version, as it was when it was last asked. Devices that ask
+// cost nothing there.
 type clusterVersion struct{ known atomic.Pointer[string] }
 
-// follow asks now and then until ctx ends. While kube-apiserver can't be asked, what was known stays.
+// follow asks now and then until ctx ends. While kube-apiserver can't be asked, what was
+// known stays.
 func (v *clusterVersion) follow(ctx context.Context, client discovery.ServerVersionInterface) {
 	ticker := time.NewTicker(clusterAge)
 	defer ticker.Stop()

@@ -18,19 +18,22 @@ import (
 )
 
 const (
-	// edgesRole holds the names of the nodes that cloudcore may act as (KEP-5284). It is bound to cloudcore's
-	// account by manifests/cloudcore. A name takes some 30 bytes of the 1.5 MiB that etcd gives an object.
+	// edgesRole holds the names of the nodes that cloudcore may act as (KEP-5284). It is bound to
+	// cloudcore's account by manifests/cloudcore. A name takes some 30 bytes of the 1.5 MiB that
+	// etcd gives an object.
 	edgesRole = "skerry:cloudcore-edges"
 
-	// edgeRights binds the same nodes, as users, to what devices may do beyond a kubelet's rights: the group system:nodes has the nodes of the
-	// cloud too. A subject takes some 90 bytes: 15,000 devices fill an object.
+	// edgeRights binds the same nodes, as users, to what devices may do beyond a kubelet's rights:
+	// the group system:nodes has the nodes of the cloud too. A subject takes some 90 bytes: 15,000
+	// devices fill an object.
 	edgeRights = "skerry:edge-nodes"
 
 	impersonateNode = "impersonate:arbitrary-node"
 	impersonateAPI  = "authentication.k8s.io"
 )
 
-// addEdge gives a node a device's rights, and lets cloudcore act as it, from some milliseconds later on. It may be repeated.
+// addEdge gives a node a device's rights, and lets cloudcore act as it, from some milliseconds
+// later on. It may be repeated.
 func addEdge(ctx context.Context, client kubernetes.Interface, node types.NodeName) error {
 	add := func(names []string) []string {
 		if at, found := slices.BinarySearch(names, string(node)); !found {
@@ -38,7 +41,8 @@ func addEdge(ctx context.Context, client kubernetes.Interface, node types.NodeNa
 		}
 		return names
 	}
-	// Rights first: cloudcore asks what a node may as soon as it may act as it, and remembers a refusal.
+	// Rights first: cloudcore asks what a node may as soon as it may act as it, and
+	// remembers a refusal.
 	return errors.Join(changeRights(ctx, client, add), changeEdges(ctx, client, add))
 }
 
@@ -56,7 +60,8 @@ func removeEdge(ctx context.Context, client kubernetes.Interface, node types.Nod
 	return errors.Join(errs...)
 }
 
-// changeRights changes the names of the nodes that have devices' rights. A user who is no node stays: an administrator may have added one.
+// changeRights changes the names of the nodes that have devices' rights. A user who is no node
+// stays: an administrator may have added one.
 func changeRights(ctx context.Context, client kubernetes.Interface, change func([]string) []string) error {
 	bindings := client.RbacV1().ClusterRoleBindings()
 	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {

@@ -16,7 +16,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// FrontProxy is who kube-apiserver is when it hands on a request to an aggregated API. It follows what kube-apiserver itself publishes.
+// FrontProxy is who kube-apiserver is when it hands on a request to an aggregated API. It follows
+// what kube-apiserver itself publishes.
 type FrontProxy struct {
 	ca    *ClientCA
 	names *headerrequest.RequestHeaderAuthRequestController
@@ -52,8 +53,8 @@ func (f *FrontProxy) Run(ctx context.Context) error {
 // Pool is the CA now; nil until it is known, and where the cluster has no front proxy.
 func (f *FrontProxy) Pool() *x509.CertPool { return f.ca.Pool() }
 
-// Allowed tells whether a common name is the front proxy's. No names published means any that the CA has signed (--requestheader-allowed-names); nobody is
-// allowed before that is known.
+// Allowed tells whether a common name is the front proxy's. No names published means any that the
+// CA has signed (--requestheader-allowed-names); nobody is allowed before that is known.
 func (f *FrontProxy) Allowed(commonName string) bool {
 	if len(f.names.UsernameHeaders()) == 0 { // published wherever there is a front proxy
 		return false
@@ -62,8 +63,9 @@ func (f *FrontProxy) Allowed(commonName string) bool {
 	return len(names) == 0 || slices.Contains(names, commonName)
 }
 
-// User is whom the front proxy speaks for; false where a request does not come from it, by a connection that has verified its certificate against Pool, or names
-// no user. The headers that say it are taken away.
+// User is whom the front proxy speaks for; false where a request does not come from it, by a
+// connection that has verified its certificate against Pool, or names no user. The headers that say
+// it are taken away.
 func (f *FrontProxy) User(r *http.Request) (user.Info, bool) {
 	if r.TLS == nil || len(r.TLS.VerifiedChains) == 0 || !f.Allowed(r.TLS.PeerCertificates[0].Subject.CommonName) {
 		return nil, false

@@ -29,9 +29,11 @@ import (
 	"github.com/skerry-io/skerry/common/pki"
 )
 
-// KubeletApprover approves the serving certificates of the kubelets of edge nodes, by which kube-apiserver knows whom it reached. Kubernetes has nobody who
-// does: whether a name or address is a node's is for the platform to know. Here it is what the Node itself says, as far as no other node says the same.
-// All other nodes' requests are left to whoever approves them in the cluster. One at a time should run; two do no harm.
+// KubeletApprover approves the serving certificates of the kubelets of edge nodes, by which
+// kube-apiserver knows whom it reached. Kubernetes has nobody who does: whether a name or address
+// is a node's is for the platform to know. Here it is what the Node itself says, as far as no other
+// node says the same. All other nodes' requests are left to whoever approves them in the cluster.
+// One at a time should run; two do no harm.
 type KubeletApprover struct {
 	client  kubernetes.Interface
 	revoked *Revoked // may be nil
@@ -95,7 +97,8 @@ func waiting(csr *certificatesv1.CertificateSigningRequest) bool {
 		})
 }
 
-// decide approves csr, denies it with a reason, or leaves it alone because the node is no edge. An error means that it could not be judged now.
+// decide approves csr, denies it with a reason, or leaves it alone because the node is no edge. An
+// error means that it could not be judged now.
 func (a *KubeletApprover) decide(ctx context.Context, csr *certificatesv1.CertificateSigningRequest) error {
 	if !waiting(csr) {
 		return nil
@@ -189,11 +192,13 @@ func (f foreign) Error() string { return string(f) }
 
 func isForeign(err error) bool { _, ok := errors.AsType[foreign](err); return ok }
 
-// addresses compares what is asked for with what the Node says of itself. A Node that doesn't say it yet may do so in a moment: that is no refusal. An
-// address that a node which is no edge has too is refused, or a Service, or kube-apiserver: there it leads to somebody, and whoever trusts the
+// addresses compares what is asked for with what the Node says of itself. A Node that doesn't say
+// it yet may do so in a moment: that is no refusal. An address that a node which is no edge has too
+// is refused, or a Service, or kube-apiserver: there it leads to somebody, and whoever trusts the
 // cluster's CA would take the device for that. Edges behind different NATs may well have the same.
 func (a *KubeletApprover) addresses(ctx context.Context, node *corev1.Node, request *x509.CertificateRequest) error {
-	// A node could say that it has any name at all, such as kube-apiserver's: its certificate is for the one that the cluster knows it by.
+	// A node could say that it has any name at all, such as kube-apiserver's: its certificate is
+	// for the one that the cluster knows it by.
 	for _, name := range request.DNSNames {
 		if name != node.Name {
 			return foreign(fmt.Sprintf("%s is not the name of the node %s", name, node.Name))

@@ -16,7 +16,8 @@ type Limits struct {
 	AddressBurst     int     // default 40: a whole site behind one NAT may join at once
 }
 
-// addressesKept bounds the memory of the limiter; the address that was silent for longest is forgotten first.
+// addressesKept bounds the memory of the limiter; the address that was silent for longest is
+// forgotten first.
 const addressesKept = 4096
 
 type limiter struct {
@@ -79,7 +80,8 @@ func (l *limiter) visitor(address netip.Prefix) *rate.Limiter {
 // retryAfter is in seconds.
 func (l *limiter) retryAfter() int { return 2 }
 
-// prefixOf is one household: an IPv4 address, or the /64 that an IPv6 host picks its addresses from (RFC 4862, RFC 6177).
+// prefixOf is one household: an IPv4 address, or the /64 that an IPv6 host picks its addresses from
+// (RFC 4862, RFC 6177).
 func prefixOf(remote string) netip.Prefix {
 	ap, err := netip.ParseAddrPort(remote)
 	if err != nil {

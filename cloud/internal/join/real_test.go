@@ -36,7 +36,8 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster"
 )
 
-// plane is a real control plane: what Kubernetes' authenticator, authorizer, signer and clean-up say is the point of these tests.
+// plane is a real control plane: what Kubernetes' authenticator, authorizer, signer and clean-up
+// say is the point of these tests.
 var plane *cluster.ControlPlane
 
 func TestMain(m *testing.M) {
@@ -477,7 +478,8 @@ func TestRenewal(t *testing.T) {
 	key := newKey(t)
 	_, cert := c.mustJoin(t, c.token(t, join.TokenOptions{}), "edge-renew", key)
 	makeNode(t, as(t, cert, key), "edge-renew")
-	// Through the link a renewal comes by constrained impersonation (KEP-5284): the name alone, and kube-apiserver adds the groups.
+	// Through the link a renewal comes by constrained impersonation (KEP-5284): the name alone, and
+	// kube-apiserver adds the groups.
 	cfg := plane.ServiceAccount(t, join.Namespace, "cloudcore")
 	cfg.Impersonate = rest.ImpersonationConfig{UserName: "system:node:edge-renew"}
 	linked := kubernetes.NewForConfigOrDie(cfg)
@@ -505,8 +507,9 @@ func TestRenewal(t *testing.T) {
 		}
 		return c.decision(t, name)
 	}
-	// A kubelet that speaks to kube-apiserver itself is none of ours: whatever the cluster does with its request, we leave it alone. It is made
-	// first, so that it would have been judged when the later ones are.
+	// A kubelet that speaks to kube-apiserver itself is none of ours: whatever the cluster does
+	// with its request, we leave it alone. It is made first, so that it would have been judged when
+	// the later ones are.
 	direct, err := send(as(t, cert, key), "edge-renew")
 	if err != nil {
 		t.Fatal(err)

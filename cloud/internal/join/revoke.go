@@ -18,25 +18,27 @@ import (
 	"github.com/skerry-io/skerry/common/pki"
 )
 
-// requestsPage is how many certificate requests are listed at a time, when those of a node are removed: each
-// may be as large as etcd lets it be, 1.5 MiB.
+// requestsPage is how many certificate requests are listed at a time, when those of a node are
+// removed: each may be as large as etcd lets it be, 1.5 MiB.
 const requestsPage = 50
 
 // Revocation is what Revoke did.
 type Revocation struct {
 	Node types.NodeName `json:"node"`
-	// At is when, by kube-apiserver's clock. Every certificate from before is banned, and so is every request.
+	// At is when, by kube-apiserver's clock. Every certificate from before is banned, and so
+	// is every request.
 	At              time.Time `json:"at"`
 	NodeDeleted     bool      `json:"nodeDeleted"`     // false: there was none
 	RequestsDeleted int       `json:"requestsDeleted"` // certificate requests without a certificate yet
 }
 
-// Revoke bans every certificate that node has, deletes the Node, and removes its certificate requests that wait.
-// It needs an administrator's rights. A device may join under that name again.
+// Revoke bans every certificate that node has, deletes the Node, and removes its certificate
+// requests that wait. It needs an administrator's rights. A device may join under that name again.
 //
-// The ban is first, alone and of one size, so that nothing that the device may do holds it up: one write, which
-// every replica of cloudcore, the approver and the admission policy skerry-revoked see. Its time is
-// kube-apiserver's: an administrator's clock may be wrong. With an error after the ban, the ban stands.
+// The ban is first, alone and of one size, so that nothing that the device may do holds it up: one
+// write, which every replica of cloudcore, the approver and the admission policy skerry-revoked
+// see. Its time is kube-apiserver's: an administrator's clock may be wrong. With an error after the
+// ban, the ban stands.
 func Revoke(ctx context.Context, client kubernetes.Interface, node types.NodeName) (Revocation, error) {
 	done := Revocation{Node: node}
 	if err := pki.ValidNodeName(node); err != nil {
@@ -64,8 +66,8 @@ func Revoke(ctx context.Context, client kubernetes.Interface, node types.NodeNam
 	return done, nil
 }
 
-// serverTime is the time by kube-apiserver's clock, to the second: a review of oneself is dated by it, and
-// everybody who is authenticated may ask for one.
+// serverTime is the time by kube-apiserver's clock, to the second: a review of oneself is dated by
+// it, and everybody who is authenticated may ask for one.
 func serverTime(ctx context.Context, client kubernetes.Interface) (time.Time, error) {
 	review, err := client.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
 	if err != nil {
@@ -96,8 +98,8 @@ func writeBan(ctx context.Context, client kubernetes.Interface, node types.NodeN
 	return nil
 }
 
-// removeRequests deletes the node's requests that have no certificate yet: what was approved before the ban
-// would be issued in a moment, with a time that a signer may set after it.
+// removeRequests deletes the node's requests that have no certificate yet: what was approved before
+// the ban would be issued in a moment, with a time that a signer may set after it.
 func removeRequests(ctx context.Context, client kubernetes.Interface, node types.NodeName, before time.Time) (int, error) {
 	csrs := client.CertificatesV1().CertificateSigningRequests()
 	options, deleted := metav1.ListOptions{Limit: requestsPage}, 0
@@ -123,8 +125,8 @@ func removeRequests(ctx context.Context, client kubernetes.Interface, node types
 	}
 }
 
-// requestOf reports whether a request was made by a node, or would have made its maker that node. A device that
-// joins in its place after the revocation is left alone.
+// requestOf reports whether a request was made by a node, or would have made its maker that node. A
+// device that joins in its place after the revocation is left alone.
 func requestOf(csr *certificatesv1.CertificateSigningRequest, node types.NodeName, before time.Time) bool {
 	if csr.Spec.Username == pki.NodeUserPrefix+string(node) {
 		return true

@@ -27,16 +27,17 @@ import (
 	"github.com/skerry-io/skerry/common/rerun"
 )
 
-// The list is the data of a ConfigMap: a node's name leads to a ban; SHA256.HEX: TEXT, which people may add,
-// bans one certificate (no node's name has capitals). It holds about 10,000 entries (1 MiB).
+// The list is the data of a ConfigMap: a node's name leads to a ban; SHA256.HEX: TEXT, which
+// people may add, bans one certificate (no node's name has capitals). It holds about 10,000
+// entries (1 MiB).
 const fingerprintKey = "SHA256."
 
-// recheck is how often the sessions are compared with the list although it didn't change: one that opened
-// just as the list did could be missed.
+// recheck is how often the sessions are compared with the list although it didn't change: one that
+// opened just as the list did could be missed.
 const recheck = time.Minute
 
-// Revoked is the list of revoked certificates. Kubernetes has none: kube-apiserver itself accepts a certificate
-// until it expires, so what this list protects is the way through cloudcore.
+// Revoked is the list of revoked certificates. Kubernetes has none: kube-apiserver itself accepts a
+// certificate until it expires, so what this list protects is the way through cloudcore.
 type Revoked struct {
 	// Set by NewRevoked, never changed.
 	client  kubernetes.Interface
@@ -51,8 +52,8 @@ type Revoked struct {
 	prints map[string]bool
 }
 
-// NewRevoked follows the list. changed is called after each change of it and once a minute: the sessions are
-// then to be checked again.
+// NewRevoked follows the list. changed is called after each change of it and once a minute: the
+// sessions are then to be checked again.
 func NewRevoked(client kubernetes.Interface, changed func(context.Context)) *Revoked {
 	return &Revoked{client: client, changed: changed, reads: rate.NewLimiter(20, 20), known: make(chan struct{})}
 }
@@ -128,8 +129,8 @@ func (r *Revoked) Check(node types.NodeName, cert *x509.Certificate) error {
 	return nil
 }
 
-// Known are the nodes whose certificates are revoked, with the time before which they are and the keys of those that are good all the same, and the
-// fingerprints of single certificates.
+// Known are the nodes whose certificates are revoked, with the time before which they are and the
+// keys of those that are good all the same, and the fingerprints of single certificates.
 func (r *Revoked) Known() (nodes map[types.NodeName]Ban, prints []string) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -151,9 +152,9 @@ func refusal(node types.NodeName, b ban) error {
 	return pki.Refuse(pki.ReasonRevoked, "the certificates of %s issued before %s are revoked", node, b.since.UTC().Format(time.RFC3339))
 }
 
-// Admit is Check for a new session. It waits until the list has been read, for as long as ctx allows. A
-// certificate that was issued around a revocation is judged by the list itself: the approver's note may be
-// newer than what is known here.
+// Admit is Check for a new session. It waits until the list has been read, for as long as ctx
+// allows. A certificate that was issued around a revocation is judged by the list itself: the
+// approver's note may be newer than what is known here.
 func (r *Revoked) Admit(ctx context.Context, node types.NodeName, cert *x509.Certificate) error {
 	select {
 	case <-r.known:
@@ -199,7 +200,8 @@ func (r *Revoked) read(ctx context.Context) (*corev1.ConfigMap, error) {
 	return list, nil
 }
 
-// banOf is the node's entry as kube-apiserver has it now, and the list that it stands in; nil: there is none.
+// banOf is the node's entry as kube-apiserver has it now, and the list that it stands in;
+// nil: there is none.
 func (r *Revoked) banOf(ctx context.Context, node types.NodeName) (*ban, *corev1.ConfigMap, error) {
 	list, err := r.read(ctx)
 	if err != nil || list == nil {
@@ -216,9 +218,9 @@ func (r *Revoked) banOf(ctx context.Context, node types.NodeName) (*ban, *corev1
 	return &b, list, nil
 }
 
-// permit judges a request for a certificate of node by the list as it is now, and notes the key of one that may
-// be approved, so that its certificate is good although it may be dated before the revocation. A refusal is
-// a *pki.Refusal; any other error means that it could not be judged now.
+// permit judges a request for a certificate of node by the list as it is now, and notes the key of
+// one that may be approved, so that its certificate is good although it may be dated before the
+// revocation. A refusal is a *pki.Refusal; any other error means that it could not be judged now.
 func (r *Revoked) permit(ctx context.Context, node types.NodeName, created time.Time, join bool) error {
 	b, _, err := r.banOf(ctx, node)
 	if err != nil || b == nil {
@@ -241,7 +243,8 @@ func (r *Revoked) note(ctx context.Context, node types.NodeName, created time.Ti
 		return nil
 	}
 	list.Data[string(node)] = next.String()
-	// The resourceVersion goes along: a revocation in between is a conflict, and the request is judged again.
+	// The resourceVersion goes along: a revocation in between is a conflict, and the request
+	// is judged again.
 	if _, err := r.client.CoreV1().ConfigMaps(Namespace).Update(ctx, list, metav1.UpdateOptions{}); err != nil {
 		return fmt.Errorf("writing the list of revoked certificates: %w", err)
 	}

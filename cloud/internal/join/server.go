@@ -39,7 +39,8 @@ import (
 )
 
 const (
-	// joinWait bounds how long a device waits for approval and issue in one request; it may ask again with the same key.
+	// joinWait bounds how long a device waits for approval and issue in one request; it may ask
+	// again with the same key.
 	joinWait = 45 * time.Second
 	// joinsAtOnce bounds the requests that wait; more are told to come back.
 	joinsAtOnce = 64
@@ -55,7 +56,8 @@ const (
 // csrObject is Kubernetes' own, as opposed to the JoinRequest that leads to it.
 type csrObject = certificatesv1.CertificateSigningRequest
 
-// Requester makes a certificate request as whoever holds the bearer token, so that kube-apiserver judges the token itself.
+// Requester makes a certificate request as whoever holds the bearer token, so that kube-apiserver
+// judges the token itself.
 type Requester func(ctx context.Context, bearer string, csr *csrObject) (*csrObject, error)
 
 // RequesterFor speaks to the kube-apiserver of cfg, with nothing of cfg's own credentials.
@@ -72,7 +74,8 @@ func RequesterFor(cfg *rest.Config) Requester {
 	}
 }
 
-// Verifier asks kube-apiserver who holds the bearer token. The error of a wrong one is Unauthorized.
+// Verifier asks kube-apiserver who holds the bearer token. The error of a wrong one is
+// Unauthorized.
 type Verifier func(ctx context.Context, bearer string) error
 
 // VerifierFor speaks to the kube-apiserver of cfg, with nothing of cfg's own credentials.
@@ -127,7 +130,8 @@ func NewServer(cfg ServerConfig) *Server {
 // Metrics counts the joins.
 func (s *Server) Metrics() prometheus.Collector { return s.joins }
 
-// Run serves on the listeners, which it closes, until ctx ends. Requests that wait then get an answer that tells them to come back.
+// Run serves on the listeners, which it closes, until ctx ends. Requests that wait then get an
+// answer that tells them to come back.
 func (s *Server) Run(ctx context.Context, listeners ...net.Listener) error {
 	server := &http.Server{
 		Handler:           s.Handler(),
@@ -138,7 +142,8 @@ func (s *Server) Run(ctx context.Context, listeners ...net.Listener) error {
 		IdleTimeout:       10 * time.Second,
 		MaxHeaderBytes:    8 << 10,
 		BaseContext:       func(net.Listener) context.Context { return ctx },
-		// Handshakes that fail are the scanners of the internet; they are told at a level where somebody looks for them.
+		// Handshakes that fail are the scanners of the internet; they are told at a level where
+		// somebody looks for them.
 		ErrorLog: httpserver.Log(klog.FromContext(ctx), "joins"),
 	}
 	g, gctx := errgroup.WithContext(ctx)
@@ -274,7 +279,8 @@ func readRequest(r *http.Request) (pki.JoinRequest, *x509.CertificateRequest, er
 	return pki.ParseJoinRequest(body, topic.Protocol)
 }
 
-// request makes the certificate request, or finds the one that the same device made with the same key and token before its connection broke.
+// request makes the certificate request, or finds the one that the same device made with the same
+// key and token before its connection broke.
 func (s *Server) request(ctx context.Context, id, bearer string, request pki.JoinRequest, csr *x509.CertificateRequest) (
 	*certificatesv1.CertificateSigningRequest, error) {
 	csrs := s.cfg.Client.CertificatesV1().CertificateSigningRequests()
@@ -327,7 +333,8 @@ func (s *Server) request(ctx context.Context, id, bearer string, request pki.Joi
 	return made, nil
 }
 
-// tellNode is the refusal that names the node which a token is for, for those who have its secret and not only its id.
+// tellNode is the refusal that names the node which a token is for, for those who have its secret
+// and not only its id.
 func (s *Server) tellNode(ctx context.Context, id, bearer string, refusal *pki.Refusal) error {
 	switch err := s.cfg.Verifier(ctx, bearer); {
 	case err == nil || apierrors.IsForbidden(err): // a holder whom the cluster does not let ask who they are
@@ -343,7 +350,8 @@ func wrongSecret(id string) error {
 	return pki.Refuse(pki.ReasonTokenWrong, "the cluster does not accept the token %s: its secret is wrong, or it was revoked", id)
 }
 
-// requestName is the same for the same token, node and key, so that a join whose answer was lost can be asked again and costs one use.
+// requestName is the same for the same token, node and key, so that a join whose answer was lost
+// can be asked again and costs one use.
 func requestName(id string, node types.NodeName, csr *x509.CertificateRequest) string {
 	sum := sha256.New()
 	fmt.Fprintf(sum, "%s\x00%s\x00", id, node)

@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// shares bounds how much of something each address holds at once, so that one can't take all. Its memory is bounded by
-// what is held.
+// shares bounds how much of something each address holds at once, so that one can't take all. Its
+// memory is bounded by what is held.
 type shares struct {
 	most int
 
@@ -17,7 +17,8 @@ type shares struct {
 
 func newShares(most int) *shares { return &shares{most: most, held: map[netip.Prefix]int{}} }
 
-// take takes one for an address, "HOST:PORT". The returned function gives it back and is called once.
+// take takes one for an address, "HOST:PORT". The returned function gives it back and is
+// called once.
 func (s *shares) take(remote string) (leave func(), ok bool) {
 	address := prefixOf(remote)
 	s.mu.Lock()
@@ -35,7 +36,8 @@ func (s *shares) take(remote string) (leave func(), ok bool) {
 	}, true
 }
 
-// shareListener closes connections of an address that holds its share, before they cost a handshake.
+// shareListener closes connections of an address that holds its share, before they cost a
+// handshake.
 type shareListener struct {
 	net.Listener
 	shares *shares

@@ -83,7 +83,8 @@ type TokenInfo struct {
 	usedBy []types.UID
 }
 
-// Tokens makes, lists, revokes and spends tokens. Create and Revoke need rights to Secrets of kube-system, which cloudcore itself doesn't have.
+// Tokens makes, lists, revokes and spends tokens. Create and Revoke need rights to Secrets of
+// kube-system, which cloudcore itself doesn't have.
 type Tokens struct {
 	client kubernetes.Interface
 	now    func() time.Time
@@ -94,8 +95,9 @@ func NewTokens(client kubernetes.Interface) *Tokens {
 	return &Tokens{client: client, now: time.Now}
 }
 
-// Create makes a token for the cloud whose CA is pinned. The record comes first: a token without one is refused, so dying in between does no harm.
-// Tokens that expired long ago are cleared away on the occasion: cloudcore itself may not delete them.
+// Create makes a token for the cloud whose CA is pinned. The record comes first: a token without
+// one is refused, so dying in between does no harm. Tokens that expired long ago are cleared away
+// on the occasion: cloudcore itself may not delete them.
 func (t *Tokens) Create(ctx context.Context, ca pki.Pin, options TokenOptions) (pki.Token, TokenInfo, error) {
 	if err := options.Validate(); err != nil {
 		return pki.Token{}, TokenInfo{}, err
@@ -238,7 +240,8 @@ func (t *Tokens) Revoke(ctx context.Context, token string) error {
 	return nil
 }
 
-// Check reports whether the token may let node in, as far as its record goes: a *pki.Refusal says why not. It spends nothing.
+// Check reports whether the token may let node in, as far as its record goes: a *pki.Refusal says
+// why not. It spends nothing.
 func (t *Tokens) Check(ctx context.Context, id string, node types.NodeName) error {
 	_, info, err := t.record(ctx, id)
 	if err != nil {
@@ -247,8 +250,8 @@ func (t *Tokens) Check(ctx context.Context, id string, node types.NodeName) erro
 	return info.allows(node, t.now(), "")
 }
 
-// Spend takes one use of the token for the certificate request csr, exactly once however often it is called for it. Of two that race for the last
-// use, one gets it; the other gets a *pki.Refusal.
+// Spend takes one use of the token for the certificate request csr, exactly once however often it
+// is called for it. Of two that race for the last use, one gets it; the other gets a *pki.Refusal.
 func (t *Tokens) Spend(ctx context.Context, id string, node types.NodeName, csr types.UID) error {
 	for {
 		record, info, err := t.record(ctx, id)

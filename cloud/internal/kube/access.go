@@ -13,9 +13,10 @@ import (
 
 const accessBound = 4096
 
-// Access asks kube-apiserver what nodes may see, by a SubjectAccessReview as the node: the Node authorizer and RBAC decide, not cloudcore.
-// Only permissions are remembered, for a minute: a refusal may be gone the next moment, when the authorizer's graph has caught up. What every node may, or every device, is
-// asked once for all of them (sharedAccess).
+// Access asks kube-apiserver what nodes may see, by a SubjectAccessReview as the node: the Node
+// authorizer and RBAC decide, not cloudcore. Only permissions are remembered, for a minute: a
+// refusal may be gone the next moment, when the authorizer's graph has caught up. What every node
+// may, or every device, is asked once for all of them (sharedAccess).
 type Access struct {
 	client kubernetes.Interface
 	shared *sharedAccess
@@ -31,13 +32,15 @@ func NewAccess(client kubernetes.Interface) *Access {
 	return a
 }
 
-// Run follows which nodes have the rights of devices, until ctx ends. Without it, and without the right to do so, each node's rights are asked for alone.
+// Run follows which nodes have the rights of devices, until ctx ends. Without it, and without the
+// right to do so, each node's rights are asked for alone.
 func (a *Access) Run(ctx context.Context) error {
 	a.shared.devices.follow(ctx)
 	return nil
 }
 
-// Allowed answers from memory where it can: with what kube-apiserver has said within the last minute, of this node or of all that are like it.
+// Allowed answers from memory where it can: with what kube-apiserver has said within the last
+// minute, of this node or of all that are like it.
 func (a *Access) Allowed(ctx context.Context, node types.NodeName, at Attributes) (Decision, error) {
 	key := at.key(node)
 	a.mu.Lock()

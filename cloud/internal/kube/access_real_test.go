@@ -38,7 +38,8 @@ func (r reviews) RoundTrip(q *http.Request) (*http.Response, error) {
 	return r.RoundTripper.RoundTrip(q)
 }
 
-// rights is cloudcore's Access at a real kube-apiserver, with the rights of its manifests, beside reviews of an administrator.
+// rights is cloudcore's Access at a real kube-apiserver, with the rights of its manifests, beside
+// reviews of an administrator.
 type rights struct {
 	plane  *cluster.ControlPlane
 	access *kube.Access // that is shared
@@ -84,7 +85,8 @@ func (r *rights) fresh(t *testing.T) *kube.Access {
 	return access
 }
 
-// questions are every kind that kube-apiserver serves x what a watch of a device asks x whose it is.
+// questions are every kind that kube-apiserver serves x what a watch of a device asks x
+// whose it is.
 func (r *rights) questions(t *testing.T, node, other string) (all []kube.Attributes) {
 	t.Helper()
 	client, err := discovery.NewDiscoveryClientForConfig(r.plane.Admin())
@@ -159,8 +161,9 @@ func (r *rights) agree(t *testing.T, node, other string) {
 	}
 }
 
-// TestHostile_14_SharedReviews: what cloudcore knows of other nodes gives none more than kube-apiserver itself says of it: two devices, one of which has rights of its own, a node that
-// is no device, and a device that is none any more, asked of every kind that there is, in every order.
+// TestHostile_14_SharedReviews: what cloudcore knows of other nodes gives none more than
+// kube-apiserver itself says of it: two devices, one of which has rights of its own, a node that is
+// no device, and a device that is none any more, asked of every kind that there is, in every order.
 func TestHostile_14_SharedReviews(t *testing.T) {
 	r := startRights(t)
 	ctx := t.Context()

@@ -60,7 +60,8 @@ func (a Attributes) key(node types.NodeName) string {
 func fieldRequirements(s fields.Selector) []metav1.FieldSelectorRequirement {
 	var out []metav1.FieldSelectorRequirement
 	for _, r := range s.Requirements() {
-		// A field selector is only ever an equality or its opposite; the review has set operators for both.
+		// A field selector is only ever an equality or its opposite; the review has set
+		// operators for both.
 		op := metav1.FieldSelectorOpIn
 		if r.Operator == selection.NotEquals {
 			op = metav1.FieldSelectorOpNotIn

@@ -18,10 +18,10 @@ const (
 	listTimeout = 2 * time.Minute
 )
 
-// BoundReads makes every GET of clients with this configuration end that gets no answer in time. client-go's
-// informers and reflectors give a list none: one that hangs, in a proxy or a server that stands still, hangs
-// as long as the process lives, and what waits for it with it. From the answer's header on HTTP/2's pings
-// watch over it.
+// BoundReads makes every GET of clients with this configuration end that gets no answer in time.
+// client-go's informers and reflectors give a list none: one that hangs, in a proxy or a server
+// that stands still, hangs as long as the process lives, and what waits for it with it. From the
+// answer's header on HTTP/2's pings watch over it.
 func BoundReads(config *rest.Config) {
 	config.Wrap(func(rt http.RoundTripper) http.RoundTripper { return bounded{rt} })
 }
@@ -53,8 +53,8 @@ func (b bounded) RoundTrip(r *http.Request) (*http.Response, error) {
 	return answer, nil
 }
 
-// answerPatience is how long an answer may take to begin. kube-apiserver brings a list of a whole collection
-// together before it says anything; the rest is there at once.
+// answerPatience is how long an answer may take to begin. kube-apiserver brings a list of a whole
+// collection together before it says anything; the rest is there at once.
 func answerPatience(r *http.Request) time.Duration {
 	query := r.URL.Query()
 	if query.Get("watch") != "" || strings.Contains(query.Get("fieldSelector"), "metadata.name=") {

@@ -15,7 +15,8 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 )
 
-// hanging is a server, or a proxy before one, that holds its first request until the client gives up.
+// hanging is a server, or a proxy before one, that holds its first request until the
+// client gives up.
 type hanging struct{ held bool }
 
 func (h *hanging) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -35,8 +36,9 @@ func (h *hanging) RoundTrip(r *http.Request) (*http.Response, error) {
 	return answer, nil
 }
 
-// A list or a watch that hangs ends, though its caller gave it all the time in the world, as the informers of client-go do: one of them brings the CA of devices'
-// certificates, without which cloudcore takes no device. The next is answered, and a watch that was opened lasts.
+// A list or a watch that hangs ends, though its caller gave it all the time in the world, as the
+// informers of client-go do: one of them brings the CA of devices' certificates, without which
+// cloudcore takes no device. The next is answered, and a watch that was opened lasts.
 func TestReadsThatHangAreGivenUp(t *testing.T) {
 	for name, o := range map[string]metav1.ListOptions{
 		"one object": {FieldSelector: "metadata.name=a"}, "a collection": {}, "a watch": {Watch: true, FieldSelector: "metadata.name=a"},

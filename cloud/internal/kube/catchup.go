@@ -11,12 +11,12 @@ const (
 	// UnknownVersion is for who can't tell as of which version: nothing but a read will do.
 	UnknownVersion uint64 = math.MaxUint64
 
-	// catchUpPatience is how long a watch that is behind is given before the collection is read, and
-	// catchUpPoll how often it is looked at meanwhile.
+	// catchUpPatience is how long a watch that is behind is given before the collection is read,
+	// and catchUpPoll how often it is looked at meanwhile.
 	catchUpPatience = time.Second
 	catchUpPoll     = 50 * time.Millisecond
-	// A collection is read at most once in readPause, and no more than one part in readShare of the time,
-	// whatever nodes say that they hold.
+	// A collection is read at most once in readPause, and no more than one part in readShare of the
+	// time, whatever nodes say that they hold.
 	readPause = 200 * time.Millisecond
 	readShare = 20
 )
@@ -43,8 +43,8 @@ func (u *catchUps) remove(c *catchUp) {
 	}
 }
 
-// look lets those go on whose version is reached. due: somebody has waited long enough for a read. Else
-// wait is how long to wait before looking again, negative where no one waits any more.
+// look lets those go on whose version is reached. due: somebody has waited long enough for a read.
+// Else wait is how long to wait before looking again, negative where no one waits any more.
 func (u *catchUps) look(version uint64) (due bool, wait time.Duration) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -1,12 +1,14 @@
-// Package kube is how cloudcore talks to kube-apiserver: as itself, as a node, or with the token of a pod; and the shared copies of what it watches.
+// Package kube is how cloudcore talks to kube-apiserver: as itself, as a node, or with the token of
+// a pod; and the shared copies of what it watches.
 //
-// It owns the connections, the impersonation headers, the reviews of what a node may see, the stores that follow one collection each, and the
-// watches of single objects that are opened as a node. It decides nothing: who gets what is publish's business, which write is made is relay's.
-// It refuses to lend cloudcore's own credentials to a request that bears a token. Everything here may be used by many goroutines at once; a
-// Store's observers are called one after another.
+// It owns the connections, the impersonation headers, the reviews of what a node may see, the
+// stores that follow one collection each, and the watches of single objects that are opened as a
+// node. It decides nothing: who gets what is publish's business, which write is made is relay's. It
+// refuses to lend cloudcore's own credentials to a request that bears a token. Everything here may
+// be used by many goroutines at once; a Store's observers are called one after another.
 //
-// It is above 2,500 lines because what follows collections and single objects shares the clients, the
-// encoders and the judgement of when a watch can be trusted.
+// It is above 2,500 lines because what follows collections and single objects shares the clients,
+// the encoders and the judgement of when a watch can be trusted.
 package kube
 
 import (
@@ -36,8 +38,9 @@ import (
 type Impersonation string
 
 const (
-	// Constrained: the header Impersonate-User alone (KEP-5284, on by default since Kubernetes 1.36). kube-apiserver knows a node's groups, and
-	// cloudcore needs rights for nodes only, verb by verb.
+	// Constrained: the header Impersonate-User alone (KEP-5284, on by default since
+	// Kubernetes 1.36). kube-apiserver knows a node's groups, and cloudcore needs rights for
+	// nodes only, verb by verb.
 	Constrained Impersonation = "Constrained"
 	// Classic: user and groups, for older clusters. RBAC can't narrow it to nodes.
 	Classic Impersonation = "Classic"
@@ -115,7 +118,8 @@ func plainClient(config *rest.Config) (*http.Client, error) {
 		return nil, fmt.Errorf("transport to kube-apiserver: %w", err)
 	}
 	narrow(rt)
-	// A redirect would carry headers elsewhere; kube-apiserver sends none for the paths that are used here.
+	// A redirect would carry headers elsewhere; kube-apiserver sends none for the paths
+	// that are used here.
 	return &http.Client{Transport: rt, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}, nil
 }
 
@@ -128,7 +132,8 @@ func (c *Client) Kubernetes() kubernetes.Interface { return c.typed }
 // Dynamic is the client of cloudcore itself for kinds that are not compiled in.
 func (c *Client) Dynamic() dynamic.Interface { return c.dynamic }
 
-// AsNode is a configuration whose requests are made as the node. Clients made from it share their connections.
+// AsNode is a configuration whose requests are made as the node. Clients made from it share
+// their connections.
 func (c *Client) AsNode(node types.NodeName) *rest.Config {
 	config := rest.CopyConfig(c.own)
 	config.Impersonate = rest.ImpersonationConfig{UserName: NodeUser(node)}
@@ -138,7 +143,8 @@ func (c *Client) AsNode(node types.NodeName) *rest.Config {
 	return config
 }
 
-// Identity is who makes a request: a node, whoever a token belongs to, or, when zero, cloudcore itself.
+// Identity is who makes a request: a node, whoever a token belongs to, or, when zero,
+// cloudcore itself.
 type Identity struct {
 	Node  types.NodeName
 	Token string // a bearer token; Node is ignored then
@@ -154,7 +160,8 @@ type Request struct {
 	Body        []byte
 	// Limit bounds the body of the answer; 0 for MaxResponse.
 	Limit int
-	// Memory bounds what the body of the answer takes; nil for no bound but Limit. What the capacity of Response.Body takes is held then.
+	// Memory bounds what the body of the answer takes; nil for no bound but Limit. What the
+	// capacity of Response.Body takes is held then.
 	Memory Memory
 }
 
@@ -190,7 +197,8 @@ func (r *Response) Err() error {
 	return apierrors.NewGenericServerResponse(r.Code, "", schema.GroupResource{}, "", text, retry, true)
 }
 
-// Do makes one request and reads the whole answer. The error tells that there was no answer; see Response.Err for a refusal.
+// Do makes one request and reads the whole answer. The error tells that there was no answer; see
+// Response.Err for a refusal.
 func (c *Client) Do(ctx context.Context, as Identity, r Request) (*Response, error) {
 	resp, err := c.send(ctx, as, r)
 	if err != nil {
@@ -265,9 +273,9 @@ func (c *Client) url(escaped, query string) (*url.URL, error) {
 	return &u, nil
 }
 
-// revision reads the revision of the cluster's store, consistently, and which kube-apiservers there are.
-// answered is false where no kube-apiserver answered: a load balancer's own refusal is none, since it
-// bears no Audit-Id.
+// revision reads the revision of the cluster's store, consistently, and which kube-apiservers there
+// are. answered is false where no kube-apiserver answered: a load balancer's own refusal is none,
+// since it bears no Audit-Id.
 func (c *Client) revision(ctx context.Context) (seen sighting, answered bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, revisionTimeout)
 	defer cancel()
@@ -293,8 +301,8 @@ func (c *Client) revision(ctx context.Context) (seen sighting, answered bool, er
 	return seen, true, nil
 }
 
-// servers are the identities of the kube-apiservers that renew their Leases; those of servers that are
-// gone stay for an hour.
+// servers are the identities of the kube-apiservers that renew their Leases; those of servers that
+// are gone stay for an hour.
 func (c *Client) servers(ctx context.Context) ([]string, error) {
 	leases, err := c.typed.CoordinationV1().Leases(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{LabelSelector: "apiserver.kubernetes.io/identity=kube-apiserver"})
 	if err != nil {

@@ -20,7 +20,8 @@ import (
 	"github.com/skerry-io/skerry/common/pki"
 )
 
-// devicesBinding is the ClusterRoleBinding that gives nodes the rights of devices by their names (docs/decisions/0055).
+// devicesBinding is the ClusterRoleBinding that gives nodes the rights of devices by their names
+// (docs/decisions/0055).
 const devicesBinding = "skerry:edge-nodes"
 
 // deviceRights is who has the rights of devices, by a watch of the one binding that says so.
@@ -42,9 +43,10 @@ func (d *deviceRights) has(node types.NodeName, by types.UID) bool {
 	return ok && d.known && by != "" && d.uid == by
 }
 
-// reason is how kube-apiserver explains that a node may do something by these rights, and the UID of the binding. It is "" while that is not known.
-// RBAC says so of the first binding that allows it, and quotes names (k8s.io/kubernetes, plugin/pkg/auth/authorizer/rbac): a text that is written in another way some day matches
-// nothing, and every node is asked for alone.
+// reason is how kube-apiserver explains that a node may do something by these rights, and the UID
+// of the binding. It is "" while that is not known. RBAC says so of the first binding that allows
+// it, and quotes names (k8s.io/kubernetes, plugin/pkg/auth/authorizer/rbac): a text that is written
+// in another way some day matches nothing, and every node is asked for alone.
 func (d *deviceRights) reason(node types.NodeName) (string, types.UID) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -14,10 +14,12 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// nodeNameField is where the tables of pods, podcertificaterequests and nodeoperations hold spec.nodeName: the field that stores are indexed by.
+// nodeNameField is where the tables of pods, podcertificaterequests and nodeoperations hold
+// spec.nodeName: the field that stores are indexed by.
 const nodeNameField = 0
 
-// fieldTable is what field selectors may ask for in one resource, beside metadata.name and metadata.namespace.
+// fieldTable is what field selectors may ask for in one resource, beside metadata.name and
+// metadata.namespace.
 type fieldTable struct {
 	names  []string
 	byNode bool // the first is spec.nodeName

@@ -12,11 +12,12 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// idleStop is how long a collection that nobody wants any more is still followed: an edge that reconnects should not cost a new list.
+// idleStop is how long a collection that nobody wants any more is still followed: an edge that
+// reconnects should not cost a new list.
 const idleStop = 5 * time.Minute
 
-// Informers follow collections, one watch for each, with cloudcore's own rights. A collection is followed from the first Open to some minutes
-// after the last release.
+// Informers follow collections, one watch for each, with cloudcore's own rights. A collection is
+// followed from the first Open to some minutes after the last release.
 type Informers struct {
 	client  *Client
 	catalog *catalog
@@ -59,7 +60,8 @@ func (i *Informers) restart() {
 	}
 }
 
-// Change has every object of a collection changed before anybody sees it. It is called before the first Open.
+// Change has every object of a collection changed before anybody sees it. It is called before
+// the first Open.
 func (i *Informers) Change(resource schema.GroupVersionResource, change func(runtime.Object)) {
 	i.changes[resource] = change
 }

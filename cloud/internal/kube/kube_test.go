@@ -26,7 +26,8 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 )
 
-// apiserver serves ConfigMaps one by one, with watches, and reviews; who is forbidden what can be told to it.
+// apiserver serves ConfigMaps one by one, with watches, and reviews; who is forbidden what
+// can be told to it.
 type apiserver struct {
 	*httptest.Server
 	mu        sync.Mutex
@@ -632,7 +633,8 @@ func TestEveryBuiltInKindHasAnEncoding(t *testing.T) {
 	}
 }
 
-// What is the same in two versions of an object is kept once, and an outline answers selections as the object does, without keeping its content.
+// What is the same in two versions of an object is kept once, and an outline answers selections as
+// the object does, without keeping its content.
 func TestObject_Outline(t *testing.T) {
 	pods := schema.GroupVersionResource{Version: "v1", Resource: "pods"}
 	s := kube.NewStore(pods)

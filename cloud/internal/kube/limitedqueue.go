@@ -9,11 +9,11 @@ import (
 // than a usual edge has reviews, so that edges that come at one moment are done one after another.
 const turnLength = 32
 
-// LimitedQueue runs a bounded number of functions at once that ask kube-apiserver for something; the
-// others wait. Keys, those of nodes, take turns in the order in which they came, so what one node has
-// waiting holds another up by one turn at most. What waits has no goroutine: after a restart of
-// cloudcore that is a dozen functions for each edge, and the runtime never gives back what a goroutine
-// is described by. How many wait has no bound here; each user has one.
+// LimitedQueue runs a bounded number of functions at once that ask kube-apiserver for something;
+// the others wait. Keys, those of nodes, take turns in the order in which they came, so what one
+// node has waiting holds another up by one turn at most. What waits has no goroutine: after a
+// restart of cloudcore that is a dozen functions for each edge, and the runtime never gives back
+// what a goroutine is described by. How many wait has no bound here; each user has one.
 type LimitedQueue struct {
 	mu   sync.Mutex
 	free int

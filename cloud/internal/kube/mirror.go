@@ -8,8 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// Mirror is a collection as one of cloudcore's own parts reads it: each object decoded once for each of
-// its versions. It may be used by many goroutines.
+// Mirror is a collection as one of cloudcore's own parts reads it: each object decoded once for
+// each of its versions. It may be used by many goroutines.
 type Mirror[T any] struct {
 	read func(*Object) (*T, error)
 	same func(old, now *T) bool
@@ -19,13 +19,14 @@ type Mirror[T any] struct {
 	broken  map[Key]error
 }
 
-// NewMirror makes a Mirror of what read makes of objects. A change after which an object is the same as
-// before does not count; nil: every change does.
+// NewMirror makes a Mirror of what read makes of objects. A change after which an object is the
+// same as before does not count; nil: every change does.
 func NewMirror[T any](read func(*Object) (*T, error), same func(old, now *T) bool) *Mirror[T] {
 	return &Mirror[T]{read: read, same: same}
 }
 
-// Follow keeps the mirror as its store is, and calls changed after what counts, until cancel is called.
+// Follow keeps the mirror as its store is, and calls changed after what counts, until
+// cancel is called.
 func (m *Mirror[T]) Follow(s *Store, changed func()) (cancel func()) {
 	m.mu.Lock()
 	m.objects, m.broken = map[Key]*T{}, map[Key]error{}

@@ -22,7 +22,8 @@ import (
 // SumSize is the length of a Sum.
 const SumSize = 16
 
-// Sum stands for one version of one object: the first 16 bytes of SHA-256(uid NUL version). The sum of a set is the XOR of its members'.
+// Sum stands for one version of one object: the first 16 bytes of SHA-256(uid NUL version). The sum
+// of a set is the XOR of its members'.
 type Sum [SumSize]byte
 
 // SumOf computes a Sum.
@@ -42,7 +43,8 @@ func (s *Sum) Xor(other Sum) {
 	}
 }
 
-// Object is one version of one object, as it goes down to the edges: encoded once, shared by all of them, never changed.
+// Object is one version of one object, as it goes down to the edges: encoded once, shared by all of
+// them, never changed.
 type Object struct {
 	Key
 	UID     types.UID
@@ -57,7 +59,8 @@ type Object struct {
 	Started bool  // of a pod: its node's kubelet has reported of it, so that the node had what the pod refers to
 	Sum     Sum
 
-	// Node is the node of a pod; Fields are the values of what selectors may ask for beside the name, in the order of the store's table.
+	// Node is the node of a pod; Fields are the values of what selectors may ask for beside the
+	// name, in the order of the store's table.
 	fields []string
 }
 
@@ -79,9 +82,10 @@ func (c *catalog) encoder(resource schema.GroupVersionResource) *encoder {
 	return e
 }
 
-// trims reports whether the status of a kind stays in the cloud. It is what all nodes say of an object, brought together: each node knows its own part better, and has no
-// use for that of the others, but a thousand nodes that report once each would cause a million messages. A NodeOperation is the business of one node, which has to know
-// what was done already.
+// trims reports whether the status of a kind stays in the cloud. It is what all nodes say of an
+// object, brought together: each node knows its own part better, and has no use for that of the
+// others, but a thousand nodes that report once each would cause a million messages. A
+// NodeOperation is the business of one node, which has to know what was done already.
 func trims(resource schema.GroupResource) bool {
 	if resource.Group != v1alpha1.Group {
 		return false
@@ -93,21 +97,24 @@ func trims(resource schema.GroupResource) bool {
 	return false
 }
 
-// keeps reports whether the status of a trimmed kind is kept for cloudcore's own parts. That of a
-// StaticRoute, with a line for each of thousands of nodes, is not: its controller reads one where it needs it.
+// keeps reports whether the status of a trimmed kind is kept for cloudcore's own parts. That of
+// a StaticRoute, with a line for each of thousands of nodes, is not: its controller reads one
+// where it needs it.
 func keeps(resource schema.GroupResource) bool {
 	return resource.Resource == v1alpha1.NodePools || resource.Resource == v1alpha1.VirtualIPs || resource.Resource == v1alpha1.EdgeApps || resource.Resource == v1alpha1.ClusterInfos
 }
 
-// contentVersion stands for all that an edge gets of an object, wherever and whenever it is computed: cloudcores agree about it, and a change of nothing but the status changes
-// nothing. It is no number, so nobody takes it for a resourceVersion.
+// contentVersion stands for all that an edge gets of an object, wherever and whenever it is
+// computed: cloudcores agree about it, and a change of nothing but the status changes nothing. It
+// is no number, so nobody takes it for a resourceVersion.
 func contentVersion(raw []byte) string {
 	sum := sha256.Sum256(raw)
 	return "content-" + base64.RawURLEncoding.EncodeToString(sum[:SumSize])
 }
 
-// encode takes the object over: it removes its managedFields. The edge writes by patches that the cloud applies, so it has no use for the record of
-// who set which field, and that record is often the larger half of an object.
+// encode takes the object over: it removes its managedFields. The edge writes by patches that the
+// cloud applies, so it has no use for the record of who set which field, and that record is often
+// the larger half of an object.
 func (e *encoder) encode(from runtime.Object) (*Object, error) {
 	m, err := meta.Accessor(from)
 	if err != nil {
@@ -155,7 +162,8 @@ func (e *encoder) encode(from runtime.Object) (*Object, error) {
 	return o, nil
 }
 
-// share lets o, which nobody has seen yet, keep what is the same in an older version: who remembers both then keeps that once.
+// share lets o, which nobody has seen yet, keep what is the same in an older version: who remembers
+// both then keeps that once.
 func (o *Object) share(old *Object) {
 	o.Key = old.Key
 	if o.UID == old.UID {
@@ -169,7 +177,8 @@ func (o *Object) share(old *Object) {
 	}
 }
 
-// Outline is o without what goes to the edges: what selections and digests ask of it. It is for who remembers objects that have passed.
+// Outline is o without what goes to the edges: what selections and digests ask of it. It is for who
+// remembers objects that have passed.
 func (o *Object) Outline() *Object {
 	if o == nil {
 		return nil

@@ -87,8 +87,8 @@ func (w *ObjectWatches) reviewOnce(ctx context.Context, s *watchedObject, m *mem
 		s.mu.Unlock()
 		return settled
 	case d.Allowed, m.access == granted && !m.checked.Before(asked):
-		// The second: meanwhile the watch was opened as this node. kube-apiserver has let it in after it
-		// was asked here, so this answer is of a graph that lagged.
+		// The second: meanwhile the watch was opened as this node. kube-apiserver has let it in
+		// after it was asked here, so this answer is of a graph that lagged.
 		s.grant(m)
 		s.mu.Unlock()
 		return true
@@ -118,8 +118,8 @@ func (w *ObjectWatches) ask(ctx context.Context, ref Ref, node types.NodeName, r
 	return ask(ctx, node, Attributes{Verb: "watch", Resource: ref.Resource, Namespace: ref.Namespace, Name: ref.Name})
 }
 
-// readToDecide reads the object as the node: what a node's pods need is never taken from it on the word
-// of reviews alone. It reports whether the matter is settled for now.
+// readToDecide reads the object as the node: what a node's pods need is never taken from it on the
+// word of reviews alone. It reports whether the matter is settled for now.
 func (w *ObjectWatches) readToDecide(ctx context.Context, s *watchedObject, m *member) bool {
 	_, err := w.get(ctx, s.ref, m.node)
 	s.mu.Lock()

@@ -16,10 +16,11 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// ObjectWatches watch single objects, each with one watch for all the nodes that need it, opened as one
-// of them: cloudcore itself has no right to read a Secret or a ConfigMap. Every other node that shares
-// the watch is reviewed on its own. A watch begins with the whole state of its object, so one that was
-// opened again after a break needs no history, and a cluster that was restored from a backup is noticed.
+// ObjectWatches watch single objects, each with one watch for all the nodes that need it, opened as
+// one of them: cloudcore itself has no right to read a Secret or a ConfigMap. Every other node that
+// shares the watch is reviewed on its own. A watch begins with the whole state of its object, so
+// one that was opened again after a break needs no history, and a cluster that was restored from a
+// backup is noticed.
 type ObjectWatches struct {
 	client  *Client
 	access  *Access
@@ -36,8 +37,8 @@ type ObjectWatches struct {
 	objects map[Ref]*watchedObject
 }
 
-// plainMode is set once a kube-apiserver without the streaming list (KEP-3157) was met: objects are read
-// after each opening of a watch then.
+// plainMode is set once a kube-apiserver without the streaming list (KEP-3157) was met: objects are
+// read after each opening of a watch then.
 type plainMode struct{ atomic.Bool }
 
 func (w *ObjectWatches) request(ref Ref, node types.NodeName) *rest.Request {
@@ -57,8 +58,8 @@ func (w *ObjectWatches) get(ctx context.Context, ref Ref, node types.NodeName) (
 	return o, err
 }
 
-// absentAsOf reads, as the node and consistently, that there is no such object; it returns the version
-// as of which that is so, or the object if it exists by now.
+// absentAsOf reads, as the node and consistently, that there is no such object; it returns the
+// version as of which that is so, or the object if it exists by now.
 func (w *ObjectWatches) absentAsOf(ctx context.Context, ref Ref, node types.NodeName) (o runtime.Object, version uint64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -86,8 +87,8 @@ func byName(ref Ref) string {
 	return fields.OneTermEqualSelector("metadata.name", ref.Name).String()
 }
 
-// read makes what is known what a consistent read says, unless the watch has brought something newer
-// meanwhile.
+// read makes what is known what a consistent read says, unless the watch has brought something
+// newer meanwhile.
 func (w *ObjectWatches) read(ctx context.Context, s *watchedObject, node types.NodeName) error {
 	s.mu.Lock()
 	before, known, had := s.generation, s.known, s.object
@@ -113,8 +114,8 @@ func (w *ObjectWatches) read(ctx context.Context, s *watchedObject, node types.N
 		return nil
 	}
 	if known && had != nil && s.generation == before && version < parseVersion(had.Revision) {
-		// What was read is older than what was known before it was read: the cluster went back, and the
-		// watch waits for versions that are lost.
+		// What was read is older than what was known before it was read: the cluster went back, and
+		// the watch waits for versions that are lost.
 		s.asOf = version
 		if s.cancel != nil {
 			s.cancel()

@@ -9,17 +9,17 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// graceForbidden is for how long refusals must last, without a permission in between, before they are
-// believed: right after a pod is bound, or an API server has started, the Node authorizer's graph lags
-// behind.
+// graceForbidden is for how long refusals must last, without a permission in between, before they
+// are believed: right after a pod is bound, or an API server has started, the Node authorizer's
+// graph lags behind.
 const graceForbidden = 30 * time.Second
 
 // ObjectState is what is known of one object, for one node.
 type ObjectState struct {
 	Known  bool    // Object, or its absence, is what kube-apiserver has
 	Object *Object // nil: there is none
-	// CaughtUp is set in the answer to CatchUp: it is so as of the version asked for, or by a read that
-	// was consistent and came later.
+	// CaughtUp is set in the answer to CatchUp: it is so as of the version asked for, or by a read
+	// that was consistent and came later.
 	CaughtUp bool
 	Err      error // the node may not have it
 }
@@ -82,8 +82,9 @@ func (m *member) delay() {
 	m.tries++
 }
 
-// hold keeps watches from being opened as the node for a while: one was refused. A review that allows it changes nothing of that, since where reviews and requests are
-// judged differently (an authorizer that lags, a proxy before kube-apiserver) the two would take turns without an end.
+// hold keeps watches from being opened as the node for a while: one was refused. A review that
+// allows it changes nothing of that, since where reviews and requests are judged differently (an
+// authorizer that lags, a proxy before kube-apiserver) the two would take turns without an end.
 func (m *member) hold() {
 	m.held = time.Now().Add(pause(m.thrown))
 	m.thrown++
@@ -111,8 +112,8 @@ func (s *watchedObject) grant(m *member) {
 	}
 }
 
-// refuse notes a refusal, of a read or a watch as the node (denied) or of a review, and reports whether
-// it is believed.
+// refuse notes a refusal, of a read or a watch as the node (denied) or of a review, and reports
+// whether it is believed.
 func (s *watchedObject) refuse(m *member, err error, denied bool) bool {
 	now := time.Now()
 	if m.refusedSince.IsZero() {

@@ -18,15 +18,17 @@ const (
 	// initialEvents is how long a fresh watch is given to say whether the object exists, before the
 	// object is read: a kube-apiserver that knows no initial events never says so.
 	initialEvents = 10 * time.Millisecond
-	// lateInitialEvents is that of a kube-apiserver that has said so of another object. Where hundreds of
-	// watches are opened at once it is busy with these, and reads would double its work.
+	// lateInitialEvents is that of a kube-apiserver that has said so of another object.
+	// Where hundreds of watches are opened at once it is busy with these, and reads would
+	// double its work.
 	lateInitialEvents = time.Second
-	// steady is how long a watch must have lived for the next one to be opened without more back-off.
+	// steady is how long a watch must have lived for the next one to be opened without
+	// more back-off.
 	steady = 10 * time.Second
 )
 
-// open opens the watch of an object as a node. It begins with the object as it is, or with the news that
-// there is none.
+// open opens the watch of an object as a node. It begins with the object as it is, or with the news
+// that there is none.
 func (w *ObjectWatches) open(ctx context.Context, ref Ref, node types.NodeName) (watch.Interface, error) {
 	select {
 	case w.opening <- struct{}{}:
@@ -146,8 +148,8 @@ func (w *ObjectWatches) apply(ctx context.Context, s *watchedObject, m *member, 
 	return nil
 }
 
-// begin takes the state that a fresh watch began with, as of a version. Behind it is a cache that may
-// lag; what it can't know, or knows older than we do, is read.
+// begin takes the state that a fresh watch began with, as of a version. Behind it is a cache that
+// may lag; what it can't know, or knows older than we do, is read.
 func (w *ObjectWatches) begin(ctx context.Context, s *watchedObject, m *member, first *initialState, version uint64) error {
 	s.mu.Lock()
 	absent, older := !s.known && first.object == nil, s.known && version < s.asOf
@@ -233,8 +235,8 @@ func (w *ObjectWatches) follow(ctx context.Context, s *watchedObject) {
 	}
 }
 
-// authoriseOthers has those asked about whom the watch says nothing about: also the first member, when
-// another was picked. The object's lock is held.
+// authoriseOthers has those asked about whom the watch says nothing about: also the first member,
+// when another was picked. The object's lock is held.
 func (w *ObjectWatches) authoriseOthers(ctx context.Context, s *watchedObject) {
 	for m := range s.members {
 		if m != s.opener && m.access == checking && !m.asking {
@@ -244,8 +246,8 @@ func (w *ObjectWatches) authoriseOthers(ctx context.Context, s *watchedObject) {
 	}
 }
 
-// ended notes that the watch that was opened as m has ended. It reports whether that is m's matter: the
-// next watch is opened without waiting.
+// ended notes that the watch that was opened as m has ended. It reports whether that is m's matter:
+// the next watch is opened without waiting.
 func (w *ObjectWatches) ended(ctx context.Context, s *watchedObject, m *member, err error) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

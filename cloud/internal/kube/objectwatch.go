@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	// reviewers bounds the reviews in flight, opening the watches that are being opened. What finds no
-	// room waits.
+	// reviewers bounds the reviews in flight, opening the watches that are being opened. What
+	// finds no room waits.
 	reviewers = 64
 	opening   = 64
 )
@@ -21,9 +21,9 @@ const (
 // ObjectWatch is a node's part in the watch of an object.
 type ObjectWatch struct {
 	Cancel func()
-	// CatchUp has changed called with a state that is no older than version (a resourceVersion), or, in
-	// a cluster whose versions went back, than the call. It costs a consistent read where the watch is
-	// behind, and is tried until it succeeds or Cancel is called.
+	// CatchUp has changed called with a state that is no older than version (a resourceVersion),
+	// or, in a cluster whose versions went back, than the call. It costs a consistent read where
+	// the watch is behind, and is tried until it succeeds or Cancel is called.
 	CatchUp func(version uint64)
 }
 
@@ -41,15 +41,15 @@ func NewObjectWatches(client *Client, access *Access) (*ObjectWatches, error) {
 	return w, nil
 }
 
-// Serves reports whether a resource is watched object by object: those that cloudcore has no right to
-// watch as a whole.
+// Serves reports whether a resource is watched object by object: those that cloudcore has no right
+// to watch as a whole.
 func (w *ObjectWatches) Serves(ref Ref) bool {
 	return ref.Resource == Secrets || ref.Resource == ConfigMaps
 }
 
-// Watch calls changed with what is known of an object, now or soon, and at each change, until Cancel is
-// called: one call after another, not after Cancel has returned. changed must be quick and must not call
-// ObjectWatches.
+// Watch calls changed with what is known of an object, now or soon, and at each change, until
+// Cancel is called: one call after another, not after Cancel has returned. changed must be quick
+// and must not call ObjectWatches.
 func (w *ObjectWatches) Watch(ref Ref, node types.NodeName, changed func(ObjectState)) ObjectWatch {
 	m := &member{node: node, changed: changed}
 	w.mu.Lock()

@@ -129,8 +129,8 @@ func runObjectWatches(t *testing.T) (*troubled, *kube.ObjectWatches, func()) {
 	}
 }
 
-// One review revokes nothing, nor does an authorizer that fails. Refusals must last, and a read as the
-// node must be refused as well before what its pods need goes.
+// One review revokes nothing, nor does an authorizer that fails. Refusals must last, and a read as
+// the node must be refused as well before what its pods need goes.
 func TestRefusalsMustLast(t *testing.T) {
 	no := &authorizationv1.SubjectAccessReviewStatus{Reason: "said the test"}
 	failed := &authorizationv1.SubjectAccessReviewStatus{EvaluationError: "the authorizer's webhook is away"}
@@ -182,7 +182,8 @@ func TestRefusalsMustLast(t *testing.T) {
 	}
 }
 
-// Reviews allow what kube-apiserver then refuses: watches are tried less and less often, and one that is let in ends that.
+// Reviews allow what kube-apiserver then refuses: watches are tried less and less often, and one
+// that is let in ends that.
 func TestRefusedWatchesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, w, stop := runObjectWatches(t)

@@ -8,7 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// openWatch opens a watch; one that is not open in time is given up. Stopping it releases all it holds.
+// openWatch opens a watch; one that is not open in time is given up. Stopping it releases
+// all it holds.
 func openWatch(ctx context.Context, open func(context.Context) (watch.Interface, error)) (watch.Interface, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	late := time.AfterFunc(openTimeout, func() { cancel(errors.New("kube-apiserver did not open the watch in time")) })

@@ -1,7 +1,8 @@
 package kube
 
-// Projection returns an empty store of the same collection, for what a caller makes of its objects for some edges. The version of an object there
-// stands for its content (contentVersion): what those edges don't get of it is no change for them.
+// Projection returns an empty store of the same collection, for what a caller makes of its objects
+// for some edges. The version of an object there stands for its content (contentVersion): what
+// those edges don't get of it is no change for them.
 func (s *Store) Projection() *Store {
 	e := *s.encoder
 	e.content = true

@@ -11,14 +11,15 @@ import (
 // Protobuf is the media type of Kubernetes' protobuf encoding.
 const Protobuf = "application/vnd.kubernetes.protobuf"
 
-// protobufMagic begins every object in that encoding; a runtime.Unknown with the object in it follows. See k8s.io/apimachinery/pkg/runtime/serializer/protobuf.
+// protobufMagic begins every object in that encoding; a runtime.Unknown with the object in it
+// follows. See k8s.io/apimachinery/pkg/runtime/serializer/protobuf.
 const protobufMagic = "k8s\x00"
 
 // IsProtobuf reports whether an encoded object is protobuf; JSON begins otherwise.
 func IsProtobuf(body []byte) bool { return bytes.HasPrefix(body, []byte(protobufMagic)) }
 
-// FromProtobuf decodes an object, which must be of that kind. It is for the few types that are read and written for every write of an edge: the
-// general deserializer looks each up in a scheme first.
+// FromProtobuf decodes an object, which must be of that kind. It is for the few types that are read
+// and written for every write of an edge: the general deserializer looks each up in a scheme first.
 func FromProtobuf(body []byte, kind schema.GroupVersionKind, into interface{ Unmarshal([]byte) error }) error {
 	var u runtime.Unknown
 	if !IsProtobuf(body) {

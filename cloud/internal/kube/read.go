@@ -29,11 +29,13 @@ type unbounded struct{}
 func (unbounded) Take(int) bool { return true }
 func (unbounded) Give(int)      { /* nothing is counted */ }
 
-// window is how many bytes of one answer kube-apiserver may send before they are read (RFC 9113, 5.2): they are in memory and not counted. client-go's
-// default is 4 MiB, which the 16 requests of one link would make 64. At a round trip of 1 ms it lets 128 MB pass in a second.
+// window is how many bytes of one answer kube-apiserver may send before they are read (RFC 9113,
+// 5.2): they are in memory and not counted. client-go's default is 4 MiB, which the 16 requests of
+// one link would make 64. At a round trip of 1 ms it lets 128 MB pass in a second.
 const window = 128 << 10
 
-// narrow sets the window of a transport that nothing has used yet. A wrapper that doesn't show what it wraps, as tests have them, keeps its own.
+// narrow sets the window of a transport that nothing has used yet. A wrapper that doesn't show what
+// it wraps, as tests have them, keeps its own.
 func narrow(rt http.RoundTripper) {
 	for rt != nil {
 		if t, ok := rt.(*http.Transport); ok {
@@ -48,12 +50,14 @@ func narrow(rt http.RoundTripper) {
 	}
 }
 
-// steps are the sizes of buffers for an answer of unknown length. Most answers are an object; the length of a list is unknown, so the last one is for the longest. Few
-// steps: in each the old buffer and the new are there at once.
+// steps are the sizes of buffers for an answer of unknown length. Most answers are an object; the
+// length of a list is unknown, so the last one is for the longest. Few steps: in each the old
+// buffer and the new are there at once.
 func steps(limit int) []int { return []int{16 << 10, 256 << 10, 1 << 20, limit + 1} }
 
-// readBody reads an answer into memory that was taken for it before: all that its buffers have, not what of them is filled. What it returns is held, as long as
-// its capacity; with an error nothing is.
+// readBody reads an answer into memory that was taken for it before: all that its buffers
+// have, not what of them is filled. What it returns is held, as long as its capacity; with an
+// error nothing is.
 func readBody(r *http.Response, limit int, memory Memory) ([]byte, error) {
 	var body []byte
 	sizes := steps(limit)
@@ -88,7 +92,8 @@ func readBody(r *http.Response, limit int, memory Memory) ([]byte, error) {
 	return nil, ErrTooLarge
 }
 
-// fit gives back what a buffer has and does not need, where that is most of it and there is room for both meanwhile.
+// fit gives back what a buffer has and does not need, where that is most of it and there is room
+// for both meanwhile.
 func fit(body []byte, memory Memory) []byte {
 	if len(body) > cap(body)/2 || !memory.Take(len(body)) {
 		return body

@@ -37,8 +37,8 @@ type followed struct {
 	overrun bool               // the collection was read since the reflector's list began, which may then be older than that
 }
 
-// follow keeps the store what kube-apiserver has, until ctx ends. Each reflector ends when everything is
-// to be listed again.
+// follow keeps the store what kube-apiserver has, until ctx ends. Each reflector ends when
+// everything is to be listed again.
 func (f *followed) follow(ctx context.Context) {
 	log := klog.FromContext(ctx).WithValues("resource", f.store.resource)
 	source, expected, err := f.source()
@@ -62,7 +62,8 @@ func (f *followed) follow(ctx context.Context) {
 	}
 }
 
-// source is how a collection is listed and watched: typed and in protobuf, or as unstructured objects.
+// source is how a collection is listed and watched: typed and in protobuf, or as
+// unstructured objects.
 type source struct {
 	list    func(context.Context, metav1.ListOptions) (runtime.Object, error)
 	watch   func(context.Context, metav1.ListOptions) (watch.Interface, error)
@@ -112,9 +113,9 @@ func (f *followed) source() (*source, any, error) {
 // listerWatcher is the source as a reflector uses it. The store is told how each call went: without
 // that, an edge could never be told why it waits.
 //
-// A reflector resumes its watch at the last version that it has seen, and lists at a version no older
-// than that. Both wait in silence where the cluster went back in time. So a watch is not resumed after a
-// call that failed, and every list but the first is consistent.
+// A reflector resumes its watch at the last version that it has seen, and lists at a version no
+// older than that. Both wait in silence where the cluster went back in time. So a watch is not
+// resumed after a call that failed, and every list but the first is consistent.
 func (f *followed) listerWatcher(s *source) cache.ListerWatcher {
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
@@ -178,8 +179,10 @@ func (f *followed) listing() {
 	f.overrun = false
 }
 
-// tooLate reports whether the reflector's list, as of a version, is older than what was read since it began: not one of a cluster that went back in time, but one
-// whose answer took its time. Its watch goes on from there, and what that brings of versions that were read is ignored. Called with the store's lock held.
+// tooLate reports whether the reflector's list, as of a version, is older than what was read since
+// it began: not one of a cluster that went back in time, but one whose answer took its time. Its
+// watch goes on from there, and what that brings of versions that were read is ignored. Called with
+// the store's lock held.
 func (f *followed) tooLate(version uint64) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -36,7 +36,8 @@ type Ref struct {
 	Key
 }
 
-// refsOf lists what o needs on its node: the same that the Node authorizer lets the node of a pod read.
+// refsOf lists what o needs on its node: the same that the Node authorizer lets the node
+// of a pod read.
 func refsOf(o runtime.Object) []Ref {
 	var refs []Ref
 	add := func(resource schema.GroupVersionResource, namespace, name string) {
@@ -46,7 +47,8 @@ func refsOf(o runtime.Object) []Ref {
 	}
 	switch o := o.(type) {
 	case *corev1.Pod:
-		// A node makes mirror pods itself: what they refer to is none of its business, and the authorizer says so too.
+		// A node makes mirror pods itself: what they refer to is none of its business, and the
+		// authorizer says so too.
 		if _, mirror := o.Annotations[corev1.MirrorPodAnnotationKey]; mirror || o.Spec.NodeName == "" {
 			return nil
 		}

@@ -82,9 +82,9 @@ func (r *Requested) Followable(ctx context.Context, resource schema.GroupVersion
 }
 
 // CatchUp calls done, once and in a goroutine of its own, when the copy of a collection holds what
-// kube-apiserver had at version or later; where the watch doesn't bring it there soon, by a consistent
-// read, which counts whatever its version is: the cluster may have gone back in time. It is tried until
-// it succeeds or cancel is called. The collection must be open.
+// kube-apiserver had at version or later; where the watch doesn't bring it there soon, by a
+// consistent read, which counts whatever its version is: the cluster may have gone back in time. It
+// is tried until it succeeds or cancel is called. The collection must be open.
 func (r *Requested) CatchUp(resource schema.GroupVersionResource, version uint64, done func()) (cancel func()) {
 	i := r.informers
 	i.mu.Lock()

@@ -17,22 +17,22 @@ const (
 	revisionPeriod  = 10 * time.Second
 	revisionRetry   = time.Second
 	revisionTimeout = 5 * time.Second
-	// revisionGap is how long nothing may have been read for watches to be trusted: this process may
-	// have been stopped, or its machine suspended.
+	// revisionGap is how long nothing may have been read for watches to be trusted: this process
+	// may have been stopped, or its machine suspended.
 	revisionGap = 4 * revisionPeriod
 	// restartPause bounds how often all watches are opened again.
 	restartPause = 10 * time.Second
 )
 
-// Revisions notices when watches can't be trusted to go on: kube-apiserver was away, or the cluster's
-// revision is lower than it was. Its etcd may have been restored from a backup then, and a watch that is
-// resumed at a version that is lost waits for it without a word. All watches are opened again and their
-// objects read consistently.
+// Revisions notices when watches can't be trusted to go on: kube-apiserver was away, or the
+// cluster's revision is lower than it was. Its etcd may have been restored from a backup then, and
+// a watch that is resumed at a version that is lost waits for it without a word. All watches are
+// opened again and their objects read consistently.
 //
 // The signs: a call that got no answer, then one that did; a revision below the last one; no
-// kube-apiserver that was there at the last read, since a restore ends with the restart of all of them
-// (etcd's operations guide); no successful read for revisionGap. A consistent read every revisionPeriod
-// is the net under them: an outage may be shorter than the pause between two calls.
+// kube-apiserver that was there at the last read, since a restore ends with the restart of all of
+// them (etcd's operations guide); no successful read for revisionGap. A consistent read every
+// revisionPeriod is the net under them: an outage may be shorter than the pause between two calls.
 type Revisions struct {
 	read func(context.Context) (s sighting, answered bool, err error)
 	wake chan struct{} // one slot: read now
@@ -45,8 +45,8 @@ type Revisions struct {
 // sighting is what one read says of the cluster.
 type sighting struct {
 	revision uint64
-	// servers are the identities of kube-apiservers (KEP-1965), new with each start of one. Empty: not
-	// known.
+	// servers are the identities of kube-apiservers (KEP-1965), new with each start of one.
+	// Empty: not known.
 	servers []string
 }
 
@@ -61,7 +61,8 @@ func (r *Revisions) OnRestart(restart func()) {
 	r.restarts = append(r.restarts, restart)
 }
 
-// Failed takes the error of a call. One that got an answer, or was given up by its caller, is no sign.
+// Failed takes the error of a call. One that got an answer, or was given up by its caller,
+// is no sign.
 func (r *Revisions) Failed(err error) {
 	if !unanswered(err) {
 		return

@@ -11,8 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// A cluster is restored between two reads, so quickly that no call fails, and has reached the revision
-// that it had: only that no kube-apiserver is the one that it was says so.
+// A cluster is restored between two reads, so quickly that no call fails, and has reached the
+// revision that it had: only that no kube-apiserver is the one that it was says so.
 func TestRevisions(t *testing.T) {
 	type read struct {
 		s   sighting

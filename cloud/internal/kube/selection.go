@@ -35,7 +35,8 @@ const (
 	testNamespace
 )
 
-// Select parses what an interest asks for. A field that kube-apiserver has no selector for is an error.
+// Select parses what an interest asks for. A field that kube-apiserver has no selector for
+// is an error.
 func Select(resource schema.GroupVersionResource, from Source) (*Selection, error) {
 	s := &Selection{Source: from, Namespace: from.Namespace, Labels: labels.Everything(), Fields: fields.Everything()}
 	if from.Labels != "" {

@@ -18,18 +18,21 @@ import (
 
 const (
 	accessTTL = time.Minute
-	// sharedBound is how many questions are kept, and so how many are asked in a minute. A cluster has some thirty; resources that a device makes up count too. At the bound
-	// nodes are asked for alone.
+	// sharedBound is how many questions are kept, and so how many are asked in a minute. A
+	// cluster has some thirty; resources that a device makes up count too. At the bound nodes are
+	// asked for alone.
 	sharedBound = 128
 )
 
-// sharedAccess asks once what all nodes may, or all devices, where an answer for one is an answer for the others (docs/decisions/0066). It knows permissions only. It has two ways
-// to know that a permission is not that node's own:
+// sharedAccess asks once what all nodes may, or all devices, where an answer for one is an answer
+// for the others (docs/decisions/0066). It knows permissions only. It has two ways to know that a
+// permission is not that node's own:
 //
 //   - a node that there is not may do the same: then Kubernetes lets every node;
 //   - kube-apiserver says that the node may by the binding of the rights of devices: then every node may that this binding has, as long as it has it.
 //
-// Both hold where authorizers only ever add rights, as those of Kubernetes itself do. A webhook may refuse one node what another has: with one, nothing is shared.
+// Both hold where authorizers only ever add rights, as those of Kubernetes itself do. A webhook may
+// refuse one node what another has: with one, nothing is shared.
 type sharedAccess struct {
 	client  kubernetes.Interface
 	ask     func(context.Context, types.NodeName, Attributes) (Decision, error)
@@ -56,7 +59,8 @@ func newSharedAccess(client kubernetes.Interface, ask func(context.Context, type
 	}
 }
 
-// allows reports whether the node is known to be allowed, by what was asked for another within the last minute, and asks where that is due. False: it has to be asked for alone.
+// allows reports whether the node is known to be allowed, by what was asked for another within the
+// last minute, and asks where that is due. False: it has to be asked for alone.
 func (s *sharedAccess) allows(ctx context.Context, node types.NodeName, at Attributes) bool {
 	if !s.onlyAdd(ctx) {
 		return false
@@ -65,8 +69,10 @@ func (s *sharedAccess) allows(ctx context.Context, node types.NodeName, at Attri
 	return s.remembered(node, at) || s.settle(ctx, node, at)
 }
 
-// widen is a question as another node would ask it, of itself, and of all that it may be of: without a namespace, labels, and names and fields that are not the node's own. Who may
-// have all may have some of it: neither RBAC nor the Node authorizer takes a right away for one of these. So what a device makes up is no new question.
+// widen is a question as another node would ask it, of itself, and of all that it may be of:
+// without a namespace, labels, and names and fields that are not the node's own. Who may have all
+// may have some of it: neither RBAC nor the Node authorizer takes a right away for one of these. So
+// what a device makes up is no new question.
 func widen(from types.NodeName, at Attributes, to types.NodeName) Attributes {
 	wide := Attributes{Verb: at.Verb, Resource: at.Resource, Subresource: at.Subresource}
 	if at.Name == string(from) {
@@ -93,7 +99,8 @@ func (s *sharedAccess) remembered(node types.NodeName, at Attributes) bool {
 	return ok && time.Now().Before(a.until) && (a.everyone || s.devices.has(node, a.binding))
 }
 
-// settle asks who may, unless that was asked within the last minute, and reports whether this node may.
+// settle asks who may, unless that was asked within the last minute, and reports whether
+// this node may.
 func (s *sharedAccess) settle(ctx context.Context, node types.NodeName, at Attributes) bool {
 	key := at.key(s.absent)
 	s.mu.Lock()
@@ -117,7 +124,8 @@ func (s *sharedAccess) settle(ctx context.Context, node types.NodeName, at Attri
 	return allowed
 }
 
-// who asks who may. first says with what it begins: whether every node may, or whether this one may as a device. An error is no answer: the node is asked for alone.
+// who asks who may. first says with what it begins: whether every node may, or whether this one may
+// as a device. An error is no answer: the node is asked for alone.
 func (s *sharedAccess) who(ctx context.Context, node types.NodeName, at Attributes, first bool) (answer sharedAnswer, allowed bool) {
 	everyone := func() bool {
 		d, err := s.ask(ctx, s.absent, at)
@@ -149,8 +157,10 @@ func (s *sharedAccess) room() bool {
 	return len(s.answers) < sharedBound
 }
 
-// onlyAdd reports whether all authorizers of kube-apiserver only ever add rights, as those do that can list what an account may: the Node authorizer, RBAC, ABAC. A webhook can't,
-// and the list says that it is incomplete. It is asked for cloudcore itself, since of a node the Node authorizer lists nothing.
+// onlyAdd reports whether all authorizers of kube-apiserver only ever add rights, as those do that
+// can list what an account may: the Node authorizer, RBAC, ABAC. A webhook can't, and the list
+// says that it is incomplete. It is asked for cloudcore itself, since of a node the Node
+// authorizer lists nothing.
 func (s *sharedAccess) onlyAdd(ctx context.Context) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

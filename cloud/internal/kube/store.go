@@ -7,7 +7,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// Store is the newest known state of one collection, encoded. Many read it; one writer changes it, by Replace, Put and Delete.
+// Store is the newest known state of one collection, encoded. Many read it; one writer changes it,
+// by Replace, Put and Delete.
 type Store struct {
 	resource schema.GroupVersionResource
 	encoder  *encoder
@@ -58,7 +59,8 @@ func (s *Store) Failure() error {
 	return s.failure
 }
 
-// Version is the resourceVersion as of which the store holds the collection, 0 while that is unknown.
+// Version is the resourceVersion as of which the store holds the collection, 0 while that
+// is unknown.
 func (s *Store) Version() uint64 {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -79,7 +81,8 @@ func (s *Store) Len() int {
 	return len(s.objects)
 }
 
-// Each calls fn for every object that sel selects, in no order, until fn returns false. Nothing changes meanwhile; fn must not call the store.
+// Each calls fn for every object that sel selects, in no order, until fn returns false. Nothing
+// changes meanwhile; fn must not call the store.
 func (s *Store) Each(sel *Selection, fn func(*Object) bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -108,8 +111,10 @@ func (s *Store) Each(sel *Selection, fn func(*Object) bool) {
 	}
 }
 
-// Observe calls changed for every change from now on, those included that are none for the edges (the Sum stays), one after another, before anybody can read it: old is nil for a new object, new for one
-// that is gone. changed must be quick and must not call the store. The returned function ends it.
+// Observe calls changed for every change from now on, those included that are none for the edges
+// (the Sum stays), one after another, before anybody can read it: old is nil for a new object,
+// new for one that is gone. changed must be quick and must not call the store. The returned
+// function ends it.
 func (s *Store) Observe(changed func(old, new *Object)) (cancel func()) {
 	o := &observer{changed}
 	s.mu.Lock()
@@ -173,7 +178,8 @@ func (s *Store) advance(version uint64) bool {
 	return true
 }
 
-// Replace makes all the whole of the collection, as of the newest of the objects. It takes them over.
+// Replace makes all the whole of the collection, as of the newest of the objects. It takes
+// them over.
 func (s *Store) Replace(all []runtime.Object) error {
 	var newest uint64
 	for _, o := range all {
@@ -182,9 +188,9 @@ func (s *Store) Replace(all []runtime.Object) error {
 	return s.replace(all, newest, nil, false)
 }
 
-// replace makes all the whole of the collection as of a version, unless accept, which is called with the
-// lock held, says no. beside: a watch goes on beside it, and what that brings of versions up to this one
-// is ignored.
+// replace makes all the whole of the collection as of a version, unless accept, which is called
+// with the lock held, says no. beside: a watch goes on beside it, and what that brings of versions
+// up to this one is ignored.
 func (s *Store) replace(all []runtime.Object, version uint64, accept func() bool, beside bool) error {
 	fresh := make([]*Object, 0, len(all))
 	keep := make(map[Key]bool, len(all))

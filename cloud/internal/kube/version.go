@@ -10,8 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// parseVersion reads a resourceVersion as a number, 0 where it is none. kube-apiserver's are numbers that
-// grow (KEP-5504).
+// parseVersion reads a resourceVersion as a number, 0 where it is none. kube-apiserver's are
+// numbers that grow (KEP-5504).
 func parseVersion(version string) uint64 {
 	v, err := strconv.ParseUint(version, 10, 64)
 	if err != nil {

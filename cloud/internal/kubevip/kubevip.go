@@ -1,7 +1,10 @@
-// Package kubevip puts kube-vip into a trial cluster and takes it away again: a load balancer for Services, from a range of the LAN's addresses.
+// Package kubevip puts kube-vip into a trial cluster and takes it away again: a load balancer for
+// Services, from a range of the LAN's addresses.
 //
-// It owns the ConfigMap kubevip, made of an interface and a range, and which objects belong to it (manifests/kube-vip). It refuses ranges that hold an address of a node. Delete
-// may be repeated, and gives the Services' addresses back. Everything is done as the administrator who asks; functions may be called from any goroutine.
+// It owns the ConfigMap kubevip, made of an interface and a range, and which objects belong to it
+// (manifests/kube-vip). It refuses ranges that hold an address of a node. Delete may be repeated,
+// and gives the Services' addresses back. Everything is done as the administrator who asks;
+// functions may be called from any goroutine.
 package kubevip
 
 import (
@@ -39,7 +42,8 @@ const (
 	class = "kube-vip.io/kube-vip-class"
 	// vipHost is kube-vip's annotation for the node that announces the address.
 	vipHost = "kube-vip.io/vipHost"
-	// addresses is the annotation by which a Service asks for addresses, and in which the cloud provider writes those that it gives; its label says that it did.
+	// addresses is the annotation by which a Service asks for addresses, and in which the cloud
+	// provider writes those that it gives; its label says that it did.
 	addresses     = "kube-vip.io/loadbalancerIPs"
 	providerLabel = "implementation"
 	providerName  = "kube-vip"
@@ -53,7 +57,8 @@ type Client struct {
 	Dynamic    dynamic.Interface
 }
 
-// objects are those of manifests/kube-vip and the ConfigMap, in the order in which they are applied. images are by kind.
+// objects are those of manifests/kube-vip and the ConfigMap, in the order in which they are
+// applied. images are by kind.
 func objects(data, images map[string]string) ([]*unstructured.Unstructured, error) {
 	own := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"name": configMap, "namespace": namespace}}}
 	if err := unstructured.SetNestedStringMap(own.Object, data, "data"); err != nil {
@@ -92,7 +97,8 @@ func objects(data, images map[string]string) ([]*unstructured.Unstructured, erro
 	return all, nil
 }
 
-// Apply puts kube-vip into the cluster, or brings what is there in line. It returns the ranges that addresses are taken from.
+// Apply puts kube-vip into the cluster, or brings what is there in line. It returns the ranges that
+// addresses are taken from.
 func Apply(ctx context.Context, c Client, o Options) (ranges string, err error) {
 	if err := checkInterface(o.Interface); err != nil {
 		return "", err
@@ -124,7 +130,8 @@ func Apply(ctx context.Context, c Client, o Options) (ranges string, err error) 
 	return ranges, nil
 }
 
-// Delete takes kube-vip away, first who announces addresses, and gives back those of Services. It returns how many objects there were.
+// Delete takes kube-vip away, first who announces addresses, and gives back those of Services. It
+// returns how many objects there were.
 func Delete(ctx context.Context, c Client) (deleted int, err error) {
 	all, err := objects(nil, nil)
 	if err != nil {

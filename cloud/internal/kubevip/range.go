@@ -16,16 +16,17 @@ type Options struct {
 	CIDR string
 	// Exclude are addresses and networks of it that are never given away.
 	Exclude []string
-	// Image is kube-vip's. ProviderImage is the cloud provider's; "": there is none, and Services name their addresses themselves.
+	// Image is kube-vip's. ProviderImage is the cloud provider's; "": there is none, and Services
+	// name their addresses themselves.
 	Image, ProviderImage string
 }
 
 // span is a range of addresses, both ends included.
 type span struct{ from, to netip.Addr }
 
-// Ranges is what is left of the CIDR without its network and broadcast addresses and what is excluded, as kube-vip's
-// cloud provider reads it: FROM-TO,FROM-TO. used are the addresses that hosts of the LAN have, with a word for each:
-// none may be left.
+// Ranges is what is left of the CIDR without its network and broadcast addresses and what is
+// excluded, as kube-vip's cloud provider reads it: FROM-TO,FROM-TO. used are the addresses that
+// hosts of the LAN have, with a word for each: none may be left.
 func (o Options) Ranges(used map[netip.Addr]string) (string, error) {
 	p, err := netip.ParsePrefix(o.CIDR)
 	if err != nil {

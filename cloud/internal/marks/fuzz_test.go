@@ -9,7 +9,8 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// Whatever a device reports of what it collects becomes its own entry or is refused, and another's entry stays as it is.
+// Whatever a device reports of what it collects becomes its own entry or is refused, and another's
+// entry stays as it is.
 func FuzzMerge(f *testing.F) {
 	f.Add([]byte(`{"name":"edge2","reason":"LeftOut","message":"x"}`))
 	f.Add([]byte(`{"name":"edge2","reason":"` + strings.Repeat("x", 64<<10) + `"}`))

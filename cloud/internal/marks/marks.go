@@ -1,6 +1,8 @@
-// Package marks is the cloud's side of what nodes collect of Services and Ingresses: their reports become the status of a ServiceCollection.
+// Package marks is the cloud's side of what nodes collect of Services and Ingresses: their reports
+// become the status of a ServiceCollection.
 //
-// It owns how the reports are merged, and the bounds of that status. It refuses reports that are no entry of it. Everything here is pure.
+// It owns how the reports are merged, and the bounds of that status. It refuses reports that are no
+// entry of it. Everything here is pure.
 package marks
 
 import (
@@ -19,8 +21,9 @@ import (
 )
 
 const (
-	// listed is how many nodes are listed with their entries, and detailed how many with their numbers: above it those that are fine are only named. An object
-	// must stay below 1.5 MB (etcd's request limit), an entry below 16 KiB.
+	// listed is how many nodes are listed with their entries, and detailed how many with their
+	// numbers: above it those that are fine are only named. An object must stay below 1.5 MB
+	// (etcd's request limit), an entry below 16 KiB.
 	listed   = 60
 	detailed = 500
 	// quoted is how many nodes a condition's message quotes.

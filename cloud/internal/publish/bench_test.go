@@ -99,7 +99,8 @@ func filled(b *testing.B, nodes int) *world {
 	return c
 }
 
-// BenchmarkIdleSession tells how much memory the way down of an idle node takes, with ten pods: B/session, without the objects, which all share.
+// BenchmarkIdleSession tells how much memory the way down of an idle node takes, with ten pods:
+// B/session, without the objects, which all share.
 func BenchmarkIdleSession(b *testing.B) {
 	const sessions = 1000
 	for b.Loop() {
@@ -121,7 +122,8 @@ func BenchmarkIdleSession(b *testing.B) {
 	}
 }
 
-// BenchmarkPodChange is the time from a change in the store to its State at the link, among a thousand other sessions.
+// BenchmarkPodChange is the time from a change in the store to its State at the link, among a
+// thousand other sessions.
 func BenchmarkPodChange(b *testing.B) {
 	c := filled(b, 1000)
 	p := publish.New(c, c, c, publish.DefaultQuotas())

@@ -9,8 +9,8 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// ready reports whether all that the edge is to hold of the resource is known. An interest that stays undecided holds the others up for a moment
-// only; what it would bring comes later.
+// ready reports whether all that the edge is to hold of the resource is known. An interest that
+// stays undecided holds the others up for a moment only; what it would bring comes later.
 func (r *resourceSync) ready() bool {
 	var open, young bool
 	d := r.session.deps
@@ -36,8 +36,8 @@ func (r *resourceSync) ready() bool {
 	return d == nil || !d.concerns(r.gvr) || d.complete()
 }
 
-// advance brings a resource one state further where it can, and hands over the objects of interests that
-// came later.
+// advance brings a resource one state further where it can, and hands over the objects of interests
+// that came later.
 func (s *session) advance(r *resourceSync) error {
 	switch r.state {
 	case unsynced:
@@ -211,10 +211,10 @@ func (s *session) confirmed(r *resourceSync) bool {
 	return true
 }
 
-// expect tells the edge what it should hold now. Its interests are synced by the same State, so that an
-// edge that holds something else takes none of them for it. Where a change of the same resource gets into
-// that State behind it, the edge finds a difference that is none: that costs an inventory, once in a
-// session, and nothing else.
+// expect tells the edge what it should hold now. Its interests are synced by the same State, so
+// that an edge that holds something else takes none of them for it. Where a change of the same
+// resource gets into that State behind it, the edge finds a difference that is none: that costs an
+// inventory, once in a session, and nothing else.
 func (s *session) expect(r *resourceSync) error {
 	s.mu.Lock()
 	dirty := len(r.dirty) > 0
@@ -290,8 +290,8 @@ func (s *session) emit(r *resourceSync, key kube.Key) {
 	s.frame.change(r.proto, key, o)
 }
 
-// unblock lets the markers go that waited for the last blocked pod: they count when its change is in the
-// frame.
+// unblock lets the markers go that waited for the last blocked pod: they count when its change
+// is in the frame.
 func (s *session) unblock(r *resourceSync, key kube.Key) {
 	delete(r.blockedPods, key)
 	if len(r.blockedPods) > 0 {

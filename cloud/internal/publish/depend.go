@@ -49,7 +49,8 @@ func (d *dependencies) settled() bool {
 	return true
 }
 
-// scan reads the pods once they are known, and lets those go on whose dependencies have become known.
+// scan reads the pods once they are known, and lets those go on whose dependencies have
+// become known.
 func (d *dependencies) scan() {
 	pods := d.podSync
 	if !d.scanned {
@@ -213,9 +214,9 @@ func (d *dependencies) ready(refs []kube.Ref) bool {
 	return true
 }
 
-// sendable reports whether refs and all below them can be sent in front of a pod, or need not be: where a
-// resource isn't compared yet, what may be older than what the edge holds waits for that. started: the
-// edge has had what the pod refers to.
+// sendable reports whether refs and all below them can be sent in front of a pod, or need not be:
+// where a resource isn't compared yet, what may be older than what the edge holds waits for that.
+// started: the edge has had what the pod refers to.
 func (d *dependencies) sendable(refs []kube.Ref, started bool) bool {
 	for _, ref := range refs {
 		have, ok := d.refs[ref]
@@ -234,8 +235,9 @@ func (d *dependencies) sendable(refs []kube.Ref, started bool) bool {
 	return true
 }
 
-// confirmed reports whether what decides what is wanted of a resource is known to be no older than what
-// the edge holds: pods decide about claims, claims about volumes, pods and volumes about Secrets.
+// confirmed reports whether what decides what is wanted of a resource is known to be no
+// older than what the edge holds: pods decide about claims, claims about volumes, pods and
+// volumes about Secrets.
 func (d *dependencies) confirmed(gvr schema.GroupVersionResource) bool {
 	above := []schema.GroupVersionResource{kube.Pods}
 	switch gvr {
@@ -252,8 +254,9 @@ func (d *dependencies) confirmed(gvr schema.GroupVersionResource) bool {
 	return true
 }
 
-// before is called for each key ahead of its change. It keeps up what pods and their dependencies refer to, and puts what a pod needs in front of
-// it; it returns false where that isn't known yet, and the pod has to wait.
+// before is called for each key ahead of its change. It keeps up what pods and their dependencies
+// refer to, and puts what a pod needs in front of it; it returns false where that isn't known yet,
+// and the pod has to wait.
 func (d *dependencies) before(r *resourceSync, key kube.Key, o *kube.Object) bool {
 	if ref := (kube.Ref{Resource: r.gvr, Key: key}); d.concerns(r.gvr) && d.has(ref) {
 		d.refs[ref].sent = true
@@ -276,8 +279,10 @@ func (d *dependencies) before(r *resourceSync, key kube.Key, o *kube.Object) boo
 	return true
 }
 
-// ahead sends those of refs that the edge may not have yet. An edge that comes back has what a pod needs that it has started, unless that is newer than all that it holds: so a pod
-// that has changed meanwhile does not bring along everything that it refers to. The comparison, which comes then, finds what is wrong with that.
+// ahead sends those of refs that the edge may not have yet. An edge that comes back has what a pod
+// needs that it has started, unless that is newer than all that it holds: so a pod that has changed
+// meanwhile does not bring along everything that it refers to. The comparison, which comes then,
+// finds what is wrong with that.
 func (d *dependencies) ahead(refs []kube.Ref, started bool) {
 	s := d.session
 	for _, ref := range refs {

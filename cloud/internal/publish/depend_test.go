@@ -113,7 +113,8 @@ func TestAnswersOfWatchesAreGathered(t *testing.T) {
 	})
 }
 
-// Updates that follow each other share States, in their order, and what is no such update waits for none of them.
+// Updates that follow each other share States, in their order, and what is no such update waits
+// for none of them.
 func TestUpdatesAreGathered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const maps = 300

@@ -9,9 +9,11 @@ import (
 
 const (
 	buckets = 256
-	// shortSum is how many bytes of a bucket's sum travel: enough to find nearly always where two sets differ. That it was found is seen by their digests.
+	// shortSum is how many bytes of a bucket's sum travel: enough to find nearly always where two
+	// sets differ. That it was found is seen by their digests.
 	shortSum = 4
-	// fewEntries is up to how many objects an edge is asked for all its entries at once, instead of for the sums of its buckets first.
+	// fewEntries is up to how many objects an edge is asked for all its entries at once, instead of
+	// for the sums of its buckets first.
 	fewEntries = 64
 )
 

@@ -10,8 +10,8 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// feed leads the changes of one collection to the sessions that they concern, without asking all the others: most of what an edge wants is
-// selected by its node's name or by one object's.
+// feed leads the changes of one collection to the sessions that they concern, without asking all
+// the others: most of what an edge wants is selected by its node's name or by one object's.
 type feed struct {
 	key     feedKey
 	store   *kube.Store
@@ -167,7 +167,8 @@ type selected struct {
 	source kube.Source
 }
 
-// maxShared bounds what is shared so, so that no edge can fill the memory with names. What is above it each session has for itself.
+// maxShared bounds what is shared so, so that no edge can fill the memory with names. What is above
+// it each session has for itself.
 const maxShared = 256
 
 func (x *feeds) collection(gvr schema.GroupVersionResource) *collection {
@@ -183,7 +184,8 @@ func (x *feeds) collection(gvr schema.GroupVersionResource) *collection {
 	return c
 }
 
-// selection parses what an interest asks for. What names neither a node nor an object nor a label is likely to be what other edges ask for, too.
+// selection parses what an interest asks for. What names neither a node nor an object nor a label
+// is likely to be what other edges ask for, too.
 func (x *feeds) selection(gvr schema.GroupVersionResource, from kube.Source) (*kube.Selection, error) {
 	key := selected{gvr, from}
 	x.mu.Lock()
@@ -272,7 +274,8 @@ func (f *feed) follow(sites Sites) {
 	}()
 }
 
-// sitesChanged makes projections again, and has their sessions look whether they still are of the same site.
+// sitesChanged makes projections again, and has their sessions look whether they still are
+// of the same site.
 func (x *feeds) sitesChanged() {
 	x.mu.Lock()
 	var all []*feed

@@ -24,8 +24,9 @@ func resourceFrom(p *topicpb.Resource) schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: p.GetGroup(), Version: p.GetVersion(), Resource: p.GetResource()}
 }
 
-// change appends the state of a key: o, or that it is gone when o is nil. The order of a frame is the order in which the edge applies it.
-// deletion says that an object is not the edge's to hold, as of a version of its collection; 0: unknown.
+// change appends the state of a key: o, or that it is gone when o is nil. The order of a frame is
+// the order in which the edge applies it. deletion says that an object is not the edge's to hold,
+// as of a version of its collection; 0: unknown.
 func (f *frame) deletion(r *topicpb.Resource, key kube.Key, version uint64) {
 	c := &topicpb.Change{Namespace: key.Namespace, Name: key.Name, Deleted: true}
 	if version != 0 {

@@ -10,7 +10,8 @@ import (
 const (
 	// linger is how long a collection that nobody wants any more is still followed.
 	linger = 5 * time.Minute
-	// pastChanges bounds a feed's history, at some 400 bytes each; the oldest changes go first. An edge that was away for longer is asked for its inventory.
+	// pastChanges bounds a feed's history, at some 400 bytes each; the oldest changes go first. An
+	// edge that was away for longer is asked for its inventory.
 	pastChanges = 2048
 )
 
@@ -20,8 +21,10 @@ type past struct {
 	old, new *kube.Object
 }
 
-// history is the newest changes of a collection. An edge that comes back says by one digest what it holds; going back through the changes shows whether that is what it
-// should have held some time ago, and then what has changed since is all that it needs. It is no promise: where nothing fits, the edge is asked.
+// history is the newest changes of a collection. An edge that comes back says by one digest what it
+// holds; going back through the changes shows whether that is what it should have held some time
+// ago, and then what has changed since is all that it needs. It is no promise: where nothing fits,
+// the edge is asked.
 type history struct {
 	mu      sync.Mutex
 	changes []past // the oldest first
@@ -38,7 +41,8 @@ func (h *history) add(key kube.Key, old, new *kube.Object) {
 	h.changes = append(h.changes, p)
 }
 
-// since finds which keys have changed since a set of objects, of which now is what it is today, had the digest then. wants says which objects belong to the set.
+// since finds which keys have changed since a set of objects, of which now is what it is today, had
+// the digest then. wants says which objects belong to the set.
 func (h *history) since(now, then digest, wants func(*kube.Object) bool) (keys []kube.Key, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

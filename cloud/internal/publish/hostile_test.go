@@ -10,8 +10,9 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// A device asks two replicas for what its node may get and cloudcore may not list, and for versions that
-// do not exist. Each session is refused, with the reason; no reflector starts, and both stay ready.
+// A device asks two replicas for what its node may get and cloudcore may not list, and for
+// versions that do not exist. Each session is refused, with the reason; no reflector starts, and
+// both stay ready.
 func TestHostile_01_ForbiddenInterest(t *testing.T) {
 	first := startReal(t)
 	replicas := map[string]*real{"first": first, "second": first.replica(t)}
@@ -70,8 +71,8 @@ func (r *real) own() (release func()) {
 	return func() { pods(); nodes() }
 }
 
-// What upstream's kubelet watches, with exactly the rights of manifests/cloudcore: cloudcore may follow all of it. A right
-// that is missing there shows as an interest that is refused for ever.
+// What upstream's kubelet watches, with exactly the rights of manifests/cloudcore: cloudcore may
+// follow all of it. A right that is missing there shows as an interest that is refused for ever.
 func TestReal_WatchesOfAKubelet(t *testing.T) {
 	r := startReal(t)
 	r.plane.AddNode(t, "edge1")

@@ -29,7 +29,8 @@ func source(p *topicpb.Interest) kube.Source {
 	return kube.Source{Namespace: p.GetNamespace(), Labels: p.GetLabelSelector(), Fields: p.GetFieldSelector()}
 }
 
-// declare makes the set of interests that of m. The digests count for resources that this session hasn't compared yet.
+// declare makes the set of interests that of m. The digests count for resources that this session
+// hasn't compared yet.
 func (s *session) declare(m *topicpb.Interests, digests []*topicpb.Digest) {
 	over, refusals := fits, s.limits
 	if len(digests) > s.part.quotas.Digests {
@@ -136,8 +137,8 @@ func (s *session) admitLimited() {
 // serve begins to serve an interest: Kubernetes is asked about it.
 func (s *session) serve(i *interest, p *topicpb.Interest) {
 	if p.GetDependencies() {
-		// Nothing to ask: claims and volumes that a pod of this node refers to are what the Node authorizer would allow, ConfigMaps and Secrets are
-		// watched as the node.
+		// Nothing to ask: claims and volumes that a pod of this node refers to are what the Node
+		// authorizer would allow, ConfigMaps and Secrets are watched as the node.
 		i.standing = granted
 		if s.deps == nil {
 			s.deps = newDependencies(s, i)
@@ -244,8 +245,9 @@ func (s *session) ask(i *interest) {
 	})
 }
 
-// ruling asks once: whether the node may have the interest, and whether cloudcore can follow it. An
-// object's get is enough to hold it: of claims, volumes and the like the Node authorizer allows no list.
+// ruling asks once: whether the node may have the interest, and whether cloudcore can follow it.
+// An object's get is enough to hold it: of claims, volumes and the like the Node authorizer
+// allows no list.
 func (s *session) ruling(i *interest, remembered bool) verdict {
 	ask := s.part.access.Review
 	if remembered {
@@ -325,7 +327,8 @@ func (s *session) recheck() {
 		case i.standing == granted && age >= recheckLater, i.standing == refused && age >= recheckSoon:
 			s.ask(i)
 		case i.standing == granted && !i.synced && i.resource.feed != nil && !i.resource.feed.store.HasSynced():
-			// cloudcore could follow it and can't any more: say so instead of letting the edge wait without a word.
+			// cloudcore could follow it and can't any more: say so instead of letting the edge wait
+			// without a word.
 			if err := i.resource.feed.store.Failure(); err != nil && !i.resource.told {
 				i.resource.told = true
 				s.refuse(i, unfollowed(i.gvr.Resource, err))

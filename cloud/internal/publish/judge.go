@@ -16,8 +16,9 @@ const (
 )
 
 const (
-	// graceRefused is for how long refusals must last, without a permission in between, before they are
-	// believed: the Node authorizer lags behind right after a pod is bound or an API server has started.
+	// graceRefused is for how long refusals must last, without a permission in between, before
+	// they are believed: the Node authorizer lags behind right after a pod is bound or an API
+	// server has started.
 	graceRefused = 30 * time.Second
 	// graceUnserved is the same for what kube-apiserver does not serve, or not to cloudcore.
 	graceUnserved = 10 * time.Second
@@ -55,8 +56,8 @@ type verdict struct {
 	refusal error         // why not; nil with allowed false: there was no answer
 }
 
-// judge is what an answer changes: the standing of an interest, or in which time it is asked again, 0 for
-// not before the next recheck. What was granted stays so until a refusal has lasted.
+// judge is what an answer changes: the standing of an interest, or in which time it is asked again,
+// 0 for not before the next recheck. What was granted stays so until a refusal has lasted.
 func judge(now time.Time, is standing, r *review, v verdict) (standing, time.Duration) {
 	switch {
 	case v.allowed:

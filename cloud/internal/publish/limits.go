@@ -9,8 +9,9 @@ const (
 	windowStates = 64        // likewise
 	maxInterests = 4096
 
-	// What a declared set is charged with (hub.Session): an interest costs some microseconds to decode and to compare, one that is refused as much again.
-	// A pod with 500 ConfigMaps has its edge declare up to some hundred sets that grow, which is within the credit.
+	// What a declared set is charged with (hub.Session): an interest costs some microseconds to
+	// decode and to compare, one that is refused as much again. A pod with 500 ConfigMaps has its
+	// edge declare up to some hundred sets that grow, which is within the credit.
 	perInterest        = 100 * time.Microsecond
 	perInventoryEntry  = time.Microsecond
 	perRefusedInterest = time.Millisecond

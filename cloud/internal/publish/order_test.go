@@ -175,8 +175,8 @@ func wanted(node types.NodeName) []*topicpb.Interest {
 	return []*topicpb.Interest{podsOf(1, string(node)), dependencies(2), {Id: 3, Resource: resource(routes)}}
 }
 
-// etcd is put back to an older copy while cloudcore runs, with one edge linked and one away. Everything
-// that either holds becomes what the cluster has now, without a hand.
+// etcd is put back to an older copy while cloudcore runs, with one edge linked and one away.
+// Everything that either holds becomes what the cluster has now, without a hand.
 func TestOrder_00_EtcdFromAnOlderCopy(t *testing.T) {
 	r := startReal(t)
 	r.plane.Apply(t, "manifests/crds")
@@ -288,7 +288,8 @@ func TestOrder_03_LaggingWatch(t *testing.T) {
 	other.disconnect()
 }
 
-// A list whose answer takes its time is overtaken by one that an edge had to be read for: what is newer stays.
+// A list whose answer takes its time is overtaken by one that an edge had to be read for: what
+// is newer stays.
 func TestALateListTakesNothingBack(t *testing.T) {
 	a := startReal(t)
 	a.plane.Apply(t, "manifests/crds")
@@ -343,8 +344,8 @@ func TestALateListTakesNothingBack(t *testing.T) {
 	e.disconnect()
 }
 
-// The same where the cluster was restored from a backup: what the edge holds is of a time that is lost,
-// and a cloudcore that lags can't tell by its watches. It converges.
+// The same where the cluster was restored from a backup: what the edge holds is of a time that is
+// lost, and a cloudcore that lags can't tell by its watches. It converges.
 func TestOrder_04_LaggingWatchAfterARestore(t *testing.T) {
 	a := startReal(t)
 	a.plane.Apply(t, "manifests/crds")
@@ -387,9 +388,9 @@ func TestOrder_04_LaggingWatchAfterARestore(t *testing.T) {
 	other.disconnect()
 }
 
-// An edge has a status accepted through another cloudcore and moves to one whose watch is 20 s behind.
-// Nothing else tells the two apart: what the edge holds is what the lagging watch shows. It is synced
-// only with the status that it has written, since it lets go of its own copy then.
+// An edge has a status accepted through another cloudcore and moves to one whose watch is 20 s
+// behind. Nothing else tells the two apart: what the edge holds is what the lagging watch shows. It
+// is synced only with the status that it has written, since it lets go of its own copy then.
 func TestSyncedBringsWhatTheEdgeHasWritten(t *testing.T) {
 	a := startReal(t)
 	a.plane.Apply(t, "manifests/crds")
@@ -422,8 +423,9 @@ func TestSyncedBringsWhatTheEdgeHasWritten(t *testing.T) {
 	e.disconnect()
 }
 
-// An edge hears of a pod's end through one cloudcore, and moves to another whose watch is 20 s behind. That pod is newer than all that the edge holds, or the edge holds
-// none, or what it held before the pod was made: in none of these does the pod come back.
+// An edge hears of a pod's end through one cloudcore, and moves to another whose watch is 20 s
+// behind. That pod is newer than all that the edge holds, or the edge holds none, or what it held
+// before the pod was made: in none of these does the pod come back.
 func TestNoDeletedPodComesBack(t *testing.T) {
 	a := startReal(t)
 	a.plane.Apply(t, "manifests/crds")

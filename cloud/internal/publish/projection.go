@@ -30,10 +30,12 @@ func projected(gvr schema.GroupVersionResource) bool {
 	return gvr == discoveryv1.SchemeGroupVersion.WithResource("endpointslices")
 }
 
-// projection is the EndpointSlices as one site gets them: with the endpoints on its own nodes, on those of sites that it reaches, and without a node. Those
-// that have none of these don't travel, but for the two that devices stand for themselves. So a rollout elsewhere changes nothing for it.
+// projection is the EndpointSlices as one site gets them: with the endpoints on its own nodes, on
+// those of sites that it reaches, and without a node. Those that have none of these don't travel,
+// but for the two that devices stand for themselves. So a rollout elsewhere changes nothing for it.
 //
-// Changes of the collection come with its store held for writing, a fill reads it: the two never meet, and each object is put as it is last.
+// Changes of the collection come with its store held for writing, a fill reads it: the two never
+// meet, and each object is put as it is last.
 type projection struct {
 	site  string
 	sites Sites

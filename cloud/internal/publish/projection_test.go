@@ -104,8 +104,9 @@ func (e *edge) slices(t *testing.T) map[string]string {
 	return out
 }
 
-// A site gets the endpoints on its nodes, on those that it reaches and without a node; a rollout elsewhere sends it nothing, and a device that comes back
-// is equal by the digest of its projection.
+// A site gets the endpoints on its nodes, on those that it reaches and without a node; a
+// rollout elsewhere sends it nothing, and a device that comes back is equal by the digest of
+// its projection.
 func TestProjection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &sites{pools: map[string]string{"edge1": "north", "edge2": "north", "edge3": "south", "edge9": "far"}, known: true}
@@ -148,7 +149,8 @@ func TestProjection(t *testing.T) {
 	})
 }
 
-// A pool's nodes change: the site has another projection at once. A pool may reach others, whose endpoints keep their zones.
+// A pool's nodes change: the site has another projection at once. A pool may reach others, whose
+// endpoints keep their zones.
 func TestProjection_SitesChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &sites{pools: map[string]string{"edge1": "far", "edge3": "south"}}

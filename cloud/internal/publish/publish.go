@@ -1,23 +1,28 @@
-// Package publish brings objects down to the edges: what each edge declared an interest in, as far as Kubernetes lets its node have it.
+// Package publish brings objects down to the edges: what each edge declared an interest in, as far
+// as Kubernetes lets its node have it.
 //
-// It owns, for each session, the interests, the comparison with what the edge still holds, the set of keys that changed and the window of what is
-// sent and not acknowledged. It refuses interests that kube-apiserver doesn't allow the node. It keeps nothing beyond a session, and writes
-// nothing to kube-apiserver. Delivery is level-triggered: a key that changes ten times before its turn is sent once, as it is then.
+// It owns, for each session, the interests, the comparison with what the edge still holds, the set
+// of keys that changed and the window of what is sent and not acknowledged. It refuses interests
+// that kube-apiserver doesn't allow the node. It keeps nothing beyond a session, and writes nothing
+// to kube-apiserver. Delivery is level-triggered: a key that changes ten times before its turn is
+// sent once, as it is then.
 //
-// A session's loop owns all of its state; what other goroutines tell it (changes, acknowledgements, decisions) goes through its inbox.
+// A session's loop owns all of its state; what other goroutines tell it (changes, acknowledgements,
+// decisions) goes through its inbox.
 //
-// How it works: each collection or kind of object that a session concerns is a resourceSync, whose way
-// from unsynced to streaming is the pure functions of transition.go. What an edge holds is replaced by an
-// older version, or taken from it, only where cloudcore's copy is known to be no older (order of versions,
-// KEP-5504, or a consistent read): a replica whose watches lag, and a cluster that was restored from a
-// backup, look the same otherwise.
+// How it works: each collection or kind of object that a session concerns is a resourceSync, whose
+// way from unsynced to streaming is the pure functions of transition.go. What an edge holds is
+// replaced by an older version, or taken from it, only where cloudcore's copy is known to be no
+// older (order of versions, KEP-5504, or a consistent read): a replica whose watches lag, and a
+// cluster that was restored from a backup, look the same otherwise.
 //
-// How to read it, from the bottom: feed.go and projection.go are what sessions share; transition.go and judge.go
-// are pure; state.go is what a session knows; resource.go, held.go and depend.go change it for one collection,
-// one object and what pods refer to; compare.go and interest.go are the conversation; session.go is its loop.
+// How to read it, from the bottom: feed.go and projection.go are what sessions share; transition.go
+// and judge.go are pure; state.go is what a session knows; resource.go, held.go and depend.go
+// change it for one collection, one object and what pods refer to; compare.go and interest.go are
+// the conversation; session.go is its loop.
 //
-// It is above 2,500 lines because a session's interests, what its pods depend on, the comparison and the
-// window share one queue.
+// It is above 2,500 lines because a session's interests, what its pods depend on, the comparison
+// and the window share one queue.
 package publish
 
 import (
@@ -32,9 +37,11 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// reviewing bounds the interests of all sessions that Kubernetes is being asked about. After a restart of cloudcore every edge declares all it wants at one
-// moment. What kube-apiserver's priority and fairness has no seat for it refuses, and refusals and pauses then take longer than the reviews. At the bound who
-// came first goes first, so the sessions are done one after another instead of all at the end.
+// reviewing bounds the interests of all sessions that Kubernetes is being asked about. After a
+// restart of cloudcore every edge declares all it wants at one moment. What kube-apiserver's
+// priority and fairness has no seat for it refuses, and refusals and pauses then take longer than
+// the reviews. At the bound who came first goes first, so the sessions are done one after another
+// instead of all at the end.
 const reviewing = 32
 
 // New returns a Publisher. It starts nothing.

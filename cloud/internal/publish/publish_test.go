@@ -302,7 +302,8 @@ func TestOneObjectIsEncodedOnceForAll(t *testing.T) {
 	})
 }
 
-// One interest that Kubernetes is slow to refuse doesn't hold up the others, and deletes nothing before it is refused.
+// One interest that Kubernetes is slow to refuse doesn't hold up the others, and deletes nothing
+// before it is refused.
 func TestAnUndecidedInterestHoldsNobodyUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, e := newWorld(), newEdge(t)

@@ -17,8 +17,8 @@ import (
 )
 
 // A device declares 4,096 new interests each second, and selectors of a megabyte. It hears 429; its
-// kubelet's own interests are served, another device's are as without it, and what Kubernetes is asked
-// stays within the quota.
+// kubelet's own interests are served, another device's are as without it, and what Kubernetes is
+// asked stays within the quota.
 func TestQuotasOfInterestsAndSelectors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newWorld()

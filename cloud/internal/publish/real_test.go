@@ -24,7 +24,8 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/manifest"
 )
 
-// real is a cloudcore's way down at a real kube-apiserver, with the rights of its manifests and no others.
+// real is a cloudcore's way down at a real kube-apiserver, with the rights of its
+// manifests and no others.
 type real struct {
 	plane     *cluster.ControlPlane
 	admin     kubernetes.Interface

@@ -44,8 +44,8 @@ func (r *resourceSync) note(key kube.Key, u urgency) bool {
 	return r.flows
 }
 
-// mark puts a key in the queue unless it waits there; while changes don't flow, it waits beside it. The
-// session's lock is held.
+// mark puts a key in the queue unless it waits there; while changes don't flow, it waits beside it.
+// The session's lock is held.
 func (r *resourceSync) mark(key kube.Key, u urgency) {
 	if _, ok := r.dirty[key]; ok {
 		return
@@ -67,7 +67,8 @@ func (r *resourceSync) clean(key kube.Key) {
 	}
 }
 
-// publishState lets those who note changes see the state. What waited beside the queue goes into it.
+// publishState lets those who note changes see the state. What waited beside the queue
+// goes into it.
 func (r *resourceSync) publishState() {
 	s := r.session
 	s.mu.Lock()
@@ -195,7 +196,8 @@ func (r *resourceSync) unwant(i *interest) {
 	r.queue(keys)
 }
 
-// undecided reports whether the edge may yet be allowed to hold a key: then it isn't told to let go of it.
+// undecided reports whether the edge may yet be allowed to hold a key: then it isn't told
+// to let go of it.
 func (r *resourceSync) undecided(key kube.Key) bool {
 	for _, i := range r.interests {
 		if i.standing != undecided {

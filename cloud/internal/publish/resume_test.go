@@ -135,7 +135,8 @@ func TestResume(t *testing.T) {
 	}
 }
 
-// Two sets whose buckets differ and have the same short sums: the digest shows it, and the edge is asked for everything.
+// Two sets whose buckets differ and have the same short sums: the digest shows it, and the edge is
+// asked for everything.
 func TestResume_ShortSumsThatDeceive(t *testing.T) {
 	for name, second := range map[string]bool{"beside one that is found": true, "alone": false} {
 		t.Run(name, func(t *testing.T) {

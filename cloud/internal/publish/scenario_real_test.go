@@ -16,8 +16,8 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/faultproxy"
 )
 
-// allowSecrets lets a node have the Secrets of a namespace, whatever its pods need, by RBAC; what it
-// returns takes that back.
+// allowSecrets lets a node have the Secrets of a namespace, whatever its pods need, by RBAC; what
+// it returns takes that back.
 func (r *real) allowSecrets(t *testing.T, ns, node string) (revoke func()) {
 	t.Helper()
 	bindings := r.admin.RbacV1().RoleBindings(ns)
@@ -37,11 +37,11 @@ func (r *real) allowSecrets(t *testing.T, ns, node string) (revoke func()) {
 	}
 }
 
-// Scenario 9 of the order campaign, with the real authorizers: two nodes that hold Secrets come to another
-// replica, which remembers no permission, when kube-apiserver says that they may not have them. It changes
-// its mind about one after 20 s: nothing goes. About the other it does not: what it held goes. Each has one
-// Secret that is watched as itself, so that the watch is refused, and one whose watch was opened as a third
-// node, so that a review says no.
+// Scenario 9 of the order campaign, with the real authorizers: two nodes that hold Secrets come to
+// another replica, which remembers no permission, when kube-apiserver says that they may not have
+// them. It changes its mind about one after 20 s: nothing goes. About the other it does not: what
+// it held goes. Each has one Secret that is watched as itself, so that the watch is refused, and
+// one whose watch was opened as a third node, so that a review says no.
 func TestOrder_09_RefusalsMustLast(t *testing.T) {
 	t.Parallel() // it mostly waits
 	r := startReal(t)
@@ -112,9 +112,9 @@ func TestOrder_09_RefusalsMustLast(t *testing.T) {
 	}
 }
 
-// Scenario 11 of the order campaign, on the way down: seventy reads of what one node's pods need are
-// never answered. The other node's pod comes with what it needs, and the first one's come once reads are
-// answered again.
+// Scenario 11 of the order campaign, on the way down: seventy reads of what one node's pods need
+// are never answered. The other node's pod comes with what it needs, and the first one's come once
+// reads are answered again.
 func TestOrder_11_HungReadsHoldUpNoOtherNode(t *testing.T) {
 	t.Parallel() // it mostly waits
 	a := startReal(t)

@@ -86,7 +86,8 @@ func (s *session) Stop() {
 	s.part.metrics.sessions.Add(-1)
 }
 
-// recheckPause has jitter: after a restart of cloudcore all edges come at once, and should not be reviewed at once for ever.
+// recheckPause has jitter: after a restart of cloudcore all edges come at once, and should not be
+// reviewed at once for ever.
 func recheckPause() time.Duration { return recheckSoon/2 + rand.N(recheckSoon) }
 
 // turn is what the loop does.

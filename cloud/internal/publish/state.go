@@ -83,7 +83,8 @@ type ruled struct {
 	verdict  verdict
 }
 
-// item is one place in the queue: a key, or a mark or an expectation, each of which is reached when all before it was sent.
+// item is one place in the queue: a key, or a mark or an expectation, each of which is reached when
+// all before it was sent.
 type item struct {
 	resource *resourceSync
 	key      kube.Key
@@ -166,8 +167,8 @@ type held struct {
 	watch    kube.ObjectWatch
 }
 
-// dependencies is what the pods of this node refer to, and what that refers to in turn: a claim to its volume, a volume to its Secrets. All of it
-// travels before the pod that needs it.
+// dependencies is what the pods of this node refer to, and what that refers to in turn: a claim to
+// its volume, a volume to its Secrets. All of it travels before the pod that needs it.
 type dependencies struct {
 	session  *session
 	interest *interest
@@ -236,7 +237,8 @@ func (s *session) resource(gvr schema.GroupVersionResource) *resourceSync {
 	return r
 }
 
-// resourceOf returns nil for what the session has not heard of yet. A session has some 14 resources; a map of them would take more memory than all that it leads to.
+// resourceOf returns nil for what the session has not heard of yet. A session has some 14
+// resources; a map of them would take more memory than all that it leads to.
 func (s *session) resourceOf(gvr schema.GroupVersionResource) *resourceSync {
 	for _, r := range s.resources {
 		if r.gvr == gvr {
@@ -246,7 +248,8 @@ func (s *session) resourceOf(gvr schema.GroupVersionResource) *resourceSync {
 	return nil
 }
 
-// siteFor is the site whose projection of a collection the session gets; "" where all edges get the same.
+// siteFor is the site whose projection of a collection the session gets; "" where all
+// edges get the same.
 func (s *session) siteFor(gvr schema.GroupVersionResource) string {
 	if s.part.feeds.sites == nil || !projected(gvr) {
 		return ""
@@ -255,7 +258,8 @@ func (s *session) siteFor(gvr schema.GroupVersionResource) string {
 	return s.site
 }
 
-// siteOf is the session's site now. While that is not known it has one of its own, which has nothing yet.
+// siteOf is the session's site now. While that is not known it has one of its own, which
+// has nothing yet.
 func (s *session) siteOf() string {
 	if site, known := s.part.feeds.sites.SiteOf(string(s.node)); known {
 		return site
@@ -273,7 +277,8 @@ func (s *session) refuse(i *interest, err error) {
 	s.frame.refuse(i.id, kube.StatusOf(err))
 }
 
-// refuseLimited refuses what is over a quota. Those are as many as a device likes: the metric counts them, and thousands share one answer.
+// refuseLimited refuses what is over a quota. Those are as many as a device likes: the metric
+// counts them, and thousands share one answer.
 func (s *session) refuseLimited(i *interest, over exceeded, retry int) {
 	s.part.metrics.refused.Add(1)
 	s.part.metrics.limited[over].Add(1)

@@ -49,7 +49,8 @@ func TestStatusStaysInTheCloud(t *testing.T) {
 		}
 		e.takeLog()
 
-		// Reports change the status many times: those who follow it in the cloud see each, the edge none.
+		// Reports change the status many times: those who follow it in the cloud see each,
+		// the edge none.
 		for i := range 50 {
 			c.put(t, gvr, staticRoute("a", "10.0.0.1", i))
 			synctest.Wait()
@@ -66,7 +67,8 @@ func TestStatusStaysInTheCloud(t *testing.T) {
 		want(t, "sent for a change of the labels", e.takeLog(), []string{"+staticroutes/b"})
 		e.disconnect()
 
-		// Another cloudcore, which has only seen the newest of each: nothing is sent, nothing is asked.
+		// Another cloudcore, which has only seen the newest of each: nothing is sent,
+		// nothing is asked.
 		later := newWorld()
 		later.version = 5000
 		again := labelled.DeepCopy()

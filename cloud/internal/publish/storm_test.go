@@ -37,7 +37,8 @@ func (s *slow) Review(ctx context.Context, node types.NodeName, at kube.Attribut
 	return s.world.Review(ctx, node, at)
 }
 
-// Many edges that come at one moment are reviewed a few at a time, and the first are served before the last have been reviewed.
+// Many edges that come at one moment are reviewed a few at a time, and the first are served before
+// the last have been reviewed.
 func TestManyAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newWorld()

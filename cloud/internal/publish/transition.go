@@ -8,8 +8,8 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// syncState is how far one resource of a session is. What leads from one to another is in this file and
-// nowhere else, as functions of what is known:
+// syncState is how far one resource of a session is. What leads from one to another is in this file
+// and nowhere else, as functions of what is known:
 //
 //	unsynced ---- begin ----> streaming   the edge holds what it should, or nothing, or what was right
 //	                                      some time ago, by the history
@@ -86,9 +86,9 @@ const (
 	resumeConfirmed
 )
 
-// begin compares what the edge holds with what it should: ours. history finds what has changed since the
-// edge held what was right, where a history reaches back so far; nil: there is none. What the edge shows
-// of its own accepted writes ends with the comparison, so ours must hold them first.
+// begin compares what the edge holds with what it should: ours. history finds what has changed
+// since the edge held what was right, where a history reaches back so far; nil: there is none. What
+// the edge shows of its own accepted writes ends with the comparison, so ours must hold them first.
 func (c *comparison) begin(ours map[kube.Key]*kube.Object, history func(now, then digest) ([]kube.Key, bool)) effects {
 	if c.written > 0 {
 		e := effects{catchUp: c.written}
@@ -118,10 +118,11 @@ func (c *comparison) begin(ours map[kube.Key]*kube.Object, history func(now, the
 // holdsNothing reports whether the edge has said that it holds no object of the resource.
 func (c *comparison) holdsNothing() bool { return !c.edgeUnknown && c.edge.count == 0 }
 
-// later finds what is newer than all that the edge holds: where nothing was deleted and the edge had all
-// that was older, that is what it lacks. resourceVersions can be compared as numbers (KEP-5504). It costs
-// no inventory where no history reaches back, after a restart of cloudcore above all; whether it was
-// right, the edge sees by the digest to expect. What the numbers of objects rule out is not tried.
+// later finds what is newer than all that the edge holds: where nothing was deleted and the edge
+// had all that was older, that is what it lacks. resourceVersions can be compared as numbers
+// (KEP-5504). It costs no inventory where no history reaches back, after a restart of cloudcore
+// above all; whether it was right, the edge sees by the digest to expect. What the numbers of
+// objects rule out is not tried.
 func (c *comparison) later(ours map[kube.Key]*kube.Object) (keys []kube.Key, ok bool) {
 	if c.edgeUnknown || c.newest == 0 {
 		return nil, false
@@ -139,14 +140,14 @@ func (c *comparison) later(ours map[kube.Key]*kube.Object) (keys []kube.Key, ok 
 	return keys, len(keys) > 0 && old <= c.edge.count && c.edge.count-old <= uint64(len(keys))
 }
 
-// newer reports whether o is newer than all that the edge holds, so that it can't be older than anything
-// there.
+// newer reports whether o is newer than all that the edge holds, so that it can't be older than
+// anything there.
 func (c *comparison) newer(o *kube.Object) bool {
 	return c.holdsNothing() || !c.edgeUnknown && c.newest != 0 && versionOf(o) > c.newest
 }
 
-// sendable reports whether the state of an object, nil where there is none, can't be older than what the
-// edge holds of it.
+// sendable reports whether the state of an object, nil where there is none, can't be older than
+// what the edge holds of it.
 func (c *comparison) sendable(o *kube.Object) bool {
 	return c.state == streaming || c.compared || o != nil && c.newer(o)
 }
@@ -166,8 +167,8 @@ func versionOf(o *kube.Object) uint64 {
 	return v
 }
 
-// reached is called when all was sent that goes before an expectation. held: something has changed that
-// can't be sent yet, since it may be older than what the edge holds.
+// reached is called when all was sent that goes before an expectation. held: something has changed
+// that can't be sent yet, since it may be older than what the edge holds.
 func (c *comparison) reached(held bool) effects {
 	switch {
 	case c.state != expecting && c.state != streaming:
@@ -201,8 +202,8 @@ func (c *comparison) sums(ours map[kube.Key]*kube.Object, theirs []byte) effects
 	return effects{ask: &topicpb.InventoryRequest{Only: only}}
 }
 
-// entries acts on what the edge holds, one by one. undecided says which keys it may yet be allowed to
-// hold: those are not taken from it.
+// entries acts on what the edge holds, one by one. undecided says which keys it may yet be allowed
+// to hold: those are not taken from it.
 func (c *comparison) entries(ours map[kube.Key]*kube.Object, in []*topicpb.Entry, undecided func(kube.Key) bool) effects {
 	c.theirs = make(map[kube.Key]heldEntry, len(in))
 	for _, e := range in {
@@ -243,8 +244,8 @@ func (c *comparison) confirmed(ours map[kube.Key]*kube.Object, undecided func(ku
 	return c.settle(effects{send: keys})
 }
 
-// doubts finds what the edge holds and ours has in an older version or not at all, as of which version it
-// has to be confirmed. Where versions can't be compared, nothing but a read will do.
+// doubts finds what the edge holds and ours has in an older version or not at all, as of which
+// version it has to be confirmed. Where versions can't be compared, nothing but a read will do.
 func (c *comparison) doubts(ours map[kube.Key]*kube.Object, undecided func(kube.Key) bool) map[kube.Key]uint64 {
 	var out map[kube.Key]uint64
 	for key, e := range c.theirs {
@@ -262,9 +263,9 @@ func (c *comparison) doubts(ours map[kube.Key]*kube.Object, undecided func(kube.
 	return out
 }
 
-// restAgrees reports whether the edge holds, outside the buckets that it was asked about, what it should:
-// its digest less what it has listed must be the digest of ours there. Otherwise two buckets differ whose
-// short sums don't, or something has changed since.
+// restAgrees reports whether the edge holds, outside the buckets that it was asked about, what it
+// should: its digest less what it has listed must be the digest of ours there. Otherwise two
+// buckets differ whose short sums don't, or something has changed since.
 func (c *comparison) restAgrees(ours map[kube.Key]*kube.Object) bool {
 	rest, mine := c.edge, digest{}
 	for _, e := range c.theirs {

@@ -242,7 +242,8 @@ func service(name string) *corev1.Service {
 
 // ---- the edge ----
 
-// edge is the other end of a session: it stores what it gets and acknowledges it, and answers inventories, as metamanager does.
+// edge is the other end of a session: it stores what it gets and acknowledges it, and answers
+// inventories, as metamanager does.
 type edge struct {
 	t      *testing.T
 	mux    *message.Mux

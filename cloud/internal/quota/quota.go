@@ -1,8 +1,8 @@
 // Package quota bounds what one node may ask of cloudcore, and says so to the node.
 //
-// It owns how much of each quota every node has used lately, over all its sessions: a node that connects again has no
-// more. It refuses nothing itself: callers ask, and answer the node with Refusal. Rates may be used by many goroutines
-// at once.
+// It owns how much of each quota every node has used lately, over all its sessions: a node that
+// connects again has no more. It refuses nothing itself: callers ask, and answer the node with
+// Refusal. Rates may be used by many goroutines at once.
 package quota
 
 import (
@@ -23,15 +23,18 @@ import (
 type Rate struct {
 	PerSecond float64
 	Burst     int
-	// Heavy is how many nodes' PerSecond all those together have that have used more than a sixteenth of their bursts; the others
-	// have a fiftieth of it to themselves, and their bursts. 0: each node has its own PerSecond.
+	// Heavy is how many nodes' PerSecond all those together have that have used more than a
+	// sixteenth of their bursts; the others have a fiftieth of it to themselves, and their bursts.
+	// 0: each node has its own PerSecond.
 	//
-	// A rate that one device needs to come back with what it kept, fifty devices can't have at once without others waiting for it.
-	// Who stays just below the bound between both has the fiftieth, so nothing is gained by it.
+	// A rate that one device needs to come back with what it kept, fifty devices can't have at once
+	// without others waiting for it. Who stays just below the bound between both has the fiftieth,
+	// so nothing is gained by it.
 	Heavy int
 }
 
-// Refusal is what a node is answered: 429 with a Retry-After in seconds, and which quota of cloudcore.yaml it is.
+// Refusal is what a node is answered: 429 with a Retry-After in seconds, and which quota of
+// cloudcore.yaml it is.
 func Refusal(quota string, retryAfter int) *apierrors.StatusError {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
@@ -57,8 +60,8 @@ type usage struct {
 	at   time.Time
 }
 
-// manyNodes is from how many nodes on those are forgotten that have used up nothing. There are never more than have
-// done something within the time in which a burst decays.
+// manyNodes is from how many nodes on those are forgotten that have used up nothing. There are
+// never more than have done something within the time in which a burst decays.
 const manyNodes = 4096
 
 const (
@@ -66,7 +69,8 @@ const (
 	lightShare = 50 // of the rate, the part that a node has while it is not
 )
 
-// NewRates returns Rates of which nothing is used. A nil *Rates, and one of a Rate of 0, bound nothing.
+// NewRates returns Rates of which nothing is used. A nil *Rates, and one of a Rate of 0,
+// bound nothing.
 func NewRates(rate Rate) *Rates {
 	return &Rates{rate: rate, nodes: map[types.NodeName]*usage{}, heavy: map[types.NodeName]*usage{}}
 }
@@ -116,7 +120,8 @@ func (r *Rates) Give(node types.NodeName, n int) {
 	r.weigh(node, u)
 }
 
-// Spend uses n whether it fits or not, up to twice the burst, and returns how long it takes until what is used is within the burst.
+// Spend uses n whether it fits or not, up to twice the burst, and returns how long it takes until
+// what is used is within the burst.
 func (r *Rates) Spend(node types.NodeName, n float64) time.Duration {
 	if r == nil || r.rate.PerSecond <= 0 {
 		return 0
@@ -172,7 +177,8 @@ func (r *Rates) weigh(node types.NodeName, u *usage) {
 	}
 }
 
-// sweep finds, once a second, who has done nothing for a while and is heavy no more. The lock is held.
+// sweep finds, once a second, who has done nothing for a while and is heavy no more. The
+// lock is held.
 func (r *Rates) sweep(now time.Time) {
 	if now.Sub(r.swept) < time.Second {
 		return
@@ -205,8 +211,8 @@ type Bytes struct {
 	held int
 }
 
-// Take reports whether so many bytes fit beside those that are held, and holds them then. What alone is above the
-// bound fits where nothing else is held.
+// Take reports whether so many bytes fit beside those that are held, and holds them then. What
+// alone is above the bound fits where nothing else is held.
 func (b *Bytes) Take(n int) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

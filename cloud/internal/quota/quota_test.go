@@ -42,8 +42,9 @@ func TestRates(t *testing.T) {
 	}
 }
 
-// Nodes that use up their bursts share what a few of them may have. Others have their bursts, and one alone that comes back with much has its whole rate. Who stays
-// just below where that begins has no more by it.
+// Nodes that use up their bursts share what a few of them may have. Others have their bursts, and
+// one alone that comes back with much has its whole rate. Who stays just below where that begins
+// has no more by it.
 func TestRates_HeavyNodesShare(t *testing.T) {
 	const perSecond, burst, heavy, floods = 50, 800, 4, 50
 	for name, flood := range map[string]struct{ first, each int }{

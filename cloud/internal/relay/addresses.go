@@ -16,8 +16,9 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 )
 
-// hiddenPrefix makes the type of a node's IP address one that nobody dials. The type is a free text (core/v1, NodeAddressType); kube-apiserver, metrics-server
-// and Prometheus know which types they prefer and pass over all others. What is left for them is the node's name.
+// hiddenPrefix makes the type of a node's IP address one that nobody dials. The type is a free text
+// (core/v1, NodeAddressType); kube-apiserver, metrics-server and Prometheus know which types they
+// prefer and pass over all others. What is left for them is the node's name.
 const hiddenPrefix = "skerry.io/"
 
 // hidden are the types that an edge node's kubelet reports and that lead nowhere in the cluster.
@@ -25,8 +26,9 @@ func hidden(t string) bool {
 	return t == string(corev1.NodeInternalIP) || t == string(corev1.NodeExternalIP)
 }
 
-// HideAddresses has the nodes' IP addresses written under types that nobody dials, so that whoever wants a kubelet takes the node's name. The edges never see
-// it: RevealAddresses undoes it on their way down. It is called before the first Attach.
+// HideAddresses has the nodes' IP addresses written under types that nobody dials, so that whoever
+// wants a kubelet takes the node's name. The edges never see it: RevealAddresses undoes it on their
+// way down. It is called before the first Attach.
 func (r *Relay) HideAddresses() { r.hide = true }
 
 // RevealAddresses gives the addresses of a Node the types that its kubelet reported.
@@ -42,7 +44,8 @@ func RevealAddresses(o runtime.Object) {
 	}
 }
 
-// hideInPatch changes the types in a patch of a node's status. A patch that can't be read stays as it is: kube-apiserver will say what is wrong.
+// hideInPatch changes the types in a patch of a node's status. A patch that can't be read stays as
+// it is: kube-apiserver will say what is wrong.
 func hideInPatch(patch []byte) []byte {
 	p, err := fieldsOf(patch, "patch")
 	if err != nil {
@@ -79,7 +82,8 @@ func hideInPatch(patch []byte) []byte {
 	return patch
 }
 
-// hideNow changes what the Node says already: that of a node from before, or one that has just registered, which is done in whatever encoding its kubelet likes.
+// hideNow changes what the Node says already: that of a node from before, or one that has just
+// registered, which is done in whatever encoding its kubelet likes.
 func (s *session) hideNow(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
@@ -124,7 +128,8 @@ func (s *session) tryHide(ctx context.Context) error {
 	if !changed {
 		return nil
 	}
-	// A merge patch replaces the list; the version keeps it from undoing what the kubelet writes meanwhile.
+	// A merge patch replaces the list; the version keeps it from undoing what the kubelet
+	// writes meanwhile.
 	body, err := json.Marshal(node)
 	if err != nil {
 		return fmt.Errorf("encoding the addresses: %w", err)

@@ -60,7 +60,8 @@ func (c *counting) answered() (n int) {
 	return n
 }
 
-// longLists is a kube-apiserver whose lists are 6 MB long, of which the last byte is held back until it is let go. It speaks HTTP/2, as a real one.
+// longLists is a kube-apiserver whose lists are 6 MB long, of which the last byte is held back
+// until it is let go. It speaks HTTP/2, as a real one.
 func longLists(t *testing.T, size int) (config *rest.Config, letGo func()) {
 	t.Helper()
 	body := make([]byte, size) // shared by all answers: what grows is the client's
@@ -97,8 +98,9 @@ func live() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// TestHostile_02_AnswersOnTheWay: one device asks for as many long lists at once as it may. What cloudcore holds of them while kube-apiserver sends them is within the
-// link's 16 MiB, whatever there is to come; what does not fit is refused with 429, and what fits arrives whole.
+// TestHostile_02_AnswersOnTheWay: one device asks for as many long lists at once as it may. What
+// cloudcore holds of them while kube-apiserver sends them is within the link's 16 MiB, whatever
+// there is to come; what does not fit is refused with 429, and what fits arrives whole.
 func TestHostile_02_AnswersOnTheWay(t *testing.T) {
 	const size = 5 << 20
 	config, letGo := longLists(t, size)

@@ -32,8 +32,8 @@ const (
 	longestTimeout = time.Minute
 )
 
-// onRequest passes a request on, in its own goroutine: the link must not wait for kube-apiserver. Beyond the bound the edge is told to come
-// again.
+// onRequest passes a request on, in its own goroutine: the link must not wait for kube-apiserver.
+// Beyond the bound the edge is told to come again.
 func (s *session) onRequest(ctx context.Context, m message.Message, q *topicpb.APIRequest) error {
 	select {
 	case s.requests <- struct{}{}:
@@ -219,8 +219,9 @@ func (s *session) permitResource(q *topicpb.APIRequest, p string) error {
 	return nil
 }
 
-// bearer looks at a token before it is passed on. Its signature is kube-apiserver's to verify. It must be a service account's, and if it says on
-// which node its pod runs, that must be this one: no node lends its link to the pods of another.
+// bearer looks at a token before it is passed on. Its signature is kube-apiserver's to verify. It
+// must be a service account's, and if it says on which node its pod runs, that must be this one: no
+// node lends its link to the pods of another.
 func (s *session) bearer(token string) error {
 	if token == "" {
 		return nil

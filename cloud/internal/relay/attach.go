@@ -50,7 +50,8 @@ func (s *session) handle(mux *message.Mux, write message.Topic[*topicpb.Write], 
 // Start implements hub.Service.
 func (s *session) Start(ctx context.Context, fail func(error)) {
 	s.relay.metrics.sessions.Add(1)
-	// No write before this session owns the Lease: an older one of this node, on another replica, has then been told to stop.
+	// No write before this session owns the Lease: an older one of this node, on another replica,
+	// has then been told to stop.
 	s.lease.run(ctx, fail, func() {
 		s.queue.start(ctx, fail)
 		if s.relay.hide {

@@ -32,7 +32,8 @@ type event struct {
 	whole *corev1.Event // where it came as protobuf
 }
 
-// readEvent reads a body: Kubernetes protobuf of an event of the core group, which is what edges send, or JSON.
+// readEvent reads a body: Kubernetes protobuf of an event of the core group, which is what
+// edges send, or JSON.
 func readEvent(body []byte, core bool) (*event, error) {
 	e := &event{}
 	if !kube.IsProtobuf(body) {
@@ -86,8 +87,9 @@ func (e *event) about() corev1.ObjectReference {
 	return e.InvolvedObject
 }
 
-// writeEvent makes or updates an Event. The body is always the whole of it: a create that finds it there was made before, an update that finds it
-// gone (kube-apiserver keeps events for an hour) makes it again.
+// writeEvent makes or updates an Event. The body is always the whole of it: a create that finds it
+// there was made before, an update that finds it gone (kube-apiserver keeps events for an hour)
+// makes it again.
 func (s *session) writeEvent(ctx context.Context, w *topicpb.Write) outcome {
 	gvr := resourceOf(w)
 	core := gvr == schema.GroupVersionResource{Version: "v1", Resource: "events"}
@@ -116,8 +118,9 @@ func (s *session) writeEvent(ctx context.Context, w *topicpb.Write) outcome {
 	return badWrite(w, "events are made and patched")
 }
 
-// sameEvent refuses a repeat of an event that is there and is about another object than the repeat says: the name of the one in the path is the device's to choose, and
-// what may be written was judged by the body.
+// sameEvent refuses a repeat of an event that is there and is about another object than the repeat
+// says: the name of the one in the path is the device's to choose, and what may be written was
+// judged by the body.
 func (s *session) sameEvent(w *topicpb.Write, e *event, have []byte) error {
 	there, err := readEvent(have, false)
 	if err != nil {
@@ -131,7 +134,8 @@ func (s *session) sameEvent(w *topicpb.Write, e *event, have []byte) error {
 	return nil
 }
 
-// createEvent makes an event. One that is there was made by an attempt whose answer was lost, and has perhaps been repeated since. Later attempts know that.
+// createEvent makes an event. One that is there was made by an attempt whose answer was lost, and
+// has perhaps been repeated since. Later attempts know that.
 func (s *session) createEvent(ctx context.Context, gvr schema.GroupVersionResource, w *topicpb.Write, e *event) outcome {
 	if s.versions.exists(key(w)) {
 		return s.patchEvent(ctx, gvr, w, e)
@@ -166,8 +170,10 @@ func (s *session) postEvent(ctx context.Context, gvr schema.GroupVersionResource
 	return s.do(ctx, http.MethodPost, p, contentType, body)
 }
 
-// patchEvent makes an event say what it says now: a repeat that comes late must not take back a later one. An event that is gone is made again. Nodes may not read
-// events, so what is there is read by a patch that changes nothing. An event of a version that this session knows was looked at before.
+// patchEvent makes an event say what it says now: a repeat that comes late must not take back a
+// later one. An event that is gone is made again. Nodes may not read events, so what is there
+// is read by a patch that changes nothing. An event of a version that this session knows was
+// looked at before.
 func (s *session) patchEvent(ctx context.Context, gvr schema.GroupVersionResource, w *topicpb.Write, e *event) outcome {
 	p, err := pathTo(gvr, w.GetNamespace(), w.GetName(), "")
 	if err != nil {
@@ -256,12 +262,13 @@ func freshEvent(body []byte) ([]byte, error) {
 	return json.Marshal(whole)
 }
 
-// forged says why an event is none of this node's, or "". Kubernetes itself lets any node write any event; events.md, rule 9, doesn't: only those of
-// the node itself and of pods bound to it.
+// forged says why an event is none of this node's, or "". Kubernetes itself lets any node write any
+// event; events.md, rule 9, doesn't: only those of the node itself and of pods bound to it.
 //
-// A pod that nobody knows (any more) is let through: it was deleted while the node was cut off, longer ago than we remember, and its
-// events are among those that must not be lost. Nobody's pod is blamed with it. Where the name is another node's pod now, and
-// the uid is none that we remember of this node, it is refused.
+// A pod that nobody knows (any more) is let through: it was deleted while the node was cut off,
+// longer ago than we remember, and its events are among those that must not be lost. Nobody's pod
+// is blamed with it. Where the name is another node's pod now, and the uid is none that we remember
+// of this node, it is refused.
 func (s *session) forged(e *event) string {
 	for _, source := range []corev1.EventSource{e.Source, e.Deprecated} {
 		if source.Host != "" && source.Host != string(s.node) {

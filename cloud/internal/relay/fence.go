@@ -22,20 +22,25 @@ type fencedWrite struct {
 	version string // that the edge had when it sent the write, where known
 	// read gets the object. An error that is a Status refuses the write.
 	read func(ctx context.Context) (*kube.Response, error)
-	// write is conditional on the version. An error that is a Status was found before anything was sent.
+	// write is conditional on the version. An error that is a Status was found before
+	// anything was sent.
 	write func(ctx context.Context, version string) (*kube.Response, error)
-	// done, where set, reports whether what was read has what would be written: an attempt whose answer was lost has made it.
+	// done, where set, reports whether what was read has what would be written: an attempt whose
+	// answer was lost has made it.
 	done func(read []byte) bool
-	// missing, where set, is done instead when the object is not there. The session has the Lease then.
+	// missing, where set, is done instead when the object is not there. The session has
+	// the Lease then.
 	missing func(ctx context.Context) (*kube.Response, error)
 }
 
-// fenced makes a write that can't land on top of what a newer session of the node wrote. Where no version of the object is known, or another writer was quicker, that
-// costs two reads: of the object, then of the Lease. What an attempt found out is kept: the next one goes on from there.
+// fenced makes a write that can't land on top of what a newer session of the node wrote. Where no
+// version of the object is known, or another writer was quicker, that costs two reads: of the
+// object, then of the Lease. What an attempt found out is kept: the next one goes on from there.
 func (s *session) fenced(ctx context.Context, w fencedWrite) (o outcome, resp *kube.Response) {
 	version := s.versions.newest(w.key, w.version)
 	progressed, conflict := false, false
-	// One that meets another writer again and again must back off, however much it learns each time.
+	// One that meets another writer again and again must back off, however much it learns
+	// each time.
 	defer func() { o.progressed = progressed && !conflict }()
 	for range 2 {
 		missing := false
@@ -74,8 +79,10 @@ func (s *session) fenced(ctx context.Context, w fencedWrite) (o outcome, resp *k
 	return o, resp
 }
 
-// confirm reads an object, unless an earlier attempt has read it and was interrupted then, and finds that this session is still the newest one, in this order. o is
-// accepted, or done, or says why not. A version that was confirmed is remembered: a write on top of it is conditional on it, however much later it is made.
+// confirm reads an object, unless an earlier attempt has read it and was interrupted then, and
+// finds that this session is still the newest one, in this order. o is accepted, or done, or says
+// why not. A version that was confirmed is remembered: a write on top of it is conditional on it,
+// however much later it is made.
 func (s *session) confirm(ctx context.Context, w fencedWrite) (version string, missing bool, o outcome, resp *kube.Response) {
 	read := s.versions.awaiting(w.key)
 	if read == nil {
@@ -130,8 +137,8 @@ func (s *session) read(ctx context.Context, w fencedWrite) (r *reading, o outcom
 	return &reading{version: have.ResourceVersion}, outcome{}, resp
 }
 
-// patch makes a patch of one object, which its uid ties to that object alone, and which the fence keeps from landing on top of what a newer session wrote. resp is
-// nil where there was no answer.
+// patch makes a patch of one object, which its uid ties to that object alone, and which the fence
+// keeps from landing on top of what a newer session wrote. resp is nil where there was no answer.
 func (s *session) patch(ctx context.Context, w *topicpb.Write) (o outcome, resp *kube.Response) {
 	whole, err := pathTo(resourceOf(w), w.GetNamespace(), w.GetName(), "")
 	if err != nil {

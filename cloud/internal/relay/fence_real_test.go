@@ -25,7 +25,8 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/faultproxy"
 )
 
-// replicas is two relays at a real kube-apiserver, with the rights of cloudcore's manifests; the requests of the first can be held up.
+// replicas is two relays at a real kube-apiserver, with the rights of cloudcore's manifests; the
+// requests of the first can be held up.
 type replicas struct {
 	t     *testing.T
 	admin kubernetes.Interface
@@ -110,7 +111,8 @@ func (e *edge) accepted(t *testing.T, id uint64) *topicpb.WriteResult {
 	return r
 }
 
-// replaced waits until the session ends because a newer one has taken over, or until it says how a write ended.
+// replaced waits until the session ends because a newer one has taken over, or until it says
+// how a write ended.
 func (e *edge) replaced(t *testing.T, id uint64) {
 	t.Helper()
 	cluster.Eventually(t, "the older session to end", func(context.Context) error {
@@ -159,8 +161,9 @@ func request(method, part string) func(*http.Request) bool {
 	return func(r *http.Request) bool { return r.Method == method && strings.Contains(r.URL.Path, part) }
 }
 
-// Scenario 1 of the order campaign: replica A is stopped in the middle of a write, at each of the requests that it makes for it; the edge moves to replica B, which writes
-// what is newer; A goes on. No heartbeat comes, so that B's Lease is as one of a node whose kubelet is dead.
+// Scenario 1 of the order campaign: replica A is stopped in the middle of a write, at each of the
+// requests that it makes for it; the edge moves to replica B, which writes what is newer; A goes
+// on. No heartbeat comes, so that B's Lease is as one of a node whose kubelet is dead.
 func TestOrder_01_AStoppedReplicaOverwritesNothing(t *testing.T) {
 	r := newReplicas(t)
 	const known, unknown = true, false
@@ -307,9 +310,11 @@ func (r *replicas) happened(t *testing.T, event string, want int32) {
 	}
 }
 
-// Scenario 15: twenty times the replica that serves the edge is cut off from kube-apiserver alone, with writes on their way, the edge moves to the other one, and the first
-// is freed. No value is ever followed by an older one. The cut lasts for some hundred milliseconds instead of 45 s: what was on its way is held for as long as the cut
-// lasts, and no timeout of a relay plays a part in that.
+// Scenario 15: twenty times the replica that serves the edge is cut off from kube-apiserver
+// alone, with writes on their way, the edge moves to the other one, and the first is freed. No
+// value is ever followed by an older one. The cut lasts for some hundred milliseconds instead of
+// 45 s: what was on its way is held for as long as the cut lasts, and no timeout of a relay plays
+// a part in that.
 func TestOrder_15_AReplicaCutFromTheAPIServer(t *testing.T) {
 	r := newReplicas(t)
 	const pods, rounds = 4, 20

@@ -70,7 +70,8 @@ func FuzzBodies(f *testing.F) {
 	})
 }
 
-// Whatever an edge sends as an event: what is passed on can be read, and sets nothing that is kube-apiserver's.
+// Whatever an edge sends as an event: what is passed on can be read, and sets nothing that is
+// kube-apiserver's.
 func FuzzEvents(f *testing.F) {
 	kind := corev1.SchemeGroupVersion.WithKind("Event")
 	seed, err := kube.ToProtobuf(kind, &corev1.Event{ObjectMeta: metav1.ObjectMeta{Name: "a", Namespace: "b", UID: "u", ResourceVersion: "7"}, Count: 3})

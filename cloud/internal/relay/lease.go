@@ -26,19 +26,23 @@ import (
 const (
 	leaseSeconds = 40               // the kubelet's nodeLeaseDurationSeconds
 	renewEvery   = 10 * time.Second // a quarter of it, as a kubelet does
-	// leaseTimeout bounds each request for a Lease: as long as a kubelet's own may take. A hung kube-apiserver has each of the leaseWrites slots for so long.
+	// leaseTimeout bounds each request for a Lease: as long as a kubelet's own may take. A hung
+	// kube-apiserver has each of the leaseWrites slots for so long.
 	leaseTimeout = 10 * time.Second
 	ownerTimeout = 2 * time.Second // for the Node: the renewal does not depend on it
 )
 
 // lease is a node's Lease, kept by its session, and with it the right to write for the node.
 //
-// The edge answers its kubelet's renewals itself and says in each heartbeat whether the kubelet lives; the Lease at kube-apiserver is renewed from
-// here while it does. A dead kubelet, a dead link and a dead cloudcore all end in a Lease that nobody renews.
+// The edge answers its kubelet's renewals itself and says in each heartbeat whether the kubelet
+// lives; the Lease at kube-apiserver is renewed from here while it does. A dead kubelet, a dead
+// link and a dead cloudcore all end in a Lease that nobody renews.
 //
-// The Lease also tells sessions of one node apart, on whichever replica of cloudcore they are: it bears the epoch of the session, which grows
-// with each connect. A session first puts its epoch in, and writes nothing else before; each renewal is conditional on the Lease as this session
-// left it. A session that finds a higher epoch there stops. One that has not noticed yet writes nothing over what the newer one wrote: package fence says why.
+// The Lease also tells sessions of one node apart, on whichever replica of cloudcore they are: it
+// bears the epoch of the session, which grows with each connect. A session first puts its epoch in,
+// and writes nothing else before; each renewal is conditional on the Lease as this session left it.
+// A session that finds a higher epoch there stops. One that has not noticed yet writes nothing over
+// what the newer one wrote: package fence says why.
 type lease struct {
 	relay    *Relay
 	link     hub.Session
@@ -72,8 +76,9 @@ func newLease(r *Relay, link hub.Session) *lease {
 	return &lease{relay: r, link: link, as: kube.Identity{Node: link.Node()}, acquired: make(chan struct{})}
 }
 
-// staleAfter is how long a heartbeat counts: without another, the kubelet is not known to live. Two may be late or lost by half an interval; below
-// the usual interval of 10 s nothing is gained by being quicker.
+// staleAfter is how long a heartbeat counts: without another, the kubelet is not known to live.
+// Two may be late or lost by half an interval; below the usual interval of 10 s nothing is gained
+// by being quicker.
 func (l *lease) staleAfter() time.Duration {
 	return max(5*l.link.Keepalive()/2, 25*time.Second)
 }
@@ -120,8 +125,10 @@ func (l *lease) due(now time.Time) (bool, time.Duration) {
 	return true, 0
 }
 
-// run keeps the Lease until ctx ends or stop is called. failed is told why the session must end; then is called once the Lease is ours, and must not wait.
-// Between two requests there is a timer and no goroutine: the stack of one that has made an HTTP request is the most that an idle node would cost here.
+// run keeps the Lease until ctx ends or stop is called. failed is told why the session must end;
+// then is called once the Lease is ours, and must not wait. Between two requests there is a timer
+// and no goroutine: the stack of one that has made an HTTP request is the most that an idle node
+// would cost here.
 func (l *lease) run(ctx context.Context, failed func(error), then func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -244,7 +251,8 @@ func (l *lease) acquire(ctx context.Context) error {
 	return l.write(ctx, l.next())
 }
 
-// renew writes the Lease with the time of now. The renewal is conditional on the Lease being as this session left it; one that isn't is read again.
+// renew writes the Lease with the time of now. The renewal is conditional on the Lease being as
+// this session left it; one that isn't is read again.
 func (l *lease) renew(ctx context.Context) error {
 	if l.have == nil {
 		if err := l.read(ctx); err != nil {
@@ -283,8 +291,9 @@ func (l *lease) next() *coordinationv1.Lease {
 	holder, seconds := string(l.link.Node()), int32(leaseSeconds)
 	n.Spec.HolderIdentity, n.Spec.LeaseDurationSeconds = &holder, &seconds
 	if n.Spec.RenewTime == nil {
-		// Never without one: kube-controller-manager's node lifecycle compares each renewal with the last Lease that it kept, and nil is before nothing, so
-		// that it would not see a renewal ever again. A Lease that was never renewed begins as one that has just run out.
+		// Never without one: kube-controller-manager's node lifecycle compares each renewal with
+		// the last Lease that it kept, and nil is before nothing, so that it would not see a
+		// renewal ever again. A Lease that was never renewed begins as one that has just run out.
 		n.Spec.RenewTime = &metav1.MicroTime{Time: time.Now().Add(-leaseSeconds * time.Second)}
 	}
 	return n
@@ -356,7 +365,8 @@ func (l *lease) write(ctx context.Context, n *coordinationv1.Lease) error {
 	return l.take(resp.Body)
 }
 
-// setOwner lets the Lease go with its Node, as a kubelet does. A node that isn't there yet is looked for again at the next renewal.
+// setOwner lets the Lease go with its Node, as a kubelet does. A node that isn't there yet is
+// looked for again at the next renewal.
 func (l *lease) setOwner(ctx context.Context, n *coordinationv1.Lease) {
 	p, err := pathTo(schema.GroupVersionResource{Version: "v1", Resource: "nodes"}, "", string(l.link.Node()), "")
 	if err != nil {

@@ -30,8 +30,8 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// Scenario 8 of the order campaign: kube-apiserver is away for 60 s, and when it is back its authorizer knows nothing yet for a while. No write is refused. A refusal
-// that lasts is believed.
+// Scenario 8 of the order campaign: kube-apiserver is away for 60 s, and when it is back its
+// authorizer knows nothing yet for a while. No write is refused. A refusal that lasts is believed.
 func TestALateAuthorizerRefusesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
@@ -74,8 +74,10 @@ func (l listener) Accept(ctx context.Context) (link.Conn, error) {
 func (l listener) Addr() net.Addr { return &net.TCPAddr{} }
 func (l listener) Close() error   { return nil }
 
-// Scenario 10 of the order campaign: a device whose kubelet lives is Ready throughout, whatever its keepalive. That is, through the cloud's hub and a link whose other end
-// bears its usual 30 s of silence: the session lasts, and the Lease is never older than kube-controller-manager's grace (50 s, less the 10 s that it may be late).
+// Scenario 10 of the order campaign: a device whose kubelet lives is Ready throughout, whatever its
+// keepalive. That is, through the cloud's hub and a link whose other end bears its usual 30 s of
+// silence: the session lasts, and the Lease is never older than kube-controller-manager's grace (50
+// s, less the 10 s that it may be late).
 func TestAnyKeepaliveKeepsTheLease(t *testing.T) {
 	for _, keepalive := range []time.Duration{5 * time.Second, time.Minute, 5 * time.Minute, 10 * time.Minute} {
 		t.Run(keepalive.String(), func(t *testing.T) {
@@ -139,7 +141,8 @@ func TestAnyKeepaliveKeepsTheLease(t *testing.T) {
 	}
 }
 
-// Scenario 11 of the order campaign: kube-apiserver answers no read for a hundred nodes, ever. The other node's Lease is renewed and its writes are made.
+// Scenario 11 of the order campaign: kube-apiserver answers no read for a hundred nodes, ever. The
+// other node's Lease is renewed and its writes are made.
 func TestHungReadsHoldUpNoOtherNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
@@ -181,8 +184,8 @@ func TestHungReadsHoldUpNoOtherNode(t *testing.T) {
 	})
 }
 
-// Scenario 16 of the order campaign: events about one object are created in the order in which they happened, though eight are written at a time; of different objects
-// they need not be.
+// Scenario 16 of the order campaign: events about one object are created in the order in which they
+// happened, though eight are written at a time; of different objects they need not be.
 func TestEventsAboutOneObjectKeepTheirOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const pods, events = 4, 60
@@ -229,8 +232,9 @@ func TestEventsAboutOneObjectKeepTheirOrder(t *testing.T) {
 	})
 }
 
-// Scenario 14 of the hostile devices: the object in the path and the subject of the body agree, for each verb that the relay knows. A device can't change another's event by
-// saying that it is about a pod of its own.
+// Scenario 14 of the hostile devices: the object in the path and the subject of the body agree, for
+// each verb that the relay knows. A device can't change another's event by saying that it is about
+// a pod of its own.
 func TestPathAndBodyAgree(t *testing.T) {
 	other := corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: "default", Name: "theirs", UID: "t"}
 	elsewhere := event(1, topicpb.Verb_PATCH, "theirs.1", podRef("mine", "m"), 1)
@@ -328,7 +332,8 @@ func (w *world) counted(t *testing.T, name, label, value string) float64 {
 	return 0
 }
 
-// Trap 28: a refusal about an object that is gone is everyday, and worth no line; one about an object that lives is. Both are counted, by reason.
+// Trap 28: a refusal about an object that is gone is everyday, and worth no line; one about an
+// object that lives is. Both are counted, by reason.
 func TestTraps_28_RefusalsAboutGoneObjectsAreQuiet(t *testing.T) {
 	for name, c := range map[string]struct {
 		write *topicpb.Write

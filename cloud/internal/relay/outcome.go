@@ -73,7 +73,8 @@ func judge(resp *kube.Response, err error) outcome {
 	return refused(failure)
 }
 
-// ours reports whether a refusal means that cloudcore may not act as nodes: a mistake in its roles, for which no node shall lose what it wrote.
+// ours reports whether a refusal means that cloudcore may not act as nodes: a mistake in its roles,
+// for which no node shall lose what it wrote.
 func ours(err error) bool {
 	status, ok := errors.AsType[*apierrors.StatusError](err)
 	return ok && strings.Contains(status.ErrStatus.Message, "impersonate")

@@ -21,9 +21,11 @@ const (
 	maxJobs  = 512 // writes of one node that wait; the edge itself keeps at most 64 on the way
 	firstTry = 200 * time.Millisecond
 	lastTry  = 10 * time.Second
-	// believeForbidden is how long a 403 is tried again: right after a pod is bound, or an apiserver has started, the Node authorizer lags behind.
+	// believeForbidden is how long a 403 is tried again: right after a pod is bound, or an
+	// apiserver has started, the Node authorizer lags behind.
 	believeForbidden = 30 * time.Second
-	// attemptTimeout is for one attempt: a kube-apiserver that has gone silent is no reason to wait for TCP to notice.
+	// attemptTimeout is for one attempt: a kube-apiserver that has gone silent is no reason to wait
+	// for TCP to notice.
 	attemptTimeout = 30 * time.Second
 )
 
@@ -35,7 +37,8 @@ type job struct {
 	// turn waits until the write may be made, where its node has much to write; nil: at once.
 	turn  func(context.Context) (leave func())
 	tries int
-	// forbidden is since when kube-apiserver has said 403 each time, zero where the last answer was another.
+	// forbidden is since when kube-apiserver has said 403 each time, zero where the last
+	// answer was another.
 	forbidden time.Time
 }
 
@@ -46,8 +49,10 @@ type lane struct {
 	ready time.Time // not before; zero: at once
 }
 
-// queue is the writes of one session. Writes of one object are made one after another, those of different objects don't wait for each other: one
-// that is refused or slow holds up its object alone. Only when kube-apiserver is away, or says that it has too much to do, the whole node waits.
+// queue is the writes of one session. Writes of one object are made one after another, those
+// of different objects don't wait for each other: one that is refused or slow holds up its
+// object alone. Only when kube-apiserver is away, or says that it has too much to do, the
+// whole node waits.
 type queue struct {
 	finish  func(context.Context, *job, outcome) error
 	loop    *hub.Loop      // starts workers
@@ -74,7 +79,8 @@ func newQueue(finish func(context.Context, *job, outcome) error) *queue {
 	return q
 }
 
-// order is what a write is in line with: writes of one object, and events about one object, which people read in the order in which they happened.
+// order is what a write is in line with: writes of one object, and events about one object, which
+// people read in the order in which they happened.
 func order(w *topicpb.Write) string {
 	if w.GetResource().GetResource() == "events" && w.GetUid() != "" {
 		return "events about " + w.GetUid()
@@ -110,7 +116,8 @@ func (q *queue) push(j *job) error {
 
 func (q *queue) signal() { q.loop.Signal() }
 
-// start lets the writes be made until ctx ends or stop is called. fail is told why none can be any more.
+// start lets the writes be made until ctx ends or stop is called. fail is told why none
+// can be any more.
 func (q *queue) start(ctx context.Context, fail func(error)) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -228,7 +235,8 @@ func (q *queue) work(ctx context.Context, finish func(context.Context, *job, out
 	}
 }
 
-// believe makes a refusal of one that has lasted. It counts from the first 403, however long kube-apiserver was away before.
+// believe makes a refusal of one that has lasted. It counts from the first 403, however long
+// kube-apiserver was away before.
 func (j *job) believe(o outcome, now time.Time) outcome {
 	switch {
 	case o.retry != unsure:
@@ -270,7 +278,8 @@ func (q *queue) done(l *lane) {
 	q.idle = append(q.idle, l)
 }
 
-// back puts a lane off. An attempt that got further than the one before it counts as the first that failed: kube-apiserver answers, if not always.
+// back puts a lane off. An attempt that got further than the one before it counts as the first that
+// failed: kube-apiserver answers, if not always.
 func (q *queue) back(l *lane, j *job, o outcome) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -296,7 +305,8 @@ func (q *queue) back(l *lane, j *job, o outcome) {
 	q.signal()
 }
 
-// backoff is exponential with equal jitter: half of it is certain, so that a Retry-After of none is no busy loop.
+// backoff is exponential with equal jitter: half of it is certain, so that a Retry-After of none
+// is no busy loop.
 func backoff(n int) time.Duration {
 	d := cmp.Or(min(firstTry<<min(n-1, 10), lastTry), firstTry)
 	return d/2 + rand.N(d/2)

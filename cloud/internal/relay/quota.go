@@ -30,7 +30,8 @@ const certificateRequests = "/apis/certificates.k8s.io/v1/certificatesigningrequ
 // perWrite is what a write takes beside its body, about: the decoded message, its job, its lane.
 const perWrite = 1 << 10
 
-// What a refusal is charged with (hub.Session): an edge that waits as long as it is asked to is refused at most what it may have on the way, 64 writes of a class.
+// What a refusal is charged with (hub.Session): an edge that waits as long as it is asked to is
+// refused at most what it may have on the way, 64 writes of a class.
 const (
 	perRefusal     = 20 * time.Millisecond
 	perRefusedByte = time.Second / (1 << 20)
@@ -53,7 +54,8 @@ func (s *session) overQuota(w *topicpb.Write) error {
 	return err
 }
 
-// overRate takes a write off what the node may write in a second, or says which quota it does not fit into.
+// overRate takes a write off what the node may write in a second, or says which quota it
+// does not fit into.
 func (s *session) overRate(w *topicpb.Write) error {
 	q := &s.relay.quotas
 	if w.GetResource().GetResource() == "events" {
@@ -81,7 +83,8 @@ func (s *session) heavy(w *topicpb.Write) bool {
 	return q.statuses.Heavy(s.node) || q.statusBytes.Heavy(s.node)
 }
 
-// heavyTurn is for how long one write holds up others of heavy nodes. What takes longer goes on beside them: no device waits for what another made kube-apiserver wait for.
+// heavyTurn is for how long one write holds up others of heavy nodes. What takes longer goes on
+// beside them: no device waits for what another made kube-apiserver wait for.
 const heavyTurn = time.Second
 
 // turn waits until it is the node's turn among the heavy ones, or ctx ends.
@@ -128,7 +131,8 @@ func (s *session) requestOverRate(q *topicpb.APIRequest) error {
 	return nil
 }
 
-// What is held for the answer to a write from the beginning: an object. Dropping it would leave the client in the dark, for the write was made.
+// What is held for the answer to a write from the beginning: an object. Dropping it would leave the
+// client in the dark, for the write was made.
 const (
 	perAnswer = 512 << 10
 	perNew    = 64 << 10 // to a POST or DELETE: tokens, reviews, requests for certificates, pods
@@ -145,7 +149,8 @@ func reserved(q *topicpb.APIRequest) int {
 	return len(q.GetBody()) + perWrite
 }
 
-// room is where the answer to one request is read to: what is held for it already, then what the session may hold more.
+// room is where the answer to one request is read to: what is held for it already, then what the
+// session may hold more.
 type room struct {
 	bytes   *quota.Bytes
 	reserve int // of what is held, not used yet

@@ -22,8 +22,10 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// What a device with 110 pods writes when all of them start, and when it comes back after an hour, is below the default quotas. A flood of statuses is not, by its number or by its
-// bytes: what is above them is answered 429 with how long to wait, makes no request, and is taken when it comes again then. Another device is served meanwhile.
+// What a device with 110 pods writes when all of them start, and when it comes back after an hour,
+// is below the default quotas. A flood of statuses is not, by its number or by its bytes: what is
+// above them is answered 429 with how long to wait, makes no request, and is taken when it comes
+// again then. Another device is served meanwhile.
 func TestQuotaOfStatuses(t *testing.T) {
 	d := config.Default().Relay.Quotas
 	for name, bytes := range map[string]int{"relay.quotas.statusesPerSecond": 100, "relay.quotas.statusBytesPerSecond": 512 << 10} {
@@ -108,7 +110,8 @@ func TestQuotaOfStatuses(t *testing.T) {
 	}
 }
 
-// Writes of nodes that have used much of their bursts take turns, two at once of all of them: kube-apiserver hears as much at once of twenty that flood as of one. Those of a node that has not
+// Writes of nodes that have used much of their bursts take turns, two at once of all of them:
+// kube-apiserver hears as much at once of twenty that flood as of one. Those of a node that has not
 // go beside them, and so do those of a heavy one whose turn another has had for a second.
 func TestHeavyNodesTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -185,8 +188,8 @@ func TestHeavyNodesTakeTurns(t *testing.T) {
 	})
 }
 
-// While kube-apiserver is slow, a session holds writes and requests up to its quota of bytes. What is above it is answered
-// 429 at once, and taken once there is room.
+// While kube-apiserver is slow, a session holds writes and requests up to its quota of bytes. What
+// is above it is answered 429 at once, and taken once there is room.
 func TestBytesInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)

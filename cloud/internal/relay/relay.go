@@ -1,11 +1,14 @@
-// Package relay makes the writes and requests of the edges at kube-apiserver, each as the node that sent it: Kubernetes' own authorizer and admission
-// judge them.
+// Package relay makes the writes and requests of the edges at kube-apiserver, each as the node that
+// sent it: Kubernetes' own authorizer and admission judge them.
 //
-// It owns the order of each object's writes, the retries and their back-off, and the Lease of each node while its kubelet lives. It refuses what no
-// node has any business with: watches and upgrades (the edge API serves watches itself), events about other nodes' pods, impersonation headers.
-// Nothing is kept beyond a session: an edge keeps each write until it was told how it ended. Each topic has its own file.
+// It owns the order of each object's writes, the retries and their back-off, and the Lease of each
+// node while its kubelet lives. It refuses what no node has any business with: watches and upgrades
+// (the edge API serves watches itself), events about other nodes' pods, impersonation headers.
+// Nothing is kept beyond a session: an edge keeps each write until it was told how it ended. Each
+// topic has its own file.
 //
-// It is above 2,500 lines because each topic is judged in its own way, and all share the queue, the fence and the Lease.
+// It is above 2,500 lines because each topic is judged in its own way, and all share the queue, the
+// fence and the Lease.
 package relay
 
 import (
@@ -19,11 +22,14 @@ import (
 )
 
 const (
-	// leaseWrites is how many sessions read or write their Leases at once. After a restart of cloudcore all want to, and each takes some 50 kB for that. A renewal takes
-	// milliseconds, so that is enough for thousands of renewals a second; it is kube-apiserver that has not.
+	// leaseWrites is how many sessions read or write their Leases at once. After a restart of
+	// cloudcore all want to, and each takes some 50 kB for that. A renewal takes milliseconds, so
+	// that is enough for thousands of renewals a second; it is kube-apiserver that has not.
 	leaseWrites = 64
-	// heavyAtOnce is how many writes of heavy nodes are at kube-apiserver at once, of all such nodes together: with bursts alone fifty of them keep it busy for a minute, and rates
-	// know nothing of how fast it is. One device that comes back with a thousand events is hardly slower by it.
+	// heavyAtOnce is how many writes of heavy nodes are at kube-apiserver at once, of all such
+	// nodes together: with bursts alone fifty of them keep it busy for a minute, and rates
+	// know nothing of how fast it is. One device that comes back with a thousand events is
+	// hardly slower by it.
 	heavyAtOnce = 2
 )
 
@@ -32,17 +38,20 @@ type Client interface {
 	Do(ctx context.Context, as kube.Identity, r kube.Request) (*kube.Response, error)
 }
 
-// Quotas bound what one node may have the relay do. Above them it is answered 429 with a Retry-After; an edge keeps its
-// writes meanwhile.
+// Quotas bound what one node may have the relay do. Above them it is answered 429 with a
+// Retry-After; an edge keeps its writes meanwhile.
 type Quotas struct {
 	Events quota.Rate // a second and at once, made or patched
-	// Statuses are all other writes: of pods, their last deletion, and of the node. StatusBytes are those of their bodies.
+	// Statuses are all other writes: of pods, their last deletion, and of the node. StatusBytes are
+	// those of their bodies.
 	Statuses, StatusBytes quota.Rate
 
 	Requests quota.Rate // of the node and of its pods
-	// CertificateRequests are those among the requests that make a CertificateSigningRequest: each stays in etcd for an hour or a day, and an approver judges it.
+	// CertificateRequests are those among the requests that make a CertificateSigningRequest: each
+	// stays in etcd for an hour or a day, and an approver judges it.
 	CertificateRequests quota.Rate
-	// Bytes of the writes, requests and answers that cloudcore holds for one session. What alone is above it is held alone.
+	// Bytes of the writes, requests and answers that cloudcore holds for one session. What alone is
+	// above it is held alone.
 	Bytes int
 }
 
@@ -71,11 +80,12 @@ func New(client Client, pods *Pods, instance string) *Relay {
 	return &Relay{client: client, pods: pods, instance: instance, leases: kube.NewLimitedQueue(leaseWrites), heavy: kube.NewLimitedQueue(heavyAtOnce), metrics: newMetrics()}
 }
 
-// Advertise has the Leases say where this replica can be asked for streams to the nodes whose links it holds. It is called before the first Attach;
-// announce is called for each renewal.
+// Advertise has the Leases say where this replica can be asked for streams to the nodes whose links
+// it holds. It is called before the first Attach; announce is called for each renewal.
 func (r *Relay) Advertise(announce func(types.NodeName) string) { r.announce = announce }
 
-// Serve has requests that are not for kube-apiserver as the node answered by serve, which returns false for those that are. It is called before the first Attach.
+// Serve has requests that are not for kube-apiserver as the node answered by serve, which returns
+// false for those that are. It is called before the first Attach.
 func (r *Relay) Serve(serve func(context.Context, types.NodeName, *topicpb.APIRequest) (*topicpb.APIResponse, bool)) {
 	r.serve = serve
 }

@@ -348,7 +348,8 @@ func TestLeaseIsRenewedWhileTheKubeletLives(t *testing.T) {
 		w := newWorld(t)
 		w.api.objects["/api/v1/nodes/edge1"] = map[string]any{"metadata": map[string]any{"name": "edge1", "uid": "node-uid"}}
 		e := w.connect("edge1", 5)
-		// Never without a renewTime, which kube-controller-manager could not compare with: one that has just run out.
+		// Never without a renewTime, which kube-controller-manager could not compare with: one that
+		// has just run out.
 		runOut := metav1.NewMicroTime(time.Now().Add(-40 * time.Second)).UTC().Format(metav1.RFC3339Micro)
 		want(t, "acquired, and not renewed", w.renewed(), runOut)
 		want(t, "epoch", w.api.get(leasePath)["metadata"].(map[string]any)["annotations"], any(map[string]any{"skerry.io/epoch": "5", "skerry.io/cloudcore": "cloudcore-1"}))

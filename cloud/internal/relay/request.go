@@ -15,8 +15,8 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// metadataOnly asks kube-apiserver to answer a write with the metadata of the object alone: nothing else of the answer is read.
-// As protobuf, kube-apiserver and cloudcore spend the least on it.
+// metadataOnly asks kube-apiserver to answer a write with the metadata of the object alone: nothing
+// else of the answer is read. As protobuf, kube-apiserver and cloudcore spend the least on it.
 const metadataOnly = kube.Protobuf + ";as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 
 // pathTo is the URL path of a resource, escaped, or an error for names that can't be in one.
@@ -61,8 +61,9 @@ func fieldsOf(b []byte, what string) (map[string]json.RawMessage, error) {
 	return fields, nil
 }
 
-// withPreconditions puts a uid into a patch, so that it can't hit another object of the same name, and the resourceVersion on top of which alone it may be laid:
-// kube-apiserver refuses a patch that would change either. Empty ones stay out.
+// withPreconditions puts a uid into a patch, so that it can't hit another object of the same name,
+// and the resourceVersion on top of which alone it may be laid: kube-apiserver refuses a patch that
+// would change either. Empty ones stay out.
 func withPreconditions(patch []byte, uid, version string) ([]byte, error) {
 	if uid == "" && version == "" {
 		return patch, nil
@@ -96,7 +97,8 @@ func badWrite(w *topicpb.Write, want string) outcome {
 		w.GetVerb(), w.GetResource().GetResource(), w.GetNamespace(), w.GetName(), want)))
 }
 
-// isPatch reports whether t is a kind of patch that a write may bear. JSON patches can't be merged while they wait, so the edge sends none.
+// isPatch reports whether t is a kind of patch that a write may bear. JSON patches can't be merged
+// while they wait, so the edge sends none.
 func isPatch(t string) bool {
 	return t == string(types.StrategicMergePatchType) || t == string(types.MergePatchType)
 }
@@ -106,7 +108,8 @@ func otherUID(err error) bool {
 	if !apierrors.IsConflict(err) {
 		return false
 	}
-	// What kube-apiserver says of a precondition at a deletion, at an update, and of a patch that bears a uid; and what we say.
+	// What kube-apiserver says of a precondition at a deletion, at an update, and of a patch that
+	// bears a uid; and what we say.
 	for _, text := range []string{"UID in the precondition", "UID in precondition", "uid mismatch"} {
 		if strings.Contains(err.Error(), text) {
 			return true

@@ -30,9 +30,9 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/faultproxy"
 )
 
-// Scenario 16 of the order campaign, at a real kube-apiserver behind a way that takes its time and fails
-// now and then: the events about each pod are created in the order in which they happened, though eight
-// are written at a time.
+// Scenario 16 of the order campaign, at a real kube-apiserver behind a way that takes its time and
+// fails now and then: the events about each pod are created in the order in which they happened,
+// though eight are written at a time.
 func TestOrder_16_EventsOfOnePodKeepTheirOrder(t *testing.T) {
 	r := newReplicas(t)
 	const pods, events = 12, 30
@@ -101,8 +101,9 @@ func revision(t *testing.T, version string) uint64 {
 	return v
 }
 
-// Scenario 11 of the order campaign: a hundred nodes' reads are never answered. Another node of the same
-// replica has its Lease renewed and its writes made, and the others' Leases come once they are answered.
+// Scenario 11 of the order campaign: a hundred nodes' reads are never answered. Another node of
+// the same replica has its Lease renewed and its writes made, and the others' Leases come once
+// they are answered.
 func TestOrder_11_HungReadsHoldUpNoOtherNode(t *testing.T) {
 	t.Parallel() // it mostly waits
 	r := newReplicas(t)
@@ -161,10 +162,11 @@ func TestOrder_11_HungReadsHoldUpNoOtherNode(t *testing.T) {
 	}
 }
 
-// Scenario 8 of the order campaign: kube-apiserver is killed and away for longer than a refusal takes to
-// be believed. When it is back its authorization comes late, in both ways that a write meets: cloudcore
-// may not act as nodes (RBAC), and then what nodes write is forbidden (an admission policy, since the
-// Node authorizer knows from its start that nodes may write events). Nothing is refused.
+// Scenario 8 of the order campaign: kube-apiserver is killed and away for longer than a refusal
+// takes to be believed. When it is back its authorization comes late, in both ways that a write
+// meets: cloudcore may not act as nodes (RBAC), and then what nodes write is forbidden (an
+// admission policy, since the Node authorizer knows from its start that nodes may write events).
+// Nothing is refused.
 func TestOrder_08_ALateAuthorizerRefusesNothing(t *testing.T) {
 	t.Parallel() // it mostly waits
 	audit := filepath.Join(t.TempDir(), "audit.log")
@@ -259,7 +261,8 @@ func (r *replicas) withoutBinding(t *testing.T) (restore func()) {
 	}
 }
 
-// forbidNodes has kube-apiserver answer 403 to what nodes write about pods, until what it returns is called.
+// forbidNodes has kube-apiserver answer 403 to what nodes write about pods, until what it
+// returns is called.
 func (r *replicas) forbidNodes(t *testing.T) (restore func()) {
 	t.Helper()
 	policies, bindings := r.admin.AdmissionregistrationV1().ValidatingAdmissionPolicies(), r.admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings()

@@ -87,7 +87,8 @@ func (v *versions) set(key string, k known) {
 	}
 }
 
-// newest is the newer of what this session may write on top of and what its edge had of an object, or "".
+// newest is the newer of what this session may write on top of and what its edge had of an
+// object, or "".
 func (v *versions) newest(key, held string) string {
 	v.mu.Lock()
 	made := v.known[key].version

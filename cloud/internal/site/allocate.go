@@ -35,19 +35,22 @@ func (o Offer) String() string {
 // Allocation is what Allocate finds.
 type Allocation struct {
 	Offers []Offer
-	// Invalid says for each pool which entries of podSubnets can't be used and why; Full, for how many devices nothing is left.
+	// Invalid says for each pool which entries of podSubnets can't be used and why; Full, for how
+	// many devices nothing is left.
 	Invalid map[string][]string
 	Full    map[string]int
 }
 
 const (
 	bits4, bits6 = 24, 64
-	// maxTries bounds the search within one subnet: a /8 has 65,536 ranges, and a /40 of IPv6 has more than any site needs.
+	// maxTries bounds the search within one subnet: a /8 has 65,536 ranges, and a /40 of IPv6 has
+	// more than any site needs.
 	maxTries = 1 << 16
 )
 
-// Allocate offers a range of each family of podSubnets to the devices of Edge pools that have none. What a device has stays: nothing here changes a range.
-// Devices of pools with different networks never meet, so they may have the same.
+// Allocate offers a range of each family of podSubnets to the devices of Edge pools that have none.
+// What a device has stays: nothing here changes a range. Devices of pools with different networks
+// never meet, so they may have the same.
 func Allocate(x *Index, devices []*Device, pools []*v1alpha1.NodePool, taken []Taken) Allocation {
 	a := Allocation{Invalid: map[string][]string{}, Full: map[string]int{}}
 	networks := map[string]string{} // by pool

@@ -12,7 +12,8 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// Whatever a device writes into its Node, and an administrator into a pool, ranges are offered from the pool's subnets alone, and never one that another device has.
+// Whatever a device writes into its Node, and an administrator into a pool, ranges are offered from
+// the pool's subnets alone, and never one that another device has.
 func FuzzAllocate(f *testing.F) {
 	f.Add("192.168.1.5/24", "10.0.1.0/24", "10.244.1.0/24", "10.244.0.0/16")
 	f.Add("0.0.0.0/0,::/0,127.0.0.1/8", "0.0.0.0/0", "::/0", "10.244.0.0/16,fd00::/48")

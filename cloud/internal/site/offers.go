@@ -22,7 +22,8 @@ import (
 )
 
 const (
-	// retry is how soon what failed is tried again, and relook how often ranges of Services are read again.
+	// retry is how soon what failed is tried again, and relook how often ranges of Services
+	// are read again.
 	retry  = 5 * time.Second
 	relook = time.Minute
 )
@@ -33,7 +34,8 @@ type Client interface {
 	Kubernetes() kubernetes.Interface
 }
 
-// Offers offers ranges to devices that have none for their pods, and says in the status of pools what can't be used.
+// Offers offers ranges to devices that have none for their pods, and says in the status of pools
+// what can't be used.
 type Offers struct {
 	client  Client
 	devices *kube.Mirror[Device]
@@ -173,7 +175,8 @@ func (o *Offers) tell(ctx context.Context, p *v1alpha1.NodePool, a Allocation, d
 	if !changed {
 		return nil
 	}
-	// The whole list, on condition that it is still the one that was read: others keep conditions there too.
+	// The whole list, on condition that it is still the one that was read: others keep
+	// conditions there too.
 	body, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"resourceVersion": p.ResourceVersion}, "status": map[string]any{"conditions": conditions},
 	})

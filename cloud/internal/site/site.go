@@ -1,9 +1,10 @@
-// Package site tells the devices of a site who they are: the members of each Edge NodePool, the ranges of their pods, where they were last, and whose
-// certificates are revoked.
+// Package site tells the devices of a site who they are: the members of each Edge NodePool, the
+// ranges of their pods, where they were last, and whose certificates are revoked.
 //
-// It owns the topic Site, which no object stands for, and the annotation by which a device is offered a range for its pods (OfferAnnotation). It refuses
-// to speak for a device: a range becomes a Node's by the device's own write. An Index and Allocate are pure; a Sites serves every session of a replica and may
-// be used by many goroutines; one Offers runs at a time, under a Lease.
+// It owns the topic Site, which no object stands for, and the annotation by which a device is
+// offered a range for its pods (OfferAnnotation). It refuses to speak for a device: a range becomes
+// a Node's by the device's own write. An Index and Allocate are pure; a Sites serves every session
+// of a replica and may be used by many goroutines; one Offers runs at a time, under a Lease.
 package site
 
 import (
@@ -30,9 +31,11 @@ import (
 const (
 	// MaxDevices is how many devices a site may have: each speaks to each.
 	MaxDevices = 64
-	// maxAddresses is how many addresses of a device are sent: what a Node says is its device's word, which may be wrong on purpose.
+	// maxAddresses is how many addresses of a device are sent: what a Node says is its device's
+	// word, which may be wrong on purpose.
 	maxAddresses = 8
-	// maxRevoked bounds the single certificates that are sent as revoked. At the bound the rest is not: the nodes themselves are banned by name.
+	// maxRevoked bounds the single certificates that are sent as revoked. At the bound the rest is
+	// not: the nodes themselves are banned by name.
 	maxRevoked = 1024
 )
 
@@ -47,7 +50,8 @@ type Device struct {
 	Created   time.Time
 }
 
-// Ban is what is revoked of a node's certificates: those issued before Since, but for those of Keys.
+// Ban is what is revoked of a node's certificates: those issued before Since, but for
+// those of Keys.
 type Ban struct {
 	Since time.Time
 	Keys  []string
@@ -59,7 +63,8 @@ type Revocations struct {
 	Fingerprints []string
 }
 
-// readDevice reads a Node. One without edgecore has no labels: its addresses and ranges count, it is no device.
+// readDevice reads a Node. One without edgecore has no labels: its addresses and ranges count,
+// it is no device.
 func readDevice(o *kube.Object) (*Device, error) {
 	d := &Device{Name: o.Name, Labels: o.Labels}
 	n := &corev1.Node{}
@@ -136,7 +141,8 @@ type group struct {
 	devices []*Device // by name
 }
 
-// NewIndex sorts devices into Edge NodePools. A device that several pools take is in the oldest, so that a new pool moves none.
+// NewIndex sorts devices into Edge NodePools. A device that several pools take is in the oldest, so
+// that a new pool moves none.
 func NewIndex(devices []*Device, pools []*v1alpha1.NodePool) *Index {
 	x := &Index{of: map[string]*group{}, by: map[string]*Device{}, reaches: map[string][]string{}}
 	for _, d := range devices {
@@ -164,7 +170,8 @@ func NewIndex(devices []*Device, pools []*v1alpha1.NodePool) *Index {
 	return x
 }
 
-// sameSites reports whether every node is of the same site as in other, and every site reaches the same.
+// sameSites reports whether every node is of the same site as in other, and every site
+// reaches the same.
 func (x *Index) sameSites(other *Index) bool {
 	if other == nil || len(x.of) != len(other.of) || !maps.EqualFunc(x.reaches, other.reaches, slices.Equal) {
 		return false

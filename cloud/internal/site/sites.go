@@ -16,7 +16,8 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// settle is how long further changes are waited for before sessions are notified: devices join and leave in waves.
+// settle is how long further changes are waited for before sessions are notified: devices join and
+// leave in waves.
 const settle = 300 * time.Millisecond
 
 // Sites tells each session of its device's site. It is a hub.Part.
@@ -102,7 +103,8 @@ func (s *Sites) look() error {
 	return nil
 }
 
-// session is one device's. It sends nothing before the device has asked: one of an earlier version does not know the topic.
+// session is one device's. It sends nothing before the device has asked: one of an earlier version
+// does not know the topic.
 type session struct {
 	sites *Sites
 	link  hub.Session

@@ -12,8 +12,10 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// unjudged refuses what a webhook or an admission policy of the cluster would have judged: kube-apiserver calls them for CONNECT to the pod's own subresource
-// alone. What they select by objects, conditions and parameters is not looked at, so more is refused than they match, never less.
+// unjudged refuses what a webhook or an admission policy of the cluster would have judged:
+// kube-apiserver calls them for CONNECT to the pod's own subresource alone. What they select
+// by objects, conditions and parameters is not looked at, so more is refused than they
+// match, never less.
 func (s subject) unjudged(ctx context.Context, client kubernetes.Interface) error {
 	m := &matcher{subject: s, client: client}
 	api := client.AdmissionregistrationV1()
@@ -115,7 +117,8 @@ func named(rules []admissionv1.NamedRuleWithOperations) []rule {
 	return all
 }
 
-// matchesPolicy ignores whether and how a policy is bound: a binding may come while a stream is open.
+// matchesPolicy ignores whether and how a policy is bound: a binding may come while a
+// stream is open.
 func (m *matcher) matchesPolicy(ctx context.Context, c *admissionv1.MatchResources) (bool, error) {
 	if c == nil {
 		return false, nil

@@ -25,8 +25,8 @@ import (
 // maxRefusal bounds what a kubelet says instead of a log, in bytes.
 const maxRefusal = 16 << 10
 
-// answer serves one request. Its error is one of package apierrors, and nothing has been answered then. serving ends with the server: what took its
-// connection over would outlive it.
+// answer serves one request. Its error is one of package apierrors, and nothing has been answered
+// then. serving ends with the server: what took its connection over would outlive it.
 func (s *Server) answer(serving context.Context, w http.ResponseWriter, r *http.Request, sub subresource) error {
 	ctx := r.Context()
 	who, _ := ctx.Value(userKey{}).(user.Info)
@@ -56,8 +56,9 @@ func (s *Server) answer(serving context.Context, w http.ResponseWriter, r *http.
 	return nil
 }
 
-// judge asks whether the user may do to the pod's own subresource what is asked of this one. Whatever the method, a stream takes the right to create
-// (kubernetes#133515: a websocket begins with GET).
+// judge asks whether the user may do to the pod's own subresource what is asked of this one.
+// Whatever the method, a stream takes the right to create (kubernetes#133515: a websocket
+// begins with GET).
 func (s *Server) judge(ctx context.Context, asked subject, sub subresource, verb string) error {
 	if err := asked.review(ctx, s.config.Client, verb); err != nil {
 		return err
@@ -73,7 +74,8 @@ func (s *Server) judge(ctx context.Context, asked subject, sub subresource, verb
 	return asked.unjudged(ctx, s.config.Client)
 }
 
-// pod reads the pod as it is now: a copy may not know yet where it runs. cloudcore may list pods, not get them.
+// pod reads the pod as it is now: a copy may not know yet where it runs. cloudcore may list
+// pods, not get them.
 func (s *Server) pod(ctx context.Context, asked subject) (*corev1.Pod, error) {
 	only := fields.OneTermEqualSelector(metav1.ObjectNameField, asked.name).String()
 	l, err := s.config.Client.CoreV1().Pods(asked.namespace).List(ctx, metav1.ListOptions{FieldSelector: only})
@@ -159,7 +161,8 @@ func (refusals) Error(w http.ResponseWriter, _ *http.Request, err error) {
 	fail(w, err)
 }
 
-// bare is the request with nothing but what an upgrade needs: the device has no business with the user's headers.
+// bare is the request with nothing but what an upgrade needs: the device has no business with the
+// user's headers.
 func bare(r *http.Request) *http.Request {
 	r = r.Clone(r.Context())
 	kept := http.Header{}

@@ -37,7 +37,8 @@ func served() []subresource {
 	}
 }
 
-// location is where the kubelet answers for a subresource of a pod. Every part of it that a user chose is checked, or escaped as one part of the path.
+// location is where the kubelet answers for a subresource of a pod. Every part of it that a user
+// chose is checked, or escaped as one part of the path.
 func (s subresource) location(pod *corev1.Pod, asked url.Values) (*url.URL, error) {
 	parts := []string{s.path, pod.Namespace, pod.Name}
 	if s.container {

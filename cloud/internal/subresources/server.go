@@ -13,8 +13,8 @@ import (
 	"github.com/skerry-io/skerry/common/httpserver"
 )
 
-// Serve answers on a listener whose connections have shown a certificate of kube-apiserver's front proxy. It returns when ctx has ended, and every stream with
-// it. It is called once.
+// Serve answers on a listener whose connections have shown a certificate of kube-apiserver's front
+// proxy. It returns when ctx has ended, and every stream with it. It is called once.
 func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	server := &http.Server{
 		Handler:           s.guard(s.routes(ctx)),

@@ -14,14 +14,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// announceLife is how old an announcement may be: a replica that lives renews a node's Lease, and its announcement
-// in it, every 10 s. Clocks of replicas may differ by as much.
+// announceLife is how old an announcement may be: a replica that lives renews a node's Lease, and
+// its announcement in it, every 10 s. Clocks of replicas may differ by as much.
 const announceLife = 90 * time.Second
 
-// An Announcer writes where this replica is asked for streams, for the Lease of a node whose link it holds. A node
-// may write its Lease too: so the announcement is signed, by a key that all replicas derive from their CA, for this
-// node, this replica and this moment. A node can't make cloudcore dial an address of its choice, nor one at which a
-// replica no longer lives.
+// An Announcer writes where this replica is asked for streams, for the Lease of a node whose link
+// it holds. A node may write its Lease too: so the announcement is signed, by a key that all
+// replicas derive from their CA, for this node, this replica and this moment. A node can't make
+// cloudcore dial an address of its choice, nor one at which a replica no longer lives.
 type Announcer struct {
 	// Set by NewAnnouncer, never changed.
 	key               [32]byte
@@ -39,8 +39,8 @@ func (a *Announcer) Announce(node types.NodeName, now time.Time) string {
 	return a.address + " " + at + " " + sign(a.key, node, a.instance, a.address, at)
 }
 
-// sign is HMAC-SHA256 (RFC 2104). No part can contain a space or a NUL: the address is cut at spaces, the others are
-// names of Kubernetes and a number.
+// sign is HMAC-SHA256 (RFC 2104). No part can contain a space or a NUL: the address is cut at
+// spaces, the others are names of Kubernetes and a number.
 func sign(key [32]byte, node types.NodeName, instance, address, at string) string {
 	mac := hmac.New(sha256.New, key[:])
 	fmt.Fprintf(mac, "%s\x00%s\x00%s\x00%s", node, instance, address, at)

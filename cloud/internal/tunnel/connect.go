@@ -22,8 +22,8 @@ import (
 // headTimeout is for a client to say what it wants.
 const headTimeout = 10 * time.Second
 
-// Serve answers CONNECT (RFC 9110, 9.3.6) on a listener whose connections have shown a verified client certificate. It returns when ctx has ended, and
-// every connection with it.
+// Serve answers CONNECT (RFC 9110, 9.3.6) on a listener whose connections have shown a verified
+// client certificate. It returns when ctx has ended, and every connection with it.
 func (t *Tunnel) Serve(ctx context.Context, listener net.Listener) error {
 	open := new(gate)
 	server := &http.Server{
@@ -37,7 +37,8 @@ func (t *Tunnel) Serve(ctx context.Context, listener net.Listener) error {
 	return httpserver.Serve(ctx, server, listener, "kube-apiserver's egress")
 }
 
-// gate counts what the server's handlers do: the server does not wait for them, and knows no more of a connection that they have taken over.
+// gate counts what the server's handlers do: the server does not wait for them, and knows no more
+// of a connection that they have taken over.
 type gate struct {
 	mu      sync.Mutex
 	closed  bool
@@ -158,7 +159,8 @@ func subject(r *http.Request) string {
 	return r.TLS.PeerCertificates[0].Subject.String()
 }
 
-// refuse answers with a reason in the status line: kube-apiserver shows that, and not the body, to whoever asked.
+// refuse answers with a reason in the status line: kube-apiserver shows that, and not the body,
+// to whoever asked.
 func refuse(w http.ResponseWriter, code int, reason string) {
 	conn, _, err := http.NewResponseController(w).Hijack()
 	if err != nil {
@@ -184,7 +186,8 @@ func oneLine(text string) string {
 	}, text)
 }
 
-// reach finds the way to an address, "host:port"; target is what a replica asks for of a node whose link is here.
+// reach finds the way to an address, "host:port"; target is what a replica asks for of a node
+// whose link is here.
 func (t *Tunnel) reach(ctx context.Context, who client, address, target string) (net.Conn, int, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {

@@ -34,7 +34,8 @@ func (w *world) byName(r *replica) string {
 	return l.Addr().String()
 }
 
-// secure is a kubelet that speaks TLS with a certificate for its node's name, says that name and echoes.
+// secure is a kubelet that speaks TLS with a certificate for its node's name, says that
+// name and echoes.
 func (w *world) secure(name string) func(context.Context, string) (net.Conn, error) {
 	w.t.Helper()
 	serving, err := w.cluster.Serving([]string{name})

@@ -9,21 +9,24 @@ import (
 	"slices"
 )
 
-// maxHello bounds what is looked at of what a TLS client says first, in bytes: one record (RFC 8446, 5.1).
+// maxHello bounds what is looked at of what a TLS client says first, in bytes: one record
+// (RFC 8446, 5.1).
 const maxHello = 5 + 16<<10
 
 // hello is what a TLS client says for all to see.
 type hello struct {
 	name string // of the server (RFC 6066, section 3); "" for none
-	// pools is true of a client that offers HTTP/2 (RFC 9113, 3.2): it keeps the connection for the requests to come. Whoever wants a connection for itself,
-	// as kube-apiserver does for exec, attach and port-forward, offers HTTP/1.1 alone: there is no upgrade in HTTP/2.
+	// pools is true of a client that offers HTTP/2 (RFC 9113, 3.2): it keeps the connection for the
+	// requests to come. Whoever wants a connection for itself, as kube-apiserver does for exec,
+	// attach and port-forward, offers HTTP/1.1 alone: there is no upgrade in HTTP/2.
 	pools bool
 }
 
 // errSeen ends a handshake once its hello has been read.
 var errSeen = errors.New("seen")
 
-// readHello reads the first message of a TLS client, and returns what is in it and all that was read.
+// readHello reads the first message of a TLS client, and returns what is in it and all
+// that was read.
 func readHello(from io.Reader) (h hello, read []byte, err error) {
 	var kept bytes.Buffer
 	seen := false

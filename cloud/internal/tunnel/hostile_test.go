@@ -48,9 +48,10 @@ func server(t *testing.T, address, name string) (port string, connections chan s
 	return port, connections
 }
 
-// TestAddressesAttractNoStreams: a device says that it has the address of a webhook's Service, of another edge, of an ordinary
-// node, of the control plane's load balancer, and that its kubelet listens at their ports. What kube-apiserver sends
-// there goes there. Then the device writes into its own Lease where cloudcore is to look for its link.
+// TestAddressesAttractNoStreams: a device says that it has the address of a webhook's Service, of
+// another edge, of an ordinary node, of the control plane's load balancer, and that its kubelet
+// listens at their ports. What kube-apiserver sends there goes there. Then the device writes into
+// its own Lease where cloudcore is to look for its link.
 func TestAddressesAttractNoStreams(t *testing.T) {
 	w := newWorld(t)
 	victims := map[string]string{"webhook": "127.0.0.2", "other edge": "127.0.0.3", "ordinary node": "127.0.0.4", "control plane": "127.0.0.5"}

@@ -51,7 +51,8 @@ type node struct {
 	internal  string // the address by which the cluster reaches it; "" where it has none
 }
 
-// NewNodes returns Nodes that know nothing before Run, which must be called. No address of the cloud's own leads to an edge.
+// NewNodes returns Nodes that know nothing before Run, which must be called. No address of the
+// cloud's own leads to an edge.
 func NewNodes(collections Collections, cloud []netip.Addr) *Nodes {
 	services, _ := collections.Open(networkingv1.SchemeGroupVersion.WithResource("servicecidrs"))
 	return &Nodes{collections: collections, reserved: cloud, services: services, nodes: map[types.NodeName]node{}, addresses: map[string][]types.NodeName{}}
@@ -137,7 +138,8 @@ func (n *Nodes) put(name types.NodeName, full *corev1.Node) {
 	}
 	_, edge := full.Labels[v1alpha1.EdgeOwnLabel]
 	next := node{edge: edge, port: strconv.Itoa(kubeletPort), podCIDRs: full.Spec.PodCIDRs}
-	// What listens below 1024 is no kubelet of a device: a node could be named as a host that serves HTTPS is.
+	// What listens below 1024 is no kubelet of a device: a node could be named as a host that
+	// serves HTTPS is.
 	if p := full.Status.DaemonEndpoints.KubeletEndpoint.Port; p >= 1024 || p != 0 && !edge {
 		next.port = strconv.Itoa(int(p))
 	}
@@ -181,10 +183,11 @@ type destination struct {
 	address string         // to dial, where not
 }
 
-// find tells what a target is. A name is that of one node, which its certificate shows. An address is what a node says
-// of itself: it leads to an edge only at the port that kubelets have, only if no other node claims it, and only if it
-// can't be a Service's, a pod's or the cloud's. In all other cases it leads where it would without Skerry; but where
-// two edges claim it, nowhere: behind different NATs they may well have the same, and nobody can tell which is meant.
+// find tells what a target is. A name is that of one node, which its certificate shows. An address
+// is what a node says of itself: it leads to an edge only at the port that kubelets have, only if
+// no other node claims it, and only if it can't be a Service's, a pod's or the cloud's. In all
+// other cases it leads where it would without Skerry; but where two edges claim it, nowhere: behind
+// different NATs they may well have the same, and nobody can tell which is meant.
 func (n *Nodes) find(host, port string) (destination, error) {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
@@ -225,7 +228,8 @@ func (n *Nodes) find(host, port string) (destination, error) {
 		host, strings.Join(edges, " and of "))
 }
 
-// taken reports whether an address is the cloud's, in a range of Services, or in the range of a node's pods. n.mu is held.
+// taken reports whether an address is the cloud's, in a range of Services, or in the range of a
+// node's pods. n.mu is held.
 func (n *Nodes) taken(ip netip.Addr) bool {
 	if slices.Contains(n.reserved, ip) {
 		return true

@@ -18,13 +18,15 @@ import (
 const (
 	// forwarded marks what comes from another replica: it is not handed on a second time.
 	forwarded = "Skerry-Forwarded"
-	// streamTarget says what the stream is opened to, in the request and again in the answer: a replica without it opens the kubelet's TLS.
+	// streamTarget says what the stream is opened to, in the request and again in the answer: a
+	// replica without it opens the kubelet's TLS.
 	streamTarget = "Skerry-Stream"
 	// maxAnswer bounds the head of an answer to CONNECT, in bytes.
 	maxAnswer = 16 << 10
 )
 
-// forward asks another replica for a stream to a node's kubelet. An *Unavailable is that replica's own answer.
+// forward asks another replica for a stream to a node's kubelet. An *Unavailable is that
+// replica's own answer.
 func (t *Tunnel) forward(ctx context.Context, address string, node types.NodeName, target string) (net.Conn, error) {
 	dialer := tls.Dialer{Config: t.config.Peer}
 	conn, err := dialer.DialContext(ctx, "tcp", address)

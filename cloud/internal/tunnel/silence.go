@@ -12,18 +12,22 @@ import (
 )
 
 const (
-	// lookAfter is how long something that was said may be without an echo before the edge is asked for a sign of life; signTimeout is for that. Together
-	// they end a request on a kept connection within AnswerTimeout.
+	// lookAfter is how long something that was said may be without an echo before the edge is asked
+	// for a sign of life; signTimeout is for that. Together they end a request on a kept connection
+	// within AnswerTimeout.
 	lookAfter   = 300 * time.Millisecond
 	signTimeout = 1200 * time.Millisecond
-	// silentFor is how long the lack of a sign of life answers for new connections too. After that they try again themselves.
+	// silentFor is how long the lack of a sign of life answers for new connections too. After that
+	// they try again themselves.
 	silentFor = 2 * time.Second
 )
 
-// watched is a stream whose client may have kept it for later requests. A link that fell silent is given up only after its idle timeout; until then, such a
-// request would wait although a new connection is told at once that the node does not answer. So where nothing at all has come from the edge since
-// something was said, it is asked for a sign of life, and without one the connection ends. Only connections of clients that pool them are treated so: a
-// terminal or a forwarded port outlives a network that stalls for some seconds.
+// watched is a stream whose client may have kept it for later requests. A link that fell silent is
+// given up only after its idle timeout; until then, such a request would wait although a new
+// connection is told at once that the node does not answer. So where nothing at all has come from
+// the edge since something was said, it is asked for a sign of life, and without one the connection
+// ends. Only connections of clients that pool them are treated so: a terminal or a forwarded port
+// outlives a network that stalls for some seconds.
 type watched struct {
 	*tunnel.Stream
 	session *session

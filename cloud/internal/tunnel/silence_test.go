@@ -27,8 +27,9 @@ func (m *mute) Write(b []byte) (int, error) {
 	return m.Conn.Write(b)
 }
 
-// A request on a connection that was kept ends soon after the network has fallen silent, long before the link is given up; a connection that somebody wanted
-// for itself, a terminal, waits for the network.
+// A request on a connection that was kept ends soon after the network has fallen silent, long
+// before the link is given up; a connection that somebody wanted for itself, a terminal, waits
+// for the network.
 func TestDial_KeptConnectionEndsWhenTheEdgeIsSilent(t *testing.T) {
 	w := newWorld(t)
 	r := w.replica("a")

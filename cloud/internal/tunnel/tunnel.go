@@ -1,9 +1,13 @@
-// Package tunnel leads kube-apiserver to the kubelets of edge nodes, which nobody can dial: through the links that the nodes have opened.
+// Package tunnel leads kube-apiserver to the kubelets of edge nodes, which nobody can dial: through
+// the links that the nodes have opened.
 //
-// It owns the streams of each session, the HTTP CONNECT server that kube-apiserver's egress goes through, the endpoint by names for all others, and the way from the replica that is asked to
-// the one that holds the link. It is a wire, not a right: TLS, authentication and authorisation stay between kube-apiserver and the kubelet. It refuses
-// every client that is neither kube-apiserver nor another replica, and leads to no port of an edge node but its kubelet's. What is no edge node is
-// dialled directly. To cloud/internal/subresources, in this process, it also gives connections that are the device's own. A Tunnel may be used by many goroutines at once.
+// It owns the streams of each session, the HTTP CONNECT server that kube-apiserver's egress goes
+// through, the endpoint by names for all others, and the way from the replica that is asked to the
+// one that holds the link. It is a wire, not a right: TLS, authentication and authorisation stay
+// between kube-apiserver and the kubelet. It refuses every client that is neither kube-apiserver
+// nor another replica, and leads to no port of an edge node but its kubelet's. What is no edge node
+// is dialled directly. To cloud/internal/subresources, in this process, it also gives connections
+// that are the device's own. A Tunnel may be used by many goroutines at once.
 package tunnel
 
 import (
@@ -30,8 +34,9 @@ import (
 	"github.com/skerry-io/skerry/common/tunnel"
 )
 
-// What streams are opened to: the kubelet's TLS, for who has rights there, or a connection that the device itself makes to its kubelet, for who has
-// judged the user before. The names are those of edge/internal/tunnel.
+// What streams are opened to: the kubelet's TLS, for who has rights there, or a connection that the
+// device itself makes to its kubelet, for who has judged the user before. The names are those of
+// edge/internal/tunnel.
 const (
 	kubelet      = "kubelet"
 	subresources = "subresources"
@@ -48,25 +53,29 @@ type Config struct {
 	Nodes *Nodes
 	// Leases reads the Lease of a node: it tells which replica holds the link.
 	Leases func(ctx context.Context, node types.NodeName) (*coordinationv1.Lease, error)
-	// AnnounceKey signs where replicas are asked, in the Leases of nodes; the same on every replica.
+	// AnnounceKey signs where replicas are asked, in the Leases of nodes; the same on
+	// every replica.
 	AnnounceKey [32]byte
 	// Peer is the TLS by which another replica is dialled.
 	Peer *tls.Config
 	// PeerCA signs the replicas' certificates.
 	PeerCA *x509.Certificate
-	// Clients are the common names of the client certificates that may use the server: kube-apiserver's.
+	// Clients are the common names of the client certificates that may use the server:
+	// kube-apiserver's.
 	Clients []string
 
 	// AnswerTimeout is for the way to a kubelet to be found or not: 2 s.
 	AnswerTimeout time.Duration
 	// DialTimeout is for what is dialled directly: 10 s.
 	DialTimeout time.Duration
-	// MaxStreams bounds the connections of all nodes together: 4096. At the bound one more is refused.
+	// MaxStreams bounds the connections of all nodes together: 4096. At the bound one more
+	// is refused.
 	MaxStreams int
 	// MaxNodeStreams bounds those of one node; 0: the default of common/tunnel.
 	MaxNodeStreams int
 
-	// Accept connects a stream that a node has opened to its target; nil refuses all. ctx ends within 10 s. Its error is what the node is answered.
+	// Accept connects a stream that a node has opened to its target; nil refuses all. ctx ends
+	// within 10 s. Its error is what the node is answered.
 	Accept func(ctx context.Context, node types.NodeName, target string) (net.Conn, error)
 	// MaxAccepted bounds the streams that one node may have open: 24.
 	MaxAccepted int
@@ -189,7 +198,8 @@ func unavailable(node types.NodeName, format string, args ...any) error {
 	return &Unavailable{node, fmt.Sprintf(format, args...)}
 }
 
-// Dial connects to the kubelet of an edge node, whichever replica holds its link. An error comes within AnswerTimeout.
+// Dial connects to the kubelet of an edge node, whichever replica holds its link. An error comes
+// within AnswerTimeout.
 func (t *Tunnel) Dial(ctx context.Context, node types.NodeName) (net.Conn, error) {
 	return t.dial(ctx, node, kubelet)
 }
@@ -197,8 +207,9 @@ func (t *Tunnel) Dial(ctx context.Context, node types.NodeName) (net.Conn, error
 // ErrNoEdge is for nodes that are no edges.
 var ErrNoEdge = errors.New("it is no edge node")
 
-// DialSubresources connects to the kubelet of an edge node as that device's own client, which may ask for logs, exec, attach and port-forward. It is HTTP/1.1
-// without TLS, as the link is encrypted. The caller alone judges the user.
+// DialSubresources connects to the kubelet of an edge node as that device's own client, which may
+// ask for logs, exec, attach and port-forward. It is HTTP/1.1 without TLS, as the link is
+// encrypted. The caller alone judges the user.
 func (t *Tunnel) DialSubresources(ctx context.Context, node types.NodeName) (net.Conn, error) {
 	edge, _, err := t.config.Nodes.kubelet(node)
 	switch {
@@ -267,7 +278,8 @@ func (t *Tunnel) dial(ctx context.Context, node types.NodeName, target string) (
 	return conn, err
 }
 
-// DialKubelet connects to the kubelet of any node: through its link, or directly where it is no edge node.
+// DialKubelet connects to the kubelet of any node: through its link, or directly where it
+// is no edge node.
 func (t *Tunnel) DialKubelet(ctx context.Context, node types.NodeName) (net.Conn, error) {
 	edge, address, err := t.config.Nodes.kubelet(node)
 	switch {
@@ -291,7 +303,8 @@ func (t *Tunnel) own(ctx context.Context, node types.NodeName, target string) (n
 }
 
 func (s *session) open(ctx context.Context, target string) (net.Conn, error) {
-	// Who was told so by the end of a kept connection asks again at once, and need not wait for the same once more.
+	// Who was told so by the end of a kept connection asks again at once, and need not wait for the
+	// same once more.
 	if at := time.Unix(0, s.silent.Load()); time.Since(at) < silentFor && !s.heardSince(at) {
 		return nil, s.noAnswer()
 	}

@@ -155,7 +155,8 @@ func (s *session) Done() <-chan struct{}                             { return s.
 func (s *session) Send(ctx context.Context, m message.Message) error { return s.Conn.Send(ctx, m) }
 func (s *session) Close(code link.CloseCode, reason string)          { _ = s.Conn.Close(code, reason) }
 
-// attach gives a replica the link of a node, whose kubelet answers by accept. The returned function ends it.
+// attach gives a replica the link of a node, whose kubelet answers by accept. The returned
+// function ends it.
 func attach(t *testing.T, r *replica, name types.NodeName, accept func(context.Context, string) (net.Conn, error)) (cut func()) {
 	t.Helper()
 	cut, _ = attachOver(t, r, name, accept, linktest.PipeOptions{})
@@ -309,7 +310,8 @@ func (w *world) replica(instance string) *replica {
 	return r
 }
 
-// ask sends a CONNECT as a client with a common name, and returns the status line and the connection behind it.
+// ask sends a CONNECT as a client with a common name, and returns the status line and the
+// connection behind it.
 func (w *world) ask(r *replica, cn, method, target string) (string, io.ReadWriteCloser) {
 	w.t.Helper()
 	config := pki.ClientTLS(pki.Client{Roots: pki.Pool(w.ca.Certificate), Certificate: w.cluster.Peer(cn).Certificate})

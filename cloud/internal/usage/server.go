@@ -22,8 +22,8 @@ import (
 // maxAsking bounds the questions that are answered at once; one more is told to come again.
 const maxAsking = 64
 
-// Serve answers on a listener whose connections have shown a certificate of kube-apiserver's front proxy, whose name allowed approves. It returns when ctx has
-// ended.
+// Serve answers on a listener whose connections have shown a certificate of kube-apiserver's front
+// proxy, whose name allowed approves. It returns when ctx has ended.
 func (u *Usage) Serve(ctx context.Context, listener net.Listener, allowed func(commonName string) bool) error {
 	defer u.begin(ctx)()
 	server := &http.Server{
@@ -37,7 +37,8 @@ func (u *Usage) Serve(ctx context.Context, listener net.Listener, allowed func(c
 	return httpserver.Serve(ctx, server, listener, metrics.SchemeGroupVersion.String())
 }
 
-// guard lets in kube-apiserver alone. What the user may see it has judged itself: resources of an aggregated API go through its authorizer as all others do.
+// guard lets in kube-apiserver alone. What the user may see it has judged itself: resources of an
+// aggregated API go through its authorizer as all others do.
 func (u *Usage) guard(next http.Handler, allowed func(string) bool) http.Handler {
 	asking := make(chan struct{}, maxAsking)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -1,8 +1,11 @@
-// Package usage answers what `kubectl top` and autoscalers ask: metrics.k8s.io/v1beta1, the CPU and memory that nodes and pods use now.
+// Package usage answers what `kubectl top` and autoscalers ask: metrics.k8s.io/v1beta1, the CPU and
+// memory that nodes and pods use now.
 //
-// It owns the API's server, behind kube-apiserver's aggregator, and the newest sample of each node. A kubelet is asked when somebody wants to know, and
-// then at most once in some seconds: nothing crosses a thin link while nobody looks. It refuses every client but kube-apiserver's front proxy, which has
-// judged the user before. It writes nothing. A Usage may be used by many goroutines at once.
+// It owns the API's server, behind kube-apiserver's aggregator, and the newest sample of each
+// node. A kubelet is asked when somebody wants to know, and then at most once in some seconds:
+// nothing crosses a thin link while nobody looks. It refuses every client but kube-apiserver's
+// front proxy, which has judged the user before. It writes nothing. A Usage may be used by many
+// goroutines at once.
 package usage
 
 import (
@@ -31,7 +34,8 @@ import (
 const (
 	// parallel bounds the kubelets that are asked at the same time; the others wait their turn.
 	parallel = 64
-	// window is the time over which a kubelet computes a rate: it samples that often (the housekeeping interval of cadvisor).
+	// window is the time over which a kubelet computes a rate: it samples that often (the
+	// housekeeping interval of cadvisor).
 	window = 10 * time.Second
 )
 
@@ -39,7 +43,8 @@ const (
 type Config struct {
 	// Dial connects to the kubelet of a node.
 	Dial func(ctx context.Context, node types.NodeName) (net.Conn, error)
-	// Token is what kubelets know us by. It is seen by every device that is asked, so it must be good for this and nothing else.
+	// Token is what kubelets know us by. It is seen by every device that is asked, so it must be
+	// good for this and nothing else.
 	Token func(ctx context.Context) (string, error)
 	// Roots verify the kubelets' serving certificates, which are for the names of their nodes.
 	Roots func() *x509.CertPool
@@ -151,7 +156,8 @@ func (u *Usage) take(ctx context.Context, node types.NodeName, s *sample) {
 	close(s.done)
 }
 
-// each asks the nodes and calls found for those that answer, one after another. A node that can't be asked is left out, as autoscalers expect it.
+// each asks the nodes and calls found for those that answer, one after another. A node that can't
+// be asked is left out, as autoscalers expect it.
 func (u *Usage) each(ctx context.Context, nodes []types.NodeName, found func(types.NodeName, *stats.Summary)) {
 	var mu sync.Mutex
 	var g errgroup.Group
@@ -197,7 +203,8 @@ func nodeMetrics(name types.NodeName, labels map[string]string, s *stats.Summary
 	}, ok
 }
 
-// pods is the usage of the pods that sel selects, by namespace and name. Only their nodes are asked.
+// pods is the usage of the pods that sel selects, by namespace and name. Only their nodes
+// are asked.
 func (u *Usage) pods(ctx context.Context, sel *kube.Selection) []metrics.PodMetrics {
 	var nodes []types.NodeName
 	wanted := map[types.NodeName]map[types.UID]*kube.Object{}
@@ -229,7 +236,8 @@ func (u *Usage) pods(ctx context.Context, sel *kube.Selection) []metrics.PodMetr
 	return items
 }
 
-// podMetrics tells of a pod only if all its containers do: a sum that lacks one would make an autoscaler scale down.
+// podMetrics tells of a pod only if all its containers do: a sum that lacks one would make an
+// autoscaler scale down.
 func podMetrics(o *kube.Object, pod *stats.PodStats) (metrics.PodMetrics, bool) {
 	m := metrics.PodMetrics{
 		TypeMeta:   metav1.TypeMeta{Kind: "PodMetrics", APIVersion: metrics.SchemeGroupVersion.String()},
@@ -249,8 +257,9 @@ func podMetrics(o *kube.Object, pod *stats.PodStats) (metrics.PodMetrics, bool) 
 	return m, len(m.Containers) > 0
 }
 
-// used is false where a value is missing, since of a container that has just started there is no rate yet, or can't be: a kubelet that says 2^63 and more would lower the sum of
-// its pods and of other nodes'.
+// used is false where a value is missing, since of a container that has just started there is no
+// rate yet, or can't be: a kubelet that says 2^63 and more would lower the sum of its pods and
+// of other nodes'.
 func used(cpu *stats.CPUStats, memory *stats.MemoryStats) (corev1.ResourceList, metav1.Time, bool) {
 	if cpu == nil || cpu.UsageNanoCores == nil || memory == nil || memory.WorkingSetBytes == nil || *cpu.UsageNanoCores > math.MaxInt64 || *memory.WorkingSetBytes > math.MaxInt64 {
 		return nil, metav1.Time{}, false

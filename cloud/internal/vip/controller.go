@@ -28,7 +28,8 @@ import (
 )
 
 const (
-	// gather is how long changes are gathered before a plan is made: a rollout changes many objects at once.
+	// gather is how long changes are gathered before a plan is made: a rollout changes many
+	// objects at once.
 	gather = 200 * time.Millisecond
 	// Plans that could not be carried out in full are made again after these times.
 	retryMin = 500 * time.Millisecond
@@ -72,7 +73,8 @@ func NewController(config *rest.Config, policy Policy) (*Controller, error) {
 
 // Run plans whenever something changes, until ctx ends.
 func (c *Controller) Run(ctx context.Context, stores Stores) error {
-	// What the last run of this process remembers is of another leadership; the objects know better.
+	// What the last run of this process remembers is of another leadership; the objects
+	// know better.
 	c.core = NewCore(c.core.policy)
 	events := record.NewBroadcaster(record.WithContext(ctx))
 	events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: c.kube.CoreV1().Events(metav1.NamespaceAll)})
@@ -120,8 +122,8 @@ func (c *Controller) once(ctx context.Context, v *view) (again time.Duration, er
 	return max(time.Until(next), gather), err
 }
 
-// plan makes a plan of what the stores show and carries it out. What is given away is decided by what kube-apiserver has now: a store may not show yet what the
-// last plan made.
+// plan makes a plan of what the stores show and carries it out. What is given away is decided by
+// what kube-apiserver has now: a store may not show yet what the last plan made.
 func (c *Controller) plan(ctx context.Context, v *view) (next time.Time, err error) {
 	s, err := v.state()
 	if err != nil {

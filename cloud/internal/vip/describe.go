@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	// apartFor is how long two nodes hold one address before they are told to use unicast: at a normal
-	// take-over both say so for a moment.
+	// apartFor is how long two nodes hold one address before they are told to use unicast: at a
+	// normal take-over both say so for a moment.
 	apartFor = 15 * time.Second
 )
 
@@ -63,8 +63,8 @@ func (p *planner) describe(c claim, v *v1alpha1.VirtualIP) {
 	}
 }
 
-// apart reports whether more than one node has held an address for a while: they don't hear each other by
-// multicast, and know each other's addresses.
+// apart reports whether more than one node has held an address for a while: they don't hear each
+// other by multicast, and know each other's addresses.
 func (p *planner) apart(v *v1alpha1.VirtualIP) bool {
 	c := meta.FindStatusCondition(v.Status.Conditions, v1alpha1.VIPConditionHolders)
 	if c == nil || c.Status != "True" {
@@ -77,8 +77,8 @@ func (p *planner) apart(v *v1alpha1.VirtualIP) bool {
 	return true
 }
 
-// introduce tells each node of an address what the others reported: where their advertisements come from,
-// and whether they could take the address.
+// introduce tells each node of an address what the others reported: where their advertisements come
+// from, and whether they could take the address.
 func introduce(v *v1alpha1.VirtualIP) {
 	for i := range v.Spec.Nodes {
 		n := &v.Spec.Nodes[i]

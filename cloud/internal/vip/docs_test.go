@@ -48,9 +48,9 @@ func virtualIPTable(t *testing.T) *metav1.Table {
 	return table
 }
 
-// docs/vips.md, the columns that kube-apiserver prints, and a real object agree on what a VirtualIP is called: the
-// page's own example gives the page's own line. And the page says that VRRP version 3 has no authentication, and what
-// limits that.
+// docs/vips.md, the columns that kube-apiserver prints, and a real object agree on what a VirtualIP
+// is called: the page's own example gives the page's own line. And the page says that VRRP version
+// 3 has no authentication, and what limits that.
 func TestTraps_10_DocsColumnsAndObjectsAgree(t *testing.T) {
 	raw, err := os.ReadFile("../../../docs/vips.md")
 	if err != nil {

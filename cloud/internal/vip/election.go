@@ -68,8 +68,8 @@ func (p *planner) reserved(pool *pool, n int32) bool {
 	return false
 }
 
-// freeVRID is a number that is free, or 0. Each network begins at another one above lowVRIDs, by a hash:
-// numbers of different LANs that touch by mistake are then likely to differ.
+// freeVRID is a number that is free, or 0. Each network begins at another one above lowVRIDs, by a
+// hash: numbers of different LANs that touch by mistake are then likely to differ.
 func (p *planner) freeVRID(pool *pool, f family) int32 {
 	set := p.vridsOf(pool.object.Spec.Network, f)
 	hash := fnv.New32a()
@@ -88,8 +88,8 @@ func (p *planner) freeVRID(pool *pool, f family) int32 {
 	return 0
 }
 
-// number gives an object that stays another VRID where its own is not its own, or not anybody's. One that
-// shares the election of another is looked after by followElections.
+// number gives an object that stays another VRID where its own is not its own, or not anybody's.
+// One that shares the election of another is looked after by followElections.
 func (p *planner) number(c claim, v *v1alpha1.VirtualIP) {
 	set := p.vridsOf(v.Spec.Network, c.family)
 	if v.Spec.SharesElectionOf != "" || set[v.Spec.VRID] == v.Name && !p.reserved(c.pool, v.Spec.VRID) {
@@ -104,8 +104,8 @@ func (p *planner) number(c claim, v *v1alpha1.VirtualIP) {
 	}
 }
 
-// newNumber finds the VRID for a new address, or 0. Where all are taken it may share the election of an
-// address that always has the same holder: one of the same pods in the same pool.
+// newNumber finds the VRID for a new address, or 0. Where all are taken it may share the election
+// of an address that always has the same holder: one of the same pods in the same pool.
 func (p *planner) newNumber(c claim) (vrid int32, shares string) {
 	if n := p.freeVRID(c.pool, c.family); n != 0 {
 		return n, ""
@@ -139,16 +139,16 @@ func (p *planner) electionFor(v *v1alpha1.VirtualIP, f family) *v1alpha1.Virtual
 	return best
 }
 
-// sameHolder reports whether two addresses are served by the same pods, so that who may hold the one may
-// hold the other.
+// sameHolder reports whether two addresses are served by the same pods, so that who may hold the
+// one may hold the other.
 func sameHolder(a, b *v1alpha1.VirtualIP) bool {
 	x, y := a.Spec, b.Spec
 	return x.Pool == y.Pool && x.Service.Namespace == y.Service.Namespace && len(x.Selector) > 0 && maps.Equal(x.Selector, y.Selector) &&
 		x.PublishNotReady == y.PublishNotReady && x.PreferredNode == y.PreferredNode && x.Interface == y.Interface
 }
 
-// followElections gives addresses that share an election the number of its owner, or another election
-// where that one is not theirs any more.
+// followElections gives addresses that share an election the number of its owner, or another
+// election where that one is not theirs any more.
 func (p *planner) followElections() {
 	all := slices.Concat(slices.Collect(maps.Values(p.held))...)
 	slices.SortFunc(all, func(a, b *v1alpha1.VirtualIP) int { return older(a, b) })

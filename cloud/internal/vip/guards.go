@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	// guardsEvery is how often names are resolved and addresses of kube-apiserver are listed again, and
-	// guardsRetry how soon after a failure.
+	// guardsEvery is how often names are resolved and addresses of kube-apiserver are listed again,
+	// and guardsRetry how soon after a failure.
 	guardsEvery = time.Minute
 	guardsRetry = 2 * time.Second
 	// guardsTimeout bounds one look.
@@ -30,8 +30,9 @@ const (
 // errGuardsUnknown holds allocations back until it is known what must not be given away.
 var errGuardsUnknown = errors.New("what virtual IPs must not be is not known yet")
 
-// guards knows the addresses of cloudcore and of kube-apiserver and the ranges of Services. What can't be
-// found out stays as it was last; before everything was found out once, now says that it is unknown.
+// guards knows the addresses of cloudcore and of kube-apiserver and the ranges of Services.
+// What can't be found out stays as it was last; before everything was found out once, now says
+// that it is unknown.
 type guards struct {
 	client kubernetes.Interface
 	hosts  []string // names and addresses of cloudcore

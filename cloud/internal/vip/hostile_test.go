@@ -15,8 +15,8 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// What belongs to others is neither given to whoever asks for it nor to anybody else, although a pool's
-// ranges have it.
+// What belongs to others is neither given to whoever asks for it nor to anybody else, although a
+// pool's ranges have it.
 func TestHostile_03_ProtectedAddressesAreNotGiven(t *testing.T) {
 	w := newWorld(t)
 	w.Protected = []vip.Protected{
@@ -120,8 +120,8 @@ func (w *world) vip(name string) *v1alpha1.VirtualIP {
 	return w.VIPs[i]
 }
 
-// Two pools that name their networks differently are on one LAN, as a node of both reports: their numbers
-// are kept apart, and the pools say so.
+// Two pools that name their networks differently are on one LAN, as a node of both reports: their
+// numbers are kept apart, and the pools say so.
 func TestTraps_01_TwoNetworksOnOneLAN(t *testing.T) {
 	w := newWorld(t)
 	w.pool("p", "left", "10.0.0.10-10.0.0.20").Spec.NodeSelector = &metav1.LabelSelector{}
@@ -153,7 +153,8 @@ func TestTraps_01_TwoNetworksOnOneLAN(t *testing.T) {
 	}
 }
 
-// A router that is no node of the pool has the number: the address gets another one, and nobody gets that.
+// A router that is no node of the pool has the number: the address gets another one, and
+// nobody gets that.
 func TestTraps_05_ForeignRouter(t *testing.T) {
 	w := newWorld(t)
 	w.pool("p", "", "10.0.0.10-10.0.0.12")

@@ -89,8 +89,9 @@ func (l lans) prefixes(network string) []netip.Prefix {
 	return out
 }
 
-// noHosts are the addresses of a network that no host may have: those of the network itself and of its
-// broadcast (but both of a /31, RFC 3021), and the subnet-router anycast address (RFC 4291, 2.6.1).
+// noHosts are the addresses of a network that no host may have: those of the network itself
+// and of its broadcast (but both of a /31, RFC 3021), and the subnet-router anycast address
+// (RFC 4291, 2.6.1).
 func noHosts(p netip.Prefix) []span {
 	if p.Addr().BitLen()-p.Bits() <= 1 {
 		return nil

@@ -78,10 +78,11 @@ func tidy(e *v1alpha1.VirtualIPNodeStatus, now time.Time) {
 	}
 }
 
-// Merge takes the entries that nodes have reported into the status of a VirtualIP, drops those of nodes
-// that it does not concern any more, and says what follows of all of them. It reports whether anything
-// changed. At a take-over two nodes say for a moment that they hold the address, since the one that lost
-// it may be the later one to say so; two that go on saying so don't hear each other, and both are shown.
+// Merge takes the entries that nodes have reported into the status of a VirtualIP, drops those of
+// nodes that it does not concern any more, and says what follows of all of them. It reports whether
+// anything changed. At a take-over two nodes say for a moment that they hold the address, since the
+// one that lost it may be the later one to say so; two that go on saying so don't hear each other,
+// and both are shown.
 func Merge(v *v1alpha1.VirtualIP, entries []v1alpha1.VirtualIPNodeStatus, now time.Time) bool {
 	before := v.Status.DeepCopy()
 	s := &v.Status

@@ -15,7 +15,8 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// Plan computes what to write. What is allocated is looked at in full before anything new is given away.
+// Plan computes what to write. What is allocated is looked at in full before anything new
+// is given away.
 func (c *Core) Plan(s State, now time.Time) Plan {
 	p := &planner{
 		Core: c, state: s, now: now,
@@ -162,7 +163,8 @@ func (p *planner) keep(claims []claim) []claim {
 func (p *planner) hold(c claim, old *v1alpha1.VirtualIP) {
 	v := old.DeepCopy()
 	p.describe(c, v)
-	// In the spec, since a status does not come down to the nodes. Once true it stays: a holder that is gone is replaced by whoever is quicker.
+	// In the spec, since a status does not come down to the nodes. Once true it stays: a holder
+	// that is gone is replaced by whoever is quicker.
 	v.Spec.Elected = v.Spec.Elected || old.Status.Holder != ""
 	p.number(c, v)
 	if !reflect.DeepEqual(v.Spec, old.Spec) || !maps.Equal(v.Labels, old.Labels) || !slices.Equal(v.Finalizers, old.Finalizers) {

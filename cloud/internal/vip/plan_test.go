@@ -19,7 +19,8 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// world is a cluster that does what a Plan says, as kube-apiserver would: it stamps, deletes in two steps, and refuses a second object of one name.
+// world is a cluster that does what a Plan says, as kube-apiserver would: it stamps, deletes in two
+// steps, and refuses a second object of one name.
 type world struct {
 	t    *testing.T
 	core *vip.Core
@@ -196,7 +197,8 @@ func (w *world) released() {
 	}
 }
 
-// Scenarios 1 to 3: an address in every pool that matches, none in others, and none for other classes.
+// Scenarios 1 to 3: an address in every pool that matches, none in others, and none for
+// other classes.
 func TestVIPs_01_02_03_PoolsAndClasses(t *testing.T) {
 	w := newWorld(t)
 	w.pool("hangzhou", "", "10.0.0.10-10.0.0.20")
@@ -260,7 +262,8 @@ func TestVIPs_01_SpellingsOfTheProposal(t *testing.T) {
 	}
 }
 
-// Scenarios 4 to 6: an explicit address in the pool, outside of it, and one that two Services ask for.
+// Scenarios 4 to 6: an explicit address in the pool, outside of it, and one that two
+// Services ask for.
 func TestVIPs_04_05_06_Explicit(t *testing.T) {
 	w := newWorld(t)
 	w.pool("hangzhou", "", "10.0.0.10-10.0.0.20").Spec.AllowRequested = true
@@ -292,7 +295,8 @@ func TestVIPs_04_05_06_Explicit(t *testing.T) {
 	w.poolIs("hangzhou", v1alpha1.PoolAddressesValid, true)
 	w.Pools[0].Spec.Addresses = []string{"10.0.0.10-10.0.0.20", "10.0.0.234"}
 
-	// The first goes: while its nodes still have it, nobody else gets it; then the pool has it no longer, and the second gets it.
+	// The first goes: while its nodes still have it, nobody else gets it; then the pool has it no
+	// longer, and the second gets it.
 	w.remove("out")
 	w.settle()
 	w.want("any: hangzhou 10.0.0.11", "bad: ", "foreign: ", "in: hangzhou 10.0.0.10", "late: ", "node: ", "six: ")
@@ -355,7 +359,8 @@ func TestVIPs_07_BothEndsUsable(t *testing.T) {
 	}
 }
 
-// Scenario 8, and rule 8: what is freed is given away only after the nodes dropped it, or after the quarantine.
+// Scenario 8, and rule 8: what is freed is given away only after the nodes dropped it, or after
+// the quarantine.
 func TestVIPs_08_ExhaustedThenFreed(t *testing.T) {
 	w := newWorld(t)
 	w.pool("p", "", "10.0.0.10")
@@ -634,7 +639,8 @@ func TestRanking(t *testing.T) {
 	}
 }
 
-// Scenario 24, the cloud's part: whom a Service or its pool prefers gets the highest priority, and the objects tell that it may take the address back.
+// Scenario 24, the cloud's part: whom a Service or its pool prefers gets the highest priority, and
+// the objects tell that it may take the address back.
 func TestVIPs_24_Preference(t *testing.T) {
 	for name, c := range map[string]struct {
 		pool, service string // who is preferred there

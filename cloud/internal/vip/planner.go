@@ -19,7 +19,8 @@ type State struct {
 	VIPs     []*v1alpha1.VirtualIP
 	Services []*corev1.Service
 	Nodes    []*corev1.Node
-	// Protected is what the objects above don't show: cloudcore, kube-apiserver, ranges of Services.
+	// Protected is what the objects above don't show: cloudcore, kube-apiserver, ranges of
+	// Services.
 	Protected []Protected
 }
 
@@ -43,7 +44,8 @@ type Plan struct {
 type Core struct {
 	policy Policy
 	random func() uint64
-	// cursor is behind which address RoundRobin goes on, by pool and family. The pools' status knows it too, a little later.
+	// cursor is behind which address RoundRobin goes on, by pool and family. The pools' status
+	// knows it too, a little later.
 	cursor map[at]netip.Addr
 }
 

@@ -32,7 +32,8 @@ func (p *planner) added(pool string, a netip.Addr) bool {
 	})
 }
 
-// readPools reads the ranges, the oldest pool first: it keeps what a younger one wants too. An entry that can't be used does not spoil the others.
+// readPools reads the ranges, the oldest pool first: it keeps what a younger one wants too. An
+// entry that can't be used does not spoil the others.
 func (p *planner) readPools() {
 	objects := slices.Clone(p.state.Pools)
 	slices.SortFunc(objects, func(a, b *v1alpha1.NodePool) int { return older(a, b) })
@@ -84,7 +85,8 @@ func (p *planner) overlapped(o *v1alpha1.NodePool, s span) (*pool, span) {
 	return nil, span{}
 }
 
-// fillPools keeps addresses that were asked for in their pool's list, and takes them out with their VirtualIP.
+// fillPools keeps addresses that were asked for in their pool's list, and takes them out with
+// their VirtualIP.
 func (p *planner) fillPools() {
 	add, drop := map[string][]netip.Addr{}, map[string][]netip.Addr{}
 	freed := map[string]bool{}

@@ -7,9 +7,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// readProtected gathers what must not be given away beside the addresses of nodes: what the State says
-// (cloudcore, kube-apiserver, ranges of Services), the ranges of all nodes' pods, and the addresses of
-// Services, of the cluster and of other load balancers.
+// readProtected gathers what must not be given away beside the addresses of nodes: what the State
+// says (cloudcore, kube-apiserver, ranges of Services), the ranges of all nodes' pods, and the
+// addresses of Services, of the cluster and of other load balancers.
 func (p *planner) readProtected() {
 	p.protected = append(p.protected, p.state.Protected...)
 	for _, n := range p.state.Nodes {

@@ -32,7 +32,8 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/edges"
 )
 
-// plane is a real control plane: what its validation, its authorizer and its conflicts do to the controller is the point of these tests.
+// plane is a real control plane: what its validation, its authorizer and its conflicts do to the
+// controller is the point of these tests.
 var plane *cluster.ControlPlane
 
 func TestMain(m *testing.M) {
@@ -335,7 +336,8 @@ func TestReal_LifeOfAnAddress(t *testing.T) {
 	r.service("third", nil)
 	r.is("third", vip.ReasonExhausted)
 	if after := r.vip("10.3.0.10"); after.ResourceVersion != before.ResourceVersion {
-		// The controller of before may not have finished its marks; the claim itself must be the same.
+		// The controller of before may not have finished its marks; the claim itself must
+		// be the same.
 		if after.UID != before.UID || after.Spec.VRID != before.Spec.VRID {
 			t.Errorf("the claim changed: %+v, %+v", before, after)
 		}

@@ -190,8 +190,9 @@ func TestVIPs_06_SameExplicitAddressTwice(t *testing.T) {
 	}
 }
 
-// What a Service asks for is judged by what the cluster shows: kube-apiserver's address, its ClusterIP, another
-// Service's, the range of Services, a node's, a node's pods', cloudcore's by its name, and the pool's ranges.
+// What a Service asks for is judged by what the cluster shows: kube-apiserver's address, its
+// ClusterIP, another Service's, the range of Services, a node's, a node's pods', cloudcore's by its
+// name, and the pool's ranges.
 func TestHostile_03_RequestsForAddressesOfOthers(t *testing.T) {
 	r := newReal(t)
 	ctx := t.Context()
@@ -248,8 +249,8 @@ func TestHostile_03_RequestsForAddressesOfOthers(t *testing.T) {
 	r.is("allowed", vip.ReasonAllocated, "guarded 10.26.0.99")
 }
 
-// VRIDs by kube-apiserver's own state: reserved ones are honoured, all are used, the next waits and is served
-// as soon as one is free; numbers heard from routers are given to nobody.
+// VRIDs by kube-apiserver's own state: reserved ones are honoured, all are used, the next waits and
+// is served as soon as one is free; numbers heard from routers are given to nobody.
 func TestVIPs_09_VRIDsOfTheCluster(t *testing.T) {
 	r := newReal(t)
 	reserved := []any{}
@@ -359,8 +360,8 @@ func (r *real) named(name string, addresses ...any) {
 	r.create(p)
 }
 
-// Single addresses, networks, ranges and IPv6, by kube-apiserver's own validation and allocation: both ends are given,
-// and nothing beside them. One Service more than there are addresses waits.
+// Single addresses, networks, ranges and IPv6, by kube-apiserver's own validation and allocation:
+// both ends are given, and nothing beside them. One Service more than there are addresses waits.
 func TestVIPs_07_RangesOfTheCluster(t *testing.T) {
 	r := newReal(t)
 	for pool, c := range map[string]struct {
@@ -385,8 +386,8 @@ func TestVIPs_07_RangesOfTheCluster(t *testing.T) {
 	}
 }
 
-// A Service of both families has an address of each, in the families' order; each is an object of its own, and
-// goes with the family. A pool without one of the families says so.
+// A Service of both families has an address of each, in the families' order; each is an object of
+// its own, and goes with the family. A pool without one of the families says so.
 func TestVIPs_13_DualStackInTheCluster(t *testing.T) {
 	r := newReal(t)
 	r.named("both", "10.33.0.10-10.33.0.11", "2001:db8:33::10-2001:db8:33::11")
@@ -419,7 +420,8 @@ func TestVIPs_13_DualStackInTheCluster(t *testing.T) {
 	}
 }
 
-// The first election ends, for the nodes too, when one has held the address: their copies have no status.
+// The first election ends, for the nodes too, when one has held the address: their copies
+// have no status.
 func TestReal_Elected(t *testing.T) {
 	r := newReal(t)
 	r.edgeNode("elect-a", "elects", "10.24.0.1")

@@ -14,7 +14,8 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// serviceStatus writes the result into the Services: one ingress for each pool and family, and why something is missing.
+// serviceStatus writes the result into the Services: one ingress for each pool and family, and why
+// something is missing.
 func (p *planner) serviceStatus() {
 	for _, s := range p.state.Services {
 		if s.DeletionTimestamp != nil {
@@ -37,7 +38,8 @@ func (p *planner) serviceStatus() {
 	}
 }
 
-// wroteIngress recognises what describeService writes: no other implementation names a NodePool as the host.
+// wroteIngress recognises what describeService writes: no other implementation names a
+// NodePool as the host.
 func (p *planner) wroteIngress(i corev1.LoadBalancerIngress) bool {
 	if p.pools[i.Hostname] != nil {
 		return true
@@ -57,7 +59,8 @@ func (p *planner) describeService(s *corev1.Service) {
 		y, _ := netip.ParseAddr(b.Spec.Address)
 		return cmp.Or(cmp.Compare(a.Spec.Pool, b.Spec.Pool), x.Compare(y))
 	})
-	// Proxy: kube-proxy in the cluster must not take the address for one of its own (KEP-1860); the holder is where it ends.
+	// Proxy: kube-proxy in the cluster must not take the address for one of its own (KEP-1860); the
+	// holder is where it ends.
 	mode := corev1.LoadBalancerIPModeProxy
 	s.Status.LoadBalancer.Ingress = nil
 	for _, v := range held {

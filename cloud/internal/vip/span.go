@@ -13,7 +13,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// span is a run of addresses of one family, both ends in. Ranges are never counted out: an IPv6 network has more addresses than memory has room.
+// span is a run of addresses of one family, both ends in. Ranges are never counted out: an IPv6
+// network has more addresses than memory has room.
 type span struct{ from, to netip.Addr }
 
 func one(a netip.Addr) span { return span{a, a} }
@@ -31,8 +32,9 @@ func (s span) overlaps(o span) bool { return s.from.Compare(o.to) <= 0 && o.from
 
 func (s span) size() u128 { return number(s.to).sub(number(s.from)).add(u128{0, 1}) }
 
-// parseSpan reads a single address, a network or a range a-b. A network gives what hosts may have: not its network and broadcast address (but both of
-// a /31, RFC 3021), and not the subnet-router anycast address of IPv6 (RFC 4291 section 2.6.1).
+// parseSpan reads a single address, a network or a range a-b. A network gives what hosts may have:
+// not its network and broadcast address (but both of a /31, RFC 3021), and not the subnet-router
+// anycast address of IPv6 (RFC 4291 section 2.6.1).
 func parseSpan(text string) (span, error) {
 	text = strings.TrimSpace(text)
 	if a, b, ok := strings.Cut(text, "-"); ok {

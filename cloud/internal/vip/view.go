@@ -27,15 +27,16 @@ type view struct {
 func newView() *view {
 	return &view{
 		services: kube.NewMirror(readService, nil),
-		// Nodes are written every few seconds by their kubelets; few of these writes concern a pool.
+		// Nodes are written every few seconds by their kubelets; few of these writes
+		// concern a pool.
 		nodes: kube.NewMirror(readNode, sameNode),
 		pools: kube.NewMirror(readOwn[v1alpha1.NodePool], nil),
 		vips:  kube.NewMirror(readOwn[v1alpha1.VirtualIP], nil),
 	}
 }
 
-// follow keeps the view as the stores are until cancel is called. It returns once they are known, or ctx
-// has ended.
+// follow keeps the view as the stores are until cancel is called. It returns once they are known,
+// or ctx has ended.
 func (v *view) follow(ctx context.Context, s Stores, changed func()) (cancel func()) {
 	var cancels []func()
 	cancels = append(cancels, v.services.Follow(s.Services, changed), v.nodes.Follow(s.Nodes, changed), v.pools.Follow(s.Pools, changed), v.vips.Follow(s.VIPs, changed))
@@ -79,8 +80,8 @@ func readService(o *kube.Object) (*corev1.Service, error) {
 	return s, kube.FromProtobuf(o.Raw, corev1.SchemeGroupVersion.WithKind("Service"), s)
 }
 
-// readNode reads what a plan needs. Of a Node, the largest part is what its kubelet says of itself, and
-// there may be thousands.
+// readNode reads what a plan needs. Of a Node, the largest part is what its kubelet says of itself,
+// and there may be thousands.
 func readNode(o *kube.Object) (*corev1.Node, error) {
 	n := &corev1.Node{}
 	if err := kube.FromProtobuf(o.Raw, corev1.SchemeGroupVersion.WithKind("Node"), n); err != nil {

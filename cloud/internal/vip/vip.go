@@ -1,10 +1,14 @@
-// Package vip allocates virtual IPs: each Service of class skerry.io/vip gets one address for each family in each NodePool that it chooses.
+// Package vip allocates virtual IPs: each Service of class skerry.io/vip gets one address for each
+// family in each NodePool that it chooses.
 //
-// It owns VirtualIP objects, the status of NodePools, the entries that it added to a NodePool's addresses, and the load-balancer status of Services of its class. It
-// refuses to give away what somebody has, what a node has, and what overlaps; it never takes back what it gave unless the Service or the pool asks for
-// that, and it does not elect who holds an address: the nodes do. Everything it knows is in the objects: a Core computes from them what should be, and remembers
-// nothing that can't be lost. A Core is used by one goroutine; one Controller at a time should run (under a Lease): two would not give one address
-// away twice, since making the object is the claim, but might give one Service two for a moment.
+// It owns VirtualIP objects, the status of NodePools, the entries that it added to a NodePool's
+// addresses, and the load-balancer status of Services of its class. It refuses to give away what
+// somebody has, what a node has, and what overlaps; it never takes back what it gave unless the
+// Service or the pool asks for that, and it does not elect who holds an address: the nodes do.
+// Everything it knows is in the objects: a Core computes from them what should be, and remembers
+// nothing that can't be lost. A Core is used by one goroutine; one Controller at a time should run
+// (under a Lease): two would not give one address away twice, since making the object is the claim,
+// but might give one Service two for a moment.
 package vip
 
 import (
@@ -80,7 +84,8 @@ func annotation(s *corev1.Service, names ...string) (string, bool) {
 	return "", false
 }
 
-// poolSelector is what a Service says of the pools it wants. OpenYurt's proposal also writes k:v, which no label selector contains otherwise.
+// poolSelector is what a Service says of the pools it wants. OpenYurt's proposal also writes k:v,
+// which no label selector contains otherwise.
 func poolSelector(s *corev1.Service) (labels.Selector, error) {
 	text, ok := annotation(s, v1alpha1.VIPPoolSelector, v1alpha1.OpenYurtVIPPoolSelector)
 	if !ok || strings.TrimSpace(text) == "" {
@@ -134,8 +139,10 @@ func nodesOf(pool *v1alpha1.NodePool, nodes []*corev1.Node) ([]string, error) {
 // edge reports whether edgecore runs on a node.
 func edge(n *corev1.Node) bool { return v1alpha1.IsEdge(n.Labels) }
 
-// rank orders a pool's nodes for one address and gives them priorities: 200, 190, ... 20, then 19, 18, ... 1. The order is that of a hash of address and node
-// (rendezvous hashing, Thaler and Ravishankar 1998), so that addresses spread over the nodes, and a node more or less changes nothing among the others.
+// rank orders a pool's nodes for one address and gives them priorities: 200, 190, ... 20, then 19,
+// 18, ... 1. The order is that of a hash of address and node (rendezvous hashing, Thaler and
+// Ravishankar 1998), so that addresses spread over the nodes, and a node more or less changes
+// nothing among the others.
 func rank(vip string, nodes []string, preferred string) []v1alpha1.VirtualIPNode {
 	score := func(node string) uint64 {
 		sum := sha256.Sum256([]byte(vip + "\x00" + node))
@@ -163,7 +170,8 @@ func rank(vip string, nodes []string, preferred string) []v1alpha1.VirtualIPNode
 	return out
 }
 
-// confirmed reports whether nobody can have a deleted address any more: every node that may hold it, and still exists, has said that it dropped it.
+// confirmed reports whether nobody can have a deleted address any more: every node that may hold
+// it, and still exists, has said that it dropped it.
 func confirmed(v *v1alpha1.VirtualIP, exists func(node string) bool) bool {
 	released := map[string]bool{}
 	for _, n := range v.Status.Nodes {
@@ -184,9 +192,11 @@ func confirmed(v *v1alpha1.VirtualIP, exists func(node string) bool) bool {
 type Policy struct {
 	// ReservedVRIDs are given to no virtual IP on any network.
 	ReservedVRIDs []int32
-	// Quarantine is how long a deleted address waits for nodes that don't confirm that they dropped it.
+	// Quarantine is how long a deleted address waits for nodes that don't confirm that
+	// they dropped it.
 	Quarantine time.Duration
-	// Hosts are names and addresses of cloudcore, as edges reach it. No virtual IP may be one of them.
+	// Hosts are names and addresses of cloudcore, as edges reach it. No virtual IP may be
+	// one of them.
 	Hosts []string
 }
 

@@ -16,7 +16,8 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// BenchConn measures one link: 500 bytes there and back, one after the other and 64 at once, and one way.
+// BenchConn measures one link: 500 bytes there and back, one after the other and 64 at
+// once, and one way.
 func BenchConn(b *testing.B, pair func(*testing.B) (edge, cloud link.Conn)) {
 	body := Event(1, 500).Content.(*topicpb.Write).Body
 	echo := func(b *testing.B, flying int) {
@@ -68,8 +69,9 @@ const (
 	idleLinks   = 500
 )
 
-// BenchIdle measures what an idle link costs the process that accepted it: heap and stacks, after each link has carried a few messages. The
-// other ends live in a process of their own, which is this benchmark once more.
+// BenchIdle measures what an idle link costs the process that accepted it: heap and stacks, after
+// each link has carried a few messages. The other ends live in a process of their own, which is
+// this benchmark once more.
 func BenchIdle(b *testing.B,
 	listen func(testing.TB, *tls.Config) link.Listener, dialer func(testing.TB, *tls.Config) link.Dialer,
 ) {

@@ -37,8 +37,8 @@ type Ends struct {
 	EdgeCertificate, CloudCertificate *x509.Certificate
 }
 
-// TestConn is the contract of link.Conn; every transport's own test calls it. pair makes the two ends of a new link, which are closed when the
-// test ends.
+// TestConn is the contract of link.Conn; every transport's own test calls it. pair makes the two
+// ends of a new link, which are closed when the test ends.
 func TestConn(t *testing.T, pair func(*testing.T, PairOptions) Ends) {
 	plain := func(t *testing.T) Ends { return pair(t, PairOptions{Edge: link.Default(), Cloud: link.Default()}) }
 	for name, test := range map[string]func(*testing.T){
@@ -209,7 +209,8 @@ func testTooLargeToReceive(t *testing.T, pair func(*testing.T, PairOptions) Ends
 		t.Run(name, func(t *testing.T) {
 			small, usual := link.Default(), link.Default()
 			small.MaxMessage = 64 << 10
-			// Who closes waits so long for the peer to read why. A second passes before that on a busy machine, and the peer then sees a network that ended.
+			// Who closes waits so long for the peer to read why. A second passes before that on a
+			// busy machine, and the peer then sees a network that ended.
 			small.CloseTimeout, usual.CloseTimeout = patience, patience
 			ends := pair(t, PairOptions{Edge: usual, Cloud: small})
 			send(t, ends.Edge, m)
@@ -280,7 +281,8 @@ func testFullQueue(t *testing.T, pair func(*testing.T, PairOptions) Ends) {
 		}
 		full <- sent
 	}()
-	// Nobody receives: the buffers on the way fill up, then Send waits. It waits for ever, so the test only has to see that it does at all.
+	// Nobody receives: the buffers on the way fill up, then Send waits. It waits for ever, so the
+	// test only has to see that it does at all.
 	waiting := func() int { return ends.Edge.(link.Meter).Stats().Waiting[topic.Bulk] }
 	for stable, last := 0, uint64(0); stable < 20; {
 		time.Sleep(5 * time.Millisecond)

@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// Network is what lies between the two ends: it wraps the edge's connection and can be told to misbehave. Its methods may be called at any time.
+// Network is what lies between the two ends: it wraps the edge's connection and can be told to
+// misbehave. Its methods may be called at any time.
 type Network struct {
 	mu   sync.Mutex
 	cut  bool
@@ -130,7 +131,8 @@ func (c *networkConn) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// Close lets the peer know nothing when the network is cut; what is open then, the peer's own end closes.
+// Close lets the peer know nothing when the network is cut; what is open then, the peer's
+// own end closes.
 func (c *networkConn) Close() error {
 	c.mu.Lock()
 	select {

@@ -1,5 +1,5 @@
-// Package linktest holds the contract of link.Conn that every transport passes, and what tests of links need: links in memory, certificates, and
-// connections that stall, swallow or slow down.
+// Package linktest holds the contract of link.Conn that every transport passes, and what tests of
+// links need: links in memory, certificates, and connections that stall, swallow or slow down.
 //
 // It is for tests only. Everything it makes ends with the test it was made for.
 package linktest
@@ -33,8 +33,8 @@ type PipeOptions struct {
 	WrapEdge, WrapCloud func(net.Conn) net.Conn
 }
 
-// Pipe returns the two ends of a link in memory: everything but TLS is real. It works inside a synctest bubble. Both ends are closed when the
-// test ends.
+// Pipe returns the two ends of a link in memory: everything but TLS is real. It works inside a
+// synctest bubble. Both ends are closed when the test ends.
 func Pipe(t testing.TB, o PipeOptions) (edge, cloud link.Conn) {
 	t.Helper()
 	if o.Config == (link.Config{}) {
@@ -118,8 +118,9 @@ func (p *pipe) Close(why *link.CloseError) {
 	if !why.Remote {
 		end := time.Now().Add(p.config.CloseTimeout)
 		_ = p.conn.Final(end, end)
-		// Read until the peer ends too, as the websocket does: a pipe that is closed before fails the peer's own writes, and where that is seen before the
-		// record is, the peer takes it for a network that ended. Two ends that close at once read each other's record.
+		// Read until the peer ends too, as the websocket does: a pipe that is closed before fails
+		// the peer's own writes, and where that is seen before the record is, the peer takes it for
+		// a network that ended. Two ends that close at once read each other's record.
 		peer.Go(func() {
 			if _, err := io.Copy(io.Discard, &pipeReader{p, ignore{}}); !closed(err) {
 				_, _ = io.Copy(io.Discard, p.conn) // Serve was interrupted within a record

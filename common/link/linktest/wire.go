@@ -26,7 +26,8 @@ type Wire struct {
 	Healthy Ends
 }
 
-// TestWire is the contract of what comes from a peer that is not ours: one wrong byte closes that link, with the code that says why, and no other.
+// TestWire is the contract of what comes from a peer that is not ours: one wrong byte closes that
+// link, with the code that says why, and no other.
 func TestWire(t *testing.T, open func(*testing.T, link.Config) Wire) {
 	config := link.Default()
 	config.MaxMessage, config.MaxAssembly = 1<<20, 3<<19

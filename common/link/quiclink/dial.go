@@ -23,7 +23,8 @@ type DialConfig struct {
 	Link  link.Config
 	TLS   *tls.Config // must verify the server and show a certificate
 	Table *topic.Table
-	// Codec, if set, was made with Link and Table and is shared with other dialers: it holds the compressor's memory.
+	// Codec, if set, was made with Link and Table and is shared with other dialers: it holds the
+	// compressor's memory.
 	Codec *link.Codec
 	// Wrap, if set, wraps each UDP socket.
 	Wrap func(net.PacketConn) net.PacketConn
@@ -97,7 +98,8 @@ func (d *Dialer) dial(ctx context.Context, address string) (link.Conn, error) {
 	return nil, errors.Join(errs...)
 }
 
-// routed asks the kernel whether it knows a way, without sending anything: our socket swallows that error, and the handshake would wait in vain.
+// routed asks the kernel whether it knows a way, without sending anything: our socket swallows that
+// error, and the handshake would wait in vain.
 func routed(to netip.AddrPort) error {
 	c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
 	if err != nil {
@@ -132,8 +134,9 @@ func (d *Dialer) dialTo(ctx context.Context, to netip.AddrPort, host string) (_ 
 		secure.ServerName = host
 	}
 	config := quicConfig(d.config.Link)
-	// The server's acknowledgement is its sign of life. A little later than what the link sends at that interval anyway: quic-go counts from what came
-	// last, and would send one of its own each time that an acknowledgement takes a moment longer than the one before.
+	// The server's acknowledgement is its sign of life. A little later than what the link sends at
+	// that interval anyway: quic-go counts from what came last, and would send one of its own each
+	// time that an acknowledgement takes a moment longer than the one before.
 	config.KeepAlivePeriod = d.config.Link.Keepalive + d.config.Link.Keepalive/4
 	conn, err := transport.Dial(ctx, net.UDPAddrFromAddrPort(to), secure, config)
 	if err != nil {

@@ -22,7 +22,8 @@ import (
 	"github.com/skerry-io/skerry/common/topic"
 )
 
-// Clients must prove their address when many come at once; that costs a round trip and nothing else.
+// Clients must prove their address when many come at once; that costs a round trip and
+// nothing else.
 func TestListener_ManyHandshakes(t *testing.T) {
 	s := linktest.NewSite(t)
 	l := listen(t, quiclink.ListenConfig{TLS: s.ServerTLS(), MaxHandshakes: 1})
@@ -97,7 +98,8 @@ func TestListener_StartedAnew(t *testing.T) {
 	}
 }
 
-// A network that is away for a moment costs packets and no link. The kernel refuses what is sent meanwhile, which ends a plain quic-go connection.
+// A network that is away for a moment costs packets and no link. The kernel refuses what is sent
+// meanwhile, which ends a plain quic-go connection.
 func TestLink_SurvivesAFlap(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, for a network namespace of its own")

@@ -24,10 +24,13 @@ type ListenConfig struct {
 	Table *topic.Table
 	// MaxLinks is how many links may be open; another is refused before TLS begins. 0: no bound.
 	MaxLinks int
-	// MaxHandshakes is how many handshakes run at once, of which one address has its share (link.Shares); from half of it on, clients must prove their address first (RFC 9000 section 8.1.2). 0: 128.
+	// MaxHandshakes is how many handshakes run at once, of which one address has its share
+	// (link.Shares); from half of it on, clients must prove their address first (RFC 9000 section
+	// 8.1.2). 0: 128.
 	MaxHandshakes int
-	// ResetKey lets a process that was started anew tell the clients of its predecessor at once that their links have ended (RFC 9000 section
-	// 10.3). It must be secret and the same for all replicas behind one address; nil: they find out by IdleTimeout.
+	// ResetKey lets a process that was started anew tell the clients of its predecessor at once
+	// that their links have ended (RFC 9000 section 10.3). It must be secret and the same for all
+	// replicas behind one address; nil: they find out by IdleTimeout.
 	ResetKey *[32]byte
 	// Wrap, if set, wraps the UDP socket.
 	Wrap func(net.PacketConn) net.PacketConn
@@ -49,7 +52,8 @@ type Listener struct {
 	close      func() error
 }
 
-// Listen opens address ("host:port") and serves it until Close. ctx bounds the opening alone, and its logger is kept.
+// Listen opens address ("host:port") and serves it until Close. ctx bounds the opening alone, and
+// its logger is kept.
 func Listen(ctx context.Context, address string, config ListenConfig) (*Listener, error) {
 	if err := config.Link.Validate(); err != nil {
 		return nil, err

@@ -1,7 +1,9 @@
-// Package quiclink carries links over QUIC (RFC 9000), each class on a stream of its own, so that a packet that is lost delays one class only.
+// Package quiclink carries links over QUIC (RFC 9000), each class on a stream of its own, so that a
+// packet that is lost delays one class only.
 //
-// It owns the UDP sockets, the handshake and the streams. It refuses peers without a verified certificate, other versions of the protocol (by
-// ALPN), and more links than it was told to bear. Listener and Dialer may be used by many goroutines at once.
+// It owns the UDP sockets, the handshake and the streams. It refuses peers without a verified
+// certificate, other versions of the protocol (by ALPN), and more links than it was told to bear.
+// Listener and Dialer may be used by many goroutines at once.
 package quiclink
 
 import (
@@ -22,9 +24,10 @@ import (
 // protocol is what both ends agree on by ALPN (RFC 7301).
 func protocol() string { return "skerry/" + strconv.Itoa(topic.Protocol) }
 
-// A stream's window begins small and grows with the path's need: 512 KiB carry 40 Mbit/s over 100 ms. That of the connection is always the sum
-// of what its streams' may become: what nobody reads of one class must never take the window from the others, one of which may be what all wait
-// for. A window costs memory only while what has come waits.
+// A stream's window begins small and grows with the path's need: 512 KiB carry 40 Mbit/s over 100
+// ms. That of the connection is always the sum of what its streams' may become: what nobody reads
+// of one class must never take the window from the others, one of which may be what all wait for. A
+// window costs memory only while what has come waits.
 const (
 	streamWindow    = 64 << 10
 	maxStreamWindow = 512 << 10
@@ -38,8 +41,9 @@ func quicConfig(c link.Config) *quic.Config {
 		InitialStreamReceiveWindow: streamWindow, MaxStreamReceiveWindow: maxStreamWindow,
 		InitialConnectionReceiveWindow: connWindow, MaxConnectionReceiveWindow: connWindow,
 		MaxIncomingStreams: -1, MaxIncomingUniStreams: topic.Classes,
-		// Looking for larger packets (RFC 8899) costs some 8 KB at each connect, and gains a tenth of a header: a device reconnects more often than it sends
-		// megabytes. 1280 bytes pass wherever IPv6 does.
+		// Looking for larger packets (RFC 8899) costs some 8 KB at each connect, and gains a tenth
+		// of a header: a device reconnects more often than it sends megabytes. 1280 bytes pass
+		// wherever IPv6 does.
 		DisablePathMTUDiscovery: true,
 	}
 }
@@ -81,8 +85,8 @@ func (c *carrier) Traits() link.Traits {
 // lookEvery is how exactly silence is measured.
 func (c *carrier) lookEvery() time.Duration { return c.config.IdleTimeout / 8 }
 
-// look ends a connection whose peer was silent for IdleTimeout. QUIC's own timeout counts from the first packet that was sent after the last
-// that came (RFC 9000 section 10.1), which can double it.
+// look ends a connection whose peer was silent for IdleTimeout. QUIC's own timeout counts from the
+// first packet that was sent after the last that came (RFC 9000 section 10.1), which can double it.
 func (c *carrier) look() {
 	now := time.Now()
 	silent := now.Sub(c.LastHeard())
@@ -166,8 +170,8 @@ const alertNoApplicationProtocol = 120
 // cryptoError is how QUIC carries an alert of TLS (RFC 9001 section 4.8).
 func cryptoError(alert quic.TransportErrorCode) quic.TransportErrorCode { return 0x100 + alert }
 
-// Write opens the stream of a class when it is first used: an idle link keeps few. Strict priorities (RFC 9218) do what the core does on a
-// shared stream.
+// Write opens the stream of a class when it is first used: an idle link keeps few. Strict
+// priorities (RFC 9218) do what the core does on a shared stream.
 func (c *carrier) Write(class topic.Class, frames []byte) error {
 	s := c.streams[class]
 	if s == nil {

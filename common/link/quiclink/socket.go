@@ -9,8 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// socket is a UDP socket on which the errors of a network that is away for a moment count as lost packets, which QUIC mends. quic-go ends a
-// connection at the first of them, where TCP would live on: a link that flaps for 3 s would cost every connection on it.
+// socket is a UDP socket on which the errors of a network that is away for a moment count as lost
+// packets, which QUIC mends. quic-go ends a connection at the first of them, where TCP would live
+// on: a link that flaps for 3 s would cost every connection on it.
 type socket struct {
 	*net.UDPConn
 	lost *atomic.Uint64
@@ -43,7 +44,8 @@ func (s socket) swallow(err error) bool {
 	return true
 }
 
-// transient tells what goes away by itself. EMSGSIZE and EIO don't belong here: quic-go learns from them (path MTU, segmentation offload).
+// transient tells what goes away by itself. EMSGSIZE and EIO don't belong here: quic-go learns from
+// them (path MTU, segmentation offload).
 func transient(err error) bool {
 	for _, e := range []syscall.Errno{
 		unix.ENETUNREACH, unix.EHOSTUNREACH, unix.ENETDOWN, unix.EHOSTDOWN, unix.ENODEV, // no route, or no device, for now

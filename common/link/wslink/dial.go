@@ -24,9 +24,11 @@ type DialConfig struct {
 	Link  link.Config
 	TLS   *tls.Config // must verify the server and show a certificate
 	Table *topic.Table
-	// Codec, if set, was made with Link and Table and is shared with other dialers: it holds the compressor's memory.
+	// Codec, if set, was made with Link and Table and is shared with other dialers: it holds the
+	// compressor's memory.
 	Codec *link.Codec
-	// Proxy chooses the proxy of a request; nil: none. http.ProxyFromEnvironment reads HTTPS_PROXY and NO_PROXY.
+	// Proxy chooses the proxy of a request; nil: none. http.ProxyFromEnvironment reads
+	// HTTPS_PROXY and NO_PROXY.
 	Proxy func(*http.Request) (*url.URL, error)
 	// Wrap, if set, wraps each TCP connection.
 	Wrap func(net.Conn) net.Conn
@@ -122,7 +124,8 @@ func (d *Dialer) Dial(ctx context.Context, address string) (link.Conn, error) {
 	return c, nil
 }
 
-// direct reports whether whoever acknowledges what is sent is the server itself: no proxy, and a connection that is the kernel's.
+// direct reports whether whoever acknowledges what is sent is the server itself: no proxy, and a
+// connection that is the kernel's.
 func (d *Dialer) direct(to *url.URL) bool {
 	if d.config.Wrap != nil {
 		return false

@@ -31,14 +31,18 @@ type ListenConfig struct {
 	Link  link.Config
 	TLS   *tls.Config // must verify the clients
 	Table *topic.Table
-	// MaxLinks is how many links may be open; another is answered 503 with Retry-After. 0: no bound.
+	// MaxLinks is how many links may be open; another is answered 503 with Retry-After. 0:
+	// no bound.
 	MaxLinks int
-	// MaxHandshakes is how many handshakes run at once, of which one address has its share (link.Shares). Four times as many connections wait for a place, before any work
-	// is done for them; others are closed. 0: 128.
+	// MaxHandshakes is how many handshakes run at once, of which one address has its share
+	// (link.Shares). Four times as many connections wait for a place, before any work is done for
+	// them; others are closed. 0: 128.
 	MaxHandshakes int
-	// RetryAfter is the least that one above MaxLinks is told to wait; it is told up to twice as much, so that not all come back at once. 0: 5 s.
+	// RetryAfter is the least that one above MaxLinks is told to wait; it is told up to twice as
+	// much, so that not all come back at once. 0: 5 s.
 	RetryAfter time.Duration
-	// Socket, if set, is where connections come from; no address is opened then, and Close closes it.
+	// Socket, if set, is where connections come from; no address is opened then, and Close
+	// closes it.
 	Socket net.Listener
 	// Wrap, if set, wraps each TCP connection that was accepted.
 	Wrap func(net.Conn) net.Conn
@@ -59,7 +63,8 @@ type Listener struct {
 	served   sync.WaitGroup
 }
 
-// Listen opens address ("host:port") and serves it until Close. ctx bounds the opening alone, and its logger is kept.
+// Listen opens address ("host:port") and serves it until Close. ctx bounds the opening alone, and
+// its logger is kept.
 func Listen(ctx context.Context, address string, config ListenConfig) (*Listener, error) {
 	if err := config.Link.Validate(); err != nil {
 		return nil, err
@@ -196,7 +201,8 @@ func (l *Listener) handle(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// hijacker lets the library read by a buffer of our size that we know: only so can be told whether anything has come.
+// hijacker lets the library read by a buffer of our size that we know: only so can be told whether
+// anything has come.
 type hijacker struct {
 	http.ResponseWriter
 	buffered *bufio.Reader

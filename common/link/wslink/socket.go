@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// control sets TCP_NOTSENT_LOWAT (tcp(7)). A socket that was accepted does not inherit it from the one that listens.
+// control sets TCP_NOTSENT_LOWAT (tcp(7)). A socket that was accepted does not inherit it from the
+// one that listens.
 func control(_, _ string, c syscall.RawConn) error {
 	var err error
 	if controlErr := c.Control(func(fd uintptr) {
@@ -21,8 +22,8 @@ func control(_, _ string, c syscall.RawConn) error {
 	return err
 }
 
-// acknowledged returns a function that tells how long ago the peer's kernel acknowledged anything on c (tcpi_last_ack_recv of TCP_INFO, tcp(7)), exact
-// to a tick of the kernel.
+// acknowledged returns a function that tells how long ago the peer's kernel acknowledged anything
+// on c (tcpi_last_ack_recv of TCP_INFO, tcp(7)), exact to a tick of the kernel.
 func acknowledged(c net.Conn) (func() (time.Duration, error), error) {
 	tcp, ok := c.(syscall.Conn)
 	if !ok {

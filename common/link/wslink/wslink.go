@@ -1,8 +1,8 @@
 // Package wslink carries links over websocket (RFC 6455) on TLS 1.3.
 //
-// It owns the connections, the handshake and how close codes and keepalives look on a websocket. It refuses peers without a verified
-// certificate, other versions of the protocol, and more links than it was told to bear. Listener and Dialer may be used by many goroutines at
-// once.
+// It owns the connections, the handshake and how close codes and keepalives look on a websocket. It
+// refuses peers without a verified certificate, other versions of the protocol, and more links than
+// it was told to bear. Listener and Dialer may be used by many goroutines at once.
 package wslink
 
 import (
@@ -31,15 +31,18 @@ const (
 	// idleHeader tells the other end how long this one bears silence, in milliseconds.
 	idleHeader = "Skerry-Idle-Timeout"
 
-	// batch is what goes in one websocket message, one TLS record and mostly one system call. It is what a heartbeat may have to wait for, 0.13 s
-	// at 256 kbit/s, and what crypto/tls keeps as a buffer for each connection that has once received a record of that length.
+	// batch is what goes in one websocket message, one TLS record and mostly one system call. It is
+	// what a heartbeat may have to wait for, 0.13 s at 256 kbit/s, and what crypto/tls keeps as a
+	// buffer for each connection that has once received a record of that length.
 	batch = 4 << 10
 	// readBuffer is kept for each connection. Data of a long frame is read past it.
 	readBuffer = 512
-	// unsent is how much the kernel takes from us before it has been sent (TCP_NOTSENT_LOWAT): what is in there, nothing can overtake.
+	// unsent is how much the kernel takes from us before it has been sent (TCP_NOTSENT_LOWAT): what
+	// is in there, nothing can overtake.
 	unsent = 8 << 10
-	// patience is for how many times IdleTimeout the end that dialled bears a peer whose kernel acknowledges and which itself says nothing. So long, an
-	// answer need not come: each would cost an acknowledgement of its own. Not through a proxy, which acknowledges for itself.
+	// patience is for how many times IdleTimeout the end that dialled bears a peer whose kernel
+	// acknowledges and which itself says nothing. So long, an answer need not come: each would cost
+	// an acknowledgement of its own. Not through a proxy, which acknowledges for itself.
 	patience = 5
 )
 
@@ -48,7 +51,8 @@ func subprotocol() string { return subprotocolPrefix + strconv.Itoa(topic.Protoc
 
 func formatIdle(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
 
-// parseIdle reads the header of the peer; one that says nothing sensible is served as if it bore what this end does.
+// parseIdle reads the header of the peer; one that says nothing sensible is served as if it bore
+// what this end does.
 func parseIdle(value string, own time.Duration) time.Duration {
 	ms, err := strconv.ParseInt(value, 10, 32)
 	if err != nil || ms < 100 {
@@ -152,14 +156,16 @@ func (c *carrier) serve(sink link.Sink, next func() error) error {
 	}
 }
 
-// RFC 6455, 5.2: the first byte of a control frame that is a Pong; and the length of one from a client without a payload, which is masked by four bytes all the same.
+// RFC 6455, 5.2: the first byte of a control frame that is a Pong; and the length of one from a
+// client without a payload, which is masked by four bytes all the same.
 const (
 	finalPong   = 0x8a
 	masked      = 0x80
 	emptyLength = 6
 )
 
-// keptAlive takes a keepalive, which is a Pong without a payload: the library would wait for the next message behind it. It leaves everything else to the library.
+// keptAlive takes a keepalive, which is a Pong without a payload: the library would wait for the
+// next message behind it. It leaves everything else to the library.
 func (c *carrier) keptAlive() (bool, error) {
 	head, err := c.buffered.Peek(2)
 	if err != nil || head[1] != masked {
@@ -197,7 +203,8 @@ func (c *carrier) Read(b []byte) (int, error) {
 	}
 }
 
-// readError tells what the peer said, and what it should not have said, from what happened to the network.
+// readError tells what the peer said, and what it should not have said, from what happened
+// to the network.
 func readError(err error) error {
 	if closed, ok := errors.AsType[*websocket.CloseError](err); ok {
 		if code, ok := closeCode(closed.Code); ok {
@@ -212,7 +219,8 @@ func readError(err error) error {
 	return err
 }
 
-// closeCode reads a websocket's close code: our own range, and what servers and proxies between us may send.
+// closeCode reads a websocket's close code: our own range, and what servers and proxies
+// between us may send.
 func closeCode(code int) (link.CloseCode, bool) {
 	switch code {
 	case websocket.CloseNormalClosure, websocket.CloseGoingAway, websocket.CloseServiceRestart:
@@ -233,7 +241,8 @@ func (c *carrier) Write(_ topic.Class, frames []byte) error {
 	return c.ws.WriteMessage(websocket.BinaryMessage, frames)
 }
 
-// Keepalive is an unsolicited Pong, the one-way heartbeat of RFC 6455 section 5.5.3: an answer to it would double what an idle link costs.
+// Keepalive is an unsolicited Pong, the one-way heartbeat of RFC 6455 section 5.5.3: an answer to
+// it would double what an idle link costs.
 func (c *carrier) Keepalive() error {
 	return c.ws.WriteControl(websocket.PongMessage, nil, time.Time{})
 }
@@ -254,8 +263,8 @@ func (c *carrier) Close(why *link.CloseError) {
 	}
 	err := c.ws.WriteControl(websocket.CloseMessage, websocket.FormatCloseMessage(int(code), why.Reason), end)
 	if tcp, ok := c.raw.Conn.(interface{ CloseWrite() error }); ok && err == nil && !why.Remote {
-		// What has come and was not read would make the kernel reset the connection and lose the close message on its way: read until the peer
-		// ends too.
+		// What has come and was not read would make the kernel reset the connection and lose the
+		// close message on its way: read until the peer ends too.
 		if tcp.CloseWrite() == nil {
 			_, _ = io.Copy(io.Discard, io.LimitReader(c.raw, 1<<20))
 		}

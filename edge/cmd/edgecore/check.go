@@ -88,12 +88,13 @@ func reach(ctx context.Context, o join.Options) []check.Finding {
 	return check.Reach(ctx, cloud)
 }
 
-// preflightTimeout bounds the checks before a join. A cloud that does not answer in it is left to the join, which tries
-// again.
+// preflightTimeout bounds the checks before a join. A cloud that does not answer in it is left to
+// the join, which tries again.
 const preflightTimeout = 15 * time.Second
 
-// preflight runs the checks before a join, and writes what is not fine. It refuses where a join would make a node that
-// can't work; what is missing on the machine may be installed later, and a cloud that is not reached may be so soon.
+// preflight runs the checks before a join, and writes what is not fine. It refuses where a join
+// would make a node that can't work; what is missing on the machine may be installed later, and a
+// cloud that is not reached may be so soon.
 func preflight(c *cobra.Command, cfg *config.Config, o join.Options) error {
 	ctx, cancel := context.WithTimeout(c.Context(), min(o.Timeout, preflightTimeout))
 	defer cancel()

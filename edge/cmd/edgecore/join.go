@@ -88,8 +88,8 @@ Exit code 0: joined (or joined before). 1: try again later. 2: refused, or somet
 	return c
 }
 
-// writeMinimal makes the configuration file, whole or not at all; one that has come into being meanwhile stays.
-// Values of --cni.
+// writeMinimal makes the configuration file, whole or not at all; one that has come into being
+// meanwhile stays. Values of --cni.
 const (
 	cniAuto = "auto"
 	cniNone = "none"
@@ -154,7 +154,8 @@ func tell(w io.Writer, r join.Result, file string, made bool) error {
 	return err
 }
 
-// outcome sorts the ways in which a join fails: what time may mend is exit code 1, what somebody must mend is 2.
+// outcome sorts the ways in which a join fails: what time may mend is exit code 1, what somebody
+// must mend is 2.
 func outcome(err error) error {
 	if refusal, ok := errors.AsType[*pki.Refusal](err); ok && refusal.Reason.Temporary() {
 		return err

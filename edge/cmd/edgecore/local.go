@@ -17,8 +17,9 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/config"
 )
 
-// askLocal asks the edgecore that runs on this machine, through its unix socket. in is sent as JSON unless it is nil, the answer is read into out unless that is nil.
-// A refusal that is the caller's mistake ends with exit code 2.
+// askLocal asks the edgecore that runs on this machine, through its unix socket. in is sent as JSON
+// unless it is nil, the answer is read into out unless that is nil. A refusal that is the caller's
+// mistake ends with exit code 2.
 func askLocal(ctx context.Context, cfg *config.Config, method, path string, in, out any) error {
 	socket := cfg.Modules.EdgeAPI.Socket
 	if socket == "" {

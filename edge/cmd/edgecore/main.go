@@ -1,4 +1,5 @@
-// Command edgecore runs on every device: the kubelet, the Kubernetes API that it sees, and the link to the cloud.
+// Command edgecore runs on every device: the kubelet, the Kubernetes API that it sees, and the
+// link to the cloud.
 package main
 
 import (
@@ -17,8 +18,9 @@ import (
 // standardConfig is where packages put the configuration.
 const standardConfig = "/etc/skerry/edgecore.yaml"
 
-// restingGC is the GC percentage at rest (docs/decisions/0014): a kubelet allocates 1 MB a second while nothing happens, and at 15 percent collecting it cost edgecore
-// nearly as much CPU as all else.
+// restingGC is the GC percentage at rest (docs/decisions/0014): a kubelet allocates 1 MB a
+// second while nothing happens, and at 15 percent collecting it cost edgecore nearly as much
+// CPU as all else.
 const restingGC = 50
 
 // startOver is when the pages of the program that only the start needed are given back.

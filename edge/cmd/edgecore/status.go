@@ -209,7 +209,8 @@ func writeStatus(out io.Writer, s app.Status) error {
 	return writeModules(out, s)
 }
 
-// maxRoutes is how many routes that are not as they should be, and entries of marks, are printed; -o json prints all.
+// maxRoutes is how many routes that are not as they should be, and entries of marks, are printed;
+// -o json prints all.
 const maxRoutes = 10
 
 // writeRoutes says how many static routes there are, and what is wrong with which.
@@ -319,7 +320,8 @@ func knows(s app.Status) string {
 	return strings.Join(parts, ", ")
 }
 
-// writeModules lists the modules that are not ready and the agents that have a problem; nothing where there are none.
+// writeModules lists the modules that are not ready and the agents that have a problem; nothing
+// where there are none.
 func writeModules(out io.Writer, s app.Status) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	for _, m := range s.Modules {

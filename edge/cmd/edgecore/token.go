@@ -21,7 +21,8 @@ func tokenFlags(c *cobra.Command, token, file *string) {
 // maxToken bounds what is read for a token, in bytes.
 const maxToken = 4096
 
-// readToken takes the join token from the flag --token, or from the file (- for in) of --token-file.
+// readToken takes the join token from the flag --token, or from the file (- for in) of
+// --token-file.
 func readToken(in io.Reader, token, file string) (pki.Token, error) {
 	switch {
 	case token == "" && file == "":

@@ -160,7 +160,8 @@ func TestListVersions(t *testing.T) {
 	}
 }
 
-// TestNeverEmpty goes through every way to ask for a set that has not been synced: the answer is that the client should come back.
+// TestNeverEmpty goes through every way to ask for a set that has not been synced: the answer is
+// that the client should come back.
 func TestNeverEmpty(t *testing.T) {
 	ways := map[string]func(context.Context, kubernetes.Interface) error{
 		"list": func(ctx context.Context, c kubernetes.Interface) error {

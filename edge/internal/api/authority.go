@@ -13,15 +13,17 @@ import (
 	"github.com/skerry-io/skerry/common/pki"
 )
 
-// The certificates of the loopback listener are the device's own and never leave it. Their authority is made once and kept; the two leaves are made
-// at each start. A device's clock may be years off (1970 after a reboot without a link), so all of them are valid from 1970 to far beyond: what ends
-// their validity is that root of the device deletes the authority's file.
+// The certificates of the loopback listener are the device's own and never leave it. Their
+// authority is made once and kept; the two leaves are made at each start. A device's clock may be
+// years off (1970 after a reboot without a link), so all of them are valid from 1970 to far beyond:
+// what ends their validity is that root of the device deletes the authority's file.
 var (
 	notBefore = time.Unix(0, 0)
 	notAfter  = time.Date(2120, 1, 1, 0, 0, 0, 0, time.UTC)
 )
 
-// kubernetesNames are those under which pods know the API server (RFC 1035 names that the cluster's DNS has).
+// kubernetesNames are those under which pods know the API server (RFC 1035 names that the
+// cluster's DNS has).
 func kubernetesNames() []string {
 	return []string{"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"}
 }
@@ -37,8 +39,9 @@ type podsCertificate struct {
 	pair      *tls.Certificate
 }
 
-// openAuthority reads the authority, or makes it where there is none or it can't be read: it signs only
-// what this process makes. One that can't be kept, on a full disk, serves until the process ends.
+// openAuthority reads the authority, or makes it where there is none or it can't be read: it
+// signs only what this process makes. One that can't be kept, on a full disk, serves until
+// the process ends.
 func openAuthority(ctx context.Context, state State) (pki.Authority, error) {
 	if raw, err := state.Load(authorityKey); err == nil && raw != nil {
 		if a, err := pki.ParseAuthority(raw, raw); err == nil {

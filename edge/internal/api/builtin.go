@@ -22,8 +22,9 @@ type builtin struct {
 	verbs      []string
 }
 
-// builtins reads Kubernetes' own resources off its generated client, which has a method for each: its name is the resource's, its argument tells
-// whether the resource is in a namespace, and the methods of what it returns are the verbs. So there is no list here that could grow old.
+// builtins reads Kubernetes' own resources off its generated client, which has a method for each:
+// its name is the resource's, its argument tells whether the resource is in a namespace, and the
+// methods of what it returns are the verbs. So there is no list here that could grow old.
 var builtins = sync.OnceValue(func() map[schema.GroupVersionResource]builtin {
 	all := map[schema.GroupVersionResource]builtin{}
 	for group := range reflect.TypeFor[kubernetes.Interface]().Methods() {
@@ -59,7 +60,8 @@ var builtins = sync.OnceValue(func() map[schema.GroupVersionResource]builtin {
 	return all
 })
 
-// shortNames are those of kubectl's users; kube-apiserver's registries have them, and no generated code does.
+// shortNames are those of kubectl's users; kube-apiserver's registries have them, and no
+// generated code does.
 var shortNames = map[schema.GroupResource][]string{
 	{Resource: "configmaps"}:                                               {"cm"},
 	{Resource: "endpoints"}:                                                {"ep"},
@@ -89,7 +91,8 @@ var shortNames = map[schema.GroupResource][]string{
 	{Group: "storage.k8s.io", Resource: "storageclasses"}:                  {"sc"},
 }
 
-// builtinLists makes discovery documents of the stable versions of Kubernetes' own resources, and of what is held beyond these.
+// builtinLists makes discovery documents of the stable versions of Kubernetes' own resources, and
+// of what is held beyond these.
 func builtinLists(held []schema.GroupVersionResource) (core, groups *apidiscoveryv2.APIGroupDiscoveryList) {
 	byVersion := map[schema.GroupVersion][]apidiscoveryv2.APIResourceDiscovery{}
 	for resource, b := range builtins() {

@@ -22,8 +22,9 @@ import (
 // aggregatedJSON is the content type of a whole discovery document (KEP-3352).
 const aggregatedJSON = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 
-// discovery answers what resources there are. While there is a link kube-apiserver answers, and whole documents that pass by are kept; without a link
-// the answer is made of what is kept, and of Kubernetes' own kinds.
+// discovery answers what resources there are. While there is a link kube-apiserver answers, and
+// whole documents that pass by are kept; without a link the answer is made of what is kept, and of
+// Kubernetes' own kinds.
 type discovery struct {
 	backend Backend
 	state   State
@@ -37,7 +38,8 @@ type discovery struct {
 type kept struct {
 	Core   *apidiscoveryv2.APIGroupDiscoveryList `json:"core,omitempty"`   // of /api
 	Groups *apidiscoveryv2.APIGroupDiscoveryList `json:"groups,omitempty"` // of /apis
-	// Versions are lists of single versions that were asked for because the kind of a resource wasn't known.
+	// Versions are lists of single versions that were asked for because the kind of a
+	// resource wasn't known.
 	Versions map[string]*metav1.APIResourceList `json:"versions,omitempty"`
 }
 
@@ -169,7 +171,8 @@ func (d *discovery) lists() (core, groups *apidiscoveryv2.APIGroupDiscoveryList)
 	return core, groups
 }
 
-// legacy answers the paths of discovery as it was before whole documents: nil where there is nothing.
+// legacy answers the paths of discovery as it was before whole documents: nil where there
+// is nothing.
 func legacy(path string, core, groups *apidiscoveryv2.APIGroupDiscoveryList) any {
 	if path == "/api" {
 		return &metav1.APIVersions{

@@ -24,7 +24,8 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// On a disk that is full the API starts, and the admin's kubeconfig of the start before leads to it.
+// On a disk that is full the API starts, and the admin's kubeconfig of the start before
+// leads to it.
 func TestAFullDiskIsServed(t *testing.T) {
 	smalldisk.Run(t, "served")
 }

@@ -33,7 +33,8 @@ var (
 	routes     = schema.GroupVersionResource{Group: "skerry.io", Version: "v1alpha1", Resource: "routes"}
 )
 
-// fakeBackend is a metamanager in memory: it holds objects and interests, keeps a history, and answers as the real one's contract says.
+// fakeBackend is a metamanager in memory: it holds objects and interests, keeps a history, and
+// answers as the real one's contract says.
 type fakeBackend struct {
 	t *testing.T
 
@@ -165,7 +166,8 @@ func (b *fakeBackend) elsewhere() error {
 	return unsynced()
 }
 
-// reflect answers a reflector's call for what isn't held: as if the interest was made and synced, or refused, or as if there was no link.
+// reflect answers a reflector's call for what isn't held: as if the interest was made and synced,
+// or refused, or as if there was no link.
 func (b *fakeBackend) reflect(s object.Selection) error {
 	switch {
 	case b.covered(s):

@@ -30,21 +30,23 @@ import (
 )
 
 const (
-	// maxGrants and maxTokens bound what is remembered; at the bound all is forgotten and asked again as it is needed, which is rare and simple.
+	// maxGrants and maxTokens bound what is remembered; at the bound all is forgotten and asked
+	// again as it is needed, which is rare and simple.
 	maxGrants = 4096
 	maxTokens = 1024
-	// maxAudiences bounds what is learnt of the cluster's audiences; kube-apiserver has one, or a few. At the bound no more are learnt.
+	// maxAudiences bounds what is learnt of the cluster's audiences; kube-apiserver has one, or a
+	// few. At the bound no more are learnt.
 	maxAudiences = 16
 	// keysInterval is how often the cluster's keys are asked for at most.
 	keysInterval = time.Minute
 )
 
-// grants remembers what kube-apiserver said about service accounts. With a link it is asked each time a
-// read of what is held begins, with the account's own token, so the token is checked with it. Without
-// one the token must have been accepted before, or be signed by a key of the cluster and be for the API;
-// and it must not have ended (alive). Then the last answer for the account counts, until it is
-// contradicted. What was never asked is refused with a 503: it may be allowed, come back when there is a
-// link.
+// grants remembers what kube-apiserver said about service accounts. With a link it is asked each
+// time a read of what is held begins, with the account's own token, so the token is checked with
+// it. Without one the token must have been accepted before, or be signed by a key of the cluster
+// and be for the API; and it must not have ended (alive). Then the last answer for the account
+// counts, until it is contradicted. What was never asked is refused with a 503: it may be allowed,
+// come back when there is a link.
 type grants struct {
 	backend Backend
 	state   State
@@ -60,7 +62,8 @@ type grants struct {
 // keptGrants is stored as JSON. It holds nothing secret.
 type keptGrants struct {
 	Keys keySet `json:"keys"`
-	// Audiences are those of the API: what tokens that it accepted were for, where that was one thing.
+	// Audiences are those of the API: what tokens that it accepted were for, where that
+	// was one thing.
 	Audiences []string `json:"audiences,omitempty"`
 	// Discovery is the issuer's discovery document, as kube-apiserver publishes it.
 	Discovery json.RawMessage `json:"discovery,omitempty"`
@@ -113,7 +116,8 @@ func (g *grants) check(ctx context.Context, token string, a action) error {
 	return nil
 }
 
-// known looks an action up. Who may do it everywhere may do it here: Kubernetes' authorizers only ever add rights.
+// known looks an action up. Who may do it everywhere may do it here: Kubernetes' authorizers only
+// ever add rights.
 func (g *grants) known(account string, a action) (allowed, known bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -152,7 +156,8 @@ func (g *grants) account(ctx context.Context, bearer string) (string, error) {
 	return j.claims.Subject, nil
 }
 
-// verified takes a token apart and checks its signature, unless kube-apiserver has accepted it before.
+// verified takes a token apart and checks its signature, unless kube-apiserver has
+// accepted it before.
 func (g *grants) verified(bearer string) (j token, accepted bool, err error) {
 	g.mu.Lock()
 	_, accepted = g.tokens[sha256.Sum256([]byte(bearer))]
@@ -164,11 +169,11 @@ func (g *grants) verified(bearer string) (j token, accepted bool, err error) {
 	return j, accepted, err
 }
 
-// admit says whether a token is one of this cluster, at the door: before anything of the request's body
-// is read, and without asking over the link. What the token is good for is asked later. Whoever comes
-// with a token of this device's pods comes after the kubelet, which got it over the link: learn knows
-// its key. A key that is not known is asked for with the kubelet's last token, once in a while, and never
-// with the stranger's.
+// admit says whether a token is one of this cluster, at the door: before anything of the request's
+// body is read, and without asking over the link. What the token is good for is asked later.
+// Whoever comes with a token of this device's pods comes after the kubelet, which got it over the
+// link: learn knows its key. A key that is not known is asked for with the kubelet's last token,
+// once in a while, and never with the stranger's.
 func (g *grants) admit(ctx context.Context, bearer string) error {
 	g.load.Do(g.read)
 	_, _, err := g.verified(bearer)
@@ -187,8 +192,8 @@ func (g *grants) admit(ctx context.Context, bearer string) error {
 	return nil
 }
 
-// learn takes from a token that the kubelet has got from kube-apiserver what tokens of this cluster look
-// like: the keys, and the audience of the API.
+// learn takes from a token that the kubelet has got from kube-apiserver what tokens of this cluster
+// look like: the keys, and the audience of the API.
 func (g *grants) learn(ctx context.Context, bearer string) {
 	g.load.Do(g.read)
 	j, err := parseToken(bearer)
@@ -210,7 +215,8 @@ func (g *grants) learn(ctx context.Context, bearer string) {
 	}
 }
 
-// meant reports whether a token is for the API, and not for a vault that the same account speaks to.
+// meant reports whether a token is for the API, and not for a vault that the same account
+// speaks to.
 func (k *keptGrants) meant(j token) error {
 	for _, audience := range j.claims.Audience {
 		if slices.Contains(k.Audiences, audience) {
@@ -237,13 +243,14 @@ func (k *keptGrants) with(more ...string) []string {
 	return all
 }
 
-// deletedGrace is how long a token outlives the deletion of its pod, as in kube-apiserver's own validator.
+// deletedGrace is how long a token outlives the deletion of its pod, as in
+// kube-apiserver's own validator.
 const deletedGrace = time.Minute
 
-// alive reports whether a token has not ended. It is worth as much as the pod that it was made for: its
-// expiry does not count then, as it could not be renewed without a link. A token without a pod ends by
-// its expiry; one without either was made for ever, and kube-apiserver alone knows whether its Secret
-// is still there.
+// alive reports whether a token has not ended. It is worth as much as the pod that it was made for:
+// its expiry does not count then, as it could not be renewed without a link. A token without a pod
+// ends by its expiry; one without either was made for ever, and kube-apiserver alone knows whether
+// its Secret is still there.
 func (g *grants) alive(ctx context.Context, j token, accepted bool) error {
 	p := j.claims.Kubernetes.Pod
 	if p == nil {
@@ -320,8 +327,9 @@ func (g *grants) remember(ctx context.Context, token string, a action, allowed b
 	g.write(ctx)
 }
 
-// newKeys asks for the cluster's keys where they don't have the one that signed j, which kube-apiserver has just accepted. Every service account may
-// read them (ClusterRole system:service-account-issuer-discovery).
+// newKeys asks for the cluster's keys where they don't have the one that signed j, which
+// kube-apiserver has just accepted. Every service account may read them (ClusterRole
+// system:service-account-issuer-discovery).
 func (g *grants) newKeys(ctx context.Context, bearer string, j token) *keySet {
 	g.mu.Lock()
 	ask := errors.Is(verify(g.kept.Keys, j), errNoKey) && time.Since(g.askedKeys) >= keysInterval
@@ -364,7 +372,8 @@ func (g *grants) write(ctx context.Context) {
 	}
 }
 
-// ask has kube-apiserver judge the bearer of token: every account may review itself (ClusterRole system:basic-user).
+// ask has kube-apiserver judge the bearer of token: every account may review itself
+// (ClusterRole system:basic-user).
 func (g *grants) ask(ctx context.Context, token string, a action) (bool, error) {
 	body, err := json.Marshal(&authorizationv1.SelfSubjectAccessReview{
 		TypeMeta: metav1.TypeMeta{APIVersion: "authorization.k8s.io/v1", Kind: "SelfSubjectAccessReview"},

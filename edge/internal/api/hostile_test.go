@@ -28,7 +28,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/store"
 )
 
-// Clients of the pods' listener that are refused, or that send half a body and stop, cross no link and keep nobody else waiting.
+// Clients of the pods' listener that are refused, or that send half a body and stop, cross no link
+// and keep nobody else waiting.
 func TestPods_HostileClients(t *testing.T) {
 	b := newFakeBackend(t)
 	b.sync(pods)
@@ -89,7 +90,8 @@ func TestPods_HostileClients(t *testing.T) {
 	if n := asked(); n != before {
 		t.Errorf("%d requests whose bodies have not come went over the link", n-before)
 	}
-	// The pod itself is served, when it sends what it announces: its token was known from the kubelet's.
+	// The pod itself is served, when it sends what it announces: its token was known from
+	// the kubelet's.
 	b.setLinked(false)
 	for range 20 { // until a slot is free: what has stalled holds a quarter of them
 		c := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true, ServerName: "kubernetes"}}} //nolint:gosec // as above
@@ -195,8 +197,9 @@ func (r *recorder) Header() http.Header         { return r.header }
 func (r *recorder) WriteHeader(code int)        { r.code = code }
 func (r *recorder) Write(p []byte) (int, error) { return len(p), nil }
 
-// Pods get the issuer's documents from the device, and an address for its keys that they can dial: with a link, with one that leads to no kube-apiserver, without one,
-// and after a restart without one.
+// Pods get the issuer's documents from the device, and an address for its keys that they can
+// dial: with a link, with one that leads to no kube-apiserver, without one, and after a
+// restart without one.
 func TestIssuerDiscovery(t *testing.T) {
 	b := newFakeBackend(t)
 	file, err := store.Open(t.Context(), store.Config{Path: t.TempDir() + "/store.db"})

@@ -21,16 +21,20 @@ import (
 const (
 	// maxBody is kube-apiserver's own bound for the body of a request.
 	maxBody = 3 << 20
-	// requestTimeout bounds a request that isn't a watch where it names no bound of its own; kube-apiserver's --request-timeout has the same default.
+	// requestTimeout bounds a request that isn't a watch where it names no bound of its own;
+	// kube-apiserver's --request-timeout has the same default.
 	requestTimeout = time.Minute
-	// retryAfter is after how many seconds a client comes back that has to wait for the link or for a sync.
+	// retryAfter is after how many seconds a client comes back that has to wait for the
+	// link or for a sync.
 	retryAfter = 1
 )
 
-// codecs never convert: the edge serves each object in the version in which it was asked for and held.
+// codecs never convert: the edge serves each object in the version in which it was asked
+// for and held.
 var codecs = serializer.NewCodecFactory(scheme.Scheme).WithoutConversion()
 
-// jsonCodecs serve the kinds that no Go type is known for. Those have no protobuf, and YAML has no streams.
+// jsonCodecs serve the kinds that no Go type is known for. Those have no protobuf, and YAML
+// has no streams.
 var jsonCodecs = jsonOnly{codecs}
 
 type jsonOnly struct{ runtime.NegotiatedSerializer }
@@ -71,7 +75,8 @@ func statusOf(err error) error {
 	return apierrors.NewInternalError(err)
 }
 
-// unavailable is the answer to what can't be answered now: the client is asked to come back, and never gets something wrong.
+// unavailable is the answer to what can't be answered now: the client is asked to come back, and
+// never gets something wrong.
 func unavailable(message string) *apierrors.StatusError {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status:  metav1.StatusFailure,
@@ -90,8 +95,9 @@ type response struct {
 	code   int // once begun
 }
 
-// WriteHeader tells people when to come back as a date. Retry-After may be a date or seconds (RFC 9110, 10.2.3), and kubectl sleeps through seconds,
-// ten times over, before it says anything: a person who asks an offline device for something that isn't there wants to hear so at once.
+// WriteHeader tells people when to come back as a date. Retry-After may be a date or seconds (RFC
+// 9110, 10.2.3), and kubectl sleeps through seconds, ten times over, before it says anything: a
+// person who asks an offline device for something that isn't there wants to hear so at once.
 func (r *response) WriteHeader(code int) {
 	if h := r.Header(); r.person && !r.begun && code == http.StatusServiceUnavailable {
 		if seconds, err := strconv.Atoi(h.Get("Retry-After")); err == nil {

@@ -8,7 +8,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/meta"
 )
 
-// Identity is for whom a request is answered. The zero value is nobody in particular in this process: it acts as the node.
+// Identity is for whom a request is answered. The zero value is nobody in particular in this
+// process: it acts as the node.
 type Identity struct {
 	Kubelet bool   // the kubelet in this process: everything it lists or watches is kept for the next start without a link
 	Device  bool   // root of the device: may read everything that is held, and acts as the node otherwise
@@ -31,8 +32,8 @@ func identityFrom(ctx context.Context) Identity {
 // An Authenticator says who a request comes from; its error is what the client is told.
 type Authenticator func(*http.Request) (Identity, error)
 
-// AsDevice authenticates every request as root of the device: for a listener that only root can reach. A client that bears a token is taken for what
-// the token says.
+// AsDevice authenticates every request as root of the device: for a listener that only root can
+// reach. A client that bears a token is taken for what the token says.
 func AsDevice(r *http.Request) (Identity, error) {
 	if token, ok := bearer(r); ok {
 		return Identity{Token: token}, nil

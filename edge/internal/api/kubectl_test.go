@@ -21,7 +21,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/api"
 )
 
-// serve runs the listeners as on a device and returns the path of the admin's kubeconfig and of the socket.
+// serve runs the listeners as on a device and returns the path of the admin's kubeconfig
+// and of the socket.
 func serve(t *testing.T, b api.Backend) (kubeconfig, socket string) {
 	t.Helper()
 	dir := t.TempDir()

@@ -27,8 +27,8 @@ const (
 	maxHeaderBytes    = 64 << 10
 )
 
-// Serve opens the listeners and serves until ctx ends; ready is called when clients can connect. A socket left by a process that died is replaced;
-// one that somebody still serves is not.
+// Serve opens the listeners and serves until ctx ends; ready is called when clients can connect. A
+// socket left by a process that died is replaced; one that somebody still serves is not.
 func (s *Server) Serve(ctx context.Context, ready func()) error {
 	var servers []*http.Server
 	address := "" // of the TLS listener
@@ -105,8 +105,8 @@ func (s *Server) Serve(ctx context.Context, ready func()) error {
 		})
 	}
 	if address != "" {
-		// A disk that is full is no reason not to serve: the kubeconfig of the last start is as good, as
-		// long as the address and the authority are the same.
+		// A disk that is full is no reason not to serve: the kubeconfig of the last start is as
+		// good, as long as the address and the authority are the same.
 		if err := s.writeKubeconfig(address); err != nil {
 			klog.FromContext(ctx).Error(err, "Cannot write the kubeconfig of the device's API; it is tried again", "again", kubeconfigRetry)
 			g.Go(func() error { return s.retryKubeconfig(ctx, address) })
@@ -138,8 +138,8 @@ func (s *Server) retryKubeconfig(ctx context.Context, address string) error {
 	}
 }
 
-// ByCertificate authenticates root of the device by its verified client certificate, and service accounts
-// by their tokens (ByToken).
+// ByCertificate authenticates root of the device by its verified client certificate, and service
+// accounts by their tokens (ByToken).
 func (s *Server) ByCertificate(r *http.Request) (Identity, error) {
 	if _, ok := bearer(r); ok {
 		return s.ByToken(r)
@@ -150,8 +150,8 @@ func (s *Server) ByCertificate(r *http.Request) (Identity, error) {
 	return Identity{}, apierrors.NewUnauthorized("the device's API wants the client certificate of its admin kubeconfig, or a ServiceAccount token")
 }
 
-// ByToken authenticates service accounts by their tokens and no other client. The device checks each
-// token by itself first: what is none crosses no link.
+// ByToken authenticates service accounts by their tokens and no other client. The device checks
+// each token by itself first: what is none crosses no link.
 func (s *Server) ByToken(r *http.Request) (Identity, error) {
 	token, ok := bearer(r)
 	if !ok {
@@ -178,8 +178,9 @@ func (s *Server) socketHandler() http.Handler {
 	})
 }
 
-// listenUnix opens the socket for root alone. It is bound in a directory that only root can enter, and gets its own name when it has its mode: under
-// that name it was never open to others. (A umask would do as well, but is the whole process's.)
+// listenUnix opens the socket for root alone. It is bound in a directory that only root can enter,
+// and gets its own name when it has its mode: under that name it was never open to others. (A umask
+// would do as well, but is the whole process's.)
 func listenUnix(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("making the directory of the API's socket: %w", err)

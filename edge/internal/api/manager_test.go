@@ -33,8 +33,9 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/store"
 )
 
-// fakeHub is edgehub with a cloud behind it, as far as the metamanager sees: it gives each interest everything of its resource that its field
-// selector allows, takes every write, and answers token requests.
+// fakeHub is edgehub with a cloud behind it, as far as the metamanager sees: it gives each
+// interest everything of its resource that its field selector allows, takes every write, and
+// answers token requests.
 type fakeHub struct {
 	t *testing.T
 
@@ -254,7 +255,8 @@ func asObject(t *testing.T, p *corev1.Pod) object.Object {
 	return o
 }
 
-// TestWithTheManager does what a kubelet does, on the real metamanager and store: on line, cut off, and after a start without a link.
+// TestWithTheManager does what a kubelet does, on the real metamanager and store: on line, cut off,
+// and after a start without a link.
 func TestWithTheManager(t *testing.T) {
 	dir := t.TempDir()
 	h := newFakeHub(t)

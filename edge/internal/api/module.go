@@ -16,12 +16,14 @@ const Name message.Name = "edgeapi"
 // Name implements beehive.Module.
 func (s *Server) Name() message.Name { return Name }
 
-// Run implements beehive.Module: it serves the listeners. Clients in the process (RoundTripper) don't depend on it.
+// Run implements beehive.Module: it serves the listeners. Clients in the process (RoundTripper)
+// don't depend on it.
 func (s *Server) Run(ctx context.Context, port *beehive.Port) error {
 	return s.Serve(ctx, port.Ready)
 }
 
-// ClientConfig is the configuration of a client in this process that acts as identity: protobuf, no listener, no rate limit.
+// ClientConfig is the configuration of a client in this process that acts as identity: protobuf, no
+// listener, no rate limit.
 func (s *Server) ClientConfig(identity Identity) *rest.Config {
 	return &rest.Config{
 		Host:      Host,

@@ -65,8 +65,8 @@ func orderCluster(t *testing.T) *fakeHub {
 	return h
 }
 
-// kubeletNeeds asks what a kubelet asks before it starts pods, and says what it does not get: a set,
-// or the ConfigMap of a pod. An answer with something missing fails the test.
+// kubeletNeeds asks what a kubelet asks before it starts pods, and says what it does not get: a
+// set, or the ConfigMap of a pod. An answer with something missing fails the test.
 func kubeletNeeds(t *testing.T, c kubernetes.Interface, what string) (missing []string) {
 	t.Helper()
 	ctx, any := t.Context(), metav1.ListOptions{ResourceVersion: "0"}
@@ -140,10 +140,10 @@ func pagesOf(t *testing.T, path string) map[string][]int {
 }
 
 // One bit flips in a page of the store of a device that is cut off, and it reboots without a link:
-// every resource that is whole is served, with all that a kubelet needs for its pods; one that is not
-// is named, answered with 503 and never with a part of it; writes that waited are still there. With a
-// link it comes again, and all pods start. In process: the real store, metamanager and edge API; a
-// kubelet's lists are its client.
+// every resource that is whole is served, with all that a kubelet needs for its pods; one that is
+// not is named, answered with 503 and never with a part of it; writes that waited are still there.
+// With a link it comes again, and all pods start. In process: the real store, metamanager and edge
+// API; a kubelet's lists are its client.
 func TestOrder_05_OneFlippedBitInEveryKindOfPage(t *testing.T) {
 	dir := t.TempDir()
 	h := orderCluster(t)

@@ -29,9 +29,11 @@ func (s *Server) pass(w http.ResponseWriter, r *http.Request) {
 	writeAnswer(w, answer)
 }
 
-// forward asks kube-apiserver: as the node, or as the service account whose token came with the request.
+// forward asks kube-apiserver: as the node, or as the service account whose token came
+// with the request.
 func (s *Server) forward(r *http.Request) (*topicpb.APIResponse, error) {
-	// One answer comes back whole; a stream both ways can't. kubectl exec and port-forward reach the kubelet through the cloud.
+	// One answer comes back whole; a stream both ways can't. kubectl exec and port-forward reach
+	// the kubelet through the cloud.
 	if httpstream.IsUpgradeRequest(r) {
 		return nil, apierrors.NewMethodNotSupported(resourceOf(r), "connect")
 	}
@@ -45,8 +47,8 @@ func (s *Server) forward(r *http.Request) (*topicpb.APIResponse, error) {
 	return s.backend.Request(r.Context(), request)
 }
 
-// spend takes a pod's request, whose body has so many bytes, out of what pods may send. They share the link with the statuses of the node, so
-// what they send shares one budget.
+// spend takes a pod's request, whose body has so many bytes, out of what pods may send. They share
+// the link with the statuses of the node, so what they send shares one budget.
 func (s *Server) spend(r *http.Request, body int) error {
 	token := identityFrom(r.Context()).Token
 	if size := body + len(r.URL.EscapedPath()) + len(r.URL.RawQuery) + len(token); token != "" && !s.podBytes.AllowN(time.Now(), size) {
@@ -56,8 +58,8 @@ func (s *Server) spend(r *http.Request, body int) error {
 	return nil
 }
 
-// anyType is what a request without Accept accepts (RFC 9110, 12.5.1). It is said, as the cloud's client would
-// ask for JSON otherwise, which not every path of kube-apiserver has.
+// anyType is what a request without Accept accepts (RFC 9110, 12.5.1). It is said, as the cloud's
+// client would ask for JSON otherwise, which not every path of kube-apiserver has.
 const anyType = "*/*"
 
 // apiRequest makes the message that asks for what r asks for. It takes r's body.
@@ -109,9 +111,9 @@ func writeAnswer(w http.ResponseWriter, answer *topicpb.APIResponse) {
 	_, _ = w.Write(answer.GetBody()) // a client that has gone is no trouble of ours
 }
 
-// serveIssuer answers the issuer's documents: kube-apiserver's own, or without it those that are kept. The
-// keys' address in the first is one of the central cluster's network, which a device can't dial: pods get
-// the one under which they have just reached this API.
+// serveIssuer answers the issuer's documents: kube-apiserver's own, or without it those that are
+// kept. The keys' address in the first is one of the central cluster's network, which a device
+// can't dial: pods get the one under which they have just reached this API.
 func (s *Server) serveIssuer(w http.ResponseWriter, r *http.Request, path string) {
 	identity := identityFrom(r.Context())
 	answer, err := s.forward(r)
@@ -156,7 +158,8 @@ func (s *Server) learnIssuer(ctx context.Context, bearer string) {
 	}
 }
 
-// unreachable reports whether an answer is not kube-apiserver's own, but of something on the way to it.
+// unreachable reports whether an answer is not kube-apiserver's own, but of something on
+// the way to it.
 func unreachable(answer *topicpb.APIResponse) bool {
 	code := answer.GetCode()
 	return code == http.StatusBadGateway || code == http.StatusServiceUnavailable || code == http.StatusGatewayTimeout

@@ -32,7 +32,8 @@ func (s *Server) root() (pki.Authority, error) {
 	return p.authority, p.err
 }
 
-// ServePods makes the certificate that pods see hold for these addresses, beside the names of the cluster's API. It may be called at any time.
+// ServePods makes the certificate that pods see hold for these addresses, beside the names of the
+// cluster's API. It may be called at any time.
 func (s *Server) ServePods(addresses []netip.Addr) error {
 	a, err := s.root()
 	if err != nil {
@@ -81,7 +82,8 @@ func (s *Server) podsTLS() *tls.Config {
 	}
 }
 
-// adapt changes an object, which is the caller's alone, for who reads it: pods on this device are to trust its API's certificates as they do the cluster's.
+// adapt changes an object, which is the caller's alone, for who reads it: pods on this device are
+// to trust its API's certificates as they do the cluster's.
 func (s *Server) adapt(identity Identity, o runtime.Object) error {
 	m, ok := o.(*corev1.ConfigMap)
 	if !ok || s.config.Pods == "" || !identity.Kubelet || m.Name != rootConfigMap || m.Data[rootKey] == "" {

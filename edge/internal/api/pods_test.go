@@ -17,7 +17,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/api"
 )
 
-// The kubelet gets the device's authority beside the cluster's, in every way that it reads; nobody else does, and no other object is touched.
+// The kubelet gets the device's authority beside the cluster's, in every way that it reads; nobody
+// else does, and no other object is touched.
 func TestPods_KubeletHandsOutTheAuthority(t *testing.T) {
 	const cluster = "-----BEGIN CERTIFICATE-----\ncluster\n-----END CERTIFICATE-----\n"
 	root := &corev1.ConfigMap{
@@ -84,7 +85,8 @@ func TestPods_KubeletHandsOutTheAuthority(t *testing.T) {
 	}
 }
 
-// Pods are served under the address that they know, with a certificate that the kubelet's bundle verifies, and by their tokens alone.
+// Pods are served under the address that they know, with a certificate that the kubelet's bundle
+// verifies, and by their tokens alone.
 func TestPods_Listener(t *testing.T) {
 	b := newFakeBackend(t)
 	b.sync(configMaps)

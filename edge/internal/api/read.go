@@ -25,13 +25,15 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
-// firstVersion divides the versions of the edge (from here on) from kube-apiserver's, so that neither is ever mistaken for the other.
+// firstVersion divides the versions of the edge (from here on) from kube-apiserver's, so that
+// neither is ever mistaken for the other.
 const firstVersion = 1_000_000_000_000
 
 // heldWarning goes with an answer that shows what the device holds instead of what the cluster has.
 const heldWarning = `299 - "this is what node %s holds, which may be less than the cluster has"`
 
-// read answers get, list and watch: from what is held where that is the truth, else from kube-apiserver.
+// read answers get, list and watch: from what is held where that is the truth, else from
+// kube-apiserver.
 func (s *Server) read(w http.ResponseWriter, r *http.Request, info *request.RequestInfo) {
 	if info.Subresource != "" {
 		s.pass(w, r)
@@ -67,7 +69,8 @@ type reading struct {
 	info     *request.RequestInfo
 	held     bool // answer what is held, whether or not an interest covers it
 
-	// The Backend's answer to a get or list, asked for before the handler runs: it may be that the request has to pass through.
+	// The Backend's answer to a get or list, asked for before the handler runs: it may be that the
+	// request has to pass through.
 	object  object.Object
 	items   []object.Object
 	version uint64
@@ -90,7 +93,8 @@ func (rd *reading) get(w http.ResponseWriter, r *http.Request) error {
 	backend := rd.server.backend
 	serve := handlers.GetResource(rd, rd.scope())
 	if rd.identity.Device {
-		// What is held is what a watch on the device shows too; kube-apiserver's copy has a version that no watch here can go on from.
+		// What is held is what a watch on the device shows too; kube-apiserver's copy has a version
+		// that no watch here can go on from.
 		if items, _, err := backend.List(ctx, rd.named(), meta.ListOptions{Held: true}); err == nil && len(items) == 1 {
 			rd.object = items[0]
 			serve(w, r)
@@ -116,9 +120,9 @@ func (rd *reading) get(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// passOrHeld has kube-apiserver answer a service account's get of what no interest covers, with a version
-// that it can write back. Where kube-apiserver can't be asked, the device answers with what it holds,
-// if kube-apiserver let the account have it before.
+// passOrHeld has kube-apiserver answer a service account's get of what no interest covers, with a
+// version that it can write back. Where kube-apiserver can't be asked, the device answers with what
+// it holds, if kube-apiserver let the account have it before.
 func (rd *reading) passOrHeld(w http.ResponseWriter, r *http.Request, serve http.HandlerFunc) error {
 	ctx := r.Context()
 	items, _, err := rd.server.backend.List(ctx, rd.named(), meta.ListOptions{Held: true})
@@ -170,7 +174,8 @@ func (rd *reading) list(w http.ResponseWriter, r *http.Request) error {
 		answer, err = rd.server.forward(r)
 	}
 	if rd.identity.Device && (err != nil || answer != nil && (answer.GetCode() == http.StatusForbidden || unreachable(answer))) {
-		// Root of the device sees what kube-apiserver lets the node see; where that is nothing, what the device holds.
+		// Root of the device sees what kube-apiserver lets the node see; where that is nothing,
+		// what the device holds.
 		var heldErr error
 		if rd.items, rd.version, heldErr = backend.List(ctx, selection, meta.ListOptions{Held: true}); heldErr == nil {
 			w.Header().Add("Warning", fmt.Sprintf(heldWarning, rd.server.config.NodeName))
@@ -204,7 +209,8 @@ func (rd *reading) watch(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// allow asks whether a service account may read this. The node itself may: what it holds it was given as the node.
+// allow asks whether a service account may read this. The node itself may: what it holds it was
+// given as the node.
 func (rd *reading) allow(ctx context.Context, verb string) error {
 	if rd.identity.Token == "" {
 		return nil
@@ -232,8 +238,9 @@ func (rd *reading) selection(labelSelector, fieldSelector string) (object.Select
 	return sel, rd.checkFields(sel.Fields)
 }
 
-// checkFields refuses a selector by a field that the edge doesn't know of the kind: it would select nothing, and that would be a wrong empty answer.
-// For kinds without a Go type it knows the two fields that all kinds have; what a CustomResourceDefinition selects by beyond these is
+// checkFields refuses a selector by a field that the edge doesn't know of the kind: it would select
+// nothing, and that would be a wrong empty answer. For kinds without a Go type it knows the two
+// fields that all kinds have; what a CustomResourceDefinition selects by beyond these is
 // kube-apiserver's alone.
 func (rd *reading) checkFields(selector fields.Selector) error {
 	if selector.Empty() {
@@ -312,7 +319,8 @@ func (rd *reading) Watch(ctx context.Context, options *metainternalversion.ListO
 	if err != nil {
 		return nil, err
 	}
-	// "Get state and start at any" and "start at most recent" both begin with the state, unless the client says that it wants none:
+	// "Get state and start at any" and "start at most recent" both begin with the state, unless the
+	// client says that it wants none:
 	// https://kubernetes.io/docs/reference/using-api/api-concepts/#semantics-for-watch
 	initial := from == 0
 	if options.SendInitialEvents != nil {
@@ -320,7 +328,8 @@ func (rd *reading) Watch(ctx context.Context, options *metainternalversion.ListO
 	}
 	if from != 0 && from < firstVersion && !initial {
 		if !rd.identity.Device {
-			// The version is of a list that passed through. The interest is made all the same: the list that follows this refusal is covered by it.
+			// The version is of a list that passed through. The interest is made all the same: the
+			// list that follows this refusal is covered by it.
 			if w, err := rd.server.backend.Watch(ctx, selection, meta.WatchOptions{Caller: rd.identity.caller()}); err == nil {
 				w.Stop()
 			} else {

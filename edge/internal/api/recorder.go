@@ -13,8 +13,9 @@ import (
 	"k8s.io/client-go/tools/record"
 )
 
-// A Recorder is the event bridge: an ordinary client-go recorder whose events become events of this node. What happens to them then (kept here, or
-// also reported) is the metamanager's to decide, as for the kubelet's own.
+// A Recorder is the event bridge: an ordinary client-go recorder whose events become events of this
+// node. What happens to them then (kept here, or also reported) is the metamanager's to decide, as
+// for the kubelet's own.
 type Recorder struct {
 	record.EventRecorder
 	broadcaster record.EventBroadcaster
@@ -23,7 +24,8 @@ type Recorder struct {
 	close       sync.Once
 }
 
-// NewRecorder makes a recorder for a component of edgecore. Close ends it; ctx is for its logger only.
+// NewRecorder makes a recorder for a component of edgecore. Close ends it; ctx is for its
+// logger only.
 func (s *Server) NewRecorder(ctx context.Context, component string) (*Recorder, error) {
 	client, err := typedcorev1.NewForConfig(s.ClientConfig(Identity{}))
 	if err != nil {
@@ -41,11 +43,13 @@ func (s *Server) NewRecorder(ctx context.Context, component string) (*Recorder, 
 	return r, nil
 }
 
-// Close waits until what was recorded before is written, or ctx ends. Nothing recorded later is written.
+// Close waits until what was recorded before is written, or ctx ends. Nothing recorded
+// later is written.
 func (r *Recorder) Close(ctx context.Context) error {
 	var err error
 	r.close.Do(func() {
-		// The broadcaster can't be asked whether its queue is empty. Its queue keeps the order, so this event, which goes nowhere, is the last out.
+		// The broadcaster can't be asked whether its queue is empty. Its queue keeps the order, so
+		// this event, which goes nowhere, is the last out.
 		r.Event(&r.last, corev1.EventTypeNormal, "Closing", "the last event")
 		select {
 		case <-r.flushed:

@@ -15,8 +15,8 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
-// scopes makes the handlers' RequestScope of each resource and keeps it. Bounded by the number of resources that were asked for and have a known
-// kind.
+// scopes makes the handlers' RequestScope of each resource and keeps it. Bounded by the number of
+// resources that were asked for and have a known kind.
 type scopes struct {
 	discovery *discovery
 	mu        *sync.Mutex
@@ -27,8 +27,8 @@ func newScopes(d *discovery) scopes {
 	return scopes{discovery: d, mu: &sync.Mutex{}, known: map[schema.GroupVersionResource]*handlers.RequestScope{}}
 }
 
-// of returns the scope of a resource. A resource that nobody has a kind for is served with a list of kind List: its items name their kinds
-// themselves.
+// of returns the scope of a resource. A resource that nobody has a kind for is served with a list
+// of kind List: its items name their kinds themselves.
 func (s scopes) of(ctx context.Context, resource schema.GroupVersionResource) *handlers.RequestScope {
 	s.mu.Lock()
 	scope, ok := s.known[resource]
@@ -74,7 +74,8 @@ func newScope(resource schema.GroupVersionResource, kind schema.GroupVersionKind
 	return scope
 }
 
-// convertor leaves field labels as they are: which ones a resource knows is decided where they are used (checkFields).
+// convertor leaves field labels as they are: which ones a resource knows is decided where they are
+// used (checkFields).
 type convertor struct{ *runtime.Scheme }
 
 func (convertor) ConvertFieldLabel(_ schema.GroupVersionKind, label, value string) (string, string, error) {

@@ -19,8 +19,8 @@ import (
 )
 
 // Handler answers requests from outside the process: authenticate says who each comes from, before
-// anything of its body is read. Each Handler has slots of its own: the clients of one listener can't
-// keep those of another waiting.
+// anything of its body is read. Each Handler has slots of its own: the clients of one listener
+// can't keep those of another waiting.
 func (s *Server) Handler(authenticate Authenticator) http.Handler {
 	requests, watches := newSlots(s.config.MaxRequests), newSlots(s.config.MaxWatches)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -99,7 +99,8 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, info *request.Req
 	}
 }
 
-// timeoutOf is the client's own bound (?timeout=30s, the parameter that kube-apiserver knows) where it is shorter than ours.
+// timeoutOf is the client's own bound (?timeout=30s, the parameter that kube-apiserver knows) where
+// it is shorter than ours.
 func timeoutOf(r *http.Request) time.Duration {
 	if d, err := time.ParseDuration(r.URL.Query().Get("timeout")); err == nil && d > 0 && d < requestTimeout {
 		return d

@@ -143,7 +143,8 @@ func TestBadRequests(t *testing.T) {
 	}
 }
 
-// TestRetryAfter: programs are told seconds, people's tools a date, which these don't sleep through.
+// TestRetryAfter: programs are told seconds, people's tools a date, which these don't
+// sleep through.
 func TestRetryAfter(t *testing.T) {
 	b := newFakeBackend(t)
 	b.setLinked(false)
@@ -272,7 +273,8 @@ func TestSocketLeftBehind(t *testing.T) {
 	}
 }
 
-// TestServiceAccount: a pod's own token, judged by kube-apiserver while there is a link, and by what it said last without one.
+// TestServiceAccount: a pod's own token, judged by kube-apiserver while there is a link, and by
+// what it said last without one.
 func TestServiceAccount(t *testing.T) {
 	b := newFakeBackend(t)
 	b.sync(pods)
@@ -440,7 +442,8 @@ func TestSameAnswerWithoutKubeAPIServer(t *testing.T) {
 	}
 }
 
-// appToken is taken apart and not verified by a process that saw kube-apiserver accept it. Its claims are of system:serviceaccount:default:app.
+// appToken is taken apart and not verified by a process that saw kube-apiserver accept it. Its
+// claims are of system:serviceaccount:default:app.
 const appToken = "eyJhbGciOiJSUzI1NiIsImtpZCI6ImsifQ.eyJzdWIiOiJzeXN0ZW06c2VydmljZWFjY291bnQ6ZGVmYXVsdDphcHAiLCJleHAiOjQxMDI0NDQ4MDB9.c2lnbmF0dXJl"
 
 func down(*topicpb.APIRequest) (*topicpb.APIResponse, error) {
@@ -513,7 +516,8 @@ func TestBookmarks(t *testing.T) {
 	})
 }
 
-// FuzzRequest: no request line makes the server panic, answer without a Status where it fails, or list what isn't synced.
+// FuzzRequest: no request line makes the server panic, answer without a Status where it fails, or
+// list what isn't synced.
 func FuzzRequest(f *testing.F) {
 	for _, seed := range []string{
 		"/api/v1/pods", "/api/v1/namespaces/default/pods/a?resourceVersion=0", "/apis/apps/v1/watch/deployments", "/api/v1/pods?watch=1&timeoutSeconds=1",

@@ -45,7 +45,8 @@ func (s *slots) give(client string) {
 	}
 }
 
-// clientOf is a pod's address; "" for root, who has the whole listener: on the device, or by certificate.
+// clientOf is a pod's address; "" for root, who has the whole listener: on the device, or
+// by certificate.
 func clientOf(r *http.Request) string {
 	if identityFrom(r.Context()).Device {
 		return ""
@@ -57,7 +58,8 @@ func clientOf(r *http.Request) string {
 	return host
 }
 
-// limitBody bounds the time in which the body arrives. A deadline on the whole request would end watches.
+// limitBody bounds the time in which the body arrives. A deadline on the whole request
+// would end watches.
 func limitBody(w http.ResponseWriter, r *http.Request) {
 	if r.Body == nil || r.Body == http.NoBody {
 		return

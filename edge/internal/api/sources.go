@@ -28,8 +28,8 @@ const (
 var errNotAPod = errors.New("the listener for pods is for those of this device")
 
 // podSources knows from where the pods of this device come. The address of their listener is of the
-// loopback interface, but Linux takes packets for it from any (the weak host model), so that a host of the
-// LAN which routes it here would reach it.
+// loopback interface, but Linux takes packets for it from any (the weak host model), so that a host
+// of the LAN which routes it here would reach it.
 type podSources struct {
 	nodeName   string
 	backend    Backend
@@ -41,8 +41,8 @@ type podSources struct {
 	addrs []netip.Addr
 }
 
-// check lets the pods of this device through the handshake. It waits a little for an address that is not
-// known yet; the handshake's own timeout bounds how many can wait.
+// check lets the pods of this device through the handshake. It waits a little for an address that
+// is not known yet; the handshake's own timeout bounds how many can wait.
 func (p *podSources) check(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 	at, err := netip.ParseAddrPort(hello.Conn.RemoteAddr().String())
 	if err != nil {
@@ -72,8 +72,9 @@ func (p *podSources) allows(ctx context.Context, source netip.Addr) bool {
 	return slices.Contains(p.addrs, source) || slices.ContainsFunc(p.nets, func(n netip.Prefix) bool { return n.Contains(source) })
 }
 
-// refresh collects the device's own addresses (pods in the host's network), the pod ranges of its Node,
-// the addresses of its pods, and the networks on the device that these are in. Called with mu held.
+// refresh collects the device's own addresses (pods in the host's network), the pod ranges of
+// its Node, the addresses of its pods, and the networks on the device that these are in.
+// Called with mu held.
 func (p *podSources) refresh(ctx context.Context) {
 	p.addrs, p.nets = nil, nil
 	var links []netip.Prefix
@@ -136,9 +137,9 @@ const (
 	maxClientConns = 64  // of one address; a pod's clients keep theirs and use them again
 )
 
-// boundedListener bounds connections, all together and of each address: above that they are closed at
-// once. The clients of the loopback address are many, and share what there is; root has the socket, and
-// the kubelet no connection at all.
+// boundedListener bounds connections, all together and of each address: above that they are closed
+// at once. The clients of the loopback address are many, and share what there is; root has the
+// socket, and the kubelet no connection at all.
 type boundedListener struct {
 	net.Listener
 	slots *slots

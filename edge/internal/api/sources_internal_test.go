@@ -76,8 +76,8 @@ func TestPodSources(t *testing.T) {
 	}
 }
 
-// Programs on the device share its loopback address, and so the whole of a listener; any other address
-// has its part.
+// Programs on the device share its loopback address, and so the whole of a listener; any other
+// address has its part.
 func TestConnectionsOfAnAddress(t *testing.T) {
 	for name, test := range map[string]struct {
 		from string

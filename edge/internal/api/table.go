@@ -11,7 +11,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/table"
 )
 
-// tables makes the tables that kubectl prints, with the columns that kube-apiserver makes, and name and age for kinds that have none of their own here.
+// tables makes the tables that kubectl prints, with the columns that kube-apiserver makes, and name
+// and age for kinds that have none of their own here.
 type tables struct{ resource schema.GroupResource }
 
 // ConvertToTable implements rest.TableConvertor.

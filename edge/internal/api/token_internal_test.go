@@ -185,7 +185,8 @@ func openState(t *testing.T) State {
 	return file.Module(string(Name))
 }
 
-// TestTokensWithoutALink: after a start without a link, a token that this process has never seen is judged by the cluster's kept keys and by its pod.
+// TestTokensWithoutALink: after a start without a link, a token that this process has never seen is
+// judged by the cluster's kept keys and by its pod.
 func TestTokensWithoutALink(t *testing.T) {
 	state := openState(t)
 	cluster, stranger := rsaSigner(t, "k"), rsaSigner(t, "k")
@@ -229,8 +230,8 @@ func TestTokensWithoutALink(t *testing.T) {
 	}
 }
 
-// Without a link, a token is worth what kube-apiserver would let it be worth: it is for the API, its pod is
-// here, and where it has no pod it has not expired.
+// Without a link, a token is worth what kube-apiserver would let it be worth: it is for the API,
+// its pod is here, and where it has no pod it has not expired.
 func TestTokensOffline(t *testing.T) {
 	const api = "https://kubernetes.default.svc.cluster.local"
 	cluster := ecSigner(t, "k")

@@ -14,8 +14,10 @@ import (
 // streamBuffer bounds what a stream holds for a reader that is behind; then its writer waits.
 const streamBuffer = 256 << 10
 
-// RoundTripper answers the requests of clients in this process, as identity: a rest.Config{Host: Host, Transport: s.RoundTripper(...)} is a client of
-// this server without listener, TLS or connection. A watch streams; its goroutine ends when the body is closed or the request's context ends.
+// RoundTripper answers the requests of clients in this process, as identity: a
+// rest.Config{Host: Host, Transport: s.RoundTripper(...)} is a client of this server without
+// listener, TLS or connection. A watch streams; its goroutine ends when the body is closed or
+// the request's context ends.
 func (s *Server) RoundTripper(identity Identity) http.RoundTripper {
 	return &transport{server: s, identity: identity}
 }
@@ -106,7 +108,8 @@ func (r *recorder) response(request *http.Request) *http.Response {
 	}
 }
 
-// stream is an answer that is read while it is written. The handler's goroutine writes, the client's reads and closes.
+// stream is an answer that is read while it is written. The handler's goroutine writes, the
+// client's reads and closes.
 type stream struct {
 	header http.Header
 	begun  chan struct{} // closed when code and sent are set

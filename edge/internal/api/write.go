@@ -22,9 +22,10 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
-// write answers create, update, patch, delete and deletecollection. What becomes of each, the Backend decides by its class: it is applied here and
-// waits for the link in the outbox, or it passes through. What a pod writes always passes through: what it names of an object's version it may have read
-// here.
+// write answers create, update, patch, delete and deletecollection. What becomes of each, the
+// Backend decides by its class: it is applied here and waits for the link in the outbox, or it
+// passes through. What a pod writes always passes through: what it names of an object's version it
+// may have read here.
 func (s *Server) write(w http.ResponseWriter, r *http.Request, info *request.RequestInfo) {
 	ctx := r.Context()
 	identity := identityFrom(ctx)
@@ -77,8 +78,8 @@ func (s *Server) write(w http.ResponseWriter, r *http.Request, info *request.Req
 	s.writeResult(w, r, resource, result)
 }
 
-// learnToken reads the token that the kubelet is given for a pod of this device. One that was asked for a
-// vault says nothing of the API's audience, and kube-apiserver would not take it.
+// learnToken reads the token that the kubelet is given for a pod of this device. One that was asked
+// for a vault says nothing of the API's audience, and kube-apiserver would not take it.
 func (s *Server) learnToken(ctx context.Context, write meta.Write, result meta.Result) {
 	if !write.Caller.Kubelet || write.Subresource != "token" || result.Response == nil {
 		return
@@ -120,9 +121,10 @@ func (s *Server) writeResult(w http.ResponseWriter, r *http.Request, resource sc
 	}
 }
 
-// registered turns the refusal of the kubelet's first write without a link into what it would hear with one. A kubelet creates its Node at each start
-// and takes AlreadyExists for "go on with the one there is"; with anything else it tries again and again and does not report its status. The Node
-// that is held is that one.
+// registered turns the refusal of the kubelet's first write without a link into what it would hear
+// with one. A kubelet creates its Node at each start and takes AlreadyExists for "go on with the
+// one there is"; with anything else it tries again and again and does not report its status. The
+// Node that is held is that one.
 func (s *Server) registered(r *http.Request, write meta.Write, err error) error {
 	ref := write.Ref
 	if !isRegistration(write) || !apierrors.IsServiceUnavailable(err) {

@@ -134,8 +134,9 @@ func (d *device) settle(t time.Duration) {
 	synctest.Wait()
 }
 
-// TestCluster_08, by the clock of the test: 1:59 without the API a change is reported still, after 2:00 none is. Nothing is decided: not one object is
-// written. Once there is a link again the present state is reported.
+// TestCluster_08, by the clock of the test: 1:59 without the API a change is reported still, after
+// 2:00 none is. Nothing is decided: not one object is written. Once there is a link again the
+// present state is reported.
 func TestCluster_08_SilentAfterTwoMinutes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDevice(t)
@@ -175,8 +176,9 @@ func TestCluster_08_SilentAfterTwoMinutes(t *testing.T) {
 	})
 }
 
-// TestCluster_09, by the clock of the test: an application whose state cannot be determined is Unknown for 4:59, and Halting from 5:00 on; a good reading in between
-// starts again; the time counts over a restart of edgecore. A lost link is no Unknown workload.
+// TestCluster_09, by the clock of the test: an application whose state cannot be determined is
+// Unknown for 4:59, and Halting from 5:00 on; a good reading in between starts again; the time
+// counts over a restart of edgecore. A lost link is no Unknown workload.
 func TestCluster_09_UnknownBecomesHalting(t *testing.T) {
 	state := func(d *device) v1alpha1.AppState {
 		if all := d.agent.Status().Apps; len(all) == 1 {
@@ -232,7 +234,8 @@ func TestCluster_09_UnknownBecomesHalting(t *testing.T) {
 	})
 }
 
-// What a node reported once it corrects, also after a restart; of what never concerned it it says nothing. Nothing is written to the disk for nothing.
+// What a node reported once it corrects, also after a restart; of what never concerned it it says
+// nothing. Nothing is written to the disk for nothing.
 func TestAgent_CorrectsWhatItReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDevice(t)
@@ -294,7 +297,8 @@ func (c *catalogue) Fetch(_ context.Context, content v1alpha1.AppContent) error 
 	return nil
 }
 
-// A container image is every node's to fetch, a disk image the designated node's alone; a failure is reported and retried.
+// A container image is every node's to fetch, a disk image the designated node's alone; a failure
+// is reported and retried.
 func TestAgent_Content(t *testing.T) {
 	content := func(a *v1alpha1.EdgeApp) {
 		a.Spec.Content = []v1alpha1.AppContent{

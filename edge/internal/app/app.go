@@ -1,12 +1,16 @@
-// Package app is the device's side of EdgeApps: what of an application is on this device, in what state, and what was fetched for it.
+// Package app is the device's side of EdgeApps: what of an application is on this device, in what
+// state, and what was fetched for it.
 //
-// It owns this node's entry in the status of each application that it has to do with. It refuses to decide: where an application runs is said by
-// its pods, which come from the cloud, and whether it runs by the local runtime, through the kubelet. A lost link changes nothing for what runs;
-// after Config.SilentAfter without one nothing is reported any more, because a reader could not distinguish it from the present state.
-// What a node once reported of an application it goes on reporting, also that the application is gone: an entry that is never corrected would say for
-// ever that the application is here.
+// It owns this node's entry in the status of each application that it has to do with. It refuses to
+// decide: where an application runs is said by its pods, which come from the cloud, and whether it
+// runs by the local runtime, through the kubelet. A lost link changes nothing for what runs; after
+// Config.SilentAfter without one nothing is reported any more, because a reader could not
+// distinguish it from the present state. What a node once reported of an application it goes on
+// reporting, also that the application is gone: an entry that is never corrected would say for ever
+// that the application is here.
 //
-// Plan is pure; the agent around it runs on one goroutine, fetching on another. Bounds: an entry for each application of the cluster at most.
+// Plan is pure; the agent around it runs on one goroutine, fetching on another. Bounds: an entry
+// for each application of the cluster at most.
 package app
 
 import (
@@ -22,7 +26,8 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// launcher begins the name of the one pod of a virtual machine that counts (KubeVirt); launched is the label of such pods.
+// launcher begins the name of the one pod of a virtual machine that counts (KubeVirt); launched is
+// the label of such pods.
 const (
 	launcher = "virt-launcher-"
 	launched = "kubevirt.io"
@@ -111,7 +116,8 @@ func (s State) Make(before map[string]Known, rules Rules, now time.Time) Plan {
 	return p
 }
 
-// counts reports whether a pod tells of its application: of a virtual machine's pods only the launcher does.
+// counts reports whether a pod tells of its application: of a virtual machine's pods only
+// the launcher does.
 func counts(pod *corev1.Pod) bool {
 	_, vm := pod.Labels[launched]
 	return !vm || strings.HasPrefix(pod.Name, launcher)
@@ -139,8 +145,9 @@ func (s State) entry(app *v1alpha1.EdgeApp, pods []*corev1.Pod) v1alpha1.EdgeApp
 	return e
 }
 
-// Local reports whether content is for this node to fetch: a container image is every node's, since the application may come here; a disk image goes
-// into a volume, and is the designated node's alone.
+// Local reports whether content is for this node to fetch: a container image is every
+// node's, since the application may come here; a disk image goes into a volume, and is the
+// designated node's alone.
 func Local(c v1alpha1.AppContent, designated bool) bool {
 	return c.Type == v1alpha1.ContentContainerImage || designated
 }
@@ -154,7 +161,8 @@ func ended(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
-// newest is the pod that counts: one that is not being deleted before one that is, then the younger.
+// newest is the pod that counts: one that is not being deleted before one that is, then
+// the younger.
 func newest(pods []*corev1.Pod) *corev1.Pod {
 	if len(pods) == 0 {
 		return nil

@@ -12,7 +12,8 @@ import (
 
 // Fetcher gets content to the device.
 type Fetcher interface {
-	// Fetch returns when the content is on the device and is what it should be. It is safe to repeat, and cheap where the content is there.
+	// Fetch returns when the content is on the device and is what it should be. It is safe to
+	// repeat, and cheap where the content is there.
 	Fetch(ctx context.Context, c v1alpha1.AppContent) error
 }
 
@@ -57,7 +58,8 @@ func wanted(s State) map[string]v1alpha1.AppContent {
 	return all
 }
 
-// want replaces what is to be fetched. What is not wanted any more is forgotten; what is on the disk stays for its consumers.
+// want replaces what is to be fetched. What is not wanted any more is forgotten; what is on the
+// disk stays for its consumers.
 func (f *fetches) want(all map[string]v1alpha1.AppContent) {
 	if f == nil {
 		return

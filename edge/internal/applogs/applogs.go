@@ -1,12 +1,17 @@
-// Package applogs sends what applications (EdgeApps) write to the cloud, where they ask for it (spec.collectLogs).
+// Package applogs sends what applications (EdgeApps) write to the cloud, where they ask for it
+// (spec.collectLogs).
 //
-// It owns a cursor for each start of each container, kept over restarts: how far the cloud's sink has taken its lines. It reads the files that the container runtime writes for the
-// kubelet; they are also the buffer while there is no link, so their bound is the kubelet's (containerLogMaxSize times containerLogMaxFiles for each container), the
-// oldest lines go first, and how many went is sent with the next ones. It refuses to move a cursor before the sink has the lines: what is sent twice is dropped by the
-// cloud, which knows each line by its container and offset.
+// It owns a cursor for each start of each container, kept over restarts: how far the cloud's sink
+// has taken its lines. It reads the files that the container runtime writes for the kubelet; they
+// are also the buffer while there is no link, so their bound is the kubelet's (containerLogMaxSize
+// times containerLogMaxFiles for each container), the oldest lines go first, and how many went is
+// sent with the next ones. It refuses to move a cursor before the sink has the lines: what is sent
+// twice is dropped by the cloud, which knows each line by its container and offset.
 //
-// Streams are looked at and sent one after the other, by one goroutine, in batches (common/applog); the pace is Config.Interval and the cloud's quota. Bounds: as many streams as there
-// are containers on the device and starts of them that the kubelet keeps; Pending batches a round, then the others have their turn.
+// Streams are looked at and sent one after the other, by one goroutine, in batches (common/applog);
+// the pace is Config.Interval and the cloud's quota. Bounds: as many streams as there are
+// containers on the device and starts of them that the kubelet keeps; Pending batches a round, then
+// the others have their turn.
 package applogs
 
 import (
@@ -211,7 +216,8 @@ func (o *round) order() []string {
 	return keys
 }
 
-// find opens the streams of the pods of applications that want it. A stream stays until its files have gone, also when its pod has.
+// find opens the streams of the pods of applications that want it. A stream stays until its files
+// have gone, also when its pod has.
 func (o *round) find() {
 	for _, pod := range o.pods.List() {
 		name := pod.Labels[v1alpha1.EdgeAppLabel]
@@ -236,8 +242,8 @@ func (o *round) find() {
 	}
 }
 
-// send brings the lines of one stream to the cloud. One whose files have gone is forgotten with the last word about it, and so is one whose application does
-// not want it any more.
+// send brings the lines of one stream to the cloud. One whose files have gone is forgotten with the
+// last word about it, and so is one whose application does not want it any more.
 func (o *round) send(ctx context.Context, key string) error {
 	s := o.streams[key]
 	app, ok := o.apps.Get(s.cursor.App)
@@ -274,7 +280,8 @@ func (o *round) send(ctx context.Context, key string) error {
 	return nil
 }
 
-// postAndCount is post, and counts lines all the while: those of files that go meanwhile are dropped, and how many is known only as long as they are there.
+// postAndCount is post, and counts lines all the while: those of files that go meanwhile are
+// dropped, and how many is known only as long as they are there.
 func (o *round) postAndCount(ctx context.Context, app string, b *applog.Batch) (through int64, err error) {
 	posted := make(chan struct{})
 	go func() {

@@ -18,10 +18,12 @@ import (
 	"github.com/skerry-io/skerry/common/applog"
 )
 
-// settled is how long a rotated file must be unchanged before it counts as complete: the runtime writes to it until it is asked to open the new one.
+// settled is how long a rotated file must be unchanged before it counts as complete: the runtime
+// writes to it until it is asked to open the new one.
 const settled = 2 * time.Second
 
-// file is one of a container's log files: the kubelet renames N.log to N.log.TIME, and packs all but the last of these (TIME.gz).
+// file is one of a container's log files: the kubelet renames N.log to N.log.TIME, and packs all
+// but the last of these (TIME.gz).
 type file struct {
 	path   string
 	packed bool
@@ -31,7 +33,8 @@ type file struct {
 	mtime  time.Time
 }
 
-// list finds the files of a container's restart, the oldest first. One that has no whole line yet is left out.
+// list finds the files of a container's restart, the oldest first. One that has no whole line
+// yet is left out.
 func list(dir, restart string, known map[string]string) ([]file, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -160,7 +163,8 @@ func tally(f file, offset int64) (bytesRead, lines int64, err error) {
 	}
 }
 
-// read takes whole lines from an offset on, up to the bounds of a batch. base is the offset of the file's begin in all that the container has written.
+// read takes whole lines from an offset on, up to the bounds of a batch. base is the offset of the
+// file's begin in all that the container has written.
 func read(f file, base, offset int64) (lines []applog.Line, taken, count int64, err error) {
 	r, err := from(f, offset)
 	if err != nil {
@@ -183,7 +187,8 @@ func read(f file, base, offset int64) (lines []applog.Line, taken, count int64, 
 	return lines, taken, count, nil
 }
 
-// parse reads a line of the container runtime: TIME stdout|stderr P|F TEXT (https://github.com/kubernetes/design-proposals-archive/blob/main/node/kubelet-cri-logging.md).
+// parse reads a line of the container runtime: TIME stdout|stderr P|F TEXT
+// (https://github.com/kubernetes/design-proposals-archive/blob/main/node/kubelet-cri-logging.md).
 // What is none is passed on as it is.
 func parse(raw string) applog.Line {
 	stamp, rest, _ := strings.Cut(raw, " ")

@@ -18,7 +18,8 @@ type Cursor struct {
 	Base   int64  `json:"base"`           // the offset of its begin in all that the container has written
 	Offset int64  `json:"offset"`         // how far it was sent
 	Lines  int64  `json:"lines"`          // of it, that is
-	// Dropped are lines that were rotated away before they were sent, and have not been reported yet.
+	// Dropped are lines that were rotated away before they were sent, and have not been
+	// reported yet.
 	Dropped int64 `json:"dropped,omitempty"`
 }
 
@@ -45,10 +46,12 @@ type stream struct {
 	ended  bool              // there are no files any more, and what of them was not sent is counted
 }
 
-// over reports whether all is said of the container. That no file was found at one look is no reason: what is known of those that have gone would be forgotten.
+// over reports whether all is said of the container. That no file was found at one look is no
+// reason: what is known of those that have gone would be forgotten.
 func (s *stream) over() bool { return s.ended && s.cursor.Dropped == 0 }
 
-// scan looks what there is, and counts lines: those of a file that goes before it was sent are dropped, and their number must be known then.
+// scan looks what there is, and counts lines: those of a file that goes before it was sent are
+// dropped, and their number must be known then.
 func (s *stream) scan() error {
 	files, err := list(s.dir, s.restart, s.known)
 	if err != nil {
@@ -92,7 +95,8 @@ func (s *stream) pass() {
 	}
 }
 
-// count notes how many lines there are while a batch is on its way, which may take as long as a silent link is believed to live: files may come and go meanwhile.
+// count notes how many lines there are while a batch is on its way, which may take as long as a
+// silent link is believed to live: files may come and go meanwhile.
 func (s *stream) count() error {
 	files, err := list(s.dir, s.restart, s.known)
 	if err != nil {
@@ -101,7 +105,8 @@ func (s *stream) count() error {
 	return s.tally(files)
 }
 
-// tally counts the lines of the files that are not sent yet. It forgets none that it has counted: only lose knows whether they were sent.
+// tally counts the lines of the files that are not sent yet. It forgets none that it has counted:
+// only lose knows whether they were sent.
 func (s *stream) tally(files []file) error {
 	at := slices.IndexFunc(files, func(f file) bool { return f.id == s.cursor.File })
 	behind := map[string]bool{}
@@ -193,7 +198,8 @@ func (s *stream) next(now time.Time) (*applog.Batch, Cursor, error) {
 	return s.batch(nil), after, nil
 }
 
-// between reports whether there is a file between two that was not found at the last look: one that was being renamed or packed in that moment.
+// between reports whether there is a file between two that was not found at the last look: one that
+// was being renamed or packed in that moment.
 func (s *stream) between(id, next string) bool {
 	at := slices.IndexFunc(s.seen, func(o seen) bool { return o.id == id })
 	return at >= 0 && at+1 < len(s.seen) && s.seen[at+1].id != next

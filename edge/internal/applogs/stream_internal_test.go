@@ -74,7 +74,8 @@ func (c *container) stream(at Cursor) *stream {
 	return &stream{dir: c.dir, restart: "0", podUID: "uid", container: "c", cursor: at, known: map[string]string{}}
 }
 
-// take sends all that there is to a sink that takes everything, and returns the texts and how many lines were said to be dropped.
+// take sends all that there is to a sink that takes everything, and returns the texts and how many
+// lines were said to be dropped.
 func take(t *testing.T, s *stream) (texts []string, dropped int64) {
 	t.Helper()
 	if err := s.scan(); err != nil {
@@ -118,7 +119,8 @@ func same(t *testing.T, what string, got, want []string) {
 	}
 }
 
-// No line is lost or sent twice over rotations, packing, and restarts with the cursor that was kept.
+// No line is lost or sent twice over rotations, packing, and restarts with the cursor that
+// was kept.
 func TestRotations(t *testing.T) {
 	c := &container{t: t, dir: t.TempDir()}
 	s := c.stream(Cursor{})
@@ -202,7 +204,8 @@ func TestBound(t *testing.T) {
 	}
 }
 
-// While a batch is on its way files come and go: what was never sent of them is counted all the same, and what is under way is not.
+// While a batch is on its way files come and go: what was never sent of them is counted all the
+// same, and what is under way is not.
 func TestCountedWhileABatchIsOnItsWay(t *testing.T) {
 	c := &container{t: t, dir: t.TempDir()}
 	s := c.stream(Cursor{})
@@ -275,7 +278,8 @@ func TestFileNotFoundForAMoment(t *testing.T) {
 	}
 }
 
-// The file that is being sent goes, with lines that were counted: at the look that does not find it nothing is over, and then they are dropped.
+// The file that is being sent goes, with lines that were counted: at the look that does not find it
+// nothing is over, and then they are dropped.
 func TestAFileThatGoesEndsNothing(t *testing.T) {
 	c := &container{t: t, dir: t.TempDir()}
 	s := c.stream(Cursor{})

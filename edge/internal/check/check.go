@@ -1,7 +1,8 @@
 // Package check looks at a machine and says what edgecore would miss on it, and how to mend that.
 //
-// It owns the list of what a device needs. It changes nothing, sends nothing that another host sees, and needs
-// neither edgecore nor the cloud. It refuses nothing: it only reports. Run calls one probe after another.
+// It owns the list of what a device needs. It changes nothing, sends nothing that another host
+// sees, and needs neither edgecore nor the cloud. It refuses nothing: it only reports. Run calls
+// one probe after another.
 package check
 
 import (
@@ -133,8 +134,8 @@ func existing(path string) string {
 // containerdRoot is where containerd keeps images and containers unless configured otherwise.
 const containerdRoot = "/var/lib/containerd"
 
-// programs looks for mounts from which no program may be run (mount(8), noexec): images are unpacked on one, and the
-// volumes of pods are on the other.
+// programs looks for mounts from which no program may be run (mount(8), noexec): images are
+// unpacked on one, and the volumes of pods are on the other.
 func programs(_ context.Context, m Machine) (Level, string, string) {
 	for _, place := range []struct {
 		path  string
@@ -153,7 +154,8 @@ func programs(_ context.Context, m Machine) (Level, string, string) {
 	return Fine, "can be run from where images and volumes are", ""
 }
 
-// leastSpace is what the store, its growth and the kubelet's own files need with room to spare, in bytes.
+// leastSpace is what the store, its growth and the kubelet's own files need with room to
+// spare, in bytes.
 const leastSpace = 256 << 20
 
 func diskSpace(_ context.Context, m Machine) (Level, string, string) {
@@ -273,8 +275,10 @@ func hasModule(m Machine, name string) bool {
 	return err == nil
 }
 
-// leastInstances is of inotify(7), for all processes of root together: six are edgecore's, systemd and containerd have some, and on cgroups of version 2 containerd's
-// shims have one for each container and each sandbox. What comes beyond the limit is told "too many open files". Kubernetes allows 110 pods.
+// leastInstances is of inotify(7), for all processes of root together: six are edgecore's, systemd
+// and containerd have some, and on cgroups of version 2 containerd's shims have one for each
+// container and each sandbox. What comes beyond the limit is told "too many open files". Kubernetes
+// allows 110 pods.
 const leastInstances = 512
 
 func inotify(_ context.Context, m Machine) (Level, string, string) {

@@ -16,7 +16,8 @@ import (
 	"github.com/skerry-io/skerry/common/version"
 )
 
-// Cloud is what is known of the cloud that a device wants to join: what it said of itself, and where its links end.
+// Cloud is what is known of the cloud that a device wants to join: what it said of itself, and
+// where its links end.
 type Cloud struct {
 	Server     string // as the caller named it
 	Err        error  // why the cloud could not be asked; the rest is empty then
@@ -32,8 +33,9 @@ type Cloud struct {
 // reachTimeout bounds each way to the cloud that is tried.
 const reachTimeout = 3 * time.Second
 
-// Reach answers what a device can say of a cloud before it joins: is it the one that the token pins, which ways lead to
-// it, do the clocks and the versions fit. It changes nothing, here or there.
+// Reach answers what a device can say of a cloud before it joins: is it the one that the
+// token pins, which ways lead to it, do the clocks and the versions fit. It changes
+// nothing, here or there.
 func Reach(ctx context.Context, c Cloud) []Finding {
 	if c.Err != nil {
 		return []Finding{{"cloud", Fail, c.Err.Error(), "edgecore join would fail alike; mend this first"}}
@@ -48,8 +50,8 @@ func Reach(ctx context.Context, c Cloud) []Finding {
 	return append(findings, cloudClock(c), kubernetes(c))
 }
 
-// reachWebSocket does the handshake of a link, but for the certificate that this device does not have yet: TLS 1.3 asks
-// for it only when the server's is verified.
+// reachWebSocket does the handshake of a link, but for the certificate that this device does not
+// have yet: TLS 1.3 asks for it only when the server's is verified.
 func reachWebSocket(ctx context.Context, c Cloud, at string) Finding {
 	name := "websocket " + at
 	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
@@ -72,8 +74,9 @@ func reachWebSocket(ctx context.Context, c Cloud, at string) Finding {
 	return Finding{name, Fail, err.Error(), "let this device reach it by TCP, or name the right hosts under advertise in cloudcore.yaml"}
 }
 
-// reachQUIC asks a server for the versions of QUIC that it speaks: any answers a long header with a version that is
-// reserved for this (RFC 9000, 6.1 and 15; 0x?a?a?a?a), and keeps nothing. Packets may be lost, so it asks again.
+// reachQUIC asks a server for the versions of QUIC that it speaks: any answers a long header with a
+// version that is reserved for this (RFC 9000, 6.1 and 15; 0x?a?a?a?a), and keeps nothing. Packets
+// may be lost, so it asks again.
 func reachQUIC(ctx context.Context, at string, otherwise bool) Finding {
 	name := "quic " + at
 	ctx, cancel := context.WithTimeout(ctx, reachTimeout)

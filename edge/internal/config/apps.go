@@ -28,11 +28,13 @@ func (a *Apps) validate(at *field.Path) field.ErrorList {
 	return errs
 }
 
-// ClusterStats has this device stand for election as the reporter of the cluster's statistics (ClusterInfo).
+// ClusterStats has this device stand for election as the reporter of the cluster's
+// statistics (ClusterInfo).
 type ClusterStats struct {
 	Enable bool `json:"enable"`
-	// LeaseDuration is how long the Lease of a device holds that does not renew it, RenewDeadline how long a device goes on that can't renew it, RetryPeriod how often it is renewed,
-	// and asked for by the others.
+	// LeaseDuration is how long the Lease of a device holds that does not renew it, RenewDeadline
+	// how long a device goes on that can't renew it, RetryPeriod how often it is renewed, and asked
+	// for by the others.
 	LeaseDuration metav1.Duration `json:"leaseDuration"`
 	RenewDeadline metav1.Duration `json:"renewDeadline"`
 	RetryPeriod   metav1.Duration `json:"retryPeriod"`

@@ -1,7 +1,7 @@
 // Package config is edgecore.yaml: its fields, their defaults and their rules.
 //
-// It owns the names that an operator writes. It refuses what can't work, all of it at once. It starts nothing and reads no file: edge/app does.
-// A Config is filled once and then only read.
+// It owns the names that an operator writes. It refuses what can't work, all of it at once. It
+// starts nothing and reads no file: edge/app does. A Config is filled once and then only read.
 package config
 
 import (
@@ -73,16 +73,19 @@ type Modules struct {
 // EdgeHub keeps the link to the cloud.
 type EdgeHub struct {
 	Enable bool `json:"enable"`
-	// Servers are the hosts (names or addresses, without a port) of cloudcore; they are tried in turn. None means the one that the device joined.
+	// Servers are the hosts (names or addresses, without a port) of cloudcore; they are tried in
+	// turn. None means the one that the device joined.
 	Servers []string `json:"servers"`
 	// Transport is auto (QUIC first, websocket where UDP is blocked), websocket or quic.
 	Transport string    `json:"transport"`
 	WebSocket Transport `json:"websocket"`
 	QUIC      Transport `json:"quic"`
-	// Keepalive is the time between two signs of life. IdleTimeout is how long a silent link is believed to live.
+	// Keepalive is the time between two signs of life. IdleTimeout is how long a silent link is
+	// believed to live.
 	Keepalive   metav1.Duration `json:"keepalive"`
 	IdleTimeout metav1.Duration `json:"idleTimeout"`
-	// BackoffMin and BackoffMax bound the wait between two attempts; the wait doubles and is drawn at random below that ("full jitter").
+	// BackoffMin and BackoffMax bound the wait between two attempts; the wait doubles and is drawn
+	// at random below that ("full jitter").
 	BackoffMin metav1.Duration `json:"backoffMin"`
 	BackoffMax metav1.Duration `json:"backoffMax"`
 }
@@ -99,18 +102,21 @@ type MetaManager struct {
 	Encryption Encryption `json:"encryption"`
 }
 
-// EventLimit bounds the events that wait for the cloud; the oldest go first, and how many went is told.
+// EventLimit bounds the events that wait for the cloud; the oldest go first, and how many
+// went is told.
 type EventLimit struct {
 	Entries int               `json:"entries"`
 	Bytes   resource.Quantity `json:"bytes"`
 }
 
-// Encryption is of Secrets and tokens in the store, and of the device's own keys. At most one of KeyFile, KeyCommand and KeyCredential is set.
+// Encryption is of Secrets and tokens in the store, and of the device's own keys. At most one of
+// KeyFile, KeyCommand and KeyCredential is set.
 type Encryption struct {
 	// KeyFile is made on first use. "" means store.key in the data directory.
 	KeyFile string `json:"keyFile"`
-	// KeyCommand, for /bin/sh, prints 32 bytes in hexadecimal. KeyCredential is a credential of systemd with the same. With either of them nothing secret
-	// comes to the disk in the clear: the node's key is sealed too, and what must be a file is in KeysDir, on a file system of memory.
+	// KeyCommand, for /bin/sh, prints 32 bytes in hexadecimal. KeyCredential is a credential of
+	// systemd with the same. With either of them nothing secret comes to the disk in the clear: the
+	// node's key is sealed too, and what must be a file is in KeysDir, on a file system of memory.
 	KeyCommand    string `json:"keyCommand"`
 	KeyCredential string `json:"keyCredential"`
 	KeysDir       string `json:"keysDir"`
@@ -139,8 +145,9 @@ type EdgeAPI struct {
 	Enable bool   `json:"enable"`
 	Socket string `json:"socket"` // unix socket, for root; "" for none
 	Listen string `json:"listen"` // loopback address:port, TLS; "" for none
-	// Pods leads pods that ask for the cluster's API, at the address of the Service default/kubernetes, to this one. PodsListen is where they are served: an address
-	// that the device gives itself.
+	// Pods leads pods that ask for the cluster's API, at the address of the Service
+	// default/kubernetes, to this one. PodsListen is where they are served: an address that the
+	// device gives itself.
 	Pods       bool   `json:"pods"`
 	PodsListen string `json:"podsListen"`
 }
@@ -150,23 +157,27 @@ type Edged struct {
 	Enable bool `json:"enable"`
 	// HostnameOverride is the node's name; "" means the host's name, in lower case.
 	HostnameOverride string `json:"hostnameOverride"`
-	// ReportEvent sends events to the cloud. Off, they can be read on the device alone: a thin link should not pay for events unasked.
+	// ReportEvent sends events to the cloud. Off, they can be read on the device alone: a thin link
+	// should not pay for events unasked.
 	ReportEvent bool              `json:"reportEvent"`
 	Labels      map[string]string `json:"labels"` // of the Node, when it registers
 	RootDir     string            `json:"rootDir"`
 	// NodeIP is the address that the Node reports; "" lets the kubelet choose.
 	NodeIP string `json:"nodeIP"`
-	// Kubelet is a KubeletConfiguration (kubelet.config.k8s.io/v1beta1); what it leaves out has the kubelet's own defaults.
+	// Kubelet is a KubeletConfiguration (kubelet.config.k8s.io/v1beta1); what it leaves out has the
+	// kubelet's own defaults.
 	Kubelet json.RawMessage `json:"kubelet"`
 }
 
 // Route keeps static routes.
 type Route struct {
 	Enable bool `json:"enable"`
-	// Protocol marks our routes in the kernel (rtm_protocol of rtnetlink(7)). Change it only while there are none: those with the old number would be nobody's.
+	// Protocol marks our routes in the kernel (rtm_protocol of rtnetlink(7)). Change it only while
+	// there are none: those with the old number would be nobody's.
 	Protocol int `json:"protocol"`
-	// ProtectedSubnets are networks that no StaticRoute may cover, beside those that none ever may: the ways to cloudcore, the node's own addresses and gateway, and
-	// the ranges of pods and Services that the node knows of.
+	// ProtectedSubnets are networks that no StaticRoute may cover, beside those that none ever may:
+	// the ways to cloudcore, the node's own addresses and gateway, and the ranges of pods and
+	// Services that the node knows of.
 	ProtectedSubnets []string `json:"protectedSubnets"`
 }
 
@@ -184,8 +195,9 @@ func (r *Route) Protected() []netip.Prefix {
 // VIP serves virtual IPs.
 type VIP struct {
 	Enable bool `json:"enable"`
-	// DataPlane carries the traffic: ipvs, iptables, or auto: ipvs where the kernel has it. A change takes effect when
-	// edgecore starts again, and interrupts virtual IPs for a moment: nothing of the other one is left.
+	// DataPlane carries the traffic: ipvs, iptables, or auto: ipvs where the kernel has it. A
+	// change takes effect when edgecore starts again, and interrupts virtual IPs for a moment:
+	// nothing of the other one is left.
 	DataPlane  string     `json:"dataPlane"`
 	Keepalived Keepalived `json:"keepalived"`
 }
@@ -194,7 +206,8 @@ type VIP struct {
 type Keepalived struct {
 	// Program is its path, or its name in PATH.
 	Program string `json:"program"`
-	// Sections is a file with sections of your own for keepalived.conf, without global_defs; it may be missing.
+	// Sections is a file with sections of your own for keepalived.conf, without global_defs; it
+	// may be missing.
 	Sections string `json:"sections"`
 	// RunDir holds what keepalived needs while it runs; it should be on a file system of memory.
 	RunDir string `json:"runDir"`
@@ -203,20 +216,23 @@ type Keepalived struct {
 // PodNetwork is the network of this device's pods, where no other CNI plugin makes it.
 type PodNetwork struct {
 	Enable bool `json:"enable"`
-	// Subnets are the ranges of which the device takes the first that nothing covers, where the cluster gives it none.
+	// Subnets are the ranges of which the device takes the first that nothing covers, where the
+	// cluster gives it none.
 	Subnets []string `json:"subnets"`
 }
 
 // Site is the contact with the other devices of the NodePool.
 type Site struct {
 	Enable Switch `json:"enable"`
-	// Port is the UDP port on which the devices of a site speak to each other; the same on all of them. The next one is WireGuard's, between devices that share no network.
+	// Port is the UDP port on which the devices of a site speak to each other; the same on all of
+	// them. The next one is WireGuard's, between devices that share no network.
 	Port int `json:"port"`
 }
 
 // Tunnel is the device's end of the way from the cloud to its kubelet.
 type Tunnel struct {
-	// Subresources lets cloudcore ask this device's kubelet for logs, exec, attach and port-forward of pods, as users who may do that.
+	// Subresources lets cloudcore ask this device's kubelet for logs, exec, attach and port-forward
+	// of pods, as users who may do that.
 	Subresources bool `json:"subresources"`
 }
 
@@ -260,8 +276,8 @@ func Default() *Config {
 	}
 }
 
-// Read reads the content of edgecore.yaml over the defaults. The error is a *config.Error that holds every mistake. Document finds the line of a field, for
-// rules that are checked elsewhere.
+// Read reads the content of edgecore.yaml over the defaults. The error is a *config.Error that
+// holds every mistake. Document finds the line of a field, for rules that are checked elsewhere.
 func Read(file string, data []byte) (*Config, *config.Document, error) {
 	c := Default()
 	d, err := config.Decode(file, data, Kind, c)
@@ -398,7 +414,8 @@ func (e *Edged) validate(at *field.Path) field.ErrorList {
 
 func (r *Route) validate(at *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	// Below RTPROT_STATIC (4) and at it are the numbers of the kernel, of boot scripts and of administrators.
+	// Below RTPROT_STATIC (4) and at it are the numbers of the kernel, of boot scripts and of
+	// administrators.
 	if r.Protocol < 5 || r.Protocol > 255 {
 		errs = append(errs, field.Invalid(at.Child("protocol"), r.Protocol, "must be 5 to 255, and nobody else's; see /etc/iproute2/rt_protos"))
 	}

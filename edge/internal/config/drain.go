@@ -14,13 +14,16 @@ type Drain struct {
 	Enable bool `json:"enable"`
 	// Evict off: operations go ahead without a drain, which counts as not supported.
 	Evict bool `json:"evict"`
-	// Attempts to drain, in all, and the Interval between two of them. Timeout bounds one attempt where the operation says nothing.
+	// Attempts to drain, in all, and the Interval between two of them. Timeout bounds one attempt
+	// where the operation says nothing.
 	Attempts int             `json:"attempts"`
 	Interval metav1.Duration `json:"interval"`
 	Timeout  metav1.Duration `json:"timeout"`
-	// ProceedAfter is how long an operation with `whenUnreachable: Proceed` waits for an API that can't be reached.
+	// ProceedAfter is how long an operation with `whenUnreachable: Proceed` waits for an API that
+	// can't be reached.
 	ProceedAfter metav1.Duration `json:"proceedAfter"`
-	// CordonTries and the time between two of them; EvictInterval is between two evictions of a pod that is not let go; RetryInterval after the API gave no answer.
+	// CordonTries and the time between two of them; EvictInterval is between two evictions of a pod
+	// that is not let go; RetryInterval after the API gave no answer.
 	CordonTries    int             `json:"cordonTries"`
 	CordonInterval metav1.Duration `json:"cordonInterval"`
 	EvictInterval  metav1.Duration `json:"evictInterval"`
@@ -28,11 +31,13 @@ type Drain struct {
 	Hooks          Hooks           `json:"hooks"`
 }
 
-// Hooks are commands for /bin/sh, as root. An empty one is none: the operation is refused when it is asked for.
+// Hooks are commands for /bin/sh, as root. An empty one is none: the operation is refused when
+// it is asked for.
 type Hooks struct {
 	// Timeout is after how long a hook is killed, with all that it started in the foreground.
 	Timeout metav1.Duration `json:"timeout"`
-	// Prefetch brings the image of an update to the device and checks it, before anything is cordoned. None: the update hook does that.
+	// Prefetch brings the image of an update to the device and checks it, before anything is
+	// cordoned. None: the update hook does that.
 	Prefetch string `json:"prefetch"`
 	Reboot   string `json:"reboot"`
 	Shutdown string `json:"shutdown"`

@@ -10,7 +10,8 @@ import (
 // Marks marks connections from outside to what the cluster exposes.
 type Marks struct {
 	Enable bool `json:"enable"`
-	// ClusterStatusPort is the TCP port of the cluster's status server on this device, whose connections have a mark of their own; 0 for none.
+	// ClusterStatusPort is the TCP port of the cluster's status server on this device, whose
+	// connections have a mark of their own; 0 for none.
 	ClusterStatusPort int `json:"clusterStatusPort"`
 }
 

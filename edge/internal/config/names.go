@@ -26,7 +26,8 @@ type Names struct {
 	Domain string `json:"domain"`
 	// Zones have name servers of their own.
 	Zones []Zone `json:"zones"`
-	// Upstream are name servers for all other names, in the order in which they are asked; none: the host's own.
+	// Upstream are name servers for all other names, in the order in which they are asked; none:
+	// the host's own.
 	Upstream []string `json:"upstream"`
 }
 

@@ -7,7 +7,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// Switch turns a module on or off, or leaves that to the device's NodePool: auto is on where that has podSubnets.
+// Switch turns a module on or off, or leaves that to the device's NodePool: auto is on where that
+// has podSubnets.
 type Switch string
 
 // The values of a Switch; in a file the first two are true and false.

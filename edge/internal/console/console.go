@@ -1,8 +1,11 @@
-// Package console offers consoles of KubeVirt virtual machines that run on this device on its loopback interface: the screen by RFB (RFC 6143), or a serial port.
+// Package console offers consoles of KubeVirt virtual machines that run on this device on its
+// loopback interface: the screen by RFB (RFC 6143), or a serial port.
 //
-// It owns the listeners, from 127.0.0.1:5900 on, one for each console, and who may connect: one client at a time, until the time is up, the machine ends or the link
-// does. Whether there is such a machine, and whether this device may, is for the cloud to say, which carries the bytes: a console needs a link. It refuses more consoles
-// than it has ports, and a second console of the same machine. Consoles may be used by many goroutines at once.
+// It owns the listeners, from 127.0.0.1:5900 on, one for each console, and who may connect: one
+// client at a time, until the time is up, the machine ends or the link does. Whether there is such
+// a machine, and whether this device may, is for the cloud to say, which carries the bytes: a
+// console needs a link. It refuses more consoles than it has ports, and a second console of the
+// same machine. Consoles may be used by many goroutines at once.
 package console
 
 import (
@@ -24,7 +27,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
 )
 
-// What the cloud is asked for: one of these, the machine's namespace and its name, with slashes between them. The same words are in cloud/internal/console.
+// What the cloud is asked for: one of these, the machine's namespace and its name, with slashes
+// between them. The same words are in cloud/internal/console.
 const (
 	forVNC    = "vnc"
 	forSerial = "serial"
@@ -239,7 +243,8 @@ func (k *Console) State() State {
 	return k.state
 }
 
-// Serve carries one client at a time until ctx ends, the time is up, or the machine or the link ends. It returns why; the port is closed then, and no client is left.
+// Serve carries one client at a time until ctx ends, the time is up, or the machine or the link
+// ends. It returns why; the port is closed then, and no client is left.
 func (k *Console) Serve(ctx context.Context) string {
 	defer k.consoles.leave(k)
 	ctx, cancel := context.WithCancelCause(ctx)

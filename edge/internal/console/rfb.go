@@ -6,7 +6,8 @@ import (
 	"strings"
 )
 
-// refuseRFB fails a handshake with a reason, which clients show (RFC 6143, section 7.1.2; for versions before 3.7 its appendix A).
+// refuseRFB fails a handshake with a reason, which clients show (RFC 6143, section 7.1.2; for
+// versions before 3.7 its appendix A).
 func refuseRFB(client io.ReadWriter, why string) error {
 	const version = "RFB 003.008\n"
 	if _, err := io.WriteString(client, version); err != nil {

@@ -15,7 +15,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/site"
 )
 
-// Bounds of connections. A device that goes above them has its connection ended, and is met again when it keeps to them.
+// Bounds of connections. A device that goes above them has its connection ended, and is met again
+// when it keeps to them.
 const (
 	maxConns = 2 * site.MaxMembers // with those in their handshake
 	// connectsEvery and connectBurst bound how often one device may connect.

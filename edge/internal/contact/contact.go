@@ -1,10 +1,15 @@
-// Package contact is how the devices of a site know each other on their LAN: who is alive, and what each says of its own pods. It needs no cloud.
+// Package contact is how the devices of a site know each other on their LAN: who is alive, and what
+// each says of its own pods. It needs no cloud.
 //
-// It owns one QUIC connection with each other device of the site, on which both show their node's certificate; the decision who is Met, Mute or Dead; and the words,
-// which count from their own device alone and are never passed on. It refuses who is not in the Site, revoked certificates, addresses that are not of the sender's own pods,
-// and all that is above the bounds of wire.go: a peer may be a stolen device. It stores which devices were ever met, and, where a reboot clears it, what they said last.
+// It owns one QUIC connection with each other device of the site, on which both show their node's
+// certificate; the decision who is Met, Mute or Dead; and the words, which count from their own
+// device alone and are never passed on. It refuses who is not in the Site, revoked certificates,
+// addresses that are not of the sender's own pods, and all that is above the bounds of wire.go: a
+// peer may be a stolen device. It stores which devices were ever met, and, where a reboot clears
+// it, what they said last.
 //
-// The core (core.go) is pure and guarded by mu. Contact, Pod, SetPods, SetTunnel, Tunnel and Status may be called from any goroutine; Changed is called by one of ours, without mu.
+// The core (core.go) is pure and guarded by mu. Contact, Pod, SetPods, SetTunnel, Tunnel and Status
+// may be called from any goroutine; Changed is called by one of ours, without mu.
 package contact
 
 import (
@@ -32,7 +37,8 @@ import (
 const Name message.Name = "contact"
 
 const (
-	// beaconEvery is the time between two beacons while a device of the site is missing, beaconSlow after some minutes of that.
+	// beaconEvery is the time between two beacons while a device of the site is missing, beaconSlow
+	// after some minutes of that.
 	beaconEvery = time.Second
 	beaconSlow  = 10 * time.Second
 	beaconEager = 5 * time.Minute
@@ -170,7 +176,8 @@ func (a *Agent) Load(ctx context.Context) error {
 	return nil
 }
 
-// takeSite gives the core the devices of the site, and closes connections of those that are not welcome any more. mu is held.
+// takeSite gives the core the devices of the site, and closes connections of those that are not
+// welcome any more. mu is held.
 func (a *Agent) takeSite(now time.Time) {
 	s := a.config.Site.Current()
 	if s == nil {
@@ -241,8 +248,9 @@ func (a *Agent) Contact(node string) Status {
 // State is the contact as `edgecore status` shows it.
 type State struct {
 	Peers []Peer `json:"peers"`
-	// Dropped are addresses that peers named and that are not theirs, Refused connections of those who are not in the site, Deaths devices that died, and
-	// Forgotten the TCP connections that were ended by that; all since edgecore started.
+	// Dropped are addresses that peers named and that are not theirs, Refused connections of those
+	// who are not in the site, Deaths devices that died, and Forgotten the TCP connections that
+	// were ended by that; all since edgecore started.
 	Dropped   uint64 `json:"dropped"`
 	Refused   uint64 `json:"refused"`
 	Deaths    uint64 `json:"deaths"`
@@ -273,7 +281,8 @@ func (a *Agent) State() State {
 	return s
 }
 
-// Address is where a device was connected last in this process; the zero value where it was not, or where it is dead: then it may be elsewhere, and the cloud may know where.
+// Address is where a device was connected last in this process; the zero value where it was not, or
+// where it is dead: then it may be elsewhere, and the cloud may know where.
 func (a *Agent) Address(node string) netip.Addr {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -283,15 +292,17 @@ func (a *Agent) Address(node string) netip.Addr {
 	return netip.Addr{}
 }
 
-// Tunnel is where a device takes encrypted packets, as it said last in this boot; the zero value where it has said nothing. It stays when the device is dead: what is sent to it is lost
-// by any way.
+// Tunnel is where a device takes encrypted packets, as it said last in this boot; the zero
+// value where it has said nothing. It stays when the device is dead: what is sent to it is
+// lost by any way.
 func (a *Agent) Tunnel(node string) Tunnel {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.core.tunnel(node)
 }
 
-// Pod is what a device says of a pod of its own; false where it says nothing of it, or where its word does not hold.
+// Pod is what a device says of a pod of its own; false where it says nothing of it, or where its
+// word does not hold.
 func (a *Agent) Pod(node string, uid types.UID) (Pod, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

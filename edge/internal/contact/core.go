@@ -22,7 +22,8 @@ const (
 	Met
 	// Mute: its kernel answers and its edgecore does not.
 	Mute
-	// Dead: nothing answers there, or this device has lost the carrier of the network on which it was.
+	// Dead: nothing answers there, or this device has lost the carrier of the network on
+	// which it was.
 	Dead
 )
 
@@ -35,7 +36,8 @@ func (s Status) String() string {
 }
 
 const (
-	// Keepalive is the time between two signs of life, idle that after which a silent connection ends.
+	// Keepalive is the time between two signs of life, idle that after which a silent
+	// connection ends.
 	Keepalive = 500 * time.Millisecond
 	idle      = 2 * time.Second
 	// suspicion is the silence after which the peer's kernel is asked, until idle has passed.
@@ -43,8 +45,9 @@ const (
 	window    = idle - suspicion
 	// muteHold is how long the last word of a mute device holds.
 	muteHold = time.Minute
-	// muteAsk is the pause between two questions to the kernel of a mute device. Two of them without an answer are its death: there is no other sign
-	// of life to set against the loss of a packet.
+	// muteAsk is the pause between two questions to the kernel of a mute device. Two of them
+	// without an answer are its death: there is no other sign of life to set against the
+	// loss of a packet.
 	muteAsk      = time.Second
 	muteFailures = 2
 	// dialMin and dialMax bound the pause between two attempts to connect.
@@ -64,7 +67,8 @@ func (p Pod) equal(o Pod) bool {
 	return p.UID == o.UID && p.Ready == o.Ready && p.Terminating == o.Terminating && slices.Equal(p.Addresses, o.Addresses)
 }
 
-// Tunnel is where a device takes packets that are encrypted for it: the key of its WireGuard interface, and the interface's port. The zero value is none.
+// Tunnel is where a device takes packets that are encrypted for it: the key of its WireGuard
+// interface, and the interface's port. The zero value is none.
 type Tunnel struct {
 	Key  [32]byte
 	Port uint16
@@ -96,8 +100,8 @@ type peer struct {
 	claim    uint64 // when it said the key of its tunnel first
 }
 
-// core decides what is known of peers. It is pure: it takes events with their times, and returns what is to be done. It is owned by one goroutine at a
-// time.
+// core decides what is known of peers. It is pure: it takes events with their times, and returns
+// what is to be done. It is owned by one goroutine at a time.
 type core struct {
 	node  string
 	peers map[string]*peer
@@ -157,7 +161,8 @@ func (c *core) become(node string, p *peer, s Status) {
 	c.changed[node] = true
 }
 
-// members makes the peers those of the site. A device that leaves the site is forgotten: should it come back, it is met again.
+// members makes the peers those of the site. A device that leaves the site is forgotten: should it
+// come back, it is met again.
 func (c *core) members(now time.Time, all map[string][]netip.Prefix) {
 	for node, p := range c.peers {
 		if _, in := all[node]; in {
@@ -195,7 +200,8 @@ func (c *core) members(now time.Time, all map[string][]netip.Prefix) {
 // dials reports whether it is this device that opens the connection: one of each pair does.
 func (c *core) dials(node string) bool { return c.node < node }
 
-// connected takes a connection in. The newer replaces the older: a device that was started again knows nothing of that.
+// connected takes a connection in. The newer replaces the older: a device that was started again
+// knows nothing of that.
 func (c *core) connected(now time.Time, node string, conn uint64, at netip.Addr) {
 	p := c.peers[node]
 	if p == nil {
@@ -220,7 +226,8 @@ func (c *core) heardOf(now time.Time, node string, conn uint64) {
 	}
 }
 
-// said takes a word in, unless it is older than the one that is there. The first word of a connection is the newest, whatever its number: the device may have been started again
+// said takes a word in, unless it is older than the one that is there. The first word of a
+// connection is the newest, whatever its number: the device may have been started again
 // with another clock.
 func (c *core) said(node string, conn uint64, w *Word) {
 	p := c.peers[node]
@@ -238,7 +245,8 @@ func (c *core) said(node string, conn uint64, w *Word) {
 	}
 }
 
-// tunnel is where a device takes encrypted packets. Of two that say the same key it is the first one's: who says it second can't have it, and would have the other's packets go nowhere.
+// tunnel is where a device takes encrypted packets. Of two that say the same key it is the first
+// one's: who says it second can't have it, and would have the other's packets go nowhere.
 func (c *core) tunnel(node string) Tunnel {
 	p := c.peers[node]
 	if p == nil || p.word == nil {
@@ -311,7 +319,8 @@ func (c *core) uncut(now time.Time, node string) {
 	c.seen(now, node)
 }
 
-// restore takes what was known before edgecore was started again, in the same boot: it holds as that of a mute device until there is a connection.
+// restore takes what was known before edgecore was started again, in the same boot: it holds as
+// that of a mute device until there is a connection.
 func (c *core) restore(now time.Time, node string, w *Word, at netip.Addr) {
 	p := c.peers[node]
 	if p == nil || p.status == Met || !c.met[node] {

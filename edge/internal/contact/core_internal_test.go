@@ -18,7 +18,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/contact/contactpb"
 )
 
-// script drives a core by the clock: it answers questions to kernels as alive says, and notes what is done.
+// script drives a core by the clock: it answers questions to kernels as alive says, and
+// notes what is done.
 type script struct {
 	core  *core
 	begin time.Time
@@ -131,7 +132,8 @@ func TestCore_lastMoment(t *testing.T) {
 	})
 }
 
-// edgecore is killed on a device whose kernel lives: its word holds for a minute, and no connection is cut.
+// edgecore is killed on a device whose kernel lives: its word holds for a minute, and no
+// connection is cut.
 func TestCore_mute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScript(t, "a")
@@ -233,7 +235,8 @@ func TestCore_replaced(t *testing.T) {
 	})
 }
 
-// A key is of the device that says it first: another one that says it too has none, and gets none of the first one's packets.
+// A key is of the device that says it first: another one that says it too has none, and gets none
+// of the first one's packets.
 func TestCore_tunnels(t *testing.T) {
 	c := newCore("x", map[string]bool{})
 	c.members(time.Now(), map[string][]netip.Prefix{"a": nil, "b": nil})

@@ -279,7 +279,8 @@ type peer struct {
 	stream    *quic.SendStream
 }
 
-// tryDial connects from a device's host with a certificate, and believes any answer. It waits for what other attempts have used up.
+// tryDial connects from a device's host with a certificate, and believes any answer. It waits for
+// what other attempts have used up.
 func (d *device) tryDial(t *testing.T, to *device, cert tls.Certificate) (*peer, error) {
 	t.Helper()
 	var udp *net.UDPConn

@@ -101,7 +101,8 @@ func (a *Agent) loop(ctx context.Context) error {
 	}
 }
 
-// look compares the networks with what is known of peers: on a network without carrier no peer is alive.
+// look compares the networks with what is known of peers: on a network without carrier no
+// peer is alive.
 func (a *Agent) look(ctx context.Context, udp *net.UDPConn) {
 	all, err := a.config.Network.Networks()
 	if err == nil {

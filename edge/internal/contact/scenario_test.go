@@ -40,14 +40,16 @@ func TestMeet(t *testing.T) {
 // lossFor is how long packets are lost; the spec's figure is of ten minutes.
 var lossFor = flag.Duration("loss", 10*time.Second, "how long a fifth of the packets is lost")
 
-// The LAN goes silent without a carrier lost anywhere: the device is dead, and TCP connections to its pods are forgotten. Loss alone makes no device dead.
+// The LAN goes silent without a carrier lost anywhere: the device is dead, and TCP connections to
+// its pods are forgotten. Loss alone makes no device dead.
 func TestSite_07_SilentCutAndLoss(t *testing.T) {
 	w := newWorld(t, 2)
 	w.startAll()
 	w.allMet()
 	a, b := w.devices[0], w.devices[1]
 
-	// A fifth of all packets is lost, in both directions, for five times what makes a silent device dead. Frames of ARP, by which a silent device's kernel is asked, are lost as well.
+	// A fifth of all packets is lost, in both directions, for five times what makes a silent device
+	// dead. Frames of ARP, by which a silent device's kernel is asked, are lost as well.
 	for _, d := range w.devices {
 		d.host.Shell("nft add table netdev loss; nft add chain netdev loss in '{ type filter hook ingress device lan0 priority 0; }'; nft add rule netdev loss in numgen random mod 5 == 0 counter drop")
 	}
@@ -100,7 +102,8 @@ func TestSite_07_SilentCutAndLoss(t *testing.T) {
 	w.allMet()
 }
 
-// edgecore is killed on a peer and started again: its word holds all the while, and no device hears anything else.
+// edgecore is killed on a peer and started again: its word holds all the while, and no device
+// hears anything else.
 func TestEdgecoreRestart(t *testing.T) {
 	w := newWorld(t, 2)
 	w.startAll()
@@ -210,7 +213,8 @@ func TestSite_11_LANSplitAndHealed(t *testing.T) {
 	}
 }
 
-// DHCP gives all devices other addresses, in another network: they find each other again, without a cloud.
+// DHCP gives all devices other addresses, in another network: they find each other again,
+// without a cloud.
 func TestSite_27_DHCPMovesAll(t *testing.T) {
 	w := newWorld(t, 3)
 	w.startAll()
@@ -232,7 +236,8 @@ func TestSite_27_DHCPMovesAll(t *testing.T) {
 	w.allMet()
 }
 
-// Who is not in the site, whose certificate is revoked, and who says what is not its to say, are not believed.
+// Who is not in the site, whose certificate is revoked, and who says what is not its to say,
+// are not believed.
 func TestSite_18_HostilePeer(t *testing.T) {
 	w := newWorld(t, 2)
 	a, b := w.devices[0], w.devices[1]
@@ -299,7 +304,8 @@ func TestSite_18_HostilePeer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			before := a.agent.State().Refused
 			if p, err := thief.tryDial(t, a, cert); err == nil {
-				// With TLS 1.3 the client's certificate is judged after the client believes that all is done.
+				// With TLS 1.3 the client's certificate is judged after the client believes
+				// that all is done.
 				select {
 				case <-p.conn.Context().Done():
 				case <-time.After(patience):

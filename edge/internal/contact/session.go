@@ -113,7 +113,8 @@ func (a *Agent) mayDial(m *site.Member) error {
 	return nil
 }
 
-// dial tries all addresses that a device may have at once; the first that shows its certificate counts.
+// dial tries all addresses that a device may have at once; the first that shows its
+// certificate counts.
 func (a *Agent) dial(ctx context.Context, node string) {
 	a.mu.Lock()
 	if a.dialing[node] || a.core.peers[node] == nil || a.core.peers[node].conn != 0 {
@@ -162,7 +163,8 @@ func (a *Agent) dial(ctx context.Context, node string) {
 	}
 }
 
-// candidates are where a device may be: where it was, where its beacon comes from, where the cloud has seen it. mu is held.
+// candidates are where a device may be: where it was, where its beacon comes from, where the cloud
+// has seen it. mu is held.
 func (a *Agent) candidates(node string) (all []netip.AddrPort) {
 	add := func(at netip.AddrPort) {
 		if at.Addr().IsValid() && !slices.Contains(all, at) {

@@ -17,15 +17,18 @@ const protocol = "skerry-site/1"
 // Trust is who this device is, and whom it believes.
 type Trust struct {
 	Certificate func() (*tls.Certificate, error)
-	// Authorities sign the cluster's client certificates; nil: they are not known, and no peer is trusted.
+	// Authorities sign the cluster's client certificates; nil: they are not known, and no
+	// peer is trusted.
 	Authorities func() *x509.CertPool
-	// Linked reports whether there is a link to the cloud. Without one no certificate can be renewed, so an expired one counts.
+	// Linked reports whether there is a link to the cloud. Without one no certificate can be
+	// renewed, so an expired one counts.
 	Linked func() bool
 	// Now is the best that is known of the time.
 	Now func() time.Time
 }
 
-// admit judges the certificate of a peer: a node's client certificate, of the cluster's authority, of a device of the site, and not revoked.
+// admit judges the certificate of a peer: a node's client certificate, of the cluster's authority,
+// of a device of the site, and not revoked.
 func (t Trust) admit(certs []*x509.Certificate, s *site.Site) (*site.Member, error) {
 	if len(certs) == 0 {
 		return nil, errors.New("the peer has no certificate")
@@ -37,7 +40,8 @@ func (t Trust) admit(certs []*x509.Certificate, s *site.Site) (*site.Member, err
 	leaf := certs[0]
 	options := x509.VerifyOptions{Roots: roots, Intermediates: pki.Pool(certs[1:]...), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, CurrentTime: t.Now()}
 	if !t.Linked() {
-		// A clock that stands in 1970 may be all that there is, too. Not by its beginning: signers date that back, to before their own.
+		// A clock that stands in 1970 may be all that there is, too. Not by its beginning: signers
+		// date that back, to before their own.
 		options.CurrentTime = leaf.NotAfter.Add(-time.Second)
 	}
 	if _, err := leaf.Verify(options); err != nil {
@@ -49,8 +53,9 @@ func (t Trust) admit(certs []*x509.Certificate, s *site.Site) (*site.Member, err
 	return s.Admits(leaf)
 }
 
-// config is for both ends, which both show the certificate of a node. Nothing is resumed: each connection is judged again. check gets who the peer is, refused
-// why a certificate is not one of the site's.
+// config is for both ends, which both show the certificate of a node. Nothing is resumed:
+// each connection is judged again. check gets who the peer is, refused why a certificate is
+// not one of the site's.
 func (t Trust) config(current func() *site.Site, check func(m *site.Member) error, refused func(error)) *tls.Config {
 	verify := func(cs tls.ConnectionState) error {
 		m, err := t.admit(cs.PeerCertificates, current())
@@ -65,7 +70,8 @@ func (t Trust) config(current func() *site.Site, check func(m *site.Member) erro
 		GetCertificate:       func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return t.Certificate() },
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return t.Certificate() },
 		ClientAuth:           tls.RequireAnyClientCert,
-		// A node's certificate has no host name and is not for servers: VerifyConnection does what is right for one, on both ends and always.
+		// A node's certificate has no host name and is not for servers: VerifyConnection does what
+		// is right for one, on both ends and always.
 		InsecureSkipVerify: true,
 		VerifyConnection:   verify,
 	}

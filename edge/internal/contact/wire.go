@@ -23,7 +23,8 @@ const (
 	maxFrame     = 128 << 10
 	maxText      = 64 // of a boot ID and of a uid
 	maxAddresses = 2  // of a pod: one a family
-	// beaconMark begins a beacon: its two highest bits are 0, those of a QUIC packet are not (RFC 9000, 17, and RFC 9443).
+	// beaconMark begins a beacon: its two highest bits are 0, those of a QUIC packet are not (RFC
+	// 9000, 17, and RFC 9443).
 	beaconMark = 0x07
 	maxBeacon  = 300
 )
@@ -43,7 +44,8 @@ func writeFrame(w io.Writer, m *contactpb.Word) error {
 	return err
 }
 
-// readFrame reads what writeFrame wrote. What is above the bounds is refused before memory is taken for it.
+// readFrame reads what writeFrame wrote. What is above the bounds is refused before memory
+// is taken for it.
 func readFrame(r io.Reader) (*contactpb.Word, error) {
 	var head [4]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -64,8 +66,9 @@ func readFrame(r io.Reader) (*contactpb.Word, error) {
 	return m, nil
 }
 
-// readWord checks a word of a device whose pods have addresses in ranges. An address outside of these counts as dropped, and so does one more than a pod may have:
-// what a device says of others' addresses is not its to say.
+// readWord checks a word of a device whose pods have addresses in ranges. An address outside of
+// these counts as dropped, and so does one more than a pod may have: what a device says of others'
+// addresses is not its to say.
 func readWord(m *contactpb.Word, ranges []netip.Prefix) (w *Word, dropped int, err error) {
 	if len(m.GetPods()) > MaxPods {
 		return nil, 0, fmt.Errorf("a word of %d pods: %w", len(m.GetPods()), errBounds)
@@ -111,7 +114,8 @@ func readTunnel(m *contactpb.Word, w *Word) error {
 	return nil
 }
 
-// encodeWord is the word of this device. Pods are in their order of age: of more than MaxPods the newest stay out.
+// encodeWord is the word of this device. Pods are in their order of age: of more than MaxPods the
+// newest stay out.
 func encodeWord(boot string, sequence uint64, pods []Pod, tunnel Tunnel) *contactpb.Word {
 	m := &contactpb.Word{BootId: boot, Sequence: sequence, More: len(pods) > MaxPods}
 	if tunnel != (Tunnel{}) {

@@ -1,8 +1,11 @@
-// Package content gets what applications need to the device: container images through the container runtime, disk images over HTTP.
+// Package content gets what applications need to the device: container images through the container
+// runtime, disk images over HTTP.
 //
-// It owns the folder of disk images, in which each file is called by its SHA-256, and is there only once it is whole and right. It refuses a file of
-// another digest, one that is longer than MaxBytes, and one that the disk has no room for. What was fetched half is continued. A Store may be used by
-// many goroutines; two that fetch the same file at once would do it twice, so its one caller fetches one thing after the other.
+// It owns the folder of disk images, in which each file is called by its SHA-256, and is there only
+// once it is whole and right. It refuses a file of another digest, one that is longer than
+// MaxBytes, and one that the disk has no room for. What was fetched half is continued. A Store may
+// be used by many goroutines; two that fetch the same file at once would do it twice, so its one
+// caller fetches one thing after the other.
 package content
 
 import (
@@ -48,7 +51,8 @@ type Store struct {
 	images func(context.Context) (Images, error)
 }
 
-// New makes a Store in a folder, which it makes on first use. images opens the container runtime; it is called for each container image.
+// New makes a Store in a folder, which it makes on first use. images opens the container runtime;
+// it is called for each container image.
 func New(dir string, images func(context.Context) (Images, error)) *Store {
 	return &Store{dir: dir, images: images, client: &http.Client{Transport: &http.Transport{
 		Proxy: http.ProxyFromEnvironment, ResponseHeaderTimeout: stalled, DisableKeepAlives: true, DisableCompression: true,

@@ -14,7 +14,8 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// Request asks for an operation. It is on the disk when Request returns nil. A request that is there already, with the same uid, is no error.
+// Request asks for an operation. It is on the disk when Request returns nil. A request that is
+// there already, with the same uid, is no error.
 func (a *Agent) Request(ctx context.Context, o Operation) error {
 	if err := a.valid(&o); err != nil {
 		return fmt.Errorf("%w: %w", ErrInvalid, err)
@@ -45,7 +46,8 @@ func (s *State) add(o Operation) error {
 	return nil
 }
 
-// Refuse takes an operation in that can't be carried out, so that it is told of and never begun. Done is for one that was carried out before anything was kept here.
+// Refuse takes an operation in that can't be carried out, so that it is told of and never begun.
+// Done is for one that was carried out before anything was kept here.
 func (a *Agent) Refuse(ctx context.Context, o Operation, stage Stage, reason, message string) error {
 	return a.call(ctx, func(s *State, f *Facts) error {
 		o.RequestedAt = f.Now.UTC()
@@ -124,7 +126,8 @@ func (a *Agent) valid(o *Operation) error {
 	return nil
 }
 
-// Cancel ends an operation that has not gone ahead, its hook where that runs, and a drain that nothing else wants.
+// Cancel ends an operation that has not gone ahead, its hook where that runs, and a drain that
+// nothing else wants.
 func (a *Agent) Cancel(ctx context.Context, name string) error {
 	return a.call(ctx, func(s *State, _ *Facts) error {
 		o := s.find(name)
@@ -139,7 +142,8 @@ func (a *Agent) Cancel(ctx context.Context, name string) error {
 	})
 }
 
-// Force ends the drain that an operation waits for: as complete, or as off. The worker stops, and the operation goes ahead.
+// Force ends the drain that an operation waits for: as complete, or as off. The worker stops, and
+// the operation goes ahead.
 func (a *Agent) Force(ctx context.Context, name string, off bool) error {
 	return a.call(ctx, func(s *State, f *Facts) error {
 		o := s.find(name)
@@ -159,8 +163,9 @@ func (a *Agent) Reachable(ctx context.Context, yes bool) error {
 	return a.call(ctx, func(_ *State, f *Facts) error { f.Reachable = yes; return nil })
 }
 
-// Node tells what is known of the own Node: whether it is Ready, whether it was seen schedulable, and whether it was seen with our cordon. A cordon of ours that is
-// not remembered, since the store was lost, is one that nobody else would take back.
+// Node tells what is known of the own Node: whether it is Ready, whether it was seen schedulable,
+// and whether it was seen with our cordon. A cordon of ours that is not remembered, since the store
+// was lost, is one that nobody else would take back.
 func (a *Agent) Node(ctx context.Context, ready, open, ours bool) error {
 	return a.call(ctx, func(s *State, f *Facts) error {
 		f.Ready, f.Open = ready, open

@@ -17,7 +17,8 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// Requester asks kube-apiserver through the link, as the node; a *meta.Manager. It keeps nothing for later: without a link its answer is a 503.
+// Requester asks kube-apiserver through the link, as the node; a *meta.Manager. It keeps nothing
+// for later: without a link its answer is a 503.
 type Requester interface {
 	Request(ctx context.Context, r *topicpb.APIRequest) (*topicpb.APIResponse, error)
 }
@@ -25,7 +26,8 @@ type Requester interface {
 // maxBody bounds a request's body, in bytes: cordons and evictions are small.
 const maxBody = 1 << 20
 
-// Through is a client configuration that leads to kube-apiserver itself, not to what the device holds of it: whether a pod is gone is not for the device to say.
+// Through is a client configuration that leads to kube-apiserver itself, not to what the device
+// holds of it: whether a pod is gone is not for the device to say.
 func Through(r Requester) *rest.Config {
 	return &rest.Config{
 		Host: "http://kube-apiserver.invalid", Transport: &through{r}, // the name is never resolved
@@ -68,7 +70,8 @@ func (t *through) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	header := http.Header{}
 	header.Set("Content-Type", answer.GetContentType())
-	// A client waits and asks again by itself where it is told to. The agent does so too, and says what it waits for.
+	// A client waits and asks again by itself where it is told to. The agent does so too, and says
+	// what it waits for.
 	if after := answer.GetRetryAfter(); after != "" && answer.GetCode() == http.StatusTooManyRequests {
 		header.Set("Retry-After", after)
 	}

@@ -13,8 +13,8 @@ const (
 	fieldManager = "edgecore-drain" // who sets our cordon, in the Node's managedFields
 )
 
-// ours reports whether a node's cordon was set by a drain of edgecore, and is still that one: whoever
-// took it back and set it again since is named in managedFields as the one who set
+// ours reports whether a node's cordon was set by a drain of edgecore, and is still that one:
+// whoever took it back and set it again since is named in managedFields as the one who set
 // spec.unschedulable. A cluster that strips managedFields leaves the annotation alone to tell.
 func ours(n *corev1.Node) bool {
 	if !n.Spec.Unschedulable || n.Annotations[v1alpha1.CordonAnnotation] != owner {

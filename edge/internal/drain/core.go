@@ -40,8 +40,8 @@ type Action struct {
 	Until     time.Time     // for Wait; zero: only until something happens
 }
 
-// Step brings the state up to the facts and says what to do then. It is to be kept before the action is begun. Step may be repeated: nothing
-// that it decided is decided anew.
+// Step brings the state up to the facts and says what to do then. It is to be kept before the
+// action is begun. Step may be repeated: nothing that it decided is decided anew.
 func (s *State) Step(f Facts, r Rules) Action {
 	s.boot(f)
 	s.unreachable(f)
@@ -202,7 +202,8 @@ func (s *State) ready(o *Operation, f Facts, r Rules) bool {
 	return false
 }
 
-// stale reports whether a drain that is over says nothing about an operation that came later: the node takes pods again.
+// stale reports whether a drain that is over says nothing about an operation that came later: the
+// node takes pods again.
 func (s *State) stale(o *Operation, f Facts) bool {
 	return s.Drain.Phase == v1alpha1.DrainComplete && !o.Asked && f.Open && !s.Drain.Forced
 }
@@ -244,8 +245,9 @@ func (s *State) release(r Rules) {
 	}
 }
 
-// maxEnded bounds the operations that are over and still told of in full. Beyond it the oldest go, once the NodeOperation has gone too; until then their names and
-// uids stay, since who was forgotten would be taken for new.
+// maxEnded bounds the operations that are over and still told of in full. Beyond it the oldest go,
+// once the NodeOperation has gone too; until then their names and uids stay, since who was
+// forgotten would be taken for new.
 const maxEnded = 32
 
 func (s *State) forget() {
@@ -353,7 +355,8 @@ func (s *State) next(f Facts, r Rules) Action {
 	return Action{Verb: Wait, Until: until}
 }
 
-// operate takes the next operation that may go ahead. What takes the device down comes after what does not, and nothing follows it before the boot.
+// operate takes the next operation that may go ahead. What takes the device down comes after what
+// does not, and nothing follows it before the boot.
 func (s *State) operate(f Facts, r Rules) (Action, bool) {
 	var chosen *Operation
 	for i := range s.Operations {
@@ -416,7 +419,8 @@ type Result struct {
 	Err error
 	// Interrupted: the API gave no answer. It says nothing about the node, and uses up nothing.
 	Interrupted bool
-	// Unauthorized: the API refused by 401 or 403. Right after its start it does not know anybody's rights yet.
+	// Unauthorized: the API refused by 401 or 403. Right after its start it does not know
+	// anybody's rights yet.
 	Unauthorized bool
 	Alone        bool // of Check
 	Blocked      []v1alpha1.BlockedPod
@@ -427,7 +431,8 @@ type Result struct {
 // believeRefusal is how long a refusal of rights is not believed, as everywhere in Skerry.
 const believeRefusal = 30 * time.Second
 
-// Apply takes what came of an action. The caller drops results of actions that were no longer wanted.
+// Apply takes what came of an action. The caller drops results of actions that were no
+// longer wanted.
 func (s *State) Apply(a Action, res Result, f Facts, r Rules) {
 	d := &s.Drain
 	switch a.Verb {
@@ -542,7 +547,8 @@ func (s *State) operated(name string, res Result, f Facts) {
 	}
 }
 
-// Force ends the drain by the operator's word: what waits for it goes ahead. off says that it is to count as not supported, else as complete.
+// Force ends the drain by the operator's word: what waits for it goes ahead. off says that it is to
+// count as not supported, else as complete.
 func (s *State) Force(off bool, now time.Time) {
 	d := &s.Drain
 	d.Phase = v1alpha1.DrainComplete

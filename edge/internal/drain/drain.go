@@ -1,15 +1,18 @@
-// Package drain lets a device reboot, shut down or change its image only when that is safe: its pods have been moved away with respect for every
-// PodDisruptionBudget, or the operator has said that it need not be so.
+// Package drain lets a device reboot, shut down or change its image only when that is safe: its
+// pods have been moved away with respect for every PodDisruptionBudget, or the operator has said
+// that it need not be so.
 //
-// It owns the node's operations and the one drain that they share: requests from the cloud and from the device, the phases, the attempts, our
-// cordon. It refuses to go ahead because something is not known: without an API it waits. State and Step are pure; Worker speaks with the API;
-// Agent keeps the state in the store before it acts, and asks the hooks.
+// It owns the node's operations and the one drain that they share: requests from the cloud and from
+// the device, the phases, the attempts, our cordon. It refuses to go ahead because something is not
+// known: without an API it waits. State and Step are pure; Worker speaks with the API; Agent keeps
+// the state in the store before it acts, and asks the hooks.
 //
-// It is above 2,500 lines because the state machine, what it does at the API and its exchange with the
-// cloud share one vocabulary, and nothing else uses any of them.
+// It is above 2,500 lines because the state machine, what it does at the API and its exchange with
+// the cloud share one vocabulary, and nothing else uses any of them.
 //
-// One goroutine, the loop of Agent.Run, owns the state. At most one action runs beside it, and ends before the next begins. Agent's methods may
-// be called from any goroutine; those that change something need a running loop.
+// One goroutine, the loop of Agent.Run, owns the state. At most one action runs beside it, and ends
+// before the next begins. Agent's methods may be called from any goroutine; those that change
+// something need a running loop.
 package drain
 
 import (
@@ -48,13 +51,15 @@ type Node interface {
 // Hooks carry the operations out; a *hook.Hooks.
 type Hooks interface {
 	Check(operation string) error
-	// Run runs the hook of an operation once for each id. It returns when ctx ends, and the hook goes on: the next Run of the same id takes it up.
+	// Run runs the hook of an operation once for each id. It returns when ctx ends, and the hook
+	// goes on: the next Run of the same id takes it up.
 	Run(ctx context.Context, id, operation string, env ...string) (output string, code int, err error)
 	// Kill ends the hook of an id, where it runs.
 	Kill(ctx context.Context, id string) (output string, err error)
 }
 
-// PrefetchHook is the hook that brings the image of an ImageUpdate to the device and checks it, before anything is cordoned.
+// PrefetchHook is the hook that brings the image of an ImageUpdate to the device and checks it,
+// before anything is cordoned.
 const PrefetchHook = "Prefetch"
 
 // Config is what an Agent needs.
@@ -66,8 +71,9 @@ type Config struct {
 	Store    Store
 	Rules    Rules
 	Events   record.EventRecorder
-	// Handover lets others give up what they hold for the network before the first eviction, so that traffic moves first; Handback ends that when our cordon is taken
-	// back. Both may be repeated, and nil: no callback.
+	// Handover lets others give up what they hold for the network before the first eviction, so
+	// that traffic moves first; Handback ends that when our cordon is taken back. Both may be
+	// repeated, and nil: no callback.
 	Handover, Handback func(context.Context) error
 }
 
@@ -189,7 +195,8 @@ type loop struct {
 	events record.EventRecorder
 }
 
-// turn brings the state up to date, keeps it, sees that the right action runs, and waits for something to happen.
+// turn brings the state up to date, keeps it, sees that the right action runs, and waits for
+// something to happen.
 func (l *loop) turn(ctx context.Context) error {
 	next := l.state.clone()
 	l.facts.Now = l.agent.now()
@@ -345,7 +352,8 @@ func (o *Operation) hookName() string {
 	return string(o.Spec.Operation)
 }
 
-// hookID tells one run of a hook from all others, also after a restart. The uid would not do: it is not known yet of what was asked for on the device.
+// hookID tells one run of a hook from all others, also after a restart. The uid would not do: it is
+// not known yet of what was asked for on the device.
 func (o *Operation) hookID() string {
 	return fmt.Sprintf("%s/%s/%d", o.hookName(), o.Name, o.RequestedAt.UnixNano())
 }

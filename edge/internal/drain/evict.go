@@ -94,7 +94,8 @@ func (a *attempt) run(ctx context.Context) error {
 		if err := a.returned(pods); err != nil {
 			return err
 		}
-		// A goroutine a pod, and no fewer: a budget may hold any of them for as long as the attempt lasts. A node's pods are bounded by its kubelet's maxPods.
+		// A goroutine a pod, and no fewer: a budget may hold any of them for as long as the attempt
+		// lasts. A node's pods are bounded by its kubelet's maxPods.
 		ends := make(chan error, len(pods))
 		for _, pod := range pods {
 			go func() { ends <- a.remove(ctx, &pod) }()
@@ -109,8 +110,9 @@ func (a *attempt) run(ctx context.Context) error {
 	}
 }
 
-// leaving lists the pods of the node that a drain evicts, by the rules of `kubectl drain --force --ignore-daemonsets --delete-emptydir-data`: all but those that
-// a DaemonSet or a file on the node would bring back at once.
+// leaving lists the pods of the node that a drain evicts, by the rules of `kubectl drain --force
+// --ignore-daemonsets --delete-emptydir-data`: all but those that a DaemonSet or a file on the node
+// would bring back at once.
 func (w *Worker) leaving(ctx context.Context) ([]corev1.Pod, error) {
 	var pods []corev1.Pod
 	var errs []error
@@ -135,8 +137,9 @@ func (w *Worker) leaving(ctx context.Context) ([]corev1.Pod, error) {
 	}
 }
 
-// replacement is how long after the last pod's end a controller is given to bring one back that carries spec.nodeName: a node that such a pod comes to is
-// not drained, and would be rebooted under it. The ReplicaSet controller acts on a deletion at once, or when it has the time.
+// replacement is how long after the last pod's end a controller is given to bring one back that
+// carries spec.nodeName: a node that such a pod comes to is not drained, and would be rebooted
+// under it. The ReplicaSet controller acts on a deletion at once, or when it has the time.
 const replacement = 5 * time.Second
 
 // podsPage is as many pods as are asked for at once.
@@ -217,7 +220,8 @@ func stuck(pod *corev1.Pod, period time.Duration) string {
 // gonePoll is between two looks at a pod that was evicted: its grace period is seconds at least.
 const gonePoll = time.Second
 
-// evict asks for the eviction of a pod once. It returns after how long to ask again; 0 where the pod is going, or has gone.
+// evict asks for the eviction of a pod once. It returns after how long to ask again; 0 where the
+// pod is going, or has gone.
 func (a *attempt) evict(ctx context.Context, pod *corev1.Pod) (again time.Duration, err error) {
 	// policy/v1 is in every Kubernetes since 1.22.
 	eviction := &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}, DeleteOptions: &metav1.DeleteOptions{}}
@@ -252,8 +256,9 @@ func (a *attempt) evict(ctx context.Context, pod *corev1.Pod) (again time.Durati
 	return 0, err
 }
 
-// pod reads a pod as it is on this node. A node that gets a pod by its name is told 403 once the pod has gone: the Node authorizer knows no relationship then. It
-// may always list the pods that are on it.
+// pod reads a pod as it is on this node. A node that gets a pod by its name is told 403 once
+// the pod has gone: the Node authorizer knows no relationship then. It may always list the pods
+// that are on it.
 func (w *Worker) pod(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, error) {
 	list, err := w.client.CoreV1().Pods(pod.Namespace).List(ctx, metav1.ListOptions{
 		FieldSelector: fields.Set{"metadata.name": pod.Name, "spec.nodeName": w.node}.String(),
@@ -276,7 +281,8 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// returned looks for pods that come back as fast as they go: nothing but an explicit spec.nodeName brings a pod to a node that is cordoned.
+// returned looks for pods that come back as fast as they go: nothing but an explicit spec.nodeName
+// brings a pod to a node that is cordoned.
 func (a *attempt) returned(pods []corev1.Pod) error {
 	first := len(a.seen) == 0
 	var pinned []string
@@ -315,9 +321,9 @@ func lineage(pod *corev1.Pod) string {
 	return pod.Namespace + "/" + pod.Name
 }
 
-// observe notes what an answer says of the way to the API. A request that was given up says nothing of
-// it, unless it was waited for as long as an eviction is repeated after: then the attempt's own time
-// was over while the link was.
+// observe notes what an answer says of the way to the API. A request that was given up says nothing
+// of it, unless it was waited for as long as an eviction is repeated after: then the attempt's own
+// time was over while the link was.
 func (a *attempt) observe(ctx context.Context, answer *http.Response, err error, took time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

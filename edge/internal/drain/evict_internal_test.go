@@ -25,7 +25,8 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// node is kube-apiserver as far as it lists the pods of a node, a few at a time, and knows the DaemonSet "here".
+// node is kube-apiserver as far as it lists the pods of a node, a few at a time, and knows the
+// DaemonSet "here".
 type node []corev1.Pod
 
 const nodePage = 3
@@ -66,7 +67,8 @@ func (n node) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: code, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(bytes.NewReader(body)), Request: r}, nil
 }
 
-// What leaves a node is what `kubectl drain` would evict: compared with its own code, which a test may link.
+// What leaves a node is what `kubectl drain` would evict: compared with its own code, which
+// a test may link.
 func TestLeavingAsKubectl(t *testing.T) {
 	var all node
 	controllers := map[string]*metav1.OwnerReference{
@@ -140,7 +142,8 @@ func TestLeavingUnknown(t *testing.T) {
 	}
 }
 
-// late is kube-apiserver with one pod that a ReplicaSet pins to the node. An eviction ends it at once, and the next one comes 3 s after it.
+// late is kube-apiserver with one pod that a ReplicaSet pins to the node. An eviction ends it at
+// once, and the next one comes 3 s after it.
 type late struct {
 	mu     sync.Mutex
 	number int

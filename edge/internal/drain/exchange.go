@@ -25,7 +25,8 @@ const endedBefore = "EndedBefore"
 // askTimeout bounds one question to kube-apiserver about an operation.
 const askTimeout = 30 * time.Second
 
-// take brings what the cloud wants to the agent. The result has an entry for each operation that is looked after, nil for those that it has.
+// take brings what the cloud wants to the agent. The result has an entry for each operation that is
+// looked after, nil for those that it has.
 func (f *follower) take(ctx context.Context) map[string]error {
 	results := map[string]error{}
 	wanted := f.operations.List()
@@ -67,7 +68,8 @@ func operationOf(n *v1alpha1.NodeOperation) Operation {
 	}
 }
 
-// vanished asks kube-apiserver whether an operation that the device holds no object of is gone: that it was never seen here says little.
+// vanished asks kube-apiserver whether an operation that the device holds no object of is gone:
+// that it was never seen here says little.
 func (f *follower) vanished(ctx context.Context, o Operation, results map[string]error) bool {
 	now, err := f.get(ctx, o.Name)
 	switch {
@@ -80,7 +82,8 @@ func (f *follower) vanished(ctx context.Context, o Operation, results map[string
 	return now.UID != o.UID
 }
 
-// begin takes in an operation that was never seen. Its status is read first: a device whose store was lost must not do again what it did long ago.
+// begin takes in an operation that was never seen. Its status is read first: a device whose store
+// was lost must not do again what it did long ago.
 func (f *follower) begin(ctx context.Context, n *v1alpha1.NodeOperation) error {
 	if n.Annotations[v1alpha1.DeviceRequestAnnotation] != "" { // made here: it is adopted
 		for _, o := range f.agent.Status().Operations {
@@ -139,7 +142,8 @@ func (f *follower) get(ctx context.Context, name string) (*v1alpha1.NodeOperatio
 	return n, nil
 }
 
-// publish makes the NodeOperation of a request that was made on the device. Kubernetes lets a node make those of its own and no others.
+// publish makes the NodeOperation of a request that was made on the device. Kubernetes lets a node
+// make those of its own and no others.
 func (f *follower) publish(ctx context.Context, o Operation) error {
 	n := &v1alpha1.NodeOperation{
 		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "NodeOperation"},

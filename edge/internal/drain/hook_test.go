@@ -14,7 +14,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/hook"
 )
 
-// hang gives the lab a reboot hook that notes that it runs, and hangs. It returns how often it was run.
+// hang gives the lab a reboot hook that notes that it runs, and hangs. It returns how
+// often it was run.
 func (l *lab) hang(timeout time.Duration) (runs func() int) {
 	dir := l.t.TempDir()
 	l.real = hook.New(hook.Config{Dir: dir, Boot: l.boot, Timeout: timeout, Commands: map[string]string{
@@ -42,7 +43,8 @@ func (l *lab) awaitRuns(runs func() int, n int) {
 	l.eventually("the hook runs", func() bool { return runs() == n })
 }
 
-// A hook that hangs: what waits says for whom, a restart runs no second one, cancel ends it, deletion ends it.
+// A hook that hangs: what waits says for whom, a restart runs no second one, cancel ends it,
+// deletion ends it.
 func TestTraps_17_HookHangs(t *testing.T) {
 	l := newLab(t)
 	runs := l.hang(time.Hour)

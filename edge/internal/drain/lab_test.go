@@ -49,7 +49,8 @@ func TestMain(m *testing.M) {
 	os.Exit(cluster.Main(m, func(c *cluster.ControlPlane) { plane = c }))
 }
 
-// lab is a node of the real control plane, with a kubelet that does nothing but let deleted pods go, and the agent of that node.
+// lab is a node of the real control plane, with a kubelet that does nothing but let deleted pods
+// go, and the agent of that node.
 type lab struct {
 	t      *testing.T
 	name   string // of the node and of the namespace
@@ -184,7 +185,8 @@ func (l *lab) pod(name string, change ...func(*corev1.Pod)) *corev1.Pod {
 	return p
 }
 
-// pdb covers the pods that are labelled app=app, and waits until the disruption controller has seen it.
+// pdb covers the pods that are labelled app=app, and waits until the disruption controller
+// has seen it.
 func (l *lab) pdb(name, app string, least int) {
 	l.t.Helper()
 	ctx := l.t.Context()
@@ -346,7 +348,8 @@ func (l *lab) setLink(up bool) {
 	}
 }
 
-// link is the way to the API: it can be cut, as metamanager answers then, and somebody else may be quicker with the node.
+// link is the way to the API: it can be cut, as metamanager answers then, and somebody else may be
+// quicker with the node.
 type link struct {
 	lab  *lab
 	next http.RoundTripper
@@ -450,7 +453,8 @@ type memory struct {
 	phases  []v1alpha1.DrainPhase
 	changed chan struct{}
 
-	// dies says in which phases the process dies as soon as they are kept; each does it once. They come by died.
+	// dies says in which phases the process dies as soon as they are kept; each does it once.
+	// They come by died.
 	dies map[v1alpha1.DrainPhase]bool
 	died chan v1alpha1.DrainPhase
 	dead atomic.Bool

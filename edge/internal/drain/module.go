@@ -21,21 +21,24 @@ const Name message.Name = "drain"
 
 // ModuleConfig is what a Module needs beside its agent.
 type ModuleConfig struct {
-	// Edge leads to the edge API: what the device holds, also without a link. Cloud leads to kube-apiserver (Through).
+	// Edge leads to the edge API: what the device holds, also without a link. Cloud leads to
+	// kube-apiserver (Through).
 	Edge, Cloud *rest.Config
 	Reporter    agent.Reporter
 	// Events opens the recorder of events for one run; nil for none.
 	Events func(ctx context.Context) (agent.Recorder, error)
 }
 
-// Module is the agent on the bus: it brings the cloud's NodeOperations to it, and its words to the cloud.
+// Module is the agent on the bus: it brings the cloud's NodeOperations to it, and its
+// words to the cloud.
 type Module struct {
 	*agent.Module
 	agent *Agent
 	cloud *rest.Config
 }
 
-// NewModule makes the Module of an agent. It starts nothing. It is ready once what was kept is read: requests made on the device can be taken then.
+// NewModule makes the Module of an agent. It starts nothing. It is ready once what was kept is
+// read: requests made on the device can be taken then.
 func NewModule(a *Agent, c ModuleConfig) *Module {
 	m := &Module{agent: a, cloud: c.Cloud}
 	m.Module = agent.New(agent.Config{
@@ -97,7 +100,8 @@ func (m *Module) start(ctx context.Context, kit *agent.Run) (agent.Sync, error) 
 	return f.sync, nil
 }
 
-// tellLink passes the state of the link to the agent, once: every change of the agent's state wakes this module.
+// tellLink passes the state of the link to the agent, once: every change of the agent's state
+// wakes this module.
 func (f *follower) tellLink(ctx context.Context) error {
 	up := f.kit.Link().Up
 	if f.told && f.linked == up {
@@ -127,7 +131,8 @@ func (f *follower) sync(ctx context.Context) (time.Duration, error) {
 		}
 	}
 	if node, there := f.nodes.Get(f.agent.config.NodeName); there {
-		// Once a version: it may lag behind what the agent did since. Whose cordon it is counts when all operations are known that may want it.
+		// Once a version: it may lag behind what the agent did since. Whose cordon it is counts
+		// when all operations are known that may want it.
 		if seen := fmt.Sprint(node.ResourceVersion, taken); seen != f.seen {
 			ready, open := conditionOf(node, f.agent.config.Boot)
 			err := f.agent.Node(ctx, ready, open, taken && ours(node))
@@ -146,7 +151,8 @@ func (f *follower) sync(ctx context.Context) (time.Duration, error) {
 	return 0, errors.Join(errs...)
 }
 
-// conditionOf tells whether the kubelet of this boot calls the node Ready, and whether the node takes pods. Of an earlier boot it may have said so as well.
+// conditionOf tells whether the kubelet of this boot calls the node Ready, and whether the node
+// takes pods. Of an earlier boot it may have said so as well.
 func conditionOf(node *corev1.Node, boot string) (ready, open bool) {
 	ready = isReady(node)
 	if said := node.Status.NodeInfo.BootID; said != "" && boot != "" && said != boot {

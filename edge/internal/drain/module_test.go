@@ -37,7 +37,8 @@ func (l *lab) operations() dynamic.ResourceInterface {
 	return client.Resource(v1alpha1.Resource(v1alpha1.NodeOperations))
 }
 
-// Report implements drain.Reporter, as cloudcore does with what it hears of: what is reported is the status.
+// Report implements drain.Reporter, as cloudcore does with what it hears of: what is
+// reported is the status.
 func (l *lab) Report(ctx context.Context, ref object.Ref, uid types.UID, body []byte) error {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": uid}, "status": json.RawMessage(body)})
 	if err != nil {
@@ -275,7 +276,8 @@ func TestModuleNameTaken(t *testing.T) {
 	}
 }
 
-// A module that receives nothing does nothing, also after much has happened: what it passes to its agent does not wake it again.
+// A module that receives nothing does nothing, also after much has happened: what it passes to its
+// agent does not wake it again.
 func TestModuleRests(t *testing.T) {
 	l := newLab(t)
 	l.serve()
@@ -291,7 +293,8 @@ func TestModuleRests(t *testing.T) {
 	}
 }
 
-// A device whose store was lost does nothing again, and nobody is left behind a cordon that nobody remembers.
+// A device whose store was lost does nothing again, and nobody is left behind a cordon that
+// nobody remembers.
 func TestModuleWithoutItsStore(t *testing.T) {
 	now := metav1.Now().Rfc3339Copy()
 	ours := []byte(fmt.Sprintf(`{"metadata":{"annotations":{%q:"edgecore"}},"spec":{"unschedulable":true}}`, v1alpha1.CordonAnnotation))

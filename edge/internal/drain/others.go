@@ -13,9 +13,9 @@ import (
 // nodesPage is as many nodes as are asked for at once.
 const nodesPage = 250
 
-// Check tells whether the node is alone: no other node could take any of the pods that a drain would
-// evict. Evicted, they would wait for this node to come back. Where at least one could go, the drain
-// evicts all (docs/decisions/0029).
+// Check tells whether the node is alone: no other node could take any of the pods that a drain
+// would evict. Evicted, they would wait for this node to come back. Where at least one could go,
+// the drain evicts all (docs/decisions/0029).
 func (w *Worker) Check(ctx context.Context) Result {
 	pods, err := w.leaving(ctx)
 	if err != nil {
@@ -43,9 +43,9 @@ func (w *Worker) Check(ctx context.Context) Result {
 	}
 }
 
-// couldTake reports whether the scheduler could bind a pod to a node as far as the node's own rules go:
-// it is schedulable and Ready, the pod tolerates its taints, its labels match. Whether there is room is
-// another question: room comes and goes.
+// couldTake reports whether the scheduler could bind a pod to a node as far as the node's own rules
+// go: it is schedulable and Ready, the pod tolerates its taints, its labels match. Whether there is
+// room is another question: room comes and goes.
 //
 // A node that is being drained itself counts as it will be afterwards: else, of many nodes that are
 // drained at once, the last would find itself alone and go ahead whatever the budgets say.

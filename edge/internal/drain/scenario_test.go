@@ -97,7 +97,8 @@ func TestDrain_03_TwoBudgets(t *testing.T) {
 	}
 }
 
-// Somebody takes our cordon back in mid-drain: the next attempt sets it again, or pods would come as fast as they go.
+// Somebody takes our cordon back in mid-drain: the next attempt sets it again, or pods would come
+// as fast as they go.
 func TestDrain_03_CordonTakenBack(t *testing.T) {
 	l := newLab(t)
 	l.pod("web")
@@ -255,7 +256,8 @@ func TestDrain_07_EdgecoreKilled(t *testing.T) {
 	}
 }
 
-// In each phase edgecore is killed as soon as that is on the disk: nothing of what it goes on to do gets out. It is one attempt, one cordon, one eviction and one reboot all the same.
+// In each phase edgecore is killed as soon as that is on the disk: nothing of what it goes on to do
+// gets out. It is one attempt, one cordon, one eviction and one reboot all the same.
 func TestDrain_07_KilledInEveryPhase(t *testing.T) {
 	l := newLab(t)
 	pod := l.pod("web")
@@ -376,8 +378,9 @@ func TestDrain_09_Boot(t *testing.T) {
 	}
 }
 
-// Three nodes at once, with an application over all of them. Where its budget lets one pod go, one node ends, and the others say what holds them until they give up;
-// where it lets none go, all three give up. What the budget wants is there all the time.
+// Three nodes at once, with an application over all of them. Where its budget lets one pod go, one
+// node ends, and the others say what holds them until they give up; where it lets none go, all
+// three give up. What the budget wants is there all the time.
 func TestDrain_10_AllAtOnce(t *testing.T) {
 	for name, tc := range map[string]struct{ least, drained int }{
 		"one may go":            {2, 1},

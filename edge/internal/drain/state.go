@@ -57,7 +57,8 @@ type Operation struct {
 	Asked bool `json:"asked,omitempty"`
 	// Unreachable is since when the API has not been there for it; zero: it is there.
 	Unreachable time.Time `json:"unreachable,omitzero"`
-	// Phase, Attempts and Blocked are the drain's as long as the operation waits, and stay as they were then.
+	// Phase, Attempts and Blocked are the drain's as long as the operation waits, and stay as
+	// they were then.
 	Phase       v1alpha1.DrainPhase   `json:"phase,omitempty"`
 	PhaseNumber int                   `json:"phaseNumber,omitempty"` // in what Status gives; not kept
 	Attempts    int                   `json:"attempts,omitempty"`
@@ -92,8 +93,9 @@ func (o *Operation) needsImage(r Rules) bool {
 	return r.Prefetch && o.Spec.Operation == v1alpha1.OperationImageUpdate && o.Stage == Waiting && o.Prefetch != Prefetched
 }
 
-// holds reports whether the operation wants the node to stay drained: also a drain that is done, until it is cancelled or the device boots. One that was done
-// without the drain being complete has nothing to hold.
+// holds reports whether the operation wants the node to stay drained: also a drain that is done,
+// until it is cancelled or the device boots. One that was done without the drain being complete has
+// nothing to hold.
 func (o *Operation) holds() bool {
 	return o.Stage == Waiting || o.Stage == Running ||
 		o.Stage == Done && !o.down() && !o.Spec.Cancel && o.BootAfter == "" && o.Phase == v1alpha1.DrainComplete
@@ -108,11 +110,13 @@ type Drain struct {
 	Next              time.Time           `json:"next,omitzero"`         // no attempt is made before
 	Retry             time.Time           `json:"-"`                     // nothing is asked of the API before: not kept, or an API that is down would wear the disk
 	UnauthorizedSince time.Time           `json:"-"`                     // since when the API refuses by 403, zero where it does not
-	// Timeout of an attempt, Limit of attempts and the Interval between two of them are as they were when the drain began: a change in mid-drain changes nothing.
+	// Timeout of an attempt, Limit of attempts and the Interval between two of them are as they
+	// were when the drain began: a change in mid-drain changes nothing.
 	Timeout  time.Duration `json:"timeout,omitempty"`
 	Limit    int           `json:"limit,omitempty"`
 	Interval time.Duration `json:"interval,omitempty"`
-	// NoResponseSince is since when the API has given no answer although it could be asked; zero: it answers.
+	// NoResponseSince is since when the API has given no answer although it could be asked;
+	// zero: it answers.
 	NoResponseSince time.Time             `json:"noResponseSince,omitzero"`
 	Blocked         []v1alpha1.BlockedPod `json:"blocked,omitempty"`
 	Message         string                `json:"message,omitempty"`
@@ -120,7 +124,8 @@ type Drain struct {
 	Boot            string                `json:"boot,omitempty"`   // the boot that this is about
 	Forced          bool                  `json:"forced,omitempty"` // the phase is an operator's word, and is not doubted
 
-	// Cordoned: we have set, or were about to set, our cordon. Uncordon: it is to be taken back; AfterReady: not before the node is Ready.
+	// Cordoned: we have set, or were about to set, our cordon. Uncordon: it is to be taken back;
+	// AfterReady: not before the node is Ready.
 	Cordoned   bool `json:"cordoned,omitempty"`
 	Uncordon   bool `json:"uncordon,omitempty"`
 	AfterReady bool `json:"afterReady,omitempty"`
@@ -147,7 +152,8 @@ func (s *State) find(name string) *Operation {
 	return nil
 }
 
-// Deferred says what an operation that waits does at a phase of the drain: wait, and ask for a drain besides.
+// Deferred says what an operation that waits does at a phase of the drain: wait, and ask for
+// a drain besides.
 func Deferred(phase v1alpha1.DrainPhase) (wait, ask bool) {
 	switch phase {
 	case v1alpha1.DrainNotRequested, v1alpha1.DrainFailedCordon, v1alpha1.DrainFailed:

@@ -103,8 +103,8 @@ func (l *loop) event(warning bool, reason, message string) {
 	l.events.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: name, UID: types.UID(name)}, kind, reason, message)
 }
 
-// evicted says of a pod that it was evicted, on the pod: a recorder drops events that come in bursts about one object, as the Node would be. It may be called from
-// any goroutine.
+// evicted says of a pod that it was evicted, on the pod: a recorder drops events that come in
+// bursts about one object, as the Node would be. It may be called from any goroutine.
 func (l *loop) evicted(pod *corev1.Pod) {
 	if l.events == nil {
 		return

@@ -26,7 +26,8 @@ func (l *lab) kubectlCordon(cordoned bool) {
 	l.must(nil, kubectl.RunCordonOrUncordon(helper, l.getNode(), cordoned))
 }
 
-// An administrator who takes our cordon back and sets one has set one of their own: it stays, whatever becomes of the operation.
+// An administrator who takes our cordon back and sets one has set one of their own: it stays,
+// whatever becomes of the operation.
 func TestTraps_18_AdministratorsCordonStays(t *testing.T) {
 	ends := map[string]func(*lab){
 		"the operation is cancelled": func(l *lab) { l.must(nil, l.agent.Cancel(l.t.Context(), "one")) },
@@ -156,7 +157,8 @@ func TestTraps_20_StuckTerminating(t *testing.T) {
 	}
 }
 
-// An attempt that ends since the link has gone says so, and not by the name of a host that does not exist.
+// An attempt that ends since the link has gone says so, and not by the name of a host that
+// does not exist.
 func TestTraps_22_TheLinkIsNamed(t *testing.T) {
 	l := newLab(t)
 	l.pod("web")

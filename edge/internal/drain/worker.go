@@ -26,7 +26,8 @@ const (
 	maxComebacks = 2   // a pod that came back as often in one attempt is pinned
 )
 
-// Worker does to the node what the core decides, with the node's own identity. Its methods block, and end with ctx.
+// Worker does to the node what the core decides, with the node's own identity. Its methods block,
+// and end with ctx.
 type Worker struct {
 	node       string
 	client     kubernetes.Interface
@@ -68,8 +69,8 @@ func NewWorker(c WorkerConfig) (*Worker, error) {
 	}, nil
 }
 
-// Cordon makes the node unschedulable and says that we did. A cordon that is there already stays whose
-// it is.
+// Cordon makes the node unschedulable and says that we did. A cordon that is there already
+// stays whose it is.
 func (w *Worker) Cordon(ctx context.Context) Result {
 	return w.change(ctx, func(n *corev1.Node) bool {
 		if n.Spec.Unschedulable {
@@ -84,7 +85,8 @@ func (w *Worker) Cordon(ctx context.Context) Result {
 	})
 }
 
-// Uncordon takes back our cordon, and no other. Of one that became another's, only our annotation goes.
+// Uncordon takes back our cordon, and no other. Of one that became another's, only our
+// annotation goes.
 func (w *Worker) Uncordon(ctx context.Context) Result {
 	res := w.change(ctx, func(n *corev1.Node) bool {
 		if n.Annotations[v1alpha1.CordonAnnotation] != owner {
@@ -102,7 +104,8 @@ func (w *Worker) Uncordon(ctx context.Context) Result {
 	return res
 }
 
-// change reads, changes and writes the node until it worked; a conflict re-reads. An API that gives no answer ends it: the caller comes again.
+// change reads, changes and writes the node until it worked; a conflict re-reads. An API that gives
+// no answer ends it: the caller comes again.
 func (w *Worker) change(ctx context.Context, change func(*corev1.Node) bool) Result {
 	var last error
 	for try := range w.cordons {
@@ -134,8 +137,8 @@ func (w *Worker) change(ctx context.Context, change func(*corev1.Node) bool) Res
 
 func failed(err error) Result { return Result{Err: plain(err), Interrupted: noAnswer(err)} }
 
-// plain is an error without the address that net/http puts in front: that of kube-apiserver through the
-// link is made up (Through), and says nothing to whoever reads it.
+// plain is an error without the address that net/http puts in front: that of kube-apiserver through
+// the link is made up (Through), and says nothing to whoever reads it.
 func plain(err error) error {
 	var where *url.Error
 	if errors.As(err, &where) {
@@ -144,7 +147,8 @@ func plain(err error) error {
 	return err
 }
 
-// noAnswer reports whether an error says nothing of the node: there is no link, or nobody behind it.
+// noAnswer reports whether an error says nothing of the node: there is no link, or nobody
+// behind it.
 func noAnswer(err error) bool {
 	if err == nil {
 		return false

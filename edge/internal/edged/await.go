@@ -19,14 +19,17 @@ import (
 )
 
 const (
-	// retryInterval is how often what the kubelet waits for is looked at; sayInterval how often an unchanged reason is said again.
+	// retryInterval is how often what the kubelet waits for is looked at; sayInterval how often an
+	// unchanged reason is said again.
 	retryInterval = time.Second
 	sayInterval   = 30 * time.Second
 	dialTimeout   = 2 * time.Second
 )
 
-// A need is something that a kubelet can't start without. Upstream ends the process when one is missing, which under a supervisor is a crash loop;
-// here it is said and waited for, as most of them come by themselves (containerd starts later, the link comes up) or by what the message asks for.
+// A need is something that a kubelet can't start without. Upstream ends the process when one
+// is missing, which under a supervisor is a crash loop; here it is said and waited for, as
+// most of them come by themselves (containerd starts later, the link comes up) or by what the
+// message asks for.
 type need func(ctx context.Context) error
 
 // await returns when every need is met; its error is ctx's end.
@@ -81,11 +84,13 @@ func first(ctx context.Context, needs []need) error {
 	return nil
 }
 
-// lookupTime is what looking up the node's own name may take before it is worth a word: from /etc/hosts it takes less than a millisecond.
+// lookupTime is what looking up the node's own name may take before it is worth a word: from
+// /etc/hosts it takes less than a millisecond.
 const lookupTime = time.Second
 
-// advise says what costs a device that is cut off 10 s at each node status: upstream looks the node's own name up each time unless it is told an
-// address, and a DNS server that can't be reached answers by silence.
+// advise says what costs a device that is cut off 10 s at each node status: upstream looks the
+// node's own name up each time unless it is told an address, and a DNS server that can't be reached
+// answers by silence.
 func (m *Module) advise(ctx context.Context, lookup func(ctx context.Context, host string) ([]string, error)) {
 	if m.config.NodeIP != "" {
 		return
@@ -131,7 +136,8 @@ func runtimeReachable(ctx context.Context, endpoint string) error {
 	return conn.Close()
 }
 
-// portsFree finds out that the kubelet could listen. Its own server ends the process where it can't.
+// portsFree finds out that the kubelet could listen. Its own server ends the process where
+// it can't.
 func (m *Module) portsFree() error {
 	s := m.server
 	ports := []struct {
@@ -163,8 +169,9 @@ func (m *Module) portsFree() error {
 
 var errFirstContact = errors.New("this device has never heard from the cloud which pods are its own; it needs a link once (see edgecore status)")
 
-// synced asks for what the kubelet itself asks first, with the same selectors: its Node and its pods. Only where both can be answered may a kubelet
-// start: one that is told "no pods" would end those that run. The kubelet would wait too, but silently, and for the pods alone.
+// synced asks for what the kubelet itself asks first, with the same selectors: its Node and its
+// pods. Only where both can be answered may a kubelet start: one that is told "no pods" would end
+// those that run. The kubelet would wait too, but silently, and for the pods alone.
 func (m *Module) synced(ctx context.Context, client kubernetes.Interface) error {
 	name := m.config.NodeName
 	options := func(field string) metav1.ListOptions {

@@ -21,7 +21,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// kubeconfig is a path that is never opened: the kubelet only looks whether it is set, and drops the clients that it was given where it is not.
+// kubeconfig is a path that is never opened: the kubelet only looks whether it is set, and drops
+// the clients that it was given where it is not.
 const kubeconfig = "/dev/null"
 
 // Validate reports every mistake in a KubeletConfiguration.
@@ -33,13 +34,15 @@ func Validate(raw []byte) error {
 	return validate(kc, gates)
 }
 
-// unchangedStatusEvery is how often a status of the Node in which nothing but times has changed is reported, where nobody says otherwise. Whether the kubelet
-// lives is said by its Lease (KEP-589); the kubelet's own 5 minutes would be a third of what an idle link carries. What changes is reported at once.
+// unchangedStatusEvery is how often a status of the Node in which nothing but times has changed is
+// reported, where nobody says otherwise. Whether the kubelet lives is said by its Lease (KEP-589);
+// the kubelet's own 5 minutes would be a third of what an idle link carries. What changes is
+// reported at once.
 const unchangedStatusEvery = time.Hour
 
-// shutdownGrace is how long the kubelet holds up a shutdown of the device for its pods to end (KEP-2000), the
-// critical ones in the last part of it. Kubernetes' default is 0: pods would be killed without a word by plain
-// `reboot`. On a device without systemd-logind it means nothing.
+// shutdownGrace is how long the kubelet holds up a shutdown of the device for its pods to end
+// (KEP-2000), the critical ones in the last part of it. Kubernetes' default is 0: pods would be
+// killed without a word by plain `reboot`. On a device without systemd-logind it means nothing.
 const (
 	shutdownGrace         = 30 * time.Second
 	shutdownGraceCritical = 10 * time.Second
@@ -58,7 +61,8 @@ func newServer(config Config) (*options.KubeletServer, error) {
 		kc.Authentication.X509.ClientCAFile = config.ClientCAFile
 	}
 	if kc.TLSCertFile == "" && !sets(config.Kubelet, "serverTLSBootstrap") {
-		// A certificate that kube-apiserver can verify, where nobody says otherwise: the kubelet's own would be signed by itself.
+		// A certificate that kube-apiserver can verify, where nobody says otherwise: the kubelet's
+		// own would be signed by itself.
 		kc.ServerTLSBootstrap = true
 	}
 	if len(config.ClusterDNS) > 0 && !sets(config.Kubelet, "clusterDNS") {
@@ -105,8 +109,8 @@ func sets(raw []byte, field string) bool {
 	return ok
 }
 
-// decode reads a KubeletConfiguration strictly and fills in the kubelet's defaults. The feature gates are those that it sets, in a copy of the
-// process's.
+// decode reads a KubeletConfiguration strictly and fills in the kubelet's defaults. The feature
+// gates are those that it sets, in a copy of the process's.
 func decode(raw []byte) (*kubeletconfig.KubeletConfiguration, featuregate.FeatureGate, error) {
 	_, codecs, err := kubeletscheme.NewSchemeAndCodecs(serializer.EnableStrict)
 	if err != nil {
@@ -127,7 +131,8 @@ func decode(raw []byte) (*kubeletconfig.KubeletConfiguration, featuregate.Featur
 	if !ok {
 		return nil, nil, fmt.Errorf("modules.edged.kubelet: this is a %T, not a KubeletConfiguration", o)
 	}
-	// These defaults depend on the operating system, so the scheme doesn't have them: the kubelet's command does the same.
+	// These defaults depend on the operating system, so the scheme doesn't have them: the kubelet's
+	// command does the same.
 	if kc.EvictionHard == nil {
 		kc.EvictionHard = maps.Clone(eviction.DefaultEvictionHard)
 	} else if kc.MergeDefaultEvictionSettings {
@@ -144,7 +149,8 @@ func decode(raw []byte) (*kubeletconfig.KubeletConfiguration, featuregate.Featur
 	return kc, gates, nil
 }
 
-// decodeInto decodes with the kubelet's defaults, which panic over feature gates that they don't know.
+// decodeInto decodes with the kubelet's defaults, which panic over feature gates that they
+// don't know.
 func decodeInto(decoder runtime.Decoder, raw []byte, kind schema.GroupVersionKind) (o runtime.Object, err error) {
 	defer func() {
 		if p := recover(); p != nil {

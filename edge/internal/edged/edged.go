@@ -1,9 +1,11 @@
-// Package edged runs the kubelet: the upstream one, unmodified, inside edgecore, with the edge API as its API server.
+// Package edged runs the kubelet: the upstream one, unmodified, inside edgecore, with the edge API
+// as its API server.
 //
-// It owns the kubelet's configuration, what must hold before a kubelet may start, and the kubelet's global state (feature gates, metrics, logging):
-// these are set here and nowhere else. So there is one kubelet a process, run once: after a failure the process has to be started anew (Restart
-// Never). It refuses a configuration that the kubelet would refuse, before anything is started. Containers go on when it stops. A Module is used by
-// one goroutine, but for Waiting.
+// It owns the kubelet's configuration, what must hold before a kubelet may start, and the kubelet's
+// global state (feature gates, metrics, logging): these are set here and nowhere else. So there is
+// one kubelet a process, run once: after a failure the process has to be started anew (Restart
+// Never). It refuses a configuration that the kubelet would refuse, before anything is started.
+// Containers go on when it stops. A Module is used by one goroutine, but for Waiting.
 package edged
 
 import (
@@ -47,17 +49,20 @@ type Config struct {
 	CertDir  string            // for the key and certificate of the kubelet's server; "": pki in RootDir
 	// Kubelet is a KubeletConfiguration, YAML or JSON; apiVersion and kind may be left out.
 	Kubelet []byte
-	// ClusterDNS and ClusterDomain are the name servers and the domain of pods, where the KubeletConfiguration doesn't say.
+	// ClusterDNS and ClusterDomain are the name servers and the domain of pods, where the
+	// KubeletConfiguration doesn't say.
 	ClusterDNS    []string
 	ClusterDomain string
-	// ClientCAFile is who may call the kubelet's own server, where the KubeletConfiguration doesn't say.
+	// ClientCAFile is who may call the kubelet's own server, where the
+	// KubeletConfiguration doesn't say.
 	ClientCAFile string
 	// Verbosity of klog, where the KubeletConfiguration doesn't say.
 	Verbosity int
 	// Host and Transport lead to the API, with the kubelet's identity.
 	Host      string
 	Transport http.RoundTripper
-	// Share gets each Service that the kubelet watches, and returns it or one that is equal for the kubelet, which others hold; nil: the kubelet holds its own.
+	// Share gets each Service that the kubelet watches, and returns it or one that is equal for the
+	// kubelet, which others hold; nil: the kubelet holds its own.
 	Share func(*corev1.Service) *corev1.Service
 }
 
@@ -90,8 +95,9 @@ func (m *Module) Name() message.Name { return Name }
 
 var errRanBefore = errors.New("the kubelet runs once in a process; start edgecore anew")
 
-// Run implements beehive.Module. It is ready when the kubelet runs, and until then waits for what the kubelet can't do without: Waiting says for
-// what. Goroutines of the kubelet outlive Run by the little that the process does: upstream has no way to end them all.
+// Run implements beehive.Module. It is ready when the kubelet runs, and until then waits for what
+// the kubelet can't do without: Waiting says for what. Goroutines of the kubelet outlive Run by the
+// little that the process does: upstream has no way to end them all.
 func (m *Module) Run(ctx context.Context, port *beehive.Port) error { return m.run(ctx, port.Ready) }
 
 func (m *Module) run(ctx context.Context, ready func()) error {
@@ -142,7 +148,8 @@ func (m *Module) run(ctx context.Context, ready func()) error {
 	return nil
 }
 
-// Waiting says what the kubelet waits for before it starts; nil when it runs, or hasn't been asked to.
+// Waiting says what the kubelet waits for before it starts; nil when it runs, or hasn't
+// been asked to.
 func (m *Module) Waiting() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -161,8 +168,9 @@ type clients struct {
 	heartbeat kubernetes.Interface
 }
 
-// clients makes the kubelet's three clients, as its own start-up does with a kubeconfig. Its requests go to the store in this process, so there is
-// nothing to be gained by slowing them down; events alone keep the limit that the configuration sets.
+// clients makes the kubelet's three clients, as its own start-up does with a kubeconfig. Its
+// requests go to the store in this process, so there is nothing to be gained by slowing them down;
+// events alone keep the limit that the configuration sets.
 func (m *Module) clients() (clients, error) {
 	s := m.server
 	config := &rest.Config{
@@ -220,8 +228,8 @@ func (m *Module) Server() string {
 	return net.JoinHostPort(host, strconv.Itoa(int(m.server.Port)))
 }
 
-// DialLocal connects to this kubelet's server as edgecore itself, which may ask it for logs, exec, attach and port-forward of pods. What goes through the
-// connection is HTTP/1.1.
+// DialLocal connects to this kubelet's server as edgecore itself, which may ask it for logs, exec,
+// attach and port-forward of pods. What goes through the connection is HTTP/1.1.
 func (m *Module) DialLocal(ctx context.Context) (net.Conn, error) {
 	return m.local.dial(ctx, m.server, m.Server())
 }

@@ -58,7 +58,8 @@ func TestConfiguration(t *testing.T) {
 	}
 }
 
-// onAnyCgroups lets the configuration pass on hosts with cgroup v1, which the kubelet refuses by default.
+// onAnyCgroups lets the configuration pass on hosts with cgroup v1, which the kubelet
+// refuses by default.
 func onAnyCgroups(kubelet string) []byte {
 	switch {
 	case kubelet == "{}":
@@ -97,7 +98,8 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// Without a word of the operator the kubelet holds up a shutdown for its pods to end; what the operator says of it stands.
+// Without a word of the operator the kubelet holds up a shutdown for its pods to end; what the
+// operator says of it stands.
 func TestTraps_21_GracefulNodeShutdown(t *testing.T) {
 	for kubelet, want := range map[string][2]time.Duration{
 		"{}":                        {30 * time.Second, 10 * time.Second},
@@ -174,7 +176,8 @@ func TestNeeds(t *testing.T) {
 	check("port free", m.portsFree())
 }
 
-// TestIsland_07_FirstBootWithoutALink: the kubelet isn't started before the API can say what its pods are, and what is missing is said.
+// TestIsland_07_FirstBootWithoutALink: the kubelet isn't started before the API can say what its
+// pods are, and what is missing is said.
 func TestIsland_07_FirstBootWithoutALink(t *testing.T) {
 	synced := false
 	asked := map[string]int{}
@@ -275,8 +278,9 @@ func TestRunsOnce(t *testing.T) {
 	}
 }
 
-// TestOneCopyOfTheSchemes: the kubelet and the API's printers share the scheme of internal versions; linked together they must not register a kind
-// twice, and a table must still have kube-apiserver's columns.
+// TestOneCopyOfTheSchemes: the kubelet and the API's printers share the scheme of internal
+// versions; linked together they must not register a kind twice, and a table must still have
+// kube-apiserver's columns.
 func TestOneCopyOfTheSchemes(t *testing.T) {
 	raw, err := object.Encode(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "a"}})
 	if err != nil {

@@ -28,11 +28,13 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/server"
 )
 
-// localPaths are what the local client may ask the kubelet for: the subresources of pods that people use.
+// localPaths are what the local client may ask the kubelet for: the subresources of pods
+// that people use.
 var localPaths = []string{"/containerLogs/", "/exec/", "/attach/", "/portForward/"}
 
-// localClient is edgecore as a client of its own kubelet. Its key is made when the process starts and is never written down; no CA has signed its
-// certificate, which this process' kubelet alone knows, byte by byte. So it is worth nothing anywhere else.
+// localClient is edgecore as a client of its own kubelet. Its key is made when the process starts
+// and is never written down; no CA has signed its certificate, which this process' kubelet alone
+// knows, byte by byte. So it is worth nothing anywhere else.
 type localClient struct {
 	certificate tls.Certificate
 	user        *user.DefaultInfo // compared as a pointer: no certificate, token or header leads to it
@@ -61,7 +63,8 @@ type localAuth struct {
 	local *localClient
 }
 
-// AuthenticateRequest implements authenticator.Request. The handshake has shown that the client holds the certificate's key.
+// AuthenticateRequest implements authenticator.Request. The handshake has shown that the client
+// holds the certificate's key.
 func (a *localAuth) AuthenticateRequest(r *http.Request) (*authenticator.Response, bool, error) {
 	if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 && bytes.Equal(r.TLS.PeerCertificates[0].Raw, a.local.certificate.Certificate[0]) {
 		return &authenticator.Response{User: a.local.user}, true, nil
@@ -69,7 +72,8 @@ func (a *localAuth) AuthenticateRequest(r *http.Request) (*authenticator.Respons
 	return a.AuthInterface.AuthenticateRequest(r)
 }
 
-// Authorize implements authorizer.UnconditionalAuthorizer. What the local client may do is not asked of the cluster.
+// Authorize implements authorizer.UnconditionalAuthorizer. What the local client may do is not
+// asked of the cluster.
 func (a *localAuth) Authorize(ctx context.Context, attributes authorizer.Attributes) (authorizer.Decision, string, error) {
 	if attributes.GetUser() != user.Info(a.local.user) {
 		return a.AuthInterface.Authorize(ctx, attributes)
@@ -84,8 +88,8 @@ func (a *localAuth) Authorize(ctx context.Context, attributes authorizer.Attribu
 	return authorizer.DecisionDeny, "edgecore asks its kubelet for logs, exec, attach and port-forward alone", nil
 }
 
-// dial connects to the kubelet's server, which must show the certificate that lies in the kubelet's own folder: a pod on the host's network could listen at its
-// port.
+// dial connects to the kubelet's server, which must show the certificate that lies in the kubelet's
+// own folder: a pod on the host's network could listen at its port.
 func (l *localClient) dial(ctx context.Context, kubelet *options.KubeletServer, address string) (net.Conn, error) {
 	if address == "" {
 		return nil, errors.New("the kubelet has no server: KubeletConfiguration enableServer")
@@ -96,7 +100,8 @@ func (l *localClient) dial(ctx context.Context, kubelet *options.KubeletServer, 
 	dialer := tls.Dialer{Config: &tls.Config{
 		MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"},
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &l.certificate, nil },
-		// Compared with a file instead: the kubelet may serve with a certificate that it has signed itself, and its name resolves nowhere here.
+		// Compared with a file instead: the kubelet may serve with a certificate that it has signed
+		// itself, and its name resolves nowhere here.
 		InsecureSkipVerify: true,
 		VerifyConnection:   func(s tls.ConnectionState) error { return verifyOwn(servingFile(kubelet), s.PeerCertificates) },
 	}}

@@ -19,8 +19,9 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/ca"
 )
 
-// listening is a module whose port answers with the kubelet's own judgement of clients: its authenticators and authorizers, as Run gives them to it, in front of a
-// handler that says who asks.
+// listening is a module whose port answers with the kubelet's own judgement of clients:
+// its authenticators and authorizers, as Run gives them to it, in front of a handler that
+// says who asks.
 func listening(t *testing.T) *Module {
 	t.Helper()
 	dir := t.TempDir()

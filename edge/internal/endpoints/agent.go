@@ -24,9 +24,11 @@ import (
 const Name message.Name = "endpoints"
 
 const (
-	// readyAfter is how long the modules behind this one wait for the first correction: on a first boot without a link nothing is known for as long as it lasts.
+	// readyAfter is how long the modules behind this one wait for the first correction: on a first
+	// boot without a link nothing is known for as long as it lasts.
 	readyAfter = 10 * time.Second
-	// forgetAfter is how often what slices depend on is computed again: that forgets those that are gone.
+	// forgetAfter is how often what slices depend on is computed again: that forgets those
+	// that are gone.
 	forgetAfter = 10 * time.Minute
 
 	bootKey = "boot"
@@ -53,9 +55,11 @@ type Config struct {
 	View       Recorrector
 	Memory     Memory
 	BootID     string
-	// Corrected is called once, when slices have been corrected by all that the device knows: what programs a kernel by them waits for it.
+	// Corrected is called once, when slices have been corrected by all that the device knows: what
+	// programs a kernel by them waits for it.
 	Corrected func()
-	// Own receives what this device's kubelet reports of its pods, whenever that may have changed; nil: no callback.
+	// Own receives what this device's kubelet reports of its pods, whenever that may have changed;
+	// nil: no callback.
 	Own func(map[types.UID]Word)
 }
 
@@ -135,8 +139,9 @@ type boot struct {
 	PreBoot []string `json:"preBoot,omitempty"` // containers
 }
 
-// recordPreBoot notes, once a boot, which containers the store's pods had before it: their addresses and conditions are of that boot, and
-// hold no more. A device that has kept nothing yet has not run this before: its pods are as the store says.
+// recordPreBoot notes, once a boot, which containers the store's pods had before it: their
+// addresses and conditions are of that boot, and hold no more. A device that has kept nothing yet
+// has not run this before: its pods are as the store says.
 func (s *syncer) recordPreBoot(ctx context.Context, pods []*corev1.Pod) (map[string]bool, error) {
 	kept, err := s.Memory.Load()
 	if err != nil {
@@ -181,8 +186,8 @@ func containers(p *corev1.Pod) (ids []string) {
 	return ids
 }
 
-// WordOf is what this device's kubelet says of a pod. A status that still has containers of an earlier boot (preBoot) says nothing of this one: no
-// address, not ready.
+// WordOf is what this device's kubelet says of a pod. A status that still has containers of an
+// earlier boot (preBoot) says nothing of this one: no address, not ready.
 func WordOf(p *corev1.Pod, preBoot map[string]bool) Word {
 	w := Word{Terminating: p.DeletionTimestamp != nil}
 	if slices.ContainsFunc(containers(p), func(id string) bool { return preBoot[id] }) {

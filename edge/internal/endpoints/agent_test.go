@@ -47,7 +47,8 @@ func (s *recorrector) take() []string {
 	return refs
 }
 
-// Slices are taken for corrected once all Services are known; after that a Service whose slices depend on it has them shown again, and others cost nothing.
+// Slices are taken for corrected once all Services are known; after that a Service whose slices
+// depend on it has them shown again, and others cost nothing.
 func TestAgent_services(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := agenttest.NewAPI()

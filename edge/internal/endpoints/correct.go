@@ -18,7 +18,8 @@ type Service struct {
 	PublishNotReady bool
 }
 
-// Local is this device as the endpoint of a Service that it stands for; the zero value where it does not.
+// Local is this device as the endpoint of a Service that it stands for; the zero value
+// where it does not.
 type Local struct {
 	Address netip.AddrPort
 	// Port is the name of the one port that leads there; others are left out.

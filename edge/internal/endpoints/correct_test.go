@@ -233,8 +233,8 @@ func TestCorrection_WhatAChangeConcerns(t *testing.T) {
 	}
 }
 
-// A boot is known by its ID: what the store says of pods when another one is seen first is of the boot before. On a device that runs this for the first
-// time pods are as the store says.
+// A boot is known by its ID: what the store says of pods when another one is seen first is of the
+// boot before. On a device that runs this for the first time pods are as the store says.
 func TestPreBoot(t *testing.T) {
 	memory := &inMemory{}
 	pods := []*corev1.Pod{ownPod("a", "10.8.0.3", true, "c1")}

@@ -29,8 +29,9 @@ func slicesResource() schema.GroupVersionResource {
 // CorrectionConfig says whose slices are corrected.
 type CorrectionConfig struct {
 	NodeName string
-	// API is where this device's API listens for pods, DNS where its names are answered: the endpoints of default/kubernetes and kube-system/kube-dns.
-	// The zero value: the cloud's endpoints are shown.
+	// API is where this device's API listens for pods, DNS where its names are answered: the
+	// endpoints of default/kubernetes and kube-system/kube-dns. The zero value: the cloud's
+	// endpoints are shown.
 	API, DNS netip.AddrPort
 	// Peers is what is known of other devices; nil: nothing.
 	Peers Knowledge
@@ -57,7 +58,8 @@ type facts struct {
 	devices []string
 }
 
-// NewCorrection returns a Correction that knows nothing: until it does, no pod of this device is shown as ready.
+// NewCorrection returns a Correction that knows nothing: until it does, no pod of this device is
+// shown as ready.
 func NewCorrection(c CorrectionConfig) *Correction {
 	if c.Peers == nil {
 		c.Peers = Strangers{}
@@ -141,8 +143,8 @@ func (c *Correction) Site() string {
 	return c.site
 }
 
-// PeerChanged has the slices shown again that have endpoints on a device, after what is known of it has changed. Any goroutine may call it,
-// but not from within a Knowledge.
+// PeerChanged has the slices shown again that have endpoints on a device, after what is known of it
+// has changed. Any goroutine may call it, but not from within a Knowledge.
 func (c *Correction) PeerChanged(device string) {
 	c.mu.Lock()
 	concerned := false
@@ -161,7 +163,8 @@ func (c *Correction) PeerChanged(device string) {
 	}
 }
 
-// learn takes over what this device's pods and the Services are like now, and returns the slices that may look different then.
+// learn takes over what this device's pods and the Services are like now, and returns the slices
+// that may look different then.
 func (c *Correction) learn(pods map[types.UID]Word, services map[types.NamespacedName]Service) []object.Ref {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -187,7 +190,8 @@ func (f facts) concerned(old, now map[types.UID]Word, devices map[string]struct{
 	return slices.ContainsFunc(f.devices, func(d string) bool { _, changed := devices[d]; return changed })
 }
 
-// all lists every slice that was corrected, and forgets them: those that are still held are noted again when they are shown again.
+// all lists every slice that was corrected, and forgets them: those that are still held are noted
+// again when they are shown again.
 func (c *Correction) all() []object.Ref {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -1,14 +1,15 @@
-// Package endpoints corrects the EndpointSlices that the device shows: which pods back a Service is the cloud's to say,
-// where they are and whether they are ready is said by the kubelets of their devices, and whether those can be reached by
-// this device's own contact.
+// Package endpoints corrects the EndpointSlices that the device shows: which pods back a Service is
+// the cloud's to say, where they are and whether they are ready is said by the kubelets of their
+// devices, and whether those can be reached by this device's own contact.
 //
-// It owns the correction, a pure function of a slice and of what is known (Correct), and the agent that has slices shown again
-// when something of that changes. It adds no endpoint that the cloud's slice does not have, except the device itself in the
-// slices of default/kubernetes and kube-system/kube-dns, and it stores nothing and sends nothing: the cloud's slices
-// stay in the store as they came. What peers say it gets from a Knowledge.
+// It owns the correction, a pure function of a slice and of what is known (Correct), and the agent
+// that has slices shown again when something of that changes. It adds no endpoint that the cloud's
+// slice does not have, except the device itself in the slices of default/kubernetes and
+// kube-system/kube-dns, and it stores nothing and sends nothing: the cloud's slices stay in the
+// store as they came. What peers say it gets from a Knowledge.
 //
-// A Correction may be used by any goroutine. It calls its Knowledge with its lock held, so a Knowledge must be quick and must
-// not call back.
+// A Correction may be used by any goroutine. It calls its Knowledge with its lock held, so a
+// Knowledge must be quick and must not call back.
 package endpoints
 
 import (
@@ -27,9 +28,11 @@ const (
 	Unmet Contact = iota
 	// Met: there is a connection, and the device's words hold.
 	Met
-	// Dead: nothing answers there, or it was met in an earlier boot of this device and not yet in this one. Its pods are out.
+	// Dead: nothing answers there, or it was met in an earlier boot of this device and not yet in
+	// this one. Its pods are out.
 	Dead
-	// Mute: its kernel answers and its edgecore does not. The last words hold, for as long as the Knowledge says Mute.
+	// Mute: its kernel answers and its edgecore does not. The last words hold, for as long as the
+	// Knowledge says Mute.
 	Mute
 )
 
@@ -44,7 +47,8 @@ func (w Word) equal(o Word) bool {
 	return w.Ready == o.Ready && w.Terminating == o.Terminating && slices.Equal(w.Addresses, o.Addresses)
 }
 
-// Knowledge is what is known of the other devices of the site. Correction.PeerChanged has to be called after each change.
+// Knowledge is what is known of the other devices of the site. Correction.PeerChanged has to be
+// called after each change.
 type Knowledge interface {
 	Contact(device string) Contact
 	// Word is the last word of a device about a pod; false where the device does not know the pod.

@@ -9,7 +9,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// notable are the Services that have something to say for the correction of their slices, which few have. Any goroutine may use it.
+// notable are the Services that have something to say for the correction of their slices, which few
+// have. Any goroutine may use it.
 type notable struct {
 	wake func()
 

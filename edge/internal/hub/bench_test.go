@@ -189,7 +189,8 @@ func (b *bench) cloud() *cloud {
 	return nil
 }
 
-// open takes the next link, opens its session, and takes what metamanager hears of it and the first heartbeat.
+// open takes the next link, opens its session, and takes what metamanager hears of it and the
+// first heartbeat.
 func (b *bench) open() *cloud {
 	b.t.Helper()
 	c := b.cloud()

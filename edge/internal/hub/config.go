@@ -16,15 +16,18 @@ import (
 
 // Config is what a Hub needs to know. Every zero duration and bound means its default.
 type Config struct {
-	// Servers are the addresses of cloudcores, "host:port". They are tried in turn from a random start.
+	// Servers are the addresses of cloudcores, "host:port". They are tried in turn from a
+	// random start.
 	Servers []string
 	Dialer  link.Dialer
 	Epochs  Epochs
 	// Alive says whether the kubelet renewed its Lease within the lease duration. It must be quick.
 	Alive func() bool
-	// AliveChanged, when it is not nil, tells that Alive may have changed. Without it Alive is asked every second.
+	// AliveChanged, when it is not nil, tells that Alive may have changed. Without it Alive is
+	// asked every second.
 	AliveChanged <-chan struct{}
-	// Wake tells that the network changed (a link came up, a route or address is new): dial at once. May be nil.
+	// Wake tells that the network changed (a link came up, a route or address is new): dial at
+	// once. May be nil.
 	Wake <-chan struct{}
 
 	// Trust keeps whom this device trusts; nil: it learns of no change.
@@ -35,36 +38,46 @@ type Config struct {
 
 	// Parts serve their kinds for each session themselves, past the bus.
 	Parts map[message.Kind]Part
-	// Routes names the modules that messages from the cloud are for, by kind. What is not named is for Module.
+	// Routes names the modules that messages from the cloud are for, by kind. What is not
+	// named is for Module.
 	Routes map[message.Kind]message.Name
 	Module message.Name // default "metamanager"
 
-	// Keepalive is the time between two heartbeats: 10 s. A link on which nothing came for three of them is given up.
+	// Keepalive is the time between two heartbeats: 10 s. A link on which nothing came for three of
+	// them is given up.
 	Keepalive time.Duration
-	// BackoffMin and BackoffMax bound the exponential back-off between rounds of dialling: 1 s and 30 s.
+	// BackoffMin and BackoffMax bound the exponential back-off between rounds of dialling:
+	// 1 s and 30 s.
 	BackoffMin, BackoffMax time.Duration
-	// Eager is for how long a network that does not answer at all is tried about every BackoffMin before the back-off begins to grow: 2 min. Such
-	// tries cost the cloud nothing, and the end of a silent cut is noticed within a second.
+	// Eager is for how long a network that does not answer at all is tried about every BackoffMin
+	// before the back-off begins to grow: 2 min. Such tries cost the cloud nothing, and the end of
+	// a silent cut is noticed within a second.
 	Eager time.Duration
-	// SlowRetry is the time between two tries at a server whose refusal won't pass by itself: 5 min.
+	// SlowRetry is the time between two tries at a server whose refusal won't pass by
+	// itself: 5 min.
 	SlowRetry time.Duration
 	// Steady is how long a link must have lasted for its end to be no sign of trouble: 1 min.
 	Steady time.Duration
-	// DialTimeout is for a transport to connect, with all handshakes: 15 s. WelcomeTimeout is for the cloud's answer to Hello: 25 s, because a cloud may
-	// first have to end an earlier session of ours.
+	// DialTimeout is for a transport to connect, with all handshakes: 15 s. WelcomeTimeout is
+	// for the cloud's answer to Hello: 25 s, because a cloud may first have to end an earlier
+	// session of ours.
 	DialTimeout, WelcomeTimeout time.Duration
-	// MaxPending bounds the requests that wait for an answer of the cloud: 1024. At the bound a request is refused with ErrBusy.
+	// MaxPending bounds the requests that wait for an answer of the cloud: 1024. At the bound a
+	// request is refused with ErrBusy.
 	MaxPending int
-	// PendingFor is for how long a request may wait: 5 min. Whoever asked has a shorter deadline of its own.
+	// PendingFor is for how long a request may wait: 5 min. Whoever asked has a shorter
+	// deadline of its own.
 	PendingFor time.Duration
 }
 
-// Part serves one kind of message within the sessions, and not over the bus: for what a module that is busy must not hold back, and what must hold
-// back no module.
+// Part serves one kind of message within the sessions, and not over the bus: for what a module that
+// is busy must not hold back, and what must hold back no module.
 type Part interface {
-	// Attach is called for each session before its first message. up is the session, and send of it; send holds its caller back while the link's queue is full.
-	// handle is called by the session's read loop, in order, and must not wait for anything; its error ends the link, with the code of a
-	// *link.CloseError in it. run lives for as long as the session; the hub dials again only when it has returned.
+	// Attach is called for each session before its first message. up is the session, and send of
+	// it; send holds its caller back while the link's queue is full. handle is called by the
+	// session's read loop, in order, and must not wait for anything; its error ends the link, with
+	// the code of a *link.CloseError in it. run lives for as long as the session; the hub dials
+	// again only when it has returned.
 	Attach(up linkstate.Link, send func(context.Context, message.Message) error) (
 		handle func(context.Context, message.Message) error, run func(context.Context))
 }
@@ -73,13 +86,15 @@ type Part interface {
 type Trust interface {
 	// TrustSum is of pki.TrustSum.
 	TrustSum() []byte
-	// Renew is called with what the cloud says, and with the certificate by which it has shown itself.
+	// Renew is called with what the cloud says, and with the certificate by which it has
+	// shown itself.
 	Renew(teller *x509.Certificate, ca, clientCA []byte) error
 }
 
 // Epochs gives each session its number.
 type Epochs interface {
-	// NextEpoch returns a number above all that it returned before, in this process or an earlier one.
+	// NextEpoch returns a number above all that it returned before, in this process or an
+	// earlier one.
 	NextEpoch(ctx context.Context) (uint64, error)
 }
 

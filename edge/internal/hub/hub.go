@@ -1,9 +1,11 @@
-// Package hub is the edge's end of the link: it dials the cloud, keeps the link alive, and carries messages between the link and the bus.
+// Package hub is the edge's end of the link: it dials the cloud, keeps the link alive, and carries
+// messages between the link and the bus.
 //
-// It owns when to dial whom, the session with the cloud, and the requests that wait for the cloud's answer. It keeps no message: what can't be sent
-// is dropped and counted, because whoever sent it keeps what must not be lost. It does not know what the messages mean. The module is one goroutine
-// that dials and reads, one that takes messages from the bus, one that sends heartbeats while a session is open; Status, Describe and Collect may be
-// called by any.
+// It owns when to dial whom, the session with the cloud, and the requests that wait for the cloud's
+// answer. It keeps no message: what can't be sent is dropped and counted, because whoever sent it
+// keeps what must not be lost. It does not know what the messages mean. The module is one goroutine
+// that dials and reads, one that takes messages from the bus, one that sends heartbeats while a
+// session is open; Status, Describe and Collect may be called by any.
 package hub
 
 import (
@@ -33,7 +35,8 @@ type Status struct {
 	Version   string         `json:"version,omitempty"`  // of cloudcore
 	Epoch     uint64         `json:"epoch,omitempty"`
 	Since     time.Time      `json:"since,omitzero"` // of the link, or of its loss; zero if there was none yet
-	// LastContact is when something last came from the cloud, an acknowledgement of the transport included; zero if nothing did yet.
+	// LastContact is when something last came from the cloud, an acknowledgement of the transport
+	// included; zero if nothing did yet.
 	LastContact time.Time `json:"lastContact,omitzero"`
 	LastError   string    `json:"lastError,omitempty"` // why the last try or link ended; "" while linked
 	Problem     string    `json:"problem,omitempty"`   // what is to be done, where dialling again can't help by itself

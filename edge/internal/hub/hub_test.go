@@ -361,7 +361,8 @@ func TestHub_DialsAtOnce_AndBacksOff(t *testing.T) {
 	})
 }
 
-// A silent cut: packets vanish and no interface tells. A try begun before the end of the cut waits for TCP's own back-off; a fresh one connects.
+// A silent cut: packets vanish and no interface tells. A try begun before the end of the cut waits
+// for TCP's own back-off; a fresh one connects.
 func TestHub_SilentCutOf60s_IsOverWithinASecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, nil)
@@ -486,7 +487,8 @@ func TestHub_RefusalThatWontPass_IsToldAndRetriedSlowly(t *testing.T) {
 	}
 }
 
-// An edge that has lost its store, and whose clock is behind, learns from the cloud above which epoch to go on.
+// An edge that has lost its store, and whose clock is behind, learns from the cloud above which
+// epoch to go on.
 func TestHub_CountsOnAboveTheEpochThatTheCloudKnows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, nil)

@@ -54,7 +54,8 @@ func (d ackingDialer) Dial(ctx context.Context, address string) (link.Conn, erro
 	return a, nil
 }
 
-// Where the transport shows that heartbeats arrive, few want an answer, and the link lives on acknowledgements.
+// Where the transport shows that heartbeats arrive, few want an answer, and the link lives on
+// acknowledgements.
 func TestHub_WhereTheTransportAcknowledges_AsksSeldom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		made := make(chan *acking, 16)
@@ -156,8 +157,9 @@ func (c *counted) total(t *testing.T) uint64 {
 	return s.RxBytes + s.TxBytes
 }
 
-// TestIsland_IdleBytes counts what passes a cable: heartbeats of an idle link, beside the floor of one TLS record of one byte and its TCP acknowledgement each
-// interval. The interval is a second here instead of ten, and the bytes of one are the same.
+// TestIsland_IdleBytes counts what passes a cable: heartbeats of an idle link, beside the floor of
+// one TLS record of one byte and its TCP acknowledgement each interval. The interval is a second
+// here instead of ten, and the bytes of one are the same.
 func TestIsland_IdleBytes(t *testing.T) {
 	const beats, every, allowed = 24, time.Second, 1.3
 	site := linktest.NewSite(t)

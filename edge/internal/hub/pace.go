@@ -13,11 +13,13 @@ import (
 	"github.com/skerry-io/skerry/common/link"
 )
 
-// versionTries is how often in a row an address may lead to another protocol before it is left alone for SlowRetry: behind one name there may be several replicas, and
-// while they are upgraded one after another each try is another's luck. The back-off is between them.
+// versionTries is how often in a row an address may lead to another protocol before it is left
+// alone for SlowRetry: behind one name there may be several replicas, and while they are upgraded
+// one after another each try is another's luck. The back-off is between them.
 const versionTries = 10
 
-// pace decides whom to dial next and when. It knows no clock and starts nothing; owned by the goroutine that dials.
+// pace decides whom to dial next and when. It knows no clock and starts nothing; owned by the
+// goroutine that dials.
 type pace struct {
 	config  Config
 	random  func() float64 // in [0, 1)
@@ -67,7 +69,8 @@ func (p *pace) started(server string, now time.Time) {
 		}
 	}
 	if p.eager(now) {
-		// Not before: the tries of a network that does not answer come at a steady pace, however soon each of them fails.
+		// Not before: the tries of a network that does not answer come at a steady pace, however
+		// soon each of them fails.
 		p.notBefore = now.Add(p.spread(p.config.BackoffMin, 0.75, 1))
 	}
 }
@@ -131,11 +134,13 @@ func (p *pace) ended(server string, now time.Time, lasted time.Duration, err err
 // renewed notes that we ended a session ourselves because a new one is wanted.
 func (p *pace) renewed(now time.Time) { p.notBefore = now }
 
-// taken says that another device seems to use this node's name: time after time its session is preferred to ours. Once alone may be our own earlier
-// session, of which the cloud does not know yet that it ended.
+// taken says that another device seems to use this node's name: time after time its session is
+// preferred to ours. Once alone may be our own earlier session, of which the cloud does not know
+// yet that it ended.
 func (p *pace) taken() bool { return p.replaced >= 2 }
 
-// hold keeps away from a server that said when to come back, or that won't have us until somebody does something.
+// hold keeps away from a server that said when to come back, or that won't have us until somebody
+// does something.
 func (p *pace) hold(server string, now time.Time, err error) {
 	end, ok := errors.AsType[*link.CloseError](err)
 	if !ok || end.Code != link.CloseVersion {
@@ -154,7 +159,8 @@ func (p *pace) hold(server string, now time.Time, err error) {
 	}
 }
 
-// wake forgets the back-off: the network changed. What a server asked for holds: to wait, or not to come before somebody did something.
+// wake forgets the back-off: the network changed. What a server asked for holds: to wait, or not to
+// come before somebody did something.
 func (p *pace) wake(now time.Time) {
 	const least = 250 * time.Millisecond // an interface that flaps shall not make us spin
 	p.notBefore = now
@@ -171,7 +177,8 @@ func (p *pace) spread(d time.Duration, from, to float64) time.Duration {
 	return time.Duration(float64(d) * (from + (to-from)*p.random()))
 }
 
-// retryAfter reads "retry-after=SECONDS" in the reason of a refusal. No server can send us away for longer than an hour.
+// retryAfter reads "retry-after=SECONDS" in the reason of a refusal. No server can send us away for
+// longer than an hour.
 func retryAfter(reason string) (time.Duration, bool) {
 	seconds, ok := numberAfter(reason, "retry-after=")
 	return time.Duration(min(seconds, 3600)) * time.Second, ok
@@ -190,7 +197,8 @@ func numberAfter(reason, word string) (uint64, bool) {
 	return n, err == nil
 }
 
-// silence says whether err is what a cut network looks like: nobody answered, or there was no way to ask.
+// silence says whether err is what a cut network looks like: nobody answered, or there was
+// no way to ask.
 func silence(err error) bool {
 	if end, ok := errors.AsType[*link.CloseError](err); ok && end.Remote {
 		return false

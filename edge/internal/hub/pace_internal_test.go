@@ -123,7 +123,8 @@ func TestPace_HonoursWhatServersAsk(t *testing.T) {
 	}
 }
 
-// Behind one balancer's name there are replicas of two protocols while they are upgraded: the name is tried again soon. Where all speak another, it is left alone.
+// Behind one balancer's name there are replicas of two protocols while they are upgraded: the name
+// is tried again soon. Where all speak another, it is left alone.
 func TestPace_AnotherReplicaMayBeBehindTheSameAddress(t *testing.T) {
 	other := &link.CloseError{Code: link.CloseVersion, Remote: true}
 	p := testPace(0.999, "balancer:1")
@@ -206,8 +207,9 @@ func TestPace_EndOfASession(t *testing.T) {
 	}
 }
 
-// A replica that ends a session so that another one gets it, or that is full and knows one that is not, says CloseShutdown: another address is dialled at once, and where there
-// is one for all replicas that one is, soon.
+// A replica that ends a session so that another one gets it, or that is full and knows one that is
+// not, says CloseShutdown: another address is dialled at once, and where there is one for all
+// replicas that one is, soon.
 func TestPace_AnotherReplicaHasRoom(t *testing.T) {
 	leave := &link.CloseError{Code: link.CloseShutdown, Remote: true}
 	for _, random := range []float64{0, 0.5, 0.999} {

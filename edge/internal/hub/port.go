@@ -32,7 +32,8 @@ type Port interface {
 
 var _ Port = (*beehive.Port)(nil)
 
-// setState says to the agents whether there is a session. The bus keeps it for those that start later.
+// setState says to the agents whether there is a session. The bus keeps it for those that
+// start later.
 func setState(ctx context.Context, port Port, state linkstate.State) {
 	err := port.SendToGroup(ctx, linkstate.Agents, linkstate.Current.New(message.Resource{}, state))
 	if err != nil && ctx.Err() == nil && !errors.Is(err, beehive.ErrNoGroup) {

@@ -20,8 +20,9 @@ import (
 const (
 	// missesAllowed is how many keepalive intervals without any sign of the cloud end the link.
 	missesAllowed = 3
-	// answerEvery is which heartbeats want an answer of cloudcore itself where the transport shows that they arrive. On an idle link an answer, with its
-	// own acknowledgement, costs as much as the heartbeat.
+	// answerEvery is which heartbeats want an answer of cloudcore itself where the transport
+	// shows that they arrive. On an idle link an answer, with its own acknowledgement, costs as
+	// much as the heartbeat.
 	answerEvery = 6
 )
 
@@ -78,7 +79,8 @@ func (s *session) run(ctx context.Context, port Port) error {
 		Transport: string(info.Transport), Remote: s.server, CloudTime: s.cloudTime, Since: s.since, Streams: s.streams,
 	}
 	s.attach(ctx, up, &beats)
-	// Current first, and up before anything that comes from the link: who hears of it can send at once, and knows what the first message belongs to.
+	// Current first, and up before anything that comes from the link: who hears of it can send at
+	// once, and knows what the first message belongs to.
 	s.current.Store(s)
 	s.tell(ctx, port, linkstate.Up.New(message.Resource{}, up))
 	setState(ctx, port, linkstate.State{Up: true, Link: up})
@@ -139,7 +141,8 @@ func (s *session) read(ctx context.Context, port Port) error {
 			case ok:
 				_ = s.conn.Close(end.Code, end.Reason)
 			default:
-				// What can't be handed on is lost, and the cloud takes it for delivered sooner or later: only a new session sets that right.
+				// What can't be handed on is lost, and the cloud takes it for delivered sooner or
+				// later: only a new session sets that right.
 				_ = s.conn.Close(link.CloseInternal, "edgecore could not take a message")
 			}
 			return err
@@ -180,8 +183,8 @@ func (s *session) deliver(ctx context.Context, port Port, m message.Message) err
 	return nil
 }
 
-// send takes a message of the bus up. An error says that it did not go; a request for which it returns nil will be answered, with a refusal if the
-// link ends.
+// send takes a message of the bus up. An error says that it did not go; a request for which it
+// returns nil will be answered, with a refusal if the link ends.
 func (s *session) send(ctx context.Context, m message.Message) error {
 	if m.Header.Sync {
 		if err := s.await(m); err != nil {
@@ -238,7 +241,8 @@ func (s *session) fail(ctx context.Context, port Port) {
 	}
 }
 
-// sweep refuses the requests that have waited for too long: their callers have left, and the answers won't come.
+// sweep refuses the requests that have waited for too long: their callers have left, and the
+// answers won't come.
 func (s *session) sweep(ctx context.Context, port Port) {
 	old := time.Now().Add(-s.config.PendingFor)
 	var gone []message.Message
@@ -325,7 +329,8 @@ func (s *session) beat(ctx context.Context, port Port) {
 				send(alive)
 			}
 		case <-s.config.Wake:
-			// The network changed. A link that is silent already is likely gone with the old one; dialling again is quicker than waiting for the last miss.
+			// The network changed. A link that is silent already is likely gone with the old one;
+			// dialling again is quicker than waiting for the last miss.
 			if misses >= missesAllowed-1 && !s.heard.Load() && !s.acked() {
 				_ = s.conn.Close(link.CloseTimeout, "the network changed and nothing comes back")
 				return
@@ -334,8 +339,9 @@ func (s *session) beat(ctx context.Context, port Port) {
 	}
 }
 
-// acked reports whether the transport has seen that the cloud got the last heartbeat, and not only the one before: half an interval lies between the two,
-// more than any clock in between is wrong by.
+// acked reports whether the transport has seen that the cloud got the last heartbeat, and
+// not only the one before: half an interval lies between the two, more than any clock in
+// between is wrong by.
 func (s *session) acked() bool { return time.Since(s.lastAcked()) < s.config.Keepalive*3/2 }
 
 // lastAcked is when the transport saw a sign of life last; zero where it can't say.

@@ -53,7 +53,8 @@ func (h *Hub) linked(s *session) {
 	h.logged = ""
 }
 
-// reached is where a link to server leads. Transports have ports of their own; remote tells it where nothing can stand in between, as a proxy can for TCP.
+// reached is where a link to server leads. Transports have ports of their own; remote tells it
+// where nothing can stand in between, as a proxy can for TCP.
 func reached(server string, remote net.Addr) string {
 	host, _, err := net.SplitHostPort(server)
 	if udp, ok := remote.(*net.UDPAddr); ok && err == nil {
@@ -71,8 +72,8 @@ func (h *Hub) unlinked(s *session, err error) {
 	h.status.LastContact = s.lastContact()
 }
 
-// troubled notes, and logs where it says something new, that a try or a session failed. A device may be off line for months: the same trouble is
-// logged once an hour.
+// troubled notes, and logs where it says something new, that a try or a session failed. A device
+// may be off line for months: the same trouble is logged once an hour.
 func (h *Hub) troubled(ctx context.Context, p *pace, server string, err error) {
 	problem := problem(p, server, err)
 	_, next := p.pick()
@@ -113,7 +114,8 @@ func problem(p *pace, server string, err error) string {
 	return fmt.Sprintf("the cloud refuses this node: %s (%s; join again if the certificate is wrong)", end.Reason, retry)
 }
 
-// errorKind is the part of an error that stays the same when it repeats itself: ports and durations in its text change.
+// errorKind is the part of an error that stays the same when it repeats itself: ports and durations
+// in its text change.
 func errorKind(err error) string {
 	if end, ok := errors.AsType[*link.CloseError](err); ok {
 		return fmt.Sprint(end.Code, end.Remote)

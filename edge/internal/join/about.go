@@ -12,9 +12,9 @@ import (
 	"github.com/skerry-io/skerry/common/pki"
 )
 
-// Ask finds the cloud that the token is for and asks what it says of itself, once. Nothing is changed, and no token
-// leaves the device. About is nil where the cloud is too old to know the question. Of the options Server, Token and
-// Clock count. The errors are those of Join.
+// Ask finds the cloud that the token is for and asks what it says of itself, once. Nothing is
+// changed, and no token leaves the device. About is nil where the cloud is too old to know the
+// question. Of the options Server, Token and Clock count. The errors are those of Join.
 func Ask(ctx context.Context, o Options) (ca *x509.Certificate, about *pki.About, err error) {
 	bases, host, err := serverURLs(o.Server)
 	if err != nil {

@@ -32,7 +32,8 @@ const (
 	retryMax         = 15 * time.Second
 )
 
-// ask finds the CA that the token pins at the server, then asks for the certificate, and again where that may help.
+// ask finds the CA that the token pins at the server, then asks for the certificate, and again
+// where that may help.
 func ask(ctx context.Context, o Options, key crypto.Signer) (*pki.JoinAnswer, error) {
 	bases, host, err := serverURLs(o.Server)
 	if err != nil {
@@ -75,7 +76,8 @@ func ask(ctx context.Context, o Options, key crypto.Signer) (*pki.JoinAnswer, er
 	}
 }
 
-// serverURLs are where a server is asked, one after the other where it can't be reached: a host without a port may be a cloudcore of before v0.2.
+// serverURLs are where a server is asked, one after the other where it can't be reached: a host
+// without a port may be a cloudcore of before v0.2.
 func serverURLs(server string) (bases []string, host string, err error) {
 	host, port, err := net.SplitHostPort(server)
 	ports := []string{port}
@@ -138,8 +140,9 @@ func parseAnswer(status int, header http.Header, data []byte, server string) (*p
 	return &answer, 0, nil
 }
 
-// findCA learns the server's certificates without trusting any: the handshake fails, as it must with no CA to trust, and the error has them. The one
-// whose key the token pins is then the only one that is trusted.
+// findCA learns the server's certificates without trusting any: the handshake fails, as it must
+// with no CA to trust, and the error has them. The one whose key the token pins is then the only
+// one that is trusted.
 func findCA(ctx context.Context, o Options, base, host string) (*x509.Certificate, error) {
 	transport := newTransport(pki.ClientTLS(pki.Client{Roots: x509.NewCertPool(), Now: o.Clock.Now, Protocols: protocols()}))
 	defer transport.CloseIdleConnections()
@@ -166,7 +169,8 @@ func findCA(ctx context.Context, o Options, base, host string) (*x509.Certificat
 		return nil, fmt.Errorf("%w: the token pins the CA %s, and %s shows %s; is this the right host, and the token of this cluster?",
 			ErrWrongCA, o.Token.CA, o.Server, pki.PinOf(shown[len(shown)-1]))
 	}
-	// What the pinned key has signed is true, times included: they have passed, whatever this device's clock says.
+	// What the pinned key has signed is true, times included: they have passed, whatever this
+	// device's clock says.
 	if err := ca.CheckSignatureFrom(ca); err != nil {
 		return nil, fmt.Errorf("%w: the CA that the token pins is not signed by itself: %w", ErrWrongCA, err)
 	}

@@ -18,7 +18,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/atomicfile"
 )
 
-// The files of the identity directory. node.pem is written last and removed first: an identity is whole when it is there.
+// The files of the identity directory. node.pem is written last and removed first: an identity is
+// whole when it is there.
 const (
 	nodeFile     = "node.pem"
 	caFile       = "ca.crt"
@@ -53,7 +54,8 @@ func (i *identity) tls() *tls.Certificate {
 	return cert
 }
 
-// directory is the identity directory. The lock of an open one keeps two joins, or a join and a rotation's write, from mixing their files.
+// directory is the identity directory. The lock of an open one keeps two joins, or a join and a
+// rotation's write, from mixing their files.
 type directory struct {
 	path string
 	seal Sealer // nil: keys are in the clear
@@ -153,8 +155,8 @@ func (d *directory) pendingKey() (crypto.Signer, error) {
 
 func (d *directory) dropPendingKey() error { return d.remove(pendingFile) }
 
-// keep makes id the identity. A crash on the way leaves either the one before, or none and the pending key, with which the same join can be run
-// again.
+// keep makes id the identity. A crash on the way leaves either the one before, or none and the
+// pending key, with which the same join can be run again.
 func (d *directory) keep(id *identity) error {
 	cluster, err := json.MarshalIndent(id.cluster, "", "  ")
 	if err != nil {

@@ -87,7 +87,8 @@ func (a authority) server(t testing.TB, now time.Time) *x509.Certificate {
 	}, key.Public())
 }
 
-// cloud behaves like a bootstrap server whose token has uses left, and whose cluster's clock is its own.
+// cloud behaves like a bootstrap server whose token has uses left, and whose cluster's
+// clock is its own.
 type cloud struct {
 	t       testing.TB
 	serving authority

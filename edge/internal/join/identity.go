@@ -29,7 +29,8 @@ import (
 // ErrNotJoined is returned by Load where there is no identity.
 var ErrNotJoined = errors.New("this device has not joined a cluster")
 
-// Identity is who this device is, and whom it trusts. Its certificate changes as it is rotated, its trust when the cloud says so; nothing else does.
+// Identity is who this device is, and whom it trusts. Its certificate changes as it is rotated, its
+// trust when the cloud says so; nothing else does.
 type Identity struct {
 	// Set by Load, never changed.
 	dir     string
@@ -55,7 +56,8 @@ type Status struct {
 	LastError   string         `json:"lastError,omitempty"` // of the rotation; empty after a success
 }
 
-// Load reads the identity that a join has left in dir; seal opens its key, nil where that is in the clear. The times that its certificates were signed at have passed: clock learns them.
+// Load reads the identity that a join has left in dir; seal opens its key, nil where that is in the
+// clear. The times that its certificates were signed at have passed: clock learns them.
 func Load(dir string, seal Sealer, clock *pki.Clock) (*Identity, error) {
 	id, err := (&directory{path: dir, seal: seal}).load()
 	if errors.Is(err, fs.ErrNotExist) {
@@ -99,11 +101,12 @@ func (i *Identity) ClientCAFile() string {
 	return path
 }
 
-// Certificate is the current one, an expired one too: the cloud is to judge, not a clock that may be wrong. The same pointer is returned until the
-// next rotation.
+// Certificate is the current one, an expired one too: the cloud is to judge, not a clock that may
+// be wrong. The same pointer is returned until the next rotation.
 func (i *Identity) Certificate() (*tls.Certificate, error) { return i.current.Load(), nil }
 
-// TLS dials cloudcore as this device, with whichever certificate is current then, and trusts whom Roots has now.
+// TLS dials cloudcore as this device, with whichever certificate is current then, and trusts
+// whom Roots has now.
 func (i *Identity) TLS(protocols ...string) *tls.Config {
 	return pki.ClientTLS(pki.Client{Roots: i.Roots(), Certificate: i.Certificate, Now: i.clock.Now, Protocols: protocols})
 }
@@ -117,8 +120,9 @@ func (i *Identity) Status() Status {
 	return s
 }
 
-// rotateAt is within 70 and 90 % of a certificate's life, as kubelets do it, and always the same for one certificate: restarts don't draw again, and
-// the devices that joined on one day don't all renew on one day.
+// rotateAt is within 70 and 90 % of a certificate's life, as kubelets do it, and always the same
+// for one certificate: restarts don't draw again, and the devices that joined on one day don't all
+// renew on one day.
 func rotateAt(cert *x509.Certificate) time.Time {
 	sum := sha256.Sum256(cert.Raw)
 	fraction := 0.7 + 0.2*float64(binary.BigEndian.Uint32(sum[:]))/(1<<32)
@@ -136,7 +140,8 @@ const (
 	requestLife = time.Hour        // after which Kubernetes forgets a request
 )
 
-// request is a certificate request on its way. It is kept over a lost link, so that the cluster isn't filled with requests.
+// request is a certificate request on its way. It is kept over a lost link, so that the cluster
+// isn't filled with requests.
 type request struct {
 	name string
 	uid  types.UID
@@ -144,11 +149,12 @@ type request struct {
 	made time.Time
 }
 
-// Run rotates the certificate until ctx ends. csrs leads to kube-apiserver as this node, through the link; while there is none its calls fail, and
-// are made again later.
+// Run rotates the certificate until ctx ends. csrs leads to kube-apiserver as this node, through
+// the link; while there is none its calls fail, and are made again later.
 //
-// It does not use client-go's certificate manager: that goes by the system's clock alone, and with one that runs ahead it would ask for a new
-// certificate every second, with one that stands in 1970 for none until too late.
+// It does not use client-go's certificate manager: that goes by the system's clock alone, and with
+// one that runs ahead it would ask for a new certificate every second, with one that stands in 1970
+// for none until too late.
 func (i *Identity) Run(ctx context.Context, csrs certificatesclient.CertificateSigningRequestInterface) error {
 	logger := klog.FromContext(ctx)
 	var (
@@ -187,7 +193,8 @@ func (i *Identity) Run(ctx context.Context, csrs certificatesclient.CertificateS
 	}
 }
 
-// rotate asks for a new certificate, or goes on asking, and uses it from then on. It returns the request where that may still be answered.
+// rotate asks for a new certificate, or goes on asking, and uses it from then on. It returns the
+// request where that may still be answered.
 func (i *Identity) rotate(ctx context.Context, csrs certificatesclient.CertificateSigningRequestInterface, open *request) (*request, error) {
 	if open != nil && time.Since(open.made) > requestLife {
 		open = nil
@@ -253,7 +260,8 @@ func (i *Identity) ask(ctx context.Context, csrs certificatesclient.CertificateS
 // errDecided ends a request without a certificate.
 var errDecided = errors.New("the request for a new certificate was refused")
 
-// await asks for the request until it is decided. It doesn't watch: a watch would stay open over a thin link for what takes a second as a rule.
+// await asks for the request until it is decided. It doesn't watch: a watch would stay open over a
+// thin link for what takes a second as a rule.
 func await(ctx context.Context, csrs certificatesclient.CertificateSigningRequestInterface, open *request) ([]byte, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, pollFor, fmt.Errorf("%s is not decided after %v", open.name, pollFor))
 	defer cancel()

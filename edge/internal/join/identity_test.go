@@ -21,7 +21,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/join"
 )
 
-// signer behaves like kube-apiserver and its signer, as far as certificate requests go. It is used by one goroutine.
+// signer behaves like kube-apiserver and its signer, as far as certificate requests go. It is used
+// by one goroutine.
 type signer struct {
 	certificatesclient.CertificateSigningRequestInterface // whatever else is called is a bug
 
@@ -250,8 +251,9 @@ func TestRotation(t *testing.T) {
 				if err := errors.Join(os.Remove(node), os.MkdirAll(filepath.Join(node, "in the way"), 0o700)); err != nil {
 					t.Fatal(err)
 				}
-				// Not for long: the pauses between tries grow, and a request that is an hour old when the next try comes is made again. After 5 minutes the
-				// pause is 12 minutes at most.
+				// Not for long: the pauses between tries grow, and a request that is an hour
+				// old when the next try comes is made again. After 5 minutes the pause is 12
+				// minutes at most.
 				time.Sleep(time.Until(id.Status().RotateAt) + 5*time.Minute)
 				synctest.Wait()
 				if id.Status().LastError == "" {

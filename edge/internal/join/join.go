@@ -1,9 +1,11 @@
-// Package join makes this device a node of a cluster and keeps it one: the first contact with a cloudcore that nobody vouches for but the token, the
-// certificate, and its rotation.
+// Package join makes this device a node of a cluster and keeps it one: the first contact with a
+// cloudcore that nobody vouches for but the token, the certificate, and its rotation.
 //
-// It owns the identity directory: node.pem (certificate and key, which may be sealed), ca.crt (whom the device trusts), client-ca.crt (whom its kubelet trusts) and
-// cluster.json. It refuses a cloud whose CA the token does not pin, and to overwrite an identity that is still good. Join holds a lock on the
-// directory; an Identity's methods may be called by many goroutines at once, its Run by one.
+// It owns the identity directory: node.pem (certificate and key, which may be sealed), ca.crt
+// (whom the device trusts), client-ca.crt (whom its kubelet trusts) and cluster.json. It refuses a
+// cloud whose CA the token does not pin, and to overwrite an identity that is still good. Join
+// holds a lock on the directory; an Identity's methods may be called by many goroutines at once,
+// its Run by one.
 package join
 
 import (
@@ -20,7 +22,8 @@ import (
 	"github.com/skerry-io/skerry/common/pki"
 )
 
-// What can be wrong with a join apart from a *pki.Refusal. Each is wrapped in an error that says what to do.
+// What can be wrong with a join apart from a *pki.Refusal. Each is wrapped in an error that
+// says what to do.
 var (
 	ErrUnreachable  = errors.New("the host can't be reached")
 	ErrNotCloudcore = errors.New("the host is no cloudcore")
@@ -53,12 +56,14 @@ type Result struct {
 	Already  bool           `json:"already"` // nothing was done: the device was this node before
 	NotAfter time.Time      `json:"notAfter"`
 	Cluster  Cluster        `json:"cluster"`
-	// Skew is how far this device's clock is ahead of the cloud's (negative: behind), to the nearest second. Zero when nothing was asked.
+	// Skew is how far this device's clock is ahead of the cloud's (negative: behind), to the
+	// nearest second. Zero when nothing was asked.
 	Skew time.Duration `json:"skew"`
 }
 
-// Join makes this device a node. The key is made here and never leaves. It is kept from the first try on, so that a join whose answer was lost can be
-// run again and takes no second use of the token. When Join fails, the identity that was there before is unchanged.
+// Join makes this device a node. The key is made here and never leaves. It is kept from the first
+// try on, so that a join whose answer was lost can be run again and takes no second use of the
+// token. When Join fails, the identity that was there before is unchanged.
 func Join(ctx context.Context, o Options) (Result, error) {
 	if err := pki.ValidNodeName(o.Node); err != nil {
 		return Result{}, err
@@ -114,7 +119,8 @@ func deref(r *Result) Result {
 	return *r
 }
 
-// before looks at the identity that is there already. A damaged or expired one is no reason not to join.
+// before looks at the identity that is there already. A damaged or expired one is no
+// reason not to join.
 func before(d *directory, o Options) (*Result, error) {
 	if o.Force {
 		return nil, nil

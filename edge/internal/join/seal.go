@@ -19,7 +19,8 @@ type Sealer interface {
 // sealedBlock is the type of a PEM block with a sealed key.
 const sealedBlock = "SKERRY SEALED KEY"
 
-// errInTheClear is of an identity from a time when nothing was sealed. Sealing it now would leave the old key in unused blocks of the disk.
+// errInTheClear is of an identity from a time when nothing was sealed. Sealing it now would leave
+// the old key in unused blocks of the disk.
 var errInTheClear = errors.New("its private key lies on the disk in the clear, and modules.metaManager.encryption says that nothing may: run `edgecore reset`, which gives up that key")
 
 // encodeKey is a key as the file of that name holds it.

@@ -24,17 +24,21 @@ func newTrust(ca, clientCA []*x509.Certificate) *trust {
 	return t
 }
 
-// ClientRoots are the authorities of the cluster's client certificates, which nodes have too; nil where the cloud did not say.
+// ClientRoots are the authorities of the cluster's client certificates, which nodes have too; nil
+// where the cloud did not say.
 func (i *Identity) ClientRoots() *x509.CertPool { return i.trust.Load().clientRoots }
 
-// Roots are the authorities of cloudcore's certificates. The same pointer is returned until they change.
+// Roots are the authorities of cloudcore's certificates. The same pointer is returned
+// until they change.
 func (i *Identity) Roots() *x509.CertPool { return i.trust.Load().roots }
 
 // TrustSum sums up whom this device trusts.
 func (i *Identity) TrustSum() []byte { return i.trust.Load().sum }
 
-// Renew takes over whom the cloud wants this device to trust, as PEM, once it is on the disk. Without clientCA those of the cluster's clients stay. A bundle by which the cloud
-// that tells of it would not be trusted any more is refused: it would be the last thing that this device ever heard.
+// Renew takes over whom the cloud wants this device to trust, as PEM, once it is on the disk.
+// Without clientCA those of the cluster's clients stay. A bundle by which the cloud that
+// tells of it would not be trusted any more is refused: it would be the last thing that this
+// device ever heard.
 func (i *Identity) Renew(teller *x509.Certificate, ca, clientCA []byte) error {
 	roots, err := pki.ParseCertificates(ca)
 	if err != nil {

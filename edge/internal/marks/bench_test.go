@@ -19,8 +19,9 @@ import (
 )
 
 // BenchmarkApply plans 1,000 Services and applies the plan, in turn with iptables-restore and
-// ip6tables-restore that are given the same rules as text. Both are measured by the clock, and by the time that
-// this process and its children had a processor: on a busy machine the clock says more of the others.
+// ip6tables-restore that are given the same rules as text. Both are measured by the clock, and by
+// the time that this process and its children had a processor: on a busy machine the clock says
+// more of the others.
 func BenchmarkApply(b *testing.B) {
 	host := wire.NewHost(b)
 	var objects marks.Objects

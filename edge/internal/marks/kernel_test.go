@@ -41,7 +41,8 @@ func newLAN(t *testing.T) *lan {
 	return l
 }
 
-// apply makes the device's kernel mark for these Services, and returns how many families it changed.
+// apply makes the device's kernel mark for these Services, and returns how many families
+// it changed.
 func (l *lan) apply(services ...*corev1.Service) (changed int) {
 	l.t.Helper()
 	c := marks.Collect(marks.Objects{Services: services})
@@ -77,7 +78,8 @@ func (l *lan) rules() []string {
 	return out
 }
 
-// send sends a few bytes from the client to what listens there (UDP: without a listener), and returns the mark of the connection at the device.
+// send sends a few bytes from the client to what listens there (UDP: without a listener), and
+// returns the mark of the connection at the device.
 func (l *lan) send(network, address string) uint32 {
 	l.t.Helper()
 	var from netip.AddrPort

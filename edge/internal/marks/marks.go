@@ -1,9 +1,12 @@
-// Package marks keeps the kernel's rules that mark connections from outside to what the cluster exposes: Services, Ingresses and the Authorized Cluster Endpoint.
+// Package marks keeps the kernel's rules that mark connections from outside to what the cluster
+// exposes: Services, Ingresses and the Authorized Cluster Endpoint.
 //
-// It owns the list of what is exposed (Collect, from the objects in the store, with or without a link) and the rules that follow from it (Plan); package mangle makes the
-// kernel have them. It refuses to act before Services, Ingresses and the cluster's ranges of Services are known, and never writes a text of an object into a rule, but as a
-// comment. While it is switched off, Clear leaves nothing of it in the kernel. Collect and Plan are pure; Status may be called by any goroutine, everything else is of the
-// agent's own.
+// It owns the list of what is exposed (Collect, from the objects in the store, with or without a
+// link) and the rules that follow from it (Plan); package mangle makes the kernel have them. It
+// refuses to act before Services, Ingresses and the cluster's ranges of Services are known, and
+// never writes a text of an object into a rule, but as a comment. While it is switched off, Clear
+// leaves nothing of it in the kernel. Collect and Plan are pure; Status may be called by any
+// goroutine, everything else is of the agent's own.
 package marks
 
 import (
@@ -30,9 +33,11 @@ import (
 const Name message.Name = "marks"
 
 const (
-	// resync is how often the kernel is read although no object changed: others write to the same table.
+	// resync is how often the kernel is read although no object changed: others write to
+	// the same table.
 	resync = 30 * time.Second
-	// readyAfter bounds how long the kubelet waits for the rules: a device that has never had a link knows no Services.
+	// readyAfter bounds how long the kubelet waits for the rules: a device that has never had a
+	// link knows no Services.
 	readyAfter = 10 * time.Second
 )
 

@@ -11,7 +11,8 @@ import (
 )
 
 const (
-	// entryBytes bounds the entries of a report; `edgecore status` lists all. cloudcore takes reports of 16 KiB.
+	// entryBytes bounds the entries of a report; `edgecore status` lists all. cloudcore takes
+	// reports of 16 KiB.
 	entryBytes = 8 << 10
 	// messageBytes bounds its message.
 	messageBytes = 1 << 10

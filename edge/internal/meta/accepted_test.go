@@ -13,8 +13,8 @@ import (
 )
 
 // What kube-apiserver has accepted stays visible on the device while the cloud's watch lags, over a
-// restart and over a session with a replica that has not seen it, and gives way to what the watch brings
-// once it has caught up.
+// restart and over a session with a replica that has not seen it, and gives way to what the watch
+// brings once it has caught up.
 func TestAcceptedWritesOutliveALaggingWatch(t *testing.T) {
 	newSession := map[string]func(e *edge, c *cloud){
 		"restart": func(e *edge, _ *cloud) { e.restart() },
@@ -106,8 +106,9 @@ func TestAcceptedWritesOutliveALaggingWatch(t *testing.T) {
 	}
 }
 
-// What the cloud has taken back does not come again by a replica whose watch lags: the edge says as of
-// which version it knows, also where it holds nothing, and after a restart. A restored cluster counts.
+// What the cloud has taken back does not come again by a replica whose watch lags: the edge says
+// as of which version it knows, also where it holds nothing, and after a restart. A restored
+// cluster counts.
 func TestDeletionsOutliveALaggingWatch(t *testing.T) {
 	for name, leave := range map[string]func(e *edge, c *cloud){
 		"restart":         func(e *edge, _ *cloud) { e.restart() },
@@ -155,7 +156,8 @@ func TestDeletionsOutliveALaggingWatch(t *testing.T) {
 	}
 }
 
-// laggingPod is an edge whose pod has status 3, and a cloud whose watch shows no change from here on.
+// laggingPod is an edge whose pod has status 3, and a cloud whose watch shows no change
+// from here on.
 func laggingPod(t *testing.T) (*edge, *cloud) {
 	t.Helper()
 	c := newCloud(t)

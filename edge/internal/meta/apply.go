@@ -16,7 +16,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
-// maxMismatches is how many resources a cloud can be mistaken about in one session; beyond, it is believed.
+// maxMismatches is how many resources a cloud can be mistaken about in one session; beyond,
+// it is believed.
 const maxMismatches = 1024
 
 // applyState stages what a State says, and notes in digestMismatches what it expects and is not so.
@@ -114,8 +115,9 @@ func (m *Manager) applyObject(b *batch, ref object.Ref, c *topicpb.Change) error
 	return nil
 }
 
-// dropAccepted drops what was accepted in earlier sessions of an interest's objects: its whole set has
-// come now, from a copy that had reached those writes (Digest.Written), so it is as the cloud has it.
+// dropAccepted drops what was accepted in earlier sessions of an interest's objects: its whole
+// set has come now, from a copy that had reached those writes (Digest.Written), so it is as
+// the cloud has it.
 func (m *Manager) dropAccepted(b *batch, i *view.Interest) {
 	link, _ := b.view.Link()
 	for _, ref := range m.outbox.Refs() {

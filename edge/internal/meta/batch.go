@@ -31,7 +31,8 @@ type batch struct {
 // showing makes what is shown of what is held.
 type showing struct{ corrector object.Corrector }
 
-// overlay is what is shown of what the cloud delivered: with the writes that wait laid over it, and corrected. decoded is what was delivered, nil where the caller has only its bytes.
+// overlay is what is shown of what the cloud delivered: with the writes that wait laid over it, and
+// corrected. decoded is what was delivered, nil where the caller has only its bytes.
 func (s showing) overlay(h *view.Held, decoded runtime.Object, entries []*outbox.Entry) *view.Held {
 	delivered := h.Delivered()
 	shown, hidden := outbox.Overlay(delivered, entries)
@@ -65,7 +66,8 @@ func (b *batch) write(tx *store.Tx) error {
 	return b.view.Write(tx)
 }
 
-// forget stages that an object is no longer held. Writes that wait for it stay: the relay says what became of them.
+// forget stages that an object is no longer held. Writes that wait for it stay: the relay says what
+// became of them.
 func (b *batch) forget(ref object.Ref) {
 	b.outbox.Remove(ref, func(e *outbox.Entry) bool { return e.Accepted })
 	have := b.view.Get(ref)
@@ -79,7 +81,8 @@ func (b *batch) forget(ref object.Ref) {
 	}
 }
 
-// reapply shows an object again after its writes have changed. Its record stays: that is what the cloud delivered.
+// reapply shows an object again after its writes have changed. Its record stays: that is what the
+// cloud delivered.
 func (b *batch) reapply(ref object.Ref) {
 	have := b.view.Get(ref)
 	if have == nil {

@@ -37,8 +37,9 @@ func ref(name, namespace, object_ string) object.Ref {
 	return object.Ref{Resource: resource(name), Namespace: namespace, Name: object_}
 }
 
-// cloud behaves as cloudcore and kube-apiserver do, seen from the edge's bus: it keeps objects with resource versions, sends down what the interests
-// ask for, resumes by digests, and takes writes. It is the port of the Manager under test.
+// cloud behaves as cloudcore and kube-apiserver do, seen from the edge's bus: it keeps objects with
+// resource versions, sends down what the interests ask for, resumes by digests, and takes writes.
+// It is the port of the Manager under test.
 type cloud struct {
 	prefix string // of versions of what is set from now on
 	guess  bool   // of a resource whose digest differs it sends what is newer than all that the edge holds, and says what it expects
@@ -258,7 +259,8 @@ func resourceOf(i *topicpb.Interest) schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: i.Resource.Group, Version: i.Resource.Version, Resource: i.Resource.Resource}
 }
 
-// wanted is what the interests select. Configmaps and secrets that the wanted pods name travel with them.
+// wanted is what the interests select. Configmaps and secrets that the wanted pods name
+// travel with them.
 func (c *cloud) wanted() map[object.Ref]*thing {
 	all := map[object.Ref]*thing{}
 	deps := false
@@ -303,7 +305,8 @@ func (c *cloud) wanted() map[object.Ref]*thing {
 	return all
 }
 
-// resume compares the digests with what the edge should have and asks for inventories where they differ.
+// resume compares the digests with what the edge should have and asks for inventories
+// where they differ.
 func (c *cloud) resume(digests []*topicpb.Digest) {
 	c.digests = digests
 	late := func(d *topicpb.Digest) bool { return c.behind != nil && d.Written > c.behindAt }
@@ -525,7 +528,8 @@ type edge struct {
 	stop   func()
 }
 
-// memoryDir is a directory where a sync costs nothing, if there is one: the tests here are of order, those of the store are of disks.
+// memoryDir is a directory where a sync costs nothing, if there is one: the tests here are of
+// order, those of the store are of disks.
 func memoryDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "skerry-meta-*")
@@ -570,7 +574,8 @@ func (e *edge) start() {
 	<-e.cloud.ready
 }
 
-// restart is a reboot: what the process knew is gone. What the cloud still had to say to it is, too.
+// restart is a reboot: what the process knew is gone. What the cloud still had to say to
+// it is, too.
 func (e *edge) restart() {
 	e.t.Helper()
 	e.cloud.mu.Lock()

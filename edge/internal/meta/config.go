@@ -26,7 +26,8 @@ type Config struct {
 	Limits Limits
 	// Corrector, when it is not nil, has a say in how objects are shown.
 	Corrector object.Corrector
-	// At, when it is not nil, is called when a Point is reached, by the goroutine that reaches it. For tests.
+	// At, when it is not nil, is called when a Point is reached, by the goroutine that
+	// reaches it. For tests.
 	At func(Point)
 }
 

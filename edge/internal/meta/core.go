@@ -11,8 +11,9 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/store"
 )
 
-// do has the core work out a change and waits until it is on the disk and shown. The function runs in the core; it either stages all that it wants
-// and returns nil, or it stages nothing and returns an error. It may run again when the batch that it was part of failed.
+// do has the core work out a change and waits until it is on the disk and shown. The function runs
+// in the core; it either stages all that it wants and returns nil, or it stages nothing and returns
+// an error. It may run again when the batch that it was part of failed.
 func (m *Manager) do(ctx context.Context, do func(*batch) error) error {
 	r := &proposal{do: do, done: make(chan error, 1)}
 	if !m.view.Running() {
@@ -53,7 +54,8 @@ func (m *Manager) core(ctx context.Context) error {
 	}
 }
 
-// refuse answers what waits after the end. Callers that come later wait for their own contexts; the view has refused them already.
+// refuse answers what waits after the end. Callers that come later wait for their own contexts; the
+// view has refused them already.
 func (m *Manager) refuse() {
 	m.view.Close()
 	for {

@@ -34,8 +34,8 @@ func (n *note) Correct(o object.Object, decoded runtime.Object) []byte {
 	return raw
 }
 
-// What is corrected is seen at the edge alone: the store and the digests have what was delivered, and a correction that changes comes as a
-// change of the object.
+// What is corrected is seen at the edge alone: the store and the digests have what was delivered,
+// and a correction that changes comes as a change of the object.
 func TestACorrectionIsShownAndNothingElse(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		n := &note{}

@@ -31,8 +31,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// On a full disk a write is refused with a clear error, what is held is still served, what the cloud sends is not acknowledged; when there is room again
-// everything goes on by itself.
+// On a full disk a write is refused with a clear error, what is held is still served, what the
+// cloud sends is not acknowledged; when there is room again everything goes on by itself.
 func TestAFullDiskIsAnErrorThatPasses(t *testing.T) {
 	smalldisk.Run(t, "writes")
 }

@@ -48,7 +48,8 @@ func TestNothingChangedNothingSent(t *testing.T) {
 	})
 }
 
-// A cloud that has forgotten what an edge holds sends what is newer, and says what the edge should hold then.
+// A cloud that has forgotten what an edge holds sends what is newer, and says what the edge
+// should hold then.
 func TestWhatTheCloudExpects(t *testing.T) {
 	for name, test := range map[string]struct {
 		meanwhile func(*cloud)
@@ -88,7 +89,8 @@ func TestWhatTheCloudExpects(t *testing.T) {
 	}
 }
 
-// What a mistaken cloud calls synced is not: nobody is shown a set of which it isn't known that it is whole.
+// What a mistaken cloud calls synced is not: nobody is shown a set of which it isn't known
+// that it is whole.
 func TestAMistakenCloudSyncsNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		c := newCloud(t)

@@ -102,7 +102,8 @@ func (m *Manager) stageEvent(b *batch, ref object.Ref, e *corev1.Event, report b
 	return shown, nil
 }
 
-// entryOf is an event for the cloud. One that repeats another says so by its verb: the cloud then updates what it has.
+// entryOf is an event for the cloud. One that repeats another says so by its verb: the cloud then
+// updates what it has.
 func entryOf(e *corev1.Event, body []byte) *outbox.Entry {
 	verb := topicpb.Verb_PATCH
 	if e.Count <= 1 && (e.Series == nil || e.Series.Count <= 1) {
@@ -147,7 +148,8 @@ func (m *Manager) reportDropped(b *batch) error {
 	return err
 }
 
-// reportRefused notes in the events shown here that a write was refused for good. Not in the cloud: it knows.
+// reportRefused notes in the events shown here that a write was refused for good. Not in the
+// cloud: it knows.
 func (m *Manager) reportRefused(b *batch, ref object.Ref, e *outbox.Entry, st *metav1.Status) {
 	if ref.Resource == view.Events && ref.Namespace == metav1.NamespaceDefault && e.UID == "" {
 		return // an event of our own

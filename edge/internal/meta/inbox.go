@@ -12,8 +12,9 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/meta/view"
 )
 
-// inbox is what came over the link and waits for the core: states and results, in order. Its bound is the cloud's window of unacknowledged states and
-// our own window of writes. When the disk is full it tries again; the cloud sends no more meanwhile.
+// inbox is what came over the link and waits for the core: states and results, in order. Its bound
+// is the cloud's window of unacknowledged states and our own window of writes. When the disk is
+// full it tries again; the cloud sends no more meanwhile.
 type inbox struct {
 	wake chan struct{}
 	most int // results that are gathered
@@ -28,8 +29,9 @@ type inbox struct {
 	digestMismatches digestMismatches
 }
 
-// digestMismatches are the resources of which the cloud expected something else than what is held. Each is told once in a session (told); until the cloud has compared, and expects
-// something again, what it says is synced is not (open).
+// digestMismatches are the resources of which the cloud expected something else than what is held.
+// Each is told once in a session (told); until the cloud has compared, and expects something again,
+// what it says is synced is not (open).
 type digestMismatches struct {
 	open, told map[schema.GroupVersionResource]bool
 }
@@ -70,12 +72,14 @@ func (in *inbox) putResult(r *topicpb.WriteResult, event bool) {
 	in.put(func() { in.results, in.pressing = append(in.results, r), in.pressing || !event })
 }
 
-// putInventory: an inventory must tell of every state that came before its request, so it goes the same way.
+// putInventory: an inventory must tell of every state that came before its request, so it
+// goes the same way.
 func (in *inbox) putInventory(msg message.Message, r *topicpb.InventoryRequest) {
 	in.put(func() { in.inventories, in.pressing = append(in.inventories, inventoryRequest{msg, r}), true })
 }
 
-// reset forgets the states of a session that has ended: they were not acknowledged, so they come again. Results are kept: what they say stays true.
+// reset forgets the states of a session that has ended: they were not acknowledged, so they come
+// again. Results are kept: what they say stays true.
 func (in *inbox) reset() {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -101,8 +105,10 @@ func (s digestMismatches) concern(i *view.Interest) bool {
 	return false
 }
 
-// Nobody waits for the result of an event, and each commit is two syncs of flash: so results of events are gathered for a moment. What is lost with the
-// process meanwhile is told again, for the event goes up again and is found there. Fewer than the window of events are gathered, so that the others are under way.
+// Nobody waits for the result of an event, and each commit is two syncs of flash: so results of
+// events are gathered for a moment. What is lost with the process meanwhile is told again, for the
+// event goes up again and is found there. Fewer than the window of events are gathered, so that the
+// others are under way.
 const (
 	gatherFor  = 10 * time.Millisecond
 	gatherMost = 16

@@ -36,8 +36,9 @@ const (
 	islandDrain = "drain"
 )
 
-// ledger is a cloud behind a bus in this process: it writes down, where a kill does not reach, what it accepted, and answers a moment later. Now and then the link goes and
-// comes, and answers are lost.
+// ledger is a cloud behind a bus in this process: it writes down, where a kill does not reach,
+// what it accepted, and answers a moment later. Now and then the link goes and comes, and
+// answers are lost.
 type ledger struct {
 	file   *os.File
 	store  *store.Store
@@ -114,7 +115,8 @@ func (l *ledger) relink(ctx context.Context) error {
 	return nil
 }
 
-// island is the child: a device's metamanager and store under load, which dies when it is told to. It says on standard output what was acknowledged.
+// island is the child: a device's metamanager and store under load, which dies when it is told to.
+// It says on standard output what was acknowledged.
 func island(dir string) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -205,8 +207,10 @@ func island(dir string) error {
 	}
 }
 
-// TestIsland_17_MetaKilledAtAnyMoment: metamanager and its store are killed (-9) under load, 200 times at random and some times at each of the points that are hardest to
-// bear. In the end the cloud has every event that was acknowledged, and of each report the newest that was or a newer one.
+// TestIsland_17_MetaKilledAtAnyMoment: metamanager and its store are killed (-9) under load,
+// 200 times at random and some times at each of the points that are hardest to bear. In the
+// end the cloud has every event that was acknowledged, and of each report the newest that was
+// or a newer one.
 func TestIsland_17_MetaKilledAtAnyMoment(t *testing.T) {
 	random, each := 200, 8
 	if testing.Short() {

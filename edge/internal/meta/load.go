@@ -13,7 +13,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/store"
 )
 
-// load reads the store into the view, the outbox and what else there is. An earlier run of this process may have left what it had.
+// load reads the store into the view, the outbox and what else there is. An earlier run of this
+// process may have left what it had.
 func (m *Manager) load(ctx context.Context) error {
 	log := klog.FromContext(ctx)
 	var stored *view.Stored

@@ -1,16 +1,22 @@
-// Package meta is metamanager: what the device knows of the cluster, and what it still has to send to it.
+// Package meta is metamanager: what the device knows of the cluster, and what it still has
+// to send to it.
 //
-// It owns the one order in which all of that changes; the packages below it own the parts: view (objects, interests, watches), outbox (the writes that
-// wait), event (the newest events), token (kept tokens) and lease (the kubelet's Lease). It alone knows whether there is a cloud. It refuses to answer
-// from a set that was never wholly delivered: a wrong empty list makes a kubelet kill every pod.
+// It owns the one order in which all of that changes; the packages below it own the parts: view
+// (objects, interests, watches), outbox (the writes that wait), event (the newest events), token
+// (kept tokens) and lease (the kubelet's Lease). It alone knows whether there is a cloud. It
+// refuses to answer from a set that was never wholly delivered: a wrong empty list makes a kubelet
+// kill every pod.
 //
-// One goroutine, the core, decides every change, a batch at a time: worked out against the view and the outbox, written to the store in one transaction,
-// then shown. So nothing is seen, acknowledged or sent before it is on the disk. Readers share a lock with the core and never wait for the disk. Every
-// exported method may be called by many goroutines at once; before Run is ready and after it has ended they answer 503.
+// One goroutine, the core, decides every change, a batch at a time: worked out against the view and
+// the outbox, written to the store in one transaction, then shown. So nothing is seen, acknowledged
+// or sent before it is on the disk. Readers share a lock with the core and never wait for the disk.
+// Every exported method may be called by many goroutines at once; before Run is ready and after it
+// has ended they answer 503.
 //
-// How to read it, from the bottom: batch.go and core.go are the transaction, manager.go the state that all share, inbox.go what came over the link. On
-// these stand the way down (deliver.go, apply.go), the way up (write.go, event.go, report.go, send.go), and what only the cloud can answer (proxy.go).
-// meta.go runs it all.
+// How to read it, from the bottom: batch.go and core.go are the transaction, manager.go the state
+// that all share, inbox.go what came over the link. On these stand the way down (deliver.go,
+// apply.go), the way up (write.go, event.go, report.go, send.go), and what only the cloud can
+// answer (proxy.go). meta.go runs it all.
 package meta
 
 import (
@@ -76,7 +82,8 @@ func (m *Manager) run(ctx context.Context, p port) error {
 	m.view.Open()
 	defer m.view.Close()
 
-	// What an open session sent to an earlier run is lost with that run: a new session sends it again.
+	// What an open session sent to an earlier run is lost with that run: a new session
+	// sends it again.
 	if err := p.Send(ctx, m.config.Hub, linkstate.Renew.New(message.Resource{}, struct{}{})); err != nil && ctx.Err() == nil {
 		klog.FromContext(ctx).V(2).Info("The hub can't be asked for a new session", "err", err)
 	}
@@ -90,7 +97,8 @@ func (m *Manager) run(ctx context.Context, p port) error {
 	return g.Wait()
 }
 
-// receive leads each message from the bus to its handler. No handler waits for the disk or for the link.
+// receive leads each message from the bus to its handler. No handler waits for the disk or
+// for the link.
 func (m *Manager) receive(ctx context.Context, p port) error {
 	mux := m.mux()
 	p.Ready()
@@ -132,7 +140,8 @@ func (m *Manager) mux() *message.Mux {
 	return mux
 }
 
-// handleUp opens a session: what was under way on an older link goes again, and the cloud is told what this device wants and has.
+// handleUp opens a session: what was under way on an older link goes again, and the cloud is told
+// what this device wants and has.
 func (m *Manager) handleUp(ctx context.Context, _ message.Message, up linkstate.Link) error {
 	m.inbox.reset()
 	m.putOff.Forget()

@@ -34,7 +34,8 @@ func TestAListWaitsForItsSet(t *testing.T) {
 		c.set(ref("pods", "default", "a"), pod())
 		e := newEdge(t, c, meta.Config{})
 
-		// Without a link, and never synced: 503 with Retry-After, never an empty list, however it is asked for.
+		// Without a link, and never synced: 503 with Retry-After, never an empty list, however
+		// it is asked for.
 		for name, options := range map[string]meta.ListOptions{"kubectl": {}, "reflector": {FromReflector: true}, "held": {Held: true}} {
 			items, _, err := e.List(t.Context(), ownPods(), options)
 			if !apierrors.IsServiceUnavailable(err) || retryAfter(err) == 0 || items != nil {

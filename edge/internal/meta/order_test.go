@@ -17,9 +17,9 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/meta"
 )
 
-// A write is sent, accepted, and its result has reached the edge when the link goes down; before the
-// result is applied the client writes again, and that is merged. The result is of what was sent alone:
-// what was merged goes up on the next link.
+// A write is sent, accepted, and its result has reached the edge when the link goes down; before
+// the result is applied the client writes again, and that is merged. The result is of what was sent
+// alone: what was merged goes up on the next link.
 func TestOrder_07_MergedWhileSent(t *testing.T) {
 	type write func(e *edge, n int) error
 	for name, test := range map[string]struct {
@@ -88,7 +88,8 @@ func TestOrder_07_MergedWhileSent(t *testing.T) {
 	}
 }
 
-// What a device without a link is told again and again takes no more memory than what it is told once.
+// What a device without a link is told again and again takes no more memory than what it
+// is told once.
 func TestOrder_13_OfflineForManyChanges(t *testing.T) {
 	const pods = 50
 	changes := 100_000

@@ -22,8 +22,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
-// Whatever happens, in whatever order: in the end the cloud has what was written last of each object, has never seen an older write take effect
-// after a newer one, and both ends hold the same.
+// Whatever happens, in whatever order: in the end the cloud has what was written last of each
+// object, has never seen an older write take effect after a newer one, and both ends hold the same.
 func TestEverythingArrivesInOrder(t *testing.T) {
 	for seed := range uint64(12) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -372,7 +372,8 @@ func TestWhatPassesThroughSpeaksTheCloudsVersions(t *testing.T) {
 	})
 }
 
-// Objects that come without their status have a digest for a version: it is compared like any other, and never goes to kube-apiserver.
+// Objects that come without their status have a digest for a version: it is compared like any
+// other, and never goes to kube-apiserver.
 func TestVersionsThatAreDigests(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		c := newCloud(t)
@@ -421,7 +422,8 @@ func TestVersionsThatAreDigests(t *testing.T) {
 	})
 }
 
-// A kubelet at rest tells every five minutes that its node is as it was. That reaches the cloud, and nothing is written to flash for it.
+// A kubelet at rest tells every five minutes that its node is as it was. That reaches the cloud,
+// and nothing is written to flash for it.
 func TestHeartbeatsOfTheNodeAreNotWritten(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		c := newCloud(t)
@@ -545,7 +547,8 @@ func TestReportsAreReplaced(t *testing.T) {
 	})
 }
 
-// Results of events that come one after another share commits: a commit is two syncs of flash, and nobody waits for them. They wait with nothing else.
+// Results of events that come one after another share commits: a commit is two syncs of flash, and
+// nobody waits for them. They wait with nothing else.
 func TestResultsOfEventsShareCommits(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		c := newCloud(t)

@@ -1,6 +1,7 @@
 package meta
 
-// Point is a moment at which a crash would be hardest to bear. Config.At is told when one is reached, so that a test can die right there.
+// Point is a moment at which a crash would be hardest to bear. Config.At is told when one is
+// reached, so that a test can die right there.
 type Point string
 
 // The points, in the order of a write's life.

@@ -23,8 +23,9 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
-// Request asks kube-apiserver, through the cloud, as this node or as the account whose token the request bears. Without a link, or when it ends
-// before the answer has come, it returns a 503. Whatever kube-apiserver says is an answer, not an error.
+// Request asks kube-apiserver, through the cloud, as this node or as the account whose token the
+// request bears. Without a link, or when it ends before the answer has come, it returns a 503.
+// Whatever kube-apiserver says is an answer, not an error.
 func (m *Manager) Request(ctx context.Context, r *topicpb.APIRequest) (*topicpb.APIResponse, error) {
 	m.mu.RLock()
 	p := m.port
@@ -94,8 +95,8 @@ func (m *Manager) passThrough(ctx context.Context, w Write) (Result, error) {
 	return Result{Code: int(response.Code), Response: response}, nil
 }
 
-// settle waits, for a moment, until what was written is seen here too where it will be: whoever writes and then reads, as a kubelet does with the mirror of
-// a static pod, finds what it wrote.
+// settle waits, for a moment, until what was written is seen here too where it will be: whoever
+// writes and then reads, as a kubelet does with the mirror of a static pod, finds what it wrote.
 func (m *Manager) settle(ctx context.Context, w Write, r *topicpb.APIResponse) {
 	if r.Code/100 != 2 || (w.Verb != "create" && w.Verb != "update" && w.Verb != "patch") || (w.Subresource != "" && w.Subresource != "status") {
 		return
@@ -120,11 +121,13 @@ func (m *Manager) settle(ctx context.Context, w Write, r *topicpb.APIResponse) {
 	}
 }
 
-// firstVersion is the lowest version that an edge gives out: kube-apiserver's are etcd's revisions, which are far below.
+// firstVersion is the lowest version that an edge gives out: kube-apiserver's are etcd's revisions,
+// which are far below.
 const firstVersion = 1e12
 
-// cloudVersions puts kube-apiserver's version in the place of the edge's, in an object that is updated and in the preconditions of a deletion. One
-// that is not the newest that the edge has shown is a conflict, as it would be at kube-apiserver.
+// cloudVersions puts kube-apiserver's version in the place of the edge's, in an object that is
+// updated and in the preconditions of a deletion. One that is not the newest that the edge has
+// shown is a conflict, as it would be at kube-apiserver.
 func (m *Manager) cloudVersions(w Write) ([]byte, error) {
 	switch w.Verb {
 	case "update":

@@ -12,8 +12,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/meta"
 )
 
-// The cloud takes five events and then one each three seconds: the others wait in the outbox, none is lost or told as
-// refused, pods' statuses go on, and the status says which quota it is.
+// The cloud takes five events and then one each three seconds: the others wait in the outbox, none
+// is lost or told as refused, pods' statuses go on, and the status says which quota it is.
 func TestQuotaOfTheCloud(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		c := newCloud(t)

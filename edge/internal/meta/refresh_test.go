@@ -17,7 +17,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/meta"
 )
 
-// TestIsland_Rule4: what is kept and near its end is asked for as soon as there is a link, before anybody asks; whoever asks then gets that, once. What is young stays.
+// TestIsland_Rule4: what is kept and near its end is asked for as soon as there is a link, before
+// anybody asks; whoever asks then gets that, once. What is young stays.
 func TestIsland_Rule4_TokensAreRenewedAtLinkUp(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		c := newCloud(t)

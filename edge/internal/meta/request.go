@@ -15,5 +15,6 @@ type (
 	Result       = request.Result
 )
 
-// ErrPassThrough is returned by Get and List for what is not held here and can be asked of the cloud: send it with Request.
+// ErrPassThrough is returned by Get and List for what is not held here and can be asked of the
+// cloud: send it with Request.
 var ErrPassThrough = request.ErrPassThrough

@@ -61,8 +61,9 @@ func (m *Manager) nextMessage(ctx context.Context) (message.Message, bool) {
 	}
 }
 
-// writtenOver is the newest of kube-apiserver's versions of a write's object that this edge knows, or "". The cloud makes the write on top of that version alone, so
-// that one that was held up in an earlier session's replica can't land on top of what goes through a later session.
+// writtenOver is the newest of kube-apiserver's versions of a write's object that this edge knows,
+// or "". The cloud makes the write on top of that version alone, so that one that was held up in an
+// earlier session's replica can't land on top of what goes through a later session.
 func (m *Manager) writtenOver(w *outbox.Outgoing) string {
 	if !w.Entry.Laid() {
 		return ""

@@ -28,7 +28,8 @@ type Status struct {
 	DamagedStore string `json:"damagedStore,omitempty"`
 	// Lost names what of it could not be read; what came from the cloud comes again.
 	Lost []string `json:"lost,omitempty"`
-	// Malformed counts objects that could not be read, Failed changes that could not be kept, such as for want of room.
+	// Malformed counts objects that could not be read, Failed changes that could not be kept, such
+	// as for want of room.
 	Malformed uint64 `json:"malformed"`
 	Failed    uint64 `json:"failed"`
 }

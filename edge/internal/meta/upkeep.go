@@ -26,7 +26,8 @@ func (m *Manager) dropIdle(ctx context.Context, passed time.Duration) {
 	}
 }
 
-// upkeep does what time asks for: it drops interests that no client uses and writes the events down. An idle device has nothing to write.
+// upkeep does what time asks for: it drops interests that no client uses and writes the events
+// down. An idle device has nothing to write.
 func (m *Manager) upkeep(ctx context.Context) error {
 	const period = time.Minute
 	tick := time.NewTicker(period)

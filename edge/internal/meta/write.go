@@ -23,8 +23,9 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/store/storepb"
 )
 
-// Write takes a write by its class: the node's events, its own status and its pods' go to the outbox and are seen here at once; the kubelet's Lease
-// stays here; a token's answer is kept. Everything else passes through, and offline is a 503.
+// Write takes a write by its class: the node's events, its own status and its pods' go to the
+// outbox and are seen here at once; the kubelet's Lease stays here; a token's answer is kept.
+// Everything else passes through, and offline is a 503.
 func (m *Manager) Write(ctx context.Context, w Write) (Result, error) {
 	if w.UID == "" && w.Verb == "patch" && w.PatchType != types.JSONPatchType {
 		w.UID = object.PatchUID(w.Body)
@@ -44,7 +45,8 @@ func (m *Manager) Write(ctx context.Context, w Write) (Result, error) {
 				return m.writeDeletion(ctx, w)
 			}
 		case w.Verb == "create" && w.Ref.Resource == view.Nodes && w.Subresource == "" && !m.Linked():
-			// A kubelet that starts without a link: its Node is known already, so it goes on with it.
+			// A kubelet that starts without a link: its Node is known already, so it goes
+			// on with it.
 			own := object.Ref{Resource: view.Nodes, Name: m.config.NodeName}
 			if _, err := m.Get(ctx, own, Caller{}); err == nil {
 				return Result{}, apierrors.NewAlreadyExists(view.Nodes.GroupResource(), m.config.NodeName)
@@ -68,7 +70,8 @@ func (m *Manager) classOf(w Write) storepb.Class {
 	return storepb.Class_CLASS_UNSPECIFIED
 }
 
-// writePatch applies a patch to what is held and queues it. Patches that wait for one object are merged.
+// writePatch applies a patch to what is held and queues it. Patches that wait for one
+// object are merged.
 func (m *Manager) writePatch(ctx context.Context, w Write, class storepb.Class) (Result, error) {
 	switch w.PatchType {
 	case types.StrategicMergePatchType, types.MergePatchType, types.JSONPatchType:
@@ -112,7 +115,8 @@ func (m *Manager) writePatch(ctx context.Context, w Write, class storepb.Class) 
 	return Result{Code: http.StatusOK, Object: &shown}, nil
 }
 
-// withoutVersion checks the version that a patch names against what is shown and takes it out: what waits in the outbox can't depend on it.
+// withoutVersion checks the version that a patch names against what is shown and takes it out: what
+// waits in the outbox can't depend on it.
 func withoutVersion(w Write, shown object.Object) ([]byte, error) {
 	if w.PatchType == types.JSONPatchType {
 		return w.Body, nil
@@ -137,7 +141,8 @@ func withoutVersion(w Write, shown object.Object) ([]byte, error) {
 	return body, nil
 }
 
-// stagePatch lays the patch over what is held and stages its entry, merged into the one that waits last where that can be done.
+// stagePatch lays the patch over what is held and stages its entry, merged into the one that waits
+// last where that can be done.
 func (m *Manager) stagePatch(b *batch, w Write, class storepb.Class, have *view.Held, body []byte) (object.Object, error) {
 	now, err := object.DecodeRaw(have.Shown.Raw)
 	if err != nil {
@@ -190,7 +195,8 @@ func (m *Manager) stagePatch(b *batch, w Write, class storepb.Class, have *view.
 	return h.Shown, nil
 }
 
-// finalDeletion reports whether a deletion is the kubelet's last word on a pod: at once, and of this very pod.
+// finalDeletion reports whether a deletion is the kubelet's last word on a pod: at once, and
+// of this very pod.
 func finalDeletion(w Write) (types.UID, bool) {
 	o := metav1.DeleteOptions{}
 	if len(w.Body) > 0 {

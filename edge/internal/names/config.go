@@ -12,7 +12,8 @@ import (
 )
 
 const (
-	// payload is the longest answer over UDP: what fits any path without fragments (DNS flag day 2020).
+	// payload is the longest answer over UDP: what fits any path without fragments (DNS
+	// flag day 2020).
 	payload = 1232
 	// maxTCP is how many connections are served at once; those beyond wait.
 	maxTCP = 100
@@ -42,7 +43,8 @@ type Config struct {
 	Listen netip.AddrPort
 	Domain string
 	Zones  []Zone
-	// Upstream is asked for all other names. It is called for each query that is not cached, and must be quick.
+	// Upstream is asked for all other names. It is called for each query that is not cached,
+	// and must be quick.
 	Upstream func() []netip.AddrPort
 	View     View
 	// Address gives the device the address that it listens on; nil where it has it.

@@ -17,10 +17,12 @@ const (
 	maxCached = 1000
 	// maxTTL bounds what an upstream says of its answers.
 	maxTTL = time.Hour
-	// staleFor is how long an answer is used after its time where no upstream answers, and staleTTL what it is given then (RFC 8767, 5).
+	// staleFor is how long an answer is used after its time where no upstream answers, and staleTTL
+	// what it is given then (RFC 8767, 5).
 	staleFor = 24 * time.Hour
 	staleTTL = 30
-	// patience is how long an upstream has: less than RFC 8767's 1.8 s, after which clients give up.
+	// patience is how long an upstream has: less than RFC 8767's 1.8 s, after which
+	// clients give up.
 	patience = 1500 * time.Millisecond
 	// deadFor is how long an upstream that did not answer is left alone.
 	deadFor = 5 * time.Second
@@ -54,7 +56,8 @@ func newForwarder(c Config) *forwarder {
 	}
 }
 
-// serversFor are the name servers of a name: those of the longest zone that it is in, else the upstream.
+// serversFor are the name servers of a name: those of the longest zone that it is in, else
+// the upstream.
 func (f *forwarder) serversFor(name string) []netip.AddrPort {
 	best, servers := -1, []netip.AddrPort(nil)
 	for _, z := range f.zones {
@@ -128,7 +131,8 @@ func exchange(ctx context.Context, m *dns.Msg, server netip.AddrPort) (*dns.Msg,
 	return r, err
 }
 
-// mayAsk reports whether a server may be asked now. One that did not answer is asked by one query each deadFor: the others don't wait for it.
+// mayAsk reports whether a server may be asked now. One that did not answer is asked by one query
+// each deadFor: the others don't wait for it.
 func (f *forwarder) mayAsk(server netip.AddrPort) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -175,7 +179,8 @@ func (f *forwarder) keep(q dns.Question, m *dns.Msg) {
 	f.cache[q] = &kept{msg: m.Copy(), at: now, expires: now.Add(life), used: f.clock}
 }
 
-// lifeOf is how long an answer holds: the least of its TTLs; of a negative one what its SOA says (RFC 2308, 5); nothing where it says nothing.
+// lifeOf is how long an answer holds: the least of its TTLs; of a negative one what its SOA says
+// (RFC 2308, 5); nothing where it says nothing.
 func lifeOf(m *dns.Msg) time.Duration {
 	least := maxTTL
 	for _, rr := range m.Answer {

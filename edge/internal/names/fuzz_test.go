@@ -29,7 +29,8 @@ func packed(f *testing.F, name string, change func(*dns.Msg)) []byte {
 	return raw
 }
 
-// Whatever a pod sends as a query, and an upstream server as an answer to it, the reply is one to that query and can be packed.
+// Whatever a pod sends as a query, and an upstream server as an answer to it, the reply is one to
+// that query and can be packed.
 func FuzzQuery(f *testing.F) {
 	long := strings.Repeat(strings.Repeat("a", 63)+".", 3)
 	answer := packed(f, "example.com.", func(m *dns.Msg) {

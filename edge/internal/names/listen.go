@@ -22,11 +22,12 @@ type sockets struct {
 // firstInherited is SD_LISTEN_FDS_START of sd_listen_fds(3).
 const firstInherited = 3
 
-// Inherited are the sockets that systemd (or who starts edgecore in its way) has opened before: queries wait in them while edgecore restarts. They stay
-// open for as long as the process lives.
+// Inherited are the sockets that systemd (or who starts edgecore in its way) has opened before:
+// queries wait in them while edgecore restarts. They stay open for as long as the process lives.
 type Inherited struct{ files []*os.File }
 
-// FromEnvironment finds the sockets of LISTEN_FDS (sd_listen_fds(3)); nil where there are none for this process.
+// FromEnvironment finds the sockets of LISTEN_FDS (sd_listen_fds(3)); nil where there are none
+// for this process.
 func FromEnvironment() *Inherited {
 	if pid, err := strconv.Atoi(os.Getenv("LISTEN_PID")); err != nil || pid != os.Getpid() {
 		return nil

@@ -1,9 +1,11 @@
-// Package names answers DNS queries of this device's pods: the names of Services and pods as Kubernetes' DNS specification 1.1.0 has them, from what the
-// device holds, and all other names by way of other name servers.
+// Package names answers DNS queries of this device's pods: the names of Services and pods as
+// Kubernetes' DNS specification 1.1.0 has them, from what the device holds, and all other names by
+// way of other name servers.
 //
-// It owns the sockets, the answers and the cache of what others said. It refuses to say that a name does not exist before it knows all names (then
-// SERVFAIL, which resolvers try again), and asks no upstream that did not answer a moment ago. Every query is a goroutine of
-// the DNS library; what they share has locks of its own.
+// It owns the sockets, the answers and the cache of what others said. It refuses to say that a name
+// does not exist before it knows all names (then SERVFAIL, which resolvers try again), and asks no
+// upstream that did not answer a moment ago. Every query is a goroutine of the DNS library; what
+// they share has locks of its own.
 package names
 
 import (

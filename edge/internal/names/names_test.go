@@ -242,7 +242,8 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// An answer that is too long for UDP is cut and says so, and whole over TCP; without EDNS 512 bytes are the bound.
+// An answer that is too long for UDP is cut and says so, and whole over TCP; without EDNS 512
+// bytes are the bound.
 func TestNames_LongAnswers(t *testing.T) {
 	api := cluster(t)
 	var all []discoveryv1.Endpoint
@@ -291,7 +292,8 @@ func TestSite_20_NotSynced(t *testing.T) {
 	}
 }
 
-// upstream is a name server that counts, and can fall silent as one does behind a link that is down.
+// upstream is a name server that counts, and can fall silent as one does behind a link
+// that is down.
 type upstream struct {
 	at     netip.AddrPort
 	asked  atomic.Int64
@@ -335,8 +337,9 @@ func newUpstream(t *testing.T) *upstream {
 
 func (u *upstream) servers() []netip.AddrPort { return []netip.AddrPort{u.at} }
 
-// With the upstream dead what was asked before is answered from memory, after its time too, with a TTL of 30 s; what was not fails at once; the upstream is
-// not asked again and again; and it is used again when it is back.
+// With the upstream dead what was asked before is answered from memory, after its time too, with a
+// TTL of 30 s; what was not fails at once; the upstream is not asked again and again; and it is
+// used again when it is back.
 func TestSite_21_UpstreamDead(t *testing.T) {
 	up := newUpstream(t)
 	l := newLab(t, cluster(t), func(c *names.Config) { c.Upstream = up.servers })
@@ -386,7 +389,8 @@ func TestSite_21_UpstreamDead(t *testing.T) {
 	}
 }
 
-// A zone's own name servers are asked for its names and for no other; a query does not come back to ourselves.
+// A zone's own name servers are asked for its names and for no other; a query does not come
+// back to ourselves.
 func TestZones(t *testing.T) {
 	corp, rest := newUpstream(t), newUpstream(t)
 	l := newLab(t, cluster(t), func(c *names.Config) {

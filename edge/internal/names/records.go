@@ -152,7 +152,8 @@ func serves(s *corev1.Service, e *discoveryv1.Endpoint) bool {
 	return s.Spec.PublishNotReadyAddresses || e.Conditions.Ready == nil || *e.Conditions.Ready
 }
 
-// hostOf is the label of an endpoint below its Service: its hostname, or its address where it has none.
+// hostOf is the label of an endpoint below its Service: its hostname, or its address where
+// it has none.
 func hostOf(e *discoveryv1.Endpoint, address string) string {
 	if e.Hostname != nil && *e.Hostname != "" {
 		return *e.Hostname
@@ -240,7 +241,8 @@ func (r *records) pod(name string, labels []string, qtype uint16) answer {
 	return unknown()
 }
 
-// reverse answers for addresses of Services and of the endpoints of headless ones; other addresses are others'.
+// reverse answers for addresses of Services and of the endpoints of headless ones; other
+// addresses are others'.
 func (r *records) reverse(name, lower string, qtype uint16) answer {
 	ip, ok := addressOf(lower)
 	if !ok {

@@ -1,10 +1,10 @@
 // Package nodecondition says by conditions of this device's Node what the kubelet's own don't: that
 // the disk of the data directory is full, and that kubelet and kube-apiserver don't fit each other.
 //
-// It owns these conditions, and when each is looked at. It refuses to act on them: a full disk and a
-// version that does not fit stop nothing. A condition is written when it changes, by the edge API as
-// every write of the node, so that it waits there without a link. Each module runs in one goroutine;
-// Disk may be used by many.
+// It owns these conditions, and when each is looked at. It refuses to act on them: a full disk and
+// a version that does not fit stop nothing. A condition is written when it changes, by the edge API
+// as every write of the node, so that it waits there without a link. Each module runs in one
+// goroutine; Disk may be used by many.
 package nodecondition
 
 import (
@@ -18,7 +18,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// set sets a condition of the Node, where its status differs from what is there. One that is not there counts as false.
+// set sets a condition of the Node, where its status differs from what is there. One that is not
+// there counts as false.
 func set(ctx context.Context, client kubernetes.Interface, name string, want corev1.NodeCondition) error {
 	node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {

@@ -20,8 +20,8 @@ import (
 // DiskFull is the condition of a Node whose edgecore has no room for what it must keep.
 const DiskFull corev1.NodeConditionType = "SkerryDataDiskFull"
 
-// leastFree is what must be free on the disk of the data directory, in bytes: the store's file grows by
-// as much at a time.
+// leastFree is what must be free on the disk of the data directory, in bytes: the store's file
+// grows by as much at a time.
 const leastFree = 1 << 20
 
 // DiskStatus is the room for what edgecore keeps.
@@ -52,8 +52,8 @@ func NewDisk(path string, s *store.Store) Disk {
 	}}
 }
 
-// refresh has the store try again where its last write found no room and there is room now: an idle device may have nothing to
-// write for long, and would be called full until then.
+// refresh has the store try again where its last write found no room and there is room now: an idle
+// device may have nothing to write for long, and would be called full until then.
 func (d Disk) refresh(ctx context.Context) {
 	var fs unix.Statfs_t
 	if d.full() && unix.Statfs(d.path, &fs) == nil && free(&fs) >= leastFree {
@@ -105,7 +105,8 @@ func (*DiskModule) Name() message.Name { return "disk" }
 // diskPoll is how often the disk is looked at: statfs(2) costs microseconds and writes nothing.
 const diskPoll = 10 * time.Second
 
-// Run looks until ctx ends. A condition is written when it changes, the first time only where it is bad.
+// Run looks until ctx ends. A condition is written when it changes, the first time only
+// where it is bad.
 func (m *DiskModule) Run(ctx context.Context, port *beehive.Port) error {
 	client, err := kubernetes.NewForConfig(m.client)
 	if err != nil {

@@ -18,7 +18,8 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// A device that has nothing to write is not called full for ever: the last write of its store that found no room was long ago.
+// A device that has nothing to write is not called full for ever: the last write of its store that
+// found no room was long ago.
 func TestADiskHasRoomAgain(t *testing.T) { smalldisk.Run(t, "idle") }
 
 func idle(dir string) error {

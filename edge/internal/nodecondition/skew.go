@@ -18,8 +18,10 @@ import (
 	"github.com/skerry-io/skerry/common/version"
 )
 
-// VersionSkew is the condition of a Node whose kubelet does not fit the cluster's kube-apiserver: one of the two was changed since the device joined. Pods go on:
-// what a kubelet and a kube-apiserver make of each other's fields is not promised, but stopping what runs would not help.
+// VersionSkew is the condition of a Node whose kubelet does not fit the cluster's
+// kube-apiserver: one of the two was changed since the device joined. Pods go on: what a
+// kubelet and a kube-apiserver make of each other's fields is not promised, but stopping what
+// runs would not help.
 const VersionSkew corev1.NodeConditionType = "SkerryVersionSkew"
 
 const (
@@ -44,7 +46,8 @@ func NewSkewModule(linked func() bool, request func(context.Context, *topicpb.AP
 // Name implements beehive.Module.
 func (*SkewModule) Name() message.Name { return "skew" }
 
-// Run asks until ctx ends. The condition is written when it changes, the first time only where it is bad.
+// Run asks until ctx ends. The condition is written when it changes, the first time only
+// where it is bad.
 func (m *SkewModule) Run(ctx context.Context, port *beehive.Port) error {
 	client, err := kubernetes.NewForConfig(m.client)
 	if err != nil {

@@ -16,14 +16,16 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
-// MaxRaw is the longest encoded object that is taken, in bytes. kube-apiserver takes 3 MiB in a request and etcd 1.5 MiB by default.
+// MaxRaw is the longest encoded object that is taken, in bytes. kube-apiserver takes 3 MiB in a
+// request and etcd 1.5 MiB by default.
 const MaxRaw = 4 << 20
 
 // ErrMalformed is returned for bytes that are no Kubernetes object.
 var ErrMalformed = errors.New("not a Kubernetes object")
 
-// DecodeRaw decodes one object: typed where its kind is one of Kubernetes' own, *unstructured.Unstructured for all others (JSON only). The result
-// is the caller's alone and has its apiVersion and kind set.
+// DecodeRaw decodes one object: typed where its kind is one of Kubernetes' own,
+// *unstructured.Unstructured for all others (JSON only). The result is the caller's alone and has
+// its apiVersion and kind set.
 func DecodeRaw(raw []byte) (obj runtime.Object, err error) {
 	if len(raw) > MaxRaw {
 		return nil, fmt.Errorf("%w: %d bytes, at most %d are taken", ErrMalformed, len(raw), MaxRaw)
@@ -58,7 +60,8 @@ func DecodeRaw(raw []byte) (obj runtime.Object, err error) {
 	return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
 }
 
-// Decode decodes o, with o.Version as its metadata.resourceVersion. The result is the caller's alone.
+// Decode decodes o, with o.Version as its metadata.resourceVersion. The result is the
+// caller's alone.
 func Decode(o Object) (runtime.Object, error) {
 	obj, err := DecodeRaw(o.Raw)
 	if err != nil {
@@ -118,7 +121,8 @@ func withKind(obj runtime.Object) (runtime.Object, error) {
 	return obj, nil
 }
 
-// FromRaw makes an Object of an encoded one, without a Version. The metadata's resourceVersion becomes its CloudVersion. raw is kept.
+// FromRaw makes an Object of an encoded one, without a Version. The metadata's resourceVersion
+// becomes its CloudVersion. raw is kept.
 func FromRaw(resource schema.GroupVersionResource, raw []byte) (Object, error) {
 	obj, err := DecodeRaw(raw)
 	if err != nil {
@@ -154,8 +158,8 @@ func fromMeta(resource schema.GroupVersionResource, m metav1.Object, raw []byte)
 	}
 }
 
-// IsProtobuf reports whether raw begins with the magic number of Kubernetes' protobuf envelope; see k8s.io/apimachinery's
-// runtime/serializer/protobuf.
+// IsProtobuf reports whether raw begins with the magic number of Kubernetes' protobuf envelope; see
+// k8s.io/apimachinery's runtime/serializer/protobuf.
 func IsProtobuf(raw []byte) bool { return bytes.HasPrefix(raw, []byte("k8s\x00")) }
 
 func isJSON(raw []byte) bool { return bytes.HasPrefix(bytes.TrimLeft(raw, " \t\r\n"), []byte("{")) }

@@ -22,8 +22,8 @@ const (
 )
 
 // Fields lists what a field selector may ask for of obj, as kube-apiserver's own registries do
-// (https://kubernetes.io/docs/concepts/overview/working-with-objects/field-selectors/). A field that the kind supports is always there, even if
-// empty.
+// (https://kubernetes.io/docs/concepts/overview/working-with-objects/field-selectors/). A field
+// that the kind supports is always there, even if empty.
 func Fields(obj runtime.Object) fields.Set {
 	set := fields.Set{}
 	if m, err := meta.Accessor(obj); err == nil {
@@ -98,7 +98,8 @@ type FieldError struct{ Field string }
 
 func (e *FieldError) Error() string { return "field label not supported: " + e.Field }
 
-// Matches reports whether the selection holds o. It decodes o only where the selector asks for more than name and namespace.
+// Matches reports whether the selection holds o. It decodes o only where the selector asks for more
+// than name and namespace.
 func (s Selection) Matches(o Object) (bool, error) {
 	if s.Resource != o.Resource || (s.Namespace != "" && s.Namespace != o.Namespace) {
 		return false, nil

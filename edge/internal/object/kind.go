@@ -6,8 +6,8 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
-// KindFor finds the kind of one of Kubernetes' own resources. It goes through the kinds of a group and version: for discovery and for error
-// messages, not for every object.
+// KindFor finds the kind of one of Kubernetes' own resources. It goes through the kinds of a group
+// and version: for discovery and for error messages, not for every object.
 func KindFor(resource schema.GroupVersionResource) (schema.GroupVersionKind, bool) {
 	gv := resource.GroupVersion()
 	for name := range scheme.Scheme.KnownTypes(gv) {

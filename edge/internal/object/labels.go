@@ -8,7 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// Labels are an object's labels as one text: each key and each value behind its length, in the order of the keys. A map of three has eight times its memory. The zero value has none.
+// Labels are an object's labels as one text: each key and each value behind its length, in the
+// order of the keys. A map of three has eight times its memory. The zero value has none.
 type Labels string
 
 var _ labels.Labels = Labels("")

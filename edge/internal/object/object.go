@@ -1,6 +1,8 @@
-// Package object is a Kubernetes object as the edge holds it: raw bytes with the few fields that everybody asks for beside them.
+// Package object is a Kubernetes object as the edge holds it: raw bytes with the few fields that
+// everybody asks for beside them.
 //
-// It owns decoding, encoding, the field selectors' fields and the application of patches. It keeps nothing. Its values are immutable.
+// It owns decoding, encoding, the field selectors' fields and the application of patches. It keeps
+// nothing. Its values are immutable.
 package object
 
 import (
@@ -24,8 +26,9 @@ func (r Ref) String() string {
 	return r.Resource.GroupResource().String() + " " + r.Namespace + "/" + r.Name
 }
 
-// Object is one object. Version is the edge's own resource version: it grows with every change that anybody at the edge can see, and is what
-// the edge API serves as metadata.resourceVersion. CloudVersion is kube-apiserver's.
+// Object is one object. Version is the edge's own resource version: it grows with every change that
+// anybody at the edge can see, and is what the edge API serves as metadata.resourceVersion.
+// CloudVersion is kube-apiserver's.
 type Object struct {
 	Ref
 	UID          types.UID

@@ -115,7 +115,8 @@ func TestDecodeRefuses(t *testing.T) {
 	}
 }
 
-// Every built-in kind finds its resource and the resource its kind, as kubectl and kube-apiserver name them.
+// Every built-in kind finds its resource and the resource its kind, as kubectl and
+// kube-apiserver name them.
 func TestKindsAndResources(t *testing.T) {
 	for kind := range scheme.Scheme.AllKnownTypes() {
 		resource, ok := object.ResourceFor(kind)
@@ -145,7 +146,8 @@ func TestKindsAndResources(t *testing.T) {
 	}
 }
 
-// What kube-apiserver lets a field selector ask for is what is there, for the kinds that have fields of their own.
+// What kube-apiserver lets a field selector ask for is what is there, for the kinds that have
+// fields of their own.
 func TestFieldsAreThoseOfKubernetes(t *testing.T) {
 	s := runtime.NewScheme()
 	if err := podstrategy.AddToScheme(s); err != nil {
@@ -384,7 +386,8 @@ func TestHostile_02_PatchThatDoubles(t *testing.T) {
 	}
 }
 
-// A patch that is nested thousands of levels deep is refused before a library goes through it once for each level.
+// A patch that is nested thousands of levels deep is refused before a library goes through it once
+// for each level.
 func TestHostile_02_PatchThatIsDeep(t *testing.T) {
 	nested := func(n int) []byte { return []byte(strings.Repeat(`{"a":`, n) + "1" + strings.Repeat("}", n)) }
 	if _, err := object.Patch(pod(), types.MergePatchType, nested(5000)); !errors.Is(err, object.ErrBadPatch) || !strings.Contains(err.Error(), "levels deep") {

@@ -28,10 +28,12 @@ const (
 	maxCopies     = 100    // each has the document written out
 )
 
-// maxDepth is more than any object of Kubernetes is nested. The libraries go through a patch once again at each level: 30 kB of 5,000 levels kept a processor busy for seconds.
+// maxDepth is more than any object of Kubernetes is nested. The libraries go through a patch once
+// again at each level: 30 kB of 5,000 levels kept a processor busy for seconds.
 const maxDepth = 200
 
-// tooDeep reports whether JSON is nested deeper than maxDepth. What is no JSON is refused by those who read it.
+// tooDeep reports whether JSON is nested deeper than maxDepth. What is no JSON is refused by
+// those who read it.
 func tooDeep(text []byte) bool {
 	depth, quoted := 0, false
 	for i := 0; i < len(text); i++ {
@@ -52,8 +54,9 @@ func tooDeep(text []byte) bool {
 	return false
 }
 
-// operations applies a JSON patch (RFC 6902). A copy may double the document, so that thirty of them make gigabytes of it: its size is looked at after each. The others add no more
-// than the patch holds.
+// operations applies a JSON patch (RFC 6902). A copy may double the document, so that thirty
+// of them make gigabytes of it: its size is looked at after each. The others add no more than
+// the patch holds.
 func operations(doc, body []byte) ([]byte, error) {
 	p, err := jsonpatch.DecodePatch(body)
 	if err != nil {
@@ -80,8 +83,8 @@ func operations(doc, body []byte) ([]byte, error) {
 	return doc, nil
 }
 
-// Patch applies a strategic merge, merge or JSON patch to obj and returns the result; obj stays as it is. Who the object is (its kind, namespace,
-// name and uid) can't be patched.
+// Patch applies a strategic merge, merge or JSON patch to obj and returns the result; obj stays as
+// it is. Who the object is (its kind, namespace, name and uid) can't be patched.
 func Patch(obj runtime.Object, patchType types.PatchType, body []byte) (result runtime.Object, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -130,7 +133,8 @@ func Patch(obj runtime.Object, patchType types.PatchType, body []byte) (result r
 	return result, sameIdentity(obj, result)
 }
 
-// strategic keeps the values of unknown fields out: the struct's tags say how each list merges, so only Kubernetes' own kinds have it.
+// strategic keeps the values of unknown fields out: the struct's tags say how each list merges, so
+// only Kubernetes' own kinds have it.
 func strategic(obj runtime.Object, original, body []byte) ([]byte, error) {
 	if _, ok := obj.(runtime.Unstructured); ok {
 		return nil, fmt.Errorf("%w: strategic merge of %s", ErrPatchType, obj.GetObjectKind().GroupVersionKind())
@@ -175,8 +179,9 @@ func sameIdentity(before, after runtime.Object) error {
 	return nil
 }
 
-// MergePatches makes one strategic merge patch that does to base what first and then second do. Where merging the patches themselves does not come
-// to that (lists with directives may not), the result is the difference of base and its patched state. patched is that state.
+// MergePatches makes one strategic merge patch that does to base what first and then second do.
+// Where merging the patches themselves does not come to that (lists with directives may not), the
+// result is the difference of base and its patched state. patched is that state.
 func MergePatches(base runtime.Object, first, second []byte) (merged []byte, patched runtime.Object, err error) {
 	one, err := Patch(base, types.StrategicMergePatchType, first)
 	if err != nil {
@@ -230,7 +235,8 @@ func mergeMaps(base runtime.Object, first, second []byte) (merged []byte, err er
 	return json.Marshal(m)
 }
 
-// withUID keeps the precondition that a kubelet puts into its patches (metadata.uid): a difference does not carry what is equal.
+// withUID keeps the precondition that a kubelet puts into its patches (metadata.uid): a difference
+// does not carry what is equal.
 func withUID(diff, like []byte) []byte {
 	uid := PatchUID(like)
 	if uid == "" {

@@ -1,9 +1,11 @@
-// Package passthrough gives applications network ports of the device: for a pod that asks for one it switches the port on, and makes the NetworkAttachmentDefinition by which Multus
+// Package passthrough gives applications network ports of the device: for a pod that asks for
+// one it switches the port on, and makes the NetworkAttachmentDefinition by which Multus
 // hands the port over.
 //
-// It owns the NetworkAttachmentDefinitions that it has made, which it remembers over restarts: one for a port in a namespace, shared by the pods that use it, removed with the
-// last of them. It refuses to make one offline, or where the cluster doesn't know the kind, and says so to the pod; it never touches one that it did not make. Wanted is pure; the
-// rest is of the agent's own.
+// It owns the NetworkAttachmentDefinitions that it has made, which it remembers over restarts: one
+// for a port in a namespace, shared by the pods that use it, removed with the last of them. It
+// refuses to make one offline, or where the cluster doesn't know the kind, and says so to the pod;
+// it never touches one that it did not make. Wanted is pure; the rest is of the agent's own.
 package passthrough
 
 import (
@@ -65,7 +67,8 @@ type Attachment struct{ Namespace, Name, Port string }
 // Key is the attachment as memory and messages have it.
 func (a Attachment) Key() string { return a.Namespace + "/" + a.Name }
 
-// Wanted is what the pods ask for, in order, and by whom: running or not, but not at their end. What a pod asks for that can be no port is in refused.
+// Wanted is what the pods ask for, in order, and by whom: running or not, but not at their end.
+// What a pod asks for that can be no port is in refused.
 func Wanted(node string, pods []*corev1.Pod) (wanted map[Attachment][]*corev1.Pod, refused map[*corev1.Pod]error) {
 	wanted, refused = map[Attachment][]*corev1.Pod{}, map[*corev1.Pod]error{}
 	for _, p := range pods {

@@ -32,8 +32,9 @@ func rangeIn(path string) netip.Prefix {
 	return netip.Prefix{}
 }
 
-// conflist is the CNI configuration. ptp needs no bridge, whose frames some kernels filter by br_netfilter and others don't; addresses are kept in /run: a
-// reboot, which ends all pods, gives them all back.
+// conflist is the CNI configuration. ptp needs no bridge, whose frames some kernels filter by
+// br_netfilter and others don't; addresses are kept in /run: a reboot, which ends all pods,
+// gives them all back.
 func conflist(own []netip.Prefix, mtu int) []byte {
 	type m = map[string]any
 	ranges, routes := [][]m{}, []m{}

@@ -33,12 +33,14 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/site"
 )
 
-// deviceEnv marks the process that is a device's edgecore, as far as contact and pod network go: what it makes must be in the network of its host.
+// deviceEnv marks the process that is a device's edgecore, as far as contact and pod network go:
+// what it makes must be in the network of its host.
 const deviceEnv = "SKERRY_TEST_DEVICE"
 
 const sitePort = 10552
 
-// order is a line of what a device's process reads: first what it is, then each Site that the cloud says.
+// order is a line of what a device's process reads: first what it is, then each Site that
+// the cloud says.
 type order struct {
 	Node             string
 	PodCIDR          string

@@ -68,7 +68,8 @@ func Make(s State) Plan {
 // maxStrays bounds how many pods a message names.
 const maxStrays = 8
 
-// strays sees to pods outside the device's ranges: they reach the network as before. It returns their addresses for the message.
+// strays sees to pods outside the device's ranges: they reach the network as before. It returns
+// their addresses for the message.
 func (p *Plan) strays(pods []netip.Addr, own []netip.Prefix) (texts []string) {
 	for _, a := range pods {
 		if slices.ContainsFunc(own, func(r netip.Prefix) bool { return r.Contains(a) }) {
@@ -105,7 +106,8 @@ func (f findings) judge(p *Plan, own []netip.Prefix) {
 	}
 }
 
-// route leads to the pods of a device. A range that overlaps this device's own would take its own pods away: it is refused.
+// route leads to the pods of a device. A range that overlaps this device's own would take its own
+// pods away: it is refused.
 func (p *Plan) route(s State, m site.Member, own []netip.Prefix, found *findings) {
 	for _, r := range m.PodCIDRs {
 		if slices.ContainsFunc(own, r.Overlaps) {
@@ -149,7 +151,8 @@ func by(h netroute.Hop) string {
 	return h.Interface
 }
 
-// onLink is the way to a device on a network of this one: to where it is connected, else to where the cloud has seen it.
+// onLink is the way to a device on a network of this one: to where it is connected, else to where
+// the cloud has seen it.
 func onLink(s State, m site.Member, v4 bool) (netroute.Hop, bool) {
 	all := m.Addresses
 	if s.At != nil {
@@ -194,7 +197,8 @@ func join(all []netip.Prefix) string {
 	return strings.Join(texts, ", ")
 }
 
-// virtual are interfaces that container runtimes and hypervisors make: their networks are not the device's.
+// virtual are interfaces that container runtimes and hypervisors make: their networks are
+// not the device's.
 func virtual(name string) bool {
 	for _, prefix := range []string{"cni", "docker", "br-", "veth", "virbr", "flannel", "cali", "cilium", "kube-"} {
 		if strings.HasPrefix(name, prefix) {
@@ -229,9 +233,11 @@ func mtu(networks []lan.Network) int {
 	return least
 }
 
-// local is a range that only this device knows, for one to which the cluster gives none: the first of the list that no network and no route of the device covers. What
-// it has already stays as long as that is so, also where the cluster gave it before: of a device that lost its store and is cut off, or whose Node was deleted, the pods that run
-// keep their addresses. Other devices may have the same, since all that leaves the device has its address.
+// local is a range that only this device knows, for one to which the cluster gives none: the first
+// of the list that no network and no route of the device covers. What it has already stays as long
+// as that is so, also where the cluster gave it before: of a device that lost its store and is cut
+// off, or whose Node was deleted, the pods that run keep their addresses. Other devices may have
+// the same, since all that leaves the device has its address.
 func local(s State) (netip.Prefix, bool) {
 	if s.Current.IsValid() && !covered(s, s.Current) {
 		return s.Current, true

@@ -121,7 +121,8 @@ func TestMake(t *testing.T) {
 	}
 }
 
-// A device on no network of this one is reached by WireGuard, with the keys that the devices say; all are where the NodePool says so.
+// A device on no network of this one is reached by WireGuard, with the keys that the devices say;
+// all are where the NodePool says so.
 func TestMake_tunnels(t *testing.T) {
 	tunnels := map[string]contact.Tunnel{"b": {Key: [32]byte{2}, Port: 10553}, "c": {Key: [32]byte{3}, Port: 4711}}
 	at := map[string]netip.Addr{"b": netip.MustParseAddr("172.16.0.2"), "c": netip.MustParseAddr("192.168.1.3")}
@@ -164,7 +165,8 @@ func TestMake_tunnels(t *testing.T) {
 	}
 }
 
-// A device to which the cluster gives no range takes the first of its list that nothing covers, and keeps it: by itself, since only this device needs to know of it.
+// A device to which the cluster gives no range takes the first of its list that nothing covers, and
+// keeps it: by itself, since only this device needs to know of it.
 func TestMake_local(t *testing.T) {
 	const first, second, none = "10.222.0.0/24", "172.28.222.0/24", ""
 	for name, tc := range map[string]struct {
@@ -211,7 +213,8 @@ func TestMake_local(t *testing.T) {
 	}
 }
 
-// The configuration that the container runtime gets: the least MTU, and addresses that a reboot gives back.
+// The configuration that the container runtime gets: the least MTU, and addresses that a
+// reboot gives back.
 func TestMake_conflist(t *testing.T) {
 	want := `{
   "cniVersion": "0.4.0",

@@ -1,9 +1,13 @@
-// Package podnet makes the network of this device's pods where no other CNI plugin does: the CNI configuration, routes to the pods of the site's other devices, and the masquerading
-// of what leaves the site.
+// Package podnet makes the network of this device's pods where no other CNI plugin does: the CNI
+// configuration, routes to the pods of the site's other devices, and the masquerading of what
+// leaves the site.
 //
-// It owns the file 10-skerry.conflist, routes of protocol 159, the tables of package masquerade, the interface of package wireguard, and the Node's condition SkerryPodNetwork. It refuses to touch anything where a
-// CNI configuration of another is there, or the NodePool says None. Make (plan.go) is pure; the agent runs in one goroutine. It writes the Node as the device itself, by
-// the edge API: its range, once it was offered one, and its addresses. A device to which the cluster gives no range takes one itself, which stands in the file alone.
+// It owns the file 10-skerry.conflist, routes of protocol 159, the tables of package masquerade,
+// the interface of package wireguard, and the Node's condition SkerryPodNetwork. It refuses to
+// touch anything where a CNI configuration of another is there, or the NodePool says None. Make
+// (plan.go) is pure; the agent runs in one goroutine. It writes the Node as the device itself, by
+// the edge API: its range, once it was offered one, and its addresses. A device to which the
+// cluster gives no range takes one itself, which stands in the file alone.
 package podnet
 
 import (
@@ -40,7 +44,8 @@ import (
 // Name is the module's.
 const Name message.Name = "podnet"
 
-// Protocol marks our routes in the kernel (rtm_protocol): not those of StaticRoutes, which have another.
+// Protocol marks our routes in the kernel (rtm_protocol): not those of StaticRoutes, which
+// have another.
 const Protocol = 159
 
 // File is the name of the CNI configuration.
@@ -61,7 +66,8 @@ type Config struct {
 	LAN        interface{ Networks() ([]lan.Network, error) }
 	Routes     func() (*netroute.Driver, error)
 	Masquerade *masquerade.Driver
-	// WireGuard makes the interface for devices that are on no network of this one; TunnelPort is its port. Tunnel is what another device says of its own, and SetTunnel has the others hear of
+	// WireGuard makes the interface for devices that are on no network of this one; TunnelPort is
+	// its port. Tunnel is what another device says of its own, and SetTunnel has the others hear of
 	// this one's: both nil without a Site.
 	WireGuard  Tunnels
 	TunnelPort int
@@ -135,8 +141,10 @@ type syncer struct {
 	noTunnels bool
 }
 
-// grace is how long the cluster has to give a new Node its range. kube-controller-manager does so at once, cloudcore's leader when it has seen the Node and its NodePool. The
-// device sees neither what the cluster is going to do nor podSubnets, but who is in its site: then pods in a range of its own could not be reached by the others, and it waits longer.
+// grace is how long the cluster has to give a new Node its range. kube-controller-manager does so
+// at once, cloudcore's leader when it has seen the Node and its NodePool. The device sees neither
+// what the cluster is going to do nor podSubnets, but who is in its site: then pods in a range of
+// its own could not be reached by the others, and it waits longer.
 func grace(known bool, s *site.Site) time.Duration {
 	switch {
 	case !known:
@@ -182,7 +190,8 @@ func (s *syncer) state(ctx context.Context, node *corev1.Node) (State, time.Dura
 	return st, max(left, 0), err
 }
 
-// ownPod reports whether a route leads to one pod of this device, as ptp makes it: also of one that has outlived our file.
+// ownPod reports whether a route leads to one pod of this device, as ptp makes it: also of one that
+// has outlived our file.
 func ownPod(r netroute.Route) bool {
 	return r.Key.Prefix.IsSingleIP() && slices.ContainsFunc(r.Hops, func(h netroute.Hop) bool { return strings.HasPrefix(h.Interface, "veth") })
 }
@@ -207,7 +216,8 @@ func (s *syncer) sync(ctx context.Context, node *corev1.Node) (time.Duration, er
 	return again, errors.Join(told, tunnel, s.apply(ctx, p))
 }
 
-// applyTunnel makes the interface of WireGuard, and says to the other devices what its key is; or removes it. Before the routes, which lead to it.
+// applyTunnel makes the interface of WireGuard, and says to the other devices what its key is; or
+// removes it. Before the routes, which lead to it.
 func (s *syncer) applyTunnel(p Plan) error {
 	switch {
 	case p.Tunnel == nil && !p.HandsOff && p.Conflist == nil: // nothing is known yet
@@ -276,7 +286,8 @@ func (s *syncer) masquerade(ctx context.Context, rules masquerade.Rules) error {
 	return nil
 }
 
-// setRoutes makes our routes equal want. A route of another for the same range is left alone, and is an error.
+// setRoutes makes our routes equal want. A route of another for the same range is left alone,
+// and is an error.
 func (s *syncer) setRoutes(ctx context.Context, want map[netroute.Key]netroute.Route) error {
 	var have map[netroute.Key]netroute.Found
 	err := s.routes.Routes(ctx, func() { have = map[netroute.Key]netroute.Found{} }, func(f netroute.Found) {

@@ -35,17 +35,20 @@ type State struct {
 	Self     string
 	Foreign  []string // CNI configurations of others
 	Networks []lan.Network
-	// Subnets are the ranges of which this device takes one itself where the cluster gives it none; Current is what it has so far, Taken is where routes lead, but for those to its own pods.
+	// Subnets are the ranges of which this device takes one itself where the cluster gives it none;
+	// Current is what it has so far, Taken is where routes lead, but for those to its own pods.
 	Subnets []netip.Prefix
 	Current netip.Prefix
 	Taken   []netip.Prefix
-	// Pods are the addresses of this device's pods, as far as the CNI configuration here made their network.
+	// Pods are the addresses of this device's pods, as far as the CNI configuration here
+	// made their network.
 	Pods []netip.Addr
 	// Waited is true once the cluster has had time to give it one.
 	Waited bool
 	// At is where a device is connected now; the zero value where it is not.
 	At func(node string) netip.Addr
-	// Tunnels: this kernel has WireGuard. Tunnel is a device's, the zero value where it has said none; TunnelPort is of this one's.
+	// Tunnels: this kernel has WireGuard. Tunnel is a device's, the zero value where it has said
+	// none; TunnelPort is of this one's.
 	Tunnels    bool
 	Tunnel     func(node string) contact.Tunnel
 	TunnelPort int

@@ -10,7 +10,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/site"
 )
 
-// encrypt leads to a range of a device by WireGuard; false where that can't be, yet or at all. The interface is wanted then too: its key is what the other device waits for.
+// encrypt leads to a range of a device by WireGuard; false where that can't be, yet or at all. The
+// interface is wanted then too: its key is what the other device waits for.
 func (p *Plan) encrypt(s State, m site.Member, key netroute.Key, own []netip.Prefix) (netroute.Route, bool) {
 	if !s.Tunnels {
 		return netroute.Route{}, false
@@ -32,7 +33,8 @@ func (p *Plan) encrypt(s State, m site.Member, key netroute.Key, own []netip.Pre
 		i = len(p.Tunnel.Peers) - 1
 	}
 	p.Tunnel.Peers[i].Allowed = append(p.Tunnel.Peers[i].Allowed, key.Prefix)
-	// What this device itself sends there must come from its own range: the other end takes nothing else from it.
+	// What this device itself sends there must come from its own range: the other end takes
+	// nothing else from it.
 	r := netroute.Route{Key: key, Type: netroute.Unicast, Hops: []netroute.Hop{{Interface: wireguard.Interface, Weight: 1}}}
 	if i := slices.IndexFunc(own, func(o netip.Prefix) bool { return o.Addr().Is4() == key.Prefix.Addr().Is4() }); i >= 0 {
 		r.Source = gateway(own[i])
@@ -40,10 +42,12 @@ func (p *Plan) encrypt(s State, m site.Member, key netroute.Key, own []netip.Pre
 	return r, true
 }
 
-// gateway is the address that ptp gives this device towards its pods, the first of the range: what has it, pods answer.
+// gateway is the address that ptp gives this device towards its pods, the first of the range: what
+// has it, pods answer.
 func gateway(own netip.Prefix) netip.Addr { return own.Masked().Addr().Next() }
 
-// finishTunnel gives the interface its addresses, and the MTU that leaves room in a packet of least bytes; pods have that too. It returns it.
+// finishTunnel gives the interface its addresses, and the MTU that leaves room in a packet of least
+// bytes; pods have that too. It returns it.
 func (p *Plan) finishTunnel(own []netip.Prefix, least int) int {
 	if least == 0 {
 		least = 1500

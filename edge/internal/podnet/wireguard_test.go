@@ -158,9 +158,11 @@ func answers(t *testing.T, from *lantest.Host, to *place, seen string) {
 	}
 }
 
-// Devices that share no network, with a router between them: their pods reach each other with their own addresses and with packets as large as the way's less WireGuard's, and nothing of it
-// is to be read there. Keys come by the devices' own connection. A device takes from a peer what has an address of that peer's pods and nothing else; a restart of edgecore keeps key and
-// tunnels; a peer that leaves the site has none any more. Where two share a network they need none.
+// Devices that share no network, with a router between them: their pods reach each other with their
+// own addresses and with packets as large as the way's less WireGuard's, and nothing of it is to be
+// read there. Keys come by the devices' own connection. A device takes from a peer what has an
+// address of that peer's pods and nothing else; a restart of edgecore keeps key and tunnels; a peer
+// that leaves the site has none any more. Where two share a network they need none.
 func TestWireGuard(t *testing.T) {
 	if os.Getenv(deviceEnv) != "" {
 		device(t, os.Stdin, os.Stdout)
@@ -277,7 +279,8 @@ func encode(t *testing.T, s *topicpb.Site) []byte {
 	return raw
 }
 
-// largest sends a datagram that must not be cut into pieces, until it arrives, and sees that the pods' network is made for such.
+// largest sends a datagram that must not be cut into pieces, until it arrives, and sees that the
+// pods' network is made for such.
 func largest(t *testing.T, from, to *place, size int) {
 	t.Helper()
 	var server, client *net.UDPConn
@@ -322,7 +325,8 @@ func largest(t *testing.T, from, to *place, size int) {
 	}
 }
 
-// forged has a device send with an address of another one's pods: it must not arrive, though the same device's own packets do.
+// forged has a device send with an address of another one's pods: it must not arrive, though the
+// same device's own packets do.
 func forged(t *testing.T, victim, from, to *place) {
 	t.Helper()
 	var server *net.UDPConn

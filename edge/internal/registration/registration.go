@@ -1,11 +1,12 @@
 // Package registration registers the device's Node again when the cloud has removed it.
 //
-// A kubelet registers once in its life. Where somebody deletes the Node while the device is away, or by
-// mistake, upstream's kubelet waits for its next start. This package keeps what the kubelet said when it
-// registered, in memory alone since each start says it again, and says it once more when the Node that
-// the device held goes and a link is there to say it over. It refuses nothing and judges nothing: whether
-// the node may come back is for kube-apiserver to say, and a device that is to stay away is revoked
-// (`cloudcore node revoke`), which bans its certificate. Seen may be called by any goroutine.
+// A kubelet registers once in its life. Where somebody deletes the Node while the device is away,
+// or by mistake, upstream's kubelet waits for its next start. This package keeps what the kubelet
+// said when it registered, in memory alone since each start says it again, and says it once more
+// when the Node that the device held goes and a link is there to say it over. It refuses nothing
+// and judges nothing: whether the node may come back is for kube-apiserver to say, and a device
+// that is to stay away is revoked (`cloudcore node revoke`), which bans its certificate. Seen may
+// be called by any goroutine.
 package registration
 
 import (
@@ -27,7 +28,8 @@ import (
 )
 
 const (
-	// firstTry and lastTry bound the pause between two tries, which doubles. Without a link a try costs nothing.
+	// firstTry and lastTry bound the pause between two tries, which doubles. Without a link a
+	// try costs nothing.
 	firstTry = time.Second
 	lastTry  = 30 * time.Second
 	// tryTimeout bounds one try.
@@ -54,7 +56,8 @@ type Keeper struct {
 // New returns a Keeper. It starts nothing.
 func New(backend Backend, node string) *Keeper { return &Keeper{backend: backend, node: node} }
 
-// Seen takes in a create of a Node by the kubelet, whatever became of it. Its body is kept, some 3 kB.
+// Seen takes in a create of a Node by the kubelet, whatever became of it. Its body is
+// kept, some 3 kB.
 func (k *Keeper) Seen(w meta.Write) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

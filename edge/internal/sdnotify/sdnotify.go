@@ -1,7 +1,10 @@
-// Package sdnotify says READY=1 to systemd (sd_notify(3), edgecore.service) once what stands before it in the wiring has started.
+// Package sdnotify says READY=1 to systemd (sd_notify(3), edgecore.service) once what stands before
+// it in the wiring has started.
 //
-// `edgecore status` has an answer then, and what is ordered behind edgecore.service may ask. It waits neither for the kubelet nor for the link, which may take as long
-// as they take. It owns nothing and refuses nothing; Run is called once. The kubelet in edgecore says READY=1 as well, later: systemd takes the first.
+// `edgecore status` has an answer then, and what is ordered behind edgecore.service may ask. It
+// waits neither for the kubelet nor for the link, which may take as long as they take. It owns
+// nothing and refuses nothing; Run is called once. The kubelet in edgecore says READY=1 as well,
+// later: systemd takes the first.
 package sdnotify
 
 import (
@@ -20,7 +23,8 @@ type Module struct{}
 // Name implements beehive.Module.
 func (Module) Name() message.Name { return "sdnotify" }
 
-// Run says it and waits for ctx. Without systemd it says nothing. A socket that does not answer is no reason to end: systemd has its own timeout.
+// Run says it and waits for ctx. Without systemd it says nothing. A socket that does not answer is
+// no reason to end: systemd has its own timeout.
 func (Module) Run(ctx context.Context, port *beehive.Port) error {
 	port.Ready()
 	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {

@@ -168,7 +168,8 @@ func newFeed(p kubeproxy.Proxy, most Bounds) *feed {
 	}
 }
 
-// attach hands over all that the view has, and then each change. It returns when the proxy's rules are in the kernel for the first time.
+// attach hands over all that the view has, and then each change. It returns when the proxy's rules
+// are in the kernel for the first time.
 func (f *feed) attach(ctx context.Context, v View, p kubeproxy.Proxy, changed func()) error {
 	ours := func(s *corev1.Service) bool { return s.Labels[proxyNameLabel] == "" }
 	services, err := v.Services().AddEventHandler(f.services.handler(ours, changed))

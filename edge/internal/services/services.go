@@ -1,12 +1,14 @@
-// Package services has ClusterIPs and NodePorts lead to endpoints by the kernel of this device, from what the device holds: with the cloud, without it,
-// and before the kubelet starts.
+// Package services has ClusterIPs and NodePorts lead to endpoints by the kernel of this device,
+// from what the device holds: with the cloud, without it, and before the kubelet starts.
 //
-// It owns when Kubernetes' proxy runs in this process, and what it receives: all Services and corrected EndpointSlices of the edge API up to a bound,
-// and the site as the device's zone. It refuses to work beside a kube-proxy pod of the device: then it stays off and says so. The rules stay in the kernel
-// while edgecore is down.
+// It owns when Kubernetes' proxy runs in this process, and what it receives: all Services and
+// corrected EndpointSlices of the edge API up to a bound, and the site as the device's zone. It
+// refuses to work beside a kube-proxy pod of the device: then it stays off and says so. The rules
+// stay in the kernel while edgecore is down.
 //
-// How it works: it is an agent (edge/internal/agent) whose Sync decides whether the proxy may run. Kubernetes' proxy has no way to stop, so one that has to
-// make room for a kube-proxy pod ends edgecore, which is started again and stays off then; containers go on.
+// How it works: it is an agent (edge/internal/agent) whose Sync decides whether the proxy may run.
+// Kubernetes' proxy has no way to stop, so one that has to make room for a kube-proxy pod ends
+// edgecore, which is started again and stays off then; containers go on.
 package services
 
 import (
@@ -221,7 +223,8 @@ func (s *switcher) standAside(ctx context.Context, pod string) error {
 	s.run.Note(text)
 	s.run.Event(corev1.EventTypeNormal, "ServicesOff", "edgecore's own proxy is %s", text)
 	klog.FromContext(ctx).Info("Services are left to a kube-proxy pod", "pod", pod)
-	// Rules of an earlier run are the pod's now: kube-proxy uses the same names, and removes those of its other modes.
+	// Rules of an earlier run are the pod's now: kube-proxy uses the same names, and removes those
+	// of its other modes.
 	return s.Memory.Save(ctx, map[string][]byte{ownKey: nil})
 }
 

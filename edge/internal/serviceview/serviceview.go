@@ -1,8 +1,10 @@
-// Package serviceview is the Services and EndpointSlices of the edge API as one copy for all in edgecore who read them.
+// Package serviceview is the Services and EndpointSlices of the edge API as one copy for all in
+// edgecore who read them.
 //
-// It owns the two informers. It shows no EndpointSlice before they are corrected by what the device knows of its own pods, and of all objects only what its
-// readers use (trim.go): with a thousand Services that is half of their memory. Objects in it are shared and must not be changed. All methods may be called
-// by any goroutine, before Run too.
+// It owns the two informers. It shows no EndpointSlice before they are corrected by what the device
+// knows of its own pods, and of all objects only what its readers use (trim.go): with a thousand
+// Services that is half of their memory. Objects in it are shared and must not be changed. All
+// methods may be called by any goroutine, before Run too.
 package serviceview
 
 import (
@@ -35,7 +37,8 @@ type View struct {
 	trimmer          *trimmer
 }
 
-// New makes a View of the edge API that follows Services at once, and EndpointSlices when corrected is closed; not at all where it is nil.
+// New makes a View of the edge API that follows Services at once, and EndpointSlices when corrected
+// is closed; not at all where it is nil.
 func New(api *rest.Config, corrected <-chan struct{}) (*View, error) {
 	t := newTrimmer()
 	v := &View{corrected: corrected, trimmer: t}
@@ -68,7 +71,8 @@ func informer(api *rest.Config, gv schema.GroupVersion, resource string, example
 	if err := informer.SetTransform(t.trim); err != nil {
 		return nil, fmt.Errorf("watching %s: %w", resource, err)
 	}
-	// Not client-go's own handler, whose delay all watches of the process share. The reflector has a back-off too.
+	// Not client-go's own handler, whose delay all watches of the process share. The reflector has
+	// a back-off too.
 	if err := informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, _ *cache.Reflector, err error) {
 		klog.FromContext(ctx).V(2).Info("Watch of the edge API ended, it is opened again", "resource", resource, "err", err)
 	}); err != nil {
@@ -101,8 +105,9 @@ func (v *View) Follow(ctx context.Context) {
 	running.Wait()
 }
 
-// Shared takes a Service that the caller alone has, and returns the View's copy of it, or one that the View will use: there need not be two. It must not be changed.
-// Without a View it stays the caller's.
+// Shared takes a Service that the caller alone has, and returns the View's copy of it, or one
+// that the View will use: there need not be two. It must not be changed. Without a View it
+// stays the caller's.
 func (v *View) Shared(s *corev1.Service) *corev1.Service {
 	if v == nil {
 		return s

@@ -111,7 +111,8 @@ func TestView_keepsWhatIsUsed(t *testing.T) {
 	})
 }
 
-// What is equal in many objects they have together; texts beyond the bound they have each for itself.
+// What is equal in many objects they have together; texts beyond the bound they have each
+// for itself.
 func TestView_shares(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := agenttest.NewAPI()
@@ -162,7 +163,8 @@ func TestView_waits(t *testing.T) {
 	})
 }
 
-// Two that read the same state of a Service have one copy, whoever comes first; another state is another copy. Those that are gone are forgotten.
+// Two that read the same state of a Service have one copy, whoever comes first; another state is
+// another copy. Those that are gone are forgotten.
 func TestView_shared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := agenttest.NewAPI()

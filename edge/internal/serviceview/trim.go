@@ -12,16 +12,18 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// maxShared bounds the texts that objects share: names of namespaces, nodes and ports. At the bound further ones stay each object's own.
+// maxShared bounds the texts that objects share: names of namespaces, nodes and ports. At the bound
+// further ones stay each object's own.
 const maxShared = 4096
 
-// trimmer takes from objects what none of the View's readers uses, and has them share what is equal in many: a decoded object has each text, and each pointer
-// to one, to itself.
+// trimmer takes from objects what none of the View's readers uses, and has them share what is equal
+// in many: a decoded object has each text, and each pointer to one, to itself.
 type trimmer struct {
 	mu      sync.Mutex
 	texts   map[any]any // of a text, the pointer to its one copy
 	yes, no bool
-	// held has the newest copy of each Service, for as long as somewhere in the process it is used. sweepAt is at how many those that are not are forgotten.
+	// held has the newest copy of each Service, for as long as somewhere in the process it is used.
+	// sweepAt is at how many those that are not are forgotten.
 	held    map[string]weak.Pointer[corev1.Service]
 	sweepAt int
 }
@@ -99,7 +101,8 @@ func (t *trimmer) slice(s *discoveryv1.EndpointSlice) {
 	}
 }
 
-// meta keeps who an object is, how old, and the labels and annotations that mean something to a proxy or a name server.
+// meta keeps who an object is, how old, and the labels and annotations that mean something to a
+// proxy or a name server.
 func (t *trimmer) meta(m *metav1.ObjectMeta) {
 	*m = metav1.ObjectMeta{
 		Namespace: m.Namespace, Name: m.Name, ResourceVersion: m.ResourceVersion, CreationTimestamp: m.CreationTimestamp,
@@ -153,7 +156,8 @@ func pointer[T ~string](t *trimmer, p **T) {
 // heldSweep is how many Services are noted at least before those that are gone are looked for.
 const heldSweep = 64
 
-// shared is the one copy of a Service, trimmed: of two that read the same state of it, the second gets what the first has.
+// shared is the one copy of a Service, trimmed: of two that read the same state of it, the second
+// gets what the first has.
 func (t *trimmer) shared(s *corev1.Service) *corev1.Service {
 	t.mu.Lock()
 	defer t.mu.Unlock()

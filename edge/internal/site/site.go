@@ -1,7 +1,9 @@
-// Package site keeps who is in this device's site, as the cloud said it last: over reboots too, since devices meet when no cloud can be asked.
+// Package site keeps who is in this device's site, as the cloud said it last: over reboots too,
+// since devices meet when no cloud can be asked.
 //
-// It owns the topic Site on the device and its copy in the store. It refuses a Site above its bounds, and keeps the one before. A Holder serves the sessions
-// of edgehub, one at a time; Current and Changed may be called by any goroutine. A Site is never changed.
+// It owns the topic Site on the device and its copy in the store. It refuses a Site above its
+// bounds, and keeps the one before. A Holder serves the sessions of edgehub, one at a time; Current
+// and Changed may be called by any goroutine. A Site is never changed.
 package site
 
 import (
@@ -43,7 +45,8 @@ type Site struct {
 	Members    []Member // by name, this device too
 	TooMany    bool
 	PodNetwork string
-	// PodSubnets: the pool gives ranges for pods. Where the configuration leaves it open, devices then make the pod network and serve Services and names.
+	// PodSubnets: the pool gives ranges for pods. Where the configuration leaves it open, devices
+	// then make the pod network and serve Services and names.
 	PodSubnets bool
 	revoked    map[string]bool
 }
@@ -57,7 +60,8 @@ type Member struct {
 	keys      []string
 }
 
-// Ranges are where addresses of a device's pods may be: its ranges, and its own addresses, which pods in the host's network have.
+// Ranges are where addresses of a device's pods may be: its ranges, and its own addresses, which
+// pods in the host's network have.
 func (m *Member) Ranges() []netip.Prefix {
 	all := slices.Clone(m.PodCIDRs)
 	for _, a := range m.Addresses {
@@ -185,7 +189,8 @@ func (h *Holder) Current() *Site {
 	return h.site
 }
 
-// Changed receives after each change. It holds one word; every caller gets a channel of its own, for ever.
+// Changed receives after each change. It holds one word; every caller gets a channel of
+// its own, for ever.
 func (h *Holder) Changed() <-chan struct{} {
 	c := make(chan struct{}, 1)
 	h.mu.Lock()

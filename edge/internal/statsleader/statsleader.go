@@ -1,11 +1,15 @@
-// Package statsleader is the device's part in the election of who reports the cluster's statistics (ClusterInfo).
+// Package statsleader is the device's part in the election of who reports the cluster's
+// statistics (ClusterInfo).
 //
-// It owns this device's candidacy: it asks for the Lease while the device has its configuration, that is a ClusterInfo that selects it, renews it, and gives it
-// back when the configuration goes. It refuses to lead without proof: the last renewal that succeeded must be younger than RenewDeadline, which is shorter than
-// the Lease, so a device that is cut off has stopped before another one can begin. Without a link nothing is asked.
+// It owns this device's candidacy: it asks for the Lease while the device has its configuration,
+// that is a ClusterInfo that selects it, renews it, and gives it back when the configuration goes.
+// It refuses to lead without proof: the last renewal that succeeded must be younger than
+// RenewDeadline, which is shorter than the Lease, so a device that is cut off has stopped before
+// another one can begin. Without a link nothing is asked.
 //
-// The election itself is client-go's. One goroutine elects, another follows the configuration; Status may be called by any. On the link a leader
-// costs one write in RetryPeriod, and a candidate one read.
+// The election itself is client-go's. One goroutine elects, another follows the configuration;
+// Status may be called by any. On the link a leader costs one write in RetryPeriod, and a
+// candidate one read.
 package statsleader
 
 import (
@@ -78,8 +82,9 @@ func (l *Leader) Status() Status {
 	return s
 }
 
-// leading reports whether the Lease is this device's beyond doubt: the renewal is counted from when it was asked for, and by both clocks, because the
-// monotonic one stands still while a machine is suspended. mu is held.
+// leading reports whether the Lease is this device's beyond doubt: the renewal is counted from when
+// it was asked for, and by both clocks, because the monotonic one stands still while a machine is
+// suspended. mu is held.
 func (l *Leader) leading(now time.Time) bool {
 	if l.began.IsZero() {
 		return false
@@ -133,7 +138,8 @@ func (f *follower) sync(context.Context) (time.Duration, error) {
 	f.status.Candidate = candidate
 	leading := f.leading(time.Now())
 	f.Leader.mu.Unlock()
-	// A leader without a link goes on trying until its deadline; a candidate without one has nothing to ask.
+	// A leader without a link goes on trying until its deadline; a candidate without one has
+	// nothing to ask.
 	up := f.run.Link().Up
 	f.set(candidate && (up || leading))
 	if candidate && !up && leading {
@@ -180,7 +186,8 @@ func (f *follower) elect(ctx context.Context, client coordinationv1.LeasesGetter
 	return nil
 }
 
-// once takes part until the Lease is lost, or the device may not be leader any more: then it is given back.
+// once takes part until the Lease is lost, or the device may not be leader any more: then
+// it is given back.
 func (f *follower) once(ctx context.Context, client coordinationv1.LeasesGetter, changed <-chan struct{}) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -227,8 +234,8 @@ func (l *Leader) lost() {
 	l.began = time.Time{}
 }
 
-// lock is the Lease as the election uses it. It notes what it sees on the way, and bounds each request: an election that waits for an answer does not notice that its
-// time is over.
+// lock is the Lease as the election uses it. It notes what it sees on the way, and bounds each
+// request: an election that waits for an answer does not notice that its time is over.
 type lock struct {
 	*Leader
 	resourcelock.Interface

@@ -30,7 +30,8 @@ type Config struct {
 	API   *rest.Config
 	// Contact reports whether there is a link, and when the cloud was last heard of.
 	Contact func() (linked bool, last time.Time)
-	// Leader is what is known of the election of the cluster's reporter; nil: this device takes no part in it.
+	// Leader is what is known of the election of the cluster's reporter; nil: this device
+	// takes no part in it.
 	Leader func() any
 	// InstallLog is a file whose last lines are shown; "" for none.
 	InstallLog string

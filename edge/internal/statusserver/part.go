@@ -216,7 +216,8 @@ func tail(path string, lines int) (any, error) {
 	return all[max(0, len(all)-lines):], scanner.Err()
 }
 
-// appConfig is what is wanted of an application, without the template: its environment may have secrets.
+// appConfig is what is wanted of an application, without the template: its environment may
+// have secrets.
 func appConfig(app *v1alpha1.EdgeApp) any {
 	spec := app.Spec.DeepCopy()
 	spec.Template.Raw = nil

@@ -17,8 +17,8 @@ import (
 // peerTimeout bounds what one peer may take.
 const peerTimeout = 5 * time.Second
 
-// merged is the page of an application from here and from every peer, in the order of the configuration. A peer that hangs or refuses is in the list
-// with its error.
+// merged is the page of an application from here and from every peer, in the order of the
+// configuration. A peer that hangs or refuses is in the list with its error.
 func merged(ctx context.Context, c Config, r *reader, name string) any {
 	answers := make([]any, len(c.Peers)+1)
 	page, _, err := r.page(ctx, name)

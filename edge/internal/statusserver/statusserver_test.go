@@ -181,7 +181,8 @@ func TestServer_Parts(t *testing.T) {
 	}
 }
 
-// A peer that is no node, one that says what is no JSON, one that says too much and one that refuses are in the list with their error.
+// A peer that is no node, one that says what is no JSON, one that says too much and one that
+// refuses are in the list with their error.
 func TestServer_BadPeers(t *testing.T) {
 	a, other := newAuthority(t), newAuthority(t)
 	peer := func(by *authority, name string, answer func(w http.ResponseWriter)) netip.AddrPort {

@@ -14,7 +14,8 @@ import (
 // Trust is who this device is, and whom it believes.
 type Trust struct {
 	Certificate func() (*tls.Certificate, error)
-	// Authorities sign the cluster's client certificates; nil: they are not known, and nobody is believed.
+	// Authorities sign the cluster's client certificates; nil: they are not known, and
+	// nobody is believed.
 	Authorities func() *x509.CertPool
 	// Now is the best that is known of the time.
 	Now func() time.Time
@@ -38,7 +39,8 @@ func (t Trust) verify(certs []*x509.Certificate) error {
 	return nil
 }
 
-// server asks for a client certificate and shows the node's own, which is a client certificate too: a device has no other that peers could verify.
+// server asks for a client certificate and shows the node's own, which is a client certificate too:
+// a device has no other that peers could verify.
 func (t Trust) server() *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13, SessionTicketsDisabled: true, ClientAuth: tls.RequireAnyClientCert, Time: t.Now,
@@ -52,7 +54,8 @@ func (t Trust) client() *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13, Time: t.Now,
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return t.Certificate() },
-		// A node's certificate has no host name and is not for servers: VerifyConnection, which is always called, does what is right for one.
+		// A node's certificate has no host name and is not for servers: VerifyConnection, which is
+		// always called, does what is right for one.
 		InsecureSkipVerify: true,
 		VerifyConnection: func(cs tls.ConnectionState) error {
 			if err := t.verify(cs.PeerCertificates); err != nil {

@@ -15,13 +15,15 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/store"
 )
 
-// commitPages is how many pages a commit of an outbox in use writes before its first sync: the leaf with the entry, the branch above it, the root of the file.
-// The meta page follows, and the second sync.
+// commitPages is how many pages a commit of an outbox in use writes before its first sync: the
+// leaf with the entry, the branch above it, the root of the file. The meta page follows, and
+// the second sync.
 const commitPages = 3
 
-// BenchmarkUpdate measures durable writes, beside what the disk can do. All take turns, some milliseconds each, so that a slow moment of the disk or of the machine
-// meets all. x-floor is our writes a second over how often the pages of a commit, with its two syncs, can be written without anything else; x-sync is the same over half of
-// the disk's fdatasyncs of one page a second.
+// BenchmarkUpdate measures durable writes, beside what the disk can do. All take turns, some
+// milliseconds each, so that a slow moment of the disk or of the machine meets all. x-floor is our
+// writes a second over how often the pages of a commit, with its two syncs, can be written without
+// anything else; x-sync is the same over half of the disk's fdatasyncs of one page a second.
 func BenchmarkUpdate(b *testing.B) {
 	for _, writers := range []int{1, 8, 64} {
 		b.Run(fmt.Sprintf("writers=%d", writers), func(b *testing.B) {
@@ -94,7 +96,8 @@ func cpuTime(b *testing.B) float64 {
 	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9
 }
 
-// BenchmarkOpen opens a store as large as an outbox may become: every page is read and checked, and bbolt looks for the free ones.
+// BenchmarkOpen opens a store as large as an outbox may become: every page is read and checked, and
+// bbolt looks for the free ones.
 func BenchmarkOpen(b *testing.B) {
 	path := filepath.Join(b.TempDir(), "edge.db")
 	open := func() *store.Store {
@@ -124,7 +127,8 @@ func BenchmarkOpen(b *testing.B) {
 	}
 }
 
-// disk is a file whose pages are written before, so that nothing but them reaches the disk with a sync.
+// disk is a file whose pages are written before, so that nothing but them reaches the disk
+// with a sync.
 type disk struct {
 	file *os.File
 	page []byte
@@ -153,7 +157,8 @@ func newDisk(b *testing.B, dir string) *disk {
 // turnCommits is for how many commits the disk is measured in its turn.
 const turnCommits = 32
 
-// commits writes pages that lie apart, syncs (fdatasync(2)), writes one page more and syncs again, n times.
+// commits writes pages that lie apart, syncs (fdatasync(2)), writes one page more and syncs
+// again, n times.
 func (d *disk) commits(b *testing.B, n, pages int) time.Duration {
 	b.Helper()
 	write := func(n int) {

@@ -54,7 +54,8 @@ func child(t *testing.T, role string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// writerChild writes entries from several goroutines and says each number on stdout once Update has returned.
+// writerChild writes entries from several goroutines and says each number on stdout once
+// Update has returned.
 func writerChild() {
 	s, err := store.Open(context.Background(), store.Config{Path: os.Args[1]})
 	if err != nil {
@@ -168,7 +169,8 @@ func TestIsland_17_KilledAtAnyMomentNothingAcknowledgedIsMissing(t *testing.T) {
 	}
 }
 
-// fill makes a store with something of everything in it, and says what was in it before the last transaction.
+// fill makes a store with something of everything in it, and says what was in it before the
+// last transaction.
 func fill(t *testing.T, path string) (before content) {
 	t.Helper()
 	s := open(t, path)
@@ -284,8 +286,9 @@ func TestDamagedFilesAreSetAside(t *testing.T) {
 		used--
 	}
 
-	// try opens a file and reports whether it was set aside. Whatever was done to it: no panic, nothing wrong is ever read, the outbox is saved as
-	// far as it can be read, and the fresh store works.
+	// try opens a file and reports whether it was set aside. Whatever was done to it: no
+	// panic, nothing wrong is ever read, the outbox is saved as far as it can be read, and the
+	// fresh store works.
 	try := func(t *testing.T, file []byte) (aside bool) {
 		t.Helper()
 		path := filepath.Join(memoryDir(t), "edge.db")
@@ -386,7 +389,8 @@ func TestDamagedFilesAreSetAside(t *testing.T) {
 		}
 	})
 	t.Run("keys of branches", func(t *testing.T) {
-		// bbolt looks for free pages in the whole tree when it opens a file, in a goroutine of its own, and a key in the wrong place is the end of the process there.
+		// bbolt looks for free pages in the whole tree when it opens a file, in a goroutine of its
+		// own, and a key in the wrong place is the end of the process there.
 		tries, noticed := 0, 0
 		for at := 2 * page; at < used; at += page {
 			if whole[at+8] != 1 { // the flags of a page: a branch
@@ -653,8 +657,8 @@ func TestAFullDiskPasses(t *testing.T) {
 	}
 }
 
-// Pages that break while the file is in use make writes that meet them errors, whether they are met when
-// records are put or when pages are joined at the end, and the process goes on.
+// Pages that break while the file is in use make writes that meet them errors, whether they are met
+// when records are put or when pages are joined at the end, and the process goes on.
 func TestPagesThatBreakInUse(t *testing.T) {
 	for name, c := range map[string]struct {
 		held  []byte // by the pages that break

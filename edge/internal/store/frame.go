@@ -9,8 +9,9 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 )
 
-// Every value in the file is framed: one byte that says how the rest is kept, four bytes of CRC-32C over the record's place and content, and the
-// content. bbolt has no checksums of its own below its meta pages; flash that forgets a bit would go unnoticed.
+// Every value in the file is framed: one byte that says how the rest is kept, four bytes of CRC-32C
+// over the record's place and content, and the content. bbolt has no checksums of its own below its
+// meta pages; flash that forgets a bit would go unnoticed.
 const (
 	formPlain  = 1
 	formSealed = 2

@@ -14,8 +14,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/store/storepb"
 )
 
-// FuzzWalkPages: whatever the pages say, the walk ends, takes no more than the file and never panics. The meta pages' checksums are made right, so
-// that what lies behind them is reached.
+// FuzzWalkPages: whatever the pages say, the walk ends, takes no more than the file and never
+// panics. The meta pages' checksums are made right, so that what lies behind them is reached.
 func FuzzWalkPages(f *testing.F) {
 	path := filepath.Join(f.TempDir(), "edge.db")
 	s, err := store.Open(f.Context(), store.Config{Path: path})

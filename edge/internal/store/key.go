@@ -21,7 +21,8 @@ func (s *Store) openKey(isNew bool) error {
 			return err
 		}
 	}
-	// A key of its own for each record, derived from a random nonce: no bound on how many records one key may seal.
+	// A key of its own for each record, derived from a random nonce: no bound on how many records
+	// one key may seal.
 	var err error
 	if s.seal, err = aes.NewHKDFExtendedNonceGCMTransformer(key); err != nil {
 		return fmt.Errorf("%w: %w", ErrKey, err)

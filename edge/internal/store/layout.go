@@ -63,5 +63,6 @@ func objectKey(namespace, name string) []byte { return []byte(namespace + "\x00"
 
 func number(n uint64) []byte { return binary.BigEndian.AppendUint64(nil, n) }
 
-// Schema is the version of the store's layout that this build writes. A file of an older schema is brought up to it; a newer one is refused.
+// Schema is the version of the store's layout that this build writes. A file of an older schema is
+// brought up to it; a newer one is refused.
 const Schema = 2

@@ -5,8 +5,8 @@ import (
 	"context"
 )
 
-// Module is what one module keeps in the store, by keys of its own. Its methods may be called by many
-// goroutines at once.
+// Module is what one module keeps in the store, by keys of its own. Its methods may be called by
+// many goroutines at once.
 type Module struct {
 	store *Store
 	name  string

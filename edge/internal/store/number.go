@@ -6,13 +6,14 @@ import (
 	"time"
 )
 
-// epochReserve is how far the epoch on the disk is ahead of the one in use: so many more can be given
-// out while nothing can be written, and a later process is above them all the same.
+// epochReserve is how far the epoch on the disk is ahead of the one in use: so many more can be
+// given out while nothing can be written, and a later process is above them all the same.
 const epochReserve = 1024
 
-// NextEpoch is the epoch of a new session with the cloud: higher than every one before, also those of
-// a store that was lost. It is covered by what is on the disk when NextEpoch returns. On a disk that
-// is full and a store that is damaged it goes on from memory: a device is not cut off for them.
+// NextEpoch is the epoch of a new session with the cloud: higher than every one before, also
+// those of a store that was lost. It is covered by what is on the disk when NextEpoch returns.
+// On a disk that is full and a store that is damaged it goes on from memory: a device is not
+// cut off for them.
 func (s *Store) NextEpoch(ctx context.Context) (uint64, error) {
 	e := &s.epochs
 	e.mu.Lock()
@@ -33,7 +34,8 @@ func (s *Store) NextEpoch(ctx context.Context) (uint64, error) {
 	return next, nil
 }
 
-// LastTime is the newest time known when SetLastTime was last called; the zero time if it never was.
+// LastTime is the newest time known when SetLastTime was last called; the zero time if it
+// never was.
 func (s *Store) LastTime() (time.Time, error) {
 	var ms uint64
 	err := s.View(func(t *Tx) error {
@@ -47,7 +49,8 @@ func (s *Store) LastTime() (time.Time, error) {
 	return time.UnixMilli(int64(ms)), nil
 }
 
-// SetLastTime keeps a time for the next start. One that is not later than what is kept is not written.
+// SetLastTime keeps a time for the next start. One that is not later than what is kept is
+// not written.
 func (s *Store) SetLastTime(ctx context.Context, at time.Time) error {
 	return s.Update(ctx, func(t *Tx) error {
 		kept, err := t.Number(LastTime)

@@ -49,7 +49,8 @@ func Open(ctx context.Context, config Config) (*Store, error) {
 // lockPoll is the time between two tries for the lock.
 const lockPoll = 20 * time.Millisecond
 
-// takeLock holds PATH.lock for as long as the store is open: the file itself is looked at before bbolt takes its own lock on it.
+// takeLock holds PATH.lock for as long as the store is open: the file itself is looked at before
+// bbolt takes its own lock on it.
 func (s *Store) takeLock(ctx context.Context) error {
 	path := s.config.Path + ".lock"
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
@@ -139,7 +140,8 @@ func (s *Store) older() (older bool) {
 	return older
 }
 
-// makeFile makes a new store under another name first, so that a crash in the middle leaves no half a file.
+// makeFile makes a new store under another name first, so that a crash in the middle leaves
+// no half a file.
 func (s *Store) makeFile(path string) error {
 	if info, err := os.Stat(path); err == nil && info.Size() > 0 {
 		if info.Mode().Perm()&0o077 != 0 {
@@ -185,8 +187,8 @@ func openBolt(path string) (db *bolt.DB, err error) {
 	return db, err
 }
 
-// replace puts a fresh file, with what can be read of the damaged one, in its place. The damaged one
-// stays under another name. A crash on the way leaves the damaged file where it was.
+// replace puts a fresh file, with what can be read of the damaged one, in its place. The damaged
+// one stays under another name. A crash on the way leaves the damaged file where it was.
 func (s *Store) replace() error {
 	trees := readTrees(s.config.Path)
 	if err := s.dropOld(s.config.KeepDamaged - 1); err != nil { // makes room for this one
@@ -241,8 +243,8 @@ func (s *Store) dropOld(keep int) error {
 	return nil
 }
 
-// Salvageable reports whether the next Open of a damaged store would keep all objects and interests.
-// It reads the whole file.
+// Salvageable reports whether the next Open of a damaged store would keep all objects and
+// interests. It reads the whole file.
 func (s *Store) Salvageable() bool {
 	trees := readTrees(s.config.Path)
 	for _, t := range trees {

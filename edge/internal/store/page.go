@@ -12,10 +12,12 @@ import (
 	"slices"
 )
 
-// bbolt maps its file and believes it: a wrong page number ends in a panic in one of its goroutines or a fault that nobody can recover. So before
-// bbolt sees a file, this walks through it, page by page, with plain reads. The layout is that of bbolt's file format 2: page header {id u64, flags
-// u16, count u16, overflow u32}; two meta pages, the valid one with the higher transaction wins; a tree of branch and leaf pages for each bucket; a
-// list of free pages. See go.etcd.io/bbolt/internal/common (page.go, meta.go, bucket.go).
+// bbolt maps its file and believes it: a wrong page number ends in a panic in one of its goroutines
+// or a fault that nobody can recover. So before bbolt sees a file, this walks through it, page by
+// page, with plain reads. The layout is that of bbolt's file format 2: page header {id u64, flags
+// u16, count u16, overflow u32}; two meta pages, the valid one with the higher transaction wins; a
+// tree of branch and leaf pages for each bucket; a list of free pages. See
+// go.etcd.io/bbolt/internal/common (page.go, meta.go, bucket.go).
 const (
 	pageHeader     = 16
 	elementSize    = 16
@@ -68,7 +70,8 @@ type boltMeta struct {
 	txid                 uint64
 }
 
-// verify returns a *DamageError for a file that is not a whole store, nil for one that is, that is missing or that is empty.
+// verify returns a *DamageError for a file that is not a whole store, nil for one that is, that is
+// missing or that is empty.
 func verify(path string) error {
 	err := withFile(path, func(f io.ReaderAt, size int64) error { return walkPages(f, size, strict{}) })
 	if errors.Is(err, os.ErrNotExist) {
@@ -94,7 +97,8 @@ func withFile(path string, do func(file io.ReaderAt, size int64) error) error {
 	return do(f, info.Size())
 }
 
-// walkPages walks the file as bbolt would use it: by the newest valid meta page, with the list of free pages.
+// walkPages walks the file as bbolt would use it: by the newest valid meta page, with the
+// list of free pages.
 func walkPages(file io.ReaderAt, size int64, v visitor) error {
 	metas := readMetas(file, size)
 	if len(metas) == 0 {
@@ -118,8 +122,9 @@ func newWalker(file io.ReaderAt, size int64, meta boltMeta, v visitor) (*walker,
 	return w, nil
 }
 
-// readMetas finds the valid meta pages, the newest first. bbolt writes them in turn, so that the second leads to the tree as it was one transaction before, whose pages
-// are all still there. The second one's place depends on the page size, which only a meta page tells: all are tried.
+// readMetas finds the valid meta pages, the newest first. bbolt writes them in turn, so that the
+// second leads to the tree as it was one transaction before, whose pages are all still there. The
+// second one's place depends on the page size, which only a meta page tells: all are tried.
 func readMetas(file io.ReaderAt, size int64) (metas []boltMeta) {
 	try := func(offset int64) {
 		b := make([]byte, pageHeader+metaSize)
@@ -161,8 +166,9 @@ func (w *walker) bucket(root uint64, path [][]byte) error {
 	return w.tree(root, 0, path, &last, keys{})
 }
 
-// keys is what a branch says of the keys below one of its elements: from is the first that may be there, to the first that may not; nil: no bound. bbolt finds its
-// way by them, and ends the process where it finds them wrong while it looks for free pages.
+// keys is what a branch says of the keys below one of its elements: from is the first that may be
+// there, to the first that may not; nil: no bound. bbolt finds its way by them, and ends the
+// process where it finds them wrong while it looks for free pages.
 type keys struct{ from, to []byte }
 
 func (k keys) hold(key []byte) bool {
@@ -218,8 +224,9 @@ func (w *walker) content(id uint64, page []byte, depth int, path [][]byte, last 
 	return nil
 }
 
-// packed reports whether the elements of a page lead to bytes that follow each other, and if not which is the first that does not. A page without elements, of
-// which bbolt has written nothing but the header, is zero beyond.
+// packed reports whether the elements of a page lead to bytes that follow each other, and if not
+// which is the first that does not. A page without elements, of which bbolt has written nothing but
+// the header, is zero beyond.
 func packed(page []byte, flags uint16, count int) (bad int, ok bool) {
 	e := binary.NativeEndian
 	if count == 0 {

@@ -69,7 +69,8 @@ func (t *Tx) count(path [][]byte) {
 	t.changed[string(bytes.Join(path, []byte{'/'}))]++
 }
 
-// open checks and unseals a value. What it returns may lie in the mapped file: valid in the transaction only.
+// open checks and unseals a value. What it returns may lie in the mapped file: valid in the
+// transaction only.
 func (t *Tx) open(path [][]byte, key, v []byte) ([]byte, error) {
 	form, payload, err := unframe(path, key, v)
 	if err != nil {

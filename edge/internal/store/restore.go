@@ -8,7 +8,8 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// maxLead is how far a number found in a damaged file may be ahead of the time and still be believed: 50 years in milliseconds.
+// maxLead is how far a number found in a damaged file may be ahead of the time and still be
+// believed: 50 years in milliseconds.
 const maxLead = 50 * 366 * 24 * 3600 * 1000
 
 // restore writes the salvage into the fresh file.

@@ -19,9 +19,9 @@ import (
 // belong together, so both come from one tree: from the newest that is whole, as if the device had
 // lost its power one transaction earlier, and where neither is, from the newest, each resource by
 // itself. Of a resource that is not whole the records that can be read are kept, but the interests
-// that it belongs to are no longer synced: a set with holes never passes for the whole, and the cloud
-// sends what is missing. What can't be had again from the cloud (writes that wait, answers, states of
-// modules) is kept record by record, from both trees.
+// that it belongs to are no longer synced: a set with holes never passes for the whole, and the
+// cloud sends what is missing. What can't be had again from the cloud (writes that wait, answers,
+// states of modules) is kept record by record, from both trees.
 
 // tree is what a walk through one of a file's trees has found.
 type tree struct {
@@ -80,8 +80,8 @@ func (t *tree) complete(path [][]byte) bool {
 	if b != nil && b.entered {
 		return true
 	}
-	// It was never made, or its name can't be read: then what is around it is damaged, or there is a
-	// bucket whose records all fail, for their checksums are over its name too.
+	// It was never made, or its name can't be read: then what is around it is damaged, or there is
+	// a bucket whose records all fail, for their checksums are over its name too.
 	parent := path[:len(path)-1]
 	return len(parent) > 0 && t.complete(parent) && !t.misnamed(parent)
 }
@@ -210,8 +210,9 @@ func (s *salvage) keepNumbers(trees ...*tree) {
 	}
 }
 
-// keepEach keeps the records of a bucket of which each counts by itself. Where the newest tree has not
-// all of them, those that only the one before has are kept too: some of them may have been deleted.
+// keepEach keeps the records of a bucket of which each counts by itself. Where the newest
+// tree has not all of them, those that only the one before has are kept too: some of them may
+// have been deleted.
 func (s *salvage) keepEach(path [][]byte, newest, before *tree, good func(key, payload []byte) bool) {
 	kept := map[string][]byte{}
 	if !newest.complete(path) {

@@ -18,7 +18,8 @@ func (s *Store) create(tx *bolt.Tx) error {
 		}
 	}
 	t := &Tx{seal: s.seal, tx: tx}
-	// Numbers begin at the time: a store made again never gives out one that its predecessor gave out, and none that kube-apiserver could.
+	// Numbers begin at the time: a store made again never gives out one that its predecessor gave
+	// out, and none that kube-apiserver could.
 	start := max(uint64(max(s.config.Now().UnixMilli(), 0)), 1e12)
 	for _, n := range []Number{Version, Epoch, Entry, Interest} {
 		if err := t.SetNumber(n, start); err != nil {

@@ -1,10 +1,13 @@
-// Package store keeps what an edge must not lose: objects, interests, the outbox, kept answers, the state of modules. One file, bbolt.
+// Package store keeps what an edge must not lose: objects, interests, the outbox, kept answers, the
+// state of modules. One file, bbolt.
 //
-// It owns the file, its lock, its key and its schema; nobody else opens them. Writers queue a function each; one transaction and one sync serve all
-// that wait. A file that is damaged is set aside under another name, what is whole of it goes on in a fresh one; a full disk is an error of the write that met it and
-// passes when there is room. Secrets and answers are sealed before they touch the disk. It refuses a file that another process has open, one that
-// was sealed with another key, and one of a newer schema. It never writes on its own: idle, it is silent. Its methods may be called by many
-// goroutines at once.
+// It owns the file, its lock, its key and its schema; nobody else opens them. Writers queue a
+// function each; one transaction and one sync serve all that wait. A file that is damaged is set
+// aside under another name, what is whole of it goes on in a fresh one; a full disk is an error of
+// the write that met it and passes when there is room. Secrets and answers are sealed before they
+// touch the disk. It refuses a file that another process has open, one that was sealed with another
+// key, and one of a newer schema. It never writes on its own: idle, it is silent. Its methods may
+// be called by many goroutines at once.
 package store
 
 import (
@@ -24,12 +27,14 @@ import (
 // Config says where the store is. The zero value of everything but Path is a sensible default.
 type Config struct {
 	Path string // of the file, such as /var/lib/skerry/edge.db; its directory must exist
-	// KeyFile holds the key that seals Secrets and tokens: 32 bytes, hexadecimal, mode 0600, made when it is missing and the store is new. Default:
-	// Path with ".key" behind it.
+	// KeyFile holds the key that seals Secrets and tokens: 32 bytes, hexadecimal, mode 0600, made
+	// when it is missing and the store is new. Default: Path with ".key" behind it.
 	KeyFile string
-	// Key is the key itself, 32 bytes, where it doesn't lie on the disk. KeyFile counts for nothing then.
+	// Key is the key itself, 32 bytes, where it doesn't lie on the disk. KeyFile counts
+	// for nothing then.
 	Key []byte
-	// LockWait is how long Open waits for a process that has the store open: one that was killed needs a moment to be gone. 0: not at all.
+	// LockWait is how long Open waits for a process that has the store open: one that was killed
+	// needs a moment to be gone. 0: not at all.
 	LockWait time.Duration
 	// Queue is how many writers may wait; further ones wait for a place. Default 1,024.
 	Queue int
@@ -68,12 +73,14 @@ type Stats struct {
 	Failures uint64 // transactions that failed, for want of room or otherwise
 	Bytes    int64  // size of the file
 	Full     bool   // the last transaction found no room
-	// Records counts the records that were put or deleted, by where they lie: "outbox", "objects//v1/pods", "modules/drain". It says who writes; the numbers that
-	// go along with other records are not counted.
+	// Records counts the records that were put or deleted, by where they lie: "outbox",
+	// "objects//v1/pods", "modules/drain". It says who writes; the numbers that go along with other
+	// records are not counted.
 	Records map[string]uint64
 }
 
-// guarded calls f and turns a panic or a memory fault in it into a DamageError: bbolt trusts the file that it maps.
+// guarded calls f and turns a panic or a memory fault in it into a DamageError: bbolt trusts the
+// file that it maps.
 func (s *Store) guarded(f func() error) (err error) {
 	defer recovered(&err)
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
@@ -87,8 +94,8 @@ func (s *Store) SetAside() string { return s.aside }
 // which other records. What came from the cloud comes again.
 func (s *Store) Lost() []string { return slices.Clone(s.lost) }
 
-// Damaged is closed when the file has turned out to be damaged while in use: from then on everything
-// returns ErrDamaged, and the next Open keeps what can be read.
+// Damaged is closed when the file has turned out to be damaged while in use: from then on
+// everything returns ErrDamaged, and the next Open keeps what can be read.
 func (s *Store) Damaged() <-chan struct{} { return s.broken }
 
 // fail notes that the file is damaged.
@@ -142,7 +149,8 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// call is one writer's function on its way to the disk. Guarded by Store.mu until the commit has taken it.
+// call is one writer's function on its way to the disk. Guarded by Store.mu until the
+// commit has taken it.
 type call struct {
 	do   func(*Tx) error
 	err  error

@@ -10,7 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// nodeLost is the reason that the node controller gave to pods of a node that it heard nothing of (k8s.io/kubernetes/pkg/util/node, NodeUnreachablePodReason).
+// nodeLost is the reason that the node controller gave to pods of a node that it heard nothing of
+// (k8s.io/kubernetes/pkg/util/node, NodeUnreachablePodReason).
 const nodeLost = "NodeLost"
 
 func podColumns() []metav1.TableColumnDefinition {
@@ -114,7 +115,8 @@ func succeeded(c corev1.ContainerStatus) bool {
 	return c.State.Terminated != nil && c.State.Terminated.ExitCode == 0
 }
 
-// initState is what holds a pod up at its i-th init container of n, or "" when it has done its part.
+// initState is what holds a pod up at its i-th init container of n, or "" when it has done
+// its part.
 func initState(c corev1.ContainerStatus, sidecar bool, i, n int) string {
 	switch ended, waiting := c.State.Terminated, c.State.Waiting; {
 	case succeeded(c), sidecar && started(c):
@@ -145,7 +147,8 @@ func initialized(p *corev1.Pod) bool {
 	return i >= 0 && p.Status.Conditions[i].Status == corev1.ConditionTrue
 }
 
-// containers adds what the pod's main containers say. The first of them that has something to say gives the status.
+// containers adds what the pod's main containers say. The first of them that has something to say
+// gives the status.
 func (s *summary) containers(p *corev1.Pod) {
 	running, failure := false, ""
 	for _, c := range slices.Backward(p.Status.ContainerStatuses) {

@@ -1,8 +1,11 @@
-// Package table makes the tables that kubectl prints of what a device holds, with the columns and cells of kube-apiserver.
+// Package table makes the tables that kubectl prints of what a device holds, with the columns and
+// cells of kube-apiserver.
 //
-// It stands in for k8s.io/kubernetes/pkg/printers/internalversion, which knows the internal versions only and so brings every API group with its conversions into
-// the process: a sixth of edgecore's memory, on each device, for what somebody looks at now and then (docs/decisions/0009-tables.md). The tests compare each
-// kind, and pods in thousands of states, with that package.
+// It stands in for k8s.io/kubernetes/pkg/printers/internalversion, which knows the internal
+// versions only and so brings every API group with its conversions into the process: a sixth of
+// edgecore's memory, on each device, for what somebody looks at now and then
+// (docs/decisions/0009-tables.md). The tests compare each kind, and pods in thousands of states,
+// with that package.
 //
 // It owns nothing and keeps nothing. Every function may be called concurrently.
 package table
@@ -19,8 +22,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 )
 
-// Of makes the table of an object or a list. The rows carry their objects, in the version that they have. It is false for a kind that has no columns of its own
-// here, and where a list holds more than one kind.
+// Of makes the table of an object or a list. The rows carry their objects, in the version that
+// they have. It is false for a kind that has no columns of its own here, and where a list holds
+// more than one kind.
 func Of(o runtime.Object) (*metav1.Table, bool) {
 	objects, table := []runtime.Object{o}, &metav1.Table{}
 	if meta.IsListType(o) {

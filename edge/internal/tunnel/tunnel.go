@@ -1,9 +1,13 @@
-// Package tunnel is the device's end of the streams within the link: those that the cloud opens, the way from kube-apiserver to this node's own kubelet, and
-// those that the device opens to what the cloud has for it.
+// Package tunnel is the device's end of the streams within the link: those that the cloud opens,
+// the way from kube-apiserver to this node's own kubelet, and those that the device opens to what
+// the cloud has for it.
 //
-// It owns the decision what the cloud may dial: the kubelet's server on this device and nothing else. To kube-apiserver it is a wire, not a right: TLS,
-// authentication and authorisation stay between kube-apiserver and the kubelet. For subresources of pods cloudcore has asked kube-apiserver what the user may,
-// and the connection is this device's own (docs/decisions/0068-subresources.md). A Tunnel's methods may be called by many goroutines at once.
+// It owns the decision what the cloud may dial: the kubelet's server on this device and
+// nothing else. To kube-apiserver it is a wire, not a right: TLS, authentication and
+// authorisation stay between kube-apiserver and the kubelet. For subresources of pods
+// cloudcore has asked kube-apiserver what the user may, and the connection is this device's
+// own (docs/decisions/0068-subresources.md). A Tunnel's methods may be called by many
+// goroutines at once.
 package tunnel
 
 import (
@@ -22,7 +26,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
 )
 
-// What a stream can be opened to: the kubelet's server as it is, or by a connection of this device's own, for logs, exec, attach and port-forward.
+// What a stream can be opened to: the kubelet's server as it is, or by a connection of this
+// device's own, for logs, exec, attach and port-forward.
 const (
 	Kubelet      = "kubelet"
 	Subresources = "subresources"
@@ -32,7 +37,8 @@ const (
 type Config struct {
 	// Kubelet returns the address of the kubelet's server; "" where there is none.
 	Kubelet func() string
-	// Subresources connects to the kubelet as this device's own client; nil where that is switched off.
+	// Subresources connects to the kubelet as this device's own client; nil where that is
+	// switched off.
 	Subresources func(ctx context.Context) (net.Conn, error)
 	// MaxStreams bounds the streams of a session; 0: the default of common/tunnel.
 	MaxStreams int
@@ -51,7 +57,8 @@ type Tunnel struct {
 // New returns a Tunnel.
 func New(config Config) *Tunnel { return &Tunnel{config: config, metrics: newMetrics()} }
 
-// Open asks the cloud for a stream. A *Refused is the cloud's answer; the stream ends with the session.
+// Open asks the cloud for a stream. A *Refused is the cloud's answer; the stream ends with
+// the session.
 func (t *Tunnel) Open(ctx context.Context, target string) (net.Conn, error) {
 	t.mu.Lock()
 	up, mux := t.up, t.mux

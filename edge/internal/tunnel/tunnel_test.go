@@ -127,7 +127,8 @@ func TestAttach_RefusesAllElse(t *testing.T) {
 	}
 }
 
-// The device's own client is another way to the kubelet, and a stream that asks for it gets nothing else.
+// The device's own client is another way to the kubelet, and a stream that asks for it
+// gets nothing else.
 func TestAttach_Subresources(t *testing.T) {
 	near, far := net.Pipe()
 	mux, _ := cloudOf(t, tunnel.Config{

@@ -62,7 +62,8 @@ func (a *Agent) start(_ context.Context, kit *agent.Run) (agent.Sync, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Each look at the kernel runs iptables some times: a device that serves no address is spared that at every change of a pod.
+	// Each look at the kernel runs iptables some times: a device that serves no address is spared
+	// that at every change of a pod.
 	served := func() bool { return r.vips.Len() > 0 }
 	r.pods, err = agent.Watch(kit, corev1.SchemeGroupVersion.WithResource("pods"), &corev1.Pod{},
 		agent.Selection{Fields: "spec.nodeName=" + a.cfg.NodeName, Wakes: served})
@@ -124,7 +125,8 @@ func (r *run) meetCloud(ctx context.Context) error {
 	return nil
 }
 
-// askCloud asks for something that every node may know, end to end over the link. Any answer will do.
+// askCloud asks for something that every node may know, end to end over the link. Any
+// answer will do.
 func (r *run) askCloud(ctx context.Context) error {
 	q := &topicpb.APIRequest{Method: http.MethodGet, Path: "/version", Accept: runtime.ContentTypeJSON}
 	if end, ok := ctx.Deadline(); ok {
@@ -212,8 +214,9 @@ func (r *run) listen(ctx context.Context, roles []Role) {
 	r.adverts.follow(ctx, interfaces)
 }
 
-// apply has the drivers do what the roles say. In this order no packet comes to where it is not served: first
-// what can't be served is given up, then the data plane is prepared, then the node stands.
+// apply has the drivers do what the roles say. In this order no packet comes to where it is
+// not served: first what can't be served is given up, then the data plane is prepared, then
+// the node stands.
 func (r *run) apply(ctx context.Context, roles []Role) (programmed, applied error) {
 	var errs []error
 	held := map[string]holding{}
@@ -276,8 +279,9 @@ func (r *run) stand(name string, ready bool) error {
 	return nil
 }
 
-// elections finds the addresses that nobody has held yet, as far as the objects say, and that are new to this run. For a node that has held it once the first election
-// is over: it does not take it back.
+// elections finds the addresses that nobody has held yet, as far as the objects say, and that
+// are new to this run. For a node that has held it once the first election is over: it does
+// not take it back.
 func (r *run) elections(vips []*v1alpha1.VirtualIP, now time.Time) (fresh map[string]bool, again time.Duration) {
 	fresh = map[string]bool{}
 	seen := map[types.UID]bool{}

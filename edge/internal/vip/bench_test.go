@@ -11,9 +11,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// BenchmarkVIPs is for how long a client on the LAN, which connects every 20 ms, gets no answer: two nodes, real keepalived, traffic through iptables, and no cloud at all.
-// The time of one operation means nothing here; see the metrics. longest/bound is the part of what VIPs_15, 16 and 18
-// may take: at 1 the bound is reached. Run it with `go test ./edge/internal/vip -run '^$' -bench VIPs -benchtime 5x`.
+// BenchmarkVIPs is for how long a client on the LAN, which connects every 20 ms, gets no answer:
+// two nodes, real keepalived, traffic through iptables, and no cloud at all. The time of one
+// operation means nothing here; see the metrics. longest/bound is the part of what VIPs_15, 16 and
+// 18 may take: at 1 the bound is reached. Run it with `go test ./edge/internal/vip -run '^$' -bench
+// VIPs -benchtime 5x`.
 func BenchmarkVIPs(b *testing.B) {
 	for _, c := range []struct {
 		name   string

@@ -40,7 +40,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/vip"
 )
 
-// The test's own binary is also the node's agent: a process in a network namespace, so that it can be killed.
+// The test's own binary is also the node's agent: a process in a network namespace, so that
+// it can be killed.
 const nodeEnv = "VIP_TEST_NODE"
 
 // planeEnv chooses the data plane: tests/uml runs the scenarios with ipvs in a kernel that has it.
@@ -112,7 +113,8 @@ func (f files) Report(_ context.Context, ref object.Ref, _ types.UID, body []byt
 	return os.Rename(path+".new", path)
 }
 
-// serve runs the agent until its standard input ends; a line "on" or "off" there is for maintenance, "handover" and "takepart" for a drain.
+// serve runs the agent until its standard input ends; a line "on" or "off" there is for
+// maintenance, "handover" and "takepart" for a drain.
 func serve(raw string) error {
 	var s settings
 	if err := json.Unmarshal([]byte(raw), &s); err != nil {
@@ -213,7 +215,8 @@ func obey(ctx context.Context, agent *vip.Agent, dir, word string) error {
 	return agent.SetMaintenance(ctx, word == "on")
 }
 
-// api is a Kubernetes API with lists and watches of two resources, as the edge API has them for the agent.
+// api is a Kubernetes API with lists and watches of two resources, as the edge API has
+// them for the agent.
 type api struct {
 	mu      sync.Mutex
 	version int
@@ -486,7 +489,8 @@ func (n *node) report(address string) v1alpha1.VirtualIPNodeStatus {
 	return e
 }
 
-// reported is how often the node has said that it is in a state for an address: one that lasts for a moment is seen, too.
+// reported is how often the node has said that it is in a state for an address: one that lasts for
+// a moment is seen, too.
 func (n *node) reported(address string, state v1alpha1.VirtualIPState) (times int) {
 	raw, _ := os.ReadFile(filepath.Join(n.dir, "reports-"+address))
 	for line := range bytes.Lines(raw) {
@@ -554,11 +558,13 @@ func (s *site) other(n *node) *node {
 	return s.nodes[i]
 }
 
-// inGuest reports whether the test runs in user-mode Linux, which has one processor, and pays for each page fault and each switch between processes: what asks all the while
-// leaves nothing to what it waits for.
+// inGuest reports whether the test runs in user-mode Linux, which has one processor, and pays for
+// each page fault and each switch between processes: what asks all the while leaves nothing to
+// what it waits for.
 func inGuest() bool { return os.Getenv(planeEnv) != "" }
 
-// sideBySide lets a test run beside others there: most of it is waiting. One that is about a first election, which has its time (firstElection), needs the processor for itself.
+// sideBySide lets a test run beside others there: most of it is waiting. One that is about a first
+// election, which has its time (firstElection), needs the processor for itself.
 func sideBySide(t *testing.T) {
 	if inGuest() {
 		t.Parallel()

@@ -11,8 +11,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"
 )
 
-// separate keeps roles that can't be served side by side from spoiling each other: of two with one address,
-// or with one number on an interface, the older is served.
+// separate keeps roles that can't be served side by side from spoiling each other: of two with one
+// address, or with one number on an interface, the older is served.
 func separate(roles []Role) {
 	type election struct {
 		iface string
@@ -109,8 +109,8 @@ func instances(roles []Role) []keepalived.Instance {
 	return out
 }
 
-// unicast is whom a node advertises itself to: the other nodes of the pool. Until all have reported where
-// they are, multicast is used by all.
+// unicast is whom a node advertises itself to: the other nodes of the pool. Until all have reported
+// where they are, multicast is used by all.
 func unicast(node string, v *v1alpha1.VirtualIP, own netip.Addr) keepalived.Unicast {
 	if !v.Spec.Unicast {
 		return keepalived.Unicast{}
@@ -128,8 +128,9 @@ func unicast(node string, v *v1alpha1.VirtualIP, own netip.Addr) keepalived.Unic
 	return u
 }
 
-// others finds routers that speak VRRP, are no nodes of any pool here, and advertise the address or use its
-// number. While not all nodes of the address have reported their interfaces, nobody is taken for a stranger.
+// others finds routers that speak VRRP, are no nodes of any pool here, and advertise the address or
+// use its number. While not all nodes of the address have reported their interfaces, nobody is
+// taken for a stranger.
 func others(f Facts, v *v1alpha1.VirtualIP, i keepalived.Instance) (stranger, foreign string) {
 	if slices.ContainsFunc(v.Spec.Nodes, func(n v1alpha1.VirtualIPNode) bool { return n.Name != f.Node && n.HardwareAddress == "" }) {
 		return "", ""

@@ -22,15 +22,15 @@ type Facts struct {
 	Interfaces []netif.Interface
 	// Guards are networks whose addresses the node never claims.
 	Guards []Guard
-	// PreBootContainers are IDs of containers that ran before the device booted: the store may still say
-	// that they are ready.
+	// PreBootContainers are IDs of containers that ran before the device booted: the store may
+	// still say that they are ready.
 	PreBootContainers map[string]bool
 	// Maintenance: hand everything over. Draining: hand over what another node can take.
 	Maintenance, Draining bool
 	// Untaken names the VirtualIPs that were handed over and that no other node took.
 	Untaken map[string]bool
-	// New names the VirtualIPs whose first election this is: the highest priority shall win it, whoever
-	// was first.
+	// New names the VirtualIPs whose first election this is: the highest priority shall win it,
+	// whoever was first.
 	New map[string]bool
 	// Withheld says why an address is not claimed although it could be: it cut the node off.
 	Withheld map[types.UID]string
@@ -53,13 +53,14 @@ type Role struct {
 	HandingOver bool
 	// Fault is why the node can't take part, in a sentence.
 	Fault string
-	// Stranger is the hardware address of a router that advertises the address by VRRP and is no node of
-	// the pool, and ForeignRouter the address of one that uses the number for other addresses.
+	// Stranger is the hardware address of a router that advertises the address by VRRP and is
+	// no node of the pool, and ForeignRouter the address of one that uses the number for
+	// other addresses.
 	Stranger      string
 	ForeignRouter string
-	// Duplicate is the hardware address of another host that has the address. Unasked is why that could not
-	// be found out, and Waiting says that it is being found out. In all three cases the node is not Ready
-	// although its pods are.
+	// Duplicate is the hardware address of another host that has the address. Unasked is why that
+	// could not be found out, and Waiting says that it is being found out. In all three cases the
+	// node is not Ready although its pods are.
 	Duplicate string
 	Unasked   string
 	Waiting   bool

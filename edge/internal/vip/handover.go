@@ -13,29 +13,32 @@ import (
 const (
 	// handover is how long HandOver waits for keepalived to let go.
 	handover = 15 * time.Second
-	// takeover is how long others have to take what this node let go: a backup that hears priority 0 waits for
-	// less than one advertisement (RFC 5798, 6.4.2), and the interval is 1 s unless a pool says otherwise; the
-	// rest is for a busy node. Once another one advertises the address nothing more is waited for.
+	// takeover is how long others have to take what this node let go: a backup that hears priority
+	// 0 waits for less than one advertisement (RFC 5798, 6.4.2), and the interval is 1 s unless a
+	// pool says otherwise; the rest is for a busy node. Once another one advertises the address
+	// nothing more is waited for.
 	takeover   = 3 * time.Second
 	handedPoll = 50 * time.Millisecond
 )
 
-// SetMaintenance hands all addresses over, or lets the node stand for them again. It holds over reboots.
+// SetMaintenance hands all addresses over, or lets the node stand for them again. It holds
+// over reboots.
 func (a *Agent) SetMaintenance(ctx context.Context, on bool) error {
 	return a.order(ctx, func(m *memory) { m.Maintenance = on })
 }
 
-// HandOver hands over, for a drain, the addresses that another node can take, and returns when this node
-// holds none of these and others had the time to take them. An address that no other node said it could take
-// stays here, and so does one that was let go and that no other node took: the last holder keeps it until its
-// pod goes, and hands it over as soon as another node can take it. An address that keepalived does not let go
-// in time is told in the log and holds nothing up. It holds over reboots, until TakePart. An operator's own
-// maintenance is another matter.
+// HandOver hands over, for a drain, the addresses that another node can take, and returns when this
+// node holds none of these and others had the time to take them. An address that no other node said
+// it could take stays here, and so does one that was let go and that no other node took: the last
+// holder keeps it until its pod goes, and hands it over as soon as another node can take it. An
+// address that keepalived does not let go in time is told in the log and holds nothing up. It holds
+// over reboots, until TakePart. An operator's own maintenance is another matter.
 func (a *Agent) HandOver(ctx context.Context) error {
 	return a.handOver(ctx, func() error { return a.order(ctx, func(m *memory) { m.Draining = true }) })
 }
 
-// Leave is HandOver for a shutdown of the device: it holds until Stay, and not over the boot that follows.
+// Leave is HandOver for a shutdown of the device: it holds until Stay, and not over the
+// boot that follows.
 func (a *Agent) Leave(ctx context.Context) error {
 	return a.handOver(ctx, func() error { return a.setLeaving(ctx, true) })
 }
@@ -90,8 +93,8 @@ func (a *Agent) holds() map[string]holding {
 	return out
 }
 
-// handingOver reports whether an address is being handed over for a drain, or whether the node has not looked
-// yet which these are.
+// handingOver reports whether an address is being handed over for a drain, or whether the node has
+// not looked yet which these are.
 func (a *Agent) handingOver() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -101,9 +104,10 @@ func (a *Agent) handingOver() bool {
 // untakenFor is how long an address that no other node took is not handed over again.
 const untakenFor = 5 * time.Minute
 
-// followReleases notes which addresses a drain hands over, and takes back what no other node has advertised
-// since: a drain may hand over when it begins or at any later time, when it hears of a node that can take an
-// address. It is called before the drivers are. again says when to look next, 0 for no hurry.
+// followReleases notes which addresses a drain hands over, and takes back what no other node has
+// advertised since: a drain may hand over when it begins or at any later time, when it hears of a
+// node that can take an address. It is called before the drivers are. again says when to look next,
+// 0 for no hurry.
 func (r *run) followReleases(ctx context.Context, roles []Role, now time.Time) (again time.Duration) {
 	states := r.cfg.Elector.States()
 	r.mu.Lock()

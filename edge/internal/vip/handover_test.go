@@ -23,7 +23,8 @@ func (s *site) readyVIP() *v1alpha1.VirtualIP {
 	return v
 }
 
-// Before a drain evicts, the address is at another node. What an operator ordered stays when the drain is over.
+// Before a drain evicts, the address is at another node. What an operator ordered stays when
+// the drain is over.
 func TestHandOver(t *testing.T) {
 	s := newSite(t, 2)
 	s.give(s.readyVIP())
@@ -56,9 +57,9 @@ func TestHandOver(t *testing.T) {
 	eventually(t, "it is a backup", func() bool { return h.report(theVIP).State == v1alpha1.VIPBackup })
 }
 
-// A drain hands over only what another node can hold: the last holder keeps its address until its pod goes,
-// and hands it over as soon as there is another. Where the word that another could take it was wrong, the
-// address comes back.
+// A drain hands over only what another node can hold: the last holder keeps its address until its
+// pod goes, and hands it over as soon as there is another. Where the word that another could take
+// it was wrong, the address comes back.
 func TestTraps_04_LastHolderKeepsItsAddress(t *testing.T) {
 	s := newSite(t, 2)
 	h, o := s.nodes[0], s.nodes[1]
@@ -83,8 +84,8 @@ func TestTraps_04_LastHolderKeepsItsAddress(t *testing.T) {
 		t.Errorf("%d connections were lost", lost)
 	}
 
-	// Another is said to be ready, and is not: it does not take the address, which comes back. So it does when
-	// that is said in mid-drain, after HandOver has ended,
+	// Another is said to be ready, and is not: it does not take the address, which comes back. So
+	// it does when that is said in mid-drain, after HandOver has ended,
 	wrong := s.readyVIP()
 	wrong.UID, wrong.Spec.VRID = v.UID, v.Spec.VRID
 	comesBack := func(how string, do func()) {
@@ -127,9 +128,10 @@ func TestTraps_04_LastHolderKeepsItsAddress(t *testing.T) {
 	eventually(t, "the other holds it", func() bool { return o.has(theVIP) && !h.has(theVIP) })
 }
 
-// A plain `reboot`, the power button, an update: the shutdown waits, by a lock at systemd-logind, until the other node
-// has the address; given up, the node takes part again. The last holder keeps its address, and delays nothing. The bus is
-// a real dbus-daemon; logind on it is played by the test.
+// A plain `reboot`, the power button, an update: the shutdown waits, by a lock at
+// systemd-logind, until the other node has the address; given up, the node takes part again. The
+// last holder keeps its address, and delays nothing. The bus is a real dbus-daemon; logind on it
+// is played by the test.
 func TestTraps_21_ShutdownHandsOver(t *testing.T) {
 	s := newSite(t, 2)
 	h, o := s.nodes[0], s.nodes[1]
@@ -160,7 +162,8 @@ func TestTraps_21_ShutdownHandsOver(t *testing.T) {
 	ready := s.readyVIP()
 	ready.UID, ready.Spec.VRID = v.UID, v.Spec.VRID
 	s.give(ready)
-	// A node hears of that before the shutdown or while it goes on: either way the lock is held until it is handed over.
+	// A node hears of that before the shutdown or while it goes on: either way the lock is held
+	// until it is handed over.
 	tr := s.sendPatiently()
 	for n := 2; !o.has(theVIP); n++ {
 		locked(n)

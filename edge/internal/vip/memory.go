@@ -36,8 +36,8 @@ func (a *Agent) save(ctx context.Context, m memory) error {
 	return nil
 }
 
-// recordPreBoot notes, once a boot, which containers that the store calls ready were started before it. What
-// was clear in an earlier boot is asked for again.
+// recordPreBoot notes, once a boot, which containers that the store calls ready were started before
+// it. What was clear in an earlier boot is asked for again.
 func (r *run) recordPreBoot(ctx context.Context) error {
 	r.mu.Lock()
 	known := r.memory.BootID == r.cfg.BootID

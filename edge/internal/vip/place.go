@@ -9,8 +9,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
 )
 
-// builtin are the networks that have their meaning from the standards: loopback, link-local, multicast
-// (RFC 6890, RFC 4291).
+// builtin are the networks that have their meaning from the standards: loopback, link-local,
+// multicast (RFC 6890, RFC 4291).
 func builtin() []Guard {
 	return []Guard{
 		{netip.MustParsePrefix("0.0.0.0/8"), "the networks of this host"},
@@ -51,9 +51,9 @@ func guard(f Facts, address netip.Addr) string {
 	return ""
 }
 
-// place finds the interface for an address: one whose network it is in, of those the one with the smallest.
-// An interface that the pool names must be on the network, too: elsewhere the address would reach nobody,
-// and could be somebody's. Interfaces of pods don't count.
+// place finds the interface for an address: one whose network it is in, of those the one with the
+// smallest. An interface that the pool names must be on the network, too: elsewhere the address
+// would reach nobody, and could be somebody's. Interfaces of pods don't count.
 func place(f Facts, asked string, address netip.Addr) (iface netif.Interface, own netip.Prefix, fault string) {
 	if why := guard(f, address); why != "" {
 		return iface, own, why
@@ -98,8 +98,9 @@ func podNetwork(f Facts, network netip.Prefix) bool {
 	return false
 }
 
-// reserved reports whether no host may have an address in a network: the network's own and its broadcast
-// address, but both of a /31 (RFC 3021), and the subnet-router anycast address (RFC 4291, 2.6.1).
+// reserved reports whether no host may have an address in a network: the network's own and
+// its broadcast address, but both of a /31 (RFC 3021), and the subnet-router anycast address
+// (RFC 4291, 2.6.1).
 func reserved(network netip.Prefix, address netip.Addr) bool {
 	host := address.BitLen() - network.Bits()
 	if host <= 1 {

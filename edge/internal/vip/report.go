@@ -21,7 +21,8 @@ import (
 // dropPause is how soon it is looked again whether an address that was given up has gone.
 const dropPause = 500 * time.Millisecond
 
-// report sends the cloud, and writes into the node's events, what changed. It looks again while an address that was given up is there.
+// report sends the cloud, and writes into the node's events, what changed. It looks again while an
+// address that was given up is there.
 func (r *run) report(ctx context.Context, f Facts, roles []Role, programmed error) (again time.Duration, err error) {
 	states := r.cfg.Elector.States()
 	now := metav1.Now().Rfc3339Copy()

@@ -24,11 +24,14 @@ import (
 const Name message.Name = "vip"
 
 const (
-	// resync is how often everything is looked at although nothing was told: others meddle with rules.
+	// resync is how often everything is looked at although nothing was told: others meddle
+	// with rules.
 	resync = 30 * time.Second
-	// firstElection is for how long the highest priority may take a new address from whoever was first.
+	// firstElection is for how long the highest priority may take a new address from
+	// whoever was first.
 	firstElection = 15 * time.Second
-	// settle is for how long a fault is not believed after the elector was told that an instance may stand: it looks up what it was told first.
+	// settle is for how long a fault is not believed after the elector was told that an instance
+	// may stand: it looks up what it was told first.
 	settle = 2 * time.Second
 )
 
@@ -71,10 +74,11 @@ type Config struct {
 	Events func(ctx context.Context) (agent.Recorder, error)
 	// Interfaces lists the device's; default netif.List.
 	Interfaces func() ([]netif.Interface, error)
-	// Watch calls changed when Interfaces gives something else, until ctx ends; default netif.Watch.
+	// Watch calls changed when Interfaces gives something else, until ctx ends; default
+	// netif.Watch.
 	Watch func(ctx context.Context, changed func()) error
-	// Guards are networks whose addresses the node never claims: what leads to the cloud, name servers;
-	// nil for none. It is asked whenever everything is looked at.
+	// Guards are networks whose addresses the node never claims: what leads to the cloud, name
+	// servers; nil for none. It is asked whenever everything is looked at.
 	Guards func() []Guard
 	// Hub is the module that has the link, which the cloud is asked through; "" for none.
 	Hub message.Name
@@ -154,13 +158,13 @@ type run struct {
 	pods  *agent.Objects[*corev1.Pod]
 	first map[types.UID]time.Time // when a new address was first seen
 	ready map[string]bool         // what the elector was told
-	// readySince is since when an instance may stand: for a moment after that its state is still the one
-	// of before.
+	// readySince is since when an instance may stand: for a moment after that its state is still
+	// the one of before.
 	readySince map[string]time.Time
 	probe      *conflictProbe
 	trial      *trial
-	// suspects are addresses with which the cloud could not be reached together. The first may be claimed,
-	// since suspected; the others wait.
+	// suspects are addresses with which the cloud could not be reached together. The first may be
+	// claimed, since suspected; the others wait.
 	suspects  []types.UID
 	suspected time.Time
 }
@@ -171,12 +175,13 @@ type memory struct {
 	PreBootContainers []string `json:"preBootContainers,omitempty"`
 	Maintenance       bool     `json:"maintenance,omitempty"`
 	Draining          bool     `json:"draining,omitempty"` // HandOver's; an operator's own maintenance is not touched by it
-	// Clear are the addresses, as claim.key has them, that no other host was found to have in this boot.
+	// Clear are the addresses, as claim.key has them, that no other host was found to have
+	// in this boot.
 	Clear []string `json:"clear,omitempty"`
 	// Clouds are addresses of cloudcore, the latest first.
 	Clouds []netip.Addr `json:"clouds,omitempty"`
-	// Proven are the addresses with which the cloud was reached; Trying are those that are being tried, and
-	// CutOff says of those with which it was not what was seen. All by UID.
+	// Proven are the addresses with which the cloud was reached; Trying are those that are being
+	// tried, and CutOff says of those with which it was not what was seen. All by UID.
 	Proven []types.UID          `json:"proven,omitempty"`
 	Trying []types.UID          `json:"trying,omitempty"`
 	CutOff map[types.UID]string `json:"cutOff,omitempty"`

@@ -30,10 +30,12 @@ type traffic struct {
 	lastWords string
 }
 
-// send begins to ask every 20 ms, each with little patience, so that what is lost is counted and not waited for.
+// send begins to ask every 20 ms, each with little patience, so that what is lost is counted and
+// not waited for.
 func (s *site) send() *traffic { return s.sendEvery(200 * time.Millisecond) }
 
-// sendPatiently is send for what must lose nothing: each question has patience, also on a machine that is busy.
+// sendPatiently is send for what must lose nothing: each question has patience, also on a
+// machine that is busy.
 func (s *site) sendPatiently() *traffic { return s.sendEvery(patience) }
 
 func (s *site) sendEvery(wait time.Duration) *traffic {
@@ -75,7 +77,8 @@ func (tr *traffic) reaches(t testing.TB, n *node) {
 	})
 }
 
-// end tells what was lost. Times on a loaded machine are for the reader; that service came back is for the test.
+// end tells what was lost. Times on a loaded machine are for the reader; that service came back
+// is for the test.
 func (tr *traffic) end(t testing.TB, what string) (asked, lost int) {
 	t.Helper()
 	close(tr.stop)
@@ -211,7 +214,8 @@ func TestVIPs_19_PodRestartsWithNewAddress(t *testing.T) {
 	}
 }
 
-// Scenario 21: all nodes lose power, and come back without the cloud. Their stores still call the old containers ready.
+// Scenario 21: all nodes lose power, and come back without the cloud. Their stores still call the
+// old containers ready.
 func TestVIPs_21_PoolRebootsOffline(t *testing.T) {
 	sideBySide(t)
 	s := newSite(t, 2)
@@ -313,7 +317,8 @@ func TestVIPs_24_OldHolderReturns(t *testing.T) {
 	}
 }
 
-// Scenario 25, the node's part: what is deleted is dropped, confirmed and forgotten; what is changed follows; others' things stay.
+// Scenario 25, the node's part: what is deleted is dropped, confirmed and forgotten; what is
+// changed follows; others' things stay.
 func TestVIPs_25_DroppedAndConfirmed(t *testing.T) {
 	sideBySide(t)
 	s := newSite(t, 2)
@@ -381,7 +386,8 @@ func TestMaintenance(t *testing.T) {
 	eventually(t, "it is a backup", func() bool { return h.report(theVIP).State == v1alpha1.VIPBackup })
 }
 
-// Rule 5: while somebody has the address who is no node of the pool, nobody claims it; when he goes, it is claimed.
+// Rule 5: while somebody has the address who is no node of the pool, nobody claims it; when he
+// goes, it is claimed.
 func TestDuplicateAddress(t *testing.T) {
 	s := newSite(t, 2)
 	stranger := s.lan.Host("10.79.0.150/24", theVIP+"/24")

@@ -54,7 +54,8 @@ func (s *site) router(address string, vrid, priority int, advertised string) *la
 	return h
 }
 
-// A clashing VirtualIP of another network silences neither the others nor itself for longer than it clashes.
+// A clashing VirtualIP of another network silences neither the others nor itself for longer
+// than it clashes.
 func TestTraps_01_ClashingNetworks(t *testing.T) {
 	s := newSite(t, 1)
 	n := s.nodes[0]
@@ -122,7 +123,8 @@ func TestTraps_02_NotOnTheUplink(t *testing.T) {
 	}
 }
 
-// frames are what a host on the LAN sees of an address: who advertises it, and who announces it by ARP.
+// frames are what a host on the LAN sees of an address: who advertises it, and who
+// announces it by ARP.
 type frames struct {
 	mu  sync.Mutex
 	all []string // "advert MAC", "announce MAC"
@@ -182,8 +184,9 @@ func (s *site) listen() *frames {
 	return f
 }
 
-// After two parts of the LAN have come together, who goes on holding the address announces it within five of
-// its advertisements (a second at this interval) of the last word of the other, and not at the next refresh.
+// After two parts of the LAN have come together, who goes on holding the address announces it
+// within five of its advertisements (a second at this interval) of the last word of the other, and
+// not at the next refresh.
 func TestTraps_03_WinnerAnnouncesItself(t *testing.T) {
 	s := newSite(t, 2)
 	s.give(s.vip())
@@ -223,7 +226,8 @@ func TestTraps_03_WinnerAnnouncesItself(t *testing.T) {
 	})
 }
 
-// A router with the number of a virtual IP: nobody stands against it, it is said, and another number ends it.
+// A router with the number of a virtual IP: nobody stands against it, it is said, and another
+// number ends it.
 func TestTraps_05_ForeignRouterIsHeard(t *testing.T) {
 	s := newSite(t, 2)
 	v := s.known()
@@ -249,7 +253,8 @@ func TestTraps_05_ForeignRouterIsHeard(t *testing.T) {
 	}
 }
 
-// Nodes that don't hear each other by multicast both hold the address; by unicast they find each other.
+// Nodes that don't hear each other by multicast both hold the address; by unicast they
+// find each other.
 func TestTraps_06_Unicast(t *testing.T) {
 	s := newSite(t, 2)
 	for _, n := range s.nodes {
@@ -294,7 +299,8 @@ func TestTraps_07_SharedElection(t *testing.T) {
 	eventually(t, "both moved", func() bool { return o.has(theVIP) && o.has("10.79.0.101") && !h.has(theVIP) && !h.has("10.79.0.101") })
 }
 
-// A router that is no node advertises the address itself, with a higher priority: the nodes stand back, and say who it is.
+// A router that is no node advertises the address itself, with a higher priority: the nodes stand
+// back, and say who it is.
 func TestTraps_08_StrangerAdvertisesTheAddress(t *testing.T) {
 	s := newSite(t, 2)
 	v := s.known()

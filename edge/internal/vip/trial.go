@@ -12,17 +12,19 @@ import (
 const (
 	// trialPatience is how long the cloud may take to answer after the node first took an address.
 	trialPatience = 10 * time.Second
-	// trialRecovery is how long it may take once the address was given up: the link is dialled again.
+	// trialRecovery is how long it may take once the address was given up: the link is
+	// dialled again.
 	trialRecovery = time.Minute
 	// trialAgain is the pause between two questions.
 	trialAgain = 500 * time.Millisecond
 )
 
-// trial finds out, when the node holds an address for the first time while it has a link, whether the cloud
-// can still be reached: the address may be that of something on the way there that no guard knows. It asks
-// the cloud; where that fails the address is given up, and where the cloud answers then, it stays given up.
-// Addresses that were taken together are tried together; where they did it, one by one after that. An
-// address that the node took without a link is tried at the next one.
+// trial finds out, when the node holds an address for the first time while it has a link,
+// whether the cloud can still be reached: the address may be that of something on the way there
+// that no guard knows. It asks the cloud; where that fails the address is given up, and where
+// the cloud answers then, it stays given up. Addresses that were taken together are tried
+// together; where they did it, one by one after that. An address that the node took without a
+// link is tried at the next one.
 type trial struct {
 	ask  func(ctx context.Context) error // nil: there is nothing to ask
 	wake func()

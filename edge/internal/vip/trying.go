@@ -37,12 +37,12 @@ func (r *run) withheldNow() map[types.UID]string {
 	return out
 }
 
-// suspectFor is how long the next of several suspects has to become the holder again; else it is tried when
-// it does.
+// suspectFor is how long the next of several suspects has to become the holder again; else it is
+// tried when it does.
 const suspectFor = 15 * time.Second
 
-// tryNew begins to try the addresses that this node holds and that were never tried, and takes in what came
-// of the last trial.
+// tryNew begins to try the addresses that this node holds and that were never tried, and takes in
+// what came of the last trial.
 func (r *run) tryNew(ctx context.Context, roles []Role) error {
 	if r.trial.ask == nil {
 		return nil

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Check lists everything in which the history breaks a rule. It may be called for a part of a campaign
-// as long as that has its Final records.
+// Check lists everything in which the history breaks a rule. It may be called for a part of a
+// campaign as long as that has its Final records.
 func (h History) Check() (found []Violation) {
 	c := newChecker(h)
 	for _, check := range []func() []Violation{c.newest, c.wanted, c.dead, c.kept, c.exact, c.order} {
@@ -22,7 +22,8 @@ func (h History) Check() (found []Violation) {
 	return found
 }
 
-// SoFar lists what breaks a rule of a campaign that still goes on: nothing that may yet arrive is missed.
+// SoFar lists what breaks a rule of a campaign that still goes on: nothing that may yet
+// arrive is missed.
 func (h History) SoFar() []Violation {
 	c := newChecker(h)
 	return slices.Concat(c.newest(), c.wanted(), c.dead(), c.order(), answers(h), single(h))
@@ -131,8 +132,8 @@ func (c *checker) undone(newer, older Record) bool {
 		// kube-apiserver itself was asked: it went back in between, or it did not.
 		return slices.ContainsFunc(c.restores, func(r Record) bool { return r.End >= newer.At && r.At <= older.At })
 	}
-	// A pod that the restored cluster has not: what its node still writes to it is refused, and what was
-	// written is not shown any more.
+	// A pod that the restored cluster has not: what its node still writes to it is refused, and
+	// what was written is not shown any more.
 	if made := c.puts[newer.object()]; newer.Resource == pods && len(made) > 0 && made[0].Who == Cloud {
 		if r, lost := c.lost(made[0].At, max(made[0].At, made[0].End)); lost && r.At <= older.At {
 			return true
@@ -150,8 +151,9 @@ func (c *checker) undone(newer, older Record) bool {
 	return lost
 }
 
-// arrived is when the cloud was first seen to have what a node had written, else at the latest. Until then
-// the node's store alone had it, and a copy of etcd's data that was made meanwhile has it not.
+// arrived is when the cloud was first seen to have what a node had written, else at the
+// latest. Until then the node's store alone had it, and a copy of etcd's data that was made
+// meanwhile has it not.
 func (c *checker) arrived(written Record, latest time.Duration) time.Duration {
 	for _, r := range c.history {
 		if r.Who == Cloud && (r.Kind == Seen || r.Kind == Going) && r.object() == written.object() && r.Value >= written.Value {
@@ -161,7 +163,8 @@ func (c *checker) arrived(written Record, latest time.Duration) time.Duration {
 	return latest
 }
 
-// wanted looks for pods that a node ended, or was told to end, without a request of the cloud's clients.
+// wanted looks for pods that a node ended, or was told to end, without a request of the
+// cloud's clients.
 func (c *checker) wanted() (found []Violation) {
 	said := map[object]bool{}
 	for _, r := range c.history {
@@ -185,8 +188,8 @@ func (c *checker) wanted() (found []Violation) {
 
 func first(all []Record) []Record { return all[:min(1, len(all))] }
 
-// dead looks for objects that are there again after they were gone. A restore may bring them back, and
-// what a device held for a pod goes with the pod and comes with the next of its name.
+// dead looks for objects that are there again after they were gone. A restore may bring them back,
+// and what a device held for a pod goes with the pod and comes with the next of its name.
 func (c *checker) dead() (found []Violation) {
 	type view struct {
 		who string
@@ -243,8 +246,8 @@ func (c *checker) removed(gone Record) time.Duration {
 	return gone.At
 }
 
-// kept compares what everybody has at the end: the nodes with the cloud, the cloud with what nodes have
-// been acknowledged.
+// kept compares what everybody has at the end: the nodes with the cloud, the cloud with what nodes
+// have been acknowledged.
 func (c *checker) kept() (found []Violation) {
 	cloud := c.finals[Cloud]
 	for _, who := range slices.Sorted(maps.Keys(c.finals)) {
@@ -285,8 +288,8 @@ func (c *checker) kept() (found []Violation) {
 	return found
 }
 
-// revived reports whether the pod of an acknowledged status has ended on its node since, and an older
-// copy may have brought it back: what the node knew of it went with it.
+// revived reports whether the pod of an acknowledged status has ended on its node since, and an
+// older copy may have brought it back: what the node knew of it went with it.
 func (c *checker) revived(status Record) bool {
 	return slices.ContainsFunc(c.history, func(g Record) bool {
 		return g.Kind == Gone && g.Who == status.Who && g.object() == status.object() && g.At >= status.At &&
@@ -308,8 +311,8 @@ func lastAcknowledged(puts []Record) (last Record, ok bool) {
 	return last, ok
 }
 
-// exact compares the counts of events in the cloud with those that were reported. Events that a restore
-// may have undone are not missed: nobody has them any more.
+// exact compares the counts of events in the cloud with those that were reported. Events that a
+// restore may have undone are not missed: nobody has them any more.
 func (c *checker) exact() (found []Violation) {
 	cloud := map[string]Record{} // by name: the node does not learn an event's uid in the cloud
 	for o, r := range c.finals[Cloud] {
@@ -354,8 +357,8 @@ func (c *checker) damaged(write Record) bool {
 	return slices.ContainsFunc(c.damages, func(x Record) bool { return x.Who == write.Who && write.At <= x.End })
 }
 
-// order compares the order in which the events about an object appeared in the cloud with that in which
-// they were reported.
+// order compares the order in which the events about an object appeared in the cloud with that in
+// which they were reported.
 func (c *checker) order() (found []Violation) {
 	reported := map[string]Record{} // the first report, by name
 	for _, r := range c.history {

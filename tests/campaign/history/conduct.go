@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// answers looks for what a device did not answer for any more. After damage it may have to ask the cloud.
+// answers looks for what a device did not answer for any more. After damage it may have to
+// ask the cloud.
 func answers(h History) (found []Violation) {
 	said := map[object]bool{}
 	for _, r := range h {
@@ -23,8 +24,8 @@ func answers(h History) (found []Violation) {
 	return found
 }
 
-// mostWatches is how many watches one cloudcore may open in the period of a Load: all that twenty edges
-// want are opened again where it has lost them, some of them several times.
+// mostWatches is how many watches one cloudcore may open in the period of a Load: all that twenty
+// edges want are opened again where it has lost them, some of them several times.
 const mostWatches = 1500
 
 // single looks at records that are a violation by themselves.

@@ -1,7 +1,8 @@
-// Package history is what the clients of a campaign did and saw, and the rules that it must satisfy.
+// Package history is what the clients of a campaign did and saw, and the rules that it
+// must satisfy.
 //
-// It owns the records and decides nothing about the system: Check is a pure function of a History. A
-// Recorder may be used by any goroutine; a History does not change any more.
+// It owns the records and decides nothing about the system: Check is a pure function of a History.
+// A Recorder may be used by any goroutine; a History does not change any more.
 package history
 
 import (
@@ -14,16 +15,16 @@ import (
 	"time"
 )
 
-// Cloud is the viewer that reads kube-apiserver itself; every other viewer is a node, which reads the
-// API of its own device.
+// Cloud is the viewer that reads kube-apiserver itself; every other viewer is a node, which reads
+// the API of its own device.
 const Cloud = "cloud"
 
 // A Kind is what a Record says.
 type Kind string
 
 const (
-	// Put is a write of Value to an object, or its creation: by the cloud's clients for what comes down,
-	// by the node's for what goes up. A refused write is no record.
+	// Put is a write of Value to an object, or its creation: by the cloud's clients for what comes
+	// down, by the node's for what goes up. A refused write is no record.
 	Put Kind = "put"
 	// Get is a read of Value through the device's own API.
 	Get Kind = "get"
@@ -35,20 +36,22 @@ const (
 	Gone Kind = "gone"
 	// Remove is a request of the cloud's clients to delete an object.
 	Remove Kind = "remove"
-	// Restore is etcd's data replaced by a copy: the copy was made at At, and kube-apiserver serves it
-	// from End on.
+	// Restore is etcd's data replaced by a copy: the copy was made at At, and kube-apiserver serves
+	// it from End on.
 	Restore Kind = "restore"
-	// Damage is a bit of a device's store that was flipped while it was off. Events that had not gone up
-	// may be lost with it, and statuses are written again by the kubelet; no pod may be.
+	// Damage is a bit of a device's store that was flipped while it was off. Events that had not
+	// gone up may be lost with it, and statuses are written again by the kubelet; no pod may be.
 	Damage Kind = "damage"
 	// Fault is something that was broken, from At to End; Who says what.
 	Fault Kind = "fault"
-	// Unanswered is an object that a running edgecore did not answer for, though it had answered before.
+	// Unanswered is an object that a running edgecore did not answer for, though it had
+	// answered before.
 	Unanswered Kind = "unanswered"
-	// Missing is an object that a device had and has no longer, after a restart without a link for which
-	// nothing of it was damaged.
+	// Missing is an object that a device had and has no longer, after a restart without a link for
+	// which nothing of it was damaged.
 	Missing Kind = "missing"
-	// Unready is a node of which Ready became another than True, though nothing of its own was broken.
+	// Unready is a node of which Ready became another than True, though nothing of its own
+	// was broken.
 	Unready Kind = "unready"
 	// Load is how many watches a cloudcore opened from At to End: Value.
 	Load Kind = "load"
@@ -59,8 +62,8 @@ const (
 // A Record is one thing that was done or seen.
 type Record struct {
 	Kind Kind `json:"kind"`
-	// At and End are the times since the campaign began at which a request was sent and answered. What is
-	// seen has one time.
+	// At and End are the times since the campaign began at which a request was sent and answered.
+	// What is seen has one time.
 	At  time.Duration `json:"at"`
 	End time.Duration `json:"end,omitempty"`
 	Who string        `json:"who"` // the viewer, or whose client it was
@@ -71,8 +74,8 @@ type Record struct {
 	About    string `json:"about,omitempty"` // of an event: the uid of what it is about
 	Node     string `json:"node,omitempty"`  // for whom the object is
 	Value    int64  `json:"value,omitempty"` // a counter that its writer never sets back
-	// Unknown is a request without an answer: it may have been done, also later. Of what is seen, that it
-	// stood in a list, whose order says nothing.
+	// Unknown is a request without an answer: it may have been done, also later. Of what is seen,
+	// that it stood in a list, whose order says nothing.
 	Unknown bool `json:"unknown,omitempty"`
 }
 
@@ -90,7 +93,8 @@ func (r Record) String() string {
 	return s
 }
 
-// object identifies an object over its life. Objects of a name that come one after the other differ.
+// object identifies an object over its life. Objects of a name that come one after the
+// other differ.
 type object struct{ resource, name, uid string }
 
 func (r Record) object() object { return object{r.Resource, r.Name, r.UID} }
@@ -98,7 +102,8 @@ func (r Record) object() object { return object{r.Resource, r.Name, r.UID} }
 // A History is all records of a campaign in the order of their times.
 type History []Record
 
-// A Recorder collects records. It keeps all of them: a campaign of an hour has some hundred thousand.
+// A Recorder collects records. It keeps all of them: a campaign of an hour has some
+// hundred thousand.
 type Recorder struct {
 	began time.Time
 

@@ -38,9 +38,9 @@ func model() porcupine.Model {
 // linearized bounds the search for one object.
 const linearized = 10 * time.Second
 
-// register looks at the objects that nodes write through their own devices' API, and read there. What a
-// restored cluster shows, or a damaged store, is another history: an object is looked at up to the first
-// of those since it was made.
+// register looks at the objects that nodes write through their own devices' API, and read there.
+// What a restored cluster shows, or a damaged store, is another history: an object is looked at up
+// to the first of those since it was made.
 func register(h History) (found []Violation) {
 	undone, damaged := h.each(Restore), h.each(Damage)
 	operations, made := map[object][]Record{}, map[object]time.Duration{}
@@ -77,7 +77,8 @@ func shortest(records []Record) []Record {
 	if linearizable(records) {
 		return nil
 	}
-	// What had been answered by a time is a history too, and once one is not linearizable no later one is.
+	// What had been answered by a time is a history too, and once one is not linearizable
+	// no later one is.
 	ends := make([]time.Duration, 0, len(records))
 	for _, r := range records {
 		ends = append(ends, cmp.Or(r.End, r.At))

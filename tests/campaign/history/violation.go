@@ -18,13 +18,15 @@ const (
 	Wanted Rule = "wanted"
 	// Dead: what was deleted does not come back, and is nowhere at the end.
 	Dead Rule = "dead"
-	// Kept: nothing that was acknowledged is missing at the end, and every node has what the cloud has.
+	// Kept: nothing that was acknowledged is missing at the end, and every node has what
+	// the cloud has.
 	Kept Rule = "kept"
 	// Exact: an event has been counted as often as it was reported.
 	Exact Rule = "exact"
 	// Order: the events about one object are created in the order in which they were reported.
 	Order Rule = "order"
-	// Answers: a device goes on answering for what it has answered for, whichever cloudcore it is linked to.
+	// Answers: a device goes on answering for what it has answered for, whichever cloudcore
+	// it is linked to.
 	Answers Rule = "answers"
 	// Whole: a device that lost a record of its store has all others, also without a link.
 	Whole Rule = "whole"
@@ -32,7 +34,8 @@ const (
 	Ready Rule = "ready"
 	// Bounded: no cloudcore opens watches in a busy loop.
 	Bounded Rule = "bounded"
-	// Register: the device's own API is linearizable for what is written through it, also over restarts.
+	// Register: the device's own API is linearizable for what is written through it, also
+	// over restarts.
 	Register Rule = "register"
 )
 

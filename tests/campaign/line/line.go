@@ -1,9 +1,9 @@
 // Package line is the way between a device and the cloud: one loopback address that leads to one of
 // several servers, and what can happen on such a way.
 //
-// It owns a listener and its connections while it serves, and knows nothing of what is said on them. A
-// Line's state may be changed at any time by any goroutine, and counts at once, also for connections
-// that are open.
+// It owns a listener and its connections while it serves, and knows nothing of what is said on
+// them. A Line's state may be changed at any time by any goroutine, and counts at once, also for
+// connections that are open.
 package line
 
 import (
@@ -38,8 +38,8 @@ type Line struct {
 	open    map[net.Conn]bool
 }
 
-// Listen opens a line at a free port of loopback that leads to one of the servers, which one is drawn
-// for each connection; one that does not answer is passed over.
+// Listen opens a line at a free port of loopback that leads to one of the servers, which one is
+// drawn for each connection; one that does not answer is passed over.
 func Listen(servers ...string) (*Line, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -61,8 +61,8 @@ func (l *Line) Port() int { return l.listener.Addr().(*net.TCPAddr).Port }
 func (l *Line) Set(s State) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	// What vanished while the line was silent is missing in the stream: a connection that lived through
-	// it could go on, as TCP would send again, so it simply stands still meanwhile.
+	// What vanished while the line was silent is missing in the stream: a connection that lived
+	// through it could go on, as TCP would send again, so it simply stands still meanwhile.
 	l.state = s
 	close(l.changed)
 	l.changed = make(chan struct{})

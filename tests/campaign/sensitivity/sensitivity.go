@@ -1,11 +1,11 @@
 // Package sensitivity switches off rules of the protocol, one at a time, in a build that is for the
 // campaign alone: what a campaign can't find when it is broken on purpose, it proves nothing about.
 //
-// It owns the list of switches. A switch is a few edits of the product's source, which `go build -overlay`
-// compiles in place of the files themselves: nothing of it is in what is shipped. One build has all of them,
-// and its processes have that one off which Env names. It refuses an edit whose text is not in its file
-// exactly once, so that a switch can't stop working unseen. Everything in it is a pure function but Write;
-// all of it may be called by any goroutine.
+// It owns the list of switches. A switch is a few edits of the product's source, which `go build
+// -overlay` compiles in place of the files themselves: nothing of it is in what is shipped. One
+// build has all of them, and its processes have that one off which Env names. It refuses an edit
+// whose text is not in its file exactly once, so that a switch can't stop working unseen.
+// Everything in it is a pure function but Write; all of it may be called by any goroutine.
 package sensitivity
 
 import (

@@ -11,7 +11,8 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/binary"
 )
 
-// Every switch still applies: its text is in its file exactly once, and what it makes of that compiles.
+// Every switch still applies: its text is in its file exactly once, and what it makes of
+// that compiles.
 func TestSwitchesApply(t *testing.T) {
 	root, err := binary.Root()
 	if err != nil {

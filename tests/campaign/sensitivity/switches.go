@@ -9,8 +9,8 @@ type Switch struct {
 	Edits []Edit
 	// Plan is what of a campaign finds it soonest.
 	Plan Plan
-	// Shows are the rules of package history that what is off must break. A campaign that finds others
-	// alone has found something else.
+	// Shows are the rules of package history that what is off must break. A campaign that finds
+	// others alone has found something else.
 	Shows []history.Rule
 }
 
@@ -21,11 +21,13 @@ type Plan struct {
 	Pods   int
 	// Seconds is the length of a schedule; 0: 90. What is found at the end alone has short ones.
 	Seconds int
-	// Calm, where it is set, is the keepalive in seconds of a further edge, at which nothing is broken.
+	// Calm, where it is set, is the keepalive in seconds of a further edge, at which
+	// nothing is broken.
 	Calm int
 }
 
-// An Edit is a replacement in one file. What is new may ask off(rule), which Write adds to the package.
+// An Edit is a replacement in one file. What is new may ask off(rule), which Write adds to
+// the package.
 type Edit struct {
 	File     string // from the root of the repository
 	Old, New string
@@ -40,7 +42,8 @@ func All() []Switch {
 			Edits: []Edit{
 				{"cloud/internal/kube/revision.go", "\tcase first:\n", "\tcase first || off(0):\n"},
 				{"cloud/internal/kube/reflector.go", "case !initial && f.isBroken():", "case !off(0) && !initial && f.isBroken():"},
-				// client-go resumes a watch whose connection ends, or is refused. Behind the campaign's proxy neither comes as such.
+				// client-go resumes a watch whose connection ends, or is refused. Behind the
+				// campaign's proxy neither comes as such.
 				{
 					"cloud/internal/kube/reflector.go", "\t\t\tif f.note(err) != nil {\n",
 					"\t\t\tif off(0) && err != nil && f.store.HasSynced() {\n\t\t\t\treturn nil, apierrors.NewTooManyRequests(\"resumed\", 1)\n\t\t\t}\n" +

@@ -1,7 +1,9 @@
 // Package binary finds the repository and keeps the programs in its bin directory up to date.
 //
-// It owns bin/. It builds one program at a time, since linking Kubernetes takes up to 3 GB of memory, and holds a lock that other processes of ours honour,
-// so tests of several packages may ask at once. A program that is up to date costs what `go build` needs to see that, about a second.
+// It owns bin/. It builds one program at a time, since linking Kubernetes takes up to 3 GB of
+// memory, and holds a lock that other processes of ours honour, so tests of several packages
+// may ask at once. A program that is up to date costs what `go build` needs to see that,
+// about a second.
 package binary
 
 import (
@@ -34,7 +36,8 @@ func Root() (string, error) {
 	}
 }
 
-// Build brings the named programs up to date and returns the path of each, in order. The Makefile says how: flags that differ would compile Kubernetes twice.
+// Build brings the named programs up to date and returns the path of each, in order. The Makefile
+// says how: flags that differ would compile Kubernetes twice.
 func Build(ctx context.Context, root string, names ...string) ([]string, error) {
 	unlock, err := lock(root)
 	if err != nil {
@@ -53,7 +56,8 @@ func Build(ctx context.Context, root string, names ...string) ([]string, error) 
 	return paths, nil
 }
 
-// BuildStatic compiles a main package that needs neither version nor C library, such as the program of an image, to path.
+// BuildStatic compiles a main package that needs neither version nor C library, such as the program
+// of an image, to path.
 func BuildStatic(ctx context.Context, root, path, pkg string) error {
 	cmd := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-ldflags", "-s -w", "-o", path, pkg)
 	cmd.Dir = root
@@ -64,7 +68,8 @@ func BuildStatic(ctx context.Context, root, path, pkg string) error {
 	return nil
 }
 
-// BuildChanged compiles a main package to path, with the files of an overlay in place of those of the repository (see `go help build`).
+// BuildChanged compiles a main package to path, with the files of an overlay in place of those of
+// the repository (see `go help build`).
 func BuildChanged(ctx context.Context, root, path, pkg, overlay string) error {
 	unlock, err := lock(root)
 	if err != nil {

@@ -8,7 +8,8 @@ import (
 	"strings"
 )
 
-// Libraries are the files that the dynamic loader takes for a program of this machine (ldd(1)), the loader among them; none for a static one.
+// Libraries are the files that the dynamic loader takes for a program of this machine (ldd(1)), the
+// loader among them; none for a static one.
 func Libraries(ctx context.Context, program string) (all []string, err error) {
 	out, err := exec.CommandContext(ctx, "ldd", program).CombinedOutput()
 	if err != nil {

@@ -32,8 +32,8 @@ func Client(caFile, caKeyFile string, subject pkix.Name) (cert, key []byte, err 
 	return issue(caFile, caKeyFile, &x509.Certificate{Subject: subject, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
 }
 
-// Server issues a serving certificate and its key for names and addresses, both PEM, by the CA in two
-// PEM files.
+// Server issues a serving certificate and its key for names and addresses, both PEM, by the CA
+// in two PEM files.
 func Server(caFile, caKeyFile string, subject pkix.Name, names []string, addrs ...netip.Addr) (cert, key []byte, err error) {
 	tmpl := &x509.Certificate{Subject: subject, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, DNSNames: names}
 	for _, a := range addrs {

@@ -1,7 +1,8 @@
-// Package edges makes nodes devices that have not joined: what its approver does for a device that joins.
+// Package edges makes nodes devices that have not joined: what its approver does for a
+// device that joins.
 //
-// It owns nothing: the list is a ClusterRole that the manifests of cloudcore make. It refuses nothing. Its functions may be
-// called from any goroutine.
+// It owns nothing: the list is a ClusterRole that the manifests of cloudcore make. It refuses
+// nothing. Its functions may be called from any goroutine.
 package edges
 
 import (
@@ -18,8 +19,8 @@ import (
 	"github.com/skerry-io/skerry/common/pki"
 )
 
-// Allow adds nodes to those that cloudcore may act as, and that have the rights of devices. The manifests of cloudcore
-// must have been applied.
+// Allow adds nodes to those that cloudcore may act as, and that have the rights of devices. The
+// manifests of cloudcore must have been applied.
 func Allow(ctx context.Context, client kubernetes.Interface, names ...string) error {
 	if err := Rights(ctx, client, names...); err != nil {
 		return err
@@ -48,7 +49,8 @@ func Allow(ctx context.Context, client kubernetes.Interface, names ...string) er
 	return nil
 }
 
-// Rights gives nodes what devices may do beyond a kubelet's rights, and waits for the cluster to have brought that role together.
+// Rights gives nodes what devices may do beyond a kubelet's rights, and waits for the cluster to
+// have brought that role together.
 func Rights(ctx context.Context, client kubernetes.Interface, names ...string) error {
 	bindings := client.RbacV1().ClusterRoleBindings()
 	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {

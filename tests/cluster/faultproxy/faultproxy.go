@@ -1,8 +1,10 @@
-// Package faultproxy stands in front of an API server and makes it look as if the server, or the way to it, were in trouble.
+// Package faultproxy stands in front of an API server and makes it look as if the server, or the
+// way to it, were in trouble.
 //
-// It owns one listener while it serves, and decides about each request by the function it was given; what passes is passed on unchanged. Events of watches may
-// arrive late (see Lag), in their order. It refuses nothing by itself and keeps no state. The functions may be called by many goroutines at once, and may be
-// replaced at any time.
+// It owns one listener while it serves, and decides about each request by the function it was
+// given; what passes is passed on unchanged. Events of watches may arrive late (see Lag), in their
+// order. It refuses nothing by itself and keeps no state. The functions may be called by many
+// goroutines at once, and may be replaced at any time.
 package faultproxy
 
 import (
@@ -26,14 +28,16 @@ import (
 
 // A Fault is what happens to one request. The zero Fault is none.
 type Fault struct {
-	// Code, when set, is answered instead of asking the server, with RetryAfter seconds when that is set.
+	// Code, when set, is answered instead of asking the server, with RetryAfter seconds
+	// when that is set.
 	Code       int
 	RetryAfter int
 	// Delay is waited before the server is asked, or answers Code.
 	Delay time.Duration
 	// Hang holds the request until the client gives up.
 	Hang bool
-	// Until, when set, holds the request until it is closed and then passes it on, though the client may have given up: bytes that were in a kernel's buffer.
+	// Until, when set, holds the request until it is closed and then passes it on, though the
+	// client may have given up: bytes that were in a kernel's buffer.
 	Until <-chan struct{}
 	// Break closes the connection without an answer.
 	Break bool
@@ -51,7 +55,8 @@ type Proxy struct {
 	changed chan struct{} // closed and replaced when lag is
 }
 
-// New makes a Proxy in front of an https server whose certificate the CA (PEM) signed. dial makes the connections to it.
+// New makes a Proxy in front of an https server whose certificate the CA (PEM) signed. dial makes
+// the connections to it.
 func New(server *url.URL, ca []byte, dial func(context.Context, string, string) (net.Conn, error)) (*Proxy, error) {
 	roots := x509.NewCertPool()
 	if !roots.AppendCertsFromPEM(ca) {

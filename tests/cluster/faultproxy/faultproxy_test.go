@@ -15,7 +15,8 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/faultproxy"
 )
 
-// serve gives a server, a proxy in front of it, a client of the proxy, and how many requests reached the server.
+// serve gives a server, a proxy in front of it, a client of the proxy, and how many requests
+// reached the server.
 func serve(t *testing.T) (p *faultproxy.Proxy, client *http.Client, address string, asked *atomic.Int64) {
 	t.Helper()
 	asked = new(atomic.Int64)

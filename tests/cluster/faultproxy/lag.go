@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// A Lag is how late the events of a watch arrive, as from an API server whose watch cache is behind.
-// The zero Lag is none.
+// A Lag is how late the events of a watch arrive, as from an API server whose watch cache is
+// behind. The zero Lag is none.
 type Lag struct {
 	// By is how old an event is when it arrives.
 	By time.Duration
@@ -24,8 +24,8 @@ func Watch(r *http.Request) bool {
 	return r.Method == http.MethodGet && (w == "true" || w == "1")
 }
 
-// late lets what next answers arrive as late as lag says; lag also gives a channel that is closed when
-// its answer may be another.
+// late lets what next answers arrive as late as lag says; lag also gives a channel that is closed
+// when its answer may be another.
 func late(w http.ResponseWriter, r *http.Request, next http.Handler, lag func() (Lag, <-chan struct{})) {
 	// Not r's own context: when the server ends the watch, what waits is still delivered.
 	q := &queue{w: w, more: make(chan struct{}, 1), room: make(chan struct{}, 1), gone: r.Context().Done()}
@@ -42,8 +42,8 @@ func late(w http.ResponseWriter, r *http.Request, next http.Handler, lag func() 
 	next.ServeHTTP(q, r)
 }
 
-// mostWaiting bounds the bytes of a watch that wait. At the bound the server is read no further, and
-// sees a slow client.
+// mostWaiting bounds the bytes of a watch that wait. At the bound the server is read no further,
+// and sees a slow client.
 const mostWaiting = 64 << 20
 
 var errGone = errors.New("the client is gone")

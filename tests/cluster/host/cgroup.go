@@ -14,20 +14,22 @@ import (
 
 const cgroupMount = "/sys/fs/cgroup"
 
-// v1Controllers are the hierarchies of cgroup v1 in which a kubelet needs its root to be there already.
+// v1Controllers are the hierarchies of cgroup v1 in which a kubelet needs its root to be
+// there already.
 func v1Controllers() []string {
 	return []string{"cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "blkio", "pids", "systemd", "hugetlb", "net_cls", "net_prio", "perf_event", "misc", "rdma"}
 }
 
-// MakeCgroup makes the cgroup /name for a kubelet to build its own below. Hierarchies are used as they are mounted, of either version; none is ever mounted or
-// unmounted.
+// MakeCgroup makes the cgroup /name for a kubelet to build its own below. Hierarchies are used as
+// they are mounted, of either version; none is ever mounted or unmounted.
 func MakeCgroup(name string) error {
 	unified, err := isUnified()
 	if err != nil {
 		return err
 	}
 	if unified {
-		// Each level hands its controllers down (cgroups(7), cgroup.subtree_control); those the machine lacks are left out.
+		// Each level hands its controllers down (cgroups(7), cgroup.subtree_control); those the
+		// machine lacks are left out.
 		dir := cgroupMount
 		for part := range strings.SplitSeq(name, "/") {
 			for _, controller := range []string{"cpuset", "cpu", "io", "memory", "hugetlb", "pids"} {
@@ -58,7 +60,8 @@ func MakeCgroup(name string) error {
 			if controller != "cpuset" {
 				continue
 			}
-			// A new cpuset is empty, and no process may enter it before both are filled (cpuset(7)).
+			// A new cpuset is empty, and no process may enter it before both are filled
+			// (cpuset(7)).
 			for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
 				value, err := os.ReadFile(filepath.Join(parent, file))
 				if err != nil {
@@ -73,7 +76,8 @@ func MakeCgroup(name string) error {
 	return nil
 }
 
-// RemoveCgroup removes the cgroup /name and all below it, in every hierarchy. No process may be left in them; the kernel needs a moment after the last one.
+// RemoveCgroup removes the cgroup /name and all below it, in every hierarchy. No process may be
+// left in them; the kernel needs a moment after the last one.
 func RemoveCgroup(name string) error {
 	unified, err := isUnified()
 	if err != nil {
@@ -98,7 +102,8 @@ func isUnified() (bool, error) {
 	return st.Type == unix.CGROUP2_SUPER_MAGIC, nil
 }
 
-// removeBelow removes directories from the bottom up: the files in them are the kernel's and go by themselves.
+// removeBelow removes directories from the bottom up: the files in them are the kernel's and
+// go by themselves.
 func removeBelow(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -1,9 +1,12 @@
-// Package host makes machines out of namespaces: each has its own processes, mounts, network, name and, where asked for, its own /etc, /run, /var/lib and
-// /var/log, so that programs on it use the paths they would use on a real device.
+// Package host makes machines out of namespaces: each has its own processes, mounts, network, name
+// and, where asked for, its own /etc, /run, /var/lib and /var/log, so that programs on it use the
+// paths they would use on a real device.
 //
-// It owns the first process of each host, which does nothing but keep the namespaces and reap orphans. When that one ends, the kernel ends every other process of the
-// host, and with the last of them go all its mounts and interfaces: a reboot is just that, and so is the cleaning after a crash. Nothing of a host is
-// visible on the machine's own file system except the directories that were given to it. The functions may be called from any goroutine.
+// It owns the first process of each host, which does nothing but keep the namespaces and reap
+// orphans. When that one ends, the kernel ends every other process of the host, and with the last
+// of them go all its mounts and interfaces: a reboot is just that, and so is the cleaning after a
+// crash. Nothing of a host is visible on the machine's own file system except the directories that
+// were given to it. The functions may be called from any goroutine.
 package host
 
 import (
@@ -30,9 +33,11 @@ import (
 type Spec struct {
 	// Hostname is what the host calls itself.
 	Hostname string
-	// Init is the program that keeps the namespaces, and Mark an argument of it that names this host among all processes of the machine.
+	// Init is the program that keeps the namespaces, and Mark an argument of it that names this
+	// host among all processes of the machine.
 	Init, Mark string
-	// Dir, when set, is where the host's own files are kept over reboots: etc (what differs from the machine's), lib (/var/lib), log (/var/log).
+	// Dir, when set, is where the host's own files are kept over reboots: etc (what differs from
+	// the machine's), lib (/var/lib), log (/var/log).
 	Dir string
 }
 
@@ -49,12 +54,14 @@ const (
 	dirLog  = "log"
 )
 
-// Etc, Lib and Log are where a host's /etc (its differences), /var/lib and /var/log are on the machine.
+// Etc, Lib and Log are where a host's /etc (its differences), /var/lib and /var/log are on
+// the machine.
 func Etc(dir string) string { return filepath.Join(dir, dirEtc) }
 func Lib(dir string) string { return filepath.Join(dir, dirLib) }
 func Log(dir string) string { return filepath.Join(dir, dirLog) }
 
-// Boot starts a host. Its loopback interface is up, forwarding is on, and there is no other interface.
+// Boot starts a host. Its loopback interface is up, forwarding is on, and there is no
+// other interface.
 func Boot(ctx context.Context, spec Spec) (_ Host, err error) {
 	if spec.Dir != "" {
 		for _, d := range []string{dirEtc, dirWork, dirLib, dirLog} {
@@ -106,7 +113,8 @@ func isolate(spec Spec) error {
 	return mount("none", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
 }
 
-// mountProc makes /proc show the host's processes. Its process namespace is that of whoever mounts it, which a thread of ours can't be: only a child is.
+// mountProc makes /proc show the host's processes. Its process namespace is that of whoever mounts
+// it, which a thread of ours can't be: only a child is.
 func (h Host) mountProc() error {
 	var out bytes.Buffer
 	child, err := h.Start(process.Spec{Path: "mount", Args: []string{"-n", "-t", "proc", "-o", "nosuid,nodev,noexec", "proc", "/proc"}, Stdout: &out, Stderr: &out})
@@ -140,7 +148,8 @@ func furnish(spec Spec) error {
 	if err := newBoot(); err != nil {
 		return err
 	}
-	// Shared at the end and not before: a bind mount would else show at its source too. A pod's mount namespace follows its host's (mount_namespaces(7)).
+	// Shared at the end and not before: a bind mount would else show at its source too. A pod's
+	// mount namespace follows its host's (mount_namespaces(7)).
 	if err := mount("none", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
 		return err
 	}
@@ -155,7 +164,8 @@ func furnish(spec Spec) error {
 // bootFile is a boot's own identifier (proc(5)).
 const bootFile = "/proc/sys/kernel/random/boot_id"
 
-// newBoot gives this boot of the host an identifier of its own: the kernel has one for all of them. What it is kept in vanishes with the host.
+// newBoot gives this boot of the host an identifier of its own: the kernel has one for all of them.
+// What it is kept in vanishes with the host.
 func newBoot() error {
 	id, err := os.ReadFile("/proc/sys/kernel/random/uuid")
 	if err != nil {
@@ -187,7 +197,8 @@ func mount(source, target, kind string, flags uintptr, data string) error {
 // Running reports whether the host is up.
 func (h Host) Running() bool { return h.Init.Alive() }
 
-// Halt ends the host and everything on it, at once, as a power cut would, and returns when it is gone.
+// Halt ends the host and everything on it, at once, as a power cut would, and returns when
+// it is gone.
 func (h Host) Halt(ctx context.Context) error { return h.Init.Kill(ctx) }
 
 // Netlink talks to the host's network. The caller closes it.
@@ -204,7 +215,8 @@ func (h Host) Netlink() (*netlink.Handle, error) {
 	return handle, nil
 }
 
-// Do runs f on a thread that is in the host's namespaces. f must not start goroutines that need them; programs it executes are on the host.
+// Do runs f on a thread that is in the host's namespaces. f must not start goroutines that need
+// them; programs it executes are on the host.
 func (h Host) Do(f func() error) error {
 	result := make(chan error, 1)
 	go func() {
@@ -242,7 +254,8 @@ func (h Host) enter() error {
 			return fmt.Errorf("opening the host's namespaces: %w", err)
 		}
 	}
-	// A thread that shares its root and working directory with others may not change its mount namespace (setns(2)).
+	// A thread that shares its root and working directory with others may not change its mount
+	// namespace (setns(2)).
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return fmt.Errorf("leaving the process' file system context: %w", err)
 	}
@@ -288,7 +301,8 @@ func Marked(init, prefix string) ([]Host, error) {
 	return hosts, nil
 }
 
-// RemoveTree removes a directory and everything in it, after unmounting what the machine itself has mounted there.
+// RemoveTree removes a directory and everything in it, after unmounting what the machine itself
+// has mounted there.
 func RemoveTree(dir string) error {
 	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
 		return nil

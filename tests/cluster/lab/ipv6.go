@@ -20,8 +20,9 @@ func gateway6(n int) netip.Prefix {
 	return netip.MustParsePrefix(fmt.Sprintf("2001:db8:10:%d::1/64", n))
 }
 
-// LinkIPv6 gives edge n's uplink IPv6 beside IPv4, up to the cloud: the same ports are offered by the same rules, and SetCut and SetShape are for both from then on. The
-// edge's address is hidden from the cloud, as its IPv4 address is. Nothing is balanced: an address is that of one replica.
+// LinkIPv6 gives edge n's uplink IPv6 beside IPv4, up to the cloud: the same ports are offered by
+// the same rules, and SetCut and SetShape are for both from then on. The edge's address is hidden
+// from the cloud, as its IPv4 address is. Nothing is balanced: an address is that of one replica.
 func LinkIPv6(router, edge host.Host, ports []Port, n int) error {
 	if err := filter6(router, ports); err != nil {
 		return err
@@ -46,7 +47,8 @@ func filter6(router host.Host, ports []Port) error {
 	})
 }
 
-// families are the packet filters that have the chain: of IPv4, and of IPv6 where LinkIPv6 was called.
+// families are the packet filters that have the chain: of IPv4, and of IPv6 where LinkIPv6
+// was called.
 func families(chain string) (all []*iptables.IPTables, err error) {
 	for _, family := range []iptables.Protocol{iptables.ProtocolIPv4, iptables.ProtocolIPv6} {
 		t, err := iptables.New(iptables.IPFamily(family))

@@ -1,4 +1,5 @@
-// Package lab wires the hosts of a trial: a cloud, edges behind NAT, a router between them, and a LAN that the edges share with a client.
+// Package lab wires the hosts of a trial: a cloud, edges behind NAT, a router between them, and a
+// LAN that the edges share with a client.
 //
 //	             machine --- host0 [cloud] eth0 198.51.100.10   [cloud2] eth0 198.51.100.11 ...
 //	                                         |
@@ -12,9 +13,11 @@
 //
 // LinkIPv6 adds IPv6 to the way from wan0 to eth0: 2001:db8:10:1::2 and 2001:db8:51::10.
 //
-// Edges can dial the cloud on the ports it offers to them, and nothing else; nobody can dial an edge through the router. Everything lives in the hosts'
-// network namespaces, so that the addresses may be the same in every trial of a machine, and it goes with them. Only the link to the machine itself needs a
-// free network there. The functions may be repeated; callers do not call them at the same time for one router.
+// Edges can dial the cloud on the ports it offers to them, and nothing else; nobody can dial an
+// edge through the router. Everything lives in the hosts' network namespaces, so that the addresses
+// may be the same in every trial of a machine, and it goes with them. Only the link to the machine
+// itself needs a free network there. The functions may be repeated; callers do not call them at the
+// same time for one router.
 package lab
 
 import (
@@ -51,13 +54,15 @@ const (
 // MaxClouds is how many replicas of the cloud the numbering has room for.
 const MaxClouds = 9
 
-// Cloud is the cloud's address, as the edges dial it (TEST-NET-2, RFC 5737), however many replicas it has.
+// Cloud is the cloud's address, as the edges dial it (TEST-NET-2, RFC 5737), however many
+// replicas it has.
 func Cloud() netip.Addr { return Replica(1) }
 
 // Replica is the address of the cloud's n-th host; n counts from 1.
 func Replica(n int) netip.Addr { return netip.AddrFrom4([4]byte{198, 51, 100, byte(9 + n)}) }
 
-// Replica6 is the IPv6 address of the cloud's n-th host, which edges reach once LinkIPv6 was called. Its last part reads like that of Replica.
+// Replica6 is the IPv6 address of the cloud's n-th host, which edges reach once LinkIPv6 was
+// called. Its last part reads like that of Replica.
 func Replica6(n int) netip.Addr { return netip.MustParseAddr(fmt.Sprintf("2001:db8:51::%d", 9+n)) }
 
 // Uplink is edge n's address behind its NAT; n counts from 1.
@@ -70,7 +75,8 @@ func LAN(n int) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 168, 100, byte(10 + n)}), 24)
 }
 
-// LAN6 is edge n's IPv6 address on the shared LAN (RFC 3849), whose last part reads like that of LAN.
+// LAN6 is edge n's IPv6 address on the shared LAN (RFC 3849), whose last part reads like
+// that of LAN.
 func LAN6(n int) netip.Prefix {
 	return netip.MustParsePrefix(fmt.Sprintf("2001:db8:100::%d/64", 10+n))
 }
@@ -84,7 +90,8 @@ func Client6() netip.Prefix { return netip.MustParsePrefix("2001:db8:100::200/64
 // AllPods has the ranges of all edges' pods; which edge has which is decided as in any cluster.
 func AllPods() netip.Prefix { return netip.MustParsePrefix("10.244.0.0/16") }
 
-// Pods is the range of the pods of plain node n. Edges are offered theirs of AllPods from its beginning: there are fewer of them than plain nodes' numbers begin with.
+// Pods is the range of the pods of plain node n. Edges are offered theirs of AllPods from its
+// beginning: there are fewer of them than plain nodes' numbers begin with.
 func Pods(n int) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 244, byte(n), 0}), 24)
 }
@@ -101,7 +108,8 @@ type Port struct {
 	Number   uint16
 }
 
-// Router makes a host route between the edges and the cloud, with NAT, and gives it the LAN's bridge.
+// Router makes a host route between the edges and the cloud, with NAT, and gives it the
+// LAN's bridge.
 func Router(router host.Host, ports []Port) error {
 	links, err := router.Netlink()
 	if err != nil {
@@ -136,7 +144,8 @@ func Router(router host.Host, ports []Port) error {
 	})
 }
 
-// filter lets edges dial the cloud's ports, and nothing else pass. A refusal is answered, as a company's firewall would, so that no client waits for a time-out.
+// filter lets edges dial the cloud's ports, and nothing else pass. A refusal is answered, as a
+// company's firewall would, so that no client waits for a time-out.
 func filter(t *iptables.IPTables, ports []Port) error {
 	var errs []error
 	for _, chain := range []string{chainCut, chainLoss} {
@@ -156,13 +165,15 @@ func filter(t *iptables.IPTables, ports []Port) error {
 	return errors.Join(errs...)
 }
 
-// ConnectCloud gives the cloud's n-th host its address and the way to the router and the other ones. It knows no route to the edges.
+// ConnectCloud gives the cloud's n-th host its address and the way to the router and the other
+// ones. It knows no route to the edges.
 func ConnectCloud(router, cloud host.Host, n int) error {
 	return plug(router, cloudIface, "dc"+strconv.Itoa(n), cloud, "eth0", netip.PrefixFrom(Replica(n), 24), netip.PrefixFrom(Replica6(n), 64))
 }
 
-// Balance spreads what edges send to the cloud's address over its first replicas hosts, at random for each connection. It doesn't look whether anybody is there,
-// as a balancer that has not noticed yet.
+// Balance spreads what edges send to the cloud's address over its first replicas hosts, at
+// random for each connection. It doesn't look whether anybody is there, as a balancer that has
+// not noticed yet.
 func Balance(router host.Host, ports []Port, replicas int) error {
 	return router.Do(func() error {
 		t, err := iptables.New()
@@ -201,8 +212,8 @@ func ConnectEdge(router, edge host.Host, n int) error {
 	return joinLAN(router, "lan"+strconv.Itoa(n), edge, LAN(n), LAN6(n))
 }
 
-// OfferKubelet lets the cloud's n-th host dial the kubelet of edge number edge through the router, as it
-// could a node of its own network. Without it no one behind the router can be dialled.
+// OfferKubelet lets the cloud's n-th host dial the kubelet of edge number edge through the router,
+// as it could a node of its own network. Without it no one behind the router can be dialled.
 func OfferKubelet(router, cloud host.Host, n, edge int) error {
 	links, err := cloud.Netlink()
 	if err != nil {
@@ -227,7 +238,8 @@ func ConnectClient(router, client host.Host) error {
 	return joinLAN(router, "lanc", client, Client(), Client6())
 }
 
-// Visitor is the address on the LAN of a host that has a cable there for a test, and Visit gives it that: as a VPN leads into a site.
+// Visitor is the address on the LAN of a host that has a cable there for a test, and Visit gives it
+// that: as a VPN leads into a site.
 func Visitor() netip.Prefix { return netip.MustParsePrefix("192.168.100.201/24") }
 
 // Visit connects such a host.
@@ -239,7 +251,8 @@ func joinLAN(router host.Host, port string, member host.Host, addrs ...netip.Pre
 	return plug(router, bridge, port, member, lan, addrs...)
 }
 
-// plug makes a cable from a port of one of the router's bridges to a host's interface, and gives that its addresses.
+// plug makes a cable from a port of one of the router's bridges to a host's interface, and gives
+// that its addresses.
 func plug(router host.Host, bridge, port string, member host.Host, iface string, addrs ...netip.Prefix) error {
 	if err := pair(router, port, member, iface); err != nil {
 		return err
@@ -268,7 +281,8 @@ func plug(router host.Host, bridge, port string, member host.Host, iface string,
 	return nil
 }
 
-// pair makes a cable between two hosts. The old one of a host that was rebooted may still be there for a moment, and is replaced.
+// pair makes a cable between two hosts. The old one of a host that was rebooted may still be there
+// for a moment, and is replaced.
 func pair(a host.Host, aName string, b host.Host, bName string) error {
 	links, err := a.Netlink()
 	if err != nil {
@@ -324,8 +338,8 @@ func address(h host.Host, name string, prefix netip.Prefix) error {
 	}
 	a := &netlink.Addr{IPNet: ipNet(prefix)}
 	if prefix.Addr().Is6() {
-		// Usable at once: an address is tentative for a second or two while it is looked for on the link
-		// (RFC 4862, 5.4), and these are unique.
+		// Usable at once: an address is tentative for a second or two while it is looked for on the
+		// link (RFC 4862, 5.4), and these are unique.
 		a.Flags = unix.IFA_F_NODAD
 	}
 	if err := links.AddrReplace(l, a); err != nil {
@@ -354,8 +368,8 @@ func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// ConnectMachine makes a cable between the machine itself and the cloud, so that programs outside of the trial reach it. name is the interface on the machine;
-// network is what FreeNetwork gave.
+// ConnectMachine makes a cable between the machine itself and the cloud, so that programs outside
+// of the trial reach it. name is the interface on the machine; network is what FreeNetwork gave.
 func ConnectMachine(cloud host.Host, name string, network netip.Prefix) error {
 	machine, err := netlink.NewHandle()
 	if err != nil {
@@ -405,7 +419,8 @@ func MachineLink(network netip.Prefix) (machine, cloud netip.Prefix) {
 	return netip.PrefixFrom(first, network.Bits()), netip.PrefixFrom(first.Next(), network.Bits())
 }
 
-// FreeNetwork picks a /30 that nothing on the machine uses, from the range for tests between networks (RFC 2544); key decides where to look first.
+// FreeNetwork picks a /30 that nothing on the machine uses, from the range for tests between
+// networks (RFC 2544); key decides where to look first.
 func FreeNetwork(key string) (netip.Prefix, error) {
 	routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
 	if err != nil {

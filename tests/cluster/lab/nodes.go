@@ -14,13 +14,16 @@ import (
 // chainLB is what the stand-in for a load balancer fills (package loadbalancer).
 const chainLB = "TRIAL-LB"
 
-// LoadBalancer is the address by which edges reach the cloud where it runs on the cluster's own nodes.
+// LoadBalancer is the address by which edges reach the cloud where it runs on the
+// cluster's own nodes.
 func LoadBalancer() netip.Addr { return netip.AddrFrom4([4]byte{198, 51, 100, 100}) }
 
-// services is the range of kubeplane's Services. kube-proxy translates what goes there, but only what has a route is sent at all.
+// services is the range of kubeplane's Services. kube-proxy translates what goes there, but only
+// what has a route is sent at all.
 func services() netip.Prefix { return netip.MustParsePrefix("10.96.0.0/16") }
 
-// OfferLoadBalancer gives the router the load balancer's address. A port that leads nowhere is refused.
+// OfferLoadBalancer gives the router the load balancer's address. A port that leads
+// nowhere is refused.
 func OfferLoadBalancer(router host.Host) error {
 	if err := address(router, cloudIface, netip.PrefixFrom(LoadBalancer(), 32)); err != nil {
 		return err
@@ -38,8 +41,9 @@ func OfferLoadBalancer(router host.Host) error {
 	})
 }
 
-// ConnectNode makes node n, which has an uplink already, a node of the cloud's own network: the router leads to its pods, the cloud and the other nodes reach it and
-// them, it reaches the port of kube-apiserver, and the load balancer leads to it.
+// ConnectNode makes node n, which has an uplink already, a node of the cloud's own network: the
+// router leads to its pods, the cloud and the other nodes reach it and them, it reaches the port of
+// kube-apiserver, and the load balancer leads to it.
 func ConnectNode(router, cloud host.Host, n int, others []int, apiPort string) error {
 	if err := leadTo(router, Uplink(n).Addr(), Pods(n)); err != nil {
 		return err

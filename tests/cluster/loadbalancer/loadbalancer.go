@@ -1,10 +1,11 @@
-// Package loadbalancer stands in for a provider's load balancer, on a host that routes to the cluster's nodes: it gives
-// every Service of type LoadBalancer one address, and leads what comes there to the nodes that say by their health check
-// that they have a ready pod of the Service.
+// Package loadbalancer stands in for a provider's load balancer, on a host that routes to the
+// cluster's nodes: it gives every Service of type LoadBalancer one address, and leads what comes
+// there to the nodes that say by their health check that they have a ready pod of the Service.
 //
-// It owns one chain of the host's nat table, which it replaces whole, and the Services' status.loadBalancer. It refuses
-// to guess: a node that does not answer gets no new connection. Connections that are open stay where they are, as at
-// balancers that drain. Concurrency: Run is called once.
+// It owns one chain of the host's nat table, which it replaces whole, and the Services'
+// status.loadBalancer. It refuses to guess: a node that does not answer gets no new connection.
+// Connections that are open stay where they are, as at balancers that drain. Concurrency: Run
+// is called once.
 package loadbalancer
 
 import (
@@ -31,10 +32,12 @@ import (
 const (
 	// Chain is the chain of the nat table.
 	Chain = "TRIAL-LB"
-	// period is between two health checks of a node, and failures how many of them in a row take it out: what providers let one choose at the quickest.
+	// period is between two health checks of a node, and failures how many of them in a row take it
+	// out: what providers let one choose at the quickest.
 	period   = time.Second
 	failures = 2
-	// proxyHealth is kube-proxy's own health check, which says whether a node serves Services at all.
+	// proxyHealth is kube-proxy's own health check, which says whether a node serves
+	// Services at all.
 	proxyHealth = 10256
 )
 
@@ -67,7 +70,8 @@ func New(cfg Config) *LoadBalancer {
 	}
 }
 
-// Run balances until ctx ends. What fails is tried again in the next round; the chain stays as it is meanwhile.
+// Run balances until ctx ends. What fails is tried again in the next round; the chain stays as
+// it is meanwhile.
 func (b *LoadBalancer) Run(ctx context.Context) error {
 	tick := time.NewTicker(period)
 	defer tick.Stop()
@@ -120,7 +124,8 @@ func (b *LoadBalancer) announce(ctx context.Context, s *corev1.Service) error {
 	return nil
 }
 
-// healthPort is where a node says whether it has a ready pod of the Service; where any node will do, whether it serves Services.
+// healthPort is where a node says whether it has a ready pod of the Service; where any node will
+// do, whether it serves Services.
 func healthPort(s *corev1.Service) int32 {
 	if s.Spec.HealthCheckNodePort != 0 {
 		return s.Spec.HealthCheckNodePort
@@ -180,7 +185,8 @@ func (b *LoadBalancer) ask(ctx context.Context, t target) bool {
 	return res.StatusCode == http.StatusOK
 }
 
-// Rules is the chain, as iptables-restore reads it: each new connection to a port of a Service goes to the NodePort of one of its healthy nodes, at random.
+// Rules is the chain, as iptables-restore reads it: each new connection to a port of a Service goes
+// to the NodePort of one of its healthy nodes, at random.
 func Rules(address netip.Addr, services []corev1.Service, healthy func(*corev1.Service) []netip.Addr) string {
 	var lines []string
 	for i := range services {

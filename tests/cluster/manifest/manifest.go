@@ -1,4 +1,5 @@
-// Package manifest builds kustomize directories and applies objects to a cluster, as `kubectl apply --server-side -k` does.
+// Package manifest builds kustomize directories and applies objects to a cluster, as `kubectl apply
+// --server-side -k` does.
 //
 // It owns nothing. Its functions may be called from any goroutine.
 package manifest
@@ -30,7 +31,8 @@ import (
 	"sigs.k8s.io/kustomize/kyaml/filesys"
 )
 
-// patience is how long an object waits for what it depends on: its CRD to be served, its namespace to be seen.
+// patience is how long an object waits for what it depends on: its CRD to be served, its
+// namespace to be seen.
 const patience = 10 * time.Second
 
 // Build builds a kustomize directory's objects, namespaces and CRDs first.
@@ -86,7 +88,8 @@ func Read(raw []byte) ([]*unstructured.Unstructured, error) {
 	}
 }
 
-// Apply applies the objects in order. Objects that others own fields of keep those, unless they say otherwise than we do.
+// Apply applies the objects in order. Objects that others own fields of keep those, unless they say
+// otherwise than we do.
 func Apply(ctx context.Context, cfg *rest.Config, objects ...*unstructured.Unstructured) error {
 	client, err := dynamic.NewForConfig(cfg)
 	if err != nil {

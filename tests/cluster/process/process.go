@@ -1,7 +1,8 @@
 // Package process starts, finds and ends processes of this machine by pid and start time.
 //
-// It owns nothing between calls: an Identity can be written to a file and used by another process later. It never signals by name, and never a pid that
-// the kernel gave to somebody else meanwhile. Its functions may be called from any goroutine.
+// It owns nothing between calls: an Identity can be written to a file and used by another process
+// later. It never signals by name, and never a pid that the kernel gave to somebody else meanwhile.
+// Its functions may be called from any goroutine.
 package process
 
 import (
@@ -22,7 +23,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Identity names one process for as long as the machine runs: the kernel uses pids again, but not with the same start time.
+// Identity names one process for as long as the machine runs: the kernel uses pids again, but not
+// with the same start time.
 type Identity struct {
 	PID int `json:"pid"`
 	// Start is field 22 of /proc/PID/stat, in clock ticks since boot (proc_pid_stat(5)).
@@ -37,17 +39,20 @@ type Spec struct {
 	// Files are the child's from file descriptor 3 on.
 	Files []*os.File
 	Dir   string
-	// Enter, when set, runs on the thread that forks and may change what a child inherits: namespaces, for one. The thread is never used again.
+	// Enter, when set, runs on the thread that forks and may change what a child inherits:
+	// namespaces, for one. The thread is never used again.
 	Enter func() error
 	// Flags are those of clone(2) that make new namespaces (CLONE_NEWNET and so on).
 	Flags uintptr
 	// Log, when set, gets standard output and error, appended.
 	Log string
-	// Stdin, Stdout and Stderr are for a command in the foreground, which then stays in our session and process group; Log is not used.
+	// Stdin, Stdout and Stderr are for a command in the foreground, which then stays in our session
+	// and process group; Log is not used.
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
-	// Bound ends the process by SIGKILL when ours ends, whatever the way. Without it, it lives on. Not for a process in another namespace of processes: it can't
-	// see its parent, which looks as if that had ended already.
+	// Bound ends the process by SIGKILL when ours ends, whatever the way. Without it, it lives on.
+	// Not for a process in another namespace of processes: it can't see its parent, which looks as
+	// if that had ended already.
 	Bound bool
 }
 
@@ -58,7 +63,8 @@ type Started struct {
 	err  error // set before done is closed
 }
 
-// Start runs a program. A child's namespaces are those of the thread which forks, so a thread of its own enters them.
+// Start runs a program. A child's namespaces are those of the thread which forks, so a thread of
+// its own enters them.
 func Start(spec Spec) (*Started, error) {
 	cmd := exec.Command(spec.Path, spec.Args...)
 	cmd.Dir = spec.Dir
@@ -82,8 +88,9 @@ func Start(spec Spec) (*Started, error) {
 	forked := make(chan error)
 	identified := make(chan struct{})
 	go func() {
-		// Never unlocked: a thread that may have changed its namespaces, and whose end would be the death signal of the child (prctl(2), PR_SET_PDEATHSIG), ends
-		// with this goroutine, after the child.
+		// Never unlocked: a thread that may have changed its namespaces, and whose end would be
+		// the death signal of the child (prctl(2), PR_SET_PDEATHSIG), ends with this goroutine,
+		// after the child.
 		runtime.LockOSThread()
 		if spec.Enter != nil {
 			if err := spec.Enter(); err != nil {
@@ -135,7 +142,8 @@ func Find(pid int) (Identity, error) {
 	return Identity{PID: pid, Start: start}, nil
 }
 
-// stat returns the fields of /proc/PID/stat from the third on: the second, the command, may contain spaces and parentheses.
+// stat returns the fields of /proc/PID/stat from the third on: the second, the command, may contain
+// spaces and parentheses.
 func stat(pid int) ([]string, error) {
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -149,8 +157,9 @@ func stat(pid int) ([]string, error) {
 	return fields, nil
 }
 
-// Alive reports whether the process still runs, or still holds what it had: a killed process of many threads shows as a zombie before the last of them
-// has let go of its files and locks. A whole zombie that nobody has waited for is not alive.
+// Alive reports whether the process still runs, or still holds what it had: a killed process of
+// many threads shows as a zombie before the last of them has let go of its files and locks. A whole
+// zombie that nobody has waited for is not alive.
 func (id Identity) Alive() bool {
 	fd, err := id.open()
 	if err != nil || fd < 0 {
@@ -160,14 +169,16 @@ func (id Identity) Alive() bool {
 	// A pidfd becomes readable when the last thread has ended (pidfd_open(2)).
 	for {
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
-		// Also without a wait a signal interrupts it (poll(2)), and Go's scheduler sends signals to its own threads when they have had their time.
+		// Also without a wait a signal interrupts it (poll(2)), and Go's scheduler sends signals to
+		// its own threads when they have had their time.
 		if !errors.Is(err, unix.EINTR) {
 			return err == nil && n == 0
 		}
 	}
 }
 
-// open returns a pidfd of the process, which stays with it and not with the number; -1 when it is gone.
+// open returns a pidfd of the process, which stays with it and not with the number; -1
+// when it is gone.
 func (id Identity) open() (int, error) {
 	if id.PID <= 0 {
 		return -1, nil

@@ -169,7 +169,8 @@ func TestSelect(t *testing.T) {
 	}
 }
 
-// TestKillFreesLocks: when Kill returns, a lock that the process held is free, whichever of its threads ends last.
+// TestKillFreesLocks: when Kill returns, a lock that the process held is free, whichever of its
+// threads ends last.
 func TestKillFreesLocks(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "lock")
 	if os.Getenv("PROCESS_TEST_LOCK") != "" {

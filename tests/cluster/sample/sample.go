@@ -1,5 +1,5 @@
-// Package sample knows the sample application of a trial (manifests/examples/sample): on each edge a pod that serves machines on the LAN, and a store, which that pod finds by
-// name on any edge.
+// Package sample knows the sample application of a trial (manifests/examples/sample): on each edge
+// a pod that serves machines on the LAN, and a store, which that pod finds by name on any edge.
 //
 // It owns nothing. Its functions may be called from any goroutine.
 package sample
@@ -23,7 +23,8 @@ const Namespace = "sample"
 // port is the NodePort at which each edge serves its own pod.
 const port = "30080"
 
-// Missing returns "" or what of the application is not as it should be on a node, from all its pods.
+// Missing returns "" or what of the application is not as it should be on a node, from all
+// its pods.
 func Missing(pods []corev1.Pod, node string, edge bool) string {
 	apps := map[string]string{"sample": "is not scheduled yet"}
 	if edge {
@@ -54,7 +55,8 @@ func Ready(p *corev1.Pod) bool {
 	return false
 }
 
-// Store is what the application on the edge with that address says of its store when a host asks; "no answer" where it says nothing.
+// Store is what the application on the edge with that address says of its store when a host asks;
+// "no answer" where it says nothing.
 func Store(ctx context.Context, from host.Host, edge netip.Addr) string {
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: from.Dial}}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+net.JoinHostPort(edge.String(), port)+"/", http.NoBody)

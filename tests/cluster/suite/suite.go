@@ -1,8 +1,9 @@
-// Package suite runs the tests of a package against one whole trial: real edges, a real control plane, real containers. The trial is brought up once for the
-// package and is always taken down, also when tests fail, hang or panic.
+// Package suite runs the tests of a package against one whole trial: real edges, a real control
+// plane, real containers. The trial is brought up once for the package and is always taken down,
+// also when tests fail, hang or panic.
 //
-// It owns the trial's folder, one for each name and part. It refuses to go on with a trial that it could not make whole. A System belongs to one test;
-// tests of a suite run one after the other.
+// It owns the trial's folder, one for each name and part. It refuses to go on with a trial that it
+// could not make whole. A System belongs to one test; tests of a suite run one after the other.
 package suite
 
 import (
@@ -26,8 +27,9 @@ import (
 )
 
 const (
-	// inner marks the process that runs the tests, and is its trial's folder. The one that brings the trial up and down is its parent, so that a test which
-	// runs out of time, or panics, can't keep the trial from being taken down.
+	// inner marks the process that runs the tests, and is its trial's folder. The one that brings
+	// the trial up and down is its parent, so that a test which runs out of time, or panics, can't
+	// keep the trial from being taken down.
 	inner = "SKERRY_E2E_TRIAL"
 	// UpTimeout is for a loaded machine; 15 s is usual.
 	UpTimeout = 5 * time.Minute
@@ -35,13 +37,15 @@ const (
 
 // A Suite is the tests of one package.
 type Suite struct {
-	// Name is the trial folder's, .trial-NAME, and that of the logs which a failed run leaves in build/out.
+	// Name is the trial folder's, .trial-NAME, and that of the logs which a failed run
+	// leaves in build/out.
 	Name string
 	// Options are the trial's. Every test begins with a trial that is as they say.
 	Options trial.Options
 }
 
-// Main runs the tests, with a trial where there may be one: as root and without -short. It returns what the process exits with; TestMain calls it.
+// Main runs the tests, with a trial where there may be one: as root and without -short. It returns
+// what the process exits with; TestMain calls it.
 func (s Suite) Main(m *testing.M) int {
 	if os.Getenv(inner) != "" || short() || os.Getuid() != 0 {
 		return m.Run()
@@ -59,7 +63,8 @@ func short() bool {
 	return slices.ContainsFunc(os.Args, func(a string) bool { return a == "-test.short" || a == "-test.short=true" })
 }
 
-// part is which of how many parts of the tests this process runs; each has a trial of its own, so that several run side by side. All of them is part 1 of 1.
+// part is which of how many parts of the tests this process runs; each has a trial of its own, so
+// that several run side by side. All of them is part 1 of 1.
 func part() (n, of int, err error) {
 	text := os.Getenv("SKERRY_E2E_SHARD")
 	if text == "" {
@@ -79,8 +84,9 @@ func (s Suite) folder(root string, n, of int) string {
 	return filepath.Join(root, name)
 }
 
-// choose narrows the arguments of a test binary to one part of the tests that they name, every of-th test from the n-th on: neighbours, which often take a similar
-// time, are in different parts. It returns nil where the part is empty.
+// choose narrows the arguments of a test binary to one part of the tests that they name, every
+// of-th test from the n-th on: neighbours, which often take a similar time, are in different parts.
+// It returns nil where the part is empty.
 func choose(ctx context.Context, args []string, n, of int) ([]string, error) {
 	if of == 1 {
 		return args, nil

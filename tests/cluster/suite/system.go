@@ -23,7 +23,8 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
-// Patience is how long something may take before a test gives up. It is no figure to reach: the machine may be busy.
+// Patience is how long something may take before a test gives up. It is no figure to reach: the
+// machine may be busy.
 const Patience = 2 * time.Minute
 
 // FloodReason is the reason of events that a test makes by the thousand: State leaves them out.
@@ -41,7 +42,8 @@ type System struct {
 	options  trial.Options
 }
 
-// Use gives a test the suite's trial, whole: every host up, every program running, every uplink whole, every node Ready.
+// Use gives a test the suite's trial, whole: every host up, every program running, every uplink
+// whole, every node Ready.
 func (u Suite) Use(t *testing.T) *System {
 	t.Helper()
 	s := open(t, os.Getenv(inner), u.Options)
@@ -55,7 +57,8 @@ func (u Suite) Use(t *testing.T) *System {
 	return s
 }
 
-// UseOther gives a test a trial of its own, in the folder .trial-NAME, which goes with the test. It is for what the suite's trial can't be.
+// UseOther gives a test a trial of its own, in the folder .trial-NAME, which goes with the test. It
+// is for what the suite's trial can't be.
 func UseOther(t *testing.T, name string, o trial.Options) *System {
 	t.Helper()
 	if os.Getenv(inner) == "" {
@@ -165,7 +168,8 @@ func (s *System) Run(ctx context.Context, args ...string) (string, error) {
 	return out.String(), nil
 }
 
-// Kubectl runs kubectl as the administrator and returns its standard output; an error ends the test.
+// Kubectl runs kubectl as the administrator and returns its standard output; an error ends
+// the test.
 func (s *System) Kubectl(args ...string) string {
 	s.T.Helper()
 	return s.Must(s.Run(s.T.Context(), append([]string{"kubectl"}, args...)...))
@@ -230,7 +234,8 @@ func (s *System) Reboot(node string, offline bool) {
 	s.Check(s.Trial.Reboot(s.T.Context(), node, offline))
 }
 
-// WaitFor repeats try until it returns nil. When it does not for two minutes, the test ends with try's last reason; the state of everything follows.
+// WaitFor repeats try until it returns nil. When it does not for two minutes, the test ends with
+// try's last reason; the state of everything follows.
 func (s *System) WaitFor(what string, try func(context.Context) error) {
 	s.T.Helper()
 	s.WaitForIn(s.T.Context(), what, try)
@@ -273,7 +278,8 @@ func (s *System) WaitReady(node string, ready bool) {
 	})
 }
 
-// Namespace makes a namespace whose pods are gone when the test ends, and which goes after them. The next test finds none of them on the nodes.
+// Namespace makes a namespace whose pods are gone when the test ends, and which goes after them.
+// The next test finds none of them on the nodes.
 func (s *System) Namespace() string {
 	s.T.Helper()
 	ns, err := s.Client.CoreV1().Namespaces().Create(s.T.Context(),
@@ -314,7 +320,8 @@ func (s *System) Apply(namespace, yaml string) {
 	s.Kubectl("apply", "-n", namespace, "-f", file)
 }
 
-// WaitPods waits until exactly count pods match the label selector, all Ready and on the named node ("" for any), and returns them.
+// WaitPods waits until exactly count pods match the label selector, all Ready and on the named node
+// ("" for any), and returns them.
 func (s *System) WaitPods(namespace, selector, node string, count int) []corev1.Pod {
 	s.T.Helper()
 	var pods []corev1.Pod
@@ -351,7 +358,8 @@ func PodReady(p corev1.Pod) bool {
 	return false
 }
 
-// Containers are the containers that run on a node, by id: what must be the same after a fault that no pod may notice. The runtime is asked, not Kubernetes.
+// Containers are the containers that run on a node, by id: what must be the same after a fault that
+// no pod may notice. The runtime is asked, not Kubernetes.
 func (s *System) Containers(node string) []string {
 	s.T.Helper()
 	var out, errs strings.Builder

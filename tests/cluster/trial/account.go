@@ -19,7 +19,8 @@ import (
 
 const (
 	systemNamespace = "skerry-system"
-	// accountLifetime is how long cloudcore's token is good; nothing renews it, as a trial does not live that long.
+	// accountLifetime is how long cloudcore's token is good; nothing renews it, as a trial does not
+	// live that long.
 	accountLifetime = 30 * 24 * time.Hour
 )
 

@@ -110,7 +110,8 @@ func (t *Trial) apply(ctx context.Context, cfg *rest.Config, dirs ...string) err
 	return nil
 }
 
-// configurePlane writes what kube-apiserver must find when it starts: the way to nodes, and the CA by which it knows cloudcore, which is not there yet.
+// configurePlane writes what kube-apiserver must find when it starts: the way to nodes, and the CA
+// by which it knows cloudcore, which is not there yet.
 func (t *Trial) configurePlane() error {
 	if _, err := t.readHost(Cloud, egressCA); errors.Is(err, os.ErrNotExist) {
 		cert, key, err := ca.New("skerry serving CA")
@@ -133,7 +134,8 @@ func (t *Trial) configurePlane() error {
 	return t.writeHost(Cloud, egressFile, file, 0o644)
 }
 
-// configureCloudcore gives cloudcore the rights of its ServiceAccount, which are exactly those of the manifests.
+// configureCloudcore gives cloudcore the rights of its ServiceAccount, which are exactly those
+// of the manifests.
 func (t *Trial) configureCloudcore(ctx context.Context, admin *rest.Config) error {
 	file, err := t.cloudcoreFile()
 	if err != nil {
@@ -172,8 +174,9 @@ func (t *Trial) configureCloudcore(ctx context.Context, admin *rest.Config) erro
 	return t.shareKubeconfig(raw)
 }
 
-// offerAPIs makes kube-apiserver ask cloudcore for metrics.k8s.io and subresources.skerry.io. No kube-proxy leads to Services here: these are other names of the
-// cloud's address, and the APIServices have the port at which cloudcore listens.
+// offerAPIs makes kube-apiserver ask cloudcore for metrics.k8s.io and subresources.skerry.io. No
+// kube-proxy leads to Services here: these are other names of the cloud's address, and the
+// APIServices have the port at which cloudcore listens.
 func (t *Trial) offerAPIs(ctx context.Context, cfg *rest.Config) error {
 	for _, dir := range []string{"manifests/usage", "manifests/subresources"} {
 		objects, err := manifest.Build(filepath.Join(t.root, dir))
@@ -315,8 +318,9 @@ func (t *Trial) startPlain(ctx context.Context, n Node) error {
 	return t.startProxy(ctx, n.Name)
 }
 
-// serveKubelet gives an ordinary kubelet what exec and logs need: a certificate by which kube-apiserver
-// knows it, the CA by which it knows kube-apiserver, and a way from the cloud to its port.
+// serveKubelet gives an ordinary kubelet what exec and logs need: a certificate by which
+// kube-apiserver knows it, the CA by which it knows kube-apiserver, and a way from the
+// cloud to its port.
 func (t *Trial) serveKubelet(n Node) error {
 	pki := filepath.Join(t.machine(Cloud).Root(), planeDir, "pki")
 	authority, err := os.ReadFile(filepath.Join(pki, "ca.crt"))
@@ -442,7 +446,8 @@ func edge(n *corev1.Node) bool {
 	return ok
 }
 
-// putInPool labels an edge that is in no pool, as an administrator does: a node does not choose its pool.
+// putInPool labels an edge that is in no pool, as an administrator does: a node does not
+// choose its pool.
 func (t *Trial) putInPool(ctx context.Context, client kubernetes.Interface, n *corev1.Node) error {
 	if _, in := n.Labels[v1alpha1.NodePoolLabel]; in || !edge(n) {
 		return nil

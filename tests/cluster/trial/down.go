@@ -10,8 +10,9 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/lab"
 )
 
-// Down ends the trial and leaves nothing: no process, namespace, mount, interface, cgroup or file. It needs no state for that: hosts are found by what their
-// first process is called, and everything else of a host goes with it. So it also cleans after a crash, and it may be repeated.
+// Down ends the trial and leaves nothing: no process, namespace, mount, interface, cgroup or file.
+// It needs no state for that: hosts are found by what their first process is called, and everything
+// else of a host goes with it. So it also cleans after a crash, and it may be repeated.
 func (t *Trial) Down(ctx context.Context) error {
 	unlock, err := t.lock(ctx)
 	switch {

@@ -64,8 +64,9 @@ func (t *Trial) PowerOff(ctx context.Context, name string) error {
 	return t.withNode(ctx, name, func(Node) error { return t.halt(ctx, name) })
 }
 
-// Reboot ends a node and everything on it, as a power cut would, and boots it again: processes, mounts, interfaces, cgroups and everything in /run are gone; what was
-// written to its disk is there. Offline cuts its uplink before it boots. Reboot returns when its programs are started.
+// Reboot ends a node and everything on it, as a power cut would, and boots it again: processes,
+// mounts, interfaces, cgroups and everything in /run are gone; what was written to its disk is
+// there. Offline cuts its uplink before it boots. Reboot returns when its programs are started.
 func (t *Trial) Reboot(ctx context.Context, name string, offline bool) error {
 	return t.withNode(ctx, name, func(n Node) error {
 		if err := t.halt(ctx, name); err != nil {
@@ -96,7 +97,8 @@ func (t *Trial) Reboot(ctx context.Context, name string, offline bool) error {
 	})
 }
 
-// Set changes settings of an edge's edgecore.yaml, each path=value, and starts edgecore again with them. Pods go on.
+// Set changes settings of an edge's edgecore.yaml, each path=value, and starts edgecore again with
+// them. Pods go on.
 func (t *Trial) Set(ctx context.Context, name string, settings []string) error {
 	return t.withNode(ctx, name, func(n Node) error {
 		if n.Plain {

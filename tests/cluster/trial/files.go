@@ -19,7 +19,8 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/lab"
 )
 
-// The images that are built here and loaded into every node. A tag other than latest is never pulled.
+// The images that are built here and loaded into every node. A tag other than latest is
+// never pulled.
 const (
 	pauseImage  = "skerry.local/pause:1"
 	sampleImage = "skerry.local/sample:1"
@@ -44,7 +45,8 @@ const (
 	egressCAKey      = "/etc/skerry/egress-ca.key"
 	proxyKube        = "/etc/kubernetes/kube-proxy.kubeconfig"
 
-	// tunnelPort is where cloudcore leads kube-apiserver to kubelets. It is asked through a balancer beside kube-apiserver.
+	// tunnelPort is where cloudcore leads kube-apiserver to kubelets. It is asked through a
+	// balancer beside kube-apiserver.
 	tunnelPort    = "10004"
 	tunnelName    = "cloudcore-tunnel" // the Service, where there is one
 	egressAddress = "127.0.0.1:10014"
@@ -114,8 +116,8 @@ disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshot
 `, containerdSocket, pauseImage, cniBin, snapshotter)
 }
 
-// cniFile is the pod network of a plain node: a bridge of its own, behind the node's address or routed. An edge makes its own. Addresses are kept in /run, so that a reboot
-// gives them all back.
+// cniFile is the pod network of a plain node: a bridge of its own, behind the node's address or
+// routed. An edge makes its own. Addresses are kept in /run, so that a reboot gives them all back.
 func cniFile(n Node, masquerade bool) ([]byte, error) {
 	return json.MarshalIndent(doc{
 		"cniVersion": "0.4.0", "name": "pods",
@@ -243,7 +245,8 @@ func (t *Trial) cloudcoreFile() ([]byte, error) {
 
 func (t *Trial) balancerKube() string { return filepath.Join(t.hostDir(router), "kubeconfig") }
 
-// egress is how kube-apiserver reaches nodes: through cloudcore, which dials directly what is no edge.
+// egress is how kube-apiserver reaches nodes: through cloudcore, which dials directly what
+// is no edge.
 func (t *Trial) egress() ([]byte, error) {
 	identity := planeDir + "/pki/apiserver-kubelet-client"
 	return yaml.Marshal(doc{
@@ -290,7 +293,8 @@ func cniDir() (string, error) {
 	return "", errors.New("CNI plugins are missing: apt-get install containernetworking-plugins")
 }
 
-// snapshotterFor chooses how containerd stacks layers: overlayfs does not go on top of another overlayfs, as in a development container.
+// snapshotterFor chooses how containerd stacks layers: overlayfs does not go on top of another
+// overlayfs, as in a development container.
 func snapshotterFor(dir string) (string, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {

@@ -51,7 +51,8 @@ func (t *Trial) images(ctx context.Context) error {
 // imageArchive is where the image of bin/cloudcore is kept, packed once for each build.
 func (t *Trial) imageArchive() string { return t.binary("cloudcore") + ".oci.tar" }
 
-// packCloudcore packs bin/cloudcore as a release does, for this machine's architecture, and returns the image's name with its digest.
+// packCloudcore packs bin/cloudcore as a release does, for this machine's architecture, and returns
+// the image's name with its digest.
 func (t *Trial) packCloudcore() (string, error) {
 	program, err := os.Stat(t.binary("cloudcore"))
 	if err != nil {

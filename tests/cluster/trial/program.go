@@ -130,7 +130,8 @@ func (t *Trial) loadBalancer() program {
 	}}
 }
 
-// kubeProxy serves Services on a host of the cloud's own network. On the host of the control plane, which is no node, it looks for one for half a minute at its start.
+// kubeProxy serves Services on a host of the cloud's own network. On the host of the control plane,
+// which is no node, it looks for one for half a minute at its start.
 func (t *Trial) kubeProxy(name string) program {
 	h := t.machine(name).Host
 	args := []string{
@@ -228,7 +229,8 @@ func (t *Trial) await(ctx context.Context, name string, p program, id process.Id
 	return nil
 }
 
-// poll repeats try until it says that it is done, patience is over or ctx ends; then the result is try's last error.
+// poll repeats try until it says that it is done, patience is over or ctx ends; then the result is
+// try's last error.
 func poll(ctx context.Context, patience time.Duration, try func(context.Context) (done bool, err error)) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

@@ -45,7 +45,8 @@ type NodeStatus struct {
 	Version  string          `json:"version"` // of the kubelet
 	Pods     int             `json:"pods"`    // bound to the node, as the cloud sees it
 	PodsUp   int             `json:"podsReady"`
-	// Sample is what the device's pod of the sample application says of its store when the LAN's client asks; "" without the application.
+	// Sample is what the device's pod of the sample application says of its store when the LAN's
+	// client asks; "" without the application.
 	Sample string `json:"sample,omitempty"`
 	// Edge is the answer of `edgecore status -o json` on the device.
 	Edge json.RawMessage `json:"edge,omitempty"`
@@ -244,7 +245,8 @@ func programs(alive map[string]bool) string {
 	return strings.Join(parts, ", ")
 }
 
-// edge is what the device says of itself: its link, what waits for the cloud, and how old its knowledge is.
+// edge is what the device says of itself: its link, what waits for the cloud, and how old
+// its knowledge is.
 func (n NodeStatus) edge() (link, backlog, age string) {
 	var e edgeSummary
 	link, backlog, age = "-", "-", "-"

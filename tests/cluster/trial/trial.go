@@ -1,10 +1,13 @@
-// Package trial is a whole Skerry system on one machine: a cloud with a real control plane and cloudcore, edges with containerd and edgecore behind NAT, a LAN with
-// a client, and the faults that a site can have.
+// Package trial is a whole Skerry system on one machine: a cloud with a real control plane and
+// cloudcore, edges with containerd and edgecore behind NAT, a LAN with a client, and the faults
+// that a site can have.
 //
-// It is above 2,500 lines because a trial is one thing with one state, which each of its verbs changes.
+// It is above 2,500 lines because a trial is one thing with one state, which each of its
+// verbs changes.
 //
-// It owns a directory and what the file state.json in it names: the hosts (see package host), their cgroups and the cable to the machine.
-// The state is written before anything is made, so that Down also cleans after a crash. Each changing method holds a lock on the directory, across processes;
+// It owns a directory and what the file state.json in it names: the hosts (see package host), their
+// cgroups and the cable to the machine. The state is written before anything is made, so that Down
+// also cleans after a crash. Each changing method holds a lock on the directory, across processes;
 // methods of one Trial are called one at a time.
 package trial
 
@@ -46,36 +49,45 @@ const (
 	StreamsEndpoint = "endpoint"
 )
 
-// Pool is the NodePool of all edges: they are one site, and the network of their pods is of its podSubnets.
+// Pool is the NodePool of all edges: they are one site, and the network of their pods is of
+// its podSubnets.
 const Pool = "plant"
 
 // Options are what a trial is brought up with.
 type Options struct {
 	// Edges is the number of edge nodes with edgecore.
 	Edges int `json:"edges"`
-	// Clouds is the number of cloudcore's replicas, each on a host of its own, behind one address; 0 means one.
+	// Clouds is the number of cloudcore's replicas, each on a host of its own, behind one
+	// address; 0 means one.
 	Clouds int `json:"clouds,omitempty"`
-	// Plain is the number of nodes with an ordinary kubelet that talks to kube-apiserver, for comparison.
+	// Plain is the number of nodes with an ordinary kubelet that talks to kube-apiserver,
+	// for comparison.
 	Plain int `json:"plain,omitempty"`
 	// Link is edgecore's transport: auto, websocket or quic.
 	Link string `json:"link"`
 	// Set are changes to every edgecore.yaml, each path=value.
 	Set []string `json:"set,omitempty"`
-	// Logs is the OTLP/HTTP receiver of what applications write, as cloudcore reaches it; "" for none.
+	// Logs is the OTLP/HTTP receiver of what applications write, as cloudcore reaches it;
+	// "" for none.
 	Logs string `json:"logs,omitempty"`
 	// Quick makes the cloud notice a lost node within 12 s and evict after 10 s more.
 	Quick bool `json:"quick,omitempty"`
 	// Audit makes kube-apiserver write an audit log: audit.log in the cloud's log directory.
 	Audit bool `json:"audit,omitempty"`
-	// CertificateLife is how long the certificates are good that the cloud signs for nodes; 0 leaves Kubernetes its year.
+	// CertificateLife is how long the certificates are good that the cloud signs for nodes; 0
+	// leaves Kubernetes its year.
 	CertificateLife time.Duration `json:"certificateLife,omitempty"`
-	// Streams is kube-apiserver's way to kubelets: egress (or empty), as it is configured to take, or endpoint, by which it needs no configuration.
+	// Streams is kube-apiserver's way to kubelets: egress (or empty), as it is configured to take,
+	// or endpoint, by which it needs no configuration.
 	Streams string `json:"streams,omitempty"`
-	// InCluster runs cloudcore as its own Deployment on the plain nodes, as `cloudcore install` prints it, behind a load balancer. Edges are as they are by default.
+	// InCluster runs cloudcore as its own Deployment on the plain nodes, as `cloudcore install`
+	// prints it, behind a load balancer. Edges are as they are by default.
 	InCluster bool `json:"inCluster,omitempty"`
-	// Bare, with InCluster, leaves Skerry out: there are the cluster, the load balancer and, for edges, hosts with containerd that have not joined.
+	// Bare, with InCluster, leaves Skerry out: there are the cluster, the load balancer and, for
+	// edges, hosts with containerd that have not joined.
 	Bare bool `json:"bare,omitempty"`
-	// IPv6 gives the edges' links to the cloud IPv6 beside IPv4. edgecore is configured with the cloud's IPv4 address all the same.
+	// IPv6 gives the edges' links to the cloud IPv6 beside IPv4. edgecore is configured with the
+	// cloud's IPv4 address all the same.
 	IPv6 bool `json:"ipv6,omitempty"`
 	// Paths are programs in place of those of bin/, by name: of another release, say.
 	Paths map[string]string `json:"paths,omitempty"`
@@ -86,7 +98,8 @@ type Options struct {
 // DefaultOptions are two edges with the sample application.
 func DefaultOptions() Options { return Options{Edges: 2, Link: "auto", Sample: true} }
 
-// minCertificateLife leaves a busy machine time between the moment at which a certificate is renewed (70 to 90 % of its life) and its end.
+// minCertificateLife leaves a busy machine time between the moment at which a certificate is
+// renewed (70 to 90 % of its life) and its end.
 const minCertificateLife = 30 * time.Second
 
 // plainOffset keeps the numbers of plain nodes apart from those of edges.
@@ -212,8 +225,8 @@ type Trial struct {
 	state *State     // nil when there is no trial
 }
 
-// Open finds the trial whose things are in dir; there may be none. root is the repository that its programs come from. Progress goes to out, a line for each
-// step.
+// Open finds the trial whose things are in dir; there may be none. root is the repository that its
+// programs come from. Progress goes to out, a line for each step.
 func Open(root, dir string, out io.Writer) (*Trial, error) {
 	t := &Trial{root: root, dir: dir, began: time.Now()}
 	var outMu sync.Mutex
@@ -242,7 +255,8 @@ func (t *Trial) load() error {
 	return nil
 }
 
-// save writes the state so that a reader, or a crash, never sees half of it. Callers hold mu or are alone.
+// save writes the state so that a reader, or a crash, never sees half of it. Callers hold
+// mu or are alone.
 func (t *Trial) save() error {
 	raw, err := json.MarshalIndent(t.state, "", "  ")
 	if err != nil {
@@ -312,7 +326,8 @@ func (t *Trial) Kubeconfig() string { return filepath.Join(t.dir, "kubeconfig") 
 // identify names a directory in a few characters that fit into the name of an interface.
 func identify(dir string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(dir)))[:8] }
 
-// lock keeps other processes from changing this trial at the same time. The file goes with the directory, so its identity is checked after the wait.
+// lock keeps other processes from changing this trial at the same time. The file goes with the
+// directory, so its identity is checked after the wait.
 func (t *Trial) lock(ctx context.Context) (unlock func(), err error) {
 	for {
 		if err := os.MkdirAll(t.dir, 0o755); err != nil {

@@ -191,7 +191,8 @@ func TestEdgecoreFile(t *testing.T) {
 	}
 }
 
-// TestDown cleans what a crash at any moment may have left: hosts whose start was not written down, a state that can't be read, cgroups, half made directories.
+// TestDown cleans what a crash at any moment may have left: hosts whose start was not written down,
+// a state that can't be read, cgroups, half made directories.
 func TestDown(t *testing.T) {
 	if testing.Short() || os.Getuid() != 0 {
 		t.Skip("namespaces are made only as root and without -short")
@@ -246,7 +247,8 @@ func TestDown(t *testing.T) {
 	}
 }
 
-// TestLock: commands of several processes don't change a trial at the same time, also while it comes and goes.
+// TestLock: commands of several processes don't change a trial at the same time, also while it
+// comes and goes.
 func TestLock(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "trial")
 	const commands = 8

@@ -20,13 +20,15 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/lab"
 )
 
-// ports are what cloudcore offers to edges: the one for all, and the older ones for websocket, QUIC, join. Nothing else of the cloud can be dialled by them, kube-apiserver least of all.
+// ports are what cloudcore offers to edges: the one for all, and the older ones for websocket,
+// QUIC, join. Nothing else of the cloud can be dialled by them, kube-apiserver least of all.
 func ports() []lab.Port {
 	return []lab.Port{{Protocol: "tcp", Number: 443}, {Protocol: "udp", Number: 443}, {Protocol: "tcp", Number: 10000}, {Protocol: "udp", Number: 10001}, {Protocol: "tcp", Number: 10002}}
 }
 
-// Up makes the trial be as the options say, from whatever there is: it boots hosts, starts programs and joins nodes that are missing, and returns when every node is
-// Ready and the sample application runs. What was cut stays cut.
+// Up makes the trial be as the options say, from whatever there is: it boots hosts, starts programs
+// and joins nodes that are missing, and returns when every node is Ready and the sample application
+// runs. What was cut stays cut.
 func (t *Trial) Up(ctx context.Context, o Options) error {
 	if err := o.Validate(); err != nil {
 		return cli.Bad(err)
@@ -59,7 +61,8 @@ func (t *Trial) Up(ctx context.Context, o Options) error {
 	}
 	nodes := t.state.Options.Nodes()
 
-	// The cloud and the nodes get ready side by side; an edge joins once both are, a plain node once there is a kube-apiserver.
+	// The cloud and the nodes get ready side by side; an edge joins once both are, a plain node
+	// once there is a kube-apiserver.
 	apiReady, cloudReady := make(chan struct{}), make(chan struct{})
 	g, gctx = errgroup.WithContext(ctx)
 	var token string
@@ -314,8 +317,9 @@ func (t *Trial) wire(name string) error {
 	return lab.SetCut(r, n.Number, m.Cut)
 }
 
-// writeNames lets a host resolve what it may know: itself and the cloud. The machine's own name servers are out of its reach, and a kubelet that asks them for its
-// node's name at each report would wait for the time-out.
+// writeNames lets a host resolve what it may know: itself and the cloud. The machine's own name
+// servers are out of its reach, and a kubelet that asks them for its node's name at each report
+// would wait for the time-out.
 func (t *Trial) writeNames(name string) error {
 	if name == router || name == Client {
 		return nil // the machine's own files

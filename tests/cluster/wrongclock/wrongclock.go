@@ -1,9 +1,12 @@
-// Package wrongclock lets a program see another time of day than the machine's, as on a device without a battery that boots in 1970.
+// Package wrongclock lets a program see another time of day than the machine's, as on a device
+// without a battery that boots in 1970.
 //
-// A network namespace has no clock of its own, and time namespaces have all clocks but this one (time_namespaces(7)). So the program's reads of CLOCK_REALTIME
-// are answered by us: a seccomp filter hands them over (seccomp_unotify(2)), and in a copy of the program the name is changed by which Go looks for the way
-// around the kernel (vdso(7)), so that it asks the kernel each time. All other clocks run as they do. It owns the filter's descriptor while the program runs,
-// and refuses programs other than Go's for Linux on 64 bits. Its functions may be called from any goroutine.
+// A network namespace has no clock of its own, and time namespaces have all clocks but this one
+// (time_namespaces(7)). So the program's reads of CLOCK_REALTIME are answered by us: a seccomp
+// filter hands them over (seccomp_unotify(2)), and in a copy of the program the name is changed by
+// which Go looks for the way around the kernel (vdso(7)), so that it asks the kernel each time. All
+// other clocks run as they do. It owns the filter's descriptor while the program runs, and refuses
+// programs other than Go's for Linux on 64 bits. Its functions may be called from any goroutine.
 package wrongclock
 
 import (
@@ -43,10 +46,12 @@ func Copy(to, from string) error {
 	return nil
 }
 
-// Install puts the filter on the calling process, hence on what it executes, and returns the descriptor on which the reads arrive. The calling
-// thread must execute the program: threads that are there already keep their clock.
+// Install puts the filter on the calling process, hence on what it executes, and returns the
+// descriptor on which the reads arrive. The calling thread must execute the program: threads that
+// are there already keep their clock.
 func Install() (*os.File, error) {
-	// Its offset in struct seccomp_data is 0 for the number of the call and 16 for the first argument (little endian).
+	// Its offset in struct seccomp_data is 0 for the number of the call and 16 for the first
+	// argument (little endian).
 	filter := []unix.SockFilter{
 		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 0},
 		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.SYS_CLOCK_GETTIME, Jt: 0, Jf: 3},
@@ -63,7 +68,8 @@ func Install() (*os.File, error) {
 	return os.NewFile(fd, "seccomp"), nil
 }
 
-// The sizes and offsets are those of struct seccomp_notif, seccomp_notif_resp and seccomp_data in linux/seccomp.h.
+// The sizes and offsets are those of struct seccomp_notif, seccomp_notif_resp and seccomp_data in
+// linux/seccomp.h.
 type (
 	notification struct {
 		ID    uint64
@@ -87,7 +93,8 @@ type (
 // Not in golang.org/x/sys under a name of its own: _IOW('!', 2, __u64).
 const stillThere = 0x40082102
 
-// Serve answers the reads that arrive on the descriptor with what clock says, until no process with the filter is left.
+// Serve answers the reads that arrive on the descriptor with what clock says, until no process with
+// the filter is left.
 func Serve(listener *os.File, clock func() time.Time) error {
 	fd := listener.Fd()
 	for {
@@ -130,7 +137,8 @@ func put(fd uintptr, n *notification, at time.Time) error {
 		return fmt.Errorf("opening the reader's memory: %w", err)
 	}
 	defer memory.Close()
-	// Asked after opening: the memory is then that of who asked, and not of another with its number.
+	// Asked after opening: the memory is then that of who asked, and not of another with
+	// its number.
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, fd, stillThere, uintptr(unsafe.Pointer(&n.ID))); errno != 0 {
 		return fmt.Errorf("the reader is gone: %w", errno)
 	}
@@ -143,8 +151,9 @@ func put(fd uintptr, n *notification, at time.Time) error {
 // childMark is the first argument of the process that becomes the program.
 const childMark = "--become"
 
-// Main is the whole of a command that runs a program with another time of day: SECONDS PROGRAM [ARG...]. The clock is that many seconds ahead; negative ones make it be
-// behind. It ends with the program's exit code, and takes the program along when it is killed.
+// Main is the whole of a command that runs a program with another time of day: SECONDS PROGRAM
+// [ARG...]. The clock is that many seconds ahead; negative ones make it be behind. It ends with the
+// program's exit code, and takes the program along when it is killed.
 func Main(args []string) (int, error) {
 	if len(args) > 1 && args[0] == childMark {
 		return 1, become(args[1:])
@@ -169,7 +178,8 @@ func Main(args []string) (int, error) {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.ExtraFiles = []*os.File{theirs}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	// The death signal is sent when the thread ends that started the child (prctl(2), PR_SET_PDEATHSIG): this one stays as long as we do.
+	// The death signal is sent when the thread ends that started the child (prctl(2),
+	// PR_SET_PDEATHSIG): this one stays as long as we do.
 	runtime.LockOSThread()
 	if err := cmd.Start(); err != nil {
 		return 1, fmt.Errorf("starting the program: %w", err)

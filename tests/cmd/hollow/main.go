@@ -1,4 +1,5 @@
-// Command hollow links many edge nodes without kubelets to a cloudcore, to see what that and kube-apiserver bear.
+// Command hollow links many edge nodes without kubelets to a cloudcore, to see what that and
+// kube-apiserver bear.
 package main
 
 import (

@@ -1,5 +1,6 @@
-// Command hollowedge is edgecore without a kubelet: all of it but that one module, for tests that
-// stand for the kubelet and for agents themselves. What these would ask in the process they ask at a socket.
+// Command hollowedge is edgecore without a kubelet: all of it but that one module, for tests
+// that stand for the kubelet and for agents themselves. What these would ask in the process they
+// ask at a socket.
 package main
 
 import (

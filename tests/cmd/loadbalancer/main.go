@@ -1,4 +1,5 @@
-// Command loadbalancer stands in for a provider's load balancer in a trial whose cloud is a real Deployment.
+// Command loadbalancer stands in for a provider's load balancer in a trial whose cloud is a
+// real Deployment.
 package main
 
 import (

@@ -1,4 +1,5 @@
-// Command plainkubelet is upstream's kubelet and nothing else: what edgecore is compared with, in the same version and with the same build flags.
+// Command plainkubelet is upstream's kubelet and nothing else: what edgecore is compared with, in
+// the same version and with the same build flags.
 package main
 
 import (

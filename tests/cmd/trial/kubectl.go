@@ -22,7 +22,8 @@ func kubectlCommand() *cobra.Command {
 	}
 }
 
-// runKubectl is upstream's kubectl. Without a KUBECONFIG from 'trial edge' or a --kubeconfig it talks to this repository's trial, never to another cluster.
+// runKubectl is upstream's kubectl. Without a KUBECONFIG from 'trial edge' or a --kubeconfig it
+// talks to this repository's trial, never to another cluster.
 func runKubectl(args []string) {
 	if os.Getenv(edgeMark) == "" {
 		t, err := open()

@@ -1,4 +1,5 @@
-// Command trial brings up a whole Skerry system on one machine and lets people play with it: cut cables, reboot devices, kill processes, and look.
+// Command trial brings up a whole Skerry system on one machine and lets people play with it: cut
+// cables, reboot devices, kill processes, and look.
 package main
 
 import (

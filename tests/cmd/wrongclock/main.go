@@ -1,4 +1,5 @@
-// Command wrongclock runs a program that sees another time of day: wrongclock SECONDS PROGRAM [ARG...].
+// Command wrongclock runs a program that sees another time of day: wrongclock SECONDS
+// PROGRAM [ARG...].
 package main
 
 import (

@@ -1,5 +1,6 @@
-// Command follower is a pod that knows nothing of edges: with its ordinary in-cluster configuration and client-go it follows one ConfigMap, and tries things that
-// its ServiceAccount may not do. It says on standard output what it sees, each line once until something else is true.
+// Command follower is a pod that knows nothing of edges: with its ordinary in-cluster configuration
+// and client-go it follows one ConfigMap, and tries things that its ServiceAccount may not do. It
+// says on standard output what it sees, each line once until something else is true.
 //
 //	watched VALUE    what its informer holds of the ConfigMap $FOLLOW, key k
 //	got VALUE        what a GET gives
@@ -8,7 +9,8 @@
 //	pod ROUND WHAT   what a GET of its own Pod gives: its name, or why there is none
 //	issuer ROUND WHAT  "verified" where its own token holds by the keys that the discovery document leads to
 //
-// ROUND is what the file /state/round says, so that a reader knows which lines are of now; nothing without that file.
+// ROUND is what the file /state/round says, so that a reader knows which lines are of now; nothing
+// without that file.
 //
 // It crashes when it finds a file /state/crash.
 package main
@@ -135,8 +137,8 @@ func ownPod(ctx context.Context, client kubernetes.Interface, namespace string) 
 	return pod.Name
 }
 
-// issuer verifies the pod's own token as any other service would (OpenID Connect Discovery 1.0, 4): by the
-// keys at the address that the issuer's document names.
+// issuer verifies the pod's own token as any other service would (OpenID Connect Discovery 1.0, 4):
+// by the keys at the address that the issuer's document names.
 func issuer(ctx context.Context, config *rest.Config) string {
 	client, err := rest.HTTPClientFor(config)
 	if err != nil {

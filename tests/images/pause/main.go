@@ -1,4 +1,5 @@
-// Command pause is the first process of a pod's sandbox, and of a host of the trial system: it keeps the namespaces, reaps orphans, and ends on SIGTERM or SIGINT.
+// Command pause is the first process of a pod's sandbox, and of a host of the trial system: it
+// keeps the namespaces, reaps orphans, and ends on SIGTERM or SIGINT.
 package main
 
 import (

@@ -1,12 +1,17 @@
-// Command sample is the trial's application: a page that shows what Kubernetes gave the pod, and a probe that can be told to fail.
+// Command sample is the trial's application: a page that shows what Kubernetes gave the pod, and a
+// probe that can be told to fail.
 //
-// GET / shows the pod's name, its ConfigMap and Secret volumes, whose token it has and when that expires; where STORE has the URL of a store, which is another copy of
-// it, also what that answers. GET /store is such an answer: who it is, and how often it was asked. GET /healthz answers 200 until POST /fail, and again after POST
-// /heal. GET /fetch?url=URL gets another URL, as a front gets what is behind it. GET /name, and whatever comes to the same port over UDP, is answered with the
-// pod's name. POST /crash ends the process with code 1. Output of every request is also a line on standard output.
+// GET / shows the pod's name, its ConfigMap and Secret volumes, whose token it has and when that
+// expires; where STORE has the URL of a store, which is another copy of it, also what that answers.
+// GET /store is such an answer: who it is, and how often it was asked. GET /healthz answers 200
+// until POST /fail, and again after POST /heal. GET /fetch?url=URL gets another URL, as a front
+// gets what is behind it. GET /name, and whatever comes to the same port over UDP, is answered with
+// the pod's name. POST /crash ends the process with code 1. Output of every request is also a line
+// on standard output.
 //
-// The image holds nothing else, so the program is its tools too: "get URL" asks another copy, "sum FILE" prints a file's SHA-256, "terminal" tells of its terminal, and
-// called by the name tar it packs and unpacks for `kubectl cp`.
+// The image holds nothing else, so the program is its tools too: "get URL" asks another copy, "sum
+// FILE" prints a file's SHA-256, "terminal" tells of its terminal, and called by the name tar it
+// packs and unpacks for `kubectl cp`.
 package main
 
 import (
@@ -130,7 +135,8 @@ func fetch(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.Copy(w, io.LimitReader(res.Body, 1<<20)) // the client sees that something is missing
 }
 
-// Attempts at the store, each with a connection of its own: one that leads to a device which lost its power this very moment is given up, and the next leads elsewhere.
+// Attempts at the store, each with a connection of its own: one that leads to a device which lost
+// its power this very moment is given up, and the next leads elsewhere.
 const (
 	storeAttempts = 3
 	storeTimeout  = 1500 * time.Millisecond

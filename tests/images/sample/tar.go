@@ -11,7 +11,8 @@ import (
 	"strings"
 )
 
-// runTar is as much of tar(1) as `kubectl cp` asks for: "cf - PATH..." and "xmf - [-C DIR]". The image holds no other.
+// runTar is as much of tar(1) as `kubectl cp` asks for: "cf - PATH..." and "xmf - [-C DIR]". The
+// image holds no other.
 func runTar(args []string, in io.Reader, out io.Writer) error {
 	var mode, dir string
 	var paths []string

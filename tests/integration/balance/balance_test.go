@@ -1,5 +1,6 @@
-// Package balance_test shows that two cloudcores share their devices out: the real programs with the rights of their manifests, a real kube-apiserver, and links by one
-// address for both, as behind a load balancer.
+// Package balance_test shows that two cloudcores share their devices out: the real programs with
+// the rights of their manifests, a real kube-apiserver, and links by one address for both, as
+// behind a load balancer.
 package balance_test
 
 import (
@@ -252,7 +253,8 @@ func notReady(t *testing.T) func() []string {
 	}
 }
 
-// TestANewReplicaGetsItsShare: first one replica that is full, then a second one, which takes those that found no place at once and in the end half of all.
+// TestANewReplicaGetsItsShare: first one replica that is full, then a second one, which takes those
+// that found no place at once and in the end half of all.
 func TestANewReplicaGetsItsShare(t *testing.T) {
 	if plane == nil {
 		t.Skip("needs a control plane, which -short leaves out")
@@ -310,7 +312,8 @@ func TestANewReplicaGetsItsShare(t *testing.T) {
 	if c.Connects != before || c.Linked != nodes {
 		t.Errorf("%d links are open of %d that ever were, which were %d before", c.Linked, c.Connects, before)
 	}
-	// Each session that opened is one that a device had first, or the next one of a device whose session was ended.
+	// Each session that opened is one that a device had first, or the next one of a device whose
+	// session was ended.
 	if moved := int(c.Connects) - nodes; moved != ended[0] {
 		t.Errorf("%d sessions were ended for %d that opened again", ended[0], moved)
 	}

@@ -42,8 +42,9 @@ func findings(t *testing.T, text string) map[string]finding {
 	return all
 }
 
-// bareDevice runs its argument, a shell script, where containerd, its folders, /etc, /run and the network are the
-// script's own: a device as it is before it joins, with the packages' network configuration in its place.
+// bareDevice runs its argument, a shell script, where containerd, its folders, /etc, /run and the
+// network are the script's own: a device as it is before it joins, with the packages' network
+// configuration in its place.
 const bareDevice = `set -eu
 mount --make-rprivate /
 mount -t tmpfs tmpfs /run
@@ -60,9 +61,9 @@ trap 'kill $daemon; wait $daemon || true' EXIT
 until ctr version >/dev/null 2>&1; do kill -0 $daemon; sleep 0.1; done
 `
 
-// TestShip_14_CheckBeforeJoin: before a join `edgecore check` has a note, and its exit code is 0, on a device with a
-// real containerd, a network of its own and the example configuration that the package brings. What is wrong is found:
-// a folder of containerd that is mounted noexec.
+// TestShip_14_CheckBeforeJoin: before a join `edgecore check` has a note, and its exit code is 0,
+// on a device with a real containerd, a network of its own and the example configuration that the
+// package brings. What is wrong is found: a folder of containerd that is mounted noexec.
 func TestShip_14_CheckBeforeJoin(t *testing.T) {
 	programs, err := programs()
 	if err != nil {
@@ -94,8 +95,8 @@ func TestShip_14_CheckBeforeJoin(t *testing.T) {
 	}
 }
 
-// TestCheckCloud: with a host and a token the way to a real cloudcore is checked; a proxy that ends TLS is named; the
-// token is not used up.
+// TestCheckCloud: with a host and a token the way to a real cloudcore is checked; a proxy that ends
+// TLS is named; the token is not used up.
 func TestCheckCloud(t *testing.T) {
 	s := start(t)
 	token := s.token(t)
@@ -133,8 +134,9 @@ func TestCheckCloud(t *testing.T) {
 	}
 }
 
-// TestJoinRefusesNewerKubelet: a real cloudcore at a real kube-apiserver refuses a kubelet that is newer than that, or
-// too old, and names what to install. The versions are those that a device says; TestKubeletFits has the rule.
+// TestJoinRefusesNewerKubelet: a real cloudcore at a real kube-apiserver refuses a kubelet that is
+// newer than that, or too old, and names what to install. The versions are those that a device
+// says; TestKubeletFits has the rule.
 func TestJoinRefusesNewerKubelet(t *testing.T) {
 	s := start(t)
 	parsed, err := pki.ParseToken(s.token(t, "--uses", "5"))

@@ -11,8 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// TestCheckCluster: a real kube-apiserver is fit for cloudcore; a DaemonSet that would run on devices is found, and the
-// printed patch, applied, keeps it away; who may not install hears it.
+// TestCheckCluster: a real kube-apiserver is fit for cloudcore; a DaemonSet that would run on
+// devices is found, and the printed patch, applied, keeps it away; who may not install hears it.
 func TestCheckCluster(t *testing.T) {
 	s := start(t)
 	check := func(kubeconfig string) (map[string]finding, int) {

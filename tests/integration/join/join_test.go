@@ -1,5 +1,5 @@
-// Package join_test shows who gets in, and who doesn't: the real cloudcore with exactly the rights of its manifests, the real edgecore, a real
-// kube-apiserver.
+// Package join_test shows who gets in, and who doesn't: the real cloudcore with exactly the rights
+// of its manifests, the real edgecore, a real kube-apiserver.
 package join_test
 
 import (
@@ -89,7 +89,8 @@ func startAt(t *testing.T, plane *cluster.ControlPlane, change ...func(*rest.Con
 	return startWith(t, plane, "", change...)
 }
 
-// startWith starts it with its ports as a part of cloudcore.yaml says; "": one for links by websocket and one to join.
+// startWith starts it with its ports as a part of cloudcore.yaml says; "": one for links by
+// websocket and one to join.
 func startWith(t *testing.T, plane *cluster.ControlPlane, ports string, change ...func(*rest.Config)) *system {
 	t.Helper()
 	if plane == nil {

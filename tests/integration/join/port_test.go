@@ -20,7 +20,8 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/process"
 )
 
-// The hosts of these tests: all of 127.0.0.0/8 is this machine, so that each has a port 443 of its own.
+// The hosts of these tests: all of 127.0.0.0/8 is this machine, so that each has a port
+// 443 of its own.
 const (
 	cloudHost = "127.43.18.1" // cloudcore
 	noUDP     = "127.43.18.2" // leads TCP 443 to it, and nothing else
@@ -57,7 +58,8 @@ func (s *system) linked(t *testing.T, config, transport string) {
 	})
 }
 
-// hollow is the configuration of an edgecore without its kubelet and without what needs root or a fixed port.
+// hollow is the configuration of an edgecore without its kubelet and without what needs root
+// or a fixed port.
 func hollow(t *testing.T, edgeHub string) (config string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -162,7 +164,8 @@ func TestShip_18_OnePort(t *testing.T) {
 	}
 }
 
-// An edgecore.yaml with the ports of before, and a cloudcore with nothing else: each is served by the other of today.
+// An edgecore.yaml with the ports of before, and a cloudcore with nothing else: each is served by
+// the other of today.
 func TestShip_OlderPorts(t *testing.T) {
 	s := startWith(t, plane, fmt.Sprintf("advertise: [%s]\nhub:\n  websocket: {listen: \"%[1]s:10000\"}\n  quic: {listen: \"%[1]s:10001\"}\njoin: {listen: \"%[1]s:10002\"}\n", olderHost))
 	token := s.token(t, "--uses", "5")

@@ -38,10 +38,11 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/wrongclock"
 )
 
-// TestHostile_07_Revocation: a device that is being revoked floods kube-apiserver with certificate requests, by itself
-// and through its link, and renews all the while; the administrator's clock is an hour off. Every answer about
-// certificate requests is held back from the administrator until the links have ended on both replicas: the ban
-// must not depend on any. Then no certificate that the device ever got, or gets, opens a link again.
+// TestHostile_07_Revocation: a device that is being revoked floods kube-apiserver with certificate
+// requests, by itself and through its link, and renews all the while; the administrator's clock is
+// an hour off. Every answer about certificate requests is held back from the administrator until
+// the links have ended on both replicas: the ban must not depend on any. Then no certificate that
+// the device ever got, or gets, opens a link again.
 func TestHostile_07_Revocation(t *testing.T) {
 	replicas := []*system{start(t), start(t)}
 	selfApproval(t)
@@ -134,8 +135,9 @@ func nodeClient(t *testing.T, cert tls.Certificate) kubernetes.Interface {
 	return kubernetes.NewForConfigOrDie(cfg)
 }
 
-// flood asks for certificates as fast as it can, directly and through cloudcore, until it is refused both ways. It
-// returns when both are under way. The function that it gives waits for the refusals and returns all certificates.
+// flood asks for certificates as fast as it can, directly and through cloudcore, until it is
+// refused both ways. It returns when both are under way. The function that it gives waits for the
+// refusals and returns all certificates.
 func flood(t *testing.T, node string, direct kubernetes.Interface) func(*testing.T) []tls.Certificate {
 	t.Helper()
 	cfg := plane.ServiceAccount(t, "skerry-system", "cloudcore")
@@ -247,8 +249,9 @@ func makeNodeOf(t *testing.T, client kubernetes.Interface, name string) {
 	})
 }
 
-// holdRequests gives an administrator's kubeconfig whose way to kube-apiserver holds back everything about
-// certificate requests until the channel is closed: what a flood does, without end.
+// holdRequests gives an administrator's kubeconfig whose way to kube-apiserver holds back
+// everything about certificate requests until the channel is closed: what a flood does,
+// without end.
 func holdRequests(t *testing.T) (held chan struct{}, kubeconfig string) {
 	t.Helper()
 	server, err := url.Parse(plane.Server)

@@ -62,8 +62,10 @@ func holding(t *testing.T, server string) (address string, waits <-chan struct{}
 	return l.Addr().String(), came, func() { close(free) }
 }
 
-// TestHostile_13_TokenInPS: while `edgecore join --token-file -` runs, in the middle of its handshake, nothing that a user of the machine can read of
-// any process has the token: not the list of processes, not their environments. On the command line it can be seen, which shows that the looking works.
+// TestHostile_13_TokenInPS: while `edgecore join --token-file -` runs, in the middle of its
+// handshake, nothing that a user of the machine can read of any process has the token: not the
+// list of processes, not their environments. On the command line it can be seen, which shows that
+// the looking works.
 func TestHostile_13_TokenInPS(t *testing.T) {
 	s := start(t)
 	for name, tc := range map[string]struct {
@@ -189,7 +191,8 @@ func (d *deviceOf) configure(t *testing.T, websocket string) {
 // work runs the device in its cluster until stop.
 func (d *deviceOf) work(t *testing.T, programs []string) (stop func()) {
 	t.Helper()
-	// In this machine's network, since loopback leads to cloudcore: it is configured to tell the kernel nothing.
+	// In this machine's network, since loopback leads to cloudcore: it is configured to tell the
+	// kernel nothing.
 	child, err := process.Start(process.Spec{Path: programs[2], Args: []string{"--config", d.config, "--socket", d.socket}, Log: filepath.Join(d.dir, "log"), Bound: true})
 	if err != nil {
 		t.Fatal(err)
@@ -208,7 +211,8 @@ func (d *deviceOf) work(t *testing.T, programs []string) (stop func()) {
 	return stop
 }
 
-// gives makes the cluster give the device a pod with a Secret and a ConfigMap, and waits until the device has them.
+// gives makes the cluster give the device a pod with a Secret and a ConfigMap, and waits until the
+// device has them.
 func (d *deviceOf) gives(t *testing.T, s *system, node, marker string) {
 	t.Helper()
 	admin := s.plane.Client()
@@ -263,8 +267,9 @@ func (d *deviceOf) gives(t *testing.T, s *system, node, marker string) {
 	})
 }
 
-// TestHostile_13_ResetAndJoinAnotherCluster: after `edgecore reset` a device joins another cluster, real as the first, under another name. Nothing of the
-// first is left in its files, and nothing of it is shown by its API.
+// TestHostile_13_ResetAndJoinAnotherCluster: after `edgecore reset` a device joins another cluster,
+// real as the first, under another name. Nothing of the first is left in its files, and nothing of
+// it is shown by its API.
 func TestHostile_13_ResetAndJoinAnotherCluster(t *testing.T) {
 	first := start(t)
 	second := startAt(t, cluster.Run(t))

@@ -37,8 +37,8 @@ func (w *watches) note(r *http.Request) faultproxy.Fault {
 	return faultproxy.Fault{}
 }
 
-// TestTheLeaderWatchesOnce: a cloudcore that leads follows each collection once, however many of its parts
-// need it.
+// TestTheLeaderWatchesOnce: a cloudcore that leads follows each collection once, however many of
+// its parts need it.
 func TestTheLeaderWatchesOnce(t *testing.T) {
 	if plane == nil {
 		t.Skip("needs a control plane, which -short leaves out")

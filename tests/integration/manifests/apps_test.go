@@ -35,8 +35,9 @@ func replicaSet(name string, edge bool) *appsv1.ReplicaSet {
 	return set
 }
 
-// What cloudcore may do for applications it may do for them alone: in namespaces that an administrator has enabled, on edge nodes. With its token no client
-// starts pods elsewhere, or touches those of others.
+// What cloudcore may do for applications it may do for them alone: in namespaces that an
+// administrator has enabled, on edge nodes. With its token no client starts pods elsewhere, or
+// touches those of others.
 func TestCloudcoreTouchesOnlyApplications(t *testing.T) {
 	ns, cfg := scene(t)
 	admin, self := plane.Client(), kubernetes.NewForConfigOrDie(cfg)

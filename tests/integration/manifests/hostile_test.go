@@ -29,8 +29,9 @@ type attempt struct {
 	allowed bool
 }
 
-// judge shows that each attempt is allowed or forbidden, and nothing in between. What is forbidden is tried once
-// what is allowed has been, so that rights and policies have reached kube-apiserver's own copies.
+// judge shows that each attempt is allowed or forbidden, and nothing in between. What is forbidden
+// is tried once what is allowed has been, so that rights and policies have reached
+// kube-apiserver's own copies.
 func judge(t *testing.T, attempts []attempt) {
 	t.Helper()
 	for _, a := range attempts {
@@ -94,8 +95,9 @@ func loadBalancer(t *testing.T, ns, name string, class *string) *corev1.Service 
 	return s
 }
 
-// TestHostile_08_StolenToken: whoever has cloudcore's token tries with it, at kube-apiserver itself, what would give
-// them more than the edge nodes have. The first lines show that the token works.
+// TestHostile_08_StolenToken: whoever has cloudcore's token tries with it, at
+// kube-apiserver itself, what would give them more than the edge nodes have. The first
+// lines show that the token works.
 func TestHostile_08_StolenToken(t *testing.T) {
 	ns, cfg := scene(t) // edge1 and edge2 are edge nodes
 	admin := plane.Client()
@@ -227,8 +229,9 @@ func asOrdinary(t *testing.T, node kubernetes.Interface, ns, name string) []atte
 	}
 }
 
-// TestHostile_12_Labels: a node labels itself into a pool, or as autonomous, in every way that Kubernetes gives it to
-// write its own Node; and tries to be an edge no more, or an ordinary node to be one.
+// TestHostile_12_Labels: a node labels itself into a pool, or as autonomous, in every way that
+// Kubernetes gives it to write its own Node; and tries to be an edge no more, or an ordinary
+// node to be one.
 func TestHostile_12_Labels(t *testing.T) {
 	if plane == nil {
 		t.Skip("needs a control plane, which -short leaves out")

@@ -1,4 +1,5 @@
-// Package manifests_test shows in a real kube-apiserver that cloudcore's rights are enough for what it does and for nothing else.
+// Package manifests_test shows in a real kube-apiserver that cloudcore's rights are enough for what
+// it does and for nothing else.
 package manifests_test
 
 import (
@@ -31,14 +32,16 @@ func TestMain(m *testing.M) {
 	os.Exit(cluster.Main(m, func(c *cluster.ControlPlane) { plane = c }))
 }
 
-// impersonating is cloudcore acting as somebody: by constrained impersonation, which wants the user alone, or, with groups, by the classic one.
+// impersonating is cloudcore acting as somebody: by constrained impersonation, which wants the user
+// alone, or, with groups, by the classic one.
 func impersonating(cfg *rest.Config, user string, groups ...string) kubernetes.Interface {
 	c := rest.CopyConfig(cfg)
 	c.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: groups}
 	return kubernetes.NewForConfigOrDie(c)
 }
 
-// scene is a namespace with a pod bound to edge1 that needs a Secret, and a Secret that nobody needs.
+// scene is a namespace with a pod bound to edge1 that needs a Secret, and a Secret that
+// nobody needs.
 func scene(t *testing.T) (namespace string, cloudcore *rest.Config) {
 	t.Helper()
 	if plane == nil {
@@ -180,7 +183,8 @@ func TestBootstrapper(t *testing.T) {
 	device := kubernetes.NewForConfigOrDie(plane.User(t, "system:bootstrap:abcdef", "system:bootstrappers", "system:bootstrappers:skerry"))
 	csrs := device.CertificatesV1().CertificateSigningRequests()
 	cluster.Eventually(t, "a CSR to be accepted for reading", func(ctx context.Context) error {
-		// A dry run with a request that is no PEM: whoever may create is told what is wrong with it.
+		// A dry run with a request that is no PEM: whoever may create is told what is
+		// wrong with it.
 		_, err := csrs.Create(ctx, &certificatesv1.CertificateSigningRequest{
 			ObjectMeta: metav1.ObjectMeta{Name: "device"},
 			Spec:       certificatesv1.CertificateSigningRequestSpec{Request: []byte("none"), SignerName: "kubernetes.io/kube-apiserver-client-kubelet", Usages: []certificatesv1.KeyUsage{"client auth"}},
@@ -203,7 +207,8 @@ func TestBootstrapper(t *testing.T) {
 
 func ignore[T any](_ T, err error) error { return err }
 
-// TestDeployment: everything for cloudcore in the cluster is accepted by it, and its pods fit what the namespace enforces.
+// TestDeployment: everything for cloudcore in the cluster is accepted by it, and its pods fit what
+// the namespace enforces.
 func TestDeployment(t *testing.T) {
 	if plane == nil {
 		t.Skip("needs a control plane, which -short leaves out")

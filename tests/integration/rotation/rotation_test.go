@@ -1,5 +1,6 @@
-// Package rotation_test shows that a node outlives its certificates: a whole trial whose cloud signs them for a minute. The device's side and the approver have
-// tests of their own; here they meet, through a real link.
+// Package rotation_test shows that a node outlives its certificates: a whole trial whose cloud
+// signs them for a minute. The device's side and the approver have tests of their own; here they
+// meet, through a real link.
 package rotation_test
 
 import (
@@ -136,7 +137,8 @@ func TestRotation(t *testing.T) {
 		t.Errorf("the certificates end at %v, %v, %v", first.Identity.NotAfter, second.Identity.NotAfter, third.Identity.NotAfter)
 	}
 
-	// The first certificate has ended by now. Whatever the next link uses, it isn't that, nor what a process of edgecore remembers.
+	// The first certificate has ended by now. Whatever the next link uses, it isn't that, nor what
+	// a process of edgecore remembers.
 	check(t, s.Kill(t.Context(), trial.Cloud, "cloudcore"))
 	check(t, s.Start(t.Context(), trial.Cloud, "cloudcore"))
 	s.until(t, "a link with a renewed certificate", func(v status) bool { return v.Link.Linked })

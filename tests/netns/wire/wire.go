@@ -1,6 +1,7 @@
 // Package wire gives tests hosts that are network namespaces, and cables between them.
 //
-// It owns the namespaces: they have no names, and go with the test. It needs root and skips the test without it. A Host may be used by many goroutines at once.
+// It owns the namespaces: they have no names, and go with the test. It needs root and skips the
+// test without it. A Host may be used by many goroutines at once.
 package wire
 
 import (
@@ -41,7 +42,8 @@ func NewHost(t testing.TB) *Host {
 				return err
 			}
 		}
-		// Duplicate address detection would keep IPv6 addresses from being used for a second or two.
+		// Duplicate address detection would keep IPv6 addresses from being used for a
+		// second or two.
 		for _, name := range []string{"all", "default"} {
 			if err := errors.Join(sysctl("ipv6/conf/"+name+"/accept_dad", "0"), sysctl("ipv6/conf/"+name+"/dad_transmits", "0")); err != nil {
 				return err

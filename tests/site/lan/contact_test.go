@@ -69,7 +69,8 @@ func (s *system) once(ctx context.Context, node, address string) (string, error)
 	return pod, nil
 }
 
-// rounds is more than enough for each of three pods to be chosen at random: one is left out of 40 with a chance of (2/3)^40, 1 in 10 million.
+// rounds is more than enough for each of three pods to be chosen at random: one is left out of 40
+// with a chance of (2/3)^40, 1 in 10 million.
 const rounds = 40
 
 // behind are the pods that answer a node, none of whose connections may fail.
@@ -124,7 +125,8 @@ func (s *system) cutAll() {
 	}
 }
 
-// The site is cut off, and one of its devices loses its power: the others' Services do without its pod, and have it again when it returns, though no cloud says so.
+// The site is cut off, and one of its devices loses its power: the others' Services do without its
+// pod, and have it again when it returns, though no cloud says so.
 func TestSite_05_PeerPoweredOff(t *testing.T) {
 	s := use(t)
 	address, _ := s.web()
@@ -135,7 +137,8 @@ func TestSite_05_PeerPoweredOff(t *testing.T) {
 	s.served("edge2", address, "on-edge1", "on-edge2")
 }
 
-// It returns, still without the cloud: its pods have new addresses, which only its own kubelet knows.
+// It returns, still without the cloud: its pods have new addresses, which only its own
+// kubelet knows.
 func TestSite_06_PeerReturns(t *testing.T) {
 	s := use(t)
 	address, _ := s.web()
@@ -146,7 +149,8 @@ func TestSite_06_PeerReturns(t *testing.T) {
 	s.served("edge3", address, "on-edge1", "on-edge2", "on-edge3")
 }
 
-// edgecore is killed on a device: its pods are up, and go on to be used by all, without one connection that fails.
+// edgecore is killed on a device: its pods are up, and go on to be used by all, without one
+// connection that fails.
 func TestSite_08_EdgecoreKilledOnAPeer(t *testing.T) {
 	s := use(t)
 	address, _ := s.web()
@@ -168,7 +172,8 @@ func TestSite_08_EdgecoreKilledOnAPeer(t *testing.T) {
 	s.served("edge1", address, "on-edge1", "on-edge2", "on-edge3")
 }
 
-// A pod becomes unready while the site is cut off: it leaves the Services of all devices, and comes back.
+// A pod becomes unready while the site is cut off: it leaves the Services of all devices,
+// and comes back.
 func TestSite_09_UnreadySeenByPeers(t *testing.T) {
 	s := use(t)
 	address, pods := s.web()
@@ -188,10 +193,12 @@ func TestSite_09_UnreadySeenByPeers(t *testing.T) {
 	}
 }
 
-// One device has a link, by which the cloud says that the others are NotReady: their words on the LAN win. At heal nothing flips, and no connection fails.
+// One device has a link, by which the cloud says that the others are NotReady: their words on the
+// LAN win. At heal nothing flips, and no connection fails.
 func TestSite_12_WordsWin(t *testing.T) { oneLinked(t, func(*system, string) {}) }
 
-// TestSite_13_HealWithoutFlips: see TestSite_12_WordsWin; here the cloud comes back for all while clients go on.
+// TestSite_13_HealWithoutFlips: see TestSite_12_WordsWin; here the cloud comes back for all
+// while clients go on.
 func TestSite_13_HealWithoutFlips(t *testing.T) {
 	oneLinked(t, func(s *system, address string) {
 		s.Heal("edge2")
@@ -259,7 +266,8 @@ func oneLinked(t *testing.T, then func(s *system, address string)) {
 	then(s, address)
 }
 
-// A pod is deleted in the cloud while its device is cut off: it goes on being used by the site, and at heal it goes.
+// A pod is deleted in the cloud while its device is cut off: it goes on being used by the site, and
+// at heal it goes.
 func TestSite_14_PodDeletedMeanwhile(t *testing.T) {
 	s := use(t)
 	address, _ := s.web()
@@ -274,7 +282,8 @@ func TestSite_14_PodDeletedMeanwhile(t *testing.T) {
 	}
 }
 
-// The power of the whole site goes while it is cut off, and comes back: all of it works as before, with addresses that no cloud has heard of.
+// The power of the whole site goes while it is cut off, and comes back: all of it works as before,
+// with addresses that no cloud has heard of.
 func TestSite_04_WholeSiteReboots(t *testing.T) {
 	s := use(t)
 	address, _ := s.web()
@@ -290,7 +299,8 @@ func TestSite_04_WholeSiteReboots(t *testing.T) {
 	}
 }
 
-// A client holds a connection through a Service to a pod whose device loses its power, as one of MQTT does for days: it gets a reset, and does not wait for a time-out of TCP.
+// A client holds a connection through a Service to a pod whose device loses its power, as one of
+// MQTT does for days: it gets a reset, and does not wait for a time-out of TCP.
 func TestSite_15_ConnectionToDeadPeerIsReset(t *testing.T) {
 	s := use(t)
 	address, _ := s.web()
@@ -321,7 +331,8 @@ func TestSite_15_ConnectionToDeadPeerIsReset(t *testing.T) {
 		return nil
 	})
 	defer conn.Close()
-	// The LAN's cable first: a trial cuts the power by killing, and the kernel of a process that is killed says goodbye for it, which no power cut does.
+	// The LAN's cable first: a trial cuts the power by killing, and the kernel of a process that is
+	// killed says goodbye for it, which no power cut does.
 	s.Must(s.shell(t.Context(), "edge3", "ip link set lan0 down"))
 	s.Check(s.Trial.PowerOff(t.Context(), "edge3"))
 	s.Check(conn.SetDeadline(time.Time{}))

@@ -1,5 +1,5 @@
-// Package lan_test runs against one whole trial of a site: three edges in one NodePool that know each other on their LAN, with a pod network, ClusterIPs and names of
-// their own.
+// Package lan_test runs against one whole trial of a site: three edges in one NodePool that know
+// each other on their LAN, with a pod network, ClusterIPs and names of their own.
 package lan_test
 
 import (
@@ -23,7 +23,8 @@ func tests() suite.Suite {
 	return suite.Suite{Name: "site-lan", Options: options()}
 }
 
-// options are the trial's. Lost nodes are noticed quickly, so that the cloud evicts while a test looks.
+// options are the trial's. Lost nodes are noticed quickly, so that the cloud evicts while
+// a test looks.
 func options() trial.Options {
 	o := trial.DefaultOptions()
 	o.Edges, o.Quick, o.Sample = 3, true, false

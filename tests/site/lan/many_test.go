@@ -17,8 +17,9 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
-// A pool gets its 65th device: it says so, its devices end their connections and go by the cloud's word, and the routes to each other's pods go. With one device less they are a site again.
-// 62 of the 65 are Node objects alone: what they have to show is counted in the cloud.
+// A pool gets its 65th device: it says so, its devices end their connections and go by the cloud's
+// word, and the routes to each other's pods go. With one device less they are a site again. 62 of
+// the 65 are Node objects alone: what they have to show is counted in the cloud.
 func TestSite_28_SixtyFiveDevices(t *testing.T) {
 	s := use(t)
 	address, pods := s.web()
@@ -54,7 +55,8 @@ func TestSite_28_SixtyFiveDevices(t *testing.T) {
 			return err
 		})
 	}
-	// The cloud's word holds: a pod that it calls unready goes from the rules of a device that has no contact with the pod's.
+	// The cloud's word holds: a pod that it calls unready goes from the rules of a device that has
+	// no contact with the pod's.
 	s.ready(pods["edge3"], false)
 	s.shownReady("edge1", 2)
 	s.ready(pods["edge3"], true)
@@ -87,7 +89,8 @@ func (s *system) tooMany(want bool) {
 	})
 }
 
-// waitContacts waits until each of some devices has each other one in this status; "" where it is not in the site.
+// waitContacts waits until each of some devices has each other one in this status; "" where it is
+// not in the site.
 func (s *system) waitContacts(nodes []string, want string) {
 	s.T.Helper()
 	for _, a := range nodes {

@@ -93,7 +93,8 @@ func (s *system) shell(ctx context.Context, host, line string) (string, error) {
 	return out.String(), err
 }
 
-// datagram sends one of a size from a pod to another, which must not be cut into pieces, and one byte more is too much.
+// datagram sends one of a size from a pod to another, which must not be cut into pieces, and one
+// byte more is too much.
 func (s *system) datagram(from, to corev1.Pod, size int) {
 	s.T.Helper()
 	var server *net.UDPConn
@@ -173,8 +174,8 @@ func (s *system) condition(ctx context.Context, node string) (corev1.NodeConditi
 	return corev1.NodeCondition{}, fmt.Errorf("node %s says nothing of its pod network", node)
 }
 
-// Pods of two devices reach each other with their own addresses and with packets as large as the LAN's, with the cloud and without it; what leaves the site has the
-// device's address.
+// Pods of two devices reach each other with their own addresses and with packets as large as the
+// LAN's, with the cloud and without it; what leaves the site has the device's address.
 func TestSite_23_PodToPod(t *testing.T) {
 	s := use(t)
 	a, b := s.pod("from", "edge1"), s.pod("to", "edge2")
@@ -233,7 +234,8 @@ func TestSite_23_PodToPod(t *testing.T) {
 	}
 }
 
-// Where another's CNI configuration is there, nothing of ours is, and the Node says so; when it goes, ours comes back.
+// Where another's CNI configuration is there, nothing of ours is, and the Node says so; when it
+// goes, ours comes back.
 func TestSite_25_ForeignCNI(t *testing.T) {
 	s := use(t)
 	h, err := s.Trial.Host("edge3")

@@ -25,8 +25,10 @@ const (
 	writers        = 8
 )
 
-// A rollout of 1,000 pods elsewhere sends nothing to the devices of a site: their uplinks carry signs of life and nothing else. Of 40 of them the pods are there, and
-// kube-controller-manager makes the EndpointSlices; those of the others are written as it writes them. A change of one endpoint of the site's own comes at once.
+// A rollout of 1,000 pods elsewhere sends nothing to the devices of a site: their uplinks carry
+// signs of life and nothing else. Of 40 of them the pods are there, and kube-controller-manager
+// makes the EndpointSlices; those of the others are written as it writes them. A change of one
+// endpoint of the site's own comes at once.
 func TestSite_30_RolloutElsewhere(t *testing.T) {
 	s := use(t)
 	address, _ := s.web()
@@ -214,7 +216,8 @@ func (s *system) endpoints(service string, want int) {
 	})
 }
 
-// signOfLife is above the size of packets, with their headers, that only say that a link lives; an endpoint alone is more.
+// signOfLife is above the size of packets, with their headers, that only say that a link lives; an
+// endpoint alone is more.
 const signOfLife = 160
 
 // traffic is what came by a device's uplink.
@@ -261,7 +264,8 @@ func (s *system) traffic(node string) (t traffic) {
 	return traffic{number(lines[0], "packets"), number(lines[0], "bytes"), number(lines[1], "packets")}
 }
 
-// waitQuiet waits until signs of life alone have come for a while: what the devices were sent before is over.
+// waitQuiet waits until signs of life alone have come for a while: what the devices were sent
+// before is over.
 func (s *system) waitQuiet(nodes []string) {
 	s.T.Helper()
 	last := map[string]traffic{}

@@ -28,7 +28,8 @@ func (s *system) says(node, reason, word string) {
 	})
 }
 
-// register has a device register again, with nothing that was written to its Node before: in no pool and without a range.
+// register has a device register again, with nothing that was written to its Node before: in no
+// pool and without a range.
 func (s *system) register(ctx context.Context, node string) {
 	s.T.Helper()
 	nodes := s.Client.CoreV1().Nodes()
@@ -62,8 +63,10 @@ func (s *system) podCIDR(node string) netip.Prefix {
 	return r
 }
 
-// A cluster whose controllers give no ranges: the leader offers one of the pool's podSubnets, and the device writes it into its Node. In a pool without podSubnets, or in none, a device keeps a
-// range that it alone knows, for as long as no other network has it; where all are taken it says so. Of two devices with one range both say so, and neither loses its own pods.
+// A cluster whose controllers give no ranges: the leader offers one of the pool's podSubnets, and
+// the device writes it into its Node. In a pool without podSubnets, or in none, a device keeps a
+// range that it alone knows, for as long as no other network has it; where all are taken it says
+// so. Of two devices with one range both say so, and neither loses its own pods.
 func TestSite_26_NoPodCIDR(t *testing.T) {
 	s := use(t)
 	subnets := netip.MustParsePrefix("10.244.0.0/16")
@@ -130,7 +133,8 @@ func TestSite_26_NoPodCIDR(t *testing.T) {
 	s.served("edge2", address, "on-edge1", "on-edge2")
 }
 
-// own are the ranges that a device takes itself, unless its configuration has others; unknown is what it says of them.
+// own are the ranges that a device takes itself, unless its configuration has others; unknown is
+// what it says of them.
 var own = []string{"10.222.0.0/24", "172.28.222.0/24", "192.168.222.0/24", "10.111.222.0/24"}
 
 const unknown = ", of which the cluster knows nothing"
@@ -155,7 +159,8 @@ func ignoreNotFound(err error) error {
 	return err
 }
 
-// A device of the pool is on another network, with no way between the two, or with one and no WireGuard in the kernels: the others say which device it is. It comes back.
+// A device of the pool is on another network, with no way between the two, or with one and no
+// WireGuard in the kernels: the others say which device it is. It comes back.
 func TestSite_32_NotOnLink(t *testing.T) {
 	s := use(t)
 	here := lab.LAN(3).String()

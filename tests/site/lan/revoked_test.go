@@ -19,7 +19,8 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
-// contact is what a device says of another one: its status, "" where it is not in the site, and how many connections were refused.
+// contact is what a device says of another one: its status, "" where it is not in the site, and how
+// many connections were refused.
 func (s *system) contact(ctx context.Context, node, of string) (status string, refused uint64, err error) {
 	out, err := s.shell(ctx, node, filepath.Join(s.Root, "bin", "edgecore")+" status -o json")
 	if err != nil {
@@ -76,8 +77,10 @@ func (s *system) joinAgain(node string) {
 	s.WaitReady(node, true)
 }
 
-// An administrator revokes a device that stays on the LAN, with its key and with edgecore running, by `cloudcore node revoke`. The others end the connection with it and refuse each further one: also
-// when there is a Node of its name in the pool again, so that it is of the site and only the revocation speaks against its certificate. Joined with a new token, it is one of them again.
+// An administrator revokes a device that stays on the LAN, with its key and with edgecore running,
+// by `cloudcore node revoke`. The others end the connection with it and refuse each further one:
+// also when there is a Node of its name in the pool again, so that it is of the site and only the
+// revocation speaks against its certificate. Joined with a new token, it is one of them again.
 func TestSite_18_RevokedDevice(t *testing.T) {
 	s := use(t)
 	const thief = "edge1" // it is the one that opens the connections, being the first by name
@@ -112,7 +115,8 @@ func TestSite_18_RevokedDevice(t *testing.T) {
 	}
 }
 
-// refuses waits until devices have refused a connection twice more, have no contact with a device, and have it in their site or not.
+// refuses waits until devices have refused a connection twice more, have no contact with a device,
+// and have it in their site or not.
 func (s *system) refuses(nodes []string, thief, when string, inSite bool) {
 	s.T.Helper()
 	for _, node := range nodes {

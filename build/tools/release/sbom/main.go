@@ -1,5 +1,5 @@
-// Command sbom prints the CycloneDX bill of materials of a Go program: the modules that its linker recorded
-// (debug/buildinfo), with their checksums. The same program gives the same bytes.
+// Command sbom prints the CycloneDX bill of materials of a Go program: the modules that its linker
+// recorded (debug/buildinfo), with their checksums. The same program gives the same bytes.
 package main
 
 import (
@@ -37,7 +37,8 @@ func write(name, version, at, program string) error {
 	}
 	sum := sha256.Sum256(raw)
 	bom := cdx.NewBOM()
-	// A name of this document alone, and not of the run that made it (RFC 9562, version 8: the bytes are ours to choose).
+	// A name of this document alone, and not of the run that made it (RFC 9562, version 8: the
+	// bytes are ours to choose).
 	id := sum
 	id[6], id[8] = id[6]&0x0f|0x80, id[8]&0x3f|0x80
 	bom.SerialNumber = fmt.Sprintf("urn:uuid:%x-%x-%x-%x-%x", id[0:4], id[4:6], id[6:8], id[8:10], id[10:16])

@@ -1,7 +1,9 @@
-// Package deadline gives a net.Conn deadlines that move: a read or write fails when for a time not one byte has passed.
+// Package deadline gives a net.Conn deadlines that move: a read or write fails when for a time not
+// one byte has passed.
 //
-// It owns the deadlines of the connection that it wraps: once armed, those that others set are ignored. It must lie beneath TLS, which can't go on
-// after a write that ended half way. A Conn may be used by many goroutines at once, like any net.Conn.
+// It owns the deadlines of the connection that it wraps: once armed, those that others set are
+// ignored. It must lie beneath TLS, which can't go on after a write that ended half way. A Conn may
+// be used by many goroutines at once, like any net.Conn.
 package deadline
 
 import (
@@ -48,8 +50,9 @@ func (c *Conn) Arm(idle time.Duration) error {
 	return c.Conn.SetDeadline(time.Time{})
 }
 
-// Acked lets acknowledgements count as bytes that came: a read fails when for idle there were neither, or for patience no bytes. ago tells how long ago
-// the peer acknowledged anything. Call it before Arm.
+// Acked lets acknowledgements count as bytes that came: a read fails when for idle there were
+// neither, or for patience no bytes. ago tells how long ago the peer acknowledged anything.
+// Call it before Arm.
 func (c *Conn) Acked(patience time.Duration, ago func() (time.Duration, error)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNothing is what a read within Try fails with where it would have to wait. It is temporary: crypto/tls keeps what it has read of a record, and a
-// later read goes on.
+// ErrNothing is what a read within Try fails with where it would have to wait. It is temporary:
+// crypto/tls keeps what it has read of a record, and a later read goes on.
 var ErrNothing net.Error = nothing{}
 
 type nothing struct{}
@@ -20,11 +20,13 @@ func (nothing) Error() string   { return "nothing has come" }
 func (nothing) Timeout() bool   { return false }
 func (nothing) Temporary() bool { return true }
 
-// Waits reports whether Wait and Try can be used: the connection is TCP's and not something around it.
+// Waits reports whether Wait and Try can be used: the connection is TCP's and not
+// something around it.
 func (c *Conn) Waits() bool { return c.raw != nil }
 
-// Wait returns when there is something to read, be it the end, and fails when there was nothing for as long as a read may take. It needs next to no
-// stack: what lies above this connection, TLS above all, has far deeper reads, and who waits in one of them keeps a stack for that.
+// Wait returns when there is something to read, be it the end, and fails when there was nothing for
+// as long as a read may take. It needs next to no stack: what lies above this connection, TLS above
+// all, has far deeper reads, and who waits in one of them keeps a stack for that.
 func (c *Conn) Wait() error {
 	if err := c.move(c.Conn.SetReadDeadline); err != nil {
 		return err
@@ -37,7 +39,8 @@ func (c *Conn) Wait() error {
 	}
 }
 
-// readable asks the kernel: epoll tells of changes alone, and what came before the runtime began to listen for them is none.
+// readable asks the kernel: epoll tells of changes alone, and what came before the runtime began to
+// listen for them is none.
 func readable(fd uintptr) bool {
 	poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 	n, err := unix.Poll(poll, 0)

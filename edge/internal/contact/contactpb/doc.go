@@ -1,2 +1,3 @@
-// Package contactpb is generated from contact.proto: what the devices of a site say to each other. `make generate` makes it again.
+// Package contactpb is generated from contact.proto: what the devices of a site say to each other.
+// `make generate` makes it again.
 package contactpb

@@ -1,10 +1,12 @@
-// Package acd asks a LAN whether another host has an address, before a node of ours takes it, and hears who
-// else speaks VRRP there: address conflict detection, by an ARP probe for IPv4 (RFC 5227) and by a
-// neighbour solicitation as duplicate address detection sends it for IPv6 (RFC 4862, 5.4).
+// Package acd asks a LAN whether another host has an address, before a node of ours takes it, and
+// hears who else speaks VRRP there: address conflict detection, by an ARP probe for IPv4 (RFC 5227)
+// and by a neighbour solicitation as duplicate address detection sends it for IPv6 (RFC 4862, 5.4).
 //
-// It owns nothing and changes nothing, neither here nor in the tables of others: a probe bears no sender's address. It refuses to tell anything of an interface without
-// carrier, where nobody could answer. A node that holds the address by VRRP is no conflict: it is told apart by its advertisements, which name the address (RFC 5798, 5).
-// Probe may be called from any goroutine; it sees the network namespace of the calling thread, and runs in the calling goroutine alone.
+// It owns nothing and changes nothing, neither here nor in the tables of others: a probe bears no
+// sender's address. It refuses to tell anything of an interface without carrier, where nobody could
+// answer. A node that holds the address by VRRP is no conflict: it is told apart by its
+// advertisements, which name the address (RFC 5798, 5). Probe may be called from any goroutine; it
+// sees the network namespace of the calling thread, and runs in the calling goroutine alone.
 package acd
 
 import (
@@ -22,11 +24,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNoCarrier says that the interface is missing, down, or without carrier: nothing can be known now.
+// ErrNoCarrier says that the interface is missing, down, or without carrier: nothing can
+// be known now.
 var ErrNoCarrier = errors.New("the interface has no carrier")
 
-// RFC 5227 section 1.1 sends three probes, 1 to 2 s apart, and listens for 2 s more: times for hosts that all boot at once on a slow radio network. Here a service waits,
-// and a host that is up answers within milliseconds; three probes are against loss.
+// RFC 5227 section 1.1 sends three probes, 1 to 2 s apart, and listens for 2 s more: times for
+// hosts that all boot at once on a slow radio network. Here a service waits, and a host that is up
+// answers within milliseconds; three probes are against loss.
 const (
 	probes = 3
 	every  = 250 * time.Millisecond
@@ -36,12 +40,13 @@ const (
 // Target is an address to ask for.
 type Target struct {
 	Address netip.Addr
-	// Patience is how long an advertisement of VRRP is waited for once somebody has answered: somewhat more than the holder's interval.
+	// Patience is how long an advertisement of VRRP is waited for once somebody has answered:
+	// somewhat more than the holder's interval.
 	Patience time.Duration
 }
 
-// Probe asks for all targets on an interface and returns who answers for those that somebody has who is none of ours. It takes 1 s, and as long as the longest patience where
-// somebody answers.
+// Probe asks for all targets on an interface and returns who answers for those that somebody has
+// who is none of ours. It takes 1 s, and as long as the longest patience where somebody answers.
 func Probe(ctx context.Context, iface string, targets []Target) (map[netip.Addr]net.HardwareAddr, error) {
 	ifi, err := carrier(iface)
 	if err != nil {
@@ -59,7 +64,8 @@ func Probe(ctx context.Context, iface string, targets []Target) (map[netip.Addr]
 	if err != nil {
 		return nil, err
 	}
-	// The kernel drops packets for a link that has just lost its carrier before it says so: silence then means nothing.
+	// The kernel drops packets for a link that has just lost its carrier before it says so: silence
+	// then means nothing.
 	if _, err := carrier(iface); err != nil {
 		return nil, err
 	}
@@ -83,7 +89,8 @@ type prober struct {
 	conn *packet.Conn
 	own  net.HardwareAddr
 	all  map[string]bool // the hardware addresses of this host
-	// asked are the addresses that are asked for: what else a busy LAN says is not kept. heard are who answered, by address; held are those that VRRP advertises.
+	// asked are the addresses that are asked for: what else a busy LAN says is not kept. heard are
+	// who answered, by address; held are those that VRRP advertises.
 	asked map[netip.Addr]bool
 	heard map[netip.Addr]net.HardwareAddr
 	held  map[netip.Addr]bool
@@ -92,7 +99,8 @@ type prober struct {
 func open(ifi *net.Interface) (*prober, error) { return openWith(ifi, program()) }
 
 func openWith(ifi *net.Interface, program []bpf.Instruction) (*prober, error) {
-	// In raw mode the kernel hands over whole frames of all kinds; the filter leaves those that concern us.
+	// In raw mode the kernel hands over whole frames of all kinds; the filter leaves those
+	// that concern us.
 	filter, err := bpf.Assemble(program)
 	if err != nil {
 		return nil, fmt.Errorf("making the filter: %w", err)
@@ -117,7 +125,8 @@ func openWith(ifi *net.Interface, program []bpf.Instruction) (*prober, error) {
 	return p, nil
 }
 
-// join lets the groups of VRRP through the card's filter; that of all nodes is through anyway. packet(7).
+// join lets the groups of VRRP through the card's filter; that of all nodes is through
+// anyway. packet(7).
 func (p *prober) join(index int) error {
 	raw, err := p.conn.SyscallConn()
 	if err != nil {
@@ -149,7 +158,8 @@ func (p *prober) run(ctx context.Context, targets []Target) (map[netip.Addr]net.
 				return nil, err
 			}
 			if _, err := p.conn.WriteTo(frame, &packet.Addr{HardwareAddr: to}); err != nil {
-				// The last is what the kernel says while it takes a link without carrier out of service.
+				// The last is what the kernel says while it takes a link without carrier
+				// out of service.
 				if errors.Is(err, unix.ENETDOWN) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENOBUFS) {
 					return nil, fmt.Errorf("asking for %s: %w", t.Address, ErrNoCarrier)
 				}

@@ -97,7 +97,8 @@ func TestProbe_AtOnce(t *testing.T) {
 	}
 }
 
-// A real keepalived that holds the address is no conflict, of either family; once it is gone and the address is still there, it is one.
+// A real keepalived that holds the address is no conflict, of either family; once it is gone and
+// the address is still there, it is one.
 func TestProbe_HolderByVRRP(t *testing.T) {
 	if _, err := exec.LookPath("keepalived"); err != nil {
 		t.Skip("needs keepalived")

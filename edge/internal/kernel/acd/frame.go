@@ -23,7 +23,8 @@ const (
 	protocolVRRP   = 112 // RFC 5798, 5.1.1.4
 	protocolICMPv6 = 58
 	advertisement  = 136 // RFC 4861, 4.4
-	// hops is what whoever is on the link itself has in the TTL or hop limit: RFC 4861, 7.1, and RFC 5798, 5.1.1.3.
+	// hops is what whoever is on the link itself has in the TTL or hop limit: RFC 4861, 7.1, and
+	// RFC 5798, 5.1.1.3.
 	hops = 255
 )
 
@@ -61,7 +62,8 @@ func ethernet(to, from net.HardwareAddr, kind uint16) []byte {
 	return binary.BigEndian.AppendUint16(b, kind)
 }
 
-// arpProbe is RFC 5227, 2.1.1: a request whose sender's address is 0.0.0.0, so that nobody learns anything wrong from it.
+// arpProbe is RFC 5227, 2.1.1: a request whose sender's address is 0.0.0.0, so that nobody learns
+// anything wrong from it.
 func arpProbe(own net.HardwareAddr, a netip.Addr) []byte {
 	b := ethernet(net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, own, unix.ETH_P_ARP)
 	b = append(b, 0, 1, 0x08, 0, macLen, 4, 0, 1) // Ethernet, IPv4, a request
@@ -71,7 +73,8 @@ func arpProbe(own net.HardwareAddr, a netip.Addr) []byte {
 	return append(b, a.AsSlice()...)
 }
 
-// solicit is RFC 4862, 5.4.2: a solicitation from the unspecified address to the group of those that may have the address (RFC 4291, 2.7.1).
+// solicit is RFC 4862, 5.4.2: a solicitation from the unspecified address to the group of those
+// that may have the address (RFC 4291, 2.7.1).
 func solicit(own net.HardwareAddr, a netip.Addr) ([]byte, net.HardwareAddr, error) {
 	target := a.As16()
 	group := netip.MustParseAddr("ff02::1:ff00:0").As16()
@@ -91,7 +94,8 @@ func solicit(own net.HardwareAddr, a netip.Addr) ([]byte, net.HardwareAddr, erro
 	return append(b, body...), to, nil
 }
 
-// answer reads who says in a frame that it has an address. A probe of another says nothing: the other nodes of the pool ask at the same time as we do, and whoever else
+// answer reads who says in a frame that it has an address. A probe of another says
+// nothing: the other nodes of the pool ask at the same time as we do, and whoever else
 // asks does not have it yet.
 func answer(frame []byte) (who net.HardwareAddr, a netip.Addr, ok bool) {
 	body := frame[etherLen:]
@@ -111,8 +115,8 @@ func answer(frame []byte) (who net.HardwareAddr, a netip.Addr, ok bool) {
 	return nil, a, false
 }
 
-// advertised are the addresses that an advertisement of VRRP names, RFC 5798, 5.1 (versions 2 and 3 agree
-// so far). None for one by which a holder gives up.
+// advertised are the addresses that an advertisement of VRRP names, RFC 5798, 5.1 (versions 2 and 3
+// agree so far). None for one by which a holder gives up.
 func advertised(frame []byte) []netip.Addr {
 	body, size, ok := vrrpBody(frame)
 	if !ok || body[2] == 0 {
@@ -121,7 +125,8 @@ func advertised(frame []byte) []netip.Addr {
 	return addressesOf(body, size)
 }
 
-// vrrpBody is the VRRP message of a frame, at least 8 bytes, and the size of its addresses: 4 or 16.
+// vrrpBody is the VRRP message of a frame, at least 8 bytes, and the size of its
+// addresses: 4 or 16.
 func vrrpBody(frame []byte) (body []byte, size int, ok bool) {
 	if len(frame) < etherLen {
 		return nil, 0, false

@@ -15,7 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Advert is an advertisement of VRRP that another host sent (RFC 5798, 5.2; RFC 3768 for version 2).
+// Advert is an advertisement of VRRP that another host sent (RFC 5798, 5.2; RFC 3768 for
+// version 2).
 type Advert struct {
 	Interface string
 	From      net.HardwareAddr
@@ -37,10 +38,10 @@ func (a Advert) Names(address netip.Addr) bool {
 	return false
 }
 
-// Monitor calls heard for each advertisement of VRRP that arrives on an interface from another host, by
-// multicast or to this host, until ctx ends. The error is ErrNoCarrier when the interface is not there or
-// has gone. heard is called by Monitor's goroutine and must not block for long: the kernel drops what does
-// not fit into the socket's buffer.
+// Monitor calls heard for each advertisement of VRRP that arrives on an interface from another
+// host, by multicast or to this host, until ctx ends. The error is ErrNoCarrier when the interface
+// is not there or has gone. heard is called by Monitor's goroutine and must not block for long: the
+// kernel drops what does not fit into the socket's buffer.
 func Monitor(ctx context.Context, iface string, heard func(Advert)) error {
 	ifi, err := net.InterfaceByName(iface)
 	if err != nil {

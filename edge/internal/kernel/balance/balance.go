@@ -1,7 +1,8 @@
-// Package balance says what a data plane for virtual IPs is to do: which ports of which address lead to which pods of this node.
+// Package balance says what a data plane for virtual IPs is to do: which ports of which address
+// lead to which pods of this node.
 //
-// It owns the types that the two data planes (../iptables, ../ipvs) and their user share, and nothing else; balancetest holds the contract of both. Its values are
-// plain.
+// It owns the types that the two data planes (../iptables, ../ipvs) and their user share, and
+// nothing else; balancetest holds the contract of both. Its values are plain.
 package balance
 
 import (
@@ -29,11 +30,11 @@ type Service struct {
 	Ports     []Port
 	// KeepSource leaves clients' addresses as they are; otherwise pods see the node's.
 	KeepSource bool
-	// Sources, unless nil, are the only networks whose packets reach the address; empty: none do. Echo and
-	// what neighbours say to each other pass all the same.
+	// Sources, unless nil, are the only networks whose packets reach the address; empty: none do.
+	// Echo and what neighbours say to each other pass all the same.
 	Sources []netip.Prefix
-	// Affinity, unless 0, is for how long after its last connection a client comes to the same backend, in
-	// whole seconds.
+	// Affinity, unless 0, is for how long after its last connection a client comes to the same
+	// backend, in whole seconds.
 	Affinity time.Duration
 }
 

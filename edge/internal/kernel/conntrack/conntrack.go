@@ -1,7 +1,10 @@
-// Package conntrack makes the kernel forget TCP connections to hosts that are gone, so that their clients get a reset, and not a time-out.
+// Package conntrack makes the kernel forget TCP connections to hosts that are gone, so that their
+// clients get a reset, and not a time-out.
 //
-// It owns nothing: the entries are the kernel's, and a packet of a live connection makes its entry again. It touches no UDP, which kube-proxy's own clean-up is for, and no
-// connection to another address. Forget may be called from any goroutine; it sees the network namespace of the calling thread.
+// It owns nothing: the entries are the kernel's, and a packet of a live connection makes its
+// entry again. It touches no UDP, which kube-proxy's own clean-up is for, and no connection to
+// another address. Forget may be called from any goroutine; it sees the network namespace of the
+// calling thread.
 package conntrack
 
 import (
@@ -19,7 +22,8 @@ type Driver struct{}
 // New returns a Driver.
 func New() *Driver { return &Driver{} }
 
-// gone matches entries whose answers come from one of the prefixes: what a client has dialled may be a Service's address.
+// gone matches entries whose answers come from one of the prefixes: what a client has dialled may
+// be a Service's address.
 type gone []netip.Prefix
 
 // MatchConntrackFlow implements netlink.CustomConntrackFilter.
@@ -39,7 +43,8 @@ func (g gone) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 	return false
 }
 
-// Forget removes the entries of TCP connections to addresses within prefixes, and returns how many those were.
+// Forget removes the entries of TCP connections to addresses within prefixes, and returns how
+// many those were.
 func (*Driver) Forget(prefixes []netip.Prefix) (int, error) {
 	if len(prefixes) == 0 {
 		return 0, nil

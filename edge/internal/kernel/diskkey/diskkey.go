@@ -1,8 +1,9 @@
-// Package diskkey is the key that seals what is secret on the device's disk, where that key itself must not lie on the disk: it comes from a
-// command, or is a credential that systemd has decrypted.
+// Package diskkey is the key that seals what is secret on the device's disk, where that key itself
+// must not lie on the disk: it comes from a command, or is a credential that systemd has decrypted.
 //
-// It owns where the key comes from, and how files are sealed by it. It refuses a key that is not 32 bytes, and never makes one: who lost it joins
-// again. A Key is never changed; its methods may be called by many goroutines at once.
+// It owns where the key comes from, and how files are sealed by it. It refuses a key that is not 32
+// bytes, and never makes one: who lost it joins again. A Key is never changed; its methods may be
+// called by many goroutines at once.
 package diskkey
 
 import (
@@ -22,7 +23,8 @@ import (
 	"k8s.io/apiserver/pkg/storage/value/encrypt/aes"
 )
 
-// Directory is the variable by which systemd tells a service where its credentials are (systemd.exec(5), Credentials).
+// Directory is the variable by which systemd tells a service where its credentials are
+// (systemd.exec(5), Credentials).
 const Directory = "CREDENTIALS_DIRECTORY"
 
 const (
@@ -45,8 +47,8 @@ type Key struct {
 	seal value.Transformer
 }
 
-// Read gets the key; nil where the configuration says nothing of one. The command has its output read for a minute at most and is killed then, with
-// its process group.
+// Read gets the key; nil where the configuration says nothing of one. The command has its output
+// read for a minute at most and is killed then, with its process group.
 func Read(ctx context.Context, c Config) (*Key, error) {
 	var text []byte
 	var err error
@@ -68,7 +70,8 @@ func Read(ctx context.Context, c Config) (*Key, error) {
 	if err != nil || len(raw) != 32 {
 		return nil, fmt.Errorf("%s does not give 32 bytes in hexadecimal (openssl rand -hex 32)", from) // and not what it gave: it is secret
 	}
-	// A key of its own for each file, derived from a random nonce: no bound on how many of them one key may seal.
+	// A key of its own for each file, derived from a random nonce: no bound on how many of them
+	// one key may seal.
 	seal, err := aes.NewHKDFExtendedNonceGCMTransformer(raw)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", from, err)
@@ -143,7 +146,8 @@ const (
 	ramfsMagic = 0x858458f6
 )
 
-// InMemory makes a directory for root alone whose files never come to the disk, as far as its file system says: swap is the operator's to encrypt.
+// InMemory makes a directory for root alone whose files never come to the disk, as far as its file
+// system says: swap is the operator's to encrypt.
 func InMemory(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("making the directory of keys: %w", err)

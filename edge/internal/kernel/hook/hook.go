@@ -1,13 +1,14 @@
-// Package hook runs the operator's commands for operations of the device: reboot, shutdown, image update.
+// Package hook runs the operator's commands for operations of the device: reboot,
+// shutdown, image update.
 //
 // It owns the processes of a hook: their process group, their environment, the end of their output,
 // their end. It refuses an operation that has no hook. What a hook is for, and when it may run, is
 // decided elsewhere.
 //
-// A hook outlives the process that started it: systemd's KillMode=process leaves it alone when edgecore
-// is restarted, and an update must not be cut in the middle by that. So what is to be known of it is in
-// files, and a later process adopts it (record.go). At most one hook runs at a time. A Hooks is never
-// changed; Run and Kill must not be called at the same time.
+// A hook outlives the process that started it: systemd's KillMode=process leaves it alone when
+// edgecore is restarted, and an update must not be cut in the middle by that. So what is to be
+// known of it is in files, and a later process adopts it (record.go). At most one hook runs at a
+// time. A Hooks is never changed; Run and Kill must not be called at the same time.
 package hook
 
 import (
@@ -64,9 +65,9 @@ func (h *Hooks) Check(operation string) error {
 
 // Run runs the hook of an operation once for each id, with env (NAME=value) besides our own
 // environment, and returns the end of its output and its exit code. Where the hook of this id runs
-// already, or has ended since, it is adopted and not started again. The error is of a hook that could
-// not be run, that was killed, or whose code is not 0. When ctx ends Run returns and the hook goes on:
-// the next Run adopts it. Kill ends it.
+// already, or has ended since, it is adopted and not started again. The error is of a hook that
+// could not be run, that was killed, or whose code is not 0. When ctx ends Run returns and the hook
+// goes on: the next Run adopts it. Kill ends it.
 func (h *Hooks) Run(ctx context.Context, id, operation string, env ...string) (output string, code int, err error) {
 	if err := h.Check(operation); err != nil {
 		return "", -1, err
@@ -103,9 +104,9 @@ func (h *Hooks) run(ctx context.Context, id, operation string, env []string) (co
 	return h.wait(ctx, last)
 }
 
-// script is the shell in front of a hook. It is the leader of the hook's process group and has the lock
-// (file descriptor 3), which the hook itself doesn't get: what that leaves in the background is no
-// hook any more. A SIGTERM to the group is for the hook.
+// script is the shell in front of a hook. It is the leader of the hook's process group and has the
+// lock (file descriptor 3), which the hook itself doesn't get: what that leaves in the background
+// is no hook any more. A SIGTERM to the group is for the hook.
 const script = `trap : TERM
 echo $$ >"$3.new" && mv "$3.new" "$3" || exit 125
 /bin/sh -c "$1" 2>&1 3>&-
@@ -166,8 +167,8 @@ func (h *Hooks) wait(ctx context.Context, r record) (code int, err error) {
 	}
 }
 
-// Kill ends the hook of an id with all of its process group, and returns the end of its output. One that
-// does not run is no error.
+// Kill ends the hook of an id with all of its process group, and returns the end of its output. One
+// that does not run is no error.
 func (h *Hooks) Kill(ctx context.Context, id string) (output string, err error) {
 	last, running, err := h.records.last()
 	if err != nil || last.ID != id {

@@ -104,7 +104,8 @@ func TestTraps_17_Kill(t *testing.T) {
 	}
 }
 
-// childDir in the environment makes this test binary a process that runs a hook there, and is killed.
+// childDir in the environment makes this test binary a process that runs a hook there, and
+// is killed.
 const childDir = "HOOK_TEST_DIR"
 
 func TestMain(m *testing.M) {
@@ -122,7 +123,8 @@ func commands(dir string) *hook.Hooks {
 	}})
 }
 
-// kill -9 of edgecore and a start: the hook is adopted, with its output and its code, and never run twice.
+// kill -9 of edgecore and a start: the hook is adopted, with its output and its code, and
+// never run twice.
 func TestTraps_17_AdoptedAfterKill(t *testing.T) {
 	for name, ends := range map[string]bool{"ends before the start": true, "ends after the start": false} {
 		t.Run(name, func(t *testing.T) {

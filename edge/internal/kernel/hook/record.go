@@ -29,8 +29,8 @@ const (
 // maxOutput is as many bytes of output as are told, the last ones.
 const maxOutput = 4096
 
-// maxFile bounds the file of a hook's output, in bytes: it is cut to its end then. While no edgecore
-// runs, nothing cuts it.
+// maxFile bounds the file of a hook's output, in bytes: it is cut to its end then. While no
+// edgecore runs, nothing cuts it.
 const maxFile = 1 << 20
 
 // record is what has to be known of a hook by whoever comes later.
@@ -46,8 +46,8 @@ type records struct{ dir, boot string }
 
 func (r records) path(name string) string { return filepath.Join(r.dir, name) }
 
-// last is the hook that ran last in this boot, and whether it still runs. The lock tells: its holder
-// lives, so that its pid can't be another process's.
+// last is the hook that ran last in this boot, and whether it still runs. The lock tells: its
+// holder lives, so that its pid can't be another process's.
 func (r records) last() (last record, running bool, err error) {
 	raw, err := os.ReadFile(r.path(recordFile))
 	if errors.Is(err, os.ErrNotExist) {
@@ -154,7 +154,8 @@ func (r records) output() string {
 	return string(raw)
 }
 
-// shorten cuts the output to its end when it has grown too long. What is printed in that moment is lost.
+// shorten cuts the output to its end when it has grown too long. What is printed in that
+// moment is lost.
 func (r records) shorten() {
 	i, err := os.Stat(r.path(outputFile))
 	if err != nil || i.Size() <= maxFile {
@@ -169,7 +170,8 @@ func (r records) shorten() {
 	_, _ = f.WriteString(end) // the hook writes at the end, too: O_APPEND
 }
 
-// monotonic is CLOCK_MONOTONIC: the same for every process of a boot, unlike Go's own reading of it.
+// monotonic is CLOCK_MONOTONIC: the same for every process of a boot, unlike Go's own
+// reading of it.
 func monotonic() time.Duration {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &t); err != nil {

@@ -1,6 +1,8 @@
-// Package hostaddress gives this device addresses of its own on the loopback interface, for what only the device and its pods talk to.
+// Package hostaddress gives this device addresses of its own on the loopback interface, for what
+// only the device and its pods talk to.
 //
-// It owns the addresses with its label, and refuses to touch others: one that is there already is taken as it is. It keeps nothing; any goroutine may call it.
+// It owns the addresses with its label, and refuses to touch others: one that is there already is
+// taken as it is. It keeps nothing; any goroutine may call it.
 package hostaddress
 
 import (
@@ -16,7 +18,8 @@ import (
 // label marks our addresses, beside those of package redirect (ip-address(8)).
 const label = "lo:skerry-n"
 
-// Keep makes the device have the addresses, and takes those from it that an earlier run gave it and that are not among them.
+// Keep makes the device have the addresses, and takes those from it that an earlier run gave it and
+// that are not among them.
 func Keep(want ...netip.Addr) error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {

@@ -17,8 +17,9 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/lantest"
 )
 
-// A client that always connects from one port, as machines in a plant do, is served by the new pod at once when the old one has ended its connection with a reset: the
-// kernel goes on remembering that one for 10 s.
+// A client that always connects from one port, as machines in a plant do, is served by the new pod
+// at once when the old one has ended its connection with a reset: the kernel goes on remembering
+// that one for 10 s.
 func TestOnePortAfterAReset(t *testing.T) {
 	lan := lantest.New(t)
 	node, client := lan.Host("10.78.0.1/24"), lan.Host("10.78.0.200/24")

@@ -1,7 +1,9 @@
-// Package iptables is the data plane for virtual IPs that every Linux kernel has: DNAT to the node's own pods, each in turn.
+// Package iptables is the data plane for virtual IPs that every Linux kernel has: DNAT to the
+// node's own pods, each in turn.
 //
-// It owns the chains whose names begin with SKERRY-, and one rule in each of the kernel's chains that leads to them. It refuses to touch anything else and never flushes.
-// What is served is added before what is not served any more is removed. Plane.Apply is called by one goroutine at a time.
+// It owns the chains whose names begin with SKERRY-, and one rule in each of the kernel's chains
+// that leads to them. It refuses to touch anything else and never flushes. What is served is added
+// before what is not served any more is removed. Plane.Apply is called by one goroutine at a time.
 package iptables
 
 import (
@@ -35,12 +37,14 @@ func Source() Base { return Base{Table: "nat", Name: prefix + "VIP-SOURCE", Hook
 // Input closes the ports that are not served.
 func Input() Base { return Base{Table: "filter", Name: prefix + "VIP-PORTS", Hook: "INPUT"} }
 
-// Forward lets through what goes to pods where the policy is DROP; behind everybody else's rules, so that it opens nothing that somebody closed.
+// Forward lets through what goes to pods where the policy is DROP; behind everybody else's rules,
+// so that it opens nothing that somebody closed.
 func Forward() Base {
 	return Base{Table: "filter", Name: prefix + "VIP-FORWARD", Hook: "FORWARD", Last: true}
 }
 
-// loop drops what would leave by the interface of the LAN on which it came: an address that nobody holds would travel between a router and this node.
+// loop drops what would leave by the interface of the LAN on which it came: an address that nobody
+// holds would travel between a router and this node.
 func loop() Base { return Base{Table: "mangle", Name: prefix + "VIP-LOOP", Hook: "FORWARD"} }
 
 // sources drops what comes from elsewhere than the service allows, before anything is translated.
@@ -99,7 +103,8 @@ func (p *Plane) Apply(_ context.Context, want []balance.Service) error {
 
 func whole(a netip.Addr) string { return netip.PrefixFrom(a, a.BitLen()).String() }
 
-// nat are the rules for the ports of a service: the n-th of every n packets that begin a connection goes to the n-th pod.
+// nat are the rules for the ports of a service: the n-th of every n packets that begin a connection
+// goes to the n-th pod.
 func nat(s balance.Service) []Leaf {
 	var out []Leaf
 	for _, p := range s.Ports {
@@ -138,8 +143,8 @@ func inTurn(s balance.Service, p balance.Port) [][]string {
 	return rules
 }
 
-// again leads clients to the pod that they came to last. The kernel remembers the last 100 clients of each
-// pod (xt_recent's ip_list_tot); those before them are new again.
+// again leads clients to the pod that they came to last. The kernel remembers the last 100 clients
+// of each pod (xt_recent's ip_list_tot); those before them are new again.
 func again(s balance.Service, p balance.Port) [][]string {
 	if s.Affinity == 0 || len(p.Backends) < 2 {
 		return nil
@@ -160,7 +165,8 @@ func list(s balance.Service, p balance.Port, b netip.AddrPort) string {
 	return prefix + hex.EncodeToString(sum[:10])
 }
 
-// SourceRules are what becomes of the client's address. It is kept only on demand; a pod that reaches itself by way of the address must not see its own.
+// SourceRules are what becomes of the client's address. It is kept only on demand; a pod that
+// reaches itself by way of the address must not see its own.
 func SourceRules(s balance.Service, p balance.Port) [][]string {
 	if !s.KeepSource {
 		return [][]string{{"-j", "MASQUERADE"}}
@@ -172,8 +178,9 @@ func SourceRules(s balance.Service, p balance.Port) [][]string {
 	return rules
 }
 
-// Guard are the rules that keep an address to itself: ports that are not served are refused, and nothing goes in circles. A data plane that delivers on the node
-// itself, behind INPUT, says so by local: its ports must pass.
+// Guard are the rules that keep an address to itself: ports that are not served are refused, and
+// nothing goes in circles. A data plane that delivers on the node itself, behind INPUT, says so by
+// local: its ports must pass.
 func Guard(s balance.Service, local bool) []Leaf {
 	icmp, refuse := "icmp", "icmp-port-unreachable"
 	if s.Address.Is6() {
@@ -196,8 +203,8 @@ func Guard(s balance.Service, local bool) []Leaf {
 	)
 	out := []Leaf{{Base: Input(), Match: []string{"-d", whole(s.Address)}, Rules: rules}}
 	if s.Sources != nil {
-		// What a pod answers comes to the address too where the node's own, which the pod sees, is the
-		// address itself: for IPv6 the kernel may choose it.
+		// What a pod answers comes to the address too where the node's own, which the pod sees, is
+		// the address itself: for IPv6 the kernel may choose it.
 		from := [][]string{{"-p", icmp, "-j", "RETURN"}, {"-m", "conntrack", "--ctdir", "REPLY", "-j", "RETURN"}}
 		for _, r := range s.Sources {
 			from = append(from, []string{"-s", r.Masked().String(), "-j", "RETURN"})
@@ -210,10 +217,12 @@ func Guard(s balance.Service, local bool) []Leaf {
 	return out
 }
 
-// Forget removes what the kernel remembers of flows to pods that are not served any more. A client that goes on sending UDP from one port would be sent to the dead pod
-// for as long as it does. A TCP connection that is open stays: a pod may end it in its own time. One that is over, or was never answered, would take the client that
-// connects again from the same port to where the last one went: nf_conntrack_proto_tcp starts again only where an end has said FIN, not where the pod said RST; and what a
-// client that was not answered sends again belongs to its first try.
+// Forget removes what the kernel remembers of flows to pods that are not served any more. A client
+// that goes on sending UDP from one port would be sent to the dead pod for as long as it does. A
+// TCP connection that is open stays: a pod may end it in its own time. One that is over, or was
+// never answered, would take the client that connects again from the same port to where the last
+// one went: nf_conntrack_proto_tcp starts again only where an end has said FIN, not where the pod
+// said RST; and what a client that was not answered sends again belongs to its first try.
 func Forget(all []balance.Service, six bool) error {
 	f := stale{}
 	for _, s := range all {

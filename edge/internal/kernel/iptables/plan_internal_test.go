@@ -17,8 +17,8 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files")
 
-// text is what a set of services makes of the tables, as iptables-restore reads it, without what leads to
-// our chains.
+// text is what a set of services makes of the tables, as iptables-restore reads it, without what
+// leads to our chains.
 func text(all []balance.Service) string {
 	var b strings.Builder
 	for _, s := range balance.Normal(all) {

@@ -20,8 +20,9 @@ type Base struct {
 	Last              bool // lead to it behind everybody else's rules instead of in front of them
 }
 
-// Leaf is a few rules that belong together, behind one match. Its chain is named after its content: it is filled before anything leads to it and never changed
-// after that, so traffic sees the old rules or the new ones and nothing between.
+// Leaf is a few rules that belong together, behind one match. Its chain is named after its content:
+// it is filled before anything leads to it and never changed after that, so traffic sees the old
+// rules or the new ones and nothing between.
 type Leaf struct {
 	Base  Base
 	Match []string
@@ -56,8 +57,8 @@ func NewRules(six bool) (*Rules, error) {
 	return &Rules{tool, program}, nil
 }
 
-// read lists a whole table in one go: the lines of each chain, of which the first says that there is one. Asking for the chains one by one would start a process for each, at every
-// look.
+// read lists a whole table in one go: the lines of each chain, of which the first says that there
+// is one. Asking for the chains one by one would start a process for each, at every look.
 func (r *Rules) read(table string) (map[string][]string, error) {
 	var complaint bytes.Buffer
 	cmd := exec.Command(r.program, "-t", table, "-S", "--wait", "10")
@@ -76,8 +77,9 @@ func (r *Rules) read(table string) (map[string][]string, error) {
 	return chains, nil
 }
 
-// Apply makes the chains of the bases have exactly these leaves, adding before removing. Chains and rules of others are not touched. Without leaves nothing of ours
-// stays in a base's table, not even the way to it.
+// Apply makes the chains of the bases have exactly these leaves, adding before removing. Chains
+// and rules of others are not touched. Without leaves nothing of ours stays in a base's table, not
+// even the way to it.
 func (r *Rules) Apply(bases []Base, leaves []Leaf) error {
 	tables := map[string][]Base{}
 	for _, b := range bases {
@@ -154,7 +156,8 @@ func (r *Rules) table(table string, bases []Base, leaves []Leaf) error {
 	return errors.Join(errs...)
 }
 
-// Destinations are the addresses that the rules of a base are for: what a fresh process finds in the kernel.
+// Destinations are the addresses that the rules of a base are for: what a fresh process
+// finds in the kernel.
 func (r *Rules) Destinations(b Base) ([]netip.Addr, error) {
 	ok, err := r.tool.ChainExists(b.Table, b.Name)
 	if err != nil || !ok {
@@ -194,7 +197,8 @@ func target(line string) (string, bool) {
 	return words[i+1], true
 }
 
-// fill makes a leaf's chain. One that is there and has as many rules as it should is complete: nobody but us writes to it, and a crash leaves less.
+// fill makes a leaf's chain. One that is there and has as many rules as it should is complete:
+// nobody but us writes to it, and a crash leaves less.
 func (r *Rules) fill(table, name string, l Leaf, lines int) error {
 	if lines == len(l.Rules)+1 { // with the line that makes the chain
 		return nil
@@ -224,7 +228,8 @@ func (r *Rules) hook(table string, b Base, want, have bool) error {
 	return nil
 }
 
-// prune removes rules of a base that lead to leaves that are not wanted, and second ones that lead to the same.
+// prune removes rules of a base that lead to leaves that are not wanted, and second ones that
+// lead to the same.
 func (r *Rules) prune(table, base string, wanted map[string]bool, rules []string, changed bool) error {
 	if changed { // since they were listed
 		var err error

@@ -1,8 +1,11 @@
-// Package ipvs is the data plane for virtual IPs that Linux Virtual Server gives: round robin with NAT to the node's own pods.
+// Package ipvs is the data plane for virtual IPs that Linux Virtual Server gives: round robin with
+// NAT to the node's own pods.
 //
-// It owns the virtual services at addresses for which it has chains of its own (../iptables): the chains are made first and removed last, so that a fresh process
-// knows what is ours. It refuses kernels without IPVS, and never flushes: services of others are not looked at. A TCP connection stays with its pod; a pod that
-// is not served any more gets no new ones, and goes when its last one has ended. Plane.Apply is called by one goroutine at a time.
+// It owns the virtual services at addresses for which it has chains of its own (../iptables): the
+// chains are made first and removed last, so that a fresh process knows what is ours. It refuses
+// kernels without IPVS, and never flushes: services of others are not looked at. A TCP connection
+// stays with its pod; a pod that is not served any more gets no new ones, and goes when its last
+// one has ended. Plane.Apply is called by one goroutine at a time.
 package ipvs
 
 import (
@@ -31,7 +34,8 @@ type Plane struct {
 	rules map[bool]*iptables.Rules // by: is it IPv6
 }
 
-// New asks the kernel for IPVS, which loads its modules. The error is ErrUnsupported where there is none.
+// New asks the kernel for IPVS, which loads its modules. The error is ErrUnsupported where
+// there is none.
 func New() (*Plane, error) {
 	h, err := open()
 	if err != nil {
@@ -53,7 +57,8 @@ const sysctlDir = "/proc/sys/net/ipv4/vs/"
 
 func open() (*ipvs.Handle, error) {
 	if _, err := os.Stat(sysctlDir + "conntrack"); err != nil {
-		// The library would load the module too, but complains on standard error where there is none.
+		// The library would load the module too, but complains on standard error where
+		// there is none.
 		if out, err := exec.Command("modprobe", "ip_vs").CombinedOutput(); err != nil {
 			return nil, fmt.Errorf("%w: %w: %s", ErrUnsupported, err, strings.TrimSpace(string(out)))
 		}
@@ -103,8 +108,8 @@ func (p *Plane) Apply(_ context.Context, want []balance.Service) error {
 	return errors.Join(errs...)
 }
 
-// Withdraw removes our virtual services and nothing else, for a node whose addresses another data plane
-// serves from now on.
+// Withdraw removes our virtual services and nothing else, for a node whose addresses another data
+// plane serves from now on.
 func (p *Plane) Withdraw() error {
 	h, err := open()
 	if err != nil {
@@ -173,8 +178,10 @@ func leaves(all []balance.Service) []iptables.Leaf {
 	return out
 }
 
-// sysctls switches on what NAT of IPVS and iptables together need: connections of IPVS are tracked, so that MASQUERADE knows them, and those to a pod that is not
-// served any more are forgotten when their next packet comes, and so is which client came to it (Linux, Documentation/networking/ipvs-sysctl.rst).
+// sysctls switches on what NAT of IPVS and iptables together need: connections of IPVS are tracked,
+// so that MASQUERADE knows them, and those to a pod that is not served any more are forgotten when
+// their next packet comes, and so is which client came to it (Linux,
+// Documentation/networking/ipvs-sysctl.rst).
 func sysctls() error {
 	for _, name := range []string{"conntrack", "expire_nodest_conn", "expire_quiescent_template"} {
 		path := sysctlDir + name

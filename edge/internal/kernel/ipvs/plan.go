@@ -16,7 +16,8 @@ import (
 const (
 	scheduler = "rr"
 	oneHost   = 0xffffffff // netmask of an IPv4 service; of IPv6 it is the length
-	// persistent marks a service whose clients stay with their backend (IP_VS_SVC_F_PERSISTENT, linux/ip_vs.h).
+	// persistent marks a service whose clients stay with their backend (IP_VS_SVC_F_PERSISTENT,
+	// linux/ip_vs.h).
 	persistent = 0x1
 )
 
@@ -89,8 +90,8 @@ func number(p balance.Protocol) uint16 {
 	return unix.IPPROTO_TCP
 }
 
-// plan lists what makes of the virtual services that the kernel has the ones that are wanted, which are Normal: first what is wanted, each service before its
-// pods, then what is too much.
+// plan lists what makes of the virtual services that the kernel has the ones that are wanted, which
+// are Normal: first what is wanted, each service before its pods, then what is too much.
 func plan(want []balance.Service, have map[key]virtual) (changes []change) {
 	rest := maps.Clone(have)
 	for _, s := range want {

@@ -30,9 +30,9 @@ var (
 	plainInterface = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,14}$`)
 )
 
-// valid leaves out what keepalived must never read, and all but one of those that clash: a second instance
-// with a name, or with a number of the same family on an interface, makes keepalived refuse its whole
-// configuration. One that is in force already stays.
+// valid leaves out what keepalived must never read, and all but one of those that clash: a second
+// instance with a name, or with a number of the same family on an interface, makes keepalived
+// refuse its whole configuration. One that is in force already stays.
 func valid(instances []Instance, inForce func(name string) bool) (good []Instance, problems map[string]error) {
 	instances = slices.Clone(instances)
 	slices.SortStableFunc(instances, func(a, b Instance) int {
@@ -95,8 +95,8 @@ func (d *Daemon) readExtra() ([]byte, error) {
 	return b, nil
 }
 
-// compose makes the file that will be in force, with the instances that keepalived takes, and puts the
-// user's sections, as they are tested, beside it.
+// compose makes the file that will be in force, with the instances that keepalived takes, and puts
+// the user's sections, as they are tested, beside it.
 func (d *Daemon) compose(ctx context.Context, instances []Instance, extra []byte) (file []byte, good []Instance, refused map[string]error, err error) {
 	d.extra = nil
 	own := render(d.cfg, instances)
@@ -200,8 +200,9 @@ func (d *Daemon) split(ctx context.Context, instances []Instance, refused map[st
 // errRefused says that keepalived has judged the configuration itself.
 var errRefused = errors.New("keepalived refuses the configuration")
 
-// test lets keepalived judge a configuration, in the network namespace where it is to run: a reload of a bad one is dangerous (VRID out of range or a missing
-// interface: the daemon ends and leaves its addresses behind; nonsense: it drops all).
+// test lets keepalived judge a configuration, in the network namespace where it is to run: a reload
+// of a bad one is dangerous (VRID out of range or a missing interface: the daemon ends and leaves
+// its addresses behind; nonsense: it drops all).
 func (d *Daemon) test(ctx context.Context, conf []byte) error {
 	path := d.path(fileTest)
 	if err := atomicfile.Write(path, conf, 0o644); err != nil {
@@ -241,19 +242,22 @@ func complaint(out []byte, path string) string {
 	return strings.Join(words, "; ")
 }
 
-// render writes the configuration. Instances are in order, so that the same ones give the same file.
+// render writes the configuration. Instances are in order, so that the same ones give the
+// same file.
 func render(cfg Config, instances []Instance) []byte {
 	var b bytes.Buffer
-	// script_user comes first: with vrrp_notify_fifo before it keepalived 2.2.7 may crash on a reload. A
-	// change of global_defs means a restart to be safe, so they depend on nothing but the directory.
+	// script_user comes first: with vrrp_notify_fifo before it keepalived 2.2.7 may crash on a
+	// reload. A change of global_defs means a restart to be safe, so they depend on nothing
+	// but the directory.
 	//
-	// After two parts of a LAN have come together, a loser that hears the winner before it was heard itself
-	// would fall silent at once, and the winner never learn that switches and clients were told otherwise.
-	// So a loser sends one more advertisement (vrrp_higher_prio_send_advert), and who hears a lower priority
-	// announces its addresses, at once and 1 s later.
+	// After two parts of a LAN have come together, a loser that hears the winner before it was
+	// heard itself would fall silent at once, and the winner never learn that switches and clients
+	// were told otherwise. So a loser sends one more advertisement (vrrp_higher_prio_send_advert),
+	// and who hears a lower priority announces its addresses, at once and 1 s later.
 	//
-	// A process that other programs keep from running for three intervals loses its addresses although
-	// nothing is wrong with the node: the least nice one goes first (vrrp_priority, see setpriority(2)).
+	// A process that other programs keep from running for three intervals loses its addresses
+	// although nothing is wrong with the node: the least nice one goes first (vrrp_priority, see
+	// setpriority(2)).
 	fmt.Fprintf(&b, `# Made by edgecore. Your own sections belong into %s.
 global_defs {
     script_user root

@@ -9,9 +9,11 @@ import (
 
 // Config says where things are.
 type Config struct {
-	// Dir holds everything; it should be on a file system of memory, such as /run/skerry/keepalived.
+	// Dir holds everything; it should be on a file system of memory, such as
+	// /run/skerry/keepalived.
 	Dir string
-	// Extra is a file with the user's own sections of keepalived.conf(5), which may be missing; "" for none. It must not contain global_defs.
+	// Extra is a file with the user's own sections of keepalived.conf(5), which may be missing; ""
+	// for none. It must not contain global_defs.
 	Extra string
 	// Program is keepalived; default: found in PATH.
 	Program string
@@ -26,8 +28,8 @@ type Instance struct {
 	Advert    time.Duration
 	Preempt   bool // take the address back from a lower priority
 	Address   netip.Addr
-	// More are addresses that go with Address. Advertisements don't name them, so nodes that learn of
-	// one at different times still understand each other.
+	// More are addresses that go with Address. Advertisements don't name them, so nodes that learn
+	// of one at different times still understand each other.
 	More []netip.Addr
 	// Unicast, where it has peers, replaces multicast.
 	Unicast Unicast
@@ -96,8 +98,8 @@ func poke(c chan struct{}) {
 	}
 }
 
-// sifted is what keepalived said of instances that it did not take all of, so that it is not asked again
-// at each Apply.
+// sifted is what keepalived said of instances that it did not take all of, so that it is not asked
+// again at each Apply.
 type sifted struct {
 	of      []byte // the instances as they would be written
 	at      time.Time
@@ -114,7 +116,8 @@ type process struct {
 }
 
 const (
-	// grace is how long keepalived has to end by itself: it tells the others (0.5 s) and removes its addresses.
+	// grace is how long keepalived has to end by itself: it tells the others (0.5 s) and
+	// removes its addresses.
 	grace      = 5 * time.Second
 	backoffMin = 500 * time.Millisecond
 	backoffMax = 30 * time.Second

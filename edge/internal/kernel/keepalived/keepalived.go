@@ -1,9 +1,13 @@
-// Package keepalived elects, by VRRP (RFC 5798), which node of a LAN holds a virtual IP: it runs Debian's keepalived as a child process.
+// Package keepalived elects, by VRRP (RFC 5798), which node of a LAN holds a virtual IP: it runs
+// Debian's keepalived as a child process.
 //
-// It owns the process, the directory with its configuration, FIFO, pid files and tracked files, and the addresses that its configuration names, on whose
-// interfaces it finds and removes what a killed keepalived left behind. It refuses a configuration that keepalived's own test refuses, since a reload of a bad one
-// ends the daemon and leaves its addresses standing. A user's own sections are included as they were when they last passed that test. Everything is in a directory
-// below /run: nothing is written to flash. The process survives the supervisor, so that a restart of edgecore moves no address; the next supervisor takes it over.
+// It owns the process, the directory with its configuration, FIFO, pid files and tracked files, and
+// the addresses that its configuration names, on whose interfaces it finds and removes what a
+// killed keepalived left behind. It refuses a configuration that keepalived's own test refuses,
+// since a reload of a bad one ends the daemon and leaves its addresses standing. A user's own
+// sections are included as they were when they last passed that test. Everything is in a directory
+// below /run: nothing is written to flash. The process survives the supervisor, so that a restart
+// of edgecore moves no address; the next supervisor takes it over.
 //
 // Run is called once. The other methods may be called from any goroutine.
 package keepalived
@@ -20,7 +24,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/atomicfile"
 )
 
-// Changed tells that States may differ from what it was. It is level-triggered: several changes may be told once.
+// Changed tells that States may differ from what it was. It is level-triggered: several changes
+// may be told once.
 func (d *Daemon) Changed() <-chan struct{} { return d.changed }
 
 // States are the states of all instances.
@@ -55,8 +60,9 @@ func (d *Daemon) ExtraProblem() error {
 	return d.extra
 }
 
-// SetReady says whether this node may hold an instance's address. keepalived watches the file: no reload is needed, and giving up is told to the others at once. An
-// instance that was never said to be ready is not.
+// SetReady says whether this node may hold an instance's address. keepalived watches the file: no
+// reload is needed, and giving up is told to the others at once. An instance that was never said to
+// be ready is not.
 func (d *Daemon) SetReady(name string, ready bool) error {
 	if !plainName.MatchString(name) {
 		return fmt.Errorf("%.40q can't be the name of an instance", name)
@@ -79,9 +85,9 @@ func (d *Daemon) SetReady(name string, ready bool) error {
 	return nil
 }
 
-// Apply makes keepalived hold exactly these elections. Unchanged instances don't notice. An instance that
-// keepalived can't hold is left out and told by Problems; the others are held all the same. An error
-// leaves everything as it was.
+// Apply makes keepalived hold exactly these elections. Unchanged instances don't notice. An
+// instance that keepalived can't hold is left out and told by Problems; the others are held all the
+// same. An error leaves everything as it was.
 func (d *Daemon) Apply(ctx context.Context, instances []Instance) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -22,7 +22,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/lantest"
 )
 
-// The test's own binary is also the node: a process of its own in a network namespace, so that it can be killed.
+// The test's own binary is also the node: a process of its own in a network namespace, so that
+// it can be killed.
 const nodeEnv = "KEEPALIVED_TEST_NODE"
 
 func TestMain(m *testing.M) {
@@ -50,7 +51,8 @@ type word struct {
 	States   map[string]keepalived.State
 }
 
-// serve is the node: orders on its standard input, words on its output. It ends with its input, gracefully.
+// serve is the node: orders on its standard input, words on its output. It ends with its
+// input, gracefully.
 func serve(dir string) error {
 	d := keepalived.New(keepalived.Config{Dir: dir, Extra: os.Getenv("KEEPALIVED_TEST_EXTRA")})
 	ctx, stop := context.WithCancel(context.Background())
@@ -339,8 +341,8 @@ func TestReload_noFlap(t *testing.T) {
 	holds(t, a, b)
 }
 
-// One instance that keepalived can't hold is left out and told; the others are held as if it were not there.
-// As a whole, keepalived would refuse such a configuration.
+// One instance that keepalived can't hold is left out and told; the others are held as if it were
+// not there. As a whole, keepalived would refuse such a configuration.
 func TestTraps_01_OneBadInstanceIsLeftOut(t *testing.T) {
 	_, a, b := pair(t)
 	web := instance("web", vip, 51, 200)
@@ -442,7 +444,8 @@ func TestVIPs_17_KeepalivedKilled(t *testing.T) {
 	}
 }
 
-// Scenario 17, the supervisor's part: it is killed, keepalived goes on, and the next one takes it over without a flap.
+// Scenario 17, the supervisor's part: it is killed, keepalived goes on, and the next one takes it
+// over without a flap.
 func TestVIPs_17_SupervisorKilled(t *testing.T) {
 	_, a, b := pair(t)
 	pid, err := os.ReadFile(filepath.Join(a.dir, "keepalived.pid"))

@@ -57,7 +57,8 @@ const (
 	logBound = 256 << 10
 )
 
-// openLog opens the log for appending. It is emptied at each start that finds it above its bound; a running keepalived says little.
+// openLog opens the log for appending. It is emptied at each start that finds it above its bound; a
+// running keepalived says little.
 func (d *Daemon) openLog() (*os.File, error) {
 	flags := os.O_CREATE | os.O_WRONLY | os.O_APPEND
 	if info, err := os.Stat(d.path(fileLog)); err == nil && info.Size() > logBound {
@@ -85,7 +86,8 @@ func (d *Daemon) tail() string {
 	return string(b)
 }
 
-// adopt finds the keepalived of an earlier run, by its pid file; the pid may be somebody else's by now, so its command line and its network must be right.
+// adopt finds the keepalived of an earlier run, by its pid file; the pid may be somebody else's by
+// now, so its command line and its network must be right.
 func (d *Daemon) adopt() (*process, error) {
 	pid := readPID(d.path(filePID))
 	if pid == 0 || !d.isOurs(pid) {
@@ -116,7 +118,8 @@ func (d *Daemon) adopt() (*process, error) {
 	return p, nil
 }
 
-// isOurs reports whether a process is a keepalived with our configuration, in our network namespace.
+// isOurs reports whether a process is a keepalived with our configuration, in our network
+// namespace.
 func (d *Daemon) isOurs(pid int) bool {
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	if err != nil || !slices.Contains(strings.Split(string(raw), "\x00"), d.path(fileConfig)) {
@@ -141,7 +144,8 @@ func readPID(path string) int {
 	return pid
 }
 
-// killOrphans ends processes of a keepalived whose parent is gone: it would hold addresses that nobody governs.
+// killOrphans ends processes of a keepalived whose parent is gone: it would hold addresses that
+// nobody governs.
 func (d *Daemon) killOrphans() {
 	for _, name := range []string{filePID, fileVRRP} {
 		if pid := readPID(d.path(name)); pid != 0 && d.isOurs(pid) {
@@ -189,7 +193,8 @@ func (p *process) stop(log klog.Logger) error {
 	return nil
 }
 
-// openFIFO makes the FIFO that keepalived tells its transitions through. It is opened for writing too, so that it never ends; a FIFO that nobody reads does no harm.
+// openFIFO makes the FIFO that keepalived tells its transitions through. It is opened for writing
+// too, so that it never ends; a FIFO that nobody reads does no harm.
 func (d *Daemon) openFIFO() (*os.File, error) {
 	path := d.path(fileFIFO)
 	if err := unix.Mkfifo(path, 0o600); err != nil && !errors.Is(err, unix.EEXIST) {

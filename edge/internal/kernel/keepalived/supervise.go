@@ -116,7 +116,8 @@ func (d *Daemon) adjust(ctx context.Context) error {
 	return nil
 }
 
-// Clear ends a keepalived that an earlier process left, and removes its addresses. It is for a Daemon that does not run.
+// Clear ends a keepalived that an earlier process left, and removes its addresses. It is for a
+// Daemon that does not run.
 func (d *Daemon) Clear(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

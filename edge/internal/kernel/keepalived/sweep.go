@@ -22,8 +22,10 @@ type place struct {
 	address netip.Addr
 }
 
-// own remembers, before keepalived may add them, which addresses are ours: a keepalived that is killed leaves them on their interfaces, and a fresh process must know
-// them for what they are. An entry leaves when its address has been seen to be gone (sweep). A reboot empties /run and the kernel alike.
+// own remembers, before keepalived may add them, which addresses are ours: a keepalived that is
+// killed leaves them on their interfaces, and a fresh process must know them for what they are.
+// An entry leaves when its address has been seen to be gone (sweep). A reboot empties /run and
+// the kernel alike.
 func (d *Daemon) own(instances []Instance) error {
 	all, err := d.owned()
 	if err != nil {
@@ -78,7 +80,8 @@ func (d *Daemon) sweep(all bool) error {
 	return d.sweepLocked(all)
 }
 
-// sweepLocked removes our addresses that are on an interface and should not be: all of them while no keepalived runs, else those that it does not govern any more.
+// sweepLocked removes our addresses that are on an interface and should not be: all of them while
+// no keepalived runs, else those that it does not govern any more.
 func (d *Daemon) sweepLocked(all bool) error {
 	places, err := d.owned()
 	if err != nil || len(places) == 0 {
@@ -110,8 +113,9 @@ func (d *Daemon) sweepLocked(all bool) error {
 	return errors.Join(errs...)
 }
 
-// Leaving are the addresses that no instance has any more and that are still on an interface: keepalived reads a change of its configuration when it comes to it, and tells the others
-// before it takes an address away.
+// Leaving are the addresses that no instance has any more and that are still on an interface:
+// keepalived reads a change of its configuration when it comes to it, and tells the others before
+// it takes an address away.
 func (d *Daemon) Leaving() ([]netip.Addr, error) {
 	places, err := d.owned()
 	if err != nil {
@@ -140,7 +144,8 @@ func (d *Daemon) Leaving() ([]netip.Addr, error) {
 	return left, nil
 }
 
-// remove takes an address from its interface if it is there, whole (/32 or /128): a shorter prefix is somebody else's doing. present says that it was there.
+// remove takes an address from its interface if it is there, whole (/32 or /128): a shorter prefix
+// is somebody else's doing. present says that it was there.
 func remove(p place, really bool) (present bool, err error) {
 	link, err := netlink.LinkByName(p.iface)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
@@ -176,7 +181,8 @@ func onLink(link netlink.Link, address netip.Addr) (bool, error) {
 	}), nil
 }
 
-// seedStates gives the instances of a keepalived that was taken over the state that the kernel shows: its own words are gone.
+// seedStates gives the instances of a keepalived that was taken over the state that the kernel
+// shows: its own words are gone.
 func (d *Daemon) seedStates() {
 	places, err := d.owned()
 	if err != nil {

@@ -1,8 +1,9 @@
-// Package kubeproxy is Kubernetes' own programming of ClusterIPs and NodePorts, as a driver: its nftables mode, and its iptables mode for kernels
-// before that.
+// Package kubeproxy is Kubernetes' own programming of ClusterIPs and NodePorts, as a driver: its
+// nftables mode, and its iptables mode for kernels before that.
 //
-// It owns the nftables tables and iptables chains of kube-proxy's names, which outlive the process on purpose. It refuses to run beside another
-// kube-proxy: who opens it asks first. A Proxy may be called by any goroutine. It can't be stopped (its loop has no end in Kubernetes' code), so a
+// It owns the nftables tables and iptables chains of kube-proxy's names, which outlive the process
+// on purpose. It refuses to run beside another kube-proxy: who opens it asks first. A Proxy may be
+// called by any goroutine. It can't be stopped (its loop has no end in Kubernetes' code), so a
 // process opens one.
 package kubeproxy
 

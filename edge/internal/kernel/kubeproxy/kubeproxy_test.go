@@ -25,7 +25,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/lantest"
 )
 
-// proxyMode marks the process that is a proxy: one can't be stopped, and what it runs must be in the network of its host.
+// proxyMode marks the process that is a proxy: one can't be stopped, and what it runs must be in
+// the network of its host.
 const proxyMode = "SKERRY_TEST_PROXY_MODE"
 
 func TestMain(m *testing.M) {
@@ -45,7 +46,8 @@ type change struct {
 	Slice   *discoveryv1.EndpointSlice
 }
 
-// serve is the proxy's process. "clear" removes the rules; the end of its input ends it, with the rules in place.
+// serve is the proxy's process. "clear" removes the rules; the end of its input ends it, with the
+// rules in place.
 func serve(mode string, in io.Reader, out io.Writer) error {
 	d := kubeproxy.New(mode, "device")
 	p, chosen, err := d.Open(context.Background())
@@ -127,8 +129,9 @@ func slice(addresses ...string) *discoveryv1.EndpointSlice {
 	return s
 }
 
-// Both modes lead ClusterIPs and NodePorts to endpoints, over TCP and UDP, from the device, its pods and the LAN; follow a change; refuse where there is no endpoint; keep a client's
-// endpoint; serve on while the process is gone; and leave nothing when they are cleared.
+// Both modes lead ClusterIPs and NodePorts to endpoints, over TCP and UDP, from the device, its
+// pods and the LAN; follow a change; refuse where there is no endpoint; keep a client's endpoint;
+// serve on while the process is gone; and leave nothing when they are cleared.
 func TestModes(t *testing.T) {
 	for _, mode := range []string{kubeproxy.NFTables, kubeproxy.IPTables} {
 		t.Run(mode, func(t *testing.T) { testMode(t, mode) })
@@ -215,7 +218,8 @@ func answered(t *testing.T, from *lantest.Host, network, target string, want ...
 	})
 }
 
-// rounds is enough for one of two to be chosen at least once: it is not in 30 with a chance of 1 in 10^9.
+// rounds is enough for one of two to be chosen at least once: it is not in 30 with a
+// chance of 1 in 10^9.
 const rounds = 30
 
 func ask(from *lantest.Host, network, target string) ([]string, error) {

@@ -1,8 +1,10 @@
-// Package lan is the device's place on its networks, as the devices of a site need it: the socket on which they speak, the beacons by which they find
-// each other, whether a host answers, and whether a network has a carrier.
+// Package lan is the device's place on its networks, as the devices of a site need it: the socket
+// on which they speak, the beacons by which they find each other, whether a host answers, and
+// whether a network has a carrier.
 //
-// It owns no state in the kernel beside its sockets. It refuses interfaces without a network of their own, such as those of pods. All methods see the
-// network namespace of the calling thread, may be called from any goroutine, and start none; Watch's reader ends with it.
+// It owns no state in the kernel beside its sockets. It refuses interfaces without a network of
+// their own, such as those of pods. All methods see the network namespace of the calling thread,
+// may be called from any goroutine, and start none; Watch's reader ends with it.
 package lan
 
 import (
@@ -24,7 +26,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/acd"
 )
 
-// Group is where beacons go: a group of the site's scope (RFC 2365, 6.1), which routers don't carry further.
+// Group is where beacons go: a group of the site's scope (RFC 2365, 6.1), which routers
+// don't carry further.
 func Group() netip.Addr { return netip.AddrFrom4([4]byte{239, 255, 105, 52}) }
 
 // gather is how long changes are gathered before they are reported.
@@ -44,8 +47,8 @@ type LAN struct{}
 // New returns a LAN.
 func New() *LAN { return &LAN{} }
 
-// Networks are the networks of interfaces that are up, with carrier or without, but for loopback. A network of one address, as a pod's interface has
-// it, is none.
+// Networks are the networks of interfaces that are up, with carrier or without, but for loopback. A
+// network of one address, as a pod's interface has it, is none.
 func (*LAN) Networks() ([]Network, error) {
 	links, err := netlink.LinkList()
 	if err != nil {
@@ -82,7 +85,8 @@ func (*LAN) Listen(port int) (*net.UDPConn, error) {
 	return conn, nil
 }
 
-// Join has the socket hear beacons on the interfaces of all networks. It may be repeated, when there are new ones.
+// Join has the socket hear beacons on the interfaces of all networks. It may be repeated, when
+// there are new ones.
 func (d *LAN) Join(conn *net.UDPConn) error {
 	all, err := d.Networks()
 	if err != nil {
@@ -147,7 +151,8 @@ func beacon(n Network, packet []byte, port int) error {
 	return nil
 }
 
-// On finds the network that an address is on; ok is false for one behind a router. Of several the one with carrier is taken.
+// On finds the network that an address is on; ok is false for one behind a router. Of several the
+// one with carrier is taken.
 func (d *LAN) On(address netip.Addr) (n Network, ok bool, err error) {
 	all, err := d.Networks()
 	if err != nil {
@@ -161,7 +166,8 @@ func (d *LAN) On(address netip.Addr) (n Network, ok bool, err error) {
 	return n, ok, nil
 }
 
-// Answers reports whether the kernel that has an address answers within patience: to ARP or neighbour discovery on the same network, else to ICMP echo.
+// Answers reports whether the kernel that has an address answers within patience: to ARP or
+// neighbour discovery on the same network, else to ICMP echo.
 func (d *LAN) Answers(ctx context.Context, address netip.Addr, patience time.Duration) (bool, error) {
 	n, ok, err := d.On(address)
 	if err != nil {
@@ -248,7 +254,8 @@ type Changes struct {
 	done   chan struct{}
 }
 
-// Subscribe opens a subscription in the namespace of the calling thread (rtnetlink(7)). What the kernel had no room for counts as a change.
+// Subscribe opens a subscription in the namespace of the calling thread (rtnetlink(7)). What the
+// kernel had no room for counts as a change.
 func (*LAN) Subscribe() (*Changes, error) {
 	c := &Changes{make(chan struct{}, 1), make(chan error, 2), make(chan struct{})}
 	fail := func(err error) {

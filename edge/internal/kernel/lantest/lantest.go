@@ -1,7 +1,10 @@
-// Package lantest makes a LAN of network namespaces on one bridge for tests, and runs programs on its hosts.
+// Package lantest makes a LAN of network namespaces on one bridge for tests, and runs
+// programs on its hosts.
 //
-// It owns the namespaces, with fresh names, since the kernel removes them some time after they are deleted; all go with the test. The bridge has a namespace of its own,
-// so the machine's network is not touched. Root is needed. A LAN is used by one test; the methods of a Host may be called from any goroutine.
+// It owns the namespaces, with fresh names, since the kernel removes them some time after they are
+// deleted; all go with the test. The bridge has a namespace of its own, so the machine's network
+// is not touched. Root is needed. A LAN is used by one test; the methods of a Host may be called
+// from any goroutine.
 package lantest
 
 import (
@@ -75,7 +78,8 @@ func run(t testing.TB, name string, args ...string) string {
 	return string(out)
 }
 
-// batch runs lines of ip(8) in a namespace, in one process: a kernel in which each costs a tenth of a second runs these tests, too.
+// batch runs lines of ip(8) in a namespace, in one process: a kernel in which each costs a tenth of
+// a second runs these tests, too.
 func batch(t testing.TB, ns string, lines ...string) {
 	t.Helper()
 	cmd := exec.Command("ip", "-n", ns, "-batch", "-")
@@ -85,7 +89,8 @@ func batch(t testing.TB, ns string, lines ...string) {
 	}
 }
 
-// Host adds a host with addresses such as 10.0.0.1/24 and 2001:db8::1/64. It forwards, as a node does.
+// Host adds a host with addresses such as 10.0.0.1/24 and 2001:db8::1/64. It forwards, as
+// a node does.
 func (l *LAN) Host(addresses ...string) *Host {
 	l.t.Helper()
 	l.hosts++
@@ -106,14 +111,17 @@ func (l *LAN) Host(addresses ...string) *Host {
 	return h
 }
 
-// Settle waits until the kernel uses all IPv6 addresses of the host. It takes an address into use in the background, also without duplicate address detection
-// (addrconf_dad_start in net/ipv6/addrconf.c); what connects before that on a busy machine has ::1 as its source, and is never answered.
+// Settle waits until the kernel uses all IPv6 addresses of the host. It takes an address into use
+// in the background, also without duplicate address detection (addrconf_dad_start in
+// net/ipv6/addrconf.c); what connects before that on a busy machine has ::1 as its source, and is
+// never answered.
 func (h *Host) Settle() {
 	h.t.Helper()
 	h.Shell("n=0; while ip -6 -o address show tentative | grep -q .; do n=$((n+1)); test $n -lt 600 || exit 1; sleep 0.05; done")
 }
 
-// Pod adds a namespace that the host routes to, with one address, as a pod has it: replies go back through the host.
+// Pod adds a namespace that the host routes to, with one address, as a pod has it: replies go back
+// through the host.
 func (h *Host) Pod(address netip.Addr) *Host {
 	h.t.Helper()
 	h.mu.Lock()
@@ -175,7 +183,8 @@ func (h *Host) Isolate(alone bool) {
 	run(h.t, "ip", "-n", h.sw, "link", "set", h.port, "master", "br0")
 }
 
-// Segment puts the host's port on another wire, with the hosts that are on the segment of that number. Isolate(false) brings it back.
+// Segment puts the host's port on another wire, with the hosts that are on the segment of that
+// number. Isolate(false) brings it back.
 func (h *Host) Segment(n int) {
 	h.t.Helper()
 	name := fmt.Sprintf("seg%d", n)
@@ -200,8 +209,8 @@ func (h *Host) Has(address string) bool {
 	return slices.ContainsFunc(all, func(a net.Addr) bool { return strings.HasPrefix(a.String(), address+"/") })
 }
 
-// Do runs f on a thread in the host's network: sockets that f opens, and programs that it runs, are the host's for as long as they live. f must not start goroutines
-// for that.
+// Do runs f on a thread in the host's network: sockets that f opens, and programs that it runs, are
+// the host's for as long as they live. f must not start goroutines for that.
 func (h *Host) Do(f func() error) error {
 	result := make(chan error, 1)
 	go func() {
@@ -216,14 +225,16 @@ func (h *Host) Do(f func() error) error {
 			if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
 				return fmt.Errorf("entering %s: %w", h.NS, err)
 			}
-			// iproute2 and sysctls look at /proc/self and /proc/net, which are of the process' first thread: this is for sockets and children only.
+			// iproute2 and sysctls look at /proc/self and /proc/net, which are of the process'
+			// first thread: this is for sockets and children only.
 			return f()
 		}()
 	}()
 	return <-result
 }
 
-// Serve answers TCP connections and UDP packets at a port, until the test ends, with the host's word and the client's address: "word 10.0.0.1".
+// Serve answers TCP connections and UDP packets at a port, until the test ends, with the host's
+// word and the client's address: "word 10.0.0.1".
 func (h *Host) Serve(port uint16, word string) {
 	h.t.Helper()
 	err := h.Do(func() error {

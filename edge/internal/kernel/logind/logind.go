@@ -1,10 +1,11 @@
-// Package logind holds up a shutdown of the device, for as long as systemd-logind allows, while something is
-// brought to an end: plain `reboot` and `poweroff`, the power button, unattended upgrades. It takes an
-// inhibitor lock of mode delay (https://systemd.io/INHIBITOR_LOCKS).
+// Package logind holds up a shutdown of the device, for as long as systemd-logind allows, while
+// something is brought to an end: plain `reboot` and `poweroff`, the power button, unattended
+// upgrades. It takes an inhibitor lock of mode delay (https://systemd.io/INHIBITOR_LOCKS).
 //
-// It owns the lock and its connection to the system bus. It refuses nothing and never blocks a shutdown for
-// good: logind goes on after its InhibitDelayMaxSec. A device without logind or without a bus is served without
-// it. Run works in the calling goroutine, and calls its functions there.
+// It owns the lock and its connection to the system bus. It refuses nothing and never blocks a
+// shutdown for good: logind goes on after its InhibitDelayMaxSec. A device without logind or
+// without a bus is served without it. Run works in the calling goroutine, and calls its
+// functions there.
 package logind
 
 import (
@@ -33,10 +34,11 @@ const (
 	callTimeout = 10 * time.Second
 	// margin is left of what logind allows, for the lock to be given up in time.
 	margin = 500 * time.Millisecond
-	// defaultDelay is what logind allows where it does not say: the default of InhibitDelayMaxSec, logind.conf(5).
+	// defaultDelay is what logind allows where it does not say: the default of InhibitDelayMaxSec,
+	// logind.conf(5).
 	defaultDelay = 5 * time.Second
-	// signals is how many signals may wait. PrepareForShutdown comes twice a shutdown at most; at the bound the
-	// library waits with later ones.
+	// signals is how many signals may wait. PrepareForShutdown comes twice a shutdown at most; at
+	// the bound the library waits with later ones.
 	signals = 8
 )
 
@@ -48,8 +50,8 @@ type Config struct {
 	Retry time.Duration
 	// Why says to a person (systemd-inhibit --list) what is delayed for.
 	Why string
-	// Prepare is called before the device shuts down; the shutdown waits for it until ctx ends. Resume is
-	// called when the shutdown was given up.
+	// Prepare is called before the device shuts down; the shutdown waits for it until ctx ends.
+	// Resume is called when the shutdown was given up.
 	Prepare func(ctx context.Context) error
 	Resume  func(ctx context.Context) error
 }

@@ -52,8 +52,8 @@ func waitAsked(t *testing.T, l *logindtest.Logind, n int) {
 	}
 }
 
-// The lock is held until Prepare has ended, is taken again after a shutdown that was given up, and is given up in time
-// where Prepare does not end.
+// The lock is held until Prepare has ended, is taken again after a shutdown that was given up, and
+// is given up in time where Prepare does not end.
 func TestRun(t *testing.T) {
 	l := logindtest.New(t, 20*time.Second)
 	calls, goOn := run(t, l.Bus)

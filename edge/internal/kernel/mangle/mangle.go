@@ -1,8 +1,11 @@
-// Package mangle marks connections that come to the device, in the mangle table of iptables and ip6tables.
+// Package mangle marks connections that come to the device, in the mangle table of
+// iptables and ip6tables.
 //
-// It owns the chains SKERRY-MARKS and SKERRY-ACE of that table, and one rule of PREROUTING for each that leads to it: the second before all other rules, the first behind those
-// that restore marks. It refuses to touch anything else. All changes of a family are one transaction of iptables-restore; where the kernel is as it should be, nothing is
-// written. What it has made stays when the process ends. Apply is called by one goroutine at a time.
+// It owns the chains SKERRY-MARKS and SKERRY-ACE of that table, and one rule of PREROUTING for each
+// that leads to it: the second before all other rules, the first behind those that restore marks.
+// It refuses to touch anything else. All changes of a family are one transaction of
+// iptables-restore; where the kernel is as it should be, nothing is written. What it has made stays
+// when the process ends. Apply is called by one goroutine at a time.
 package mangle
 
 import (
@@ -18,10 +21,12 @@ import (
 // Driver makes the kernel's rules.
 type Driver struct{}
 
-// New returns a Driver. It needs the programs iptables-save and iptables-restore as soon as there is a rule, and ip6tables' for IPv6.
+// New returns a Driver. It needs the programs iptables-save and iptables-restore as soon as there
+// is a rule, and ip6tables' for IPv6.
 func New() *Driver { return &Driver{} }
 
-// lockWait is how many seconds iptables-restore waits for other programs that hold the lock of the tables.
+// lockWait is how many seconds iptables-restore waits for other programs that hold the
+// lock of the tables.
 const lockWait = "10"
 
 // family is one of the two, on its way.
@@ -30,8 +35,9 @@ type family struct {
 	want   Chains
 }
 
-// Apply makes the chains hold exactly these rules, and reports how many families it changed. Without rules nothing of ours stays, and a device without iptables is as
-// it should be. One family does not wait for the other, nor for its failure.
+// Apply makes the chains hold exactly these rules, and reports how many families it changed.
+// Without rules nothing of ours stays, and a device without iptables is as it should be. One family
+// does not wait for the other, nor for its failure.
 func (*Driver) Apply(ctx context.Context, want Rules) (changed int, err error) {
 	var errs []error
 	var saves []*command

@@ -21,7 +21,8 @@ type Chains struct {
 const (
 	table = "mangle"
 	hook  = "PREROUTING"
-	// marksChain and aceChain are ours, whichever process made them: that is how a fresh process knows them.
+	// marksChain and aceChain are ours, whichever process made them: that is how a fresh
+	// process knows them.
 	marksChain = "SKERRY-MARKS"
 	aceChain   = "SKERRY-ACE"
 	// commentMax is the longest comment: XT_MAX_COMMENT_LEN of the kernel, with its end mark.

@@ -1,8 +1,10 @@
-// Package masquerade gives packets of this device's pods the device's own address where they leave the site, and packets of
-// the device itself to pods of others the address that those can answer.
+// Package masquerade gives packets of this device's pods the device's own address where they leave
+// the site, and packets of the device itself to pods of others the address that those can answer.
 //
-// It owns the nftables tables "skerry-pods" of the families ip and ip6, whole, and touches no other: that is how a fresh process knows what is ours. It
-// refuses a family that has no ranges, whose table goes. A table is replaced in one transaction, and stays when the process ends. Apply is called by one goroutine at a time.
+// It owns the nftables tables "skerry-pods" of the families ip and ip6, whole, and touches no
+// other: that is how a fresh process knows what is ours. It refuses a family that has no ranges,
+// whose table goes. A table is replaced in one transaction, and stays when the process ends. Apply
+// is called by one goroutine at a time.
 package masquerade
 
 import (
@@ -18,10 +20,11 @@ import (
 
 const table = "skerry-pods"
 
-// Rules are what is masqueraded: packets from Pods, but for those to Inside; and what the device itself sends to Others, the
-// pods of other devices. A connection to a ClusterIP has the address of the way that the ClusterIP is on, mostly the uplink's, to
-// which no host on the LAN has a route. Strays are pods of this device that no other device knows a way to: what they send has the device's address wherever it
-// leaves the device.
+// Rules are what is masqueraded: packets from Pods, but for those to Inside; and what the device
+// itself sends to Others, the pods of other devices. A connection to a ClusterIP has the address of
+// the way that the ClusterIP is on, mostly the uplink's, to which no host on the LAN has a route.
+// Strays are pods of this device that no other device knows a way to: what they send has the
+// device's address wherever it leaves the device.
 type Rules struct {
 	Pods   []netip.Prefix
 	Inside []netip.Prefix
@@ -60,7 +63,8 @@ func (d *Driver) Apply(ctx context.Context, want Rules) error {
 	return errors.Join(errs...)
 }
 
-// render is a family's table as nft(8) reads it; "" for none. The first two lines remove what is there, whether it is or not.
+// render is a family's table as nft(8) reads it; "" for none. The first two lines remove what is
+// there, whether it is or not.
 func render(family string, want Rules) string {
 	of := func(all []netip.Prefix) (texts []string) {
 		for _, p := range all {

@@ -63,7 +63,8 @@ func TestApply(t *testing.T) {
 	}
 }
 
-// The device itself reaches pods of its peers from whatever address the kernel chose: that of its uplink, where a ClusterIP was asked for.
+// The device itself reaches pods of its peers from whatever address the kernel chose: that of its
+// uplink, where a ClusterIP was asked for.
 func TestApply_OtherPods(t *testing.T) {
 	lan := lantest.New(t)
 	device, peer := lan.Host("10.94.0.1/24"), lan.Host("10.94.0.2/24")

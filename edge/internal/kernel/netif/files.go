@@ -12,13 +12,14 @@ import (
 // CNIConfigs is where container runtimes look for the configurations of CNI plugins.
 const CNIConfigs = "/etc/cni/net.d"
 
-// ResolverFiles are where the DNS servers of a device are written down: resolv.conf(5), and systemd-resolved's own, as
-// the former names only its listener on this device.
+// ResolverFiles are where the DNS servers of a device are written down: resolv.conf(5), and
+// systemd-resolved's own, as the former names only its listener on this device.
 func ResolverFiles() []string {
 	return []string{"/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"}
 }
 
-// Resolvers are the DNS servers in such files that are not on this device itself. A file that can't be read has none.
+// Resolvers are the DNS servers in such files that are not on this device itself. A file that can't
+// be read has none.
 func Resolvers(files ...string) (all []netip.Addr) {
 	for _, file := range files {
 		text, err := os.ReadFile(file)
@@ -38,8 +39,9 @@ func Resolvers(files ...string) (all []netip.Addr) {
 	return all
 }
 
-// PodRanges are the networks that the CNI configurations in a directory give to pods by their own IPAM (host-local's
-// subnet, range and ranges; others' subnet). What can't be read has none: a plugin may get its ranges elsewhere.
+// PodRanges are the networks that the CNI configurations in a directory give to pods by their own
+// IPAM (host-local's subnet, range and ranges; others' subnet). What can't be read has none: a
+// plugin may get its ranges elsewhere.
 func PodRanges(dir string) (all []netip.Prefix) {
 	for _, pattern := range []string{"*.conf", "*.conflist", "*.json"} {
 		files, err := filepath.Glob(filepath.Join(dir, pattern))
@@ -79,7 +81,8 @@ func subnets(v any, all []netip.Prefix) []netip.Prefix {
 	return all
 }
 
-// NameServers are the name servers of the host but for one, which DHCP may change at any time: the files are small, and to be read for what is not cached only.
+// NameServers are the name servers of the host but for one, which DHCP may change at any time: the
+// files are small, and to be read for what is not cached only.
 func NameServers(except netip.AddrPort) (all []netip.AddrPort) {
 	for _, ip := range Resolvers(ResolverFiles()...) {
 		if u := netip.AddrPortFrom(ip, 53); u != except {

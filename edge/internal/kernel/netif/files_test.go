@@ -20,7 +20,8 @@ func file(t *testing.T, path, text string) string {
 	return path
 }
 
-// The listener of systemd-resolved on the device itself is no server that could be cut off; those behind it are.
+// The listener of systemd-resolved on the device itself is no server that could be cut off;
+// those behind it are.
 func TestResolvers(t *testing.T) {
 	dir := t.TempDir()
 	stub := file(t, filepath.Join(dir, "stub"), "# a comment\nnameserver 127.0.0.53\noptions edns0\nnameserver\nnameserver nonsense\n")

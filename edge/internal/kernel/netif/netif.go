@@ -1,6 +1,7 @@
 // Package netif looks at the network interfaces of the device.
 //
-// It owns nothing and changes nothing. Its functions may be called from any goroutine; they see the network namespace of the calling thread.
+// It owns nothing and changes nothing. Its functions may be called from any goroutine; they see the
+// network namespace of the calling thread.
 package netif
 
 import (
@@ -14,7 +15,8 @@ import (
 // Interface is a network interface.
 type Interface struct {
 	Name string
-	// Prefixes are the networks that it is on: its addresses with the length of their network, those of one address left out.
+	// Prefixes are the networks that it is on: its addresses with the length of their network,
+	// those of one address left out.
 	Prefixes []netip.Prefix
 	// Default: the device's default route leads through it.
 	Default bool
@@ -58,8 +60,8 @@ func List() ([]Interface, error) {
 	return out, nil
 }
 
-// nextHops are the indexes of the interfaces that default routes of the main table lead through, and the
-// gateways of all its routes by interface.
+// nextHops are the indexes of the interfaces that default routes of the main table lead through,
+// and the gateways of all its routes by interface.
 func nextHops() (defaults []int, gateways map[int][]netip.Addr, err error) {
 	routes, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
 	if err != nil {

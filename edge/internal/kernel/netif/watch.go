@@ -11,13 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// gather is how long changes are gathered before the interfaces are listed again: a cable that is plugged
-// in brings a handful of them.
+// gather is how long changes are gathered before the interfaces are listed again: a cable that is
+// plugged in brings a handful of them.
 const gather = 50 * time.Millisecond
 
-// Watch calls changed whenever List has become another, until ctx ends. Changes that List does not show,
-// such as an address without a network, are not told. It reads rtnetlink(7); messages that the kernel had
-// no room for count as a change.
+// Watch calls changed whenever List has become another, until ctx ends. Changes that List does not
+// show, such as an address without a network, are not told. It reads rtnetlink(7); messages that
+// the kernel had no room for count as a change.
 func Watch(ctx context.Context, changed func()) error {
 	done := make(chan struct{})
 	defer close(done)

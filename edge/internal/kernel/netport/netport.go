@@ -1,7 +1,7 @@
 // Package netport switches the device's network ports on for applications that are given one.
 //
-// It owns nothing: a port that is on stays on. It refuses the loopback interface. Up may be called from any goroutine, and sees the network namespace of the
-// calling thread.
+// It owns nothing: a port that is on stays on. It refuses the loopback interface. Up may be called
+// from any goroutine, and sees the network namespace of the calling thread.
 package netport
 
 import (
@@ -11,7 +11,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Up switches a port on. One that an application has is in the application's own network namespace, and is missing here: ErrMissing.
+// Up switches a port on. One that an application has is in the application's own network namespace,
+// and is missing here: ErrMissing.
 func Up(name string) error {
 	l, err := netlink.LinkByName(name)
 	if _, ok := errors.AsType[netlink.LinkNotFoundError](err); ok {

@@ -107,7 +107,8 @@ func TestDriver(t *testing.T) {
 	device.Route(t, "0.0.0.0/0", "10.88.0.2") // the device needs a route to somewhere
 	device.Must(t, ask)
 
-	// kube-proxy in nftables mode starts later: the kernel would ask its chains before those of iptables, however often ours are inserted again.
+	// kube-proxy in nftables mode starts later: the kernel would ask its chains before those of
+	// iptables, however often ours are inserted again.
 	nft := func(args ...string) string {
 		var out []byte
 		device.Must(t, func() (err error) { out, err = exec.Command("nft", args...).CombinedOutput(); return err })
@@ -119,7 +120,8 @@ func TestDriver(t *testing.T) {
 	}
 	pod.Must(t, ask)
 	device.Must(t, ask)
-	// What another program does to ours is repaired, and nothing is written where all is as it should be.
+	// What another program does to ours is repaired, and nothing is written where all is
+	// as it should be.
 	before := nft("-a", "list", "table", "ip", "skerry-api")
 	apply(rule("10.96.0.1:443", "169.254.20.20:10550"))
 	if after := nft("-a", "list", "table", "ip", "skerry-api"); after != before {

@@ -1,8 +1,12 @@
-// Package wireguard keeps one WireGuard interface of the kernel's, by which packets reach devices that are on no network of this one.
+// Package wireguard keeps one WireGuard interface of the kernel's, by which packets reach devices
+// that are on no network of this one.
 //
-// It owns the interface skerry-wg, whole: its key, its addresses and its peers. The name is how a fresh process knows it, and the key is made with it and lives in the kernel
-// alone: it outlives edgecore and not the boot, and is on no disk. It refuses an interface of that name that is no WireGuard, and implementations outside of the kernel. What is to change is
-// computed by plan, which is pure. A Driver sees the network namespace of the calling thread, and is used by one goroutine at a time.
+// It owns the interface skerry-wg, whole: its key, its addresses and its peers. The name is how a
+// fresh process knows it, and the key is made with it and lives in the kernel alone: it outlives
+// edgecore and not the boot, and is on no disk. It refuses an interface of that name that is no
+// WireGuard, and implementations outside of the kernel. What is to change is computed by plan,
+// which is pure. A Driver sees the network namespace of the calling thread, and is used by one
+// goroutine at a time.
 package wireguard
 
 import (
@@ -23,16 +27,19 @@ import (
 // Interface is the interface's name.
 const Interface = "skerry-wg"
 
-// What a packet grows by, for each family that carries it: the header of IP, that of UDP, and 32 bytes of WireGuard's (wireguard.com/papers/wireguard.pdf, 5.4.6).
+// What a packet grows by, for each family that carries it: the header of IP, that of UDP, and 32
+// bytes of WireGuard's (wireguard.com/papers/wireguard.pdf, 5.4.6).
 const (
 	Overhead4 = 60
 	Overhead6 = 80
 )
 
 const (
-	// keepalive keeps the way open through a NAT on it; RFC 4787, 4.3, lets one forget after two minutes, and many do after half of one.
+	// keepalive keeps the way open through a NAT on it; RFC 4787, 4.3, lets one forget after two
+	// minutes, and many do after half of one.
 	keepalive = 25 * time.Second
-	// silence is how long a peer may not have been heard before it is looked for where it is said to be: a session ends after 180 s (the paper's 6.1, REJECT-AFTER-TIME).
+	// silence is how long a peer may not have been heard before it is looked for where it is said
+	// to be: a session ends after 180 s (the paper's 6.1, REJECT-AFTER-TIME).
 	silence = 3 * time.Minute
 )
 
@@ -45,7 +52,8 @@ type Key [wgtypes.KeyLen]byte
 // Peer is a device at the other end.
 type Peer struct {
 	Key Key
-	// Endpoint is where it was seen; the zero value where that is not known. The kernel follows it to where its packets come from.
+	// Endpoint is where it was seen; the zero value where that is not known. The kernel follows it
+	// to where its packets come from.
 	Endpoint netip.AddrPort
 	// Allowed are the addresses whose packets go to it, and the only ones that may come from it.
 	Allowed []netip.Prefix
@@ -196,7 +204,8 @@ func addresses(link netlink.Link, want []netip.Addr) error {
 	return errors.Join(errs...)
 }
 
-// plan is what is to change, and whether anything is. A peer that speaks from elsewhere than it is said to be stays there, until it has been silent or is said to be at another place.
+// plan is what is to change, and whether anything is. A peer that speaks from elsewhere than it is
+// said to be stays there, until it has been silent or is said to be at another place.
 func plan(have *wgtypes.Device, want Config, said map[Key]netip.AddrPort, now time.Time) (change wgtypes.Config, differs bool) {
 	if have.ListenPort != want.Port {
 		change.ListenPort, differs = &want.Port, true

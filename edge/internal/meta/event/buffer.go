@@ -1,7 +1,8 @@
-// Package event is the events of this device: the newest of them, as the edge API shows them, and how one is made.
+// Package event is the events of this device: the newest of them, as the edge API shows them, and
+// how one is made.
 //
-// It owns which events are kept, in what order, and their records on the disk. It refuses events that kube-apiserver would refuse. One goroutine changes
-// a Buffer; Flush may be called by another.
+// It owns which events are kept, in what order, and their records on the disk. It refuses events
+// that kube-apiserver would refuse. One goroutine changes a Buffer; Flush may be called by another.
 package event
 
 import (
@@ -19,8 +20,9 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/store/storepb"
 )
 
-// Buffer is the newest events of this device. In memory it is always right; on the disk it is some time behind, for it is there to look at after a
-// restart. What must reach the cloud is in the outbox.
+// Buffer is the newest events of this device. In memory it is always right; on the disk it
+// is some time behind, for it is there to look at after a restart. What must reach the cloud
+// is in the outbox.
 type Buffer struct {
 	limits Limits // set by New, never changed
 
@@ -118,8 +120,8 @@ func (c *Count) Add(before, after int) {
 // Count counts the events.
 func (r *Buffer) Count() Count { return Count{len(r.order), r.bytes} }
 
-// Trim offers the events to be removed, the oldest first, while there are more than may be: c is how many there will be. remove returns the size of
-// what it removed, -1 where it removed nothing.
+// Trim offers the events to be removed, the oldest first, while there are more than may be: c is
+// how many there will be. remove returns the size of what it removed, -1 where it removed nothing.
 func (r *Buffer) Trim(c Count, remove func(object.Ref) int) {
 	for _, k := range r.order {
 		if c.Events <= r.limits.Events && c.Bytes <= r.limits.Bytes {

@@ -1,7 +1,8 @@
-// Package lease is the kubelet's Lease, answered on the device: cloudcore renews the real one for as long as the link says that the kubelet lives.
+// Package lease is the kubelet's Lease, answered on the device: cloudcore renews the real one for
+// as long as the link says that the kubelet lives.
 //
-// It owns that one object, which is never stored and never sent. It refuses writes that kube-apiserver would refuse. All methods may be called by many
-// goroutines at once.
+// It owns that one object, which is never stored and never sent. It refuses writes that
+// kube-apiserver would refuse. All methods may be called by many goroutines at once.
 package lease
 
 import (
@@ -39,7 +40,8 @@ func New(node string) *Lease { return &Lease{node: node} }
 // Resource is what a Lease is an object of.
 var Resource = schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
 
-// Is reports whether a reference is to this Lease, or, of one that is to be created, to none by name.
+// Is reports whether a reference is to this Lease, or, of one that is to be created, to
+// none by name.
 func (l *Lease) Is(ref object.Ref) bool {
 	return ref.Resource == Resource && ref.Namespace == corev1.NamespaceNodeLease && (ref.Name == l.node || ref.Name == "")
 }
@@ -64,7 +66,8 @@ func (l *Lease) Alive(now time.Time) bool {
 	return l.object != nil && !l.renewed.IsZero() && now.Sub(l.renewed) < l.duration
 }
 
-// Write takes a write of the Lease. Its version comes from the same counter as every other, and is not on the disk.
+// Write takes a write of the Lease. Its version comes from the same counter as every other, and is
+// not on the disk.
 func (l *Lease) Write(w request.Write, version uint64) (request.Result, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -12,8 +12,9 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/store"
 )
 
-// Batch is a set of changes that are worked out and not yet on the disk. It works on copies: one that is dropped leaves no trace. It may be used
-// until the next change of its Outbox, by one goroutine.
+// Batch is a set of changes that are worked out and not yet on the disk. It works on copies:
+// one that is dropped leaves no trace. It may be used until the next change of its Outbox,
+// by one goroutine.
 type Batch struct {
 	o       *Outbox
 	queues  map[object.Ref]*queue
@@ -95,7 +96,8 @@ func (b *Batch) Pending(ref object.Ref) []*Entry {
 	return b.o.Entries(ref)
 }
 
-// Waiting finds the entry that a result is of; nil where it is gone or has been accepted: the link was renewed in between.
+// Waiting finds the entry that a result is of; nil where it is gone or has been accepted: the link
+// was renewed in between.
 func (b *Batch) Waiting(id uint64) (object.Ref, *Entry) {
 	ref, ok := b.o.refs[id]
 	if !ok {
@@ -121,7 +123,8 @@ func (b *Batch) Add(ref object.Ref, e *Entry) {
 	}
 }
 
-// Accept puts in the place of an entry that the cloud has it, to be kept until the object comes down.
+// Accept puts in the place of an entry that the cloud has it, to be kept until the object
+// comes down.
 func (b *Batch) Accept(ref object.Ref, e *Entry, version string, epoch uint64) {
 	next := *e
 	next.Accepted, next.AcceptedVersion, next.AcceptedEpoch = true, version, epoch
@@ -139,9 +142,9 @@ func (b *Batch) replace(ref object.Ref, e *Entry) {
 	b.save(ref, e)
 }
 
-// Merge puts merged, which says all that last says, in the place of last. What may have been sent is
-// replaced by an entry with a new number: a result that is on its way is of what was sent, and must
-// not take with it what came after.
+// Merge puts merged, which says all that last says, in the place of last. What may have been sent
+// is replaced by an entry with a new number: a result that is on its way is of what was sent, and
+// must not take with it what came after.
 func (b *Batch) Merge(ref object.Ref, last, merged *Entry) {
 	if !last.sent {
 		merged.ID = last.ID
@@ -187,8 +190,9 @@ func (b *Batch) save(ref object.Ref, e *Entry) {
 	b.writes = append(b.writes, func(tx *store.Tx) error { return tx.PutEntry(id, record) })
 }
 
-// PutEvent stages an event. One that still waits takes the repeat in; one that may have reached the cloud already says so by its verb: the cloud then
-// updates what it has. Where there are too many the oldest go.
+// PutEvent stages an event. One that still waits takes the repeat in; one that may have reached
+// the cloud already says so by its verb: the cloud then updates what it has. Where there are too
+// many the oldest go.
 func (b *Batch) PutEvent(ref object.Ref, e *Entry) {
 	if entries := b.Pending(ref); len(entries) > 0 {
 		last := entries[len(entries)-1]
@@ -208,7 +212,8 @@ func (b *Batch) PutEvent(ref object.Ref, e *Entry) {
 	b.trimEvents(e.ID)
 }
 
-// trimEvents drops the oldest events when there are too many, and counts them. One that is under way stays: it may be there already.
+// trimEvents drops the oldest events when there are too many, and counts them. One that is under
+// way stays: it may be there already.
 func (b *Batch) trimEvents(newest uint64) {
 	for _, id := range b.o.eventOrder {
 		if b.events.entries <= b.o.limits.Events && b.events.bytes <= b.o.limits.EventBytes {
@@ -220,8 +225,9 @@ func (b *Batch) trimEvents(newest uint64) {
 	}
 }
 
-// TakeDropped returns how many events have had to make room and counts from zero, once half of the room is free; before, it returns 0: the event that
-// reports it must not push out another, and in a storm that lasts there is one now and then, not each time.
+// TakeDropped returns how many events have had to make room and counts from zero, once half of the
+// room is free; before, it returns 0: the event that reports it must not push out another, and in a
+// storm that lasts there is one now and then, not each time.
 func (b *Batch) TakeDropped() uint64 {
 	limits := b.o.limits
 	if b.events.entries > limits.Events/2 || b.events.bytes > limits.EventBytes/2 {
@@ -232,7 +238,8 @@ func (b *Batch) TakeDropped() uint64 {
 	return n
 }
 
-// PutReport stages what an agent says of an object. It replaces what it said before and still waits.
+// PutReport stages what an agent says of an object. It replaces what it said before and
+// still waits.
 func (b *Batch) PutReport(ref object.Ref, e *Entry) {
 	var last *Entry
 	for _, o := range b.Pending(ref) {
@@ -251,8 +258,8 @@ func (b *Batch) PutReport(ref object.Ref, e *Entry) {
 	}
 }
 
-// MergePatch makes one patch of e and the last of an object's writes that are laid over it, if that still waits and is of the same kind; nil: it can't
-// be.
+// MergePatch makes one patch of e and the last of an object's writes that are laid over it, if that
+// still waits and is of the same kind; nil: it can't be.
 func (b *Batch) MergePatch(delivered object.Object, laid []*Entry, e *Entry) (last, merged *Entry) {
 	if len(laid) == 0 {
 		return nil, nil
@@ -279,7 +286,8 @@ func (b *Batch) MergePatch(delivered object.Object, laid []*Entry, e *Entry) (la
 	return last, &next
 }
 
-// before is the decoded object under the last of entries: as delivered, with all but that one laid over it.
+// before is the decoded object under the last of entries: as delivered, with all but that
+// one laid over it.
 func before(delivered object.Object, entries []*Entry) (runtime.Object, error) {
 	shown, _ := Overlay(delivered, entries[:len(entries)-1])
 	return object.DecodeRaw(shown.Raw)

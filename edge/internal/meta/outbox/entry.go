@@ -11,7 +11,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/store/storepb"
 )
 
-// Entry is one write that waits. The body of an event is on the disk alone. It is never changed once it was staged, only replaced.
+// Entry is one write that waits. The body of an event is on the disk alone. It is never changed
+// once it was staged, only replaced.
 type Entry struct {
 	ID              uint64 // given by the outbox; its results are matched by it
 	Class           storepb.Class
@@ -27,7 +28,8 @@ type Entry struct {
 	AcceptedEpoch   uint64 // of the session; 0 after a restart
 	Size            int
 
-	// Volatile: never on the disk. A kubelet says every few minutes that nothing has changed: that is not worth a write to flash.
+	// Volatile: never on the disk. A kubelet says every few minutes that nothing has changed: that
+	// is not worth a write to flash.
 	Volatile bool
 	sent     bool // may have reached the cloud: a create can't be merged into any more without saying so. The outbox alone sets it
 }
@@ -35,8 +37,8 @@ type Entry struct {
 // event reports whether it is an event: events are bounded by themselves and leave room for state.
 func (e *Entry) event() bool { return e.Class == storepb.Class_EVENT }
 
-// Laid reports whether the write is laid over the object that the cloud delivered. What it says of its node, an agent adds to the object in the
-// cloud.
+// Laid reports whether the write is laid over the object that the cloud delivered. What it says of
+// its node, an agent adds to the object in the cloud.
 func (e *Entry) Laid() bool { return e.Class != storepb.Class_EVENT && e.Class != storepb.Class_REPORT }
 
 func entryOf(id uint64, r *storepb.Entry) (object.Ref, *Entry) {
@@ -62,8 +64,9 @@ func (e *Entry) record(ref object.Ref) *storepb.Entry {
 	}
 }
 
-// Overlay lays the writes that wait over what the cloud delivered; hidden where one deletes it. A write with another uid is not for this object, and
-// one that does not apply is left out: the relay will say what is wrong with it.
+// Overlay lays the writes that wait over what the cloud delivered; hidden where one deletes it. A
+// write with another uid is not for this object, and one that does not apply is left out: the relay
+// will say what is wrong with it.
 func Overlay(delivered object.Object, entries []*Entry) (shown object.Object, hidden bool) {
 	shown = delivered
 	var obj runtime.Object

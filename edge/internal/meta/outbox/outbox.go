@@ -1,10 +1,12 @@
 // Package outbox is the writes that wait for the cloud, and which of them may go.
 //
-// It owns a queue for each object, in order, of which one write at most is under way; the windows of what is under way; and the bound of the events, of
-// which the oldest give way. It refuses nothing: its user asks how many wait for an object. It writes nothing to the disk by itself: a Batch has what
-// its user's transaction is to write, and is taken over with Show once that is done.
+// It owns a queue for each object, in order, of which one write at most is under way; the windows
+// of what is under way; and the bound of the events, of which the oldest give way. It refuses
+// nothing: its user asks how many wait for an object. It writes nothing to the disk by itself: a
+// Batch has what its user's transaction is to write, and is taken over with Show once that is done.
 //
-// One goroutine stages and changes; it reads what it changed without a lock. Status, Written and Newest may be called by any.
+// One goroutine stages and changes; it reads what it changed without a lock. Status, Written and
+// Newest may be called by any.
 package outbox
 
 import (
@@ -52,7 +54,8 @@ type contents struct {
 	dropped    uint64 // events that had to make room and of which no event tells yet
 }
 
-// queue is the writes of one object, oldest first: first those accepted, then at most one under way, then those that wait.
+// queue is the writes of one object, oldest first: first those accepted, then at most one under
+// way, then those that wait.
 type queue struct{ entries []*Entry }
 
 // head is the next write to send.
@@ -81,7 +84,8 @@ func empty() contents {
 // Stored is what the store has of an outbox.
 type Stored struct{ contents }
 
-// Read reads it. event is called for each event that waits, the oldest first; its body is the callee's.
+// Read reads it. event is called for each event that waits, the oldest first; its body is
+// the callee's.
 func Read(tx *store.Tx, event func(ref object.Ref, body []byte)) (*Stored, error) {
 	o := &Stored{empty()}
 	var err error
@@ -176,7 +180,8 @@ func (o *Outbox) Restart() {
 	}
 }
 
-// Finish lets the next write of the object go. Call it after the result of the one with this number is on the disk.
+// Finish lets the next write of the object go. Call it after the result of the one with this number
+// is on the disk.
 func (o *Outbox) Finish(id uint64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -230,7 +235,8 @@ func (o *Outbox) next(r *ready.Set) (object.Ref, *Entry) {
 	return ref, o.queues[ref].head()
 }
 
-// Newest is the greatest of kube-apiserver's versions of accepted writes of an object that have not come down yet; 0 where there is none.
+// Newest is the greatest of kube-apiserver's versions of accepted writes of an object that have not
+// come down yet; 0 where there is none.
 func (o *Outbox) Newest(ref object.Ref) (newest uint64) {
 	o.mu.RLock()
 	defer o.mu.RUnlock()
@@ -242,8 +248,8 @@ func (o *Outbox) Newest(ref object.Ref) (newest uint64) {
 	return newest
 }
 
-// Written is, by resource, the greatest of kube-apiserver's versions of accepted writes that have not
-// come down yet; the greatest number where the version of one is not known.
+// Written is, by resource, the greatest of kube-apiserver's versions of accepted writes that have
+// not come down yet; the greatest number where the version of one is not known.
 func (o *Outbox) Written() map[schema.GroupVersionResource]uint64 {
 	o.mu.RLock()
 	defer o.mu.RUnlock()

@@ -30,7 +30,8 @@ func sent(o *outbox.Outbox) (all []string) {
 	return all
 }
 
-// One write of an object is under way, those of others don't wait for it, and events leave room in the window.
+// One write of an object is under way, those of others don't wait for it, and events leave
+// room in the window.
 func TestOutbox_sendsInOrder(t *testing.T) {
 	o := outbox.New(outbox.Limits{Events: 9, EventBytes: 999, Window: 3, EventWindow: 1})
 	b := o.Stage()

@@ -11,8 +11,9 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/store/storepb"
 )
 
-// Sender is what goes up next. What waits in it is bounded: one acknowledgement, one set of interests, as many inventories as the cloud has asked for,
-// and the window of writes. What is lost with a link is sent again on the next. It may be used by many goroutines at once.
+// Sender is what goes up next. What waits in it is bounded: one acknowledgement, one set of
+// interests, as many inventories as the cloud has asked for, and the window of writes. What is lost
+// with a link is sent again on the next. It may be used by many goroutines at once.
 type Sender struct {
 	wake chan struct{}
 
@@ -75,7 +76,8 @@ func (s *Sender) Reset() {
 // Wake has a value when something was put since the last one was taken.
 func (s *Sender) Wake() <-chan struct{} { return s.wake }
 
-// Take takes what goes first: acknowledgements keep the way down open, interests say what it is for. false: nothing waits.
+// Take takes what goes first: acknowledgements keep the way down open, interests say what it is
+// for. false: nothing waits.
 func (s *Sender) Take() (Next, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -99,8 +101,9 @@ func (s *Sender) Take() (Next, bool) {
 	return Next{}, false
 }
 
-// Message makes the message of a write; the body of an event comes from the store. over is the version of kube-apiserver's on top of which alone the
-// cloud makes the write. false: it is no longer there to be sent.
+// Message makes the message of a write; the body of an event comes from the store. over is the
+// version of kube-apiserver's on top of which alone the cloud makes the write. false: it is no
+// longer there to be sent.
 func (w *Outgoing) Message(s *store.Store, over string) (msg message.Message, ok bool, err error) {
 	e := w.Entry
 	write := &topicpb.Write{

@@ -1,7 +1,8 @@
-// Package putoff is the writes that cloudcore did not take because this node has used up a quota of its (topic.QuotaKind), and when they are
-// sent again.
+// Package putoff is the writes that cloudcore did not take because this node has used up a quota of
+// its (topic.QuotaKind), and when they are sent again.
 //
-// It owns which they are and until when, no more; the outbox has the writes. All methods may be called by many goroutines at once.
+// It owns which they are and until when, no more; the outbox has the writes. All methods may be
+// called by many goroutines at once.
 package putoff
 
 import (
@@ -21,8 +22,9 @@ import (
 // longestPutOff bounds what the cloud may ask for.
 const longestPutOff = time.Minute
 
-// Queue is the numbers of writes that were put off. They stay in the outbox, and under way: what waits with them is at most the window of their class. When the time is over
-// that cloudcore named last they are sent again. A new link sends them anyway.
+// Queue is the numbers of writes that were put off. They stay in the outbox, and under way: what
+// waits with them is at most the window of their class. When the time is over that cloudcore named
+// last they are sent again. A new link sends them anyway.
 type Queue struct {
 	timer *time.Timer // when the next are due
 

@@ -1,5 +1,5 @@
-// Package ready is the set of what may be sent. It owns the order, refuses nothing, and is used by one
-// goroutine at a time.
+// Package ready is the set of what may be sent. It owns the order, refuses nothing, and is used by
+// one goroutine at a time.
 package ready
 
 import (

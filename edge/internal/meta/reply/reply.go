@@ -1,5 +1,5 @@
-// Package reply makes the Status errors that metamanager answers its clients with, each with the time
-// after which to come back. It keeps nothing.
+// Package reply makes the Status errors that metamanager answers its clients with, each with the
+// time after which to come back. It keeps nothing.
 package reply
 
 import (

@@ -1,5 +1,6 @@
-// Package request is what clients of the edge API ask metamanager, and what they get: reads, watches and writes, with who asks. It keeps nothing; its
-// values are not changed once they were handed over.
+// Package request is what clients of the edge API ask metamanager, and what they get: reads,
+// watches and writes, with who asks. It keeps nothing; its values are not changed once they
+// were handed over.
 package request
 
 import (
@@ -14,7 +15,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
-// ErrPassThrough is the answer to a Get and a List of what is not held here and can be asked of the cloud. It is only ever given while there is a link.
+// ErrPassThrough is the answer to a Get and a List of what is not held here and can be asked of the
+// cloud. It is only ever given while there is a link.
 var ErrPassThrough = errors.New("not held here: ask the cloud")
 
 // Caller is who asks the edge API. The zero value is the device's root, which acts as the node.
@@ -25,19 +27,23 @@ type Caller struct {
 
 // ListOptions says who lists and how.
 type ListOptions struct {
-	// FromReflector: any version will do (resourceVersion=0), as reflectors ask: the set is worth holding. The list waits for it.
+	// FromReflector: any version will do (resourceVersion=0), as reflectors ask: the set is worth
+	// holding. The list waits for it.
 	FromReflector bool
-	// Held asks for what is held of the selection, whatever the sets are that it belongs to; 503 where no set of the resource was ever delivered.
-	// It makes no interest: it is for a person who looks at the device.
+	// Held asks for what is held of the selection, whatever the sets are that it belongs to; 503
+	// where no set of the resource was ever delivered. It makes no interest: it is for a person who
+	// looks at the device.
 	Held   bool
 	Caller Caller
 }
 
 // WatchOptions says from where to watch.
 type WatchOptions struct {
-	// From is the version after which changes are wanted. 0: any; the watch begins with all that is held, each as Added.
+	// From is the version after which changes are wanted. 0: any; the watch begins with all that is
+	// held, each as Added.
 	From uint64
-	// InitialEvents begins with all that is held, whatever From says, and says with a bookmark (Event.InitialEnd) where that ends.
+	// InitialEvents begins with all that is held, whatever From says, and says with a bookmark
+	// (Event.InitialEnd) where that ends.
 	InitialEvents bool
 	// Held: see ListOptions.
 	Held   bool
@@ -47,7 +53,8 @@ type WatchOptions struct {
 // Event is one thing that a watch sees.
 type Event struct {
 	Type watch.EventType
-	// Object is as it is after the change; of Deleted: as it was, with the version of its deletion. Its bytes are shared: don't change them.
+	// Object is as it is after the change; of Deleted: as it was, with the version of its deletion.
+	// Its bytes are shared: don't change them.
 	Object     object.Object
 	Version    uint64         // of the change; of a Bookmark: of what has been seen
 	InitialEnd bool           // the Bookmark that ends the initial events

@@ -20,8 +20,10 @@ import (
 // refreshers is how many tokens are asked for at one time when a link has come up.
 const refreshers = 4
 
-// Refresh asks for new tokens, each time that linked has a value, in the place of the kept ones that are past or near their end: so that they are young
-// again should the link go before the kubelet comes to ask, which it does about once a minute. It then gets what was asked for here. It ends with ctx.
+// Refresh asks for new tokens, each time that linked has a value, in the place of the kept ones
+// that are past or near their end: so that they are young again should the link go before the
+// kubelet comes to ask, which it does about once a minute. It then gets what was asked for here.
+// It ends with ctx.
 func (t *Keeper) Refresh(ctx context.Context, linked <-chan struct{}) error {
 	for {
 		select {

@@ -1,8 +1,11 @@
-// Package token is the tokens of ServiceAccounts that a device keeps: the last answer to each request, sealed, and served while the cloud can't be
-// asked, past its expiry if need be. A pod that starts without a link needs the file, and what runs without the cloud can't be refused by it.
+// Package token is the tokens of ServiceAccounts that a device keeps: the last answer to
+// each request, sealed, and served while the cloud can't be asked, past its expiry if need
+// be. A pod that starts without a link needs the file, and what runs without the cloud can't
+// be refused by it.
 //
-// It owns which answers are kept; the store has them. It refuses nothing: requests with a ServiceAccount's own token are the cloud's to judge, each
-// time. All methods may be called by many goroutines at once; what it keeps changes with a Batch of its user's.
+// It owns which answers are kept; the store has them. It refuses nothing: requests with a
+// ServiceAccount's own token are the cloud's to judge, each time. All methods may be called by many
+// goroutines at once; what it keeps changes with a Batch of its user's.
 package token
 
 import (
@@ -219,7 +222,8 @@ func (t *Keeper) kept(k []byte) (*storepb.Answer, error) {
 	return kept, nil
 }
 
-// old reports whether a kubelet would ask again: when less than a fifth of the token's life is left.
+// old reports whether a kubelet would ask again: when less than a fifth of the token's
+// life is left.
 func old(a *storepb.Answer, now time.Time) bool {
 	var r authenticationv1.TokenRequest
 	if err := json.Unmarshal(a.Body, &r); err != nil || r.Status.ExpirationTimestamp.IsZero() {

@@ -15,8 +15,9 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/store/storepb"
 )
 
-// Batch is a set of changes that are worked out and neither on the disk nor shown. It works on copies: one that is dropped leaves no trace. It may be used
-// until the next change of its View, by one goroutine.
+// Batch is a set of changes that are worked out and neither on the disk nor shown. It works on
+// copies: one that is dropped leaves no trace. It may be used until the next change of its View,
+// by one goroutine.
 type Batch struct {
 	v         *View
 	version   uint64
@@ -117,7 +118,8 @@ func (b *Batch) Expects(p *topicpb.Digest) bool {
 	return d.is(p)
 }
 
-// Set stages an object, nil for its deletion, and gives the change a version where any client can see it. The caller saves it.
+// Set stages an object, nil for its deletion, and gives the change a version where any client can
+// see it. The caller saves it.
 func (b *Batch) Set(ref object.Ref, h *Held) *Held {
 	before := b.Get(ref)
 	k := keyOf(ref)
@@ -154,7 +156,8 @@ func (b *Batch) SaveDeletion(ref object.Ref) {
 	b.save(func(tx *store.Tx) error { return tx.DeleteObject(ref) })
 }
 
-// Sizes calls do for each object of a resource that this batch sets: the bytes before and after it, -1 where there was or will be none.
+// Sizes calls do for each object of a resource that this batch sets: the bytes before and after it,
+// -1 where there was or will be none.
 func (b *Batch) Sizes(resource schema.GroupVersionResource, do func(before, after int)) {
 	size := func(h *Held) int {
 		if h == nil {
@@ -238,7 +241,8 @@ func (b *Batch) Synced(id uint64) {
 	b.saveInterest(i)
 }
 
-// Refuse stages that kube-apiserver does not let this node have a set. It returns the interest, nil where there is none.
+// Refuse stages that kube-apiserver does not let this node have a set. It returns the interest, nil
+// where there is none.
 func (b *Batch) Refuse(id uint64, why *metav1.Status) *Interest {
 	i := b.stageInterest(id)
 	if i == nil {
@@ -252,7 +256,8 @@ func (b *Batch) Refuse(id uint64, why *metav1.Status) *Interest {
 	return i
 }
 
-// KeepsPods reports whether pods stay although the cloud takes them back: it refuses the set that they are of.
+// KeepsPods reports whether pods stay although the cloud takes them back: it refuses the set
+// that they are of.
 func (b *Batch) KeepsPods() bool {
 	for id, i := range b.v.interests {
 		if staged, ok := b.interests[id]; ok {
@@ -303,8 +308,8 @@ func (b *Batch) Gone(resource schema.GroupVersionResource, version string) {
 	b.gone[resource] = n
 }
 
-// Drop stages the end of interests that are still idle, and returns the objects of resources of which none is left. What else no interest matches the
-// cloud takes back.
+// Drop stages the end of interests that are still idle, and returns the objects of resources of
+// which none is left. What else no interest matches the cloud takes back.
 func (b *Batch) Drop(ids []uint64) (gone []object.Ref) {
 	v := b.v
 	v.mu.RLock() // uses go on meanwhile

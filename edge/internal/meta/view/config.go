@@ -11,7 +11,8 @@ import (
 type Config struct {
 	Node   string
 	Limits Limits
-	// Want has a Batch want a selection that no interest covers yet, and returns when that is on the disk and shown.
+	// Want has a Batch want a selection that no interest covers yet, and returns when that is on
+	// the disk and shown.
 	Want func(ctx context.Context, selection object.Selection, pinned bool) error
 	// InterestsChanged is called, with the lock held, when there are other interests than before.
 	InterestsChanged func()

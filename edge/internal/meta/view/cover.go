@@ -11,13 +11,15 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
-// ownPods is what a kubelet watches. A pod's node never changes, so for the kubelet a pod that is not in this set is gone.
+// ownPods is what a kubelet watches. A pod's node never changes, so for the kubelet a pod that is
+// not in this set is gone.
 func (v *View) ownPods() object.Selection {
 	return object.Selection{Resource: Pods, Fields: fields.OneTermEqualSelector("spec.nodeName", v.config.Node)}
 }
 
-// own reports whether the set is the kubelet's own pods. A cloud that refuses it, by mistake or by a change of rights, does not end pods that run: as
-// with a kubelet whose watch is forbidden, they go on as they were.
+// own reports whether the set is the kubelet's own pods. A cloud that refuses it, by mistake or by
+// a change of rights, does not end pods that run: as with a kubelet whose watch is forbidden, they
+// go on as they were.
 func (v *View) own(i *Interest) bool {
 	return i.Resource == Pods && i.Namespace == "" && i.labels == "" && i.Fields == v.ownPods().FieldString()
 }
@@ -25,7 +27,8 @@ func (v *View) own(i *Interest) bool {
 // valid reports whether what is held of the set may be served.
 func (v *View) valid(i *Interest) bool { return i.synced && (i.refused == nil || v.own(i)) }
 
-// answerable reports whether the view has all that the selection asks for. Called with the lock held.
+// answerable reports whether the view has all that the selection asks for. Called with the
+// lock held.
 func (v *View) answerable(s object.Selection) bool {
 	if s.Resource == Events {
 		return true
@@ -91,7 +94,8 @@ func (v *View) tablesFor(i *Interest) {
 	}
 }
 
-// table finds or makes the table of a resource. Only the goroutine that shows makes them, with the lock held for writing.
+// table finds or makes the table of a resource. Only the goroutine that shows makes them, with the
+// lock held for writing.
 func (v *View) table(resource schema.GroupVersionResource) *table {
 	t := v.tables[resource]
 	if t == nil {
@@ -118,7 +122,8 @@ func (v *View) countUses(before, after *Held) {
 	}
 }
 
-// travelsHere reports whether a selection is of one object that some pod here refers to. Called with the lock held.
+// travelsHere reports whether a selection is of one object that some pod here refers to. Called
+// with the lock held.
 func (v *View) travelsHere(s object.Selection) bool {
 	name := s.Name()
 	if name == "" || !object.Travels(s.Resource) {
@@ -159,7 +164,8 @@ func (v *View) someSet(r schema.GroupVersionResource) bool {
 	return false
 }
 
-// snapshot is what a selection may match: by resource, namespace and name alone, for the rest is not worked out under the lock.
+// snapshot is what a selection may match: by resource, namespace and name alone, for the rest is
+// not worked out under the lock.
 func (v *View) snapshot(s object.Selection) []*Held {
 	t := v.tables[s.Resource]
 	if t == nil {
@@ -198,7 +204,8 @@ func (v *View) ComesDown(o object.Object) bool {
 	})
 }
 
-// Gone reports whether an object that is not held is certain not to be there, to the kubelet: see Get.
+// Gone reports whether an object that is not held is certain not to be there, to the
+// kubelet: see Get.
 func (v *View) Gone(ref object.Ref) bool {
 	v.mu.RLock()
 	defer v.mu.RUnlock()

@@ -11,9 +11,9 @@ import (
 )
 
 // gone is, by resource, as of which of kube-apiserver's versions the newest deletion was known that
-// came down. What is held does not show it, and a replica of cloudcore whose watch lags may have what
-// was deleted still (docs/decisions/0067). One that is lower than the one before is of a cluster that
-// was restored, and counts. There are as many as resources with interests.
+// came down. What is held does not show it, and a replica of cloudcore whose watch lags may have
+// what was deleted still (docs/decisions/0067). One that is lower than the one before is of a
+// cluster that was restored, and counts. There are as many as resources with interests.
 type gone map[schema.GroupVersionResource]uint64
 
 // goneModule is where the store has them, by group, version and resource.
@@ -29,7 +29,8 @@ func (g gone) write(tx *store.Tx) error {
 	return nil
 }
 
-// readGone leaves out what is none: cloudcore compares without it, as it did with an older edgecore.
+// readGone leaves out what is none: cloudcore compares without it, as it did with an older
+// edgecore.
 func readGone(tx *store.Tx) (gone, error) {
 	all := gone{}
 	err := tx.States(goneModule, func(key string, state []byte) error {

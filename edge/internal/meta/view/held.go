@@ -23,7 +23,8 @@ func compareKeys(a, b types.NamespacedName) int {
 	return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
 }
 
-// Held is one object: as the cloud delivered it, and as it is shown, with the writes that wait laid over it. It is never changed, only replaced.
+// Held is one object: as the cloud delivered it, and as it is shown, with the writes that wait laid
+// over it. It is never changed, only replaced.
 type Held struct {
 	Shown  object.Object
 	hidden bool  // a deletion waits: shown to no client
@@ -37,7 +38,8 @@ type more struct {
 	uses   []dependency // of a pod
 }
 
-// NewHeld returns what the cloud delivered, which is shown as it is; decoded is the same object, nil where it can refer to no other.
+// NewHeld returns what the cloud delivered, which is shown as it is; decoded is the same object,
+// nil where it can refer to no other.
 func NewHeld(delivered object.Object, decoded runtime.Object) *Held {
 	h := &Held{Shown: delivered}
 	if uses := usesOf(decoded); len(uses) > 0 {

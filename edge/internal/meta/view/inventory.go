@@ -10,11 +10,13 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// fewEntries is up to how many objects all entries are sent at once, instead of the sums of their buckets first.
+// fewEntries is up to how many objects all entries are sent at once, instead of the sums of
+// their buckets first.
 const fewEntries = 64
 
-// Interests is what this device wants and has, for the session with this epoch. written is called under the same lock: by resource, the newest of
-// kube-apiserver's versions of writes that have not come down yet.
+// Interests is what this device wants and has, for the session with this epoch. written is called
+// under the same lock: by resource, the newest of kube-apiserver's versions of writes that have
+// not come down yet.
 func (v *View) Interests(written func() map[schema.GroupVersionResource]uint64) (msg *topicpb.Interests, epoch uint64) {
 	v.mu.RLock()
 	defer v.mu.RUnlock()

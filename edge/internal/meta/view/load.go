@@ -10,8 +10,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/store/storepb"
 )
 
-// versionGap is more than is used up in years of the versions that are not on the disk, those of events and of the Lease: at one change a second, 34
-// years.
+// versionGap is more than is used up in years of the versions that are not on the disk, those of
+// events and of the Lease: at one change a second, 34 years.
 const versionGap = 1 << 30
 
 // Stored is what the store has of a view.
@@ -50,8 +50,9 @@ func Read(tx *store.Tx) (*Stored, error) {
 	return s, err
 }
 
-// Restore forgets what the view has and takes what was read. show makes of each object what is shown; nil leaves it out. What Restore returns is to be
-// written; needed: the view can't be used without.
+// Restore forgets what the view has and takes what was read. show makes of each object what
+// is shown; nil leaves it out. What Restore returns is to be written; needed: the view can't
+// be used without.
 func (v *View) Restore(s *Stored, show func(object.Object) *Held) (write func(*store.Tx) error, needed bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -93,7 +94,8 @@ func (v *View) Restore(s *Stored, show func(object.Object) *Held) (write func(*s
 	}, true
 }
 
-// RestoreEvent takes an event that was read from the store. It returns what it had of the event before.
+// RestoreEvent takes an event that was read from the store. It returns what it had of the
+// event before.
 func (v *View) RestoreEvent(o object.Object) (before *Held) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

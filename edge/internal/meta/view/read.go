@@ -14,8 +14,9 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
-// Get returns one object. NotFound is certain: it is only said where the set that the object would be in was delivered. ErrPassThrough: ask the
-// cloud. Anything else that can't be answered here is a 503.
+// Get returns one object. NotFound is certain: it is only said where the set that the object
+// would be in was delivered. ErrPassThrough: ask the cloud. Anything else that can't be
+// answered here is a 503.
 func (v *View) Get(ctx context.Context, ref object.Ref, caller request.Caller) (object.Object, error) {
 	s := object.Selection{Resource: ref.Resource, Namespace: ref.Namespace, Fields: fields.OneTermEqualSelector("metadata.name", ref.Name)}
 	v.mu.RLock()
@@ -55,8 +56,8 @@ func keptForKubelet(r schema.GroupVersionResource) bool {
 	return false
 }
 
-// List returns what is selected, in the order of namespace and name, and the version that the list is of. The objects' bytes are shared: don't
-// change them. ErrPassThrough: ask the cloud.
+// List returns what is selected, in the order of namespace and name, and the version that the list
+// is of. The objects' bytes are shared: don't change them. ErrPassThrough: ask the cloud.
 func (v *View) List(ctx context.Context, s object.Selection, options request.ListOptions) (items []object.Object, version uint64, err error) {
 	var hs []*Held
 	take := func(*Interest) error { hs, version = v.snapshot(s), v.version; return nil }

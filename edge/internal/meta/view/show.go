@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// Show makes a batch that is on the disk visible. with is called under the same lock: what it changes is seen at once with the batch.
+// Show makes a batch that is on the disk visible. with is called under the same lock: what it
+// changes is seen at once with the batch.
 func (v *View) Show(b *Batch, with func()) {
 	type delivery struct {
 		c        change
@@ -45,7 +46,8 @@ func (v *View) Show(b *Batch, with func()) {
 	}
 }
 
-// showInterest takes over a staged interest, nil for one that is dropped. Called with the lock held.
+// showInterest takes over a staged interest, nil for one that is dropped. Called with the
+// lock held.
 func (v *View) showInterest(id uint64, staged *Interest) {
 	have := v.interests[id]
 	switch {
@@ -65,8 +67,8 @@ func (v *View) showInterest(id uint64, staged *Interest) {
 	}
 }
 
-// Idle lists the interests that no client has watched or read for a while, of which passed is new. Time without a link does not count: what an island
-// holds it keeps.
+// Idle lists the interests that no client has watched or read for a while, of which passed is new.
+// Time without a link does not count: what an island holds it keeps.
 func (v *View) Idle(passed time.Duration) (idle []uint64) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

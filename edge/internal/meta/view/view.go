@@ -1,15 +1,18 @@
-// Package view is what the device holds of the cluster and shows to its clients: the objects, the interests that say which sets of them are held, and
-// the watches.
+// Package view is what the device holds of the cluster and shows to its clients: the objects, the
+// interests that say which sets of them are held, and the watches.
 //
-// It owns these in memory, the versions that clients see, and whether a set may be answered from. It refuses to answer from a set that was never wholly
-// delivered: a wrong empty list makes a kubelet kill every pod. It writes nothing to the disk by itself: a Batch has what its user's transaction is to
-// write, and is seen with Show once that is done.
+// It owns these in memory, the versions that clients see, and whether a set may be answered from.
+// It refuses to answer from a set that was never wholly delivered: a wrong empty list makes a
+// kubelet kill every pod. It writes nothing to the disk by itself: a Batch has what its user's
+// transaction is to write, and is seen with Show once that is done.
 //
-// One goroutine stages and shows; it reads what it showed without a lock. Readers share a lock with it and never wait for the disk. All that clients
-// call may be called by many goroutines at once; before Open and after Close they are answered 503.
+// One goroutine stages and shows; it reads what it showed without a lock. Readers share a lock with
+// it and never wait for the disk. All that clients call may be called by many goroutines at once;
+// before Open and after Close they are answered 503.
 //
-// From the bottom: held.go, watcher.go, table.go and interest.go are what there is; cover.go says what may be answered; batch.go and show.go change it;
-// load.go reads it from the store; hold.go, read.go and watch.go answer clients.
+// From the bottom: held.go, watcher.go, table.go and interest.go are what there is; cover.go says
+// what may be answered; batch.go and show.go change it; load.go reads it from the store; hold.go,
+// read.go and watch.go answer clients.
 package view
 
 import (

@@ -89,7 +89,8 @@ func (w *watcher) deliver(c change) {
 	}
 }
 
-// eventOf is what this watch sees of a change: an object that stops matching is deleted for it, one that begins to is added.
+// eventOf is what this watch sees of a change: an object that stops matching is deleted for it, one
+// that begins to is added.
 func (w *watcher) eventOf(c change) (request.Event, bool) {
 	before, after := w.matches(c.before), w.matches(c.after)
 	switch {

@@ -1,6 +1,8 @@
-// Package balancetest is the contract of data planes for virtual IPs: each implementation's own test calls Run.
+// Package balancetest is the contract of data planes for virtual IPs: each implementation's own
+// test calls Run.
 //
-// It owns the LAN on which it tries them, with a client, a node and its pods, and traffic that goes through the real kernel. It refuses nothing and is for tests only.
+// It owns the LAN on which it tries them, with a client, a node and its pods, and traffic that goes
+// through the real kernel. It refuses nothing and is for tests only.
 package balancetest
 
 import (
@@ -26,7 +28,8 @@ type Plane interface {
 // Case is an implementation.
 type Case struct {
 	New func() (Plane, error)
-	// Look prints everything in the kernel that the implementation may write to, without counters, and Foreign puts something of somebody else's there: shell.
+	// Look prints everything in the kernel that the implementation may write to, without counters,
+	// and Foreign puts something of somebody else's there: shell.
 	Look, Foreign string
 	// RoundRobin: connections go to the backends strictly in turn, also those of UDP.
 	RoundRobin bool
@@ -199,8 +202,8 @@ func sourceRanges(b *bench) {
 	}
 }
 
-// clientAffinity: a client's connections all go to one pod, those of another client to the next, and to
-// another pod when the first is gone.
+// clientAffinity: a client's connections all go to one pod, those of another client to the next,
+// and to another pod when the first is gone.
 func clientAffinity(b *bench) {
 	s := b.service("one", "two")
 	s.Affinity = 100 * time.Second

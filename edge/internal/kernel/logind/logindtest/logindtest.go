@@ -1,5 +1,5 @@
-// Package logindtest plays systemd-logind for tests, on a real dbus-daemon with a socket of its own: no systemd
-// runs where tests run. It does what is written of inhibitor locks of mode delay in
+// Package logindtest plays systemd-logind for tests, on a real dbus-daemon with a socket of its
+// own: no systemd runs where tests run. It does what is written of inhibitor locks of mode delay in
 // https://systemd.io/INHIBITOR_LOCKS and org.freedesktop.login1(5), and nothing else.
 //
 // It owns the daemon and all locks; both go with the test. A Logind may be used from any goroutine.
