@@ -158,11 +158,15 @@ func TestBound(t *testing.T) {
 }
 
 func TestSelect(t *testing.T) {
-	mark := "process-test-" + strconv.Itoa(os.Getpid())
-	s := start(t, process.Spec{Path: "sh", Args: []string{"-c", "sleep 100; :", mark}})
+	// Not a shell: its child has the same arguments until it has become sleep.
+	mark := "0.000" + strconv.Itoa(os.Getpid()) // seconds more
+	s := start(t, process.Spec{Path: "sleep", Args: []string{"100", mark}})
+	for len(process.Cmdline(s.PID)) == 0 { // execve(2) closes what Start waits for before it has set these
+		time.Sleep(time.Millisecond)
+	}
 	found, err := process.Select(func(pid int) bool {
 		args := process.Cmdline(pid)
-		return len(args) == 4 && args[3] == mark
+		return len(args) == 3 && args[2] == mark
 	})
 	if err != nil || len(found) != 1 || found[0] != s.Identity {
 		t.Errorf("found %v, %v; want %v", found, err, s.Identity)
