@@ -76,7 +76,7 @@ func TestTraps_17_Timeout(t *testing.T) {
 func TestTraps_17_Kill(t *testing.T) {
 	dir := t.TempDir()
 	alive := filepath.Join(dir, "alive")
-	c := hook.Config{Dir: dir, Boot: "1", Commands: map[string]string{"hang": "sleep 600 & echo $! >" + alive + "; echo said; wait"}}
+	c := hook.Config{Dir: dir, Boot: "1", Commands: map[string]string{"hang": "echo said; sleep 600 & echo $! >" + alive + "; wait"}}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
