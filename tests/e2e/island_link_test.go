@@ -45,7 +45,8 @@ func TestIsland_02_CrashWhileCut(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
 	crashes := s.pod(ns, "crashes", "edge1")
-	// The startup probe gives a busy machine the time to start it: only what it is asked to do fails.
+	// The startup probe gives a busy machine the time to start it: only what it is asked
+	// to do fails.
 	s.Apply(ns, islander("fails", "edge1")+"    startupProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1, failureThreshold: 60}\n"+
 		"    livenessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1, failureThreshold: 1}\n")
 	fails := &s.WaitPods(ns, "app=fails", "edge1", 1)[0]
