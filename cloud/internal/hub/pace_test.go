@@ -2,6 +2,7 @@ package hub_test
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,10 +18,10 @@ import (
 // session can be ended at any moment.
 func TestHub_ChargedNodesAreReadAsTheyPay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		handled := map[string]int{}
+		handled := map[string]*atomic.Int64{"flood": new(atomic.Int64), "honest": new(atomic.Int64)}
 		b := newBench(t, hub.Config{}, part{attach: func(s hub.Session, mux *message.Mux) {
 			message.Handle(mux, topic.EventWrite, func(context.Context, message.Message, *topicpb.Write) error {
-				handled[string(s.Node())]++
+				handled[string(s.Node())].Add(1)
 				if s.Node() == "flood" {
 					s.Charge(time.Second)
 				}
@@ -36,8 +37,8 @@ func TestHub_ChargedNodesAreReadAsTheyPay(t *testing.T) {
 		write(flood, 40)
 		write(honest, 40)
 		synctest.Wait()
-		if handled["honest"] != 40 || handled["flood"] > 12 {
-			t.Fatalf("at once: %v, want all of the honest node's and the credit of 10 s", handled)
+		if honest, flood := handled["honest"].Load(), handled["flood"].Load(); honest != 40 || flood > 12 {
+			t.Fatalf("at once: %d of the honest node, %d of the other; want all, and the credit of 10 s", honest, flood)
 		}
 		for beat := range 4 {
 			time.Sleep(5 * time.Second)
@@ -51,14 +52,14 @@ func TestHub_ChargedNodesAreReadAsTheyPay(t *testing.T) {
 				t.Errorf("heartbeat %d: %v, %v", beat, answer, err)
 			}
 		}
-		if n := handled["flood"]; n < 10+20 || n > 12+27 {
+		if n := handled["flood"].Load(); n < 10+20 || n > 12+27 {
 			t.Errorf("after 26 s %d were handled", n)
 		}
-		before := handled["flood"]
+		before := handled["flood"].Load()
 		again := b.open("flood", 2) // what it owes it owes still
 		write(again, 20)
 		synctest.Wait()
-		if n := handled["flood"] - before; n > 1 {
+		if n := handled["flood"].Load() - before; n > 1 {
 			t.Errorf("a new session handled %d at once", n)
 		}
 		b.hub.Kick("flood", 4403, "enough")
@@ -73,11 +74,11 @@ func TestHub_ChargedNodesAreReadAsTheyPay(t *testing.T) {
 // it pays.
 func TestHub_EachMessageIsCharged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		handled := 0
+		var handled atomic.Int64
 		b := newBench(t, hub.Config{}, part{attach: func(s hub.Session, mux *message.Mux) {
 			s.Charge(10 * time.Second)
 			message.Handle(mux, topic.EventWrite, func(context.Context, message.Message, *topicpb.Write) error {
-				handled++
+				handled.Add(1)
 				return nil
 			})
 		}})
@@ -91,14 +92,14 @@ func TestHub_EachMessageIsCharged(t *testing.T) {
 			}
 		}()
 		synctest.Wait()
-		if handled > all/10 {
-			t.Errorf("%d of %d messages were handled at once", handled, all)
+		if n := handled.Load(); n > all/10 {
+			t.Errorf("%d of %d messages were handled at once", n, all)
 		}
 		time.Sleep(time.Minute)
 		<-sent
 		synctest.Wait()
-		if handled != all {
-			t.Errorf("%d of %d messages were handled in a minute", handled, all)
+		if n := handled.Load(); n != all {
+			t.Errorf("%d of %d messages were handled in a minute", n, all)
 		}
 	})
 }
