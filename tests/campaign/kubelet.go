@@ -25,7 +25,11 @@ type kubelet struct {
 
 	mu   sync.Mutex
 	pods map[types.UID]*sandbox
-	refs map[string]*sync.Mutex // by resource and name: held by who watches it
+	// reported is how many events there are about a pod, also of one that a damaged store
+	// has lost and the cloud has brought back: an event of the same name once more would
+	// begin to count again.
+	reported map[types.UID]int
+	refs     map[string]*sync.Mutex // by resource and name: held by who watches it
 }
 
 // sandbox is a pod that runs.
@@ -40,7 +44,7 @@ type sandbox struct {
 }
 
 func (s *system) newKubelet(e *edge) *kubelet {
-	return &kubelet{s: s, edge: e, pods: map[types.UID]*sandbox{}, refs: map[string]*sync.Mutex{}}
+	return &kubelet{s: s, edge: e, pods: map[types.UID]*sandbox{}, refs: map[string]*sync.Mutex{}, reported: map[types.UID]int{}}
 }
 
 // run works until ctx ends; from the end of work on it writes only what it must.
@@ -159,7 +163,7 @@ func (k *kubelet) onPod(ctx, work context.Context, r history.Record, o metav1.Ob
 	p := k.pods[o.GetUID()]
 	if p == nil && r.Kind == history.Seen {
 		own, stop := context.WithCancel(ctx)
-		p = &sandbox{name: o.GetName(), uid: o.GetUID(), stop: stop, status: r.Value}
+		p = &sandbox{name: o.GetName(), uid: o.GetUID(), stop: stop, status: r.Value, events: k.reported[o.GetUID()]}
 		k.pods[p.uid] = p
 		k.all.Go(func() { k.work(own, work, p) })
 		k.all.Go(func() { k.reconcile(own, p) })
@@ -285,6 +289,9 @@ func (k *kubelet) getStatus(ctx context.Context, p *sandbox) {
 // report makes an event and repeats it, as client-go's recorder does.
 func (k *kubelet) report(ctx context.Context, p *sandbox, times int) {
 	p.events++
+	k.mu.Lock()
+	k.reported[p.uid] = p.events
+	k.mu.Unlock()
 	e := &corev1.Event{
 		ObjectMeta:     metav1.ObjectMeta{Name: fmt.Sprintf("%s.%.8s.%d", p.name, p.uid, p.events), Namespace: namespace},
 		InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: namespace, Name: p.name, UID: p.uid},
