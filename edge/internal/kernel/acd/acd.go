@@ -1,10 +1,11 @@
 // Package acd asks a LAN whether another host has an address, before a node of ours takes it, and
-// hears who else speaks VRRP there: address conflict detection, by an ARP probe for IPv4 (RFC 5227)
-// and by a neighbour solicitation as duplicate address detection sends it for IPv6 (RFC 4862, 5.4).
+// listens for other VRRP routers there: address conflict detection, by an ARP probe for IPv4 (RFC
+// 5227) and by a neighbour solicitation as duplicate address detection sends it for IPv6 (RFC 4862,
+// 5.4).
 //
 // It owns nothing and changes nothing, neither here nor in the tables of others: a probe bears no
-// sender's address. It refuses to tell anything of an interface without carrier, where nobody could
-// answer. A node that holds the address by VRRP is no conflict: it is told apart by its
+// sender's address. It returns an error for an interface without carrier, where no host could
+// answer. A node that holds the address by VRRP is no conflict: it is recognized by its
 // advertisements, which name the address (RFC 5798, 5). Probe may be called from any goroutine; it
 // sees the network namespace of the calling thread, and runs in the calling goroutine alone.
 package acd
@@ -40,20 +41,21 @@ const (
 // Target is an address to ask for.
 type Target struct {
 	Address netip.Addr
-	// Patience is how long an advertisement of VRRP is waited for once somebody has answered:
+	// Patience is how long an advertisement of VRRP is waited for once a host has answered:
 	// somewhat more than the holder's interval.
 	Patience time.Duration
 }
 
-// Probe asks for all targets on an interface and returns who answers for those that somebody has
-// who is none of ours. It takes 1 s, and as long as the longest patience where somebody answers.
+// Probe asks for all targets on an interface and returns the hardware addresses of other hosts that
+// have one, our own holders left out. It takes 1 s, and up to the longest patience where a host
+// answers.
 func Probe(ctx context.Context, iface string, targets []Target) (map[netip.Addr]net.HardwareAddr, error) {
 	ifi, err := carrier(iface)
 	if err != nil {
 		return nil, err
 	}
 	if len(ifi.HardwareAddr) != macLen || ifi.Flags&net.FlagLoopback != 0 {
-		return nil, nil // a link without hardware addresses: nobody is asked there for who has an address
+		return nil, nil // a link without hardware addresses has no ARP or neighbour discovery to ask with
 	}
 	p, err := open(ifi)
 	if err != nil {
@@ -174,7 +176,7 @@ func (p *prober) run(ctx context.Context, targets []Target) (map[netip.Addr]net.
 			return nil, err
 		}
 	}
-	// Whoever answered may be a holder of ours whose next advertisement is yet to come.
+	// The host that answered may be a holder of ours whose next advertisement is yet to come.
 	for _, t := range targets {
 		if p.foreign(t.Address) {
 			if err := p.hear(ctx, begin.Add(t.Patience), func() bool { return !p.foreign(t.Address) }); err != nil {
@@ -191,7 +193,7 @@ func (p *prober) run(ctx context.Context, targets []Target) (map[netip.Addr]net.
 	return out, nil
 }
 
-// foreign reports whether somebody has the address who is none of ours, as far as was heard.
+// foreign reports whether a host that is no holder of ours has answered for the address.
 func (p *prober) foreign(a netip.Addr) bool { return p.heard[a] != nil && !p.held[a] }
 
 // hear takes in what comes until a time, or until done.

@@ -39,7 +39,7 @@ func TestProbe(t *testing.T) {
 	lan := lantest.New(t)
 	asking := lan.Host("10.80.0.1/24", "2001:db8:80::1/64", "10.80.0.9/32")
 	other := lan.Host("10.80.0.2/24", "2001:db8:80::2/64", "192.0.2.7/32")
-	// In somebody's table only.
+	// In a neighbour table only.
 	asking.Shell("ip neigh replace 10.80.0.77 lladdr 02:00:00:00:00:07 dev lan0")
 	found, err := probe(t, asking, "10.80.0.2", "10.80.0.3", "192.0.2.7", "10.80.0.9", "2001:db8:80::2", "2001:db8:80::3", "10.80.0.77")
 	if err != nil {
@@ -52,9 +52,9 @@ func TestProbe(t *testing.T) {
 		delete(found, netip.MustParseAddr(a))
 	}
 	if len(found) > 0 {
-		t.Errorf("nobody has these: %v", found)
+		t.Errorf("no host has these: %v", found)
 	}
-	// Nobody has learnt anything from the question.
+	// No host has learnt anything from the probe.
 	if table := other.Shell("ip neigh show"); strings.Contains(table, "10.80.0.3") || strings.Contains(table, "0.0.0.0 ") {
 		t.Errorf("the other's table after it was asked:\n%s", table)
 	}
@@ -128,7 +128,7 @@ func TestProbe_HolderByVRRP(t *testing.T) {
 			t.Fatal("keepalived never took the addresses")
 		}
 	}
-	// A stranger beside it is told of.
+	// Another host beside it is reported.
 	lan.Host("10.80.0.3/24")
 	found, err := probe(t, asking, "10.80.0.9", "2001:db8:80::9", "10.80.0.3")
 	if err != nil || len(found) != 1 || found[netip.MustParseAddr("10.80.0.3")] == nil {

@@ -23,7 +23,7 @@ const (
 	protocolVRRP   = 112 // RFC 5798, 5.1.1.4
 	protocolICMPv6 = 58
 	advertisement  = 136 // RFC 4861, 4.4
-	// hops is what whoever is on the link itself has in the TTL or hop limit: RFC 4861, 7.1, and
+	// hops is the TTL or hop limit of packets from the link itself: RFC 4861, 7.1, and
 	// RFC 5798, 5.1.1.3.
 	hops = 255
 )
@@ -62,7 +62,7 @@ func ethernet(to, from net.HardwareAddr, kind uint16) []byte {
 	return binary.BigEndian.AppendUint16(b, kind)
 }
 
-// arpProbe is RFC 5227, 2.1.1: a request whose sender's address is 0.0.0.0, so that nobody learns
+// arpProbe is RFC 5227, 2.1.1: a request whose sender's address is 0.0.0.0, so that no host learns
 // anything wrong from it.
 func arpProbe(own net.HardwareAddr, a netip.Addr) []byte {
 	b := ethernet(net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, own, unix.ETH_P_ARP)
@@ -94,9 +94,9 @@ func solicit(own net.HardwareAddr, a netip.Addr) ([]byte, net.HardwareAddr, erro
 	return append(b, body...), to, nil
 }
 
-// answer reads who says in a frame that it has an address. A probe of another says
-// nothing: the other nodes of the pool ask at the same time as we do, and whoever else
-// asks does not have it yet.
+// answer reads from a frame which host claims an address. A probe of another host claims nothing:
+// the other nodes of the pool ask at the same time as we do, and any other host that asks does not
+// have it yet.
 func answer(frame []byte) (who net.HardwareAddr, a netip.Addr, ok bool) {
 	body := frame[etherLen:]
 	switch binary.BigEndian.Uint16(frame[12:]) {

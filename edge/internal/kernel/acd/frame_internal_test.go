@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// Frames come from whoever is on the LAN.
+// Frames come from any host on the LAN.
 func FuzzTake(f *testing.F) {
 	f.Add([]byte{})
 	f.Add(append(make([]byte, 12), 0x08, 0x06, 0, 1, 8, 0, 6, 4, 0, 2))
@@ -20,12 +20,12 @@ func FuzzTake(f *testing.F) {
 		p.take(frame)
 		for a := range p.heard {
 			if a != asked {
-				t.Errorf("kept who has %v, which nobody asked for", a)
+				t.Errorf("kept who has %v, which was not asked for", a)
 			}
 		}
 		for a := range p.held {
 			if a != asked {
-				t.Errorf("kept that VRRP holds %v, which nobody asked for", a)
+				t.Errorf("kept that VRRP holds %v, which was not asked for", a)
 			}
 		}
 		if len(frame) >= etherLen && len(advertised(frame)) > 255 {

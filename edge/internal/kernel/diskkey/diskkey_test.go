@@ -23,14 +23,14 @@ func TestRead(t *testing.T) {
 		credentials string
 		want        string // of the error
 	}{
-		"a command":                  {diskkey.Config{Command: "echo " + text}, "", ""},
-		"its complaint is told":      {diskkey.Config{Command: "echo no TPM here >&2; exit 3"}, "", "no TPM here"},
-		"the key itself is not told": {diskkey.Config{Command: "echo " + text + "00"}, "", "does not give 32 bytes"},
-		"output without end":         {diskkey.Config{Command: "yes | head -c 1000000"}, "", "does not give 32 bytes"},
-		"nothing":                    {diskkey.Config{Command: "true"}, "", "does not give 32 bytes"},
-		"a credential":               {diskkey.Config{Credential: "disk"}, dir, ""},
-		"no such credential":         {diskkey.Config{Credential: "other"}, dir, "no such file"},
-		"not run by systemd":         {diskkey.Config{Credential: "disk"}, "", "LoadCredentialEncrypted=disk"},
+		"a command":                   {diskkey.Config{Command: "echo " + text}, "", ""},
+		"its stderr is reported":      {diskkey.Config{Command: "echo no TPM here >&2; exit 3"}, "", "no TPM here"},
+		"the key is not in the error": {diskkey.Config{Command: "echo " + text + "00"}, "", "does not give 32 bytes"},
+		"output without end":          {diskkey.Config{Command: "yes | head -c 1000000"}, "", "does not give 32 bytes"},
+		"nothing":                     {diskkey.Config{Command: "true"}, "", "does not give 32 bytes"},
+		"a credential":                {diskkey.Config{Credential: "disk"}, dir, ""},
+		"no such credential":          {diskkey.Config{Credential: "other"}, dir, "no such file"},
+		"not run by systemd":          {diskkey.Config{Credential: "disk"}, "", "LoadCredentialEncrypted=disk"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv(diskkey.Directory, tc.credentials)

@@ -26,14 +26,14 @@ const (
 	outputFile = "output"
 )
 
-// maxOutput is as many bytes of output as are told, the last ones.
+// maxOutput is how many bytes of output are reported, the last ones.
 const maxOutput = 4096
 
 // maxFile bounds the file of a hook's output, in bytes: it is cut to its end then. While no
 // edgecore runs, nothing cuts it.
 const maxFile = 1 << 20
 
-// record is what has to be known of a hook by whoever comes later.
+// record is what a later edgecore has to know of a hook.
 type record struct {
 	ID      string        `json:"id"`
 	Boot    string        `json:"boot"`

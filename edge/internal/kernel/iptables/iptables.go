@@ -37,14 +37,14 @@ func Source() Base { return Base{Table: "nat", Name: prefix + "VIP-SOURCE", Hook
 // Input closes the ports that are not served.
 func Input() Base { return Base{Table: "filter", Name: prefix + "VIP-PORTS", Hook: "INPUT"} }
 
-// Forward lets through what goes to pods where the policy is DROP; behind everybody else's rules,
-// so that it opens nothing that somebody closed.
+// Forward lets through what goes to pods where the policy is DROP; behind all other rules, so that
+// it opens nothing that another rule closed.
 func Forward() Base {
 	return Base{Table: "filter", Name: prefix + "VIP-FORWARD", Hook: "FORWARD", Last: true}
 }
 
-// loop drops what would leave by the interface of the LAN on which it came: an address that nobody
-// holds would travel between a router and this node.
+// loop drops what would leave by the interface of the LAN on which it came: a packet for an address
+// that no node holds would travel between a router and this node.
 func loop() Base { return Base{Table: "mangle", Name: prefix + "VIP-LOOP", Hook: "FORWARD"} }
 
 // sources drops what comes from elsewhere than the service allows, before anything is translated.

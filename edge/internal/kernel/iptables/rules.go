@@ -198,7 +198,7 @@ func target(line string) (string, bool) {
 }
 
 // fill makes a leaf's chain. One that is there and has as many rules as it should is complete:
-// nobody but us writes to it, and a crash leaves less.
+// no other program writes to it, and a crash leaves less.
 func (r *Rules) fill(table, name string, l Leaf, lines int) error {
 	if lines == len(l.Rules)+1 { // with the line that makes the chain
 		return nil

@@ -251,9 +251,10 @@ func render(cfg Config, instances []Instance) []byte {
 	// but the directory.
 	//
 	// After two parts of a LAN have come together, a loser that hears the winner before it was
-	// heard itself would fall silent at once, and the winner never learn that switches and clients
-	// were told otherwise. So a loser sends one more advertisement (vrrp_higher_prio_send_advert),
-	// and who hears a lower priority announces its addresses, at once and 1 s later.
+	// heard itself would stop advertising at once, and the winner would never learn that switches
+	// and clients hold the loser's hardware address. So a loser sends one more advertisement
+	// (vrrp_higher_prio_send_advert), and a node that hears a lower priority announces its
+	// addresses, at once and 1 s later.
 	//
 	// A process that other programs keep from running for three intervals loses its addresses
 	// although nothing is wrong with the node: the least nice one goes first (vrrp_priority, see

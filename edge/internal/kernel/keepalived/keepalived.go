@@ -24,8 +24,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/atomicfile"
 )
 
-// Changed tells that States may differ from what it was. It is level-triggered: several changes
-// may be told once.
+// Changed signals that States may differ from what it was. It is level-triggered: several changes
+// may be signalled once.
 func (d *Daemon) Changed() <-chan struct{} { return d.changed }
 
 // States are the states of all instances.
@@ -61,8 +61,8 @@ func (d *Daemon) ExtraProblem() error {
 }
 
 // SetReady says whether this node may hold an instance's address. keepalived watches the file: no
-// reload is needed, and giving up is told to the others at once. An instance that was never said to
-// be ready is not.
+// reload is needed, and giving up is announced to the others at once. An instance is not ready
+// before SetReady said so.
 func (d *Daemon) SetReady(name string, ready bool) error {
 	if !plainName.MatchString(name) {
 		return fmt.Errorf("%.40q can't be the name of an instance", name)
@@ -86,8 +86,8 @@ func (d *Daemon) SetReady(name string, ready bool) error {
 }
 
 // Apply makes keepalived hold exactly these elections. Unchanged instances don't notice. An
-// instance that keepalived can't hold is left out and told by Problems; the others are held all the
-// same. An error leaves everything as it was.
+// instance that keepalived can't hold is left out and reported by Problems; the others are held all
+// the same. An error leaves everything as it was.
 func (d *Daemon) Apply(ctx context.Context, instances []Instance) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

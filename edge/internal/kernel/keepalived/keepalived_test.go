@@ -341,8 +341,8 @@ func TestReload_noFlap(t *testing.T) {
 	holds(t, a, b)
 }
 
-// One instance that keepalived can't hold is left out and told; the others are held as if it were
-// not there. As a whole, keepalived would refuse such a configuration.
+// One instance that keepalived can't hold is left out and reported; the others are held as if it
+// were not there. As a whole, keepalived would refuse such a configuration.
 func TestTraps_01_OneBadInstanceIsLeftOut(t *testing.T) {
 	_, a, b := pair(t)
 	web := instance("web", vip, 51, 200)
@@ -392,7 +392,7 @@ func TestExtra_userSections(t *testing.T) {
 	second := instance("second", "10.77.0.101", 52, 200)
 	a.ready("second", true)
 	if err := a.order(order{Apply: []keepalived.Instance{web, second}}); !strings.Contains(err, a.extra) {
-		t.Errorf("the user is not told: %q", err)
+		t.Errorf("the error does not name the file: %q", err)
 	}
 	eventually(t, "the second is there", func() bool { return a.host.Has("10.77.0.101") })
 	if !a.host.Has("10.77.0.50") || !a.host.Has(vip) {
@@ -460,7 +460,7 @@ func TestVIPs_17_SupervisorKilled(t *testing.T) {
 	a.apply(instance("web", vip, 51, 200))
 	eventually(t, "it knows its state", func() bool { return a.state("web") == keepalived.Master })
 	if now, _ := os.ReadFile(filepath.Join(a.dir, "keepalived.pid")); string(now) != string(pid) {
-		t.Errorf("keepalived was started anew: pid %s, then %s", pid, now)
+		t.Errorf("keepalived was restarted: pid %s, then %s", pid, now)
 	}
 	holds(t, a, b)
 	a.ready("web", false)

@@ -86,8 +86,8 @@ func (d *Daemon) tail() string {
 	return string(b)
 }
 
-// adopt finds the keepalived of an earlier run, by its pid file; the pid may be somebody else's by
-// now, so its command line and its network must be right.
+// adopt finds the keepalived of an earlier run, by its pid file; the pid may be another process's
+// by now, so its command line and its network must be right.
 func (d *Daemon) adopt() (*process, error) {
 	pid := readPID(d.path(filePID))
 	if pid == 0 || !d.isOurs(pid) {
@@ -144,8 +144,8 @@ func readPID(path string) int {
 	return pid
 }
 
-// killOrphans ends processes of a keepalived whose parent is gone: it would hold addresses that
-// nobody governs.
+// killOrphans ends processes of a keepalived whose parent is gone: it would hold addresses that no
+// process manages.
 func (d *Daemon) killOrphans() {
 	for _, name := range []string{filePID, fileVRRP} {
 		if pid := readPID(d.path(name)); pid != 0 && d.isOurs(pid) {
@@ -193,8 +193,8 @@ func (p *process) stop(log klog.Logger) error {
 	return nil
 }
 
-// openFIFO makes the FIFO that keepalived tells its transitions through. It is opened for writing
-// too, so that it never ends; a FIFO that nobody reads does no harm.
+// openFIFO makes the FIFO that keepalived reports its transitions through. It is opened for writing
+// too, so that it never ends; a FIFO without a reader does no harm.
 func (d *Daemon) openFIFO() (*os.File, error) {
 	path := d.path(fileFIFO)
 	if err := unix.Mkfifo(path, 0o600); err != nil && !errors.Is(err, unix.EEXIST) {

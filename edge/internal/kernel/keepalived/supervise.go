@@ -134,7 +134,7 @@ func (d *Daemon) Clear(ctx context.Context) error {
 	return errors.Join(err, d.sweepLocked(true))
 }
 
-// end stops keepalived for good: the others are told and take over at once.
+// end stops keepalived for good: the others are notified and take over at once.
 func (d *Daemon) end(log klog.Logger) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -145,7 +145,7 @@ func (d *Daemon) Leaving() ([]netip.Addr, error) {
 }
 
 // remove takes an address from its interface if it is there, whole (/32 or /128): a shorter prefix
-// is somebody else's doing. present says that it was there.
+// was set by another program. present says that it was there.
 func remove(p place, really bool) (present bool, err error) {
 	link, err := netlink.LinkByName(p.iface)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {

@@ -54,7 +54,7 @@ func New(t testing.TB) *LAN {
 	l := &LAN{t: t, prefix: fmt.Sprintf("sk%07x", rand.Uint32N(1<<28))}
 	l.ns = l.prefix + "-sw"
 	namespace(t, l.ns)
-	// No multicast snooping: nobody asks for VRRP's group before the first advertisement.
+	// No multicast snooping: no host joins VRRP's group before the first advertisement.
 	batch(t, l.ns, "link set lo up", "link add br0 type bridge mcast_snooping 0", "link set br0 up")
 	return l
 }

@@ -65,15 +65,15 @@ func Run(ctx context.Context, c Config) error {
 		c.Retry = retry
 	}
 	log := klog.FromContext(ctx)
-	told := ""
+	logged := ""
 	for {
 		err := c.serve(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
-		if text := err.Error(); text != told { // once a cause: it may be so for as long as the device lives
+		if text := err.Error(); text != logged { // once a cause: it may be so for as long as the device lives
 			log.Info("Shutdowns are not delayed: systemd-logind can't be asked; it is tried again", "in", c.Retry, "err", err)
-			told = text
+			logged = text
 		}
 		select {
 		case <-ctx.Done():

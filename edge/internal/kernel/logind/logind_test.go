@@ -12,7 +12,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/logind/logindtest"
 )
 
-// run begins Run, whose calls are told; each Prepare waits for a word.
+// run starts Run and reports its calls; each Prepare waits for goOn.
 func run(t *testing.T, bus string) (calls chan string, goOn chan error) {
 	t.Helper()
 	calls, goOn = make(chan string), make(chan error)

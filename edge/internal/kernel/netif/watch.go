@@ -16,8 +16,8 @@ import (
 const gather = 50 * time.Millisecond
 
 // Watch calls changed whenever List has become another, until ctx ends. Changes that List does not
-// show, such as an address without a network, are not told. It reads rtnetlink(7); messages that
-// the kernel had no room for count as a change.
+// show, such as an address without a network, are not reported. It reads rtnetlink(7); messages
+// that the kernel had no room for count as a change.
 func Watch(ctx context.Context, changed func()) error {
 	done := make(chan struct{})
 	defer close(done)

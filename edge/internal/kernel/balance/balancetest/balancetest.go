@@ -29,7 +29,7 @@ type Plane interface {
 type Case struct {
 	New func() (Plane, error)
 	// Look prints everything in the kernel that the implementation may write to, without counters,
-	// and Foreign puts something of somebody else's there: shell.
+	// and Foreign adds something of another program there: shell.
 	Look, Foreign string
 	// RoundRobin: connections go to the backends strictly in turn, also those of UDP.
 	RoundRobin bool
@@ -218,7 +218,7 @@ func clientAffinity(b *bench) {
 	if word, _ := b.ask(second, "tcp", 80); word == first {
 		b.t.Errorf("both clients come to %s", word)
 	}
-	// The pods are applied anew, in another order: nothing changes for the client.
+	// The pods are applied again, in another order: nothing changes for the client.
 	again := b.service("two", "one")
 	again.Affinity = s.Affinity
 	b.apply(again)
@@ -367,7 +367,7 @@ func foreign(b *bench) {
 	}
 }
 
-// circles: a packet for an address that nobody holds is not sent back to where it came from.
+// circles: a packet for an address that no node holds is not sent back to where it came from.
 func circles(b *bench) {
 	b.apply(b.service())
 	whole := netip.PrefixFrom(b.vip, b.vip.BitLen()).String()
@@ -378,7 +378,7 @@ func circles(b *bench) {
 	b.node.Shell(fmt.Sprintf("ip %s route add %s via %s dev %s", family, whole, b.clientIP, lantest.Interface))
 	_, _, err := b.client.Ask("tcp", b.at(80), time.Second)
 	if err == nil {
-		b.t.Error("somebody answers")
+		b.t.Error("a host answers")
 	}
 	const dropped = "for i in iptables ip6tables; do $i -t mangle -nvxL SKERRY-VIP-LOOP 2>/dev/null; done | awk '/SKERRY/ {n += $1} END {print n + 0}'"
 	if n := strings.TrimSpace(b.node.Shell(dropped)); n == "0" {
