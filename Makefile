@@ -132,7 +132,7 @@ lint: ## golangci-lint as build/tools/lint/go.mod pins it; its first build takes
 	go tool -modfile=build/tools/lint/go.mod golangci-lint run $(PACKAGES)
 
 .PHONY: generate
-generate: ## all generated code anew; needs protoc (apt-get install protobuf-compiler)
+generate: ## regenerate all generated code; needs protoc (apt-get install protobuf-compiler)
 	@build/generate.sh
 
 .PHONY: verify

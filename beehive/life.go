@@ -12,7 +12,7 @@ import (
 type State string
 
 const (
-	Stopped    State = "Stopped"    // not started yet, or stopped when told to
+	Stopped    State = "Stopped"    // not started yet, or stopped on request
 	Starting   State = "Starting"   // runs, and is not ready yet
 	Ready      State = "Ready"      // runs and receives
 	BackingOff State = "BackingOff" // has failed and will start again

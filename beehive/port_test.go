@@ -57,7 +57,7 @@ func TestSend(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("message (-want +got):\n%s", diff)
 		}
-		if err := b.Port("a").Send(t.Context(), "nobody", sent); !errors.Is(err, beehive.ErrNoModule) {
+		if err := b.Port("a").Send(t.Context(), "absent", sent); !errors.Is(err, beehive.ErrNoModule) {
 			t.Errorf("Send to a module that isn't there returned %v", err)
 		}
 	})
@@ -303,7 +303,7 @@ func TestSendToGroup(t *testing.T) {
 				t.Errorf("%d messages wait for %s, want none", m.Depth, m.Name)
 			}
 		}
-		if err := b.Port("a").SendToGroup(t.Context(), "nobody", state.New(message.Resource{}, "up")); !errors.Is(err, beehive.ErrNoGroup) {
+		if err := b.Port("a").SendToGroup(t.Context(), "absent", state.New(message.Resource{}, "up")); !errors.Is(err, beehive.ErrNoGroup) {
 			t.Errorf("SendToGroup to an empty group returned %v", err)
 		}
 	})

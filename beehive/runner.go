@@ -15,7 +15,7 @@ import (
 	"github.com/skerry-io/skerry/beehive/message"
 )
 
-// Config is what a Runner may be told beside its wiring. The zero value is fit for use.
+// Config holds a Runner's optional settings. The zero value is fit for use.
 type Config struct {
 	StartTimeout time.Duration // how long a module is waited for before the next one starts; default 30 s
 	StopTimeout  time.Duration // how long a module may take to stop; default 10 s
@@ -208,14 +208,14 @@ func (r *Runner) stop(logger klog.Logger, m *module) error {
 	case <-m.stopped:
 		return nil
 	case <-timeout.C:
-		// Nobody may wait for what it will not do.
+		// No sender may wait for a module that handles nothing any more.
 		r.bus.close(m.name)
 		logger.Error(nil, "Module does not stop", "module", m.name, "after", m.StopTimeout)
 		return fmt.Errorf("module %s did not stop within %v", m.name, m.StopTimeout)
 	}
 }
 
-var errEnded = errors.New("returned though nobody had stopped it")
+var errEnded = errors.New("returned without being stopped")
 
 // panicError is a panic made an error; the stack goes to the log alone.
 type panicError struct {

@@ -113,7 +113,7 @@ func TestRunner_failuresThatEndIt(t *testing.T) {
 			return errBroken
 		}, "module bad: broken"},
 		"a panic":      {func(context.Context, *beehive.Port) error { panic("oops") }, "module bad: panic: oops"},
-		"an early end": {func(context.Context, *beehive.Port) error { return nil }, "module bad: returned though nobody had stopped it"},
+		"an early end": {func(context.Context, *beehive.Port) error { return nil }, "module bad: returned without being stopped"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -222,8 +222,8 @@ func TestRunner_saysWhoIsStuck(t *testing.T) {
 	})
 }
 
-// Whoever waits for a module that fails is told at once; what was merely sent to it waits
-// for its next run.
+// A caller that waits for a module that fails gets the error at once; what was merely sent to it
+// waits for its next run.
 func TestRunner_failureWhileOthersWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fail, runs := make(chan struct{}), 0

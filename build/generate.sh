@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# generate.sh [DIR]: makes the generated code anew, in the tree or, for comparing, in a copy of it below DIR.
+# generate.sh [DIR]: regenerates the generated code, in the tree or, for comparing, in a copy of it below DIR.
 set -euo pipefail
 into=${1:-.}
 if ! command -v protoc >/dev/null; then

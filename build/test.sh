@@ -156,7 +156,7 @@ else
 	apart "code" code &
 	apart "kernels" kernels &
 	apart "places" places &
-	while sleep 60; do # so that whoever watches sees that something happens
+	while sleep 60; do # show progress
 		for log in "$out"/test-*.log; do
 			echo "   ${log#"$out"/}: $(tail -n 1 "$log")"
 		done

@@ -3,9 +3,9 @@
 //
 // It owns the shape of a message and the typed topics that give content a Go type. It knows no
 // transport, no encoding and no Kubernetes; it imports the standard library only. Values are
-// immutable by convention: whoever has sent a message, or its content, never changes it again.
-// Mux is filled before it is used and may then be used by many goroutines at once; everything
-// else is a plain value.
+// immutable by convention: a sender never changes a message, or its content, once it is sent. Mux
+// is filled before it is used and may then be used by many goroutines at once; everything else is a
+// plain value.
 package message
 
 import (

@@ -141,11 +141,11 @@ func TestMux(t *testing.T) {
 		m   message.Message
 		err error
 	}{
-		"handled":          {leaseUpdate.New(message.Resource{Name: "edge1"}, lease{"edge2"}), nil},
-		"handler's error":  {leaseQuery.New(message.Resource{}, "x"), errRefused},
-		"nobody's":         {unknown.New(message.Resource{}, 1), message.ErrNoHandler},
-		"wrong content":    {wrong, message.ErrWrongContent},
-		"somebody refused": {wrong.Answer(errRefused), message.ErrNoHandler}, // a Response is a topic of its own
+		"handled":         {leaseUpdate.New(message.Resource{Name: "edge1"}, lease{"edge2"}), nil},
+		"handler's error": {leaseQuery.New(message.Resource{}, "x"), errRefused},
+		"unknown topic":   {unknown.New(message.Resource{}, 1), message.ErrNoHandler},
+		"wrong content":   {wrong, message.ErrWrongContent},
+		"a refusal":       {wrong.Answer(errRefused), message.ErrNoHandler}, // a Response is a topic of its own
 	} {
 		if err := mux.Dispatch(t.Context(), c.m); !errors.Is(err, c.err) {
 			t.Errorf("%s: Dispatch returned %v, want %v", name, err, c.err)

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// ErrNoHandler is returned by Dispatch for a message that nobody has asked for.
+// ErrNoHandler is returned by Dispatch for a message whose topic has no handler.
 var ErrNoHandler = errors.New("no handler for this topic")
 
 // Mux leads each message to the handler of its topic. Register every handler before the

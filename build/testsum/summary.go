@@ -40,7 +40,7 @@ type event struct {
 	ImportPath string // of the build events
 }
 
-// patience is how often whoever watches is told what runs, while nothing else is printed.
+// patience is how often the running tests are printed, while nothing else is.
 const patience = 30 * time.Second
 
 type summary struct {

@@ -1,9 +1,9 @@
 // Package config reads the configuration files of both binaries: YAML, strict, with every mistake
-// told at once by file, line and field.
+// reported at once by file, line and field.
 //
 // It owns the reading and the reporting; the fields and their rules belong to the package that
 // declares the struct. It refuses unknown fields, fields given twice, values of the wrong type, and
-// more than one document. Its values are plain and shared with nobody.
+// more than one document. Its values are plain and not shared.
 package config
 
 import (

@@ -125,7 +125,7 @@ func (w *walker) mapping(n *yaml.Node, t reflect.Type, path string) any {
 	return out
 }
 
-// free reads a value whose shape is checked by somebody else, such as a KubeletConfiguration.
+// free reads a value whose shape another package checks, such as a KubeletConfiguration.
 func (w *walker) free(n *yaml.Node, path string) any {
 	switch n.Kind {
 	case yaml.MappingNode:
@@ -156,7 +156,7 @@ func (w *walker) scalar(n *yaml.Node, path string) any {
 	return v
 }
 
-// leaf tries the value alone in its own type, so that a mistake is told with its place.
+// leaf tries the value alone in its own type, so that a mistake is reported with its position.
 func (w *walker) leaf(n *yaml.Node, t reflect.Type, path string) any {
 	if n.Kind != yaml.ScalarNode {
 		w.problem(n, path, "is %s; want %s", describe(n), want(t))

@@ -231,7 +231,7 @@ func TestBudget(t *testing.T) {
 	}
 }
 
-// The runtime's own: it tells of each collection, counts those that nobody asked for, and keeps its
+// The Go runtime's driver reports each collection, does not count forced ones, and keeps its
 // percentage only for a Run.
 func TestRuntime(t *testing.T) {
 	collected := make(chan struct{}, 1)

@@ -1,8 +1,8 @@
 // Package health is the listener of a process for those who watch over it: /healthz,
 // /readyz and /metrics.
 //
-// It owns the listener. What healthy and ready mean is told to it. It refuses everything but GET
-// and HEAD. Checks are called for each request, by many goroutines at once.
+// It owns the listener. Its caller defines healthy and ready. It refuses everything but GET and
+// HEAD. Checks are called for each request, by many goroutines at once.
 package health
 
 import (
@@ -34,9 +34,8 @@ type Server struct {
 	token   string
 }
 
-// GuardMetrics has /metrics answer only who bears the token (Authorization: Bearer); "" is
-// nobody's. It is called before Run: on a loopback address every local user could read it
-// otherwise.
+// GuardMetrics makes /metrics require the token (Authorization: Bearer); "" admits no client. It is
+// called before Run: on a loopback address every local user could read it otherwise.
 func (s *Server) GuardMetrics(token string) { s.guarded, s.token = true, token }
 
 // New returns a server for an address ("127.0.0.1:10551"). live are the checks of /healthz: a

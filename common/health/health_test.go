@@ -47,7 +47,7 @@ func TestGuardedMetrics(t *testing.T) {
 		"no token":            {"secret", "", 401},
 		"another":             {"secret", "Bearer other", 401},
 		"the token":           {"secret", "Bearer secret", 200},
-		"none is nobody's":    {"", "Bearer ", 401},
+		"an empty token":      {"", "Bearer ", 401},
 		"the pages need none": {"secret", "-", 200},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -25,8 +25,8 @@ type Config struct {
 	MaxReceive int
 	// MaxAssembly is how many bytes of messages longer than a frame, as they are on the wire, this
 	// end holds over all classes but Urgent: of those that a peer has begun and not ended, and of
-	// those that nobody has received yet. A peer that has begun more is refused; while it is the
-	// latter that take the room, reading waits.
+	// those that wait to be received. A peer that has begun more is refused; while the latter use
+	// up the quota, reading waits.
 	MaxAssembly int
 	// PeerAssembly is MaxAssembly of the peer; 0: that of this end.
 	PeerAssembly int
@@ -34,9 +34,9 @@ type Config struct {
 	// negative: never.
 	CompressAbove int
 
-	// SendQueue bounds what waits to be sent, for each class. A full queue holds Send back. Of
-	// class Stream a sixteenth waits: whoever has room in the queue is served in turn, so the less
-	// waits there, the sooner a stream's turn comes.
+	// SendQueue bounds what waits to be sent, for each class. A full queue holds Send back. Class
+	// Stream's queue is a sixteenth of it: streams take turns to enter it, so the shorter it is,
+	// the sooner a stream's turn comes.
 	SendQueue Bound
 	// ReceiveQueue bounds what has come and was not received yet, for each class. A full queue
 	// stops reading: the peer is held back, and ends the link when that lasts for its IdleTimeout.

@@ -89,7 +89,7 @@ func (c *conn) Send(ctx context.Context, m message.Message) error {
 	}
 	q := c.out[entry.Class]
 	o := &outgoing{data: data, weight: q.room.weight(len(data))}
-	if entry.Delivery == message.Latest && !m.Header.Sync && m.Header.ParentID == 0 { // nobody waits for this one message
+	if entry.Delivery == message.Latest && !m.Header.Sync && m.Header.ParentID == 0 { // no caller waits for this one message
 		o.latest = &latestKey{m.Key(), m.Route.Resource}
 	}
 	if err := c.acquire(ctx, q.room, o.weight); err != nil {

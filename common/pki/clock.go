@@ -8,16 +8,16 @@ import (
 // Clock is the time by which certificates are judged, on devices whose own clock may be far off:
 // many have no battery and start in 1970.
 //
-// Until the cloud has told the time it is the system's, but never before the last time that is
-// known to have passed. Once the cloud has told it over a verified link it is the cloud's, carried
-// on by the monotonic clock, whatever the system's says.
+// Until the cloud has sent its time it is the system's, but never before the last time that is
+// known to have passed. Once the cloud has sent its time over a verified link it is the cloud's,
+// advanced by the monotonic clock, whatever the system's says.
 type Clock struct {
 	keep func(time.Time) // set by NewClock, never changed
 
 	mu     sync.Mutex
 	floor  time.Time
-	synced time.Time // when the cloud told the time: the system's reading, with the monotonic one
-	told   time.Time // what it told; zero: nothing yet
+	synced time.Time // when the cloud sent its time: the system's reading, with the monotonic one
+	cloud  time.Time // the time that it sent; zero: none yet
 	kept   time.Time
 }
 
@@ -40,8 +40,8 @@ func (c *Clock) Now() time.Time {
 
 func (c *Clock) now() time.Time {
 	t := time.Now()
-	if !c.told.IsZero() {
-		t = c.told.Add(t.Sub(c.synced))
+	if !c.cloud.IsZero() {
+		t = c.cloud.Add(t.Sub(c.synced))
 	}
 	if t.Before(c.floor) {
 		return c.floor
@@ -49,7 +49,7 @@ func (c *Clock) now() time.Time {
 	return t.Round(0)
 }
 
-// AtLeast notes that t has passed, because somebody trusted has signed so.
+// AtLeast notes that t has passed, because a trusted signer has signed it.
 func (c *Clock) AtLeast(t time.Time) {
 	c.mu.Lock()
 	if t.After(c.floor) {
@@ -61,7 +61,7 @@ func (c *Clock) AtLeast(t time.Time) {
 // Told notes the cloud's time, as it came over a verified link.
 func (c *Clock) Told(t time.Time) {
 	c.mu.Lock()
-	c.told, c.synced = t, time.Now()
+	c.cloud, c.synced = t, time.Now()
 	// A floor that came from a wrong clock must not outlive the right time.
 	c.floor = t
 	c.unlockAndKeep()

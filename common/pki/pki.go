@@ -4,8 +4,8 @@
 // It owns the form of a node's certificate request, of a printed token and of the bodies of a join,
 // so that the device and the cloud can't disagree about them. It refuses a request that names
 // anything but one node, a token that pins no CA, and every TLS version below 1.3. It keeps no
-// files and speaks to nobody. Clock may be used by many goroutines at once; everything else is a
-// value or a function.
+// files and opens no connections. Clock may be used by many goroutines at once; everything else is
+// a value or a function.
 package pki
 
 import (

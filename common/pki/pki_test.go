@@ -197,17 +197,17 @@ func TestClock(t *testing.T) {
 		if got := c.Now(); !got.Equal(signed) {
 			t.Errorf("Now is %v; want %v", got, signed)
 		}
-		told := signed.Add(100 * 24 * time.Hour)
-		c.Told(told)
+		cloud := signed.Add(100 * 24 * time.Hour)
+		c.Told(cloud)
 		time.Sleep(time.Hour)
-		if got, want := c.Now(), told.Add(time.Hour); !got.Equal(want) {
+		if got, want := c.Now(), cloud.Add(time.Hour); !got.Equal(want) {
 			t.Errorf("Now is %v; want the cloud's time carried on, %v", got, want)
 		}
-		if got, want := c.Skew(), start.Sub(told); got != want {
+		if got, want := c.Skew(), start.Sub(cloud); got != want {
 			t.Errorf("Skew is %v; want %v", got, want)
 		}
-		c.Told(told.Add(2 * time.Hour)) // less than a day on: not worth a write
-		if diff := cmp.Diff([]time.Time{signed, told}, kept); diff != "" {
+		c.Told(cloud.Add(2 * time.Hour)) // less than a day on: not worth a write
+		if diff := cmp.Diff([]time.Time{signed, cloud}, kept); diff != "" {
 			t.Errorf("kept times (-want +got):\n%s", diff)
 		}
 	})

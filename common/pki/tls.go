@@ -34,7 +34,7 @@ func ServerTLS(s Server) *tls.Config {
 	if s.ClientCAs == nil {
 		return cfg
 	}
-	// For whoever only looks at the configuration; the one of the handshake is made below.
+	// For callers that only inspect the configuration; the one of the handshake is made below.
 	cfg.ClientAuth = tls.RequireAndVerifyClientCert
 	cfg.ClientCAs = x509.NewCertPool()
 	cfg.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {

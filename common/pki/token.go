@@ -12,9 +12,8 @@ import (
 	"k8s.io/cluster-bootstrap/util/tokens"
 )
 
-// Pin is the SHA-256 of a CA's SubjectPublicKeyInfo: a CA may be issued anew with the same key
-// and stays the one that was meant (RFC 7469, section 2.4; kubeadm's
-// --discovery-token-ca-cert-hash is the same sum).
+// Pin is the SHA-256 of a CA's SubjectPublicKeyInfo: a CA may be reissued with the same key and
+// still matches (RFC 7469, section 2.4; kubeadm's --discovery-token-ca-cert-hash is the same sum).
 type Pin [sha256.Size]byte
 
 // PinOf is the pin of cert's key.

@@ -111,7 +111,7 @@ const (
 	ReasonNodeExists   Reason = "NodeExists"
 	ReasonNodeGone     Reason = "NodeGone" // a renewal, after the Node was deleted
 	ReasonRevoked      Reason = "CertificateRevoked"
-	ReasonDenied       Reason = "Denied" // by somebody else
+	ReasonDenied       Reason = "Denied" // by another approver
 	ReasonTooMany      Reason = "TooManyRequests"
 	ReasonUnavailable  Reason = "Unavailable" // the cloud's trouble: try again
 )

@@ -21,7 +21,7 @@ type Class uint8
 const (
 	// Urgent: heartbeats, and what opens and closes a session.
 	Urgent Class = iota
-	// Answer: requests that somebody waits for, their answers, and acknowledgements.
+	// Answer: requests that a caller waits for, their answers, and acknowledgements.
 	Answer
 	// Normal: state and writes.
 	Normal

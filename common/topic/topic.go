@@ -82,9 +82,9 @@ var (
 	APIResponse = message.NewTopic[*topicpb.APIResponse](KindAPI, message.Response, message.Every)
 )
 
-// Streams: connections within the link. Who opens one is told that it was accepted by the first
-// StreamWindow or StreamData, and that it was refused by a StreamClose. StreamData and StreamClose
-// stay in order among themselves, and so do the other two.
+// Streams: connections within the link. The first StreamWindow or StreamData tells the opener that
+// it was accepted, a StreamClose that it was refused. StreamData and StreamClose stay in order
+// among themselves, and so do the other two.
 var (
 	StreamOpen   = message.NewTopic[*topicpb.StreamOpen](KindStream, message.Insert, message.Every)
 	StreamWindow = message.NewTopic[*topicpb.StreamWindow](KindStream, message.Response, message.Every)

@@ -18,7 +18,7 @@ import (
 	"github.com/skerry-io/skerry/common/tunnel"
 )
 
-// talker is a server that says endlessly what nobody needs, as a kubelet with a long log does.
+// talker is a server that sends without end, as a kubelet with a long log does.
 func talker(b *testing.B) string {
 	b.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -124,9 +124,9 @@ func BenchmarkFirstByte(b *testing.B) {
 	})
 }
 
-// BenchmarkTunnel_13_SlowLink measures a heartbeat over an uplink of 256 kbit/s, idle and
-// beside a bulk copy. The difference is to be compared with the time of one chunk; the median
-// of each is told.
+// BenchmarkTunnel_13_SlowLink measures a heartbeat over an uplink of 256 kbit/s, idle and beside a
+// bulk copy. The difference is to be compared with the time of one chunk; the median of each is
+// reported.
 func BenchmarkTunnel_13_SlowLink(b *testing.B) {
 	const rate = 32 << 10 // bytes a second
 	w := linked(b, link.WebSocket, func(c net.Conn) net.Conn { return &slow{Conn: c, rate: rate} }, talker(b))

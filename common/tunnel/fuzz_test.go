@@ -70,7 +70,7 @@ func fuzzEnd(t *testing.T, script []byte, accepts, edge bool) {
 			return near, nil
 		}
 	}
-	mux := tunnel.New(nobody{}, config)
+	mux := tunnel.New(discard{}, config)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- mux.Run(ctx) }()

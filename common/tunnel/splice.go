@@ -15,7 +15,7 @@ const copySize = chunk
 // or ctx ends, and closes both. The end of one direction is handed on as such where the connection
 // has a CloseWrite.
 func Splice(ctx context.Context, a, b net.Conn) {
-	shut := sync.OnceFunc(func() { _, _ = a.Close(), b.Close() }) // whoever copies learns of the end by its own error
+	shut := sync.OnceFunc(func() { _, _ = a.Close(), b.Close() }) // both copies end with an error of their own
 	defer shut()
 	defer context.AfterFunc(ctx, shut)()
 	var both sync.WaitGroup
@@ -28,7 +28,7 @@ func Splice(ctx context.Context, a, b net.Conn) {
 func pass(to, from net.Conn, shut func()) {
 	// Without the methods by which io.Copy would take another buffer than this one.
 	if _, err := io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{from}, make([]byte, copySize)); err != nil {
-		if s, ok := to.(interface{ abort(reason string) }); ok && !errors.Is(err, net.ErrClosed) { // a Stream, whose far end is told why
+		if s, ok := to.(interface{ abort(reason string) }); ok && !errors.Is(err, net.ErrClosed) { // a Stream, whose peer gets the reason
 			s.abort(err.Error())
 		}
 		shut()

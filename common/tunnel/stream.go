@@ -26,9 +26,9 @@ type Stream struct {
 	writing sync.Mutex // one Write at a time; taken before mu
 
 	mu       sync.Mutex
-	changed  chan struct{} // closed, and forgotten, at each change that somebody waits for
+	changed  chan struct{} // closed, and cleared, at each change that a goroutine waits for
 	accepted bool
-	reason   string // told to the peer with the close
+	reason   string // sent to the peer with the close
 
 	// What comes.
 	buffer  [][]byte      // what has come and was not read
@@ -171,7 +171,7 @@ func (s *Stream) answered() {
 // halved. s.mu is held.
 func (s *Stream) resize(read int) int {
 	const (
-		slack = 50 * time.Millisecond // of whoever reads and writes at the ends
+		slack = 50 * time.Millisecond // for the readers and writers at the ends
 		rest  = 10 * time.Second      // until a path is tried again
 	)
 	old := s.window
@@ -245,7 +245,7 @@ func (s *Stream) finish(why error, reason string) {
 	s.notify()
 }
 
-// leave tells the peer of the stream's end, once, and forgets what nobody will read.
+// leave notifies the peer of the stream's end, once, and drops data that will not be read.
 func (s *Stream) leave(why error, reason string) {
 	s.mu.Lock()
 	s.buffer = nil
@@ -345,7 +345,7 @@ func (s *Stream) grant(n int) {
 	}
 }
 
-// takeGrant is what the peer is to be told now.
+// takeGrant returns the window that the peer is to be granted now.
 func (s *Stream) takeGrant() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -411,8 +411,8 @@ func (s *Stream) release(n int) {
 	s.credit += n
 }
 
-// errAgain says that a Send was interrupted: whoever wrote looks again at the deadline and the
-// stream's state.
+// errAgain says that a Send was interrupted: Write checks the deadline and the stream's state
+// again.
 var errAgain = errors.New("interrupted")
 
 // transmit hands data to the link. An error means that it did not go.

@@ -3,9 +3,9 @@
 //
 // It owns the streams of one session: their windows, deadlines and ends. It refuses a peer that
 // opens more than was agreed, or sends more than it was allowed. It knows no transport: a Sender is
-// all it needs, and whoever receives messages calls the handlers. Nothing that it is told is ever
-// waited for: a reader that stalls costs its own window and nothing else. A Mux and its Streams may
-// be used by many goroutines at once; the handlers are called by one.
+// all it needs, and the receiver of messages calls the handlers. No handler ever waits: a reader
+// that stalls costs its own window and nothing else. A Mux and its Streams may be used by many
+// goroutines at once; the handlers are called by one.
 package tunnel
 
 import (
@@ -99,8 +99,8 @@ type Mux struct {
 	over    bool      // by Stop
 }
 
-// teller is one kind of news for the peer. Nobody waits for it: a goroutine tells it, and ends when
-// there is no more.
+// teller is one kind of notification to the peer. No caller waits for it: a goroutine sends it, and
+// ends when there is no more.
 type teller struct{ due, running bool }
 
 const (
@@ -160,7 +160,7 @@ func (m *Mux) Stop() {
 	m.accepts.Wait()
 }
 
-// poke has the peer told.
+// poke starts sending a kind of notification to the peer.
 func (m *Mux) poke(what int) {
 	m.telling.Lock()
 	defer m.telling.Unlock()
@@ -389,7 +389,7 @@ func (m *Mux) closedEarly(id uint64) error {
 	return nil
 }
 
-// refuse ends a stream that nobody here has seen. m.mu is held.
+// refuse ends a stream that was not handed to any caller here. m.mu is held.
 func (m *Mux) refuse(s *Stream, reason string) {
 	s.mu.Lock()
 	s.finish(net.ErrClosed, reason)

@@ -178,11 +178,11 @@ func TestStream_CarriesBothWaysAndEnds(t *testing.T) {
 func TestOpen_Refused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, tunnel.Config{}, func(_ context.Context, target string) (net.Conn, error) {
-			return nil, fmt.Errorf("nobody listens for %s", target)
+			return nil, fmt.Errorf("no listener for %s", target)
 		}, linktest.PipeOptions{})
 		_, err := w.cloud.Open(t.Context(), "kubelet")
 		refused, ok := errors.AsType[*tunnel.Refused](err)
-		if !ok || refused.Error() != "edge1: nobody listens for kubelet" {
+		if !ok || refused.Error() != "edge1: no listener for kubelet" {
 			t.Errorf("got %v", err)
 		}
 		synctest.Wait()
@@ -226,7 +226,7 @@ func TestProbe(t *testing.T) {
 		if c, e := w.cloud.Len(), w.edge.Len(); c+e != 0 {
 			t.Errorf("%d streams are left in the cloud, %d at the edge", c, e)
 		}
-		silent := tunnel.New(nobody{}, tunnel.Config{})
+		silent := tunnel.New(discard{}, tunnel.Config{})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if err := silent.Probe(ctx); !errors.Is(err, context.DeadlineExceeded) {
@@ -492,7 +492,7 @@ func TestHandle_BadPeer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				accept, ends := server()
-				mux := tunnel.New(nobody{}, tunnel.Config{Edge: true, Accept: accept})
+				mux := tunnel.New(discard{}, tunnel.Config{Edge: true, Accept: accept})
 				ctx, cancel := context.WithCancel(t.Context())
 				done := make(chan error)
 				go func() { done <- mux.Run(ctx) }()
@@ -517,16 +517,16 @@ func TestHandle_BadPeer(t *testing.T) {
 	}
 }
 
-// nobody takes everything.
-type nobody struct{}
+// discard accepts and drops everything.
+type discard struct{}
 
-func (nobody) Send(context.Context, message.Message) error { return nil }
+func (discard) Send(context.Context, message.Message) error { return nil }
 
 // What was accepted may say something before the acceptance itself has come: the two are of
 // different classes.
 func TestOpen_DataIsAnAcceptanceToo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		mux := tunnel.New(nobody{}, tunnel.Config{})
+		mux := tunnel.New(discard{}, tunnel.Config{})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- mux.Run(ctx) }()

@@ -112,7 +112,7 @@ func TestHandle_ForeignStreams(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			test.config.Accept = func(ctx context.Context, _ string) (net.Conn, error) { <-ctx.Done(); return nil, ctx.Err() }
-			mux := tunnel.New(nobody{}, test.config)
+			mux := tunnel.New(discard{}, test.config)
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan error, 1)
 			go func() { done <- mux.Run(ctx) }()

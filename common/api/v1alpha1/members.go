@@ -40,7 +40,7 @@ func (m PoolMembers) Selector() (func(labels.Set) bool, error) {
 	}, nil
 }
 
-// PoolMembers reads who is in the pool of a StaticRoute. known is false where nobody has written it down yet for the pool that the route names now.
+// PoolMembers reads who is in the pool of a StaticRoute. known is false until it is recorded for the pool that the route names now.
 func (r *StaticRoute) PoolMembers() (members PoolMembers, known bool) {
 	if err := json.Unmarshal([]byte(r.Annotations[NodePoolAnnotation]), &members); err != nil || members.Pool != r.Spec.NodePool {
 		return PoolMembers{}, false

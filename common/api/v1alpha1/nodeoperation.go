@@ -193,7 +193,7 @@ type NodeOperationStatus struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=4096
 	Output string `json:"output,omitempty"`
-	// Conditions: Done, Failed, Cancelled. Done's reason is what became of the operation; its message has the words.
+	// Conditions: Done, Failed, Cancelled. Done's reason is the operation's outcome; its message explains it.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

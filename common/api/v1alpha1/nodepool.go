@@ -162,7 +162,7 @@ const (
 	PoolTooManyDevices = "TooManyDevices"    // the pool has more devices than a site may have: they don't speak to each other
 )
 
-// NodePoolStatus is what became of the pool's addresses.
+// NodePoolStatus is the observed state of the pool's addresses.
 type NodePoolStatus struct {
 	// ObservedGeneration is the metadata.generation that the status is about.
 	// +optional
@@ -215,7 +215,7 @@ type NodePool struct {
 
 	// Spec says which nodes are in the pool, and which addresses Services get there.
 	Spec NodePoolSpec `json:"spec"`
-	// Status is what became of the pool's addresses.
+	// Status is the observed state of the pool's addresses.
 	// +optional
 	Status NodePoolStatus `json:"status,omitempty"`
 }

@@ -21,8 +21,8 @@ type RouteType string
 const (
 	RouteUnicast     RouteType = "Unicast"     // to the next hop
 	RouteBlackhole   RouteType = "Blackhole"   // dropped without a word
-	RouteUnreachable RouteType = "Unreachable" // dropped, the sender is told "host unreachable"
-	RouteProhibit    RouteType = "Prohibit"    // dropped, the sender is told "administratively prohibited"
+	RouteUnreachable RouteType = "Unreachable" // dropped, the sender receives ICMP "host unreachable"
+	RouteProhibit    RouteType = "Prohibit"    // dropped, the sender receives ICMP "administratively prohibited"
 )
 
 // DriftPolicy says what a node does when another process changed or removed its route.

@@ -70,8 +70,8 @@ type VirtualIPNode struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=45
 	Address string `json:"address,omitempty"`
-	// HardwareAddress is that of the node's interface on the LAN, as it reported: another router that
-	// speaks VRRP is told from a node of the pool by it.
+	// HardwareAddress is that of the node's interface on the LAN, as it reported. It distinguishes the
+	// pool's nodes from other routers that speak VRRP.
 	// +optional
 	// +kubebuilder:validation:MaxLength=64
 	HardwareAddress string `json:"hardwareAddress,omitempty"`
@@ -142,7 +142,7 @@ type VirtualIPSpec struct {
 	// PreferredNode takes the address back when it returns.
 	// +optional
 	PreferredNode string `json:"preferredNode,omitempty"`
-	// Elected says that some node has held the address: the first election, which the highest priority wins whoever was first, is over.
+	// Elected says that some node has held the address: the first election, which the highest priority wins whichever node started first, is over.
 	// +optional
 	Elected bool `json:"elected,omitempty"`
 	// AddedToPool says that the address was asked for, was in none of the pool's ranges, and was added to them; it goes again with this object.
@@ -220,7 +220,7 @@ const (
 	VIPConditionHolders    = "MultipleHolders"  // more than one node holds the address
 )
 
-// VirtualIPStatus is what became of it.
+// VirtualIPStatus is the observed state of a VirtualIP.
 type VirtualIPStatus struct {
 	// Holder is the node that has the address. More than one, separated by commas, do not hear each other.
 	// +optional
@@ -262,7 +262,7 @@ type VirtualIP struct {
 
 	// Spec is everything that a node needs to know.
 	Spec VirtualIPSpec `json:"spec"`
-	// Status is what became of it.
+	// Status is the observed state.
 	// +optional
 	Status VirtualIPStatus `json:"status,omitempty"`
 }

@@ -281,8 +281,8 @@ func testFullQueue(t *testing.T, pair func(*testing.T, PairOptions) Ends) {
 		}
 		full <- sent
 	}()
-	// Nobody receives: the buffers on the way fill up, then Send waits. It waits for ever, so the
-	// test only has to see that it does at all.
+	// The peer receives nothing: the buffers on the way fill up, then Send waits. It waits for
+	// ever, so the test only has to see that it does at all.
 	waiting := func() int { return ends.Edge.(link.Meter).Stats().Waiting[topic.Bulk] }
 	for stable, last := 0, uint64(0); stable < 20; {
 		time.Sleep(5 * time.Millisecond)

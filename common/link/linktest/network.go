@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Network is what lies between the two ends: it wraps the edge's connection and can be told to
-// misbehave. Its methods may be called at any time.
+// Network is what lies between the two ends: it wraps the edge's connection and injects faults on
+// request. Its methods may be called at any time.
 type Network struct {
 	mu   sync.Mutex
 	cut  bool

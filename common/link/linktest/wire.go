@@ -20,7 +20,7 @@ type Wire struct {
 	Cloud link.Conn
 	// Write sends bytes in the peer's first stream, past the core.
 	Write func([]byte) error
-	// Closed waits until the cloud has told the peer why it closed.
+	// Closed waits for the close code and reason that the cloud sends to the peer.
 	Closed func() (link.CloseCode, string)
 	// Healthy is another link of the same listener, which must not notice anything; may be empty.
 	Healthy Ends
@@ -98,7 +98,7 @@ func TestWire(t *testing.T, open func(*testing.T, link.Config) Wire) {
 				t.Errorf("the cloud ended by %v, want %d", why, test.want)
 			}
 			if code, reason := wire.Closed(); code != test.want || reason == "" {
-				t.Errorf("the peer was told %d %q, want %d", code, reason, test.want)
+				t.Errorf("the peer received close code %d %q, want %d", code, reason, test.want)
 			}
 			if h := wire.Healthy; h.Edge != nil {
 				send(t, h.Edge, heartbeat(1))

@@ -79,7 +79,7 @@ func TestListener_StartedAnew(t *testing.T) {
 	var udp net.PacketConn
 	first := listen(t, quiclink.ListenConfig{TLS: s.ServerTLS(), ResetKey: key, Wrap: func(c net.PacketConn) net.PacketConn { udp = c; return c }})
 	edge, _ := linktest.Connect(t, first, newDialer(t, quiclink.DialConfig{TLS: s.ClientTLS()}))
-	if err := udp.Close(); err != nil { // as if it were killed: its links are told nothing
+	if err := udp.Close(); err != nil { // as if it were killed: no CONNECTION_CLOSE is sent
 		t.Fatal(err)
 	}
 	second, err := quiclink.Listen(context.Background(), first.Addr().String(), quiclink.ListenConfig{

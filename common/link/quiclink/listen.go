@@ -28,9 +28,9 @@ type ListenConfig struct {
 	// (link.Shares); from half of it on, clients must prove their address first (RFC 9000 section
 	// 8.1.2). 0: 128.
 	MaxHandshakes int
-	// ResetKey lets a process that was started anew tell the clients of its predecessor at once
-	// that their links have ended (RFC 9000 section 10.3). It must be secret and the same for all
-	// replicas behind one address; nil: they find out by IdleTimeout.
+	// ResetKey lets a restarted process tell the clients of its predecessor at once that their
+	// links have ended (RFC 9000 section 10.3). It must be secret and the same for all replicas
+	// behind one address; nil: they find out by IdleTimeout.
 	ResetKey *[32]byte
 	// Wrap, if set, wraps the UDP socket.
 	Wrap func(net.PacketConn) net.PacketConn

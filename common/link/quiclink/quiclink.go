@@ -2,8 +2,8 @@
 // packet that is lost delays one class only.
 //
 // It owns the UDP sockets, the handshake and the streams. It refuses peers without a verified
-// certificate, other versions of the protocol (by ALPN), and more links than it was told to bear.
-// Listener and Dialer may be used by many goroutines at once.
+// certificate, other versions of the protocol (by ALPN), and more links than its bound. Listener
+// and Dialer may be used by many goroutines at once.
 package quiclink
 
 import (
@@ -25,9 +25,9 @@ import (
 func protocol() string { return "skerry/" + strconv.Itoa(topic.Protocol) }
 
 // A stream's window begins small and grows with the path's need: 512 KiB carry 40 Mbit/s over 100
-// ms. That of the connection is always the sum of what its streams' may become: what nobody reads
-// of one class must never take the window from the others, one of which may be what all wait for. A
-// window costs memory only while what has come waits.
+// ms. That of the connection is always the sum of what its streams' may become: unread data of one
+// class must never take the window from the others, one of which may be what all wait for. A window
+// costs memory only while what has come waits.
 const (
 	streamWindow    = 64 << 10
 	maxStreamWindow = 512 << 10
@@ -116,7 +116,7 @@ func (c *carrier) LastHeard() time.Time {
 func (c *carrier) Serve(sink link.Sink) error {
 	var streams sync.WaitGroup
 	defer streams.Wait()
-	// Whoever reads may wait for room instead of for the connection.
+	// A reader may be waiting for quota instead of for the connection.
 	defer context.AfterFunc(c.conn.Context(), func() { sink.End(readError(context.Cause(c.conn.Context()))) })()
 	for range topic.Classes {
 		s, err := c.conn.AcceptUniStream(context.Background()) // ends with the connection
@@ -146,7 +146,7 @@ func readError(err error) error {
 		return nil
 	}
 	if e, ok := errors.AsType[*quic.StatelessResetError](err); ok {
-		return &link.CloseError{Code: link.CloseShutdown, Reason: "the peer was started anew", Remote: true, Err: e}
+		return &link.CloseError{Code: link.CloseShutdown, Reason: "the peer has restarted", Remote: true, Err: e}
 	}
 	if e, ok := errors.AsType[*quic.ApplicationError](err); ok {
 		return &link.CloseError{Code: link.CloseCode(e.ErrorCode), Reason: e.ErrorMessage, Remote: e.Remote}

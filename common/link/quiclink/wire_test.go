@@ -105,7 +105,7 @@ func TestWire_ForeignStreams(t *testing.T) {
 			}
 			<-c.Done()
 			if code, _ := closedBy(t, conn); code != link.CloseProtocol {
-				t.Errorf("the peer was told %d", code)
+				t.Errorf("the peer received close code %d", code)
 			}
 		})
 	}

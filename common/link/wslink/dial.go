@@ -124,8 +124,8 @@ func (d *Dialer) Dial(ctx context.Context, address string) (link.Conn, error) {
 	return c, nil
 }
 
-// direct reports whether whoever acknowledges what is sent is the server itself: no proxy, and a
-// connection that is the kernel's.
+// direct reports whether the server itself acknowledges what is sent: no proxy, and a connection
+// that is the kernel's.
 func (d *Dialer) direct(to *url.URL) bool {
 	if d.config.Wrap != nil {
 		return false

@@ -38,8 +38,8 @@ type ListenConfig struct {
 	// (link.Shares). Four times as many connections wait for a place, before any work is done for
 	// them; others are closed. 0: 128.
 	MaxHandshakes int
-	// RetryAfter is the least that one above MaxLinks is told to wait; it is told up to twice as
-	// much, so that not all come back at once. 0: 5 s.
+	// RetryAfter is the shortest delay sent to a client above MaxLinks; the delay sent is up to
+	// twice that, so that not all come back at once. 0: 5 s.
 	RetryAfter time.Duration
 	// Socket, if set, is where connections come from; no address is opened then, and Close
 	// closes it.
@@ -201,8 +201,8 @@ func (l *Listener) handle(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// hijacker lets the library read by a buffer of our size that we know: only so can be told whether
-// anything has come.
+// hijacker has the library read through our own buffer, of our size, which shows whether anything
+// has come.
 type hijacker struct {
 	http.ResponseWriter
 	buffered *bufio.Reader

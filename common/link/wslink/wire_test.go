@@ -95,7 +95,7 @@ func TestWire_NoWebsocketFrames(t *testing.T) {
 				t.Errorf("ended by %v", c.Err())
 			}
 			if code, _ := closedBy(t, ws); code != link.CloseProtocol && code != websocket.CloseProtocolError {
-				t.Errorf("the peer was told %d", code)
+				t.Errorf("the peer received close code %d", code)
 			}
 		})
 	}

@@ -2,7 +2,7 @@
 //
 // It owns the connections, the handshake and how close codes and keepalives look on a websocket. It
 // refuses peers without a verified certificate, other versions of the protocol, and more links than
-// it was told to bear. Listener and Dialer may be used by many goroutines at once.
+// its bound. Listener and Dialer may be used by many goroutines at once.
 package wslink
 
 import (

@@ -420,7 +420,7 @@ func (x *Heartbeat) GetSilent() bool {
 	return false
 }
 
-// Interest is one list+watch that somebody opened at the edge.
+// Interest is one list+watch that a client opened at the edge.
 type Interest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"` // chosen by the edge, unique in its store
@@ -1277,7 +1277,7 @@ func (x *Write) GetResourceVersion() string {
 	return ""
 }
 
-// WriteResult ends a Write: accepted, or refused for good. Failures that may pass are retried by the cloud and not told. A status of
+// WriteResult ends a Write: accepted, or refused for good. Transient failures are retried by the cloud and not reported. A status of
 // code 429 whose details are of the kind "cloudcore-quota" ends nothing: the edge keeps the write and sends it again when they say.
 type WriteResult struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`

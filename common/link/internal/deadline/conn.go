@@ -102,7 +102,7 @@ func (c *Conn) Read(b []byte) (int, error) {
 	}
 }
 
-// bear sets the read deadline anew where acknowledgements allow that, and says whether it did.
+// bear extends the read deadline where acknowledgements allow that, and reports whether it did.
 func (c *Conn) bear() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -131,7 +131,7 @@ func TestConn_AcknowledgementsCount(t *testing.T) {
 		"none":                  {acks: 0, want: idle},
 		"they end":              {acks: 24 * time.Second, want: 24*time.Second + idle},
 		"they go on":            {acks: time.Hour, want: 5 * idle},
-		"nobody can say":        {acks: time.Hour, fail: errors.New("no TCP_INFO"), want: idle},
+		"no TCP_INFO":           {acks: time.Hour, fail: errors.New("no TCP_INFO"), want: idle},
 		"less than patience":    {acks: 8 * time.Second, want: 8*time.Second + idle},
 		"the last is not heard": {acks: 16 * time.Second, want: 16*time.Second + idle},
 	} {

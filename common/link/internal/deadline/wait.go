@@ -39,15 +39,16 @@ func (c *Conn) Wait() error {
 	}
 }
 
-// readable asks the kernel: epoll tells of changes alone, and what came before the runtime began to
-// listen for them is none.
+// readable asks the kernel: epoll reports changes alone, and data that came before the runtime
+// began to poll is none.
 func readable(fd uintptr) bool {
 	poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 	n, err := unix.Poll(poll, 0)
 	return n != 0 && !errors.Is(err, unix.EINTR) // an error is found by the read
 }
 
-// Try calls f, whose reads fail by ErrNothing instead of waiting. Nobody else may read meanwhile.
+// Try calls f, whose reads fail by ErrNothing instead of waiting. No other goroutine may read
+// meanwhile.
 func (c *Conn) Try(f func() error) error {
 	c.trying = true
 	defer func() { c.trying = false }()
