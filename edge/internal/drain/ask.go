@@ -46,7 +46,7 @@ func (s *State) add(o Operation) error {
 	return nil
 }
 
-// Refuse takes an operation in that can't be carried out, so that it is told of and never begun.
+// Refuse records an operation that can't be carried out, so that it is reported and never begun.
 // Done is for one that was carried out before anything was kept here.
 func (a *Agent) Refuse(ctx context.Context, o Operation, stage Stage, reason, message string) error {
 	return a.call(ctx, func(s *State, f *Facts) error {
@@ -65,7 +65,7 @@ func (a *Agent) Adopt(ctx context.Context, name, request string, uid types.UID) 
 	})
 }
 
-// Told notes that the cloud was told how an operation ended.
+// Told records that the cloud has received how an operation ended.
 func (a *Agent) Told(ctx context.Context, name string, uid types.UID) error {
 	return a.change(ctx, name, func(o *Operation) { o.Told = o.UID == uid })
 }
@@ -158,14 +158,14 @@ func (a *Agent) Force(ctx context.Context, name string, off bool) error {
 	})
 }
 
-// Reachable tells whether the API can be asked: there is a link. It can't until that is told.
+// Reachable sets whether the API can be asked: there is a link. It can't before the first call.
 func (a *Agent) Reachable(ctx context.Context, yes bool) error {
 	return a.call(ctx, func(_ *State, f *Facts) error { f.Reachable = yes; return nil })
 }
 
-// Node tells what is known of the own Node: whether it is Ready, whether it was seen schedulable,
+// Node sets what is known of the own Node: whether it is Ready, whether it was seen schedulable,
 // and whether it was seen with our cordon. A cordon of ours that is not remembered, since the store
-// was lost, is one that nobody else would take back.
+// was lost, is one that no other client would remove.
 func (a *Agent) Node(ctx context.Context, ready, open, ours bool) error {
 	return a.call(ctx, func(s *State, f *Facts) error {
 		f.Ready, f.Open = ready, open

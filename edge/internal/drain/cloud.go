@@ -70,8 +70,8 @@ func (t *through) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	header := http.Header{}
 	header.Set("Content-Type", answer.GetContentType())
-	// A client waits and asks again by itself where it is told to. The agent does so too, and says
-	// what it waits for.
+	// A client retries by itself after Retry-After. The agent does so too, and reports what it
+	// waits for.
 	if after := answer.GetRetryAfter(); after != "" && answer.GetCode() == http.StatusTooManyRequests {
 		header.Set("Retry-After", after)
 	}

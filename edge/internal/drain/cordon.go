@@ -14,8 +14,8 @@ const (
 )
 
 // ours reports whether a node's cordon was set by a drain of edgecore, and is still that one:
-// whoever took it back and set it again since is named in managedFields as the one who set
-// spec.unschedulable. A cluster that strips managedFields leaves the annotation alone to tell.
+// a client that has removed it and set it again is in managedFields as the owner of
+// spec.unschedulable. In a cluster that strips managedFields only the annotation shows it.
 func ours(n *corev1.Node) bool {
 	if !n.Spec.Unschedulable || n.Annotations[v1alpha1.CordonAnnotation] != owner {
 		return false

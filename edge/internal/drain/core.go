@@ -8,13 +8,13 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// Facts are what the core is told of the world.
+// Facts are the input of the core.
 type Facts struct {
 	Now       time.Time
 	Boot      string // tells one boot of the device from another
 	Reachable bool   // the API can be asked
 	Ready     bool   // the node is Ready, as far as is known
-	Open      bool   // the node was seen schedulable: whatever cordon there was, somebody took it back
+	Open      bool   // the node was seen schedulable: whatever cordon there was has been removed
 }
 
 // Verb is what is to be done next.
@@ -41,7 +41,7 @@ type Action struct {
 }
 
 // Step brings the state up to the facts and says what to do then. It is to be kept before the
-// action is begun. Step may be repeated: nothing that it decided is decided anew.
+// action is begun. Step may be repeated: nothing that it decided is decided again.
 func (s *State) Step(f Facts, r Rules) Action {
 	s.boot(f)
 	s.unreachable(f)
@@ -232,7 +232,7 @@ func (s *State) ask(f Facts, r Rules) {
 	}
 }
 
-// release ends a drain that nobody wants any more.
+// release ends a drain that no operation wants any more.
 func (s *State) release(r Rules) {
 	d := &s.Drain
 	held := slices.ContainsFunc(s.Operations, func(o Operation) bool { return o.holds() && o.Spec.Drain != v1alpha1.DrainSkip && !o.needsImage(r) })
@@ -245,7 +245,7 @@ func (s *State) release(r Rules) {
 	}
 }
 
-// maxEnded bounds the operations that are over and still told of in full. Beyond it the oldest go,
+// maxEnded bounds the operations that are over and still reported in full. Beyond it the oldest go,
 // once the NodeOperation has gone too; until then their names and uids stay, since who was
 // forgotten would be taken for new.
 const maxEnded = 32

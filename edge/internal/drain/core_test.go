@@ -150,7 +150,7 @@ func TestStep(t *testing.T) {
 			w.later(w.rules.RetryInterval)
 			w.does(drain.Uncordon, good)
 			w.does(drain.Wait)
-			w.ask("b", v1alpha1.OperationReboot) // a new request asks anew
+			w.ask("b", v1alpha1.OperationReboot) // a new request starts a new drain
 			w.does(drain.Check)
 			w.is(v1alpha1.DrainRequested, drain.Failed, drain.Waiting)
 		},
@@ -254,7 +254,7 @@ func TestStep(t *testing.T) {
 			w.later(-20000 * time.Hour)
 			w.does(drain.Attempt)
 		},
-		"somebody lets pods come back, and then a reboot is asked for": func(w *world) {
+		"the cordon is removed, and then a reboot is requested": func(w *world) {
 			w.ask("a", v1alpha1.OperationDrain)
 			w.does(drain.Check, good)
 			w.does(drain.Cordon, good)

@@ -289,7 +289,7 @@ func (l *loop) start(ctx context.Context, action Action) {
 	ctx, cancel := context.WithCancel(ctx)
 	t := &task{action, cancel, make(chan Result, 1)}
 	l.task = t
-	select { // what an earlier attempt told
+	select { // what an earlier attempt reported
 	case <-a.progress:
 	default:
 	}
@@ -320,7 +320,7 @@ func (a *Agent) act(ctx context.Context, action Action, o Operation, evicted fun
 		}
 		return res
 	case Attempt:
-		if res := a.config.Node.Cordon(ctx); res.Err != nil { // it is there, unless somebody took it back since
+		if res := a.config.Node.Cordon(ctx); res.Err != nil { // it is there, unless it was removed since
 			return res
 		}
 		if a.config.Handover != nil {

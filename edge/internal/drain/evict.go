@@ -145,7 +145,7 @@ const replacement = 5 * time.Second
 // podsPage is as many pods as are asked for at once.
 const podsPage = 500
 
-// stays tells of a pod whether a drain leaves it alone.
+// stays reports whether a drain leaves a pod alone.
 func (w *Worker) stays(ctx context.Context, pod *corev1.Pod) (bool, error) {
 	if _, static := pod.Annotations[corev1.MirrorPodAnnotationKey]; static {
 		return true, nil
@@ -157,7 +157,7 @@ func (w *Worker) stays(ctx context.Context, pod *corev1.Pod) (bool, error) {
 	}
 	_, err := w.client.AppsV1().DaemonSets(pod.Namespace).Get(ctx, owner.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return false, nil // an orphan: nobody brings it back
+		return false, nil // an orphan: no controller brings it back
 	}
 	return err == nil, err
 }
@@ -256,9 +256,9 @@ func (a *attempt) evict(ctx context.Context, pod *corev1.Pod) (again time.Durati
 	return 0, err
 }
 
-// pod reads a pod as it is on this node. A node that gets a pod by its name is told 403 once
-// the pod has gone: the Node authorizer knows no relationship then. It may always list the pods
-// that are on it.
+// pod reads a pod as it is on this node. A node that gets a pod by its name receives 403 once the
+// pod has gone: the Node authorizer knows no relationship then. It may always list the pods that
+// are on it.
 func (w *Worker) pod(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, error) {
 	list, err := w.client.CoreV1().Pods(pod.Namespace).List(ctx, metav1.ListOptions{
 		FieldSelector: fields.Set{"metadata.name": pod.Name, "spec.nodeName": w.node}.String(),

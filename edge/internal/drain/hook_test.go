@@ -56,7 +56,7 @@ func TestTraps_17_HookHangs(t *testing.T) {
 	said := func(name, text string) {
 		t.Helper()
 		l.eventually(name+" says "+text, func() bool {
-			o := l.told(name)
+			o := l.inCloud(name)
 			return o != nil && len(o.Status.Conditions) > 0 && strings.Contains(o.Status.Conditions[0].Message, text)
 		})
 	}
@@ -69,7 +69,7 @@ func TestTraps_17_HookHangs(t *testing.T) {
 		t.Errorf("the hook was run %d times", n)
 	}
 	l.must(l.operations().Patch(t.Context(), first, types.MergePatchType, []byte(`{"spec":{"cancel":true}}`), metav1.PatchOptions{}))
-	o := l.awaitTold(first, "Cancelled")
+	o := l.awaitReported(first, "Cancelled")
 	if !strings.HasPrefix(o.Status.Output, "rebooting\n") || !strings.Contains(o.Status.Conditions[0].Message, "hook was ended") {
 		t.Errorf("its status: %+v", o.Status)
 	}

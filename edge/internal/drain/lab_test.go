@@ -201,7 +201,7 @@ func (l *lab) pdb(name, app string, least int) {
 	})
 }
 
-// eventually waits for something that nobody announces.
+// eventually polls for something that is not announced.
 func (l *lab) eventually(what string, ok func() bool) {
 	l.t.Helper()
 	ctx, cancel := context.WithTimeout(l.t.Context(), patience)
@@ -348,8 +348,8 @@ func (l *lab) setLink(up bool) {
 	}
 }
 
-// link is the way to the API: it can be cut, as metamanager answers then, and somebody else may be
-// quicker with the node.
+// link is the way to the API: it can be cut, as metamanager answers then, and another client may be
+// quicker to write the node.
 type link struct {
 	lab  *lab
 	next http.RoundTripper
@@ -375,7 +375,7 @@ func (k *link) RoundTrip(r *http.Request) (*http.Response, error) {
 		k.lab.updates.Add(1)
 	}
 	if update && k.lab.conflicts.Add(-1) >= 0 {
-		patch := `{"metadata":{"annotations":{"somebody":"` + time.Now().String() + `"}}}`
+		patch := `{"metadata":{"annotations":{"other-client":"` + time.Now().String() + `"}}}`
 		if _, err := k.lab.admin.CoreV1().Nodes().Patch(r.Context(), k.lab.name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
 			return nil, err
 		}

@@ -58,7 +58,7 @@ type follower struct {
 	operations *agent.Objects[*v1alpha1.NodeOperation]
 	cloud      dynamic.NamespaceableResourceInterface
 	reported   map[string]types.UID // operations that this run has reported on, and the uids of their objects
-	told       bool                 // the state of the link has been passed to the agent: linked
+	linkPassed bool                 // the state of the link has been passed to the agent: linked
 	linked     bool
 	seen       string // what was passed to the agent of the own Node: its version, and whether all operations were known
 }
@@ -104,13 +104,13 @@ func (m *Module) start(ctx context.Context, kit *agent.Run) (agent.Sync, error) 
 // wakes this module.
 func (f *follower) tellLink(ctx context.Context) error {
 	up := f.kit.Link().Up
-	if f.told && f.linked == up {
+	if f.linkPassed && f.linked == up {
 		return nil
 	}
 	if err := f.agent.Reachable(ctx, up); err != nil {
 		return err
 	}
-	f.told, f.linked = true, up
+	f.linkPassed, f.linked = true, up
 	return nil
 }
 

@@ -46,7 +46,7 @@ func (l *lab) Report(ctx context.Context, ref object.Ref, uid types.UID, body []
 	}
 	_, err = l.operations().Patch(ctx, ref.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
 	if apierrors.IsNotFound(err) {
-		return nil // told in vain
+		return nil // reported in vain
 	}
 	return err
 }
@@ -159,8 +159,8 @@ func (l *lab) untyped(o *v1alpha1.NodeOperation) *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: content}
 }
 
-// told is what the cloud was told of an operation; nil where there is none.
-func (l *lab) told(name string) *v1alpha1.NodeOperation {
+// inCloud is the NodeOperation as the cloud has it; nil where there is none.
+func (l *lab) inCloud(name string) *v1alpha1.NodeOperation {
 	l.t.Helper()
 	u, err := l.operations().Get(l.t.Context(), name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -172,12 +172,12 @@ func (l *lab) told(name string) *v1alpha1.NodeOperation {
 	return o
 }
 
-// awaitTold waits until condition Done has a reason in the cloud.
-func (l *lab) awaitTold(name, reason string) *v1alpha1.NodeOperation {
+// awaitReported waits until condition Done has a reason in the cloud.
+func (l *lab) awaitReported(name, reason string) *v1alpha1.NodeOperation {
 	l.t.Helper()
 	var o *v1alpha1.NodeOperation
-	l.eventually(name+" is told of as "+reason, func() bool {
-		o = l.told(name)
+	l.eventually(name+" is reported as "+reason, func() bool {
+		o = l.inCloud(name)
 		return o != nil && slices.ContainsFunc(o.Status.Conditions, func(c metav1.Condition) bool { return c.Type == v1alpha1.OperationDone && c.Reason == reason })
 	})
 	return o
@@ -188,7 +188,7 @@ func TestModuleFromTheCloud(t *testing.T) {
 	l.serve()
 	name := l.name + "-op"
 	first := l.want(name, v1alpha1.OperationDrain)
-	o := l.awaitTold(name, "Drained")
+	o := l.awaitReported(name, "Drained")
 	if o.Status.Phase != v1alpha1.DrainComplete || o.Status.CompletedAt == nil || o.Status.RequestedBy != "kubernetes-admin" {
 		t.Errorf("its status: %+v", o.Status)
 	}
@@ -199,21 +199,21 @@ func TestModuleFromTheCloud(t *testing.T) {
 	if second := l.want(name, v1alpha1.OperationReboot); second == first {
 		t.Fatal("it has the uid of the first")
 	}
-	l.awaitTold(name, "Running")
+	l.awaitReported(name, "Running")
 	if ran := l.hooks.runs(); !slices.Equal(ran, []string{"Reboot"}) {
 		t.Errorf("hooks that ran: %v", ran)
 	}
 	l.stop()
 	l.serve() // nothing is done twice
-	l.awaitTold(name, "Running")
+	l.awaitReported(name, "Running")
 	l.stop()
 	l.boot = "boot-2"
 	l.serve()
-	if s := l.awaitTold(name, "Booted").Status; s.BootIDBefore != "boot-1" || s.BootIDAfter != "boot-2" {
+	if s := l.awaitReported(name, "Booted").Status; s.BootIDBefore != "boot-1" || s.BootIDAfter != "boot-2" {
 		t.Errorf("its status: %+v", s)
 	}
 	l.want(name+"-refused", v1alpha1.OperationShutdown)
-	l.awaitTold(name+"-refused", "Refused")
+	l.awaitReported(name+"-refused", "Refused")
 	if ran := l.hooks.runs(); !slices.Equal(ran, []string{"Reboot"}) {
 		t.Errorf("hooks that ran: %v", ran)
 	}
@@ -224,7 +224,7 @@ func TestExamples(t *testing.T) {
 	l.applyKinds()
 	plane.Apply(t, "manifests/examples/drain")
 	for _, name := range []string{"edge-17-reboot", "edge-17-os-17", "edge-17-maintenance"} {
-		if l.told(name) == nil {
+		if l.inCloud(name) == nil {
 			t.Errorf("%s is not there", name)
 		}
 	}
@@ -239,11 +239,11 @@ func TestModuleFromTheDevice(t *testing.T) {
 		Name: name, Request: "r", RequestedBy: v1alpha1.RequestedOnDevice, Spec: v1alpha1.NodeOperationSpec{Operation: v1alpha1.OperationDrain},
 	}))
 	l.await("it waits", func(s drain.State) bool { return strings.Contains(s.Drain.Message, "can't be reached") })
-	if l.told(name) != nil {
+	if l.inCloud(name) != nil {
 		t.Error("the cloud knows of it")
 	}
 	l.setLink(true)
-	o := l.awaitTold(name, "Drained")
+	o := l.awaitReported(name, "Drained")
 	if o.Spec.NodeName != l.name || o.Annotations[v1alpha1.RequestedByAnnotation] != "device" || o.Status.RequestedBy != "device" {
 		t.Errorf("%+v", o)
 	}
@@ -264,13 +264,13 @@ func TestModuleNameTaken(t *testing.T) {
 	}))
 	l.want(name, v1alpha1.OperationReboot)
 	l.setLink(true)
-	o := l.awaitTold(name, "Waiting")
+	o := l.awaitReported(name, "Waiting")
 	if m := o.Status.Conditions[0].Message; !strings.Contains(m, "of this name already") {
 		t.Errorf("it says %q", m)
 	}
 	l.awaitStage(name, drain.Done)
 	l.must(nil, l.agent.Cancel(t.Context(), name))
-	l.awaitTold(name, "Running")
+	l.awaitReported(name, "Running")
 	if ran := l.hooks.runs(); !slices.Equal(ran, []string{"Reboot"}) {
 		t.Errorf("hooks that ran: %v", ran)
 	}
@@ -283,7 +283,7 @@ func TestModuleRests(t *testing.T) {
 	l.serve()
 	name := l.name + "-op"
 	l.want(name, v1alpha1.OperationDrain)
-	l.awaitTold(name, "Drained")
+	l.awaitReported(name, "Drained")
 	l.must(nil, l.operations().Delete(t.Context(), name, metav1.DeleteOptions{}))
 	l.awaitCordon(false, false)
 	before := l.module.State().Syncs
@@ -293,15 +293,15 @@ func TestModuleRests(t *testing.T) {
 	}
 }
 
-// A device whose store was lost does nothing again, and nobody is left behind a cordon that
-// nobody remembers.
+// A device whose store was lost does nothing again, and no cordon is left that the device does not
+// remember.
 func TestModuleWithoutItsStore(t *testing.T) {
 	now := metav1.Now().Rfc3339Copy()
 	ours := []byte(fmt.Sprintf(`{"metadata":{"annotations":{%q:"edgecore"}},"spec":{"unschedulable":true}}`, v1alpha1.CordonAnnotation))
 	tests := map[string]struct {
 		operation v1alpha1.OperationType
 		status    v1alpha1.NodeOperationStatus
-		reason    string // that the cloud is told; "" where nothing changes
+		reason    string // that is reported to the cloud; "" where nothing changes
 		cordoned  bool   // afterwards
 	}{
 		"an ended reboot":        {v1alpha1.OperationReboot, v1alpha1.NodeOperationStatus{BootIDBefore: "boot-0", BootIDAfter: "boot-1", CompletedAt: &now}, "", false},
@@ -322,7 +322,7 @@ func TestModuleWithoutItsStore(t *testing.T) {
 			l.serve()
 			l.await("it is known", func(s drain.State) bool { return operation(s, name) != nil })
 			if tc.reason != "" {
-				l.awaitTold(name, tc.reason)
+				l.awaitReported(name, tc.reason)
 			}
 			if tc.cordoned {
 				if o := operation(l.agent.Status(), name); o.Stage != drain.Done {

@@ -13,7 +13,7 @@ type responseObserver struct{ next http.RoundTripper }
 
 type observedKey struct{}
 
-// observer is what a request of an attempt tells of its answer.
+// observer receives the answers to the requests of an attempt.
 type observer interface {
 	observe(ctx context.Context, answer *http.Response, err error, took time.Duration)
 }

@@ -97,8 +97,8 @@ func TestDrain_03_TwoBudgets(t *testing.T) {
 	}
 }
 
-// Somebody takes our cordon back in mid-drain: the next attempt sets it again, or pods would come
-// as fast as they go.
+// Our cordon is removed in mid-drain: the next attempt sets it again, or pods would come as fast as
+// they go.
 func TestDrain_03_CordonTakenBack(t *testing.T) {
 	l := newLab(t)
 	l.pod("web")
@@ -298,7 +298,7 @@ func TestDrain_07_LinkCut(t *testing.T) {
 	l.ask("one", v1alpha1.OperationReboot)
 	l.await("the pod is blocked", func(s drain.State) bool { return len(s.Drain.Blocked) == 1 })
 	for range 3 {
-		l.cut.Store(true) // before anybody has been told
+		l.cut.Store(true) // before the agent is notified
 		l.await("it is noticed", func(s drain.State) bool { return strings.Contains(s.Drain.Message, "no answer") })
 		l.setLink(false)
 		l.await("it waits", func(s drain.State) bool { return strings.Contains(s.Drain.Message, "can't be reached") })

@@ -72,7 +72,7 @@ type Operation struct {
 	// Prefetch is how far the image is on its way to the device, where a hook brings it.
 	Prefetch Prefetch `json:"prefetch,omitempty"`
 
-	// Told: the cloud was told of the end. Gone: the NodeOperation is not there any more.
+	// Told: the cloud has received the end. Gone: the NodeOperation is not there any more.
 	Told bool `json:"told,omitempty"`
 	Gone bool `json:"gone,omitempty"`
 }

@@ -29,8 +29,8 @@ func TestReportIsBounded(t *testing.T) {
 	}
 }
 
-// What is over is told of in full for a while, then by name as long as its object is there,
-// then not at all.
+// What is over is reported in full for a while, then by name as long as its object is there, then
+// not at all.
 func TestForget(t *testing.T) {
 	var s State
 	end := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)

@@ -183,7 +183,7 @@ func TestTraps_22_Numbers(t *testing.T) {
 	l.serve()
 	name := l.name + "-op"
 	l.want(name, v1alpha1.OperationDrain)
-	l.awaitTold(name, "Drained")
+	l.awaitReported(name, "Drained")
 	u, err := l.operations().Get(t.Context(), name, metav1.GetOptions{})
 	l.must(u, err)
 	status, _ := u.Object["status"].(map[string]any)

@@ -138,7 +138,7 @@ func (w *Worker) change(ctx context.Context, change func(*corev1.Node) bool) Res
 func failed(err error) Result { return Result{Err: plain(err), Interrupted: noAnswer(err)} }
 
 // plain is an error without the address that net/http puts in front: that of kube-apiserver through
-// the link is made up (Through), and says nothing to whoever reads it.
+// the link is made up (Through), and says nothing to the user.
 func plain(err error) error {
 	var where *url.Error
 	if errors.As(err, &where) {
@@ -147,8 +147,8 @@ func plain(err error) error {
 	return err
 }
 
-// noAnswer reports whether an error says nothing of the node: there is no link, or nobody
-// behind it.
+// noAnswer reports whether an error says nothing of the node: there is no link, or no
+// kube-apiserver behind it.
 func noAnswer(err error) bool {
 	if err == nil {
 		return false

@@ -53,7 +53,7 @@ func TestCheck(t *testing.T) {
 		others nodes
 		alone  bool
 	}{
-		"nobody":                             {nil, true},
+		"no other node":                      {nil, true},
 		"one that takes pods":                {nodes{node(false, "")}, false},
 		"one that is not Ready":              {nodes{unready}, true},
 		"one that is being drained itself":   {nodes{node(true, "edgecore", "edgecore-drain")}, false},

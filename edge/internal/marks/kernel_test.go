@@ -167,8 +167,8 @@ func TestServices_04_FortyNodePorts(t *testing.T) {
 	l.marked(0, "udp", "192.0.2.1:30000")
 }
 
-// What nftables tells of changes while the same is applied again and again; at the end of the list
-// a change of ours shows that it would have reported one.
+// What nftables reports of changes while the same is applied again and again; at the end of the
+// list a change of ours shows that it would have reported one.
 func TestServices_06_NoChange(t *testing.T) {
 	l := newLAN(t)
 	web := service("web", corev1.ServiceTypeLoadBalancer, corev1.ServicePort{Port: 80, NodePort: 30080}, corev1.ServicePort{Port: 53, Protocol: "UDP"})
@@ -198,12 +198,12 @@ func TestServices_06_NoChange(t *testing.T) {
 		t.Cleanup(func() { _ = monitor.Wait() })
 		return monitor.Start()
 	})
-	// It listens once it tells of a table.
-	for i, told := 0, false; !told; i++ {
+	// It listens once it reports a table.
+	for i, listening := 0, false; !listening; i++ {
 		l.on(fmt.Sprintf("nft add table ip listening%d", i))
 		select {
 		case <-changes:
-			told = true
+			listening = true
 		case <-time.After(100 * time.Millisecond):
 		}
 	}

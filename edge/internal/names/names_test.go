@@ -210,7 +210,7 @@ func TestNames(t *testing.T) {
 			"NOERROR\nnear.shop.svc.cluster.local. 5 IN CNAME store.shop.svc.cluster.local.\nstore.shop.svc.cluster.local. 5 IN A 10.96.0.9",
 		},
 		{"near.shop.svc.cluster.local.", dns.TypeCNAME, "NOERROR\nnear.shop.svc.cluster.local. 5 IN CNAME store.shop.svc.cluster.local."},
-		{"nobody.shop.svc.cluster.local.", dns.TypeA, "NXDOMAIN"},
+		{"missing.shop.svc.cluster.local.", dns.TypeA, "NXDOMAIN"},
 		{"x.store.shop.svc.cluster.local.", dns.TypeA, "NXDOMAIN"},
 		{"shop.svc.cluster.local.", dns.TypeA, "NOERROR"}, // what stands above names is no name that doesn't exist (RFC 8020)
 		{"svc.cluster.local.", dns.TypeA, "NOERROR"},
@@ -277,7 +277,7 @@ func TestSite_20_NotSynced(t *testing.T) {
 	api := cluster(t)
 	api.Unsync("endpointslices")
 	l := newLab(t, api, func(c *names.Config) { c.Upstream = up.servers })
-	for _, name := range []string{"store.shop.svc.cluster.local.", "nobody.shop.svc.cluster.local.", "x.cluster.local.", "9.0.96.10.in-addr.arpa."} {
+	for _, name := range []string{"store.shop.svc.cluster.local.", "missing.shop.svc.cluster.local.", "x.cluster.local.", "9.0.96.10.in-addr.arpa."} {
 		if r := l.answer("udp", name, dns.TypeA); r.Rcode != dns.RcodeServerFailure || len(r.Answer)+len(r.Ns) > 0 {
 			t.Errorf("%s: %s, want SERVFAIL", name, text(r))
 		}
@@ -287,7 +287,7 @@ func TestSite_20_NotSynced(t *testing.T) {
 	}
 	api.Sync("endpointslices")
 	l.synced()
-	if r := l.answer("udp", "nobody.shop.svc.cluster.local.", dns.TypeA); r.Rcode != dns.RcodeNameError {
+	if r := l.answer("udp", "missing.shop.svc.cluster.local.", dns.TypeA); r.Rcode != dns.RcodeNameError {
 		t.Errorf("once all is known: %s, want NXDOMAIN", text(r))
 	}
 }

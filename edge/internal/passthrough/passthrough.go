@@ -111,7 +111,7 @@ func New(c Config) *agent.Module {
 		if err != nil {
 			return nil, err
 		}
-		s := &state{config: c, run: r, client: client, made: made, told: map[string]string{}, sure: map[string]bool{}}
+		s := &state{config: c, run: r, client: client, made: made, reported: map[string]string{}, sure: map[string]bool{}}
 		return func(ctx context.Context) (time.Duration, error) { return 0, s.sync(ctx, pods.List()) }, nil
 	}
 	return agent.New(kit)
@@ -119,12 +119,12 @@ func New(c Config) *agent.Module {
 
 // state is of one run.
 type state struct {
-	config Config
-	run    *agent.Run
-	client dynamic.Interface
-	made   map[string][]byte // attachments that are ours, or were about to be, by key
-	sure   map[string]bool   // those that this run has seen to be there
-	told   map[string]string // the last error of each pod, by key; bounded by the pods
+	config   Config
+	run      *agent.Run
+	client   dynamic.Interface
+	made     map[string][]byte // attachments that are ours, or were about to be, by key
+	sure     map[string]bool   // those that this run has seen to be there
+	reported map[string]string // the last error of each pod, by key; bounded by the pods
 }
 
 func definitions() schema.GroupVersionResource {
@@ -239,19 +239,19 @@ func (s *state) remove(ctx context.Context, key string) error {
 
 // tell says to pods why they have no port, once for each reason.
 func (s *state) tell(pods []*corev1.Pod, refused map[*corev1.Pod]error) {
-	told := map[string]string{}
+	now := map[string]string{}
 	for _, p := range pods {
 		err := refused[p]
 		if err == nil {
 			continue
 		}
 		key := p.Namespace + "/" + p.Name
-		told[key] = err.Error()
-		if recorder := s.run.Recorder(); recorder != nil && s.told[key] != told[key] {
+		now[key] = err.Error()
+		if recorder := s.run.Recorder(); recorder != nil && s.reported[key] != now[key] {
 			recorder.Event(p, corev1.EventTypeWarning, "EthernetRefused", err.Error())
 		}
 	}
-	s.told = told
+	s.reported = now
 }
 
 func label(node string) string {

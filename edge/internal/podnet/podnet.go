@@ -209,11 +209,11 @@ func (s *syncer) sync(ctx context.Context, node *corev1.Node) (time.Duration, er
 		s.noTunnels, st.Tunnels = true, false // not asked again before edgecore starts again: each question has the kernel look for a module
 		p, tunnel = Make(st), nil
 	}
-	var told error
+	var reporting error
 	if s.Site != nil || !p.HandsOff { // a device on its own, with a CNI plugin of another, has nothing to say
-		told = s.tell(ctx, node, p)
+		reporting = s.tell(ctx, node, p)
 	}
-	return again, errors.Join(told, tunnel, s.apply(ctx, p))
+	return again, errors.Join(reporting, tunnel, s.apply(ctx, p))
 }
 
 // applyTunnel makes the interface of WireGuard, and says to the other devices what its key is; or

@@ -1,12 +1,12 @@
 // Package registration registers the device's Node again when the cloud has removed it.
 //
-// A kubelet registers once in its life. Where somebody deletes the Node while the device is away,
-// or by mistake, upstream's kubelet waits for its next start. This package keeps what the kubelet
-// said when it registered, in memory alone since each start says it again, and says it once more
-// when the Node that the device held goes and a link is there to say it over. It refuses nothing
-// and judges nothing: whether the node may come back is for kube-apiserver to say, and a device
-// that is to stay away is revoked (`cloudcore node revoke`), which bans its certificate. Seen may
-// be called by any goroutine.
+// A kubelet registers once in its life. Where the Node is deleted while the device is away, or by
+// mistake, upstream's kubelet waits for its next start. This package keeps what the kubelet said
+// when it registered, in memory alone since each start says it again, and says it once more when
+// the Node that the device held goes and a link is there to say it over. It refuses nothing and
+// judges nothing: whether the node may come back is for kube-apiserver to say, and a device that is
+// to stay away is revoked (`cloudcore node revoke`), which bans its certificate. Seen may be called
+// by any goroutine.
 package registration
 
 import (

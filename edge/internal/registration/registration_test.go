@@ -107,7 +107,7 @@ func TestKeeper(t *testing.T) {
 		}
 		see(watch.Added)
 
-		d.set(func() { d.linked = false }) // somebody else makes it, with the same name
+		d.set(func() { d.linked = false }) // another client creates it, with the same name
 		see(watch.Deleted)
 		see(watch.Added)
 		d.set(func() { d.linked = true })

@@ -46,7 +46,7 @@ func BenchmarkOne(b *testing.B) {
 				l.api.route(b, "r0", s)
 				generation++
 				for l.last("r0").ObservedGeneration != generation || l.last("r0").Reason != v1alpha1.RouteApplied {
-					<-l.told
+					<-l.notified
 				}
 			}
 		})

@@ -51,19 +51,19 @@ type lab struct {
 	boot               string
 	tune               func(*route.Config)
 
-	mu      sync.Mutex
-	reports map[string][]v1alpha1.StaticRouteNode // a removal has an empty name
-	told    chan struct{}                         // one slot: something was reported
-	stop    func()
-	agent   *route.Agent
-	events  *record.FakeRecorder
-	hub     *hub
+	mu       sync.Mutex
+	reports  map[string][]v1alpha1.StaticRouteNode // a removal has an empty name
+	notified chan struct{}                         // one slot: something was reported
+	stop     func()
+	agent    *route.Agent
+	events   *record.FakeRecorder
+	hub      *hub
 }
 
 func newLab(t testing.TB) *lab {
 	t.Helper()
 	l := &lab{t: t, node: wire.NewHost(t), a: wire.NewHost(t), b: wire.NewHost(t), server: wire.NewHost(t), api: newAPI(t), boot: "first boot",
-		reports: map[string][]v1alpha1.StaticRouteNode{}, told: make(chan struct{}, 1)}
+		reports: map[string][]v1alpha1.StaticRouteNode{}, notified: make(chan struct{}, 1)}
 	for n, r := range []*wire.Host{l.a, l.b} {
 		name := fmt.Sprintf("eth%d", n)
 		wire.Cable(t, l.node, name, r, "node")
@@ -227,7 +227,7 @@ func (l *lab) Report(_ context.Context, ref object.Ref, uid types.UID, body []by
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	select {
-	case l.told <- struct{}{}:
+	case l.notified <- struct{}{}:
 	default:
 	}
 	l.reports[ref.Name] = append(l.reports[ref.Name], e)

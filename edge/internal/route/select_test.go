@@ -99,11 +99,11 @@ func TestRoutes_09_NoNodeMatches(t *testing.T) {
 	l := newLab(t)
 	s := spec("172.20.0.0/16", "10.0.1.1")
 	s.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"zone": "nowhere"}}
-	l.api.route(t, "nobody", s)
+	l.api.route(t, "elsewhere", s)
 	l.api.route(t, "office", spec("172.21.0.0/16", "10.0.1.1"))
 	l.start(true)
 	l.reported("office", v1alpha1.RouteApplied, 1)
-	if got := l.all("nobody"); len(got) != 0 {
+	if got := l.all("elsewhere"); len(got) != 0 {
 		t.Errorf("reported of a route that is for others: %v", got)
 	}
 	l.have("172.21.0.0/16")

@@ -163,7 +163,7 @@ func TestView_waits(t *testing.T) {
 	})
 }
 
-// Two that read the same state of a Service have one copy, whoever comes first; another state is
+// Two that read the same state of a Service have one copy, whichever comes first; another state is
 // another copy. Those that are gone are forgotten.
 func TestView_shared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -3,7 +3,7 @@
 //
 // It stands in for k8s.io/kubernetes/pkg/printers/internalversion, which knows the internal
 // versions only and so brings every API group with its conversions into the process: a sixth of
-// edgecore's memory, on each device, for what somebody looks at now and then
+// edgecore's memory, on each device, for output that is read now and then
 // (docs/decisions/0009-tables.md). The tests compare each kind, and pods in thousands of states,
 // with that package.
 //

@@ -279,7 +279,7 @@ func (r *run) stand(name string, ready bool) error {
 	return nil
 }
 
-// elections finds the addresses that nobody has held yet, as far as the objects say, and that
+// elections finds the addresses that no node has held yet, as far as the objects say, and that
 // are new to this run. For a node that has held it once the first election is over: it does
 // not take it back.
 func (r *run) elections(vips []*v1alpha1.VirtualIP, now time.Time) (fresh map[string]bool, again time.Duration) {

@@ -58,7 +58,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// settings are what an agent's process is told.
+// settings configure an agent's process.
 type settings struct {
 	Name, Dir, Socket, BootID string
 	Plane                     string // ipvs; else iptables
@@ -521,7 +521,7 @@ func (s *site) vip() *v1alpha1.VirtualIP {
 		names = append(names, n.name)
 	}
 	v := virtualIP(theVIP, names...)
-	v.Spec.Elected = true // no first election, in which the highest priority may take it from whoever was first
+	v.Spec.Elected = true // no first election, in which the highest priority may take it from the first holder
 	return v
 }
 

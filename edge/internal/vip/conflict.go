@@ -15,7 +15,8 @@ import (
 
 // conflicts keeps the node from standing for addresses that another host has, or that have not been
 // asked for yet, and on LANs that have not been listened to for long enough. What was clear once
-// stays so for this boot: from then on the node may have told the LAN that the address is its own.
+// stays so for this boot: from then on the node may have announced the address to the LAN as its
+// own.
 func (r *run) conflicts(ctx context.Context, roles []Role, again *time.Duration) error {
 	now := time.Now()
 	err := r.answers(ctx, now)

@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	// askAgain is how long an address is left alone that somebody else has.
+	// askAgain is how long an address that another host has is left alone.
 	askAgain = 15 * time.Second
 	// askSoon is how soon it is asked again where asking failed: most often there is no carrier.
 	askSoon = 2 * time.Second
@@ -33,7 +33,7 @@ func (c claim) key() string { return string(c.uid) + "/" + c.iface }
 
 // finding is what a question brought.
 type finding struct {
-	who  string // has the address; "" for nobody
+	who  string // has the address; "" for no host
 	err  error
 	next time.Time // when to ask again
 }

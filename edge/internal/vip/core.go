@@ -3,7 +3,7 @@
 //
 // How it works: Roles computes from Facts (objects, pods, interfaces, what was heard on the LAN)
 // what the node is to do for each address. An Agent gathers the facts whenever one of them changes,
-// has the drivers keepalived and the data plane do it, and reports what became of it.
+// has the drivers keepalived and the data plane do it, and reports the result.
 //
 // It owns what the two drivers are asked for, and the node's entry in the status of VirtualIPs. It
 // refuses to stand for an address while no pod of its Service is ready here, as the device's own
@@ -106,7 +106,7 @@ func sourceRanges(v *v1alpha1.VirtualIP, address netip.Addr) ([]netip.Prefix, er
 	for _, text := range v.Spec.SourceRanges {
 		p, err := netip.ParsePrefix(text)
 		if err != nil {
-			return nil, fmt.Errorf("source range %.60q is no network: nobody is served rather than everybody", text)
+			return nil, fmt.Errorf("source range %.60q is no network: no client is served until it is corrected", text)
 		}
 		if p.Addr().Is4() == address.Is4() {
 			out = append(out, p.Masked())

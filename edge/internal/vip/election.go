@@ -129,8 +129,8 @@ func unicast(node string, v *v1alpha1.VirtualIP, own netip.Addr) keepalived.Unic
 }
 
 // others finds routers that speak VRRP, are no nodes of any pool here, and advertise the address or
-// use its number. While not all nodes of the address have reported their interfaces, nobody is
-// taken for a stranger.
+// use its number. Until all nodes of the address have reported their interfaces, no router is taken
+// for a stranger.
 func others(f Facts, v *v1alpha1.VirtualIP, i keepalived.Instance) (stranger, foreign string) {
 	if slices.ContainsFunc(v.Spec.Nodes, func(n v1alpha1.VirtualIPNode) bool { return n.Name != f.Node && n.HardwareAddress == "" }) {
 		return "", ""

@@ -30,7 +30,7 @@ type Facts struct {
 	// Untaken names the VirtualIPs that were handed over and that no other node took.
 	Untaken map[string]bool
 	// New names the VirtualIPs whose first election this is: the highest priority shall win it,
-	// whoever was first.
+	// whichever node was first.
 	New map[string]bool
 	// Withheld says why an address is not claimed although it could be: it cut the node off.
 	Withheld map[types.UID]string

@@ -31,8 +31,8 @@ func (a *Agent) SetMaintenance(ctx context.Context, on bool) error {
 // node holds none of these and others had the time to take them. An address that no other node said
 // it could take stays here, and so does one that was let go and that no other node took: the last
 // holder keeps it until its pod goes, and hands it over as soon as another node can take it. An
-// address that keepalived does not let go in time is told in the log and holds nothing up. It holds
-// over reboots, until TakePart. An operator's own maintenance is another matter.
+// address that keepalived does not let go in time is logged and holds nothing up. It holds over
+// reboots, until TakePart. An operator's own maintenance is another matter.
 func (a *Agent) HandOver(ctx context.Context) error {
 	return a.handOver(ctx, func() error { return a.order(ctx, func(m *memory) { m.Draining = true }) })
 }

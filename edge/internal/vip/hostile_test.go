@@ -23,7 +23,8 @@ func (s *site) at(address string, vrid int32) *v1alpha1.VirtualIP {
 	return v
 }
 
-// A node that is told to claim what is others' does not, says why, and serves the rest.
+// A node that is assigned an address of another host does not claim it, reports why, and serves the
+// rest.
 func TestHostile_03_DeviceGuardsItself(t *testing.T) {
 	s := newSite(t, 1)
 	n := s.nodes[0]
@@ -65,7 +66,7 @@ func TestHostile_03_AddressThatCutsTheNodeOff(t *testing.T) {
 	n := s.nodes[0]
 	cloud := s.lan.Host("10.79.0.66/24")
 	cloud.Serve(8443, "cloud")
-	cloud.Shell("echo 8 > /proc/sys/net/ipv4/conf/all/arp_ignore") // a probe finds nobody
+	cloud.Shell("echo 8 > /proc/sys/net/ipv4/conf/all/arp_ignore") // a probe finds no host
 	n.host.Shell("ip neigh replace 10.79.0.66 lladdr " + mac(cloud) + " nud permanent dev lan0")
 	n.cloud = "10.79.0.66:8443"
 	s.give(s.vip())

@@ -53,7 +53,7 @@ func guard(f Facts, address netip.Addr) string {
 
 // place finds the interface for an address: one whose network it is in, of those the one with the
 // smallest. An interface that the pool names must be on the network, too: elsewhere the address
-// would reach nobody, and could be somebody's. Interfaces of pods don't count.
+// would reach no client, and could be another host's. Interfaces of pods don't count.
 func place(f Facts, asked string, address netip.Addr) (iface netif.Interface, own netip.Prefix, fault string) {
 	if why := guard(f, address); why != "" {
 		return iface, own, why

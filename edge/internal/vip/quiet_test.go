@@ -33,18 +33,18 @@ func (c *counting) Apply(context.Context, []balance.Service) error {
 	return nil
 }
 
-// nobody holds no elections.
-type nobody struct{}
+// noElections is an Elector without elections.
+type noElections struct{}
 
-func (nobody) Run(ctx context.Context) error                      { <-ctx.Done(); return nil }
-func (nobody) Apply(context.Context, []keepalived.Instance) error { return nil }
-func (nobody) SetReady(string, bool) error                        { return nil }
-func (nobody) States() map[string]keepalived.State                { return nil }
-func (nobody) Changed() <-chan struct{}                           { return nil }
-func (nobody) Problems() map[string]error                         { return nil }
-func (nobody) ExtraProblem() error                                { return nil }
-func (nobody) Leaving() ([]netip.Addr, error)                     { return nil, nil }
-func (nobody) Restarts() uint64                                   { return 0 }
+func (noElections) Run(ctx context.Context) error                      { <-ctx.Done(); return nil }
+func (noElections) Apply(context.Context, []keepalived.Instance) error { return nil }
+func (noElections) SetReady(string, bool) error                        { return nil }
+func (noElections) States() map[string]keepalived.State                { return nil }
+func (noElections) Changed() <-chan struct{}                           { return nil }
+func (noElections) Problems() map[string]error                         { return nil }
+func (noElections) ExtraProblem() error                                { return nil }
+func (noElections) Leaving() ([]netip.Addr, error)                     { return nil, nil }
+func (noElections) Restarts() uint64                                   { return 0 }
 
 // pipes is a listener of connections within the process.
 type pipes chan net.Conn
@@ -70,7 +70,7 @@ func TestPodsOfADeviceWithoutAddressesWakeNobody(t *testing.T) {
 		plane := &counting{}
 		dir := t.TempDir()
 		agent := vip.New(vip.Config{
-			NodeName: "a", Plane: plane, Elector: nobody{}, Reporter: files{dir}, Memory: files{dir}, BootTime: time.Now,
+			NodeName: "a", Plane: plane, Elector: noElections{}, Reporter: files{dir}, Memory: files{dir}, BootTime: time.Now,
 			Interfaces: func() ([]netif.Interface, error) { return nil, nil },
 			Watch:      func(ctx context.Context, _ func()) error { <-ctx.Done(); return nil },
 			API: &rest.Config{Host: "http://edge.invalid", QPS: -1, Dial: func(context.Context, string, string) (net.Conn, error) {

@@ -24,14 +24,14 @@ import (
 const Name message.Name = "vip"
 
 const (
-	// resync is how often everything is looked at although nothing was told: others meddle
-	// with rules.
+	// resync is how often everything is checked without a notification: other programs change
+	// rules.
 	resync = 30 * time.Second
-	// firstElection is for how long the highest priority may take a new address from
-	// whoever was first.
+	// firstElection is for how long the highest priority may take a new address from the first
+	// holder.
 	firstElection = 15 * time.Second
-	// settle is for how long a fault is not believed after the elector was told that an instance
-	// may stand: it looks up what it was told first.
+	// settle is for how long a fault is ignored after SetReady let an instance stand: the elector
+	// has to read that first.
 	settle = 2 * time.Second
 )
 
@@ -157,7 +157,7 @@ type run struct {
 	vips  *agent.Objects[*v1alpha1.VirtualIP]
 	pods  *agent.Objects[*corev1.Pod]
 	first map[types.UID]time.Time // when a new address was first seen
-	ready map[string]bool         // what the elector was told
+	ready map[string]bool         // what the elector's SetReady was called with
 	// readySince is since when an instance may stand: for a moment after that its state is still
 	// the one of before.
 	readySince map[string]time.Time

@@ -185,9 +185,9 @@ func TestVIPs_18_LastLocalPodUnready(t *testing.T) {
 	tr.end(t, "last pod unready")
 	eventually(t, "the node says so", func() bool { return h.report(theVIP).State == v1alpha1.VIPNotReady })
 
-	// Nobody has a ready pod: nobody has the address.
+	// No node has a ready pod: no node has the address.
 	o.api.remove(pod(o.name+"1", o.name))
-	eventually(t, "nobody holds it", func() bool { return len(s.holders()) == 0 })
+	eventually(t, "no node holds it", func() bool { return len(s.holders()) == 0 })
 	h.api.put(pod(h.name+"1", h.name, fmt.Sprintf("10.244.%d.2", h.octet)))
 	if again := s.one(); again != h {
 		t.Errorf("%s holds it", again.name)
@@ -386,8 +386,8 @@ func TestMaintenance(t *testing.T) {
 	eventually(t, "it is a backup", func() bool { return h.report(theVIP).State == v1alpha1.VIPBackup })
 }
 
-// Rule 5: while somebody has the address who is no node of the pool, nobody claims it; when he
-// goes, it is claimed.
+// Rule 5: while a host outside of the pool has the address, no node claims it; when that host goes,
+// it is claimed.
 func TestDuplicateAddress(t *testing.T) {
 	s := newSite(t, 2)
 	stranger := s.lan.Host("10.79.0.150/24", theVIP+"/24")
@@ -403,7 +403,7 @@ func TestDuplicateAddress(t *testing.T) {
 			t.Errorf("%s claimed it all the same", n.name)
 		}
 	}
-	// Its carrier is lost and comes back; an agent starts anew: it makes no difference.
+	// Its carrier is lost and comes back; an agent restarts: it makes no difference.
 	s.nodes[0].host.Plug(false)
 	s.nodes[0].host.Plug(true)
 	s.nodes[1].stop()
@@ -418,7 +418,7 @@ func TestDuplicateAddress(t *testing.T) {
 	stranger.Shell("ip addr del " + theVIP + "/24 dev lan0")
 	h := s.one()
 	o := s.other(h)
-	// A holder of ours is nobody to stand back for, whether it speaks every second or not.
+	// A holder of ours is no conflict, whether it speaks every second or not.
 	eventually(t, o.name+" is a backup", func() bool { e := o.report(theVIP); return e.State == v1alpha1.VIPBackup && e.DuplicateOf == "" })
 	o.stop()
 	if err := os.Remove(filepath.Join(o.dir, "memory")); err != nil {

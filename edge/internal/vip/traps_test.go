@@ -31,7 +31,7 @@ func (s *site) known() *v1alpha1.VirtualIP {
 	return v
 }
 
-// router runs a keepalived that is nobody's node.
+// router runs a keepalived that belongs to no node.
 func (s *site) router(address string, vrid, priority int, advertised string) *lantest.Host {
 	s.t.Helper()
 	h := s.lan.Host(address + "/24")
@@ -226,8 +226,8 @@ func TestTraps_03_WinnerAnnouncesItself(t *testing.T) {
 	})
 }
 
-// A router with the number of a virtual IP: nobody stands against it, it is said, and another
-// number ends it.
+// A router with the VRID of a virtual IP: no node stands against it, it is reported, and another
+// VRID ends that.
 func TestTraps_05_ForeignRouterIsHeard(t *testing.T) {
 	s := newSite(t, 2)
 	v := s.known()
@@ -235,7 +235,7 @@ func TestTraps_05_ForeignRouterIsHeard(t *testing.T) {
 	s.give(v)
 	s.start()
 	for _, n := range s.nodes {
-		eventually(t, n.name+" tells of the router", func() bool {
+		eventually(t, n.name+" reports the router", func() bool {
 			e := n.report(theVIP)
 			return e.ForeignRouter == "10.79.0.150" && e.ForeignVRID == v.Spec.VRID && e.State == v1alpha1.VIPFault
 		})
