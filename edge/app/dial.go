@@ -33,8 +33,7 @@ type trusting struct {
 	by     *x509.CertPool // what dialer trusts
 }
 
-// newTrusting also makes the first dialer, so that what is wrong with the configuration is
-// told at once.
+// newTrusting also makes the first dialer, so that a wrong configuration is reported at once.
 func newTrusting(roots func() *x509.CertPool, make func() (link.Dialer, error)) (*trusting, error) {
 	t := &trusting{roots: roots, make: make}
 	_, err := t.current()

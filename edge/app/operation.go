@@ -118,7 +118,7 @@ func answer(w http.ResponseWriter, code int, value any) error {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
-	_, _ = w.Write(body) // the client is gone: nobody to tell
+	_, _ = w.Write(body) // an error means that the client is gone
 	return nil
 }
 

@@ -135,7 +135,7 @@ func (a *App) local() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+StatusPath, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(a.Status()) // the client is gone: nobody to tell
+		_ = json.NewEncoder(w).Encode(a.Status()) // an error means that the client is gone
 	})
 	mux.HandleFunc("PUT "+MaintenancePath, a.handleMaintenance)
 	a.handleOperations(mux)

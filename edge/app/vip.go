@@ -158,8 +158,8 @@ func withdrawIPVS() error {
 	return old.Withdraw()
 }
 
-// MaintenancePath is where the running edgecore is told, on its unix socket, to hand its virtual
-// IPs over: PUT with a Maintenance.
+// MaintenancePath is the path on the unix socket of the running edgecore that has it hand its
+// virtual IPs over: PUT with a Maintenance.
 const MaintenancePath = "/skerry/v1/maintenance"
 
 // Maintenance is what `edgecore maintenance` says.

@@ -12,7 +12,7 @@ import (
 )
 
 // Hub is edgehub; Config is what it needs to know; Port is its access to the modules of its node,
-// which whoever stands for them implements.
+// which their stand-in implements.
 type (
 	Hub    = hub.Hub
 	Config = hub.Config

@@ -154,8 +154,8 @@ func tell(w io.Writer, r join.Result, file string, made bool) error {
 	return err
 }
 
-// outcome sorts the ways in which a join fails: what time may mend is exit code 1, what somebody
-// must mend is 2.
+// outcome maps a failed join to an exit code: 1 where a later try may succeed, 2 where the user
+// must fix something.
 func outcome(err error) error {
 	if refusal, ok := errors.AsType[*pki.Refusal](err); ok && refusal.Reason.Temporary() {
 		return err

@@ -23,7 +23,7 @@ import (
 func askLocal(ctx context.Context, cfg *config.Config, method, path string, in, out any) error {
 	socket := cfg.Modules.EdgeAPI.Socket
 	if socket == "" {
-		return errors.New("modules.edgeAPI.socket is empty, so edgecore can't be told")
+		return errors.New("modules.edgeAPI.socket is empty, so the running edgecore can't be reached")
 	}
 	var body io.Reader = http.NoBody
 	if in != nil {

@@ -44,7 +44,7 @@ func statusCommand(file *string) *cobra.Command {
 			}
 			status, down := runningStatus(c.Context(), cfg)
 			if down != nil {
-				// What can be told of the files is told, also where the store can't be opened.
+				// What the files show is printed, also where the store can't be opened.
 				var problem error
 				if status, problem = app.StatusOfFiles(c.Context(), cfg); problem != nil {
 					if status.Identity == nil {

@@ -171,9 +171,9 @@ func (g *grants) verified(bearer string) (j token, accepted bool, err error) {
 
 // admit says whether a token is one of this cluster, at the door: before anything of the request's
 // body is read, and without asking over the link. What the token is good for is asked later.
-// Whoever comes with a token of this device's pods comes after the kubelet, which got it over the
-// link: learn knows its key. A key that is not known is asked for with the kubelet's last token,
-// once in a while, and never with the stranger's.
+// The kubelet got the tokens of this device's pods over the link before any pod could send one:
+// learn knows their keys. An unknown key is asked for with the kubelet's last token, once in a
+// while, and never with the token that names it.
 func (g *grants) admit(ctx context.Context, bearer string) error {
 	g.load.Do(g.read)
 	_, _, err := g.verified(bearer)

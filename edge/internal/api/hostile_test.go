@@ -29,7 +29,7 @@ import (
 )
 
 // Clients of the pods' listener that are refused, or that send half a body and stop, cross no link
-// and keep nobody else waiting.
+// and keep no other client waiting.
 func TestPods_HostileClients(t *testing.T) {
 	b := newFakeBackend(t)
 	b.sync(pods)

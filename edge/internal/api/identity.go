@@ -8,8 +8,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/meta"
 )
 
-// Identity is for whom a request is answered. The zero value is nobody in particular in this
-// process: it acts as the node.
+// Identity is the user that a request is answered for. The zero value is an in-process caller
+// without a user: it acts as the node.
 type Identity struct {
 	Kubelet bool   // the kubelet in this process: everything it lists or watches is kept for the next start without a link
 	Device  bool   // root of the device: may read everything that is held, and acts as the node otherwise
@@ -29,7 +29,7 @@ func identityFrom(ctx context.Context) Identity {
 	return i
 }
 
-// An Authenticator says who a request comes from; its error is what the client is told.
+// An Authenticator returns the user of a request; its error is sent to the client.
 type Authenticator func(*http.Request) (Identity, error)
 
 // AsDevice authenticates every request as root of the device: for a listener that only root can

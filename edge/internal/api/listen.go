@@ -28,7 +28,7 @@ const (
 )
 
 // Serve opens the listeners and serves until ctx ends; ready is called when clients can connect. A
-// socket left by a process that died is replaced; one that somebody still serves is not.
+// socket left by a process that died is replaced; one that a process still serves is not.
 func (s *Server) Serve(ctx context.Context, ready func()) error {
 	var servers []*http.Server
 	address := "" // of the TLS listener

@@ -10,7 +10,7 @@ import (
 	"github.com/skerry-io/skerry/beehive/message"
 )
 
-// Name is the module's address on the bus. Nobody writes to it: it is spoken to over HTTP.
+// Name is the module's address on the bus. It receives no messages: its clients use HTTP.
 const Name message.Name = "edgeapi"
 
 // Name implements beehive.Module.

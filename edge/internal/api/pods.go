@@ -27,7 +27,7 @@ const (
 // root is the authority of all certificates of this API.
 func (s *Server) root() (pki.Authority, error) {
 	p := &s.pods
-	// Whoever comes first needs it made for all: no caller's context ends that.
+	// The first caller has it made for all: no caller's context ends that.
 	p.open.Do(func() { p.authority, p.err = openAuthority(context.Background(), s.config.State) })
 	return p.authority, p.err
 }

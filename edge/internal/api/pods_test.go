@@ -17,8 +17,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/api"
 )
 
-// The kubelet gets the device's authority beside the cluster's, in every way that it reads; nobody
-// else does, and no other object is touched.
+// The kubelet gets the device's authority beside the cluster's, in every way that it reads; no
+// other client does, and no other object is changed.
 func TestPods_KubeletHandsOutTheAuthority(t *testing.T) {
 	const cluster = "-----BEGIN CERTIFICATE-----\ncluster\n-----END CERTIFICATE-----\n"
 	root := &corev1.ConfigMap{

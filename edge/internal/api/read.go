@@ -343,7 +343,7 @@ func (rd *reading) Watch(ctx context.Context, options *metainternalversion.ListO
 	switch {
 	case initial:
 		opts.From = 0
-		opts.InitialEvents = options.SendInitialEvents != nil // the end of the first set is told only to a client that asked for it
+		opts.InitialEvents = options.SendInitialEvents != nil // the end of the first set is sent only to a client that asked for it
 	case from == 0:
 		opts.From = rd.server.backend.Version()
 	}

@@ -27,7 +27,7 @@ func newScopes(d *discovery) scopes {
 	return scopes{discovery: d, mu: &sync.Mutex{}, known: map[schema.GroupVersionResource]*handlers.RequestScope{}}
 }
 
-// of returns the scope of a resource. A resource that nobody has a kind for is served with a list
+// of returns the scope of a resource. A resource without a known kind is served with a list
 // of kind List: its items name their kinds themselves.
 func (s scopes) of(ctx context.Context, resource schema.GroupVersionResource) *handlers.RequestScope {
 	s.mu.Lock()

@@ -4,10 +4,11 @@
 // It owns HTTP: parsing, content negotiation, watch streams, tables, discovery, authentication, and
 // Status errors with Retry-After. What is held it reads from the Backend and serves exactly as a
 // real API server would, resource versions included; what isn't held passes through to
-// kube-apiserver, while there is a link, as whoever asked. It refuses what it can't answer truly:
-// never an empty list for something that has not been synced, a 503 with Retry-After instead. It
-// keeps no objects. A Server serves any number of requests at once; its parts are made by New and
-// never change, but for discovery and the grants of service accounts, which have their own locks.
+// kube-apiserver, while there is a link, as the user that asked. It refuses what it can't answer
+// truly: never an empty list for something that has not been synced, a 503 with Retry-After
+// instead. It keeps no objects. A Server serves any number of requests at once; its parts are made
+// by New and never change, but for discovery and the grants of service accounts, which have their
+// own locks.
 //
 // It is above 2,500 lines because HTTP, who may ask for what, and what is answered are one API, of
 // which nothing else uses a part.

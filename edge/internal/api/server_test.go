@@ -143,8 +143,8 @@ func TestBadRequests(t *testing.T) {
 	}
 }
 
-// TestRetryAfter: programs are told seconds, people's tools a date, which these don't
-// sleep through.
+// TestRetryAfter: programs get seconds, people's tools a date, so that these don't sleep until
+// then.
 func TestRetryAfter(t *testing.T) {
 	b := newFakeBackend(t)
 	b.setLinked(false)

@@ -72,7 +72,7 @@ func (w *watcher) run() {
 		defer ticker.Stop()
 		tick = ticker.C
 	}
-	var told uint64 // the version that the client knows to have reached
+	var sent uint64 // the version that the client knows to have reached
 	for {
 		var e meta.Event
 		var ok bool
@@ -94,13 +94,13 @@ func (w *watcher) run() {
 					return
 				}
 			default:
-				if v <= told {
+				if v <= sent {
 					continue
 				}
 				e = meta.Event{Type: watch.Bookmark, Version: v}
 			}
 		}
-		told = max(told, e.Version)
+		sent = max(sent, e.Version)
 		if e.Type == watch.Bookmark && !w.bookmarks {
 			continue
 		}

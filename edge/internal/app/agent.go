@@ -184,7 +184,7 @@ func (o *round) sync(ctx context.Context) (time.Duration, error) {
 	}
 	for key, e := range p.Entries {
 		ref := refOf(key)
-		if have, told := o.said[key]; told && same(have, e) {
+		if have, ok := o.said[key]; ok && same(have, e) {
 			e = have // with the time at which it was said
 		} else {
 			e.CollectTime = timeOf(now)

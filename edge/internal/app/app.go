@@ -116,8 +116,8 @@ func (s State) Make(before map[string]Known, rules Rules, now time.Time) Plan {
 	return p
 }
 
-// counts reports whether a pod tells of its application: of a virtual machine's pods only
-// the launcher does.
+// counts reports whether a pod shows its application's state: of a virtual machine's pods only the
+// launcher does.
 func counts(pod *corev1.Pod) bool {
 	_, vm := pod.Labels[launched]
 	return !vm || strings.HasPrefix(pod.Name, launcher)

@@ -98,7 +98,7 @@ func root(context.Context, Machine) (Level, string, string) {
 	if os.Geteuid() == 0 {
 		return Fine, "running as root", ""
 	}
-	name := "somebody else"
+	name := "another user"
 	if u, err := user.Current(); err == nil {
 		name = u.Username
 	}
@@ -277,7 +277,7 @@ func hasModule(m Machine, name string) bool {
 
 // leastInstances is of inotify(7), for all processes of root together: six are edgecore's, systemd
 // and containerd have some, and on cgroups of version 2 containerd's shims have one for each
-// container and each sandbox. What comes beyond the limit is told "too many open files". Kubernetes
+// container and each sandbox. Calls beyond the limit fail with "too many open files". Kubernetes
 // allows 110 pods.
 const leastInstances = 512
 

@@ -102,8 +102,8 @@ type MetaManager struct {
 	Encryption Encryption `json:"encryption"`
 }
 
-// EventLimit bounds the events that wait for the cloud; the oldest go first, and how many
-// went is told.
+// EventLimit bounds the events that wait for the cloud; the oldest are dropped first, and their
+// number is reported.
 type EventLimit struct {
 	Entries int               `json:"entries"`
 	Bytes   resource.Quantity `json:"bytes"`
@@ -173,7 +173,7 @@ type Edged struct {
 type Route struct {
 	Enable bool `json:"enable"`
 	// Protocol marks our routes in the kernel (rtm_protocol of rtnetlink(7)). Change it only while
-	// there are none: those with the old number would be nobody's.
+	// there are none: those with the old number would never be removed.
 	Protocol int `json:"protocol"`
 	// ProtectedSubnets are networks that no StaticRoute may cover, beside those that none ever may:
 	// the ways to cloudcore, the node's own addresses and gateway, and the ranges of pods and
@@ -417,7 +417,7 @@ func (r *Route) validate(at *field.Path) field.ErrorList {
 	// Below RTPROT_STATIC (4) and at it are the numbers of the kernel, of boot scripts and of
 	// administrators.
 	if r.Protocol < 5 || r.Protocol > 255 {
-		errs = append(errs, field.Invalid(at.Child("protocol"), r.Protocol, "must be 5 to 255, and nobody else's; see /etc/iproute2/rt_protos"))
+		errs = append(errs, field.Invalid(at.Child("protocol"), r.Protocol, "must be 5 to 255, and used by no other program; see /etc/iproute2/rt_protos"))
 	}
 	for i, text := range r.ProtectedSubnets {
 		if p, err := netip.ParsePrefix(text); err != nil {

@@ -269,7 +269,7 @@ func (c *core) closed(now time.Time, node string, conn uint64) {
 	p.conn, p.dial, p.pause, p.ask = 0, now, dialMin, now
 }
 
-// answered takes in what became of a question to a peer's kernel.
+// answered takes in the result of a question to a peer's kernel.
 func (c *core) answered(now time.Time, node string, yes bool) {
 	p := c.peers[node]
 	if p == nil || !p.asking {

@@ -89,8 +89,8 @@ func first(ctx context.Context, needs []need) error {
 const lookupTime = time.Second
 
 // advise says what costs a device that is cut off 10 s at each node status: upstream looks the
-// node's own name up each time unless it is told an address, and a DNS server that can't be reached
-// answers by silence.
+// node's own name up each time unless an address is configured, and a DNS server that can't be
+// reached answers by silence.
 func (m *Module) advise(ctx context.Context, lookup func(ctx context.Context, host string) ([]string, error)) {
 	if m.config.NodeIP != "" {
 		return
@@ -122,7 +122,7 @@ func writable(dir string) error {
 	return nil
 }
 
-// runtimeReachable asks only whether somebody listens; what it speaks, the kubelet checks itself.
+// runtimeReachable checks only whether the socket accepts; its API the kubelet checks itself.
 func runtimeReachable(ctx context.Context, endpoint string) error {
 	network, address := "unix", endpoint
 	if scheme, rest, ok := strings.Cut(endpoint, "://"); ok {
@@ -170,8 +170,8 @@ func (m *Module) portsFree() error {
 var errFirstContact = errors.New("this device has never heard from the cloud which pods are its own; it needs a link once (see edgecore status)")
 
 // synced asks for what the kubelet itself asks first, with the same selectors: its Node and its
-// pods. Only where both can be answered may a kubelet start: one that is told "no pods" would end
-// those that run. The kubelet would wait too, but silently, and for the pods alone.
+// pods. Only where both can be answered may a kubelet start: one that receives an empty list would
+// end those that run. The kubelet would wait too, but silently, and for the pods alone.
 func (m *Module) synced(ctx context.Context, client kubernetes.Interface) error {
 	name := m.config.NodeName
 	options := func(field string) metav1.ListOptions {

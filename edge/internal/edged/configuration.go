@@ -35,7 +35,7 @@ func Validate(raw []byte) error {
 }
 
 // unchangedStatusEvery is how often a status of the Node in which nothing but times has changed is
-// reported, where nobody says otherwise. Whether the kubelet lives is said by its Lease (KEP-589);
+// reported, by default. Whether the kubelet lives is said by its Lease (KEP-589);
 // the kubelet's own 5 minutes would be a third of what an idle link carries. What changes is
 // reported at once.
 const unchangedStatusEvery = time.Hour
@@ -61,8 +61,8 @@ func newServer(config Config) (*options.KubeletServer, error) {
 		kc.Authentication.X509.ClientCAFile = config.ClientCAFile
 	}
 	if kc.TLSCertFile == "" && !sets(config.Kubelet, "serverTLSBootstrap") {
-		// A certificate that kube-apiserver can verify, where nobody says otherwise: the kubelet's
-		// own would be signed by itself.
+		// By default, a certificate that kube-apiserver can verify: the kubelet's own would be
+		// self-signed.
 		kc.ServerTLSBootstrap = true
 	}
 	if len(config.ClusterDNS) > 0 && !sets(config.Kubelet, "clusterDNS") {

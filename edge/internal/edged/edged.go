@@ -3,9 +3,9 @@
 //
 // It owns the kubelet's configuration, what must hold before a kubelet may start, and the kubelet's
 // global state (feature gates, metrics, logging): these are set here and nowhere else. So there is
-// one kubelet a process, run once: after a failure the process has to be started anew (Restart
-// Never). It refuses a configuration that the kubelet would refuse, before anything is started.
-// Containers go on when it stops. A Module is used by one goroutine, but for Waiting.
+// one kubelet a process, run once: after a failure the process has to be restarted (Restart Never).
+// It refuses a configuration that the kubelet would refuse, before anything is started. Containers
+// go on when it stops. A Module is used by one goroutine, but for Waiting.
 package edged
 
 import (
@@ -37,7 +37,7 @@ import (
 	"github.com/skerry-io/skerry/beehive/message"
 )
 
-// Name is the module's address on the bus. Nobody writes to it.
+// Name is the module's address on the bus. It receives no messages.
 const Name message.Name = "edged"
 
 // Config is what the kubelet needs beside its KubeletConfiguration.
@@ -93,7 +93,7 @@ func New(config Config) (*Module, error) {
 // Name implements beehive.Module.
 func (m *Module) Name() message.Name { return Name }
 
-var errRanBefore = errors.New("the kubelet runs once in a process; start edgecore anew")
+var errRanBefore = errors.New("the kubelet runs once in a process; restart edgecore")
 
 // Run implements beehive.Module. It is ready when the kubelet runs, and until then waits for what
 // the kubelet can't do without: Waiting says for what. Goroutines of the kubelet outlive Run by the

@@ -200,8 +200,8 @@ func (b *bench) open() *cloud {
 	return c
 }
 
-// told returns the next message for metamanager.
-func (b *bench) told() message.Message {
+// next returns the next message for metamanager.
+func (b *bench) next() message.Message {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
 	defer cancel()
@@ -214,7 +214,7 @@ func (b *bench) told() message.Message {
 
 func (b *bench) up() linkstate.Link {
 	b.t.Helper()
-	up, err := linkstate.Up.Content(b.told())
+	up, err := linkstate.Up.Content(b.next())
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -223,7 +223,7 @@ func (b *bench) up() linkstate.Link {
 
 func (b *bench) down() linkstate.Loss {
 	b.t.Helper()
-	loss, err := linkstate.Down.Content(b.told())
+	loss, err := linkstate.Down.Content(b.next())
 	if err != nil {
 		b.t.Fatal(err)
 	}

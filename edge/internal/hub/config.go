@@ -65,8 +65,8 @@ type Config struct {
 	// MaxPending bounds the requests that wait for an answer of the cloud: 1024. At the bound a
 	// request is refused with ErrBusy.
 	MaxPending int
-	// PendingFor is for how long a request may wait: 5 min. Whoever asked has a shorter
-	// deadline of its own.
+	// PendingFor is for how long a request may wait: 5 min. The caller has a shorter deadline of
+	// its own.
 	PendingFor time.Duration
 }
 

@@ -15,10 +15,10 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// How many tries may be under way at once. One, as a rule. While nobody answers, two more that are
-// soon given up and begun anew, because a try of before the network came back waits for TCP's own
-// back-off (RFC 6298) while a fresh one asks at once; the first one goes on, for a network that is
-// so slow that the others never come to an end. And one more when the network changed.
+// How many tries may be under way at once. One, as a rule. While no server answers, two more that
+// are soon given up and started again, because a try of before the network came back waits for
+// TCP's own back-off (RFC 6298) while a new one sends at once; the first one goes on, for a network
+// that is so slow that the others never come to an end. And one more when the network changed.
 const (
 	triesEager = 3
 	triesWoken = 4
@@ -124,7 +124,7 @@ func (h *Hub) open(ctx context.Context, conn link.Conn, server string) (*session
 
 // countOn takes in how a try ended: where the cloud knows of a higher epoch than this edge's, the
 // store has been lost and the clock is behind, and the next session goes on above that. After a
-// restart it is told again.
+// restart the cloud reports it again.
 func (h *Hub) countOn(err error) {
 	end, ok := errors.AsType[*link.CloseError](err)
 	if !ok || end.Code != link.CloseReplaced || !end.Remote {
@@ -137,7 +137,7 @@ func (h *Hub) countOn(err error) {
 
 func (h *Hub) greet(ctx context.Context, conn link.Conn, server string) (*session, error) {
 	// Not before the transport is open: each number is a write to the flash, and an edge that is
-	// off line for months dials often.
+	// offline for months dials often.
 	epoch, err := h.config.Epochs.NextEpoch(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("taking the next epoch: %w", err)
@@ -193,8 +193,7 @@ func (h *Hub) greet(ctx context.Context, conn link.Conn, server string) (*sessio
 		s.skew = s.cloudTime.Sub(asked.Round(0).Add(answered.Sub(asked) / 2))
 	}
 	if t := welcome.GetTrust(); t != nil && h.config.Trust != nil {
-		// Of no concern to this link, which stands. What can't be taken is told again with
-		// the next.
+		// Of no concern to this link, which stands. What can't be taken comes again with the next.
 		if err := h.config.Trust.Renew(conn.Info().Peer, t.GetCa(), t.GetClientCa()); err != nil {
 			klog.FromContext(ctx).Error(err, "The cloud says that this device is to trust others, and that could not be taken over", "server", server)
 		} else {

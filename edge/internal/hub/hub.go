@@ -1,11 +1,11 @@
 // Package hub is the edge's end of the link: it dials the cloud, keeps the link alive, and carries
 // messages between the link and the bus.
 //
-// It owns when to dial whom, the session with the cloud, and the requests that wait for the cloud's
-// answer. It keeps no message: what can't be sent is dropped and counted, because whoever sent it
-// keeps what must not be lost. It does not know what the messages mean. The module is one goroutine
-// that dials and reads, one that takes messages from the bus, one that sends heartbeats while a
-// session is open; Status, Describe and Collect may be called by any.
+// It owns when to dial which server, the session with the cloud, and the requests that wait for the
+// cloud's answer. It keeps no message: what can't be sent is dropped and counted, because its
+// sender keeps what must not be lost. It does not know what the messages mean. The module is one
+// goroutine that dials and reads, one that takes messages from the bus, one that sends heartbeats
+// while a session is open; Status, Describe and Collect may be called by any.
 package hub
 
 import (
@@ -26,7 +26,7 @@ var (
 	_ beehive.Topics = (*Hub)(nil)
 )
 
-// Status is what `edgecore status` tells of the link.
+// Status is what `edgecore status` shows of the link.
 type Status struct {
 	Linked    bool           `json:"linked"`
 	Server    string         `json:"server"` // that the link goes to, or that was last dialled
@@ -53,7 +53,7 @@ type Hub struct {
 	random  func() float64
 	metrics *metrics
 
-	floor   uint64 // the highest epoch so far, that this process took or was told of; owned by the goroutine that dials
+	floor   uint64 // the highest epoch so far, that this process took or the cloud reported; owned by the goroutine that dials
 	dials   sync.WaitGroup
 	current atomic.Pointer[session]
 

@@ -78,7 +78,7 @@ func TestHub_CarriesMessages(t *testing.T) {
 			c.send(topic.State.New(message.Resource{}, &topicpb.State{Sequence: i}))
 		}
 		for i := range uint64(100) {
-			m := b.told()
+			m := b.next()
 			state, err := topic.State.Content(m)
 			if err != nil || state.GetSequence() != i || m.Header.Session != 11 || m.Route.Source != hub.Name {
 				t.Fatalf("message %d is %+v, %v", i, m, err)
@@ -109,7 +109,7 @@ func TestHub_CarriesMessages(t *testing.T) {
 		for range 20 {
 			m := c.receive()
 			if !m.Header.Sync {
-				t.Errorf("%s does not say that somebody waits", m.Key())
+				t.Errorf("%s does not say that a caller waits", m.Key())
 			}
 			asked = append(asked, m)
 		}
@@ -119,7 +119,7 @@ func TestHub_CarriesMessages(t *testing.T) {
 		}
 		asks.Wait()
 
-		// An answer for which nobody waits any more goes nowhere.
+		// An answer for which no caller waits any more is dropped.
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
 		if _, err := b.port.SendSync(ctx, hub.Name, request("/late")); !errors.Is(err, context.DeadlineExceeded) {
@@ -128,7 +128,7 @@ func TestHub_CarriesMessages(t *testing.T) {
 		m := c.receive()
 		c.send(m.Answer(&topicpb.APIResponse{}))
 		c.send(topic.EventResult.New(message.Resource{}, &topicpb.WriteResult{Id: 5}))
-		if next := b.told(); next.Key() != topic.EventResult.Key() {
+		if next := b.next(); next.Key() != topic.EventResult.Key() {
 			t.Errorf("metamanager got %s", next.Key())
 		}
 	})
@@ -303,7 +303,7 @@ func TestHub_AnyMessageShowsThatTheLinkLives(t *testing.T) {
 		for i := range uint64(20) {
 			time.Sleep(20 * time.Second)
 			c.send(topic.State.New(message.Resource{}, &topicpb.State{Sequence: i}))
-			b.told()
+			b.next()
 		}
 		if err := c.conn.Err(); err != nil {
 			t.Error(err)
@@ -324,7 +324,7 @@ func TestHub_BusyModuleIsNoSilence(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range 260 {
-			b.told()
+			b.next()
 		}
 	})
 }
@@ -563,7 +563,7 @@ func TestHub_NoEpoch_NoSession(t *testing.T) {
 		b.epochs.err = errors.New("no space left on device")
 		b.epochs.mu.Unlock()
 		if end := b.cloud().ended(); end.Code != link.CloseInternal || strings.Contains(end.Reason, "space") {
-			t.Errorf("the cloud was told %v", end)
+			t.Errorf("the cloud received %v", end)
 		}
 		synctest.Wait()
 		if got := b.hub.Status().LastError; !strings.Contains(got, "no space left") {

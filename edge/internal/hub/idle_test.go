@@ -23,7 +23,7 @@ import (
 	"github.com/skerry-io/skerry/tests/netns/wire"
 )
 
-// acking is a link whose transport tells of acknowledgements.
+// acking is a link whose transport reports acknowledgements.
 type acking struct {
 	link.Conn
 	at atomic.Int64 // of the last: Unix nanoseconds
@@ -138,7 +138,7 @@ type counted struct {
 func newCounted(t *testing.T) *counted {
 	c := &counted{device: wire.NewHost(t), cloud: wire.NewHost(t)}
 	for _, h := range []*wire.Host{c.device, c.cloud} {
-		h.Sysctl(t, "ipv6/conf/default/disable_ipv6", "1") // its neighbour discovery is nobody's traffic
+		h.Sysctl(t, "ipv6/conf/default/disable_ipv6", "1") // its neighbour discovery would be counted as traffic
 	}
 	wire.Cable(t, c.device, "up", c.cloud, "down")
 	c.device.Address(t, "up", "10.0.0.1/24")

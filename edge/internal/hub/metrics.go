@@ -31,7 +31,7 @@ func newMetrics() *metrics {
 		losses:   prometheus.NewCounterVec(opts("losses_total", "Sessions ended, by close code."), []string{"code"}),
 		messages: prometheus.NewCounterVec(opts("messages_total", "Messages over the link, by topic and direction."), []string{"direction", "topic"}),
 		dropped:  prometheus.NewCounterVec(opts("dropped_total", "Messages for the cloud that could not be sent."), []string{"topic"}),
-		late:     prometheus.NewCounter(opts("late_answers_total", "Answers of the cloud for which nobody waited any more.")),
+		late:     prometheus.NewCounter(opts("late_answers_total", "Answers of the cloud for which no request waited any more.")),
 		linked:   prometheus.NewDesc("skerry_edgehub_linked", "1 while a session is open.", nil, nil),
 	}
 }

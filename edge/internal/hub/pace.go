@@ -75,7 +75,7 @@ func (p *pace) started(server string, now time.Time) {
 	}
 }
 
-// eager says whether to hurry: nobody answered, and that has not lasted long yet.
+// eager says whether to hurry: no server answered, and that has not lasted long yet.
 func (p *pace) eager(now time.Time) bool { return p.silent && now.Sub(p.since) < p.config.Eager }
 
 // failed notes that a try at server ended without a session, or with one that did not last.
@@ -139,8 +139,7 @@ func (p *pace) renewed(now time.Time) { p.notBefore = now }
 // yet that it ended.
 func (p *pace) taken() bool { return p.replaced >= 2 }
 
-// hold keeps away from a server that said when to come back, or that won't have us until somebody
-// does something.
+// hold avoids a server that said when to come back, or that refuses us until an administrator acts.
 func (p *pace) hold(server string, now time.Time, err error) {
 	end, ok := errors.AsType[*link.CloseError](err)
 	if !ok || end.Code != link.CloseVersion {
@@ -160,7 +159,7 @@ func (p *pace) hold(server string, now time.Time, err error) {
 }
 
 // wake forgets the back-off: the network changed. What a server asked for holds: to wait, or not to
-// come before somebody did something.
+// come back before an administrator acts.
 func (p *pace) wake(now time.Time) {
 	const least = 250 * time.Millisecond // an interface that flaps shall not make us spin
 	p.notBefore = now
@@ -197,8 +196,8 @@ func numberAfter(reason, word string) (uint64, bool) {
 	return n, err == nil
 }
 
-// silence says whether err is what a cut network looks like: nobody answered, or there was
-// no way to ask.
+// silence says whether err is what a cut network looks like: no server answered, or there was no
+// way to ask.
 func silence(err error) bool {
 	if end, ok := errors.AsType[*link.CloseError](err); ok && end.Remote {
 		return false

@@ -290,7 +290,7 @@ func TestSilence(t *testing.T) {
 		"refused":       {errRefused, false},
 		"one refused":   {errors.Join(context.DeadlineExceeded, errRefused), false},
 		"link timeout":  {&link.CloseError{Code: link.CloseTimeout}, true},
-		"told timeout":  {&link.CloseError{Code: link.CloseTimeout, Remote: true}, false},
+		"sent timeout":  {&link.CloseError{Code: link.CloseTimeout, Remote: true}, false},
 		"network":       {&link.CloseError{Code: link.CloseNetwork, Err: os.NewSyscallError("read", syscall.ETIMEDOUT)}, true},
 		"reset":         {&link.CloseError{Code: link.CloseNetwork, Err: os.NewSyscallError("read", syscall.ECONNRESET)}, false},
 		"no resolver":   {&net.DNSError{IsTemporary: true}, true},

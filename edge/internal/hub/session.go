@@ -87,7 +87,7 @@ func (s *session) run(ctx context.Context, port Port) error {
 	err := s.read(ctx, port)
 	s.current.Store(nil)
 	s.fail(ctx, port)
-	// Told even when edgecore stops, to modules that stop after this one.
+	// Reported even when edgecore stops, to modules that stop after this one.
 	last, done := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer done()
 	if ctx.Err() == nil {
@@ -288,7 +288,7 @@ func (s *session) beat(ctx context.Context, port Port) {
 		ctx, cancel := context.WithTimeout(ctx, s.config.Keepalive)
 		defer cancel()
 		beat := topic.Heartbeat.New(message.Resource{}, content)
-		beat.Header.ID, beat.Header.Time = 0, time.Time{} // nobody asks, and each byte of it counts
+		beat.Header.ID, beat.Header.Time = 0, time.Time{} // neither is used, and each byte of it counts
 		if err := s.conn.Send(ctx, beat); err == nil {
 			s.metrics.message("sent", beat.Key())
 		}

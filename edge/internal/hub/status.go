@@ -73,7 +73,7 @@ func (h *Hub) unlinked(s *session, err error) {
 }
 
 // troubled notes, and logs where it says something new, that a try or a session failed. A device
-// may be off line for months: the same trouble is logged once an hour.
+// may be offline for months: the same trouble is logged once an hour.
 func (h *Hub) troubled(ctx context.Context, p *pace, server string, err error) {
 	problem := problem(p, server, err)
 	_, next := p.pick()
@@ -93,7 +93,7 @@ func (h *Hub) troubled(ctx context.Context, p *pace, server string, err error) {
 		"server", server, "err", err, "problem", problem, "attempts", h.status.Attempts, "next", next)
 }
 
-// problem says what somebody must do, "" where waiting may be enough.
+// problem says what the user must do, "" where waiting may be enough.
 func problem(p *pace, server string, err error) string {
 	if p.taken() {
 		return fmt.Sprintf("the cloud prefers another session of this node, %d times in a row: another device uses the same node name and certificate",

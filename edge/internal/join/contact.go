@@ -212,7 +212,7 @@ func client(transport *http.Transport, timeout time.Duration) *http.Client {
 	}
 }
 
-// explain says what a failed request means for whoever typed the command.
+// explain says what a failed request means for the user of the command.
 func explain(err error, o Options, host string) error {
 	var (
 		name   x509.HostnameError

@@ -45,7 +45,7 @@ type Identity struct {
 	status Status
 }
 
-// Status is what is to be told of an identity.
+// Status is what `edgecore status` shows of an identity.
 type Status struct {
 	Node        types.NodeName `json:"node"`
 	NotBefore   time.Time      `json:"notBefore"`

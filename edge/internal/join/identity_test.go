@@ -221,7 +221,7 @@ func TestRotation(t *testing.T) {
 					t.Errorf("%d requests with the right time", len(s.made))
 				}
 				if id.Status().Expired {
-					t.Error("a good certificate is told to be expired")
+					t.Error("a good certificate is reported as expired")
 				}
 			})
 		})

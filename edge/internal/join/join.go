@@ -1,5 +1,5 @@
 // Package join makes this device a node of a cluster and keeps it one: the first contact with a
-// cloudcore that nobody vouches for but the token, the certificate, and its rotation.
+// cloudcore that only the token vouches for, the certificate, and its rotation.
 //
 // It owns the identity directory: node.pem (certificate and key, which may be sealed), ca.crt
 // (whom the device trusts), client-ca.crt (whom its kubelet trusts) and cluster.json. It refuses a

@@ -96,7 +96,7 @@ func TestJoin(t *testing.T) {
 	if got, err := join.Join(logged(t), o); err != nil || !got.Already || len(c.keys) != 1 {
 		t.Errorf("the second time: %+v, %v, after %d requests", got, err, len(c.keys))
 	}
-	// As another node: no, unless told so.
+	// As another node: no, unless forced.
 	o.Node = "edge2"
 	if _, err := join.Join(logged(t), o); !errors.Is(err, join.ErrJoined) || !strings.Contains(err.Error(), "edge1") {
 		t.Errorf("joining as another node: %v; want %v", err, join.ErrJoined)
@@ -163,7 +163,7 @@ func TestFirstContact(t *testing.T) {
 			cfg.MinVersion, cfg.MaxVersion = tls.VersionTLS12, tls.VersionTLS12
 		}}, join.ErrNotCloudcore, "TLS 1.3"},
 		"silence": {func(t *testing.T, _ *cloud) string { return listen(t, func(net.Conn) {}) }, cloudOptions{}, join.ErrUnreachable, "does not answer in time"},
-		"nobody": {func(t *testing.T, _ *cloud) string {
+		"no listener": {func(t *testing.T, _ *cloud) string {
 			l, err := net.Listen("tcp", "127.0.0.1:0")
 			if err != nil {
 				t.Fatal(err)
@@ -215,7 +215,7 @@ func TestClockFarBehind(t *testing.T) {
 		t.Fatal(err)
 	}
 	if off := got.Skew + behind; off < -time.Minute || off > time.Minute {
-		t.Errorf("the skew is told as %v; want about -%v", got.Skew, behind)
+		t.Errorf("the skew is reported as %v; want about -%v", got.Skew, behind)
 	}
 	// After a restart, with nothing but the identity to tell the time.
 	clock := pki.NewClock(time.Time{}, nil)

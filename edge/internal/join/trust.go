@@ -36,9 +36,8 @@ func (i *Identity) Roots() *x509.CertPool { return i.trust.Load().roots }
 func (i *Identity) TrustSum() []byte { return i.trust.Load().sum }
 
 // Renew takes over whom the cloud wants this device to trust, as PEM, once it is on the disk.
-// Without clientCA those of the cluster's clients stay. A bundle by which the cloud that
-// tells of it would not be trusted any more is refused: it would be the last thing that this
-// device ever heard.
+// Without clientCA those of the cluster's clients stay. A bundle by which the cloud that sends it
+// would not be trusted any more is refused: the device could never connect again.
 func (i *Identity) Renew(teller *x509.Certificate, ca, clientCA []byte) error {
 	roots, err := pki.ParseCertificates(ca)
 	if err != nil {
@@ -59,7 +58,7 @@ func (i *Identity) Renew(teller *x509.Certificate, ca, clientCA []byte) error {
 		next = newTrust(roots, clients)
 	}
 	if teller == nil {
-		return errors.New("nobody has shown a certificate")
+		return errors.New("the cloud has shown no certificate")
 	}
 	if _, err := teller.Verify(x509.VerifyOptions{
 		Roots: next.roots, CurrentTime: i.clock.Now(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},

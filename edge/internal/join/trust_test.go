@@ -33,7 +33,7 @@ func TestTrust_IsRenewed(t *testing.T) {
 		ca, want string
 	}{
 		"the teller would not be trusted": {oldServer, string(pki.EncodeCertificates(next.cert)), "would not be trusted itself"},
-		"nobody tells":                    {nil, string(both), "nobody has shown"},
+		"no sender":                       {nil, string(both), "has shown no certificate"},
 		"no PEM":                          {oldServer, "x", "reading the authorities"},
 		"none at all":                     {oldServer, "", "reading the authorities"},
 		"a server's certificate":          {oldServer, string(pki.EncodeCertificates(old.cert, oldServer)), "and is none"},

@@ -44,8 +44,8 @@ func (m *Manager) applyState(b *batch, s *topicpb.State, found digestMismatches,
 	}
 	for _, e := range s.Expected {
 		resource := view.ResourceOf(e.GetResource())
-		if !found.told[resource] && len(found.told) < maxMismatches && !b.view.Expects(e) {
-			found.told[resource], found.open[resource] = true, true
+		if !found.reported[resource] && len(found.reported) < maxMismatches && !b.view.Expects(e) {
+			found.reported[resource], found.open[resource] = true, true
 			log.V(2).Info("The cloud expects something else", "resource", resource)
 		} else {
 			delete(found.open, resource)

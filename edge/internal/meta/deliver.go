@@ -69,7 +69,7 @@ func (m *Manager) work(ctx context.Context) bool {
 	err := m.do(ctx, func(b *batch) error {
 		in.mu.Lock()
 		now = before.clone()
-		stale := in.session != session // what an ended session sent must not come after what the new one was told that we have
+		stale := in.session != session // what an ended session sent must not change the state that the new one has reported
 		in.mu.Unlock()
 		for _, s := range states {
 			if !stale {
@@ -116,8 +116,8 @@ func (m *Manager) work(ctx context.Context) bool {
 		m.sender.PutAck(ack)
 	}
 	in.mu.Unlock()
-	for resource := range now.told {
-		if !before.told[resource] {
+	for resource := range now.reported {
+		if !before.reported[resource] {
 			msg := topic.Inventory.New(message.Resource{}, m.view.Mismatch(resource))
 			msg.Header.Session = states[len(states)-1].message.Header.Session
 			m.sender.PutInventory(msg)

@@ -89,8 +89,8 @@ func TestWhatTheCloudExpects(t *testing.T) {
 	}
 }
 
-// What a mistaken cloud calls synced is not: nobody is shown a set of which it isn't known
-// that it is whole.
+// What a mistaken cloud calls synced is not: no client is shown a set of which it isn't known that
+// it is whole.
 func TestAMistakenCloudSyncsNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		c := newCloud(t)
@@ -134,7 +134,7 @@ func TestAMistakenCloudSyncsNothing(t *testing.T) {
 		}
 		c.mu.Lock()
 		if !slices.Equal(c.surprised, []string{"services"}) {
-			t.Errorf("told of %v, want services", c.surprised)
+			t.Errorf("mismatches reported: %v, want services", c.surprised)
 		}
 		c.mu.Unlock()
 		say(0, id)

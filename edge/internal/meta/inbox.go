@@ -30,18 +30,18 @@ type inbox struct {
 }
 
 // digestMismatches are the resources of which the cloud expected something else than what is held.
-// Each is told once in a session (told); until the cloud has compared, and expects something again,
-// what it says is synced is not (open).
+// Each is reported once in a session (reported); until the cloud has compared, and expects
+// something again, what it says is synced is not (open).
 type digestMismatches struct {
-	open, told map[schema.GroupVersionResource]bool
+	open, reported map[schema.GroupVersionResource]bool
 }
 
 func newDigestMismatches() digestMismatches {
-	return digestMismatches{open: map[schema.GroupVersionResource]bool{}, told: map[schema.GroupVersionResource]bool{}}
+	return digestMismatches{open: map[schema.GroupVersionResource]bool{}, reported: map[schema.GroupVersionResource]bool{}}
 }
 
 func (s digestMismatches) clone() digestMismatches {
-	return digestMismatches{maps.Clone(s.open), maps.Clone(s.told)}
+	return digestMismatches{maps.Clone(s.open), maps.Clone(s.reported)}
 }
 
 type stateMessage struct {
@@ -105,10 +105,10 @@ func (s digestMismatches) concern(i *view.Interest) bool {
 	return false
 }
 
-// Nobody waits for the result of an event, and each commit is two syncs of flash: so results of
-// events are gathered for a moment. What is lost with the process meanwhile is told again, for the
-// event goes up again and is found there. Fewer than the window of events are gathered, so that the
-// others are under way.
+// No client waits for the result of an event, and each commit is two syncs of flash: so results of
+// events are batched for a moment. What is lost with the process meanwhile is reported again, for
+// the event goes up again and is found there. Fewer than the window of events are batched, so that
+// the others are under way.
 const (
 	gatherFor  = 10 * time.Millisecond
 	gatherMost = 16

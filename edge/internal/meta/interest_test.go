@@ -64,7 +64,7 @@ func TestInterestsThatNobodyUsesAreDroppedInLinkedTime(t *testing.T) {
 		c.cut()
 		time.Sleep(24 * time.Hour)
 		if !e.Covered(selection("services")) {
-			t.Errorf("dropped while off line")
+			t.Errorf("dropped while offline")
 		}
 		c.link()
 		time.Sleep(9 * time.Minute)
@@ -161,7 +161,7 @@ func TestPodsOutliveARefusal(t *testing.T) {
 		if got := collect(w); len(got) > 0 && got[0] != "ERROR 503" {
 			t.Errorf("the watch saw %v", got)
 		}
-		c.delete(ref("pods", "default", "b")) // truly, while nobody may tell
+		c.delete(ref("pods", "default", "b")) // in the cloud, while the interest is refused
 		synctest.Wait()
 		if items, _, err := e.List(t.Context(), ownPods(), meta.ListOptions{}); err != nil || len(items) != 2 {
 			t.Errorf("%d pods, %v", len(items), err)

@@ -29,7 +29,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/store"
 )
 
-// What the child is told beside its directory.
+// What the child receives beside its directory.
 const (
 	islandPoint = "META_TEST_POINT" // the meta.Point to die at
 	islandCount = "META_TEST_COUNT" // the how many-th time; or, with the point "drain", write nothing and end when nothing waits
@@ -115,8 +115,8 @@ func (l *ledger) relink(ctx context.Context) error {
 	return nil
 }
 
-// island is the child: a device's metamanager and store under load, which dies when it is told to.
-// It says on standard output what was acknowledged.
+// island is the child: a device's metamanager and store under load, which dies at the point that it
+// is given. It says on standard output what was acknowledged.
 func island(dir string) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()

@@ -140,8 +140,8 @@ func (m *Manager) mux() *message.Mux {
 	return mux
 }
 
-// handleUp opens a session: what was under way on an older link goes again, and the cloud is told
-// what this device wants and has.
+// handleUp opens a session: what was under way on an older link is sent again, and the cloud
+// receives what this device wants and has.
 func (m *Manager) handleUp(ctx context.Context, _ message.Message, up linkstate.Link) error {
 	m.inbox.reset()
 	m.putOff.Forget()

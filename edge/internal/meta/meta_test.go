@@ -163,7 +163,7 @@ func TestAPatchForAnotherPodOfThatNameIsRefused(t *testing.T) {
 		}
 		events, _, err := e.List(t.Context(), selection("events"), meta.ListOptions{})
 		if err != nil || len(events) != 1 {
-			t.Errorf("events: %v, %v; want one that tells of the refusal", events, err)
+			t.Errorf("events: %v, %v; want one that reports the refusal", events, err)
 		}
 	})
 }
@@ -293,10 +293,10 @@ func TestTokensAreServedOffline(t *testing.T) {
 		e.restart()
 		time.Sleep(100 * 24 * time.Hour)
 		if got, err := ask("api"); err != nil || got != `{"status":{"token":"t2"}}` {
-			t.Errorf("off line: %s, %v", got, err)
+			t.Errorf("offline: %s, %v", got, err)
 		}
 		if _, err := ask("other"); !apierrors.IsServiceUnavailable(err) {
-			t.Errorf("off line, never asked before: %v", err)
+			t.Errorf("offline, never asked before: %v", err)
 		}
 		// kube-apiserver away is like no link; a refusal is not.
 		c.answer = func(*topicpb.APIRequest) *topicpb.APIResponse { return &topicpb.APIResponse{Code: 503} }

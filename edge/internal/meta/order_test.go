@@ -88,8 +88,8 @@ func TestOrder_07_MergedWhileSent(t *testing.T) {
 	}
 }
 
-// What a device without a link is told again and again takes no more memory than what it
-// is told once.
+// What is written again and again on a device without a link takes no more memory than what is
+// written once.
 func TestOrder_13_OfflineForManyChanges(t *testing.T) {
 	const pods = 50
 	changes := 100_000

@@ -168,7 +168,7 @@ func TestEvents_01_SwitchedOffTheyStayHere(t *testing.T) {
 		}
 		synctest.Wait()
 		if len(c.writes) > 0 {
-			t.Errorf("the cloud was told: %v", c.writes)
+			t.Errorf("the cloud received: %v", c.writes)
 		}
 		for _, when := range []string{"now", "after a restart"} {
 			items, _, err := e.List(t.Context(), selection("events", "involvedObject.kind=Pod"), meta.ListOptions{})
@@ -246,19 +246,19 @@ func TestEvents_08_AFullOutboxDropsTheOldestAndSaysSo(t *testing.T) {
 				t.Errorf("event %d: in the cloud: %v, want %v", i, there, want)
 			}
 		}
-		var told []string
+		var reported []string
 		c.mu.Lock()
 		for r, th := range c.objects {
 			if ev, ok := th.obj.(*corev1.Event); ok && ev.Reason == "EventsDropped" {
-				told = append(told, r.Name+": "+ev.Message)
+				reported = append(reported, r.Name+": "+ev.Message)
 			}
 		}
 		c.mu.Unlock()
-		if len(told) != 1 || !strings.Contains(told[0], " 15 oldest") {
-			t.Errorf("told: %q", told)
+		if len(reported) != 1 || !strings.Contains(reported[0], " 15 oldest") {
+			t.Errorf("reported: %q", reported)
 		}
 		if n := e.Status().Outbox.Dropped; n != 0 {
-			t.Errorf("%d dropped events are not told of", n)
+			t.Errorf("%d dropped events are not reported", n)
 		}
 	})
 }
@@ -367,7 +367,7 @@ func TestWhatPassesThroughSpeaksTheCloudsVersions(t *testing.T) {
 		c.cut()
 		synctest.Wait()
 		if err := put("", []byte(`{}`)); !apierrors.IsServiceUnavailable(err) || retryAfter(err) == 0 {
-			t.Errorf("off line: %v, want 503 with Retry-After", err)
+			t.Errorf("offline: %v, want 503 with Retry-After", err)
 		}
 	})
 }
@@ -548,7 +548,7 @@ func TestReportsAreReplaced(t *testing.T) {
 }
 
 // Results of events that come one after another share commits: a commit is two syncs of flash, and
-// nobody waits for them. They wait with nothing else.
+// no client waits for them. No other result waits with them.
 func TestResultsOfEventsShareCommits(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		c := newCloud(t)

@@ -95,8 +95,9 @@ func (m *Manager) passThrough(ctx context.Context, w Write) (Result, error) {
 	return Result{Code: int(response.Code), Response: response}, nil
 }
 
-// settle waits, for a moment, until what was written is seen here too where it will be: whoever
-// writes and then reads, as a kubelet does with the mirror of a static pod, finds what it wrote.
+// settle waits, for a moment, until what was written is seen here too where it will be: a client
+// that writes and then reads, as a kubelet does with the mirror of a static pod, finds what it
+// wrote.
 func (m *Manager) settle(ctx context.Context, w Write, r *topicpb.APIResponse) {
 	if r.Code/100 != 2 || (w.Verb != "create" && w.Verb != "update" && w.Verb != "patch") || (w.Subresource != "" && w.Subresource != "status") {
 		return

@@ -18,7 +18,7 @@ import (
 )
 
 // TestIsland_Rule4: what is kept and near its end is asked for as soon as there is a link, before
-// anybody asks; whoever asks then gets that, once. What is young stays.
+// any client asks; the client that asks then gets that, once. What is young stays.
 func TestIsland_Rule4_TokensAreRenewedAtLinkUp(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		c := newCloud(t)
@@ -70,7 +70,7 @@ func TestIsland_Rule4_TokensAreRenewedAtLinkUp(t *testing.T) {
 		e.restart()
 		time.Sleep(50 * time.Minute)
 		if got := ask("short", 3600); got != "short-1" {
-			t.Errorf("off line: %s", got)
+			t.Errorf("offline: %s", got)
 		}
 		c.link()
 		synctest.Wait()
@@ -94,7 +94,7 @@ func TestIsland_Rule4_TokensAreRenewedAtLinkUp(t *testing.T) {
 		c.cut()
 		synctest.Wait()
 		if got := ask("short", 3600); got != "short-4" {
-			t.Errorf("off line again: %s", got)
+			t.Errorf("offline again: %s", got)
 		}
 	})
 }

@@ -136,13 +136,13 @@ func TestServer_Whom(t *testing.T) {
 		"a node, about the device":         {a.client("system:node:edge2", "system:nodes"), "/app/", 200},
 		"a node, about the cluster":        {a.client("system:node:edge2", "system:nodes"), "/status", 200},
 		"an administrator":                 {a.client("jane", "system:masters"), "/app/", 200},
-		"somebody, about the cluster":      {a.client("jane"), "/status", 200},
-		"somebody, about applications":     {a.client("jane"), "/app/x", 403},
-		"somebody, about all applications": {a.client("jane"), "/cluster-app/x", 403},
-		"nobody":                           {nil, "/status", 0},
+		"a user, about the cluster":        {a.client("jane"), "/status", 200},
+		"a user, about applications":       {a.client("jane"), "/app/x", 403},
+		"a user, about all applications":   {a.client("jane"), "/cluster-app/x", 403},
+		"no certificate":                   {nil, "/status", 0},
 		"a node of another cluster":        {other.client("system:node:edge2", "system:nodes"), "/status", 0},
 		"another page":                     {a.client("jane", "system:masters"), "/metrics", 404},
-		"an application that nobody has":   {a.client("jane", "system:masters"), "/app/none", 404},
+		"an unknown application":           {a.client("jane", "system:masters"), "/app/none", 404},
 		"a path that leads somewhere else": {a.client("jane", "system:masters"), "/app/../../etc/passwd", 404},
 	}
 	for name, tc := range tests {

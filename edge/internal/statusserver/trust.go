@@ -14,8 +14,8 @@ import (
 // Trust is who this device is, and whom it believes.
 type Trust struct {
 	Certificate func() (*tls.Certificate, error)
-	// Authorities sign the cluster's client certificates; nil: they are not known, and
-	// nobody is believed.
+	// Authorities sign the cluster's client certificates; nil: they are not known, and no client is
+	// accepted.
 	Authorities func() *x509.CertPool
 	// Now is the best that is known of the time.
 	Now func() time.Time

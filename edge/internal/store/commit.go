@@ -14,7 +14,7 @@ import (
 // Update calls do in a transaction and returns nil when what it did is on the disk. Functions that
 // wait together share one transaction and one sync; each gets its own error, and one that fails
 // takes nothing of the others with it. do may be called again after its effects were rolled back:
-// it must only work on tx and start afresh at each call. When ctx ends before the function's turn,
+// it must only work on tx and keep nothing between calls. When ctx ends before the function's turn,
 // it is not called.
 func (s *Store) Update(ctx context.Context, do func(*Tx) error) error {
 	select {

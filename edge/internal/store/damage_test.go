@@ -153,7 +153,7 @@ func TestIsland_17_KilledAtAnyMomentNothingAcknowledgedIsMissing(t *testing.T) {
 		for id := range acknowledged {
 			e := have[id]
 			if e == nil {
-				// Its deletion may have been on the disk although nobody was told.
+				// Its deletion may have been on the disk although it was not acknowledged.
 				if (id+3)%7 != 0 {
 					t.Errorf("entry %d was acknowledged and is missing", id)
 				}

@@ -33,7 +33,7 @@ const (
 	Epoch    Number = "epoch"    // of the last session with the cloud
 	Entry    Number = "entry"    // of the newest entry of the outbox
 	Interest Number = "interest" // of the newest interest
-	Dropped  Number = "dropped"  // events that the outbox had no room for and that nobody has been told of
+	Dropped  Number = "dropped"  // events that the outbox had no room for and that have not been reported
 	LastTime Number = "lasttime" // the newest time known, unix milliseconds
 	schemaOf Number = "schema"
 )

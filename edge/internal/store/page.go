@@ -13,7 +13,7 @@ import (
 )
 
 // bbolt maps its file and believes it: a wrong page number ends in a panic in one of its goroutines
-// or a fault that nobody can recover. So before bbolt sees a file, this walks through it, page by
+// or a fault that can't be recovered. So before bbolt sees a file, this walks through it, page by
 // page, with plain reads. The layout is that of bbolt's file format 2: page header {id u64, flags
 // u16, count u16, overflow u32}; two meta pages, the valid one with the higher transaction wins; a
 // tree of branch and leaf pages for each bucket; a list of free pages. See

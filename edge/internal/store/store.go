@@ -1,13 +1,13 @@
 // Package store keeps what an edge must not lose: objects, interests, the outbox, kept answers, the
 // state of modules. One file, bbolt.
 //
-// It owns the file, its lock, its key and its schema; nobody else opens them. Writers queue a
+// It owns the file, its lock, its key and its schema; no other package opens them. Writers queue a
 // function each; one transaction and one sync serve all that wait. A file that is damaged is set
-// aside under another name, what is whole of it goes on in a fresh one; a full disk is an error of
-// the write that met it and passes when there is room. Secrets and answers are sealed before they
-// touch the disk. It refuses a file that another process has open, one that was sealed with another
-// key, and one of a newer schema. It never writes on its own: idle, it is silent. Its methods may
-// be called by many goroutines at once.
+// aside under another name, what is whole of it is copied into a new one; a full disk is an error
+// of the write that met it and passes when there is room. Secrets and answers are sealed before
+// they touch the disk. It refuses a file that another process has open, one that was sealed with
+// another key, and one of a newer schema. It never writes on its own: idle, it is silent. Its
+// methods may be called by many goroutines at once.
 package store
 
 import (

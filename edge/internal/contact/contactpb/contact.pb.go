@@ -23,7 +23,8 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Beacon says that a device is here, and proves nothing: whoever hears one dials, and sees by the certificate who answers.
+// Beacon says that a device is here, and proves nothing: a device that receives one dials, and sees
+// by the certificate which device answers.
 type Beacon struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`

@@ -30,7 +30,7 @@ type Lease struct {
 
 	mu       sync.Mutex // guards what follows
 	object   *object.Object
-	renewed  time.Time // with the monotonic clock: a wall clock that jumps makes nobody dead
+	renewed  time.Time // with the monotonic clock: a jump of the wall clock ends no Lease
 	duration time.Duration
 }
 

@@ -158,7 +158,7 @@ func (x *Object) GetRaw() []byte {
 	return nil
 }
 
-// Interest is one set of objects that somebody at the edge wants. Its number is its key.
+// Interest is one set of objects that a client at the edge wants. Its number is its key.
 type Interest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Group         string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
@@ -283,7 +283,7 @@ type Entry struct {
 	Uid             string                 `protobuf:"bytes,11,opt,name=uid,proto3" json:"uid,omitempty"`
 	UnixMillis      int64                  `protobuf:"varint,12,opt,name=unix_millis,json=unixMillis,proto3" json:"unix_millis,omitempty"`
 	ShownVersion    uint64                 `protobuf:"varint,13,opt,name=shown_version,json=shownVersion,proto3" json:"shown_version,omitempty"`         // the edge's version that its object has had since this write
-	Accepted        bool                   `protobuf:"varint,14,opt,name=accepted,proto3" json:"accepted,omitempty"`                                     // kube-apiserver took it; kept until the cloud delivers what became of the object
+	Accepted        bool                   `protobuf:"varint,14,opt,name=accepted,proto3" json:"accepted,omitempty"`                                     // kube-apiserver took it; kept until the cloud delivers the object's new state
 	AcceptedVersion string                 `protobuf:"bytes,15,opt,name=accepted_version,json=acceptedVersion,proto3" json:"accepted_version,omitempty"` // kube-apiserver's resourceVersion after it
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
