@@ -1,213 +1,24 @@
 package store_test
 
 import (
-	"bufio"
 	"bytes"
-	"context"
 	"encoding/binary"
 	"errors"
-	"fmt"
-	"maps"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
-	"sync"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 	"k8s.io/klog/v2/ktesting"
 
-	"github.com/skerry-io/skerry/edge/internal/object"
 	"github.com/skerry-io/skerry/edge/internal/store"
 	"github.com/skerry-io/skerry/edge/internal/store/storepb"
 )
-
-// The test binary is its own child for what a process can't do to itself.
-func TestMain(m *testing.M) {
-	switch os.Getenv("STORE_TEST_CHILD") {
-	case "writer":
-		writerChild()
-	case "full":
-		fullDiskChild()
-	default:
-		os.Exit(m.Run())
-	}
-}
-
-func child(t *testing.T, role string, args ...string) *exec.Cmd {
-	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command(self, args...)
-	cmd.Env = append(os.Environ(), "STORE_TEST_CHILD="+role)
-	cmd.Stderr = os.Stderr
-	return cmd
-}
-
-// writerChild writes entries from several goroutines and says each number on stdout once
-// Update has returned.
-func writerChild() {
-	s, err := store.Open(context.Background(), store.Config{Path: os.Args[1]})
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	first, _ := strconv.ParseUint(os.Args[2], 10, 64)
-	var mu sync.Mutex
-	next := first
-	for range 4 {
-		go func() {
-			for {
-				mu.Lock()
-				id := next
-				next++
-				mu.Unlock()
-				if err := s.Update(context.Background(), func(tx *store.Tx) error {
-					if id%7 == 0 {
-						if err := tx.DeleteEntry(id - 3); err != nil {
-							return err
-						}
-					}
-					return tx.PutEntry(id, entryNumber(id))
-				}); err != nil {
-					fmt.Fprintln(os.Stderr, err)
-					os.Exit(1)
-				}
-				mu.Lock()
-				fmt.Println(id)
-				mu.Unlock()
-			}
-		}()
-	}
-	select {}
-}
-
-func entryNumber(id uint64) *storepb.Entry {
-	return &storepb.Entry{Class: storepb.Class_EVENT, Name: fmt.Sprint(id), Body: bytes.Repeat([]byte{byte(id)}, int(id%3000))}
-}
-
-// What Update has acknowledged is there after each of 200 times kill -9, at whatever moment.
-func TestIsland_17_KilledAtAnyMomentNothingAcknowledgedIsMissing(t *testing.T) {
-	rounds := 200
-	if testing.Short() {
-		rounds = 10
-	}
-	path := filepath.Join(t.TempDir(), "edge.db")
-	r := rand.New(rand.NewPCG(1, 2))
-	acknowledged := map[uint64]bool{}
-	first := uint64(1)
-	for round := range rounds {
-		cmd := child(t, "writer", path, fmt.Sprint(first))
-		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		kill := func(within int) {
-			time.AfterFunc(time.Duration(r.IntN(within))*time.Millisecond, func() { cmd.Process.Kill() })
-		}
-		begun := round%5 == 0 // now and then while it starts, mostly while it writes
-		if begun {
-			kill(150)
-		}
-		for lines := bufio.NewScanner(out); lines.Scan(); {
-			if !begun {
-				begun = true
-				kill(60)
-			}
-			if id, err := strconv.ParseUint(lines.Text(), 10, 64); err == nil {
-				acknowledged[id] = true
-				first = max(first, id+10)
-			}
-		}
-		if err := cmd.Wait(); err == nil || cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
-			t.Fatalf("the writer ended by itself: %v", err)
-		}
-
-		s := open(t, path)
-		if s.SetAside() != "" {
-			t.Fatal("the store was found damaged")
-		}
-		have := map[uint64]*storepb.Entry{}
-		if err := s.View(func(tx *store.Tx) error {
-			return tx.Entries(func(id uint64, e *storepb.Entry) error { have[id] = e; return nil })
-		}); err != nil {
-			t.Fatal(err)
-		}
-		if err := s.Check(); err != nil {
-			t.Fatal(err)
-		}
-		s.Close()
-		for id := range acknowledged {
-			e := have[id]
-			if e == nil {
-				// Its deletion may have been on the disk although it was not acknowledged.
-				if (id+3)%7 != 0 {
-					t.Errorf("entry %d was acknowledged and is missing", id)
-				}
-				continue
-			}
-			if !proto.Equal(entryNumber(id), e) {
-				t.Errorf("entry %d: %s", id, cmp.Diff(entryNumber(id), e, protocmp.Transform()))
-			}
-		}
-	}
-	if len(acknowledged) == 0 {
-		t.Error("nothing was ever acknowledged: the test shows nothing")
-	}
-}
-
-// fill makes a store with something of everything in it, and says what was in it before the
-// last transaction.
-func fill(t *testing.T, path string) (before content) {
-	t.Helper()
-	s := open(t, path)
-	update(t, s, func(tx *store.Tx) error {
-		for i := range uint64(60) {
-			if err := tx.PutEntry(i, entryNumber(i*50)); err != nil {
-				return err
-			}
-			if err := tx.PutObject(ref("pods", "default", fmt.Sprint(i)), objectNumber(i)); err != nil {
-				return err
-			}
-			if err := tx.PutObject(ref("secrets", "default", fmt.Sprint(i)), objectNumber(i)); err != nil {
-				return err
-			}
-		}
-		if err := tx.PutEvent("default", "a", &storepb.Event{Version: 1, Raw: bytes.Repeat([]byte{0xC0}, 100)}); err != nil {
-			return err
-		}
-		if err := tx.PutInterest(8, &storepb.Interest{Dependencies: true, Synced: true}); err != nil {
-			return err
-		}
-		return tx.PutInterest(7, &storepb.Interest{Version: "v1", Resource: "pods", Synced: true})
-	})
-	before = read(t, s)
-	update(t, s, func(tx *store.Tx) error {
-		for i := range uint64(10) {
-			if err := tx.DeleteObject(ref("pods", "default", fmt.Sprint(i*6))); err != nil {
-				return err
-			}
-		}
-		return tx.SetState("drain", "phase", []byte("cordoned"))
-	})
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return before
-}
 
 // memoryDir is a directory where a sync costs nothing, if there is one.
 func memoryDir(t *testing.T) string {
@@ -218,52 +29,6 @@ func memoryDir(t *testing.T) string {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	return dir
-}
-
-func objectNumber(i uint64) *storepb.Object {
-	return &storepb.Object{Uid: fmt.Sprint(i), Version: i, Raw: bytes.Repeat([]byte{byte(i)}, int(i)*40)}
-}
-
-func equal[K comparable, M proto.Message](a, b map[K]M) bool {
-	return maps.EqualFunc(a, b, func(x, y M) bool { return proto.Equal(x, y) })
-}
-
-type content struct {
-	Objects   map[object.Ref]*storepb.Object
-	Entries   map[uint64]*storepb.Entry
-	Interests map[uint64]*storepb.Interest
-}
-
-// of is what there is of one resource.
-func (c content) of(resource string) map[object.Ref]*storepb.Object {
-	some := maps.Clone(c.Objects)
-	maps.DeleteFunc(some, func(r object.Ref, _ *storepb.Object) bool { return r.Resource.Resource != resource })
-	return some
-}
-
-// synced reports whether all of a resource that fill has put there passes for the whole set.
-func (c content) synced(resource string) bool {
-	if resource == "pods" {
-		return c.Interests[7].GetSynced()
-	}
-	return c.Interests[8].GetSynced()
-}
-
-func read(t *testing.T, s *store.Store) content {
-	t.Helper()
-	c := content{Objects: map[object.Ref]*storepb.Object{}, Entries: map[uint64]*storepb.Entry{}, Interests: map[uint64]*storepb.Interest{}}
-	if err := s.View(func(tx *store.Tx) error {
-		if err := tx.Objects(func(r object.Ref, o *storepb.Object) error { c.Objects[r] = o; return nil }); err != nil {
-			return err
-		}
-		if err := tx.Interests(func(id uint64, i *storepb.Interest) error { c.Interests[id] = i; return nil }); err != nil {
-			return err
-		}
-		return tx.Entries(func(id uint64, e *storepb.Entry) error { c.Entries[id] = e; return nil })
-	}); err != nil {
-		t.Fatal(err)
-	}
-	return c
 }
 
 func TestDamagedFilesAreSetAside(t *testing.T) {
@@ -556,104 +321,6 @@ func TestEpochsGoOnFromMemory(t *testing.T) {
 	defer s.Close()
 	if epoch, err := s.NextEpoch(ctx); err != nil || epoch <= last {
 		t.Errorf("after a restart: epoch %d after %d, %v", epoch, last, err)
-	}
-}
-
-// fullDiskChild runs in a mount namespace of its own, with a small disk.
-func fullDiskChild() {
-	dir := os.Args[1]
-	fail := func(format string, args ...any) {
-		fmt.Printf(format+"\n", args...)
-		os.Exit(1)
-	}
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"); err != nil {
-		fail("mounting: %v", err)
-	}
-	path := filepath.Join(dir, "edge.db")
-	ctx := context.Background()
-	s, err := store.Open(ctx, store.Config{Path: path})
-	if err != nil {
-		fail("Open: %v", err)
-	}
-	put := func(id uint64) error {
-		return s.Update(ctx, func(tx *store.Tx) error { return tx.PutEntry(id, &storepb.Entry{Body: make([]byte, 3000)}) })
-	}
-	if err := put(0); err != nil {
-		fail("first write: %v", err)
-	}
-	filler := filepath.Join(dir, "filler")
-	for round := range uint64(3) {
-		f, err := os.OpenFile(filler, os.O_CREATE|os.O_WRONLY, 0o600)
-		if err != nil {
-			fail("filler: %v", err)
-		}
-		for err == nil {
-			_, err = f.Write(make([]byte, 4096))
-		}
-		f.Close()
-		kept := round * 100
-		for err = nil; err == nil && kept < round*100+50; {
-			if err = put(kept + 1); err == nil {
-				kept++
-			}
-		}
-		if !errors.Is(err, store.ErrFull) {
-			fail("round %d: a full disk gives %v", round, err)
-		}
-		if err := s.View(func(tx *store.Tx) error {
-			if e, err := tx.Entry(0); err != nil || e == nil {
-				return fmt.Errorf("entry 0: %v, %w", e, err)
-			}
-			return nil
-		}); err != nil {
-			fail("round %d: reading: %v", round, err)
-		}
-		os.Remove(filler)
-		if err := put(kept + 1); err != nil {
-			fail("round %d: when there is room again: %v", round, err)
-		}
-	}
-	if err := s.Close(); err != nil {
-		fail("Close: %v", err)
-	}
-	if s, err = store.Open(ctx, store.Config{Path: path}); err != nil || s.SetAside() != "" {
-		fail("Open afterwards: %v", err)
-	}
-	if err := s.Check(); err != nil {
-		fail("Check: %v", err)
-	}
-	s.Close()
-
-	// A disk that is full from the start: a clear error, nothing half made; later it works.
-	other := filepath.Join(dir, "other.db")
-	f, err := os.Create(filler)
-	if err != nil {
-		fail("filler: %v", err)
-	}
-	for err == nil {
-		_, err = f.Write(make([]byte, 4096))
-	}
-	f.Close()
-	if _, err := store.Open(ctx, store.Config{Path: other}); !errors.Is(err, store.ErrFull) {
-		fail("Open on a full disk: %v", err)
-	}
-	os.Remove(filler)
-	if s, err = store.Open(ctx, store.Config{Path: other}); err != nil {
-		fail("Open when there is room again: %v", err)
-	}
-	s.Close()
-	fmt.Println("fine")
-}
-
-func TestAFullDiskPasses(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root: it mounts a small disk in a mount namespace of its own")
-	}
-	cmd := child(t, "full", t.TempDir())
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
-	out, err := cmd.Output()
-	if err != nil || strings.TrimSpace(string(out)) != "fine" {
-		t.Errorf("%v: %s", err, out)
 	}
 }
 

@@ -1,0 +1,31 @@
+package store_test
+
+import (
+	"os"
+	"os/exec"
+	"testing"
+)
+
+// The test binary is its own child for what a process can't do to itself.
+func TestMain(m *testing.M) {
+	switch os.Getenv("STORE_TEST_CHILD") {
+	case "writer":
+		writerChild()
+	case "full":
+		fullDiskChild()
+	default:
+		os.Exit(m.Run())
+	}
+}
+
+func child(t *testing.T, role string, args ...string) *exec.Cmd {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self, args...)
+	cmd.Env = append(os.Environ(), "STORE_TEST_CHILD="+role)
+	cmd.Stderr = os.Stderr
+	return cmd
+}
