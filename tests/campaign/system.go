@@ -26,8 +26,6 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/tests/campaign/history"
@@ -282,12 +280,13 @@ func (s *system) addCloud(ctx context.Context, n int) error {
 		if err != nil {
 			return fmt.Errorf("making the token of %s: %w", account, err)
 		}
+		cfg := &rest.Config{Host: server, BearerToken: token.Status.Token, TLSClientConfig: rest.TLSClientConfig{CAData: s.plane.CA()}}
 		kubeconfig[account] = filepath.Join(dir, account+".kubeconfig")
-		if err := writeKubeconfig(kubeconfig[account], server, s.plane.CA(), token.Status.Token); err != nil {
+		if err := cluster.WriteKubeconfig(cfg, kubeconfig[account]); err != nil {
 			return err
 		}
 	}
-	ports, err := free(3)
+	ports, err := cluster.FreeAddresses("tcp", "tcp", "tcp")
 	if err != nil {
 		return err
 	}
@@ -402,31 +401,6 @@ func (e *edge) count(text string) int {
 		return 0
 	}
 	return bytes.Count(log, []byte(text))
-}
-
-func writeKubeconfig(file, server string, authority []byte, token string) error {
-	c := clientcmdapi.NewConfig()
-	c.Clusters["c"] = &clientcmdapi.Cluster{Server: server, CertificateAuthorityData: authority}
-	c.AuthInfos["u"] = &clientcmdapi.AuthInfo{Token: token}
-	c.Contexts["x"] = &clientcmdapi.Context{Cluster: "c", AuthInfo: "u"}
-	c.CurrentContext = "x"
-	if err := clientcmd.WriteToFile(*c, file); err != nil {
-		return fmt.Errorf("writing a kubeconfig: %w", err)
-	}
-	return nil
-}
-
-// free gives loopback addresses that nothing listens at now.
-func free(n int) (found []string, err error) {
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, fmt.Errorf("looking for a free port: %w", err)
-		}
-		defer l.Close() // at the end, so that all differ
-		found = append(found, l.Addr().String())
-	}
-	return found, nil
 }
 
 func answers(ctx context.Context, url string) error {

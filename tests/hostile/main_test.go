@@ -9,7 +9,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -22,9 +21,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/common/link"
@@ -81,13 +77,12 @@ func newPlane(ctx context.Context, dir string) (*cluster.ControlPlane, error) {
 		return nil, err
 	}
 	caFile, egressFile := filepath.Join(dir, "egress-ca.crt"), filepath.Join(dir, "egress.yaml")
-	egress, err := freeAddress("tcp")
+	free, err := cluster.FreeAddresses("tcp", "tcp")
 	if err != nil {
 		return nil, err
 	}
-	if tunnelAddress, err = freeAddress("tcp"); err != nil {
-		return nil, err
-	}
+	egress := free[0]
+	tunnelAddress = free[1]
 	planeDir := filepath.Join(dir, "plane")
 	identity := filepath.Join(planeDir, "pki", "apiserver-kubelet-client")
 	config := fmt.Sprintf(`apiVersion: apiserver.k8s.io/v1beta1
@@ -149,10 +144,10 @@ func start(t *testing.T, further string) *system {
 	})
 	dir := t.TempDir()
 	kubeconfig := filepath.Join(dir, "cloudcore.kubeconfig")
-	writeKubeconfig(t, plane.ServiceAccount(t, "skerry-system", "cloudcore"), kubeconfig)
+	plane.AccountKubeconfig(t, "cloudcore", kubeconfig)
 	approver := filepath.Join(dir, "approver.kubeconfig")
-	writeKubeconfig(t, plane.ServiceAccount(t, "skerry-system", "cloudcore-approver"), approver)
-	s := &system{websocket: free(t, "tcp"), quic: free(t, "udp"), health: free(t, "tcp")}
+	plane.AccountKubeconfig(t, "cloudcore-approver", approver)
+	s := &system{websocket: cluster.FreeAddress(t, "tcp"), quic: cluster.FreeAddress(t, "udp"), health: cluster.FreeAddress(t, "tcp")}
 	config := fmt.Sprintf(`apiVersion: config.skerry.io/v1alpha1
 kind: CloudCore
 kubeconfig: %s
@@ -169,19 +164,7 @@ join: {listen: ""}
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	child, err := process.Start(process.Spec{Path: programs[0], Args: []string{"--config", file}, Log: log, Bound: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			raw, _ := os.ReadFile(log)
-			t.Logf("end of cloudcore's log:\n%s", raw[max(0, len(raw)-8000):])
-		}
-		if err := child.Stop(context.Background(), 20*time.Second); err != nil {
-			t.Error(err)
-		}
-	})
+	cluster.StartProgram(t, "cloudcore", process.Spec{Path: programs[0], Args: []string{"--config", file}, Log: log}, 20*time.Second)
 	cluster.WaitReady(t, "cloudcore", s.health)
 	secret, err := plane.Client().CoreV1().Secrets("skerry-system").Get(t.Context(), "skerry-ca", metav1.GetOptions{})
 	if err != nil {
@@ -218,45 +201,6 @@ func (s *system) metric(t *testing.T, series string) int {
 		}
 	}
 	return 0
-}
-
-// free is a loopback address at which nothing listens now.
-func free(t *testing.T, network string) string {
-	t.Helper()
-	a, err := freeAddress(network)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return a
-}
-
-func freeAddress(network string) (string, error) {
-	if network == "udp" {
-		c, err := net.ListenPacket("udp", "127.0.0.1:0")
-		if err != nil {
-			return "", err
-		}
-		defer c.Close()
-		return c.LocalAddr().String(), nil
-	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	defer l.Close()
-	return l.Addr().String(), nil
-}
-
-func writeKubeconfig(t *testing.T, cfg *rest.Config, file string) {
-	t.Helper()
-	c := clientcmdapi.NewConfig()
-	c.Clusters["c"] = &clientcmdapi.Cluster{Server: cfg.Host, CertificateAuthorityData: cfg.CAData}
-	c.AuthInfos["u"] = &clientcmdapi.AuthInfo{Token: cfg.BearerToken}
-	c.Contexts["x"] = &clientcmdapi.Context{Cluster: "c", AuthInfo: "u"}
-	c.CurrentContext = "x"
-	if err := clientcmd.WriteToFile(*c, file); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // epochs grow over all sessions of this process.

@@ -244,7 +244,7 @@ func TestHostile_15_ManInTheMiddle(t *testing.T) {
 		})}
 		go func() { _ = plain.Serve(spying{l, first}) }()
 		t.Cleanup(func() { _ = plain.Close() })
-		if d, err := open(t, auto(t, secure, free(t, "udp"), l.Addr().String())); err == nil {
+		if d, err := open(t, auto(t, secure, cluster.FreeAddress(t, "udp"), l.Addr().String())); err == nil {
 			d.Close()
 			t.Fatal("a link without TLS was opened")
 		}

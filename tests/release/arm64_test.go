@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,10 +15,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/skerry-io/skerry/tests/cluster"
 	"github.com/skerry-io/skerry/tests/cluster/binary"
@@ -143,10 +138,10 @@ func (e emulator) links(root string) {
 	dir := t.TempDir()
 	account := func(name string) string {
 		file := filepath.Join(dir, name)
-		writeAccount(t, plane.ServiceAccount(t, "skerry-system", name), file)
+		plane.AccountKubeconfig(t, name, file)
 		return file
 	}
-	health := freeAddress(t)
+	health := cluster.FreeAddress(t, "tcp")
 	write(t, filepath.Join(dir, "cloudcore.yaml"), fmt.Sprintf("apiVersion: config.skerry.io/v1alpha1\nkind: CloudCore\nkubeconfig: %s\napprover: {kubeconfig: %s}\nhealth: {listen: %q}\n"+
 		"tunnel: {listen: \"\"}\nadvertise: [%s]\nhub:\n  websocket: {listen: \"\"}\n  quic: {listen: \"\"}\njoin: {listen: \"\"}\ndevices: {listen: \"%[4]s:443\"}\n",
 		account("cloudcore"), account("cloudcore-approver"), health, host))
@@ -192,41 +187,6 @@ func (e emulator) links(root string) {
 func (e emulator) start(dir, name, config string) (log string) {
 	e.t.Helper()
 	log = filepath.Join(dir, name+".log")
-	child, err := process.Start(process.Spec{Path: e.qemu, Args: []string{e.program(name), "--config", config}, Log: log, Bound: true})
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	e.t.Cleanup(func() {
-		if e.t.Failed() {
-			raw, _ := os.ReadFile(log)
-			e.t.Logf("%s's log:\n%s", name, raw)
-		}
-		if err := child.Stop(context.Background(), time.Minute); err != nil {
-			e.t.Error(err)
-		}
-	})
+	cluster.StartProgram(e.t, name, process.Spec{Path: e.qemu, Args: []string{e.program(name), "--config", config}, Log: log}, time.Minute)
 	return log
-}
-
-func writeAccount(t *testing.T, cfg *rest.Config, file string) {
-	t.Helper()
-	c := clientcmdapi.NewConfig()
-	c.Clusters["c"] = &clientcmdapi.Cluster{Server: cfg.Host, CertificateAuthorityData: cfg.CAData}
-	c.AuthInfos["u"] = &clientcmdapi.AuthInfo{Token: cfg.BearerToken}
-	c.Contexts["x"] = &clientcmdapi.Context{Cluster: "c", AuthInfo: "u"}
-	c.CurrentContext = "x"
-	if err := clientcmd.WriteToFile(*c, file); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// freeAddress is a loopback address that no program listens at now.
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
 }

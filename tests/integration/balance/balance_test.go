@@ -8,23 +8,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/tests/cluster"
@@ -37,29 +32,6 @@ var plane *cluster.ControlPlane
 
 func TestMain(m *testing.M) {
 	os.Exit(cluster.Main(m, func(c *cluster.ControlPlane) { plane = c }))
-}
-
-// free is a loopback address at which nothing listens now.
-func free(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
-}
-
-func writeKubeconfig(t *testing.T, cfg *rest.Config, file string) {
-	t.Helper()
-	c := clientcmdapi.NewConfig()
-	c.Clusters["c"] = &clientcmdapi.Cluster{Server: cfg.Host, CertificateAuthorityData: cfg.CAData}
-	c.AuthInfos["u"] = &clientcmdapi.AuthInfo{Token: cfg.BearerToken}
-	c.Contexts["x"] = &clientcmdapi.Context{Cluster: "c", AuthInfo: "u"}
-	c.CurrentContext = "x"
-	if err := clientcmd.WriteToFile(*c, file); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // replica is a cloudcore.
@@ -77,26 +49,14 @@ func start(t *testing.T, name string, maxSessions int) *replica {
 	}
 	dir := t.TempDir()
 	kubeconfig, file, log := filepath.Join(dir, "kubeconfig"), filepath.Join(dir, "cloudcore.yaml"), filepath.Join(dir, "log")
-	writeKubeconfig(t, plane.ServiceAccount(t, "skerry-system", "cloudcore"), kubeconfig)
-	r := &replica{links: free(t), health: free(t)}
+	plane.AccountKubeconfig(t, "cloudcore", kubeconfig)
+	r := &replica{links: cluster.FreeAddress(t, "tcp"), health: cluster.FreeAddress(t, "tcp")}
 	config := fmt.Sprintf("apiVersion: config.skerry.io/v1alpha1\nkind: CloudCore\nkubeconfig: %s\nhealth: {listen: %q}\ntunnel: {listen: \"\"}\njoin: {listen: \"\"}\n"+
 		"advertise: [127.0.0.1]\nhub:\n  websocket: {listen: %q}\n  quic: {listen: \"\"}\n  maxSessions: %d\n", kubeconfig, r.health, r.links, maxSessions)
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	child, err := process.Start(process.Spec{Path: programs[0], Args: []string{"--config", file}, Log: log, Bound: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			raw, _ := os.ReadFile(log)
-			t.Logf("the log of %s:\n%s", name, raw)
-		}
-		if err := child.Stop(context.Background(), 30*time.Second); err != nil {
-			t.Error(err)
-		}
-	})
+	cluster.StartProgram(t, name, process.Spec{Path: programs[0], Args: []string{"--config", file}, Log: log}, 30*time.Second)
 	cluster.WaitReady(t, name, r.health)
 	return r
 }
@@ -142,46 +102,19 @@ func metrics(ctx context.Context, t *testing.T, name string, of ...*replica) (al
 	return all
 }
 
-// balancer leads connections to its targets in turn.
-type balancer struct {
-	targets atomic.Pointer[[]string]
-	turn    atomic.Uint64
-}
-
-func (b *balancer) serve(t *testing.T) (address string) {
+// balance listens at an address that leads connections to its targets in turn.
+func balance(t *testing.T, targets *atomic.Pointer[[]string]) (address string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	var all sync.WaitGroup
-	ctx, cancel := context.WithCancel(context.Background())
-	t.Cleanup(func() { cancel(); l.Close(); all.Wait() })
-	all.Go(func() {
-		for {
-			near, err := l.Accept()
-			if err != nil {
-				return
-			}
-			all.Go(func() { b.lead(ctx, near) })
-		}
+	var turn atomic.Uint64
+	cluster.Forward(t, l, func() string {
+		all := *targets.Load()
+		return all[turn.Add(1)%uint64(len(all))]
 	})
 	return l.Addr().String()
-}
-
-func (b *balancer) lead(ctx context.Context, near net.Conn) {
-	defer near.Close()
-	targets := *b.targets.Load()
-	far, err := net.Dial("tcp", targets[b.turn.Add(1)%uint64(len(targets))])
-	if err != nil {
-		return
-	}
-	defer far.Close()
-	defer context.AfterFunc(ctx, func() { near.Close(); far.Close() })()
-	var both sync.WaitGroup
-	both.Go(func() { _, _ = io.Copy(near, far); near.Close() })
-	both.Go(func() { _, _ = io.Copy(far, near); far.Close() })
-	both.Wait()
 }
 
 const nodes = 40
@@ -267,9 +200,9 @@ func TestANewReplicaGetsItsShare(t *testing.T) {
 	plane.Apply(t, "manifests/cloudcore")
 	const most = 36
 	a := start(t, "the first", most)
-	var between balancer
-	between.targets.Store(&[]string{a.links})
-	fleet := run(t, between.serve(t))
+	var between atomic.Pointer[[]string]
+	between.Store(&[]string{a.links})
+	fleet := run(t, balance(t, &between))
 	if err := fleet.Await(t.Context(), func(c hollow.Count) bool { return c.Linked == most && c.Registered == most }); err != nil {
 		t.Fatal(err)
 	}
@@ -281,7 +214,7 @@ func TestANewReplicaGetsItsShare(t *testing.T) {
 		}
 		return nil
 	})
-	between.targets.Store(&[]string{a.links, b.links})
+	between.Store(&[]string{a.links, b.links})
 	if err := fleet.AwaitWhole(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -77,7 +77,7 @@ func TestCheckCluster(t *testing.T) {
 	}
 
 	weak := filepath.Join(t.TempDir(), "weak.kubeconfig")
-	writeKubeconfig(t, plane.ServiceAccount(t, "skerry-system", "cloudcore"), weak)
+	plane.AccountKubeconfig(t, "cloudcore", weak)
 	if found, code = check(weak); code != 1 || found["rights"].Level != "fail" || !strings.Contains(found["rights"].Message, "escalate clusterroles") {
 		t.Errorf("cloudcore's own account: exit code %d, %+v", code, found["rights"])
 	}

@@ -10,7 +10,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -22,8 +21,6 @@ import (
 	"time"
 
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -107,10 +104,12 @@ func startWith(t *testing.T, plane *cluster.ControlPlane, ports string, change .
 	for _, f := range change {
 		f(own)
 	}
-	writeKubeconfig(t, own, kubeconfig)
-	writeKubeconfig(t, plane.ServiceAccount(t, "skerry-system", "cloudcore-approver"), approver)
-	s := &system{plane: plane, cloudcore: programs[0], edgecore: programs[1], hollowedge: programs[2], join: free(t), websocket: free(t)}
-	health := free(t)
+	if err := cluster.WriteKubeconfig(own, kubeconfig); err != nil {
+		t.Fatal(err)
+	}
+	plane.AccountKubeconfig(t, "cloudcore-approver", approver)
+	s := &system{plane: plane, cloudcore: programs[0], edgecore: programs[1], hollowedge: programs[2], join: cluster.FreeAddress(t, "tcp"), websocket: cluster.FreeAddress(t, "tcp")}
+	health := cluster.FreeAddress(t, "tcp")
 	if ports == "" {
 		ports = fmt.Sprintf("advertise: [127.0.0.1, localhost]\nhub:\n  websocket: {listen: %q}\n  quic: {listen: \"\"}\njoin: {listen: %q}\n", s.websocket, s.join)
 	}
@@ -125,44 +124,9 @@ tunnel: {listen: ""}
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	child, err := process.Start(process.Spec{Path: s.cloudcore, Args: []string{"--config", file}, Log: log, Bound: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			raw, _ := os.ReadFile(log)
-			t.Logf("cloudcore's log:\n%s", raw)
-		}
-		if err := child.Stop(context.Background(), 20*time.Second); err != nil {
-			t.Error(err)
-		}
-	})
+	cluster.StartProgram(t, "cloudcore", process.Spec{Path: s.cloudcore, Args: []string{"--config", file}, Log: log}, 20*time.Second)
 	cluster.WaitReady(t, "cloudcore", health)
 	return s
-}
-
-// free is a loopback address that nobody listens at now.
-func free(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
-}
-
-func writeKubeconfig(t *testing.T, cfg *rest.Config, file string) {
-	t.Helper()
-	c := clientcmdapi.NewConfig()
-	c.Clusters["c"] = &clientcmdapi.Cluster{Server: cfg.Host, CertificateAuthorityData: cfg.CAData}
-	c.AuthInfos["u"] = &clientcmdapi.AuthInfo{Token: cfg.BearerToken}
-	c.Contexts["x"] = &clientcmdapi.Context{Cluster: "c", AuthInfo: "u"}
-	c.CurrentContext = "x"
-	if err := clientcmd.WriteToFile(*c, file); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // run gives what a command wrote and its exit code.
@@ -355,7 +319,7 @@ func TestJoin(t *testing.T) {
 		"another TLS server":     {good, "edge-x", strings.TrimPrefix(otherTLS.URL, "https://"), 2, "not the cloud that the token is for"},
 		"no cloudcore":           {good, "edge-x", strings.TrimPrefix(plain.URL, "http://"), 2, "does not speak TLS"},
 		"kube-apiserver":         {good, "edge-x", strings.TrimPrefix(plane.Server, "https://"), 2, "not the cloud that the token is for"},
-		"nobody there":           {good, "edge-x", free(t), 1, "can't be reached"},
+		"nobody there":           {good, "edge-x", cluster.FreeAddress(t, "tcp"), 1, "can't be reached"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			config, identity := device(t)

@@ -12,7 +12,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -80,30 +79,7 @@ func forwardTCP(t *testing.T, from, to string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var all sync.WaitGroup
-	ctx, cancel := context.WithCancel(context.Background())
-	t.Cleanup(func() { cancel(); l.Close(); all.Wait() })
-	all.Go(func() {
-		for {
-			near, err := l.Accept()
-			if err != nil {
-				return
-			}
-			all.Go(func() {
-				defer near.Close()
-				far, err := net.Dial("tcp", net.JoinHostPort(to, "443"))
-				if err != nil {
-					return
-				}
-				defer far.Close()
-				defer context.AfterFunc(ctx, func() { near.Close(); far.Close() })()
-				var both sync.WaitGroup
-				both.Go(func() { _, _ = io.Copy(near, far); near.Close() })
-				both.Go(func() { _, _ = io.Copy(far, near); far.Close() })
-				both.Wait()
-			})
-		}
-	})
+	cluster.Forward(t, l, func() string { return net.JoinHostPort(to, "443") })
 }
 
 func TestShip_18_OnePort(t *testing.T) {

@@ -286,7 +286,9 @@ func holdRequests(t *testing.T) (held chan struct{}, kubeconfig string) {
 	cfg.Host = front.URL
 	cfg.CAData = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: front.Certificate().Raw})
 	kubeconfig = filepath.Join(t.TempDir(), "admin.kubeconfig")
-	writeKubeconfig(t, cfg, kubeconfig)
+	if err := cluster.WriteKubeconfig(cfg, kubeconfig); err != nil {
+		t.Fatal(err)
+	}
 	return held, kubeconfig
 }
 
