@@ -22,6 +22,6 @@ func newMarks(c edgeconfig.Marks, node string, client *rest.Config, reporter age
 // clearMarks removes the rules of a module that is switched off, or of an edgecore that is no more.
 func clearMarks(ctx context.Context) error { return marks.Clear(ctx, mangle.New()) }
 
-func newPassthrough(node string, client *rest.Config, events func(ctx context.Context) (agent.Recorder, error), memory passthrough.Memory) *agent.Module {
+func newPassthrough(node string, client *rest.Config, events func(ctx context.Context) (agent.Recorder, error), memory agent.Memory) *agent.Module {
 	return passthrough.New(passthrough.Config{NodeName: node, API: client, Events: events, Ports: netport.Up, Memory: memory})
 }

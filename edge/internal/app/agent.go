@@ -24,18 +24,12 @@ import (
 // Name is the module's.
 const Name message.Name = "apps"
 
-// Memory keeps small values over restarts; an agent.Memory.
-type Memory interface {
-	Load() (map[string][]byte, error)
-	Save(ctx context.Context, changes map[string][]byte) error
-}
-
 // Config is what the agent needs.
 type Config struct {
 	NodeName string
 	API      *rest.Config
 	Reporter agent.Reporter
-	Memory   Memory
+	Memory   agent.Memory
 	// Alive reports whether the kubelet lives.
 	Alive func() bool
 	Rules Rules

@@ -53,18 +53,12 @@ type Requester interface {
 	Request(ctx context.Context, r *topicpb.APIRequest) (*topicpb.APIResponse, error)
 }
 
-// Memory keeps small values over restarts; an agent.Memory.
-type Memory interface {
-	Load() (map[string][]byte, error)
-	Save(ctx context.Context, changes map[string][]byte) error
-}
-
 // Config is what the agent needs.
 type Config struct {
 	NodeName string
 	API      *rest.Config
 	Cloud    Requester
-	Memory   Memory
+	Memory   agent.Memory
 	// Dir is where the kubelet has the logs of pods: NAMESPACE_NAME_UID/CONTAINER/RESTART.log.
 	Dir string
 	// Interval is how often it is looked for lines.

@@ -29,13 +29,8 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/edge/internal/agent"
 )
-
-// Store keeps the state: what Save was given is on the disk when it returns. An agent.Memory.
-type Store interface {
-	Load() (map[string][]byte, error)
-	Save(ctx context.Context, changes map[string][]byte) error
-}
 
 // stateKey is under which the state is kept.
 const stateKey = "state"
@@ -68,7 +63,7 @@ type Config struct {
 	Boot     string // tells one boot of the device from another
 	Node     Node
 	Hooks    Hooks
-	Store    Store
+	Store    agent.Memory
 	Rules    Rules
 	Events   record.EventRecorder
 	// Handover lets others give up what they hold for the network before the first eviction, so

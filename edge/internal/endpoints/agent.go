@@ -34,12 +34,6 @@ const (
 	bootKey = "boot"
 )
 
-// Memory keeps what must outlive a restart of edgecore: an agent.Memory.
-type Memory interface {
-	Load() (map[string][]byte, error)
-	Save(ctx context.Context, changes map[string][]byte) error
-}
-
 // Recorrector shows slices again: a *meta.Manager.
 type Recorrector interface {
 	Recorrect(ctx context.Context, refs ...object.Ref) error
@@ -53,7 +47,7 @@ type Config struct {
 	Services   cache.SharedIndexInformer
 	Correction *Correction
 	View       Recorrector
-	Memory     Memory
+	Memory     agent.Memory
 	BootID     string
 	// Corrected is called once, when slices have been corrected by all that the device knows: what
 	// programs a kernel by them waits for it.

@@ -46,19 +46,13 @@ const (
 // Ports switches a port on: netport.Up.
 type Ports func(name string) error
 
-// Memory keeps what was made over restarts: an agent.Memory.
-type Memory interface {
-	Load() (map[string][]byte, error)
-	Save(ctx context.Context, changes map[string][]byte) error
-}
-
 // Config is what the agent needs.
 type Config struct {
 	NodeName string
 	API      *rest.Config
 	Events   func(ctx context.Context) (agent.Recorder, error)
 	Ports    Ports
-	Memory   Memory
+	Memory   agent.Memory
 }
 
 // Attachment is a port in a namespace: one NetworkAttachmentDefinition.

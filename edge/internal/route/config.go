@@ -17,7 +17,7 @@ type Config struct {
 	BootID   string // tells one boot of the device from another
 	// Open opens the kernel for one run; close is called when the run ends.
 	Open     func(ctx context.Context) (kernel Kernel, close func(), err error)
-	State    State
+	State    agent.Memory
 	Reporter agent.Reporter
 	Events   func(ctx context.Context) (agent.Recorder, error) // nil: none
 	API      *rest.Config                                      // of the edge API, in the process

@@ -12,13 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/edge/internal/agent"
 )
-
-// State keeps what the agent must find again after a restart; an agent.Memory.
-type State interface {
-	Load() (map[string][]byte, error)
-	Save(ctx context.Context, changes map[string][]byte) error // nil deletes; on the disk when it returns
-}
 
 // record is what is kept of one StaticRoute over restarts.
 type record struct {
@@ -68,7 +63,7 @@ const (
 
 // records are those of all StaticRoutes, by name, and what is common to them.
 type records struct {
-	state State
+	state agent.Memory
 	boot  string
 	all   map[string]*record
 	common
@@ -76,7 +71,7 @@ type records struct {
 	timed       map[string]struct{} // names of those with a retry: thousands may have none
 }
 
-func loadRecords(state State, boot string) (*records, error) {
+func loadRecords(state agent.Memory, boot string) (*records, error) {
 	r := &records{state: state, boot: boot, all: map[string]*record{}, timed: map[string]struct{}{}}
 	kept, err := state.Load()
 	if err != nil {

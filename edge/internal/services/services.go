@@ -47,12 +47,6 @@ type Driver interface {
 	Clear(ctx context.Context) error
 }
 
-// Memory keeps what must outlive a restart: an agent.Memory.
-type Memory interface {
-	Load() (map[string][]byte, error)
-	Save(ctx context.Context, changes map[string][]byte) error
-}
-
 // Config is what the module works with.
 type Config struct {
 	NodeName string
@@ -61,7 +55,7 @@ type Config struct {
 	API    *rest.Config
 	View   View
 	Driver Driver
-	Memory Memory
+	Memory agent.Memory
 	// Site is the zone that the device is in for topology hints; "" where its Node's label counts.
 	Site func() string
 	// Bounds that are zero are the standard ones.

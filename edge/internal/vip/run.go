@@ -55,12 +55,6 @@ type Plane interface {
 	Apply(ctx context.Context, want []balance.Service) error
 }
 
-// Memory is what outlives a restart: agent.Memory.
-type Memory interface {
-	Load() (map[string][]byte, error)
-	Save(ctx context.Context, changes map[string][]byte) error
-}
-
 // Config is what an Agent needs.
 type Config struct {
 	NodeName string
@@ -69,7 +63,7 @@ type Config struct {
 	Elector  Elector
 	Plane    Plane
 	Reporter agent.Reporter
-	Memory   Memory
+	Memory   agent.Memory
 	// Events opens the recorder of events for one run; nil for none.
 	Events func(ctx context.Context) (agent.Recorder, error)
 	// Interfaces lists the device's; default netif.List.
