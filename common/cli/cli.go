@@ -13,7 +13,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"strconv"
 	"syscall"
 
 	"github.com/go-logr/logr"
@@ -195,12 +194,4 @@ func Config(program, defaults, minimal, standard string, validate func(file stri
 		},
 	)
 	return c
-}
-
-// Quantity writes n things: "1 node", "2 nodes".
-func Quantity(n int, thing string) string {
-	if n == 1 {
-		return "1 " + thing
-	}
-	return strconv.Itoa(n) + " " + thing + "s"
 }

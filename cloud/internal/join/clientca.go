@@ -51,15 +51,6 @@ func NewClientCA(client kubernetes.Interface) (*ClientCA, error) {
 	return newClientCA(source), nil
 }
 
-// ClientCAFromFile follows a PEM file instead, for clusters that publish no client CA.
-func ClientCAFromFile(path string) (*ClientCA, error) {
-	source, err := dynamiccertificates.NewDynamicCAContentFromFile("node-certificates", path)
-	if err != nil {
-		return nil, fmt.Errorf("reading the client CA: %w", err)
-	}
-	return newClientCA(source), nil
-}
-
 // Run follows the source until ctx ends.
 func (c *ClientCA) Run(ctx context.Context) error {
 	c.source.Run(ctx, 1)

@@ -573,15 +573,13 @@ func TestRevoke(t *testing.T) {
 
 func TestOtherClustersCertificate(t *testing.T) {
 	c := start(t)
-	clientCA, err := join.ClientCAFromFile(plane.CAFile())
-	if err != nil {
-		t.Fatal(err)
-	}
+	clientCA := x509.NewCertPool()
+	clientCA.AppendCertsFromPEM(plane.CA())
 	serving, err := c.ca.Serving([]string{"127.0.0.1"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := tls.Listen("tcp", "127.0.0.1:0", pki.ServerTLS(pki.Server{Certificate: serving.Certificate, ClientCAs: clientCA.Pool}))
+	l, err := tls.Listen("tcp", "127.0.0.1:0", pki.ServerTLS(pki.Server{Certificate: serving.Certificate, ClientCAs: func() *x509.CertPool { return clientCA }}))
 	if err != nil {
 		t.Fatal(err)
 	}

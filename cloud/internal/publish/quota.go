@@ -14,11 +14,6 @@ type Quotas struct {
 	SelectorBytes         int // of all its interests: names, namespaces, label and field selectors
 }
 
-// DefaultQuotas are several times what a kubelet with 110 pods and some agents need.
-func DefaultQuotas() Quotas {
-	return Quotas{Interests: 1024, NewInterestsPerSecond: 16, Digests: 256, SelectorBytes: 64 << 10}
-}
-
 // exceeded is which quota an interest does not fit into.
 type exceeded int
 

@@ -72,11 +72,6 @@ type Config struct {
 	Handover, Handback func(context.Context) error
 }
 
-// DefaultRules are those of the page docs/drain.md.
-func DefaultRules() Rules {
-	return Rules{Attempts: 5, Interval: 300 * time.Second, Timeout: time.Hour, ProceedAfter: 300 * time.Second, RetryInterval: 5 * time.Second}
-}
-
 // Errors that callers branch on.
 var (
 	ErrExists     = errors.New("there is an operation of this name already")

@@ -18,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes/scheme"
 	podstrategy "k8s.io/kubernetes/pkg/apis/core/v1"
 
 	"github.com/skerry-io/skerry/edge/internal/object"
@@ -112,37 +111,6 @@ func TestDecodeRefuses(t *testing.T) {
 		if obj, err := object.DecodeRaw([]byte(raw)); !errors.Is(err, object.ErrMalformed) {
 			t.Errorf("%s: %T, %v; want %v", name, obj, err, object.ErrMalformed)
 		}
-	}
-}
-
-// Every built-in kind finds its resource and the resource its kind, as kubectl and
-// kube-apiserver name them.
-func TestKindsAndResources(t *testing.T) {
-	for kind := range scheme.Scheme.AllKnownTypes() {
-		resource, ok := object.ResourceFor(kind)
-		if !ok {
-			continue
-		}
-		if back, ok := object.KindFor(resource); !ok || back != kind {
-			t.Errorf("%s: resource %s: kind %s", kind, resource.Resource, back)
-		}
-	}
-	for resource, kind := range map[schema.GroupVersionResource]string{
-		pods:                                   "Pod",
-		{Version: "v1", Resource: "endpoints"}: "Endpoints",
-		{Group: "networking.k8s.io", Version: "v1", Resource: "networkpolicies"}: "NetworkPolicy",
-		{Group: "networking.k8s.io", Version: "v1", Resource: "ingresses"}:       "Ingress",
-		{Group: "storage.k8s.io", Version: "v1", Resource: "csinodes"}:           "CSINode",
-		{Group: "node.k8s.io", Version: "v1", Resource: "runtimeclasses"}:        "RuntimeClass",
-		{Group: "storage.k8s.io", Version: "v1", Resource: "storageclasses"}:     "StorageClass",
-		{Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"}:   "EndpointSlice",
-	} {
-		if got, ok := object.KindFor(resource); !ok || got.Kind != kind {
-			t.Errorf("%s: kind %s, want %s", resource.Resource, got.Kind, kind)
-		}
-	}
-	if kind, ok := object.KindFor(schema.GroupVersionResource{Group: "skerry.io", Version: "v1alpha1", Resource: "staticroutes"}); ok {
-		t.Errorf("a kind of our own: %s", kind)
 	}
 }
 

@@ -23,7 +23,7 @@ func (r *run) input(now time.Time) input {
 
 func (r *run) proven(c change) bool {
 	owner := r.claims[c.owner]
-	return owner != nil && r.records.proven(owner, routeText(c.route, false))
+	return owner != nil && r.records.proven(owner, routeText(c.route))
 }
 
 // do makes one change, and reports whether the kernel took it.

@@ -41,25 +41,7 @@ type change struct {
 	repair  bool
 }
 
-// String is the change as commands of ip-route(8).
-func (c change) String() string {
-	if c.remove {
-		return "ip route del " + routeText(c.route, true)
-	}
-	verb := "add "
-	if c.before != nil {
-		verb = "replace "
-	}
-	lines := []string{"ip route " + verb + routeText(c.route, false)}
-	for i := range c.foreign {
-		if &c.foreign[i] != c.before {
-			lines = append(lines, "ip route del "+routeText(c.foreign[i].Route, true))
-		}
-	}
-	return strings.Join(lines, "\n")
-}
-
-func routeText(r netroute.Route, short bool) string {
+func routeText(r netroute.Route) string {
 	text := ""
 	if r.Type != netroute.Unicast {
 		text = strings.ToLower(string(resolved(r).Type)) + " "
@@ -80,19 +62,17 @@ func routeText(r netroute.Route, short bool) string {
 		}
 		return s
 	}
-	if !short {
-		for _, h := range r.Hops {
-			if len(r.Hops) > 1 {
-				text += " nexthop"
-			}
-			text += hop(h)
+	for _, h := range r.Hops {
+		if len(r.Hops) > 1 {
+			text += " nexthop"
 		}
+		text += hop(h)
 	}
 	text += fmt.Sprintf(" table %d metric %d", r.Table, r.Metric)
-	if !short && r.Source.IsValid() {
+	if r.Source.IsValid() {
 		text += " src " + r.Source.String()
 	}
-	if !short && r.MTU > 0 {
+	if r.MTU > 0 {
 		text += fmt.Sprint(" mtu ", r.MTU)
 	}
 	return text + " proto skerry"

@@ -39,6 +39,30 @@ func kernelRoute(protocol uint8, subnet string, metric uint32, hops ...string) n
 	return f
 }
 
+// String is the change as commands of ip-route(8).
+func (c change) String() string {
+	if c.remove {
+		return "ip route del " + shortText(c.route)
+	}
+	verb := "add "
+	if c.before != nil {
+		verb = "replace "
+	}
+	lines := []string{"ip route " + verb + routeText(c.route)}
+	for i := range c.foreign {
+		if &c.foreign[i] != c.before {
+			lines = append(lines, "ip route del "+shortText(c.foreign[i].Route))
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+// shortText is what a command that deletes needs of a route.
+func shortText(r netroute.Route) string {
+	r.Hops, r.Source, r.MTU = nil, netip.Addr{}, 0
+	return routeText(r)
+}
+
 func (c *planCase) facts() facts {
 	f := facts{
 		guards: append(standard(), Guard{netip.MustParsePrefix("198.51.100.10/32"), "the address of cloudcore"}),

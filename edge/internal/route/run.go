@@ -2,7 +2,6 @@ package route
 
 import (
 	"context"
-	"errors"
 	"maps"
 	"math/rand/v2"
 	"net/netip"
@@ -144,8 +143,6 @@ func serviceRanges(all []*networkingv1.ServiceCIDR) (ranges []netip.Prefix) {
 	slices.SortFunc(ranges, netip.Prefix.Compare)
 	return ranges
 }
-
-var errNotYet = errors.New("not known yet")
 
 // missing says what must be known before anything is done.
 func (r *run) missing(watching bool) string {

@@ -79,7 +79,7 @@ func (r *run) trying(ctx context.Context, all []change) error {
 
 // proved notes how a try ended; the record is written with the report.
 func (r *run) proved(c change, well bool) {
-	r.records.proved(r.claims[c.owner], routeText(c.route, false), well)
+	r.records.proved(r.claims[c.owner], routeText(c.route), well)
 	r.dirty[c.owner] = struct{}{}
 }
 

@@ -38,9 +38,6 @@ type Config struct {
 	Credential string // its name in the directory that systemd has made for this process
 }
 
-// Given reports whether there is such a key.
-func (c Config) Given() bool { return c.Command != "" || c.Credential != "" }
-
 // Key is the key.
 type Key struct {
 	raw  []byte
