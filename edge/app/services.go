@@ -170,7 +170,7 @@ func (a *App) newContact() {
 		a.site = site.New(a.node, agent.NewMemory(a.store, "site"))
 		if a.store != nil { // else the wiring is only shown
 			if err := a.site.Load(); err != nil {
-				klog.Background().Error(err, "The site comes again from the cloud")
+				klog.Background().Error(err, "Failed to read the saved site; the cloud sends it again")
 			}
 		}
 	}
@@ -192,7 +192,7 @@ func (a *App) newContact() {
 		Trust: contact.Trust{Certificate: a.identity.Certificate, Authorities: a.clientAuthorities, Linked: a.linked, Now: a.clock.Now},
 	})
 	if err := a.contact.Load(context.Background()); err != nil {
-		klog.Background().Error(err, "Which devices were met before can't be read")
+		klog.Background().Error(err, "Failed to read which devices were met")
 	}
 }
 

@@ -39,9 +39,9 @@ pods run, heal and come back after a reboot with no cloud in reach. What the dev
 Without a command it runs until SIGTERM. Containers go on when it stops.`,
 		Example: `  edgecore join --token TOKEN cloud.example.com     # once
   edgecore --config /etc/skerry/edgecore.yaml       # then, by systemd
-  edgecore status                                   # how is it? works offline too
+  edgecore status                                   # link, backlog, certificate; works offline too
   edgecore operation reboot                         # once its pods are safely elsewhere
-  edgecore check                                    # what is missing on this machine?`,
+  edgecore check                                    # preflight checks`,
 		Args: cli.Args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			cfg, err := load(file)

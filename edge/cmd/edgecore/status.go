@@ -34,8 +34,8 @@ const askTimeout = 5 * time.Second
 func statusCommand(file *string) *cobra.Command {
 	var output cli.Output
 	c := &cobra.Command{
-		Use: "status", Short: "Say how this device is: link, backlog, certificate, what it knows", Args: cli.Args(cobra.NoArgs),
-		Long: "Say how this device is. Works without the cloud; while edgecore is down it tells what the files tell.\n" +
+		Use: "status", Short: "Show the status of this device: link, backlog, certificate, what it holds", Args: cli.Args(cobra.NoArgs),
+		Long: "Show the status of this device. Works without the cloud; while edgecore is down it reads its files.\n" +
 			"Exit code 0: edgecore runs. 1: it does not.",
 		RunE: func(c *cobra.Command, _ []string) error {
 			cfg, _, err := loadOrDefault(*file)

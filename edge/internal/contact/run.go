@@ -162,7 +162,7 @@ func (a *Agent) keepMet(ctx context.Context) error {
 			}
 		}
 		if err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "Which devices were met can't be kept")
+			klog.FromContext(ctx).Error(err, "Failed to save which devices were met")
 		}
 		a.keepRun(ctx, state)
 		select {
@@ -202,7 +202,7 @@ func (a *Agent) keepRun(ctx context.Context, s runState) {
 		err = atomicfile.Write(a.config.RunFile, raw, 0o600)
 	}
 	if err != nil && ctx.Err() == nil {
-		klog.FromContext(ctx).V(2).Info("What the devices of the site said can't be kept for a restart", "err", err)
+		klog.FromContext(ctx).V(2).Info("Failed to save what the devices of the site reported, for a restart", "err", err)
 	}
 }
 

@@ -30,7 +30,7 @@ func (a *Agent) event(ctx context.Context, f func(now time.Time, c *core)) {
 	}
 	for _, node := range changed {
 		if p := a.core.peers[node]; p != nil {
-			klog.FromContext(ctx).V(2).Info("Contact changed", "device", node, "status", p.status.String(), "address", p.at.String())
+			klog.FromContext(ctx).V(2).Info("Contact status changed", "device", node, "status", p.status.String(), "address", p.at.String())
 		}
 	}
 	a.mu.Unlock()
@@ -213,7 +213,7 @@ func (a *Agent) serve(ctx context.Context, conn *quic.Conn) {
 	for _, part := range []func(context.Context, *session) error{a.sendSigns, a.hearSigns, a.sendWords, a.hearWords} {
 		parts.Go(func() {
 			if err := part(ended, s); err != nil && ended.Err() == nil {
-				log.V(2).Info("The connection with a device of the site is given up", "device", s.node, "err", err)
+				log.V(2).Info("Closing the connection with a device of the site", "device", s.node, "err", err)
 			}
 			s.close("ended")
 		})

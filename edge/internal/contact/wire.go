@@ -140,7 +140,7 @@ func encodeBeacon(node string, port int) ([]byte, error) {
 	return append([]byte{beaconMark}, body...), nil
 }
 
-// readBeacon reads a packet that anybody may have sent.
+// readBeacon reads a packet that any host may have sent.
 func readBeacon(packet []byte) (node string, port uint16, err error) {
 	if len(packet) == 0 || len(packet) > maxBeacon || packet[0] != beaconMark {
 		return "", 0, errors.New("no beacon")

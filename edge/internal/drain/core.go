@@ -419,8 +419,8 @@ type Result struct {
 	Err error
 	// Interrupted: the API gave no answer. It says nothing about the node, and uses up nothing.
 	Interrupted bool
-	// Unauthorized: the API refused by 401 or 403. Right after its start it does not know
-	// anybody's rights yet.
+	// Unauthorized: the API refused by 401 or 403. Right after its start it may not have loaded
+	// RBAC yet.
 	Unauthorized bool
 	Alone        bool // of Check
 	Blocked      []v1alpha1.BlockedPod

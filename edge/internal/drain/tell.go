@@ -26,7 +26,7 @@ func (l *loop) tell(ctx context.Context, before, now State, at time.Time) {
 		l.event(false, "DrainEnded", "nothing holds the drain any more")
 	default:
 		step, warning := stepOf(n.Phase)
-		log.Info("The drain has gone on", "nodedrain-step", step, "phase", n.Phase, "attempts", n.Attempts, "message", n.Message)
+		log.Info("Drain phase changed", "nodedrain-step", step, "phase", n.Phase, "attempts", n.Attempts, "message", n.Message)
 		l.event(warning, "Drain"+string(n.Phase), cmp.Or(n.Message, wordsOf(n.Phase)))
 		if n.Phase == v1alpha1.DrainComplete && !n.BeganAt.IsZero() {
 			l.agent.duration.Observe(at.Sub(n.BeganAt).Seconds())
@@ -53,7 +53,7 @@ func (l *loop) tell(ctx context.Context, before, now State, at time.Time) {
 			was = old.Stage
 		}
 		if was != o.Stage {
-			log.Info("An operation has gone on", "operation", o.Name, "kind", o.Spec.Operation, "stage", o.Stage, "reason", o.Reason, "message", o.Message)
+			log.Info("Operation stage changed", "operation", o.Name, "kind", o.Spec.Operation, "stage", o.Stage, "reason", o.Reason, "message", o.Message)
 			l.event(o.Stage == Failed, "Operation"+string(o.Stage), fmt.Sprintf("%s %s %s", o.Spec.Operation, o.Name, o.Message))
 		}
 	}

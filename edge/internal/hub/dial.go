@@ -195,9 +195,9 @@ func (h *Hub) greet(ctx context.Context, conn link.Conn, server string) (*sessio
 	if t := welcome.GetTrust(); t != nil && h.config.Trust != nil {
 		// Of no concern to this link, which stands. What can't be taken comes again with the next.
 		if err := h.config.Trust.Renew(conn.Info().Peer, t.GetCa(), t.GetClientCa()); err != nil {
-			klog.FromContext(ctx).Error(err, "The cloud says that this device is to trust others, and that could not be taken over", "server", server)
+			klog.FromContext(ctx).Error(err, "Failed to take over the trusted authorities that the cloud sent", "server", server)
 		} else {
-			klog.FromContext(ctx).Info("Whom this device trusts was renewed", "server", server)
+			klog.FromContext(ctx).Info("Trusted authorities were renewed", "server", server)
 		}
 	}
 	klog.FromContext(ctx).V(2).Info("Session opened",

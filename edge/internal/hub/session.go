@@ -116,7 +116,7 @@ func (s *session) attach(ctx context.Context, up linkstate.Link, running *sync.W
 
 func (s *session) tell(ctx context.Context, port Port, m message.Message) {
 	if err := port.SendToGroup(ctx, linkstate.Group, m); err != nil && ctx.Err() == nil {
-		klog.FromContext(ctx).Error(err, "Telling of the link failed", "topic", m.Key())
+		klog.FromContext(ctx).Error(err, "Failed to report the link's state", "topic", m.Key())
 	}
 }
 

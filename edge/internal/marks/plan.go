@@ -175,8 +175,8 @@ func markRules(d destination, ports []port) (rules []string) {
 	return rules
 }
 
-// aceRules are who passes to the Authorized Cluster Endpoint; everybody else is dropped. Without
-// such a Service the port is not ours. The device itself may.
+// aceRules are the clients let through to the Authorized Cluster Endpoint; all others are dropped.
+// Without such a Service the port is not ours. The device itself may.
 func aceRules(c *Collected, six bool) (rules []string) {
 	there := false
 	for i := range c.Services {

@@ -46,7 +46,7 @@ func (m *Manager) applyState(b *batch, s *topicpb.State, found digestMismatches,
 		resource := view.ResourceOf(e.GetResource())
 		if !found.reported[resource] && len(found.reported) < maxMismatches && !b.view.Expects(e) {
 			found.reported[resource], found.open[resource] = true, true
-			log.V(2).Info("The cloud expects something else", "resource", resource)
+			log.V(2).Info("Digest mismatch with the cloud", "resource", resource)
 		} else {
 			delete(found.open, resource)
 		}
@@ -95,7 +95,7 @@ func (m *Manager) applyObject(b *batch, ref object.Ref, c *topicpb.Change) error
 		b.view.Unretain(ref)
 	}
 	if have != nil && have.Shown.UID == uid && have.Shown.CloudVersion == version {
-		return nil // came again: nothing that anybody could see
+		return nil // came again: no change that a client could see
 	}
 	o.UID, o.CloudVersion = uid, version
 	// What the cloud took is in what it sends now, or was undone there.

@@ -107,7 +107,7 @@ func (m *Manager) work(ctx context.Context) bool {
 	if n := len(states); n > 0 {
 		for _, s := range states {
 			if s.state.Sequence != in.sequence+1 {
-				log.Error(nil, "States came out of turn", "have", in.sequence, "got", s.state.Sequence)
+				log.Error(nil, "States arrived out of order", "have", in.sequence, "got", s.state.Sequence)
 			}
 			in.sequence = s.state.Sequence
 		}
@@ -129,7 +129,7 @@ func (m *Manager) work(ctx context.Context) bool {
 	return true
 }
 
-// sendAgain makes the writes wait for their turn that were put off.
+// sendAgain queues the writes again that were above a quota.
 func (m *Manager) sendAgain(ctx context.Context) {
 	ids := m.putOff.Take()
 	err := m.do(ctx, func(b *batch) error {
@@ -141,6 +141,6 @@ func (m *Manager) sendAgain(ctx context.Context) {
 		return nil
 	})
 	if err != nil && ctx.Err() == nil {
-		klog.FromContext(ctx).V(2).Info("Writes that were put off wait for the next link", "err", err)
+		klog.FromContext(ctx).V(2).Info("Writes above a quota wait for the next link", "err", err)
 	}
 }

@@ -85,7 +85,7 @@ func (m *Manager) run(ctx context.Context, p port) error {
 	// What an open session sent to an earlier run is lost with that run: a new session
 	// sends it again.
 	if err := p.Send(ctx, m.config.Hub, linkstate.Renew.New(message.Resource{}, struct{}{})); err != nil && ctx.Err() == nil {
-		klog.FromContext(ctx).V(2).Info("The hub can't be asked for a new session", "err", err)
+		klog.FromContext(ctx).V(2).Info("Failed to request a new session from the hub", "err", err)
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return m.core(ctx) })
@@ -111,7 +111,7 @@ func (m *Manager) receive(ctx context.Context, p port) error {
 			return err
 		}
 		if err := mux.Dispatch(ctx, msg); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "A message was not understood", "topic", msg.Key(), "source", msg.Route.Source)
+			klog.FromContext(ctx).Error(err, "Failed to handle a message", "topic", msg.Key(), "source", msg.Route.Source)
 		}
 	}
 }

@@ -26,7 +26,7 @@ func (m *Manager) send(ctx context.Context, p port) error {
 				break
 			}
 			if err := p.Send(ctx, m.config.Hub, msg); err != nil && ctx.Err() == nil {
-				klog.FromContext(ctx).V(2).Info("A message did not reach the hub; it goes again with the next link", "topic", msg.Key(), "err", err)
+				klog.FromContext(ctx).V(2).Info("A message did not reach the hub; it is sent again with the next link", "topic", msg.Key(), "err", err)
 			}
 			m.at(PointSent)
 		}

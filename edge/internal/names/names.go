@@ -98,7 +98,7 @@ func (m *Module) serve(ctx context.Context, s sockets) error {
 	if m.config.Address != nil {
 		g.Go(func() error { return m.keepAddress(ctx) })
 	}
-	klog.FromContext(ctx).Info("Names are answered", "listen", m.config.Listen, "domain", m.config.Domain)
+	klog.FromContext(ctx).Info("DNS server listens", "listen", m.config.Listen, "domain", m.config.Domain)
 	return g.Wait()
 }
 
@@ -120,7 +120,7 @@ func (m *Module) keepAddress(ctx context.Context) error {
 		case <-t.C:
 		}
 		if err := m.config.Address(); err != nil {
-			klog.FromContext(ctx).Error(err, "The address that names are answered on could not be kept", "address", m.config.Listen.Addr())
+			klog.FromContext(ctx).Error(err, "Failed to set up the DNS server's address", "address", m.config.Listen.Addr())
 		}
 	}
 }

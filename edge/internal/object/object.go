@@ -1,5 +1,5 @@
-// Package object is a Kubernetes object as the edge holds it: raw bytes with the few fields that
-// everybody asks for beside them.
+// Package object is a Kubernetes object as the edge holds it: raw bytes, and beside them the few
+// fields that every reader needs.
 //
 // It owns decoding, encoding, the field selectors' fields and the application of patches. It keeps
 // nothing. Its values are immutable.
@@ -27,7 +27,7 @@ func (r Ref) String() string {
 }
 
 // Object is one object. Version is the edge's own resource version: it grows with every change that
-// anybody at the edge can see, and is what the edge API serves as metadata.resourceVersion.
+// a client at the edge can see, and is what the edge API serves as metadata.resourceVersion.
 // CloudVersion is kube-apiserver's.
 type Object struct {
 	Ref

@@ -154,7 +154,7 @@ func entry(f Facts, r Role, state keepalived.State, programmed error) v1alpha1.V
 }
 
 func (r *run) event(ctx context.Context, v *v1alpha1.VirtualIP, e v1alpha1.VirtualIPNodeStatus) {
-	klog.FromContext(ctx).Info("What this node is to a virtual IP changed", "address", v.Spec.Address, "service", v.Spec.Service.Namespace+"/"+v.Spec.Service.Name,
+	klog.FromContext(ctx).Info("Virtual IP state of this node changed", "address", v.Spec.Address, "service", v.Spec.Service.Namespace+"/"+v.Spec.Service.Name,
 		"state", e.State, "endpoints", e.ReadyEndpoints, "message", e.Message)
 	r.mu.Lock()
 	r.transitions[string(e.State)]++

@@ -17,7 +17,7 @@ import (
 // Base is a chain of ours that one of the kernel's chains leads to.
 type Base struct {
 	Table, Name, Hook string
-	Last              bool // lead to it behind everybody else's rules instead of in front of them
+	Last              bool // lead to it behind all other rules instead of in front of them
 }
 
 // Leaf is a few rules that belong together, behind one match. Its chain is named after its content:

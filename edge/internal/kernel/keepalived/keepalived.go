@@ -80,7 +80,7 @@ func (d *Daemon) SetReady(name string, ready bool) error {
 	}
 	// Written in place: keepalived watches this inode.
 	if err := os.WriteFile(path, value, 0o644); err != nil {
-		return fmt.Errorf("telling keepalived: %w", err)
+		return fmt.Errorf("notifying keepalived: %w", err)
 	}
 	return nil
 }

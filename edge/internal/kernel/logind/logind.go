@@ -162,9 +162,9 @@ func (c Config) prepare(ctx context.Context, limit time.Duration) {
 // resume takes the lock again.
 func (c Config) resume(ctx context.Context, logind dbus.BusObject, old *os.File) (*os.File, error) {
 	log := klog.FromContext(ctx)
-	log.Info("The shutdown of the device was given up")
+	log.Info("The shutdown of the device was cancelled")
 	if err := c.Resume(ctx); err != nil {
-		log.Error(err, "Going on after a shutdown that was given up failed in part")
+		log.Error(err, "Resuming after a cancelled shutdown failed in part")
 	}
 	_ = old.Close()
 	return c.inhibit(ctx, logind)

@@ -74,7 +74,7 @@ func (p *Queue) Sift(ctx context.Context, results []*topicpb.WriteResult) (ended
 			continue
 		}
 		if len(p.ids) == 0 {
-			klog.FromContext(ctx).V(2).Info("The cloud takes no more writes for now: a quota of this node is used up", "quota", quota, "retryIn", after)
+			klog.FromContext(ctx).V(2).Info("The cloud takes no more writes for now: a quota of this node is exhausted", "quota", quota, "retryIn", after)
 		}
 		p.ids = append(p.ids, r.GetId())
 		p.note(quota, after)

@@ -13,7 +13,7 @@ import (
 
 // watcher is one watch. It has a goroutine only while its reader is behind.
 type watcher struct {
-	// Set before anybody else knows it, never changed.
+	// Set before the watcher is shared, never changed.
 	selection object.Selection
 	forget    func() // takes it out of what is watched
 	from      uint64 // changes up to this one came with the beginning

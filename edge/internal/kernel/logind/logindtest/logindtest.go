@@ -43,7 +43,7 @@ type Logind struct {
 // lock is a pipe: held is at its end once all copies of given are closed.
 type lock struct{ held, given *os.File }
 
-// configuration lets anybody who can reach the socket do anything on the bus.
+// configuration lets any process that can reach the socket do anything on the bus.
 const configuration = `<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN" "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
 <busconfig>
   <type>custom</type>
