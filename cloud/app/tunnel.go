@@ -28,7 +28,7 @@ func (a *App) newTunnel() ([]beehive.Entry, error) {
 	if advertise == "" {
 		var err error
 		if advertise, err = a.ownAddress(); err != nil {
-			return nil, fmt.Errorf("tunnel.advertise is empty, and this host's address can't be told: %w", err)
+			return nil, fmt.Errorf("tunnel.advertise is empty, and this host's address can't be determined: %w", err)
 		}
 	}
 	key, err := a.ca.Derive("skerry tunnel announcement")

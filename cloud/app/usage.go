@@ -109,7 +109,7 @@ func (s *usageServer) serve(ctx context.Context) error {
 	return g.Wait()
 }
 
-// accountToken is a token that is got anew before it ends.
+// accountToken is a token that is renewed before it expires.
 type accountToken struct {
 	get func(context.Context) (*authenticationv1.TokenRequest, error)
 

@@ -265,7 +265,7 @@ func (a *Aggregator) work(ctx context.Context, t target) {
 		}
 		for _, w := range r.writes {
 			if err := r.from.answer(t, w.id, w.bytes, end.version, end.refused[node]); err != nil {
-				klog.FromContext(ctx).Error(err, "A report's end could not be told", "node", node)
+				klog.FromContext(ctx).Error(err, "Failed to answer a report", "node", node)
 			}
 		}
 	}

@@ -106,8 +106,8 @@ func (r *reporter) admit(bytes int) error {
 	return nil
 }
 
-// answer has a write's end told to the edge; the next session's edge sends again what it
-// was not told.
+// answer sends a write's result to the edge; in its next session the edge sends again what got no
+// answer.
 func (r *reporter) answer(t target, id uint64, bytes int, version string, refusal *apierrors.StatusError) error {
 	result := &topicpb.WriteResult{Id: id, Accepted: refusal == nil, ResourceVersion: version}
 	if refusal != nil {

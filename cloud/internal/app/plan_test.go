@@ -335,7 +335,7 @@ func TestPlan_Moves(t *testing.T) {
 		w.node(n, true, time.Hour)
 	}
 	w.render(t)
-	var told []string
+	var moves []string
 	for _, on := range []string{"edge1", "edge2", "edge3", "edge1"} {
 		w.Pods = nil
 		w.pod("p", on)
@@ -350,10 +350,10 @@ func TestPlan_Moves(t *testing.T) {
 		for _, e := range p.Events {
 			line += " " + e.Reason
 		}
-		told = append(told, line)
+		moves = append(moves, line)
 	}
 	want := "edge1 0, edge2 1 FailedOver, edge3 2 FailedOver, edge1 2 FailedBack"
-	if got := strings.Join(told, ", "); got != want {
+	if got := strings.Join(moves, ", "); got != want {
 		t.Errorf("want %s\ngot  %s", want, got)
 	}
 }

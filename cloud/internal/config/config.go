@@ -120,15 +120,15 @@ type Tunnel struct {
 	// Clients are the common names of the client certificates, of the cluster's CA, that
 	// kube-apiserver shows.
 	Clients []string `json:"clients"`
-	// Endpoint is the way in for whoever can only dial a node's address: by the node's name.
+	// Endpoint serves clients that can only dial a node's address: by the node's name.
 	Endpoint Endpoint `json:"endpoint"`
 }
 
 // Endpoint leads TLS clients to the kubelet of the node that they name.
 type Endpoint struct {
 	Listen
-	// HideAddresses has the edge nodes' IP addresses written so that nobody dials them: what is
-	// left is the name.
+	// HideAddresses has the edge nodes' IP addresses written under types that no client dials: what
+	// is left is the name.
 	HideAddresses bool `json:"hideAddresses"`
 }
 
@@ -137,7 +137,7 @@ type VIP struct {
 	// ReservedVRIDs are numbers of VRRP that others use on networks of the edges.
 	ReservedVRIDs []int32 `json:"reservedVRIDs"`
 	// Quarantine is how long an address that was released waits for nodes that don't confirm that
-	// they dropped it: those that are off line.
+	// they dropped it: those that are offline.
 	Quarantine metav1.Duration `json:"quarantine"`
 }
 

@@ -16,7 +16,7 @@ func TestReadReportsEveryMistakeWithItsPlace(t *testing.T) {
 		file string
 		want []string
 	}{
-		"nobody can reach it": {head + "hub:\n  websocket: {listen: \"\"}\n  quic: {listen: \"\"}\n", []string{
+		"no listener": {head + "hub:\n  websocket: {listen: \"\"}\n  quic: {listen: \"\"}\n", []string{
 			"cloudcore.yaml: advertise: Required value: name at least one host name or address under which edges reach cloudcore",
 			"cloudcore.yaml:4: hub.websocket.listen: Required value: one of websocket and quic must listen, or no edge can reach this cloudcore",
 		}},

@@ -22,7 +22,7 @@ type Config struct {
 	// Admission has the last word on each link; nil admits every certificate that names a node.
 	Admission Admission
 	// Trust says whom a device is to trust whose own trust has this sum (pki.TrustSum); nil: it is
-	// right as it is. A nil function tells nobody.
+	// right as it is. A nil function sends none.
 	Trust func(sum []byte) *topicpb.Trust
 
 	// Streams says that one of the parts takes streams that edges open; their Welcome says so.
@@ -38,10 +38,10 @@ type Config struct {
 	// must not block.
 	Elsewhere func() bool
 	// MaxHandshakes bounds the links that are open and not yet a session: 512. At the bound a new
-	// link is told to come back later.
+	// link is asked to retry later.
 	MaxHandshakes int
 	// RetryAfter is the least time after which a link that was refused for overload may come back:
-	// 10 s. Each is told a time between this and twice it.
+	// 10 s. Each gets a time between this and twice it.
 	RetryAfter time.Duration
 	// ReplaceWait is how long a newer session waits for an older one of its node to end, parts
 	// included: 10 s.
@@ -54,7 +54,7 @@ type Config struct {
 }
 
 // Admission is asked for each link whose certificate names a node. An error refuses the link, with
-// CloseForbidden or with the code of the *link.CloseError in it; its text is told to the node.
+// CloseForbidden or with the code of the *link.CloseError in it; its text is sent to the node.
 // Admit is called by many goroutines at once, twice for each link: before its Hello, and when Kick
 // can find its session.
 type Admission interface {

@@ -287,7 +287,7 @@ func TestHub_PartsEndTheirSessionAlone(t *testing.T) {
 		reason string
 		quiet  bool // the edge says nothing
 	}{
-		"nobody's topic": {part{}, link.CloseProtocol, "event.update: no handler", false},
+		"unknown topic":  {part{}, link.CloseProtocol, "event.update: no handler", false},
 		"handler fails":  {onEvent(fails(errors.New("no room"))), link.CloseInternal, "no room", false},
 		"handler's code": {onEvent(fails(&link.CloseError{Code: link.CloseProtocol, Reason: "twice"})), link.CloseProtocol, "twice", false},
 		"handler panics": {onEvent(func(context.Context, message.Message, *topicpb.Write) error { panic("secret") }),
@@ -591,8 +591,8 @@ func gather(t *testing.T, registry *prometheus.Registry) map[string]float64 {
 	return values
 }
 
-// A device that says whom it trusts is told where that is not right; one that says nothing
-// is told nothing.
+// A device that reports whom it trusts gets a correction where that is wrong; one that reports
+// nothing gets none.
 func TestHub_TellsWhomToTrust(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, hub.Config{Trust: func(sum []byte) *topicpb.Trust {
@@ -605,7 +605,7 @@ func TestHub_TellsWhomToTrust(t *testing.T) {
 			e := b.dial("edge-" + sum + "x")
 			e.send(topic.Hello.New(message.Resource{}, &topicpb.Hello{Protocol: topic.Protocol, Epoch: 1, Trust: []byte(sum)}))
 			if got := string(e.welcomed().GetTrust().GetCa()); got != want {
-				t.Errorf("%q is told %q, want %q", sum, got, want)
+				t.Errorf("%q gets %q, want %q", sum, got, want)
 			}
 		}
 	})

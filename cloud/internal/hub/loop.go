@@ -27,8 +27,8 @@ type Loop struct {
 // NewLoop returns a Loop. It calls step from Start on.
 func NewLoop(step func(ctx context.Context) error) *Loop { return &Loop{step: step} }
 
-// Start lets step be called, with ctx, until that ends. fail is told the error of step, or that it
-// panicked; it must not call Stop.
+// Start lets step be called, with ctx, until that ends. fail receives the error of step, or of its
+// panic; it must not call Stop.
 func (l *Loop) Start(ctx context.Context, fail func(error)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -72,7 +72,7 @@ func (l *Loop) run() {
 	}
 }
 
-// next reports whether step is to be called; otherwise nobody runs any more.
+// next reports whether step is to be called; otherwise no goroutine runs any more.
 func (l *Loop) next() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

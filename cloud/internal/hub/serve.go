@@ -137,7 +137,7 @@ func (s *session) read(ctx context.Context) error {
 		}
 		m, ok := s.conn.Poll()
 		if !ok {
-			return nil // Notify tells of the next, and of the end
+			return nil // Notify signals the next, and the end
 		}
 		s.lastHeard.Store(time.Now().UnixNano())
 		s.metrics.message("received", m.Key())
@@ -174,8 +174,8 @@ func (s *session) handle(ctx context.Context, mux *message.Mux, m message.Messag
 	return err
 }
 
-// fail ends the session for err, and doesn't wait for that: whoever calls may be what the end waits
-// for. When the link has ended already, or the session is being ended, it does nothing.
+// fail ends the session for err, and doesn't wait for that: the end may have to wait for the
+// caller. When the link has ended already, or the session is being ended, it does nothing.
 func (s *session) fail(err error) {
 	select {
 	case <-s.conn.Done():

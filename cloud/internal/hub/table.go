@@ -169,7 +169,7 @@ func (t *table) attached() []*session {
 	return sessions
 }
 
-// drain lets nobody in any more and returns every session there is.
+// drain refuses all new sessions and returns every session there is.
 func (t *table) drain() []*session {
 	t.mu.Lock()
 	defer t.mu.Unlock()

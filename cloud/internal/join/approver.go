@@ -24,8 +24,8 @@ import (
 	"github.com/skerry-io/skerry/common/pki"
 )
 
-// credentialID is set by kube-apiserver in the extra fields of whoever came with a certificate or a
-// token of their own, and is absent where somebody was impersonated (KEP-4193).
+// credentialID is set by kube-apiserver in the extra fields of a user that authenticated with a
+// certificate or a token, and is absent from an impersonated user (KEP-4193).
 const credentialID = "authentication.kubernetes.io/credential-id"
 
 const (
@@ -47,8 +47,8 @@ type ApproverConfig struct {
 }
 
 // Approver judges the requests for node certificates of devices: those made with a token of ours,
-// and renewals that came through a link. It leaves all others to whoever else approves in the
-// cluster. One at a time should run (under a Lease); two do no harm.
+// and renewals that came through a link. It leaves all others to the cluster's other approvers. One
+// at a time should run (under a Lease); two do no harm.
 type Approver struct {
 	cfg ApproverConfig
 	now func() time.Time
@@ -106,7 +106,7 @@ func (a *Approver) Run(ctx context.Context) error {
 
 	j := &judge{Approver: a, requests: informer.Informer().GetIndexer(), approved: map[types.NodeName]types.UID{}}
 	if !cache.WaitForCacheSync(ctx.Done(), informer.Informer().HasSynced) {
-		return nil // without all requests, nobody could tell which names have just been given away
+		return nil // without all requests, it is unknown which names have just been given away
 	}
 
 	stop := context.AfterFunc(ctx, queue.ShutDown)
@@ -133,7 +133,7 @@ func (j *judge) work(ctx context.Context, queue workqueue.TypedRateLimitingInter
 		queue.Forget(name)
 	case ctx.Err() != nil:
 	default:
-		if !apierrors.IsConflict(err) { // somebody else wrote it: the informer will tell
+		if !apierrors.IsConflict(err) { // another client wrote it: the informer will deliver that
 			klog.FromContext(ctx).Error(err, "A certificate request can't be judged yet", "csr", name)
 		}
 		queue.AddRateLimited(name)
@@ -208,7 +208,7 @@ func (j *judge) decide(ctx context.Context, csr *certificatesv1.CertificateSigni
 	condition.LastUpdateTime = metav1.NewTime(j.now())
 	csr = csr.DeepCopy()
 	csr.Status.Conditions = append(csr.Status.Conditions, condition)
-	// The resourceVersion that we judged goes along: a decision by somebody else in between is a
+	// The resourceVersion that we judged goes along: a decision by another approver in between is a
 	// conflict, and stands.
 	if _, err := j.cfg.Client.CertificatesV1().CertificateSigningRequests().UpdateApproval(ctx, csr.Name, csr, metav1.UpdateOptions{}); err != nil {
 		return fmt.Errorf("writing the decision on %s: %w", csr.Name, err)
@@ -381,7 +381,7 @@ func (j *judge) renewal(ctx context.Context, csr *certificatesv1.CertificateSign
 	return true, nil
 }
 
-// decision is what became of a certificate request: its certificate, a refusal, or nothing yet.
+// decision is the outcome of a certificate request: its certificate, a refusal, or nothing yet.
 func decision(csr *certificatesv1.CertificateSigningRequest) ([]byte, error) {
 	for _, c := range csr.Status.Conditions {
 		switch c.Type {
@@ -394,7 +394,7 @@ func decision(csr *certificatesv1.CertificateSigningRequest) ([]byte, error) {
 	return csr.Status.Certificate, nil
 }
 
-// refusalOf passes our own reasons on; a denial by somebody else is told as such.
+// refusalOf passes our own reasons on; a denial by another approver is reported as such.
 func refusalOf(c certificatesv1.CertificateSigningRequestCondition) *pki.Refusal {
 	switch r := pki.Reason(c.Reason); r {
 	case pki.ReasonBadCSR, pki.ReasonBadName, pki.ReasonTokenUnknown, pki.ReasonTokenExpired, pki.ReasonTokenUsedUp, pki.ReasonTokenNode,

@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// settleTime is how long after a revocation nothing is renewed for the node, whoever asks:
-	// longer than the slowest replica takes to read the list and to end the node's session.
+	// settleTime is how long after a revocation every renewal for the node is refused: longer than
+	// the slowest replica takes to read the list and to end the node's session.
 	settleTime = 10 * time.Second
 
 	// noteTime is how long after a revocation a certificate may still have a NotBefore from before

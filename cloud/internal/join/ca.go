@@ -113,8 +113,8 @@ func parseCASecret(secret *corev1.Secret) (*CA, error) {
 	return ca, nil
 }
 
-// Serving is a serving certificate that is made in memory when it is first needed, and anew when a
-// third of its life is left.
+// Serving is a serving certificate that is made in memory when it is first needed, and renewed when
+// a third of its life is left.
 type Serving struct {
 	// Set by CA.Serving, never changed.
 	ca    *CA

@@ -17,7 +17,7 @@ import (
 type ClientCA struct {
 	source caSource
 	once   sync.Once
-	known  chan struct{} // closed when the source has told the CA for the first time
+	known  chan struct{} // closed when the source has the CA for the first time
 }
 
 // caSource is where a CA comes from.
@@ -70,8 +70,8 @@ func (c *ClientCA) Pool() *x509.CertPool {
 const poolWait = 5 * time.Second
 
 // Wait is Pool for a handshake that can wait a moment, up to five seconds. When cloudcore starts
-// all its edges dial at once, mostly before kube-apiserver has told the CA: a refusal would send
-// each of them into its back-off.
+// all its edges dial at once, mostly before the CA was read from kube-apiserver: a refusal would
+// send each of them into its back-off.
 func (c *ClientCA) Wait() *x509.CertPool {
 	timer := time.NewTimer(poolWait)
 	defer timer.Stop()

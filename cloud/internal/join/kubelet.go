@@ -30,9 +30,9 @@ import (
 )
 
 // KubeletApprover approves the serving certificates of the kubelets of edge nodes, by which
-// kube-apiserver knows whom it reached. Kubernetes has nobody who does: whether a name or address
-// is a node's is for the platform to know. Here it is what the Node itself says, as far as no other
-// node says the same. All other nodes' requests are left to whoever approves them in the cluster.
+// kube-apiserver verifies whom it reached. Kubernetes has no approver for them: whether a name or
+// address is a node's is for the platform to know. Here it is what the Node itself says, as far as
+// no other node says the same. All other nodes' requests are left to the cluster's other approvers.
 // One at a time should run; two do no harm.
 type KubeletApprover struct {
 	client  kubernetes.Interface
@@ -89,7 +89,7 @@ func (a *KubeletApprover) Run(ctx context.Context) error {
 	}
 }
 
-// waiting reports whether csr is a node's and nobody has decided on it.
+// waiting reports whether csr is a node's and has no decision yet.
 func waiting(csr *certificatesv1.CertificateSigningRequest) bool {
 	return csr.Spec.SignerName == certificatesv1.KubeletServingSignerName && isRenewal(csr) && len(csr.Status.Certificate) == 0 &&
 		!slices.ContainsFunc(csr.Status.Conditions, func(c certificatesv1.CertificateSigningRequestCondition) bool {
@@ -193,9 +193,10 @@ func (f foreign) Error() string { return string(f) }
 func isForeign(err error) bool { _, ok := errors.AsType[foreign](err); return ok }
 
 // addresses compares what is asked for with what the Node says of itself. A Node that doesn't say
-// it yet may do so in a moment: that is no refusal. An address that a node which is no edge has too
-// is refused, or a Service, or kube-apiserver: there it leads to somebody, and whoever trusts the
-// cluster's CA would take the device for that. Edges behind different NATs may well have the same.
+// it yet may do so in a moment: that is no refusal. An address that a node which is no edge, a
+// Service or kube-apiserver has too is refused: it leads there, and clients that trust the
+// cluster's CA would take the device for that server. Edges behind different NATs may well have the
+// same.
 func (a *KubeletApprover) addresses(ctx context.Context, node *corev1.Node, request *x509.CertificateRequest) error {
 	// A node could say that it has any name at all, such as kube-apiserver's: its certificate is
 	// for the one that the cluster knows it by.

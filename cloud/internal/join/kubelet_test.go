@@ -40,7 +40,7 @@ func TestKubeletApprover(t *testing.T) {
 		requester, subject string
 		names, ips         []string
 		usages             []certificatesv1.KeyUsage
-		want               certificatesv1.RequestConditionType // "": nobody decides
+		want               certificatesv1.RequestConditionType // "": no decision
 	}{
 		"its own":                  {requester: "edge1", names: []string{"edge1"}, ips: []string{"10.0.0.1"}, want: certificatesv1.CertificateApproved},
 		"as other edges have":      {requester: "edge1", names: []string{"edge1"}, ips: []string{"192.168.1.10"}, want: certificatesv1.CertificateApproved},

@@ -620,7 +620,7 @@ func TestOtherClustersCertificate(t *testing.T) {
 	}
 }
 
-// Edges that dial before kube-apiserver has told the CA wait for it instead of being refused.
+// Edges that dial before the CA was read from kube-apiserver wait for it instead of being refused.
 func TestClientCA_Wait(t *testing.T) {
 	if plane == nil {
 		t.Skip("needs a real control plane: run without -short")

@@ -42,9 +42,9 @@ const (
 	// joinWait bounds how long a device waits for approval and issue in one request; it may ask
 	// again with the same key.
 	joinWait = 45 * time.Second
-	// joinsAtOnce bounds the requests that wait; more are told to come back.
+	// joinsAtOnce bounds the requests that wait; more are asked to retry later.
 	joinsAtOnce = 64
-	// joinsOfAddress are those of one address; more are told to come back.
+	// joinsOfAddress are those of one address; more are asked to retry later.
 	joinsOfAddress = joinsAtOnce / 2
 	// connsAtOnce bounds open connections; more wait in the kernel's backlog.
 	connsAtOnce = 512
@@ -56,7 +56,7 @@ const (
 // csrObject is Kubernetes' own, as opposed to the JoinRequest that leads to it.
 type csrObject = certificatesv1.CertificateSigningRequest
 
-// Requester makes a certificate request as whoever holds the bearer token, so that kube-apiserver
+// Requester makes a certificate request as the holder of the bearer token, so that kube-apiserver
 // judges the token itself.
 type Requester func(ctx context.Context, bearer string, csr *csrObject) (*csrObject, error)
 
@@ -102,7 +102,7 @@ type ServerConfig struct {
 	CA        *CA
 	Serving   *Serving
 	ClientCA  *ClientCA
-	WebSocket []string // "host:port", told to devices
+	WebSocket []string // "host:port", sent to devices
 	QUIC      []string
 	Limits    Limits
 }
@@ -142,8 +142,7 @@ func (s *Server) Run(ctx context.Context, listeners ...net.Listener) error {
 		IdleTimeout:       10 * time.Second,
 		MaxHeaderBytes:    8 << 10,
 		BaseContext:       func(net.Listener) context.Context { return ctx },
-		// Handshakes that fail are the scanners of the internet; they are told at a level where
-		// somebody looks for them.
+		// Handshakes that fail are mostly internet scanners: they are logged at level 2.
 		ErrorLog: httpserver.Log(klog.FromContext(ctx), "joins"),
 	}
 	g, gctx := errgroup.WithContext(ctx)
@@ -172,7 +171,7 @@ func (s *Server) Run(ctx context.Context, listeners ...net.Listener) error {
 	return g.Wait()
 }
 
-// Handler is the server's interface without TLS, for tests and for whoever brings their own.
+// Handler is the server's interface without TLS, for tests and for callers with TLS of their own.
 func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
@@ -328,7 +327,7 @@ func (s *Server) request(ctx context.Context, id, bearer string, request pki.Joi
 		return nil, fmt.Errorf("looking for an earlier certificate request: %w", err)
 	}
 	if made.Spec.Username != bootstrapPrefix+id || !sameKey(made.Spec.Request, csr) {
-		return nil, pki.Refuse(pki.ReasonDenied, "there is a certificate request %s of somebody else", made.Name)
+		return nil, pki.Refuse(pki.ReasonDenied, "another requester has the certificate request %s", made.Name)
 	}
 	return made, nil
 }

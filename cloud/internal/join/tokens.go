@@ -125,7 +125,7 @@ func (t *Tokens) Create(ctx context.Context, ca pki.Pin, options TokenOptions) (
 	return token, info, nil
 }
 
-// keptFor is how long an expired token still gets its holders told that it expired.
+// keptFor is how long an expired token is refused as expired, and not as unknown.
 const keptFor = 30 * 24 * time.Hour
 
 func (t *Tokens) clear(ctx context.Context) {
@@ -270,7 +270,7 @@ func (t *Tokens) Spend(ctx context.Context, id string, node types.NodeName, csr 
 		if err == nil {
 			return nil
 		}
-		// A conflict means that somebody else got a use: there are at most MaxUses, so this ends.
+		// A conflict means that another join got a use: there are at most MaxUses, so this ends.
 		if !apierrors.IsConflict(err) {
 			return fmt.Errorf("taking a use of the token %s: %w", id, err)
 		}

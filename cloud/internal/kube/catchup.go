@@ -43,8 +43,8 @@ func (u *catchUps) remove(c *catchUp) {
 	}
 }
 
-// look lets those go on whose version is reached. due: somebody has waited long enough for a read.
-// Else wait is how long to wait before looking again, negative where no one waits any more.
+// look releases those whose version is reached. due: one has waited long enough for a read. Else
+// wait is how long to wait before looking again, negative where no one waits any more.
 func (u *catchUps) look(version uint64) (due bool, wait time.Duration) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

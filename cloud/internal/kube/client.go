@@ -143,8 +143,7 @@ func (c *Client) AsNode(node types.NodeName) *rest.Config {
 	return config
 }
 
-// Identity is who makes a request: a node, whoever a token belongs to, or, when zero,
-// cloudcore itself.
+// Identity is who makes a request: a node, the owner of a token, or, when zero, cloudcore itself.
 type Identity struct {
 	Node  types.NodeName
 	Token string // a bearer token; Node is ignored then

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// idleStop is how long a collection that nobody wants any more is still followed: an edge that
+// idleStop is how long a collection that no edge wants any more is still followed: an edge that
 // reconnects should not cost a new list.
 const idleStop = 5 * time.Minute
 

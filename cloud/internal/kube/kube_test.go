@@ -26,8 +26,8 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 )
 
-// apiserver serves ConfigMaps one by one, with watches, and reviews; who is forbidden what
-// can be told to it.
+// apiserver serves ConfigMaps one by one, with watches, and reviews; forbid sets what each node may
+// not do.
 type apiserver struct {
 	*httptest.Server
 	mu        sync.Mutex
@@ -348,7 +348,7 @@ func TestAccessRemembersOnlyPermissions(t *testing.T) {
 	}
 }
 
-// seen is what a member of a single watch was told last.
+// seen is what a member of a single watch received last.
 type seen struct {
 	mu    sync.Mutex
 	last  kube.ObjectState
@@ -443,7 +443,7 @@ func TestNodesShareAWatchAndEachIsAskedAbout(t *testing.T) {
 	a.set("cm", "2")
 	eventually(t, "both", func() bool { return one.is("102")() && two.is("102")() })
 	if three.calls != 0 {
-		t.Errorf("edge3 was told %+v", three.last)
+		t.Errorf("edge3 received %+v", three.last)
 	}
 	leaveOne()
 	eventually(t, "the watch to be opened as another", func() bool { return slices.Equal(a.openers(), []string{"edge2 cm"}) })
@@ -465,7 +465,7 @@ func TestARefusalRightAfterBindingIsNotBelieved(t *testing.T) {
 	defer w.Watch(ref("cm"), "edge1", one.changed).Cancel()
 	eventually(t, "some attempts", func() bool { a.mu.Lock(); defer a.mu.Unlock(); return len(a.requests) >= 3 })
 	if one.calls != 0 {
-		t.Errorf("told %+v", one.last)
+		t.Errorf("received %+v", one.last)
 	}
 	a.forbid("edge1", false)
 	eventually(t, "the object", one.is("101"))

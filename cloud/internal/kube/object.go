@@ -70,8 +70,8 @@ type encoder struct {
 	proto    runtime.Encoder // nil: JSON
 	fields   *fieldTable
 	trims    bool
-	content  bool                 // versions stand for content, and nothing else tells of a version
-	change   func(runtime.Object) // before anybody sees an object; nil for nothing
+	content  bool                 // versions are digests of the content, and the object has no other
+	change   func(runtime.Object) // applied to an object before it is encoded; nil for nothing
 }
 
 func (c *catalog) encoder(resource schema.GroupVersionResource) *encoder {
@@ -106,7 +106,7 @@ func keeps(resource schema.GroupResource) bool {
 
 // contentVersion stands for all that an edge gets of an object, wherever and whenever it is
 // computed: cloudcores agree about it, and a change of nothing but the status changes nothing. It
-// is no number, so nobody takes it for a resourceVersion.
+// is no number, so it is never taken for a resourceVersion.
 func contentVersion(raw []byte) string {
 	sum := sha256.Sum256(raw)
 	return "content-" + base64.RawURLEncoding.EncodeToString(sum[:SumSize])
@@ -129,7 +129,7 @@ func (e *encoder) encode(from runtime.Object) (*Object, error) {
 		Refs: refsOf(from), fields: e.fields.values(from),
 	}
 	if pod, ok := from.(*corev1.Pod); ok {
-		o.Started = pod.Status.StartTime != nil // nobody but the kubelet sets it
+		o.Started = pod.Status.StartTime != nil // only the kubelet sets it
 	}
 	if u, ok := from.(*unstructured.Unstructured); ok && e.trims {
 		if status, ok := u.Object["status"]; ok && keeps(e.resource.GroupResource()) {
@@ -162,8 +162,8 @@ func (e *encoder) encode(from runtime.Object) (*Object, error) {
 	return o, nil
 }
 
-// share lets o, which nobody has seen yet, keep what is the same in an older version: who remembers
-// both then keeps that once.
+// share makes o, which is not published yet, reuse what is the same in an older version: a holder
+// of both then has that in memory once.
 func (o *Object) share(old *Object) {
 	o.Key = old.Key
 	if o.UID == old.UID {

@@ -236,7 +236,7 @@ func TestHungReads(t *testing.T) {
 			t.Error("reads of another object hold this one up")
 		}
 		if absent.calls != 0 {
-			t.Errorf("told %+v before anybody could know", absent.last)
+			t.Errorf("received %+v before any read was answered", absent.last)
 		}
 		a.hold(nil)
 		time.Sleep(time.Minute)

@@ -110,8 +110,8 @@ func (f *followed) source() (*source, any, error) {
 	}, example, nil
 }
 
-// listerWatcher is the source as a reflector uses it. The store is told how each call went: without
-// that, an edge could never be told why it waits.
+// listerWatcher is the source as a reflector uses it. The store receives the result of each call:
+// it is the reason that an edge gets while it waits.
 //
 // A reflector resumes its watch at the last version that it has seen, and lists at a version no
 // older than that. Both wait in silence where the cluster went back in time. So a watch is not

@@ -9,10 +9,10 @@ import (
 	"k8s.io/apimachinery/pkg/selection"
 )
 
-// Source is a selection as somebody wrote it.
+// Source is a selection as its client wrote it.
 type Source struct{ Namespace, Labels, Fields string }
 
-// Selection is which objects of a collection somebody wants.
+// Selection is which objects of a collection a client wants.
 type Selection struct {
 	Source    Source
 	Namespace string // "" for all

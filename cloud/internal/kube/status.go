@@ -9,7 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// StatusOf is an error as an edge is told of it: a Kubernetes Status as JSON. One that is a Status
+// StatusOf is an error as it is sent to an edge: a Kubernetes Status as JSON. One that is a Status
 // stays the same.
 func StatusOf(err error) []byte {
 	status := metav1.Status{Status: metav1.StatusFailure, Message: err.Error(), Reason: metav1.StatusReasonUnknown, Code: http.StatusInternalServerError}

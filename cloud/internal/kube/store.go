@@ -34,7 +34,8 @@ func newStore(resource schema.GroupVersionResource, e *encoder) *Store {
 	return s
 }
 
-// NewStore returns an empty store that somebody else fills: tests, and sources that are no watch.
+// NewStore returns an empty store that its caller fills: for tests, and for sources that are no
+// watch.
 func NewStore(resource schema.GroupVersionResource) *Store {
 	return newStore(resource, newCatalog().encoder(resource))
 }

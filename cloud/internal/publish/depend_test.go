@@ -37,7 +37,7 @@ func TestDependenciesTravelBeforeThePod(t *testing.T) {
 		c.mu.Unlock()
 		c.put(t, kube.Pods, pod("c", "edge1", "shared", "late"))
 		synctest.Wait()
-		want(t, "nobody knows yet whether it exists", e.takeLog(), []string(nil))
+		want(t, "it is not known yet whether it exists", e.takeLog(), []string(nil))
 		c.put(t, kube.Pods, pod("d", "edge1"))
 		synctest.Wait()
 		want(t, "others don't wait", e.takeLog(), []string{"+pods/d"})
@@ -47,7 +47,7 @@ func TestDependenciesTravelBeforeThePod(t *testing.T) {
 
 		c.put(t, kube.Pods, pod("optional", "edge1", "absent"))
 		synctest.Wait()
-		want(t, "what doesn't exist holds nobody up", e.takeLog(), []string{"-configmaps/absent", "+pods/optional"})
+		want(t, "what doesn't exist blocks no pod", e.takeLog(), []string{"-configmaps/absent", "+pods/optional"})
 
 		c.configMap(t, "shared", "2")
 		settle()
@@ -59,7 +59,7 @@ func TestDependenciesTravelBeforeThePod(t *testing.T) {
 		synctest.Wait()
 		log := e.takeLog()
 		if !slices.Contains(log, "-configmaps/shared") || !slices.Contains(log, "-configmaps/late") {
-			t.Errorf("nobody needs them any more, and they stay: %q", log)
+			t.Errorf("no pod needs them any more, and they stay: %q", log)
 		}
 		e.disconnect()
 		want(t, "watches left", len(c.watches), 0)
@@ -108,7 +108,7 @@ func TestAnswersOfWatchesAreGathered(t *testing.T) {
 		}
 		c.configMap(t, names[0], "2")
 		synctest.Wait()
-		want(t, "an update, which waits for nobody", e.takeLog(), []string{"+configmaps/m000"})
+		want(t, "an update, which waits for nothing", e.takeLog(), []string{"+configmaps/m000"})
 		e.disconnect()
 	})
 }
@@ -180,7 +180,7 @@ func TestResumeOfDependencies(t *testing.T) {
 		e.disconnect()
 
 		c.configMap(t, "cm123", "2")
-		c.store(kube.Pods).Delete(kube.Key{Namespace: "default", Name: "nobody"})
+		c.store(kube.Pods).Delete(kube.Key{Namespace: "default", Name: "absent"})
 		e.connect(p, podsOf(1, "edge1"), dependencies(2))
 		log = e.takeLog()
 		slices.Sort(log)

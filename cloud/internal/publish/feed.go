@@ -35,7 +35,7 @@ type feedKey struct {
 	site string
 }
 
-// toucher is told of the keys that have changed.
+// toucher is notified of the keys that have changed.
 type toucher interface{ touch(kube.Key) }
 
 // entry is one selection of one session.

@@ -8,7 +8,7 @@ import (
 )
 
 const (
-	// linger is how long a collection that nobody wants any more is still followed.
+	// linger is how long a collection that no session wants any more is still followed.
 	linger = 5 * time.Minute
 	// pastChanges bounds a feed's history, at some 400 bytes each; the oldest changes go first. An
 	// edge that was away for longer is asked for its inventory.

@@ -69,7 +69,7 @@ func (s *session) declare(m *topicpb.Interests, digests []*topicpb.Digest) {
 	s.link.Charge(time.Duration(s.limits-refusals) * perRefusedInterest)
 	s.admitLimited()
 	if admitted {
-		time.AfterFunc(decideSoon, s.signal) // those that are still undecided then hold up nobody any more
+		time.AfterFunc(decideSoon, s.signal) // those that are still undecided then hold up no others any more
 	}
 }
 
@@ -327,10 +327,10 @@ func (s *session) recheck() {
 		case i.standing == granted && age >= recheckLater, i.standing == refused && age >= recheckSoon:
 			s.ask(i)
 		case i.standing == granted && !i.synced && i.resource.feed != nil && !i.resource.feed.store.HasSynced():
-			// cloudcore could follow it and can't any more: say so instead of letting the edge wait
-			// without a word.
-			if err := i.resource.feed.store.Failure(); err != nil && !i.resource.told {
-				i.resource.told = true
+			// cloudcore could follow it and can't any more: report that instead of letting the edge
+			// wait for no stated reason.
+			if err := i.resource.feed.store.Failure(); err != nil && !i.resource.unfollowed {
+				i.resource.unfollowed = true
 				s.refuse(i, unfollowed(i.gvr.Resource, err))
 			}
 		}
@@ -341,9 +341,9 @@ func (s *session) recheck() {
 func unfollowed(resource string, err error) error {
 	text := fmt.Sprintf("cloudcore can't follow %s: %v", resource, err)
 	if s, ok := errors.AsType[*apierrors.StatusError](err); ok {
-		told := s.ErrStatus
-		told.Message = text
-		return &apierrors.StatusError{ErrStatus: told}
+		status := s.ErrStatus
+		status.Message = text
+		return &apierrors.StatusError{ErrStatus: status}
 	}
 	return apierrors.NewServiceUnavailable(text)
 }

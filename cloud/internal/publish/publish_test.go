@@ -158,7 +158,7 @@ func TestARefusalThatPassesIsNotTold(t *testing.T) {
 	})
 }
 
-// An interest that nobody has decided about must not cost the edge what it holds.
+// An interest that is not decided yet must not cost the edge what it holds.
 func TestUndecidedInterestsDeleteNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, e := newWorld(), newEdge(t)
@@ -195,7 +195,7 @@ func TestSingleObjects(t *testing.T) {
 		c.tell(ref)
 		synctest.Wait()
 		want(t, "revoked", e.names(kube.ConfigMaps), []string{})
-		want(t, "told", e.refusals(), map[uint64]string{1: "Forbidden"})
+		want(t, "refused", e.refusals(), map[uint64]string{1: "Forbidden"})
 
 		c.mu.Lock()
 		delete(c.deny, ref)
@@ -341,7 +341,7 @@ func TestACollectionThatCloudcoreMayNotFollowIsTold(t *testing.T) {
 		e.connect(publish.New(c, c, c, publish.DefaultQuotas()), allServices(1))
 		time.Sleep(3 * time.Minute)
 		synctest.Wait()
-		want(t, "told", e.refusals(), map[uint64]string{1: "Forbidden"})
+		want(t, "refused", e.refusals(), map[uint64]string{1: "Forbidden"})
 		c.synced(t, services, service("web"))
 		synctest.Wait()
 		want(t, "when it may", e.names(services), []string{"web"})

@@ -11,7 +11,7 @@ func (r *resourceSync) openFeed() *feed {
 	return r.feed
 }
 
-// idle lets go of a collection that nobody wants any more.
+// idle releases a collection that is not needed any more.
 func (r *resourceSync) idle() {
 	if len(r.interests) > 0 || r.session.deps != nil && (r.gvr == kube.Pods || r.session.deps.concerns(r.gvr)) {
 		return
@@ -26,7 +26,7 @@ func (r *resourceSync) closeFeed() {
 	}
 }
 
-// touch notes that a key has changed. It is called by whoever changed it, with the store held.
+// touch notes that a key has changed. The writer of the change calls it, with the store locked.
 func (r *resourceSync) touch(key kube.Key) {
 	if r.note(key, pressing) {
 		r.session.signal()
@@ -111,7 +111,7 @@ func (r *resourceSync) await() {
 // moved is called when sites have changed.
 func (r *resourceSync) moved() { r.session.signal() }
 
-// look returns the newest state of a key, wanted or not. known is false while nobody can tell.
+// look returns the newest state of a key, wanted or not. known is false until that is known.
 func (r *resourceSync) look(key kube.Key) (o *kube.Object, known bool) {
 	if h, ok := r.session.held[kube.Ref{Resource: r.gvr, Key: key}]; ok {
 		state := h.load()
@@ -196,8 +196,8 @@ func (r *resourceSync) unwant(i *interest) {
 	r.queue(keys)
 }
 
-// undecided reports whether the edge may yet be allowed to hold a key: then it isn't told
-// to let go of it.
+// undecided reports whether the edge may yet be allowed to hold a key: then it isn't asked to drop
+// it.
 func (r *resourceSync) undecided(key kube.Key) bool {
 	for _, i := range r.interests {
 		if i.standing != undecided {

@@ -51,7 +51,7 @@ func TestResume(t *testing.T) {
 			},
 			log: []string{"+services/s0050", "synced 1"},
 		},
-		"nobody followed meanwhile": {
+		"not followed meanwhile": {
 			objects: 10, same: true, change: func(t *testing.T, c *world) {
 				time.Sleep(time.Hour)
 				c.put(t, services, service("s0003"))

@@ -47,7 +47,7 @@ func (s *session) onInventory(m *topicpb.Inventory) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.inbox.inventories) > maxInterests {
-		return outOfTurn("inventories that nobody asked for")
+		return outOfTurn("inventories that were not requested")
 	}
 	s.inbox.inventories = append(s.inbox.inventories, m)
 	s.signal()
@@ -236,7 +236,7 @@ func (s *session) flush() error {
 	}
 	m.bytes.Add(int64(full))
 	update := topic.State.New(message.Resource{}, state)
-	update.Header.Time = time.Time{} // nobody asks when
+	update.Header.Time = time.Time{} // the edge has no use for it
 	s.sent.Store(time.Now().UnixNano())
 	if err := s.link.Send(s.ctx, update); err != nil {
 		if s.ctx.Err() != nil {

@@ -123,7 +123,7 @@ type resourceSync struct {
 	confirming  confirmation
 	heldBack    bool // something in dirty may be older than what the edge holds: it waits for a comparison
 	waiting     bool // the loop is woken when the store has synced
-	told        bool // that cloudcore can't follow it
+	unfollowed  bool // the edge was notified that cloudcore can't follow it
 
 	// Under the session's lock.
 	flows bool                  // comparison.state.flows(), for those who note changes

@@ -56,7 +56,7 @@ func TestStatusStaysInTheCloud(t *testing.T) {
 			synctest.Wait()
 		}
 		want(t, "sent for 50 changes of a status", e.takeLog(), []string(nil))
-		want(t, "told in the cloud", seen, 50)
+		want(t, "seen in the cloud", seen, 50)
 		c.put(t, gvr, staticRoute("a", "10.0.0.2", 50))
 		synctest.Wait()
 		want(t, "sent for a change of the spec", e.takeLog(), []string{"+staticroutes/a"})

@@ -17,7 +17,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-var update = flag.Bool("update", false, "write the golden transcripts anew")
+var update = flag.Bool("update", false, "rewrite the golden transcripts")
 
 // objects reads "a@5 b@6": names and versions. The uid is that of the name, "a'@5" is another a.
 func objects(text string) map[kube.Key]*kube.Object {

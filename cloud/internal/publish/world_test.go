@@ -181,7 +181,7 @@ func (c *world) stamp(o metav1.Object) {
 	if o.GetUID() == "" {
 		o.SetUID(types.UID("uid-" + o.GetNamespace() + "-" + o.GetName()))
 	}
-	o.SetManagedFields([]metav1.ManagedFieldsEntry{{Manager: "somebody"}})
+	o.SetManagedFields([]metav1.ManagedFieldsEntry{{Manager: "manager"}})
 }
 
 func (c *world) put(t *testing.T, gvr schema.GroupVersionResource, o metav1.Object) {
@@ -270,7 +270,7 @@ type edge struct {
 	written   map[schema.GroupVersionResource]uint64 // accepted writes that have not come down
 	gone      map[schema.GroupVersionResource]uint64 // as of which version the newest deletion came down
 	open      map[schema.GroupVersionResource]bool   // not as expected, until something is expected again
-	told      map[schema.GroupVersionResource]bool   // likewise, in this session
+	reported  map[schema.GroupVersionResource]bool   // likewise, in this session
 }
 
 func (e *edge) Node() types.NodeName         { return e.node }
@@ -354,8 +354,8 @@ func (e *edge) apply(s *topicpb.State) (surprises []schema.GroupVersionResource)
 	}
 	for _, d := range s.Expected {
 		gvr := gvrOf(d.Resource)
-		if have := e.sum(gvr); !e.told[gvr] && (have.Count != d.Count || !bytes.Equal(have.Sum, d.Sum)) {
-			e.told[gvr], e.open[gvr] = true, true
+		if have := e.sum(gvr); !e.reported[gvr] && (have.Count != d.Count || !bytes.Equal(have.Sum, d.Sum)) {
+			e.reported[gvr], e.open[gvr] = true, true
 			surprises = append(surprises, gvr)
 			continue
 		}
@@ -489,7 +489,7 @@ func newEdge(t *testing.T) *edge {
 func (e *edge) connect(p *publish.Publisher, interests ...*topicpb.Interest) {
 	e.t.Helper()
 	e.mux, e.sequence, e.synced, e.refused, e.log, e.asked, e.states = message.NewMux(), 0, map[uint64]bool{}, map[uint64]string{}, nil, nil, 0
-	e.open, e.told = map[schema.GroupVersionResource]bool{}, map[schema.GroupVersionResource]bool{}
+	e.open, e.reported = map[schema.GroupVersionResource]bool{}, map[schema.GroupVersionResource]bool{}
 	service := p.Attach(e, e.mux)
 	ctx, cancel := context.WithCancel(e.t.Context())
 	e.cancel, e.ended = cancel, make(chan error, 1)

@@ -16,9 +16,9 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 )
 
-// hiddenPrefix makes the type of a node's IP address one that nobody dials. The type is a free text
-// (core/v1, NodeAddressType); kube-apiserver, metrics-server and Prometheus know which types they
-// prefer and pass over all others. What is left for them is the node's name.
+// hiddenPrefix makes the type of a node's IP address one that no client dials. The type is a free
+// text (core/v1, NodeAddressType); kube-apiserver, metrics-server and Prometheus know which types
+// they prefer and pass over all others. What is left for them is the node's name.
 const hiddenPrefix = "skerry.io/"
 
 // hidden are the types that an edge node's kubelet reports and that lead nowhere in the cluster.
@@ -26,8 +26,8 @@ func hidden(t string) bool {
 	return t == string(corev1.NodeInternalIP) || t == string(corev1.NodeExternalIP)
 }
 
-// HideAddresses has the nodes' IP addresses written under types that nobody dials, so that whoever
-// wants a kubelet takes the node's name. The edges never see it: RevealAddresses undoes it on their
+// HideAddresses has the nodes' IP addresses written under types that no client dials, so that a
+// kubelet's clients use the node's name. The edges never see it: RevealAddresses undoes it on their
 // way down. It is called before the first Attach.
 func (r *Relay) HideAddresses() { r.hide = true }
 

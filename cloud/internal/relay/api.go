@@ -33,7 +33,7 @@ const (
 )
 
 // onRequest passes a request on, in its own goroutine: the link must not wait for kube-apiserver.
-// Beyond the bound the edge is told to come again.
+// Beyond the bound the edge is asked to retry.
 func (s *session) onRequest(ctx context.Context, m message.Message, q *topicpb.APIRequest) error {
 	select {
 	case s.requests <- struct{}{}:

@@ -51,7 +51,7 @@ func (s *session) handle(mux *message.Mux, write message.Topic[*topicpb.Write], 
 func (s *session) Start(ctx context.Context, fail func(error)) {
 	s.relay.metrics.sessions.Add(1)
 	// No write before this session owns the Lease: an older one of this node, on another replica,
-	// has then been told to stop.
+	// has then lost it.
 	s.lease.run(ctx, fail, func() {
 		s.queue.start(ctx, fail)
 		if s.relay.hide {

@@ -265,10 +265,10 @@ func freshEvent(body []byte) ([]byte, error) {
 // forged says why an event is none of this node's, or "". Kubernetes itself lets any node write any
 // event; events.md, rule 9, doesn't: only those of the node itself and of pods bound to it.
 //
-// A pod that nobody knows (any more) is let through: it was deleted while the node was cut off,
-// longer ago than we remember, and its events are among those that must not be lost. Nobody's pod
-// is blamed with it. Where the name is another node's pod now, and the uid is none that we remember
-// of this node, it is refused.
+// Events of a pod that is not known (any more) are accepted: it was deleted while the node was cut
+// off, longer ago than we remember, and its events are among those that must not be lost. They are
+// about no existing pod. Where the name is another node's pod now, and the uid is none that we
+// remember of this node, it is refused.
 func (s *session) forged(e *event) string {
 	for _, source := range []corev1.EventSource{e.Source, e.Deprecated} {
 		if source.Host != "" && source.Host != string(s.node) {

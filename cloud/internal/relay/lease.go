@@ -36,7 +36,7 @@ const (
 //
 // The edge answers its kubelet's renewals itself and says in each heartbeat whether the kubelet
 // lives; the Lease at kube-apiserver is renewed from here while it does. A dead kubelet, a dead
-// link and a dead cloudcore all end in a Lease that nobody renews.
+// link and a dead cloudcore all end in a Lease that is not renewed.
 //
 // The Lease also tells sessions of one node apart, on whichever replica of cloudcore they are: it
 // bears the epoch of the session, which grows with each connect. A session first puts its epoch in,
@@ -83,7 +83,7 @@ func (l *lease) staleAfter() time.Duration {
 	return max(5*l.link.Keepalive()/2, 25*time.Second)
 }
 
-// lose has the Lease acquired again: somebody removed it, or an older copy of etcd came back.
+// lose has the Lease acquired again: it was removed, or an older copy of etcd was restored.
 func (l *lease) lose() {
 	l.mu.Lock()
 	l.lost = true
@@ -125,10 +125,10 @@ func (l *lease) due(now time.Time) (bool, time.Duration) {
 	return true, 0
 }
 
-// run keeps the Lease until ctx ends or stop is called. failed is told why the session must end;
-// then is called once the Lease is ours, and must not wait. Between two requests there is a timer
-// and no goroutine: the stack of one that has made an HTTP request is the most that an idle node
-// would cost here.
+// run keeps the Lease until ctx ends or stop is called. failed receives the reason why the session
+// must end; then is called once the Lease is ours, and must not wait. Between two requests there is
+// a timer and no goroutine: the stack of one that has made an HTTP request is the most that an idle
+// node would cost here.
 func (l *lease) run(ctx context.Context, failed func(error), then func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -355,7 +355,7 @@ func (l *lease) write(ctx context.Context, n *coordinationv1.Lease) error {
 	}
 	if err := resp.Err(); err != nil {
 		if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err) {
-			l.have = nil // somebody else has written or removed it: whoever that was is found when it is read again
+			l.have = nil // another writer has changed or removed it: reading it again shows which
 			if err := l.read(ctx); err != nil {
 				return err
 			}

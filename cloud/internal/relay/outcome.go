@@ -20,7 +20,7 @@ type outcome struct {
 	err     error  // refused for good, a Status error
 	retry   retry
 	after   time.Duration // kube-apiserver asked to wait that long
-	ends    error         // the session must end, and the edge is told nothing of this write: a newer session makes it
+	ends    error         // the session must end, and the edge gets no answer to this write: a newer session makes it
 	why     error         // of retry, for the log
 	// progressed: before it failed, the attempt found out what the next one goes on from.
 	progressed bool

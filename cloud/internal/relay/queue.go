@@ -116,7 +116,7 @@ func (q *queue) push(j *job) error {
 
 func (q *queue) signal() { q.loop.Signal() }
 
-// start lets the writes be made until ctx ends or stop is called. fail is told why none
+// start lets the writes be made until ctx ends or stop is called. fail receives the reason why none
 // can be any more.
 func (q *queue) start(ctx context.Context, fail func(error)) {
 	q.mu.Lock()

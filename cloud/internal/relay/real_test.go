@@ -122,7 +122,7 @@ func TestReal(t *testing.T) {
 		version := accepted(t, 1).ResourceVersion
 		p, err := admin.CoreV1().Pods(ns).Get(ctx, "mine", metav1.GetOptions{})
 		if err != nil || p.Status.Phase != corev1.PodRunning || p.ResourceVersion != version {
-			t.Errorf("phase %s, version %s told as %s, %v", p.Status.Phase, p.ResourceVersion, version, err)
+			t.Errorf("phase %s, version %s reported as %s, %v", p.Status.Phase, p.ResourceVersion, version, err)
 		}
 	})
 	t.Run("pod status of another node", func(t *testing.T) {

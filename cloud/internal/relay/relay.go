@@ -4,8 +4,8 @@
 // It owns the order of each object's writes, the retries and their back-off, and the Lease of each
 // node while its kubelet lives. It refuses what no node has any business with: watches and upgrades
 // (the edge API serves watches itself), events about other nodes' pods, impersonation headers.
-// Nothing is kept beyond a session: an edge keeps each write until it was told how it ended. Each
-// topic has its own file.
+// Nothing is kept beyond a session: an edge keeps each write until it has the result. Each topic
+// has its own file.
 //
 // It is above 2,500 lines because each topic is judged in its own way, and all share the queue, the
 // fence and the Lease.

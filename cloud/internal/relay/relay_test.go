@@ -83,7 +83,7 @@ func TestEvents_09_ForgedEventsAreRefused(t *testing.T) {
 		"another's pod that moved":    {event(1, topicpb.Verb_CREATE, "x", podRef("moved", "after"), 1), "1 Forbidden"},
 		"a gone pod of its own":       {event(1, topicpb.Verb_CREATE, "x", podRef("gone", "g1"), 1), "1 accepted"},
 		"a gone pod of another":       {event(1, topicpb.Verb_CREATE, "x", podRef("gone", "g2"), 1), "1 Forbidden"},
-		"a pod that nobody remembers": {event(1, topicpb.Verb_CREATE, "x", podRef("unheard", "of"), 1), "1 accepted"},
+		"a pod that is not known":     {event(1, topicpb.Verb_CREATE, "x", podRef("unheard", "of"), 1), "1 accepted"},
 		"a thing that is no pod":      {event(1, topicpb.Verb_CREATE, "x", corev1.ObjectReference{Kind: "Deployment", APIVersion: "apps/v1", Namespace: "default", Name: "d"}, 1), "1 Forbidden"},
 		"in the name of another host": {other, "1 Forbidden"},
 		"the name isn't the write's":  {misnamed, "1 BadRequest"},
@@ -150,7 +150,7 @@ func TestPodWrites(t *testing.T) {
 	}
 }
 
-// What may pass is tried again and never told; what is final is told once.
+// A transient failure is retried and never reported; a final result is reported once.
 func TestRetries(t *testing.T) {
 	forbidden := func(text string) *kube.Response { return status(403, metav1.StatusReasonForbidden, text) }
 	tooMany := status(429, metav1.StatusReasonTooManyRequests, "later")
@@ -173,7 +173,7 @@ func TestRetries(t *testing.T) {
 			}
 			return nil, nil
 		}, 2*time.Minute + 15*time.Second, "1 accepted", 2 * time.Minute},
-		"nobody answers for a while": {func(_ int, since time.Duration) (*kube.Response, error) {
+		"no answer for a while": {func(_ int, since time.Duration) (*kube.Response, error) {
 			if since < 2*time.Minute {
 				return nil, errors.New("connection refused")
 			}
@@ -386,7 +386,7 @@ func TestLeaseIsRenewedWhileTheKubeletLives(t *testing.T) {
 		time.Sleep(time.Minute) // silence
 		last = w.renewed()
 		time.Sleep(time.Minute)
-		want(t, "nobody says that it lives", w.renewed(), last)
+		want(t, "no heartbeat says that it lives", w.renewed(), last)
 	})
 }
 
@@ -416,16 +416,16 @@ func TestAnOlderSessionOnAnotherReplicaStops(t *testing.T) {
 		want(t, "the newer one writes", newer.takeResults(), []string{"1 accepted"})
 
 		newer.cancel()
-		time.Sleep(time.Hour)          // nobody renews the Lease: its epoch counts all the same
+		time.Sleep(time.Hour)          // the Lease is not renewed: its epoch counts all the same
 		again := w.connect("edge1", 1) // its store was lost: it counts from the start
 		synctest.Wait()
 		end, ok = errors.AsType[*link.CloseError](<-again.ended)
 		if !ok || end.Code != link.CloseReplaced || !strings.Contains(end.Reason, "epoch=6,") {
-			t.Errorf("an edge that lost its store is told %v", end)
+			t.Errorf("an edge that lost its store got %v", end)
 		}
 		again = w.connect("edge1", 7)
 		again.send(topic.PodStatusWrite.New(message.Resource{}, podStatus(1, "a", "u1", "Running")))
-		want(t, "an edge that lost its store and was told how far it had come", again.takeResults(), []string{"1 accepted"})
+		want(t, "an edge that lost its store and goes on from the epoch that it got", again.takeResults(), []string{"1 accepted"})
 	})
 }
 

@@ -30,8 +30,7 @@ import (
 
 // ---- kube-apiserver ----
 
-// apiserver keeps objects by path, as JSON, with versions and preconditions, and fails
-// when told to.
+// apiserver keeps objects by path, as JSON, with versions and preconditions, and fails on request.
 type apiserver struct {
 	mu      sync.Mutex
 	objects map[string]map[string]any

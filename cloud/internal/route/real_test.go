@@ -362,9 +362,9 @@ func TestReal(t *testing.T) {
 	})
 
 	t.Run("Routes_09 selector that matches none: deletable", func(t *testing.T) {
-		w.create("nobody", map[string]any{"subnet": "172.22.0.0/16", "nodeSelector": map[string]any{"matchLabels": map[string]any{"zone": "nowhere"}}})
-		w.is("nobody", "0/0 NoNodes []")
-		w.deleted("nobody")
+		w.create("unmatched", map[string]any{"subnet": "172.22.0.0/16", "nodeSelector": map[string]any{"matchLabels": map[string]any{"zone": "nowhere"}}})
+		w.is("unmatched", "0/0 NoNodes []")
+		w.deleted("unmatched")
 	})
 
 	t.Run("Routes_06 deleted when no node has it any more", func(t *testing.T) {
@@ -388,7 +388,7 @@ func TestReal(t *testing.T) {
 	})
 }
 
-// freed waits until our finalizer is off, and nobody else's is.
+// freed waits until our finalizer is removed and only the other one is left.
 func (w *world) freed(name string) {
 	w.t.Helper()
 	cluster.Eventually(w.t, name+" to be let go", func(ctx context.Context) error {

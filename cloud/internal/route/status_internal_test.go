@@ -15,7 +15,7 @@ import (
 )
 
 func entry(reason string, generation int) []byte {
-	return fmt.Appendf(nil, `{"name":"somebody-else","reason":%q,"observedGeneration":%d}`, reason, generation)
+	return fmt.Appendf(nil, `{"name":"another-node","reason":%q,"observedGeneration":%d}`, reason, generation)
 }
 
 func TestMerge(t *testing.T) {

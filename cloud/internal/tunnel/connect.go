@@ -159,8 +159,8 @@ func subject(r *http.Request) string {
 	return r.TLS.PeerCertificates[0].Subject.String()
 }
 
-// refuse answers with a reason in the status line: kube-apiserver shows that, and not the body,
-// to whoever asked.
+// refuse answers with a reason in the status line: kube-apiserver shows that, and not the body, to
+// its client.
 func refuse(w http.ResponseWriter, code int, reason string) {
 	conn, _, err := http.NewResponseController(w).Hijack()
 	if err != nil {

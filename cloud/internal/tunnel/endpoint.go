@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// Alerts are how a refusal is told to a client that has said nothing but its hello
-	// (RFC 8446, 6.2).
+	// Alerts report a refusal to a client that has sent nothing but its ClientHello (RFC 8446,
+	// 6.2).
 	alertInternalError    = 80
 	alertUnrecognizedName = 112
 )

@@ -80,7 +80,7 @@ func TestServeNames_Refuses(t *testing.T) {
 	r := w.replica("a")
 	address := w.byName(r)
 	for name, test := range map[string]struct{ server, want string }{
-		"a name that nobody has":   {"edge7", "unrecognized name"},
+		"an unknown name":          {"edge7", "unrecognized name"},
 		"a node that is no edge":   {"plain1", "unrecognized name"},
 		"an address":               {"10.0.0.1", "unrecognized name"}, // of which TLS says nothing
 		"an edge without a link":   {"edge1", "internal error"},

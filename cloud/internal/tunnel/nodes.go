@@ -69,7 +69,7 @@ func (n *Nodes) Run(ctx context.Context) error {
 	n.seen = map[types.NodeName]bool{}
 	n.mu.Unlock()
 	defer store.Observe(changed)()
-	// Those that were known before somebody observed.
+	// Those that were known before the store was observed.
 	var have []*kube.Object
 	store.Each(&kube.Selection{}, func(o *kube.Object) bool {
 		have = append(have, o)
@@ -187,7 +187,7 @@ type destination struct {
 // is what a node says of itself: it leads to an edge only at the port that kubelets have, only if
 // no other node claims it, and only if it can't be a Service's, a pod's or the cloud's. In all
 // other cases it leads where it would without Skerry; but where two edges claim it, nowhere: behind
-// different NATs they may well have the same, and nobody can tell which is meant.
+// different NATs they may well have the same, and which is meant is unknown.
 func (n *Nodes) find(host, port string) (destination, error) {
 	n.mu.RLock()
 	defer n.mu.RUnlock()

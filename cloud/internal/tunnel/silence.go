@@ -24,7 +24,7 @@ const (
 
 // watched is a stream whose client may have kept it for later requests. A link that fell silent is
 // given up only after its idle timeout; until then, such a request would wait although a new
-// connection is told at once that the node does not answer. So where nothing at all has come from
+// connection would fail at once, as the node does not answer. So where nothing at all has come from
 // the edge since something was said, it is asked for a sign of life, and without one the connection
 // ends. Only connections of clients that pool them are treated so: a terminal or a forwarded port
 // outlives a network that stalls for some seconds.
@@ -111,7 +111,7 @@ func (w *watched) look() {
 				w.session.silent.Store(time.Now().UnixNano())
 				_ = w.Stream.Close() // both directions of Splice end by that
 			}
-			return // or the link has ended, or takes no probe: nobody looks any more
+			return // or the link has ended, or takes no probe: no more checks
 		}
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/skerry-io/skerry/common/pki"
 )
 
-// mute is a connection whose packets vanish once it is told so.
+// mute is a connection that drops its packets on request.
 type mute struct {
 	net.Conn
 	off atomic.Bool
@@ -28,8 +28,8 @@ func (m *mute) Write(b []byte) (int, error) {
 }
 
 // A request on a connection that was kept ends soon after the network has fallen silent, long
-// before the link is given up; a connection that somebody wanted for itself, a terminal, waits
-// for the network.
+// before the link is given up; a connection that a client has for itself, a terminal, waits for the
+// network.
 func TestDial_KeptConnectionEndsWhenTheEdgeIsSilent(t *testing.T) {
 	w := newWorld(t)
 	r := w.replica("a")
@@ -62,7 +62,7 @@ func TestDial_KeptConnectionEndsWhenTheEdgeIsSilent(t *testing.T) {
 		}
 	}
 	if _, err := kept.Read(make([]byte, 1)); err == nil {
-		t.Error("the kept connection is answered by nobody")
+		t.Error("the kept connection got an answer from a silent edge")
 	}
 	select {
 	case <-ended:

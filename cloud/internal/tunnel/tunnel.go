@@ -1,5 +1,5 @@
-// Package tunnel leads kube-apiserver to the kubelets of edge nodes, which nobody can dial: through
-// the links that the nodes have opened.
+// Package tunnel leads kube-apiserver to the kubelets of edge nodes, which can't be dialled:
+// through the links that the nodes have opened.
 //
 // It owns the streams of each session, the HTTP CONNECT server that kube-apiserver's egress goes
 // through, the endpoint by names for all others, and the way from the replica that is asked to the
@@ -303,7 +303,7 @@ func (t *Tunnel) own(ctx context.Context, node types.NodeName, target string) (n
 }
 
 func (s *session) open(ctx context.Context, target string) (net.Conn, error) {
-	// Who was told so by the end of a kept connection asks again at once, and need not wait for the
+	// A client whose kept connection has ended for that retries at once, and need not wait for the
 	// same once more.
 	if at := time.Unix(0, s.silent.Load()); time.Since(at) < silentFor && !s.heardSince(at) {
 		return nil, s.noAnswer()

@@ -416,7 +416,7 @@ func TestConnect_SaysSinceWhen(t *testing.T) {
 		t.Errorf("got %q", status)
 	}
 	w.lease("edge1", r, "a", time.Date(2020, 1, 2, 3, 4, 5, 0, time.UTC))
-	other := w.replica("a") // it has come anew, and knows nothing
+	other := w.replica("a") // it has just started, and knows nothing
 	if status, _ := w.ask(other, apiserver, http.MethodConnect, "edge1:10250"); !strings.Contains(status, "last heard of at 2020-01-02 03:04:05 UTC") {
 		t.Errorf("got %q", status)
 	}

@@ -31,7 +31,7 @@ func (u *Usage) kubelets() *http.Client {
 		Transport: &http.Transport{
 			DialTLSContext: u.dial, MaxConnsPerHost: 1, MaxIdleConns: 4 * parallel, IdleConnTimeout: keepIdle, MaxResponseHeaderBytes: 16 << 10,
 		},
-		// A kubelet sends nobody elsewhere.
+		// A kubelet sends no redirects.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/skerry-io/skerry/common/httpserver"
 )
 
-// maxAsking bounds the questions that are answered at once; one more is told to come again.
+// maxAsking bounds the requests that are served at once; one more is asked to retry.
 const maxAsking = 64
 
 // Serve answers on a listener whose connections have shown a certificate of kube-apiserver's front
@@ -185,7 +185,7 @@ func (u *Usage) getPod(w http.ResponseWriter, r *http.Request) {
 func answer(w http.ResponseWriter, code int, o any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
-	_ = json.NewEncoder(w).Encode(o) // whoever asked may be gone
+	_ = json.NewEncoder(w).Encode(o) // the client may be gone
 }
 
 // fail answers with a Status. err is one of package apierrors.

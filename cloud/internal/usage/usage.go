@@ -1,11 +1,10 @@
 // Package usage answers what `kubectl top` and autoscalers ask: metrics.k8s.io/v1beta1, the CPU and
 // memory that nodes and pods use now.
 //
-// It owns the API's server, behind kube-apiserver's aggregator, and the newest sample of each
-// node. A kubelet is asked when somebody wants to know, and then at most once in some seconds:
-// nothing crosses a thin link while nobody looks. It refuses every client but kube-apiserver's
-// front proxy, which has judged the user before. It writes nothing. A Usage may be used by many
-// goroutines at once.
+// It owns the API's server, behind kube-apiserver's aggregator, and the newest sample of each node.
+// A kubelet is asked when a client asks, and then at most once in some seconds: nothing crosses a
+// thin link while no client does. It refuses every client but kube-apiserver's front proxy, which
+// has judged the user before. It writes nothing. A Usage may be used by many goroutines at once.
 package usage
 
 import (
@@ -50,7 +49,8 @@ type Config struct {
 	Roots func() *x509.CertPool
 	// Nodes and Pods are all of the cluster's.
 	Nodes, Pods *kube.Store
-	// FreshFor is how long a sample, or a failure, is told again: 10 s, the kubelet's own interval.
+	// FreshFor is how long a sample, or a failure, is served again: 10 s, the kubelet's own
+	// interval.
 	FreshFor time.Duration
 	// Timeout is for one kubelet: 10 s.
 	Timeout time.Duration
@@ -117,7 +117,7 @@ func (u *Usage) of(ctx context.Context, node types.NodeName) (*stats.Summary, er
 		s = &sample{done: make(chan struct{})}
 		u.samples[node] = s
 		serve := u.ctx
-		u.running.Go(func() { u.take(serve, node, s) }) // whoever asked may leave: others wait for the same
+		u.running.Go(func() { u.take(serve, node, s) }) // the client may leave: others wait for the same
 	}
 	u.mu.Unlock()
 	select {
@@ -236,8 +236,8 @@ func (u *Usage) pods(ctx context.Context, sel *kube.Selection) []metrics.PodMetr
 	return items
 }
 
-// podMetrics tells of a pod only if all its containers do: a sum that lacks one would make an
-// autoscaler scale down.
+// podMetrics reports a pod only if it has figures for all its containers: a sum that lacks one
+// would make an autoscaler scale down.
 func podMetrics(o *kube.Object, pod *stats.PodStats) (metrics.PodMetrics, bool) {
 	m := metrics.PodMetrics{
 		TypeMeta:   metav1.TypeMeta{Kind: "PodMetrics", APIVersion: metrics.SchemeGroupVersion.String()},

@@ -140,7 +140,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// get asks as somebody, and decodes the answer where it is 200.
+// get sends a request with as's client certificate, and decodes the answer where it is 200.
 func (w *world) get(as, path string, into any) (int, string) {
 	w.t.Helper()
 	config := pki.ClientTLS(pki.Client{Roots: pki.Pool(w.ca.Certificate), Certificate: w.ca.Peer(as).Certificate})
@@ -212,16 +212,16 @@ func TestServe_Refuses(t *testing.T) {
 		code     int
 		says     string
 	}{
-		"not the front proxy":    {"system:node:edge1", root + "/nodes", 403, "front proxy"},
-		"no such node":           {"front-proxy", root + "/nodes/none", 404, "not found"},
-		"a node out of reach":    {"front-proxy", root + "/nodes/edge2", 503, "edge2 has had no link since 14:02:11 UTC"},
-		"a pod out of reach":     {"front-proxy", root + "/namespaces/n/pods/far", 503, "edge2 has had no link since 14:02:11 UTC"},
-		"a pod without a rate":   {"front-proxy", root + "/namespaces/n/pods/new", 404, "not found"},
-		"a pod without a node":   {"front-proxy", root + "/namespaces/n/pods/nowhere", 404, "not found"},
-		"a watch":                {"front-proxy", root + "/nodes?watch=true", 405, "watch"},
-		"a bad label selector":   {"front-proxy", root + "/nodes?labelSelector=%21%21", 400, "label selector"},
-		"a field nobody selects": {"front-proxy", root + "/pods?fieldSelector=spec.x%3Dy", 400, "spec.x"},
-		"another path":           {"front-proxy", "/apis/metrics.k8s.io/v1/nodes", 404, ""},
+		"not the front proxy":       {"system:node:edge1", root + "/nodes", 403, "front proxy"},
+		"no such node":              {"front-proxy", root + "/nodes/none", 404, "not found"},
+		"a node out of reach":       {"front-proxy", root + "/nodes/edge2", 503, "edge2 has had no link since 14:02:11 UTC"},
+		"a pod out of reach":        {"front-proxy", root + "/namespaces/n/pods/far", 503, "edge2 has had no link since 14:02:11 UTC"},
+		"a pod without a rate":      {"front-proxy", root + "/namespaces/n/pods/new", 404, "not found"},
+		"a pod without a node":      {"front-proxy", root + "/namespaces/n/pods/nowhere", 404, "not found"},
+		"a watch":                   {"front-proxy", root + "/nodes?watch=true", 405, "watch"},
+		"a bad label selector":      {"front-proxy", root + "/nodes?labelSelector=%21%21", 400, "label selector"},
+		"an unknown field selector": {"front-proxy", root + "/pods?fieldSelector=spec.x%3Dy", 400, "spec.x"},
+		"another path":              {"front-proxy", "/apis/metrics.k8s.io/v1/nodes", 404, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, body := w.get(test.as, test.path, nil)

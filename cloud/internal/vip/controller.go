@@ -102,7 +102,7 @@ func failed(ctx context.Context, err error, retry time.Duration) {
 	}
 }
 
-// passing reports whether an error only says that somebody else was first.
+// passing reports whether an error only says that another writer was first.
 func passing(err error) bool {
 	return errors.Is(err, errGuardsUnknown) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
 }

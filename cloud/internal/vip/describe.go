@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	// apartFor is how long two nodes hold one address before they are told to use unicast: at a
-	// normal take-over both say so for a moment.
+	// apartFor is how long two nodes hold one address before they are switched to unicast: at a
+	// normal take-over both report it for a moment.
 	apartFor = 15 * time.Second
 )
 

@@ -15,8 +15,8 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// What belongs to others is neither given to whoever asks for it nor to anybody else, although a
-// pool's ranges have it.
+// Protected addresses are given neither on request nor by allocation, although a pool's ranges have
+// them.
 func TestHostile_03_ProtectedAddressesAreNotGiven(t *testing.T) {
 	w := newWorld(t)
 	w.Protected = []vip.Protected{
@@ -58,7 +58,7 @@ func TestHostile_03_ProtectedAddressesAreNotGiven(t *testing.T) {
 		t.Errorf("given are %v, want %v", got, want)
 	}
 
-	// An address that becomes somebody's after it was given: the Service says so.
+	// An address that becomes protected after it was given: the Service says so.
 	w.Protected = append(w.Protected, vip.Protected{Prefix: netip.MustParsePrefix("10.0.0.2/32"), Why: "an address of kube-apiserver"})
 	w.settle()
 	for _, s := range w.Services {
@@ -153,8 +153,8 @@ func TestTraps_01_TwoNetworksOnOneLAN(t *testing.T) {
 	}
 }
 
-// A router that is no node of the pool has the number: the address gets another one, and
-// nobody gets that.
+// A router that is no node of the pool has the number: the address gets another one, and no address
+// gets that.
 func TestTraps_05_ForeignRouter(t *testing.T) {
 	w := newWorld(t)
 	w.pool("p", "", "10.0.0.10-10.0.0.12")
@@ -182,7 +182,7 @@ func TestTraps_05_ForeignRouter(t *testing.T) {
 	}
 }
 
-// Two nodes that hold one address for longer than a take-over lasts are told to use unicast.
+// Two nodes that hold one address for longer than a take-over lasts are switched to unicast.
 func TestTraps_06_TwoHoldersUseUnicast(t *testing.T) {
 	w := newWorld(t)
 	w.pool("p", "", "10.0.0.10")

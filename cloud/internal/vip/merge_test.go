@@ -23,15 +23,15 @@ func TestMerge(t *testing.T) {
 		entries []v1alpha1.VirtualIPNodeStatus
 		want    string // holder, ready nodes, conditions that are True, nodes
 	}{
-		"nobody": {nil, " 0 [] []"},
+		"no reports": {nil, " 0 [] []"},
 		"holder and backup": {[]v1alpha1.VirtualIPNodeStatus{entry("b", v1alpha1.VIPBackup, 0, ""), entry("a", v1alpha1.VIPHolder, 0, "")},
 			"a 2 [Programmed Announced] [a b]"},
 		"two holders are shown": {[]v1alpha1.VirtualIPNodeStatus{entry("a", v1alpha1.VIPHolder, 0, ""), entry("b", v1alpha1.VIPHolder, time.Minute, "")},
 			"b,a 2 [Programmed Announced MultipleHolders] [a b]"},
 		"no ready pod": {[]v1alpha1.VirtualIPNodeStatus{entry("a", v1alpha1.VIPNotReady, 0, "")}, " 0 [Programmed] [a]"},
 		"a fault":      {[]v1alpha1.VirtualIPNodeStatus{entry("a", v1alpha1.VIPFault, 0, "no interface"), entry("b", v1alpha1.VIPHolder, 0, "")}, "b 1 [Announced] [a b]"},
-		"somebody else has it": {[]v1alpha1.VirtualIPNodeStatus{
-			{Name: "a", State: v1alpha1.VIPFault, Programmed: true, DuplicateOf: "02:00:00:00:00:01", Message: "somebody has it"}, entry("b", v1alpha1.VIPNotReady, 0, "")},
+		"a duplicate address": {[]v1alpha1.VirtualIPNodeStatus{
+			{Name: "a", State: v1alpha1.VIPFault, Programmed: true, DuplicateOf: "02:00:00:00:00:01", Message: "another device has it"}, entry("b", v1alpha1.VIPNotReady, 0, "")},
 			" 0 [Programmed DuplicateAddress] [a b]"},
 		"not a node of it": {[]v1alpha1.VirtualIPNodeStatus{entry("z", v1alpha1.VIPHolder, 0, "")}, " 0 [] []"},
 	} {

@@ -85,7 +85,7 @@ func (p *planner) readVIPs() {
 		}
 		s := slot{v.Spec.Service.UID, v.Spec.Pool, familyOf(a)}
 		if _, twice := p.have[s]; !twice {
-			p.have[s] = v // a second one is of a moment with two leaders; nobody stands for it, so it goes
+			p.have[s] = v // a second one is of a moment with two leaders; no claim is for it, so it goes
 		}
 	}
 }
@@ -103,7 +103,7 @@ func (p *planner) claims() []claim {
 		switch {
 		case err != nil:
 			p.tell(s, ReasonInvalidSelector, fmt.Sprintf("annotation %s: %v", v1alpha1.VIPPoolSelector, err))
-			// What it has stays until somebody says clearly what it should have.
+			// What it has stays until the selector is valid.
 			for _, f := range families(s) {
 				for _, pool := range p.order {
 					if p.have[slot{s.UID, pool.object.Name, f}] != nil {
@@ -128,7 +128,7 @@ func (p *planner) claims() []claim {
 			}
 			for _, f := range families(s) {
 				if err != nil && p.have[slot{s.UID, pool.object.Name, f}] == nil {
-					continue // nothing is better than an address that nobody asked for
+					continue // nothing is better than an address that was not asked for
 				}
 				all = append(all, claim{s, pool, f, explicit[f]})
 			}
@@ -164,7 +164,7 @@ func (p *planner) hold(c claim, old *v1alpha1.VirtualIP) {
 	v := old.DeepCopy()
 	p.describe(c, v)
 	// In the spec, since a status does not come down to the nodes. Once true it stays: a holder
-	// that is gone is replaced by whoever is quicker.
+	// that is gone is replaced by the quickest node.
 	v.Spec.Elected = v.Spec.Elected || old.Status.Holder != ""
 	p.number(c, v)
 	if !reflect.DeepEqual(v.Spec, old.Spec) || !maps.Equal(v.Labels, old.Labels) || !slices.Equal(v.Finalizers, old.Finalizers) {
@@ -285,7 +285,7 @@ func (p *planner) choose(c claim) (a netip.Addr, added bool, bad *problem) {
 	return a, false, nil
 }
 
-// release deletes what nobody stands for, and lets go of what its nodes have dropped.
+// release deletes what no claim is for, and frees what its nodes have dropped.
 func (p *planner) release() {
 	exists := func(node string) bool { return p.nodes[node] }
 	for _, v := range p.state.VIPs {

@@ -146,7 +146,7 @@ func (p *pool) serves() bool {
 	return p.object.Spec.Type != v1alpha1.NodePoolCloud && p.object.DeletionTimestamp == nil
 }
 
-// Protected is a network whose addresses belong to somebody else: no virtual IP may be one of them.
+// Protected is a network whose addresses are taken by others: no virtual IP may be one of them.
 type Protected struct {
 	Prefix netip.Prefix
 	Why    string // completes "10.96.0.1 is in 10.96.0.0/12, ..."

@@ -51,7 +51,7 @@ func (p *planner) readPools() {
 				continue
 			}
 			if s.from == s.to && p.added(o.Name, s.from) && union(all...).contains(s.from) {
-				continue // it was added for a Service, and later somebody wrote a range around it
+				continue // it was added for a Service, and a range around it was written later
 			}
 			if i := slices.IndexFunc(all, s.overlaps); i >= 0 {
 				x.invalid = append(x.invalid, fmt.Sprintf("%s overlaps %s", text, all[i]))
@@ -124,7 +124,7 @@ func (p *planner) fillPools() {
 	}
 }
 
-// poolStatus tells what became of the pools' addresses.
+// poolStatus reports the state of the pools' addresses.
 func (p *planner) poolStatus() {
 	for _, x := range p.order {
 		o := x.object.DeepCopy()

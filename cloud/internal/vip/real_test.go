@@ -280,7 +280,7 @@ func TestReal_ExamplesOfTheProposal(t *testing.T) {
 	if err := plane.Client().CoreV1().Services("default").Delete(t.Context(), "nginx", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	r.gone("172.18.0.20") // the pool has no nodes: nobody must confirm
+	r.gone("172.18.0.20") // the pool has no nodes: no confirmation is needed
 	r.file("service-automatic.yaml")
 	r.is("nginx", vip.ReasonAllocated, "hangzhou 172.18.0.20")
 	both := r.pool("both", map[string]any{"addresses": []any{"172.19.0.20"}, "network": "both"})
@@ -391,7 +391,7 @@ func TestReal_LifeOfAnAddress(t *testing.T) {
 				return nil
 			}
 		}
-		return errors.New("nobody was told that the pool is exhausted")
+		return errors.New("no event says that the pool is exhausted")
 	})
 }
 

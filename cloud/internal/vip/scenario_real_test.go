@@ -78,7 +78,7 @@ func TestVIPs_02_OtherPoolsGetNothing(t *testing.T) {
 		p.Object["metadata"].(map[string]any)["labels"] = labels
 		r.create(p)
 	}
-	// A pool of the cloud's own nodes serves nobody, whatever its labels.
+	// A pool of the cloud's own nodes serves no Service, whatever its labels.
 	r.create(r.pool("central", map[string]any{"type": "Cloud", "addresses": []any{"10.20.2.10"}, "network": "central"}))
 	r.service("web", nil)
 	r.service("unchosen", map[string]string{v1alpha1.VIPPoolSelector: "lb=nowhere"})
@@ -120,7 +120,7 @@ func TestVIPs_03_OtherClassIgnored(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Somebody else's result is somebody else's.
+	// Another controller's result is left alone.
 	if _, err := plane.Client().CoreV1().Services("default").Patch(t.Context(), "foreign", types.MergePatchType,
 		[]byte(`{"status":{"loadBalancer":{"ingress":[{"ip":"10.99.0.1"}]}}}`), metav1.PatchOptions{}, "status"); err != nil {
 		t.Fatal(err)
@@ -173,7 +173,7 @@ func TestVIPs_06_SameExplicitAddressTwice(t *testing.T) {
 	if first.Spec.Service.Name != "first" {
 		t.Errorf("%s has it", first.Spec.Service.Name)
 	}
-	// Making the object is the claim: kube-apiserver itself refuses a second one, whoever makes it.
+	// Making the object is the claim: kube-apiserver itself refuses a second one, from any client.
 	u, err := r.dynamic.Resource(resource(v1alpha1.VirtualIPs)).Get(t.Context(), "10.23.0.15", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -250,7 +250,7 @@ func TestHostile_03_RequestsForAddressesOfOthers(t *testing.T) {
 }
 
 // VRIDs by kube-apiserver's own state: reserved ones are honoured, all are used, the next waits and
-// is served as soon as one is free; numbers heard from routers are given to nobody.
+// is served as soon as one is free; numbers heard from routers are never given away.
 func TestVIPs_09_VRIDsOfTheCluster(t *testing.T) {
 	r := newReal(t)
 	reserved := []any{}
@@ -416,7 +416,7 @@ func TestVIPs_13_DualStackInTheCluster(t *testing.T) {
 	r.gone("2001-0db8-0033-0000-0000-0000-0000-0011.both")
 	r.is("asked", vip.ReasonAllocated, "both 10.33.0.11")
 	if now := r.vip("10.33.0.11.both"); now.UID != before.UID {
-		t.Error("the other address was given anew")
+		t.Error("the other address was allocated again")
 	}
 }
 

@@ -2,13 +2,13 @@
 // family in each NodePool that it chooses.
 //
 // It owns VirtualIP objects, the status of NodePools, the entries that it added to a NodePool's
-// addresses, and the load-balancer status of Services of its class. It refuses to give away what
-// somebody has, what a node has, and what overlaps; it never takes back what it gave unless the
-// Service or the pool asks for that, and it does not elect who holds an address: the nodes do.
-// Everything it knows is in the objects: a Core computes from them what should be, and remembers
-// nothing that can't be lost. A Core is used by one goroutine; one Controller at a time should run
-// (under a Lease): two would not give one address away twice, since making the object is the claim,
-// but might give one Service two for a moment.
+// addresses, and the load-balancer status of Services of its class. It refuses to give away an
+// address that a Service or a node has, and ranges that overlap; it never takes back what it gave
+// unless the Service or the pool asks for that, and it does not elect who holds an address: the
+// nodes do. Everything it knows is in the objects: a Core computes from them what should be, and
+// remembers nothing that can't be lost. A Core is used by one goroutine; one Controller at a time
+// should run (under a Lease): two would not give one address away twice, since making the object is
+// the claim, but might give one Service two for a moment.
 package vip
 
 import (
@@ -37,7 +37,7 @@ func familyOfVIP(v *v1alpha1.VirtualIP) family {
 	return familyOf(a)
 }
 
-// older orders objects by age, then by name: whoever was first keeps what both want.
+// older orders objects by age, then by name: the first keeps what both want.
 func older(a, b metav1.Object) int {
 	at, bt := a.GetCreationTimestamp(), b.GetCreationTimestamp()
 	return cmp.Or(at.Compare(bt.Time), cmp.Compare(a.GetNamespace(), b.GetNamespace()), cmp.Compare(a.GetName(), b.GetName()))
@@ -170,7 +170,7 @@ func rank(vip string, nodes []string, preferred string) []v1alpha1.VirtualIPNode
 	return out
 }
 
-// confirmed reports whether nobody can have a deleted address any more: every node that may hold
+// confirmed reports whether no node can have a deleted address any more: every one that may hold
 // it, and still exists, has said that it dropped it.
 func confirmed(v *v1alpha1.VirtualIP, exists func(node string) bool) bool {
 	released := map[string]bool{}
@@ -200,7 +200,7 @@ type Policy struct {
 	Hosts []string
 }
 
-// short bounds a message; conditions hold 32,768 characters, and nobody reads that many.
+// short bounds a message; conditions hold 32,768 characters, too many to read.
 func short(s string) string {
 	const most = 1000
 	if len(s) <= most {
