@@ -92,7 +92,7 @@ func TestRefusals(t *testing.T) {
 }
 
 // TestCluster_15: the active node is cut off, not dead. No second copy runs while nothing confirms
-// that the first one is gone, even where somebody deletes the pod; what runs on the island goes on.
+// that the first one is gone, even where a user deletes the pod; what runs on the island goes on.
 // Linked again, the deletion takes its course, and one copy runs.
 func TestCluster_15_CutIsNoDeath(t *testing.T) {
 	s := use(t)

@@ -263,7 +263,7 @@ func TestCluster_05_App(t *testing.T) {
 	if got := keys(read("")); !slices.Equal(got, first) {
 		t.Errorf("without a name: %v", got)
 	}
-	for _, name := range []string{"nobody", string(app.UID)[:8]} {
+	for _, name := range []string{"absent", string(app.UID)[:8]} {
 		if p := s.mustGet(http.MethodGet, "/app/"+name, ""); p.code != http.StatusNotFound {
 			t.Errorf("/app/%s: %+v", name, p)
 		}

@@ -110,8 +110,8 @@ func TestPackagesStaySmall(t *testing.T) {
 	}
 }
 
-// size counts the lines that somebody wrote for the product, and reports whether the package
-// comment says why they are so many.
+// size counts the hand-written lines of the product, and reports whether the package comment says
+// why they are so many.
 func (p *sourcePack) size() (lines int, why bool) {
 	for _, f := range p.files {
 		if f.test || f.generated {
@@ -317,8 +317,8 @@ func (c *checker) config(declarationsOnly bool) *types.Config {
 	}
 }
 
-// arrows draws the references between the files of a package that somebody wrote: functions,
-// types, constants, variables, methods and fields.
+// arrows draws the references between the hand-written files of a package: functions, types,
+// constants, variables, methods and fields.
 func (c *checker) arrows(p *sourcePack) arrows {
 	info := &types.Info{Uses: map[*ast.Ident]types.Object{}}
 	checked, _ := c.config(false).Check(path.Join(module, p.dir), c.fset, p.compiled(), info)

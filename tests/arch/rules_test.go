@@ -59,8 +59,8 @@ var allowedVars = map[string]string{
 	"edge/internal/api.codecs": "client-go's scheme never changes once it is made, and codecs keep nothing",
 }
 
-// constantCalls make values that nobody changes: an initial value by one of these is as
-// good as a constant.
+// constantCalls make values that never change: an initial value by one of these is as good as a
+// constant.
 var constantCalls = []string{
 	"errors.New", "fmt.Errorf", "regexp.MustCompile", "message.NewTopic", "reflect.TypeFor", "time.Date", "time.Unix",
 	"netip.MustParsePrefix", "netip.MustParseAddr",
@@ -120,7 +120,7 @@ func (p *sourcePack) globals(s *ast.ValueSpec, d *ast.GenDecl, written map[strin
 		case written[name.Name]:
 			bad = append(bad, name.Name+" is written to")
 		case len(s.Values) == 0:
-			bad = append(bad, name.Name+" has no value, so somebody must write to it")
+			bad = append(bad, name.Name+" has no value, so it must be written to later")
 		case i < len(s.Values) && !p.constant(s.Values[i]) || len(s.Values) != len(s.Names):
 			bad = append(bad, name.Name+" is no error, topic, regular expression or table: make it a const, a function's, or a field")
 		}
@@ -133,7 +133,7 @@ func embeds(doc *ast.CommentGroup) bool {
 }
 
 // constant reports whether a value is fit to stay as it is: a table, or a call that makes what
-// nobody changes, such as a struct by value.
+// never changes, such as a struct by value.
 func (p *sourcePack) constant(e ast.Expr) bool {
 	switch e := e.(type) {
 	case *ast.CompositeLit:
@@ -295,7 +295,7 @@ func TestGeneratedFilesSaySo(t *testing.T) {
 // foreign is what no file may contain, by what it is. The patterns are put together so that this
 // file does not contain them either.
 var foreign = map[string]*regexp.Regexp{
-	"a path of somebody's machine": regexp.MustCompile(`(^|[\s"'(=:])/(wor` + `k/|home/[a-z]|Users/[A-Za-z]|root/(go|\.cache)/|tmp/bri` + `ef)`),
+	"a path of a developer's machine": regexp.MustCompile(`(^|[\s"'(=:])/(wor` + `k/|home/[a-z]|Users/[A-Za-z]|root/(go|\.cache)/|tmp/bri` + `ef)`),
 	"a host that serves modules or images": regexp.MustCompile(`\b(proxy\.go` + `lang\.org|registry(-1)?\.(do` + `cker\.io|k8s\.io|npmjs\.org)|do` +
 		`cker\.io|gh` + `cr\.io|qu` + `ay\.io|(k8s\.)?gc` + `r\.io)\b`),
 }

@@ -75,7 +75,7 @@ func init() {}
 func newThing() *thing { cache["b"] = 2; names[0]++; return nil }
 func newPair() pair { return pair{} }
 `, (*sourcePack).state, []string{
-				"beehive/x.go: package-level variable Empty has no value, so somebody must write to it",
+				"beehive/x.go: package-level variable Empty has no value, so it must be written to later",
 				"beehive/x.go: package-level variable counter is no error, topic, regular expression or table: make it a const, a function's, or a field",
 				"beehive/x.go: package-level variable cache is written to",
 				"beehive/x.go: package-level variable names is written to",
@@ -103,7 +103,7 @@ func newPair() pair { return pair{} }
 func TestForeignNames_findWhatTheyMust(t *testing.T) {
 	for text, want := range map[string]bool{
 		"cd /wo" + "rk/main":                    true,
-		"see (/ho" + "me/somebody/x)":           true,
+		"see (/ho" + "me/developer/x)":          true,
 		"image: do" + "cker.io/library/busybox": true,
 		"GOPROXY=https://" + strings.Join([]string{"proxy", "golang", "org"}, "."): true,
 		strings.Join([]string{"the network", "work", "flow"}, "/"):                 false,

@@ -50,7 +50,7 @@ var load = sync.OnceValues(func() (*tree, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The tests may run as root in somebody else's clone, which git refuses without this.
+	// The tests may run as root in another user's clone, which git refuses without this.
 	list, err := exec.Command("git", "-c", "safe.directory=*", "-C", root, "ls-files", "-z", "-co", "--exclude-standard").Output()
 	if err != nil {
 		return nil, err

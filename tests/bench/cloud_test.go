@@ -41,7 +41,7 @@ func (s *bench) hollow(b *testing.B) {
 	bytes := row{what: whatHollowMemory, unit: "kB", goal: "at most 48 kB", judge: atMost(nodeBytes, "kB")}
 	heap := row{what: whatHollowHeap, unit: "kB", goal: "at most 48 kB", judge: atMost(nodeBytes, "kB")}
 	writes := row{what: whatHollowWrites, unit: "writes", goal: fmt.Sprintf("at most %d", kubeletWrites), judge: atMost(kubeletWrites*1.02, "writes")}
-	empty := s.afresh(b)
+	empty := s.restarted(b)
 	s.link(b, link.WebSocket)
 	place := s.audit(b)
 	began := time.Now()
@@ -68,8 +68,8 @@ func (s *bench) hollow(b *testing.B) {
 // storm kills cloudcore again and again under the nodes that are linked to it.
 func (s *bench) storm(b *testing.B) {
 	s.up(b)
-	linked := row{what: whatHollowLinked, unit: "s", goal: "-", judge: told("s")}
-	inStep := row{what: whatHollowStep, unit: "s", goal: "-", judge: told("s")}
+	linked := row{what: whatHollowLinked, unit: "s", goal: "-", judge: noGoal("s")}
+	inStep := row{what: whatHollowStep, unit: "s", goal: "-", judge: noGoal("s")}
 	if s.fleet == nil {
 		s.link(b, link.WebSocket)
 	}
@@ -122,8 +122,8 @@ func (s *bench) steady(b *testing.B) {
 func (s *bench) hollowQUIC(b *testing.B) {
 	s.up(b)
 	s.unlink(b)
-	r := row{what: whatHollowQUIC, unit: "kB", goal: "-", judge: told("kB")}
-	empty := s.afresh(b)
+	r := row{what: whatHollowQUIC, unit: "kB", goal: "-", judge: noGoal("kB")}
+	empty := s.restarted(b)
 	s.link(b, link.QUIC)
 	full := s.settled(b)
 	r.ours = each(full.resident, empty.resident)
@@ -133,8 +133,8 @@ func (s *bench) hollowQUIC(b *testing.B) {
 	s.rows = append(s.rows, r)
 }
 
-// told is the judgement of a figure that has no goal.
-func told(unit string) judgement {
+// noGoal is the judgement of a figure that has no goal.
+func noGoal(unit string) judgement {
 	return func(ours, _ float64) (string, bool) { return fmt.Sprintf("%.4g %s", ours, unit), true }
 }
 
@@ -178,8 +178,8 @@ func (s *bench) settled(b *testing.B) use {
 	return s.use(b)
 }
 
-// afresh starts cloudcore anew and tells what it takes for one edge.
-func (s *bench) afresh(b *testing.B) use {
+// restarted restarts cloudcore and returns what it uses for one edge.
+func (s *bench) restarted(b *testing.B) use {
 	b.Helper()
 	check(b, s.Stop(b.Context(), trial.Cloud, "cloudcore"))
 	check(b, s.Start(b.Context(), trial.Cloud, "cloudcore"))

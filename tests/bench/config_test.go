@@ -197,7 +197,7 @@ func (s *bench) watchAll(b *testing.B, w *watched) {
 }
 
 // updates changes every ConfigMap and returns how long it took until the edge's API, and a watch at
-// kube-apiserver, had told of the last, and what each update cost each program of CPU, in ms.
+// kube-apiserver, had delivered the last, and what each update cost each program of CPU, in ms.
 // Without atEdge nothing is watched at the edge.
 func (s *bench) updates(ctx context.Context, b *testing.B, value string, atEdge func(*testing.B, *watched)) (ours, floor time.Duration, used map[string]float64) {
 	b.Helper()

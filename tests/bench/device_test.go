@@ -185,8 +185,7 @@ func ready(n *corev1.Node) bool {
 	return false
 }
 
-// setEvents lets the edge send events to the cloud, or keep them; edgecore is started anew
-// for that.
+// setEvents lets the edge send events to the cloud, or keep them; edgecore is restarted for that.
 func (s *bench) setEvents(b *testing.B, on bool) {
 	b.Helper()
 	check(b, s.Set(b.Context(), edge, []string{fmt.Sprintf("modules.edged.reportEvent=%t", on)}))

@@ -73,7 +73,7 @@ func (s *bench) podChange(b *testing.B) {
 	}
 	sync := s.diskSync(b)
 	half.note = fmt.Sprintf("the edge shows a change only once it is on disk, and a commit of the store syncs twice: one fdatasync of a page took %.3g ms there, so that %.3g ms are spent by the disk alone. "+
-		"The rest is CPU: a change takes %.3g ms of it in all (%s), and in edgecore the kubelet works on the change at the same time as the watch tells of it.", sync, 2*sync, total(cost), shares(cost))
+		"The rest is CPU: a change takes %.3g ms of it in all (%s), and in edgecore the kubelet works on the change at the same time as the watch delivers it.", sync, 2*sync, total(cost), shares(cost))
 	most.note = "as above: on the way are four processes that share the cores, where the floor has two. What the slowest waited for was not traced."
 	s.rows = append(s.rows, half, most)
 }
@@ -170,7 +170,7 @@ func writeEvents(ctx context.Context, client kubernetes.Interface, pods []*corev
 			_, err := client.CoreV1().Events(namespace).Create(ctx, &corev1.Event{
 				ObjectMeta:     metav1.ObjectMeta{Name: fmt.Sprintf("%s.%s-%05d", p.Name, prefix, i)},
 				InvolvedObject: corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: namespace, Name: p.Name, UID: p.UID},
-				Reason:         "Bench", Message: fmt.Sprintf("event %d of %s: nothing has happened, and it is told all the same", i, prefix), Type: corev1.EventTypeNormal,
+				Reason:         "Bench", Message: fmt.Sprintf("event %d of %s: nothing has happened, it is written to be counted", i, prefix), Type: corev1.EventTypeNormal,
 				Count: 1, FirstTimestamp: at, LastTimestamp: at, Source: corev1.EventSource{Component: "bench", Host: p.Spec.NodeName},
 			}, metav1.CreateOptions{})
 			return err
@@ -272,7 +272,7 @@ func (s *bench) events(b *testing.B) {
 		"%.2g commits an event.",
 		all, shares(ourCPU), theirAll, shares(theirCPU), theirAll/all, all*median(rate.ours)/1000, runtime.NumCPU(), theirAll*median(rate.floor)/1000, median(commits))
 	queued.note = fmt.Sprintf("the median is %.2f x of client-go's, which has nothing before kube-apiserver. By the CPU of an event, %d of them keep %d cores busy for %.2g s. Link up is when "+
-		"the edge had its welcome: what the node wants, its Lease and its status are told in the same time.",
+		"the edge had its welcome: what the node wants, its Lease and its status are sent in the same time.",
 		median(queued.ours)/median(queued.floor), eventsQueued, runtime.NumCPU(), all*eventsQueued/1000/float64(runtime.NumCPU()))
 	one.note = "cloudcore makes one only when kube-apiserver has answered the one before it; client-go's eight writers don't wait for each other."
 	s.rows = append(s.rows, rate, one, queued)
@@ -298,8 +298,8 @@ func shares(cpu map[string][]float64) string {
 	return strings.Join(parts, ", ")
 }
 
-// resync: the messages of a session are counted at cloudcore, after the handshake; the wire with
-// everything is told beside.
+// resync: the messages of a session are counted at cloudcore, after the handshake; everything on
+// the wire is reported beside it.
 func (s *bench) resync(b *testing.B) {
 	s.up(b)
 	ctx, cancel := context.WithTimeout(b.Context(), 20*upTimeout)
@@ -347,8 +347,8 @@ func (s *bench) resync(b *testing.B) {
 		}
 		compare(&ten, bytes, false, func() float64 { return s.changeServices(ctx, b, fmt.Sprint(i)) })
 		compare(&maps, bytes, false, func() float64 { return s.changeMaps(ctx, b, fmt.Sprint(i)) })
-		afresh, _ := s.reconnect(b, true, func() {})
-		compare(&killed, afresh, true, func() float64 { return s.changeServices(ctx, b, fmt.Sprint(i, "-killed")) })
+		restarted, _ := s.reconnect(b, true, func() {})
+		compare(&killed, restarted, true, func() float64 { return s.changeServices(ctx, b, fmt.Sprint(i, "-killed")) })
 	}
 	none.note = fmt.Sprintf("counted at cloudcore from the hello on, both ways, until all is in step. With the handshake of TLS and QUIC, the packets and what the kubelet says, %.4g bytes crossed the "+
 		"wire.", median(wire))

@@ -340,7 +340,7 @@ func (r *onTrial) stand(ctx context.Context, on, program string, length time.Dur
 	return r.do(func() error { return r.trial.Signal(ctx, on, program, syscall.SIGCONT) })
 }
 
-// reboot cuts a device's power and boots it without a link. All pods that it ran, and was not told
+// reboot cuts a device's power and boots it without a link. All pods that it ran, and was not asked
 // to end, must run again before it has one.
 func (r *onTrial) reboot(ctx context.Context, d *device, length time.Duration) error {
 	e := d.edge

@@ -235,7 +235,7 @@ func (s *system) post(pod *corev1.Pod, path string) {
 	s.Check(err)
 	res, err := client.Do(req)
 	if err != nil {
-		return // it may end before it answers: that is what it is told
+		return // it may end before it answers: that is what it is asked to do
 	}
 	res.Body.Close()
 }

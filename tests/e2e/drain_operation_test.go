@@ -117,7 +117,8 @@ func TestDrain_06_ImageUpdateInTheTrial(t *testing.T) {
 	_ = os.Remove(s.path("edge1", rebootMark)) // the second hook's
 }
 
-// Whoever can reach the loopback address reads no metrics; who can read root's files does.
+// A client that can reach the loopback address reads no metrics; one that can read root's files
+// does.
 func TestTraps_26_MetricsNeedAToken(t *testing.T) {
 	s := use(t)
 	h, err := s.Trial.Host("edge1")

@@ -280,8 +280,8 @@ func TestDrain_02_BudgetInTheTrial(t *testing.T) {
 	s.WaitPods(ns, "app=web", "edge2", 1)
 }
 
-// Whoever dies, or is cut off, in mid-drain: it goes on, with one cordon, and no attempt
-// is used up.
+// Whichever component dies, or is cut off, in mid-drain: it goes on, with one cordon, and no
+// attempt is used up.
 func TestDrain_07_WhoeverDies(t *testing.T) {
 	replicas := options().Replicas()
 	faults := map[string]struct{ begin, end func(*system) }{
@@ -533,7 +533,7 @@ func TestDrain_11_Refusals(t *testing.T) {
 	if _, code, complaint := s.edgecore("edge1", "operation", "melt"); code != 2 || !strings.Contains(complaint, "melt") {
 		t.Errorf("an unknown operation: code %d, %s", code, complaint)
 	}
-	if _, code, complaint := s.edgecore("edge1", "operation", "cancel", "nobody"); code != 2 || !strings.Contains(complaint, "no operation of this name") {
+	if _, code, complaint := s.edgecore("edge1", "operation", "cancel", "absent"); code != 2 || !strings.Contains(complaint, "no operation of this name") {
 		t.Errorf("an unknown name: code %d, %s", code, complaint)
 	}
 	s.Apply(ns, nodeOperation("refused", "edge1", "Shutdown", ""))
@@ -566,7 +566,7 @@ func TestDrain_11_Refusals(t *testing.T) {
 			t.Errorf("%v as the node: %s, %v", args, out, err)
 		}
 	}
-	if out, err := s.Run(t.Context(), "kubectl", "annotate", "nodeoperation", "refused", "--overwrite", "skerry.io/requested-by=somebody"); err == nil {
+	if out, err := s.Run(t.Context(), "kubectl", "annotate", "nodeoperation", "refused", "--overwrite", "skerry.io/requested-by=another-user"); err == nil {
 		t.Errorf("the requester was changed: %s", out)
 	}
 }

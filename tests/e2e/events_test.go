@@ -90,7 +90,7 @@ func TestEvents_02_SwitchedOn(t *testing.T) {
 	s.Apply(ns, `apiVersion: v1
 kind: Pod
 metadata:
-  name: told
+  name: eventful
 spec:
   nodeName: edge1
   dnsPolicy: Default
@@ -106,7 +106,7 @@ spec:
 	var pod *corev1.Pod
 	s.WaitFor("the pod to run", func(ctx context.Context) error {
 		var err error
-		pod, err = s.Client.CoreV1().Pods(ns).Get(ctx, "told", metav1.GetOptions{})
+		pod, err = s.Client.CoreV1().Pods(ns).Get(ctx, "eventful", metav1.GetOptions{})
 		if err == nil && (pod.Status.PodIP == "" || pod.Status.Phase != corev1.PodRunning) {
 			err = fmt.Errorf("it is %s", pod.Status.Phase)
 		}
@@ -120,7 +120,7 @@ spec:
 			t.Errorf("%s: from %+v about %s", reason, e.Source, e.InvolvedObject.UID)
 		}
 	}
-	described := s.Kubectl("describe", "pod", "-n", ns, "told")
+	described := s.Kubectl("describe", "pod", "-n", ns, "eventful")
 	for _, reason := range want {
 		if !strings.Contains(described, reason) {
 			t.Errorf("kubectl describe does not show %s:\n%s", reason, described)
@@ -246,7 +246,7 @@ func (s *system) atOneReplica() (replica string) {
 }
 
 // TestEvents_08: the outbox is full: the oldest events are gone, the newest arrive, and the cloud
-// is told how many are missing.
+// gets the number of missing ones.
 func TestEvents_08_TheOutboxIsFull(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
@@ -254,7 +254,7 @@ func TestEvents_08_TheOutboxIsFull(t *testing.T) {
 	f := s.flood(s.pod(s.Namespace(), "island", "edge1"))
 	s.waitDelivered("edge1")
 	s.Cut("edge1")
-	s.waitUnlinked("edge1") // events that are under way give way to nobody
+	s.waitUnlinked("edge1") // events that are under way are never dropped
 	for range 500 {         // one after another, so that their order is known
 		s.Check(f.write(t.Context(), 1))
 	}
@@ -283,7 +283,7 @@ func TestEvents_08_TheOutboxIsFull(t *testing.T) {
 			break
 		}
 	}
-	s.WaitFor("the cloud to be told", func(ctx context.Context) error {
+	s.WaitFor("the event about the missing ones", func(ctx context.Context) error {
 		list, err := s.Client.CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=edge1,reason=EventsDropped"})
 		if err != nil {
 			return err
@@ -293,7 +293,7 @@ func TestEvents_08_TheOutboxIsFull(t *testing.T) {
 				return nil
 			}
 		}
-		return fmt.Errorf("no event tells of %d", dropped)
+		return fmt.Errorf("no event reports %d", dropped)
 	})
 }
 
@@ -411,8 +411,8 @@ func TestEvents_06_APIServerInTrouble(t *testing.T) {
 	t.Logf("%d of %d writes met a fault", met.Load(), asked.Load())
 }
 
-// TestEvents_10: the disk is full: whoever writes an event is told so; the kubelet works on, and so
-// does everything when there is room.
+// TestEvents_10: the disk is full: a client that writes an event gets that error; the kubelet works
+// on, and so does everything when there is room.
 func TestEvents_10_TheDiskIsFull(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
@@ -453,7 +453,7 @@ func TestEvents_10_TheDiskIsFull(t *testing.T) {
 	wait()
 	s.Heal("edge1")
 	f.waitArrived()
-	s.WaitFor("the restart to be told", func(ctx context.Context) error {
+	s.WaitFor("the restart to be reported", func(ctx context.Context) error {
 		p, err := s.Client.CoreV1().Pods(ns).Get(ctx, pod.Name, metav1.GetOptions{})
 		if err == nil && (len(p.Status.ContainerStatuses) != 1 || p.Status.ContainerStatuses[0].RestartCount == 0) {
 			err = errors.New("no restart is known")

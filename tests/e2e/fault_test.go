@@ -22,7 +22,7 @@ const (
 )
 
 // faultProxy puts a proxy between every cloudcore and kube-apiserver until the test ends. It lets
-// everything pass until it is told otherwise.
+// everything pass until a fault is set.
 func (s *system) faultProxy() *faultproxy.Proxy {
 	s.T.Helper()
 	const pki = "/var/lib/kubeplane/pki/"

@@ -19,8 +19,8 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/suite"
 )
 
-// A told is what an event says, without what each API server puts there itself.
-type told struct {
+// eventFields is what an event says, without what each API server puts there itself.
+type eventFields struct {
 	Count       int32
 	First, Last time.Time
 	Reason      string
@@ -37,12 +37,12 @@ type flood struct {
 	pod *corev1.Pod
 
 	mu   sync.Mutex
-	want map[string]told
+	want map[string]eventFields
 	next int
 }
 
 func (s *system) flood(pod *corev1.Pod) *flood {
-	return &flood{s: s, pod: pod, want: map[string]told{}}
+	return &flood{s: s, pod: pod, want: map[string]eventFields{}}
 }
 
 // acknowledged is how many events were taken by the device.
@@ -75,8 +75,8 @@ func (f *flood) write(ctx context.Context, count int) error {
 	g.SetLimit(8)
 	for i := first; i < first+count; i++ {
 		g.Go(func() error {
-			// Made-up times, in the past and apart from one another, so that one which somebody
-			// sets anew is seen.
+			// Made-up times, in the past and apart from one another, so that one which is replaced
+			// is seen.
 			e := f.event(i, metav1.Unix(1_700_000_000+int64(60*i), 0))
 			if err := f.put(ctx, client, e); err != nil {
 				return err
@@ -147,19 +147,19 @@ func (f *flood) try(ctx context.Context, e *corev1.Event, write func() error) er
 	}
 }
 
-func tell(e *corev1.Event) told {
-	return told{
+func tell(e *corev1.Event) eventFields {
+	return eventFields{
 		Count: e.Count, First: e.FirstTimestamp.UTC(), Last: e.LastTimestamp.UTC(), Reason: e.Reason, Message: e.Message, Host: e.Source.Host, UID: e.InvolvedObject.UID,
 	}
 }
 
 // events are the flood's events as an API has them, by name.
-func (f *flood) events(ctx context.Context, client kubernetes.Interface) (map[string]told, error) {
+func (f *flood) events(ctx context.Context, client kubernetes.Interface) (map[string]eventFields, error) {
 	list, err := client.CoreV1().Events(f.pod.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + f.pod.Name + ",reason=" + suite.FloodReason})
 	if err != nil {
 		return nil, err
 	}
-	got := map[string]told{}
+	got := map[string]eventFields{}
 	for _, e := range list.Items {
 		got[e.Name] = tell(&e)
 	}

@@ -45,7 +45,7 @@ func (s *system) leaseHolder(ctx context.Context, node string) (epoch, instance 
 // TestIsland_11_AStaleSession: the replica that serves the node stands still (SIGSTOP) with writes
 // under way, the edge moves over and goes on; then the first wakes up and still believes in its
 // session. It must write nothing for the node any more: the Lease stays the newer session's, and
-// every event is there once, as it was told.
+// every event is there once, as it was reported.
 func TestIsland_11_AStaleSession(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
@@ -99,7 +99,7 @@ func TestIsland_11_AStaleSession(t *testing.T) {
 }
 
 // TestIsland_Conflicts: kube-apiserver answers every other update and patch for a node with 409, as
-// it does when somebody else writes the same object. Nothing is given up for that: the Lease is
+// it does when another client writes the same object. Nothing is given up for that: the Lease is
 // renewed, states arrive, and so do repeats of events.
 func TestIsland_Conflicts(t *testing.T) {
 	s := use(t)

@@ -139,7 +139,7 @@ func TestIsland_12_APIServerDown(t *testing.T) {
 	}
 	s.Start(trial.Cloud, "kubeplane")
 	f.waitArrived()
-	s.WaitFor("the restart to be told", func(ctx context.Context) error {
+	s.WaitFor("the restart to be reported", func(ctx context.Context) error {
 		p, err := s.Client.CoreV1().Pods(ns).Get(ctx, pod.Name, metav1.GetOptions{})
 		if err == nil && (len(p.Status.ContainerStatuses) != 1 || p.Status.ContainerStatuses[0].RestartCount != 1) {
 			err = fmt.Errorf("its containers are %+v", p.Status.ContainerStatuses)

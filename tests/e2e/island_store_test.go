@@ -100,7 +100,7 @@ func TestIsland_08_DamagedStore(t *testing.T) {
 }
 
 // TestIsland_09: the disk is full when the cloud changes something and edgecore starts again: pods
-// stay, the error is told, and everything follows when there is room.
+// stay, the error is reported, and everything follows when there is room.
 func TestIsland_09_DiskFull(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
@@ -119,7 +119,7 @@ func TestIsland_09_DiskFull(t *testing.T) {
 	}
 	s.Apply(ns, pod)
 	s.Check(s.Client.CoreV1().Pods(ns).Delete(t.Context(), goes.Name, metav1.DeleteOptions{}))
-	s.WaitFor("the error to be told", func(ctx context.Context) error {
+	s.WaitFor("the error to be reported", func(ctx context.Context) error {
 		s.fill("edge1")
 		d, err := s.deviceStatus(ctx, "edge1")
 		if err == nil && d.Data.Failed == 0 {

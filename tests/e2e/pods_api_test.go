@@ -124,9 +124,9 @@ func (s *system) waitLog(node, namespace, pod string, want ...string) {
 }
 
 // TestIsland_Rule6_PodsFindTheEdgeAPI: a pod with its ordinary in-cluster configuration reads and
-// watches what it may on line and off line, also when it is restarted without a link, and hears of
-// what changed once there is one. What it may not do it may not do either way, and what nobody
-// knows of is not allowed.
+// watches what it may online and offline, also when it is restarted without a link, and receives
+// what changed once there is one. What it may not do it may not do either way, and what is not
+// known to be allowed is refused.
 func TestIsland_Rule6_PodsFindTheEdgeAPI(t *testing.T) {
 	s := use(t)
 	ns, pod := s.followerPod()
@@ -138,7 +138,7 @@ func TestIsland_Rule6_PodsFindTheEdgeAPI(t *testing.T) {
 	s.Check(os.WriteFile(s.path("edge1", "/var/lib/follower-state/crash"), nil, 0o644))
 	s.WaitFor("the container to run again", func(context.Context) error { return s.replaced("edge1", before) })
 	s.waitLog("edge1", ns, pod, "watched one", "got one", "secrets Forbidden")
-	// Allowed or not: without a link nobody knows, so it is to come back.
+	// Allowed or not: without a link that is unknown, so it is asked to retry.
 	s.Check(os.WriteFile(s.path("edge1", "/var/lib/follower-state/leases"), nil, 0o644))
 	s.waitLog("edge1", ns, pod, "leases ServiceUnavailable")
 

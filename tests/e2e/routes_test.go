@@ -279,9 +279,9 @@ func TestRoutes_06_RoutesGoFirst(t *testing.T) {
 
 func TestRoutes_09_NoNodeMatches(t *testing.T) {
 	s := use(t)
-	s.staticRoute("nobody", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+", nodePool: nowhere}")
-	s.waitStaticRoute("nobody", "0/0 True NoNodes ")
-	s.Kubectl("delete", "staticroute", "nobody", "--timeout=30s")
+	s.staticRoute("unmatched", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+", nodePool: nowhere}")
+	s.waitStaticRoute("unmatched", "0/0 True NoNodes ")
+	s.Kubectl("delete", "staticroute", "unmatched", "--timeout=30s")
 }
 
 // parseTime reads a time as kube-apiserver writes it.

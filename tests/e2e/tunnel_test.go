@@ -319,7 +319,7 @@ func TestTunnel_09_EachCloudcoreLeadsToEachNode(t *testing.T) {
 }
 
 // attach follows the output of a pod's container as it comes. Unlike kubectl logs, which ends
-// without a word whatever happens to the kubelet, it tells of a connection that broke.
+// without a word whatever happens to the kubelet, it reports a broken connection.
 func (s *system) attach(pod corev1.Pod) *command {
 	s.T.Helper()
 	c := s.startKubectl("attach", "-n", pod.Namespace, pod.Name)
@@ -370,8 +370,8 @@ func TestTunnel_11_LinkCut(t *testing.T) {
 	follow := s.attach(pod)
 	s.Kubectl("logs", "-n", "sample", pod.Name) // kube-apiserver keeps that connection
 	s.CutSilently("edge1")
-	// Nobody waits for the link to be given up: neither on the connection that was kept
-	// nor on a new one.
+	// No client waits for the link to be given up: neither on the connection that was kept nor on a
+	// new one.
 	for range 2 {
 		began := time.Now()
 		_, err := s.Run(t.Context(), "kubectl", "logs", "-n", "sample", pod.Name)
@@ -415,7 +415,7 @@ func TestTunnel_12_WhoMayNot(t *testing.T) {
 		t.Errorf("another port: %q, %v", answer, err)
 	}
 	pod := s.WaitPods("sample", "app=sample", "edge2", 1)[0]
-	_, err = s.Run(t.Context(), "kubectl", "--as=somebody", "exec", "-n", "sample", pod.Name, "--", "/app", "get", "http://127.0.0.1:8080/healthz")
+	_, err = s.Run(t.Context(), "kubectl", "--as=stranger", "exec", "-n", "sample", pod.Name, "--", "/app", "get", "http://127.0.0.1:8080/healthz")
 	if err == nil || !strings.Contains(err.Error(), "orbidden") {
 		t.Errorf("a user without pods/exec got %v", err)
 	}

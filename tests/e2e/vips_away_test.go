@@ -11,8 +11,8 @@ import (
 )
 
 // tills is a Deployment with a pod on each edge, as an operator would write one: the pods tolerate
-// a node's absence no longer than the cluster's default, and one that is told to end goes on
-// serving until the world has noticed.
+// a node's absence no longer than the cluster's default, and one that is asked to end goes on
+// serving until that is known everywhere.
 const tills = `apiVersion: apps/v1
 kind: Deployment
 metadata: {name: till}

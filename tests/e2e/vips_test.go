@@ -54,8 +54,8 @@ spec:
 	})
 }
 
-// elected waits until the first election is over. It is won by the highest priority, whoever was
-// first: from then on the address stays where it is.
+// elected waits until the first election is over. It is won by the highest priority, whichever node
+// was first: from then on the address stays where it is.
 func (s *system) elected() {
 	s.T.Helper()
 	s.WaitFor("the first election", func(ctx context.Context) error {
@@ -220,8 +220,8 @@ func TestVIPs_01_FromServiceToTraffic(t *testing.T) {
 	}
 }
 
-// With the cloud cut: maintenance and back; the cloud comes back; a reboot of the whole
-// pool off line.
+// With the cloud cut: maintenance and back; the cloud comes back; a reboot of the whole pool
+// offline.
 func TestVIPs_21_WithoutTheCloud(t *testing.T) {
 	s := use(t)
 	s.shop()
@@ -393,8 +393,8 @@ func TestVIPs_10_25_RestartAndRelease(t *testing.T) {
 	}
 }
 
-// Somebody on the LAN has the address already: nobody claims it, the object says who it is, and it
-// is claimed when he goes.
+// Another host on the LAN has the address already: no node claims it, the object names that host,
+// and it is claimed when that goes.
 func TestVIPs_DuplicateAddress(t *testing.T) {
 	s := use(t)
 	t.Cleanup(func() {

@@ -142,7 +142,7 @@ func TestFailingProbeRestarts(t *testing.T) {
 	s.Apply(ns, samplePod("probed", "edge1")+"    livenessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1, failureThreshold: 2}\n")
 	pod := s.WaitPods(ns, "app=probed", "edge1", 1)[0]
 	s.Check(s.ask(t.Context(), http.MethodPost, pod, "/fail"))
-	s.WaitFor("a restart, told to the cloud", func(ctx context.Context) error {
+	s.WaitFor("a restart, reported to the cloud", func(ctx context.Context) error {
 		p, err := s.Client.CoreV1().Pods(ns).Get(ctx, "probed", metav1.GetOptions{})
 		if err == nil && (restarts(*p) < 1 || !suite.PodReady(*p)) {
 			err = fmt.Errorf("%d restarts, ready %t", restarts(*p), suite.PodReady(*p))

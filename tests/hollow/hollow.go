@@ -126,7 +126,7 @@ func New(c Config) (*Fleet, error) {
 // Count is how the fleet is.
 type Count struct {
 	Linked     int   // nodes with an open session
-	Synced     int   // nodes that hold all they want, as this session has told them
+	Synced     int   // nodes that hold all they want, as this session has reported
 	Registered int   // nodes whose Node object kube-apiserver has
 	Connects   int64 // sessions that were opened
 	Refused    int64 // interests and writes that Kubernetes refused

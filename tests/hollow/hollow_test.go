@@ -21,7 +21,7 @@ import (
 	"github.com/skerry-io/skerry/tests/hollow"
 )
 
-// cloud behaves as cloudcore does towards a node without pods, and ends a link when it is told to.
+// cloud behaves as cloudcore does towards a node without pods, and ends a link on request.
 type cloud struct {
 	t        *testing.T
 	listener link.Listener

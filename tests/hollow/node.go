@@ -158,7 +158,7 @@ func (n *node) Receive(ctx context.Context) (message.Message, error) {
 	}
 }
 
-// Answer implements hub.Port: nobody waits for an answer in its own goroutine.
+// Answer implements hub.Port: no goroutine waits for an answer.
 func (n *node) Answer(message.Message) error { return nil }
 
 // Reply implements hub.Port: the hub refuses a request for want of a link.
@@ -169,7 +169,7 @@ func (n *node) Reply(context.Context, message.Message, any) error {
 	return nil
 }
 
-// SendToGroup implements hub.Port: the hub tells of the link.
+// SendToGroup implements hub.Port: the hub reports the link's state.
 func (n *node) SendToGroup(ctx context.Context, _ message.Group, m message.Message) error {
 	if epoch, ok := edge.Up(m); ok {
 		n.opened(ctx, epoch)

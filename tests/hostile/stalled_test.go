@@ -63,7 +63,7 @@ func TestHostile_04_StalledReader(t *testing.T) {
 				bad[i] = s.dial(t, transport, names[i+1])
 				fill(t, bad[i], ns)
 			}
-			const taken, told = `skerry_hub_messages_total{direction="received",topic="report.update"}`, `skerry_hub_messages_total{direction="sent",topic="report.response"}`
+			const taken, replied = `skerry_hub_messages_total{direction="received",topic="report.update"}`, `skerry_hub_messages_total{direction="sent",topic="report.response"}`
 			const asked, answered = `skerry_hub_messages_total{direction="received",topic="api.query"}`, `skerry_hub_messages_total{direction="sent",topic="api.response"}`
 			const waiting, reports = 30, 20 // of each that reads nothing; of the one that does
 			good := s.dial(t, transport, names[0])
@@ -88,7 +88,7 @@ func TestHostile_04_StalledReader(t *testing.T) {
 						}
 					}
 				}
-				before := s.metric(t, told)
+				before := s.metric(t, replied)
 				if n := s.metric(t, taken) - before; n < waiting*stalled {
 					return fmt.Errorf("%d wait", n)
 				}
@@ -100,7 +100,7 @@ func TestHostile_04_StalledReader(t *testing.T) {
 						t.Fatalf("report %d beside stalled devices: %v %s", i, err, r.GetStatus())
 					}
 				}
-				if n := s.metric(t, told) - before; n != reports {
+				if n := s.metric(t, replied) - before; n != reports {
 					return fmt.Errorf("%d reports were answered meanwhile, and not just the %d of the device that reads", n, reports)
 				}
 				return nil
@@ -116,7 +116,7 @@ func TestHostile_04_StalledReader(t *testing.T) {
 				}
 				return err
 			})
-			if n := s.metric(t, taken) - s.metric(t, told); n < waiting*stalled {
+			if n := s.metric(t, taken) - s.metric(t, replied); n < waiting*stalled {
 				t.Errorf("%d reports wait at the end: the devices have read", n)
 			}
 		})

@@ -53,7 +53,7 @@ func (b *balancer) lead(ctx context.Context, near net.Conn) {
 	defer near.Close()
 	far, err := b.dial(ctx)
 	if err != nil {
-		return // whoever dialled sees the connection end
+		return // the client sees the connection end
 	}
 	defer far.Close()
 	defer context.AfterFunc(ctx, func() { _ = errors.Join(near.Close(), far.Close()) })()

@@ -134,7 +134,7 @@ func (k *keys) openServiceAccountKey() error {
 	return k.write("sa.pub", "PUBLIC KEY", pub, 0o644)
 }
 
-// ensure keeps NAME.crt when it is good for us, else issues it anew.
+// ensure keeps NAME.crt when it is good for us, else issues it again.
 func (k *keys) ensure(name string, subject pkix.Name, sans []string, usage x509.ExtKeyUsage) error {
 	now := time.Now()
 	tmpl := &x509.Certificate{

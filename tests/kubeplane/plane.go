@@ -301,7 +301,7 @@ func (p *plane) controllerManager() (func(context.Context) error, error) {
 	}
 	args := []string{
 		"--kubeconfig=" + kubeconfig, "--authentication-kubeconfig=" + kubeconfig, "--authorization-kubeconfig=" + kubeconfig,
-		"--leader-elect=false", "--secure-port=0", // nobody asks it, and two control planes fit in one network namespace
+		"--leader-elect=false", "--secure-port=0", // it has no clients, and two control planes fit in one network namespace
 		"--use-service-account-credentials=true",
 		// At the default of 20 requests a second, making the controllers' ServiceAccounts alone
 		// takes 5 s of the first start.

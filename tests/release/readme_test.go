@@ -261,8 +261,8 @@ spec:
 }
 
 // TestShip_06_BundleWithoutInternet: README's "On real machines", with the bundle, and neither a
-// registry nor the Internet: the device is Ready, and a pod runs on it, in a network that nobody
-// has configured, in a sandbox whose image is the bundle's. Its log is read by the release's
+// registry nor the Internet: the device is Ready, and a pod runs on it, in a network that needed no
+// configuration, in a sandbox whose image is the bundle's. Its log is read by the release's
 // kubectl-skerry.
 func TestShip_06_BundleWithoutInternet(t *testing.T) {
 	s := onRealMachines(t)

@@ -206,7 +206,7 @@ func (s *system) sockets(h host.Host) []*os.File {
 func TestSite_22_RestartLosesNoQuery(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
-	s.Apply(ns, service("store", "nobody", ""))
+	s.Apply(ns, service("store", "none", ""))
 	ip := s.service(ns, "store").Spec.ClusterIP
 	h, err := s.Trial.Host("edge1")
 	s.Check(err)

@@ -230,7 +230,7 @@ func (s *system) post(node, podIP, path string) {
 func TestSite_17_NoEndpoint(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
-	s.Apply(ns, deployment("store", "edge1", 1)+service("store", "store", "  type: NodePort")+service("nobody", "nobody", ""))
+	s.Apply(ns, deployment("store", "edge1", 1)+service("store", "store", "  type: NodePort")+service("empty", "none", ""))
 	pod := s.WaitPods(ns, "app=store", "edge1", 1)[0]
 	store := s.service(ns, "store")
 	targets := []string{store.Spec.ClusterIP + ":80", net.JoinHostPort(lab.LAN(1).Addr().String(), fmt.Sprint(store.Spec.Ports[0].NodePort))}
@@ -242,7 +242,7 @@ func TestSite_17_NoEndpoint(t *testing.T) {
 	s.post("edge1", pod.Status.PodIP, "/fail")
 	h, err := s.Trial.Host("edge1")
 	s.Check(err)
-	for _, target := range append(targets, s.service(ns, "nobody").Spec.ClusterIP+":80") {
+	for _, target := range append(targets, s.service(ns, "empty").Spec.ClusterIP+":80") {
 		s.WaitFor(target+" to refuse", func(ctx context.Context) error {
 			c, err := h.Dial(ctx, "tcp", target)
 			if err == nil {

@@ -163,7 +163,7 @@ func (c *checker) arrived(written Record, latest time.Duration) time.Duration {
 	return latest
 }
 
-// wanted looks for pods that a node ended, or was told to end, without a request of the
+// wanted looks for pods that a node ended, or received the deletion of, without a request of the
 // cloud's clients.
 func (c *checker) wanted() (found []Violation) {
 	said := map[object]bool{}
@@ -181,7 +181,7 @@ func (c *checker) wanted() (found []Violation) {
 		}
 		said[r.object()] = true
 		found = append(found, Violation{Rule: Wanted, Records: append(slices.Clone(first(c.puts[r.object()])), r),
-			Text: fmt.Sprintf("%s lost pod %s, which nobody had deleted", r.Who, r.Name)})
+			Text: fmt.Sprintf("%s lost pod %s, which no client had deleted", r.Who, r.Name)})
 	}
 	return found
 }
@@ -312,7 +312,7 @@ func lastAcknowledged(puts []Record) (last Record, ok bool) {
 }
 
 // exact compares the counts of events in the cloud with those that were reported. Events that a
-// restore may have undone are not missed: nobody has them any more.
+// restore may have undone are not missed: no store has them any more.
 func (c *checker) exact() (found []Violation) {
 	cloud := map[string]Record{} // by name: the node does not learn an event's uid in the cloud
 	for o, r := range c.finals[Cloud] {

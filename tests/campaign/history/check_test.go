@@ -136,7 +136,7 @@ func TestCheck(t *testing.T) {
 		}, []string{"newest 2"}},
 
 		"a pod is ended that is wanted": {[]line{put(cloud, pods, "p", 1), seen(edge, pods, "p", 1), gone(edge, pods, "p")}, []string{"wanted 2"}},
-		"a pod is told to end":          {[]line{put(cloud, pods, "p", 1), going(edge, "p"), gone(edge, pods, "p")}, []string{"wanted 2"}},
+		"a pod is asked to end":         {[]line{put(cloud, pods, "p", 1), going(edge, "p"), gone(edge, pods, "p")}, []string{"wanted 2"}},
 		"a pod that was deleted":        {[]line{put(cloud, pods, "p", 1), remove(pods, "p"), going(edge, "p"), gone(edge, pods, "p")}, nil},
 		"a pod is ended before that":    {[]line{put(cloud, pods, "p", 1), gone(edge, pods, "p"), remove(pods, "p")}, []string{"wanted 2"}},
 		"a pod that the cluster lost":   {[]line{put(cloud, pods, "p", 1), restore(1), gone(edge, pods, "p")}, nil},
@@ -167,7 +167,7 @@ func TestCheck(t *testing.T) {
 		"a status of a pod that goes on after an old copy": {[]line{
 			put(cloud, pods, "p", 1), put(edge, pods, "p", 7), restore(1), final(cloud, pods, "p", 1),
 		}, []string{"kept 2"}},
-		"a status that nobody acknowledged": {[]line{
+		"a status that was not acknowledged": {[]line{
 			put(edge, pods, "p", 6), unknown(put(edge, pods, "p", 7)), final(cloud, pods, "p", 6),
 		}, nil},
 

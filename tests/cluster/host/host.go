@@ -113,8 +113,8 @@ func isolate(spec Spec) error {
 	return mount("none", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
 }
 
-// mountProc makes /proc show the host's processes. Its process namespace is that of whoever mounts
-// it, which a thread of ours can't be: only a child is.
+// mountProc makes /proc show the host's processes. Its process namespace is that of the process
+// that mounts it, which a thread of ours can't be: only a child is.
 func (h Host) mountProc() error {
 	var out bytes.Buffer
 	child, err := h.Start(process.Spec{Path: "mount", Args: []string{"-n", "-t", "proc", "-o", "nosuid,nodev,noexec", "proc", "/proc"}, Stdout: &out, Stderr: &out})

@@ -13,11 +13,11 @@
 //
 // LinkIPv6 adds IPv6 to the way from wan0 to eth0: 2001:db8:10:1::2 and 2001:db8:51::10.
 //
-// Edges can dial the cloud on the ports it offers to them, and nothing else; nobody can dial an
-// edge through the router. Everything lives in the hosts' network namespaces, so that the addresses
-// may be the same in every trial of a machine, and it goes with them. Only the link to the machine
-// itself needs a free network there. The functions may be repeated; callers do not call them at the
-// same time for one router.
+// Edges can dial the cloud on the ports it offers to them, and nothing else; an edge can't be
+// dialled through the router. Everything lives in the hosts' network namespaces, so that the
+// addresses may be the same in every trial of a machine, and it goes with them. Only the link to
+// the machine itself needs a free network there. The functions may be repeated; callers do not call
+// them at the same time for one router.
 package lab
 
 import (

@@ -138,7 +138,7 @@ func TestLab(t *testing.T) {
 		second := hosts(t, "cloud2")[0]
 		must(t, lab.ConnectCloud(router, second, 2))
 		must(t, lab.Balance(router, []lab.Port{{Protocol: "tcp", Number: 10000}}, 2))
-		// Nobody listens on the second yet: one dial in two is refused.
+		// The second has no listener yet: one dial in two is refused.
 		seen := map[bool]bool{}
 		for range 64 {
 			seen[dial(edge1, lab.Cloud(), "10000", long) == nil] = true

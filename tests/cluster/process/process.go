@@ -1,8 +1,8 @@
 // Package process starts, finds and ends processes of this machine by pid and start time.
 //
 // It owns nothing between calls: an Identity can be written to a file and used by another process
-// later. It never signals by name, and never a pid that the kernel gave to somebody else meanwhile.
-// Its functions may be called from any goroutine.
+// later. It never signals by name, and never a pid that the kernel has reused meanwhile. Its
+// functions may be called from any goroutine.
 package process
 
 import (
@@ -159,7 +159,7 @@ func stat(pid int) ([]string, error) {
 
 // Alive reports whether the process still runs, or still holds what it had: a killed process of
 // many threads shows as a zombie before the last of them has let go of its files and locks. A whole
-// zombie that nobody has waited for is not alive.
+// zombie that was not waited for is not alive.
 func (id Identity) Alive() bool {
 	fd, err := id.open()
 	if err != nil || fd < 0 {

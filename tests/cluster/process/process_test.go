@@ -73,12 +73,12 @@ func TestIdentity(t *testing.T) {
 			t.Error("killed")
 		}
 	})
-	t.Run("the zero identity is nobody", func(t *testing.T) {
-		var nobody process.Identity
-		if nobody.Alive() {
+	t.Run("the zero identity is no process", func(t *testing.T) {
+		var none process.Identity
+		if none.Alive() {
 			t.Error("taken for alive")
 		}
-		if err := nobody.Signal(syscall.SIGKILL); err != nil {
+		if err := none.Signal(syscall.SIGKILL); err != nil {
 			t.Error(err)
 		}
 	})

@@ -469,5 +469,5 @@ func nodeReady(n *corev1.Node) string {
 			return "it is not Ready: " + c.Message
 		}
 	}
-	return "it has told nothing of itself yet"
+	return "it has no Ready condition yet"
 }

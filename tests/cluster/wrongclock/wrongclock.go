@@ -103,7 +103,7 @@ func Serve(listener *os.File, clock func() time.Time) error {
 			switch {
 			case errno == unix.EINTR:
 				continue
-			case errno == unix.ENOENT: // who asked was killed meanwhile; or nobody is left, which poll tells
+			case errno == unix.ENOENT: // the caller was killed meanwhile; or no process is left, which poll shows
 				if gone(fd) {
 					return nil
 				}

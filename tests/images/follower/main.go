@@ -95,7 +95,7 @@ func run(ctx context.Context) error {
 
 	for {
 		if os.Remove("/state/crash") == nil {
-			return errors.New("told to crash")
+			return errors.New("crash requested")
 		}
 		within, cancel := context.WithTimeout(ctx, 10*time.Second)
 		got, err := client.CoreV1().ConfigMaps(namespace).Get(within, name, metav1.GetOptions{})
@@ -107,7 +107,7 @@ func run(ctx context.Context) error {
 		_, err = client.CoreV1().Secrets(namespace).List(within, metav1.ListOptions{ResourceVersion: "0"})
 		out.line("secrets", reason(err))
 		if _, err := os.Stat("/state/leases"); err == nil {
-			// Without client-go's patience: it would wait for as long as it is told to come back.
+			// Without client-go's patience: it would wait for as long as the answer asks it to.
 			leases := client.CoordinationV1().RESTClient().Get().Namespace(namespace).Resource("leases").MaxRetries(0)
 			out.line("leases", reason(leases.Do(within).Error()))
 		}

@@ -1,5 +1,5 @@
 // Command sample is the trial's application: a page that shows what Kubernetes gave the pod, and a
-// probe that can be told to fail.
+// probe that fails on request.
 //
 // GET / shows the pod's name, its ConfigMap and Secret volumes, whose token it has and when that
 // expires; where STORE has the URL of a store, which is another copy of it, also what that answers.
@@ -10,8 +10,8 @@
 // on standard output.
 //
 // The image holds nothing else, so the program is its tools too: "get URL" asks another copy, "sum
-// FILE" prints a file's SHA-256, "terminal" tells of its terminal, and called by the name tar it
-// packs and unpacks for `kubectl cp`.
+// FILE" prints a file's SHA-256, "terminal" prints its terminal's size, and called by the name tar
+// it packs and unpacks for `kubectl cp`.
 package main
 
 import (
@@ -99,7 +99,7 @@ func (a *app) routes() http.Handler {
 	})
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		if a.failing.Load() {
-			http.Error(w, "told to fail", http.StatusInternalServerError)
+			http.Error(w, "failing on request", http.StatusInternalServerError)
 			return
 		}
 		io.WriteString(w, "ok\n")
@@ -108,7 +108,7 @@ func (a *app) routes() http.Handler {
 	mux.HandleFunc("POST /heal", func(w http.ResponseWriter, _ *http.Request) { a.failing.Store(false); io.WriteString(w, "healthy\n") })
 	mux.HandleFunc("GET /name", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, os.Getenv("POD_NAME")) })
 	mux.HandleFunc("GET /fetch", fetch)
-	mux.HandleFunc("POST /crash", func(http.ResponseWriter, *http.Request) { log.Fatal("told to crash") })
+	mux.HandleFunc("POST /crash", func(http.ResponseWriter, *http.Request) { log.Fatal("crash requested") })
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/healthz" {
 			log.Printf("%s %s from %s", r.Method, r.URL.Path, r.RemoteAddr)

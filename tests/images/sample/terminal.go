@@ -27,7 +27,7 @@ func terminal(ctx context.Context, out io.Writer) error {
 		case <-changed:
 		case <-ctx.Done():
 			fmt.Fprintln(out, "interrupted")
-			os.Exit(130) // as a shell tells of SIGINT
+			os.Exit(130) // as a shell reports SIGINT
 		}
 	}
 }

@@ -50,7 +50,7 @@ func judge(t *testing.T, attempts []attempt) {
 	}
 }
 
-// request is a certificate request that nobody has decided on.
+// request is a certificate request without a decision.
 func request(t *testing.T, client kubernetes.Interface, node, signer string) (*certificatesv1.CertificateSigningRequest, error) {
 	t.Helper()
 	key, err := pki.NewKey()
@@ -95,9 +95,9 @@ func loadBalancer(t *testing.T, ns, name string, class *string) *corev1.Service 
 	return s
 }
 
-// TestHostile_08_StolenToken: whoever has cloudcore's token tries with it, at
-// kube-apiserver itself, what would give them more than the edge nodes have. The first
-// lines show that the token works.
+// TestHostile_08_StolenToken: an attacker with cloudcore's token tries with it, at kube-apiserver
+// itself, what would give more rights than the edge nodes have. The first lines show that the token
+// works.
 func TestHostile_08_StolenToken(t *testing.T) {
 	ns, cfg := scene(t) // edge1 and edge2 are edge nodes
 	admin := plane.Client()

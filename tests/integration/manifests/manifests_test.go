@@ -32,16 +32,16 @@ func TestMain(m *testing.M) {
 	os.Exit(cluster.Main(m, func(c *cluster.ControlPlane) { plane = c }))
 }
 
-// impersonating is cloudcore acting as somebody: by constrained impersonation, which wants the user
-// alone, or, with groups, by the classic one.
+// impersonating is cloudcore acting as another user: by constrained impersonation, which wants the
+// user alone, or, with groups, by the classic one.
 func impersonating(cfg *rest.Config, user string, groups ...string) kubernetes.Interface {
 	c := rest.CopyConfig(cfg)
 	c.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: groups}
 	return kubernetes.NewForConfigOrDie(c)
 }
 
-// scene is a namespace with a pod bound to edge1 that needs a Secret, and a Secret that
-// nobody needs.
+// scene is a namespace with a pod bound to edge1 that needs a Secret, and a Secret that no pod
+// needs.
 func scene(t *testing.T) (namespace string, cloudcore *rest.Config) {
 	t.Helper()
 	if plane == nil {
@@ -183,8 +183,8 @@ func TestBootstrapper(t *testing.T) {
 	device := kubernetes.NewForConfigOrDie(plane.User(t, "system:bootstrap:abcdef", "system:bootstrappers", "system:bootstrappers:skerry"))
 	csrs := device.CertificatesV1().CertificateSigningRequests()
 	cluster.Eventually(t, "a CSR to be accepted for reading", func(ctx context.Context) error {
-		// A dry run with a request that is no PEM: whoever may create is told what is
-		// wrong with it.
+		// A dry run with a request that is no PEM: a client that may create gets a validation
+		// error.
 		_, err := csrs.Create(ctx, &certificatesv1.CertificateSigningRequest{
 			ObjectMeta: metav1.ObjectMeta{Name: "device"},
 			Spec:       certificatesv1.CertificateSigningRequestSpec{Request: []byte("none"), SignerName: "kubernetes.io/kube-apiserver-client-kubelet", Usages: []certificatesv1.KeyUsage{"client auth"}},
