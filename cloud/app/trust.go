@@ -43,7 +43,7 @@ func (a *App) kickRevoked(ctx context.Context) {
 			continue
 		}
 		if err := a.revoked.Check(s.Node, session.Info().Peer); err != nil {
-			klog.FromContext(ctx).Info("A node was thrown out", "node", s.Node, "reason", err.Error())
+			klog.FromContext(ctx).Info("Ended the session of a node whose certificate is revoked", "node", s.Node, "reason", err.Error())
 			a.hub.Kick(s.Node, link.CloseForbidden, err.Error())
 		}
 	}

@@ -63,10 +63,10 @@ func Run(ctx context.Context, settle, interval time.Duration, burst <-chan struc
 			err = also()
 		}
 		if err != nil {
-			klog.FromContext(ctx).V(2).Info("Pages of the program could not be given back", "err", err)
+			klog.FromContext(ctx).V(2).Info("Failed to release pages of the program", "err", err)
 			return // nothing that another attempt changes
 		}
-		klog.FromContext(ctx).V(4).Info("Gave back pages of the program", "bytes", n)
+		klog.FromContext(ctx).V(4).Info("Released pages of the program", "bytes", n)
 		timer.Reset(interval)
 	}
 }

@@ -253,7 +253,7 @@ func (a *Aggregator) work(ctx context.Context, t target) {
 	end, err := a.write(attempt, t, reports)
 	if err != nil {
 		if ctx.Err() == nil {
-			klog.FromContext(ctx).V(2).Info("Reports could not be written; they will be", "resource", t.resource.Resource, "name", t.name, "reports", len(reports), "err", err)
+			klog.FromContext(ctx).V(2).Info("Failed to write reports, retrying", "resource", t.resource.Resource, "name", t.name, "reports", len(reports), "err", err)
 		}
 		a.back(t, reports)
 		a.queue.AddRateLimited(t)

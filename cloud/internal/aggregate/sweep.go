@@ -36,7 +36,7 @@ func (a *Aggregator) Sweep(ctx context.Context, nodes Nodes) error {
 	loop := rerun.New(func(ctx context.Context) (time.Duration, error) { return 0, a.sweep(ctx, exists) }, rerun.Config{
 		Settle: sweepAfter, RetryMin: sweepAgain, RetryMax: sweepAgain,
 		Failed: func(ctx context.Context, err error, retry time.Duration) {
-			klog.FromContext(ctx).Info("Statuses could not be looked through for nodes that are gone; they will be", "in", retry, "err", err)
+			klog.FromContext(ctx).Info("Failed to remove deleted nodes from statuses, retrying", "in", retry, "err", err)
 		},
 	})
 	defer nodes.Observe(func(_, now *kube.Object) {

@@ -117,7 +117,7 @@ func (m *Mux) lead(ctx context.Context, conn net.Conn) {
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	offered, err := hello(conn)
 	if !stop() || err != nil {
-		klog.FromContext(ctx).V(4).Info("A client says no TLS hello", "remote", conn.RemoteAddr().String(), "err", err)
+		klog.FromContext(ctx).V(4).Info("A client sent no TLS ClientHello", "remote", conn.RemoteAddr().String(), "err", err)
 		_ = conn.Close()
 		return
 	}

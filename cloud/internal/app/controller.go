@@ -128,7 +128,7 @@ func (r *run) work(ctx context.Context, key kube.Key) {
 		klog.FromContext(ctx).V(2).Info("Application is refused", "app", key, "err", err)
 		r.queue.AddRateLimited(key)
 	case err != nil:
-		klog.FromContext(ctx).Error(err, "Application could not be brought in line; it is tried again", "app", key)
+		klog.FromContext(ctx).Error(err, "Failed to reconcile an Application, retrying", "app", key)
 		r.queue.AddRateLimited(key)
 	default:
 		r.queue.Forget(key)

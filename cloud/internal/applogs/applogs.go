@@ -191,7 +191,7 @@ func (l *Logs) pass(ctx context.Context, s *stream, o Origin) (through int64, er
 	}
 	if err != nil {
 		l.failed.Inc()
-		klog.FromContext(ctx).V(2).Info("The sink did not take logs; the device keeps them", "node", o.Node, "app", o.Namespace+"/"+o.App, "err", err)
+		klog.FromContext(ctx).V(2).Info("Failed to deliver logs to the sink; the device keeps them", "node", o.Node, "app", o.Namespace+"/"+o.App, "err", err)
 		return 0, apierrors.NewServiceUnavailable("the sink for logs does not take them: " + err.Error())
 	}
 	l.lines.Add(float64(len(o.Lines)))

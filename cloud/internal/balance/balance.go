@@ -95,7 +95,7 @@ func New(c Config) *Balancer {
 // Run shares sessions out until ctx ends, and withdraws then what it has said of itself.
 func (b *Balancer) Run(ctx context.Context) error {
 	loop := rerun.New(b.step, rerun.Config{RetryMax: 2 * time.Minute, Failed: func(ctx context.Context, err error, retry time.Duration) {
-		klog.FromContext(ctx).Info("Sessions are not shared out: the Lease of the replicas can't be written", "lease", Lease, "err", err, "retryIn", retry)
+		klog.FromContext(ctx).Info("Failed to write the replicas' Lease, sessions are not balanced meanwhile", "lease", Lease, "err", err, "retryIn", retry)
 	}})
 	b.forget() // of an earlier Run
 	loop.Run(ctx)
@@ -106,7 +106,7 @@ func (b *Balancer) Run(ctx context.Context) error {
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
 	defer cancel()
 	if _, err := b.patch(last, map[string]any{b.others.own: nil}); err != nil {
-		klog.FromContext(ctx).V(2).Info("What this replica has said of itself stays until others remove it", "lease", Lease, "err", err)
+		klog.FromContext(ctx).V(2).Info("Failed to remove this replica from the Lease, other replicas will", "lease", Lease, "err", err)
 	}
 	b.written = false
 	return nil
@@ -219,7 +219,7 @@ func (b *Balancer) begin(ctx context.Context, now time.Time) {
 	case !was && b.plan.active:
 		log.Info("Ending sessions, since other replicas have fewer", "sessions", own, "others", others)
 	case was && !b.plan.active:
-		log.Info("Sessions are shared out", "sessions", own, "others", others)
+		log.Info("Sessions are balanced", "sessions", own, "others", others)
 	case end > 0:
 		log.V(2).Info("Ending more sessions", "sessions", own, "others", others, "end", end)
 	}

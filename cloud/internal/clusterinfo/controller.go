@@ -102,7 +102,7 @@ func (c *Controller) Run(ctx context.Context, stores Stores) error {
 		RetryMin: time.Second, RetryMax: 30 * time.Second,
 		Failed: func(ctx context.Context, err error, _ time.Duration) {
 			if !apierrors.IsConflict(err) { // the informer is behind our own write
-				klog.FromContext(ctx).Error(err, "The cluster's statistics could not be published; it is tried again")
+				klog.FromContext(ctx).Error(err, "Failed to publish the cluster's statistics, retrying")
 			}
 		},
 	})

@@ -59,7 +59,7 @@ func (u *Unknown) Run(ctx context.Context) error {
 	loop := rerun.New(func(ctx context.Context) (time.Duration, error) { return 0, u.look(ctx) }, rerun.Config{
 		Settle: settle, RetryMin: retry, RetryMax: retry,
 		Failed: func(ctx context.Context, err error, in time.Duration) {
-			klog.FromContext(ctx).V(2).Info("Updating operations of unknown nodes failed, it is tried again", "in", in, "err", err)
+			klog.FromContext(ctx).V(2).Info("Failed to update operations of unknown nodes, retrying", "in", in, "err", err)
 		},
 	})
 	defer u.operations.Observe(func(_, now *kube.Object) {

@@ -134,7 +134,7 @@ func (j *judge) work(ctx context.Context, queue workqueue.TypedRateLimitingInter
 	case ctx.Err() != nil:
 	default:
 		if !apierrors.IsConflict(err) { // another client wrote it: the informer will deliver that
-			klog.FromContext(ctx).Error(err, "A certificate request can't be judged yet", "csr", name)
+			klog.FromContext(ctx).Error(err, "Failed to decide on a certificate request, retrying", "csr", name)
 		}
 		queue.AddRateLimited(name)
 	}

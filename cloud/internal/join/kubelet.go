@@ -82,7 +82,7 @@ func (a *KubeletApprover) Run(ctx context.Context) error {
 		case err == nil || apierrors.IsNotFound(err):
 			queue.Forget(name)
 		case ctx.Err() == nil:
-			klog.FromContext(ctx).V(2).Info("A kubelet's certificate request can't be judged yet", "csr", name, "err", err)
+			klog.FromContext(ctx).V(2).Info("Failed to decide on a kubelet's certificate request, retrying", "csr", name, "err", err)
 			queue.AddRateLimited(name)
 		}
 		queue.Done(name)

@@ -78,7 +78,7 @@ func (r *Revoked) Run(ctx context.Context) error {
 		}
 		return recheck, nil
 	}, rerun.Config{Failed: func(ctx context.Context, err error, retry time.Duration) {
-		klog.FromContext(ctx).Error(err, "The list of revoked certificates could not be followed, it is tried again", "in", retry)
+		klog.FromContext(ctx).Error(err, "Failed to watch the list of revoked certificates, retrying", "in", retry)
 	}})
 	if _, err := informer.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(any) { loop.Wake() },

@@ -136,7 +136,7 @@ func (t *Tokens) clear(ctx context.Context) {
 		}
 	}
 	if err != nil {
-		klog.FromContext(ctx).V(2).Info("Old tokens were not cleared away", "err", err) // the next one will try again
+		klog.FromContext(ctx).V(2).Info("Failed to delete old tokens", "err", err) // the next one will try again
 	}
 }
 

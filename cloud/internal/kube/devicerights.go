@@ -90,10 +90,10 @@ func (d *deviceRights) follow(ctx context.Context) {
 		case err == nil: // kube-apiserver ends watches now and then
 			continue
 		case apierrors.IsForbidden(err): // a cluster with the rights of an older Skerry
-			klog.FromContext(ctx).V(2).Info("The rights of devices can't be followed: each node's are asked for alone", "err", err)
+			klog.FromContext(ctx).V(2).Info("Permissions of devices can't be watched: they are reviewed for each node", "err", err)
 			sleep(ctx, longPause, nil)
 		default:
-			klog.FromContext(ctx).V(2).Info("Following the rights of devices failed", "err", err)
+			klog.FromContext(ctx).V(2).Info("Failed to watch the permissions of devices", "err", err)
 			sleep(ctx, pause, nil)
 		}
 	}

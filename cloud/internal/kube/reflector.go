@@ -44,7 +44,7 @@ func (f *followed) follow(ctx context.Context) {
 	source, expected, err := f.source()
 	if err != nil {
 		f.store.Fail(err)
-		log.Error(err, "Following a collection is impossible")
+		log.Error(err, "A collection can't be watched")
 		return
 	}
 	for ctx.Err() == nil {

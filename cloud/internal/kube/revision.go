@@ -117,7 +117,7 @@ func (r *Revisions) Run(ctx context.Context) error {
 		case now.Sub(lastRestart) < restartPause:
 			pause = restartPause - now.Sub(lastRestart)
 		default:
-			log.Info("All watches are opened again", "reason", why, "revision", seen.revision, "before", last.revision)
+			log.Info("Reopening all watches", "reason", why, "revision", seen.revision, "before", last.revision)
 			last, lastRead, lastRestart = seen, now, now
 			r.restart()
 		}

@@ -176,7 +176,7 @@ func (s *sharedAccess) onlyAdd(ctx context.Context) bool {
 	}, metav1.CreateOptions{})
 	additive := err == nil && !rules.Status.Incomplete && rules.Status.EvaluationError == ""
 	if !additive {
-		klog.FromContext(ctx).V(4).Info("Rights are asked for each node alone", "err", err)
+		klog.FromContext(ctx).V(4).Info("Permissions are reviewed for each node", "err", err)
 	}
 	s.mu.Lock()
 	s.additive = additive

@@ -88,7 +88,7 @@ func (s *session) hideNow(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
 	if err := s.tryHide(ctx); err != nil && ctx.Err() == nil {
-		klog.FromContext(ctx).Info("The addresses of a node could not be hidden; its next session tries again", "node", s.node, "err", err)
+		klog.FromContext(ctx).Info("Failed to hide a node's addresses; its next session retries", "node", s.node, "err", err)
 	}
 }
 

@@ -224,7 +224,7 @@ func (q *queue) work(ctx context.Context, finish func(context.Context, *job, out
 		}
 		o = j.believe(o, time.Now())
 		if o.retry != never {
-			klog.FromContext(ctx).V(3).Info("Write will be tried again", "object", l.key, "try", j.tries+1, "err", o.why)
+			klog.FromContext(ctx).V(3).Info("Write failed, retrying", "object", l.key, "try", j.tries+1, "err", o.why)
 			q.back(l, j, o)
 			continue
 		}

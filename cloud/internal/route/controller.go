@@ -131,7 +131,7 @@ func (c *Controller) work(ctx context.Context) {
 			return
 		}
 		if err := c.reconcile(ctx, name); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).V(2).Info("Reconciling a StaticRoute failed, it is tried again", "staticRoute", name, "err", err)
+			klog.FromContext(ctx).V(2).Info("Failed to reconcile a StaticRoute, retrying", "staticRoute", name, "err", err)
 			c.queue.AddRateLimited(name)
 		} else {
 			c.queue.Forget(name)

@@ -69,7 +69,7 @@ func (o *Offers) Run(ctx context.Context, nodes, pools *kube.Store) error {
 	for {
 		wait := relook
 		if err := o.look(ctx); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "Ranges for pods could not be offered in full, it is tried again", "in", retry)
+			klog.FromContext(ctx).Error(err, "Failed to offer some pod CIDRs, retrying", "in", retry)
 			wait = retry
 		}
 		select {

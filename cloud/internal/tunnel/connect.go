@@ -123,7 +123,7 @@ func (t *Tunnel) connect(ctx context.Context, open *gate, w http.ResponseWriter,
 	far, code, err := t.reach(r.Context(), who, r.Host, target)
 	if err != nil {
 		t.metrics.refuse(way, "unreachable")
-		logger.V(2).Info("No way to the target", "err", err)
+		logger.V(2).Info("Failed to connect to the target", "err", err)
 		refuse(w, code, err.Error())
 		return
 	}

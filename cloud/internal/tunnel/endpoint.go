@@ -72,14 +72,14 @@ func (t *Tunnel) leadByName(ctx context.Context, near net.Conn) {
 	}
 	hello, read, err := readHello(near)
 	if err != nil {
-		log.V(2).Info("A client says no TLS hello", "err", err)
+		log.V(2).Info("A client sent no TLS ClientHello", "err", err)
 		t.metrics.refuse(byName, "hello")
 		return
 	}
 	log = log.WithValues("name", hello.name)
 	node := types.NodeName(strings.ToLower(strings.TrimSuffix(hello.name, ".")))
 	if edge, _, err := t.config.Nodes.kubelet(node); err != nil || !edge {
-		log.V(2).Info("A client asks for what is no edge node")
+		log.V(2).Info("A client asked for a name that is no edge node")
 		t.metrics.refuse(byName, "unknown")
 		alert(near, alertUnrecognizedName)
 		return
@@ -94,7 +94,7 @@ func (t *Tunnel) leadByName(ctx context.Context, near net.Conn) {
 	defer back()
 	far, err := t.Dial(ctx, node)
 	if err != nil {
-		log.V(2).Info("No way to a kubelet", "err", err)
+		log.V(2).Info("Failed to connect to a kubelet", "err", err)
 		t.metrics.refuse(byName, "unreachable")
 		alert(near, alertInternalError)
 		return

@@ -383,7 +383,7 @@ func (t *Tunnel) elsewhere(ctx context.Context, node types.NodeName, target stri
 	}
 	address, err := verify(t.config.AnnounceKey, node, holder, announced, time.Now())
 	if err != nil {
-		klog.FromContext(ctx).V(2).Info("The Lease of a node leads to no replica", "node", node, "holder", holder, "err", err)
+		klog.FromContext(ctx).V(2).Info("A node's Lease has no valid tunnel address", "node", node, "holder", holder, "err", err)
 		return nil, noLink(node, lost, heard)
 	}
 	conn, err := t.forward(ctx, address, node, target)

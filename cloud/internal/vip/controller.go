@@ -98,7 +98,7 @@ func (c *Controller) Run(ctx context.Context, stores Stores) error {
 
 func failed(ctx context.Context, err error, retry time.Duration) {
 	if !passing(err) {
-		klog.FromContext(ctx).Error(err, "Virtual IPs: not everything could be written; it is tried again", "in", retry)
+		klog.FromContext(ctx).Error(err, "Failed to write some virtual IPs, retrying", "in", retry)
 	}
 }
 

@@ -64,7 +64,7 @@ func (g *guards) run(ctx context.Context, changed func()) {
 		}
 		wait := guardsEvery
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "Addresses that virtual IPs must not be could not be found out in full", "retryIn", guardsRetry)
+			klog.FromContext(ctx).Error(err, "Failed to find all addresses that virtual IPs must not use", "retryIn", guardsRetry)
 			wait = guardsRetry
 		}
 		g.mu.Lock()
@@ -98,7 +98,7 @@ func (g *guards) look(ctx context.Context) ([]Protected, error) {
 		if ips, err := resolve(ctx, name); err == nil {
 			g.resolved[name] = ips
 		} else { // a resolver that does not answer holds no allocation back: what it said last counts
-			klog.FromContext(ctx).V(2).Info("A name that virtual IPs are guarded by could not be resolved", "name", name, "err", err)
+			klog.FromContext(ctx).V(2).Info("Failed to resolve a name whose addresses virtual IPs must not use", "name", name, "err", err)
 		}
 		for _, ip := range g.resolved[name] {
 			all = append(all, host(ip, why))
