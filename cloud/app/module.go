@@ -114,7 +114,7 @@ func (a *App) runSites(ctx context.Context) error {
 	return a.sites.Run(ctx, nodes, pools)
 }
 
-// live are the checks of /healthz: what a restart of cloudcore would mend.
+// live are the checks of /healthz: what a restart of cloudcore would fix.
 func (a *App) live() map[string]health.Check {
 	return map[string]health.Check{"modules": func() error { return a.runner.Failure() }} // the runner is made later
 }

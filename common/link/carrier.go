@@ -49,7 +49,7 @@ type Carrier interface {
 	Close(why *CloseError)
 }
 
-// Sink is what a carrier tells the core.
+// Sink is what a carrier calls in the core.
 type Sink interface {
 	// Read serves one stream until it fails, and ends the link then.
 	Read(io.Reader) error
@@ -85,7 +85,7 @@ func cut(reason string, most int) string {
 	return reason
 }
 
-// closeError turns what ended a link into the CloseError that everybody sees.
+// closeError turns what ended a link into the CloseError that all callers get.
 func closeError(err error) *CloseError {
 	if e, ok := errors.AsType[*CloseError](err); ok {
 		return e

@@ -21,7 +21,7 @@ const (
 	CloseGone      CloseCode = 4402 // the node was removed from the cluster
 )
 
-// Reconnect reports whether dialling again can help without anybody doing something first.
+// Reconnect reports whether dialling again can help without a change by an operator first.
 func (c CloseCode) Reconnect() bool { return c < 4400 }
 
 // CloseError is how a link ended.

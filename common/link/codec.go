@@ -112,8 +112,7 @@ func (c *Codec) Decode(data []byte) (message.Message, error) {
 	return c.content(s)
 }
 
-// sealed is a message whose content has not been looked at: whether anybody wants it may
-// not be known yet.
+// sealed is a message whose content is not decoded: whether it has a receiver may not be known yet.
 type sealed struct {
 	message     message.Message
 	payload     []byte // as it came

@@ -139,7 +139,7 @@ func NewNodeCSR(key crypto.Signer, node types.NodeName) ([]byte, error) {
 
 // ParseNodeCSR reads a certificate request that came from outside and returns the node that it asks
 // for. It must be one PEM block, signed by its own key, of a key that is strong enough, with the
-// subject of a node and with nothing that would speak for anybody else.
+// subject of a node and with nothing that would stand for another identity.
 func ParseNodeCSR(data []byte) (*x509.CertificateRequest, types.NodeName, error) {
 	if len(data) > MaxCSR {
 		return nil, "", fmt.Errorf("the certificate request has %d bytes, more than %d", len(data), MaxCSR)

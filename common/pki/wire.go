@@ -19,7 +19,7 @@ const (
 	// OlderJoinPort is where a cloudcore is asked that has no JoinPort: one of before v0.2.
 	OlderJoinPort = 10002
 	// JoinProtocol is what a device offers by ALPN (RFC 7301) beside http/1.1: cloudcore's one port
-	// tells by it who has no certificate yet.
+	// recognizes by it a client that has no certificate yet.
 	JoinProtocol = "skerry-join"
 	// AboutPath is answered with an About to a GET, with or without a token: a device asks
 	// before it joins.
@@ -40,7 +40,7 @@ type JoinRequest struct {
 }
 
 // About is what a cloud says of itself before a device has joined: nothing that kube-apiserver does
-// not say to anybody.
+// not say to any client.
 type About struct {
 	Version    string   `json:"version"`              // of cloudcore
 	Kubernetes string   `json:"kubernetes,omitempty"` // of kube-apiserver; empty while it is not known
@@ -134,7 +134,7 @@ func (r Reason) Status() int {
 	}
 }
 
-// Temporary reports whether asking again can help without anybody doing something first.
+// Temporary reports whether asking again can help without a change by an operator first.
 func (r Reason) Temporary() bool { return r == ReasonTooMany || r == ReasonUnavailable }
 
 // Refusal is a join that was refused. It is an error and a body.

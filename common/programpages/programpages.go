@@ -71,7 +71,7 @@ func Run(ctx context.Context, settle, interval time.Duration, burst <-chan struc
 	}
 }
 
-// Release lets go of the program's pages and returns how many bytes were resident.
+// Release drops the program's pages (MADV_DONTNEED) and returns how many bytes were resident.
 func Release() (bytes int, err error) {
 	program, err := os.Readlink("/proc/self/exe")
 	if err != nil {

@@ -76,7 +76,7 @@ type Mux struct {
 	// Set by New, never changed.
 	config Config
 	send   Sender
-	asking chan struct{} // one slot, held while an open is handed to the link: ids go up in the order in which the peer hears of them
+	asking chan struct{} // one slot, held while an open is handed to the link: ids go up in the order in which the peer gets them
 
 	mu      sync.Mutex
 	ended   error // set once: why no stream works any more
@@ -140,8 +140,8 @@ func (m *Mux) Run(ctx context.Context) error {
 	return nil
 }
 
-// Start tells the peer of windows and ends from now on. It is called once. While there is nothing
-// to tell there is no goroutine: a cloud has a Mux for every link.
+// Start notifies the peer of windows and ends from now on. It is called once. While there is
+// nothing to tell there is no goroutine: a cloud has a Mux for every link.
 func (m *Mux) Start() {
 	m.telling.Lock()
 	defer m.telling.Unlock()
@@ -256,7 +256,7 @@ func (m *Mux) Probe(ctx context.Context) error {
 	return err
 }
 
-// ask makes a stream and tells the peer.
+// ask makes a stream and requests it from the peer.
 func (m *Mux) ask(ctx context.Context, target string) (*Stream, error) {
 	select {
 	case m.asking <- struct{}{}:

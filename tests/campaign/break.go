@@ -152,7 +152,7 @@ func restart(ctx context.Context, d *daemon, after time.Duration) error {
 	return d.startIn(ctx, againPatience)
 }
 
-// wrongClock runs an edgecore with another time of day than everybody else's.
+// wrongClock runs an edgecore with another time of day than all others.
 func (s *system) wrongClock(ctx context.Context, e *edge, step Step) error {
 	const hour = 3600
 	offsets := []int64{-time.Now().Unix(), -24 * hour, hour, 24 * hour} // the first is a device that boots in 1970

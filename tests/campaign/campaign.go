@@ -27,8 +27,7 @@ import (
 type Result struct {
 	History    history.History
 	Violations []history.Violation
-	// Settled is how long it took after the last fault until everybody had the same; 0 if
-	// they never did.
+	// Settled is how long it took after the last fault until all had the same; 0 if they never did.
 	Settled time.Duration
 	// Played is how long the schedule was played.
 	Played time.Duration
@@ -151,7 +150,7 @@ func (s *system) keep(r Result) error {
 	return f.Close()
 }
 
-// settle waits until everybody has the same, at most for the bound, and judges.
+// settle waits until all have the same, at most for the bound, and judges.
 func (s *system) settle(ctx context.Context) (Result, error) {
 	began := time.Now()
 	for {
@@ -166,7 +165,7 @@ func (s *system) settle(ctx context.Context) (Result, error) {
 				return Result{History: h, Violations: h.Check()}, nil
 			}
 		} else if time.Since(began) > s.options.Bound {
-			return Result{}, fmt.Errorf("reading what everybody has at the end: %w", err)
+			return Result{}, fmt.Errorf("reading what all have at the end: %w", err)
 		}
 		select {
 		case <-time.After(500 * time.Millisecond):

@@ -10,7 +10,7 @@ import (
 	"github.com/skerry-io/skerry/tests/campaign/history"
 )
 
-// finals reads what everybody has now.
+// finals reads what all stores have now.
 func (s *system) finals(ctx context.Context) ([]history.Record, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*requestPatience)
 	defer cancel()

@@ -13,7 +13,7 @@ type Options struct {
 	Pods   int           // on each edge
 	Length time.Duration // of the schedule
 	Pause  time.Duration // between two faults, on average
-	// Bound is how long the system may take after the last fault until everybody has the same.
+	// Bound is how long the system may take after the last fault until all have the same.
 	Bound  time.Duration
 	Faults []Fault
 	// Dir is the campaign's own; what it leaves there explains a failure.

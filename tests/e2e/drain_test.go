@@ -345,7 +345,7 @@ func TestDrain_07_WhoeverDies(t *testing.T) {
 }
 
 // On the spot, without a link: it waits, says so, and goes ahead by the operator's word. The cloud
-// hears of all that later.
+// receives all that later.
 func TestDrain_08_OnTheSpot(t *testing.T) {
 	s := use(t)
 	s.drains()

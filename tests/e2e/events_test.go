@@ -298,7 +298,7 @@ func TestEvents_08_TheOutboxIsFull(t *testing.T) {
 }
 
 // TestEvents_09: a node writes what is another's: its pod's status, its Lease, an event about its
-// pod. The cloud refuses, and the device hears of it.
+// pod. The cloud refuses, and the device is notified.
 func TestEvents_09_WhatIsAnothers(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
@@ -325,7 +325,7 @@ func TestEvents_09_WhatIsAnothers(t *testing.T) {
 	_, err = device.CoreV1().Events(ns).Create(t.Context(), e, metav1.CreateOptions{})
 	s.Check(err)
 	s.waitDelivered("edge1")
-	s.WaitFor("the device to hear of it", func(ctx context.Context) error {
+	s.WaitFor("the device to be notified", func(ctx context.Context) error {
 		list, err := device.CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{FieldSelector: "reason=WriteRefused"})
 		if err != nil {
 			return err

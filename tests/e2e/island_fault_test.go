@@ -124,7 +124,7 @@ func TestIsland_Conflicts(t *testing.T) {
 	f := s.flood(pod)
 	s.Check(f.write(t.Context(), 100))
 	f.waitArrived()
-	s.WaitFor("the cloud to hear of the restart", func(ctx context.Context) error {
+	s.WaitFor("the restart to be reported to the cloud", func(ctx context.Context) error {
 		p, err := s.Client.CoreV1().Pods(ns).Get(ctx, pod.Name, metav1.GetOptions{})
 		if err == nil && (len(p.Status.ContainerStatuses) == 0 || p.Status.ContainerStatuses[0].RestartCount == 0) {
 			err = errors.New("no restart")

@@ -40,7 +40,7 @@ func TestIsland_01_CutForTenMinutes(t *testing.T) {
 }
 
 // TestIsland_02: while the link is cut, a container crashes and another's probe fails: both are
-// restarted. The cloud hears of it later.
+// restarted. It is reported to the cloud later.
 func TestIsland_02_CrashWhileCut(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
@@ -65,7 +65,7 @@ func TestIsland_02_CrashWhileCut(t *testing.T) {
 	}
 	s.Heal("edge1")
 	for _, p := range []*corev1.Pod{crashes, fails} {
-		s.WaitFor("the cloud to hear of "+p.Name, func(ctx context.Context) error {
+		s.WaitFor("the report of "+p.Name, func(ctx context.Context) error {
 			p, err := s.Client.CoreV1().Pods(ns).Get(ctx, p.Name, metav1.GetOptions{})
 			if err != nil {
 				return err
@@ -113,7 +113,7 @@ func TestIsland_06_ConfigChangesWhileCut(t *testing.T) {
 }
 
 // TestIsland_12: kube-apiserver is down for two minutes while the link is up: pods stay, a crashed
-// container is restarted, and the cloud hears of everything later.
+// container is restarted, and everything is reported to the cloud later.
 func TestIsland_12_APIServerDown(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)

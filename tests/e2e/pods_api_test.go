@@ -163,7 +163,7 @@ func TestPodsListenerFromTheLAN(t *testing.T) {
 		s.Check(err)                                                                                // else the way there proves nothing
 		shaken := tls.Client(conn, &tls.Config{InsecureSkipVerify: true, ServerName: "kubernetes"}) //nolint:gosec // who it is does not matter here
 		err = shaken.HandshakeContext(ctx)
-		if err == nil { // TLS 1.3: the client is done before it hears of a refusal
+		if err == nil { // TLS 1.3: the client is done before it gets a refusal
 			_, err = fmt.Fprint(shaken, "GET /healthz HTTP/1.1\r\nHost: kubernetes\r\nConnection: close\r\n\r\n")
 			if err == nil {
 				_, err = bufio.NewReader(shaken).ReadString('\n')

@@ -340,7 +340,7 @@ func (s *system) fourPaths(pod corev1.Pod) {
 		"/metrics":                     http.StatusForbidden,
 		"/configz":                     http.StatusForbidden,
 		"/logs/":                       http.StatusForbidden,
-		"/exec/../pods":                http.StatusTemporaryRedirect, // to /pods, before anybody is asked
+		"/exec/../pods":                http.StatusTemporaryRedirect, // to /pods, before any backend is asked
 		"/run/" + pod.Namespace + "/x": http.StatusForbidden,
 	} {
 		conn := s.asReplica(s.holderNumber("edge2"), "edge2", "subresources")

@@ -69,7 +69,7 @@ func (s *system) startKubectl(args ...string) *command {
 		for lines := bufio.NewScanner(r); lines.Scan(); {
 			select {
 			case c.lines <- lines.Text():
-			default: // more than anybody looks at
+			default: // more than is looked at
 			}
 		}
 	}()

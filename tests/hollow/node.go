@@ -161,7 +161,7 @@ func (n *node) Receive(ctx context.Context) (message.Message, error) {
 // Answer implements hub.Port: no goroutine waits for an answer.
 func (n *node) Answer(message.Message) error { return nil }
 
-// Reply implements hub.Port: the hub refuses a request for want of a link.
+// Reply implements hub.Port: the hub refuses a request as there is no link.
 func (n *node) Reply(context.Context, message.Message, any) error {
 	n.mu.Lock()
 	n.asking = false

@@ -81,7 +81,7 @@ func TestHostile_06_Addresses(t *testing.T) {
 	if cloud.connections.Load() == 0 {
 		t.Error("the load balancer was not dialled")
 	}
-	// The other edge is found by its name, and only its own link hears of it.
+	// The other edge is found by its name, and only its own link gets it.
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	go func() { _, _ = admin.CoreV1().Pods(ns).GetLogs("theirs", &corev1.PodLogOptions{}).DoRaw(ctx) }()

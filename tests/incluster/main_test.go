@@ -170,7 +170,7 @@ func rolledOut(d *appsv1.Deployment) bool {
 }
 
 // reporter is a pod whose readiness a test changes. Unlike the sample it has no liveness probe,
-// which would restart it before anybody looks.
+// which would restart it before the test looks.
 const reporter = `apiVersion: v1
 kind: Pod
 metadata: {name: reporter-NODE, labels: {app: reporter}}

@@ -25,7 +25,7 @@ func start(cmd *exec.Cmd) error {
 	result := make(chan error, 1)
 	go func() {
 		// The filter is this thread's, and what it starts inherits it. It ends with the goroutine,
-		// which never lets go of it.
+		// which never releases it.
 		runtime.LockOSThread()
 		if err := errors.Join(hideWideRegisters(), onOneProcessor()); err != nil {
 			result <- err

@@ -29,7 +29,7 @@ type Entry struct {
 	Path    string
 }
 
-// File is the entry of a file on disk: 0755 if anybody may execute it, else 0644.
+// File is the entry of a file on disk: 0755 if any execute bit is set, else 0644.
 func File(name, path string) (Entry, error) {
 	info, err := os.Stat(path)
 	if err != nil {

@@ -73,7 +73,7 @@ func (p *planner) awaiting(node string) {
 		return
 	}
 	p.status.Phase = v1alpha1.PhaseAwaitingFencing
-	text := fmt.Sprintf("node %s is NotReady, and nothing tells whether it is dead or only cut off: started elsewhere the application might run twice. "+
+	text := fmt.Sprintf("node %s is NotReady, and nothing confirms whether it is dead or only cut off: started elsewhere the application might run twice. "+
 		"If the device is switched off, say so: kubectl taint node %s %s=nodeshutdown:NoExecute", node, node, corev1.TaintNodeOutOfService)
 	if p.condition(v1alpha1.AppAwaitingFencing, true, "NotConfirmed", text) {
 		p.event(true, "AwaitingFencing", "%s", text)
@@ -119,7 +119,7 @@ func (p *planner) volumesElsewhere(dead string) ([]Attachment, *problem, error) 
 		ours[c.Spec.VolumeName] = true
 		nodes, known := storage.Replicas(c.Spec.VolumeName)
 		if !known {
-			return nil, &problem{"ReplicasUnknown", fmt.Sprintf("nothing tells where the replicas of volume %s (%s) are: Longhorn does not know it", v.Name, c.Spec.VolumeName)}, nil
+			return nil, &problem{"ReplicasUnknown", fmt.Sprintf("it is unknown where the replicas of volume %s (%s) are: Longhorn does not know it", v.Name, c.Spec.VolumeName)}, nil
 		}
 		if !slices.ContainsFunc(nodes, func(n string) bool { return n != dead && p.Nodes[n].Ready }) {
 			return nil, &problem{"NoHealthyReplica", fmt.Sprintf("volume %s (%s) has no healthy replica on a node that is Ready: healthy ones are on [%s]",

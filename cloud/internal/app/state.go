@@ -46,8 +46,8 @@ type Nobody struct{}
 // Dead implements Fencer.
 func (Nobody) Dead(string) (string, bool) { return "", false }
 
-// Replicas says where the healthy replicas of a volume are. known is false where nothing tells: no
-// Longhorn, or a volume that is not Longhorn's.
+// Replicas says where the healthy replicas of a volume are. known is false where that is unknown:
+// no Longhorn, or a volume that is not Longhorn's.
 type Replicas func(volume string) (nodes []string, known bool)
 
 // State is everything that a plan is made of.

@@ -55,7 +55,7 @@ type Part interface {
 // do it should have no goroutine: see Loop.
 type Service interface {
 	// Start begins, once, and does not block. ctx ends with the session. An error given to fail
-	// ends the session, as a handler's does; fail may be called at any time and by anybody, and
+	// ends the session, as a handler's does; fail may be called at any time by any goroutine, and
 	// does not block.
 	Start(ctx context.Context, fail func(error))
 	// Stop is called once after Start, when ctx has ended, and returns when nothing of the service

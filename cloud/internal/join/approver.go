@@ -259,9 +259,10 @@ func (j *judge) join(ctx context.Context, csr *certificatesv1.CertificateSigning
 	return true, j.cfg.Tokens.Spend(ctx, id, node, csr.UID)
 }
 
-// free refuses a name that is taken. A live node's is taken for everybody. That of a node which is
-// not live (an island out of reach, perhaps, whose device still holds a valid certificate) or of a
-// device that has only just joined is given only to the holder of a token made for just this name.
+// free refuses a name that is taken. A live node's is taken for every requester. That of a node
+// which is not live (an island out of reach, perhaps, whose device still holds a valid certificate)
+// or of a device that has only just joined is given only to the holder of a token made for just
+// this name.
 func (j *judge) free(ctx context.Context, id string, node types.NodeName, uid types.UID) error {
 	if j.cfg.Linked != nil && j.cfg.Linked(node) {
 		return pki.Refuse(pki.ReasonNodeLive, "a device named %s is linked now: choose another name, or stop that device first", node)

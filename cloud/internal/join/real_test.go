@@ -630,7 +630,7 @@ func TestClientCA_Wait(t *testing.T) {
 		t.Fatal(err)
 	}
 	if ca.Pool() != nil {
-		t.Fatal("the CA is known before anybody has asked")
+		t.Fatal("the CA is known before it was requested")
 	}
 	waited := make(chan *x509.CertPool, 1)
 	go func() { waited <- ca.Wait() }()

@@ -67,7 +67,7 @@ func Revoke(ctx context.Context, client kubernetes.Interface, node types.NodeNam
 }
 
 // serverTime is the time by kube-apiserver's clock, to the second: a review of oneself is dated by
-// it, and everybody who is authenticated may ask for one.
+// it, and every authenticated user may request one.
 func serverTime(ctx context.Context, client kubernetes.Interface) (time.Time, error) {
 	review, err := client.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
 	if err != nil {

@@ -60,7 +60,7 @@ func (i *Informers) restart() {
 	}
 }
 
-// Change has every object of a collection changed before anybody sees it. It is called before
+// Change has every object of a collection changed before it enters the store. It is called before
 // the first Open.
 func (i *Informers) Change(resource schema.GroupVersionResource, change func(runtime.Object)) {
 	i.changes[resource] = change

@@ -113,9 +113,9 @@ func (s *Store) Each(sel *Selection, fn func(*Object) bool) {
 }
 
 // Observe calls changed for every change from now on, those included that are none for the edges
-// (the Sum stays), one after another, before anybody can read it: old is nil for a new object,
-// new for one that is gone. changed must be quick and must not call the store. The returned
-// function ends it.
+// (the Sum stays), one after another, before it can be read: old is nil for a new object, new for
+// one that is gone. changed must be quick and must not call the store. The returned function ends
+// it.
 func (s *Store) Observe(changed func(old, new *Object)) (cancel func()) {
 	o := &observer{changed}
 	s.mu.Lock()

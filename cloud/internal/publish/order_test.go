@@ -390,7 +390,7 @@ func TestOrder_04_LaggingWatchAfterARestore(t *testing.T) {
 
 // An edge has a status accepted through another cloudcore and moves to one whose watch is 20 s
 // behind. Nothing else tells the two apart: what the edge holds is what the lagging watch shows. It
-// is synced only with the status that it has written, since it lets go of its own copy then.
+// is synced only with the status that it has written, since it drops its own copy then.
 func TestSyncedBringsWhatTheEdgeHasWritten(t *testing.T) {
 	a := startReal(t)
 	a.plane.Apply(t, "manifests/crds")
@@ -423,7 +423,7 @@ func TestSyncedBringsWhatTheEdgeHasWritten(t *testing.T) {
 	e.disconnect()
 }
 
-// An edge hears of a pod's end through one cloudcore, and moves to another whose watch is 20 s
+// An edge receives a pod's deletion through one cloudcore, and moves to another whose watch is 20 s
 // behind. That pod is newer than all that the edge holds, or the edge holds none, or what it held
 // before the pod was made: in none of these does the pod come back.
 func TestNoDeletedPodComesBack(t *testing.T) {

@@ -71,7 +71,7 @@ func (s *session) Stop() {
 	s.relay.metrics.sessions.Add(-1)
 }
 
-// finish tells the edge how a write ended.
+// finish sends the edge the result of a write.
 func (s *session) finish(ctx context.Context, j *job, o outcome) error {
 	s.held.Give(sizeOf(j.write))
 	if o.err != nil {
@@ -79,7 +79,7 @@ func (s *session) finish(ctx context.Context, j *job, o outcome) error {
 		s.relay.metrics.refused(j.result.Kind, reason)
 		level := 0
 		if apierrors.IsNotFound(o.err) || otherUID(o.err) {
-			level = 4 // the object is gone: everyday where pods come and go, and no mistake of anybody's
+			level = 4 // the object is gone: usual where pods come and go, and no error
 		}
 		klog.FromContext(ctx).V(level).Info("Write refused for good", "kind", j.result.Kind, "verb", j.write.GetVerb(),
 			"resource", j.write.GetResource().GetResource(), "namespace", j.write.GetNamespace(), "name", j.write.GetName(), "err", o.err)

@@ -104,7 +104,7 @@ func (s *session) writeEvent(ctx context.Context, w *topicpb.Write) outcome {
 		return refused(apierrors.NewBadRequest("the event's name isn't that of the write"))
 	}
 	if !s.relay.pods.ready() { // better late than accepted unseen
-		return outcome{retry: everybody, why: fmt.Errorf("the pods are not known yet")}
+		return outcome{retry: wholeNode, why: fmt.Errorf("the pods are not known yet")}
 	}
 	if reason := s.forged(e); reason != "" {
 		return refused(apierrors.NewForbidden(gvr.GroupResource(), w.GetName(), fmt.Errorf("%s", reason)))

@@ -109,7 +109,7 @@ func (s *session) confirm(ctx context.Context, w fencedWrite) (version string, m
 		s.lease.lose()
 		return "", false, outcome{retry: object, after: time.Second, why: err}, nil
 	}
-	return "", false, outcome{retry: everybody, why: err}, nil
+	return "", false, outcome{retry: wholeNode, why: err}, nil
 }
 
 // read gets the object of a write. Where it returns none, o says why.

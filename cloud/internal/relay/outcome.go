@@ -34,7 +34,7 @@ type retry int
 const (
 	never     retry = iota
 	object          // this object's writes wait
-	everybody       // the node's writes wait: kube-apiserver is away or has too much to do
+	wholeNode       // the node's writes wait: kube-apiserver is away or has too much to do
 	unsure          // refused, but perhaps only because an authorizer lags behind; believed after a time
 )
 
@@ -47,7 +47,7 @@ func judge(resp *kube.Response, err error) outcome {
 		if errors.Is(err, kube.ErrTooLarge) { // it was made: only the answer was too long
 			return accepted("")
 		}
-		return outcome{retry: everybody, why: err}
+		return outcome{retry: wholeNode, why: err}
 	}
 	failure := resp.Err()
 	if failure == nil {
@@ -56,9 +56,9 @@ func judge(resp *kube.Response, err error) outcome {
 	after := retryAfter(resp.Header)
 	switch resp.Code {
 	case http.StatusTooManyRequests, http.StatusServiceUnavailable:
-		return outcome{retry: everybody, after: after, why: failure}
+		return outcome{retry: wholeNode, after: after, why: failure}
 	case http.StatusUnauthorized: // cloudcore's own credentials: no fault of the edge
-		return outcome{retry: everybody, after: after, why: failure}
+		return outcome{retry: wholeNode, after: after, why: failure}
 	case http.StatusConflict, http.StatusRequestTimeout:
 		return outcome{retry: object, after: after, why: failure}
 	case http.StatusForbidden:

@@ -287,7 +287,7 @@ func (q *queue) back(l *lane, j *job, o outcome) {
 	if o.progressed {
 		q.misses, j.tries = 0, 0
 	}
-	if o.retry == everybody {
+	if o.retry == wholeNode {
 		if !now.Before(q.holdoff) {
 			q.misses++
 			q.holdoff = now.Add(max(o.after, backoff(q.misses)))

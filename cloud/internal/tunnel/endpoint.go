@@ -107,5 +107,5 @@ func (t *Tunnel) leadByName(ctx context.Context, near net.Conn) {
 	tunnel.Splice(ctx, t.metrics.meter(after(near, read)), far)
 }
 
-// alert ends a connection by a fatal alert, which is all that a client hears of why.
+// alert ends a connection by a fatal alert, which is all that a client learns of the reason.
 func alert(conn net.Conn, code byte) { _, _ = conn.Write([]byte{21, 3, 3, 0, 2, 2, code}) }

@@ -88,8 +88,8 @@ func (p *planner) freeVRID(pool *pool, f family) int32 {
 	return 0
 }
 
-// number gives an object that stays another VRID where its own is not its own, or not anybody's.
-// One that shares the election of another is looked after by followElections.
+// number gives an object that stays another VRID where its own is another's too, or not to be used.
+// followElections serves one that shares the election of another.
 func (p *planner) number(c claim, v *v1alpha1.VirtualIP) {
 	set := p.vridsOf(v.Spec.Network, c.family)
 	if v.Spec.SharesElectionOf != "" || set[v.Spec.VRID] == v.Name && !p.reserved(c.pool, v.Spec.VRID) {

@@ -76,7 +76,7 @@ type NodePoolSpec struct {
 	AddressesOfProposal []string `json:"Addresses,omitempty"`
 	// AllowRequested lets a Service ask for an address outside of addresses, by the annotation
 	// skerry.io/loadBalancerIP-POOL. The address is then added to addresses and goes again with the
-	// Service. Off by default: otherwise everybody who may create a Service chooses any address of
+	// Service. Off by default: otherwise everyone who may create a Service chooses any address of
 	// the LAN. Addresses of nodes, of cloudcore, kube-apiserver, Services and pods are never given.
 	// +optional
 	AllowRequested bool `json:"allowRequested,omitempty"`

@@ -246,8 +246,8 @@ func (c *checker) removed(gone Record) time.Duration {
 	return gone.At
 }
 
-// kept compares what everybody has at the end: the nodes with the cloud, the cloud with what nodes
-// have been acknowledged.
+// kept compares what all have at the end: the nodes with the cloud, the cloud with what nodes have
+// been acknowledged.
 func (c *checker) kept() (found []Violation) {
 	cloud := c.finals[Cloud]
 	for _, who := range slices.Sorted(maps.Keys(c.finals)) {

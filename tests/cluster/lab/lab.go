@@ -171,9 +171,8 @@ func ConnectCloud(router, cloud host.Host, n int) error {
 	return plug(router, cloudIface, "dc"+strconv.Itoa(n), cloud, "eth0", netip.PrefixFrom(Replica(n), 24), netip.PrefixFrom(Replica6(n), 64))
 }
 
-// Balance spreads what edges send to the cloud's address over its first replicas hosts, at
-// random for each connection. It doesn't look whether anybody is there, as a balancer that has
-// not noticed yet.
+// Balance spreads what edges send to the cloud's address over its first replicas hosts, at random
+// for each connection. It doesn't check for a listener, as a balancer that has not noticed yet.
 func Balance(router host.Host, ports []Port, replicas int) error {
 	return router.Do(func() error {
 		t, err := iptables.New()

@@ -119,7 +119,7 @@ func (s *System) connect() {
 	s.Check(err)
 }
 
-// Mend makes the trial whole, whatever the test before did to it.
+// Mend repairs the trial, whatever the test before did to it.
 func (s *System) Mend(ctx context.Context) {
 	s.T.Helper()
 	ctx, cancel := context.WithTimeout(ctx, UpTimeout)

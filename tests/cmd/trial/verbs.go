@@ -180,7 +180,7 @@ func cutCommand() *cobra.Command {
 
 func healCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "heal NODE", Short: "Mend a node's uplink", Args: cli.Args(cobra.ExactArgs(1)), PreRunE: asRoot,
+		Use: "heal NODE", Short: "Restore a node's uplink", Args: cli.Args(cobra.ExactArgs(1)), PreRunE: asRoot,
 		RunE: func(c *cobra.Command, args []string) error {
 			return with(func(t *trial.Trial) error { return t.Heal(c.Context(), args[0]) })
 		},

@@ -397,7 +397,7 @@ func TestLink(t *testing.T) {
 			t.Errorf("got %v; want the link closed with %d", err, link.CloseForbidden)
 		}
 	})
-	t.Run("revoked: thrown out at once, and kept out", func(t *testing.T) {
+	t.Run("revoked: its session ends at once, and it gets no other", func(t *testing.T) {
 		conn, err := s.dial(t, cert, ca, 1)
 		if err != nil {
 			t.Fatal(err)
