@@ -8,7 +8,7 @@ export CGO_ENABLED := 0
 
 # Before the first tag git describe gives a bare hash, which is no version.
 VERSION ?= $(shell v=$$(git describe --tags --always --dirty 2>/dev/null) || v=dev; [[ $$v == v* ]] || v=v0.0.0-$$v; echo $$v)
-# The kubelet tells the cluster its version; without these it would say v0.0.0-master.
+# The kubelet reports its version to the cluster; without these it would be v0.0.0-master.
 kubernetes = $(shell awk '$$1 == "k8s.io/kubernetes" { print $$2 }' $(1))
 part = $(word $(2),$(subst ., ,$(patsubst v%,%,$(1))))
 COMPONENT := k8s.io/component-base/version

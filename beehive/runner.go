@@ -133,7 +133,7 @@ func (r *Runner) start(ctx context.Context, m *module) error {
 	go func() {
 		defer close(m.stopped)
 		defer m.settle()
-		// The label tells a stuck or busy module's goroutines apart in a profile.
+		// The label identifies a stuck or busy module's goroutines in a profile.
 		pprof.Do(own, pprof.Labels("module", string(m.name)), func(ctx context.Context) { r.keep(ctx, m) })
 	}()
 	timeout := time.NewTimer(m.StartTimeout)

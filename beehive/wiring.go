@@ -22,7 +22,7 @@ type ModuleWiring struct {
 	Topics  []string        `json:"topics,omitempty"` // that the module says it handles
 }
 
-// Wiring tells how the process is wired. It may be called before Run.
+// Wiring returns how the process is wired. It may be called before Run.
 func (r *Runner) Wiring() Wiring {
 	var w Wiring
 	for _, m := range r.modules {

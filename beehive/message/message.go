@@ -36,7 +36,7 @@ const (
 	Response Operation = "response" // an answer to a request; Header.ParentID names the request
 )
 
-// ID tells one message of a process from another. 0 is no message.
+// ID identifies a message within its process. 0 is no message.
 type ID uint64
 
 var lastID atomic.Uint64 // IDs need only be unique in the process: one counter, and no state that a test could trip over
@@ -44,7 +44,7 @@ var lastID atomic.Uint64 // IDs need only be unique in the process: one counter,
 // NextID returns an ID that this process has not used before.
 func NextID() ID { return ID(lastID.Add(1)) }
 
-// Header tells messages apart and ties an answer to its request.
+// Header identifies a message and ties an answer to its request.
 type Header struct {
 	ID       ID
 	ParentID ID // of an answer: the ID of its request

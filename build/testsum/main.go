@@ -1,4 +1,5 @@
-// Command testsum reads what `go test -json` writes, tells a person what matters of it, and counts.
+// Command testsum reads what `go test -json` writes, prints what matters of it to a person, and
+// counts.
 //
 //	go test -json ./... 2>&1 | testsum -counts FILE -phase unit    each package's line, the output of what failed, and who runs for long
 //	... testsum -again FILE                                        packages that failed go into FILE, a line each, with a pattern of the tests that did where the rest has passed; see build/test.sh

@@ -31,7 +31,7 @@ func restConfig(kubeconfig string) (*rest.Config, error) {
 	return cfg, nil
 }
 
-// instanceName tells the replicas apart, in logs and in Leases.
+// instanceName identifies a replica, in logs and in Leases.
 func instanceName() string {
 	host, err := os.Hostname()
 	if err != nil {

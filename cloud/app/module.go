@@ -105,7 +105,7 @@ func (a *App) controllers(ctx context.Context) error {
 	return lead(ctx, a.client.Kubernetes(), "cloudcore", a.instance, a.reports.decide)
 }
 
-// runSites tells devices of their sites, on every replica: each has sessions.
+// runSites sends devices their sites, on every replica: each has sessions.
 func (a *App) runSites(ctx context.Context) error {
 	nodes, release := a.informers.Open(schema.GroupVersionResource{Version: "v1", Resource: "nodes"})
 	defer release()

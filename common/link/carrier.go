@@ -44,8 +44,8 @@ type Carrier interface {
 	LastHeard() time.Time
 	// Stop makes Serve and Write return within CloseTimeout. It doesn't block.
 	Stop(why *CloseError)
-	// Close is called when Serve has returned and no Write runs. It tells the peer why, unless it
-	// was the peer who ended the link, and frees everything.
+	// Close is called when Serve has returned and no Write runs. It sends the peer the reason,
+	// unless it was the peer that ended the link, and frees everything.
 	Close(why *CloseError)
 }
 

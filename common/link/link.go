@@ -41,8 +41,8 @@ type Conn interface {
 	// already; it must not block. ended is called once, in a goroutine of its own, when the link
 	// begins to end. Notify is called once.
 	Notify(came, ended func())
-	// Close tells the peer why and ends the link; what waits to be sent or received is dropped. It
-	// returns when the link has ended. Only the first call counts.
+	// Close sends the peer the reason and ends the link; what waits to be sent or received is
+	// dropped. It returns when the link has ended. Only the first call counts.
 	Close(code CloseCode, reason string) error
 	// Done is closed when the link has ended; Err then says why.
 	Done() <-chan struct{}

@@ -7,7 +7,7 @@ import (
 )
 
 // Protocol is what a device offers by ALPN (RFC 7301) beside what a transport over TCP speaks:
-// cloudcore's one port tells by it who comes for a link.
+// cloudcore's one port recognizes by it a client that wants a link.
 const Protocol = "skerry-link"
 
 // ClientTLS is a copy of c for a dialer: TLS 1.3 only, the one protocol, and sessions kept apart

@@ -107,7 +107,7 @@ func TestLadder(t *testing.T) {
 	}
 }
 
-// climbs tells where a package breaks the ladder.
+// climbs returns where a package breaks the ladder.
 func climbs(p *sourcePack) (bad []string) {
 	if !p.product() || p.dir == "." {
 		return nil
@@ -157,7 +157,7 @@ func TestExclusiveImports(t *testing.T) {
 	}
 }
 
-// trespasses tells what a package imports that is for others alone.
+// trespasses returns what a package imports that is for others alone.
 func trespasses(p *sourcePack) (bad []string) {
 	if !p.product() {
 		return nil

@@ -21,7 +21,7 @@ func TestPackageComments(t *testing.T) {
 	}
 }
 
-// comments tells what is wrong with a package's comment.
+// comments returns what is wrong with a package's comment.
 func (p *sourcePack) comments() (bad []string) {
 	if p.name == "" {
 		return nil // nothing but tests
@@ -77,7 +77,7 @@ func TestNoGlobalState(t *testing.T) {
 	}
 }
 
-// state tells what of a package is state.
+// state returns what of a package is state.
 func (p *sourcePack) state() (bad []string) {
 	if !p.product() {
 		return nil
@@ -110,7 +110,7 @@ func (p *sourcePack) state() (bad []string) {
 	return bad
 }
 
-// globals tells what is wrong with the variables of one declaration.
+// globals returns what is wrong with the variables of one declaration.
 func (p *sourcePack) globals(s *ast.ValueSpec, d *ast.GenDecl, written map[string]bool) []string {
 	var bad []string
 	for i, name := range s.Names {

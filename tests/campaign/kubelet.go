@@ -201,7 +201,7 @@ func (k *kubelet) follow(ctx context.Context, s source, name string) {
 	})
 }
 
-// confirm tells that a pod has ended: the deletion without a grace period, of this uid.
+// confirm reports that a pod has ended: the deletion without a grace period, of this uid.
 func (k *kubelet) confirm(ctx context.Context, name string, uid types.UID) {
 	for ; ctx.Err() == nil; pause(ctx, time.Second) {
 		k.mu.Lock()

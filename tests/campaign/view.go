@@ -136,7 +136,7 @@ type view struct {
 	known    map[types.UID]history.Record
 }
 
-// follow lists and watches until ctx ends, records every change, and tells see, which may be nil.
+// follow lists and watches until ctx ends, records every change, and calls see, which may be nil.
 func (v *view) follow(ctx context.Context, s source, see func(history.Record, metav1.Object)) {
 	v.known = map[types.UID]history.Record{}
 	if see == nil {

@@ -225,7 +225,7 @@ func (s *system) pod(namespace, name, node string) *corev1.Pod {
 	return &s.WaitPods(namespace, "app="+name, node, 1)[0]
 }
 
-// post tells the sample application in a pod something, from the pod's node.
+// post sends a POST to the sample application in a pod, from the pod's node.
 func (s *system) post(pod *corev1.Pod, path string) {
 	s.T.Helper()
 	h, err := s.Trial.Host(pod.Spec.NodeName)

@@ -133,14 +133,14 @@ func (s *system) waitOperation(name, what string, is func(*v1alpha1.NodeOperatio
 	return o
 }
 
-// isDone tells whether condition Done has a reason.
+// isDone reports whether condition Done has a reason.
 func isDone(reason string) func(*v1alpha1.NodeOperation) bool {
 	return func(o *v1alpha1.NodeOperation) bool {
 		return slices.ContainsFunc(o.Status.Conditions, func(c metav1.Condition) bool { return c.Type == v1alpha1.OperationDone && c.Reason == reason })
 	}
 }
 
-// isHeld tells whether the budget holds exactly one pod.
+// isHeld reports whether the budget holds exactly one pod.
 func isHeld(o *v1alpha1.NodeOperation) bool {
 	b := o.Status.BlockedPods
 	return len(b) == 1 && b[0].PDB == "keep" && b[0].Reason == v1alpha1.BlockedByBudget && strings.HasPrefix(b[0].Name, "web-")

@@ -72,7 +72,7 @@ func TestOrder_12_ANodeDeletedWhileItsDeviceWasAway(t *testing.T) {
 	}
 }
 
-// startedAt tells one run of edgecore from another.
+// startedAt distinguishes one run of edgecore from another.
 func (s *system) startedAt(edge string) string {
 	s.T.Helper()
 	return s.metric(edge, "process_start_time_seconds")

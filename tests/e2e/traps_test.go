@@ -43,7 +43,7 @@ func TestTraps_25_27_WithoutKubeAPIServer(t *testing.T) {
 		}
 		return s.EdgeKubectl("edge1", "get", "pods", "-n", ns, "-o", "name"), s.EdgeKubectl("edge1", "get", "pods", "-A", "-o", "name")
 	}
-	// What the device does not hold is what tells whether kube-apiserver can be asked.
+	// Only a read of what the device does not hold shows whether kube-apiserver can be asked.
 	device := s.device("edge1")
 	away := func(ctx context.Context) error {
 		err := device.CoreV1().RESTClient().Get().MaxRetries(0).AbsPath("/api/v1/namespaces/" + ns + "/pods/no-such-pod").Do(ctx).Error()

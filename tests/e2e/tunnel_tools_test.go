@@ -17,7 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A terminal on this side, kubectl in it, and a program in a pod that tells what it sees of it.
+// A terminal on this side, kubectl in it, and a program in a pod that prints what it sees of it.
 func TestTunnel_04_ExecOnATerminal(t *testing.T) {
 	s := use(t)
 	pod := s.WaitPods("sample", "app=sample", "edge1", 1)[0]
@@ -46,8 +46,8 @@ func TestTunnel_04_ExecOnATerminal(t *testing.T) {
 			return nil
 		})
 	}
-	// kubectl tells the size as soon as the stream stands, the program may have looked before
-	// that: it sees both.
+	// kubectl sends the size as soon as the stream stands, the program may have looked before that:
+	// it sees both.
 	shows("size 101x31")
 	s.Check(pty.Setsize(terminal, &pty.Winsize{Cols: 77, Rows: 22}))
 	shows("size 77x22")

@@ -447,7 +447,7 @@ func writeFile(t *testing.T, dir, name string, content []byte) string {
 	return path
 }
 
-// spying tells the first byte of each connection.
+// spying passes on the first byte of each connection.
 type spying struct {
 	net.Listener
 	first chan<- byte

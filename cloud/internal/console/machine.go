@@ -52,8 +52,8 @@ func (m machine) here(ctx context.Context) (version string, err error) {
 	return o.GetResourceVersion(), m.judge(o)
 }
 
-// noSuchKind tells a path that kube-apiserver does not serve from an object that is not there: the
-// former it answers with no Status.
+// noSuchKind distinguishes a path that kube-apiserver does not serve from an object that is not
+// there: the former it answers with no Status.
 func noSuchKind(err error) bool {
 	return apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 }

@@ -123,7 +123,7 @@ func (u *Unknown) look(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// reported tells whether a device has said anything of an operation: it knows since when it has it.
+// reported tells whether a device has reported an operation: it knows since when it has it.
 func reported(o *v1alpha1.NodeOperation) bool {
 	return o.Status.RequestedAt != nil || o.Status.Phase != ""
 }

@@ -1,4 +1,4 @@
-// Package fence tells whether a session may still write for its node.
+// Package fence decides whether a session may still write for its node.
 //
 // It owns the epoch in a node's Lease: each session of a node has a higher one than all before it,
 // puts it there before it writes anything, and finds by it that a newer session, on whichever

@@ -42,7 +42,7 @@ func closeConn(conn link.Conn, code link.CloseCode, reason string) {
 	if len(reason) > most {
 		reason = reason[:most]
 	}
-	_ = conn.Close(code, reason) // the link ends in any case, and conn.Err tells how
+	_ = conn.Close(code, reason) // the link ends in any case, and conn.Err says how
 }
 
 func address(a net.Addr) string {

@@ -53,8 +53,8 @@ func (c *idle) Done() <-chan struct{} { return c.ctx.Done() }
 func (c *idle) Err() error            { return &link.CloseError{Code: link.CloseShutdown} }
 func (c *idle) Info() link.Info       { return c.info }
 
-// BenchmarkIdleSession tells what the hub itself takes for an idle session, links and
-// parts not counted.
+// BenchmarkIdleSession measures the hub's own memory for an idle session, links and parts not
+// counted.
 func BenchmarkIdleSession(b *testing.B) {
 	const sessions = 2000
 	cert := linktest.NewAuthority(b).Node(b, "edge-0").Leaf

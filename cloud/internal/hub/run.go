@@ -15,7 +15,7 @@ import (
 	"github.com/skerry-io/skerry/common/link"
 )
 
-// Run accepts links until ctx ends, then tells every edge to dial again elsewhere, waits for the
+// Run accepts links until ctx ends, then asks every edge to dial again elsewhere, waits for the
 // parts, and closes the listeners. It returns an error when a listener failed for good or a part
 // did not return in time.
 func (h *Hub) Run(ctx context.Context) error {

@@ -38,7 +38,7 @@ const (
 type ApproverConfig struct {
 	Client kubernetes.Interface
 	Tokens *Tokens
-	// Linked reports whether the node has a session here. It may be nil: the Lease of a node tells
+	// Linked reports whether the node has a session here. It may be nil: the Lease of a node shows
 	// as much, a little later.
 	Linked func(types.NodeName) bool
 	// Revoked is consulted for every request, as kube-apiserver has it at that moment. It

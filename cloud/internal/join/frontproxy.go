@@ -53,7 +53,7 @@ func (f *FrontProxy) Run(ctx context.Context) error {
 // Pool is the CA now; nil until it is known, and where the cluster has no front proxy.
 func (f *FrontProxy) Pool() *x509.CertPool { return f.ca.Pool() }
 
-// Allowed tells whether a common name is the front proxy's. No names published means any that the
+// Allowed reports whether a common name is the front proxy's. No names published means any that the
 // CA has signed (--requestheader-allowed-names); no client is allowed before that is known.
 func (f *FrontProxy) Allowed(commonName string) bool {
 	if len(f.names.UsernameHeaders()) == 0 { // published wherever there is a front proxy

@@ -81,7 +81,7 @@ func TestKubeletApprover(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// Last in the queue, so that its decision tells that the one before was judged too.
+			// Last in the queue, so that its decision shows that the one before was reviewed too.
 			last := csr(t, "z-last", "edge2", serving)
 			client := fake.NewClientset(
 				addressedNode("edge1", true, "10.0.0.1", "192.168.1.10", "172.16.0.1", "10.96.0.1", "203.0.113.5", "127.0.0.1",

@@ -131,7 +131,7 @@ func NewServer(cfg ServerConfig) *Server {
 func (s *Server) Metrics() prometheus.Collector { return s.joins }
 
 // Run serves on the listeners, which it closes, until ctx ends. Requests that wait then get an
-// answer that tells them to come back.
+// answer that asks them to retry.
 func (s *Server) Run(ctx context.Context, listeners ...net.Listener) error {
 	server := &http.Server{
 		Handler:           s.Handler(),

@@ -171,7 +171,7 @@ type Response struct {
 	Body   []byte
 }
 
-// Err is the failure that the response tells, as a Kubernetes Status error, or nil.
+// Err is the failure in the response, as a Kubernetes Status error, or nil.
 func (r *Response) Err() error {
 	if r.Code >= 200 && r.Code < 300 {
 		return nil
@@ -196,7 +196,7 @@ func (r *Response) Err() error {
 	return apierrors.NewGenericServerResponse(r.Code, "", schema.GroupResource{}, "", text, retry, true)
 }
 
-// Do makes one request and reads the whole answer. The error tells that there was no answer; see
+// Do makes one request and reads the whole answer. An error means that there was no answer; see
 // Response.Err for a refusal.
 func (c *Client) Do(ctx context.Context, as Identity, r Request) (*Response, error) {
 	resp, err := c.send(ctx, as, r)

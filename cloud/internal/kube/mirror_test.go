@@ -11,8 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// A mirror has what its store has, whether that was there before or comes later, and tells
-// what counts.
+// A mirror has what its store has, whether that was there before or comes later, and reports the
+// changes that count.
 func TestMirror(t *testing.T) {
 	put := func(s *Store, name, uid, node string) {
 		t.Helper()

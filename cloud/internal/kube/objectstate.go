@@ -159,7 +159,7 @@ func (s *watchedObject) pick() (m *member, wait time.Duration) {
 	return m, wait
 }
 
-// set changes what is known and tells the members. The lock is held.
+// set changes what is known and notifies the members. The lock is held.
 func (s *watchedObject) set(o *Object) {
 	if s.known && (s.object == nil) == (o == nil) && (o == nil || s.object.Sum == o.Sum) {
 		return

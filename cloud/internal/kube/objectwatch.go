@@ -144,7 +144,7 @@ func (w *ObjectWatches) restart() {
 	}
 }
 
-// catchUp reads the object where the watch hasn't reached version, and tells the member.
+// catchUp reads the object where the watch hasn't reached version, and notifies the member.
 func (w *ObjectWatches) catchUp(s *watchedObject, m *member, version uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

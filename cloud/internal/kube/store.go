@@ -46,7 +46,7 @@ func (s *Store) Resource() schema.GroupVersionResource { return s.resource }
 // Synced is closed once the store has held the whole collection.
 func (s *Store) Synced() <-chan struct{} { return s.synced }
 
-// HasSynced tells it without waiting.
+// HasSynced reports whether Synced is closed.
 func (s *Store) HasSynced() bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()

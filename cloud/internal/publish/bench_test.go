@@ -99,7 +99,7 @@ func filled(b *testing.B, nodes int) *world {
 	return c
 }
 
-// BenchmarkIdleSession tells how much memory the way down of an idle node takes, with ten pods:
+// BenchmarkIdleSession measures how much memory the way down of an idle node takes, with ten pods:
 // B/session, without the objects, which all share.
 func BenchmarkIdleSession(b *testing.B) {
 	const sessions = 1000

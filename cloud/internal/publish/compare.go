@@ -211,10 +211,10 @@ func (s *session) confirmed(r *resourceSync) bool {
 	return true
 }
 
-// expect tells the edge what it should hold now. Its interests are synced by the same State, so
-// that an edge that holds something else takes none of them for it. Where a change of the same
-// resource gets into that State behind it, the edge finds a difference that is none: that costs an
-// inventory, once in a session, and nothing else.
+// expect sends the edge the digest of what it should hold now. Its interests are synced by the same
+// State, so that an edge that holds something else takes none of them for it. Where a change of the
+// same resource gets into that State behind it, the edge finds a difference that is none: that
+// costs an inventory, once in a session, and nothing else.
 func (s *session) expect(r *resourceSync) error {
 	s.mu.Lock()
 	dirty := len(r.dirty) > 0

@@ -18,7 +18,7 @@ func (s *session) hold(ref kube.Ref, r *resourceSync) {
 			defer s.signal()
 		}
 		if old != nil && alike(*old, state) {
-			return // a fresh watch tells again what was asked for just before
+			return // a new watch delivers again what was read just before
 		}
 		switch {
 		case state.Err != nil || old != nil && old.Err != nil: // what the edge may have has changed

@@ -83,7 +83,8 @@ func (r *real) route(t *testing.T, name, gateway string) {
 	}
 }
 
-// holdings is what an edge of a node should hold, by name: what tells one version from another.
+// holdings is what an edge of a node should hold, by name: what distinguishes one version from
+// another.
 func (r *real) holdings(ctx context.Context, ns, node string) (map[string]string, error) {
 	out := map[string]string{}
 	pods, err := r.admin.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
@@ -389,8 +390,8 @@ func TestOrder_04_LaggingWatchAfterARestore(t *testing.T) {
 }
 
 // An edge has a status accepted through another cloudcore and moves to one whose watch is 20 s
-// behind. Nothing else tells the two apart: what the edge holds is what the lagging watch shows. It
-// is synced only with the status that it has written, since it drops its own copy then.
+// behind. Nothing else distinguishes the two: what the edge holds is what the lagging watch shows.
+// It is synced only with the status that it has written, since it drops its own copy then.
 func TestSyncedBringsWhatTheEdgeHasWritten(t *testing.T) {
 	a := startReal(t)
 	a.plane.Apply(t, "manifests/crds")

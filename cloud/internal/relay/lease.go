@@ -38,7 +38,7 @@ const (
 // lives; the Lease at kube-apiserver is renewed from here while it does. A dead kubelet, a dead
 // link and a dead cloudcore all end in a Lease that is not renewed.
 //
-// The Lease also tells sessions of one node apart, on whichever replica of cloudcore they are: it
+// The Lease also orders the sessions of one node, on whichever replica of cloudcore they are: it
 // bears the epoch of the session, which grows with each connect. A session first puts its epoch in,
 // and writes nothing else before; each renewal is conditional on the Lease as this session left it.
 // A session that finds a higher epoch there stops. One that has not noticed yet writes nothing over

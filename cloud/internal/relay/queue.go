@@ -88,7 +88,7 @@ func order(w *topicpb.Write) string {
 	return key(w)
 }
 
-// key tells objects apart: a pod's status and its deletion are one object's.
+// key identifies an object: a pod's status and its deletion are one object's.
 func key(w *topicpb.Write) string {
 	r := w.GetResource()
 	return r.GetGroup() + "/" + r.GetResource() + "/" + w.GetNamespace() + "/" + w.GetName()

@@ -323,7 +323,7 @@ func TestReal(t *testing.T) {
 	t.Run("the pool says who is in it", func(t *testing.T) {
 		members := func(name, want string) {
 			t.Helper()
-			cluster.Eventually(t, "what "+name+" tells the nodes of its pool", func(ctx context.Context) error {
+			cluster.Eventually(t, "the members of the pool of "+name, func(ctx context.Context) error {
 				u, err := w.admin.Get(ctx, name, metav1.GetOptions{})
 				if err != nil {
 					return err

@@ -1,5 +1,5 @@
-// Package site tells the devices of a site who they are: the members of each Edge NodePool, the
-// ranges of their pods, where they were last, and whose certificates are revoked.
+// Package site sends devices what they need to know of their site: the members of each Edge
+// NodePool, the ranges of their pods, where they were last, and whose certificates are revoked.
 //
 // It owns the topic Site, which no object stands for, and the annotation by which a device is
 // offered a range for its pods (OfferAnnotation). It refuses to speak for a device: a range becomes

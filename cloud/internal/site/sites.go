@@ -20,7 +20,7 @@ import (
 // leave in waves.
 const settle = 300 * time.Millisecond
 
-// Sites tells each session of its device's site. It is a hub.Part.
+// Sites sends each session its device's site. It is a hub.Part.
 type Sites struct {
 	revoked func() Revocations
 	devices *kube.Mirror[Device]

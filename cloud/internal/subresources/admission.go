@@ -88,7 +88,7 @@ func (s subject) unjudged(ctx context.Context, client kubernetes.Interface) erro
 	return nil
 }
 
-// matcher tells what matches one request.
+// matcher returns what matches one request.
 type matcher struct {
 	subject
 	client kubernetes.Interface

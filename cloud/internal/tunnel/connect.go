@@ -71,7 +71,8 @@ const (
 	peer
 )
 
-// who tells by the certificate, which the handshake has verified against the cluster's CA and ours.
+// who identifies the client by its certificate, which the handshake has verified against the
+// cluster's CA and ours.
 func (t *Tunnel) who(r *http.Request) client {
 	if r.TLS == nil || len(r.TLS.VerifiedChains) == 0 {
 		return stranger

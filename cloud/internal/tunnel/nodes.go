@@ -160,7 +160,7 @@ func (n *Nodes) put(name types.NodeName, full *corev1.Node) {
 	n.nodes[name] = next
 }
 
-// kubelet tells where the kubelet of a node is: behind its link, or at an address.
+// kubelet returns where the kubelet of a node is: behind its link, or at an address.
 func (n *Nodes) kubelet(name types.NodeName) (edge bool, address string, err error) {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
@@ -183,11 +183,11 @@ type destination struct {
 	address string         // to dial, where not
 }
 
-// find tells what a target is. A name is that of one node, which its certificate shows. An address
-// is what a node says of itself: it leads to an edge only at the port that kubelets have, only if
-// no other node claims it, and only if it can't be a Service's, a pod's or the cloud's. In all
-// other cases it leads where it would without Skerry; but where two edges claim it, nowhere: behind
-// different NATs they may well have the same, and which is meant is unknown.
+// find returns what a target is. A name is that of one node, which its certificate shows. An
+// address is what a node says of itself: it leads to an edge only at the port that kubelets have,
+// only if no other node claims it, and only if it can't be a Service's, a pod's or the cloud's. In
+// all other cases it leads where it would without Skerry; but where two edges claim it, nowhere:
+// behind different NATs they may well have the same, and which is meant is unknown.
 func (n *Nodes) find(host, port string) (destination, error) {
 	n.mu.RLock()
 	defer n.mu.RUnlock()

@@ -49,9 +49,9 @@ const PeerName = "cloudcore"
 type Config struct {
 	// Instance names this replica, as it stands in the Leases of the nodes whose links it holds.
 	Instance string
-	// Nodes tells edge nodes from all else.
+	// Nodes distinguishes edge nodes from all others.
 	Nodes *Nodes
-	// Leases reads the Lease of a node: it tells which replica holds the link.
+	// Leases reads the Lease of a node: it names the replica that holds the link.
 	Leases func(ctx context.Context, node types.NodeName) (*coordinationv1.Lease, error)
 	// AnnounceKey signs where replicas are asked, in the Leases of nodes; the same on
 	// every replica.

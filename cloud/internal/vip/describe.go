@@ -77,7 +77,7 @@ func (p *planner) apart(v *v1alpha1.VirtualIP) bool {
 	return true
 }
 
-// introduce tells each node of an address what the others reported: where their advertisements come
+// introduce sends each node of an address what the others reported: where their advertisements come
 // from, and whether they could take the address.
 func introduce(v *v1alpha1.VirtualIP) {
 	for i := range v.Spec.Nodes {

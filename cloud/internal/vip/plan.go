@@ -199,7 +199,7 @@ func (p *planner) mark(v *v1alpha1.VirtualIP, pool *pool) {
 	}
 }
 
-// allocate meets a claim that is new, or tells why not.
+// allocate meets a claim that is new, or returns why not.
 func (p *planner) allocate(c claim) {
 	address, added, bad := p.choose(c)
 	old := p.have[slot{c.service.UID, c.pool.object.Name, c.family}]

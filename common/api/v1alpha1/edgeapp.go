@@ -18,7 +18,7 @@ const EdgeApps = "edgeapps"
 const (
 	// EdgeAppLabel is on the ReplicaSet, the claims and the pods of an EdgeApp, and names it.
 	EdgeAppLabel = "skerry.io/edge-app"
-	// EdgeAppRevisionLabel tells pods of one version of the rendered template from those of another.
+	// EdgeAppRevisionLabel distinguishes pods of one version of the rendered template from those of another.
 	EdgeAppRevisionLabel = "skerry.io/edge-app-revision"
 	// EdgeAppNamespaceLabel, with the value "enabled", is on namespaces in which cloudcore may make the objects of EdgeApps.
 	EdgeAppNamespaceLabel = "skerry.io/edge-apps"
@@ -255,7 +255,7 @@ type EdgeAppNode struct {
 	// +optional
 	Restarts int32 `json:"restarts,omitempty"`
 	// CollectTime is when the node saw this, by its own clock. It reports changes, so an old one means that nothing has changed or that nothing was heard:
-	// the condition Current tells which.
+	// the condition Current shows which.
 	// +optional
 	CollectTime *metav1.Time `json:"collectTime,omitempty"`
 	// +optional

@@ -23,7 +23,7 @@ type PoolMembers struct {
 	NodeSelector *metav1.LabelSelector `json:"nodeSelector,omitempty"`
 }
 
-// Selector tells by the labels of a Node whether it is in the pool: nodeSelector says it, and where there is none, the label that names the node's pool.
+// Selector decides by the labels of a Node whether it is in the pool: nodeSelector says it, and where there is none, the label that names the node's pool.
 func (m PoolMembers) Selector() (func(labels.Set) bool, error) {
 	if m.NodeSelector != nil {
 		selector, err := metav1.LabelSelectorAsSelector(m.NodeSelector)

@@ -16,7 +16,7 @@ const CordonAnnotation = "skerry.io/cordoned-by"
 const (
 	// RequestedByAnnotation names the user who made the object. An admission policy in manifests/ sets it and keeps it.
 	RequestedByAnnotation = "skerry.io/requested-by"
-	// DeviceRequestAnnotation is on those that a device made of a request on the spot: it tells the device its own again.
+	// DeviceRequestAnnotation is on those that a device made of a request on the spot: by it the device recognizes its own.
 	DeviceRequestAnnotation = "skerry.io/device-request"
 )
 

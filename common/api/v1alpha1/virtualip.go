@@ -39,7 +39,7 @@ type VirtualIPService struct {
 	Namespace string `json:"namespace"`
 	// Name of the Service.
 	Name string `json:"name"`
-	// UID tells the Service from a later one of the same name.
+	// UID distinguishes the Service from a later one of the same name.
 	UID types.UID `json:"uid"`
 }
 

@@ -72,7 +72,7 @@ func TestDial_Version(t *testing.T) {
 	}
 }
 
-// A server that died without a word and came back tells the edge at its next packet.
+// A server that died without a close and restarted resets the link at the edge's next packet.
 func TestListener_StartedAnew(t *testing.T) {
 	s := linktest.NewSite(t)
 	key := &[32]byte{1, 2, 3}

@@ -140,7 +140,7 @@ func (s stream) Read(b []byte) (int, error) {
 	return n, readError(err)
 }
 
-// readError tells what the peer said from what happened to the network.
+// readError distinguishes what the peer said from what happened to the network.
 func readError(err error) error {
 	if err == nil {
 		return nil

@@ -44,8 +44,8 @@ func (s socket) swallow(err error) bool {
 	return true
 }
 
-// transient tells what goes away by itself. EMSGSIZE and EIO don't belong here: quic-go learns from
-// them (path MTU, segmentation offload).
+// transient reports whether an error goes away by itself. EMSGSIZE and EIO don't belong here:
+// quic-go learns from them (path MTU, segmentation offload).
 func transient(err error) bool {
 	for _, e := range []syscall.Errno{
 		unix.ENETUNREACH, unix.EHOSTUNREACH, unix.ENETDOWN, unix.EHOSTDOWN, unix.ENODEV, // no route, or no device, for now

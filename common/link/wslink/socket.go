@@ -22,7 +22,7 @@ func control(_, _ string, c syscall.RawConn) error {
 	return err
 }
 
-// acknowledged returns a function that tells how long ago the peer's kernel acknowledged anything
+// acknowledged returns a function that returns how long ago the peer's kernel acknowledged anything
 // on c (tcpi_last_ack_recv of TCP_INFO, tcp(7)), exact to a tick of the kernel.
 func acknowledged(c net.Conn) (func() (time.Duration, error), error) {
 	tcp, ok := c.(syscall.Conn)

@@ -28,7 +28,7 @@ const Path = "/v1/link"
 
 const (
 	subprotocolPrefix = "skerry.v"
-	// idleHeader tells the other end how long this one bears silence, in milliseconds.
+	// idleHeader sends the other end this one's idle timeout, in milliseconds.
 	idleHeader = "Skerry-Idle-Timeout"
 
 	// batch is what goes in one websocket message, one TLS record and mostly one system call. It is
@@ -203,7 +203,7 @@ func (c *carrier) Read(b []byte) (int, error) {
 	}
 }
 
-// readError tells what the peer said, and what it should not have said, from what happened
+// readError distinguishes what the peer said, and what it should not have said, from what happened
 // to the network.
 func readError(err error) error {
 	if closed, ok := errors.AsType[*websocket.CloseError](err); ok {

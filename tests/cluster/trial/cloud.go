@@ -406,7 +406,7 @@ func (t *Trial) awaitNodes(ctx context.Context, nodes []Node) error {
 	return nil
 }
 
-// lookAtNodes takes off waiting what is as it should be, and tells why for the rest.
+// lookAtNodes takes off waiting what is as it should be, and returns why for the rest.
 func (t *Trial) lookAtNodes(ctx context.Context, client kubernetes.Interface, waiting map[string]string, ready map[string]bool) error {
 	nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {

@@ -194,7 +194,7 @@ func (o Options) Nodes() []Node {
 
 // State is what is kept in state.json.
 type State struct {
-	// ID tells the trials of a machine apart.
+	// ID identifies a trial on its machine.
 	ID      string              `json:"id"`
 	Options Options             `json:"options"`
 	Network netip.Prefix        `json:"network"` // between the machine and the cloud

@@ -48,7 +48,7 @@ func runKubectl(args []string) {
 	}
 }
 
-// edgeMark tells a kubectl on an edge that its KUBECONFIG is meant.
+// edgeMark in the environment makes a kubectl on an edge use its KUBECONFIG.
 const edgeMark = "TRIAL_EDGE"
 
 func wantsHelp(args []string) bool { return len(args) > 0 && (args[0] == "-h" || args[0] == "--help") }

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// terminal tells the size of its terminal, at the start and at each change, and how it was ended:
+// terminal prints the size of its terminal, at the start and at each change, and how it was ended:
 // an interrupt (Ctrl-C) is an error.
 func terminal(ctx context.Context, out io.Writer) error {
 	changed := make(chan os.Signal, 1)

@@ -51,8 +51,8 @@ func (c *Conn) Arm(idle time.Duration) error {
 }
 
 // Acked lets acknowledgements count as bytes that came: a read fails when for idle there were
-// neither, or for patience no bytes. ago tells how long ago the peer acknowledged anything.
-// Call it before Arm.
+// neither, or for patience no bytes. ago returns how long ago the peer acknowledged anything. Call
+// it before Arm.
 func (c *Conn) Acked(patience time.Duration, ago func() (time.Duration, error)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
