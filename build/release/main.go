@@ -62,7 +62,7 @@ func imageCommand(at func() time.Time) *cobra.Command {
 	c.Flags().StringVar(&out, "out", "", "archive to write")
 	c.Flags().StringArrayVar(&i.Names, "name", nil, "name with a tag; may be repeated")
 	c.Flags().StringVar(&i.Path, "path", "", "where the program is in the image")
-	c.Flags().StringVar(&i.User, "user", "", "whom it runs as")
+	c.Flags().StringVar(&i.User, "user", "", "user that it runs as")
 	c.Flags().StringVar(&i.Version, "version", "", "annotated")
 	return c
 }

@@ -25,6 +25,6 @@ cloudcore does this itself, still with that account.`,
 		},
 	}
 	c.Flags().StringVar(&kubeconfig, "kubeconfig", "", "kubeconfig of the account cloudcore-approver (default: the account of the pod)")
-	c.Flags().IntVar(&verbosity, "verbosity", verbosity, "how much is logged, 0 to 10")
+	c.Flags().IntVar(&verbosity, "verbosity", verbosity, "log verbosity, 0 to 10")
 	return c
 }

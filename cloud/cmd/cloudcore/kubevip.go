@@ -16,7 +16,7 @@ import (
 func kubeVIPCommand() *cobra.Command {
 	var kubeconfig string
 	c := &cobra.Command{
-		Use: "kube-vip", Short: "Put kube-vip into a trial cluster, or take it away",
+		Use: "kube-vip", Short: "Install or remove kube-vip in a trial cluster",
 		Long: `kube-vip gives Services of type LoadBalancer addresses of a LAN, and answers for them by ARP. This is for trial clusters: its nodes must share the LAN, and something on
 them must serve the addresses (kube-proxy, or modules.services of edgecore).`,
 	}
@@ -45,7 +45,7 @@ them must serve the addresses (kube-proxy, or modules.services of edgecore).`,
 func kubeVIPApplyCommand(client func() (kubevip.Client, error)) *cobra.Command {
 	var options kubevip.Options
 	c := &cobra.Command{
-		Use: "apply", Short: "Put kube-vip into the cluster, or change its interface and range", Args: cli.Args(cobra.NoArgs),
+		Use: "apply", Short: "Install kube-vip, or change its interface and range", Args: cli.Args(cobra.NoArgs),
 		Example: `  cloudcore kube-vip apply --interface eth0 --cidr 192.168.10.64/28 --image REGISTRY/kube-vip:v0.9.1 --provider-image REGISTRY/kube-vip-cloud-provider:v0.0.12
   cloudcore kube-vip apply --interface eth0 --cidr 192.168.10.64/28 --image REGISTRY/kube-vip:v0.9.1 --exclude 192.168.10.65,192.168.10.70-192.168.10.72`,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -77,7 +77,7 @@ func kubeVIPApplyCommand(client func() (kubevip.Client, error)) *cobra.Command {
 
 func kubeVIPDeleteCommand(client func() (kubevip.Client, error)) *cobra.Command {
 	return &cobra.Command{
-		Use: "delete", Short: "Take kube-vip away, and its addresses from Services; repeating it is fine", Args: cli.Args(cobra.NoArgs),
+		Use: "delete", Short: "Remove kube-vip, and its addresses from Services; may be repeated", Args: cli.Args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			from, err := client()
 			if err != nil {

@@ -41,7 +41,7 @@ func (a *admin) client() (kubernetes.Interface, error) {
 func tokenCommand() *cobra.Command {
 	var who admin
 	c := &cobra.Command{
-		Use: "token", Short: "Make, list and revoke the tokens that devices join with",
+		Use: "token", Short: "Create, list and revoke the tokens that devices join with",
 		Long: `A token lets devices join for a time and a number of uses. It pins cloudcore's CA, so that a device knows whom it talks to before it says
 anything. These commands need an administrator's rights; cloudcore itself can't make tokens.`,
 	}
@@ -54,7 +54,7 @@ func tokenCreateCommand(who *admin) *cobra.Command {
 	options := join.TokenOptions{TTL: join.DefaultTTL, Uses: join.DefaultUses}
 	var output cli.Output
 	c := &cobra.Command{
-		Use: "create", Short: "Make a token and print it", Args: cli.Args(cobra.NoArgs),
+		Use: "create", Short: "Create a token and print it", Args: cli.Args(cobra.NoArgs),
 		Example: `  cloudcore token create                              # one device, within a day
   cloudcore token create --node edge-17 --ttl 2h      # this device alone
   cloudcore token create --uses 40 --description "ferry fleet" -o json`,
@@ -87,7 +87,7 @@ func tokenCreateCommand(who *admin) *cobra.Command {
 	c.Flags().DurationVar(&options.TTL, "ttl", options.TTL, "how long it is valid")
 	c.Flags().IntVar(&options.Uses, "uses", options.Uses, "how many devices may join with it")
 	c.Flags().StringVar((*string)(&options.Node), "node", "", "the only node name that may join with it, also where the Node exists already and is not live")
-	c.Flags().StringVar(&options.Description, "description", "", "a word for people, shown by list")
+	c.Flags().StringVar(&options.Description, "description", "", "free text, shown by list")
 	output.AddTo(c)
 	return c
 }
@@ -117,7 +117,7 @@ func tokenListCommand(who *admin) *cobra.Command {
 
 func tokenRevokeCommand(who *admin) *cobra.Command {
 	return &cobra.Command{
-		Use: "revoke TOKEN|ID", Short: "Make a token useless; nodes that joined with it stay", Args: cli.Args(cobra.ExactArgs(1)),
+		Use: "revoke TOKEN|ID", Short: "Revoke a token; nodes that joined with it stay", Args: cli.Args(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			client, err := who.client()
 			if err != nil {

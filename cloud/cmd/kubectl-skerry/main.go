@@ -31,8 +31,8 @@ func main() {
 func command(streams genericiooptions.IOStreams) *cobra.Command {
 	c := &cobra.Command{
 		Use: "kubectl-skerry", Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl skerry"}, Version: version.Skerry(),
-		Short: "Logs, exec and the like of pods on edge nodes, by way of cloudcore",
-		Long: `Logs, exec and the like of pods on edge nodes, by way of cloudcore: kubectl's own commands with kubectl's own flags.
+		Short: "Logs, exec, attach and port-forward of pods on edge nodes, through cloudcore",
+		Long: `Logs, exec, attach and port-forward of pods on edge nodes, through cloudcore: kubectl's own commands with kubectl's own flags.
 Other tools take the same way through 'kubectl skerry proxy'.`,
 		Example: `  kubectl skerry logs -f -n shop pod/till-7xk2p
   kubectl skerry exec -it -n shop till-7xk2p -- sh

@@ -119,7 +119,7 @@ func rights(ctx context.Context, client kubernetes.Interface) Finding {
 			Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &a},
 		}, metav1.CreateOptions{})
 		if err != nil {
-			return Finding{name, Fail, fmt.Sprintf("what you may do can't be asked: %v", err), mend}
+			return Finding{name, Fail, fmt.Sprintf("your permissions can't be reviewed: %v", err), mend}
 		}
 		if !review.Status.Allowed {
 			refused = append(refused, a.Verb+" "+a.Resource)

@@ -32,7 +32,7 @@ func (t *Trial) setCut(ctx context.Context, name string, how lab.Cut) error {
 	})
 }
 
-// Shape makes a node's uplink thin; the zero Shape makes it fast again.
+// Shape limits a node's uplink; the zero Shape removes the limits.
 func (t *Trial) Shape(ctx context.Context, name string, shape lab.Shape) error {
 	return t.withNode(ctx, name, func(n Node) error {
 		if err := t.change(func(s *State) { s.Hosts[name].Shape = shape }); err != nil {

@@ -30,7 +30,7 @@ func command() *cobra.Command {
 	var kubeconfig, address string
 	var nodes []string
 	c := &cobra.Command{
-		Use: "loadbalancer", Short: "Lead one address to the healthy nodes of every Service of type LoadBalancer", Args: cobra.NoArgs,
+		Use: "loadbalancer", Short: "Forward one address to the healthy nodes of every Service of type LoadBalancer", Args: cobra.NoArgs,
 		SilenceUsage: true, SilenceErrors: true,
 		RunE: func(c *cobra.Command, _ []string) error {
 			cfg, err := clientcmd.BuildConfigFromFlags("", kubeconfig)

@@ -25,7 +25,7 @@ func main() {
 func command() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "trial",
-		Short: "A whole Skerry system on one machine, to play with",
+		Short: "Run a whole Skerry system on one machine",
 		Long: `trial brings up a cloud (a real Kubernetes control plane and cloudcore) and edges (each a host of its own behind NAT, with containerd and edgecore), and lets
 you do to them what happens to devices: cut cables, make links thin, kill processes, cut the power.
 

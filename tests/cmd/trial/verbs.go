@@ -19,8 +19,8 @@ import (
 func upCommand() *cobra.Command {
 	o := trial.DefaultOptions()
 	c := &cobra.Command{
-		Use: "up", Short: "Bring everything up, or what is missing of it", Args: cli.Args(cobra.NoArgs), PreRunE: asRoot,
-		Long: `Bring everything up, or what is missing of it, and wait until all nodes are Ready and the sample application runs on them. An interrupted up can be
+		Use: "up", Short: "Start everything, or what is missing of it", Args: cli.Args(cobra.NoArgs), PreRunE: asRoot,
+		Long: `Start everything, or what is missing of it, and wait until all nodes are Ready and the sample application runs on them. An interrupted up can be
 repeated, or cleaned by 'trial down'.`,
 		Example: `  trial up
   trial up --edges 3 --link quic
@@ -61,7 +61,7 @@ repeated, or cleaned by 'trial down'.`,
 
 func downCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "down", Short: "End everything and leave nothing behind", Args: cli.Args(cobra.NoArgs), PreRunE: asRoot,
+		Use: "down", Short: "Stop everything and leave nothing behind", Args: cli.Args(cobra.NoArgs), PreRunE: asRoot,
 		RunE: func(c *cobra.Command, _ []string) error {
 			t, err := open()
 			if t == nil {
@@ -75,7 +75,7 @@ func downCommand() *cobra.Command {
 func statusCommand() *cobra.Command {
 	var output cli.Output
 	c := &cobra.Command{
-		Use: "status", Short: "How everything is, on one screen", Args: cli.Args(cobra.NoArgs), PreRunE: asRoot,
+		Use: "status", Short: "Show the status of everything, on one screen", Args: cli.Args(cobra.NoArgs), PreRunE: asRoot,
 		RunE: func(c *cobra.Command, _ []string) error {
 			t, err := open()
 			if err != nil {
@@ -174,7 +174,7 @@ func cutCommand() *cobra.Command {
 			return with(func(t *trial.Trial) error { return t.Cut(c.Context(), args[0], how) })
 		},
 	}
-	c.Flags().BoolVar(&silent, "silent", false, "packets vanish, and the interface still looks fine")
+	c.Flags().BoolVar(&silent, "silent", false, "packets are dropped, while the interface stays up")
 	return c
 }
 
@@ -190,8 +190,8 @@ func healCommand() *cobra.Command {
 func shapeCommand() *cobra.Command {
 	var rate, loss string
 	c := &cobra.Command{
-		Use: "shape NODE", Short: "Make a node's uplink thin", Args: cli.Args(cobra.ExactArgs(1)), PreRunE: asRoot,
-		Long: "Make a node's uplink thin, both ways. What is not named has no limit: without flags the uplink is fast again.",
+		Use: "shape NODE", Short: "Limit a node's uplink", Args: cli.Args(cobra.ExactArgs(1)), PreRunE: asRoot,
+		Long: "Limit a node's uplink, both ways. What is not given has no limit: without flags the uplink is fast again.",
 		Example: `  trial shape edge1 --rate 256kbit --loss 10%
   trial shape edge1`,
 		RunE: func(c *cobra.Command, args []string) error {
@@ -272,7 +272,7 @@ func logsCommand() *cobra.Command {
 			return with(func(t *trial.Trial) error { return t.Logs(c.Context(), c.OutOrStdout(), args[0], program, follow) })
 		},
 	}
-	c.Flags().BoolVarP(&follow, "follow", "f", false, "go on as the log grows")
+	c.Flags().BoolVarP(&follow, "follow", "f", false, "follow the log")
 	return c
 }
 
