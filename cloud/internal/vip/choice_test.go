@@ -84,7 +84,7 @@ func TestVIPs_24_Preference(t *testing.T) {
 		pool, service string // who is preferred there
 		want          string // who is preferred in the VirtualIP; "" for the hash's first
 	}{
-		"nobody":                        {"", "", ""},
+		"none":                          {"", "", ""},
 		"the pool's":                    {"n2", "", "n2"},
 		"the Service's":                 {"", "n1", "n1"},
 		"the Service's before the pool": {"n2", "n1", "n1"},
@@ -110,7 +110,7 @@ func TestVIPs_24_Preference(t *testing.T) {
 					t.Errorf("%s has priority %d", n.Name, n.Priority)
 				}
 			}
-			// The preference is taken back: nobody may take the address from its holder any more.
+			// The preference is removed: no node may take the address from its holder any more.
 			delete(w.get("web").Annotations, v1alpha1.VIPPreferredPrefix+"p")
 			w.Pools[0].Spec.PreferredNode = ""
 			w.settle()
@@ -119,7 +119,7 @@ func TestVIPs_24_Preference(t *testing.T) {
 			}
 		})
 	}
-	// Somebody who is not in the pool can't hold anything.
+	// A node that is not in the pool can't hold anything.
 	w := newWorld(t)
 	w.pool("p", "", "10.0.0.10").Spec.PreferredNode = "elsewhere"
 	w.node("n0", "p", "10.0.9.1")
@@ -137,12 +137,12 @@ func TestElectedStays(t *testing.T) {
 	w.service("web")
 	w.settle()
 	if w.VIPs[0].Spec.Elected {
-		t.Error("elected before anybody held it")
+		t.Error("elected before a node held it")
 	}
 	w.VIPs[0].Status.Holder = "n0"
 	w.settle()
 	if !w.VIPs[0].Spec.Elected {
-		t.Error("not elected although somebody holds it")
+		t.Error("not elected although a node holds it")
 	}
 	w.VIPs[0].Status.Holder = ""
 	w.settle()

@@ -114,8 +114,8 @@ func TestVIPs_04_05_06_Explicit(t *testing.T) {
 	w.poolIs("hangzhou", v1alpha1.PoolAddressesValid, true)
 	w.Pools[0].Spec.Addresses = []string{"10.0.0.10-10.0.0.20", "10.0.0.234"}
 
-	// The first goes: while its nodes still have it, nobody else gets it; then the pool has it no
-	// longer, and the second gets it.
+	// The first goes: while its nodes still have it, no other Service gets it; then the pool has it
+	// no longer, and the second gets it.
 	w.remove("out")
 	w.settle()
 	w.want("any: hangzhou 10.0.0.11", "bad: ", "foreign: ", "in: hangzhou 10.0.0.10", "late: ", "node: ", "six: ")
@@ -258,7 +258,7 @@ func TestVIPs_09_VRIDs(t *testing.T) {
 	w.reason("s253", vip.ReasonVRIDsExhausted)
 }
 
-// Scenario 10: a cloudcore that starts anew changes nothing.
+// Scenario 10: a cloudcore that restarts changes nothing.
 func TestVIPs_10_Restart(t *testing.T) {
 	w := newWorld(t)
 	w.pool("p", "", "10.0.0.10-10.0.0.20").Spec.AllowRequested = true

@@ -319,7 +319,7 @@ func TestJoin(t *testing.T) {
 		"another TLS server":     {good, "edge-x", strings.TrimPrefix(otherTLS.URL, "https://"), 2, "not the cloud that the token is for"},
 		"no cloudcore":           {good, "edge-x", strings.TrimPrefix(plain.URL, "http://"), 2, "does not speak TLS"},
 		"kube-apiserver":         {good, "edge-x", strings.TrimPrefix(plane.Server, "https://"), 2, "not the cloud that the token is for"},
-		"nobody there":           {good, "edge-x", cluster.FreeAddress(t, "tcp"), 1, "can't be reached"},
+		"no listener":            {good, "edge-x", cluster.FreeAddress(t, "tcp"), 1, "can't be reached"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			config, identity := device(t)
@@ -383,7 +383,7 @@ func TestLink(t *testing.T) {
 		}
 	})
 	t.Run("no node's certificate", func(t *testing.T) {
-		certPEM, keyPEM, err := plane.Sign(pkix.Name{CommonName: "somebody", Organization: []string{"system:nodes"}})
+		certPEM, keyPEM, err := plane.Sign(pkix.Name{CommonName: "stranger", Organization: []string{"system:nodes"}})
 		if err != nil {
 			t.Fatal(err)
 		}
