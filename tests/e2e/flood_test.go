@@ -75,8 +75,8 @@ func (f *flood) write(ctx context.Context, count int) error {
 	g.SetLimit(8)
 	for i := first; i < first+count; i++ {
 		g.Go(func() error {
-			// Made-up times, in the past and apart from one another, so that a time that a server sets
-			// itself is noticed.
+			// Made-up times, in the past and apart from one another, so that a time that a server
+			// sets itself is noticed.
 			e := f.event(i, metav1.Unix(1_700_000_000+int64(60*i), 0))
 			if err := f.put(ctx, client, e); err != nil {
 				return err
