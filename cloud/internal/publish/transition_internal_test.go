@@ -1,23 +1,18 @@
 package publish
 
 import (
-	"flag"
 	"fmt"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
+	"github.com/skerry-io/skerry/tests/golden"
 )
-
-var update = flag.Bool("update", false, "rewrite the golden transcripts")
 
 // objects reads "a@5 b@6": names and versions. The uid is that of the name, "a'@5" is another a.
 func objects(text string) map[kube.Key]*kube.Object {
@@ -208,19 +203,7 @@ func TestTransitions(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			x := &transcript{}
 			play(x)
-			file := filepath.Join("testdata", name+".golden")
-			if *update {
-				if err := os.WriteFile(file, []byte(x.String()), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			golden, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if d := cmp.Diff(string(golden), x.String()); d != "" {
-				t.Errorf("(-golden +now)\n%s", d)
-			}
+			golden.Check(t, filepath.Join("testdata", name+".golden"), x.String())
 		})
 	}
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/skerry-io/skerry/edge/internal/kernel/mangle"
 	"github.com/skerry-io/skerry/edge/internal/marks"
+	"github.com/skerry-io/skerry/tests/golden"
 )
 
 // objects reads testdata/objects.yaml.
@@ -50,23 +51,6 @@ func objects(t *testing.T) (o marks.Objects) {
 	return o
 }
 
-// golden compares a text with a file; UPDATE=1 writes it.
-func golden(t *testing.T, file, text string) {
-	t.Helper()
-	if os.Getenv("UPDATE") != "" {
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), text); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", file, diff)
-	}
-}
-
 func lines(all []string) string { return strings.Join(all, "\n") + "\n" }
 
 // entries are the lines of what is collected that begin so.
@@ -90,8 +74,8 @@ func TestCollect(t *testing.T) {
 		rules := func(text string, c mangle.Chains) string {
 			return "# " + text + ": SKERRY-MARKS\n" + lines(c.Marks) + "# " + text + ": SKERRY-ACE\n" + lines(c.ACE)
 		}
-		golden(t, "testdata/entries.golden", lines(c.Entries())+"# problems\n"+lines(c.Problems))
-		golden(t, "testdata/rules.golden", rules("iptables", r.V4)+rules("ip6tables", r.V6))
+		golden.Check(t, "testdata/entries.golden", lines(c.Entries())+"# problems\n"+lines(c.Problems))
+		golden.Check(t, "testdata/rules.golden", rules("iptables", r.V4)+rules("ip6tables", r.V6))
 		if t.Failed() {
 			t.Fatalf("in try %d", i)
 		}

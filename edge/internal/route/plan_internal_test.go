@@ -3,18 +3,17 @@ package route
 import (
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
+	"github.com/skerry-io/skerry/tests/golden"
 )
 
 // planCase is a node with eth0 10.0.0.2/24 and eth1 10.0.1.2/24, whose gateway is 10.0.0.1.
@@ -211,17 +210,5 @@ func TestPlan(t *testing.T) {
 	} {
 		fmt.Fprintf(&text, "# %s\n%s\n", c.name, c.run())
 	}
-	const file = "testdata/plan.golden"
-	if os.Getenv("UPDATE") != "" {
-		if err := os.WriteFile(file, []byte(text.String()), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), text.String()); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	golden.Check(t, "testdata/plan.golden", text.String())
 }

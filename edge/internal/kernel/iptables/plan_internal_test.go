@@ -1,21 +1,16 @@
 package iptables
 
 import (
-	"flag"
 	"fmt"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/skerry-io/skerry/edge/internal/kernel/balance"
+	"github.com/skerry-io/skerry/tests/golden"
 )
-
-var update = flag.Bool("update", false, "write the golden files")
 
 // text is what a set of services makes of the tables, as iptables-restore reads it, without what
 // leads to our chains.
@@ -45,19 +40,7 @@ func TestPlanText(t *testing.T) {
 	}}
 	for name, services := range map[string][]balance.Service{"round_robin": {web}, "ranges_affinity_source": {guarded}, "ipv6_no_range": {six}} {
 		t.Run(name, func(t *testing.T) {
-			got, golden := text(services), filepath.Join("testdata", name+".golden")
-			if *update {
-				if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(golden)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(want), got); diff != "" {
-				t.Errorf("rules (-want +got):\n%s", diff)
-			}
+			golden.Check(t, filepath.Join("testdata", name+".golden"), text(services))
 		})
 	}
 }

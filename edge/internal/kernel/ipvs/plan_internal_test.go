@@ -2,27 +2,23 @@ package ipvs
 
 import (
 	"embed"
-	"flag"
 	"fmt"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/moby/ipvs"
 
 	"github.com/skerry-io/skerry/edge/internal/kernel/balance"
+	"github.com/skerry-io/skerry/tests/golden"
 )
 
 // The binary of these tests runs in a kernel of its own too (tests/uml), which has no testdata.
 //
 //go:embed testdata
 var goldens embed.FS
-
-var update = flag.Bool("update", false, "write the golden files")
 
 // does carries out a plan on what the kernel has.
 func does(have map[key]virtual, changes []change) {
@@ -95,19 +91,7 @@ func TestPlanText(t *testing.T) {
 			for _, c := range changes {
 				fmt.Fprintln(&b, c)
 			}
-			got, golden := b.String(), filepath.Join("testdata", name+".golden")
-			if *update {
-				if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			text, err := goldens.ReadFile(golden)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(text), got); diff != "" {
-				t.Errorf("changes (-want +got):\n%s", diff)
-			}
+			golden.CheckIn(t, goldens, filepath.Join("testdata", name+".golden"), b.String())
 			does(have, changes)
 			if again := plan(want, have); len(again) > 0 {
 				t.Errorf("after it there are changes still: %v", again)

@@ -2,7 +2,6 @@ package keepalived
 
 import (
 	"bytes"
-	"flag"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -10,10 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/skerry-io/skerry/tests/golden"
 )
-
-var update = flag.Bool("update", false, "write the golden files")
 
 // The configuration as keepalived reads it.
 func TestRender(t *testing.T) {
@@ -35,19 +32,7 @@ func TestRender(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := render(Config{Dir: "/run/skerry/keepalived", Extra: "/etc/skerry/keepalived.conf"}, instances)
-			golden := filepath.Join("testdata", strings.NewReplacer(" ", "_", ",", "").Replace(name)+".golden")
-			if *update {
-				if err := os.WriteFile(golden, got, 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(golden)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(want), string(got)); diff != "" {
-				t.Errorf("configuration (-want +got):\n%s", diff)
-			}
+			golden.Check(t, filepath.Join("testdata", strings.NewReplacer(" ", "_", ",", "").Replace(name)+".golden"), string(got))
 		})
 	}
 }

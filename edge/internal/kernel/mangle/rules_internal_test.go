@@ -2,11 +2,10 @@ package mangle
 
 import (
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/skerry-io/skerry/tests/golden"
 )
 
 const (
@@ -47,19 +46,7 @@ func TestRestore(t *testing.T) {
 	} {
 		fmt.Fprintf(&text, "# %s\n%s\n", c.name, restore(c.want, c.saved))
 	}
-	const file = "testdata/restore.golden"
-	if os.Getenv("UPDATE") != "" {
-		if err := os.WriteFile(file, []byte(text.String()), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), text.String()); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	golden.Check(t, "testdata/restore.golden", text.String())
 }
 
 // Whatever a name is, it is one word of a rule.

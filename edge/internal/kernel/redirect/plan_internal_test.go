@@ -3,11 +3,10 @@ package redirect
 import (
 	"fmt"
 	"net/netip"
-	"os"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/skerry-io/skerry/tests/golden"
 )
 
 // The plans, for states of the kernel that the driver's own test doesn't reach. UPDATE=1 writes the
@@ -59,17 +58,5 @@ func TestPlan(t *testing.T) {
 		}
 		fmt.Fprintln(&text)
 	}
-	const file = "testdata/plan.golden"
-	if os.Getenv("UPDATE") != "" {
-		if err := os.WriteFile(file, []byte(text.String()), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), text.String()); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	golden.Check(t, "testdata/plan.golden", text.String())
 }
