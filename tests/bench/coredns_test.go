@@ -2,12 +2,10 @@ package bench_test
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -60,34 +58,12 @@ func (s *bench) runCoreDNS(b *testing.B) (stop func()) {
 	b.Helper()
 	root, err := binary.Root()
 	check(b, err)
-	paths, err := binary.Build(b.Context(), root, "coredns")
-	check(b, err)
-	check(b, uncache(paths[0]))
 	work := filepath.Join(root, *dir, "coredns") // goes with the trial
 	check(b, os.MkdirAll(work, 0o700))
 	config, file := filepath.Join(work, "kubeconfig"), filepath.Join(work, "Corefile")
 	s.coreAccount(b, config)
 	check(b, os.WriteFile(file, fmt.Appendf(nil, corefile, config), 0o600))
-	log, err := os.Create(filepath.Join(work, "log"))
-	check(b, err)
-	ctx, cancel := context.WithCancel(context.WithoutCancel(b.Context()))
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		_, _ = s.Exec(ctx, plain, trial.Streams{Out: log, Err: log}, nil, paths[0], "-conf", file)
-	}()
-	eventually(b, "CoreDNS to run", time.Second, func(context.Context) error {
-		if len(processes(s.host(b, plain), "coredns")) == 0 {
-			text, _ := os.ReadFile(log.Name())
-			return fmt.Errorf("it does not: %s", text)
-		}
-		return nil
-	})
-	return func() {
-		cancel()
-		<-ended
-		log.Close()
-	}
+	return s.runPlain(b, "coredns", filepath.Join(work, "log"), "-conf", file)
 }
 
 // coreAccount gives CoreDNS an account of its own, with the rights of kubeadm's

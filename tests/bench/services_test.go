@@ -162,22 +162,28 @@ func (s *bench) dropServices(b *testing.B) {
 // runProxy runs upstream's kube-proxy on the plain node, as that node.
 func (s *bench) runProxy(b *testing.B) (stop func()) {
 	b.Helper()
+	return s.runPlain(b, "kubeproxy", filepath.Join(b.TempDir(), "kube-proxy.log"), "--kubeconfig", "/etc/kubernetes/kubelet.kubeconfig", "--proxy-mode", "nftables",
+		"--hostname-override", plain, "--cluster-cidr", "10.244.0.0/16", "--conntrack-max-per-core", "0", "--conntrack-tcp-timeout-established", "0", "--conntrack-tcp-timeout-close-wait", "0")
+}
+
+// runPlain runs one of the programs for comparisons on the plain node.
+func (s *bench) runPlain(b *testing.B, program, logFile string, args ...string) (stop func()) {
+	b.Helper()
 	root, err := binary.Root()
 	check(b, err)
-	paths, err := binary.Build(b.Context(), root, "kubeproxy")
+	paths, err := binary.Build(b.Context(), root, program)
 	check(b, err)
 	check(b, uncache(paths[0]))
-	log, err := os.Create(filepath.Join(b.TempDir(), "kube-proxy.log"))
+	log, err := os.Create(logFile)
 	check(b, err)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(b.Context()))
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_, _ = s.Exec(ctx, plain, trial.Streams{Out: log, Err: log}, nil, paths[0], "--kubeconfig", "/etc/kubernetes/kubelet.kubeconfig", "--proxy-mode", "nftables",
-			"--hostname-override", plain, "--cluster-cidr", "10.244.0.0/16", "--conntrack-max-per-core", "0", "--conntrack-tcp-timeout-established", "0", "--conntrack-tcp-timeout-close-wait", "0")
+		_, _ = s.Exec(ctx, plain, trial.Streams{Out: log, Err: log}, nil, paths[0], args...)
 	}()
-	eventually(b, "kube-proxy to run", time.Second, func(context.Context) error {
-		if len(processes(s.host(b, plain), "kubeproxy")) == 0 {
+	eventually(b, program+" to run", time.Second, func(context.Context) error {
+		if len(processes(s.host(b, plain), program)) == 0 {
 			text, _ := os.ReadFile(log.Name())
 			return fmt.Errorf("it does not: %s", text)
 		}

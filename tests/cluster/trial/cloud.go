@@ -27,11 +27,8 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/sample"
 )
 
-const (
-	sampleNamespace = "sample"
-	// nodesTimeout is for all nodes to be Ready with their pods running.
-	nodesTimeout = 3 * time.Minute
-)
+// nodesTimeout is for all nodes to be Ready with their pods running.
+const nodesTimeout = 3 * time.Minute
 
 // startPlane brings up the control plane.
 func (t *Trial) startPlane(ctx context.Context) error {
