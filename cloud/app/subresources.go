@@ -2,13 +2,11 @@ package app
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
@@ -25,19 +23,14 @@ const subresourcesHost = "cloudcore-subresources." + join.Namespace + ".svc"
 
 // subresourcesServer is subresources.skerry.io, its listener and what it needs.
 type subresourcesServer struct {
-	listener net.Listener
-	server   *subresources.Server
-	serving  *join.Serving
-	proxy    *join.FrontProxy
+	*aggregated
+	server *subresources.Server
 }
 
 // newSubresources makes the server; it closes the listener when it has been served.
 func newSubresources(client kubernetes.Interface, ca *join.CA, to *tunnel.Tunnel, l net.Listener) (_ *subresourcesServer, err error) {
-	s := &subresourcesServer{listener: l}
-	if s.serving, err = ca.Serving([]string{subresourcesHost}); err != nil {
-		return nil, err
-	}
-	if s.proxy, err = join.NewFrontProxy(client); err != nil {
+	s := &subresourcesServer{}
+	if s.aggregated, err = newAggregated(client, ca, subresourcesHost, l); err != nil {
 		return nil, err
 	}
 	s.server = subresources.New(subresources.Config{
@@ -53,15 +46,8 @@ func newSubresources(client kubernetes.Interface, ca *join.CA, to *tunnel.Tunnel
 	return s, nil
 }
 
-// serve serves kube-apiserver's aggregator.
 func (s *subresourcesServer) serve(ctx context.Context) error {
-	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return s.proxy.Run(ctx) })
-	g.Go(func() error {
-		secure := pki.ServerTLS(pki.Server{Certificate: s.serving.Certificate, Protocols: []string{"h2", "http/1.1"}, ClientCAs: s.proxy.Pool})
-		return s.server.Serve(ctx, tls.NewListener(s.listener, secure))
-	})
-	return g.Wait()
+	return s.aggregated.serve(ctx, s.server.Serve)
 }
 
 // bundleEvery is how often the APIServices are looked at: the manifests may be applied again, or

@@ -2,7 +2,6 @@ package app
 
 import (
 	"context"
-	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -11,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,7 +19,6 @@ import (
 
 	"github.com/skerry-io/skerry/cloud/internal/join"
 	"github.com/skerry-io/skerry/cloud/internal/usage"
-	"github.com/skerry-io/skerry/common/pki"
 )
 
 const (
@@ -36,22 +33,17 @@ const (
 
 // usageServer is metrics.k8s.io, its listener and what it needs.
 type usageServer struct {
-	listener net.Listener
-	usage    *usage.Usage
-	serving  *join.Serving
-	proxy    *join.FrontProxy
-	release  func()
+	*aggregated
+	usage   *usage.Usage
+	release func()
 }
 
 // newUsage makes the server of metrics.k8s.io.
 func (a *App) newUsage() error {
 	client := a.client.Kubernetes()
-	s := &usageServer{listener: a.ports.usage}
+	s := &usageServer{}
 	var err error
-	if s.serving, err = a.ca.Serving([]string{usageHost}); err != nil {
-		return err
-	}
-	if s.proxy, err = join.NewFrontProxy(client); err != nil {
+	if s.aggregated, err = newAggregated(client, a.ca, usageHost, a.ports.usage); err != nil {
 		return err
 	}
 	roots, err := clusterRoots(a.client.Config())
@@ -98,15 +90,8 @@ func clusterRoots(cfg *rest.Config) (*x509.CertPool, error) {
 	return roots, nil
 }
 
-// serve serves kube-apiserver's aggregator.
 func (s *usageServer) serve(ctx context.Context) error {
-	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return s.proxy.Run(ctx) })
-	g.Go(func() error {
-		secure := pki.ServerTLS(pki.Server{Certificate: s.serving.Certificate, Protocols: []string{"h2", "http/1.1"}, ClientCAs: s.proxy.Pool})
-		return s.usage.Serve(ctx, tls.NewListener(s.listener, secure), s.proxy.Allowed)
-	})
-	return g.Wait()
+	return s.aggregated.serve(ctx, func(ctx context.Context, l net.Listener) error { return s.usage.Serve(ctx, l, s.proxy.Allowed) })
 }
 
 // accountToken is a token that is renewed before it expires.

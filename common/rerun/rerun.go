@@ -82,6 +82,18 @@ func (l *Loop) Run(ctx context.Context) {
 	}
 }
 
+// Pause waits for d, or until ctx ends, whose cause it returns then.
+func Pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
 // pause waits for a reason, or for as long as d where that is not 0. It returns false when
 // ctx has ended.
 func (l *Loop) pause(ctx context.Context, d time.Duration) (goOn bool) {

@@ -68,48 +68,18 @@ type Status struct {
 // Status is how the running edgecore is.
 func (a *App) Status() Status {
 	s := Status{Node: a.node, Running: true, Version: version.Skerry(), Kubernetes: version.Kubernetes(), At: time.Now().UTC(), ClockSkew: a.clock.Skew()}
-	if a.hub != nil {
-		link := a.hub.Status()
-		s.Link = &link
-	}
-	identity := a.identity.Status()
-	s.Identity = &identity
-	data := a.meta.Status()
-	s.Data = &data
-	disk := a.disk.Status()
-	s.Disk = &disk
-	if a.routes != nil {
-		routes := a.routes.Status()
-		s.Routes = &routes
-	}
-	if a.vips != nil {
-		vips := a.vips.Status()
-		s.VIPs = &vips
-	}
-	if a.drain != nil {
-		state := a.drain.Status()
-		s.Drain = &state
-	}
-	if a.marks != nil {
-		status := a.marks.Status()
-		s.Marks = &status
-	}
-	if a.apps != nil {
-		apps := a.apps.Status()
-		s.Apps = &apps
-	}
-	if a.stats != nil {
-		stats := a.stats.Status()
-		s.Stats = &stats
-	}
-	if a.logs != nil {
-		logs := a.logs.Status()
-		s.Logs = &logs
-	}
-	if a.contact != nil {
-		site := a.contact.State()
-		s.Site = &site
-	}
+	s.Link = of(a.hub, (*hub.Hub).Status)
+	s.Identity = of(a.identity, (*join.Identity).Status)
+	s.Data = of(a.meta, (*meta.Manager).Status)
+	s.Disk = of(&a.disk, (*nodecondition.Disk).Status)
+	s.Routes = of(a.routes, (*route.Agent).Status)
+	s.VIPs = of(a.vips, (*vip.Agent).Status)
+	s.Drain = of(a.drain, (*drain.Agent).Status)
+	s.Marks = of(a.marks, (*marks.Agent).Status)
+	s.Apps = of(a.apps, (*edgeapp.Agent).Status)
+	s.Stats = of(a.stats, (*statsleader.Leader).Status)
+	s.Logs = of(a.logs, (*applogs.Agent).Status)
+	s.Site = of(a.contact, (*contact.Agent).State)
 	if a.consoles != nil {
 		s.Consoles = a.consoles.List()
 	}
@@ -128,6 +98,15 @@ func (a *App) Status() Status {
 		s.Kubelet = "has not renewed its Lease in time; after a start the first comes within some 10 s"
 	}
 	return s
+}
+
+// of is the status of a part, nil where there is no such part.
+func of[P, S any](part *P, status func(*P) S) *S {
+	if part == nil {
+		return nil
+	}
+	s := status(part)
+	return &s
 }
 
 // local serves what the commands of edgecore ask the running process, on the unix socket alone.

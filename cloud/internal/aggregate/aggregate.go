@@ -39,6 +39,7 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/hub"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/cloud/internal/quota"
+	"github.com/skerry-io/skerry/common/rerun"
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
@@ -215,22 +216,7 @@ func (a *Aggregator) back(t target, reports map[string]*report) {
 
 // Run writes what is reported until ctx ends.
 func (a *Aggregator) Run(ctx context.Context) error {
-	var wg sync.WaitGroup
-	for range workers {
-		wg.Go(func() {
-			for {
-				t, shutdown := a.queue.Get()
-				if shutdown {
-					return
-				}
-				a.work(ctx, t)
-				a.queue.Done(t)
-			}
-		})
-	}
-	<-ctx.Done()
-	a.queue.ShutDown()
-	wg.Wait()
+	kube.Work(ctx, a.queue, workers, a.work)
 	return nil
 }
 
@@ -345,7 +331,7 @@ func (a *Aggregator) write(ctx context.Context, t target, reports map[string]*re
 		written, err := a.put(ctx, t, merged)
 		if apierrors.IsConflict(err) {
 			a.conflicts.Inc()
-			if err := pause(ctx, rand.N(50*time.Millisecond)); err != nil {
+			if err := rerun.Pause(ctx, rand.N(50*time.Millisecond)); err != nil {
 				return end{}, err
 			}
 			continue
@@ -391,15 +377,4 @@ func (a *Aggregator) put(ctx context.Context, t target, object []byte) (version 
 		return "", fmt.Errorf("reading the written object: %w", err)
 	}
 	return m.ResourceVersion, nil
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -98,22 +97,7 @@ func (c *Controller) Run(ctx context.Context, stores Stores) error {
 		return err
 	}
 	defer cancel()
-	var wg sync.WaitGroup
-	for range workers {
-		wg.Go(func() {
-			for {
-				key, shutdown := r.queue.Get()
-				if shutdown {
-					return
-				}
-				r.work(ctx, key)
-				r.queue.Done(key)
-			}
-		})
-	}
-	<-ctx.Done()
-	r.queue.ShutDown()
-	wg.Wait()
+	kube.Work(ctx, r.queue, workers, r.work)
 	return nil
 }
 

@@ -314,14 +314,25 @@ func (c *Config) Validate() field.ErrorList {
 	return errs
 }
 
+// bounded is a number that has a least and a greatest value.
+type bounded struct {
+	name        string
+	value       int
+	least, most int
+}
+
+func validate(at *field.Path, all []bounded) (errs field.ErrorList) {
+	for _, f := range all {
+		if f.value < f.least || f.value > f.most {
+			errs = append(errs, field.Invalid(at.Child(f.name), f.value, fmt.Sprintf("must be %d to %d", f.least, f.most)))
+		}
+	}
+	return errs
+}
+
 // validate: the least is what lets a device with some pods start.
 func (q *RelayQuotas) validate(at *field.Path) field.ErrorList {
-	var errs field.ErrorList
-	for _, f := range []struct {
-		name        string
-		value       int
-		least, most int
-	}{
+	return validate(at, []bounded{
 		{"eventsPerSecond", q.EventsPerSecond, 1, 10000}, {"eventBurst", q.EventBurst, 64, 1000000},
 		{"statusesPerSecond", q.StatusesPerSecond, 1, 10000}, {"statusBurst", q.StatusBurst, 256, 1000000},
 		{"statusBytesPerSecond", q.StatusBytesPerSecond, 16 << 10, 1 << 30}, {"statusByteBurst", q.StatusByteBurst, 4 << 20, 1 << 30},
@@ -330,30 +341,15 @@ func (q *RelayQuotas) validate(at *field.Path) field.ErrorList {
 		{"certificateRequestsPerHour", q.CertificateRequestsPerHour, 10, 100000},
 		{"heavyNodes", q.HeavyNodes, 1, 100000},
 		{"bytesInFlight", q.BytesInFlight, 4 << 20, 1 << 30},
-	} {
-		if f.value < f.least || f.value > f.most {
-			errs = append(errs, field.Invalid(at.Child(f.name), f.value, fmt.Sprintf("must be %d to %d", f.least, f.most)))
-		}
-	}
-	return errs
+	})
 }
 
 // validate: the least is what a kubelet and edgecore's own agents declare, with room for pods.
 func (q *PublishQuotas) validate(at *field.Path) field.ErrorList {
-	var errs field.ErrorList
-	for _, f := range []struct {
-		name        string
-		value       int
-		least, most int
-	}{
+	return validate(at, []bounded{
 		{"interests", q.Interests, 64, 4096}, {"newInterestsPerSecond", q.NewInterestsPerSecond, 1, 4096},
 		{"digests", q.Digests, 32, 4096}, {"selectorBytes", q.SelectorBytes, 8 << 10, 1 << 20},
-	} {
-		if f.value < f.least || f.value > f.most {
-			errs = append(errs, field.Invalid(at.Child(f.name), f.value, fmt.Sprintf("must be %d to %d", f.least, f.most)))
-		}
-	}
-	return errs
+	})
 }
 
 func (t *Tunnel) validate(at *field.Path) field.ErrorList {

@@ -104,11 +104,8 @@ func (c *Controller) Run(ctx context.Context) error {
 		case <-ctx.Done():
 		}
 	})
-	for range workers {
-		wg.Go(func() { c.work(ctx) })
-	}
+	wg.Go(func() { kube.Work(ctx, c.queue, workers, c.work) })
 	defer wg.Wait()
-	defer c.queue.ShutDown()
 	all.Run(ctx)
 	return nil
 }
@@ -124,19 +121,12 @@ func (c *Controller) enqueueAll() {
 	}
 }
 
-func (c *Controller) work(ctx context.Context) {
-	for {
-		name, shutdown := c.queue.Get()
-		if shutdown {
-			return
-		}
-		if err := c.reconcile(ctx, name); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).V(2).Info("Failed to reconcile a StaticRoute, retrying", "staticRoute", name, "err", err)
-			c.queue.AddRateLimited(name)
-		} else {
-			c.queue.Forget(name)
-		}
-		c.queue.Done(name)
+func (c *Controller) work(ctx context.Context, name string) {
+	if err := c.reconcile(ctx, name); err != nil && ctx.Err() == nil {
+		klog.FromContext(ctx).V(2).Info("Failed to reconcile a StaticRoute, retrying", "staticRoute", name, "err", err)
+		c.queue.AddRateLimited(name)
+	} else {
+		c.queue.Forget(name)
 	}
 }
 

@@ -23,6 +23,7 @@ import (
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/rerun"
 	"github.com/skerry-io/skerry/edge/internal/meta"
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
@@ -83,14 +84,14 @@ func (k *Keeper) Keep(ctx context.Context) error {
 	for ctx.Err() == nil {
 		w, err := k.backend.Watch(ctx, one, meta.WatchOptions{Held: true})
 		if err != nil { // the kubelet has not opened its own yet, so the Node is not held
-			if !pause(ctx, unheld) {
+			if rerun.Pause(ctx, unheld) != nil {
 				return nil
 			}
 			continue
 		}
 		k.follow(ctx, w)
 		w.Stop()
-		pause(ctx, firstTry) // a watch that ends at once is no busy loop
+		_ = rerun.Pause(ctx, firstTry) // a watch that ends at once is no busy loop
 	}
 	return nil
 }
@@ -144,15 +145,4 @@ func (k *Keeper) register(ctx context.Context) bool {
 		klog.FromContext(ctx).V(2).Info("The Node could not be registered again; it will be tried", "node", k.node, "err", err)
 	}
 	return false
-}
-
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

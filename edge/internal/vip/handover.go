@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/skerry-io/skerry/common/rerun"
 	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"
 )
 
@@ -67,7 +68,7 @@ func (a *Agent) handOver(ctx context.Context, order func() error) error {
 			klog.FromContext(ctx).Info("Virtual IPs were not let go in time; the drain does not wait for them", "waited", handover)
 			return nil
 		}
-		if err := pause(ctx, handedPoll); err != nil {
+		if err := rerun.Pause(ctx, handedPoll); err != nil {
 			return err
 		}
 	}

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/skerry-io/skerry/common/rerun"
 )
 
 const (
@@ -97,19 +99,8 @@ func (t *trial) answers(ctx context.Context, patience time.Duration) error {
 		if err == nil {
 			return nil
 		}
-		if pause(ctx, trialAgain) != nil {
+		if rerun.Pause(ctx, trialAgain) != nil {
 			return err
 		}
-	}
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
 	}
 }
