@@ -6,19 +6,15 @@
 package install
 
 import (
+	"bytes"
 	"fmt"
-	"io/fs"
 	"net/netip"
-	"strings"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"sigs.k8s.io/kustomize/api/krusty"
-	"sigs.k8s.io/kustomize/api/types"
-	"sigs.k8s.io/kustomize/kyaml/filesys"
 	"sigs.k8s.io/yaml"
 
 	"github.com/skerry-io/skerry/cloud/internal/config"
-	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	commonconfig "github.com/skerry-io/skerry/common/config"
 	"github.com/skerry-io/skerry/manifests"
 )
@@ -59,65 +55,53 @@ func (o Options) Validate() error {
 	return nil
 }
 
-// configMap is the base of the name of cloudcore.yaml's ConfigMap. Nothing else may have this
-// name: kustomize puts a hash behind it wherever it takes it for a reference, in every
-// resourceNames of a Role too.
-const configMap = "cloudcore-config"
-
-// Render builds the kustomization that the options describe, as YAML documents.
+// Render is what the options describe, as YAML documents: what `kustomize build` makes of the same
+// folders with the images, the replicas and the generated ConfigMap set in a kustomization.yaml.
+// The tests compare them.
 func Render(o Options) ([]byte, error) {
-	disk, err := files()
-	if err != nil {
-		return nil, err
-	}
-	k := types.Kustomization{
-		TypeMeta:  types.TypeMeta{APIVersion: types.KustomizationVersion, Kind: types.KustomizationKind},
-		Resources: []string{"../manifests/crds", "../manifests/cloudcore", "../manifests/autonomy"},
-	}
+	folders := []string{"crds", "cloudcore", "autonomy"}
 	if o.Usage {
-		k.Resources = append(k.Resources, "../manifests/usage")
+		folders = append(folders, "usage")
 	}
 	if o.Console {
-		k.Resources = append(k.Resources, "../manifests/console")
+		folders = append(folders, "console")
 	}
 	if !o.RightsOnly {
-		if err := o.addDeployment(disk, &k); err != nil {
+		if o.Endpoint {
+			folders = append(folders, "endpoint")
+		}
+		folders = append(folders, "subresources")
+	}
+	var all []map[string]any
+	for _, folder := range folders {
+		files, err := resources(manifests.FS, folder)
+		if err != nil {
+			return nil, err
+		}
+		for _, file := range files {
+			if all, err = appendObjects(all, manifests.FS, file); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if !o.RightsOnly {
+		var err error
+		if all, err = o.appendDeployment(all); err != nil {
 			return nil, err
 		}
 	}
-	raw, err := yaml.Marshal(k)
-	if err != nil {
-		return nil, fmt.Errorf("writing the kustomization: %w", err)
-	}
-	if err := disk.WriteFile("/install/kustomization.yaml", raw); err != nil {
-		return nil, fmt.Errorf("writing the kustomization: %w", err)
-	}
-	options := krusty.MakeDefaultOptions()
-	options.LoadRestrictions = types.LoadRestrictionsNone // the parts lie beside /install, not below it
-	built, err := krusty.MakeKustomizer(options).Run(disk, "/install")
-	if err != nil {
-		return nil, fmt.Errorf("building the manifests: %w", err)
-	}
-	return built.AsYaml()
-}
-
-// files is the folder of manifests, in memory.
-func files() (filesys.FileSystem, error) {
-	disk := filesys.MakeFsInMemory()
-	err := fs.WalkDir(manifests.FS, ".", func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() {
-			return err
-		}
-		data, err := manifests.FS.ReadFile(path)
+	var out bytes.Buffer
+	for i, object := range all {
+		raw, err := yaml.Marshal(object)
 		if err != nil {
-			return err
+			return nil, fmt.Errorf("writing the manifests: %w", err)
 		}
-		return disk.WriteFile("/manifests/"+path, data)
-	})
-	if err != nil {
-		return nil, fmt.Errorf("reading the manifests: %w", err)
+		if i > 0 {
+			out.WriteString("---\n")
+		}
+		out.Write(raw)
 	}
-	return disk, nil
+	return out.Bytes(), nil
 }
 
 // Config is the cloudcore.yaml of the options, without what is cloudcore's default.
@@ -137,39 +121,61 @@ func (o Options) Config() map[string]any {
 	return cfg
 }
 
-func (o Options) addDeployment(disk filesys.FileSystem, k *types.Kustomization) error {
-	if o.Endpoint {
-		k.Resources = append(k.Resources, "../manifests/endpoint")
-	}
-	k.Resources = append(k.Resources, "../manifests/subresources")
+// appendDeployment adds cloudcore itself, as the options have it.
+func (o Options) appendDeployment(all []map[string]any) ([]map[string]any, error) {
 	raw, err := yaml.Marshal(o.Config())
 	if err != nil {
-		return fmt.Errorf("writing cloudcore.yaml: %w", err)
+		return nil, fmt.Errorf("writing cloudcore.yaml: %w", err)
 	}
 	if _, err := config.Read("cloudcore.yaml", raw); err != nil {
-		return err
+		return nil, err
 	}
-	if err := disk.WriteFile("/install/cloudcore.yaml", raw); err != nil {
-		return fmt.Errorf("writing cloudcore.yaml: %w", err)
+	generated, err := configMap(string(raw))
+	if err != nil {
+		return nil, err
 	}
-	for _, name := range []string{"approver.yaml", "deployment.yaml", "service.yaml"} {
-		k.Resources = append(k.Resources, "../manifests/deployment/"+name)
+	var own []map[string]any
+	for _, file := range []string{"approver.yaml", "deployment.yaml", "service.yaml"} {
+		if own, err = appendObjects(own, manifests.FS, "deployment/"+file); err != nil {
+			return nil, err
+		}
 	}
-	k.ConfigMapGenerator = []types.ConfigMapArgs{{GeneratorArgs: types.GeneratorArgs{
-		Namespace: v1alpha1.SystemNamespace, Name: configMap, KvPairSources: types.KvPairSources{FileSources: []string{"cloudcore.yaml"}},
-	}}}
-	k.Images = []types.Image{imageOf(o.Image)}
-	k.Replicas = []types.Replica{{Name: "cloudcore", Count: int64(o.Replicas)}}
-	return nil
+	for _, object := range own {
+		if object["kind"] != "Deployment" {
+			continue
+		}
+		if err := o.adapt(&unstructured.Unstructured{Object: object}, generated.GetName()); err != nil {
+			return nil, err
+		}
+	}
+	return append(append(all, own...), generated.Object), nil
 }
 
-// imageOf takes a reference apart: a colon behind the last slash begins a tag, one before
-// it a port.
-func imageOf(reference string) types.Image {
-	image := types.Image{Name: "cloudcore"}
-	image.NewName, image.Digest, _ = strings.Cut(reference, "@")
-	if cut := strings.LastIndex(image.NewName, ":"); cut > strings.LastIndex(image.NewName, "/") {
-		image.NewName, image.NewTag = image.NewName[:cut], image.NewName[cut+1:]
+// adapt makes a Deployment of the manifests the options': its image, its replicas and the name of
+// its configuration.
+func (o Options) adapt(d *unstructured.Unstructured, config string) error {
+	if d.GetName() == "cloudcore" {
+		if err := unstructured.SetNestedField(d.Object, int64(o.Replicas), "spec", "replicas"); err != nil {
+			return fmt.Errorf("setting the replicas: %w", err)
+		}
 	}
-	return image
+	containers, _, err := unstructured.NestedFieldNoCopy(d.Object, "spec", "template", "spec", "containers")
+	if err != nil {
+		return fmt.Errorf("setting the image: %w", err)
+	}
+	for _, c := range items(containers) {
+		if c["image"] == imageName {
+			c["image"] = o.Image
+		}
+	}
+	volumes, _, err := unstructured.NestedFieldNoCopy(d.Object, "spec", "template", "spec", "volumes")
+	if err != nil {
+		return fmt.Errorf("setting the ConfigMap: %w", err)
+	}
+	for _, v := range items(volumes) {
+		if source, ok := v["configMap"].(map[string]any); ok && source["name"] == configName {
+			source["name"] = config
+		}
+	}
+	return nil
 }

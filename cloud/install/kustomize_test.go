@@ -1,0 +1,114 @@
+package install_test
+
+import (
+	"fmt"
+	"io/fs"
+	"path"
+	"regexp"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/api/types"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
+	"sigs.k8s.io/yaml"
+
+	"github.com/skerry-io/skerry/cloud/install"
+	"github.com/skerry-io/skerry/manifests"
+)
+
+// What is printed is what kustomize makes of the same options, byte for byte but for empty lines:
+// in a folded text (>-) kustomize doubles the line break before a line that is indented further.
+// Who keeps an overlay of manifests/ gets the same objects.
+func TestRenderAsKustomize(t *testing.T) {
+	for bits := range 1 << 4 {
+		o := install.Options{
+			RightsOnly: bits&1 != 0, Usage: bits&2 != 0, Console: bits&4 != 0, Endpoint: bits&8 != 0,
+			Advertise: []string{"cloud.example.com", "192.0.2.7"}, Image: "reg.example.com:5000/c:v1", Replicas: 1 + bits,
+		}
+		if o.RightsOnly && o.Endpoint {
+			continue // refused
+		}
+		t.Run(fmt.Sprintf("%+v", o), func(t *testing.T) {
+			got, err := install.Render(o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			full := func(text string) string { return emptyLines.ReplaceAllString(text, "\n") }
+			if diff := cmp.Diff(full(kustomized(t, o)), full(string(got))); diff != "" {
+				t.Errorf("(-kustomize +ours)\n%s", diff)
+			}
+		})
+	}
+}
+
+var emptyLines = regexp.MustCompile(`\n[ ]*(?:\n[ ]*)*\n`)
+
+// kustomized is what kustomize makes of the options.
+func kustomized(t *testing.T, o install.Options) string {
+	t.Helper()
+	disk := filesys.MakeFsInMemory()
+	write := func(name string, data []byte) {
+		t.Helper()
+		if err := disk.WriteFile(name, data); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err := fs.WalkDir(manifests.FS, ".", func(name string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		data, err := manifests.FS.ReadFile(name)
+		if err == nil {
+			write(path.Join("/manifests", name), data)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := types.Kustomization{
+		TypeMeta:  types.TypeMeta{APIVersion: types.KustomizationVersion, Kind: types.KustomizationKind},
+		Resources: []string{"../manifests/crds", "../manifests/cloudcore", "../manifests/autonomy"},
+	}
+	for _, part := range []struct {
+		wanted bool
+		folder string
+	}{{o.Usage, "usage"}, {o.Console, "console"}, {o.Endpoint, "endpoint"}, {!o.RightsOnly, "subresources"}} {
+		if part.wanted {
+			k.Resources = append(k.Resources, "../manifests/"+part.folder)
+		}
+	}
+	if !o.RightsOnly {
+		raw, err := yaml.Marshal(o.Config())
+		if err != nil {
+			t.Fatal(err)
+		}
+		write("/install/cloudcore.yaml", raw)
+		for _, name := range []string{"approver.yaml", "deployment.yaml", "service.yaml"} {
+			k.Resources = append(k.Resources, "../manifests/deployment/"+name)
+		}
+		k.ConfigMapGenerator = []types.ConfigMapArgs{{GeneratorArgs: types.GeneratorArgs{
+			Namespace: "skerry-system", Name: "cloudcore-config",
+			KvPairSources: types.KvPairSources{FileSources: []string{"cloudcore.yaml"}},
+		}}}
+		k.Images = []types.Image{{Name: "cloudcore", NewName: "reg.example.com:5000/c", NewTag: "v1"}}
+		k.Replicas = []types.Replica{{Name: "cloudcore", Count: int64(o.Replicas)}}
+	}
+	raw, err := yaml.Marshal(k)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write("/install/kustomization.yaml", raw)
+	options := krusty.MakeDefaultOptions()
+	options.LoadRestrictions = types.LoadRestrictionsNone // the parts lie beside /install, not below it
+	built, err := krusty.MakeKustomizer(options).Run(disk, "/install")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := built.AsYaml()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(out)
+}
