@@ -3,7 +3,6 @@ package app
 import (
 	"cmp"
 	"context"
-	"crypto/x509"
 	"fmt"
 	"net/netip"
 	"path/filepath"
@@ -189,7 +188,7 @@ func (a *App) newContact() {
 	a.contact = contact.New(contact.Config{
 		Node: a.node, Boot: bootID(), Port: c.Site.Port, Site: a.site, Network: lan.New(), Forget: conntrack.New().Forget,
 		Memory: agent.NewMemory(a.store, string(contact.Name)), RunFile: run, Changed: a.peerChanged,
-		Trust: contact.Trust{Certificate: a.identity.Certificate, Authorities: a.clientAuthorities, Linked: a.linked, Now: a.clock.Now},
+		Trust: contact.Trust{Certificate: a.identity.Certificate, Authorities: a.identity.ClientRoots, Linked: a.linked, Now: a.clock.Now},
 	})
 	if err := a.contact.Load(context.Background()); err != nil {
 		klog.Background().Error(err, "Failed to read which devices were met")
@@ -197,8 +196,6 @@ func (a *App) newContact() {
 }
 
 func (a *App) linked() bool { return a.meta.Linked() }
-
-func (a *App) clientAuthorities() *x509.CertPool { return a.identity.ClientRoots() }
 
 // newPodNetwork makes the agent of the pods' network.
 func (a *App) newPodNetwork() *agent.Module {

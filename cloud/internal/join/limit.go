@@ -77,9 +77,6 @@ func (l *limiter) visitor(address netip.Prefix) *rate.Limiter {
 	return v.rate
 }
 
-// retryAfter is in seconds.
-func (l *limiter) retryAfter() int { return 2 }
-
 // prefixOf is one household: an IPv4 address, or the /64 that an IPv6 host picks its addresses from
 // (RFC 4862, RFC 6177).
 func prefixOf(remote string) netip.Prefix {

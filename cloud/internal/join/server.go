@@ -13,7 +13,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"strconv"
 	"strings"
 	"time"
 
@@ -203,7 +202,7 @@ func (s *Server) serveJoin(w http.ResponseWriter, r *http.Request) {
 	s.joins.WithLabelValues(string(refusal.Reason)).Inc()
 	klog.FromContext(r.Context()).Info("Refused a join", "remote", r.RemoteAddr, "reason", refusal.Reason, "why", refusal.Message)
 	if refusal.Reason.Temporary() {
-		w.Header().Set("Retry-After", strconv.Itoa(s.limiter.retryAfter()))
+		w.Header().Set("Retry-After", "2")
 	}
 	write(w, refusal.Reason.Status(), refusal)
 }
