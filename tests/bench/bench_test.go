@@ -33,6 +33,7 @@ var (
 	cut    = flag.Duration("cut", time.Minute, "how long the uplinks are cut in row Cut")
 	idle   = flag.Duration("idle", 10*time.Minute, "how long an idle node is watched in rows Idle and Steady")
 	nodes  = flag.Int("nodes", 1000, "hollow nodes in row Hollow")
+	fleet  = flag.Int("fleet", 3000, "hollow nodes in row Fleet")
 	dir    = flag.String("trial", ".trial-bench", "directory of the trial, in the repository: two that differ can run side by side")
 )
 
@@ -80,6 +81,7 @@ func BenchmarkRow(b *testing.B) {
 		{"Storm", (*bench).storm},
 		{"HollowQUIC", (*bench).hollowQUIC},
 		{"Hostile", (*bench).hostile},
+		{"Fleet", (*bench).manyNodes},
 	} {
 		b.Run(part.name, func(b *testing.B) {
 			for range b.N { // 1, with -benchtime 1x
@@ -95,9 +97,14 @@ func BenchmarkRow(b *testing.B) {
 // up brings the trial up where it is not.
 func (s *bench) up(b *testing.B) {
 	b.Helper()
-	if s.Trial != nil {
-		return
+	if s.Trial == nil {
+		s.upWith(b, 1)
 	}
+}
+
+// upWith brings the trial up with so many replicas of cloudcore.
+func (s *bench) upWith(b *testing.B, clouds int) {
+	b.Helper()
 	root, err := binary.Root()
 	check(b, err)
 	_, err = binary.Build(b.Context(), root, "kubeplane", "cloudcore", "edgecore", "trial", "plainkubelet")
@@ -110,7 +117,7 @@ func (s *bench) up(b *testing.B) {
 	check(b, t.Down(b.Context()))
 	s.Trial = t
 	options := trial.DefaultOptions()
-	options.Edges, options.Plain, options.Audit, options.Sample = 1, 1, true, false
+	options.Clouds, options.Edges, options.Plain, options.Audit, options.Sample = clouds, 1, 1, true, false
 	options.Set = []string{"modules.services.enable=false", "modules.names.enable=false"} // what edgecore has by itself
 	ctx, cancel := context.WithTimeout(b.Context(), upTimeout)
 	defer cancel()

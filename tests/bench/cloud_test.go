@@ -42,7 +42,7 @@ func (s *bench) hollow(b *testing.B) {
 	heap := row{what: whatHollowHeap, unit: "kB", goal: "at most 48 kB", judge: atMost(nodeBytes, "kB")}
 	writes := row{what: whatHollowWrites, unit: "writes", goal: fmt.Sprintf("at most %d", kubeletWrites), judge: atMost(kubeletWrites*1.02, "writes")}
 	empty := s.restarted(b)
-	s.link(b, link.WebSocket)
+	s.link(b, link.WebSocket, *nodes)
 	place := s.audit(b)
 	began := time.Now()
 	full := s.settled(b)
@@ -71,7 +71,7 @@ func (s *bench) storm(b *testing.B) {
 	linked := row{what: whatHollowLinked, unit: "s", goal: "-", judge: noGoal("s")}
 	inStep := row{what: whatHollowStep, unit: "s", goal: "-", judge: noGoal("s")}
 	if s.fleet == nil {
-		s.link(b, link.WebSocket)
+		s.link(b, link.WebSocket, *nodes)
 	}
 	spent := row{what: whatHollowCPU, unit: "ms", goal: "at most 10 ms", judge: atMost(10, "ms")}
 	var spread, reviews []float64
@@ -102,7 +102,7 @@ func (s *bench) storm(b *testing.B) {
 func (s *bench) steady(b *testing.B) {
 	s.up(b)
 	if s.fleet == nil {
-		s.link(b, link.WebSocket)
+		s.link(b, link.WebSocket, *nodes)
 	}
 	r := row{what: whatSteady, unit: "a second", goal: "at most 1 a second", judge: atMost(1, "a second")}
 	place, before, began := s.audit(b), s.spent(b), time.Now()
@@ -124,7 +124,7 @@ func (s *bench) hollowQUIC(b *testing.B) {
 	s.unlink(b)
 	r := row{what: whatHollowQUIC, unit: "kB", goal: "-", judge: noGoal("kB")}
 	empty := s.restarted(b)
-	s.link(b, link.QUIC)
+	s.link(b, link.QUIC, *nodes)
 	full := s.settled(b)
 	r.ours = each(full.resident, empty.resident)
 	r.note = fmt.Sprintf("%d nodes, %v after the last was in step. The library has a goroutine for each connection and each stream: %.2g goroutines a node, whose stacks are %.3g kB of it.", *nodes, settleFor,
@@ -188,8 +188,8 @@ func (s *bench) restarted(b *testing.B) use {
 	return s.use(b)
 }
 
-// link starts the nodes and waits until all are in step.
-func (s *bench) link(b *testing.B, transport link.Transport) {
+// link starts so many nodes and waits until all are in step.
+func (s *bench) link(b *testing.B, transport link.Transport, nodes int) {
 	b.Helper()
 	roots, err := hollow.Roots(b.Context(), s.client)
 	check(b, err)
@@ -203,7 +203,7 @@ func (s *bench) link(b *testing.B, transport link.Transport) {
 		}
 	}
 	s.fleet, err = hollow.New(hollow.Config{
-		Nodes: *nodes, Prefix: hollowPrefix, Server: server, ServerName: lab.Cloud().String(), Transport: transport, Roots: roots,
+		Nodes: nodes, Prefix: hollowPrefix, Server: server, ServerName: lab.Cloud().String(), Transport: transport, Roots: roots,
 		Identity: hollow.FromCA(filepath.Join(dir, "ca.crt"), filepath.Join(dir, "ca.key")),
 	})
 	check(b, err)

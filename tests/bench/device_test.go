@@ -196,9 +196,15 @@ func (s *bench) setEvents(b *testing.B, on bool) {
 // metrics reads cloudcore's, summed over their labels.
 func (s *bench) metrics(b *testing.B) map[string]float64 {
 	b.Helper()
+	return sums([]byte(s.metricsText(b)))
+}
+
+// metricsText is what cloudcore says of itself, in Prometheus' text format.
+func (s *bench) metricsText(b *testing.B) string {
+	b.Helper()
 	body, err := s.get(b.Context(), b, trial.Cloud, "tcp", "127.0.0.1:10003", "http://127.0.0.1:10003/metrics")
 	check(b, err)
-	return sums(body)
+	return string(body)
 }
 
 // sums reads metrics in Prometheus' text format.
@@ -259,9 +265,11 @@ func (s *bench) memoryOf(b *testing.B, node, program, field string) float64 {
 func (s *bench) spent(b *testing.B) map[string]float64 {
 	b.Helper()
 	used := map[string]float64{}
-	for program, on := range map[string]string{"edgecore": edge, "plainkubelet": plain, "cloudcore": trial.Cloud, "kubeplane": trial.Cloud} {
-		for _, dir := range processes(s.host(b, on), program) {
-			used[program] += ticks(b, dir)
+	for _, on := range s.Hosts() { // of cloudcore there may be several
+		for _, program := range []string{"edgecore", "plainkubelet", "cloudcore", "kubeplane"} {
+			for _, dir := range processes(s.host(b, on), program) {
+				used[program] += ticks(b, dir)
+			}
 		}
 	}
 	used["benchmark"] = ticks(b, "/proc/self")

@@ -216,5 +216,6 @@ var order = slices.Concat(
 	[]string{whatMarks, whatMarksSame, whatFailover},
 	[]string{whatServices100, whatServices1000, whatName50, whatName99, whatCore50, whatCore99},
 	[]string{whatHollowMemory, whatHollowHeap, whatHollowQUIC, whatHollowLinked, whatHollowStep, whatHollowCPU, whatSteady, whatHollowWrites},
+	[]string{whatFleetKilled, whatFleetLost, whatFleetReady},
 	[]string{whatHostileMemory, whatHostileChange, whatHostileBusy, whatHostileReconnect, whatHostileQUIC},
 )

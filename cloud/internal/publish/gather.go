@@ -13,6 +13,13 @@ const (
 	gatherFirst = 5 * time.Millisecond
 	// gatherUpdates is how long an update of one waits when a State went out less than that ago.
 	gatherUpdates = 20 * time.Millisecond
+	// gatherMarks is how long the sync markers of one resource wait for those of others while a
+	// session resumes: the rights and collections of some 14 resources become known one by one, and
+	// each marker in a State of its own costs an edge that comes back twice what there is to say.
+	gatherMarks = 20 * time.Millisecond
+	// resumeSoon is how long after its start a session resumes at most. A resource that takes
+	// longer holds nothing up.
+	resumeSoon = 2 * time.Second
 )
 
 // gatherUpdate is signal for an update of an object that is watched alone.

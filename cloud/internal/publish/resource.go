@@ -1,6 +1,9 @@
 package publish
 
 import (
+	"slices"
+	"time"
+
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 )
 
@@ -237,7 +240,28 @@ func (r *resourceSync) keysOf(i *interest) []kube.Key {
 	return keys
 }
 
+// markSynced queues a sync marker. Those of an edge that comes back wait for each other.
 func (s *session) markSynced(r *resourceSync, i *interest) {
 	i.waiting++
-	s.push(item{resource: r, mark: i})
+	mark := item{resource: r, mark: i}
+	if !s.resuming() {
+		s.push(mark)
+		return
+	}
+	s.mu.Lock()
+	s.inbox.put(mark, gatherable)
+	s.mu.Unlock()
+	s.gather(gatherMarks)
+}
+
+// resuming reports whether the session has just begun and some of its resources are not compared
+// yet.
+func (s *session) resuming() bool {
+	if time.Since(s.began) >= resumeSoon {
+		return false
+	}
+	return slices.ContainsFunc(s.resources, func(r *resourceSync) bool {
+		wanted := len(r.interests) > 0 || s.deps != nil && s.deps.concerns(r.gvr)
+		return wanted && r.state != streaming
+	})
 }

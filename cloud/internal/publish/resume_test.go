@@ -9,9 +9,11 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/cloud/internal/publish"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
 func TestResume(t *testing.T) {
@@ -185,4 +187,41 @@ func mustSelect(t *testing.T) *kube.Selection {
 		t.Fatal(err)
 	}
 	return sel
+}
+
+// The rights and collections of a session become known one by one; that an edge holds the right of
+// each is said once for all, and a collection that takes long holds none of them up.
+func TestSyncMarkersOfAResumeShareAState(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, e := newWorld(), newEdge(t)
+		p := publish.New(c, c, c, publish.DefaultQuotas())
+		kinds := []schema.GroupVersionResource{kube.Pods, services, nodes, {Group: "storage.k8s.io", Version: "v1", Resource: "csidrivers"}, {Group: "node.k8s.io", Version: "v1", Resource: "runtimeclasses"}}
+		var all []*topicpb.Interest
+		for i, gvr := range kinds {
+			all = append(all, &topicpb.Interest{Id: uint64(i + 1), Resource: resource(gvr)})
+		}
+		e.connect(p, all...)
+		for _, gvr := range kinds {
+			c.synced(t, gvr)
+			time.Sleep(2 * time.Millisecond)
+			synctest.Wait()
+		}
+		want(t, "synced as soon as the last is known", e.syncedIDs(), map[uint64]bool{1: true, 2: true, 3: true, 4: true, 5: true})
+		want(t, "States", e.states, 1)
+
+		slow := schema.GroupVersionResource{Group: "example.org", Version: "v1", Resource: "slow"}
+		e.disconnect()
+		e.connect(p, append(all, &topicpb.Interest{Id: 6, Resource: resource(slow)})...)
+		settle()
+		want(t, "synced while one collection is not known", e.syncedIDs(), map[uint64]bool{1: true, 2: true, 3: true, 4: true, 5: true})
+		want(t, "States", e.states, 1)
+		time.Sleep(time.Minute)
+		more := &topicpb.Interest{Id: 7, Resource: resource(schema.GroupVersionResource{Version: "v1", Resource: "endpoints"})}
+		c.synced(t, gvrOf(more.Resource))
+		e.declare(append(all, &topicpb.Interest{Id: 6, Resource: resource(slow)}, more)...)
+		if !e.syncedIDs()[7] {
+			t.Error("long after the start of the session a sync marker waits")
+		}
+		e.disconnect()
+	})
 }

@@ -65,7 +65,7 @@ func (s *session) onAck(sequence uint64) {
 
 // Start implements hub.Service.
 func (s *session) Start(ctx context.Context, fail func(error)) {
-	s.ctx, s.log = ctx, klog.FromContext(ctx)
+	s.ctx, s.log, s.began = ctx, klog.FromContext(ctx), time.Now()
 	s.part.metrics.sessions.Add(1)
 	s.timer = time.AfterFunc(recheckPause(), func() {
 		s.due.Store(true)

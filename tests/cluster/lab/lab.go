@@ -179,18 +179,42 @@ func Balance(router host.Host, ports []Port, replicas int) error {
 		if err != nil {
 			return fmt.Errorf("looking for iptables: %w", err)
 		}
-		// Makes the chain, or empties it.
-		errs := []error{t.ClearChain("nat", chainBalance), t.AppendUnique("nat", "PREROUTING", "-i", "up+", "-d", Cloud().String(), "-j", chainBalance)}
-		for _, p := range ports {
-			for n := replicas; n > 1; n-- {
-				// One of the n that are left; who is passed over by all rules stays with the first.
-				errs = append(errs, t.Append("nat", chainBalance, "-p", p.Protocol, "--dport", strconv.Itoa(int(p.Number)),
-					"-m", "statistic", "--mode", "random", "--probability", strconv.FormatFloat(1/float64(n), 'f', 6, 64),
-					"-j", "DNAT", "--to-destination", Replica(n).String()))
-			}
-		}
-		return errors.Join(errs...)
+		return balance(t, "up+", Cloud(), ports, replicas)
 	})
+}
+
+// BalanceMachine is Balance for what the machine itself sends to the cloud's first host by
+// MachineLink: that host passes it on to the other ones.
+func BalanceMachine(cloud host.Host, network netip.Prefix, ports []Port, replicas int) error {
+	_, far := MachineLink(network)
+	return cloud.Do(func() error {
+		if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644); err != nil {
+			return fmt.Errorf("switching on forwarding: %w", err)
+		}
+		t, err := iptables.New()
+		if err != nil {
+			return fmt.Errorf("looking for iptables: %w", err)
+		}
+		return errors.Join(
+			balance(t, "host0", far.Addr(), ports, replicas),
+			t.AppendUnique("nat", "POSTROUTING", "-o", "eth0", "-m", "conntrack", "--ctstate", "DNAT", "-j", "MASQUERADE"),
+		)
+	})
+}
+
+// balance spreads what comes by an interface and goes to an address.
+func balance(t *iptables.IPTables, by string, to netip.Addr, ports []Port, replicas int) error {
+	// Makes the chain, or empties it.
+	errs := []error{t.ClearChain("nat", chainBalance), t.AppendUnique("nat", "PREROUTING", "-i", by, "-d", to.String(), "-j", chainBalance)}
+	for _, p := range ports {
+		for n := replicas; n > 1; n-- {
+			// One of the n that are left; who is passed over by all rules stays with the first.
+			errs = append(errs, t.Append("nat", chainBalance, "-p", p.Protocol, "--dport", strconv.Itoa(int(p.Number)),
+				"-m", "statistic", "--mode", "random", "--probability", strconv.FormatFloat(1/float64(n), 'f', 6, 64),
+				"-j", "DNAT", "--to-destination", Replica(n).String()))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // ConnectEdge gives edge n its uplink and its place on the LAN.

@@ -286,7 +286,10 @@ func (t *Trial) wire(name string) error {
 	}
 	switch name {
 	case Cloud:
-		return lab.ConnectMachine(m.Host, t.cable(), t.state.Network)
+		return errors.Join(
+			lab.ConnectMachine(m.Host, t.cable(), t.state.Network),
+			lab.BalanceMachine(m.Host, t.state.Network, ports(), len(t.state.Options.Replicas())),
+		)
 	case Client:
 		return lab.ConnectClient(r, m.Host)
 	}
