@@ -3,6 +3,7 @@ package link
 import (
 	"bytes"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -88,6 +89,14 @@ func TestCodec_Decompress(t *testing.T) {
 		"nothing":           {nil, linkpb.Compression_ZSTD, CloseProtocol},
 		"skippable":         {[]byte{0x50, 0x2a, 0x4d, 0x18, 0, 0, 0, 0}, linkpb.Compression_ZSTD, CloseProtocol},
 		"unknown algorithm": {text, 7, CloseProtocol},
+
+		"with a dictionary":              {withDictionary(t, 1, dictionaries[0].text(), text), linkpb.Compression_ZSTD, 0},
+		"a bomb with a dictionary":       {withDictionary(t, 1, dictionaries[0].text(), make([]byte, 100<<20)), linkpb.Compression_ZSTD, CloseTooLarge},
+		"a second bomb with one":         {append(bytes.Clone(good), withDictionary(t, 1, dictionaries[0].text(), make([]byte, 100<<20))...), linkpb.Compression_ZSTD, CloseTooLarge},
+		"cut with a dictionary":          {withDictionary(t, 1, dictionaries[0].text(), text)[:20], linkpb.Compression_ZSTD, CloseProtocol},
+		"an unknown dictionary":          {withDictionary(t, 2, dictionaries[0].text(), text), linkpb.Compression_ZSTD, CloseProtocol},
+		"an unknown one, and a bomb":     {withDictionary(t, 2, dictionaries[0].text(), make([]byte, 100<<20)), linkpb.Compression_ZSTD, CloseProtocol},
+		"an unknown one in a later part": {append(bytes.Clone(good), withDictionary(t, 2, dictionaries[0].text(), text)...), linkpb.Compression_ZSTD, CloseProtocol},
 	} {
 		t.Run(name, func(t *testing.T) {
 			data, err := c.decompress(test.payload, test.how)
@@ -117,6 +126,17 @@ func FuzzDecode(f *testing.F) {
 		topic.EventWrite.New(message.Resource{Namespace: "../\x00", Name: strings.Repeat("n", 200)}, &topicpb.Write{Body: make([]byte, 200_000)}),
 	} {
 		_, data, err := c.Encode(m)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+		if _, data, err = c.encode(m, 1, true); err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+	}
+	for _, m := range typicalMessages(f) {
+		_, data, err := c.encode(m.message, 1, true)
 		if err != nil {
 			f.Fatal(err)
 		}
@@ -152,6 +172,12 @@ func FuzzDecompress(f *testing.F) {
 	f.Add(bytes.Repeat(encoder.EncodeAll(make([]byte, 1<<20), nil), 40), int32(1))                           // many frames, each within the bound
 	f.Add([]byte{0x28, 0xb5, 0x2f, 0xfd, 0x00, 0xf8, 0x01, 0x00, 0x00}, int32(1))                            // a window of gigabytes (RFC 8878, 3.1.1.1.2)
 	f.Add([]byte{0x28, 0xb5, 0x2f, 0xfd, 0xe0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1}, int32(1)) // a content of exabytes
+	text := dictionaries[0].text()
+	f.Add(withDictionary(f, 1, text, text), int32(1))
+	f.Add(withDictionary(f, 1, text, slices.Concat(text[3000:], []byte(strings.Repeat("skerry ", 1000)), text[:3000])), int32(1))
+	f.Add(withDictionary(f, 1, text, make([]byte, 10<<20)), int32(1))
+	f.Add(append(withDictionary(f, 1, text, text), withDictionary(f, 2, text, text)...), int32(1))
+	f.Add(withDictionary(f, 2, text, text), int32(1))
 	f.Add([]byte("plain"), int32(7))
 	f.Add([]byte("plain"), int32(0))
 	f.Fuzz(func(t *testing.T, payload []byte, how int32) {

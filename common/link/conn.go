@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/skerry-io/skerry/beehive/message"
@@ -50,6 +51,9 @@ type conn struct {
 	done     chan struct{}
 	writers  sync.WaitGroup // Add only with mu held and before ended is set
 
+	introduced atomic.Bool   // this end has said which dictionaries it reads
+	peerReads  atomic.Uint32 // the best dictionary that the peer has said to read; 0: none
+
 	mu         sync.Mutex
 	ended      *CloseError // set once
 	out        [topic.Classes]*sendQueue
@@ -83,7 +87,8 @@ func (c *conn) Send(ctx context.Context, m message.Message) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	entry, data, err := c.codec.Encode(m)
+	introduce := !c.introduced.Load()
+	entry, data, err := c.codec.encode(m, c.peerReads.Load(), introduce)
 	if err != nil {
 		return fmt.Errorf("sending on the link: %w", err)
 	}
@@ -103,6 +108,9 @@ func (c *conn) Send(ctx context.Context, m message.Message) error {
 		return err
 	}
 	free := q.put(o)
+	if introduce && o.latest == nil { // a later message does not take its place
+		c.introduced.Store(true)
+	}
 	c.wake(entry.Class)
 	c.mu.Unlock()
 	if free > 0 {
@@ -296,6 +304,9 @@ func (c *conn) next(a *assembler, r io.Reader) error {
 	s, err := c.codec.open(data)
 	if err != nil {
 		return err
+	}
+	if s.reads != 0 {
+		c.peerReads.Store(s.reads)
 	}
 	q := &c.in[class]
 	weight := q.room.weight(len(data))

@@ -27,7 +27,7 @@ type Compression int32
 
 const (
 	Compression_NONE Compression = 0
-	Compression_ZSTD Compression = 1 // one frame that states its content size (RFC 8878)
+	Compression_ZSTD Compression = 1 // one frame that states its content size (RFC 8878), and its dictionary, if any, which the peer has said to know
 )
 
 // Enum value maps for Compression.
@@ -84,9 +84,11 @@ type Envelope struct {
 	Namespace string `protobuf:"bytes,9,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Name      string `protobuf:"bytes,10,opt,name=name,proto3" json:"name,omitempty"`
 	// content
-	Compression   Compression `protobuf:"varint,11,opt,name=compression,proto3,enum=skerry.link.v1.Compression" json:"compression,omitempty"`
-	Payload       []byte      `protobuf:"bytes,12,opt,name=payload,proto3" json:"payload,omitempty"`
-	Refusal       string      `protobuf:"bytes,13,opt,name=refusal,proto3" json:"refusal,omitempty"` // set: the content is an error that says this, and there is no payload
+	Compression Compression `protobuf:"varint,11,opt,name=compression,proto3,enum=skerry.link.v1.Compression" json:"compression,omitempty"`
+	Payload     []byte      `protobuf:"bytes,12,opt,name=payload,proto3" json:"payload,omitempty"`
+	Refusal     string      `protobuf:"bytes,13,opt,name=refusal,proto3" json:"refusal,omitempty"` // set: the content is an error that says this, and there is no payload
+	// of the link, in the first message of each end
+	Dictionaries  []uint32 `protobuf:"varint,15,rep,packed,name=dictionaries,proto3" json:"dictionaries,omitempty"` // the ids of those by which the sender reads compressed content; absent: it reads none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -205,12 +207,19 @@ func (x *Envelope) GetRefusal() string {
 	return ""
 }
 
+func (x *Envelope) GetDictionaries() []uint32 {
+	if x != nil {
+		return x.Dictionaries
+	}
+	return nil
+}
+
 var File_link_proto protoreflect.FileDescriptor
 
 const file_link_proto_rawDesc = "" +
 	"\n" +
 	"\n" +
-	"link.proto\x12\x0eskerry.link.v1\"\xed\x02\n" +
+	"link.proto\x12\x0eskerry.link.v1\"\x91\x03\n" +
 	"\bEnvelope\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06parent\x18\x02 \x01(\x04R\x06parent\x12\x1f\n" +
@@ -225,7 +234,8 @@ const file_link_proto_rawDesc = "" +
 	" \x01(\tR\x04name\x12=\n" +
 	"\vcompression\x18\v \x01(\x0e2\x1b.skerry.link.v1.CompressionR\vcompression\x12\x18\n" +
 	"\apayload\x18\f \x01(\fR\apayload\x12\x18\n" +
-	"\arefusal\x18\r \x01(\tR\arefusalJ\x04\b\a\x10\bJ\x04\b\b\x10\tR\x04kindR\toperation*!\n" +
+	"\arefusal\x18\r \x01(\tR\arefusal\x12\"\n" +
+	"\fdictionaries\x18\x0f \x03(\rR\fdictionariesJ\x04\b\a\x10\bJ\x04\b\b\x10\tR\x04kindR\toperation*!\n" +
 	"\vCompression\x12\b\n" +
 	"\x04NONE\x10\x00\x12\b\n" +
 	"\x04ZSTD\x10\x01B0Z.github.com/skerry-io/skerry/common/link/linkpbb\x06proto3"

@@ -55,6 +55,7 @@ func TestConn(t *testing.T, pair func(*testing.T, PairOptions) Ends) {
 		"an idle link lives":                func(t *testing.T) { testIdle(t, pair) },
 		"everything at once":                func(t *testing.T) { testConcurrent(t, plain) },
 		"the peer is who the handshake saw": func(t *testing.T) { testInfo(t, plain(t)) },
+		"both ends have a dictionary":       func(t *testing.T) { testDictionary(t, plain(t)) },
 		"it counts":                         func(t *testing.T) { testStats(t, plain(t)) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -470,6 +471,39 @@ func testStats(t *testing.T, ends Ends) {
 	if got[topic.Bulk].Messages != 1 || got[topic.Urgent].Messages != 1 || got[topic.Bulk].Bytes < 100_000 {
 		t.Errorf("received %+v", got)
 	}
+}
+
+// Once an end has heard of the other, what it sends takes the dictionary that both have.
+func testDictionary(t *testing.T, ends Ends) {
+	patch := []byte(`{"status":{"$setElementOrder/conditions":[{"type":"MemoryPressure"},{"type":"DiskPressure"},{"type":"PIDPressure"},{"type":"Ready"}],"conditions":[]}}` + strings.Repeat(" ", 200))
+	event := topic.EventWrite.New(message.Resource{}, &topicpb.Write{Id: 1, Body: patch})
+	for name, e := range map[string]struct{ from, to link.Conn }{"up": {ends.Edge, ends.Cloud}, "down": {ends.Cloud, ends.Edge}} {
+		size := func() uint64 {
+			before := e.to.(link.Meter).Stats().Received[topic.Bulk].Bytes
+			send(t, e.from, event)
+			m := receive(t, e.to)
+			if w, err := topic.EventWrite.Content(m); err != nil || !bytes.Equal(w.GetBody(), patch) {
+				t.Errorf("%s: it came as %v, %v", name, m.Content, err)
+			}
+			return e.to.(link.Meter).Stats().Received[topic.Bulk].Bytes - before
+		}
+		send(t, e.to, heartbeat(1))
+		receive(t, e.from)
+		size() // says which dictionaries its sender reads
+		with, without := size(), plainSize(t, event)
+		if with+50 > without {
+			t.Errorf("%s: %d bytes, without a dictionary it is %d", name, with, without)
+		}
+	}
+}
+
+func plainSize(t *testing.T, m message.Message) uint64 {
+	t.Helper()
+	_, data, err := link.NewCodec(topic.NewTable(), link.Default()).Encode(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return uint64(len(data))
 }
 
 // noGoroutines waits until no goroutine of a link is left.
