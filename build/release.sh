@@ -8,7 +8,8 @@
 #                                   found where the bundle was imported, and `cloudcore install` asks for --image
 #   SKERRY_SIGN_KEY=FILE            a minisign key that signs SHA256SUMS; install.sh then asks for this signature
 #   RELEASE_FLAGS=-trimpath         what go build is given; without it the compiled packages of `make build` are used,
-#                                   and the folder stands in the programs: for tests that compare no bytes
+#                                   and the folder stands in the programs: for tests that compare no bytes. No other
+#                                   tag is set then either, see below
 # TEST_LDFLAGS (the version of Kubernetes) and OLDER_LDFLAGS (of the one before) come from make.
 set -euo pipefail
 version=${1:?version} out=$(realpath -m "${2:?directory}")
@@ -22,6 +23,10 @@ if [ -n "$older" ] && [ ! -e "build/kubernetes/$older/go.mod" ]; then
 fi
 registry=${REGISTRY:-skerry.local}
 flags=${RELEASE_FLAGS--trimpath}
+# gRPC's pages for debugging, which nothing shows, are made with html/template: where that is linked, the linker keeps
+# every exported method (docs/decisions/0071-what-the-binaries-hold.md). Kubernetes' own programs are built with this tag.
+tags=grpcnotrace
+[ -n "$flags" ] || tags=
 [[ $version =~ ^v[0-9]+\.[0-9]+\.[0-9]+ ]] || { echo "release: $version is no version: v1.2.3" >&2; exit 2; }
 if [ -n "${SKERRY_SIGN_KEY:-}" ] && [ ! -r "$SKERRY_SIGN_KEY" ]; then
 	echo "release: SKERRY_SIGN_KEY names $SKERRY_SIGN_KEY, which can't be read" >&2
@@ -49,9 +54,9 @@ package=${version#v}
 package=${package/-/\~}
 package=${package//-/.}
 
-compile() { # compile PACKAGE ARCH FILE LDFLAGS [FLAG...]
+compile() { # compile PACKAGE ARCH FILE LDFLAGS [TAG [FLAG...]]
 	# shellcheck disable=SC2086
-	GOOS=linux GOARCH=$2 build/compile.sh "$(basename "$3")" go build -v $flags "${@:5}" -buildvcs=false -ldflags \
+	GOOS=linux GOARCH=$2 build/compile.sh "$(basename "$3")" go build -v $flags -tags "$tags,${5:-}" "${@:6}" -buildvcs=false -ldflags \
 		"-s -w -X github.com/skerry-io/skerry/common/version.version=$version -X github.com/skerry-io/skerry/common/version.registry=${REGISTRY:-} $4" \
 		-o "$3" "$1"
 }
@@ -90,7 +95,7 @@ for arch in "${arches[@]}"; do
 		compile "./$kind/cmd/$name" "$arch" "$made/${name}_${version}_linux_$arch" "${TEST_LDFLAGS:-}"
 		packages "$name" "$arch"
 		if [ "$name" = edgecore ] && [ -n "$older" ]; then
-			compile ./edge/cmd/edgecore "$arch" "$made/edgecore_$version+k8s${older}_linux_$arch" "${OLDER_LDFLAGS:-}" "-modfile=build/kubernetes/$older/go.mod" -tags "kubernetes$older"
+			compile ./edge/cmd/edgecore "$arch" "$made/edgecore_$version+k8s${older}_linux_$arch" "${OLDER_LDFLAGS:-}" "kubernetes$older" "-modfile=build/kubernetes/$older/go.mod"
 			packages edgecore "$arch" "+k8s$older"
 		fi
 	done

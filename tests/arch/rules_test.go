@@ -319,3 +319,42 @@ func TestNoForeignNames(t *testing.T) {
 		}
 	}
 }
+
+// The linker leaves out the methods that nothing can call. Where a program looks methods up by
+// reflection, it keeps every exported one of every type: a third of edgecore
+// (docs/decisions/0071-what-the-binaries-hold.md).
+func TestNoMethodsByReflection(t *testing.T) {
+	for _, p := range source(t).packs {
+		for _, bad := range reflects(p) {
+			t.Error(bad)
+		}
+	}
+}
+
+// reflects tells where a package looks up methods by reflection. Without types it goes by names, in
+// files that import reflect or a package of templates.
+func reflects(p *sourcePack) (bad []string) {
+	if !p.product() {
+		return nil
+	}
+	for _, f := range p.files {
+		if f.test || f.generated {
+			continue
+		}
+		for _, templates := range []string{"text/template", "html/template"} {
+			if slices.Contains(f.imports, templates) {
+				bad = append(bad, f.path+" imports "+templates+", which looks up methods by reflection")
+			}
+		}
+		if !slices.Contains(f.imports, "reflect") {
+			continue
+		}
+		ast.Inspect(f.syntax, func(n ast.Node) bool {
+			if s, ok := n.(*ast.SelectorExpr); ok && slices.Contains([]string{"Method", "MethodByName", "Methods"}, s.Sel.Name) {
+				bad = append(bad, f.path+" looks up methods by reflection: "+s.Sel.Name)
+			}
+			return true
+		})
+	}
+	return bad
+}

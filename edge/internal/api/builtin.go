@@ -7,11 +7,11 @@ import (
 	"sync"
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	kubeversion "k8s.io/apimachinery/pkg/version"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
@@ -22,43 +22,52 @@ type builtin struct {
 	verbs      []string
 }
 
-// builtins reads Kubernetes' own resources off its generated client, which has a method for each:
-// its name is the resource's, its argument tells whether the resource is in a namespace, and the
-// methods of what it returns are the verbs. So there is no list here that could grow old.
+// builtins reads Kubernetes' own resources off the scheme: what has a list there and an object's
+// metadata. What no scheme says, which are in no namespace and which lack a verb, is below; the
+// test compares all of it with Kubernetes' generated client. To read it off that client here, by
+// reflection over methods, makes the linker keep every exported method of edgecore (0071).
 var builtins = sync.OnceValue(func() map[schema.GroupVersionResource]builtin {
 	all := map[schema.GroupVersionResource]builtin{}
-	for group := range reflect.TypeFor[kubernetes.Interface]().Methods() {
-		if group.Type.NumOut() != 1 || group.Type.Out(0).Kind() != reflect.Interface {
+	for kind, t := range scheme.Scheme.AllKnownTypes() {
+		if kind.Version == runtime.APIVersionInternal || !scheme.Scheme.Recognizes(kind.GroupVersion().WithKind(kind.Kind+"List")) {
 			continue
 		}
-		for method := range group.Type.Out(0).Methods() {
-			if method.Type.NumOut() != 1 || method.Type.Out(0).Kind() != reflect.Interface {
-				continue
-			}
-			client := method.Type.Out(0)
-			get, ok := client.MethodByName("Get")
-			if !ok || get.Type.NumOut() != 2 || get.Type.Out(0).Kind() != reflect.Pointer {
-				continue
-			}
-			o, ok := reflect.New(get.Type.Out(0).Elem()).Interface().(runtime.Object)
-			if !ok {
-				continue
-			}
-			kinds, _, err := scheme.Scheme.ObjectKinds(o)
-			if err != nil {
-				continue
-			}
-			b := builtin{kind: kinds[0], namespaced: method.Type.NumIn() == 1}
-			for _, verb := range []string{"Create", "Delete", "DeleteCollection", "Get", "List", "Patch", "Update", "Watch"} {
-				if _, ok := client.MethodByName(verb); ok {
-					b.verbs = append(b.verbs, strings.ToLower(verb))
-				}
-			}
-			all[b.kind.GroupVersion().WithResource(strings.ToLower(method.Name))] = b
+		if _, ok := reflect.New(t).Interface().(metav1.ObjectMetaAccessor); !ok {
+			continue
 		}
+		resource, _ := apimeta.UnsafeGuessKindToResource(kind)
+		b := builtin{kind: kind, namespaced: !slices.Contains(clusterScoped[resource.Group], resource.Resource), verbs: verbs}
+		if slices.Contains(oneByOne, resource.GroupResource()) {
+			b.verbs = slices.DeleteFunc(slices.Clone(verbs), func(verb string) bool { return verb == "deletecollection" })
+		}
+		all[resource] = b
 	}
 	return all
 })
+
+var verbs = []string{"create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"}
+
+// clusterScoped are the resources without a namespace, by their group.
+var clusterScoped = map[string][]string{
+	"": {"componentstatuses", "namespaces", "nodes", "persistentvolumes"},
+	"admissionregistration.k8s.io": {
+		"mutatingadmissionpolicies", "mutatingadmissionpolicybindings", "mutatingwebhookconfigurations",
+		"validatingadmissionpolicies", "validatingadmissionpolicybindings", "validatingwebhookconfigurations",
+	},
+	"certificates.k8s.io":          {"certificatesigningrequests", "clustertrustbundles"},
+	"flowcontrol.apiserver.k8s.io": {"flowschemas", "prioritylevelconfigurations"},
+	"internal.apiserver.k8s.io":    {"storageversions"},
+	"networking.k8s.io":            {"ingressclasses", "ipaddresses", "servicecidrs"},
+	"node.k8s.io":                  {"runtimeclasses"},
+	"rbac.authorization.k8s.io":    {"clusterrolebindings", "clusterroles"},
+	"resource.k8s.io":              {"deviceclasses", "devicetaintrules", "resourcepoolstatusrequests", "resourceslices"},
+	"scheduling.k8s.io":            {"priorityclasses"},
+	"storage.k8s.io":               {"csidrivers", "csinodes", "storageclasses", "volumeattachments", "volumeattributesclasses"},
+	"storagemigration.k8s.io":      {"storageversionmigrations"},
+}
+
+// oneByOne are the resources that kube-apiserver deletes by their names alone.
+var oneByOne = []schema.GroupResource{{Resource: "namespaces"}, {Resource: "services"}}
 
 // shortNames are those of kubectl's users; kube-apiserver's registries have them, and no
 // generated code does.
