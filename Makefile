@@ -5,6 +5,9 @@ SHELL := /bin/bash
 
 # One set of flags for building and testing: compiled packages are then shared, and Kubernetes is compiled once.
 export CGO_ENABLED := 0
+# As Kubernetes builds its own programs. Without this tag gRPC brings pages for debugging along that nothing shows, and with them a third more of edgecore
+# (docs/decisions/0071-what-the-binaries-hold.md).
+export GOFLAGS := $(strip $(filter-out -tags=%,$(GOFLAGS)) -tags=grpcnotrace)
 
 # Before the first tag git describe gives a bare hash, which is no version.
 VERSION ?= $(shell v=$$(git describe --tags --always --dirty 2>/dev/null) || v=dev; [[ $$v == v* ]] || v=v0.0.0-$$v; echo $$v)
@@ -84,7 +87,7 @@ export OLDER_LDFLAGS := $(call says,$(call kubernetes,build/kubernetes/$(BEFORE)
 .PHONY: $(addsuffix -$(BEFORE),$(addprefix build-,$(BEFORE_BINARIES)))
 $(addsuffix -$(BEFORE),$(addprefix build-,$(BEFORE_BINARIES))): build-%-$(BEFORE):
 	@mkdir -p bin
-	@build/compile.sh $*-$(BEFORE) go build -v -buildvcs=false -modfile=build/kubernetes/$(BEFORE)/go.mod -tags kubernetes$(BEFORE) \
+	@build/compile.sh $*-$(BEFORE) go build -v -buildvcs=false -modfile=build/kubernetes/$(BEFORE)/go.mod -tags kubernetes$(BEFORE),grpcnotrace \
 		-ldflags "$(SKERRY_LDFLAGS) $(OLDER_LDFLAGS)" -o bin/$*-$(BEFORE) $($*_pkg)
 
 # kube-vip as its module has it, for tests (docs/kube-vip.md); its dependencies never meet ours.

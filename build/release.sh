@@ -8,8 +8,7 @@
 #                                   found where the bundle was imported, and `cloudcore install` asks for --image
 #   SKERRY_SIGN_KEY=FILE            a minisign key that signs SHA256SUMS; install.sh then asks for this signature
 #   RELEASE_FLAGS=-trimpath         what go build is given; without it the compiled packages of `make build` are used,
-#                                   and the folder stands in the programs: for tests that compare no bytes. No other
-#                                   tag is set then either, see below
+#                                   and the folder stands in the programs: for tests that compare no bytes
 # TEST_LDFLAGS (the version of Kubernetes) and OLDER_LDFLAGS (of the one before) come from make.
 set -euo pipefail
 version=${1:?version} out=$(realpath -m "${2:?directory}")
@@ -23,10 +22,7 @@ if [ -n "$older" ] && [ ! -e "build/kubernetes/$older/go.mod" ]; then
 fi
 registry=${REGISTRY:-skerry.local}
 flags=${RELEASE_FLAGS--trimpath}
-# gRPC's pages for debugging, which nothing shows, are made with html/template: where that is linked, the linker keeps
-# every exported method (docs/decisions/0071-what-the-binaries-hold.md). Kubernetes' own programs are built with this tag.
-tags=grpcnotrace
-[ -n "$flags" ] || tags=
+tags=grpcnotrace # as the Makefile has it
 [[ $version =~ ^v[0-9]+\.[0-9]+\.[0-9]+ ]] || { echo "release: $version is no version: v1.2.3" >&2; exit 2; }
 if [ -n "${SKERRY_SIGN_KEY:-}" ] && [ ! -r "$SKERRY_SIGN_KEY" ]; then
 	echo "release: SKERRY_SIGN_KEY names $SKERRY_SIGN_KEY, which can't be read" >&2
