@@ -106,6 +106,34 @@ func TestAcceptedWritesOutliveALaggingWatch(t *testing.T) {
 	}
 }
 
+// A cluster that goes back in time gives its versions a second time: what it accepts afterwards is
+// newer than what it had accepted before, whatever their versions say.
+func TestAcceptedWritesOfARestoredCluster(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		e, c := laggingPod(t)
+		for _, n := range []string{"4", "5", "6", "7"} { // of versions that the restored cluster has not reached yet
+			if err := e.patchStatus("a", n); err != nil {
+				t.Fatal(err)
+			}
+			settle()
+		}
+		c.goBack()
+		if err := e.patchStatus("a", "8"); err != nil {
+			t.Fatal(err)
+		}
+		settle()
+		if got := e.pod("a").Status.Message; got != "8" {
+			t.Errorf("before it comes down: the status is %q, want 8", got)
+		}
+		c.catchUp()
+		settle()
+		if got := e.pod("a").Status.Message; got != "8" {
+			t.Errorf("once it has come down: the status is %q, want 8", got)
+		}
+		e.nothingWaits(t)
+	})
+}
+
 // What the cloud has taken back does not come again by a replica whose watch lags: the edge says
 // as of which version it knows, also where it holds nothing, and after a restart. A restored
 // cluster counts.

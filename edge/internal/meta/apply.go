@@ -144,7 +144,9 @@ func (m *Manager) applyResult(b *batch, r *topicpb.WriteResult, log klog.Logger)
 			(e.Verb == topicpb.Verb_DELETE || (r.ResourceVersion != "" && object.Older(have.Shown.CloudVersion, r.ResourceVersion)))
 		if keep {
 			link, _ := b.view.Link()
-			b.outbox.Accept(ref, e, r.ResourceVersion, link.Epoch)
+			if b.outbox.Accept(ref, e, r.ResourceVersion, link.Epoch) {
+				b.reapply(ref)
+			}
 			return
 		}
 		b.outbox.Remove(ref, func(o *outbox.Entry) bool { return o.ID == r.Id })

@@ -357,6 +357,12 @@ func (c *checker) damaged(write Record) bool {
 	return slices.ContainsFunc(c.damages, func(x Record) bool { return x.Who == write.Who && write.At <= x.End })
 }
 
+// forgotten reports whether the store that an event was in was damaged before it appeared: a device
+// that has lost the record of an event that is under way sends the next one.
+func (c *checker) forgotten(write Record, appeared time.Duration) bool {
+	return slices.ContainsFunc(c.damages, func(x Record) bool { return x.Who == write.Who && write.At <= x.End && x.At <= appeared })
+}
+
 // order compares the order in which the events about an object appeared in the cloud with that in
 // which they were reported.
 func (c *checker) order() (found []Violation) {
@@ -378,7 +384,7 @@ func (c *checker) order() (found []Violation) {
 			continue // the order of a list says nothing
 		}
 		before, any := newest[p.About]
-		if _, undone := c.lost(p.At, r.At); any && p.At < before.At && !undone {
+		if _, undone := c.lost(p.At, r.At); any && p.At < before.At && !undone && !c.forgotten(p, r.At) {
 			found = append(found, Violation{Rule: Order, Records: []Record{p, before, r},
 				Text: fmt.Sprintf("event %s was reported before %s and created after it", p.Name, before.Name)})
 			continue

@@ -206,6 +206,14 @@ func TestCheck(t *testing.T) {
 			about("p", put(edge, events, "first", 1)), about("p", put(edge, events, "second", 1)), seen(cloud, events, "second", 1), seen(cloud, events, "first", 1),
 			final(cloud, events, "first", 1), final(cloud, events, "second", 1),
 		}, []string{"order 3"}},
+		"events in another order, of a device that lost the record of the first": {[]line{
+			about("p", put(edge, events, "first", 1)), damage(edge), about("p", put(edge, events, "second", 1)), seen(cloud, events, "second", 1), seen(cloud, events, "first", 1),
+			final(cloud, events, "first", 1), final(cloud, events, "second", 1),
+		}, nil},
+		"events in another order, after damage and before it": {[]line{
+			damage(edge), about("p", put(edge, events, "first", 1)), about("p", put(edge, events, "second", 1)), seen(cloud, events, "second", 1), seen(cloud, events, "first", 1),
+			damage(edge), final(cloud, events, "first", 1), final(cloud, events, "second", 1),
+		}, []string{"order 3"}},
 		"events about different objects": {[]line{
 			about("p", put(edge, events, "first", 1)), about("q", put(edge, events, "second", 1)), seen(cloud, events, "second", 1), seen(cloud, events, "first", 1),
 			final(cloud, events, "first", 1), final(cloud, events, "second", 1),

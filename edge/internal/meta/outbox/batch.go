@@ -124,11 +124,15 @@ func (b *Batch) Add(ref object.Ref, e *Entry) {
 }
 
 // Accept puts in the place of an entry that the cloud has it, to be kept until the object
-// comes down.
-func (b *Batch) Accept(ref object.Ref, e *Entry, version string, epoch uint64) {
+// comes down. Writes of the object that were accepted before it as of a newer version are of a
+// cluster that has gone back in time since: they would outlast it. Those are dropped, and Accept
+// reports whether there were any.
+func (b *Batch) Accept(ref object.Ref, e *Entry, version string, epoch uint64) (dropped bool) {
 	next := *e
 	next.Accepted, next.AcceptedVersion, next.AcceptedEpoch = true, version, epoch
 	b.replace(ref, &next)
+	at := object.Number(version)
+	return at != 0 && b.Remove(ref, func(o *Entry) bool { return o.Accepted && o.ID < e.ID && object.Number(o.AcceptedVersion) > at }) > 0
 }
 
 // replace puts e in the place of the entry with its number.
