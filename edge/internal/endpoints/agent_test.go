@@ -94,6 +94,10 @@ func TestAgent_services(t *testing.T) {
 			t.Errorf("once they are known: corrected %d times, %v, want %v; it says %q", corrected, got, want, m.State().Note)
 		}
 		c.Correct(mustSlice(t, "plain"), nil) // shown again, as the Recorrector has it done
+		if due := time.Until(m.State().LastSync.Add(time.Minute)); due < 2*time.Second {
+			time.Sleep(due + time.Second) // past the next resync
+		}
+		again.take()
 		before := m.State().Syncs
 		for n := range 100 {
 			put(fmt.Sprint("more-", n), nil)
