@@ -22,9 +22,9 @@ import (
 )
 
 const (
-	whatFleetKilled = "3,000 hollow nodes, two replicas: in step again after both were killed, from the kill to the last"
-	whatFleetLost   = "3,000 hollow nodes, two replicas: in step again after one was lost, from its kill to the last"
-	whatFleetReady  = "3,000 hollow nodes, two replicas: nodes that were NotReady meanwhile"
+	whatFleetKilled = "many hollow nodes, two replicas: in step again after both were killed, from the kill to the last"
+	whatFleetLost   = "many hollow nodes, two replicas: in step again after one was lost, from its kill to the last"
+	whatFleetReady  = "many hollow nodes, two replicas: nodes that were NotReady meanwhile"
 
 	// fleetSettles is how long after each loss nodes are watched: as long as a Lease may go without
 	// a renewal (kube-controller-manager's --node-monitor-grace-period is 50 s), and some.
@@ -81,7 +81,7 @@ func (s *bench) manyNodes(b *testing.B) {
 	ready.ours = []float64{float64(len(names))}
 	killed.note = fmt.Sprintf("%d nodes, on the machine that also runs the control plane, both replicas and the nodes. CPU bounds it, of which there are %d cores: %.3g ms a node (%s).",
 		*fleet, runtime.NumCPU(), total(cpu), shares(cpu))
-	lost.note = "the other replica goes on, and takes the nodes of the lost one."
+	lost.note = fmt.Sprintf("%d nodes; the other replica goes on, and takes those of the lost one, while the trial's balancer goes on sending half of the dials to that.", *fleet)
 	ready.note = fmt.Sprintf("as a watch at kube-apiserver saw them, from the first kill until %v after the last. The first of them: %v.", fleetSettles, names[:min(len(names), 3)])
 	s.unlink(b)
 	s.down(b)
