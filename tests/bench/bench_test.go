@@ -73,6 +73,7 @@ func BenchmarkRow(b *testing.B) {
 		{"Cut", (*bench).cuts},
 		{"Idle", (*bench).idle},
 		{"Queue", (*bench).queue},
+		{"Size", (*bench).sizes},
 		{"Marks", (*bench).marks},
 		{"Services", (*bench).services},
 		{"Failover", (*bench).failovers},

@@ -20,6 +20,7 @@ import (
 
 const (
 	whatManyPod   = "a pod with 500 ConfigMaps: Running"
+	whatManyCloud = "a pod with 500 ConfigMaps: CPU of kube-apiserver"
 	whatManyRate  = "500 ConfigMap updates delivered to the edge"
 	whatManyCPU   = "500 ConfigMap updates delivered to the edge: CPU of edgecore and cloudcore for each"
 	whatManyExtra = "500 ConfigMap updates: further writes at kube-apiserver"
@@ -65,7 +66,8 @@ func (s *bench) configMaps(b *testing.B) {
 	defer cancel()
 	s.makeMaps(ctx, b)
 	defer s.dropMaps(ctx, b)
-	running := row{what: whatManyPod, unit: "ms", beside: "plain kubelet", goal: "at most 1.2 x", judge: ratio(1.2)}
+	running := row{what: whatManyPod, unit: "ms", beside: "plain kubelet", goal: "at most 1.15 x", judge: ratio(1.15)}
+	server := row{what: whatManyCloud, unit: "ms", beside: "for the plain kubelet", goal: "at most 1.2 x", judge: ratio(1.2)}
 	costs := map[string]map[string][]float64{edge: {}, plain: {}} // of CPU, in ms
 	reads := map[string][]float64{}
 	run := func(name, node string) float64 {
@@ -87,7 +89,9 @@ func (s *bench) configMaps(b *testing.B) {
 		"kube-apiserver as the plain kubelet, each as the node (docs/decisions/0004). What they bring travels before the pod (docs/decisions/0003); then edgecore's kubelet opens its own 500 at the edge's API. "+
 		"Beside the watches kube-apiserver is asked for ConfigMaps %.3g times, by the plain kubelet %.3g times.",
 		total(costs[edge]), shares(costs[edge]), total(costs[plain]), shares(costs[plain]), total(costs[edge])/total(costs[plain]), runtime.NumCPU(), median(reads[edge]), median(reads[plain]))
-	s.rows = append(s.rows, running)
+	server.ours, server.floor = costs[edge]["kubeplane"], costs[plain]["kubeplane"]
+	server.note = "of its process, in which etcd and the controllers are too, from the making of the pod to its end; see the row before."
+	s.rows = append(s.rows, running, server)
 }
 
 // mapUpdates: how soon many updates of ConfigMaps reach the edge's own API, where the kubelet

@@ -209,10 +209,10 @@ func (s *bench) keepalives(b *testing.B) (stop func()) {
 
 // order is that of the table.
 var order = slices.Concat(
-	[]string{whatReboot, whatEventsUp, whatResyncNone, whatResyncTen, whatResyncKill, whatResyncMaps, whatIdleBytes, whatMemory, whatRise, whatIdleCPU, whatIdleSyncs},
-	[]string{whatQueueOne, whatQueueEight, whatQueueMany, whatEventRate, whatEventRateOne, whatChange50, whatChange99, whatSlow},
+	[]string{whatReboot, whatEventsUp, whatResyncNone, whatResyncTen, whatResyncKill, whatResyncMaps, whatIdleBytes, whatMemory, whatRise, whatSizeEdge, whatSizeCloud, whatIdleCPU, whatIdleSyncs},
+	[]string{whatQueueOne, whatQueueEight, whatQueueMany, whatEventRate, whatEventCPU, whatEventRateOne, whatChange50, whatChange99, whatSlow},
 	[]string{whatCarrierLink, whatCarrierReady, whatCarrierPod, whatSilentLink, whatSilentReady, whatSilentPod},
-	[]string{whatPod, whatTen, whatManyPod, whatManyRate, whatManyCPU, whatManyExtra, whatIdleWrites},
+	[]string{whatPod, whatTen, whatManyPod, whatManyCloud, whatManyRate, whatManyCPU, whatManyExtra, whatIdleWrites},
 	[]string{whatMarks, whatMarksSame, whatFailover},
 	[]string{whatServices100, whatServices1000, whatName50, whatName99, whatCore50, whatCore99},
 	[]string{whatHollowMemory, whatHollowHeap, whatHollowQUIC, whatHollowLinked, whatHollowStep, whatHollowCPU, whatSteady, whatHollowWrites},
