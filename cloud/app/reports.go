@@ -35,7 +35,7 @@ func newReporting(client *kube.Client, informers *kube.Informers, policy vip.Pol
 	if err != nil {
 		return nil, err
 	}
-	apps, err := app.NewController(client.Config(), app.Nobody{})
+	apps, err := app.NewController(client.Config(), app.NoFencer{})
 	if err != nil {
 		return nil, err
 	}

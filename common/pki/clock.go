@@ -58,8 +58,8 @@ func (c *Clock) AtLeast(t time.Time) {
 	c.unlockAndKeep()
 }
 
-// Told notes the cloud's time, as it came over a verified link.
-func (c *Clock) Told(t time.Time) {
+// Sync sets the clock to the cloud's time, as it came over a verified link.
+func (c *Clock) Sync(t time.Time) {
 	c.mu.Lock()
 	c.cloud, c.synced = t, time.Now()
 	// A floor that came from a wrong clock must not outlive the right time.

@@ -198,7 +198,7 @@ func TestClock(t *testing.T) {
 			t.Errorf("Now is %v; want %v", got, signed)
 		}
 		cloud := signed.Add(100 * 24 * time.Hour)
-		c.Told(cloud)
+		c.Sync(cloud)
 		time.Sleep(time.Hour)
 		if got, want := c.Now(), cloud.Add(time.Hour); !got.Equal(want) {
 			t.Errorf("Now is %v; want the cloud's time carried on, %v", got, want)
@@ -206,7 +206,7 @@ func TestClock(t *testing.T) {
 		if got, want := c.Skew(), start.Sub(cloud); got != want {
 			t.Errorf("Skew is %v; want %v", got, want)
 		}
-		c.Told(cloud.Add(2 * time.Hour)) // less than a day on: not worth a write
+		c.Sync(cloud.Add(2 * time.Hour)) // less than a day on: not worth a write
 		if diff := cmp.Diff([]time.Time{signed, cloud}, kept); diff != "" {
 			t.Errorf("kept times (-want +got):\n%s", diff)
 		}
@@ -215,7 +215,7 @@ func TestClock(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			c := pki.NewClock(time.Time{}, nil)
 			cloud := time.Now().Add(-80 * 365 * 24 * time.Hour)
-			c.Told(cloud)
+			c.Sync(cloud)
 			if got := c.Now(); !got.Equal(cloud) {
 				t.Errorf("Now is %v; want %v", got, cloud)
 			}

@@ -48,7 +48,7 @@ func (m *identityModule) Run(ctx context.Context, port *beehive.Port) error {
 				return err
 			}
 			if up, err := linkstate.Up.Content(said); err == nil && !up.CloudTime.IsZero() {
-				m.app.clock.Told(up.CloudTime)
+				m.app.clock.Sync(up.CloudTime)
 			}
 		}
 	})

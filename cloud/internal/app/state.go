@@ -39,12 +39,12 @@ type Fencer interface {
 	Dead(node string) (by string, dead bool)
 }
 
-// Nobody is a Fencer for a cluster in which nothing can tell a dead device from one that is cut
+// NoFencer is a Fencer for a cluster in which nothing can tell a dead device from one that is cut
 // off: then only a person can, by the taint node.kubernetes.io/out-of-service.
-type Nobody struct{}
+type NoFencer struct{}
 
 // Dead implements Fencer.
-func (Nobody) Dead(string) (string, bool) { return "", false }
+func (NoFencer) Dead(string) (string, bool) { return "", false }
 
 // Replicas says where the healthy replicas of a volume are. known is false where that is unknown:
 // no Longhorn, or a volume that is not Longhorn's.

@@ -135,7 +135,7 @@ func TestRefusals(t *testing.T) {
 	})
 }
 
-func TestARefusalThatPassesIsNotTold(t *testing.T) {
+func TestARefusalThatPassesIsNotReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, e := newWorld(), newEdge(t)
 		tries := 0
@@ -334,7 +334,7 @@ func TestAnUndecidedInterestHoldsNobodyUp(t *testing.T) {
 	})
 }
 
-func TestACollectionThatCloudcoreMayNotFollowIsTold(t *testing.T) {
+func TestACollectionThatCloudcoreMayNotFollowIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, e := newWorld(), newEdge(t)
 		c.store(services).Fail(apierrors.NewForbidden(services.GroupResource(), "", errors.New("cloudcore cannot list services")))

@@ -65,9 +65,9 @@ func (a *Agent) Adopt(ctx context.Context, name, request string, uid types.UID) 
 	})
 }
 
-// Told records that the cloud has received how an operation ended.
-func (a *Agent) Told(ctx context.Context, name string, uid types.UID) error {
-	return a.change(ctx, name, func(o *Operation) { o.Told = o.UID == uid })
+// Reported records that the cloud has received how an operation ended.
+func (a *Agent) Reported(ctx context.Context, name string, uid types.UID) error {
+	return a.change(ctx, name, func(o *Operation) { o.Reported = o.UID == uid })
 }
 
 // Gone notes that the NodeOperation is not there any more: what was asked by it is cancelled.

@@ -264,7 +264,7 @@ func (s *State) forget() {
 		}
 		if o.ended() && !o.holds() {
 			ended--
-			if o.Told || o.UID == "" {
+			if o.Reported || o.UID == "" {
 				o.Output, o.Blocked, o.Message = "", nil, ""
 			}
 		}

@@ -111,7 +111,7 @@ func (f *follower) begin(ctx context.Context, n *v1alpha1.NodeOperation) error {
 		if err := f.agent.Refuse(ctx, o, Done, endedBefore, ""); err != nil {
 			return err
 		}
-		return f.agent.Told(ctx, o.Name, o.UID)
+		return f.agent.Reported(ctx, o.Name, o.UID)
 	case s.BootIDBefore != "" && s.BootIDBefore != f.agent.config.Boot && o.Spec.Operation != v1alpha1.OperationDrain:
 		return f.agent.Refuse(ctx, o, Done, "Booted", "the device has booted since; what it had kept of the operation was lost")
 	case s.BootIDBefore != "":
@@ -191,7 +191,7 @@ func (f *follower) report(ctx context.Context) error {
 	s := f.agent.Status()
 	current := map[string]bool{}
 	for _, o := range s.Operations {
-		if o.UID == "" || o.Gone || o.Told {
+		if o.UID == "" || o.Gone || o.Reported {
 			continue
 		}
 		current[o.Name] = true
@@ -207,7 +207,7 @@ func (f *follower) report(ctx context.Context) error {
 	for _, o := range over {
 		if f.kit.Reports.Sent(refOf(o.Name)) {
 			current[o.Name] = false
-			errs = append(errs, f.agent.Told(ctx, o.Name, o.UID))
+			errs = append(errs, f.agent.Reported(ctx, o.Name, o.UID))
 		}
 	}
 	for name := range f.reported {

@@ -72,9 +72,9 @@ type Operation struct {
 	// Prefetch is how far the image is on its way to the device, where a hook brings it.
 	Prefetch Prefetch `json:"prefetch,omitempty"`
 
-	// Told: the cloud has received the end. Gone: the NodeOperation is not there any more.
-	Told bool `json:"told,omitempty"`
-	Gone bool `json:"gone,omitempty"`
+	// Reported: the cloud has received the end. Gone: the NodeOperation is not there any more.
+	Reported bool `json:"reported,omitempty"`
+	Gone     bool `json:"gone,omitempty"`
 }
 
 // ended reports whether nothing can become of the operation any more.

@@ -35,14 +35,14 @@ func TestForget(t *testing.T) {
 	var s State
 	end := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 	for i := range 3 * maxEnded {
-		o := Operation{Name: fmt.Sprint(i), UID: "uid", Stage: Failed, EndedAt: end, Message: "why", Told: true}
+		o := Operation{Name: fmt.Sprint(i), UID: "uid", Stage: Failed, EndedAt: end, Message: "why", Reported: true}
 		switch {
 		case i < maxEnded/2:
 			o.UID = "" // made on the device, and never known in the cloud
 		case i < maxEnded:
 			o.Gone = true
 		case i == maxEnded:
-			o.Told = false
+			o.Reported = false
 		}
 		s.Operations = append(s.Operations, o)
 	}

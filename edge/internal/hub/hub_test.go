@@ -506,7 +506,7 @@ func TestHub_CountsOnAboveTheEpochThatTheCloudKnows(t *testing.T) {
 	})
 }
 
-func TestHub_AnotherDeviceWithOurName_IsTold(t *testing.T) {
+func TestHub_AnotherDeviceWithOurName_IsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, nil)
 		for range 2 {

@@ -214,7 +214,7 @@ func TestRotation(t *testing.T) {
 				if len(s.made) != 1 {
 					t.Errorf("%d requests in a month", len(s.made))
 				}
-				clock.Told(cloud())
+				clock.Sync(cloud())
 				time.Sleep(30 * 24 * time.Hour)
 				synctest.Wait()
 				if len(s.made) != 1 {
@@ -233,7 +233,7 @@ func TestRotation(t *testing.T) {
 			id, ca, _ := joined(t, clock, cloud().Add(-year*95/100), year)
 			s := &signer{t: t, ca: ca, now: cloud, life: year}
 			during(t, id, s, func() {
-				clock.Told(cloud())
+				clock.Sync(cloud())
 				time.Sleep(time.Hour)
 				synctest.Wait()
 				if len(s.made) != 1 || id.Status().NotBefore.Before(cloud().Add(-2*time.Hour)) {

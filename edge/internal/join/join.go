@@ -97,7 +97,7 @@ func Join(ctx context.Context, o Options) (Result, error) {
 	}
 	cloud := time.UnixMilli(answer.UnixMillis)
 	result := Result{Node: o.Node, Skew: time.Now().Round(0).Sub(cloud).Round(time.Second)}
-	o.Clock.Told(cloud)
+	o.Clock.Sync(cloud)
 	id, err := checkAnswer(answer, o, key)
 	if err != nil {
 		return Result{}, err
