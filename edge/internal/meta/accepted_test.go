@@ -134,6 +134,47 @@ func TestAcceptedWritesOfARestoredCluster(t *testing.T) {
 	})
 }
 
+// A backup may be older than what has come down: what the restored cluster accepts is then of a
+// version that the device seems to have, and still goes before what was accepted earlier.
+func TestAcceptedWritesOfAnOlderBackup(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		c := newCloud(t)
+		e := newEdge(t, c, meta.Config{})
+		c.set(ref("pods", "default", "a"), pod())
+		backup, at := c.past()
+		c.link()
+		e.holdPods()
+		settle()
+		for _, n := range []string{"1", "2", "3"} { // these come down
+			if err := e.patchStatus("a", n); err != nil {
+				t.Fatal(err)
+			}
+			settle()
+		}
+		c.lag()
+		for _, n := range []string{"4", "5"} { // these are accepted, and don't
+			if err := e.patchStatus("a", n); err != nil {
+				t.Fatal(err)
+			}
+			settle()
+		}
+		c.restore(backup, at)
+		if err := e.patchStatus("a", "8"); err != nil {
+			t.Fatal(err)
+		}
+		settle()
+		if got := e.pod("a").Status.Message; got != "8" {
+			t.Errorf("before it comes down: the status is %q, want 8", got)
+		}
+		c.catchUp()
+		settle()
+		if got := e.pod("a").Status.Message; got != "8" {
+			t.Errorf("once it has come down: the status is %q, want 8", got)
+		}
+		e.nothingWaits(t)
+	})
+}
+
 // What the cloud has taken back does not come again by a replica whose watch lags: the edge says
 // as of which version it knows, also where it holds nothing, and after a restart. A restored
 // cluster counts.

@@ -140,11 +140,15 @@ func (m *Manager) applyResult(b *batch, r *topicpb.WriteResult, log klog.Logger)
 	if r.Accepted {
 		m.counters.accepted.Add(1)
 		b.After(func() { m.counters.lastAccepted.Store(time.Now().UnixMilli()) })
+		// Where the cluster has gone back in time, what was delivered may be newer by its version,
+		// and is older.
+		overtakes := e.Laid() && b.outbox.Overtake(ref, e, r.ResourceVersion)
 		keep := have != nil && e.Laid() && (e.UID == "" || e.UID == have.Shown.UID) &&
-			(e.Verb == topicpb.Verb_DELETE || (r.ResourceVersion != "" && object.Older(have.Shown.CloudVersion, r.ResourceVersion)))
+			(e.Verb == topicpb.Verb_DELETE || (r.ResourceVersion != "" && (overtakes || object.Older(have.Shown.CloudVersion, r.ResourceVersion))))
 		if keep {
 			link, _ := b.view.Link()
-			if b.outbox.Accept(ref, e, r.ResourceVersion, link.Epoch) {
+			b.outbox.Accept(ref, e, r.ResourceVersion, link.Epoch)
+			if overtakes {
 				b.reapply(ref)
 			}
 			return

@@ -183,10 +183,13 @@ func (c *cloud) catchUp() {
 }
 
 // goBack makes the objects what they were when the lag began.
-func (c *cloud) goBack() {
+func (c *cloud) goBack() { c.restore(c.behind, c.behindAt) }
+
+// restore makes the objects what they were once; what goes down follows when the lag ends.
+func (c *cloud) restore(objects map[object.Ref]*thing, at uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.objects, c.revision = maps.Clone(c.behind), c.behindAt
+	c.objects, c.revision = maps.Clone(objects), at
 }
 
 // put keeps the uid of an object that is there.

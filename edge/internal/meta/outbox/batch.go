@@ -124,13 +124,17 @@ func (b *Batch) Add(ref object.Ref, e *Entry) {
 }
 
 // Accept puts in the place of an entry that the cloud has it, to be kept until the object
-// comes down. Writes of the object that were accepted before it as of a newer version are of a
-// cluster that has gone back in time since: they would outlast it. Those are dropped, and Accept
-// reports whether there were any.
-func (b *Batch) Accept(ref object.Ref, e *Entry, version string, epoch uint64) (dropped bool) {
+// comes down.
+func (b *Batch) Accept(ref object.Ref, e *Entry, version string, epoch uint64) {
 	next := *e
 	next.Accepted, next.AcceptedVersion, next.AcceptedEpoch = true, version, epoch
 	b.replace(ref, &next)
+}
+
+// Overtake drops the writes of the object that were accepted before e as of a newer version than e
+// is: they are of a cluster that has gone back in time since, and would outlast e. It reports
+// whether there were any.
+func (b *Batch) Overtake(ref object.Ref, e *Entry, version string) bool {
 	at := object.Number(version)
 	return at != 0 && b.Remove(ref, func(o *Entry) bool { return o.Accepted && o.ID < e.ID && object.Number(o.AcceptedVersion) > at }) > 0
 }
