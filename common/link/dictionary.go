@@ -48,7 +48,7 @@ func best(ids []uint32) uint32 {
 }
 
 // dictionary1 is ordered from what is said seldom to what is said most: what is nearer to the
-// // message costs less. A part in protobuf begins with a field's tag and length.
+// message costs less. A part in protobuf begins with a field's tag and length.
 var dictionary1 = []string{
 	// Refusals, as kube-apiserver words them.
 	`{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"`, `\" is forbidden: User \"system:node:`, `\" cannot get resource \"`,

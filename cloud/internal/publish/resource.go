@@ -240,11 +240,12 @@ func (r *resourceSync) keysOf(i *interest) []kube.Key {
 	return keys
 }
 
-// markSynced queues a sync marker. Those of an edge that comes back wait for each other.
+// markSynced queues a sync marker. Those of an edge that comes back wait for each other, unless
+// there is a State that goes at once and takes them along, as with an expectation.
 func (s *session) markSynced(r *resourceSync, i *interest) {
 	i.waiting++
 	mark := item{resource: r, mark: i}
-	if !s.resuming() {
+	if !s.frame.empty() || !s.resuming() {
 		s.push(mark)
 		return
 	}

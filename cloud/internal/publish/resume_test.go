@@ -225,3 +225,22 @@ func TestSyncMarkersOfAResumeShareAState(t *testing.T) {
 		e.disconnect()
 	})
 }
+
+// What an edge should hold, and that it is synced then, are one State also while another collection
+// takes long: an edge that holds something else takes nothing for synced.
+func TestSyncMarkersTravelWithTheExpectation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, e := newWorld(), newEdge(t)
+		c.synced(t, services, service("s0"), service("s1"))
+		e.connect(publish.New(c, c, c, publish.DefaultQuotas()), allServices(1))
+		e.disconnect()
+		c.put(t, services, service("new"))
+		slow := schema.GroupVersionResource{Group: "example.org", Version: "v1", Resource: "slow"}
+		e.connect(publish.New(c, c, c, publish.DefaultQuotas()), allServices(1), &topicpb.Interest{Id: 2, Resource: resource(slow)})
+		want(t, "sent", e.takeLog(), []string{"+services/new", "synced 1"})
+		want(t, "asked", e.asked, []string(nil))
+		settle()
+		want(t, "States", e.states, 1)
+		e.disconnect()
+	})
+}
