@@ -93,6 +93,9 @@ func concerns(m *topicpb.Interests) map[schema.GroupVersionResource]bool {
 func (s *session) admit(id uint64, p *topicpb.Interest, over exceeded) {
 	i := &interest{id: id, since: time.Now()}
 	s.interests[id] = i
+	if !s.window.open() {
+		s.unheard++
+	}
 	retry := int(recheckSoon / time.Second)
 	if over == fits {
 		over = s.part.quotas.admit(s.used, selectorBytes(p))

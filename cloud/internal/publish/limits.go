@@ -8,6 +8,9 @@ const (
 	windowBytes  = 1 << 20   // sent and not acknowledged
 	windowStates = 64        // likewise
 	maxInterests = 4096
+	// maxUnheard is how many interests may come while the window is shut. Refusals and sync markers
+	// wait for each of them, also when it is gone again. Above, the session ends.
+	maxUnheard = 4 * maxInterests
 
 	// What a declared set is charged with (hub.Session): an interest costs some microseconds to
 	// decode and to compare, one that is refused as much again. A pod with 500 ConfigMaps has its

@@ -19,6 +19,7 @@ import (
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/cloud/internal/publish"
+	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
@@ -240,6 +241,47 @@ func TestInterestsThatComeAndGo(t *testing.T) {
 		want(t, "nothing any more", e.names(services), []string{})
 		e.disconnect()
 	})
+}
+
+// What an edge asks for while it acknowledges nothing waits in cloudcore: sync markers, refusals.
+// One that goes on asking breaks the contract.
+func TestAnEdgeThatAsksAndAcknowledgesNothing(t *testing.T) {
+	long := strings.Repeat("x", 100<<10) // above a quota
+	for name, ask := range map[string]func(n uint64) *topicpb.Interest{
+		"for what it may have": dependencies,
+		"for what it may not":  func(n uint64) *topicpb.Interest { return oneConfigMap(n, long) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c, e := newWorld(), newEdge(t)
+				for _, gvr := range []schema.GroupVersionResource{kube.Pods, kube.Claims, kube.Volumes} {
+					c.synced(t, gvr)
+				}
+				e.connect(publish.New(c, c, c, publish.DefaultQuotas()), ask(1))
+				settle()
+				n := uint64(1)
+				for ; n < 20_000; n++ { // one that acknowledges may
+					e.declare(ask(n))
+				}
+				e.mu.Lock()
+				e.mute = true
+				e.mu.Unlock()
+				for range 20_000 {
+					n++
+					e.declare(ask(n))
+				}
+				select {
+				case err := <-e.ended:
+					if why, ok := errors.AsType[*link.CloseError](err); !ok || why.Code != link.CloseProtocol {
+						t.Errorf("ended by %v", err)
+					}
+				default:
+					t.Error("all that was asked for waits")
+					e.disconnect()
+				}
+			})
+		})
+	}
 }
 
 func TestTheWindowHoldsBack(t *testing.T) {

@@ -138,6 +138,9 @@ func (s *session) step() error {
 	s.window.ack(acked)
 	if in != nil {
 		s.declare(in, digests)
+		if s.unheard > maxUnheard {
+			return outOfTurn("%d interests while nothing is acknowledged, at most %d wait", s.unheard, maxUnheard)
+		}
 	}
 	for _, v := range verdicts {
 		s.decide(v.interest, v.verdict)
@@ -200,6 +203,7 @@ func (s *session) next() (item, bool) {
 // send fills frames and sends them while the window is open.
 func (s *session) send() error {
 	for s.window.open() {
+		s.unheard = 0
 		for s.frame.bytes < frameBytes {
 			it, ok := s.next()
 			if !ok {

@@ -58,6 +58,7 @@ type session struct {
 	deps      *dependencies // nil without that interest
 	frame     frame
 	window    window
+	unheard   int // interests that came since the window has been shut
 	began     time.Time
 	sent      atomic.Int64 // Unix nanoseconds: the last State. Others read it
 	site      string       // that it gets something made for; "" while it gets nothing such
