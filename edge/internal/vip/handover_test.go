@@ -164,6 +164,11 @@ func TestTraps_21_ShutdownHandsOver(t *testing.T) {
 	s.give(ready)
 	// A node hears of that before the shutdown or while it goes on: either way the lock is held
 	// until it is handed over.
+	open, err := s.client.Dial("tcp", theVIP+":80", patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer open.Close()
 	tr := s.sendPatiently()
 	for n := 2; !o.has(theVIP); n++ {
 		locked(n)
@@ -177,15 +182,45 @@ func TestTraps_21_ShutdownHandsOver(t *testing.T) {
 		}
 	}
 	tr.reaches(t, o)
-	if _, lost := tr.end(t, "a shutdown of the holder"); lost > 0 {
+	// An open connection is its pod's, which stays where it is. All others are answered.
+	if _, lost := tr.end(t, "a shutdown of the holder"); lost > tr.openAtTheMove(h, o) {
 		t.Errorf("%d connections were lost", lost)
 	}
+	eventually(t, "the client of an open connection learns that it is over", func() bool {
+		_, err := open.Write([]byte("?"))
+		return isReset(err)
+	})
 	// Over the boot nothing is kept of it.
 	h.kill()
 	h.killKeepalived()
 	h.boot++
 	h.start()
 	eventually(t, "after the boot it is a backup", func() bool { return h.report(theVIP).State == v1alpha1.VIPBackup })
+}
+
+// What is counted as open at the move is that one connection, and nothing that a hand-over may not
+// lose.
+func TestOpenAtTheMove(t *testing.T) {
+	const reset, broken, refused, silent = syscall.ECONNRESET, syscall.EPIPE, syscall.ECONNREFUSED, syscall.ETIMEDOUT
+	for name, c := range map[string]struct {
+		outcomes []outcome
+		want     int
+	}{
+		"none lost":                        {[]outcome{{"a1", nil}, {"b1", nil}}, 0},
+		"reset at the move":                {[]outcome{{"a1", nil}, {"", reset}, {"b1", nil}}, 1},
+		"broken at the move":               {[]outcome{{"a1", nil}, {"", broken}, {"b1", nil}}, 1},
+		"the first":                        {[]outcome{{"", reset}, {"b1", nil}}, 1},
+		"before the move":                  {[]outcome{{"a1", nil}, {"", reset}, {"a1", nil}, {"b1", nil}}, 0},
+		"after the move":                   {[]outcome{{"a1", nil}, {"b1", nil}, {"", reset}, {"b1", nil}}, 0},
+		"two at the move":                  {[]outcome{{"a1", nil}, {"", reset}, {"", reset}, {"b1", nil}}, 0},
+		"refused at the move":              {[]outcome{{"a1", nil}, {"", refused}, {"b1", nil}}, 0},
+		"never answered at the move":       {[]outcome{{"a1", nil}, {"", silent}, {"b1", nil}}, 0},
+		"no answer of the new one follows": {[]outcome{{"a1", nil}, {"", reset}}, 0},
+	} {
+		if got := (&traffic{outcomes: c.outcomes}).openAtTheMove(&node{name: "a"}, &node{name: "b"}); got != c.want {
+			t.Errorf("%s: %d, want %d", name, got, c.want)
+		}
+	}
 }
 
 // A node confirms that it dropped an address once it has: keepalived may take its time.

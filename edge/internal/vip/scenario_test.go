@@ -1,12 +1,14 @@
 package vip_test
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -18,16 +20,23 @@ import (
 
 func mustAddr(s string) netip.Addr { return netip.MustParseAddr(s) }
 
-// traffic is a client that connects all the while, and counts.
+// traffic is a client that connects all the while, one connection after the other, and counts.
 type traffic struct {
 	mu        sync.Mutex
 	asked     int
 	lost      int
+	outcomes  []outcome
 	longest   time.Duration // between two answers
 	last      time.Time
 	stop      chan struct{}
 	done      chan struct{}
 	lastWords string
+}
+
+// outcome is what came of one connection.
+type outcome struct {
+	word string
+	err  error
 }
 
 // send begins to ask every 20 ms, each with little patience, so that what is lost is counted and
@@ -55,6 +64,7 @@ func (s *site) sendEvery(wait time.Duration) *traffic {
 			word, _, err := s.client.Ask("tcp", theVIP+":80", wait)
 			tr.mu.Lock()
 			tr.asked++
+			tr.outcomes = append(tr.outcomes, outcome{word, err})
 			if err != nil {
 				tr.lost++
 			} else {
@@ -86,7 +96,31 @@ func (tr *traffic) end(t testing.TB, what string) (asked, lost int) {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
 	t.Logf("%s: %d connections, %d lost, none answered for %v at most", what, tr.asked, tr.lost, tr.longest.Round(10*time.Millisecond))
+	for i, o := range tr.outcomes {
+		if o.err != nil {
+			t.Logf("lost: connection %d: %v", i+1, o.err)
+		}
+	}
 	return tr.asked, tr.lost
+}
+
+// openAtTheMove is how many of the lost connections, 0 or 1, were open when the address moved: the
+// last answer before it is from's, the next one to's, and it was reset. What is refused before it
+// is open, or never answered, is none of them. It is called after end.
+func (tr *traffic) openAtTheMove(from, to *node) int {
+	for i, o := range tr.outcomes {
+		if isReset(o.err) && (i == 0 || strings.HasPrefix(tr.outcomes[i-1].word, from.name)) &&
+			i+1 < len(tr.outcomes) && strings.HasPrefix(tr.outcomes[i+1].word, to.name) {
+			return 1
+		}
+	}
+	return 0
+}
+
+// isReset reports whether an open connection was reset. One that is not open yet is refused:
+// ECONNREFUSED (tcp_reset in net/ipv4/tcp_input.c).
+func isReset(err error) bool {
+	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
 
 func TestVIPs_14_OneHolder(t *testing.T) {
