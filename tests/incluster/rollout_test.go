@@ -139,10 +139,12 @@ func TestShip_09_RolloutUnderLoad(t *testing.T) {
 	s.Kubectl("-n", system, "rollout", "status", "deployment/"+deployment, "--timeout=3m")
 	s.waitRolledOut(deployment)
 	end()
-	for node, l := range loads {
+	for _, l := range loads { // all of it, before any device is waited for
 		if err := l.end(); err != nil {
 			t.Error(err)
 		}
+	}
+	for node, l := range loads {
 		s.waitDelivered(node)
 		s.waitEvents(l)
 		s.WaitFor("the restart on "+node+" to be counted", func(ctx context.Context) error {
