@@ -83,6 +83,9 @@ func (s *bench) idle(b *testing.B) {
 		syncs.note += fmt.Sprintf("In %v there was none, but a file in the data directory of edgecore was written.", *idle)
 	default:
 		syncs.note += fmt.Sprintf("In %v there were %d, which changed records of these kinds: %s.", *idle, commits, list(written))
+		if written["interests"] > 0 {
+			syncs.note += " What nothing has asked for in 10 minutes is given up, once: that is what the start of the kubelet and of the pods had asked for."
+		}
 	}
 	syncs.note += " Tokens that the kubelet has renewed, each after some 48 minutes, are kept and not counted: " + fmt.Sprint(written[keptTokens]) + " in that time."
 	count := map[string]float64{}
