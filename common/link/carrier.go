@@ -49,6 +49,16 @@ type Carrier interface {
 	Close(why *CloseError)
 }
 
+// Attacher is a Carrier that is called when something has come, and so needs no goroutine that
+// waits for it.
+type Attacher interface {
+	Carrier
+	// Attach is called once, instead of Serve, and does not block. When the link has ended and no
+	// call of sink runs, it calls ended with what Serve would have returned, once, in a goroutine
+	// that may block.
+	Attach(sink Sink, ended func(error))
+}
+
 // Sink is what a carrier calls in the core.
 type Sink interface {
 	// Read serves one stream until it fails, and ends the link then.

@@ -15,8 +15,9 @@ import (
 // Start makes a Conn of a carrier whose handshake is complete, and owns the carrier from then on.
 // config must be valid and codec made with it.
 //
-// An idle Conn has one goroutine of its own, which reads: at 10,000 links the stack of a writer
-// that waits would count. A writer lives while there is something to write.
+// An idle Conn has one goroutine of its own, which reads, and none where the carrier is an
+// Attacher: at 10,000 links the stack of a writer that waits would count. A writer lives while
+// there is something to write.
 func Start(carrier Carrier, codec *Codec, config Config, info Info) Conn {
 	c := &conn{
 		carrier: carrier, traits: carrier.Traits(), codec: codec, config: &codec.config, info: info,
@@ -33,7 +34,11 @@ func Start(carrier Carrier, codec *Codec, config Config, info Info) Conn {
 		c.keepalive = time.AfterFunc(every, c.tick)
 		c.mu.Unlock()
 	}
-	go c.run()
+	if a, ok := carrier.(Attacher); ok {
+		a.Attach(sink{c}, c.finish)
+	} else {
+		go func() { c.finish(carrier.Serve(sink{c})) }()
+	}
 	return c
 }
 
@@ -243,9 +248,8 @@ func (c *conn) Notify(came, ended func()) {
 	came() // perhaps something has
 }
 
-// run reads until the link ends, and ends everything else.
-func (c *conn) run() {
-	err := c.carrier.Serve(sink{c})
+// finish ends everything else when nothing is read any more.
+func (c *conn) finish(err error) {
 	c.end(closeError(err))
 	c.writers.Wait()
 	c.mu.Lock()

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
@@ -62,7 +63,7 @@ func BenchConn(b *testing.B, pair func(*testing.B) (edge, cloud link.Conn)) {
 	})
 }
 
-// The child of BenchIdle finds what it needs here.
+// The child of an idle measurement finds what it needs here.
 const (
 	idleAddress = "SKERRY_LINKTEST_ADDRESS"
 	idleFiles   = "SKERRY_LINKTEST_FILES"
@@ -75,16 +76,33 @@ const (
 func BenchIdle(b *testing.B,
 	listen func(testing.TB, *tls.Config) link.Listener, dialer func(testing.TB, *tls.Config) link.Dialer,
 ) {
-	if address := os.Getenv(idleAddress); address != "" {
-		idleChild(b, address, dialer)
-		return
+	bytes, _ := idle(b, idleLinks, []message.Message{Event(1, 100), Event(1, 100_000)}, listen, dialer)
+	for b.Loop() {
 	}
-	s := NewSite(b)
-	l := listen(b, s.ServerTLS())
-	dir := b.TempDir()
+	b.ReportMetric(float64(bytes), "B/link")
+}
+
+// Idle is BenchIdle for a test: fewer links, which have carried short messages of three classes, as
+// a node's have. It returns the bytes of heap and stacks and the goroutines that a link has.
+func Idle(t *testing.T,
+	listen func(testing.TB, *tls.Config) link.Listener, dialer func(testing.TB, *tls.Config) link.Dialer,
+) (bytes, goroutines int) {
+	request := topic.APIRequest.New(struct{ Namespace, Name string }{}, &topicpb.APIRequest{Body: Event(1, 500).Content.(*topicpb.Write).Body})
+	return idle(t, idleLinks/5, []message.Message{heartbeat(1), request, Event(1, 1000)}, listen, dialer)
+}
+
+func idle(t testing.TB, n int, messages []message.Message,
+	listen func(testing.TB, *tls.Config) link.Listener, dialer func(testing.TB, *tls.Config) link.Dialer,
+) (bytes, goroutines int) {
+	if address := os.Getenv(idleAddress); address != "" {
+		idleChild(t, 1+n, len(messages), address, dialer)
+	}
+	s := NewSite(t)
+	l := listen(t, s.ServerTLS())
+	dir := t.TempDir()
 	key, err := x509.MarshalPKCS8PrivateKey(s.Edge.PrivateKey)
 	if err != nil {
-		b.Fatal(err)
+		t.Fatal(err)
 	}
 	for name, block := range map[string]*pem.Block{
 		"ca.crt":  {Type: "CERTIFICATE", Bytes: s.Authority.Certificate.Raw},
@@ -92,37 +110,45 @@ func BenchIdle(b *testing.B,
 		"tls.key": {Type: "PRIVATE KEY", Bytes: key},
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(block), 0o600); err != nil {
-			b.Fatal(err)
+			t.Fatal(err)
 		}
 	}
-	before := memory()
-	stop := startIdleChild(b, idleAddress+"="+l.Addr().String(), idleFiles+"="+dir)
+	stop := startIdleChild(t, idleAddress+"="+l.Addr().String(), idleFiles+"="+dir)
 	defer stop()
-	links := make([]link.Conn, 0, idleLinks)
-	for range idleLinks {
-		c, err := l.Accept(b.Context())
+	links := make([]link.Conn, 0, 1+n)
+	open := func() {
+		c, err := l.Accept(t.Context())
 		if err != nil {
-			b.Fatal(err)
+			t.Fatal(err)
 		}
 		links = append(links, c)
-		defer func() { _ = c.Close(link.CloseShutdown, "the benchmark ended") }()
-		for _, size := range []int{100, 100_000} {
-			if err := c.Send(b.Context(), Event(1, size)); err != nil {
-				b.Fatal(err)
+		for _, m := range messages {
+			if err := c.Send(t.Context(), m); err != nil {
+				t.Fatal(err)
 			}
-			if _, err := c.Receive(b.Context()); err != nil {
-				b.Fatal(err)
+			if _, err := c.Receive(t.Context()); err != nil {
+				t.Fatal(err)
 			}
 		}
 	}
-	for b.Loop() {
+	defer func() {
+		for _, c := range links {
+			_ = c.Close(link.CloseShutdown, "the measurement ended")
+		}
+	}()
+	open() // what the first makes for all is not counted
+	before, running := memory(), runtime.NumGoroutine()
+	for range n {
+		open()
 	}
-	b.ReportMetric(float64(memory()-before)/idleLinks, "B/link")
+	after := memory() // those that still read end meanwhile
+	goroutines = (runtime.NumGoroutine() - running + n/2) / n
 	runtime.KeepAlive(links)
+	return int(after-before) / n, goroutines
 }
 
-// startIdleChild runs this benchmark in a process of its own, until stop is called.
-func startIdleChild(b *testing.B, env ...string) (stop func()) {
+// startIdleChild runs this benchmark or test in a process of its own, until stop is called.
+func startIdleChild(b testing.TB, env ...string) (stop func()) {
 	stdin, hold, err := os.Pipe()
 	if err != nil {
 		b.Fatal(err)
@@ -132,7 +158,11 @@ func startIdleChild(b *testing.B, env ...string) (stop func()) {
 		b.Fatal(err)
 	}
 	name, _, _ := strings.Cut(b.Name(), "-")
-	child, err := os.StartProcess(os.Args[0], []string{os.Args[0], "-test.run=^$", "-test.bench=^" + name + "$", "-test.benchtime=1x"},
+	args := []string{os.Args[0], "-test.run=^" + name + "$"}
+	if _, ok := b.(*testing.B); ok {
+		args = []string{os.Args[0], "-test.run=^$", "-test.bench=^" + name + "$", "-test.benchtime=1x"}
+	}
+	child, err := os.StartProcess(os.Args[0], args,
 		&os.ProcAttr{Env: append(os.Environ(), env...), Files: []*os.File{stdin, null, os.Stderr}})
 	if err != nil {
 		b.Fatal(err)
@@ -144,7 +174,7 @@ func startIdleChild(b *testing.B, env ...string) (stop func()) {
 	}
 }
 
-func idleChild(b *testing.B, address string, dialer func(testing.TB, *tls.Config) link.Dialer) {
+func idleChild(b testing.TB, links, messages int, address string, dialer func(testing.TB, *tls.Config) link.Dialer) {
 	dir := os.Getenv(idleFiles)
 	edge, err := tls.LoadX509KeyPair(filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key"))
 	if err != nil {
@@ -157,12 +187,12 @@ func idleChild(b *testing.B, address string, dialer func(testing.TB, *tls.Config
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(ca)
 	d := dialer(b, &tls.Config{Certificates: []tls.Certificate{edge}, RootCAs: pool})
-	for range idleLinks {
+	for range links {
 		c, err := d.Dial(b.Context(), address)
 		if err != nil {
 			b.Fatal(err)
 		}
-		for range 2 {
+		for range messages {
 			m, err := c.Receive(b.Context())
 			if err != nil {
 				b.Fatal(err)

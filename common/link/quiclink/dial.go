@@ -142,9 +142,10 @@ func (d *Dialer) dialTo(ctx context.Context, to netip.AddrPort, host string) (_ 
 	if err != nil {
 		return nil, err
 	}
-	c, err := startLink(conn, d.codec, d.config.Link, true, release)
+	c := newCarrier(conn, d.config.Link, true, release)
+	l, err := c.start(c, d.codec)
 	if err != nil {
 		_ = conn.CloseWithError(quic.ApplicationErrorCode(link.CloseForbidden), err.Error())
 	}
-	return c, err
+	return l, err
 }

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 
 	"github.com/quic-go/quic-go"
+	"github.com/quic-go/quic-go/qlogwriter"
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/common/link"
@@ -81,7 +82,9 @@ func Listen(ctx context.Context, address string, config ListenConfig) (*Listener
 		VerifySourceAddress: func(net.Addr) bool { return l.handshakes.Load() >= int64(config.MaxHandshakes+1)/2 },
 		ConnContext:         l.admit,
 	}
-	if l.listener, err = l.transport.Listen(secure, quicConfig(config.Link)); err != nil {
+	quicConfig := quicConfig(config.Link)
+	quicConfig.Tracer = func(context.Context, bool, quic.ConnectionID) qlogwriter.Trace { return &inbox{} }
+	if l.listener, err = l.transport.Listen(secure, quicConfig); err != nil {
 		_ = l.socket.Close()
 		return nil, fmt.Errorf("listening for QUIC: %w", err)
 	}
@@ -148,7 +151,8 @@ func (l *Listener) Accept(ctx context.Context) (link.Conn, error) {
 			p.shaken()
 		}
 		l.users.Add(1)
-		c, err := startLink(conn, l.codec, l.config.Link, false, l.leave)
+		a := accepted{newCarrier(conn, l.config.Link, false, l.leave), conn.QlogTrace().(*inbox)}
+		c, err := a.start(a, l.codec)
 		if err == nil {
 			return c, nil
 		}

@@ -63,18 +63,22 @@ type carrier struct {
 	heard   time.Time
 }
 
-// startLink makes a link of a connection whose handshake is complete.
-func startLink(conn *quic.Conn, codec *link.Codec, config link.Config, dialed bool, released func()) (link.Conn, error) {
-	state := conn.ConnectionState().TLS
+// newCarrier is of a connection whose handshake is complete.
+func newCarrier(conn *quic.Conn, config link.Config, dialed bool, released func()) *carrier {
+	return &carrier{conn: conn, config: config, dialed: dialed, released: released, heard: time.Now()}
+}
+
+// start makes a link of c, by way of whole, which is c or what has it inside.
+func (c *carrier) start(whole link.Carrier, codec *link.Codec) (link.Conn, error) {
+	state := c.conn.ConnectionState().TLS
 	if len(state.PeerCertificates) == 0 || len(state.VerifiedChains) == 0 {
 		return nil, errors.New("the peer has no verified certificate")
 	}
-	c := &carrier{conn: conn, config: config, dialed: dialed, released: released, heard: time.Now()}
 	c.mu.Lock()
 	c.watch = time.AfterFunc(c.lookEvery(), c.look)
 	c.mu.Unlock()
-	return link.Start(c, codec, config, link.Info{
-		Transport: link.QUIC, Local: conn.LocalAddr(), Remote: conn.RemoteAddr(), Peer: state.PeerCertificates[0], Since: time.Now(), Acks: true,
+	return link.Start(whole, codec, c.config, link.Info{
+		Transport: link.QUIC, Local: c.conn.LocalAddr(), Remote: c.conn.RemoteAddr(), Peer: state.PeerCertificates[0], Since: time.Now(), Acks: true,
 	}), nil
 }
 

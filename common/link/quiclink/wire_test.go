@@ -75,6 +75,21 @@ func TestWire_ForeignStreams(t *testing.T) {
 			stream.CancelWrite(7)
 			return nil
 		},
+		"a later stream alone": func(c *quic.Conn) error {
+			for i := range 3 {
+				stream, err := c.OpenUniStream()
+				if err != nil {
+					return err
+				}
+				if i < 2 {
+					continue // the packet that opens it has been lost
+				}
+				if _, err := stream.Write([]byte{0xff, 0xff, 0xff}); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
 		"one class twice": func(c *quic.Conn) error {
 			for range 2 {
 				stream, err := c.OpenUniStream()
