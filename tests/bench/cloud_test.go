@@ -128,7 +128,7 @@ func (s *bench) hollowQUIC(b *testing.B) {
 	s.link(b, link.QUIC, *nodes)
 	full := s.settled(b)
 	r.ours = each(full.resident, empty.resident)
-	r.note = fmt.Sprintf("%d nodes, %v after the last was in step. The library has a goroutine for each connection and each stream: %.2g goroutines a node, whose stacks are %.3g kB of it.", *nodes, settleFor,
+	r.note = fmt.Sprintf("%d nodes, %v after the last was in step. The library has two goroutines for each connection: %.2g a node, whose stacks are %.3g kB of it. What else there is: docs/decisions/0016.", *nodes, settleFor,
 		(median(full.goroutines)-median(empty.goroutines))/float64(*nodes), (median(full.stacks)-median(empty.stacks))/float64(*nodes))
 	s.unlink(b)
 	s.rows = append(s.rows, r)
