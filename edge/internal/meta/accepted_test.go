@@ -175,6 +175,43 @@ func TestAcceptedWritesOfAnOlderBackup(t *testing.T) {
 	})
 }
 
+// The same where nothing that was accepted earlier waits: what has come down is of a newer version
+// than the write, and older, since the write was sent after it had come.
+func TestAWriteThatARestoredClusterAccepts(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		c := newCloud(t)
+		e := newEdge(t, c, meta.Config{})
+		c.set(ref("pods", "default", "a"), pod())
+		backup, at := c.past()
+		c.link()
+		e.holdPods()
+		settle()
+		for _, n := range []string{"1", "2", "3", "4", "5"} { // these come down
+			if err := e.patchStatus("a", n); err != nil {
+				t.Fatal(err)
+			}
+			settle()
+		}
+		c.lag()
+		c.restore(backup, at)
+		for _, n := range []string{"6", "7"} {
+			if err := e.patchStatus("a", n); err != nil {
+				t.Fatal(err)
+			}
+			settle()
+			if got := e.pod("a").Status.Message; got != n {
+				t.Errorf("before it comes down: the status is %q, want %s", got, n)
+			}
+		}
+		c.catchUp()
+		settle()
+		if got := e.pod("a").Status.Message; got != "7" {
+			t.Errorf("once it has come down: the status is %q, want 7", got)
+		}
+		e.nothingWaits(t)
+	})
+}
+
 // What the cloud has taken back does not come again by a replica whose watch lags: the edge says
 // as of which version it knows, also where it holds nothing, and after a restart. A restored
 // cluster counts.

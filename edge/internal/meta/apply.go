@@ -130,6 +130,15 @@ func (m *Manager) dropAccepted(b *batch, i *view.Interest) {
 	}
 }
 
+// wentBack reports whether the cluster has gone back in time since it delivered what is held: a
+// write that was sent after that was accepted as of an older version. What was delivered is then
+// newer by its version alone. Where something else has come down since the write was sent, the
+// versions are all there is: it may have come by a watch that was quicker than the result.
+func (m *Manager) wentBack(have *view.Held, r *topicpb.WriteResult) bool {
+	held := have.Shown.CloudVersion
+	return m.outbox.SentOver(r.Id) == held && object.Older(r.ResourceVersion, held)
+}
+
 // applyResult stages the end of a write.
 func (m *Manager) applyResult(b *batch, r *topicpb.WriteResult, log klog.Logger) {
 	ref, e := b.outbox.Waiting(r.Id)
@@ -140,11 +149,10 @@ func (m *Manager) applyResult(b *batch, r *topicpb.WriteResult, log klog.Logger)
 	if r.Accepted {
 		m.counters.accepted.Add(1)
 		b.After(func() { m.counters.lastAccepted.Store(time.Now().UnixMilli()) })
-		// Where the cluster has gone back in time, what was delivered may be newer by its version,
-		// and is older.
 		overtakes := e.Laid() && b.outbox.Overtake(ref, e, r.ResourceVersion)
 		keep := have != nil && e.Laid() && (e.UID == "" || e.UID == have.Shown.UID) &&
-			(e.Verb == topicpb.Verb_DELETE || (r.ResourceVersion != "" && (overtakes || object.Older(have.Shown.CloudVersion, r.ResourceVersion))))
+			(e.Verb == topicpb.Verb_DELETE || (r.ResourceVersion != "" &&
+				(overtakes || m.wentBack(have, r) || object.Older(have.Shown.CloudVersion, r.ResourceVersion))))
 		if keep {
 			link, _ := b.view.Link()
 			b.outbox.Accept(ref, e, r.ResourceVersion, link.Epoch)

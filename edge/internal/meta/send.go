@@ -71,6 +71,7 @@ func (m *Manager) writtenOver(w *outbox.Outgoing) string {
 	newest := m.outbox.Newest(w.Ref) // before the view: what leaves the outbox is there by then
 	if h := m.view.Lookup(w.Ref); h != nil {
 		newest = max(newest, object.Number(h.Shown.CloudVersion))
+		m.outbox.Sending(w.Entry.ID, h.Shown.CloudVersion)
 	}
 	if newest == 0 {
 		return ""

@@ -39,6 +39,9 @@ type Outbox struct {
 
 	mu sync.RWMutex // held by all but the goroutine that changes what follows, and by that one to change it
 	contents
+
+	sentMu   sync.Mutex        // guards what follows
+	sentOver map[uint64]string // of writes under way, see Sending
 }
 
 type contents struct {
@@ -72,7 +75,7 @@ type eventSums struct{ entries, bytes int }
 
 // New returns an empty Outbox.
 func New(limits Limits) *Outbox {
-	return &Outbox{limits: limits, contents: empty()}
+	return &Outbox{limits: limits, contents: empty(), sentOver: map[uint64]string{}}
 }
 
 func empty() contents {
@@ -174,6 +177,9 @@ func (o *Outbox) Restart() {
 	defer o.mu.Unlock()
 	clear(o.inflight)
 	o.inEvents = 0
+	o.sentMu.Lock()
+	clear(o.sentOver)
+	o.sentMu.Unlock()
 	o.state, o.event = ready.New(), ready.New()
 	for _, q := range o.queues {
 		o.offer(q)
@@ -191,6 +197,9 @@ func (o *Outbox) Finish(id uint64) {
 			o.inEvents--
 		}
 	}
+	o.sentMu.Lock()
+	delete(o.sentOver, id)
+	o.sentMu.Unlock()
 	ref, known := o.refs[id]
 	if !known {
 		return
@@ -198,6 +207,22 @@ func (o *Outbox) Finish(id uint64) {
 	if q := o.queues[ref]; q != nil {
 		o.offer(q)
 	}
+}
+
+// Sending notes that a write goes up while its object is held as of this version of
+// kube-apiserver's. Call it before the write is sent.
+func (o *Outbox) Sending(id uint64, held string) {
+	o.sentMu.Lock()
+	defer o.sentMu.Unlock()
+	o.sentOver[id] = held
+}
+
+// SentOver is the version of which its object was held when a write that is under way was sent; ""
+// where none was.
+func (o *Outbox) SentOver(id uint64) string {
+	o.sentMu.Lock()
+	defer o.sentMu.Unlock()
+	return o.sentOver[id]
 }
 
 // Send hands over what may go, within the windows.
