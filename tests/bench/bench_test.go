@@ -3,10 +3,10 @@
 // to kube-apiserver directly, and many edges without kubelets. Where it can a figure is a ratio of
 // medians; absolute times belong to the machine. Nothing here passes or fails by a figure.
 //
-// All rows take about an hour: `make bench`. One row alone: `go test ./tests/bench -run '^$' -bench
-// 'Row/Cut$' -benchtime 1x -timeout 2h`. With -write FILE the table of a file is brought up to
-// date: the rows that were measured now replace theirs, the others stay. The benchmark brings up a
-// trial of its own (one edge, one plain node) and takes it down.
+// All rows take more than an hour: `make bench`. One row alone: `go test ./tests/bench -run '^$'
+// -bench 'Row/Cut$' -benchtime 1x -timeout 2h`. With -write FILE the table of a file is brought up
+// to date: the rows that were measured now replace theirs, the others stay. The benchmark brings up
+// a trial of its own (one edge, one plain node) and takes it down.
 package bench_test
 
 import (

@@ -134,31 +134,39 @@ func TestAcceptedWritesOfARestoredCluster(t *testing.T) {
 	})
 }
 
+// agedPod is a pod whose statuses have come down; what the cloud does from then on does not.
+// restore makes the cloud what it was before them.
+func agedPod(t *testing.T, statuses ...string) (e *edge, c *cloud, restore func()) {
+	t.Helper()
+	c = newCloud(t)
+	e = newEdge(t, c, meta.Config{})
+	c.set(ref("pods", "default", "a"), pod())
+	backup, at := c.past()
+	c.link()
+	e.holdPods()
+	settle()
+	for _, n := range statuses {
+		if err := e.patchStatus("a", n); err != nil {
+			t.Fatal(err)
+		}
+		settle()
+	}
+	c.lag()
+	return e, c, func() { c.restore(backup, at) }
+}
+
 // A backup may be older than what has come down: what the restored cluster accepts is then of a
 // version that the device seems to have, and still goes before what was accepted earlier.
 func TestAcceptedWritesOfAnOlderBackup(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		c := newCloud(t)
-		e := newEdge(t, c, meta.Config{})
-		c.set(ref("pods", "default", "a"), pod())
-		backup, at := c.past()
-		c.link()
-		e.holdPods()
-		settle()
-		for _, n := range []string{"1", "2", "3"} { // these come down
-			if err := e.patchStatus("a", n); err != nil {
-				t.Fatal(err)
-			}
-			settle()
-		}
-		c.lag()
+		e, c, restore := agedPod(t, "1", "2", "3")
 		for _, n := range []string{"4", "5"} { // these are accepted, and don't
 			if err := e.patchStatus("a", n); err != nil {
 				t.Fatal(err)
 			}
 			settle()
 		}
-		c.restore(backup, at)
+		restore()
 		if err := e.patchStatus("a", "8"); err != nil {
 			t.Fatal(err)
 		}
@@ -179,21 +187,8 @@ func TestAcceptedWritesOfAnOlderBackup(t *testing.T) {
 // than the write, and older, since the write was sent after it had come.
 func TestAWriteThatARestoredClusterAccepts(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		c := newCloud(t)
-		e := newEdge(t, c, meta.Config{})
-		c.set(ref("pods", "default", "a"), pod())
-		backup, at := c.past()
-		c.link()
-		e.holdPods()
-		settle()
-		for _, n := range []string{"1", "2", "3", "4", "5"} { // these come down
-			if err := e.patchStatus("a", n); err != nil {
-				t.Fatal(err)
-			}
-			settle()
-		}
-		c.lag()
-		c.restore(backup, at)
+		e, c, restore := agedPod(t, "1", "2", "3", "4", "5")
+		restore()
 		for _, n := range []string{"6", "7"} {
 			if err := e.patchStatus("a", n); err != nil {
 				t.Fatal(err)
