@@ -1,16 +1,20 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/cloud/internal/kube"
@@ -87,10 +91,20 @@ func hideInPatch(patch []byte) []byte {
 func (s *session) hideNow(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
-	if err := s.tryHide(ctx); err != nil && ctx.Err() == nil {
-		klog.FromContext(ctx).Info("Failed to hide a node's addresses; its next session retries", "node", s.node, "err", err)
+	var failed error
+	// A Node that was just made is written by several controllers at once: each write in between is
+	// a conflict.
+	err := wait.ExponentialBackoffWithContext(ctx, hideBackoff, func(ctx context.Context) (done bool, err error) {
+		failed = s.tryHide(ctx)
+		return failed == nil, nil
+	})
+	if err != nil && !errors.Is(ctx.Err(), context.Canceled) {
+		klog.FromContext(ctx).Info("Failed to hide a node's addresses; its next session retries", "node", s.node, "err", cmp.Or(failed, err))
 	}
 }
+
+// hideBackoff is between the tries to hide what a Node says: 50 ms at first, some 13 s in all.
+var hideBackoff = wait.Backoff{Duration: 50 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 9}
 
 func (s *session) tryHide(ctx context.Context) error {
 	path, err := pathTo(schema.GroupVersionResource{Version: "v1", Resource: "nodes"}, "", string(s.node), "")

@@ -2,13 +2,17 @@ package relay_test
 
 import (
 	"encoding/json"
+	"errors"
+	"net/http"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/cloud/internal/relay"
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
@@ -39,6 +43,30 @@ func TestHideAddresses(t *testing.T) {
 		w.api.objects["/api/v1/nodes/edge1"] = before
 		e := w.connect("edge1", 1)
 		want(t, "of a node from before", w.typesOf(), hidden)
+
+		// Of a session that begins while controllers write the Node, and kube-apiserver fails once.
+		e.cancel()
+		<-e.ended
+		w.api.objects["/api/v1/nodes/edge1"] = before
+		times := 0
+		w.api.fail = func(_ kube.Identity, r kube.Request) (*kube.Response, error) {
+			if r.Method != http.MethodPatch || r.Path != "/api/v1/nodes/edge1/status" {
+				return nil, nil
+			}
+			if times++; times == 3 {
+				return nil, errors.New("connection reset")
+			}
+			if times < 3 {
+				w.api.mu.Lock()
+				defer w.api.mu.Unlock()
+				w.api.store("/api/v1/nodes/edge1", w.api.objects["/api/v1/nodes/edge1"], 200)
+			}
+			return nil, nil
+		}
+		e = w.connect("edge1", 2)
+		time.Sleep(time.Second)
+		w.api.fail = nil
+		want(t, "beside writes of others", w.typesOf(), hidden)
 
 		// As a kubelet patches them: nodeutil.PatchNodeStatus.
 		patch := `{"status":{"$setElementOrder/addresses":[{"type":"InternalIP"},{"type":"Hostname"},{"type":"ExternalIP"}],` +
