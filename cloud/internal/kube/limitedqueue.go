@@ -87,6 +87,13 @@ func (q *LimitedQueue) Len() int {
 	return n
 }
 
+// Keys is under how many keys functions wait.
+func (q *LimitedQueue) Keys() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.keys)
+}
+
 // work runs what waits until nothing does.
 func (q *LimitedQueue) work() {
 	for {

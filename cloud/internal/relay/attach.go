@@ -39,11 +39,7 @@ func (s *session) handle(mux *message.Mux, write message.Topic[*topicpb.Write], 
 		if refusal := s.overQuota(w); refusal != nil {
 			return s.answer(ctx, result, w, outcome{err: refusal})
 		}
-		j := &job{write: w, result: result, do: do}
-		if s.heavy(w) {
-			j.turn = s.turn
-		}
-		return s.queue.push(j)
+		return s.queue.push(&job{write: w, result: result, do: do, turn: s.turnOf(w)})
 	})
 }
 

@@ -17,10 +17,12 @@ import (
 )
 
 const (
-	workers  = 8   // writes of one node at kube-apiserver at once
-	maxJobs  = 512 // writes of one node that wait; the edge itself keeps at most 64 on the way
-	firstTry = 200 * time.Millisecond
-	lastTry  = 10 * time.Second
+	workers    = 8   // writes of one node at kube-apiserver at once
+	mostEvents = 6   // of them, of events: a status waits for no event
+	mostOthers = 7   // of them, of all that is no event: events go on beside
+	maxJobs    = 512 // writes of one node that wait; the edge itself keeps at most 64 on the way
+	firstTry   = 200 * time.Millisecond
+	lastTry    = 10 * time.Second
 	// believeForbidden is how long a 403 is tried again: right after a pod is bound, or an
 	// apiserver has started, the Node authorizer lags behind.
 	believeForbidden = 30 * time.Second
@@ -34,7 +36,8 @@ type job struct {
 	write  *topicpb.Write
 	result message.Topic[*topicpb.WriteResult]
 	do     func(context.Context, *topicpb.Write) outcome
-	// turn waits until the write may be made, where its node has much to write; nil: at once.
+	// turn waits until the write may be made, where its node has much to write or it is large;
+	// nil: at once.
 	turn  func(context.Context) (leave func())
 	tries int
 	// forbidden is since when kube-apiserver has said 403 each time, zero where the last
@@ -42,9 +45,30 @@ type job struct {
 	forbidden time.Time
 }
 
+// kind is what a lane's writes are. Statuses and all else that is no event go before events: the
+// cluster acts on what they say, and an event is read later.
+type kind int
+
+const (
+	others kind = iota
+	events
+	kinds
+)
+
+func kindOf(w *topicpb.Write) kind {
+	if w.GetResource().GetResource() == "events" {
+		return events
+	}
+	return others
+}
+
+// atOnce is how many of a session's workers may be at writes of one kind.
+var atOnce = [kinds]int{others: mostOthers, events: mostEvents}
+
 // lane is the writes of one object, or the events about one, in order.
 type lane struct {
 	key   string
+	kind  kind
 	jobs  []*job
 	ready time.Time // not before; zero: at once
 }
@@ -60,9 +84,11 @@ type queue struct {
 
 	mu      sync.Mutex
 	lanes   map[string]*lane // those with a job
-	idle    []*lane          // may start, in order
+	idle    [kinds][]*lane   // may start, in order
 	later   []*lane          // wait for their time
 	busy    int              // workers
+	making  [kinds]int       // of them, at a write of a kind
+	last    kind             // that a worker took
 	jobs    int
 	holdoff time.Time // of the node
 	misses  int       // in a row, of the node
@@ -82,7 +108,7 @@ func newQueue(finish func(context.Context, *job, outcome) error) *queue {
 // order is what a write is in line with: writes of one object, and events about one object, which
 // people read in the order in which they happened.
 func order(w *topicpb.Write) string {
-	if w.GetResource().GetResource() == "events" && w.GetUid() != "" {
+	if kindOf(w) == events && w.GetUid() != "" {
 		return "events about " + w.GetUid()
 	}
 	return key(w)
@@ -105,9 +131,9 @@ func (q *queue) push(j *job) error {
 	k := order(j.write)
 	l, ok := q.lanes[k]
 	if !ok {
-		l = &lane{key: k}
+		l = &lane{key: k, kind: kindOf(j.write)}
 		q.lanes[k] = l
-		q.idle = append(q.idle, l)
+		q.ready(l)
 	}
 	l.jobs = append(l.jobs, j)
 	q.signal()
@@ -115,6 +141,33 @@ func (q *queue) push(j *job) error {
 }
 
 func (q *queue) signal() { q.loop.Signal() }
+
+// ready puts a lane at the end of those that may start. The lock is held.
+func (q *queue) ready(l *lane) { q.idle[l.kind] = append(q.idle[l.kind], l) }
+
+// startable is how many lanes could start if there were workers without end. The lock is held.
+func (q *queue) startable() (n int) {
+	for k := range kinds {
+		n += max(0, min(len(q.idle[k]), atOnce[k]-q.making[k]))
+	}
+	return n
+}
+
+// next is the kind of which a worker takes a lane; ok is false where none may start. While
+// kube-apiserver refuses the whole node the kinds take turns: one of them may be all that it
+// refuses. The lock is held.
+func (q *queue) next() (next kind, ok bool) {
+	order := [kinds]kind{others, events}
+	if q.misses > 0 && q.last == others {
+		order = [kinds]kind{events, others}
+	}
+	for _, k := range order {
+		if len(q.idle[k]) > 0 && q.making[k] < atOnce[k] {
+			return k, true
+		}
+	}
+	return 0, false
+}
 
 // start lets the writes be made until ctx ends or stop is called. fail receives the reason why none
 // can be any more.
@@ -157,12 +210,12 @@ func (q *queue) turn(context.Context) error {
 			rest = append(rest, l)
 			continue
 		}
-		q.idle = append(q.idle, l)
+		q.ready(l)
 	}
 	clear(q.later[len(rest):])
 	q.later = rest
 	if d := q.holdoff.Sub(now); d > 0 {
-		if len(q.idle) > 0 {
+		if q.startable() > 0 {
 			soonest(d)
 		}
 	} else {
@@ -170,7 +223,7 @@ func (q *queue) turn(context.Context) error {
 		if q.misses > 0 {
 			limit = 1 // one that tries whether kube-apiserver is back
 		}
-		for n := len(q.idle); q.busy < limit && n > 0; n-- {
+		for n := q.startable(); q.busy < limit && n > 0; n-- {
 			q.busy++
 			q.working.Go(q.worker)
 		}
@@ -191,28 +244,38 @@ func (q *queue) worker() {
 	}
 }
 
-// take returns the next lane's first job.
-func (q *queue) take() (*lane, *job) {
+// take returns the next lane's first job. done is what the worker has made before, nil at first.
+func (q *queue) take(done *lane) (*lane, *job) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if len(q.idle) == 0 || time.Now().Before(q.holdoff) || q.misses > 0 && q.busy > 1 {
+	if done != nil {
+		q.making[done.kind]--
+	}
+	k, ok := q.next()
+	if !ok || time.Now().Before(q.holdoff) || q.misses > 0 && q.busy > 1 {
 		q.busy--
-		if len(q.idle) > 0 {
+		if ok {
 			q.signal()
 		}
 		return nil, nil
 	}
-	l := q.idle[0]
-	q.idle[0] = nil
-	q.idle = q.idle[1:]
+	l := q.idle[k][0]
+	q.idle[k][0] = nil
+	q.idle[k] = q.idle[k][1:]
+	q.making[k]++
+	q.last = k
+	if _, more := q.next(); more && q.busy < workers {
+		q.signal() // what this worker has left of the other kind may have room now
+	}
 	return l, l.jobs[0]
 }
 
 // work makes writes until nothing may go.
 func (q *queue) work(ctx context.Context, finish func(context.Context, *job, outcome) error) error {
+	var l *lane
 	for {
-		l, j := q.take()
-		if j == nil {
+		var j *job
+		if l, j = q.take(l); j == nil {
 			return nil
 		}
 		o := j.attempt(ctx)
@@ -275,7 +338,7 @@ func (q *queue) done(l *lane) {
 		delete(q.lanes, l.key)
 		return
 	}
-	q.idle = append(q.idle, l)
+	q.ready(l)
 }
 
 // back puts a lane off. An attempt that got further than the one before it counts as the first that
@@ -295,7 +358,7 @@ func (q *queue) back(l *lane, j *job, o outcome) {
 			q.holdoff = after
 		}
 		// Another object's write is the next to try: this one may be what makes it fail.
-		q.idle = append(q.idle, l)
+		q.ready(l)
 		q.signal()
 		return
 	}

@@ -58,7 +58,7 @@ func (s *session) overQuota(w *topicpb.Write) error {
 // does not fit into.
 func (s *session) overRate(w *topicpb.Write) error {
 	q := &s.relay.quotas
-	if w.GetResource().GetResource() == "events" {
+	if kindOf(w) == events {
 		if ok, after := q.events.Take(s.node); !ok {
 			return s.exceeded(eventsQuota, after)
 		}
@@ -74,38 +74,28 @@ func (s *session) overRate(w *topicpb.Write) error {
 	return nil
 }
 
-// heavy reports whether a write is of a kind of which the node has made many lately.
-func (s *session) heavy(w *topicpb.Write) bool {
-	q := &s.relay.quotas
-	if w.GetResource().GetResource() == "events" {
-		return q.events.Heavy(s.node)
-	}
-	return q.statuses.Heavy(s.node) || q.statusBytes.Heavy(s.node)
-}
-
-// heavyTurn is for how long one write holds up others of heavy nodes. What takes longer goes on
-// beside them: no device waits for what another made kube-apiserver wait for.
-const heavyTurn = time.Second
-
-// turn waits until it is the node's turn among the heavy ones, or ctx ends.
-func (s *session) turn(ctx context.Context) (leave func()) {
-	granted, done := make(chan struct{}), make(chan struct{})
-	waiting := s.relay.heavy.Do(string(s.node), func() {
-		close(granted)
-		late := time.NewTimer(heavyTurn)
-		defer late.Stop()
-		select {
-		case <-done:
-		case <-late.C:
+// turnOf is what a write waits for before it is made, nil for none: those of nodes that have made
+// many of its kind lately take turns, and so do large ones.
+func (s *session) turnOf(w *topicpb.Write) func(context.Context) (leave func()) {
+	q, t := &s.relay.quotas, (*turns)(nil)
+	switch {
+	case len(w.GetBody()) > largeBody:
+		t = s.relay.large
+	case kindOf(w) == events:
+		if q.events.Heavy(s.node) {
+			t = s.relay.heavyEvents
 		}
-	})
-	select {
-	case <-granted:
-	case <-ctx.Done():
-		waiting.Drop()
+	case q.statuses.Heavy(s.node) || q.statusBytes.Heavy(s.node):
+		t = s.relay.heavy
 	}
-	return func() { close(done) }
+	if t == nil {
+		return nil
+	}
+	return func(ctx context.Context) func() { return t.wait(ctx, s.node) }
 }
+
+// largeBody is more than a pod's status has with all its containers, and a Node with its images.
+const largeBody = 64 << 10
 
 // requestOverQuota is overQuota of a request.
 func (s *session) requestOverQuota(q *topicpb.APIRequest) error {

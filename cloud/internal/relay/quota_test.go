@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -160,15 +162,15 @@ func TestHeavyNodesTakeTurns(t *testing.T) {
 		time.Sleep(5 * time.Second) // until what they had before they were heavy is made
 		most()
 		time.Sleep(time.Second)
-		if n := most(); n != 2 {
-			t.Errorf("%d writes of heavy nodes at once, want 2", n)
+		if n := most(); n < 1 || n > 2 {
+			t.Errorf("%d writes of heavy nodes at once, want at most 2", n)
 		}
 		say(honest, 1)
 		time.Sleep(took + time.Millisecond)
 		if got := honest.takeResults(); len(got) != 1 || !strings.HasSuffix(got[0], "accepted") {
 			t.Errorf("a node that is not heavy: %v", got)
 		}
-		time.Sleep(time.Minute)
+		time.Sleep(3 * time.Minute)
 		for _, e := range devices {
 			if got := e.takeResults(); len(got) != each {
 				t.Errorf("%s: %d of %d were answered", e.node, len(got), each)
@@ -186,6 +188,118 @@ func TestHeavyNodesTakeTurns(t *testing.T) {
 			t.Errorf("beside two that hang: %v", got)
 		}
 	})
+}
+
+// A pod's status does not wait until the events before it are made, and events go on beside
+// statuses that never end.
+func TestStatusesPassEvents(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.api.mu.Lock()
+		w.api.delay = func(kube.Request) time.Duration { return 100 * time.Millisecond }
+		w.api.mu.Unlock()
+		const pods = 64
+		for i := range pods {
+			w.addPod(fmt.Sprint("pod-", i), "edge1", fmt.Sprint("uid-", i))
+		}
+		e := w.connect("edge1", 1)
+		time.Sleep(time.Second)
+		id := uint64(0)
+		say := func(n int) {
+			for range n {
+				id++
+				about := podRef(fmt.Sprint("pod-", id%pods), fmt.Sprint("uid-", id%pods))
+				e.send(topic.EventWrite.New(message.Resource{}, event(id, topicpb.Verb_CREATE, fmt.Sprint("e", id), about, 1)))
+			}
+		}
+		report := func(i int) {
+			id++
+			e.send(topic.PodStatusWrite.New(message.Resource{}, podStatus(id, fmt.Sprint("pod-", i%pods), fmt.Sprint("uid-", i%pods), "Running")))
+		}
+		say(300)
+		time.Sleep(10 * time.Millisecond)
+		e.takeResults()
+		report(0)
+		time.Sleep(500 * time.Millisecond)
+		if got := e.takeResults(); !slices.Contains(got, fmt.Sprint(id, " accepted")) {
+			t.Errorf("a status behind 300 events: %v", got)
+		}
+		time.Sleep(time.Minute)
+		e.takeResults()
+
+		for i := range 300 {
+			report(i)
+		}
+		say(10)
+		first := id - 9
+		time.Sleep(1500 * time.Millisecond)
+		made := 0
+		for _, r := range e.takeResults() {
+			var n uint64
+			if _, err := fmt.Sscanf(r, "%d accepted", &n); err == nil && n >= first {
+				made++
+			}
+		}
+		if made != 10 {
+			t.Errorf("%d of 10 events were made while 300 statuses waited", made)
+		}
+	})
+}
+
+// Events of fifty heavy nodes leave kube-apiserver most of its time; those of one that comes back
+// with much follow each other at once. Large bodies of many nodes are made one at a time, and leave
+// it most of its time as well.
+func TestFloodsLeaveTimeToOthers(t *testing.T) {
+	for name, c := range map[string]struct {
+		nodes, body int
+		most, least float64 // of the time, at how many writes kube-apiserver is
+	}{
+		"events of one":        {1, 100, 2, 1.5},
+		"events of fifty":      {50, 100, 0.6, 0.3},
+		"large bodies of one":  {1, 100 << 10, 0.6, 0.4},
+		"large bodies of many": {8, 100 << 10, 0.3, 0.15},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
+				w.relay.Limit(relay.Quotas{Events: quota.Rate{PerSecond: 1000, Burst: 1600}})
+				const took = 10 * time.Millisecond
+				var writes atomic.Int64
+				w.api.mu.Lock()
+				w.api.delay = func(r kube.Request) time.Duration {
+					if r.Method != "POST" {
+						return 0
+					}
+					writes.Add(1)
+					return took
+				}
+				w.api.mu.Unlock()
+				id := uint64(0)
+				for i := range c.nodes {
+					e := w.connect(types.NodeName(fmt.Sprint("flood-", i)), 1)
+					for p := range 16 {
+						w.addPod(fmt.Sprintf("pod-%s-%d", e.node, p), string(e.node), fmt.Sprintf("uid-%s-%d", e.node, p))
+					}
+					for range 500 {
+						id++
+						about := podRef(fmt.Sprintf("pod-%s-%d", e.node, id%16), fmt.Sprintf("uid-%s-%d", e.node, id%16))
+						write := event(id, topicpb.Verb_CREATE, fmt.Sprintf("e%d", id), about, 1)
+						write.Body = bytes.ReplaceAll(write.Body, []byte(`"host":"edge1"`), fmt.Appendf(nil, `"host":%q`, e.node))
+						if c.body > 1<<10 {
+							write.Body = append(write.Body, strings.Repeat(" ", c.body)...)
+						}
+						e.send(topic.EventWrite.New(message.Resource{}, write))
+					}
+				}
+				time.Sleep(time.Second) // until what they had before they were heavy is made
+				writes.Store(0)
+				time.Sleep(time.Second)
+				if busy := float64(writes.Load()) * took.Seconds(); busy > c.most || busy < c.least {
+					t.Errorf("kube-apiserver was at %.2f writes at once, want %.2f to %.2f", busy, c.least, c.most)
+				}
+			})
+		})
+	}
 }
 
 // While kube-apiserver is slow, a session holds writes and requests up to its quota of bytes. What

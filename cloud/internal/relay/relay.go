@@ -31,6 +31,14 @@ const (
 	// know nothing of how fast it is. One device that comes back with a thousand events is
 	// hardly slower by it.
 	heavyAtOnce = 2
+	// eventRest bounds how many times as long as it took nothing follows an event of a heavy node.
+	// Eight such nodes that wait are once as long: a few devices that come back with what they kept
+	// are as quick as they were, and fifty that flood have kube-apiserver busy for a fifth of what
+	// they could.
+	eventRest, eventShare = 4, 8
+	// largeRest is the same of large bodies, for each node that waits: one of half a megabyte is as
+	// much work as fifty usual ones, and other writes wait behind it in etcd.
+	largeRest = 4
 )
 
 // Client makes requests at kube-apiserver.
@@ -69,15 +77,22 @@ type Relay struct {
 	announce func(types.NodeName) string                                                             // set before anything is attached, or nil
 	serve    func(context.Context, types.NodeName, *topicpb.APIRequest) (*topicpb.APIResponse, bool) // likewise
 	leases   *kube.LimitedQueue
-	heavy    *kube.LimitedQueue // writes of heavy nodes; each session has at most as many there as it has workers
-	hide     bool               // the IP addresses of nodes; set before anything is attached
-	quotas   quotas
-	metrics  *Metrics
+	// Writes of heavy nodes that are no events; their events; large bodies of any node.
+	heavy, heavyEvents, large *turns
+
+	hide    bool // the IP addresses of nodes; set before anything is attached
+	quotas  quotas
+	metrics *Metrics
 }
 
 // New returns a Relay. instance names this replica of cloudcore. It starts nothing.
 func New(client Client, pods *Pods, instance string) *Relay {
-	return &Relay{client: client, pods: pods, instance: instance, leases: kube.NewLimitedQueue(leaseWrites), heavy: kube.NewLimitedQueue(heavyAtOnce), metrics: newMetrics()}
+	return &Relay{
+		client: client, pods: pods, instance: instance, leases: kube.NewLimitedQueue(leaseWrites), metrics: newMetrics(),
+		heavy:       newTurns(heavyAtOnce, 0, 0),
+		heavyEvents: newTurns(heavyAtOnce, eventRest, eventShare),
+		large:       newTurns(1, largeRest, 1),
+	}
 }
 
 // Advertise has the Leases say where this replica can be asked for streams to the nodes whose links

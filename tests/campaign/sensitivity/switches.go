@@ -120,7 +120,7 @@ func All() []Switch {
 			Rule: 9, Off: "events about one object are written in any order",
 			Plan: Plan{Faults: "refuse,cut", Edges: 4, Pods: 3}, Shows: []history.Rule{history.Order},
 			Edits: []Edit{
-				{"cloud/internal/relay/queue.go", "w.GetResource().GetResource() == \"events\" && w.GetUid() != \"\"", "!off(9) && w.GetResource().GetResource() == \"events\" && w.GetUid() != \"\""},
+				{"cloud/internal/relay/queue.go", "kindOf(w) == events && w.GetUid() != \"\"", "!off(9) && kindOf(w) == events && w.GetUid() != \"\""},
 			},
 		},
 		{
