@@ -43,7 +43,13 @@ func newReporting(client *kube.Client, informers *kube.Informers, policy vip.Pol
 	if err != nil {
 		return nil, err
 	}
-	return &reporting{aggregate.New(client, route.Kind(), vip.Kind(), drain.Kind(), marks.Kind(), app.Kind()), client, informers, vips, apps, stats}, nil
+	kinds := []aggregate.Kind{route.Kind(), vip.Kind(), drain.Kind(), marks.Kind(), app.Kind()}
+	reports := aggregate.New(client, kinds...)
+	for _, k := range kinds {
+		objects, _ := informers.Open(k.Resource()) // for as long as cloudcore lives
+		reports.Know(k.Resource(), objects)
+	}
+	return &reporting{reports, client, informers, vips, apps, stats}, nil
 }
 
 // decide runs what one replica does at a time.

@@ -71,7 +71,11 @@ type Aggregator struct {
 	queue     workqueue.TypedRateLimitingInterface[target]
 	confirmed *confirmations
 
-	rates *quota.Rates // of reports; set before anything is attached
+	rates  *quota.Rates                            // of reports; set before anything is attached
+	exists map[schema.GroupVersionResource]Objects // likewise
+	// unknown is of reports about objects that exists doesn't have. They are looked for at
+	// kube-apiserver all the same: a watch may be late, and then the report would be lost.
+	unknown *quota.Rates
 
 	reports, writes, conflicts, refused prometheus.Counter
 
@@ -85,7 +89,8 @@ func New(client Client, kinds ...Kind) *Aggregator {
 		return prometheus.NewCounter(prometheus.CounterOpts{Namespace: "skerry", Subsystem: "aggregate", Name: name, Help: help})
 	}
 	a := &Aggregator{
-		client: client, kinds: map[schema.GroupVersionResource]Kind{}, batches: map[target]*batch{}, confirmed: newConfirmations(client),
+		client: client, kinds: map[schema.GroupVersionResource]Kind{}, exists: map[schema.GroupVersionResource]Objects{}, batches: map[target]*batch{}, confirmed: newConfirmations(client),
+		unknown:   quota.NewRates(quota.Rate{PerSecond: unknownPerSecond, Burst: unknownBurst}),
 		queue:     workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[target](200*time.Millisecond, 30*time.Second)),
 		reports:   counter("reports_total", "Reports of nodes."),
 		writes:    counter("writes_total", "Statuses written."),
@@ -101,6 +106,40 @@ func New(client Client, kinds ...Kind) *Aggregator {
 // Limit bounds how fast a node may report; above it a report is answered 429 with a Retry-After,
 // and its edge keeps it. It is called before the first Attach.
 func (a *Aggregator) Limit(rate quota.Rate) { a.rates = quota.NewRates(rate) }
+
+// Objects is the collection of one kind; a *kube.Store.
+type Objects interface {
+	HasSynced() bool
+	Get(key kube.Key) *kube.Object
+}
+
+// How many reports about objects that are not known here one node may send. An honest device has
+// some where an object was just deleted, or just made.
+const (
+	unknownPerSecond = 1
+	unknownBurst     = 32
+)
+
+// Know bounds reports about objects of a kind that do not exist: each costs kube-apiserver a
+// request, and a device can make up any number of names. It is called before the first Attach.
+func (a *Aggregator) Know(resource schema.GroupVersionResource, objects Objects) {
+	a.exists[resource] = objects
+}
+
+// overRate takes a report off what the node may report, or says in how many seconds to come again.
+func (a *Aggregator) overRate(node types.NodeName, t target) (over bool, after int) {
+	if ok, after := a.rates.Take(node); !ok {
+		return true, after
+	}
+	if have := a.exists[t.resource]; have == nil || !have.HasSynced() || have.Get(kube.Key{Namespace: t.namespace, Name: t.name}) != nil {
+		return false, 0
+	}
+	if ok, after := a.unknown.Take(node); !ok {
+		a.rates.Give(node, 1)
+		return true, after
+	}
+	return false, 0
+}
 
 // Describe implements prometheus.Collector.
 func (a *Aggregator) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(a, ch) }
@@ -150,7 +189,7 @@ func (a *Aggregator) take(from *reporter, w *topicpb.Write) error {
 	if err := from.admit(len(body)); err != nil {
 		return err
 	}
-	if ok, after := a.rates.Take(from.Node()); !ok {
+	if over, after := a.overRate(from.Node(), t); over {
 		a.refused.Inc()
 		from.Charge(perRefusal)
 		return from.answer(t, w.GetId(), len(body), "", quota.Refusal("relay.quotas.reportsPerSecond", after))

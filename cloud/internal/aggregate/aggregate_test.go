@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -56,6 +57,7 @@ type apiserver struct {
 	things  map[string]*thing
 	epochs  map[string]uint64
 	reads   int // of Leases
+	missed  int // requests for things that are none
 }
 
 func (a *apiserver) Do(ctx context.Context, _ kube.Identity, r kube.Request) (*kube.Response, error) {
@@ -78,6 +80,7 @@ func (a *apiserver) Do(ctx context.Context, _ kube.Identity, r kube.Request) (*k
 	}
 	have := a.things[name]
 	if have == nil {
+		a.missed++
 		return &kube.Response{Code: http.StatusNotFound}, nil
 	}
 	if r.Method == http.MethodPut {
@@ -261,6 +264,59 @@ func TestTheFenceReadsOnceASession(t *testing.T) {
 		}
 		if s.answered() != 20 || api.reads != 1 {
 			t.Errorf("%d answers, %d reads of Leases", s.answered(), api.reads)
+		}
+	})
+}
+
+// known is what cloudcore knows of things: those that kube-apiserver had when it was made.
+type known struct{ names []string }
+
+func (k known) HasSynced() bool { return true }
+
+func (k known) Get(key kube.Key) *kube.Object {
+	if slices.Contains(k.names, key.Name) {
+		return &kube.Object{}
+	}
+	return nil
+}
+
+// A device that reports about names that it made up has kube-apiserver asked about few of them: the
+// others are answered 429. Reports about things that exist are written meanwhile, and so is one
+// about a thing that a late watch doesn't show yet.
+func TestReportsAboutMadeUpNamesAreFew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api, a := start(t, "old", "new")
+		a.Know(things, known{[]string{"old"}})
+		s := connect(t, api, a, "bad", 1, false)
+		if err := s.report(t, 1, "new", 7); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		id := uint64(1)
+		for range 60 {
+			for range 100 {
+				id++
+				if err := s.report(t, id, fmt.Sprint("made-up-", id), 1); err != nil {
+					t.Fatal(err)
+				}
+			}
+			time.Sleep(time.Second)
+		}
+		id++
+		if err := s.report(t, id, "old", 8); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		api.mu.Lock()
+		defer api.mu.Unlock()
+		if api.missed > 100 {
+			t.Errorf("kube-apiserver was asked about %d made-up names of 6,000", api.missed)
+		}
+		if got := []int{api.things["new"].Status["bad"], api.things["old"].Status["bad"]}; !slices.Equal(got, []int{7, 8}) {
+			t.Errorf("of things that exist: %v", got)
+		}
+		if got := s.answered(); got != int(id) {
+			t.Errorf("%d of %d reports were answered", got, id)
 		}
 	})
 }
