@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"sync/atomic"
 )
 
 // Protocol is what a device offers by ALPN (RFC 7301) beside what a transport over TCP speaks:
@@ -59,16 +60,28 @@ func ServerTLS(c *tls.Config, protocol string) (*tls.Config, error) {
 		return nil, err
 	}
 	if inner := c.GetConfigForClient; inner != nil {
+		var last atomic.Pointer[derived]
 		c.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 			c, err := inner(hello)
 			if c == nil || err != nil {
 				return nil, err
 			}
-			return serverTLS(c, protocol)
+			// Each link keeps its configuration: those made from the same one share theirs.
+			if have := last.Load(); have != nil && have.from == c {
+				return have.config, nil
+			}
+			made, err := serverTLS(c, protocol)
+			if err == nil {
+				last.Store(&derived{c, made})
+			}
+			return made, err
 		}
 	}
 	return c, nil
 }
+
+// derived is what was made of a configuration.
+type derived struct{ from, config *tls.Config }
 
 func serverTLS(c *tls.Config, protocol string) (*tls.Config, error) {
 	if c.ClientAuth != tls.RequireAndVerifyClientCert || c.ClientCAs == nil {

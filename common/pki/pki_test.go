@@ -354,10 +354,23 @@ func TestTLS(t *testing.T) {
 		}
 	}
 
+	shared := func() *tls.Config {
+		t.Helper()
+		c, err := cfg.GetConfigForClient(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+
 	refused("the client CA is not known yet")
 	pool.Store(pki.Pool(others.cert))
 	refused("signed by another cluster's CA")
+	before := shared()
 	pool.Store(pki.Pool(clients.cert))
+	if shared() == before || shared() != shared() {
+		t.Error("connections of one pool share a configuration, those of another don't")
+	}
 	first := cert.Load()
 	accepted(false, first)
 	accepted(true, first)

@@ -6,11 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
 // Server is what a TLS listener is made of. Its functions are called for each handshake, so what
-// they return may change while it listens.
+// they return may change while it listens; a pool itself does not change once it was returned.
 type Server struct {
 	Certificate func() (*tls.Certificate, error)
 	// ClientCAs verify the clients; nil: no client is asked for a certificate. A nil pool
@@ -37,14 +38,19 @@ func ServerTLS(s Server) *tls.Config {
 	// For callers that only inspect the configuration; the one of the handshake is made below.
 	cfg.ClientAuth = tls.RequireAndVerifyClientCert
 	cfg.ClientCAs = x509.NewCertPool()
+	var last atomic.Pointer[tls.Config]
 	cfg.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
 		pool := s.ClientCAs()
 		if pool == nil {
 			return nil, errors.New("the client CA is not known yet")
 		}
+		// A connection keeps its configuration as long as it lives, so those of one pool share one.
+		if have := last.Load(); have != nil && have.ClientCAs == pool {
+			return have, nil
+		}
 		// crypto/tls keeps the tickets of the outer configuration for the inner one, so that
 		// sessions are resumed.
-		return &tls.Config{
+		inner := &tls.Config{
 			MinVersion:       tls.VersionTLS13,
 			NextProtos:       s.Protocols,
 			Time:             s.Now,
@@ -52,7 +58,9 @@ func ServerTLS(s Server) *tls.Config {
 			ClientAuth:       tls.RequireAndVerifyClientCert,
 			ClientCAs:        pool,
 			VerifyConnection: verifyAgain(pool, s.Now),
-		}, nil
+		}
+		last.Store(inner)
+		return inner, nil
 	}
 	return cfg
 }
