@@ -18,6 +18,12 @@ const (
 	// shortLived is the age below which a QUIC link that fell silent counts as one that only seemed
 	// to work: some firewalls let a handshake through and nothing after it.
 	shortLived = 2 * time.Minute
+	// afterRefusal is how long the other choice has once one was refused by a machine, and
+	// refusals how many times as long as that took, if that is longer: where one round trip is
+	// slow, so are the two or three of a handshake. A replica that died refuses TCP and is silent
+	// by UDP; the dialer's own bound is many times as long.
+	afterRefusal = 2 * time.Second
+	refusals     = 8
 )
 
 // Auto returns a dialer that prefers quic, and takes ws where UDP is blocked. The second choice is
@@ -71,11 +77,13 @@ func (a *auto) Dial(ctx context.Context, address string) (Conn, error) {
 		dialer Dialer
 		conn   Conn
 		err    error
+		took   time.Duration
 	}
 	results := make(chan attempt, 2)
 	dial := func(d Dialer) {
+		began := time.Now()
 		c, err := d.Dial(ctx, address)
-		results <- attempt{d, c, err}
+		results <- attempt{d, c, err, time.Since(began)}
 	}
 	first, second := a.choose()
 	go dial(first)
@@ -96,6 +104,9 @@ func (a *auto) Dial(ctx context.Context, address string) (Conn, error) {
 			switch {
 			case r.err != nil:
 				errs = append(errs, r.err)
+				if Refused(r.err) {
+					defer time.AfterFunc(max(afterRefusal, refusals*r.took), cancel).Stop()
+				}
 				if startSecond != nil && ctx.Err() == nil {
 					startSecond = nil
 					running++

@@ -3,6 +3,8 @@ package link_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -117,6 +119,37 @@ func TestAuto(t *testing.T) {
 					if chosen := d.conn == c; chosen != open && name != "both at one moment" || !chosen && open {
 						t.Errorf("%s: open %v, chosen %v", d.transport, open, chosen)
 					}
+				}
+			})
+		})
+	}
+}
+
+// A replica that died: its machine refuses TCP, and UDP is silent. The dial is over long before the
+// dialer's own bound, and QUIC still has the time of a handshake where TCP alone is refused.
+func TestAuto_Refused(t *testing.T) {
+	const ms = time.Millisecond
+	refused := fmt.Errorf("dial: %w", syscall.ECONNREFUSED)
+	for name, test := range map[string]struct {
+		quic, ws fakeDialer
+		opens    bool
+		within   time.Duration
+	}{
+		"silent by QUIC":                  {fakeDialer{silent: true}, fakeDialer{err: refused, after: 20 * ms}, false, 2520 * ms},
+		"silent by QUIC, a long way":      {fakeDialer{silent: true}, fakeDialer{err: refused, after: 700 * ms}, false, 6800 * ms},
+		"QUIC alone is served":            {fakeDialer{after: 2 * time.Second}, fakeDialer{err: refused, after: 700 * ms}, true, 2 * time.Second},
+		"silent by TCP, refused by QUIC":  {fakeDialer{err: refused, after: 20 * ms}, fakeDialer{silent: true}, false, 2020 * ms},
+		"silent by QUIC, TLS has a fault": {fakeDialer{silent: true}, fakeDialer{err: errors.New("no authority")}, false, 15 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				quic, ws := test.quic, test.ws
+				ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
+				defer cancel()
+				start := time.Now()
+				_, err := link.Auto(&quic, &ws).Dial(ctx, "cloud:10000")
+				if took := time.Since(start); (err == nil) != test.opens || took != test.within {
+					t.Errorf("%v after %v, want %v", err, took, test.within)
 				}
 			})
 		})

@@ -85,7 +85,8 @@ type EdgeHub struct {
 	Keepalive   metav1.Duration `json:"keepalive"`
 	IdleTimeout metav1.Duration `json:"idleTimeout"`
 	// BackoffMin and BackoffMax bound the wait between two attempts; the wait doubles and is drawn
-	// at random below that ("full jitter").
+	// at random below that ("full jitter"). For the first two minutes it stays below four times
+	// BackoffMin where connections are refused, and about BackoffMin where nothing answers.
 	BackoffMin metav1.Duration `json:"backoffMin"`
 	BackoffMax metav1.Duration `json:"backoffMax"`
 }

@@ -51,7 +51,8 @@ type Config struct {
 	BackoffMin, BackoffMax time.Duration
 	// Eager is for how long a network that does not answer at all is tried about every BackoffMin
 	// before the back-off begins to grow: 2 min. Such tries cost the cloud nothing, and the end of
-	// a silent cut is noticed within a second.
+	// a silent cut is noticed within a second. Where connections are refused, the back-off stays
+	// below four times BackoffMin for as long.
 	Eager time.Duration
 	// SlowRetry is the time between two tries at a server whose refusal won't pass by
 	// itself: 5 min.

@@ -13,6 +13,11 @@ import (
 	"github.com/skerry-io/skerry/common/link"
 )
 
+// nearBackoffs is by how many BackoffMin the back-off is bounded while a machine refuses
+// connections and the trouble has not lasted for long. Half of it is the mean of such waits: with
+// the defaults a device comes every 2 s, and less often than one that hears nothing at all.
+const nearBackoffs = 4
+
 // versionTries is how often in a row an address may lead to another protocol before it is left
 // alone for SlowRetry: behind one name there may be several replicas, and while they are upgraded
 // one after another each try is another's luck. The back-off is between them.
@@ -32,6 +37,7 @@ type pace struct {
 	rounds    int                  // that failed, and let the back-off grow
 	since     time.Time            // when the trouble began
 	silent    bool                 // the last failure was no answer at all
+	near      bool                 // the last failure was a machine's refusal of the connection
 	last      time.Time            // when a try was last started
 	replaced  int                  // how often in a row another session of this node was preferred
 	versions  map[string]int       // how often in a row a server's address led to another protocol
@@ -76,12 +82,15 @@ func (p *pace) started(server string, now time.Time) {
 }
 
 // eager says whether to hurry: no server answered, and that has not lasted long yet.
-func (p *pace) eager(now time.Time) bool { return p.silent && now.Sub(p.since) < p.config.Eager }
+func (p *pace) eager(now time.Time) bool { return p.silent && p.early(now) }
+
+// early says whether the trouble has not lasted long yet.
+func (p *pace) early(now time.Time) bool { return now.Sub(p.since) < p.config.Eager }
 
 // failed notes that a try at server ended without a session, or with one that did not last.
 func (p *pace) failed(server string, now time.Time, err error) {
 	p.hold(server, now, err)
-	p.silent = silence(err)
+	p.silent, p.near = silence(err), link.Refused(err)
 	if end, ok := errors.AsType[*link.CloseError](err); ok && end.Code == link.CloseReplaced {
 		p.replaced++
 	}
@@ -95,7 +104,7 @@ func (p *pace) failed(server string, now time.Time, err error) {
 		clear(p.tried)
 		p.rounds++
 		// Full jitter: https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
-		p.notBefore = now.Add(time.Duration(p.random() * float64(p.ceiling())))
+		p.notBefore = now.Add(time.Duration(p.random() * float64(p.ceiling(now))))
 	}
 }
 
@@ -104,15 +113,21 @@ func (p *pace) untried(now time.Time) bool {
 	return slices.ContainsFunc(p.servers, func(s string) bool { return !p.tried[s] && !p.holds[s].After(now) })
 }
 
-// ceiling is the longest back-off of this round.
-func (p *pace) ceiling() time.Duration {
+// ceiling is the longest back-off of this round. Where connections are refused it stays low at
+// first: a load balancer goes on leading some dials to a replica that died, and the next one may
+// come to a replica that lives. In that time the node's Lease must not run out.
+func (p *pace) ceiling(now time.Time) time.Duration {
+	most := p.config.BackoffMax
+	if p.near && p.early(now) {
+		most = min(most, nearBackoffs*p.config.BackoffMin)
+	}
 	d := p.config.BackoffMin
 	for range p.rounds - 1 {
-		if d *= 2; d >= p.config.BackoffMax {
-			return p.config.BackoffMax
+		if d *= 2; d >= most {
+			return most
 		}
 	}
-	return min(d, p.config.BackoffMax)
+	return min(d, most)
 }
 
 // ended notes that a session with server ended after it had lasted for so long.
@@ -126,7 +141,7 @@ func (p *pace) ended(server string, now time.Time, lasted time.Duration, err err
 		return
 	}
 	clear(p.tried)
-	p.rounds, p.silent = 0, silence(err)
+	p.rounds, p.silent, p.near = 0, silence(err), false
 	p.hold(server, now, err)
 	p.notBefore = now
 }

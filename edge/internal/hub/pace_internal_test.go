@@ -2,8 +2,11 @@ package hub
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"syscall"
@@ -30,6 +33,7 @@ func (p *pace) after(now time.Time) time.Duration {
 var (
 	errRefused = &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
 	errNoRoute = &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.ENETUNREACH)}
+	errStrange = fmt.Errorf("dialling: %w", &tls.CertificateVerificationError{Err: x509.UnknownAuthorityError{}})
 )
 
 func TestPace_BacksOffWithFullJitter(t *testing.T) {
@@ -39,13 +43,64 @@ func TestPace_BacksOffWithFullJitter(t *testing.T) {
 		now := epochZero
 		for i, c := range ceilings {
 			p.started("a:1", now)
-			p.failed("a:1", now, errRefused)
+			p.failed("a:1", now, errStrange)
 			want := time.Duration(random * c * float64(time.Second))
 			if got := p.after(now); got != want {
 				t.Errorf("random %v, failure %d: next after %v, want %v", random, i+1, got, want)
 			}
 			now = now.Add(want)
 		}
+	}
+}
+
+// A load balancer goes on leading dials to a replica that died: one of the next may find another.
+func TestPace_StaysNearWhereConnectionsAreRefused(t *testing.T) {
+	dialling := func(err error) error { return fmt.Errorf("dialling websocket a:1: %w", err) }
+	reset := &net.OpError{Op: "read", Err: os.NewSyscallError("read", syscall.ECONNRESET)}
+	for name, c := range map[string]struct {
+		err     error
+		config  Config
+		ceiling time.Duration
+	}{
+		"refused":                {dialling(errRefused), Config{}, 4 * time.Second},
+		"refused by one of both": {errors.Join(context.DeadlineExceeded, dialling(errRefused)), Config{}, 4 * time.Second},
+		"reset":                  {dialling(reset), Config{}, 4 * time.Second},
+		"ended":                  {dialling(io.EOF), Config{}, 4 * time.Second},
+		"ended within a word":    {dialling(io.ErrUnexpectedEOF), Config{}, 4 * time.Second},
+		"other bounds":           {dialling(errRefused), Config{BackoffMin: 5 * time.Second, BackoffMax: time.Minute}, 20 * time.Second},
+		"a low bound":            {dialling(errRefused), Config{BackoffMin: 5 * time.Second, BackoffMax: 10 * time.Second}, 10 * time.Second},
+
+		"not trusted":             {errStrange, Config{}, 30 * time.Second},
+		"refused by a cloudcore":  {dialling(&link.CloseError{Code: link.CloseOverloaded, Remote: true}), Config{}, 30 * time.Second},
+		"ended after a handshake": {&link.CloseError{Code: link.CloseNetwork, Err: io.EOF}, Config{}, 30 * time.Second},
+		"reset after a handshake": {&link.CloseError{Code: link.CloseNetwork, Err: reset}, Config{}, 30 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, random := range []float64{0.25, 0.5, 0.999} {
+				c.config.Servers = []string{"a:1"}
+				p := newPace(c.config.withDefaults(), func() float64 { return random }, epochZero)
+				now := epochZero
+				p.ended("a:1", now, time.Hour, &link.CloseError{Code: link.CloseNetwork, Err: io.EOF})
+				try := func() time.Duration {
+					p.started("a:1", now)
+					p.failed("a:1", now, c.err)
+					return p.after(now)
+				}
+				of := func(ceiling time.Duration) time.Duration { return time.Duration(random * float64(ceiling)) }
+				longest := time.Duration(0)
+				for now.Sub(epochZero) < p.config.Eager {
+					wait := try()
+					longest, now = max(longest, wait), now.Add(wait)
+				}
+				if want := of(c.ceiling); longest != want {
+					t.Errorf("random %v: in the first %v the longest wait is %v, want %v", random, p.config.Eager, longest, want)
+				}
+				// What has lasted for so long is no replica among others.
+				if got, want := try(), of(p.config.BackoffMax); got != want {
+					t.Errorf("random %v: after %v the wait is %v, want %v", random, p.config.Eager, got, want)
+				}
+			}
+		})
 	}
 }
 
