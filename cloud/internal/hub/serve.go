@@ -60,6 +60,7 @@ func (s *session) Keepalive() time.Duration { return s.keepalive }
 func (s *session) LastHeard() time.Time { return time.Unix(0, s.lastHeard.Load()) }
 
 func (s *session) Send(ctx context.Context, m message.Message) error {
+	m.Header.Time = time.Time{} // the edge has no use for it, and each byte of it counts
 	if err := s.conn.Send(ctx, m); err != nil {
 		return err
 	}

@@ -239,10 +239,8 @@ func (s *session) flush() error {
 		m.changes.Add(int64(len(g.Items)))
 	}
 	m.bytes.Add(int64(full))
-	update := topic.State.New(message.Resource{}, state)
-	update.Header.Time = time.Time{} // the edge has no use for it
 	s.sent.Store(time.Now().UnixNano())
-	if err := s.link.Send(s.ctx, update); err != nil {
+	if err := s.link.Send(s.ctx, topic.State.New(message.Resource{}, state)); err != nil {
 		if s.ctx.Err() != nil {
 			return nil
 		}

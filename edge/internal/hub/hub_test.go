@@ -87,8 +87,17 @@ func TestHub_CarriesMessages(t *testing.T) {
 				b.send(m.Answer(&topicpb.StateAck{Sequence: i}))
 			}
 		}
-		if ack, err := topic.StateAck.Content(c.receive()); err != nil || ack.GetSequence() != 99 {
+		up := c.receive()
+		if ack, err := topic.StateAck.Content(up); err != nil || ack.GetSequence() != 99 {
 			t.Errorf("ack is %v, %v", ack, err)
+		}
+		if up.Route.Source != "" || !up.Header.Time.IsZero() {
+			t.Errorf("the link carries what the cloud has no use for: from %q at %v", up.Route.Source, up.Header.Time)
+		}
+		b.send(topic.EventWrite.New(message.Resource{Namespace: "default", Name: "a"}, &topicpb.Write{Namespace: "default", Name: "a"}))
+		up = c.receive()
+		if w, err := topic.EventWrite.Content(up); err != nil || w.GetName() != "a" || up.Route.Resource != (message.Resource{}) {
+			t.Errorf("a write is of %v, and says it is about %v: %v", w, up.Route.Resource, err)
 		}
 
 		// Requests, their answers in another order.

@@ -103,6 +103,7 @@ func (s *session) attach(ctx context.Context, up linkstate.Link, running *sync.W
 	s.parts = make(map[message.Kind]func(context.Context, message.Message) error, len(s.config.Parts))
 	for kind, part := range s.config.Parts {
 		handle, run := part.Attach(up, func(ctx context.Context, m message.Message) error {
+			m.Header.Time = time.Time{} // as of all that is sent up, see send
 			err := s.conn.Send(ctx, m)
 			if err == nil {
 				s.metrics.message("sent", m.Key())
@@ -191,7 +192,15 @@ func (s *session) send(ctx context.Context, m message.Message) error {
 			return err
 		}
 	}
-	err := s.conn.Send(ctx, m)
+	up := m
+	// The cloud has no use for these, and each byte of them counts. What a message is about its
+	// content says too; only of two Latest ones the link itself must know whether both are about
+	// the same.
+	up.Route.Source, up.Header.Time = "", time.Time{}
+	if up.Header.Delivery != message.Latest {
+		up.Route.Resource = message.Resource{}
+	}
+	err := s.conn.Send(ctx, up)
 	if err == nil {
 		s.metrics.message("sent", m.Key())
 		return nil

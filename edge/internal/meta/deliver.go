@@ -112,7 +112,7 @@ func (m *Manager) work(ctx context.Context) bool {
 			in.sequence = s.state.Sequence
 		}
 		ack := states[n-1].message.Answer(&topicpb.StateAck{Sequence: in.sequence})
-		ack.Header.ParentID, ack.Header.Time = 0, time.Time{} // its sequence says what it acknowledges, and each byte of it counts
+		ack.Header.ParentID = 0 // its sequence says what it acknowledges, and each byte of it counts
 		m.sender.PutAck(ack)
 	}
 	in.mu.Unlock()
