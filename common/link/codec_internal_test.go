@@ -120,6 +120,10 @@ func FuzzDecode(f *testing.F) {
 		topic.Heartbeat.New(message.Resource{}, &topicpb.Heartbeat{Sequence: 1}),
 		topic.EventWrite.New(message.Resource{Namespace: "a", Name: "b"}, &topicpb.Write{Body: bytes.Repeat([]byte("skerry "), 1000)}),
 		topic.APIRequest.New(message.Resource{}, &topicpb.APIRequest{}).Answer(errors.New("no")),
+		// An object as older edges get it, named beside it, and one that only names itself.
+		topic.State.New(message.Resource{}, &topicpb.State{Sequence: 1, Changes: []*topicpb.Changes{{Resource: &topicpb.Resource{Version: "v1", Resource: "services"}, Items: []*topicpb.Change{
+			{Namespace: "default", Name: "a", Object: []byte("{}")}, {Object: []byte("{}")},
+		}}}}),
 		// A kilobyte on the wire that becomes megabytes, and names that are no names.
 		topic.Interests.New(message.Resource{}, &topicpb.Interests{Interests: make([]*topicpb.Interest, 50_000)}),
 		topic.Interests.New(message.Resource{}, &topicpb.Interests{Interests: []*topicpb.Interest{{LabelSelector: strings.Repeat("a", 17<<10)}}}),

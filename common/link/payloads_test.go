@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
@@ -81,11 +80,11 @@ func (r randomly) configMap(i int) []byte {
 		field(2, field(1, "k"), field(2, strings.Repeat("v", 200))), field(2, field(1, "round"), field(2, "0")))
 }
 
-func (r randomly) state(resource, kind string, names func(int) string, objects ...[]byte) *topicpb.State {
+func (r randomly) state(resource, kind string, objects ...[]byte) *topicpb.State {
 	of := &topicpb.Resource{Version: "v1", Resource: resource}
 	c := &topicpb.Changes{Resource: of}
-	for i, o := range objects {
-		c.Items = append(c.Items, &topicpb.Change{Namespace: "default", Name: names(i), Object: enveloped(kind, o)})
+	for _, o := range objects {
+		c.Items = append(c.Items, &topicpb.Change{Object: enveloped(kind, o)})
 	}
 	return &topicpb.State{Sequence: 3, Changes: []*topicpb.Changes{c}, Synced: []uint64{17}, Expected: []*topicpb.Digest{{Resource: of, Count: 1000, Sum: r.sum()}}}
 }
@@ -116,13 +115,11 @@ func typicalMessages(t testing.TB) map[string]typical {
 	for i := range 10 {
 		services, maps = append(services, r.service(i)), append(maps, r.configMap(i))
 	}
-	service := func(i int) string { return fmt.Sprintf("service-%04d", i*37) }
-	many := func(i int) string { return fmt.Sprintf("many-%03d", i*37) }
 	down := func(s *topicpb.State) message.Message { return topic.State.New(message.Resource{}, s) }
-	all["ten services"] = typical{down(r.state("services", "Service", service, services...)), slices.Concat(services...)}
-	all["ten maps"] = typical{down(r.state("configmaps", "ConfigMap", many, maps...)), slices.Concat(maps...)}
-	all["a service"] = typical{down(r.state("services", "Service", service, services[0])), services[0]}
-	all["a map"] = typical{down(r.state("configmaps", "ConfigMap", many, maps[0])), maps[0]}
+	all["ten services"] = typical{down(r.state("services", "Service", services...)), slices.Concat(services...)}
+	all["ten maps"] = typical{down(r.state("configmaps", "ConfigMap", maps...)), slices.Concat(maps...)}
+	all["a service"] = typical{down(r.state("services", "Service", services[0])), services[0]}
+	all["a map"] = typical{down(r.state("configmaps", "ConfigMap", maps[0])), maps[0]}
 
 	uid := r.uid()
 	event := slices.Concat(r.meta("web-7d4b9c6f5-x7k2p.18a3f2c4d5e6f708", ""), field(2, field(1, "Pod"), field(2, "default"), field(3, "web-7d4b9c6f5-x7k2p"), field(4, uid), field(5, "v1"), field(6, "5123"), field(7, "spec.containers{web}")),
@@ -144,7 +141,7 @@ func typicalMessages(t testing.TB) map[string]typical {
 	all["token request"] = typical{topic.APIRequest.New(message.Resource{}, &topicpb.APIRequest{
 		Method: "POST", Path: "/api/v1/namespaces/default/serviceaccounts/default/token", Accept: "application/vnd.kubernetes.protobuf,application/json", ContentType: "application/json", Body: token, TimeoutMillis: 30000,
 	}), token}
-	in := &topicpb.Interests{}
+	in := &topicpb.Interests{Unnamed: true}
 	for i, g := range []*topicpb.Resource{
 		{Version: "v1", Resource: "pods"}, {Version: "v1", Resource: "services"}, {Version: "v1", Resource: "nodes"}, {Group: "node.k8s.io", Version: "v1", Resource: "runtimeclasses"}, {Group: "storage.k8s.io", Version: "v1", Resource: "csidrivers"},
 		{Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"}, {Version: "v1", Resource: "configmaps"}, {Version: "v1", Resource: "secrets"}, {Group: "coordination.k8s.io", Version: "v1", Resource: "leases"},
@@ -167,8 +164,7 @@ func typicalMessages(t testing.TB) map[string]typical {
 	}
 	all["interests"] = typical{topic.Interests.New(message.Resource{}, in), b}
 	for name, p := range all {
-		p.message.Header = message.Header{ID: 4711, Time: time.UnixMilli(1790000000123)}
-		p.message.Route.Source, p.message.Route.Group = "publish", "metamanager"
+		p.message.Header = message.Header{ID: 4711} // as the hubs send it: without time, source or resource
 		all[name] = p
 	}
 	return all

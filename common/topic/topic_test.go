@@ -70,7 +70,9 @@ func TestTable_roundTrip(t *testing.T) {
 			Resource: &topicpb.Resource{Version: "v1", Resource: "pods"},
 			Items:    []*topicpb.Change{{Namespace: "default", Name: "a", Object: []byte("k8s\x00...")}, {Name: "b", Deleted: true}},
 		}}, Synced: []uint64{1, 2}}),
-		"an empty one": topic.StateAck.New(message.Resource{}, &topicpb.StateAck{}),
+		"objects that say their names": topic.State.New(message.Resource{}, unnamed()),
+		"interests":                    topic.Interests.New(message.Resource{}, &topicpb.Interests{Interests: []*topicpb.Interest{{Id: 1, Dependencies: true}}, Unnamed: true}),
+		"an empty one":                 topic.StateAck.New(message.Resource{}, &topicpb.StateAck{}),
 	} {
 		t.Run(name, func(t *testing.T) {
 			entry, b, err := table.Encode(m)
@@ -139,11 +141,27 @@ func TestTable_unknownFields(t *testing.T) {
 	}
 }
 
+// unnamed is a State whose objects say their names themselves.
+func unnamed() *topicpb.State {
+	return &topicpb.State{Sequence: 3, Changes: []*topicpb.Changes{{
+		Resource: &topicpb.Resource{Version: "v1", Resource: "configmaps"},
+		Items: []*topicpb.Change{
+			{Object: []byte(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a","namespace":"default"}}`)}, {Namespace: "default", Name: "b", Deleted: true},
+		},
+	}}, Synced: []uint64{1}}
+}
+
 func FuzzTable_Decode(f *testing.F) {
 	table := topic.NewTable()
 	entries := table.Entries()
+	said, err := proto.Marshal(unnamed())
+	if err != nil {
+		f.Fatal(err)
+	}
 	for i := range entries {
 		f.Add(i, []byte{})
+		f.Add(i, said)
+		f.Add(i, []byte{0x0a, 0x02, 0x08, 0x01, 0x18, 0x01}) // Interests that ask for unnamed objects
 		f.Add(i, []byte{0x08, 0x01, 0x12, 0x03, 'a', 'b', 'c'})
 		for _, seed := range attacks() {
 			f.Add(i, seed)
@@ -220,6 +238,7 @@ func FuzzTable_Bounds(f *testing.F) {
 	table := topic.NewTable().Receiving(topic.Up, bounds)
 	entries := table.Entries()
 	for i := range entries {
+		f.Add(i, []byte{0x0a, 0x02, 0x08, 0x01, 0x18, 0x01}) // Interests that ask for unnamed objects
 		for _, seed := range attacks() {
 			f.Add(i, seed)
 		}

@@ -62,12 +62,15 @@ func (c *cloud) serve(ctx context.Context, conn link.Conn) {
 			m = m.Answer(&topicpb.APIResponse{Code: 201})
 		case *topicpb.Interests:
 			c.seen <- q
+			if !q.Unnamed {
+				c.t.Error("it wants names beside the objects")
+			}
 			s := &topicpb.State{Sequence: 1}
 			for _, i := range q.Interests {
 				s.Synced = append(s.Synced, i.Id)
 				if i.Resource.GetResource() == "nodes" {
 					s.Changes = append(s.Changes, &topicpb.Changes{Resource: i.Resource, Items: []*topicpb.Change{
-						{Name: "a", Object: []byte(`{"metadata":{"uid":"u1","resourceVersion":"7"}}`)}, {Name: "gone", Deleted: true},
+						{Object: []byte(`{"metadata":{"name":"a","uid":"u1","resourceVersion":"7"}}`)}, {Name: "gone", Deleted: true},
 					}})
 				}
 			}

@@ -182,7 +182,7 @@ func (n *node) SendToGroup(ctx context.Context, _ message.Group, m message.Messa
 func (n *node) opened(ctx context.Context, epoch uint64) {
 	n.mu.Lock()
 	n.session, n.waiting, n.asking = epoch, map[uint64]bool{}, false
-	m := topic.Interests.New(message.Resource{}, &topicpb.Interests{Interests: n.interests})
+	m := topic.Interests.New(message.Resource{}, &topicpb.Interests{Interests: n.interests, Unnamed: true})
 	for _, i := range n.interests {
 		n.waiting[i.Id] = true
 	}
@@ -284,15 +284,22 @@ func (n *node) holding(r *topicpb.Resource) *holding {
 }
 
 func (h *holding) apply(c *topicpb.Change) {
-	key := c.Namespace + "\x00" + c.Name
+	var said metav1.PartialObjectMetadata
+	if !c.Deleted {
+		said = metadata(c.Object)
+	}
+	namespace, name := c.Namespace, c.Name
+	if name == "" { // see Interests.unnamed
+		namespace, name = said.Namespace, said.Name
+	}
+	key := namespace + "\x00" + name
 	if old := h.entries[key]; old != nil {
 		h.flip(old)
 		delete(h.entries, key)
 	}
 	if !c.Deleted {
-		said := metadata(c.Object)
 		e := &topicpb.Entry{
-			Namespace: c.Namespace, Name: c.Name, Uid: cmp.Or(c.Uid, string(said.UID)), ResourceVersion: cmp.Or(c.ResourceVersion, said.ResourceVersion),
+			Namespace: namespace, Name: name, Uid: cmp.Or(c.Uid, string(said.UID)), ResourceVersion: cmp.Or(c.ResourceVersion, said.ResourceVersion),
 		}
 		h.entries[key] = e
 		h.flip(e)

@@ -67,7 +67,7 @@ func (e *sinkhole) open(b *testing.B, p *publish.Publisher) {
 	done := make(chan error, 1)
 	go func() { done <- hub.Serve(ctx, service) }()
 	b.Cleanup(func() { cancel(); <-done })
-	err := e.mux.Dispatch(ctx, topic.Interests.New(message.Resource{}, &topicpb.Interests{Interests: kubeletInterests(string(e.node))}))
+	err := e.mux.Dispatch(ctx, topic.Interests.New(message.Resource{}, &topicpb.Interests{Interests: kubeletInterests(string(e.node)), Unnamed: true}))
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -287,7 +287,7 @@ func (s *session) emit(r *resourceSync, key kube.Key) {
 		s.frame.deletion(r.proto, key, r.feed.store.Version())
 		return
 	}
-	s.frame.change(r.proto, key, o)
+	s.frame.change(r.proto, key, o, s.unnamed)
 }
 
 // unblock lets the markers go that waited for the last blocked pod: they count when its change

@@ -303,7 +303,7 @@ func (d *dependencies) ahead(refs []kube.Ref, started bool) {
 			continue
 		}
 		if waits || r.state != streaming {
-			s.frame.change(r.proto, ref.Key, o)
+			s.frame.change(r.proto, ref.Key, o, s.unnamed)
 		}
 		have.sent = true
 		d.ahead(have.children, started)

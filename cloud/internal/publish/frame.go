@@ -24,29 +24,34 @@ func resourceFrom(p *topicpb.Resource) schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: p.GetGroup(), Version: p.GetVersion(), Resource: p.GetResource()}
 }
 
-// change appends the state of a key: o, or that it is gone when o is nil. The order of a frame is
-// the order in which the edge applies it. deletion says that an object is not the edge's to hold,
-// as of a version of its collection; 0: unknown.
+// deletion says that an object is not the edge's to hold, as of a version of its collection; 0:
+// unknown. The order of a frame is the order in which the edge applies it.
 func (f *frame) deletion(r *topicpb.Resource, key kube.Key, version uint64) {
 	c := &topicpb.Change{Namespace: key.Namespace, Name: key.Name, Deleted: true}
 	if version != 0 {
 		c.ResourceVersion = strconv.FormatUint(version, 10)
 	}
-	f.add(r, key, c)
+	f.add(r, c)
 }
 
-func (f *frame) change(r *topicpb.Resource, key kube.Key, o *kube.Object) {
-	c := &topicpb.Change{Namespace: key.Namespace, Name: key.Name, Deleted: o == nil}
-	if o != nil {
-		c.Object = o.Raw
-		if o.Version != o.Revision { // else the object says it
-			c.ResourceVersion = o.Version
-		}
+// change appends the state of a key: o, or that it is gone when o is nil. unnamed: the edge takes
+// the key from the object, of which it is a part in every encoding.
+func (f *frame) change(r *topicpb.Resource, key kube.Key, o *kube.Object, unnamed bool) {
+	if o == nil {
+		f.deletion(r, key, 0)
+		return
 	}
-	f.add(r, key, c)
+	c := &topicpb.Change{Object: o.Raw}
+	if !unnamed {
+		c.Namespace, c.Name = key.Namespace, key.Name
+	}
+	if o.Version != o.Revision { // else the object says it
+		c.ResourceVersion = o.Version
+	}
+	f.add(r, c)
 }
 
-func (f *frame) add(r *topicpb.Resource, key kube.Key, c *topicpb.Change) {
+func (f *frame) add(r *topicpb.Resource, c *topicpb.Change) {
 	f.begin()
 	if f.last != r {
 		f.state.Changes = append(f.state.Changes, &topicpb.Changes{Resource: r})
@@ -54,7 +59,7 @@ func (f *frame) add(r *topicpb.Resource, key kube.Key, c *topicpb.Change) {
 	}
 	group := f.state.Changes[len(f.state.Changes)-1]
 	group.Items = append(group.Items, c)
-	f.bytes += changeOverhead + len(c.Object) + len(key.Name) + len(key.Namespace)
+	f.bytes += changeOverhead + len(c.Object) + len(c.Name) + len(c.Namespace)
 }
 
 func (f *frame) synced(id uint64) {

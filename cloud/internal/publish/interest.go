@@ -32,6 +32,7 @@ func source(p *topicpb.Interest) kube.Source {
 // declare makes the set of interests that of m. The digests count for resources that this session
 // hasn't compared yet.
 func (s *session) declare(m *topicpb.Interests, digests []*topicpb.Digest) {
+	s.unnamed = m.GetUnnamed()
 	over, refusals := fits, s.limits
 	if len(digests) > s.part.quotas.Digests {
 		over, digests = tooManyDigests, nil
@@ -291,7 +292,7 @@ func (s *session) decide(i *interest, v verdict) {
 	before := i.standing
 	var again time.Duration
 	i.standing, again = judge(time.Now(), before, &i.review, v)
-	i.review.busy = again > 0
+	i.review.busy, i.review.waiting = again > 0, nil
 	if again > 0 {
 		i.review.retry = time.AfterFunc(again, func() { s.askAgain(i) })
 	}

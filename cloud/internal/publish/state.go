@@ -58,7 +58,8 @@ type session struct {
 	deps      *dependencies // nil without that interest
 	frame     frame
 	window    window
-	unheard   int // interests that came since the window has been shut
+	unnamed   bool // the edge takes what an object is called from the object
+	unheard   int  // interests that came since the window has been shut
 	began     time.Time
 	sent      atomic.Int64 // Unix nanoseconds: the last State. Others read it
 	site      string       // that it gets something made for; "" while it gets nothing such

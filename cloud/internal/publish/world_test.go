@@ -267,6 +267,7 @@ type edge struct {
 	blur      *kube.Key // a key whose bucket has this sum, whatever is in it
 	blurred   kube.Sum
 	old       bool                                   // doesn't say what is its newest
+	named     bool                                   // of a release that needs namespace and name beside an object
 	written   map[schema.GroupVersionResource]uint64 // accepted writes that have not come down
 	gone      map[schema.GroupVersionResource]uint64 // as of which version the newest deletion came down
 	open      map[schema.GroupVersionResource]bool   // not as expected, until something is expected again
@@ -330,6 +331,9 @@ func (e *edge) apply(s *topicpb.State) (surprises []schema.GroupVersionResource)
 		for _, c := range group.Items {
 			key := kube.Key{Namespace: c.Namespace, Name: c.Name}
 			if c.Deleted {
+				if c.Name == "" {
+					e.t.Errorf("a deletion of %s names nothing", gvr.Resource)
+				}
 				if e.objects[gvr][key] != nil {
 					e.backwards = append(e.backwards, "-"+gvr.Resource+"/"+c.Name)
 				}
@@ -344,6 +348,13 @@ func (e *edge) apply(s *topicpb.State) (surprises []schema.GroupVersionResource)
 				continue
 			}
 			m := e.decode(c.Object)
+			if said := c.Namespace + c.Name; e.named != (said != "") {
+				e.t.Errorf("%s %s/%s came as %q; names are wanted: %v", gvr.Resource, m.GetNamespace(), m.GetName(), said, e.named)
+			}
+			if c.Name == "" {
+				c.Namespace, c.Name = m.GetNamespace(), m.GetName()
+				key = kube.Key{Namespace: c.Namespace, Name: c.Name}
+			}
 			c.Uid, c.ResourceVersion = cmp2.Or(c.Uid, string(m.GetUID())), cmp2.Or(c.ResourceVersion, m.GetResourceVersion())
 			if have := e.objects[gvr][key]; have != nil && number(c.ResourceVersion) < number(have.ResourceVersion) {
 				e.backwards = append(e.backwards, "older "+gvr.Resource+"/"+c.Name)
@@ -499,7 +510,7 @@ func (e *edge) connect(p *publish.Publisher, interests ...*topicpb.Interest) {
 
 func (e *edge) declare(interests ...*topicpb.Interest) {
 	e.t.Helper()
-	if err := e.dispatch(topic.Interests.New(message.Resource{}, &topicpb.Interests{Interests: interests, Digests: e.digests()})); err != nil {
+	if err := e.dispatch(topic.Interests.New(message.Resource{}, &topicpb.Interests{Interests: interests, Digests: e.digests(), Unnamed: !e.named})); err != nil {
 		e.t.Fatal(err)
 	}
 	e.settle()

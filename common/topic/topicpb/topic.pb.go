@@ -510,7 +510,8 @@ func (x *Interest) GetDependencies() bool {
 type Interests struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Interests     []*Interest            `protobuf:"bytes,1,rep,name=interests,proto3" json:"interests,omitempty"`
-	Digests       []*Digest              `protobuf:"bytes,2,rep,name=digests,proto3" json:"digests,omitempty"` // one for each resource of which the edge holds at least one object, or has held one
+	Digests       []*Digest              `protobuf:"bytes,2,rep,name=digests,proto3" json:"digests,omitempty"`  // one for each resource of which the edge holds at least one object, or has held one
+	Unnamed       bool                   `protobuf:"varint,3,opt,name=unnamed,proto3" json:"unnamed,omitempty"` // the edge takes the namespace and name of a Change's object from the object where the Change has neither; an older one sets nothing
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -557,6 +558,13 @@ func (x *Interests) GetDigests() []*Digest {
 		return x.Digests
 	}
 	return nil
+}
+
+func (x *Interests) GetUnnamed() bool {
+	if x != nil {
+		return x.Unnamed
+	}
+	return false
 }
 
 // Digest sums up what the edge holds of one resource, over all its interests.
@@ -971,7 +979,7 @@ func (x *Changes) GetItems() []*Change {
 // Change is the newest state of one object, or that it is no longer the edge's to hold.
 type Change struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
-	Namespace       string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Namespace       string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"` // absent with the name, where Interests.unnamed asks for that: as the object says; a deletion always has both
 	Name            string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	Uid             string                 `protobuf:"bytes,3,opt,name=uid,proto3" json:"uid,omitempty"`                                                // absent: as the object says
 	ResourceVersion string                 `protobuf:"bytes,4,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"` // likewise; of a deletion: as of which version of its collection it is known, absent where that is not known
@@ -2002,10 +2010,11 @@ const file_topic_proto_rawDesc = "" +
 	"\tnamespace\x18\x03 \x01(\tR\tnamespace\x12%\n" +
 	"\x0elabel_selector\x18\x04 \x01(\tR\rlabelSelector\x12%\n" +
 	"\x0efield_selector\x18\x05 \x01(\tR\rfieldSelector\x12\"\n" +
-	"\fdependencies\x18\x06 \x01(\bR\fdependencies\"w\n" +
+	"\fdependencies\x18\x06 \x01(\bR\fdependencies\"\x91\x01\n" +
 	"\tInterests\x127\n" +
 	"\tinterests\x18\x01 \x03(\v2\x19.skerry.topic.v1.InterestR\tinterests\x121\n" +
-	"\adigests\x18\x02 \x03(\v2\x17.skerry.topic.v1.DigestR\adigests\"\x99\x01\n" +
+	"\adigests\x18\x02 \x03(\v2\x17.skerry.topic.v1.DigestR\adigests\x12\x18\n" +
+	"\aunnamed\x18\x03 \x01(\bR\aunnamed\"\x99\x01\n" +
 	"\x06Digest\x125\n" +
 	"\bresource\x18\x01 \x01(\v2\x19.skerry.topic.v1.ResourceR\bresource\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x04R\x05count\x12\x10\n" +

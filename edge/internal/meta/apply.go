@@ -28,6 +28,11 @@ func (m *Manager) applyState(b *batch, s *topicpb.State, found digestMismatches,
 		for _, c := range changes.Items {
 			ref := object.Ref{Resource: resource, Namespace: c.Namespace, Name: c.Name}
 			if c.Deleted {
+				if c.Name == "" {
+					m.counters.malformed.Add(1)
+					log.Error(nil, "The cloud sent a deletion without a name; it is left out", "object", ref)
+					continue
+				}
 				b.view.Gone(resource, c.ResourceVersion)
 				if resource == view.Pods && b.view.KeepsPods() {
 					b.view.Retain(ref)
@@ -38,7 +43,7 @@ func (m *Manager) applyState(b *batch, s *topicpb.State, found digestMismatches,
 			}
 			if err := m.applyObject(b, ref, c); err != nil {
 				m.counters.malformed.Add(1)
-				log.Error(err, "An object that the cloud sent can't be read; it is left out", "object", ref)
+				log.Error(err, "An object that the cloud sent can't be read; it is left out", "object", object.Describe(ref, c.Object))
 			}
 		}
 	}
@@ -79,7 +84,8 @@ func (m *Manager) applyRefusals(b *batch, s *topicpb.State, log klog.Logger) {
 	}
 }
 
-// applyObject stages the newest state of one object.
+// applyObject stages the newest state of one object. ref names it, or only its resource: then the
+// object says the rest (Interests.unnamed).
 func (m *Manager) applyObject(b *batch, ref object.Ref, c *topicpb.Change) error {
 	obj, err := object.DecodeRaw(c.Object)
 	if err != nil {
@@ -89,6 +95,7 @@ func (m *Manager) applyObject(b *batch, ref object.Ref, c *topicpb.Change) error
 	if err != nil {
 		return err
 	}
+	ref = o.Ref
 	uid, version := cmp.Or(types.UID(c.Uid), o.UID), cmp.Or(c.ResourceVersion, o.CloudVersion)
 	have := b.view.Get(ref)
 	if ref.Resource == view.Pods {

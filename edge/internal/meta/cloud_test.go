@@ -33,6 +33,7 @@ func ref(name, namespace, object_ string) object.Ref {
 type cloud struct {
 	prefix string // of versions of what is set from now on
 	guess  bool   // of a resource whose digest differs it sends what is newer than all that the edge holds, and says what it expects
+	names  bool   // is of a release that names each object beside it, whatever an edge says
 	t      testing.TB
 
 	toEdge chan message.Message
@@ -45,6 +46,7 @@ type cloud struct {
 	objects  map[object.Ref]*thing
 	// The session.
 	interests []*topicpb.Interest
+	unnamed   bool // the edge takes names from the objects
 	quiet     bool // says nothing of its own accord
 	expect    map[schema.GroupVersionResource]bool
 	surprised []string              // resources that the edge holds otherwise than expected
@@ -104,7 +106,7 @@ func (c *cloud) Send(_ context.Context, _ message.Name, m message.Message) error
 	}
 	switch content := m.Content.(type) {
 	case *topicpb.Interests:
-		c.interests = content.Interests
+		c.interests, c.unnamed = content.Interests, content.Unnamed && !c.names
 		if c.quiet {
 			return nil
 		}

@@ -165,7 +165,9 @@ func (c *cloud) publish() {
 	}
 	s := &topicpb.State{}
 	add := func(r object.Ref, ch *topicpb.Change) {
-		ch.Namespace, ch.Name = r.Namespace, r.Name
+		if ch.Deleted || !c.unnamed {
+			ch.Namespace, ch.Name = r.Namespace, r.Name
+		}
 		s.Changes = append(s.Changes, &topicpb.Changes{
 			Resource: &topicpb.Resource{Group: r.Resource.Group, Version: r.Resource.Version, Resource: r.Resource.Resource}, Items: []*topicpb.Change{ch},
 		})

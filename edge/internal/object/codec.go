@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
+	"unicode/utf8"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -164,11 +166,57 @@ func IsProtobuf(raw []byte) bool { return bytes.HasPrefix(raw, []byte("k8s\x00")
 
 func isJSON(raw []byte) bool { return bytes.HasPrefix(bytes.TrimLeft(raw, " \t\r\n"), []byte("{")) }
 
+// maxName bounds a namespace and a name, in bytes. Kubernetes' own end at 253 but for a few kinds.
+// A write says both beside its body, where the link has 4 KiB for that (link.Config).
+const maxName = 1 << 10
+
+// checkName refuses what can't name an object here. Kubernetes' decoders take any bytes: what is no
+// UTF-8 could not be sent in a message, and a NUL ends the namespace in a key of the store.
+func checkName(namespace, name string) error {
+	if name == "" {
+		return fmt.Errorf("%w: it has no name", ErrMalformed)
+	}
+	for _, s := range []string{namespace, name} {
+		if len(s) > maxName {
+			return fmt.Errorf("%w: a name of %d bytes, at most %d are taken", ErrMalformed, len(s), maxName)
+		}
+		if !utf8.ValidString(s) || strings.Contains(s, "\x00") {
+			return fmt.Errorf("%w: the name %q", ErrMalformed, s)
+		}
+	}
+	return nil
+}
+
+// Describe is ref with the namespace and name that an encoded object says it has, where ref has
+// neither and as far as that can be read: for what is said of an object that is left out.
+func Describe(ref Ref, raw []byte) Ref {
+	if ref.Namespace != "" || ref.Name != "" {
+		return ref
+	}
+	var said metav1.PartialObjectMetadata
+	var envelope runtime.Unknown
+	switch {
+	case !IsProtobuf(raw):
+		_ = json.Unmarshal(raw, &said)
+	case envelope.Unmarshal(raw[len("k8s\x00"):]) == nil:
+		_ = said.Unmarshal(envelope.Raw)
+	}
+	ref.Namespace, ref.Name = said.Namespace, said.Name
+	return ref
+}
+
 // FromDecoded makes an Object of an encoded one that the caller has decoded already; raw is kept.
+// Where ref has neither namespace nor name, both are as the object says.
 func FromDecoded(ref Ref, obj runtime.Object, raw []byte) (Object, error) {
 	m, err := meta.Accessor(obj)
 	if err != nil {
 		return Object{}, fmt.Errorf("%w: %w", ErrMalformed, err)
+	}
+	if ref.Namespace == "" && ref.Name == "" {
+		ref.Namespace, ref.Name = m.GetNamespace(), m.GetName()
+	}
+	if err := checkName(m.GetNamespace(), m.GetName()); err != nil {
+		return Object{}, err
 	}
 	if m.GetNamespace() != ref.Namespace || m.GetName() != ref.Name {
 		return Object{}, fmt.Errorf("%w: it is %s/%s, not %s", ErrMalformed, m.GetNamespace(), m.GetName(), ref)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -298,8 +299,79 @@ func TestMergePatches(t *testing.T) {
 	}
 }
 
+// An object says what it is called, where that is not known otherwise.
+func TestFromDecoded(t *testing.T) {
+	in := func(namespace, name string) object.Ref {
+		return object.Ref{Resource: pods, Namespace: namespace, Name: name}
+	}
+	called := func(namespace, name string) *corev1.Pod {
+		p := pod()
+		p.Namespace, p.Name = namespace, name
+		return p
+	}
+	for name, tt := range map[string]struct {
+		ref  object.Ref
+		obj  runtime.Object
+		want object.Ref // "" in all: malformed
+	}{
+		"named":                 {in("default", "a"), pod(), in("default", "a")},
+		"unnamed":               {in("", ""), pod(), in("default", "a")},
+		"unnamed, of no space":  {in("", ""), route(), in("", "r")},
+		"a name of 1 KiB":       {in("", ""), called("", strings.Repeat("a", 1<<10)), in("", strings.Repeat("a", 1<<10))},
+		"another name":          {in("default", "b"), pod(), object.Ref{}},
+		"another namespace":     {in("other", "a"), pod(), object.Ref{}},
+		"a namespace alone":     {in("default", ""), pod(), object.Ref{}},
+		"a name alone":          {in("", "a"), pod(), object.Ref{}},
+		"nameless":              {in("", ""), called("default", ""), object.Ref{}},
+		"nameless, and so said": {in("default", ""), called("default", ""), object.Ref{}},
+		"no text":               {in("", ""), called("default", "\xff"), object.Ref{}},
+		"a namespace of bytes":  {in("", ""), called("\xff", "a"), object.Ref{}},
+		"a NUL":                 {in("", ""), called("a\x00b", "c"), object.Ref{}},
+		"too long":              {in("", ""), called("", strings.Repeat("a", 1<<10+1)), object.Ref{}},
+		"too long a namespace":  {in("", ""), called(strings.Repeat("a", 1<<10+1), "a"), object.Ref{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o, err := object.FromDecoded(tt.ref, tt.obj, []byte("raw"))
+			if (err == nil) != (tt.want.Name != "") || err != nil && !errors.Is(err, object.ErrMalformed) {
+				t.Fatal(err)
+			}
+			if o.Ref != tt.want || err == nil && string(o.Raw) != "raw" {
+				t.Errorf("it is %v, %q; want %v", o.Ref, o.Raw, tt.want)
+			}
+		})
+	}
+}
+
+// What can't be decoded is called what it says, as far as it can be read.
+func TestDescribe(t *testing.T) {
+	a, err := object.Encode(pod())
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := object.Ref{Resource: pods}
+	named := object.Ref{Resource: pods, Namespace: "default", Name: "a"}
+	for name, tt := range map[string]struct {
+		ref  object.Ref
+		raw  string
+		want object.Ref
+	}{
+		"protobuf":              {in, string(a), named},
+		"of an unknown kind":    {in, strings.Replace(string(a), "Pod", "Pot", 1), named},
+		"JSON of a broken spec": {in, `{"metadata":{"namespace":"default","name":"a"},"spec":7}`, named},
+		"named beside it":       {named, `{"metadata":{"name":"b"}}`, named},
+		"nothing to read":       {in, "k8s\x00\xff", in},
+		"empty":                 {in, "", in},
+	} {
+		if got := object.Describe(tt.ref, []byte(tt.raw)); got != tt.want {
+			t.Errorf("%s: %v, want %v", name, got, tt.want)
+		}
+	}
+}
+
 func FuzzDecodeRaw(f *testing.F) {
-	for _, obj := range []runtime.Object{pod(), route()} {
+	nameless, bytesForName := pod(), pod()
+	nameless.Name, bytesForName.Name = "", "a\xff\x00"
+	for _, obj := range []runtime.Object{pod(), route(), nameless, bytesForName} {
 		raw, err := object.Encode(obj)
 		if err != nil {
 			f.Fatal(err)
@@ -313,11 +385,17 @@ func FuzzDecodeRaw(f *testing.F) {
 		f.Add(append(bytes.Clone(raw), bytes.Repeat([]byte{0x0a, 0x00}, 50_000)...)) // empty elements
 	}
 	f.Fuzz(func(t *testing.T, raw []byte) {
+		object.Describe(object.Ref{}, raw)
 		obj, err := object.DecodeRaw(raw)
 		if err != nil {
 			return
 		}
 		object.Fields(obj)
+		if o, err := object.FromDecoded(object.Ref{Resource: pods}, obj, raw); err == nil {
+			if o.Name == "" || !utf8.ValidString(o.Namespace+o.Name) || len(o.Namespace)+len(o.Name) > 2<<10 {
+				t.Errorf("it is called %q/%q", o.Namespace, o.Name)
+			}
+		}
 		encoded, err := object.Encode(obj)
 		if err != nil {
 			return // an object can be decoded and not encoded again, such as a time before year 0
