@@ -163,10 +163,11 @@ both columns.
 // standing is what is to be known of a row whatever was measured.
 var standing = map[string]string{
 	whatResyncTen: "the difference of two reconnects: the changed objects, compressed together, with the envelope of a message and its acknowledgement. cloudcore has seen the changes, so no inventory " +
-		"is asked for.",
+		"is asked for. Counted at cloudcore, both ways, are the messages of every class but urgent: the hello, its welcome and heartbeats are not sent for a change, and one heartbeat more in one of the " +
+		"two would be 60 bytes. The row with no changes counts every class.",
 	whatResyncKill: "as above; a cloudcore that knows nothing of the time before sends what is newer than all that the edge holds, and what the edge should hold then (docs/decisions/0018).",
-	whatResyncMaps: "as above: ConfigMaps and Secrets are watched one by one, and have no history. A message with ten of them takes 520 bytes, of which 39 are the link's envelope, 35 the digest of what " +
-		"the edge holds then, and 34 names that are said twice (docs/decisions/0072).",
+	whatResyncMaps: "as above: ConfigMaps and Secrets are watched one by one, and have no history. A message with ten of them takes 462 bytes, of which 10 are the link's envelope and 35 the digest " +
+		"of what the edge holds then (docs/decisions/0072).",
 	whatQueueOne: "where a disk syncs a page in some 0.1 ms (see the changes of a pod), a commit of the floor takes a quarter of a millisecond, and the work of a commit, on cores that others use " +
 		"too, takes as long as the disk does: the wide range of the samples is the machine's.",
 	whatReboot: "both wait for containerd and start 20 processes on the same cores. Where the two ranges overlap, as they do on a busy machine, the difference is within the noise.",
