@@ -16,6 +16,7 @@
 package aggregate
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -23,6 +24,8 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/http"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -375,13 +378,8 @@ func (a *Aggregator) write(ctx context.Context, t target, reports map[string]*re
 			}
 			continue
 		}
-		if apierrors.IsInvalid(err) || apierrors.IsRequestEntityTooLargeError(err) {
-			// The object's rules refuse what the reports say: no use in trying again, and none in
-			// finding out which of them it is.
-			for node := range bodies {
-				done.refused[node] = apierrors.NewBadRequest(err.Error())
-			}
-			return done, nil
+		if unacceptable(err) {
+			return a.writeApart(ctx, t, reports, bodies, done, err)
 		}
 		if err == nil {
 			a.confirmed.wrote(t, m.ResourceVersion, written, sessionsOf(reports, bodies))
@@ -390,6 +388,40 @@ func (a *Aggregator) write(ctx context.Context, t target, reports map[string]*re
 		return done, err
 	}
 	return end{}, fmt.Errorf("%s %s: others wrote it %d times meanwhile", t.resource.Resource, t.name, conflicts)
+}
+
+// unacceptable says whether the object's rules, or its bounds, refuse what reports make of it. Trying
+// again is of no use.
+func unacceptable(err error) bool {
+	// kube-apiserver hands etcd's own bound (1.5 MiB) on as an internal error.
+	return apierrors.IsInvalid(err) || apierrors.IsRequestEntityTooLargeError(err) || err != nil && strings.Contains(err.Error(), "etcdserver: request is too large")
+}
+
+// writeApart writes reports that can't be written together in two halves, and these likewise, so that
+// what one node says keeps no other's report back. sofar is how those ended that have no body.
+func (a *Aggregator) writeApart(ctx context.Context, t target, reports map[string]*report, bodies map[string][]byte, sofar end, why error) (end, error) {
+	if len(bodies) == 1 {
+		for node := range bodies {
+			sofar.refused[node] = apierrors.NewBadRequest(why.Error())
+			reports[node].from.Charge(perRefusal)
+		}
+		return sofar, nil
+	}
+	nodes := slices.Sorted(maps.Keys(bodies))
+	for half := range slices.Chunk(nodes, (len(nodes)+1)/2) {
+		part := map[string]*report{}
+		for _, node := range half {
+			part[node] = reports[node]
+		}
+		e, err := a.write(ctx, t, part)
+		if err != nil { // all are tried again: those that were written change nothing then
+			return end{}, err
+		}
+		maps.Copy(sofar.refused, e.refused)
+		maps.Copy(sofar.later, e.later)
+		sofar.version, sofar.size = cmp.Or(e.version, sofar.version), max(e.size, sofar.size)
+	}
+	return sofar, nil
 }
 
 // sessionsOf is the sessions of those reports that have a body in bodies.

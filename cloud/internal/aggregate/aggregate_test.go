@@ -3,6 +3,7 @@ package aggregate_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -58,6 +60,9 @@ type apiserver struct {
 	epochs  map[string]uint64
 	reads   int // of Leases
 	missed  int // requests for things that are none
+	// most is what a thing may have in all, where it is not 0; refusals how many writes it had
+	// something against.
+	most, refusals int
 }
 
 func (a *apiserver) Do(ctx context.Context, _ kube.Identity, r kube.Request) (*kube.Response, error) {
@@ -88,6 +93,10 @@ func (a *apiserver) Do(ctx context.Context, _ kube.Identity, r kube.Request) (*k
 		if err := json.Unmarshal(r.Body, next); err != nil {
 			return nil, err
 		}
+		if why := a.refuse(next); why != nil {
+			body, err := json.Marshal(why.ErrStatus)
+			return &kube.Response{Code: int(why.ErrStatus.Code), Body: body}, err
+		}
 		if next.ResourceVersion != have.ResourceVersion {
 			body, err := json.Marshal(&metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonConflict, Code: 409})
 			return &kube.Response{Code: http.StatusConflict, Body: body}, err
@@ -97,6 +106,23 @@ func (a *apiserver) Do(ctx context.Context, _ kube.Identity, r kube.Request) (*k
 		a.things[name], have = next, next
 	}
 	return answer(have)
+}
+
+// refuse is what kube-apiserver has against a thing: its rules take no number below 0, and etcd no
+// more than so much in all.
+func (a *apiserver) refuse(o *thing) *apierrors.StatusError {
+	sum := 0
+	for _, n := range o.Status {
+		if sum += n; n < 0 {
+			a.refusals++
+			return apierrors.NewInvalid(schema.GroupKind{Group: things.Group, Kind: "Thing"}, o.Name, nil)
+		}
+	}
+	if a.most > 0 && sum > a.most {
+		a.refusals++
+		return apierrors.NewInternalError(errors.New("etcdserver: request is too large"))
+	}
+	return nil
 }
 
 // session is a node's. A stalled one takes no answer.
@@ -319,4 +345,52 @@ func TestReportsAboutMadeUpNamesAreFew(t *testing.T) {
 			t.Errorf("%d of %d reports were answered", got, id)
 		}
 	})
+}
+
+// What one device reports of an object that the cluster refuses, or that makes the object too
+// large, is refused, and the reports of the others are written.
+func TestARefusedReportKeepsNoOtherBack(t *testing.T) {
+	for name, bad := range map[string]int{"against the object's rules": -1, "above etcd's bound": 1000} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api, a := start(t, "shared")
+				const honest = 60
+				api.most = 100
+				var all []*session
+				for i := range honest + 2 {
+					all = append(all, connect(t, api, a, fmt.Sprint("n", i), 1, false))
+				}
+				for round := range 3 {
+					for i, s := range all {
+						n := 1
+						if i%40 == 7 {
+							n = bad
+						}
+						if err := s.report(t, uint64(round+1), "shared", n); err != nil {
+							t.Fatal(err)
+						}
+					}
+					time.Sleep(10 * time.Second)
+				}
+				for i, s := range all {
+					for id, r := range s.results {
+						if r.Accepted == (i%40 == 7) {
+							t.Errorf("report %d of %s was accepted: %v", id, s.node, r.Accepted)
+						}
+					}
+					if s.answered() != 3 {
+						t.Errorf("%d of 3 reports of %s were answered", s.answered(), s.node)
+					}
+				}
+				api.mu.Lock()
+				defer api.mu.Unlock()
+				if got := len(api.things["shared"].Status); got != honest {
+					t.Errorf("%d reports were written, want %d", got, honest)
+				}
+				if api.refusals > 100 {
+					t.Errorf("%d writes were refused for 6 reports", api.refusals)
+				}
+			})
+		})
+	}
 }
