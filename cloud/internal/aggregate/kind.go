@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/url"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -25,6 +26,14 @@ type Kind interface {
 	Merge(object []byte, reports map[string][]byte) (merged []byte, refused map[string]error, err error)
 	// Sweep takes away the entries of nodes that don't exist.
 	Sweep(object []byte, exists func(node string) bool) (swept []byte, err error)
+}
+
+// Short bounds what a node says, in bytes.
+func Short(text string, most int) string {
+	if len(text) <= most {
+		return text
+	}
+	return strings.ToValidUTF8(text[:most], "") + " ..."
 }
 
 // Of is the Kind of a Go type.

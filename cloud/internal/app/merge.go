@@ -10,12 +10,34 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// mostNodes is how many nodes an application's status lists; a report of a further one is refused.
-const mostNodes = 256
+const (
+	// mostNodes is how many nodes an application's status lists; a report of a further one is
+	// refused.
+	mostNodes = 256
+	// maxEntry bounds what is listed of a node, in bytes, so that all of them stay below what etcd
+	// takes (1.5 MiB); maxMessage what it says of one content.
+	maxEntry, maxMessage = 5 << 10, 180
+)
 
 // Kind is EdgeApps as the aggregation of reports needs them.
 func Kind() aggregate.Kind {
 	return aggregate.Of(v1alpha1.Resource(v1alpha1.EdgeApps), merge, sweep)
+}
+
+// read makes an entry of what a node reports.
+func read(node string, body []byte) (e v1alpha1.EdgeAppNode, err error) {
+	if err := json.Unmarshal(body, &e); err != nil {
+		return e, fmt.Errorf("the report is no entry of an EdgeApp's status: %w", err)
+	}
+	e.Name = node // whatever name it gives: the session knows
+	for i := range e.Content {
+		e.Content[i].Message = aggregate.Short(e.Content[i].Message, maxMessage)
+	}
+	raw, err := json.Marshal(&e)
+	if err == nil && len(raw) > maxEntry {
+		err = fmt.Errorf("the report has %d bytes, at most %d are taken", len(raw), maxEntry)
+	}
+	return e, err
 }
 
 // merge puts what nodes report into a status. Which of them reports the statistics is decided here,
@@ -31,9 +53,9 @@ func merge(o *v1alpha1.EdgeApp, reports map[string][]byte) (refused map[string]e
 			delete(entries, node)
 			continue
 		}
-		var e v1alpha1.EdgeAppNode
-		if err := json.Unmarshal(body, &e); err != nil {
-			refused[node] = fmt.Errorf("the report is no entry of an EdgeApp's status: %w", err)
+		e, err := read(node, body)
+		if err != nil {
+			refused[node] = err
 			continue
 		}
 		have, known := entries[node]
@@ -41,7 +63,6 @@ func merge(o *v1alpha1.EdgeApp, reports map[string][]byte) (refused map[string]e
 			refused[node] = fmt.Errorf("the status lists %d nodes already", mostNodes)
 			continue
 		}
-		e.Name = node // whatever name it gives: the session knows
 		e.IsDesignated = node == o.Spec.DesignatedNode
 		e.ReportsStats = have.ReportsStats
 		entries[node] = e

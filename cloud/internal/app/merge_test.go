@@ -80,3 +80,26 @@ func TestMerge_OneReportsStatistics(t *testing.T) {
 		t.Errorf("the list has %d nodes, the last was refused with %v", len(object.Status.Nodes), err)
 	}
 }
+
+// A status with as many nodes as it lists stays below what etcd takes, whatever they report.
+func TestMerge_Bounds(t *testing.T) {
+	content := func(message string) string {
+		return strings.TrimSuffix(strings.Repeat(`{"name":"`+strings.Repeat("n", 50)+`","isLocal":true,"message":"`+message+`"},`, 16), ",")
+	}
+	report := func(content string) []byte { return []byte(`{"state":"Running","content":[` + content + `]}`) }
+	reports := map[string][]byte{"too-long": report(content("") + `,{"name":"` + strings.Repeat("n", 5<<10) + `"}`)}
+	for i := range 256 {
+		reports[fmt.Sprint("edge", i)] = report(content(strings.Repeat("m", 900)))
+	}
+	merged, refused, err := app.Kind().Merge([]byte(`{"metadata":{"name":"a"}}`), reports)
+	if err != nil || len(refused) != 1 || refused["too-long"] == nil {
+		t.Fatalf("%v; refused: %v", err, refused)
+	}
+	var o v1alpha1.EdgeApp
+	if err := json.Unmarshal(merged, &o); err != nil {
+		t.Fatal(err)
+	}
+	if len(o.Status.Nodes) != 256 || len(merged) > 1536<<10 {
+		t.Errorf("%d nodes in %d bytes", len(o.Status.Nodes), len(merged))
+	}
+}

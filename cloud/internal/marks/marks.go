@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -22,10 +23,12 @@ import (
 
 const (
 	// listed is how many nodes are listed with their entries, and detailed how many with their
-	// numbers: above it those that are fine are only named. An object must stay below 1.5 MB
-	// (etcd's request limit), an entry below 16 KiB.
+	// numbers: above it those that are fine are only named, and so is what there is of others
+	// beyond it. An object must stay below 1.5 MiB (etcd's request limit), an entry below 16 KiB.
 	listed   = 60
 	detailed = 500
+	// maxMessage and maxReason bound what is listed of a node, in bytes.
+	maxMessage, maxReason = 512, 64
 	// quoted is how many nodes a condition's message quotes.
 	quoted = 3
 )
@@ -42,79 +45,114 @@ func merge(o *v1alpha1.ServiceCollection, reports map[string][]byte) (refused ma
 	for _, e := range o.Status.Nodes {
 		entries[e.Name] = e
 	}
-	fine := map[string]bool{}
-	for _, name := range o.Status.FineNodes {
-		fine[name] = true
-	}
+	named := namedIn(o)
 	for node, body := range reports {
 		var e v1alpha1.ServiceCollectionNode
 		if body != nil {
-			if err := json.Unmarshal(body, &e); err != nil {
-				refused[node] = fmt.Errorf("the report is no entry of a ServiceCollection's status: %w", err)
-				continue
-			}
-			if e.Reason == "" {
-				refused[node] = errors.New("the report has no reason")
+			var err error
+			if e, err = read(node, body); err != nil {
+				refused[node] = err
 				continue
 			}
 		}
-		delete(fine, node)
+		delete(named, node)
 		delete(entries, node)
 		if body != nil {
-			e.Name = node // whatever name it gives: the session knows
 			entries[node] = e
 		}
 	}
-	arrange(o, entries, fine)
+	arrange(o, entries, named)
 	return refused
+}
+
+// read makes an entry of what a node reports.
+func read(node string, body []byte) (e v1alpha1.ServiceCollectionNode, err error) {
+	if err := json.Unmarshal(body, &e); err != nil {
+		return e, fmt.Errorf("the report is no entry of a ServiceCollection's status: %w", err)
+	}
+	switch {
+	case e.Reason == "":
+		return e, errors.New("the report has no reason")
+	case len(e.Reason) > maxReason:
+		return e, fmt.Errorf("the report's reason has %d bytes, at most %d are taken", len(e.Reason), maxReason)
+	}
+	e.Name = node // whatever name it gives: the session knows
+	e.Message = aggregate.Short(e.Message, maxMessage)
+	return e, nil
+}
+
+// namedIn is the nodes that a status only names, with their reason.
+func namedIn(o *v1alpha1.ServiceCollection) map[string]string {
+	named := map[string]string{}
+	for _, name := range o.Status.FineNodes {
+		named[name] = v1alpha1.CollectionApplied
+	}
+	for _, f := range o.Status.FailedNodes {
+		for _, name := range f.Names {
+			named[name] = f.Reason
+		}
+	}
+	return named
 }
 
 // sweep takes the entries of nodes away that don't exist.
 func sweep(o *v1alpha1.ServiceCollection, exists func(node string) bool) {
-	entries, fine := map[string]v1alpha1.ServiceCollectionNode{}, map[string]bool{}
+	entries := map[string]v1alpha1.ServiceCollectionNode{}
 	for _, e := range o.Status.Nodes {
 		if exists(e.Name) {
 			entries[e.Name] = e
 		}
 	}
-	for _, name := range o.Status.FineNodes {
-		if exists(name) {
-			fine[name] = true
-		}
-	}
-	arrange(o, entries, fine)
+	named := namedIn(o)
+	maps.DeleteFunc(named, func(name, _ string) bool { return !exists(name) })
+	arrange(o, entries, named)
 }
 
-// arrange writes the status: the lists, the numbers and the conditions.
-func arrange(o *v1alpha1.ServiceCollection, entries map[string]v1alpha1.ServiceCollectionNode, fine map[string]bool) {
+// arrange writes the status: the lists, the numbers and the conditions. A node that was named stays
+// named until it says something again.
+func arrange(o *v1alpha1.ServiceCollection, entries map[string]v1alpha1.ServiceCollectionNode, named map[string]string) {
 	s := &o.Status
-	all := len(entries) + len(fine)
-	s.Nodes, s.FineNodes, s.Reporting, s.Applied = nil, nil, int32(all), int32(len(fine))
+	all := len(entries) + len(named)
+	s.Nodes, s.FineNodes, s.FailedNodes, s.Reporting, s.Applied = nil, nil, nil, int32(all), 0
 	var bad, short []string
-	for name, e := range entries {
-		switch e.Reason {
+	count := func(name, reason, message string) {
+		said := name + ": " + cmp.Or(message, reason)
+		switch reason {
 		case v1alpha1.CollectionApplied:
 			s.Applied++
-			if all > detailed {
-				fine[name] = true
-				continue
-			}
+			return
 		case v1alpha1.CollectionLeftOut:
-			short = append(short, fmt.Sprintf("%s: %s", name, e.Message))
-			bad = append(bad, fmt.Sprintf("%s: %s", name, e.Message))
-		default:
-			bad = append(bad, fmt.Sprintf("%s: %s", name, e.Message))
+			short = append(short, said)
 		}
+		bad = append(bad, said)
+	}
+	for name, reason := range named {
+		count(name, reason, "")
+	}
+	for _, name := range slices.Sorted(maps.Keys(entries)) {
+		e := entries[name]
+		count(name, e.Reason, e.Message)
 		if all > listed {
 			e.Entries = nil
 		}
-		s.Nodes = append(s.Nodes, e)
+		if all > detailed && e.Reason == v1alpha1.CollectionApplied || len(s.Nodes) >= detailed {
+			named[name] = e.Reason
+		} else {
+			s.Nodes = append(s.Nodes, e)
+		}
 	}
-	slices.SortFunc(s.Nodes, func(a, b v1alpha1.ServiceCollectionNode) int { return cmp.Compare(a.Name, b.Name) })
-	for name := range fine {
-		s.FineNodes = append(s.FineNodes, name)
+	by := map[string][]string{}
+	for name, reason := range named {
+		by[reason] = append(by[reason], name)
 	}
-	slices.Sort(s.FineNodes)
+	for _, reason := range slices.Sorted(maps.Keys(by)) {
+		names := slices.Sorted(slices.Values(by[reason]))
+		if reason == v1alpha1.CollectionApplied {
+			s.FineNodes = names
+		} else {
+			s.FailedNodes = append(s.FailedNodes, v1alpha1.FailedNodes{Reason: reason, Names: names})
+		}
+	}
 	condition(o, v1alpha1.ConditionReady, bad, "Applied", "NotApplied", "every node that reports marks all that it has collected")
 	condition(o, v1alpha1.ConditionComplete, short, "Complete", "EntriesLeftOut", "no node had to leave entries out")
 }

@@ -3,6 +3,7 @@ package marks_test
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -73,5 +74,30 @@ func TestKind(t *testing.T) {
 	o, _ = status(t, swept, map[string][]byte{"n007": []byte(`{"reason":"Failed","message":"no iptables"}`)})
 	if got := conditions(&o); got != "1 of 2; Ready False NotApplied; Complete True Complete: no node had to leave entries out" {
 		t.Error(got)
+	}
+}
+
+// However many nodes say that something is wrong, and at whatever length, the object stays below
+// what etcd takes, and all are counted.
+func TestKind_ManyFail(t *testing.T) {
+	long, lines := strings.Repeat("x", 3<<10), strings.Repeat(`"`+strings.Repeat("y", 1<<10)+`",`, 12)
+	report := []byte(`{"reason":"Failed","message":"` + long + `","entries":[` + lines + `"z"]}`)
+	object := []byte(`{"metadata":{"name":"all","generation":1}}`)
+	for _, nodes := range []int{60, 500, 10_000} {
+		reports := map[string][]byte{}
+		for i := range nodes {
+			reports[fmt.Sprintf("edge-%05d.site-17.example.com", i)] = report
+		}
+		o, raw := status(t, object, reports)
+		if len(raw) > 1<<20 {
+			t.Errorf("with %d nodes the object has %d bytes", nodes, len(raw))
+		}
+		if got, want := conditions(&o), fmt.Sprintf("0 of %d; Ready False NotApplied; Complete True Complete: no node had to leave entries out", nodes); got != want {
+			t.Errorf("got  %s\nwant %s", got, want)
+		}
+		o, _ = status(t, raw, map[string][]byte{"edge-00000.site-17.example.com": []byte(`{"reason":"Applied"}`)})
+		if o.Status.Applied != 1 || o.Status.Reporting != int32(nodes) {
+			t.Errorf("%d of %d are applied when one is fine again", o.Status.Applied, o.Status.Reporting)
+		}
 	}
 }

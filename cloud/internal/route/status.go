@@ -3,7 +3,9 @@ package route
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -17,9 +19,15 @@ import (
 )
 
 const (
-	// listed is how many nodes a status lists with all they say; above it only those that are not
-	// fine are, and the others are named.
+	// listed is how many nodes a status lists with all they say. Above it only those that are not
+	// fine are, at most as many; the others are named. An object must stay below 1.5 MiB (etcd's
+	// request limit): 400 KiB for these, the rest for some 30,000 names.
 	listed = 200
+	// maxMessage and maxEntry bound what is listed of a node, in bytes. An entry of edgecore has
+	// some 400.
+	maxMessage, maxEntry = 512, 2 << 10
+	// maxReason bounds a reason, in bytes: nodes are named by it.
+	maxReason = 64
 	// waitingNamed is how many nodes that have not reported are named.
 	waitingNamed = 10
 	// quoted is how many nodes a condition's message quotes.
@@ -58,6 +66,29 @@ func gateway(s *v1alpha1.StaticRouteSpec) string {
 	return strings.Join(hops, ",")
 }
 
+// read makes an entry of what a node reports.
+func read(node string, body []byte) (e v1alpha1.StaticRouteNode, err error) {
+	if err := json.Unmarshal(body, &e); err != nil {
+		return e, fmt.Errorf("the report is no entry of a StaticRoute's status: %w", err)
+	}
+	switch {
+	case e.Reason == "":
+		return e, errors.New("the report has no reason")
+	case len(e.Reason) > maxReason || strings.ContainsFunc(e.Reason, func(r rune) bool { return !isLetter(r) }):
+		return e, fmt.Errorf("the report's reason is no word of at most %d letters", maxReason)
+	}
+	e.Name = node // whatever name it gives: the session knows
+	e.Message = aggregate.Short(e.Message, maxMessage)
+	if raw, err := json.Marshal(&e); err != nil || len(raw) > maxEntry {
+		e.State = nil // the device's own API has it
+	}
+	return e, nil
+}
+
+// isLetter is of what a reason is made. It becomes that of a condition, for which Kubernetes has a
+// pattern: a status with another one could not be written.
+func isLetter(r rune) bool { return 'A' <= r && r <= 'Z' || 'a' <= r && r <= 'z' }
+
 // merge puts what nodes report into a status.
 func merge(o *v1alpha1.StaticRoute, reports map[string][]byte) (refused map[string]error) {
 	refused = map[string]error{}
@@ -65,33 +96,41 @@ func merge(o *v1alpha1.StaticRoute, reports map[string][]byte) (refused map[stri
 	for _, e := range o.Status.Nodes {
 		entries[e.Name] = e
 	}
-	named := map[string]int64{} // fine, by generation
+	named := map[string]group{}
 	for _, f := range o.Status.FineNodes {
 		for _, name := range f.Names {
-			named[name] = f.ObservedGeneration
+			named[name] = group{generation: f.ObservedGeneration}
+		}
+	}
+	for _, f := range o.Status.FailedNodes {
+		for _, name := range f.Names {
+			named[name] = group{f.ObservedGeneration, f.Reason}
 		}
 	}
 	for node, body := range reports {
-		if body == nil {
-			delete(entries, node)
-			delete(named, node)
-			continue
-		}
 		var e v1alpha1.StaticRouteNode
-		if err := json.Unmarshal(body, &e); err != nil {
-			refused[node] = fmt.Errorf("the report is no entry of a StaticRoute's status: %w", err)
-			continue
+		if body != nil {
+			var err error
+			if e, err = read(node, body); err != nil {
+				refused[node] = err
+				continue
+			}
 		}
-		if e.Reason == "" {
-			refused[node] = fmt.Errorf("the report has no reason")
-			continue
-		}
-		e.Name = node // whatever name it gives: the session knows
+		delete(entries, node)
 		delete(named, node)
-		entries[node] = e
+		if body != nil {
+			entries[node] = e
+		}
 	}
 	arrange(&o.Status, entries, named)
 	return refused
+}
+
+// group is what is kept of a node that is only named: of which generation it has the route, or says
+// what is wrong.
+type group struct {
+	generation int64
+	reason     string // "": it is fine
 }
 
 // sweep takes the entries of nodes away that don't exist.
@@ -102,39 +141,62 @@ func sweep(o *v1alpha1.StaticRoute, exists func(node string) bool) {
 		f.Names = slices.DeleteFunc(f.Names, func(name string) bool { return !exists(name) })
 	}
 	o.Status.FineNodes = slices.DeleteFunc(o.Status.FineNodes, func(f v1alpha1.FineNodes) bool { return len(f.Names) == 0 })
+	for i := range o.Status.FailedNodes {
+		f := &o.Status.FailedNodes[i]
+		f.Names = slices.DeleteFunc(f.Names, func(name string) bool { return !exists(name) })
+	}
+	o.Status.FailedNodes = slices.DeleteFunc(o.Status.FailedNodes, func(f v1alpha1.FailedNodes) bool { return len(f.Names) == 0 })
 }
 
 // arrange writes the lists of a status. A node that was named stays named until it says something
 // again: its entry is not kept.
-func arrange(s *v1alpha1.StaticRouteStatus, entries map[string]v1alpha1.StaticRouteNode, named map[string]int64) {
-	if len(entries)+len(named) > listed {
-		for name, e := range entries {
-			if fine(e.Reason) {
-				named[name] = e.ObservedGeneration
-				delete(entries, name)
-			}
+func arrange(s *v1alpha1.StaticRouteStatus, entries map[string]v1alpha1.StaticRouteNode, named map[string]group) {
+	all := len(entries) + len(named)
+	s.Nodes, s.FineNodes, s.FailedNodes = nil, nil, nil
+	for _, name := range slices.Sorted(maps.Keys(entries)) {
+		e := entries[name]
+		switch {
+		case all > listed && fine(e.Reason):
+			named[name] = group{generation: e.ObservedGeneration}
+		case len(s.Nodes) >= listed:
+			named[name] = group{e.ObservedGeneration, e.Reason}
+		default:
+			s.Nodes = append(s.Nodes, e)
 		}
 	}
-	s.Nodes, s.FineNodes = nil, nil
-	for _, e := range entries {
-		s.Nodes = append(s.Nodes, e)
+	groups := map[group][]string{}
+	for name, g := range named {
+		groups[g] = append(groups[g], name)
 	}
-	slices.SortFunc(s.Nodes, func(a, b v1alpha1.StaticRouteNode) int { return cmp.Compare(a.Name, b.Name) })
-	by := map[int64][]string{}
-	for name, generation := range named {
-		by[generation] = append(by[generation], name)
+	newest := func(a, b group) int {
+		return cmp.Or(cmp.Compare(b.generation, a.generation), cmp.Compare(a.reason, b.reason))
 	}
-	for generation, names := range by {
-		slices.Sort(names)
-		s.FineNodes = append(s.FineNodes, v1alpha1.FineNodes{ObservedGeneration: generation, Names: names})
+	for _, g := range slices.SortedFunc(maps.Keys(groups), newest) {
+		names := slices.Sorted(slices.Values(groups[g]))
+		if g.reason == "" {
+			s.FineNodes = append(s.FineNodes, v1alpha1.FineNodes{ObservedGeneration: g.generation, Names: names})
+		} else {
+			s.FailedNodes = append(s.FailedNodes, v1alpha1.FailedNodes{ObservedGeneration: g.generation, Reason: g.reason, Names: names})
+		}
 	}
-	slices.SortFunc(s.FineNodes, func(a, b v1alpha1.FineNodes) int { return cmp.Compare(b.ObservedGeneration, a.ObservedGeneration) })
+}
+
+// allReports are the entries of a status, and for each node that is named as failed one that says no
+// more than is known of it.
+func allReports(s *v1alpha1.StaticRouteStatus) []v1alpha1.StaticRouteNode {
+	all := slices.Clone(s.Nodes)
+	for _, f := range s.FailedNodes {
+		for _, name := range f.Names {
+			all = append(all, v1alpha1.StaticRouteNode{Name: name, ObservedGeneration: f.ObservedGeneration, Reason: f.Reason})
+		}
+	}
+	return all
 }
 
 // left is the nodes that have, or may have, the route.
 func left(s *v1alpha1.StaticRouteStatus) []string {
 	var names []string
-	for _, e := range s.Nodes {
+	for _, e := range allReports(s) {
 		names = append(names, e.Name)
 	}
 	for _, f := range s.FineNodes {
@@ -172,7 +234,7 @@ func summarize(o *v1alpha1.StaticRoute, desired []string, problem error) {
 	wanted := sets.New(desired...)
 	reported := sets.New[string]()
 	var bad, conflicts []v1alpha1.StaticRouteNode
-	for _, e := range s.Nodes {
+	for _, e := range allReports(s) {
 		if e.Reason == v1alpha1.RouteConflict {
 			conflicts = append(conflicts, e)
 		}

@@ -1,6 +1,7 @@
 package route
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -67,6 +68,65 @@ func TestMerge_manyNodes(t *testing.T) {
 	sweep(o, func(name string) bool { return name < "n100" })
 	if got := counts(all[:100]); got != "100 desired 2 applied 1 failed, 1 listed, 99 left" {
 		t.Error(got)
+	}
+}
+
+// However many nodes say that something is wrong, and at whatever length, the object stays below
+// what etcd takes, all are counted, and none is lost.
+func TestMerge_manyFail(t *testing.T) {
+	const nodes = 10_000
+	long := strings.Repeat("\u00e9", 4<<10)
+	for name, report := range map[string]string{
+		"as edgecore does":  `{"reason":"GatewayUnreachable","observedGeneration":1,"message":"the gateway 10.0.0.1 is on no network of the node"}`,
+		"as much as it may": `{"reason":"GatewayUnreachable","observedGeneration":1,"message":"` + long + `","state":{"subnet":"` + long + `"}}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := &v1alpha1.StaticRoute{}
+			o.Generation = 1
+			var all []string
+			reports := map[string][]byte{}
+			for i := range nodes {
+				node := fmt.Sprintf("edge-%05d.site-17.example.com", i)
+				all = append(all, node)
+				if reports[node] = []byte(report); i%10 == 3 {
+					reports[node] = entry("Conflict", 1)
+				}
+			}
+			if refused := merge(o, reports); len(refused) > 0 {
+				t.Fatalf("%d refused", len(refused))
+			}
+			check := func(want string) {
+				t.Helper()
+				summarize(o, all, nil)
+				raw, err := json.Marshal(o)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if len(raw) > 1<<20 {
+					t.Errorf("the object has %d bytes", len(raw))
+				}
+				if got := fmt.Sprintf("%d applied %d failed, %d listed, %d left", o.Status.Applied, o.Status.Failed, len(o.Status.Nodes), len(left(&o.Status))); got != want {
+					t.Errorf("got  %s\nwant %s", got, want)
+				}
+			}
+			check("0 applied 10000 failed, 200 listed, 10000 left")
+			if c := meta.FindStatusCondition(o.Status.Conditions, v1alpha1.ConditionConflict); c.Status != metav1.ConditionTrue || !strings.Contains(c.Message, "and 997 more") {
+				t.Errorf("Conflict: %s, %s", c.Status, c.Message)
+			}
+			merge(o, map[string][]byte{all[0]: entry("Applied", 1), all[9999]: entry("Degraded", 1), all[1]: nil})
+			check("2 applied 9998 failed, 199 listed, 9999 left")
+			sweep(o, func(name string) bool { return name != all[5000] && name != all[9999] })
+			check("1 applied 9996 failed, 198 listed, 9997 left")
+		})
+	}
+}
+
+// What a device says of its trouble becomes a condition, whose form Kubernetes prescribes.
+func TestMerge_refusesReasons(t *testing.T) {
+	o := &v1alpha1.StaticRoute{}
+	refused := merge(o, map[string][]byte{"a": entry("no word", 1), "b": entry(strings.Repeat("Long", 17), 1), "c": entry("Caf\u00e9", 1), "d": entry("Refused", 1)})
+	if len(refused) != 3 || refused["d"] != nil || len(o.Status.Nodes) != 1 {
+		t.Errorf("refused: %v", refused)
 	}
 }
 

@@ -26,6 +26,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
+	"github.com/skerry-io/skerry/cloud/internal/aggregate"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
@@ -201,13 +202,7 @@ type Policy struct {
 }
 
 // short bounds a message; conditions hold 32,768 characters, too many to read.
-func short(s string) string {
-	const most = 1000
-	if len(s) <= most {
-		return s
-	}
-	return strings.ToValidUTF8(s[:most], "") + " ..."
-}
+func short(s string) string { return aggregate.Short(s, 1000) }
 
 // setCondition reports whether it changed something. The transition time is the plan's.
 func setCondition(all *[]metav1.Condition, now time.Time, c metav1.Condition) bool {

@@ -47,7 +47,7 @@ type ServiceCollectionStatus struct {
 	// Applied is how many of them mark everything that is to be marked.
 	// +optional
 	Applied int32 `json:"applied"`
-	// Nodes are the reports. Above 100 nodes their entries are left out, and above 500 those that are fine.
+	// Nodes are the reports. Above 60 nodes their entries are left out, and above 500 those that are fine; of the others 500 are listed at most.
 	// +optional
 	// +listType=map
 	// +listMapKey=name
@@ -56,6 +56,10 @@ type ServiceCollectionStatus struct {
 	// +optional
 	// +listType=atomic
 	FineNodes []string `json:"fineNodes,omitempty"`
+	// FailedNodes names the nodes that are not fine, where there are too many to list the reports of all.
+	// +optional
+	// +listType=atomic
+	FailedNodes []FailedNodes `json:"failedNodes,omitempty"`
 	// Conditions: Ready says whether every node that reports is fine; Complete whether no node had to leave entries out.
 	// +optional
 	// +listType=map

@@ -301,6 +301,18 @@ type FineNodes struct {
 	Names []string `json:"names"`
 }
 
+// FailedNodes names nodes that say the same of what is wrong with them.
+type FailedNodes struct {
+	// ObservedGeneration is the metadata.generation that they speak of.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+	// Reason is one word for it, as in a node's own report.
+	Reason string `json:"reason"`
+	// Names are the nodes'.
+	// +listType=atomic
+	Names []string `json:"names"`
+}
+
 // StaticRouteStatus is what the nodes report, brought together. Only the cloud writes it.
 type StaticRouteStatus struct {
 	// ObservedGeneration is the metadata.generation that desired and the conditions are about.
@@ -323,7 +335,7 @@ type StaticRouteStatus struct {
 	// +optional
 	// +listType=atomic
 	Waiting []string `json:"waiting,omitempty"`
-	// Nodes are the reports. Above 200 nodes only those that are not fine are listed here, and those that are fine are named in fineNodes.
+	// Nodes are the reports. Above 200 nodes only those that are not fine are listed here, at most 200 of them, and those that are fine are named in fineNodes.
 	// +optional
 	// +listType=map
 	// +listMapKey=name
@@ -332,6 +344,10 @@ type StaticRouteStatus struct {
 	// +optional
 	// +listType=atomic
 	FineNodes []FineNodes `json:"fineNodes,omitempty"`
+	// FailedNodes names the nodes that are not fine, where there are too many to list the reports of all.
+	// +optional
+	// +listType=atomic
+	FailedNodes []FailedNodes `json:"failedNodes,omitempty"`
 	// Conditions: Ready says whether every node that should have the route has it; Conflict whether some node could not take it because of another route.
 	// +optional
 	// +listType=map
