@@ -5,10 +5,6 @@ import (
 	"sync"
 )
 
-// turnLength is how many functions of one key run before another key that waits has its turn: more
-// than a usual edge has reviews, so that edges that come at one moment are done one after another.
-const turnLength = 32
-
 // LimitedQueue runs a bounded number of functions at once that ask kube-apiserver for something;
 // the others wait. Keys, those of nodes, take turns in the order in which they came, so what one
 // node has waiting holds another up by one turn at most. What waits has no goroutine: after a
@@ -17,6 +13,7 @@ const turnLength = 32
 type LimitedQueue struct {
 	mu   sync.Mutex
 	free int
+	each int
 	line []*turn // keys that have something waiting; the first is served
 	keys map[string]*turn
 }
@@ -35,9 +32,10 @@ type Waiting struct {
 	run   func() // nil once it was taken or dropped
 }
 
-// NewLimitedQueue runs so many at once.
-func NewLimitedQueue(atOnce int) *LimitedQueue {
-	return &LimitedQueue{free: atOnce, keys: map[string]*turn{}}
+// NewLimitedQueue runs so many at once, and so many of one key before another key that waits has its
+// turn.
+func NewLimitedQueue(atOnce, each int) *LimitedQueue {
+	return &LimitedQueue{free: atOnce, each: each, keys: map[string]*turn{}}
 }
 
 // Do runs f in a goroutine when its turn has come.
@@ -115,7 +113,7 @@ func (q *LimitedQueue) take() func() {
 		return nil
 	}
 	t := q.line[0]
-	if t.taken == turnLength && len(q.line) > 1 {
+	if t.taken >= q.each && len(q.line) > 1 {
 		t.taken = 0
 		q.line = append(q.line[1:], t)
 		t = q.line[0]

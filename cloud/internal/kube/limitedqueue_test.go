@@ -12,7 +12,7 @@ import (
 
 func TestLimitedQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := kube.NewLimitedQueue(2)
+		q := kube.NewLimitedQueue(2, 1)
 		began := make(chan int, 10)
 		for i := range 10 {
 			q.Do(fmt.Sprint("node", i%3), func() {
@@ -47,7 +47,7 @@ func TestLimitedQueue(t *testing.T) {
 // One node with thousands of functions holds another up by one turn; what is dropped never runs.
 func TestLimitedQueueIsFairBetweenNodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := kube.NewLimitedQueue(1)
+		q := kube.NewLimitedQueue(1, 32)
 		var order []string
 		add := func(key string) *kube.Waiting {
 			return q.Do(key, func() {

@@ -44,10 +44,15 @@ import (
 // instead of all at the end.
 const reviewing = 32
 
+// reviewsInTurn is how many interests of one session are asked about before those of another one
+// that waits: more than a usual edge has, so that edges that come at one moment are done one after
+// another.
+const reviewsInTurn = 32
+
 // New returns a Publisher. It starts nothing.
 func New(collections Collections, objects ObjectWatches, access Access, quotas Quotas) *Publisher {
 	return &Publisher{
-		collections: collections, objects: objects, access: access, reviews: kube.NewLimitedQueue(reviewing), quotas: quotas, rates: newRates(quotas),
+		collections: collections, objects: objects, access: access, reviews: kube.NewLimitedQueue(reviewing, reviewsInTurn), quotas: quotas, rates: newRates(quotas),
 		feeds: &feeds{
 			collections: collections, open: map[feedKey]*feed{}, known: map[schema.GroupVersionResource]*collection{},
 			selections: map[selected]*kube.Selection{},

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -93,9 +94,12 @@ func (s *session) hideNow(ctx context.Context) {
 	defer cancel()
 	var failed error
 	// A Node that was just made is written by several controllers at once: each write in between is
-	// a conflict.
+	// a conflict. Other answers of kube-apiserver count.
 	err := wait.ExponentialBackoffWithContext(ctx, hideBackoff, func(ctx context.Context) (done bool, err error) {
 		failed = s.tryHide(ctx)
+		if status := apierrors.APIStatus(nil); errors.As(failed, &status) && !apierrors.IsConflict(failed) {
+			return false, failed
+		}
 		return failed == nil, nil
 	})
 	if err != nil && !errors.Is(ctx.Err(), context.Canceled) {

@@ -88,6 +88,9 @@ func (s *session) pass(ctx context.Context, q *topicpb.APIRequest, room *room) *
 	if token := q.GetBearerToken(); token != "" {
 		as = kube.Identity{Token: token}
 	}
+	if q.GetMethod() != http.MethodGet && len(q.GetBody()) > largeBody {
+		defer s.relay.large.wait(ctx, s.node)()
+	}
 	s.relay.metrics.requests.Add(1)
 	resp, err := s.relay.client.Do(ctx, as, kube.Request{
 		Method: q.GetMethod(), Path: q.GetPath(), Query: q.GetQuery(), ContentType: q.GetContentType(), Accept: q.GetAccept(), Body: q.GetBody(),

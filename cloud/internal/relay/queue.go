@@ -87,6 +87,7 @@ type queue struct {
 	idle    [kinds][]*lane   // may start, in order
 	later   []*lane          // wait for their time
 	busy    int              // workers
+	waiting int              // of them, for their node's turn: they ask kube-apiserver for nothing
 	making  [kinds]int       // of them, at a write of a kind
 	last    kind             // that a worker took
 	jobs    int
@@ -151,6 +152,12 @@ func (q *queue) startable() (n int) {
 		n += max(0, min(len(q.idle[k]), atOnce[k]-q.making[k]))
 	}
 	return n
+}
+
+// mayStart says whether there is room for one more worker. While kube-apiserver refuses the whole
+// node one tries whether it is back, beside those that wait for their turns. The lock is held.
+func (q *queue) mayStart() bool {
+	return q.busy < workers && (q.misses == 0 || q.busy == q.waiting)
 }
 
 // next is the kind of which a worker takes a lane; ok is false where none may start. While
@@ -219,11 +226,7 @@ func (q *queue) turn(context.Context) error {
 			soonest(d)
 		}
 	} else {
-		limit := workers
-		if q.misses > 0 {
-			limit = 1 // one that tries whether kube-apiserver is back
-		}
-		for n := q.startable(); q.busy < limit && n > 0; n-- {
+		for n := q.startable(); q.mayStart() && n > 0; n-- {
 			q.busy++
 			q.working.Go(q.worker)
 		}
@@ -252,7 +255,7 @@ func (q *queue) take(done *lane) (*lane, *job) {
 		q.making[done.kind]--
 	}
 	k, ok := q.next()
-	if !ok || time.Now().Before(q.holdoff) || q.misses > 0 && q.busy > 1 {
+	if !ok || time.Now().Before(q.holdoff) || q.misses > 0 && q.busy-q.waiting > 1 {
 		q.busy--
 		if ok {
 			q.signal()
@@ -278,7 +281,7 @@ func (q *queue) work(ctx context.Context, finish func(context.Context, *job, out
 		if l, j = q.take(l); j == nil {
 			return nil
 		}
-		o := j.attempt(ctx)
+		o := q.attempt(ctx, j)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -314,13 +317,26 @@ func (j *job) believe(o outcome, now time.Time) outcome {
 	return o
 }
 
-func (j *job) attempt(ctx context.Context) outcome {
+func (q *queue) attempt(ctx context.Context, j *job) outcome {
 	if j.turn != nil {
-		defer j.turn(ctx)()
+		q.waits(1)
+		leave := j.turn(ctx)
+		q.waits(-1)
+		defer leave()
 	}
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
 	return j.do(ctx, j.write)
+}
+
+// waits counts the workers that wait for their turns.
+func (q *queue) waits(n int) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.waiting += n
+	if n > 0 && q.misses > 0 {
+		q.signal() // another one may try meanwhile
+	}
 }
 
 // done takes the first job off its lane.

@@ -79,6 +79,8 @@ func (s *session) overRate(w *topicpb.Write) error {
 func (s *session) turnOf(w *topicpb.Write) func(context.Context) (leave func()) {
 	q, t := &s.relay.quotas, (*turns)(nil)
 	switch {
+	case len(w.GetBody()) > largeBody && kindOf(w) == events:
+		t = s.relay.largeEvents
 	case len(w.GetBody()) > largeBody:
 		t = s.relay.large
 	case kindOf(w) == events:

@@ -246,6 +246,57 @@ func TestStatusesPassEvents(t *testing.T) {
 	})
 }
 
+// One answer of kube-apiserver that it is overloaded does not have a node's statuses wait until its
+// events have had their turns.
+func TestStatusesPassEventsThatWaitForTheirTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.relay.Limit(relay.Quotas{Events: quota.Rate{PerSecond: 1000, Burst: 1600}})
+		var busy atomic.Bool
+		w.api.mu.Lock()
+		w.api.delay = func(r kube.Request) time.Duration {
+			if r.Method == "POST" {
+				return 900 * time.Millisecond
+			}
+			return 0
+		}
+		w.api.fail = func(as kube.Identity, r kube.Request) (*kube.Response, error) {
+			if r.Method == "PATCH" && busy.CompareAndSwap(true, false) {
+				return status(429, metav1.StatusReasonTooManyRequests, "too many requests"), nil
+			}
+			return nil, nil
+		}
+		w.api.mu.Unlock()
+		id := uint64(0)
+		var last *edge
+		for i := range 20 {
+			e := w.connect(types.NodeName(fmt.Sprint("flood-", i)), 1)
+			for p := range 16 {
+				w.addPod(fmt.Sprintf("pod-%s-%d", e.node, p), string(e.node), fmt.Sprintf("uid-%s-%d", e.node, p))
+			}
+			for range 300 {
+				id++
+				about := podRef(fmt.Sprintf("pod-%s-%d", e.node, id%16), fmt.Sprintf("uid-%s-%d", e.node, id%16))
+				write := event(id, topicpb.Verb_CREATE, fmt.Sprintf("e%d", id), about, 1)
+				write.Body = bytes.ReplaceAll(write.Body, []byte(`"host":"edge1"`), fmt.Appendf(nil, `"host":%q`, e.node))
+				e.send(topic.EventWrite.New(message.Resource{}, write))
+			}
+			last = e
+		}
+		time.Sleep(20 * time.Second) // until what they had before they were heavy is made
+		for round := range 5 {
+			last.takeResults()
+			busy.Store(true)
+			id++
+			last.send(topic.PodStatusWrite.New(message.Resource{}, podStatus(id, fmt.Sprintf("pod-%s-0", last.node), fmt.Sprintf("uid-%s-0", last.node), "Running")))
+			time.Sleep(3 * time.Second)
+			if got := last.takeResults(); busy.Load() || !slices.Contains(got, fmt.Sprint(id, " accepted")) {
+				t.Errorf("round %d: 3 s after a 429 these were answered, and not the status: %v", round, got)
+			}
+		}
+	})
+}
+
 // Events of fifty heavy nodes leave kube-apiserver most of its time; those of one that comes back
 // with much follow each other at once. Large bodies of many nodes are made one at a time, and leave
 // it most of its time as well.

@@ -77,8 +77,9 @@ type Relay struct {
 	announce func(types.NodeName) string                                                             // set before anything is attached, or nil
 	serve    func(context.Context, types.NodeName, *topicpb.APIRequest) (*topicpb.APIResponse, bool) // likewise
 	leases   *kube.LimitedQueue
-	// Writes of heavy nodes that are no events; their events; large bodies of any node.
-	heavy, heavyEvents, large *turns
+	// Writes of heavy nodes that are no events; their events; large bodies of any node, and of
+	// events.
+	heavy, heavyEvents, large, largeEvents *turns
 
 	hide    bool // the IP addresses of nodes; set before anything is attached
 	quotas  quotas
@@ -88,10 +89,11 @@ type Relay struct {
 // New returns a Relay. instance names this replica of cloudcore. It starts nothing.
 func New(client Client, pods *Pods, instance string) *Relay {
 	return &Relay{
-		client: client, pods: pods, instance: instance, leases: kube.NewLimitedQueue(leaseWrites), metrics: newMetrics(),
+		client: client, pods: pods, instance: instance, leases: kube.NewLimitedQueue(leaseWrites, 1), metrics: newMetrics(),
 		heavy:       newTurns(heavyAtOnce, 0, 0),
 		heavyEvents: newTurns(heavyAtOnce, eventRest, eventShare),
 		large:       newTurns(1, largeRest, 1),
+		largeEvents: newTurns(1, largeRest, 1),
 	}
 }
 

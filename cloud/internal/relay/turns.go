@@ -17,7 +17,7 @@ const heavyTurn = time.Second
 
 // turns bound how many writes are at kube-apiserver at once, of all nodes together.
 type turns struct {
-	queue  *kube.LimitedQueue // each session has at most as many there as it has workers
+	queue  *kube.LimitedQueue // nodes in turns; each session has as many there as workers, and requests on the way
 	atOnce int
 	// rest is how many times as long as a write took nothing follows it, at most; share is for
 	// how many nodes that wait it is once as long. 0: none. So what many nodes flood with leaves
@@ -30,7 +30,7 @@ type turns struct {
 }
 
 func newTurns(atOnce, rest, share int) *turns {
-	return &turns{queue: kube.NewLimitedQueue(atOnce), atOnce: atOnce, rest: rest, share: share}
+	return &turns{queue: kube.NewLimitedQueue(atOnce, 1), atOnce: atOnce, rest: rest, share: share}
 }
 
 // wait waits until it is the node's turn, or ctx ends.
@@ -48,6 +48,7 @@ func (t *turns) wait(ctx context.Context, node types.NodeName) (leave func()) {
 		case <-done:
 			t.rested(time.Since(began))
 		case <-late.C:
+			t.rested(heavyTurn)
 		}
 	})
 	select {
