@@ -393,14 +393,23 @@ func (a *Aggregator) write(ctx context.Context, t target, reports map[string]*re
 // unacceptable says whether the object's rules, or its bounds, refuse what reports make of it. Trying
 // again is of no use.
 func unacceptable(err error) bool {
-	// kube-apiserver hands etcd's own bound (1.5 MiB) on as an internal error.
-	return apierrors.IsInvalid(err) || apierrors.IsRequestEntityTooLargeError(err) || err != nil && strings.Contains(err.Error(), "etcdserver: request is too large")
+	if err == nil || apierrors.IsInvalid(err) || apierrors.IsRequestEntityTooLargeError(err) {
+		return err != nil
+	}
+	// kube-apiserver hands the bounds of etcd (1.5 MiB), and of its client for it (2 MiB), on as
+	// internal errors.
+	return strings.Contains(err.Error(), "etcdserver: request is too large") || strings.Contains(err.Error(), "trying to send message larger than max")
 }
 
 // writeApart writes reports that can't be written together in two halves, and these likewise, so that
-// what one node says keeps no other's report back. sofar is how those ended that have no body.
+// what one node says keeps no other's report back. sofar is how those ended that have no body. What
+// kube-apiserver does not answer for, or an attempt has no time for, waits: nothing that is known by
+// then is found out again.
 func (a *Aggregator) writeApart(ctx context.Context, t target, reports map[string]*report, bodies map[string][]byte, sofar end, why error) (end, error) {
-	if len(bodies) == 1 {
+	switch len(bodies) {
+	case 0: // the object can't be written whatever is reported
+		return sofar, why
+	case 1:
 		for node := range bodies {
 			sofar.refused[node] = apierrors.NewBadRequest(why.Error())
 			reports[node].from.Charge(perRefusal)
@@ -414,8 +423,12 @@ func (a *Aggregator) writeApart(ctx context.Context, t target, reports map[strin
 			part[node] = reports[node]
 		}
 		e, err := a.write(ctx, t, part)
-		if err != nil { // all are tried again: those that were written change nothing then
-			return end{}, err
+		if err != nil {
+			klog.FromContext(ctx).V(2).Info("Failed to write reports, retrying", "resource", t.resource.Resource, "name", t.name, "reports", len(part), "err", err)
+			for node := range part {
+				sofar.later[node] = true
+			}
+			continue
 		}
 		maps.Copy(sofar.refused, e.refused)
 		maps.Copy(sofar.later, e.later)

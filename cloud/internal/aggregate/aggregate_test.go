@@ -63,6 +63,8 @@ type apiserver struct {
 	// most is what a thing may have in all, where it is not 0; refusals how many writes it had
 	// something against.
 	most, refusals int
+	lossy          bool
+	writes         int
 }
 
 func (a *apiserver) Do(ctx context.Context, _ kube.Identity, r kube.Request) (*kube.Response, error) {
@@ -89,6 +91,9 @@ func (a *apiserver) Do(ctx context.Context, _ kube.Identity, r kube.Request) (*k
 		return &kube.Response{Code: http.StatusNotFound}, nil
 	}
 	if r.Method == http.MethodPut {
+		if a.writes++; a.lossy && a.writes%3 == 0 {
+			return nil, errors.New("connection reset by peer")
+		}
 		next := &thing{}
 		if err := json.Unmarshal(r.Body, next); err != nil {
 			return nil, err
@@ -350,12 +355,17 @@ func TestReportsAboutMadeUpNamesAreFew(t *testing.T) {
 // What one device reports of an object that the cluster refuses, or that makes the object too
 // large, is refused, and the reports of the others are written.
 func TestARefusedReportKeepsNoOtherBack(t *testing.T) {
-	for name, bad := range map[string]int{"against the object's rules": -1, "above etcd's bound": 1000} {
+	for name, c := range map[string]struct {
+		bad   int
+		lossy bool // kube-apiserver doesn't answer each third write
+	}{
+		"against the object's rules": {bad: -1}, "above etcd's bound": {bad: 1000}, "by a kube-apiserver that fails": {bad: -1, lossy: true},
+	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				api, a := start(t, "shared")
 				const honest = 60
-				api.most = 100
+				api.most, api.lossy = 100, c.lossy
 				var all []*session
 				for i := range honest + 2 {
 					all = append(all, connect(t, api, a, fmt.Sprint("n", i), 1, false))
@@ -364,13 +374,13 @@ func TestARefusedReportKeepsNoOtherBack(t *testing.T) {
 					for i, s := range all {
 						n := 1
 						if i%40 == 7 {
-							n = bad
+							n = c.bad
 						}
 						if err := s.report(t, uint64(round+1), "shared", n); err != nil {
 							t.Fatal(err)
 						}
 					}
-					time.Sleep(10 * time.Second)
+					time.Sleep(time.Minute)
 				}
 				for i, s := range all {
 					for id, r := range s.results {
@@ -387,10 +397,21 @@ func TestARefusedReportKeepsNoOtherBack(t *testing.T) {
 				if got := len(api.things["shared"].Status); got != honest {
 					t.Errorf("%d reports were written, want %d", got, honest)
 				}
-				if api.refusals > 100 {
+				if api.refusals > 150 {
 					t.Errorf("%d writes were refused for 6 reports", api.refusals)
 				}
 			})
 		})
+	}
+}
+
+func TestShort(t *testing.T) {
+	for text, want := range map[string]string{
+		"": "", "0123456789": "0123456789", "0123456789a": "0123456789 ...", "\u00e9\u00e9\u00e9\u00e9\u00e9": "\u00e9\u00e9\u00e9\u00e9\u00e9",
+		"\u00e9\u00e9\u00e9\u00e9\u00e9\u00e9": "\u00e9\u00e9\u00e9\u00e9\u00e9 ...", "<<": "< ...", "\xff\xff": "\xff ...", `""""""`: `""""" ...`,
+	} {
+		if got := aggregate.Short(text, 10); got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
 	}
 }

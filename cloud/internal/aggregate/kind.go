@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/url"
-	"strings"
+	"unicode/utf8"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -28,12 +28,22 @@ type Kind interface {
 	Sweep(object []byte, exists func(node string) bool) (swept []byte, err error)
 }
 
-// Short bounds what a node says, in bytes.
+// Short bounds what a node says to so many bytes of JSON, in which some characters take six.
 func Short(text string, most int) string {
-	if len(text) <= most {
-		return text
+	for i, r := range text {
+		switch {
+		case r < ' ' || r == '<' || r == '>' || r == '&' || r == utf8.RuneError || r == '\u2028' || r == '\u2029': // encoding/json
+			most -= len(`\u0000`)
+		case r == '"' || r == '\\':
+			most -= 2
+		default:
+			most -= utf8.RuneLen(r)
+		}
+		if most < 0 {
+			return text[:i] + " ..."
+		}
 	}
-	return strings.ToValidUTF8(text[:most], "") + " ..."
+	return text
 }
 
 // Of is the Kind of a Go type.

@@ -17,6 +17,7 @@ const (
 	// maxEntry bounds what is listed of a node, in bytes, so that all of them stay below what etcd
 	// takes (1.5 MiB); maxMessage what it says of one content.
 	maxEntry, maxMessage = 5 << 10, 180
+	maxContent           = 16 // as in the CRD
 )
 
 // Kind is EdgeApps as the aggregation of reports needs them.
@@ -30,6 +31,12 @@ func read(node string, body []byte) (e v1alpha1.EdgeAppNode, err error) {
 		return e, fmt.Errorf("the report is no entry of an EdgeApp's status: %w", err)
 	}
 	e.Name = node // whatever name it gives: the session knows
+	if !slices.Contains([]v1alpha1.AppState{"", v1alpha1.AppRunning, v1alpha1.AppStarting, v1alpha1.AppHalting, v1alpha1.AppHalted, v1alpha1.AppUnknown}, e.State) {
+		return e, fmt.Errorf("the report has state %q", e.State)
+	}
+	if len(e.Content) > maxContent {
+		return e, fmt.Errorf("the report has %d contents, at most %d are taken", len(e.Content), maxContent)
+	}
 	for i := range e.Content {
 		e.Content[i].Message = aggregate.Short(e.Content[i].Message, maxMessage)
 	}

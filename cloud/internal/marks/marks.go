@@ -27,8 +27,9 @@ const (
 	// beyond it. An object must stay below 1.5 MiB (etcd's request limit), an entry below 16 KiB.
 	listed   = 60
 	detailed = 500
-	// maxMessage and maxReason bound what is listed of a node, in bytes.
-	maxMessage, maxReason = 512, 64
+	// maxMessage and maxReason bound what is listed of a node, and maxEntry all of it, in bytes of
+	// the object.
+	maxMessage, maxReason, maxEntry = 512, 64, 16 << 10
 	// quoted is how many nodes a condition's message quotes.
 	quoted = 3
 )
@@ -73,11 +74,14 @@ func read(node string, body []byte) (e v1alpha1.ServiceCollectionNode, err error
 	switch {
 	case e.Reason == "":
 		return e, errors.New("the report has no reason")
-	case len(e.Reason) > maxReason:
-		return e, fmt.Errorf("the report's reason has %d bytes, at most %d are taken", len(e.Reason), maxReason)
+	case aggregate.Short(e.Reason, maxReason) != e.Reason:
+		return e, fmt.Errorf("the report's reason is longer than %d bytes", maxReason)
 	}
 	e.Name = node // whatever name it gives: the session knows
 	e.Message = aggregate.Short(e.Message, maxMessage)
+	if raw, err := json.Marshal(&e); err != nil || len(raw) > maxEntry {
+		e.Entries = nil // the device's own API has them
+	}
 	return e, nil
 }
 
