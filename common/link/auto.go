@@ -22,7 +22,7 @@ const (
 	// refusals how many times as long as that took, if that is longer: where one round trip is
 	// slow, so are the two or three of a handshake. A replica that died refuses TCP and is silent
 	// by UDP; the dialer's own bound is many times as long.
-	afterRefusal = 2 * time.Second
+	afterRefusal = 5 * time.Second
 	refusals     = 8
 )
 

@@ -135,10 +135,10 @@ func TestAuto_Refused(t *testing.T) {
 		opens    bool
 		within   time.Duration
 	}{
-		"silent by QUIC":                  {fakeDialer{silent: true}, fakeDialer{err: refused, after: 20 * ms}, false, 2520 * ms},
+		"silent by QUIC":                  {fakeDialer{silent: true}, fakeDialer{err: refused, after: 20 * ms}, false, 5520 * ms},
 		"silent by QUIC, a long way":      {fakeDialer{silent: true}, fakeDialer{err: refused, after: 700 * ms}, false, 6800 * ms},
 		"QUIC alone is served":            {fakeDialer{after: 2 * time.Second}, fakeDialer{err: refused, after: 700 * ms}, true, 2 * time.Second},
-		"silent by TCP, refused by QUIC":  {fakeDialer{err: refused, after: 20 * ms}, fakeDialer{silent: true}, false, 2020 * ms},
+		"silent by TCP, refused by QUIC":  {fakeDialer{err: refused, after: 20 * ms}, fakeDialer{silent: true}, false, 5020 * ms},
 		"silent by QUIC, TLS has a fault": {fakeDialer{silent: true}, fakeDialer{err: errors.New("no authority")}, false, 15 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
