@@ -148,18 +148,25 @@ func (l *lab) rights() {
 
 // kubelet ends the pods of the node that were deleted, as a kubelet does.
 func (l *lab) kubelet(ctx context.Context) {
-	watch, err := l.admin.CoreV1().Pods("").Watch(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + l.name})
-	if err != nil {
-		return
+	end := func(pod *corev1.Pod) {
+		o := metav1.NewDeleteOptions(0)
+		o.Preconditions = metav1.NewUIDPreconditions(string(pod.UID))
+		_ = l.admin.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, *o) // another one of its name is none of ours
 	}
-	defer watch.Stop()
-	for e := range watch.ResultChan() {
-		pod, ok := e.Object.(*corev1.Pod)
-		if ok && pod.DeletionTimestamp != nil {
-			o := metav1.NewDeleteOptions(0)
-			o.Preconditions = metav1.NewUIDPreconditions(string(pod.UID))
-			_ = l.admin.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, *o) // another one of its name is none of ours
+	// kube-apiserver ends a watch that can't follow, as on a busy machine: the next one begins with
+	// all pods that there are.
+	for ctx.Err() == nil {
+		watch, err := l.admin.CoreV1().Pods("").Watch(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + l.name})
+		if err != nil {
+			time.Sleep(100 * time.Millisecond)
+			continue
 		}
+		for e := range watch.ResultChan() {
+			if pod, ok := e.Object.(*corev1.Pod); ok && pod.DeletionTimestamp != nil {
+				end(pod)
+			}
+		}
+		watch.Stop()
 	}
 }
 
