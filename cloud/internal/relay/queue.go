@@ -18,7 +18,7 @@ import (
 
 const (
 	workers    = 8   // writes of one node at kube-apiserver at once
-	mostEvents = 6   // of them, of events: a status waits for no event
+	mostEvents = 7   // of them, of events: a status waits for no event
 	mostOthers = 7   // of them, of all that is no event: events go on beside
 	maxJobs    = 512 // writes of one node that wait; the edge itself keeps at most 64 on the way
 	firstTry   = 200 * time.Millisecond

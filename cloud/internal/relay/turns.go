@@ -20,9 +20,9 @@ type turns struct {
 	queue  *kube.LimitedQueue // nodes in turns; each session has as many there as workers, and requests on the way
 	atOnce int
 	// rest is how many times as long as a write took nothing follows it, at most; share is for
-	// how many nodes that wait it is once as long. 0: none. So what many nodes flood with leaves
-	// most of kube-apiserver's time to others, and one node that comes back with much does not
-	// wait.
+	// how many nodes that wait it is once as long, and below that there is none. 0: never. So what
+	// many nodes flood with leaves most of kube-apiserver's time to others, and a few that come
+	// back with much do not wait.
 	rest, share int
 
 	mu    sync.Mutex
@@ -75,7 +75,10 @@ func (t *turns) rested(took time.Duration) {
 	if t.share == 0 {
 		return
 	}
-	rest := took * time.Duration(min(t.queue.Keys(), t.rest*t.share)) / time.Duration(t.share*t.atOnce)
+	rest := took * time.Duration(min(t.queue.Keys()/t.share, t.rest)) / time.Duration(t.atOnce)
+	if rest == 0 {
+		return
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if now := time.Now(); t.until.Before(now) {
