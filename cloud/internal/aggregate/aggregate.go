@@ -390,8 +390,8 @@ func (a *Aggregator) write(ctx context.Context, t target, reports map[string]*re
 	return end{}, fmt.Errorf("%s %s: others wrote it %d times meanwhile", t.resource.Resource, t.name, conflicts)
 }
 
-// unacceptable says whether the object's rules, or its bounds, refuse what reports make of it. Trying
-// again is of no use.
+// unacceptable says whether the object's rules, or its bounds, refuse what reports make of it.
+// Trying again is of no use.
 func unacceptable(err error) bool {
 	if err == nil || apierrors.IsInvalid(err) || apierrors.IsRequestEntityTooLargeError(err) {
 		return err != nil
@@ -401,10 +401,10 @@ func unacceptable(err error) bool {
 	return strings.Contains(err.Error(), "etcdserver: request is too large") || strings.Contains(err.Error(), "trying to send message larger than max")
 }
 
-// writeApart writes reports that can't be written together in two halves, and these likewise, so that
-// what one node says keeps no other's report back. sofar is how those ended that have no body. What
-// kube-apiserver does not answer for, or an attempt has no time for, waits: nothing that is known by
-// then is found out again.
+// writeApart writes reports that can't be written together in two halves, and these likewise, so
+// that what one node says keeps no other's report back. sofar is how those ended that have no body.
+// What kube-apiserver does not answer for, or an attempt has no time for, waits: nothing that is
+// known by then is found out again.
 func (a *Aggregator) writeApart(ctx context.Context, t target, reports map[string]*report, bodies map[string][]byte, sofar end, why error) (end, error) {
 	switch len(bodies) {
 	case 0: // the object can't be written whatever is reported

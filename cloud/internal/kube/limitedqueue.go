@@ -32,8 +32,8 @@ type Waiting struct {
 	run   func() // nil once it was taken or dropped
 }
 
-// NewLimitedQueue runs so many at once, and so many of one key before another key that waits has its
-// turn.
+// NewLimitedQueue runs so many at once, and so many of one key before another key that waits has
+// its turn.
 func NewLimitedQueue(atOnce, each int) *LimitedQueue {
 	return &LimitedQueue{free: atOnce, each: each, keys: map[string]*turn{}}
 }

@@ -181,8 +181,8 @@ func arrange(s *v1alpha1.StaticRouteStatus, entries map[string]v1alpha1.StaticRo
 	}
 }
 
-// allReports are the entries of a status, and for each node that is named as failed one that says no
-// more than is known of it.
+// allReports are the entries of a status, and for each node that is named as failed one that says
+// no more than is known of it.
 func allReports(s *v1alpha1.StaticRouteStatus) []v1alpha1.StaticRouteNode {
 	all := slices.Clone(s.Nodes)
 	for _, f := range s.FailedNodes {
