@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # compile.sh NAME COMMAND...: runs a compiling go command that has been given -v, and says every 30 s how far it is instead of listing each package.
-# A cold compile of Kubernetes takes 8 to 10 minutes on two cores; a warm one is a matter of linking, 5 to 10 s a binary.
+# A cold compile of Kubernetes takes 8 to 15 minutes on two cores; a warm one is a matter of linking, 5 to 10 s a binary.
 set -euo pipefail
 name=$1
 shift
@@ -15,7 +15,7 @@ start=$SECONDS next=30
 while kill -0 "$child" 2>/dev/null; do
 	sleep 0.2
 	if [ $((SECONDS - start)) -ge "$next" ]; then
-		echo "$name: $(grep -cE "$is_package" "$out" || true) packages compiled in $((SECONDS - start)) s (all of Kubernetes from nothing: about 2500, in 8 to 10 minutes on two cores)"
+		echo "$name: $(grep -cE "$is_package" "$out" || true) packages compiled in $((SECONDS - start)) s (all of Kubernetes from nothing: about 2500, in 8 to 15 minutes on two cores)"
 		next=$((next + 30))
 	fi
 done

@@ -22,7 +22,7 @@ if [ -n "$older" ] && [ ! -e "build/kubernetes/$older/go.mod" ]; then
 fi
 registry=${REGISTRY:-skerry.local}
 flags=${RELEASE_FLAGS--trimpath}
-tags=grpcnotrace # as the Makefile has it
+tags=grpcnotrace compiler=all=-dwarf=false # as the Makefile has them
 [[ $version =~ ^v[0-9]+\.[0-9]+\.[0-9]+ ]] || { echo "release: $version is no version: v1.2.3" >&2; exit 2; }
 if [ -n "${SKERRY_SIGN_KEY:-}" ] && [ ! -r "$SKERRY_SIGN_KEY" ]; then
 	echo "release: SKERRY_SIGN_KEY names $SKERRY_SIGN_KEY, which can't be read" >&2
@@ -52,7 +52,7 @@ package=${package//-/.}
 
 compile() { # compile PACKAGE ARCH FILE LDFLAGS [TAG [FLAG...]]
 	# shellcheck disable=SC2086
-	GOOS=linux GOARCH=$2 build/compile.sh "$(basename "$3")" go build -v $flags -tags "$tags,${5:-}" "${@:6}" -buildvcs=false -ldflags \
+	GOOS=linux GOARCH=$2 build/compile.sh "$(basename "$3")" go build -v $flags -gcflags "$compiler" -tags "$tags,${5:-}" "${@:6}" -buildvcs=false -ldflags \
 		"-s -w -X github.com/skerry-io/skerry/common/version.version=$version -X github.com/skerry-io/skerry/common/version.registry=${REGISTRY:-} $4" \
 		-o "$3" "$1"
 }

@@ -1,28 +1,27 @@
 #!/usr/bin/env bash
 # test.sh short|all: runs the tests phase by phase, goes on after a phase that failed, and ends with one line for everything.
 # make calls it with CGO_ENABLED and TEST_LDFLAGS set; TESTFLAGS is passed on to go test, PACKAGES (./...) says which packages.
-# The tests with whole trials mostly wait: they run in SHARDS (2) parts, each with a trial of its own, beside each other and beside the
-# two lanes of all others. A phase that runs beside others is printed whole when it ends.
+# The tests with whole trials mostly wait: they run in SHARDS (2) parts, each with a trial of its own. These parts and all others are jobs, of which LANES (4) run
+# beside each other. A job is printed whole when it ends.
 set -uo pipefail
 what=${1:?short or all}
-shards=${SHARDS:-2}
+shards=${SHARDS:-2} lanes=${LANES:-4}
 out=build/out
 mkdir -p "$out" bin
 counts=$out/test-counts.jsonl again=$out/test-again
-rm -rf "$counts" "$again" "$out"/test-*.log
+rm -rf "$counts" "$again" "$out"/test-*.log "$out"/test-*.log.done
 mkdir -p "$again"
 failed=0
 
 go build -buildvcs=false -o bin/testsum ./build/testsum || exit 1
 
 # run NAME PARALLEL SUMMARY-FLAGS PACKAGE...: every test binary of PARALLEL packages is linked at the same time, at up to 3 GB each where Kubernetes is linked.
-# On a bare machine all of Kubernetes is compiled and vetted beside the first trials: the shards took 29 minutes warm, and more than 40 there.
+# The longest job takes some 30 minutes.
 run() {
 	local name=$1 parallel=$2 flags=$3
 	shift 3
-	# All of vet, and not the part of it that is the default: a separate go vet would examine every dependency a second time.
 	# shellcheck disable=SC2086
-	go test -json -vet all -p "$parallel" -timeout 75m -ldflags "${TEST_LDFLAGS:-}" ${TESTFLAGS:-} "$@" 2>&1 |
+	go test -json -vet off -p "$parallel" -timeout 75m -ldflags "${TEST_LDFLAGS:-}" ${TESTFLAGS:-} "$@" 2>&1 |
 		bin/testsum -counts "$counts" -phase "$name" $flags
 	[ "${PIPESTATUS[*]}" = "0 0" ]
 }
@@ -51,6 +50,7 @@ apart() {
 	log=$out/test-${name//[ \/]/-}.log
 	echo "== $name: begins, beside the others; so far: $log"
 	"$@" >"$log" 2>&1
+	: >"$log.done"
 	flock "$again" cat "$log"
 }
 
@@ -90,83 +90,117 @@ roomForKubelets() {
 # below DIRECTORY: the packages of tests/DIRECTORY.
 below() { grep -E "^$module/tests/$1(/|$)" <<<"$all"; }
 
-# code: what needs the code alone, control planes of its own, and kernels that it brings.
-code() {
+# The jobs, which run beside each other. Each has networks, control planes or a kernel of its own; what would meet, as control planes of the same ports do, is in one.
+
+# each DIRECTORY...: the packages of tests/DIRECTORY, one directory after the other.
+each() {
 	local packages dir
-	mapfile -t packages < <(grep -vE "$needs_root" <<<"$all" | grep -vE "$real")
-	phase unit 2 "${packages[@]}"
-	[ "$what" = all ] || return
-	for dir in cluster integration hostile; do
-		mapfile -t packages < <(below "$dir")
-		phase "$dir" 1 "${packages[@]}"
-	done
-	mapfile -t packages < <(grep -x "$module/tests/campaign" <<<"$all")
-	phase campaign 1 "${packages[@]}"
-	for dir in netns uml vm; do
+	for dir in "$@"; do
 		mapfile -t packages < <(below "$dir")
 		phase "$dir" 1 "${packages[@]}"
 	done
 }
 
-# kernels: what needs the machine's kernel, and mostly waits for it; and the trial whose cloud is a Deployment, since this lane is the shortest.
+# code: what needs the code alone.
+code() {
+	local packages
+	mapfile -t packages < <(grep -vE "$needs_root" <<<"$all" | grep -vE "$real")
+	phase unit 2 "${packages[@]}"
+}
+
+# planes: what needs control planes, and no device.
+planes() {
+	local packages
+	each cluster integration hostile
+	mapfile -t packages < <(grep -x "$module/tests/campaign" <<<"$all")
+	phase campaign 1 "${packages[@]}"
+}
+
+# kernels: what needs the machine's kernel.
 kernels() {
 	local packages
 	mapfile -t packages < <(grep -E "$real" <<<"$all")
 	phase real 1 "${packages[@]}"
-	[ "$what" = all ] || return
-	mapfile -t packages < <(below incluster)
-	phase incluster 1 "${packages[@]}"
 }
 
-# places: packages that have a whole trial each, one after the other.
-places() {
-	local packages dir
-	for dir in site services apps; do
-		mapfile -t packages < <(below "$dir")
-		phase "$dir" 1 "${packages[@]}"
-	done
-}
-
-# shard N PACKAGE...: a part of the tests with whole trials.
+# shard N: a part of the tests with whole trials.
 shard() {
+	local packages
+	mapfile -t packages < <(below e2e)
 	export SKERRY_E2E_SHARD=$1/$shards
-	phase "e2e $1 of $shards" 1 "${@:2}"
+	phase "e2e $1 of $shards" 1 "${packages[@]}"
 }
 
-e2e=()
-if [ "$what" = all ]; then
-	if [ "$(id -u)" -ne 0 ]; then
-		echo "test: the tests with namespaces, containers and real kernels need root; 'make test-short' does without" >&2
-		exit 1
-	fi
-	mapfile -t e2e < <(below e2e)
-	roomForKubelets
-fi
-if [ "$what" != all ]; then
-	code
-elif [ ${#e2e[@]} -eq 0 ]; then
-	code
-	kernels
-	places
-else
-	# Compiled and examined once, and not by all parts at the same time.
-	go test -vet all -exec true -ldflags "${TEST_LDFLAGS:-}" "${e2e[@]}" >/dev/null 2>&1
-	for ((n = 1; n <= shards; n++)); do
-		apart "e2e $n of $shards" shard "$n" "${e2e[@]}" &
+# take: prints the number of the first job that no lane has, which is the caller's then.
+take() {
+	flock "$again" sh -c 'n=$(cat "$0" 2>/dev/null || echo 0); echo "$n"; echo $((n + 1)) >"$0"' "$again/.taken"
+}
+
+# lane: runs jobs until none is left.
+lane() {
+	local n
+	while n=$(take) && [ "$n" -lt ${#jobs[@]} ]; do
+		# shellcheck disable=SC2086
+		apart "${jobs[n]}" ${jobs[n]}
 	done
-	apart "code" code &
-	apart "kernels" kernels &
-	apart "places" places &
-	while sleep 60; do # show progress
+}
+
+# progress: a line each minute for each job that runs.
+progress() {
+	local log
+	while sleep 60; do
+		echo "   after $((SECONDS / 60)) min, load $(cut -d ' ' -f 1 /proc/loadavg):"
 		for log in "$out"/test-*.log; do
-			echo "   ${log#"$out"/}: $(tail -n 1 "$log")"
+			[ -e "$log.done" ] || echo "   ${log#"$out"/}: $(tail -n 1 "$log")"
 		done
-	done &
+	done
+}
+
+# examine: all of vet, and not the part of it that is go test's default. On a bare machine it reads all of Kubernetes for minutes, so the tests go before it.
+examine() {
+	# shellcheck disable=SC2086
+	nice -n 19 go vet $all && return
+	echo "== vet: FAILED"
+	touch "$again/failed"
+}
+
+# beside: all jobs, in lanes.
+beside() {
+	local n job ticker
+	apart vet examine &
+	for ((n = 1; n <= lanes; n++)); do
+		lane &
+	done
+	progress &
 	ticker=$!
 	for job in $(jobs -p); do
 		[ "$job" = "$ticker" ] || wait "$job"
 	done
 	kill "$ticker"
+}
+
+# The longest first, so that the lanes end together.
+jobs=()
+for ((n = 1; n <= shards; n++)); do jobs+=("shard $n"); done
+jobs+=("each site" planes kernels code "each services" "each apps" "each uml vm netns" "each incluster")
+if [ "$what" != all ]; then
+	examine
+	code
+else
+	if [ "$(id -u)" -ne 0 ]; then
+		echo "test: the tests with namespaces, containers and real kernels need root; 'make test-short' does without" >&2
+		exit 1
+	fi
+	roomForKubelets
+	if below e2e >/dev/null; then
+		beside
+	else # some packages, for somebody who waits for them
+		examine
+		for job in "${jobs[@]}"; do
+			# shellcheck disable=SC2086
+			$job
+		done
+	fi
 fi
 retry
 

@@ -276,7 +276,7 @@ func (s *summary) tellRunning() {
 		}
 	}
 	if len(leaves) == 0 {
-		fmt.Fprintf(s.out, "   compiling and linking for %v (all of Kubernetes from nothing: 8 to 10 minutes on two cores)\n", s.now().Sub(s.idle).Round(time.Second))
+		fmt.Fprintf(s.out, "   compiling and linking for %v (all of Kubernetes from nothing: 8 to 15 minutes on two cores)\n", s.now().Sub(s.idle).Round(time.Second))
 		return
 	}
 	for id, since := range leaves {

@@ -132,7 +132,7 @@ func TestSummary_tellsThatItCompiles(t *testing.T) {
 		if _, err := newSummary(&out, time.Now).read(&slowReader{pause: 35 * time.Second}); err != nil {
 			t.Fatal(err)
 		}
-		want := "   compiling and linking for 30s (all of Kubernetes from nothing: 8 to 10 minutes on two cores)\n"
+		want := "   compiling and linking for 30s (all of Kubernetes from nothing: 8 to 15 minutes on two cores)\n"
 		if diff := cmp.Diff(want, out.String()); diff != "" {
 			t.Errorf("output (-want +got):\n%s", diff)
 		}

@@ -207,16 +207,31 @@ func claimByLink(t *testing.T, d *hostile.Device, address string) {
 }
 
 // settled returns when cloudcore has seen what the device claims: an address that is no one
-// else's leads to it.
+// else's leads to it. One dial at a time, so that none is on its way when the device forgets its
+// streams: until cloudcore knows the address each is refused at once, and the first that it lets
+// through is the last.
 func settled(t *testing.T, d *hostile.Device) {
 	t.Helper()
 	claimByLink(t, d, "127.98.0.1")
+	var refused chan error
 	cluster.Eventually(t, "cloudcore knows what the device claims", func(ctx context.Context) error {
-		go func() { _, _ = dialTunnel(ctx, t, "127.98.0.1:"+kubeletPort) }()
-		if opened, _ := d.Streams(); len(opened) == 0 {
+		if opened, _ := d.Streams(); len(opened) > 0 {
+			return nil
+		}
+		if refused == nil {
+			refused = make(chan error, 1)
+			go func(answer chan<- error) {
+				_, err := dialTunnel(t.Context(), t, "127.98.0.1:"+kubeletPort)
+				answer <- err
+			}(refused)
+		}
+		select {
+		case err := <-refused:
+			refused = nil
+			return fmt.Errorf("refused: %w", err)
+		default:
 			return errors.New("no stream yet")
 		}
-		return nil
 	})
 	d.Forget()
 }
