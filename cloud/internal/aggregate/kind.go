@@ -28,6 +28,25 @@ type Kind interface {
 	Sweep(object []byte, exists func(node string) bool) (swept []byte, err error)
 }
 
+// Lay lays reports over entries by node, as Kind.Merge does: each that can be read is the node's
+// entry, a nil one takes it away, and what read refuses changes nothing.
+func Lay[E any](entries map[string]E, reports map[string][]byte, read func(node string, body []byte) (E, error)) (refused map[string]error) {
+	refused = map[string]error{}
+	for node, body := range reports {
+		if body == nil {
+			delete(entries, node)
+			continue
+		}
+		e, err := read(node, body)
+		if err != nil {
+			refused[node] = err
+			continue
+		}
+		entries[node] = e
+	}
+	return refused
+}
+
 // Short bounds what a node says to so many bytes of JSON, in which some characters take six.
 func Short(text string, most int) string {
 	for i, r := range text {

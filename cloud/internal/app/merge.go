@@ -50,30 +50,23 @@ func read(node string, body []byte) (e v1alpha1.EdgeAppNode, err error) {
 // merge puts what nodes report into a status. Which of them reports the statistics is decided here,
 // in the same write: see settle.
 func merge(o *v1alpha1.EdgeApp, reports map[string][]byte) (refused map[string]error) {
-	refused = map[string]error{}
 	entries := map[string]v1alpha1.EdgeAppNode{}
 	for _, e := range o.Status.Nodes {
 		entries[e.Name] = e
 	}
-	for node, body := range reports {
-		if body == nil {
-			delete(entries, node)
-			continue
-		}
+	refused = aggregate.Lay(entries, reports, func(node string, body []byte) (v1alpha1.EdgeAppNode, error) {
 		e, err := read(node, body)
 		if err != nil {
-			refused[node] = err
-			continue
+			return e, err
 		}
 		have, known := entries[node]
 		if !known && len(entries) >= mostNodes {
-			refused[node] = fmt.Errorf("the status lists %d nodes already", mostNodes)
-			continue
+			return e, fmt.Errorf("the status lists %d nodes already", mostNodes)
 		}
 		e.IsDesignated = node == o.Spec.DesignatedNode
 		e.ReportsStats = have.ReportsStats
-		entries[node] = e
-	}
+		return e, nil
+	})
 	o.Status.Nodes = nil
 	for _, e := range entries {
 		o.Status.Nodes = append(o.Status.Nodes, e)

@@ -41,27 +41,16 @@ func Kind() aggregate.Kind {
 
 // merge puts what nodes report into a status.
 func merge(o *v1alpha1.ServiceCollection, reports map[string][]byte) (refused map[string]error) {
-	refused = map[string]error{}
 	entries := map[string]v1alpha1.ServiceCollectionNode{}
 	for _, e := range o.Status.Nodes {
 		entries[e.Name] = e
 	}
 	named := namedIn(o)
-	for node, body := range reports {
-		var e v1alpha1.ServiceCollectionNode
-		if body != nil {
-			var err error
-			if e, err = read(node, body); err != nil {
-				refused[node] = err
-				continue
-			}
-		}
-		delete(named, node)
-		delete(entries, node)
-		if body != nil {
-			entries[node] = e
-		}
-	}
+	refused = aggregate.Lay(entries, reports, read)
+	maps.DeleteFunc(named, func(node, _ string) bool {
+		_, says := reports[node]
+		return says && refused[node] == nil
+	})
 	arrange(o, entries, named)
 	return refused
 }

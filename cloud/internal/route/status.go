@@ -91,7 +91,6 @@ func isLetter(r rune) bool { return 'A' <= r && r <= 'Z' || 'a' <= r && r <= 'z'
 
 // merge puts what nodes report into a status.
 func merge(o *v1alpha1.StaticRoute, reports map[string][]byte) (refused map[string]error) {
-	refused = map[string]error{}
 	entries := map[string]v1alpha1.StaticRouteNode{}
 	for _, e := range o.Status.Nodes {
 		entries[e.Name] = e
@@ -107,21 +106,11 @@ func merge(o *v1alpha1.StaticRoute, reports map[string][]byte) (refused map[stri
 			named[name] = group{f.ObservedGeneration, f.Reason}
 		}
 	}
-	for node, body := range reports {
-		var e v1alpha1.StaticRouteNode
-		if body != nil {
-			var err error
-			if e, err = read(node, body); err != nil {
-				refused[node] = err
-				continue
-			}
-		}
-		delete(entries, node)
-		delete(named, node)
-		if body != nil {
-			entries[node] = e
-		}
-	}
+	refused = aggregate.Lay(entries, reports, read)
+	maps.DeleteFunc(named, func(node string, _ group) bool {
+		_, says := reports[node]
+		return says && refused[node] == nil
+	})
 	arrange(&o.Status, entries, named)
 	return refused
 }
