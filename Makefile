@@ -41,7 +41,7 @@ TRIAL_FLAGS ?=# for up: --edges 3, --link quic, ...
 TESTFLAGS ?=#   for test, test-short and race: -run NAME, -count 1, ...
 PACKAGES ?= ./...
 SHARDS ?= 2
-LANES ?= 4
+LANES ?= 3
 export TESTFLAGS PACKAGES SHARDS LANES
 FUZZTIME ?= 30s
 BENCHTIME ?= 1s
@@ -121,8 +121,8 @@ release-test: ## what a release must show beyond make test, as root: two builds 
 	go test ./tests/release -count 1 -timeout 2h -ldflags "$(TEST_LDFLAGS)" $(TESTFLAGS)
 
 .PHONY: test
-test: deps build ## every test, as root: vet, unit, cluster, integration, netns, campaign, e2e; in LANES=4 side by side
-	@build/test.sh all
+test: deps build ## every test, as root: vet, unit, cluster, integration, netns, campaign, e2e; in LANES=3 side by side
+	@SKERRY_BUILT="$(BINARIES)" build/test.sh all
 
 .PHONY: test-short
 test-short: ## vet and the unit tests; no root, no programs beside Go; PACKAGES=./beehive/... for some

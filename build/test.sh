@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # test.sh short|all: runs the tests phase by phase, goes on after a phase that failed, and ends with one line for everything.
 # make calls it with CGO_ENABLED and TEST_LDFLAGS set; TESTFLAGS is passed on to go test, PACKAGES (./...) says which packages.
-# The tests with whole trials mostly wait: they run in SHARDS (2) parts, each with a trial of its own. These parts and all others are jobs, of which LANES (4) run
+# The tests with whole trials mostly wait: they run in SHARDS (2) parts, each with a trial of its own. These parts and all others are jobs, of which LANES (3) run
 # beside each other. A job is printed whole when it ends.
 set -uo pipefail
 what=${1:?short or all}
-shards=${SHARDS:-2} lanes=${LANES:-4}
+shards=${SHARDS:-2} lanes=${LANES:-3}
 out=build/out
 mkdir -p "$out" bin
 counts=$out/test-counts.jsonl again=$out/test-again

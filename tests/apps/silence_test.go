@@ -2,9 +2,7 @@ package apps_test
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -13,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
-	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
 // deviceStatus is what a script reads of `edgecore status -o json`.
@@ -34,14 +31,7 @@ type deviceStatus struct {
 }
 
 func (s *system) deviceStatus(ctx context.Context, node string) (d deviceStatus, err error) {
-	var out, errs strings.Builder
-	_, err = s.Trial.Exec(ctx, node, trial.Streams{Out: &out, Err: &errs}, nil, filepath.Join(s.Root, "bin", "edgecore"), "status", "-o", "json")
-	if err == nil {
-		err = json.Unmarshal([]byte(out.String()), &d)
-	}
-	if err != nil {
-		err = fmt.Errorf("%w: %s", err, errs.String())
-	}
+	err = s.EdgeStatus(ctx, node, &d)
 	return d, err
 }
 

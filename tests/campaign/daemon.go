@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/skerry-io/skerry/tests/cluster/poll"
 	"github.com/skerry-io/skerry/tests/cluster/process"
 )
 
@@ -125,15 +126,8 @@ func await(ctx context.Context, what string, try func(context.Context) error) er
 func awaitIn(ctx context.Context, patience time.Duration, what string, try func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	for {
-		err := try(ctx)
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-time.After(100 * time.Millisecond):
-		case <-ctx.Done():
-			return fmt.Errorf("waiting for %s: %w", what, errors.Join(context.Cause(ctx), err))
-		}
+	if err := poll.Until(ctx, 100*time.Millisecond, try); err != nil {
+		return fmt.Errorf("waiting for %s: %w", what, errors.Join(context.Cause(ctx), err))
 	}
+	return nil
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/skerry-io/skerry/common/pki"
 	"github.com/skerry-io/skerry/tests/cluster/ca"
 	"github.com/skerry-io/skerry/tests/cluster/edges"
+	"github.com/skerry-io/skerry/tests/cluster/poll"
 )
 
 // User is a client configuration with a certificate for any user and groups, signed by the
@@ -112,23 +113,15 @@ func (c *ControlPlane) AddOrdinaryNode(t testing.TB, name string) kubernetes.Int
 	return node
 }
 
-// Eventually repeats try, with growing pauses, until it returns nil; after a minute the test ends
-// with its last error.
+// Eventually repeats try, with growing pauses, until it returns nil; after some minutes the test
+// ends with its last error.
 func Eventually(t testing.TB, what string, try func(context.Context) error) {
 	t.Helper()
 	const patience = 3 * time.Minute
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 250*time.Millisecond) {
-		err := try(ctx)
-		if err == nil {
-			return
-		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-			t.Fatalf("waited %v for %s: %v", patience, what, err)
-		}
+	if err := poll.Until(ctx, 250*time.Millisecond, try); err != nil {
+		t.Fatalf("waited %v for %s: %v", patience, what, err)
 	}
 }
 

@@ -2,7 +2,6 @@ package e2e_test
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -142,18 +141,11 @@ func (d deviceStatus) waiting() int {
 	return n
 }
 
-// deviceStatus asks edgecore how it is, as a person on the device would.
+// deviceStatus asks edgecore how it is, as `edgecore status` does.
 func (s *system) deviceStatus(ctx context.Context, node string) (deviceStatus, error) {
 	var d deviceStatus
-	var out, errs strings.Builder
-	code, err := s.Trial.Exec(ctx, node, trial.Streams{Out: &out, Err: &errs}, nil, filepath.Join(s.Root, "bin", "edgecore"), "status", "-o", "json")
-	if err != nil {
-		return d, err
-	}
-	if err := json.Unmarshal([]byte(out.String()), &d); err != nil {
-		return d, fmt.Errorf("edgecore status ended with code %d, %s: %w", code, strings.TrimSpace(errs.String()), err)
-	}
-	return d, nil
+	err := s.EdgeStatus(ctx, node, &d)
+	return d, err
 }
 
 // waitLinked waits until a device has its link, and everything that it wants of the cloud.

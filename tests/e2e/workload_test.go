@@ -2,7 +2,6 @@ package e2e_test
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -18,7 +17,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/skerry-io/skerry/tests/cluster/suite"
-	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
 // ask sends a request to the sample application in a pod, from the pod's node.
@@ -54,15 +52,8 @@ func (s *system) edgecoreStatus(ctx context.Context, node string) (st struct {
 		Transport string
 	}
 }, err error) {
-	var out, errs strings.Builder
-	code, err := s.Trial.Exec(ctx, node, trial.Streams{Out: &out, Err: &errs}, nil, filepath.Join(s.Root, "bin", "edgecore"), "status", "-o", "json")
-	if err != nil {
-		return st, err
-	}
-	if err := json.Unmarshal([]byte(out.String()), &st); err != nil {
-		return st, fmt.Errorf("exit code %d, %s: %w", code, errs.String(), err)
-	}
-	return st, nil
+	err = s.EdgeStatus(ctx, node, &st)
+	return st, err
 }
 
 // restarts is how often the containers of a pod were restarted.

@@ -162,22 +162,25 @@ func floodOfStatuses(t *testing.T, s *system, device, other *hostile.Device) {
 		{"relay.quotas.statusesPerSecond", 1500, 10, 1000, 20}, // the last: it leaves no number of writes for bytes
 	} {
 		began, f := time.Now(), &flooded{}
-		results := make([]*topicpb.WriteResult, flood.writes)
-		var g errgroup.Group
-		g.SetLimit(8) // more would be above the bytes in flight
-		for i := range results {
-			g.Go(func() (err error) {
-				results[i], err = device.Write(t.Context(), topic.NodeStatusWrite, status(own, flood.bytes))
-				return err
-			})
-		}
-		if err := g.Wait(); err != nil {
-			t.Fatal(err)
-		}
-		for _, r := range results {
-			// kube-apiserver bounds annotations: what was passed on it may refuse itself.
-			if err := f.note(r.GetStatus()); r.GetAccepted() || err != nil {
-				f.taken++
+		// On a busy machine the quota is used up not much faster than it is given: until it is.
+		for round := 0; f.refused == 0 && round < 10; round++ {
+			results := make([]*topicpb.WriteResult, flood.writes)
+			var g errgroup.Group
+			g.SetLimit(8) // more would be above the bytes in flight
+			for i := range results {
+				g.Go(func() (err error) {
+					results[i], err = device.Write(t.Context(), topic.NodeStatusWrite, status(own, flood.bytes))
+					return err
+				})
+			}
+			if err := g.Wait(); err != nil {
+				t.Fatal(err)
+			}
+			for _, r := range results {
+				// kube-apiserver bounds annotations: what was passed on it may refuse itself.
+				if err := f.note(r.GetStatus()); r.GetAccepted() || err != nil {
+					f.taken++
+				}
 			}
 		}
 		f.check(t, flood.quota, flood.burst, flood.perSecond, began)

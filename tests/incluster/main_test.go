@@ -5,7 +5,6 @@ package incluster_test
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -80,15 +79,8 @@ type edge struct {
 }
 
 func (s *harness) edge(ctx context.Context, node string) (e edge, err error) {
-	var out, errs strings.Builder
-	code, err := s.Trial.Exec(ctx, node, trial.Streams{Out: &out, Err: &errs}, nil, filepath.Join(s.Root, "bin", "edgecore"), "status", "-o", "json")
-	if err != nil {
-		return e, err
-	}
-	if err := json.Unmarshal([]byte(out.String()), &e); err != nil {
-		return e, fmt.Errorf("edgecore status ended with code %d: %s: %w", code, errs.String(), err)
-	}
-	return e, nil
+	err = s.EdgeStatus(ctx, node, &e)
+	return e, err
 }
 
 // replicaOf is cloudcore's pod that has the link of a device.

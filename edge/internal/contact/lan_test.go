@@ -304,13 +304,19 @@ func (d *device) tryDial(t *testing.T, to *device, cert tls.Certificate) (*peer,
 func (d *device) dial(t *testing.T, to *device, cert tls.Certificate) *peer {
 	t.Helper()
 	var p *peer
+	var why error
+	defer func() {
+		if t.Failed() {
+			t.Logf("%s: the last attempt: %v; %+v", d.name, why, to.agent.State())
+		}
+	}()
 	eventually(t, d.name+" connects to "+to.name, func() bool {
-		var err error
-		if p, err = d.tryDial(t, to, cert); err != nil {
+		if p, why = d.tryDial(t, to, cert); why != nil {
 			return false
 		}
 		select { // refused after the handshake, as the bound on connections does
 		case <-p.conn.Context().Done():
+			why = context.Cause(p.conn.Context())
 			time.Sleep(300 * time.Millisecond)
 			return false
 		case <-time.After(200 * time.Millisecond):

@@ -2,8 +2,9 @@
 //
 // It owns bin/. It builds one program at a time, since linking Kubernetes takes up to 3 GB of
 // memory, and holds a lock that other processes of ours honour, so tests of several packages
-// may ask at once. A program that is up to date costs what `go build` needs to see that,
-// about a second.
+// may ask at once. A program that is up to date costs what `go build` needs to see that, about a
+// second, or some seconds and a place in the queue while other tests use both processors: `make
+// test`, which has built them, names in SKERRY_BUILT those that need not be looked at again.
 package binary
 
 import (
@@ -13,6 +14,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -39,19 +42,28 @@ func Root() (string, error) {
 // Build brings the named programs up to date and returns the path of each, in order. The Makefile
 // says how: flags that differ would compile Kubernetes twice.
 func Build(ctx context.Context, root string, names ...string) ([]string, error) {
+	built := strings.Fields(os.Getenv("SKERRY_BUILT"))
+	var paths, stale []string
+	for _, name := range names {
+		paths = append(paths, filepath.Join(root, "bin", name))
+		if !slices.Contains(built, name) {
+			stale = append(stale, name)
+		}
+	}
+	if len(stale) == 0 {
+		return paths, nil
+	}
 	unlock, err := lock(root)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	var paths []string
-	for _, name := range names {
+	for _, name := range stale {
 		cmd := exec.CommandContext(ctx, "make", "--silent", "build-"+name)
 		cmd.Dir = root
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return nil, fmt.Errorf("building %s: %w\n%s", name, err, bytes.TrimSpace(out))
 		}
-		paths = append(paths, filepath.Join(root, "bin", name))
 	}
 	return paths, nil
 }

@@ -20,12 +20,13 @@ import (
 
 	"github.com/skerry-io/skerry/tests/cluster/binary"
 	"github.com/skerry-io/skerry/tests/cluster/lab"
+	"github.com/skerry-io/skerry/tests/cluster/poll"
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
 // Patience is how long something may take before a test gives up. It is no figure to reach: the
 // machine may be busy.
-const Patience = 2 * time.Minute
+const Patience = 4 * time.Minute
 
 // FloodReason is the reason of events that a test makes by the thousand: State leaves them out.
 const FloodReason = "Flood"
@@ -234,7 +235,7 @@ func (s *System) Reboot(node string, offline bool) {
 	s.Check(s.Trial.Reboot(s.T.Context(), node, offline))
 }
 
-// WaitFor repeats try until it returns nil. When it does not for two minutes, the test ends with
+// WaitFor repeats try until it returns nil. When it does not for Patience, the test ends with
 // try's last reason; the state of everything follows.
 func (s *System) WaitFor(what string, try func(context.Context) error) {
 	s.T.Helper()
@@ -245,19 +246,8 @@ func (s *System) WaitForIn(ctx context.Context, what string, try func(context.Co
 	s.T.Helper()
 	ctx, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
-	last := errors.New("never asked")
-	for pause := 20 * time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
-		// An answer that was cut off by the end of the wait explains less than the one before.
-		if err := try(ctx); err == nil {
-			return
-		} else if ctx.Err() == nil {
-			last = err
-		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-			s.T.Fatalf("waited %v for %s: %v", Patience, what, last)
-		}
+	if err := poll.Until(ctx, 500*time.Millisecond, try); err != nil {
+		s.T.Fatalf("waited %v for %s: %v", Patience, what, err)
 	}
 }
 

@@ -221,6 +221,10 @@ func (s *system) mustJoin(t *testing.T, token, node string) (identity string) {
 	return identity
 }
 
+// quiet is the time between two heartbeats, which these devices say and don't send: cloudcore hears
+// nothing of them for longer than a test takes.
+const quiet = 5 * time.Minute
+
 // dial opens a link as the device whose identity is there, past the greeting.
 func (s *system) dial(t *testing.T, cert tls.Certificate, ca []byte, epoch uint64) (link.Conn, error) {
 	t.Helper()
@@ -240,7 +244,7 @@ func (s *system) dial(t *testing.T, cert tls.Certificate, ca []byte, epoch uint6
 		return nil, err
 	}
 	t.Cleanup(func() { _ = conn.Close(link.CloseShutdown, "the test is over") })
-	if err := conn.Send(t.Context(), topic.Hello.New(message.Resource{}, &topicpb.Hello{Protocol: topic.Protocol, Version: "test", BootId: "test", Epoch: epoch})); err != nil {
+	if err := conn.Send(t.Context(), topic.Hello.New(message.Resource{}, &topicpb.Hello{Protocol: topic.Protocol, Version: "test", BootId: "test", Epoch: epoch, KeepaliveMillis: quiet.Milliseconds()})); err != nil {
 		return nil, err
 	}
 	_, err = conn.Receive(t.Context())

@@ -133,8 +133,7 @@ func TestSite_26_NoPodCIDR(t *testing.T) {
 
 // podIn is a pod with an address of a range. containerd reads a configuration of the network a
 // moment after it was written, so that a pod that is made just then may still have one of the range
-// before. It is what the device names as PodsInOldRange, and the next pod has an address of the new
-// range.
+// before, and the next has not.
 func (s *system) podIn(r netip.Prefix, name, node string) corev1.Pod {
 	s.T.Helper()
 	for try := 0; ; try++ {
@@ -145,9 +144,14 @@ func (s *system) podIn(r netip.Prefix, name, node string) corev1.Pod {
 		if try == 3 {
 			s.T.Fatalf("a pod of %s has %s, which is not in %s", node, p.Status.PodIP, r)
 		}
-		s.says(node, "PodsInOldRange", p.Status.PodIP)
-		s.Check(s.Client.CoreV1().Pods(namespace).Delete(s.T.Context(), p.Name, metav1.DeleteOptions{}))
-		s.says(node, "Ready", r.String())
+		pods := s.Client.CoreV1().Pods(namespace)
+		s.Check(pods.Delete(s.T.Context(), p.Name, metav1.DeleteOptions{}))
+		s.WaitFor("pod "+p.Name+" to go", func(ctx context.Context) error {
+			if _, err := pods.Get(ctx, p.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+				return fmt.Errorf("it is there: %w", err)
+			}
+			return nil
+		})
 	}
 }
 

@@ -40,13 +40,22 @@ func New() *Driver { return &Driver{applied: map[string]string{}} }
 
 // Apply makes the kernel masquerade exactly this.
 func (d *Driver) Apply(ctx context.Context, want Rules) error {
+	tables, err := nft(ctx, "", "list", "tables")
+	switch {
+	case errors.Is(err, exec.ErrNotFound) && len(want.Pods) == 0:
+		return nil // without the program there never was a table
+	case err != nil:
+		return err
+	}
+	lines := strings.Split(tables, "\n")
 	var errs []error
 	for _, family := range []string{"ip", "ip6"} {
 		text := render(family, want)
-		there := nft(ctx, "", "list", "table", family, table) == nil
+		there := slices.Contains(lines, "table "+family+" "+table)
 		if text == "" {
 			if there {
-				errs = append(errs, nft(ctx, "", "delete", "table", family, table))
+				_, err := nft(ctx, "", "delete", "table", family, table)
+				errs = append(errs, err)
 			}
 			delete(d.applied, family)
 			continue
@@ -54,7 +63,7 @@ func (d *Driver) Apply(ctx context.Context, want Rules) error {
 		if there && d.applied[family] == text {
 			continue
 		}
-		if err := nft(ctx, text, "-f", "-"); err != nil {
+		if _, err := nft(ctx, text, "-f", "-"); err != nil {
 			errs = append(errs, err)
 			continue
 		}
@@ -95,11 +104,13 @@ func render(family string, want Rules) string {
 	return b.String()
 }
 
-func nft(ctx context.Context, input string, args ...string) error {
+func nft(ctx context.Context, input string, args ...string) (string, error) {
 	c := exec.CommandContext(ctx, "nft", args...)
 	c.Stdin = strings.NewReader(input)
-	if out, err := c.CombinedOutput(); err != nil {
-		return fmt.Errorf("nft %s: %w: %s", strings.Join(args, " "), err, bytes.TrimSpace(out))
+	var out, errs bytes.Buffer
+	c.Stdout, c.Stderr = &out, &errs
+	if err := c.Run(); err != nil {
+		return "", fmt.Errorf("nft %s: %w: %s", strings.Join(args, " "), err, bytes.TrimSpace(errs.Bytes()))
 	}
-	return nil
+	return out.String(), nil
 }
