@@ -11,6 +11,7 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/edge/internal/kernel/lan"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
+	"github.com/skerry-io/skerry/edge/internal/kernel/wireguard"
 	"github.com/skerry-io/skerry/edge/internal/site"
 )
 
@@ -49,20 +50,43 @@ func Make(s State) Plan {
 		p.Message = "pods of this device are in " + r.String() + ", of which the cluster knows nothing: for pods that other devices reach give its NodePool podSubnets"
 	}
 	p.Rules.Pods = own
-	if s.Site != nil {
+	least := mtu(s.Networks)
+	if s.Site == nil {
+		least = p.keep(s.Made, least)
+	} else {
 		for _, m := range s.Site.Members {
 			if m.Node != s.Self {
 				p.route(s, m, own, &found)
 			}
 		}
 	}
-	least := mtu(s.Networks)
 	if p.Tunnel != nil {
 		least = p.finishTunnel(own, least)
 	}
 	p.Conflist = conflist(own, least)
 	found.judge(&p, own)
 	return p
+}
+
+// keep has what is there stay, and its packets go as before. It returns the MTU of pods: where a
+// tunnel is there, over which protocol it goes is not known either, so it is the least.
+func (p *Plan) keep(made []netroute.Route, least int) int {
+	p.Routes = nil
+	tunnel := false
+	for _, r := range made {
+		p.Rules.Others = append(p.Rules.Others, r.Key.Prefix)
+		p.Rules.Inside = append(p.Rules.Inside, r.Key.Prefix)
+		for _, hop := range r.Hops {
+			if hop.Gateway.IsValid() {
+				p.Rules.Inside = append(p.Rules.Inside, netip.PrefixFrom(hop.Gateway, hop.Gateway.BitLen()))
+			}
+			tunnel = tunnel || hop.Interface == wireguard.Interface
+		}
+	}
+	if tunnel {
+		least = inTunnel(least, wireguard.Overhead6)
+	}
+	return least
 }
 
 // maxStrays bounds how many pods a message names.

@@ -15,6 +15,8 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/edge/internal/contact"
 	"github.com/skerry-io/skerry/edge/internal/kernel/lan"
+	"github.com/skerry-io/skerry/edge/internal/kernel/masquerade"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
 	"github.com/skerry-io/skerry/edge/internal/podnet"
 	"github.com/skerry-io/skerry/edge/internal/site"
 )
@@ -50,6 +52,9 @@ func state(edit func(*podnet.State)) podnet.State {
 func text(p podnet.Plan) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: %s\n", p.Reason, p.Message)
+	if p.Routes == nil {
+		fmt.Fprintln(&b, "routes and tunnel stay")
+	}
 	var lines []string
 	for key, r := range p.Routes {
 		line := fmt.Sprintf("route %s via %s dev %s", key.Prefix, r.Hops[0].Gateway, r.Hops[0].Interface)
@@ -113,11 +118,41 @@ func TestMake(t *testing.T) {
 			"PodCIDRConflict: 192.168.0.0/16, of device b, is a network that this device is on\nconflist\n"},
 		"a peer behind a router": {func(s *podnet.State) { s.Site.Members[1] = member("b", "172.16.0.2", "10.1.1.0/24") },
 			"NotOnLink: on no network of this device, and there is no tunnel to b (this kernel has no WireGuard)\nconflist\n"},
-		"a site that is not known yet": {func(s *podnet.State) { s.Site = nil }, "Ready: pods of this device are in 10.1.0.0/24\nconflist\n"},
+		"a site that is not known yet": {func(s *podnet.State) { s.Site = nil }, "Ready: pods of this device are in 10.1.0.0/24\nroutes and tunnel stay\nconflist\n"},
+		"no site":                      {func(s *podnet.State) { s.Site = &site.Site{} }, "Ready: pods of this device are in 10.1.0.0/24\nconflist\n"},
 	} {
 		if diff := cmp.Diff(tc.want, text(podnet.Make(state(tc.edit)))); diff != "" {
 			t.Errorf("%s (-want +got)\n%s", name, diff)
 		}
+	}
+}
+
+// Before the Site is read, packets go as they did with the routes that an edgecore before has left:
+// what it masquerades is what follows from the Site, and pods that start have room for its tunnel.
+func TestMake_restart(t *testing.T) {
+	before := state(func(s *podnet.State) {
+		s.Site.Members = []site.Member{member("b", "172.16.0.2", "10.1.1.0/24"), member("c", "192.168.1.3", "10.1.2.0/24")}
+		s.Tunnels, s.TunnelPort = true, 10553
+		s.Tunnel = func(node string) contact.Tunnel { return contact.Tunnel{Key: [32]byte{node[0]}, Port: 10553} }
+		s.At = func(node string) netip.Addr {
+			return map[string]netip.Addr{"b": netip.MustParseAddr("172.16.0.2")}[node]
+		}
+	})
+	known := podnet.Make(before)
+	after := before
+	after.Site = nil
+	for _, prefix := range prefixes("10.1.1.0/24", "10.1.2.0/24") {
+		after.Made = append(after.Made, known.Routes[netroute.NewKey(0, prefix, 0)])
+	}
+	p := podnet.Make(after)
+	for _, rules := range []*masquerade.Rules{&known.Rules, &p.Rules} {
+		slices.SortFunc(rules.Inside, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
+	}
+	if diff := cmp.Diff(known.Rules, p.Rules, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" || len(p.Rules.Inside) != 3 {
+		t.Errorf("what is masqueraded (-known +unknown)\n%s", diff)
+	}
+	if !strings.Contains(string(p.Conflist), `"mtu": 1320,`) {
+		t.Errorf("pods have no room for the tunnel: %s", p.Conflist)
 	}
 }
 

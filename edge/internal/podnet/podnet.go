@@ -7,7 +7,8 @@
 // touch anything where a CNI configuration of another is there, or the NodePool says None. Make
 // (plan.go) is pure; the agent runs in one goroutine. It writes the Node as the device itself, by
 // the edge API: its range, once it was offered one, and its addresses. A device to which the
-// cluster gives no range takes one itself, which stands in the file alone.
+// cluster gives no range takes one itself, which stands in the file alone. Until a device has read
+// its Site, routes and tunnel stay as the edgecore before has left them.
 package podnet
 
 import (
@@ -19,6 +20,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -135,7 +137,9 @@ type syncer struct {
 	run    *agent.Run
 	client kubernetes.Interface
 	routes *netroute.Driver
-	said   bool      // that NetworkPolicies are not enforced
+	said   bool // that NetworkPolicies are not enforced
+	rules  masquerade.Rules
+	ruled  time.Time // when the kernel was last made to masquerade by rules
 	since  time.Time // when the Node was seen first
 	// noTunnels: the kernel has no WireGuard, as it said in this run.
 	noTunnels bool
@@ -165,6 +169,8 @@ func (s *syncer) state(ctx context.Context, node *corev1.Node) (State, time.Dura
 	}
 	if s.Site != nil {
 		st.Site = s.Site.Current()
+	} else {
+		st.Site = &site.Site{} // of this device alone
 	}
 	if s.since.IsZero() {
 		s.since = time.Now()
@@ -178,9 +184,10 @@ func (s *syncer) state(ctx context.Context, node *corev1.Node) (State, time.Dura
 	if st.Networks, err = s.LAN.Networks(); err != nil {
 		return st, 0, err
 	}
-	err = s.routes.Routes(ctx, func() { st.Taken, st.Pods = nil, nil }, func(f netroute.Found) {
+	err = s.routes.Routes(ctx, func() { st.Taken, st.Pods, st.Made = nil, nil, nil }, func(f netroute.Found) {
 		switch {
 		case s.routes.Ours(f):
+			st.Made = append(st.Made, f.Route)
 		case ownPod(f.Route):
 			st.Pods = append(st.Pods, f.Key.Prefix.Addr())
 		default:
@@ -220,7 +227,7 @@ func (s *syncer) sync(ctx context.Context, node *corev1.Node) (time.Duration, er
 // removes it. Before the routes, which lead to it.
 func (s *syncer) applyTunnel(p Plan) error {
 	switch {
-	case p.Tunnel == nil && !p.HandsOff && p.Conflist == nil: // nothing is known yet
+	case p.Tunnel == nil && !p.HandsOff && (p.Conflist == nil || p.Routes == nil): // nothing is known yet
 		return nil
 	case p.Tunnel == nil:
 		if s.SetTunnel != nil {
@@ -242,13 +249,16 @@ func (s *syncer) apply(ctx context.Context, p Plan) error {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 			errs = append(errs, fmt.Errorf("removing our CNI configuration: %w", err))
 		}
-		return errors.Join(append(errs, s.setRoutes(ctx, nil), s.masquerade(ctx, masquerade.Rules{}))...)
+		return errors.Join(append(errs, s.setRoutes(ctx, p.Routes), s.masquerade(ctx, masquerade.Rules{}))...)
 	}
 	if p.Conflist == nil {
 		return errors.Join(errs...)
 	}
 	// The way first: a pod that starts is to find it.
-	errs = append(errs, s.setRoutes(ctx, p.Routes), s.masquerade(ctx, p.Rules))
+	if p.Routes != nil {
+		errs = append(errs, s.setRoutes(ctx, p.Routes))
+	}
+	errs = append(errs, s.masquerade(ctx, p.Rules))
 	if have, err := os.ReadFile(path); err != nil || !bytes.Equal(have, p.Conflist) {
 		if err := os.MkdirAll(s.CNIDir, 0o755); err != nil {
 			errs = append(errs, fmt.Errorf("making the directory of CNI configurations: %w", err))
@@ -279,10 +289,17 @@ func (s *syncer) foreign() (all []string, err error) {
 	return all, nil
 }
 
+// masquerade has the kernel looked at for other rules and at each resync, not at each heartbeat of
+// the Node: a program is started for it.
 func (s *syncer) masquerade(ctx context.Context, rules masquerade.Rules) error {
+	if reflect.DeepEqual(rules, s.rules) && time.Since(s.ruled) < resync/2 {
+		return nil
+	}
 	if err := s.Masquerade.Apply(ctx, rules); err != nil {
+		s.ruled = time.Time{}
 		return fmt.Errorf("masquerading what pods send out of the site: %w", err)
 	}
+	s.rules, s.ruled = rules, time.Now()
 	return nil
 }
 

@@ -40,6 +40,8 @@ type State struct {
 	Subnets []netip.Prefix
 	Current netip.Prefix
 	Taken   []netip.Prefix
+	// Made are our routes as the kernel has them, also those of an edgecore before this one.
+	Made []netroute.Route
 	// Pods are the addresses of this device's pods, as far as the CNI configuration here
 	// made their network.
 	Pods []netip.Addr
@@ -56,8 +58,10 @@ type State struct {
 
 // Plan is what there should be.
 type Plan struct {
-	HandsOff  bool
-	Conflist  []byte // nil: what is there stays
+	HandsOff bool
+	Conflist []byte // nil: what is there stays
+	// Routes are all of ours; nil: who else is in the site is not known yet, and both they and the
+	// tunnel stay as they are.
 	Routes    map[netroute.Key]netroute.Route
 	Rules     masquerade.Rules
 	Tunnel    *wireguard.Config // nil: none

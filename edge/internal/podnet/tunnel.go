@@ -49,19 +49,24 @@ func gateway(own netip.Prefix) netip.Addr { return own.Masked().Addr().Next() }
 // finishTunnel gives the interface its addresses, and the MTU that leaves room in a packet of least
 // bytes; pods have that too. It returns it.
 func (p *Plan) finishTunnel(own []netip.Prefix, least int) int {
-	if least == 0 {
-		least = 1500
+	overhead := wireguard.Overhead4
+	if slices.ContainsFunc(p.Tunnel.Peers, func(x wireguard.Peer) bool { return x.Endpoint.Addr().Is6() }) {
+		overhead = wireguard.Overhead6
 	}
-	least -= wireguard.Overhead4
-	six := slices.ContainsFunc(p.Tunnel.Peers, func(x wireguard.Peer) bool { return x.Endpoint.Addr().Is6() })
-	if six {
-		least -= wireguard.Overhead6 - wireguard.Overhead4
-	}
+	least = inTunnel(least, overhead)
 	p.Tunnel.MTU = least
 	for _, r := range own {
 		p.Tunnel.Addresses = append(p.Tunnel.Addresses, gateway(r))
 	}
 	return least
+}
+
+// inTunnel is what of an MTU (0: not known) is left to packets in a tunnel.
+func inTunnel(mtu, overhead int) int {
+	if mtu == 0 {
+		mtu = 1500
+	}
+	return mtu - overhead
 }
 
 // without is a device without a tunnel, and why.

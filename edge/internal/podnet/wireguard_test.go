@@ -244,7 +244,11 @@ func TestWireGuard(t *testing.T) {
 	before := a.key()
 	a.stop()
 	answers(t, a.pod, far, a.podIP)
+	a.order.Site = nil // the site is read after the Node, as it may be
 	a.start()
+	a.says("Ready", "are in 10.91.0.0/24")
+	answers(t, a.pod, far, a.podIP)
+	a.tell(order{Site: raw})
 	a.says("Ready", "by WireGuard: edge-c")
 	answers(t, a.pod, far, a.podIP)
 	answers(t, far.pod, a, far.podIP)
