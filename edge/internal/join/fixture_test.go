@@ -99,6 +99,7 @@ type cloud struct {
 
 	mu      sync.Mutex
 	uses    int
+	lost    bool              // the next answer is given when the device is gone
 	issued  map[string]string // by the request's key: the certificate
 	script  []func(http.ResponseWriter) bool
 	keys    []string // of the requests, as they came
@@ -198,6 +199,11 @@ func (c *cloud) serve(w http.ResponseWriter, r *http.Request) {
 		}
 		c.uses--
 		c.issued[key] = string(pki.EncodeCertificates(c.cluster.node(c.t, []byte(request.CSR), time.Now().Add(c.ahead-5*time.Minute), time.Hour)))
+	}
+	if c.lost {
+		c.lost = false
+		<-r.Context().Done()
+		return
 	}
 	_ = json.NewEncoder(w).Encode(pki.JoinAnswer{
 		Certificate: c.issued[key], CA: string(pki.EncodeCertificates(c.serving.cert)), ClientCA: string(pki.EncodeCertificates(c.cluster.cert)),

@@ -245,6 +245,7 @@ func TestRefusedAndLost(t *testing.T) {
 		ctx, cancel := context.WithCancel(logged(t))
 		c.next(func(w http.ResponseWriter) bool {
 			cancel() // the device loses power while the cloud is at work
+			c.lost = true
 			return false
 		})
 		if _, err := join.Join(ctx, o); err == nil {

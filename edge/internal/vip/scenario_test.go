@@ -128,9 +128,22 @@ func TestVIPs_14_OneHolder(t *testing.T) {
 	v := s.vip()
 	v.Spec.Elected = false
 	s.give(v)
-	s.start()
-	if h := s.one(); h.name != "a" { // it may have been later than others: the highest priority wins the first election
-		eventually(t, "the highest priority holds it", func() bool { h := s.holders(); return len(h) == 1 && h[0].name == "a" })
+	// It may have been later than others: the highest priority takes the address from them while
+	// the first election lasts, 15 s, of which that takes up to 4. A machine so busy that the
+	// others' election took most of them tries again.
+	for round := 1; ; round++ {
+		began := time.Now()
+		s.start()
+		if s.one().name == "a" {
+			break
+		}
+		if inTime := time.Since(began) < 8*time.Second; inTime || round == 5 {
+			eventually(t, "the highest priority holds it", func() bool { h := s.holders(); return len(h) == 1 && h[0].name == "a" })
+			break
+		}
+		for _, n := range s.nodes {
+			n.stop()
+		}
 	}
 	for _, n := range s.nodes[1:] {
 		eventually(t, n.name+" is a backup", func() bool { return n.report(theVIP).State == v1alpha1.VIPBackup })
