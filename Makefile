@@ -121,8 +121,12 @@ release-test: ## what a release must show beyond make test, as root: two builds 
 	go test ./tests/release -count 1 -timeout 2h -ldflags "$(TEST_LDFLAGS)" $(TESTFLAGS)
 
 .PHONY: test
-test: deps build ## every test, as root: vet, unit, cluster, integration, netns, campaign, e2e; in LANES=3 side by side
+test: deps build ## all tests but the longest, as root: unit, cluster, integration, netns, campaign, e2e; in LANES=3 side by side
 	@SKERRY_BUILT="$(BINARIES)" build/test.sh all
+
+.PHONY: long-test
+long-test: deps build ## the tests that make test leaves out, as root: VIP scenarios over IPVS, kept campaigns, kube-vip itself
+	@SKERRY_BUILT="$(BINARIES)" build/test.sh long
 
 .PHONY: test-short
 test-short: ## vet and the unit tests; no root, no programs beside Go; PACKAGES=./beehive/... for some
@@ -141,7 +145,7 @@ generate: ## regenerate all generated code; needs protoc (apt-get install protob
 	@build/generate.sh
 
 .PHONY: verify
-verify: ## generated code is up to date, gofmt, go.mod is tidy, the architecture's rules hold
+verify: ## vet, generated code is up to date, gofmt, go.mod is tidy, the architecture's rules hold
 	@build/verify.sh
 
 .PHONY: fuzz

@@ -10,6 +10,8 @@ bad() {
 unformatted=$(git ls-files -co --exclude-standard -- '*.go' | xargs gofmt -l)
 [ -z "$unformatted" ] || bad "not as gofmt wants it: $unformatted"
 
+go vet ./... || bad "vet has found something: see above"
+
 go mod tidy -diff || bad "go.mod or go.sum is not tidy: see the difference above"
 for older in build/kubernetes/*/go.mod; do
 	go mod tidy -diff -modfile="$older" || bad "$older is not tidy: see the difference above"
