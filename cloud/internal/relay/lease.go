@@ -65,7 +65,7 @@ type lease struct {
 	stopped  bool
 
 	// Owned by work.
-	have      *coordinationv1.Lease
+	have      []byte // the Lease as this session left it, encoded, in a third of what it takes decoded; nil: not known, or not there
 	renewedAt time.Time
 	held      bool // acquired, and not lost since
 	opened    bool // then was called
@@ -248,7 +248,11 @@ func (l *lease) acquire(ctx context.Context) error {
 	if err := l.read(ctx); err != nil {
 		return err
 	}
-	return l.write(ctx, l.next())
+	n, err := l.next()
+	if err != nil {
+		return err
+	}
+	return l.write(ctx, n)
 }
 
 // renew writes the Lease with the time of now. The renewal is conditional on the Lease being as
@@ -260,7 +264,10 @@ func (l *lease) renew(ctx context.Context) error {
 		}
 	}
 	at := time.Now()
-	n := l.next()
+	n, err := l.next()
+	if err != nil {
+		return err
+	}
 	n.Spec.RenewTime = &metav1.MicroTime{Time: at}
 	if len(n.OwnerReferences) == 0 {
 		l.setOwner(ctx, n)
@@ -273,13 +280,14 @@ func (l *lease) renew(ctx context.Context) error {
 }
 
 // next is the Lease as this session wants it.
-func (l *lease) next() *coordinationv1.Lease {
+func (l *lease) next() (*coordinationv1.Lease, error) {
 	n := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: string(l.link.Node()), Namespace: corev1.NamespaceNodeLease}}
 	if l.have != nil {
-		n = l.have.DeepCopy()
+		var err error
+		if n, err = leaseIn(l.have); err != nil {
+			return nil, err
+		}
 	}
-	n.TypeMeta = metav1.TypeMeta{Kind: "Lease", APIVersion: coordinationv1.SchemeGroupVersion.String()}
-	n.ManagedFields = nil
 	if n.Annotations == nil {
 		n.Annotations = map[string]string{}
 	}
@@ -296,7 +304,30 @@ func (l *lease) next() *coordinationv1.Lease {
 		// renewal ever again. A Lease that was never renewed begins as one that has just run out.
 		n.Spec.RenewTime = &metav1.MicroTime{Time: time.Now().Add(-leaseSeconds * time.Second)}
 	}
-	return n
+	return n, nil
+}
+
+// leaseTypes asks for a Lease as protobuf, as a kubelet does: of all that an idle fleet has
+// kube-apiserver do, most is Leases.
+const leaseTypes = kube.Protobuf + "," + "application/json"
+
+func leaseKind() schema.GroupVersionKind {
+	return coordinationv1.SchemeGroupVersion.WithKind("Lease")
+}
+
+// leaseIn decodes a Lease.
+func leaseIn(body []byte) (*coordinationv1.Lease, error) {
+	n := &coordinationv1.Lease{}
+	var err error
+	if kube.IsProtobuf(body) {
+		err = kube.FromProtobuf(body, leaseKind(), n)
+	} else {
+		err = json.Unmarshal(body, n)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the Lease: %w", err)
+	}
+	return n, nil
 }
 
 // read finds the Lease as it is, and whose it is.
@@ -307,7 +338,7 @@ func (l *lease) read(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, leaseTimeout)
 	defer cancel()
-	resp, err := l.relay.client.Do(ctx, l.as, kube.Request{Method: http.MethodGet, Path: p})
+	resp, err := l.relay.client.Do(ctx, l.as, kube.Request{Method: http.MethodGet, Path: p, Accept: leaseTypes})
 	if err != nil {
 		return err
 	}
@@ -322,22 +353,22 @@ func (l *lease) read(ctx context.Context) error {
 }
 
 func (l *lease) take(body []byte) error {
-	var have coordinationv1.Lease
-	if err := json.Unmarshal(body, &have); err != nil {
-		return fmt.Errorf("reading the Lease: %w", err)
+	have, err := leaseIn(body)
+	if err != nil {
+		return err
 	}
 	if err := fence.Compare(have.Annotations, l.link.Epoch()); err != nil && !errors.Is(err, fence.ErrNotHeld) {
 		return err
 	}
 	have.ManagedFields = nil
-	l.have = &have
-	return nil
+	l.have, err = kube.ToProtobuf(leaseKind(), have)
+	return err
 }
 
 func (l *lease) write(ctx context.Context, n *coordinationv1.Lease) error {
-	body, err := json.Marshal(n)
+	body, err := kube.ToProtobuf(leaseKind(), n)
 	if err != nil {
-		return fmt.Errorf("encoding the Lease: %w", err)
+		return err
 	}
 	method, name := http.MethodPut, n.Name
 	if n.ResourceVersion == "" {
@@ -349,7 +380,7 @@ func (l *lease) write(ctx context.Context, n *coordinationv1.Lease) error {
 	}
 	attempt, cancel := context.WithTimeout(ctx, leaseTimeout)
 	defer cancel()
-	resp, err := l.relay.client.Do(attempt, l.as, kube.Request{Method: method, Path: p, ContentType: "application/json", Body: body})
+	resp, err := l.relay.client.Do(attempt, l.as, kube.Request{Method: method, Path: p, ContentType: kube.Protobuf, Accept: leaseTypes, Body: body})
 	if err != nil {
 		return err
 	}

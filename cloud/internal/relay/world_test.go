@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -83,16 +84,21 @@ func (a *apiserver) Do(ctx context.Context, as kube.Identity, r kube.Request) (*
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	resp := a.serve(r)
-	if strings.HasPrefix(r.Accept, kube.Protobuf+";as=PartialObjectMetadata;") {
-		return asProtobuf(resp)
+	switch {
+	case strings.HasPrefix(r.Accept, kube.Protobuf+";as=PartialObjectMetadata;"):
+		return asProtobuf(resp, metav1.SchemeGroupVersion.WithKind("PartialObjectMetadata"), &metav1.PartialObjectMetadata{})
+	case strings.HasPrefix(r.Accept, kube.Protobuf) && strings.Contains(r.Path, "/leases"):
+		return asProtobuf(resp, leaseKind, &coordinationv1.Lease{})
 	}
 	return resp, nil
 }
 
-// asProtobuf is an answer as who accepts protobuf gets it: a failure, or the metadata alone.
-func asProtobuf(r *kube.Response) (*kube.Response, error) {
-	var o interface{ Marshal() ([]byte, error) } = &metav1.PartialObjectMetadata{}
-	kind := metav1.SchemeGroupVersion.WithKind("PartialObjectMetadata")
+var leaseKind = coordinationv1.SchemeGroupVersion.WithKind("Lease")
+
+type encoded interface{ Marshal() ([]byte, error) }
+
+// asProtobuf is an answer as who accepts protobuf gets it: a failure, or an object of that kind.
+func asProtobuf(r *kube.Response, kind schema.GroupVersionKind, o encoded) (*kube.Response, error) {
 	if r.Err() != nil || strings.Contains(string(r.Body), `"kind":"Status"`) {
 		o, kind = &metav1.Status{}, schema.GroupVersionKind{Version: "v1", Kind: "Status"}
 	}
@@ -108,10 +114,14 @@ func (a *apiserver) serve(r kube.Request) *kube.Response {
 	if len(r.Body) > 0 {
 		text := r.Body
 		if r.ContentType == kube.Protobuf {
-			var e corev1.Event
-			err := kube.FromProtobuf(text, corev1.SchemeGroupVersion.WithKind("Event"), &e)
+			var o interface{ Unmarshal([]byte) error } = &corev1.Event{}
+			kind := corev1.SchemeGroupVersion.WithKind("Event")
+			if strings.Contains(r.Path, "/leases") {
+				o, kind = &coordinationv1.Lease{}, leaseKind
+			}
+			err := kube.FromProtobuf(text, kind, o)
 			if err == nil {
-				text, err = json.Marshal(&e)
+				text, err = json.Marshal(o)
 			}
 			if err != nil {
 				return status(400, metav1.StatusReasonBadRequest, err.Error())
