@@ -1,8 +1,6 @@
 package publish
 
 import (
-	"time"
-
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/common/topic"
@@ -21,7 +19,7 @@ func (r *resourceSync) ready() bool {
 		}
 		switch i.standing {
 		case undecided:
-			open, young = true, young || time.Since(i.since) < decideSoon
+			open, young = true, young || r.session.now().sub(i.since) < decideSoon
 		case granted:
 			allowed = true
 		}
@@ -45,7 +43,7 @@ func (s *session) advance(r *resourceSync) error {
 			return s.begin(r)
 		}
 	case catchingUp:
-		if !r.confirming.collection && r.ready() {
+		if r.confirming.caughtUp() && r.ready() {
 			return s.begin(r)
 		}
 	case confirming:
@@ -99,13 +97,14 @@ func (s *session) perform(r *resourceSync, e effects) error {
 		s.push(item{resource: r, expect: true})
 	}
 	if e.catchUp > 0 {
-		r.confirming = confirmation{}
+		r.waitFor(&confirmation{})
 		s.catchUp(r, e.catchUp)
 	}
 	if len(e.confirm) > 0 {
 		s.confirm(r, e.confirm)
 	}
 	if e.settled {
+		r.waitFor(nil)
 		s.settled(r)
 	}
 	if r.state == streaming || e.expect {
@@ -161,8 +160,8 @@ func (s *session) compare(in *topicpb.Inventory) error {
 
 // confirm has cloudcore's copy brought up to what the edge holds of some keys.
 func (s *session) confirm(r *resourceSync, keys map[kube.Key]uint64) {
-	c := &r.confirming
-	*c = confirmation{objects: map[kube.Key]*held{}}
+	c := &confirmation{objects: map[kube.Key]*held{}}
+	r.waitFor(c)
 	var version uint64
 	for key, v := range keys {
 		h, ok := s.held[kube.Ref{Resource: r.gvr, Key: key}]
@@ -185,12 +184,24 @@ func (s *session) confirm(r *resourceSync, keys map[kube.Key]uint64) {
 	}
 }
 
+// waitFor says what the resource waits for from now on; nil: nothing.
+func (r *resourceSync) waitFor(c *confirmation) {
+	if before := r.confirming; before != nil && before.cancel != nil {
+		before.cancel()
+	}
+	r.confirming = c
+}
+
+// caughtUp reports whether the collection's copy is as new as it shall be.
+func (c *confirmation) caughtUp() bool { return c == nil || !c.collection }
+
 // catchUp has the copy of a resource's collection brought up to a version.
 func (s *session) catchUp(r *resourceSync, version uint64) {
-	r.confirming.collection = true
-	r.confirming.cancel = s.part.collections.CatchUp(r.gvr, version, func() {
+	c := r.confirming
+	c.collection = true
+	c.cancel = s.part.collections.CatchUp(r.gvr, version, func() {
 		s.mu.Lock()
-		s.inbox.caughtUp = append(s.inbox.caughtUp, r)
+		s.inbox.caughtUp = append(s.inbox.caughtUp, c)
 		s.mu.Unlock()
 		s.signal()
 	})
@@ -198,7 +209,10 @@ func (s *session) catchUp(r *resourceSync, version uint64) {
 
 // confirmed reports whether all that a resource waits for has been confirmed.
 func (s *session) confirmed(r *resourceSync) bool {
-	c := &r.confirming
+	c := r.confirming
+	if c == nil {
+		return true
+	}
 	if c.collection || c.wanted && s.deps != nil && !s.deps.confirmed(r.gvr) {
 		return false
 	}

@@ -92,7 +92,7 @@ func concerns(m *topicpb.Interests) map[schema.GroupVersionResource]bool {
 
 // admit takes a new interest, unless it is over a quota.
 func (s *session) admit(id uint64, p *topicpb.Interest, over exceeded) {
-	i := &interest{id: id, since: time.Now()}
+	i := &interest{id: id, since: s.now()}
 	s.interests[id] = i
 	if !s.window.open() {
 		s.unheard++
@@ -112,9 +112,9 @@ func (s *session) admit(id uint64, p *topicpb.Interest, over exceeded) {
 		s.refuseLimited(i, over, retry)
 		return
 	}
-	i.bytes = selectorBytes(p)
+	i.bytes = int32(selectorBytes(p))
 	s.used.interests++
-	s.used.selectorBytes += i.bytes
+	s.used.selectorBytes += int(i.bytes)
 	s.serve(i, p)
 }
 
@@ -130,10 +130,10 @@ func (s *session) admitLimited() {
 		if ok, _ := s.part.rates.Take(s.node); !ok {
 			return
 		}
-		next := &interest{id: id, since: time.Now(), bytes: selectorBytes(i.limited)}
+		next := &interest{id: id, since: s.now(), bytes: int32(selectorBytes(i.limited))}
 		s.interests[id] = next
 		s.used.interests++
-		s.used.selectorBytes += next.bytes
+		s.used.selectorBytes += int(next.bytes)
 		s.serve(next, i.limited)
 	}
 }
@@ -208,7 +208,7 @@ func (s *session) detach(i *interest) {
 func (s *session) drop(i *interest) {
 	if i.limited == nil {
 		s.used.interests--
-		s.used.selectorBytes -= i.bytes
+		s.used.selectorBytes -= int(i.bytes)
 	}
 	if i.dependencies() && i.resource == nil {
 		if s.deps != nil && s.deps.interest == i {
@@ -235,7 +235,7 @@ func (s *session) ask(i *interest) {
 	}
 	i.review.busy = true
 	// A refusal is asked about again each time; a permission may be a minute old.
-	remembered := i.standing != refused && i.review.refusedSince.IsZero()
+	remembered := i.standing != refused && i.review.refusedSince == never
 	i.review.waiting = s.part.reviews.Do(string(s.node), func() {
 		if !s.enter() {
 			return
@@ -291,7 +291,7 @@ func (s *session) decide(i *interest, v verdict) {
 	}
 	before := i.standing
 	var again time.Duration
-	i.standing, again = judge(time.Now(), before, &i.review, v)
+	i.standing, again = judge(s.now(), before, &i.review, v)
 	i.review.busy, i.review.waiting = again > 0, nil
 	if again > 0 {
 		i.review.retry = time.AfterFunc(again, func() { s.askAgain(i) })
@@ -321,12 +321,12 @@ func (s *session) askAgain(i *interest) {
 // recheck asks again about what was decided some time ago.
 func (s *session) recheck() {
 	s.admitLimited()
-	now := time.Now()
+	now := s.now()
 	for _, i := range s.interests {
 		if i.dependencies() || i.single != nil || i.review.busy || i.review.final || i.resource == nil {
 			continue
 		}
-		age := now.Sub(i.review.checked)
+		age := now.sub(i.review.checked)
 		switch {
 		case i.standing == granted && age >= recheckLater, i.standing == refused && age >= recheckSoon:
 			s.ask(i)

@@ -7,7 +7,7 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 )
 
-type standing int
+type standing int8
 
 const (
 	undecided standing = iota // Kubernetes has not said yet whether the node may have it
@@ -27,15 +27,27 @@ const (
 	recheckLater  = 5 * time.Minute // of granted ones
 )
 
+// moment is a time as long after the session began: each node has some dozen interests, and three
+// times of package time would take a third of each.
+type moment time.Duration
+
+// never is no time.
+const never moment = 0
+
+// now is a moment after the beginning, so it is not that of no time.
+func (s *session) now() moment { return moment(time.Since(s.began)) + 1 }
+
+func (m moment) sub(earlier moment) time.Duration { return time.Duration(m - earlier) }
+
 // review is how far asking about an interest has come. The session's loop owns it.
 type review struct {
-	refusedSince time.Time // of the first refusal since the last permission; zero: there was none
-	checked      time.Time // when the last answer was believed
-	tries        int
-	busy         bool // it is being asked, waits for its turn, or for the next attempt
-	final        bool // no answer changes anything
+	refusedSince moment // of the first refusal since the last permission; never: there was none
+	checked      moment // when the last answer was believed
 	waiting      *kube.Waiting
 	retry        *time.Timer
+	tries        int32
+	busy         bool // it is being asked, waits for its turn, or for the next attempt
+	final        bool // no answer changes anything
 }
 
 // cancel takes what waits out of the line.
@@ -58,26 +70,26 @@ type verdict struct {
 
 // judge is what an answer changes: the standing of an interest, or in which time it is asked again,
 // 0 for not before the next recheck. What was granted stays so until a refusal has lasted.
-func judge(now time.Time, is standing, r *review, v verdict) (standing, time.Duration) {
+func judge(now moment, is standing, r *review, v verdict) (standing, time.Duration) {
 	switch {
 	case v.allowed:
-		r.refusedSince, r.checked, r.tries = time.Time{}, now, 0
+		r.refusedSince, r.checked, r.tries = never, now, 0
 		return granted, 0
 	case v.refusal == nil:
 		r.tries++
 		return is, backoff(r.tries)
-	case r.refusedSince.IsZero():
+	case r.refusedSince == never:
 		r.refusedSince, r.tries = now, 0
 	}
 	r.tries++
-	if is == refused || now.Sub(r.refusedSince) >= v.grace {
+	if is == refused || now.sub(r.refusedSince) >= v.grace {
 		r.checked, r.tries = now, 0
 		return refused, 0
 	}
 	return is, backoff(r.tries)
 }
 
-func backoff(tries int) time.Duration {
+func backoff(tries int32) time.Duration {
 	base := min(50*time.Millisecond<<min(tries-1, 8), 10*time.Second)
 	return base/2 + rand.N(base/2)
 }

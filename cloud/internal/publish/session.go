@@ -117,9 +117,7 @@ func (s *session) close() {
 	}
 	for _, r := range s.resources {
 		r.closeFeed()
-		if r.confirming.cancel != nil {
-			r.confirming.cancel()
-		}
+		r.waitFor(nil)
 	}
 }
 
@@ -153,8 +151,8 @@ func (s *session) step() error {
 			return err
 		}
 	}
-	for _, r := range caughtUp {
-		r.confirming.collection = false
+	for _, c := range caughtUp {
+		c.collection = false
 	}
 	if s.deps != nil {
 		s.deps.scan()

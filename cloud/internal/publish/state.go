@@ -76,7 +76,7 @@ type inbox struct {
 	inventories []*topicpb.Inventory
 	verdicts    []ruled
 	due         []*interest // to be reviewed again
-	caughtUp    []*resourceSync
+	caughtUp    []*confirmation
 	acked       uint64
 }
 
@@ -122,11 +122,11 @@ type resourceSync struct {
 
 	blockedPods map[kube.Key]bool // pods that wait for what they depend on
 	heldMarkers []*interest       // sync markers that were reached, and wait for blocked pods
+	confirming  *confirmation     // nil where it waits for none
 	heldExpect  bool              // an expectation was reached, and waits for blocked pods
-	confirming  confirmation
-	heldBack    bool // something in dirty may be older than what the edge holds: it waits for a comparison
-	waiting     bool // the loop is woken when the store has synced
-	unfollowed  bool // the edge was notified that cloudcore can't follow it
+	heldBack    bool              // something in dirty may be older than what the edge holds: it waits for a comparison
+	waiting     bool              // the loop is woken when the store has synced
+	unfollowed  bool              // the edge was notified that cloudcore can't follow it
 
 	// Under the session's lock.
 	flows bool                  // comparison.state.flows(), for those who note changes
@@ -147,19 +147,19 @@ type interest struct {
 	id       uint64
 	resource *resourceSync // nil for dependencies
 	*collection
-	sel      *kube.Selection
-	standing standing
-	since    time.Time // of being undecided
-	review   review
-	limited  *topicpb.Interest // what was asked for, while there is no room for it
-	bytes    int               // of its selectors
-	gone     bool              // the edge has dropped it
-	entry    *entry
-	single   *kube.Ref // watched alone
+	sel     *kube.Selection
+	since   moment // of being undecided
+	review  review
+	limited *topicpb.Interest // what was asked for, while there is no room for it
+	entry   *entry
+	single  *kube.Ref // watched alone
 
-	counted bool // its objects are among those that its resource was compared with
-	synced  bool
-	waiting int // marks in the queue that must be passed before it is synced
+	bytes    int32 // of its selectors
+	waiting  int32 // marks in the queue that must be passed before it is synced
+	standing standing
+	gone     bool // the edge has dropped it
+	counted  bool // its objects are among those that its resource was compared with
+	synced   bool
 }
 
 // held is an object that is watched alone for this session.

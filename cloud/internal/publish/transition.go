@@ -25,7 +25,7 @@ import (
 //	              compare --> confirming  the edge holds what is newer than cloudcore's copy, or absent
 //	                                      from it
 //	confirming -- compare --> streaming   the copy is known to be no older than that
-type syncState int
+type syncState int8
 
 const (
 	unsynced   syncState = iota // nothing was compared: changes need no note
@@ -45,16 +45,16 @@ func (s syncState) flows() bool { return s == streaming || s == expecting }
 
 // comparison is the state of a resource, and what it needs to get further.
 type comparison struct {
-	state       syncState
 	edge        digest                 // what the edge said it holds, until that is settled
-	edgeUnknown bool                   // it said something that can't be compared
 	newest      uint64                 // the greatest resourceVersion among that; 0: unknown
 	written     uint64                 // the version of the newest write of the edge that was accepted and is not in that; 0: there is none
-	expected    bool                   // the edge knows what it should hold, and may answer once that it doesn't
-	surprised   bool                   // it has answered that: it waits for another expectation
-	compared    bool                   // all that differs is in the queue: nothing that is sent can be older than what the edge holds
 	only        *[buckets]bool         // the buckets whose entries were asked for, nil for all
 	theirs      map[kube.Key]heldEntry // of an inventory, while confirming
+	state       syncState
+	edgeUnknown bool // it said something that can't be compared
+	expected    bool // the edge knows what it should hold, and may answer once that it doesn't
+	surprised   bool // it has answered that: it waits for another expectation
+	compared    bool // all that differs is in the queue: nothing that is sent can be older than what the edge holds
 }
 
 // heldEntry is one object that an edge holds.
