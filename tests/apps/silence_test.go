@@ -1,6 +1,7 @@
 package apps_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -69,10 +70,12 @@ func TestCluster_08_ApiAway(t *testing.T) {
 	s.crash(pod)
 	s.WaitFor("the device to heal its pod", func(ctx context.Context) error {
 		d, err := s.deviceStatus(ctx, "edge1")
-		if err == nil && (len(d.Apps.Apps) != 1 || d.Apps.Apps[0].Restarts != 1 || d.Apps.Apps[0].State != v1alpha1.AppRunning) {
-			err = fmt.Errorf("it says %+v", d.Apps)
+		for _, a := range d.Apps.Apps { // one of an earlier test may be there still: the cut came before word of its end
+			if a.App == ns+"/island" && a.Restarts == 1 && a.State == v1alpha1.AppRunning {
+				return nil
+			}
 		}
-		return err
+		return cmp.Or(err, fmt.Errorf("it says %+v", d.Apps))
 	})
 	s.Heal("edge1")
 	silent(false)
