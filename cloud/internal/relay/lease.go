@@ -309,7 +309,7 @@ func (l *lease) next() (*coordinationv1.Lease, error) {
 
 // leaseTypes asks for a Lease as protobuf, as a kubelet does: of all that an idle fleet has
 // kube-apiserver do, most is Leases.
-const leaseTypes = kube.Protobuf + "," + "application/json"
+const leaseTypes = kube.Protobuf + ",application/json"
 
 func leaseKind() schema.GroupVersionKind {
 	return coordinationv1.SchemeGroupVersion.WithKind("Lease")
