@@ -78,6 +78,7 @@ func (s *bench) storm(b *testing.B) {
 	var spread, reviews []float64
 	cpu := map[string][]float64{} // of each program, in ms a node
 	for range *rounds {
+		pause(b, linkSteady)
 		place := s.audit(b)
 		first, last, step, used := s.restart(b)
 		all := 0.0
@@ -141,7 +142,10 @@ func noGoal(unit string) judgement {
 
 const (
 	hollowPrefix = "hollow-"
-	settleFor    = 3 * time.Minute // the Go runtime collects garbage every two minutes at least (runtime.forcegcperiod)
+	// linkSteady is longer than a link must have lasted for edgecore to dial at once when it ends;
+	// after one that did not it waits for up to half a minute.
+	linkSteady = 65 * time.Second
+	settleFor  = 3 * time.Minute // the Go runtime collects garbage every two minutes at least (runtime.forcegcperiod)
 )
 
 // use is what cloudcore takes, in kB, a few times over.
