@@ -34,9 +34,6 @@ type moment time.Duration
 // never is no time.
 const never moment = 0
 
-// now is a moment after the beginning, so it is not that of no time.
-func (s *session) now() moment { return moment(time.Since(s.began)) + 1 }
-
 func (m moment) sub(earlier moment) time.Duration { return time.Duration(m - earlier) }
 
 // review is how far asking about an interest has come. The session's loop owns it.

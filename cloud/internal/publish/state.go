@@ -212,6 +212,9 @@ func (d *dependencies) has(ref kube.Ref) bool {
 	return ok
 }
 
+// now is a moment after the beginning, so it is not that of no time.
+func (s *session) now() moment { return moment(time.Since(s.began)) + 1 }
+
 func (s *session) signal() { s.loop.Signal() }
 
 func (s *session) push(it item) {
