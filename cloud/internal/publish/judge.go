@@ -27,11 +27,11 @@ const (
 	recheckLater  = 5 * time.Minute // of granted ones
 )
 
-// moment is a time as long after the session began: each node has some dozen interests, and three
-// times of package time would take a third of each.
+// moment is how long after its session began something was. Each node has some dozen interests, and
+// with a time.Time for each of its three moments an interest would be a third larger.
 type moment time.Duration
 
-// never is no time.
+// never is the moment of what has not been: now is always after it.
 const never moment = 0
 
 func (m moment) sub(earlier moment) time.Duration { return time.Duration(m - earlier) }

@@ -212,7 +212,7 @@ func (d *dependencies) has(ref kube.Ref) bool {
 	return ok
 }
 
-// now is a moment after the beginning, so it is not that of no time.
+// now is the moment, which is never that of what has not been.
 func (s *session) now() moment { return moment(time.Since(s.began)) + 1 }
 
 func (s *session) signal() { s.loop.Signal() }

@@ -343,6 +343,42 @@ func (w *world) renewed() string {
 	return at
 }
 
+// Leases travel as a kubelet's do: kube-apiserver spends least on protobuf. One that is answered as
+// JSON is taken too, and what others have put into a Lease stays there.
+func TestLeaseIsProtobuf(t *testing.T) {
+	for name, json := range map[string]bool{"protobuf": false, "answered as JSON": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
+				w.api.objects[leasePath] = map[string]any{
+					"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+					"metadata": map[string]any{"name": "edge1", "namespace": "kube-node-lease", "resourceVersion": "1", "annotations": map[string]any{"example.com/x": "y"}},
+				}
+				types := map[string]int{}
+				w.api.fail = func(_ kube.Identity, r kube.Request) (*kube.Response, error) {
+					w.api.mu.Lock()
+					defer w.api.mu.Unlock()
+					if r.Path != leasePath {
+						return nil, nil
+					}
+					types[r.Method+" "+r.ContentType+", accepts "+r.Accept]++
+					if json {
+						return w.api.serve(r), nil
+					}
+					return nil, nil
+				}
+				e := w.connect("edge1", 5)
+				e.send(topic.Heartbeat.New(message.Resource{}, &topicpb.Heartbeat{KubeletAlive: true}))
+				synctest.Wait()
+				const both = ", accepts " + kube.Protobuf + ",application/json"
+				want(t, "requests", types, map[string]int{"GET " + both: 1, "PUT " + kube.Protobuf + both: 2})
+				want(t, "annotations", w.api.get(leasePath)["metadata"].(map[string]any)["annotations"],
+					any(map[string]any{"example.com/x": "y", "skerry.io/epoch": "5", "skerry.io/cloudcore": "cloudcore-1"}))
+			})
+		})
+	}
+}
+
 func TestLeaseIsRenewedWhileTheKubeletLives(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
