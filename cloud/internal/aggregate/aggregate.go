@@ -129,19 +129,20 @@ func (a *Aggregator) Know(resource schema.GroupVersionResource, objects Objects)
 	a.exists[resource] = objects
 }
 
-// overRate takes a report off what the node may report, or says in how many seconds to come again.
-func (a *Aggregator) overRate(node types.NodeName, t target) (over bool, after int) {
+// overRate takes a report off what the node may report, or says what it is charged with and in how
+// many seconds to come again.
+func (a *Aggregator) overRate(node types.NodeName, t target) (charge time.Duration, after int) {
 	if ok, after := a.rates.Take(node); !ok {
-		return true, after
+		return perRefusal, after
 	}
 	if have := a.exists[t.resource]; have == nil || !have.HasSynced() || have.Get(kube.Key{Namespace: t.namespace, Name: t.name}) != nil {
-		return false, 0
+		return 0, 0
 	}
 	if ok, after := a.unknown.Take(node); !ok {
 		a.rates.Give(node, 1)
-		return true, after
+		return perUnknown, after
 	}
-	return false, 0
+	return 0, 0
 }
 
 // Describe implements prometheus.Collector.
@@ -178,8 +179,13 @@ func (a *Aggregator) forget(r *reporter) {
 	}
 }
 
-// perRefusal is what a refused report is charged with (hub.Session).
-const perRefusal = 20 * time.Millisecond
+// What a refused report is charged with (hub.Session).
+const (
+	perRefusal = 20 * time.Millisecond
+	// perUnknown is for one about an object that cloudcore doesn't know. A device has a few of those
+	// while a watch is late; who sends more makes up names, and its link is read ten times a second.
+	perUnknown = 100 * time.Millisecond
+)
 
 // take puts a report with those of its object, or refuses it.
 func (a *Aggregator) take(from *reporter, w *topicpb.Write) error {
@@ -192,9 +198,9 @@ func (a *Aggregator) take(from *reporter, w *topicpb.Write) error {
 	if err := from.admit(len(body)); err != nil {
 		return err
 	}
-	if over, after := a.overRate(from.Node(), t); over {
+	if charge, after := a.overRate(from.Node(), t); charge > 0 {
 		a.refused.Inc()
-		from.Charge(perRefusal)
+		from.Charge(charge)
 		return from.answer(t, w.GetId(), len(body), "", quota.Refusal("relay.quotas.reportsPerSecond", after))
 	}
 	if a.kinds[t.resource] == nil || t.name == "" || w.GetVerb() != topicpb.Verb_PATCH || w.GetSubresource() != "status" {

@@ -141,12 +141,19 @@ type session struct {
 
 	mu      sync.Mutex
 	results map[uint64]*topicpb.WriteResult
+	charged time.Duration
 }
 
-func (s *session) Node() types.NodeName         { return s.node }
-func (s *session) Epoch() uint64                { return s.epoch }
-func (s *session) Keepalive() time.Duration     { return 10 * time.Second }
-func (s *session) Charge(time.Duration)         {}
+func (s *session) Node() types.NodeName     { return s.node }
+func (s *session) Epoch() uint64            { return s.epoch }
+func (s *session) Keepalive() time.Duration { return 10 * time.Second }
+
+func (s *session) Charge(d time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.charged += d
+}
+
 func (s *session) Info() link.Info              { return link.Info{} }
 func (s *session) Close(link.CloseCode, string) {}
 func (s *session) Done() <-chan struct{}        { return nil }
@@ -348,6 +355,11 @@ func TestReportsAboutMadeUpNamesAreFew(t *testing.T) {
 		}
 		if got := s.answered(); got != int(id) {
 			t.Errorf("%d of %d reports were answered", got, id)
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.charged < 500*time.Second { // 59 of each 60 are refused
+			t.Errorf("6,000 made-up names were charged with %v: the link would be read on", s.charged)
 		}
 	})
 }
