@@ -148,6 +148,7 @@ func (a *App) relayParts() ([]beehive.Entry, error) {
 	a.pods = relay.NewPods(a.informers)
 	a.relay = relay.New(a.client, a.pods, a.instance)
 	a.relay.Limit(relayQuotas(a.config.Relay))
+	a.relay.RenewEvery(a.config.Relay.LeaseRenewal.Duration)
 	// Opened for as long as cloudcore lives.
 	infos, _ := a.informers.Open(v1alpha1.Resource(v1alpha1.ClusterInfos))
 	nodes, _ := a.informers.Open(corev1.SchemeGroupVersion.WithResource("nodes"))

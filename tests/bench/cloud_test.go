@@ -56,7 +56,7 @@ func (s *bench) hollow(b *testing.B) {
 		}
 	}
 	writes.ours = []float64{count / float64(*nodes) * float64(time.Hour) / float64(window)}
-	writes.note = fmt.Sprintf("%d nodes, counted in the audit log for %v: a Lease each 10 s, as of a kubelet. With one each 20 s healthy nodes would be NotReady after the loss of a replica (docs/scale.md).", *nodes, window.Round(time.Second))
+	writes.note = fmt.Sprintf("%d nodes, counted in the audit log for %v: a Lease each 20 s, half as often as a kubelet (docs/decisions/0081-leases-by-heartbeats.md).", *nodes, window.Round(time.Second))
 	perNode := func(of func(use) []float64) float64 { return (median(of(full)) - median(of(empty))) / float64(*nodes) }
 	bytes.note = fmt.Sprintf("%d nodes without pods; the difference to cloudcore without them, %v after the last was in step. Alive are %.3g kB a node, of which %.3g kB are stacks, of %.2g goroutines: "+
 		"the one that waits beneath TLS for the link, in 4 KiB, and what was torn between stacks when all came at once. The heap's pages in use are %.3g kB a node: between what lives stands the garbage of "+

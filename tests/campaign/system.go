@@ -258,6 +258,7 @@ hub:
   quic: {listen: ""}%s
 join: {listen: "%s"}
 tunnel: {listen: ""}
+relay: {leaseRenewal: 10s} # where nodes must stay Ready, the grace is half of the usual 50 s
 health: {listen: "%s"}
 `
 

@@ -69,6 +69,7 @@ func (s *harness) pods(ctx context.Context) (map[string]corev1.Pod, error) {
 type edge struct {
 	Link struct {
 		Linked    bool
+		Transport string
 		Server    string
 		Instance  string // of cloudcore: the pod's name, with something behind it
 		LastError string

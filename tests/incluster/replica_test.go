@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/skerry-io/skerry/tests/cluster/suite"
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
@@ -72,8 +73,14 @@ func (s *harness) leads(name string) {
 // killPod ends the process of a pod's container as a crash would.
 func (s *harness) killPod(pod corev1.Pod) {
 	s.T.Helper()
+	s.signal(pod, "SIGKILL")
+}
+
+// signal sends a signal to the process of a pod's container, and to no other.
+func (s *harness) signal(pod corev1.Pod, signal string) {
+	s.T.Helper()
 	_, id, _ := strings.Cut(pod.Status.ContainerStatuses[0].ContainerID, "://")
-	_, err := s.on(s.T.Context(), pod.Spec.NodeName, "ctr --namespace k8s.io tasks kill --signal SIGKILL "+id)
+	_, err := s.on(s.T.Context(), pod.Spec.NodeName, "ctr --namespace k8s.io tasks kill --signal "+signal+" "+id)
 	s.Check(err)
 }
 
@@ -207,4 +214,58 @@ func trialNodes() (plain []trial.Node) {
 		}
 	}
 	return plain
+}
+
+// A replica hangs: it is stopped, while its kernel goes on acknowledging what devices send by
+// websocket. The kubelet ends it by its livenessProbe, and its devices go on by another, or by the
+// one that takes its place, before a Lease is too old: their Nodes stay Ready. The grace of
+// kube-controller-manager and the device's keepalive are the usual ones, 50 s and 10 s.
+func TestReplicaHangs(t *testing.T) {
+	s := use(t)
+	s.waitRolledOut(deployment)
+	set := func(ctx context.Context, settings ...string) { s.Check(s.Trial.Set(ctx, "edge1", settings)) }
+	t.Cleanup(func() {
+		set(context.Background(), "modules.edgeHub.transport=auto", "modules.edgeHub.keepalive=3s", "modules.edgeHub.idleTimeout=9s") // as for all tests
+	})
+	set(t.Context(), "modules.edgeHub.transport=websocket", "modules.edgeHub.keepalive=10s", "modules.edgeHub.idleTimeout=30s")
+	s.WaitFor("a link over websocket", func(ctx context.Context) error {
+		e, err := s.edge(ctx, "edge1")
+		if err == nil && (!e.Link.Linked || e.Link.Transport != "websocket") {
+			err = fmt.Errorf("link: %+v", e.Link)
+		}
+		return err
+	})
+	hung := s.waitReplicaOf("edge1")
+	reporter := s.reporter("edge1")
+	s.reportsOf(reporter)
+	containers := map[string][]string{"edge1": s.Containers("edge1"), "edge2": s.Containers("edge2")}
+	leases := s.Client.CoordinationV1().Leases(corev1.NamespaceNodeLease)
+	before, err := leases.Get(t.Context(), "edge1", metav1.GetOptions{})
+	s.Check(err)
+	end := s.neverNotReady("edge1", "edge2")
+	s.signal(hung, "SIGSTOP")
+	s.WaitFor("the Lease of edge1 to be renewed by another session", func(ctx context.Context) error {
+		l, err := leases.Get(ctx, "edge1", metav1.GetOptions{})
+		if err == nil && (l.Annotations["skerry.io/cloudcore"] == before.Annotations["skerry.io/cloudcore"] || !l.Spec.RenewTime.After(before.Spec.RenewTime.Time)) {
+			err = fmt.Errorf("it is of %v, renewed at %v", l.Annotations, l.Spec.RenewTime)
+		}
+		return err
+	})
+	s.WaitFor(hung.Name+" to be started again", func(ctx context.Context) error {
+		p, err := s.Client.CoreV1().Pods(system).Get(ctx, hung.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		c := p.Status.ContainerStatuses[0]
+		if c.RestartCount != hung.Status.ContainerStatuses[0].RestartCount+1 || !suite.PodReady(*p) {
+			return fmt.Errorf("%d restarts, %+v", c.RestartCount, c.State)
+		}
+		if by := c.LastTerminationState.Terminated; by == nil || by.ExitCode != 128+9 {
+			return fmt.Errorf("it ended by %+v", by)
+		}
+		return nil
+	})
+	s.reportsOf(reporter)
+	end()
+	s.sameContainers(containers)
 }

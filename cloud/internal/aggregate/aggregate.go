@@ -182,8 +182,8 @@ func (a *Aggregator) forget(r *reporter) {
 // What a refused report is charged with (hub.Session).
 const (
 	perRefusal = 20 * time.Millisecond
-	// perUnknown is for one about an object that cloudcore doesn't know. A device has a few of those
-	// while a watch is late; who sends more makes up names, and its link is read ten times a second.
+	// perUnknown is for one about an object that cloudcore doesn't know. A device has a few of
+	// those while a watch is late; one that sends more makes up names.
 	perUnknown = 100 * time.Millisecond
 )
 

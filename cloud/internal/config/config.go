@@ -156,6 +156,9 @@ type Hub struct {
 
 // Relay is what edges send.
 type Relay struct {
+	// LeaseRenewal is between two renewals of a node's Lease while its kubelet lives.
+	LeaseRenewal metav1.Duration `json:"leaseRenewal"`
+
 	Quotas RelayQuotas `json:"quotas"`
 }
 
@@ -208,7 +211,7 @@ func Default() *Config {
 			WebSocket: Listen{Listen: ":10000"}, QUIC: Listen{Listen: ":10001"}, MaxSessions: 10000,
 			Keepalive: metav1.Duration{Duration: 10 * time.Second}, IdleTimeout: metav1.Duration{Duration: 30 * time.Second},
 		},
-		Relay: Relay{Quotas: RelayQuotas{
+		Relay: Relay{LeaseRenewal: metav1.Duration{Duration: 20 * time.Second}, Quotas: RelayQuotas{
 			EventsPerSecond: 100, EventBurst: 1500, StatusesPerSecond: 40, StatusBurst: 1000, StatusBytesPerSecond: 256 << 10, StatusByteBurst: 8 << 20,
 			RequestsPerSecond: 200, RequestBurst: 2000, ReportsPerSecond: 40, ReportBurst: 500,
 			CertificateRequestsPerHour: 60, HeavyNodes: 2, BytesInFlight: 8 << 20,
@@ -302,6 +305,9 @@ func (c *Config) Validate() field.ErrorList {
 	}
 	if n := c.Hub.MaxSessions; n < 1 || n > 1000000 {
 		errs = append(errs, field.Invalid(hub.Child("maxSessions"), n, "must be 1 to 1000000"))
+	}
+	if d := c.Relay.LeaseRenewal.Duration; d < time.Second || d > 20*time.Second {
+		errs = append(errs, field.Invalid(field.NewPath("relay", "leaseRenewal"), d.String(), "must be 1s to 20s: a Lease lasts 40s"))
 	}
 	errs = append(errs, c.Relay.Quotas.validate(field.NewPath("relay", "quotas"))...)
 	errs = append(errs, c.Publish.Quotas.validate(field.NewPath("publish", "quotas"))...)

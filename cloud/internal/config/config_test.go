@@ -20,11 +20,12 @@ func TestReadReportsEveryMistakeWithItsPlace(t *testing.T) {
 			"cloudcore.yaml: advertise: Required value: name at least one host name or address under which edges reach cloudcore",
 			"cloudcore.yaml:4: hub.websocket.listen: Required value: one of websocket and quic must listen, or no edge can reach this cloudcore",
 		}},
-		"bad values": {head + "advertise: [\"cloud:1\"]\nimpersonation: full\njoin:\n  listen: \"10002\"\nhub:\n  maxSessions: 0\n", []string{
+		"bad values": {head + "advertise: [\"cloud:1\"]\nimpersonation: full\njoin:\n  listen: \"10002\"\nhub:\n  maxSessions: 0\nrelay:\n  leaseRenewal: 40s\n", []string{
 			`cloudcore.yaml:3: advertise[0]: Invalid value: "cloud:1": must be a host name in lower case or an IP address, without a port`,
 			`cloudcore.yaml:4: impersonation: Unsupported value: "full": supported values: "constrained", "classic"`,
 			`cloudcore.yaml:6: join.listen: Invalid value: "10002": must be [ADDRESS]:PORT, such as :10000 or 127.0.0.1:10003`,
 			`cloudcore.yaml:8: hub.maxSessions: Invalid value: 0: must be 1 to 1000000`,
+			`cloudcore.yaml:10: relay.leaseRenewal: Invalid value: "40s": must be 1s to 20s: a Lease lasts 40s`,
 		}},
 	}
 	for name, tc := range tests {

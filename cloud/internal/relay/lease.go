@@ -24,8 +24,7 @@ import (
 )
 
 const (
-	leaseSeconds = 40               // the kubelet's nodeLeaseDurationSeconds
-	renewEvery   = 10 * time.Second // a quarter of it, as a kubelet does
+	leaseSeconds = 40 // the kubelet's nodeLeaseDurationSeconds
 	// leaseTimeout bounds each request for a Lease: as long as a kubelet's own may take. A hung
 	// kube-apiserver has each of the leaseWrites slots for so long.
 	leaseTimeout = 10 * time.Second
@@ -117,12 +116,40 @@ func (l *lease) due(now time.Time) (bool, time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.alive || now.Sub(l.heardAt) >= l.staleAfter() {
-		return false, renewEvery
+		return false, l.relay.renewEvery
 	}
-	if wait := renewEvery - now.Sub(l.renewedAt); wait > 0 {
+	if wait := l.renewal().Sub(now); wait > 0 {
 		return false, wait
 	}
 	return true, 0
+}
+
+// renewal is when the Lease is to be renewed next: three quarters of an interval after a heartbeat,
+// and so a quarter before the next one. mu is held.
+//
+// Where this host dies, the device counts its silence from the last heartbeat that was
+// acknowledged, and dials another replica three intervals later. What matters is how old the Lease
+// is at that heartbeat. Renewed a quarter of an interval before every second heartbeat, it is at
+// most one interval and a quarter old at any of them. With heartbeats each 10 s that is 12.5 s, and
+// with the silence and some 3 s to dial 45.5 s: below the 50 s of kube-controller-manager's
+// --node-monitor-grace-period. A renewal at the heartbeat itself would be under way when that one
+// has just been acknowledged: a host that dies then leaves a Lease of 20 s. The quarter is what a
+// write may take, and a heartbeat may come late.
+//
+// The result is within an interval below renewEvery and a quarter of one, so that heartbeats that
+// come late, in disorder or not at all shift it and don't put it off. Where not two intervals fit
+// into renewEvery there is nothing to gain: so long a silence is noticed too late in any case.
+func (l *lease) renewal() time.Time {
+	at, every := l.renewedAt.Add(l.relay.renewEvery), l.link.Keepalive()
+	if 2*every > l.relay.renewEvery {
+		return at
+	}
+	latest := at.Add(every / 4)
+	early := latest.Sub(l.heardAt.Add(3*every/4)) % every
+	if early < 0 {
+		early += every
+	}
+	return latest.Add(-early)
 }
 
 // run keeps the Lease until ctx ends or stop is called. failed receives the reason why the session
@@ -221,7 +248,7 @@ func (l *lease) step() time.Duration {
 		}
 	case stop != nil:
 		l.failed(stop) // ctx ends with it, soon
-		return renewEvery
+		return l.relay.renewEvery
 	default:
 		l.misses++
 		l.relay.metrics.renewalFailures.Add(1)

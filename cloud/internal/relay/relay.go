@@ -13,6 +13,7 @@ package relay
 
 import (
 	"context"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -22,6 +23,8 @@ import (
 )
 
 const (
+	// renewEvery is half of what a Lease lasts; a kubelet renews four times in that.
+	renewEvery = 20 * time.Second
 	// leaseWrites is how many sessions read or write their Leases at once. After a restart of
 	// cloudcore all want to, and each takes some 50 kB for that. A renewal takes milliseconds, so
 	// that is enough for thousands of renewals a second; it is kube-apiserver that has not.
@@ -32,13 +35,15 @@ const (
 	// hardly slower by it.
 	heavyAtOnce = 2
 	// eventRest bounds how many times as long as it took nothing follows an event of a heavy node.
-	// Eight such nodes that wait are once as long: a few devices that come back with what they kept
-	// are as quick as they were, and fifty that flood have kube-apiserver busy for a fifth of what
-	// they could.
-	eventRest, eventShare = 4, 8
-	// largeRest is the same of large bodies, for each node that waits: one of half a megabyte is as
-	// much work as fifty usual ones, and other writes wait behind it in etcd.
-	largeRest = 4
+	// Four such nodes that wait are once as long: a few devices that come back with what they
+	// kept are as quick as they were, and sixteen or more that flood have kube-apiserver busy
+	// for a fifth of what they could.
+	eventRest, eventShare = 4, 4
+	// largeRest is the same of large bodies, for each node that waits: one of half a megabyte is
+	// as much work as fifty usual ones, and other writes wait behind it in etcd. One device that
+	// writes a large object waits for its own rest alone; sixteen that write nothing else have
+	// kube-apiserver busy with it for a seventeenth of the time.
+	largeRest = 16
 )
 
 // Client makes requests at kube-apiserver.
@@ -77,6 +82,8 @@ type Relay struct {
 	announce func(types.NodeName) string                                                             // set before anything is attached, or nil
 	serve    func(context.Context, types.NodeName, *topicpb.APIRequest) (*topicpb.APIResponse, bool) // likewise
 	leases   *kube.LimitedQueue
+	// renewEvery is between two renewals of a Lease; set before anything is attached.
+	renewEvery time.Duration
 	// Writes of heavy nodes that are no events; their events; large bodies of any node, and of
 	// events.
 	heavy, heavyEvents, large, largeEvents *turns
@@ -89,7 +96,7 @@ type Relay struct {
 // New returns a Relay. instance names this replica of cloudcore. It starts nothing.
 func New(client Client, pods *Pods, instance string) *Relay {
 	return &Relay{
-		client: client, pods: pods, instance: instance, leases: kube.NewLimitedQueue(leaseWrites, 1), metrics: newMetrics(),
+		client: client, pods: pods, instance: instance, leases: kube.NewLimitedQueue(leaseWrites, 1), renewEvery: renewEvery, metrics: newMetrics(),
 		heavy:       newTurns(heavyAtOnce, 0, 0),
 		heavyEvents: newTurns(heavyAtOnce, eventRest, eventShare),
 		large:       newTurns(1, largeRest, 1),
@@ -106,6 +113,10 @@ func (r *Relay) Advertise(announce func(types.NodeName) string) { r.announce = a
 func (r *Relay) Serve(serve func(context.Context, types.NodeName, *topicpb.APIRequest) (*topicpb.APIResponse, bool)) {
 	r.serve = serve
 }
+
+// RenewEvery sets the time between two renewals of a node's Lease; it is 20 s without it. It is
+// called before the first Attach.
+func (r *Relay) RenewEvery(d time.Duration) { r.renewEvery = d }
 
 // Metrics is for a Prometheus registry.
 func (r *Relay) Metrics() *Metrics { return r.metrics }

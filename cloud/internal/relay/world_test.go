@@ -242,12 +242,13 @@ func (a *apiserver) count(call string) (n int) {
 // ---- the edge ----
 
 type edge struct {
-	t      *testing.T
-	node   types.NodeName
-	epoch  uint64
-	mux    *message.Mux
-	cancel context.CancelFunc
-	ended  chan error
+	t         *testing.T
+	node      types.NodeName
+	epoch     uint64
+	keepalive time.Duration // 0: 10 s
+	mux       *message.Mux
+	cancel    context.CancelFunc
+	ended     chan error
 
 	mu      sync.Mutex
 	results []*topicpb.WriteResult
@@ -256,11 +257,17 @@ type edge struct {
 
 func (e *edge) Node() types.NodeName         { return e.node }
 func (e *edge) Epoch() uint64                { return e.epoch }
-func (e *edge) Keepalive() time.Duration     { return 10 * time.Second }
 func (e *edge) Charge(time.Duration)         {}
 func (e *edge) Info() link.Info              { return link.Info{} }
 func (e *edge) Close(link.CloseCode, string) {}
 func (e *edge) Done() <-chan struct{}        { return nil }
+
+func (e *edge) Keepalive() time.Duration {
+	if e.keepalive == 0 {
+		return 10 * time.Second
+	}
+	return e.keepalive
+}
 
 func (e *edge) Send(_ context.Context, m message.Message) error {
 	e.mu.Lock()
@@ -282,10 +289,11 @@ type stores struct{ pods *kube.Store }
 func (s stores) Open(schema.GroupVersionResource) (*kube.Store, func()) { return s.pods, func() {} }
 
 type world struct {
-	t     *testing.T
-	api   *apiserver
-	pods  *kube.Store
-	relay *relay.Relay
+	t         *testing.T
+	api       *apiserver
+	pods      *kube.Store
+	relay     *relay.Relay
+	keepalive time.Duration // of the edges to come; 0: 10 s
 }
 
 func newWorld(t *testing.T) *world {
@@ -314,7 +322,7 @@ func (w *world) open(node types.NodeName, epoch uint64) *edge {
 }
 
 func (w *world) openWith(parent context.Context, node types.NodeName, epoch uint64) *edge {
-	e := &edge{t: w.t, node: node, epoch: epoch, mux: message.NewMux(), answers: map[message.ID]*topicpb.APIResponse{}, ended: make(chan error, 1)}
+	e := &edge{t: w.t, node: node, epoch: epoch, keepalive: w.keepalive, mux: message.NewMux(), answers: map[message.ID]*topicpb.APIResponse{}, ended: make(chan error, 1)}
 	service := w.relay.Attach(e, e.mux)
 	ctx, cancel := context.WithCancel(parent)
 	e.cancel = cancel

@@ -15,7 +15,7 @@ import (
 )
 
 // announceLife is how old an announcement may be: a replica that lives renews a node's Lease, and
-// its announcement in it, every 10 s. Clocks of replicas may differ by as much.
+// its announcement in it, every 20 s or so. Clocks of replicas may differ by the rest.
 const announceLife = 90 * time.Second
 
 // An Announcer writes where this replica is asked for streams, for the Lease of a node whose link

@@ -43,8 +43,8 @@ type Config struct {
 	Routes map[message.Kind]message.Name
 	Module message.Name // default "metamanager"
 
-	// Keepalive is the time between two heartbeats: 10 s. A link on which nothing came for three of
-	// them is given up.
+	// Keepalive is the time between two heartbeats: 10 s. A link is given up three of them after
+	// the last heartbeat that was followed by a sign of the cloud.
 	Keepalive time.Duration
 	// BackoffMin and BackoffMax bound the exponential back-off between rounds of dialling:
 	// 1 s and 30 s.

@@ -295,7 +295,7 @@ func TestHub_GivesUpALinkOnWhichNothingComesBack(t *testing.T) {
 		if end := c.ended(); end.Code != link.CloseTimeout || !end.Remote {
 			t.Errorf("ended with %v", end)
 		}
-		if d := time.Since(start); d < 30*time.Second || d > 41*time.Second {
+		if d := time.Since(start); d != 30*time.Second {
 			t.Errorf("after %v", d)
 		}
 		b.down()
@@ -310,7 +310,7 @@ func TestHub_AnyMessageShowsThatTheLinkLives(t *testing.T) {
 		b := newBench(t, nil)
 		c := b.open()
 		for i := range uint64(20) {
-			time.Sleep(20 * time.Second)
+			time.Sleep(19 * time.Second) // within any two intervals there is one
 			c.send(topic.State.New(message.Resource{}, &topicpb.State{Sequence: i}))
 			b.next()
 		}

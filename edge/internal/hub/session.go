@@ -18,8 +18,14 @@ import (
 )
 
 const (
-	// missesAllowed is how many keepalive intervals without any sign of the cloud end the link.
-	missesAllowed = 3
+	// missesAllowed is how many heartbeats in a row end the link if until the next one is due no
+	// sign of the cloud has followed them. It ends silentIntervals after the heartbeat before
+	// those, the last one that was followed by a sign.
+	missesAllowed   = 2
+	silentIntervals = missesAllowed + 1
+	// ackError is by how much two readings of the time of one acknowledgement may differ: the
+	// kernel has it to one of its ticks, of 10 ms at most.
+	ackError = 20 * time.Millisecond
 	// answerEvery is which heartbeats want an answer of cloudcore itself where the transport
 	// shows that they arrive. On an idle link an answer, with its own acknowledgement, costs as
 	// much as the heartbeat.
@@ -63,6 +69,7 @@ type pending struct {
 func newSession(c Config, m *metrics, current *atomic.Pointer[session], conn link.Conn, epoch uint64, server string) *session {
 	s := &session{config: c, metrics: m, current: current, conn: conn, epoch: epoch, server: server, since: time.Now(), pending: map[message.ID]pending{}}
 	s.lastHeard.Store(s.since.UnixNano())
+	s.heard.Store(true) // the welcome has just come
 	return s
 }
 
@@ -302,6 +309,11 @@ func (s *session) beat(ctx context.Context, port Port) {
 			s.metrics.message("sent", beat.Key())
 		}
 	}
+	// What the device had of the cloud before it sent the last heartbeat. Only what came after it
+	// shows that it arrived: other traffic may have been acknowledged just before, and each such
+	// sign would put off the end of the link by as much, while cloudcore renews the Lease by the
+	// heartbeats that arrive.
+	before := s.lastAcked()
 	send(s.config.Alive())
 	misses := 0
 	for {
@@ -315,19 +327,20 @@ func (s *session) beat(ctx context.Context, port Port) {
 			if s.heard.Swap(false) || s.delivering.Load() {
 				misses, asked = 0, time.Time{}
 			}
-			if s.acked() {
+			if s.ackedSince(before) {
 				misses = 0
 			}
-			if silence := missesAllowed * s.config.Keepalive; !asked.IsZero() && time.Since(asked) >= silence && misses < missesAllowed {
+			if silence := silentIntervals * s.config.Keepalive; !asked.IsZero() && time.Since(asked) >= silence && misses < missesAllowed {
 				// cloudcore stands still, and its kernel does not.
 				_ = s.conn.Close(link.CloseTimeout, fmt.Sprintf("cloudcore has not answered for %v", silence))
 				return
 			}
 			if misses >= missesAllowed {
-				_ = s.conn.Close(link.CloseTimeout, fmt.Sprintf("nothing came back for %v", missesAllowed*s.config.Keepalive))
+				_ = s.conn.Close(link.CloseTimeout, fmt.Sprintf("nothing came back for %v", silentIntervals*s.config.Keepalive))
 				return
 			}
 			s.sweep(ctx, port)
+			before = s.lastAcked()
 			send(s.config.Alive())
 		case <-look:
 			if alive := s.config.Alive(); alive != sent {
@@ -340,7 +353,7 @@ func (s *session) beat(ctx context.Context, port Port) {
 		case <-s.config.Wake:
 			// The network changed. A link that is silent already is likely gone with the old one;
 			// dialling again is quicker than waiting for the last miss.
-			if misses >= missesAllowed-1 && !s.heard.Load() && !s.acked() {
+			if misses >= missesAllowed-1 && !s.heard.Load() && !s.ackedSince(before) {
 				_ = s.conn.Close(link.CloseTimeout, "the network changed and nothing comes back")
 				return
 			}
@@ -348,10 +361,10 @@ func (s *session) beat(ctx context.Context, port Port) {
 	}
 }
 
-// acked reports whether the transport has seen that the cloud got the last heartbeat, and
-// not only the one before: half an interval lies between the two, more than any clock in
-// between is wrong by.
-func (s *session) acked() bool { return time.Since(s.lastAcked()) < s.config.Keepalive*3/2 }
+// ackedSince reports whether the transport has seen a sign of life since lastAcked was before. It
+// compares readings of one clock: QUIC's is that of when we looked, up to an eighth of idleTimeout
+// late, so it says nothing beside the time at which a heartbeat was sent.
+func (s *session) ackedSince(before time.Time) bool { return s.lastAcked().Sub(before) > ackError }
 
 // lastAcked is when the transport saw a sign of life last; zero where it can't say.
 func (s *session) lastAcked() time.Time {

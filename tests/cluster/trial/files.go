@@ -228,8 +228,13 @@ func (t *Trial) cloudcoreFile() ([]byte, error) {
 	if t.state.Options.Streams == StreamsEndpoint {
 		tunnel["endpoint"] = doc{"listen": ":10250", "hideAddresses": true}
 	}
+	relay := doc{}
+	if t.state.Options.Quick {
+		relay["leaseRenewal"] = "10s" // a node is NotReady after 12 s
+	}
 	return yaml.Marshal(doc{
 		"logs":       doc{"endpoint": t.state.Options.Logs},
+		"relay":      relay,
 		"tunnel":     tunnel,
 		"apiVersion": "config.skerry.io/v1alpha1",
 		"kind":       "CloudCore",

@@ -1,0 +1,113 @@
+package relay_test
+
+import (
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/cloud/internal/kube"
+	"github.com/skerry-io/skerry/common/topic"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+)
+
+var lives = topic.Heartbeat.New(message.Resource{}, &topicpb.Heartbeat{KubeletAlive: true})
+
+// renewedAt is the time in the Lease, as kube-apiserver has it.
+func (w *world) renewedAt() time.Time {
+	w.t.Helper()
+	at, err := time.Parse(metav1.RFC3339Micro, w.renewed())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return at
+}
+
+// Whenever the host of cloudcore dies, the device counts its silence from the last heartbeat that
+// arrived: how old the Lease is at that heartbeat, silence and a dial make the age at which another
+// replica renews it.
+func TestLeaseIsYoungAtEachHeartbeat(t *testing.T) {
+	for name, test := range map[string]struct {
+		keepalive, jitter time.Duration
+		write             time.Duration // takes a renewal
+		first             time.Duration // takes the first one
+		period            time.Duration // 0: the usual
+		atHeartbeat, ever time.Duration // how old the Lease may be
+		least, most       int           // renewals an hour
+	}{
+		"heartbeats each 10 s":          {keepalive: 10 * time.Second, atHeartbeat: 12500 * time.Millisecond, ever: 20 * time.Second, least: 178, most: 181},
+		"late, early and slow to write": {keepalive: 10 * time.Second, jitter: time.Second, write: 400 * time.Millisecond, atHeartbeat: 15 * time.Second, ever: 23 * time.Second, least: 175, most: 185},
+		"2.4 s for each write":          {keepalive: 10 * time.Second, write: 2400 * time.Millisecond, atHeartbeat: 12500 * time.Millisecond, ever: 22500 * time.Millisecond, least: 178, most: 181},
+		"the first one slow":            {keepalive: 10 * time.Second, first: 4 * time.Second, atHeartbeat: 16 * time.Second, ever: 23 * time.Second, least: 178, most: 181},
+		"each second":                   {keepalive: time.Second, atHeartbeat: 20250 * time.Millisecond, ever: 20250 * time.Millisecond, least: 178, most: 190},
+		"each 3 s":                      {keepalive: 3 * time.Second, atHeartbeat: 20 * time.Second, ever: 21 * time.Second, least: 178, most: 204},
+		"each 8 s":                      {keepalive: 8 * time.Second, atHeartbeat: 22 * time.Second, ever: 22 * time.Second, least: 178, most: 226},
+		"each 12 s":                     {keepalive: 12 * time.Second, atHeartbeat: 20 * time.Second, ever: 20 * time.Second, least: 178, most: 181},
+		"each minute":                   {keepalive: time.Minute, atHeartbeat: 20 * time.Second, ever: 20 * time.Second, least: 178, most: 181},
+		"each 10 minutes":               {keepalive: 10 * time.Minute, atHeartbeat: 20 * time.Second, ever: 20 * time.Second, least: 178, most: 181},
+		"renewed each 10 s":             {keepalive: 10 * time.Second, period: 10 * time.Second, atHeartbeat: 10 * time.Second, ever: 10 * time.Second, least: 358, most: 361},
+		"each 3 s, renewed each 10 s":   {keepalive: 3 * time.Second, period: 10 * time.Second, atHeartbeat: 10 * time.Second, ever: 11 * time.Second, least: 358, most: 401},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
+				w.keepalive = test.keepalive
+				if test.period > 0 {
+					w.relay.RenewEvery(test.period)
+				}
+				renewals := 0
+				w.api.delay = func(r kube.Request) time.Duration {
+					if r.Method != "PUT" || !strings.HasSuffix(r.Path, "/edge1") {
+						return 0
+					}
+					w.api.mu.Lock()
+					defer w.api.mu.Unlock()
+					if renewals++; renewals == 1 {
+						return test.first
+					}
+					return test.write
+				}
+				e := w.connect("edge1", 5)
+				random := rand.New(rand.NewPCG(1, 2))
+				heard, start := time.Now(), time.Now()
+				e.send(lives)
+				time.Sleep(max(test.first, test.write))
+				synctest.Wait()
+				begun := w.api.count("edge1 PUT " + leasePath)
+				const look = 50 * time.Millisecond
+				next := start.Add(test.keepalive)
+				for time.Since(start) < time.Hour {
+					time.Sleep(look)
+					if now := time.Now(); !now.Before(next) {
+						heard = now
+						e.send(lives)
+						next = start.Add(now.Sub(start).Round(test.keepalive) + test.keepalive)
+						if test.jitter > 0 {
+							next = next.Add(around(random, test.jitter).Round(look))
+						}
+					}
+					synctest.Wait()
+					renewed := w.renewedAt()
+					if age := heard.Sub(renewed); age > test.atHeartbeat {
+						t.Fatalf("at %v: the Lease was %v old at the last heartbeat", time.Since(start), age)
+					}
+					if age := time.Since(renewed); age > test.ever+look {
+						t.Fatalf("at %v: the Lease is %v old", time.Since(start), age)
+					}
+				}
+				if n := w.api.count("edge1 PUT "+leasePath) - begun; n < test.least || n > test.most {
+					t.Errorf("%d renewals in an hour, want %d to %d", n, test.least, test.most)
+				}
+			})
+		})
+	}
+}
+
+// around is between -d and d.
+func around(r *rand.Rand, d time.Duration) time.Duration {
+	return time.Duration(r.Int64N(int64(2*d))) - d
+}
