@@ -1,6 +1,9 @@
 package publish
 
 import (
+	"cmp"
+	"slices"
+
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/common/topic"
@@ -92,6 +95,7 @@ func (s *session) begin(r *resourceSync) error {
 func (s *session) perform(r *resourceSync, e effects) error {
 	s.part.metrics.resumed(e.how)
 	r.publishState()
+	slices.SortFunc(e.send, compareKeys) // objects of like names are alike: in this order they are compressed best
 	r.queue(e.send)
 	if e.expect {
 		s.push(item{resource: r, expect: true})
@@ -118,6 +122,10 @@ func (s *session) perform(r *resourceSync, e effects) error {
 		return err
 	}
 	return nil
+}
+
+func compareKeys(a, b kube.Key) int {
+	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 }
 
 // settled queues the sync markers of a resource's interests.

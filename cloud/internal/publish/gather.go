@@ -13,37 +13,57 @@ const (
 	gatherFirst = 5 * time.Millisecond
 	// gatherUpdates is how long an update of one waits when a State went out less than that ago.
 	gatherUpdates = 20 * time.Millisecond
-	// gatherMarks is how long the sync markers of one resource wait for those of others while a
-	// session resumes: the rights and collections of some 14 resources become known one by one, and
-	// each marker in a State of its own costs an edge that comes back twice what there is to say.
-	gatherMarks = 20 * time.Millisecond
+	// gatherMarks is how long the sync markers of one resource wait for those of others while an
+	// edge comes back: the rights and collections of some 14 resources become known one by one, and
+	// a State for each costs 28 bytes more, with its acknowledgement. What they are about the edge
+	// holds and serves already. The last resource to be compared lets all go: ConfigMaps, where a
+	// pod has hundreds, for whose watches kube-apiserver needs some hundred milliseconds.
+	gatherMarks = time.Second
+	// gatherFirstMarks is that for an edge that holds nothing, whose clients wait.
+	gatherFirstMarks = 20 * time.Millisecond
 	// resumeSoon is how long after its start a session resumes at most. A resource that takes
 	// longer holds nothing up.
 	resumeSoon = 2 * time.Second
 )
 
-// gatherUpdate is signal for an update of an object that is watched alone.
-func (s *session) gatherUpdate() {
+// updateWait is how long an update of an object that is watched alone waits.
+func (s *session) updateWait() time.Duration {
 	if time.Since(time.Unix(0, s.sent.Load())) < gatherUpdates {
-		s.gather(gatherUpdates)
-		return
+		return gatherUpdates
 	}
-	s.signal()
+	return pressing
 }
 
-// gather is signal, in a moment. Like gatherUpdate it may be called after the session's end.
-func (s *session) gather(wait time.Duration) {
-	s.mu.Lock()
-	begun := s.inbox.gathering
-	s.inbox.gathering = true
-	s.mu.Unlock()
-	if begun {
+// wake is signal, in a moment, or at once where nothing is waited for. It may be called after the
+// session's end.
+func (s *session) wake(wait time.Duration) {
+	if wait == pressing {
+		s.signal()
 		return
 	}
-	time.AfterFunc(wait, func() {
-		s.mu.Lock()
-		s.inbox.gathering = false
-		s.mu.Unlock()
-		s.signal()
-	})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.wakeLater(wait)
+}
+
+// wakeLater is wake with the session's lock held. Of several calls the earliest counts: where the
+// queue waits for longer, the loop, once it is awake, has itself woken again.
+func (s *session) wakeLater(wait time.Duration) {
+	q, at := &s.inbox, time.Now().Add(wait)
+	switch {
+	case q.alarm == nil:
+		q.alarm = time.AfterFunc(wait, s.woken)
+	case at.Before(q.waking):
+		q.alarm.Reset(wait)
+	default:
+		return
+	}
+	q.waking = at
+}
+
+func (s *session) woken() {
+	s.mu.Lock()
+	s.inbox.alarm = nil // an idle session keeps none
+	s.mu.Unlock()
+	s.signal()
 }

@@ -25,11 +25,12 @@ func (s *session) hold(ref kube.Ref, r *resourceSync) {
 			r.note(ref.Key, pressing)
 			s.signal()
 		case old == nil || !old.Known:
-			r.note(ref.Key, gatherable)
-			s.gather(gatherFirst)
+			r.note(ref.Key, gatherFirst)
+			s.wake(gatherFirst)
 		default:
-			r.note(ref.Key, gatherable)
-			s.gatherUpdate()
+			wait := s.updateWait()
+			r.note(ref.Key, wait)
+			s.wake(wait)
 		}
 	})
 }

@@ -33,6 +33,7 @@ func source(p *topicpb.Interest) kube.Source {
 // hasn't compared yet.
 func (s *session) declare(m *topicpb.Interests, digests []*topicpb.Digest) {
 	s.unnamed = m.GetUnnamed()
+	s.returned = s.returned || s.window.sequence == 0 && len(digests) > 0
 	over, refusals := fits, s.limits
 	if len(digests) > s.part.quotas.Digests {
 		over, digests = tooManyDigests, nil

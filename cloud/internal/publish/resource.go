@@ -37,19 +37,19 @@ func (r *resourceSync) touch(key kube.Key) {
 }
 
 // note is touch without the signal; it reports whether one is needed.
-func (r *resourceSync) note(key kube.Key, u urgency) bool {
+func (r *resourceSync) note(key kube.Key, wait time.Duration) bool {
 	r.session.mu.Lock()
 	defer r.session.mu.Unlock()
 	if !r.noted {
 		return false
 	}
-	r.mark(key, u)
+	r.mark(key, wait)
 	return r.flows
 }
 
 // mark puts a key in the queue unless it waits there; while changes don't flow, it waits beside it.
 // The session's lock is held.
-func (r *resourceSync) mark(key kube.Key, u urgency) {
+func (r *resourceSync) mark(key kube.Key, wait time.Duration) {
 	if _, ok := r.dirty[key]; ok {
 		return
 	}
@@ -58,7 +58,7 @@ func (r *resourceSync) mark(key kube.Key, u urgency) {
 	}
 	r.dirty[key] = struct{}{}
 	if r.flows {
-		r.session.inbox.put(item{resource: r, key: key}, u)
+		r.session.inbox.put(item{resource: r, key: key}, wait)
 	}
 }
 
@@ -250,9 +250,13 @@ func (s *session) markSynced(r *resourceSync, i *interest) {
 		return
 	}
 	s.mu.Lock()
-	s.inbox.put(mark, gatherable)
-	s.mu.Unlock()
-	s.gather(gatherMarks)
+	defer s.mu.Unlock()
+	wait := gatherFirstMarks
+	if s.returned {
+		wait = gatherMarks
+	}
+	s.inbox.put(mark, wait)
+	s.wakeLater(wait)
 }
 
 // resuming reports whether the session has just begun and some of its resources are not compared

@@ -226,6 +226,68 @@ func TestSyncMarkersOfAResumeShareAState(t *testing.T) {
 	})
 }
 
+// Collections become known one by one, and so do the ConfigMaps of a pod, whose watches are opened
+// meanwhile. What an edge that comes back lacks of these, and that it holds the right of all else,
+// is one State. One that holds nothing isn't kept waiting for that.
+func TestResumeOfManyConfigMapsIsOneState(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, e := newWorld(), newEdge(t)
+		var names []string
+		for i := range 60 {
+			names = append(names, fmt.Sprintf("cm%03d", i))
+			c.configMap(t, names[i], "1")
+		}
+		kinds := []schema.GroupVersionResource{services, nodes, {Group: "storage.k8s.io", Version: "v1", Resource: "csidrivers"}, {Group: "node.k8s.io", Version: "v1", Resource: "runtimeclasses"}}
+		all := []*topicpb.Interest{podsOf(1, "edge1"), dependencies(2)}
+		for i, gvr := range kinds {
+			all = append(all, &topicpb.Interest{Id: uint64(i + 3), Resource: resource(gvr)})
+		}
+		c.synced(t, kube.Pods, pod("big", "edge1", names...))
+		for _, gvr := range kinds[1:] {
+			c.synced(t, gvr)
+		}
+		e.connect(publish.New(c, c, c, publish.DefaultQuotas()), all...)
+		time.Sleep(20 * time.Millisecond)
+		synctest.Wait()
+		want(t, "synced while one collection is not known, of an edge that holds nothing", e.syncedIDs(), map[uint64]bool{1: true, 2: true, 4: true, 5: true, 6: true})
+		c.synced(t, kinds[0])
+		settle()
+		e.disconnect()
+
+		for _, i := range []int{50, 21, 7, 22} {
+			c.configMap(t, names[i], "2")
+		}
+		c.mu.Lock()
+		for _, name := range names {
+			c.missing[cmRef(name)] = true
+		}
+		for _, gvr := range kinds {
+			delete(c.stores, gvr)
+		}
+		c.mu.Unlock()
+		e.connect(publish.New(c, c, c, publish.DefaultQuotas()), all...)
+		for i, name := range names {
+			if i%15 == 7 {
+				c.synced(t, kinds[i/15])
+			}
+			c.mu.Lock()
+			delete(c.missing, cmRef(name))
+			c.mu.Unlock()
+			c.tell(cmRef(name))
+			time.Sleep(3 * time.Millisecond)
+			synctest.Wait()
+		}
+		settle()
+		want(t, "sent", e.takeLog(), []string{
+			"+configmaps/cm007", "+configmaps/cm021", "+configmaps/cm022", "+configmaps/cm050",
+			"synced 1", "synced 3", "synced 4", "synced 5", "synced 6", "synced 2",
+		})
+		want(t, "States", e.states, 1)
+		want(t, "asked", e.asked, []string(nil))
+		e.disconnect()
+	})
+}
+
 // What an edge should hold, and that it is synced then, are one State also while another collection
 // takes long: an edge that holds something else takes nothing for synced.
 func TestSyncMarkersTravelWithTheExpectation(t *testing.T) {

@@ -170,7 +170,8 @@ func (s *session) next() (item, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	q := &s.inbox
-	if q.patient() {
+	if wait := q.patience(); wait > 0 {
+		s.wakeLater(wait)
 		return item{}, false
 	}
 	for q.head < len(q.queue) {
@@ -182,7 +183,7 @@ func (s *session) next() (item, bool) {
 			} else {
 				q.queue = q.queue[:0]
 			}
-			q.head, q.pressing = 0, false
+			q.head, q.pressing, q.until = 0, false, time.Time{}
 		}
 		if it.mark != nil || it.expect {
 			return it, true

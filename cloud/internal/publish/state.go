@@ -59,6 +59,7 @@ type session struct {
 	frame     frame
 	window    window
 	unnamed   bool // the edge takes what an object is called from the object
+	returned  bool // the edge holds objects of an earlier session
 	unheard   int  // interests that came since the window has been shut
 	began     time.Time
 	sent      atomic.Int64 // Unix nanoseconds: the last State. Others read it
@@ -69,8 +70,10 @@ type session struct {
 type inbox struct {
 	queue       []item // what to send, in order
 	head        int
-	gathering   bool               // a signal comes in a moment: what is not pressing waits for it
-	pressing    bool               // something in the queue is
+	pressing    bool               // something in the queue waits for nothing
+	until       time.Time          // when the queue goes otherwise: what is in it has waited for others then
+	alarm       *time.Timer        // of a signal that comes by itself; nil: none does
+	waking      time.Time          // when it comes
 	interests   *topicpb.Interests // the newest
 	digests     []*topicpb.Digest  // of the first
 	inventories []*topicpb.Inventory
@@ -95,22 +98,29 @@ type item struct {
 	expect   bool
 }
 
-// urgency is whether an item in the queue waits for others of its kind.
-type urgency bool
+// pressing is the wait of what goes at once.
+const pressing time.Duration = 0
 
-const (
-	pressing   urgency = true
-	gatherable urgency = false
-)
-
-// put appends to the queue. The session's lock is held.
-func (q *inbox) put(it item, u urgency) {
+// put appends to the queue what waits there for others for so long at most. The session's lock is
+// held.
+func (q *inbox) put(it item, wait time.Duration) {
 	q.queue = append(q.queue, it)
-	q.pressing = q.pressing || bool(u)
+	if wait == pressing {
+		q.pressing = true
+		return
+	}
+	if at := time.Now().Add(wait); q.until.IsZero() || at.Before(q.until) {
+		q.until = at
+	}
 }
 
-// patient reports whether all that is in the queue waits for more. The session's lock is held.
-func (q *inbox) patient() bool { return q.gathering && !q.pressing }
+// patience is how long all that is in the queue still waits for more. The session's lock is held.
+func (q *inbox) patience() time.Duration {
+	if q.pressing || q.until.IsZero() {
+		return 0
+	}
+	return time.Until(q.until)
+}
 
 // resourceSync is one collection, as one session has it.
 type resourceSync struct {

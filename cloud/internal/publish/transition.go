@@ -1,6 +1,7 @@
 package publish
 
 import (
+	"maps"
 	"slices"
 	"strconv"
 
@@ -100,7 +101,7 @@ func (c *comparison) begin(ours map[kube.Key]*kube.Object, history func(now, the
 	case !c.edgeUnknown && mine == c.edge:
 		return c.settle(effects{how: resumeEqual})
 	case c.holdsNothing():
-		return c.settle(effects{how: resumeFull, send: keysOf(ours)})
+		return c.settle(effects{how: resumeFull, send: slices.Collect(maps.Keys(ours))})
 	}
 	if history != nil && !c.edgeUnknown {
 		if keys, ok := history(mine, c.edge); ok {
@@ -293,30 +294,6 @@ func (c *comparison) settle(e effects) effects {
 	c.edge = digest{}
 	e.settled = true
 	return e
-}
-
-func keysOf(objects map[kube.Key]*kube.Object) []kube.Key {
-	keys := make([]kube.Key, 0, len(objects))
-	for key := range objects {
-		keys = append(keys, key)
-	}
-	slices.SortFunc(keys, func(a, b kube.Key) int {
-		if a.Namespace != b.Namespace {
-			return compareStrings(a.Namespace, b.Namespace)
-		}
-		return compareStrings(a.Name, b.Name)
-	})
-	return keys
-}
-
-func compareStrings(a, b string) int {
-	switch {
-	case a < b:
-		return -1
-	case a > b:
-		return 1
-	}
-	return 0
 }
 
 func bucketSet(all []uint32) *[buckets]bool {
