@@ -103,7 +103,7 @@ func (l *lease) wasLost() bool {
 func (l *lease) heard(alive bool) {
 	now := time.Now()
 	l.mu.Lock()
-	first := alive && (!l.alive || now.Sub(l.heardAt) >= l.staleAfter())
+	first := alive && !l.fresh(now)
 	l.alive, l.heardAt = alive, now
 	l.mu.Unlock()
 	if first { // after silence, or of a kubelet that lives again
@@ -115,7 +115,7 @@ func (l *lease) heard(alive bool) {
 func (l *lease) due(now time.Time) (bool, time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.alive || now.Sub(l.heardAt) >= l.staleAfter() {
+	if !l.fresh(now) {
 		return false, l.relay.renewEvery
 	}
 	if wait := l.renewal().Sub(now); wait > 0 {
@@ -123,6 +123,16 @@ func (l *lease) due(now time.Time) (bool, time.Duration) {
 	}
 	return true, 0
 }
+
+// lives reports whether the kubelet is known to live.
+func (l *lease) lives(now time.Time) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.fresh(now)
+}
+
+// fresh is lives with mu held.
+func (l *lease) fresh(now time.Time) bool { return l.alive && now.Sub(l.heardAt) < l.staleAfter() }
 
 // renewal is when the Lease is to be renewed next: three quarters of an interval after a heartbeat,
 // and so a quarter before the next one. mu is held.
@@ -238,7 +248,6 @@ func (l *lease) step() time.Duration {
 	switch stop := final(err); {
 	case err == nil && l.held:
 		l.misses = 0
-		l.relay.metrics.renewals.Add(1)
 	case err == nil:
 		l.misses, l.held = 0, true
 		if !l.opened {
@@ -270,16 +279,15 @@ func (l *lease) resource() schema.GroupVersionResource {
 	return coordinationv1.SchemeGroupVersion.WithResource("leases")
 }
 
-// acquire puts the session's epoch into the Lease. It doesn't renew it.
+// acquire puts the session's epoch into the Lease, and renews it where a heartbeat has come by then
+// which says that the kubelet lives: where thousands of devices come back at once, that is a third
+// of what their Leases have kube-apiserver do.
 func (l *lease) acquire(ctx context.Context) error {
 	if err := l.read(ctx); err != nil {
 		return err
 	}
-	n, err := l.next()
-	if err != nil {
-		return err
-	}
-	return l.write(ctx, n)
+	at := time.Now()
+	return l.put(ctx, at, l.lives(at))
 }
 
 // renew writes the Lease with the time of now. The renewal is conditional on the Lease being as
@@ -290,19 +298,28 @@ func (l *lease) renew(ctx context.Context) error {
 			return err
 		}
 	}
-	at := time.Now()
+	return l.put(ctx, time.Now(), true)
+}
+
+// put writes the Lease as this session wants it, renewed at that time or not.
+func (l *lease) put(ctx context.Context, at time.Time, renewed bool) error {
 	n, err := l.next()
 	if err != nil {
 		return err
 	}
-	n.Spec.RenewTime = &metav1.MicroTime{Time: at}
-	if len(n.OwnerReferences) == 0 {
-		l.setOwner(ctx, n)
+	if renewed {
+		n.Spec.RenewTime = &metav1.MicroTime{Time: at}
+		if len(n.OwnerReferences) == 0 {
+			l.setOwner(ctx, n)
+		}
 	}
 	if err := l.write(ctx, n); err != nil {
 		return err
 	}
-	l.renewedAt = at
+	if renewed {
+		l.renewedAt = at
+		l.relay.metrics.renewals.Add(1)
+	}
 	return nil
 }
 

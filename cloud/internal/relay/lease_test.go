@@ -2,6 +2,7 @@ package relay_test
 
 import (
 	"math/rand/v2"
+	"path"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -101,6 +102,34 @@ func TestLeaseIsYoungAtEachHeartbeat(t *testing.T) {
 				}
 				if n := w.api.count("edge1 PUT "+leasePath) - begun; n < test.least || n > test.most {
 					t.Errorf("%d renewals in an hour, want %d to %d", n, test.least, test.most)
+				}
+			})
+		})
+	}
+}
+
+// A heartbeat that comes while the Lease is read has it renewed by the write that acquires it: one
+// write for a device that comes back, not two.
+func TestLeaseIsAcquiredAndRenewedAtOnce(t *testing.T) {
+	for name, alive := range map[string]bool{"the kubelet lives": true, "it does not": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
+				w.api.mu.Lock()
+				w.api.delay = func(r kube.Request) time.Duration {
+					if r.Method == "GET" {
+						return time.Second
+					}
+					return 0
+				}
+				w.api.mu.Unlock()
+				e := w.open("edge1", 5)
+				time.Sleep(time.Second / 2)
+				e.send(topic.Heartbeat.New(message.Resource{}, &topicpb.Heartbeat{KubeletAlive: alive}))
+				time.Sleep(5 * time.Second) // the Node is read as well
+				writes := w.api.count("edge1 POST "+path.Dir(leasePath)) + w.api.count("edge1 PUT "+leasePath)
+				if age := time.Since(w.renewedAt()); writes != 1 || alive != (age < 10*time.Second) {
+					t.Errorf("%d writes of the Lease, which is %v old", writes, age)
 				}
 			})
 		})
