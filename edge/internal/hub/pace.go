@@ -13,10 +13,17 @@ import (
 	"github.com/skerry-io/skerry/common/link"
 )
 
-// nearBackoffs is by how many BackoffMin the back-off is bounded while a machine refuses
-// connections and the trouble has not lasted for long. Half of it is the mean of such waits: with
-// the defaults a device comes every 2 s, and less often than one that hears nothing at all.
-const nearBackoffs = 4
+// While a machine refuses connections and the trouble has not lasted for long, the back-off is
+// bounded by nearBackoffs BackoffMin: half of it is the mean of such waits, so that with the
+// defaults a device comes every 2 s. For as long as the node's Lease may still hold it is bounded
+// by soonBackoffs where no process listens (ECONNREFUSED): as many tries as where nothing is heard
+// at all, and none of them costs a cloudcore anything. What is reset or ended may have been
+// accepted by one that has more handshakes than it can do, and more tries would only add to them.
+const (
+	soonBackoffs = 2
+	soon         = 30 * time.Second
+	nearBackoffs = 4
+)
 
 // versionTries is how often in a row an address may lead to another protocol before it is left
 // alone for SlowRetry: behind one name there may be several replicas, and while they are upgraded
@@ -30,17 +37,18 @@ type pace struct {
 	random  func() float64 // in [0, 1)
 	servers []string
 
-	next      int                  // index of the server whose turn it is
-	holds     map[string]time.Time // servers that said when to come back, or that won't have us
-	notBefore time.Time            // for all of them
-	tried     map[string]bool      // servers that failed in this round
-	rounds    int                  // that failed, and let the back-off grow
-	since     time.Time            // when the trouble began
-	silent    bool                 // the last failure was no answer at all
-	near      bool                 // the last failure was a machine's refusal of the connection
-	last      time.Time            // when a try was last started
-	replaced  int                  // how often in a row another session of this node was preferred
-	versions  map[string]int       // how often in a row a server's address led to another protocol
+	next       int                  // index of the server whose turn it is
+	holds      map[string]time.Time // servers that said when to come back, or that won't have us
+	notBefore  time.Time            // for all of them
+	tried      map[string]bool      // servers that failed in this round
+	rounds     int                  // that failed, and let the back-off grow
+	since      time.Time            // when the trouble began
+	silent     bool                 // the last failure was no answer at all
+	near       bool                 // the last failure was a machine's refusal of the connection
+	portClosed bool                 // and no process listened there
+	last       time.Time            // when a try was last started
+	replaced   int                  // how often in a row another session of this node was preferred
+	versions   map[string]int       // how often in a row a server's address led to another protocol
 }
 
 func newPace(config Config, random func() float64, now time.Time) *pace {
@@ -90,7 +98,7 @@ func (p *pace) early(now time.Time) bool { return now.Sub(p.since) < p.config.Ea
 // failed notes that a try at server ended without a session, or with one that did not last.
 func (p *pace) failed(server string, now time.Time, err error) {
 	p.hold(server, now, err)
-	p.silent, p.near = silence(err), link.Refused(err)
+	p.silent, p.near, p.portClosed = silence(err), link.Refused(err), errors.Is(err, syscall.ECONNREFUSED)
 	if end, ok := errors.AsType[*link.CloseError](err); ok && end.Code == link.CloseReplaced {
 		p.replaced++
 	}
@@ -120,6 +128,9 @@ func (p *pace) ceiling(now time.Time) time.Duration {
 	most := p.config.BackoffMax
 	if p.near && p.early(now) {
 		most = min(most, nearBackoffs*p.config.BackoffMin)
+		if p.portClosed && now.Sub(p.since) < soon {
+			most = min(most, soonBackoffs*p.config.BackoffMin)
+		}
 	}
 	d := p.config.BackoffMin
 	for range p.rounds - 1 {
