@@ -40,6 +40,9 @@ func (s *bench) manyNodes(b *testing.B) {
 	killed := row{what: whatFleetKilled, unit: "s", goal: "at most 60 s", judge: atMost(60, "s")}
 	lost := row{what: whatFleetLost, unit: "s", goal: "at most 60 s", judge: atMost(60, "s")}
 	ready := row{what: whatFleetReady, unit: "nodes", goal: "0", judge: atMost(0, "nodes")}
+	// As in storm; and until kube-controller-manager has done with so many new nodes, some of which
+	// it may have taken for NotReady when their first Leases were late.
+	pause(b, linkSteady)
 	ctx, cancel := context.WithTimeout(b.Context(), time.Duration(*rounds)*10*upTimeout)
 	defer cancel()
 	watch := s.watchReady(ctx, b)

@@ -308,7 +308,7 @@ func TestFloodsLeaveTimeToOthers(t *testing.T) {
 		"events of one":        {1, 100, 2, 1.5},
 		"events of fifty":      {50, 100, 0.6, 0.3},
 		"large bodies of one":  {1, 100 << 10, 0.6, 0.4},
-		"large bodies of many": {8, 100 << 10, 0.15, 0.08},
+		"large bodies of many": {8, 100 << 10, 0.3, 0.15},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -26,10 +26,10 @@ const (
 	// renewEvery is half of what a Lease lasts; a kubelet renews four times in that.
 	renewEvery = 20 * time.Second
 	// leaseWrites is how many sessions read or write their Leases at once. After a restart of
-	// cloudcore all want to, and each takes some 50 kB for that. A renewal takes milliseconds, so
-	// that is enough for thousands of renewals a second; it is kube-apiserver that has not. With 256
-	// two replicas had more requests there than it takes at once (400, and 200 that write): 3,000
-	// nodes were in step again after 36 and 45 s, and not after 15 to 19.
+	// cloudcore all want to, and each takes some 50 kB for that. A renewal takes milliseconds,
+	// so that is enough for thousands of renewals a second; it is kube-apiserver that has not.
+	// With 256 two replicas had more requests there than it takes at once (400, and 200 that
+	// write): 3,000 nodes were in step again after 36 and 45 s, and not after 15 to 19.
 	leaseWrites = 64
 	// heavyAtOnce is how many writes of heavy nodes are at kube-apiserver at once, of all such
 	// nodes together: with bursts alone fifty of them keep it busy for a minute, and rates
@@ -37,15 +37,13 @@ const (
 	// hardly slower by it.
 	heavyAtOnce = 2
 	// eventRest bounds how many times as long as it took nothing follows an event of a heavy node.
-	// Four such nodes that wait are once as long: a few devices that come back with what they
-	// kept are as quick as they were, and sixteen or more that flood have kube-apiserver busy
-	// for a fifth of what they could.
-	eventRest, eventShare = 4, 4
-	// largeRest is the same of large bodies, for each node that waits: one of half a megabyte is
-	// as much work as fifty usual ones, and other writes wait behind it in etcd. One device that
-	// writes a large object waits for its own rest alone; sixteen that write nothing else have
-	// kube-apiserver busy with it for a seventeenth of the time.
-	largeRest = 16
+	// Eight such nodes that wait are once as long: a few devices that come back with what they kept
+	// are as quick as they were, and fifty that flood have kube-apiserver busy for a fifth of what
+	// they could.
+	eventRest, eventShare = 4, 8
+	// largeRest is the same of large bodies, for each node that waits: one of half a megabyte is as
+	// much work as fifty usual ones, and other writes wait behind it in etcd.
+	largeRest = 4
 )
 
 // Client makes requests at kube-apiserver.
