@@ -42,8 +42,9 @@ type view struct {
 
 	pods, sets, claims cache.SharedIndexInformer
 
-	mu    sync.Mutex
-	nodes map[string]Node // replaced by each change, never changed: plans share it
+	mu     sync.Mutex
+	nodes  map[string]Node
+	shared bool // plans have nodes: the next change is made to a copy
 }
 
 func newView(client kubernetes.Interface, dyn dynamic.Interface, stores Stores, changed func(kube.Key)) *view {
@@ -86,7 +87,7 @@ func (v *view) follow(ctx context.Context) (cancel func(), err error) {
 		case <-ctx.Done():
 		}
 	}
-	v.stores.Nodes.Each(everything(), func(o *kube.Object) bool { v.node(nil, o); return true })
+	v.stores.Nodes.Each(everything(), func(o *kube.Object) bool { v.take(o); return true })
 	v.all()
 	return cancel, nil
 }
@@ -128,27 +129,46 @@ func (v *view) all() {
 func (v *view) node(old, now *kube.Object) {
 	if now == nil {
 		v.mu.Lock()
-		v.nodes = maps.Clone(v.nodes)
-		delete(v.nodes, old.Name)
+		delete(v.own(), old.Name)
 		v.mu.Unlock()
 		v.all()
 		return
 	}
-	n := &corev1.Node{}
-	if err := kube.FromProtobuf(now.Raw, corev1.SchemeGroupVersion.WithKind("Node"), n); err != nil {
-		return // what was known of it stays
-	}
-	v.mu.Lock()
-	was, known := v.nodes[n.Name]
-	is := readNode(n, was, known, time.Now())
-	if is != was {
-		v.nodes = maps.Clone(v.nodes)
-		v.nodes[n.Name] = is
-	}
-	v.mu.Unlock()
-	if is != was {
+	if v.take(now) {
 		v.all()
 	}
+}
+
+// take notes a Node as it is now, and reports whether that changes anything for plans.
+func (v *view) take(o *kube.Object) bool {
+	n := &corev1.Node{}
+	if err := kube.FromProtobuf(o.Raw, corev1.SchemeGroupVersion.WithKind("Node"), n); err != nil {
+		return false // what was known of it stays
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	was, known := v.nodes[n.Name]
+	is := readNode(n, was, known, time.Now())
+	if is == was {
+		return false
+	}
+	v.own()[n.Name] = is
+	return true
+}
+
+// own is the map of nodes to write to: a copy where plans have the one that there is. A copy for
+// each change would be nodes x nodes when a replica begins to lead. mu is held.
+func (v *view) own() map[string]Node {
+	if v.shared {
+		v.nodes, v.shared = maps.Clone(v.nodes), false
+	}
+	return v.nodes
+}
+
+// share is the map of nodes for a plan, which never changes. mu is held.
+func (v *view) share() map[string]Node {
+	v.shared = true
+	return v.nodes
 }
 
 // readNode is a Node as plans need it; was is what was known of it.
@@ -210,7 +230,7 @@ func (v *view) state(key kube.Key, fencer Fencer) (*State, error) {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	s.Nodes = v.nodes
+	s.Nodes = v.share()
 	return s, nil
 }
 
