@@ -114,7 +114,7 @@ func parseCASecret(secret *corev1.Secret) (*CA, error) {
 }
 
 // Serving is a serving certificate that is made in memory when it is first needed, and renewed when
-// a third of its life is left.
+// a third of its life is left. One that ends with the CA is not: another would end then, too.
 type Serving struct {
 	// Set by CA.Serving, never changed.
 	ca    *CA
@@ -123,8 +123,9 @@ type Serving struct {
 	usage x509.ExtKeyUsage
 	now   func() time.Time
 
-	mu   sync.Mutex
-	cert *tls.Certificate
+	mu      sync.Mutex
+	cert    *tls.Certificate
+	renewAt time.Time
 }
 
 // Serving is a certificate for hosts: the names and addresses by which devices reach this replica.
@@ -150,14 +151,17 @@ func (s *Serving) Certificate() (*tls.Certificate, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.now()
-	if s.cert != nil && now.Before(s.cert.Leaf.NotAfter.Add(-servingLifetime/3)) {
+	if s.cert != nil && now.Before(s.renewAt) {
 		return s.cert, nil
 	}
 	cert, err := s.issue(now)
 	if err != nil {
 		return nil, err
 	}
-	s.cert = cert
+	s.cert, s.renewAt = cert, now.Add(servingLifetime*2/3)
+	if end := s.ca.Certificate.NotAfter; !cert.Leaf.NotAfter.Before(end) {
+		s.renewAt = end
+	}
 	return cert, nil
 }
 
