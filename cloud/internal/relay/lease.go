@@ -283,7 +283,7 @@ func (l *lease) resource() schema.GroupVersionResource {
 // which says that the kubelet lives: where thousands of devices come back at once, that is a third
 // of what their Leases have kube-apiserver do.
 func (l *lease) acquire(ctx context.Context) error {
-	if err := l.read(ctx); err != nil {
+	if err := l.read(ctx, cached); err != nil {
 		return err
 	}
 	at := time.Now()
@@ -294,7 +294,7 @@ func (l *lease) acquire(ctx context.Context) error {
 // this session left it; one that isn't is read again.
 func (l *lease) renew(ctx context.Context) error {
 	if l.have == nil {
-		if err := l.read(ctx); err != nil {
+		if err := l.read(ctx, newest); err != nil {
 			return err
 		}
 	}
@@ -374,15 +374,23 @@ func leaseIn(body []byte) (*coordinationv1.Lease, error) {
 	return n, nil
 }
 
+// What a Lease is read from.
+const (
+	newest = ""
+	// cached is any that kube-apiserver knows, without a question to etcd. An older one does no
+	// harm: the write that follows is refused with a conflict, and the newest is read then.
+	cached = "resourceVersion=0"
+)
+
 // read finds the Lease as it is, and whose it is.
-func (l *lease) read(ctx context.Context) error {
+func (l *lease) read(ctx context.Context, from string) error {
 	p, err := pathTo(l.resource(), corev1.NamespaceNodeLease, string(l.link.Node()), "")
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, leaseTimeout)
 	defer cancel()
-	resp, err := l.relay.client.Do(ctx, l.as, kube.Request{Method: http.MethodGet, Path: p, Accept: leaseTypes})
+	resp, err := l.relay.client.Do(ctx, l.as, kube.Request{Method: http.MethodGet, Path: p, Query: from, Accept: leaseTypes})
 	if err != nil {
 		return err
 	}
@@ -431,7 +439,7 @@ func (l *lease) write(ctx context.Context, n *coordinationv1.Lease) error {
 	if err := resp.Err(); err != nil {
 		if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err) {
 			l.have = nil // another writer has changed or removed it: reading it again shows which
-			if err := l.read(ctx); err != nil {
+			if err := l.read(ctx, newest); err != nil {
 				return err
 			}
 		}
