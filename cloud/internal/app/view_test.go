@@ -38,8 +38,8 @@ func put(t *testing.T, v *view, name, version string, ready corev1.ConditionStat
 	return v.stores.Nodes.Get(kube.Key{Name: name})
 }
 
-// TestViewOfManyNodes bounds what a replica that begins to lead allocates for each node: it must not
-// grow with their number.
+// TestViewOfManyNodes bounds what a replica that begins to lead allocates for each node, which must
+// not grow with their number.
 func TestViewOfManyNodes(t *testing.T) {
 	const most = 8 << 10 // the Node decoded, and a place in the map that grows
 	for _, nodes := range []int{100, 4000} {
