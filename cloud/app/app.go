@@ -2,7 +2,7 @@
 //
 // It owns the order in which things start, the Lease of the controllers that decide, and the parts'
 // configuration from cloudcore.yaml. It decides nothing else. New reads the CA and opens the
-// listeners; Run starts everything and ends when ctx does.
+// listeners; App.Run starts everything and ends when ctx does.
 package app
 
 import (

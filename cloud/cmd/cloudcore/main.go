@@ -3,6 +3,8 @@
 package main
 
 import (
+	"context"
+
 	"github.com/spf13/cobra"
 
 	"github.com/skerry-io/skerry/cloud/app"
@@ -46,11 +48,7 @@ Without a command it runs until SIGTERM, which sends the edges to another replic
 				return err
 			}
 			ctx := cli.Logging(c.Context(), cfg.Log.Verbosity)
-			a, err := app.New(ctx, cfg)
-			if err != nil {
-				return err
-			}
-			return gctuner.Run(ctx, gcPolicy(), a.Run)
+			return gctuner.Run(ctx, gcPolicy(), func(ctx context.Context) error { return app.Run(ctx, cfg) })
 		},
 	}
 	c.Flags().StringVar(&file, "config", standardConfig, "configuration file")
