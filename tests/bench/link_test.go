@@ -77,7 +77,7 @@ func (s *bench) podChange(b *testing.B) {
 	sync := s.diskSync(b)
 	half.note = fmt.Sprintf("the edge shows a change only once it is on disk, and a commit of the store syncs twice: one fdatasync of a page took %.3g ms there, so that %.3g ms are spent by the disk alone. "+
 		"The rest is CPU: a change takes %.3g ms of it in all (%s), and in edgecore the kubelet works on the change at the same time as the watch delivers it.", sync, 2*sync, total(cost), shares(cost))
-	most.note = "as above: on the way are four processes that share the cores, where the floor has two. Where the median goes is in docs/decisions/0022; what the slowest waited for was not traced."
+	most.note = "as above: on the way are four processes that share the cores, where the floor has two. Where the median goes, and what the slowest wait for, is in docs/decisions/0022: a processor, and kube-apiserver's own watch more than ours."
 	s.rows = append(s.rows, half, most)
 }
 
