@@ -6,6 +6,7 @@ import (
 	"maps"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/tests/cluster"
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 	"github.com/skerry-io/skerry/tests/hollow"
 )
@@ -40,9 +42,8 @@ func (s *bench) manyNodes(b *testing.B) {
 	killed := row{what: whatFleetKilled, unit: "s", goal: "at most 60 s", judge: atMost(60, "s")}
 	lost := row{what: whatFleetLost, unit: "s", goal: "at most 60 s", judge: atMost(60, "s")}
 	ready := row{what: whatFleetReady, unit: "nodes", goal: "0", judge: atMost(0, "nodes")}
-	// As in storm; and until kube-controller-manager has done with so many new nodes, some of which
-	// it may have taken for NotReady when their first Leases were late.
-	pause(b, linkSteady)
+	pause(b, linkSteady) // as in storm
+	s.awaitControllers(b)
 	ctx, cancel := context.WithTimeout(b.Context(), time.Duration(*rounds)*10*upTimeout)
 	defer cancel()
 	watch := s.watchReady(ctx, b)
@@ -90,6 +91,27 @@ func (s *bench) manyNodes(b *testing.B) {
 	s.down(b)
 	s.Trial = nil
 	s.rows = append(s.rows, killed, lost, ready)
+}
+
+// awaitControllers waits until kube-controller-manager has done with so many new nodes: it labels
+// and annotates each several times, at the rate of its clients, which takes minutes. Some it may
+// have taken for NotReady when their first Leases were late.
+func (s *bench) awaitControllers(b *testing.B) {
+	b.Helper()
+	const calm = 10 * time.Second
+	for deadline := time.Now().Add(3 * upTimeout); ; {
+		place := s.audit(b)
+		pause(b, calm)
+		writes := place.find(b, func(r cluster.Request) bool {
+			return r.Write() && r.ObjectRef.Resource == "nodes" && strings.HasPrefix(by(r), "system:serviceaccount:kube-system:")
+		})
+		if len(writes) == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			b.Fatalf("controllers still write nodes: %d times in %v", len(writes), calm)
+		}
+	}
 }
 
 // watchReady notes each node whose condition Ready becomes anything but True, until the function
