@@ -29,20 +29,15 @@ type devicePort struct {
 	port                    int // by which devices find it
 }
 
-// deviceSocket opens a TCP port for links, which have their own keepalive.
-func deviceSocket(at string) (net.Listener, error) {
-	return (&net.ListenConfig{KeepAlive: -1}).Listen(context.Background(), "tcp", at)
-}
-
-func listenForDevices(at string, port int, d *door) (*devicePort, error) {
-	l, err := deviceSocket(at)
+func listenForDevices(at string, port int) (*devicePort, error) {
+	l, err := (&net.ListenConfig{KeepAlive: -1}).Listen(context.Background(), "tcp", at) // links have their own keepalive
 	if err != nil {
 		return nil, err
 	}
 	if own, ok := l.Addr().(*net.TCPAddr); ok && port == 0 {
 		port = own.Port
 	}
-	m := alpn.New(d.hold(l))
+	m := alpn.New(l)
 	return &devicePort{mux: m, links: m.Route(alpn.Link), joins: m.Route(alpn.Join), strangers: m.Route(""), port: port}, nil
 }
 

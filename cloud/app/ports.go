@@ -22,7 +22,6 @@ const handshakesAtOnce = 512
 // ports are cloudcore's listeners, opened before anything is served: a port that is taken ends the
 // start with the name of its field. One that is switched off is nil.
 type ports struct {
-	door    *door // before the TCP ports of devices
 	links   []link.Listener
 	devices *devicePort
 
@@ -33,7 +32,6 @@ type ports struct {
 // open opens what the configuration asks for. What it has opened before an error is closed
 // by close.
 func (p *ports) open(ctx context.Context, c *config.Config, ca *join.CA, secure *tls.Config) error {
-	p.door = newDoor()
 	if err := p.openLinks(ctx, c, ca, secure); err != nil {
 		return err
 	}
@@ -90,7 +88,7 @@ func (p *ports) openLinks(ctx context.Context, c *config.Config, ca *join.CA, se
 	if at := c.Devices.Listen.Listen; at != "" {
 		const field = "devices.listen"
 		var err error
-		if p.devices, err = listenForDevices(at, c.Devices.Port, p.door); err != nil {
+		if p.devices, err = listenForDevices(at, c.Devices.Port); err != nil {
 			return fmt.Errorf("%s: %w", field, err)
 		}
 		if err := websocket(field, "", p.devices.links); err != nil {
@@ -101,12 +99,7 @@ func (p *ports) openLinks(ctx context.Context, c *config.Config, ca *join.CA, se
 		}
 	}
 	if at := c.Hub.WebSocket.Listen; at != "" {
-		const field = "hub.websocket.listen"
-		socket, err := deviceSocket(at)
-		if err != nil {
-			return fmt.Errorf("%s: %w", field, err)
-		}
-		if err := websocket(field, "", p.door.hold(socket)); err != nil {
+		if err := websocket("hub.websocket.listen", at, nil); err != nil {
 			return err
 		}
 	}

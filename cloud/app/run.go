@@ -9,13 +9,13 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/watchdog"
 )
 
-// Run makes an App and runs it until ctx ends, under systemd's watchdog from the first moment: New
-// may wait for kube-apiserver.
+// Run makes an App and runs it until ctx ends, under systemd's watchdog from the first moment, as
+// New may wait for kube-apiserver, to the last: devices are sent away after ctx has ended.
 func Run(ctx context.Context, cfg *config.Config) error {
 	var dog watchdog.Watchdog
 	g, ctx := errgroup.WithContext(ctx)
-	ctx, stop := context.WithCancel(ctx)
-	g.Go(func() error { return dog.Run(ctx) })
+	watching, stop := context.WithCancel(context.WithoutCancel(ctx))
+	g.Go(func() error { return dog.Run(watching) })
 	g.Go(func() error {
 		defer stop()
 		a, err := New(ctx, cfg)

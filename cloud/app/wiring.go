@@ -78,7 +78,6 @@ func (a *App) wiring() []part {
 		// Made before the hub, whose sessions carry its streams, and served after it.
 		{p.tunnel != nil, a.newTunnel},
 		{true, a.hubParts},
-		{true, a.doorParts},
 		{true, a.balanceParts},
 		{c.Approver.Kubeconfig != "", a.approverParts},
 		{p.tunnel != nil, a.tunnelParts},
@@ -203,19 +202,6 @@ func (a *App) hubParts() ([]beehive.Entry, error) {
 	sessions := serving("cloudhub", a.hub.Run)
 	sessions.StopTimeout = 30 * time.Second
 	return []beehive.Entry{sessions}, nil
-}
-
-func (a *App) doorParts() ([]beehive.Entry, error) {
-	// Of these there are many; opened for as long as cloudcore lives.
-	nodes, _ := a.informers.Open(corev1.SchemeGroupVersion.WithResource("nodes"))
-	pods, _ := a.informers.Open(corev1.SchemeGroupVersion.WithResource("pods"))
-	return []beehive.Entry{restarted("door", func(ctx context.Context) error {
-		if err := a.ports.door.run(ctx, nodes, pods); err != nil {
-			return err
-		}
-		<-ctx.Done()
-		return nil
-	})}, nil
 }
 
 func (a *App) approverParts() ([]beehive.Entry, error) {

@@ -283,7 +283,11 @@ func (l *lease) resource() schema.GroupVersionResource {
 // which says that the kubelet lives: where thousands of devices come back at once, that is a third
 // of what their Leases have kube-apiserver do.
 func (l *lease) acquire(ctx context.Context) error {
-	if err := l.read(ctx, cached); err != nil {
+	from := cached
+	if l.misses > 0 { // what was cached may have been old
+		from = newest
+	}
+	if err := l.read(ctx, from); err != nil {
 		return err
 	}
 	at := time.Now()
@@ -378,7 +382,7 @@ func leaseIn(body []byte) (*coordinationv1.Lease, error) {
 const (
 	newest = ""
 	// cached is any that kube-apiserver knows, without a question to etcd. An older one does no
-	// harm: the write that follows is refused with a conflict, and the newest is read then.
+	// harm: the write that follows is refused with a conflict, and the next try reads the newest.
 	cached = "resourceVersion=0"
 )
 
