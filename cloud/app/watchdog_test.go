@@ -6,12 +6,13 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/skerry-io/skerry/cloud/app"
 	"github.com/skerry-io/skerry/cloud/internal/config"
+	"github.com/skerry-io/skerry/common/notifytest"
 )
 
 // A cloudcore that waits for kube-apiserver is well, for systemd too.
@@ -31,25 +32,13 @@ clusters: [{name: a, cluster: {server: "https://%s"}}], users: [{name: a, user: 
 	if err := os.WriteFile(cfg.Kubeconfig, []byte(kubeconfig), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	socket := filepath.Join(dir, "notify")
-	systemd, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer systemd.Close()
-	t.Setenv("NOTIFY_SOCKET", socket)
-	t.Setenv("WATCHDOG_PID", strconv.Itoa(os.Getpid()))
-	t.Setenv("WATCHDOG_USEC", "300000")
+	systemd := notifytest.New(t)
+	systemd.Watch(300 * time.Millisecond)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- app.Run(ctx, cfg) }()
-	b := make([]byte, 64)
 	for range 5 {
-		n, err := systemd.Read(b)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := string(b[:n]); got != "WATCHDOG=1" {
+		if got := systemd.Hear(); got != "WATCHDOG=1" {
 			t.Fatalf("systemd heard %q", got)
 		}
 	}

@@ -18,7 +18,7 @@ var ladder = [][]string{
 	// L2: how modules of a process say it
 	{"beehive"},
 	// L3: what both sides share
-	{"common/applog", "common/topic", "common/pki", "common/config", "common/httpserver", "common/rerun"},
+	{"common/applog", "common/topic", "common/pki", "common/config", "common/httpserver", "common/rerun", "common/notifytest"},
 	{"common/link"},
 	{"common/cli", "common/gctuner", "common/programpages", "common/health", "common/tunnel"},
 	// L4: the two sides, one under the other only as far as they need it

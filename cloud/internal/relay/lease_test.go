@@ -140,3 +140,32 @@ func TestLeaseIsAcquiredAndRenewedAtOnce(t *testing.T) {
 func around(r *rand.Rand, d time.Duration) time.Duration {
 	return time.Duration(r.Int64N(int64(2*d))) - d
 }
+
+// kube-apiserver may answer from its cache what has been written over since, for as long as it
+// takes: the write that follows is refused, and the newest is read then.
+func TestLeaseOfAnOldCache(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.connect("edge1", 5)
+		synctest.Wait()
+		read := kube.Request{Method: "GET", Path: leasePath, Query: "resourceVersion=0"}
+		w.api.mu.Lock()
+		old := w.api.serve(read)
+		w.api.fail = func(_ kube.Identity, r kube.Request) (*kube.Response, error) {
+			if r.Method != "GET" || r.Path != leasePath || r.Query != read.Query {
+				return nil, nil
+			}
+			return &kube.Response{Code: old.Code, Body: old.Body}, nil
+		}
+		w.api.mu.Unlock()
+		w.connect("edge1", 6)
+		time.Sleep(5 * time.Second)
+		w.connect("edge1", 7) // what the cache has is of epoch 5
+		time.Sleep(10 * time.Second)
+		w.api.mu.Lock()
+		defer w.api.mu.Unlock()
+		if now := string(w.api.serve(kube.Request{Method: "GET", Path: leasePath}).Body); !strings.Contains(now, `epoch":"7"`) {
+			t.Errorf("the Lease is %s", now)
+		}
+	})
+}

@@ -3,43 +3,14 @@ package watchdog_test
 import (
 	"context"
 	"errors"
-	"net"
-	"os"
-	"path/filepath"
-	"strconv"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/skerry-io/skerry/cloud/internal/watchdog"
 	"github.com/skerry-io/skerry/common/health"
+	"github.com/skerry-io/skerry/common/notifytest"
 )
-
-// systemd is the socket on which it listens.
-func systemd(t *testing.T, within time.Duration) *net.UnixConn {
-	t.Helper()
-	file := filepath.Join(t.TempDir(), "notify")
-	l, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: file, Net: "unixgram"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = l.Close() })
-	t.Setenv("NOTIFY_SOCKET", file)
-	t.Setenv("WATCHDOG_PID", strconv.Itoa(os.Getpid()))
-	t.Setenv("WATCHDOG_USEC", strconv.FormatInt(within.Microseconds(), 10))
-	return l
-}
-
-// hears waits for the next message.
-func hears(t *testing.T, l *net.UnixConn) string {
-	t.Helper()
-	b := make([]byte, 64)
-	n, err := l.Read(b)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(b[:n])
-}
 
 // run runs a Watchdog and returns what ends it.
 func run(t *testing.T, live map[string]health.Check) (stop func() error) {
@@ -57,7 +28,8 @@ func run(t *testing.T, live map[string]health.Check) (stop func() error) {
 // systemd hears of a cloudcore that is well again and again, and nothing while a check fails: the
 // next message comes only after the check has been made to pass.
 func TestWatchdog(t *testing.T) {
-	l := systemd(t, 30*time.Millisecond)
+	l := notifytest.New(t)
+	l.Watch(30 * time.Millisecond)
 	var ill atomic.Bool
 	looked := make(chan bool, 1000)
 	stop := run(t, map[string]health.Check{"modules": func() error {
@@ -72,7 +44,7 @@ func TestWatchdog(t *testing.T) {
 		return nil
 	}})
 	for range 3 {
-		if got := hears(t, l); got != "WATCHDOG=1" {
+		if got := l.Hear(); got != "WATCHDOG=1" {
 			t.Fatalf("%q, want WATCHDOG=1", got)
 		}
 	}
@@ -81,29 +53,22 @@ func TestWatchdog(t *testing.T) {
 	}
 	// The look before may only be said now. What comes behind this mark was said while ill.
 	<-looked
-	mark(t, l)
+	l.Mark("mark")
 	for range 3 {
 		<-looked
 	}
-	mark(t, l)
-	for hears(t, l) != "mark" {
+	l.Mark("mark")
+	for l.Hear() != "mark" {
 	}
-	if got := hears(t, l); got != "mark" {
+	if got := l.Hear(); got != "mark" {
 		t.Errorf("%q while a check failed", got)
 	}
 	ill.Store(false)
-	if got := hears(t, l); got != "WATCHDOG=1" {
+	if got := l.Hear(); got != "WATCHDOG=1" {
 		t.Errorf("%q when it was well again", got)
 	}
 	if err := stop(); err != nil {
 		t.Error(err)
-	}
-}
-
-func mark(t *testing.T, l *net.UnixConn) {
-	t.Helper()
-	if _, err := l.WriteTo([]byte("mark"), l.LocalAddr()); err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -115,18 +80,18 @@ func TestNoWatchdog(t *testing.T) {
 		"of another process": func(t *testing.T) { t.Setenv("WATCHDOG_PID", "1") },
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := systemd(t, time.Millisecond)
+			l := notifytest.New(t)
+			l.Watch(time.Millisecond)
 			set(t)
 			if err := run(t, nil)(); err != nil {
 				t.Error(err)
 			}
-			mark(t, l)
-			if got := hears(t, l); got != "mark" {
+			l.Mark("mark")
+			if got := l.Hear(); got != "mark" {
 				t.Errorf("systemd heard %q", got)
 			}
 		})
 	}
-	systemd(t, time.Millisecond)
 	t.Setenv("WATCHDOG_USEC", "soon")
 	if err := new(watchdog.Watchdog).Run(t.Context()); err == nil {
 		t.Error("no error with WATCHDOG_USEC=soon")

@@ -2,12 +2,11 @@ package sdnotify_test
 
 import (
 	"context"
-	"net"
-	"path/filepath"
 	"testing"
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/notifytest"
 	"github.com/skerry-io/skerry/edge/internal/sdnotify"
 )
 
@@ -28,13 +27,7 @@ func (l late) Run(ctx context.Context, port *beehive.Port) error {
 
 // systemd hears READY=1 once, when what stands above is ready, and not before.
 func TestReady(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "notify")
-	systemd, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: file, Net: "unixgram"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer systemd.Close()
-	t.Setenv("NOTIFY_SOCKET", file)
+	systemd := notifytest.New(t)
 	ready := make(chan struct{})
 	runner, err := beehive.NewRunner(beehive.Config{}, []beehive.Entry{{Module: late{ready}}, {Module: sdnotify.Module{}}})
 	if err != nil {
@@ -44,23 +37,12 @@ func TestReady(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- runner.Run(ctx) }()
 	// What comes first is ours: nothing was said before the module above is ready.
-	if _, err := systemd.WriteTo([]byte("the module above is ready"), systemd.LocalAddr()); err != nil {
-		t.Fatal(err)
-	}
+	systemd.Mark("the module above is ready")
 	close(ready)
-	heard := func() string {
-		t.Helper()
-		b := make([]byte, 64)
-		n, err := systemd.Read(b)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return string(b[:n])
-	}
-	if got := heard(); got != "the module above is ready" {
+	if got := systemd.Hear(); got != "the module above is ready" {
 		t.Errorf("%q before the module above was ready", got)
 	}
-	if got := heard(); got != "READY=1" {
+	if got := systemd.Hear(); got != "READY=1" {
 		t.Errorf("%q, want READY=1", got)
 	}
 	cancel()
