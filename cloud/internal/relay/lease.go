@@ -2,9 +2,7 @@ package relay
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"net/http"
 	"strconv"
 	"sync"
@@ -24,10 +22,7 @@ import (
 )
 
 const (
-	leaseSeconds = 40 // the kubelet's nodeLeaseDurationSeconds
-	// leaseTimeout bounds each request for a Lease: as long as a kubelet's own may take. A hung
-	// kube-apiserver has each of the leaseWrites slots for so long.
-	leaseTimeout = 10 * time.Second
+	leaseSeconds = 40              // the kubelet's nodeLeaseDurationSeconds
 	ownerTimeout = 2 * time.Second // for the Node: the renewal does not depend on it
 )
 
@@ -63,7 +58,7 @@ type lease struct {
 	lost     bool        // a write found that the Lease is not ours, though no newer session has it
 	stopped  bool
 
-	// Owned by work.
+	// Owned by work, and by who starts it.
 	have      []byte // the Lease as this session left it, encoded, in a third of what it takes decoded; nil: not known, or not there
 	renewedAt time.Time
 	held      bool // acquired, and not lost since
@@ -192,7 +187,7 @@ func (l *lease) kick() {
 		l.again = true
 	default:
 		l.stepping = true
-		l.relay.leases.Do(string(l.link.Node()), func() {
+		l.relay.leases.do(l.link.Node(), l.renewedAt, func() {
 			if l.enter() {
 				defer l.steps.Done()
 				l.work()
@@ -275,23 +270,28 @@ func final(err error) error {
 	return nil
 }
 
-func (l *lease) resource() schema.GroupVersionResource {
-	return coordinationv1.SchemeGroupVersion.WithResource("leases")
-}
-
 // acquire puts the session's epoch into the Lease, and renews it where a heartbeat has come by then
 // which says that the kubelet lives: where thousands of devices come back at once, that is a third
 // of what their Leases have kube-apiserver do.
 func (l *lease) acquire(ctx context.Context) error {
-	from := cached
-	if l.misses > 0 { // what was cached may have been old
-		from = newest
-	}
-	if err := l.read(ctx, from); err != nil {
+	if err := l.find(ctx); err != nil {
 		return err
 	}
 	at := time.Now()
 	return l.put(ctx, at, l.lives(at))
+}
+
+// find has the Lease as it is, or was a moment ago. What is old does no harm: the write that
+// follows is refused with a conflict, and the next try reads the newest.
+func (l *lease) find(ctx context.Context) error {
+	if l.misses > 0 {
+		return l.read(ctx, newest)
+	}
+	have := l.relay.leases.read(ctx, l.link.Node())
+	if have == nil || !l.lives(time.Now()) { // the heartbeat comes while the Lease is read
+		return l.read(ctx, cached)
+	}
+	return l.take(have)
 }
 
 // renew writes the Lease with the time of now. The renewal is conditional on the Lease being as
@@ -355,40 +355,9 @@ func (l *lease) next() (*coordinationv1.Lease, error) {
 	return n, nil
 }
 
-// leaseTypes asks for a Lease as protobuf, as a kubelet does: of all that an idle fleet has
-// kube-apiserver do, most is Leases.
-const leaseTypes = kube.Protobuf + ",application/json"
-
-func leaseKind() schema.GroupVersionKind {
-	return coordinationv1.SchemeGroupVersion.WithKind("Lease")
-}
-
-// leaseIn decodes a Lease.
-func leaseIn(body []byte) (*coordinationv1.Lease, error) {
-	n := &coordinationv1.Lease{}
-	var err error
-	if kube.IsProtobuf(body) {
-		err = kube.FromProtobuf(body, leaseKind(), n)
-	} else {
-		err = json.Unmarshal(body, n)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("reading the Lease: %w", err)
-	}
-	return n, nil
-}
-
-// What a Lease is read from.
-const (
-	newest = ""
-	// cached is any that kube-apiserver knows, without a question to etcd. An older one does no
-	// harm: the write that follows is refused with a conflict, and the next try reads the newest.
-	cached = "resourceVersion=0"
-)
-
 // read finds the Lease as it is, and whose it is.
 func (l *lease) read(ctx context.Context, from string) error {
-	p, err := pathTo(l.resource(), corev1.NamespaceNodeLease, string(l.link.Node()), "")
+	p, err := pathTo(leaseResource(), corev1.NamespaceNodeLease, string(l.link.Node()), "")
 	if err != nil {
 		return err
 	}
@@ -405,24 +374,30 @@ func (l *lease) read(ctx context.Context, from string) error {
 	if err := resp.Err(); err != nil {
 		return err
 	}
-	return l.take(resp.Body)
+	return l.takeFrom(resp.Body)
 }
 
-func (l *lease) take(body []byte) error {
+func (l *lease) takeFrom(body []byte) error {
 	have, err := leaseIn(body)
 	if err != nil {
 		return err
 	}
+	return l.take(have)
+}
+
+// take keeps the Lease as it is at kube-apiserver, unless a newer session has it.
+func (l *lease) take(have *coordinationv1.Lease) error {
 	if err := fence.Compare(have.Annotations, l.link.Epoch()); err != nil && !errors.Is(err, fence.ErrNotHeld) {
 		return err
 	}
 	have.ManagedFields = nil
-	l.have, err = kube.ToProtobuf(leaseKind(), have)
+	var err error
+	l.have, err = kube.ToProtobuf(leaseKind("Lease"), have)
 	return err
 }
 
 func (l *lease) write(ctx context.Context, n *coordinationv1.Lease) error {
-	body, err := kube.ToProtobuf(leaseKind(), n)
+	body, err := kube.ToProtobuf(leaseKind("Lease"), n)
 	if err != nil {
 		return err
 	}
@@ -430,7 +405,7 @@ func (l *lease) write(ctx context.Context, n *coordinationv1.Lease) error {
 	if n.ResourceVersion == "" {
 		method, name = http.MethodPost, ""
 	}
-	p, err := pathTo(l.resource(), corev1.NamespaceNodeLease, name, "")
+	p, err := pathTo(leaseResource(), corev1.NamespaceNodeLease, name, "")
 	if err != nil {
 		return err
 	}
@@ -449,7 +424,7 @@ func (l *lease) write(ctx context.Context, n *coordinationv1.Lease) error {
 		}
 		return err
 	}
-	return l.take(resp.Body)
+	return l.takeFrom(resp.Body)
 }
 
 // setOwner lets the Lease go with its Node, as a kubelet does. A node that isn't there yet is

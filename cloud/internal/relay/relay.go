@@ -17,7 +17,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/cloud/internal/quota"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
@@ -25,12 +24,6 @@ import (
 const (
 	// renewEvery is half of what a Lease lasts; a kubelet renews four times in that.
 	renewEvery = 20 * time.Second
-	// leaseWrites is how many sessions read or write their Leases at once. After a restart of
-	// cloudcore all want to, and each takes some 50 kB for that. A renewal takes milliseconds,
-	// so that is enough for thousands of renewals a second; it is kube-apiserver that has not.
-	// With 256 two replicas had more requests there than it takes at once (400, and 200 that
-	// write): 3,000 nodes were in step again after 36 and 45 s, and not after 15 to 19.
-	leaseWrites = 64
 	// heavyAtOnce is how many writes of heavy nodes are at kube-apiserver at once, of all such
 	// nodes together: with bursts alone fifty of them keep it busy for a minute, and rates
 	// know nothing of how fast it is. One device that comes back with a thousand events is
@@ -45,11 +38,6 @@ const (
 	// much work as fifty usual ones, and other writes wait behind it in etcd.
 	largeRest = 4
 )
-
-// Client makes requests at kube-apiserver.
-type Client interface {
-	Do(ctx context.Context, as kube.Identity, r kube.Request) (*kube.Response, error)
-}
 
 // Quotas bound what one node may have the relay do. Above them it is answered 429 with a
 // Retry-After; an edge keeps its writes meanwhile.
@@ -81,7 +69,7 @@ type Relay struct {
 	instance string
 	announce func(types.NodeName) string                                                             // set before anything is attached, or nil
 	serve    func(context.Context, types.NodeName, *topicpb.APIRequest) (*topicpb.APIResponse, bool) // likewise
-	leases   *kube.LimitedQueue
+	leases   *leaseQueue
 	// renewEvery is between two renewals of a Lease; set before anything is attached.
 	renewEvery time.Duration
 	// Writes of heavy nodes that are no events; their events; large bodies of any node, and of
@@ -96,7 +84,7 @@ type Relay struct {
 // New returns a Relay. instance names this replica of cloudcore. It starts nothing.
 func New(client Client, pods *Pods, instance string) *Relay {
 	return &Relay{
-		client: client, pods: pods, instance: instance, leases: kube.NewLimitedQueue(leaseWrites, 1), renewEvery: renewEvery, metrics: newMetrics(),
+		client: client, pods: pods, instance: instance, leases: newLeaseQueue(client), renewEvery: renewEvery, metrics: newMetrics(),
 		heavy:       newTurns(heavyAtOnce, 0, 0),
 		heavyEvents: newTurns(heavyAtOnce, eventRest, eventShare),
 		large:       newTurns(1, largeRest, 1),

@@ -87,6 +87,8 @@ func (a *apiserver) Do(ctx context.Context, as kube.Identity, r kube.Request) (*
 	switch {
 	case strings.HasPrefix(r.Accept, kube.Protobuf+";as=PartialObjectMetadata;"):
 		return asProtobuf(resp, metav1.SchemeGroupVersion.WithKind("PartialObjectMetadata"), &metav1.PartialObjectMetadata{})
+	case strings.HasPrefix(r.Accept, kube.Protobuf) && strings.HasSuffix(r.Path, "/leases") && r.Method == http.MethodGet:
+		return asProtobuf(resp, coordinationv1.SchemeGroupVersion.WithKind("LeaseList"), &coordinationv1.LeaseList{})
 	case strings.HasPrefix(r.Accept, kube.Protobuf) && strings.Contains(r.Path, "/leases"):
 		return asProtobuf(resp, leaseKind, &coordinationv1.Lease{})
 	}
@@ -149,6 +151,15 @@ func (a *apiserver) serve(r kube.Request) *kube.Response {
 		}
 		return a.store(path, body, 201)
 	case http.MethodGet:
+		if strings.HasSuffix(path, "/leases") {
+			items := []map[string]any{}
+			for of, o := range a.objects {
+				if strings.HasPrefix(of, path+"/") {
+					items = append(items, o)
+				}
+			}
+			return answer(200, map[string]any{"items": items})
+		}
 		if have == nil {
 			return status(404, metav1.StatusReasonNotFound, path+" not found")
 		}
