@@ -5,6 +5,7 @@ import (
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/watchdog"
 	"github.com/skerry-io/skerry/edge/internal/agent"
 	"github.com/skerry-io/skerry/edge/internal/api"
 	"github.com/skerry-io/skerry/edge/internal/applogs"
@@ -52,6 +53,7 @@ func (a *App) storeParts() ([]beehive.Entry, error) {
 		restarted(a.registration), // also where the device serves no API: its Node may go all the same
 		{Module: &storeModule{store: a.store, linked: a.meta.Linked}, Restart: beehive.Never()},
 		restarted(nodecondition.NewDiskModule(a.disk, a.node, client)),
+		restarted(nodecondition.NewLostModule(a.meta, a.node, a.meta.KubeletAlive)),
 		restarted(nodecondition.NewSkewModule(a.meta.Linked, a.meta.Request, a.node, client)),
 	}, nil
 }
@@ -61,8 +63,13 @@ func (a *App) apiParts() ([]beehive.Entry, error) {
 }
 
 // notifyParts stand behind the socket that `edgecore status` asks.
-func notifyParts() ([]beehive.Entry, error) {
-	return []beehive.Entry{restarted(sdnotify.Module{})}, nil
+func (a *App) notifyParts() ([]beehive.Entry, error) {
+	dog, err := watchdog.New()
+	if err != nil {
+		return nil, err
+	}
+	dog.Watch(a.live())
+	return []beehive.Entry{restarted(sdnotify.New(dog))}, nil
 }
 
 func (a *App) siteParts() ([]beehive.Entry, error) {

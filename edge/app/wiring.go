@@ -80,7 +80,7 @@ func (a *App) wiring() []part {
 	return []part{
 		{true, a.storeParts},
 		{c.EdgeAPI.Enable, a.apiParts},
-		{true, notifyParts},
+		{true, a.notifyParts},
 		// Before the link and the kubelet: the devices of a site need neither to know of
 		// each other.
 		{a.on.site, a.siteParts},

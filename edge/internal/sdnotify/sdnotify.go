@@ -1,5 +1,5 @@
 // Package sdnotify says READY=1 to systemd (sd_notify(3), edgecore.service) once what stands before
-// it in the wiring has started.
+// it in the wiring has started, and from then on that edgecore lives.
 //
 // `edgecore status` has an answer then, and what is ordered behind edgecore.service may ask. It
 // waits neither for the kubelet nor for the link, which may take as long as they take. It owns
@@ -15,21 +15,25 @@ import (
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/watchdog"
 )
 
-// Module is the beehive module. Its zero value is ready for use.
-type Module struct{}
+// Module is the beehive module.
+type Module struct{ watchdog *watchdog.Watchdog }
+
+// New returns the module. It starts nothing.
+func New(w *watchdog.Watchdog) Module { return Module{w} }
 
 // Name implements beehive.Module.
 func (Module) Name() message.Name { return "sdnotify" }
 
-// Run says it and waits for ctx. Without systemd it says nothing. A socket that does not answer is
-// no reason to end: systemd has its own timeout.
-func (Module) Run(ctx context.Context, port *beehive.Port) error {
+// Run says it, and then again and again what the watchdog has to say, until ctx ends. Without
+// systemd it says nothing. A socket that does not answer is no reason to end: systemd has its own
+// timeout.
+func (m Module) Run(ctx context.Context, port *beehive.Port) error {
 	port.Ready()
 	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {
 		klog.FromContext(ctx).Error(err, "Saying READY=1 to systemd failed")
 	}
-	<-ctx.Done()
-	return nil
+	return m.watchdog.Run(ctx)
 }

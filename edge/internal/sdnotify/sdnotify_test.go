@@ -2,11 +2,14 @@ package sdnotify_test
 
 import (
 	"context"
+	"os"
 	"testing"
+	"time"
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/notifytest"
+	"github.com/skerry-io/skerry/common/watchdog"
 	"github.com/skerry-io/skerry/edge/internal/sdnotify"
 )
 
@@ -25,11 +28,17 @@ func (l late) Run(ctx context.Context, port *beehive.Port) error {
 	return nil
 }
 
-// systemd hears READY=1 once, when what stands above is ready, and not before.
+// systemd hears READY=1 once, when what stands above is ready, and not before; and then that
+// edgecore lives, of nobody else.
 func TestReady(t *testing.T) {
 	systemd := notifytest.New(t)
+	systemd.Watch(time.Hour)
+	dog, err := watchdog.New()
+	if err != nil {
+		t.Fatal(err)
+	}
 	ready := make(chan struct{})
-	runner, err := beehive.NewRunner(beehive.Config{}, []beehive.Entry{{Module: late{ready}}, {Module: sdnotify.Module{}}})
+	runner, err := beehive.NewRunner(beehive.Config{}, []beehive.Entry{{Module: late{ready}}, {Module: sdnotify.New(dog)}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,6 +53,12 @@ func TestReady(t *testing.T) {
 	}
 	if got := systemd.Hear(); got != "READY=1" {
 		t.Errorf("%q, want READY=1", got)
+	}
+	if got := systemd.Hear(); got != "WATCHDOG=1" {
+		t.Errorf("%q, want WATCHDOG=1", got)
+	}
+	if left := os.Getenv("WATCHDOG_USEC"); left != "" {
+		t.Errorf("the kubelet would find WATCHDOG_USEC=%s", left)
 	}
 	cancel()
 	if err := <-done; err != nil {

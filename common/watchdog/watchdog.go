@@ -1,9 +1,10 @@
-// Package watchdog says WATCHDOG=1 to systemd (sd_notify(3)) while cloudcore is well.
+// Package watchdog says WATCHDOG=1 to systemd (sd_notify(3)) while the process is well.
 //
-// A replica that hangs keeps its links, and the Leases of its nodes are renewed no more. Where
-// systemd keeps cloudcore (WatchdogSec= in cloudcore.service) it kills one of which it hears
-// nothing, as the kubelet does by the livenessProbe. The package owns nothing and refuses nothing.
-// Run is called once, Watch at any time.
+// systemd kills a process that has WatchdogSec= in its unit and of which it hears nothing: one that
+// hangs. A cloudcore that hangs keeps its links, and the Leases of its nodes are renewed no more;
+// an edgecore that hangs answers nobody, and nobody is there to start it again. The package owns
+// the environment's WATCHDOG_USEC and WATCHDOG_PID, and refuses nothing. Run is called by one
+// goroutine at a time, Watch at any time.
 package watchdog
 
 import (
@@ -19,9 +20,20 @@ import (
 	"github.com/skerry-io/skerry/common/health"
 )
 
-// Watchdog looks at the process for systemd. Its zero value is ready for use.
+// Watchdog looks at the process for systemd.
 type Watchdog struct {
-	live atomic.Pointer[map[string]health.Check]
+	within time.Duration // 0: nobody listens
+	live   atomic.Pointer[map[string]health.Check]
+}
+
+// New reads what systemd allows, and takes it out of the environment: the kubelet inside edgecore
+// would say WATCHDOG=1 as well, for a process of which it is a part.
+func New() (*Watchdog, error) {
+	within, err := daemon.SdWatchdogEnabled(true)
+	if err != nil {
+		return nil, fmt.Errorf("reading WATCHDOG_USEC and WATCHDOG_PID, which systemd sets: %w", err)
+	}
+	return &Watchdog{within: within}, nil
 }
 
 // Watch has Run make these checks, those of /healthz. Before it none is made: cloudcore may wait
@@ -31,19 +43,15 @@ func (w *Watchdog) Watch(live map[string]health.Check) { w.live.Store(&live) }
 // Run looks three times in the time that systemd allows (sd_watchdog_enabled(3) asks for two), and
 // says so while no check fails, until ctx ends. Without a watchdog it only waits.
 func (w *Watchdog) Run(ctx context.Context) error {
-	within, err := daemon.SdWatchdogEnabled(false)
-	if err != nil {
-		return fmt.Errorf("reading WATCHDOG_USEC and WATCHDOG_PID, which systemd sets: %w", err)
-	}
-	if within == 0 {
+	if w.within == 0 {
 		<-ctx.Done()
 		return nil
 	}
-	ticks := time.NewTicker(within / 3)
+	ticks := time.NewTicker(w.within / 3)
 	defer ticks.Stop()
 	for {
 		if err := w.look(); err != nil {
-			klog.FromContext(ctx).Error(err, "cloudcore is not well: systemd will restart it", "within", within)
+			klog.FromContext(ctx).Error(err, "The process is not well: systemd will end it", "within", w.within)
 		} else if _, err := daemon.SdNotify(false, daemon.SdNotifyWatchdog); err != nil {
 			klog.FromContext(ctx).Error(err, "Saying WATCHDOG=1 to systemd failed")
 		}

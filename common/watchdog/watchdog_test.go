@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/skerry-io/skerry/cloud/internal/watchdog"
 	"github.com/skerry-io/skerry/common/health"
 	"github.com/skerry-io/skerry/common/notifytest"
+	"github.com/skerry-io/skerry/common/watchdog"
 )
 
 // run runs a Watchdog and returns what ends it.
@@ -17,7 +17,10 @@ func run(t *testing.T, live map[string]health.Check) (stop func() error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	var w watchdog.Watchdog
+	w, err := watchdog.New()
+	if err != nil {
+		t.Fatal(err)
+	}
 	if live != nil {
 		w.Watch(live)
 	}
@@ -93,7 +96,7 @@ func TestNoWatchdog(t *testing.T) {
 		})
 	}
 	t.Setenv("WATCHDOG_USEC", "soon")
-	if err := new(watchdog.Watchdog).Run(t.Context()); err == nil {
+	if _, err := watchdog.New(); err == nil {
 		t.Error("no error with WATCHDOG_USEC=soon")
 	}
 }
