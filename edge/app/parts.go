@@ -13,6 +13,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/netwatch"
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
 	"github.com/skerry-io/skerry/edge/internal/meta"
+	"github.com/skerry-io/skerry/edge/internal/lostconditions"
 	"github.com/skerry-io/skerry/edge/internal/nodecondition"
 	"github.com/skerry-io/skerry/edge/internal/passthrough"
 	"github.com/skerry-io/skerry/edge/internal/registration"
@@ -53,7 +54,7 @@ func (a *App) storeParts() ([]beehive.Entry, error) {
 		restarted(a.registration), // also where the device serves no API: its Node may go all the same
 		{Module: &storeModule{store: a.store, linked: a.meta.Linked}, Restart: beehive.Never()},
 		restarted(nodecondition.NewDiskModule(a.disk, a.node, client)),
-		restarted(nodecondition.NewLostModule(a.meta, a.node, a.meta.KubeletAlive)),
+		restarted(lostconditions.New(a.meta, a.node, a.meta.KubeletAlive)),
 		restarted(nodecondition.NewSkewModule(a.meta.Linked, a.meta.Request, a.node, client)),
 	}, nil
 }

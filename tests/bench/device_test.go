@@ -185,6 +185,15 @@ func ready(n *corev1.Node) bool {
 	return false
 }
 
+func podReady(p *corev1.Pod) bool {
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			return c.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
+
 // setEvents lets the edge send events to the cloud, or keep them; edgecore is restarted for that.
 func (s *bench) setEvents(b *testing.B, on bool) {
 	b.Helper()

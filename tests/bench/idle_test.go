@@ -214,7 +214,7 @@ func (s *bench) keepalives(b *testing.B) (stop func()) {
 var order = slices.Concat(
 	[]string{whatReboot, whatEventsUp, whatResyncNone, whatResyncTen, whatResyncKill, whatResyncMaps, whatIdleBytes, whatMemory, whatRise, whatSizeEdge, whatSizeCloud, whatIdleCPU, whatIdleSyncs},
 	[]string{whatQueueOne, whatQueueEight, whatQueueMany, whatEventRate, whatEventCPU, whatEventRateOne, whatChange50, whatChange99, whatSlow},
-	[]string{whatCarrierLink, whatCarrierReady, whatCarrierPod, whatSilentLink, whatSilentReady, whatSilentPod},
+	[]string{whatCarrierLink, whatCarrierReady, whatCarrierPod, whatCarrierAgain, whatSilentLink, whatSilentReady, whatSilentPod, whatSilentAgain},
 	[]string{whatPod, whatTen, whatManyPod, whatManyCloud, whatManyRate, whatManyCPU, whatManyExtra, whatIdleWrites},
 	[]string{whatMarks, whatMarksSame, whatFailover},
 	[]string{whatServices100, whatServices1000, whatName50, whatName99, whatCore50, whatCore99},

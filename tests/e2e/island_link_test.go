@@ -75,6 +75,25 @@ func TestIsland_02_CrashWhileCut(t *testing.T) {
 	}
 }
 
+// A node is Ready when its link is back, and not when its kubelet looks at its Node the next time:
+// here that is in an hour. The kubelet's other conditions are as it said them too.
+func TestReadyWithTheLink(t *testing.T) {
+	s := use(t)
+	s.set("edge2", "modules.edged.kubelet.nodeStatusUpdateFrequency=1h", "modules.edged.kubelet.nodeStatusUpdateFrequency=10s")
+	s.WaitReady("edge2", true)
+	s.Cut("edge2")
+	s.WaitReady("edge2", false)
+	s.Heal("edge2")
+	s.WaitReady("edge2", true)
+	n, err := s.Client.CoreV1().Nodes().Get(t.Context(), "edge2", metav1.GetOptions{})
+	s.Check(err)
+	for _, c := range n.Status.Conditions {
+		if c.Status == corev1.ConditionUnknown {
+			t.Errorf("%s is %s: %s", c.Type, c.Status, c.Reason)
+		}
+	}
+}
+
 // TestIsland_06: a ConfigMap and a Secret change while the link is cut; the pod's volumes follow
 // when it is back.
 func TestIsland_06_ConfigChangesWhileCut(t *testing.T) {

@@ -1,11 +1,10 @@
 // Package nodecondition says by conditions of this device's Node what the kubelet's own don't: that
 // the disk of the data directory is full, and that kubelet and kube-apiserver don't fit each other.
-// It also restores the kubelet's own where the cloud gave them up while the device was cut off.
 //
 // It owns these conditions, and when each is looked at. It refuses to act on them: a full disk and
-// a version that does not fit stop nothing. A condition is written when it changes, as every write
-// of the node, so that it waits there without a link. Each module runs in one goroutine; Disk may
-// be used by many.
+// a version that does not fit stop nothing. A condition is written when it changes, by the edge API
+// as every write of the node, so that it waits there without a link. Each module runs in one
+// goroutine; Disk may be used by many.
 package nodecondition
 
 import (

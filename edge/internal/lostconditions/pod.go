@@ -1,0 +1,44 @@
+package lostconditions
+
+import (
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// podReadiness are the conditions Ready of pods that said True last.
+type podReadiness map[types.UID]corev1.PodCondition
+
+// take knows kube-controller-manager's hand by what it leaves
+// (pkg/controller/util/node.MarkPodsNotReady): Ready becomes False, nothing else changes. A kubelet
+// that says so gives a reason. What is restored is the condition as it was, with its time: the
+// kubelet then finds what it has, and writes nothing.
+func (said podReadiness) take(obj runtime.Object, _ time.Time) (lost []any) {
+	pod, ok := obj.(*corev1.Pod)
+	if !ok {
+		return nil
+	}
+	var ready, containers corev1.PodCondition
+	for _, c := range pod.Status.Conditions {
+		switch c.Type {
+		case corev1.PodReady:
+			ready = c
+		case corev1.ContainersReady:
+			containers = c
+		}
+	}
+	before, known := said[pod.UID]
+	switch {
+	case ready.Status == corev1.ConditionTrue:
+		said[pod.UID] = ready
+	case known && ready.Status == corev1.ConditionFalse && ready.Reason == "" && containers.Status == corev1.ConditionTrue:
+		lost = append(lost, before)
+	default:
+		delete(said, pod.UID)
+	}
+	return lost
+}
+
+func (said podReadiness) forget(uid types.UID) { delete(said, uid) }
