@@ -94,6 +94,20 @@ func TestReadyWithTheLink(t *testing.T) {
 	}
 }
 
+// A device that comes back without its kubelet, here because containerd does not run, is NotReady
+// like any other that is not heard of, though its session has written its Lease.
+func TestNotReadyWithoutAKubelet(t *testing.T) {
+	s := use(t)
+	t.Cleanup(func() { _ = s.Trial.Start(context.Background(), "edge2", "containerd") })
+	s.Kill("edge2", "containerd")
+	s.Kill("edge2", "edgecore")
+	s.Start("edge2", "edgecore")
+	s.waitLinked("edge2")
+	s.WaitReady("edge2", false)
+	s.Start("edge2", "containerd")
+	s.WaitReady("edge2", true)
+}
+
 // TestIsland_06: a ConfigMap and a Secret change while the link is cut; the pod's volumes follow
 // when it is back.
 func TestIsland_06_ConfigChangesWhileCut(t *testing.T) {

@@ -346,7 +346,14 @@ func (l *lease) next() (*coordinationv1.Lease, error) {
 	}
 	holder, seconds := string(l.link.Node()), int32(leaseSeconds)
 	n.Spec.HolderIdentity, n.Spec.LeaseDurationSeconds = &holder, &seconds
-	if n.Spec.RenewTime == nil {
+	if t := n.Spec.RenewTime; t != nil {
+		// A write that renews nothing is also a later one than what was there. With the
+		// NodeControllerLeaseCircuitBreaker of Kubernetes 1.37 kube-controller-manager finds no
+		// node NotReady whose Lease has another resourceVersion than the last one with a later
+		// renewal: without this a device whose link goes before its kubelet lives would be Ready
+		// for ever. It counts as a sign of life, once for each session.
+		n.Spec.RenewTime = &metav1.MicroTime{Time: t.Add(time.Microsecond)}
+	} else {
 		// Never without one: kube-controller-manager's node lifecycle compares each renewal with
 		// the last Lease that it kept, and nil is before nothing, so that it would not see a
 		// renewal ever again. A Lease that was never renewed begins as one that has just run out.
@@ -424,6 +431,7 @@ func (l *lease) write(ctx context.Context, n *coordinationv1.Lease) error {
 		}
 		return err
 	}
+	l.relay.leases.wrote(l.link.Node())
 	return l.takeFrom(resp.Body)
 }
 

@@ -136,6 +136,24 @@ func TestLeaseIsAcquiredAndRenewedAtOnce(t *testing.T) {
 	}
 }
 
+// kube-controller-manager finds no node NotReady whose Lease was written since without a later
+// renewal: the write of a session that renews nothing is a moment later than the one before.
+func TestLeaseIsLaterWithEachSession(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.connect("edge1", 5).send(lives)
+		time.Sleep(5 * time.Second)
+		for epoch := uint64(6); epoch < 9; epoch++ {
+			before := w.renewedAt()
+			w.connect("edge1", epoch)
+			time.Sleep(5 * time.Second)
+			if by := w.renewedAt().Sub(before); by != time.Microsecond {
+				t.Errorf("epoch %d: a session without a kubelet moved the renewal by %v", epoch, by)
+			}
+		}
+	})
+}
+
 // around is between -d and d.
 func around(r *rand.Rand, d time.Duration) time.Duration {
 	return time.Duration(r.Int64N(int64(2*d))) - d

@@ -51,6 +51,7 @@ type leaseQueue struct {
 	listing bool
 	listed  time.Time // when the last list began
 	found   map[types.NodeName]*coordinationv1.Lease
+	written []types.NodeName // since the list began
 }
 
 // waitingLease is a step that waits for its turn.
@@ -130,8 +131,7 @@ func (q *leaseQueue) take() func() {
 }
 
 // read is the node's Lease as it was in kube-apiserver's cache a moment ago, or nil: then it is to
-// be read by itself. A Lease is given to one session: the next of the same node is sure to find
-// that it has changed.
+// be read by itself.
 func (q *leaseQueue) read(ctx context.Context, node types.NodeName) *coordinationv1.Lease {
 	if q.begin() {
 		found, err := q.list(ctx)
@@ -143,9 +143,18 @@ func (q *leaseQueue) read(ctx context.Context, node types.NodeName) *coordinatio
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.forget(time.Now())
-	l := q.found[node]
+	return q.found[node]
+}
+
+// wrote says that the node's Lease is not what it was any more: its next session is to read it
+// again.
+func (q *leaseQueue) wrote(node types.NodeName) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
 	delete(q.found, node)
-	return l
+	if q.listing {
+		q.written = append(q.written, node)
+	}
 }
 
 // begin reports whether the caller is to read all Leases.
@@ -166,6 +175,10 @@ func (q *leaseQueue) end(found map[types.NodeName]*coordinationv1.Lease, ended b
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.listing = false
+	for _, node := range q.written {
+		delete(found, node)
+	}
+	q.written = nil
 	if found == nil {
 		if ended {
 			q.listed = time.Time{}

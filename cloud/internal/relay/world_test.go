@@ -42,7 +42,11 @@ type apiserver struct {
 	busy    int
 	most    int
 	made    func(path string) // called for each create, in order
+	listers []any             // the sessions that read all Leases
 }
+
+// sessionOf is the key of a context's session.
+type sessionOf struct{}
 
 func newAPIServer() *apiserver { return &apiserver{objects: map[string]map[string]any{}, version: 1} }
 
@@ -63,6 +67,11 @@ func (a *apiserver) Do(ctx context.Context, as kube.Identity, r kube.Request) (*
 	a.busy++
 	a.most = max(a.most, a.busy)
 	delay, fail := a.delay, a.fail
+	var all *kube.Response // as they were when the request came
+	if r.Method == http.MethodGet && strings.HasSuffix(r.Path, "/leases") {
+		a.listers = append(a.listers, ctx.Value(sessionOf{}))
+		all = a.serve(r)
+	}
 	a.mu.Unlock()
 	defer func() {
 		a.mu.Lock()
@@ -83,7 +92,10 @@ func (a *apiserver) Do(ctx context.Context, as kube.Identity, r kube.Request) (*
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	resp := a.serve(r)
+	resp := all
+	if resp == nil {
+		resp = a.serve(r)
+	}
 	switch {
 	case strings.HasPrefix(r.Accept, kube.Protobuf+";as=PartialObjectMetadata;"):
 		return asProtobuf(resp, metav1.SchemeGroupVersion.WithKind("PartialObjectMetadata"), &metav1.PartialObjectMetadata{})
@@ -329,7 +341,7 @@ func (w *world) connect(node types.NodeName, epoch uint64) *edge {
 }
 
 func (w *world) open(node types.NodeName, epoch uint64) *edge {
-	return w.openWith(w.t.Context(), node, epoch)
+	return w.openWith(context.WithValue(w.t.Context(), sessionOf{}, node), node, epoch)
 }
 
 func (w *world) openWith(parent context.Context, node types.NodeName, epoch uint64) *edge {
