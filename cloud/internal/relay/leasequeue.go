@@ -123,7 +123,8 @@ func (q *leaseQueue) take() func() {
 		q.free++
 		return nil
 	}
-	w := heap.Pop(&q.waiting).(*waitingLease)
+	w := q.waiting[0]
+	heap.Pop(&q.waiting)
 	if w.unread {
 		q.unread--
 	}
@@ -131,7 +132,7 @@ func (q *leaseQueue) take() func() {
 }
 
 // read is the node's Lease as it was in kube-apiserver's cache a moment ago, or nil: then it is to
-// be read by itself.
+// be read by itself. It is the caller's: no other session gets the same one.
 func (q *leaseQueue) read(ctx context.Context, node types.NodeName) *coordinationv1.Lease {
 	if q.begin() {
 		found, err := q.list(ctx)
@@ -143,7 +144,9 @@ func (q *leaseQueue) read(ctx context.Context, node types.NodeName) *coordinatio
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.forget(time.Now())
-	return q.found[node]
+	l := q.found[node]
+	delete(q.found, node)
+	return l
 }
 
 // wrote says that the node's Lease is not what it was any more: its next session is to read it
