@@ -1,0 +1,52 @@
+package main_test
+
+import (
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// unit reads a unit file of systemd: the last value of each setting (systemd.syntax(7)).
+func unit(t *testing.T, name string) map[string]string {
+	t.Helper()
+	raw, err := os.ReadFile("../systemd/" + name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	settings := map[string]string{}
+	for line := range strings.Lines(string(raw)) {
+		if key, value, ok := strings.Cut(strings.TrimSpace(line), "="); ok && !strings.HasPrefix(key, "#") {
+			settings[key] = value
+		}
+	}
+	return settings
+}
+
+// Pods outlive edgecore, and so must the addresses that are written down for them, below
+// /run/skerry (podnet). By itself systemd empties that folder at each stop; "restart" keeps it at
+// restarts alone (systemd.exec(5)).
+func TestUnitKeepsAddressesOfPods(t *testing.T) {
+	u := unit(t, "edgecore.service")
+	if u["RuntimeDirectory"] != "skerry" || u["RuntimeDirectoryPreserve"] != "yes" {
+		t.Errorf("RuntimeDirectory=%s, RuntimeDirectoryPreserve=%s: a stop deletes the addresses of pods that run", u["RuntimeDirectory"], u["RuntimeDirectoryPreserve"])
+	}
+	podnet, err := os.ReadFile("../../edge/internal/podnet/conflist.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(podnet), `"dataDir": "/run/`+u["RuntimeDirectory"]+"/") {
+		t.Error("addresses of pods are not in the folder that the unit keeps")
+	}
+}
+
+// An edgecore that ends at once must not be started by queries for ever. By default systemd allows
+// 20 starts in 2 s (systemd.socket(5)), which takes less time than edgecore needs to end.
+func TestSocketTriggersAreBounded(t *testing.T) {
+	u := unit(t, "edgecore-names.socket")
+	interval, err1 := strconv.Atoi(u["TriggerLimitIntervalSec"])
+	burst, err2 := strconv.Atoi(u["TriggerLimitBurst"])
+	if err1 != nil || err2 != nil || burst < 1 || interval < 2*burst {
+		t.Errorf("%s triggers in %s s", u["TriggerLimitBurst"], u["TriggerLimitIntervalSec"])
+	}
+}
