@@ -56,11 +56,13 @@ cat >/usr/local/bin/systemctl <<'END'
 #!/bin/sh
 echo "systemctl $*" >>/var/log/systemctl.log
 pid=/run/edgecore.pid
+unit=/usr/lib/systemd/system/edgecore.service
 running() { [ -e $pid ] && kill -0 "$(cat $pid)" 2>/dev/null; }
 stop() {
 	running || return 0
 	kill "$(cat $pid)"
 	while running; do sleep 0.1; done
+	[ "$1" = restart ] || grep -qx RuntimeDirectoryPreserve=yes $unit || rm -rf /run/skerry # RuntimeDirectory
 }
 start() {
 	[ -e /etc/skerry/edgecore.yaml ] || return 0 # ConditionPathExists
@@ -68,7 +70,7 @@ start() {
 	perl -MSocket -e 'socket(S, AF_UNIX, SOCK_DGRAM, 0); bind(S, pack_sockaddr_un("/run/notify")) or die $!; recv(S, $m, 64, 0); exit($m ne "READY=1")' &
 	notified=$!
 	until [ -S /run/notify ]; do sleep 0.1; done
-	NOTIFY_SOCKET=/run/notify setsid $(sed -n 's/^ExecStart=//p' /usr/lib/systemd/system/edgecore.service) >>/var/log/edgecore.log 2>&1 </dev/null &
+	NOTIFY_SOCKET=/run/notify setsid $(sed -n 's/^ExecStart=//p' $unit) >>/var/log/edgecore.log 2>&1 </dev/null &
 	echo $! >$pid
 	while running && kill -0 $notified 2>/dev/null; do sleep 0.1; done # Type=notify
 	kill $notified 2>/dev/null || true
@@ -76,8 +78,8 @@ start() {
 case "$*" in
 daemon-reload | "enable --quiet edgecore.service") ;;
 "enable --now edgecore") running || start ;;
-"restart edgecore.service") stop; start ;;
-"disable --quiet --now edgecore.service") stop ;;
+"restart edgecore.service") stop restart; start ;;
+"disable --quiet --now edgecore-names.socket edgecore.service" | "stop edgecore-names.socket edgecore") stop stop ;;
 *) echo "systemctl $*: not known here" >&2; exit 1 ;;
 esac
 END
@@ -318,9 +320,11 @@ func TestShip_03_OnADevice(t *testing.T) {
 	const netd = "/etc/cni/net.d/"
 	// bash -e passes over what fails behind a "!".
 	s.on("edge1", "dpkg --remove skerry-edgecore; if pgrep -x edgecore; then exit 9; fi; test -e "+netd+"10-skerry.conflist; test -e /var/lib/skerry/store.db")
+	// The pod's address is not given again while it runs.
+	s.on("edge1", "test -e /run/skerry/cni/skerry/"+pod.Status.PodIP)
 	if after := sandboxes(); after != before {
 		t.Errorf("containers before the removal:\n%safter it:\n%s", before, after)
 	}
 	s.on("edge1", "echo '{}' >"+netd+"99-mine.conflist; dpkg --purge skerry-edgecore; test -e "+netd+"99-mine.conflist")
-	s.on("edge1", "for gone in "+netd+"10-skerry.conflist /var/lib/skerry /etc/skerry/edgecore.yaml; do if test -e $gone; then echo $gone >&2; exit 9; fi; done")
+	s.on("edge1", "for gone in "+netd+"10-skerry.conflist /var/lib/skerry /run/skerry /var/lib/kubelet/pki/kubelet-server-current.pem /etc/skerry/edgecore.yaml; do if test -e $gone; then echo $gone >&2; exit 9; fi; done")
 }
