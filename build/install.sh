@@ -2,7 +2,8 @@
 # Installs edgecore (or another program) from a release of Skerry: a URL, a folder, or a bundle for machines without Internet.
 #   install.sh [--sha256 HASH | --key KEY] [--program edgecore] [--kubernetes 1.36] [--root DIR] SOURCE
 # --program: edgecore on a device, kubectl-skerry where people use kubectl, cloudcore where it does not run in the cluster
-# --kubernetes: for clusters that are older than this edgecore's kubelet, where the release has one for them
+# --kubernetes: for clusters that are older than this edgecore's kubelet, where the release has one for them. Without it an edgecore
+#            of another Kubernetes than its release's (its version ends in +k8s1.36) is followed by one of the same
 # SOURCE:    https://.../v1.2.3, a folder with the release's files, or airgap-ARCH.tar
 # --sha256:  of the release's SHA256SUMS, or of the bundle, from a place that you trust; then no signature is needed
 # --key:     the minisign public key (RW...) that must have signed SHA256SUMS, instead of the one in this file
@@ -15,6 +16,7 @@ export LC_ALL
 umask 022
 KEY=
 VERSION=
+KUBERNETES=
 
 refuse() {
 	echo "install.sh: $*" >&2
@@ -30,7 +32,7 @@ while [ $# -gt 0 ]; do
 		shift 2
 		;;
 	-h | --help)
-		sed -n '2,12s/^# \{0,1\}//p' "$0"
+		sed -n '2,13s/^# \{0,1\}//p' "$0"
 		exit 0
 		;;
 	-*) refuse "unknown flag $1; see --help" ;;
@@ -47,13 +49,9 @@ edgecore | cloudcore) called=skerry-$program ;;
 kubectl-skerry) called=$program ;;
 *) refuse "--program $program: edgecore, kubectl-skerry or cloudcore" ;;
 esac
-# What stands in the names of packages: by itself no "+k8s", which has another Kubernetes than this release's.
 case $kubernetes in
-'') of='[^_+]*' ;;
-[0-9]*.[0-9]*)
-	[ "$program" = edgecore ] || refuse "--kubernetes is for edgecore alone"
-	of="[^_+]*[+]k8s$kubernetes"
-	;;
+'') ;;
+[0-9]*.[0-9]*) [ "$program" = edgecore ] || refuse "--kubernetes is for edgecore alone" ;;
 *) refuse "--kubernetes $kubernetes: like 1.36" ;;
 esac
 case $(uname -m) in
@@ -62,6 +60,28 @@ aarch64 | arm64) arch=arm64 ;;
 *) refuse "there is no release for $(uname -m)" ;;
 esac
 if [ -z "$root" ] && [ "$(id -u)" -ne 0 ]; then refuse "installing needs root"; fi
+
+# installed prints what edgecore itself and the package managers say of the version that is there.
+installed() {
+	{
+		"$root/usr/bin/edgecore" version || true
+		if [ -z "$root" ]; then dpkg-query -W -f '${Version}\n' skerry-edgecore || rpm -q skerry-edgecore || true; fi
+	} 2>/dev/null
+}
+# The cluster of a device that has +k8s1.36 may have no newer Kubernetes, and a kubelet must not be newer than that.
+was='' kept=''
+if [ "$program" = edgecore ]; then was=$(installed | sed -n 's/.*+k8s\([0-9]*[.][0-9]*\).*/\1/p' | head -n 1); fi
+if [ -z "$kubernetes" ] && [ -n "$was" ]; then
+	kubernetes=$was
+	kept=", which the one here has${KUBERNETES:+; in a cluster of $KUBERNETES give --kubernetes $KUBERNETES}"
+fi
+# What stands in the names of packages: "+k8s" where they have another Kubernetes than this release's.
+of='[^_+]*'
+if [ "$kubernetes" = "$KUBERNETES" ]; then kubernetes=''; fi
+if [ -n "$kubernetes" ]; then of="$of[+]k8s$kubernetes"; fi
+# To package managers 1.2.3 is older than 1.2.3+k8s1.36.
+lower=''
+if [ "$was" != "$kubernetes" ]; then lower=yes; fi
 tmp=$(mktemp -d) || refuse "no folder for temporary files can be made"
 trap 'rm -rf "$tmp"' EXIT
 trap 'exit 130' INT TERM
@@ -151,8 +171,11 @@ else
 fi
 
 tarball=$(listed "^${called}_${of}_linux_$arch[.]tar[.]gz\$")
-[ -n "$tarball" ] || refuse "this release has no $program for $arch${kubernetes:+ with Kubernetes $kubernetes}"
-if [ -n "$bundle" ] && ! grep -qxF "$tarball" "$tmp/list"; then refuse "this bundle is not for $arch, which this machine is"; fi
+[ -n "$tarball" ] || refuse "this release has no $program for $arch${kubernetes:+ with Kubernetes $kubernetes}$kept"
+if [ -n "$bundle" ] && ! grep -qxF "$tarball" "$tmp/list"; then
+	[ -z "$kubernetes" ] || refuse "this bundle has no $program with Kubernetes $kubernetes$kept"
+	refuse "this bundle is not for $arch, which this machine is"
+fi
 image=
 if [ -n "$bundle" ] && [ "$program" = edgecore ]; then
 	image=$(listed '^pause_.*[.]oci[.]tar$')
@@ -164,6 +187,22 @@ failed() {
 	echo "install.sh: $*" >&2
 	exit 1
 }
+
+# settle does after unpacking what a package's scripts do: the user that cloudcore runs as; and what runs is the new program.
+settle() {
+	case $program in
+	edgecore) ;;
+	cloudcore)
+		if command -v systemd-sysusers >/dev/null; then
+			systemd-sysusers /usr/lib/sysusers.d/skerry.conf || failed "the user skerry, which cloudcore runs as, could not be made"
+		fi
+		;;
+	*) return 0 ;;
+	esac
+	[ -d /run/systemd/system ] || return 0
+	systemctl daemon-reload && systemctl try-restart "$program.service" || failed "$program is installed, and could not be restarted: systemctl status $program"
+}
+
 if [ -n "$root" ]; then
 	fetch "$tarball"
 	mkdir -p "$root" && tar -xzf "$tmp/$tarball" -C "$root" || failed "$tarball can't be unpacked in $root"
@@ -173,17 +212,18 @@ elif command -v dpkg >/dev/null; then
 	if [ -n "$bundle" ] || ! command -v apt-get >/dev/null; then
 		dpkg -i "$tmp/$package" || failed "dpkg could not install it; what it asks for must be installed first"
 	else
-		apt-get install -y --no-install-recommends "$tmp/$package" || failed "apt-get could not install it"
+		apt-get install -y --no-install-recommends ${lower:+--allow-downgrades} "$tmp/$package" || failed "apt-get could not install it"
 	fi
 elif [ -z "$bundle" ] && command -v rpm >/dev/null; then
 	package=$(listed "^${called}_${of}_$arch[.]rpm\$")
 	fetch "$package"
-	rpm -U "$tmp/$package" || failed "rpm could not install it; what it asks for must be installed first"
+	rpm -U ${lower:+--oldpackage} "$tmp/$package" || failed "rpm could not install it; what it asks for must be installed first"
 else
 	fetch "$tarball"
 	tar -xzf "$tmp/$tarball" -C / || failed "$tarball can't be unpacked"
+	settle
 fi
-echo "installed $program $VERSION"
+echo "installed $program $VERSION${kubernetes:+ with Kubernetes $kubernetes}"
 
 # Without Internet containerd can't pull the image of pods' sandboxes: it gets the release's under the name that it asks for.
 if [ -n "$image" ] && [ -z "$root" ]; then
@@ -195,4 +235,7 @@ if [ -n "$image" ] && [ -z "$root" ]; then
 		echo "containerd does not run: start it and run this again, so that it gets the image of pods' sandboxes"
 	fi
 fi
-[ "$program" != edgecore ] || echo "next: edgecore check, then edgecore join --token-file FILE HOST"
+data=$(sed -n 's/^dataDir: *\([^ #]*\).*/\1/p' "$root/etc/skerry/edgecore.yaml" 2>/dev/null | head -n 1)
+if [ "$program" = edgecore ] && [ ! -e "$root${data:-/var/lib/skerry}/identity/node.pem" ]; then
+	echo "next: edgecore check, then edgecore join --token-file FILE HOST"
+fi

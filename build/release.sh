@@ -51,9 +51,10 @@ package=${package/-/\~}
 package=${package//-/.}
 
 compile() { # compile PACKAGE ARCH FILE LDFLAGS [TAG [FLAG...]]
+	local suffix=${5:+"+k8s${5#kubernetes}"} # install.sh keeps to it when it upgrades a device
 	# shellcheck disable=SC2086
 	GOOS=linux GOARCH=$2 build/compile.sh "$(basename "$3")" go build -v $flags -gcflags "$compiler" -tags "$tags,${5:-}" "${@:6}" -buildvcs=false -ldflags \
-		"-s -w -X github.com/skerry-io/skerry/common/version.version=$version -X github.com/skerry-io/skerry/common/version.registry=${REGISTRY:-} $4" \
+		"-s -w -X github.com/skerry-io/skerry/common/version.version=$version$suffix -X github.com/skerry-io/skerry/common/version.registry=${REGISTRY:-} $4" \
 		-o "$3" "$1"
 }
 
@@ -70,7 +71,10 @@ packages() { # packages PROGRAM ARCH [+SUFFIX of the version]
 	local files=("usr/bin/$name=$made/${name}_${version}_linux_$arch" "usr/share/doc/$called/copyright=LICENSE")
 	case $name in edgecore | cloudcore) files+=("usr/lib/systemd/system/$name.service=build/systemd/$name.service") ;; esac
 	case $name in
-	edgecore) files+=("usr/share/doc/skerry-edgecore/examples/10-bridge.conflist=build/package/examples/10-bridge.conflist") ;;
+	edgecore)
+		files+=("usr/lib/systemd/system/edgecore-names.socket=build/systemd/edgecore-names.socket")
+		files+=("usr/share/doc/skerry-edgecore/examples/10-bridge.conflist=build/package/examples/10-bridge.conflist")
+		;;
 	cloudcore) files+=("usr/lib/sysusers.d/skerry.conf=build/systemd/skerry.sysusers") ;;
 	esac
 	tool tar --out "$made/${called}_${version}_linux_$arch.tar.gz" "${files[@]}"
@@ -119,7 +123,8 @@ if [ -n "${SKERRY_SIGN_KEY:-}" ]; then
 	pinned minisign -R -s "$SKERRY_SIGN_KEY" -p "$tmp/key.pub" >/dev/null
 	key=$(tail -n 1 "$tmp/key.pub")
 fi
-sed "s|^KEY=.*|KEY=$key|; s|^VERSION=.*|VERSION=$version|" build/install.sh >"$made/install.sh"
+own=$(awk '$1 == "k8s.io/kubernetes" { print substr($2, 2) }' go.mod)
+sed "s|^KEY=.*|KEY=$key|; s|^VERSION=.*|VERSION=$version|; s|^KUBERNETES=.*|KUBERNETES=${own%.*}|" build/install.sh >"$made/install.sh"
 chmod 755 "$made/install.sh"
 
 # The sums are of all files but the bundles, which carry them: one signature holds for both.

@@ -2,6 +2,7 @@ package main_test
 
 import (
 	"os"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -48,5 +49,31 @@ func TestSocketTriggersAreBounded(t *testing.T) {
 	burst, err2 := strconv.Atoi(u["TriggerLimitBurst"])
 	if err1 != nil || err2 != nil || burst < 1 || interval < 2*burst {
 		t.Errorf("%s triggers in %s s", u["TriggerLimitBurst"], u["TriggerLimitIntervalSec"])
+	}
+}
+
+// A release's tarballs hold what its packages do: install.sh takes them where there is no package
+// manager. tests/release compares those of a real release.
+func TestTarballsHoldWhatPackagesDo(t *testing.T) {
+	script, err := os.ReadFile("../release.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := regexp.MustCompile(`(?m)^- \{src: ([^@"][^,]*), dst: /([^,]*),`)
+	for program, called := range map[string]string{"edgecore": "skerry-edgecore", "cloudcore": "skerry-cloudcore", "kubectl-skerry": "kubectl-skerry"} {
+		config, err := os.ReadFile("../package/" + program + ".yaml")
+		if err != nil {
+			t.Fatal(err)
+		}
+		files := strings.NewReplacer("$name", program, "$called", called).Replace(string(script))
+		found := file.FindAllStringSubmatch(string(config), -1)
+		if len(found) == 0 {
+			t.Errorf("%s.yaml names no file", program)
+		}
+		for _, f := range found {
+			if !strings.Contains(files, `"`+f[2]+"="+f[1]+`"`) {
+				t.Errorf("release.sh packs no %s into the tarball of %s", f[2], program)
+			}
+		}
 	}
 }

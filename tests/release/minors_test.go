@@ -58,17 +58,20 @@ func TestShip_21_Minors(t *testing.T) {
 }
 
 // install.sh takes the edgecore that is asked for: by itself today's Kubernetes, with --kubernetes
-// the one before, and what no release has is refused.
+// the one before, which stays then, and what no release has is refused.
 func TestInstallOlderKubernetes(t *testing.T) {
 	dir := shared(t)
-	for minor, flags := range map[string][]string{"1.37": nil, minorBefore: {"--kubernetes", minorBefore}} {
-		to := filepath.Join(t.TempDir(), "root")
-		command(t, "/", nil, "sh", append([]string{filepath.Join(dir, "install.sh"), "--root", to}, append(flags, dir)...)...)
-		if v := command(t, "/", nil, filepath.Join(to, "usr/bin/edgecore"), "version"); !strings.Contains(v, "(Kubernetes v"+minor+".") {
-			t.Errorf("install.sh %v installs %s", flags, v)
+	to := filepath.Join(t.TempDir(), "root")
+	for _, step := range []struct {
+		minor string
+		flags []string
+	}{{"1.37", nil}, {minorBefore, []string{"--kubernetes", minorBefore}}, {minorBefore, nil}, {"1.37", []string{"--kubernetes", "1.37"}}, {"1.37", nil}} {
+		command(t, "/", nil, "sh", append([]string{filepath.Join(dir, "install.sh"), "--root", to}, append(step.flags, dir)...)...)
+		if v := command(t, "/", nil, filepath.Join(to, "usr/bin/edgecore"), "version"); !strings.Contains(v, "(Kubernetes v"+step.minor+".") {
+			t.Errorf("install.sh %v installs %s", step.flags, v)
 		}
 	}
-	to := filepath.Join(t.TempDir(), "root")
+	to = filepath.Join(t.TempDir(), "root")
 	_, err := try(t.Context(), "/", nil, "sh", filepath.Join(dir, "install.sh"), "--root", to, "--kubernetes", "1.35", dir)
 	if err == nil || !strings.Contains(err.Error(), "this release has no edgecore for "+runtime.GOARCH+" with Kubernetes 1.35") || exists(to) {
 		t.Errorf("Kubernetes 1.35, which the release has not: %v", err)

@@ -3,8 +3,11 @@ package release_test
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // A packager is a package manager at work in a folder of the test's own.
@@ -75,6 +78,7 @@ func debPackage(t *testing.T, program string) {
 		return command(t, p.root, nil, "dpkg-query", "--admindir="+filepath.Join(p.root, "var/lib/dpkg"), "-f", "${db:Status-Status} ${Version}", "-W", name)
 	}
 	p.dpkg("-i", one(t, shared(t), name+"_*.deb"))
+	packed(t, program)
 	if got := state(); got != "installed 0.1.0~rc1" {
 		t.Fatalf("installed: %s", got)
 	}
@@ -100,6 +104,26 @@ func debPackage(t *testing.T, program string) {
 	p.exist(false, kept(program)...)
 	p.exist(false, "usr/bin/"+program, "usr/lib/systemd/system/"+program+".service", "etc/skerry", "usr/share/doc/"+name)
 	p.exist(true, cni)
+}
+
+// packed shows that the tarball, which install.sh takes where there is no package manager, holds
+// the files of the package.
+func packed(t *testing.T, program string) {
+	t.Helper()
+	files := func(list string) (all []string) {
+		for line := range strings.Lines(list) {
+			if name := strings.TrimPrefix(strings.TrimSpace(line), "./"); name != "" && !strings.HasSuffix(name, "/") {
+				all = append(all, name)
+			}
+		}
+		slices.Sort(all)
+		return all
+	}
+	deb := command(t, "/", nil, "sh", "-c", "dpkg-deb --fsys-tarfile "+one(t, shared(t), named(program)+"_*.deb")+" | tar -t")
+	tarball := command(t, "/", nil, "tar", "-tzf", one(t, shared(t), named(program)+"_*.tar.gz"))
+	if diff := cmp.Diff(files(deb), files(tarball)); diff != "" {
+		t.Errorf("-package +tarball:\n%s", diff)
+	}
 }
 
 func rpmPackage(t *testing.T, program string) {
