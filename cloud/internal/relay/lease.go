@@ -312,7 +312,12 @@ func (l *lease) put(ctx context.Context, at time.Time, renewed bool) error {
 		return err
 	}
 	if renewed {
-		n.Spec.RenewTime = &metav1.MicroTime{Time: at}
+		// A renewal by a clock that is behind the one of the renewal before, another replica's or
+		// this one before it was set, stays a microsecond later than that: for
+		// kube-controller-manager an earlier one is none (see next).
+		if n.Spec.RenewTime.Time.Before(at) {
+			n.Spec.RenewTime = &metav1.MicroTime{Time: at}
+		}
 		if len(n.OwnerReferences) == 0 {
 			l.setOwner(ctx, n)
 		}

@@ -154,6 +154,34 @@ func TestLeaseIsLaterWithEachSession(t *testing.T) {
 	})
 }
 
+// A renewal by a clock that is behind that of the renewal before, another replica's or this one
+// before it was set back, is a later one too: kube-controller-manager would not take it for one.
+func TestRenewalByAClockThatIsBehind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.leaseOf("edge1", -time.Minute)
+		e := w.connect("edge1", 5)
+		before := w.renewedAt()
+		if !before.After(time.Now()) {
+			t.Fatal("the Lease was to be of a clock that is ahead")
+		}
+		for range 18 {
+			writes := w.api.count("edge1 PUT " + leasePath)
+			e.send(lives)
+			time.Sleep(10 * time.Second)
+			synctest.Wait()
+			now := w.renewedAt()
+			if written := w.api.count("edge1 PUT "+leasePath) > writes; now.Before(before) || written && now.Equal(before) {
+				t.Fatalf("a renewal went from %v to %v", before, now)
+			}
+			before = now
+		}
+		if age := time.Since(before); age > 30*time.Second {
+			t.Errorf("with the clock where the other one was, the Lease is %v old", age)
+		}
+	})
+}
+
 // around is between -d and d.
 func around(r *rand.Rand, d time.Duration) time.Duration {
 	return time.Duration(r.Int64N(int64(2*d))) - d
