@@ -65,6 +65,8 @@ type member struct {
 	held         time.Time // no watch is opened as it before
 	busy         bool      // a review is in flight
 	asking       bool      // authorise is at it
+	asks         uint64    // calls of CatchUp: the newest is answered
+	caughtUp     bool      // it has succeeded, and the next state says so
 	left         bool
 }
 
@@ -108,7 +110,7 @@ func (s *watchedObject) grant(m *member) {
 	m.access = granted
 	s.signal()
 	if s.known {
-		m.changed(s.state())
+		s.tell(m)
 	}
 }
 
@@ -168,9 +170,14 @@ func (s *watchedObject) set(o *Object) {
 	s.generation++
 	for m := range s.members {
 		if m.access == granted {
-			m.changed(s.state())
+			s.tell(m)
 		}
 	}
 }
 
-func (s *watchedObject) state() ObjectState { return ObjectState{Known: s.known, Object: s.object} }
+// tell notifies a member of what is known, and answers CatchUp with it: a member whose right was in
+// doubt when the read had come hears of it once it is granted again.
+func (s *watchedObject) tell(m *member) {
+	m.changed(ObjectState{Known: s.known, Object: s.object, CaughtUp: m.caughtUp})
+	m.caughtUp = false
+}

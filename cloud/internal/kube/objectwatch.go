@@ -23,7 +23,7 @@ type ObjectWatch struct {
 	Cancel func()
 	// CatchUp has changed called with a state that is no older than version (a resourceVersion),
 	// or, in a cluster whose versions went back, than the call. It costs a consistent read where
-	// the watch is behind, and is tried until it succeeds or Cancel is called.
+	// the watch is behind, and is tried until it succeeds, it is called anew or Cancel is called.
 	CatchUp func(version uint64)
 }
 
@@ -152,12 +152,17 @@ func (w *ObjectWatches) catchUp(s *watchedObject, m *member, version uint64) {
 		return
 	}
 	ctx := w.ctx
+	s.mu.Lock()
+	m.asks++
+	ask := m.asks
+	m.caughtUp = false
+	s.mu.Unlock()
 	w.wg.Go(func() {
 		for tries := 0; ; tries++ {
 			s.mu.Lock()
-			left, reached := m.left, s.known && s.asOf >= version
+			over, reached := m.left || m.asks != ask, s.known && s.asOf >= version
 			s.mu.Unlock()
-			if left || ctx.Err() != nil {
+			if over || ctx.Err() != nil {
 				return
 			}
 			if reached || w.read(ctx, s, m.node) == nil {
@@ -168,10 +173,12 @@ func (w *ObjectWatches) catchUp(s *watchedObject, m *member, version uint64) {
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if !m.left && m.access == granted {
-			state := s.state()
-			state.CaughtUp = true
-			m.changed(state)
+		if m.left || m.asks != ask {
+			return
+		}
+		m.caughtUp = true
+		if m.access == granted {
+			s.tell(m)
 		}
 	})
 }

@@ -215,6 +215,46 @@ func TestRefusedWatchesAreBounded(t *testing.T) {
 	})
 }
 
+// A node that is asked for by CatchUp while its right is in doubt hears the answer when it is
+// granted again: a session waits for it, and sends nothing of that resource before.
+func TestCaughtUpWhileInDoubt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, w, stop := runObjectWatches(t)
+		defer stop()
+		a.set("cm", "1")
+		var one seen
+		watch := w.Watch(ref("cm"), "edge1", one.changed)
+		defer watch.Cancel()
+		time.Sleep(time.Second)
+		if !one.is("101")() {
+			t.Fatal("the object has not come")
+		}
+		// The watch ends, and an authorizer that lags refuses the next one; reads are allowed before reviews.
+		a.say(&authorizationv1.SubjectAccessReviewStatus{Reason: "said the test"})
+		a.forbid("edge1", true)
+		a.mu.Lock()
+		for _, v := range a.watchers {
+			v.cancel()
+		}
+		a.mu.Unlock()
+		time.Sleep(2 * time.Second)
+		watch.CatchUp(500)
+		a.hold(func(r *http.Request) bool { return r.URL.Query().Get("watch") != "" })
+		a.forbid("edge1", false)
+		time.Sleep(15 * time.Second)
+		if one.last.CaughtUp {
+			t.Fatal("CatchUp is answered before the node may have the object")
+		}
+		a.say(nil)
+		a.hold(nil)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if !one.last.CaughtUp || !one.is("101")() {
+			t.Errorf("the answer is %+v", one.last)
+		}
+	})
+}
+
 // Reads that hang hold up nothing but what they are about, for a time.
 func TestHungReads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
