@@ -102,18 +102,19 @@ func (h *Hub) handshake(ctx context.Context, conn link.Conn) (*session, error) {
 	if sum := hello.GetTrust(); len(sum) > 0 && h.config.Trust != nil {
 		trust = h.config.Trust(sum)
 	}
+	now := time.Now()
 	s := &session{
 		metrics: h.metrics, conn: conn, node: node,
 		epoch: hello.GetEpoch(), version: hello.GetVersion(), bootID: hello.GetBootId(),
 		keepalive: keepalive(hello.GetKeepaliveMillis()),
-		pace:      pace{node: node, charges: h.charges},
+		began:     now,
+		pace:      pace{node: node, charges: h.charges, began: now},
 		ended:     make(chan struct{}),
 		welcome: new(m.Answer(&topicpb.Welcome{
-			Protocol: topic.Protocol, Version: h.config.Version, Instance: h.config.Instance, UnixMillis: time.Now().UnixMilli(), Trust: trust,
+			Protocol: topic.Protocol, Version: h.config.Version, Instance: h.config.Instance, UnixMillis: now.UnixMilli(), Trust: trust,
 			Streams: h.config.Streams,
 		})),
 	}
-	s.lastHeard.Store(time.Now().UnixNano())
 	return s, nil
 }
 

@@ -70,7 +70,7 @@ func (h *Hub) Sessions() []SessionInfo {
 	for _, s := range sessions {
 		info := s.conn.Info()
 		infos = append(infos, SessionInfo{
-			Node: s.node, Since: info.Since, LastHeard: time.Unix(0, s.lastHeard.Load()),
+			Node: s.node, Since: info.Since, LastHeard: s.LastHeard(),
 			Transport: info.Transport, Remote: address(info.Remote),
 			Epoch: s.epoch, Version: s.version, BootID: s.bootID, KubeletAlive: s.alive.Load(),
 		})

@@ -96,6 +96,19 @@ func TestHub_OpensASession(t *testing.T) {
 	})
 }
 
+// Silence is counted by the clock that nobody sets. Time in a bubble of synctest has no such clock.
+func TestHub_SilenceIsNotByTheTimeOfDay(t *testing.T) {
+	b := newBench(t, hub.Config{})
+	e := b.dial("edge-1")
+	e.hello(7)
+	for len(b.hub.Sessions()) == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	if heard := b.hub.Sessions()[0].LastHeard; heard == heard.Round(0) {
+		t.Error("a clock that is set forward would end every session")
+	}
+}
+
 // admission refuses what its function does.
 type admission func(node types.NodeName, cert *x509.Certificate) error
 

@@ -32,8 +32,9 @@ const (
 type pace struct {
 	node    types.NodeName
 	charges *quota.Rates
+	began   time.Time
 
-	until   atomic.Int64 // Unix nanoseconds
+	until   atomic.Int64 // in nanoseconds after began: a clock that is set back makes no pause longer
 	resting atomic.Bool  // timer runs
 	timer   *time.Timer  // owned by who reads
 }
@@ -44,7 +45,7 @@ func (p *pace) charge(d time.Duration) {
 	if pause < shortestPause {
 		return
 	}
-	until := time.Now().Add(pause).UnixNano()
+	until := int64(time.Since(p.began) + pause)
 	for {
 		before := p.until.Load()
 		if before >= until || p.until.CompareAndSwap(before, until) {
@@ -59,7 +60,7 @@ func (p *pace) paused(resume func()) (paused, began bool) {
 	if p.resting.Load() {
 		return true, false
 	}
-	d := time.Until(time.Unix(0, p.until.Load()))
+	d := time.Duration(p.until.Load()) - time.Since(p.began)
 	if d <= 0 {
 		return false, false
 	}

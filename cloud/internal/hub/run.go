@@ -129,7 +129,7 @@ func (h *Hub) watch(ctx context.Context) {
 				return link.CloseShutdown, fmt.Sprintf("the certificate expired at %s: dial again with the renewed one",
 					cert.NotAfter.UTC().Format(time.RFC3339)), true
 			}
-			silence := now.Sub(time.Unix(0, s.lastHeard.Load()))
+			silence := now.Sub(s.LastHeard())
 			if bound := max(4*s.keepalive, 30*time.Second); silence > bound && !s.handling.Load() && !s.pace.resting.Load() {
 				return link.CloseTimeout, fmt.Sprintf("nothing heard for %v, the edge says every %v", silence.Round(time.Second), s.keepalive), true
 			}

@@ -26,6 +26,7 @@ type session struct {
 	version   string
 	bootID    string
 	keepalive time.Duration
+	began     time.Time
 	pace      pace
 
 	ended   chan struct{} // closed by the table when the attached session has left it
@@ -38,9 +39,9 @@ type session struct {
 	services []Service
 	reading  *Loop
 
-	lastHeard atomic.Int64 // Unix nanoseconds
-	alive     atomic.Bool  // what the last heartbeat said of the kubelet
-	handling  atomic.Bool  // a handler runs: silence is our own doing then
+	heard    atomic.Int64 // when the last message came, in nanoseconds after began
+	alive    atomic.Bool  // what the last heartbeat said of the kubelet
+	handling atomic.Bool  // a handler runs: silence is our own doing then
 }
 
 var _ Session = (*session)(nil)
@@ -56,8 +57,11 @@ func (s *session) Done() <-chan struct{} { return s.conn.Done() }
 // Keepalive is within the bounds of the function keepalive, whatever the edge said.
 func (s *session) Keepalive() time.Duration { return s.keepalive }
 
-// LastHeard is when the last message came.
-func (s *session) LastHeard() time.Time { return time.Unix(0, s.lastHeard.Load()) }
+// LastHeard is when the last message came. A clock that is set meanwhile makes no difference to
+// its distance from other times of this process.
+func (s *session) LastHeard() time.Time { return s.began.Add(time.Duration(s.heard.Load())) }
+
+func (s *session) hear() { s.heard.Store(int64(time.Since(s.began))) }
 
 func (s *session) Send(ctx context.Context, m message.Message) error {
 	m.Header.Time = time.Time{} // the edge has no use for it, and each byte of it counts
@@ -123,7 +127,7 @@ func (s *session) end() {
 
 // resume reads on after a pause, in which the silence was our own doing.
 func (s *session) resume() {
-	s.lastHeard.Store(time.Now().UnixNano())
+	s.hear()
 	s.reading.Signal()
 }
 
@@ -140,7 +144,7 @@ func (s *session) read(ctx context.Context) error {
 		if !ok {
 			return nil // Notify signals the next, and the end
 		}
-		s.lastHeard.Store(time.Now().UnixNano())
+		s.hear()
 		s.metrics.message("received", m.Key())
 		s.pace.charge(perMessage)
 		s.handling.Store(true)

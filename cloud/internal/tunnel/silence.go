@@ -108,7 +108,7 @@ func (w *watched) look() {
 		cancel()
 		if !w.session.heardSince(last) {
 			if errors.Is(err, context.DeadlineExceeded) {
-				w.session.silent.Store(time.Now().UnixNano())
+				w.session.silent.Store(new(time.Now()))
 				_ = w.Stream.Close() // both directions of Splice end by that
 			}
 			return // or the link has ended, or takes no probe: no more checks

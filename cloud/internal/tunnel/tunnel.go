@@ -99,7 +99,7 @@ type session struct {
 	tunnel *Tunnel
 	mux    *tunnel.Mux
 
-	silent atomic.Int64 // Unix nanoseconds: when the edge gave no sign of life; 0 for never
+	silent atomic.Pointer[time.Time] // when the edge gave no sign of life; nil: never
 }
 
 var _ hub.Part = (*Tunnel)(nil)
@@ -305,7 +305,7 @@ func (t *Tunnel) own(ctx context.Context, node types.NodeName, target string) (n
 func (s *session) open(ctx context.Context, target string) (net.Conn, error) {
 	// A client whose kept connection has ended for that retries at once, and need not wait for the
 	// same once more.
-	if at := time.Unix(0, s.silent.Load()); time.Since(at) < silentFor && !s.heardSince(at) {
+	if at := s.silent.Load(); at != nil && time.Since(*at) < silentFor && !s.heardSince(*at) {
 		return nil, s.noAnswer()
 	}
 	stream, err := s.mux.Open(ctx, target)
@@ -378,7 +378,9 @@ func (t *Tunnel) elsewhere(ctx context.Context, node types.NodeName, target stri
 		heard = lease.Spec.RenewTime.Time
 	}
 	announced, holder := lease.Annotations[fence.TunnelAnnotation], lease.Annotations[fence.InstanceAnnotation]
-	if announced == "" || holder == t.config.Instance || lost.After(heard) {
+	// A link that was lost here after that renewal may be there all the same: the device goes to
+	// another replica before this one notices, and a Lease is renewed each 20 s.
+	if announced == "" || holder == t.config.Instance {
 		return nil, noLink(node, lost, heard)
 	}
 	address, err := verify(t.config.AnnounceKey, node, holder, announced, time.Now())

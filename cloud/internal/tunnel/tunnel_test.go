@@ -444,6 +444,22 @@ func TestTunnel_09_TheReplicaThatIsAskedNeedNotHoldTheLink(t *testing.T) {
 	}
 }
 
+// A replica notices late that a device has gone to another one, which renewed its Lease before that
+// and does so again only in a while.
+func TestDial_TheLinkWentElsewhere(t *testing.T) {
+	w := newWorld(t)
+	a, b := w.replica("a"), w.replica("b")
+	cut := attach(t, a, "edge1", hello("edge1"))
+	attach(t, b, "edge1", hello("edge1"))
+	w.lease("edge1", b, "b", time.Now().Add(-10*time.Second))
+	cut()
+	status, conn := w.ask(a, apiserver, http.MethodConnect, "edge1:10250")
+	if !strings.HasPrefix(status, "200") {
+		t.Fatal(status)
+	}
+	w.talk(conn, "edge1")
+}
+
 // The Lease of a replica that has died, or lost the link: no replica sends the question round.
 func TestDial_TheHolderHasItNoMore(t *testing.T) {
 	w := newWorld(t)
