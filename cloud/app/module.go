@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -11,6 +12,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
@@ -57,47 +59,76 @@ const (
 	retryPeriod   = 2 * time.Second
 )
 
+// releaseTimeout bounds the giving up of a Lease, which another replica waits for; without it
+// that waits until the Lease has run out.
+const releaseTimeout = 3 * time.Second
+
 // lead runs a function on one replica at a time: the one that holds the Lease. It returns when ctx
-// ends, the Lease is lost, or the function fails.
+// ends, the Lease is lost, or the function fails, and not before the function has returned. The
+// Lease is given up after that, so that no other replica begins while this one still works
+// (client-go's ReleaseOnCancel would do so before).
 func lead(ctx context.Context, client kubernetes.Interface, lease, identity string, run func(context.Context) error) error {
 	lock := &resourcelock.LeaseLock{
 		LeaseMeta:  metav1.ObjectMeta{Namespace: join.Namespace, Name: lease},
 		Client:     client.CoordinationV1(),
 		LockConfig: resourcelock.ResourceLockConfig{Identity: identity},
 	}
-	failed := make(chan error, 1)
+	leading, stop := context.WithCancel(ctx)
+	defer stop()
+	var (
+		mu    sync.Mutex
+		over  bool
+		ended chan error // of run; nil: it was not called
+	)
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock: lock, Name: lease, ReleaseOnCancel: true,
+		Lock: lock, Name: lease,
 		LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: retryPeriod,
 		Callbacks: leaderelection.LeaderCallbacks{
-			OnStartedLeading: func(ctx context.Context) { failed <- run(ctx) },
+			OnStartedLeading: func(ctx context.Context) { // in a goroutine of its own
+				mu.Lock()
+				if over {
+					mu.Unlock()
+					return
+				}
+				ended = make(chan error, 1)
+				mu.Unlock()
+				ended <- run(ctx)
+				stop()
+			},
 			OnStoppedLeading: func() {},
 		},
 	})
 	if err != nil {
 		return fmt.Errorf("making the leader election: %w", err)
 	}
-	leading, stop := context.WithCancel(ctx)
-	defer stop()
-	result := make(chan error, 1)
-	go func() {
-		select {
-		case err := <-failed:
-			result <- err
-			stop()
-		case <-leading.Done():
-			result <- nil
-		}
-	}()
-	elector.Run(leading) // returns when the Lease is lost, or ctx ends
-	stop()
-	if err := <-result; err != nil {
-		return err
+	elector.Run(leading) // returns when the Lease is lost, ctx ends, or run has returned
+	mu.Lock()
+	over = true
+	mu.Unlock()
+	if ended != nil {
+		err = <-ended
+		release(ctx, lock)
 	}
-	if ctx.Err() == nil {
-		return fmt.Errorf("another replica holds the Lease %s now", lease)
+	if err == nil && ctx.Err() == nil {
+		err = fmt.Errorf("another replica holds the Lease %s now", lease)
 	}
-	return nil
+	return err
+}
+
+// release gives the Lease up, if it is ours still.
+func release(ctx context.Context, lock *resourcelock.LeaseLock) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
+	defer cancel()
+	held, _, err := lock.Get(ctx)
+	if err == nil && held.HolderIdentity == lock.Identity() {
+		now := metav1.Now()
+		err = lock.Update(ctx, resourcelock.LeaderElectionRecord{
+			LeaderTransitions: held.LeaderTransitions, LeaseDurationSeconds: 1, RenewTime: now, AcquireTime: now,
+		})
+	}
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("The Lease could not be given up: another replica waits until it has run out", "lease", klog.KObj(&lock.LeaseMeta), "err", err)
+	}
 }
 
 // controllers runs what one replica does at a time.

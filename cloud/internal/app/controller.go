@@ -136,7 +136,7 @@ func rejected(err error) bool {
 // once plans for one application and carries the plan out. The status is written first: what it
 // says was done is done at most once, and what it says is true of the version that was read.
 func (r *run) once(ctx context.Context, key kube.Key) (next time.Duration, err error) {
-	s, err := r.view.state(key, r.fencer)
+	s, err := r.view.state(ctx, key, r.fencer)
 	if err != nil || s == nil {
 		return 0, err
 	}

@@ -200,7 +200,7 @@ func readNode(n *corev1.Node, was Node, known bool, now time.Time) Node {
 }
 
 // state is everything about an application; nil where there is none.
-func (v *view) state(key kube.Key, fencer Fencer) (*State, error) {
+func (v *view) state(ctx context.Context, key kube.Key, fencer Fencer) (*State, error) {
 	o := v.stores.Apps.Get(key)
 	if o == nil {
 		return nil, nil
@@ -209,7 +209,8 @@ func (v *view) state(key kube.Key, fencer Fencer) (*State, error) {
 	if err != nil || app.DeletionTimestamp != nil {
 		return nil, err
 	}
-	s := &State{App: app, Claims: map[string]*corev1.PersistentVolumeClaim{}, Fencer: fencer, Storage: v.storage}
+	s := &State{App: app, Claims: map[string]*corev1.PersistentVolumeClaim{}, Fencer: fencer,
+		Storage: func() (Storage, error) { return v.storage(ctx) }}
 	if set, ok, err := v.sets.GetStore().GetByKey(key.Namespace + "/" + key.Name); err == nil && ok {
 		s.ReplicaSet, _ = set.(*appsv1.ReplicaSet)
 	}
@@ -253,8 +254,8 @@ func readApp(o *kube.Object) (*v1alpha1.EdgeApp, error) {
 const storageTimeout = 10 * time.Second
 
 // storage asks kube-apiserver: it matters only when a node was lost.
-func (v *view) storage() (Storage, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), storageTimeout)
+func (v *view) storage(ctx context.Context) (Storage, error) {
+	ctx, cancel := context.WithTimeout(ctx, storageTimeout)
 	defer cancel()
 	list, err := v.kube.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
 	if err != nil {
