@@ -14,6 +14,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/skerry-io/skerry/edge/internal/kernel/dump"
 )
 
 // Driver forgets.
@@ -52,8 +54,11 @@ func (*Driver) Forget(prefixes []netip.Prefix) (int, error) {
 	var count int
 	var errs []error
 	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
-		n, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, gone(prefixes))
-		count += int(n)
+		err := dump.Repeat(func() error {
+			n, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, gone(prefixes))
+			count += int(n)
+			return err
+		})
 		if err != nil && !errors.Is(err, unix.ENOENT) { // it has gone by itself
 			errs = append(errs, fmt.Errorf("forgetting connections: %w", err))
 		}

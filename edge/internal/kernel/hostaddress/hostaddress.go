@@ -13,6 +13,8 @@ import (
 	"syscall"
 
 	"github.com/vishvananda/netlink"
+
+	"github.com/skerry-io/skerry/edge/internal/kernel/dump"
 )
 
 // label marks our addresses, beside those of package redirect (ip-address(8)).
@@ -25,9 +27,9 @@ func Keep(want ...netip.Addr) error {
 	if err != nil {
 		return fmt.Errorf("finding the loopback interface: %w", err)
 	}
-	have, err := netlink.AddrList(lo, netlink.FAMILY_V4)
+	have, err := dump.Addresses(lo, netlink.FAMILY_V4)
 	if err != nil {
-		return fmt.Errorf("listing the addresses of the loopback interface: %w", err)
+		return err
 	}
 	missing := map[netip.Addr]bool{}
 	for _, a := range want {

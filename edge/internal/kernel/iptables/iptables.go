@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/skerry-io/skerry/edge/internal/kernel/balance"
+	"github.com/skerry-io/skerry/edge/internal/kernel/dump"
 )
 
 // Bases lead to our chains. DNAT is looked up for what arrives and for what the node itself sends.
@@ -237,7 +238,11 @@ func Forget(all []balance.Service, six bool) error {
 	if six {
 		family = netlink.FAMILY_V6
 	}
-	if _, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, f); err != nil {
+	err := dump.Repeat(func() error {
+		_, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, f)
+		return err
+	})
+	if err != nil {
 		return fmt.Errorf("forgetting flows to pods that are gone: %w", err)
 	}
 	return nil

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/skerry-io/skerry/edge/internal/atomicfile"
+	"github.com/skerry-io/skerry/edge/internal/kernel/dump"
 )
 
 // place is an address on an interface.
@@ -170,9 +171,9 @@ func onLink(link netlink.Link, address netip.Addr) (bool, error) {
 	if address.Is4() {
 		kind = netlink.FAMILY_V4
 	}
-	addrs, err := netlink.AddrList(link, kind)
+	addrs, err := dump.Addresses(link, kind)
 	if err != nil {
-		return false, fmt.Errorf("listing the addresses of %s: %w", link.Attrs().Name, err)
+		return false, err
 	}
 	return slices.ContainsFunc(addrs, func(a netlink.Addr) bool {
 		got, ok := netip.AddrFromSlice(a.IP)

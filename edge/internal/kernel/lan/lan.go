@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/skerry-io/skerry/edge/internal/kernel/acd"
+	"github.com/skerry-io/skerry/edge/internal/kernel/dump"
 )
 
 // Group is where beacons go: a group of the site's scope (RFC 2365, 6.1), which routers
@@ -50,9 +51,9 @@ func New() *LAN { return &LAN{} }
 // Networks are the networks of interfaces that are up, with carrier or without, but for loopback. A
 // network of one address, as a pod's interface has it, is none.
 func (*LAN) Networks() ([]Network, error) {
-	links, err := netlink.LinkList()
+	links, addresses, err := dump.Interfaces()
 	if err != nil {
-		return nil, fmt.Errorf("listing interfaces: %w", err)
+		return nil, err
 	}
 	var all []Network
 	for _, l := range links {
@@ -60,11 +61,7 @@ func (*LAN) Networks() ([]Network, error) {
 		if a.RawFlags&unix.IFF_UP == 0 || a.RawFlags&unix.IFF_LOOPBACK != 0 {
 			continue
 		}
-		addresses, err := netlink.AddrList(l, netlink.FAMILY_ALL)
-		if err != nil {
-			return nil, fmt.Errorf("listing the addresses of %s: %w", a.Name, err)
-		}
-		for _, x := range addresses {
+		for _, x := range addresses[a.Index] {
 			ip, ok := netip.AddrFromSlice(x.IP)
 			ones, _ := x.Mask.Size()
 			if ip = ip.Unmap(); !ok || ones >= ip.BitLen() || ip.IsLinkLocalUnicast() {

@@ -10,6 +10,8 @@ import (
 	"slices"
 
 	"github.com/vishvananda/netlink"
+
+	"github.com/skerry-io/skerry/edge/internal/kernel/dump"
 )
 
 // Interface is a network interface.
@@ -28,9 +30,9 @@ type Interface struct {
 
 // List is the interfaces that are up, but for the loopback, in the kernel's order.
 func List() ([]Interface, error) {
-	links, err := netlink.LinkList()
+	links, addresses, err := dump.Interfaces()
 	if err != nil {
-		return nil, fmt.Errorf("listing the interfaces: %w", err)
+		return nil, err
 	}
 	defaults, gateways, err := nextHops()
 	if err != nil {
@@ -44,11 +46,7 @@ func List() ([]Interface, error) {
 			continue
 		}
 		i := Interface{Name: a.Name, Default: slices.Contains(defaults, a.Index), HardwareAddress: a.HardwareAddr.String(), Gateways: gateways[a.Index]}
-		addrs, err := netlink.AddrList(l, netlink.FAMILY_ALL)
-		if err != nil {
-			return nil, fmt.Errorf("listing the addresses of %s: %w", a.Name, err)
-		}
-		for _, x := range addrs {
+		for _, x := range addresses[a.Index] {
 			ip, ok := netip.AddrFromSlice(x.IP)
 			ones, _ := x.Mask.Size()
 			if ip = ip.Unmap(); ok && ones < ip.BitLen() && !ip.IsLinkLocalUnicast() {
@@ -63,7 +61,7 @@ func List() ([]Interface, error) {
 // nextHops are the indexes of the interfaces that default routes of the main table lead through,
 // and the gateways of all its routes by interface.
 func nextHops() (defaults []int, gateways map[int][]netip.Addr, err error) {
-	routes, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
+	routes, err := dump.Read(func() ([]netlink.Route, error) { return netlink.RouteList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, nil, fmt.Errorf("listing the routes: %w", err)
 	}

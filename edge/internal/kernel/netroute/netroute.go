@@ -21,6 +21,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/skerry-io/skerry/edge/internal/kernel/dump"
 )
 
 // Main is the main table, local the kernel's own.
@@ -117,12 +119,11 @@ type Link struct {
 
 // What a change may be refused for. Callers branch on these; the error's text is the kernel's.
 var (
-	ErrExists     = errors.New("a route for this table, subnet and metric is there already")
-	ErrNoGateway  = errors.New("the gateway is on no network of this node")
-	ErrNoLink     = errors.New("there is no such interface")
-	ErrLinkDown   = errors.New("the interface is down")
-	ErrNoSource   = errors.New("the preferred source is not an address of this node")
-	errInterrupts = errors.New("the routes changed faster than they could be read")
+	ErrExists    = errors.New("a route for this table, subnet and metric is there already")
+	ErrNoGateway = errors.New("the gateway is on no network of this node")
+	ErrNoLink    = errors.New("there is no such interface")
+	ErrLinkDown  = errors.New("the interface is down")
+	ErrNoSource  = errors.New("the preferred source is not an address of this node")
 )
 
 // Config is what a Driver needs.
@@ -172,13 +173,10 @@ func (d *Driver) Close() {
 // Ours reports whether a route bears our number.
 func (d *Driver) Ours(f Found) bool { return f.Protocol == d.config.Protocol }
 
-// dumps is how often an interrupted dump is tried again at once.
-const dumps = 10
-
 // Routes reads all routes but those of the kernel's local table, and hands them to visit, which
 // begins again with reset when a dump was interrupted by a change.
 func (d *Driver) Routes(ctx context.Context, reset func(), visit func(Found)) error {
-	for range dumps {
+	return dump.Repeat(func() error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -187,42 +185,29 @@ func (d *Driver) Routes(ctx context.Context, reset func(), visit func(Found)) er
 		if err != nil {
 			return err
 		}
-		err = nil
 		for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-			err = d.handle.RouteListFilteredIter(family, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE, func(r netlink.Route) bool {
+			err := d.handle.RouteListFilteredIter(family, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE, func(r netlink.Route) bool {
 				if f, ok := found(r, family, names); ok {
 					visit(f)
 				}
 				return true
 			})
 			if err != nil {
-				break
+				return fmt.Errorf("listing routes: %w", err)
 			}
 		}
-		if errors.Is(err, netlink.ErrDumpInterrupted) || errors.Is(err, unix.EINTR) {
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("listing routes: %w", err)
-		}
 		return nil
-	}
-	return fmt.Errorf("listing routes: %w", errInterrupts)
+	})
 }
 
 // Links lists the interfaces with their addresses.
 func (d *Driver) Links(ctx context.Context) ([]Link, error) {
-	for range dumps {
+	return dump.Read(func() ([]Link, error) {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		all, err := d.links()
-		if errors.Is(err, netlink.ErrDumpInterrupted) {
-			continue
-		}
-		return all, err
-	}
-	return nil, fmt.Errorf("listing interfaces: %w", errInterrupts)
+		return d.links()
+	})
 }
 
 func (d *Driver) links() ([]Link, error) {

@@ -8,6 +8,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/skerry-io/skerry/edge/internal/kernel/dump"
 )
 
 // ErrLost ends a Watch when the kernel had more events than the socket had room for (ENOBUFS,
@@ -57,7 +59,7 @@ func (d *Driver) Watch(ctx context.Context, started func(), handle func(Event)) 
 		return fmt.Errorf("following addresses: %w", err)
 	}
 	defer opened()
-	names, err := d.names()
+	names, err := dump.Read(d.names)
 	if err != nil {
 		return err
 	}

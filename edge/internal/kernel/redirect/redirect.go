@@ -15,6 +15,8 @@ import (
 
 	"github.com/coreos/go-iptables/iptables"
 	"github.com/vishvananda/netlink"
+
+	"github.com/skerry-io/skerry/edge/internal/kernel/dump"
 )
 
 // Driver makes the kernel redirect.
@@ -60,9 +62,9 @@ func read(tool *iptables.IPTables) (have state, err error) {
 	if err != nil {
 		return have, fmt.Errorf("finding the loopback interface: %w", err)
 	}
-	all, err := netlink.AddrList(lo, netlink.FAMILY_V4)
+	all, err := dump.Addresses(lo, netlink.FAMILY_V4)
 	if err != nil {
-		return have, fmt.Errorf("listing the addresses of the loopback interface: %w", err)
+		return have, err
 	}
 	for _, a := range all {
 		if ip, ok := netip.AddrFromSlice(a.IP.To4()); ok {

@@ -22,6 +22,8 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/wgctrl"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/skerry-io/skerry/edge/internal/kernel/dump"
 )
 
 // Interface is the interface's name.
@@ -175,9 +177,9 @@ func ensure(mtu int) (netlink.Link, error) {
 
 // addresses makes the addresses of the interface exactly these.
 func addresses(link netlink.Link, want []netip.Addr) error {
-	have, err := netlink.AddrList(link, netlink.FAMILY_ALL)
+	have, err := dump.Addresses(link, netlink.FAMILY_ALL)
 	if err != nil {
-		return fmt.Errorf("listing the addresses of %s: %w", Interface, err)
+		return err
 	}
 	missing := slices.Clone(want)
 	var errs []error
