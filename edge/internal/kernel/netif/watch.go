@@ -2,88 +2,141 @@ package netif
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"reflect"
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 )
 
-// gather is how long changes are gathered before the interfaces are listed again: a cable that is
-// plugged in brings a handful of them.
-const gather = 50 * time.Millisecond
+const (
+	// gather is how long changes are gathered before the interfaces are listed again: a cable that
+	// is plugged in brings a handful of them.
+	gather = 50 * time.Millisecond
+	// pauseMin and pauseMost bound the pause before something is tried again that has failed.
+	pauseMin  = time.Second
+	pauseMost = 30 * time.Second
+)
 
 // Watch calls changed whenever List has become another, until ctx ends. Changes that List does not
-// show, such as an address without a network, are not reported. It reads rtnetlink(7); messages
-// that the kernel had no room for count as a change.
+// show, such as an address without a network, are not reported. It reads rtnetlink(7).
+//
+// No failure ends it: it would end what depends on it, such as the elections for virtual IPs, and
+// move them to other nodes. What failed is logged and tried again. Where messages of the kernel
+// were lost, as there was no room for them, it subscribes to them again and looks for itself.
 func Watch(ctx context.Context, changed func()) error {
-	done := make(chan struct{})
-	defer close(done)
-	links, addresses, routes := make(chan netlink.LinkUpdate, 64), make(chan netlink.AddrUpdate, 64), make(chan netlink.RouteUpdate, 64)
-	wake, failed := make(chan struct{}, 1), make(chan error, 3) // three subscriptions
-	tell := func() {
-		select {
-		case wake <- struct{}{}:
-		default:
-		}
-	}
-	fail := func(err error) {
-		if errors.Is(err, unix.ENOBUFS) {
-			tell()
-			return
-		}
-		select {
-		case failed <- err:
-		default:
-		}
-	}
-	if err := netlink.LinkSubscribeWithOptions(links, done, netlink.LinkSubscribeOptions{ErrorCallback: fail}); err != nil {
-		return fmt.Errorf("subscribing to links: %w", err)
-	}
-	go forward(links, tell)
-	if err := netlink.AddrSubscribeWithOptions(addresses, done, netlink.AddrSubscribeOptions{ErrorCallback: fail}); err != nil {
-		return fmt.Errorf("subscribing to addresses: %w", err)
-	}
-	go forward(addresses, tell)
-	if err := netlink.RouteSubscribeWithOptions(routes, done, netlink.RouteSubscribeOptions{ErrorCallback: fail}); err != nil {
-		return fmt.Errorf("subscribing to routes: %w", err)
-	}
-	go forward(routes, tell)
-	last, err := List()
-	if err != nil {
-		return err
-	}
-	changed() // what changed before the first look is not known
+	watch(ctx, subscribe, List, changed)
+	return nil
+}
+
+func watch(ctx context.Context, open func() (*subscription, error), list func() ([]Interface, error), changed func()) {
+	log := klog.FromContext(ctx)
+	var s *subscription // nil: to be opened
+	defer func() { s.close() }()
+	var last []Interface
+	first, pause := true, pauseMin
 	for {
+		var err error
+		if s == nil {
+			s, err = open()
+		}
+		var now []Interface
+		if err == nil {
+			now, err = list()
+		}
+		var again <-chan time.Time
+		var wake <-chan struct{}
+		switch {
+		case err != nil:
+			log.Error(err, "Failed to read the network interfaces; it is tried again", "in", pause)
+			again = time.After(pause)
+			pause = min(2*pause, pauseMost)
+		case first || !reflect.DeepEqual(last, now): // what changed before the first look is not known
+			first, last = false, now
+			changed()
+			fallthrough
+		default:
+			wake, pause = s.wake, pauseMin
+		}
 		select {
 		case <-ctx.Done():
-			return nil
-		case err := <-failed:
-			if ctx.Err() != nil {
-				return nil
-			}
-			return fmt.Errorf("reading changes of the interfaces: %w", err)
+			return
+		case <-again:
+		case err := <-s.ended():
+			log.V(2).Info("Changes of the network interfaces were lost; they are subscribed to again", "err", err)
+			s.close()
+			s = nil
 		case <-wake:
 		}
 		select {
 		case <-ctx.Done():
-			return nil
+			return
 		case <-time.After(gather):
-		}
-		now, err := List()
-		if err != nil {
-			return err
-		}
-		if !reflect.DeepEqual(last, now) {
-			last = now
-			changed()
 		}
 	}
 }
 
-// forward reads a subscription until it ends; it does when Watch returns.
+// subscription is one to changes of interfaces, addresses and routes.
+type subscription struct {
+	wake chan struct{} // something changed
+	// lost has why nothing comes of one kind of changes any more. The library ends a subscription
+	// at the first message that there was no room for (ENOBUFS), and has a text for that only.
+	lost chan error
+	done chan struct{}
+}
+
+// subscribe opens a subscription in the network namespace of the calling thread.
+func subscribe() (*subscription, error) {
+	s := &subscription{wake: make(chan struct{}, 1), lost: make(chan error, 1), done: make(chan struct{})}
+	links, addresses, routes := make(chan netlink.LinkUpdate, 64), make(chan netlink.AddrUpdate, 64), make(chan netlink.RouteUpdate, 64)
+	if err := netlink.LinkSubscribeWithOptions(links, s.done, netlink.LinkSubscribeOptions{ErrorCallback: s.fail}); err != nil {
+		s.close()
+		return nil, fmt.Errorf("subscribing to links: %w", err)
+	}
+	go forward(links, s.tell)
+	if err := netlink.AddrSubscribeWithOptions(addresses, s.done, netlink.AddrSubscribeOptions{ErrorCallback: s.fail}); err != nil {
+		s.close()
+		return nil, fmt.Errorf("subscribing to addresses: %w", err)
+	}
+	go forward(addresses, s.tell)
+	if err := netlink.RouteSubscribeWithOptions(routes, s.done, netlink.RouteSubscribeOptions{ErrorCallback: s.fail}); err != nil {
+		s.close()
+		return nil, fmt.Errorf("subscribing to routes: %w", err)
+	}
+	go forward(routes, s.tell)
+	return s, nil
+}
+
+func (s *subscription) tell() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (s *subscription) fail(err error) {
+	select {
+	case s.lost <- err:
+	default: // the first one is enough
+	}
+}
+
+// ended receives when s is of no use any more; never for the nil one.
+func (s *subscription) ended() <-chan error {
+	if s == nil {
+		return nil
+	}
+	return s.lost
+}
+
+func (s *subscription) close() {
+	if s != nil {
+		close(s.done)
+	}
+}
+
+// forward reads a subscription until it ends; it does when it is closed.
 func forward[T any](updates <-chan T, tell func()) {
 	for range updates {
 		tell()
