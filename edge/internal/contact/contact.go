@@ -46,6 +46,10 @@ const (
 	wordEvery = 100 * time.Millisecond
 	// found bounds the addresses that beacons have named for one device: the newest stay.
 	found = 4
+	// lookMin and lookMost bound the pause before networks are looked at again that could not be
+	// read.
+	lookMin  = 250 * time.Millisecond
+	lookMost = 30 * time.Second
 )
 
 // Network is the device's place on its networks: a *lan.LAN.

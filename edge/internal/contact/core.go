@@ -50,6 +50,11 @@ const (
 	// loss of a packet.
 	muteAsk      = time.Second
 	muteFailures = 2
+	// unaskedPause is the pause before a question is tried again that this device could not put,
+	// for a reason of its own. After unaskedMost such tries, which take as long as a question
+	// without an answer, the peer's silence has to be enough.
+	unaskedPause = window / 4
+	unaskedMost  = 5
 	// dialMin and dialMax bound the pause between two attempts to connect.
 	dialMin = 250 * time.Millisecond
 	dialMax = 2 * time.Second
@@ -91,6 +96,7 @@ type peer struct {
 	heard    time.Time
 	asking   bool      // a question to its kernel is under way
 	failures int       // questions in a row without an answer
+	unasked  int       // tries in a row to put one
 	ask      time.Time // when the next question is due; zero: none is
 	muteTill time.Time
 	dial     time.Time // when the next attempt to connect is due
@@ -150,7 +156,7 @@ func (c *core) become(node string, p *peer, s Status) {
 		return
 	}
 	if s == Dead {
-		p.ask, p.asking, p.failures = time.Time{}, false, 0
+		p.ask, p.asking, p.failures, p.unasked = time.Time{}, false, 0, 0
 		if p.conn != 0 {
 			c.act(doClose, node, p.conn, netip.Addr{})
 			p.conn = 0
@@ -211,7 +217,7 @@ func (c *core) connected(now time.Time, node string, conn uint64, at netip.Addr)
 	if p.conn != 0 && p.conn != conn {
 		c.act(doClose, node, p.conn, netip.Addr{})
 	}
-	p.conn, p.at, p.heard, p.failures, p.ask, p.pause = conn, at, now, 0, now.Add(suspicion), dialMin
+	p.conn, p.at, p.heard, p.failures, p.unasked, p.ask, p.pause = conn, at, now, 0, 0, now.Add(suspicion), dialMin
 	c.become(node, p, Met)
 	if !c.met[node] {
 		c.met[node] = true
@@ -222,7 +228,7 @@ func (c *core) connected(now time.Time, node string, conn uint64, at netip.Addr)
 // heardOf notes a sign of life.
 func (c *core) heardOf(now time.Time, node string, conn uint64) {
 	if p := c.peers[node]; p != nil && p.conn == conn {
-		p.heard, p.failures, p.ask = now, 0, now.Add(suspicion)
+		p.heard, p.failures, p.unasked, p.ask = now, 0, 0, now.Add(suspicion)
 	}
 }
 
@@ -275,7 +281,7 @@ func (c *core) answered(now time.Time, node string, yes bool) {
 	if p == nil || !p.asking {
 		return
 	}
-	p.asking = false
+	p.asking, p.unasked = false, 0
 	if p.status != Met && p.status != Mute {
 		return
 	}
@@ -298,6 +304,20 @@ func (c *core) answered(now time.Time, node string, yes bool) {
 		return
 	}
 	c.become(node, p, Dead)
+}
+
+// unasked notes that a question to a peer's kernel could not be put, which says nothing of the
+// peer.
+func (c *core) unasked(now time.Time, node string) {
+	p := c.peers[node]
+	if p == nil || !p.asking {
+		return
+	}
+	if p.unasked++; p.unasked >= unaskedMost {
+		c.answered(now, node, false)
+		return
+	}
+	p.asking, p.ask = false, now.Add(unaskedPause)
 }
 
 // cut notes that this device itself has lost the carrier on the way to a peer.

@@ -24,6 +24,7 @@ type script struct {
 	core  *core
 	begin time.Time
 	alive map[string]bool
+	deaf  bool // no question can be put
 	log   []string
 	late  []answer
 }
@@ -56,7 +57,7 @@ func (s *script) settle() {
 		s.log = append(s.log, fmt.Sprintf("%v %s %s", at, names[x.verb], x.node))
 		if x.verb == doAsk {
 			wait := window
-			if s.alive[x.node] {
+			if s.alive[x.node] || s.deaf {
 				wait = time.Millisecond
 			}
 			s.late = append(s.late, answer{x.node, time.Now().Add(wait), s.alive[x.node]})
@@ -76,7 +77,11 @@ func (s *script) run(d time.Duration) {
 			if time.Now().Before(a.at) {
 				return false
 			}
-			s.core.answered(time.Now(), a.node, a.yes)
+			if s.deaf {
+				s.core.unasked(time.Now(), a.node)
+			} else {
+				s.core.answered(time.Now(), a.node, a.yes)
+			}
 			return true
 		})
 		s.core.tick(time.Now())
@@ -130,6 +135,31 @@ func TestCore_lastMoment(t *testing.T) {
 		s.run(time.Second)
 		s.expect(t, "1.2s ask a")
 	})
+}
+
+// A device that can't ask takes a silent one for dead when a question without an answer would be
+// over; and for alive, if a question can be put before that.
+func TestCore_cannotAsk(t *testing.T) {
+	for name, long := range map[string]bool{"for good": true, "for a moment": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newScript(t, "a")
+				s.core.connected(time.Now(), "a", 1, home)
+				s.settle()
+				s.log = nil
+				s.deaf = true
+				s.run(1700 * time.Millisecond)
+				s.expect(t, "1.2s ask a", "1.41s ask a", "1.62s ask a")
+				s.deaf, s.alive["a"] = long, !long
+				s.run(1300 * time.Millisecond)
+				if long {
+					s.expect(t, "1.83s ask a", "2.04s ask a", "2.05s close a", "2.05s reset a", "2.05s a Dead")
+				} else {
+					s.expect(t, "1.83s ask a", "2.84s ask a")
+				}
+			})
+		})
+	}
 }
 
 // edgecore is killed on a device whose kernel lives: its word holds for a minute, and no

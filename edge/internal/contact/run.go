@@ -52,9 +52,10 @@ func (a *Agent) Serve(ctx context.Context, ready func()) error {
 		return fmt.Errorf("listening for the devices of the site: %w", err)
 	}
 	g, ctx := errgroup.WithContext(ctx)
+	changed := make(chan struct{}, 1)
 	g.Go(func() error { return a.accept(ctx, listener) })
 	g.Go(func() error { return a.hearBeacons(ctx) })
-	g.Go(func() error { return changes.Run(ctx, func() { a.look(ctx, udp) }) })
+	g.Go(func() error { return changes.Run(ctx, func() { poke(changed) }) })
 	g.Go(func() error { return a.loop(ctx) })
 	g.Go(func() error { return a.beacons(ctx) })
 	g.Go(func() error { return a.keepMet(ctx) })
@@ -65,7 +66,13 @@ func (a *Agent) Serve(ctx context.Context, ready func()) error {
 		_ = a.transport.Close()
 		return udp.Close()
 	})
-	a.look(ctx, udp)
+	if !a.look(ctx, udp) {
+		poke(changed)
+	}
+	g.Go(func() error {
+		a.followNetworks(ctx, udp, changed)
+		return nil
+	})
 	ready()
 	err = g.Wait()
 	if ctx.Err() != nil {
@@ -101,15 +108,38 @@ func (a *Agent) loop(ctx context.Context) error {
 	}
 }
 
-// look compares the networks with what is known of peers: on a network without carrier no
-// peer is alive.
-func (a *Agent) look(ctx context.Context, udp *net.UDPConn) {
-	all, err := a.config.Network.Networks()
-	if err == nil {
-		err = a.config.Network.Join(udp)
+// followNetworks looks at the networks after each change, and again after a while where that
+// failed.
+func (a *Agent) followNetworks(ctx context.Context, udp *net.UDPConn, changed <-chan struct{}) {
+	pause := lookMin
+	var again <-chan time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		case <-again:
+		}
+		if a.look(ctx, udp) {
+			again, pause = nil, lookMin
+			continue
+		}
+		again = time.After(pause)
+		pause = min(2*pause, lookMost)
 	}
+}
+
+// look compares the networks with what is known of peers: on a network without carrier no peer is
+// alive. Networks that can't be read say nothing of any. false: it is to look again.
+func (a *Agent) look(ctx context.Context, udp *net.UDPConn) bool {
+	all, err := a.config.Network.Networks()
 	if err != nil {
-		klog.FromContext(ctx).V(2).Info("The device's networks could not be read in full", "err", err)
+		klog.FromContext(ctx).V(2).Info("Failed to read the device's networks", "err", err)
+		return false
+	}
+	joined := a.config.Network.Join(udp)
+	if joined != nil {
+		klog.FromContext(ctx).V(2).Info("Failed to join the group of beacons on all networks", "err", joined)
 	}
 	s := a.config.Site.Current()
 	a.event(ctx, func(now time.Time, c *core) {
@@ -137,6 +167,7 @@ func (a *Agent) look(ctx context.Context, udp *net.UDPConn) {
 		}
 	})
 	poke(a.wake)
+	return joined == nil
 }
 
 // keepMet keeps what must outlive edgecore.

@@ -77,8 +77,10 @@ func (a *Agent) ask(ctx context.Context, x action) {
 	}
 	if err != nil {
 		klog.FromContext(ctx).V(2).Info("A silent device could not be asked", "device", x.node, "err", err)
+		a.event(ctx, func(now time.Time, c *core) { c.unasked(now, x.node) })
+	} else {
+		a.event(ctx, func(now time.Time, c *core) { c.answered(now, x.node, yes) })
 	}
-	a.event(ctx, func(now time.Time, c *core) { c.answered(now, x.node, yes) })
 	poke(a.wake)
 }
 
