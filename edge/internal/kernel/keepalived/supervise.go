@@ -7,6 +7,7 @@ import (
 	"os"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 )
 
@@ -172,7 +173,10 @@ func (d *Daemon) age() time.Duration {
 func (d *Daemon) buried() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.proc = nil
+	if d.proc != nil {
+		unix.Close(d.proc.fd) // whoever waited for it by that has seen it end
+		d.proc = nil
+	}
 	d.killOrphans()
 	d.removePIDFiles()
 	d.statesMu.Lock()
