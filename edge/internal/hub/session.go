@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -83,7 +85,7 @@ func (s *session) run(ctx context.Context, port Port) error {
 	info := s.conn.Info()
 	up := linkstate.Link{
 		Epoch: s.epoch, Instance: s.instance, Version: s.version,
-		Transport: string(info.Transport), Remote: s.server, CloudTime: s.cloudTime, Since: s.since, Streams: s.streams,
+		Transport: string(info.Transport), Remote: s.server, Address: address(info.Remote), CloudTime: s.cloudTime, Since: s.since, Streams: s.streams,
 	}
 	s.attach(ctx, up, &beats)
 	// Current first, and up before anything that comes from the link: who hears of it can send at
@@ -103,6 +105,14 @@ func (s *session) run(ctx context.Context, port Port) error {
 	s.tell(last, port, linkstate.Down.New(message.Resource{}, linkstate.Loss{Epoch: s.epoch, Reason: err, At: time.Now()}))
 	setState(last, port, linkstate.State{Link: up})
 	return err
+}
+
+// address is the one of a link's other end; the zero value where the transport has none.
+func address(remote net.Addr) netip.Addr {
+	if at, ok := remote.(interface{ AddrPort() netip.AddrPort }); ok { // *net.TCPAddr, *net.UDPAddr
+		return at.AddrPort().Addr().Unmap()
+	}
+	return netip.Addr{}
 }
 
 // attach gives the parts this session.

@@ -7,6 +7,7 @@
 package linkstate
 
 import (
+	"net/netip"
 	"time"
 
 	"github.com/skerry-io/skerry/beehive/message"
@@ -27,9 +28,13 @@ type Link struct {
 	// said.
 	Instance string
 	Version  string
-	// Transport and Remote are for people: "websocket" or "quic", and the address.
+	// Transport and Remote are for people: "websocket" or "quic", and the server as it is
+	// configured, with a name where it has one.
 	Transport string
 	Remote    string
+	// Address is where the link's packets go: that of the server, or of the proxy on the way there.
+	// The zero value for a transport without addresses.
+	Address netip.Addr
 	// CloudTime is the cloud's clock when it wrote its Welcome; zero where it did not say.
 	CloudTime time.Time
 	// Streams says that the cloud takes streams which this end opens.

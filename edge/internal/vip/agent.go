@@ -104,18 +104,17 @@ const cloudsMost = 8
 
 // meetCloud remembers where the link goes: no virtual IP may be there.
 func (r *run) meetCloud(ctx context.Context) error {
-	at, err := netip.ParseAddrPort(r.kit.Link().Link.Remote)
-	if err != nil {
+	ip := r.kit.Link().Link.Address.WithZone("")
+	if !ip.IsValid() {
 		return nil // there was no link yet, or it is of a transport without addresses
 	}
-	ip := at.Addr().Unmap().WithZone("")
 	r.mu.Lock()
 	known := len(r.memory.Clouds) > 0 && r.memory.Clouds[0] == ip
 	r.mu.Unlock()
 	if known {
 		return nil
 	}
-	err = r.change(ctx, func(m *memory) {
+	err := r.change(ctx, func(m *memory) {
 		others := slices.DeleteFunc(slices.Clone(m.Clouds), func(x netip.Addr) bool { return x == ip })
 		m.Clouds = append([]netip.Addr{ip}, others[:min(len(others), cloudsMost-1)]...)
 	})

@@ -63,8 +63,9 @@ type settings struct {
 	Name, Dir, Socket, BootID string
 	Plane                     string // ipvs; else iptables
 	Guards                    []netip.Prefix
-	Cloud                     string // what is dialled to ask whether the cloud is there; "" for no link
-	Bus                       string // where systemd-logind is; "" for none
+	Cloud                     string         // what is dialled to ask whether the cloud is there; "" for no link
+	Link                      linkstate.Link // the one to it
+	Bus                       string         // where systemd-logind is; "" for none
 }
 
 // files are the agent's memory and its reports: what the store and metamanager are in edgecore.
@@ -156,7 +157,7 @@ func serve(raw string) error {
 	})
 	entries := []beehive.Entry{{Module: agent, Groups: []message.Group{linkstate.Agents}}}
 	if s.Cloud != "" {
-		entries = append(entries, beehive.Entry{Module: linked{}})
+		entries = append(entries, beehive.Entry{Module: linked{s.Link}})
 	}
 	runner, err := beehive.NewRunner(beehive.Config{}, entries)
 	if err != nil {
@@ -187,14 +188,14 @@ func serve(raw string) error {
 }
 
 // linked is edgehub with a session.
-type linked struct{}
+type linked struct{ link linkstate.Link }
 
 func (linked) Name() message.Name    { return "edgehub" }
 func (linked) Topics() []message.Key { return nil }
 
-func (linked) Run(ctx context.Context, port *beehive.Port) error {
+func (l linked) Run(ctx context.Context, port *beehive.Port) error {
 	port.Ready()
-	if err := port.SendToGroup(ctx, linkstate.Agents, linkstate.Current.New(message.Resource{}, linkstate.State{Up: true})); err != nil {
+	if err := port.SendToGroup(ctx, linkstate.Agents, linkstate.Current.New(message.Resource{}, linkstate.State{Up: true, Link: l.link})); err != nil {
 		return err
 	}
 	<-ctx.Done()
@@ -369,6 +370,7 @@ type node struct {
 	pods   int
 	guards []netip.Prefix
 	cloud  string
+	link   linkstate.Link
 	bus    string
 
 	cmd   *exec.Cmd
@@ -428,7 +430,7 @@ func (n *node) start() {
 		n.t.Fatal(err)
 	}
 	raw, err := json.Marshal(settings{
-		Name: n.name, Dir: n.dir, Socket: n.socket, BootID: strconv.Itoa(n.boot), Plane: os.Getenv(planeEnv), Guards: n.guards, Cloud: n.cloud, Bus: n.bus,
+		Name: n.name, Dir: n.dir, Socket: n.socket, BootID: strconv.Itoa(n.boot), Plane: os.Getenv(planeEnv), Guards: n.guards, Cloud: n.cloud, Link: n.link, Bus: n.bus,
 	})
 	if err != nil {
 		n.t.Fatal(err)

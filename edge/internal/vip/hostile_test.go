@@ -2,12 +2,15 @@ package vip_test
 
 import (
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/edge/internal/linkstate"
 )
 
 // mac is the hardware address of a host on the LAN.
@@ -58,6 +61,36 @@ func TestHostile_03_DeviceGuardsItself(t *testing.T) {
 	eventually(t, "the interface is refused", func() bool {
 		return strings.Contains(n.report("10.80.0.9").Message, "interface lan0 is not on the network")
 	})
+}
+
+// Where cloudcore has a name, the address that a link went to is not claimed: nor after a restart
+// without a link.
+func TestHostile_03_AddressOfACloudWithAName(t *testing.T) {
+	s := newSite(t, 1)
+	n := s.nodes[0]
+	s.lan.Host("10.79.0.67/24").Serve(8443, "cloud")
+	n.cloud = "10.79.0.67:8443"
+	n.link = linkstate.Link{Remote: "cloud.example.com:10000", Address: netip.MustParseAddr("10.79.0.66")}
+	s.give(s.vip())
+	s.give(s.at("10.79.0.66", 77)) // no host on the LAN has it
+	s.start()
+	s.one()
+	refused := func() bool {
+		e := n.report("10.79.0.66")
+		return e.State == v1alpha1.VIPFault && strings.Contains(e.Message, "the address of cloudcore")
+	}
+	eventually(t, "it is refused", refused)
+	n.stop()
+	if err := os.Remove(filepath.Join(n.dir, "report-10.79.0.66")); err != nil {
+		t.Fatal(err)
+	}
+	n.cloud = ""
+	n.start()
+	s.one()
+	eventually(t, "it is refused without a link", refused)
+	if n.has("10.79.0.66") {
+		t.Error("the node has it")
+	}
 }
 
 // An address with which the node loses the cloud, and which no guard knows, is given up for good.
