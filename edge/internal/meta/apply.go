@@ -154,8 +154,10 @@ func (m *Manager) applyResult(b *batch, r *topicpb.WriteResult, log klog.Logger)
 	}
 	have := b.view.Get(ref)
 	if r.Accepted {
-		m.counters.accepted.Add(1)
-		b.After(func() { m.counters.lastAccepted.Store(time.Now().UnixMilli()) })
+		b.After(func() {
+			m.counters.accepted.Add(1)
+			m.counters.lastAccepted.Store(time.Now().UnixMilli())
+		})
 		overtakes := e.Laid() && b.outbox.Overtake(ref, e, r.ResourceVersion)
 		keep := have != nil && e.Laid() && (e.UID == "" || e.UID == have.Shown.UID) &&
 			(e.Verb == topicpb.Verb_DELETE || (r.ResourceVersion != "" &&
@@ -178,7 +180,7 @@ func (m *Manager) applyResult(b *batch, r *topicpb.WriteResult, log klog.Logger)
 	if err := json.Unmarshal(r.Status, st); err != nil {
 		st = &metav1.Status{Message: "refused without a reason"}
 	}
-	m.counters.refused.Add(1)
+	b.After(func() { m.counters.refused.Add(1) })
 	gone := have == nil && (st.Reason == metav1.StatusReasonNotFound || st.Reason == metav1.StatusReasonConflict)
 	level := 0
 	if gone { // that a status came too late for its pod is everyday

@@ -14,7 +14,8 @@ import (
 
 // inbox is what came over the link and waits for the core: states and results, in order. Its bound
 // is the cloud's window of unacknowledged states and our own window of writes. When the disk is
-// full it tries again; the cloud sends no more meanwhile.
+// full, states wait and are tried again, and the cloud sends no more meanwhile; results that find
+// room are taken all the same.
 type inbox struct {
 	wake chan struct{}
 	most int // results that are gathered
@@ -52,6 +53,42 @@ type stateMessage struct {
 type inventoryRequest struct {
 	message message.Message
 	request *topicpb.InventoryRequest
+}
+
+// delivery is what waits in the inbox at one moment, or the first of it.
+type delivery struct {
+	session     uint64
+	states      []stateMessage
+	results     []*topicpb.WriteResult
+	inventories []inventoryRequest
+	before      digestMismatches
+	// part: there was no room for all of it, so nothing is added that can be added later.
+	part bool
+}
+
+// waiting is all that waits.
+func (in *inbox) waiting() delivery {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.pressing = false
+	return delivery{session: in.session, states: in.states, results: in.results, inventories: in.inventories, before: in.digestMismatches}
+}
+
+// only is the first of the states and of the results.
+func (d delivery) only(states, results int) delivery {
+	d.states, d.results, d.inventories = d.states[:min(states, len(d.states))], d.results[:min(results, len(d.results))], nil
+	d.part = true
+	return d
+}
+
+// turn puts the first result behind the others: one that finds no room must not keep them from
+// being tried. One write of an object at most is under way, so their order says nothing.
+func (in *inbox) turn() {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if len(in.results) > 1 {
+		in.results = append(in.results[1:], in.results[0])
+	}
 }
 
 func (in *inbox) put(do func()) {

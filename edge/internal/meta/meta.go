@@ -132,8 +132,10 @@ func (m *Manager) mux() *message.Mux {
 		topic.EventResult, topic.PodStatusResult, topic.NodeStatusResult, topic.PodResult, topic.ReportResult,
 	} {
 		event := t.Kind == topic.EventResult.Kind
-		message.Handle(mux, t, func(_ context.Context, _ message.Message, r *topicpb.WriteResult) error {
-			m.inbox.putResult(r, event)
+		message.Handle(mux, t, func(ctx context.Context, _ message.Message, r *topicpb.WriteResult) error {
+			if !m.putOff.Put(ctx, r) {
+				m.inbox.putResult(r, event)
+			}
 			return nil
 		})
 	}

@@ -63,24 +63,24 @@ func (p *Queue) note(quota string, after time.Duration) {
 	p.quota = Status{Quota: quota, Until: p.until, Times: p.quota.Times + 1}
 }
 
-// Sift takes out the results that put a write off.
-func (p *Queue) Sift(ctx context.Context, results []*topicpb.WriteResult) (ended []*topicpb.WriteResult) {
+// Put takes in a result that puts a write off, and reports whether it is one.
+func (p *Queue) Put(ctx context.Context, r *topicpb.WriteResult) bool {
+	if r.GetAccepted() {
+		return false
+	}
+	quota, after, ok := quotaOf(r.GetStatus())
+	if !ok {
+		return false
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, r := range results {
-		quota, after, ok := quotaOf(r.GetStatus())
-		if r.GetAccepted() || !ok {
-			ended = append(ended, r)
-			continue
-		}
-		if len(p.ids) == 0 {
-			klog.FromContext(ctx).V(2).Info("The cloud takes no more writes for now: a quota of this node is exhausted", "quota", quota, "retryIn", after)
-		}
-		p.ids = append(p.ids, r.GetId())
-		p.note(quota, after)
-		p.timer.Reset(after)
+	if len(p.ids) == 0 {
+		klog.FromContext(ctx).V(2).Info("The cloud takes no more writes for now: a quota of this node is exhausted", "quota", quota, "retryIn", after)
 	}
-	return ended
+	p.ids = append(p.ids, r.GetId())
+	p.note(quota, after)
+	p.timer.Reset(after)
+	return true
 }
 
 // Answered notes the answer to a request where a quota is the reason.
