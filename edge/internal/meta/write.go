@@ -180,13 +180,16 @@ func (m *Manager) stagePatch(b *batch, w Write, class storepb.Class, have *view.
 		Class: class, Verb: topicpb.Verb_PATCH, Subresource: w.Subresource, PatchType: w.PatchType, Body: body, UID: cmp.Or(w.UID, shown.UID),
 		At: time.Now().UnixMilli(), Size: len(body), Volatile: object.OnlyHeartbeat(now, patched),
 	}
-	last, merged := b.outbox.MergePatch(have.Delivered(), laid, e)
+	last, merged, heartbeat := b.outbox.MergePatch(have.Delivered(), laid, e)
 	if merged == nil && len(laid) >= m.config.Limits.ObjectEntries {
 		return object.Object{}, reply.TooMany("too many writes to " + w.Ref.String() + " wait for the cloud")
 	}
 	h := b.view.Set(w.Ref, have.With(shown, have.Hidden()))
 	if merged != nil {
 		merged.ShownVersion = h.Shown.Version
+		if heartbeat != nil {
+			b.outbox.Remove(w.Ref, func(o *outbox.Entry) bool { return o == heartbeat })
+		}
 		b.outbox.Merge(w.Ref, last, merged)
 		return h.Shown, nil
 	}

@@ -267,8 +267,23 @@ func (b *Batch) PutReport(ref object.Ref, e *Entry) {
 }
 
 // MergePatch makes one patch of e and the last of an object's writes that are laid over it, if that
-// still waits and is of the same kind; nil: it can't be.
-func (b *Batch) MergePatch(delivered object.Object, laid []*Entry, e *Entry) (last, merged *Entry) {
+// still waits and is of the same kind; nil: it can't be. Where the last is a heartbeat and e is
+// none, it makes one of both and of the write before them: else each heartbeat between two changes
+// would leave an entry more, for as long as there is no link. dropped is then that heartbeat, to be
+// removed.
+func (b *Batch) MergePatch(delivered object.Object, laid []*Entry, e *Entry) (last, merged, dropped *Entry) {
+	last, merged = b.mergePatch(delivered, laid, e)
+	if merged == nil || merged.Volatile || !last.Volatile {
+		return last, merged, nil
+	}
+	if earlier, all := b.mergePatch(delivered, laid[:len(laid)-1], merged); all != nil {
+		return earlier, all, last
+	}
+	return last, merged, nil
+}
+
+// mergePatch makes one patch of the last of laid and of e.
+func (b *Batch) mergePatch(delivered object.Object, laid []*Entry, e *Entry) (last, merged *Entry) {
 	if len(laid) == 0 {
 		return nil, nil
 	}
