@@ -29,8 +29,12 @@ type Buffer struct {
 	order []types.NamespacedName // oldest first; owned by the goroutine that changes it
 	bytes int                    // of them
 
-	mu    sync.Mutex // guards what follows
-	dirty map[types.NamespacedName]*storepb.Event
+	mu sync.Mutex // guards what follows
+	// dirty is what the disk lacks; nil: it has an event that is gone. Its bound, also where the
+	// disk takes nothing for as long as it is full: the events that there are, and those that the
+	// disk has. One that came and went meanwhile leaves nothing here, and is never on the disk.
+	dirty  map[types.NamespacedName]*storepb.Event
+	stored map[types.NamespacedName]struct{} // on the disk, or on their way there
 }
 
 // Limits bound a Buffer.
@@ -41,7 +45,7 @@ type Limits struct {
 
 // New returns an empty Buffer.
 func New(limits Limits) *Buffer {
-	return &Buffer{limits: limits, dirty: map[types.NamespacedName]*storepb.Event{}}
+	return &Buffer{limits: limits, dirty: map[types.NamespacedName]*storepb.Event{}, stored: map[types.NamespacedName]struct{}{}}
 }
 
 // Stored is an event that the store has.
@@ -75,11 +79,18 @@ func (r *Buffer) Forget() {
 	r.order, r.bytes = nil, 0
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.dirty = map[types.NamespacedName]*storepb.Event{}
+	r.dirty, r.stored = map[types.NamespacedName]*storepb.Event{}, map[types.NamespacedName]struct{}{}
 }
 
 // Restore takes an event that is on the disk; before is how large it was, -1 where it is new.
 func (r *Buffer) Restore(ref object.Ref, before, now int) {
+	r.count(ref, before, now)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.stored[keyOf(ref)] = struct{}{}
+}
+
+func (r *Buffer) count(ref object.Ref, before, now int) {
 	if before < 0 {
 		r.order = append(r.order, keyOf(ref))
 		before = 0
@@ -89,8 +100,10 @@ func (r *Buffer) Restore(ref object.Ref, before, now int) {
 
 // Put takes an event as it is shown now; before is how large it was, -1 where it is new.
 func (r *Buffer) Put(o object.Object, before int) {
-	r.Restore(o.Ref, before, len(o.Raw))
-	r.mark(keyOf(o.Ref), &storepb.Event{Version: o.Version, Raw: o.Raw})
+	r.count(o.Ref, before, len(o.Raw))
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.dirty[keyOf(o.Ref)] = &storepb.Event{Version: o.Version, Raw: o.Raw}
 }
 
 // Remove takes an event out, which was so large.
@@ -99,7 +112,18 @@ func (r *Buffer) Remove(ref object.Ref, size int) {
 		r.order = slices.Delete(r.order, i, i+1)
 		r.bytes -= size
 	}
-	r.mark(keyOf(ref), nil)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.drop(keyOf(ref))
+}
+
+// drop notes that an event is gone. The lock is held.
+func (r *Buffer) drop(k types.NamespacedName) {
+	if _, there := r.stored[k]; there {
+		r.dirty[k] = nil
+	} else {
+		delete(r.dirty, k)
+	}
 }
 
 // Count is how many events there are, and how large they are.
@@ -133,12 +157,10 @@ func (r *Buffer) Trim(c Count, remove func(object.Ref) int) {
 	}
 }
 
-// Flush writes what has changed since the last time; nothing when nothing has.
+// Flush writes what has changed since the last time; nothing when nothing has. What the disk does
+// not take is tried again the next time.
 func (r *Buffer) Flush(ctx context.Context, s *store.Store) error {
-	r.mu.Lock()
-	dirty := r.dirty
-	r.dirty = map[types.NamespacedName]*storepb.Event{}
-	r.mu.Unlock()
+	dirty, fresh := r.take()
 	if len(dirty) == 0 {
 		return nil
 	}
@@ -154,20 +176,45 @@ func (r *Buffer) Flush(ctx context.Context, s *store.Store) error {
 		}
 		return nil
 	})
-	if err != nil {
-		r.mu.Lock()
-		defer r.mu.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err == nil {
 		for k, e := range dirty {
-			if _, newer := r.dirty[k]; !newer {
-				r.dirty[k] = e
+			if e != nil {
+				continue
 			}
+			delete(r.stored, k)
+			if now, newer := r.dirty[k]; newer && now == nil {
+				r.drop(k)
+			}
+		}
+		return nil
+	}
+	for _, k := range fresh {
+		delete(r.stored, k)
+	}
+	for k, e := range dirty {
+		switch now, newer := r.dirty[k]; {
+		case !newer:
+			r.dirty[k] = e
+		case now == nil:
+			r.drop(k)
 		}
 	}
 	return err
 }
 
-func (r *Buffer) mark(k types.NamespacedName, e *storepb.Event) {
+// take takes what the disk lacks; fresh are those of it that the disk has not had yet.
+func (r *Buffer) take() (dirty map[types.NamespacedName]*storepb.Event, fresh []types.NamespacedName) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.dirty[k] = e
+	dirty = r.dirty
+	r.dirty = map[types.NamespacedName]*storepb.Event{}
+	for k, e := range dirty {
+		if _, there := r.stored[k]; e != nil && !there {
+			r.stored[k] = struct{}{}
+			fresh = append(fresh, k)
+		}
+	}
+	return dirty, fresh
 }
