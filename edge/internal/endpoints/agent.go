@@ -10,10 +10,12 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/edge/internal/agent"
@@ -48,7 +50,10 @@ type Config struct {
 	Correction *Correction
 	View       Recorrector
 	Memory     agent.Memory
-	BootID     string
+	// BootID tells one boot from another, and BootTime when this one was, by the present clock;
+	// default: by the kernel's word.
+	BootID   string
+	BootTime func() time.Time
 	// Corrected is called once, when slices have been corrected by all that the device knows: what
 	// programs a kernel by them waits for it.
 	Corrected func()
@@ -59,6 +64,9 @@ type Config struct {
 
 // New makes the agent that tells the Correction of this device's own pods and of Services.
 func New(c Config) *agent.Module {
+	if c.BootTime == nil {
+		c.BootTime = bootTime
+	}
 	var corrected sync.Once
 	kit := agent.Config{Name: Name, NodeName: c.NodeName, API: c.API, ReadyAfter: readyAfter, Resync: time.Minute}
 	kit.Start = func(_ context.Context, r *agent.Run) (agent.Sync, error) {
@@ -96,6 +104,7 @@ func New(c Config) *agent.Module {
 type syncer struct {
 	Config
 	preBoot map[string]bool // containers of an earlier boot; nil: not known yet
+	unsaved *boot           // what the store has not taken yet of them; nil: it has it
 	forgot  time.Time
 }
 
@@ -105,6 +114,8 @@ func (s *syncer) sync(ctx context.Context, pods []*corev1.Pod, services map[type
 		if s.preBoot, err = s.recordPreBoot(ctx, pods); err != nil {
 			return err
 		}
+	} else if s.unsaved != nil && s.save(ctx, *s.unsaved) == nil {
+		s.unsaved = nil
 	}
 	words := make(map[types.UID]Word, len(pods))
 	for _, p := range pods {
@@ -147,28 +158,69 @@ func (s *syncer) recordPreBoot(ctx context.Context, pods []*corev1.Pod) (map[str
 			b = boot{ID: "unreadable"} // as after a boot: pods come in again with their next status
 		}
 	}
-	if b.ID != s.BootID {
-		ids := []string{}
-		if b.ID != "" {
-			for _, p := range pods {
-				ids = append(ids, containers(p)...)
-			}
-		}
-		slices.Sort(ids)
-		b = boot{ID: s.BootID, PreBoot: ids}
-		raw, err := json.Marshal(b)
-		if err != nil {
-			return nil, fmt.Errorf("keeping the boot: %w", err)
-		}
-		if err := s.Memory.Save(ctx, map[string][]byte{bootKey: raw}); err != nil {
+	if b.ID == s.BootID {
+		return b.ids(), nil
+	}
+	earlier := b.ID != ""
+	b = boot{ID: s.BootID}
+	if earlier {
+		b.note(pods, func(corev1.ContainerStatus) bool { return true })
+	}
+	if err := s.save(ctx, b); err != nil {
+		if ctx.Err() != nil {
 			return nil, err
 		}
+		// A disk without room must not keep Services down. Whether an earlier run of this boot was
+		// here can't be known now, and what began in this boot would stay out for as long as it
+		// runs: so when it began decides, although a device's clock may be wrong when it boots.
+		klog.FromContext(ctx).Error(err, "Which containers are of an earlier boot can't be kept; it is tried again")
+		if earlier {
+			began := s.BootTime().Add(-time.Second) // times in a pod are in whole seconds
+			b.note(pods, func(c corev1.ContainerStatus) bool {
+				return c.State.Running != nil && c.State.Running.StartedAt.Time.Before(began)
+			})
+		}
+		s.unsaved = &b
 	}
+	return b.ids(), nil
+}
+
+func (s *syncer) save(ctx context.Context, b boot) error {
+	raw, err := json.Marshal(b)
+	if err != nil {
+		return fmt.Errorf("keeping the boot: %w", err)
+	}
+	return s.Memory.Save(ctx, map[string][]byte{bootKey: raw})
+}
+
+// note takes those of the pods' containers.
+func (b *boot) note(pods []*corev1.Pod, which func(corev1.ContainerStatus) bool) {
+	b.PreBoot = []string{}
+	for _, p := range pods {
+		for _, c := range p.Status.ContainerStatuses {
+			if c.ContainerID != "" && which(c) {
+				b.PreBoot = append(b.PreBoot, c.ContainerID)
+			}
+		}
+	}
+	slices.Sort(b.PreBoot)
+}
+
+func (b *boot) ids() map[string]bool {
 	out := map[string]bool{}
 	for _, id := range b.PreBoot {
 		out[id] = true
 	}
-	return out, nil
+	return out
+}
+
+// bootTime is by CLOCK_BOOTTIME, which counts from there, suspended time included (clock_gettime(2)).
+func bootTime() time.Time {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &t); err != nil {
+		return time.Time{} // no container is older than that
+	}
+	return time.Now().Add(-time.Duration(t.Nano()))
 }
 
 func containers(p *corev1.Pod) (ids []string) {

@@ -256,3 +256,51 @@ func TestPreBoot(t *testing.T) {
 		}
 	}
 }
+
+// After a boot with a full disk Services come back all the same: what began before the boot is out,
+// also for a run that comes later in this boot, and what began in it is not. It is kept as soon as
+// there is room.
+func TestPreBoot_fullDisk(t *testing.T) {
+	booted := time.Now()
+	memory := &inMemory{}
+	pods := []*corev1.Pod{ownPod("a", "10.8.0.3", true, "of-before"), ownPod("b", "10.8.0.4", true, "of-now")}
+	for i, began := range []time.Time{booted.Add(-time.Hour), booted.Add(time.Minute)} {
+		pods[i].Status.ContainerStatuses[0].State.Running = &corev1.ContainerStateRunning{StartedAt: metav1.NewTime(began)}
+	}
+	var c *endpoints.Correction
+	run := func(bootID string) func() {
+		c = endpoints.NewCorrection(endpoints.CorrectionConfig{NodeName: "edge1"})
+		sync := endpoints.Syncs(endpoints.Config{
+			NodeName: "edge1", Correction: c, View: ignored{}, Memory: memory, BootID: bootID, BootTime: func() time.Time { return booted },
+		})
+		return func() {
+			t.Helper()
+			if err := sync(t.Context(), pods, time.Now()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	expect := func(when string, want ...string) {
+		t.Helper()
+		for i, name := range []string{"a", "b"} {
+			address := fmt.Sprintf("10.8.0.%d", 3+i)
+			if got := shown(t, c, slice("default", "s", endpoint(address, "edge1", name))); got != want[i] {
+				t.Errorf("%s: pod %s is shown as %q, want %q", when, name, got, want[i])
+			}
+		}
+	}
+	now := "10.8.0.4 ready serving not-terminating"
+	run("one")()
+	memory.full = true
+	run("two")()
+	expect("the first run of the boot", "", now)
+	sync := run("two")
+	sync()
+	expect("the second run of the boot", "", now)
+	memory.full = false
+	sync()
+	memory.full = true
+	pods[1].Status.ContainerStatuses[0].State.Running.StartedAt = metav1.NewTime(booted.Add(-time.Hour)) // the clock was set meanwhile
+	run("two")()
+	expect("a run after there was room", "", now)
+}

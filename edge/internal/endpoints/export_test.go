@@ -17,5 +17,11 @@ func (c *Correction) Learn(pods map[types.UID]Word, services map[types.Namespace
 
 // SyncOnce is the first Sync of a run.
 func SyncOnce(ctx context.Context, c Config, pods []*corev1.Pod, now time.Time) error {
-	return (&syncer{Config: c}).sync(ctx, pods, nil, now)
+	return Syncs(c)(ctx, pods, now)
+}
+
+// Syncs are the Syncs of a run, one after another.
+func Syncs(c Config) func(ctx context.Context, pods []*corev1.Pod, now time.Time) error {
+	s := &syncer{Config: c}
+	return func(ctx context.Context, pods []*corev1.Pod, now time.Time) error { return s.sync(ctx, pods, nil, now) }
 }

@@ -5,13 +5,20 @@ import (
 	"maps"
 
 	"github.com/skerry-io/skerry/edge/internal/object"
+	"github.com/skerry-io/skerry/edge/internal/store"
 )
 
-type inMemory struct{ kept map[string][]byte }
+type inMemory struct {
+	kept map[string][]byte
+	full bool // nothing is kept
+}
 
 func (m *inMemory) Load() (map[string][]byte, error) { return maps.Clone(m.kept), nil }
 
 func (m *inMemory) Save(_ context.Context, changes map[string][]byte) error {
+	if m.full {
+		return store.ErrFull
+	}
 	if m.kept == nil {
 		m.kept = map[string][]byte{}
 	}
