@@ -163,10 +163,7 @@ func (r *run) facts(interfaces []netif.Interface, vips []*v1alpha1.VirtualIP) Fa
 
 // sync makes everything as it should be; again says when to look next, 0 for no hurry.
 func (r *run) sync(ctx context.Context) (again time.Duration, err error) {
-	if err := r.recordPreBoot(ctx); err != nil {
-		return 0, err
-	}
-	errs := []error{r.meetCloud(ctx)}
+	errs := []error{r.recordPreBoot(ctx), r.meetCloud(ctx)}
 	interfaces, err := r.cfg.Interfaces()
 	if err != nil {
 		return 0, errors.Join(append(errs, err)...)
