@@ -172,10 +172,14 @@ func (r *run) bring(ctx context.Context, now time.Time) error {
 	if err := r.look(ctx, now); err != nil {
 		return err
 	}
+	// What is not saved holds up nothing: the guards are of this process, and a full disk must not
+	// keep routes away after a boot.
+	var unsaved error
 	if len(r.dirty) > 0 || len(r.keys.touched) > 0 {
 		r.resolveCloud(ctx)
 		r.view.facts.guards = r.guards()
-		if err := r.records.saveCommon(ctx); err != nil {
+		unsaved = r.records.saveCommon(ctx)
+		if err := ctx.Err(); err != nil {
 			return err
 		}
 		sets, removals := plan(r.input(now), r.keys.touchedStates())
@@ -184,6 +188,8 @@ func (r *run) bring(ctx context.Context, now time.Time) error {
 			r.apply(ctx, sets, removals)
 			r.metrics.applied(now)
 		}
+	} else if r.records.behind {
+		unsaved = r.records.saveCommon(ctx)
 	}
 	if r.link.Up && !r.proveAt.IsZero() && !now.Before(r.proveAt) && !r.keys.unread(r.proveAt) {
 		r.proveStanding(ctx)
@@ -208,7 +214,7 @@ func (r *run) bring(ctx context.Context, now time.Time) error {
 	}
 	clear(r.keys.touched)
 	r.dirty = map[string]struct{}{}
-	return r.report(ctx, names)
+	return errors.Join(unsaved, r.report(ctx, names))
 }
 
 // resolveCloud looks up the names of cloudcore while there is a link, once for each session.

@@ -68,6 +68,7 @@ type records struct {
 	all   map[string]*record
 	common
 	savedCommon []byte
+	behind      bool                // the store did not take what is common
 	timed       map[string]struct{} // names of those with a retry: thousands may have none
 }
 
@@ -150,12 +151,14 @@ func (r *records) saveCommon(ctx context.Context) error {
 		return fmt.Errorf("encoding what is kept of the node: %w", err)
 	}
 	if bytes.Equal(raw, r.savedCommon) {
+		r.behind = false
 		return nil
 	}
 	if err := r.state.Save(ctx, map[string][]byte{commonKey: raw}); err != nil {
+		r.behind = true
 		return err
 	}
-	r.savedCommon = raw
+	r.savedCommon, r.behind = raw, false
 	return nil
 }
 

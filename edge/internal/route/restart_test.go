@@ -11,8 +11,10 @@ import (
 	"time"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/edge/internal/agent"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
 	"github.com/skerry-io/skerry/edge/internal/route"
+	"github.com/skerry-io/skerry/edge/internal/store"
 )
 
 // After a reboot the kernel has nothing, and there is no link; the objects are in the store.
@@ -43,6 +45,55 @@ func TestRoutes_19_RebootWithoutTheCloud(t *testing.T) {
 	if e := l.last("office"); e.Repairs != 0 {
 		t.Errorf("the reboot counts as %d repairs", e.Repairs)
 	}
+}
+
+// After a reboot with a full disk the routes come back too, although what the node has found out of
+// its ways to the cloud can't be kept; that is kept when there is room.
+func TestRoutes_19_RebootWithAFullDisk(t *testing.T) {
+	l := newLab(t)
+	l.api.route(t, "office", spec("172.20.0.0/16", "10.0.1.1"))
+	l.start(true)
+	l.reported("office", v1alpha1.RouteApplied, 1)
+	l.stop()
+	l.delRoute("172.20.0.0/16")
+	l.boot = "second boot"
+	disk := &filling{Memory: agent.NewMemory(l.store, string(route.Name))}
+	disk.full.Store(true)
+	l.tune = func(c *route.Config) {
+		c.State = disk
+		c.Surroundings = func() route.Surroundings {
+			return route.Surroundings{Resolvers: []netip.Addr{netip.MustParseAddr("10.0.0.53")}}
+		}
+	}
+	l.start(false)
+	l.have("172.20.0.0/16 table 254 metric 0 via 10.0.1.1 dev eth1")
+	l.until("the agent to say what is wrong", func() error {
+		if p := l.agent.State().Problem; !strings.Contains(p, store.ErrFull.Error()) {
+			return fmt.Errorf("it says %q", p)
+		}
+		return nil
+	})
+	disk.full.Store(false)
+	l.until("what was found out to be kept", func() error {
+		kept, err := disk.Load()
+		if err == nil && !strings.Contains(string(kept["."]), "10.0.0.53") {
+			err = fmt.Errorf("kept: %s", kept["."])
+		}
+		return err
+	})
+}
+
+// filling is a memory on a disk that can be full.
+type filling struct {
+	agent.Memory
+	full atomic.Bool
+}
+
+func (f *filling) Save(ctx context.Context, changes map[string][]byte) error {
+	if f.full.Load() {
+		return store.ErrFull
+	}
+	return f.Memory.Save(ctx, changes)
 }
 
 // A process that starts finds routes of ours that nothing wants, and takes them away: but not
