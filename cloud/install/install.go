@@ -28,9 +28,18 @@ type Options struct {
 	Usage      bool // metrics.k8s.io
 	Console    bool // consoles of virtual machines for the devices that they run on
 	Endpoint   bool // the kubelets by the names of their nodes
+	File       ConfigFile
 }
 
-// Validate reports the first option that can't be, in the words of the command's flags.
+// A ConfigFile has fields of cloudcore.yaml beside those that the other options set. The zero value
+// is none.
+type ConfigFile struct {
+	Name string // in errors
+	Data []byte
+}
+
+// Validate reports the first option that can't be, in the words of the command's flags. Of the file
+// it reports every mistake.
 func (o Options) Validate() error {
 	if o.Replicas < 1 {
 		return fmt.Errorf("--replicas %d: must be at least 1", o.Replicas)
@@ -38,6 +47,9 @@ func (o Options) Validate() error {
 	if o.RightsOnly {
 		if o.Endpoint {
 			return fmt.Errorf("--kubelet-endpoint is of no use with --rights-only: it is a field of cloudcore.yaml and a Service")
+		}
+		if o.File.Data != nil {
+			return fmt.Errorf("--config is of no use with --rights-only: cloudcore.yaml is on the machine that cloudcore runs on")
 		}
 		return nil
 	}
@@ -52,7 +64,8 @@ func (o Options) Validate() error {
 	if o.Image == "" {
 		return fmt.Errorf("--image is missing: this build is no release, so no registry has its image")
 	}
-	return nil
+	_, err := o.text()
+	return err
 }
 
 // Render is what the options describe, as YAML documents: what `kustomize build` makes of the same
@@ -104,7 +117,8 @@ func Render(o Options) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// Config is the cloudcore.yaml of the options, without what is cloudcore's default.
+// Config is what the options but File set of cloudcore.yaml. All else is File's, or cloudcore's
+// default.
 func (o Options) Config() map[string]any {
 	cfg := map[string]any{
 		"apiVersion": commonconfig.Version, "kind": config.Kind, "advertise": o.Advertise, "health": map[string]any{"listen": ":10003"},
@@ -121,16 +135,33 @@ func (o Options) Config() map[string]any {
 	return cfg
 }
 
+// Schema is the JSON schema of cloudcore.yaml, by which Helm can judge what it can't have read.
+func Schema() map[string]any { return config.Schema() }
+
+// text is the cloudcore.yaml of the options.
+func (o Options) text() (string, error) {
+	fields := o.Config()
+	if o.File.Data != nil {
+		var err error
+		if fields, err = config.Merge(o.File.Name, o.File.Data, fields); err != nil {
+			return "", err
+		}
+	}
+	raw, err := yaml.Marshal(fields)
+	if err != nil {
+		return "", fmt.Errorf("writing cloudcore.yaml: %w", err)
+	}
+	_, err = config.Read("cloudcore.yaml", raw)
+	return string(raw), err
+}
+
 // appendDeployment adds cloudcore itself, as the options have it.
 func (o Options) appendDeployment(all []map[string]any) ([]map[string]any, error) {
-	raw, err := yaml.Marshal(o.Config())
+	text, err := o.text()
 	if err != nil {
-		return nil, fmt.Errorf("writing cloudcore.yaml: %w", err)
-	}
-	if _, err := config.Read("cloudcore.yaml", raw); err != nil {
 		return nil, err
 	}
-	generated, err := configMap(string(raw))
+	generated, err := configMap(text)
 	if err != nil {
 		return nil, err
 	}

@@ -54,6 +54,62 @@ func TestInstall(t *testing.T) {
 	}
 }
 
+// What an operator adds to cloudcore.yaml is in the ConfigMap that the Deployment mounts, beside
+// what the flags say, and changes that ConfigMap's name: so it rolls cloudcore out.
+func TestInstallConfig(t *testing.T) {
+	o := install.Options{Advertise: []string{"cloud"}, Image: "c:1", Replicas: 1, Endpoint: true}
+	text := func(o install.Options) (name, text string) {
+		all := objects(t, o)
+		volumes, _, _ := unstructured.NestedSlice(all["Deployment cloudcore"].Object, "spec", "template", "spec", "volumes")
+		name, _, _ = unstructured.NestedString(volumes[0].(map[string]any), "configMap", "name")
+		text, _, _ = unstructured.NestedString(all["ConfigMap "+name].Object, "data", "cloudcore.yaml")
+		return name, text
+	}
+	plain, _ := text(o)
+	o.File = install.ConfigFile{Name: "more.yaml", Data: []byte("relay: {leaseRenewal: 10s}\ntunnel: {clients: [kube-apiserver]}\nhub: {maxSessions: 20000}\n")}
+	if err := o.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	changed, got := text(o)
+	want := `advertise:
+- cloud
+apiVersion: config.skerry.io/v1alpha1
+devices:
+  listen: :10443
+  port: 443
+health:
+  listen: :10003
+hub:
+  maxSessions: 20000
+kind: CloudCore
+relay:
+  leaseRenewal: 10s
+subresources:
+  listen: :10250
+tunnel:
+  clients:
+  - kube-apiserver
+  endpoint:
+    hideAddresses: true
+    listen: :10251
+`
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("cloudcore.yaml (-want +got)\n%s", diff)
+	}
+	if plain == changed {
+		t.Errorf("the ConfigMap is %s with the fields and without them: no replica is started again", plain)
+	}
+
+	o.File.Data = []byte("hub: {maxSession: 1}\ndevices: {port: 8443}\n")
+	if err := o.Validate(); err == nil || !strings.HasPrefix(err.Error(), "more.yaml:1: hub.maxSession: ") {
+		t.Errorf("a field that is unknown: %v", err)
+	}
+	o.File.Data = []byte("hub: {maxSessions: 1}\ndevices: {port: 8443}\n")
+	if err := o.Validate(); err == nil || !strings.HasPrefix(err.Error(), "more.yaml:2: devices.port: ") {
+		t.Errorf("a field that the command sets: %v", err)
+	}
+}
+
 func TestInstallRightsOnly(t *testing.T) {
 	all := objects(t, install.Options{RightsOnly: true, Replicas: 1})
 	if all["CustomResourceDefinition staticroutes.skerry.io"] == nil {
@@ -107,6 +163,7 @@ func TestInstallBadInput(t *testing.T) {
 		"no client can reach it": func(o *install.Options) { o.Advertise = nil },
 		"with a port":            func(o *install.Options) { o.Advertise = []string{"cloud:10000"} },
 		"of no use":              func(o *install.Options) { o.RightsOnly, o.Endpoint = true, true },
+		"a file of no use":       func(o *install.Options) { o.RightsOnly, o.File.Data = true, []byte("hub: {maxSessions: 1}\n") },
 		"no replica":             func(o *install.Options) { o.Replicas = 0 },
 		"no image":               func(o *install.Options) { o.Image = "" },
 	} {

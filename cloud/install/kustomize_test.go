@@ -1,10 +1,13 @@
 package install_test
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path"
 	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -40,6 +43,57 @@ func TestRenderAsKustomize(t *testing.T) {
 			}
 		})
 	}
+}
+
+// What docs/install.md has users write: fields of cloudcore.yaml, and a patch of the Deployment by
+// kustomize.
+func TestDocumentedConfiguration(t *testing.T) {
+	page, err := os.ReadFile("../../docs/install.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	block := func(begin string) string {
+		_, rest, ok := strings.Cut(string(page), begin)
+		body, _, _ := strings.Cut(rest, "```")
+		if !ok {
+			t.Fatalf("the page has no block that begins with %q", begin)
+		}
+		return strings.ReplaceAll(body, "\n  ", "\n") // it is in a list
+	}
+	o := install.Options{Advertise: []string{"cloud.example.com"}, Image: "c:1", Replicas: 2}
+	o.File = install.ConfigFile{Name: "more.yaml", Data: []byte("relay: {leaseRenewal: 10s}" + block("\n```yaml\nrelay: {leaseRenewal: 10s}"))}
+	if err := o.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	printed, err := install.Render(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	disk := filesys.MakeFsInMemory()
+	patch := block("\n  ```yaml\n  # kustomization.yaml;")
+	if err := errors.Join(disk.WriteFile("/k/install.yaml", printed), disk.WriteFile("/k/kustomization.yaml", []byte("#"+patch))); err != nil {
+		t.Fatal(err)
+	}
+	built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(disk, "/k")
+	if err != nil {
+		t.Fatalf("%v of\n%s", err, patch)
+	}
+	for _, r := range built.Resources() {
+		if r.GetKind() != "Deployment" || r.GetName() != "cloudcore" {
+			continue
+		}
+		text, err := r.AsYAML()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, part := range []string{"value: 5400MiB", "memory: 6000Mi", "secretName: cloudcore-logs", "mountPath: /etc/cloudcore-logs", "name: cloudcore-config-", "mountPath: /etc/skerry\n"} {
+			if !strings.Contains(string(text), part) {
+				t.Errorf("the Deployment has no %q:\n%s", part, text)
+			}
+		}
+		return
+	}
+	t.Error("no Deployment came out")
 }
 
 var emptyLines = regexp.MustCompile(`\n[ ]*(?:\n[ ]*)*\n`)

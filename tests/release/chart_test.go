@@ -52,6 +52,9 @@ func chartIsInstall(t *testing.T, dir, archive string) {
 		"image=c:2":                           {Image: "c:2"},
 		"usage=true,kubeletEndpoint=true":     {Usage: true, Endpoint: true},
 		"advertise={192.0.2.7,b.example.com}": {Advertise: []string{"192.0.2.7", "b.example.com"}},
+		"config.hub.maxSessions=20000,config.devices.port=443,config.tunnel.clients={a,b}": {
+			File: install.ConfigFile{Data: []byte("hub: {maxSessions: 20000}\ntunnel: {clients: [a, b]}\n")},
+		},
 	} {
 		t.Run(flags, func(t *testing.T) {
 			args := []string{"helm", "template", "skerry", archive, "--kube-version", "v1.37.1"}
@@ -78,7 +81,10 @@ func chartIsInstall(t *testing.T, dir, archive string) {
 			}
 		})
 	}
-	for _, bad := range []string{"nonsense=1", "replicas=0", "rightsOnly=true,kubeletEndpoint=true", "advertise={a b}"} {
+	for _, bad := range []string{
+		"nonsense=1", "replicas=0", "rightsOnly=true,kubeletEndpoint=true", "advertise={a b}",
+		"advertise={a},config.hub.maxSession=1", "advertise={a},config.relay.leaseRenewal=10", "advertise={a},config.devices.port=8443",
+	} {
 		if out, err := try(t.Context(), dir, nil, helm(t), "template", "skerry", archive, "--set", bad); err == nil {
 			t.Errorf("%s: helm made %d bytes of it", bad, len(out))
 		}

@@ -40,6 +40,10 @@ func Files(c Chart) (map[string][]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	fields, err := json.Marshal(install.Schema())
+	if err != nil {
+		return nil, fmt.Errorf("writing the schema of cloudcore.yaml: %w", err)
+	}
 	files := map[string][]byte{
 		"Chart.yaml": fmt.Appendf(nil, `apiVersion: v2
 name: skerry
@@ -64,8 +68,10 @@ usage: false
 console: false
 # Serve the kubelets by the names of their nodes, for a kube-apiserver without an egress.
 kubeletEndpoint: false
+# Fields of cloudcore.yaml beside those that the values above set, such as {hub: {maxSessions: 20000}}.
+config: {}
 `, c.Image),
-		"values.schema.json":         []byte(schema),
+		"values.schema.json":         fmt.Appendf(nil, schema, fields),
 		"templates/_cloudcore.tpl":   []byte(helpers()),
 		"templates/crds.yaml":        documents(parts.kinds),
 		"templates/rights.yaml":      documents(parts.rights),
@@ -90,6 +96,7 @@ const schema = `{
     "usage": {"type": "boolean"},
     "console": {"type": "boolean"},
     "kubeletEndpoint": {"type": "boolean"},
+    "config": %s,
     "global": {"type": "object"}
   }
 }
@@ -101,6 +108,8 @@ const validate = `{{- if not .Values.rightsOnly }}
 {{- end }}
 {{- else if .Values.kubeletEndpoint }}
 {{- fail "kubeletEndpoint is of no use with rightsOnly: it is a field of cloudcore.yaml and a Service" }}
+{{- else if .Values.config }}
+{{- fail "config is of no use with rightsOnly: cloudcore.yaml is on the machine that cloudcore runs on" }}
 {{- end }}
 `
 
@@ -116,7 +125,9 @@ metadata:
   namespace: skerry-system
 `
 
-// helpers are the templates of cloudcore.yaml and of its ConfigMap's name.
+// helpers are the templates of cloudcore.yaml, of its ConfigMap's name, and of what refuses a field
+// of the value config that the chart sets otherwise: config.Merge does the same for the command.
+// That value may be missing: `helm upgrade --reuse-values` has the values of the release before.
 func helpers() string {
 	full := install.Options{Usage: true, Endpoint: true, Advertise: []string{hostMark}}.Config()
 	least := install.Options{Advertise: []string{hostMark}}.Config()
@@ -126,7 +137,22 @@ func helpers() string {
 	for _, optional := range []struct{ field, value string }{{"usage", ".Values.usage"}, {"tunnel", ".Values.kubeletEndpoint"}} {
 		fmt.Fprintf(&b, "{{- if %s }}{{ $_ := set $c %q %s }}{{ end -}}\n", optional.value, optional.field, expression(full[optional.field]))
 	}
-	b.WriteString(`{{- printf "%s\n" (toYaml $c) -}}
+	b.WriteString(`{{- $own := deepCopy (.Values.config | default dict) -}}
+{{- include "skerry.differs" (dict "at" "config" "own" $own "set" $c) -}}
+{{- printf "%s\n" (toYaml (mergeOverwrite $own $c)) -}}
+{{- end -}}
+{{- define "skerry.differs" -}}
+{{- range $name, $set := .set -}}
+{{- if hasKey $.own $name -}}
+{{- $own := index $.own $name -}}
+{{- $at := printf "%s.%s" $.at $name -}}
+{{- if and (kindIs "map" $set) (kindIs "map" $own) -}}
+{{- include "skerry.differs" (dict "at" $at "own" $own "set" $set) -}}
+{{- else if ne (toJson $own) (toJson $set) -}}
+{{- fail (printf "%s is %s: the chart sets it to %s" $at (toJson $own) (toJson $set)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- define "skerry.configName" -}}
 {{- $m := dict "kind" "ConfigMap" "name" "" "data" (dict "cloudcore.yaml" (include "skerry.config" .)) -}}

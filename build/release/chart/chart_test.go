@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -43,7 +44,20 @@ func render(t *testing.T, files map[string][]byte, set map[string]any) (string, 
 			}
 			return d
 		},
-		"set": func(d map[string]any, key string, v any) map[string]any { d[key] = v; return d },
+		"set":    func(d map[string]any, key string, v any) map[string]any { d[key] = v; return d },
+		"hasKey": func(d map[string]any, key string) bool { _, ok := d[key]; return ok },
+		"kindIs": func(kind string, v any) bool { return reflect.ValueOf(v).Kind().String() == kind },
+		"default": func(d, v any) any {
+			if v == nil {
+				return d
+			}
+			return v
+		},
+		"deepCopy": func(v any) (out any, err error) {
+			raw, err := json.Marshal(v)
+			return out, errors.Join(err, json.Unmarshal(raw, &out))
+		},
+		"mergeOverwrite": overwrite,
 		"toYaml": func(v any) (string, error) {
 			raw, err := yaml.Marshal(v)
 			return strings.TrimSuffix(string(raw), "\n"), err
@@ -79,8 +93,21 @@ func render(t *testing.T, files map[string][]byte, set map[string]any) (string, 
 	return out.String(), nil
 }
 
-// objects are the objects of YAML documents by kind and name; that a CRD is kept is the
-// chart's alone.
+// overwrite puts the fields of src into dst.
+func overwrite(dst, src map[string]any) map[string]any {
+	for name, v := range src {
+		inner, ok := v.(map[string]any)
+		if have, both := dst[name].(map[string]any); ok && both {
+			overwrite(have, inner)
+		} else {
+			dst[name] = v
+		}
+	}
+	return dst
+}
+
+// objects are the objects of YAML documents by kind and name. That some are kept is the chart's
+// alone: it is left out.
 func objects(t *testing.T, docs string) map[string]any {
 	t.Helper()
 	all := map[string]any{}
@@ -93,11 +120,14 @@ func objects(t *testing.T, docs string) map[string]any {
 		if err := errors.Join(yaml.Unmarshal([]byte(d), &o), yaml.Unmarshal([]byte(d), &whole)); err != nil {
 			t.Fatalf("%v in:\n%s", err, d)
 		}
-		if o.Kind == "CustomResourceDefinition" {
-			annotations := whole["metadata"].(map[string]any)["annotations"].(map[string]any)
-			delete(annotations, "helm.sh/resource-policy")
-		}
 		if whole != nil {
+			metadata := whole["metadata"].(map[string]any)
+			if annotations, ok := metadata["annotations"].(map[string]any); ok {
+				delete(annotations, "helm.sh/resource-policy")
+				if len(annotations) == 0 {
+					delete(metadata, "annotations")
+				}
+			}
 			all[o.Kind+" "+o.Metadata.Name] = whole
 		}
 	}
@@ -126,6 +156,13 @@ func TestChartIsInstall(t *testing.T) {
 		"endpoint": {install.Options{Endpoint: true}, map[string]any{"kubeletEndpoint": true}},
 		"all":      {install.Options{Usage: true, Console: true, Endpoint: true, Replicas: 5}, map[string]any{"usage": true, "console": true, "kubeletEndpoint": true, "replicas": 5}},
 		"an image": {install.Options{Image: "c:2"}, map[string]any{"image": "c:2"}},
+		"configuration": {
+			install.Options{Endpoint: true, File: install.ConfigFile{Data: []byte("hub: {maxSessions: 20000}\ntunnel: {clients: [a], endpoint: {listen: \":10251\"}}\n")}},
+			map[string]any{"kubeletEndpoint": true, "config": map[string]any{
+				"hub": map[string]any{"maxSessions": 20000}, "tunnel": map[string]any{"clients": []any{"a"}, "endpoint": map[string]any{"listen": ":10251"}},
+			}},
+		},
+		"values of a release before": {install.Options{}, map[string]any{"config": nil}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := test.options
@@ -156,9 +193,38 @@ func TestChartIsInstall(t *testing.T) {
 	for name, values := range map[string]map[string]any{
 		"no client can reach it": {},
 		"of no use":              {"rightsOnly": true, "kubeletEndpoint": true},
+		"configuration of no use": {
+			"rightsOnly": true, "config": map[string]any{"hub": map[string]any{"maxSessions": 1}},
+		},
 	} {
 		if _, err := render(t, files, values); err == nil {
 			t.Errorf("%s: no error", name)
+		}
+	}
+}
+
+// A field that the chart sets can't be another by the value config, and the error names it.
+func TestChartRefusesWhatItSets(t *testing.T) {
+	files, err := chart.Files(chart.Chart{Version: "1.2.3", Image: "c:1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	values := map[string]any{"advertise": []any{"a"}, "config": map[string]any{"devices": map[string]any{"listen": ":10443", "port": 8443}}}
+	const want = "config.devices.port is 8443: the chart sets it to 443"
+	if _, err := render(t, files, values); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("got %v, want %s", err, want)
+	}
+	var schema struct{ Properties map[string]any }
+	if err := json.Unmarshal(files["values.schema.json"], &schema); err != nil {
+		t.Fatal(err)
+	}
+	var all map[string]any
+	if err := yaml.Unmarshal(files["values.yaml"], &all); err != nil {
+		t.Fatal(err)
+	}
+	for name := range all {
+		if schema.Properties[name] == nil {
+			t.Errorf("the schema refuses the value %s", name)
 		}
 	}
 }
