@@ -214,7 +214,8 @@ func (b *boot) ids() map[string]bool {
 	return out
 }
 
-// bootTime is by CLOCK_BOOTTIME, which counts from there, suspended time included (clock_gettime(2)).
+// bootTime is by CLOCK_BOOTTIME, which counts from there, suspended time included
+// (clock_gettime(2)).
 func bootTime() time.Time {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &t); err != nil {

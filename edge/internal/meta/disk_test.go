@@ -42,8 +42,8 @@ func TestAFullDiskIsAnErrorThatPasses(t *testing.T) {
 	smalldisk.Run(t, "writes")
 }
 
-// With a full disk a state that finds no room holds up nothing else: results are taken, so the outbox
-// drains and later writes go up, and a write that the cloud has put off is put off once.
+// With a full disk a state that finds no room holds up nothing else: results are taken, so the
+// outbox drains and later writes go up, and a write that the cloud has put off is put off once.
 func TestResultsGoOnWithAFullDisk(t *testing.T) {
 	smalldisk.Run(t, "results")
 }
