@@ -148,7 +148,11 @@ type Memory interface {
 	Save(ctx context.Context, changes map[string][]byte) error
 }
 
-const key = "site"
+const (
+	key = "site"
+	// keepAgain is when a Site is kept again that the store did not take.
+	keepAgain = 30 * time.Second
+)
 
 // Holder keeps the Site. It is a hub.Part.
 type Holder struct {
@@ -156,7 +160,9 @@ type Holder struct {
 	memory Memory
 
 	mu      sync.Mutex
-	site    *Site // nil: the cloud has said nothing yet
+	site    *Site  // nil: the cloud has said nothing yet
+	kept    *Site  // as the store has it: the same, but where it did not take the newest
+	unkept  []byte // the record of the newest, where the store did not take it
 	digest  []byte
 	waiters []chan struct{}
 }
@@ -178,7 +184,7 @@ func (h *Holder) Load() error {
 	if err != nil {
 		return fmt.Errorf("reading the site that was kept: %w", err)
 	}
-	h.set(s, p.GetDigest())
+	h.set(s, p.GetDigest(), nil)
 	return nil
 }
 
@@ -189,8 +195,16 @@ func (h *Holder) Current() *Site {
 	return h.site
 }
 
-// Changed receives after each change. It holds one word; every caller gets a channel of
-// its own, for ever.
+// Kept is the Site as the store has it: what the next edgecore begins with. On a full disk that is
+// an earlier one than Current.
+func (h *Holder) Kept() *Site {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.kept
+}
+
+// Changed receives after each change of Current or Kept. It holds one word; every caller gets a
+// channel of its own, for ever.
 func (h *Holder) Changed() <-chan struct{} {
 	c := make(chan struct{}, 1)
 	h.mu.Lock()
@@ -199,16 +213,39 @@ func (h *Holder) Changed() <-chan struct{} {
 	return c
 }
 
-func (h *Holder) set(s *Site, digest []byte) {
+// set takes over a Site; unkept is its record where the store did not take it.
+func (h *Holder) set(s *Site, digest, unkept []byte) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.site, h.digest = s, bytes.Clone(digest)
+	h.site, h.digest, h.unkept = s, bytes.Clone(digest), unkept
+	if unkept == nil {
+		h.kept = s
+	}
+	h.tell()
+}
+
+// tell wakes who waits for a change. The lock is held.
+func (h *Holder) tell() {
 	for _, c := range h.waiters {
 		select {
 		case c <- struct{}{}:
 		default:
 		}
 	}
+}
+
+// keep keeps the newest Site, if the store did not take it.
+func (h *Holder) keep(ctx context.Context) {
+	h.mu.Lock()
+	raw := h.unkept
+	h.mu.Unlock()
+	if raw == nil || h.memory.Save(ctx, map[string][]byte{key: raw}) != nil {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.kept, h.unkept = h.site, nil // one session at a time: nothing has come meanwhile
+	h.tell()
 }
 
 // Attach implements hub.Part: it asks once, and keeps what comes.
@@ -235,9 +272,15 @@ func (h *Holder) Attach(_ linkstate.Link, send func(context.Context, message.Mes
 			return // the session ends, and the next one asks
 		}
 		for {
+			var again <-chan time.Time
+			if h.Kept() != h.Current() {
+				again = time.After(keepAgain)
+			}
 			select {
 			case <-ctx.Done():
 				return
+			case <-again:
+				h.keep(ctx)
 			case p := <-latest:
 				if err := h.take(ctx, p); err != nil && ctx.Err() == nil {
 					klog.FromContext(ctx).Error(err, "The site that the cloud describes was not taken over")
@@ -257,10 +300,12 @@ func (h *Holder) take(ctx context.Context, p *topicpb.Site) error {
 	if err != nil {
 		return fmt.Errorf("keeping the site: %w", err)
 	}
+	var unkept []byte
 	if err := h.memory.Save(ctx, map[string][]byte{key: raw}); err != nil {
-		klog.FromContext(ctx).Error(err, "The site can't be kept for the next boot") // a full disk: it counts all the same
+		klog.FromContext(ctx).Error(err, "The site can't be kept for the next boot; it is tried again") // a full disk: it counts all the same
+		unkept = raw
 	}
 	klog.FromContext(ctx).Info("Site changed", "site", s.Name, "devices", len(s.Members))
-	h.set(s, p.GetDigest())
+	h.set(s, p.GetDigest(), unkept)
 	return nil
 }
