@@ -9,13 +9,14 @@ import (
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
 )
 
-// switches is what they should be, by the site that is known. One that the cloud has not described
-// yet switches nothing on.
+// switches is what they should be, by the site that is known and kept. One that the cloud has not
+// described yet switches nothing on. One that a full disk does not take changes nothing: the next
+// edgecore would begin with the one before, hear of this one and end again, for ever.
 func (a *App) switches() switched {
 	c := a.config.Modules
 	pool := false
 	if a.site != nil && c.EdgeAPI.Enable {
-		s := a.site.Current()
+		s := a.site.Kept()
 		pool = s != nil && s.PodSubnets
 	}
 	return switched{c.Site.Enable.Is(pool), c.Services.Enable.Is(pool), c.Names.Enable.Is(pool)}

@@ -13,6 +13,7 @@ import (
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
 	"github.com/skerry-io/skerry/edge/internal/site"
+	"github.com/skerry-io/skerry/edge/internal/store"
 )
 
 // kept is a memory of its own.
@@ -89,6 +90,47 @@ func TestSwitchModule(t *testing.T) {
 	if err := <-ended; !errors.Is(err, errSwitched) {
 		t.Fatalf("it ended with %v", err)
 	}
+}
+
+// A change that a full disk does not take ends nothing: the next edgecore would begin with what was
+// before it, hear of it and end again.
+func TestSwitchModule_fullDisk(t *testing.T) {
+	memory := &filling{kept: kept{}}
+	a := &App{config: edgeconfig.Default(), site: site.New("edge1", memory)}
+	said(t, a.site, false)
+	a.on = a.switches()
+	ended := make(chan error, 1)
+	beehivetest.Run(t, nil, beehive.Entry{Module: &watched{switchModule{a}, ended}, Restart: beehive.Never()})
+	memory.full = true
+	said(t, a.site, true)
+	if !a.site.Current().PodSubnets {
+		t.Error("what the cloud said last does not count")
+	}
+	next := &App{config: edgeconfig.Default(), site: site.New("edge1", memory)}
+	if err := next.site.Load(); err != nil {
+		t.Fatal(err)
+	}
+	if next.switches() != a.switches() {
+		t.Errorf("this edgecore goes by %+v, the next one by %+v", a.switches(), next.switches())
+	}
+	memory.full = false
+	said(t, a.site, true)
+	if err := <-ended; !errors.Is(err, errSwitched) {
+		t.Fatalf("it ended with %v", err)
+	}
+}
+
+// filling is a memory that can be full.
+type filling struct {
+	kept
+	full bool
+}
+
+func (f *filling) Save(ctx context.Context, changes map[string][]byte) error {
+	if f.full {
+		return store.ErrFull
+	}
+	return f.kept.Save(ctx, changes)
 }
 
 // watched tells how the module ended.
