@@ -2,6 +2,7 @@ package release_test
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"os"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"sigs.k8s.io/yaml"
 
@@ -23,7 +25,7 @@ import (
 
 // TestShip_04_Chart: what Helm makes of the chart is what `cloudcore install` prints, object by
 // object, for each flag; and at a real kube-apiserver an upgrade changes a CRD, and an uninstall
-// leaves the CRDs and their objects.
+// leaves the CRDs and their objects, and what devices would have to join again for.
 func TestShip_04_Chart(t *testing.T) {
 	dir := shared(t)
 	archive := one(t, dir, "skerry-*.tgz")
@@ -109,8 +111,8 @@ func same(t *testing.T, want, got map[string]any) {
 	}
 }
 
-// objects are the objects of YAML documents by kind and name; that a CRD is kept is the
-// chart's alone.
+// objects are the objects of YAML documents by kind and name. That some are kept is the chart's
+// alone: it is left out.
 func objects(t *testing.T, docs string) map[string]any {
 	t.Helper()
 	all := map[string]any{}
@@ -123,9 +125,9 @@ func objects(t *testing.T, docs string) map[string]any {
 			continue
 		}
 		u := unstructured.Unstructured{Object: o}
-		if u.GetKind() == "CustomResourceDefinition" {
-			unstructured.RemoveNestedField(o, "metadata", "annotations", "helm.sh/resource-policy")
-		}
+		annotations := u.GetAnnotations()
+		delete(annotations, "helm.sh/resource-policy")
+		u.SetAnnotations(annotations)
 		all[u.GetKind()+" "+u.GetName()] = o
 	}
 	return all
@@ -188,8 +190,44 @@ func chartUpgrades(t *testing.T, archive string) {
 		}
 		return err
 	})
-	run("uninstall", "skerry")
-	if _, err := routes.Get(t.Context(), "kept", metav1.GetOptions{}); err != nil {
-		t.Errorf("after the uninstall: %v", err)
+	// What cloudcore and the approver have written down is there after an uninstall, and after the
+	// next installation too.
+	rbac := schema.GroupVersion{Group: "rbac.authorization.k8s.io", Version: "v1"}
+	roles, bindings := client.Resource(rbac.WithResource("clusterroles")), client.Resource(rbac.WithResource("clusterrolebindings"))
+	core := schema.GroupVersion{Version: "v1"}
+	secrets, namespaces := client.Resource(core.WithResource("secrets")).Namespace("skerry-system"), client.Resource(core.WithResource("namespaces"))
+	const rules = `{"rules":[{"apiGroups":["authentication.k8s.io"],"resources":["nodes"],"resourceNames":["edge-1"],"verbs":["impersonate:arbitrary-node"]}]}`
+	const subjects = `{"subjects":[{"apiGroup":"rbac.authorization.k8s.io","kind":"User","name":"system:node:edge-1"}]}`
+	_, errRoles := roles.Patch(t.Context(), "skerry:cloudcore-edges", types.MergePatchType, []byte(rules), metav1.PatchOptions{})
+	_, errBindings := bindings.Patch(t.Context(), "skerry:edge-nodes", types.MergePatchType, []byte(subjects), metav1.PatchOptions{})
+	ca := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "v1", "kind": "Secret", "metadata": map[string]any{"name": "skerry-ca"}}}
+	_, errSecrets := secrets.Create(t.Context(), ca, metav1.CreateOptions{})
+	if err := errors.Join(errRoles, errBindings, errSecrets); err != nil {
+		t.Fatal(err)
 	}
+	stands := func(when string) {
+		t.Helper()
+		_, errRoute := routes.Get(t.Context(), "kept", metav1.GetOptions{})
+		_, errSecret := secrets.Get(t.Context(), "skerry-ca", metav1.GetOptions{})
+		namespace, errNamespace := namespaces.Get(t.Context(), "skerry-system", metav1.GetOptions{})
+		role, errRole := roles.Get(t.Context(), "skerry:cloudcore-edges", metav1.GetOptions{})
+		binding, errBinding := bindings.Get(t.Context(), "skerry:edge-nodes", metav1.GetOptions{})
+		if err := errors.Join(errRoute, errSecret, errNamespace, errRole, errBinding); err != nil {
+			t.Errorf("after the %s: %v", when, err)
+			return
+		}
+		if namespace.GetDeletionTimestamp() != nil {
+			t.Errorf("after the %s: the namespace goes, and the CA with it", when)
+		}
+		if all, _, _ := unstructured.NestedSlice(role.Object, "rules"); len(all) != 1 {
+			t.Errorf("after the %s: cloudcore may act as %v", when, all)
+		}
+		if all, _, _ := unstructured.NestedSlice(binding.Object, "subjects"); len(all) != 1 {
+			t.Errorf("after the %s: devices are %v", when, all)
+		}
+	}
+	run("uninstall", "skerry")
+	stands("uninstall")
+	run("install", "skerry", archive, "--set", "advertise={cloud.example.com}")
+	stands("next installation")
 }

@@ -9,10 +9,14 @@ package chart
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"sort"
 	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
 
 	"github.com/skerry-io/skerry/cloud/install"
 )
@@ -24,9 +28,16 @@ const (
 	hostMark     = "advertise.invalid"
 )
 
-// keep makes Helm leave an object where it is when the release goes: a CRD takes all objects of
-// its kind with it.
+// keep makes Helm leave an object where it is when the release goes.
 const keep = "    helm.sh/resource-policy: keep\n"
+
+// kept are the objects that stay, beside the CRDs, each of which would take all objects of its kind
+// with it. They hold what no manifest can bring back: the namespace the CA that every device
+// trusts, the list of revoked certificates and the records of tokens; the others which nodes are
+// devices. Without the CA or its place among these a device has to join again, on site.
+func kept() []string {
+	return []string{"Namespace skerry-system", "ClusterRole skerry:cloudcore-edges", "ClusterRoleBinding skerry:edge-nodes"}
+}
 
 // Chart is what it is made for.
 type Chart struct {
@@ -214,22 +225,52 @@ func split() (parts, error) {
 	}
 	deployment := without(plain, escaped(rights))
 	p := parts{deployment: deployment, usage: escaped(usage), console: escaped(console), endpoint: endpoint}
-	for _, d := range escaped(rights) {
-		if !strings.Contains(d, "kind: CustomResourceDefinition\n") {
+	missing := kept()
+	for i, d := range escaped(rights) {
+		name, err := nameOf(rights[i])
+		if err != nil {
+			return parts{}, err
+		}
+		crd := strings.HasPrefix(name, "CustomResourceDefinition ")
+		if crd || slices.Contains(missing, name) {
+			missing = slices.DeleteFunc(missing, func(s string) bool { return s == name })
+			if d, err = annotated(d); err != nil {
+				return parts{}, fmt.Errorf("%s: %w", name, err)
+			}
+		}
+		if crd {
+			p.kinds = append(p.kinds, d)
+		} else {
 			p.rights = append(p.rights, d)
-			continue
 		}
-		kept := strings.Replace(d, "  annotations:\n", "  annotations:\n"+keep, 1)
-		if kept == d {
-			return parts{}, fmt.Errorf("a CRD has no annotations, where the one that keeps it would stand")
-		}
-		p.kinds = append(p.kinds, kept)
+	}
+	if len(missing) > 0 {
+		return parts{}, fmt.Errorf("nothing among the manifests is a %s, which is to be kept", missing[0])
 	}
 	sum := slices.Concat(escaped(rights), p.usage, p.console, p.deployment, p.endpoint)
 	if rest := append(without(all, sum), without(sum, all)...); len(rest) > 0 {
 		return parts{}, fmt.Errorf("an option changes an object that another brings; the chart can't say that:\n%s", rest[0])
 	}
 	return p, nil
+}
+
+// nameOf is the kind and the name of a document's object.
+func nameOf(doc string) (string, error) {
+	var o metav1.PartialObjectMetadata
+	if err := yaml.Unmarshal([]byte(doc), &o); err != nil {
+		return "", fmt.Errorf("reading the manifests: %w", err)
+	}
+	return o.Kind + " " + o.Name, nil
+}
+
+// annotated is a document with the annotation that keeps its object.
+func annotated(doc string) (string, error) {
+	const metadata, annotations = "\nmetadata:\n", "  annotations:\n"
+	before, rest, ok := strings.Cut(doc, metadata)
+	if !ok {
+		return "", errors.New("no metadata, where the annotation that keeps it would stand")
+	}
+	return before + metadata + annotations + keep + strings.TrimPrefix(rest, annotations), nil
 }
 
 // templated escapes the documents, puts the values where the marks are, and leaves the ConfigMap

@@ -228,3 +228,40 @@ func TestChartRefusesWhatItSets(t *testing.T) {
 		}
 	}
 }
+
+// An uninstall leaves what devices would have to join again for, and nothing else.
+func TestChartKeeps(t *testing.T) {
+	files, err := chart.Files(chart.Chart{Version: "1.2.3", Image: "c:1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := render(t, files, map[string]any{"advertise": []any{"a"}, "usage": true, "console": true, "kubeletEndpoint": true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var kept []string
+	for _, d := range strings.Split(out, "\n---\n") {
+		var o struct {
+			Kind     string
+			Metadata struct {
+				Name        string
+				Annotations map[string]string
+			}
+		}
+		if err := yaml.Unmarshal([]byte(d), &o); err != nil {
+			t.Fatal(err)
+		}
+		policy := o.Metadata.Annotations["helm.sh/resource-policy"]
+		if o.Kind == "CustomResourceDefinition" {
+			if policy != "keep" {
+				t.Errorf("the CRD %s goes, and all objects of its kind with it", o.Metadata.Name)
+			}
+		} else if policy == "keep" {
+			kept = append(kept, o.Kind+" "+o.Metadata.Name)
+		}
+	}
+	slices.Sort(kept)
+	if diff := cmp.Diff([]string{"ClusterRole skerry:cloudcore-edges", "ClusterRoleBinding skerry:edge-nodes", "Namespace skerry-system"}, kept); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+}
