@@ -40,7 +40,7 @@ func (a *App) newMeta() {
 		NodeName: a.node, Store: a.store, ReportEvents: c.Edged.ReportEvent, Corrector: a.newCorrection(),
 		Limits: meta.Limits{OutboxEvents: limit.Entries, OutboxBytes: int(limit.Bytes.Value())},
 	})
-	a.registration = registration.New(a.meta, a.node)
+	a.registration = registration.New(a.meta, a.node, a.repeatReports)
 	a.api = api.New(api.Config{
 		NodeName: a.node, Backend: a.meta, State: a.store.Module(string(api.Name)), DataDir: keysDir(a.config), Socket: c.EdgeAPI.Socket, Listen: c.EdgeAPI.Listen, Pods: podsListen(c.EdgeAPI),
 		Local: a.local(), Registering: a.registration.Seen,

@@ -25,6 +25,13 @@ func (a *App) agent(m *agent.Module) *agent.Module {
 	return m
 }
 
+// repeatReports has all that the agents said of this node said again.
+func (a *App) repeatReports() {
+	for _, m := range a.agents {
+		m.Repeat()
+	}
+}
+
 // recorder opens the recorder of events of an agent.
 func (a *App) recorder(name string) func(ctx context.Context) (agent.Recorder, error) {
 	return func(ctx context.Context) (agent.Recorder, error) { return a.api.NewRecorder(ctx, name) }

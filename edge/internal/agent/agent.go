@@ -12,7 +12,7 @@
 // Sync. One goroutine calls that Sync whenever something changed, when the time that the last call
 // asked for has passed, and after a failure with a growing delay. Events are not queued: a change
 // sets a flag, and Sync reads the present state. What a Sync owns needs no lock. Module.State,
-// Run.Wake, Run.Link and Run.Event may be called by any goroutine.
+// Module.Repeat, Run.Wake, Run.Link and Run.Event may be called by any goroutine.
 package agent
 
 import (
@@ -91,6 +91,7 @@ type Module struct {
 
 	mu    sync.Mutex
 	state State
+	run   *Run // the present one; nil: none
 }
 
 // New makes the Module of an agent. It starts nothing.
@@ -112,6 +113,18 @@ func (m *Module) State() State {
 	return m.state
 }
 
+// Repeat has every entry reported again: the cloud has forgotten them. A run that begins reports
+// all it has anyway.
+func (m *Module) Repeat() {
+	m.mu.Lock()
+	r := m.run
+	m.mu.Unlock()
+	if r != nil {
+		r.Reports.Repeat()
+		r.Wake()
+	}
+}
+
 func (m *Module) note(change func(*State)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -130,6 +143,8 @@ func (m *Module) Run(ctx context.Context, port *beehive.Port) error {
 	if err := r.takeRetained(ctx); err != nil {
 		return err
 	}
+	m.begin(r)
+	defer m.begin(nil)
 	if m.config.Events != nil {
 		recorder, err := m.config.Events(ctx)
 		if err != nil {
@@ -165,6 +180,12 @@ func (m *Module) Run(ctx context.Context, port *beehive.Port) error {
 		return nil
 	})
 	return g.Wait()
+}
+
+func (m *Module) begin(r *Run) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.run = r
 }
 
 // once calls the agent's Sync, if it knows enough.

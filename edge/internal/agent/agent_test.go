@@ -241,6 +241,9 @@ func TestReports(t *testing.T) {
 		outbox.Refuse(nil)
 		time.Sleep(2 * time.Second)
 		expect("the disk has room", 300, `"b"`)
+		m.Repeat()
+		time.Sleep(3 * time.Second)
+		expect("the cloud has forgotten all", 400, `"b"`)
 		if s := m.State(); s.Unreported != 0 || s.Problem != "" || !run1.Reports.Sent(routeRef("r1")) {
 			t.Errorf("state %+v", s)
 		}

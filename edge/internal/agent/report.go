@@ -104,7 +104,7 @@ func (p *Reports) Drop(ref object.Ref) {
 	delete(p.due, ref)
 }
 
-// Repeat makes every entry due again: the node has been replaced by another of its name.
+// Repeat makes every entry due again: the cloud has forgotten them.
 func (p *Reports) Repeat() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -28,7 +28,6 @@ import (
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
-	"github.com/skerry-io/skerry/common/rerun"
 	"github.com/skerry-io/skerry/edge/internal/meta"
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
@@ -38,15 +37,13 @@ const (
 	// looks of its status manager). What is lost again sooner is lost for another reason than a
 	// link that was away.
 	restoreEvery = 10 * time.Second
-	// unheld is how long to wait for the kubelet to open its watches.
-	unheld = 5 * time.Second
 	// writeTimeout bounds a write, which is applied and kept here.
 	writeTimeout = 10 * time.Second
 )
 
 // Backend is what is held here; a *meta.Manager.
 type Backend interface {
-	Watch(ctx context.Context, s object.Selection, options meta.WatchOptions) (meta.Watch, error)
+	meta.Watcher
 	Write(ctx context.Context, w meta.Write) (meta.Result, error)
 }
 
@@ -80,7 +77,10 @@ func (m *Module) Restore(ctx context.Context) error {
 		"pods":  {fields.OneTermEqualSelector("spec.nodeName", m.node), podReadiness{}, map[types.UID]time.Time{}},
 	} {
 		g.Go(func() error {
-			m.followAlways(ctx, schema.GroupVersionResource{Version: "v1", Resource: resource}, f)
+			s := object.Selection{Resource: schema.GroupVersionResource{Version: "v1", Resource: resource}, Fields: f.mine}
+			for w := range meta.HeldWatches(ctx, m.backend, s) {
+				m.follow(ctx, w, f)
+			}
 			return nil
 		})
 	}
@@ -100,17 +100,6 @@ type memory interface {
 	// are to be again.
 	take(obj runtime.Object, now time.Time) (lost []any)
 	forget(uid types.UID)
-}
-
-func (m *Module) followAlways(ctx context.Context, resource schema.GroupVersionResource, f *follower) {
-	for ctx.Err() == nil {
-		w, err := m.backend.Watch(ctx, object.Selection{Resource: resource, Fields: f.mine}, meta.WatchOptions{Held: true})
-		if err == nil {
-			m.follow(ctx, w, f)
-			w.Stop()
-		}
-		_ = rerun.Pause(ctx, unheld) // the kubelet has not opened its own yet, or the watch has ended
-	}
 }
 
 // follow serves one watch until it ends.

@@ -3,7 +3,8 @@
 // A kubelet registers once in its life. Where the Node is deleted while the device is away, or by
 // mistake, upstream's kubelet waits for its next start. This package keeps what the kubelet said
 // when it registered, in memory alone since each start says it again, and says it once more when
-// the Node that the device held goes and a link is there to say it over. It refuses nothing and
+// the Node that the device held goes and a link is there to say it over. It also says when the Node
+// is another one, since what was reported went with the one before. It refuses nothing and
 // judges nothing: whether the node may come back is for kube-apiserver to say, and a device that is
 // to stay away is revoked (`cloudcore node revoke`), which bans its certificate. Seen may be called
 // by any goroutine.
@@ -18,12 +19,12 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
-	"github.com/skerry-io/skerry/common/rerun"
 	"github.com/skerry-io/skerry/edge/internal/meta"
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
@@ -35,27 +36,31 @@ const (
 	lastTry  = 30 * time.Second
 	// tryTimeout bounds one try.
 	tryTimeout = 30 * time.Second
-	// unheld is how long to wait for the kubelet to open its watch of the Node.
-	unheld = 5 * time.Second
 )
 
 // Backend is what is held here, and the way to kube-apiserver; a *meta.Manager.
 type Backend interface {
-	Watch(ctx context.Context, s object.Selection, options meta.WatchOptions) (meta.Watch, error)
+	meta.Watcher
 	Write(ctx context.Context, w meta.Write) (meta.Result, error)
 }
 
 // Keeper keeps the registration.
 type Keeper struct {
-	backend Backend
-	node    string
+	backend  Backend
+	node     string
+	replaced func()
+	uid      types.UID // of the Node that was seen last; owned by Keep
 
 	mu   sync.Mutex
 	said *meta.Write // nil before the kubelet has registered
 }
 
-// New returns a Keeper. It starts nothing.
-func New(backend Backend, node string) *Keeper { return &Keeper{backend: backend, node: node} }
+// New returns a Keeper. It starts nothing. replaced is called, and must return soon, whenever the
+// Node is another one than before, whoever made it: with the one before, the cloud has forgotten
+// what the device had reported.
+func New(backend Backend, node string, replaced func()) *Keeper {
+	return &Keeper{backend: backend, node: node, replaced: replaced}
+}
 
 // Seen takes in a create of a Node by the kubelet, whatever became of it. Its body is
 // kept, some 3 kB.
@@ -81,17 +86,8 @@ func (k *Keeper) Run(ctx context.Context, port *beehive.Port) error {
 func (k *Keeper) Keep(ctx context.Context) error {
 	nodes := schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
 	one := object.Selection{Resource: nodes, Fields: fields.OneTermEqualSelector("metadata.name", k.node)}
-	for ctx.Err() == nil {
-		w, err := k.backend.Watch(ctx, one, meta.WatchOptions{Held: true})
-		if err != nil { // the kubelet has not opened its own yet, so the Node is not held
-			if rerun.Pause(ctx, unheld) != nil {
-				return nil
-			}
-			continue
-		}
+	for w := range meta.HeldWatches(ctx, k.backend, one) {
 		k.follow(ctx, w)
-		w.Stop()
-		_ = rerun.Pause(ctx, firstTry) // a watch that ends at once is no busy loop
 	}
 	return nil
 }
@@ -113,6 +109,10 @@ func (k *Keeper) follow(ctx context.Context, w meta.Watch) {
 				again = time.After(0)
 			case watch.Added, watch.Modified:
 				again = nil
+				if k.uid != "" && k.uid != e.Object.UID {
+					k.replaced()
+				}
+				k.uid = e.Object.UID
 			}
 		case <-again:
 			again = nil

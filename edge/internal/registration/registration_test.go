@@ -3,12 +3,14 @@ package registration_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/skerry-io/skerry/edge/internal/meta"
@@ -63,13 +65,20 @@ func (d *device) count() int {
 func TestKeeper(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &device{events: make(chan meta.Event)}
-		k := registration.New(d, "edge1")
+		replaced, uid := 0, 1
+		k := registration.New(d, "edge1", func() { replaced++ })
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- k.Keep(ctx) }()
 		see := func(e watch.EventType) {
-			d.events <- meta.Event{Type: e}
+			d.events <- meta.Event{Type: e, Object: object.Object{UID: types.UID(fmt.Sprint(uid))}}
 			synctest.Wait()
+			if e == watch.Deleted {
+				uid++
+			}
+			if replaced != uid-1 && e != watch.Deleted {
+				t.Errorf("the Node was replaced %d times, it was heard of %d", uid-1, replaced)
+			}
 		}
 		time.Sleep(time.Minute) // the kubelet starts late
 		d.set(func() { d.held, d.linked = true, true })
