@@ -229,8 +229,8 @@ func TestCaughtUpWhileInDoubt(t *testing.T) {
 		if !one.is("101")() {
 			t.Fatal("the object has not come")
 		}
-		// The watch ends, and an authorizer that lags refuses the next one; reads are allowed before
-		// reviews.
+		// The watch ends, and an authorizer that lags refuses the next one. Reads are allowed
+		// before reviews.
 		a.say(&authorizationv1.SubjectAccessReviewStatus{Reason: "said the test"})
 		a.forbid("edge1", true)
 		a.mu.Lock()
