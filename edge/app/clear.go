@@ -17,10 +17,10 @@ import (
 // ClearKernel removes what an edgecore of this configuration has set up in the kernel, and what
 // stays there when it ends, so that pods' traffic does not stop for a restart: routes, rules of
 // virtual IPs, what leads pods to the edge API, what marks connections, routes and tunnels to other
-// devices' pods and their masquerading, and a keepalived that a killed edgecore has left. It must
-// not run beside an edgecore. What can't be taken back doesn't keep the rest from going; the error
-// names all of it.
-func ClearKernel(ctx context.Context, cfg *edgeconfig.Config) error {
+// devices' pods and their masquerading, and a keepalived that a killed edgecore has left. What can't
+// be taken back doesn't keep the rest from going; the error names all of it.
+func (l *Lock) ClearKernel(ctx context.Context) error {
+	cfg := l.config
 	return errors.Join(
 		clearVIPs(ctx, cfg),
 		redirect.New().Apply(nil),

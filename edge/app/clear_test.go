@@ -35,6 +35,15 @@ func kernel(t *testing.T, h *wire.Host) string {
 	return all.String()
 }
 
+func clearKernel(t *testing.T, cfg *edgeconfig.Config) error {
+	lock, err := app.TakeLock(cfg)
+	if err != nil {
+		return err
+	}
+	defer lock.Release()
+	return lock.ClearKernel(t.Context())
+}
+
 func TestClearKernel(t *testing.T) {
 	device, lan := wire.NewHost(t), wire.NewHost(t)
 	wire.Cable(t, device, "eth0", lan, "eth0")
@@ -44,6 +53,7 @@ func TestClearKernel(t *testing.T) {
 		return exec.Command("iptables", "-t", "nat", "-A", "PREROUTING", "-d", "10.96.0.1/32", "-p", "tcp", "-j", "DNAT", "--to-destination", "203.0.113.1").Run()
 	})
 	cfg := edgeconfig.Default()
+	cfg.DataDir = t.TempDir()
 	cfg.Modules.VIP.DataPlane = "iptables"
 	cfg.Modules.VIP.Keepalived.RunDir = filepath.Join(t.TempDir(), "keepalived")
 	before := kernel(t, device)
@@ -77,7 +87,7 @@ func TestClearKernel(t *testing.T) {
 		}
 	}
 	for range 2 { // it can be repeated
-		device.Must(t, func() error { return app.ClearKernel(t.Context(), cfg) })
+		device.Must(t, func() error { return clearKernel(t, cfg) })
 		if after := kernel(t, device); after != before {
 			t.Errorf("before:\n%s\nafter:\n%s", before, after)
 		}

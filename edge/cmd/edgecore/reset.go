@@ -13,6 +13,11 @@ import (
 	"github.com/skerry-io/skerry/edge/app"
 )
 
+// stopFirst names the socket too: a query for a name would start edgecore again.
+func stopFirst(err error) error {
+	return fmt.Errorf("%w: stop it first (systemctl stop edgecore-names.socket edgecore)", err)
+}
+
 func resetCommand(file *string) *cobra.Command {
 	var yes bool
 	c := &cobra.Command{
@@ -28,8 +33,17 @@ cluster too, until 'kubectl delete node' or 'cloudcore node revoke' there. Refus
 				return err
 			}
 			if _, err := runningStatus(c.Context(), cfg); err == nil {
-				return cli.Badf("edgecore runs: stop it first (systemctl stop edgecore)")
+				return cli.Bad(stopFirst(app.ErrRuns))
 			}
+			// One that has no socket, or hangs, holds the lock all the same.
+			lock, err := app.TakeLock(cfg)
+			if errors.Is(err, app.ErrRuns) {
+				return cli.Bad(stopFirst(err))
+			}
+			if err != nil {
+				return err
+			}
+			defer lock.Release()
 			var there []string
 			for _, path := range app.OwnFiles(cfg) {
 				found, err := filepath.Glob(path)
@@ -45,7 +59,7 @@ cluster too, until 'kubectl delete node' or 'cloudcore node revoke' there. Refus
 			if !yes {
 				return cli.Badf("this deletes what the device knows and what still waits for the cloud:\n  %s\nSay --yes to do it", strings.Join(there, "\n  "))
 			}
-			if err := app.ClearKernel(c.Context(), cfg); err != nil {
+			if err := lock.ClearKernel(c.Context()); err != nil {
 				return err // the files still tell whose it is
 			}
 			if len(there) == 0 {

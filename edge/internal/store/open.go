@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"runtime/debug"
@@ -51,15 +52,33 @@ const lockPoll = 20 * time.Millisecond
 
 // takeLock holds PATH.lock for as long as the store is open: the file itself is looked at before
 // bbolt takes its own lock on it.
-func (s *Store) takeLock(ctx context.Context) error {
-	path := s.config.Path + ".lock"
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+func (s *Store) takeLock(ctx context.Context) (err error) {
+	if !s.config.Locked {
+		s.lock, err = lock(ctx, s.config.Path, os.O_CREATE|os.O_RDWR, s.config.LockWait)
+	}
+	return err
+}
+
+// Lock takes the lock of the store at path without opening the store: until it is closed, only an
+// Open with Config.Locked succeeds. It waits for nothing: ErrLocked where the store is open.
+// fs.ErrNotExist says that no store was opened there yet.
+func Lock(path string) (io.Closer, error) {
+	f, err := lock(context.Background(), path, os.O_RDWR, 0)
 	if err != nil {
-		return fmt.Errorf("opening the store's lock: %w", err)
+		return nil, err
+	}
+	return f, nil
+}
+
+func lock(ctx context.Context, store string, flags int, wait time.Duration) (*os.File, error) {
+	path := store + ".lock"
+	f, err := os.OpenFile(path, flags, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("opening the store's lock: %w", err)
 	}
 	waited := time.Duration(0)
 	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	for errors.Is(err, unix.EWOULDBLOCK) && waited < s.config.LockWait && ctx.Err() == nil {
+	for errors.Is(err, unix.EWOULDBLOCK) && waited < wait && ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
 		case <-time.After(lockPoll):
@@ -70,12 +89,11 @@ func (s *Store) takeLock(ctx context.Context) error {
 	if err != nil {
 		f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			return fmt.Errorf("%s: %w: is another edgecore running?", s.config.Path, ErrLocked)
+			return nil, fmt.Errorf("%s: %w: is another edgecore running?", store, ErrLocked)
 		}
-		return fmt.Errorf("locking %s: %w", path, err)
+		return nil, fmt.Errorf("locking %s: %w", path, err)
 	}
-	s.lock = f
-	return nil
+	return f, nil
 }
 
 func (s *Store) open(log klog.Logger) error {

@@ -36,6 +36,8 @@ type Config struct {
 	// LockWait is how long Open waits for a process that has the store open: one that was killed
 	// needs a moment to be gone. 0: not at all.
 	LockWait time.Duration
+	// Locked says that the caller holds the store's lock (Lock) until after Close: Open takes none.
+	Locked bool
 	// Queue is how many writers may wait; further ones wait for a place. Default 1,024.
 	Queue int
 	// KeepDamaged is how many damaged files are kept, the newest; default 3.
@@ -49,7 +51,7 @@ type Store struct {
 	// Set by Open, never changed.
 	config Config
 	db     *bolt.DB
-	lock   *os.File
+	lock   *os.File // nil: the caller's
 	seal   value.Transformer
 	aside  string   // where the damaged predecessor went, if this file replaced one
 	lost   []string // what could not be read of it

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"sync"
@@ -138,6 +139,42 @@ func TestOpenWaitsForThePredecessor(t *testing.T) {
 	if err := <-opened; err != nil {
 		t.Error(err)
 	}
+}
+
+// Who holds the lock keeps others out, and may open the store all the same.
+func TestLock(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "edge.db")
+	if _, err := store.Lock(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("where no store was: %v", err)
+	}
+	s := open(t, path)
+	if _, err := store.Lock(path); !errors.Is(err, store.ErrLocked) {
+		t.Errorf("while the store is open: %v", err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	held, err := store.Lock(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store.Open(t.Context(), store.Config{Path: path}); !errors.Is(err, store.ErrLocked) {
+		t.Errorf("while the lock is held: %v", err)
+	}
+	mine, err := store.Open(t.Context(), store.Config{Path: path, Locked: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := mine.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := store.Lock(path); !errors.Is(err, store.ErrLocked) {
+		t.Errorf("the store that was opened under the lock has taken it along: %v", err)
+	}
+	if err := held.Close(); err != nil {
+		t.Error(err)
+	}
+	open(t, path)
 }
 
 func TestOpenRefuses(t *testing.T) {

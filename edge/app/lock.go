@@ -1,0 +1,42 @@
+package app
+
+import (
+	"errors"
+	"io"
+	"io/fs"
+
+	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
+	"github.com/skerry-io/skerry/edge/internal/store"
+)
+
+// ErrRuns is TakeLock's where an edgecore has the store open.
+var ErrRuns = errors.New("edgecore runs")
+
+// Lock keeps an edgecore of its configuration from starting, for a command that takes the device
+// apart.
+type Lock struct {
+	config *edgeconfig.Config
+	file   io.Closer // nil: no edgecore has ever run here, and there is no store
+}
+
+// TakeLock takes the lock that every edgecore holds from its start to its end, whether it can be
+// asked or not. ErrRuns where one does.
+func TakeLock(cfg *edgeconfig.Config) (*Lock, error) {
+	file, err := store.Lock(storeConfig(cfg, nil).Path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return &Lock{config: cfg}, nil
+	case errors.Is(err, store.ErrLocked):
+		return nil, ErrRuns
+	case err != nil:
+		return nil, err
+	}
+	return &Lock{cfg, file}, nil
+}
+
+// Release lets edgecore start again.
+func (l *Lock) Release() {
+	if l.file != nil {
+		_ = l.file.Close() // nothing was written
+	}
+}
