@@ -1,6 +1,7 @@
 package app
 
 import (
+	"context"
 	"errors"
 	"io"
 	"io/fs"
@@ -39,4 +40,15 @@ func (l *Lock) Release() {
 	if l.file != nil {
 		_ = l.file.Close() // nothing was written
 	}
+}
+
+// openStore opens the store for as long as the lock is held.
+func (l *Lock) openStore(ctx context.Context) (*store.Store, error) {
+	key, err := readDiskKey(ctx, l.config)
+	if err != nil {
+		return nil, err
+	}
+	c := storeConfig(l.config, key)
+	c.Locked = true
+	return store.Open(ctx, c)
 }

@@ -98,10 +98,16 @@ func New(c Config) *agent.Module {
 	return agent.New(kit)
 }
 
+// Owns reports whether rules in the kernel are an edgecore's, by what it has kept: a kube-proxy's
+// have the same names.
+func Owns(m agent.Memory) (bool, error) {
+	kept, err := m.Load()
+	return len(kept[ownKey]) > 0, err
+}
+
 // clear removes rules of an earlier run.
 func (c *Config) clear(ctx context.Context) error {
-	kept, err := c.Memory.Load()
-	if err != nil || len(kept[ownKey]) == 0 {
+	if ours, err := Owns(c.Memory); err != nil || !ours {
 		return err
 	}
 	if err := c.Driver.Clear(ctx); err != nil {
