@@ -117,12 +117,15 @@ func preflight(c *cobra.Command, cfg *config.Config, o join.Options) error {
 
 func machine(c *cobra.Command, cfg *config.Config) check.Machine {
 	kubelet := struct {
-		Endpoint string `json:"containerRuntimeEndpoint"`
-	}{"unix:///run/containerd/containerd.sock"}
+		Endpoint     string `json:"containerRuntimeEndpoint"`
+		FailCgroupV1 bool   `json:"failCgroupV1"`
+		FailSwapOn   bool   `json:"failSwapOn"`
+	}{"unix:///run/containerd/containerd.sock", true, true} // the kubelet's defaults
 	_ = json.Unmarshal(cfg.Modules.Edged.Kubelet, &kubelet) // checked when the file was read
 	m := check.Machine{
 		Root: "/", DataDir: cfg.DataDir, RuntimeEndpoint: kubelet.Endpoint, CNIConfigDir: "/etc/cni/net.d", Joined: joined(cfg),
 		Clock: time.Now(), Built: app.BuildTime(), VirtualIPs: cfg.Modules.VIP.Enable, PodNetwork: cfg.Modules.PodNetwork.Enable,
+		PodsAPI: cfg.Modules.EdgeAPI.Enable && cfg.Modules.EdgeAPI.Pods, CgroupV1: !kubelet.FailCgroupV1, Swap: !kubelet.FailSwapOn,
 	}
 	if _, err := runningStatus(c.Context(), cfg); err != nil { // while edgecore runs, the ports are its own
 		for _, at := range []string{cfg.Modules.EdgeAPI.Listen, cfg.Health.Listen, ":10250"} {

@@ -58,6 +58,9 @@ type Machine struct {
 	Built           time.Time // when this program was built
 	VirtualIPs      bool      // the device may serve some
 	PodNetwork      bool      // edgecore makes the pod network where no other CNI plugin does
+	PodsAPI         bool      // pods are led to the edge API
+	CgroupV1        bool      // the kubelet starts with cgroups of version 1 (failCgroupV1: false)
+	Swap            bool      // the kubelet starts with swap (failSwapOn: false)
 }
 
 const dialTimeout = 2 * time.Second
@@ -75,6 +78,7 @@ func Run(ctx context.Context, m Machine) []Finding {
 		{"programs", programs},
 		{"containerd", containerd},
 		{"cni", cni},
+		{"iptables", iptables},
 		{"cgroups", cgroups},
 		{"kernel", kernel},
 		{"inotify", inotify},
@@ -194,21 +198,28 @@ const ExampleCNI = "/usr/share/doc/skerry-edgecore/examples/10-bridge.conflist"
 // ownCNI is what edgecore writes (edge/internal/podnet).
 const ownCNI = "10-skerry.conflist"
 
+// has reports whether one of the folders has a file of that name.
+func (m Machine) has(name string, dirs ...string) bool {
+	return slices.ContainsFunc(dirs, func(dir string) bool {
+		_, err := os.Stat(filepath.Join(m.path(dir), name))
+		return err == nil
+	})
+}
+
+// hasProgram reports whether a program of the kernel's network is there.
+func (m Machine) hasProgram(name string) bool {
+	return m.has(name, "/usr/sbin", "/sbin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/local/bin")
+}
+
 // podNetwork looks for the programs that edgecore's own pod network consists of.
 func podNetwork(m Machine) (Level, string, string) {
-	anywhere := func(name string, dirs ...string) bool {
-		return slices.ContainsFunc(dirs, func(dir string) bool {
-			_, err := os.Stat(filepath.Join(m.path(dir), name))
-			return err == nil
-		})
-	}
 	var missing []string
 	for _, plugin := range []string{"ptp", "host-local", "portmap"} {
-		if !anywhere(plugin, "/opt/cni/bin", "/usr/lib/cni") {
+		if !m.has(plugin, "/opt/cni/bin", "/usr/lib/cni") {
 			missing = append(missing, "the CNI plugin "+plugin)
 		}
 	}
-	if !anywhere("nft", "/usr/sbin", "/sbin", "/usr/bin", "/usr/local/sbin") {
+	if !m.hasProgram("nft") {
 		missing = append(missing, "nft")
 	}
 	if len(missing) > 0 {
@@ -233,12 +244,27 @@ func cni(_ context.Context, m Machine) (Level, string, string) {
 		"install containernetworking-plugins and put a conflist there, with a subnet of this device's own; " + ExampleCNI + " is one"
 }
 
+func iptables(_ context.Context, m Machine) (Level, string, string) {
+	switch {
+	case !m.PodsAPI:
+		return Fine, "not needed to lead pods to the edge API: modules.edgeAPI.pods is off", ""
+	case !m.hasProgram("iptables"):
+		return Fail, "iptables is missing: pods that ask for the Kubernetes API don't reach the one of this device, and get no answer without a link",
+			"apt-get install iptables, or set modules.edgeAPI.pods: false"
+	}
+	return Fine, "is there, to lead pods to the edge API", ""
+}
+
 func cgroups(_ context.Context, m Machine) (Level, string, string) {
 	if _, err := os.Stat(m.path("/sys/fs/cgroup/cgroup.controllers")); err == nil {
 		return Fine, "version 2", ""
 	}
 	if _, err := os.Stat(m.path("/sys/fs/cgroup/memory")); err == nil {
-		return Warn, "version 1: Kubernetes will drop it", "set modules.edged.kubelet.failCgroupV1: false, or boot with version 2 (systemd.unified_cgroup_hierarchy=1)"
+		const boot = "boot with version 2 (systemd.unified_cgroup_hierarchy=1)"
+		if m.CgroupV1 {
+			return Note, "version 1, which the kubelet takes for now (failCgroupV1: false): Kubernetes will drop it", boot
+		}
+		return Fail, "version 1: the kubelet refuses to start with it", boot + ", or set modules.edged.kubelet.failCgroupV1: false"
 	}
 	return Fail, "no cgroups at /sys/fs/cgroup", "boot with the memory controller (cgroup_enable=memory)"
 }
@@ -309,7 +335,10 @@ func forwarding(_ context.Context, m Machine) (Level, string, string) {
 func swap(_ context.Context, m Machine) (Level, string, string) {
 	data, err := os.ReadFile(m.path("/proc/swaps"))
 	if err == nil && strings.Count(strings.TrimSpace(string(data)), "\n") >= 1 {
-		return Warn, "swap is on; the kubelet refuses to start with it", "swapoff -a, or set modules.edged.kubelet.failSwapOn: false"
+		if m.Swap {
+			return Fine, "swap is on, and the kubelet starts with it (failSwapOn: false)", ""
+		}
+		return Fail, "swap is on: the kubelet refuses to start with it", "swapoff -a, and no line for it in /etc/fstab; or set modules.edged.kubelet.failSwapOn: false"
 	}
 	return Fine, "no swap", ""
 }

@@ -102,24 +102,55 @@ func TestRun(t *testing.T) {
 		}
 		defer func() { _ = l.Close() }()
 		want := map[string]check.Level{
-			"identity": check.Fine, "data directory": check.Fine, "containerd": check.Fine, "cni": check.Fine, "cgroups": check.Fine, "kernel": check.Fine,
+			"identity": check.Fine, "data directory": check.Fine, "containerd": check.Fine, "cni": check.Fine, "iptables": check.Fine, "cgroups": check.Fine, "kernel": check.Fine,
 			"inotify": check.Fine, "ip forwarding": check.Fine, "swap": check.Fine, "ports": check.Fine, "clock": check.Fine, "vrrp": check.Fine,
 		}
 		if diff := cmp.Diff(want, levels(t, m)); diff != "" {
 			t.Errorf("(-want +got)\n%s", diff)
 		}
 	})
+	// What the kubelet refuses by default, and starts with where its configuration says so.
+	old := map[string]string{"proc/swaps": "Filename\tType\n/dev/sda2\tpartition\n", "sys/fs/cgroup/memory/tasks": ""}
+	t.Run("what the kubelet is told to take", func(t *testing.T) {
+		m := machine(t, old)
+		for _, tc := range []struct {
+			cgroupV1, swap bool
+			want           [2]check.Level
+		}{
+			{false, false, [2]check.Level{check.Fail, check.Fail}},
+			{true, false, [2]check.Level{check.Note, check.Fail}},
+			{false, true, [2]check.Level{check.Fail, check.Fine}},
+		} {
+			m.CgroupV1, m.Swap = tc.cgroupV1, tc.swap
+			got := levels(t, m)
+			if diff := cmp.Diff(tc.want, [2]check.Level{got["cgroups"], got["swap"]}); diff != "" {
+				t.Errorf("%+v: (-want +got)\n%s", tc, diff)
+			}
+		}
+	})
+	t.Run("iptables", func(t *testing.T) {
+		m := machine(t, map[string]string{"usr/sbin/iptables": ""})
+		m.PodsAPI = true
+		if got := levels(t, m)["iptables"]; got != check.Fine {
+			t.Errorf("it is there: %s", got)
+		}
+		m = machine(t, nil)
+		if got := levels(t, m)["iptables"]; got != check.Fine {
+			t.Errorf("it is not needed: %s", got)
+		}
+	})
 	t.Run("bare machine", func(t *testing.T) {
-		m := machine(t, map[string]string{"proc/swaps": "Filename\tType\n/dev/sda2\tpartition\n", "sys/fs/cgroup/memory/tasks": "", "proc/sys/fs/inotify/max_user_instances": "128\n"})
+		m := machine(t, map[string]string{"proc/swaps": old["proc/swaps"], "sys/fs/cgroup/memory/tasks": "", "proc/sys/fs/inotify/max_user_instances": "128\n"})
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer func() { _ = l.Close() }()
+		m.PodsAPI = true
 		m.Ports, m.Joined, m.Clock = []string{l.Addr().String()}, false, time.Unix(0, 0)
 		want := map[string]check.Level{
-			"identity": check.Note, "data directory": check.Fine, "containerd": check.Fail, "cni": check.Fail, "cgroups": check.Warn, "kernel": check.Warn,
-			"inotify": check.Warn, "ip forwarding": check.Warn, "swap": check.Warn, "ports": check.Fail, "clock": check.Warn, "vrrp": check.Fine,
+			"identity": check.Note, "data directory": check.Fine, "containerd": check.Fail, "cni": check.Fail, "iptables": check.Fail, "cgroups": check.Fail, "kernel": check.Warn,
+			"inotify": check.Warn, "ip forwarding": check.Warn, "swap": check.Fail, "ports": check.Fail, "clock": check.Warn, "vrrp": check.Fine,
 		}
 		if diff := cmp.Diff(want, levels(t, m)); diff != "" {
 			t.Errorf("(-want +got)\n%s", diff)
