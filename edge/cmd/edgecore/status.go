@@ -320,8 +320,8 @@ func knows(s app.Status) string {
 	return strings.Join(parts, ", ")
 }
 
-// writeModules lists the modules that are not ready and the agents that have a problem; nothing
-// where there are none.
+// writeModules lists the modules that are not ready, and the agents that have a problem or
+// something to say of their work; nothing where there are none.
 func writeModules(out io.Writer, s app.Status) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	for _, m := range s.Modules {
@@ -332,6 +332,9 @@ func writeModules(out io.Writer, s app.Status) error {
 	for _, m := range s.Agents {
 		if m.Problem != "" {
 			fmt.Fprintf(w, "agent %s\tfailed %d times\t%s\n", m.Name, m.Failures, m.Problem)
+		}
+		if m.Note != "" {
+			fmt.Fprintf(w, "agent %s\t%s\n", m.Name, m.Note)
 		}
 	}
 	return w.Flush()

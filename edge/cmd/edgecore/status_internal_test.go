@@ -1,0 +1,46 @@
+package main
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/edge/app"
+	"github.com/skerry-io/skerry/edge/internal/agent"
+	"github.com/skerry-io/skerry/edge/internal/hub"
+	"github.com/skerry-io/skerry/edge/internal/join"
+	"github.com/skerry-io/skerry/edge/internal/meta"
+	"github.com/skerry-io/skerry/edge/internal/meta/outbox"
+	"github.com/skerry-io/skerry/tests/golden"
+)
+
+// What a person reads: a link that is up, and modules and agents of which there is something
+// to say.
+func TestStatus(t *testing.T) {
+	now := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
+	s := app.Status{
+		Node: "edge-17", Running: true, Version: "v1.2.3", Kubernetes: "v1.37.1", At: now, Kubelet: "alive",
+		Link: &hub.Status{
+			Linked: true, Server: "cloud.example.com:443", Transport: "quic", Instance: "cloudcore-0", Version: "v1.2.3",
+			Since: now.Add(-90 * time.Minute), LastContact: now.Add(-3 * time.Second),
+		},
+		Identity: &join.Status{Node: "edge-17", NotAfter: now.Add(365 * 24 * time.Hour), RotateAt: now.Add(250 * 24 * time.Hour)},
+		Data:     &meta.Status{Outbox: meta.OutboxStatus{Status: outbox.Status{Waiting: map[string]int{"state": 2}}}},
+		Modules: []beehive.ModuleHealth{
+			{Name: "metamanager", State: beehive.Ready, Since: now.Add(-2 * time.Hour)},
+			{Name: "podnet", State: beehive.BackingOff, Since: now.Add(-time.Minute), Restarts: 4, LastError: "opening netlink: no buffer space available"},
+		},
+		Agents: []agent.State{
+			{Name: "apiredirect", Syncs: 7},
+			{Name: "endpoints", Note: "the cluster's services are not known yet"},
+			{Name: "services", Note: "off: the pod kube-system/kube-proxy-x7x2k serves Services on this device", Syncs: 3},
+			{Name: "vip", Problem: "looking for iptables: exec: \"iptables\": executable file not found in $PATH", Failures: 12, Syncs: 12},
+		},
+	}
+	var out strings.Builder
+	if err := writeStatus(&out, s); err != nil {
+		t.Fatal(err)
+	}
+	golden.Check(t, "testdata/status.golden", out.String())
+}
