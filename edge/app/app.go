@@ -6,7 +6,9 @@
 package app
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -14,6 +16,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -22,6 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"sigs.k8s.io/yaml"
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
@@ -60,16 +64,53 @@ import (
 // KubeletConfiguration. The error names every mistake with its line.
 func Configuration(file string, data []byte) (*edgeconfig.Config, error) {
 	cfg, doc, err := edgeconfig.Read(file, data)
-	if err != nil {
+	found, ok := errors.AsType[*config.Error](err)
+	if err != nil && (!ok || doc == nil) {
 		return nil, err
 	}
-	if cfg.Modules.Edged.Enable {
-		if err := edged.Validate(cfg.Modules.Edged.Kubelet); err != nil {
-			const at = "modules.edged.kubelet"
-			return nil, &config.Error{File: file, Problems: []config.Problem{{Line: doc.Line(at), Path: at, Message: err.Error()}}}
+	var problems []config.Problem
+	if found != nil {
+		problems = found.Problems
+	}
+	kubelet := kubeletIn(data)
+	if cfg != nil {
+		kubelet = cfg.Modules.Edged.Kubelet
+		if !cfg.Modules.Edged.Enable {
+			kubelet = nil
 		}
 	}
+	if kubelet != nil {
+		for _, m := range edged.Validate(kubelet) {
+			at := "modules.edged.kubelet"
+			if m.Field != "" {
+				at += "." + m.Field
+			}
+			problems = append(problems, config.Problem{Line: doc.Line(at), Path: at, Message: m.Message})
+		}
+	}
+	if len(problems) > 0 {
+		slices.SortStableFunc(problems, func(x, y config.Problem) int { return cmp.Compare(x.Line, y.Line) })
+		return nil, &config.Error{File: file, Problems: problems}
+	}
 	return cfg, nil
+}
+
+// kubeletIn is the KubeletConfiguration in a file of which some fields can't be read; nil where
+// there is none, or no kubelet is to run.
+func kubeletIn(data []byte) json.RawMessage {
+	var file struct {
+		Modules struct {
+			Edged struct {
+				Enable  *bool           `json:"enable"`
+				Kubelet json.RawMessage `json:"kubelet"`
+			} `json:"edged"`
+		} `json:"modules"`
+	}
+	_ = yaml.Unmarshal(data, &file) // what can't be read has been reported, and stays zero here
+	if e := file.Modules.Edged; e.Enable == nil || *e.Enable {
+		return e.Kubelet
+	}
+	return nil
 }
 
 // NodeName is the node's name: asked for, else configured, else the host's own in lower case.

@@ -278,17 +278,16 @@ func Default() *Config {
 }
 
 // Read reads the content of edgecore.yaml over the defaults. The error is a *config.Error that
-// holds every mistake. Document finds the line of a field, for rules that are checked elsewhere.
+// holds every mistake but those in the KubeletConfiguration. Document finds the line of a field,
+// for rules that are checked elsewhere. It is there beside an error too, unless the file is no
+// YAML; so is the Config where every field could be read.
 func Read(file string, data []byte) (*Config, *config.Document, error) {
 	c := Default()
 	d, err := config.Decode(file, data, Kind, c)
 	if err != nil {
-		return nil, nil, err
+		return nil, d, err
 	}
-	if err := d.Errors(c.Validate()); err != nil {
-		return nil, nil, err
-	}
-	return c, d, nil
+	return c, d, d.Errors(c.Validate())
 }
 
 // Validate reports every field that can't work.

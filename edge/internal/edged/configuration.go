@@ -1,14 +1,22 @@
 package edged
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
+	"unicode"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/component-base/featuregate"
 	logsapi "k8s.io/component-base/logs/api/v1"
@@ -25,13 +33,32 @@ import (
 // the clients that it was given where it is not.
 const kubeconfig = "/dev/null"
 
-// Validate reports every mistake in a KubeletConfiguration.
-func Validate(raw []byte) error {
-	kc, gates, err := decode(raw)
-	if err != nil {
-		return err
+// Mistake is one in a KubeletConfiguration.
+type Mistake struct {
+	Field   string // "authentication.x509.clientCAFile"; "" where it is of no field, or it is not known of which
+	Message string
+}
+
+// Validate returns every mistake in a KubeletConfiguration.
+func Validate(raw []byte) []Mistake {
+	kc, gates, wrong := decode(raw)
+	if kc == nil {
+		return wrong
 	}
-	return validate(kc, gates)
+	return append(wrong, validate(kc, gates, raw)...)
+}
+
+// refuse makes an error of mistakes; nil of none.
+func refuse(wrong []Mistake) error {
+	var errs []error
+	for _, m := range wrong {
+		at := "modules.edged.kubelet"
+		if m.Field != "" {
+			at += "." + m.Field
+		}
+		errs = append(errs, fmt.Errorf("%s: %s", at, m.Message))
+	}
+	return errors.Join(errs...)
 }
 
 // unchangedStatusEvery is how often a status of the Node in which nothing but times has changed is
@@ -50,8 +77,8 @@ const (
 
 // newServer makes what the kubelet's own command makes of flags and a file.
 func newServer(config Config) (*options.KubeletServer, error) {
-	kc, gates, err := decode(config.Kubelet)
-	if err != nil {
+	kc, gates, wrong := decode(config.Kubelet)
+	if err := refuse(wrong); err != nil {
 		return nil, err
 	}
 	if kc.Logging.Verbosity == 0 {
@@ -78,7 +105,7 @@ func newServer(config Config) (*options.KubeletServer, error) {
 		!sets(config.Kubelet, "shutdownGracePeriodByPodPriority") {
 		kc.ShutdownGracePeriod.Duration, kc.ShutdownGracePeriodCriticalPods.Duration = shutdownGrace, shutdownGraceCritical
 	}
-	if err := validate(kc, gates); err != nil {
+	if err := refuse(validate(kc, gates, config.Kubelet)); err != nil {
 		return nil, err
 	}
 	flags := options.NewKubeletFlags()
@@ -110,26 +137,30 @@ func sets(raw []byte, field string) bool {
 }
 
 // decode reads a KubeletConfiguration strictly and fills in the kubelet's defaults. The feature
-// gates are those that it sets, in a copy of the process's.
-func decode(raw []byte) (*kubeletconfig.KubeletConfiguration, featuregate.FeatureGate, error) {
+// gates are those that it sets, in a copy of the process's. What is wrong is left out of both, so
+// that the rest can be judged too; without a configuration nothing could be read.
+func decode(raw []byte) (*kubeletconfig.KubeletConfiguration, featuregate.FeatureGate, []Mistake) {
+	whole := func(err error) []Mistake { return []Mistake{{Message: err.Error()}} }
 	_, codecs, err := kubeletscheme.NewSchemeAndCodecs(serializer.EnableStrict)
 	if err != nil {
-		return nil, nil, fmt.Errorf("modules.edged.kubelet: %w", err)
+		return nil, nil, whole(err)
 	}
-	kind := kubeletconfigv1beta1.SchemeGroupVersion.WithKind("KubeletConfiguration")
-	if len(raw) == 0 {
-		raw = []byte("{}")
-	}
-	o, err := decodeInto(codecs.UniversalDecoder(), raw, kind)
+	fields, err := fieldsOf(raw)
 	if err != nil {
-		if strict, ok := runtime.AsStrictDecodingError(err); ok {
-			return nil, nil, fmt.Errorf("modules.edged.kubelet: %w", strict)
-		}
-		return nil, nil, fmt.Errorf("modules.edged.kubelet: %w", err)
+		return nil, nil, whole(err)
 	}
-	kc, ok := o.(*kubeletconfig.KubeletConfiguration)
-	if !ok {
-		return nil, nil, fmt.Errorf("modules.edged.kubelet: this is a %T, not a KubeletConfiguration", o)
+	wrong := dropGates(fields)
+	kc, strict, err := decodeFields(codecs.UniversalDecoder(), fields)
+	if err != nil { // the first mistake ends it: each field is tried alone
+		bad := dropUnreadable(codecs.UniversalDecoder(), fields)
+		if kc, strict, err = decodeFields(codecs.UniversalDecoder(), fields); err != nil {
+			bad = append(bad, whole(err)...)
+		}
+		wrong = append(wrong, bad...)
+	}
+	wrong = append(wrong, strict...)
+	if kc == nil {
+		return nil, nil, wrong
 	}
 	// These defaults depend on the operating system, so the scheme doesn't have them: the kubelet's
 	// command does the same.
@@ -144,9 +175,102 @@ func decode(raw []byte) (*kubeletconfig.KubeletConfiguration, featuregate.Featur
 	}
 	gates := utilfeature.DefaultMutableFeatureGate.DeepCopy()
 	if err := gates.SetFromMap(kc.FeatureGates); err != nil {
-		return nil, nil, fmt.Errorf("modules.edged.kubelet.featureGates: %w", err)
+		return nil, nil, append(wrong, Mistake{"featureGates", err.Error()})
 	}
-	return kc, gates, nil
+	return kc, gates, wrong
+}
+
+// fieldsOf are the fields at the top of a configuration in JSON or YAML.
+func fieldsOf(raw []byte) (map[string]json.RawMessage, error) {
+	if !json.Valid(raw) { // else its numbers stay as they are
+		var err error
+		if raw, err = yaml.YAMLToJSONStrict(raw); err != nil {
+			return nil, err
+		}
+	}
+	fields := map[string]json.RawMessage{}
+	if err := json.Unmarshal(raw, &fields); err != nil {
+		return nil, errors.New("is no set of fields")
+	}
+	if fields == nil { // of null
+		fields = map[string]json.RawMessage{}
+	}
+	return fields, nil
+}
+
+// dropGates takes out the feature gates that can't be set, over which the kubelet's defaults panic.
+func dropGates(fields map[string]json.RawMessage) (wrong []Mistake) {
+	var gates map[string]bool
+	if json.Unmarshal(fields["featureGates"], &gates) != nil { // none, or of a wrong type, which decoding says
+		return nil
+	}
+	for _, name := range slices.Sorted(maps.Keys(gates)) {
+		if err := utilfeature.DefaultMutableFeatureGate.DeepCopy().SetFromMap(map[string]bool{name: gates[name]}); err != nil {
+			wrong = append(wrong, Mistake{"featureGates." + name, err.Error()})
+			delete(gates, name)
+		}
+	}
+	if len(wrong) > 0 {
+		fields["featureGates"], _ = json.Marshal(gates) // of booleans: it has no error
+	}
+	return wrong
+}
+
+// dropUnreadable takes out the fields whose values are of a wrong type.
+func dropUnreadable(decoder runtime.Decoder, fields map[string]json.RawMessage) (wrong []Mistake) {
+	for _, name := range slices.Sorted(maps.Keys(fields)) {
+		if name == "apiVersion" || name == "kind" {
+			continue
+		}
+		_, _, err := decodeFields(decoder, map[string]json.RawMessage{name: fields[name]})
+		if err == nil {
+			continue
+		}
+		m := Mistake{name, err.Error()}
+		if of, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+			m.Message = fmt.Sprintf("is a %s; want %s", of.Value, of.Type)
+			if strings.HasPrefix(of.Field, name+".") {
+				m.Field = of.Field
+			}
+		}
+		wrong = append(wrong, m)
+		delete(fields, name)
+	}
+	return wrong
+}
+
+// decodeFields decodes fields; strict is what is wrong with them beside what keeps them from being
+// decoded.
+func decodeFields(decoder runtime.Decoder, fields map[string]json.RawMessage) (kc *kubeletconfig.KubeletConfiguration, strict []Mistake, err error) {
+	raw, err := json.Marshal(fields)
+	if err != nil {
+		return nil, nil, err
+	}
+	o, err := decodeInto(decoder, raw, kubeletconfigv1beta1.SchemeGroupVersion.WithKind("KubeletConfiguration"))
+	if found, ok := runtime.AsStrictDecodingError(err); ok && o != nil {
+		for _, e := range found.Errors() {
+			strict = append(strict, strictMistake(e.Error()))
+		}
+		err = nil
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	kc, ok := o.(*kubeletconfig.KubeletConfiguration)
+	if !ok {
+		return nil, nil, fmt.Errorf("this is a %T, not a KubeletConfiguration", o)
+	}
+	return kc, strict, nil
+}
+
+// strictMistake takes the field out of a decoder's message (`unknown field "maxPod"`).
+func strictMistake(text string) Mistake {
+	if i := strings.IndexByte(text, '"'); i > 0 {
+		if name, err := strconv.Unquote(text[i:]); err == nil {
+			return Mistake{name, strings.TrimSpace(text[:i])}
+		}
+	}
+	return Mistake{Message: text}
 }
 
 // decodeInto decodes with the kubelet's defaults, which panic over feature gates that they
@@ -161,9 +285,38 @@ func decodeInto(decoder runtime.Decoder, raw []byte, kind schema.GroupVersionKin
 	return o, err
 }
 
-func validate(kc *kubeletconfig.KubeletConfiguration, gates featuregate.FeatureGate) error {
-	if err := validation.ValidateKubeletConfiguration(kc, gates); err != nil {
-		return fmt.Errorf("modules.edged.kubelet: %w", err)
+// validate returns what the kubelet finds wrong with a configuration; raw is as it was written.
+func validate(kc *kubeletconfig.KubeletConfiguration, gates featuregate.FeatureGate, raw []byte) (wrong []Mistake) {
+	err := validation.ValidateKubeletConfiguration(kc, gates)
+	if err == nil {
+		return nil
 	}
-	return nil
+	all := []error{err}
+	if several, ok := err.(utilerrors.Aggregate); ok {
+		all = utilerrors.Flatten(several).Errors()
+	}
+	fields, _ := fieldsOf(raw) // it was read before
+	for _, e := range all {
+		if at, ok := errors.AsType[*field.Error](e); ok {
+			wrong = append(wrong, Mistake{at.Field, at.ErrorBody()})
+			continue
+		}
+		text := strings.TrimPrefix(e.Error(), "invalid configuration: ")
+		wrong = append(wrong, Mistake{named(text, fields), text})
+	}
+	return wrong
+}
+
+// named is the first field that was written and that a message of the kubelet names; "" where it
+// names none.
+func named(text string, fields map[string]json.RawMessage) string {
+	words := strings.FieldsFunc(text, func(r rune) bool { return r != '.' && !unicode.IsLetter(r) && !unicode.IsDigit(r) })
+	for _, word := range words {
+		word = strings.Trim(word, ".")
+		top, _, _ := strings.Cut(word, ".")
+		if _, written := fields[top]; written {
+			return word
+		}
+	}
+	return ""
 }

@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -34,11 +36,11 @@ func TestConfiguration(t *testing.T) {
 		"JSON":                {`{"maxPods":20,"failCgroupV1":false}`, nil, nil},
 		"with kind":           {"apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 20", nil, nil},
 		"another kind":        {"apiVersion: kubelet.config.k8s.io/v1beta1\nkind: CredentialProviderConfig", nil, []string{"modules.edged.kubelet"}},
-		"unknown field":       {"maxPod: 20", nil, []string{"modules.edged.kubelet", `unknown field "maxPod"`}},
+		"unknown field":       {"maxPod: 20", nil, []string{"modules.edged.kubelet.maxPod: unknown field"}},
 		"field twice":         {"maxPods: 20\nmaxPods: 21", nil, []string{"maxPods"}},
 		"wrong type":          {"maxPods: many", nil, []string{"modules.edged.kubelet", "maxPods"}},
 		"several bad values":  {"maxPods: -1\npodPidsLimit: -7\nimageGCHighThresholdPercent: 101", nil, []string{"maxPods", "imageGCHighThresholdPercent"}},
-		"unknown gate":        {"featureGates: {NoSuchGate: true}", nil, []string{"modules.edged.kubelet", "NoSuchGate"}},
+		"unknown gate":        {"featureGates: {NoSuchGate: true}", nil, []string{"modules.edged.kubelet.featureGates.NoSuchGate: unrecognized"}},
 		"own label":           {"{}", map[string]string{"example.org/site": "north"}, nil},
 		"label of Kubernetes": {"{}", map[string]string{"node-role.kubernetes.io/edge": ""}, []string{"modules.edged.labels", "node-role.kubernetes"}},
 		"no YAML":             {"\t{", nil, []string{"modules.edged.kubelet"}},
@@ -53,6 +55,41 @@ func TestConfiguration(t *testing.T) {
 				if err == nil || !strings.Contains(err.Error(), want) {
 					t.Errorf("error %v, want one with %q", err, want)
 				}
+			}
+		})
+	}
+}
+
+// Every mistake at once, each with its field; also where the kubelet's own code ends at the first.
+func TestValidate(t *testing.T) {
+	tests := map[string]struct {
+		kubelet string
+		want    []Mistake
+	}{
+		"nothing": {`{"failCgroupV1":false}`, nil},
+		"null":    {"", nil},
+		"no set":  {"[]", []Mistake{{"", "is no set of fields"}}},
+		"all kinds": {`{"failCgroupV1":false,"maxPod":20,"authentication":{"x509":{"caFile":"/x"}},"maxPods":-1,
+			"featureGates":{"NoSuchGate":true,"AnotherGate":false},"eventBurst":"many","nodeStatusUpdateFrequency":"fast",
+			"registerWithTaints":[{"key":"a","effect":"NoSchedule"},{"key":"b","kei":"c","effect":"NoSchedule"}],"memorySwap":{"swapBehavior":"Wild"}}`, []Mistake{
+			{"featureGates.AnotherGate", "unrecognized feature gate: AnotherGate"},
+			{"featureGates.NoSuchGate", "unrecognized feature gate: NoSuchGate"},
+			{"eventBurst", "is a string; want int32"},
+			{"nodeStatusUpdateFrequency", `time: invalid duration "fast"`},
+			{"authentication.x509.caFile", "unknown field"},
+			{"maxPod", "unknown field"},
+			{"registerWithTaints[1].kei", "unknown field"},
+			{"maxPods", "maxPods (--max-pods) -1 must not be a negative number"},
+			{"memorySwap.swapBehavior", `memorySwap.swapBehavior "Wild" must be one of: "", "LimitedSwap" or "NoSwap"`},
+		}},
+		"another kind": {`{"apiVersion":"kubelet.config.k8s.io/v1beta1","kind":"CredentialProviderConfig"}`,
+			[]Mistake{{"", "this is a *config.CredentialProviderConfig, not a KubeletConfiguration"}}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			got := slices.DeleteFunc(Validate([]byte(tc.kubelet)), func(m Mistake) bool { return strings.Contains(m.Message, "using cgroup v1") }) // of this machine
+			if diff := cmp.Diff(tc.want, got, cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
 	}
