@@ -18,6 +18,7 @@ import (
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
 	"github.com/skerry-io/skerry/edge/internal/join"
 	"github.com/skerry-io/skerry/edge/internal/kernel/diskkey"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
 	"github.com/skerry-io/skerry/edge/internal/nodecondition"
 	"github.com/skerry-io/skerry/edge/internal/store"
 )
@@ -90,6 +91,7 @@ func (a *App) wiring() []part {
 		// Before the link: the store knows which routes there should be, and the way to the cloud
 		// may be one of them.
 		{c.Route.Enable, a.routeParts},
+		{!c.Route.Enable, a.routeOffParts},
 		// Before the kubelet: what the store says of pods when a device boots is of the
 		// boot before.
 		{c.VIP.Enable, a.vipParts},
@@ -143,17 +145,7 @@ func (a *App) assemble() error {
 func (a *App) Run(ctx context.Context) error {
 	log := klog.FromContext(ctx)
 	log.Info("edgecore starts", "version", version.Skerry(), "kubernetes", version.Kubernetes(), "node", a.node)
-	if !a.config.Modules.VIP.Enable {
-		// The module may have served addresses before it was switched off.
-		if err := clearVIPs(ctx, a.config); err != nil {
-			log.Error(err, "Removing virtual IPs of a module that is switched off now failed")
-		}
-	}
-	if !a.config.Modules.Marks.Enable {
-		if err := clearMarks(ctx); err != nil {
-			log.Error(err, "Removing the rules of a module that is switched off now failed")
-		}
-	}
+	a.clearSwitchedOff(ctx, netif.CNIConfigs)
 	err := a.runner.Run(ctx)
 	if closeErr := a.store.Close(); closeErr != nil {
 		err = errors.Join(err, fmt.Errorf("closing the store: %w", closeErr))

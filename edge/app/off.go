@@ -1,0 +1,72 @@
+package app
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/edge/internal/agent"
+	"github.com/skerry-io/skerry/edge/internal/linkstate"
+	"github.com/skerry-io/skerry/edge/internal/podnet"
+	"github.com/skerry-io/skerry/edge/internal/route"
+)
+
+// clearSwitchedOff removes what modules that are switched off now may have left when they ran. cni
+// is the folder of CNI configurations. Routes have an agent for that (routeOffParts): the cloud is
+// to hear of it.
+func (a *App) clearSwitchedOff(ctx context.Context, cni string) {
+	log := klog.FromContext(ctx)
+	c := a.config.Modules
+	if !c.VIP.Enable {
+		if err := clearVIPs(ctx, a.config); err != nil {
+			log.Error(err, "Removing virtual IPs of a module that is switched off now failed")
+		}
+	}
+	if !c.Marks.Enable {
+		if err := clearMarks(ctx); err != nil {
+			log.Error(err, "Removing the rules of a module that is switched off now failed")
+		}
+	}
+	if !c.PodNetwork.Enable {
+		if err := errors.Join(removeCNI(cni), clearPodNetwork(ctx)); err != nil {
+			log.Error(err, "Removing the network of pods of a module that is switched off now failed")
+		}
+	}
+}
+
+// ownCNI is in every CNI configuration that edgecore makes, and tells them from another's of the
+// same name, as the package's postrm does: where addresses are kept.
+const ownCNI = `"/run/skerry/cni"`
+
+// removeCNI removes edgecore's CNI configuration from a folder.
+func removeCNI(dir string) error {
+	path := filepath.Join(dir, podnet.File)
+	raw, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("reading a CNI configuration: %w", err)
+	}
+	if !bytes.Contains(raw, []byte(ownCNI)) {
+		return nil
+	}
+	if err := os.Remove(path); err != nil {
+		return fmt.Errorf("removing edgecore's CNI configuration: %w", err)
+	}
+	return nil
+}
+
+func (a *App) routeOffParts() ([]beehive.Entry, error) {
+	m := route.Off(a.node, agent.NewMemory(a.store, string(route.Name)), a.meta, func(ctx context.Context) error {
+		return clearRoutes(ctx, uint8(a.config.Modules.Route.Protocol))
+	})
+	return []beehive.Entry{restarted(a.agent(m), linkstate.Agents)}, nil
+}
