@@ -28,6 +28,7 @@ import (
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/edge/internal/agent"
 	"github.com/skerry-io/skerry/edge/internal/kernel/kubeproxy"
+	"github.com/skerry-io/skerry/edge/internal/store"
 )
 
 // Name is the module's address on the bus.
@@ -123,6 +124,7 @@ type switcher struct {
 	over chan error // one slot: ends edgecore
 
 	proxy    kubeproxy.Proxy // nil: off
+	unknown  bool            // the store has not taken yet that rules may be ours
 	feed     *feed
 	topology map[string]string
 	aside    string // the kube-proxy pod that it stays off for
@@ -145,6 +147,8 @@ func (s *switcher) sync(ctx context.Context, pods []*corev1.Pod, node *corev1.No
 		if err := s.begin(ctx, node); err != nil {
 			return err
 		}
+	} else if s.unknown {
+		_ = s.own(ctx) // a full disk; again the next time
 	}
 	s.setTopology(node)
 	if out := s.feed.services.out() + s.feed.slices.out(); out != s.out {
@@ -164,13 +168,18 @@ func (s *switcher) begin(ctx context.Context, node *corev1.Node) error {
 	if !cache.WaitForCacheSync(ctx.Done(), s.View.HasSynced) {
 		return ctx.Err()
 	}
+	// First: should we die behind it, the next run knows that rules may be there. A full disk must
+	// not keep Services away, and what is opened can't be closed: a later failure would open it
+	// again, each time.
+	switch err := s.own(ctx); {
+	case errors.Is(err, store.ErrFull):
+		klog.FromContext(ctx).Error(err, "That rules of Services may be ours can't be kept; it is tried again")
+	case err != nil:
+		return err
+	}
 	p, mode, err := s.Driver.Open(ctx)
 	if err != nil {
 		return fmt.Errorf("serving Services: %w", err)
-	}
-	// First: should we die behind it, the next run knows that rules may be there.
-	if err := s.Memory.Save(ctx, map[string][]byte{ownKey: []byte(mode)}); err != nil {
-		return err
 	}
 	s.feed = newFeed(p, s.Bounds)
 	s.proxy = p
@@ -181,6 +190,16 @@ func (s *switcher) begin(ctx context.Context, node *corev1.Node) error {
 	go p.SyncLoop() // has no end in Kubernetes' code; the module runs once in a process
 	klog.FromContext(ctx).Info("Services are served by this device", "mode", mode)
 	return nil
+}
+
+// own keeps that rules may be ours, if the store does not say so.
+func (s *switcher) own(ctx context.Context) error {
+	ours, err := Owns(s.Memory)
+	if err == nil && !ours {
+		err = s.Memory.Save(ctx, map[string][]byte{ownKey: []byte("true")})
+	}
+	s.unknown = err != nil
+	return err
 }
 
 // setTopology tells the proxy where it is, as hints name places.
