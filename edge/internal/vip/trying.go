@@ -26,6 +26,12 @@ func (r *run) withheldNow() map[types.UID]string {
 			out[uid] = r.trial.withheld
 		}
 	}
+	// Until judged has taken it in: the address would be held once more, for a moment.
+	if result := r.trial.result; result != nil && result.cutOff != "" {
+		for _, uid := range result.uids {
+			out[uid] = result.cutOff
+		}
+	}
 	if len(r.trial.uids) == 0 && r.trial.result == nil && !r.kit.Link().Up {
 		for _, uid := range trying {
 			out[uid] = "edgecore ended while it was finding out whether this address cuts the node off; it is tried again when there is a link"
