@@ -80,7 +80,7 @@ func (a *App) serviceParts() ([]beehive.Entry, error) {
 		return nil, err
 	}
 	e := endpoints.New(endpoints.Config{
-		NodeName: a.node, API: config.API, Services: view.Services(), Correction: a.correction, View: a.meta, Memory: agent.NewMemory(a.store, string(endpoints.Name)), BootID: bootID(), Own: a.ownPods,
+		NodeName: a.node, API: config.API, Services: view.Services(), Correction: a.correction, View: a.meta, Memory: agent.NewMemory(a.store, string(endpoints.Name)), BootID: bootID(), BootTime: bootTime, Own: a.ownPods,
 		Corrected: func() { close(corrected) },
 	})
 	a.agent(e)

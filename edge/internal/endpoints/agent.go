@@ -10,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
@@ -50,8 +49,7 @@ type Config struct {
 	Correction *Correction
 	View       Recorrector
 	Memory     agent.Memory
-	// BootID tells one boot from another, and BootTime when this one was, by the present clock;
-	// default: by the kernel's word.
+	// BootID tells one boot from another, and BootTime when this one was, by the present clock.
 	BootID   string
 	BootTime func() time.Time
 	// Corrected is called once, when slices have been corrected by all that the device knows: what
@@ -64,9 +62,6 @@ type Config struct {
 
 // New makes the agent that tells the Correction of this device's own pods and of Services.
 func New(c Config) *agent.Module {
-	if c.BootTime == nil {
-		c.BootTime = bootTime
-	}
 	var corrected sync.Once
 	kit := agent.Config{Name: Name, NodeName: c.NodeName, API: c.API, ReadyAfter: readyAfter, Resync: time.Minute}
 	kit.Start = func(_ context.Context, r *agent.Run) (agent.Sync, error) {
@@ -212,16 +207,6 @@ func (b *boot) ids() map[string]bool {
 		out[id] = true
 	}
 	return out
-}
-
-// bootTime is by CLOCK_BOOTTIME, which counts from there, suspended time included
-// (clock_gettime(2)).
-func bootTime() time.Time {
-	var t unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &t); err != nil {
-		return time.Time{} // no container is older than that
-	}
-	return time.Now().Add(-time.Duration(t.Nano()))
 }
 
 func containers(p *corev1.Pod) (ids []string) {
