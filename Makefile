@@ -150,7 +150,7 @@ verify: ## vet, generated code is up to date, gofmt, go.mod is tidy, the archite
 
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME (30s) each
-	@build/each.sh Fuzz go test -vet off -run '^$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 1s -fuzz
+	@build/each.sh Fuzz go test -vet off -run '^$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 32x -fuzz
 
 .PHONY: campaign
 campaign: ## a whole system under faults for MINUTES (60), judged by what its clients saw; SEED=7 repeats one, FAULTS=cut,lag for some, EDGES=20; REAL=1 against a trial of two edges with kubelet and containers, as root

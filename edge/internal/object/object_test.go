@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
+	kubepatch "gopkg.in/evanphx/json-patch.v4"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -415,13 +416,77 @@ func doubling(n int) []byte {
 	return []byte("[" + strings.Join(all, ",") + "]")
 }
 
+// copying adds size bytes of arrays within arrays, copies them to one place n times, and takes
+// them out again.
+func copying(size, n int) []byte {
+	deep := strings.Repeat("[", 20) + `"` + strings.Repeat("x", size) + `"` + strings.Repeat("]", 20)
+	return []byte(`[{"op":"add","path":"/metadata/annotations","value":{"a":` + deep + `}},` +
+		strings.Repeat(`{"op":"copy","from":"/metadata/annotations/a`+strings.Repeat("/0", 18)+`","path":"/metadata/annotations/b"},`, n) +
+		`{"op":"remove","path":"/metadata/annotations"}]`)
+}
+
+// What a device shows of a JSON patch is what kube-apiserver makes of it, whose library is an older
+// one of the same name.
+func TestPatch_JSONAsKubeAPIServer(t *testing.T) {
+	for _, patch := range []string{
+		`[{"op":"add","path":"/metadata/labels","value":{"a":"b"}}]`,
+		`[{"op":"add","path":"/spec/containers/-","value":{"name":"c"}}]`,
+		`[{"op":"add","path":"/spec/containers/0","value":{"name":"c"}}]`,
+		`[{"op":"add","path":"/spec/containers/9","value":{"name":"c"}}]`,
+		`[{"op":"add","path":"/spec/containers/-1","value":{"name":"c"}}]`,
+		`[{"op":"add","path":"/spec/none/x","value":1}]`,
+		`[{"op":"remove","path":"/spec/containers/0"}]`,
+		`[{"op":"remove","path":"/spec/none"}]`,
+		`[{"op":"replace","path":"/spec/containers/0/name","value":"other"}]`,
+		`[{"op":"replace","path":"/spec/none","value":"other"}]`,
+		`[{"op":"move","from":"/spec/containers/0/name","path":"/metadata/generateName"}]`,
+		`[{"op":"copy","from":"/metadata/name","path":"/metadata/generateName"}]`,
+		`[{"op":"copy","from":"/metadata/none","path":"/metadata/generateName"}]`,
+		`[{"op":"test","path":"/metadata/name","value":"a"},{"op":"add","path":"/metadata/labels","value":{"a~1b":"<&>"}}]`,
+		`[{"op":"test","path":"/metadata/name","value":"other"}]`,
+		`[{"op":"test","path":"/metadata/none","value":null}]`,
+		`[{"op":"add","path":"/metadata/annotations","value":{"a/b":"1","c~d":"2"}},{"op":"remove","path":"/metadata/annotations/a~1b"},{"op":"replace","path":"/metadata/annotations/c~0d","value":"3"}]`,
+		`[{"op":"none","path":"/metadata"}]`,
+		`[{"op":"remove","path":""}]`,
+		`{"op":"remove"}`,
+		`[]`,
+	} {
+		t.Run(patch, func(t *testing.T) {
+			got, err := object.Patch(pod(), types.JSONPatchType, []byte(patch))
+			doc, jsonErr := object.JSON(pod())
+			if jsonErr != nil {
+				t.Fatal(jsonErr)
+			}
+			p, kubeErr := kubepatch.DecodePatch([]byte(patch))
+			if kubeErr == nil {
+				doc, kubeErr = p.Apply(doc)
+			}
+			var want corev1.Pod
+			if kubeErr == nil {
+				kubeErr = json.Unmarshal(doc, &want)
+			}
+			if (err == nil) != (kubeErr == nil) {
+				t.Fatalf("the error is %v, kube-apiserver's %v", err, kubeErr)
+			}
+			if err == nil {
+				if diff := cmp.Diff(&want, got); diff != "" {
+					t.Errorf("other than kube-apiserver's (-kube-apiserver +device):\n%s", diff)
+				}
+			}
+		})
+	}
+}
+
 // A patch of a kilobyte that would make gigabytes is refused, and one that copies a little is not.
 func TestHostile_02_PatchThatDoubles(t *testing.T) {
 	if _, err := object.Patch(pod(), types.JSONPatchType, doubling(40)); !errors.Is(err, object.ErrBadPatch) || !strings.Contains(err.Error(), "at most") {
 		t.Errorf("forty times twice as long: %v", err)
 	}
-	if _, err := object.Patch(pod(), types.JSONPatchType, []byte(`[`+strings.Repeat(`{"op":"copy","from":"/metadata/name","path":"/metadata/generateName"},`, 101)+`{"op":"remove","path":"/metadata/generateName"}]`)); !errors.Is(err, object.ErrBadPatch) {
-		t.Errorf("a hundred copies and one: %v", err)
+	if _, err := object.Patch(pod(), types.JSONPatchType, copying(200_000, 6)); !errors.Is(err, object.ErrBadPatch) || !strings.Contains(err.Error(), "after each copy") {
+		t.Errorf("a large object written out six times: %v", err)
+	}
+	if _, err := object.Patch(pod(), types.JSONPatchType, copying(1000, 90)); err != nil {
+		t.Errorf("a small one written out ninety times: %v", err)
 	}
 	got, err := object.Patch(pod(), types.JSONPatchType, []byte(`[{"op":"copy","from":"/metadata/name","path":"/metadata/generateName"},{"op":"add","path":"/metadata/labels","value":{"a":"b"}}]`))
 	if err != nil {
@@ -439,8 +504,8 @@ func TestHostile_02_PatchThatIsDeep(t *testing.T) {
 	if _, err := object.Patch(pod(), types.MergePatchType, nested(5000)); !errors.Is(err, object.ErrBadPatch) || !strings.Contains(err.Error(), "levels deep") {
 		t.Errorf("5,000 levels: %v", err)
 	}
-	if _, err := object.Patch(pod(), types.MergePatchType, nested(100)); err != nil && strings.Contains(err.Error(), "levels deep") {
-		t.Errorf("100 levels: %v", err)
+	if _, err := object.Patch(pod(), types.MergePatchType, nested(30)); err != nil && strings.Contains(err.Error(), "levels deep") {
+		t.Errorf("30 levels: %v", err)
 	}
 	brackets := []byte(`{"metadata":{"annotations":{"a":"` + strings.Repeat(`{[\"`, 1000) + `"}}}`)
 	if _, err := object.Patch(pod(), types.MergePatchType, brackets); err != nil {
@@ -458,6 +523,7 @@ func FuzzPatch(f *testing.F) {
 	f.Add(2, []byte(`[{"op":"replace","path":"/metadata/name","value":"b"},{"op":"test","path":"/a~2","value":1}]`))
 	f.Add(2, []byte(`[`+strings.Repeat(`{"op":"copy","from":"/spec","path":"/spec/x"},`, 60)+`{"op":"remove","path":""}]`))
 	f.Add(2, doubling(40))
+	f.Add(2, copying(1000, 100))
 	f.Add(1, []byte(strings.Repeat(`{"a":`, 5000)+"1"+strings.Repeat("}", 5000)))
 	f.Fuzz(func(t *testing.T, kind int, body []byte) {
 		p := pod()

@@ -24,13 +24,14 @@ var (
 )
 
 const (
-	maxOperations = 10_000 // of a JSON patch, as kube-apiserver has it
-	maxCopies     = 100    // each has the document written out
+	maxOperations = 10_000  // of a JSON patch, as kube-apiserver has it
+	maxWritten    = 1 << 20 // bytes of the object, written out after each operation that copies
 )
 
-// maxDepth is more than any object of Kubernetes is nested. The libraries go through a patch once
-// again at each level: 30 kB of 5,000 levels kept a processor busy for seconds.
-const maxDepth = 200
+// maxDepth is more than any object that a device writes is nested (a Pod has some 14 levels). The
+// libraries go through a patch once again at each level: 30 kB of 5,000 levels kept a processor
+// busy for seconds, and a path into 1 MB of 140 levels did for half a minute.
+const maxDepth = 32
 
 // tooDeep reports whether JSON is nested deeper than maxDepth. What is no JSON is refused by
 // those who read it.
@@ -54,9 +55,9 @@ func tooDeep(text []byte) bool {
 	return false
 }
 
-// operations applies a JSON patch (RFC 6902). A copy may double the document, so that thirty
-// of them make gigabytes of it: its size is looked at after each. The others add no more than
-// the patch holds.
+// operations applies a JSON patch (RFC 6902). A copy may double the document, so that thirty of
+// them make gigabytes of it: it is written out after each, and what that comes to is bounded. The
+// other operations add no more than the patch holds.
 func operations(doc, body []byte) ([]byte, error) {
 	p, err := jsonpatch.DecodePatch(body)
 	if err != nil {
@@ -65,22 +66,19 @@ func operations(doc, body []byte) ([]byte, error) {
 	if len(p) > maxOperations {
 		return nil, fmt.Errorf("%d operations, at most %d are taken", len(p), maxOperations)
 	}
-	for copies := 0; len(p) > 0; {
+	for written := 0; ; {
 		n := slices.IndexFunc(p, func(o jsonpatch.Operation) bool { return o.Kind() == "copy" }) + 1
 		if n == 0 {
-			n = len(p)
-		} else if copies++; copies > maxCopies {
-			return nil, fmt.Errorf("at most %d operations may copy", maxCopies)
+			return p.Apply(doc)
 		}
 		if doc, err = p[:n].Apply(doc); err != nil {
 			return nil, err
 		}
-		if len(doc) > MaxRaw {
-			return nil, fmt.Errorf("the result has %d bytes, at most %d are taken", len(doc), MaxRaw)
+		if written += len(doc); written > maxWritten {
+			return nil, fmt.Errorf("the object after each copy comes to more than %d bytes, which are taken at most", maxWritten)
 		}
 		p = p[n:]
 	}
-	return doc, nil
 }
 
 // Patch applies a strategic merge, merge or JSON patch to obj and returns the result; obj stays as
@@ -111,6 +109,9 @@ func Patch(obj runtime.Object, patchType types.PatchType, body []byte) (result r
 		patched, err = operations(original, body)
 	default:
 		return nil, fmt.Errorf("%w: %s", ErrPatchType, patchType)
+	}
+	if err == nil && len(patched) > MaxRaw {
+		err = fmt.Errorf("the result has %d bytes, at most %d are taken", len(patched), MaxRaw)
 	}
 	if err != nil {
 		if errors.Is(err, ErrPatchType) {
