@@ -45,10 +45,10 @@ func TestRenderAsKustomize(t *testing.T) {
 	}
 }
 
-// What docs/install.md has users write: fields of cloudcore.yaml, and a patch of the Deployment by
-// kustomize.
+// What docs/maintenance.md has users write: fields of cloudcore.yaml, and a patch of the Deployment
+// by kustomize.
 func TestDocumentedConfiguration(t *testing.T) {
-	page, err := os.ReadFile("../../docs/install.md")
+	page, err := os.ReadFile("../../docs/maintenance.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -84,9 +85,10 @@ func Run(t testing.TB, flags ...string) *ControlPlane {
 }
 
 // Main runs the tests of a package with one control plane that they share; TestMain gives its
-// result to os.Exit. With -short there is none: share gets nil.
+// result to os.Exit. With -short there is none, nor for a fuzz target, whose workers would each
+// start one: share gets nil.
 func Main(m *testing.M, share func(*ControlPlane), flags ...string) int {
-	if short() {
+	if without() {
 		share(nil)
 		return m.Run()
 	}
@@ -111,9 +113,11 @@ func Main(m *testing.M, share func(*ControlPlane), flags ...string) int {
 	return code
 }
 
-// short reports -short before the flags are parsed, which TestMain may do later.
-func short() bool {
-	return slices.ContainsFunc(os.Args, func(a string) bool { return a == "-test.short" || a == "-test.short=true" })
+// without reports -short or -fuzz before the flags are parsed, which TestMain may do later.
+func without() bool {
+	return slices.ContainsFunc(os.Args, func(a string) bool {
+		return a == "-test.short" || a == "-test.short=true" || strings.HasPrefix(a, "-test.fuzz=")
+	})
 }
 
 // Start starts the control plane again after Stop or Kill, with everything it had, on the

@@ -11,7 +11,7 @@ import (
 func TestDocumentedCommands(t *testing.T) {
 	comment := regexp.MustCompile(`\s+#.*|[|>].*`)
 	calls := 0
-	for _, page := range []string{"../../../README.md", "../../../docs/install.md"} {
+	for _, page := range []string{"../../../README.md", "../../../docs/install.md", "../../../docs/maintenance.md"} {
 		raw, err := os.ReadFile(page)
 		if err != nil {
 			t.Fatal(err)
