@@ -220,6 +220,34 @@ func TestVIPs_01_FromServiceToTraffic(t *testing.T) {
 	}
 }
 
+// A Node that is deleted takes what it reported along. Its device, which registers it again,
+// reports it once more, though it said the same a moment ago and nothing was started.
+func TestVIPs_NodeDeletedAndRegisteredAgain(t *testing.T) {
+	s := use(t)
+	s.shop()
+	edge := "edge1"
+	if s.waitShop(2) == edge {
+		edge = "edge2"
+	}
+	started := s.startedAt(edge)
+	s.Cut(edge)
+	s.waitUnlinked(edge)
+	s.Kubectl("delete", "node", edge)
+	s.WaitFor("the virtual IP to be without that node", func(ctx context.Context) error {
+		out, err := s.Run(ctx, "kubectl", "get", "virtualip", shopVIP, "-o", "jsonpath={.status.readyNodes}")
+		if err == nil && out != "1" {
+			err = fmt.Errorf("%q nodes are ready", out)
+		}
+		return err
+	})
+	s.Heal(edge)
+	s.WaitReady(edge, true)
+	s.waitShop(2)
+	if now := s.startedAt(edge); now != started {
+		t.Errorf("edgecore was started again: %s, was %s", now, started)
+	}
+}
+
 // With the cloud cut: maintenance and back; the cloud comes back; a reboot of the whole pool
 // offline.
 func TestVIPs_21_WithoutTheCloud(t *testing.T) {
