@@ -220,8 +220,8 @@ func TestVIPs_01_FromServiceToTraffic(t *testing.T) {
 	}
 }
 
-// A Node that is deleted takes what it reported along. Its device, which registers it again,
-// reports it once more, though it said the same a moment ago and nothing was started.
+// A Node that is deleted takes what it reported along. Its device registers it again and counts for
+// its virtual IPs once more, though nothing was started there.
 func TestVIPs_NodeDeletedAndRegisteredAgain(t *testing.T) {
 	s := use(t)
 	s.shop()

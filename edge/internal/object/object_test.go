@@ -425,6 +425,21 @@ func copying(size, n int) []byte {
 		`{"op":"remove","path":"/metadata/annotations"}]`)
 }
 
+// A patch whose every operation moves a list of a million elements is refused, and one of many
+// small operations is not.
+func TestHostile_02_PatchOfManyOperations(t *testing.T) {
+	inFront := func(size, n int) []byte {
+		return []byte(`[{"op":"add","path":"/metadata/annotations","value":{"a":[` + strings.Repeat("1,", size) + `1]}},` +
+			strings.Repeat(`{"op":"add","path":"/metadata/annotations/a/0","value":1},`, n) + `{"op":"remove","path":"/metadata/annotations"}]`)
+	}
+	if _, err := object.Patch(pod(), types.JSONPatchType, inFront(1_000_000, 1000)); !errors.Is(err, object.ErrBadPatch) || !strings.Contains(err.Error(), "operations, at most") {
+		t.Errorf("a thousand in front of a million: %v", err)
+	}
+	if _, err := object.Patch(pod(), types.JSONPatchType, inFront(10, 1000)); err != nil {
+		t.Errorf("a thousand in front of ten: %v", err)
+	}
+}
+
 // What a device shows of a JSON patch is what kube-apiserver makes of it, whose library is an older
 // one of the same name.
 func TestPatch_JSONAsKubeAPIServer(t *testing.T) {

@@ -24,13 +24,13 @@ var (
 )
 
 const (
-	maxOperations = 10_000  // of a JSON patch, as kube-apiserver has it
-	maxWritten    = 1 << 20 // bytes of the object, written out after each operation that copies
+	maxWork    = 256 << 20 // operations of a JSON patch, times the bytes of object and patch that each may go through
+	maxWritten = 1 << 20   // bytes of the object, written out after each operation that copies
 )
 
 // maxDepth is more than any object that a device writes is nested (a Pod has some 14 levels). The
 // libraries go through a patch once again at each level: 30 kB of 5,000 levels kept a processor
-// busy for seconds, and a path into 1 MB of 140 levels did for half a minute.
+// busy for seconds.
 const maxDepth = 32
 
 // tooDeep reports whether JSON is nested deeper than maxDepth. What is no JSON is refused by
@@ -55,16 +55,17 @@ func tooDeep(text []byte) bool {
 	return false
 }
 
-// operations applies a JSON patch (RFC 6902). A copy may double the document, so that thirty of
-// them make gigabytes of it: it is written out after each, and what that comes to is bounded. The
-// other operations add no more than the patch holds.
+// operations applies a JSON patch (RFC 6902). Each operation may go through the whole document, as
+// one that puts an element in front of a list does. A copy may also double it, so that thirty of
+// them make gigabytes: it is written out after each, and what that comes to is bounded. The other
+// operations add no more than the patch holds.
 func operations(doc, body []byte) ([]byte, error) {
 	p, err := jsonpatch.DecodePatch(body)
 	if err != nil {
 		return nil, err
 	}
-	if len(p) > maxOperations {
-		return nil, fmt.Errorf("%d operations, at most %d are taken", len(p), maxOperations)
+	if size := len(doc) + len(body); len(p) > maxWork/size {
+		return nil, fmt.Errorf("%d operations, at most %d are taken with %d bytes of object and patch", len(p), maxWork/size, size)
 	}
 	for written := 0; ; {
 		n := slices.IndexFunc(p, func(o jsonpatch.Operation) bool { return o.Kind() == "copy" }) + 1
@@ -109,9 +110,6 @@ func Patch(obj runtime.Object, patchType types.PatchType, body []byte) (result r
 		patched, err = operations(original, body)
 	default:
 		return nil, fmt.Errorf("%w: %s", ErrPatchType, patchType)
-	}
-	if err == nil && len(patched) > MaxRaw {
-		err = fmt.Errorf("the result has %d bytes, at most %d are taken", len(patched), MaxRaw)
 	}
 	if err != nil {
 		if errors.Is(err, ErrPatchType) {
