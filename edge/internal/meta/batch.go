@@ -3,9 +3,11 @@ package meta
 import (
 	"bytes"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/skerry-io/skerry/edge/internal/meta/outbox"
+	"github.com/skerry-io/skerry/edge/internal/meta/podgate"
 	"github.com/skerry-io/skerry/edge/internal/meta/token"
 	"github.com/skerry-io/skerry/edge/internal/meta/view"
 	"github.com/skerry-io/skerry/edge/internal/object"
@@ -29,20 +31,42 @@ type batch struct {
 }
 
 // showing makes what is shown of what is held.
-type showing struct{ corrector object.Corrector }
+type showing struct {
+	corrector object.Corrector
+	gate      podgate.Gate
+}
 
-// overlay is what is shown of what the cloud delivered: with the writes that wait laid over it, and
-// corrected. decoded is what was delivered, nil where the caller has only its bytes.
+
+// overlay is what is shown of what the cloud delivered: with the writes that wait laid over it,
+// corrected, and withheld from the kubelet where the gate says so. decoded is what was delivered,
+// nil where the caller has only its bytes.
 func (s showing) overlay(h *view.Held, decoded runtime.Object, entries []*outbox.Entry) *view.Held {
 	delivered := h.Delivered()
 	shown, hidden := outbox.Overlay(delivered, entries)
+	if !bytes.Equal(shown.Raw, delivered.Raw) {
+		decoded = nil // of other bytes
+	}
 	if c := s.corrector; c != nil && c.Corrects(shown.Resource) {
-		if !bytes.Equal(shown.Raw, delivered.Raw) {
-			decoded = nil // of other bytes
-		}
 		shown.Raw = c.Correct(shown, decoded)
 	}
-	return h.With(shown, hidden)
+	return h.With(shown, hidden).Withhold(s.withholds(shown, decoded))
+}
+
+// withholds returns why the kubelet is not to see an object; "" where it is.
+func (s showing) withholds(shown object.Object, decoded runtime.Object) (reason string) {
+	if len(s.gate) == 0 || shown.Resource != view.Pods {
+		return ""
+	}
+	if decoded == nil {
+		var err error
+		if decoded, err = object.DecodeRaw(shown.Raw); err != nil {
+			return "" // each client finds out by itself
+		}
+	}
+	if pod, ok := decoded.(*corev1.Pod); ok {
+		return s.gate.Withholds(pod)
+	}
+	return ""
 }
 
 // Save adds what goes to the store.
@@ -89,7 +113,7 @@ func (b *batch) reapply(ref object.Ref) {
 		return
 	}
 	h := b.show.overlay(have, nil, b.outbox.Pending(ref))
-	if h.Hidden() == have.Hidden() && bytes.Equal(h.Shown.Raw, have.Shown.Raw) {
+	if h.Hidden() == have.Hidden() && h.Withheld() == have.Withheld() && bytes.Equal(h.Shown.Raw, have.Shown.Raw) {
 		return
 	}
 	b.view.Set(ref, h)

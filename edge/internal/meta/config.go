@@ -7,6 +7,7 @@ import (
 
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/edge/internal/meta/outbox"
+	"github.com/skerry-io/skerry/edge/internal/meta/podgate"
 	"github.com/skerry-io/skerry/edge/internal/meta/view"
 	"github.com/skerry-io/skerry/edge/internal/object"
 	"github.com/skerry-io/skerry/edge/internal/store"
@@ -26,6 +27,8 @@ type Config struct {
 	Limits Limits
 	// Corrector, when it is not nil, has a say in how objects are shown.
 	Corrector object.Corrector
+	// Gate decides which pods the kubelet is shown.
+	Gate podgate.Gate
 	// At, when it is not nil, is called when a Point is reached, by the goroutine that
 	// reaches it. For tests.
 	At func(Point)

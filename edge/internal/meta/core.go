@@ -69,7 +69,7 @@ func (m *Manager) refuse() {
 }
 
 func (m *Manager) process(ctx context.Context, requests []*proposal) {
-	b := &batch{view: m.view.Stage(), outbox: m.outbox.Stage(), tokens: m.tokens, show: showing{m.config.Corrector}}
+	b := &batch{view: m.view.Stage(), outbox: m.outbox.Stage(), tokens: m.tokens, show: m.showing()}
 	taken := requests[:0:0]
 	for _, r := range requests {
 		if err := r.do(b); err != nil {

@@ -49,7 +49,7 @@ func (m *Manager) load(ctx context.Context) error {
 			return nil
 		}
 		entries := m.outbox.Entries(o.Ref)
-		h := showing{m.config.Corrector}.overlay(view.NewHeld(o, obj), obj, entries)
+		h := m.showing().overlay(view.NewHeld(o, obj), obj, entries)
 		for _, e := range entries {
 			h.Shown.Version = max(h.Shown.Version, e.ShownVersion)
 		}

@@ -57,3 +57,5 @@ func (m *Manager) at(p Point) {
 		m.config.At(p)
 	}
 }
+
+func (m *Manager) showing() showing { return showing{m.config.Corrector, m.config.Gate} }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/skerry-io/skerry/edge/internal/meta/lease"
 	"github.com/skerry-io/skerry/edge/internal/meta/outbox"
+	"github.com/skerry-io/skerry/edge/internal/meta/podgate"
 	"github.com/skerry-io/skerry/edge/internal/meta/putoff"
 	"github.com/skerry-io/skerry/edge/internal/meta/view"
 	"github.com/skerry-io/skerry/edge/internal/store"
@@ -22,8 +23,10 @@ type Status struct {
 	Outbox       OutboxStatus          `json:"outbox"`
 	Resources    []view.ResourceStatus `json:"resources"`
 	Interests    []view.InterestStatus `json:"interests"`
-	Answers      int                   `json:"keptTokens"`
-	Store        store.Stats           `json:"store"`
+	// Withheld are the pods that the kubelet is not shown, and why.
+	Withheld []podgate.Withheld `json:"withheld,omitempty"`
+	Answers  int                `json:"keptTokens"`
+	Store    store.Stats        `json:"store"`
 	// DamagedStore is where a damaged store was set aside when this process started.
 	DamagedStore string `json:"damagedStore,omitempty"`
 	// Lost names what of it could not be read; what came from the cloud comes again.
@@ -59,6 +62,7 @@ func (m *Manager) Status() Status {
 		s.Outbox.LastAccepted = &at
 	}
 	s.Resources, s.Interests = m.view.Status()
+	s.Withheld = m.view.Withheld()
 	s.Answers = m.tokens.Len()
 	return s
 }

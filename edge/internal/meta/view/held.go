@@ -36,6 +36,8 @@ type more struct {
 	raw    []byte // as delivered; the same bytes as Shown.Raw where no write waits
 	labels object.Labels
 	uses   []dependency // of a pod
+
+	withheld string // of a pod: why the kubelet is not shown it; see podgate
 }
 
 // NewHeld returns what the cloud delivered, which is shown as it is; decoded is the same object,
@@ -61,6 +63,32 @@ func (h *Held) With(shown object.Object, hidden bool) *Held {
 	next.Shown, next.hidden = shown, hidden
 	return &next
 }
+
+// Withhold is h, which the kubelet is not shown for this reason, or is shown where it is "".
+func (h *Held) Withhold(reason string) *Held {
+	if h.Withheld() == reason {
+		return h
+	}
+	next := *h
+	m := more{raw: h.Shown.Raw, labels: h.Shown.Labels}
+	if h.more != nil {
+		m = *h.more
+	}
+	m.withheld = reason
+	next.more = &m
+	return &next
+}
+
+// Withheld is why the kubelet is not shown the object; "" where it is.
+func (h *Held) Withheld() string {
+	if h.more == nil {
+		return ""
+	}
+	return h.more.withheld
+}
+
+// shownTo reports whether a client sees what is visible.
+func (h *Held) shownTo(kubelet bool) bool { return !kubelet || h.Withheld() == "" }
 
 // uses is what a pod refers to.
 func (h *Held) uses() []dependency {

@@ -78,7 +78,7 @@ func (v *View) List(ctx context.Context, s object.Selection, options request.Lis
 		if err != nil {
 			return nil, 0, selectorError(err)
 		}
-		if ok {
+		if ok && h.shownTo(options.Caller.Kubelet) {
 			items = append(items, h.Shown)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/skerry-io/skerry/edge/internal/meta/podgate"
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
@@ -58,6 +59,25 @@ func (v *View) Status() (resources []ResourceStatus, interests []InterestStatus)
 	}
 	slices.SortFunc(interests, func(a, b InterestStatus) int { return cmp.Compare(a.ID, b.ID) })
 	return resources, interests
+}
+
+// Withheld lists the pods that the kubelet is not shown, in the order of namespace and name.
+func (v *View) Withheld() (pods []podgate.Withheld) {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	t := v.tables[Pods]
+	if t == nil {
+		return nil
+	}
+	for k, h := range t.objects {
+		if reason := h.Withheld(); reason != "" && !h.hidden {
+			pods = append(pods, podgate.Withheld{Namespace: k.Namespace, Name: k.Name, UID: h.Shown.UID, Reason: reason})
+		}
+	}
+	slices.SortFunc(pods, func(a, b podgate.Withheld) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	return pods
 }
 
 // Resources lists the resources of which something can be answered here and now.

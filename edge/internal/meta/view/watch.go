@@ -17,7 +17,7 @@ import (
 // View, or with an Error event: 410 for a watcher that is too slow. A version that is too old, or
 // none of ours, is a 410 at once.
 func (v *View) Watch(ctx context.Context, s object.Selection, options request.WatchOptions) (request.Watch, error) {
-	w := &watcher{selection: s, bound: v.config.Limits.WatchQueue, ch: make(chan request.Event, 4), done: make(chan struct{})}
+	w := &watcher{selection: s, kubelet: options.Caller.Kubelet, bound: v.config.Limits.WatchQueue, ch: make(chan request.Event, 4), done: make(chan struct{})}
 	var initial []*Held
 	var missed []change
 	open := func(i *Interest) error {

@@ -15,6 +15,7 @@ import (
 type watcher struct {
 	// Set before the watcher is shared, never changed.
 	selection object.Selection
+	kubelet   bool   // it does not see what is withheld from the kubelet
 	forget    func() // takes it out of what is watched
 	from      uint64 // changes up to this one came with the beginning
 	bound     int
@@ -44,7 +45,7 @@ func (w *watcher) begin(initial []*Held, missed []change, options request.WatchO
 		if err != nil {
 			return err
 		}
-		if ok {
+		if ok && h.shownTo(w.kubelet) {
 			events = append(events, request.Event{Type: watch.Added, Object: h.Shown, Version: h.Shown.Version})
 		}
 	}
@@ -107,7 +108,7 @@ func (w *watcher) eventOf(c change) (request.Event, bool) {
 }
 
 func (w *watcher) matches(h *Held) bool {
-	if h == nil {
+	if h == nil || !h.shownTo(w.kubelet) {
 		return false
 	}
 	ok, err := w.selection.Matches(h.Shown)

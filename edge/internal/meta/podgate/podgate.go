@@ -1,0 +1,50 @@
+// Package podgate is the gate between the pods that a device holds and the pods that its kubelet is
+// shown.
+//
+// It owns the order of the rules and what no rule may do: a pod that is being deleted is always
+// shown, since only the kubelet can end it. It refuses to keep state: a rule does that, and has its
+// pods looked at again with Manager.Recorrect when it would answer differently. All other clients
+// of the edge API see a withheld pod as it is.
+//
+// To the kubelet a pod that is withheld after it was shown is a pod that was removed: it ends its
+// containers and forgets its UID. A rule that does not mean that never withholds a pod whose
+// containers may run.
+//
+// A Gate is never changed. metamanager's core calls it for each version of a pod that comes from
+// the cloud or the disk, for each change in what waits for the cloud, and for Recorrect; not for a
+// status that is written on the device.
+package podgate
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// A Rule returns why the kubelet is not shown a pod now; "" where it may be. The pod is as clients
+// see it, and stays as it is. A Rule is called by metamanager's core: it must be quick, and must
+// not call metamanager.
+type Rule func(pod *corev1.Pod) (reason string)
+
+// Gate is the rules, of which one is enough to withhold a pod. The zero value withholds none.
+type Gate []Rule
+
+// Withholds returns the reason of the first rule that withholds the pod; "" where it is shown.
+func (g Gate) Withholds(pod *corev1.Pod) (reason string) {
+	if pod.DeletionTimestamp != nil {
+		return ""
+	}
+	for _, rule := range g {
+		if reason := rule(pod); reason != "" {
+			return reason
+		}
+	}
+	return ""
+}
+
+// Withheld is a pod that the kubelet is not shown.
+type Withheld struct {
+	Namespace string    `json:"namespace"`
+	Name      string    `json:"name"`
+	UID       types.UID `json:"uid"`
+	Reason    string    `json:"reason"`
+}
