@@ -359,7 +359,7 @@ func TestStream_LinkEnds(t *testing.T) {
 // overtake all of them but the piece that is being written. Bytes are counted, so the figure
 // is that of the protocol and of no machine; what the kernel and the network have taken
 // already nothing can overtake.
-func TestTunnel_13_BulkDelaysByOneChunk(t *testing.T) {
+func TestTunnel_13_BulkDelaysOthersByOneChunk(t *testing.T) {
 	const (
 		rate = 32 << 10 // bytes a second
 		most = 17 << 10 // a chunk of 15 KiB in a frame of 16, and what is measured
@@ -430,7 +430,7 @@ func (s *slow) Write(b []byte) (int, error) {
 }
 
 // 500 streams side by side keep their bytes apart, and leave nothing behind.
-func TestTunnel_14_NothingIsLeft(t *testing.T) {
+func TestTunnel_14_500StreamsKeepTheirBytesApart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, tunnel.Config{}, echo, linktest.PipeOptions{})
 		synctest.Wait()

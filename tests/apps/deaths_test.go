@@ -23,7 +23,7 @@ import (
 // exactly one node, which is where its one pod and its one container are, and nothing is left over.
 // SKERRY_APPS_MINUTES=10 kills nodes for ten minutes, with 50 applications; without it one node
 // dies, and there are 16.
-func TestCluster_18_RandomDeaths(t *testing.T) {
+func TestCluster_18_OneActiveNodeAfterRandomDeaths(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
 	count, end := 16, time.Now()

@@ -197,7 +197,7 @@ func (p *speaker) complete(c *receiver) (missing []int, dropped int64) {
 // that no end notices at first, and a receiver that fails. No line is lost and none comes twice. A
 // cut that lasts longer than the kubelet keeps files: the oldest lines are lost, and as many are
 // reported as dropped.
-func TestCluster_10_Logs(t *testing.T) {
+func TestCluster_10_LogsLoseNoLineAndDoubleNone(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
 	c := s.receive()

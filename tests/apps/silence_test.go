@@ -41,7 +41,7 @@ func (s *system) deviceStatus(ctx context.Context, node string) (d deviceStatus,
 // decides nothing: it runs what it ran. In the cloud the last report stays as it was, and its age
 // is shown. Afterwards the present state is reported. The 2 min themselves are beside the code, by
 // the clock of the test.
-func TestCluster_08_ApiAway(t *testing.T) {
+func TestCluster_08_PodGoesOnWhileTheAPIIsAway(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
 	s.create(ns, appYAML("island", "edge1", "  affinity: Required"))

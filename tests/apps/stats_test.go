@@ -213,7 +213,7 @@ func (e *election) check(t *testing.T) {
 // TestCluster_01: of three candidates one holds the Lease of the reporter of the cluster's
 // statistics. It is killed: another one takes its place once its time is over. Never do two lead,
 // by their own word, and no one publishes who does not hold the Lease.
-func TestCluster_01_OneReporter(t *testing.T) {
+func TestCluster_01_OneReporterAtATime(t *testing.T) {
 	s := use(t)
 	s.publish("{interval: 5s}")
 	e := s.elect()
@@ -247,7 +247,7 @@ func TestCluster_01_OneReporter(t *testing.T) {
 // TestCluster_02: the leader loses its configuration: it gives the Lease back, and another one
 // takes it without waiting for its end. All lose it: the Lease has no holder, and what was
 // published is withdrawn.
-func TestCluster_02_ConfigurationLost(t *testing.T) {
+func TestCluster_02_LeaderWithoutConfigurationGivesTheLeaseBack(t *testing.T) {
 	s := use(t)
 	for _, n := range options().Nodes() {
 		s.patchNode(n.Name, `{"metadata":{"labels":{"test.skerry.io/reports":"yes"}}}`)
@@ -301,7 +301,7 @@ func TestCluster_02_ConfigurationLost(t *testing.T) {
 // TestCluster_03: the leader is cut off, and no other device is a candidate. By its own word it
 // leads no more before its time in the cloud is over; the cloud keeps what it has published, says
 // of when it is, and publishes nothing newer. The leader returns, and reports again.
-func TestCluster_03_LeaderOffline(t *testing.T) {
+func TestCluster_03_LeaderOfflineStopsPublishing(t *testing.T) {
 	s := use(t)
 	s.publish("{interval: 2s, nodeSelector: {kubernetes.io/hostname: edge2}}")
 	e := s.elect()
@@ -365,7 +365,7 @@ spec:
 // pods, of virtual machines and of the pods of each namespace; storage is Unsupported without
 // Longhorn, and then as Longhorn's volumes are. KubeVirt's and Longhorn's kinds are installed,
 // and what they say is played.
-func TestCluster_16_ClusterInfo(t *testing.T) {
+func TestCluster_16_ClusterInfoAgreesWithKubectl(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
 	s.create(ns, appYAML("counted", "edge1"))

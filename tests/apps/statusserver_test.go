@@ -117,7 +117,7 @@ func (s *system) mustGet(method, path, accept string) page {
 // TestCluster_04: /status of a node with the labels of a server of the cluster and without, as
 // plain text and as JSON; POST is refused, and so is a client without a certificate; while the
 // address is on no interface nothing listens.
-func TestCluster_04_Status(t *testing.T) {
+func TestCluster_04_StatusNeedsLabelsAndCertificate(t *testing.T) {
 	s := use(t)
 	s.serveStatus()
 	if p := s.mustGet(http.MethodGet, "/status", ""); p.code != http.StatusOK || p.body != "" || p.header.Get("Skerry-Known-As-Of") == "" || p.header.Get("Skerry-Linked") != "true" {
@@ -207,7 +207,7 @@ func (s *system) ip(node string, args ...string) {
 // TestCluster_05: an application by its name, by its namespace and name and by its uid is the same
 // page; no name gives the device's own four parts; an unknown name, and the beginning of a uid, is
 // not found; what is missing says so.
-func TestCluster_05_App(t *testing.T) {
+func TestCluster_05_AppByNameAndUIDIsOnePage(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
 	s.serveStatus()
@@ -275,7 +275,7 @@ func TestCluster_05_App(t *testing.T) {
 
 // TestCluster_06: an application from all peers: one answers, one takes the connection and says
 // nothing, one refuses. All are in the list, in order, the last two with their error.
-func TestCluster_06_ClusterApp(t *testing.T) {
+func TestCluster_06_ClusterAppNamesPeersThatFail(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
 	s.serveStatus()

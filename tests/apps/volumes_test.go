@@ -162,7 +162,7 @@ func TestCluster_11_12_13_PowerOff(t *testing.T) {
 	})
 	s.outOfService("edge1")
 
-	t.Run("TestCluster_11", func(*testing.T) {
+	t.Run("TestCluster_11_DetachesThisAppsVolumesAlone", func(*testing.T) {
 		app := s.waitApp(ns, "mine", "to run elsewhere", func(a *v1alpha1.EdgeApp) bool {
 			return a.Status.Phase == v1alpha1.PhaseRunning && a.Status.ActiveNode != "edge1" && a.Status.ActiveNode != ""
 		})
@@ -182,7 +182,7 @@ func TestCluster_11_12_13_PowerOff(t *testing.T) {
 			}
 		}
 	})
-	t.Run("TestCluster_12", func(*testing.T) {
+	t.Run("TestCluster_12_OnlyHealthyReplicaIsLeftAlone", func(*testing.T) {
 		app := s.waitApp(ns, "stuck", "to be refused", func(a *v1alpha1.EdgeApp) bool { return a.Status.Phase == v1alpha1.PhaseFailoverRefused })
 		if c := is(app, v1alpha1.AppFailoverRefused); c == nil || c.Reason != "NoHealthyReplica" || !strings.Contains(c.Message, stuck) {
 			t.Errorf("%+v", app.Status.Conditions)
@@ -203,7 +203,7 @@ func TestCluster_11_12_13_PowerOff(t *testing.T) {
 			return a.Status.Phase == v1alpha1.PhaseRunning && slices.Contains([]string{"edge2", "edge3"}, a.Status.ActiveNode)
 		})
 	})
-	t.Run("TestCluster_13", func(*testing.T) {
+	t.Run("TestCluster_13_RequiredNeverMoves", func(*testing.T) {
 		s.Check(s.stays(ns, home))
 		s.waitApp(ns, "stays", "to be of a node that is NotReady", func(a *v1alpha1.EdgeApp) bool { return a.Status.Phase == v1alpha1.PhaseNotReady })
 		s.inService("edge1")

@@ -206,7 +206,7 @@ func TestOrder_14_ShortCampaigns(t *testing.T) {
 // Scenario 6 of the order campaign: pages of the store of a running edgecore break while its link
 // is lost; the link comes back. The device goes on from memory, and nothing is lost but what was on
 // those pages and can't be had again.
-func TestOrder_06_DamageWhileInUse(t *testing.T) {
+func TestOrder_06_DamageWhileInUseLosesNothingElse(t *testing.T) {
 	if testing.Short() {
 		t.Skip("real control planes are started only without -short")
 	}

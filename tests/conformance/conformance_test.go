@@ -52,7 +52,7 @@ const (
 
 // Kubernetes' own cases for Services, DNS, EndpointSlices and networking pass on edges, with a way
 // from kube-apiserver to their pods.
-func TestSite_33_Conformance(t *testing.T) {
+func TestSite_33_ConformanceOfSigNetwork(t *testing.T) {
 	if lacks := missing(); len(lacks) > 0 {
 		t.Fatalf("this machine lacks %s: apt-get install bind9-dnsutils socat netcat-openbsd busybox-static curl", strings.Join(lacks, ", "))
 	}

@@ -84,7 +84,7 @@ func TestShip_13_AutonomyIsTheDefault(t *testing.T) {
 // TestIsland_14: a node that opted out of autonomy is cut off. The control plane evicts its pods as
 // usual, but for those that are labelled, or in a namespace that is. On the device nothing is
 // touched before the link is back.
-func TestIsland_14_Autonomy(t *testing.T) {
+func TestIsland_14_AutonomyLabelKeepsPods(t *testing.T) {
 	s := use(t)
 	s.optOut("edge2")
 	plain, autonomous := s.Namespace(), s.Namespace()

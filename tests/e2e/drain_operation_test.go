@@ -18,7 +18,7 @@ import (
 )
 
 // A static pod of the device's own kubelet stays through a drain, with the container that it had.
-func TestDrain_05_StaticPodInTheTrial(t *testing.T) {
+func TestDrain_05_StaticPodKeepsItsContainer(t *testing.T) {
 	s := use(t)
 	ns := s.drains()
 	file := s.path("edge1", "/etc/skerry/manifests/static.yaml")
@@ -59,7 +59,7 @@ spec:
 
 // An image that is not what it should be cordons nothing. One that is, is on the device before the
 // first cordon; a second requester joins the drain, and one boot ends both.
-func TestDrain_06_ImageUpdateInTheTrial(t *testing.T) {
+func TestDrain_06_ImageIsThereBeforeTheCordon(t *testing.T) {
 	s := use(t)
 	ns := s.drains()
 	const image = "/var/lib/skerry/os-2.img"

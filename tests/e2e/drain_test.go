@@ -219,7 +219,7 @@ func (s *system) logged(node string, from int64) (steps []string, end int64) {
 }
 
 // What a person sees, on both sides, of a drain asked for in the cloud; the end of it by deletion.
-func TestDrain_01_InTheTrial(t *testing.T) {
+func TestDrain_01_KubectlAndTheDeviceShowTheDrain(t *testing.T) {
 	s := use(t)
 	ns := s.drains()
 	s.reportEvents("edge1", true)
@@ -263,7 +263,7 @@ func TestDrain_01_InTheTrial(t *testing.T) {
 	s.waitCordon("edge1", false, "")
 }
 
-func TestDrain_02_BudgetInTheTrial(t *testing.T) {
+func TestDrain_02_BlockedPodsNameTheBudget(t *testing.T) {
 	s := use(t)
 	ns := s.drains()
 	s.web(ns, "edge1", 1)
@@ -282,7 +282,7 @@ func TestDrain_02_BudgetInTheTrial(t *testing.T) {
 
 // Whichever component dies, or is cut off, in mid-drain: it goes on, with one cordon, and no
 // attempt is used up.
-func TestDrain_07_WhoeverDies(t *testing.T) {
+func TestDrain_07_GoesOnWhoeverDies(t *testing.T) {
 	replicas := options().Replicas()
 	faults := map[string]struct{ begin, end func(*system) }{
 		"cloudcore": {
@@ -346,7 +346,7 @@ func TestDrain_07_WhoeverDies(t *testing.T) {
 
 // On the spot, without a link: it waits, says so, and goes ahead by the operator's word. The cloud
 // receives all that later.
-func TestDrain_08_OnTheSpot(t *testing.T) {
+func TestDrain_08_OperatorOnTheSpotForces(t *testing.T) {
 	s := use(t)
 	s.drains()
 	s.Cut("edge1")
@@ -400,7 +400,7 @@ func TestDrain_08_OnTheSpot(t *testing.T) {
 }
 
 // A reboot by a hook, asked for in the cloud.
-func TestDrain_09_Reboot(t *testing.T) {
+func TestDrain_09_RebootByHookUncordons(t *testing.T) {
 	s := use(t)
 	ns := s.drains()
 	s.web(ns, "edge1", 1)
@@ -424,7 +424,7 @@ func TestDrain_09_Reboot(t *testing.T) {
 	})
 }
 
-func TestDrain_09_AdministratorsCordon(t *testing.T) {
+func TestDrain_09_AdministratorsCordonStays(t *testing.T) {
 	s := use(t)
 	ns := s.drains()
 	t.Cleanup(func() { s.Must(s.Run(context.Background(), "kubectl", "uncordon", "edge1")) })
@@ -445,7 +445,7 @@ func TestDrain_09_AdministratorsCordon(t *testing.T) {
 
 // Both nodes at once: one ends, the other says which budget holds it, and ends too when the first
 // takes pods again.
-func TestDrain_10_BothAtOnce(t *testing.T) {
+func TestDrain_10_BothNodesAtOnceEnd(t *testing.T) {
 	s := use(t)
 	ns := s.drains()
 	s.web(ns, "edge1", 2)
@@ -479,7 +479,7 @@ func TestDrain_10_BothAtOnce(t *testing.T) {
 }
 
 // Rule 9: traffic moves first. An operator's own maintenance is not ended by a drain.
-func TestDrain_09_AddressesFirst(t *testing.T) {
+func TestDrain_09_VirtualIPsMoveBeforeTheFirstEviction(t *testing.T) {
 	s := use(t)
 	ns := s.drains()
 	s.shop()
@@ -524,7 +524,7 @@ func TestDrain_09_AddressesFirst(t *testing.T) {
 
 // What can't be done is said when it is asked for; what is not a node's business is
 // refused by Kubernetes.
-func TestDrain_11_Refusals(t *testing.T) {
+func TestDrain_11_RefusedWhenAskedFor(t *testing.T) {
 	s := use(t)
 	ns := s.drains()
 	if _, code, complaint := s.edgecore("edge1", "operation", "shutdown"); code != 2 || !strings.Contains(complaint, "no hook is configured") {

@@ -55,7 +55,7 @@ func (s *system) waitReasons(client kubernetes.Interface, pod *corev1.Pod, want 
 
 // TestEvents_01: events are not reported: the device shows the kubelet's, the cloud has
 // none of them.
-func TestEvents_01_SwitchedOff(t *testing.T) {
+func TestEvents_01_SwitchedOffTheDeviceShowsThem(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", false)
 	ns := s.Namespace()
@@ -83,7 +83,7 @@ func TestEvents_01_SwitchedOff(t *testing.T) {
 
 // TestEvents_02: events are reported: the kubelet's own of a pod's life are in the cloud, from this
 // node, and kubectl describe shows them.
-func TestEvents_02_SwitchedOn(t *testing.T) {
+func TestEvents_02_SwitchedOnKubectlDescribeShowsThem(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
 	ns := s.Namespace()
@@ -179,7 +179,7 @@ func TestEvents_05_CloudcoreKilledInMidFlood(t *testing.T) {
 
 // TestEvents_07: one node storms; another one's Lease, which the same replica of cloudcore renews,
 // is renewed before it runs out, each time.
-func TestEvents_07_AStormOfOneNode(t *testing.T) {
+func TestEvents_07_AStormDelaysNoOtherLease(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
 	pod := s.pod(s.Namespace(), "storm", "edge1")
@@ -247,7 +247,7 @@ func (s *system) atOneReplica() (replica string) {
 
 // TestEvents_08: the outbox is full: the oldest events are gone, the newest arrive, and the cloud
 // gets the number of missing ones.
-func TestEvents_08_TheOutboxIsFull(t *testing.T) {
+func TestEvents_08_FullOutboxDropsTheOldest(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
 	s.set("edge1", "modules.metaManager.eventLimit.entries=300", "modules.metaManager.eventLimit.entries=10000")
@@ -299,7 +299,7 @@ func TestEvents_08_TheOutboxIsFull(t *testing.T) {
 
 // TestEvents_09: a node writes what is another's: its pod's status, its Lease, an event about its
 // pod. The cloud refuses, and the device is notified.
-func TestEvents_09_WhatIsAnothers(t *testing.T) {
+func TestEvents_09_WritesOfAnothersObjectsAreRefused(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
 	ns := s.Namespace()
@@ -352,7 +352,7 @@ func TestEvents_09_WhatIsAnothers(t *testing.T) {
 // TestEvents_06: kube-apiserver is in trouble: for a while it answers every other request with 429
 // or 500, not at all, or does what it is asked and loses the answer; then it is away. Later
 // everything is there, once.
-func TestEvents_06_APIServerInTrouble(t *testing.T) {
+func TestEvents_06_APIServerInTroubleLosesNothing(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
 	namespace := s.Namespace()
@@ -413,7 +413,7 @@ func TestEvents_06_APIServerInTrouble(t *testing.T) {
 
 // TestEvents_10: the disk is full: a client that writes an event gets that error; the kubelet works
 // on, and so does everything when there is room.
-func TestEvents_10_TheDiskIsFull(t *testing.T) {
+func TestEvents_10_FullDiskIsAnErrorAndGoesOn(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
 	ns := s.Namespace()

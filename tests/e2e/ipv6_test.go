@@ -15,7 +15,7 @@ import (
 // Point 9, IPv6 on the link: a device that knows the cloud by an IPv6 address alone is linked by
 // it, over websocket and over QUIC. Pods come and their logs are read; a cut that swallows
 // everything is noticed, and healed.
-func TestTraps_09_LinkOverIPv6(t *testing.T) {
+func TestTraps_09_LinkOverIPv6Works(t *testing.T) {
 	s := use(t)
 	s.Check(s.Trial.LinkIPv6(t.Context(), "edge2"))
 	ns := s.Namespace()

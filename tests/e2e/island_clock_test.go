@@ -66,7 +66,7 @@ func (w *wrongClock) start(node string) (stop func()) {
 // TestIsland_16: a device boots with its clock at 1970. It starts offline with its pods, links when
 // it can, runs a new pod with a token, and can join; events that happened before, then and
 // afterwards are all there with the times they were given. Then the clock is right again.
-func TestIsland_16_ClockAt1970(t *testing.T) {
+func TestIsland_16_ClockAt1970RunsPodsAndLosesNoEvent(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
 	ns := s.Namespace()
@@ -137,7 +137,7 @@ func TestIsland_16_ClockAt1970(t *testing.T) {
 // serves, offline and with a cable; no link is opened by a certificate that its clock calls
 // expired, and the device says that its clock may be wrong. Nothing of it is left once the
 // clock is right.
-func TestHostile_16_ClockAfterTheCA(t *testing.T) {
+func TestHostile_16_ClockAfterTheCAOpensNoLinkAndStopsNoPod(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
 	s.pod(ns, "patient", "edge1")

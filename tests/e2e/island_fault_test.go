@@ -42,11 +42,11 @@ func (s *system) leaseHolder(ctx context.Context, node string) (epoch, instance 
 	return l.Annotations["skerry.io/epoch"], l.Annotations["skerry.io/cloudcore"], nil
 }
 
-// TestIsland_11_AStaleSession: the replica that serves the node stands still (SIGSTOP) with writes
-// under way, the edge moves over and goes on; then the first wakes up and still believes in its
-// session. It must write nothing for the node any more: the Lease stays the newer session's, and
-// every event is there once, as it was reported.
-func TestIsland_11_AStaleSession(t *testing.T) {
+// TestIsland_11_AStaleSessionWritesNothing: the replica that serves the node stands still (SIGSTOP)
+// with writes under way, the edge moves over and goes on; then the first wakes up and still
+// believes in its session. It must write nothing for the node any more: the Lease stays the newer
+// session's, and every event is there once, as it was reported.
+func TestIsland_11_AStaleSessionWritesNothing(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
 	pod := s.pod(s.Namespace(), "moves", "edge1")
@@ -146,9 +146,9 @@ func TestIsland_Conflicts(t *testing.T) {
 	}
 }
 
-// TestEvents_03_ThinLink: 1,000 events over a link of 256 kbit/s that loses every twentieth packet,
-// with a cut in the middle: all of them, once, and the link lives.
-func TestEvents_03_ThinLink(t *testing.T) {
+// TestEvents_03_AThousandOverAThinLink: 1,000 events over a link of 256 kbit/s that loses every
+// twentieth packet, with a cut in the middle: all of them, once, and the link lives.
+func TestEvents_03_AThousandOverAThinLink(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
 	pod := s.pod(s.Namespace(), "talks", "edge1")

@@ -21,7 +21,7 @@ import (
 
 // TestIsland_01: a cut of ten minutes: no container is touched, then or when the link is back, and
 // the device's own API answers all the time.
-func TestIsland_01_CutForTenMinutes(t *testing.T) {
+func TestIsland_01_CutForTenMinutesTouchesNoPod(t *testing.T) {
 	s := use(t)
 	before := s.Containers("edge1")
 	s.Cut("edge1")
@@ -41,7 +41,7 @@ func TestIsland_01_CutForTenMinutes(t *testing.T) {
 
 // TestIsland_02: while the link is cut, a container crashes and another's probe fails: both are
 // restarted. It is reported to the cloud later.
-func TestIsland_02_CrashWhileCut(t *testing.T) {
+func TestIsland_02_CrashedContainerRestartsWhileCut(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
 	crashes := s.pod(ns, "crashes", "edge1")
@@ -110,7 +110,7 @@ func TestNotReadyWithoutAKubelet(t *testing.T) {
 
 // TestIsland_06: a ConfigMap and a Secret change while the link is cut; the pod's volumes follow
 // when it is back.
-func TestIsland_06_ConfigChangesWhileCut(t *testing.T) {
+func TestIsland_06_VolumesFollowConfigChangesOfACut(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
 	config := func(value string) string {
@@ -147,7 +147,7 @@ func TestIsland_06_ConfigChangesWhileCut(t *testing.T) {
 
 // TestIsland_12: kube-apiserver is down for two minutes while the link is up: pods stay, a crashed
 // container is restarted, and everything is reported to the cloud later.
-func TestIsland_12_APIServerDown(t *testing.T) {
+func TestIsland_12_PodsStayWhileTheAPIServerIsDown(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
 	ns := s.Namespace()
@@ -184,7 +184,7 @@ func TestIsland_12_APIServerDown(t *testing.T) {
 }
 
 // TestIsland_13: kubectl on the device, while the link is cut: get, describe, events and watch.
-func TestIsland_13_KubectlOnTheDevice(t *testing.T) {
+func TestIsland_13_KubectlOnTheDeviceWhileCut(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
 	pod := s.pod(ns, "seen", "edge1")
@@ -331,7 +331,7 @@ func TestIsland_15_ConstantBytesOnReconnect(t *testing.T) {
 // TestIsland_11: two replicas of cloudcore behind one address. The one that serves the node is
 // killed under load and stays away: the edge moves over. Then both are restarted in turn, again
 // under load. Nothing is lost, and the last session is the one that the Lease names.
-func TestIsland_11_TwoClouds(t *testing.T) {
+func TestIsland_11_EdgeMovesToTheOtherReplica(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
 	pod := s.pod(s.Namespace(), "moves", "edge1")

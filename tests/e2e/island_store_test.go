@@ -18,7 +18,7 @@ import (
 // TestIsland_07: a device that has never had anything from the cloud starts without a link,
 // beside containers that run: it waits, says so, answers no empty list, and kills nothing. With a
 // link it goes on.
-func TestIsland_07_FirstBootWithoutALink(t *testing.T) {
+func TestIsland_07_FirstBootWithoutALinkWaits(t *testing.T) {
 	s := use(t)
 	before := s.Containers("edge2")
 	s.Cut("edge2")
@@ -57,7 +57,7 @@ func TestIsland_07_FirstBootWithoutALink(t *testing.T) {
 
 // TestIsland_08: the store is damaged while the link is cut: it is set aside and named, pods stay;
 // with a link it is rebuilt, and pods stay again.
-func TestIsland_08_DamagedStore(t *testing.T) {
+func TestIsland_08_DamagedStoreIsRebuiltAndPodsStay(t *testing.T) {
 	s := use(t)
 	before := s.Containers("edge1")
 	s.Cut("edge1")
@@ -101,7 +101,7 @@ func TestIsland_08_DamagedStore(t *testing.T) {
 
 // TestIsland_09: the disk is full when the cloud changes something and edgecore starts again: pods
 // stay, the error is reported, and everything follows when there is room.
-func TestIsland_09_DiskFull(t *testing.T) {
+func TestIsland_09_FullDiskIsReportedAndPodsStay(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
 	stays := s.pod(ns, "stays", "edge1")
@@ -163,7 +163,7 @@ func TestIsland_09_DiskFull(t *testing.T) {
 // TestIsland_17: edgecore is killed at random moments, with events and patches flowing and the link
 // coming and going: nothing acknowledged is missing. Two hundred kills are those of the test with
 // this number beside the store; these ten are of the whole.
-func TestIsland_17_KilledUnderLoad(t *testing.T) {
+func TestIsland_17_KilledUnderLoadLosesNothingAcknowledged(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
 	ns := s.Namespace()

@@ -42,7 +42,7 @@ func TestUp(t *testing.T) {
 
 // TestIsland_03: edgecore is killed and started again while the link is cut; its containers are the
 // same as before.
-func TestIsland_03_EdgecoreRestartsWhileCut(t *testing.T) {
+func TestIsland_03_EdgecoreRestartWhileCutTouchesNoPod(t *testing.T) {
 	s := use(t)
 	before := s.Containers("edge1")
 	if len(before) == 0 {
@@ -70,7 +70,7 @@ func TestIsland_03_EdgecoreRestartsWhileCut(t *testing.T) {
 
 // TestIsland_04: power cut and reboot without a link: the same pod comes back, with its ConfigMap,
 // Secret and token.
-func TestIsland_04_RebootWhileCut(t *testing.T) {
+func TestIsland_04_RebootWhileCutBringsPodsBack(t *testing.T) {
 	s := use(t)
 	pod := s.WaitPods("sample", "app=sample", "edge1", 1)[0]
 	s.Reboot("edge1", true)
@@ -110,7 +110,7 @@ func TestIsland_04_RebootWhileCut(t *testing.T) {
 
 // TestIsland_05: while the link is cut, one pod is deleted in the cloud and another is changed;
 // after it is back the node does as the cloud wants, and leaves the others alone.
-func TestIsland_05_ChangesWhileCut(t *testing.T) {
+func TestIsland_05_PodChangesWhileCutConverge(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
 	for _, name := range []string{"stays", "changes", "goes"} {
@@ -147,7 +147,7 @@ func TestIsland_05_ChangesWhileCut(t *testing.T) {
 
 // TestIsland_10: packets vanish without a word; the node becomes NotReady as Kubernetes means it,
 // and Ready again.
-func TestIsland_10_SilentCut(t *testing.T) {
+func TestIsland_10_SilentCutIsNoticedByBothSides(t *testing.T) {
 	s := use(t)
 	before := s.Containers("edge1")
 	s.CutSilently("edge1")

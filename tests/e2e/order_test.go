@@ -16,7 +16,7 @@ import (
 // comes back by itself, with nothing started again on the device, and gets its pods as the cloud
 // now says. So it does where another Node of that name is made meanwhile: that one stays, and no
 // patch that waited for the old one hits it.
-func TestOrder_12_ANodeDeletedWhileItsDeviceWasAway(t *testing.T) {
+func TestOrder_12_ANodeDeletedWhileAwayComesBack(t *testing.T) {
 	s := use(t)
 	nodes := s.Client.CoreV1().Nodes()
 	gone := func() *corev1.Node {

@@ -119,7 +119,7 @@ func (s *system) waitStaticRoute(name, want string) {
 	})
 }
 
-func TestRoutes_01_NoGateway(t *testing.T) {
+func TestRoutes_01_NoGatewayEachNodeDetectsOne(t *testing.T) {
 	s := use(t)
 	s.staticRoute("detected", "{subnet: 172.21.0.0/16, gatewayDetection: {probeIP: 203.0.113.1}}")
 	s.waitStaticRoute("detected", "2/2 True Applied edge1,edge2")
@@ -141,7 +141,7 @@ func TestRoutes_01_NoGateway(t *testing.T) {
 }
 
 // A route in a table of its own is of use to those whom a rule leads there, and to no other.
-func TestRoutes_10_TableThirty(t *testing.T) {
+func TestRoutes_10_TableThirtyServesItsRuleAlone(t *testing.T) {
 	s := use(t)
 	s.behindTheClient()
 	s.staticRoute("office", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+", table: 30, metric: 5}")
@@ -165,7 +165,7 @@ func TestRoutes_10_TableThirty(t *testing.T) {
 	}
 }
 
-func TestRoutes_02_ExplicitGateway(t *testing.T) {
+func TestRoutes_02_ExplicitGatewayIsUsed(t *testing.T) {
 	s := use(t)
 	s.behindTheClient()
 	if err := s.reaches(t.Context(), "edge1", office); err == nil {
@@ -186,7 +186,7 @@ func TestRoutes_02_ExplicitGateway(t *testing.T) {
 	}
 }
 
-func TestRoutes_03_04_SelectorAndLabels(t *testing.T) {
+func TestRoutes_03_04_RouteFollowsSelectorAndLabels(t *testing.T) {
 	s := use(t)
 	s.behindTheClient()
 	t.Cleanup(func() {
@@ -207,7 +207,7 @@ func TestRoutes_03_04_SelectorAndLabels(t *testing.T) {
 
 // nodePool is the NodePool of that name, and the device decides by what it knows of it, offline
 // too. The status is not for devices.
-func TestRoutes_03_NodePool(t *testing.T) {
+func TestRoutes_03_NodePoolSelectsItsNodes(t *testing.T) {
 	s := use(t)
 	floor := func(node string) {
 		t.Helper()
@@ -236,7 +236,7 @@ func TestRoutes_03_NodePool(t *testing.T) {
 
 // The Node is deleted, with its device off: what it said is taken out of the status. It joins
 // again, and catches up with what was changed and deleted meanwhile.
-func TestRoutes_05_NodeDeleted(t *testing.T) {
+func TestRoutes_05_DeletedNodeLeavesTheStatusAndCatchesUp(t *testing.T) {
 	s := use(t)
 	s.behindTheClient()
 	s.staticRoute("office", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+"}")
@@ -257,7 +257,7 @@ func TestRoutes_05_NodeDeleted(t *testing.T) {
 	s.Check(s.reaches(t.Context(), "edge1", office))
 }
 
-func TestRoutes_06_RoutesGoFirst(t *testing.T) {
+func TestRoutes_06_RoutesGoBeforeTheObject(t *testing.T) {
 	s := use(t)
 	s.staticRoute("office", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+"}")
 	s.waitStaticRoute("office", "2/2 True Applied edge1,edge2")
@@ -277,7 +277,7 @@ func TestRoutes_06_RoutesGoFirst(t *testing.T) {
 	})
 }
 
-func TestRoutes_09_NoNodeMatches(t *testing.T) {
+func TestRoutes_09_NoNodeMatchesIsEmptyAndDeletable(t *testing.T) {
 	s := use(t)
 	s.staticRoute("unmatched", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+", nodePool: nowhere}")
 	s.waitStaticRoute("unmatched", "0/0 True NoNodes ")
@@ -293,7 +293,7 @@ func parseTime(text string) time.Time {
 	return at
 }
 
-func TestRoutes_18_TwoObjectsOneKey(t *testing.T) {
+func TestRoutes_18_TwoObjectsOneKeyOneWinner(t *testing.T) {
 	s := use(t)
 	s.staticRoute("first", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+"}")
 	s.waitStaticRoute("first", "2/2 True Applied edge1,edge2")
@@ -314,7 +314,7 @@ func TestRoutes_18_TwoObjectsOneKey(t *testing.T) {
 	s.waitKernelRoutes("edge1", "blackhole 172.20.0.0/16")
 }
 
-func TestRoutes_19_RebootWithoutTheCloud(t *testing.T) {
+func TestRoutes_19_RebootWithoutTheCloudRestores(t *testing.T) {
 	s := use(t)
 	s.behindTheClient()
 	s.staticRoute("office", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+"}")

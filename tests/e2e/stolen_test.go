@@ -114,11 +114,11 @@ func (s *system) onDisk(node string, wanted map[string]string) (found []string, 
 	return found, files
 }
 
-// TestHostile_13_StolenDisk: a device whose key is not on its disk runs pods with Secrets and
-// tokens, serves `kubectl logs`, reboots offline, and loses its power. Its disk shows no token, no
-// Secret and no private key. What is no secret is found there, and a device as it is by default
-// shows keys: the looking works.
-func TestHostile_13_StolenDisk(t *testing.T) {
+// TestHostile_13_StolenDiskShowsNoSecret: a device whose key is not on its disk runs pods with
+// Secrets and tokens, serves `kubectl logs`, reboots offline, and loses its power. Its disk shows
+// no token, no Secret and no private key. What is no secret is found there, and a device as it is
+// by default shows keys: the looking works.
+func TestHostile_13_StolenDiskShowsNoSecret(t *testing.T) {
 	s := use(t)
 	const node = "edge2"
 	plain, err := os.ReadFile(s.path(node, "/etc/skerry/edgecore.yaml"))

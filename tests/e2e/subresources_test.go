@@ -79,7 +79,7 @@ func (s *system) askReplica(number int) {
 	})
 }
 
-func TestShip_16_Plugin(t *testing.T) {
+func TestShip_16_PluginThroughTheReplicaWithoutTheLink(t *testing.T) {
 	s := use(t)
 	s.plugin()
 	ns := s.Namespace()
@@ -277,7 +277,7 @@ spec:
   validations: [{expression: "true"}]
 `
 
-func TestShip_17_WhoMayNot(t *testing.T) {
+func TestShip_17_PluginRefusesWithoutBothRights(t *testing.T) {
 	s := use(t)
 	s.plugin()
 	s.askReplica(1)

@@ -19,11 +19,12 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
-// TestTraps_25_27_WithoutKubeAPIServer: whether the link is gone or kube-apiserver is, the device's
-// API gives the same answers. Traps_25: a pod's GET by name of a Pod that the device holds, and
-// root's `get pods` of a namespace and of all. Traps_27: a pod finds the issuer's keys by the
-// discovery document, and its own token holds by them; it does so with everything whole, too.
-func TestTraps_25_27_WithoutKubeAPIServer(t *testing.T) {
+// TestTraps_25_27_SameAnswersWithoutLinkOrAPIServer: whether the link is gone or kube-apiserver is,
+// the device's API gives the same answers. Traps_25: a pod's GET by name of a Pod that the device
+// holds, and root's `get pods` of a namespace and of all. Traps_27: a pod finds the issuer's keys
+// by the discovery document, and its own token holds by them; it does so with everything whole,
+// too.
+func TestTraps_25_27_SameAnswersWithoutLinkOrAPIServer(t *testing.T) {
 	s := use(t)
 	ns, pod := s.followerPod()
 	round := func(name string) {
@@ -73,10 +74,10 @@ func TestTraps_25_27_WithoutKubeAPIServer(t *testing.T) {
 	s.waitLinked("edge1")
 }
 
-// TestTraps_24_FullDiskAndARestart: edgecore starts on a disk without room, serves from what is
-// there, and says what is wrong wherever a person looks: `status`, `status -o json`, /readyz, and a
-// condition of the Node.
-func TestTraps_24_FullDiskAndARestart(t *testing.T) {
+// TestTraps_24_FullDiskAndARestartStillServes: edgecore starts on a disk without room, serves from
+// what is there, and says what is wrong wherever a person looks: `status`, `status -o json`,
+// /readyz, and a condition of the Node.
+func TestTraps_24_FullDiskAndARestartStillServes(t *testing.T) {
 	s := use(t)
 	s.smallDisk("edge1", 8)
 	s.fill("edge1")

@@ -133,7 +133,7 @@ func (s *system) holder(node string) string {
 	return name
 }
 
-func TestTunnel_01_Logs(t *testing.T) {
+func TestTunnel_01_LogsOfPodsBehindNAT(t *testing.T) {
 	s := use(t)
 	for _, node := range []string{"edge1", "edge2"} {
 		pod := s.WaitPods("sample", "app=sample", node, 1)[0]
@@ -215,7 +215,7 @@ func TestTunnel_03_ExecWithExitCode(t *testing.T) {
 	}
 }
 
-func TestTunnel_06_PortForwardWith50Connections(t *testing.T) {
+func TestTunnel_06_PortForwardCarries50Connections(t *testing.T) {
 	s := use(t)
 	pod := s.WaitPods("sample", "app=sample", "edge1", 1)[0]
 	address := s.forwarded(s.startKubectl("port-forward", "-n", "sample", "pod/"+pod.Name, ":8080"))
@@ -339,12 +339,12 @@ func (s *system) attach(pod corev1.Pod) *command {
 	return c
 }
 
-func TestTunnel_05_Attach(t *testing.T) {
+func TestTunnel_05_AttachCarriesInputAndOutput(t *testing.T) {
 	s := use(t)
 	s.attach(s.WaitPods("sample", "app=sample", "edge2", 1)[0])
 }
 
-func TestTunnel_10_CloudcoreKilledInMidStream(t *testing.T) {
+func TestTunnel_10_CloudcoreKilledEndsStreamsAndTheOtherServes(t *testing.T) {
 	s := use(t)
 	pod := s.WaitPods("sample", "app=sample", "edge1", 1)[0]
 	follow := s.attach(pod)
@@ -364,7 +364,7 @@ func TestTunnel_10_CloudcoreKilledInMidStream(t *testing.T) {
 	s.Start(holder, "cloudcore")
 }
 
-func TestTunnel_11_LinkCut(t *testing.T) {
+func TestTunnel_11_LinkCutEndsStreams(t *testing.T) {
 	s := use(t)
 	pod := s.WaitPods("sample", "app=sample", "edge1", 1)[0]
 	follow := s.attach(pod)
@@ -397,7 +397,7 @@ func TestTunnel_11_LinkCut(t *testing.T) {
 	})
 }
 
-func TestTunnel_12_WhoMayNot(t *testing.T) {
+func TestTunnel_12_OnlyTheAPIServerOpensStreams(t *testing.T) {
 	s := use(t)
 	// A node's own certificate, which the cluster's CA has signed too, opens nothing.
 	edge, err := s.Trial.Host("edge1")

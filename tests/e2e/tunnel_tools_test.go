@@ -111,7 +111,7 @@ func TestStreams_Debug(t *testing.T) {
 }
 
 // Every node has its figures, and every pod memory.
-func TestTunnel_08_Top(t *testing.T) {
+func TestTunnel_08_TopShowsNodesAndPods(t *testing.T) {
 	s := use(t)
 	shown := func(args ...string) func(context.Context) (map[string][]string, error) {
 		return func(ctx context.Context) (map[string][]string, error) {

@@ -41,7 +41,7 @@ spec:
 // notices and nothing flaps. With it comes the eviction: the address is handed over, once, to the
 // node whose pod stays, while clients are served; it stays there when the Deployment's new pod is
 // ready. (Traps_16: the test without a Deployment, whose pods are never evicted, had proved less.)
-func TestVIPs_20_Traps_16_DeploymentEvictedMeanwhile(t *testing.T) {
+func TestVIPs_20_Traps_16_NoFlapAfterALongCut(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
 	s.Apply(ns, tills)

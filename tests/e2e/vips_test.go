@@ -250,7 +250,7 @@ func TestVIPs_NodeDeletedAndRegisteredAgain(t *testing.T) {
 
 // With the cloud cut: maintenance and back; the cloud comes back; a reboot of the whole pool
 // offline.
-func TestVIPs_21_WithoutTheCloud(t *testing.T) {
+func TestVIPs_21_AddressesMoveAndReturnWithoutTheCloud(t *testing.T) {
 	s := use(t)
 	s.shop()
 	s.waitShop(2)
@@ -343,7 +343,7 @@ func (s *system) rulesOf(node string) string {
 // lost. Traps_07: the module is switched off on the holder: its address, rules and keepalived are
 // gone, and the other node serves. VIPs_25: the Service is deleted: the object goes, and so does
 // everything on the devices; what others have there stays.
-func TestVIPs_10_25_RestartAndRelease(t *testing.T) {
+func TestVIPs_10_25_RestartChangesNothingAndReleaseLeavesNothing(t *testing.T) {
 	s := use(t)
 	const mark = "rule-of-an-operator"
 	for _, node := range []string{"edge1", "edge2"} {

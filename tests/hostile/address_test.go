@@ -42,12 +42,12 @@ func withTunnel() string {
 // The kubelets' port, the only one at which an address could lead to an edge.
 const kubeletPort = "10250"
 
-// TestHostile_06_Addresses: kube-apiserver goes to webhooks and kubelets through cloudcore. A
-// device writes into its Node, by its link, that it has the address of a webhook's Service, of
-// an ordinary node, of another edge, and of the control plane's load balancer, and that its
-// kubelet listens at their port. What kube-apiserver sends there arrives there, and opens no
-// stream to the device.
-func TestHostile_06_Addresses(t *testing.T) {
+// TestHostile_06_ClaimedAddressesAttractNoTraffic: kube-apiserver goes to webhooks and kubelets
+// through cloudcore. A device writes into its Node, by its link, that it has the address of a
+// webhook's Service, of an ordinary node, of another edge, and of the control plane's load
+// balancer, and that its kubelet listens at their port. What kube-apiserver sends there arrives
+// there, and opens no stream to the device.
+func TestHostile_06_ClaimedAddressesAttractNoTraffic(t *testing.T) {
 	s := start(t, withTunnel())
 	ns := things(t)
 	admin := plane.Client()
@@ -356,10 +356,11 @@ func servingRequest(t *testing.T, key crypto.Signer, address string) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 }
 
-// TestHostile_06_ForgedLease: a device writes into its own Lease where cloudcore is to look for its
-// link: an address of its choice, another node's announcement, one with a changed address. Then it
-// has no link, and kube-apiserver asks for its kubelet. cloudcore dials none of them.
-func TestHostile_06_ForgedLease(t *testing.T) {
+// TestHostile_06_ForgedLeaseIsNotDialled: a device writes into its own Lease where cloudcore is to
+// look for its link: an address of its choice, another node's announcement, one with a changed
+// address. Then it has no link, and kube-apiserver asks for its kubelet. cloudcore dials none of
+// them.
+func TestHostile_06_ForgedLeaseIsNotDialled(t *testing.T) {
 	s := start(t, withTunnel())
 	ns := things(t)
 	labelAsEdge(t, own, another)

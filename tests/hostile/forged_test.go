@@ -26,10 +26,10 @@ import (
 	"github.com/skerry-io/skerry/tests/hostile"
 )
 
-// TestHostile_14_WhatANodeMayDo is one cloudcore, and what the devices of one node try there to get
-// or do more than that node's kubelet may at kube-apiserver itself. Nothing of another node's is
-// changed by any of it.
-func TestHostile_14_WhatANodeMayDo(t *testing.T) {
+// TestHostile_14_NodeMayDoNoMoreThanItsKubelet is one cloudcore, and what the devices of one node
+// try there to get or do more than that node's kubelet may at kube-apiserver itself. Nothing of
+// another node's is changed by any of it.
+func TestHostile_14_NodeMayDoNoMoreThanItsKubelet(t *testing.T) {
 	s := start(t, withTunnel())
 	ns := things(t)
 	before := snapshot(t, ns)

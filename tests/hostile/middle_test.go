@@ -186,8 +186,9 @@ func works(t *testing.T, d *hostile.Device, node string) {
 	})
 }
 
-// TestHostile_15_ManInTheMiddle: an active attacker between a device with Auto and the cloud.
-func TestHostile_15_ManInTheMiddle(t *testing.T) {
+// TestHostile_15_ManInTheMiddleIsRefused: an active attacker between a device with Auto and the
+// cloud.
+func TestHostile_15_ManInTheMiddleIsRefused(t *testing.T) {
 	s := start(t, "")
 	const node = "edge-middle"
 	plane.AddNode(t, node)

@@ -28,12 +28,12 @@ import (
 	"github.com/skerry-io/skerry/tests/hostile"
 )
 
-// TestHostile_05_Quotas: one device declares 4,096 new interests again and again, selectors of a
-// megabyte, events for a minute, requests and reports as fast as it can. Above its quotas it is
-// answered 429 with a Retry-After and the name of the quota, which a metric counts. Another node is
-// served meanwhile; and what the device was refused it gets when it comes again after that time, as
-// an honest edge does.
-func TestHostile_05_Quotas(t *testing.T) {
+// TestHostile_05_QuotasAnswer429WithRetryAfter: one device declares 4,096 new interests again and
+// again, selectors of a megabyte, events for a minute, requests and reports as fast as it can.
+// Above its quotas it is answered 429 with a Retry-After and the name of the quota, which a metric
+// counts. Another node is served meanwhile; and what the device was refused it gets when it comes
+// again after that time, as an honest edge does.
+func TestHostile_05_QuotasAnswer429WithRetryAfter(t *testing.T) {
 	// Quotas smaller than those of the defaults: what is above them is what this is about.
 	s := start(t, "tunnel: {listen: \"\"}\nrelay: {quotas: {eventBurst: 1000, eventsPerSecond: 50, requestBurst: 1000, requestsPerSecond: 20, "+
 		"reportBurst: 500, reportsPerSecond: 20, statusBurst: 1000, statusesPerSecond: 20, statusByteBurst: 8388608, statusBytesPerSecond: 131072}}\n")

@@ -27,11 +27,12 @@ func heartbeat() message.Message {
 	return topic.Heartbeat.New(message.Resource{}, &topicpb.Heartbeat{KubeletAlive: true})
 }
 
-// TestHostile_04_StalledReader: devices on real links stop reading, with answers of megabytes on
-// their way so that nothing more fits, and report: of their operations, and of names that they make
-// up. There are more of them than the aggregation of reports has workers. Another device's reports
-// are written and answered, and its Lease is renewed, while not one report of the others is.
-func TestHostile_04_StalledReader(t *testing.T) {
+// TestHostile_04_StalledReaderHoldsUpNoOther: devices on real links stop reading, with answers of
+// megabytes on their way so that nothing more fits, and report: of their operations, and of names
+// that they make up. There are more of them than the aggregation of reports has workers. Another
+// device's reports are written and answered, and its Lease is renewed, while not one report of the
+// others is.
+func TestHostile_04_StalledReaderHoldsUpNoOther(t *testing.T) {
 	for _, transport := range []link.Transport{link.WebSocket, link.QUIC} {
 		t.Run(string(transport), func(t *testing.T) {
 			s := start(t, "tunnel: {listen: \"\"}\n")

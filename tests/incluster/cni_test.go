@@ -56,7 +56,7 @@ func (s *harness) waitCNI(node, names, text string) {
 // Devices join with no CNI configuration, and run pods: each takes the first range of the list that
 // nothing covers, and two may have the same. Another's configuration is left alone. A network that
 // comes to the device's range moves it to the next.
-func TestShip_15_PodNetwork(t *testing.T) {
+func TestShip_15_PodNetworkTakesAFreeRange(t *testing.T) {
 	s := use(t)
 	const mine, first, second, foreign = "10-skerry.conflist", "10.222.0.0/24", "172.28.222.0/24", "99-foreign.conflist"
 	namespace := s.Namespace()

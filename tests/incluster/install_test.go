@@ -37,7 +37,7 @@ spec:
 // What `cloudcore install` prints runs on ordinary nodes, and devices have joined through its load
 // balancer: their pods run with what they refer to, and their logs are read, also as a cluster does
 // whose kube-apiserver knows nothing of Skerry.
-func TestShip_07_InCluster(t *testing.T) {
+func TestShip_07_InClusterJoinPodsLogs(t *testing.T) {
 	s := use(t)
 	printed, err := os.ReadFile(filepath.Join(s.Dir, "install.yaml"))
 	s.Check(err)

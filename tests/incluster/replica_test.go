@@ -86,7 +86,7 @@ func (s *harness) signal(pod corev1.Pod, signal string) {
 
 // The replica that leads is killed: another leads, and devices that were linked to it go on by
 // whichever they find.
-func TestShip_08_LeaderKilled(t *testing.T) {
+func TestShip_08_LeaderKilledAnotherLeads(t *testing.T) {
 	s := use(t)
 	identity, pod := s.waitLeader("")
 	reporters := map[string]corev1.Pod{"edge1": s.reporter("edge1"), "edge2": s.reporter("edge2")}
@@ -119,7 +119,7 @@ func (s *harness) sameContainers(before map[string][]string) {
 // A node is drained: the eviction passes, with two replicas and with one alone, and the devices
 // that were linked to it go on by another; none is shown as NotReady. The one replica that is
 // evicted serves until the one in its place is ready.
-func TestShip_10_NodeDrained(t *testing.T) {
+func TestShip_10_NodeDrainedDevicesGoOn(t *testing.T) {
 	s := use(t)
 	reporters := map[string]corev1.Pod{"edge1": s.reporter("edge1"), "edge2": s.reporter("edge2")}
 	containers := map[string][]string{"edge1": s.Containers("edge1"), "edge2": s.Containers("edge2")}
@@ -161,7 +161,7 @@ func (s *harness) drain(node string) {
 }
 
 // A node loses its power: the devices that were linked to its replica go on by the other node's.
-func TestShip_11_NodeLost(t *testing.T) {
+func TestShip_11_NodeLostDevicesGoOn(t *testing.T) {
 	s := use(t)
 	s.waitRolledOut(deployment)
 	lost := s.waitReplicaOf("edge1").Spec.NodeName

@@ -116,7 +116,7 @@ func (l *load) end() error {
 
 // cloudcore is rolled out again while devices report: each event that a device took is at
 // kube-apiserver, with its count, and so is each restart of a container.
-func TestShip_09_RolloutUnderLoad(t *testing.T) {
+func TestShip_09_RolloutUnderLoadLosesNothing(t *testing.T) {
 	s := use(t)
 	s.waitRolledOut(deployment)
 	before, err := s.pods(t.Context())

@@ -50,12 +50,13 @@ func (e emulator) must(in, name string, args ...string) string {
 	return out
 }
 
-// TestShip_02_ARM64: what a release has for arm64 runs on arm64, by qemu-user: install.sh takes it
-// where uname says aarch64; each program says its version; cloudcore works at a real
-// kube-apiserver; a device joins it and has its link; kubectl-skerry asks kube-apiserver; and the
-// image says what it is for. The release is compiled as a real one is. PROGRAMS of the environment
-// says of what it consists: where it has no edgecore, the device is of this machine's architecture.
-func TestShip_02_ARM64(t *testing.T) {
+// TestShip_02_ReleaseRunsOnARM64: what a release has for arm64 runs on arm64, by qemu-user:
+// install.sh takes it where uname says aarch64; each program says its version; cloudcore works at a
+// real kube-apiserver; a device joins it and has its link; kubectl-skerry asks kube-apiserver; and
+// the image says what it is for. The release is compiled as a real one is. PROGRAMS of the
+// environment says of what it consists: where it has no edgecore, the device is of this machine's
+// architecture.
+func TestShip_02_ReleaseRunsOnARM64(t *testing.T) {
 	qemu, err := exec.LookPath("qemu-aarch64-static")
 	if err != nil {
 		t.Fatalf("apt-get install qemu-user-static: %v", err)

@@ -23,10 +23,10 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster"
 )
 
-// TestShip_04_Chart: what Helm makes of the chart is what `cloudcore install` prints, object by
-// object, for each flag; and at a real kube-apiserver an upgrade changes a CRD, and an uninstall
-// leaves the CRDs and their objects, and what devices would have to join again for.
-func TestShip_04_Chart(t *testing.T) {
+// TestShip_04_ChartEqualsInstall: what Helm makes of the chart is what `cloudcore install` prints,
+// object by object, for each flag; and at a real kube-apiserver an upgrade changes a CRD, and an
+// uninstall leaves the CRDs and their objects, and what devices would have to join again for.
+func TestShip_04_ChartEqualsInstall(t *testing.T) {
 	dir := shared(t)
 	archive := one(t, dir, "skerry-*.tgz")
 	t.Run("is install", func(t *testing.T) { chartIsInstall(t, dir, archive) })

@@ -19,11 +19,11 @@ import (
 // kubernetes are the programs of a minor release of Kubernetes, as suffixes of those in bin.
 var kubernetes = map[string]string{"1.36": "-1.36", "1.37": ""}
 
-// TestShip_21_Minors: devices with kubelets of Kubernetes 1.36 and 1.37, at control planes of
-// 1.36 and 1.37, each real: a device works where its kubelet is no newer than kube-apiserver,
-// its containers go on when it is upgraded from one minor to the next, and where its kubelet is
-// newer it is refused.
-func TestShip_21_Minors(t *testing.T) {
+// TestShip_21_EdgesOfTwoMinorsAtPlanesOfTwoMinors: devices with kubelets of Kubernetes 1.36 and
+// 1.37, at control planes of 1.36 and 1.37, each real: a device works where its kubelet is no newer
+// than kube-apiserver, its containers go on when it is upgraded from one minor to the next, and
+// where its kubelet is newer it is refused.
+func TestShip_21_EdgesOfTwoMinorsAtPlanesOfTwoMinors(t *testing.T) {
 	root, err := binary.Root()
 	if err != nil {
 		t.Fatal(err)

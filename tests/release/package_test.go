@@ -61,10 +61,10 @@ func (p packager) says(program, version string) {
 	}
 }
 
-// TestShip_03_Packages: dpkg and rpm themselves, each with a root of the test's own: installed,
-// upgraded with what the device is and knows kept, removed with that kept still, and, where there
-// is such a thing, purged with nothing left.
-func TestShip_03_Packages(t *testing.T) {
+// TestShip_03_PackagesInstallUpgradeRemovePurge: dpkg and rpm themselves, each with a root of the
+// test's own: installed, upgraded with what the device is and knows kept, removed with that kept
+// still, and, where there is such a thing, purged with nothing left.
+func TestShip_03_PackagesInstallUpgradeRemovePurge(t *testing.T) {
 	for _, program := range programs() {
 		t.Run("deb "+program, func(t *testing.T) { debPackage(t, program) })
 		t.Run("rpm "+program, func(t *testing.T) { rpmPackage(t, program) })

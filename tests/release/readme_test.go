@@ -282,9 +282,9 @@ func TestShip_06_BundleWithoutInternet(t *testing.T) {
 	}
 }
 
-// TestShip_03_OnADevice: on a device that has joined an upgrade leaves its pods alone, and a purge
-// takes what edgecore made, and nothing else.
-func TestShip_03_OnADevice(t *testing.T) {
+// TestShip_03_UpgradeKeepsPodsAndPurgeLeavesNothing: on a device that has joined an upgrade leaves
+// its pods alone, and a purge takes what edgecore made, and nothing else.
+func TestShip_03_UpgradeKeepsPodsAndPurgeLeavesNothing(t *testing.T) {
 	next := upgrade(t)
 	s := onRealMachines(t)
 	pod := s.hello()

@@ -13,11 +13,11 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/binary"
 )
 
-// TestShip_01_SameBytes: the same commit, checked out in two folders and built by two callers with
-// different environments, the second with nothing compiled before, gives the same files to the last
-// byte. ARCHES and PROGRAMS of the environment say of what. WARM=1 leaves the second what the first
-// has compiled, which shows less in a third of the time.
-func TestShip_01_SameBytes(t *testing.T) {
+// TestShip_01_SameCommitSameBytes: the same commit, checked out in two folders and built by two
+// callers with different environments, the second with nothing compiled before, gives the same
+// files to the last byte. ARCHES and PROGRAMS of the environment say of what. WARM=1 leaves the
+// second what the first has compiled, which shows less in a third of the time.
+func TestShip_01_SameCommitSameBytes(t *testing.T) {
 	root, err := binary.Root()
 	if err != nil {
 		t.Fatal(err)
@@ -60,9 +60,10 @@ func TestShip_01_SameBytes(t *testing.T) {
 	}
 }
 
-// TestShip_05_Refused: one byte changed, another key, a truncated bundle, another architecture:
-// install.sh refuses a real, signed release in one line, with exit code 2, and has changed nothing.
-func TestShip_05_Refused(t *testing.T) {
+// TestShip_05_ChangedReleaseIsRefused: one byte changed, another key, a truncated bundle, another
+// architecture: install.sh refuses a real, signed release in one line, with exit code 2, and has
+// changed nothing.
+func TestShip_05_ChangedReleaseIsRefused(t *testing.T) {
 	dir := shared(t)
 	root, err := binary.Root()
 	if err != nil {

@@ -95,11 +95,12 @@ func (s skewed) linked(node, version string, ports ...string) {
 	})
 }
 
-// TestShip_19_OldEdge: devices with the release of before, which knows the ports 10000 to 10002
-// alone, join the cloudcore of today and work with it: pods, logs, what they report after they were
-// cut off, routes. One of them is upgraded: its containers go on, and it comes by port 443. Then
-// cloudcore goes back to the release of before, with its configuration: both devices work with it.
-func TestShip_19_OldEdge(t *testing.T) {
+// TestShip_19_OldEdgeWorksWithANewCloud: devices with the release of before, which knows the ports
+// 10000 to 10002 alone, join the cloudcore of today and work with it: pods, logs, what they report
+// after they were cut off, routes. One of them is upgraded: its containers go on, and it comes by
+// port 443. Then cloudcore goes back to the release of before, with its configuration: both devices
+// work with it.
+func TestShip_19_OldEdgeWorksWithANewCloud(t *testing.T) {
 	root, err := binary.Root()
 	if err != nil {
 		t.Fatal(err)

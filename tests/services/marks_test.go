@@ -12,7 +12,7 @@ import (
 )
 
 // The range of Services is the cluster's own, of its ServiceCIDRs; one that is added counts too.
-func TestServices_03_RangeOfTheCluster(t *testing.T) {
+func TestServices_03_AddressesInTheServiceCIDRAreSkipped(t *testing.T) {
 	s := use(t)
 	kubernetes, err := s.Client.CoreV1().Services("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
 	s.Check(err)
@@ -37,7 +37,7 @@ spec:
 
 // The last that counts of a Service's addresses is in its status: here a virtual IP, which the
 // cloud has given it from a pool. With an external address that one counts.
-func TestServices_02_OwnVirtualIP(t *testing.T) {
+func TestServices_02_OwnVirtualIPCountsLast(t *testing.T) {
 	s := use(t)
 	s.make("apiVersion: skerry.io/v1alpha1\nkind: NodePool\nmetadata: {name: shop, labels: {site: shop}}\nspec: {addresses: [192.168.100.230], nodeSelector: {}}\n")
 	s.make(`apiVersion: v1
@@ -154,7 +154,7 @@ spec:
   ports: [{port: 443}]
 `
 
-func TestServices_08_AuthorizedClusterEndpoint(t *testing.T) {
+func TestServices_08_ACEOpensToNamedSourcesOnly(t *testing.T) {
 	s := use(t)
 	s.listen("edge1", 6443)
 	ask := func(ctx context.Context, to string) error {
@@ -214,7 +214,7 @@ func TestServices_08_AuthorizedClusterEndpoint(t *testing.T) {
 }
 
 // The rules come before the containers, however often one looks.
-func TestServices_09_BootOffline(t *testing.T) {
+func TestServices_09_BootOfflineRulesBeforePods(t *testing.T) {
 	s := use(t)
 	s.make(exposed)
 	s.WaitPods("sample", "app=sample", "edge1", 1)

@@ -81,7 +81,7 @@ func (s *system) definition(name string, there bool) (uid string) {
 	return uid
 }
 
-func TestServices_10_EthernetPassthrough(t *testing.T) {
+func TestServices_10_PassthroughAttachmentIsShared(t *testing.T) {
 	s := use(t)
 	s.on("edge1", "ip link add eth9 type veth peer name eth9peer")
 	t.Cleanup(func() { _, _ = s.tryOn(context.Background(), "edge1", "ip link del eth9; ip link del eth8") })

@@ -154,6 +154,6 @@ func testWithProxy(t *testing.T, mode string) {
 	})
 }
 
-func TestServices_15_KubeProxyNftables(t *testing.T) { testWithProxy(t, "nftables") }
+func TestServices_15_WorksBesideKubeProxyNftables(t *testing.T) { testWithProxy(t, "nftables") }
 
-func TestServices_15_KubeProxyIptables(t *testing.T) { testWithProxy(t, "iptables") }
+func TestServices_15_WorksBesideKubeProxyIptables(t *testing.T) { testWithProxy(t, "iptables") }

@@ -46,7 +46,7 @@ func (s *system) ownPods(ctx context.Context, node, namespace, app string, resta
 
 // A power cut while the cloud is away: pods come back with other addresses, which can't be reported
 // to the cloud. Service and headless name follow.
-func TestSite_03_RebootOffline(t *testing.T) {
+func TestSite_03_RebootOfflineServiceAndNameFollow(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
 	// Addresses are given in turn and again with each boot. These take the first ones and go before
@@ -129,7 +129,7 @@ spec:
 // A kube-proxy pod comes to the device, as a DaemonSet brings it: edgecore's rules make room, it
 // stays off after that, says so, and comes back when the pod has gone. The pod is one by its label
 // and container; what it does in the kernel is its own business and not shown here.
-func TestSite_29_KubeProxyThere(t *testing.T) {
+func TestSite_29_KubeProxyThereKeepsOursOff(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
 	s.Apply(ns, deployment("store", "edge1", 1)+service("store", "store", ""))

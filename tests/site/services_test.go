@@ -151,7 +151,7 @@ func (s *system) udp(ctx context.Context, host, address string) (string, error) 
 
 // ClusterIPs over TCP and UDP, a NodePort on the LAN and on the node, a pod that reaches itself by
 // its Service, and session affinity: served by edgecore.
-func TestSite_01_ServicesOnADevice(t *testing.T) {
+func TestSite_01_EdgecoreServesClusterIPsAndNodePorts(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
 	s.Apply(ns, deployment("front", "edge1", 1)+deployment("store", "edge1", 2)+deployment("one", "edge1", 1)+
@@ -191,7 +191,7 @@ func TestSite_01_ServicesOnADevice(t *testing.T) {
 }
 
 // All that goes on without the cloud, and readiness too, which can't be reported to the cloud.
-func TestSite_02_Cut(t *testing.T) {
+func TestSite_02_ServicesAndReadinessGoOnWhileCut(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
 	s.Apply(ns, deployment("front", "edge1", 1)+deployment("store", "edge1", 2)+service("store", "store", ""))
@@ -227,7 +227,7 @@ func (s *system) post(node, podIP, path string) {
 
 // A Service whose endpoints are all gone or unready is refused at once, on TCP, by
 // ClusterIP and NodePort.
-func TestSite_17_NoEndpoint(t *testing.T) {
+func TestSite_17_NoEndpointIsRefusedAtOnce(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
 	s.Apply(ns, deployment("store", "edge1", 1)+service("store", "store", "  type: NodePort")+service("empty", "none", ""))

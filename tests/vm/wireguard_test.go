@@ -11,7 +11,7 @@ import (
 
 // Devices of a site that share no network: the kernel's WireGuard, contact and the agent of the pod
 // network, with traffic, in a kernel that has it.
-func TestSite_32_WireGuard(t *testing.T) {
+func TestSite_32_WireGuardBetweenNetworks(t *testing.T) {
 	if testing.Short() {
 		t.Skip("boots a kernel")
 	}

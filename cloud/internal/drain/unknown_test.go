@@ -24,7 +24,7 @@ import (
 // An operation for a node that the cluster does not have, or that is no edge node, says so in its
 // status, by a real kube-apiserver and with the rights of the manifests; it stops saying so when
 // the node joins, and what a device has reported stays.
-func TestTraps_15_OperationForAnUnknownNode(t *testing.T) {
+func TestTraps_15_OperationForAnUnknownNodeSaysSo(t *testing.T) {
 	plane := cluster.Run(t)
 	plane.Apply(t, "manifests/crds")
 	plane.Apply(t, "manifests/cloudcore")

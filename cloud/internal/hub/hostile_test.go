@@ -85,7 +85,7 @@ func hostileCloud(t *testing.T, transport link.Transport, part hub.Part) (dial f
 // Scenario 2 of the hostile devices: what takes a few bytes on the wire and much when it is
 // decoded. It is refused before memory is taken for it: at once where the certificate is revoked,
 // by its count where the session is open.
-func TestHostile_02_Amplification(t *testing.T) {
+func TestHostile_02_AmplifyingPayloadsAreRefusedUndecoded(t *testing.T) {
 	const million = 1 << 20
 	empty := make([]*topicpb.Entry, million)
 	for i := range empty {
@@ -168,7 +168,7 @@ func allocated(f func()) uint64 {
 
 // What one link can make cloudcore hold is bounded, whatever it sends: here in every class at once,
 // all as long as it may be, to a part that never returns.
-func TestHostile_02_WhatOneLinkCanHold(t *testing.T) {
+func TestHostile_02_OneLinkHoldsABoundedAmount(t *testing.T) {
 	for _, transport := range []link.Transport{link.WebSocket, link.QUIC} {
 		t.Run(string(transport), func(t *testing.T) {
 			stuck := make(chan struct{})
@@ -244,7 +244,7 @@ func live() uint64 {
 // Scenario 9 of the hostile devices, the first half: three addresses begin handshakes and say
 // nothing, more of them than there are places, and none of them ever times out. Another address
 // opens its link all the same.
-func TestHostile_09_SlowHandshakes(t *testing.T) {
+func TestHostile_09_SlowHandshakesKeepNobodyOut(t *testing.T) {
 	authority := linktest.NewAuthority(t)
 	server := &tls.Config{
 		Certificates: []tls.Certificate{authority.Server(t)}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: authority.Pool(),
@@ -283,7 +283,7 @@ func TestHostile_09_SlowHandshakes(t *testing.T) {
 
 // The second half: one certificate opens 600 links and says no hello on any. Another
 // node's session opens.
-func TestHostile_09_OneCertificate600Times(t *testing.T) {
+func TestHostile_09_OneCertificate600TimesKeepsNobodyOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, hub.Config{})
 		for range 600 {

@@ -161,10 +161,11 @@ func (r *rights) agree(t *testing.T, node, other string) {
 	}
 }
 
-// TestHostile_14_SharedReviews: what cloudcore knows of other nodes gives none more than
-// kube-apiserver itself says of it: two devices, one of which has rights of its own, a node that is
-// no device, and a device that is none any more, asked of every kind that there is, in every order.
-func TestHostile_14_SharedReviews(t *testing.T) {
+// TestHostile_14_SharedReviewsGiveNobodyMore: what cloudcore knows of other nodes gives none more
+// than kube-apiserver itself says of it: two devices, one of which has rights of its own, a node
+// that is no device, and a device that is none any more, asked of every kind that there is, in
+// every order.
+func TestHostile_14_SharedReviewsGiveNobodyMore(t *testing.T) {
 	r := startRights(t)
 	ctx := t.Context()
 	r.plane.AddNode(t, "edge-a")

@@ -13,7 +13,7 @@ import (
 // A device asks two replicas for what its node may get and cloudcore may not list, and for
 // versions that do not exist. Each session is refused, with the reason; no reflector starts, and
 // both stay ready.
-func TestHostile_01_ForbiddenInterest(t *testing.T) {
+func TestHostile_01_ForbiddenInterestIsRefused(t *testing.T) {
 	first := startReal(t)
 	replicas := map[string]*real{"first": first, "second": first.replica(t)}
 	first.plane.AddNode(t, "edge1")

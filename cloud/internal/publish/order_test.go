@@ -178,7 +178,7 @@ func wanted(node types.NodeName) []*topicpb.Interest {
 
 // etcd is put back to an older copy while cloudcore runs, with one edge linked and one away.
 // Everything that either holds becomes what the cluster has now, without a hand.
-func TestOrder_00_EtcdFromAnOlderCopy(t *testing.T) {
+func TestOrder_00_EtcdFromAnOlderCopyConverges(t *testing.T) {
 	r := startReal(t)
 	r.plane.Apply(t, "manifests/crds")
 	ns := r.plane.Namespace(t)
@@ -243,7 +243,7 @@ func TestOrder_00_EtcdFromAnOlderCopy(t *testing.T) {
 }
 
 // An edge moves to a cloudcore whose watches are 20 s behind: no pod dies, nothing becomes older.
-func TestOrder_03_LaggingWatch(t *testing.T) {
+func TestOrder_03_LaggingWatchMakesNothingOlder(t *testing.T) {
 	a := startReal(t)
 	a.plane.Apply(t, "manifests/crds")
 	b, proxy := a.behind(t)
@@ -347,7 +347,7 @@ func TestALateListTakesNothingBack(t *testing.T) {
 
 // The same where the cluster was restored from a backup: what the edge holds is of a time that is
 // lost, and a cloudcore that lags can't tell by its watches. It converges.
-func TestOrder_04_LaggingWatchAfterARestore(t *testing.T) {
+func TestOrder_04_LaggingWatchAfterARestoreConverges(t *testing.T) {
 	a := startReal(t)
 	a.plane.Apply(t, "manifests/crds")
 	b, proxy := a.behind(t)

@@ -98,10 +98,10 @@ func live() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// TestHostile_02_AnswersOnTheWay: one device asks for as many long lists at once as it may. What
-// cloudcore holds of them while kube-apiserver sends them is within the link's 16 MiB, whatever
-// there is to come; what does not fit is refused with 429, and what fits arrives whole.
-func TestHostile_02_AnswersOnTheWay(t *testing.T) {
+// TestHostile_02_AnswersOnTheWayAreBounded: one device asks for as many long lists at once as it
+// may. What cloudcore holds of them while kube-apiserver sends them is within the link's 16 MiB,
+// whatever there is to come; what does not fit is refused with 429, and what fits arrives whole.
+func TestHostile_02_AnswersOnTheWayAreBounded(t *testing.T) {
 	const size = 5 << 20
 	config, letGo := longLists(t, size)
 	defer letGo()

@@ -315,7 +315,7 @@ func (r *replicas) happened(t *testing.T, event string, want int32) {
 // value is ever followed by an older one. The cut lasts for some hundred milliseconds instead of
 // 45 s: what was on its way is held for as long as the cut lasts, and no timeout of a relay plays
 // a part in that.
-func TestOrder_15_AReplicaCutFromTheAPIServer(t *testing.T) {
+func TestOrder_15_AReplicaCutFromTheAPIServerWritesNothingOlder(t *testing.T) {
 	r := newReplicas(t)
 	const pods, rounds = 4, 20
 	var all [pods]*corev1.Pod

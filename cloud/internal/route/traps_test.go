@@ -46,7 +46,7 @@ func (w *world) shows(name, want string) {
 
 // GATEWAY shows what the spec says, wherever it says it; APPLIED counts the nodes whose kernel has
 // the route.
-func TestTraps_15_Columns(t *testing.T) {
+func TestTraps_15_ColumnsShowHopsAndTheKernelsCount(t *testing.T) {
 	w := newWorld(t)
 	edge := map[string]string{v1alpha1.EdgeOwnLabel: ""}
 	w.node("edge1", edge)
@@ -77,7 +77,7 @@ func TestTraps_15_Columns(t *testing.T) {
 
 // A device does not know the other nodes' pods: the cloud says in the StaticRoute which of them its
 // subnet overlaps.
-func TestTraps_13_PodsOfOtherNodes(t *testing.T) {
+func TestTraps_13_PodsOfOtherNodesAreGuarded(t *testing.T) {
 	w := newWorld(t)
 	add := func(name, podCIDR string) {
 		t.Helper()

@@ -79,7 +79,7 @@ func TestRanking(t *testing.T) {
 
 // Scenario 24, the cloud's part: whom a Service or its pool prefers gets the highest priority, and
 // the objects tell that it may take the address back.
-func TestVIPs_24_Preference(t *testing.T) {
+func TestVIPs_24_PreferredNodeGetsTheHighestPriority(t *testing.T) {
 	for name, c := range map[string]struct {
 		pool, service string // who is preferred there
 		want          string // who is preferred in the VirtualIP; "" for the hash's first

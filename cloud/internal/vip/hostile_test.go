@@ -69,7 +69,7 @@ func TestHostile_03_ProtectedAddressesAreNotGiven(t *testing.T) {
 }
 
 // Outside of the ranges only where the NodePool allows it.
-func TestHostile_03_RequestsOutsideThePool(t *testing.T) {
+func TestHostile_03_RequestsOutsideThePoolNeedAllowRequested(t *testing.T) {
 	w := newWorld(t)
 	w.pool("p", "", "10.0.0.10-10.0.0.20")
 	w.service("web", v1alpha1.VIPAddressPrefix+"p", "10.0.0.99")
@@ -122,7 +122,7 @@ func (w *world) vip(name string) *v1alpha1.VirtualIP {
 
 // Two pools that name their networks differently are on one LAN, as a node of both reports: their
 // numbers are kept apart, and the pools say so.
-func TestTraps_01_TwoNetworksOnOneLAN(t *testing.T) {
+func TestTraps_01_TwoNetworksOnOneLANGetDifferentVRIDs(t *testing.T) {
 	w := newWorld(t)
 	w.pool("p", "left", "10.0.0.10-10.0.0.20").Spec.NodeSelector = &metav1.LabelSelector{}
 	w.node("a", "p", "10.0.0.1")
@@ -155,7 +155,7 @@ func TestTraps_01_TwoNetworksOnOneLAN(t *testing.T) {
 
 // A router that is no node of the pool has the number: the address gets another one, and no address
 // gets that.
-func TestTraps_05_ForeignRouter(t *testing.T) {
+func TestTraps_05_ForeignRoutersVRIDIsAvoided(t *testing.T) {
 	w := newWorld(t)
 	w.pool("p", "", "10.0.0.10-10.0.0.12")
 	w.node("a", "p", "10.0.0.1")
@@ -221,7 +221,7 @@ func TestTraps_06_TwoHoldersUseUnicast(t *testing.T) {
 }
 
 // More addresses than numbers: those of the same pods share an election.
-func TestTraps_07_SharedElections(t *testing.T) {
+func TestTraps_07_SharedElectionsBeyond255Addresses(t *testing.T) {
 	w := newWorld(t)
 	w.pool("p", "", "10.0.0.0/16")
 	w.node("a", "p", "10.9.0.1")
@@ -284,7 +284,7 @@ func TestTraps_07_SharedElections(t *testing.T) {
 }
 
 // Networks' own and broadcast addresses are no hosts', as the nodes' interfaces show.
-func TestTraps_07_NetworkAndBroadcastAddresses(t *testing.T) {
+func TestTraps_07_NetworkAndBroadcastAddressesAreNotGiven(t *testing.T) {
 	w := newWorld(t)
 	w.pool("p", "", "10.0.0.62-10.0.0.63")
 	w.node("a", "p", "10.0.0.1")
@@ -298,7 +298,7 @@ func TestTraps_07_NetworkAndBroadcastAddresses(t *testing.T) {
 }
 
 // A stranger who speaks VRRP holds the address: it is said, and no pod is blamed.
-func TestTraps_08_StrangerSpeaksVRRP(t *testing.T) {
+func TestTraps_08_StrangerSpeaksVRRPIsSaid(t *testing.T) {
 	w := newWorld(t)
 	w.pool("p", "", "10.0.0.10")
 	w.node("a", "p", "10.0.0.1")

@@ -18,7 +18,7 @@ import (
 
 // Scenarios 1 to 3: an address in every pool that matches, none in others, and none for
 // other classes.
-func TestVIPs_01_02_03_PoolsAndClasses(t *testing.T) {
+func TestVIPs_01_02_03_MatchingPoolsOfOurClassOnly(t *testing.T) {
 	w := newWorld(t)
 	w.pool("hangzhou", "", "10.0.0.10-10.0.0.20")
 	w.pool("shanghai", "", "10.0.1.10-10.0.1.20")
@@ -60,7 +60,7 @@ func TestVIPs_01_02_03_PoolsAndClasses(t *testing.T) {
 }
 
 // The proposal's own spellings: class, annotations, k:v, "Addresses", and the label of nodes.
-func TestVIPs_01_SpellingsOfTheProposal(t *testing.T) {
+func TestVIPs_01_SpellingsOfTheProposalAreUnderstood(t *testing.T) {
 	w := newWorld(t)
 	p := w.pool("hangzhou", "")
 	p.Spec.AddressesOfProposal, p.Labels = []string{"172.18.0.20-172.18.0.30"}, map[string]string{"service": "nginx"}
@@ -83,7 +83,7 @@ func TestVIPs_01_SpellingsOfTheProposal(t *testing.T) {
 
 // Scenarios 4 to 6: an explicit address in the pool, outside of it, and one that two
 // Services ask for.
-func TestVIPs_04_05_06_Explicit(t *testing.T) {
+func TestVIPs_04_05_06_ExplicitAddresses(t *testing.T) {
 	w := newWorld(t)
 	w.pool("hangzhou", "", "10.0.0.10-10.0.0.20").Spec.AllowRequested = true
 	w.pool("shanghai", "", "10.0.1.10-10.0.1.20").Labels["lb"] = "no"
@@ -221,7 +221,7 @@ func TestVIPs_08_ExhaustedThenFreed(t *testing.T) {
 	w.want("fourth: p 10.0.0.10")
 }
 
-func TestVIPs_09_VRIDs(t *testing.T) {
+func TestVIPs_09_252VRIDsThenNone(t *testing.T) {
 	w := newWorld(t)
 	w.pool("p", "", "10.0.0.0/16").Spec.ReservedVRIDs = []int32{5}
 	w.pool("elsewhere", "site-b", "10.0.0.0/16").Labels["lb"] = "b"
@@ -259,7 +259,7 @@ func TestVIPs_09_VRIDs(t *testing.T) {
 }
 
 // Scenario 10: a cloudcore that restarts changes nothing.
-func TestVIPs_10_Restart(t *testing.T) {
+func TestVIPs_10_RestartChangesNothing(t *testing.T) {
 	w := newWorld(t)
 	w.pool("p", "", "10.0.0.10-10.0.0.20").Spec.AllowRequested = true
 	w.node("a", "p", "10.0.0.1")
@@ -296,7 +296,7 @@ func TestVIPs_10_Restart(t *testing.T) {
 	}
 }
 
-func TestVIPs_11_PoolShrunk(t *testing.T) {
+func TestVIPs_11_PoolShrunkIsOutOfRange(t *testing.T) {
 	w := newWorld(t)
 	w.pool("p", "", "10.0.0.10-10.0.0.20")
 	w.node("a", "p", "10.0.0.1")
@@ -315,7 +315,7 @@ func TestVIPs_11_PoolShrunk(t *testing.T) {
 	}
 }
 
-func TestVIPs_12_Overlap(t *testing.T) {
+func TestVIPs_12_OverlapIsRefusedToTheLater(t *testing.T) {
 	w := newWorld(t)
 	w.pool("first", "", "10.0.0.10-10.0.0.20")
 	w.pool("second", "", "10.0.0.20-10.0.0.30", "10.0.0.40")
@@ -330,7 +330,7 @@ func TestVIPs_12_Overlap(t *testing.T) {
 	w.poolIs("itself", v1alpha1.PoolAddressesValid, false)
 }
 
-func TestVIPs_13_DualStack(t *testing.T) {
+func TestVIPs_13_DualStackGetsOneOfEachFamily(t *testing.T) {
 	w := newWorld(t)
 	w.pool("p", "", "10.0.0.10-10.0.0.20", "2001:db8::/64")
 	w.pool("four", "", "10.0.1.10")
@@ -350,7 +350,7 @@ func TestVIPs_13_DualStack(t *testing.T) {
 }
 
 // Scenario 25, the cloud's part: Service, pool, annotation, type or class changes or goes.
-func TestVIPs_25_Release(t *testing.T) {
+func TestVIPs_25_ReleaseFollowsEveryChange(t *testing.T) {
 	for name, change := range map[string]func(*world){
 		"the Service goes":        func(w *world) { w.remove("web") },
 		"it comes again, another": func(w *world) { w.get("web").UID = "another" },

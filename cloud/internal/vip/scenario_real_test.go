@@ -193,7 +193,7 @@ func TestVIPs_06_SameExplicitAddressTwice(t *testing.T) {
 // What a Service asks for is judged by what the cluster shows: kube-apiserver's address, its
 // ClusterIP, another Service's, the range of Services, a node's, a node's pods', cloudcore's by its
 // name, and the pool's ranges.
-func TestHostile_03_RequestsForAddressesOfOthers(t *testing.T) {
+func TestHostile_03_RequestsForAddressesOfOthersAreRefused(t *testing.T) {
 	r := newReal(t)
 	ctx := t.Context()
 	kubernetes, err := plane.Client().CoreV1().Services("default").Get(ctx, "kubernetes", metav1.GetOptions{})
@@ -251,7 +251,7 @@ func TestHostile_03_RequestsForAddressesOfOthers(t *testing.T) {
 
 // VRIDs by kube-apiserver's own state: reserved ones are honoured, all are used, the next waits and
 // is served as soon as one is free; numbers heard from routers are never given away.
-func TestVIPs_09_VRIDsOfTheCluster(t *testing.T) {
+func TestVIPs_09_ReservedAndHeardVRIDsAreNotGiven(t *testing.T) {
 	r := newReal(t)
 	reserved := []any{}
 	for n := 3; n <= 252; n++ { // 1 and 2 are the policy's
@@ -275,7 +275,7 @@ func TestVIPs_09_VRIDsOfTheCluster(t *testing.T) {
 	r.is("four", vip.ReasonAllocated, "numbers 10.28.0.13")
 }
 
-func TestVIPs_11_PoolOfTheClusterShrinks(t *testing.T) {
+func TestVIPs_11_AddressStaysInTheClusterWhenItsPoolShrinks(t *testing.T) {
 	r := newReal(t)
 	r.create(r.pool("shrinks", map[string]any{"addresses": []any{"10.29.0.10-10.29.0.19"}}))
 	r.service("web", nil)
@@ -307,7 +307,7 @@ func TestVIPs_11_PoolOfTheClusterShrinks(t *testing.T) {
 	outOfRange(false)
 }
 
-func TestVIPs_12_OverlapInTheCluster(t *testing.T) {
+func TestVIPs_12_YoungerPoolSaysItOverlaps(t *testing.T) {
 	r := newReal(t)
 	r.create(r.pool("first", map[string]any{"addresses": []any{"10.30.0.10-10.30.0.11"}}))
 	r.service("web", nil)
@@ -362,7 +362,7 @@ func (r *real) named(name string, addresses ...any) {
 
 // Single addresses, networks, ranges and IPv6, by kube-apiserver's own validation and allocation:
 // both ends are given, and nothing beside them. One Service more than there are addresses waits.
-func TestVIPs_07_RangesOfTheCluster(t *testing.T) {
+func TestVIPs_07_RangesAreGivenToTheLastAddress(t *testing.T) {
 	r := newReal(t)
 	for pool, c := range map[string]struct {
 		addresses []any
@@ -388,7 +388,7 @@ func TestVIPs_07_RangesOfTheCluster(t *testing.T) {
 
 // A Service of both families has an address of each, in the families' order; each is an object of
 // its own, and goes with the family. A pool without one of the families says so.
-func TestVIPs_13_DualStackInTheCluster(t *testing.T) {
+func TestVIPs_13_DualStackFollowsTheServicesFamilies(t *testing.T) {
 	r := newReal(t)
 	r.named("both", "10.33.0.10-10.33.0.11", "2001:db8:33::10-2001:db8:33::11")
 	r.named("four", "10.33.1.10")

@@ -30,7 +30,7 @@ func set(t *testing.T, words string) spans {
 }
 
 // Scenario 7: single, network, range, IPv6, both ends usable.
-func TestVIPs_07_Ranges(t *testing.T) {
+func TestVIPs_07_RangesKeepBothEnds(t *testing.T) {
 	for in, want := range map[string]string{
 		"192.168.10.5":                    "192.168.10.5",
 		"192.168.10.64/28":                "192.168.10.65-192.168.10.78",

@@ -128,11 +128,11 @@ func get(c net.Conn, token string) (int, string, error) {
 	return res.StatusCode, string(body), err
 }
 
-// TestHostile_10_StalledClients: a pod holds 64 requests open whose bodies never come, with the
-// token that it has; a host of the LAN does so with junk tokens and 3 MB announced, with handshakes
-// that it never ends, and at the pods' address, which it routes to the device. Root, the kubelet
-// and another pod are served all the while, and nothing of it crosses the link.
-func TestHostile_10_StalledClients(t *testing.T) {
+// TestHostile_10_StalledClientsStarveNoOther: a pod holds 64 requests open whose bodies never come,
+// with the token that it has; a host of the LAN does so with junk tokens and 3 MB announced, with
+// handshakes that it never ends, and at the pods' address, which it routes to the device. Root, the
+// kubelet and another pod are served all the while, and nothing of it crosses the link.
+func TestHostile_10_StalledClientsStarveNoOther(t *testing.T) {
 	b := newFakeBackend(t)
 	b.sync(pods)
 	b.sync(nodes)
@@ -242,10 +242,10 @@ func (s *site) healthy(c net.Conn, name, token string) {
 	}
 }
 
-// TestHostile_11_TokensOffline: tokens that a real kube-apiserver made, shown to the device's API
-// while there is no link: for the API and for a vault, of a pod that is here and of one that is
-// gone, of before KEP-1205, and altered.
-func TestHostile_11_TokensOffline(t *testing.T) {
+// TestHostile_11_TokensAreJudgedOffline: tokens that a real kube-apiserver made, shown to the
+// device's API while there is no link: for the API and for a vault, of a pod that is here and of
+// one that is gone, of before KEP-1205, and altered.
+func TestHostile_11_TokensAreJudgedOffline(t *testing.T) {
 	plane := cluster.Run(t)
 	plane.AddNode(t, node)
 	ns := plane.Namespace(t)

@@ -151,8 +151,8 @@ func offlineDevice(t *testing.T) *fakeBackend {
 	return b
 }
 
-// TestIsland_13_Kubectl is kubectl on a device without a link.
-func TestIsland_13_Kubectl(t *testing.T) {
+// TestIsland_13_KubectlReadsOffline is kubectl on a device without a link.
+func TestIsland_13_KubectlReadsOffline(t *testing.T) {
 	b := offlineDevice(t)
 	b.setLinked(false)
 	kubeconfig, _ := serve(t, b)

@@ -144,7 +144,7 @@ func pagesOf(t *testing.T, path string) map[string][]int {
 // not is named, answered with 503 and never with a part of it; writes that waited are still there.
 // With a link it comes again, and all pods start. In process: the real store, metamanager and edge
 // API; a kubelet's lists are its client.
-func TestOrder_05_OneFlippedBitInEveryKindOfPage(t *testing.T) {
+func TestOrder_05_OneFlippedBitCostsOneResource(t *testing.T) {
 	dir := t.TempDir()
 	h := orderCluster(t)
 	c, stop := device(t, dir, h)

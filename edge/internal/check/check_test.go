@@ -53,7 +53,7 @@ func levels(t *testing.T, m check.Machine) map[string]check.Level {
 
 // A device whose packet filter drops IP protocol 112 is warned, with what to do; a device without
 // virtual IPs is not.
-func TestTraps_06_CheckOfProtocol112(t *testing.T) {
+func TestTraps_06_CheckWarnsOfDroppedProtocol112(t *testing.T) {
 	h := lantest.New(t).Host("10.82.0.1/24", "2001:db8:82::1/64")
 	m := machine(t, nil)
 	ask := func() (f check.Finding) {

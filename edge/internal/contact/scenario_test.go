@@ -42,7 +42,7 @@ var lossFor = flag.Duration("loss", 10*time.Second, "how long a fifth of the pac
 
 // The LAN goes silent without a carrier lost anywhere: the device is dead, and TCP connections to
 // its pods are forgotten. Loss alone makes no device dead.
-func TestSite_07_SilentCutAndLoss(t *testing.T) {
+func TestSite_07_SilentCutIsDeathAndLossIsNot(t *testing.T) {
 	w := newWorld(t, 2)
 	w.startAll()
 	w.allMet()
@@ -183,7 +183,7 @@ func TestSite_10_OnesViewIsNotAnothers(t *testing.T) {
 }
 
 // The LAN falls into two halves, and is healed: within each half nothing changes.
-func TestSite_11_LANSplitAndHealed(t *testing.T) {
+func TestSite_11_LANSplitAndHealedKeepsEachHalf(t *testing.T) {
 	w := newWorld(t, 4)
 	w.startAll()
 	w.allMet()
@@ -215,7 +215,7 @@ func TestSite_11_LANSplitAndHealed(t *testing.T) {
 
 // DHCP gives all devices other addresses, in another network: they find each other again,
 // without a cloud.
-func TestSite_27_DHCPMovesAll(t *testing.T) {
+func TestSite_27_DHCPMovesAllAndTheyFindEachOther(t *testing.T) {
 	w := newWorld(t, 3)
 	w.startAll()
 	w.allMet()
@@ -238,7 +238,7 @@ func TestSite_27_DHCPMovesAll(t *testing.T) {
 
 // Who is not in the site, whose certificate is revoked, and who says what is not its to say,
 // are not believed.
-func TestSite_18_HostilePeer(t *testing.T) {
+func TestSite_18_HostilePeerIsNotBelieved(t *testing.T) {
 	w := newWorld(t, 2)
 	a, b := w.devices[0], w.devices[1]
 	thief := w.add("edge00", "10.90.0.66/24") // before a and b by name: it is the one to dial
@@ -372,7 +372,7 @@ func TestExpiredCertificate(t *testing.T) {
 }
 
 // More devices than a site may have don't speak to each other: the cloud's word holds for all.
-func TestSite_28_TooManyDevices(t *testing.T) {
+func TestSite_28_TooManyDevicesEndTheirConnections(t *testing.T) {
 	w := newWorld(t, 2)
 	w.startAll()
 	w.allMet()

@@ -177,7 +177,7 @@ func (l *late) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // A node is not drained while a pinned pod comes back a moment after each look.
-func TestDrain_05_PinnedAndLate(t *testing.T) {
+func TestDrain_05_PinnedPodThatComesBackLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, err := NewWorker(WorkerConfig{NodeName: "edge1", API: &rest.Config{Host: "http://api.invalid", Transport: new(late)}})
 		if err != nil {

@@ -45,7 +45,7 @@ func (l *lab) awaitRuns(runs func() int, n int) {
 
 // A hook that hangs: what waits says for whom, a restart runs no second one, cancel ends it,
 // deletion ends it.
-func TestTraps_17_HookHangs(t *testing.T) {
+func TestTraps_17_HookThatHangsCanBeCancelled(t *testing.T) {
 	l := newLab(t)
 	runs := l.hang(time.Hour)
 	l.serve()
@@ -83,7 +83,7 @@ func TestTraps_17_HookHangs(t *testing.T) {
 }
 
 // One that nothing cancels is killed, and the node takes pods again.
-func TestTraps_17_HookTimesOut(t *testing.T) {
+func TestTraps_17_HookThatTimesOutUncordons(t *testing.T) {
 	l := newLab(t)
 	runs := l.hang(300 * time.Millisecond)
 	l.start()

@@ -16,7 +16,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/drain"
 )
 
-func TestDrain_01_IdleNode(t *testing.T) {
+func TestDrain_01_IdleNodeGoesThroughThePhases(t *testing.T) {
 	l := newLab(t)
 	l.start()
 	l.ask("one", v1alpha1.OperationDrain)
@@ -42,7 +42,7 @@ func TestDrain_01_IdleNode(t *testing.T) {
 	}
 }
 
-func TestDrain_02_Budget(t *testing.T) {
+func TestDrain_02_LoosenedBudgetEndsTheSameAttempt(t *testing.T) {
 	l := newLab(t)
 	pod := l.pod("web")
 	l.pdb("keep-web", "web", 1)
@@ -63,7 +63,7 @@ func TestDrain_02_Budget(t *testing.T) {
 	}
 }
 
-func TestDrain_03_TwoBudgets(t *testing.T) {
+func TestDrain_03_TwoBudgetsFailAfterFiveAttempts(t *testing.T) {
 	l := newLab(t)
 	pod := l.pod("web")
 	l.pdb("first", "web", 1)
@@ -99,7 +99,7 @@ func TestDrain_03_TwoBudgets(t *testing.T) {
 
 // Our cordon is removed in mid-drain: the next attempt sets it again, or pods would come as fast as
 // they go.
-func TestDrain_03_CordonTakenBack(t *testing.T) {
+func TestDrain_03_CordonTakenBackIsSetAgain(t *testing.T) {
 	l := newLab(t)
 	l.pod("web")
 	l.pdb("first", "web", 1)
@@ -115,7 +115,7 @@ func TestDrain_03_CordonTakenBack(t *testing.T) {
 	l.awaitCordon(false, false)
 }
 
-func TestDrain_04_Conflicts(t *testing.T) {
+func TestDrain_04_TenthCordonWorksOrNothingIsEvicted(t *testing.T) {
 	for name, conflicts := range map[string]int32{"nine": 9, "ten": 10} {
 		t.Run(name, func(t *testing.T) {
 			l := newLab(t)
@@ -142,7 +142,7 @@ func TestDrain_04_Conflicts(t *testing.T) {
 	}
 }
 
-func TestDrain_05_WhatGoes(t *testing.T) {
+func TestDrain_05_DaemonSetAndStaticPodsStay(t *testing.T) {
 	l := newLab(t)
 	labels := map[string]string{"app": "agent"}
 	template := corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{
@@ -169,7 +169,7 @@ func TestDrain_05_WhatGoes(t *testing.T) {
 	}
 }
 
-func TestDrain_05_Pinned(t *testing.T) {
+func TestDrain_05_PinnedPodIsReported(t *testing.T) {
 	l := newLab(t)
 	labels := map[string]string{"app": "pinned"}
 	one := int32(1)
@@ -220,7 +220,7 @@ func TestDrain_06_SecondRequestJoins(t *testing.T) {
 	}
 }
 
-func TestDrain_07_Cancel(t *testing.T) {
+func TestDrain_07_CancelStopsEvictions(t *testing.T) {
 	l := newLab(t)
 	pod := l.pod("web")
 	l.pdb("keep-web", "web", 1)
@@ -236,7 +236,7 @@ func TestDrain_07_Cancel(t *testing.T) {
 	}
 }
 
-func TestDrain_07_EdgecoreKilled(t *testing.T) {
+func TestDrain_07_EdgecoreKilledResumes(t *testing.T) {
 	l := newLab(t)
 	l.pod("web")
 	l.pdb("keep-web", "web", 1)
@@ -290,7 +290,7 @@ func TestDrain_07_KilledInEveryPhase(t *testing.T) {
 	}
 }
 
-func TestDrain_07_LinkCut(t *testing.T) {
+func TestDrain_07_LinkCutUsesUpNoAttempt(t *testing.T) {
 	l := newLab(t)
 	l.pod("web")
 	l.pdb("keep-web", "web", 1)
@@ -310,7 +310,7 @@ func TestDrain_07_LinkCut(t *testing.T) {
 	}
 }
 
-func TestDrain_08_Force(t *testing.T) {
+func TestDrain_08_ForcedEndIsNotOverwritten(t *testing.T) {
 	for name, off := range map[string]bool{"complete": false, "off": true} {
 		t.Run(name, func(t *testing.T) {
 			l := newLab(t)
@@ -337,7 +337,7 @@ func TestDrain_08_Force(t *testing.T) {
 	}
 }
 
-func TestDrain_08_Offline(t *testing.T) {
+func TestDrain_08_OfflineDefersOrProceeds(t *testing.T) {
 	l := newLab(t)
 	l.cut.Store(true)
 	l.start()
@@ -352,7 +352,7 @@ func TestDrain_08_Offline(t *testing.T) {
 	}
 }
 
-func TestDrain_09_Boot(t *testing.T) {
+func TestDrain_09_BootRemovesOurCordonAlone(t *testing.T) {
 	for name, admin := range map[string]bool{"ours": false, "administrator's": true} {
 		t.Run(name, func(t *testing.T) {
 			l := newLab(t)
@@ -381,7 +381,7 @@ func TestDrain_09_Boot(t *testing.T) {
 // Three nodes at once, with an application over all of them. Where its budget lets one pod go, one
 // node ends, and the others say what holds them until they give up; where it lets none go, all
 // three give up. What the budget wants is there all the time.
-func TestDrain_10_AllAtOnce(t *testing.T) {
+func TestDrain_10_ThreeNodesAtOnceKeepTheBudget(t *testing.T) {
 	for name, tc := range map[string]struct{ least, drained int }{
 		"one may go":            {2, 1},
 		"none may go, for ever": {3, 0},

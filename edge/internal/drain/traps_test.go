@@ -62,7 +62,7 @@ func TestTraps_18_AdministratorsCordonStays(t *testing.T) {
 }
 
 // Only a node that could really take the pods counts as another node.
-func TestTraps_19_WhoCanTakeThePods(t *testing.T) {
+func TestTraps_19_OnlyNodesThatCanTakeThePodsCount(t *testing.T) {
 	taint := func(effect corev1.TaintEffect) func(*corev1.Node) {
 		return func(n *corev1.Node) {
 			n.Spec.Taints = []corev1.Taint{{Key: "role", Value: "control-plane", Effect: effect}}
@@ -142,7 +142,7 @@ func TestTraps_19_WhoCanTakeThePods(t *testing.T) {
 }
 
 // A pod whose eviction was accepted, and that does not end, stays named.
-func TestTraps_20_StuckTerminating(t *testing.T) {
+func TestTraps_20_StuckTerminatingPodStaysNamed(t *testing.T) {
 	l := newLab(t)
 	pod := l.pod("stuck", func(p *corev1.Pod) { p.Finalizers = []string{"example.com/backup"} })
 	l.start()
@@ -159,7 +159,7 @@ func TestTraps_20_StuckTerminating(t *testing.T) {
 
 // An attempt that ends since the link has gone says so, and not by the name of a host that
 // does not exist.
-func TestTraps_22_TheLinkIsNamed(t *testing.T) {
+func TestTraps_22_TheLostLinkIsNamed(t *testing.T) {
 	l := newLab(t)
 	l.pod("web")
 	l.pdb("keep-web", "web", 1)
@@ -178,7 +178,7 @@ func TestTraps_22_TheLinkIsNamed(t *testing.T) {
 }
 
 // The numbers of the phases are in the status.
-func TestTraps_22_Numbers(t *testing.T) {
+func TestTraps_22_PhasesShowTheirNumbers(t *testing.T) {
 	l := newLab(t)
 	l.serve()
 	name := l.name + "-op"

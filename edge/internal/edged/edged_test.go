@@ -137,7 +137,7 @@ func TestDefaults(t *testing.T) {
 
 // Without a word of the operator the kubelet holds up a shutdown for its pods to end; what the
 // operator says of it stands.
-func TestTraps_21_GracefulNodeShutdown(t *testing.T) {
+func TestTraps_21_GracefulNodeShutdownIsTheDefault(t *testing.T) {
 	for kubelet, want := range map[string][2]time.Duration{
 		"{}":                        {30 * time.Second, 10 * time.Second},
 		"shutdownGracePeriod: 0s":   {},
@@ -213,9 +213,9 @@ func TestNeeds(t *testing.T) {
 	check("port free", m.portsFree())
 }
 
-// TestIsland_07_FirstBootWithoutALink: the kubelet isn't started before the API can say what its
-// pods are, and what is missing is said.
-func TestIsland_07_FirstBootWithoutALink(t *testing.T) {
+// TestIsland_07_FirstBootWithoutALinkWaits: the kubelet isn't started before the API can say what
+// its pods are, and what is missing is said.
+func TestIsland_07_FirstBootWithoutALinkWaits(t *testing.T) {
 	synced := false
 	asked := map[string]int{}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

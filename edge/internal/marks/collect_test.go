@@ -82,7 +82,7 @@ func TestCollect(t *testing.T) {
 	}
 }
 
-func TestServices_01_ExcludedNamespaces(t *testing.T) {
+func TestServices_01_ExcludedNamespacesAreLeftOut(t *testing.T) {
 	c := marks.Collect(objects(t))
 	for _, e := range c.Entries() {
 		for _, out := range []string{" kube-system/", " kubevirt/", " longhorn-system/", " cdi/", " skerry-system/", " default/kubernetes "} {
@@ -96,7 +96,7 @@ func TestServices_01_ExcludedNamespaces(t *testing.T) {
 	}
 }
 
-func TestServices_02_AddressPrecedence(t *testing.T) {
+func TestServices_02_FirstAddressByPrecedence(t *testing.T) {
 	c := marks.Collect(objects(t))
 	for name, want := range map[string]string{
 		"a1-spec": "192.0.2.1", "a2-external": "192.0.2.2", "a3-kube-vip": "192.0.2.3,2001:db8::3", "a4-own": "192.0.2.4", "a5-none": "",
@@ -135,7 +135,7 @@ func TestCollect_serviceRanges(t *testing.T) {
 	}
 }
 
-func TestServices_16_Ingresses(t *testing.T) {
+func TestServices_16_IngressesWithAndWithoutTLS(t *testing.T) {
 	c := marks.Collect(objects(t))
 	want := []string{
 		"ingress shop/in-the-range http://*/ (Prefix) to shop:80",

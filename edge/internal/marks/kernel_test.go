@@ -141,7 +141,7 @@ func service(name string, kind corev1.ServiceType, ports ...corev1.ServicePort) 
 	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name}, Spec: corev1.ServiceSpec{Type: kind, Ports: ports}}
 }
 
-func TestServices_04_FortyNodePorts(t *testing.T) {
+func TestServices_04_FortyNodePortsInChunksAreMarked(t *testing.T) {
 	l := newLAN(t)
 	var ports []corev1.ServicePort
 	for i := range int32(40) {
@@ -169,7 +169,7 @@ func TestServices_04_FortyNodePorts(t *testing.T) {
 
 // What nftables reports of changes while the same is applied again and again; at the end of the
 // list a change of ours shows that it would have reported one.
-func TestServices_06_NoChange(t *testing.T) {
+func TestServices_06_IdenticalInputChangesNothing(t *testing.T) {
 	l := newLAN(t)
 	web := service("web", corev1.ServiceTypeLoadBalancer, corev1.ServicePort{Port: 80, NodePort: 30080}, corev1.ServicePort{Port: 53, Protocol: "UDP"})
 	web.Spec.ExternalIPs = []string{"192.0.2.100", "2001:db8::100"}
@@ -224,7 +224,7 @@ func TestServices_06_NoChange(t *testing.T) {
 	cancel()
 }
 
-func TestServices_07_ForeignRulesAndDrift(t *testing.T) {
+func TestServices_07_ForeignRulesStayAndOursAreRepaired(t *testing.T) {
 	l := newLAN(t)
 	l.listen("tcp", 30080)
 	web := service("web", corev1.ServiceTypeNodePort, corev1.ServicePort{Port: 80, NodePort: 30080})
@@ -264,7 +264,7 @@ func TestServices_07_ForeignRulesAndDrift(t *testing.T) {
 	}
 }
 
-func TestServices_11_IPv6AndDualStack(t *testing.T) {
+func TestServices_11_IPv6AndDualStackAreMarked(t *testing.T) {
 	l := newLAN(t)
 	l.listen("tcp", 80, 81, 30080)
 	both := service("both", corev1.ServiceTypeLoadBalancer, corev1.ServicePort{Port: 80}, corev1.ServicePort{Port: 53, Protocol: "UDP"})
@@ -284,7 +284,7 @@ func TestServices_11_IPv6AndDualStack(t *testing.T) {
 	l.marked(marks.TCPService, "tcp", "[2001:db8::1]:30080")
 }
 
-func TestServices_12_ComeAndGo(t *testing.T) {
+func TestServices_12_ServicesThatGoLeaveNoRule(t *testing.T) {
 	l := newLAN(t)
 	l.listen("tcp", 30080, 30081)
 	stays := service("stays", corev1.ServiceTypeNodePort, corev1.ServicePort{Port: 80, NodePort: 30080})

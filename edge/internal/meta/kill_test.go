@@ -207,11 +207,11 @@ func island(dir string) error {
 	}
 }
 
-// TestIsland_17_MetaKilledAtAnyMoment: metamanager and its store are killed (-9) under load,
-// 200 times at random and some times at each of the points that are hardest to bear. In the
-// end the cloud has every event that was acknowledged, and of each report the newest that was
-// or a newer one.
-func TestIsland_17_MetaKilledAtAnyMoment(t *testing.T) {
+// TestIsland_17_MetaKilledAtAnyMomentLosesNothingAcknowledged: metamanager and its store are killed
+// (-9) under load, 200 times at random and some times at each of the points that are hardest to
+// bear. In the end the cloud has every event that was acknowledged, and of each report the newest
+// that was or a newer one.
+func TestIsland_17_MetaKilledAtAnyMomentLosesNothingAcknowledged(t *testing.T) {
 	random, each := 200, 8
 	if testing.Short() {
 		random, each = 10, 1

@@ -20,7 +20,7 @@ import (
 // A write is sent, accepted, and its result has reached the edge when the link goes down; before
 // the result is applied the client writes again, and that is merged. The result is of what was sent
 // alone: what was merged goes up on the next link.
-func TestOrder_07_MergedWhileSent(t *testing.T) {
+func TestOrder_07_MergedWhileSentGoesUpAgain(t *testing.T) {
 	type write func(e *edge, n int) error
 	for name, test := range map[string]struct {
 		write   write
@@ -90,7 +90,7 @@ func TestOrder_07_MergedWhileSent(t *testing.T) {
 
 // What is written again and again on a device without a link takes no more memory than what is
 // written once.
-func TestOrder_13_OfflineForManyChanges(t *testing.T) {
+func TestOrder_13_ManyChangesOfflineTakeNoMoreMemory(t *testing.T) {
 	const pods = 50
 	changes := 100_000
 	if testing.Short() {

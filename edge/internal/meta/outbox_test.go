@@ -153,7 +153,7 @@ func contains(list []string, s string) bool {
 	return false
 }
 
-func TestEvents_01_SwitchedOffTheyStayHere(t *testing.T) {
+func TestEvents_01_SwitchedOffTheyStayOnTheDevice(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		c := newCloud(t)
 		e := newEdge(t, c, meta.Config{})

@@ -272,7 +272,7 @@ func TestNames_LongAnswers(t *testing.T) {
 }
 
 // Before everything is known no name of the cluster is said not to exist; other names are answered.
-func TestSite_20_NotSynced(t *testing.T) {
+func TestSite_20_NotSyncedIsServfailNeverNxdomain(t *testing.T) {
 	up := newUpstream(t)
 	api := cluster(t)
 	api.Unsync("endpointslices")
@@ -340,7 +340,7 @@ func (u *upstream) servers() []netip.AddrPort { return []netip.AddrPort{u.at} }
 // With the upstream dead what was asked before is answered from memory, after its time too, with a
 // TTL of 30 s; what was not fails at once; the upstream is not asked again and again; and it is
 // used again when it is back.
-func TestSite_21_UpstreamDead(t *testing.T) {
+func TestSite_21_UpstreamDeadAnswersFromMemory(t *testing.T) {
 	up := newUpstream(t)
 	l := newLab(t, cluster(t), func(c *names.Config) { c.Upstream = up.servers })
 	l.synced()

@@ -427,7 +427,7 @@ func copying(size, n int) []byte {
 
 // A patch whose every operation moves a list of a million elements is refused, and one of many
 // small operations is not.
-func TestHostile_02_PatchOfManyOperations(t *testing.T) {
+func TestHostile_02_PatchOfManyOperationsIsRefused(t *testing.T) {
 	inFront := func(size, n int) []byte {
 		return []byte(`[{"op":"add","path":"/metadata/annotations","value":{"a":[` + strings.Repeat("1,", size) + `1]}},` +
 			strings.Repeat(`{"op":"add","path":"/metadata/annotations/a/0","value":1},`, n) + `{"op":"remove","path":"/metadata/annotations"}]`)
@@ -493,7 +493,7 @@ func TestPatch_JSONAsKubeAPIServer(t *testing.T) {
 }
 
 // A patch of a kilobyte that would make gigabytes is refused, and one that copies a little is not.
-func TestHostile_02_PatchThatDoubles(t *testing.T) {
+func TestHostile_02_PatchThatDoublesIsRefused(t *testing.T) {
 	if _, err := object.Patch(pod(), types.JSONPatchType, doubling(40)); !errors.Is(err, object.ErrBadPatch) || !strings.Contains(err.Error(), "at most") {
 		t.Errorf("forty times twice as long: %v", err)
 	}
@@ -514,7 +514,7 @@ func TestHostile_02_PatchThatDoubles(t *testing.T) {
 
 // A patch that is nested thousands of levels deep is refused before a library goes through it once
 // for each level.
-func TestHostile_02_PatchThatIsDeep(t *testing.T) {
+func TestHostile_02_PatchThatIsDeepIsRefused(t *testing.T) {
 	nested := func(n int) []byte { return []byte(strings.Repeat(`{"a":`, n) + "1" + strings.Repeat("}", n)) }
 	if _, err := object.Patch(pod(), types.MergePatchType, nested(5000)); !errors.Is(err, object.ErrBadPatch) || !strings.Contains(err.Error(), "levels deep") {
 		t.Errorf("5,000 levels: %v", err)

@@ -121,7 +121,7 @@ func (s *kept) Save(_ context.Context, changes map[string][]byte) error {
 // Another process deletes the route whenever it is there. The first time it is back within a
 // second, however long ago the last reading was; then after 1 s, 2 s, 4 s, up to 5 min. Ten quiet
 // minutes later it is back at once again.
-func TestRoutes_16_BackOff(t *testing.T) {
+func TestRoutes_16_RepairsBackOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api, kernel, outbox := agenttest.NewAPI(), newTable(), &agenttest.Outbox{}
 		api.Put(t, "nodes", &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: nodeName}})

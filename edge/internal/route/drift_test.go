@@ -180,7 +180,7 @@ func TestRoutes_14_NoMomentWithoutARoute(t *testing.T) {
 	}
 }
 
-func TestRoutes_16_DeletedByHand(t *testing.T) {
+func TestRoutes_16_DeletedByHandIsRepaired(t *testing.T) {
 	l := newLab(t)
 	s := spec("172.21.0.0/16", "10.0.1.1")
 	s.DriftPolicy = v1alpha1.DriftReport
@@ -221,7 +221,7 @@ func TestRoutes_16_DeletedByHand(t *testing.T) {
 	}
 }
 
-func TestRoutes_17_InterfaceDownAndUp(t *testing.T) {
+func TestRoutes_17_InterfaceDownAndUpIsRestored(t *testing.T) {
 	l := newLab(t)
 	l.api.route(t, "office", spec("172.20.0.0/16", "10.0.1.1"))
 	l.api.route(t, "office6", spec("2001:db8:20::/48", "2001:db8:1::1"))
@@ -258,7 +258,7 @@ func (k *losing) Watch(ctx context.Context, started func(), handle func(netroute
 	return err
 }
 
-func TestRoutes_21_TwoThousandRoutesAndAFlood(t *testing.T) {
+func TestRoutes_21_TwoThousandRoutesConvergeAfterAFlood(t *testing.T) {
 	l := newLab(t)
 	kernel := &losing{}
 	l.node.Must(t, func() (err error) {

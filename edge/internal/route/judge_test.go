@@ -12,7 +12,7 @@ import (
 	"github.com/skerry-io/skerry/tests/netns/wire"
 )
 
-func TestRoutes_07_UnreachableGateway(t *testing.T) {
+func TestRoutes_07_UnreachableGatewayIsAnErrorAndNoRoute(t *testing.T) {
 	l := newLab(t)
 	l.start(true)
 	l.api.route(t, "far", spec("172.20.0.0/16", "10.7.7.7"))
@@ -80,7 +80,7 @@ func TestRoutes_08_ProtectedOverlapRefused(t *testing.T) {
 	l.have("172.20.0.0/16")
 }
 
-func TestRoutes_10_TableThirty(t *testing.T) {
+func TestRoutes_10_TableThirtyServesItsRuleAlone(t *testing.T) {
 	l := newLab(t)
 	s := spec("172.20.0.0/16", "10.0.1.1")
 	s.Table, s.Metric = 30, 5
@@ -103,7 +103,7 @@ func TestRoutes_10_TableThirty(t *testing.T) {
 	l.unreached("172.20.0.1")
 }
 
-func TestRoutes_12_IPv6(t *testing.T) {
+func TestRoutes_12_IPv6WithALinkLocalGateway(t *testing.T) {
 	l := newLab(t)
 	l.start(true)
 	l.api.route(t, "office", spec("2001:db8:20::/48", "2001:db8::1"))
@@ -118,7 +118,7 @@ func TestRoutes_12_IPv6(t *testing.T) {
 
 // Flows are spread over the hops by their weights; over the one that is left when the other is
 // lost, or removed.
-func TestRoutes_13_ECMP(t *testing.T) {
+func TestRoutes_13_ECMPByWeightsAndWithAHopRemoved(t *testing.T) {
 	for name, c := range map[string]struct {
 		subnet, a, b, server string
 		v6                   bool

@@ -18,7 +18,7 @@ import (
 )
 
 // After a reboot the kernel has nothing, and there is no link; the objects are in the store.
-func TestRoutes_19_RebootWithoutTheCloud(t *testing.T) {
+func TestRoutes_19_RebootWithoutTheCloudRestores(t *testing.T) {
 	l := newLab(t)
 	l.api.route(t, "office", spec("172.20.0.0/16", "10.0.1.1"))
 	l.api.route(t, "plant", spec("172.21.0.0/16", "10.0.0.1"))
@@ -49,7 +49,7 @@ func TestRoutes_19_RebootWithoutTheCloud(t *testing.T) {
 
 // After a reboot with a full disk the routes come back too, although what the node has found out of
 // its ways to the cloud can't be kept; that is kept when there is room.
-func TestRoutes_19_RebootWithAFullDisk(t *testing.T) {
+func TestRoutes_19_RebootWithAFullDiskRestores(t *testing.T) {
 	l := newLab(t)
 	l.api.route(t, "office", spec("172.20.0.0/16", "10.0.1.1"))
 	l.start(true)
@@ -98,7 +98,7 @@ func (f *filling) Save(ctx context.Context, changes map[string][]byte) error {
 
 // A process that starts finds routes of ours that nothing wants, and takes them away: but not
 // before it knows what is wanted.
-func TestRoutes_09_Orphans(t *testing.T) {
+func TestRoutes_09_OrphansGoOnceTheWishIsKnown(t *testing.T) {
 	l := newLab(t)
 	orphan := netroute.Route{Key: netroute.NewKey(30, netip.MustParsePrefix("172.29.0.0/16"), 0), Type: netroute.Unicast, Hops: []netroute.Hop{{Gateway: netip.MustParseAddr("10.0.1.1")}}}
 	if err := l.kernel.Add(t.Context(), orphan); err != nil {
@@ -158,7 +158,7 @@ func TestRoutes_20_CutsTheLinkAndIsRolledBack(t *testing.T) {
 
 // The link that a route cut is given up, and has to be dialled again once the route is gone: until
 // then every question fails at once. That does not acquit the route.
-func TestRoutes_20_TheLinkHasToBeDialledAgain(t *testing.T) {
+func TestRoutes_20_RolledBackThoughTheLinkHasToBeDialledAgain(t *testing.T) {
 	for name, back := range map[string]bool{"it comes back": true, "it does not": false} {
 		t.Run(name, func(t *testing.T) {
 			l := newLab(t)
@@ -227,7 +227,7 @@ func (k failing) Watch(ctx context.Context, started func(), handle func(netroute
 
 // A module that failed and was started again in the middle of a session knows that the link is up:
 // its routes are watched by the safety net as before.
-func TestRoutes_20_RestartedInMidSession(t *testing.T) {
+func TestRoutes_20_RestartedInMidSessionStillWatches(t *testing.T) {
 	l := newLab(t)
 	kernel := failing{l.kernel, make(chan struct{})}
 	var opened atomic.Int32

@@ -32,7 +32,7 @@ func TestRoutes_01_NoGatewayTakesTheDetectedOne(t *testing.T) {
 	l.reach("172.21.0.1")
 }
 
-func TestRoutes_02_ExplicitGateway(t *testing.T) {
+func TestRoutes_02_ExplicitGatewayIsUsed(t *testing.T) {
 	l := newLab(t)
 	l.start(true)
 	l.api.route(t, "office", spec("172.20.0.0/16", "10.0.1.1"))
@@ -43,7 +43,7 @@ func TestRoutes_02_ExplicitGateway(t *testing.T) {
 	l.have()
 }
 
-func TestRoutes_04_LabelRemovedAndPutBack(t *testing.T) {
+func TestRoutes_04_RouteFollowsALabelRemovedAndPutBack(t *testing.T) {
 	l := newLab(t)
 	s := spec("172.20.0.0/16", "10.0.1.1")
 	s.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"zone": "north"}}
@@ -95,7 +95,7 @@ func TestRoutes_06_DeletedRouteGoesBeforeItIsReported(t *testing.T) {
 	}
 }
 
-func TestRoutes_09_NoNodeMatches(t *testing.T) {
+func TestRoutes_09_NoNodeMatchesIsEmptyAndDeletable(t *testing.T) {
 	l := newLab(t)
 	s := spec("172.20.0.0/16", "10.0.1.1")
 	s.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"zone": "nowhere"}}
@@ -109,7 +109,7 @@ func TestRoutes_09_NoNodeMatches(t *testing.T) {
 	l.have("172.21.0.0/16")
 }
 
-func TestRoutes_18_TwoObjectsOneKey(t *testing.T) {
+func TestRoutes_18_TwoObjectsOneKeyOneWinner(t *testing.T) {
 	l := newLab(t)
 	l.api.route(t, "older", spec("172.20.0.0/16", "10.0.0.1"))
 	l.api.route(t, "younger", spec("172.20.0.0/16", "10.0.1.1"), func(o *v1alpha1.StaticRoute) { o.CreationTimestamp = metav1.Unix(2_000_000_000, 0) })

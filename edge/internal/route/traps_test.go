@@ -34,7 +34,7 @@ func (l *lab) delAddress(name, address string) {
 
 // The node's network is renumbered: the kernel keeps the route, and its gateway is on no network
 // any more.
-func TestTraps_11_GatewayNoLongerOnLink(t *testing.T) {
+func TestTraps_11_GatewayNoLongerOnLinkIsDegraded(t *testing.T) {
 	for name, c := range map[string]struct{ subnet, gateway, old, renumbered string }{
 		"IPv4": {"172.20.0.0/16", "10.0.1.1", "10.0.1.2/24", "10.99.1.2/24"},
 		"IPv6": {"2001:db8:20::/48", "2001:db8:1::1", "2001:db8:1::2/64", "2001:db8:99::2/64"},
@@ -98,7 +98,7 @@ func hop(gateway, link string, weight int32) v1alpha1.NextHop {
 
 // Of two uplinks one fails, in each way an uplink can: the route goes on over the other, says so,
 // and is whole again when the uplink is back. An edit meanwhile changes nothing about that.
-func TestTraps_12_LivingHops(t *testing.T) {
+func TestTraps_12_LivingHopsCarryOn(t *testing.T) {
 	for name, c := range map[string]struct {
 		subnet, a, b, server, address string
 		v6                            bool
@@ -149,7 +149,7 @@ func TestTraps_12_LivingHops(t *testing.T) {
 }
 
 // guarded starts an agent with surroundings, and expects routes to be refused.
-func TestTraps_13_GuardsFromTheSurroundings(t *testing.T) {
+func TestTraps_13_RoutesOverSurroundingsAreRefused(t *testing.T) {
 	l := newLab(t)
 	l.tune = func(c *route.Config) {
 		c.Surroundings = func() route.Surroundings {
@@ -233,7 +233,7 @@ func TestTraps_13_ANewConnectionProvesTheRoute(t *testing.T) {
 
 // Routes that were set without a link are watched as soon as there is one: the one that cuts is
 // found among those that don't, which stay.
-func TestTraps_13_SetOfflineWatchedAtLinkUp(t *testing.T) {
+func TestTraps_13_RoutesSetOfflineAreWatchedAtLinkUp(t *testing.T) {
 	l := newLab(t)
 	l.tune = l.nameServer
 	l.api.route(t, "fine", spec("172.20.0.0/16", "10.0.1.1"))
@@ -268,7 +268,7 @@ func (k *late) Watch(ctx context.Context, started func(), handle func(netroute.E
 
 // The link opens between the setting of a route and the kernel's own word on it: the agent has set
 // it unwatched, and has not read it back.
-func TestTraps_13_TheLinkOpensBeforeTheKernelsWord(t *testing.T) {
+func TestTraps_13_RouteIsWatchedThoughTheLinkOpensFirst(t *testing.T) {
 	l := newLab(t)
 	kernel := &late{Driver: l.kernel, hold: make(chan struct{})}
 	l.tune = func(c *route.Config) {
@@ -368,7 +368,7 @@ func TestTraps_14_ACutCableIsNotTheRoutesFault(t *testing.T) {
 
 // Of two StaticRoutes of one second the same one wins on every node and after every restart,
 // whatever their names.
-func TestTraps_14_TwoOfOneSecond(t *testing.T) {
+func TestTraps_14_TwoOfOneSecondHaveOneWinner(t *testing.T) {
 	l := newLab(t)
 	withUID := func(uid string) func(*v1alpha1.StaticRoute) {
 		return func(o *v1alpha1.StaticRoute) {

@@ -176,7 +176,7 @@ var hostile = []string{
 
 // Whatever the strings of an object are, what the drivers are asked for is made of numbers,
 // addresses and names of interfaces that exist, and what is said of it is short.
-func TestHostile_17_FieldsOfVirtualIPs(t *testing.T) {
+func TestHostile_17_FieldsOfVirtualIPsAreInert(t *testing.T) {
 	for _, word := range hostile {
 		for field, edit := range map[string]func(*v1alpha1.VirtualIP){
 			"address":   func(v *v1alpha1.VirtualIP) { v.Spec.Address = word },

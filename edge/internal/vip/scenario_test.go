@@ -123,7 +123,7 @@ func isReset(err error) bool {
 	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
 
-func TestVIPs_14_OneHolder(t *testing.T) {
+func TestVIPs_14_OneHolderWithTheHighestPriority(t *testing.T) {
 	s := newSite(t, 3)
 	v := s.vip()
 	v.Spec.Elected = false
@@ -150,7 +150,7 @@ func TestVIPs_14_OneHolder(t *testing.T) {
 	}
 }
 
-func TestVIPs_15_HolderPoweredOff(t *testing.T) {
+func TestVIPs_15_HolderPoweredOffAnotherTakesOver(t *testing.T) {
 	sideBySide(t)
 	for name, advert := range map[string]time.Duration{"every second": time.Second, "five a second": 200 * time.Millisecond} {
 		t.Run(name, func(t *testing.T) {
@@ -173,7 +173,7 @@ func TestVIPs_15_HolderPoweredOff(t *testing.T) {
 	}
 }
 
-func TestVIPs_16_GracefulStop(t *testing.T) {
+func TestVIPs_16_GracefulStopLeavesNoStaleAddress(t *testing.T) {
 	sideBySide(t)
 	s := newSite(t, 2)
 	s.give(s.vip())
@@ -190,7 +190,7 @@ func TestVIPs_16_GracefulStop(t *testing.T) {
 	tr.end(t, "graceful stop")
 }
 
-func TestVIPs_17_AgentKilled(t *testing.T) {
+func TestVIPs_17_AgentKilledRecovers(t *testing.T) {
 	sideBySide(t)
 	s := newSite(t, 2)
 	s.give(s.vip())
@@ -215,7 +215,7 @@ func TestVIPs_17_AgentKilled(t *testing.T) {
 	}
 }
 
-func TestVIPs_18_LastLocalPodUnready(t *testing.T) {
+func TestVIPs_18_LastLocalPodUnreadyMovesTheAddress(t *testing.T) {
 	sideBySide(t)
 	s := newSite(t, 2)
 	s.give(s.vip())
@@ -241,7 +241,7 @@ func TestVIPs_18_LastLocalPodUnready(t *testing.T) {
 	}
 }
 
-func TestVIPs_19_PodRestartsWithNewAddress(t *testing.T) {
+func TestVIPs_19_DataPlaneFollowsANewPodAddress(t *testing.T) {
 	sideBySide(t)
 	s := newSite(t, 1)
 	s.give(s.vip())
@@ -263,7 +263,7 @@ func TestVIPs_19_PodRestartsWithNewAddress(t *testing.T) {
 
 // Scenario 21: all nodes lose power, and come back without the cloud. Their stores still call the
 // old containers ready.
-func TestVIPs_21_PoolRebootsOffline(t *testing.T) {
+func TestVIPs_21_PoolRebootsOfflineAndServes(t *testing.T) {
 	sideBySide(t)
 	s := newSite(t, 2)
 	s.give(s.vip())
@@ -299,7 +299,7 @@ func TestVIPs_21_PoolRebootsOffline(t *testing.T) {
 	s.one()
 }
 
-func TestVIPs_22_CarrierLost(t *testing.T) {
+func TestVIPs_22_CarrierLostMovesTheAddress(t *testing.T) {
 	sideBySide(t)
 	s := newSite(t, 2)
 	s.give(s.vip())
@@ -316,7 +316,7 @@ func TestVIPs_22_CarrierLost(t *testing.T) {
 	s.one()
 }
 
-func TestVIPs_23_PartitionAndHeal(t *testing.T) {
+func TestVIPs_23_PartitionHealsToOneHolder(t *testing.T) {
 	sideBySide(t)
 	s := newSite(t, 2)
 	s.give(s.vip())
@@ -331,7 +331,7 @@ func TestVIPs_23_PartitionAndHeal(t *testing.T) {
 	s.one()
 }
 
-func TestVIPs_24_OldHolderReturns(t *testing.T) {
+func TestVIPs_24_OldHolderReturnsWithoutFailback(t *testing.T) {
 	sideBySide(t)
 	for name, preferred := range map[string]bool{"no preference": false, "preferred": true} {
 		t.Run(name, func(t *testing.T) {

@@ -56,7 +56,7 @@ func (s *site) router(address string, vrid, priority int, advertised string) *la
 
 // A clashing VirtualIP of another network silences neither the others nor itself for longer
 // than it clashes.
-func TestTraps_01_ClashingNetworks(t *testing.T) {
+func TestTraps_01_ClashingNetworksSilenceNoOtherAddress(t *testing.T) {
 	s := newSite(t, 1)
 	n := s.nodes[0]
 	v := s.vip()
@@ -85,7 +85,7 @@ func TestTraps_01_ClashingNetworks(t *testing.T) {
 }
 
 // A holder whose LAN interface goes away, or loses its address, does not claim on its uplink.
-func TestTraps_02_NotOnTheUplink(t *testing.T) {
+func TestTraps_02_NoClaimOnTheUplink(t *testing.T) {
 	for name, c := range map[string]struct{ away, back string }{
 		"the interface goes down": {"ip link set lan0 down", "ip link set lan0 up"},
 		"it loses its address":    {"ip addr del 10.79.0.%d/24 dev lan0", "ip addr add 10.79.0.%d/24 dev lan0"},
@@ -255,7 +255,7 @@ func TestTraps_05_ForeignRouterIsHeard(t *testing.T) {
 
 // Nodes that don't hear each other by multicast both hold the address; by unicast they
 // find each other.
-func TestTraps_06_Unicast(t *testing.T) {
+func TestTraps_06_UnicastEndsTwoHolders(t *testing.T) {
 	s := newSite(t, 2)
 	for _, n := range s.nodes {
 		n.host.Shell("iptables -A INPUT -d 224.0.0.18 -j DROP")
@@ -275,7 +275,7 @@ func TestTraps_06_Unicast(t *testing.T) {
 }
 
 // Two addresses in one election are held together and move together.
-func TestTraps_07_SharedElection(t *testing.T) {
+func TestTraps_07_SharedElectionMovesTogether(t *testing.T) {
 	s := newSite(t, 2)
 	v := s.readyVIP()
 	s.give(v)

@@ -15,8 +15,9 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
-// TestTraps_29_PlainNodes: what an ordinary kubelet can do is there to compare edgecore with.
-func TestTraps_29_PlainNodes(t *testing.T) {
+// TestTraps_29_PlainNodesHaveLogsAndExec: what an ordinary kubelet can do is there to compare
+// edgecore with.
+func TestTraps_29_PlainNodesHaveLogsAndExec(t *testing.T) {
 	if testing.Short() || os.Getuid() != 0 {
 		t.Skip("a trial is made only as root and without -short")
 	}

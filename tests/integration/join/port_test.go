@@ -82,7 +82,7 @@ func forwardTCP(t *testing.T, from, to string) {
 	cluster.Forward(t, l, func() string { return net.JoinHostPort(to, "443") })
 }
 
-func TestShip_18_OnePort(t *testing.T) {
+func TestShip_18_OnePortAndUDPBlocked(t *testing.T) {
 	// 443 alone: nothing else listens, and edgecore.yaml says nothing of ports.
 	s := startWith(t, plane, fmt.Sprintf("advertise: [%s, %s, %s]\nhub:\n  websocket: {listen: \"\"}\n  quic: {listen: \"\"}\njoin: {listen: \"\"}\ndevices: {listen: \"%[1]s:443\"}\n",
 		cloudHost, noUDP, proxyHost))

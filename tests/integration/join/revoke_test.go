@@ -38,12 +38,12 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/wrongclock"
 )
 
-// TestHostile_07_Revocation: a device that is being revoked floods kube-apiserver with certificate
-// requests, by itself and through its link, and renews all the while; the administrator's clock is
-// an hour off. Every answer about certificate requests is held back from the administrator until
-// the links have ended on both replicas: the ban must not depend on any. Then no certificate that
-// the device ever got, or gets, opens a link again.
-func TestHostile_07_Revocation(t *testing.T) {
+// TestHostile_07_RevocationHoldsDuringACSRFlood: a device that is being revoked floods
+// kube-apiserver with certificate requests, by itself and through its link, and renews all the
+// while; the administrator's clock is an hour off. Every answer about certificate requests is held
+// back from the administrator until the links have ended on both replicas: the ban must not depend
+// on any. Then no certificate that the device ever got, or gets, opens a link again.
+func TestHostile_07_RevocationHoldsDuringACSRFlood(t *testing.T) {
 	replicas := []*system{start(t), start(t)}
 	selfApproval(t)
 	for _, tc := range []struct {

@@ -69,11 +69,12 @@ func realVersion(body []byte) string {
 	return version
 }
 
-// TestShip_20_KubeletNewerThanTheCluster: a device whose kubelet is newer than kube-apiserver does
-// not join, and hears what to install. Where the cluster becomes older than a device that has
-// joined, or a device is upgraded too early, the Node has a condition that says so, its pods go on,
-// and it goes when they fit again. The kube-apiserver is real but for the version that it says.
-func TestShip_20_KubeletNewerThanTheCluster(t *testing.T) {
+// TestShip_20_KubeletNewerThanTheClusterIsRefused: a device whose kubelet is newer than
+// kube-apiserver does not join, and hears what to install. Where the cluster becomes older than a
+// device that has joined, or a device is upgraded too early, the Node has a condition that says so,
+// its pods go on, and it goes when they fit again. The kube-apiserver is real but for the version
+// that it says.
+func TestShip_20_KubeletNewerThanTheClusterIsRefused(t *testing.T) {
 	if plane == nil {
 		t.Skip("needs a control plane, which -short leaves out")
 	}

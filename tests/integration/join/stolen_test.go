@@ -62,11 +62,11 @@ func holding(t *testing.T, server string) (address string, waits <-chan struct{}
 	return l.Addr().String(), came, func() { close(free) }
 }
 
-// TestHostile_13_TokenInPS: while `edgecore join --token-file -` runs, in the middle of its
-// handshake, nothing that a user of the machine can read of any process has the token: not the
-// list of processes, not their environments. On the command line it can be seen, which shows that
-// the looking works.
-func TestHostile_13_TokenInPS(t *testing.T) {
+// TestHostile_13_TokenFromStdinIsNotInPS: while `edgecore join --token-file -` runs, in the middle
+// of its handshake, nothing that a user of the machine can read of any process has the token: not
+// the list of processes, not their environments. On the command line it can be seen, which shows
+// that the looking works.
+func TestHostile_13_TokenFromStdinIsNotInPS(t *testing.T) {
 	s := start(t)
 	for name, tc := range map[string]struct {
 		arguments func(token string) (args []string, in string)
@@ -267,10 +267,10 @@ func (d *deviceOf) gives(t *testing.T, s *system, node, marker string) {
 	})
 }
 
-// TestHostile_13_ResetAndJoinAnotherCluster: after `edgecore reset` a device joins another cluster,
-// real as the first, under another name. Nothing of the first is left in its files, and nothing of
-// it is shown by its API.
-func TestHostile_13_ResetAndJoinAnotherCluster(t *testing.T) {
+// TestHostile_13_ResetLeavesNothingOfTheOldCluster: after `edgecore reset` a device joins another
+// cluster, real as the first, under another name. Nothing of the first is left in its files, and
+// nothing of it is shown by its API.
+func TestHostile_13_ResetLeavesNothingOfTheOldCluster(t *testing.T) {
 	first := start(t)
 	second := startAt(t, cluster.Run(t))
 	programs, err := programs()

@@ -95,10 +95,10 @@ func loadBalancer(t *testing.T, ns, name string, class *string) *corev1.Service 
 	return s
 }
 
-// TestHostile_08_StolenToken: an attacker with cloudcore's token tries with it, at kube-apiserver
-// itself, what would give more rights than the edge nodes have. The first lines show that the token
-// works.
-func TestHostile_08_StolenToken(t *testing.T) {
+// TestHostile_08_StolenTokenActsForEdgeNodesOnly: an attacker with cloudcore's token tries with it,
+// at kube-apiserver itself, what would give more rights than the edge nodes have. The first lines
+// show that the token works.
+func TestHostile_08_StolenTokenActsForEdgeNodesOnly(t *testing.T) {
 	ns, cfg := scene(t) // edge1 and edge2 are edge nodes
 	admin := plane.Client()
 	for _, name := range []string{"control-plane-1", "worker-1"} {
@@ -229,10 +229,10 @@ func asOrdinary(t *testing.T, node kubernetes.Interface, ns, name string) []atte
 	}
 }
 
-// TestHostile_12_Labels: a node labels itself into a pool, or as autonomous, in every way that
-// Kubernetes gives it to write its own Node; and tries to be an edge no more, or an ordinary
-// node to be one.
-func TestHostile_12_Labels(t *testing.T) {
+// TestHostile_12_NodeCannotLabelItselfIntoAPool: a node labels itself into a pool, or as
+// autonomous, in every way that Kubernetes gives it to write its own Node; and tries to be an edge
+// no more, or an ordinary node to be one.
+func TestHostile_12_NodeCannotLabelItselfIntoAPool(t *testing.T) {
 	if plane == nil {
 		t.Skip("needs a control plane, which -short leaves out")
 	}

@@ -114,7 +114,7 @@ func admits(t *testing.T, all dynamic.NamespaceableResourceInterface, spec m, wa
 }
 
 // What no node could make sense of is refused before any node sees it.
-func TestTraps_15_SelectorsAndHops(t *testing.T) {
+func TestTraps_15_SenselessSelectorsAndHopsAreRefused(t *testing.T) {
 	all := routes(t)
 	selector := func(key, operator string, values ...any) m {
 		e := m{"key": key, "operator": operator}

@@ -127,7 +127,7 @@ func (s *system) cutAll() {
 
 // The site is cut off, and one of its devices loses its power: the others' Services do without its
 // pod, and have it again when it returns, though no cloud says so.
-func TestSite_05_PeerPoweredOff(t *testing.T) {
+func TestSite_05_PeerPoweredOffLeavesServices(t *testing.T) {
 	s := use(t)
 	address, _ := s.web()
 	s.cutAll()
@@ -139,7 +139,7 @@ func TestSite_05_PeerPoweredOff(t *testing.T) {
 
 // It returns, still without the cloud: its pods have new addresses, which only its own
 // kubelet knows.
-func TestSite_06_PeerReturns(t *testing.T) {
+func TestSite_06_PeerReturnsWithNewAddresses(t *testing.T) {
 	s := use(t)
 	address, _ := s.web()
 	s.cutAll()
@@ -151,7 +151,7 @@ func TestSite_06_PeerReturns(t *testing.T) {
 
 // edgecore is killed on a device: its pods are up, and go on to be used by all, without one
 // connection that fails.
-func TestSite_08_EdgecoreKilledOnAPeer(t *testing.T) {
+func TestSite_08_EdgecoreKilledOnAPeerChangesNothing(t *testing.T) {
 	s := use(t)
 	address, _ := s.web()
 	s.cutAll()
@@ -268,7 +268,7 @@ func oneLinked(t *testing.T, then func(s *system, address string)) {
 
 // A pod is deleted in the cloud while its device is cut off: it goes on being used by the site, and
 // at heal it goes.
-func TestSite_14_PodDeletedMeanwhile(t *testing.T) {
+func TestSite_14_PodDeletedWhileCutGoesAtHeal(t *testing.T) {
 	s := use(t)
 	address, _ := s.web()
 	s.cutAll()
@@ -284,7 +284,7 @@ func TestSite_14_PodDeletedMeanwhile(t *testing.T) {
 
 // The power of the whole site goes while it is cut off, and comes back: all of it works as before,
 // with addresses that no cloud has heard of.
-func TestSite_04_WholeSiteReboots(t *testing.T) {
+func TestSite_04_WholeSiteRebootsOfflineAndServes(t *testing.T) {
 	s := use(t)
 	address, _ := s.web()
 	s.cutAll()
@@ -361,7 +361,7 @@ func TestSite_15_ConnectionToDeadPeerIsReset(t *testing.T) {
 }
 
 // A device goes to another pool: it is in another site then, and comes back.
-func TestSite_31_PoolChanged(t *testing.T) {
+func TestSite_31_PoolChangedIsAnotherSite(t *testing.T) {
 	s := use(t)
 	_, _ = s.web()
 	route := func(want bool) {
@@ -384,7 +384,7 @@ func TestSite_31_PoolChanged(t *testing.T) {
 }
 
 // A hostPort leads from the LAN to the pod, with the cloud and without it.
-func TestSite_24_HostPort(t *testing.T) {
+func TestSite_24_HostPortLeadsToThePod(t *testing.T) {
 	s := use(t)
 	s.pod("published", "edge2", func(p *corev1.Pod) {
 		p.Labels = nil

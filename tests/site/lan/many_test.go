@@ -20,7 +20,7 @@ import (
 // A pool gets its 65th device: it says so, its devices end their connections and go by the cloud's
 // word, and the routes to each other's pods go. With one device less they are a site again. 62 of
 // the 65 are Node objects alone: what they have to show is counted in the cloud.
-func TestSite_28_SixtyFiveDevices(t *testing.T) {
+func TestSite_28_SixtyFiveDevicesFallBackToTheCloudsWord(t *testing.T) {
 	s := use(t)
 	address, pods := s.web()
 	edges := []string{"edge1", "edge2", "edge3"}

@@ -176,7 +176,7 @@ func (s *system) condition(ctx context.Context, node string) (corev1.NodeConditi
 
 // Pods of two devices reach each other with their own addresses and with packets as large as the
 // LAN's, with the cloud and without it; what leaves the site has the device's address.
-func TestSite_23_PodToPod(t *testing.T) {
+func TestSite_23_PodToPodKeepsSourceAndMTU(t *testing.T) {
 	s := use(t)
 	a, b := s.pod("from", "edge1"), s.pod("to", "edge2")
 	for pod, n := range map[*corev1.Pod]int{&a: 1, &b: 2} {
@@ -236,7 +236,7 @@ func TestSite_23_PodToPod(t *testing.T) {
 
 // Where another's CNI configuration is there, nothing of ours is, and the Node says so; when it
 // goes, ours comes back.
-func TestSite_25_ForeignCNI(t *testing.T) {
+func TestSite_25_ForeignCNIIsLeftAlone(t *testing.T) {
 	s := use(t)
 	h, err := s.Trial.Host("edge3")
 	s.Check(err)

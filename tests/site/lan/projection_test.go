@@ -29,7 +29,7 @@ const (
 // signs of life and nothing else. Of 40 of them the pods are there, and kube-controller-manager
 // makes the EndpointSlices; those of the others are written as it writes them. A change of one
 // endpoint of the site's own comes at once.
-func TestSite_30_RolloutElsewhere(t *testing.T) {
+func TestSite_30_RolloutElsewhereSendsNothing(t *testing.T) {
 	s := use(t)
 	address, _ := s.web()
 	s.service("crowd", func(v *corev1.Service) { v.Spec.Selector = map[string]string{"app": "crowd"} })

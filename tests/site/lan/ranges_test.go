@@ -68,7 +68,7 @@ func (s *system) podCIDR(node string) netip.Prefix {
 // the device writes it into its Node. In a pool without podSubnets, or in none, a device keeps a
 // range that it alone knows, for as long as no other network has it; where all are taken it says
 // so. Of two devices with one range both say so, and neither loses its own pods.
-func TestSite_26_NoPodCIDR(t *testing.T) {
+func TestSite_26_NoPodCIDRIsOfferedByTheLeader(t *testing.T) {
 	s := use(t)
 	subnets := netip.MustParsePrefix("10.244.0.0/16")
 	seen := map[netip.Prefix]string{}
@@ -183,7 +183,7 @@ func ignoreNotFound(err error) error {
 
 // A device of the pool is on another network, with no way between the two, or with one and no
 // WireGuard in the kernels: the others say which device it is. It comes back.
-func TestSite_32_NotOnLink(t *testing.T) {
+func TestSite_32_NotOnLinkIsSaid(t *testing.T) {
 	s := use(t)
 	here := lab.LAN(3).String()
 	move := func(ctx context.Context, from, to string) error {

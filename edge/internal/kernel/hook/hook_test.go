@@ -60,7 +60,7 @@ func TestRun(t *testing.T) {
 }
 
 // A hook that hangs is killed with all that it started, and says what it printed.
-func TestTraps_17_Timeout(t *testing.T) {
+func TestTraps_17_TimeoutKillsTheHooksGroup(t *testing.T) {
 	alive := filepath.Join(t.TempDir(), "alive")
 	h := hook.New(hook.Config{Dir: t.TempDir(), Boot: "1", Timeout: 300 * time.Millisecond, Commands: map[string]string{
 		"hang": "echo begins; sleep 600 & echo $! >" + alive + "; wait",
@@ -73,7 +73,7 @@ func TestTraps_17_Timeout(t *testing.T) {
 }
 
 // A Run that is given up leaves the hook running; Kill ends it.
-func TestTraps_17_Kill(t *testing.T) {
+func TestTraps_17_KillEndsTheHookItsRunDoesNot(t *testing.T) {
 	dir := t.TempDir()
 	alive := filepath.Join(dir, "alive")
 	c := hook.Config{Dir: dir, Boot: "1", Commands: map[string]string{"hang": "echo said; sleep 600 & echo $! >" + alive + "; wait"}}
@@ -125,7 +125,7 @@ func commands(dir string) *hook.Hooks {
 
 // kill -9 of edgecore and a start: the hook is adopted, with its output and its code, and
 // never run twice.
-func TestTraps_17_AdoptedAfterKill(t *testing.T) {
+func TestTraps_17_HookIsAdoptedAfterKill(t *testing.T) {
 	for name, ends := range map[string]bool{"ends before the start": true, "ends after the start": false} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -166,7 +166,7 @@ func TestTraps_17_AdoptedAfterKill(t *testing.T) {
 }
 
 // The hook of an operation that nothing remembers is ended before another one begins.
-func TestTraps_17_ForeignHook(t *testing.T) {
+func TestTraps_17_ForgottenHookIsEndedFirst(t *testing.T) {
 	dir := t.TempDir()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})

@@ -15,7 +15,7 @@ import (
 
 // A device whose data plane is changed while it has an address: the new one serves, nothing of the
 // old one is left in the kernel, either way; what others have there stays.
-func TestTraps_07_DataPlaneChanged(t *testing.T) {
+func TestTraps_07_DataPlaneChangeLeavesNothingOfTheOld(t *testing.T) {
 	if _, err := ipvs.New(); errors.Is(err, ipvs.ErrUnsupported) {
 		t.Skip(err)
 	}

@@ -17,7 +17,7 @@ func TestPlane(t *testing.T) {
 }
 
 // Clients that the Service does not allow get nothing, and each client stays with its pod.
-func TestHostile_03_SourceRangesAndAffinity(t *testing.T) {
+func TestHostile_03_SourceRangesAndAffinityHold(t *testing.T) {
 	if _, err := ipvs.New(); errors.Is(err, ipvs.ErrUnsupported) {
 		t.Skip(err)
 	}

@@ -45,7 +45,7 @@ var hostile = []string{
 
 // What comes from objects reaches the configuration as a plain word or not at all, and the
 // rest is held.
-func TestHostile_17_NamesInTheConfiguration(t *testing.T) {
+func TestHostile_17_NamesInTheConfigurationAreInert(t *testing.T) {
 	good := Instance{Name: "good", Interface: "lan0", VRID: 51, Priority: 200, Advert: time.Second, Address: netip.MustParseAddr("192.168.1.100")}
 	want := render(Config{Dir: "/run/d"}, []Instance{good})
 	for _, word := range hostile {
@@ -74,7 +74,7 @@ func TestHostile_17_NamesInTheConfiguration(t *testing.T) {
 }
 
 // A name never leads out of the directory of tracked files.
-func TestHostile_17_NamesOfTrackedFiles(t *testing.T) {
+func TestHostile_17_NamesOfTrackedFilesStayInTheirDirectory(t *testing.T) {
 	dir := t.TempDir()
 	d := New(Config{Dir: filepath.Join(dir, "run")})
 	for _, word := range hostile {

@@ -414,7 +414,7 @@ func TestExtra_userSections(t *testing.T) {
 }
 
 // Scenario 16.
-func TestVIPs_16_GracefulStop(t *testing.T) {
+func TestVIPs_16_GracefulStopLeavesNoStaleAddress(t *testing.T) {
 	_, a, b := pair(t)
 	a.stop()
 	if a.host.Has(vip) {
@@ -424,7 +424,7 @@ func TestVIPs_16_GracefulStop(t *testing.T) {
 }
 
 // Scenario 17, keepalived's part: parent and child, each alone and both.
-func TestVIPs_17_KeepalivedKilled(t *testing.T) {
+func TestVIPs_17_KeepalivedKilledRecovers(t *testing.T) {
 	for name, files := range map[string][]string{"both": {"keepalived.pid", "vrrp.pid"}, "the parent": {"keepalived.pid"}, "the child": {"vrrp.pid"}} {
 		t.Run(name, func(t *testing.T) {
 			_, a, b := pair(t)
@@ -446,7 +446,7 @@ func TestVIPs_17_KeepalivedKilled(t *testing.T) {
 
 // Scenario 17, the supervisor's part: it is killed, keepalived goes on, and the next one takes it
 // over without a flap.
-func TestVIPs_17_SupervisorKilled(t *testing.T) {
+func TestVIPs_17_SupervisorKilledAdoptsKeepalived(t *testing.T) {
 	_, a, b := pair(t)
 	pid, err := os.ReadFile(filepath.Join(a.dir, "keepalived.pid"))
 	if err != nil {

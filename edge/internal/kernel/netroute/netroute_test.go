@@ -165,7 +165,7 @@ func TestDriver_Routes(t *testing.T) {
 	}
 }
 
-func TestRoutes_07_UnreachableGateway(t *testing.T) {
+func TestRoutes_07_UnreachableGatewayIsAnErrorAndNoRoute(t *testing.T) {
 	s := newSite(t)
 	s.node.Down(t, "eth1")
 	for name, c := range map[string]struct {
@@ -193,7 +193,7 @@ func TestRoutes_07_UnreachableGateway(t *testing.T) {
 	}
 }
 
-func TestRoutes_13_ECMP(t *testing.T) {
+func TestRoutes_13_ECMPByWeightsAndWithAHopRemoved(t *testing.T) {
 	for name, c := range map[string]struct{ key, a, b, server string }{
 		"IPv4": {"172.20.0.0/16", "10.0.0.1", "10.0.1.1", "172.20.0.1"},
 		"IPv6": {"2001:db8:20::/48", "2001:db8::1", "2001:db8:1::1", "2001:db8:20::1"},
