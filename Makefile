@@ -157,7 +157,7 @@ campaign: ## a whole system under faults for MINUTES (60), judged by what its cl
 	go test ./tests/campaign -run 'TestCampaign$$' -v -count 1 -timeout 24h -ldflags "$(TEST_LDFLAGS)" -minutes $(MINUTES) -seed $(SEED) -faults '$(FAULTS)' -edges $(EDGES) $(if $(REAL),-trial)
 
 .PHONY: sensitivity
-sensitivity: ## campaigns against a build in which rules WITHOUT=3,5 (all) of the protocol are off, one at a time, until one finds it (docs/faults.md); -parallel by TESTFLAGS
+sensitivity: ## campaigns against a build in which the switches WITHOUT=fence,salvage (all) are off, one at a time, until one finds it (names in docs/faults.md); -parallel by TESTFLAGS
 	go test ./tests/campaign -run 'TestSensitivity$$' -v -count 1 -timeout 24h -ldflags "$(TEST_LDFLAGS)" -without $(WITHOUT) -seed $(SEED) $(TESTFLAGS)
 
 .PHONY: conformance

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strconv"
-	"strings"
 	"testing"
 	"time"
 
@@ -16,7 +14,7 @@ import (
 )
 
 var (
-	without = flag.String("without", "", "TestSensitivity: which rules of spec/order.md are switched off, one at a time, with commas between them; all is all")
+	without = flag.String("without", "", "TestSensitivity: which switches are off, one at a time, with commas between them; all is all of\n"+sensitivity.List())
 	changed = flag.String("changed", "", "TestSensitivity: where the programs with the switches are built, so that they are found there the next time; a temporary directory where it is not set")
 	within  = flag.Duration("within", 30*time.Minute, "TestSensitivity: how much schedule may pass until a campaign has found what is off")
 )
@@ -28,7 +26,11 @@ const each = 90 * time.Second
 // until one finds it. It fails where none does.
 func TestSensitivity(t *testing.T) {
 	if *without == "" {
-		t.Skip("make sensitivity WITHOUT=3,5 runs it")
+		t.Skip("make sensitivity WITHOUT=fence,salvage runs it")
+	}
+	switches, err := sensitivity.Select(*without)
+	if err != nil {
+		t.Fatal(err)
 	}
 	dir := *changed
 	if dir == "" {
@@ -38,11 +40,8 @@ func TestSensitivity(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, s := range sensitivity.All() {
-		if *without != "all" && !slices.Contains(strings.Split(*without, ","), strconv.Itoa(s.Rule)) {
-			continue
-		}
-		t.Run(fmt.Sprint("rule ", s.Rule), func(t *testing.T) {
+	for _, s := range switches {
+		t.Run(s.Name, func(t *testing.T) {
 			t.Parallel()
 			find(t, s, programs)
 		})
@@ -81,7 +80,7 @@ func find(t *testing.T, s sensitivity.Switch, programs map[string]string) {
 		played += result.Played
 		if len(result.Violations) == 0 {
 			t.Logf("seed %d has found nothing", next)
-			keep(t, o.Dir, fmt.Sprintf("campaign-%d-without-%d", next, s.Rule))
+			keep(t, o.Dir, fmt.Sprintf("campaign-%d-without-%s", next, s.Name))
 			continue
 		}
 		said := map[history.Rule]int{}
@@ -91,7 +90,7 @@ func find(t *testing.T, s sensitivity.Switch, programs map[string]string) {
 		first := slices.IndexFunc(result.Violations, func(v history.Violation) bool { return slices.Contains(s.Shows, v.Rule) })
 		if first < 0 {
 			t.Errorf("seed %d has found %v, and none of %v: %v", next, said, s.Shows, result.Violations[0])
-			keep(t, o.Dir, fmt.Sprintf("campaign-%d-without-%d", next, s.Rule))
+			keep(t, o.Dir, fmt.Sprintf("campaign-%d-without-%s", next, s.Name))
 			continue
 		}
 		_ = os.RemoveAll(o.Dir)

@@ -14,17 +14,33 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
-// Of finds the switch of a rule.
-func Of(rule int) (Switch, error) {
-	for _, s := range All() {
-		if s.Rule == rule {
-			return s, nil
-		}
+// Select finds switches by their names, with commas between them; all is all of them.
+func Select(names string) ([]Switch, error) {
+	if names == "all" {
+		return All(), nil
 	}
-	return Switch{}, fmt.Errorf("no switch is for rule %d", rule)
+	var selected []Switch
+	for name := range strings.SplitSeq(names, ",") {
+		i := slices.IndexFunc(All(), func(s Switch) bool { return s.Name == name })
+		if i < 0 {
+			return nil, fmt.Errorf("no switch has the name %q; there are all of them by the name of all, and\n%s", name, List())
+		}
+		selected = append(selected, All()[i])
+	}
+	return selected, nil
+}
+
+// List has a line for each switch: its name, and what is off.
+func List() string {
+	var b strings.Builder
+	for _, s := range All() {
+		fmt.Fprintf(&b, "%-18s %s\n", s.Name, s.Off)
+	}
+	return b.String()
 }
 
 // Apply gives the changed text of each file that switches change, by its name.
@@ -36,12 +52,12 @@ func Apply(root string, switches ...Switch) (map[string]string, error) {
 			if !ok {
 				raw, err := os.ReadFile(filepath.Join(root, e.File))
 				if err != nil {
-					return nil, fmt.Errorf("the switch of rule %d: %w", s.Rule, err)
+					return nil, fmt.Errorf("the switch %s: %w", s.Name, err)
 				}
 				text = string(raw)
 			}
 			if n := strings.Count(text, e.Old); n != 1 {
-				return nil, fmt.Errorf("the switch of rule %d is for a text that %s has %d times, and not once:\n%s", s.Rule, e.File, n, e.Old)
+				return nil, fmt.Errorf("the switch %s is for a text that %s has %d times, and not once:\n%s", s.Name, e.File, n, e.Old)
 			}
 			changed[e.File] = strings.Replace(text, e.Old, e.New, 1)
 		}
@@ -49,22 +65,19 @@ func Apply(root string, switches ...Switch) (map[string]string, error) {
 	return changed, nil
 }
 
-// variable names the rule that is off, in a build with the overlay.
+// variable names the switch that is off, in a build with the overlay.
 const variable = "SKERRY_CAMPAIGN_WITHOUT"
 
 // Env is what a process gets in which the switch is off.
-func (s Switch) Env() []string { return []string{fmt.Sprintf("%s=%d", variable, s.Rule)} }
+func (s Switch) Env() []string { return []string{variable + "=" + s.Name} }
 
 // helper is added to each package that is changed.
 const helper = `package %s
 
-import (
-	"os"
-	"strconv"
-)
+import "os"
 
-// off reports whether a rule is switched off in this process.
-func off(rule int) bool { return os.Getenv(%q) == strconv.Itoa(rule) }
+// off reports whether a switch is off in this process.
+func off(name string) bool { return os.Getenv(%q) == name }
 `
 
 // Write puts the changed files into dir and returns the file that `go build -overlay` wants.

@@ -4,6 +4,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -22,12 +24,12 @@ func TestSwitchesApply(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	packages, last := []string{"build", "-buildvcs=false", "-overlay", overlay}, -1
+	packages, named := []string{"build", "-buildvcs=false", "-overlay", overlay}, map[string]bool{}
 	for _, s := range sensitivity.All() {
-		if s.Rule <= last {
-			t.Errorf("rule %d stands behind rule %d", s.Rule, last)
+		if named[s.Name] || !regexp.MustCompile(`^[a-z]+(-[a-z]+)*$`).MatchString(s.Name) || s.Name == "all" {
+			t.Errorf("a switch is called %q", s.Name)
 		}
-		last = s.Rule
+		named[s.Name] = true
 		for _, e := range s.Edits {
 			packages = append(packages, "./"+filepath.Dir(e.File))
 		}
@@ -45,7 +47,7 @@ func TestApplyRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	edit := func(old, to string) sensitivity.Switch {
-		return sensitivity.Switch{Rule: 1, Edits: []sensitivity.Edit{{File: "a.go", Old: old, New: to}}}
+		return sensitivity.Switch{Name: "one", Edits: []sensitivity.Edit{{File: "a.go", Old: old, New: to}}}
 	}
 	for _, old := range []string{"three", "two"} {
 		if _, err := sensitivity.Apply(root, edit(old, "x")); err == nil || !strings.Contains(err.Error(), old) {
@@ -55,5 +57,38 @@ func TestApplyRefuses(t *testing.T) {
 	changed, err := sensitivity.Apply(root, edit("one", "1"), edit("1 two", "3"))
 	if err != nil || changed["a.go"] != "3 two" {
 		t.Errorf("changed to %q: %v", changed["a.go"], err)
+	}
+}
+
+// A switch is found by its name; docs/faults.md has each with what it breaks.
+func TestSelect(t *testing.T) {
+	some, err := sensitivity.Select("salvage,fence")
+	if err != nil || len(some) != 2 || some[0].Name != "salvage" || some[1].Env()[0] != "SKERRY_CAMPAIGN_WITHOUT=fence" {
+		t.Errorf("selected %v: %v", some, err)
+	}
+	if all, err := sensitivity.Select("all"); err != nil || len(all) != len(sensitivity.All()) {
+		t.Errorf("selected %d: %v", len(all), err)
+	}
+	for _, wrong := range []string{"", "1", "fence,no-such-name", "fence,"} {
+		if _, err := sensitivity.Select(wrong); err == nil || !strings.Contains(err.Error(), "keep-synced") {
+			t.Errorf("%q: %v; want the list", wrong, err)
+		}
+	}
+	root, err := binary.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := os.ReadFile(filepath.Join(root, "docs/faults.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var listed []string
+	for _, row := range regexp.MustCompile("(?m)^\\| `([a-z-]+)` \\| (.*?) \\| `").FindAllStringSubmatch(string(page), -1) {
+		listed = append(listed, row[1]+": "+row[2])
+	}
+	for _, s := range sensitivity.All() {
+		if !slices.Contains(listed, s.Name+": "+s.Off) {
+			t.Errorf("docs/faults.md has no row `%s` | %s", s.Name, s.Off)
+		}
 	}
 }
