@@ -339,7 +339,7 @@ func (s *system) attach(pod corev1.Pod) *command {
 	return c
 }
 
-func TestTunnel_05_AttachCarriesInputAndOutput(t *testing.T) {
+func TestTunnel_05_AttachShowsOutput(t *testing.T) {
 	s := use(t)
 	s.attach(s.WaitPods("sample", "app=sample", "edge2", 1)[0])
 }
