@@ -28,13 +28,14 @@ kubectl-skerry_pkg := ./cloud/cmd/kubectl-skerry
 kubeplane_pkg := ./tests/cmd/kubeplane
 trial_pkg := ./tests/cmd/trial
 # Built only when something asks for it: upstream's kubelet, which edgecore is measured against, many nodes without one, edgecore without one,
-# upstream's kube-proxy, and what stands in for a load balancer.
-EXTRA_BINARIES := plainkubelet hollow hollowedge kubeproxy loadbalancer
+# upstream's kube-proxy, and what stands in for a load balancer; and what runs the tests.
+EXTRA_BINARIES := plainkubelet hollow hollowedge kubeproxy loadbalancer testrun
 plainkubelet_pkg := ./tests/cmd/plainkubelet
 hollow_pkg := ./tests/cmd/hollow
 hollowedge_pkg := ./tests/cmd/hollowedge
 kubeproxy_pkg := ./tests/cmd/kubeproxy
 loadbalancer_pkg := ./tests/cmd/loadbalancer
+testrun_pkg := ./build/testrun
 
 # What the targets below may be given.
 TRIAL_FLAGS ?=# for up: --edges 3, --link quic, ...
@@ -121,16 +122,16 @@ release-test: ## what a release must show beyond make test, as root: two builds 
 	go test ./tests/release -count 1 -timeout 2h -ldflags "$(TEST_LDFLAGS)" $(TESTFLAGS)
 
 .PHONY: test
-test: deps build ## all tests but the longest, as root: unit, cluster, integration, netns, campaign, e2e; in LANES=3 side by side
-	@SKERRY_BUILT="$(BINARIES)" build/test.sh all
+test: deps build build-testrun ## all tests but the longest, as root: unit, cluster, integration, netns, campaign, e2e; in LANES=3 side by side
+	@SKERRY_BUILT="$(BINARIES)" bin/testrun all
 
 .PHONY: long-test
-long-test: deps build ## the tests that make test leaves out, as root: VIP scenarios over IPVS, kept campaigns, kube-vip itself
-	@SKERRY_BUILT="$(BINARIES)" build/test.sh long
+long-test: deps build build-testrun ## the tests that make test leaves out, as root: VIP scenarios over IPVS, kept campaigns, kube-vip itself
+	@SKERRY_BUILT="$(BINARIES)" bin/testrun long
 
 .PHONY: test-short
-test-short: ## vet and the unit tests; no root, no programs beside Go; PACKAGES=./beehive/... for some
-	@build/test.sh short
+test-short: build-testrun ## vet and the unit tests; no root, no programs beside Go; PACKAGES=./beehive/... for some
+	@bin/testrun short
 
 .PHONY: race
 race: ## the unit tests under the race detector, of the packages that don't bring Kubernetes' clients along; needs a C compiler

@@ -27,6 +27,7 @@ import (
 
 	"github.com/skerry-io/skerry/tests/cluster/binary"
 	"github.com/skerry-io/skerry/tests/cluster/process"
+	"github.com/skerry-io/skerry/tests/cluster/tally"
 )
 
 const (
@@ -124,6 +125,7 @@ func without() bool {
 // same port.
 func (c *ControlPlane) Start(ctx context.Context) error {
 	args := append([]string{"--dir=" + c.Dir, "--bind=127.0.0.1", "--advertise=127.0.0.1", "--port=" + c.port}, c.args...)
+	tally.Add(tally.ControlPlane)
 	child, err := process.Start(process.Spec{Path: c.path, Args: args, Log: c.log(), Bound: true})
 	if err != nil {
 		return err

@@ -18,6 +18,7 @@ import (
 	"github.com/skerry-io/skerry/common/cli"
 	"github.com/skerry-io/skerry/tests/cluster/host"
 	"github.com/skerry-io/skerry/tests/cluster/lab"
+	"github.com/skerry-io/skerry/tests/cluster/tally"
 )
 
 // ports are what cloudcore offers to edges: the one for all, and the older ones for websocket,
@@ -199,6 +200,7 @@ func (t *Trial) begin(o Options) error {
 		s.Hosts[n.Name] = &Machine{}
 	}
 	t.state = s
+	tally.Add(tally.Trial)
 	return t.save()
 }
 

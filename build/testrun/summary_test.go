@@ -1,8 +1,7 @@
 package main
 
 import (
-	"os"
-	"path/filepath"
+	"io"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -80,11 +79,11 @@ func TestSummary(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out strings.Builder
-			got, err := newSummary(&out, time.Now).read(strings.NewReader(c.in))
-			if err != nil {
+			s := newSummary(&out, time.Now)
+			if err := s.read(strings.NewReader(c.in)); err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(c.want, got); diff != "" {
+			if diff := cmp.Diff(c.want, s.counts); diff != "" {
 				t.Errorf("counts (-want +got):\n%s", diff)
 			}
 			if diff := cmp.Diff(c.out, out.String()); diff != "" {
@@ -116,7 +115,7 @@ func TestSummary_tellsWhatRuns(t *testing.T) {
 		in := &slowReader{pause: 70 * time.Second, lines: []string{
 			`{"Action":"run","Package":"p","Test":"TestA"}` + "\n", `{"Action":"run","Package":"p","Test":"TestA/slow"}` + "\n",
 		}}
-		if _, err := newSummary(&out, time.Now).read(in); err != nil {
+		if err := newSummary(&out, time.Now).read(in); err != nil {
 			t.Fatal(err)
 		}
 		want := "   runs since 30s: p TestA/slow\n   runs since 1m0s: p TestA/slow\n"
@@ -129,7 +128,7 @@ func TestSummary_tellsWhatRuns(t *testing.T) {
 func TestSummary_tellsThatItCompiles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out strings.Builder
-		if _, err := newSummary(&out, time.Now).read(&slowReader{pause: 35 * time.Second}); err != nil {
+		if err := newSummary(&out, time.Now).read(&slowReader{pause: 35 * time.Second}); err != nil {
 			t.Fatal(err)
 		}
 		want := "   compiling and linking for 30s (all of Kubernetes from nothing: 8 to 15 minutes on two cores)\n"
@@ -139,40 +138,7 @@ func TestSummary_tellsThatItCompiles(t *testing.T) {
 	})
 }
 
-func TestRun_total(t *testing.T) {
-	const pass = `{"Action":"pass","Package":"p","Test":"TestA"}` + "\n"
-	const fail = `{"Action":"fail","Package":"p","Test":"TestB"}` + "\n"
-	const skip = `{"Action":"skip","Package":"p","Test":"TestC"}` + "\n"
-	for name, c := range map[string]struct {
-		phases []string
-		want   string
-		ok     bool
-	}{
-		"all is well":       {[]string{pass + skip, pass}, "2 passed, 0 failed, 1 skipped\n", true},
-		"one phase failed":  {[]string{pass + fail, pass}, "2 passed, 1 failed, 0 skipped\n", false},
-		"all were skipped":  {[]string{skip}, "0 passed, 0 failed, 1 skipped\n", false},
-		"there was no test": {[]string{""}, "0 passed, 0 failed, 0 skipped\n", false},
-		"there was no run":  {nil, "0 passed, 0 failed, 0 skipped\n", false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			file := filepath.Join(t.TempDir(), "counts")
-			for _, p := range c.phases {
-				var out strings.Builder
-				ok, err := run(options{counts: file, phase: "unit"}, strings.NewReader(p), &out)
-				if err != nil || ok == strings.Contains(p, fail) {
-					t.Errorf("phase: %v, %v", ok, err)
-				}
-			}
-			var out strings.Builder
-			ok, err := run(options{counts: file, total: true}, nil, &out)
-			if err != nil || ok != c.ok || out.String() != c.want {
-				t.Errorf("total: %q, %v, %v; want %q, %v", out.String(), ok, err, c.want, c.ok)
-			}
-		})
-	}
-}
-
-func TestRun_again(t *testing.T) {
+func TestSummary_secondTries(t *testing.T) {
 	const (
 		good = `{"Action":"pass","Package":"good","Test":"TestA"}` + "\n" + `{"Action":"pass","Package":"good"}` + "\n"
 		bad  = `{"Action":"pass","Package":"bad","Test":"TestA"}` + "\n" + `{"Action":"fail","Package":"bad","Test":"TestB"}` + "\n" + `{"Action":"fail","Package":"bad"}` + "\n"
@@ -185,29 +151,37 @@ func TestRun_again(t *testing.T) {
 	)
 	for name, c := range map[string]struct {
 		in    string
-		ok    bool
-		again string
-		total string
+		again []retry
+		left  Counts
 	}{
-		"nothing failed":       {good, true, "", "1 passed, 0 failed, 0 skipped\n"},
-		"two packages":         {good + bad + torn, false, "bad\ntorn\n", "1 passed, 0 failed, 0 skipped\n"},
-		"tests of a package":   {some + whole, false, "some ^(TestB|TestC)$\n", "1 passed, 0 failed, 0 skipped\n"},
-		"tests and a panic":    {good + some + panic, false, "some\n", "1 passed, 0 failed, 0 skipped\n"},
-		"too many for chances": {strings.ReplaceAll(bad, "bad", "b1") + strings.ReplaceAll(bad, "bad", "b2") + bad + torn, false, "", "3 passed, 4 failed, 0 skipped\n"},
+		"nothing failed":       {good, nil, Counts{Passed: 1}},
+		"two packages":         {good + bad + torn, []retry{{Package: "bad"}, {Package: "torn"}}, Counts{Passed: 1}},
+		"tests of a package":   {some + whole, []retry{{"some", []string{"TestB", "TestC"}}}, Counts{Passed: 1}},
+		"tests and a panic":    {good + some + panic, []retry{{Package: "some"}}, Counts{Passed: 1}},
+		"too many for chances": {strings.ReplaceAll(bad, "bad", "b1") + strings.ReplaceAll(bad, "bad", "b2") + bad + torn, nil, Counts{Passed: 3, Failed: 4}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
-			o := options{counts: filepath.Join(dir, "counts"), phase: "unit", again: filepath.Join(dir, "again")}
-			var out strings.Builder
-			ok, err := run(o, strings.NewReader(c.in), &out)
-			if err != nil || ok != c.ok {
-				t.Errorf("phase: %v, %v", ok, err)
+			s := newSummary(io.Discard, time.Now)
+			if err := s.read(strings.NewReader(c.in)); err != nil {
+				t.Fatal(err)
 			}
-			again, _ := os.ReadFile(o.again)
-			out.Reset()
-			if _, err := run(options{counts: o.counts, total: true}, nil, &out); err != nil || string(again) != c.again || out.String() != c.total {
-				t.Errorf("again %q, total %q, %v; want %q, %q", again, out.String(), err, c.again, c.total)
+			if diff := cmp.Diff(c.again, s.secondTries(mostAgain)); diff != "" {
+				t.Errorf("again (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(c.left, s.counts); diff != "" {
+				t.Errorf("left (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+func TestSummary_listsLongTests(t *testing.T) {
+	s := newSummary(io.Discard, time.Now)
+	err := s.read(strings.NewReader(`{"Action":"pass","Package":"p","Test":"TestA/slow","Elapsed":11}
+{"Action":"pass","Package":"p","Test":"TestA","Elapsed":12.5}
+{"Action":"pass","Package":"p","Test":"TestB","Elapsed":9.9}
+`))
+	if diff := cmp.Diff([]timedTest{{"p", "TestA", 12.5}}, s.slow); err != nil || diff != "" {
+		t.Errorf("%v, (-want +got):\n%s", err, diff)
 	}
 }

@@ -12,12 +12,11 @@ import (
 	"time"
 )
 
-// Counts is what one phase came to.
+// Counts are the tests of a phase, or of all.
 type Counts struct {
-	Phase   string `json:"phase,omitempty"`
-	Passed  int    `json:"passed"`
-	Failed  int    `json:"failed"`
-	Skipped int    `json:"skipped"`
+	Passed  int `json:"passed"`
+	Failed  int `json:"failed"`
+	Skipped int `json:"skipped"`
 }
 
 func (c Counts) String() string {
@@ -37,12 +36,18 @@ type event struct {
 	Package    string
 	Test       string
 	Output     string
-	ImportPath string // of the build events
+	Elapsed    float64 // seconds
+	ImportPath string  // of the build events
 }
 
-// patience is how often the running tests are printed, while nothing else is.
-const patience = 30 * time.Second
+const (
+	// patience is how often the running tests are printed, while nothing else is.
+	patience = 30 * time.Second
+	// long is the time from which on a test is listed with it.
+	long = 10 * time.Second
+)
 
+// A summary reads what `go test -json` writes, prints what matters of it to a person, and counts.
 type summary struct {
 	out    io.Writer
 	now    func() time.Time
@@ -56,6 +61,14 @@ type summary struct {
 	tests   map[testID]*Counts  // by test, with its subtests
 	ended   map[string]bool     // packages that failed and ran all their tests
 	build   map[string][]string // compiler output, by import path
+	slow    []timedTest
+}
+
+// A timedTest is a test, without its subtests' names, and how long it ran.
+type timedTest struct {
+	Package string  `json:"package"`
+	Test    string  `json:"test"`
+	Seconds seconds `json:"seconds"`
 }
 
 type testID struct{ pkg, test string }
@@ -68,7 +81,7 @@ func newSummary(out io.Writer, now func() time.Time) *summary {
 }
 
 // read reads to the end of in.
-func (s *summary) read(in io.Reader) (Counts, error) {
+func (s *summary) read(in io.Reader) error {
 	type line struct {
 		text string
 		err  error
@@ -97,7 +110,7 @@ func (s *summary) read(in io.Reader) (Counts, error) {
 		select {
 		case l, ok := <-lines:
 			if !ok {
-				return s.counts, failure
+				return failure
 			}
 			if l.err != nil {
 				failure = l.err
@@ -136,7 +149,7 @@ func (s *summary) line(text string) {
 		if e.Test == "" {
 			s.packageEnds(e)
 		} else {
-			s.testEnds(id, e.Action)
+			s.testEnds(id, e.Action, time.Duration(e.Elapsed*float64(time.Second)))
 		}
 	}
 }
@@ -151,34 +164,43 @@ func (s *summary) of(pkg string) *Counts {
 	return c
 }
 
-// secondTries takes what failed out of the counts and returns a line for each package: "PACKAGE",
-// which is to be run once more whole, or "PACKAGE PATTERN", where only the tests of the pattern (go
-// help testflag, -run) are: it came to its end, and all others have passed. With more than most
-// packages something is broken, and none is tried again.
-func (s *summary) secondTries(most int) []string {
-	var again []string
+// A retry is a package that is run once more.
+type retry struct {
+	Package string   `json:"package"`
+	Tests   []string `json:"tests,omitempty"` // of which alone; without any, all
+}
+
+func (r retry) pattern() string { return "^(" + strings.Join(r.Tests, "|") + ")$" }
+
+func (r retry) String() string {
+	return strings.TrimSpace(r.Package + " " + strings.Join(r.Tests, " "))
+}
+
+// secondTries takes what failed out of the counts and returns it: packages which came to their end
+// with the tests that failed, others whole. With more than most packages something is broken, and
+// none is tried again.
+func (s *summary) secondTries(most int) []retry {
+	var again []retry
 	for pkg, c := range s.by {
 		if c.Failed == 0 {
 			continue
 		}
-		names := s.failedTests(pkg)
-		if !s.ended[pkg] || len(names) == 0 {
-			again = append(again, pkg)
-			continue
+		r := retry{Package: pkg}
+		if s.ended[pkg] {
+			r.Tests = s.failedTests(pkg)
 		}
-		again = append(again, pkg+" ^("+strings.Join(names, "|")+")$")
+		again = append(again, r)
 	}
 	if len(again) > most {
 		return nil
 	}
-	slices.Sort(again)
-	for _, line := range again {
-		pkg, pattern, named := strings.Cut(line, " ")
-		gone := s.by[pkg]
-		if named {
-			gone = &Counts{}
-			for _, name := range strings.Split(strings.Trim(pattern, "^()$"), "|") {
-				gone.add(*s.tests[testID{pkg, name}])
+	slices.SortFunc(again, func(a, b retry) int { return strings.Compare(a.Package, b.Package) })
+	for _, r := range again {
+		gone := *s.by[r.Package]
+		if len(r.Tests) > 0 {
+			gone = Counts{}
+			for _, name := range r.Tests {
+				gone.add(*s.tests[testID{r.Package, name}])
 			}
 		}
 		s.counts.Passed -= gone.Passed
@@ -201,7 +223,7 @@ func (s *summary) failedTests(pkg string) []string {
 	return names
 }
 
-func (s *summary) testEnds(id testID, action string) {
+func (s *summary) testEnds(id testID, action string, elapsed time.Duration) {
 	var one Counts
 	switch action {
 	case "pass":
@@ -217,7 +239,10 @@ func (s *summary) testEnds(id testID, action string) {
 	}
 	s.counts.add(one)
 	s.of(id.pkg).add(one)
-	top, _, _ := strings.Cut(id.test, "/")
+	top, _, sub := strings.Cut(id.test, "/")
+	if !sub && elapsed >= long {
+		s.slow = append(s.slow, timedTest{id.pkg, id.test, secondsOf(elapsed)})
+	}
 	whole := testID{id.pkg, top}
 	if s.tests[whole] == nil {
 		s.tests[whole] = &Counts{}

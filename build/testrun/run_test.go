@@ -1,0 +1,256 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// The binary of these tests is also the program: exec is called by it.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 2 && os.Args[1] == "exec" {
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+// Every package is in one phase, e2e in one of each part; what no run has is named here.
+func TestPlan(t *testing.T) {
+	out, err := exec.CommandContext(t.Context(), "go", "list", "../../...").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	for p := range strings.FieldsSeq(string(out)) {
+		if _, p, ok := strings.Cut(p, "/skerry/"); ok {
+			all = append(all, p)
+		}
+	}
+	got := map[string][]string{}
+	for _, j := range plan("all", all, 2) {
+		if len(j.phases) == 0 {
+			t.Errorf("%s has no phases", j.name)
+		}
+		for _, p := range j.phases {
+			for _, pkg := range p.packages {
+				got[pkg] = append(got[pkg], strings.TrimSpace(p.shard))
+			}
+		}
+	}
+	for _, pkg := range all {
+		want := []string{""}
+		switch {
+		case pkg == "tests/e2e":
+			want = []string{"1/2", "2/2"}
+		case pkg == "tests/bench" || pkg == "tests/release": // make bench and make release-test
+			want = nil
+		}
+		if diff := cmp.Diff(want, got[pkg]); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", pkg, diff)
+		}
+	}
+	for _, j := range plan("short", all, 2) {
+		for _, p := range j.phases {
+			if slices.ContainsFunc(p.packages, needsRoot.MatchString) {
+				t.Errorf("short needs root for %v", p.packages)
+			}
+		}
+	}
+	if jobs := plan("all", []string{"beehive"}, 2); len(jobs) != 1 || len(jobs[0].phases) != 1 {
+		t.Errorf("one package makes %v", jobs)
+	}
+}
+
+// module makes a module of two packages, in which the tests of a file run.
+func module(t *testing.T, test string) {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"go.mod":              "module example.com/a/b\n\ngo 1.26\n",
+		"good/good.go":        "package good\n",
+		"good/good_test.go":   "package good\n\nimport \"testing\"\n\nfunc TestGood(*testing.T) {}\n",
+		"other/other.go":      "package other\n",
+		"other/other_test.go": "package other\n\n" + test,
+	} {
+		path := filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Chdir(dir)
+}
+
+func TestRun(t *testing.T) {
+	for name, c := range map[string]struct {
+		test        string
+		counts      Counts
+		code        int
+		secondTries []retry
+		says        string
+	}{
+		"all is well": {
+			test:   "import \"testing\"\n\nfunc TestOther(*testing.T) {}\n",
+			counts: Counts{Passed: 2},
+		},
+		"one that fails twice": {
+			test:   "import \"testing\"\n\nfunc TestOther(t *testing.T) { t.Error(\"oops\") }\n",
+			counts: Counts{Passed: 1, Failed: 1},
+			code:   1,
+			says:   "oops",
+		},
+		"one that passes at its second try": {
+			test: `import (
+	"os"
+	"testing"
+)
+
+func TestOther(t *testing.T) {
+	if _, err := os.Stat("tried"); err != nil {
+		os.WriteFile("tried", nil, 0o600)
+		t.Error("oops")
+	}
+}
+
+func TestFine(*testing.T) {}
+`,
+			counts:      Counts{Passed: 3},
+			secondTries: []retry{{"other", []string{"TestOther"}}},
+			says:        "== PASSED ONLY AT ITS SECOND TRY, in 1 of the last 1 runs: other TestOther\n",
+		},
+		"one that does not compile": {
+			test:   "func TestOther(t *testing.T) {}\n",
+			counts: Counts{Passed: 1, Failed: 1},
+			code:   1,
+			says:   "undefined: testing",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			module(t, c.test)
+			var out bytes.Buffer
+			o, err := optionsFrom("short", func(string) string { return "" })
+			if err != nil {
+				t.Fatal(err)
+			}
+			r, err := run(t.Context(), o, &out)
+			if err != nil {
+				t.Errorf("%v\n%s", err, out.String())
+			}
+			if diff := cmp.Diff(c.counts, r.Counts); diff != "" || r.exitCode() != c.code {
+				t.Errorf("code %d, want %d; counts (-want +got):\n%s\n%s", r.exitCode(), c.code, diff, out.String())
+			}
+			if diff := cmp.Diff(c.secondTries, r.SecondTries); diff != "" {
+				t.Errorf("second tries (-want +got):\n%s\n%s", diff, out.String())
+			}
+			if !strings.Contains(out.String(), c.says) {
+				t.Errorf("it does not say %q:\n%s", c.says, out.String())
+			}
+			kept, err := readResult(resultFile)
+			if err != nil || kept.Counts != r.Counts || kept.exitCode() != c.code {
+				t.Errorf("kept is %+v, %v", kept, err)
+			}
+			if !slices.ContainsFunc(r.Rows, func(w row) bool {
+				return w.Package == "good" && w.Tests.Wall > 0 && w.Link.User > 0 && w.Compile.User > 0
+			}) {
+				t.Errorf("no costs of good: %+v", r.Rows)
+			}
+		})
+	}
+}
+
+// How often a test needed its second try is counted over the last ten runs.
+func TestSecondTries_areCounted(t *testing.T) {
+	t.Chdir(t.TempDir())
+	if err := os.MkdirAll(outDir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	for i := range 12 {
+		out.Reset()
+		var r result
+		if i != 11 {
+			r.SecondTries = []retry{{"p", []string{"TestA"}}}
+		}
+		if i%2 == 0 {
+			r.SecondTries = append(r.SecondTries, retry{Package: "q"})
+		}
+		if err := r.tellSecondTries(&out); err != nil {
+			t.Fatal(err)
+		}
+		if i == 10 && out.String() != "== PASSED ONLY AT ITS SECOND TRY, in 10 of the last 10 runs: p TestA\n"+
+			"== PASSED ONLY AT ITS SECOND TRY, in 5 of the last 10 runs: q\n== second tries: 2\n" {
+			t.Error(out.String())
+		}
+	}
+	if out.String() != "== second tries: 0\n" {
+		t.Error(out.String())
+	}
+}
+
+// What a program leaves without a parent is waited for, and its time counted.
+func TestExec_countsOrphans(t *testing.T) {
+	dir := t.TempDir()
+	costs := filepath.Join(dir, "costs")
+	const burn = "i=0; while [ $i -lt 1000000 ]; do i=$((i+1)); done"
+	for name, c := range map[string]struct {
+		script string
+		code   int
+		burnt  bool
+		starts map[string]int
+		left   int
+	}{
+		"nothing":             {script: "exit 3", code: 3},
+		"itself":              {script: burn, burnt: true},
+		"a child":             {script: "sh -c '" + burn + "'", burnt: true},
+		"an orphan":           {script: "(sh -c '" + burn + "' & echo $! >" + dir + "/pid); while [ -d /proc/$(cat " + dir + "/pid)/fd ] && ! grep -q '^State:.Z' /proc/$(cat " + dir + "/pid)/status 2>/dev/null; do sleep 0.1; done", burnt: true},
+		"one that stays":      {script: "sleep 1000 >/dev/null 2>&1 & echo $! >" + dir + "/stays", left: 1},
+		"what tests start":    {script: "echo trial >>$SKERRY_TEST_TALLY; echo trial >>$SKERRY_TEST_TALLY", starts: map[string]int{"trial": 2}},
+		"one that is killed":  {script: "kill -9 $$", code: 128 + 9},
+		"one that can't quit": {script: "trap 'exit 7' QUIT; kill -3 $PPID; while :; do sleep 0.1; done", code: 7},
+	} {
+		t.Run(name, func(t *testing.T) {
+			os.Remove(costs)
+			cmd := exec.CommandContext(t.Context(), os.Args[0], "exec", "/bin/sh", "-c", c.script)
+			cmd.Env = append(os.Environ(), costsVariable+"="+costs)
+			out, err := cmd.CombinedOutput()
+			if _, exited := errors.AsType[*exec.ExitError](err); err != nil && !exited {
+				t.Fatal(err)
+			}
+			if got := cmd.ProcessState.ExitCode(); got != c.code {
+				t.Errorf("code %d, want %d: %s", got, c.code, out)
+			}
+			rows, err := readCosts(costs, costs+"-none")
+			if err != nil || len(rows) != 1 {
+				t.Fatalf("%v, %v", rows, err)
+			}
+			got := rows[0].Tests
+			if burnt := got.User+got.Kernel > 0.1; burnt != c.burnt {
+				t.Errorf("it took %v s", got.User+got.Kernel)
+			}
+			if len(got.Starts) == 0 {
+				got.Starts = nil
+			}
+			if diff := cmp.Diff(c.starts, got.Starts); diff != "" || got.Left != c.left {
+				t.Errorf("left %d, want %d; starts (-want +got):\n%s", got.Left, c.left, diff)
+			}
+			if c.left > 0 {
+				raw, err := os.ReadFile(dir + "/stays")
+				pid, convErr := strconv.Atoi(strings.TrimSpace(string(raw)))
+				if err := errors.Join(err, convErr); err != nil {
+					t.Fatal(err)
+				}
+				p, err := os.FindProcess(pid)
+				if err := errors.Join(err, p.Kill()); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}
