@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	authorizationv1 "k8s.io/api/authorization/v1"
@@ -24,6 +23,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/skerry-io/skerry/cloud/internal/kube"
+	"github.com/skerry-io/skerry/tests/cluster/poll"
 )
 
 // apiserver serves ConfigMaps one by one, with watches, and reviews; forbid sets what each node may
@@ -231,17 +231,6 @@ func jsonClient(t *testing.T, c *kube.Client) kubernetes.Interface {
 	return k
 }
 
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for range 3000 {
-		if ok() {
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	t.Fatalf("waited too long for: %s", what)
-}
-
 func want(t *testing.T, what string, got, want any) {
 	t.Helper()
 	if d := cmp.Diff(want, got); d != "" {
@@ -404,17 +393,17 @@ func TestASingleObjectIsFollowed(t *testing.T) {
 	w := objectWatches(t, a)
 	var one seen
 	cancel := w.Watch(ref("cm"), "edge1", one.changed).Cancel
-	eventually(t, "the object", one.is("101"))
+	poll.True(t, "the object", one.is("101"))
 	a.set("cm", "2")
-	eventually(t, "a change", one.is("102"))
+	poll.True(t, "a change", one.is("102"))
 	a.remove("cm")
-	eventually(t, "its deletion", one.is("absent"))
+	poll.True(t, "its deletion", one.is("absent"))
 	a.set("cm", "3")
-	eventually(t, "that it is there again", one.is("104"))
+	poll.True(t, "that it is there again", one.is("104"))
 
 	var none seen
 	cancelNone := w.Watch(ref("none"), "edge1", none.changed).Cancel
-	eventually(t, "the absence of one that never was", none.is("absent"))
+	poll.True(t, "the absence of one that never was", none.is("absent"))
 
 	a.mu.Lock()
 	for _, v := range a.watchers {
@@ -422,10 +411,10 @@ func TestASingleObjectIsFollowed(t *testing.T) {
 	}
 	a.mu.Unlock()
 	a.set("cm", "4")
-	eventually(t, "a change across two watches", func() bool { return one.is("105")() || len(a.openers()) == 2 })
+	poll.True(t, "a change across two watches", func() bool { return one.is("105")() || len(a.openers()) == 2 })
 	cancel()
 	cancelNone()
-	eventually(t, "the watches to end", func() bool { return len(a.openers()) == 0 && w.Len() == 0 })
+	poll.True(t, "the watches to end", func() bool { return len(a.openers()) == 0 && w.Len() == 0 })
 }
 
 func TestNodesShareAWatchAndEachIsAskedAbout(t *testing.T) {
@@ -434,26 +423,26 @@ func TestNodesShareAWatchAndEachIsAskedAbout(t *testing.T) {
 	w := objectWatches(t, a)
 	var one, two, three seen
 	leaveOne := w.Watch(ref("cm"), "edge1", one.changed).Cancel
-	eventually(t, "edge1", one.is("101"))
+	poll.True(t, "edge1", one.is("101"))
 	a.forbid("edge3", true)
 	leaveTwo := w.Watch(ref("cm"), "edge2", two.changed).Cancel
 	leaveThree := w.Watch(ref("cm"), "edge3", three.changed).Cancel
-	eventually(t, "edge2", two.is("101"))
+	poll.True(t, "edge2", two.is("101"))
 	want(t, "one watch, as the first", a.openers(), []string{"edge1 cm"})
 	a.set("cm", "2")
-	eventually(t, "both", func() bool { return one.is("102")() && two.is("102")() })
+	poll.True(t, "both", func() bool { return one.is("102")() && two.is("102")() })
 	if three.calls != 0 {
 		t.Errorf("edge3 received %+v", three.last)
 	}
 	leaveOne()
-	eventually(t, "the watch to be opened as another", func() bool { return slices.Equal(a.openers(), []string{"edge2 cm"}) })
+	poll.True(t, "the watch to be opened as another", func() bool { return slices.Equal(a.openers(), []string{"edge2 cm"}) })
 	a.set("cm", "3")
-	eventually(t, "edge2 goes on", two.is("103"))
+	poll.True(t, "edge2 goes on", two.is("103"))
 	a.forbid("edge3", false)
-	eventually(t, "edge3, when it may", three.is("103"))
+	poll.True(t, "edge3, when it may", three.is("103"))
 	leaveTwo()
 	leaveThree()
-	eventually(t, "the watch to end", func() bool { return len(a.openers()) == 0 })
+	poll.True(t, "the watch to end", func() bool { return len(a.openers()) == 0 })
 }
 
 func TestARefusalRightAfterBindingIsNotBelieved(t *testing.T) {
@@ -463,12 +452,12 @@ func TestARefusalRightAfterBindingIsNotBelieved(t *testing.T) {
 	w := objectWatches(t, a)
 	var one seen
 	defer w.Watch(ref("cm"), "edge1", one.changed).Cancel()
-	eventually(t, "some attempts", func() bool { a.mu.Lock(); defer a.mu.Unlock(); return len(a.requests) >= 3 })
+	poll.True(t, "some attempts", func() bool { a.mu.Lock(); defer a.mu.Unlock(); return len(a.requests) >= 3 })
 	if one.calls != 0 {
 		t.Errorf("received %+v", one.last)
 	}
 	a.forbid("edge1", false)
-	eventually(t, "the object", one.is("101"))
+	poll.True(t, "the object", one.is("101"))
 }
 
 func TestSelect(t *testing.T) {

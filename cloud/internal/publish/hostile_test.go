@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/skerry-io/skerry/common/topic/topicpb"
+	"github.com/skerry-io/skerry/tests/cluster/poll"
 )
 
 // A device asks two replicas for what its node may get and cloudcore may not list, and for
@@ -40,8 +41,8 @@ func TestHostile_01_ForbiddenInterestIsRefused(t *testing.T) {
 			defer release()
 			e := r.edge(t, "edge1")
 			e.connect(r.publisher, append([]*topicpb.Interest{podsOf(1, "edge1"), dependencies(2), allServices(3)}, forbidden...)...)
-			eventually(t, "its kubelet's interests are synced", func() bool { return e.isSynced(1, 2, 3) })
-			eventually(t, "all the others are refused", func() bool {
+			poll.True(t, "its kubelet's interests are synced", func() bool { return e.isSynced(1, 2, 3) })
+			poll.True(t, "all the others are refused", func() bool {
 				if err := r.informers.Ready(); err != nil {
 					t.Fatalf("a device made cloudcore unready: %v", err)
 				}
@@ -95,7 +96,7 @@ func TestReal_WatchesOfAKubelet(t *testing.T) {
 	e := r.edge(t, "edge1")
 	e.connect(r.publisher, all...)
 	for id, name := range names {
-		eventually(t, name+" to be synced", func() bool { return e.isSynced(id) })
+		poll.True(t, name+" to be synced", func() bool { return e.isSynced(id) })
 	}
 	e.disconnect()
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 	"github.com/skerry-io/skerry/tests/cluster"
 	"github.com/skerry-io/skerry/tests/cluster/faultproxy"
+	"github.com/skerry-io/skerry/tests/cluster/poll"
 )
 
 var routes = schema.GroupVersionResource{Group: v1alpha1.Group, Version: "v1alpha1", Resource: v1alpha1.StaticRoutes}
@@ -237,7 +238,7 @@ func TestOrder_00_EtcdFromAnOlderCopyConverges(t *testing.T) {
 	r.route(t, "office", "192.0.2.3")
 	for _, e := range edges {
 		r.converges(t, "and changes flow", ns, e)
-		eventually(t, "all is synced", func() bool { return e.isSynced(1, 2, 3) })
+		poll.True(t, "all is synced", func() bool { return e.isSynced(1, 2, 3) })
 		e.disconnect()
 	}
 }
@@ -272,13 +273,13 @@ func TestOrder_03_LaggingWatchMakesNothingOlder(t *testing.T) {
 	e.disconnect()
 	e.takeBackwards()
 	e.connect(b.publisher, wanted("edge1")...)
-	eventually(t, "synced by b", func() bool { return e.isSynced(1, 2, 3) })
+	poll.True(t, "synced by b", func() bool { return e.isSynced(1, 2, 3) })
 	if d := cmp.Diff(before, e.holdings()); d != "" {
 		t.Errorf("what the edge held and holds now (-before +now)\n%s", d)
 	}
 	cm := a.configMap(t, ns, "config", "v3") // comes late
 	a.pod(t, ns, "late", "edge1", "config", "secret")
-	eventually(t, "what comes late", func() bool {
+	poll.True(t, "what comes late", func() bool {
 		return e.version(kube.ConfigMaps, ns, "config") == cm.ResourceVersion && e.holds("pods", "late")
 	})
 	a.converges(t, "all of it", ns, e)
@@ -303,7 +304,7 @@ func TestALateListTakesNothingBack(t *testing.T) {
 	a.pod(t, ns, "old", "edge1", "config", "secret")
 	interests := []*topicpb.Interest{podsOf(1, "edge1")}
 	e.connect(b.publisher, interests...)
-	eventually(t, "synced by b", func() bool { return e.isSynced(1) })
+	poll.True(t, "synced by b", func() bool { return e.isSynced(1) })
 	e.disconnect()
 
 	// b lists again, by a watch whose first events don't arrive.
@@ -319,23 +320,23 @@ func TestALateListTakesNothingBack(t *testing.T) {
 		}
 		return faultproxy.Fault{}
 	})
-	eventually(t, "b lists pods again", func() bool { return lists.Load() > 0 })
+	poll.True(t, "b lists pods again", func() bool { return lists.Load() > 0 })
 	time.Sleep(3 * time.Second) // until kube-apiserver has answered the list, which nothing here shows: a pod that is in it would prove nothing
 	answered := time.Now()
 	time.Sleep(3 * time.Second) // so much later than the list the pod arrives
 	a.pod(t, ns, "new", "edge1", "config", "secret")
 	e.connect(a.publisher, interests...)
-	eventually(t, "the new pod, by a", func() bool { return e.isSynced(1) && e.holds("pods", "new") })
+	poll.True(t, "the new pod, by a", func() bool { return e.isSynced(1) && e.holds("pods", "new") })
 	e.disconnect()
 	e.takeBackwards()
 	e.takeLog()
 	e.connect(b.publisher, interests...)
-	eventually(t, "synced by b with what a has brought", func() bool { return e.isSynced(1) && e.holds("pods", "new") })
+	poll.True(t, "synced by b with what a has brought", func() bool { return e.isSynced(1) && e.holds("pods", "new") })
 
 	behind := time.Since(answered) // the list arrives now, and what came after it later
 	proxy.SetLag(func(*http.Request) faultproxy.Lag { return faultproxy.Lag{By: behind} })
 	a.pod(t, ns, "late", "edge1", "config", "secret")
-	eventually(t, "what comes late", func() bool { return e.holds("pods", "late") })
+	poll.True(t, "what comes late", func() bool { return e.holds("pods", "late") })
 	if log := strings.Join(e.takeLog(), " "); strings.Contains(log, "-pods") {
 		t.Errorf("a pod was taken away: %s", log)
 	}
@@ -381,7 +382,7 @@ func TestOrder_04_LaggingWatchAfterARestoreConverges(t *testing.T) {
 	a.pod(t, ns, "after", "edge1", "config", "secret")
 	a.configMap(t, ns, "config", "v3")
 	a.converges(t, "with what has changed since", ns, e)
-	eventually(t, "synced by b", func() bool { return e.isSynced(1, 2, 3) })
+	poll.True(t, "synced by b", func() bool { return e.isSynced(1, 2, 3) })
 	if log := strings.Join(e.takeLog(), " "); !strings.Contains(log, "-pods/lost") {
 		t.Errorf("the lost pod was not taken away: %s", log)
 	}
@@ -405,7 +406,7 @@ func TestSyncedBringsWhatTheEdgeHasWritten(t *testing.T) {
 	interests := []*topicpb.Interest{podsOf(1, "edge1"), dependencies(2)}
 	e.connect(b.publisher, interests...)
 	a.converges(t, "at b", ns, e)
-	eventually(t, "synced by b", func() bool { return e.isSynced(1, 2) })
+	poll.True(t, "synced by b", func() bool { return e.isSynced(1, 2) })
 	e.disconnect()
 
 	proxy.SetLag(late)
@@ -416,11 +417,11 @@ func TestSyncedBringsWhatTheEdgeHasWritten(t *testing.T) {
 	}
 	e.written = map[schema.GroupVersionResource]uint64{kube.Pods: number(pod.ResourceVersion)}
 	e.connect(b.publisher, interests...)
-	eventually(t, "synced by b again", func() bool { return e.isSynced(1) })
+	poll.True(t, "synced by b again", func() bool { return e.isSynced(1) })
 	if got := e.version(kube.Pods, ns, "pod"); got != pod.ResourceVersion {
 		t.Errorf("synced with version %s of the pod, want %s, which the edge has written", got, pod.ResourceVersion)
 	}
-	eventually(t, "dependencies are synced", func() bool { return e.isSynced(2) })
+	poll.True(t, "dependencies are synced", func() bool { return e.isSynced(2) })
 	e.disconnect()
 }
 
@@ -450,23 +451,23 @@ func TestNoDeletedPodComesBack(t *testing.T) {
 			}
 			first := a.pod(t, ns, name+"-first", "edge-"+name, "config", "secret")
 			e.connect(b.publisher, interests...)
-			eventually(t, "synced by b", func() bool { return e.isSynced(1, 2) })
+			poll.True(t, "synced by b", func() bool { return e.isSynced(1, 2) })
 			remove(first) // of which b still hears: its history knows the edge without the pod
-			eventually(t, "the first has gone", func() bool { return e.version(kube.Pods, ns, first.Name) == "" })
+			poll.True(t, "the first has gone", func() bool { return e.version(kube.Pods, ns, first.Name) == "" })
 			pod := a.pod(t, ns, name, "edge-"+name, "config", "secret")
-			eventually(t, "the pod is there", func() bool { return e.version(kube.Pods, ns, name) != "" })
+			poll.True(t, "the pod is there", func() bool { return e.version(kube.Pods, ns, name) != "" })
 			e.disconnect()
 			proxy.SetLag(late)
 			defer proxy.SetLag(nil)
 
 			e.connect(a.publisher, interests...)
-			eventually(t, "synced by a", func() bool { return e.isSynced(1, 2) })
+			poll.True(t, "synced by a", func() bool { return e.isSynced(1, 2) })
 			remove(pod)
-			eventually(t, "the pod has gone", func() bool { return e.version(kube.Pods, ns, name) == "" })
+			poll.True(t, "the pod has gone", func() bool { return e.version(kube.Pods, ns, name) == "" })
 			e.disconnect()
 			e.takeLog()
 			e.connect(b.publisher, interests...)
-			eventually(t, "synced by b again", func() bool { return e.isSynced(1) })
+			poll.True(t, "synced by b again", func() bool { return e.isSynced(1) })
 			if log := e.takeLog(); slices.Contains(log, "+pods/"+name) {
 				t.Errorf("the pod has come back: %v", log)
 			}

@@ -3,7 +3,6 @@ package publish_test
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -22,6 +21,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 	"github.com/skerry-io/skerry/tests/cluster"
 	"github.com/skerry-io/skerry/tests/cluster/manifest"
+	"github.com/skerry-io/skerry/tests/cluster/poll"
 )
 
 // real is a cloudcore's way down at a real kube-apiserver, with the rights of its
@@ -77,16 +77,6 @@ func (r *real) edge(t *testing.T, node string) *edge {
 	e := newEdge(t)
 	e.node, e.settle = types.NodeName(node), func() {}
 	return e
-}
-
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	cluster.Eventually(t, what, func(context.Context) error {
-		if !ok() {
-			return fmt.Errorf("not yet")
-		}
-		return nil
-	})
 }
 
 func (e *edge) holds(resource string, name string) bool {
@@ -171,7 +161,7 @@ func TestReal(t *testing.T) {
 		&topicpb.Interest{Id: 16, Resource: resource(kube.Secrets), Namespace: ns},
 	)
 	asked := time.Now()
-	eventually(t, "the kubelet's interests are synced", func() bool { return e.isSynced(1, 2, 3, 4, 5, 6, 7) })
+	poll.True(t, "the kubelet's interests are synced", func() bool { return e.isSynced(1, 2, 3, 4, 5, 6, 7) })
 	t.Logf("synced after %v", time.Since(asked))
 	if !e.holds("nodes", "edge1") || !e.holds("services", "kubernetes") {
 		t.Error("the node or the kubernetes service is missing")
@@ -180,7 +170,7 @@ func TestReal(t *testing.T) {
 	t.Run("a pod comes with its ConfigMap and Secret", func(t *testing.T) {
 		start := time.Now()
 		r.pod(t, ns, "mine", "edge1", "cm-of-edge1", "secret-of-edge1")
-		eventually(t, "the pod is there", func() bool { return e.holds("pods", "mine") })
+		poll.True(t, "the pod is there", func() bool { return e.holds("pods", "mine") })
 		t.Logf("after %v", time.Since(start))
 		if !e.holds("configmaps", "cm-of-edge1") || !e.holds("secrets", "secret-of-edge1") {
 			t.Error("the pod came before what it needs")
@@ -193,7 +183,7 @@ func TestReal(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "the change is there", func() bool {
+		poll.True(t, "the change is there", func() bool {
 			e.mu.Lock()
 			defer e.mu.Unlock()
 			c := e.objects[kube.ConfigMaps][kube.Key{Namespace: ns, Name: "cm-of-edge1"}]
@@ -204,10 +194,10 @@ func TestReal(t *testing.T) {
 	t.Run("two nodes share the watch of a ConfigMap", func(t *testing.T) {
 		other := r.edge(t, "edge2")
 		other.connect(r.publisher, podsOf(1, "edge2"), dependencies(2))
-		eventually(t, "edge2 is synced", func() bool { return other.isSynced(1, 2) })
+		poll.True(t, "edge2 is synced", func() bool { return other.isSynced(1, 2) })
 		before := r.objects.Len()
 		r.pod(t, ns, "also", "edge2", "cm-of-edge1", "secret-of-edge1")
-		eventually(t, "the pod is there", func() bool {
+		poll.True(t, "the pod is there", func() bool {
 			return other.holds("pods", "also") && other.holds("configmaps", "cm-of-edge1") && other.holds("secrets", "secret-of-edge1")
 		})
 		if got := r.objects.Len(); got != before {
@@ -224,7 +214,7 @@ func TestReal(t *testing.T) {
 		cluster.Eventually(t, "the kind is served", func(context.Context) error {
 			return manifest.Apply(ctx, r.plane.Admin(), object(`{"apiVersion":"example.test/v1","kind":"Widget","metadata":{"name":"w","namespace":"`+ns+`"},"spec":{"size":3}}`))
 		})
-		eventually(t, "the widget is there", func() bool { return other.holds("widgets", "w") && other.isSynced(20) })
+		poll.True(t, "the widget is there", func() bool { return other.holds("widgets", "w") && other.isSynced(20) })
 		var got struct {
 			Metadata map[string]any
 			Spec     struct{ Size int }
@@ -236,7 +226,7 @@ func TestReal(t *testing.T) {
 		other.disconnect()
 	})
 	t.Run("what is another node's is refused", func(t *testing.T) {
-		eventually(t, "all are refused", func() bool {
+		poll.True(t, "all are refused", func() bool {
 			for id := uint64(11); id <= 16; id++ {
 				if e.refusal(id) != "Forbidden" {
 					return false
@@ -254,7 +244,7 @@ func TestReal(t *testing.T) {
 		e.disconnect()
 		interests := []*topicpb.Interest{podsOf(1, "edge1"), dependencies(2), allServices(3)}
 		e.connect(r.publisher, interests...)
-		eventually(t, "synced again", func() bool { return e.isSynced(1, 2, 3) })
+		poll.True(t, "synced again", func() bool { return e.isSynced(1, 2, 3) })
 		for _, line := range e.takeLog() {
 			if line[0] == '+' {
 				t.Errorf("sent again: %s", line)
@@ -265,7 +255,7 @@ func TestReal(t *testing.T) {
 		if err := r.admin.CoreV1().Pods(ns).Delete(ctx, "mine", metav1.DeleteOptions{GracePeriodSeconds: new(int64)}); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "all is gone", func() bool {
+		poll.True(t, "all is gone", func() bool {
 			return !e.holds("pods", "mine") && !e.holds("configmaps", "cm-of-edge1") && !e.holds("secrets", "secret-of-edge1")
 		})
 	})

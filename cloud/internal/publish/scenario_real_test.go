@@ -14,6 +14,7 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 	"github.com/skerry-io/skerry/tests/cluster/faultproxy"
+	"github.com/skerry-io/skerry/tests/cluster/poll"
 )
 
 // allowSecrets lets a node have the Secrets of a namespace, whatever its pods need, by RBAC; what
@@ -66,7 +67,7 @@ func TestOrder_09_RefusalsMustLast(t *testing.T) {
 		revoke[node] = r.allowSecrets(t, ns, node)
 		e := r.edge(t, node)
 		e.connect(r.publisher, interests[node]...)
-		eventually(t, node+" holds its Secrets", func() bool {
+		poll.True(t, node+" holds its Secrets", func() bool {
 			return e.isSynced(1, 2) && e.holds("secrets", "shared") && e.holds("secrets", "alone-"+node)
 		})
 		edges[node] = e
@@ -79,7 +80,7 @@ func TestOrder_09_RefusalsMustLast(t *testing.T) {
 	revoke["edge2"]()
 	b := r.replica(t)
 	third.connect(b.publisher, interests["edge3"]...)
-	eventually(t, "edge3 is at the other replica", func() bool { return third.isSynced(1, 2) })
+	poll.True(t, "edge3 is at the other replica", func() bool { return third.isSynced(1, 2) })
 	for _, e := range []*edge{short, long} {
 		e.connect(b.publisher, interests[string(e.node)]...)
 	}
@@ -90,8 +91,8 @@ func TestOrder_09_RefusalsMustLast(t *testing.T) {
 		}
 	}
 	r.allowSecrets(t, ns, "edge1")
-	eventually(t, "what was allowed again is synced", func() bool { return short.isSynced(1, 2) })
-	eventually(t, "what is refused for long goes", func() bool {
+	poll.True(t, "what was allowed again is synced", func() bool { return short.isSynced(1, 2) })
+	poll.True(t, "what is refused for long goes", func() bool {
 		return long.refusal(1) == "Forbidden" && long.refusal(2) == "Forbidden" && len(long.names(kube.Secrets)) == 0
 	})
 	if log := short.takeLog(); slices.ContainsFunc(log, func(line string) bool { return strings.HasPrefix(line, "-secrets/") }) {
@@ -102,7 +103,7 @@ func TestOrder_09_RefusalsMustLast(t *testing.T) {
 	}
 	r.secret(t, ns, "shared", "v2")
 	for _, e := range []*edge{short, third} {
-		eventually(t, fmt.Sprintf("a change comes to %s", e.node), func() bool {
+		poll.True(t, fmt.Sprintf("a change comes to %s", e.node), func() bool {
 			s, err := r.admin.CoreV1().Secrets(ns).Get(t.Context(), "shared", metav1.GetOptions{})
 			return err == nil && e.version(kube.Secrets, ns, "shared") == s.ResourceVersion
 		})
@@ -135,16 +136,16 @@ func TestOrder_11_HungReadsHoldUpNoOtherNode(t *testing.T) {
 	}
 	hung.connect(b.publisher, podsOf(1, "edge1"), dependencies(2))
 	other.connect(b.publisher, podsOf(1, "edge2"), dependencies(2))
-	eventually(t, "edge2 is synced", func() bool { return other.isSynced(1, 2) })
+	poll.True(t, "edge2 is synced", func() bool { return other.isSynced(1, 2) })
 	a.pod(t, ns, "pod", "edge2", "config", "secret")
-	eventually(t, "edge2's pod comes", func() bool {
+	poll.True(t, "edge2's pod comes", func() bool {
 		return other.holds("pods", "pod") && other.holds("configmaps", "config") && other.holds("secrets", "secret")
 	})
 	if n := len(hung.names(kube.Pods)); n == pods || hung.isSynced(1) {
 		t.Errorf("edge1 has %d pods: their reads were answered, and the test shows nothing", n)
 	}
 	proxy.Set(nil)
-	eventually(t, "edge1's pods come", func() bool { return hung.isSynced(1, 2) && len(hung.names(kube.Pods)) == pods })
+	poll.True(t, "edge1's pods come", func() bool { return hung.isSynced(1, 2) && len(hung.names(kube.Pods)) == pods })
 	hung.disconnect()
 	other.disconnect()
 }

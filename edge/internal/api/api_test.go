@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -28,6 +27,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/api"
 	"github.com/skerry-io/skerry/edge/internal/object"
 	"github.com/skerry-io/skerry/edge/internal/store"
+	"github.com/skerry-io/skerry/tests/cluster/poll"
 )
 
 const node = "edge1"
@@ -325,23 +325,8 @@ func TestWatchEnds(t *testing.T) {
 			stopped.Stop()
 			for range ends.ResultChan() {
 			}
-			eventually(t, "the backend's watches end", func() bool { return b.watching() == 0 })
+			poll.True(t, "the backend's watches end", func() bool { return b.watching() == 0 })
 		})
-	}
-}
-
-func eventually(t *testing.T, what string, met func() bool) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	ticker := time.NewTicker(5 * time.Millisecond)
-	defer ticker.Stop()
-	for !met() {
-		select {
-		case <-ctx.Done():
-			t.Fatalf("waited in vain: %s", what)
-		case <-ticker.C:
-		}
 	}
 }
 
@@ -372,15 +357,15 @@ func TestReflector(t *testing.T) {
 				defer close(done)
 				r.RunWithContext(ctx)
 			}()
-			eventually(t, "the first set", func() bool { return len(store.List()) == 1 })
+			poll.True(t, "the first set", func() bool { return len(store.List()) == 1 })
 			b.set(configMaps, configMap("b"))
-			eventually(t, "a change", func() bool { return len(store.List()) == 2 })
+			poll.True(t, "a change", func() bool { return len(store.List()) == 2 })
 			b.expire()
 			b.remove(object.Ref{Resource: configMaps, Namespace: "default", Name: "a"})
-			eventually(t, "the set after an expired watch", func() bool { return slices.Equal(store.ListKeys(), []string{"default/b"}) })
+			poll.True(t, "the set after an expired watch", func() bool { return slices.Equal(store.ListKeys(), []string{"default/b"}) })
 			cancel()
 			<-done
-			eventually(t, "the backend's watches end", func() bool { return b.watching() == 0 })
+			poll.True(t, "the backend's watches end", func() bool { return b.watching() == 0 })
 		})
 	}
 }

@@ -31,6 +31,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/meta"
 	"github.com/skerry-io/skerry/edge/internal/object"
 	"github.com/skerry-io/skerry/edge/internal/store"
+	"github.com/skerry-io/skerry/tests/cluster/poll"
 )
 
 // fakeHub is edgehub with a cloud behind it, as far as the metamanager sees: it gives each
@@ -225,7 +226,7 @@ func deviceLost(t *testing.T, dir string, h *fakeHub) (kubernetes.Interface, []s
 	}
 	done := make(chan error, 1)
 	go func() { done <- runner.Run(ctx) }()
-	eventually(t, "the modules run", func() bool {
+	poll.True(t, "the modules run", func() bool {
 		for _, health := range runner.Health() {
 			if health.State != beehive.Ready {
 				return false
@@ -268,7 +269,7 @@ func TestWithTheManager(t *testing.T) {
 		t.Fatalf("before the first link: %v, want ServiceUnavailable", err)
 	}
 	h.link(true)
-	eventually(t, "the pods are synced", func() bool {
+	poll.True(t, "the pods are synced", func() bool {
 		list, err := c.CoreV1().Pods("").List(t.Context(), own)
 		return err == nil && len(list.Items) == 1
 	})
@@ -286,7 +287,7 @@ func TestWithTheManager(t *testing.T) {
 		t.Fatal("the informer doesn't sync")
 	}
 	h.set(asObject(t, pod("more")))
-	eventually(t, "a new pod is seen", func() bool { return len(informer.GetStore().List()) == 2 })
+	poll.True(t, "a new pod is seen", func() bool { return len(informer.GetStore().List()) == 2 })
 
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-node-lease", Name: node}}
 	if _, err := c.CoordinationV1().Leases("kube-node-lease").Get(t.Context(), node, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
@@ -316,7 +317,7 @@ func TestWithTheManager(t *testing.T) {
 		}
 	}
 	event(c, "web.1")
-	eventually(t, "the event arrives", func() bool { return h.holds("event web.1") })
+	poll.True(t, "the event arrives", func() bool { return h.holds("event web.1") })
 
 	h.link(false)
 	patch := func(c kubernetes.Interface, phase string) {
@@ -328,7 +329,7 @@ func TestWithTheManager(t *testing.T) {
 		}
 	}
 	patch(c, "cut off")
-	eventually(t, "the informer sees the patch", func() bool {
+	poll.True(t, "the informer sees the patch", func() bool {
 		o, ok, err := informer.GetStore().GetByKey("default/web")
 		return err == nil && ok && o.(*corev1.Pod).Status.Message == "cut off"
 	})
@@ -356,5 +357,5 @@ func TestWithTheManager(t *testing.T) {
 	}
 	event(c, "web.2")
 	h2.link(true)
-	eventually(t, "what waited arrives", func() bool { return h2.holds("event web.2") && h2.holds("podstatus web") })
+	poll.True(t, "what waited arrives", func() bool { return h2.holds("event web.2") && h2.holds("podstatus web") })
 }

@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/skerry-io/skerry/edge/internal/object"
+	"github.com/skerry-io/skerry/tests/cluster/poll"
 )
 
 // What lies in a page of the store is recognised by what the test has put there.
@@ -149,7 +150,7 @@ func TestOrder_05_OneFlippedBitCostsOneResource(t *testing.T) {
 	h := orderCluster(t)
 	c, stop := device(t, dir, h)
 	h.link(true)
-	eventually(t, "all is held", func() bool { return len(kubeletAsks(t.Context(), c)) == 0 })
+	poll.True(t, "all is held", func() bool { return len(kubeletAsks(t.Context(), c)) == 0 })
 	h.link(false)
 	for i := range 60 {
 		_, err := c.CoreV1().Events("default").Create(t.Context(), &corev1.Event{
@@ -202,7 +203,7 @@ func TestOrder_05_OneFlippedBitCostsOneResource(t *testing.T) {
 					t.Errorf("%s: %v are not served: the damage is not confined", what, missing)
 				}
 				h.link(true)
-				eventually(t, what+": all is there again", func() bool { return len(kubeletAsks(t.Context(), c)) == 0 })
+				poll.True(t, what+": all is there again", func() bool { return len(kubeletAsks(t.Context(), c)) == 0 })
 				kubeletNeeds(t, c, what+", linked")
 				stop()
 			}

@@ -31,6 +31,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/api"
 	"github.com/skerry-io/skerry/edge/internal/meta"
 	"github.com/skerry-io/skerry/edge/internal/object"
+	"github.com/skerry-io/skerry/tests/cluster/poll"
 )
 
 func TestWrites(t *testing.T) {
@@ -187,7 +188,7 @@ func TestTooManyRequests(t *testing.T) {
 		defer close(done)
 		h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/api/v1/secrets", nil))
 	}()
-	eventually(t, "the first request", func() bool {
+	poll.True(t, "the first request", func() bool {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		return len(b.requests) == 1

@@ -28,6 +28,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/lantest"
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
 	"github.com/skerry-io/skerry/edge/internal/site"
+	"github.com/skerry-io/skerry/tests/cluster/poll"
 )
 
 const sitePort = 10552
@@ -221,20 +222,10 @@ func (w *world) startAll() {
 
 const patience = 60 * time.Second
 
-// eventually waits for a state, however long a busy machine takes.
-func eventually(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !is(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: not within %v", what, patience)
-		}
-	}
-}
-
 // sees waits until a device has a status for another.
 func (d *device) sees(other *device, want contact.Status) {
 	d.world.t.Helper()
-	eventually(d.world.t, fmt.Sprintf("%s sees %s as %v", d.name, other.name, want), func() bool { return d.agent.Contact(other.name) == want })
+	poll.True(d.world.t, fmt.Sprintf("%s sees %s as %v", d.name, other.name, want), func() bool { return d.agent.Contact(other.name) == want })
 }
 
 func (w *world) allMet() {
@@ -243,7 +234,7 @@ func (w *world) allMet() {
 		for _, o := range w.devices {
 			if d != o {
 				d.sees(o, contact.Met)
-				eventually(w.t, d.name+" has the word of "+o.name, func() bool { _, ok := d.agent.Pod(o.name, o.pod(1).UID); return ok })
+				poll.True(w.t, d.name+" has the word of "+o.name, func() bool { _, ok := d.agent.Pod(o.name, o.pod(1).UID); return ok })
 			}
 		}
 	}
@@ -266,7 +257,7 @@ func (w *world) startHostile(good ...*device) {
 		for _, o := range good {
 			if d != o {
 				d.sees(o, contact.Met)
-				eventually(w.t, "the word of "+o.name, func() bool { _, ok := d.agent.Pod(o.name, o.pod(1).UID); return ok })
+				poll.True(w.t, "the word of "+o.name, func() bool { _, ok := d.agent.Pod(o.name, o.pod(1).UID); return ok })
 			}
 		}
 	}
@@ -310,7 +301,7 @@ func (d *device) dial(t *testing.T, to *device, cert tls.Certificate) *peer {
 			t.Logf("%s: the last attempt: %v; %+v", d.name, why, to.agent.State())
 		}
 	}()
-	eventually(t, d.name+" connects to "+to.name, func() bool {
+	poll.True(t, d.name+" connects to "+to.name, func() bool {
 		if p, why = d.tryDial(t, to, cert); why != nil {
 			return false
 		}

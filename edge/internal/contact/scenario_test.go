@@ -17,6 +17,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 	"github.com/skerry-io/skerry/edge/internal/contact"
 	"github.com/skerry-io/skerry/edge/internal/contact/contactpb"
+	"github.com/skerry-io/skerry/tests/cluster/poll"
 )
 
 // Devices find each other by beacons alone, and tell of their pods.
@@ -30,7 +31,7 @@ func TestMeet(t *testing.T) {
 		t.Fatalf("the word of %s about its pod is %+v, %v", b.name, pod, ok)
 	}
 	b.agent.SetPods([]contact.Pod{b.pod(1), b.pod(2)})
-	eventually(t, "the second pod is known", func() bool { _, ok := a.agent.Pod(b.name, b.pod(2).UID); return ok })
+	poll.True(t, "the second pod is known", func() bool { _, ok := a.agent.Pod(b.name, b.pod(2).UID); return ok })
 	b.host.Isolate(true)
 	a.sees(b, contact.Dead)
 	b.host.Isolate(false)
@@ -97,7 +98,7 @@ func TestSite_07_SilentCutIsDeathAndLossIsNot(t *testing.T) {
 	if _, ok := a.agent.Pod(b.name, b.pod(1).UID); ok {
 		t.Error("the word of a dead device holds")
 	}
-	eventually(t, "the connection to the dead device's pod is forgotten", func() bool { return !known() })
+	poll.True(t, "the connection to the dead device's pod is forgotten", func() bool { return !known() })
 	b.host.Isolate(false)
 	w.allMet()
 }
@@ -127,7 +128,7 @@ func TestEdgecoreRestart(t *testing.T) {
 	if _, ok := b.agent.Pod(a.name, a.pod(1).UID); !ok {
 		t.Error("after a restart in the same boot the words of the others are gone")
 	}
-	eventually(t, "they meet again", func() bool { holds("meanwhile"); return a.agent.Contact(b.name) == contact.Met })
+	poll.True(t, "they meet again", func() bool { holds("meanwhile"); return a.agent.Contact(b.name) == contact.Met })
 
 	// After a reboot, though, a device is believed when it has spoken again.
 	b.stop()
@@ -228,7 +229,7 @@ func TestSite_27_DHCPMovesAllAndTheyFindEachOther(t *testing.T) {
 				continue
 			}
 			want := netip.AddrFrom4([4]byte{10, 93, 7, byte(100 - slices.Index(w.devices, o))})
-			eventually(t, fmt.Sprintf("%d: %s is met where it is now", i, o.name), func() bool {
+			poll.True(t, fmt.Sprintf("%d: %s is met where it is now", i, o.name), func() bool {
 				return d.agent.Contact(o.name) == contact.Met && d.agent.Address(o.name) == want
 			})
 		}
@@ -250,7 +251,7 @@ func TestSite_18_HostilePeerIsNotBelieved(t *testing.T) {
 			{Uid: "own", Ips: []string{"10.91.2.2", "10.90.0.1"}, Ready: true},    // addresses of b's pods, and of a
 			{Uid: "good", Ips: []string{"10.91.3.7"}, Ready: true},
 		}})
-		eventually(t, "the thief's own pod is known", func() bool { _, ok := a.agent.Pod(thief.name, "good"); return ok })
+		poll.True(t, "the thief's own pod is known", func() bool { _, ok := a.agent.Pod(thief.name, "good"); return ok })
 		if pod, ok := a.agent.Pod(thief.name, "own"); !ok || len(pod.Addresses) > 0 {
 			t.Errorf("addresses of others are believed: %+v", pod)
 		}

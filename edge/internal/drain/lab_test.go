@@ -36,6 +36,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/drain"
 	"github.com/skerry-io/skerry/tests/cluster"
 	"github.com/skerry-io/skerry/tests/cluster/edges"
+	"github.com/skerry-io/skerry/tests/cluster/poll"
 )
 
 const patience = 60 * time.Second
@@ -213,14 +214,14 @@ func (l *lab) eventually(what string, ok func() bool) {
 	l.t.Helper()
 	ctx, cancel := context.WithTimeout(l.t.Context(), patience)
 	defer cancel()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			l.t.Fatalf("gave up waiting: %s\nstate: %s", what, l.dump())
+	err := poll.Until(ctx, 100*time.Millisecond, func(context.Context) error {
+		if !ok() {
+			return errors.New("it is not so")
 		}
+		return nil
+	})
+	if err != nil {
+		l.t.Fatalf("gave up waiting: %s\nstate: %s", what, l.dump())
 	}
 }
 

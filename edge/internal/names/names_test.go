@@ -22,6 +22,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/agent/agenttest"
 	"github.com/skerry-io/skerry/edge/internal/names"
 	"github.com/skerry-io/skerry/edge/internal/serviceview"
+	"github.com/skerry-io/skerry/tests/cluster/poll"
 )
 
 // freePort is a port of the loopback interface that is free, for UDP and TCP.
@@ -92,16 +93,12 @@ func (l *lab) ask(network, name string, qtype uint16, edns bool) (*dns.Msg, erro
 // answer waits until the module listens.
 func (l *lab) answer(network, name string, qtype uint16) *dns.Msg {
 	l.t.Helper()
-	var last error
-	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		r, err := l.ask(network, name, qtype, true)
-		if err == nil {
-			return r
-		}
-		last = err
-	}
-	l.t.Fatal(last)
-	return nil
+	var r *dns.Msg
+	poll.Eventually(l.t, "an answer", func(context.Context) (err error) {
+		r, err = l.ask(network, name, qtype, true)
+		return err
+	})
+	return r
 }
 
 func text(r *dns.Msg) string {
@@ -115,12 +112,9 @@ func text(r *dns.Msg) string {
 
 func (l *lab) synced() {
 	l.t.Helper()
-	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		if r := l.answer("udp", "cluster.local.", dns.TypeSOA); r.Rcode == dns.RcodeSuccess {
-			return
-		}
-	}
-	l.t.Fatal("the names are not known")
+	poll.True(l.t, "the names to be known", func() bool {
+		return l.answer("udp", "cluster.local.", dns.TypeSOA).Rcode == dns.RcodeSuccess
+	})
 }
 
 func service(namespace, name string, change func(*corev1.ServiceSpec)) *corev1.Service {

@@ -28,6 +28,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/lantest"
 	"github.com/skerry-io/skerry/edge/internal/kernel/wireguard"
 	"github.com/skerry-io/skerry/edge/internal/podnet"
+	"github.com/skerry-io/skerry/tests/cluster/poll"
 )
 
 // place is a host with a device, and with a pod.
@@ -103,7 +104,7 @@ func (p *place) tell(o order) {
 
 func (p *place) says(reason, word string) {
 	p.t.Helper()
-	eventually(p.t, fmt.Sprintf("%s to say %s: %s", p.order.Node, reason, word), func() error {
+	poll.Eventually(p.t, fmt.Sprintf("%s to say %s: %s", p.order.Node, reason, word), func(context.Context) error {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if p.now.Reason != reason || !strings.Contains(p.now.Message, word) {
@@ -134,21 +135,10 @@ func (p *place) key() (k wgtypes.Key) {
 	return k
 }
 
-func eventually(t *testing.T, what string, try func() error) {
-	t.Helper()
-	var last error
-	for end := time.Now().Add(2 * time.Minute); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
-		if last = try(); last == nil {
-			return
-		}
-	}
-	t.Fatalf("waited for %s: %v", what, last)
-}
-
 func answers(t *testing.T, from *lantest.Host, to *place, seen string) {
 	t.Helper()
 	for _, network := range []string{"tcp", "udp"} {
-		eventually(t, "the pod of "+to.order.Node+" to answer", func() error {
+		poll.Eventually(t, "the pod of "+to.order.Node+" to answer", func(context.Context) error {
 			word, as, err := from.Ask(network, to.podIP+":8080", 2*time.Second)
 			if err == nil && (word != to.order.Node || as != seen) {
 				err = fmt.Errorf("%s answers, and sees %s, want %s", word, as, seen)
@@ -261,7 +251,7 @@ func TestWireGuard(t *testing.T) {
 	raw = encode(t, members)
 	for _, p := range []*place{a, near} {
 		p.tell(order{Site: raw})
-		eventually(t, "the tunnel to go", func() error {
+		poll.Eventually(t, "the tunnel to go", func(context.Context) error {
 			if out := p.host.Shell("ip link show " + wireguard.Interface + " 2>&1 || true; ip route show proto 159"); strings.Contains(out, wireguard.Interface+":") || strings.Contains(out, "10.91.2.0/24") {
 				return errors.New(out)
 			}
@@ -310,7 +300,7 @@ func largest(t *testing.T, from, to *place, size int) {
 		t.Fatal(err)
 	}
 	buffer := make([]byte, 2*size)
-	eventually(t, "a packet as large as the way to arrive", func() error {
+	poll.Eventually(t, "a packet as large as the way to arrive", func(context.Context) error {
 		if _, err := client.Write(make([]byte, size)); err != nil {
 			return err
 		}
@@ -359,7 +349,7 @@ func forged(t *testing.T, victim, from, to *place) {
 		}
 	}
 	buffer := make([]byte, 100)
-	eventually(t, "a packet of its own to arrive after the forged ones", func() error {
+	poll.Eventually(t, "a packet of its own to arrive after the forged ones", func(context.Context) error {
 		for range 5 {
 			send(stolen, "forged")
 		}

@@ -26,6 +26,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/object"
 	"github.com/skerry-io/skerry/edge/internal/route"
 	"github.com/skerry-io/skerry/edge/internal/store"
+	"github.com/skerry-io/skerry/tests/cluster/poll"
 	"github.com/skerry-io/skerry/tests/netns/wire"
 )
 
@@ -253,21 +254,7 @@ func (l *lab) all(name string) []v1alpha1.StaticRouteNode {
 // until waits for something that must come.
 func (l *lab) until(what string, is func() error) {
 	l.t.Helper()
-	end := time.NewTimer(time.Minute)
-	defer end.Stop()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		err := is()
-		if err == nil {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-end.C:
-			l.t.Fatalf("%s: %v", what, err)
-		}
-	}
+	poll.Eventually(l.t, what, func(context.Context) error { return is() })
 }
 
 // reported waits until that reason is the last one reported for a generation.

@@ -9,6 +9,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/skerry-io/skerry/tests/cluster/poll"
 )
 
 // BenchmarkVIPs is for how long a client on the LAN, which connects every 20 ms, gets no answer:
@@ -40,11 +42,11 @@ func BenchmarkVIPs(b *testing.B) {
 			lost := 0
 			for b.Loop() {
 				o := s.other(h)
-				eventually(b, o.name+" is a backup", func() bool { return o.report(theVIP).State == "Backup" })
+				poll.True(b, o.name+" is a backup", func() bool { return o.report(theVIP).State == "Backup" })
 				tr := s.send()
 				c.lose(h)
 				tr.reaches(b, o)
-				eventually(b, o.name+" alone has it", func() bool { return o.has(theVIP) && strings.HasPrefix(tr.words(), o.name) })
+				poll.True(b, o.name+" alone has it", func() bool { return o.has(theVIP) && strings.HasPrefix(tr.words(), o.name) })
 				tr.end(b, c.name)
 				gaps = append(gaps, float64(tr.longest.Milliseconds()))
 				lost += tr.lost

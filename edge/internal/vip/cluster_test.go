@@ -38,6 +38,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
 	"github.com/skerry-io/skerry/edge/internal/object"
 	"github.com/skerry-io/skerry/edge/internal/vip"
+	"github.com/skerry-io/skerry/tests/cluster/poll"
 )
 
 // The test's own binary is also the node's agent: a process in a network namespace, so that
@@ -542,7 +543,7 @@ func (s *site) holders() []*node {
 func (s *site) one() *node {
 	s.t.Helper()
 	var holder *node
-	eventually(s.t, "one node holds the address and serves it", func() bool {
+	poll.True(s.t, "one node holds the address and serves it", func() bool {
 		h := s.holders()
 		if len(h) != 1 || h[0].report(theVIP).State != v1alpha1.VIPHolder {
 			return false
@@ -570,20 +571,5 @@ func inGuest() bool { return os.Getenv(planeEnv) != "" }
 func sideBySide(t *testing.T) {
 	if inGuest() {
 		t.Parallel()
-	}
-}
-
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	wait, pause := time.Minute, 20*time.Millisecond
-	if inGuest() {
-		wait, pause = 5*wait, 300*time.Millisecond
-	}
-	deadline := time.Now().Add(wait)
-	for !ok() {
-		if time.Now().After(deadline) {
-			t.Fatalf("it never came about: %s", what)
-		}
-		time.Sleep(pause)
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/edge/internal/kernel/logind/logindtest"
+	"github.com/skerry-io/skerry/tests/cluster/poll"
 )
 
 // readyVIP is a VirtualIP whose nodes have all said that they can take it.
@@ -36,12 +37,12 @@ func TestHandOver(t *testing.T) {
 		return err == nil
 	}
 	fmt.Fprintln(o.stdin, "handover")
-	eventually(t, "a node that holds nothing is done", func() bool { return handed(o) })
+	poll.True(t, "a node that holds nothing is done", func() bool { return handed(o) })
 	fmt.Fprintln(o.stdin, "takepart")
-	eventually(t, "it is a backup again", func() bool { return o.report(theVIP).State == v1alpha1.VIPBackup })
+	poll.True(t, "it is a backup again", func() bool { return o.report(theVIP).State == v1alpha1.VIPBackup })
 
 	fmt.Fprintln(h.stdin, "handover")
-	eventually(t, "the holder is done", func() bool { return handed(h) })
+	poll.True(t, "the holder is done", func() bool { return handed(h) })
 	if h.has(theVIP) || !o.has(theVIP) {
 		t.Errorf("when the hand-over had ended: the old holder has the address: %t, the other one: %t", h.has(theVIP), o.has(theVIP))
 	}
@@ -52,9 +53,9 @@ func TestHandOver(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.start()
-	eventually(t, "maintenance holds on", func() bool { return h.report(theVIP).Message == "the node is under maintenance" })
+	poll.True(t, "maintenance holds on", func() bool { return h.report(theVIP).Message == "the node is under maintenance" })
 	fmt.Fprintln(h.stdin, "off")
-	eventually(t, "it is a backup", func() bool { return h.report(theVIP).State == v1alpha1.VIPBackup })
+	poll.True(t, "it is a backup", func() bool { return h.report(theVIP).State == v1alpha1.VIPBackup })
 }
 
 // A drain hands over only what another node can hold: the last holder keeps its address until its
@@ -76,7 +77,7 @@ func TestTraps_04_LastHolderKeepsItsAddress(t *testing.T) {
 	}
 	tr := s.sendPatiently() // nothing is to be lost: how long an answer takes is the machine's matter
 	fmt.Fprintln(h.stdin, "handover")
-	eventually(t, "the hand-over ends", handed)
+	poll.True(t, "the hand-over ends", handed)
 	if !h.has(theVIP) {
 		t.Error("the last holder gave the address up")
 	}
@@ -92,7 +93,7 @@ func TestTraps_04_LastHolderKeepsItsAddress(t *testing.T) {
 		t.Helper()
 		before := h.reported(theVIP, v1alpha1.VIPNotReady)
 		do()
-		eventually(t, how+": it was handed over", func() bool { return h.reported(theVIP, v1alpha1.VIPNotReady) > before })
+		poll.True(t, how+": it was handed over", func() bool { return h.reported(theVIP, v1alpha1.VIPNotReady) > before })
 		if s.one() != h {
 			t.Errorf("%s: it is not back", how)
 		}
@@ -112,20 +113,20 @@ func TestTraps_04_LastHolderKeepsItsAddress(t *testing.T) {
 	comesBack("said before the drain", func() {
 		s.give(wrong)
 		fmt.Fprintln(h.stdin, "handover")
-		eventually(t, "the hand-over ends", handed)
+		poll.True(t, "the hand-over ends", handed)
 	})
 
 	// The other becomes ready, and says so: the address goes there while the drain goes on.
 	fmt.Fprintln(h.stdin, "handover")
 	o.api.put(pod("b1", "b", "10.244.2.2"))
-	eventually(t, "b is a backup", func() bool { return o.report(theVIP).State == v1alpha1.VIPBackup })
+	poll.True(t, "b is a backup", func() bool { return o.report(theVIP).State == v1alpha1.VIPBackup })
 	if s.one() != h {
 		t.Error("it went before the other node was known to be ready")
 	}
 	s.give(wrong)
 	// Not before the time for which what no other node took stays: its pod goes first.
 	h.api.remove(pod("a1", "a"))
-	eventually(t, "the other holds it", func() bool { return o.has(theVIP) && !h.has(theVIP) })
+	poll.True(t, "the other holds it", func() bool { return o.has(theVIP) && !h.has(theVIP) })
 }
 
 // A plain `reboot`, the power button, an update: the shutdown waits, by a lock at
@@ -146,7 +147,7 @@ func TestTraps_21_ShutdownHandsOver(t *testing.T) {
 	}
 	locked := func(n int) {
 		t.Helper()
-		eventually(t, "the lock is held", func() bool { return len(l.Asked()) == n })
+		poll.True(t, "the lock is held", func() bool { return len(l.Asked()) == n })
 	}
 	locked(1)
 	l.Prepare(true)
@@ -158,7 +159,7 @@ func TestTraps_21_ShutdownHandsOver(t *testing.T) {
 	locked(2)
 
 	o.api.put(pod("b1", "b", "10.244.2.2"))
-	eventually(t, "b is a backup", func() bool { return o.report(theVIP).State == v1alpha1.VIPBackup })
+	poll.True(t, "b is a backup", func() bool { return o.report(theVIP).State == v1alpha1.VIPBackup })
 	ready := s.readyVIP()
 	ready.UID, ready.Spec.VRID = v.UID, v.Spec.VRID
 	s.give(ready)
@@ -186,7 +187,7 @@ func TestTraps_21_ShutdownHandsOver(t *testing.T) {
 	if _, lost := tr.end(t, "a shutdown of the holder"); lost > tr.openAtTheMove(h, o) {
 		t.Errorf("%d connections were lost", lost)
 	}
-	eventually(t, "the client of an open connection learns that it is over", func() bool {
+	poll.True(t, "the client of an open connection learns that it is over", func() bool {
 		_, err := open.Write([]byte("?"))
 		return isReset(err)
 	})
@@ -195,7 +196,7 @@ func TestTraps_21_ShutdownHandsOver(t *testing.T) {
 	h.killKeepalived()
 	h.boot++
 	h.start()
-	eventually(t, "after the boot it is a backup", func() bool { return h.report(theVIP).State == v1alpha1.VIPBackup })
+	poll.True(t, "after the boot it is a backup", func() bool { return h.report(theVIP).State == v1alpha1.VIPBackup })
 }
 
 // What is counted as open at the move is that one connection, and nothing that a hand-over may not
@@ -235,7 +236,7 @@ func TestReleasedOnceDropped(t *testing.T) {
 	now := metav1.Now()
 	v.DeletionTimestamp, v.Finalizers = &now, []string{v1alpha1.VirtualIPFinalizer}
 	s.give(v)
-	eventually(t, "the holder confirms", func() bool {
+	poll.True(t, "the holder confirms", func() bool {
 		had := h.has(theVIP) // before its word is read
 		released := h.report(theVIP).State == v1alpha1.VIPReleased
 		if released && h.has(theVIP) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
+	"github.com/skerry-io/skerry/tests/cluster/poll"
 )
 
 // mac is the hardware address of a host on the LAN.
@@ -46,7 +47,7 @@ func TestHostile_03_DeviceClaimsNoAddressOfAnotherHost(t *testing.T) {
 	s.start()
 	s.one()
 	for address, why := range bad {
-		eventually(t, address+" is refused", func() bool {
+		poll.True(t, address+" is refused", func() bool {
 			e := n.report(address)
 			return e.State == v1alpha1.VIPFault && !e.Programmed && strings.Contains(e.Message, why)
 		})
@@ -58,7 +59,7 @@ func TestHostile_03_DeviceClaimsNoAddressOfAnotherHost(t *testing.T) {
 	v := s.at("10.80.0.9", 99)
 	v.Spec.Interface = "lan0"
 	s.give(v)
-	eventually(t, "the interface is refused", func() bool {
+	poll.True(t, "the interface is refused", func() bool {
 		return strings.Contains(n.report("10.80.0.9").Message, "interface lan0 is not on the network")
 	})
 }
@@ -79,7 +80,7 @@ func TestHostile_03_AddressOfACloudWithANameIsNotClaimed(t *testing.T) {
 		e := n.report("10.79.0.66")
 		return e.State == v1alpha1.VIPFault && strings.Contains(e.Message, "the address of cloudcore")
 	}
-	eventually(t, "it is refused", refused)
+	poll.True(t, "it is refused", refused)
 	n.stop()
 	if err := os.Remove(filepath.Join(n.dir, "report-10.79.0.66")); err != nil {
 		t.Fatal(err)
@@ -87,7 +88,7 @@ func TestHostile_03_AddressOfACloudWithANameIsNotClaimed(t *testing.T) {
 	n.cloud = ""
 	n.start()
 	s.one()
-	eventually(t, "it is refused without a link", refused)
+	poll.True(t, "it is refused without a link", refused)
 	if n.has("10.79.0.66") {
 		t.Error("the node has it")
 	}
@@ -110,7 +111,7 @@ func TestHostile_03_AddressThatCutsTheNodeOffIsGivenUp(t *testing.T) {
 		return strings.Contains(n.report("10.79.0.66").Message, "lost the cloud when it took the address")
 	}
 	t.Cleanup(func() { t.Logf("%+v", n.report("10.79.0.66")) })
-	eventually(t, "the address is given up", cutOff)
+	poll.True(t, "the address is given up", cutOff)
 	if n.has("10.79.0.66") || n.report("10.79.0.66").State != v1alpha1.VIPFault {
 		t.Errorf("it is %+v", n.report("10.79.0.66"))
 	}
@@ -121,7 +122,7 @@ func TestHostile_03_AddressThatCutsTheNodeOffIsGivenUp(t *testing.T) {
 	n.stop()
 	n.start()
 	s.one()
-	eventually(t, "it stays given up", cutOff)
+	poll.True(t, "it stays given up", cutOff)
 	if n.has("10.79.0.66") {
 		t.Error("it was claimed again")
 	}

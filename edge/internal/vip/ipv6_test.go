@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/tests/cluster/poll"
 )
 
 // An IPv6 address is elected, served, handed over and dropped as an IPv4 one is.
@@ -27,7 +28,7 @@ func TestIPv6(t *testing.T) {
 	}
 	name := s.at(address, 51).Name
 	var h *node
-	eventually(t, "one node holds it and serves the client", func() bool {
+	poll.True(t, "one node holds it and serves the client", func() bool {
 		for _, n := range s.nodes {
 			if n.has(address) && !s.other(n).has(address) && n.report(name).State == v1alpha1.VIPHolder && answers(n) {
 				h = n
@@ -40,10 +41,10 @@ func TestIPv6(t *testing.T) {
 		t.Errorf("the node says that it is at %s", e.Address)
 	}
 	o := s.other(h)
-	eventually(t, "the other is a backup", func() bool { return o.report(name).State == v1alpha1.VIPBackup })
+	poll.True(t, "the other is a backup", func() bool { return o.report(name).State == v1alpha1.VIPBackup })
 	h.stop()
 	if h.has(address) {
 		t.Error("the address is still there")
 	}
-	eventually(t, "the other holds it and serves the client", func() bool { return o.has(address) && answers(o) })
+	poll.True(t, "the other holds it and serves the client", func() bool { return o.has(address) && answers(o) })
 }

@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/tests/cluster/poll"
 )
 
 func mustAddr(s string) netip.Addr { return netip.MustParseAddr(s) }
@@ -80,7 +81,7 @@ func (s *site) sendEvery(wait time.Duration) *traffic {
 // reaches waits until a node answers it.
 func (tr *traffic) reaches(t testing.TB, n *node) {
 	t.Helper()
-	eventually(t, n.name+" answers", func() bool {
+	poll.True(t, n.name+" answers", func() bool {
 		tr.mu.Lock()
 		defer tr.mu.Unlock()
 		return strings.HasPrefix(tr.lastWords, n.name)
@@ -138,7 +139,7 @@ func TestVIPs_14_OneHolderWithTheHighestPriority(t *testing.T) {
 			break
 		}
 		if inTime := time.Since(began) < 8*time.Second; inTime || round == 5 {
-			eventually(t, "the highest priority holds it", func() bool { h := s.holders(); return len(h) == 1 && h[0].name == "a" })
+			poll.True(t, "the highest priority holds it", func() bool { h := s.holders(); return len(h) == 1 && h[0].name == "a" })
 			break
 		}
 		for _, n := range s.nodes {
@@ -146,7 +147,7 @@ func TestVIPs_14_OneHolderWithTheHighestPriority(t *testing.T) {
 		}
 	}
 	for _, n := range s.nodes[1:] {
-		eventually(t, n.name+" is a backup", func() bool { return n.report(theVIP).State == v1alpha1.VIPBackup })
+		poll.True(t, n.name+" is a backup", func() bool { return n.report(theVIP).State == v1alpha1.VIPBackup })
 	}
 }
 
@@ -208,7 +209,7 @@ func TestVIPs_17_AgentKilledRecovers(t *testing.T) {
 	h.kill()
 	h.killKeepalived()
 	o := s.other(h)
-	eventually(t, "the other holds it", func() bool { return o.has(theVIP) })
+	poll.True(t, "the other holds it", func() bool { return o.has(theVIP) })
 	h.start()
 	if again := s.one(); again != o {
 		t.Errorf("%s holds it, want the other", again.name)
@@ -226,15 +227,15 @@ func TestVIPs_18_LastLocalPodUnreadyMovesTheAddress(t *testing.T) {
 	p.Status.Conditions[0].Status = corev1.ConditionFalse
 	h.api.put(p)
 	o := s.other(h)
-	eventually(t, "the other holds it", func() bool { return o.has(theVIP) && !h.has(theVIP) })
+	poll.True(t, "the other holds it", func() bool { return o.has(theVIP) && !h.has(theVIP) })
 	tr.reaches(t, o)
 	s.one()
 	tr.end(t, "last pod unready")
-	eventually(t, "the node says so", func() bool { return h.report(theVIP).State == v1alpha1.VIPNotReady })
+	poll.True(t, "the node says so", func() bool { return h.report(theVIP).State == v1alpha1.VIPNotReady })
 
 	// No node has a ready pod: no node has the address.
 	o.api.remove(pod(o.name+"1", o.name))
-	eventually(t, "no node holds it", func() bool { return len(s.holders()) == 0 })
+	poll.True(t, "no node holds it", func() bool { return len(s.holders()) == 0 })
 	h.api.put(pod(h.name+"1", h.name, fmt.Sprintf("10.244.%d.2", h.octet)))
 	if again := s.one(); again != h {
 		t.Errorf("%s holds it", again.name)
@@ -250,7 +251,7 @@ func TestVIPs_19_DataPlaneFollowsANewPodAddress(t *testing.T) {
 	s.nodes[0].api.put(h.newPod())
 	h.api.remove(pod("a1", "a"))
 	for _, at := range []struct{ network, port string }{{"tcp", ":80"}, {"udp", ":53"}} {
-		eventually(t, "the new pod alone serves "+at.network, func() bool {
+		poll.True(t, "the new pod alone serves "+at.network, func() bool {
 			for range 4 { // one of them would meet the old one, which answers still
 				if word, _, err := s.client.Ask(at.network, theVIP+at.port, patience); err != nil || word != "a2" {
 					return false
@@ -285,7 +286,7 @@ func TestVIPs_21_PoolRebootsOfflineAndServes(t *testing.T) {
 	}
 	s.start()
 	for _, n := range s.nodes {
-		eventually(t, n.name+" waits for its kubelet", func() bool { return n.report(theVIP).State == v1alpha1.VIPNotReady })
+		poll.True(t, n.name+" waits for its kubelet", func() bool { return n.report(theVIP).State == v1alpha1.VIPNotReady })
 	}
 	if len(s.holders()) != 0 {
 		t.Error("a node holds the address with pods of an earlier boot")
@@ -310,9 +311,9 @@ func TestVIPs_22_CarrierLostMovesTheAddress(t *testing.T) {
 	o := s.other(h)
 	tr.reaches(t, o)
 	tr.end(t, "carrier lost")
-	eventually(t, "the node says that it can't take part", func() bool { return h.report(theVIP).State == v1alpha1.VIPFault })
+	poll.True(t, "the node says that it can't take part", func() bool { return h.report(theVIP).State == v1alpha1.VIPFault })
 	h.host.Plug(true)
-	eventually(t, "it is a backup", func() bool { return h.report(theVIP).State == v1alpha1.VIPBackup })
+	poll.True(t, "it is a backup", func() bool { return h.report(theVIP).State == v1alpha1.VIPBackup })
 	s.one()
 }
 
@@ -324,9 +325,9 @@ func TestVIPs_23_PartitionHealsToOneHolder(t *testing.T) {
 	h := s.one()
 	h.host.Isolate(true)
 	o := s.other(h)
-	eventually(t, "each part has a holder", func() bool { return h.has(theVIP) && o.has(theVIP) })
+	poll.True(t, "each part has a holder", func() bool { return h.has(theVIP) && o.has(theVIP) })
 	h.host.Isolate(false)
-	eventually(t, "one holder is left", func() bool { return len(s.holders()) == 1 })
+	poll.True(t, "one holder is left", func() bool { return len(s.holders()) == 1 })
 	// It announces itself: the client, which may have the other in its table, reaches it.
 	s.one()
 }
@@ -345,15 +346,15 @@ func TestVIPs_24_OldHolderReturnsWithoutFailback(t *testing.T) {
 			s.nodes[0].start()
 			s.one()
 			s.nodes[1].start()
-			eventually(t, "b is a backup", func() bool { return s.nodes[1].report(theVIP).State == v1alpha1.VIPBackup })
+			poll.True(t, "b is a backup", func() bool { return s.nodes[1].report(theVIP).State == v1alpha1.VIPBackup })
 			s.nodes[0].stop()
-			eventually(t, "b holds it", func() bool { return s.nodes[1].has(theVIP) })
+			poll.True(t, "b holds it", func() bool { return s.nodes[1].has(theVIP) })
 			tr := s.send()
 			s.nodes[0].start()
 			if preferred {
-				eventually(t, "a takes it back", func() bool { return s.nodes[0].has(theVIP) && !s.nodes[1].has(theVIP) })
+				poll.True(t, "a takes it back", func() bool { return s.nodes[0].has(theVIP) && !s.nodes[1].has(theVIP) })
 			} else {
-				eventually(t, "a is a backup", func() bool { return s.nodes[0].report(theVIP).State == v1alpha1.VIPBackup })
+				poll.True(t, "a is a backup", func() bool { return s.nodes[0].report(theVIP).State == v1alpha1.VIPBackup })
 				if !s.nodes[1].has(theVIP) {
 					t.Error("it went back")
 				}
@@ -388,7 +389,7 @@ func TestVIPs_25_DroppedAndConfirmed(t *testing.T) {
 	w := v.DeepCopy()
 	w.Spec.Ports[0].Port, w.Spec.KeepSource = 8000, true
 	s.give(w)
-	eventually(t, "the new port is served and the old one closed", func() bool {
+	poll.True(t, "the new port is served and the old one closed", func() bool {
 		_, seen, err := s.client.Ask("tcp", theVIP+":8000", patience)
 		_, _, old := s.client.Ask("tcp", theVIP+":80", patience)
 		return err == nil && seen == "10.79.0.200" && old != nil
@@ -398,7 +399,7 @@ func TestVIPs_25_DroppedAndConfirmed(t *testing.T) {
 	w.DeletionTimestamp, w.Finalizers = &now, []string{v1alpha1.VirtualIPFinalizer}
 	s.give(w)
 	for _, n := range s.nodes {
-		eventually(t, n.name+" confirms", func() bool { return n.report(theVIP).State == v1alpha1.VIPReleased })
+		poll.True(t, n.name+" confirms", func() bool { return n.report(theVIP).State == v1alpha1.VIPReleased })
 		if n.has(theVIP) {
 			t.Errorf("%s says that it dropped the address and has it", n.name)
 		}
@@ -406,7 +407,7 @@ func TestVIPs_25_DroppedAndConfirmed(t *testing.T) {
 	for _, n := range s.nodes {
 		n.api.remove(w)
 	}
-	eventually(t, "nothing of it is left", func() bool { return n.host.Shell(look) == before })
+	poll.True(t, "nothing of it is left", func() bool { return n.host.Shell(look) == before })
 }
 
 // Rule 8: maintenance hands over first.
@@ -418,7 +419,7 @@ func TestMaintenance(t *testing.T) {
 	tr := s.send()
 	fmt.Fprintln(h.stdin, "on")
 	o := s.other(h)
-	eventually(t, "the other holds it", func() bool { return o.has(theVIP) && !h.has(theVIP) })
+	poll.True(t, "the other holds it", func() bool { return o.has(theVIP) && !h.has(theVIP) })
 	tr.reaches(t, o)
 	s.one()
 	tr.end(t, "maintenance")
@@ -428,9 +429,9 @@ func TestMaintenance(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.start()
-	eventually(t, "the node says so", func() bool { return h.report(theVIP).Message == "the node is under maintenance" })
+	poll.True(t, "the node says so", func() bool { return h.report(theVIP).Message == "the node is under maintenance" })
 	fmt.Fprintln(h.stdin, "off")
-	eventually(t, "it is a backup", func() bool { return h.report(theVIP).State == v1alpha1.VIPBackup })
+	poll.True(t, "it is a backup", func() bool { return h.report(theVIP).State == v1alpha1.VIPBackup })
 }
 
 // Rule 5: while a host outside of the pool has the address, no node claims it; when that host goes,
@@ -442,7 +443,7 @@ func TestDuplicateAddress(t *testing.T) {
 	s.start()
 	mac := strings.Fields(stranger.Shell("ip -o link show dev lan0 | sed 's/.*link.ether //'"))[0]
 	for _, n := range s.nodes {
-		eventually(t, n.name+" tells who has the address", func() bool {
+		poll.True(t, n.name+" tells who has the address", func() bool {
 			e := n.report(theVIP)
 			return e.State == v1alpha1.VIPFault && e.DuplicateOf == mac && strings.Contains(e.Message, mac)
 		})
@@ -458,7 +459,7 @@ func TestDuplicateAddress(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.nodes[1].start()
-	eventually(t, "b asked again", func() bool { return s.nodes[1].report(theVIP).DuplicateOf == mac })
+	poll.True(t, "b asked again", func() bool { return s.nodes[1].report(theVIP).DuplicateOf == mac })
 	if h := s.holders(); len(h) > 0 {
 		t.Errorf("%s claimed it", h[0].name)
 	}
@@ -466,13 +467,13 @@ func TestDuplicateAddress(t *testing.T) {
 	h := s.one()
 	o := s.other(h)
 	// A holder of ours is no conflict, whether it speaks every second or not.
-	eventually(t, o.name+" is a backup", func() bool { e := o.report(theVIP); return e.State == v1alpha1.VIPBackup && e.DuplicateOf == "" })
+	poll.True(t, o.name+" is a backup", func() bool { e := o.report(theVIP); return e.State == v1alpha1.VIPBackup && e.DuplicateOf == "" })
 	o.stop()
 	if err := os.Remove(filepath.Join(o.dir, "memory")); err != nil {
 		t.Fatal(err)
 	}
 	o.start()
-	eventually(t, o.name+" is a backup again", func() bool { return o.report(theVIP).State == v1alpha1.VIPBackup })
+	poll.True(t, o.name+" is a backup again", func() bool { return o.report(theVIP).State == v1alpha1.VIPBackup })
 	if now := s.one(); now != h {
 		t.Errorf("it moved to %s", now.name)
 	}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/edge/internal/kernel/lantest"
+	"github.com/skerry-io/skerry/tests/cluster/poll"
 )
 
 // known is the site's VirtualIP as it is once all nodes have reported where they are.
@@ -50,7 +51,7 @@ func (s *site) router(address string, vrid, priority int, advertised string) *la
 		_ = cmd.Process.Signal(unix.SIGTERM)
 		_ = cmd.Wait()
 	})
-	eventually(s.t, "the router has its address", func() bool { return h.Has(advertised) })
+	poll.True(s.t, "the router has its address", func() bool { return h.Has(advertised) })
 	return h
 }
 
@@ -73,7 +74,7 @@ func TestTraps_01_ClashingNetworksSilenceNoOtherAddress(t *testing.T) {
 	s.start()
 	s.one()
 	for _, name := range []string{clash.Name, same.Name} {
-		eventually(t, name+" is left out", func() bool {
+		poll.True(t, name+" is left out", func() bool {
 			e := n.report(name)
 			return e.State == v1alpha1.VIPFault && strings.Contains(e.Message, "their networks are one LAN")
 		})
@@ -81,7 +82,7 @@ func TestTraps_01_ClashingNetworksSilenceNoOtherAddress(t *testing.T) {
 	clash = clash.DeepCopy() // as the cloud gives it another number
 	clash.Spec.VRID++
 	s.give(clash)
-	eventually(t, "it is served too", func() bool { return n.has("10.79.0.101") && n.has(theVIP) })
+	poll.True(t, "it is served too", func() bool { return n.has("10.79.0.101") && n.has(theVIP) })
 }
 
 // A holder whose LAN interface goes away, or loses its address, does not claim on its uplink.
@@ -106,8 +107,8 @@ func TestTraps_02_NoClaimOnTheUplink(t *testing.T) {
 				h.host.Shell(text)
 			}
 			command(c.away)
-			eventually(t, "the other holds it", func() bool { return o.has(theVIP) })
-			eventually(t, "the node says why it does not", func() bool {
+			poll.True(t, "the other holds it", func() bool { return o.has(theVIP) })
+			poll.True(t, "the node says why it does not", func() bool {
 				e := h.report(theVIP)
 				return e.State == v1alpha1.VIPFault && strings.Contains(e.Message, "no interface of the node is on the network")
 			})
@@ -115,7 +116,7 @@ func TestTraps_02_NoClaimOnTheUplink(t *testing.T) {
 				t.Errorf("it is claimed: %s", h.host.Shell("ip -o addr show"))
 			}
 			command(c.back)
-			eventually(t, "it is a backup", func() bool { return h.report(theVIP).State == v1alpha1.VIPBackup })
+			poll.True(t, "it is a backup", func() bool { return h.report(theVIP).State == v1alpha1.VIPBackup })
 			if s.one() != o {
 				t.Error("it went back")
 			}
@@ -196,12 +197,12 @@ func TestTraps_03_WinnerAnnouncesItself(t *testing.T) {
 	// The client is with the one that will lose: it has the lower priority.
 	winner, loser := s.nodes[0], s.nodes[1]
 	h.host.Isolate(true)
-	eventually(t, "each part has a holder", func() bool { return h.has(theVIP) && o.has(theVIP) })
+	poll.True(t, "each part has a holder", func() bool { return h.has(theVIP) && o.has(theVIP) })
 	heard := s.listen()
 	h.host.Isolate(false)
-	eventually(t, "the lower priority has given up", func() bool { return winner.has(theVIP) && !loser.has(theVIP) })
+	poll.True(t, "the lower priority has given up", func() bool { return winner.has(theVIP) && !loser.has(theVIP) })
 	win, lose := mac(winner.host), mac(loser.host)
-	eventually(t, "the winner announces itself, or is heard five times without", func() bool {
+	poll.True(t, "the winner announces itself, or is heard five times without", func() bool {
 		heard.mu.Lock()
 		defer heard.mu.Unlock()
 		silent := -1 // advertisements of the winner since the loser's last word
@@ -235,7 +236,7 @@ func TestTraps_05_ForeignRouterIsHeard(t *testing.T) {
 	s.give(v)
 	s.start()
 	for _, n := range s.nodes {
-		eventually(t, n.name+" reports the router", func() bool {
+		poll.True(t, n.name+" reports the router", func() bool {
 			e := n.report(theVIP)
 			return e.ForeignRouter == "10.79.0.150" && e.ForeignVRID == v.Spec.VRID && e.State == v1alpha1.VIPFault
 		})
@@ -247,7 +248,7 @@ func TestTraps_05_ForeignRouterIsHeard(t *testing.T) {
 	w.Spec.VRID++
 	s.give(w)
 	h := s.one()
-	eventually(t, "it is not said any more", func() bool { return h.report(theVIP).ForeignRouter == "" })
+	poll.True(t, "it is not said any more", func() bool { return h.report(theVIP).ForeignRouter == "" })
 	if !router.Has("10.79.0.250") {
 		t.Error("the router lost its address")
 	}
@@ -263,15 +264,15 @@ func TestTraps_06_UnicastEndsTwoHolders(t *testing.T) {
 	v := s.known()
 	s.give(v)
 	s.start()
-	eventually(t, "both hold it", func() bool { return len(s.holders()) == 2 })
+	poll.True(t, "both hold it", func() bool { return len(s.holders()) == 2 })
 	w := v.DeepCopy()
 	w.Spec.Unicast = true
 	s.give(w)
 	h := s.one()
 	o := s.other(h)
-	eventually(t, "the other is a backup", func() bool { return o.report(theVIP).State == v1alpha1.VIPBackup })
+	poll.True(t, "the other is a backup", func() bool { return o.report(theVIP).State == v1alpha1.VIPBackup })
 	h.stop()
-	eventually(t, "the other takes it", func() bool { return o.has(theVIP) })
+	poll.True(t, "the other takes it", func() bool { return o.has(theVIP) })
 }
 
 // Two addresses in one election are held together and move together.
@@ -285,18 +286,18 @@ func TestTraps_07_SharedElectionMovesTogether(t *testing.T) {
 	w := s.at("10.79.0.101", v.Spec.VRID)
 	w.Spec.SharesElectionOf = v.Name
 	s.give(w)
-	eventually(t, "both are held by one", func() bool { return h.has(theVIP) && h.has("10.79.0.101") })
-	eventually(t, "the second is served", func() bool {
+	poll.True(t, "both are held by one", func() bool { return h.has(theVIP) && h.has("10.79.0.101") })
+	poll.True(t, "the second is served", func() bool {
 		word, _, err := s.client.Ask("tcp", "10.79.0.101:80", patience)
 		return err == nil && strings.HasPrefix(word, h.name)
 	})
-	eventually(t, "the node says so", func() bool { return h.report("10.79.0.101").State == v1alpha1.VIPHolder })
+	poll.True(t, "the node says so", func() bool { return h.report("10.79.0.101").State == v1alpha1.VIPHolder })
 	if _, lost := tr.end(t, "a second address"); lost > 0 {
 		t.Errorf("%d connections to the first were lost", lost)
 	}
 	fmt.Fprintln(h.stdin, "on")
 	o := s.other(h)
-	eventually(t, "both moved", func() bool { return o.has(theVIP) && o.has("10.79.0.101") && !h.has(theVIP) && !h.has("10.79.0.101") })
+	poll.True(t, "both moved", func() bool { return o.has(theVIP) && o.has("10.79.0.101") && !h.has(theVIP) && !h.has("10.79.0.101") })
 }
 
 // A router that is no node advertises the address itself, with a higher priority: the nodes stand
@@ -308,7 +309,7 @@ func TestTraps_08_StrangerAdvertisesTheAddress(t *testing.T) {
 	s.give(v)
 	s.start()
 	for _, n := range s.nodes {
-		eventually(t, n.name+" says who has the address", func() bool {
+		poll.True(t, n.name+" says who has the address", func() bool {
 			e := n.report(theVIP)
 			return e.State == v1alpha1.VIPBackup && e.DuplicateOf == mac(stranger) && strings.Contains(e.Message, "advertises the address by VRRP") && e.ReadyEndpoints == 1
 		})

@@ -1,14 +1,20 @@
 // Package poll asks until something is so.
 //
 // It owns the pauses between two questions, and refuses to make a busy machine busier: a question
-// that takes long, as one that starts a program does, is asked less often. Every function may be
-// called from any goroutine.
+// that takes long, as one that starts a program does, is asked less often. Until may be called from
+// any goroutine; Eventually and True end the test, so they are for the test's own.
 package poll
 
 import (
 	"context"
+	"errors"
+	"testing"
 	"time"
 )
+
+// Patience is how long Eventually and True wait: long enough for a machine that is busy with other
+// tests. It is no measure of anything.
+const Patience = 3 * time.Minute
 
 const (
 	first = 10 * time.Millisecond
@@ -37,5 +43,34 @@ func Until(ctx context.Context, most time.Duration, try func(context.Context) er
 		case <-ctx.Done():
 			return last
 		}
+	}
+}
+
+// Eventually waits until try returns nil. At the end of Patience the test fails with its last
+// error.
+func Eventually(t testing.TB, what string, try func(context.Context) error) {
+	t.Helper()
+	wait(t, what, 250*time.Millisecond, try)
+}
+
+// True waits until is reports true, which has to be cheap. At the end of Patience the test fails.
+func True(t testing.TB, what string, is func() bool) {
+	t.Helper()
+	wait(t, what, 100*time.Millisecond, func(context.Context) error {
+		if !is() {
+			return errNotTrue
+		}
+		return nil
+	})
+}
+
+var errNotTrue = errors.New("it is not so")
+
+func wait(t testing.TB, what string, most time.Duration, try func(context.Context) error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	defer cancel()
+	if err := Until(ctx, most, try); err != nil {
+		t.Fatalf("waited %v for %s: %v", Patience, what, err)
 	}
 }

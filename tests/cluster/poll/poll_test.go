@@ -3,6 +3,9 @@ package poll_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"runtime"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -65,4 +68,47 @@ func TestLastError(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// A failed is a test that fails without failing the one that runs.
+type failed struct {
+	testing.TB
+	said string
+}
+
+func (f *failed) Fatalf(format string, args ...any) {
+	f.said = fmt.Sprintf(format, args...)
+	runtime.Goexit()
+}
+
+// What never comes about fails the test after the patience, with what it waited for; what does,
+// lets it go on.
+func TestFails(t *testing.T) {
+	for name, wait := range map[string]func(testing.TB, bool){
+		"True": func(t testing.TB, is bool) { poll.True(t, "the lamp to be on", func() bool { return is }) },
+		"Eventually": func(t testing.TB, is bool) {
+			poll.Eventually(t, "the lamp to be on", func(context.Context) error {
+				if !is {
+					return errors.New("it is off")
+				}
+				return nil
+			})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				began, f, done := time.Now(), &failed{TB: t}, make(chan struct{})
+				go func() {
+					defer close(done)
+					wait(f, false)
+					t.Error("it went on")
+				}()
+				<-done
+				if !strings.Contains(f.said, "the lamp to be on") || time.Since(began) != poll.Patience {
+					t.Errorf("after %v: %q", time.Since(began), f.said)
+				}
+			})
+			wait(t, true)
+		})
+	}
 }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/skerry-io/skerry/tests/cluster"
 	"github.com/skerry-io/skerry/tests/cluster/binary"
+	"github.com/skerry-io/skerry/tests/cluster/poll"
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
@@ -103,17 +104,17 @@ func (s *system) until(t *testing.T, what string, is func(status) bool) status {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	for {
-		v, err := s.status(ctx)
-		if err == nil && is(v) {
-			return v
+	var v status
+	err := poll.Until(ctx, time.Second, func(ctx context.Context) (err error) {
+		if v, err = s.status(ctx); err == nil && !is(v) {
+			err = fmt.Errorf("still %+v", v)
 		}
-		select {
-		case <-ctx.Done():
-			t.Fatalf("%s: still %+v (%v)", what, v, err)
-		case <-time.After(time.Second):
-		}
+		return err
+	})
+	if err != nil {
+		t.Fatalf("%s: %v", what, err)
 	}
+	return v
 }
 
 // pod is the one of the sample application: a rotation that touched it would show.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/skerry-io/skerry/edge/internal/kernel/hook"
+	"github.com/skerry-io/skerry/tests/cluster/poll"
 )
 
 func TestRun(t *testing.T) {
@@ -185,16 +186,10 @@ func TestTraps_17_ForgottenHookIsEndedFirst(t *testing.T) {
 
 func await(t *testing.T, file string) {
 	t.Helper()
-	for {
-		if raw, err := os.ReadFile(file); err == nil && len(raw) > 0 {
-			return
-		}
-		select {
-		case <-t.Context().Done():
-			t.Fatalf("waiting for %s", file)
-		case <-time.After(10 * time.Millisecond):
-		}
-	}
+	poll.True(t, file, func() bool {
+		raw, err := os.ReadFile(file)
+		return err == nil && len(raw) > 0
+	})
 }
 
 func pidIn(t *testing.T, file string) int {

@@ -20,6 +20,7 @@ import (
 
 	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"
 	"github.com/skerry-io/skerry/edge/internal/kernel/lantest"
+	"github.com/skerry-io/skerry/tests/cluster/poll"
 )
 
 // The test's own binary is also the node: a process of its own in a network namespace, so that
@@ -251,18 +252,6 @@ func instance(name, address string, vrid, priority uint8) keepalived.Instance {
 	}
 }
 
-// eventually waits for a while that a loaded machine may need; it is no measure.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(30 * time.Second)
-	for !ok() {
-		if time.Now().After(deadline) {
-			t.Fatalf("it never came about: %s", what)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-}
-
 // pair is two nodes with one address; the first has the higher priority and holds it.
 func pair(t *testing.T) (l *lantest.LAN, a, b *node) {
 	l = lantest.New(t)
@@ -272,14 +261,14 @@ func pair(t *testing.T) (l *lantest.LAN, a, b *node) {
 	holds(t, a)
 	b.ready("web", true)
 	b.apply(instance("web", vip, 51, 190))
-	eventually(t, "the second is a backup", func() bool { return b.state("web") == keepalived.Backup })
+	poll.True(t, "the second is a backup", func() bool { return b.state("web") == keepalived.Backup })
 	return l, a, b
 }
 
 // holds waits until the first has the address and the others don't.
 func holds(t *testing.T, n *node, others ...*node) {
 	t.Helper()
-	eventually(t, n.host.NS+" holds the address alone", func() bool {
+	poll.True(t, n.host.NS+" holds the address alone", func() bool {
 		for _, o := range others {
 			if o.host.Has(vip) {
 				return false
@@ -291,12 +280,12 @@ func holds(t *testing.T, n *node, others ...*node) {
 
 func TestElection_readinessByTrackedFile(t *testing.T) {
 	_, a, b := pair(t)
-	eventually(t, "both know what they are", func() bool { return a.state("web") == keepalived.Master && b.state("web") == keepalived.Backup })
+	poll.True(t, "both know what they are", func() bool { return a.state("web") == keepalived.Master && b.state("web") == keepalived.Backup })
 	a.ready("web", false)
 	holds(t, b, a)
-	eventually(t, "a is in fault", func() bool { return a.state("web") == keepalived.Fault })
+	poll.True(t, "a is in fault", func() bool { return a.state("web") == keepalived.Fault })
 	a.ready("web", true)
-	eventually(t, "a is a backup", func() bool { return a.state("web") == keepalived.Backup })
+	poll.True(t, "a is a backup", func() bool { return a.state("web") == keepalived.Backup })
 	holds(t, b, a) // it does not take it back
 	b.ready("web", false)
 	holds(t, a, b)
@@ -306,7 +295,7 @@ func TestElection_neverReadyIsNoCandidate(t *testing.T) {
 	l := lantest.New(t)
 	a := newNode(t, l, "10.77.0.1/24")
 	a.apply(instance("web", vip, 51, 200))
-	eventually(t, "it is in fault", func() bool { return a.state("web") == keepalived.Fault })
+	poll.True(t, "it is in fault", func() bool { return a.state("web") == keepalived.Fault })
 	if a.host.Has(vip) {
 		t.Error("it has the address")
 	}
@@ -324,15 +313,15 @@ func TestReload_noFlap(t *testing.T) {
 	web := instance("web", vip, 51, 200)
 	a.ready("second", true)
 	a.apply(web, instance("second", "10.77.0.101", 52, 200))
-	eventually(t, "the second is there", func() bool { return a.host.Has("10.77.0.101") })
+	poll.True(t, "the second is there", func() bool { return a.host.Has("10.77.0.101") })
 	a.apply(web)
-	eventually(t, "the second is gone", func() bool { return !a.host.Has("10.77.0.101") })
+	poll.True(t, "the second is gone", func() bool { return !a.host.Has("10.77.0.101") })
 	a.apply(web)
 	web.Priority = 180
 	a.apply(web) // a lower priority is no reason to lose it
 	a.ready("third", true)
 	a.apply(web, instance("third", "10.77.0.103", 53, 200))
-	eventually(t, "the third is there", func() bool { return a.host.Has("10.77.0.103") })
+	poll.True(t, "the third is there", func() bool { return a.host.Has("10.77.0.103") })
 	_ = watch.Process.Kill()
 	_ = watch.Wait()
 	if strings.Contains(seen.String(), " "+vip+"/") {
@@ -373,7 +362,7 @@ func TestTraps_01_OneBadInstanceIsLeftOut(t *testing.T) {
 		t.Errorf("problems: %v", a.problems)
 	}
 	b.stop()
-	eventually(t, "the good one is held", func() bool { return a.host.Has(vip) })
+	poll.True(t, "the good one is held", func() bool { return a.host.Has(vip) })
 }
 
 func TestExtra_userSections(t *testing.T) {
@@ -387,22 +376,22 @@ func TestExtra_userSections(t *testing.T) {
 	const own = "vrrp_instance mine {\n state BACKUP\n interface lan0\n virtual_router_id 9\n priority 50\n advert_int 0.2\n virtual_ipaddress {\n 10.77.0.50/24\n }\n}\n"
 	write(own)
 	a.apply(web)
-	eventually(t, "the user's address is there", func() bool { return a.host.Has("10.77.0.50") })
+	poll.True(t, "the user's address is there", func() bool { return a.host.Has("10.77.0.50") })
 	write("vrrp_instance mine {\n interface nonsense\n")
 	second := instance("second", "10.77.0.101", 52, 200)
 	a.ready("second", true)
 	if err := a.order(order{Apply: []keepalived.Instance{web, second}}); !strings.Contains(err, a.extra) {
 		t.Errorf("the error does not name the file: %q", err)
 	}
-	eventually(t, "the second is there", func() bool { return a.host.Has("10.77.0.101") })
+	poll.True(t, "the second is there", func() bool { return a.host.Has("10.77.0.101") })
 	if !a.host.Has("10.77.0.50") || !a.host.Has(vip) {
 		t.Error("a mistake in the user's sections took addresses away")
 	}
 	write(own)
 	a.apply(web)
-	eventually(t, "the second is gone", func() bool { return !a.host.Has("10.77.0.101") })
+	poll.True(t, "the second is gone", func() bool { return !a.host.Has("10.77.0.101") })
 	a.apply()
-	eventually(t, "ours is gone", func() bool { return !a.host.Has(vip) })
+	poll.True(t, "ours is gone", func() bool { return !a.host.Has(vip) })
 	if !a.host.Has("10.77.0.50") {
 		t.Error("the user's address went with our last one")
 	}
@@ -410,7 +399,7 @@ func TestExtra_userSections(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.apply()
-	eventually(t, "nothing runs", func() bool { return !a.host.Has("10.77.0.50") })
+	poll.True(t, "nothing runs", func() bool { return !a.host.Has("10.77.0.50") })
 }
 
 // Scenario 16.
@@ -433,11 +422,11 @@ func TestVIPs_17_KeepalivedKilledRecovers(t *testing.T) {
 				t.Fatal(err)
 			}
 			a.killKeepalived(files...)
-			eventually(t, "keepalived runs again", func() bool {
+			poll.True(t, "keepalived runs again", func() bool {
 				now, err := os.ReadFile(filepath.Join(a.dir, "vrrp.pid"))
 				return err == nil && len(now) > 0 && string(now) != string(before)
 			})
-			eventually(t, "there is one holder", func() bool { return a.host.Has(vip) != b.host.Has(vip) })
+			poll.True(t, "there is one holder", func() bool { return a.host.Has(vip) != b.host.Has(vip) })
 			b.ready("web", false)
 			holds(t, a, b)
 		})
@@ -458,7 +447,7 @@ func TestVIPs_17_SupervisorKilledAdoptsKeepalived(t *testing.T) {
 	}
 	a.start()
 	a.apply(instance("web", vip, 51, 200))
-	eventually(t, "it knows its state", func() bool { return a.state("web") == keepalived.Master })
+	poll.True(t, "it knows its state", func() bool { return a.state("web") == keepalived.Master })
 	if now, _ := os.ReadFile(filepath.Join(a.dir, "keepalived.pid")); string(now) != string(pid) {
 		t.Errorf("keepalived was restarted: pid %s, then %s", pid, now)
 	}
@@ -476,7 +465,7 @@ func TestVIPs_17_SupervisorKilledAdoptsKeepalived(t *testing.T) {
 		t.Fatal("a killed keepalived removed its address: this test shows nothing")
 	}
 	b.ready("web", true)
-	eventually(t, "the other takes over", func() bool { return b.host.Has(vip) })
+	poll.True(t, "the other takes over", func() bool { return b.host.Has(vip) })
 	a.start()
 	a.apply(instance("web", vip, 51, 200))
 	holds(t, b, a)
@@ -530,11 +519,11 @@ func TestElection_IPv6(t *testing.T) {
 		n.ready("six", true)
 		n.apply(instance("six", "2001:db8::100", 51, priority))
 	}
-	eventually(t, "one holds it", func() bool { return a.host.Has("2001:db8::100") != b.host.Has("2001:db8::100") })
+	poll.True(t, "one holds it", func() bool { return a.host.Has("2001:db8::100") != b.host.Has("2001:db8::100") })
 	first, second := a, b
 	if b.host.Has("2001:db8::100") {
 		first, second = b, a
 	}
 	first.ready("six", false)
-	eventually(t, "the other holds it", func() bool { return second.host.Has("2001:db8::100") && !first.host.Has("2001:db8::100") })
+	poll.True(t, "the other holds it", func() bool { return second.host.Has("2001:db8::100") && !first.host.Has("2001:db8::100") })
 }

@@ -23,6 +23,7 @@ import (
 
 	"github.com/skerry-io/skerry/edge/internal/kernel/kubeproxy"
 	"github.com/skerry-io/skerry/edge/internal/kernel/lantest"
+	"github.com/skerry-io/skerry/tests/cluster/poll"
 )
 
 // proxyMode marks the process that is a proxy: one can't be stopped, and what it runs must be in
@@ -169,7 +170,7 @@ func testMode(t *testing.T, mode string) {
 
 	p.tell(change{Slice: slice()})
 	for from, target := range map[*lantest.Host]string{asker: at(80, clusterIP), client: at(nodePort, device)} {
-		eventually(t, target+" to refuse", func() error {
+		poll.Eventually(t, target+" to refuse", func(context.Context) error {
 			_, _, err := from.Ask("tcp", target, 5*time.Second)
 			if !errors.Is(err, syscall.ECONNREFUSED) {
 				return fmt.Errorf("it is %w", err)
@@ -185,7 +186,7 @@ func testMode(t *testing.T, mode string) {
 		s.SessionAffinity = corev1.ServiceAffinityClientIP
 		s.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &seconds}}
 	})})
-	eventually(t, "one endpoint for a client", func() error {
+	poll.Eventually(t, "one endpoint for a client", func(context.Context) error {
 		if seen, err := ask(asker, "tcp", at(80, clusterIP)); err != nil || len(seen) != 1 {
 			return fmt.Errorf("answers come from %v: %w", seen, err)
 		}
@@ -209,7 +210,7 @@ func testMode(t *testing.T, mode string) {
 // answered waits until exactly these answer.
 func answered(t *testing.T, from *lantest.Host, network, target string, want ...string) {
 	t.Helper()
-	eventually(t, fmt.Sprintf("%s %s to be answered by %v", network, target, want), func() error {
+	poll.Eventually(t, fmt.Sprintf("%s %s to be answered by %v", network, target, want), func(context.Context) error {
 		seen, err := ask(from, network, target)
 		if err == nil && !slices.Equal(seen, want) {
 			err = fmt.Errorf("answers come from %v", seen)
@@ -232,17 +233,6 @@ func ask(from *lantest.Host, network, target string) ([]string, error) {
 		seen[word] = true
 	}
 	return slices.Sorted(maps.Keys(seen)), nil
-}
-
-func eventually(t *testing.T, what string, try func() error) {
-	t.Helper()
-	var last error
-	for end := time.Now().Add(2 * time.Minute); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
-		if last = try(); last == nil {
-			return
-		}
-	}
-	t.Fatalf("waited for %s: %v", what, last)
 }
 
 // proxy is a process that is one.
