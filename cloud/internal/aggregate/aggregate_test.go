@@ -22,8 +22,8 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/aggregate"
 	"github.com/skerry-io/skerry/cloud/internal/fence"
 	"github.com/skerry-io/skerry/cloud/internal/hub"
+	"github.com/skerry-io/skerry/cloud/internal/hub/hubtest"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
-	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
@@ -132,55 +132,26 @@ func (a *apiserver) refuse(o *thing) *apierrors.StatusError {
 
 // session is a node's. A stalled one takes no answer.
 type session struct {
-	node    types.NodeName
-	epoch   uint64
+	hubtest.Session
 	stalled bool
 	mux     *message.Mux
 	cancel  context.CancelFunc
 	ended   chan error
-
-	mu      sync.Mutex
-	results map[uint64]*topicpb.WriteResult
-	charged time.Duration
 }
 
-func (s *session) Node() types.NodeName     { return s.node }
-func (s *session) Epoch() uint64            { return s.epoch }
-func (s *session) Keepalive() time.Duration { return 10 * time.Second }
-
-func (s *session) Charge(d time.Duration) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.charged += d
-}
-
-func (s *session) Info() link.Info              { return link.Info{} }
-func (s *session) Close(link.CloseCode, string) {}
-func (s *session) Done() <-chan struct{}        { return nil }
 func (s *session) Send(ctx context.Context, m message.Message) error {
 	if s.stalled {
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if r, ok := m.Content.(*topicpb.WriteResult); ok {
-		s.results[r.Id] = r
-	}
-	return nil
-}
-
-func (s *session) answered() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.results)
+	return s.Session.Send(ctx, m)
 }
 
 func connect(t *testing.T, api *apiserver, a *aggregate.Aggregator, node string, epoch uint64, stalled bool) *session {
 	api.mu.Lock()
 	api.epochs[node] = epoch
 	api.mu.Unlock()
-	s := &session{node: types.NodeName(node), epoch: epoch, stalled: stalled, mux: message.NewMux(), results: map[uint64]*topicpb.WriteResult{}, ended: make(chan error, 1)}
+	s := &session{Session: hubtest.Session{Name: types.NodeName(node), Number: epoch}, stalled: stalled, mux: message.NewMux(), ended: make(chan error, 1)}
 	service := a.Attach(s, s.mux)
 	ctx, cancel := context.WithCancel(t.Context())
 	s.cancel = cancel
@@ -247,9 +218,9 @@ func TestStalledReadersHoldUpNoReport(t *testing.T) {
 				}
 			}
 			for _, s := range good {
-				for s.answered() < 2 {
+				for s.Answered() < 2 {
 					if time.Since(began) > time.Hour {
-						t.Fatalf("node %s got %d answers in an hour", s.node, s.answered())
+						t.Fatalf("node %s got %d answers in an hour", s.Name, s.Answered())
 					}
 					time.Sleep(10 * time.Millisecond)
 				}
@@ -257,8 +228,8 @@ func TestStalledReadersHoldUpNoReport(t *testing.T) {
 			d = time.Since(began)
 			for i, s := range good {
 				api.mu.Lock()
-				if got := api.things["shared"].Status[string(s.node)]; got != i+1 {
-					t.Errorf("%s is said to have %d", s.node, got)
+				if got := api.things["shared"].Status[string(s.Name)]; got != i+1 {
+					t.Errorf("%s is said to have %d", s.Name, got)
 				}
 				api.mu.Unlock()
 			}
@@ -300,8 +271,8 @@ func TestTheFenceReadsOnceASession(t *testing.T) {
 			}
 			time.Sleep(time.Minute)
 		}
-		if s.answered() != 20 || api.reads != 1 {
-			t.Errorf("%d answers, %d reads of Leases", s.answered(), api.reads)
+		if s.Answered() != 20 || api.reads != 1 {
+			t.Errorf("%d answers, %d reads of Leases", s.Answered(), api.reads)
 		}
 	})
 }
@@ -353,13 +324,11 @@ func TestReportsAboutMadeUpNamesAreFew(t *testing.T) {
 		if got := []int{api.things["new"].Status["bad"], api.things["old"].Status["bad"]}; !slices.Equal(got, []int{7, 8}) {
 			t.Errorf("of things that exist: %v", got)
 		}
-		if got := s.answered(); got != int(id) {
+		if got := s.Answered(); got != int(id) {
 			t.Errorf("%d of %d reports were answered", got, id)
 		}
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if s.charged < 500*time.Second { // 59 of each 60 are refused
-			t.Errorf("6,000 made-up names were charged with %v: the link would be read on", s.charged)
+		if s.Charged() < 500*time.Second { // 59 of each 60 are refused
+			t.Errorf("6,000 made-up names were charged with %v: the link would be read on", s.Charged())
 		}
 	})
 }
@@ -395,13 +364,13 @@ func TestARefusedReportKeepsNoOtherBack(t *testing.T) {
 					time.Sleep(time.Minute)
 				}
 				for i, s := range all {
-					for id, r := range s.results {
-						if r.Accepted == (i%40 == 7) {
-							t.Errorf("report %d of %s was accepted: %v", id, s.node, r.Accepted)
+					for id := range uint64(3) {
+						if r := s.Result(id + 1); r != nil && r.Accepted == (i%40 == 7) {
+							t.Errorf("report %d of %s was accepted: %v", id+1, s.Name, r.Accepted)
 						}
 					}
-					if s.answered() != 3 {
-						t.Errorf("%d of 3 reports of %s were answered", s.answered(), s.node)
+					if s.Answered() != 3 {
+						t.Errorf("%d of 3 reports of %s were answered", s.Answered(), s.Name)
 					}
 				}
 				api.mu.Lock()

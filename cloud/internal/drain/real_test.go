@@ -9,18 +9,17 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/cloud/internal/aggregate"
 	"github.com/skerry-io/skerry/cloud/internal/drain"
 	"github.com/skerry-io/skerry/cloud/internal/hub"
+	"github.com/skerry-io/skerry/cloud/internal/hub/hubtest"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/cloud/internal/relay"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
@@ -83,20 +82,17 @@ func newSite(t *testing.T) *site {
 
 // session is the node's link to one replica.
 type session struct {
+	hubtest.Session
 	t      *testing.T
-	epoch  uint64
 	mux    *message.Mux
 	cancel context.CancelFunc
 	ended  chan error
-
-	mu      sync.Mutex
-	results map[uint64]*topicpb.WriteResult
-	next    uint64
+	next   uint64
 }
 
 func (s *site) connect(replica int) *session {
 	s.epoch++
-	e := &session{t: s.t, epoch: s.epoch, mux: message.NewMux(), results: map[uint64]*topicpb.WriteResult{}, ended: make(chan error, 4)}
+	e := &session{Session: hubtest.Session{Name: "edge1", Number: s.epoch}, t: s.t, mux: message.NewMux(), ended: make(chan error, 4)}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(s.t.Context()))
 	e.cancel = cancel
 	var wg sync.WaitGroup
@@ -111,22 +107,6 @@ func (s *site) connect(replica int) *session {
 	}
 	s.t.Cleanup(func() { cancel(); wg.Wait() })
 	return e
-}
-
-func (e *session) Node() types.NodeName         { return "edge1" }
-func (e *session) Epoch() uint64                { return e.epoch }
-func (e *session) Keepalive() time.Duration     { return 10 * time.Second }
-func (e *session) Charge(time.Duration)         {}
-func (e *session) Info() link.Info              { return link.Info{} }
-func (e *session) Close(link.CloseCode, string) {}
-func (e *session) Done() <-chan struct{}        { return nil }
-func (e *session) Send(_ context.Context, m message.Message) error {
-	if r, ok := m.Content.(*topicpb.WriteResult); ok {
-		e.mu.Lock()
-		e.results[r.Id] = r
-		e.mu.Unlock()
-	}
-	return nil
 }
 
 // report says a phase of an operation, and returns the number of the write.
@@ -150,9 +130,7 @@ func (e *session) report(o *unstructured.Unstructured, phase v1alpha1.DrainPhase
 func (e *session) accepted(id uint64) {
 	e.t.Helper()
 	cluster.Eventually(e.t, fmt.Sprintf("the answer to report %d", id), func(context.Context) error {
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		r := e.results[id]
+		r := e.Result(id)
 		if r == nil {
 			return errors.New("not yet")
 		}
@@ -175,9 +153,7 @@ func (e *session) over(late uint64) {
 			return nil
 		default:
 		}
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		if r := e.results[late]; r != nil {
+		if r := e.Result(late); r != nil {
 			e.t.Errorf("the older session's late report was answered: accepted %v", r.Accepted)
 			return nil
 		}

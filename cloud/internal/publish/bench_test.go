@@ -12,28 +12,20 @@ import (
 
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/cloud/internal/hub"
+	"github.com/skerry-io/skerry/cloud/internal/hub/hubtest"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/cloud/internal/publish"
-	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
 // sinkhole is an edge that acknowledges and keeps nothing.
 type sinkhole struct {
-	node   types.NodeName
+	hubtest.Session
 	mux    *message.Mux
 	synced atomic.Int64
 	got    chan struct{}
 }
-
-func (e *sinkhole) Node() types.NodeName         { return e.node }
-func (e *sinkhole) Epoch() uint64                { return 1 }
-func (e *sinkhole) Keepalive() time.Duration     { return 10 * time.Second }
-func (e *sinkhole) Charge(time.Duration)         {}
-func (e *sinkhole) Info() link.Info              { return link.Info{} }
-func (e *sinkhole) Close(link.CloseCode, string) {}
-func (e *sinkhole) Done() <-chan struct{}        { return nil }
 
 func (e *sinkhole) Send(ctx context.Context, m message.Message) error {
 	s, ok := m.Content.(*topicpb.State)
@@ -67,7 +59,7 @@ func (e *sinkhole) open(b *testing.B, p *publish.Publisher) {
 	done := make(chan error, 1)
 	go func() { done <- hub.Serve(ctx, service) }()
 	b.Cleanup(func() { cancel(); <-done })
-	err := e.mux.Dispatch(ctx, topic.Interests.New(message.Resource{}, &topicpb.Interests{Interests: kubeletInterests(string(e.node)), Unnamed: true}))
+	err := e.mux.Dispatch(ctx, topic.Interests.New(message.Resource{}, &topicpb.Interests{Interests: kubeletInterests(string(e.Name)), Unnamed: true}))
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -111,7 +103,7 @@ func BenchmarkIdleSession(b *testing.B) {
 		runtime.ReadMemStats(&before)
 		all := make([]*sinkhole, sessions)
 		for i := range all {
-			all[i] = &sinkhole{node: types.NodeName(fmt.Sprintf("edge%d", i))}
+			all[i] = &sinkhole{Session: hubtest.Session{Name: types.NodeName(fmt.Sprintf("edge%d", i))}}
 			all[i].open(b, p)
 		}
 		runtime.GC()
@@ -128,9 +120,9 @@ func BenchmarkPodChange(b *testing.B) {
 	c := filled(b, 1000)
 	p := publish.New(c, c, c, publish.DefaultQuotas())
 	for i := range 999 {
-		(&sinkhole{node: types.NodeName(fmt.Sprintf("edge%d", i+1))}).open(b, p)
+		(&sinkhole{Session: hubtest.Session{Name: types.NodeName(fmt.Sprintf("edge%d", i+1))}}).open(b, p)
 	}
-	e := &sinkhole{node: "edge0", got: make(chan struct{}, 1000)}
+	e := &sinkhole{Session: hubtest.Session{Name: "edge0"}, got: make(chan struct{}, 1000)}
 	e.open(b, p)
 	for len(e.got) > 0 {
 		<-e.got

@@ -151,7 +151,7 @@ func (r *real) converges(t *testing.T, what, ns string, e *edge) {
 	t.Helper()
 	start := time.Now()
 	cluster.Eventually(t, what, func(ctx context.Context) error {
-		want, err := r.holdings(ctx, ns, string(e.node))
+		want, err := r.holdings(ctx, ns, string(e.Name))
 		if err != nil {
 			return err
 		}
@@ -185,17 +185,17 @@ func TestOrder_00_EtcdFromAnOlderCopyConverges(t *testing.T) {
 	ns := r.plane.Namespace(t)
 	edges := []*edge{r.edge(t, "edge1"), r.edge(t, "edge2")}
 	linked, away := edges[0], edges[1]
-	pod := func(e *edge, name string) { r.pod(t, ns, string(e.node)+"-"+name, string(e.node), "config", "secret") }
+	pod := func(e *edge, name string) { r.pod(t, ns, string(e.Name)+"-"+name, string(e.Name), "config", "secret") }
 	r.configMap(t, ns, "config", "v1")
 	r.secret(t, ns, "secret", "v1")
 	r.route(t, "office", "192.0.2.1")
 	r.route(t, "deleted-later", "192.0.2.1")
 	for _, e := range edges {
-		r.plane.AddNode(t, string(e.node))
+		r.plane.AddNode(t, string(e.Name))
 		pod(e, "stays")
 		pod(e, "again")
 		pod(e, "goes")
-		e.connect(r.publisher, wanted(e.node)...)
+		e.connect(r.publisher, wanted(e.Name)...)
 	}
 	for _, e := range edges {
 		r.converges(t, "first", ns, e)
@@ -216,8 +216,8 @@ func TestOrder_00_EtcdFromAnOlderCopyConverges(t *testing.T) {
 	}
 	for _, e := range edges {
 		pod(e, "new")
-		r.deletePod(t, ns, string(e.node)+"-goes")
-		r.deletePod(t, ns, string(e.node)+"-again")
+		r.deletePod(t, ns, string(e.Name)+"-goes")
+		r.deletePod(t, ns, string(e.Name)+"-again")
 		pod(e, "again")
 	}
 	for _, e := range edges {
@@ -232,7 +232,7 @@ func TestOrder_00_EtcdFromAnOlderCopyConverges(t *testing.T) {
 	pod(linked, "after")
 	pod(away, "after")
 	r.converges(t, "linked, with what has changed since", ns, linked)
-	away.connect(r.publisher, wanted(away.node)...)
+	away.connect(r.publisher, wanted(away.Name)...)
 	r.converges(t, "away meanwhile", ns, away)
 	r.secret(t, ns, "secret", "v3")
 	r.route(t, "office", "192.0.2.3")

@@ -29,7 +29,7 @@ func TestQuotasOfInterestsAndSelectors(t *testing.T) {
 		p := publish.New(c, c, c, publish.DefaultQuotas())
 		own := []*topicpb.Interest{podsOf(1, "hostile"), dependencies(2), allServices(3)}
 		e := newEdge(t)
-		e.node = "hostile"
+		e.Name = "hostile"
 		e.connect(p, own...)
 		want(t, "its kubelet's", e.syncedIDs(), map[uint64]bool{1: true, 2: true, 3: true})
 
@@ -59,7 +59,7 @@ func TestQuotasOfInterestsAndSelectors(t *testing.T) {
 		}
 
 		other := newEdge(t)
-		other.node = "edge2"
+		other.Name = "edge2"
 		other.connect(p, podsOf(1, "edge2"), dependencies(2), allServices(3))
 		want(t, "another device's", other.syncedIDs(), map[uint64]bool{1: true, 2: true, 3: true})
 		other.disconnect()

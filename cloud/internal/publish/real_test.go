@@ -75,7 +75,7 @@ func serveAt(t *testing.T, plane *cluster.ControlPlane, config *rest.Config) *re
 
 func (r *real) edge(t *testing.T, node string) *edge {
 	e := newEdge(t)
-	e.node, e.settle = types.NodeName(node), func() {}
+	e.Name, e.settle = types.NodeName(node), func() {}
 	return e
 }
 

@@ -82,12 +82,12 @@ func TestOrder_09_RefusalsMustLast(t *testing.T) {
 	third.connect(b.publisher, interests["edge3"]...)
 	poll.True(t, "edge3 is at the other replica", func() bool { return third.isSynced(1, 2) })
 	for _, e := range []*edge{short, long} {
-		e.connect(b.publisher, interests[string(e.node)]...)
+		e.connect(b.publisher, interests[string(e.Name)]...)
 	}
 	time.Sleep(20 * time.Second) // of the scenario's words
 	for _, e := range []*edge{short, long} {
-		if e.isSynced(1) || e.isSynced(2) || !e.holds("secrets", "shared") || !e.holds("secrets", "alone-"+string(e.node)) {
-			t.Errorf("%s after 20 s: %v", e.node, e.takeLog())
+		if e.isSynced(1) || e.isSynced(2) || !e.holds("secrets", "shared") || !e.holds("secrets", "alone-"+string(e.Name)) {
+			t.Errorf("%s after 20 s: %v", e.Name, e.takeLog())
 		}
 	}
 	r.allowSecrets(t, ns, "edge1")
@@ -103,7 +103,7 @@ func TestOrder_09_RefusalsMustLast(t *testing.T) {
 	}
 	r.secret(t, ns, "shared", "v2")
 	for _, e := range []*edge{short, third} {
-		poll.True(t, fmt.Sprintf("a change comes to %s", e.node), func() bool {
+		poll.True(t, fmt.Sprintf("a change comes to %s", e.Name), func() bool {
 			s, err := r.admin.CoreV1().Secrets(ns).Get(t.Context(), "shared", metav1.GetOptions{})
 			return err == nil && e.version(kube.Secrets, ns, "shared") == s.ResourceVersion
 		})
@@ -123,7 +123,7 @@ func TestOrder_11_HungReadsHoldUpNoOtherNode(t *testing.T) {
 	ns := a.plane.Namespace(t)
 	hung, other := a.edge(t, "edge1"), a.edge(t, "edge2")
 	for _, e := range []*edge{hung, other} {
-		a.plane.AddNode(t, string(e.node))
+		a.plane.AddNode(t, string(e.Name))
 	}
 	a.configMap(t, ns, "config", "v1")
 	a.secret(t, ns, "secret", "v1")

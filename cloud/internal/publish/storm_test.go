@@ -50,11 +50,11 @@ func TestManyAtOnce(t *testing.T) {
 		edges := make([]*edge, sessions)
 		for i := range edges {
 			e := newEdge(t)
-			e.node, e.settle = types.NodeName(fmt.Sprintf("edge%d", i)), func() {}
+			e.Name, e.settle = types.NodeName(fmt.Sprintf("edge%d", i)), func() {}
 			edges[i] = e
 		}
 		for _, e := range edges {
-			e.connect(p, podsOf(1, string(e.node)), allServices(2))
+			e.connect(p, podsOf(1, string(e.Name)), allServices(2))
 		}
 		time.Sleep(200 * time.Millisecond)
 		synctest.Wait()

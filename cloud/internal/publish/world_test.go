@@ -12,7 +12,6 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -25,9 +24,9 @@ import (
 
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/cloud/internal/hub"
+	"github.com/skerry-io/skerry/cloud/internal/hub/hubtest"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/cloud/internal/publish"
-	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
@@ -245,6 +244,7 @@ func service(name string) *corev1.Service {
 // edge is the other end of a session: it stores what it gets and acknowledges it, and answers
 // inventories, as metamanager does.
 type edge struct {
+	hubtest.Session
 	t      *testing.T
 	mux    *message.Mux
 	cancel context.CancelFunc
@@ -261,8 +261,7 @@ type edge struct {
 	states    int
 	asked     []string // inventories
 	mute      bool     // acknowledges nothing
-	node      types.NodeName
-	settle    func() // waits until all that follows from the last step has happened
+	settle    func()   // waits until all that follows from the last step has happened
 	unacked   int
 	blur      *kube.Key // a key whose bucket has this sum, whatever is in it
 	blurred   kube.Sum
@@ -273,14 +272,6 @@ type edge struct {
 	open      map[schema.GroupVersionResource]bool   // not as expected, until something is expected again
 	reported  map[schema.GroupVersionResource]bool   // likewise, in this session
 }
-
-func (e *edge) Node() types.NodeName         { return e.node }
-func (e *edge) Epoch() uint64                { return 1 }
-func (e *edge) Keepalive() time.Duration     { return 10 * time.Second }
-func (e *edge) Charge(time.Duration)         {}
-func (e *edge) Info() link.Info              { return link.Info{} }
-func (e *edge) Close(link.CloseCode, string) {}
-func (e *edge) Done() <-chan struct{}        { return nil }
 
 func (e *edge) Send(ctx context.Context, m message.Message) error {
 	switch content := m.Content.(type) {
@@ -493,7 +484,7 @@ func resource(gvr schema.GroupVersionResource) *topicpb.Resource {
 }
 
 func newEdge(t *testing.T) *edge {
-	return &edge{t: t, node: "edge1", settle: synctest.Wait, objects: map[schema.GroupVersionResource]map[kube.Key]*topicpb.Change{}}
+	return &edge{Session: hubtest.Session{Name: "edge1"}, t: t, settle: synctest.Wait, objects: map[schema.GroupVersionResource]map[kube.Key]*topicpb.Change{}}
 }
 
 // connect opens a session; what the edge holds stays.

@@ -12,34 +12,25 @@ import (
 	"testing"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/cloud/internal/hub"
+	"github.com/skerry-io/skerry/cloud/internal/hub/hubtest"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/cloud/internal/relay"
-	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
 // counting is a session that keeps of the answers what they are, and not their bodies.
 type counting struct {
-	node types.NodeName
+	hubtest.Session
 
 	mu    sync.Mutex
 	codes map[int32]int
 	bytes int
 }
-
-func (c *counting) Node() types.NodeName         { return c.node }
-func (c *counting) Epoch() uint64                { return 1 }
-func (c *counting) Keepalive() time.Duration     { return 10 * time.Second }
-func (c *counting) Charge(time.Duration)         {}
-func (c *counting) Info() link.Info              { return link.Info{} }
-func (c *counting) Close(link.CloseCode, string) {}
-func (c *counting) Done() <-chan struct{}        { return nil }
 
 func (c *counting) Send(_ context.Context, m message.Message) error {
 	if a, ok := m.Content.(*topicpb.APIResponse); ok {
@@ -111,7 +102,7 @@ func TestHostile_02_AnswersOnTheWayAreBounded(t *testing.T) {
 	}
 	r := relay.New(client, relay.NewPods(stores{kube.NewStore(kube.Pods)}), "cloudcore-1")
 	r.Limit(relay.Quotas{Bytes: 8 << 20}) // the default
-	c := &counting{node: "edge1", codes: map[int32]int{}}
+	c := &counting{Session: hubtest.Session{Name: "edge1"}, codes: map[int32]int{}}
 	mux := message.NewMux()
 	service := r.Attach(c, mux)
 	ctx, cancel := context.WithCancel(t.Context())

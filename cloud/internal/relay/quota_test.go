@@ -133,9 +133,9 @@ func TestHeavyNodesTakeTurns(t *testing.T) {
 		say := func(e *edge, n int) {
 			for range n {
 				id++
-				about := podRef(fmt.Sprintf("pod-%s-%d", e.node, id%16), fmt.Sprintf("uid-%s-%d", e.node, id%16))
+				about := podRef(fmt.Sprintf("pod-%s-%d", e.Name, id%16), fmt.Sprintf("uid-%s-%d", e.Name, id%16))
 				write := event(id, topicpb.Verb_CREATE, fmt.Sprintf("e%d", id), about, 1)
-				write.Body = bytes.ReplaceAll(write.Body, []byte(`"host":"edge1"`), fmt.Appendf(nil, `"host":%q`, e.node))
+				write.Body = bytes.ReplaceAll(write.Body, []byte(`"host":"edge1"`), fmt.Appendf(nil, `"host":%q`, e.Name))
 				e.send(topic.EventWrite.New(message.Resource{}, write))
 			}
 		}
@@ -150,7 +150,7 @@ func TestHeavyNodesTakeTurns(t *testing.T) {
 		for i := range floods {
 			e := w.connect(types.NodeName(fmt.Sprint("flood-", i)), 1)
 			for p := range 16 {
-				w.addPod(fmt.Sprintf("pod-%s-%d", e.node, p), string(e.node), fmt.Sprintf("uid-%s-%d", e.node, p))
+				w.addPod(fmt.Sprintf("pod-%s-%d", e.Name, p), string(e.Name), fmt.Sprintf("uid-%s-%d", e.Name, p))
 			}
 			devices = append(devices, e)
 			say(e, each)
@@ -173,7 +173,7 @@ func TestHeavyNodesTakeTurns(t *testing.T) {
 		time.Sleep(3 * time.Minute)
 		for _, e := range devices {
 			if got := e.takeResults(); len(got) != each {
-				t.Errorf("%s: %d of %d were answered", e.node, len(got), each)
+				t.Errorf("%s: %d of %d were answered", e.Name, len(got), each)
 			}
 		}
 		took = 20 * time.Second // kube-apiserver hangs, about what two of them write
@@ -272,13 +272,13 @@ func TestStatusesPassEventsThatWaitForTheirTurns(t *testing.T) {
 		for i := range 20 {
 			e := w.connect(types.NodeName(fmt.Sprint("flood-", i)), 1)
 			for p := range 16 {
-				w.addPod(fmt.Sprintf("pod-%s-%d", e.node, p), string(e.node), fmt.Sprintf("uid-%s-%d", e.node, p))
+				w.addPod(fmt.Sprintf("pod-%s-%d", e.Name, p), string(e.Name), fmt.Sprintf("uid-%s-%d", e.Name, p))
 			}
 			for range 300 {
 				id++
-				about := podRef(fmt.Sprintf("pod-%s-%d", e.node, id%16), fmt.Sprintf("uid-%s-%d", e.node, id%16))
+				about := podRef(fmt.Sprintf("pod-%s-%d", e.Name, id%16), fmt.Sprintf("uid-%s-%d", e.Name, id%16))
 				write := event(id, topicpb.Verb_CREATE, fmt.Sprintf("e%d", id), about, 1)
-				write.Body = bytes.ReplaceAll(write.Body, []byte(`"host":"edge1"`), fmt.Appendf(nil, `"host":%q`, e.node))
+				write.Body = bytes.ReplaceAll(write.Body, []byte(`"host":"edge1"`), fmt.Appendf(nil, `"host":%q`, e.Name))
 				e.send(topic.EventWrite.New(message.Resource{}, write))
 			}
 			last = e
@@ -288,7 +288,7 @@ func TestStatusesPassEventsThatWaitForTheirTurns(t *testing.T) {
 			last.takeResults()
 			busy.Store(true)
 			id++
-			last.send(topic.PodStatusWrite.New(message.Resource{}, podStatus(id, fmt.Sprintf("pod-%s-0", last.node), fmt.Sprintf("uid-%s-0", last.node), "Running")))
+			last.send(topic.PodStatusWrite.New(message.Resource{}, podStatus(id, fmt.Sprintf("pod-%s-0", last.Name), fmt.Sprintf("uid-%s-0", last.Name), "Running")))
 			time.Sleep(3 * time.Second)
 			if got := last.takeResults(); busy.Load() || !slices.Contains(got, fmt.Sprint(id, " accepted")) {
 				t.Errorf("round %d: 3 s after a 429 these were answered, and not the status: %v", round, got)
@@ -329,13 +329,13 @@ func TestFloodsLeaveTimeToOthers(t *testing.T) {
 				for i := range c.nodes {
 					e := w.connect(types.NodeName(fmt.Sprint("flood-", i)), 1)
 					for p := range 16 {
-						w.addPod(fmt.Sprintf("pod-%s-%d", e.node, p), string(e.node), fmt.Sprintf("uid-%s-%d", e.node, p))
+						w.addPod(fmt.Sprintf("pod-%s-%d", e.Name, p), string(e.Name), fmt.Sprintf("uid-%s-%d", e.Name, p))
 					}
 					for range 500 {
 						id++
-						about := podRef(fmt.Sprintf("pod-%s-%d", e.node, id%16), fmt.Sprintf("uid-%s-%d", e.node, id%16))
+						about := podRef(fmt.Sprintf("pod-%s-%d", e.Name, id%16), fmt.Sprintf("uid-%s-%d", e.Name, id%16))
 						write := event(id, topicpb.Verb_CREATE, fmt.Sprintf("e%d", id), about, 1)
-						write.Body = bytes.ReplaceAll(write.Body, []byte(`"host":"edge1"`), fmt.Appendf(nil, `"host":%q`, e.node))
+						write.Body = bytes.ReplaceAll(write.Body, []byte(`"host":"edge1"`), fmt.Appendf(nil, `"host":%q`, e.Name))
 						if c.body > 1<<10 {
 							write.Body = append(write.Body, strings.Repeat(" ", c.body)...)
 						}

@@ -23,9 +23,9 @@ import (
 
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/cloud/internal/hub"
+	"github.com/skerry-io/skerry/cloud/internal/hub/hubtest"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/cloud/internal/relay"
-	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
@@ -265,31 +265,15 @@ func (a *apiserver) count(call string) (n int) {
 // ---- the edge ----
 
 type edge struct {
-	t         *testing.T
-	node      types.NodeName
-	epoch     uint64
-	keepalive time.Duration // 0: 10 s
-	mux       *message.Mux
-	cancel    context.CancelFunc
-	ended     chan error
+	hubtest.Session
+	t      *testing.T
+	mux    *message.Mux
+	cancel context.CancelFunc
+	ended  chan error
 
 	mu      sync.Mutex
 	results []*topicpb.WriteResult
 	answers map[message.ID]*topicpb.APIResponse
-}
-
-func (e *edge) Node() types.NodeName         { return e.node }
-func (e *edge) Epoch() uint64                { return e.epoch }
-func (e *edge) Charge(time.Duration)         {}
-func (e *edge) Info() link.Info              { return link.Info{} }
-func (e *edge) Close(link.CloseCode, string) {}
-func (e *edge) Done() <-chan struct{}        { return nil }
-
-func (e *edge) Keepalive() time.Duration {
-	if e.keepalive == 0 {
-		return 10 * time.Second
-	}
-	return e.keepalive
 }
 
 func (e *edge) Send(_ context.Context, m message.Message) error {
@@ -345,7 +329,7 @@ func (w *world) open(node types.NodeName, epoch uint64) *edge {
 }
 
 func (w *world) openWith(parent context.Context, node types.NodeName, epoch uint64) *edge {
-	e := &edge{t: w.t, node: node, epoch: epoch, keepalive: w.keepalive, mux: message.NewMux(), answers: map[message.ID]*topicpb.APIResponse{}, ended: make(chan error, 1)}
+	e := &edge{Session: hubtest.Session{Name: node, Number: epoch, Every: w.keepalive}, t: w.t, mux: message.NewMux(), answers: map[message.ID]*topicpb.APIResponse{}, ended: make(chan error, 1)}
 	service := w.relay.Attach(e, e.mux)
 	ctx, cancel := context.WithCancel(parent)
 	e.cancel = cancel

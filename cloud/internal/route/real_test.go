@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -26,10 +26,10 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/aggregate"
 	"github.com/skerry-io/skerry/cloud/internal/fence"
 	"github.com/skerry-io/skerry/cloud/internal/hub"
+	"github.com/skerry-io/skerry/cloud/internal/hub/hubtest"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/cloud/internal/route"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
-	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 	"github.com/skerry-io/skerry/tests/cluster"
@@ -108,15 +108,13 @@ func newWorld(t *testing.T) *world {
 
 // session is a node's link to one replica.
 type session struct {
-	node    types.NodeName
-	mux     *message.Mux
-	mu      sync.Mutex
-	results map[uint64]*topicpb.WriteResult
-	next    uint64
+	hubtest.Session
+	mux  *message.Mux
+	next atomic.Uint64
 }
 
 func (w *world) connect(node string, replica int) *session {
-	s := &session{node: types.NodeName(node), results: map[uint64]*topicpb.WriteResult{}, mux: message.NewMux()}
+	s := &session{Session: hubtest.Session{Name: types.NodeName(node)}, mux: message.NewMux()}
 	w.lease(node)
 	if err := edges.Allow(w.t.Context(), w.plane.Client(), node); err != nil { // as if it had joined: its Lease is read as the node
 		w.t.Fatal(err)
@@ -145,24 +143,6 @@ func (w *world) lease(node string) {
 	}
 }
 
-func (s *session) Node() types.NodeName         { return s.node }
-func (s *session) Epoch() uint64                { return 1 }
-func (s *session) Keepalive() time.Duration     { return 10 * time.Second }
-func (s *session) Charge(time.Duration)         {}
-func (s *session) Info() link.Info              { return link.Info{} }
-func (s *session) Close(link.CloseCode, string) {}
-func (s *session) Done() <-chan struct{}        { return nil }
-func (s *session) Send(_ context.Context, m message.Message) error {
-	r, err := topic.ReportResult.Content(m)
-	if err != nil {
-		return err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.results[r.Id] = r
-	return nil
-}
-
 // report says something as the node, and returns the number of the answer.
 func (w *world) report(s *session, name string, uid types.UID, entry *v1alpha1.StaticRouteNode) uint64 {
 	w.t.Helper()
@@ -170,10 +150,7 @@ func (w *world) report(s *session, name string, uid types.UID, entry *v1alpha1.S
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	s.mu.Lock()
-	s.next++
-	id := s.next
-	s.mu.Unlock()
+	id := s.next.Add(1)
 	err = s.mux.Dispatch(w.t.Context(), topic.ReportWrite.New(message.Resource{}, &topicpb.Write{
 		Id: id, Verb: topicpb.Verb_PATCH, Resource: &topicpb.Resource{Group: v1alpha1.Group, Version: v1alpha1.Version, Resource: v1alpha1.StaticRoutes},
 		Name: name, Subresource: "status", Uid: string(uid), Body: body,
@@ -186,10 +163,8 @@ func (w *world) report(s *session, name string, uid types.UID, entry *v1alpha1.S
 
 func (w *world) answered(s *session, id uint64) (r *topicpb.WriteResult) {
 	w.t.Helper()
-	cluster.Eventually(w.t, fmt.Sprintf("the answer to report %d of %s", id, s.node), func(context.Context) error {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if r = s.results[id]; r == nil {
+	cluster.Eventually(w.t, fmt.Sprintf("the answer to report %d of %s", id, s.Name), func(context.Context) error {
+		if r = s.Result(id); r == nil {
 			return errors.New("not yet")
 		}
 		return nil
@@ -277,7 +252,7 @@ func TestReal(t *testing.T) {
 		}
 		for _, x := range all {
 			if r := w.answered(x.s, x.id); !r.Accepted {
-				t.Errorf("report %d of %s was refused: %s", x.id, x.s.node, r.Status)
+				t.Errorf("report %d of %s was refused: %s", x.id, x.s.Name, r.Status)
 			}
 		}
 		w.is("office", "3/3 Applied [edge1 edge2 edge3]")

@@ -54,7 +54,7 @@ func TestTraps_15_ColumnsShowHopsAndTheKernelsCount(t *testing.T) {
 	one, two := w.connect("edge1", 0), w.connect("edge2", 1)
 	says := func(s *session, o *v1alpha1.StaticRoute, reason string) {
 		t.Helper()
-		w.report(s, o.Name, o.UID, &v1alpha1.StaticRouteNode{Name: string(s.node), Reason: reason, ObservedGeneration: o.Generation})
+		w.report(s, o.Name, o.UID, &v1alpha1.StaticRouteNode{Name: string(s.Name), Reason: reason, ObservedGeneration: o.Generation})
 	}
 	hops := []any{map[string]any{"gateway": "10.0.0.1"}, map[string]any{"interface": "eth1"}}
 	office := w.create("office", map[string]any{"subnet": "172.20.0.0/16", "nextHops": hops})
