@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/common/selectable"
 )
 
 // SumSize is the length of a Sum.
@@ -126,7 +127,7 @@ func (e *encoder) encode(from runtime.Object) (*Object, error) {
 	}
 	o := &Object{
 		Key: Key{m.GetNamespace(), m.GetName()}, UID: m.GetUID(), Version: m.GetResourceVersion(), Revision: m.GetResourceVersion(), Labels: m.GetLabels(),
-		Refs: refsOf(from), fields: e.fields.values(from),
+		Refs: refsOf(from), fields: selectable.Values(from),
 	}
 	if pod, ok := from.(*corev1.Pod); ok {
 		o.Started = pod.Status.StartTime != nil // only the kubelet sets it

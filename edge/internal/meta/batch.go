@@ -36,7 +36,6 @@ type showing struct {
 	gate      podgate.Gate
 }
 
-
 // overlay is what is shown of what the cloud delivered: with the writes that wait laid over it,
 // corrected, and withheld from the kubelet where the gate says so. decoded is what was delivered,
 // nil where the caller has only its bytes.

@@ -2,18 +2,12 @@ package object
 
 import (
 	"fmt"
-	"strconv"
 
-	batchv1 "k8s.io/api/batch/v1"
-	certificatesv1 "k8s.io/api/certificates/v1"
-	corev1 "k8s.io/api/core/v1"
-	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/common/selectable"
 )
 
 const (
@@ -30,66 +24,7 @@ func Fields(obj runtime.Object) fields.Set {
 		set[fieldName] = m.GetName()
 		set[fieldNamespace] = m.GetNamespace()
 	}
-	if signer, pod, node, ok := podCertificateRequest(obj); ok {
-		set["spec.signerName"], set["spec.podName"], set["spec.nodeName"] = signer, pod, node
-	}
-	switch o := obj.(type) {
-	case *corev1.Pod:
-		set["spec.nodeName"] = o.Spec.NodeName
-		set["spec.restartPolicy"] = string(o.Spec.RestartPolicy)
-		set["spec.schedulerName"] = o.Spec.SchedulerName
-		set["spec.serviceAccountName"] = o.Spec.ServiceAccountName
-		set["spec.hostNetwork"] = strconv.FormatBool(o.Spec.HostNetwork)
-		set["status.phase"] = string(o.Status.Phase)
-		set["status.podIP"] = o.Status.PodIP
-		set["status.podIPs"] = o.Status.PodIP
-		if len(o.Status.PodIPs) > 0 {
-			set["status.podIP"] = o.Status.PodIPs[0].IP
-			set["status.podIPs"] = o.Status.PodIPs[0].IP
-		}
-		set["status.nominatedNodeName"] = o.Status.NominatedNodeName
-	case *corev1.Event:
-		source := o.Source.Component
-		if source == "" {
-			source = o.ReportingController
-		}
-		set["involvedObject.kind"] = o.InvolvedObject.Kind
-		set["involvedObject.namespace"] = o.InvolvedObject.Namespace
-		set["involvedObject.name"] = o.InvolvedObject.Name
-		set["involvedObject.uid"] = string(o.InvolvedObject.UID)
-		set["involvedObject.apiVersion"] = o.InvolvedObject.APIVersion
-		set["involvedObject.resourceVersion"] = o.InvolvedObject.ResourceVersion
-		set["involvedObject.fieldPath"] = o.InvolvedObject.FieldPath
-		set["reason"] = o.Reason
-		set["reportingComponent"] = o.ReportingController
-		set["source"] = source
-		set["type"] = o.Type
-	case *corev1.Node:
-		set["spec.unschedulable"] = strconv.FormatBool(o.Spec.Unschedulable)
-	case *corev1.Service:
-		set["spec.clusterIP"] = o.Spec.ClusterIP
-		set["spec.type"] = string(o.Spec.Type)
-	case *corev1.Secret:
-		set["type"] = string(o.Type)
-	case *corev1.Namespace:
-		set["status.phase"] = string(o.Status.Phase)
-	case *corev1.ReplicationController:
-		set["status.replicas"] = strconv.Itoa(int(o.Status.Replicas))
-	case *batchv1.Job:
-		set["status.successful"] = strconv.Itoa(int(o.Status.Succeeded))
-	case *certificatesv1.CertificateSigningRequest:
-		set["spec.signerName"] = o.Spec.SignerName
-	case *unstructured.Unstructured:
-		if o.GroupVersionKind().GroupKind() == v1alpha1.SchemeGroupVersion.WithKind("NodeOperation").GroupKind() {
-			set["spec.nodeName"], _, _ = unstructured.NestedString(o.Object, "spec", "nodeName")
-		}
-	case *resourcev1.ResourceSlice:
-		set["spec.driver"] = o.Spec.Driver
-		set["spec.nodeName"] = ""
-		if o.Spec.NodeName != nil {
-			set["spec.nodeName"] = *o.Spec.NodeName
-		}
-	}
+	selectable.Fields(obj, func(name, value string) { set[name] = value })
 	return set
 }
 

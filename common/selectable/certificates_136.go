@@ -1,8 +1,9 @@
 //go:build kubernetes1.36
 
-package object
+package selectable
 
 import (
+	certificatesv1alpha1 "k8s.io/api/certificates/v1alpha1"
 	certificatesv1beta1 "k8s.io/api/certificates/v1beta1"
 	"k8s.io/apimachinery/pkg/runtime"
 )
@@ -15,4 +16,15 @@ func podCertificateRequest(obj runtime.Object) (signer, pod, node string, ok boo
 		return r.Spec.SignerName, r.Spec.PodName, string(r.Spec.NodeName), true
 	}
 	return "", "", "", false
+}
+
+// signerOfBundle is the signer of a ClusterTrustBundle, of the versions that this Kubernetes knows.
+func signerOfBundle(obj runtime.Object) (signer string, ok bool) {
+	switch b := obj.(type) {
+	case *certificatesv1beta1.ClusterTrustBundle:
+		return b.Spec.SignerName, true
+	case *certificatesv1alpha1.ClusterTrustBundle:
+		return b.Spec.SignerName, true
+	}
+	return "", false
 }
