@@ -18,7 +18,7 @@ var ladder = [][]string{
 	// L2: how modules of a process say it
 	{"beehive"},
 	// L3: what both sides share
-	{"common/applog", "common/topic", "common/pki", "common/config", "common/httpserver", "common/rerun", "common/notifytest", "common/selectable"},
+	{"common/applog", "common/topic", "common/pki", "common/config", "common/httpserver", "common/rerun", "common/notifytest", "common/dependency", "common/selectable"},
 	{"common/link"},
 	{"common/cli", "common/gctuner", "common/programpages", "common/health", "common/tunnel"},
 	{"common/watchdog"},

@@ -1,23 +1,19 @@
 package kube
 
 import (
-	"slices"
-	"strings"
-
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	volumeutil "k8s.io/kubernetes/pkg/api/v1/persistentvolume"
-	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
+
+	"github.com/skerry-io/skerry/common/dependency"
 )
 
 // The resources that pods need on their node.
 var (
 	Pods       = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
-	ConfigMaps = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
-	Secrets    = schema.GroupVersionResource{Version: "v1", Resource: "secrets"}
-	Claims     = schema.GroupVersionResource{Version: "v1", Resource: "persistentvolumeclaims"}
-	Volumes    = schema.GroupVersionResource{Version: "v1", Resource: "persistentvolumes"}
+	ConfigMaps = dependency.ConfigMaps
+	Secrets    = dependency.Secrets
+	Claims     = dependency.Claims
+	Volumes    = dependency.Volumes
 )
 
 // Key names an object in its collection.
@@ -34,56 +30,27 @@ func (k Key) String() string {
 type Ref struct {
 	Resource schema.GroupVersionResource
 	Key
+	PerNode bool // see dependency.Ref
 }
 
-// refsOf lists what o needs on its node: the same that the Node authorizer lets the node
-// of a pod read.
+// On is the ref for one node.
+func (r Ref) On(node string) Ref {
+	if !r.PerNode {
+		return r
+	}
+	of := dependency.Ref{Resource: r.Resource, Name: r.Name, PerNode: true}.On(node)
+	return Ref{Resource: of.Resource, Key: Key{Name: of.Name}}
+}
+
+// refsOf lists what o needs on its node.
 func refsOf(o runtime.Object) []Ref {
-	var refs []Ref
-	add := func(resource schema.GroupVersionResource, namespace, name string) {
-		if name != "" {
-			refs = append(refs, Ref{resource, Key{namespace, name}})
-		}
+	needs := dependency.Of(o)
+	if len(needs) == 0 {
+		return nil
 	}
-	switch o := o.(type) {
-	case *corev1.Pod:
-		// A node makes mirror pods itself: what they refer to is none of its business, and the
-		// authorizer says so too.
-		if _, mirror := o.Annotations[corev1.MirrorPodAnnotationKey]; mirror || o.Spec.NodeName == "" {
-			return nil
-		}
-		podutil.VisitPodSecretNames(o, func(name string) bool { add(Secrets, o.Namespace, name); return true })
-		podutil.VisitPodConfigmapNames(o, func(name string) bool { add(ConfigMaps, o.Namespace, name); return true })
-		for _, v := range o.Spec.Volumes {
-			switch {
-			case v.PersistentVolumeClaim != nil:
-				add(Claims, o.Namespace, v.PersistentVolumeClaim.ClaimName)
-			case v.Ephemeral != nil:
-				add(Claims, o.Namespace, o.Name+"-"+v.Name) // the name of a generic ephemeral volume's claim, KEP-1698
-			}
-		}
-	case *corev1.PersistentVolumeClaim:
-		add(Volumes, "", o.Spec.VolumeName)
-	case *corev1.PersistentVolume:
-		if o.Spec.ClaimRef != nil {
-			volumeutil.VisitPVSecretNames(o, func(namespace, name string, kubeletVisible bool) bool {
-				if kubeletVisible {
-					add(Secrets, namespace, name)
-				}
-				return true
-			})
-		}
+	refs := make([]Ref, len(needs))
+	for i, n := range needs {
+		refs[i] = Ref{Resource: n.Resource, Key: Key{n.Namespace, n.Name}, PerNode: n.PerNode}
 	}
-	slices.SortFunc(refs, compareRefs)
-	return slices.Compact(refs)
-}
-
-func compareRefs(a, b Ref) int {
-	if c := strings.Compare(a.Resource.Resource, b.Resource.Resource); c != 0 {
-		return c
-	}
-	if c := strings.Compare(a.Namespace, b.Namespace); c != 0 {
-		return c
-	}
-	return strings.Compare(a.Name, b.Name)
+	return refs
 }

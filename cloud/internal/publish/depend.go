@@ -1,20 +1,23 @@
 package publish
 
 import (
+	"slices"
+
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/skerry-io/skerry/cloud/internal/kube"
+	"github.com/skerry-io/skerry/common/dependency"
 )
 
 func newDependencies(s *session, i *interest) *dependencies {
 	d := &dependencies{
-		session: s, interest: i, pods: map[kube.Key][]kube.Ref{}, refs: map[kube.Ref]*dependency{}, pending: map[kube.Ref]struct{}{},
+		session: s, interest: i, pods: map[kube.Key][]kube.Ref{}, refs: map[kube.Ref]*need{}, pending: map[kube.Ref]struct{}{},
 	}
-	for _, gvr := range dependencyKinds() {
-		if r := s.resource(gvr); r.state == streaming {
+	d.kinds(func(r *resourceSync) {
+		if r.state == streaming {
 			s.markSynced(r, i)
 		}
-	}
+	})
 	pods := s.resource(kube.Pods)
 	d.podSync = pods
 	d.entry = &entry{pods, &kube.Selection{Node: string(s.node)}}
@@ -32,21 +35,18 @@ func (d *dependencies) close() {
 
 // mark is called when another interest takes the place of d's.
 func (d *dependencies) mark() {
-	for _, gvr := range dependencyKinds() {
-		if r := d.session.resource(gvr); r.state == streaming {
+	d.kinds(func(r *resourceSync) {
+		if r.state == streaming {
 			d.session.markSynced(r, d.interest)
 		}
-	}
+	})
 }
 
 // settled reports whether all that the pods need has been compared, and what differed was sent.
 func (d *dependencies) settled() bool {
-	for _, gvr := range dependencyKinds() {
-		if d.session.resource(gvr).state != streaming {
-			return false
-		}
-	}
-	return true
+	all := true
+	d.kinds(func(r *resourceSync) { all = all && (r.state == streaming || r.unavailable()) })
+	return all
 }
 
 // scan reads the pods once they are known, and lets those go on whose dependencies have
@@ -115,9 +115,15 @@ func (d *dependencies) acquire(ref kube.Ref) {
 		return
 	}
 	s := d.session
-	d.refs[ref] = &dependency{users: 1}
+	r := s.resourceOf(ref.Resource)
+	if r == nil { // the edge, which has said all that it holds, holds nothing of it
+		r = s.resource(ref.Resource)
+		if err := s.begin(r); err != nil {
+			s.log.Error(err, "Failed to begin with a resource", "resource", ref.Resource.Resource)
+		}
+	}
+	d.refs[ref] = &need{users: 1}
 	d.pending[ref] = struct{}{}
-	r := s.resource(ref.Resource)
 	if s.part.objects.Serves(ref) {
 		s.hold(ref, r)
 	} else {
@@ -161,6 +167,7 @@ func (d *dependencies) resolve(ref kube.Ref) bool {
 	if !known {
 		if r.feed != nil && !r.feed.store.HasSynced() {
 			r.await()
+			return r.unavailable()
 		}
 		return false
 	}
@@ -176,7 +183,7 @@ func (d *dependencies) expand(ref kube.Ref, o *kube.Object) {
 	}
 	var children []kube.Ref
 	if o != nil {
-		children = o.Refs
+		children = d.onNode(o.Refs)
 	}
 	old := have.children
 	have.children = children
@@ -186,6 +193,18 @@ func (d *dependencies) expand(ref kube.Ref, o *kube.Object) {
 	for _, child := range old {
 		d.release(child)
 	}
+}
+
+// onNode are the refs of an object, for this node.
+func (d *dependencies) onNode(refs []kube.Ref) []kube.Ref {
+	if !slices.ContainsFunc(refs, func(r kube.Ref) bool { return r.PerNode }) {
+		return refs // shared by all sessions
+	}
+	own := slices.Clone(refs)
+	for i := range own {
+		own[i] = own[i].On(string(d.session.node))
+	}
+	return own
 }
 
 // complete reports whether it is known of all dependencies what they are.
@@ -237,13 +256,13 @@ func (d *dependencies) sendable(refs []kube.Ref, started bool) bool {
 
 // confirmed reports whether what decides what is wanted of a resource is known to be no
 // older than what the edge holds: pods decide about claims, claims about volumes, pods and
-// volumes about Secrets.
+// volumes about Secrets, volumes about attachments.
 func (d *dependencies) confirmed(gvr schema.GroupVersionResource) bool {
 	above := []schema.GroupVersionResource{kube.Pods}
 	switch gvr {
 	case kube.Volumes:
 		above = append(above, kube.Claims)
-	case kube.Secrets:
+	case kube.Secrets, dependency.Attachments:
 		above = append(above, kube.Claims, kube.Volumes)
 	}
 	for _, a := range above {

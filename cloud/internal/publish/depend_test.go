@@ -8,10 +8,15 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/cloud/internal/publish"
+	"github.com/skerry-io/skerry/common/dependency"
 )
 
 func TestDependenciesTravelBeforeThePod(t *testing.T) {
@@ -224,6 +229,11 @@ func TestClaimsBringTheirVolumesAndSecrets(t *testing.T) {
 		}}
 		c.synced(t, kube.Claims, claim, &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "other"}})
 		c.synced(t, kube.Volumes, volume)
+		attachment := func(node string) *storagev1.VolumeAttachment {
+			return &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: dependency.AttachmentName("hd", node)}, Spec: storagev1.VolumeAttachmentSpec{NodeName: node}}
+		}
+		own := attachment("edge1")
+		c.synced(t, dependency.Attachments, own, attachment("edge2"))
 		p := pod("db", "edge1")
 		p.Spec.Volumes = []corev1.Volume{{Name: "d", VolumeSource: corev1.VolumeSource{
 			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"},
@@ -233,7 +243,81 @@ func TestClaimsBringTheirVolumesAndSecrets(t *testing.T) {
 		e.takeLog()
 		c.put(t, kube.Pods, p)
 		synctest.Wait()
-		want(t, "sent", e.takeLog(), []string{"+persistentvolumeclaims/data", "+persistentvolumes/pv1", "-secrets/key", "+pods/db"})
+		want(t, "sent", e.takeLog(), []string{"+persistentvolumeclaims/data", "+persistentvolumes/pv1", "-secrets/key", "+volumeattachments/" + own.Name, "+pods/db"})
+		own = attachment("edge1")
+		own.Status.Attached = true
+		c.put(t, dependency.Attachments, own)
+		settle()
+		want(t, "it is attached", e.takeLog(), []string{"+volumeattachments/" + own.Name})
+		e.disconnect()
+	})
+}
+
+// A claim whose name comes with the pod's status is sent once it is there, and stays as long as
+// the pod does, over a new session too.
+func TestClaimsOfDevicesTravel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, e := newWorld(), newEdge(t)
+		c.synced(t, kube.Pods)
+		c.synced(t, dependency.ServiceAccounts, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "robot"}})
+		c.synced(t, dependency.ResourceClaims,
+			&resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "gpu-made"}},
+			&resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "of-another-pod"}})
+		publisher := publish.New(c, c, c, publish.DefaultQuotas())
+		e.connect(publisher, podsOf(1, "edge1"), dependencies(2))
+		e.takeLog()
+		template, made := "gpu", "gpu-made"
+		p := pod("p", "edge1")
+		p.Spec.ServiceAccountName = "robot"
+		p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &template}}
+		c.put(t, kube.Pods, p)
+		synctest.Wait()
+		want(t, "the claim is not made yet", e.takeLog(), []string{"+serviceaccounts/robot", "+pods/p"})
+		p = p.DeepCopy()
+		p.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "gpu", ResourceClaimName: &made}}
+		c.put(t, kube.Pods, p)
+		synctest.Wait()
+		want(t, "it is", e.takeLog(), []string{"+resourceclaims/gpu-made", "+pods/p"})
+		e.disconnect()
+
+		e.connect(publisher, podsOf(1, "edge1"), dependencies(2))
+		settle()
+		again := e.takeLog()
+		slices.Sort(again)
+		want(t, "nothing new in a new session", again, []string{"synced 1", "synced 2"})
+		want(t, "asked", e.asked, []string(nil))
+		c.store(kube.Pods).Delete(kube.Key{Namespace: "default", Name: "p"})
+		settle()
+		log := e.takeLog()
+		slices.Sort(log)
+		want(t, "the pod is gone", log, []string{"-pods/p", "-resourceclaims/gpu-made", "-serviceaccounts/robot"})
+		e.disconnect()
+	})
+}
+
+// A cluster with the rights of an older cloudcore, or without a resource: pods travel without it,
+// nothing is taken from the edge, and it comes once it may be followed.
+func TestPodsTravelWithoutWhatMayNotBeFollowed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, e := newWorld(), newEdge(t)
+		c.synced(t, kube.Pods)
+		accounts := c.store(dependency.ServiceAccounts)
+		e.connect(publish.New(c, c, c, publish.DefaultQuotas()), podsOf(1, "edge1"), dependencies(2))
+		synctest.Wait()
+		e.takeLog()
+		p := pod("p", "edge1")
+		p.Spec.ServiceAccountName = "robot"
+		c.put(t, kube.Pods, p)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		want(t, "it is not known yet what there is", e.takeLog(), []string(nil))
+		accounts.Fail(apierrors.NewForbidden(schema.GroupResource{Resource: "serviceaccounts"}, "", nil))
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		want(t, "it may not be followed", e.takeLog(), []string{"+pods/p"})
+		c.synced(t, dependency.ServiceAccounts, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "robot"}})
+		settle()
+		want(t, "now it may", e.takeLog(), []string{"+serviceaccounts/robot"})
 		e.disconnect()
 	})
 }

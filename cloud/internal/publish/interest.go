@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/skerry-io/skerry/cloud/internal/kube"
+	"github.com/skerry-io/skerry/common/dependency"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
@@ -81,7 +82,7 @@ func concerns(m *topicpb.Interests) map[schema.GroupVersionResource]bool {
 	for _, p := range m.GetInterests() {
 		if p.GetDependencies() {
 			out[kube.Pods] = true
-			for _, gvr := range dependencyKinds() {
+			for _, gvr := range dependency.Resources() {
 				out[gvr] = true
 			}
 		} else if gvr := resourceFrom(p.GetResource()); gvr.Resource != "" {

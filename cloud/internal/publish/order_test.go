@@ -94,6 +94,11 @@ func (r *real) holdings(ctx context.Context, ns, node string) (map[string]string
 	}
 	for _, p := range pods.Items {
 		out["pods/"+p.Name] = string(p.UID) + " " + p.ResourceVersion
+		account, err := r.admin.CoreV1().ServiceAccounts(ns).Get(ctx, p.Spec.ServiceAccountName, metav1.GetOptions{})
+		if err != nil {
+			return nil, err
+		}
+		out["serviceaccounts/"+account.Name] = string(account.UID) + " " + account.ResourceVersion
 		for _, v := range p.Spec.Volumes {
 			switch {
 			case v.ConfigMap != nil:

@@ -4,7 +4,10 @@ import (
 	"slices"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
 	"github.com/skerry-io/skerry/cloud/internal/kube"
+	"github.com/skerry-io/skerry/common/dependency"
 )
 
 func (r *resourceSync) openFeed() *feed {
@@ -95,20 +98,53 @@ func (r *resourceSync) queue(keys []kube.Key) {
 	}
 }
 
-// await wakes the loop when the store has synced.
+// await wakes the loop when the store has synced, and once when it is found unavailable.
 func (r *resourceSync) await() {
 	if r.waiting {
 		return
 	}
 	r.waiting = true
-	s, synced := r.session, r.feed.store.Synced()
+	s, store, optional := r.session, r.feed.store, r.optional()
 	s.wg.Go(func() {
-		select {
-		case <-synced:
-			s.signal()
-		case <-s.ctx.Done():
+		var look <-chan time.Time
+		if optional {
+			look = time.Tick(failureLook)
+		}
+		for {
+			select {
+			case <-store.Synced():
+				s.signal()
+				return
+			case <-look:
+				if denied(store.Failure()) {
+					s.signal()
+					look = nil
+				}
+			case <-s.ctx.Done():
+				return
+			}
 		}
 	})
+}
+
+// failureLook is how often a store that does not sync is asked for the reason.
+const failureLook = 2 * time.Second
+
+// optional reports whether pods travel without a resource that can't be followed.
+func (r *resourceSync) optional() bool {
+	d := r.session.deps
+	return d != nil && d.concerns(r.gvr) && !dependency.Always(r.gvr) && len(r.interests) == 0
+}
+
+// unavailable reports whether the resource is one that pods need, but cloudcore may not follow or
+// kube-apiserver does not serve: a cluster with the rights of an older cloudcore. Its pods travel
+// without it, and the edge keeps what it holds of it.
+func (r *resourceSync) unavailable() bool {
+	return r.optional() && r.feed != nil && !r.feed.store.HasSynced() && denied(r.feed.store.Failure())
+}
+
+func denied(err error) bool {
+	return apierrors.IsForbidden(err) || apierrors.IsNotFound(err) || apierrors.IsMethodNotSupported(err)
 }
 
 // moved is called when sites have changed.

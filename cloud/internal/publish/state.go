@@ -14,6 +14,7 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/hub"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/cloud/internal/quota"
+	"github.com/skerry-io/skerry/common/dependency"
 	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
@@ -189,11 +190,11 @@ type dependencies struct {
 	entry    *entry
 	scanned  bool
 	pods     map[kube.Key][]kube.Ref
-	refs     map[kube.Ref]*dependency
+	refs     map[kube.Ref]*need
 	pending  map[kube.Ref]struct{} // not known yet whether these exist
 }
 
-type dependency struct {
+type need struct {
 	users    int
 	children []kube.Ref
 	sent     bool
@@ -208,13 +209,20 @@ func (h *held) load() kube.ObjectState {
 
 func (i *interest) dependencies() bool { return i.sel == nil && i.limited == nil }
 
-// kinds are the resources of dependencies.
-func dependencyKinds() []schema.GroupVersionResource {
-	return []schema.GroupVersionResource{kube.ConfigMaps, kube.Secrets, kube.Claims, kube.Volumes}
+func (d *dependencies) concerns(gvr schema.GroupVersionResource) bool {
+	return dependency.Always(gvr) || gvr == dependency.ServiceAccounts || gvr == dependency.ResourceClaims || gvr == dependency.Attachments
 }
 
-func (d *dependencies) concerns(gvr schema.GroupVersionResource) bool {
-	return gvr == kube.ConfigMaps || gvr == kube.Secrets || gvr == kube.Claims || gvr == kube.Volumes
+// kinds are the resources of dependencies that concern this session: those that few pods need are
+// there when one does, or when the edge holds some of it.
+func (d *dependencies) kinds(do func(*resourceSync)) {
+	for _, gvr := range dependency.Resources() {
+		if dependency.Always(gvr) {
+			do(d.session.resource(gvr))
+		} else if r := d.session.resourceOf(gvr); r != nil {
+			do(r)
+		}
+	}
 }
 
 func (d *dependencies) has(ref kube.Ref) bool {

@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/skerry-io/skerry/common/dependency"
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
@@ -129,22 +130,31 @@ func (v *View) travelsHere(s object.Selection) bool {
 	if name == "" || !object.Travels(s.Resource) {
 		return false
 	}
-	if s.Resource.Resource != "persistentvolumes" {
-		return v.uses[dependency{s.Resource.Resource, types.NamespacedName{Namespace: s.Namespace, Name: name}}] > 0
+	key := types.NamespacedName{Namespace: s.Namespace, Name: name}
+	switch s.Resource {
+	case dependency.Volumes:
+		return v.claimed(name)
+	case dependency.Attachments: // its name is made of the volume's: see dependency.Ref.On
+		return v.holdsNamed(s)
 	}
-	claims := v.tables[core("persistentvolumeclaims")]
+	return v.uses[use{s.Resource, key}] > 0 && (dependency.Always(s.Resource) || v.holdsNamed(s))
+}
+
+// claimed reports whether a claim of some pod here has that volume.
+func (v *View) claimed(volume string) bool {
+	claims := v.tables[dependency.Claims]
 	if claims == nil {
 		return false
 	}
 	for k, h := range claims.objects {
-		if v.uses[dependency{"persistentvolumeclaims", k}] == 0 {
+		if v.uses[use{dependency.Claims, k}] == 0 {
 			continue
 		}
 		obj, err := object.DecodeRaw(h.Delivered().Raw)
 		if err != nil {
 			continue
 		}
-		if claim, ok := obj.(*corev1.PersistentVolumeClaim); ok && claim.Spec.VolumeName == name {
+		if claim, ok := obj.(*corev1.PersistentVolumeClaim); ok && claim.Spec.VolumeName == volume {
 			return true
 		}
 	}

@@ -35,7 +35,7 @@ type Held struct {
 type more struct {
 	raw    []byte // as delivered; the same bytes as Shown.Raw where no write waits
 	labels object.Labels
-	uses   []dependency // of a pod
+	uses   []use // of a pod
 
 	withheld string // of a pod: why the kubelet is not shown it; see podgate
 }
@@ -91,7 +91,7 @@ func (h *Held) Withheld() string {
 func (h *Held) shownTo(kubelet bool) bool { return !kubelet || h.Withheld() == "" }
 
 // uses is what a pod refers to.
-func (h *Held) uses() []dependency {
+func (h *Held) uses() []use {
 	if h.more == nil {
 		return nil
 	}

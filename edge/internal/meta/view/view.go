@@ -38,8 +38,8 @@ type View struct {
 	base         uint64 // the first of this run: no watch can start before it
 	tables       map[schema.GroupVersionResource]*table
 	interests    map[uint64]*Interest
-	lastInterest uint64             // the number of the newest
-	uses         map[dependency]int // what the pods held refer to
+	lastInterest uint64      // the number of the newest
+	uses         map[use]int // what the pods held refer to
 	gone         gone
 	link         linkstate.Link
 	linked       bool
@@ -57,7 +57,7 @@ func New(config Config) *View {
 func (v *View) reset() {
 	v.tables = map[schema.GroupVersionResource]*table{}
 	v.interests = map[uint64]*Interest{}
-	v.uses = map[dependency]int{}
+	v.uses = map[use]int{}
 	v.gone = gone{}
 	v.link, v.linked = linkstate.Link{}, false
 	v.retained = map[types.NamespacedName]struct{}{}
