@@ -10,10 +10,10 @@ import (
 // The resources that pods need on their node.
 var (
 	Pods       = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
-	ConfigMaps = dependency.ConfigMaps
-	Secrets    = dependency.Secrets
-	Claims     = dependency.Claims
-	Volumes    = dependency.Volumes
+	ConfigMaps = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
+	Secrets    = schema.GroupVersionResource{Version: "v1", Resource: "secrets"}
+	Claims     = schema.GroupVersionResource{Version: "v1", Resource: "persistentvolumeclaims"}
+	Volumes    = schema.GroupVersionResource{Version: "v1", Resource: "persistentvolumes"}
 )
 
 // Key names an object in its collection.

@@ -116,11 +116,10 @@ func (d *dependencies) acquire(ref kube.Ref) {
 	}
 	s := d.session
 	r := s.resourceOf(ref.Resource)
-	if r == nil { // the edge, which has said all that it holds, holds nothing of it
+	if r == nil { // the edge, which has said all that it holds, holds nothing of it: that is settled
 		r = s.resource(ref.Resource)
-		if err := s.begin(r); err != nil {
-			s.log.Error(err, "Failed to begin with a resource", "resource", ref.Resource.Resource)
-		}
+		r.comparison.begin(nil, nil)
+		r.publishState()
 	}
 	d.refs[ref] = &need{users: 1}
 	d.pending[ref] = struct{}{}
