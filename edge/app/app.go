@@ -53,6 +53,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/registration"
 	"github.com/skerry-io/skerry/edge/internal/route"
 	"github.com/skerry-io/skerry/edge/internal/serviceview"
+	"github.com/skerry-io/skerry/edge/internal/shutdown"
 	"github.com/skerry-io/skerry/edge/internal/site"
 	"github.com/skerry-io/skerry/edge/internal/statsleader"
 	"github.com/skerry-io/skerry/edge/internal/store"
@@ -226,7 +227,7 @@ func (a *App) newEdged() (*edged.Module, error) {
 		ClusterDNS: dns, ClusterDomain: domain,
 		NodeName: a.node, Labels: labels, RootDir: c.RootDir, NodeIP: c.NodeIP, Kubelet: c.Kubelet, ClientCAFile: a.identity.ClientCAFile(),
 		CertDir: kubeletKeys(a.config), Verbosity: a.config.Log.Verbosity, Host: api.Host, Transport: a.api.RoundTripper(api.Identity{Kubelet: true}),
-		Share: func(s *corev1.Service) *corev1.Service { return a.services.Shared(s) },
+		Hold: shutdown.Hold, Share: func(s *corev1.Service) *corev1.Service { return a.services.Shared(s) },
 	})
 }
 

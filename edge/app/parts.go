@@ -54,7 +54,7 @@ func (a *App) storeParts() ([]beehive.Entry, error) {
 		restarted(a.registration), // also where the device serves no API: its Node may go all the same
 		{Module: &storeModule{store: a.store, linked: a.meta.Linked}, Restart: beehive.Never()},
 		restarted(nodecondition.NewDiskModule(a.disk, a.node, client)),
-		restarted(lostconditions.New(a.meta, a.node, a.meta.KubeletAlive)),
+		restarted(lostconditions.New(a.meta, a.node, func() bool { return a.meta.KubeletAlive() && !a.edged.Stopped() })),
 		restarted(nodecondition.NewSkewModule(a.meta.Linked, a.meta.Request, a.node, client)),
 	}, nil
 }
@@ -94,7 +94,7 @@ func (a *App) routeParts() ([]beehive.Entry, error) {
 func (a *App) vipParts() ([]beehive.Entry, error) {
 	a.vips = a.newVIPs()
 	a.collectors = append(a.collectors, a.vips)
-	return []beehive.Entry{slow(restarted(a.vips, linkstate.Agents), 20*time.Second), restarted(&shutdownModule{a.vips})}, nil
+	return []beehive.Entry{slow(restarted(a.vips, linkstate.Agents), 20*time.Second)}, nil
 }
 
 func (a *App) drainParts() ([]beehive.Entry, error) {

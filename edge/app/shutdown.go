@@ -1,22 +1,26 @@
 package app
 
 import (
-	"context"
-
 	"github.com/skerry-io/skerry/beehive"
-	"github.com/skerry-io/skerry/beehive/message"
-	"github.com/skerry-io/skerry/edge/internal/kernel/logind"
-	"github.com/skerry-io/skerry/edge/internal/vip"
+	"github.com/skerry-io/skerry/edge/internal/api"
+	"github.com/skerry-io/skerry/edge/internal/shutdown"
 )
 
-// shutdownModule hands the device's virtual IPs over before it shuts down, by whomever that was
-// asked for. The kubelet ends the pods by an inhibitor lock of its own.
-type shutdownModule struct{ vips *vip.Agent }
-
-func (*shutdownModule) Name() message.Name { return "shutdown" }
-
-// Run waits for shutdowns until ctx ends.
-func (m *shutdownModule) Run(ctx context.Context, port *beehive.Port) error {
-	port.Ready()
-	return logind.Run(ctx, logind.Config{Why: "hands virtual IPs over", Prepare: m.vips.Leave, Resume: m.vips.Stay})
+func (a *App) shutdownParts() ([]beehive.Entry, error) {
+	c := shutdown.Config{NodeName: a.node, API: a.api.ClientConfig(api.Identity{})}
+	if a.vips != nil {
+		c.Leave, c.Stay = a.vips.Leave, a.vips.Stay
+	}
+	if a.edged != nil {
+		for _, p := range a.edged.Periods() {
+			c.Periods = append(c.Periods, shutdown.Period(p))
+		}
+		c.Kubelet, c.Runtime = a.edged, a.edged.Runtime()
+	}
+	m, err := shutdown.New(c)
+	if err != nil {
+		return nil, err
+	}
+	// A shutdown that was cancelled ends edgecore, since the kubelet was stopped for it.
+	return []beehive.Entry{{Module: m, Restart: beehive.Never()}}, nil
 }

@@ -111,6 +111,8 @@ func (a *App) wiring() []part {
 		{c.EdgeAPI.Enable, a.serviceParts},
 		{c.StatusServer.Enable, a.statusServerParts},
 		{c.Edged.Enable, a.edgedParts},
+		// Last: it stops the kubelet and has virtual IPs handed over.
+		{c.Edged.Enable || c.VIP.Enable, a.shutdownParts},
 	}
 }
 

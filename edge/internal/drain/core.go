@@ -105,17 +105,24 @@ func (s *State) boot(f Facts) {
 	if before == "" || before == f.Boot || f.Boot == "" {
 		return
 	}
+	drained := false
 	for i := range s.Operations {
 		o := &s.Operations[i]
 		switch {
 		case o.Stage == Running && o.down():
 			o.BootAfter = f.Boot
 			o.end(Done, f.Now, "Booted", "the device has booted")
+		case o.Stage == Waiting && o.Spec.Operation == v1alpha1.OperationReboot:
+			// Whoever rebooted it: a second time would be for nothing.
+			o.BootBefore, o.BootAfter = before, f.Boot
+			o.end(Done, f.Now, "Booted", "the device was rebooted before the operation's turn had come")
+			drained = drained || o.Asked
 		case o.Stage == Done && !o.down() && o.BootAfter == "":
 			o.BootAfter = f.Boot
 		}
 	}
-	if busy(d.Phase) {
+	waits := slices.ContainsFunc(s.Operations, func(o Operation) bool { return o.Stage == Waiting })
+	if busy(d.Phase) && (waits || !drained) {
 		return // the device went down by itself: what waits goes on waiting
 	}
 	d.Phase, d.Attempts, d.Attempting, d.Blocked, d.Message, d.Forced = v1alpha1.DrainNotRequested, 0, false, nil, "", false

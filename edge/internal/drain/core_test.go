@@ -380,8 +380,32 @@ func TestStep(t *testing.T) {
 			w.does(drain.Uncordon, good)
 			w.is(v1alpha1.DrainNotRequested, drain.Failed)
 		},
-		"a power cut in mid-drain": func(w *world) {
+		"a boot in mid-drain is the reboot that was asked for": func(w *world) {
 			w.ask("a", v1alpha1.OperationReboot)
+			w.does(drain.Check, good)
+			w.does(drain.Cordon, good)
+			w.does(drain.Attempt)
+			w.facts.Boot, w.facts.Ready = "2", true
+			w.does(drain.Uncordon, good)
+			w.does(drain.Wait)
+			w.is(v1alpha1.DrainNotRequested, drain.Done)
+			if o := w.state.Operations[0]; o.Reason != "Booted" || o.BootBefore != "1" || o.BootAfter != "2" {
+				w.t.Errorf("%s, boots %s and %s", o.Reason, o.BootBefore, o.BootAfter)
+			}
+		},
+		"a boot in mid-drain is not the update that was asked for beside a reboot": func(w *world) {
+			w.ask("a", v1alpha1.OperationReboot)
+			w.ask("b", v1alpha1.OperationImageUpdate)
+			w.does(drain.Check, good)
+			w.does(drain.Cordon, good)
+			w.does(drain.Attempt)
+			w.facts.Boot = "2"
+			w.does(drain.Attempt, good)
+			w.is(v1alpha1.DrainComplete, drain.Done, drain.Waiting)
+			w.does(drain.Operate)
+		},
+		"a power cut in mid-drain": func(w *world) {
+			w.ask("a", v1alpha1.OperationImageUpdate)
 			w.does(drain.Check, good)
 			w.does(drain.Cordon, good)
 			w.does(drain.Attempt)

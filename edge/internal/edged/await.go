@@ -39,12 +39,20 @@ func (m *Module) await(ctx context.Context) error {
 		return err
 	}
 	needs := []need{
+		m.hold,
 		func(context.Context) error { return writable(m.rootDir()) },
 		func(ctx context.Context) error { return runtimeReachable(ctx, m.server.ContainerRuntimeEndpoint) },
 		func(context.Context) error { return m.portsFree() },
 		func(ctx context.Context) error { return m.synced(ctx, client.kube) },
 	}
 	return m.awaitAll(ctx, needs)
+}
+
+func (m *Module) hold(ctx context.Context) error {
+	if m.config.Hold == nil {
+		return nil
+	}
+	return m.config.Hold(ctx)
 }
 
 func (m *Module) awaitAll(ctx context.Context, needs []need) error {

@@ -67,9 +67,10 @@ func refuse(wrong []Mistake) error {
 // reported at once.
 const unchangedStatusEvery = time.Hour
 
-// shutdownGrace is how long the kubelet holds up a shutdown of the device for its pods to end
-// (KEP-2000), the critical ones in the last part of it. Kubernetes' default is 0: pods would be
-// killed without a word by plain `reboot`. On a device without systemd-logind it means nothing.
+// shutdownGrace is how long a shutdown of the device is held up for containers to end, those of
+// critical pods in the last part of it. Kubernetes' default is 0: they would be killed without a
+// word by plain `reboot`. On a device without systemd-logind it means nothing. The kubelet itself
+// gets none of it (takePeriods).
 const (
 	shutdownGrace         = 30 * time.Second
 	shutdownGraceCritical = 10 * time.Second

@@ -5,7 +5,7 @@
 // global state (feature gates, metrics, logging): these are set here and nowhere else. So there is
 // one kubelet a process, run once: after a failure the process has to be restarted (Restart Never).
 // It refuses a configuration that the kubelet would refuse, before anything is started. Containers
-// go on when it stops. A Module is used by one goroutine, but for Waiting.
+// go on when it stops. A Module is used by one goroutine, but for Waiting and Stop.
 package edged
 
 import (
@@ -64,13 +64,18 @@ type Config struct {
 	// Share gets each Service that the kubelet watches, and returns it or one that is equal for the
 	// kubelet, which others hold; nil: the kubelet holds its own.
 	Share func(*corev1.Service) *corev1.Service
+	// Hold says why no kubelet may start now, nil where one may; nil: always. It is asked until
+	// one may.
+	Hold func(context.Context) error
 }
 
 // Module is the kubelet as a module.
 type Module struct {
-	config Config
-	server *options.KubeletServer
-	local  *localClient
+	config  Config
+	server  *options.KubeletServer
+	local   *localClient
+	gate    *gate
+	periods []Period
 
 	mu      sync.Mutex
 	ran     bool
@@ -87,7 +92,9 @@ func New(config Config) (*Module, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Module{config: config, server: server, local: local}, nil
+	m := &Module{config: config, server: server, local: local, gate: newGate(config.Transport), periods: takePeriods(&server.KubeletConfiguration)}
+	m.config.Transport = m.gate
+	return m, nil
 }
 
 // Name implements beehive.Module.
@@ -100,7 +107,33 @@ var errRanBefore = errors.New("the kubelet runs once in a process; restart edgec
 // little that the process does: upstream has no way to end them all.
 func (m *Module) Run(ctx context.Context, port *beehive.Port) error { return m.run(ctx, port.Ready) }
 
-func (m *Module) run(ctx context.Context, ready func()) error {
+func (m *Module) run(parent context.Context, ready func()) error {
+	ctx, cancel := context.WithCancel(parent)
+	defer cancel()
+	defer context.AfterFunc(m.gate.stopped, cancel)()
+	err := m.serve(ctx, ready)
+	if m.gate.stopped.Err() != nil {
+		<-parent.Done() // a stop is no failure
+		return nil
+	}
+	return err
+}
+
+// Stop ends the kubelet for as long as this process lives; containers go on. From then on it learns
+// nothing of its API and can tell it nothing. Upstream's loops don't all end with their context,
+// but without it they can't ask the runtime for what runs (pleg), and a pod is not looked at again
+// before that was asked: how a container ends after Stop this kubelet does not know. To the next
+// one the pod is as after a power cut.
+func (m *Module) Stop() { m.gate.stop() }
+
+// Stopped reports whether Stop was called; nil has no kubelet, and was not.
+func (m *Module) Stopped() bool { return m != nil && m.gate.stopped.Err() != nil }
+
+// Periods are the shutdownGracePeriods of the KubeletConfiguration, in the order of their
+// priorities; none where a shutdown is not to wait for pods.
+func (m *Module) Periods() []Period { return m.periods }
+
+func (m *Module) serve(ctx context.Context, ready func()) error {
 	m.mu.Lock()
 	ran := m.ran
 	m.ran = true

@@ -3,6 +3,7 @@ package edged
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -135,23 +136,78 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// Without a word of the operator the kubelet holds up a shutdown for its pods to end; what the
-// operator says of it stands.
-func TestTraps_21_GracefulNodeShutdownIsTheDefault(t *testing.T) {
-	for kubelet, want := range map[string][2]time.Duration{
-		"{}":                        {30 * time.Second, 10 * time.Second},
-		"shutdownGracePeriod: 0s":   {},
-		"shutdownGracePeriod: 100s": {100 * time.Second, 0},
-		"shutdownGracePeriodByPodPriority: [{priority: 0, shutdownGracePeriodSeconds: 7}]": {},
+// Without a word of the operator a shutdown is held up for containers to end; what the operator
+// says of it stands. The kubelet gets none of it: it would end pods for good.
+func TestTraps_21_ShutdownWaitsForContainers(t *testing.T) {
+	const critical = 2_000_000_000
+	for kubelet, want := range map[string][]Period{
+		"{}":                        {{0, 20 * time.Second}, {critical, 10 * time.Second}},
+		"shutdownGracePeriod: 0s":   nil,
+		"shutdownGracePeriod: 100s": {{0, 100 * time.Second}, {critical, 0}},
+		"shutdownGracePeriodByPodPriority: [{priority: 10, shutdownGracePeriodSeconds: 5}, {priority: 0, shutdownGracePeriodSeconds: 7}]": {
+			{0, 7 * time.Second}, {10, 5 * time.Second},
+		},
+		"shutdownGracePeriod: 5s\nfeatureGates: {GracefulNodeShutdownBasedOnPodPriority: false}": {{0, 5 * time.Second}, {critical, 0}},
 	} {
 		m, err := New(Config{NodeName: "edge1", RootDir: "/data/kubelet", Kubelet: onAnyCgroups(kubelet)})
 		if err != nil {
 			t.Errorf("%s: %v", kubelet, err)
 			continue
 		}
-		if got := [2]time.Duration{m.server.ShutdownGracePeriod.Duration, m.server.ShutdownGracePeriodCriticalPods.Duration}; got != want {
-			t.Errorf("%s: %v, want %v", kubelet, got, want)
+		if diff := cmp.Diff(want, m.Periods()); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", kubelet, diff)
 		}
+		if s := m.server; s.ShutdownGracePeriod.Duration != 0 || s.ShutdownGracePeriodCriticalPods.Duration != 0 || s.ShutdownGracePeriodByPodPriority != nil {
+			t.Errorf("%s: the kubelet has %v, %v, %v", kubelet, s.ShutdownGracePeriod, s.ShutdownGracePeriodCriticalPods, s.ShutdownGracePeriodByPodPriority)
+		}
+	}
+}
+
+// After a stop a kubelet's requests fail, those that are under way too, and Run is no failure.
+func TestStop(t *testing.T) {
+	began, release := make(chan struct{}), make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(http.StatusOK)
+		_ = http.NewResponseController(w).Flush()
+		close(began)
+		select { // a watch
+		case <-r.Context().Done():
+		case <-release:
+		}
+	}))
+	defer server.Close()
+	defer close(release)
+	g := newGate(http.DefaultTransport)
+	client := http.Client{Transport: g}
+	answer, err := client.Get(server.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	<-began
+	g.stop()
+	if _, err := io.ReadAll(answer.Body); !errors.Is(err, context.Canceled) {
+		t.Errorf("the watch ended by %v", err)
+	}
+	if _, err := client.Get(server.URL); !errors.Is(err, errStopped) {
+		t.Errorf("a request after the stop: %v", err)
+	}
+	m, err := New(Config{NodeName: "edge1", RootDir: t.TempDir(), Kubelet: onAnyCgroups("{}"), Transport: g, Hold: func(context.Context) error { return errors.New("held") }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- m.run(ctx, func() { t.Error("it got ready") }) }()
+	m.Stop()
+	select {
+	case err := <-done:
+		t.Errorf("it did not wait for its end: %v", err)
+	case <-time.After(10 * time.Millisecond):
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/skerry-io/skerry/common/cli"
 	"github.com/skerry-io/skerry/tests/cluster/host"
@@ -68,33 +69,65 @@ func (t *Trial) PowerOff(ctx context.Context, name string) error {
 // mounts, interfaces, cgroups and everything in /run are gone; what was written to its disk is
 // there. Offline cuts its uplink before it boots. Reboot returns when its programs are started.
 func (t *Trial) Reboot(ctx context.Context, name string, offline bool) error {
+	return t.withNode(ctx, name, func(n Node) error { return t.reboot(ctx, n, offline) })
+}
+
+// shutdownPatience is for an orderly end of a host: logind's delay, and what comes after it.
+const shutdownPatience = 3 * time.Minute
+
+// RebootOrderly is Reboot as a person asks for it: logind announces it and waits for the locks, all
+// processes get SIGTERM, and only then the power goes. One that was asked for on the host is
+// brought to its end.
+func (t *Trial) RebootOrderly(ctx context.Context, name string, offline bool) error {
 	return t.withNode(ctx, name, func(n Node) error {
-		if err := t.halt(ctx, name); err != nil {
-			return err
+		if n.Plain {
+			return cli.Badf("%s has no logind", name)
 		}
-		if offline && t.machine(name).Cut == lab.Whole {
-			if err := t.change(func(s *State) { s.Hosts[name].Cut = lab.Carrier }); err != nil {
-				return err
-			}
+		id := t.machine(name).Processes["logind"]
+		if id.PID == 0 {
+			return cli.Badf("no logind was started on %s", name)
 		}
-		t.say(name + " is down")
-		if err := t.boot(ctx, name); err != nil {
-			return err
+		var asked error // one that is ending everything has no bus any more
+		if id.Alive() {
+			_, asked = t.run(name, t.logind(), "reboot")
 		}
-		if err := t.wire(name); err != nil {
-			return err
+		err := poll(ctx, shutdownPatience, func(context.Context) (bool, error) {
+			return !id.Alive(), errors.New("it has not gone down")
+		})
+		if err != nil && id.Alive() {
+			return fmt.Errorf("%w\nend of logind's log:\n%s", errors.Join(asked, err), t.logTail(name, "logind"))
 		}
-		if err := host.MakeCgroup(t.cgroup(name)); err != nil {
-			return err
-		}
-		for _, p := range t.programs(name) {
-			if err := t.start(ctx, name, p); err != nil {
-				return err
-			}
-		}
-		t.say(name + " has booted")
-		return nil
+		return t.reboot(ctx, n, offline)
 	})
+}
+
+func (t *Trial) reboot(ctx context.Context, n Node, offline bool) error {
+	name := n.Name
+	if err := t.halt(ctx, name); err != nil {
+		return err
+	}
+	if offline && t.machine(name).Cut == lab.Whole {
+		if err := t.change(func(s *State) { s.Hosts[name].Cut = lab.Carrier }); err != nil {
+			return err
+		}
+	}
+	t.say(name + " is down")
+	if err := t.boot(ctx, name); err != nil {
+		return err
+	}
+	if err := t.wire(name); err != nil {
+		return err
+	}
+	if err := host.MakeCgroup(t.cgroup(name)); err != nil {
+		return err
+	}
+	for _, p := range t.programs(name) {
+		if err := t.start(ctx, name, p); err != nil {
+			return err
+		}
+	}
+	t.say(name + " has booted")
+	return nil
 }
 
 // Set changes settings of an edge's edgecore.yaml, each path=value, and starts edgecore again with

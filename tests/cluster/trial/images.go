@@ -41,6 +41,11 @@ func (t *Trial) images(ctx context.Context) error {
 			return err
 		}
 	}
+	if _, err := os.Stat(t.logind()); err != nil {
+		if err := binary.BuildStatic(ctx, t.root, t.logind(), "./tests/cmd/logind"); err != nil {
+			return err
+		}
+	}
 	if t.state != nil && t.state.Options.InCluster {
 		_, err := t.packCloudcore()
 		return err

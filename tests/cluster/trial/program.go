@@ -27,6 +27,8 @@ const (
 	readyTimeout = time.Minute
 	stopPatience = 15 * time.Second
 	pollInterval = 20 * time.Millisecond
+	// systemBus is where login1 is (D-Bus specification, "System message bus").
+	systemBus = "/run/dbus/system_bus_socket"
 )
 
 // A program is a daemon of a host.
@@ -82,7 +84,17 @@ func (t *Trial) programs(name string) []program {
 		}
 		return all
 	}
-	return []program{containerd, {name: "edgecore", path: t.binary("edgecore"), args: []string{"--config", edgecoreConfig}}}
+	logind := program{
+		name: "logind", path: t.logind(),
+		ready: func(ctx context.Context) error {
+			c, err := new(net.Dialer).DialContext(ctx, "unix", filepath.Join(h.Root(), systemBus))
+			if err == nil {
+				c.Close()
+			}
+			return err
+		},
+	}
+	return []program{logind, containerd, {name: "edgecore", path: t.binary("edgecore"), args: []string{"--config", edgecoreConfig}}}
 }
 
 func (t *Trial) kubeplane(h host.Host) program {

@@ -297,6 +297,7 @@ func (t *Trial) machine(name string) Machine {
 func (t *Trial) statePath() string          { return filepath.Join(t.dir, "state.json") }
 func (t *Trial) hostDir(name string) string { return filepath.Join(t.dir, "hosts", name) }
 func (t *Trial) initPath() string           { return filepath.Join(t.dir, "images", "pause") }
+func (t *Trial) logind() string             { return filepath.Join(t.dir, "images", "logind") } // stands for systemd on edges
 func (t *Trial) mark(name string) string    { return t.markPrefix() + name }
 func (t *Trial) markPrefix() string         { return "skerry-trial-" + identify(t.dir) + "/" }
 

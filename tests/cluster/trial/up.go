@@ -161,7 +161,7 @@ func (t *Trial) check(o Options) error {
 		return errors.New("a trial makes network namespaces and containers: run it as root (sudo)")
 	}
 	var missing []string
-	for _, tool := range []string{"containerd", "containerd-shim-runc-v2", "ctr", "runc", "iptables", "nft", "conntrack"} {
+	for _, tool := range []string{"containerd", "containerd-shim-runc-v2", "ctr", "runc", "iptables", "nft", "conntrack", "dbus-daemon"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			missing = append(missing, tool)
 		}
@@ -398,6 +398,15 @@ func (t *Trial) prepare(ctx context.Context, n Node) error {
 	}
 	for path, content := range files {
 		if err := t.writeHost(n.Name, path, content, 0o644); err != nil {
+			return err
+		}
+	}
+	if !n.Plain {
+		logind, err := t.program(n.Name, "logind")
+		if err != nil {
+			return err
+		}
+		if err := t.start(ctx, n.Name, logind); err != nil {
 			return err
 		}
 	}

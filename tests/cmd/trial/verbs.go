@@ -212,16 +212,22 @@ func shapeCommand() *cobra.Command {
 }
 
 func rebootCommand() *cobra.Command {
-	offline := false
+	offline, orderly := false, false
 	c := &cobra.Command{
 		Use: "reboot NODE", Short: "Cut a node's power and boot it again", Args: cli.Args(cobra.ExactArgs(1)), PreRunE: asRoot,
 		Long: `Cut a node's power and boot it again: all its processes, containers, mounts and interfaces are gone, and what it had on disk is there. A node
-that is cut stays cut.`,
+that is cut stays cut. With --orderly the node is shut down first, as by 'systemctl reboot': a logind announces it and waits for the inhibitor locks,
+then everything gets SIGTERM.`,
 		RunE: func(c *cobra.Command, args []string) error {
-			return with(func(t *trial.Trial) error { return t.Reboot(c.Context(), args[0], offline) })
+			reboot := (*trial.Trial).Reboot
+			if orderly {
+				reboot = (*trial.Trial).RebootOrderly
+			}
+			return with(func(t *trial.Trial) error { return reboot(t, c.Context(), args[0], offline) })
 		},
 	}
 	c.Flags().BoolVar(&offline, "offline", false, "cut its uplink before it boots")
+	c.Flags().BoolVar(&orderly, "orderly", false, "shut it down before the power goes")
 	return c
 }
 

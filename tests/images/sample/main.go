@@ -9,9 +9,13 @@
 // the pod's name. POST /crash ends the process with code 1. Output of every request is also a line
 // on standard output.
 //
+// Where NOTE has the path of a file, each SIGTERM becomes a line in it, and so does the end that
+// follows: the pod's name, CONTAINER, what happened, and the time in nanoseconds. ON_TERM "ignore"
+// has it heed no SIGTERM, a number has it exit with that code.
+//
 // The image holds nothing else, so the program is its tools too: "get URL" asks another copy, "sum
-// FILE" prints a file's SHA-256, "terminal" prints its terminal's size, and called by the name tar
-// it packs and unpacks for `kubectl cp`.
+// FILE" prints a file's SHA-256, "terminal" prints its terminal's size, "note TEXT" adds a line to
+// NOTE, and called by the name tar it packs and unpacks for `kubectl cp`.
 package main
 
 import (
@@ -30,6 +34,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -55,6 +60,9 @@ func run(ctx context.Context, args []string) error {
 		return get(ctx, args[1])
 	case len(args) == 2 && args[0] == "sum":
 		return sum(args[1], os.Stdout)
+	case len(args) == 2 && args[0] == "note":
+		note(args[1])
+		return nil
 	case len(args) == 1 && args[0] == "terminal":
 		return terminal(ctx, os.Stdout)
 	case len(args) != 0:
@@ -69,9 +77,18 @@ func run(ctx context.Context, args []string) error {
 	done := make(chan error, 1)
 	go func() {
 		<-ctx.Done()
+		note("sigterm")
+		if os.Getenv("ON_TERM") == "ignore" {
+			return
+		}
 		graceful, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 		defer cancel()
-		done <- server.Shutdown(graceful)
+		err := server.Shutdown(graceful)
+		note("end")
+		if code, number := strconv.Atoi(os.Getenv("ON_TERM")); number == nil {
+			os.Exit(code)
+		}
+		done <- err
 	}()
 	go answerUDP(ctx, address)
 	log.Printf("listening on %s", listener.Addr())
@@ -79,6 +96,22 @@ func run(ctx context.Context, args []string) error {
 		return fmt.Errorf("serving: %w", err)
 	}
 	return <-done
+}
+
+// note adds a line to the file that NOTE names.
+func note(what string) {
+	path := os.Getenv("NOTE")
+	if path == "" {
+		return
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
+	if err == nil {
+		_, err = fmt.Fprintf(f, "%s %s %s %d\n", os.Getenv("POD_NAME"), os.Getenv("CONTAINER"), what, time.Now().UnixNano())
+		err = errors.Join(err, f.Close())
+	}
+	if err != nil {
+		log.Printf("no note: %v", err)
+	}
 }
 
 type app struct {

@@ -3,6 +3,8 @@ package logind_test
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -87,6 +89,66 @@ func TestRun_OutOfTime(t *testing.T) {
 		}
 	}
 	l.Wait()
+}
+
+// What logind lets a shutdown wait is raised where more is wanted, by a file that outlives a boot
+// and comes after a kubelet's.
+func TestRun_RaisesTheDelay(t *testing.T) {
+	l := logindtest.New(t, 5*time.Second)
+	file := filepath.Join(l.Conf, filepath.Base(logind.DropIn))
+	for path, text := range map[string]string{"99-kubelet.conf": "[Login]\nInhibitDelayMaxSec=7\n"} {
+		if err := errors.Join(os.MkdirAll(l.Conf, 0o755), os.WriteFile(filepath.Join(l.Conf, path), []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	limits := make(chan time.Duration)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- logind.Run(ctx, logind.Config{Bus: l.Bus, Delay: 90 * time.Second, DropIn: file, Prepare: func(ctx context.Context) error {
+			end, _ := ctx.Deadline()
+			limits <- time.Until(end)
+			return nil
+		}})
+	}()
+	waitAsked(t, l, 1)
+	l.Prepare(true)
+	if limit := <-limits; limit < 60*time.Second {
+		t.Errorf("the shutdown is delayed for %v at most, want nearly 90 s", limit)
+	}
+	l.Wait()
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// A process that is started during a shutdown learns of it, and of its end; an error of Resume ends
+// Run.
+func TestRun_StartedDuringAShutdown(t *testing.T) {
+	l := logindtest.New(t, 20*time.Second)
+	if logind.ShuttingDown(t.Context(), l.Bus) {
+		t.Error("before: it shuts down")
+	}
+	l.Prepare(true)
+	if !logind.ShuttingDown(t.Context(), l.Bus) {
+		t.Error("it does not shut down")
+	}
+	prepared, cancelled := make(chan struct{}), errors.New("again")
+	done := make(chan error, 1)
+	go func() {
+		done <- logind.Run(t.Context(), logind.Config{
+			Bus: l.Bus, Prepare: func(context.Context) error { close(prepared); return nil }, Resume: func(context.Context) error { return cancelled },
+		})
+	}()
+	<-prepared
+	l.Prepare(false)
+	if err := <-done; !errors.Is(err, cancelled) {
+		t.Errorf("it ended by %v", err)
+	}
+	if logind.ShuttingDown(t.Context(), "unix:path="+t.TempDir()+"/none") {
+		t.Error("a device without a bus shuts down")
+	}
 }
 
 // A device without a bus is tried again, and ends when it is to end.

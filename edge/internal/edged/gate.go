@@ -1,0 +1,63 @@
+package edged
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+)
+
+var errStopped = errors.New("the kubelet was stopped")
+
+// gate is the kubelet's way to its API, until it is stopped: what is under way ends then, watches
+// above all, and nothing comes through any more.
+type gate struct {
+	next    http.RoundTripper
+	stopped context.Context
+	stop    context.CancelFunc
+}
+
+func newGate(next http.RoundTripper) *gate {
+	g := &gate{next: next}
+	if next == nil {
+		g.next = http.DefaultTransport
+	}
+	g.stopped, g.stop = context.WithCancel(context.Background())
+	return g
+}
+
+// RoundTrip implements http.RoundTripper.
+func (g *gate) RoundTrip(r *http.Request) (*http.Response, error) {
+	ctx, cancel := context.WithCancel(r.Context())
+	forget := context.AfterFunc(g.stopped, cancel)
+	end := func() { forget(); cancel() }
+	if g.stopped.Err() != nil {
+		end()
+		if r.Body != nil {
+			_ = r.Body.Close() // as http.RoundTripper asks for
+		}
+		return nil, errStopped
+	}
+	answer, err := g.next.RoundTrip(r.WithContext(ctx))
+	if err != nil {
+		end()
+		if g.stopped.Err() != nil && r.Context().Err() == nil {
+			err = fmt.Errorf("%w: %w", errStopped, err)
+		}
+		return nil, err
+	}
+	answer.Body = &gatedBody{answer.Body, end}
+	return answer, nil
+}
+
+type gatedBody struct {
+	io.ReadCloser
+	end func()
+}
+
+// Close implements io.Closer.
+func (b *gatedBody) Close() error {
+	defer b.end()
+	return b.ReadCloser.Close()
+}
