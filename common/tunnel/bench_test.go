@@ -42,7 +42,7 @@ func talker(b *testing.B) string {
 }
 
 // linked is a world whose link is a real one, over loopback.
-func linked(b *testing.B, transport link.Transport, wrap func(net.Conn) net.Conn, address string) *world {
+func linked(b *testing.B, transport link.Transport, wrap func(net.Conn) net.Conn, address string) *system {
 	b.Helper()
 	site, table := linktest.NewSite(b), topic.NewTable()
 	var l link.Listener
@@ -59,7 +59,7 @@ func linked(b *testing.B, transport link.Transport, wrap func(net.Conn) net.Conn
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { _ = l.Close() })
-	w := &world{t: b, beats: make(chan message.Message, 100), changes: make(chan message.Message, 100)}
+	w := &system{t: b, beats: make(chan message.Message, 100), changes: make(chan message.Message, 100)}
 	w.edgeConn, w.cloudConn = linktest.Connect(b, l, d)
 	w.cloud = tunnel.New(w.cloudConn, tunnel.Config{Peer: "edge1"})
 	w.edge = tunnel.New(w.edgeConn, tunnel.Config{Peer: "the cloud", Edge: true, Accept: func(ctx context.Context, _ string) (net.Conn, error) {

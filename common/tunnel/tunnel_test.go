@@ -26,17 +26,17 @@ import (
 	"github.com/skerry-io/skerry/common/tunnel"
 )
 
-// world is two ends of a link with streams on it: the cloud opens, the edge accepts.
-type world struct {
+// system is two ends of a link with streams on it: the cloud opens, the edge accepts.
+type system struct {
 	t                   testing.TB
 	cloud, edge         *tunnel.Mux
 	cloudConn, edgeConn link.Conn
 	beats, changes      chan message.Message // what came to the cloud, and to the edge, beside the streams
 }
 
-func newWorld(t testing.TB, config tunnel.Config, accept func(context.Context, string) (net.Conn, error), pipe linktest.PipeOptions) *world {
+func newSystem(t testing.TB, config tunnel.Config, accept func(context.Context, string) (net.Conn, error), pipe linktest.PipeOptions) *system {
 	t.Helper()
-	w := &world{t: t, beats: make(chan message.Message, 100), changes: make(chan message.Message, 100)}
+	w := &system{t: t, beats: make(chan message.Message, 100), changes: make(chan message.Message, 100)}
 	w.edgeConn, w.cloudConn = linktest.Pipe(t, pipe)
 	config.Peer = "edge1"
 	w.cloud = tunnel.New(w.cloudConn, config)
@@ -48,7 +48,7 @@ func newWorld(t testing.TB, config tunnel.Config, accept func(context.Context, s
 }
 
 // serve does what a hub does.
-func (w *world) serve(conn link.Conn, mux *tunnel.Mux, others chan<- message.Message) {
+func (w *system) serve(conn link.Conn, mux *tunnel.Mux, others chan<- message.Message) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var all sync.WaitGroup
 	all.Go(func() {
@@ -76,7 +76,7 @@ func (w *world) serve(conn link.Conn, mux *tunnel.Mux, others chan<- message.Mes
 	w.t.Cleanup(func() { cancel(); all.Wait() })
 }
 
-func (w *world) open() *tunnel.Stream {
+func (w *system) open() *tunnel.Stream {
 	w.t.Helper()
 	s, err := w.cloud.Open(w.t.Context(), "kubelet")
 	if err != nil {
@@ -139,7 +139,7 @@ func TestStream_CarriesBothWaysAndEnds(t *testing.T) {
 	for name, size := range map[string]int{"nothing": 0, "a byte": 1, "a chunk": 15 << 10, "more than a window": 3 << 20} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, tunnel.Config{}, echo, linktest.PipeOptions{})
+				w := newSystem(t, tunnel.Config{}, echo, linktest.PipeOptions{})
 				s, sent := w.open(), noise(1, size)
 				var got []byte
 				var both sync.WaitGroup
@@ -177,7 +177,7 @@ func TestStream_CarriesBothWaysAndEnds(t *testing.T) {
 
 func TestOpen_Refused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, tunnel.Config{}, func(_ context.Context, target string) (net.Conn, error) {
+		w := newSystem(t, tunnel.Config{}, func(_ context.Context, target string) (net.Conn, error) {
 			return nil, fmt.Errorf("no listener for %s", target)
 		}, linktest.PipeOptions{})
 		_, err := w.cloud.Open(t.Context(), "kubelet")
@@ -195,7 +195,7 @@ func TestOpen_Refused(t *testing.T) {
 func TestOpen_SilentPeerIsNotWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
-		w := newWorld(t, tunnel.Config{}, func(ctx context.Context, _ string) (net.Conn, error) {
+		w := newSystem(t, tunnel.Config{}, func(ctx context.Context, _ string) (net.Conn, error) {
 			<-ctx.Done()
 			return nil, ctx.Err()
 		}, linktest.PipeOptions{})
@@ -218,7 +218,7 @@ func TestOpen_SilentPeerIsNotWaitedFor(t *testing.T) {
 // A peer answers a probe also when it takes no stream any more; one that is silent does not.
 func TestProbe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, tunnel.Config{}, echo, linktest.PipeOptions{})
+		w := newSystem(t, tunnel.Config{}, echo, linktest.PipeOptions{})
 		if err := w.cloud.Probe(t.Context()); err != nil {
 			t.Error(err)
 		}
@@ -237,7 +237,7 @@ func TestProbe(t *testing.T) {
 
 func TestOpen_Bound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, tunnel.Config{MaxStreams: 3}, echo, linktest.PipeOptions{})
+		w := newSystem(t, tunnel.Config{MaxStreams: 3}, echo, linktest.PipeOptions{})
 		for range 3 {
 			w.open()
 		}
@@ -251,7 +251,7 @@ func TestOpen_Bound(t *testing.T) {
 func TestStream_StalledReaderCostsItsOwnWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		accept, ends := server()
-		w := newWorld(t, tunnel.Config{}, accept, linktest.PipeOptions{})
+		w := newSystem(t, tunnel.Config{}, accept, linktest.PipeOptions{})
 		stalled := w.open()
 		<-ends // reads nothing
 		var wrote int
@@ -293,7 +293,7 @@ func TestStream_StalledReaderCostsItsOwnWindow(t *testing.T) {
 func TestStream_Deadlines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		accept, ends := server()
-		w := newWorld(t, tunnel.Config{}, accept, linktest.PipeOptions{})
+		w := newSystem(t, tunnel.Config{}, accept, linktest.PipeOptions{})
 		s := w.open()
 		end := <-ends
 		began := time.Now()
@@ -330,7 +330,7 @@ func TestStream_Deadlines(t *testing.T) {
 func TestStream_LinkEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		accept, ends := server()
-		w := newWorld(t, tunnel.Config{}, accept, linktest.PipeOptions{})
+		w := newSystem(t, tunnel.Config{}, accept, linktest.PipeOptions{})
 		s := w.open()
 		end := <-ends
 		if _, err := end.Write([]byte("last words")); err != nil {
@@ -366,7 +366,7 @@ func TestTunnel_13_BulkDelaysOthersByOneChunk(t *testing.T) {
 	)
 	synctest.Test(t, func(t *testing.T) {
 		up, down := &slow{rate: rate}, &slow{rate: rate}
-		w := newWorld(t, tunnel.Config{}, func(context.Context, string) (net.Conn, error) {
+		w := newSystem(t, tunnel.Config{}, func(context.Context, string) (net.Conn, error) {
 			a, b := halves()
 			go func() { _, _ = io.Copy(b, endless{}) }()
 			go func() { _, _ = io.Copy(io.Discard, b) }()
@@ -432,7 +432,7 @@ func (s *slow) Write(b []byte) (int, error) {
 // 500 streams side by side keep their bytes apart, and leave nothing behind.
 func TestTunnel_14_500StreamsKeepTheirBytesApart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, tunnel.Config{}, echo, linktest.PipeOptions{})
+		w := newSystem(t, tunnel.Config{}, echo, linktest.PipeOptions{})
 		synctest.Wait()
 		before := runtime.NumGoroutine()
 		var all sync.WaitGroup

@@ -36,7 +36,7 @@ func naming(name string) func(context.Context, string) (net.Conn, error) {
 // Both ends open streams at the same time, and none is taken for one of the other side.
 func TestOpen_BothWays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := &world{t: t, beats: make(chan message.Message, 1), changes: make(chan message.Message, 1)}
+		w := &system{t: t, beats: make(chan message.Message, 1), changes: make(chan message.Message, 1)}
 		w.edgeConn, w.cloudConn = linktest.Pipe(t, linktest.PipeOptions{})
 		w.cloud = tunnel.New(w.cloudConn, tunnel.Config{Peer: "edge1", Accept: naming("cloud"), MaxAccepted: 3})
 		w.edge = tunnel.New(w.edgeConn, tunnel.Config{Peer: "the cloud", Accept: naming("edge"), Edge: true})

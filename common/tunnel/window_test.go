@@ -93,7 +93,7 @@ func TestTunnel_13_QueuesOnThePathStayShort(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var up, down *modem
-				w := newWorld(t, tunnel.Config{}, func(context.Context, string) (net.Conn, error) {
+				w := newSystem(t, tunnel.Config{}, func(context.Context, string) (net.Conn, error) {
 					a, b := halves()
 					go func() { _, _ = io.Copy(io.Discard, b) }()
 					return a, nil

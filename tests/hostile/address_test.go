@@ -48,7 +48,7 @@ const kubeletPort = "10250"
 // balancer, and that its kubelet listens at their port. What kube-apiserver sends there arrives
 // there, and opens no stream to the device.
 func TestHostile_06_ClaimedAddressesAttractNoTraffic(t *testing.T) {
-	s := start(t, withTunnel())
+	s := newSystem(t, withTunnel())
 	ns := things(t)
 	admin := plane.Client()
 	hook, clusterIP := webhook(t, ns)
@@ -361,7 +361,7 @@ func servingRequest(t *testing.T, key crypto.Signer, address string) []byte {
 // address. Then it has no link, and kube-apiserver asks for its kubelet. cloudcore dials none of
 // them.
 func TestHostile_06_ForgedLeaseIsNotDialled(t *testing.T) {
-	s := start(t, withTunnel())
+	s := newSystem(t, withTunnel())
 	ns := things(t)
 	labelAsEdge(t, own, another)
 	admin := plane.Client()

@@ -30,7 +30,7 @@ import (
 // try there to get or do more than that node's kubelet may at kube-apiserver itself. Nothing of
 // another node's is changed by any of it.
 func TestHostile_14_NodeMayDoNoMoreThanItsKubelet(t *testing.T) {
-	s := start(t, withTunnel())
+	s := newSystem(t, withTunnel())
 	ns := things(t)
 	before := snapshot(t, ns)
 	device := s.dial(t, link.QUIC, own)

@@ -121,8 +121,8 @@ type system struct {
 	roots                   *x509.CertPool
 }
 
-// start runs cloudcore with further lines of cloudcore.yaml.
-func start(t *testing.T, further string) *system {
+// newSystem runs cloudcore with further lines of cloudcore.yaml.
+func newSystem(t *testing.T, further string) *system {
 	t.Helper()
 	if plane == nil {
 		t.Skip("needs a control plane, which -short leaves out")

@@ -189,7 +189,7 @@ func works(t *testing.T, d *hostile.Device, node string) {
 // TestHostile_15_ManInTheMiddleIsRefused: an active attacker between a device with Auto and the
 // cloud.
 func TestHostile_15_ManInTheMiddleIsRefused(t *testing.T) {
-	s := start(t, "")
+	s := newSystem(t, "")
 	const node = "edge-middle"
 	plane.AddNode(t, node)
 	secure := s.tls(t, node)

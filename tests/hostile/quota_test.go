@@ -35,7 +35,7 @@ import (
 // again after that time, as an honest edge does.
 func TestHostile_05_QuotasAnswer429WithRetryAfter(t *testing.T) {
 	// Quotas smaller than those of the defaults: what is above them is what this is about.
-	s := start(t, "tunnel: {listen: \"\"}\nrelay: {quotas: {eventBurst: 1000, eventsPerSecond: 50, requestBurst: 1000, requestsPerSecond: 20, "+
+	s := newSystem(t, "tunnel: {listen: \"\"}\nrelay: {quotas: {eventBurst: 1000, eventsPerSecond: 50, requestBurst: 1000, requestsPerSecond: 20, "+
 		"reportBurst: 500, reportsPerSecond: 20, statusBurst: 1000, statusesPerSecond: 20, statusByteBurst: 8388608, statusBytesPerSecond: 131072}}\n")
 	ns := things(t)
 	device, other := s.dial(t, link.QUIC, own), s.dial(t, link.WebSocket, another)

@@ -35,7 +35,7 @@ func heartbeat() message.Message {
 func TestHostile_04_StalledReaderHoldsUpNoOther(t *testing.T) {
 	for _, transport := range []link.Transport{link.WebSocket, link.QUIC} {
 		t.Run(string(transport), func(t *testing.T) {
-			s := start(t, "tunnel: {listen: \"\"}\n")
+			s := newSystem(t, "tunnel: {listen: \"\"}\n")
 			ns := plane.Namespace(t)
 			big(t, ns)
 			const stalled = 6

@@ -139,7 +139,7 @@ func (o *opened) ends(text string, client net.Conn) {
 // The console of a virtual machine, from nothing: no rights, no KubeVirt, no such machine; then one
 // that opens, has one user, ends in time, with its machine and with the link.
 func TestServices_13_ConsoleHasOneUserAndALimit(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.refused("edge1", "sample/vm1", "devices of this cluster have no right to get", 2)
 	rights := filepath.Join(s.Root, "manifests", "console")
 	s.Kubectl("apply", "-k", rights)

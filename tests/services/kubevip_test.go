@@ -36,7 +36,7 @@ func (s *system) holders(ctx context.Context, address string) (all []string, err
 // kube-vip itself, as its module has it, in a pod on each edge: elected by a Lease, it answers ARP
 // for the address, and the Service is reached there.
 func TestServices_14_KubeVIP(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	paths, err := binary.Build(t.Context(), s.Root, "kube-vip")
 	s.Check(err)
 	tar := filepath.Join(s.Dir, "images", "kube-vip.tar")

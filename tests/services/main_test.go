@@ -40,7 +40,7 @@ func tests() suite.Suite {
 
 type system struct{ *suite.System }
 
-func use(t *testing.T) *system {
+func newSystem(t *testing.T) *system {
 	t.Helper()
 	return &system{tests().Use(t)}
 }

@@ -13,7 +13,7 @@ import (
 
 // The range of Services is the cluster's own, of its ServiceCIDRs; one that is added counts too.
 func TestServices_03_AddressesInTheServiceCIDRAreSkipped(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	kubernetes, err := s.Client.CoreV1().Services("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
 	s.Check(err)
 	inside := kubernetes.Spec.ClusterIP
@@ -38,7 +38,7 @@ spec:
 // The last that counts of a Service's addresses is in its status: here a virtual IP, which the
 // cloud has given it from a pool. With an external address that one counts.
 func TestServices_02_OwnVirtualIPCountsLast(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.make("apiVersion: skerry.io/v1alpha1\nkind: NodePool\nmetadata: {name: shop, labels: {site: shop}}\nspec: {addresses: [192.168.100.230], nodeSelector: {}}\n")
 	s.make(`apiVersion: v1
 kind: Service
@@ -92,7 +92,7 @@ spec:
 `
 
 func TestServices_05_MarksOfPackets(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.on("edge1", "ip address add 192.168.100.240/32 dev "+lan)
 	t.Cleanup(func() { _, _ = s.tryOn(context.Background(), "edge1", "ip address del 192.168.100.240/32 dev "+lan) })
 	for _, port := range []int{80, 443, 12346, 30180, 30181, 8081} {
@@ -121,7 +121,7 @@ func TestServices_05_MarksOfPackets(t *testing.T) {
 
 // What a node collects is in the status of a ServiceCollection, and follows the Services.
 func TestStatus_ofACollection(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.make("apiVersion: skerry.io/v1alpha1\nkind: ServiceCollection\nmetadata: {name: all}\n")
 	s.make(exposed)
 	want := "edge1 Applied true,edge2 Applied true, True True"
@@ -155,7 +155,7 @@ spec:
 `
 
 func TestServices_08_ACEOpensToNamedSourcesOnly(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.listen("edge1", 6443)
 	ask := func(ctx context.Context, to string) error {
 		_, err := s.ask(ctx, "tcp", to)
@@ -215,7 +215,7 @@ func TestServices_08_ACEOpensToNamedSourcesOnly(t *testing.T) {
 
 // The rules come before the containers, however often one looks.
 func TestServices_09_BootOfflineRulesBeforePods(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.make(exposed)
 	s.WaitPods("sample", "app=sample", "edge1", 1)
 	var before string
@@ -254,7 +254,7 @@ func TestServices_09_BootOfflineRulesBeforePods(t *testing.T) {
 
 // The example: answers of one Service leave by a second uplink. Another Service's don't.
 func TestExample_anotherUplink(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	// A second router, which counts what it gets of the port.
 	const count = "ip netns exec uplink iptables -t raw "
 	s.on("edge1", "ip netns add uplink && ip link add wan1 type veth peer name wan1 netns uplink && ip address add 172.31.7.2/24 dev wan1 && ip link set wan1 up && "+
@@ -299,7 +299,7 @@ func TestExample_anotherUplink(t *testing.T) {
 
 // Off by default, and off leaves nothing behind.
 func TestOff(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.make(exposed)
 	s.waitRule("edge2", "30180", true)
 	s.Check(s.Trial.Set(t.Context(), "edge2", []string{"modules.marks.enable=false"}))

@@ -82,7 +82,7 @@ func (s *system) definition(name string, there bool) (uid string) {
 }
 
 func TestServices_10_PassthroughAttachmentIsShared(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.on("edge1", "ip link add eth9 type veth peer name eth9peer")
 	t.Cleanup(func() { _, _ = s.tryOn(context.Background(), "edge1", "ip link del eth9; ip link del eth8") })
 	s.make(portPod("first", "eth9"))

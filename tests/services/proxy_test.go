@@ -116,7 +116,7 @@ spec:
 
 // Marks and kube-proxy don't get in each other's way, whichever of the two rewrites its rules last.
 func testWithProxy(t *testing.T, mode string) {
-	s := use(t)
+	s := newSystem(t)
 	s.WaitPods("sample", "app=sample", "edge1", 1)
 	s.make(proxied)
 	var before string

@@ -16,7 +16,7 @@ var autoSettings = []string{"modules.site.enable=auto", "modules.services.enable
 // has podSubnets, offline too; taken out of the pool it stops and leaves no rules, and back in it,
 // it serves again.
 func TestAuto(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	const node = "edge1"
 	pool := func(to string) {

@@ -116,7 +116,7 @@ func (s *system) waitRecords(ns, name string, qtype uint16, want ...string) {
 
 // Names of real objects of a real control plane, with the cloud and without it.
 func TestSite_19_NamesResolveWithAndWithoutTheCloud(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	s.Apply(ns, database+service("db", "db", "  clusterIP: None")+service("store", "db", ""))
 	ips := map[string]string{}

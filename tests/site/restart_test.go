@@ -47,7 +47,7 @@ func (s *system) ownPods(ctx context.Context, node, namespace, app string, resta
 // A power cut while the cloud is away: pods come back with other addresses, which can't be reported
 // to the cloud. Service and headless name follow.
 func TestSite_03_RebootOfflineServiceAndNameFollow(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	// Addresses are given in turn and again with each boot. These take the first ones and go before
 	// it: no pod gets the address then that it had.
@@ -130,7 +130,7 @@ spec:
 // stays off after that, says so, and comes back when the pod has gone. The pod is one by its label
 // and container; what it does in the kernel is its own business and not shown here.
 func TestSite_29_KubeProxyThereKeepsOursOff(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	s.Apply(ns, deployment("store", "edge1", 1)+service("store", "store", ""))
 	pod := s.WaitPods(ns, "app=store", "edge1", 1)[0]
@@ -204,7 +204,7 @@ func (s *system) sockets(h host.Host) []*os.File {
 // edgecore is stopped and started again under a stream of queries, each of which is sent once, with
 // its sockets from outside: each is answered, and rightly.
 func TestSite_22_RestartLosesNoQuery(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	s.Apply(ns, service("store", "none", ""))
 	ip := s.service(ns, "store").Spec.ClusterIP

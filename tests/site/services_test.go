@@ -152,7 +152,7 @@ func (s *system) udp(ctx context.Context, host, address string) (string, error) 
 // ClusterIPs over TCP and UDP, a NodePort on the LAN and on the node, a pod that reaches itself by
 // its Service, and session affinity: served by edgecore.
 func TestSite_01_EdgecoreServesClusterIPsAndNodePorts(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	s.Apply(ns, deployment("front", "edge1", 1)+deployment("store", "edge1", 2)+deployment("one", "edge1", 1)+
 		service("store", "store", "")+service("node", "store", "  type: NodePort")+service("one", "one", "")+
@@ -192,7 +192,7 @@ func TestSite_01_EdgecoreServesClusterIPsAndNodePorts(t *testing.T) {
 
 // All that goes on without the cloud, and readiness too, which can't be reported to the cloud.
 func TestSite_02_ServicesAndReadinessGoOnWhileCut(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	s.Apply(ns, deployment("front", "edge1", 1)+deployment("store", "edge1", 2)+service("store", "store", ""))
 	front := s.WaitPods(ns, "app=front", "edge1", 1)[0].Status.PodIP
@@ -228,7 +228,7 @@ func (s *system) post(node, podIP, path string) {
 // A Service whose endpoints are all gone or unready is refused at once, on TCP, by
 // ClusterIP and NodePort.
 func TestSite_17_NoEndpointIsRefusedAtOnce(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	s.Apply(ns, deployment("store", "edge1", 1)+service("store", "store", "  type: NodePort")+service("empty", "none", ""))
 	pod := s.WaitPods(ns, "app=store", "edge1", 1)[0]

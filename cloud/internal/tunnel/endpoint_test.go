@@ -16,7 +16,7 @@ import (
 )
 
 // byName serves a replica's endpoint.
-func (w *world) byName(r *replica) string {
+func (w *system) byName(r *replica) string {
 	w.t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -36,7 +36,7 @@ func (w *world) byName(r *replica) string {
 
 // secure is a kubelet that speaks TLS with a certificate for its node's name, says that
 // name and echoes.
-func (w *world) secure(name string) func(context.Context, string) (net.Conn, error) {
+func (w *system) secure(name string) func(context.Context, string) (net.Conn, error) {
 	w.t.Helper()
 	serving, err := w.cluster.Serving([]string{name})
 	if err != nil {
@@ -56,7 +56,7 @@ func (w *world) secure(name string) func(context.Context, string) (net.Conn, err
 }
 
 func TestServeNames(t *testing.T) {
-	w := newWorld(t)
+	w := newSystem(t)
 	a, b := w.replica("a"), w.replica("b")
 	attach(t, b, "edge1", w.secure("edge1"))
 	for who, r := range map[string]*replica{"the holder": b, "another replica": a} {
@@ -76,7 +76,7 @@ func TestServeNames(t *testing.T) {
 }
 
 func TestServeNames_Refuses(t *testing.T) {
-	w := newWorld(t)
+	w := newSystem(t)
 	r := w.replica("a")
 	address := w.byName(r)
 	for name, test := range map[string]struct{ server, want string }{

@@ -53,7 +53,7 @@ func server(t *testing.T, address, name string) (port string, connections chan s
 // listens at their ports. What kube-apiserver sends there goes there. Then the device writes into
 // its own Lease where cloudcore is to look for its link.
 func TestAddressesAttractNoStreams(t *testing.T) {
-	w := newWorld(t)
+	w := newSystem(t)
 	victims := map[string]string{"webhook": "127.0.0.2", "other edge": "127.0.0.3", "ordinary node": "127.0.0.4", "control plane": "127.0.0.5"}
 	for name, address := range victims {
 		t.Run(name, func(t *testing.T) {

@@ -31,7 +31,7 @@ func (m *mute) Write(b []byte) (int, error) {
 // before the link is given up; a connection that a client has for itself, a terminal, waits for the
 // network.
 func TestDial_KeptConnectionEndsWhenTheEdgeIsSilent(t *testing.T) {
-	w := newWorld(t)
+	w := newSystem(t)
 	r := w.replica("a")
 	uplink := new(mute)
 	_, ended := attachOver(t, r, "edge1", w.secure("edge1"), linktest.PipeOptions{WrapEdge: func(c net.Conn) net.Conn { uplink.Conn = c; return uplink }})

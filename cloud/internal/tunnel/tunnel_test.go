@@ -227,8 +227,8 @@ type replica struct {
 	address string
 }
 
-// world is replicas, the CAs, and the Leases.
-type world struct {
+// system is replicas, the CAs, and the Leases.
+type system struct {
 	t       *testing.T
 	ca      *join.CA
 	cluster *join.CA // stands for the cluster's: all that counts is that it is another one
@@ -239,7 +239,7 @@ type world struct {
 	leases map[types.NodeName]*coordinationv1.Lease
 }
 
-func newWorld(t *testing.T) *world {
+func newSystem(t *testing.T) *system {
 	t.Helper()
 	ca, err := join.LoadCA(t.Context(), fake.NewClientset())
 	if err != nil {
@@ -253,11 +253,11 @@ func newWorld(t *testing.T) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &world{t: t, ca: ca, cluster: cluster, serving: serving, leases: map[types.NodeName]*coordinationv1.Lease{},
+	return &system{t: t, ca: ca, cluster: cluster, serving: serving, leases: map[types.NodeName]*coordinationv1.Lease{},
 		nodes: nodes(t, node("edge1", true, "10.0.0.1"), node("plain1", false, "127.0.0.1"))}
 }
 
-func (w *world) lease(name types.NodeName, r *replica, instance string, renewed time.Time) {
+func (w *system) lease(name types.NodeName, r *replica, instance string, renewed time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.leases[name] = &coordinationv1.Lease{
@@ -269,11 +269,11 @@ func (w *world) lease(name types.NodeName, r *replica, instance string, renewed 
 // announceKey is what the replicas have in common.
 var announceKey = [32]byte{1}
 
-func (w *world) announce(name types.NodeName, address, instance string, at time.Time) string {
+func (w *system) announce(name types.NodeName, address, instance string, at time.Time) string {
 	return tunnel.NewAnnouncer(announceKey, instance, address).Announce(name, at)
 }
 
-func (w *world) replica(instance string) *replica {
+func (w *system) replica(instance string) *replica {
 	w.t.Helper()
 	peer := pki.ClientTLS(pki.Client{Roots: pki.Pool(w.ca.Certificate), Certificate: w.ca.Peer(tunnel.PeerName).Certificate})
 	peer.ServerName = "cloud.example.com"
@@ -312,7 +312,7 @@ func (w *world) replica(instance string) *replica {
 
 // ask sends a CONNECT as a client with a common name, and returns the status line and the
 // connection behind it.
-func (w *world) ask(r *replica, cn, method, target string) (string, io.ReadWriteCloser) {
+func (w *system) ask(r *replica, cn, method, target string) (string, io.ReadWriteCloser) {
 	w.t.Helper()
 	config := pki.ClientTLS(pki.Client{Roots: pki.Pool(w.ca.Certificate), Certificate: w.cluster.Peer(cn).Certificate})
 	config.ServerName = "cloud.example.com"
@@ -337,7 +337,7 @@ func (w *world) ask(r *replica, cn, method, target string) (string, io.ReadWrite
 
 const apiserver = "kube-apiserver-kubelet-client"
 
-func (w *world) talk(conn io.ReadWriter, name string) {
+func (w *system) talk(conn io.ReadWriter, name string) {
 	w.t.Helper()
 	if _, err := io.WriteString(conn, "ping"); err != nil {
 		w.t.Fatal(err)
@@ -350,7 +350,7 @@ func (w *world) talk(conn io.ReadWriter, name string) {
 }
 
 func TestConnect_LeadsToAnEdge(t *testing.T) {
-	w := newWorld(t)
+	w := newSystem(t)
 	r := w.replica("a")
 	attach(t, r, "edge1", hello("edge1"))
 	for _, target := range []string{"edge1:10250", "10.0.0.1:10250"} {
@@ -363,7 +363,7 @@ func TestConnect_LeadsToAnEdge(t *testing.T) {
 }
 
 func TestConnect_DialsAllElse(t *testing.T) {
-	w := newWorld(t)
+	w := newSystem(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -389,7 +389,7 @@ func TestConnect_DialsAllElse(t *testing.T) {
 }
 
 func TestConnect_Refuses(t *testing.T) {
-	w := newWorld(t)
+	w := newSystem(t)
 	r := w.replica("a")
 	for name, test := range map[string]struct{ cn, method, target, want string }{
 		"a node's certificate": {"system:node:edge2", http.MethodConnect, "edge1:10250", "403 "},
@@ -408,7 +408,7 @@ func TestConnect_Refuses(t *testing.T) {
 }
 
 func TestConnect_SaysSinceWhen(t *testing.T) {
-	w := newWorld(t)
+	w := newSystem(t)
 	r := w.replica("a")
 	cut := attach(t, r, "edge1", hello("edge1"))
 	cut()
@@ -423,7 +423,7 @@ func TestConnect_SaysSinceWhen(t *testing.T) {
 }
 
 func TestTunnel_09_TheReplicaThatIsAskedNeedNotHoldTheLink(t *testing.T) {
-	w := newWorld(t)
+	w := newSystem(t)
 	a, b := w.replica("a"), w.replica("b")
 	cut := attach(t, b, "edge1", hello("edge1"))
 	w.lease("edge1", b, "b", time.Now())
@@ -447,7 +447,7 @@ func TestTunnel_09_TheReplicaThatIsAskedNeedNotHoldTheLink(t *testing.T) {
 // A replica notices late that a device has gone to another one, which renewed its Lease before that
 // and does so again only in a while.
 func TestDial_TheLinkWentElsewhere(t *testing.T) {
-	w := newWorld(t)
+	w := newSystem(t)
 	a, b := w.replica("a"), w.replica("b")
 	cut := attach(t, a, "edge1", hello("edge1"))
 	attach(t, b, "edge1", hello("edge1"))
@@ -462,7 +462,7 @@ func TestDial_TheLinkWentElsewhere(t *testing.T) {
 
 // The Lease of a replica that has died, or lost the link: no replica sends the question round.
 func TestDial_TheHolderHasItNoMore(t *testing.T) {
-	w := newWorld(t)
+	w := newSystem(t)
 	a, b := w.replica("a"), w.replica("b")
 	w.lease("edge1", b, "b", time.Now())
 	if status, _ := w.ask(a, apiserver, http.MethodConnect, "edge1:10250"); !strings.HasPrefix(status, "503 edge1 has no link") {
@@ -475,7 +475,7 @@ func TestDial_TheHolderHasItNoMore(t *testing.T) {
 }
 
 func TestConnect_AKubeletThatIsDown(t *testing.T) {
-	w := newWorld(t)
+	w := newSystem(t)
 	r := w.replica("a")
 	var down bytes.Buffer
 	var mu sync.Mutex

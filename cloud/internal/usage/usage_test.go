@@ -62,8 +62,8 @@ func newKubelet(t *testing.T) *kubelet {
 	return k
 }
 
-// world is a Usage, served, with one kubelet that answers, edge1's.
-type world struct {
+// system is a Usage, served, with one kubelet that answers, edge1's.
+type system struct {
 	t       *testing.T
 	kubelet *kubelet
 	address string
@@ -74,7 +74,7 @@ func object(name, namespace string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Name: name, Namespace: namespace, UID: types.UID("uid-" + name), ResourceVersion: "1", Labels: map[string]string{"name": name}}
 }
 
-func newWorld(t *testing.T) *world {
+func newSystem(t *testing.T) *system {
 	t.Helper()
 	nodes := kube.NewStore(corev1.SchemeGroupVersion.WithResource("nodes"))
 	pods := kube.NewStore(corev1.SchemeGroupVersion.WithResource("pods"))
@@ -87,7 +87,7 @@ func newWorld(t *testing.T) *world {
 	); err != nil {
 		t.Fatal(err)
 	}
-	w := &world{t: t, kubelet: newKubelet(t)}
+	w := &system{t: t, kubelet: newKubelet(t)}
 	serving, err := join.LoadCA(t.Context(), fake.NewClientset())
 	if err != nil {
 		t.Fatal(err)
@@ -141,7 +141,7 @@ func newWorld(t *testing.T) *world {
 }
 
 // get sends a request with as's client certificate, and decodes the answer where it is 200.
-func (w *world) get(as, path string, into any) (int, string) {
+func (w *system) get(as, path string, into any) (int, string) {
 	w.t.Helper()
 	config := pki.ClientTLS(pki.Client{Roots: pki.Pool(w.ca.Certificate), Certificate: w.ca.Peer(as).Certificate})
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: config, DisableKeepAlives: true}}
@@ -165,7 +165,7 @@ func (w *world) get(as, path string, into any) (int, string) {
 const root = "/apis/metrics.k8s.io/v1beta1"
 
 func TestServe_TellsWhatKubeletsSay(t *testing.T) {
-	w := newWorld(t)
+	w := newSystem(t)
 	close(w.kubelet.open)
 	var nodes metrics.NodeMetricsList
 	if code, body := w.get("front-proxy", root+"/nodes", &nodes); code != http.StatusOK {
@@ -205,7 +205,7 @@ func TestServe_TellsWhatKubeletsSay(t *testing.T) {
 }
 
 func TestServe_Refuses(t *testing.T) {
-	w := newWorld(t)
+	w := newSystem(t)
 	close(w.kubelet.open)
 	for name, test := range map[string]struct {
 		as, path string
@@ -238,7 +238,7 @@ func TestServe_Refuses(t *testing.T) {
 
 // Many who ask at the same time cost one question to a kubelet.
 func TestServe_AsksOnceForMany(t *testing.T) {
-	w := newWorld(t)
+	w := newSystem(t)
 	var all sync.WaitGroup
 	for range 10 {
 		all.Go(func() {
@@ -259,7 +259,7 @@ func TestServe_AsksOnceForMany(t *testing.T) {
 }
 
 func TestServe_Discovery(t *testing.T) {
-	w := newWorld(t)
+	w := newSystem(t)
 	var list metav1.APIResourceList
 	if code, body := w.get("front-proxy", root, &list); code != http.StatusOK || len(list.APIResources) != 2 {
 		t.Errorf("%d: %s", code, body)

@@ -91,8 +91,8 @@ func (m *memory) Save(_ context.Context, changes map[string][]byte) error {
 	return nil
 }
 
-// world is a LAN with devices of one site.
-type world struct {
+// system is a LAN with devices of one site.
+type system struct {
 	t         *testing.T
 	lan       *lantest.LAN
 	authority *linktest.Authority
@@ -102,7 +102,7 @@ type world struct {
 
 // device is one with a contact agent, and with a disk and a /run that outlive it.
 type device struct {
-	world  *world
+	world  *system
 	name   string
 	number int
 	host   *lantest.Host
@@ -121,15 +121,15 @@ type device struct {
 	calls map[string]int // of Changed
 }
 
-func newWorld(t *testing.T, n int) *world {
-	w := &world{t: t, lan: lantest.New(t), authority: linktest.NewAuthority(t)}
+func newSystem(t *testing.T, n int) *system {
+	w := &system{t: t, lan: lantest.New(t), authority: linktest.NewAuthority(t)}
 	for i := range n {
 		w.add(fmt.Sprintf("edge%02d", i+1), fmt.Sprintf("10.90.0.%d/24", i+1))
 	}
 	return w
 }
 
-func (w *world) add(name string, addresses ...string) *device {
+func (w *system) add(name string, addresses ...string) *device {
 	d := &device{
 		world: w, name: name, number: len(w.devices) + 1, host: w.lan.Host(addresses...), boot: name + "-boot-1", disk: &memory{},
 		run: filepath.Join(w.t.TempDir(), "contact.json"), cert: w.authority.Node(w.t, name), calls: map[string]int{},
@@ -148,7 +148,7 @@ func (d *device) pod(n int) contact.Pod {
 	}
 }
 
-func (w *world) site() *topicpb.Site {
+func (w *system) site() *topicpb.Site {
 	s := &topicpb.Site{Name: "plant", Members: w.members}
 	raw, err := proto.Marshal(s)
 	if err != nil {
@@ -213,7 +213,7 @@ func (d *device) tell() {
 	}
 }
 
-func (w *world) startAll() {
+func (w *system) startAll() {
 	for _, d := range w.devices {
 		d.start()
 		d.tell()
@@ -228,7 +228,7 @@ func (d *device) sees(other *device, want contact.Status) {
 	poll.True(d.world.t, fmt.Sprintf("%s sees %s as %v", d.name, other.name, want), func() bool { return d.agent.Contact(other.name) == want })
 }
 
-func (w *world) allMet() {
+func (w *system) allMet() {
 	w.t.Helper()
 	for _, d := range w.devices {
 		for _, o := range w.devices {
@@ -248,7 +248,7 @@ func (d *device) changes(node string) int {
 }
 
 // startHostile starts these only: the others are the test's to play.
-func (w *world) startHostile(good ...*device) {
+func (w *system) startHostile(good ...*device) {
 	for _, d := range good {
 		d.start()
 		d.tell()

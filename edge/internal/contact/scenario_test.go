@@ -22,7 +22,7 @@ import (
 
 // Devices find each other by beacons alone, and tell of their pods.
 func TestMeet(t *testing.T) {
-	w := newWorld(t, 3)
+	w := newSystem(t, 3)
 	w.startAll()
 	w.allMet()
 	a, b := w.devices[0], w.devices[1]
@@ -44,7 +44,7 @@ var lossFor = flag.Duration("loss", 10*time.Second, "how long a fifth of the pac
 // The LAN goes silent without a carrier lost anywhere: the device is dead, and TCP connections to
 // its pods are forgotten. Loss alone makes no device dead.
 func TestSite_07_SilentCutIsDeathAndLossIsNot(t *testing.T) {
-	w := newWorld(t, 2)
+	w := newSystem(t, 2)
 	w.startAll()
 	w.allMet()
 	a, b := w.devices[0], w.devices[1]
@@ -106,7 +106,7 @@ func TestSite_07_SilentCutIsDeathAndLossIsNot(t *testing.T) {
 // edgecore is killed on a peer and started again: its word holds all the while, and no device
 // hears anything else.
 func TestEdgecoreRestart(t *testing.T) {
-	w := newWorld(t, 2)
+	w := newSystem(t, 2)
 	w.startAll()
 	w.allMet()
 	a, b := w.devices[0], w.devices[1]
@@ -150,7 +150,7 @@ func TestEdgecoreRestart(t *testing.T) {
 
 // A and B can't reach each other, and both reach C: each goes by its own contact.
 func TestSite_10_OnesViewIsNotAnothers(t *testing.T) {
-	w := newWorld(t, 3)
+	w := newSystem(t, 3)
 	w.startAll()
 	w.allMet()
 	a, b, c := w.devices[0], w.devices[1], w.devices[2]
@@ -185,7 +185,7 @@ func TestSite_10_OnesViewIsNotAnothers(t *testing.T) {
 
 // The LAN falls into two halves, and is healed: within each half nothing changes.
 func TestSite_11_LANSplitAndHealedKeepsEachHalf(t *testing.T) {
-	w := newWorld(t, 4)
+	w := newSystem(t, 4)
 	w.startAll()
 	w.allMet()
 	halves := [][]*device{w.devices[:2], w.devices[2:]}
@@ -217,7 +217,7 @@ func TestSite_11_LANSplitAndHealedKeepsEachHalf(t *testing.T) {
 // DHCP gives all devices other addresses, in another network: they find each other again,
 // without a cloud.
 func TestSite_27_DHCPMovesAllAndTheyFindEachOther(t *testing.T) {
-	w := newWorld(t, 3)
+	w := newSystem(t, 3)
 	w.startAll()
 	w.allMet()
 	for i, d := range w.devices {
@@ -240,7 +240,7 @@ func TestSite_27_DHCPMovesAllAndTheyFindEachOther(t *testing.T) {
 // Who is not in the site, whose certificate is revoked, and who says what is not its to say,
 // are not believed.
 func TestSite_18_HostilePeerIsNotBelieved(t *testing.T) {
-	w := newWorld(t, 2)
+	w := newSystem(t, 2)
 	a, b := w.devices[0], w.devices[1]
 	thief := w.add("edge00", "10.90.0.66/24") // before a and b by name: it is the one to dial
 	w.startHostile(a, b)
@@ -353,7 +353,7 @@ func TestSite_18_HostilePeerIsNotBelieved(t *testing.T) {
 
 // An expired certificate is good without a link, and not with one.
 func TestExpiredCertificate(t *testing.T) {
-	w := newWorld(t, 2)
+	w := newSystem(t, 2)
 	a, b := w.devices[0], w.devices[1]
 	b.cert = w.authority.Expired(t, b.name)
 	w.startAll()
@@ -374,7 +374,7 @@ func TestExpiredCertificate(t *testing.T) {
 
 // More devices than a site may have don't speak to each other: the cloud's word holds for all.
 func TestSite_28_TooManyDevicesEndTheirConnections(t *testing.T) {
-	w := newWorld(t, 2)
+	w := newSystem(t, 2)
 	w.startAll()
 	w.allMet()
 	a, b := w.devices[0], w.devices[1]

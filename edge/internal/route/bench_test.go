@@ -53,15 +53,15 @@ func BenchmarkOne(b *testing.B) {
 	}
 }
 
-func benchLab(b *testing.B, n int) *lab {
-	l := newLab(b)
+func benchLab(b *testing.B, n int) *system {
+	l := newSystem(b)
 	for i := range n {
 		l.api.route(b, fmt.Sprint("r", i), spec(fmt.Sprintf("172.24.%d.%d/32", i>>8, i&255), "10.0.1.1"))
 	}
 	return l
 }
 
-func (l *lab) count(n int) error {
+func (l *system) count(n int) error {
 	if got := len(l.routes()); got != n {
 		return fmt.Errorf("%d routes of %d", got, n)
 	}

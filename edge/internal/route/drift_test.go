@@ -33,7 +33,7 @@ type pinging struct {
 	answered map[uint32]bool
 }
 
-func (l *lab) ping(to string) *pinging {
+func (l *system) ping(to string) *pinging {
 	l.t.Helper()
 	v6 := netip.MustParseAddr(to).Is6()
 	p := &pinging{stop: make(chan struct{}), answered: map[uint32]bool{}}
@@ -119,7 +119,7 @@ func TestRoutes_14_NoMomentWithoutARoute(t *testing.T) {
 		"IPv6": {"2001:db8:20::/48", "2001:db8:1::1", "2001:db8:1::77", "2001:db8:1::2", "2001:db8:20::1"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := newLab(t)
+			l := newSystem(t)
 			// Without our route packets take the default route, to a router that swallows them.
 			l.swallow(c.subnet)
 			bits := "/24"
@@ -181,7 +181,7 @@ func TestRoutes_14_NoMomentWithoutARoute(t *testing.T) {
 }
 
 func TestRoutes_16_DeletedByHandIsRepaired(t *testing.T) {
-	l := newLab(t)
+	l := newSystem(t)
 	s := spec("172.21.0.0/16", "10.0.1.1")
 	s.DriftPolicy = v1alpha1.DriftReport
 	l.api.route(t, "watched", s)
@@ -222,7 +222,7 @@ func TestRoutes_16_DeletedByHandIsRepaired(t *testing.T) {
 }
 
 func TestRoutes_17_InterfaceDownAndUpIsRestored(t *testing.T) {
-	l := newLab(t)
+	l := newSystem(t)
 	l.api.route(t, "office", spec("172.20.0.0/16", "10.0.1.1"))
 	l.api.route(t, "office6", spec("2001:db8:20::/48", "2001:db8:1::1"))
 	l.start(true)
@@ -259,7 +259,7 @@ func (k *losing) Watch(ctx context.Context, started func(), handle func(netroute
 }
 
 func TestRoutes_21_TwoThousandRoutesConvergeAfterAFlood(t *testing.T) {
-	l := newLab(t)
+	l := newSystem(t)
 	kernel := &losing{}
 	l.node.Must(t, func() (err error) {
 		kernel.Driver, err = netroute.Open(netroute.Config{Protocol: protocol, Buffer: 4096}) // less than any flood needs

@@ -13,7 +13,7 @@ import (
 )
 
 func TestRoutes_07_UnreachableGatewayIsAnErrorAndNoRoute(t *testing.T) {
-	l := newLab(t)
+	l := newSystem(t)
 	l.start(true)
 	l.api.route(t, "far", spec("172.20.0.0/16", "10.7.7.7"))
 	l.api.route(t, "self", spec("172.21.0.0/16", "10.0.0.2"))
@@ -40,7 +40,7 @@ func TestRoutes_07_UnreachableGatewayIsAnErrorAndNoRoute(t *testing.T) {
 }
 
 func TestRoutes_08_ProtectedOverlapRefused(t *testing.T) {
-	l := newLab(t)
+	l := newSystem(t)
 	l.tune = func(c *route.Config) { c.Cloud = []netip.Addr{netip.MustParseAddr("2001:db8:51::10")} }
 	l.api.services(t, "10.96.0.0/12")
 	l.node.Route(t, "::/0", "2001:db8::1")
@@ -81,7 +81,7 @@ func TestRoutes_08_ProtectedOverlapRefused(t *testing.T) {
 }
 
 func TestRoutes_10_TableThirtyServesItsRuleAlone(t *testing.T) {
-	l := newLab(t)
+	l := newSystem(t)
 	s := spec("172.20.0.0/16", "10.0.1.1")
 	s.Table, s.Metric = 30, 5
 	l.api.route(t, "office", s)
@@ -104,7 +104,7 @@ func TestRoutes_10_TableThirtyServesItsRuleAlone(t *testing.T) {
 }
 
 func TestRoutes_12_IPv6WithALinkLocalGateway(t *testing.T) {
-	l := newLab(t)
+	l := newSystem(t)
 	l.start(true)
 	l.api.route(t, "office", spec("2001:db8:20::/48", "2001:db8::1"))
 	l.reported("office", v1alpha1.RouteApplied, 1)
@@ -127,7 +127,7 @@ func TestRoutes_13_ECMPByWeightsAndWithAHopRemoved(t *testing.T) {
 		"IPv6": {"2001:db8:20::/48", "2001:db8::1", "2001:db8:1::1", "2001:db8:20::1", true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := newLab(t)
+			l := newSystem(t)
 			l.start(true)
 			two := []v1alpha1.NextHop{hop(c.a, "", 3), hop(c.b, "", 1)}
 			l.api.route(t, "office", v1alpha1.StaticRouteSpec{Subnet: c.subnet, NextHops: two})
@@ -167,7 +167,7 @@ func TestRoutes_13_ECMPByWeightsAndWithAHopRemoved(t *testing.T) {
 }
 
 func TestRoutes_15_ForeignEqualRouteUntouched(t *testing.T) {
-	l := newLab(t)
+	l := newSystem(t)
 	l.node.Route(t, "172.20.0.0/16", "10.0.0.1")
 	l.start(true)
 	l.api.route(t, "office", spec("172.20.0.0/16", "10.0.1.1"))

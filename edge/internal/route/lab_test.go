@@ -35,7 +35,7 @@ const (
 	protocol = 158
 )
 
-// A lab is a node with two networks, a router on each, and a server behind both. The cloud is
+// A system is a node with two networks, a router on each, and a server behind both. The cloud is
 // behind the first router:
 //
 //	                  eth0 10.0.0.2/24 - [a] - 10.9.0.2 eth0
@@ -43,7 +43,7 @@ const (
 //	                  eth1 10.0.1.2/24 - [b] - 10.9.1.2 eth1
 //
 // The objects are in the API whatever becomes of the link, as they are in an edge's store.
-type lab struct {
+type system struct {
 	t                  testing.TB
 	node, a, b, server *wire.Host
 	kernel             *netroute.Driver
@@ -61,9 +61,9 @@ type lab struct {
 	hub      *hub
 }
 
-func newLab(t testing.TB) *lab {
+func newSystem(t testing.TB) *system {
 	t.Helper()
-	l := &lab{t: t, node: wire.NewHost(t), a: wire.NewHost(t), b: wire.NewHost(t), server: wire.NewHost(t), api: newAPI(t), boot: "first boot",
+	l := &system{t: t, node: wire.NewHost(t), a: wire.NewHost(t), b: wire.NewHost(t), server: wire.NewHost(t), api: newAPI(t), boot: "first boot",
 		reports: map[string][]v1alpha1.StaticRouteNode{}, notified: make(chan struct{}, 1)}
 	for n, r := range []*wire.Host{l.a, l.b} {
 		name := fmt.Sprintf("eth%d", n)
@@ -108,7 +108,7 @@ type recorder struct{ *record.FakeRecorder }
 func (recorder) Close(context.Context) error { return nil }
 
 // start starts an agent as edgecore does, and ends it with the test.
-func (l *lab) start(linked bool) {
+func (l *system) start(linked bool) {
 	l.t.Helper()
 	l.events = record.NewFakeRecorder(1000)
 	l.hub = &hub{lab: l, linked: linked, relink: make(chan struct{}, 1)}
@@ -145,7 +145,7 @@ func (l *lab) start(linked bool) {
 // hub is the module with the link: a request goes to the cloud as an echo goes, and its answer
 // comes back.
 type hub struct {
-	lab    *lab
+	lab    *system
 	mu     sync.Mutex
 	linked bool
 	relink chan struct{}
@@ -218,7 +218,7 @@ func (h *hub) Run(ctx context.Context, port *beehive.Port) error {
 }
 
 // Report implements route.Reporter.
-func (l *lab) Report(_ context.Context, ref object.Ref, uid types.UID, body []byte) error {
+func (l *system) Report(_ context.Context, ref object.Ref, uid types.UID, body []byte) error {
 	var e v1alpha1.StaticRouteNode
 	if string(body) != "null" {
 		if err := json.Unmarshal(body, &e); err != nil {
@@ -236,7 +236,7 @@ func (l *lab) Report(_ context.Context, ref object.Ref, uid types.UID, body []by
 }
 
 // last is what was reported last.
-func (l *lab) last(name string) v1alpha1.StaticRouteNode {
+func (l *system) last(name string) v1alpha1.StaticRouteNode {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if all := l.reports[name]; len(all) > 0 {
@@ -245,20 +245,20 @@ func (l *lab) last(name string) v1alpha1.StaticRouteNode {
 	return v1alpha1.StaticRouteNode{Reason: "nothing reported"}
 }
 
-func (l *lab) all(name string) []v1alpha1.StaticRouteNode {
+func (l *system) all(name string) []v1alpha1.StaticRouteNode {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return append([]v1alpha1.StaticRouteNode{}, l.reports[name]...)
 }
 
 // until waits for something that must come.
-func (l *lab) until(what string, is func() error) {
+func (l *system) until(what string, is func() error) {
 	l.t.Helper()
 	poll.Eventually(l.t, what, func(context.Context) error { return is() })
 }
 
 // reported waits until that reason is the last one reported for a generation.
-func (l *lab) reported(name, reason string, generation int64) v1alpha1.StaticRouteNode {
+func (l *system) reported(name, reason string, generation int64) v1alpha1.StaticRouteNode {
 	l.t.Helper()
 	var e v1alpha1.StaticRouteNode
 	l.until(name+" to be "+reason, func() error {
@@ -271,7 +271,7 @@ func (l *lab) reported(name, reason string, generation int64) v1alpha1.StaticRou
 }
 
 // routes lists our routes in the kernel as text.
-func (l *lab) routes() []string {
+func (l *system) routes() []string {
 	l.t.Helper()
 	var all []string
 	err := l.kernel.Routes(l.t.Context(), func() { all = nil }, func(f netroute.Found) {
@@ -289,7 +289,7 @@ func (l *lab) routes() []string {
 	return all
 }
 
-func (l *lab) have(want ...string) {
+func (l *system) have(want ...string) {
 	l.t.Helper()
 	l.until("the kernel's routes", func() error {
 		got := l.routes()
@@ -305,7 +305,7 @@ func (l *lab) have(want ...string) {
 	})
 }
 
-func (l *lab) reach(to string) {
+func (l *system) reach(to string) {
 	l.t.Helper()
 	ctx, cancel := context.WithTimeout(l.t.Context(), 5*time.Second)
 	defer cancel()
@@ -314,7 +314,7 @@ func (l *lab) reach(to string) {
 	}
 }
 
-func (l *lab) unreached(to string) {
+func (l *system) unreached(to string) {
 	l.t.Helper()
 	ctx, cancel := context.WithTimeout(l.t.Context(), time.Second)
 	defer cancel()
@@ -324,7 +324,7 @@ func (l *lab) unreached(to string) {
 }
 
 // swallow makes the router of the default route drop what is for a network.
-func (l *lab) swallow(network string) {
+func (l *system) swallow(network string) {
 	l.t.Helper()
 	drop := &netlink.Route{Dst: wire.IPNet(netip.MustParsePrefix(network)), Type: unix.RTN_BLACKHOLE}
 	for range 2 { // IPv6 may take it for another hop of the route that is there
@@ -335,7 +335,7 @@ func (l *lab) swallow(network string) {
 	}
 }
 
-func (l *lab) delRoute(prefix string) {
+func (l *system) delRoute(prefix string) {
 	l.t.Helper()
 	p := netip.MustParsePrefix(prefix)
 	err := l.kernel.Delete(l.t.Context(), netroute.Route{Key: netroute.NewKey(0, p, 0), Type: netroute.Unicast})

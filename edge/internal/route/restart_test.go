@@ -19,7 +19,7 @@ import (
 
 // After a reboot the kernel has nothing, and there is no link; the objects are in the store.
 func TestRoutes_19_RebootWithoutTheCloudRestores(t *testing.T) {
-	l := newLab(t)
+	l := newSystem(t)
 	l.api.route(t, "office", spec("172.20.0.0/16", "10.0.1.1"))
 	l.api.route(t, "plant", spec("172.21.0.0/16", "10.0.0.1"))
 	l.start(true)
@@ -50,7 +50,7 @@ func TestRoutes_19_RebootWithoutTheCloudRestores(t *testing.T) {
 // After a reboot with a full disk the routes come back too, although what the node has found out of
 // its ways to the cloud can't be kept; that is kept when there is room.
 func TestRoutes_19_RebootWithAFullDiskRestores(t *testing.T) {
-	l := newLab(t)
+	l := newSystem(t)
 	l.api.route(t, "office", spec("172.20.0.0/16", "10.0.1.1"))
 	l.start(true)
 	l.reported("office", v1alpha1.RouteApplied, 1)
@@ -99,7 +99,7 @@ func (f *filling) Save(ctx context.Context, changes map[string][]byte) error {
 // A process that starts finds routes of ours that nothing wants, and takes them away: but not
 // before it knows what is wanted.
 func TestRoutes_09_OrphansGoOnceTheWishIsKnown(t *testing.T) {
-	l := newLab(t)
+	l := newSystem(t)
 	orphan := netroute.Route{Key: netroute.NewKey(30, netip.MustParsePrefix("172.29.0.0/16"), 0), Type: netroute.Unicast, Hops: []netroute.Hop{{Gateway: netip.MustParseAddr("10.0.1.1")}}}
 	if err := l.kernel.Add(t.Context(), orphan); err != nil {
 		t.Fatal(err)
@@ -125,7 +125,7 @@ func TestRoutes_09_OrphansGoOnceTheWishIsKnown(t *testing.T) {
 func TestRoutes_20_CutsTheLinkAndIsRolledBack(t *testing.T) {
 	for name, more := range map[string]int{"alone": 0, "among others": 5} {
 		t.Run(name, func(t *testing.T) {
-			l := newLab(t)
+			l := newSystem(t)
 			l.tune = func(c *route.Config) { c.ProbeTimeout = time.Second }
 			l.start(true)
 			l.hub.cloud = "172.21.0.1" // what the link really needs
@@ -161,7 +161,7 @@ func TestRoutes_20_CutsTheLinkAndIsRolledBack(t *testing.T) {
 func TestRoutes_20_RolledBackThoughTheLinkHasToBeDialledAgain(t *testing.T) {
 	for name, back := range map[string]bool{"it comes back": true, "it does not": false} {
 		t.Run(name, func(t *testing.T) {
-			l := newLab(t)
+			l := newSystem(t)
 			l.tune = func(c *route.Config) { c.ProbeTimeout = time.Second }
 			l.start(true)
 			l.hub.cloud = "172.21.0.1"
@@ -228,7 +228,7 @@ func (k failing) Watch(ctx context.Context, started func(), handle func(netroute
 // A module that failed and was started again in the middle of a session knows that the link is up:
 // its routes are watched by the safety net as before.
 func TestRoutes_20_RestartedInMidSessionStillWatches(t *testing.T) {
-	l := newLab(t)
+	l := newSystem(t)
 	kernel := failing{l.kernel, make(chan struct{})}
 	var opened atomic.Int32
 	l.tune = func(c *route.Config) {

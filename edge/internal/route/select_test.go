@@ -11,7 +11,7 @@ import (
 )
 
 func TestRoutes_01_NoGatewayTakesTheDetectedOne(t *testing.T) {
-	l := newLab(t)
+	l := newSystem(t)
 	far := v1alpha1.StaticRouteSpec{Subnet: "172.20.0.0/16", GatewayDetection: &v1alpha1.GatewayDetection{ProbeIP: "192.0.2.1"}}
 	l.api.route(t, "office", far)
 	l.api.route(t, "standard", v1alpha1.StaticRouteSpec{Subnet: "172.21.0.0/16"}) // 10.0.0.1, which is on a network of the node
@@ -33,7 +33,7 @@ func TestRoutes_01_NoGatewayTakesTheDetectedOne(t *testing.T) {
 }
 
 func TestRoutes_02_ExplicitGatewayIsUsed(t *testing.T) {
-	l := newLab(t)
+	l := newSystem(t)
 	l.start(true)
 	l.api.route(t, "office", spec("172.20.0.0/16", "10.0.1.1"))
 	l.reported("office", v1alpha1.RouteApplied, 1)
@@ -44,7 +44,7 @@ func TestRoutes_02_ExplicitGatewayIsUsed(t *testing.T) {
 }
 
 func TestRoutes_04_RouteFollowsALabelRemovedAndPutBack(t *testing.T) {
-	l := newLab(t)
+	l := newSystem(t)
 	s := spec("172.20.0.0/16", "10.0.1.1")
 	s.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"zone": "north"}}
 	l.api.route(t, "office", s)
@@ -66,7 +66,7 @@ func TestRoutes_04_RouteFollowsALabelRemovedAndPutBack(t *testing.T) {
 // What was reported of a node that was deleted is lost with it: the node that comes back says all
 // of it again.
 func TestRoutes_05_AnotherNodeOfTheNameReportsAgain(t *testing.T) {
-	l := newLab(t)
+	l := newSystem(t)
 	l.api.route(t, "office", spec("172.20.0.0/16", "10.0.1.1"))
 	l.start(true)
 	l.reported("office", v1alpha1.RouteApplied, 1)
@@ -81,7 +81,7 @@ func TestRoutes_05_AnotherNodeOfTheNameReportsAgain(t *testing.T) {
 }
 
 func TestRoutes_06_DeletedRouteGoesBeforeItIsReported(t *testing.T) {
-	l := newLab(t)
+	l := newSystem(t)
 	l.api.route(t, "office", spec("172.20.0.0/16", "10.0.1.1"))
 	l.start(true)
 	l.reported("office", v1alpha1.RouteApplied, 1)
@@ -96,7 +96,7 @@ func TestRoutes_06_DeletedRouteGoesBeforeItIsReported(t *testing.T) {
 }
 
 func TestRoutes_09_NoNodeMatchesIsEmptyAndDeletable(t *testing.T) {
-	l := newLab(t)
+	l := newSystem(t)
 	s := spec("172.20.0.0/16", "10.0.1.1")
 	s.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"zone": "nowhere"}}
 	l.api.route(t, "elsewhere", s)
@@ -110,7 +110,7 @@ func TestRoutes_09_NoNodeMatchesIsEmptyAndDeletable(t *testing.T) {
 }
 
 func TestRoutes_18_TwoObjectsOneKeyOneWinner(t *testing.T) {
-	l := newLab(t)
+	l := newSystem(t)
 	l.api.route(t, "older", spec("172.20.0.0/16", "10.0.0.1"))
 	l.api.route(t, "younger", spec("172.20.0.0/16", "10.0.1.1"), func(o *v1alpha1.StaticRoute) { o.CreationTimestamp = metav1.Unix(2_000_000_000, 0) })
 	l.start(true)
@@ -125,7 +125,7 @@ func TestRoutes_18_TwoObjectsOneKeyOneWinner(t *testing.T) {
 }
 
 func TestDryRun(t *testing.T) {
-	l := newLab(t)
+	l := newSystem(t)
 	l.node.Route(t, "172.21.0.0/16", "10.0.0.1")
 	l.start(true)
 	for name, s := range map[string]v1alpha1.StaticRouteSpec{"good": spec("172.20.0.0/16", "10.0.1.1"), "far": spec("172.22.0.0/16", "10.7.7.7"), "taken": spec("172.21.0.0/16", "10.0.1.1")} {
@@ -153,7 +153,7 @@ func members(text string) func(*v1alpha1.StaticRoute) {
 // A node decides by the pool's own selector, without a link too. While it is not written down who
 // is in a pool, those that have the route keep it, and no other takes it.
 func TestNodePool(t *testing.T) {
-	l := newLab(t)
+	l := newSystem(t)
 	s := spec("172.20.0.0/16", "10.0.1.1")
 	s.NodePool = "line"
 	l.api.route(t, "office", s)

@@ -21,7 +21,7 @@ import (
 )
 
 // delAddress takes an address from an interface of the node.
-func (l *lab) delAddress(name, address string) {
+func (l *system) delAddress(name, address string) {
 	l.t.Helper()
 	link, err := l.node.Netlink().LinkByName(name)
 	if err != nil {
@@ -40,7 +40,7 @@ func TestTraps_11_GatewayNoLongerOnLinkIsDegraded(t *testing.T) {
 		"IPv6": {"2001:db8:20::/48", "2001:db8:1::1", "2001:db8:1::2/64", "2001:db8:99::2/64"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := newLab(t)
+			l := newSystem(t)
 			l.api.route(t, "office", spec(c.subnet, c.gateway))
 			l.start(true)
 			l.reported("office", v1alpha1.RouteApplied, 1)
@@ -61,7 +61,7 @@ func TestTraps_11_GatewayNoLongerOnLinkIsDegraded(t *testing.T) {
 
 // flows sends a packet to each of n hosts of a /16 or /48 and counts what leaves by eth0 and eth1:
 // the kernel chooses the hop of a flow by its addresses.
-func (l *lab) flows(n int, v6 bool) (eth0, eth1 int) {
+func (l *system) flows(n int, v6 bool) (eth0, eth1 int) {
 	l.t.Helper()
 	before0, before1 := l.sent("eth0"), l.sent("eth1")
 	l.node.Must(l.t, func() error {
@@ -84,7 +84,7 @@ func (l *lab) flows(n int, v6 bool) (eth0, eth1 int) {
 	return l.sent("eth0") - before0, l.sent("eth1") - before1
 }
 
-func (l *lab) sent(name string) int {
+func (l *system) sent(name string) int {
 	link, err := l.node.Netlink().LinkByName(name)
 	if err != nil {
 		return 0
@@ -107,7 +107,7 @@ func TestTraps_12_LivingHopsCarryOn(t *testing.T) {
 		"IPv6": {"2001:db8:20::/48", "2001:db8::1", "2001:db8:1::1", "2001:db8:20::1", "2001:db8:1::2/64", true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := newLab(t)
+			l := newSystem(t)
 			two := v1alpha1.StaticRouteSpec{Subnet: c.subnet, NextHops: []v1alpha1.NextHop{hop(c.a, "", 1), hop(c.b, "", 1)}}
 			l.api.route(t, "office", two)
 			l.start(true)
@@ -150,7 +150,7 @@ func TestTraps_12_LivingHopsCarryOn(t *testing.T) {
 
 // guarded starts an agent with surroundings, and expects routes to be refused.
 func TestTraps_13_RoutesOverSurroundingsAreRefused(t *testing.T) {
-	l := newLab(t)
+	l := newSystem(t)
 	l.tune = func(c *route.Config) {
 		c.Surroundings = func() route.Surroundings {
 			return route.Surroundings{
@@ -191,7 +191,7 @@ func TestTraps_13_RoutesOverSurroundingsAreRefused(t *testing.T) {
 
 // A device that is restarted without its default route protects the gateway that it had.
 func TestTraps_13_GatewaysAreKept(t *testing.T) {
-	l := newLab(t)
+	l := newSystem(t)
 	l.api.route(t, "office", spec("172.20.0.0/16", "10.0.1.1"))
 	l.start(true)
 	l.reported("office", v1alpha1.RouteApplied, 1)
@@ -210,7 +210,7 @@ func TestTraps_13_GatewaysAreKept(t *testing.T) {
 
 // nameServer is a way to the cloud that each new connection needs and the open link does not:
 // 172.21.0.1.
-func (l *lab) nameServer(c *route.Config) {
+func (l *system) nameServer(c *route.Config) {
 	c.ProbeTimeout = time.Second
 	c.Probes = []route.Probe{{What: "the name of cloudcore", Look: func(ctx context.Context) error {
 		return l.kernel.Ping(ctx, netip.MustParseAddr("172.21.0.1"), "")
@@ -219,7 +219,7 @@ func (l *lab) nameServer(c *route.Config) {
 
 // The link that is open lives through the route; the next one could not be opened.
 func TestTraps_13_ANewConnectionProvesTheRoute(t *testing.T) {
-	l := newLab(t)
+	l := newSystem(t)
 	l.tune = l.nameServer
 	l.reach("172.21.0.1") // what does not answer before the route can't show what the route does
 	l.start(true)
@@ -234,7 +234,7 @@ func TestTraps_13_ANewConnectionProvesTheRoute(t *testing.T) {
 // Routes that were set without a link are watched as soon as there is one: the one that cuts is
 // found among those that don't, which stay.
 func TestTraps_13_RoutesSetOfflineAreWatchedAtLinkUp(t *testing.T) {
-	l := newLab(t)
+	l := newSystem(t)
 	l.tune = l.nameServer
 	l.api.route(t, "fine", spec("172.20.0.0/16", "10.0.1.1"))
 	l.api.route(t, "evil", spec("172.21.0.0/24", "10.0.1.99"))
@@ -269,7 +269,7 @@ func (k *late) Watch(ctx context.Context, started func(), handle func(netroute.E
 // The link opens between the setting of a route and the kernel's own word on it: the agent has set
 // it unwatched, and has not read it back.
 func TestTraps_13_RouteIsWatchedThoughTheLinkOpensFirst(t *testing.T) {
-	l := newLab(t)
+	l := newSystem(t)
 	kernel := &late{Driver: l.kernel, hold: make(chan struct{})}
 	l.tune = func(c *route.Config) {
 		l.nameServer(c)
@@ -323,7 +323,7 @@ func (k *cutting) Add(ctx context.Context, r netroute.Route) error {
 func TestTraps_14_ACutCableIsNotTheRoutesFault(t *testing.T) {
 	for name, long := range map[string]bool{"it is mended soon": false, "it is mended after the node gave up": true} {
 		t.Run(name, func(t *testing.T) {
-			l := newLab(t)
+			l := newSystem(t)
 			kernel := &cutting{Driver: l.kernel}
 			l.tune = func(c *route.Config) {
 				c.ProbeTimeout = time.Second
@@ -369,7 +369,7 @@ func TestTraps_14_ACutCableIsNotTheRoutesFault(t *testing.T) {
 // Of two StaticRoutes of one second the same one wins on every node and after every restart,
 // whatever their names.
 func TestTraps_14_TwoOfOneSecondHaveOneWinner(t *testing.T) {
-	l := newLab(t)
+	l := newSystem(t)
 	withUID := func(uid string) func(*v1alpha1.StaticRoute) {
 		return func(o *v1alpha1.StaticRoute) {
 			o.UID, o.CreationTimestamp = types.UID(uid), metav1.Unix(1_000_000_000, 0)

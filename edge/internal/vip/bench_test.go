@@ -32,7 +32,7 @@ func BenchmarkVIPs(b *testing.B) {
 		{"last pod unready", time.Second, 2 * time.Second, func(h *node) { h.api.put(h.podIs(corev1.ConditionFalse)) }, func(h *node) { h.api.put(h.podIs(corev1.ConditionTrue)) }},
 	} {
 		b.Run(c.name, func(b *testing.B) {
-			s := newSite(b, 2)
+			s := newSystem(b, 2)
 			v := s.vip()
 			v.Spec.AdvertisementInterval = metav1.Duration{Duration: c.advert}
 			s.give(v)

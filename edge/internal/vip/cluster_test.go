@@ -378,7 +378,7 @@ type node struct {
 	stdin io.WriteCloser
 }
 
-type site struct {
+type system struct {
 	t      testing.TB
 	lan    *lantest.LAN
 	client *lantest.Host
@@ -390,8 +390,8 @@ const (
 	patience = 3 * time.Second
 )
 
-// newSite makes nodes a, b, ... that each have a ready pod, and a client.
-func newSite(t testing.TB, nodes int) *site {
+// newSystem makes nodes a, b, ... that each have a ready pod, and a client.
+func newSystem(t testing.TB, nodes int) *system {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("takes its time")
@@ -399,7 +399,7 @@ func newSite(t testing.TB, nodes int) *site {
 	if _, err := exec.LookPath("keepalived"); err != nil {
 		t.Skip("needs keepalived")
 	}
-	s := &site{t: t, lan: lantest.New(t)}
+	s := &system{t: t, lan: lantest.New(t)}
 	s.client = s.lan.Host("10.79.0.200/24")
 	for i := range nodes {
 		n := &node{t: t, name: string(rune('a' + i)), dir: t.TempDir(), octet: i + 1}
@@ -506,19 +506,19 @@ func (n *node) reported(address string, state v1alpha1.VirtualIPState) (times in
 }
 
 // give gives all nodes a VirtualIP, as the cloud would have.
-func (s *site) give(v *v1alpha1.VirtualIP) {
+func (s *system) give(v *v1alpha1.VirtualIP) {
 	for _, n := range s.nodes {
 		n.api.put(v.DeepCopy())
 	}
 }
 
-func (s *site) start() {
+func (s *system) start() {
 	for _, n := range s.nodes {
 		n.start()
 	}
 }
 
-func (s *site) vip() *v1alpha1.VirtualIP {
+func (s *system) vip() *v1alpha1.VirtualIP {
 	var names []string
 	for _, n := range s.nodes {
 		names = append(names, n.name)
@@ -529,7 +529,7 @@ func (s *site) vip() *v1alpha1.VirtualIP {
 }
 
 // holders are the nodes that have the address.
-func (s *site) holders() []*node {
+func (s *system) holders() []*node {
 	var out []*node
 	for _, n := range s.nodes {
 		if n.has(theVIP) {
@@ -540,7 +540,7 @@ func (s *site) holders() []*node {
 }
 
 // one waits until exactly one node has the address, knows it, and serves the client.
-func (s *site) one() *node {
+func (s *system) one() *node {
 	s.t.Helper()
 	var holder *node
 	poll.True(s.t, "one node holds the address and serves it", func() bool {
@@ -556,7 +556,7 @@ func (s *site) one() *node {
 }
 
 // other is a node that is not n.
-func (s *site) other(n *node) *node {
+func (s *system) other(n *node) *node {
 	i := slices.IndexFunc(s.nodes, func(x *node) bool { return x != n })
 	return s.nodes[i]
 }

@@ -16,7 +16,7 @@ import (
 )
 
 // readyVIP is a VirtualIP whose nodes have all said that they can take it.
-func (s *site) readyVIP() *v1alpha1.VirtualIP {
+func (s *system) readyVIP() *v1alpha1.VirtualIP {
 	v := s.vip()
 	for i := range v.Spec.Nodes {
 		v.Spec.Nodes[i].Ready = true
@@ -27,7 +27,7 @@ func (s *site) readyVIP() *v1alpha1.VirtualIP {
 // Before a drain evicts, the address is at another node. What an operator ordered stays when
 // the drain is over.
 func TestHandOver(t *testing.T) {
-	s := newSite(t, 2)
+	s := newSystem(t, 2)
 	s.give(s.readyVIP())
 	s.start()
 	h := s.one()
@@ -62,7 +62,7 @@ func TestHandOver(t *testing.T) {
 // pod goes, and hands it over as soon as there is another. Where the word that another could take
 // it was wrong, the address comes back.
 func TestTraps_04_LastHolderKeepsItsAddress(t *testing.T) {
-	s := newSite(t, 2)
+	s := newSystem(t, 2)
 	h, o := s.nodes[0], s.nodes[1]
 	o.api.remove(pod("b1", "b")) // no other node can hold it, and none says so
 	v := s.vip()
@@ -134,7 +134,7 @@ func TestTraps_04_LastHolderKeepsItsAddress(t *testing.T) {
 // last holder keeps its address, and delays nothing. The bus is a real dbus-daemon; logind on it
 // is played by the test.
 func TestTraps_21_ShutdownHandsOver(t *testing.T) {
-	s := newSite(t, 2)
+	s := newSystem(t, 2)
 	h, o := s.nodes[0], s.nodes[1]
 	l := logindtest.New(t, 50*time.Second)
 	h.bus = l.Bus
@@ -226,7 +226,7 @@ func TestOpenAtTheMove(t *testing.T) {
 
 // A node confirms that it dropped an address once it has: keepalived may take its time.
 func TestReleasedOnceDropped(t *testing.T) {
-	s := newSite(t, 2)
+	s := newSystem(t, 2)
 	v := s.vip()
 	s.give(v)
 	s.start()

@@ -20,7 +20,7 @@ func mac(h interface{ Shell(string) string }) string {
 }
 
 // at is a VirtualIP of the site with another address and number.
-func (s *site) at(address string, vrid int32) *v1alpha1.VirtualIP {
+func (s *system) at(address string, vrid int32) *v1alpha1.VirtualIP {
 	v := s.vip()
 	v.Spec.Address, v.Spec.VRID = address, vrid
 	v.Name, v.UID = v1alpha1.VirtualIPName(netip.MustParseAddr(address), ""), types.UID(address)
@@ -30,7 +30,7 @@ func (s *site) at(address string, vrid int32) *v1alpha1.VirtualIP {
 // A node that is assigned an address of another host does not claim it, reports why, and serves the
 // rest.
 func TestHostile_03_DeviceClaimsNoAddressOfAnotherHost(t *testing.T) {
-	s := newSite(t, 1)
+	s := newSystem(t, 1)
 	n := s.nodes[0]
 	n.host.Shell("ip route add default via 10.79.0.254; ip link add cni0 type bridge; ip addr add 10.244.1.1/24 dev cni0; ip link set cni0 up")
 	n.guards = []netip.Prefix{netip.MustParsePrefix("10.79.0.66/32")}
@@ -67,7 +67,7 @@ func TestHostile_03_DeviceClaimsNoAddressOfAnotherHost(t *testing.T) {
 // Where cloudcore has a name, the address that a link went to is not claimed: nor after a restart
 // without a link.
 func TestHostile_03_AddressOfACloudWithANameIsNotClaimed(t *testing.T) {
-	s := newSite(t, 1)
+	s := newSystem(t, 1)
 	n := s.nodes[0]
 	s.lan.Host("10.79.0.67/24").Serve(8443, "cloud")
 	n.cloud = "10.79.0.67:8443"
@@ -96,7 +96,7 @@ func TestHostile_03_AddressOfACloudWithANameIsNotClaimed(t *testing.T) {
 
 // An address with which the node loses the cloud, and which no guard knows, is given up for good.
 func TestHostile_03_AddressThatCutsTheNodeOffIsGivenUp(t *testing.T) {
-	s := newSite(t, 1)
+	s := newSystem(t, 1)
 	n := s.nodes[0]
 	cloud := s.lan.Host("10.79.0.66/24")
 	cloud.Serve(8443, "cloud")

@@ -12,7 +12,7 @@ import (
 // An IPv6 address is elected, served, handed over and dropped as an IPv4 one is.
 func TestIPv6(t *testing.T) {
 	const address = "2001:db8:79::100"
-	s := newSite(t, 2)
+	s := newSystem(t, 2)
 	s.client.Shell("ip addr add 2001:db8:79::200/64 dev lan0")
 	for _, n := range s.nodes {
 		n.host.Shell(fmt.Sprintf("ip addr add 2001:db8:79::%d/64 dev lan0", n.octet))

@@ -42,13 +42,13 @@ type outcome struct {
 
 // send begins to ask every 20 ms, each with little patience, so that what is lost is counted and
 // not waited for.
-func (s *site) send() *traffic { return s.sendEvery(200 * time.Millisecond) }
+func (s *system) send() *traffic { return s.sendEvery(200 * time.Millisecond) }
 
 // sendPatiently is send for what must lose nothing: each question has patience, also on a
 // machine that is busy.
-func (s *site) sendPatiently() *traffic { return s.sendEvery(patience) }
+func (s *system) sendPatiently() *traffic { return s.sendEvery(patience) }
 
-func (s *site) sendEvery(wait time.Duration) *traffic {
+func (s *system) sendEvery(wait time.Duration) *traffic {
 	tr := &traffic{last: time.Now(), stop: make(chan struct{}), done: make(chan struct{})}
 	pause := 20 * time.Millisecond
 	if inGuest() {
@@ -125,7 +125,7 @@ func isReset(err error) bool {
 }
 
 func TestVIPs_14_OneHolderWithTheHighestPriority(t *testing.T) {
-	s := newSite(t, 3)
+	s := newSystem(t, 3)
 	v := s.vip()
 	v.Spec.Elected = false
 	s.give(v)
@@ -156,7 +156,7 @@ func TestVIPs_15_HolderPoweredOffAnotherTakesOver(t *testing.T) {
 	for name, advert := range map[string]time.Duration{"every second": time.Second, "five a second": 200 * time.Millisecond} {
 		t.Run(name, func(t *testing.T) {
 			sideBySide(t)
-			s := newSite(t, 2)
+			s := newSystem(t, 2)
 			v := s.vip()
 			v.Spec.AdvertisementInterval = metav1.Duration{Duration: advert}
 			s.give(v)
@@ -176,7 +176,7 @@ func TestVIPs_15_HolderPoweredOffAnotherTakesOver(t *testing.T) {
 
 func TestVIPs_16_GracefulStopLeavesNoStaleAddress(t *testing.T) {
 	sideBySide(t)
-	s := newSite(t, 2)
+	s := newSystem(t, 2)
 	s.give(s.vip())
 	s.start()
 	h := s.one()
@@ -193,7 +193,7 @@ func TestVIPs_16_GracefulStopLeavesNoStaleAddress(t *testing.T) {
 
 func TestVIPs_17_AgentKilledRecovers(t *testing.T) {
 	sideBySide(t)
-	s := newSite(t, 2)
+	s := newSystem(t, 2)
 	s.give(s.vip())
 	s.start()
 	h := s.one()
@@ -218,7 +218,7 @@ func TestVIPs_17_AgentKilledRecovers(t *testing.T) {
 
 func TestVIPs_18_LastLocalPodUnreadyMovesTheAddress(t *testing.T) {
 	sideBySide(t)
-	s := newSite(t, 2)
+	s := newSystem(t, 2)
 	s.give(s.vip())
 	s.start()
 	h := s.one()
@@ -244,7 +244,7 @@ func TestVIPs_18_LastLocalPodUnreadyMovesTheAddress(t *testing.T) {
 
 func TestVIPs_19_DataPlaneFollowsANewPodAddress(t *testing.T) {
 	sideBySide(t)
-	s := newSite(t, 1)
+	s := newSystem(t, 1)
 	s.give(s.vip())
 	s.start()
 	h := s.one()
@@ -266,7 +266,7 @@ func TestVIPs_19_DataPlaneFollowsANewPodAddress(t *testing.T) {
 // old containers ready.
 func TestVIPs_21_PoolRebootsOfflineAndServes(t *testing.T) {
 	sideBySide(t)
-	s := newSite(t, 2)
+	s := newSystem(t, 2)
 	s.give(s.vip())
 	s.start()
 	s.one()
@@ -302,7 +302,7 @@ func TestVIPs_21_PoolRebootsOfflineAndServes(t *testing.T) {
 
 func TestVIPs_22_CarrierLostMovesTheAddress(t *testing.T) {
 	sideBySide(t)
-	s := newSite(t, 2)
+	s := newSystem(t, 2)
 	s.give(s.vip())
 	s.start()
 	h := s.one()
@@ -319,7 +319,7 @@ func TestVIPs_22_CarrierLostMovesTheAddress(t *testing.T) {
 
 func TestVIPs_23_PartitionHealsToOneHolder(t *testing.T) {
 	sideBySide(t)
-	s := newSite(t, 2)
+	s := newSystem(t, 2)
 	s.give(s.vip())
 	s.start()
 	h := s.one()
@@ -337,7 +337,7 @@ func TestVIPs_24_OldHolderReturnsWithoutFailback(t *testing.T) {
 	for name, preferred := range map[string]bool{"no preference": false, "preferred": true} {
 		t.Run(name, func(t *testing.T) {
 			sideBySide(t)
-			s := newSite(t, 2)
+			s := newSystem(t, 2)
 			v := s.vip()
 			if preferred {
 				v.Spec.PreferredNode = "a"
@@ -369,7 +369,7 @@ func TestVIPs_24_OldHolderReturnsWithoutFailback(t *testing.T) {
 // changed follows; others' things stay.
 func TestVIPs_25_DroppedAndConfirmed(t *testing.T) {
 	sideBySide(t)
-	s := newSite(t, 2)
+	s := newSystem(t, 2)
 	n := s.nodes[0]
 	n.host.Shell("iptables -t nat -N OTHERS; iptables -t nat -A PREROUTING -j OTHERS; ip addr add 10.79.0.50/32 dev lan0")
 	const look = "for t in nat filter mangle; do iptables-save -t $t; done | grep -v '^#' | sed 's/\\[[0-9:]*\\]//'; ip -o -4 addr show dev lan0 | cut -c1-60"
@@ -412,7 +412,7 @@ func TestVIPs_25_DroppedAndConfirmed(t *testing.T) {
 
 // Rule 8: maintenance hands over first.
 func TestMaintenance(t *testing.T) {
-	s := newSite(t, 2)
+	s := newSystem(t, 2)
 	s.give(s.vip())
 	s.start()
 	h := s.one()
@@ -437,7 +437,7 @@ func TestMaintenance(t *testing.T) {
 // Rule 5: while a host outside of the pool has the address, no node claims it; when that host goes,
 // it is claimed.
 func TestDuplicateAddress(t *testing.T) {
-	s := newSite(t, 2)
+	s := newSystem(t, 2)
 	stranger := s.lan.Host("10.79.0.150/24", theVIP+"/24")
 	s.give(s.vip())
 	s.start()

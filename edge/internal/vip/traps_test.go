@@ -23,7 +23,7 @@ import (
 )
 
 // known is the site's VirtualIP as it is once all nodes have reported where they are.
-func (s *site) known() *v1alpha1.VirtualIP {
+func (s *system) known() *v1alpha1.VirtualIP {
 	v := s.readyVIP()
 	for i, n := range s.nodes {
 		v.Spec.Nodes[i].HardwareAddress = mac(n.host)
@@ -33,7 +33,7 @@ func (s *site) known() *v1alpha1.VirtualIP {
 }
 
 // router runs a keepalived that belongs to no node.
-func (s *site) router(address string, vrid, priority int, advertised string) *lantest.Host {
+func (s *system) router(address string, vrid, priority int, advertised string) *lantest.Host {
 	s.t.Helper()
 	h := s.lan.Host(address + "/24")
 	dir := s.t.TempDir()
@@ -58,7 +58,7 @@ func (s *site) router(address string, vrid, priority int, advertised string) *la
 // A clashing VirtualIP of another network silences neither the others nor itself for longer
 // than it clashes.
 func TestTraps_01_ClashingNetworksSilenceNoOtherAddress(t *testing.T) {
-	s := newSite(t, 1)
+	s := newSystem(t, 1)
 	n := s.nodes[0]
 	v := s.vip()
 	v.CreationTimestamp = metav1.NewTime(time.Now().Add(-time.Hour))
@@ -92,7 +92,7 @@ func TestTraps_02_NoClaimOnTheUplink(t *testing.T) {
 		"it loses its address":    {"ip addr del 10.79.0.%d/24 dev lan0", "ip addr add 10.79.0.%d/24 dev lan0"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newSite(t, 2)
+			s := newSystem(t, 2)
 			for _, n := range s.nodes {
 				n.host.Shell("ip link add wan0 type veth peer name wan1; ip addr add 10.99.0.1/24 dev wan0; ip link set wan0 up; ip link set wan1 up; ip route add default via 10.99.0.2")
 			}
@@ -131,7 +131,7 @@ type frames struct {
 	all []string // "advert MAC", "announce MAC"
 }
 
-func (s *site) listen() *frames {
+func (s *system) listen() *frames {
 	s.t.Helper()
 	f := &frames{}
 	var conn *packet.Conn
@@ -189,7 +189,7 @@ func (s *site) listen() *frames {
 // within five of its advertisements (a second at this interval) of the last word of the other, and
 // not at the next refresh.
 func TestTraps_03_WinnerAnnouncesItself(t *testing.T) {
-	s := newSite(t, 2)
+	s := newSystem(t, 2)
 	s.give(s.vip())
 	s.start()
 	h := s.one()
@@ -230,7 +230,7 @@ func TestTraps_03_WinnerAnnouncesItself(t *testing.T) {
 // A router with the VRID of a virtual IP: no node stands against it, it is reported, and another
 // VRID ends that.
 func TestTraps_05_ForeignRouterIsHeard(t *testing.T) {
-	s := newSite(t, 2)
+	s := newSystem(t, 2)
 	v := s.known()
 	router := s.router("10.79.0.150", int(v.Spec.VRID), 100, "10.79.0.250")
 	s.give(v)
@@ -257,7 +257,7 @@ func TestTraps_05_ForeignRouterIsHeard(t *testing.T) {
 // Nodes that don't hear each other by multicast both hold the address; by unicast they
 // find each other.
 func TestTraps_06_UnicastEndsTwoHolders(t *testing.T) {
-	s := newSite(t, 2)
+	s := newSystem(t, 2)
 	for _, n := range s.nodes {
 		n.host.Shell("iptables -A INPUT -d 224.0.0.18 -j DROP")
 	}
@@ -277,7 +277,7 @@ func TestTraps_06_UnicastEndsTwoHolders(t *testing.T) {
 
 // Two addresses in one election are held together and move together.
 func TestTraps_07_SharedElectionMovesTogether(t *testing.T) {
-	s := newSite(t, 2)
+	s := newSystem(t, 2)
 	v := s.readyVIP()
 	s.give(v)
 	s.start()
@@ -303,7 +303,7 @@ func TestTraps_07_SharedElectionMovesTogether(t *testing.T) {
 // A router that is no node advertises the address itself, with a higher priority: the nodes stand
 // back, and say who it is.
 func TestTraps_08_StrangerAdvertisesTheAddress(t *testing.T) {
-	s := newSite(t, 2)
+	s := newSystem(t, 2)
 	v := s.known()
 	stranger := s.router("10.79.0.150", int(v.Spec.VRID), 250, theVIP)
 	s.give(v)

@@ -128,7 +128,7 @@ func (s *system) cutAll() {
 // The site is cut off, and one of its devices loses its power: the others' Services do without its
 // pod, and have it again when it returns, though no cloud says so.
 func TestSite_05_PeerPoweredOffLeavesServices(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	address, _ := s.web()
 	s.cutAll()
 	s.served("edge1", address, "on-edge1", "on-edge2", "on-edge3")
@@ -140,7 +140,7 @@ func TestSite_05_PeerPoweredOffLeavesServices(t *testing.T) {
 // It returns, still without the cloud: its pods have new addresses, which only its own
 // kubelet knows.
 func TestSite_06_PeerReturnsWithNewAddresses(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	address, _ := s.web()
 	s.cutAll()
 	s.Reboot("edge3", true)
@@ -152,7 +152,7 @@ func TestSite_06_PeerReturnsWithNewAddresses(t *testing.T) {
 // edgecore is killed on a device: its pods are up, and go on to be used by all, without one
 // connection that fails.
 func TestSite_08_EdgecoreKilledOnAPeerChangesNothing(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	address, _ := s.web()
 	s.cutAll()
 	s.served("edge1", address, "on-edge1", "on-edge2", "on-edge3")
@@ -175,7 +175,7 @@ func TestSite_08_EdgecoreKilledOnAPeerChangesNothing(t *testing.T) {
 // A pod becomes unready while the site is cut off: it leaves the Services of all devices,
 // and comes back.
 func TestSite_09_UnreadySeenByPeers(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	address, pods := s.web()
 	s.cutAll()
 	post := func(path string) {
@@ -235,7 +235,7 @@ func TestSite_13_HealWithoutFlips(t *testing.T) {
 }
 
 func oneLinked(t *testing.T, then func(s *system, address string)) {
-	s := use(t)
+	s := newSystem(t)
 	address, _ := s.web()
 	s.Cut("edge2")
 	s.Cut("edge3")
@@ -269,7 +269,7 @@ func oneLinked(t *testing.T, then func(s *system, address string)) {
 // A pod is deleted in the cloud while its device is cut off: it goes on being used by the site, and
 // at heal it goes.
 func TestSite_14_PodDeletedWhileCutGoesAtHeal(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	address, _ := s.web()
 	s.cutAll()
 	s.Check(s.Client.CoreV1().Pods(namespace).Delete(t.Context(), "on-edge3", metav1.DeleteOptions{}))
@@ -285,7 +285,7 @@ func TestSite_14_PodDeletedWhileCutGoesAtHeal(t *testing.T) {
 // The power of the whole site goes while it is cut off, and comes back: all of it works as before,
 // with addresses that no cloud has heard of.
 func TestSite_04_WholeSiteRebootsOfflineAndServes(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	address, _ := s.web()
 	s.cutAll()
 	for _, node := range []string{"edge1", "edge2", "edge3"} {
@@ -302,7 +302,7 @@ func TestSite_04_WholeSiteRebootsOfflineAndServes(t *testing.T) {
 // A client holds a connection through a Service to a pod whose device loses its power, as one of
 // MQTT does for days: it gets a reset, and does not wait for a time-out of TCP.
 func TestSite_15_ConnectionToDeadPeerIsReset(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	address, _ := s.web()
 	s.cutAll()
 	h, err := s.Trial.Host("edge1")
@@ -362,7 +362,7 @@ func TestSite_15_ConnectionToDeadPeerIsReset(t *testing.T) {
 
 // A device goes to another pool: it is in another site then, and comes back.
 func TestSite_31_PoolChangedIsAnotherSite(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	_, _ = s.web()
 	route := func(want bool) {
 		t.Helper()
@@ -385,7 +385,7 @@ func TestSite_31_PoolChangedIsAnotherSite(t *testing.T) {
 
 // A hostPort leads from the LAN to the pod, with the cloud and without it.
 func TestSite_24_HostPortLeadsToThePod(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.pod("published", "edge2", func(p *corev1.Pod) {
 		p.Labels = nil
 		p.Spec.Containers[0].Ports = []corev1.ContainerPort{{ContainerPort: 8080, HostPort: 18080}}

@@ -21,7 +21,7 @@ import (
 // Which endpoints are near is decided on the device, from who is ready now: with the cloud and
 // without it, the same node comes before the same site, and that before what else the site reaches.
 func TestSite_16_HintsOffline(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	all, pods := s.web()
 	prefer := func(what string) func(*corev1.Service) {
 		return func(v *corev1.Service) { v.Spec.TrafficDistribution = &what }

@@ -39,7 +39,7 @@ type system struct {
 	*suite.System
 }
 
-func use(t *testing.T) *system {
+func newSystem(t *testing.T) *system {
 	t.Helper()
 	return &system{tests().Use(t)}
 }

@@ -21,7 +21,7 @@ import (
 // word, and the routes to each other's pods go. With one device less they are a site again. 62 of
 // the 65 are Node objects alone: what they have to show is counted in the cloud.
 func TestSite_28_SixtyFiveDevicesFallBackToTheCloudsWord(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	address, pods := s.web()
 	edges := []string{"edge1", "edge2", "edge3"}
 	nodes := s.Client.CoreV1().Nodes()

@@ -177,7 +177,7 @@ func (s *system) condition(ctx context.Context, node string) (corev1.NodeConditi
 // Pods of two devices reach each other with their own addresses and with packets as large as the
 // LAN's, with the cloud and without it; what leaves the site has the device's address.
 func TestSite_23_PodToPodKeepsSourceAndMTU(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	a, b := s.pod("from", "edge1"), s.pod("to", "edge2")
 	for pod, n := range map[*corev1.Pod]int{&a: 1, &b: 2} {
 		node, err := s.Client.CoreV1().Nodes().Get(t.Context(), pod.Spec.NodeName, metav1.GetOptions{})
@@ -237,7 +237,7 @@ func TestSite_23_PodToPodKeepsSourceAndMTU(t *testing.T) {
 // Where another's CNI configuration is there, nothing of ours is, and the Node says so; when it
 // goes, ours comes back.
 func TestSite_25_ForeignCNIIsLeftAlone(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	h, err := s.Trial.Host("edge3")
 	s.Check(err)
 	dir := filepath.Join(h.Root(), "/etc/cni/net.d")

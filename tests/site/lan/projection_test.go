@@ -30,7 +30,7 @@ const (
 // makes the EndpointSlices; those of the others are written as it writes them. A change of one
 // endpoint of the site's own comes at once.
 func TestSite_30_RolloutElsewhereSendsNothing(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	address, _ := s.web()
 	s.service("crowd", func(v *corev1.Service) { v.Spec.Selector = map[string]string{"app": "crowd"} })
 	s.service("rollout", func(v *corev1.Service) { v.Spec.Selector = nil })

@@ -69,7 +69,7 @@ func (s *system) podCIDR(node string) netip.Prefix {
 // range that it alone knows, for as long as no other network has it; where all are taken it says
 // so. Of two devices with one range both say so, and neither loses its own pods.
 func TestSite_26_NoPodCIDRIsOfferedByTheLeader(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	subnets := netip.MustParsePrefix("10.244.0.0/16")
 	seen := map[netip.Prefix]string{}
 	ranges := map[string]netip.Prefix{}
@@ -184,7 +184,7 @@ func ignoreNotFound(err error) error {
 // A device of the pool is on another network, with no way between the two, or with one and no
 // WireGuard in the kernels: the others say which device it is. It comes back.
 func TestSite_32_NotOnLinkIsSaid(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	here := lab.LAN(3).String()
 	move := func(ctx context.Context, from, to string) error {
 		_, err := s.shell(ctx, "edge3", "ip address del "+from+" dev lan0; ip address add "+to+" dev lan0")

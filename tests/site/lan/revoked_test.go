@@ -82,7 +82,7 @@ func (s *system) joinAgain(node string) {
 // also when there is a Node of its name in the pool again, so that it is of the site and only the
 // revocation speaks against its certificate. Joined with a new token, it is one of them again.
 func TestSite_18_RevokedDeviceIsCutByItsPeers(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	const thief = "edge1" // it is the one that opens the connections, being the first by name
 	others := []string{"edge2", "edge3"}
 	waitMet := func(when string) {

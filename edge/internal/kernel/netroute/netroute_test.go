@@ -52,15 +52,15 @@ func key(table uint32, prefix string, metric uint32) netroute.Key {
 
 func via(gateway string) netroute.Hop { return netroute.Hop{Gateway: netip.MustParseAddr(gateway)} }
 
-// site is a node with two networks, a router on each, and a server behind both.
-type site struct {
+// system is a node with two networks, a router on each, and a server behind both.
+type system struct {
 	node, a, b, server *wire.Host
 	driver             *netroute.Driver
 }
 
-func newSite(t *testing.T) site {
+func newSystem(t *testing.T) system {
 	t.Helper()
-	s := site{node: wire.NewHost(t), a: wire.NewHost(t), b: wire.NewHost(t), server: wire.NewHost(t)}
+	s := system{node: wire.NewHost(t), a: wire.NewHost(t), b: wire.NewHost(t), server: wire.NewHost(t)}
 	for n, r := range []*wire.Host{s.a, s.b} {
 		name := fmt.Sprintf("eth%d", n)
 		wire.Cable(t, s.node, name, r, "node")
@@ -84,13 +84,13 @@ func newSite(t *testing.T) site {
 	return s
 }
 
-func (s site) reach(t *testing.T, to string) error {
+func (s system) reach(t *testing.T, to string) error {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
 	return s.driver.Ping(ctx, netip.MustParseAddr(to), "")
 }
 
-func (s site) unreached(t *testing.T, to string) {
+func (s system) unreached(t *testing.T, to string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 600*time.Millisecond)
 	defer cancel()
@@ -100,7 +100,7 @@ func (s site) unreached(t *testing.T, to string) {
 }
 
 func TestDriver_Routes(t *testing.T) {
-	s := newSite(t)
+	s := newSystem(t)
 	fe80 := s.a.LinkLocal(t, "node")
 	for name, c := range map[string]struct {
 		route netroute.Route
@@ -166,7 +166,7 @@ func TestDriver_Routes(t *testing.T) {
 }
 
 func TestRoutes_07_UnreachableGatewayIsAnErrorAndNoRoute(t *testing.T) {
-	s := newSite(t)
+	s := newSystem(t)
 	s.node.Down(t, "eth1")
 	for name, c := range map[string]struct {
 		route netroute.Route
@@ -199,7 +199,7 @@ func TestRoutes_13_ECMPByWeightsAndWithAHopRemoved(t *testing.T) {
 		"IPv6": {"2001:db8:20::/48", "2001:db8::1", "2001:db8:1::1", "2001:db8:20::1"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newSite(t)
+			s := newSystem(t)
 			two := netroute.Route{Key: key(0, c.key, 0), Type: netroute.Unicast, Hops: []netroute.Hop{{Gateway: netip.MustParseAddr(c.a), Weight: 2}, via(c.b)}}
 			if err := s.driver.Add(t.Context(), two); err != nil {
 				t.Fatal(err)
@@ -232,7 +232,7 @@ func TestRoutes_13_ECMPByWeightsAndWithAHopRemoved(t *testing.T) {
 
 // Deleting ours leaves another process' route of the same subnet alone, whatever it looks like.
 func TestRoutes_15_ForeignStays(t *testing.T) {
-	s := newSite(t)
+	s := newSystem(t)
 	for _, subnet := range []string{"172.20.0.0/16", "2001:db8:20::/48"} {
 		gateway := map[bool]string{true: "10.0.0.1", false: "2001:db8::1"}[subnet[0] == '1']
 		s.node.Route(t, subnet, gateway)
@@ -255,7 +255,7 @@ func TestRoutes_15_ForeignStays(t *testing.T) {
 }
 
 func TestDriver_Watch(t *testing.T) {
-	s := newSite(t)
+	s := newSystem(t)
 	events := make(chan netroute.Event, 100)
 	ctx, cancel := context.WithCancel(t.Context())
 	started, ended := make(chan struct{}), make(chan error, 1)
@@ -328,7 +328,7 @@ func TestRoutes_21_LostEventsAreNoticed(t *testing.T) {
 }
 
 func TestNextHop(t *testing.T) {
-	s := newSite(t)
+	s := newSystem(t)
 	s.node.Route(t, "0.0.0.0/0", "10.0.1.1")
 	for to, want := range map[string]netroute.Hop{
 		"203.0.113.9": {netip.MustParseAddr("10.0.1.1"), "eth1", 1, false},
