@@ -94,6 +94,9 @@ func (r *runner) carryOut(ctx context.Context, packages []string) {
 	}
 	r.inLanes(ctx, plan(r.what, packages, r.shards), lanes)
 	r.secondTries(ctx)
+	if c := lent(); c.User > 0 {
+		r.result.row(row{Package: "control planes that were lent", Phase: "all", Tests: c})
+	}
 	r.result.Broken = r.failed || ctx.Err() != nil
 	r.result.Wall = secondsOf(time.Since(began))
 	r.result.Machine = readMachine().since(machine)
@@ -288,7 +291,7 @@ func (r *runner) goTest(ctx context.Context, p phase, selection []string, out io
 		args = append(args, "./"+dir)
 	}
 	cmd := exec.Command("go", args...)
-	cmd.Env = append(os.Environ(), costsVariable+"="+costs, "SKERRY_E2E_SHARD="+p.shard)
+	cmd.Env = append(os.Environ(), costsVariable+"="+costs, ownerVariable+"="+strconv.Itoa(os.Getpid()), "SKERRY_E2E_SHARD="+p.shard)
 	// A group of its own, so that all of it can be told to end.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	read, write, err := os.Pipe()

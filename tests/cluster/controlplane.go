@@ -2,9 +2,21 @@
 // kube-apiserver, controller manager and scheduler in a child process on free loopback ports,
 // with a directory of its own.
 //
-// It owns the child and the directory, and ends both with the test, also when the test process is
-// killed. Several control planes may run side by side. The methods of ControlPlane may be called
-// from any goroutine, except Stop, Kill and Start, which a test calls one at a time.
+// There are two kinds. One that is lent (Run for a test, Shared for all tests of a process) comes
+// from a pool and is as new: who gives it back, or ends, leaves it running, and before the next has
+// it everything that was stored is put back, beneath kube-apiserver (kubeplane --owner). The pool
+// belongs to the `go test` that runs the tests, so that packages which it runs one after the other
+// start one between them; to the process that SKERRY_PLANES_OWNER names, where a runner has several
+// `go test`; or to the test's own process, where that was started by hand. A control plane of the
+// pool watches that process, ends when it does, whatever the way, and removes its directory:
+// nothing has to clean up after a Ctrl-C or a crash. One process at a time has it; who comes while
+// all are lent starts a further one.
+//
+// One of a test's own (Own) may have flags, and be stopped, killed and restored; it ends with the
+// test, also when the test process is killed. A lent one refuses that.
+//
+// Several control planes may run side by side. The methods of ControlPlane may be called from any
+// goroutine, except Stop, Kill and Start, which a test calls one at a time.
 package cluster
 
 import (
@@ -17,7 +29,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -36,6 +47,8 @@ const (
 	stopPatience = 20 * time.Second
 )
 
+var errLent = errors.New("this control plane is lent, others use it after this test: ask for one with cluster.Own")
+
 // A ControlPlane is a running control plane.
 type ControlPlane struct {
 	Dir        string // keys, etcd's data, logs
@@ -45,13 +58,22 @@ type ControlPlane struct {
 	path  string
 	args  []string
 	port  string
-	child *process.Started
+	child *process.Started // nil where another process has started it
+	lent  bool             // from the pool: it may neither be stopped nor started
 	admin *rest.Config
 }
 
 // New starts a control plane in dir with further flags of kubeplane (say "--quick", "--audit=FILE")
 // and returns when it is ready.
 func New(ctx context.Context, dir string, flags ...string) (*ControlPlane, error) {
+	c, err := prepare(ctx, dir, flags...)
+	if err != nil {
+		return nil, err
+	}
+	return c, c.Start(ctx)
+}
+
+func prepare(ctx context.Context, dir string, flags ...string) (*ControlPlane, error) {
 	root, err := binary.Root()
 	if err != nil {
 		return nil, err
@@ -60,24 +82,20 @@ func New(ctx context.Context, dir string, flags ...string) (*ControlPlane, error
 	if err != nil {
 		return nil, err
 	}
-	c := &ControlPlane{Dir: dir, path: paths[0], args: flags, port: "0"}
-	return c, c.Start(ctx)
+	return &ControlPlane{Dir: dir, path: paths[0], args: flags, port: "0"}, nil
 }
 
-// Run starts a control plane for one test and ends it with the test.
-func Run(t testing.TB, flags ...string) *ControlPlane {
+// Own starts a control plane with further flags of kubeplane for one test alone, which may stop,
+// kill and restore it, and ends it with the test.
+func Own(t testing.TB, flags ...string) *ControlPlane {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("a real control plane is started only without -short")
-	}
+	skipShort(t)
 	c, err := New(t.Context(), t.TempDir(), flags...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("end of the control plane's log:\n%s", c.LogTail())
-		}
+		showLog(t, c)
 		if err := c.Kill(context.Background()); err != nil {
 			t.Error(err)
 		}
@@ -85,48 +103,32 @@ func Run(t testing.TB, flags ...string) *ControlPlane {
 	return c
 }
 
-// Main runs the tests of a package with one control plane that they share; TestMain gives its
-// result to os.Exit. With -short there is none, nor for a fuzz target, whose workers would each
-// start one: share gets nil.
-func Main(m *testing.M, share func(*ControlPlane), flags ...string) int {
-	if without() {
-		share(nil)
-		return m.Run()
+func skipShort(t testing.TB) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("a real control plane is started only without -short")
 	}
-	dir, err := os.MkdirTemp("", "skerry-plane-")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer os.RemoveAll(dir)
-	ctx := context.Background()
-	c, err := New(ctx, dir, flags...)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer c.Kill(ctx)
-	share(c)
-	code := m.Run()
-	if code != 0 {
-		fmt.Fprintf(os.Stderr, "end of the control plane's log:\n%s\n", c.LogTail())
-	}
-	return code
 }
 
-// without reports -short or -fuzz before the flags are parsed, which TestMain may do later.
-func without() bool {
-	return slices.ContainsFunc(os.Args, func(a string) bool {
-		return a == "-test.short" || a == "-test.short=true" || strings.HasPrefix(a, "-test.fuzz=")
-	})
+func showLog(t testing.TB, c *ControlPlane) {
+	if t.Failed() {
+		t.Logf("end of the control plane's log:\n%s", c.LogTail())
+	}
 }
 
 // Start starts the control plane again after Stop or Kill, with everything it had, on the
 // same port.
 func (c *ControlPlane) Start(ctx context.Context) error {
+	if c.lent {
+		return errLent
+	}
+	return c.start(ctx)
+}
+
+func (c *ControlPlane) start(ctx context.Context) error {
 	args := append([]string{"--dir=" + c.Dir, "--bind=127.0.0.1", "--advertise=127.0.0.1", "--port=" + c.port}, c.args...)
 	tally.Add(tally.ControlPlane)
-	child, err := process.Start(process.Spec{Path: c.path, Args: args, Log: c.log(), Bound: true})
+	child, err := process.Start(process.Spec{Path: c.path, Args: args, Log: c.log(), Bound: !c.lent})
 	if err != nil {
 		return err
 	}
@@ -137,7 +139,7 @@ func (c *ControlPlane) Start(ctx context.Context) error {
 	return nil
 }
 
-// await reads the ready file, which kubeplane makes when all is up and removes when it
+// await waits for the ready file, which kubeplane makes when all is up and removes when it
 // starts or stops.
 func (c *ControlPlane) await(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
@@ -145,17 +147,11 @@ func (c *ControlPlane) await(ctx context.Context) error {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		var ready struct {
-			PID                int
-			Server, Kubeconfig string
+		ready, err := c.ready()
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
 		}
-		raw, err := os.ReadFile(filepath.Join(c.Dir, "ready.json"))
-		if err == nil {
-			if err := json.Unmarshal(raw, &ready); err != nil {
-				return fmt.Errorf("reading the ready file: %w", err)
-			}
-		}
-		if ready.PID == c.child.PID {
+		if err == nil && ready.PID == c.child.PID {
 			return c.adopt(ready.Server, ready.Kubeconfig)
 		}
 		select {
@@ -166,6 +162,23 @@ func (c *ControlPlane) await(ctx context.Context) error {
 			return fmt.Errorf("waiting for the control plane: %w\n%s", context.Cause(ctx), c.LogTail())
 		}
 	}
+}
+
+// ready is what the ready file says.
+type ready struct {
+	PID                int
+	Server, Kubeconfig string
+}
+
+func (c *ControlPlane) ready() (r ready, err error) {
+	raw, err := os.ReadFile(filepath.Join(c.Dir, "ready.json"))
+	if err != nil {
+		return r, fmt.Errorf("reading the ready file: %w", err)
+	}
+	if err := json.Unmarshal(raw, &r); err != nil {
+		return r, fmt.Errorf("reading the ready file: %w", err)
+	}
+	return r, nil
 }
 
 func (c *ControlPlane) adopt(server, kubeconfig string) error {
@@ -183,10 +196,20 @@ func (c *ControlPlane) adopt(server, kubeconfig string) error {
 }
 
 // Stop ends the control plane in an orderly way; clients see their connections closed.
-func (c *ControlPlane) Stop(ctx context.Context) error { return c.child.Stop(ctx, stopPatience) }
+func (c *ControlPlane) Stop(ctx context.Context) error {
+	if c.lent {
+		return errLent
+	}
+	return c.child.Stop(ctx, stopPatience)
+}
 
 // Kill ends the control plane as a crash would. What was written is there again after Start.
-func (c *ControlPlane) Kill(ctx context.Context) error { return c.child.Kill(ctx) }
+func (c *ControlPlane) Kill(ctx context.Context) error {
+	if c.lent {
+		return errLent
+	}
+	return c.child.Kill(ctx)
+}
 
 // Admin is a copy of the administrator's client configuration (group system:masters).
 func (c *ControlPlane) Admin() *rest.Config { return rest.CopyConfig(c.admin) }

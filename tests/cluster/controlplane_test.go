@@ -16,7 +16,7 @@ import (
 
 func TestControlPlane(t *testing.T) {
 	audit := filepath.Join(t.TempDir(), "audit.log")
-	c := cluster.Run(t, "--audit="+audit)
+	c := cluster.Own(t, "--audit="+audit)
 	ns := c.Namespace(t)
 	node := c.AddNode(t, "edge1")
 

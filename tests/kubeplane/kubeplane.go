@@ -63,6 +63,10 @@ type Config struct {
 	// Fsync makes etcd's writes survive a power failure. Without it they survive a SIGKILL, and
 	// tests are faster.
 	Fsync bool
+	// Owner, when set, is a process: with it this one ends, at once, and removes Dir. Until then
+	// Dir/ResetSocket puts the control plane back to what it was when it became ready, so that one
+	// test after the other finds it as new.
+	Owner int
 	// Further flags for a component, in its own spelling; they win over ours.
 	APIServerArgs, ControllerArgs, SchedulerArgs []string
 }
@@ -124,6 +128,11 @@ func Run(ctx context.Context, cfg Config, out io.Writer) error {
 	}
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return fmt.Errorf("making the state directory: %w", err)
+	}
+	if cfg.Owner != 0 {
+		if err := endWith(cfg.Owner, cfg.Dir); err != nil {
+			return err
+		}
 	}
 	unlock, err := lock(filepath.Join(cfg.Dir, "lock"))
 	if err != nil {

@@ -139,6 +139,11 @@ func (p *plane) run(ctx context.Context, ready func() error) (err error) {
 	if err != nil {
 		return err
 	}
+	if p.cfg.Owner != 0 {
+		if err := lend(ctx, etcd, p.cfg.Dir); err != nil {
+			return err
+		}
+	}
 	if err := ready(); err != nil {
 		return err
 	}

@@ -11,7 +11,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -36,14 +35,6 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster"
 )
 
-// plane is a real control plane: what Kubernetes' authenticator, authorizer, signer and clean-up
-// say is the point of these tests.
-var plane *cluster.ControlPlane
-
-func TestMain(m *testing.M) {
-	os.Exit(cluster.Main(m, func(c *cluster.ControlPlane) { plane = c }))
-}
-
 // cloud is a cloudcore's identity parts, with the rights of its manifests and no others.
 type cloud struct {
 	admin   kubernetes.Interface
@@ -57,9 +48,7 @@ type cloud struct {
 
 func start(t *testing.T) *cloud {
 	t.Helper()
-	if plane == nil {
-		t.Skip("needs a real control plane: run without -short")
-	}
+	plane := cluster.Shared(t)
 	c := &cloud{admin: plane.Client(), tokens: join.NewTokens(plane.Client())}
 	plane.Apply(t, "manifests/cloudcore") // a test that passes with more rights would show nothing
 	cfg := plane.ServiceAccount(t, join.Namespace, "cloudcore")
@@ -224,6 +213,7 @@ func as(t *testing.T, cert *x509.Certificate, key crypto.Signer) kubernetes.Inte
 
 func nodeConfig(t *testing.T, cert *x509.Certificate, key crypto.Signer) *rest.Config {
 	t.Helper()
+	plane := cluster.Shared(t)
 	keyPEM, err := pki.EncodeKey(key)
 	if err != nil {
 		t.Fatal(err)
@@ -408,6 +398,7 @@ func TestLiveName(t *testing.T) {
 }
 
 func TestTokenWithoutTheServer(t *testing.T) {
+	plane := cluster.Shared(t)
 	c := start(t)
 	token := c.token(t, join.TokenOptions{Uses: 10, Node: "edge-mine"})
 	cfg := rest.AnonymousClientConfig(plane.Admin())
@@ -474,6 +465,7 @@ func (c *cloud) decision(t *testing.T, name string) string {
 }
 
 func TestRenewal(t *testing.T) {
+	plane := cluster.Shared(t)
 	c := start(t)
 	key := newKey(t)
 	_, cert := c.mustJoin(t, c.token(t, join.TokenOptions{}), "edge-renew", key)
@@ -572,6 +564,7 @@ func TestRevoke(t *testing.T) {
 }
 
 func TestOtherClustersCertificate(t *testing.T) {
+	plane := cluster.Shared(t)
 	c := start(t)
 	clientCA := x509.NewCertPool()
 	clientCA.AppendCertsFromPEM(plane.CA())
@@ -622,9 +615,7 @@ func TestOtherClustersCertificate(t *testing.T) {
 
 // Edges that dial before the CA was read from kube-apiserver wait for it instead of being refused.
 func TestClientCA_Wait(t *testing.T) {
-	if plane == nil {
-		t.Skip("needs a real control plane: run without -short")
-	}
+	plane := cluster.Shared(t)
 	ca, err := join.NewClientCA(plane.Client())
 	if err != nil {
 		t.Fatal(err)

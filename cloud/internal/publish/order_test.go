@@ -185,7 +185,7 @@ func wanted(node types.NodeName) []*topicpb.Interest {
 // etcd is put back to an older copy while cloudcore runs, with one edge linked and one away.
 // Everything that either holds becomes what the cluster has now, without a hand.
 func TestOrder_00_EtcdFromAnOlderCopyConverges(t *testing.T) {
-	r := startReal(t)
+	r := startOwnReal(t)
 	r.plane.Apply(t, "manifests/crds")
 	ns := r.plane.Namespace(t)
 	edges := []*edge{r.edge(t, "edge1"), r.edge(t, "edge2")}
@@ -298,7 +298,7 @@ func TestOrder_03_LaggingWatchMakesNothingOlder(t *testing.T) {
 // A list whose answer takes its time is overtaken by one that an edge had to be read for: what
 // is newer stays.
 func TestALateListTakesNothingBack(t *testing.T) {
-	a := startReal(t)
+	a := startOwnReal(t)
 	a.plane.Apply(t, "manifests/crds")
 	b, proxy := a.behind(t)
 	ns := a.plane.Namespace(t)
@@ -354,7 +354,7 @@ func TestALateListTakesNothingBack(t *testing.T) {
 // The same where the cluster was restored from a backup: what the edge holds is of a time that is
 // lost, and a cloudcore that lags can't tell by its watches. It converges.
 func TestOrder_04_LaggingWatchAfterARestoreConverges(t *testing.T) {
-	a := startReal(t)
+	a := startOwnReal(t)
 	a.plane.Apply(t, "manifests/crds")
 	b, proxy := a.behind(t)
 	ns := a.plane.Namespace(t)

@@ -36,7 +36,17 @@ type real struct {
 
 func startReal(t *testing.T) *real {
 	t.Helper()
-	plane := cluster.Run(t)
+	return startRealAt(t, cluster.Run(t))
+}
+
+// startOwnReal is startReal at a kube-apiserver that the test may kill and restore.
+func startOwnReal(t *testing.T) *real {
+	t.Helper()
+	return startRealAt(t, cluster.Own(t))
+}
+
+func startRealAt(t *testing.T, plane *cluster.ControlPlane) *real {
+	t.Helper()
 	plane.Apply(t, "manifests/cloudcore")
 	return serveAt(t, plane, plane.ServiceAccount(t, "skerry-system", "cloudcore"))
 }

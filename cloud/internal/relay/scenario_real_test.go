@@ -170,7 +170,7 @@ func TestOrder_11_HungReadsHoldUpNoOtherNode(t *testing.T) {
 func TestOrder_08_ALateAuthorizerRefusesNothing(t *testing.T) {
 	t.Parallel() // it mostly waits
 	audit := filepath.Join(t.TempDir(), "audit.log")
-	plane := cluster.Run(t, "--audit="+audit)
+	plane := cluster.Own(t, "--audit="+audit)
 	plane.Apply(t, "manifests/cloudcore")
 	plane.AddNode(t, "edge1")
 	client, err := kube.NewClient(plane.ServiceAccount(t, "skerry-system", "cloudcore"), kube.Constrained)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/skerry-io/skerry/cloud/internal/vip"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/tests/cluster"
 )
 
 // block is the first block of a page that is fenced by three backquotes and this word.
@@ -32,6 +33,7 @@ func block(t *testing.T, page, word string) string {
 // virtualIPTable is what kubectl prints: kube-apiserver makes it by the columns of the CRD.
 func virtualIPTable(t *testing.T) *metav1.Table {
 	t.Helper()
+	plane := cluster.Shared(t)
 	client, err := kubernetes.NewForConfig(plane.Admin())
 	if err != nil {
 		t.Fatal(err)

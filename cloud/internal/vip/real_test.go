@@ -32,14 +32,6 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/edges"
 )
 
-// plane is a real control plane: what its validation, its authorizer and its conflicts do to the
-// controller is the point of these tests.
-var plane *cluster.ControlPlane
-
-func TestMain(m *testing.M) {
-	os.Exit(cluster.Main(m, func(c *cluster.ControlPlane) { plane = c }))
-}
-
 // advertised is where cloudcore is.
 const advertised = "10.26.0.66"
 
@@ -54,9 +46,7 @@ type real struct {
 
 func newReal(t *testing.T) *real {
 	t.Helper()
-	if plane == nil {
-		t.Skip("needs a real control plane: run without -short")
-	}
+	plane := cluster.Shared(t)
 	plane.Apply(t, "manifests/crds")
 	plane.Apply(t, "manifests/cloudcore")
 	r := &real{t: t, dynamic: dynamic.NewForConfigOrDie(plane.Admin())}
@@ -103,6 +93,7 @@ func newReal(t *testing.T) *real {
 }
 
 func (r *real) start() {
+	plane := cluster.Shared(r.t)
 	config := plane.ServiceAccount(r.t, "skerry-system", "cloudcore")
 	rules := policy()
 	rules.Hosts = []string{advertised, "no-such-host.invalid"}
@@ -176,6 +167,7 @@ func (r *real) pool(name string, spec map[string]any) *unstructured.Unstructured
 
 func (r *real) service(name string, annotations map[string]string) {
 	r.t.Helper()
+	plane := cluster.Shared(r.t)
 	class := v1alpha1.VIPClass
 	s := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{v1alpha1.VIPPoolSelector: "lb=yes"}},
@@ -194,6 +186,7 @@ func (r *real) service(name string, annotations map[string]string) {
 // is waits until a Service has these addresses ("pool address") and its condition this reason.
 func (r *real) is(name, reason string, want ...string) {
 	r.t.Helper()
+	plane := cluster.Shared(r.t)
 	cluster.Eventually(r.t, "addresses of Service "+name, func(ctx context.Context) error {
 		s, err := plane.Client().CoreV1().Services("default").Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
@@ -256,6 +249,7 @@ func (r *real) gone(name string) {
 
 func (r *real) edgeNode(name, pool, address string) {
 	r.t.Helper()
+	plane := cluster.Shared(r.t)
 	n := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{v1alpha1.EdgeLabel: "", v1alpha1.NodePoolLabel: pool}},
 		Status:     corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: address}}},
@@ -272,6 +266,7 @@ func (r *real) edgeNode(name, pool, address string) {
 
 // The proposal's examples work as they stand.
 func TestReal_ExamplesOfTheProposal(t *testing.T) {
+	plane := cluster.Shared(t)
 	r := newReal(t)
 	r.file("nodepool-beijing.yaml")
 	r.file("nodepool-hangzhou.yaml")
@@ -297,6 +292,7 @@ func TestReal_ExamplesOfTheProposal(t *testing.T) {
 
 // Scenarios 4 to 6, 8, 10 and 25 with kube-apiserver's own validation, conflicts and rights.
 func TestReal_LifeOfAnAddress(t *testing.T) {
+	plane := cluster.Shared(t)
 	r := newReal(t)
 	r.edgeNode("real-a", "life", "10.3.0.1")
 	r.edgeNode("real-b", "life", "10.3.0.2")
@@ -433,6 +429,7 @@ func TestReal_PoolsRefused(t *testing.T) {
 
 // A node reads the VirtualIPs; it may not write them.
 func TestReal_RightsOfNodes(t *testing.T) {
+	plane := cluster.Shared(t)
 	r := newReal(t)
 	r.create(r.pool("rights", map[string]any{"addresses": []any{"10.5.0.10"}}))
 	r.service("rights", nil)

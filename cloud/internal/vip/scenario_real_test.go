@@ -65,12 +65,14 @@ func (r *real) releasing(name string) {
 
 func (r *real) deleteService(name string) {
 	r.t.Helper()
+	plane := cluster.Shared(r.t)
 	if err := plane.Client().CoreV1().Services("default").Delete(r.t.Context(), name, metav1.DeleteOptions{}); err != nil {
 		r.t.Fatal(err)
 	}
 }
 
 func TestVIPs_02_OtherPoolsGetNothing(t *testing.T) {
+	plane := cluster.Shared(t)
 	r := newReal(t)
 	r.create(r.pool("chosen", map[string]any{"addresses": []any{"10.20.0.10"}}))
 	for name, labels := range map[string]map[string]any{"unlabelled": {}, "other": {"lb": "no"}} {
@@ -104,6 +106,7 @@ func TestVIPs_02_OtherPoolsGetNothing(t *testing.T) {
 }
 
 func TestVIPs_03_OtherClassIgnored(t *testing.T) {
+	plane := cluster.Shared(t)
 	r := newReal(t)
 	r.create(r.pool("classes", map[string]any{"addresses": []any{"10.21.0.10-10.21.0.19"}}))
 	of := func(name, kind string, class *string) *corev1.Service {
@@ -194,6 +197,7 @@ func TestVIPs_06_SameExplicitAddressTwice(t *testing.T) {
 // ClusterIP, another Service's, the range of Services, a node's, a node's pods', cloudcore's by its
 // name, and the pool's ranges.
 func TestHostile_03_RequestsForAddressesOfOthersAreRefused(t *testing.T) {
+	plane := cluster.Shared(t)
 	r := newReal(t)
 	ctx := t.Context()
 	kubernetes, err := plane.Client().CoreV1().Services("default").Get(ctx, "kubernetes", metav1.GetOptions{})
@@ -334,6 +338,7 @@ func TestVIPs_12_YoungerPoolSaysItOverlaps(t *testing.T) {
 // familyService makes a Service of these families that chooses one pool.
 func (r *real) familyService(name, pool string, annotations map[string]string, families ...corev1.IPFamily) {
 	r.t.Helper()
+	plane := cluster.Shared(r.t)
 	class, policy := v1alpha1.VIPClass, corev1.IPFamilyPolicySingleStack
 	if len(families) > 1 {
 		policy = corev1.IPFamilyPolicyRequireDualStack
@@ -389,6 +394,7 @@ func TestVIPs_07_RangesAreGivenToTheLastAddress(t *testing.T) {
 // A Service of both families has an address of each, in the families' order; each is an object of
 // its own, and goes with the family. A pool without one of the families says so.
 func TestVIPs_13_DualStackFollowsTheServicesFamilies(t *testing.T) {
+	plane := cluster.Shared(t)
 	r := newReal(t)
 	r.named("both", "10.33.0.10-10.33.0.11", "2001:db8:33::10-2001:db8:33::11")
 	r.named("four", "10.33.1.10")

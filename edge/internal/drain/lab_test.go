@@ -41,14 +41,7 @@ import (
 
 const patience = 60 * time.Second
 
-var (
-	plane     *cluster.ControlPlane
-	labNumber atomic.Int32
-)
-
-func TestMain(m *testing.M) {
-	os.Exit(cluster.Main(m, func(c *cluster.ControlPlane) { plane = c }))
-}
+var labNumber atomic.Int32
 
 // lab is a node of the real control plane, with a kubelet that does nothing but let deleted pods
 // go, and the agent of that node.
@@ -77,9 +70,7 @@ type lab struct {
 
 func newLab(t *testing.T) *lab {
 	t.Helper()
-	if plane == nil {
-		t.Skip("a real control plane is started only without -short")
-	}
+	plane := cluster.Shared(t)
 	l := &lab{
 		t: t, name: fmt.Sprintf("edge%d", labNumber.Add(1)), admin: plane.Client(), boot: "boot-1",
 		store: &memory{changed: make(chan struct{})}, hooks: &hooks{},
@@ -130,6 +121,7 @@ func (l *lab) node(name string) {
 // rights gives nodes what the manifests give them.
 func (l *lab) rights() {
 	l.t.Helper()
+	plane := cluster.Shared(l.t)
 	for _, name := range []string{"nodes.yaml", "drain.yaml"} {
 		raw, err := os.ReadFile("../../../manifests/cloudcore/" + name)
 		l.must(raw, err)
@@ -236,6 +228,7 @@ func (l *lab) dump() string {
 // start starts the agent with what the store has, linked and Ready.
 func (l *lab) start() {
 	l.t.Helper()
+	plane := cluster.Shared(l.t)
 	api := plane.Admin()
 	api.Impersonate = rest.ImpersonationConfig{UserName: "system:node:" + l.name, Groups: []string{"system:nodes"}}
 	api.Wrap(func(next http.RoundTripper) http.RoundTripper { return &link{l, next} })

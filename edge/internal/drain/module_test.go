@@ -27,11 +27,13 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/drain"
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
 	"github.com/skerry-io/skerry/edge/internal/object"
+	"github.com/skerry-io/skerry/tests/cluster"
 )
 
 // operations is the collection of NodeOperations, as an administrator has it.
 func (l *lab) operations() dynamic.ResourceInterface {
 	l.t.Helper()
+	plane := cluster.Shared(l.t)
 	client, err := dynamic.NewForConfig(plane.Admin())
 	l.must(client, err)
 	return client.Resource(v1alpha1.Resource(v1alpha1.NodeOperations))
@@ -54,6 +56,7 @@ func (l *lab) Report(ctx context.Context, ref object.Ref, uid types.UID, body []
 // serve starts the agent as a module, with what the store has.
 func (l *lab) serve() {
 	l.t.Helper()
+	plane := cluster.Shared(l.t)
 	l.applyKinds()
 	api := plane.Admin()
 	api.Impersonate = rest.ImpersonationConfig{UserName: "system:node:" + l.name, Groups: []string{"system:nodes"}}
@@ -116,6 +119,7 @@ var kinds sync.Once
 
 func (l *lab) applyKinds() {
 	l.t.Helper()
+	plane := cluster.Shared(l.t)
 	kinds.Do(func() {
 		plane.Apply(l.t, "manifests/crds")
 		l.eventually("the admission policies know the kind", func() bool {
@@ -220,6 +224,7 @@ func TestModuleFromTheCloud(t *testing.T) {
 }
 
 func TestExamples(t *testing.T) {
+	plane := cluster.Shared(t)
 	l := newLab(t)
 	l.applyKinds()
 	plane.Apply(t, "manifests/examples/drain")

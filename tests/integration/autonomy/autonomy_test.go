@@ -4,7 +4,6 @@ package autonomy_test
 import (
 	"context"
 	"errors"
-	"os"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -15,19 +14,11 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster"
 )
 
-var plane *cluster.ControlPlane
-
-func TestMain(m *testing.M) {
-	os.Exit(cluster.Main(m, func(c *cluster.ControlPlane) { plane = c }))
-}
-
 const label = "skerry.io/autonomy"
 
 func needPlane(t *testing.T) {
 	t.Helper()
-	if plane == nil {
-		t.Skip("needs a control plane, which -short leaves out")
-	}
+	plane := cluster.Shared(t)
 	plane.Apply(t, "manifests/autonomy")
 }
 
@@ -43,6 +34,7 @@ func tolerate(key string, seconds *int64) corev1.Toleration {
 }
 
 func TestPods(t *testing.T) {
+	plane := cluster.Shared(t)
 	needPlane(t)
 	plain, autonomous := plane.Namespace(t), plane.Namespace(t)
 	_, err := plane.Client().CoreV1().Namespaces().Patch(t.Context(), autonomous, types.MergePatchType,
@@ -93,6 +85,7 @@ func TestPods(t *testing.T) {
 }
 
 func TestNodes(t *testing.T) {
+	plane := cluster.Shared(t)
 	needPlane(t)
 	taints := []corev1.Taint{
 		{Key: corev1.TaintNodeUnreachable, Effect: corev1.TaintEffectNoExecute},

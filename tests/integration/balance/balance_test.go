@@ -28,17 +28,12 @@ import (
 	"github.com/skerry-io/skerry/tests/hollow"
 )
 
-var plane *cluster.ControlPlane
-
-func TestMain(m *testing.M) {
-	os.Exit(cluster.Main(m, func(c *cluster.ControlPlane) { plane = c }))
-}
-
 // replica is a cloudcore.
 type replica struct{ links, health string }
 
 func start(t *testing.T, name string, maxSessions int) *replica {
 	t.Helper()
+	plane := cluster.Shared(t)
 	root, err := binary.Root()
 	if err != nil {
 		t.Fatal(err)
@@ -122,6 +117,7 @@ const nodes = 40
 // run links the hollow nodes by one address, and has them linked until the test ends.
 func run(t *testing.T, address string) *hollow.Fleet {
 	t.Helper()
+	plane := cluster.Shared(t)
 	roots, err := hollow.Roots(t.Context(), plane.Client())
 	if err != nil {
 		t.Fatal(err)
@@ -153,6 +149,7 @@ func run(t *testing.T, address string) *hollow.Fleet {
 // notReady watches the nodes, and collects which of them were ever not Ready after they had been.
 func notReady(t *testing.T) func() []string {
 	t.Helper()
+	plane := cluster.Shared(t)
 	w, err := plane.Client().CoreV1().Nodes().Watch(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -193,9 +190,7 @@ func notReady(t *testing.T) func() []string {
 // TestANewReplicaGetsItsShare: first one replica that is full, then a second one, which takes those
 // that found no place at once and in the end half of all.
 func TestANewReplicaGetsItsShare(t *testing.T) {
-	if plane == nil {
-		t.Skip("needs a control plane, which -short leaves out")
-	}
+	plane := cluster.Shared(t)
 	plane.Apply(t, "manifests/crds")
 	plane.Apply(t, "manifests/cloudcore")
 	const most = 36
@@ -263,6 +258,7 @@ func TestANewReplicaGetsItsShare(t *testing.T) {
 // awaitCounts waits until every replica has counted again.
 func awaitCounts(t *testing.T) {
 	t.Helper()
+	plane := cluster.Shared(t)
 	leases := plane.Client().CoordinationV1().Leases("skerry-system")
 	first, err := leases.Get(t.Context(), "cloudcore-replicas", metav1.GetOptions{})
 	if err != nil {

@@ -9,11 +9,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/skerry-io/skerry/tests/cluster"
 )
 
 // TestCheckCluster: a real kube-apiserver is fit for cloudcore; a DaemonSet that would run on
 // devices is found, and the printed patch, applied, keeps it away; who may not install hears it.
 func TestCheckCluster(t *testing.T) {
+	plane := cluster.Shared(t)
 	s := start(t)
 	check := func(kubeconfig string) (map[string]finding, int) {
 		t.Helper()

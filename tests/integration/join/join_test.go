@@ -41,8 +41,6 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/wrongclock"
 )
 
-var plane *cluster.ControlPlane
-
 // launchClock is set where this program is started to run another one with another time of day.
 const launchClock = "WRONGCLOCK_LAUNCH"
 
@@ -54,7 +52,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(code)
 	}
-	os.Exit(cluster.Main(m, func(c *cluster.ControlPlane) { plane = c }))
+	os.Exit(m.Run())
 }
 
 // programs are cloudcore and edgecore, brought up to date once.
@@ -77,6 +75,7 @@ type system struct {
 // start starts it. change is made to its configuration of kube-apiserver.
 func start(t *testing.T, change ...func(*rest.Config)) *system {
 	t.Helper()
+	plane := cluster.Shared(t)
 	return startAt(t, plane, change...)
 }
 
@@ -90,9 +89,6 @@ func startAt(t *testing.T, plane *cluster.ControlPlane, change ...func(*rest.Con
 // websocket and one to join.
 func startWith(t *testing.T, plane *cluster.ControlPlane, ports string, change ...func(*rest.Config)) *system {
 	t.Helper()
-	if plane == nil {
-		t.Skip("needs a control plane, which -short leaves out")
-	}
 	programs, err := programs()
 	if err != nil {
 		t.Fatal(err)
@@ -266,6 +262,7 @@ func read(t *testing.T, identity string) (tls.Certificate, []byte) {
 }
 
 func TestJoin(t *testing.T) {
+	plane := cluster.Shared(t)
 	s := start(t)
 
 	t.Run("a device joins, links, and says so the second time", func(t *testing.T) {
@@ -343,6 +340,7 @@ func TestJoin(t *testing.T) {
 
 func expire(t *testing.T, token string) {
 	t.Helper()
+	plane := cluster.Shared(t)
 	past := time.Now().Add(-time.Minute).UTC().Format(time.RFC3339)
 	_, err := plane.Client().CoreV1().ConfigMaps("skerry-system").Patch(t.Context(), "skerry-token-"+token[:6], types.MergePatchType,
 		fmt.Appendf(nil, `{"data":{"expires":%q}}`, past), metav1.PatchOptions{})
@@ -359,6 +357,7 @@ func edgeNode(name string) *corev1.Node {
 // makeAlive is what a kubelet at work leaves in the cluster.
 func makeAlive(t *testing.T, name string) {
 	t.Helper()
+	plane := cluster.Shared(t)
 	node := kubernetes.NewForConfigOrDie(plane.Node(t, name))
 	_, err := node.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
@@ -377,6 +376,7 @@ func makeAlive(t *testing.T, name string) {
 
 // TestLink: the certificate is the identity, and can be taken away.
 func TestLink(t *testing.T) {
+	plane := cluster.Shared(t)
 	s := start(t)
 	identity := s.mustJoin(t, s.token(t), "edge-linked")
 	cert, ca := read(t, identity)

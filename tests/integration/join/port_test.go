@@ -83,6 +83,7 @@ func forwardTCP(t *testing.T, from, to string) {
 }
 
 func TestShip_18_OnePortAndUDPBlocked(t *testing.T) {
+	plane := cluster.Shared(t)
 	// 443 alone: nothing else listens, and edgecore.yaml says nothing of ports.
 	s := startWith(t, plane, fmt.Sprintf("advertise: [%s, %s, %s]\nhub:\n  websocket: {listen: \"\"}\n  quic: {listen: \"\"}\njoin: {listen: \"\"}\ndevices: {listen: \"%[1]s:443\"}\n",
 		cloudHost, noUDP, proxyHost))
@@ -143,6 +144,7 @@ func TestShip_18_OnePortAndUDPBlocked(t *testing.T) {
 // An edgecore.yaml with the ports of before, and a cloudcore with nothing else: each is served by
 // the other of today.
 func TestShip_OlderPorts(t *testing.T) {
+	plane := cluster.Shared(t)
 	s := startWith(t, plane, fmt.Sprintf("advertise: [%s]\nhub:\n  websocket: {listen: \"%[1]s:10000\"}\n  quic: {listen: \"%[1]s:10001\"}\njoin: {listen: \"%[1]s:10002\"}\n", olderHost))
 	token := s.token(t, "--uses", "5")
 	for transport, ports := range map[string]string{

@@ -110,6 +110,7 @@ func TestHostile_07_RevocationHoldsDuringACSRFlood(t *testing.T) {
 // selfApproval is what kubeadm sets up: kube-controller-manager approves the renewals of nodes.
 func selfApproval(t *testing.T) {
 	t.Helper()
+	plane := cluster.Shared(t)
 	_, err := plane.Client().RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "test-selfnodeclient"},
 		RoleRef: rbacv1.RoleRef{
@@ -124,6 +125,7 @@ func selfApproval(t *testing.T) {
 
 func nodeClient(t *testing.T, cert tls.Certificate) kubernetes.Interface {
 	t.Helper()
+	plane := cluster.Shared(t)
 	key, err := x509.MarshalPKCS8PrivateKey(cert.PrivateKey)
 	if err != nil {
 		t.Fatal(err)
@@ -140,6 +142,7 @@ func nodeClient(t *testing.T, cert tls.Certificate) kubernetes.Interface {
 // refusals and returns all certificates.
 func flood(t *testing.T, node string, direct kubernetes.Interface) func(*testing.T) []tls.Certificate {
 	t.Helper()
+	plane := cluster.Shared(t)
 	cfg := plane.ServiceAccount(t, "skerry-system", "cloudcore")
 	cfg.QPS, cfg.Impersonate = -1, rest.ImpersonationConfig{UserName: pki.NodeUserPrefix + node}
 	key, err := pki.NewKey()
@@ -254,6 +257,7 @@ func makeNodeOf(t *testing.T, client kubernetes.Interface, name string) {
 // without end.
 func holdRequests(t *testing.T) (held chan struct{}, kubeconfig string) {
 	t.Helper()
+	plane := cluster.Shared(t)
 	server, err := url.Parse(plane.Server)
 	if err != nil {
 		t.Fatal(err)

@@ -29,6 +29,7 @@ import (
 // saysVersion is the real kube-apiserver, but for the version that it says while one is set.
 func saysVersion(t *testing.T, version *atomic.Pointer[string]) func(*rest.Config) {
 	t.Helper()
+	plane := cluster.Shared(t)
 	target, err := url.Parse(plane.Server)
 	if err != nil {
 		t.Fatal(err)
@@ -75,9 +76,7 @@ func realVersion(body []byte) string {
 // its pods go on, and it goes when they fit again. The kube-apiserver is real but for the version
 // that it says.
 func TestShip_20_KubeletNewerThanTheClusterIsRefused(t *testing.T) {
-	if plane == nil {
-		t.Skip("needs a control plane, which -short leaves out")
-	}
+	plane := cluster.Shared(t)
 	var says atomic.Pointer[string]
 	old, same := "v1.36.4", ""
 	says.Store(&old)

@@ -340,6 +340,7 @@ func TestHostile_13_ResetLeavesNothingOfTheOldCluster(t *testing.T) {
 
 // TestRightsOfDevices: a device has a device's rights from its join to its revocation.
 func TestRightsOfDevices(t *testing.T) {
+	plane := cluster.Shared(t)
 	s := start(t)
 	allowed := func(ctx context.Context) (bool, error) {
 		review, err := plane.Client().AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{

@@ -40,9 +40,7 @@ func (w *watches) note(r *http.Request) faultproxy.Fault {
 // TestTheLeaderWatchesOnce: a cloudcore that leads follows each collection once, however many of
 // its parts need it.
 func TestTheLeaderWatchesOnce(t *testing.T) {
-	if plane == nil {
-		t.Skip("needs a control plane, which -short leaves out")
-	}
+	plane := cluster.Shared(t)
 	plane.Apply(t, "manifests/crds")
 	w := &watches{open: map[string]int{}, most: map[string]int{}}
 	start(t, func(c *rest.Config) {

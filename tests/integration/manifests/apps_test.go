@@ -39,6 +39,7 @@ func replicaSet(name string, edge bool) *appsv1.ReplicaSet {
 // administrator has enabled, on edge nodes. With its token no client starts pods elsewhere, or
 // touches those of others.
 func TestCloudcoreTouchesOnlyApplications(t *testing.T) {
+	plane := cluster.Shared(t)
 	ns, cfg := scene(t)
 	admin, self := plane.Client(), kubernetes.NewForConfigOrDie(cfg)
 	closed := plane.Namespace(t)

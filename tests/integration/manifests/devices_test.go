@@ -11,15 +11,15 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"github.com/skerry-io/skerry/tests/cluster"
 )
 
 // TestHostile_12_RightsOfDevicesAlone: what a device may do beyond a kubelet's rights a device may
 // do, and no other node, with its own certificate. Whatever the manifests add later is looked at as
 // well: none of it may be bound to all nodes.
 func TestHostile_12_RightsOfDevicesAlone(t *testing.T) {
-	if plane == nil {
-		t.Skip("needs a control plane, which -short leaves out")
-	}
+	plane := cluster.Shared(t)
 	plane.Apply(t, "manifests/crds")
 	plane.Apply(t, "manifests/cloudcore")
 	ns := plane.Namespace(t)

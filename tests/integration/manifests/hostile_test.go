@@ -80,6 +80,7 @@ func approve(csr *certificatesv1.CertificateSigningRequest) *certificatesv1.Cert
 // loadBalancer is a Service of a class that has an address already.
 func loadBalancer(t *testing.T, ns, name string, class *string) *corev1.Service {
 	t.Helper()
+	plane := cluster.Shared(t)
 	services := plane.Client().CoreV1().Services(ns)
 	s, err := services.Create(t.Context(), &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
@@ -99,6 +100,7 @@ func loadBalancer(t *testing.T, ns, name string, class *string) *corev1.Service 
 // at kube-apiserver itself, what would give more rights than the edge nodes have. The first lines
 // show that the token works.
 func TestHostile_08_StolenTokenActsForEdgeNodesOnly(t *testing.T) {
+	plane := cluster.Shared(t)
 	ns, cfg := scene(t) // edge1 and edge2 are edge nodes
 	admin := plane.Client()
 	for _, name := range []string{"control-plane-1", "worker-1"} {
@@ -233,9 +235,7 @@ func asOrdinary(t *testing.T, node kubernetes.Interface, ns, name string) []atte
 // autonomous, in every way that Kubernetes gives it to write its own Node; and tries to be an edge
 // no more, or an ordinary node to be one.
 func TestHostile_12_NodeCannotLabelItselfIntoAPool(t *testing.T) {
-	if plane == nil {
-		t.Skip("needs a control plane, which -short leaves out")
-	}
+	plane := cluster.Shared(t)
 	plane.Apply(t, "manifests/crds")
 	plane.Apply(t, "manifests/cloudcore")
 	plane.Apply(t, "manifests/autonomy")

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"testing"
 
@@ -26,12 +25,6 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/manifest"
 )
 
-var plane *cluster.ControlPlane
-
-func TestMain(m *testing.M) {
-	os.Exit(cluster.Main(m, func(c *cluster.ControlPlane) { plane = c }))
-}
-
 // impersonating is cloudcore acting as another user: by constrained impersonation, which wants the
 // user alone, or, with groups, by the classic one.
 func impersonating(cfg *rest.Config, user string, groups ...string) kubernetes.Interface {
@@ -44,9 +37,7 @@ func impersonating(cfg *rest.Config, user string, groups ...string) kubernetes.I
 // needs.
 func scene(t *testing.T) (namespace string, cloudcore *rest.Config) {
 	t.Helper()
-	if plane == nil {
-		t.Skip("needs a control plane, which -short leaves out")
-	}
+	plane := cluster.Shared(t)
 	plane.Apply(t, "manifests/cloudcore")
 	ns := plane.Namespace(t)
 	plane.AddNode(t, "edge1")
@@ -179,6 +170,7 @@ func TestRights(t *testing.T) {
 
 // TestBootstrapper: who holds a join token may ask for a certificate, and see or do nothing else.
 func TestBootstrapper(t *testing.T) {
+	plane := cluster.Shared(t)
 	ns, _ := scene(t)
 	device := kubernetes.NewForConfigOrDie(plane.User(t, "system:bootstrap:abcdef", "system:bootstrappers", "system:bootstrappers:skerry"))
 	csrs := device.CertificatesV1().CertificateSigningRequests()
@@ -210,9 +202,7 @@ func ignore[T any](_ T, err error) error { return err }
 // TestDeployment: everything for cloudcore in the cluster is accepted by it, and its pods fit what
 // the namespace enforces.
 func TestDeployment(t *testing.T) {
-	if plane == nil {
-		t.Skip("needs a control plane, which -short leaves out")
-	}
+	plane := cluster.Shared(t)
 	plane.Apply(t, "manifests/deployment")
 	t.Cleanup(func() {
 		if err := plane.Client().AppsV1().Deployments("skerry-system").Delete(context.Background(), "cloudcore", metav1.DeleteOptions{}); err != nil {
@@ -230,9 +220,7 @@ func TestDeployment(t *testing.T) {
 
 // TestExamples: every example builds and is accepted.
 func TestExamples(t *testing.T) {
-	if plane == nil {
-		t.Skip("needs a control plane, which -short leaves out")
-	}
+	plane := cluster.Shared(t)
 	plane.Apply(t, "manifests/examples/sample")
 }
 

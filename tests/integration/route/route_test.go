@@ -5,7 +5,6 @@ package route_test
 import (
 	"context"
 	"errors"
-	"os"
 	"strings"
 	"testing"
 
@@ -18,18 +17,10 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster"
 )
 
-var plane *cluster.ControlPlane
-
-func TestMain(m *testing.M) {
-	os.Exit(cluster.Main(m, func(c *cluster.ControlPlane) { plane = c }))
-}
-
 // routes applies the CRD and returns a client for StaticRoutes once they are served.
 func routes(t *testing.T) dynamic.NamespaceableResourceInterface {
 	t.Helper()
-	if plane == nil {
-		t.Skip("needs a control plane, which -short leaves out")
-	}
+	plane := cluster.Shared(t)
 	plane.Apply(t, "manifests/crds")
 	client, err := dynamic.NewForConfig(plane.Admin())
 	if err != nil {
@@ -147,6 +138,7 @@ func TestTraps_15_SenselessSelectorsAndHopsAreRefused(t *testing.T) {
 }
 
 func TestExamples(t *testing.T) {
+	plane := cluster.Shared(t)
 	all := routes(t)
 	plane.Apply(t, "manifests/examples/routes")
 	got, err := all.List(t.Context(), metav1.ListOptions{})

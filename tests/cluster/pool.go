@@ -1,0 +1,211 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/skerry-io/skerry/tests/cluster/process"
+)
+
+const (
+	// ownerEnv names the process with which lent control planes end: a runner of several `go test`
+	// sets it to its own process id.
+	ownerEnv = "SKERRY_PLANES_OWNER"
+	// most bounds the control planes of one owner; as many processes of tests run side by side.
+	most = 64
+
+	// As kubeplane has them, whose package would bring all of Kubernetes into each test.
+	kubeplaneSocket = "reset.sock"
+	kubeplaneDone   = "reset\n"
+)
+
+// shared is what Shared gives, made at the first call.
+var shared struct {
+	sync.Mutex
+	plane *ControlPlane
+	err   error
+	// watched are the tests that have asked: each shows the log once if it fails.
+	watched map[string]bool
+}
+
+// Shared is one control plane for all tests of this process, as new when the first of them asks. It
+// goes back to the pool with the process.
+func Shared(t testing.TB) *ControlPlane {
+	t.Helper()
+	skipShort(t)
+	shared.Lock()
+	defer shared.Unlock()
+	if shared.plane == nil && shared.err == nil {
+		// Not the context of the test: the control plane is for those after it too.
+		shared.plane, _, shared.err = borrow(context.WithoutCancel(t.Context()))
+		shared.watched = map[string]bool{}
+	}
+	if shared.err != nil {
+		t.Fatal(shared.err)
+	}
+	if name := t.Name(); !shared.watched[name] {
+		shared.watched[name] = true
+		t.Cleanup(func() {
+			shared.Lock()
+			defer shared.Unlock()
+			delete(shared.watched, name)
+			showLog(t, shared.plane)
+		})
+	}
+	return shared.plane
+}
+
+// Run lends one test a control plane that is as new, and gives it back with the test.
+func Run(t testing.TB) *ControlPlane {
+	t.Helper()
+	skipShort(t)
+	c, giveBack, err := borrow(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		showLog(t, c)
+		giveBack()
+	})
+	return c
+}
+
+// owner is the process with which the pool ends: that of ownerEnv, else the `go test` that runs
+// this process, else, where a test binary was started by hand, this process.
+func owner() (process.Identity, error) {
+	pid := os.Getpid()
+	// Asked of the kernel: package os would note for go test that the result depends on it (package
+	// tally).
+	if named, _ := unix.Getenv(ownerEnv); named != "" {
+		var err error
+		if pid, err = strconv.Atoi(named); err != nil {
+			return process.Identity{}, fmt.Errorf("%s: %q is not a process id", ownerEnv, named)
+		}
+	} else if line := process.Cmdline(os.Getppid()); len(line) > 1 && filepath.Base(line[0]) == "go" && line[1] == "test" {
+		pid = os.Getppid()
+	}
+	return process.Find(pid)
+}
+
+// borrow gives a control plane that nobody else has, as new: the first of the pool that is free,
+// put back to what it was, or a further one. It is the caller's until giveBack, or until
+// this process ends: the kernel then drops the lock.
+func borrow(ctx context.Context) (c *ControlPlane, giveBack func(), err error) {
+	owner, err := owner()
+	if err != nil {
+		return nil, nil, err
+	}
+	for n := range most {
+		// A pid may come again, a pid with its start time doesn't (process.Identity).
+		dir := filepath.Join(os.TempDir(), fmt.Sprintf("skerry-plane-%d-%d-%d-%d", os.Getuid(), owner.PID, owner.Start, n))
+		lock, err := tryLock(dir)
+		if err != nil {
+			return nil, nil, err
+		}
+		if lock == nil {
+			continue
+		}
+		c, err := reuse(ctx, dir)
+		if errors.Is(err, os.ErrNotExist) {
+			c, err = startLent(ctx, dir, owner)
+		}
+		if err != nil {
+			lock.Close()
+			return nil, nil, err
+		}
+		return c, func() { lock.Close() }, nil
+	}
+	return nil, nil, fmt.Errorf("all %d control planes of process %d are lent", most, owner.PID)
+}
+
+const lockName = "borrowed"
+
+// tryLock makes a directory of the pool, which is nobody else's, and locks it; nil when it is lent.
+func tryLock(dir string) (*os.File, error) {
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return nil, fmt.Errorf("making a control plane's directory: %w", err)
+	}
+	// Its name can be guessed, and others may make directories beside it.
+	var made unix.Stat_t
+	if err := unix.Lstat(dir, &made); err != nil {
+		return nil, fmt.Errorf("looking at %s: %w", dir, err)
+	}
+	if made.Mode != unix.S_IFDIR|0o700 || int(made.Uid) != os.Getuid() {
+		return nil, fmt.Errorf("%s is not a directory that only we may enter: remove it", dir)
+	}
+	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("opening the lock of a control plane: %w", err)
+	}
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if err == nil {
+		return f, nil
+	}
+	f.Close()
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, nil
+	}
+	return nil, fmt.Errorf("locking a control plane: %w", err)
+}
+
+// reuse puts the control plane of a directory back to what it was; os.ErrNotExist when none runs
+// there.
+func reuse(ctx context.Context, dir string) (*ControlPlane, error) {
+	c := &ControlPlane{Dir: dir, lent: true}
+	ready, err := c.ready()
+	if err != nil {
+		return nil, err
+	}
+	var d net.Dialer
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	conn, err := d.DialContext(ctx, "unix", filepath.Join(dir, kubeplaneSocket))
+	if errors.Is(err, unix.ECONNREFUSED) { // it was killed
+		return nil, os.ErrNotExist
+	}
+	if err != nil {
+		return nil, fmt.Errorf("asking a control plane to reset: %w", err)
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	answer, err := io.ReadAll(conn)
+	if err != nil {
+		return nil, fmt.Errorf("waiting for the reset of a control plane: %w", err)
+	}
+	if string(answer) != kubeplaneDone {
+		return nil, fmt.Errorf("resetting the control plane in %s: %s", dir, answer)
+	}
+	return c, c.adopt(ready.Server, ready.Kubeconfig)
+}
+
+// startLent starts a control plane in a directory of the pool. It outlives this process and ends
+// with its owner.
+func startLent(ctx context.Context, dir string, owner process.Identity) (*ControlPlane, error) {
+	old, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("reading a control plane's directory: %w", err)
+	}
+	for _, e := range old { // of one that was killed
+		if e.Name() != lockName {
+			if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
+				return nil, fmt.Errorf("clearing a control plane's directory: %w", err)
+			}
+		}
+	}
+	c, err := prepare(ctx, dir, "--owner="+strconv.Itoa(owner.PID))
+	if err != nil {
+		return nil, err
+	}
+	c.lent = true
+	return c, c.start(ctx)
+}

@@ -1,0 +1,184 @@
+package kubeplane
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+)
+
+const (
+	// ResetSocket is the name of the socket, in Config.Dir, at which a lent control plane is put
+	// back: who connects reads ResetDone, or why it could not be.
+	ResetSocket = "reset.sock"
+	ResetDone   = "reset\n"
+	// resetTimeout bounds one reset; 50 ms are usual. Who asked is then told that it failed.
+	resetTimeout = 20 * time.Second
+	// resetPause is for what controllers still write about objects that are gone already.
+	resetPause = 20 * time.Millisecond
+	// operations is how many changes etcd takes in one transaction (embed.DefaultMaxTxnOps).
+	operations = 128
+	stored     = "/registry/"
+)
+
+// endWith ends the process, and removes dir, as soon as another process has ended, whatever
+// the way: a control plane that is lent has nothing to keep.
+func endWith(owner int, dir string) error {
+	fd, err := unix.PidfdOpen(owner, 0)
+	if err != nil {
+		return fmt.Errorf("--owner: opening process %d: %w", owner, err)
+	}
+	go func() {
+		// A pidfd becomes readable when its process has ended (pidfd_open(2)).
+		for {
+			n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1)
+			if err == nil && n > 0 {
+				break
+			}
+			if err != nil && !errors.Is(err, unix.EINTR) {
+				klog.ErrorS(err, "Failed to watch the owner, ending")
+				break
+			}
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			klog.ErrorS(err, "Failed to remove the directory", "directory", dir)
+		}
+		klog.Flush()
+		os.Exit(0)
+	}()
+	return nil
+}
+
+// lender puts what is stored back to what there was when the control plane became ready. It
+// writes to etcd itself, beneath kube-apiserver, which learns of it as of any other write: no
+// finalizer and no admission is in the way, and no other process is needed.
+type lender struct {
+	etcd  *clientv3.Client
+	first map[string][]byte
+}
+
+// lend serves resets, one after the other, until ctx ends.
+func lend(ctx context.Context, server *embed.Etcd, dir string) error {
+	l := &lender{etcd: v3client.New(server.Server)}
+	var err error
+	if l.first, err = l.all(ctx); err != nil {
+		return err
+	}
+	path := filepath.Join(dir, ResetSocket)
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("removing an old socket: %w", err)
+	}
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		return fmt.Errorf("listening for resets: %w", err)
+	}
+	context.AfterFunc(ctx, func() { listener.Close() })
+	go func() {
+		for {
+			c, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			answer := ResetDone
+			if err := l.reset(ctx); err != nil {
+				answer = err.Error()
+			}
+			_, _ = io.WriteString(c, answer) // who has gone needs no answer
+			c.Close()
+		}
+	}()
+	return nil
+}
+
+func (l *lender) all(ctx context.Context) (map[string][]byte, error) {
+	got, err := l.etcd.Get(ctx, stored, clientv3.WithPrefix())
+	if err != nil {
+		return nil, fmt.Errorf("reading all that is stored: %w", err)
+	}
+	all := make(map[string][]byte, len(got.Kvs))
+	for _, kv := range got.Kvs {
+		all[string(kv.Key)] = kv.Value
+	}
+	return all, nil
+}
+
+// reset removes until nothing is left to remove: controllers that were at work may write once
+// more. What was changed is put back once, since some of it changes by itself.
+func (l *lender) reset(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, resetTimeout)
+	defer cancel()
+	for round := 0; ; round++ {
+		now, err := l.all(ctx)
+		if err != nil {
+			return err
+		}
+		changes, left := l.changes(now, round == 0)
+		if len(changes) == 0 && round > 0 {
+			return nil
+		}
+		for len(changes) > 0 {
+			n := min(len(changes), operations)
+			if _, err := l.etcd.Txn(ctx).Then(changes[:n]...).Commit(); err != nil {
+				return fmt.Errorf("putting %d objects back: %w", n, err)
+			}
+			changes = changes[n:]
+		}
+		select {
+		case <-time.After(resetPause):
+		case <-ctx.Done():
+			return fmt.Errorf("putting a control plane back: %w; the last that came again was %s", context.Cause(ctx), left)
+		}
+	}
+}
+
+// changes are the writes that make what is stored now what was stored first, and the name of one
+// object that they remove.
+func (l *lender) changes(now map[string][]byte, whole bool) (changes []clientv3.Op, removed string) {
+	for key := range now {
+		if _, had := l.first[key]; !had && !l.keeps(key) {
+			changes = append(changes, clientv3.OpDelete(key))
+			removed = key
+		}
+	}
+	for key, value := range l.first {
+		// An event that ended by itself would stay for good.
+		if whole && !l.keeps(key) && !strings.HasPrefix(key, stored+"events/") && !bytes.Equal(now[key], value) {
+			changes = append(changes, clientv3.OpPut(key, string(value)))
+		}
+	}
+	return changes, removed
+}
+
+// keeps reports what the control plane itself makes or renews, and may make later than it is ready:
+// the accounts and leases of its own components, and what each namespace gets.
+func (l *lender) keeps(key string) bool {
+	for _, own := range []string{"serviceaccounts/kube-system/", "leases/kube-system/", "masterleases/", "servicecidrs/", "peerserverleases/"} {
+		if strings.HasPrefix(key, stored+own) {
+			return true
+		}
+	}
+	for _, given := range []string{"serviceaccounts/*/default", "configmaps/*/kube-root-ca.crt"} {
+		before, after, _ := strings.Cut(stored+given, "*")
+		namespace, found := strings.CutPrefix(key, before)
+		if !found {
+			continue
+		}
+		if namespace, found = strings.CutSuffix(namespace, after); found {
+			_, first := l.first[stored+"namespaces/"+namespace]
+			return first
+		}
+	}
+	return strings.HasSuffix(key, "/default/kubernetes") || strings.HasPrefix(key, stored+"endpointslices/default/kubernetes")
+}
