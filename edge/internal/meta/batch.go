@@ -8,6 +8,7 @@ import (
 
 	"github.com/skerry-io/skerry/edge/internal/meta/outbox"
 	"github.com/skerry-io/skerry/edge/internal/meta/podgate"
+	"github.com/skerry-io/skerry/edge/internal/meta/podrestart"
 	"github.com/skerry-io/skerry/edge/internal/meta/token"
 	"github.com/skerry-io/skerry/edge/internal/meta/view"
 	"github.com/skerry-io/skerry/edge/internal/object"
@@ -48,12 +49,17 @@ func (s showing) overlay(h *view.Held, decoded runtime.Object, entries []*outbox
 	if c := s.corrector; c != nil && c.Corrects(shown.Resource) {
 		shown.Raw = c.Correct(shown, decoded)
 	}
-	return h.With(shown, hidden).Withhold(s.withholds(shown, decoded))
+	return h.With(shown, hidden).Withhold(s.withholds(shown, decoded, entries))
 }
 
-// withholds returns why the kubelet is not to see an object; "" where it is.
-func (s showing) withholds(shown object.Object, decoded runtime.Object) (reason string) {
-	if len(s.gate) == 0 || shown.Resource != view.Pods {
+// withholds returns why the kubelet is not to see an object; "" where it is. A pod that this device
+// ended and of which the cloud is not told waits to run again, whatever the gate's rules say.
+func (s showing) withholds(shown object.Object, decoded runtime.Object, entries []*outbox.Entry) (reason string) {
+	if shown.Resource != view.Pods {
+		return ""
+	}
+	ended := outbox.LocalOf(entries, shown.UID) != nil
+	if len(s.gate) == 0 && !ended {
 		return ""
 	}
 	if decoded == nil {
@@ -62,10 +68,32 @@ func (s showing) withholds(shown object.Object, decoded runtime.Object) (reason 
 			return "" // each client finds out by itself
 		}
 	}
-	if pod, ok := decoded.(*corev1.Pod); ok {
-		return s.gate.Withholds(pod)
+	pod, ok := decoded.(*corev1.Pod)
+	switch {
+	case !ok:
+		return ""
+	case ended && pod.DeletionTimestamp == nil:
+		return endedReason(pod)
 	}
-	return ""
+	return s.gate.Withholds(pod)
+}
+
+// endedReason is why the kubelet is not shown a pod that it has ended.
+func endedReason(pod *corev1.Pod) string {
+	return "was ended by the kubelet while there was no link (" + podrestart.Reason(pod) + "); runs again here once the reason has passed"
+}
+
+// decoded is what is shown of an object, nil where there is none.
+func decoded[T runtime.Object](h *view.Held) (none T) {
+	if h == nil {
+		return none
+	}
+	obj, err := object.DecodeRaw(h.Shown.Raw)
+	if err != nil {
+		return none
+	}
+	t, _ := obj.(T)
+	return t
 }
 
 // Save adds what goes to the store.

@@ -163,17 +163,17 @@ func (m *Manager) reportRefused(b *batch, ref object.Ref, e *outbox.Entry, st *m
 	sum := fnv.New64a() // one event for each thing that is refused again and again, with a count
 	fmt.Fprint(sum, what, e.Verb, st.Reason)
 	next.Name = fmt.Sprintf("%s.refused.%x", m.config.NodeName, sum.Sum64())
-	own := event.Ref(next.Namespace, next.Name)
-	if have := b.view.Get(own); have != nil {
-		if obj, err := object.DecodeRaw(have.Shown.Raw); err == nil {
-			if before, ok := obj.(*corev1.Event); ok {
-				next.Count, next.FirstTimestamp = before.Count+1, before.FirstTimestamp
-				next.UID, next.CreationTimestamp = before.UID, before.CreationTimestamp
-			}
-		}
-	}
-	if _, err := m.stageEvent(b, own, next, false); err != nil {
+	m.countRepeats(b, next)
+	if _, err := m.stageEvent(b, event.Ref(next.Namespace, next.Name), next, false); err != nil {
 		m.counters.malformed.Add(1)
+	}
+}
+
+// countRepeats makes of an event the repeat of the one of that name, where there is one.
+func (m *Manager) countRepeats(b *batch, next *corev1.Event) {
+	if before := decoded[*corev1.Event](b.view.Get(event.Ref(next.Namespace, next.Name))); before != nil {
+		next.Count, next.FirstTimestamp = before.Count+1, before.FirstTimestamp
+		next.UID, next.CreationTimestamp = before.UID, before.CreationTimestamp
 	}
 }
 

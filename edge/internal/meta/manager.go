@@ -9,6 +9,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/meta/event"
 	"github.com/skerry-io/skerry/edge/internal/meta/lease"
 	"github.com/skerry-io/skerry/edge/internal/meta/outbox"
+	"github.com/skerry-io/skerry/edge/internal/meta/podrestart"
 	"github.com/skerry-io/skerry/edge/internal/meta/putoff"
 	"github.com/skerry-io/skerry/edge/internal/meta/token"
 	"github.com/skerry-io/skerry/edge/internal/meta/view"
@@ -20,6 +21,7 @@ type Manager struct {
 	config   Config
 	requests chan *proposal
 	renewed  chan struct{} // one slot: a link has come up
+	ended    chan struct{} // one slot: a pod waits to run again, or a link has come up
 	view     *view.View
 	inbox    *inbox
 	outbox   *outbox.Outbox // staged and shown by the core
@@ -30,8 +32,9 @@ type Manager struct {
 	tokens   *token.Keeper
 	events   *event.Buffer // changed by the core
 
-	mu   sync.RWMutex // guards what follows
-	port port
+	mu       sync.RWMutex // guards what follows
+	port     port
+	restarts []podrestart.Waiting // pods that wait to run again
 }
 
 // Name is the module's address on the bus.

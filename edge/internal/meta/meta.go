@@ -16,7 +16,7 @@
 // How to read it, from the bottom: batch.go and core.go are the transaction, manager.go the state
 // that all share, inbox.go what came over the link. On these stand the way down (deliver.go,
 // apply.go), the way up (write.go, event.go, report.go, send.go), and what only the cloud can
-// answer (proxy.go). meta.go runs it all.
+// answer (proxy.go), and the pods that run again on an island (restart.go). meta.go runs it all.
 package meta
 
 import (
@@ -45,7 +45,7 @@ import (
 func New(config Config) *Manager {
 	config.setDefaults()
 	m := &Manager{
-		config: config, requests: make(chan *proposal, 256), renewed: make(chan struct{}, 1),
+		config: config, requests: make(chan *proposal, 256), renewed: make(chan struct{}, 1), ended: make(chan struct{}, 1),
 		inbox:  &inbox{wake: make(chan struct{}, 1), most: min(gatherMost, config.Limits.EventWindow/2)},
 		outbox: outbox.New(config.Limits.outbox()), sender: outbox.NewSender(), putOff: putoff.New(),
 		lease: lease.New(config.NodeName), events: event.New(event.Limits{Events: config.Limits.RingEvents, Bytes: config.Limits.RingBytes}),
@@ -92,6 +92,7 @@ func (m *Manager) run(ctx context.Context, p port) error {
 	g.Go(func() error { return m.takeIn(ctx) })
 	g.Go(func() error { return m.send(ctx, p) })
 	g.Go(func() error { return m.upkeep(ctx) })
+	g.Go(func() error { return m.restartPods(ctx) })
 	g.Go(func() error { return m.tokens.Refresh(ctx, m.renewed) })
 	g.Go(func() error { return m.receive(ctx, p) })
 	return g.Wait()
@@ -156,6 +157,7 @@ func (m *Manager) handleUp(ctx context.Context, _ message.Message, up linkstate.
 		b.After(func() {
 			m.outbox.Restart()
 			m.sender.WantInterests()
+			m.wakeRestarts()
 			select {
 			case m.renewed <- struct{}{}:
 			default:

@@ -10,6 +10,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/meta/lease"
 	"github.com/skerry-io/skerry/edge/internal/meta/outbox"
 	"github.com/skerry-io/skerry/edge/internal/meta/podgate"
+	"github.com/skerry-io/skerry/edge/internal/meta/podrestart"
 	"github.com/skerry-io/skerry/edge/internal/meta/putoff"
 	"github.com/skerry-io/skerry/edge/internal/meta/view"
 	"github.com/skerry-io/skerry/edge/internal/store"
@@ -25,8 +26,10 @@ type Status struct {
 	Interests    []view.InterestStatus `json:"interests"`
 	// Withheld are the pods that the kubelet is not shown, and why.
 	Withheld []podgate.Withheld `json:"withheld,omitempty"`
-	Answers  int                `json:"keptTokens"`
-	Store    store.Stats        `json:"store"`
+	// Restarts are those of them that the kubelet has ended without a link and that run again here.
+	Restarts []podrestart.Waiting `json:"podRestarts,omitempty"`
+	Answers  int                  `json:"keptTokens"`
+	Store    store.Stats          `json:"store"`
 	// DamagedStore is where a damaged store was set aside when this process started.
 	DamagedStore string `json:"damagedStore,omitempty"`
 	// Lost names what of it could not be read; what came from the cloud comes again.
@@ -63,6 +66,9 @@ func (m *Manager) Status() Status {
 	}
 	s.Resources, s.Interests = m.view.Status()
 	s.Withheld = m.view.Withheld()
+	m.mu.RLock()
+	s.Restarts = m.restarts
+	m.mu.RUnlock()
 	s.Answers = m.tokens.Len()
 	return s
 }

@@ -180,11 +180,20 @@ func (m *Manager) stagePatch(b *batch, w Write, class storepb.Class, have *view.
 		Class: class, Verb: topicpb.Verb_PATCH, Subresource: w.Subresource, PatchType: w.PatchType, Body: body, UID: cmp.Or(w.UID, shown.UID),
 		At: time.Now().UnixMilli(), Size: len(body), Volatile: object.OnlyHeartbeat(now, patched),
 	}
+	var withheld string
+	if ended := m.endedHere(b, w, class, now, patched); ended != nil {
+		e.Local, withheld = true, endedReason(ended)
+		b.After(m.wakeRestarts)
+	}
 	last, merged, heartbeat := b.outbox.MergePatch(have.Delivered(), laid, e)
 	if merged == nil && len(laid) >= m.config.Limits.ObjectEntries {
 		return object.Object{}, reply.TooMany("too many writes to " + w.Ref.String() + " wait for the cloud")
 	}
-	h := b.view.Set(w.Ref, have.With(shown, have.Hidden()))
+	next := have.With(shown, have.Hidden())
+	if e.Local {
+		next = next.Withhold(withheld)
+	}
+	h := b.view.Set(w.Ref, next)
 	if merged != nil {
 		merged.ShownVersion = h.Shown.Version
 		if heartbeat != nil {

@@ -164,6 +164,27 @@ func (b *Batch) Merge(ref object.Ref, last, merged *Entry) {
 	b.Add(ref, merged)
 }
 
+// Locals lists the objects of which a write stays on the device.
+func (b *Batch) Locals() (refs []object.Ref) {
+	for ref := range b.o.queues {
+		if slices.ContainsFunc(b.Pending(ref), func(e *Entry) bool { return e.Local }) {
+			refs = append(refs, ref)
+		}
+	}
+	return refs
+}
+
+// Release lets the writes of an object go that stayed on the device.
+func (b *Batch) Release(ref object.Ref) {
+	for _, e := range slices.Clone(b.Pending(ref)) {
+		if e.Local {
+			next := *e
+			next.Local = false
+			b.replace(ref, &next)
+		}
+	}
+}
+
 // Remove takes the entries out of which the function says so.
 func (b *Batch) Remove(ref object.Ref, which func(*Entry) bool) (removed int) {
 	if !slices.ContainsFunc(b.Pending(ref), which) {
@@ -288,6 +309,9 @@ func (b *Batch) mergePatch(delivered object.Object, laid []*Entry, e *Entry) (la
 		return nil, nil
 	}
 	last = laid[len(laid)-1]
+	if e.Local != last.Local {
+		return nil, nil // one of them may be dropped without the other
+	}
 	if e.Volatile && !last.Volatile {
 		return nil, nil // else the other would have to be written again
 	}

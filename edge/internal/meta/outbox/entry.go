@@ -27,6 +27,9 @@ type Entry struct {
 	AcceptedVersion string
 	AcceptedEpoch   uint64 // of the session; 0 after a restart
 	Size            int
+	// Local: it stays on the device while it is set, as does all behind it. It is of a pod that has
+	// ended and that may run again here; see podrestart.
+	Local bool
 
 	// Volatile: never on the disk. A kubelet says every few minutes that nothing has changed: that
 	// is not worth a write to flash.
@@ -41,6 +44,16 @@ func (e *Entry) event() bool { return e.Class == storepb.Class_EVENT }
 // its node, an agent adds to the object in the cloud.
 func (e *Entry) Laid() bool { return e.Class != storepb.Class_EVENT && e.Class != storepb.Class_REPORT }
 
+// LocalOf is the write of an object that stays on the device; nil where there is none.
+func LocalOf(entries []*Entry, uid types.UID) *Entry {
+	for _, e := range entries {
+		if e.Local && e.UID == uid {
+			return e
+		}
+	}
+	return nil
+}
+
 func entryOf(id uint64, r *storepb.Entry) (object.Ref, *Entry) {
 	ref := object.Ref{
 		Resource:  schema.GroupVersionResource{Group: r.Group, Version: r.Version, Resource: r.Resource},
@@ -48,7 +61,7 @@ func entryOf(id uint64, r *storepb.Entry) (object.Ref, *Entry) {
 	}
 	e := &Entry{
 		ID: id, Class: r.Class, Verb: topicpb.Verb(r.Verb), Subresource: r.Subresource, PatchType: types.PatchType(r.PatchType), UID: types.UID(r.Uid),
-		At: r.UnixMillis, ShownVersion: r.ShownVersion, Accepted: r.Accepted, AcceptedVersion: r.AcceptedVersion, Size: len(r.Body), sent: true,
+		At: r.UnixMillis, ShownVersion: r.ShownVersion, Accepted: r.Accepted, AcceptedVersion: r.AcceptedVersion, Size: len(r.Body), Local: r.Local, sent: !r.Local,
 	}
 	if !e.event() {
 		e.Body = r.Body
@@ -60,7 +73,7 @@ func (e *Entry) record(ref object.Ref) *storepb.Entry {
 	return &storepb.Entry{
 		Class: e.Class, Verb: uint32(e.Verb), Group: ref.Resource.Group, Version: ref.Resource.Version, Resource: ref.Resource.Resource,
 		Namespace: ref.Namespace, Name: ref.Name, Subresource: e.Subresource, PatchType: string(e.PatchType), Body: e.Body, Uid: string(e.UID),
-		UnixMillis: e.At, ShownVersion: e.ShownVersion, Accepted: e.Accepted, AcceptedVersion: e.AcceptedVersion,
+		UnixMillis: e.At, ShownVersion: e.ShownVersion, Accepted: e.Accepted, AcceptedVersion: e.AcceptedVersion, Local: e.Local,
 	}
 }
 

@@ -61,9 +61,12 @@ type contents struct {
 // way, then those that wait.
 type queue struct{ entries []*Entry }
 
-// head is the next write to send.
+// head is the next write to send; nil where there is none, or where it stays on the device.
 func (q *queue) head() *Entry {
 	for _, e := range q.entries {
+		if e.Local {
+			return nil
+		}
 		if !e.Accepted {
 			return e
 		}
@@ -307,7 +310,7 @@ func (o *Outbox) Status() Status {
 	waiting := map[storepb.Class]int{} // not by name: there may be thousands, and the goroutine that changes the outbox waits meanwhile
 	for _, q := range o.queues {
 		for _, e := range q.entries {
-			if e.Accepted {
+			if e.Accepted || e.Local {
 				continue
 			}
 			waiting[e.Class]++

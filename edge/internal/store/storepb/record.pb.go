@@ -285,6 +285,7 @@ type Entry struct {
 	ShownVersion    uint64                 `protobuf:"varint,13,opt,name=shown_version,json=shownVersion,proto3" json:"shown_version,omitempty"`         // the edge's version that its object has had since this write
 	Accepted        bool                   `protobuf:"varint,14,opt,name=accepted,proto3" json:"accepted,omitempty"`                                     // kube-apiserver took it; kept until the cloud delivers the object's new state
 	AcceptedVersion string                 `protobuf:"bytes,15,opt,name=accepted_version,json=acceptedVersion,proto3" json:"accepted_version,omitempty"` // kube-apiserver's resourceVersion after it
+	Local           bool                   `protobuf:"varint,16,opt,name=local,proto3" json:"local,omitempty"`                                           // not for the cloud while there is no link; see podrestart
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -422,6 +423,13 @@ func (x *Entry) GetAcceptedVersion() string {
 		return x.AcceptedVersion
 	}
 	return ""
+}
+
+func (x *Entry) GetLocal() bool {
+	if x != nil {
+		return x.Local
+	}
+	return false
 }
 
 // Answer is kube-apiserver's last answer to a request whose answer an island needs (a TokenRequest).
@@ -602,7 +610,7 @@ const file_record_proto_rawDesc = "" +
 	"\x0efield_selector\x18\x06 \x01(\tR\rfieldSelector\x12\"\n" +
 	"\fdependencies\x18\a \x01(\bR\fdependencies\x12\x16\n" +
 	"\x06synced\x18\b \x01(\bR\x06synced\x12\x16\n" +
-	"\x06pinned\x18\t \x01(\bR\x06pinned\"\xbb\x03\n" +
+	"\x06pinned\x18\t \x01(\bR\x06pinned\"\xd1\x03\n" +
 	"\x05Entry\x12,\n" +
 	"\x05class\x18\x01 \x01(\x0e2\x16.skerry.store.v1.ClassR\x05class\x12\x12\n" +
 	"\x04verb\x18\x02 \x01(\rR\x04verb\x12\x14\n" +
@@ -621,7 +629,8 @@ const file_record_proto_rawDesc = "" +
 	"unixMillis\x12#\n" +
 	"\rshown_version\x18\r \x01(\x04R\fshownVersion\x12\x1a\n" +
 	"\baccepted\x18\x0e \x01(\bR\baccepted\x12)\n" +
-	"\x10accepted_version\x18\x0f \x01(\tR\x0facceptedVersion\"\xe2\x01\n" +
+	"\x10accepted_version\x18\x0f \x01(\tR\x0facceptedVersion\x12\x14\n" +
+	"\x05local\x18\x10 \x01(\bR\x05local\"\xe2\x01\n" +
 	"\x06Answer\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\x05R\x04code\x12!\n" +
 	"\fcontent_type\x18\x02 \x01(\tR\vcontentType\x12\x12\n" +
