@@ -29,6 +29,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/marks"
 	"github.com/skerry-io/skerry/edge/internal/meta"
 	"github.com/skerry-io/skerry/edge/internal/nodecondition"
+	"github.com/skerry-io/skerry/edge/internal/podhealth"
 	"github.com/skerry-io/skerry/edge/internal/podnet"
 	"github.com/skerry-io/skerry/edge/internal/route"
 	"github.com/skerry-io/skerry/edge/internal/statsleader"
@@ -41,29 +42,35 @@ const StatusPath = "/skerry/v1/status"
 
 // Status is what `edgecore status` shows. Parts that the process doesn't have are nil.
 type Status struct {
-	Node       string                    `json:"node"`
-	Running    bool                      `json:"running"`
-	Version    string                    `json:"version"`
-	Kubernetes string                    `json:"kubernetes"`
-	At         time.Time                 `json:"at"`
-	Link       *hub.Status               `json:"link,omitempty"`
-	Identity   *join.Status              `json:"identity,omitempty"`
-	ClockSkew  time.Duration             `json:"clockSkewNanoseconds"` // how far the device's clock is ahead of the cloud's
-	Kubelet    string                    `json:"kubelet"`              // "alive", or what it waits for
-	Data       *meta.Status              `json:"data,omitempty"`
-	Disk       *nodecondition.DiskStatus `json:"disk,omitempty"`
-	Routes     *route.Status             `json:"routes,omitempty"`
-	VIPs       *vip.Status               `json:"vips,omitempty"`
-	Drain      *drain.State              `json:"drain,omitempty"`
-	Marks      *marks.Status             `json:"marks,omitempty"`
-	Apps       *edgeapp.Status           `json:"apps,omitempty"`
-	Stats      *statsleader.Status       `json:"clusterStats,omitempty"`
-	Logs       *applogs.Status           `json:"appLogs,omitempty"`
-	Site       *contact.State            `json:"site,omitempty"`
-	Consoles   []console.State           `json:"consoles,omitempty"`
-	Modules    []beehive.ModuleHealth    `json:"modules,omitempty"`
-	Agents     []agent.State             `json:"agents,omitempty"`
+	Node       string        `json:"node"`
+	Running    bool          `json:"running"`
+	Version    string        `json:"version"`
+	Kubernetes string        `json:"kubernetes"`
+	At         time.Time     `json:"at"`
+	Link       *hub.Status   `json:"link,omitempty"`
+	Identity   *join.Status  `json:"identity,omitempty"`
+	ClockSkew  time.Duration `json:"clockSkewNanoseconds"` // how far the device's clock is ahead of the cloud's
+	Kubelet    string        `json:"kubelet"`              // "running", or what it waits for
+	// NodeProblems are what is wrong by the conditions of the Node.
+	NodeProblems []string                  `json:"nodeProblems,omitempty"`
+	Pods         *podhealth.Status         `json:"pods,omitempty"`
+	Data         *meta.Status              `json:"data,omitempty"`
+	Disk         *nodecondition.DiskStatus `json:"disk,omitempty"`
+	Routes       *route.Status             `json:"routes,omitempty"`
+	VIPs         *vip.Status               `json:"vips,omitempty"`
+	Drain        *drain.State              `json:"drain,omitempty"`
+	Marks        *marks.Status             `json:"marks,omitempty"`
+	Apps         *edgeapp.Status           `json:"apps,omitempty"`
+	Stats        *statsleader.Status       `json:"clusterStats,omitempty"`
+	Logs         *applogs.Status           `json:"appLogs,omitempty"`
+	Site         *contact.State            `json:"site,omitempty"`
+	Consoles     []console.State           `json:"consoles,omitempty"`
+	Modules      []beehive.ModuleHealth    `json:"modules,omitempty"`
+	Agents       []agent.State             `json:"agents,omitempty"`
 }
+
+// podsTimeout bounds the reading of pods for the status: it comes from memory.
+const podsTimeout = 2 * time.Second
 
 // Status is how the running edgecore is.
 func (a *App) Status() Status {
@@ -87,13 +94,18 @@ func (a *App) Status() Status {
 	for _, m := range a.agents {
 		s.Agents = append(s.Agents, m.State())
 	}
+	if a.meta != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), podsTimeout)
+		defer cancel()
+		s.Pods, s.NodeProblems = podHealth(ctx, a.meta, a.node)
+	}
 	switch {
 	case a.edged == nil:
 		s.Kubelet = "switched off"
 	case a.edged.Waiting() != nil:
 		s.Kubelet = "waits: " + a.edged.Waiting().Error()
 	case a.meta.KubeletAlive():
-		s.Kubelet = "alive"
+		s.Kubelet = "running"
 	default:
 		s.Kubelet = "has not renewed its Lease in time; after a start the first comes within some 10 s"
 	}

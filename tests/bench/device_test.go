@@ -142,7 +142,7 @@ func (s *bench) awaitLinked(b *testing.B) {
 	b.Helper()
 	eventually(b, "the link", 50*time.Millisecond, func(ctx context.Context) error {
 		d, err := s.status(ctx, b)
-		if err == nil && (!d.Link.Linked || d.waiting() > 0 || d.Kubelet != "alive") {
+		if err == nil && (!d.Link.Linked || d.waiting() > 0 || d.Kubelet != "running") {
 			err = fmt.Errorf("linked: %t, waiting: %v, kubelet: %s", d.Link.Linked, d.Data.Outbox.Waiting, d.Kubelet)
 		}
 		for _, i := range d.Data.Interests {

@@ -24,6 +24,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/config"
 	"github.com/skerry-io/skerry/edge/internal/hub"
 	"github.com/skerry-io/skerry/edge/internal/marks"
+	"github.com/skerry-io/skerry/edge/internal/podhealth"
 	"github.com/skerry-io/skerry/edge/internal/route"
 	"github.com/skerry-io/skerry/edge/internal/vip"
 )
@@ -114,7 +115,10 @@ func writeStatus(out io.Writer, s app.Status) error {
 	row("node", "%s", s.Node)
 	row("edgecore", "%s%s (Kubernetes %s)", running, s.Version, s.Kubernetes)
 	if s.Running {
-		row("kubelet", "%s", s.Kubelet)
+		row("kubelet", "%s", strings.Join(append([]string{s.Kubelet}, s.NodeProblems...), "; "))
+	}
+	if s.Pods != nil {
+		writePods(row, s.Pods)
 	}
 	if l := s.Link; l != nil {
 		if l.Linked {
@@ -209,7 +213,8 @@ func writeStatus(out io.Writer, s app.Status) error {
 	return writeModules(out, s)
 }
 
-// maxRoutes is how many routes that are not as they should be, and entries of marks, are printed;
+// maxRoutes is how many routes that are not as they should be, entries of marks, and pods that
+// don't run, are printed;
 // -o json prints all.
 const maxRoutes = 10
 
@@ -234,6 +239,27 @@ func writeRoutes(row func(name, format string, args ...any), r *route.Status) {
 	}
 	if troubles > maxRoutes {
 		row("", "and %d more", troubles-maxRoutes)
+	}
+}
+
+// writePods says how many pods run, and of the others why not and what to do.
+func writePods(row func(name, format string, args ...any), p *podhealth.Status) {
+	row("pods", "%s", p)
+	for _, pod := range p.NotRunning[:min(len(p.NotRunning), maxRoutes)] {
+		line := fmt.Sprintf("%s/%s: %s", pod.Namespace, pod.Name, pod.State)
+		if pod.Reason != "" {
+			line += ", " + pod.Reason
+		}
+		if pod.Message != "" {
+			line += ": " + pod.Message
+		}
+		row("", "%s", strings.ReplaceAll(line, "\n", " "))
+		if pod.Action != "" {
+			row("", "  -> %s", pod.Action)
+		}
+	}
+	if more := len(p.NotRunning) - maxRoutes; more > 0 {
+		row("", "and %d more", more)
 	}
 }
 

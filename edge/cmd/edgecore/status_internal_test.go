@@ -12,6 +12,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/join"
 	"github.com/skerry-io/skerry/edge/internal/meta"
 	"github.com/skerry-io/skerry/edge/internal/meta/outbox"
+	"github.com/skerry-io/skerry/edge/internal/podhealth"
 	"github.com/skerry-io/skerry/tests/golden"
 )
 
@@ -20,7 +21,12 @@ import (
 func TestStatus(t *testing.T) {
 	now := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 	s := app.Status{
-		Node: "edge-17", Running: true, Version: "v1.2.3", Kubernetes: "v1.37.1", At: now, Kubelet: "alive",
+		Node: "edge-17", Running: true, Version: "v1.2.3", Kubernetes: "v1.37.1", At: now, Kubelet: "running",
+		NodeProblems: []string{"node NotReady: container runtime is down"},
+		Pods: &podhealth.Status{Total: 3, Running: 2, Finished: 1, NotRunning: []podhealth.Pod{{
+			Namespace: "default", Name: "web-0", State: podhealth.Ended, Reason: "Evicted", Message: "The node was low on resource: ephemeral-storage.",
+			Action: "runs again on this device once there is enough disk (DiskPressure): free space on it",
+		}}},
 		Link: &hub.Status{
 			Linked: true, Server: "cloud.example.com:443", Transport: "quic", Instance: "cloudcore-0", Version: "v1.2.3",
 			Since: now.Add(-90 * time.Minute), LastContact: now.Add(-3 * time.Second),

@@ -3,9 +3,9 @@
 //
 // A kubelet never starts a pod again whose phase is Failed or Succeeded: a controller in the cloud
 // creates another. Without a link there is none, so a full disk would cost a device its pods until
-// the link is back, and a bare pod for ever. metamanager therefore keeps such an end to itself while
-// there is no link (see docs/decisions/0094), hides the pod from the kubelet until it has forgotten
-// the pod's UID, and shows it again when this package says so.
+// the link is back, and a bare pod for ever. metamanager therefore keeps such an end to itself
+// while there is no link (see docs/decisions/0094), hides the pod from the kubelet until it has
+// forgotten the pod's UID, and shows it again when this package says so.
 //
 // It owns the rule by which an end is the node's and not the pod's, the order and the back-off. It
 // refuses to touch anything, to look at a clock and to know of links: all of that is its caller's.

@@ -23,9 +23,9 @@ const (
 	priorityStep = 10 * time.Second
 )
 
-// Queue is the pods that wait to run again, and how often they have waited before. It holds a record
-// for each pod that waits or has begun again within the last 10 minutes, so it is bounded by the
-// pods of the device.
+// Queue is the pods that wait to run again, and how often they have waited before. It holds a
+// record for each pod that waits or has begun again within the last 10 minutes, so it is bounded by
+// the pods of the device.
 type Queue struct {
 	records  map[types.UID]*record
 	released time.Time // when pods were last shown again
@@ -54,8 +54,8 @@ type Waiting struct {
 }
 
 // Plan takes all pods that wait and returns those that are shown to the kubelet again now, the
-// highest priority first, and how the others wait. now must not run backwards: give it a time with a
-// monotonic clock, since that of a device may be set at any moment.
+// highest priority first, and how the others wait. now must not run backwards: give it a time with
+// a monotonic clock, since that of a device may be set at any moment.
 func (q *Queue) Plan(now time.Time, pods []*corev1.Pod, node *corev1.Node) (again []*corev1.Pod, waiting []Waiting) {
 	q.observe(now, pods)
 	var due []*corev1.Pod
