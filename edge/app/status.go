@@ -97,7 +97,7 @@ func (a *App) Status() Status {
 	if a.meta != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), podsTimeout)
 		defer cancel()
-		s.Pods, s.NodeProblems = podHealth(ctx, a.meta, a.node)
+		s.Pods, s.NodeProblems = podhealth.Read(ctx, a.meta, a.node)
 	}
 	switch {
 	case a.edged == nil:

@@ -73,14 +73,9 @@ func (s showing) withholds(shown object.Object, decoded runtime.Object, entries 
 	case !ok:
 		return ""
 	case ended && pod.DeletionTimestamp == nil:
-		return endedReason(pod)
+		return podrestart.Withheld(pod)
 	}
 	return s.gate.Withholds(pod)
-}
-
-// endedReason is why the kubelet is not shown a pod that it has ended.
-func endedReason(pod *corev1.Pod) string {
-	return "was ended by the kubelet while there was no link (" + podrestart.Reason(pod) + "); runs again here once the reason has passed"
 }
 
 // decoded is what is shown of an object, nil where there is none.

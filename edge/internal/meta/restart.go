@@ -2,12 +2,10 @@ package meta
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -126,7 +124,7 @@ func (m *Manager) showAgain(ctx context.Context, pod *corev1.Pod) error {
 		b.reapply(ref)
 		have := b.view.Get(ref)
 		w := Write{Verb: "patch", Ref: ref, Subresource: "status", PatchType: types.StrategicMergePatchType, UID: pod.UID}
-		if _, err := m.stagePatch(b, w, storepb.Class_POD_STATUS, have, notReady(time.Now())); err != nil {
+		if _, err := m.stagePatch(b, w, storepb.Class_POD_STATUS, have, podrestart.NotReady(time.Now())); err != nil {
 			m.counters.malformed.Add(1) // the kubelet says it a moment later
 		}
 		m.reportRestart(b, pod)
@@ -137,21 +135,6 @@ func (m *Manager) showAgain(ctx context.Context, pod *corev1.Pod) error {
 		klog.FromContext(ctx).Info("Restarting a pod that the kubelet has ended without a link", "pod", klog.KObj(pod), "podUID", pod.UID, "reason", podrestart.Reason(pod))
 	}
 	return err
-}
-
-// notReady is a patch that makes a pod's status say that it serves nothing.
-func notReady(now time.Time) []byte {
-	condition := func(kind corev1.PodConditionType) map[string]any {
-		return map[string]any{
-			"type": kind, "status": corev1.ConditionFalse, "reason": "Restarting", "lastTransitionTime": metav1.NewTime(now),
-			"message": "the kubelet ended the pod without a link to the cloud; the device runs it again",
-		}
-	}
-	body, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": []any{condition(corev1.PodReady), condition(corev1.ContainersReady)}}})
-	if err != nil {
-		panic(err) // strings and a time
-	}
-	return body
 }
 
 // reportRestart says by an event of the pod that it runs again: one event, with a count.

@@ -17,6 +17,7 @@ import (
 
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 	"github.com/skerry-io/skerry/edge/internal/meta/outbox"
+	"github.com/skerry-io/skerry/edge/internal/meta/podrestart"
 	"github.com/skerry-io/skerry/edge/internal/meta/reply"
 	"github.com/skerry-io/skerry/edge/internal/meta/view"
 	"github.com/skerry-io/skerry/edge/internal/object"
@@ -182,7 +183,7 @@ func (m *Manager) stagePatch(b *batch, w Write, class storepb.Class, have *view.
 	}
 	var withheld string
 	if ended := m.endedHere(b, w, class, now, patched); ended != nil {
-		e.Local, withheld = true, endedReason(ended)
+		e.Local, withheld = true, podrestart.Withheld(ended)
 		b.After(m.wakeRestarts)
 	}
 	last, merged, heartbeat := b.outbox.MergePatch(have.Delivered(), laid, e)

@@ -65,7 +65,9 @@ func (q *Queue) Plan(now time.Time, pods []*corev1.Pod, node *corev1.Node) (agai
 			due = append(due, pod)
 		}
 	}
-	slices.SortStableFunc(due, func(a, b *corev1.Pod) int { return cmp.Compare(priority(b), priority(a)) })
+	slices.SortFunc(due, func(a, b *corev1.Pod) int {
+		return cmp.Or(cmp.Compare(priority(b), priority(a)), strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
+	})
 	var step time.Time // lower priorities wait until then
 	if len(due) > 0 {
 		highest := priority(due[0])

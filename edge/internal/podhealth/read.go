@@ -1,7 +1,6 @@
-package app
+package podhealth
 
 import (
-	"cmp"
 	"context"
 
 	corev1 "k8s.io/api/core/v1"
@@ -12,23 +11,28 @@ import (
 
 	"github.com/skerry-io/skerry/edge/internal/meta"
 	"github.com/skerry-io/skerry/edge/internal/object"
-	"github.com/skerry-io/skerry/edge/internal/podhealth"
 )
 
-// podHealth is how this device's pods are, and what is wrong by the conditions of its Node; nil where
-// the device holds no pods yet.
-func podHealth(ctx context.Context, m *meta.Manager, node string) (*podhealth.Status, []string) {
+// Source is what the device holds; a *meta.Manager.
+type Source interface {
+	List(ctx context.Context, s object.Selection, options meta.ListOptions) (items []object.Object, version uint64, err error)
+	Status() meta.Status
+}
+
+// Read is how the pods of a node are, by what metamanager holds, and what is wrong by the
+// conditions of its Node; nil where no pods are held yet.
+func Read(ctx context.Context, m Source, node string) (*Status, []string) {
 	pods, err := held[*corev1.Pod](ctx, m, "pods", "spec.nodeName", node)
 	if err != nil {
 		return nil, nil
 	}
 	data := m.Status()
-	f := podhealth.Facts{Pods: pods, Withheld: map[types.UID]string{}, Restarts: map[types.UID]podhealth.Restart{}, Warnings: map[types.UID]*corev1.Event{}}
+	f := Facts{Pods: pods, Withheld: map[types.UID]string{}, Restarts: map[types.UID]Restart{}, Warnings: map[types.UID]*corev1.Event{}}
 	for _, w := range data.Withheld {
 		f.Withheld[w.UID] = w.Reason
 	}
 	for _, r := range data.Restarts {
-		f.Restarts[r.UID] = podhealth.Restart{Reason: r.Reason, For: r.For, Ends: r.Ends, NotBefore: r.NotBefore}
+		f.Restarts[r.UID] = Restart{Reason: r.Reason, For: r.For, Ends: r.Ends, NotBefore: r.NotBefore}
 	}
 	events, _ := held[*corev1.Event](ctx, m, "events", "type", corev1.EventTypeWarning) // none: fewer reasons are known
 	for _, e := range events {
@@ -36,21 +40,21 @@ func podHealth(ctx context.Context, m *meta.Manager, node string) (*podhealth.St
 			f.Warnings[e.InvolvedObject.UID] = e
 		}
 	}
-	status := podhealth.Of(f)
+	status := Of(f)
 	var problems []string
 	nodes, _ := held[*corev1.Node](ctx, m, "nodes", "metadata.name", node)
 	for _, n := range nodes {
-		problems = append(problems, podhealth.NodeProblems(n)...)
+		problems = append(problems, NodeProblems(n)...)
 	}
 	return &status, problems
 }
 
 func happened(e *corev1.Event) int64 {
-	return cmp.Or(max(e.LastTimestamp.Unix(), e.EventTime.Unix(), e.CreationTimestamp.Unix()), 0)
+	return max(e.LastTimestamp.Unix(), e.EventTime.Unix(), e.CreationTimestamp.Unix())
 }
 
 // held lists what the device holds of a resource whose field has a value.
-func held[T runtime.Object](ctx context.Context, m *meta.Manager, resource, field, value string) (all []T, err error) {
+func held[T runtime.Object](ctx context.Context, m Source, resource, field, value string) (all []T, err error) {
 	items, _, err := m.List(ctx, object.Selection{
 		Resource: corev1.SchemeGroupVersion.WithResource(resource), Labels: labels.Everything(), Fields: fields.OneTermEqualSelector(field, value),
 	}, meta.ListOptions{Held: true})
