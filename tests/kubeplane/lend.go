@@ -24,7 +24,7 @@ const (
 	// back: who connects reads ResetDone, or why it could not be.
 	ResetSocket = "reset.sock"
 	ResetDone   = "reset\n"
-	// resetTimeout bounds one reset, which is usually done at once. Who asked is told that it failed.
+	// resetTimeout bounds one reset, which is usually done at once. Who asked hears that it failed.
 	resetTimeout = 20 * time.Second
 	// resetPause is for what controllers still write about objects that are gone already.
 	resetPause = 20 * time.Millisecond
