@@ -23,16 +23,22 @@ const Namespace = "sample"
 // port is the NodePort at which each edge serves its own pod.
 const port = "30080"
 
-// Missing returns "" or what of the application is not as it should be on a node, from all
-// its pods.
-func Missing(pods []corev1.Pod, node string, edge bool) string {
+// Missing returns "" or what of the application is not as it should be on a node, from all its pods
+// as the cloud knows them. runs reports whether the node has a container that runs: what the cloud
+// knows of a node that has just booted may be older than that.
+func Missing(pods []corev1.Pod, node string, edge bool, runs func(id string) bool) string {
 	apps := map[string]string{"sample": "is not scheduled yet"}
 	if edge {
 		apps["store"] = "is not scheduled yet" // ordinary nodes have none
 	}
 	for _, p := range pods {
 		if app := p.Labels["app"]; p.Spec.NodeName == node && apps[app] != "" {
-			if apps[app] = "is " + string(p.Status.Phase); Ready(&p) {
+			switch {
+			case !Ready(&p):
+				apps[app] = "is " + string(p.Status.Phase)
+			case !containersRun(&p, runs):
+				apps[app] = "does not run on the node, which has not reported that yet"
+			default:
 				apps[app] = ""
 			}
 		}
@@ -43,6 +49,15 @@ func Missing(pods []corev1.Pod, node string, edge bool) string {
 		}
 	}
 	return ""
+}
+
+func containersRun(p *corev1.Pod, runs func(id string) bool) bool {
+	for _, c := range p.Status.ContainerStatuses {
+		if _, id, found := strings.Cut(c.ContainerID, "://"); !found || !runs(id) {
+			return false
+		}
+	}
+	return true
 }
 
 // Ready reports whether a pod is, and stays.

@@ -420,14 +420,14 @@ func (t *Trial) lookAtNodes(ctx context.Context, client kubernetes.Interface, wa
 		if err := t.putInPool(ctx, client, &n); err != nil {
 			return err
 		}
-		why := nodeReady(&n)
+		why := nodeReady(&n, t.bootID(n.Name))
 		if why == "" {
 			if !ready[n.Name] {
 				ready[n.Name] = true
 				t.say("node " + n.Name + " is Ready")
 			}
 			if t.state.Options.Sample {
-				why = sample.Missing(pods.Items, n.Name, edge(&n))
+				why = sample.Missing(pods.Items, n.Name, edge(&n), func(id string) bool { return t.containerRuns(n.Name, id) })
 			}
 		}
 		if waiting[n.Name] = why; why == "" {
@@ -456,10 +456,30 @@ func (t *Trial) putInPool(ctx context.Context, client kubernetes.Interface, n *c
 	return nil
 }
 
-// nodeReady returns "" or why the node is not Ready.
-func nodeReady(n *corev1.Node) string {
+// bootID names the boot of a running node; "" where it can't be read.
+func (t *Trial) bootID(name string) string {
+	raw, err := t.readHost(name, "/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(raw))
+}
+
+// containerRuns reports whether containerd on a node keeps a container as one that runs: it has a
+// folder for each in /run, which is empty after a boot.
+func (t *Trial) containerRuns(name, id string) bool {
+	_, err := os.Stat(filepath.Join(t.machine(name).Root(), "/run/containerd/io.containerd.runtime.v2.task/k8s.io", id))
+	return err == nil
+}
+
+// nodeReady returns "" or why the node is not Ready. What the cloud knows from a boot before this
+// one is not believed.
+func nodeReady(n *corev1.Node, boot string) string {
 	for _, c := range n.Status.Conditions {
 		if c.Type == corev1.NodeReady {
+			if c.Status == corev1.ConditionTrue && n.Status.NodeInfo.BootID != boot {
+				return "it has not reported since it booted"
+			}
 			if c.Status == corev1.ConditionTrue {
 				return ""
 			}

@@ -39,7 +39,7 @@ func (t *Trial) Up(ctx context.Context, o Options) error {
 		return err
 	}
 	defer unlock()
-	if err := t.check(o); err != nil {
+	if err := errors.Join(t.check(o), inotifyRoom(t.inotifyNeed(o))); err != nil {
 		return cli.Bad(err)
 	}
 	if t.state == nil {

@@ -48,7 +48,7 @@ Exit codes: 0 fine; 1 it failed; 2 the call was wrong or not possible now, and n
 		cutCommand(), healCommand(), shapeCommand(), rebootCommand(), powerOffCommand(), setCommand(),
 		programCommand("kill", "End a program as a crash would (SIGKILL)", (*trial.Trial).Kill),
 		programCommand("stop", "End a program in its own way (SIGTERM)", (*trial.Trial).Stop),
-		programCommand("start", "Start a program that was killed or stopped, and wait until it is ready", (*trial.Trial).Start),
+		programCommand("start", "Start a program that was killed or stopped, and wait until it answers", startProgram),
 		logsCommand(), envCommand(),
 	)
 	return c

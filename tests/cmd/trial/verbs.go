@@ -247,7 +247,12 @@ func setCommand() *cobra.Command {
   trial set edge2 modules.edged.reportEvent=true log.verbosity=4`,
 		Args: cli.Args(cobra.MinimumNArgs(2)),
 		RunE: func(c *cobra.Command, args []string) error {
-			return with(func(t *trial.Trial) error { return t.Set(c.Context(), args[0], args[1:]) })
+			return with(func(t *trial.Trial) error {
+				if err := t.Set(c.Context(), args[0], args[1:]); err != nil {
+					return err
+				}
+				return t.Answers(c.Context(), args[0], "edgecore")
+			})
 		},
 	}
 }
@@ -260,6 +265,15 @@ func programCommand(verb, short string, do func(*trial.Trial, context.Context, s
 			return with(func(t *trial.Trial) error { return do(t, c.Context(), args[0], args[1]) })
 		},
 	}
+}
+
+// startProgram starts a program, and returns when it answers: the next command may be one that
+// asks it.
+func startProgram(t *trial.Trial, ctx context.Context, host, program string) error {
+	if err := t.Start(ctx, host, program); err != nil {
+		return err
+	}
+	return t.Answers(ctx, host, program)
 }
 
 func logsCommand() *cobra.Command {
