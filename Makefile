@@ -133,6 +133,10 @@ long-test: deps build build-testrun ## the tests that make test leaves out, as r
 test-short: build-testrun ## vet and the unit tests; no root, no programs beside Go; PACKAGES=./beehive/... for some
 	@bin/testrun short
 
+.PHONY: env
+env: ## eval "$$(make env)": the flags of this file for `go test` and `go build` in your shell; without them Kubernetes is compiled once more
+	@printf 'export %s=%q\n' CGO_ENABLED "$$CGO_ENABLED" GOFLAGS "$$GOFLAGS" TEST_LDFLAGS "$$TEST_LDFLAGS"
+
 .PHONY: race
 race: ## the unit tests under the race detector, of the packages that don't bring Kubernetes' clients along; needs a C compiler
 	@build/race.sh

@@ -20,7 +20,7 @@ const socket = "/run/skerry/edge.sock"
 // is asked as that command does, without the half second of CPU that all of Kubernetes takes to
 // start; waits ask often.
 func (s *System) EdgeStatus(ctx context.Context, node string, into any) error {
-	if s.askSocket(ctx, node, into) == nil {
+	if s.AskSocket(ctx, node, into) == nil {
 		return nil
 	}
 	var out, errs strings.Builder
@@ -34,7 +34,8 @@ func (s *System) EdgeStatus(ctx context.Context, node string, into any) error {
 	return nil
 }
 
-func (s *System) askSocket(ctx context.Context, node string, into any) error {
+// AskSocket is EdgeStatus of an edgecore that answers now.
+func (s *System) AskSocket(ctx context.Context, node string, into any) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	h, err := s.Trial.Host(node)
