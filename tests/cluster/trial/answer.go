@@ -11,9 +11,9 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Answers returns when edgecore on a node answers `edgecore status`, so that the next command may be
-// one that asks it. It is not ready then, and its kubelet may still start. Other programs answer
-// once they are started; an edgecore that was told to answer nobody is not waited for.
+// Answers returns when edgecore on a node answers `edgecore status`: the next command may be one
+// that asks it. It is not ready then, and its kubelet may still start. Other programs answer once
+// they are started; an edgecore that was told to answer nobody is not waited for.
 func (t *Trial) Answers(ctx context.Context, host, name string) error {
 	if name != "edgecore" {
 		return nil

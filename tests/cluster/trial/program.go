@@ -26,7 +26,9 @@ const (
 	// readyTimeout is for one program on a loaded machine.
 	readyTimeout = time.Minute
 	stopPatience = 15 * time.Second
-	pollInterval = 20 * time.Millisecond
+	// pollFirst and pollMost are the pauses between two questions: the first, and those after it
+	// have doubled. What is asked may list all of kube-apiserver's pods.
+	pollFirst, pollMost = 20 * time.Millisecond, 250 * time.Millisecond
 	// systemBus is where login1 is (D-Bus specification, "System message bus").
 	systemBus = "/run/dbus/system_bus_socket"
 )
@@ -246,15 +248,13 @@ func (t *Trial) await(ctx context.Context, name string, p program, id process.Id
 func poll(ctx context.Context, patience time.Duration, try func(context.Context) (done bool, err error)) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	tick := time.NewTicker(pollInterval)
-	defer tick.Stop()
-	for {
+	for pause := pollFirst; ; pause = min(2*pause, pollMost) {
 		done, err := try(ctx)
 		if done {
 			return err
 		}
 		select {
-		case <-tick.C:
+		case <-time.After(pause):
 		case <-ctx.Done():
 			return errors.Join(fmt.Errorf("after %v: %w", patience, context.Cause(ctx)), err)
 		}
