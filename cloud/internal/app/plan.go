@@ -91,10 +91,6 @@ func (p *planner) moved() {
 // render makes the objects as they must be. Claims come first: they are made once and
 // never changed.
 func (p *planner) render() {
-	hostname := p.App.Spec.DesignatedNode
-	if n, ok := p.Nodes[hostname]; ok {
-		hostname = n.Hostname
-	}
 	for i := range p.App.Spec.Volumes {
 		v := &p.App.Spec.Volumes[i]
 		if p.Claims[claimName(p.App.Name, v.Name)] != nil {
@@ -104,7 +100,7 @@ func (p *planner) render() {
 			p.plan.Claims = append(p.plan.Claims, c)
 		}
 	}
-	want, err := Render(p.App, hostname)
+	want, err := Render(p.App)
 	if err != nil {
 		return // refusal has looked
 	}

@@ -31,7 +31,7 @@ type fencer map[string]bool
 func (f fencer) Dead(node string) (string, bool) { return "its neighbours", f[node] }
 
 func (w *world) node(name string, ready bool, since time.Duration, change ...func(*app.Node)) {
-	n := app.Node{Name: name, Hostname: name, Ready: ready, Since: now.Add(-since), BootID: "boot-" + name}
+	n := app.Node{Name: name, Ready: ready, Since: now.Add(-since), BootID: "boot-" + name}
 	for _, c := range change {
 		c(&n)
 	}
@@ -63,7 +63,7 @@ func deleted(p *corev1.Pod) { at := metav1.NewTime(now); p.DeletionTimestamp = &
 func (w *world) render(t *testing.T) {
 	t.Helper()
 	var err error
-	if w.ReplicaSet, err = app.Render(w.App, w.App.Spec.DesignatedNode); err != nil {
+	if w.ReplicaSet, err = app.Render(w.App); err != nil {
 		t.Fatal(err)
 	}
 }

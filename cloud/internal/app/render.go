@@ -37,8 +37,8 @@ func owned(app *v1alpha1.EdgeApp, o metav1.Object) bool {
 // claimName is the name of the claim of a volume.
 func claimName(app, volume string) string { return app + "-" + volume }
 
-// Render makes the ReplicaSet of an application. hostname is the label of its designated node.
-func Render(app *v1alpha1.EdgeApp, hostname string) (*appsv1.ReplicaSet, error) {
+// Render makes the ReplicaSet of an application.
+func Render(app *v1alpha1.EdgeApp) (*appsv1.ReplicaSet, error) {
 	replicas := int32(0)
 	if app.Spec.Active() {
 		replicas = 1
@@ -52,7 +52,7 @@ func Render(app *v1alpha1.EdgeApp, hostname string) (*appsv1.ReplicaSet, error) 
 		template.Labels = map[string]string{}
 	}
 	template.Labels[v1alpha1.EdgeAppLabel] = app.Name
-	placed(&template.Spec, app.Spec.Affinity, hostname)
+	placed(&template.Spec, app.Spec.Affinity, app.Spec.DesignatedNode)
 	tolerate(&template.Spec)
 	mounted(&template.Spec, app)
 	if app.Spec.Fenced() == v1alpha1.FencingConfirmed {
@@ -77,7 +77,11 @@ func Render(app *v1alpha1.EdgeApp, hostname string) (*appsv1.ReplicaSet, error) 
 }
 
 // placed adds the affinity to the designated node. An application runs on edge nodes only.
-func placed(spec *corev1.PodSpec, affinity v1alpha1.AppAffinity, hostname string) {
+//
+// The node is chosen by the field metadata.name: the label kubernetes.io/hostname is the kubelet's
+// to set (KEP-279), so that another device could take the application, and the Secrets that it
+// mounts.
+func placed(spec *corev1.PodSpec, affinity v1alpha1.AppAffinity, node string) {
 	if spec.Affinity == nil {
 		spec.Affinity = &corev1.Affinity{}
 	}
@@ -85,13 +89,14 @@ func placed(spec *corev1.PodSpec, affinity v1alpha1.AppAffinity, hostname string
 		spec.Affinity.NodeAffinity = &corev1.NodeAffinity{}
 	}
 	to := spec.Affinity.NodeAffinity
-	here := corev1.NodeSelectorRequirement{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{hostname}}
-	must := []corev1.NodeSelectorRequirement{{Key: v1alpha1.EdgeOwnLabel, Operator: corev1.NodeSelectorOpExists}}
+	here := corev1.NodeSelectorRequirement{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}
+	edge := corev1.NodeSelectorRequirement{Key: v1alpha1.EdgeOwnLabel, Operator: corev1.NodeSelectorOpExists}
+	var must []corev1.NodeSelectorRequirement
 	if affinity == v1alpha1.AppRequired {
 		must = append(must, here)
 	} else {
 		to.PreferredDuringSchedulingIgnoredDuringExecution = append(to.PreferredDuringSchedulingIgnoredDuringExecution, corev1.PreferredSchedulingTerm{
-			Weight: mostWeight, Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{here}},
+			Weight: mostWeight, Preference: corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{here}},
 		})
 	}
 	if to.RequiredDuringSchedulingIgnoredDuringExecution == nil {
@@ -104,7 +109,8 @@ func placed(spec *corev1.PodSpec, affinity v1alpha1.AppAffinity, hostname string
 	}
 	for i := range required.NodeSelectorTerms {
 		t := &required.NodeSelectorTerms[i]
-		t.MatchExpressions = append(t.MatchExpressions, must...)
+		t.MatchExpressions = append(t.MatchExpressions, edge)
+		t.MatchFields = append(t.MatchFields, must...)
 	}
 }
 

@@ -12,9 +12,8 @@ import (
 
 // Node is what a plan needs of a node.
 type Node struct {
-	Name     string
-	Hostname string // the label kubernetes.io/hostname
-	Ready    bool   // its condition; never a guess by the text of a message
+	Name  string
+	Ready bool // its condition; never a guess by the text of a message
 	// Since is when Ready became what it is: by the cloud's clock where the node was lost, else by
 	// when cloudcore first saw it.
 	Since  time.Time

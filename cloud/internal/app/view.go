@@ -173,10 +173,7 @@ func (v *view) share() map[string]Node {
 
 // readNode is a Node as plans need it; was is what was known of it.
 func readNode(n *corev1.Node, was Node, known bool, now time.Time) Node {
-	is := Node{Name: n.Name, Hostname: n.Labels[corev1.LabelHostname], BootID: n.Status.NodeInfo.BootID, Closed: n.Spec.Unschedulable}
-	if is.Hostname == "" {
-		is.Hostname = n.Name
-	}
+	is := Node{Name: n.Name, BootID: n.Status.NodeInfo.BootID, Closed: n.Spec.Unschedulable}
 	for _, t := range n.Spec.Taints {
 		if t.Key == corev1.TaintNodeOutOfService {
 			is.OutOfService = true
