@@ -110,7 +110,7 @@ func (d *Daemon) compose(ctx context.Context, instances []Instance, extra []byte
 	wrong := d.test(ctx, with)
 	if wrong == nil {
 		if len(extra) > 0 {
-			err = atomicfile.Write(d.path(fileExtra), extra, 0o644)
+			err = atomicfile.Write(d.path(fileExtra), extra, secret)
 		}
 		return with, instances, nil, err
 	}
@@ -130,7 +130,7 @@ func (d *Daemon) compose(ctx context.Context, instances []Instance, extra []byte
 		return with, good, refused, nil
 	}
 	if wrong = d.test(ctx, with); wrong == nil {
-		return with, good, refused, atomicfile.Write(d.path(fileExtra), extra, 0o644)
+		return with, good, refused, atomicfile.Write(d.path(fileExtra), extra, secret)
 	}
 	d.extra = fmt.Errorf("%s: %w", d.cfg.Extra, wrong)
 	// As they were when they were last good; else without.
@@ -205,7 +205,7 @@ var errRefused = errors.New("keepalived refuses the configuration")
 // its addresses behind; nonsense: it drops all).
 func (d *Daemon) test(ctx context.Context, conf []byte) error {
 	path := d.path(fileTest)
-	if err := atomicfile.Write(path, conf, 0o644); err != nil {
+	if err := atomicfile.Write(path, conf, secret); err != nil {
 		return err
 	}
 	defer os.Remove(path)

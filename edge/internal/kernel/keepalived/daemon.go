@@ -91,6 +91,9 @@ const (
 	dirReady   = "ready"
 )
 
+// secret is the mode of files that hold the user's sections: these may have an auth_pass.
+const secret = 0o600
+
 func poke(c chan struct{}) {
 	select {
 	case c <- struct{}{}:

@@ -121,7 +121,7 @@ func (d *Daemon) Apply(ctx context.Context, instances []Instance) error {
 		}
 		return nil
 	}
-	if err := atomicfile.Write(d.path(fileConfig), file, 0o644); err != nil {
+	if err := atomicfile.Write(d.path(fileConfig), file, secret); err != nil {
 		return err
 	}
 	d.file = file

@@ -2,11 +2,13 @@ package keepalived_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -363,6 +365,41 @@ func TestTraps_01_OneBadInstanceIsLeftOut(t *testing.T) {
 	}
 	b.stop()
 	poll.True(t, "the good one is held", func() bool { return a.host.Has(vip) })
+}
+
+// TestClaims_16_CopiesOfPasswordsAreRootsAlone: the operator's sections may have an auth_pass, and
+// their file be readable for root alone; so is whatever is made of them.
+func TestClaims_16_CopiesOfPasswordsAreRootsAlone(t *testing.T) {
+	_, a, _ := pair(t)
+	const password = "s3cr3t77"
+	own := "vrrp_instance mine {\n state BACKUP\n interface lan0\n virtual_router_id 9\n priority 50\n version 2\n" +
+		" authentication {\n auth_type PASS\n auth_pass " + password + "\n }\n virtual_ipaddress {\n 10.77.0.50/24\n }\n}\n"
+	if err := os.WriteFile(a.extra, []byte(own), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	a.apply(instance("web", vip, 51, 200))
+	poll.True(t, "the user's address is there", func() bool { return a.host.Has("10.77.0.50") })
+	copies := 0
+	if err := filepath.WalkDir(a.dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || !e.Type().IsRegular() {
+			return err
+		}
+		raw, err := os.ReadFile(path)
+		if err != nil || !bytes.Contains(raw, []byte(password)) {
+			return err
+		}
+		copies++
+		info, err := e.Info()
+		if err == nil && info.Mode().Perm()&0o077 != 0 {
+			t.Errorf("%s has the password and mode %v", filepath.Base(path), info.Mode())
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if copies == 0 {
+		t.Error("no file has the password: this test looks at nothing")
+	}
 }
 
 func TestExtra_userSections(t *testing.T) {
