@@ -33,7 +33,8 @@ func command(streams genericiooptions.IOStreams) *cobra.Command {
 		Use: "kubectl-skerry", Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl skerry"}, Version: version.Skerry(),
 		Short: "Logs, exec, attach and port-forward of pods on edge nodes, through cloudcore",
 		Long: `Logs, exec, attach and port-forward of pods on edge nodes, through cloudcore: kubectl's own commands with kubectl's own flags.
-Other tools take the same way through 'kubectl skerry proxy'.`,
+Other tools take the same way through 'kubectl skerry proxy'. With --reject-paths '^$' it also passes exec and attach on to nodes that are no
+edges, for every program of this machine, web pages included: end it when the tool has ended.`,
 		Example: `  kubectl skerry logs -f -n shop pod/till-7xk2p
   kubectl skerry exec -it -n shop till-7xk2p -- sh
   kubectl skerry proxy --port 8001 --reject-paths '^$' &   # then: KUBECONFIG with server http://127.0.0.1:8001`,

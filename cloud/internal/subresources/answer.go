@@ -28,6 +28,12 @@ const maxRefusal = 16 << 10
 // answer serves one request. Its error is one of package apierrors, and nothing has been answered
 // then. serving ends with the server: what took its connection over would outlive it.
 func (s *Server) answer(serving context.Context, w http.ResponseWriter, r *http.Request, sub subresource) error {
+	// Browsers put it into every websocket that a page opens (RFC 6455, 4.1), and a page may open
+	// one at an administrator's `kubectl proxy`, which refuses exec and attach at pods' own paths
+	// only.
+	if sub.streams && r.Header.Get("Origin") != "" {
+		return apierrors.NewForbidden(resource, r.PathValue("name"), errors.New("a web page may not open a stream: the request has the header Origin"))
+	}
 	ctx := r.Context()
 	who, _ := ctx.Value(userKey{}).(user.Info)
 	asked := subject{who: who, namespace: r.PathValue("namespace"), name: r.PathValue("name"), subresource: sub.name}
