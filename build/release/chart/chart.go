@@ -33,10 +33,10 @@ const keep = "    helm.sh/resource-policy: keep\n"
 
 // kept are the objects that stay, beside the CRDs, each of which would take all objects of its kind
 // with it. They hold what no manifest can bring back: the namespace the CA that every device
-// trusts, the list of revoked certificates and the records of tokens; the others which nodes are
-// devices. Without the CA or its place among these a device has to join again, on site.
+// trusts and the records of tokens, the ConfigMap which certificates are revoked, the others which
+// nodes are devices. Without the CA or its place among these a device has to join again, on site.
 func kept() []string {
-	return []string{"Namespace skerry-system", "ClusterRole skerry:cloudcore-edges", "ClusterRoleBinding skerry:edge-nodes"}
+	return []string{"Namespace skerry-system", "ConfigMap skerry-revoked", "ClusterRole skerry:cloudcore-edges", "ClusterRoleBinding skerry:edge-nodes"}
 }
 
 // Chart is what it is made for.

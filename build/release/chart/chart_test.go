@@ -261,7 +261,7 @@ func TestChartKeeps(t *testing.T) {
 		}
 	}
 	slices.Sort(kept)
-	if diff := cmp.Diff([]string{"ClusterRole skerry:cloudcore-edges", "ClusterRoleBinding skerry:edge-nodes", "Namespace skerry-system"}, kept); diff != "" {
+	if diff := cmp.Diff([]string{"ClusterRole skerry:cloudcore-edges", "ClusterRoleBinding skerry:edge-nodes", "ConfigMap skerry-revoked", "Namespace skerry-system"}, kept); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
 }
