@@ -19,6 +19,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/registration"
 	"github.com/skerry-io/skerry/edge/internal/sdnotify"
 	"github.com/skerry-io/skerry/edge/internal/statsleader"
+	"github.com/skerry-io/skerry/edge/internal/store/storewatch"
 )
 
 // restarted is a module that is started again after a failure.
@@ -52,7 +53,7 @@ func (a *App) storeParts() ([]beehive.Entry, error) {
 	return []beehive.Entry{
 		restarted(a.meta, linkstate.Group),
 		restarted(a.registration), // also where the device serves no API: its Node may go all the same
-		{Module: &storeModule{store: a.store, linked: a.meta.Linked}, Restart: beehive.Never()},
+		{Module: storewatch.New(a.store, a.meta.Linked), Restart: beehive.Never()},
 		restarted(nodecondition.NewDiskModule(a.disk, a.node, client)),
 		restarted(lostconditions.New(a.meta, a.node, func() bool { return a.meta.KubeletAlive() && !a.edged.Stopped() })),
 		restarted(nodecondition.NewSkewModule(a.meta.Linked, a.meta.Request, a.node, client)),
