@@ -1,0 +1,214 @@
+package e2e_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/skerry-io/skerry/build/image"
+	"github.com/skerry-io/skerry/common/dependency"
+	"github.com/skerry-io/skerry/tests/cluster/binary"
+)
+
+const devicesImage = "skerry.local/devices:1"
+
+// devices puts the image of the drivers on a node.
+func (s *system) devices(node string) {
+	s.T.Helper()
+	program := filepath.Join(s.T.TempDir(), "devices")
+	s.Check(binary.BuildStatic(s.T.Context(), s.Root, program, "./tests/images/devices"))
+	archive := s.path(node, "/var/lib/devices.tar")
+	s.Check(image.WriteFile(archive, devicesImage, program))
+	s.T.Cleanup(func() { _ = os.Remove(archive) })
+	s.onHost(node, "ctr", "--namespace=k8s.io", "images", "import", "/var/lib/devices.tar")
+}
+
+// driverYAML is a driver as a DaemonSet of edge1, with the kubelet's folders.
+func driverYAML(name, program string) string {
+	return fmt.Sprintf(`
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: %[1]s}
+spec:
+  selector: {matchLabels: {app: %[1]s}}
+  template:
+    metadata: {labels: {app: %[1]s}}
+    spec:
+      serviceAccountName: devices
+      nodeSelector: {kubernetes.io/hostname: edge1}
+      tolerations: [{operator: Exists}]
+      terminationGracePeriodSeconds: 1
+      containers:
+      - name: c
+        image: %[3]s
+        args: [%[2]s]
+        env: [{name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}]
+        securityContext: {privileged: true}
+        volumeMounts: [{name: k, mountPath: /var/lib/kubelet}]
+      volumes: [{name: k, hostPath: {path: /var/lib/kubelet}}]
+---
+`, name, program, devicesImage)
+}
+
+// TestEveryday_06_07: a pod with a device of DRA and a pod with a volume that is attached run again
+// after reboots without a link, the same ones. The driver follows its slices by a selector and
+// publishes them through the device's API.
+func TestEveryday_06_07_DRAPodAndAttachedVolumeComeBack(t *testing.T) {
+	s := use(t)
+	s.devices("edge1")
+	ns := s.Namespace()
+	cluster := fmt.Sprintf(`
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: devices-%[1]s}
+rules:
+- {apiGroups: [resource.k8s.io], resources: [resourceslices], verbs: [get, list, watch, create, update, patch, delete]}
+- {apiGroups: [resource.k8s.io], resources: [resourceclaims], verbs: [get]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: devices-%[1]s}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: devices-%[1]s}
+subjects: [{kind: ServiceAccount, name: devices, namespace: %[1]s}]
+---
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata: {name: devices.example}
+spec: {selectors: [{cel: {expression: 'device.driver == "dra.devices.example"'}}]}
+---
+apiVersion: storage.k8s.io/v1
+kind: CSIDriver
+metadata: {name: csi.devices.example}
+spec: {attachRequired: true, podInfoOnMount: false, volumeLifecycleModes: [Persistent]}
+---
+apiVersion: v1
+kind: PersistentVolume
+metadata: {name: devices-%[1]s}
+spec:
+  capacity: {storage: 1Gi}
+  accessModes: [ReadWriteOnce]
+  storageClassName: ""
+  csi: {driver: csi.devices.example, volumeHandle: vol-1}
+---
+`, ns)
+	s.T.Cleanup(func() {
+		ctx := context.WithoutCancel(t.Context())
+		_ = s.Client.RbacV1().ClusterRoles().Delete(ctx, "devices-"+ns, metav1.DeleteOptions{})
+		_ = s.Client.RbacV1().ClusterRoleBindings().Delete(ctx, "devices-"+ns, metav1.DeleteOptions{})
+		_ = s.Client.ResourceV1().DeviceClasses().Delete(ctx, "devices.example", metav1.DeleteOptions{})
+		_ = s.Client.StorageV1().CSIDrivers().Delete(ctx, "csi.devices.example", metav1.DeleteOptions{})
+		_ = s.Client.CoreV1().PersistentVolumes().Delete(ctx, "devices-"+ns, metav1.DeleteOptions{})
+	})
+	s.Apply(ns, cluster+`
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: devices}
+---
+`+driverYAML("dra", "dra")+driverYAML("csi", "csi"))
+	s.WaitPods(ns, "app in (dra,csi)", "edge1", 2)
+	s.WaitFor("the driver to publish its device", func(ctx context.Context) error {
+		all, err := s.Client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: "spec.driver=dra.devices.example"})
+		if err != nil || len(all.Items) != 1 {
+			return fmt.Errorf("%v, %v", all, err)
+		}
+		return nil
+	})
+	s.Apply(ns, fmt.Sprintf(`
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: one}
+spec: {spec: {devices: {requests: [{name: one, exactly: {deviceClassName: devices.example}}]}}}
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: data}
+spec: {accessModes: [ReadWriteOnce], storageClassName: "", volumeName: devices-%[1]s, resources: {requests: {storage: 1Gi}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: drauser, labels: {role: user}}
+spec:
+  nodeSelector: {kubernetes.io/hostname: edge1}
+  tolerations: [{operator: Exists}]
+  terminationGracePeriodSeconds: 1
+  resourceClaims: [{name: d, resourceClaimTemplateName: one}]
+  containers: [{name: c, image: %[2]q, args: [wait], resources: {claims: [{name: d}]}}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: csiuser, labels: {role: user}}
+spec:
+  nodeSelector: {kubernetes.io/hostname: edge1}
+  tolerations: [{operator: Exists}]
+  terminationGracePeriodSeconds: 1
+  containers: [{name: c, image: %[2]q, args: [wait], volumeMounts: [{name: v, mountPath: /data}]}]
+  volumes: [{name: v, persistentVolumeClaim: {claimName: data}}]
+`, ns, devicesImage))
+	// There is no attacher: the test plays it, and the cluster's own controller makes the object.
+	name := dependency.AttachmentName("vol-1csi.devices.example", "edge1")
+	s.WaitFor("the attachment", func(ctx context.Context) error {
+		va, err := s.Client.StorageV1().VolumeAttachments().Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		va.Status = storagev1.VolumeAttachmentStatus{Attached: true}
+		_, err = s.Client.StorageV1().VolumeAttachments().UpdateStatus(ctx, va, metav1.UpdateOptions{})
+		return err
+	})
+	users := s.WaitPods(ns, "role=user", "edge1", 2)
+
+	for range reboots() {
+		s.Reboot("edge1", true)
+		s.WaitFor("the pods to run again, without a link", func(ctx context.Context) error {
+			for _, p := range users {
+				out, err := s.TryEdgeKubectl(ctx, "edge1", "get", "pod", "-n", ns, p.Name, "-o", "jsonpath={.metadata.uid} {.status.phase} {.status.containerStatuses[0].containerID}")
+				if err != nil {
+					return err
+				}
+				if f := strings.Fields(out); len(f) != 3 || f[0] != string(p.UID) || f[1] != "Running" || !s.runs("edge1", f[2]) {
+					return fmt.Errorf("%s: %q", p.Name, out)
+				}
+			}
+			return nil
+		})
+	}
+	s.Heal("edge1")
+	s.WaitReady("edge1", true)
+	for _, p := range s.WaitPods(ns, "role=user", "edge1", 2) {
+		if !strings.Contains(string(users[0].UID)+string(users[1].UID), string(p.UID)) {
+			t.Errorf("%s was replaced", p.Name)
+		}
+	}
+	// The drivers go last: a kubelet gives nothing back without them.
+	for _, p := range users {
+		s.Check(s.Client.CoreV1().Pods(ns).Delete(t.Context(), p.Name, metav1.DeleteOptions{}))
+	}
+	s.WaitFor("the users to go", func(ctx context.Context) error {
+		left, err := s.Client.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{LabelSelector: "role=user"})
+		if err == nil && len(left.Items) > 0 {
+			err = fmt.Errorf("%d are there still", len(left.Items))
+		}
+		return err
+	})
+}
+
+// runs reports whether a container of a pod's status runs on a node.
+func (s *system) runs(node, id string) bool {
+	_, id, _ = strings.Cut(id, "://")
+	return slices.Contains(s.Containers(node), id)
+}
+
+// reboots is how many the scenario wants: all of them in the long tests.
+func reboots() int {
+	if os.Getenv("SKERRY_LONG") != "" {
+		return 5
+	}
+	return 1
+}
