@@ -24,6 +24,7 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/common/health"
 	"github.com/skerry-io/skerry/common/pki"
+	"github.com/skerry-io/skerry/common/recovery"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 	"github.com/skerry-io/skerry/common/version"
 )
@@ -109,7 +110,7 @@ func (a *App) assemble() error {
 	if a.runner, err = beehive.NewRunner(beehive.Config{}, entries); err != nil {
 		return err
 	}
-	all := []prometheus.Collector{collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})}
+	all := []prometheus.Collector{collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), recovery.Metric()}
 	for _, c := range append(all, a.collectors...) {
 		if err := a.metrics.Register(c); err != nil {
 			return fmt.Errorf("registering metrics: %w", err)

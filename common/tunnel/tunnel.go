@@ -19,6 +19,7 @@ import (
 
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/common/recovery"
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
@@ -371,7 +372,7 @@ func (m *Mux) opened(o *topicpb.StreamOpen) error {
 		m.refuse(s, fmt.Sprintf("%d streams are open already", m.config.MaxAccepted))
 		return nil
 	}
-	m.accepts.Go(func() { m.serve(s, o.GetTarget()) })
+	m.accepts.Go(func() { recovery.Call(context.Background(), "tunnel", func() { m.serve(s, o.GetTarget()) }) })
 	return nil
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/pki"
+	"github.com/skerry-io/skerry/common/recovery"
 	"github.com/skerry-io/skerry/common/version"
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
 	"github.com/skerry-io/skerry/edge/internal/join"
@@ -157,7 +158,7 @@ func (a *App) Run(ctx context.Context) error {
 }
 
 func (a *App) registerMetrics() error {
-	all := []prometheus.Collector{collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), busCollector{a.runner}, a.api.Metrics()}
+	all := []prometheus.Collector{collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), busCollector{a.runner}, a.api.Metrics(), recovery.Metric()}
 	for _, c := range append(all, a.collectors...) {
 		if err := a.metrics.Register(c); err != nil {
 			return fmt.Errorf("registering metrics: %w", err)

@@ -5,27 +5,23 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"runtime/debug"
-
-	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/common/recovery"
 )
 
-// errPanic is what a panic in a part becomes. Its text goes over the link and says nothing of our
-// inside; the log has the rest.
-var errPanic = errors.New("internal error in cloudcore")
-
-// guard turns a panic of a part into an error: one session's bad luck is not the others'.
-func guard(ctx context.Context, f func() error) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			klog.FromContext(ctx).Error(errPanic, "A part panicked", "panic", p, "stack", string(debug.Stack()))
-			err = errPanic
-		}
-	}()
-	return f()
+// guard turns a panic of a part into an error: one session's bad luck is not the others'. Its text
+// goes over the link.
+func guard(ctx context.Context, f func() error) error {
+	err := recovery.Do(ctx, "hub", f)
+	if errors.Is(err, recovery.ErrPanic) {
+		return errPanic
+	}
+	return err
 }
+
+// errPanic says on the link whose error it is.
+var errPanic = fmt.Errorf("%w in cloudcore", recovery.ErrPanic)
 
 // closeError finds how a link ended.
 func closeError(err error) *link.CloseError {

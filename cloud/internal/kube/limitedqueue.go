@@ -1,8 +1,11 @@
 package kube
 
 import (
+	"context"
 	"slices"
 	"sync"
+
+	"github.com/skerry-io/skerry/common/recovery"
 )
 
 // LimitedQueue runs a bounded number of functions at once that ask kube-apiserver for something;
@@ -99,7 +102,7 @@ func (q *LimitedQueue) work() {
 		if f == nil {
 			return
 		}
-		f()
+		recovery.Call(context.Background(), "kube.LimitedQueue", f)
 	}
 }
 

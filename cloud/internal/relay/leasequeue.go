@@ -13,6 +13,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/cloud/internal/kube"
+	"github.com/skerry-io/skerry/common/recovery"
 )
 
 const (
@@ -110,7 +111,7 @@ func (q *leaseQueue) work() {
 		if f == nil {
 			return
 		}
-		f()
+		recovery.Call(context.Background(), "relay.leaseQueue", f)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/cloud/internal/hub"
 	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/common/recovery"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
@@ -242,7 +243,7 @@ func (q *queue) turn(context.Context) error {
 }
 
 func (q *queue) worker() {
-	if err := q.work(q.ctx, q.finish); err != nil {
+	if err := recovery.Do(q.ctx, "relay.queue", func() error { return q.work(q.ctx, q.finish) }); err != nil {
 		q.fail(err)
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/hub"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/cloud/internal/quota"
+	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/common/recovery"
 )
 
 // session is one edge's way up.
@@ -29,12 +31,17 @@ type session struct {
 	ended    bool // no request starts any more
 }
 
-// begin runs f beside the session's other work, which Stop waits for.
+// begin runs f beside the session's other work, which Stop waits for. A panic ends the session: the
+// edge repeats what was not acknowledged, and others go on.
 func (s *session) begin(f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.ended {
-		s.wg.Go(f)
+		s.wg.Go(func() {
+			if err := recovery.Do(context.Background(), "relay", func() error { f(); return nil }); err != nil {
+				s.link.Close(link.CloseInternal, err.Error()+" in cloudcore")
+			}
+		})
 	}
 }
 

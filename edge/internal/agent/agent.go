@@ -29,6 +29,7 @@ import (
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/recovery"
 	"github.com/skerry-io/skerry/common/rerun"
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
 )
@@ -159,16 +160,19 @@ func (m *Module) Run(ctx context.Context, port *beehive.Port) error {
 		}
 	}()
 	g, ctx := errgroup.WithContext(ctx)
-	r.Go = func(f func(ctx context.Context) error) { g.Go(func() error { return f(ctx) }) }
+	// A panic in one of its goroutines fails the module, as one in Run does, and not the process.
+	r.Go = func(f func(ctx context.Context) error) {
+		g.Go(func() error { return recovery.Do(ctx, string(m.config.Name), func() error { return f(ctx) }) })
+	}
 	var err error
 	if r.sync, err = m.config.Start(ctx, r); err != nil {
 		g.Go(func() error { return err }) // ends what Start has begun
 		return g.Wait()
 	}
 	for _, w := range r.watches {
-		g.Go(func() error { return w.run(ctx) })
+		r.Go(w.run)
 	}
-	g.Go(func() error { return r.receive(ctx) })
+	r.Go(r.receive)
 	g.Go(func() error {
 		if m.config.ReadyAfter == 0 {
 			port.Ready()
@@ -194,7 +198,10 @@ func (m *Module) once(ctx context.Context, r *Run) (again time.Duration, err err
 		m.note(func(s *State) { s.Waiting = waiting })
 		return 0, nil // a watch that syncs wakes the loop
 	}
-	again, err = r.sync(ctx)
+	err = recovery.Do(ctx, string(m.config.Name), func() (err error) {
+		again, err = r.sync(ctx)
+		return err
+	})
 	if ctx.Err() != nil {
 		return 0, nil
 	}

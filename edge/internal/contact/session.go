@@ -14,6 +14,7 @@ import (
 	"golang.org/x/time/rate"
 	"k8s.io/klog/v2"
 
+	"github.com/skerry-io/skerry/common/recovery"
 	"github.com/skerry-io/skerry/edge/internal/site"
 )
 
@@ -214,7 +215,7 @@ func (a *Agent) serve(ctx context.Context, conn *quic.Conn) {
 	var parts sync.WaitGroup
 	for _, part := range []func(context.Context, *session) error{a.sendSigns, a.hearSigns, a.sendWords, a.hearWords} {
 		parts.Go(func() {
-			if err := part(ended, s); err != nil && ended.Err() == nil {
+			if err := recovery.Do(ended, "contact", func() error { return part(ended, s) }); err != nil && ended.Err() == nil {
 				log.V(2).Info("Closing the connection with a device of the site", "device", s.node, "err", err)
 			}
 			s.close("ended")

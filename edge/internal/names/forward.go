@@ -85,14 +85,14 @@ func (f *forwarder) ask(ctx context.Context, q dns.Question) *dns.Msg {
 	}
 	f.mu.Unlock()
 	if have != nil && now.Before(have.expires) {
-		return have.answer(asked, now)
+		return have.answer(q.Name, asked, now)
 	}
 	if found := f.askUpstream(ctx, q); found != nil {
 		f.keep(q, found)
 		return renamed(found.Copy(), q.Name, asked)
 	}
 	if have != nil && now.Before(have.expires.Add(staleFor)) {
-		return have.stale(asked)
+		return have.stale(q.Name, asked)
 	}
 	return nil
 }
@@ -124,11 +124,49 @@ func (f *forwarder) askUpstream(ctx context.Context, q dns.Question) *dns.Msg {
 func exchange(ctx context.Context, m *dns.Msg, server netip.AddrPort) (*dns.Msg, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	r, _, err := (&dns.Client{Net: "udp", UDPSize: payload, Timeout: patience}).ExchangeContext(ctx, m, server.String())
+	r, err := exchangeOver(ctx, "udp", m, server)
 	if err == nil && r.Truncated {
-		r, _, err = (&dns.Client{Net: "tcp", Timeout: patience}).ExchangeContext(ctx, m, server.String())
+		r, err = exchangeOver(ctx, "tcp", m, server)
 	}
 	return r, err
+}
+
+// exchangeOver takes the first message that is a reply to this query. Others are dropped (RFC 5452,
+// 9.1): a number of 16 bits alone is guessed, and no part of this package may count on a message
+// having what a query has. What bounds them is the deadline.
+func exchangeOver(ctx context.Context, network string, m *dns.Msg, server netip.AddrPort) (*dns.Msg, error) {
+	conn, err := (&dns.Client{Net: network, UDPSize: payload, Timeout: patience}).DialContext(ctx, server.String())
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	conn.UDPSize = payload
+	if until, ok := ctx.Deadline(); ok {
+		if err := conn.SetDeadline(until); err != nil {
+			return nil, err
+		}
+	}
+	if err := conn.WriteMsg(m); err != nil {
+		return nil, err
+	}
+	for {
+		r, err := conn.ReadMsg()
+		switch {
+		case r == nil || network == "tcp" && err != nil: // nothing was read, or what comes next can't be told
+			return nil, err
+		case err == nil && replies(r, m):
+			return r, nil
+		}
+	}
+}
+
+// replies reports whether a message is a reply to the query: its number and its one question.
+func replies(r, m *dns.Msg) bool {
+	if !r.Response || r.Id != m.Id || len(r.Question) != 1 {
+		return false
+	}
+	is, was := r.Question[0], m.Question[0]
+	return strings.EqualFold(is.Name, was.Name) && is.Qtype == was.Qtype && is.Qclass == was.Qclass
 }
 
 // mayAsk reports whether a server may be asked now. One that did not answer is asked by one query
@@ -198,18 +236,18 @@ func lifeOf(m *dns.Msg) time.Duration {
 }
 
 // answer is the kept answer with what is left of its TTLs.
-func (k *kept) answer(asked string, now time.Time) *dns.Msg {
+func (k *kept) answer(name, asked string, now time.Time) *dns.Msg {
 	m := k.msg.Copy()
 	age := uint32(now.Sub(k.at) / time.Second)
 	setTTL(m, func(t uint32) uint32 { return t - min(age, t) })
-	return renamed(m, m.Question[0].Name, asked)
+	return renamed(m, name, asked)
 }
 
 // stale is the kept answer after its time.
-func (k *kept) stale(asked string) *dns.Msg {
+func (k *kept) stale(name, asked string) *dns.Msg {
 	m := k.msg.Copy()
 	setTTL(m, func(uint32) uint32 { return staleTTL })
-	return renamed(m, m.Question[0].Name, asked)
+	return renamed(m, name, asked)
 }
 
 func setTTL(m *dns.Msg, next func(uint32) uint32) {

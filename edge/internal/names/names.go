@@ -22,6 +22,7 @@ import (
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/recovery"
 )
 
 // Name is the module's address on the bus.
@@ -72,7 +73,10 @@ func (m *Module) listen(ctx context.Context) (sockets, error) {
 
 func (m *Module) serve(ctx context.Context, s sockets) error {
 	g, ctx := errgroup.WithContext(ctx)
-	handler := dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) { m.answer(context.WithoutCancel(ctx), w, q) })
+	asking := context.WithoutCancel(ctx)
+	handler := dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
+		recovery.Call(asking, string(Name), func() { m.answer(asking, w, q) }) // without an answer the client asks again
+	})
 	for _, server := range []*dns.Server{
 		{PacketConn: s.udp, Handler: handler, UDPSize: payload},
 		{Listener: netutil.LimitListener(s.tcp, maxTCP), Handler: handler},
