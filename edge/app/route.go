@@ -88,6 +88,22 @@ func lookUp(ctx context.Context, names []string) (all []netip.Addr) {
 	return all
 }
 
+// askCloud asks whether a new connection reaches any of cloudcore's servers; nil without a hub.
+func (a *App) askCloud() func(ctx context.Context) error {
+	servers := a.servers()
+	if !a.config.Modules.EdgeHub.Enable || len(servers) == 0 {
+		return nil
+	}
+	return func(ctx context.Context) (err error) {
+		for _, server := range servers {
+			if err = dialOnce(ctx, a.dialer, net.JoinHostPort(server, fmt.Sprint(a.config.Modules.EdgeHub.WebSocket.Port))); err == nil {
+				return nil
+			}
+		}
+		return err
+	}
+}
+
 // probes are the ways to the cloud that a route must not cut: the names of cloudcore, the link, and
 // where a device joins. Each begins from nothing, as it would after the next loss of the link.
 func (a *App) probes() []route.Probe {

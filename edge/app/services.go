@@ -32,6 +32,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/names"
 	"github.com/skerry-io/skerry/edge/internal/object"
 	"github.com/skerry-io/skerry/edge/internal/podnet"
+	"github.com/skerry-io/skerry/edge/internal/protect"
 	"github.com/skerry-io/skerry/edge/internal/services"
 	"github.com/skerry-io/skerry/edge/internal/serviceview"
 	"github.com/skerry-io/skerry/edge/internal/site"
@@ -85,7 +86,9 @@ func (a *App) serviceParts() ([]beehive.Entry, error) {
 	})
 	a.agent(e)
 	a.services = view
-	config.View, config.Site = view, a.correction.Site
+	config.View, config.Site, config.Rules = view, a.correction.Site, func(remote netip.Addr) services.Rules {
+		return services.Rules{External: c.Services.ExternalRanges(), Guards: a.protect.Guards(remote)}
+	}
 	entries := []beehive.Entry{
 		{Module: view, Restart: beehive.Never()},
 		entry(e, beehive.OnFailure(beehive.Backoff{})),
@@ -173,6 +176,7 @@ func (a *App) newContact() {
 			}
 		}
 	}
+	a.protect = protect.New(protect.Config{Memory: agent.NewMemory(a.store, "protect"), Fixed: a.vipGuards, Site: a.site, Interfaces: netif.List})
 	if a.on = a.switches(); !a.on.site {
 		return
 	}
@@ -202,9 +206,10 @@ func (a *App) newPodNetwork() *agent.Module {
 	c := podnet.Config{
 		NodeName: a.node, API: a.api.ClientConfig(api.Identity{}), Subnets: a.config.Modules.PodNetwork.Ranges(), LAN: lan.New(), Masquerade: masquerade.New(), CNIDir: netif.CNIConfigs,
 		Routes: func() (*netroute.Driver, error) { return netroute.Open(netroute.Config{Protocol: podnet.Protocol}) },
-		Events: a.recorder(string(podnet.Name)), Changed: a.moved, WireGuard: wireguard.New(), TunnelPort: a.config.Modules.Site.Port + 1,
+		Events: a.recorder(string(podnet.Name)), Changed: a.moved, Guards: a.protect.Guards, WireGuard: wireguard.New(), TunnelPort: a.config.Modules.Site.Port + 1,
 	}
 	if a.contact != nil { // others matter where there is contact with them
+		c.Ask, c.Memory = a.askCloud(), agent.NewMemory(a.store, string(podnet.Name))
 		c.Site, c.At, c.Tunnel, c.SetTunnel = a.site, a.contact.Address, a.contact.Tunnel, a.contact.SetTunnel
 	}
 	return a.agent(podnet.New(c))

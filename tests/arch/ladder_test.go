@@ -18,7 +18,7 @@ var ladder = [][]string{
 	// L2: how modules of a process say it
 	{"beehive"},
 	// L3: what both sides share
-	{"common/applog", "common/topic", "common/pki", "common/config", "common/httpserver", "common/rerun", "common/notifytest", "common/login1test", "common/dependency", "common/selectable"},
+	{"common/applog", "common/claim", "common/topic", "common/pki", "common/config", "common/httpserver", "common/recovery", "common/rerun", "common/notifytest", "common/login1test", "common/dependency", "common/selectable"},
 	{"common/link"},
 	{"common/cli", "common/gctuner", "common/programpages", "common/health", "common/tunnel"},
 	{"common/watchdog"},
@@ -27,7 +27,7 @@ var ladder = [][]string{
 	{"cloud/install", "cloud/internal/balance", "cloud/internal/hub", "cloud/internal/fence", "edge/internal/store", "edge/internal/kernel"},
 	{"cloud/internal/aggregate", "cloud/internal/alpn", "cloud/internal/apiservice", "cloud/internal/subresources", "cloud/internal/usage", "cloud/internal/relay", "cloud/internal/publish", "cloud/internal/join", "cloud/internal/tunnel", "edge/internal/agent", "edge/internal/content", "edge/internal/meta", "edge/internal/site"},
 	{"cloud/internal/app", "cloud/internal/applogs", "cloud/internal/clusterinfo", "cloud/internal/check", "cloud/internal/console", "cloud/internal/drain", "cloud/internal/kubevip", "cloud/internal/marks", "cloud/internal/route", "cloud/internal/site", "cloud/internal/vip", "edge/internal/api"},
-	{"edge/internal/app", "edge/internal/applogs", "edge/internal/hub", "edge/internal/edged", "edge/internal/join", "edge/internal/check", "edge/internal/apiredirect", "edge/internal/console", "edge/internal/drain", "edge/internal/endpoints", "edge/internal/lostconditions", "edge/internal/marks", "edge/internal/names", "edge/internal/nodecondition", "edge/internal/passthrough", "edge/internal/podhealth", "edge/internal/registration", "edge/internal/route", "edge/internal/sdnotify", "edge/internal/services", "edge/internal/serviceview", "edge/internal/shutdown", "edge/internal/statsleader", "edge/internal/statusserver", "edge/internal/tunnel", "edge/internal/vip"},
+	{"edge/internal/app", "edge/internal/applogs", "edge/internal/hub", "edge/internal/edged", "edge/internal/join", "edge/internal/check", "edge/internal/apiredirect", "edge/internal/console", "edge/internal/drain", "edge/internal/endpoints", "edge/internal/lostconditions", "edge/internal/marks", "edge/internal/names", "edge/internal/nodecondition", "edge/internal/passthrough", "edge/internal/probation", "edge/internal/protect", "edge/internal/podhealth", "edge/internal/registration", "edge/internal/route", "edge/internal/sdnotify", "edge/internal/services", "edge/internal/serviceview", "edge/internal/shutdown", "edge/internal/statsleader", "edge/internal/statusserver", "edge/internal/tunnel", "edge/internal/vip"},
 	{"edge/internal/contact"},
 	{"edge/internal/podnet"},
 	// L5: the wiring

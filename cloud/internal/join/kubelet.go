@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -26,6 +27,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/common/claim"
 	"github.com/skerry-io/skerry/common/pki"
 )
 
@@ -224,13 +226,13 @@ func (a *KubeletApprover) addresses(ctx context.Context, node *corev1.Node, requ
 		return fmt.Errorf("listing the nodes: %w", err)
 	}
 	for _, other := range all.Items {
+		if _, edge := other.Labels[v1alpha1.EdgeOwnLabel]; edge {
+			continue // what a device says of itself denies no other one a certificate
+		}
 		for _, cidr := range other.Spec.PodCIDRs {
-			if within(request, cidr) {
+			if r, err := netip.ParsePrefix(cidr); err == nil && claim.OfNode(r.Masked(), false, nil) == "" && within(request, cidr) {
 				return foreign(fmt.Sprintf("an address that is asked for is in %s, of the pods of %s", cidr, other.Name))
 			}
-		}
-		if _, edge := other.Labels[v1alpha1.EdgeOwnLabel]; edge {
-			continue
 		}
 		for _, address := range other.Status.Addresses {
 			if asked(request, address.Address) {

@@ -13,6 +13,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"reflect"
 	"slices"
@@ -26,6 +27,7 @@ import (
 
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/common/claim"
 	"github.com/skerry-io/skerry/common/rerun"
 )
 
@@ -145,7 +147,11 @@ func (c *Controller) reconcile(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	covers := c.pods.overlapped(o.Spec.Subnet)
+	subnets, err := c.podSubnets()
+	if err != nil {
+		return err
+	}
+	covers := c.pods.overlapped(o.Spec.Subnet, subnets)
 	mine := slices.Contains(o.Finalizers, v1alpha1.StaticRouteFinalizer)
 	switch {
 	case o.DeletionTimestamp == nil && (!mine || known && o.Annotations[v1alpha1.NodePoolAnnotation] != note ||
@@ -203,6 +209,20 @@ func (c *Controller) members(o *v1alpha1.StaticRoute) (m v1alpha1.PoolMembers, k
 	}
 	m.NodeSelector = pool.Spec.NodeSelector
 	return m, true, nil
+}
+
+// podSubnets are those of all NodePools.
+func (c *Controller) podSubnets() (all []netip.Prefix, err error) {
+	c.pools.Each(everything(), func(o *kube.Object) bool {
+		pool := &v1alpha1.NodePool{}
+		if err = json.Unmarshal(o.Raw, pool); err != nil {
+			err = fmt.Errorf("reading NodePool %s: %w", o.Name, err)
+			return false
+		}
+		all = append(all, claim.Prefixes(pool.Spec.PodSubnets)...)
+		return true
+	})
+	return all, err
 }
 
 // annotation is what the nodes learn of a pool; "" for none.

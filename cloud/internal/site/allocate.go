@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/common/claim"
 )
 
 // Taken is what pods' ranges must not overlap.
@@ -42,7 +43,7 @@ type Allocation struct {
 }
 
 const (
-	bits4, bits6 = 24, 64
+	bits4, bits6 = claim.Offered4, claim.Offered6
 	// maxTries bounds the search within one subnet: a /8 has 65,536 ranges, and a /40 of IPv6 has
 	// more than any site needs.
 	maxTries = 1 << 16
@@ -69,14 +70,14 @@ func Allocate(x *Index, devices []*Device, pools []*v1alpha1.NodePool, taken []T
 		if g := x.of[d.Name]; g != nil {
 			network = networks[g.pool.Name]
 		}
-		for _, p := range slices.Concat(d.PodCIDRs, parseOffer(d.Offer)) {
+		for _, p := range held(x, d) {
 			note(network, p)
 		}
 	}
 	pools = slices.Clone(pools)
 	slices.SortFunc(pools, func(a, b *v1alpha1.NodePool) int { return cmp.Compare(a.Name, b.Name) })
 	for _, pool := range pools {
-		subnets := a.usable(x, pool, devices, taken)
+		subnets := a.usable(pool, devices, taken)
 		for _, d := range membersOf(x, pool.Name) {
 			if len(d.PodCIDRs) > 0 || len(subnets) == 0 {
 				continue
@@ -84,6 +85,8 @@ func Allocate(x *Index, devices []*Device, pools []*v1alpha1.NodePool, taken []T
 			if have := parseOffer(d.Offer); len(have) > 0 && within(have, subnets) {
 				continue
 			}
+			subnets, words := offTheWay(d, subnets)
+			a.Invalid[pool.Name] = append(a.Invalid[pool.Name], words...)
 			offer := Offer{Node: d.Name}
 			for _, v6 := range []bool{false, true} {
 				if p, ok := free(subnets, v6, used[""], used[pool.Spec.Network]); ok {
@@ -103,6 +106,48 @@ func Allocate(x *Index, devices []*Device, pools []*v1alpha1.NodePool, taken []T
 	return a
 }
 
+// held are the ranges that are no one else's for what a node says: what counts, and of a device
+// what it may have by an offer, whether it has taken it or left its pool since. A device can write
+// both, so it holds no more than it would be given.
+func held(x *Index, d *Device) []netip.Prefix {
+	all := slices.Clone(x.ranges[d.Name])
+	if d.Labels == nil {
+		return all
+	}
+	for _, claims := range [][]netip.Prefix{d.PodCIDRs, parseOffer(d.Offer)} {
+		for _, p := range claims[:min(len(claims), maxClaims)] {
+			if p.Addr().Is4() && p.Bits() >= bits4 || p.Addr().Is6() && p.Bits() >= bits6 {
+				all = append(all, p)
+			}
+		}
+	}
+	return all
+}
+
+// offTheWay are the subnets that a device is not on: it is offered nothing of the others. That is
+// the device's own word, and costs no other one its range.
+func offTheWay(d *Device, subnets []netip.Prefix) (good []netip.Prefix, words []string) {
+	for _, s := range subnets {
+		on := ""
+		for _, lan := range d.LANs {
+			if s.Overlaps(lan) {
+				on = "is on " + lan.String()
+			}
+		}
+		for _, one := range d.Addresses {
+			if ip, err := netip.ParseAddr(one); err == nil && on == "" && s.Contains(ip) {
+				on = "has the address " + ip.String()
+			}
+		}
+		if on == "" {
+			good = append(good, s)
+		} else {
+			words = append(words, fmt.Sprintf("node %s %s: it is offered nothing of %s", d.Name, on, s))
+		}
+	}
+	return good, words
+}
+
 func membersOf(x *Index, pool string) []*Device {
 	for _, g := range x.of {
 		if g.pool.Name == pool {
@@ -113,7 +158,7 @@ func membersOf(x *Index, pool string) []*Device {
 }
 
 // usable are the subnets of a pool that overlap nothing that is taken.
-func (a *Allocation) usable(x *Index, pool *v1alpha1.NodePool, devices []*Device, taken []Taken) (good []netip.Prefix) {
+func (a *Allocation) usable(pool *v1alpha1.NodePool, devices []*Device, taken []Taken) (good []netip.Prefix) {
 	for i, text := range pool.Spec.PodSubnets {
 		p, err := netip.ParsePrefix(text)
 		bad := ""
@@ -126,17 +171,11 @@ func (a *Allocation) usable(x *Index, pool *v1alpha1.NodePool, devices []*Device
 			}
 		}
 		for _, d := range devices {
-			g := x.of[d.Name]
-			if err != nil || bad != "" || g != nil && g.pool.Spec.Network != pool.Spec.Network {
-				continue // of another site: they never meet
-			}
-			for _, lan := range d.LANs {
-				if p.Overlaps(lan) {
-					bad = fmt.Sprintf("overlaps %s, a network that node %s is on", lan, d.Name)
-				}
+			if d.Labels != nil || err != nil || bad != "" {
+				continue // what a device says of itself is judged where it is offered something
 			}
 			for _, one := range d.Addresses {
-				if ip, err := netip.ParseAddr(one); err == nil && bad == "" && p.Contains(ip) {
+				if ip, err := netip.ParseAddr(one); err == nil && p.Contains(ip) {
 					bad = fmt.Sprintf("has %s, an address of node %s", ip, d.Name)
 				}
 			}

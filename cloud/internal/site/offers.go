@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -26,6 +27,8 @@ const (
 	// are read again.
 	retry  = 5 * time.Second
 	relook = time.Minute
+	// maxNamed is how many claims a condition names.
+	maxNamed = 8
 )
 
 // Client makes requests at kube-apiserver; Kubernetes is cloudcore's own typed client.
@@ -113,7 +116,7 @@ func (o *Offers) look(ctx context.Context) error {
 		errs = append(errs, o.offer(ctx, offer))
 	}
 	for _, p := range pools {
-		errs = append(errs, o.tell(ctx, p, a, len(membersOf(x, p.Name))))
+		errs = append(errs, o.tell(ctx, p, a, len(membersOf(x, p.Name)), x.refused[p.Name]))
 	}
 	return errors.Join(errs...)
 }
@@ -154,7 +157,7 @@ func (o *Offers) offer(ctx context.Context, offer Offer) error {
 }
 
 // tell keeps the pool's conditions.
-func (o *Offers) tell(ctx context.Context, p *v1alpha1.NodePool, a Allocation, devices int) error {
+func (o *Offers) tell(ctx context.Context, p *v1alpha1.NodePool, a Allocation, devices int, refused []string) error {
 	conditions := append([]metav1.Condition(nil), p.Status.Conditions...)
 	set := func(kind string, is bool, reason, message string) bool {
 		c := metav1.Condition{Type: kind, Status: metav1.ConditionFalse, Reason: "OK", ObservedGeneration: p.Generation}
@@ -172,6 +175,10 @@ func (o *Offers) tell(ctx context.Context, p *v1alpha1.NodePool, a Allocation, d
 	changed := set(v1alpha1.PoolPodSubnetsBad, len(words) > 0, "NotUsable", strings.Join(words, "; "))
 	changed = set(v1alpha1.PoolTooManyDevices, devices > MaxDevices, "TooManyDevices",
 		fmt.Sprintf("%d devices, a site has %d at most: they don't speak to each other", devices, MaxDevices)) || changed
+	if more := len(refused) - maxNamed; more > 0 {
+		refused = append(slices.Clone(refused[:maxNamed]), fmt.Sprintf("%d more", more))
+	}
+	changed = set(v1alpha1.PoolPodCIDRsRefused, len(refused) > 0, "NotOffered", strings.Join(refused, "; ")) || changed
 	if !changed {
 		return nil
 	}

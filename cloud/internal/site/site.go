@@ -25,6 +25,7 @@ import (
 
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/common/claim"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
@@ -134,6 +135,9 @@ type Index struct {
 	by map[string]*Device
 
 	reaches map[string][]string // the pools that a pool reaches
+
+	ranges  map[string][]netip.Prefix // by node: those of its pods that count for others
+	refused map[string][]string       // by pool: claims of its devices that don't, and why
 }
 
 type group struct {
@@ -167,8 +171,61 @@ func NewIndex(devices []*Device, pools []*v1alpha1.NodePool) *Index {
 		}
 		slices.SortFunc(g.devices, func(a, b *Device) int { return cmp.Compare(a.Name, b.Name) })
 	}
+	x.judge(devices)
 	return x
 }
+
+// judge finds which ranges of pods count for others. A device writes its Node's podCIDR itself: it
+// counts inside the podSubnets of its pool, and where no older device of the network has it.
+func (x *Index) judge(devices []*Device) {
+	x.ranges, x.refused = map[string][]netip.Prefix{}, map[string][]string{}
+	all := slices.Clone(devices)
+	slices.SortFunc(all, func(a, b *Device) int { return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.Name, b.Name)) })
+	owners := map[string][]owned{} // by network
+	for _, d := range all {
+		if d.Labels == nil { // no device: the cluster's own word
+			for _, r := range d.PodCIDRs {
+				if claim.OfNode(r, false, nil) == "" {
+					x.ranges[d.Name] = append(x.ranges[d.Name], r)
+					owners[""] = append(owners[""], owned{r, d.Name})
+				}
+			}
+		}
+	}
+	for _, d := range all {
+		g := x.of[d.Name]
+		if g == nil {
+			continue
+		}
+		subnets, network := claim.Prefixes(g.pool.Spec.PodSubnets), g.pool.Spec.Network
+		for _, r := range d.PodCIDRs[:min(len(d.PodCIDRs), maxClaims)] {
+			why := claim.Counts(r, subnets)
+			for _, o := range slices.Concat(owners[""], owners[network]) {
+				if why == "" && o.prefix.Overlaps(r) {
+					why = "node " + o.node + " has " + o.prefix.String()
+				}
+			}
+			if why != "" {
+				x.refused[g.pool.Name] = append(x.refused[g.pool.Name], fmt.Sprintf("node %s claims %s for its pods: %s", d.Name, r, why))
+				continue
+			}
+			x.ranges[d.Name] = append(x.ranges[d.Name], r)
+			owners[network] = append(owners[network], owned{r, d.Name})
+		}
+	}
+}
+
+// owned is a range that counts, and whose it is.
+type owned struct {
+	prefix netip.Prefix
+	node   string
+}
+
+// maxClaims is how many ranges of a device are looked at: one of each family.
+const maxClaims = 2
+
+// Ranges are those of a node's pods that count for others.
+func (x *Index) Ranges(node string) []netip.Prefix { return x.ranges[node] }
 
 // sameSites reports whether every node is of the same site as in other, and every site
 // reaches the same.
@@ -200,7 +257,7 @@ func (x *Index) Site(node string, revoked Revocations) *topicpb.Site {
 	}
 	for _, d := range members {
 		m := &topicpb.SiteMember{Node: d.Name, Addresses: d.Addresses}
-		for _, p := range d.PodCIDRs {
+		for _, p := range x.ranges[d.Name] {
 			m.PodCidrs = append(m.PodCidrs, p.String())
 		}
 		if b, listed := revoked.Nodes[types.NodeName(d.Name)]; listed {

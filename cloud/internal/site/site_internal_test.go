@@ -91,8 +91,10 @@ func TestIndex_tooManyDevices(t *testing.T) {
 func TestAllocate(t *testing.T) {
 	pending := device("pending", "a")
 	pending.Offer = "10.0.1.0/24"
+	foreign := device("foreign", "", "10.0.2.0/23") // a server of the cluster
+	foreign.Labels = nil
 	devices := []*Device{
-		device("has", "a", "10.0.0.0/24"), pending, device("new1", "a"), device("new2", "a"), device("elsewhere", "b"), device("poolless", ""), device("foreign", "", "10.0.2.0/23"),
+		device("has", "a", "10.0.0.0/24"), pending, device("new1", "a"), device("new2", "a"), device("elsewhere", "b"), device("poolless", ""), foreign,
 	}
 	pools := []*v1alpha1.NodePool{pool("a", "hall", "10.0.0.0/21", "2001:db8:1::/48"), pool("b", "yard", "10.0.0.0/21")}
 	got := Allocate(NewIndex(devices, pools), devices, pools, nil)
@@ -127,8 +129,8 @@ func TestAllocate_refuses(t *testing.T) {
 	pools := []*v1alpha1.NodePool{pool("a", "", "10.96.0.0/16", "192.168.0.0/16", "172.16.0.0/16", "10.1.0.0/16")}
 	got := Allocate(NewIndex([]*Device{d}, pools), []*Device{d}, pools, []Taken{{netip.MustParsePrefix("10.96.0.0/12"), "a range of Services"}})
 	for i, want := range []string{
-		"podSubnets[0]: 10.96.0.0/16 overlaps 10.96.0.0/12, a range of Services", "podSubnets[1]: 192.168.0.0/16 overlaps 192.168.1.0/24, a network that node d is on",
-		"podSubnets[2]: 172.16.0.0/16 has 172.16.3.9, an address of node d",
+		"podSubnets[0]: 10.96.0.0/16 overlaps 10.96.0.0/12, a range of Services", "node d is on 192.168.1.0/24: it is offered nothing of 192.168.0.0/16",
+		"node d has the address 172.16.3.9: it is offered nothing of 172.16.0.0/16",
 	} {
 		if i >= len(got.Invalid["a"]) || got.Invalid["a"][i] != want {
 			t.Errorf("%s, want %s", strings.Join(got.Invalid["a"], "; "), want)
@@ -136,5 +138,51 @@ func TestAllocate_refuses(t *testing.T) {
 	}
 	if len(got.Offers) != 1 || got.Offers[0].String() != "10.1.0.0/24" {
 		t.Errorf("%v", got.Offers)
+	}
+}
+
+// Another node's word costs a device nothing: neither a range that covers everything, nor an offer
+// that it wrote itself, nor the networks and addresses that it says it is on.
+func TestClaims_03_WhatANodeSaysLimitsThatNodeOnly(t *testing.T) {
+	outside := device("outside", "", "0.0.0.0/0", "::/0")
+	outside.Offer, outside.LANs, outside.Addresses = "10.0.0.0/8,::/0", []netip.Prefix{netip.MustParsePrefix("10.244.7.7/16")}, []string{"10.244.0.1"}
+	member := device("member", "plant", "10.244.0.0/16")
+	member.Offer, member.LANs = "0.0.0.0/1", []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
+	member.Created = time.Unix(1, 0) // older than all others
+	devices := []*Device{outside, member, device("has", "plant", "10.244.1.0/24"), device("new", "plant")}
+	pools := []*v1alpha1.NodePool{pool("plant", "", "10.244.0.0/16")}
+	x := NewIndex(devices, pools)
+	got := Allocate(x, devices, pools, nil)
+	if len(got.Offers) != 1 || got.Offers[0].Node != "new" || got.Offers[0].String() != "10.244.0.0/24" || len(got.Invalid["plant"]) > 0 {
+		t.Errorf("offers %v, refused %v", got.Offers, got.Invalid)
+	}
+	if diff := cmp.Diff([]netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}, x.Ranges("has"), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+	if words := x.refused["plant"]; len(words) != 1 || !strings.HasPrefix(words[0], "node member claims 10.244.0.0/16") {
+		t.Errorf("%q", words)
+	}
+}
+
+// A device's range counts inside its pool's podSubnets, as long as those that are offered, and
+// where no older device has it. What does not count is sent to none.
+func TestClaims_01_RangeCountsInsidePodSubnets(t *testing.T) {
+	older, younger := device("z-older", "plant", "10.244.1.0/24"), device("a-younger", "plant", "10.244.1.0/24")
+	older.Created, younger.Created = time.Unix(1, 0), time.Unix(2, 0)
+	cloud := device("evil", "plant", "198.51.100.0/24")
+	server := device("server", "", "10.244.9.0/24")
+	server.Labels = nil
+	devices := []*Device{cloud, younger, older, server, device("overserver", "plant", "10.244.9.0/24"), device("wide", "plant", "10.240.0.0/12")}
+	x := NewIndex(devices, []*v1alpha1.NodePool{pool("plant", "", "10.244.0.0/16")})
+	got := map[string][]string{}
+	for _, m := range x.Site("z-older", Revocations{}).GetMembers() {
+		got[m.GetNode()] = m.GetPodCidrs()
+	}
+	want := map[string][]string{"z-older": {"10.244.1.0/24"}, "a-younger": nil, "evil": nil, "overserver": nil, "wide": nil}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+	if words := x.refused["plant"]; len(words) != 4 {
+		t.Errorf("%q", words)
 	}
 }

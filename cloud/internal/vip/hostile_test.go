@@ -24,8 +24,9 @@ func TestHostile_03_ProtectedAddressesAreNotGiven(t *testing.T) {
 		{Prefix: netip.MustParsePrefix("10.96.0.0/16"), Why: "a range of Services"},
 	}
 	w.pool("p", "", "10.0.0.0/29", "10.96.0.0/24", "10.244.0.0/24").Spec.AllowRequested = true
+	w.Pools[0].Spec.PodSubnets = []string{"10.244.0.0/16"}
 	w.node("a", "p", "10.0.0.1")
-	w.Nodes[0].Spec.PodCIDRs = []string{"10.244.0.0/16"}
+	w.Nodes[0].Spec.PodCIDRs = []string{"10.244.0.0/24"}
 	dns := w.service("dns")
 	dns.Spec.Type, dns.Spec.LoadBalancerClass, dns.Spec.ClusterIPs = corev1.ServiceTypeClusterIP, nil, []string{"10.0.0.4"}
 	metal := w.service("metal")
@@ -318,5 +319,33 @@ func TestTraps_08_StrangerSpeaksVRRPIsSaid(t *testing.T) {
 	w.says("10.0.0.10", v1alpha1.VirtualIPNodeStatus{Name: "a", State: v1alpha1.VIPBackup, Programmed: true}, v1alpha1.VirtualIPNodeStatus{Name: "b", State: v1alpha1.VIPBackup, Programmed: true})
 	if c := meta.FindStatusCondition(w.vip("10.0.0.10").Status.Conditions, v1alpha1.VIPConditionAnnounced); c.Message == "no node holds the address: on none is a pod of the Service ready" {
 		t.Errorf("two are ready: %s", c.Message)
+	}
+}
+
+// A device, of whatever pool, says that its pods have all addresses, and that it has hundreds
+// itself: a pool goes on to give away its own. What is a device's on its LAN is not given, though
+// the Node's status does not name it (32).
+func TestClaims_03_NodesDoNotUsePoolsUp(t *testing.T) {
+	w := newWorld(t)
+	w.pool("p", "", "10.0.0.0/24").Spec.PodSubnets = []string{"10.244.0.0/16"}
+	w.node("evil", "", "10.0.0.1")
+	evil := w.Nodes[0]
+	evil.Spec.PodCIDRs = []string{"0.0.0.0/0", "10.0.0.0/24"}
+	for i := range 250 {
+		evil.Status.Addresses = append(evil.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: fmt.Sprintf("10.0.0.%d", i+2)})
+	}
+	w.node("a", "p", "172.16.0.1")
+	w.Nodes[1].Annotations = map[string]string{v1alpha1.LANAddressesAnnotation: "10.0.0.9/24"}
+	for i := range 100 {
+		w.service(fmt.Sprintf("s%03d", i))
+	}
+	w.settle()
+	if len(w.VIPs) != 100 {
+		t.Errorf("%d of 100 Services have an address", len(w.VIPs))
+	}
+	for _, v := range w.VIPs {
+		if v.Spec.Address == "10.0.0.9" {
+			t.Error("a Service has the LAN address of a device")
+		}
 	}
 }

@@ -5,16 +5,23 @@ import (
 	"net/netip"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	ranges "github.com/skerry-io/skerry/common/claim" // claim is a Service's here
 )
 
 // readProtected gathers what must not be given away beside the addresses of nodes: what the State
-// says (cloudcore, kube-apiserver, ranges of Services), the ranges of all nodes' pods, and the
+// says (cloudcore, kube-apiserver, ranges of Services), the ranges of nodes' pods that count, and the
 // addresses of Services, of the cluster and of other load balancers.
 func (p *planner) readProtected() {
 	p.protected = append(p.protected, p.state.Protected...)
+	var subnets []netip.Prefix
+	for _, pool := range p.state.Pools {
+		subnets = append(subnets, ranges.Prefixes(pool.Spec.PodSubnets)...)
+	}
 	for _, n := range p.state.Nodes {
 		for _, text := range n.Spec.PodCIDRs {
-			if prefix, err := netip.ParsePrefix(text); err == nil {
+			if prefix, err := netip.ParsePrefix(text); err == nil && ranges.OfNode(prefix.Masked(), v1alpha1.IsEdge(n.Labels), subnets) == "" {
 				p.protected = append(p.protected, Protected{prefix.Masked(), "the range of the pods of node " + n.Name})
 			}
 		}

@@ -159,7 +159,10 @@ const (
 	PoolOverlap        = "Overlap"           // addresses of an older pool on the same network overlap
 	PoolSharedNetwork  = "SharedNetwork"     // nodes have the pool's LAN and that of another network on one interface
 	PoolPodSubnetsBad  = "PodSubnetsInvalid" // an entry of podSubnets overlaps what is taken; devices get nothing of it
-	PoolTooManyDevices = "TooManyDevices"    // the pool has more devices than a site may have: they don't speak to each other
+	// PoolPodCIDRsRefused: devices claim ranges for their pods that they were not given; no other
+	// device has a route for them.
+	PoolPodCIDRsRefused = "PodCIDRsRefused"
+	PoolTooManyDevices  = "TooManyDevices" // the pool has more devices than a site may have: they don't speak to each other
 )
 
 // NodePoolStatus is the observed state of the pool's addresses.

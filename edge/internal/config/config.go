@@ -262,7 +262,7 @@ func Default() *Config {
 				CordonTries: 10, CordonInterval: seconds(5), EvictInterval: seconds(5), RetryInterval: seconds(5),
 				Hooks: Hooks{Timeout: metav1.Duration{Duration: time.Hour}, Reboot: "systemctl reboot", Shutdown: "systemctl poweroff"},
 			},
-			Services:     Services{Enable: Auto, Mode: "auto"},
+			Services:     Services{Enable: Auto, Mode: "auto", ExternalIPs: []string{}},
 			Site:         Site{Enable: Auto, Port: 10552},
 			PodNetwork:   PodNetwork{Enable: true, Subnets: []string{"10.222.0.0/24", "172.28.222.0/24", "192.168.222.0/24", "10.111.222.0/24"}},
 			Names:        Names{Enable: Auto, Listen: "169.254.20.20:53", Domain: "cluster.local", Zones: []Zone{}, Upstream: []string{}},

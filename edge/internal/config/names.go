@@ -8,6 +8,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/skerry-io/skerry/common/claim"
 )
 
 // Services has ClusterIPs and NodePorts lead to endpoints, by the kernel of this device.
@@ -15,7 +17,13 @@ type Services struct {
 	Enable Switch `json:"enable"`
 	// Mode is nftables, iptables, or auto: nftables where the kernel and nft are new enough.
 	Mode string `json:"mode"`
+	// ExternalIPs are the networks of which a Service's spec.externalIPs lead to its endpoints on
+	// this device; none: they do nothing (CVE-2020-8554).
+	ExternalIPs []string `json:"externalIPs"`
 }
+
+// ExternalRanges are those networks.
+func (s *Services) ExternalRanges() []netip.Prefix { return claim.Prefixes(s.ExternalIPs) }
 
 // Names answers DNS queries of this device's pods.
 type Names struct {
@@ -45,6 +53,11 @@ func (s *Services) validate(at *field.Path) field.ErrorList {
 	errs := s.Enable.validate(at.Child("enable"))
 	if !slices.Contains(modes, s.Mode) {
 		errs = append(errs, field.NotSupported(at.Child("mode"), s.Mode, modes))
+	}
+	for i, text := range s.ExternalIPs {
+		if _, err := netip.ParsePrefix(text); err != nil {
+			errs = append(errs, field.Invalid(at.Child("externalIPs").Index(i), text, "must be a network such as 192.168.100.0/28"))
+		}
 	}
 	return errs
 }

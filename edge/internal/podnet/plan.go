@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/common/claim"
 	"github.com/skerry-io/skerry/edge/internal/kernel/lan"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
 	"github.com/skerry-io/skerry/edge/internal/kernel/wireguard"
@@ -142,8 +143,20 @@ func (p *Plan) route(s State, m site.Member, own []netip.Prefix, found *findings
 			found.conflicts = append(found.conflicts, fmt.Sprintf("%s, of device %s, is a network that this device is on", r, m.Node))
 			continue
 		}
+		if why := refused(s, m, r); why != "" {
+			found.conflicts = append(found.conflicts, why)
+			continue
+		}
+		claimed := m.Node + " " + r.String()
+		p.Claims = append(p.Claims, claimed)
+		if s.Withheld != nil {
+			if why := s.Withheld(claimed); why != "" {
+				found.conflicts = append(found.conflicts, fmt.Sprintf("%s, of device %s, is not routed: %s", r, m.Node, why))
+				continue
+			}
+		}
 		key := netroute.NewKey(0, r, 0)
-		if other, taken := p.Routes[key]; taken {
+		if other, taken := overlapped(p.Routes, r); taken {
 			found.conflicts = append(found.conflicts, fmt.Sprintf("%s is of device %s and of another, by %s", r, m.Node, by(other.Hops[0])))
 			continue
 		}
@@ -163,9 +176,38 @@ func (p *Plan) route(s State, m site.Member, own []netip.Prefix, found *findings
 			found.tunnels = append(found.tunnels, m.Node)
 		}
 		p.Routes[key] = route
+		p.Standing = append(p.Standing, claimed)
 		p.Rules.Others = append(p.Rules.Others, r)
 		p.Rules.Inside = append(p.Rules.Inside, r)
 	}
+}
+
+// refused says why there is no route for a range, whatever the Site says, which may be one that was
+// stored before cloudcore judged ranges; "" where nothing is known against it.
+func refused(s State, m site.Member, r netip.Prefix) string {
+	if why := claim.Counts(r, nil); why != "" {
+		return fmt.Sprintf("%s, of device %s, is not routed: %s", r, m.Node, why)
+	}
+	if g, touched := s.Guards.Touched(r); touched {
+		return fmt.Sprintf("%s, of device %s, is not routed: it overlaps %s, %s", r, m.Node, g.Prefix, g.Why)
+	}
+	for _, other := range s.Site.Members {
+		for _, a := range other.Addresses {
+			if r.Contains(a) {
+				return fmt.Sprintf("%s, of device %s, is not routed: it has %s, an address of device %s", r, m.Node, a, other.Node)
+			}
+		}
+	}
+	return ""
+}
+
+func overlapped(all map[netroute.Key]netroute.Route, r netip.Prefix) (netroute.Route, bool) {
+	for key, route := range all {
+		if key.Prefix.Overlaps(r) {
+			return route, true
+		}
+	}
+	return netroute.Route{}, false
 }
 
 func by(h netroute.Hop) string {

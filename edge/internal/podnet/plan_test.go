@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/common/claim"
 	"github.com/skerry-io/skerry/edge/internal/contact"
 	"github.com/skerry-io/skerry/edge/internal/kernel/lan"
 	"github.com/skerry-io/skerry/edge/internal/kernel/masquerade"
@@ -291,5 +292,29 @@ func TestMake_conflist(t *testing.T) {
 	}
 	if p.Addresses != "10.10.1.2/24,192.168.1.1/24" {
 		t.Errorf("addresses: %s", p.Addresses)
+	}
+}
+
+// Whatever a Site says, also one that was stored before cloudcore judged it: there is no route for
+// a range that has the cloud, a gateway or another device in it, is larger than what a device is
+// given, or overlaps another device's.
+func TestClaims_01_RangesOfOthersAreNeverRouted(t *testing.T) {
+	guards := claim.Standard()
+	guards.Host(netip.MustParseAddr("198.51.100.10"), "an address of cloudcore")
+	guards.Host(netip.MustParseAddr("172.20.9.1"), "a gateway of this device")
+	for _, r := range []string{
+		"198.51.100.0/24", "0.0.0.0/0", "64.0.0.0/2", "169.254.20.20/32", "224.0.0.0/4", "127.0.0.0/8", "172.20.9.0/24", "203.0.113.0/24", "10.1.2.0/23", "2001:db8::/32",
+	} {
+		p := podnet.Make(state(func(s *podnet.State) {
+			s.Guards = guards
+			s.Site.Members[1] = member("b", "192.168.1.2", "10.1.2.0/24")
+			s.Site.Members = append(s.Site.Members, member("c", "192.168.1.3", r), member("d", "203.0.113.7"))
+		}))
+		if len(p.Routes) != 1 || p.Reason != podnet.ReasonConflict || !strings.Contains(p.Message, "device c") && !strings.Contains(p.Message, "device b") {
+			t.Errorf("%s: %s", r, text(p))
+		}
+		if slices.Contains(p.Rules.Others, netip.MustParsePrefix(r)) {
+			t.Errorf("%s is taken for pods: %v", r, p.Rules.Others)
+		}
 	}
 }

@@ -33,6 +33,7 @@ import (
 
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/common/claim"
 	"github.com/skerry-io/skerry/edge/internal/agent"
 	"github.com/skerry-io/skerry/edge/internal/atomicfile"
 	"github.com/skerry-io/skerry/edge/internal/contact"
@@ -40,6 +41,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/masquerade"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
 	"github.com/skerry-io/skerry/edge/internal/kernel/wireguard"
+	"github.com/skerry-io/skerry/edge/internal/linkstate"
+	"github.com/skerry-io/skerry/edge/internal/probation"
 	"github.com/skerry-io/skerry/edge/internal/site"
 )
 
@@ -77,6 +80,13 @@ type Config struct {
 	SetTunnel  func(contact.Tunnel)
 	CNIDir     string
 	Events     func(ctx context.Context) (agent.Recorder, error)
+	// Guards are the networks that no other device's range may touch; remote is where the link
+	// leads now, the zero value without one. nil: none.
+	Guards func(remote netip.Addr) claim.Guards
+	// Ask asks the cloud by a new connection, and Memory keeps which ranges are proven: what takes
+	// the link away is taken back. A nil Ask: there is no cloud to lose.
+	Ask    func(ctx context.Context) error
+	Memory agent.Memory
 	// Changed receives when a device may be elsewhere.
 	Changed <-chan struct{}
 }
@@ -120,6 +130,10 @@ func New(c Config) *agent.Module {
 			}
 		})
 		s := &syncer{Config: c, run: r, client: client, routes: routes}
+		if c.Ask != nil {
+			s.probation = probation.New(probation.Config{Name: "pod network", Memory: c.Memory, Ask: c.Ask, Wake: r.Wake})
+			r.Go(s.probation.Run)
+		}
 		return func(ctx context.Context) (time.Duration, error) {
 			node, known := nodes.Get(c.NodeName)
 			if !known {
@@ -137,10 +151,13 @@ type syncer struct {
 	run    *agent.Run
 	client kubernetes.Interface
 	routes *netroute.Driver
-	said   bool // that NetworkPolicies are not enforced
-	rules  masquerade.Rules
-	ruled  time.Time // when the kernel was last made to masquerade by rules
-	since  time.Time // when the Node was seen first
+	// probation is nil where there is no cloud to lose; epoch is that of the link it knows.
+	probation *probation.Probation
+	epoch     uint64
+	said      bool // that NetworkPolicies are not enforced
+	rules     masquerade.Rules
+	ruled     time.Time // when the kernel was last made to masquerade by rules
+	since     time.Time // when the Node was seen first
 	// noTunnels: the kernel has no WireGuard, as it said in this run.
 	noTunnels bool
 }
@@ -172,6 +189,16 @@ func (s *syncer) state(ctx context.Context, node *corev1.Node) (State, time.Dura
 	} else {
 		st.Site = &site.Site{} // of this device alone
 	}
+	if s.Guards != nil {
+		st.Guards = s.Guards(remoteOf(s.run.Link()))
+	}
+	if s.probation != nil {
+		st.Withheld = s.probation.Withheld
+		if l := s.run.Link(); l.Up && l.Link.Epoch != s.epoch {
+			s.epoch = l.Link.Epoch
+			s.probation.LinkOpened()
+		}
+	}
 	if s.since.IsZero() {
 		s.since = time.Now()
 	}
@@ -197,6 +224,14 @@ func (s *syncer) state(ctx context.Context, node *corev1.Node) (State, time.Dura
 	return st, max(left, 0), err
 }
 
+func remoteOf(l linkstate.State) netip.Addr {
+	at, err := netip.ParseAddrPort(l.Link.Remote)
+	if !l.Up || err != nil {
+		return netip.Addr{}
+	}
+	return at.Addr().Unmap()
+}
+
 // ownPod reports whether a route leads to one pod of this device, as ptp makes it: also of one that
 // has outlived our file.
 func ownPod(r netroute.Route) bool {
@@ -215,6 +250,11 @@ func (s *syncer) sync(ctx context.Context, node *corev1.Node) (time.Duration, er
 	if errors.Is(tunnel, wireguard.ErrUnsupported) {
 		s.noTunnels, st.Tunnels = true, false // not asked again before edgecore starts again: each question has the kernel look for a module
 		p, tunnel = Make(st), nil
+	}
+	if p.Reason == ReasonConflict {
+		s.run.Note(p.Message) // edgecore status names it, with a link and without
+	} else {
+		s.run.Note("")
 	}
 	var reporting error
 	if s.Site != nil || !p.HandsOff { // a device on its own, with a CNI plugin of another, has nothing to say
@@ -257,6 +297,9 @@ func (s *syncer) apply(ctx context.Context, p Plan) error {
 	// The way first: a pod that starts is to find it.
 	if p.Routes != nil {
 		errs = append(errs, s.setRoutes(ctx, p.Routes))
+		if s.probation != nil {
+			s.probation.Applied(p.Claims, p.Standing)
+		}
 	}
 	errs = append(errs, s.masquerade(ctx, p.Rules))
 	if have, err := os.ReadFile(path); err != nil || !bytes.Equal(have, p.Conflist) {

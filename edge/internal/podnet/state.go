@@ -5,6 +5,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/skerry-io/skerry/common/claim"
 	"github.com/skerry-io/skerry/edge/internal/contact"
 	"github.com/skerry-io/skerry/edge/internal/kernel/lan"
 	"github.com/skerry-io/skerry/edge/internal/kernel/masquerade"
@@ -45,6 +46,10 @@ type State struct {
 	// Pods are the addresses of this device's pods, as far as the CNI configuration here
 	// made their network.
 	Pods []netip.Addr
+	// Guards are the networks that no other device's range may touch.
+	Guards claim.Guards
+	// Withheld says why a claim (see Plan) must not be applied now; nil: none is.
+	Withheld func(claim string) string
 	// Waited is true once the cluster has had time to give it one.
 	Waited bool
 	// At is where a device is connected now; the zero value where it is not.
@@ -62,11 +67,14 @@ type Plan struct {
 	Conflist []byte // nil: what is there stays
 	// Routes are all of ours; nil: who else is in the site is not known yet, and both they and the
 	// tunnel stay as they are.
-	Routes    map[netroute.Key]netroute.Route
-	Rules     masquerade.Rules
-	Tunnel    *wireguard.Config // nil: none
-	Reason    string
-	Message   string
-	PodCIDRs  []string // to be written to the Node; nil: nothing
-	Addresses string   // of this device, as the annotation has them
+	Routes map[netroute.Key]netroute.Route
+	// Claims are the other devices' ranges, as "DEVICE RANGE", and Standing those of them that have
+	// a route.
+	Claims, Standing []string
+	Rules            masquerade.Rules
+	Tunnel           *wireguard.Config // nil: none
+	Reason           string
+	Message          string
+	PodCIDRs         []string // to be written to the Node; nil: nothing
+	Addresses        string   // of this device, as the annotation has them
 }

@@ -4,13 +4,11 @@ import (
 	"net/netip"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	addresses "github.com/skerry-io/skerry/common/claim" // claim is another thing here
 )
 
 // Guard is a network that no StaticRoute may cover.
-type Guard struct {
-	Prefix netip.Prefix
-	Why    string // completes "overlaps 10.0.0.1/32, ..."
-}
+type Guard = addresses.Guard
 
 // guards is a list of them. A lookup costs the length of the list, for 0.0.0.0/0 as for a host:
 // prefix arithmetic, never a walk over addresses.

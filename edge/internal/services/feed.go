@@ -3,6 +3,7 @@ package services
 import (
 	"cmp"
 	"context"
+	"reflect"
 	"slices"
 	"sync"
 
@@ -43,6 +44,8 @@ type intake[T object] struct {
 	taken       map[string]T
 	weight      int
 	refused     map[string]T
+	// judge returns what of an object is let through; nil: all of it.
+	judge func(T) T
 }
 
 type object interface {
@@ -56,7 +59,19 @@ type object interface {
 func (in *intake[T]) set(key string, now T) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
+	if in.judge != nil {
+		now = in.judge(now)
+	}
 	in.put(key, now)
+}
+
+// again lets an object through that was before, where it is another by now.
+func (in *intake[T]) again(key string, judged T) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if had, ok := in.taken[key]; ok && !reflect.DeepEqual(had, judged) {
+		in.put(key, judged)
+	}
 }
 
 func (in *intake[T]) put(key string, now T) {
@@ -150,14 +165,23 @@ func (in *intake[T]) handler(wants func(T) bool, changed func()) cache.ResourceE
 
 // feed leads a View to a proxy.
 type feed struct {
+	rules    func() Rules
 	services *intake[*corev1.Service]
 	slices   *intake[*discoveryv1.EndpointSlice]
 }
 
-func newFeed(p kubeproxy.Proxy, most Bounds) *feed {
+func newFeed(p kubeproxy.Proxy, most Bounds, rules func() Rules) *feed {
+	judge := func(s *corev1.Service) *corev1.Service {
+		if !external(s) {
+			return s
+		}
+		judged, _ := rules().Judge(s)
+		return judged
+	}
 	return &feed{
+		rules: rules,
 		services: &intake[*corev1.Service]{
-			most: most.Services, weigh: func(*corev1.Service) int { return 1 }, add: p.OnServiceAdd, update: p.OnServiceUpdate, remove: p.OnServiceDelete,
+			most: most.Services, judge: judge, weigh: func(*corev1.Service) int { return 1 }, add: p.OnServiceAdd, update: p.OnServiceUpdate, remove: p.OnServiceDelete,
 			taken: map[string]*corev1.Service{}, refused: map[string]*corev1.Service{},
 		},
 		slices: &intake[*discoveryv1.EndpointSlice]{
@@ -187,4 +211,28 @@ func (f *feed) attach(ctx context.Context, v View, p kubeproxy.Proxy, changed fu
 	p.OnServiceSynced()
 	p.OnEndpointSlicesSynced()
 	return nil
+}
+
+// external reports whether a Service asks for addresses outside of the cluster.
+func external(s *corev1.Service) bool {
+	return len(s.Spec.ExternalIPs)+len(s.Status.LoadBalancer.Ingress) > 0
+}
+
+// judgeAgain has the Services judged by the present rules, and names the addresses that don't
+// count.
+func (f *feed) judgeAgain(v View) (why []string) {
+	rules := f.rules()
+	for _, o := range v.Services().GetStore().List() {
+		s, ok := o.(*corev1.Service)
+		if !ok || !external(s) || s.Labels[proxyNameLabel] != "" {
+			continue
+		}
+		judged, words := rules.Judge(s)
+		for _, w := range words {
+			why = append(why, s.Namespace+"/"+s.Name+": "+w)
+		}
+		f.services.again(s.Namespace+"/"+s.Name, judged)
+	}
+	slices.Sort(why)
+	return why
 }

@@ -16,8 +16,10 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"path"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -59,6 +61,9 @@ type Config struct {
 	Memory agent.Memory
 	// Site is the zone that the device is in for topology hints; "" where its Node's label counts.
 	Site func() string
+	// Rules judges addresses of Services that are outside of the cluster; remote is where the link
+	// leads now. nil: no externalIP counts, and every address of a load balancer.
+	Rules func(remote netip.Addr) Rules
 	// Bounds that are zero are the standard ones.
 	Bounds Bounds
 	Events func(ctx context.Context) (agent.Recorder, error)
@@ -127,7 +132,8 @@ type switcher struct {
 	unknown  bool            // the store has not taken yet that rules may be ours
 	feed     *feed
 	topology map[string]string
-	aside    string // the kube-proxy pod that it stays off for
+	judged   []string // addresses of Services that don't count
+	aside    string   // the kube-proxy pod that it stays off for
 	out      int
 }
 
@@ -151,9 +157,19 @@ func (s *switcher) sync(ctx context.Context, pods []*corev1.Pod, node *corev1.No
 		_ = s.own(ctx) // a full disk; again the next time
 	}
 	s.setTopology(node)
-	if out := s.feed.services.out() + s.feed.slices.out(); out != s.out {
+	why := s.feed.judgeAgain(s.View)
+	news := !slices.Equal(why, s.judged)
+	s.judged = why
+	if news && len(why) > 0 {
+		s.run.Event(corev1.EventTypeWarning, "ServiceAddressRefused", "addresses of Services that do nothing on this device: %s", listed(why))
+		klog.FromContext(ctx).Info("Refused addresses of Services", "refused", listed(why))
+	}
+	if out := s.feed.services.out() + s.feed.slices.out(); out != s.out || news {
 		s.out = out
 		s.run.Note("")
+		if len(why) > 0 {
+			s.run.Note("addresses of Services that do nothing on this device: " + listed(why))
+		}
 		if out > 0 {
 			s.run.Note(fmt.Sprintf("%d Services and EndpointSlices are above what a device serves (%d Services, %d endpoints): the newest stay out",
 				out, s.Bounds.Services, s.Bounds.Endpoints))
@@ -161,6 +177,30 @@ func (s *switcher) sync(ctx context.Context, pods []*corev1.Pod, node *corev1.No
 		}
 	}
 	return nil
+}
+
+// rules are the present ones.
+func (s *switcher) rules() Rules {
+	if s.Rules == nil {
+		return Rules{}
+	}
+	var remote netip.Addr
+	if l := s.run.Link(); l.Up {
+		if at, err := netip.ParseAddrPort(l.Link.Remote); err == nil {
+			remote = at.Addr().Unmap()
+		}
+	}
+	return s.Rules(remote)
+}
+
+// maxListed is how many refused addresses a text names.
+const maxListed = 8
+
+func listed(why []string) string {
+	if more := len(why) - maxListed; more > 0 {
+		why = append(slices.Clone(why[:maxListed]), fmt.Sprintf("%d more", more))
+	}
+	return strings.Join(why, "; ")
 }
 
 // begin starts the proxy and returns when its first rules are in the kernel.
@@ -181,7 +221,7 @@ func (s *switcher) begin(ctx context.Context, node *corev1.Node) error {
 	if err != nil {
 		return fmt.Errorf("serving Services: %w", err)
 	}
-	s.feed = newFeed(p, s.Bounds)
+	s.feed = newFeed(p, s.Bounds, s.rules)
 	s.proxy = p
 	s.setTopology(node)
 	if err := s.feed.attach(ctx, s.View, p, s.run.Wake); err != nil {

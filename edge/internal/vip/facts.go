@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	addresses "github.com/skerry-io/skerry/common/claim" // claim is another thing here
 	"github.com/skerry-io/skerry/edge/internal/kernel/acd"
 	"github.com/skerry-io/skerry/edge/internal/kernel/balance"
 	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"
@@ -72,7 +73,4 @@ const defaultAdvert = time.Second
 func instanceName(vip string) string { return "vip_" + vip }
 
 // Guard is a network whose addresses are others'.
-type Guard struct {
-	Prefix netip.Prefix
-	Why    string // completes "10.0.0.1 is 10.0.0.1/32, ..."
-}
+type Guard = addresses.Guard

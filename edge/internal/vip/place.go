@@ -6,27 +6,13 @@ import (
 	"slices"
 	"strconv"
 
+	addresses "github.com/skerry-io/skerry/common/claim" // claim is another thing here
 	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
 )
 
-// builtin are the networks that have their meaning from the standards: loopback, link-local,
-// multicast (RFC 6890, RFC 4291).
-func builtin() []Guard {
-	return []Guard{
-		{netip.MustParsePrefix("0.0.0.0/8"), "the networks of this host"},
-		{netip.MustParsePrefix("127.0.0.0/8"), "the loopback network"},
-		{netip.MustParsePrefix("169.254.0.0/16"), "the link-local network"},
-		{netip.MustParsePrefix("224.0.0.0/4"), "the multicast networks"},
-		{netip.MustParsePrefix("255.255.255.255/32"), "the broadcast address"},
-		{netip.MustParsePrefix("::/127"), "the loopback address"},
-		{netip.MustParsePrefix("fe80::/10"), "the link-local networks"},
-		{netip.MustParsePrefix("ff00::/8"), "the multicast networks"},
-	}
-}
-
 // guard says why an address must not be claimed, or "".
 func guard(f Facts, address netip.Addr) string {
-	for _, g := range slices.Concat(builtin(), f.Guards) {
+	for _, g := range slices.Concat(addresses.Standard(), f.Guards) {
 		if g.Prefix.Contains(address) {
 			return fmt.Sprintf("%s is in %s, %s: this node does not claim it", address, g.Prefix, g.Why)
 		}

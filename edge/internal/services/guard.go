@@ -1,0 +1,65 @@
+package services
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/skerry-io/skerry/common/claim"
+)
+
+// Rules are which addresses outside of the cluster a Service may have on this device.
+type Rules struct {
+	// External are the networks of spec.externalIPs that count: whoever may create a Service in one
+	// namespace may write any address there (CVE-2020-8554).
+	External []netip.Prefix
+	// Guards are what no address of a Service may be: what leads to the cloud, hosts, name servers.
+	Guards claim.Guards
+}
+
+// Judge returns the Service as the proxy gets it, the same where all of it counts, and says what
+// does not. The proxy catches what this device sends to such an address: a claim that is believed
+// takes the address away from the device and its pods.
+func (r Rules) Judge(s *corev1.Service) (*corev1.Service, []string) {
+	var why []string
+	counts := func(text string, external bool) bool {
+		if text == "" {
+			return true // an ingress by name
+		}
+		a, err := netip.ParseAddr(text)
+		a = a.Unmap()
+		switch {
+		case err != nil:
+			why = append(why, fmt.Sprintf("%.60q is no address", text))
+		case external && !slices.ContainsFunc(r.External, func(p netip.Prefix) bool { return p.Contains(a) }):
+			why = append(why, fmt.Sprintf("externalIP %s is in none of modules.services.externalIPs", a))
+		default:
+			g, touched := r.Guards.TouchedBy(a)
+			if touched {
+				why = append(why, fmt.Sprintf("%s is in %s, %s", a, g.Prefix, g.Why))
+			}
+			return !touched
+		}
+		return false
+	}
+	var external []string
+	for _, text := range s.Spec.ExternalIPs {
+		if counts(text, true) {
+			external = append(external, text)
+		}
+	}
+	var ingress []corev1.LoadBalancerIngress
+	for _, i := range s.Status.LoadBalancer.Ingress {
+		if counts(i.IP, false) {
+			ingress = append(ingress, i)
+		}
+	}
+	if len(why) == 0 {
+		return s, nil
+	}
+	judged := *s // what is not replaced is shared with the View
+	judged.Spec.ExternalIPs, judged.Status.LoadBalancer.Ingress = external, ingress
+	return &judged, why
+}
