@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
-	"strings"
 	"sync"
 	"time"
 
@@ -21,6 +20,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/iptables"
 	"github.com/skerry-io/skerry/edge/internal/kernel/ipvs"
 	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
 	"github.com/skerry-io/skerry/edge/internal/vip"
 )
 
@@ -52,26 +52,11 @@ func (a *App) vipGuards() []vip.Guard {
 	for _, server := range a.servers() {
 		host(server, "an address of cloudcore")
 	}
-	for _, server := range nameservers("/etc/resolv.conf") {
-		host(server, "a name server of this device")
+	for _, ip := range netif.Resolvers(netif.ResolverFiles()...) {
+		host(ip.String(), "a name server of this device")
 	}
 	for _, p := range a.config.Modules.Route.Protected() {
 		all = append(all, vip.Guard{Prefix: p, Why: "which edgecore.yaml protects"})
-	}
-	return all
-}
-
-// nameservers are those of a resolv.conf(5).
-func nameservers(path string) []string {
-	raw, err := os.ReadFile(path)
-	if err != nil {
-		return nil
-	}
-	var all []string
-	for line := range strings.Lines(string(raw)) {
-		if words := strings.Fields(line); len(words) > 1 && words[0] == "nameserver" {
-			all = append(all, words[1])
-		}
 	}
 	return all
 }

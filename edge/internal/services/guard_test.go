@@ -1,14 +1,27 @@
 package services_test
 
 import (
+	"context"
 	"net/netip"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/beehive/beehivetest"
+	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/claim"
+	"github.com/skerry-io/skerry/edge/internal/agent/agenttest"
+	"github.com/skerry-io/skerry/edge/internal/kernel/kubeproxy"
+	"github.com/skerry-io/skerry/edge/internal/linkstate"
 	"github.com/skerry-io/skerry/edge/internal/services"
+	"github.com/skerry-io/skerry/edge/internal/serviceview"
 )
 
 // Who may only create Services in one namespace names cloudcore's address: the proxy never sees it.
@@ -50,4 +63,62 @@ func TestClaims_02_ExternalAddressesAreJudged(t *testing.T) {
 	if got, why := (services.Rules{Guards: guards}).Judge(plain); got != plain || why != nil {
 		t.Errorf("a Service without such addresses is copied: %q", why)
 	}
+}
+
+// judged is a proxy that keeps the last Service.
+type judged struct {
+	*proxy
+	last atomic.Pointer[corev1.Service]
+}
+
+func (p *judged) Open(context.Context) (kubeproxy.Proxy, string, error) {
+	return p, kubeproxy.NFTables, nil
+}
+func (p *judged) OnServiceAdd(s *corev1.Service)       { p.last.Store(s) }
+func (p *judged) OnServiceUpdate(_, s *corev1.Service) { p.last.Store(s) }
+
+// The proxy gets Services as they were judged, and again when the rules have changed: a gateway that
+// comes later is protected too.
+func TestClaims_02_TheProxyGetsJudgedServices(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := agenttest.NewAPI()
+		api.Put(t, "nodes", &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: "edge1"}})
+		api.Put(t, "services", &corev1.Service{
+			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}, ObjectMeta: metav1.ObjectMeta{Namespace: "bobs", Name: "mine"},
+			Spec: corev1.ServiceSpec{ExternalIPs: []string{"198.51.100.10", "192.168.100.40"}},
+		})
+		corrected := make(chan struct{})
+		close(corrected)
+		view, err := serviceview.New(api.Config(), corrected)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { view.Follow(ctx) })
+		defer func() { cancel(); running.Wait() }()
+		var gateway atomic.Bool
+		p := &judged{proxy: &proxy{disk: &disk{kept: map[string][]byte{}}}}
+		m := services.New(services.Config{
+			NodeName: "edge1", Enable: true, API: api.Config(), View: view, Driver: p, Memory: p.disk, Site: func() string { return "" },
+			Rules: func(netip.Addr) services.Rules {
+				r := services.Rules{External: claim.Prefixes([]string{"0.0.0.0/0"})}
+				r.Guards.Host(netip.MustParseAddr("198.51.100.10"), "an address of cloudcore")
+				if gateway.Load() {
+					r.Guards.Host(netip.MustParseAddr("192.168.100.40"), "a gateway of this device")
+				}
+				return r
+			},
+		})
+		beehivetest.Run(t, []beehivetest.Peer{{Name: "edgehub"}}, beehive.Entry{Module: m, Groups: []message.Group{linkstate.Agents}, Restart: beehive.Never()})
+		time.Sleep(2 * time.Minute)
+		if s := p.last.Load(); s == nil || !cmp.Equal(s.Spec.ExternalIPs, []string{"192.168.100.40"}) {
+			t.Errorf("the proxy has %v", s)
+		}
+		gateway.Store(true)
+		time.Sleep(2 * time.Minute)
+		if s := p.last.Load(); len(s.Spec.ExternalIPs) > 0 || m.State().Note == "" {
+			t.Errorf("the proxy has %v, and the status says %q", s.Spec.ExternalIPs, m.State().Note)
+		}
+	})
 }
