@@ -59,7 +59,8 @@ type Probation struct {
 	loaded   bool
 	proven   map[string]bool
 	refused  map[string]string // and what was seen
-	standing []string          // the oldest first
+	known    []string          // all that there are, the oldest first
+	standing map[string]bool   // of those, what is in the kernel
 	withheld map[string]bool
 	put      bool // off, until the next link
 }
@@ -96,12 +97,16 @@ func (p *Probation) Applied(all, standing []string) {
 	if len(p.proven)+len(p.refused) != before {
 		p.save()
 	}
-	p.standing = slices.DeleteFunc(p.standing, func(claim string) bool { return !slices.Contains(standing, claim) })
-	for _, claim := range standing {
-		if !slices.Contains(p.standing, claim) {
-			p.standing = append(p.standing, claim)
-			p.put = false // something new
+	p.known = slices.DeleteFunc(p.known, gone)
+	for _, claim := range all {
+		if !slices.Contains(p.known, claim) {
+			p.known = append(p.known, claim)
+			p.put = false // something new; what is only put back is not
 		}
+	}
+	p.standing = map[string]bool{}
+	for _, claim := range standing {
+		p.standing[claim] = true
 	}
 	signal(p.stood)
 	if !p.put && len(p.unproven()) > 0 {
@@ -174,7 +179,7 @@ func (p *Probation) try(ctx context.Context, all []string) {
 
 // unproven are the claims that stand and were never tried to the end. mu is held.
 func (p *Probation) unproven() []string {
-	return slices.DeleteFunc(slices.Clone(p.standing), func(claim string) bool { return p.proven[claim] })
+	return slices.DeleteFunc(slices.Clone(p.known), func(claim string) bool { return p.proven[claim] || !p.standing[claim] })
 }
 
 // withhold has the caller apply all but these, and waits until it has.
