@@ -9,6 +9,11 @@ package claim
 import (
 	"net/netip"
 	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
 // Guard is a network that no claim may touch.
@@ -109,6 +114,28 @@ func OfNode(r netip.Prefix, edge bool, subnets []netip.Prefix) string {
 		return Counts(r, subnets)
 	}
 	return Counts(r, nil)
+}
+
+// maxAddresses is how many addresses of an edge count: it says them itself, and takes no pool's
+// away.
+const maxAddresses = 8
+
+// Addresses are a Node's, those in its LANs too.
+func Addresses(n *corev1.Node) (all []netip.Addr) {
+	for text := range strings.SplitSeq(n.Annotations[v1alpha1.LANAddressesAnnotation], ",") {
+		if p, err := netip.ParsePrefix(strings.TrimSpace(text)); err == nil {
+			all = append(all, p.Addr().Unmap())
+		}
+	}
+	for _, a := range n.Status.Addresses {
+		if addr, err := netip.ParseAddr(a.Address); err == nil {
+			all = append(all, addr.Unmap())
+		}
+	}
+	if v1alpha1.IsEdge(n.Labels) {
+		all = all[:min(len(all), maxAddresses)]
+	}
+	return all
 }
 
 // Prefixes reads what of texts are networks.

@@ -186,9 +186,8 @@ type App struct {
 	// site is nil where nothing depends on it, and contact where modules.site is switched off.
 	site    *site.Holder
 	contact *contact.Agent
-	// protect is what no claim of others may touch.
-	protect *protect.Networks
-	moved   chan struct{} // a device of the site may be elsewhere now
+	protect *protect.Networks // what no claim of others may touch
+	moved   chan struct{}     // a device of the site may be elsewhere now
 	apps    *edgeapp.Agent
 	// consoles is nil where modules.console is switched off.
 	consoles *console.Consoles

@@ -90,12 +90,11 @@ func lookUp(ctx context.Context, names []string) (all []netip.Addr) {
 
 // askCloud asks whether a new connection reaches any of cloudcore's servers; nil without a hub.
 func (a *App) askCloud() func(ctx context.Context) error {
-	servers := a.servers()
-	if !a.config.Modules.EdgeHub.Enable || len(servers) == 0 {
+	if !a.config.Modules.EdgeHub.Enable {
 		return nil
 	}
 	return func(ctx context.Context) (err error) {
-		for _, server := range servers {
+		for _, server := range a.servers() {
 			if err = dialOnce(ctx, a.dialer, net.JoinHostPort(server, fmt.Sprint(a.config.Modules.EdgeHub.WebSocket.Port))); err == nil {
 				return nil
 			}

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -14,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	ranges "github.com/skerry-io/skerry/common/claim"
 )
 
 // Plan computes what to write. What is allocated is looked at in full before anything new
@@ -52,31 +52,10 @@ func (c *Core) Plan(s State, now time.Time) Plan {
 func (p *planner) readNodes() {
 	for _, n := range p.state.Nodes {
 		p.nodes[n.Name] = true
-		for i, a := range addressesOf(n) {
-			if v1alpha1.IsEdge(n.Labels) && i >= maxNodeAddresses {
-				break // an edge says them itself: it takes no pool's addresses away
-			}
+		for _, a := range ranges.Addresses(n) {
 			p.nodeIPs[a] = n.Name
 		}
 	}
-}
-
-// maxNodeAddresses is how many addresses of an edge count.
-const maxNodeAddresses = 8
-
-// addressesOf are a node's addresses, those in its LANs too.
-func addressesOf(n *corev1.Node) (all []netip.Addr) {
-	for _, a := range n.Status.Addresses {
-		if addr, err := netip.ParseAddr(a.Address); err == nil {
-			all = append(all, addr.Unmap())
-		}
-	}
-	for text := range strings.SplitSeq(n.Annotations[v1alpha1.LANAddressesAnnotation], ",") {
-		if p, err := netip.ParsePrefix(strings.TrimSpace(text)); err == nil && !slices.Contains(all, p.Addr().Unmap()) {
-			all = append(all, p.Addr().Unmap())
-		}
-	}
-	return all
 }
 
 func (p *planner) readVIPs() {

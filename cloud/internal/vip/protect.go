@@ -11,8 +11,8 @@ import (
 )
 
 // readProtected gathers what must not be given away beside the addresses of nodes: what the State
-// says (cloudcore, kube-apiserver, ranges of Services), the ranges of nodes' pods that count, and the
-// addresses of Services, of the cluster and of other load balancers.
+// says (cloudcore, kube-apiserver, ranges of Services), the ranges of nodes' pods that count, and
+// the addresses of Services, of the cluster and of other load balancers.
 func (p *planner) readProtected() {
 	p.protected = append(p.protected, p.state.Protected...)
 	var subnets []netip.Prefix

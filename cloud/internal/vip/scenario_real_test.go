@@ -229,7 +229,7 @@ func TestHostile_03_RequestsForAddressesOfOthersAreRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.create(r.pool("guarded", map[string]any{"addresses": []any{"10.26.0.10-10.26.0.19"}, "allowRequested": true}))
+	r.create(r.pool("guarded", map[string]any{"addresses": []any{"10.26.0.10-10.26.0.19"}, "allowRequested": true, "podSubnets": []any{"10.26.8.0/21"}}))
 	closed := r.pool("closed", map[string]any{"addresses": []any{"10.27.0.10-10.27.0.19"}, "network": "closed"})
 	closed.Object["metadata"].(map[string]any)["labels"] = map[string]any{"lb": "closed"}
 	r.create(closed)

@@ -77,8 +77,8 @@ func (p *judged) Open(context.Context) (kubeproxy.Proxy, string, error) {
 func (p *judged) OnServiceAdd(s *corev1.Service)       { p.last.Store(s) }
 func (p *judged) OnServiceUpdate(_, s *corev1.Service) { p.last.Store(s) }
 
-// The proxy gets Services as they were judged, and again when the rules have changed: a gateway that
-// comes later is protected too.
+// The proxy gets Services as they were judged, and again when the rules have changed: a gateway
+// that comes later is protected too.
 func TestClaims_02_TheProxyGetsJudgedServices(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := agenttest.NewAPI()
