@@ -3,6 +3,7 @@ package services_test
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -68,14 +69,22 @@ func TestClaims_02_ExternalAddressesAreJudged(t *testing.T) {
 // judged is a proxy that keeps the last Service.
 type judged struct {
 	*proxy
-	last atomic.Pointer[corev1.Service]
+	last     atomic.Pointer[corev1.Service]
+	unjudged atomic.Bool // it had cloudcore's address, for however long
+}
+
+func (p *judged) take(s *corev1.Service) {
+	p.last.Store(s)
+	if slices.Contains(s.Spec.ExternalIPs, "198.51.100.10") {
+		p.unjudged.Store(true)
+	}
 }
 
 func (p *judged) Open(context.Context) (kubeproxy.Proxy, string, error) {
 	return p, kubeproxy.NFTables, nil
 }
-func (p *judged) OnServiceAdd(s *corev1.Service)       { p.last.Store(s) }
-func (p *judged) OnServiceUpdate(_, s *corev1.Service) { p.last.Store(s) }
+func (p *judged) OnServiceAdd(s *corev1.Service)       { p.take(s) }
+func (p *judged) OnServiceUpdate(_, s *corev1.Service) { p.take(s) }
 
 // The proxy gets Services as they were judged, and again when the rules have changed: a gateway
 // that comes later is protected too.
@@ -114,6 +123,9 @@ func TestClaims_02_TheProxyGetsJudgedServices(t *testing.T) {
 		time.Sleep(2 * time.Minute)
 		if s := p.last.Load(); s == nil || !cmp.Equal(s.Spec.ExternalIPs, []string{"192.168.100.40"}) {
 			t.Errorf("the proxy has %v", s)
+		}
+		if p.unjudged.Load() {
+			t.Error("the proxy had the address of cloudcore for a while")
 		}
 		gateway.Store(true)
 		time.Sleep(2 * time.Minute)
