@@ -41,8 +41,9 @@ const probePolicy = `
 // second, and refuses the request when that is over. So no certificate request in the cluster may
 // cause such a read, in a cluster in which no node was ever revoked.
 func TestClaims_35_RequestsOfOthersCostNoLiveRead(t *testing.T) {
-	ns, _ := scene(t)
 	plane := cluster.Shared(t)
+	plane.Apply(t, "manifests/cloudcore")
+	ns := plane.Namespace(t)
 	client := plane.Client()
 	var probe []map[string]any
 	if err := yaml.Unmarshal([]byte(probePolicy), &probe); err != nil {
@@ -78,16 +79,21 @@ func TestClaims_35_RequestsOfOthersCostNoLiveRead(t *testing.T) {
 			return err
 		}
 	})
-	const requests = 50
-	before := liveReads(t, plane)
-	for i := range requests {
-		if err := request(t.Context(), fmt.Sprintf("%s-%d", ns, i)); err != nil {
-			t.Fatal(err)
+	const requests = 20
+	// Where the object exists live reads end once kube-apiserver's own copy is there, moments after
+	// the policy is in force.
+	cluster.Eventually(t, "requests to cost no live read", func(ctx context.Context) error {
+		before := liveReads(t, plane)
+		for i := range requests {
+			if err := request(ctx, fmt.Sprintf("%s-%d", ns, i)); err != nil {
+				return err
+			}
 		}
-	}
-	if more := liveReads(t, plane) - before; more >= requests {
-		t.Errorf("%d certificate requests made kube-apiserver read %d ConfigMaps live", requests, more)
-	}
+		if more := liveReads(t, plane) - before; more >= requests {
+			return fmt.Errorf("%d certificate requests made kube-apiserver read %d ConfigMaps live", requests, more)
+		}
+		return nil
+	})
 }
 
 // liveReads is how many single ConfigMaps kube-apiserver has read, by its own metrics.
