@@ -64,7 +64,7 @@ named() { [ "$1" = kubectl-skerry ] && echo "$1" || echo "skerry-$1"; }
 packages() { # packages PROGRAM ARCH [+SUFFIX of the version]
 	local name=$1 arch=$2 config=$tmp/$1-$2.yaml version=$version${3:-} package=$package${3:-} format called
 	called=$(named "$name")
-	sed "s|@ARCH@|$arch|; s|@VERSION@|$package|; s|@PROGRAM@|$made/${name}_${version}_linux_$arch|; s|@TIME@|$time|" "build/package/$name.yaml" >"$config"
+	sed "s|@ARCH@|$arch|; s|@VERSION@|$package|; s|@PROGRAM@|$made/${name}_${version}_linux_$arch|; s|@TIME@|$time|; s|@PAUSE@|$tmp/pause_$arch.oci.tar|" "build/package/$name.yaml" >"$config"
 	for format in deb rpm; do
 		pinned nfpm package --config "$config" --packager "$format" --target "$made/${called}_${package}_$arch.$format" >/dev/null
 	done
@@ -74,6 +74,7 @@ packages() { # packages PROGRAM ARCH [+SUFFIX of the version]
 	edgecore)
 		files+=("usr/lib/systemd/system/edgecore-names.socket=build/systemd/edgecore-names.socket")
 		files+=("usr/share/doc/skerry-edgecore/examples/10-bridge.conflist=build/package/examples/10-bridge.conflist")
+		files+=("usr/share/skerry/pause.oci.tar=$tmp/pause_$arch.oci.tar") # what devices restore the image of pods' sandboxes from
 		;;
 	cloudcore) files+=("usr/lib/sysusers.d/skerry.conf=build/systemd/skerry.sysusers") ;;
 	esac
@@ -89,6 +90,8 @@ image() {
 
 go build -o "$tmp/release" ./build/release
 for arch in "${arches[@]}"; do
+	compile ./tests/images/pause "$arch" "$tmp/pause_$arch" ""
+	tool image --out "$tmp/pause_$arch.oci.tar" --name "$registry/pause:$version" --path /pause --user 65535:65535 --version "$version" "$arch=$tmp/pause_$arch" >/dev/null
 	for name in "${programs[@]}"; do
 		kind=cloud
 		[ "$name" != edgecore ] || kind=edge
@@ -99,7 +102,6 @@ for arch in "${arches[@]}"; do
 			packages edgecore "$arch" "+k8s$older"
 		fi
 	done
-	compile ./tests/images/pause "$arch" "$tmp/pause_$arch" ""
 done
 for name in "${programs[@]}"; do
 	prefix=$made/${name}_${version}_linux_

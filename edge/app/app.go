@@ -3,6 +3,9 @@
 // It owns the order in which things start, and the parts' configuration from edgecore.yaml. It
 // decides nothing else. New opens the store and reads the identity; Run starts everything and
 // ends when ctx does.
+//
+// It is above 2,500 lines because every part of the device is put together here, with what it takes
+// of edgecore.yaml.
 package app
 
 import (
@@ -11,7 +14,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -21,14 +23,12 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/yaml"
 
 	"github.com/skerry-io/skerry/beehive"
-	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/common/config"
 	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/pki"
@@ -39,10 +39,12 @@ import (
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
 	"github.com/skerry-io/skerry/edge/internal/console"
 	"github.com/skerry-io/skerry/edge/internal/contact"
+	"github.com/skerry-io/skerry/edge/internal/creationorder"
 	"github.com/skerry-io/skerry/edge/internal/drain"
 	"github.com/skerry-io/skerry/edge/internal/edged"
 	"github.com/skerry-io/skerry/edge/internal/endpoints"
 	"github.com/skerry-io/skerry/edge/internal/hub"
+	"github.com/skerry-io/skerry/edge/internal/images"
 	"github.com/skerry-io/skerry/edge/internal/join"
 	"github.com/skerry-io/skerry/edge/internal/kernel/diskkey"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netwatch"
@@ -54,7 +56,6 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/registration"
 	"github.com/skerry-io/skerry/edge/internal/route"
 	"github.com/skerry-io/skerry/edge/internal/serviceview"
-	"github.com/skerry-io/skerry/edge/internal/shutdown"
 	"github.com/skerry-io/skerry/edge/internal/site"
 	"github.com/skerry-io/skerry/edge/internal/statsleader"
 	"github.com/skerry-io/skerry/edge/internal/store"
@@ -193,6 +194,8 @@ type App struct {
 	consoles *console.Consoles
 	stats    *statsleader.Leader
 	logs     *applogs.Agent
+	order    *creationorder.Module
+	images   *images.Server
 }
 
 // switched are the modules that the NodePool may switch on (edgeconfig.Auto), as they are
@@ -218,19 +221,6 @@ func storeConfig(cfg *edgeconfig.Config, key *diskkey.Key) store.Config {
 		c.Key = key.Bytes()
 	}
 	return c
-}
-
-func (a *App) newEdged() (*edged.Module, error) {
-	c := a.config.Modules.Edged
-	labels := map[string]string{v1alpha1.EdgeOwnLabel: ""} // the role label that kubectl shows follows: a node may not give itself that
-	maps.Copy(labels, c.Labels)
-	dns, domain := a.clusterDNS()
-	return edged.New(edged.Config{
-		ClusterDNS: dns, ClusterDomain: domain,
-		NodeName: a.node, Labels: labels, RootDir: c.RootDir, NodeIP: c.NodeIP, Kubelet: c.Kubelet, ClientCAFile: a.identity.ClientCAFile(),
-		CertDir: kubeletKeys(a.config), Verbosity: a.config.Log.Verbosity, Host: api.Host, Transport: a.api.RoundTripper(api.Identity{Kubelet: true}),
-		Hold: shutdown.Hold, Share: func(s *corev1.Service) *corev1.Service { return a.services.Shared(s) },
-	})
 }
 
 // KubeletTransport answers requests to host as those of this device's kubelet, for programs that

@@ -18,8 +18,8 @@ import (
 // contentDir, in the data directory, has the disk images of applications.
 const contentDir = "content"
 
-// newApps makes the agent of applications. runtime is the endpoint of the container runtime,
-// once that is known.
+// newApps makes the agent of applications. runtime is the endpoint of the container
+// runtime's images, once that is known.
 func newApps(c edgeconfig.Apps, node, dataDir string, client *rest.Config, m *meta.Manager, s *store.Store, runtime func() string) *edgeapp.Agent {
 	images := func(ctx context.Context) (content.Images, error) {
 		at := runtime()

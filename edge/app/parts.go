@@ -3,6 +3,8 @@ package app
 import (
 	"time"
 
+	"k8s.io/klog/v2"
+
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/watchdog"
@@ -41,10 +43,15 @@ func (a *App) newMeta() {
 		NodeName: a.node, Store: a.store, ReportEvents: c.Edged.ReportEvent, Corrector: a.newCorrection(),
 		Limits: meta.Limits{OutboxEvents: limit.Entries, OutboxBytes: int(limit.Bytes.Value())},
 	})
-	a.registration = registration.New(a.meta, a.node, a.repeatReports)
+	a.registration = registration.New(a.meta, a.node, agent.NewMemory(a.store, string(registration.Name)), a.repeatReports)
+	if a.store != nil { // else the wiring is only shown
+		if err := a.registration.Load(); err != nil {
+			klog.Background().Error(err, "Failed to read what was known of the Node")
+		}
+	}
 	a.api = api.New(api.Config{
 		NodeName: a.node, Backend: a.meta, State: a.store.Module(string(api.Name)), DataDir: keysDir(a.config), Socket: c.EdgeAPI.Socket, Listen: c.EdgeAPI.Listen, Pods: podsListen(c.EdgeAPI),
-		Local: a.local(), Registering: a.registration.Seen,
+		Local: a.local(), Register: a.registration.Register,
 	})
 }
 
@@ -56,6 +63,7 @@ func (a *App) storeParts() ([]beehive.Entry, error) {
 		{Module: storewatch.New(a.store, a.meta.Linked), Restart: beehive.Never()},
 		restarted(nodecondition.NewDiskModule(a.disk, a.node, client)),
 		restarted(lostconditions.New(a.meta, a.node, func() bool { return a.meta.KubeletAlive() && !a.edged.Stopped() })),
+		restarted(nodecondition.NewLostSettingsModule(a.registration.Problem, a.node, client, a.recorder("registration"))),
 		restarted(nodecondition.NewSkewModule(a.meta.Linked, a.meta.Request, a.node, client)),
 	}, nil
 }
@@ -108,7 +116,7 @@ func (a *App) drainParts() ([]beehive.Entry, error) {
 }
 
 func (a *App) appParts() ([]beehive.Entry, error) {
-	a.apps = newApps(a.config.Modules.Apps, a.node, a.config.DataDir, a.api.ClientConfig(api.Identity{}), a.meta, a.store, func() string { return a.edged.Runtime() })
+	a.apps = newApps(a.config.Modules.Apps, a.node, a.config.DataDir, a.api.ClientConfig(api.Identity{}), a.meta, a.store, func() string { return a.edged.Images() })
 	a.agent(a.apps.Module)
 	return []beehive.Entry{restarted(a.apps, linkstate.Agents)}, nil
 }
@@ -168,15 +176,4 @@ func (a *App) statusServerParts() ([]beehive.Entry, error) {
 		return nil, err
 	}
 	return []beehive.Entry{restarted(server)}, nil
-}
-
-func (a *App) edgedParts() ([]beehive.Entry, error) {
-	var err error
-	if a.edged, err = a.newEdged(); err != nil {
-		return nil, err
-	}
-	// The kubelet's globals allow one run in a process: a failure ends edgecore, and systemd starts
-	// it again. Containers go on. The next module doesn't wait for it: on its first boot it may
-	// have to wait for the cloud.
-	return []beehive.Entry{{Module: a.edged, Restart: beehive.Never(), StartTimeout: time.Millisecond, StopTimeout: 20 * time.Second}}, nil
 }

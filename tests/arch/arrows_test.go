@@ -33,7 +33,7 @@ var cyclic = map[string]int{
 
 	"common/tunnel": 2,
 
-	"edge/app": 2,
+	"edge/app": 1,
 
 	"edge/cmd/edgecore": 2,
 

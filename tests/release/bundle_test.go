@@ -47,7 +47,7 @@ sh "$script" --sha256 "$sum" "$bundle"
 echo "images: $(ctr -n k8s.io images ls -q | tr '\n' ' ')"
 echo "state: $(dpkg-query -f '${db:Status-Status}' -W skerry-edgecore)"
 echo "program: $(edgecore version)"
-ls /usr/share/doc/skerry-edgecore/examples/10-bridge.conflist
+ls /usr/share/doc/skerry-edgecore/examples/10-bridge.conflist /usr/share/skerry/pause.oci.tar
 `
 
 // TestBundleOffline: without any network install.sh installs edgecore from the bundle by dpkg, and
@@ -64,7 +64,7 @@ func TestBundleOffline(t *testing.T) {
 	}
 	out := command(t, dir, nil, "unshare", "--mount", "--net", "sh", "-c", offline, "sh", t.TempDir(),
 		filepath.Join(dir, "airgap-"+runtime.GOARCH+".tar"), filepath.Join(dir, "install.sh"), string(raw[:64]))
-	for _, want := range []string{"registry.invalid/pause:3 ", registry + "/pause:" + version + " ", "state: installed", "program: edgecore " + version, "10-bridge.conflist"} {
+	for _, want := range []string{"registry.invalid/pause:3 ", registry + "/pause:" + version + " ", "state: installed", "program: edgecore " + version, "10-bridge.conflist", "/usr/share/skerry/pause.oci.tar"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in:\n%s", want, out)
 		}

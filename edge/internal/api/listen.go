@@ -50,7 +50,7 @@ func (s *Server) Serve(ctx context.Context, ready func()) error {
 		listeners = append(listeners, l)
 	}
 	if s.config.Socket != "" {
-		l, err := listenUnix(s.config.Socket)
+		l, err := ListenUnix(s.config.Socket)
 		if err != nil {
 			return err
 		}
@@ -178,10 +178,10 @@ func (s *Server) socketHandler() http.Handler {
 	})
 }
 
-// listenUnix opens the socket for root alone. It is bound in a directory that only root can enter,
+// ListenUnix opens the socket for root alone. It is bound in a directory that only root can enter,
 // and gets its own name when it has its mode: under that name it was never open to others. (A umask
 // would do as well, but is the whole process's.)
-func listenUnix(path string) (net.Listener, error) {
+func ListenUnix(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("making the directory of the API's socket: %w", err)
 	}

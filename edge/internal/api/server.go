@@ -15,6 +15,7 @@
 package api
 
 import (
+	"context"
 	"net/http"
 
 	"golang.org/x/time/rate"
@@ -42,9 +43,8 @@ type Config struct {
 	// certificates together with the cluster's, in the ConfigMaps kube-root-ca.crt that pods verify
 	// their API server by.
 	Pods string
-	// Registering is called with each create of a Node by the kubelet, before anything becomes of
-	// it. May be nil.
-	Registering func(meta.Write)
+	// Register writes each create of a Node by the kubelet, in place of the Backend. May be nil.
+	Register func(context.Context, meta.Write) (meta.Result, error)
 	// Local answers paths below LocalPrefix for root of the device: what edgecore's own commands
 	// ask the running process. May be nil.
 	Local http.Handler

@@ -66,10 +66,11 @@ func (s *Server) write(w http.ResponseWriter, r *http.Request, info *request.Req
 		}
 		write.PatchType = types.PatchType(mediaType)
 	}
-	if s.config.Registering != nil && isRegistration(write) {
-		s.config.Registering(write)
+	into := s.backend.Write
+	if s.config.Register != nil && isRegistration(write) {
+		into = s.config.Register
 	}
-	result, err := s.backend.Write(ctx, write)
+	result, err := into(ctx, write)
 	if err != nil {
 		writeError(w, r, s.registered(r, write, err))
 		return

@@ -168,6 +168,14 @@ type Edged struct {
 	// Kubelet is a KubeletConfiguration (kubelet.config.k8s.io/v1beta1); what it leaves out has the
 	// kubelet's own defaults.
 	Kubelet json.RawMessage `json:"kubelet"`
+	// SandboxImageArchive is a file with the image of pods' sandboxes, an OCI layout in a tar, from
+	// which the container runtime gets that image where it has none; "" for none.
+	SandboxImageArchive string `json:"sandboxImageArchive"`
+	// ImageCredentialProviderConfig and ImageCredentialProviderBinDir are the kubelet's flags
+	// --image-credential-provider-config and --image-credential-provider-bin-dir, which no
+	// KubeletConfiguration has; "" for none.
+	ImageCredentialProviderConfig string `json:"imageCredentialProviderConfig"`
+	ImageCredentialProviderBinDir string `json:"imageCredentialProviderBinDir"`
 }
 
 // Route keeps static routes.
@@ -252,7 +260,7 @@ func Default() *Config {
 			},
 			MetaManager: MetaManager{Enable: true, EventLimit: EventLimit{Entries: 10000, Bytes: resource.MustParse("16Mi")}, Encryption: Encryption{KeysDir: "/run/skerry/keys"}},
 			EdgeAPI:     EdgeAPI{Enable: true, Socket: "/run/skerry/edge.sock", Listen: "127.0.0.1:10550", Pods: true, PodsListen: "169.254.20.20:10550"},
-			Edged:       Edged{Enable: true, Labels: map[string]string{}, RootDir: "/var/lib/kubelet", Kubelet: json.RawMessage("{}")},
+			Edged:       Edged{Enable: true, Labels: map[string]string{}, RootDir: "/var/lib/kubelet", Kubelet: json.RawMessage("{}"), SandboxImageArchive: "/usr/share/skerry/pause.oci.tar"},
 			Route:       Route{Enable: true, Protocol: 158, ProtectedSubnets: []string{}},
 			VIP: VIP{Enable: true, DataPlane: "auto", Keepalived: Keepalived{
 				Program: "keepalived", Sections: "/etc/skerry/keepalived.conf", RunDir: "/run/skerry/keepalived",
@@ -380,8 +388,8 @@ func (m *MetaManager) validate(at *field.Path) field.ErrorList {
 func (a *EdgeAPI) validate(at *field.Path) field.ErrorList {
 	errs := absolute(at.Child("socket"), a.Socket, false)
 	// sun_path of unix(7) is 108 bytes with its end mark.
-	if len(a.Socket) > 107 {
-		errs = append(errs, field.TooLong(at.Child("socket"), a.Socket, 107))
+	if len(a.Socket) > 100 { // sun_path of unix(7) has 107, and the socket of images stands beside it
+		errs = append(errs, field.TooLong(at.Child("socket"), a.Socket, 100))
 	}
 	if p, err := netip.ParseAddrPort(a.PodsListen); a.Pods && (err != nil || !p.Addr().Is4() || !p.Addr().IsLinkLocalUnicast()) {
 		errs = append(errs, field.Invalid(at.Child("podsListen"), a.PodsListen, "must be a link-local IPv4 address and a port, such as 169.254.20.20:10550"))
@@ -409,6 +417,9 @@ func (e *Edged) validate(at *field.Path) field.ErrorList {
 			errs = append(errs, field.Invalid(at.Child("nodeIP"), e.NodeIP, "must be an IP address"))
 		}
 	}
+	errs = append(errs, absolute(at.Child("sandboxImageArchive"), e.SandboxImageArchive, false)...)
+	errs = append(errs, absolute(at.Child("imageCredentialProviderConfig"), e.ImageCredentialProviderConfig, e.ImageCredentialProviderBinDir != "")...)
+	errs = append(errs, absolute(at.Child("imageCredentialProviderBinDir"), e.ImageCredentialProviderBinDir, e.ImageCredentialProviderConfig != "")...)
 	return append(errs, absolute(at.Child("rootDir"), e.RootDir, e.Enable)...)
 }
 

@@ -45,6 +45,12 @@ func (m *Module) await(ctx context.Context) error {
 		func(context.Context) error { return m.portsFree() },
 		func(ctx context.Context) error { return m.synced(ctx, client.kube) },
 	}
+	if m.config.ImageService != "" {
+		needs = append(needs, m.imagesReachable)
+	}
+	for _, n := range m.config.Needs {
+		needs = append(needs, n)
+	}
 	return m.awaitAll(ctx, needs)
 }
 
@@ -142,6 +148,14 @@ func runtimeReachable(ctx context.Context, endpoint string) error {
 		return fmt.Errorf("containerd is not running at %s; start it, or set modules.edged.kubelet.containerRuntimeEndpoint: %w", endpoint, err)
 	}
 	return conn.Close()
+}
+
+// imagesReachable checks that edgecore's own image service accepts: without one the kubelet ends.
+func (m *Module) imagesReachable(ctx context.Context) error {
+	if err := runtimeReachable(ctx, m.config.ImageService); err != nil {
+		return fmt.Errorf("edgecore does not serve images yet: %w", errors.Unwrap(err))
+	}
+	return nil
 }
 
 // portsFree finds out that the kubelet could listen. Its own server ends the process where

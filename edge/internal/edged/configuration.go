@@ -114,6 +114,8 @@ func newServer(config Config) (*options.KubeletServer, error) {
 	flags.HostnameOverride = config.NodeName
 	flags.NodeIP = config.NodeIP
 	flags.NodeLabels = maps.Clone(config.Labels)
+	flags.ImageCredentialProviderConfigPath = config.ImageCredentialProviderConfig
+	flags.ImageCredentialProviderBinDir = config.ImageCredentialProviderBinDir
 	if config.RootDir != "" {
 		flags.RootDirectory = filepath.Clean(config.RootDir)
 		flags.CertDirectory = filepath.Join(flags.RootDirectory, "pki")

@@ -67,6 +67,16 @@ type Config struct {
 	// Hold says why no kubelet may start now, nil where one may; nil: always. It is asked until
 	// one may.
 	Hold func(context.Context) error
+	// ImageService is the endpoint at which the kubelet finds the images of the container runtime
+	// (edge/internal/images); "": the kubelet asks the runtime itself.
+	ImageService string
+	// Needs are what else must be so before the kubelet starts. Each is asked again until its error
+	// is nil; its error says what to do.
+	Needs []func(ctx context.Context) error
+	// ImageCredentialProviderConfig and ImageCredentialProviderBinDir are the kubelet's flags
+	// --image-credential-provider-config and --image-credential-provider-bin-dir.
+	ImageCredentialProviderConfig string
+	ImageCredentialProviderBinDir string
 }
 
 // Module is the kubelet as a module.
@@ -76,6 +86,7 @@ type Module struct {
 	local   *localClient
 	gate    *gate
 	periods []Period
+	images  string // the container runtime's own image service
 
 	mu      sync.Mutex
 	ran     bool
@@ -94,6 +105,13 @@ func New(config Config) (*Module, error) {
 	}
 	m := &Module{config: config, server: server, local: local, gate: newGate(config.Transport), periods: takePeriods(&server.KubeletConfiguration)}
 	m.config.Transport = m.gate
+	m.images = server.ImageServiceEndpoint
+	if m.images == "" {
+		m.images = server.ContainerRuntimeEndpoint
+	}
+	if config.ImageService != "" {
+		server.ImageServiceEndpoint = config.ImageService
+	}
 	return m, nil
 }
 
@@ -247,6 +265,14 @@ func (m *Module) Runtime() string {
 		return ""
 	}
 	return m.server.ContainerRuntimeEndpoint
+}
+
+// Images is the endpoint of the container runtime's images; "" where there is no kubelet.
+func (m *Module) Images() string {
+	if m == nil {
+		return ""
+	}
+	return m.images
 }
 
 // Server is where the kubelet's own server is reached from this device; "" where it has none.

@@ -18,20 +18,20 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// set sets a condition of the Node, where its status differs from what is there. One that is not
-// there counts as false.
+// set sets a condition of the Node, where its status, or the message of what is wrong, differs from
+// what is there. One that is not there counts as false.
 func set(ctx context.Context, client kubernetes.Interface, name string, want corev1.NodeCondition) error {
 	node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
-	have := corev1.ConditionFalse
+	have := corev1.NodeCondition{Status: corev1.ConditionFalse}
 	for _, c := range node.Status.Conditions {
 		if c.Type == want.Type {
-			have = c.Status
+			have = c
 		}
 	}
-	if have == want.Status {
+	if have.Status == want.Status && (want.Status == corev1.ConditionFalse || have.Message == want.Message) {
 		return nil
 	}
 	klog.FromContext(ctx).Info("A condition of the node has changed", "type", want.Type, "status", want.Status, "message", want.Message)

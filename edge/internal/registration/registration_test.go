@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"net/http"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -26,6 +29,7 @@ type device struct {
 	linked  bool
 	held    bool
 	written []string
+	refuses string // what a write must not have; "": nothing
 }
 
 func (d *device) Watch(context.Context, object.Selection, meta.WatchOptions) (meta.Watch, error) {
@@ -45,6 +49,9 @@ func (d *device) Write(_ context.Context, w meta.Write) (meta.Result, error) {
 	if !d.linked {
 		return meta.Result{}, apierrors.NewServiceUnavailable("no link")
 	}
+	if d.refuses != "" && strings.Contains(string(w.Body), d.refuses) {
+		return meta.Result{Code: http.StatusForbidden}, nil
+	}
 	d.written = append(d.written, string(w.Body))
 	return meta.Result{Code: 201}, nil
 }
@@ -62,11 +69,20 @@ func (d *device) count() int {
 	return len(d.written)
 }
 
+// memory is what a device remembers.
+type memory map[string][]byte
+
+func (m memory) Load() (map[string][]byte, error) { return m, nil }
+func (m memory) Save(_ context.Context, changes map[string][]byte) error {
+	maps.Copy(m, changes)
+	return nil
+}
+
 func TestKeeper(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &device{events: make(chan meta.Event)}
 		replaced, uid := 0, 1
-		k := registration.New(d, "edge1", func() { replaced++ })
+		k := registration.New(d, "edge1", memory{}, func() { replaced++ })
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- k.Keep(ctx) }()
@@ -89,7 +105,11 @@ func TestKeeper(t *testing.T) {
 		if d.count() != 0 {
 			t.Error("registered what the kubelet never said")
 		}
-		k.Seen(meta.Write{Verb: "create", Body: []byte("as the kubelet said it")})
+		d.set(func() { d.linked = false }) // it is there: the kubelet hears so
+		if _, err := k.Register(ctx, meta.Write{Verb: "create", Body: []byte("as the kubelet said it")}); err == nil {
+			t.Error("it was written without a link")
+		}
+		d.set(func() { d.linked = true })
 		see(watch.Added)
 		see(watch.Modified)
 		time.Sleep(time.Hour)

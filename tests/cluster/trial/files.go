@@ -162,7 +162,7 @@ func (t *Trial) edgecoreFile(n Node) ([]byte, error) {
 		"kind":       "EdgeCore",
 		"modules": doc{
 			"edgeHub": doc{"servers": []string{t.server()}, "transport": t.state.Options.Link},
-			"edged":   doc{"kubelet": t.kubelet(n)},
+			"edged":   doc{"kubelet": t.kubelet(n), "sandboxImageArchive": t.initPath() + ".tar"},
 		},
 	}
 	if !t.state.Options.InCluster { // there devices are as they are by default

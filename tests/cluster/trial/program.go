@@ -209,7 +209,11 @@ func (t *Trial) start(ctx context.Context, name string, p program) error {
 			return fmt.Errorf("removing an old ready file: %w", err)
 		}
 	}
-	child, err := m.Host.Start(process.Spec{Path: p.path, Args: p.args, Dir: "/", Log: t.LogPath(name, p.name)})
+	command := append([]string{p.path}, p.args...)
+	if other := m.Replaced[p.name]; len(other) > 0 {
+		command = append(slices.Clone(other), p.args...)
+	}
+	child, err := m.Host.Start(process.Spec{Path: command[0], Args: command[1:], Dir: "/", Log: t.LogPath(name, p.name)})
 	if err != nil {
 		return fmt.Errorf("starting %s on %s: %w", p.name, name, err)
 	}
@@ -289,6 +293,20 @@ func (t *Trial) run(name, path string, args ...string) ([]byte, error) {
 		return nil, fmt.Errorf("%s %s on %s: %w: %s", filepath.Base(path), args[0], name, err, strings.TrimSpace(errs.String()))
 	}
 	return out.Bytes(), nil
+}
+
+// Replace has a host's program started by another command from its next start on, over reboots too;
+// the program's arguments come after the command's. No command: by its own again.
+func (t *Trial) Replace(ctx context.Context, host, name string, command []string) error {
+	return t.withProgram(ctx, host, name, func(p program) error {
+		return t.change(func(s *State) {
+			m := s.Hosts[host]
+			if m.Replaced == nil {
+				m.Replaced = map[string][]string{}
+			}
+			m.Replaced[p.name] = command
+		})
+	})
 }
 
 // Kill ends a program as a crash would.

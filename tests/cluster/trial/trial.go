@@ -212,6 +212,8 @@ type Machine struct {
 	IPv6   bool      `json:"ipv6,omitempty"` // LinkIPv6 was called
 	// Set are changes to this edge's edgecore.yaml beyond the trial's.
 	Set []string `json:"set,omitempty"`
+	// Replaced are commands that stand for the programs of this host, by name.
+	Replaced map[string][]string `json:"replaced,omitempty"`
 }
 
 // Trial is the trial of one repository.

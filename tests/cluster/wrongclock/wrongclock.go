@@ -19,6 +19,7 @@ import (
 	"os/signal"
 	"runtime"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 	"unsafe"
@@ -151,9 +152,48 @@ func put(fd uintptr, n *notification, at time.Time) error {
 // childMark is the first argument of the process that becomes the program.
 const childMark = "--become"
 
+// reread is how often a file is read that says how far the clock is ahead.
+const reread = 300 * time.Millisecond
+
+// ahead is how far the clock is ahead: a number of seconds, or @FILE with one, for a clock that is
+// set while the program runs.
+func ahead(text string) (func() time.Duration, error) {
+	parse := func(text string) (time.Duration, error) {
+		n, err := strconv.ParseInt(text, 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("the seconds: %w", err)
+		}
+		return time.Duration(n) * time.Second, nil
+	}
+	file, ok := strings.CutPrefix(text, "@")
+	if !ok {
+		fixed, err := parse(text)
+		return func() time.Duration { return fixed }, err
+	}
+	read := func() (time.Duration, error) {
+		raw, err := os.ReadFile(file)
+		if err != nil {
+			return 0, fmt.Errorf("reading how far the clock is ahead: %w", err)
+		}
+		return parse(strings.TrimSpace(string(raw)))
+	}
+	now, err := read()
+	at := time.Now()
+	return func() time.Duration { // called by Serve alone
+		if time.Since(at) > reread {
+			if d, err := read(); err == nil {
+				now = d
+			}
+			at = time.Now()
+		}
+		return now
+	}, err
+}
+
 // Main is the whole of a command that runs a program with another time of day: SECONDS PROGRAM
-// [ARG...]. The clock is that many seconds ahead; negative ones make it be behind. It ends with the
-// program's exit code, and takes the program along when it is killed.
+// [ARG...]. The clock is that many seconds ahead; negative ones make it be behind; @FILE reads them
+// from a file again and again. It ends with the program's exit code, and takes the program along
+// when it is killed.
 func Main(args []string) (int, error) {
 	if len(args) > 1 && args[0] == childMark {
 		return 1, become(args[1:])
@@ -161,9 +201,9 @@ func Main(args []string) (int, error) {
 	if len(args) < 2 {
 		return 2, errors.New("usage: wrongclock SECONDS PROGRAM [ARG...]")
 	}
-	offset, err := strconv.ParseInt(args[0], 10, 64)
+	offset, err := ahead(args[0])
 	if err != nil {
-		return 2, fmt.Errorf("the seconds: %w", err)
+		return 2, err
 	}
 	ours, theirs, err := pair()
 	if err != nil {
@@ -192,7 +232,7 @@ func Main(args []string) (int, error) {
 	served := make(chan error, 1)
 	go func() {
 		defer listener.Close()
-		served <- Serve(listener, func() time.Time { return time.Now().Add(time.Duration(offset) * time.Second) })
+		served <- Serve(listener, func() time.Time { return time.Now().Add(offset()) })
 	}()
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)

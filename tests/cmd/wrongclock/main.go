@@ -1,5 +1,5 @@
 // Command wrongclock runs a program that sees another time of day: wrongclock SECONDS
-// PROGRAM [ARG...].
+// PROGRAM [ARG...]; @FILE in place of the seconds reads them from a file again and again.
 package main
 
 import (

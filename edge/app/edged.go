@@ -1,0 +1,83 @@
+package app
+
+import (
+	"context"
+	"maps"
+	"net"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/edge/internal/api"
+	"github.com/skerry-io/skerry/edge/internal/creationorder"
+	"github.com/skerry-io/skerry/edge/internal/edged"
+	"github.com/skerry-io/skerry/edge/internal/images"
+	"github.com/skerry-io/skerry/edge/internal/shutdown"
+)
+
+func (a *App) newEdged() (*edged.Module, error) {
+	c := a.config.Modules.Edged
+	labels := map[string]string{v1alpha1.EdgeOwnLabel: ""} // the role label that kubectl shows follows: a node may not give itself that
+	maps.Copy(labels, c.Labels)
+	dns, domain := a.clusterDNS()
+	return edged.New(edged.Config{
+		ClusterDNS: dns, ClusterDomain: domain,
+		NodeName: a.node, Labels: labels, RootDir: c.RootDir, NodeIP: c.NodeIP, Kubelet: c.Kubelet, ClientCAFile: a.identity.ClientCAFile(),
+		CertDir: kubeletKeys(a.config), Verbosity: a.config.Log.Verbosity, Host: api.Host, Transport: a.api.RoundTripper(api.Identity{Kubelet: true}),
+		ImageService: a.imageService(), Needs: []func(context.Context) error{a.prepareRuntime},
+		ImageCredentialProviderConfig: c.ImageCredentialProviderConfig, ImageCredentialProviderBinDir: c.ImageCredentialProviderBinDir,
+		Hold: shutdown.Hold, Share: func(s *corev1.Service) *corev1.Service { return a.services.Shared(s) },
+	})
+}
+
+// imagesSocket is where the kubelet finds images, beside the socket of the edge API.
+func (a *App) imagesSocket() string {
+	return strings.TrimSuffix(a.config.Modules.EdgeAPI.Socket, ".sock") + "-images.sock"
+}
+
+// imageService is the endpoint at which the kubelet finds images: where the device has no socket of
+// its own, the container runtime's.
+func (a *App) imageService() string {
+	if a.config.Modules.EdgeAPI.Socket == "" {
+		return ""
+	}
+	return "unix://" + a.imagesSocket()
+}
+
+// prepareRuntime is for the kubelet to wait for. What can't be done keeps some pod from starting,
+// and the rest not: the kubelet starts all the same.
+func (a *App) prepareRuntime(ctx context.Context) error {
+	if err := a.order.Mend(ctx); err != nil {
+		klog.FromContext(ctx).Error(err, "Failed to remove containers that were created later than those after them")
+	}
+	a.images.TryRestore(ctx)
+	return nil
+}
+
+func (a *App) edgedParts() ([]beehive.Entry, error) {
+	var err error
+	if a.edged, err = a.newEdged(); err != nil {
+		return nil, err
+	}
+	if a.order, err = creationorder.New(creationorder.Config{NodeName: a.node, Runtime: a.edged.Runtime(), API: a.api.ClientConfig(api.Identity{})}); err != nil {
+		return nil, err
+	}
+	if a.images, err = images.New(images.Config{
+		Listen: func() (net.Listener, error) { return api.ListenUnix(a.imagesSocket()) }, Runtime: a.edged.Runtime(), Images: a.edged.Images(),
+		Archive: a.config.Modules.Edged.SandboxImageArchive, API: a.api.ClientConfig(api.Identity{}), NodeName: a.node, Apps: a.apps != nil,
+	}); err != nil {
+		return nil, err
+	}
+	entries := []beehive.Entry{restarted(a.order)}
+	if a.imageService() != "" {
+		entries = append(entries, restarted(a.images))
+	}
+	// The kubelet's globals allow one run in a process: a failure ends edgecore, and systemd starts
+	// it again. Containers go on. The next module doesn't wait for it: on its first boot it may
+	// have to wait for the cloud.
+	return append(entries, beehive.Entry{Module: a.edged, Restart: beehive.Never(), StartTimeout: time.Millisecond, StopTimeout: 20 * time.Second}), nil
+}

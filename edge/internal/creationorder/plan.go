@@ -1,0 +1,108 @@
+package creationorder
+
+import (
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Sandbox is a pod's sandbox as the container runtime has it.
+type Sandbox struct {
+	ID      string
+	Pod     types.UID
+	Attempt uint32 // counts a pod's sandboxes, from 0
+	Created time.Time
+	Ready   bool
+}
+
+// Container is one as the container runtime has it.
+type Container struct {
+	ID, Sandbox string
+	Pod         types.UID
+	Name        string
+	Attempt     uint32 // counts a container's starts in the life of its pod, from 0
+	Created     time.Time
+	Dead        bool
+	ExitCode    int32 // of a dead one of a pod with restartPolicy OnFailure; of others it doesn't matter
+}
+
+// Pod is what matters of a pod that the device has.
+type Pod struct {
+	Policy corev1.RestartPolicy
+	Ended  bool // Succeeded or Failed: the kubelet starts nothing of it
+	// Init are its init containers: all of them run again in a new sandbox, whatever they returned.
+	Init []string
+}
+
+// State is what a Plan is made of.
+type State struct {
+	Now        time.Time
+	Pods       map[types.UID]Pod
+	Sandboxes  []Sandbox
+	Containers []Container
+}
+
+// Removal is what the kubelet must not find. Containers of the sandboxes go with them.
+type Removal struct {
+	Sandboxes  []string
+	Containers []string
+}
+
+// Plan is what is dead and hides what comes, or came, after it: the kubelet takes the one with the
+// latest CreatedAt for a pod's last.
+//
+// A dead one hides what follows when it was created at a time that is still to come, and has hidden
+// it when one with a higher attempt is not younger. What the kubelet still needs of the dead stays:
+// that a container of a pod with restartPolicy OnFailure has succeeded, and everything of pods with
+// Never, of pods that have ended, and of pods that the device doesn't know.
+func Plan(s State) (r Removal) {
+	gone := map[string]bool{}
+	for _, b := range s.Sandboxes {
+		hides := b.Created.After(s.Now) || slices.ContainsFunc(s.Sandboxes, func(o Sandbox) bool {
+			return o.Pod == b.Pod && o.Attempt > b.Attempt && !o.Created.After(b.Created)
+		})
+		alive := slices.ContainsFunc(s.Containers, func(c Container) bool { return c.Sandbox == b.ID && (!c.Dead || s.needed(c)) })
+		if !b.Ready && hides && !alive && s.restarts(b.Pod) {
+			r.Sandboxes = append(r.Sandboxes, b.ID)
+			gone[b.ID] = true
+		}
+	}
+	for _, c := range s.Containers {
+		hides := c.Created.After(s.Now) || slices.ContainsFunc(s.Containers, func(o Container) bool {
+			return o.Pod == c.Pod && o.Name == c.Name && o.Attempt > c.Attempt && !o.Created.After(c.Created)
+		})
+		if c.Dead && hides && !gone[c.Sandbox] && s.restarts(c.Pod) && !s.needed(c) {
+			r.Containers = append(r.Containers, c.ID)
+		}
+	}
+	return r
+}
+
+// restarts reports whether the kubelet starts containers of a pod again.
+func (s State) restarts(uid types.UID) bool {
+	p, known := s.Pods[uid]
+	return known && !p.Ended && p.Policy != corev1.RestartPolicyNever
+}
+
+// needed reports whether the kubelet would run a container again, that must not, if it were gone.
+func (s State) needed(c Container) bool {
+	p := s.Pods[c.Pod]
+	return c.Dead && c.ExitCode == 0 && p.Policy == corev1.RestartPolicyOnFailure && !slices.Contains(p.Init, c.Name)
+}
+
+// newest is the latest time at which anything was created; zero of nothing.
+func (s State) newest() (at time.Time) {
+	for _, b := range s.Sandboxes {
+		if b.Created.After(at) {
+			at = b.Created
+		}
+	}
+	for _, c := range s.Containers {
+		if c.Created.After(at) {
+			at = c.Created
+		}
+	}
+	return at
+}

@@ -1,0 +1,89 @@
+package images
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+)
+
+// Wanted are the images of the pods of a device and of its applications. A pod that has ended for
+// good needs none, by Kubernetes' own rules; one that is to run always may be started again here.
+func Wanted(pods []corev1.Pod, apps []v1alpha1.EdgeApp) []string {
+	var all []string
+	for i := range pods {
+		p := &pods[i]
+		ended := p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
+		if ended && p.Spec.RestartPolicy != corev1.RestartPolicyAlways {
+			continue
+		}
+		for _, c := range p.Spec.InitContainers {
+			all = append(all, c.Image)
+		}
+		for _, c := range p.Spec.Containers {
+			all = append(all, c.Image)
+		}
+		for _, v := range p.Spec.Volumes {
+			if v.Image != nil {
+				all = append(all, v.Image.Reference)
+			}
+		}
+	}
+	for _, app := range apps {
+		for _, c := range app.Spec.Content {
+			if app.Spec.Active() && c.Type == v1alpha1.ContentContainerImage {
+				all = append(all, c.Source)
+			}
+		}
+	}
+	return all
+}
+
+// wantedBy returns the question for what is wanted; its error means that it is not known.
+func wantedBy(config *rest.Config, node string, withApps bool) (func(context.Context) ([]string, error), error) {
+	kube, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("making the client for the images of pods: %w", err)
+	}
+	dyn, err := dynamic.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("making the client for the images of applications: %w", err)
+	}
+	options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String(), ResourceVersion: "0"}
+	return func(ctx context.Context) ([]string, error) {
+		pods, err := kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, options)
+		if err != nil {
+			return nil, fmt.Errorf("listing the pods of this device: %w", err)
+		}
+		var apps []v1alpha1.EdgeApp
+		if withApps {
+			if apps, err = listApps(ctx, dyn.Resource(v1alpha1.Resource(v1alpha1.EdgeApps))); err != nil {
+				return nil, err
+			}
+		}
+		return Wanted(pods.Items, apps), nil
+	}, nil
+}
+
+// listApps are the applications that this device knows of.
+func listApps(ctx context.Context, client dynamic.ResourceInterface) ([]v1alpha1.EdgeApp, error) {
+	list, err := client.List(ctx, metav1.ListOptions{ResourceVersion: "0"})
+	if err != nil {
+		return nil, fmt.Errorf("listing applications: %w", err)
+	}
+	all := make([]v1alpha1.EdgeApp, len(list.Items))
+	for i, item := range list.Items {
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(item.Object, &all[i]); err != nil {
+			return nil, fmt.Errorf("reading application %s: %w", item.GetName(), err)
+		}
+	}
+	return all, nil
+}
