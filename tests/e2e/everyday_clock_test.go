@@ -67,13 +67,16 @@ func TestEveryday_12_ContainersOfAnEarlierClock(t *testing.T) {
 	ns := s.Namespace()
 	pod := s.pod(ns, "dusk", node)
 	clock := s.deviceClock(node)
+	// Where its container is to end first, it is asked for that until it has.
 	ready := func(when string, least int32) {
 		t.Helper()
 		s.waitDevice(node, ns, "dusk", func(p *corev1.Pod) error {
+			if suite.PodReady(*p) && restarts(*p) == least-1 && least > 1 {
+				s.post(p, "/crash")
+			}
 			if p.UID != pod.UID || !suite.PodReady(*p) || restarts(*p) < least {
 				return fmt.Errorf("%s: uid %s, phase %s, restarts %d: %+v", when, p.UID, p.Status.Phase, restarts(*p), p.Status.ContainerStatuses)
 			}
-			pod = p
 			return nil
 		})
 	}
@@ -81,14 +84,12 @@ func TestEveryday_12_ContainersOfAnEarlierClock(t *testing.T) {
 	clock.set(time.Unix(0, 0))
 	s.Reboot(node, true)
 	ready("in 1970", 1)
-	s.post(pod, "/crash")
 	ready("in 1970, its container has ended", 2)
 	clock.set(time.Now())
 	s.Kill(node, "edgecore")
 	s.Start(node, "edgecore")
 	ready("the clock is right", 2)
 	clock.set(time.Now().AddDate(0, -1, 0))
-	s.post(pod, "/crash")
 	ready("a month back, its container has ended", 3)
 	clock.set(time.Now())
 	s.Heal(node)

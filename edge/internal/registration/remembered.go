@@ -121,8 +121,8 @@ func (r Remembered) Amend(n *corev1.Node, withLabels bool) {
 }
 
 // ownToSet reports whether a node may give itself a label: as NodeRestriction judges
-// (plugin/pkg/admission/noderestriction), and the policy skerry-node-labels. That a NodePool chooses
-// its nodes by another label is known in the cloud alone.
+// (plugin/pkg/admission/noderestriction), and the policy skerry-node-labels. That a NodePool
+// chooses its nodes by another label is known in the cloud alone.
 func ownToSet(key string) bool {
 	switch key {
 	case v1alpha1.NodePoolLabel, v1alpha1.OpenYurtNodePoolLabel, v1alpha1.AutonomyLabel:
