@@ -59,7 +59,7 @@ type ControlPlane struct {
 	args  []string
 	port  string
 	child *process.Started // nil where another process has started it
-	lent  bool             // from the pool: it may neither be stopped nor started
+	lock  *os.File         // of one from the pool, which may neither be stopped nor started
 	admin *rest.Config
 }
 
@@ -119,7 +119,7 @@ func showLog(t testing.TB, c *ControlPlane) {
 // Start starts the control plane again after Stop or Kill, with everything it had, on the
 // same port.
 func (c *ControlPlane) Start(ctx context.Context) error {
-	if c.lent {
+	if c.lock != nil {
 		return errLent
 	}
 	return c.start(ctx)
@@ -128,7 +128,7 @@ func (c *ControlPlane) Start(ctx context.Context) error {
 func (c *ControlPlane) start(ctx context.Context) error {
 	args := append([]string{"--dir=" + c.Dir, "--bind=127.0.0.1", "--advertise=127.0.0.1", "--port=" + c.port}, c.args...)
 	tally.Add(tally.ControlPlane)
-	child, err := process.Start(process.Spec{Path: c.path, Args: args, Log: c.log(), Bound: !c.lent})
+	child, err := process.Start(process.Spec{Path: c.path, Args: args, Log: c.log(), Bound: c.lock == nil})
 	if err != nil {
 		return err
 	}
@@ -197,7 +197,7 @@ func (c *ControlPlane) adopt(server, kubeconfig string) error {
 
 // Stop ends the control plane in an orderly way; clients see their connections closed.
 func (c *ControlPlane) Stop(ctx context.Context) error {
-	if c.lent {
+	if c.lock != nil {
 		return errLent
 	}
 	return c.child.Stop(ctx, stopPatience)
@@ -205,7 +205,7 @@ func (c *ControlPlane) Stop(ctx context.Context) error {
 
 // Kill ends the control plane as a crash would. What was written is there again after Start.
 func (c *ControlPlane) Kill(ctx context.Context) error {
-	if c.lent {
+	if c.lock != nil {
 		return errLent
 	}
 	return c.child.Kill(ctx)

@@ -47,7 +47,7 @@ func Shared(t testing.TB) *ControlPlane {
 	defer shared.Unlock()
 	if shared.plane == nil && shared.err == nil {
 		// Not the context of the test: the control plane is for those after it too.
-		shared.plane, _, shared.err = borrow(context.WithoutCancel(t.Context()))
+		shared.plane, shared.err = borrow(context.WithoutCancel(t.Context()))
 		shared.watched = map[string]bool{}
 	}
 	if shared.err != nil {
@@ -69,13 +69,13 @@ func Shared(t testing.TB) *ControlPlane {
 func Run(t testing.TB) *ControlPlane {
 	t.Helper()
 	skipShort(t)
-	c, giveBack, err := borrow(t.Context())
+	c, err := borrow(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		showLog(t, c)
-		giveBack()
+		c.lock.Close()
 	})
 	return c
 }
@@ -98,34 +98,35 @@ func owner() (process.Identity, error) {
 }
 
 // borrow gives a control plane that nobody else has, as new: the first of the pool that is free,
-// put back to what it was, or a further one. It is the caller's until giveBack, or until
-// this process ends: the kernel then drops the lock.
-func borrow(ctx context.Context) (c *ControlPlane, giveBack func(), err error) {
+// put back to what it was, or a further one. It is the caller's until its lock is closed, or until
+// this process ends: the kernel then drops it. The lock is a part of the control plane, as a file
+// that nothing refers to is closed by the garbage collector.
+func borrow(ctx context.Context) (*ControlPlane, error) {
 	owner, err := owner()
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	for n := range most {
 		// A pid may come again, a pid with its start time doesn't (process.Identity).
 		dir := filepath.Join(os.TempDir(), fmt.Sprintf("skerry-plane-%d-%d-%d-%d", os.Getuid(), owner.PID, owner.Start, n))
 		lock, err := tryLock(dir)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		if lock == nil {
 			continue
 		}
-		c, err := reuse(ctx, dir)
+		c, err := reuse(ctx, dir, lock)
 		if errors.Is(err, os.ErrNotExist) {
-			c, err = startLent(ctx, dir, owner)
+			c, err = startLent(ctx, dir, owner, lock)
 		}
 		if err != nil {
 			lock.Close()
-			return nil, nil, err
+			return nil, err
 		}
-		return c, func() { lock.Close() }, nil
+		return c, nil
 	}
-	return nil, nil, fmt.Errorf("all %d control planes of process %d are lent", most, owner.PID)
+	return nil, fmt.Errorf("all %d control planes of process %d are lent", most, owner.PID)
 }
 
 const lockName = "borrowed"
@@ -160,8 +161,8 @@ func tryLock(dir string) (*os.File, error) {
 
 // reuse puts the control plane of a directory back to what it was; os.ErrNotExist when none runs
 // there.
-func reuse(ctx context.Context, dir string) (*ControlPlane, error) {
-	c := &ControlPlane{Dir: dir, lent: true}
+func reuse(ctx context.Context, dir string, lock *os.File) (*ControlPlane, error) {
+	c := &ControlPlane{Dir: dir, lock: lock}
 	ready, err := c.ready()
 	if err != nil {
 		return nil, err
@@ -190,7 +191,7 @@ func reuse(ctx context.Context, dir string) (*ControlPlane, error) {
 
 // startLent starts a control plane in a directory of the pool. It outlives this process and ends
 // with its owner.
-func startLent(ctx context.Context, dir string, owner process.Identity) (*ControlPlane, error) {
+func startLent(ctx context.Context, dir string, owner process.Identity, lock *os.File) (*ControlPlane, error) {
 	old, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, fmt.Errorf("reading a control plane's directory: %w", err)
@@ -206,6 +207,6 @@ func startLent(ctx context.Context, dir string, owner process.Identity) (*Contro
 	if err != nil {
 		return nil, err
 	}
-	c.lent = true
+	c.lock = lock
 	return c, c.start(ctx)
 }

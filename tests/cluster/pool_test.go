@@ -6,8 +6,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -69,6 +71,18 @@ func TestLentControlPlaneIsAsNew(t *testing.T) {
 			}
 		})
 	})
+}
+
+// What all tests of a process share stays theirs while others of it borrow and give back.
+func TestSharedStaysLent(t *testing.T) {
+	c := cluster.Shared(t)
+	for range 3 { // a file is closed after a collection has found it, by a goroutine
+		runtime.GC()
+		time.Sleep(10 * time.Millisecond)
+	}
+	if other := cluster.Run(t); other.Server == c.Server {
+		t.Error("what this process shares was lent once more")
+	}
 }
 
 func asNew(ctx context.Context, client kubernetes.Interface) error {
