@@ -56,6 +56,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/registration"
 	"github.com/skerry-io/skerry/edge/internal/route"
 	"github.com/skerry-io/skerry/edge/internal/serviceview"
+	"github.com/skerry-io/skerry/edge/internal/singleton"
 	"github.com/skerry-io/skerry/edge/internal/site"
 	"github.com/skerry-io/skerry/edge/internal/statsleader"
 	"github.com/skerry-io/skerry/edge/internal/store"
@@ -169,6 +170,7 @@ type App struct {
 	services     *serviceview.View // nil where nothing on the device reads Services
 	api          *api.Server
 	registration *registration.Keeper
+	singletons   *singleton.Gate
 	dialer       link.Dialer
 	hub          *hub.Hub
 	netwatch     *netwatch.Watcher

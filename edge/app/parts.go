@@ -16,10 +16,12 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
 	"github.com/skerry-io/skerry/edge/internal/lostconditions"
 	"github.com/skerry-io/skerry/edge/internal/meta"
+	"github.com/skerry-io/skerry/edge/internal/meta/podgate"
 	"github.com/skerry-io/skerry/edge/internal/nodecondition"
 	"github.com/skerry-io/skerry/edge/internal/passthrough"
 	"github.com/skerry-io/skerry/edge/internal/registration"
 	"github.com/skerry-io/skerry/edge/internal/sdnotify"
+	"github.com/skerry-io/skerry/edge/internal/singleton"
 	"github.com/skerry-io/skerry/edge/internal/statsleader"
 	"github.com/skerry-io/skerry/edge/internal/store/storewatch"
 )
@@ -39,7 +41,9 @@ func slow(e beehive.Entry, stop time.Duration) beehive.Entry {
 func (a *App) newMeta() {
 	c := a.config.Modules
 	limit := c.MetaManager.EventLimit
+	a.singletons = singleton.New(func() singleton.Manager { return a.meta }, agent.NewMemory(a.store, string(singleton.Name)), bootID())
 	a.meta = meta.New(meta.Config{
+		Gate: podgate.Gate{a.singletons.Rule}, PodsConfirmed: a.singletons.Confirmed,
 		NodeName: a.node, Store: a.store, ReportEvents: c.Edged.ReportEvent, Corrector: a.newCorrection(),
 		Limits: meta.Limits{OutboxEvents: limit.Entries, OutboxBytes: int(limit.Bytes.Value())},
 	})
@@ -47,6 +51,9 @@ func (a *App) newMeta() {
 	if a.store != nil { // else the wiring is only shown
 		if err := a.registration.Load(); err != nil {
 			klog.Background().Error(err, "Failed to read what was known of the Node")
+		}
+		if err := a.singletons.Load(); err != nil {
+			klog.Background().Error(err, "Failed to read whether the cloud has confirmed the pods of this boot")
 		}
 	}
 	a.api = api.New(api.Config{
@@ -59,6 +66,7 @@ func (a *App) storeParts() ([]beehive.Entry, error) {
 	client := a.api.ClientConfig(api.Identity{})
 	return []beehive.Entry{
 		restarted(a.meta, linkstate.Group),
+		restarted(a.singletons),
 		restarted(a.registration), // also where the device serves no API: its Node may go all the same
 		{Module: storewatch.New(a.store, a.meta.Linked), Restart: beehive.Never()},
 		restarted(nodecondition.NewDiskModule(a.disk, a.node, client)),

@@ -153,6 +153,7 @@ func (r *run) once(ctx context.Context, key kube.Key) (next time.Duration, err e
 			return 0, err
 		}
 	}
+	r.view.takenIn(key, s.Removed)
 	r.count(p)
 	ref := &corev1.ObjectReference{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "EdgeApp", Namespace: app.Namespace, Name: app.Name, UID: app.UID}
 	for _, e := range p.Events {

@@ -1,12 +1,12 @@
 package app
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
@@ -17,7 +17,7 @@ const storagePoll = 10 * time.Second
 
 // failOver decides for each pod of the application on a node that is lost.
 func (p *planner) failOver() error {
-	waiting, refused := "", (*problem)(nil)
+	var waiting, refused *problem
 	for _, pod := range p.Pods {
 		node := pod.Spec.NodeName
 		if node == "" || ended(pod) || !p.App.Spec.Active() {
@@ -45,7 +45,8 @@ func (p *planner) failOver() error {
 		}
 		by, dead := p.dead(node)
 		if !dead {
-			waiting = node
+			waiting = &problem{"NotConfirmed", fmt.Sprintf("node %s is NotReady, and nothing confirms whether it is dead or only cut off: started elsewhere the application might run twice. "+
+				"If the device is switched off, say so: %s", node, taintCommand(node))}
 			continue
 		}
 		attached, why, err := p.volumesElsewhere(node)
@@ -61,22 +62,20 @@ func (p *planner) failOver() error {
 		p.plan.Detach = append(p.plan.Detach, attached...)
 		p.plan.Delete = append(p.plan.Delete, Deletion{Pod: pod, Force: true})
 	}
-	p.awaiting(waiting)
+	p.awaiting(cmp.Or(waiting, p.held()))
 	p.refuse(refused)
 	return nil
 }
 
-// awaiting says that a node is lost and nothing confirms that it is dead; "" for no node.
-func (p *planner) awaiting(node string) {
-	if node == "" {
+// awaiting says why it is unknown whether a copy runs, and what a person can do; nil: it is known.
+func (p *planner) awaiting(why *problem) {
+	if why == nil {
 		meta.RemoveStatusCondition(&p.status.Conditions, v1alpha1.AppAwaitingFencing)
 		return
 	}
 	p.status.Phase = v1alpha1.PhaseAwaitingFencing
-	text := fmt.Sprintf("node %s is NotReady, and nothing confirms whether it is dead or only cut off: started elsewhere the application might run twice. "+
-		"If the device is switched off, say so: kubectl taint node %s %s=nodeshutdown:NoExecute", node, node, corev1.TaintNodeOutOfService)
-	if p.condition(v1alpha1.AppAwaitingFencing, true, "NotConfirmed", text) {
-		p.event(true, "AwaitingFencing", "%s", text)
+	if p.condition(v1alpha1.AppAwaitingFencing, true, why.reason, why.text) {
+		p.event(true, "AwaitingFencing", "%s", why.text)
 	}
 }
 

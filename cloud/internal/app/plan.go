@@ -30,6 +30,9 @@ func (s State) Plan(now time.Time) (*Plan, error) {
 	} else {
 		p.condition(v1alpha1.AppAccepted, true, "Rendered", "the application's objects are as its spec says")
 	}
+	if err := p.copies(); err != nil {
+		return nil, err
+	}
 	if err := p.failOver(); err != nil {
 		return nil, err
 	}
@@ -112,6 +115,9 @@ func (p *planner) render() {
 
 // admit lets a new pod be scheduled once no other one can be running.
 func (p *planner) admit() {
+	if len(p.status.Copies) > 0 {
+		return // one of them may run, whether or not its pod is there
+	}
 	var waiting *corev1.Pod
 	for _, pod := range p.Pods {
 		gated := slices.ContainsFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool { return g.Name == v1alpha1.EdgeAppGate })

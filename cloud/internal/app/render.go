@@ -58,6 +58,13 @@ func Render(app *v1alpha1.EdgeApp) (*appsv1.ReplicaSet, error) {
 	if app.Spec.Fenced() == v1alpha1.FencingConfirmed {
 		template.Spec.SchedulingGates = append(template.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: v1alpha1.EdgeAppGate})
 	}
+	delete(template.Annotations, v1alpha1.EdgeAppHeldAtBoot)
+	if app.Spec.Singleton && app.Spec.Affinity != v1alpha1.AppRequired && !app.Spec.Failover.OfflineStart {
+		if template.Annotations == nil {
+			template.Annotations = map[string]string{}
+		}
+		template.Annotations[v1alpha1.EdgeAppHeldAtBoot] = "true"
+	}
 	raw, err := json.Marshal(template)
 	if err != nil {
 		return nil, fmt.Errorf("encoding the template: %w", err)

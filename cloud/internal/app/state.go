@@ -54,11 +54,15 @@ type State struct {
 	App        *v1alpha1.EdgeApp
 	Nodes      map[string]Node // those of the cluster
 	Pods       []*corev1.Pod   // those of the application's ReplicaSet
+	Orphans    []*corev1.Pod   // of a ReplicaSet of that name that is gone
+	Removed    []*corev1.Pod   // as they were last, of the pods that are gone since the status says so
 	ReplicaSet *appsv1.ReplicaSet
 	Claims     map[string]*corev1.PersistentVolumeClaim // in its namespace, by name, as far as the application names them
 	Fencer     Fencer
 	// Storage asks for what is needed when a node was lost, and only then.
 	Storage func() (Storage, error)
+	// Heard asks when a node's Lease was renewed last; zero: it has none.
+	Heard func(node string) (time.Time, error)
 }
 
 // Storage is what is known of volumes.

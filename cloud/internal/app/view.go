@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
@@ -45,10 +46,12 @@ type view struct {
 	mu     sync.Mutex
 	nodes  map[string]Node
 	shared bool // plans have nodes: the next change is made to a copy
+	// removed has the pods that were bound when they went, until a plan has taken them in.
+	removed map[kube.Key]map[types.UID]*corev1.Pod
 }
 
 func newView(client kubernetes.Interface, dyn dynamic.Interface, stores Stores, changed func(kube.Key)) *view {
-	return &view{kube: client, dynamic: dyn, stores: stores, changed: changed, nodes: map[string]Node{}}
+	return &view{kube: client, dynamic: dyn, stores: stores, changed: changed, nodes: map[string]Node{}, removed: map[kube.Key]map[types.UID]*corev1.Pod{}}
 }
 
 // follow keeps the view until cancel is called. It returns once all is known, or ctx has ended.
@@ -115,8 +118,49 @@ func (v *view) index(i cache.SharedIndexInformer) error {
 			v.changed(kube.Key{Namespace: m.GetNamespace(), Name: m.GetLabels()[v1alpha1.EdgeAppLabel]})
 		}
 	}
-	_, err := i.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: changed, UpdateFunc: func(_, o any) { changed(o) }, DeleteFunc: changed})
+	gone := func(o any) {
+		if unknown, ok := o.(cache.DeletedFinalStateUnknown); ok {
+			o = unknown.Obj
+		}
+		if pod, ok := o.(*corev1.Pod); ok {
+			v.remove(pod)
+		}
+		changed(o)
+	}
+	_, err := i.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: changed, UpdateFunc: func(_, o any) { changed(o) }, DeleteFunc: gone})
 	return err
+}
+
+// mostRemoved bounds the removed pods of an application that wait for a plan. Beyond, a plan goes
+// by what the status says of them.
+const mostRemoved = 64
+
+// remove keeps a pod as it was last.
+func (v *view) remove(pod *corev1.Pod) {
+	if pod.Spec.NodeName == "" {
+		return
+	}
+	key := kube.Key{Namespace: pod.Namespace, Name: pod.Labels[v1alpha1.EdgeAppLabel]}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.removed[key] == nil {
+		v.removed[key] = map[types.UID]*corev1.Pod{}
+	}
+	if len(v.removed[key]) < mostRemoved {
+		v.removed[key][pod.UID] = pod
+	}
+}
+
+// takenIn forgets removed pods: the status has what matters of them.
+func (v *view) takenIn(key kube.Key, pods []*corev1.Pod) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, pod := range pods {
+		delete(v.removed[key], pod.UID)
+	}
+	if len(v.removed[key]) == 0 {
+		delete(v.removed, key)
+	}
 }
 
 // all asks for a look at every application: what a node is concerns those that are there, and those
@@ -200,6 +244,9 @@ func readNode(n *corev1.Node, was Node, known bool, now time.Time) Node {
 func (v *view) state(ctx context.Context, key kube.Key, fencer Fencer) (*State, error) {
 	o := v.stores.Apps.Get(key)
 	if o == nil {
+		v.mu.Lock()
+		delete(v.removed, key)
+		v.mu.Unlock()
 		return nil, nil
 	}
 	app, err := readApp(o)
@@ -207,7 +254,7 @@ func (v *view) state(ctx context.Context, key kube.Key, fencer Fencer) (*State, 
 		return nil, err
 	}
 	s := &State{App: app, Claims: map[string]*corev1.PersistentVolumeClaim{}, Fencer: fencer,
-		Storage: func() (Storage, error) { return v.storage(ctx) }}
+		Storage: func() (Storage, error) { return v.storage(ctx) }, Heard: func(node string) (time.Time, error) { return v.heard(ctx, node) }}
 	if set, ok, err := v.sets.GetStore().GetByKey(key.Namespace + "/" + key.Name); err == nil && ok {
 		s.ReplicaSet, _ = set.(*appsv1.ReplicaSet)
 	}
@@ -216,8 +263,13 @@ func (v *view) state(ctx context.Context, key kube.Key, fencer Fencer) (*State, 
 		return nil, fmt.Errorf("looking for the application's pods: %w", err)
 	}
 	for _, o := range pods {
-		if pod, ok := o.(*corev1.Pod); ok && s.ReplicaSet != nil && metav1.IsControlledBy(pod, s.ReplicaSet) {
+		pod, ok := o.(*corev1.Pod)
+		switch {
+		case !ok:
+		case s.ReplicaSet != nil && metav1.IsControlledBy(pod, s.ReplicaSet):
 			s.Pods = append(s.Pods, pod)
+		case rendered(pod, key.Name):
+			s.Orphans = append(s.Orphans, pod)
 		}
 	}
 	for i := range app.Spec.Volumes {
@@ -229,7 +281,31 @@ func (v *view) state(ctx context.Context, key kube.Key, fencer Fencer) (*State, 
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	s.Nodes = v.share()
+	for _, pod := range v.removed[key] {
+		if rendered(pod, key.Name) {
+			s.Removed = append(s.Removed, pod)
+		}
+	}
 	return s, nil
+}
+
+// rendered reports whether a pod is of a ReplicaSet that has an application's name: the present one
+// or one before it.
+func rendered(pod *corev1.Pod, app string) bool {
+	c := metav1.GetControllerOf(pod)
+	return c != nil && c.Kind == "ReplicaSet" && c.Name == app
+}
+
+// heard asks when a node's Lease was renewed last.
+func (v *view) heard(ctx context.Context, node string) (time.Time, error) {
+	lease, err := v.kube.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, node, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || err == nil && lease.Spec.RenewTime == nil {
+		return time.Time{}, nil
+	}
+	if err != nil {
+		return time.Time{}, err
+	}
+	return lease.Spec.RenewTime.Time, nil
 }
 
 // readApp reads an EdgeApp, whose status and version are apart: edges get neither.

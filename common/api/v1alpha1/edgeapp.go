@@ -24,6 +24,10 @@ const (
 	EdgeAppNamespaceLabel = "skerry.io/edge-apps"
 	// EdgeAppGate holds a new pod of an application with fencing Confirmed until no other pod of it can be running.
 	EdgeAppGate = "skerry.io/one-copy"
+	// EdgeAppHeldAtBoot is an annotation of the pods of a singleton: after a boot a device starts them once the cloud has confirmed them.
+	EdgeAppHeldAtBoot = "skerry.io/held-at-boot"
+	// EdgeAppEnded is an annotation of an EdgeApp by which a person says of a pod of it, by its UID, that it does not run any more.
+	EdgeAppEnded = "skerry.io/ended"
 )
 
 // AppAffinity says how much an application belongs to its designated node.
@@ -58,6 +62,10 @@ type AppFailover struct {
 	// Fencing is Confirmed or None. Left out, it is Confirmed for an application with volumes or with singleton, else None.
 	// +optional
 	Fencing Fencing `json:"fencing,omitempty"`
+	// OfflineStart lets a device that boots without a link start a singleton. Two copies may run then: the application may have moved
+	// while the device was off.
+	// +optional
+	OfflineStart bool `json:"offlineStart,omitempty"`
 }
 
 // AppFailback says whether an application returns to its designated node.
@@ -279,6 +287,15 @@ type AppReturn struct {
 	PodUID types.UID `json:"podUID"`
 }
 
+// AppCopy is a pod of an application with fencing Confirmed that was bound to a node and is not known to have ended.
+type AppCopy struct {
+	Node   string    `json:"node"`
+	PodUID types.UID `json:"podUID"`
+	// Removed is when the pod was first missing in the cluster, though nothing had said that it ended.
+	// +optional
+	Removed *metav1.Time `json:"removed,omitempty"`
+}
+
 // The conditions of an EdgeApp.
 const (
 	// AppAccepted is False where the application can't be rendered; its message says why.
@@ -325,6 +342,12 @@ type EdgeAppStatus struct {
 	LastMove *AppMove `json:"lastMove,omitempty"`
 	// +optional
 	LastFailback *AppReturn `json:"lastFailback,omitempty"`
+	// Copies are the pods that may run, of an application with fencing Confirmed. No other is started while one of them was removed and its
+	// node does not confirm that it has ended.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	Copies []AppCopy `json:"copies,omitempty"`
 	// Nodes are the reports of the nodes that have to do with the application.
 	// +optional
 	// +listType=map

@@ -66,6 +66,9 @@ func (m *Manager) applyState(b *batch, s *topicpb.State, found digestMismatches,
 			for _, ref := range b.view.TakeRetained() {
 				b.forget(ref)
 			}
+			if confirmed := m.config.PodsConfirmed; confirmed != nil {
+				b.After(confirmed)
+			}
 		}
 		b.view.Synced(id)
 	}

@@ -29,6 +29,9 @@ type Config struct {
 	Corrector object.Corrector
 	// Gate decides which pods the kubelet is shown.
 	Gate podgate.Gate
+	// PodsConfirmed, when it is not nil, is called when the cloud has delivered, or found right,
+	// the whole set of this device's pods in a session. It must be quick.
+	PodsConfirmed func()
 	// At, when it is not nil, is called when a Point is reached, by the goroutine that
 	// reaches it. For tests.
 	At func(Point)

@@ -137,3 +137,30 @@ func TestAWithheldPodIsMissingForTheKubeletAlone(t *testing.T) {
 		}
 	})
 }
+
+// The set of this device's pods is confirmed once in each session, also where the cloud sends
+// nothing because it is right, and never by the store alone.
+func TestClaims_34_PodsAreConfirmedByASession(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		var confirmed atomic.Int32
+		c := newCloud(t)
+		e := newEdge(t, c, meta.Config{PodsConfirmed: func() { confirmed.Add(1) }})
+		c.set(ref("pods", "default", "one"), pod())
+		expect := func(what string, want int32) {
+			t.Helper()
+			settle()
+			if got := confirmed.Load(); got != want {
+				t.Errorf("%s: confirmed %d times, want %d", what, got, want)
+			}
+		}
+		c.link()
+		e.holdPods()
+		expect("a link", 1)
+		c.cut()
+		e.restart()
+		e.holdPods()
+		expect("started again without a link", 1)
+		c.link()
+		expect("a link, nothing changed", 2)
+	})
+}

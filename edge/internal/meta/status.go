@@ -73,6 +73,9 @@ func (m *Manager) Status() Status {
 	return s
 }
 
+// Withheld lists the pods that the kubelet is not shown.
+func (m *Manager) Withheld() []podgate.Withheld { return m.view.Withheld() }
+
 // Resources lists the resources of which something can be answered here and now.
 func (m *Manager) Resources() []schema.GroupVersionResource {
 	all := append(m.view.Resources(), lease.Resource)
