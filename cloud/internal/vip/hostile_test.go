@@ -349,3 +349,94 @@ func TestClaims_03_NodesDoNotUsePoolsUp(t *testing.T) {
 		}
 	}
 }
+
+// TestClaims_04: one device says again and again that another router has the address's number,
+// while another one holds the address. Nothing moves; with two devices' word, or where no other
+// could hold it, the number moves, at a rate, and comes back after a day.
+func TestClaims_04_OneNodesWordMovesNoVRID(t *testing.T) {
+	w := newWorld(t)
+	w.pool("p", "", "10.0.0.10-10.0.0.12")
+	w.node("a", "p", "10.0.0.1")
+	w.node("b", "p", "10.0.0.2")
+	w.node("c", "p", "10.0.0.3")
+	w.service("web")
+	w.settle()
+	vrid := func() int32 { return w.vip("10.0.0.10").Spec.VRID }
+	entry := func(name string, state v1alpha1.VirtualIPState, foreign int32) v1alpha1.VirtualIPNodeStatus {
+		e := v1alpha1.VirtualIPNodeStatus{Name: name, State: state, Programmed: true}
+		if foreign != 0 {
+			e.ForeignRouter, e.ForeignVRID = "10.0.0.254", foreign
+		}
+		return e
+	}
+	first := vrid()
+	w.says("10.0.0.10", entry("b", v1alpha1.VIPHolder, 0), entry("c", v1alpha1.VIPNotReady, 0))
+	for range 20 {
+		for _, state := range []v1alpha1.VirtualIPState{v1alpha1.VIPBackup, v1alpha1.VIPHolder, v1alpha1.VIPFault} {
+			w.says("10.0.0.10", entry("a", state, vrid()))
+			w.settle()
+			if got := vrid(); got != first {
+				t.Fatalf("one node's word (%s) moved the number from %d to %d", state, first, got)
+			}
+			w.now = w.now.Add(time.Hour)
+		}
+	}
+	for n := int32(1); n <= 255; n++ { // nor does it reserve numbers
+		w.says("10.0.0.10", entry("a", v1alpha1.VIPFault, n))
+		w.settle()
+	}
+	if got := w.Pools[0].Status.ForeignVRIDs; len(got) > 0 {
+		t.Errorf("reserved by one node's word: %v", got)
+	}
+
+	w.says("10.0.0.10", entry("a", v1alpha1.VIPFault, first), entry("c", v1alpha1.VIPFault, first))
+	w.settle()
+	second := vrid()
+	if second == first {
+		t.Fatal("two nodes' word moved nothing")
+	}
+	w.says("10.0.0.10", entry("a", v1alpha1.VIPFault, second), entry("c", v1alpha1.VIPFault, second))
+	w.settle()
+	if got := vrid(); got != second {
+		t.Errorf("moved again within a moment, to %d", got)
+	}
+	if next := w.core.Plan(w.State, w.now).Next; next.IsZero() || next.After(w.now.Add(10*time.Minute)) {
+		t.Errorf("looked at again at %s, it is %s", next, w.now)
+	}
+	w.now = w.now.Add(10 * time.Minute)
+	w.settle()
+	if vrid() == second {
+		t.Error("it is not moved once the rate allows it")
+	}
+	w.says("10.0.0.10", entry("a", v1alpha1.VIPBackup, 0), entry("c", v1alpha1.VIPBackup, 0))
+	w.now = w.now.Add(23 * time.Hour)
+	w.settle()
+	if got := w.Pools[0].Status.ForeignVRIDs; len(got) != 2 {
+		t.Errorf("numbers that were heard a day ago: %v", got)
+	}
+	w.now = w.now.Add(2 * time.Hour)
+	w.settle()
+	if got := w.Pools[0].Status.ForeignVRIDs; len(got) != 0 {
+		t.Errorf("numbers never come back: %v", got)
+	}
+}
+
+// The only device that could hold the address is believed, and what is heard all the time stays.
+func TestClaims_04_TheOnlyCandidateIsBelieved(t *testing.T) {
+	w := newWorld(t)
+	w.pool("p", "", "10.0.0.10")
+	w.node("a", "p", "10.0.0.1")
+	w.node("b", "p", "10.0.0.2")
+	w.service("web")
+	w.settle()
+	first := w.vip("10.0.0.10").Spec.VRID
+	w.says("10.0.0.10", v1alpha1.VirtualIPNodeStatus{Name: "a", State: v1alpha1.VIPFault, ForeignRouter: "10.0.0.254", ForeignVRID: first},
+		v1alpha1.VirtualIPNodeStatus{Name: "b", State: v1alpha1.VIPNotReady})
+	for range 60 {
+		w.settle()
+		w.now = w.now.Add(time.Hour)
+	}
+	if got := w.Pools[0].Status.ForeignVRIDs; len(got) != 1 || got[0].VRID != first || w.vip("10.0.0.10").Spec.VRID == first {
+		t.Errorf("number %d, heard %v", w.vip("10.0.0.10").Spec.VRID, got)
+	}
+}

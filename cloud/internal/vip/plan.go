@@ -22,7 +22,7 @@ func (c *Core) Plan(s State, now time.Time) Plan {
 	p := &planner{
 		Core: c, state: s, now: now,
 		pools: map[string]*pool{}, nodes: map[string]bool{}, nodeIPs: map[netip.Addr]string{}, taken: map[string]*v1alpha1.VirtualIP{},
-		have: map[slot]*v1alpha1.VirtualIP{}, vrids: map[lanFamily]map[int32]string{}, owners: map[lanAddress]string{}, heard: map[string]map[int32]bool{}, problems: map[types.UID][]problem{}, waiting: map[at]int{},
+		have: map[slot]*v1alpha1.VirtualIP{}, vrids: map[lanFamily]map[int32]string{}, owners: map[lanAddress]string{}, heard: map[string]map[int32]v1alpha1.ForeignVRID{}, voices: map[string]map[int32]*voice{}, problems: map[types.UID][]problem{}, waiting: map[at]int{},
 		held: map[types.UID][]*v1alpha1.VirtualIP{}, kept: map[string]bool{},
 	}
 	p.lans = readLANs(s.VIPs)
@@ -31,6 +31,7 @@ func (c *Core) Plan(s State, now time.Time) Plan {
 	p.readProtected()
 	maps.DeleteFunc(c.cursor, func(k at, _ netip.Addr) bool { return p.pools[k.pool] == nil })
 	p.readVIPs()
+	p.hear()
 	claims := p.claims()
 	// First those that have theirs, then those that want a certain one, then the rest.
 	claims = p.keep(claims)
@@ -78,7 +79,7 @@ func (p *planner) readVIPs() {
 		if _, twice := set[v.Spec.VRID]; !twice && v.Spec.SharesElectionOf == "" {
 			set[v.Spec.VRID] = v.Name
 		}
-		p.hear(v)
+		p.listen(v)
 		if v.DeletionTimestamp != nil {
 			continue
 		}

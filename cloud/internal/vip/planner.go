@@ -111,11 +111,13 @@ type planner struct {
 	lans           lans
 	owners         map[lanAddress]string          // to the name of the VirtualIP that was first
 	vrids          map[lanFamily]map[int32]string // to the name of the VirtualIP
-	heard          map[string]map[int32]bool      // by LAN: numbers of routers that are not ours
-	problems       map[types.UID][]problem
-	waiting        map[at]int // claims that find nothing free
-	held           map[types.UID][]*v1alpha1.VirtualIP
-	kept           map[string]bool // names of VIPs that a claim stands for
+	// By LAN: numbers of routers that are not ours, and what nodes say of such.
+	heard    map[string]map[int32]v1alpha1.ForeignVRID
+	voices   map[string]map[int32]*voice
+	problems map[types.UID][]problem
+	waiting  map[at]int // claims that find nothing free
+	held     map[types.UID][]*v1alpha1.VirtualIP
+	kept     map[string]bool // names of VIPs that a claim stands for
 }
 
 func (p *planner) tell(s *corev1.Service, reason, message string) {

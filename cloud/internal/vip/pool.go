@@ -148,7 +148,7 @@ func (p *planner) poolStatus() {
 		}
 		p.poolCondition(s, v1alpha1.PoolAddressesValid, len(x.invalid) == 0, "Valid", "InvalidAddresses", x.invalid)
 		p.poolCondition(s, v1alpha1.PoolOverlap, len(x.overlap) > 0, "Overlap", "NoOverlap", x.overlap)
-		s.HeardVRIDs = p.heardOn(x)
+		s.ForeignVRIDs = p.heardOn(x)
 		var shared []string
 		if why := p.lans.why(o.Spec.Network); why != "" {
 			shared = []string{why + "; give these pools one network"}
@@ -177,8 +177,12 @@ func (p *planner) poolCondition(s *v1alpha1.NodePoolStatus, kind string, is bool
 }
 
 func equalPoolStatus(a, b *v1alpha1.NodePoolStatus) bool {
-	return a.ObservedGeneration == b.ObservedGeneration && a.Used == b.Used && a.Free == b.Free && a.Nodes == b.Nodes && slices.Equal(a.HeardVRIDs, b.HeardVRIDs) &&
+	return a.ObservedGeneration == b.ObservedGeneration && a.Used == b.Used && a.Free == b.Free && a.Nodes == b.Nodes && slices.EqualFunc(a.ForeignVRIDs, b.ForeignVRIDs, sameVRID) &&
 		slices.Equal(a.LastAllocated, b.LastAllocated) && slices.Equal(a.Conditions, b.Conditions)
+}
+
+func sameVRID(a, b v1alpha1.ForeignVRID) bool {
+	return a.VRID == b.VRID && a.Since.Equal(&b.Since) && a.Last.Equal(&b.Last)
 }
 
 // last is the address after which RoundRobin goes on.

@@ -165,6 +165,15 @@ const (
 	PoolTooManyDevices  = "TooManyDevices" // the pool has more devices than a site may have: they don't speak to each other
 )
 
+// ForeignVRID is a number of VRRP that a router uses which is no node of the pool.
+type ForeignVRID struct {
+	VRID int32 `json:"vrid"`
+	// Since is when it was believed.
+	Since metav1.Time `json:"since"`
+	// Last is when it was heard last, to the hour.
+	Last metav1.Time `json:"last"`
+}
+
 // NodePoolStatus is the observed state of the pool's addresses.
 type NodePoolStatus struct {
 	// ObservedGeneration is the metadata.generation that the status is about.
@@ -183,12 +192,12 @@ type NodePoolStatus struct {
 	// +optional
 	// +listType=atomic
 	LastAllocated []string `json:"lastAllocated,omitempty"`
-	// HeardVRIDs are numbers of VRRP that the pool's nodes heard from other routers on the LAN. No
-	// virtual IP of the network gets them. They stay until the pool goes.
+	// ForeignVRIDs are numbers of VRRP that other routers on the LAN use. No virtual IP of the network gets them until they have not been
+	// heard for a day. A number counts by the word of two nodes, or of the only one that could hold the address.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=255
-	HeardVRIDs []int32 `json:"heardVRIDs,omitempty"`
+	ForeignVRIDs []ForeignVRID `json:"foreignVRIDs,omitempty"`
 	// Conditions: AddressesValid, Exhausted, Overlap, SharedNetwork.
 	// +optional
 	// +listType=map
