@@ -7,7 +7,10 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
@@ -38,7 +41,7 @@ func (p *planner) failOver() error {
 			continue // it never moves
 		}
 		if p.App.Spec.Fenced() == v1alpha1.FencingNone {
-			if pod.DeletionTimestamp == nil {
+			if pod.DeletionTimestamp == nil && p.elsewhere(node, after) {
 				p.plan.Delete = append(p.plan.Delete, Deletion{Pod: pod})
 			}
 			continue
@@ -65,6 +68,67 @@ func (p *planner) failOver() error {
 	p.awaiting(cmp.Or(waiting, p.held()))
 	p.refuse(refused)
 	return nil
+}
+
+// elsewhere reports whether the application has a node to move to: one that fits it, is Ready,
+// takes pods and was so for as long as the lost one may be away. Without one a deletion would only
+// end what runs on a device that is cut off. Where devices come back one after another, the first
+// of them is no reason to take the application from the others.
+func (p *planner) elsewhere(lost string, after time.Duration) bool {
+	if by, dead := p.dead(lost); by != "" && dead {
+		return true
+	}
+	if p.siteAway(p.Nodes[lost]) {
+		return false
+	}
+	fits := p.fits()
+	for name, n := range p.Nodes {
+		if name == lost || !n.Edge || !n.Ready || n.Closed || n.OutOfService || !fits(n) {
+			continue
+		}
+		at := n.Since.Add(after)
+		if !p.now.Before(at) {
+			return true
+		}
+		p.again(at.Sub(p.now))
+	}
+	return false
+}
+
+// siteAway reports whether a node's whole site is away: it lost its uplink, not its devices.
+func (p *planner) siteAway(lost Node) bool {
+	if lost.Pool == "" {
+		return false
+	}
+	others := 0
+	for name, n := range p.Nodes {
+		if name == lost.Name || n.Pool != lost.Pool {
+			continue
+		}
+		if n.Ready {
+			return false
+		}
+		others++
+	}
+	return others > 0
+}
+
+// fits reports of a node whether the scheduler could bind the application's pod to it, as far as
+// its labels say.
+func (p *planner) fits() func(Node) bool {
+	if p.ReplicaSet == nil {
+		return func(Node) bool { return true }
+	}
+	wanted := nodeaffinity.GetRequiredNodeAffinity(&corev1.Pod{Spec: p.ReplicaSet.Spec.Template.Spec})
+	return func(n Node) bool {
+		set := map[string]string{}
+		for line := range strings.Lines(n.Labels) {
+			key, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "=")
+			set[key] = value
+		}
+		ok, err := wanted.Match(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: set}})
+		return err != nil || ok // what can't be read is the scheduler's to refuse
+	}
 }
 
 // awaiting says why it is unknown whether a copy runs, and what a person can do; nil: it is known.

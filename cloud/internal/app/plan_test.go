@@ -31,7 +31,7 @@ type fencer map[string]bool
 func (f fencer) Dead(node string) (string, bool) { return "its neighbours", f[node] }
 
 func (w *world) node(name string, ready bool, since time.Duration, change ...func(*app.Node)) {
-	n := app.Node{Name: name, Ready: ready, Since: now.Add(-since), BootID: "boot-" + name}
+	n := app.Node{Name: name, Ready: ready, Since: now.Add(-since), BootID: "boot-" + name, Edge: true, Pool: "plant", Labels: v1alpha1.EdgeOwnLabel + "=\n"}
 	for _, c := range change {
 		c(&n)
 	}

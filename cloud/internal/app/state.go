@@ -22,6 +22,10 @@ type Node struct {
 	OutOfService bool
 	// Closed: it takes no new pods (cordoned, or tainted by a person).
 	Closed bool
+	// Edge: it has the label of edge nodes, to which applications are bound.
+	Edge bool
+	// Pool is its NodePool, Labels all that it has, a line each, of an edge node.
+	Pool, Labels string
 }
 
 // Attachment is a VolumeAttachment.

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -218,6 +220,14 @@ func (v *view) share() map[string]Node {
 // readNode is a Node as plans need it; was is what was known of it.
 func readNode(n *corev1.Node, was Node, known bool, now time.Time) Node {
 	is := Node{Name: n.Name, BootID: n.Status.NodeInfo.BootID, Closed: n.Spec.Unschedulable}
+	if _, is.Edge = n.Labels[v1alpha1.EdgeOwnLabel]; is.Edge {
+		is.Pool = n.Labels[v1alpha1.NodePoolLabel]
+		var lines strings.Builder
+		for _, key := range slices.Sorted(maps.Keys(n.Labels)) {
+			lines.WriteString(key + "=" + n.Labels[key] + "\n")
+		}
+		is.Labels = lines.String()
+	}
 	for _, t := range n.Spec.Taints {
 		if t.Key == corev1.TaintNodeOutOfService {
 			is.OutOfService = true

@@ -7,21 +7,14 @@ import (
 	"slices"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
+	"github.com/skerry-io/skerry/cloud/internal/vrid"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
 const (
 	// lowVRIDs are given last: routers and examples of keepalived's manual have them.
 	lowVRIDs = 63
-	mostVRID = 255
-	// A number that another router uses is given again after heardFor without a word of it; its time
-	// is written anew each heardStep. One number a LAN is believed each heardEvery: with each an
-	// address moves, and is away for some seconds.
-	heardFor   = 24 * time.Hour
-	heardStep  = time.Hour
-	heardEvery = 10 * time.Minute
+	mostVRID = vrid.Most
 )
 
 func (p *planner) vridsOf(network string, f family) map[int32]string {
@@ -32,94 +25,28 @@ func (p *planner) vridsOf(network string, f family) map[int32]string {
 	return p.vrids[k]
 }
 
-// voice is what is said on a LAN of another router's number.
-type voice struct {
-	nodes map[string]bool
-	alone bool // by a node besides which no other could hold the address
-}
-
 // listen notes what nodes say of other routers with the number of a virtual IP.
 func (p *planner) listen(v *v1alpha1.VirtualIP) {
-	for _, n := range v.Status.Nodes {
-		if n.ForeignRouter == "" || n.ForeignVRID < 1 || n.ForeignVRID > mostVRID {
-			continue
-		}
-		lan := p.lans.of(v.Spec.Network)
-		if p.voices[lan] == nil {
-			p.voices[lan] = map[int32]*voice{}
-		}
-		said := p.voices[lan][n.ForeignVRID]
-		if said == nil {
-			said = &voice{nodes: map[string]bool{}}
-			p.voices[lan][n.ForeignVRID] = said
-		}
-		said.nodes[n.Name] = true
-		said.alone = said.alone || !slices.ContainsFunc(v.Status.Nodes, func(o v1alpha1.VirtualIPNodeStatus) bool {
-			return o.Name != n.Name && (o.State == v1alpha1.VIPHolder || o.State == v1alpha1.VIPBackup)
-		})
+	lan := p.lans.of(v.Spec.Network)
+	if p.words[lan] == nil {
+		p.words[lan] = vrid.Words{}
 	}
+	p.words[lan].Listen(v.Status.Nodes)
 }
 
-// hear decides which numbers other routers use: those that are known and have not run out, and
-// those of which two nodes speak, or the only one that could hold the address. Where another node
-// holds it without hearing the router, nothing is gained by another number, and one node's word
-// could take the address away for ever.
+// hear decides for each LAN which numbers other routers use.
 func (p *planner) hear() {
-	newest := map[string]time.Time{}
+	before := map[string][]v1alpha1.ForeignVRID{}
 	for _, x := range p.order {
 		lan := p.lans.of(x.object.Spec.Network)
-		if p.heard[lan] == nil {
-			p.heard[lan] = map[int32]v1alpha1.ForeignVRID{}
-		}
-		for _, h := range x.object.Status.ForeignVRIDs {
-			end := h.Last.Add(heardFor)
-			if !p.now.Before(end) {
-				continue
-			}
-			p.next(end)
-			if have, known := p.heard[lan][h.VRID]; !known || have.Last.Before(&h.Last) {
-				p.heard[lan][h.VRID] = h
-			}
-			if h.Since.After(newest[lan]) {
-				newest[lan] = h.Since.Time
-			}
+		before[lan] = append(before[lan], x.object.Status.ForeignVRIDs...)
+	}
+	for lan, known := range before {
+		var again time.Time
+		if p.heard[lan], again = vrid.Decide(p.now, known, p.words[lan]); !again.IsZero() {
+			p.next(again)
 		}
 	}
-	at := metav1.NewTime(p.now).Rfc3339Copy()
-	for lan, said := range p.voices {
-		for _, n := range slices.Sorted(maps.Keys(said)) {
-			if v := said[n]; len(v.nodes) < 2 && !v.alone {
-				continue
-			}
-			h, known := p.heard[lan][n]
-			switch again := newest[lan].Add(heardEvery); {
-			case known && p.now.Sub(h.Last.Time) < heardStep:
-				p.next(h.Last.Add(heardStep))
-				continue
-			case known:
-				h.Last = at
-			case p.now.Before(again):
-				p.next(again)
-				continue
-			default:
-				h = v1alpha1.ForeignVRID{VRID: n, Since: at, Last: at}
-				newest[lan] = p.now
-			}
-			if p.heard[lan] == nil {
-				p.heard[lan] = map[int32]v1alpha1.ForeignVRID{}
-			}
-			p.heard[lan][n] = h
-		}
-	}
-}
-
-// heardOn are the numbers of other routers on a pool's LAN.
-func (p *planner) heardOn(x *pool) (all []v1alpha1.ForeignVRID) {
-	heard := p.heard[p.lans.of(x.object.Spec.Network)]
-	for _, n := range slices.Sorted(maps.Keys(heard)) {
-		all = append(all, heard[n])
-	}
-	return all
 }
 
 func (p *planner) reserved(pool *pool, n int32) bool {
@@ -172,7 +99,7 @@ func (p *planner) number(c claim, v *v1alpha1.VirtualIP) {
 
 // newNumber finds the VRID for a new address, or 0. Where all are taken it may share the election
 // of an address that always has the same holder: one of the same pods in the same pool.
-func (p *planner) newNumber(c claim) (vrid int32, shares string) {
+func (p *planner) newNumber(c claim) (number int32, shares string) {
 	if n := p.freeVRID(c.pool, c.family); n != 0 {
 		return n, ""
 	}
@@ -222,9 +149,9 @@ func (p *planner) followElections() {
 		if v.Spec.SharesElectionOf == "" {
 			continue
 		}
-		vrid, of := v.Spec.VRID, v.Spec.SharesElectionOf
+		number, of := v.Spec.VRID, v.Spec.SharesElectionOf
 		p.follow(v)
-		if (v.Spec.VRID != vrid || v.Spec.SharesElectionOf != of) && !slices.Contains(p.plan.Update, v) {
+		if (v.Spec.VRID != number || v.Spec.SharesElectionOf != of) && !slices.Contains(p.plan.Update, v) {
 			p.plan.Update = append(p.plan.Update, v)
 		}
 	}

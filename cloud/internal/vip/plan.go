@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/skerry-io/skerry/cloud/internal/vrid"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	ranges "github.com/skerry-io/skerry/common/claim"
 )
@@ -22,7 +23,7 @@ func (c *Core) Plan(s State, now time.Time) Plan {
 	p := &planner{
 		Core: c, state: s, now: now,
 		pools: map[string]*pool{}, nodes: map[string]bool{}, nodeIPs: map[netip.Addr]string{}, taken: map[string]*v1alpha1.VirtualIP{},
-		have: map[slot]*v1alpha1.VirtualIP{}, vrids: map[lanFamily]map[int32]string{}, owners: map[lanAddress]string{}, heard: map[string]map[int32]v1alpha1.ForeignVRID{}, voices: map[string]map[int32]*voice{}, problems: map[types.UID][]problem{}, waiting: map[at]int{},
+		have: map[slot]*v1alpha1.VirtualIP{}, vrids: map[lanFamily]map[int32]string{}, owners: map[lanAddress]string{}, heard: map[string]map[int32]v1alpha1.ForeignVRID{}, words: map[string]vrid.Words{}, problems: map[types.UID][]problem{}, waiting: map[at]int{},
 		held: map[types.UID][]*v1alpha1.VirtualIP{}, kept: map[string]bool{},
 	}
 	p.lans = readLANs(s.VIPs)

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/skerry-io/skerry/cloud/internal/vrid"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
@@ -109,15 +110,14 @@ type planner struct {
 	taken          map[string]*v1alpha1.VirtualIP // by name: all there are, and those of this plan
 	have           map[slot]*v1alpha1.VirtualIP   // not deleted
 	lans           lans
-	owners         map[lanAddress]string          // to the name of the VirtualIP that was first
-	vrids          map[lanFamily]map[int32]string // to the name of the VirtualIP
-	// By LAN: numbers of routers that are not ours, and what nodes say of such.
-	heard    map[string]map[int32]v1alpha1.ForeignVRID
-	voices   map[string]map[int32]*voice
-	problems map[types.UID][]problem
-	waiting  map[at]int // claims that find nothing free
-	held     map[types.UID][]*v1alpha1.VirtualIP
-	kept     map[string]bool // names of VIPs that a claim stands for
+	owners         map[lanAddress]string                     // to the name of the VirtualIP that was first
+	vrids          map[lanFamily]map[int32]string            // to the name of the VirtualIP
+	heard          map[string]map[int32]v1alpha1.ForeignVRID // by LAN: numbers of other routers
+	words          map[string]vrid.Words                     // by LAN: what nodes say of such
+	problems       map[types.UID][]problem
+	waiting        map[at]int // claims that find nothing free
+	held           map[types.UID][]*v1alpha1.VirtualIP
+	kept           map[string]bool // names of VIPs that a claim stands for
 }
 
 func (p *planner) tell(s *corev1.Service, reason, message string) {

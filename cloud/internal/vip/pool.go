@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/skerry-io/skerry/cloud/internal/vrid"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
@@ -148,7 +149,7 @@ func (p *planner) poolStatus() {
 		}
 		p.poolCondition(s, v1alpha1.PoolAddressesValid, len(x.invalid) == 0, "Valid", "InvalidAddresses", x.invalid)
 		p.poolCondition(s, v1alpha1.PoolOverlap, len(x.overlap) > 0, "Overlap", "NoOverlap", x.overlap)
-		s.ForeignVRIDs = p.heardOn(x)
+		s.ForeignVRIDs = vrid.List(p.heard[p.lans.of(o.Spec.Network)])
 		var shared []string
 		if why := p.lans.why(o.Spec.Network); why != "" {
 			shared = []string{why + "; give these pools one network"}
@@ -177,12 +178,8 @@ func (p *planner) poolCondition(s *v1alpha1.NodePoolStatus, kind string, is bool
 }
 
 func equalPoolStatus(a, b *v1alpha1.NodePoolStatus) bool {
-	return a.ObservedGeneration == b.ObservedGeneration && a.Used == b.Used && a.Free == b.Free && a.Nodes == b.Nodes && slices.EqualFunc(a.ForeignVRIDs, b.ForeignVRIDs, sameVRID) &&
+	return a.ObservedGeneration == b.ObservedGeneration && a.Used == b.Used && a.Free == b.Free && a.Nodes == b.Nodes && slices.EqualFunc(a.ForeignVRIDs, b.ForeignVRIDs, vrid.Equal) &&
 		slices.Equal(a.LastAllocated, b.LastAllocated) && slices.Equal(a.Conditions, b.Conditions)
-}
-
-func sameVRID(a, b v1alpha1.ForeignVRID) bool {
-	return a.VRID == b.VRID && a.Since.Equal(&b.Since) && a.Last.Equal(&b.Last)
 }
 
 // last is the address after which RoundRobin goes on.

@@ -1,0 +1,88 @@
+package app_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/skerry-io/skerry/cloud/internal/app"
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+)
+
+// An application without fencing whose node is lost: nothing is deleted while it has nowhere to go,
+// and a site that is away as a whole is not a dead device.
+func TestClaims_25_NothingIsDeletedWithoutACandidate(t *testing.T) {
+	for name, tc := range map[string]struct {
+		spec func(*world)
+		set  func(*world)
+		want []string
+	}{
+		"no other node is Ready": {
+			set: func(w *world) {
+				w.node("edge1", false, time.Hour)
+				w.node("edge2", false, time.Hour)
+			}, want: []string{"NotReady"},
+		},
+		"with its whole site, another site is Ready": {
+			set: func(w *world) {
+				w.node("edge1", false, time.Hour)
+				w.node("edge2", false, time.Hour)
+				w.node("far1", true, time.Hour, func(n *app.Node) { n.Pool = "far" })
+			}, want: []string{"NotReady"},
+		},
+		"the only device of its site": {
+			set: func(w *world) {
+				w.node("edge1", false, time.Hour, func(n *app.Node) { n.Pool = "alone" })
+			}, want: []string{"delete p1", "NotReady"},
+		},
+		"its site comes back, another device first": {
+			set: func(w *world) {
+				w.node("edge1", false, time.Hour)
+				w.node("edge2", true, 5*time.Second)
+			}, want: []string{"NotReady"},
+		},
+		"the other device is cordoned": {
+			set: func(w *world) {
+				w.node("edge1", false, time.Hour)
+				w.node("edge2", true, time.Hour, func(n *app.Node) { n.Closed = true })
+			}, want: []string{"NotReady"},
+		},
+		"the other node is no edge": {
+			set: func(w *world) {
+				w.node("edge1", false, time.Hour)
+				w.node("edge2", true, time.Hour, func(n *app.Node) { n.Edge, n.Labels = false, "" })
+			}, want: []string{"NotReady"},
+		},
+		"the other device does not fit": {
+			spec: func(w *world) { w.App.Spec.Template.Raw = []byte(`{"spec":{"nodeSelector":{"line":"one"}}}`) },
+			set:  func(w *world) { w.node("edge1", false, time.Hour) }, want: []string{"NotReady"},
+		},
+		"the other device fits": {
+			spec: func(w *world) { w.App.Spec.Template.Raw = []byte(`{"spec":{"nodeSelector":{"line":"one"}}}`) },
+			set: func(w *world) {
+				w.node("edge1", false, time.Hour)
+				w.node("edge2", true, time.Hour, func(n *app.Node) { n.Labels += "line=one\n" })
+			}, want: []string{"delete p1", "NotReady"},
+		},
+		"its whole site is switched off, as a person says": {
+			set: func(w *world) {
+				w.node("edge1", false, time.Hour, outOfService)
+				w.node("edge2", false, time.Hour)
+			}, want: []string{"delete p1", "NotReady"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := single(t, func(a *v1alpha1.EdgeApp) {
+				a.Spec.Singleton = false
+				if tc.spec != nil {
+					tc.spec(&world{State: app.State{App: a}})
+				}
+			})
+			tc.set(w)
+			if diff := cmp.Diff(tc.want, says(w.plan(t, now))); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}

@@ -1,0 +1,45 @@
+package apps_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+)
+
+// TestClaims_25_CutOfTheSiteMovesNothing: all devices lose the cloud together, for longer than the
+// applications' failover.after, and come back: each application has the pod that it had.
+func TestClaims_25_CutOfTheSiteMovesNothing(t *testing.T) {
+	s := use(t)
+	ns := s.Namespace()
+	nodes := options().Nodes()
+	before := map[string]string{}
+	for _, n := range nodes {
+		s.create(ns, appYAML("app-"+n.Name, n.Name))
+	}
+	for _, n := range nodes {
+		before["app-"+n.Name] = string(s.waitOn(ns, "app-"+n.Name, n.Name).UID)
+	}
+	same := func() error {
+		for name, uid := range before {
+			pods := s.pods(ns, name)
+			if len(pods) != 1 || string(pods[0].UID) != uid || pods[0].DeletionTimestamp != nil {
+				return fmt.Errorf("%s has %d pods, the first is %s, deleted at %v; it had %s", name, len(pods), pods[0].UID, pods[0].DeletionTimestamp, uid)
+			}
+		}
+		return nil
+	}
+	for _, n := range nodes {
+		s.Cut(n.Name)
+	}
+	for _, n := range nodes {
+		s.WaitReady(n.Name, false)
+	}
+	s.lasts("the pods as they were, in the cut", 10*time.Second, same) // failover.after is 2s
+	for _, n := range nodes {
+		s.Heal(n.Name)
+	}
+	for _, n := range nodes {
+		s.WaitReady(n.Name, true)
+	}
+	s.lasts("the pods as they were, linked again", 10*time.Second, same)
+}
