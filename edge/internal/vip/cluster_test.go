@@ -555,6 +555,30 @@ func (s *system) one() *node {
 	return holder
 }
 
+// settled waits until one node holds the address and serves it while all others say that they are
+// backups: where several nodes are about to change, one (above) may be true for a moment.
+func (s *system) settled() *node {
+	s.t.Helper()
+	var holder *node
+	poll.True(s.t, "one node holds the address, and all others are backups", func() bool {
+		holder = nil
+		for _, n := range s.nodes {
+			switch state := n.report(theVIP).State; {
+			case n.has(theVIP) && state == v1alpha1.VIPHolder && holder == nil:
+				holder = n
+			case n.has(theVIP) || state != v1alpha1.VIPBackup:
+				return false
+			}
+		}
+		if holder == nil {
+			return false
+		}
+		word, _, err := s.client.Ask("tcp", theVIP+":80", patience)
+		return err == nil && strings.HasPrefix(word, holder.name) && holder.has(theVIP)
+	})
+	return holder
+}
+
 // other is a node that is not n.
 func (s *system) other(n *node) *node {
 	i := slices.IndexFunc(s.nodes, func(x *node) bool { return x != n })

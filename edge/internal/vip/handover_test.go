@@ -194,6 +194,7 @@ func TestTraps_21_ShutdownHandsOver(t *testing.T) {
 	// Over the boot nothing is kept of it.
 	h.kill()
 	h.killKeepalived()
+	l.Boot()
 	h.boot++
 	h.start()
 	poll.True(t, "after the boot it is a backup", func() bool { return h.report(theVIP).State == v1alpha1.VIPBackup })

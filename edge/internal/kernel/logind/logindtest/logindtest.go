@@ -53,6 +53,13 @@ func (l *Logind) Prepare(down bool) {
 	}
 }
 
+// Boot is what the device's next boot brings: a logind that prepares for nothing. Who starts while
+// the one of before still does is in that shutdown.
+func (l *Logind) Boot() {
+	l.t.Helper()
+	l.Prepare(false)
+}
+
 // Wait returns when all locks were given up.
 func (l *Logind) Wait() {
 	l.t.Helper()
