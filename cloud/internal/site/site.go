@@ -108,7 +108,7 @@ func usable(a netip.Addr) bool {
 
 func sameDevice(a, b *Device) bool {
 	return (a.Labels == nil) == (b.Labels == nil) && labels.Equals(a.Labels, b.Labels) && slices.Equal(a.PodCIDRs, b.PodCIDRs) &&
-		slices.Equal(a.Addresses, b.Addresses) && slices.Equal(a.LANs, b.LANs) && a.Offer == b.Offer
+		slices.Equal(a.Addresses, b.Addresses) && slices.Equal(a.LANs, b.LANs) && a.Offer == b.Offer && a.Created.Equal(b.Created)
 }
 
 func readPool(o *kube.Object) (*v1alpha1.NodePool, error) {

@@ -72,6 +72,19 @@ func TestIndex_Site(t *testing.T) {
 	}
 }
 
+// Whose range counts depends on whose Node is older: one that registers again while no watch is open
+// is a change, though it brings all that it had.
+func TestSameDevice_registeredAgain(t *testing.T) {
+	one, again := device("a", "p", "10.0.0.0/24"), device("a", "p", "10.0.0.0/24")
+	one.Created, again.Created = time.Unix(1, 0), time.Unix(1, 0)
+	if !sameDevice(one, again) {
+		t.Error("the same Node counts as a change")
+	}
+	if again.Created = time.Unix(2, 0); sameDevice(one, again) {
+		t.Error("a younger Node counts as no change")
+	}
+}
+
 // Of more devices than a site may have, each is sent a site of its own, and why.
 func TestIndex_tooManyDevices(t *testing.T) {
 	var all []*Device
