@@ -72,8 +72,8 @@ func TestIndex_Site(t *testing.T) {
 	}
 }
 
-// Whose range counts depends on whose Node is older: one that registers again while no watch is open
-// is a change, though it brings all that it had.
+// Whose range counts depends on whose Node is older: one that registers again while no watch is
+// open is a change, though it brings all that it had.
 func TestSameDevice_registeredAgain(t *testing.T) {
 	one, again := device("a", "p", "10.0.0.0/24"), device("a", "p", "10.0.0.0/24")
 	one.Created, again.Created = time.Unix(1, 0), time.Unix(1, 0)
