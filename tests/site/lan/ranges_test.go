@@ -2,9 +2,10 @@ package lan_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -29,19 +30,20 @@ func (s *system) says(node, reason, word string) {
 	})
 }
 
-// register has a device register again, with nothing that was written to its Node before: in no
-// pool and without a range.
+// register has a device register as one that was never a Node: in no pool and without a range. A
+// device that has its store would bring its range back (docs/decisions/0098); what its pods have
+// stays where containerd reads it.
 func (s *system) register(ctx context.Context, node string) {
 	s.T.Helper()
 	nodes := s.Client.CoreV1().Nodes()
-	before, err := nodes.Get(ctx, node, metav1.GetOptions{})
+	h, err := s.Trial.Host(node)
 	s.Check(err)
+	s.Check(s.Trial.Stop(ctx, node, "edgecore"))
+	s.Check(os.Remove(filepath.Join(h.Root(), "/var/lib/skerry/store.db")))
 	s.Check(nodes.Delete(ctx, node, metav1.DeleteOptions{}))
-	s.WaitForIn(ctx, node+" to register again", func(ctx context.Context) error {
-		n, err := nodes.Get(ctx, node, metav1.GetOptions{})
-		if err == nil && n.UID == before.UID {
-			err = errors.New("it is the one before")
-		}
+	s.Check(s.Trial.Start(ctx, node, "edgecore"))
+	s.WaitForIn(ctx, node+" to register", func(ctx context.Context) error {
+		_, err := nodes.Get(ctx, node, metav1.GetOptions{})
 		return err
 	})
 }
@@ -67,7 +69,8 @@ func (s *system) podCIDR(node string) netip.Prefix {
 // A cluster whose controllers give no ranges: the leader offers one of the pool's podSubnets, and
 // the device writes it into its Node. In a pool without podSubnets, or in none, a device keeps a
 // range that it alone knows, for as long as no other network has it; where all are taken it says
-// so. Of two devices with one range both say so, and neither loses its own pods.
+// so. Of two devices with one range the newer one's does not count: it says so, the pool says so,
+// and neither loses its own pods.
 func TestSite_26_NoPodCIDRIsOfferedByTheLeader(t *testing.T) {
 	s := newSystem(t)
 	subnets := netip.MustParsePrefix("10.244.0.0/16")
@@ -126,7 +129,14 @@ func TestSite_26_NoPodCIDRIsOfferedByTheLeader(t *testing.T) {
 	// The device is carried here.
 	s.label("edge3", trial.Pool)
 	s.says("edge3", "PodCIDRConflict", "edge1")
-	s.says("edge1", "PodCIDRConflict", "edge3")
+	s.WaitFor("the pool to say whose range does not count", func(ctx context.Context) error {
+		out, err := s.Run(ctx, "kubectl", "get", "nodepool", trial.Pool, "-o", `jsonpath={.status.conditions[?(@.type=="PodCIDRsRefused")].message}`)
+		if want := "node edge3 claims " + ranges["edge1"].String() + " for its pods: node edge1 has " + ranges["edge1"].String(); err == nil && out != want {
+			err = fmt.Errorf("it says %q, want %q", out, want)
+		}
+		return err
+	})
+	s.says("edge1", "Ready", "are in "+ranges["edge1"].String())
 	s.served("edge1", address, "on-edge1", "on-edge2")
 	s.served("edge2", address, "on-edge1", "on-edge2")
 }
