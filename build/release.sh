@@ -64,11 +64,13 @@ named() { [ "$1" = kubectl-skerry ] && echo "$1" || echo "skerry-$1"; }
 packages() { # packages PROGRAM ARCH [+SUFFIX of the version]
 	local name=$1 arch=$2 config=$tmp/$1-$2.yaml version=$version${3:-} package=$package${3:-} format called
 	called=$(named "$name")
-	sed "s|@ARCH@|$arch|; s|@VERSION@|$package|; s|@PROGRAM@|$made/${name}_${version}_linux_$arch|; s|@TIME@|$time|; s|@PAUSE@|$tmp/pause_$arch.oci.tar|" "build/package/$name.yaml" >"$config"
+	go run -C build/tools/release ./notices "$made/${name}_${version}_linux_$arch" "$tmp/pause_$arch" >"$tmp/notices_$name"
+	sed "s|@ARCH@|$arch|; s|@VERSION@|$package|; s|@PROGRAM@|$made/${name}_${version}_linux_$arch|; s|@TIME@|$time|; s|@PAUSE@|$tmp/pause_$arch.oci.tar|; s|@NOTICES@|$tmp/notices_$name|" "build/package/$name.yaml" >"$config"
 	for format in deb rpm; do
 		pinned nfpm package --config "$config" --packager "$format" --target "$made/${called}_${package}_$arch.$format" >/dev/null
 	done
-	local files=("usr/bin/$name=$made/${name}_${version}_linux_$arch" "usr/share/doc/$called/copyright=LICENSE")
+	local files=("usr/bin/$name=$made/${name}_${version}_linux_$arch" "usr/share/doc/$called/copyright=LICENSE"
+		"usr/share/doc/$called/NOTICE=NOTICE" "usr/share/doc/$called/THIRD_PARTY_NOTICES=$tmp/notices_$name")
 	case $name in edgecore | cloudcore) files+=("usr/lib/systemd/system/$name.service=build/systemd/$name.service") ;; esac
 	case $name in
 	edgecore)
@@ -85,7 +87,8 @@ packages() { # packages PROGRAM ARCH [+SUFFIX of the version]
 image() {
 	local arch all=()
 	for arch in "${arches[@]}"; do all+=("$arch=$4$arch"); done
-	tool image --out "$made/$1_$version.oci.tar" --name "$registry/$1:$version" --path "$2" --user "$3" --version "$version" "${all[@]}"
+	tool image --out "$made/$1_$version.oci.tar" --name "$registry/$1:$version" --path "$2" --user "$3" --version "$version" \
+		--file "/usr/share/doc/skerry/LICENSE=LICENSE,/usr/share/doc/skerry/NOTICE=NOTICE,/usr/share/doc/skerry/THIRD_PARTY_NOTICES=$tmp/notices_$1" "${all[@]}"
 }
 
 go build -o "$tmp/release" ./build/release
@@ -118,6 +121,7 @@ for name in "${programs[@]}"; do
 		;;
 	esac
 done
+go run -C build/tools/release ./notices "$tmp/pause_${arches[0]}" >"$tmp/notices_pause"
 image pause /pause 65535:65535 "$tmp/pause_" >/dev/null
 
 key=
@@ -149,3 +153,6 @@ done
 rm -rf "$out"
 mv "$made" "$out"
 echo "release: $out"
+if [ -z "$key" ]; then
+	echo "release: it is not signed (SKERRY_SIGN_KEY): devices take it by 'sh install.sh --sha256 $(sha256sum "$out/SHA256SUMS" | cut -d' ' -f1) SOURCE', or a bundle by its own sum"
+fi

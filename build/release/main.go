@@ -34,6 +34,7 @@ func command() *cobra.Command {
 
 func imageCommand(at func() time.Time) *cobra.Command {
 	var out string
+	var files map[string]string
 	i := image.Image{Gzip: true, ByDigest: true}
 	c := &cobra.Command{
 		Use: "image --out FILE --name NAME --path PATH ARCH=PROGRAM...", Short: "Pack programs into an image; print its digest", Args: cobra.MinimumNArgs(1),
@@ -46,6 +47,13 @@ func imageCommand(at func() time.Time) *cobra.Command {
 					return cli.Bad(err)
 				}
 				i.Platforms = append(i.Platforms, image.Platform{Arch: arch, Program: program})
+			}
+			for _, path := range slices.Sorted(maps.Keys(files)) {
+				content, err := os.ReadFile(files[path])
+				if err != nil {
+					return cli.Bad(err)
+				}
+				i.Files = append(i.Files, image.File{Path: path, Mode: 0o644, Content: content})
 			}
 			f, err := os.Create(out)
 			if err != nil {
@@ -62,6 +70,7 @@ func imageCommand(at func() time.Time) *cobra.Command {
 	c.Flags().StringVar(&out, "out", "", "archive to write")
 	c.Flags().StringArrayVar(&i.Names, "name", nil, "name with a tag; may be repeated")
 	c.Flags().StringVar(&i.Path, "path", "", "where the program is in the image")
+	c.Flags().StringToStringVar(&files, "file", nil, "a file besides the program, PATH=FILE; may be repeated")
 	c.Flags().StringVar(&i.User, "user", "", "user that it runs as")
 	c.Flags().StringVar(&i.Version, "version", "", "annotated")
 	return c
