@@ -35,9 +35,13 @@ func makeRoomForKubelets() (giveBack func(), err error) {
 type machine struct {
 	User   seconds `json:"user"`
 	Kernel seconds `json:"kernel"`
+	Idle   seconds `json:"idle"`   // of the disk's waiting too
+	Stolen seconds `json:"stolen"` // by the host, for other guests
 }
 
-func (m machine) since(b machine) machine { return machine{m.User - b.User, m.Kernel - b.Kernel} }
+func (m machine) since(b machine) machine {
+	return machine{m.User - b.User, m.Kernel - b.Kernel, m.Idle - b.Idle, m.Stolen - b.Stolen}
+}
 
 // readMachine reads proc_stat(5). Where it can't, there are no figures.
 func readMachine() machine {
@@ -47,7 +51,7 @@ func readMachine() machine {
 		return machine{}
 	}
 	fields := strings.Fields(strings.SplitN(string(raw), "\n", 2)[0])
-	if len(fields) < 8 {
+	if len(fields) < 9 {
 		return machine{}
 	}
 	sum := func(indices ...int) (s seconds) {
@@ -59,6 +63,6 @@ func readMachine() machine {
 		}
 		return s
 	}
-	// user and nice; system, irq and softirq
-	return machine{sum(1, 2), sum(3, 6, 7)}
+	// user and nice; system, irq and softirq; idle and iowait; steal
+	return machine{sum(1, 2), sum(3, 6, 7), sum(4, 5), sum(8)}
 }

@@ -17,6 +17,9 @@ type phase struct {
 	shard    string // which part of a suite's tests, like 1/2; "" for all
 }
 
+// wholeShard is all of a suite's tests, for a package that can run in parts.
+const wholeShard = "1/1"
+
 // A job is phases in a row. Jobs run side by side: each has networks, control planes or a kernel of
 // its own. Phases that would meet, as control planes on the same ports do, are in one job.
 type job struct {

@@ -211,7 +211,8 @@ func (r result) report(out io.Writer) error {
 	if err := errors.Join(r.writeTables(f), f.Close()); err != nil {
 		return fmt.Errorf("writing the tables: %w", err)
 	}
-	fmt.Fprintf(out, "== it took %v s; the machine's processors %v s for programs and %v s for the kernel; tables: %s\n", r.Wall, r.Machine.User, r.Machine.Kernel, tableFile)
+	fmt.Fprintf(out, "== it took %v s; the machine's processors %v s for programs and %v s for the kernel, %v s idle, %v s stolen by the host; tables: %s\n",
+		r.Wall, r.Machine.User, r.Machine.Kernel, r.Machine.Idle, r.Machine.Stolen, tableFile)
 	fmt.Fprintf(out, "== dearest packages:%14s %8s %8s %8s\n", "user s", "kernel s", "build s", "wall s")
 	for _, d := range r.dearest(most) {
 		fmt.Fprintf(out, "   %-30s %8v %8v %8v %8v  %s\n", d.Package, d.Tests.User, d.Tests.Kernel, d.Compile.User+d.Compile.Kernel+d.Link.User+d.Link.Kernel, d.Tests.Wall, d.Phase)

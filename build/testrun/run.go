@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -36,7 +37,9 @@ type runner struct {
 	out    io.Writer
 	result result
 	again  []secondTry
-	failed bool // something that no second try mends
+	// binaries are those that several phases run, by package.
+	binaries map[string]*linked
+	failed   bool // something that no second try mends
 }
 
 // A secondTry is a package of a phase that failed.
@@ -265,6 +268,9 @@ func (r *runner) secondTries(ctx context.Context) {
 		r.print("== FAILED, once more, alone: %v (%s)\n", a.retry, a.name)
 		p := a.phase
 		p.name, p.packages, p.parallel = a.name+", second try", []string{r.within(a.Package)}, 1
+		if len(a.Tests) > 0 {
+			p.shard = wholeShard // of these few tests another part could be empty
+		}
 		flags := selection(r.what)
 		if len(a.Tests) > 0 {
 			flags = append(flags, "-run", a.pattern())
@@ -273,6 +279,10 @@ func (r *runner) secondTries(ctx context.Context) {
 		r.print("== %s: %s\n", p.name, s.counts)
 		if err != nil || s.counts.Failed > 0 {
 			r.failed = true
+		} else if missing := s.notPassed(a.Tests); len(missing) > 0 {
+			r.print("== FAILED: these did not run at the second try: %s\n", strings.Join(missing, " "))
+			s.counts.Failed += len(missing)
+			r.failed = true
 		} else {
 			r.result.SecondTries = append(r.result.SecondTries, retry{p.packages[0], a.Tests})
 		}
@@ -280,9 +290,8 @@ func (r *runner) secondTries(ctx context.Context) {
 	}
 }
 
-// goTest runs go test and reads what it says. c is what it took, with the compiler and the tests.
-func (r *runner) goTest(ctx context.Context, p phase, selection []string, out io.Writer) (s *summary, c cost, err error) {
-	costs, graph := filepath.Join(r.temp, "costs-"+logName(p.name)), filepath.Join(r.temp, "graph-"+logName(p.name))
+// goTestCommand is go test for all packages of a phase.
+func (r *runner) goTestCommand(p phase, selection []string, graph string) *exec.Cmd {
 	args := []string{
 		"test", "-json", "-vet", "off", "-p", strconv.Itoa(p.parallel), "-timeout", timeout, "-ldflags", r.ldflags, "-exec", "'" + r.self + "' exec", "-debug-actiongraph", graph,
 	}
@@ -290,7 +299,19 @@ func (r *runner) goTest(ctx context.Context, p phase, selection []string, out io
 	for _, dir := range p.packages {
 		args = append(args, "./"+dir)
 	}
-	cmd := exec.Command("go", args...)
+	return exec.Command("go", args...)
+}
+
+// goTest runs go test and reads what it says. c is what it took, with the compiler and the tests.
+func (r *runner) goTest(ctx context.Context, p phase, selection []string, out io.Writer) (s *summary, c cost, err error) {
+	costs, graph := filepath.Join(r.temp, "costs-"+logName(p.name)), filepath.Join(r.temp, "graph-"+logName(p.name))
+	cmd, ok, err := r.shardCommand(p, slices.Concat(r.flags, selection), graph, out)
+	if err != nil {
+		return newSummary(out, time.Now), c, err
+	}
+	if !ok {
+		cmd = r.goTestCommand(p, selection, graph)
+	}
 	cmd.Env = append(os.Environ(), costsVariable+"="+costs, ownerVariable+"="+strconv.Itoa(os.Getpid()), "SKERRY_E2E_SHARD="+p.shard)
 	// A group of its own, so that all of it can be told to end.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}

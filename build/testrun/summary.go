@@ -223,6 +223,20 @@ func (s *summary) failedTests(pkg string) []string {
 	return names
 }
 
+// notPassed lists those of some tests that did not run, or were skipped.
+func (s *summary) notPassed(names []string) (missing []string) {
+	passed := map[string]bool{}
+	for id, c := range s.tests {
+		passed[id.test] = c.Passed > 0
+	}
+	for _, n := range names {
+		if !passed[n] {
+			missing = append(missing, n)
+		}
+	}
+	return missing
+}
+
 func (s *summary) testEnds(id testID, action string, elapsed time.Duration) {
 	var one Counts
 	switch action {

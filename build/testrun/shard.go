@@ -1,0 +1,81 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+)
+
+// A linked is the test binary of a package whose tests run in parts, each a process of its own:
+// `go test` would link it anew for each part.
+type linked struct {
+	once sync.Once
+	file string
+	err  error
+}
+
+// binaryFlags are those of go test that a test binary takes too, with the prefix "test." (go help
+// testflag); true for those that have a value.
+var binaryFlags = map[string]bool{
+	"count": true, "cpu": true, "parallel": true, "run": true, "skip": true, "timeout": true, "failfast": false, "short": false, "v": false,
+}
+
+// forBinary translates flags of go test into those of a test binary, a value always after "=";
+// false where one is the compiler's, or unknown.
+func forBinary(flags []string) (translated []string, ok bool) {
+	for i := 0; i < len(flags); i++ {
+		name, value, given := strings.Cut(strings.TrimLeft(flags[i], "-"), "=")
+		takes, known := binaryFlags[name]
+		if !known || !strings.HasPrefix(flags[i], "-") {
+			return nil, false
+		}
+		if takes && !given {
+			if i++; i == len(flags) {
+				return nil, false
+			}
+			value, given = flags[i], true
+		}
+		if given {
+			value = "=" + value
+		}
+		translated = append(translated, "-test."+name+value)
+	}
+	return translated, true
+}
+
+// shardCommand runs one part of a package's tests by a binary that all parts share, and converts
+// what it prints as `go test -json` does. ok is false where only go test itself can run them.
+func (r *runner) shardCommand(p phase, flags []string, graph string, out io.Writer) (cmd *exec.Cmd, ok bool, err error) {
+	translated, ok := forBinary(flags)
+	if !ok || p.shard == "" || len(p.packages) != 1 {
+		return nil, false, nil
+	}
+	pkg := p.packages[0]
+	r.mu.Lock()
+	if r.binaries == nil {
+		r.binaries = map[string]*linked{}
+	}
+	b := r.binaries[pkg]
+	if b == nil {
+		b = &linked{file: filepath.Join(r.temp, logName(pkg)+".test")}
+		r.binaries[pkg] = b
+	}
+	r.mu.Unlock()
+	b.once.Do(func() {
+		link := exec.Command("go", "test", "-c", "-o", b.file, "-ldflags", r.ldflags, "-debug-actiongraph", graph, "./"+pkg)
+		link.Stdout, link.Stderr = out, out
+		if err := link.Run(); err != nil {
+			b.err = fmt.Errorf("linking the tests of %s: %w", pkg, err)
+		}
+	})
+	if b.err != nil {
+		return nil, true, b.err
+	}
+	args := []string{"tool", "test2json", "-t", "-p", r.module + "/" + pkg, r.self, "exec", b.file, "-test.v=test2json", "-test.paniconexit0", "-test.timeout=" + timeout}
+	cmd = exec.Command("go", append(args, translated...)...)
+	cmd.Dir = pkg // as go test does
+	return cmd, true, nil
+}
