@@ -17,6 +17,11 @@ type phase struct {
 	shard    string // which part of a suite's tests, like 1/2; "" for all
 }
 
+// timeout is for one test binary; the longest takes some 20 minutes.
+const timeout = "75m"
+
+func logName(name string) string { return strings.NewReplacer(" ", "-", "/", "-").Replace(name) }
+
 // wholeShard is all of a suite's tests, for a package that can run in parts.
 const wholeShard = "1/1"
 

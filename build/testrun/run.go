@@ -20,8 +20,6 @@ const (
 	// mostAgain is how many packages of a phase may be run once more. Where more fail it is not the
 	// machine's doing.
 	mostAgain = 3
-	// timeout is for one test binary; the longest takes some 20 minutes.
-	timeout = "75m"
 	// tick is how often the jobs that run are listed.
 	tick = time.Minute
 )
@@ -32,14 +30,13 @@ type runner struct {
 	module string
 	self   string // this program
 	temp   string // a folder for the run
+	shards *shards
 
 	mu     sync.Mutex // guards what follows, and out
 	out    io.Writer
 	result result
 	again  []secondTry
-	// binaries are those that several phases run, by package.
-	binaries map[string]*linked
-	failed   bool // something that no second try mends
+	failed bool // something that no second try mends
 }
 
 // A secondTry is a package of a phase that failed.
@@ -84,6 +81,7 @@ func run(ctx context.Context, o options, out io.Writer) (result, error) {
 		}
 		defer giveBack()
 	}
+	r.shards = &shards{module: r.module, self: r.self, temp: r.temp, ldflags: r.ldflags}
 	r.carryOut(ctx, packages)
 	return r.result, errors.Join(context.Cause(ctx), r.result.write(resultFile))
 }
@@ -95,7 +93,7 @@ func (r *runner) carryOut(ctx context.Context, packages []string) {
 		r.vet(ctx)
 		lanes = 1
 	}
-	r.inLanes(ctx, plan(r.what, packages, r.shards), lanes)
+	r.inLanes(ctx, plan(r.what, packages, r.options.shards), lanes)
 	r.secondTries(ctx)
 	if c := lent(); c.User > 0 {
 		r.result.row(row{Package: "control planes that were lent", Phase: "all", Tests: c})
@@ -305,7 +303,7 @@ func (r *runner) goTestCommand(p phase, selection []string, graph string) *exec.
 // goTest runs go test and reads what it says. c is what it took, with the compiler and the tests.
 func (r *runner) goTest(ctx context.Context, p phase, selection []string, out io.Writer) (s *summary, c cost, err error) {
 	costs, graph := filepath.Join(r.temp, "costs-"+logName(p.name)), filepath.Join(r.temp, "graph-"+logName(p.name))
-	cmd, ok, err := r.shardCommand(p, slices.Concat(r.flags, selection), graph, out)
+	cmd, ok, err := r.shards.command(p, slices.Concat(r.flags, selection), graph, out)
 	if err != nil {
 		return newSummary(out, time.Now), c, err
 	}
@@ -337,8 +335,6 @@ func (r *runner) goTest(ctx context.Context, p phase, selection []string, out io
 	c = cost{Wall: secondsOf(time.Since(began)), User: secondsOf(cmd.ProcessState.UserTime()), Kernel: secondsOf(cmd.ProcessState.SystemTime())}
 	return s, c, errors.Join(err, r.note(p, costs, graph))
 }
-
-func logName(name string) string { return strings.NewReplacer(" ", "-", "/", "-").Replace(name) }
 
 // note adds what go test and the test binaries cost to the result.
 func (r *runner) note(p phase, costs, graph string) error {

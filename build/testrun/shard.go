@@ -46,26 +46,39 @@ func forBinary(flags []string) (translated []string, ok bool) {
 	return translated, true
 }
 
-// shardCommand runs one part of a package's tests by a binary that all parts share, and converts
-// what it prints as `go test -json` does. ok is false where only go test itself can run them.
-func (r *runner) shardCommand(p phase, flags []string, graph string, out io.Writer) (cmd *exec.Cmd, ok bool, err error) {
+// shards runs packages in parts.
+type shards struct {
+	module, self, temp, ldflags string
+
+	mu       sync.Mutex
+	binaries map[string]*linked // by package
+}
+
+func (s *shards) of(pkg string) *linked {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.binaries == nil {
+		s.binaries = map[string]*linked{}
+	}
+	b := s.binaries[pkg]
+	if b == nil {
+		b = &linked{file: filepath.Join(s.temp, logName(pkg)+".test")}
+		s.binaries[pkg] = b
+	}
+	return b
+}
+
+// command runs one part of a package's tests by a binary that all parts share, and converts its
+// output as `go test -json` does. ok is false where only go test itself can run them.
+func (s *shards) command(p phase, flags []string, graph string, out io.Writer) (cmd *exec.Cmd, ok bool, err error) {
 	translated, ok := forBinary(flags)
 	if !ok || p.shard == "" || len(p.packages) != 1 {
 		return nil, false, nil
 	}
 	pkg := p.packages[0]
-	r.mu.Lock()
-	if r.binaries == nil {
-		r.binaries = map[string]*linked{}
-	}
-	b := r.binaries[pkg]
-	if b == nil {
-		b = &linked{file: filepath.Join(r.temp, logName(pkg)+".test")}
-		r.binaries[pkg] = b
-	}
-	r.mu.Unlock()
+	b := s.of(pkg)
 	b.once.Do(func() {
-		link := exec.Command("go", "test", "-c", "-o", b.file, "-ldflags", r.ldflags, "-debug-actiongraph", graph, "./"+pkg)
+		link := exec.Command("go", "test", "-c", "-o", b.file, "-ldflags", s.ldflags, "-debug-actiongraph", graph, "./"+pkg)
 		link.Stdout, link.Stderr = out, out
 		if err := link.Run(); err != nil {
 			b.err = fmt.Errorf("linking the tests of %s: %w", pkg, err)
@@ -74,7 +87,7 @@ func (r *runner) shardCommand(p phase, flags []string, graph string, out io.Writ
 	if b.err != nil {
 		return nil, true, b.err
 	}
-	args := []string{"tool", "test2json", "-t", "-p", r.module + "/" + pkg, r.self, "exec", b.file, "-test.v=test2json", "-test.paniconexit0", "-test.timeout=" + timeout}
+	args := []string{"tool", "test2json", "-t", "-p", s.module + "/" + pkg, s.self, "exec", b.file, "-test.v=test2json", "-test.paniconexit0", "-test.timeout=" + timeout}
 	cmd = exec.Command("go", append(args, translated...)...)
 	cmd.Dir = pkg // as go test does
 	return cmd, true, nil
