@@ -40,6 +40,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/console"
 	"github.com/skerry-io/skerry/edge/internal/contact"
 	"github.com/skerry-io/skerry/edge/internal/creationorder"
+	"github.com/skerry-io/skerry/edge/internal/deviceplugin"
 	"github.com/skerry-io/skerry/edge/internal/drain"
 	"github.com/skerry-io/skerry/edge/internal/edged"
 	"github.com/skerry-io/skerry/edge/internal/endpoints"
@@ -198,6 +199,7 @@ type App struct {
 	logs     *applogs.Agent
 	order    *creationorder.Module
 	images   *images.Server
+	devices  *deviceplugin.Module
 }
 
 // switched are the modules that the NodePool may switch on (edgeconfig.Auto), as they are

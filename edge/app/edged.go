@@ -14,6 +14,7 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/edge/internal/api"
 	"github.com/skerry-io/skerry/edge/internal/creationorder"
+	"github.com/skerry-io/skerry/edge/internal/deviceplugin"
 	"github.com/skerry-io/skerry/edge/internal/edged"
 	"github.com/skerry-io/skerry/edge/internal/images"
 	"github.com/skerry-io/skerry/edge/internal/shutdown"
@@ -48,14 +49,14 @@ func (a *App) imageService() string {
 	return "unix://" + a.imagesSocket()
 }
 
-// prepareRuntime is for the kubelet to wait for. What can't be done keeps some pod from starting,
-// and the rest not: the kubelet starts all the same.
+// prepareRuntime is for the kubelet to wait for. What can't be done to the runtime keeps some pod
+// from starting, and the rest not: the kubelet starts all the same.
 func (a *App) prepareRuntime(ctx context.Context) error {
 	if err := a.order.Mend(ctx); err != nil {
 		klog.FromContext(ctx).Error(err, "Failed to remove containers that were created later than those after them")
 	}
 	a.images.TryRestore(ctx)
-	return nil
+	return a.devices.Prepare(ctx)
 }
 
 func (a *App) edgedParts() ([]beehive.Entry, error) {
@@ -72,7 +73,13 @@ func (a *App) edgedParts() ([]beehive.Entry, error) {
 	}); err != nil {
 		return nil, err
 	}
-	entries := []beehive.Entry{restarted(a.order)}
+	if a.devices, err = deviceplugin.New(deviceplugin.Config{
+		NodeName: a.node, Runtime: a.edged.Runtime(), RootDir: a.config.Modules.Edged.RootDir, API: a.api.ClientConfig(api.Identity{}),
+		Events: a.recorder(string(deviceplugin.Name)), Recorrect: a.meta.Recorrect, Timeout: a.config.Modules.Edged.DevicePluginTimeout.Duration,
+	}); err != nil {
+		return nil, err
+	}
+	entries := []beehive.Entry{restarted(a.order), restarted(a.devices)}
 	if a.imageService() != "" {
 		entries = append(entries, restarted(a.images))
 	}

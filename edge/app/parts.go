@@ -3,6 +3,7 @@ package app
 import (
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/beehive"
@@ -43,7 +44,7 @@ func (a *App) newMeta() {
 	limit := c.MetaManager.EventLimit
 	a.singletons = singleton.New(func() singleton.Manager { return a.meta }, agent.NewMemory(a.store, string(singleton.Name)), bootID())
 	a.meta = meta.New(meta.Config{
-		Gate: podgate.Gate{a.singletons.Rule}, PodsConfirmed: a.singletons.Confirmed,
+		Gate: podgate.Gate{a.singletons.Rule, func(p *corev1.Pod) string { return a.devices.Withholds(p) }}, PodsConfirmed: a.singletons.Confirmed,
 		NodeName: a.node, Store: a.store, ReportEvents: c.Edged.ReportEvent, Corrector: a.newCorrection(),
 		Limits: meta.Limits{OutboxEvents: limit.Entries, OutboxBytes: int(limit.Bytes.Value())},
 	})

@@ -164,7 +164,7 @@ spec:
 	})
 	users := s.WaitPods(ns, "role=user", "edge1", 2)
 
-	for range reboots() {
+	for range reboots(5) {
 		s.Reboot("edge1", true)
 		s.WaitFor("the pods to run again, without a link", func(ctx context.Context) error {
 			for _, p := range users {
@@ -206,9 +206,9 @@ func (s *system) runs(node, id string) bool {
 }
 
 // reboots is how many the scenario wants: all of them in the long tests.
-func reboots() int {
+func reboots(all int) int {
 	if os.Getenv("SKERRY_LONG") != "" {
-		return 5
+		return all
 	}
 	return 1
 }

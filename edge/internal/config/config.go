@@ -176,6 +176,9 @@ type Edged struct {
 	// KubeletConfiguration has; "" for none.
 	ImageCredentialProviderConfig string `json:"imageCredentialProviderConfig"`
 	ImageCredentialProviderBinDir string `json:"imageCredentialProviderBinDir"`
+	// DevicePluginTimeout is how long after the kubelet's start pods with devices of device plugins
+	// wait for these; 0: not at all.
+	DevicePluginTimeout metav1.Duration `json:"devicePluginTimeout"`
 }
 
 // Route keeps static routes.
@@ -260,7 +263,7 @@ func Default() *Config {
 			},
 			MetaManager: MetaManager{Enable: true, EventLimit: EventLimit{Entries: 10000, Bytes: resource.MustParse("16Mi")}, Encryption: Encryption{KeysDir: "/run/skerry/keys"}},
 			EdgeAPI:     EdgeAPI{Enable: true, Socket: "/run/skerry/edge.sock", Listen: "127.0.0.1:10550", Pods: true, PodsListen: "169.254.20.20:10550"},
-			Edged:       Edged{Enable: true, Labels: map[string]string{}, RootDir: "/var/lib/kubelet", Kubelet: json.RawMessage("{}"), SandboxImageArchive: "/usr/share/skerry/pause.oci.tar"},
+			Edged:       Edged{Enable: true, Labels: map[string]string{}, RootDir: "/var/lib/kubelet", Kubelet: json.RawMessage("{}"), SandboxImageArchive: "/usr/share/skerry/pause.oci.tar", DevicePluginTimeout: seconds(300)},
 			Route:       Route{Enable: true, Protocol: 158, ProtectedSubnets: []string{}},
 			VIP: VIP{Enable: true, DataPlane: "auto", Keepalived: Keepalived{
 				Program: "keepalived", Sections: "/etc/skerry/keepalived.conf", RunDir: "/run/skerry/keepalived",
@@ -420,6 +423,9 @@ func (e *Edged) validate(at *field.Path) field.ErrorList {
 	errs = append(errs, absolute(at.Child("sandboxImageArchive"), e.SandboxImageArchive, false)...)
 	errs = append(errs, absolute(at.Child("imageCredentialProviderConfig"), e.ImageCredentialProviderConfig, e.ImageCredentialProviderBinDir != "")...)
 	errs = append(errs, absolute(at.Child("imageCredentialProviderBinDir"), e.ImageCredentialProviderBinDir, e.ImageCredentialProviderConfig != "")...)
+	if e.DevicePluginTimeout.Duration < 0 {
+		errs = append(errs, field.Invalid(at.Child("devicePluginTimeout"), e.DevicePluginTimeout.Duration.String(), "must not be negative"))
+	}
 	return append(errs, absolute(at.Child("rootDir"), e.RootDir, e.Enable)...)
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/skerry-io/skerry/edge/internal/meta/event"
 	"github.com/skerry-io/skerry/edge/internal/meta/outbox"
+	"github.com/skerry-io/skerry/edge/internal/meta/podgate"
 	"github.com/skerry-io/skerry/edge/internal/meta/podrestart"
 	"github.com/skerry-io/skerry/edge/internal/meta/view"
 	"github.com/skerry-io/skerry/edge/internal/object"
@@ -124,7 +125,7 @@ func (m *Manager) showAgain(ctx context.Context, pod *corev1.Pod) error {
 		b.reapply(ref)
 		have := b.view.Get(ref)
 		w := Write{Verb: "patch", Ref: ref, Subresource: "status", PatchType: types.StrategicMergePatchType, UID: pod.UID}
-		if _, err := m.stagePatch(b, w, storepb.Class_POD_STATUS, have, podrestart.NotReady(time.Now())); err != nil {
+		if _, err := m.stagePatch(b, w, storepb.Class_POD_STATUS, have, podgate.NotReady(time.Now(), "Restarting", "the kubelet ended the pod without a link to the cloud; the device runs it again")); err != nil {
 			m.counters.malformed.Add(1) // the kubelet says it a moment later
 		}
 		m.reportRestart(b, pod)

@@ -107,6 +107,9 @@ func (f Facts) why(pod *corev1.Pod, terminal bool) Pod {
 		}
 	case f.Withheld[pod.UID] != "":
 		p.State, p.Reason, p.Message = Withheld, "Withheld", f.Withheld[pod.UID]
+		if strings.Contains(p.Message, "device plugin") {
+			p.Action = "starts by itself; if its device plugin is a pod, see whether that runs: kubectl get pods -A"
+		}
 	case terminal:
 		p.State, p.Reason, p.Message = Ended, cmp.Or(pod.Status.Reason, string(pod.Status.Phase)), pod.Status.Message
 		p.Action = "only the cloud can replace it: its controller does so when the link is there; a pod without a controller must be made again"

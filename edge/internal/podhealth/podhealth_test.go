@@ -49,7 +49,7 @@ func TestOf(t *testing.T) {
 			pod("volume", corev1.PodPending, waits("ContainerCreating", "")), pod("new", corev1.PodPending),
 			pod("nothing", corev1.PodRunning), // says that it runs, and no container is there
 		},
-		Withheld: map[types.UID]string{"plugin": "waits for island.example/thing", "evicted": "ended", "again": "ended"},
+		Withheld: map[types.UID]string{"plugin": "waits for a device plugin: island.example/thing", "evicted": "ended", "again": "ended"},
 		Restarts: map[types.UID]podhealth.Restart{
 			"evicted": {Reason: "Evicted: The node was low on resource: ephemeral-storage.", For: []string{"DiskPressure"}, Ends: 1},
 			"again":   {Reason: "Evicted: low on memory", Ends: 3, NotBefore: time.Date(2026, 11, 27, 12, 0, 0, 0, time.UTC)},

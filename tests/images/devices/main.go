@@ -1,6 +1,6 @@
 // Command devices is what a device has beside Skerry that pods ask the kubelet for: a driver of
-// DRA, which publishes its device through the API, and a CSI driver whose volumes are attached. As
-// "wait" it is a pod that uses one.
+// DRA, which publishes its device through the API, a CSI driver whose volumes are attached, and a
+// device plugin. As "wait" it is a pod that uses one.
 package main
 
 import (
@@ -40,6 +40,8 @@ func main() {
 		err = runDRA(ctx)
 	case "csi":
 		err = runCSI(ctx)
+	case "plugin":
+		err = runPlugin(ctx)
 	case "wait":
 		<-ctx.Done()
 	default:

@@ -16,7 +16,11 @@
 package podgate
 
 import (
+	"encoding/json"
+	"time"
+
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -47,4 +51,19 @@ type Withheld struct {
 	Name      string    `json:"name"`
 	UID       types.UID `json:"uid"`
 	Reason    string    `json:"reason"`
+}
+
+// NotReady is a strategic merge patch by which a pod's status says that it serves nothing: the
+// kubelet of a pod that is withheld does not say so.
+func NotReady(now time.Time, reason, message string) []byte {
+	condition := func(kind corev1.PodConditionType) map[string]any {
+		return map[string]any{
+			"type": kind, "status": corev1.ConditionFalse, "reason": reason, "message": message, "lastTransitionTime": metav1.NewTime(now),
+		}
+	}
+	body, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": []any{condition(corev1.PodReady), condition(corev1.ContainersReady)}}})
+	if err != nil {
+		panic(err) // strings and a time
+	}
+	return body
 }

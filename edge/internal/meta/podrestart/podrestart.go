@@ -13,10 +13,8 @@
 package podrestart
 
 import (
-	"encoding/json"
 	"slices"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -97,21 +95,6 @@ func Reason(pod *corev1.Pod) string {
 // Withheld is why the kubelet is not shown a pod that it has ended.
 func Withheld(pod *corev1.Pod) string {
 	return "was ended by the kubelet while there was no link (" + Reason(pod) + "); runs again here once the reason has passed"
-}
-
-// NotReady is a patch that makes a pod's status say that it serves nothing.
-func NotReady(now time.Time) []byte {
-	condition := func(kind corev1.PodConditionType) map[string]any {
-		return map[string]any{
-			"type": kind, "status": corev1.ConditionFalse, "reason": "Restarting", "lastTransitionTime": metav1.NewTime(now),
-			"message": "the kubelet ended the pod without a link to the cloud; the device runs it again",
-		}
-	}
-	body, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": []any{condition(corev1.PodReady), condition(corev1.ContainersReady)}}})
-	if err != nil {
-		panic(err) // strings and a time
-	}
-	return body
 }
 
 // Blocks returns the conditions of the node with which its kubelet would not admit the pod
