@@ -47,6 +47,13 @@ func (g *gate) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 		return nil, err
 	}
+	if answer.StatusCode == http.StatusServiceUnavailable && (r.Method != http.MethodGet || r.URL.RawQuery == "") {
+		// client-go would wait as long ten times, inside the call: 50 s in which a pod's worker, or
+		// the registration of a plugin, does nothing else. Of a kube-apiserver that is not there
+		// the kubelet hears at once, and it tries again by rules of its own. Lists and watches wait
+		// for what is about to come.
+		answer.Header.Del("Retry-After")
+	}
 	answer.Body = &gatedBody{answer.Body, end}
 	return answer, nil
 }
