@@ -101,7 +101,7 @@ func TestLeavingAsKubectl(t *testing.T) {
 			}
 		}
 	}
-	api := &rest.Config{Host: "http://api.invalid", Transport: all}
+	api := &rest.Config{Host: "http://api.invalid", Transport: all, QPS: -1} // kubectl asks for the DaemonSet of each pod
 	client, err := kubernetes.NewForConfig(api)
 	if err != nil {
 		t.Fatal(err)
