@@ -2,7 +2,9 @@ package e2e_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -11,9 +13,11 @@ import (
 
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/build/image"
 	"github.com/skerry-io/skerry/common/dependency"
+	"github.com/skerry-io/skerry/tests/cluster"
 	"github.com/skerry-io/skerry/tests/cluster/binary"
 )
 
@@ -59,7 +63,7 @@ spec:
 
 // TestEveryday_06_07: a pod with a device of DRA and a pod with a volume that is attached run again
 // after reboots without a link, the same ones. The driver follows its slices by a selector and
-// publishes them through the device's API.
+// publishes them through the device's API; they stay when the link comes back.
 func TestEveryday_06_07_DRAPodAndAttachedVolumeComeBack(t *testing.T) {
 	s := use(t)
 	s.devices("edge1")
@@ -179,8 +183,20 @@ spec:
 			return nil
 		})
 	}
+	// With the link back the kubelet does what it wanted to do when it started: delete all slices
+	// of its node. The driver runs, so its slice stays.
+	slice, deletions := s.slice(), s.sliceDeletions()
 	s.Heal("edge1")
 	s.WaitReady("edge1", true)
+	s.WaitFor("the kubelet to delete its node's slices", func(context.Context) error {
+		if s.sliceDeletions() == deletions {
+			return errors.New("it has not")
+		}
+		return nil
+	})
+	if now := s.slice(); now != slice {
+		t.Errorf("the slice of a driver that runs was %s, is %s", slice, now)
+	}
 	for _, p := range s.WaitPods(ns, "role=user", "edge1", 2) {
 		if !strings.Contains(string(users[0].UID)+string(users[1].UID), string(p.UID)) {
 			t.Errorf("%s was replaced", p.Name)
@@ -197,6 +213,25 @@ spec:
 		}
 		return err
 	})
+}
+
+// slice is the UID of the driver's slice.
+func (s *system) slice() types.UID {
+	s.T.Helper()
+	all, err := s.Client.ResourceV1().ResourceSlices().List(s.T.Context(), metav1.ListOptions{FieldSelector: "spec.driver=dra.devices.example"})
+	s.Check(err)
+	if len(all.Items) != 1 {
+		s.T.Fatalf("there are %d slices", len(all.Items))
+	}
+	return all.Items[0].UID
+}
+
+// sliceDeletions counts how often edge1 had slices of its node deleted.
+func (s *system) sliceDeletions() int {
+	s.T.Helper()
+	return len(cluster.ReadAudit(s.T, s.path("cloud", "/var/log/audit.log"), func(r cluster.Request) bool {
+		return r.Verb == "deletecollection" && r.ObjectRef.Resource == "resourceslices" && strings.Contains(r.RequestURI, "edge1") && r.ResponseStatus.Code == http.StatusOK
+	}))
 }
 
 // runs reports whether a container of a pod's status runs on a node.

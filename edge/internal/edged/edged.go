@@ -239,7 +239,7 @@ func (m *Module) clients() (clients, error) {
 	if c.kube, err = kubernetes.NewForConfig(config); err != nil {
 		return c, fmt.Errorf("making the kubelet's client: %w", err)
 	}
-	c.kube = newSharing(c.kube, m.config.Share)
+	c.kube = &keeping{newSharing(c.kube, m.config.Share), func(ctx context.Context) []string { return runningDrivers(ctx, m.rootDir()) }}
 	events := rest.CopyConfig(config)
 	events.QPS, events.Burst = float32(s.EventRecordQPS), int(s.EventBurst)
 	if s.EventRecordQPS == 0 {
