@@ -65,8 +65,11 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/vip"
 )
 
+const dropIns = "modules.edged.kubeletConfigDir"
+
 // Configuration reads edgecore.yaml and checks also what only a module knows: the
-// KubeletConfiguration. The error names every mistake with its line.
+// KubeletConfiguration, over which drop-in files are laid. The error names every mistake with its
+// line.
 func Configuration(file string, data []byte) (*edgeconfig.Config, error) {
 	cfg, doc, err := edgeconfig.Read(file, data)
 	found, ok := errors.AsType[*config.Error](err)
@@ -84,13 +87,26 @@ func Configuration(file string, data []byte) (*edgeconfig.Config, error) {
 			kubelet = nil
 		}
 	}
+	var from map[string]string // the drop-in file of a field
+	if cfg != nil && kubelet != nil && cfg.Modules.Edged.KubeletConfigDir != "" {
+		merged, err := edged.MergeDropIns(kubelet, cfg.Modules.Edged.KubeletConfigDir)
+		if err != nil {
+			problems = append(problems, config.Problem{Line: doc.Line(dropIns), Path: dropIns, Message: err.Error()})
+		}
+		kubelet, from = merged.Raw, merged.From
+		cfg.Modules.Edged.Kubelet = kubelet
+	}
 	if kubelet != nil {
 		for _, m := range edged.Validate(kubelet) {
-			at := "modules.edged.kubelet"
+			at, text := "modules.edged.kubelet", m.Message
 			if m.Field != "" {
 				at += "." + m.Field
 			}
-			problems = append(problems, config.Problem{Line: doc.Line(at), Path: at, Message: m.Message})
+			top, _, _ := strings.Cut(m.Field, ".")
+			if file := from[top]; file != "" {
+				at, text = dropIns, file+": "+m.Field+": "+text
+			}
+			problems = append(problems, config.Problem{Line: doc.Line(at), Path: at, Message: text})
 		}
 	}
 	if len(problems) > 0 {

@@ -1,6 +1,8 @@
 package app_test
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -63,6 +65,24 @@ func TestConfigurationReportsEveryMistake(t *testing.T) {
 		_, err := app.Configuration("f", []byte(head+"datadir: /x\n"+off))
 		if err == nil || strings.Contains(err.Error(), "kubelet") {
 			t.Errorf("beside a mistake: %v", err)
+		}
+	})
+	t.Run("a drop-in file", func(t *testing.T) {
+		dir := t.TempDir()
+		file := filepath.Join(dir, "10-x.conf")
+		if err := os.WriteFile(file, []byte("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 7\nmaxPod: 8\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		text := head + "modules:\n  edgeHub: {servers: [cloud.example.com]}\n  edged:\n    kubeletConfigDir: " + dir + "\n    kubelet: {failCgroupV1: false, maxPods: -1}\n"
+		_, err := app.Configuration("f", []byte(text))
+		if want := "f:6: modules.edged.kubeletConfigDir: " + file + ": maxPod: unknown field"; err == nil || err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
+		}
+		if err := os.WriteFile(file, []byte("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 7\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if c, err := app.Configuration("f", []byte(text)); err != nil || !strings.Contains(string(c.Modules.Edged.Kubelet), `"maxPods":7`) {
+			t.Errorf("%v", err)
 		}
 	})
 	t.Run("no YAML", func(t *testing.T) {

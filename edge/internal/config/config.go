@@ -168,6 +168,9 @@ type Edged struct {
 	// Kubelet is a KubeletConfiguration (kubelet.config.k8s.io/v1beta1); what it leaves out has the
 	// kubelet's own defaults.
 	Kubelet json.RawMessage `json:"kubelet"`
+	// KubeletConfigDir is the kubelet's flag --config-dir: a directory of files that are laid over
+	// Kubelet; "" for none.
+	KubeletConfigDir string `json:"kubeletConfigDir"`
 	// SandboxImageArchive is a file with the image of pods' sandboxes, an OCI layout in a tar, from
 	// which the container runtime gets that image where it has none; "" for none.
 	SandboxImageArchive string `json:"sandboxImageArchive"`
@@ -420,6 +423,7 @@ func (e *Edged) validate(at *field.Path) field.ErrorList {
 			errs = append(errs, field.Invalid(at.Child("nodeIP"), e.NodeIP, "must be an IP address"))
 		}
 	}
+	errs = append(errs, absolute(at.Child("kubeletConfigDir"), e.KubeletConfigDir, false)...)
 	errs = append(errs, absolute(at.Child("sandboxImageArchive"), e.SandboxImageArchive, false)...)
 	errs = append(errs, absolute(at.Child("imageCredentialProviderConfig"), e.ImageCredentialProviderConfig, e.ImageCredentialProviderBinDir != "")...)
 	errs = append(errs, absolute(at.Child("imageCredentialProviderBinDir"), e.ImageCredentialProviderBinDir, e.ImageCredentialProviderConfig != "")...)
