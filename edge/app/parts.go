@@ -73,6 +73,7 @@ func (a *App) storeParts() ([]beehive.Entry, error) {
 		restarted(nodecondition.NewDiskModule(a.disk, a.node, client)),
 		restarted(lostconditions.New(a.meta, a.node, func() bool { return a.meta.KubeletAlive() && !a.edged.Stopped() })),
 		restarted(nodecondition.NewLostSettingsModule(a.registration.Problem, a.node, client, a.recorder("registration"))),
+		restarted(nodecondition.NewPodsModule(a.podsProblem(), a.node, client)),
 		restarted(nodecondition.NewSkewModule(a.meta.Linked, a.meta.Request, a.node, client)),
 	}, nil
 }

@@ -22,6 +22,7 @@ import (
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
 	"github.com/skerry-io/skerry/edge/internal/console"
 	"github.com/skerry-io/skerry/edge/internal/contact"
+	"github.com/skerry-io/skerry/edge/internal/cri"
 	"github.com/skerry-io/skerry/edge/internal/drain"
 	"github.com/skerry-io/skerry/edge/internal/hub"
 	"github.com/skerry-io/skerry/edge/internal/join"
@@ -51,6 +52,8 @@ type Status struct {
 	Identity   *join.Status  `json:"identity,omitempty"`
 	ClockSkew  time.Duration `json:"clockSkewNanoseconds"` // how far the device's clock is ahead of the cloud's
 	Kubelet    string        `json:"kubelet"`              // "running", or what it waits for
+	// Runtime is what is wrong with the container runtime, "" for nothing.
+	Runtime string `json:"runtime,omitempty"`
 	// NodeProblems are what is wrong by the conditions of the Node.
 	NodeProblems []string                  `json:"nodeProblems,omitempty"`
 	Pods         *podhealth.Status         `json:"pods,omitempty"`
@@ -69,7 +72,8 @@ type Status struct {
 	Agents       []agent.State             `json:"agents,omitempty"`
 }
 
-// podsTimeout bounds the reading of pods for the status: it comes from memory.
+// podsTimeout bounds the reading of pods for the status, which comes from memory, and the question
+// to the container runtime.
 const podsTimeout = 2 * time.Second
 
 // Status is how the running edgecore is.
@@ -98,6 +102,9 @@ func (a *App) Status() Status {
 		ctx, cancel := context.WithTimeout(context.Background(), podsTimeout)
 		defer cancel()
 		s.Pods, s.NodeProblems = podhealth.Read(ctx, a.meta, a.node)
+		if err := a.runtimeProblem(ctx); err != nil {
+			s.Runtime = err.Error()
+		}
 	}
 	switch {
 	case a.edged == nil:
@@ -110,6 +117,23 @@ func (a *App) Status() Status {
 		s.Kubelet = "has not renewed its Lease in time; after a start the first comes within some 10 s"
 	}
 	return s
+}
+
+// runtimeProblem asks the container runtime how it is; nil where there is no kubelet.
+func (a *App) runtimeProblem(ctx context.Context) error {
+	if a.edged == nil {
+		return nil
+	}
+	return cri.Health(ctx, a.edged.Runtime())
+}
+
+// podsProblem is for the Node's condition.
+func (a *App) podsProblem() func(ctx context.Context) (reason, message string) {
+	var history podhealth.History
+	return func(ctx context.Context) (reason, message string) {
+		pods, _ := podhealth.Read(ctx, a.meta, a.node)
+		return history.Problem(time.Now(), pods, a.runtimeProblem(ctx), a.meta.Linked())
+	}
 }
 
 // of is the status of a part, nil where there is no such part.

@@ -361,6 +361,47 @@ func TestEveryday_04_KilledAtAnyTime(t *testing.T) {
 	s.waitAgain(s.device("edge1"), ns, before)
 }
 
+// TestEveryday_04_RuntimeIsDown: where the container runtime is dead, or hangs, the device says so,
+// and so does a condition of its Node until it is there again.
+func TestEveryday_04_RuntimeIsDown(t *testing.T) {
+	s := use(t)
+	status := func(want string) {
+		t.Helper()
+		s.WaitFor("the device to say how its runtime is", func(ctx context.Context) error {
+			var d struct{ Runtime string }
+			err := s.EdgeStatus(ctx, "edge1", &d)
+			if err == nil && (want == "" && d.Runtime != "" || !strings.Contains(d.Runtime, want)) {
+				err = fmt.Errorf("it says %q", d.Runtime)
+			}
+			return err
+		})
+	}
+	condition := func(want corev1.ConditionStatus) {
+		t.Helper()
+		s.WaitFor("the condition to be "+string(want), func(ctx context.Context) error {
+			node, err := s.Client.CoreV1().Nodes().Get(ctx, "edge1", metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			for _, c := range node.Status.Conditions {
+				if c.Type == "SkerryPodsNotRunning" && c.Status == want && (want == corev1.ConditionFalse || c.Reason == "ContainerRuntimeNotReady" && strings.Contains(c.Message, "does not answer")) {
+					return nil
+				}
+			}
+			return fmt.Errorf("%+v", node.Status.Conditions)
+		})
+	}
+	s.Kill("edge1", "containerd")
+	status("does not answer")
+	condition(corev1.ConditionTrue)
+	s.Start("edge1", "containerd")
+	status("")
+	condition(corev1.ConditionFalse)
+	s.Check(s.Trial.Signal(t.Context(), "edge1", "containerd", syscall.SIGSTOP))
+	t.Cleanup(func() { _ = s.Trial.Signal(context.WithoutCancel(t.Context()), "edge1", "containerd", syscall.SIGCONT) })
+	status("does not answer")
+}
+
 // logind runs the program that stands for systemd on a device.
 func (s *system) logind(node string, args ...string) {
 	s.T.Helper()

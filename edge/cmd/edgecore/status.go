@@ -117,6 +117,9 @@ func writeStatus(out io.Writer, s app.Status) error {
 	if s.Running {
 		row("kubelet", "%s", strings.Join(append([]string{s.Kubelet}, s.NodeProblems...), "; "))
 	}
+	if s.Runtime != "" {
+		row("PROBLEM", "%s", s.Runtime)
+	}
 	if s.Pods != nil {
 		writePods(row, s.Pods)
 	}

@@ -1,6 +1,6 @@
 // Package cri connects to a container runtime by its own API (CRI), where Kubernetes' client has
-// too little of it. It owns nothing; a connection is its caller's, and may be used by many
-// goroutines.
+// too little of it, and asks how it is. It owns nothing; a connection is its caller's, and may be
+// used by many goroutines.
 package cri
 
 import (

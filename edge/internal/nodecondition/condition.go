@@ -1,5 +1,6 @@
 // Package nodecondition says by conditions of this device's Node what the kubelet's own don't: that
-// the disk of the data directory is full, and that kubelet and kube-apiserver don't fit each other.
+// the disk of the data directory is full, that kubelet and kube-apiserver don't fit each other, and
+// that pods do not run.
 //
 // It owns these conditions, and when each is looked at. It refuses to act on them: a full disk and
 // a version that does not fit stop nothing. A condition is written when it changes, by the edge API

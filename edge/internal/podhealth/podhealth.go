@@ -2,7 +2,7 @@
 //
 // It owns the words. It refuses to ask the kubelet, the runtime or the cloud: all comes from what
 // metamanager holds, so it is the same with a link and without. Its functions keep nothing and may
-// be used by many goroutines.
+// be used by many goroutines; a History belongs to one.
 package podhealth
 
 import (
@@ -13,6 +13,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -36,6 +37,10 @@ type Pod struct {
 	Reason    string    `json:"reason,omitempty"` // one word
 	Message   string    `json:"message,omitempty"`
 	Action    string    `json:"action,omitempty"` // what a person can do
+	// Again says that the device runs it again by itself, Controlled that a controller in the cloud
+	// answers for it.
+	Again      bool `json:"again,omitempty"`
+	Controlled bool `json:"controlled,omitempty"`
 }
 
 // Status is how the pods of a device are.
@@ -81,10 +86,12 @@ func Of(f Facts) Status {
 		}
 		s.NotRunning = append(s.NotRunning, f.why(pod, terminal))
 	}
-	slices.SortFunc(s.NotRunning, func(a, b Pod) int {
-		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
-	})
+	slices.SortFunc(s.NotRunning, byName)
 	return s
+}
+
+func byName(a, b Pod) int {
+	return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
 }
 
 func runs(pod *corev1.Pod) bool {
@@ -96,12 +103,12 @@ func runs(pod *corev1.Pod) bool {
 }
 
 func (f Facts) why(pod *corev1.Pod, terminal bool) Pod {
-	p := Pod{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
+	p := Pod{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, Controlled: metav1.GetControllerOfNoCopy(pod) != nil}
 	restart, restarts := f.Restarts[pod.UID]
 	switch {
 	case restarts:
 		p.State, p.Reason, p.Message = Ended, cmp.Or(pod.Status.Reason, "EndedByKubelet"), restart.Reason
-		p.Action = "runs again on this device " + restart.when()
+		p.Again, p.Action = true, "runs again on this device "+restart.when()
 		if restart.Ends > 1 {
 			p.Message += fmt.Sprintf("; for the %d. time in a row", restart.Ends)
 		}

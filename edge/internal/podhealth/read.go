@@ -34,19 +34,26 @@ func Read(ctx context.Context, m Source, node string) (*Status, []string) {
 	for _, r := range data.Restarts {
 		f.Restarts[r.UID] = Restart{Reason: r.Reason, For: r.For, Ends: r.Ends, NotBefore: r.NotBefore}
 	}
+	status := Of(f)
+	if len(status.NotRunning) == 0 {
+		return &status, problems(ctx, m, node)
+	}
 	events, _ := held[*corev1.Event](ctx, m, "events", "type", corev1.EventTypeWarning) // none: fewer reasons are known
 	for _, e := range events {
 		if last := f.Warnings[e.InvolvedObject.UID]; last == nil || happened(last) < happened(e) {
 			f.Warnings[e.InvolvedObject.UID] = e
 		}
 	}
-	status := Of(f)
-	var problems []string
+	status = Of(f)
+	return &status, problems(ctx, m, node)
+}
+
+func problems(ctx context.Context, m Source, node string) (problems []string) {
 	nodes, _ := held[*corev1.Node](ctx, m, "nodes", "metadata.name", node)
 	for _, n := range nodes {
 		problems = append(problems, NodeProblems(n)...)
 	}
-	return &status, problems
+	return problems
 }
 
 func happened(e *corev1.Event) int64 {

@@ -1,0 +1,39 @@
+package cri
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc/status"
+	runtimev1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// healthTimeout bounds the question: a runtime at rest answers within milliseconds.
+const healthTimeout = 5 * time.Second
+
+// Health asks the runtime at an endpoint how it is: nil, or what keeps it from starting pods and
+// what to do about that.
+func Health(ctx context.Context, endpoint string) error {
+	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
+	defer cancel()
+	conn, err := Dial(endpoint)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	answer, err := runtimev1.NewRuntimeServiceClient(conn).Status(ctx, &runtimev1.StatusRequest{})
+	if err != nil {
+		return fmt.Errorf("the container runtime at %s does not answer (%s): containers that run go on, and none is started; see `systemctl status containerd`", endpoint, status.Convert(err).Message())
+	}
+	for _, c := range answer.GetStatus().GetConditions() {
+		switch {
+		case c.Status:
+		case c.Type == runtimev1.RuntimeReady:
+			return fmt.Errorf("the container runtime is not ready: %s %s; see `journalctl -u containerd`", c.Reason, c.Message)
+		case c.Type == runtimev1.NetworkReady:
+			return fmt.Errorf("the pod network is not ready: %s %s; see /etc/cni/net.d", c.Reason, c.Message)
+		}
+	}
+	return nil
+}
