@@ -129,22 +129,48 @@ func borrow(ctx context.Context) (*ControlPlane, error) {
 	return nil, fmt.Errorf("all %d control planes of process %d are lent", most, owner.PID)
 }
 
-const lockName = "borrowed"
+const lockName = "borrowed" // as kubeplane has it
 
 // tryLock makes a directory of the pool, which is nobody else's, and locks it; nil when it is lent.
 func tryLock(dir string) (*os.File, error) {
+	for {
+		lock, err := tryLockOnce(dir)
+		if err != nil || lock == nil {
+			return lock, err
+		}
+		// A control plane that was idle ends and removes its directory, with the lock that was opened.
+		var ours, there unix.Stat_t
+		if err := unix.Fstat(int(lock.Fd()), &ours); err != nil {
+			lock.Close()
+			return nil, fmt.Errorf("looking at the lock of a control plane: %w", err)
+		}
+		if unix.Stat(lock.Name(), &there) == nil && there.Ino == ours.Ino && there.Dev == ours.Dev {
+			return lock, nil
+		}
+		lock.Close()
+	}
+}
+
+func tryLockOnce(dir string) (*os.File, error) {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return nil, fmt.Errorf("making a control plane's directory: %w", err)
 	}
 	// Its name can be guessed, and others may make directories beside it.
 	var made unix.Stat_t
-	if err := unix.Lstat(dir, &made); err != nil {
+	err := unix.Lstat(dir, &made)
+	if errors.Is(err, unix.ENOENT) { // removed since
+		return nil, nil
+	}
+	if err != nil {
 		return nil, fmt.Errorf("looking at %s: %w", dir, err)
 	}
 	if made.Mode != unix.S_IFDIR|0o700 || int(made.Uid) != os.Getuid() {
 		return nil, fmt.Errorf("%s is not a directory that only we may enter: remove it", dir)
 	}
 	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_RDWR|os.O_CREATE, 0o600)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
 	if err != nil {
 		return nil, fmt.Errorf("opening the lock of a control plane: %w", err)
 	}

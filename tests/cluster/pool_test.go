@@ -174,6 +174,45 @@ func TestPoolEndsWithItsOwner(t *testing.T) {
 	})
 }
 
+// A control plane that nobody borrows ends by itself, and the next borrower gets a
+// further one.
+func TestPoolEndsWhatIsIdle(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a real control plane is started only without -short")
+	}
+	owner, err := process.Start(process.Spec{Path: "/bin/sleep", Args: []string{"infinity"}, Bound: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer owner.Kill(context.WithoutCancel(t.Context()))
+	borrow := func() (dir string) {
+		t.Helper()
+		out := again(t, "^TestPoolEndsWithItsOwner$", helper+"=1", fmt.Sprintf("SKERRY_PLANES_OWNER=%d", owner.PID))
+		for line := range strings.Lines(out) {
+			var server string
+			if n, _ := fmt.Sscanf(line, "server %s in %s", &server, &dir); n == 2 {
+				return dir
+			}
+		}
+		t.Fatalf("no control plane was borrowed:\n%s", out)
+		return ""
+	}
+	dir := borrow()
+	cluster.Eventually(t, "the idle control plane to end", func(context.Context) error {
+		left, err := process.Select(func(pid int) bool { return strings.Contains(strings.Join(process.Cmdline(pid), " "), dir) })
+		if err == nil && len(left) > 0 {
+			err = fmt.Errorf("%v still run", left)
+		}
+		if _, gone := os.Stat(dir); err == nil && gone == nil {
+			err = fmt.Errorf("%s is left", dir)
+		}
+		return err
+	})
+	if again := borrow(); again != dir {
+		t.Errorf("the next is in %s, want %s", again, dir)
+	}
+}
+
 // again runs a test of this program in a process of its own.
 func again(t *testing.T, test string, env ...string) string {
 	t.Helper()

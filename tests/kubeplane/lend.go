@@ -24,6 +24,13 @@ const (
 	// back: who connects reads ResetDone, or why it could not be.
 	ResetSocket = "reset.sock"
 	ResetDone   = "reset\n"
+	// BorrowedLock is the name of the file, in Config.Dir, that who has borrowed a control plane
+	// keeps locked (flock(2)).
+	BorrowedLock = "borrowed"
+	// idleTimeout is how long a control plane waits for the next borrower: at rest it takes less
+	// of a processor in that time than a start.
+	idleTimeout = 30 * time.Second
+	idleCheck   = 3 * time.Second
 	// resetTimeout bounds one reset, which is usually done at once. Who asked hears that it failed.
 	resetTimeout = 20 * time.Second
 	// resetPause is for what controllers still write about objects that are gone already.
@@ -61,6 +68,34 @@ func endWith(owner int, dir string) error {
 	return nil
 }
 
+// endIdle ends the process, and removes dir, when nobody has borrowed it for idleTimeout. It holds
+// the borrower's lock meanwhile, so that nobody can borrow what ends.
+func endIdle(dir string) error {
+	lock, err := os.OpenFile(filepath.Join(dir, BorrowedLock), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return fmt.Errorf("opening the borrower's lock: %w", err)
+	}
+	go func() {
+		for idle := time.Duration(0); ; idle += idleCheck {
+			time.Sleep(idleCheck)
+			if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+				idle = 0
+				continue
+			}
+			if idle >= idleTimeout {
+				break
+			}
+			_ = unix.Flock(int(lock.Fd()), unix.LOCK_UN)
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			klog.ErrorS(err, "Failed to remove the directory", "directory", dir)
+		}
+		klog.Flush()
+		os.Exit(0)
+	}()
+	return nil
+}
+
 // lender puts what is stored back to what there was when the control plane became ready. It
 // writes to etcd itself, beneath kube-apiserver, which learns of it as of any other write: no
 // finalizer and no admission is in the way, and no other process is needed.
@@ -85,6 +120,9 @@ func lend(ctx context.Context, server *embed.Etcd, dir string) error {
 		return fmt.Errorf("listening for resets: %w", err)
 	}
 	context.AfterFunc(ctx, func() { listener.Close() })
+	if err := endIdle(dir); err != nil {
+		return err
+	}
 	go func() {
 		for {
 			c, err := listener.Accept()
