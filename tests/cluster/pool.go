@@ -138,7 +138,7 @@ func tryLock(dir string) (*os.File, error) {
 		if err != nil || lock == nil {
 			return lock, err
 		}
-		// A control plane that was idle ends and removes its directory, with the lock that was opened.
+		// A control plane that was idle removes its directory, with the lock that was opened.
 		var ours, there unix.Stat_t
 		if err := unix.Fstat(int(lock.Fd()), &ours); err != nil {
 			lock.Close()
