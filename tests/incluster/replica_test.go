@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -235,13 +236,25 @@ func TestReplicaHangs(t *testing.T) {
 		}
 		return err
 	})
-	hung := s.waitReplicaOf("edge1")
 	reporter := s.reporter("edge1")
 	s.reportsOf(reporter)
 	containers := map[string][]string{"edge1": s.Containers("edge1"), "edge2": s.Containers("edge2")}
 	leases := s.Client.CoordinationV1().Leases(corev1.NamespaceNodeLease)
-	before, err := leases.Get(t.Context(), "edge1", metav1.GetOptions{})
-	s.Check(err)
+	// Last, and from the Lease: a link that went to the other replica meanwhile would stay there,
+	// and no session would ever follow the one with a replica that hangs.
+	var hung corev1.Pod
+	var before *coordinationv1.Lease
+	s.WaitFor("the Lease of edge1 to be of the session that it has", func(ctx context.Context) (err error) {
+		if hung, err = s.replicaOf(ctx, "edge1"); err != nil {
+			return err
+		}
+		before, err = leases.Get(ctx, "edge1", metav1.GetOptions{})
+		if err == nil && !strings.HasPrefix(before.Annotations["skerry.io/cloudcore"], hung.Name+"-") {
+			err = fmt.Errorf("it is of %s, and the link leads to %s", before.Annotations["skerry.io/cloudcore"], hung.Name)
+		}
+		return err
+	})
+	restarts := hung.Status.ContainerStatuses[0].RestartCount
 	end := s.neverNotReady("edge1", "edge2")
 	s.signal(hung, "SIGSTOP")
 	s.WaitFor("the Lease of edge1 to be renewed by another session", func(ctx context.Context) error {
@@ -257,8 +270,9 @@ func TestReplicaHangs(t *testing.T) {
 			return err
 		}
 		c := p.Status.ContainerStatuses[0]
-		if c.RestartCount != hung.Status.ContainerStatuses[0].RestartCount+1 || !suite.PodReady(*p) {
-			return fmt.Errorf("%d restarts, %+v", c.RestartCount, c.State)
+		// On a machine that is busy the probe may end the next one in vain, too.
+		if c.RestartCount <= restarts || !suite.PodReady(*p) {
+			return fmt.Errorf("%d restarts, %d before, %+v", c.RestartCount, restarts, c.State)
 		}
 		if by := c.LastTerminationState.Terminated; by == nil || by.ExitCode != 128+9 {
 			return fmt.Errorf("it ended by %+v", by)
