@@ -16,7 +16,7 @@ import (
 // input is what plan needs, as it is now.
 func (r *run) input(now time.Time) input {
 	return input{
-		now: now, facts: &r.view.facts, drifted: r.records.drifted,
+		now: now, facts: &r.view.facts, pause: r.config.RepairPause, drifted: r.records.drifted,
 		held: func(c *claim) *rejection { return r.records.held(now, r.link.Up, c) },
 	}
 }

@@ -37,6 +37,7 @@ type Config struct {
 	ProbeTimeout time.Duration // how long the cloud and the gateway may be silent after a change before it is taken back; 10 s
 	ConfirmAfter time.Duration // how long the kernel's own word on a change is waited for before everything is read; 2 s
 	ScanPause    time.Duration // at least this lies between two full readings, however many events come; 250 ms
+	RepairPause  time.Duration // after the first repair of a route; each further one is twice as long; 1 s
 	ProveAgain   time.Duration // when routes that were never watched are looked at again, with a link; 5 min
 }
 
@@ -56,5 +57,6 @@ func (c *Config) defaults() {
 	or(&c.ProbeTimeout, 10*time.Second)
 	or(&c.ConfirmAfter, 2*time.Second)
 	or(&c.ScanPause, 250*time.Millisecond)
+	or(&c.RepairPause, time.Second)
 	or(&c.ProveAgain, 5*time.Minute)
 }

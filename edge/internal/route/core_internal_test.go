@@ -126,7 +126,7 @@ func TestDrift(t *testing.T) {
 		if due := d.due(); now.Before(due) {
 			now = due
 		}
-		d.repaired(now)
+		d.repaired(now, time.Second)
 		pauses = append(pauses, fmt.Sprint(d.pause))
 	}
 	want := "1s 2s 4s 8s 16s 32s 1m4s 2m8s 4m16s 5m0s 5m0s 5m0s"

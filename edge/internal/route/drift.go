@@ -5,7 +5,6 @@ import "time"
 // Repairs are made at once, then ever more slowly, for each route on its own. quiet is how long a
 // route must be left alone to be as good as new.
 const (
-	firstPause  = time.Second
 	lastPause   = 5 * time.Minute
 	quiet       = 10 * time.Minute
 	manyRepairs = 5 // since the last quiet time: then something else is at it
@@ -27,11 +26,11 @@ func (d *drift) due() time.Time {
 	return d.last.Add(d.pause)
 }
 
-// repaired notes a repair.
-func (d *drift) repaired(now time.Time) {
+// repaired notes a repair; first is the pause after the first one.
+func (d *drift) repaired(now time.Time, first time.Duration) {
 	switch {
 	case d.count == 0:
-		d.pause = firstPause
+		d.pause = first
 	default:
 		d.pause = min(2*d.pause, lastPause)
 	}

@@ -182,6 +182,7 @@ func TestRoutes_14_NoMomentWithoutARoute(t *testing.T) {
 
 func TestRoutes_16_DeletedByHandIsRepaired(t *testing.T) {
 	l := newSystem(t)
+	l.tune = func(c *route.Config) { c.RepairPause = 100 * time.Millisecond }
 	s := spec("172.21.0.0/16", "10.0.1.1")
 	s.DriftPolicy = v1alpha1.DriftReport
 	l.api.route(t, "watched", s)

@@ -82,6 +82,7 @@ func routeText(r netroute.Route) string {
 type input struct {
 	now   time.Time
 	facts *facts
+	pause time.Duration // after the first repair of a route
 	// held says why a StaticRoute's route must stay away for now, whatever else holds; nil: it need
 	// not.
 	held func(*claim) *rejection
@@ -155,7 +156,7 @@ func (s keyState) planWanted(in input, key netroute.Key, want netroute.Route, lo
 		if in.now.Before(s.drift.due()) {
 			return s, nil // as bad as it was
 		}
-		s.drift.repaired(in.now)
+		s.drift.repaired(in.now, in.pause)
 		write.repair = true
 	}
 	return s, []change{write}

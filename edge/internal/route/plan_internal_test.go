@@ -82,7 +82,7 @@ func (c *planCase) facts() facts {
 // run plans the case and writes the commands, and what is wrong with which key after them.
 func (c *planCase) run() string {
 	k := newKeys()
-	in := input{now: time.Unix(1_000_000, 0), drifted: func(*claim) bool { return false }, held: func(*claim) *rejection {
+	in := input{now: time.Unix(1_000_000, 0), pause: time.Second, drifted: func(*claim) bool { return false }, held: func(*claim) *rejection {
 		if c.held {
 			return reject(v1alpha1.RouteRolledBack, "it cut this node off")
 		}
@@ -124,7 +124,7 @@ func (c *planCase) run() string {
 		plan(in, k.all)
 		for range c.repairs {
 			for _, s := range k.all {
-				s.drift.repaired(in.now)
+				s.drift.repaired(in.now, in.pause)
 			}
 		}
 	}
