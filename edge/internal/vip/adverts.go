@@ -11,9 +11,6 @@ import (
 )
 
 const (
-	// listenFor is how long a LAN is listened to before the node first stands for an address there:
-	// three of VRRP's usual intervals.
-	listenFor = 3 * time.Second
 	// advertMost bounds the routers that are remembered. At the bound new ones are not: what is
 	// known of the others stays true, and a LAN has a handful.
 	advertMost = 1024

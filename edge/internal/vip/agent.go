@@ -36,6 +36,7 @@ func New(cfg Config) *Agent {
 	if cfg.Probe == nil {
 		cfg.Probe = acd.Probe
 	}
+	cfg.Times = cfg.Times.complete()
 	if cfg.Monitor == nil {
 		cfg.Monitor = acd.Monitor
 	}
@@ -71,7 +72,7 @@ func (a *Agent) start(_ context.Context, kit *agent.Run) (agent.Sync, error) {
 		return nil, err
 	}
 	adverts := newAdvertLog(a.cfg.Monitor, kit.Wake)
-	r.trial = &trial{ask: a.cfg.Ask, wake: kit.Wake}
+	r.trial = &trial{ask: a.cfg.Ask, wake: kit.Wake, most: a.cfg.Times.Answer}
 	if a.cfg.Ask == nil && a.cfg.Hub != "" {
 		r.trial.ask = r.askCloud
 	}

@@ -67,6 +67,7 @@ type settings struct {
 	Cloud                     string         // what is dialled to ask whether the cloud is there; "" for no link
 	Link                      linkstate.Link // the one to it
 	Bus                       string         // where systemd-logind is; "" for none
+	Times                     vip.Times
 }
 
 // files are the agent's memory and its reports: what the store and metamanager are in edgecore.
@@ -154,7 +155,7 @@ func serve(raw string) error {
 		Elector:  keepalived.New(keepalived.Config{Dir: filepath.Join(s.Dir, "run")}),
 		Reporter: files{s.Dir}, Memory: files{s.Dir}, BootID: s.BootID,
 		BootTime: func() time.Time { return time.Now().Add(-time.Hour) },
-		Guards:   func() []vip.Guard { return guards }, Ask: ask,
+		Guards:   func() []vip.Guard { return guards }, Ask: ask, Times: s.Times,
 	})
 	entries := []beehive.Entry{{Module: agent, Groups: []message.Group{linkstate.Agents}}}
 	if s.Cloud != "" {
@@ -373,6 +374,7 @@ type node struct {
 	cloud  string
 	link   linkstate.Link
 	bus    string
+	times  vip.Times
 
 	cmd   *exec.Cmd
 	stdin io.WriteCloser
@@ -402,7 +404,7 @@ func newSystem(t testing.TB, nodes int) *system {
 	s := &system{t: t, lan: lantest.New(t)}
 	s.client = s.lan.Host("10.79.0.200/24")
 	for i := range nodes {
-		n := &node{t: t, name: string(rune('a' + i)), dir: t.TempDir(), octet: i + 1}
+		n := &node{t: t, name: string(rune('a' + i)), dir: t.TempDir(), octet: i + 1, times: vip.Times{Listen: time.Second}}
 		n.host = s.lan.Host(fmt.Sprintf("10.79.0.%d/24", i+1))
 		n.api, n.socket = newAPI(t)
 		n.api.put(n.newPod())
@@ -431,7 +433,7 @@ func (n *node) start() {
 		n.t.Fatal(err)
 	}
 	raw, err := json.Marshal(settings{
-		Name: n.name, Dir: n.dir, Socket: n.socket, BootID: strconv.Itoa(n.boot), Plane: os.Getenv(planeEnv), Guards: n.guards, Cloud: n.cloud, Link: n.link, Bus: n.bus,
+		Name: n.name, Dir: n.dir, Socket: n.socket, BootID: strconv.Itoa(n.boot), Plane: os.Getenv(planeEnv), Guards: n.guards, Cloud: n.cloud, Link: n.link, Bus: n.bus, Times: n.times,
 	})
 	if err != nil {
 		n.t.Fatal(err)

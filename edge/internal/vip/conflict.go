@@ -51,7 +51,7 @@ func (r *run) conflicts(ctx context.Context, roles []Role, again *time.Duration)
 			role.Unasked = fmt.Sprintf("router %s uses number %d of VRRP on %s for other addresses", role.ForeignRouter, role.Instance.VRID, c.iface)
 			continue
 		}
-		if left := listenFor - r.adverts.since(c.iface, now); left > 0 {
+		if left := r.cfg.Times.Listen - r.adverts.since(c.iface, now); left > 0 {
 			role.Waiting = !asked
 			wait(left)
 			continue
@@ -92,11 +92,11 @@ func (r *run) answers(ctx context.Context, now time.Time) error {
 			f.err, f.next = fmt.Errorf("interface %s has no carrier", c.iface), now.Add(askSoon)
 			r.probe.findings[c] = f
 		case f.err != nil:
-			klog.FromContext(ctx).Error(f.err, "Address conflict probe failed; it is tried again", "address", c.address, "interface", c.iface, "in", askAgain)
-			f.err, f.next = fmt.Errorf("the LAN could not be asked whether another host has the address: %w", f.err), now.Add(askAgain)
+			klog.FromContext(ctx).Error(f.err, "Address conflict probe failed; it is tried again", "address", c.address, "interface", c.iface, "in", r.cfg.Times.AskAgain)
+			f.err, f.next = fmt.Errorf("the LAN could not be asked whether another host has the address: %w", f.err), now.Add(r.cfg.Times.AskAgain)
 			r.probe.findings[c] = f
 		case f.who != "":
-			f.next = now.Add(askAgain)
+			f.next = now.Add(r.cfg.Times.AskAgain)
 			r.probe.findings[c] = f
 		default:
 			delete(r.probe.findings, c)

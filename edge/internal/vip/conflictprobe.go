@@ -11,12 +11,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/acd"
 )
 
-const (
-	// askAgain is how long an address that another host has is left alone.
-	askAgain = 15 * time.Second
-	// askSoon is how soon it is asked again where asking failed: most often there is no carrier.
-	askSoon = 2 * time.Second
-)
+// askSoon is how soon an address is asked again for where there was no carrier.
+const askSoon = 2 * time.Second
 
 // probeFunc is acd.Probe.
 type probeFunc = func(ctx context.Context, iface string, targets []acd.Target) (map[netip.Addr]net.HardwareAddr, error)

@@ -1,6 +1,7 @@
 package vip
 
 import (
+	"cmp"
 	"context"
 	"net"
 	"net/netip"
@@ -85,6 +86,24 @@ type Config struct {
 	// BootID tells one boot from another, and BootTime when this one was, by the present clock.
 	BootID   string
 	BootTime func() time.Time
+	// Times are what the agent waits for; the zero value for what it does on devices.
+	Times Times
+}
+
+// Times are an agent's.
+type Times struct {
+	// Listen is how long a LAN is listened to before the node first stands for an address there;
+	// default 3 s, three of VRRP's usual intervals.
+	Listen time.Duration
+	// AskAgain is how long an address that another host has is left alone; default 15 s.
+	AskAgain time.Duration
+	// Answer is how long the cloud may take to answer after the node first took an address; default
+	// 10 s.
+	Answer time.Duration
+}
+
+func (t Times) complete() Times {
+	return Times{Listen: cmp.Or(t.Listen, 3*time.Second), AskAgain: cmp.Or(t.AskAgain, 15*time.Second), Answer: cmp.Or(t.Answer, 10*time.Second)}
 }
 
 // Agent is the module.

@@ -438,6 +438,9 @@ func TestMaintenance(t *testing.T) {
 // it is claimed.
 func TestDuplicateAddress(t *testing.T) {
 	s := newSystem(t, 2)
+	for _, n := range s.nodes {
+		n.times.AskAgain = 4 * time.Second
+	}
 	stranger := s.lan.Host("10.79.0.150/24", theVIP+"/24")
 	s.give(s.vip())
 	s.start()

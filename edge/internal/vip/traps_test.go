@@ -34,9 +34,12 @@ func (s *system) known() *v1alpha1.VirtualIP {
 	return v
 }
 
-// router runs a keepalived that belongs to no node.
+// router runs a keepalived that belongs to no node. The nodes listen for it as devices do.
 func (s *system) router(address string, vrid, priority int, advertised string) *lantest.Host {
 	s.t.Helper()
+	for _, n := range s.nodes {
+		n.times.Listen = 0
+	}
 	h := s.lan.Host(address + "/24")
 	dir := s.t.TempDir()
 	conf := filepath.Join(dir, "conf")

@@ -12,8 +12,6 @@ import (
 )
 
 const (
-	// trialPatience is how long the cloud may take to answer after the node first took an address.
-	trialPatience = 10 * time.Second
 	// trialRecovery is how long it may take once the address was given up: the link is
 	// dialled again.
 	trialRecovery = time.Minute
@@ -30,6 +28,7 @@ const (
 type trial struct {
 	ask  func(ctx context.Context) error // nil: there is nothing to ask
 	wake func()
+	most time.Duration // that an answer may take
 
 	mu       sync.Mutex
 	wg       sync.WaitGroup
@@ -69,7 +68,7 @@ func (t *trial) run(ctx context.Context, uids []types.UID) {
 		t.mu.Unlock()
 		t.wake()
 	}
-	why := t.answers(ctx, trialPatience)
+	why := t.answers(ctx, t.most)
 	if ctx.Err() != nil {
 		return
 	}
