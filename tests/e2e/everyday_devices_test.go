@@ -124,6 +124,7 @@ metadata: {name: devices}
 		}
 		return nil
 	})
+	t.Cleanup(func() { s.withdraw(ns, "role=user") }) // before the drivers: a kubelet gives nothing back without them
 	s.Apply(ns, fmt.Sprintf(`
 apiVersion: resource.k8s.io/v1
 kind: ResourceClaimTemplate
@@ -202,12 +203,16 @@ spec:
 			t.Errorf("%s was replaced", p.Name)
 		}
 	}
-	// The drivers go last: a kubelet gives nothing back without them.
-	for _, p := range users {
-		s.Check(s.Client.CoreV1().Pods(ns).Delete(t.Context(), p.Name, metav1.DeleteOptions{}))
-	}
-	s.WaitFor("the users to go", func(ctx context.Context) error {
-		left, err := s.Client.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{LabelSelector: "role=user"})
+}
+
+// withdraw deletes pods and waits until they are gone, whatever the test broke.
+func (s *system) withdraw(ns, selector string) {
+	s.T.Helper()
+	ctx, pods, which := context.WithoutCancel(s.T.Context()), s.Client.CoreV1().Pods(ns), metav1.ListOptions{LabelSelector: selector}
+	s.Mend(ctx)
+	s.Check(pods.DeleteCollection(ctx, metav1.DeleteOptions{}, which))
+	s.WaitForIn(ctx, "the pods "+selector+" to go", func(ctx context.Context) error {
+		left, err := pods.List(ctx, which)
 		if err == nil && len(left.Items) > 0 {
 			err = fmt.Errorf("%d are there still", len(left.Items))
 		}

@@ -28,6 +28,9 @@ import (
 // machine may be busy.
 const Patience = 4 * time.Minute
 
+// long is a wait that a test's log tells of: tests are as long as these are together.
+const long = 3 * time.Second
+
 // FloodReason is the reason of events that a test makes by the thousand: State leaves them out.
 const FloodReason = "Flood"
 
@@ -246,8 +249,12 @@ func (s *System) WaitForIn(ctx context.Context, what string, try func(context.Co
 	s.T.Helper()
 	ctx, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
+	began := time.Now()
 	if err := poll.Until(ctx, 500*time.Millisecond, try); err != nil {
 		s.T.Fatalf("waited %v for %s: %v", Patience, what, err)
+	}
+	if took := time.Since(began); took > long {
+		s.T.Logf("waited %v for %s", took.Round(time.Second), what)
 	}
 }
 
