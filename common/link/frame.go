@@ -20,6 +20,10 @@ import (
 //	data
 //
 // Frames of one class stay in order, so a message needs no number.
+// Framing is the version of how messages become bytes on a link. It is not the protocol's (package
+// protocol), and does not grow with it: ends that have no common protocol still meet.
+const Framing = 2
+
 const (
 	frameWhole = 0 << 3 // a message in one frame
 	frameFirst = 1 << 3 // the first frame of several

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/skerry-io/skerry/common/protocol"
 )
 
 // The bootstrap server's interface: POST JoinPath with a JoinRequest as JSON and "Authorization:
@@ -33,7 +35,9 @@ type JoinRequest struct {
 	NodeName types.NodeName `json:"nodeName"`
 	CSR      string         `json:"csr"`      // PEM
 	Version  string         `json:"version"`  // of edgecore
-	Protocol int            `json:"protocol"` // topic.Protocol of edgecore
+	Protocol int            `json:"protocol"` // the newest version of the contract that edgecore speaks
+	// ProtocolMin is the oldest version that edgecore speaks; 0 is Protocol alone.
+	ProtocolMin int `json:"protocolMin,omitempty"`
 	// Kubernetes is the version of the kubelet in edgecore ("v1.37.1"); older edgecores
 	// don't say it.
 	Kubernetes string `json:"kubernetes,omitempty"`
@@ -42,24 +46,25 @@ type JoinRequest struct {
 // About is what a cloud says of itself before a device has joined: nothing that kube-apiserver does
 // not say to any client.
 type About struct {
-	Version    string   `json:"version"`              // of cloudcore
-	Kubernetes string   `json:"kubernetes,omitempty"` // of kube-apiserver; empty while it is not known
-	Protocol   int      `json:"protocol"`
-	WebSocket  []string `json:"websocket,omitempty"` // "host:port"
-	QUIC       []string `json:"quic,omitempty"`      // "host:port"
-	UnixMillis int64    `json:"unixMillis"`
+	Version     string   `json:"version"`               // of cloudcore
+	Kubernetes  string   `json:"kubernetes,omitempty"`  // of kube-apiserver; empty while it is not known
+	Protocol    int      `json:"protocol"`              // the newest version of the contract that cloudcore speaks
+	ProtocolMin int      `json:"protocolMin,omitempty"` // the oldest; 0 is Protocol alone
+	WebSocket   []string `json:"websocket,omitempty"`   // "host:port"
+	QUIC        []string `json:"quic,omitempty"`        // "host:port"
+	UnixMillis  int64    `json:"unixMillis"`
 }
 
 // ParseJoinRequest reads the body of a join that came from outside. Its error is a *Refusal.
-func ParseJoinRequest(body []byte, protocol int) (JoinRequest, *x509.CertificateRequest, error) {
+func ParseJoinRequest(body []byte, spoken protocol.Window) (JoinRequest, *x509.CertificateRequest, error) {
 	var request JoinRequest
 	if err := json.Unmarshal(body, &request); err != nil { // unknown fields are those of a newer edgecore
 		return request, nil, Refuse(ReasonBadRequest, "the request's body is no JSON of a join: %v", err)
 	}
 	request.Version, request.Kubernetes = printable(request.Version), printable(request.Kubernetes)
-	if request.Protocol != protocol {
-		return request, nil, Refuse(ReasonProtocol, "edgecore %s speaks version %d of the protocol, this cloudcore version %d: use versions that match",
-			request.Version, request.Protocol, protocol)
+	if stated, ok := statedWindow(request.Protocol, request.ProtocolMin); !ok || !common(spoken, stated) {
+		return request, nil, Refuse(ReasonProtocol, "edgecore %s speaks version %v of the protocol, this cloudcore version %v: use versions that match",
+			request.Version, stated, spoken)
 	}
 	if err := ValidNodeName(request.NodeName); err != nil {
 		return request, nil, Refuse(ReasonBadName, "%v", err)
@@ -72,6 +77,20 @@ func ParseJoinRequest(body []byte, protocol int) (JoinRequest, *x509.Certificate
 		return request, nil, Refuse(ReasonBadCSR, "the certificate request is for the node %s, the join for %s", node, request.NodeName)
 	}
 	return request, csr, nil
+}
+
+// statedWindow is what a JSON body says; false where it is no version.
+func statedWindow(newest, oldest int) (protocol.Window, bool) {
+	const most = 1<<32 - 1
+	if newest < 0 || newest > most || oldest < 0 || oldest > most {
+		return protocol.Window{}, false
+	}
+	return protocol.Stated(uint32(newest), uint32(oldest)), true
+}
+
+func common(a, b protocol.Window) bool {
+	_, ok := a.Common(b)
+	return ok
 }
 
 // printable cuts what a stranger sent to what may stand in a log.

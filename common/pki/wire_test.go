@@ -8,9 +8,11 @@ import (
 	"testing"
 
 	"github.com/skerry-io/skerry/common/pki"
+	"github.com/skerry-io/skerry/common/protocol"
 )
 
-const protocol = 3
+// spoken is what the cloud of these tests speaks.
+var spoken = protocol.Window{Min: 2, Max: 3}
 
 func body(t testing.TB, change func(*pki.JoinRequest)) []byte {
 	t.Helper()
@@ -22,7 +24,7 @@ func body(t testing.TB, change func(*pki.JoinRequest)) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	request := pki.JoinRequest{NodeName: "edge1", CSR: string(csr), Version: "v1", Protocol: protocol}
+	request := pki.JoinRequest{NodeName: "edge1", CSR: string(csr), Version: "v1", Protocol: 3}
 	if change != nil {
 		change(&request)
 	}
@@ -43,6 +45,9 @@ func TestParseJoinRequest(t *testing.T) {
 		"empty":             {nil, pki.ReasonBadRequest},
 		"another type":      {[]byte(`{"nodeName": 7}`), pki.ReasonBadRequest},
 		"another protocol":  {body(t, func(r *pki.JoinRequest) { r.Protocol++ }), pki.ReasonProtocol},
+		"an older one":      {body(t, func(r *pki.JoinRequest) { r.Protocol = 1 }), pki.ReasonProtocol},
+		"a newer window":    {body(t, func(r *pki.JoinRequest) { r.Protocol, r.ProtocolMin = 5, 4 }), pki.ReasonProtocol},
+		"a negative one":    {body(t, func(r *pki.JoinRequest) { r.Protocol = -1 }), pki.ReasonProtocol},
 		"no protocol":       {[]byte(`{}`), pki.ReasonProtocol},
 		"bad name":          {body(t, func(r *pki.JoinRequest) { r.NodeName = "../edge1" }), pki.ReasonBadName},
 		"name of another":   {body(t, func(r *pki.JoinRequest) { r.NodeName = "edge2" }), pki.ReasonBadCSR},
@@ -51,7 +56,7 @@ func TestParseJoinRequest(t *testing.T) {
 		"a hostile version": {body(t, func(r *pki.JoinRequest) { r.Version = "v1\nI0101 root logged in" }), ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			request, _, err := pki.ParseJoinRequest(tc.body, protocol)
+			request, _, err := pki.ParseJoinRequest(tc.body, spoken)
 			var refusal *pki.Refusal
 			switch {
 			case tc.want == "" && err != nil:
@@ -72,7 +77,7 @@ func FuzzParseJoinRequest(f *testing.F) {
 	f.Add([]byte(`{"nodeName": "../\u0000$(reboot)", "csr": null}`))
 	f.Add([]byte(`{"nodeName": "edge1", "csr": "-----BEGIN CERTIFICATE REQUEST-----", "protocol": 1}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		request, csr, err := pki.ParseJoinRequest(data, protocol)
+		request, csr, err := pki.ParseJoinRequest(data, spoken)
 		if err == nil && csr.Subject.CommonName != "system:node:"+string(request.NodeName) {
 			t.Errorf("took a request of %q for %q", csr.Subject.CommonName, request.NodeName)
 		}

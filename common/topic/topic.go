@@ -8,12 +8,13 @@ package topic
 
 import (
 	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/protocol"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// Protocol is the version of the contract. An end that speaks another closes the link with a
-// code that says so.
-const Protocol = 2
+// Protocol is the newest version of the contract that this release speaks. Ends without a common
+// version (package protocol) close the link with a code that says so.
+const Protocol = protocol.Current
 
 // QuotaKind is the kind in the details of a Status by which cloudcore says that a quota of the node
 // is used up; their name says which. In a WriteResult it ends nothing: the edge keeps the write,

@@ -12,7 +12,7 @@ import (
 // line of their own, share its room. Files of tests are free.
 var ladder = [][]string{
 	// L0: values
-	{"common/api", "common/version", "manifests"},
+	{"common/api", "common/version", "common/protocol", "manifests"},
 	// L1: what is said (standard library only)
 	{"beehive/message"},
 	// L2: how modules of a process say it

@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/skerry-io/skerry/common/protocol"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
@@ -19,6 +20,8 @@ type Config struct {
 	Instance string
 	// Version of cloudcore, for its edges.
 	Version string
+	// Protocols are the versions of the contract that are spoken; default protocol.Ours.
+	Protocols protocol.Window
 	// Admission has the last word on each link; nil admits every certificate that names a node.
 	Admission Admission
 	// Trust says whom a device is to trust whose own trust has this sum (pki.TrustSum); nil: it is
@@ -62,6 +65,7 @@ type Admission interface {
 }
 
 func (c Config) withDefaults() Config {
+	c.Protocols = cmp.Or(c.Protocols, protocol.Ours())
 	c.HelloTimeout = cmp.Or(c.HelloTimeout, 15*time.Second)
 	c.MaxSessions = cmp.Or(c.MaxSessions, 10_000)
 	c.MaxHandshakes = cmp.Or(c.MaxHandshakes, 512)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/pki"
+	"github.com/skerry-io/skerry/common/protocol"
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
@@ -90,10 +91,15 @@ func (h *Hub) handshake(ctx context.Context, conn link.Conn) (*session, error) {
 	if err != nil {
 		return nil, &link.CloseError{Code: link.CloseProtocol, Reason: err.Error()}
 	}
-	if hello.GetProtocol() != topic.Protocol {
+	stated := protocol.Stated(hello.GetProtocol(), hello.GetProtocolMin())
+	spoken, ok := h.config.Protocols.Common(stated)
+	if !ok {
 		return nil, &link.CloseError{Code: link.CloseVersion,
-			Reason: fmt.Sprintf("cloudcore %s speaks protocol %d, edgecore %s speaks %d",
-				h.config.Version, topic.Protocol, hello.GetVersion(), hello.GetProtocol())}
+			Reason: fmt.Sprintf("cloudcore %s speaks protocol %v, edgecore %s speaks %v", h.config.Version, h.config.Protocols, hello.GetVersion(), stated)}
+	}
+	features, err := protocol.ParseFeatures(hello.GetFeatures())
+	if err != nil {
+		return nil, &link.CloseError{Code: link.CloseProtocol, Reason: "the hello: " + err.Error()}
 	}
 	if hello.GetEpoch() == 0 {
 		return nil, &link.CloseError{Code: link.CloseProtocol, Reason: "the hello has no epoch"}
@@ -105,17 +111,26 @@ func (h *Hub) handshake(ctx context.Context, conn link.Conn) (*session, error) {
 	now := time.Now()
 	s := &session{
 		metrics: h.metrics, conn: conn, node: node,
+		protocol: spoken, features: features,
 		epoch: hello.GetEpoch(), version: hello.GetVersion(), bootID: hello.GetBootId(),
 		keepalive: keepalive(hello.GetKeepaliveMillis()),
 		began:     now,
 		pace:      pace{node: node, charges: h.charges, began: now},
 		ended:     make(chan struct{}),
 		welcome: new(m.Answer(&topicpb.Welcome{
-			Protocol: topic.Protocol, Version: h.config.Version, Instance: h.config.Instance, UnixMillis: now.UnixMilli(), Trust: trust,
-			Streams: h.config.Streams,
+			Protocol: spoken, Version: h.config.Version, Instance: h.config.Instance, UnixMillis: now.UnixMilli(), Trust: trust,
+			Streams: h.config.Streams, Features: h.features(),
 		})),
 	}
 	return s, nil
+}
+
+// features lists what edges may send beside what every end takes.
+func (h *Hub) features() (list []string) {
+	if h.config.Streams {
+		list = append(list, protocol.FeatureStreams)
+	}
+	return list
 }
 
 // admit asks the Admission. Its refusals are *link.CloseErrors.

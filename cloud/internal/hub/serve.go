@@ -11,6 +11,7 @@ import (
 
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/common/protocol"
 	"github.com/skerry-io/skerry/common/topic"
 )
 
@@ -23,6 +24,8 @@ type session struct {
 	conn      link.Conn
 	node      types.NodeName
 	epoch     uint64
+	protocol  uint32 // the version of the contract that both ends speak
+	features  protocol.Features
 	version   string
 	bootID    string
 	keepalive time.Duration
@@ -56,6 +59,8 @@ func (s *session) Done() <-chan struct{} { return s.conn.Done() }
 
 // Keepalive is within the bounds of the function keepalive, whatever the edge said.
 func (s *session) Keepalive() time.Duration { return s.keepalive }
+
+func (s *session) Supports(feature string) bool { return s.features.Has(feature) }
 
 // LastHeard is when the last message came. A clock that is set meanwhile makes no difference to
 // its distance from other times of this process.

@@ -24,6 +24,8 @@ type Session interface {
 	Epoch() uint64
 	// Keepalive is the interval at which the node says that it lives.
 	Keepalive() time.Duration
+	// Supports reports whether the node may be sent what is of a feature (package protocol).
+	Supports(feature string) bool
 	Info() link.Info
 	// Send queues m for the node; see link.Conn.
 	Send(ctx context.Context, m message.Message) error

@@ -33,7 +33,7 @@ import (
 
 	"github.com/skerry-io/skerry/common/httpserver"
 	"github.com/skerry-io/skerry/common/pki"
-	"github.com/skerry-io/skerry/common/topic"
+	"github.com/skerry-io/skerry/common/protocol"
 	"github.com/skerry-io/skerry/common/version"
 )
 
@@ -181,7 +181,7 @@ func (s *Server) Handler() http.Handler {
 
 func (s *Server) serveAbout(w http.ResponseWriter, _ *http.Request) {
 	write(w, http.StatusOK, pki.About{
-		Version: version.Skerry(), Kubernetes: s.cluster.get(), Protocol: topic.Protocol, WebSocket: s.cfg.WebSocket, QUIC: s.cfg.QUIC,
+		Version: version.Skerry(), Kubernetes: s.cluster.get(), Protocol: protocol.Current, ProtocolMin: protocol.Oldest, WebSocket: s.cfg.WebSocket, QUIC: s.cfg.QUIC,
 		UnixMillis: time.Now().UnixMilli(),
 	})
 }
@@ -263,7 +263,7 @@ func (s *Server) join(r *http.Request) (*pki.JoinAnswer, error) {
 		ClientCA:    string(s.cfg.ClientCA.PEM()),
 		WebSocket:   s.cfg.WebSocket,
 		QUIC:        s.cfg.QUIC,
-		Protocol:    topic.Protocol,
+		Protocol:    protocol.Current,
 		Version:     version.Skerry(),
 		UnixMillis:  time.Now().UnixMilli(),
 	}, nil
@@ -274,7 +274,7 @@ func readRequest(r *http.Request) (pki.JoinRequest, *x509.CertificateRequest, er
 	if err != nil || len(body) > pki.MaxJoinBody {
 		return pki.JoinRequest{}, nil, pki.Refuse(pki.ReasonBadRequest, "the request's body can't be read, or has more than %d bytes", pki.MaxJoinBody)
 	}
-	return pki.ParseJoinRequest(body, topic.Protocol)
+	return pki.ParseJoinRequest(body, protocol.Ours())
 }
 
 // request makes the certificate request, or finds the one that the same device made with the same

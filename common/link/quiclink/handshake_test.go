@@ -40,7 +40,7 @@ func TestListener_RefusesWithoutVerifiedCertificate(t *testing.T) {
 		"trusts another":        {RootCAs: other.Authority.Pool(), Certificates: []tls.Certificate{s.Edge}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c.NextProtos = []string{fmt.Sprint("skerry/", topic.Protocol)}
+			c.NextProtos = []string{fmt.Sprint("skerry/", link.Framing)}
 			conn, err := quic.DialAddr(t.Context(), l.Addr().String(), c, nil)
 			if err != nil {
 				return

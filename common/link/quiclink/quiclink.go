@@ -22,7 +22,7 @@ import (
 )
 
 // protocol is what both ends agree on by ALPN (RFC 7301).
-func protocol() string { return "skerry/" + strconv.Itoa(topic.Protocol) }
+func protocol() string { return "skerry/" + strconv.Itoa(link.Framing) }
 
 // A stream's window begins small and grows with the path's need: 512 KiB carry 40 Mbit/s over 100
 // ms. That of the connection is always the sum of what its streams' may become: unread data of one

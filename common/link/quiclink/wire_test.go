@@ -11,7 +11,6 @@ import (
 	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/link/linktest"
 	"github.com/skerry-io/skerry/common/link/quiclink"
-	"github.com/skerry-io/skerry/common/topic"
 )
 
 func TestWire(t *testing.T) {
@@ -20,7 +19,7 @@ func TestWire(t *testing.T) {
 		l := listen(t, quiclink.ListenConfig{Link: config, TLS: s.ServerTLS()})
 		edge, cloud := linktest.Connect(t, l, newDialer(t, quiclink.DialConfig{Link: config, TLS: s.ClientTLS()}))
 		secure := s.ClientTLS()
-		secure.NextProtos = []string{fmt.Sprint("skerry/", topic.Protocol)}
+		secure.NextProtos = []string{fmt.Sprint("skerry/", link.Framing)}
 		conn, err := quic.DialAddr(t.Context(), l.Addr().String(), secure, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -106,7 +105,7 @@ func TestWire_ForeignStreams(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			l := listen(t, quiclink.ListenConfig{TLS: s.ServerTLS()})
 			secure := s.ClientTLS()
-			secure.NextProtos = []string{fmt.Sprint("skerry/", topic.Protocol)}
+			secure.NextProtos = []string{fmt.Sprint("skerry/", link.Framing)}
 			conn, err := quic.DialAddr(t.Context(), l.Addr().String(), secure, nil)
 			if err != nil {
 				t.Fatal(err)

@@ -48,10 +48,10 @@ func TestListener_RefusesWithoutVerifiedCertificate(t *testing.T) {
 		"TLS 1.2":                 {RootCAs: s.Authority.Pool(), Certificates: []tls.Certificate{s.Edge}, MaxVersion: tls.VersionTLS12},
 		"trusts another":          {RootCAs: other.Authority.Pool(), Certificates: []tls.Certificate{s.Edge}},
 		"HTTP/2 by all means":     {RootCAs: s.Authority.Pool(), Certificates: []tls.Certificate{s.Edge}, NextProtos: []string{"h2"}},
-		"speaks QUIC's protocol?": {RootCAs: s.Authority.Pool(), Certificates: []tls.Certificate{s.Edge}, NextProtos: []string{fmt.Sprint("skerry/", topic.Protocol)}},
+		"speaks QUIC's protocol?": {RootCAs: s.Authority.Pool(), Certificates: []tls.Certificate{s.Edge}, NextProtos: []string{fmt.Sprint("skerry/", link.Framing)}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, _, err := dialRaw(t, l, c, fmt.Sprint("skerry.v", topic.Protocol)); err == nil {
+			if _, _, err := dialRaw(t, l, c, fmt.Sprint("skerry.v", link.Framing)); err == nil {
 				t.Error("was let in")
 			}
 		})

@@ -13,7 +13,6 @@ import (
 	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/link/linktest"
 	"github.com/skerry-io/skerry/common/link/wslink"
-	"github.com/skerry-io/skerry/common/topic"
 )
 
 // dialRaw opens a websocket without a link on it.
@@ -32,7 +31,7 @@ func TestWire(t *testing.T) {
 	linktest.TestWire(t, func(t *testing.T, config link.Config) linktest.Wire {
 		l := listen(t, wslink.ListenConfig{Link: config, TLS: s.ServerTLS()})
 		edge, cloud := linktest.Connect(t, l, newDialer(t, wslink.DialConfig{Link: config, TLS: s.ClientTLS()}))
-		ws, _, err := dialRaw(t, l, s.ClientTLS(), fmt.Sprint("skerry.v", topic.Protocol))
+		ws, _, err := dialRaw(t, l, s.ClientTLS(), fmt.Sprint("skerry.v", link.Framing))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -79,7 +78,7 @@ func TestWire_NoWebsocketFrames(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := listen(t, wslink.ListenConfig{TLS: s.ServerTLS()})
-			ws, _, err := dialRaw(t, l, s.ClientTLS(), fmt.Sprint("skerry.v", topic.Protocol))
+			ws, _, err := dialRaw(t, l, s.ClientTLS(), fmt.Sprint("skerry.v", link.Framing))
 			if err != nil {
 				t.Fatal(err)
 			}

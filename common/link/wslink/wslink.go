@@ -46,8 +46,8 @@ const (
 	patience = 5
 )
 
-// subprotocol names the version of the protocol that both ends speak.
-func subprotocol() string { return subprotocolPrefix + strconv.Itoa(topic.Protocol) }
+// subprotocol names the version of the framing that both ends speak.
+func subprotocol() string { return subprotocolPrefix + strconv.Itoa(link.Framing) }
 
 func formatIdle(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
 

@@ -139,12 +139,14 @@ func (x *Resource) GetResource() string {
 // Hello is the first message of an edge on a new link.
 type Hello struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
-	Protocol        uint32                 `protobuf:"varint,1,opt,name=protocol,proto3" json:"protocol,omitempty"`                                      // version of this contract; the cloud closes the link on one that it doesn't speak
+	Protocol        uint32                 `protobuf:"varint,1,opt,name=protocol,proto3" json:"protocol,omitempty"`                                      // the newest version of this contract that the edge speaks; the cloud closes the link where both have none in common
 	Version         string                 `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`                                         // of edgecore
 	BootId          string                 `protobuf:"bytes,3,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`                             // /proc/sys/kernel/random/boot_id of the device
 	Epoch           uint64                 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`                                            // grows with every connect of this node, kept in the edge's store
 	KeepaliveMillis int64                  `protobuf:"varint,5,opt,name=keepalive_millis,json=keepaliveMillis,proto3" json:"keepalive_millis,omitempty"` // between two heartbeats; the cloud ends a session in which it heard nothing for some of them
 	Trust           []byte                 `protobuf:"bytes,6,opt,name=trust,proto3" json:"trust,omitempty"`                                             // sums up whom the edge trusts (pki.TrustSum); absent: it takes no Trust
+	ProtocolMin     uint32                 `protobuf:"varint,7,opt,name=protocol_min,json=protocolMin,proto3" json:"protocol_min,omitempty"`             // the oldest version that the edge speaks; absent: protocol alone
+	Features        []string               `protobuf:"bytes,8,rep,name=features,proto3" json:"features,omitempty"`                                       // what the edge may be sent beside what every end takes (package protocol)
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -221,15 +223,30 @@ func (x *Hello) GetTrust() []byte {
 	return nil
 }
 
+func (x *Hello) GetProtocolMin() uint32 {
+	if x != nil {
+		return x.ProtocolMin
+	}
+	return 0
+}
+
+func (x *Hello) GetFeatures() []string {
+	if x != nil {
+		return x.Features
+	}
+	return nil
+}
+
 // Welcome answers Hello: the session is open.
 type Welcome struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Protocol      uint32                 `protobuf:"varint,1,opt,name=protocol,proto3" json:"protocol,omitempty"`
-	Version       string                 `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`   // of cloudcore
-	Instance      string                 `protobuf:"bytes,3,opt,name=instance,proto3" json:"instance,omitempty"` // which replica
+	Protocol      uint32                 `protobuf:"varint,1,opt,name=protocol,proto3" json:"protocol,omitempty"` // of this session: the highest that both ends speak
+	Version       string                 `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`    // of cloudcore
+	Instance      string                 `protobuf:"bytes,3,opt,name=instance,proto3" json:"instance,omitempty"`  // which replica
 	UnixMillis    int64                  `protobuf:"varint,4,opt,name=unix_millis,json=unixMillis,proto3" json:"unix_millis,omitempty"`
-	Trust         *Trust                 `protobuf:"bytes,5,opt,name=trust,proto3" json:"trust,omitempty"`      // where it differs from what the edge trusts
-	Streams       bool                   `protobuf:"varint,6,opt,name=streams,proto3" json:"streams,omitempty"` // the cloud takes streams that the edge opens; an older one ends the link over one
+	Trust         *Trust                 `protobuf:"bytes,5,opt,name=trust,proto3" json:"trust,omitempty"`       // where it differs from what the edge trusts
+	Streams       bool                   `protobuf:"varint,6,opt,name=streams,proto3" json:"streams,omitempty"`  // the cloud takes streams that the edge opens; an older one ends the link over one
+	Features      []string               `protobuf:"bytes,7,rep,name=features,proto3" json:"features,omitempty"` // what the cloud may be sent beside what every end takes (package protocol)
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -304,6 +321,13 @@ func (x *Welcome) GetStreams() bool {
 		return x.Streams
 	}
 	return false
+}
+
+func (x *Welcome) GetFeatures() []string {
+	if x != nil {
+		return x.Features
+	}
+	return nil
 }
 
 // Trust is whom an edge is to trust from now on.
@@ -1981,14 +2005,16 @@ const file_topic_proto_rawDesc = "" +
 	"\bResource\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x1a\n" +
-	"\bresource\x18\x03 \x01(\tR\bresource\"\xad\x01\n" +
+	"\bresource\x18\x03 \x01(\tR\bresource\"\xec\x01\n" +
 	"\x05Hello\x12\x1a\n" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x17\n" +
 	"\aboot_id\x18\x03 \x01(\tR\x06bootId\x12\x14\n" +
 	"\x05epoch\x18\x04 \x01(\x04R\x05epoch\x12)\n" +
 	"\x10keepalive_millis\x18\x05 \x01(\x03R\x0fkeepaliveMillis\x12\x14\n" +
-	"\x05trust\x18\x06 \x01(\fR\x05trust\"\xc4\x01\n" +
+	"\x05trust\x18\x06 \x01(\fR\x05trust\x12!\n" +
+	"\fprotocol_min\x18\a \x01(\rR\vprotocolMin\x12\x1a\n" +
+	"\bfeatures\x18\b \x03(\tR\bfeatures\"\xe0\x01\n" +
 	"\aWelcome\x12\x1a\n" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x1a\n" +
@@ -1996,7 +2022,8 @@ const file_topic_proto_rawDesc = "" +
 	"\vunix_millis\x18\x04 \x01(\x03R\n" +
 	"unixMillis\x12,\n" +
 	"\x05trust\x18\x05 \x01(\v2\x16.skerry.topic.v1.TrustR\x05trust\x12\x18\n" +
-	"\astreams\x18\x06 \x01(\bR\astreams\"4\n" +
+	"\astreams\x18\x06 \x01(\bR\astreams\x12\x1a\n" +
+	"\bfeatures\x18\a \x03(\tR\bfeatures\"4\n" +
 	"\x05Trust\x12\x0e\n" +
 	"\x02ca\x18\x01 \x01(\fR\x02ca\x12\x1b\n" +
 	"\tclient_ca\x18\x02 \x01(\fR\bclientCa\"d\n" +

@@ -11,6 +11,7 @@ import (
 
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/common/protocol"
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
 )
 
@@ -34,7 +35,9 @@ type Config struct {
 	Trust Trust
 
 	Version string // of edgecore
-	BootID  string
+	// Protocols are the versions of the contract that are spoken; default protocol.Ours.
+	Protocols protocol.Window
+	BootID    string
 
 	// Parts serve their kinds for each session themselves, past the bus.
 	Parts map[message.Kind]Part
@@ -100,6 +103,7 @@ type Epochs interface {
 }
 
 func (c Config) withDefaults() Config {
+	c.Protocols = cmp.Or(c.Protocols, protocol.Ours())
 	c.Module = cmp.Or(c.Module, "metamanager")
 	c.Keepalive = cmp.Or(c.Keepalive, 10*time.Second)
 	c.BackoffMin = cmp.Or(c.BackoffMin, time.Second)

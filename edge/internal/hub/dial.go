@@ -11,6 +11,7 @@ import (
 
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/common/protocol"
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
@@ -149,7 +150,7 @@ func (h *Hub) greet(ctx context.Context, conn link.Conn, server string) (*sessio
 	defer cancel()
 	asked := time.Now()
 	content := &topicpb.Hello{
-		Protocol: topic.Protocol, Version: h.config.Version, BootId: h.config.BootID, Epoch: epoch,
+		Protocol: h.config.Protocols.Max, ProtocolMin: h.config.Protocols.Min, Version: h.config.Version, BootId: h.config.BootID, Epoch: epoch,
 		KeepaliveMillis: h.config.Keepalive.Milliseconds(),
 	}
 	if h.config.Trust != nil {
@@ -179,13 +180,17 @@ func (h *Hub) greet(ctx context.Context, conn link.Conn, server string) (*sessio
 	if err != nil {
 		return nil, &link.CloseError{Code: link.CloseProtocol, Reason: err.Error()}
 	}
-	if welcome.GetProtocol() != topic.Protocol {
+	if !h.config.Protocols.Has(welcome.GetProtocol()) {
 		return nil, &link.CloseError{Code: link.CloseVersion,
-			Reason: fmt.Sprintf("edgecore %s speaks protocol %d, cloudcore %s at %s speaks %d",
-				h.config.Version, topic.Protocol, welcome.GetVersion(), server, welcome.GetProtocol())}
+			Reason: fmt.Sprintf("edgecore %s speaks protocol %v, cloudcore %s at %s speaks %d",
+				h.config.Version, h.config.Protocols, welcome.GetVersion(), server, welcome.GetProtocol())}
+	}
+	features, err := protocol.ParseFeatures(welcome.GetFeatures())
+	if err != nil {
+		return nil, &link.CloseError{Code: link.CloseProtocol, Reason: fmt.Sprintf("the welcome of %s: %v", server, err)}
 	}
 	s := newSession(h.config, h.metrics, &h.current, conn, epoch, server)
-	s.instance, s.version, s.streams = welcome.GetInstance(), welcome.GetVersion(), welcome.GetStreams()
+	s.instance, s.version, s.streams = welcome.GetInstance(), welcome.GetVersion(), welcome.GetStreams() || features.Has(protocol.FeatureStreams)
 	if millis := welcome.GetUnixMillis(); millis != 0 {
 		s.cloudTime = time.UnixMilli(millis)
 		// The cloud read its clock somewhere between the hello and its answer: half of that time is

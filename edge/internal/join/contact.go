@@ -20,7 +20,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/common/pki"
-	"github.com/skerry-io/skerry/common/topic"
+	"github.com/skerry-io/skerry/common/protocol"
 	"github.com/skerry-io/skerry/common/version"
 )
 
@@ -43,7 +43,7 @@ func ask(ctx context.Context, o Options, key crypto.Signer) (*pki.JoinAnswer, er
 	if err != nil {
 		return nil, err
 	}
-	body, err := json.Marshal(pki.JoinRequest{NodeName: o.Node, CSR: string(csr), Version: version.Skerry(), Protocol: topic.Protocol, Kubernetes: version.Kubernetes()})
+	body, err := json.Marshal(pki.JoinRequest{NodeName: o.Node, CSR: string(csr), Version: version.Skerry(), Protocol: protocol.Current, ProtocolMin: protocol.Oldest, Kubernetes: version.Kubernetes()})
 	if err != nil {
 		return nil, fmt.Errorf("encoding the join: %w", err)
 	}

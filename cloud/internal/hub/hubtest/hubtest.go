@@ -9,6 +9,7 @@ package hubtest
 import (
 	"cmp"
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -24,9 +25,10 @@ var _ hub.Session = (*Session)(nil)
 
 // Session is a node's session. Its zero value is one of a node without a name.
 type Session struct {
-	Name   types.NodeName
-	Number uint64        // the epoch; 0: 1
-	Every  time.Duration // the keepalive; 0: 10 s
+	Name     types.NodeName
+	Number   uint64        // the epoch; 0: 1
+	Every    time.Duration // the keepalive; 0: 10 s
+	Features []string      // that the node lists
 
 	mu      sync.Mutex
 	charged time.Duration
@@ -40,6 +42,8 @@ func (s *Session) Node() types.NodeName { return s.Name }
 func (s *Session) Epoch() uint64 { return cmp.Or(s.Number, 1) }
 
 // Keepalive is Every.
+func (s *Session) Supports(feature string) bool { return slices.Contains(s.Features, feature) }
+
 func (s *Session) Keepalive() time.Duration { return cmp.Or(s.Every, 10*time.Second) }
 
 // Info knows nothing of a link.
