@@ -14,6 +14,7 @@ import (
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/cloud/internal/balance"
 	"github.com/skerry-io/skerry/cloud/internal/config"
+	"github.com/skerry-io/skerry/cloud/internal/history"
 	"github.com/skerry-io/skerry/cloud/internal/hub"
 	"github.com/skerry-io/skerry/cloud/internal/join"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
@@ -48,6 +49,7 @@ type App struct {
 	carried   []hub.Part // what the hub's sessions carry
 	hub       *hub.Hub
 	balance   *balance.Balancer
+	history   *history.Keeper
 	nodes     *tunnel.Nodes
 	tunnel    *tunnel.Tunnel // nil without a listener
 	usage     *usageServer   // nil without a listener

@@ -7,6 +7,7 @@ import (
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/cloud/internal/balance"
+	"github.com/skerry-io/skerry/cloud/internal/history"
 	"github.com/skerry-io/skerry/cloud/internal/join"
 )
 
@@ -34,5 +35,10 @@ func (a *App) balanceParts() ([]beehive.Entry, error) {
 		},
 	})
 	a.collectors = append(a.collectors, a.balance)
-	return []beehive.Entry{restarted("balance", a.balance.Run)}, nil
+	a.history = history.New(history.Config{
+		Leases: a.client.Kubernetes().CoordinationV1().Leases(join.Namespace), Lease: balance.Lease, Replicas: balance.Prefix, Instance: balance.Key(a.instance),
+		Changed: a.hub.EndHistories,
+	})
+	a.client.Revisions().OnLoss(a.history.WentBack)
+	return []beehive.Entry{restarted("balance", a.balance.Run), restarted("history", a.history.Run)}, nil
 }

@@ -197,7 +197,8 @@ func (a *App) hubParts() ([]beehive.Entry, error) {
 	a.hub = hub.New(hub.Config{
 		Instance: a.instance, Version: version.Skerry(), Admission: a.revoked, Trust: a.trust, MaxSessions: a.config.Hub.MaxSessions,
 		MaxHandshakes: handshakesAtOnce, Streams: a.tunnel != nil,
-		Elsewhere: func() bool { return a.balance.Elsewhere() }, // made after the hub, before it runs
+		History:   func(ctx context.Context) string { return a.history.ID(ctx) },
+		Elsewhere: func() bool { return a.balance.Elsewhere() }, // both are made after the hub, before it runs
 	}, a.ports.links, a.carried)
 	a.collectors = append(a.collectors, a.hub)
 	sessions := serving("cloudhub", a.hub.Run)

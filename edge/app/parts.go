@@ -13,6 +13,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/api"
 	"github.com/skerry-io/skerry/edge/internal/applogs"
 	"github.com/skerry-io/skerry/edge/internal/drain"
+	"github.com/skerry-io/skerry/edge/internal/history"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netwatch"
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
 	"github.com/skerry-io/skerry/edge/internal/lostconditions"
@@ -161,7 +162,10 @@ func (a *App) hubParts() ([]beehive.Entry, error) {
 	if a.config.Modules.Console.Enable {
 		a.consoles = newConsoles(a)
 	}
-	return []beehive.Entry{restarted(&identityModule{app: a}, linkstate.Group), restarted(a.netwatch), restarted(a.hub)}, nil
+	told := history.New(history.Config{
+		NodeName: a.node, Memory: agent.NewMemory(a.store, string(history.Name)), Repeat: a.repeatReports, Settled: a.reportsSettled,
+	})
+	return []beehive.Entry{restarted(&identityModule{app: a}, linkstate.Group), restarted(a.netwatch), restarted(told, linkstate.Agents), restarted(a.hub)}, nil
 }
 
 func (a *App) passthroughParts() ([]beehive.Entry, error) {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/skerry-io/skerry/common/link"
@@ -30,6 +31,14 @@ func (a *App) repeatReports() {
 	for _, m := range a.agents {
 		m.Repeat()
 	}
+}
+
+// reportsSettled reports whether all that the agents say of this node is in the outbox.
+func (a *App) reportsSettled() bool {
+	return !slices.ContainsFunc(a.agents, func(m *agent.Module) bool {
+		s := m.State()
+		return s.Syncs == 0 && s.Waiting == "" || s.Unreported > 0
+	})
 }
 
 // recorder opens the recorder of events of an agent.

@@ -84,7 +84,7 @@ type round struct {
 // New makes a Balancer. It starts nothing.
 func New(c Config) *Balancer {
 	return &Balancer{
-		config: c, others: replicas{own: key(c.Instance), of: map[string]*replica{}},
+		config: c, others: replicas{own: Key(c.Instance), of: map[string]*replica{}},
 		ended: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "skerry", Subsystem: "balance", Name: "ended_total",
 			Help: "Sessions that were ended so that another replica serves them."}),
 		known: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "skerry", Subsystem: "balance", Name: "replicas",

@@ -7,8 +7,8 @@ import (
 )
 
 const (
-	// prefix is of the annotations of the Lease: one for each replica.
-	prefix = "replicas.skerry.io/"
+	// Prefix is of the annotations of the Lease: one for each replica.
+	Prefix = "replicas.skerry.io/"
 	// period is between two requests of a replica.
 	period = 10 * time.Second
 	// lifetime is for how long a replica counts as serving after it was last seen to renew
@@ -36,12 +36,12 @@ type replica struct {
 	renewed bool      // it was seen to change: it is not what one left that is gone
 }
 
-// key is the annotation of an instance. What may follow the prefix is 63 characters long.
-func key(instance string) string {
+// Key is the annotation of an instance. What may follow the prefix is 63 characters long.
+func Key(instance string) string {
 	if most := 63; len(instance) > most {
 		instance = strings.TrimLeft(instance[len(instance)-most:], "-_.")
 	}
-	return prefix + instance
+	return Prefix + instance
 }
 
 // observe takes in what the annotations are at a moment of this replica's clock.
@@ -52,7 +52,7 @@ func (r *replicas) observe(annotations map[string]string, now time.Time) {
 		}
 	}
 	for k, text := range annotations {
-		if !strings.HasPrefix(k, prefix) || k == r.own {
+		if !strings.HasPrefix(k, Prefix) || k == r.own {
 			continue
 		}
 		before := r.of[k]

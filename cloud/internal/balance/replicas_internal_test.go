@@ -59,11 +59,11 @@ func TestReplicas(t *testing.T) {
 			{10 * time.Second, map[string]string{"b": "x", "c": says(-1, "2"), "a": says(7, "2")}, nil},
 		},
 	} {
-		r := replicas{own: key("a"), of: map[string]*replica{}}
+		r := replicas{own: Key("a"), of: map[string]*replica{}}
 		for i, l := range looks {
 			annotations := map[string]string{"kubectl.kubernetes.io/x": says(1, "y")}
 			for instance, text := range l.says {
-				annotations[key(instance)] = text
+				annotations[Key(instance)] = text
 			}
 			now := begin.Add(l.after)
 			r.observe(annotations, now)
@@ -81,10 +81,10 @@ func TestReplicas(t *testing.T) {
 // A count that was seen just now may be as old as the look before.
 func TestReplicas_CountedSince(t *testing.T) {
 	begin := time.Now()
-	r := replicas{own: key("a"), of: map[string]*replica{}}
+	r := replicas{own: Key("a"), of: map[string]*replica{}}
 	at := func(seconds int) time.Time { return begin.Add(time.Duration(seconds) * time.Second) }
 	for i := range 4 {
-		r.observe(map[string]string{key("b"): says(1, fmt.Sprint(i))}, at(10*i))
+		r.observe(map[string]string{Key("b"): says(1, fmt.Sprint(i))}, at(10*i))
 	}
 	if !r.countedSince(at(20), at(30)) || r.countedSince(at(21), at(30)) {
 		t.Error("the count was seen at 30 s, and not yet at 20 s")
@@ -96,20 +96,20 @@ func TestReplicas_CountedSince(t *testing.T) {
 
 func TestReplicas_Gone(t *testing.T) {
 	begin := time.Now()
-	r := replicas{own: key("a"), of: map[string]*replica{}}
-	r.observe(map[string]string{key("a"): says(1, "1"), key("b"): says(1, "1"), "other": "1"}, begin)
+	r := replicas{own: Key("a"), of: map[string]*replica{}}
+	r.observe(map[string]string{Key("a"): says(1, "1"), Key("b"): says(1, "1"), "other": "1"}, begin)
 	if got := r.gone(begin.Add(forget - time.Second)); got != nil {
 		t.Errorf("too early: %v", got)
 	}
-	if diff := cmp.Diff([]string{key("b")}, r.gone(begin.Add(forget))); diff != "" {
+	if diff := cmp.Diff([]string{Key("b")}, r.gone(begin.Add(forget))); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 }
 
 func TestKey(t *testing.T) {
 	for _, instance := range []string{"cloudcore-7d9f8b6c5-abcde-x1y2z", strings.Repeat("-", 90) + "x", strings.Repeat("host.", 20) + "abcde"} {
-		if problems := validation.IsQualifiedName(key(instance)); len(problems) > 0 {
-			t.Errorf("%s: %v", key(instance), problems)
+		if problems := validation.IsQualifiedName(Key(instance)); len(problems) > 0 {
+			t.Errorf("%s: %v", Key(instance), problems)
 		}
 	}
 }

@@ -31,6 +31,9 @@ type Config struct {
 	// Streams says that one of the parts takes streams that edges open; their Welcome says so.
 	Streams bool
 
+	// History names the cluster's history, for devices (package history); nil: it has no name.
+	History func(ctx context.Context) string
+
 	// HelloTimeout is how long a new link may take for its Hello, and an Admission for its
 	// answer: 15 s.
 	HelloTimeout time.Duration

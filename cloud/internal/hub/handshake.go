@@ -108,6 +108,10 @@ func (h *Hub) handshake(ctx context.Context, conn link.Conn) (*session, error) {
 	if sum := hello.GetTrust(); len(sum) > 0 && h.config.Trust != nil {
 		trust = h.config.Trust(sum)
 	}
+	history := ""
+	if h.config.History != nil {
+		history = h.config.History(ctx)
+	}
 	now := time.Now()
 	s := &session{
 		metrics: h.metrics, conn: conn, node: node,
@@ -115,11 +119,12 @@ func (h *Hub) handshake(ctx context.Context, conn link.Conn) (*session, error) {
 		epoch: hello.GetEpoch(), version: hello.GetVersion(), bootID: hello.GetBootId(),
 		keepalive: keepalive(hello.GetKeepaliveMillis()),
 		began:     now,
+		history:   history,
 		pace:      pace{node: node, charges: h.charges, began: now},
 		ended:     make(chan struct{}),
 		welcome: new(m.Answer(&topicpb.Welcome{
 			Protocol: spoken, Version: h.config.Version, Instance: h.config.Instance, UnixMillis: now.UnixMilli(), Trust: trust,
-			Streams: h.config.Streams, Features: h.features(),
+			Streams: h.config.Streams, Features: h.features(), History: history,
 		})),
 	}
 	return s, nil

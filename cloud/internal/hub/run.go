@@ -138,6 +138,17 @@ func (h *Hub) watch(ctx context.Context) {
 	}
 }
 
+// historySpread is over what time sessions end whose devices are to hear of another history: they
+// dial again, and state all that they have.
+const historySpread = 10 * time.Second
+
+// EndHistories ends the sessions whose Welcome named another history of the cluster than id.
+func (h *Hub) EndHistories(id string) {
+	h.closeAll(h.table.attached(), historySpread, func(s *session) (link.CloseCode, string, bool) {
+		return link.CloseShutdown, "the cluster may have lost what was reported: dial again", s.history != id
+	})
+}
+
 // closeAll closes those sessions for which how says so, over the time of spread, and returns
 // when that is done.
 func (h *Hub) closeAll(sessions []*session, spread time.Duration, how func(*session) (link.CloseCode, string, bool)) {

@@ -30,6 +30,7 @@ type session struct {
 	bootID    string
 	keepalive time.Duration
 	began     time.Time
+	history   string // as its Welcome said
 	pace      pace
 
 	ended   chan struct{} // closed by the table when the attached session has left it

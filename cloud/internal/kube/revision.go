@@ -40,6 +40,7 @@ type Revisions struct {
 	mu       sync.Mutex
 	away     bool     // a call got no answer since the last restart
 	restarts []func() // of those who watch
+	lost     []func() // of those for whom it matters that writes may be lost
 }
 
 // sighting is what one read says of the cluster.
@@ -59,6 +60,14 @@ func (r *Revisions) OnRestart(restart func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.restarts = append(r.restarts, restart)
+}
+
+// OnLoss has lost called when the cluster went back in time, or may have while nothing here could
+// see it. It must not block.
+func (r *Revisions) OnLoss(lost func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.lost = append(r.lost, lost)
 }
 
 // Failed takes the error of a call. One that got an answer, or was given up by its caller,
@@ -118,8 +127,9 @@ func (r *Revisions) Run(ctx context.Context) error {
 			pause = restartPause - now.Sub(lastRestart)
 		default:
 			log.Info("Reopening all watches", "reason", why, "revision", seen.revision, "before", last.revision)
+			loses := mayHaveLost(seen, last, now.Sub(lastRead))
 			last, lastRead, lastRestart = seen, now, now
-			r.restart()
+			r.restart(loses)
 		}
 		sleep(ctx, pause, r.wake)
 		if ctx.Err() != nil {
@@ -137,7 +147,7 @@ func reason(seen, last sighting, away bool, gap time.Duration, first bool) strin
 		return "the cluster went back in time"
 	case away:
 		return "kube-apiserver was away"
-	case len(last.servers) > 0 && !slices.ContainsFunc(last.servers, func(id string) bool { return slices.Contains(seen.servers, id) }):
+	case allRestarted(seen, last):
 		return "every kube-apiserver has been restarted"
 	case gap > revisionGap:
 		return "the revision was not read for long"
@@ -145,10 +155,24 @@ func reason(seen, last sighting, away bool, gap time.Duration, first bool) strin
 	return ""
 }
 
-func (r *Revisions) restart() {
+// allRestarted: a restore ends with that (etcd's operations guide), whatever the revision is then.
+func allRestarted(seen, last sighting) bool {
+	return len(last.servers) > 0 && !slices.ContainsFunc(last.servers, func(id string) bool { return slices.Contains(seen.servers, id) })
+}
+
+// mayHaveLost reports whether the cluster may have gone back in time. That kube-apiserver was away
+// is no sign of it.
+func mayHaveLost(seen, last sighting, gap time.Duration) bool {
+	return seen.revision < last.revision || allRestarted(seen, last) || gap > revisionGap
+}
+
+func (r *Revisions) restart(loses bool) {
 	r.mu.Lock()
 	r.away = false
-	restarts := r.restarts
+	restarts := slices.Clone(r.restarts)
+	if loses {
+		restarts = append(restarts, r.lost...)
+	}
 	r.mu.Unlock()
 	for _, f := range restarts {
 		f()

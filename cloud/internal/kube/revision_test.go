@@ -23,22 +23,23 @@ func TestRevisions(t *testing.T) {
 	for name, test := range map[string]struct {
 		reads []read // the last one goes on
 		want  int    // restarts
+		lost  int    // of those, after which writes may be lost
 	}{
-		"all is well":                      {[]read{at(5, "a"), at(6, "a")}, 0},
-		"the revision is lower":            {[]read{at(5, "a"), at(4, "a")}, 1},
-		"kube-apiserver was away":          {[]read{at(5, "a"), away, at(6, "a")}, 1},
-		"restored between two reads":       {[]read{at(5, "a"), at(5, "b")}, 1},
-		"one of three is restarted":        {[]read{at(5, "a", "b", "c"), at(6, "x", "b", "c")}, 0},
-		"three are, one after the other":   {[]read{at(5, "a", "b", "c"), at(6, "x", "b", "c"), at(6, "x", "y", "c"), at(7, "x", "y", "z")}, 0},
-		"all three are":                    {[]read{at(5, "a", "b", "c"), at(6, "x", "y", "z")}, 1},
-		"identities can't be read":         {[]read{at(5), at(6)}, 0},
-		"they can't for a while":           {[]read{at(5, "a"), at(6), at(7, "a")}, 0},
-		"they can't right after a restore": {[]read{at(5, "a"), at(6), at(7, "b")}, 1},
-		"the Lease is from the backup":     {[]read{at(5, "a"), at(6, "old"), at(7, "b"), at(7, "b")}, 2},
+		"all is well":                      {[]read{at(5, "a"), at(6, "a")}, 0, 0},
+		"the revision is lower":            {[]read{at(5, "a"), at(4, "a")}, 1, 1},
+		"kube-apiserver was away":          {[]read{at(5, "a"), away, at(6, "a")}, 1, 0},
+		"restored between two reads":       {[]read{at(5, "a"), at(5, "b")}, 1, 1},
+		"one of three is restarted":        {[]read{at(5, "a", "b", "c"), at(6, "x", "b", "c")}, 0, 0},
+		"three are, one after the other":   {[]read{at(5, "a", "b", "c"), at(6, "x", "b", "c"), at(6, "x", "y", "c"), at(7, "x", "y", "z")}, 0, 0},
+		"all three are":                    {[]read{at(5, "a", "b", "c"), at(6, "x", "y", "z")}, 1, 1},
+		"identities can't be read":         {[]read{at(5), at(6)}, 0, 0},
+		"they can't for a while":           {[]read{at(5, "a"), at(6), at(7, "a")}, 0, 0},
+		"they can't right after a restore": {[]read{at(5, "a"), at(6), at(7, "b")}, 1, 1},
+		"the Lease is from the backup":     {[]read{at(5, "a"), at(6, "old"), at(7, "b"), at(7, "b")}, 2, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				reads, restarts := slices.Clone(test.reads), 0
+				reads, restarts, lost := slices.Clone(test.reads), 0, 0
 				r := newRevisions(func(context.Context) (sighting, bool, error) {
 					next := reads[0]
 					if len(reads) > 1 {
@@ -47,6 +48,7 @@ func TestRevisions(t *testing.T) {
 					return next.s, next.err == nil, next.err
 				})
 				r.OnRestart(func() { restarts++ })
+				r.OnLoss(func() { lost++ })
 				ctx, cancel := context.WithCancel(t.Context())
 				done := make(chan error, 1)
 				go func() { done <- r.Run(ctx) }()
@@ -57,6 +59,9 @@ func TestRevisions(t *testing.T) {
 				}
 				if d := cmp.Diff(test.want, restarts); d != "" {
 					t.Errorf("restarts (-want +got):\n%s", d)
+				}
+				if d := cmp.Diff(test.lost, lost); d != "" {
+					t.Errorf("times at which writes may be lost (-want +got):\n%s", d)
 				}
 			})
 		})

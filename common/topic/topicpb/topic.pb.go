@@ -247,6 +247,7 @@ type Welcome struct {
 	Trust         *Trust                 `protobuf:"bytes,5,opt,name=trust,proto3" json:"trust,omitempty"`       // where it differs from what the edge trusts
 	Streams       bool                   `protobuf:"varint,6,opt,name=streams,proto3" json:"streams,omitempty"`  // the cloud takes streams that the edge opens; an older one ends the link over one
 	Features      []string               `protobuf:"bytes,7,rep,name=features,proto3" json:"features,omitempty"` // what the cloud may be sent beside what every end takes (package protocol)
+	History       string                 `protobuf:"bytes,8,opt,name=history,proto3" json:"history,omitempty"`   // names the cluster's history: another one than before means that what was reported may be lost; "" where it is not known
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -328,6 +329,13 @@ func (x *Welcome) GetFeatures() []string {
 		return x.Features
 	}
 	return nil
+}
+
+func (x *Welcome) GetHistory() string {
+	if x != nil {
+		return x.History
+	}
+	return ""
 }
 
 // Trust is whom an edge is to trust from now on.
@@ -2014,7 +2022,7 @@ const file_topic_proto_rawDesc = "" +
 	"\x10keepalive_millis\x18\x05 \x01(\x03R\x0fkeepaliveMillis\x12\x14\n" +
 	"\x05trust\x18\x06 \x01(\fR\x05trust\x12!\n" +
 	"\fprotocol_min\x18\a \x01(\rR\vprotocolMin\x12\x1a\n" +
-	"\bfeatures\x18\b \x03(\tR\bfeatures\"\xe0\x01\n" +
+	"\bfeatures\x18\b \x03(\tR\bfeatures\"\xfa\x01\n" +
 	"\aWelcome\x12\x1a\n" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x1a\n" +
@@ -2023,7 +2031,8 @@ const file_topic_proto_rawDesc = "" +
 	"unixMillis\x12,\n" +
 	"\x05trust\x18\x05 \x01(\v2\x16.skerry.topic.v1.TrustR\x05trust\x12\x18\n" +
 	"\astreams\x18\x06 \x01(\bR\astreams\x12\x1a\n" +
-	"\bfeatures\x18\a \x03(\tR\bfeatures\"4\n" +
+	"\bfeatures\x18\a \x03(\tR\bfeatures\x12\x18\n" +
+	"\ahistory\x18\b \x01(\tR\ahistory\"4\n" +
 	"\x05Trust\x12\x0e\n" +
 	"\x02ca\x18\x01 \x01(\fR\x02ca\x12\x1b\n" +
 	"\tclient_ca\x18\x02 \x01(\fR\bclientCa\"d\n" +

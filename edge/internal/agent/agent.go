@@ -93,6 +93,8 @@ type Module struct {
 	mu    sync.Mutex
 	state State
 	run   *Run // the present one; nil: none
+	// repeats counts Repeat; of those before a run, the run that begins hears.
+	repeats, heard int
 }
 
 // New makes the Module of an agent. It starts nothing.
@@ -114,15 +116,31 @@ func (m *Module) State() State {
 	return m.state
 }
 
-// Repeat has every entry reported again: the cloud has forgotten them. A run that begins reports
-// all it has anyway.
+// Repeat has every entry reported again: the cloud has forgotten them. Where there is no run, the
+// next one does so with what it has.
 func (m *Module) Repeat() {
 	m.mu.Lock()
 	r := m.run
+	m.repeats++
 	m.mu.Unlock()
 	if r != nil {
-		r.Reports.Repeat()
+		r.repeat(m)
 		r.Wake()
+	}
+}
+
+// Repeated reports whether the cloud has forgotten what was reported, since it was last asked. An
+// agent asks that drops what it has reported for good.
+func (r *Run) Repeated() bool { return r.forgotten.Swap(false) }
+
+func (r *Run) repeat(m *Module) {
+	m.mu.Lock()
+	again := m.heard != m.repeats
+	m.heard = m.repeats
+	m.mu.Unlock()
+	if again {
+		r.forgotten.Store(true)
+		r.Reports.Repeat()
 	}
 }
 
@@ -146,6 +164,7 @@ func (m *Module) Run(ctx context.Context, port *beehive.Port) error {
 	}
 	m.begin(r)
 	defer m.begin(nil)
+	r.repeat(m) // what was asked for before
 	if m.config.Events != nil {
 		recorder, err := m.config.Events(ctx)
 		if err != nil {

@@ -250,6 +250,39 @@ func TestReports(t *testing.T) {
 	})
 }
 
+// The cloud has forgotten what was reported: what an earlier run reported too, and where no run is
+// there the next one says it. An agent that drops what it has reported for good hears of it once.
+func TestClaims_17_RepeatReachesTheNextRunAndWhatItAssumes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		outbox := &agenttest.Outbox{}
+		var heard []bool
+		m := agent.New(agent.Config{Name: "a", Reporter: outbox, Start: func(_ context.Context, r *agent.Run) (agent.Sync, error) {
+			if err := r.Reports.Assume(routeRef("known"), "1", "a"); err != nil {
+				return nil, err
+			}
+			return func(context.Context) (time.Duration, error) {
+				heard = append(heard, r.Repeated())
+				return 0, nil
+			}, nil
+		}})
+		m.Repeat()
+		run(t, m)
+		time.Sleep(time.Minute)
+		want := []agenttest.Report{{Resource: "staticroutes", Name: "known", UID: types.UID("1"), Body: `"a"`}}
+		if diff := cmp.Diff(want, outbox.Reports("")); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+		m.Repeat()
+		time.Sleep(time.Minute)
+		if got := len(outbox.Reports("")); got != 2 {
+			t.Errorf("%d reports, want 2", got)
+		}
+		if diff := cmp.Diff([]bool{true, true}, heard); diff != "" {
+			t.Errorf("heard (-want +got):\n%s", diff)
+		}
+	})
+}
+
 func TestReports_WithdrawAndAssume(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		outbox := &agenttest.Outbox{}

@@ -40,6 +40,7 @@ type Reports struct {
 	repeat   time.Duration
 
 	mu      sync.Mutex
+	doubted bool // the cloud may have lost what earlier runs reported
 	entries map[object.Ref]*entry
 	due     map[object.Ref]*entry // those of entries that are to be sent: thousands may be idle
 }
@@ -76,7 +77,7 @@ func (p *Reports) set(ref object.Ref, uid types.UID, v any, due bool) error {
 	}
 	e := &entry{uid: uid, body: body}
 	p.entries[ref] = e
-	if due {
+	if due || p.doubted {
 		p.due[ref] = e
 	} else {
 		e.sent = time.Now()
@@ -104,10 +105,12 @@ func (p *Reports) Drop(ref object.Ref) {
 	delete(p.due, ref)
 }
 
-// Repeat makes every entry due again: the cloud has forgotten them.
+// Repeat makes every entry due again, those too that an earlier run reported: the cloud has
+// forgotten them.
 func (p *Reports) Repeat() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.doubted = true
 	maps.Copy(p.due, p.entries)
 }
 

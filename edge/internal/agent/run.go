@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -51,6 +52,8 @@ type Run struct {
 	cleanups []func()
 	loop     *rerun.Loop
 	sync     Sync // what Start returned
+
+	forgotten atomic.Bool // see Repeated
 
 	mu   sync.Mutex
 	link linkstate.State

@@ -70,6 +70,16 @@ func (a *Agent) Reported(ctx context.Context, name string, uid types.UID) error 
 	return a.change(ctx, name, func(o *Operation) { o.Reported = o.UID == uid })
 }
 
+// ReportAgain has how operations ended reported again: the cloud may have lost it.
+func (a *Agent) ReportAgain(ctx context.Context) error {
+	return a.call(ctx, func(s *State, _ *Facts) error {
+		for i := range s.Operations {
+			s.Operations[i].Reported = false
+		}
+		return nil
+	})
+}
+
 // Gone notes that the NodeOperation is not there any more: what was asked by it is cancelled.
 func (a *Agent) Gone(ctx context.Context, name string, uid types.UID) error {
 	return a.change(ctx, name, func(o *Operation) {

@@ -188,6 +188,12 @@ func (f *follower) say(o Operation, drainMessage string) error {
 func (f *follower) report(ctx context.Context) error {
 	var errs []error
 	var over []Operation
+	if f.again = f.kit.Repeated() || f.again; f.again {
+		if err := f.agent.ReportAgain(ctx); err != nil {
+			return fmt.Errorf("reporting ended operations again: %w", err)
+		}
+		f.again = false
+	}
 	s := f.agent.Status()
 	current := map[string]bool{}
 	for _, o := range s.Operations {

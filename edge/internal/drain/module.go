@@ -60,6 +60,7 @@ type follower struct {
 	reported   map[string]types.UID // operations that this run has reported on, and the uids of their objects
 	linkPassed bool                 // the state of the link has been passed to the agent: linked
 	linked     bool
+	again      bool   // how operations ended is to be reported again
 	seen       string // what was passed to the agent of the own Node: its version, and whether all operations were known
 }
 

@@ -187,6 +187,31 @@ func (l *lab) awaitReported(name, reason string) *v1alpha1.NodeOperation {
 	return o
 }
 
+// The cluster goes back to a time at which nobody had reported how the operation ended: the device
+// says it again, and does nothing twice.
+func TestClaims_17_EndedOperationIsReportedAgain(t *testing.T) {
+	l := newLab(t)
+	l.serve()
+	name := l.name + "-op"
+	l.want(name, v1alpha1.OperationReboot)
+	l.awaitReported(name, "Running")
+	l.stop()
+	l.boot = "boot-2"
+	l.serve()
+	l.awaitReported(name, "Booted")
+	l.eventually("it is noted as reported", func() bool {
+		all := l.agent.Status().Operations
+		return len(all) == 1 && all[0].Reported
+	})
+	lost := []byte(`[{"op":"remove","path":"/status"}]`)
+	l.must(l.operations().Patch(t.Context(), name, types.JSONPatchType, lost, metav1.PatchOptions{}, "status"))
+	l.module.Repeat()
+	l.awaitReported(name, "Booted")
+	if ran := l.hooks.runs(); !slices.Equal(ran, []string{"Reboot"}) {
+		t.Errorf("hooks that ran: %v", ran)
+	}
+}
+
 func TestModuleFromTheCloud(t *testing.T) {
 	l := newLab(t)
 	l.serve()

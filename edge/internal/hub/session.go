@@ -46,6 +46,7 @@ type session struct {
 	instance  string
 	version   string
 	streams   bool // the cloud takes streams
+	history   string
 	cloudTime time.Time
 	skew      time.Duration
 	since     time.Time
@@ -85,7 +86,7 @@ func (s *session) run(ctx context.Context, port Port) error {
 	info := s.conn.Info()
 	up := linkstate.Link{
 		Epoch: s.epoch, Instance: s.instance, Version: s.version,
-		Transport: string(info.Transport), Remote: s.server, Address: address(info.Remote), CloudTime: s.cloudTime, Since: s.since, Streams: s.streams,
+		Transport: string(info.Transport), Remote: s.server, Address: address(info.Remote), CloudTime: s.cloudTime, Since: s.since, Streams: s.streams, History: s.history,
 	}
 	s.attach(ctx, up, &beats)
 	// Current first, and up before anything that comes from the link: who hears of it can send at

@@ -37,6 +37,8 @@ type Link struct {
 	Address netip.Addr
 	// CloudTime is the cloud's clock when it wrote its Welcome; zero where it did not say.
 	CloudTime time.Time
+	// History names the cluster's history; "" where the cloud did not say.
+	History string
 	// Streams says that the cloud takes streams which this end opens.
 	Streams bool
 	Since   time.Time
