@@ -15,6 +15,7 @@ package contact
 import (
 	"cmp"
 	"context"
+	"encoding/hex"
 	"encoding/json"
 	"net"
 	"net/netip"
@@ -92,6 +93,7 @@ type Agent struct {
 	mu       sync.Mutex
 	core     *core
 	conns    map[uint64]*session
+	logged   map[string]Status // as the log has it
 	nextConn uint64
 	dialing  map[string]bool
 	found    map[string][]netip.AddrPort
@@ -118,14 +120,17 @@ func New(c Config) *Agent {
 		c.Changed = func(string) {}
 	}
 	return &Agent{
-		config: c, core: newCore(c.Node, map[string]bool{}), conns: map[uint64]*session{}, dialing: map[string]bool{}, found: map[string][]netip.AddrPort{},
+		config: c, core: newCore(c.Node, map[string]bool{}), conns: map[uint64]*session{}, logged: map[string]Status{}, dialing: map[string]bool{}, found: map[string][]netip.AddrPort{},
 		said: make(chan struct{}), cut: map[string]bool{}, wake: make(chan struct{}, 1), keep: make(chan struct{}, 1), admission: newAdmission(),
 		// Later than that of an edgecore that ran before in this boot.
 		sequence: uint64(time.Now().UnixNano()),
 	}
 }
 
-const metKey = "met"
+const (
+	metKey    = "met"
+	ownersKey = "tunnels" // by key, in hexadecimal: who said it first
+)
 
 // runState is what outlives edgecore in RunFile.
 type runState struct {
@@ -157,6 +162,17 @@ func (a *Agent) Load(ctx context.Context) error {
 	}
 	for _, n := range names {
 		a.core.met[n] = true
+	}
+	var owners map[string]string
+	if raw := kept[ownersKey]; raw != nil {
+		if err := json.Unmarshal(raw, &owners); err != nil {
+			klog.FromContext(ctx).Error(err, "Failed to read which device said a tunnel's key first")
+		}
+	}
+	for text, node := range owners {
+		if key, err := hex.DecodeString(text); err == nil && len(key) == 32 {
+			a.core.owners[[32]byte(key)] = node
+		}
 	}
 	a.takeSite(time.Now())
 	if a.config.RunFile == "" {

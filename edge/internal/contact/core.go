@@ -18,7 +18,8 @@ const (
 	Unmet Status = iota
 	// Absent: it was met in an earlier boot of this device, and not yet in this one.
 	Absent
-	// Met: there is a connection, or the last one ended a moment ago and it is being looked for.
+	// Met: there is a connection by which it has said something, or the last one ended a moment ago and
+	// it is being looked for.
 	Met
 	// Mute: its kernel answers and its edgecore does not.
 	Mute
@@ -58,6 +59,10 @@ const (
 	// dialMin and dialMax bound the pause between two attempts to connect.
 	dialMin = 250 * time.Millisecond
 	dialMax = 2 * time.Second
+	// refusedMax bounds it where the peer ends each connection before it has said anything: it does not
+	// admit this device. A connection that lasted for steady was a good one.
+	refusedMax = 30 * time.Second
+	steady     = 5 * time.Second
 )
 
 // Pod is what the kubelet of its device says of a pod.
@@ -93,6 +98,9 @@ type peer struct {
 	ranges   []netip.Prefix // where addresses of its pods may be
 	conn     uint64         // 0: none
 	at       netip.Addr     // where it was connected last in this process
+	began    time.Time      // of conn
+	spoke    bool           // a word came by conn
+	refusals int            // connections in a row that ended before a word came
 	heard    time.Time
 	asking   bool      // a question to its kernel is under way
 	failures int       // questions in a row without an answer
@@ -103,7 +111,6 @@ type peer struct {
 	pause    time.Duration
 	word     *Word
 	wordConn uint64 // the connection that it came by
-	claim    uint64 // when it said the key of its tunnel first
 }
 
 // core decides what is known of peers. It is pure: it takes events with their times, and returns
@@ -112,8 +119,10 @@ type core struct {
 	node  string
 	peers map[string]*peer
 	// met are the devices that were ever met; changes are kept by the caller.
-	met     map[string]bool
-	claims  uint64
+	met map[string]bool
+	// owners are the devices that said the key of a tunnel first, and are in the site still; kept
+	// like met: who says it second, after a restart or a boot of this device, has no claim.
+	owners  map[[32]byte]string
 	changed map[string]bool // peers of whom something else is known since the last take
 	do      []action
 }
@@ -136,7 +145,7 @@ type action struct {
 }
 
 func newCore(node string, met map[string]bool) *core {
-	return &core{node: node, peers: map[string]*peer{}, met: met, changed: map[string]bool{}}
+	return &core{node: node, peers: map[string]*peer{}, met: met, owners: map[[32]byte]string{}, changed: map[string]bool{}}
 }
 
 // take is what is to be done, and of whom something has changed, since the last call.
@@ -190,6 +199,9 @@ func (c *core) members(now time.Time, all map[string][]netip.Prefix) {
 			c.peers[node] = p
 			c.changed[node] = true
 		}
+		if p.refusals > 0 { // what the site is may have been the reason
+			p.refusals, p.pause, p.dial = 0, dialMin, now
+		}
 		if !slices.Equal(p.ranges, ranges) {
 			p.ranges = ranges
 			c.changed[node] = true
@@ -201,13 +213,21 @@ func (c *core) members(now time.Time, all map[string][]netip.Prefix) {
 			c.act(doKeep, "", 0, netip.Addr{})
 		}
 	}
+	for key, owner := range c.owners {
+		if _, in := all[owner]; !in {
+			delete(c.owners, key)
+			c.act(doKeep, "", 0, netip.Addr{})
+		}
+	}
 }
 
 // dials reports whether it is this device that opens the connection: one of each pair does.
 func (c *core) dials(node string) bool { return c.node < node }
 
 // connected takes a connection in. The newer replaces the older: a device that was started again
-// knows nothing of that.
+// knows nothing of that. It says nothing of the device yet: with TLS 1.3 the end that dials takes
+// its handshake for done before the other one has judged its certificate, and what the device said
+// in an earlier boot is of pods whose addresses others may have by now.
 func (c *core) connected(now time.Time, node string, conn uint64, at netip.Addr) {
 	p := c.peers[node]
 	if p == nil {
@@ -217,12 +237,8 @@ func (c *core) connected(now time.Time, node string, conn uint64, at netip.Addr)
 	if p.conn != 0 && p.conn != conn {
 		c.act(doClose, node, p.conn, netip.Addr{})
 	}
-	p.conn, p.at, p.heard, p.failures, p.unasked, p.ask, p.pause = conn, at, now, 0, 0, now.Add(suspicion), dialMin
-	c.become(node, p, Met)
-	if !c.met[node] {
-		c.met[node] = true
-		c.act(doKeep, "", 0, netip.Addr{})
-	}
+	p.conn, p.at, p.heard, p.failures, p.unasked, p.ask = conn, at, now, 0, 0, now.Add(suspicion)
+	p.began, p.spoke = now, false
 }
 
 // heardOf notes a sign of life.
@@ -240,12 +256,15 @@ func (c *core) said(node string, conn uint64, w *Word) {
 	if p == nil || p.conn != conn || p.word != nil && p.wordConn == conn && p.word.Boot == w.Boot && p.word.Sequence >= w.Sequence {
 		return
 	}
-	if p.word == nil || p.word.Tunnel.Key != w.Tunnel.Key {
-		c.claims++
-		p.claim = c.claims
+	c.own(node, w.Tunnel.Key)
+	p.spoke, p.refusals = true, 0
+	if !c.met[node] {
+		c.met[node] = true
+		c.act(doKeep, "", 0, netip.Addr{})
 	}
 	same := p.word != nil && p.status == Met && maps.EqualFunc(p.word.Pods, w.Pods, Pod.equal) && p.word.Tunnel == w.Tunnel
 	p.word, p.wordConn = w, conn
+	c.become(node, p, Met)
 	if !same {
 		c.changed[node] = true
 	}
@@ -258,21 +277,50 @@ func (c *core) tunnel(node string) Tunnel {
 	if p == nil || p.word == nil {
 		return Tunnel{}
 	}
-	for other, o := range c.peers {
-		if other != node && o.word != nil && o.word.Tunnel.Key == p.word.Tunnel.Key && o.claim < p.claim {
-			return Tunnel{}
-		}
+	if owner := c.owners[p.word.Tunnel.Key]; owner != "" && owner != node {
+		return Tunnel{}
 	}
 	return p.word.Tunnel
 }
 
-// closed notes the end of a connection. Whether the device is alive is asked at once.
+// own notes who said a key first. A device has one: with another it gives the first one up.
+func (c *core) own(node string, key [32]byte) {
+	changed := false
+	for k, owner := range c.owners {
+		if owner == node && k != key {
+			delete(c.owners, k)
+			changed = true
+		}
+	}
+	if key != ([32]byte{}) && c.owners[key] == "" {
+		c.owners[key] = node
+		changed = true
+	}
+	if changed {
+		c.act(doKeep, "", 0, netip.Addr{})
+	}
+}
+
+// closed notes the end of a connection. One that was good is dialled again at once, and whether the
+// device is alive is asked. A refused one is no connection that ended: the pause grows, whatever
+// else happens on the LAN.
 func (c *core) closed(now time.Time, node string, conn uint64) {
 	p := c.peers[node]
 	if p == nil || p.conn != conn {
 		return
 	}
-	p.conn, p.dial, p.pause, p.ask = 0, now, dialMin, now
+	p.conn = 0
+	switch {
+	case p.spoke && now.Sub(p.began) >= steady:
+		p.dial, p.pause, p.ask = now, dialMin, now
+	case p.spoke:
+		p.dial, p.ask = now.Add(p.pause), now
+		p.pause = min(2*p.pause, dialMax)
+	default:
+		p.refusals++
+		p.dial = now.Add(p.pause)
+		p.pause = min(2*p.pause, refusedMax)
+	}
 }
 
 // answered takes in the result of a question to a peer's kernel.
@@ -346,15 +394,13 @@ func (c *core) restore(now time.Time, node string, w *Word, at netip.Addr) {
 	if p == nil || p.status == Met || !c.met[node] {
 		return
 	}
-	c.claims++
-	p.claim = c.claims
 	p.word, p.at, p.status, p.muteTill, p.ask = w, at, Mute, now.Add(muteHold), now.Add(idle)
 	c.changed[node] = true
 }
 
 // seen notes that a device may be back, as its beacon says or since a network came up.
 func (c *core) seen(now time.Time, node string) {
-	if p := c.peers[node]; p != nil && p.conn == 0 && c.dials(node) {
+	if p := c.peers[node]; p != nil && p.conn == 0 && c.dials(node) && p.refusals == 0 {
 		p.pause = dialMin
 		if p.dial.After(now.Add(dialMin)) {
 			p.dial = now.Add(dialMin)
@@ -377,7 +423,9 @@ func (c *core) tick(now time.Time) {
 		}
 		if p.conn == 0 && c.dials(node) && !now.Before(p.dial) {
 			p.dial = now.Add(p.pause)
-			p.pause = min(2*p.pause, dialMax)
+			if p.refusals == 0 {
+				p.pause = min(2*p.pause, dialMax)
+			}
 			c.act(doDial, node, 0, netip.Addr{})
 		}
 	}

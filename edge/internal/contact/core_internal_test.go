@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -99,6 +100,12 @@ func word(uids ...string) *Word {
 	return w
 }
 
+// meet is a connection and the first word that comes by it.
+func (s *script) meet(node string, conn uint64) {
+	s.core.connected(time.Now(), node, conn, home)
+	s.core.said(node, conn, word())
+}
+
 func (s *script) expect(t *testing.T, want ...string) {
 	t.Helper()
 	if diff := cmp.Diff(want, s.log); diff != "" {
@@ -111,7 +118,7 @@ func (s *script) expect(t *testing.T, want ...string) {
 func TestCore_silence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScript(t, "a")
-		s.core.connected(time.Now(), "a", 1, home)
+		s.meet("a", 1)
 		s.core.said("a", 1, word("p"))
 		s.settle()
 		s.expect(t, "0s keep ", "0s a Met")
@@ -127,7 +134,7 @@ func TestCore_silence(t *testing.T) {
 func TestCore_lastMoment(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScript(t, "a")
-		s.core.connected(time.Now(), "a", 1, home)
+		s.meet("a", 1)
 		s.settle()
 		s.log = nil
 		s.run(1950 * time.Millisecond)
@@ -144,7 +151,7 @@ func TestCore_cannotAsk(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newScript(t, "a")
-				s.core.connected(time.Now(), "a", 1, home)
+				s.meet("a", 1)
 				s.settle()
 				s.log = nil
 				s.deaf = true
@@ -168,7 +175,7 @@ func TestCore_mute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScript(t, "a")
 		s.alive["a"] = true
-		s.core.connected(time.Now(), "a", 1, home)
+		s.meet("a", 1)
 		s.core.said("a", 1, word("p"))
 		s.settle()
 		s.run(2 * time.Second)
@@ -202,7 +209,7 @@ func TestCore_muteLoss(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScript(t, "a")
 		s.alive["a"] = true
-		s.core.connected(time.Now(), "a", 1, home)
+		s.meet("a", 1)
 		s.settle()
 		s.core.closed(time.Now(), "a", 1)
 		s.run(500 * time.Millisecond)
@@ -251,7 +258,7 @@ func TestCore_members(t *testing.T) {
 func TestCore_replaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScript(t, "a")
-		s.core.connected(time.Now(), "a", 1, home)
+		s.meet("a", 1)
 		s.core.said("a", 1, word("old"))
 		s.core.connected(time.Now(), "a", 2, home)
 		s.core.said("a", 1, word("older"))
@@ -396,4 +403,135 @@ func FuzzPeer(f *testing.F) {
 			}
 		}
 	})
+}
+
+// A peer that refuses this device's certificate: the dialling end takes the handshake for done, and
+// each time the connection ends before a word. That is no contact, and the pause grows, whatever
+// beacons come. The cloud's word ends it.
+func TestClaims_38_RefusedDialIsNoConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScript(t, "c") // this is b, which dials c
+		s.alive["c"] = true
+		dials, met, conn := 0, 0, uint64(0)
+		play := func(d time.Duration) {
+			for end := time.Now().Add(d); time.Now().Before(end); {
+				s.run(20 * time.Millisecond)
+				for _, line := range s.log {
+					if strings.HasSuffix(line, " dial c") {
+						dials++
+						conn++
+						s.core.connected(time.Now(), "c", conn, home)
+						s.core.closed(time.Now(), "c", conn)
+					}
+					if strings.HasSuffix(line, " c Met") {
+						met++
+					}
+				}
+				s.log = nil
+				s.core.seen(time.Now(), "c") // a beacon
+			}
+		}
+		play(10 * time.Minute)
+		if dials > 30 || met > 0 {
+			t.Errorf("%d dials in 10 minutes, Met %d times", dials, met)
+		}
+		dials = 0
+		s.core.members(time.Now(), map[string][]netip.Prefix{"c": nil})
+		play(time.Second)
+		if dials == 0 {
+			t.Error("the cloud says who is in the site, and it is not dialled")
+		}
+	})
+}
+
+// A connection that was good is dialled again at once; one that ends each time after its first word
+// is not.
+func TestClaims_38_GoodConnectionIsDialledAgainAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScript(t, "c")
+		s.alive["c"] = true
+		s.run(time.Second)
+		s.meet("c", 1)
+		for range 20 {
+			s.run(500 * time.Millisecond)
+			s.core.heardOf(time.Now(), "c", 1)
+		}
+		s.core.closed(time.Now(), "c", 1)
+		s.settle()
+		s.log = nil
+		s.run(20 * time.Millisecond)
+		if !slices.ContainsFunc(s.log, func(line string) bool { return strings.HasSuffix(line, " dial c") }) {
+			t.Errorf("not dialled again: %v", s.log)
+		}
+		dials := 0
+		for i := range 600 {
+			s.log = nil
+			s.run(100 * time.Millisecond)
+			for _, line := range s.log {
+				if strings.HasSuffix(line, " dial c") {
+					dials++
+					s.meet("c", uint64(i)+2)
+					s.core.closed(time.Now(), "c", uint64(i)+2)
+				}
+			}
+		}
+		if dials > 40 {
+			t.Errorf("%d dials in a minute of a peer that ends each connection", dials)
+		}
+	})
+}
+
+// What a device said before it died holds no longer when it is connected again: it may have booted,
+// and its pods' addresses may be others'. Its first word counts.
+func TestClaims_28_WordOfTheBootBeforeHoldsNoLonger(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScript(t, "a")
+		s.core.connected(time.Now(), "a", 1, home)
+		s.core.said("a", 1, word("old"))
+		s.run(10 * time.Second) // silence
+		if p := s.core.peers["a"]; p.status != Dead || p.holds() {
+			t.Fatalf("it is %s, holds %v", p.status, p.holds())
+		}
+		s.core.connected(time.Now(), "a", 2, home)
+		if p := s.core.peers["a"]; p.holds() || p.status == Met {
+			t.Errorf("its word of before counts: %s", p.status)
+		}
+		s.core.said("a", 2, word("new"))
+		if p := s.core.peers["a"]; !p.holds() || p.status != Met || !p.word.Pods["new"].Ready {
+			t.Errorf("its new word does not count: %s %+v", p.status, p.word)
+		}
+	})
+}
+
+// Who said a tunnel's key first is known over restarts and boots of this device, whose word comes
+// first then or not.
+func TestClaims_10_FirstOwnerOfAKeyIsKept(t *testing.T) {
+	c := newCore("x", map[string]bool{})
+	site := map[string][]netip.Prefix{"a": nil, "b": nil}
+	c.members(time.Now(), site)
+	key := Tunnel{Key: [32]byte{1}, Port: 1}
+	say := func(c *core, node string, conn uint64, tunnel Tunnel) {
+		c.connected(time.Now(), node, conn, netip.Addr{})
+		c.said(node, conn, &Word{Boot: "boot", Sequence: conn, Tunnel: tunnel})
+	}
+	say(c, "a", 1, key)
+	say(c, "b", 2, key)
+	if do, _ := c.take(); !slices.ContainsFunc(do, func(x action) bool { return x.verb == doKeep }) {
+		t.Error("nothing is kept")
+	}
+	booted := newCore("x", map[string]bool{})
+	booted.owners = maps.Clone(c.owners)
+	booted.members(time.Now(), site)
+	say(booted, "b", 1, key)
+	if got := booted.tunnel("b"); got != (Tunnel{}) {
+		t.Errorf("who said it second has it after a boot: %v", got)
+	}
+	say(booted, "a", 2, key)
+	if got := booted.tunnel("a"); got != key {
+		t.Errorf("who said it first has %v", got)
+	}
+	booted.members(time.Now(), map[string][]netip.Prefix{"b": nil})
+	if got := booted.tunnel("b"); got != key {
+		t.Errorf("the first has left the site, the second has %v", got)
+	}
 }

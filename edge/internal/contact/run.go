@@ -3,7 +3,9 @@ package contact
 import (
 	"cmp"
 	"context"
+	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -172,24 +174,26 @@ func (a *Agent) look(ctx context.Context, udp *net.UDPConn) bool {
 
 // keepMet keeps what must outlive edgecore.
 func (a *Agent) keepMet(ctx context.Context) error {
-	var last []byte
+	var last string
 	for {
 		select {
 		case <-ctx.Done():
 			a.mu.Lock()
-			_, state := a.kept()
+			_, _, state := a.kept()
 			a.mu.Unlock()
 			a.keepRun(ctx, state) // what came in the last moment
 			return nil
 		case <-a.keep:
 		}
 		a.mu.Lock()
-		names, state := a.kept()
+		names, owners, state := a.kept()
 		a.mu.Unlock()
 		raw, err := json.Marshal(names)
-		if err == nil && string(raw) != string(last) {
-			if err = a.config.Memory.Save(ctx, map[string][]byte{metKey: raw}); err == nil {
-				last = raw
+		keys, keysErr := json.Marshal(owners)
+		err = errors.Join(err, keysErr)
+		if all := string(raw) + string(keys); err == nil && all != last {
+			if err = a.config.Memory.Save(ctx, map[string][]byte{metKey: raw, ownersKey: keys}); err == nil {
+				last = all
 			}
 		}
 		if err != nil && ctx.Err() == nil {
@@ -204,10 +208,14 @@ func (a *Agent) keepMet(ctx context.Context) error {
 }
 
 // kept is what outlives edgecore: over a reboot, and without one. mu is held.
-func (a *Agent) kept() ([]string, runState) {
+func (a *Agent) kept() ([]string, map[string]string, runState) {
 	names := slices.Sorted(maps.Keys(a.core.met))
 	if names == nil {
 		names = []string{}
+	}
+	owners := map[string]string{}
+	for key, node := range a.core.owners {
+		owners[hex.EncodeToString(key[:])] = node
 	}
 	state := runState{Boot: a.config.Boot, Peers: map[string]runPeer{}}
 	for node, p := range a.core.peers {
@@ -221,7 +229,7 @@ func (a *Agent) kept() ([]string, runState) {
 		slices.SortFunc(one.Pods, func(x, y Pod) int { return cmp.Compare(x.UID, y.UID) })
 		state.Peers[node] = one
 	}
-	return names, state
+	return names, owners, state
 }
 
 func (a *Agent) keepRun(ctx context.Context, s runState) {

@@ -30,7 +30,8 @@ func (a *Agent) event(ctx context.Context, f func(now time.Time, c *core)) {
 		}
 	}
 	for _, node := range changed {
-		if p := a.core.peers[node]; p != nil {
+		if p := a.core.peers[node]; p != nil && p.status != a.logged[node] {
+			a.logged[node] = p.status
 			klog.FromContext(ctx).V(2).Info("Contact status changed", "device", node, "status", p.status.String(), "address", p.at.String())
 		}
 	}
