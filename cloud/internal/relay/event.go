@@ -171,7 +171,7 @@ func (s *session) postEvent(ctx context.Context, gvr schema.GroupVersionResource
 }
 
 // patchEvent makes an event say what it says now: a repeat that comes late must not take back a
-// later one. An event that is gone is made again. Nodes may not read events, so what is there
+// later one, nor one that happened more often. An event that is gone is made again. Nodes may not read events, so what is there
 // is read by a patch that changes nothing. An event of a version that this session knows was
 // looked at before.
 func (s *session) patchEvent(ctx context.Context, gvr schema.GroupVersionResource, w *topicpb.Write, e *event) outcome {
@@ -195,7 +195,7 @@ func (s *session) patchEvent(ctx context.Context, gvr schema.GroupVersionResourc
 			}
 			return resp, s.sameEvent(w, e, resp.Body)
 		},
-		done: func(read []byte) bool { return has(read, patch) },
+		done: func(read []byte) bool { return has(read, patch) || occurrences(read) > occurrences(patch) },
 		write: func(ctx context.Context, version string) (*kube.Response, error) {
 			body, err := withPreconditions(patch, "", version)
 			if err != nil {
@@ -226,6 +226,22 @@ func has(event, patch []byte) bool {
 		}
 	}
 	return true
+}
+
+// occurrences is how often an event, or a merge patch of one, says that it has happened; -1: it can't
+// be read. A device that has lost a part of its store says less than it said before.
+func occurrences(event []byte) int32 {
+	var e struct {
+		Count           int32 `json:"count"`
+		DeprecatedCount int32 `json:"deprecatedCount"`
+		Series          struct {
+			Count int32 `json:"count"`
+		} `json:"series"`
+	}
+	if json.Unmarshal(event, &e) != nil {
+		return -1
+	}
+	return max(e.Count, e.DeprecatedCount, e.Series.Count)
 }
 
 // eventPatch is what may change of an event that is there; body is JSON.

@@ -177,6 +177,9 @@ func writeStatus(out io.Writer, s app.Status) error {
 				row("", "could not be read: %s", lost)
 			}
 		}
+		if d.DamagedStore == "" && len(d.Lost) > 0 {
+			row("PROBLEM", "the store's file was missing or empty when edgecore started: what waited for the cloud is lost, the rest comes again from there")
+		}
 		row("knows", "%s", knows(s))
 	}
 	if r := s.Routes; r != nil {

@@ -31,6 +31,11 @@ func (e *DamageError) Error() string { return "the store is damaged: " + e.Reaso
 
 func (e *DamageError) Is(target error) bool { return target == ErrDamaged }
 
+// readError is the disk's, and may pass: it says nothing of the file.
+type readError struct{ error }
+
+func (e *readError) Unwrap() error { return e.error }
+
 func noRoom(err error) error {
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
 		return fmt.Errorf("%w: %w", ErrFull, err)

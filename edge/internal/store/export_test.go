@@ -13,7 +13,8 @@ func WalkPages(file io.ReaderAt, size int64, tolerant bool) error {
 	if !tolerant {
 		return walkPages(file, size, strict{})
 	}
-	for _, meta := range readMetas(file, size) {
+	metas, _ := readMetas(file, size)
+	for _, meta := range metas {
 		w, err := newWalker(file, size, meta, newTree())
 		if err == nil {
 			err = w.bucket(meta.root, nil)

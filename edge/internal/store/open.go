@@ -33,7 +33,7 @@ func Open(ctx context.Context, config Config) (*Store, error) {
 	if err := s.takeLock(ctx); err != nil {
 		return nil, err
 	}
-	err := s.open(klog.FromContext(ctx))
+	err := s.open(ctx, klog.FromContext(ctx))
 	if err == nil {
 		err = s.loadEpochs()
 	}
@@ -96,10 +96,49 @@ func lock(ctx context.Context, store string, flags int, wait time.Duration) (*os
 	return f, nil
 }
 
-func (s *Store) open(log klog.Logger) error {
-	err := verify(s.config.Path)
+// A read error that lasts for readPatience is damage: the file is then set aside, where it can be
+// read again once the disk can.
+const (
+	readPatience = 30 * time.Second
+	readPause    = time.Second
+)
+
+// verifyPatiently waits for a disk that can't be read to pass. The error is a *DamageError where it
+// does not.
+func verifyPatiently(ctx context.Context, verify func() error) error {
+	end := time.Now().Add(readPatience)
+	for {
+		err := verify()
+		failed := (*readError)(nil)
+		if !errors.As(err, &failed) {
+			return err
+		}
+		klog.FromContext(ctx).Error(err, "Failed to read the store, retrying", "until", end)
+		if !time.Now().Before(end) {
+			return &DamageError{Reason: fmt.Sprintf("%v, for %s", err, readPatience)}
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("reading the store: %w", err)
+		case <-time.After(readPause):
+		}
+	}
+}
+
+// Absent is what Lost names where the store's file was gone or empty.
+const Absent = "everything: the file was missing or empty, though a store was there before"
+
+func (s *Store) open(ctx context.Context, log klog.Logger) error {
+	err := verifyPatiently(ctx, func() error { return verify(s.config.Path) })
+	if err == nil && s.vanished() {
+		s.lost = []string{Absent}
+		log.Error(nil, "The store's file is missing or empty, though a store was there before: what waited for the cloud is lost", "path", s.config.Path)
+	}
 	if err == nil {
 		err = s.openFile(s.config.Path)
+	}
+	if err == nil {
+		err = s.mark()
 	}
 	damage := (*DamageError)(nil)
 	if !errors.As(err, &damage) {
@@ -142,6 +181,34 @@ func (s *Store) openFile(path string) error {
 	}
 	if err != nil {
 		return noRoom(err)
+	}
+	return nil
+}
+
+// vanished reports whether there was a store, and its file is gone or empty. Its key says so, and
+// the mark in its lock.
+func (s *Store) vanished() bool {
+	if info, err := os.Stat(s.config.Path); err == nil && info.Size() > 0 || err != nil && !errors.Is(err, os.ErrNotExist) {
+		return false
+	}
+	if s.config.Key == nil {
+		if _, err := os.Stat(s.config.KeyFile); err == nil {
+			return true
+		}
+	}
+	info, err := os.Stat(s.config.Path + ".lock")
+	return err == nil && info.Size() > 0
+}
+
+// mark notes in the lock that a store was made, once.
+func (s *Store) mark() error {
+	path := s.config.Path + ".lock"
+	info, err := os.Stat(path)
+	if err != nil || info.Size() > 0 {
+		return nil //nolint:nilerr // a caller that holds the lock has made the file
+	}
+	if err := os.WriteFile(path, []byte("made\n"), 0o600); err != nil {
+		return noRoom(fmt.Errorf("marking the store's lock: %w", err))
 	}
 	return nil
 }

@@ -91,6 +91,9 @@ func withFile(path string, do func(file io.ReaderAt, size int64) error) error {
 	if err != nil {
 		return fmt.Errorf("looking at the store: %w", err)
 	}
+	if info.IsDir() {
+		return fmt.Errorf("%s is a directory, and the store is a file: move the directory away", path)
+	}
 	if info.Size() == 0 {
 		return nil
 	}
@@ -100,7 +103,10 @@ func withFile(path string, do func(file io.ReaderAt, size int64) error) error {
 // walkPages walks the file as bbolt would use it: by the newest valid meta page, with the
 // list of free pages.
 func walkPages(file io.ReaderAt, size int64, v visitor) error {
-	metas := readMetas(file, size)
+	metas, err := readMetas(file, size)
+	if len(metas) == 0 && err != nil {
+		return &readError{fmt.Errorf("its meta pages can't be read: %w", err)}
+	}
 	if len(metas) == 0 {
 		return &DamageError{Reason: "neither of its meta pages is valid"}
 	}
@@ -125,10 +131,14 @@ func newWalker(file io.ReaderAt, size int64, meta boltMeta, v visitor) (*walker,
 // readMetas finds the valid meta pages, the newest first. bbolt writes them in turn, so that the
 // second leads to the tree as it was one transaction before, whose pages are all still there. The
 // second one's place depends on the page size, which only a meta page tells: all are tried.
-func readMetas(file io.ReaderAt, size int64) (metas []boltMeta) {
+// The error is of the disk.
+func readMetas(file io.ReaderAt, size int64) (metas []boltMeta, err error) {
 	try := func(offset int64) {
 		b := make([]byte, pageHeader+metaSize)
-		if _, err := file.ReadAt(b, offset); err != nil {
+		if _, failed := file.ReadAt(b, offset); failed != nil {
+			if !errors.Is(failed, io.EOF) {
+				err = failed
+			}
 			return
 		}
 		if m, ok := parseMeta(b[pageHeader:]); ok && (offset == 0 || offset == m.pageSize) {
@@ -140,7 +150,7 @@ func readMetas(file io.ReaderAt, size int64) (metas []boltMeta) {
 		try(int64(1) << shift)
 	}
 	slices.SortStableFunc(metas, func(a, b boltMeta) int { return cmp.Compare(b.txid, a.txid) })
-	return metas
+	return metas, err
 }
 
 func parseMeta(b []byte) (boltMeta, bool) {
@@ -328,7 +338,7 @@ func (w *walker) page(id uint64) ([]byte, error) {
 	}
 	header := make([]byte, pageHeader)
 	if _, err := w.file.ReadAt(header, int64(id)*w.pageSize); err != nil {
-		return nil, &DamageError{Reason: fmt.Sprintf("page %d can't be read: %v", id, err)}
+		return nil, unread(id, err)
 	}
 	overflow := uint64(binary.NativeEndian.Uint32(header[12:]))
 	if self := binary.NativeEndian.Uint64(header); self != id {
@@ -345,9 +355,18 @@ func (w *walker) page(id uint64) ([]byte, error) {
 	}
 	page := make([]byte, int64(overflow+1)*w.pageSize)
 	if _, err := w.file.ReadAt(page, int64(id)*w.pageSize); err != nil {
-		return nil, &DamageError{Reason: fmt.Sprintf("page %d can't be read: %v", id, err)}
+		return nil, unread(id, err)
 	}
 	return page, nil
+}
+
+// unread is what a page that can't be read means: where the file ends before it, the file is
+// damaged; else the disk is, now.
+func unread(id uint64, err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return &DamageError{Reason: fmt.Sprintf("page %d can't be read: %v", id, err)}
+	}
+	return &readError{fmt.Errorf("page %d can't be read: %w", id, err)}
 }
 
 // freelist checks that no page is both free and in use: bbolt would write over it.

@@ -123,7 +123,8 @@ type rawRecord struct {
 func readTrees(path string) (trees []*tree) {
 	// What can't be read is not in the trees, which says it already.
 	_ = withFile(path, func(f io.ReaderAt, size int64) error {
-		for _, meta := range readMetas(f, size) {
+		metas, _ := readMetas(f, size) // what can be read is kept
+		for _, meta := range metas {
 			t := newTree()
 			w, err := newWalker(f, size, meta, t)
 			if err == nil {
