@@ -39,7 +39,7 @@ func (p *ports) open(ctx context.Context, c *config.Config, ca *join.CA, secure 
 		field, at string
 		to        *net.Listener
 	}{
-		{"join.listen", c.Join.Listen, &p.join},
+		{"join.listen", c.Join.Listen.Listen, &p.join},
 		{"tunnel.listen", c.Tunnel.Listen.Listen, &p.tunnel},
 		{"tunnel.endpoint.listen", c.Tunnel.Endpoint.Listen.Listen, &p.endpoint},
 		{"usage.listen", c.Usage.Listen, &p.usage},

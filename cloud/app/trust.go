@@ -3,11 +3,16 @@ package app
 import (
 	"bytes"
 	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/cloud/internal/join"
+	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/cloud/internal/site"
 	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/pki"
@@ -71,4 +76,28 @@ func (a *App) revocations() site.Revocations {
 		r.Nodes[node] = site.Ban(b)
 	}
 	return r
+}
+
+// requestAsNode makes a certificate request as a node, as one that comes by its link is made.
+func (a *App) requestAsNode(ctx context.Context, node types.NodeName, csr *certificatesv1.CertificateSigningRequest) (*certificatesv1.CertificateSigningRequest, error) {
+	csr = csr.DeepCopy()
+	csr.APIVersion, csr.Kind = certificatesv1.SchemeGroupVersion.String(), "CertificateSigningRequest"
+	body, err := json.Marshal(csr)
+	if err != nil {
+		return nil, fmt.Errorf("encoding a certificate request: %w", err)
+	}
+	resp, err := a.client.Do(ctx, kube.Identity{Node: node}, kube.Request{
+		Method: http.MethodPost, Path: "/apis/certificates.k8s.io/v1/certificatesigningrequests", ContentType: "application/json", Body: body,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := resp.Err(); err != nil {
+		return nil, err
+	}
+	made := &certificatesv1.CertificateSigningRequest{}
+	if err := json.Unmarshal(resp.Body, made); err != nil {
+		return nil, fmt.Errorf("reading a certificate request: %w", err)
+	}
+	return made, nil
 }

@@ -252,6 +252,7 @@ func (a *App) joinParts() ([]beehive.Entry, error) {
 	joins := join.NewServer(join.ServerConfig{
 		Client: a.client.Kubernetes(), Requester: join.RequesterFor(a.client.Config()), Verifier: join.VerifierFor(a.client.Config()), Tokens: a.tokens,
 		CA: a.ca, Serving: a.serving, ClientCA: a.clientCA, WebSocket: ws, QUIC: quic,
+		RenewEnded: a.config.Join.RenewEnded.Duration, AsNode: a.requestAsNode, Admit: a.revoked.Admit,
 	})
 	a.collectors = append(a.collectors, joins.Metrics())
 	return []beehive.Entry{serving("join", func(ctx context.Context) error { return joins.Run(ctx, a.ports.joins()...) })}, nil

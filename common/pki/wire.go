@@ -130,6 +130,8 @@ const (
 	ReasonNodeExists   Reason = "NodeExists"
 	ReasonNodeGone     Reason = "NodeGone" // a renewal, after the Node was deleted
 	ReasonRevoked      Reason = "CertificateRevoked"
+	ReasonNotEnded     Reason = "CertificateNotEnded" // a renewal by RenewPath
+	ReasonEndedLongAgo Reason = "CertificateEndedLongAgo"
 	ReasonDenied       Reason = "Denied" // by another approver
 	ReasonTooMany      Reason = "TooManyRequests"
 	ReasonUnavailable  Reason = "Unavailable" // the cloud's trouble: try again

@@ -21,6 +21,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/api"
 	"github.com/skerry-io/skerry/edge/internal/atomicfile"
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
+	"github.com/skerry-io/skerry/edge/internal/hub"
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
 )
 
@@ -36,6 +37,12 @@ func (m *identityModule) Run(ctx context.Context, port *beehive.Port) error {
 		return fmt.Errorf("making the client for certificate requests: %w", err)
 	}
 	g, ctx := errgroup.WithContext(ctx)
+	m.app.identity.Servers = func() []string { return append([]string{m.app.identity.Cluster().Server}, m.app.servers()...) }
+	m.app.identity.Renewed = func() {
+		if err := port.Send(ctx, hub.Name, linkstate.Renew.New(message.Resource{}, struct{}{})); err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "Failed to have a link opened with the new certificate; it is dialled later")
+		}
+	}
 	g.Go(func() error { return m.app.identity.Run(ctx, client.CertificatesV1().CertificateSigningRequests()) })
 	g.Go(func() error {
 		port.Ready()

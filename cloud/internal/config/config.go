@@ -46,7 +46,7 @@ type Config struct {
 	Publish Publish `json:"publish"`
 	// Devices is the one port by which devices come, for links and to join.
 	Devices Devices `json:"devices"`
-	Join    Listen  `json:"join"`
+	Join    Join    `json:"join"`
 	Tunnel  Tunnel  `json:"tunnel"`
 	// Usage serves metrics.k8s.io to kube-apiserver's aggregator. It needs the tunnel.
 	Usage Listen `json:"usage"`
@@ -101,6 +101,13 @@ func (l *Logs) validate(at *field.Path) field.ErrorList {
 // Listen is one listener.
 type Listen struct {
 	Listen string `json:"listen"` // [address]:port; "" for none
+}
+
+// Join is where devices join that have no certificate, and renew one that has ended.
+type Join struct {
+	Listen
+	// RenewEnded is for how long after its end a certificate is renewed; 0: not at all.
+	RenewEnded metav1.Duration `json:"renewEnded"`
 }
 
 // Devices is one port of TCP and UDP.
@@ -217,7 +224,7 @@ func Default() *Config {
 			CertificateRequestsPerHour: 60, HeavyNodes: 2, BytesInFlight: 8 << 20,
 		}},
 		Publish: Publish{Quotas: PublishQuotas{Interests: 1024, NewInterestsPerSecond: 16, Digests: 256, SelectorBytes: 64 << 10}},
-		Join:    Listen{Listen: ":10002"},
+		Join:    Join{Listen: Listen{Listen: ":10002"}, RenewEnded: metav1.Duration{Duration: 90 * 24 * time.Hour}},
 		Tunnel:  Tunnel{Listen: Listen{Listen: ":10004"}, Clients: []string{"kube-apiserver-kubelet-client"}},
 		VIP:     VIP{ReservedVRIDs: []int32{}, Quarantine: metav1.Duration{Duration: 10 * time.Minute}},
 		Logs:    Logs{BatchesPerSecond: 4},
@@ -312,6 +319,9 @@ func (c *Config) Validate() field.ErrorList {
 	errs = append(errs, c.Relay.Quotas.validate(field.NewPath("relay", "quotas"))...)
 	errs = append(errs, c.Publish.Quotas.validate(field.NewPath("publish", "quotas"))...)
 	errs = append(errs, c.Join.validate(field.NewPath("join"))...)
+	if d := c.Join.RenewEnded.Duration; d < 0 || d > 10*365*24*time.Hour {
+		errs = append(errs, field.Invalid(field.NewPath("join", "renewEnded"), d.String(), "must be 0s to 87600h"))
+	}
 	errs = append(errs, c.Tunnel.validate(field.NewPath("tunnel"))...)
 	errs = append(errs, c.Health.validate(field.NewPath("health"))...)
 	if v := c.Log.Verbosity; v < 0 || v > 10 {

@@ -273,7 +273,7 @@ func (j *judge) free(ctx context.Context, id string, node types.NodeName, uid ty
 	}
 	exists := err == nil
 	if exists {
-		if err := j.alive(ctx, node); err != nil {
+		if err := live(ctx, j.cfg.Client, node, j.now()); err != nil {
 			return err
 		}
 	}
@@ -298,8 +298,14 @@ func (j *judge) free(ctx context.Context, id string, node types.NodeName, uid ty
 	}
 }
 
-func (j *judge) alive(ctx context.Context, node types.NodeName) error {
-	lease, err := j.cfg.Client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, string(node), metav1.GetOptions{})
+// skew is how far the clocks of cloudcore's replicas may be apart.
+const skew = time.Minute
+
+// live refuses what a node that is heard of needs no other device for. A Lease that was renewed in
+// the future is a cloudcore's whose clock was wrong, and no sign of life: it stays for as long as
+// the clock was ahead.
+func live(ctx context.Context, client kubernetes.Interface, node types.NodeName, now time.Time) error {
+	lease, err := client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, string(node), metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || err == nil && (lease.Spec.RenewTime == nil || lease.Spec.LeaseDurationSeconds == nil) {
 		return nil
 	}
@@ -307,7 +313,7 @@ func (j *judge) alive(ctx context.Context, node types.NodeName) error {
 		return fmt.Errorf("looking for the Lease of the node %s: %w", node, err)
 	}
 	end := lease.Spec.RenewTime.Add(time.Duration(*lease.Spec.LeaseDurationSeconds) * time.Second)
-	if !j.now().Before(end) {
+	if !now.Before(end) || lease.Spec.RenewTime.After(now.Add(skew)) {
 		return nil
 	}
 	return pki.Refuse(pki.ReasonNodeLive, "the node %s is alive (last heard of at %s): choose another name; if it is this very device, stop edgecore "+

@@ -104,6 +104,12 @@ type ServerConfig struct {
 	WebSocket []string // "host:port", sent to devices
 	QUIC      []string
 	Limits    Limits
+
+	// RenewEnded is for how long after its end a certificate is renewed, AsNode makes a certificate
+	// request as that node, Admit judges a certificate by the list of revoked ones.
+	RenewEnded time.Duration
+	AsNode     func(ctx context.Context, node types.NodeName, csr *csrObject) (*csrObject, error)
+	Admit      func(ctx context.Context, node types.NodeName, cert *x509.Certificate) error
 }
 
 // Server is the bootstrap server: the one door that a device without a certificate can knock at.
@@ -175,7 +181,8 @@ func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
 	mux.HandleFunc("GET "+pki.AboutPath, s.serveAbout)
-	mux.HandleFunc("POST "+pki.JoinPath, s.serveJoin)
+	mux.HandleFunc("POST "+pki.JoinPath, s.serve("Joined", s.join))
+	mux.HandleFunc("POST "+pki.RenewPath, s.serve("Renewed", s.renew))
 	return mux
 }
 
@@ -186,21 +193,27 @@ func (s *Server) serveAbout(w http.ResponseWriter, _ *http.Request) {
 	})
 }
 
-func (s *Server) serveJoin(w http.ResponseWriter, r *http.Request) {
-	answer, err := s.join(r)
-	if err == nil {
-		s.joins.WithLabelValues("Joined").Inc()
-		write(w, http.StatusOK, answer)
-		return
+func (s *Server) serve(done string, do func(r *http.Request) (*pki.JoinAnswer, error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		answer, err := do(r)
+		if err == nil {
+			s.joins.WithLabelValues(done).Inc()
+			write(w, http.StatusOK, answer)
+			return
+		}
+		s.refuse(w, r, err)
 	}
+}
+
+func (s *Server) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	var refusal *pki.Refusal
 	if !errors.As(err, &refusal) {
 		// What went wrong here is not for the device to know, only that it may try again.
-		klog.FromContext(r.Context()).Error(err, "A join failed", "remote", r.RemoteAddr)
+		klog.FromContext(r.Context()).Error(err, "A join failed", "remote", r.RemoteAddr, "path", r.URL.Path)
 		refusal = pki.Refuse(pki.ReasonUnavailable, "cloudcore can't reach the cluster's API at the moment; try again")
 	}
 	s.joins.WithLabelValues(string(refusal.Reason)).Inc()
-	klog.FromContext(r.Context()).Info("Refused a join", "remote", r.RemoteAddr, "reason", refusal.Reason, "why", refusal.Message)
+	klog.FromContext(r.Context()).Info("Refused a join", "remote", r.RemoteAddr, "path", r.URL.Path, "reason", refusal.Reason, "why", refusal.Message)
 	if refusal.Reason.Temporary() {
 		w.Header().Set("Retry-After", "2")
 	}
@@ -233,18 +246,11 @@ func (s *Server) join(r *http.Request) (*pki.JoinAnswer, error) {
 	if err := version.KubeletFits(request.Kubernetes, s.cluster.get()); err != nil {
 		return nil, pki.Refuse(pki.ReasonSkew, "%v", err)
 	}
-	// Only now: a body that comes slowly takes no place.
-	leave, ok := s.shares.take(r.RemoteAddr)
-	if !ok {
-		return nil, pki.Refuse(pki.ReasonTooMany, "too many devices join from this address at the same time; try again in a moment")
+	leave, err := s.enter(r) // only now: a body that comes slowly takes no place
+	if err != nil {
+		return nil, err
 	}
 	defer leave()
-	select {
-	case s.places <- struct{}{}:
-		defer func() { <-s.places }()
-	default:
-		return nil, pki.Refuse(pki.ReasonTooMany, "too many devices join at the same time; try again in a moment")
-	}
 	ctx, cancel := context.WithTimeout(r.Context(), joinWait)
 	defer cancel()
 	made, err := s.request(ctx, id, bearer, request, csr)
@@ -257,6 +263,25 @@ func (s *Server) join(r *http.Request) (*pki.JoinAnswer, error) {
 	}
 	klog.FromContext(ctx).Info("A device joined", "node", request.NodeName, "remote", r.RemoteAddr, "token", id, "csr", made.Name,
 		"version", request.Version)
+	return s.answer(certificate), nil
+}
+
+// enter takes a place among the requests that wait; leave gives it back.
+func (s *Server) enter(r *http.Request) (leave func(), err error) {
+	share, ok := s.shares.take(r.RemoteAddr)
+	if !ok {
+		return nil, pki.Refuse(pki.ReasonTooMany, "too many devices join from this address at the same time; try again in a moment")
+	}
+	select {
+	case s.places <- struct{}{}:
+		return func() { <-s.places; share() }, nil
+	default:
+		share()
+		return nil, pki.Refuse(pki.ReasonTooMany, "too many devices join at the same time; try again in a moment")
+	}
+}
+
+func (s *Server) answer(certificate []byte) *pki.JoinAnswer {
 	return &pki.JoinAnswer{
 		Certificate: string(certificate),
 		CA:          string(s.cfg.CA.PEM()),
@@ -266,7 +291,78 @@ func (s *Server) join(r *http.Request) (*pki.JoinAnswer, error) {
 		Protocol:    protocol.Current,
 		Version:     version.Skerry(),
 		UnixMillis:  time.Now().UnixMilli(),
-	}, nil
+	}
+}
+
+// renew answers a device whose certificate ended while it was cut off: it has a Node that is not
+// live, and is not revoked. The approver judges the request as it does one that comes by a link.
+func (s *Server) renew(r *http.Request) (*pki.JoinAnswer, error) {
+	if !s.limiter.allow(r.RemoteAddr) {
+		return nil, pki.Refuse(pki.ReasonTooMany, "too many joins from this address or in all; try again in a moment")
+	}
+	if s.cfg.RenewEnded <= 0 || s.cfg.AsNode == nil {
+		return nil, pki.Refuse(pki.ReasonEndedLongAgo, "cloudcore renews no certificate that has ended (join.renewEnded): join again with a token made with `cloudcore token create --node NAME`")
+	}
+	body, err := io.ReadAll(io.LimitReader(r.Body, pki.MaxJoinBody+1))
+	if err != nil || len(body) > pki.MaxJoinBody {
+		return nil, pki.Refuse(pki.ReasonBadRequest, "the request's body can't be read, or has more than %d bytes", pki.MaxJoinBody)
+	}
+	node, certs, request, err := pki.ParseRenewRequest(body, topic.Protocol, s.cfg.ClientCA.Pool(), time.Now(), s.cfg.RenewEnded)
+	if err != nil {
+		return nil, err
+	}
+	leave, err := s.enter(r)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	ctx, cancel := context.WithTimeout(r.Context(), joinWait)
+	defer cancel()
+	if err := s.mayRenew(ctx, node, certs[0]); err != nil {
+		return nil, err
+	}
+	sum := sha256.Sum256(certs[0].Raw)
+	want := &csrObject{
+		ObjectMeta: metav1.ObjectMeta{Name: "skerry-renew-" + hex.EncodeToString(sum[:20])},
+		Spec: certificatesv1.CertificateSigningRequestSpec{
+			Request: []byte(request.CSR), SignerName: Signer,
+			Usages: []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
+		},
+	}
+	made, err := s.cfg.AsNode(ctx, node, want)
+	if apierrors.IsAlreadyExists(err) { // its answer was lost
+		made, err = s.cfg.Client.CertificatesV1().CertificateSigningRequests().Get(ctx, want.Name, metav1.GetOptions{})
+		if err == nil && made.Spec.Username != pki.NodeUserPrefix+string(node) {
+			return nil, pki.Refuse(pki.ReasonDenied, "another requester has the certificate request %s", made.Name)
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("making the certificate request: %w", err)
+	}
+	certificate, err := s.await(ctx, made)
+	if err != nil {
+		return nil, err
+	}
+	klog.FromContext(ctx).Info("A device renewed a certificate that had ended", "node", node, "remote", r.RemoteAddr, "ended", certs[0].NotAfter.UTC().Format(time.RFC3339),
+		"csr", made.Name, "version", request.Version)
+	return s.answer(certificate), nil
+}
+
+// mayRenew reports why a node's certificate that has ended is not renewed. One that is live has
+// another: what it shows is a copy.
+func (s *Server) mayRenew(ctx context.Context, node types.NodeName, cert *x509.Certificate) error {
+	if err := s.cfg.Admit(ctx, node, cert); err != nil {
+		if ctx.Err() != nil {
+			return fmt.Errorf("looking at the list of revoked certificates: %w", err)
+		}
+		return pki.Refuse(pki.ReasonRevoked, "%v", err)
+	}
+	if _, err := s.cfg.Client.CoreV1().Nodes().Get(ctx, string(node), metav1.GetOptions{}); apierrors.IsNotFound(err) {
+		return pki.Refuse(pki.ReasonNodeGone, "the node %s was removed from the cluster: join again, with a token of `cloudcore token create`", node)
+	} else if err != nil {
+		return fmt.Errorf("looking for the node %s: %w", node, err)
+	}
+	return live(ctx, s.cfg.Client, node, time.Now())
 }
 
 func readRequest(r *http.Request) (pki.JoinRequest, *x509.CertificateRequest, error) {

@@ -136,11 +136,11 @@ func writeStatus(out io.Writer, s app.Status) error {
 		}
 	}
 	if i := s.Identity; i != nil {
-		state := "good"
 		if i.Expired {
-			state = "EXPIRED"
+			row("certificate", "ENDED at %s: asks cloudcore for another one, which it gives for a while after that (docs/link.md)", i.NotAfter.UTC().Format(time.RFC3339))
+		} else {
+			row("certificate", "good until %s, is renewed over the link from %s", i.NotAfter.UTC().Format(time.RFC3339), i.RotateAt.UTC().Format(time.RFC3339))
 		}
-		row("certificate", "%s until %s, renews itself from %s", state, i.NotAfter.UTC().Format(time.RFC3339), i.RotateAt.UTC().Format(time.RFC3339))
 		if i.LastError != "" {
 			row("", "last renewal: %s", i.LastError)
 		}

@@ -72,6 +72,7 @@ func newFlaky() (*Agent, *flaky) {
 	a := New(Config{Node: "b", Site: site.New("b", nil), Network: n})
 	a.core.members(time.Now(), map[string][]netip.Prefix{"a": nil, "c": nil})
 	a.core.connected(time.Now(), "a", 1, home)
+	a.core.said("a", 1, word())
 	a.core.take()
 	return a, n
 }

@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/json"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -104,6 +105,9 @@ type cloud struct {
 	script  []func(http.ResponseWriter) bool
 	keys    []string // of the requests, as they came
 	version string
+	// renews has renewals judged as at that time; nil: there is no such path.
+	renews  func() time.Time
+	renewed int
 }
 
 type cloudOptions struct {
@@ -165,6 +169,10 @@ func (c *cloud) serve(w http.ResponseWriter, r *http.Request) {
 		_ = json.NewEncoder(w).Encode(pki.Refuse(reason, "refused by the test"))
 	}
 	body, err := io.ReadAll(r.Body)
+	if err == nil && r.URL.Path == pki.RenewPath && c.renews != nil {
+		c.renew(w, body)
+		return
+	}
 	var request pki.JoinRequest
 	if err == nil {
 		err = json.Unmarshal(body, &request)
@@ -209,6 +217,23 @@ func (c *cloud) serve(w http.ResponseWriter, r *http.Request) {
 		Certificate: c.issued[key], CA: string(pki.EncodeCertificates(c.serving.cert)), ClientCA: string(pki.EncodeCertificates(c.cluster.cert)),
 		WebSocket: []string{"cloud.example:10000"}, QUIC: []string{"cloud.example:10001"},
 		Protocol: topic.Protocol, Version: "v0", UnixMillis: time.Now().Add(c.ahead).UnixMilli(),
+	})
+}
+
+// renew answers as cloudcore does, within 90 days.
+func (c *cloud) renew(w http.ResponseWriter, body []byte) {
+	now := c.renews()
+	_, _, request, err := pki.ParseRenewRequest(body, topic.Protocol, pki.Pool(c.cluster.cert), now, 90*24*time.Hour)
+	var refusal *pki.Refusal
+	if errors.As(err, &refusal) {
+		w.WriteHeader(refusal.Reason.Status())
+		_ = json.NewEncoder(w).Encode(refusal)
+		return
+	}
+	c.renewed++
+	_ = json.NewEncoder(w).Encode(pki.JoinAnswer{
+		Certificate: string(pki.EncodeCertificates(c.cluster.node(c.t, []byte(request.CSR), now.Add(-5*time.Minute), time.Hour))),
+		CA:          string(pki.EncodeCertificates(c.serving.cert)), Protocol: topic.Protocol, UnixMillis: now.UnixMilli(),
 	})
 }
 

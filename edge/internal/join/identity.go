@@ -37,6 +37,11 @@ type Identity struct {
 	seal    Sealer
 	cluster Cluster
 	clock   *pki.Clock
+	// Servers are where a certificate that has ended is renewed; Renewed is called when there is a certificate
+	// with which a link can be opened again. Either may be nil. Set before Run.
+	Servers func() []string
+	Renewed func()
+	written time.Time // the file's, as it is used; owned by Run
 
 	current atomic.Pointer[tls.Certificate]
 	trust   atomic.Pointer[trust]
@@ -132,6 +137,7 @@ func rotateAt(cert *x509.Certificate) time.Time {
 // The pace of the rotation.
 const (
 	lookEvery   = 15 * time.Minute // the clock may be set meanwhile
+	lookEnded   = 15 * time.Second // the device may be joined again
 	failMin     = 30 * time.Second
 	failMax     = time.Hour
 	pollMin     = time.Second
@@ -163,25 +169,37 @@ func (i *Identity) Run(ctx context.Context, csrs certificatesclient.CertificateS
 		earliest time.Time     // by the monotonic clock, whatever the other one says
 	)
 	for {
+		i.takeJoined(ctx)
 		cert := i.current.Load()
 		if wait := max(rotateAt(cert.Leaf).Sub(i.clock.Now()), time.Until(earliest)); wait > 0 {
 			select {
 			case <-ctx.Done():
 				return nil
-			case <-time.After(min(wait, lookEvery)):
+			case <-time.After(min(wait, i.lookAgain())):
 			}
 			continue
 		}
 		var err error
-		open, err = i.rotate(ctx, csrs, open)
+		ended := i.Servers != nil && i.ended()
+		if ended {
+			err = i.renewEnded(ctx)
+		} else {
+			open, err = i.rotate(ctx, csrs, open)
+		}
 		if ctx.Err() != nil {
 			return nil
 		}
 		i.note(err)
+		if err == nil && ended && i.Renewed != nil {
+			i.Renewed()
+		}
 		cert = i.current.Load()
 		life := cert.Leaf.NotAfter.Sub(cert.Leaf.NotBefore)
 		if err != nil {
 			fails = min(max(2*fails, failMin), failMax, max(life/20, pollMin))
+			if ended {
+				fails = min(fails, renewEndedMax)
+			}
 			earliest = time.Now().Add(fails/2 + rand.N(fails))
 			logger.Error(err, "The node's certificate can't be renewed", "notAfter", cert.Leaf.NotAfter.UTC().Format(time.RFC3339),
 				"again", time.Until(earliest).Round(time.Second))

@@ -19,6 +19,7 @@ import (
 
 	"github.com/skerry-io/skerry/tests/cluster"
 	"github.com/skerry-io/skerry/tests/cluster/binary"
+	"github.com/skerry-io/skerry/tests/cluster/lab"
 	"github.com/skerry-io/skerry/tests/cluster/poll"
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
@@ -157,6 +158,25 @@ func TestRotation(t *testing.T) {
 			}
 		}
 		return fmt.Errorf("conditions %+v", n.Status.Conditions)
+	})
+	if u, r := s.pod(t); u != uid || r != restarts {
+		t.Errorf("the sample is %s with %d restarts; it was %s with %d", u, r, uid, restarts)
+	}
+}
+
+// TestClaims_37_EndedCertificateIsRenewed: a device is cut off until its certificate has ended. When
+// it comes back it gets another one and a link, without anybody's help, and its pods are as they were.
+func TestClaims_37_EndedCertificateIsRenewed(t *testing.T) {
+	s := up(t)
+	uid, restarts := s.pod(t)
+	first := s.until(t, "a link", func(v status) bool { return v.Link.Linked })
+	check(t, s.Cut(t.Context(), node, lab.Refused))
+	s.until(t, "the end of the certificate, without a link", func(v status) bool {
+		return !v.Link.Linked && time.Now().After(v.Identity.NotAfter.Add(5*time.Second))
+	})
+	check(t, s.Heal(t.Context(), node))
+	s.until(t, "another certificate and a link", func(v status) bool {
+		return v.Link.Linked && v.Identity.Fingerprint != first.Identity.Fingerprint && time.Now().Before(v.Identity.NotAfter)
 	})
 	if u, r := s.pod(t); u != uid || r != restarts {
 		t.Errorf("the sample is %s with %d restarts; it was %s with %d", u, r, uid, restarts)
