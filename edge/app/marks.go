@@ -2,10 +2,12 @@ package app
 
 import (
 	"context"
+	"net/netip"
 
 	"k8s.io/client-go/rest"
 
 	"github.com/skerry-io/skerry/edge/internal/agent"
+	"github.com/skerry-io/skerry/edge/internal/api"
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
 	"github.com/skerry-io/skerry/edge/internal/kernel/mangle"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netport"
@@ -22,6 +24,21 @@ func newMarks(c edgeconfig.Marks, node string, client *rest.Config, reporter age
 // clearMarks removes the rules of a module that is switched off, or of an edgecore that is no more.
 func clearMarks(ctx context.Context) error { return marks.Clear(ctx, mangle.New()) }
 
-func newPassthrough(node string, client *rest.Config, events func(ctx context.Context) (agent.Recorder, error), memory agent.Memory) *agent.Module {
-	return passthrough.New(passthrough.Config{NodeName: node, API: client, Events: events, Ports: netport.Up, Memory: memory})
+func (a *App) newPassthrough() *agent.Module {
+	return passthrough.New(passthrough.Config{
+		NodeName: a.node, API: a.api.ClientConfig(api.Identity{}), Events: a.recorder(string(passthrough.Name)), Memory: agent.NewMemory(a.store, string(passthrough.Name)),
+		Ports: netport.Up, Allowed: a.config.Modules.Passthrough.Ports,
+		Guard: func(port string, nodes []netip.Addr, way netip.Addr) (string, error) {
+			ways := []netip.Addr{}
+			for _, server := range a.servers() {
+				if ip, err := netip.ParseAddr(server); err == nil {
+					ways = append(ways, ip.Unmap())
+				}
+			}
+			if way.IsValid() {
+				ways = append(ways, way)
+			}
+			return netport.Depends(port, ways, nodes)
+		},
+	})
 }

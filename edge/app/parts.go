@@ -20,7 +20,6 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/meta"
 	"github.com/skerry-io/skerry/edge/internal/meta/podgate"
 	"github.com/skerry-io/skerry/edge/internal/nodecondition"
-	"github.com/skerry-io/skerry/edge/internal/passthrough"
 	"github.com/skerry-io/skerry/edge/internal/registration"
 	"github.com/skerry-io/skerry/edge/internal/sdnotify"
 	"github.com/skerry-io/skerry/edge/internal/singleton"
@@ -169,8 +168,7 @@ func (a *App) hubParts() ([]beehive.Entry, error) {
 }
 
 func (a *App) passthroughParts() ([]beehive.Entry, error) {
-	m := newPassthrough(a.node, a.api.ClientConfig(api.Identity{}), a.recorder(string(passthrough.Name)), agent.NewMemory(a.store, string(passthrough.Name)))
-	return []beehive.Entry{restarted(a.agent(m), linkstate.Agents)}, nil
+	return []beehive.Entry{restarted(a.agent(a.newPassthrough()), linkstate.Agents)}, nil
 }
 
 func (a *App) marksParts() ([]beehive.Entry, error) {

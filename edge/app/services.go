@@ -115,7 +115,7 @@ func (a *App) newNames(view *serviceview.View) (*names.Module, error) {
 	}
 	config := names.Config{
 		Listen: listen, Domain: c.Domain, View: view, Sockets: names.FromEnvironment(),
-		Address: func() error { return hostaddress.Keep(listen.Addr()) },
+		Address: func() error { return hostaddress.Keep(listen.Addr()) }, Admits: a.api.PodSources(),
 	}
 	read := func(all []string) (out []netip.AddrPort) {
 		for _, text := range all {

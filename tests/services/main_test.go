@@ -34,7 +34,7 @@ func tests() suite.Suite {
 	o := trial.DefaultOptions()
 	o.Quick = true
 	// Kubernetes' own proxy is what marks are tested beside; the devices' stays off.
-	o.Set = []string{"modules.services.enable=false", "modules.names.enable=false", "modules.marks.enable=true", "modules.passthrough.enable=true", "modules.console.enable=true", "modules.edgeHub.keepalive=3s", "modules.edgeHub.idleTimeout=9s"}
+	o.Set = []string{"modules.services.enable=false", "modules.names.enable=false", "modules.marks.enable=true", "modules.passthrough.enable=true", "modules.passthrough.ports=[eth8, eth9]", "modules.console.enable=true", "modules.edgeHub.keepalive=3s", "modules.edgeHub.idleTimeout=9s"}
 	return suite.Suite{Name: "services", Options: o}
 }
 

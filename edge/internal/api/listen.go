@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -71,7 +72,7 @@ func (s *Server) Serve(ctx context.Context, ready func()) error {
 			return fmt.Errorf("listening for the device's API: %w", err)
 		}
 		address = l.Addr().String()
-		add(tls.NewListener(bounded(l), config), s.Handler(s.ByCertificate))
+		add(tls.NewListener(bounded(l, nil), config), s.Handler(s.ByCertificate))
 	}
 	if s.config.Pods != "" {
 		if err := s.ServePods(nil); err != nil {
@@ -83,7 +84,7 @@ func (s *Server) Serve(ctx context.Context, ready func()) error {
 			closeAll()
 			return fmt.Errorf("listening for pods: %w", err)
 		}
-		add(tls.NewListener(bounded(l), s.podsTLS()), s.Handler(s.ByToken))
+		add(tls.NewListener(bounded(l, func(a netip.Addr) bool { return s.sources.allows(ctx, a) }), s.podsTLS()), s.Handler(s.ByToken))
 	}
 
 	g, ctx := errgroup.WithContext(ctx)

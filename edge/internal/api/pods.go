@@ -66,9 +66,8 @@ func (s *Server) ServePods(addresses []netip.Addr) error {
 
 // podsTLS asks for no client certificate: a pod comes with a token, and from this device.
 func (s *Server) podsTLS() *tls.Config {
-	sources := &podSources{nodeName: s.config.NodeName, backend: s.backend, interfaces: net.InterfaceAddrs}
 	return &tls.Config{
-		GetConfigForClient: sources.check,
+		GetConfigForClient: s.sources.check,
 		MinVersion:         tls.VersionTLS12, // client libraries in pods are of any age
 		NextProtos:         []string{"http/1.1"},
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {

@@ -16,6 +16,7 @@ package api
 
 import (
 	"context"
+	"net"
 	"net/http"
 
 	"golang.org/x/time/rate"
@@ -71,6 +72,7 @@ type Server struct {
 	discovery *discovery
 	grants    *grants
 	pods      podsCertificate
+	sources   *podSources
 	metrics   *Metrics
 	podBytes  *rate.Limiter // of what pods send over the link
 }
@@ -102,6 +104,7 @@ func New(config Config) *Server {
 			GrouplessAPIPrefixes: sets.NewString("api"),
 		},
 		podBytes: rate.NewLimiter(podBytesRate, podBytesBurst),
+		sources:  &podSources{nodeName: config.NodeName, backend: config.Backend, interfaces: net.InterfaceAddrs},
 	}
 	s.discovery = newDiscovery(config.Backend, config.State)
 	s.scopes = newScopes(s.discovery)

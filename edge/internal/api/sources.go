@@ -41,6 +41,12 @@ type podSources struct {
 	addrs []netip.Addr
 }
 
+// PodSources reports whether an address is this device's, or of one of its pods. It is for servers
+// of pods at an address of the loopback interface, like this package's.
+func (s *Server) PodSources() func(ctx context.Context, source netip.Addr) bool {
+	return s.sources.allows
+}
+
 // check lets the pods of this device through the handshake. It waits a little for an address that
 // is not known yet; the handshake's own timeout bounds how many can wait.
 func (p *podSources) check(hello *tls.ClientHelloInfo) (*tls.Config, error) {
@@ -135,20 +141,27 @@ func (p *podSources) held(ctx context.Context, resource string, selector fields.
 const (
 	maxConns       = 512 // of a listener
 	maxClientConns = 64  // of one address; a pod's clients keep theirs and use them again
+	// maxStrange and maxStrangeConns are those of addresses that are not known to be pods of this
+	// device: one that has started a moment ago, or a host of the LAN.
+	maxStrange      = 32
+	maxStrangeConns = 4
 )
 
 // boundedListener bounds connections, all together and of each address: above that they are closed
 // at once. The clients of the loopback address are many, and share what there is; root has the
-// socket, and the kubelet no connection at all.
+// socket, and the kubelet no connection at all. Where known is not nil, addresses that it does not
+// know have places of their own: a hello is judged once it came, and who says none would keep a
+// pod's place until then.
 type boundedListener struct {
 	net.Listener
-	slots *slots
+	slots, strange *slots
+	known          func(netip.Addr) bool
 }
 
-func bounded(l net.Listener) net.Listener {
-	s := newSlots(maxConns)
-	s.each = maxClientConns
-	return &boundedListener{l, s}
+func bounded(l net.Listener, known func(netip.Addr) bool) net.Listener {
+	s, strange := newSlots(maxConns), newSlots(maxStrange)
+	s.each, strange.each = maxClientConns, maxStrangeConns
+	return &boundedListener{l, s, strange, known}
 }
 
 // Accept implements net.Listener.
@@ -159,11 +172,15 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		client, _, err := net.SplitHostPort(c.RemoteAddr().String())
-		if ip, bad := netip.ParseAddr(client); bad == nil && ip.IsLoopback() {
+		slots := l.slots
+		switch ip, bad := netip.ParseAddr(client); {
+		case bad == nil && ip.IsLoopback():
 			client = ""
+		case l.known != nil && (bad != nil || !l.known(ip.Unmap())):
+			slots = l.strange
 		}
-		if err == nil && l.slots.take(client) {
-			return &boundedConn{Conn: c, over: sync.OnceFunc(func() { l.slots.give(client) })}, nil
+		if err == nil && slots.take(client) {
+			return &boundedConn{Conn: c, over: sync.OnceFunc(func() { slots.give(client) })}, nil
 		}
 		_ = c.Close()
 	}

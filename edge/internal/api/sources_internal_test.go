@@ -88,7 +88,7 @@ func TestConnectionsOfAnAddress(t *testing.T) {
 		"a pod":             {"10.244.1.2", maxClientConns},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := bounded(&knocking{from: &net.TCPAddr{IP: net.ParseIP(test.from), Port: 4711}, most: 2 * maxConns})
+			l := bounded(&knocking{from: &net.TCPAddr{IP: net.ParseIP(test.from), Port: 4711}, most: 2 * maxConns}, nil)
 			var open []net.Conn
 			for {
 				c, err := l.Accept()
@@ -100,7 +100,7 @@ func TestConnectionsOfAnAddress(t *testing.T) {
 			if len(open) != test.want {
 				t.Errorf("%d connections, want %d", len(open), test.want)
 			}
-			again := bounded(&knocking{from: &net.TCPAddr{IP: net.ParseIP(test.from), Port: 4711}, most: 1})
+			again := bounded(&knocking{from: &net.TCPAddr{IP: net.ParseIP(test.from), Port: 4711}, most: 1}, nil)
 			c, err := again.Accept()
 			if err != nil {
 				t.Fatal(err)
@@ -136,3 +136,52 @@ type knock struct {
 
 func (k knock) RemoteAddr() net.Addr { return k.from }
 func (k knock) Close() error         { return nil }
+
+// Hosts of the LAN that say no hello take no place of a pod's, from however many addresses they come.
+func TestClaims_14_StrangersTakeNoPodsPlace(t *testing.T) {
+	pod := netip.MustParseAddr("10.1.0.5")
+	mixed := &crowd{}
+	l := bounded(mixed, func(a netip.Addr) bool { return a == pod })
+	for host := range 8 {
+		for range 64 {
+			mixed.add(netip.AddrFrom4([4]byte{192, 168, 7, byte(host + 1)}))
+		}
+	}
+	for range 20 {
+		mixed.add(pod)
+	}
+	served := map[string]int{}
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			break
+		}
+		host, _, err := net.SplitHostPort(c.RemoteAddr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		served[host]++
+	}
+	if served[pod.String()] != 20 || served["192.168.7.1"] > maxStrangeConns {
+		t.Errorf("served: %v", served)
+	}
+}
+
+// crowd is a listener at which connections wait.
+type crowd struct {
+	net.Listener
+	wait []net.Conn
+}
+
+func (c *crowd) add(from netip.Addr) {
+	c.wait = append(c.wait, knock{from: &net.TCPAddr{IP: from.AsSlice(), Port: 4711}})
+}
+
+func (c *crowd) Accept() (net.Conn, error) {
+	if len(c.wait) == 0 {
+		return nil, net.ErrClosed
+	}
+	next := c.wait[0]
+	c.wait = c.wait[1:]
+	return next, nil
+}

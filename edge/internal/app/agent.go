@@ -162,7 +162,7 @@ func (o *round) sync(ctx context.Context) (time.Duration, error) {
 	s := State{
 		Node: o.config.NodeName, Apps: o.apps.List(), Pods: o.pods.List(), Alive: o.config.Alive(), Linked: link.Up, Lost: o.lost, Content: o.fetches.have(),
 	}
-	o.fetches.want(wanted(s))
+	o.fetches.want(wanted(s), named(s))
 	p := s.Make(o.known, o.config.Rules, now)
 	// Kept first: what was reported must be known to have been, over a restart.
 	if err := o.save(ctx, p.Known); err != nil {

@@ -287,6 +287,8 @@ type catalogue struct {
 	fails int
 }
 
+func (c *catalogue) Prune(map[string]bool) ([]string, error) { return nil, nil }
+
 func (c *catalogue) Fetch(_ context.Context, content v1alpha1.AppContent) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

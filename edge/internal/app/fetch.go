@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/klog/v2"
+
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
@@ -15,15 +17,23 @@ type Fetcher interface {
 	// Fetch returns when the content is on the device and is what it should be. It is safe to
 	// repeat, and cheap where the content is there.
 	Fetch(ctx context.Context, c v1alpha1.AppContent) error
+	// Prune removes what is not of these digests.
+	Prune(keep map[string]bool) (removed []string, err error)
 }
 
 const (
 	// After a failure content is fetched again after these times.
 	fetchMin = 5 * time.Second
 	fetchMax = 5 * time.Minute
+	// fetchesAtOnce is how much is fetched side by side: a thin link gains nothing by it, but one
+	// slow source must not hold up all others.
+	fetchesAtOnce = 4
+	// pruneAfter is for how long no application may name content before it is removed: one that is
+	// made again, or renamed, has it still.
+	pruneAfter = 10 * time.Minute
 )
 
-// fetches gets content, one piece after the other: a thin link gains nothing by more.
+// fetches gets content, and removes what no application names any more.
 type fetches struct {
 	fetcher Fetcher
 	changed func()
@@ -32,6 +42,9 @@ type fetches struct {
 	mu     sync.Mutex
 	wanted map[string]v1alpha1.AppContent
 	state  map[string]*fetch
+	under  map[string]underway // by key
+	named  map[string]bool     // digests that any application names here, switched off ones too
+	prune  time.Time           // when to remove others; zero: nothing has changed since
 }
 
 type fetch struct {
@@ -42,7 +55,7 @@ type fetch struct {
 }
 
 func newFetches(f Fetcher, changed func()) *fetches {
-	return &fetches{fetcher: f, changed: changed, wake: make(chan struct{}, 1), wanted: map[string]v1alpha1.AppContent{}, state: map[string]*fetch{}}
+	return &fetches{fetcher: f, changed: changed, wake: make(chan struct{}, 1), wanted: map[string]v1alpha1.AppContent{}, state: map[string]*fetch{}, under: map[string]underway{}}
 }
 
 // wanted is the content that this node has to fetch.
@@ -58,21 +71,47 @@ func wanted(s State) map[string]v1alpha1.AppContent {
 	return all
 }
 
-// want replaces what is to be fetched. What is not wanted any more is forgotten; what is on the
-// disk stays for its consumers.
-func (f *fetches) want(all map[string]v1alpha1.AppContent) {
+// named are the digests of disk images that an application has or may have here.
+func named(s State) map[string]bool {
+	all := map[string]bool{}
+	for _, app := range s.Apps {
+		for _, c := range app.Spec.Content {
+			if c.SHA256 != "" && Local(c, app.Spec.DesignatedNode == s.Node) {
+				all[c.SHA256] = true
+			}
+		}
+	}
+	return all
+}
+
+// want replaces what is to be fetched, and what is to stay. What is not wanted any more is
+// forgotten, and not fetched to its end.
+func (f *fetches) want(all map[string]v1alpha1.AppContent, named map[string]bool) {
 	if f == nil {
 		return
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.named == nil || !maps.Equal(f.named, named) {
+		f.named, f.prune = named, time.Now().Add(pruneAfter)
+		poke(f.wake)
+	}
 	if maps.Equal(f.wanted, all) {
 		return
 	}
 	f.wanted = all
+	for key, u := range f.under {
+		if _, still := all[key]; !still {
+			u.cancel()
+		}
+	}
 	maps.DeleteFunc(f.state, func(key string, _ *fetch) bool { _, still := all[key]; return !still })
+	poke(f.wake)
+}
+
+func poke(c chan struct{}) {
 	select {
-	case f.wake <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }
@@ -94,27 +133,67 @@ func (f *fetches) have() map[string]string {
 	return all
 }
 
+// underway is a fetch that has not ended.
+type underway struct {
+	digest string
+	cancel context.CancelFunc
+}
+
+// busy reports whether content is being fetched, or the same file from another source. mu is held.
+func (f *fetches) busy(key string) bool {
+	if _, is := f.under[key]; is {
+		return true
+	}
+	digest := f.wanted[key].SHA256
+	for _, u := range f.under {
+		if digest != "" && u.digest == digest {
+			return true
+		}
+	}
+	return false
+}
+
 // due is the content whose turn it is, or how long until then; 0 for ever.
 func (f *fetches) due(now time.Time) (key string, c v1alpha1.AppContent, wait time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	sooner := func(at time.Time) {
+		if d := max(at.Sub(now), time.Millisecond); wait == 0 || d < wait {
+			wait = d
+		}
+	}
+	if !f.prune.IsZero() {
+		sooner(f.prune)
+	}
 	for _, key := range slices.Sorted(maps.Keys(f.wanted)) {
 		s := f.state[key]
 		switch {
-		case s == nil || !s.there && !now.Before(s.next):
+		case s != nil && s.there || f.busy(key):
+		case (s == nil || !now.Before(s.next)) && len(f.under) < fetchesAtOnce:
 			return key, f.wanted[key], 0
-		case !s.there && (wait == 0 || s.next.Sub(now) < wait):
-			wait = s.next.Sub(now)
+		case s != nil && now.Before(s.next):
+			sooner(s.next)
 		}
 	}
 	return "", c, wait
 }
 
 func (f *fetches) run(ctx context.Context) error {
+	var all sync.WaitGroup
+	defer all.Wait()
 	for ctx.Err() == nil {
+		f.remove(ctx, time.Now())
 		key, c, wait := f.due(time.Now())
 		if key != "" {
-			f.done(key, f.fetcher.Fetch(ctx, c))
+			one, cancel := context.WithCancel(ctx)
+			f.mu.Lock()
+			f.under[key] = underway{c.SHA256, cancel}
+			f.mu.Unlock()
+			all.Go(func() {
+				defer cancel()
+				f.done(key, f.fetcher.Fetch(one, c))
+				poke(f.wake)
+			})
 			continue
 		}
 		var again <-chan time.Time
@@ -130,8 +209,32 @@ func (f *fetches) run(ctx context.Context) error {
 	return nil
 }
 
+// remove removes what no application has named for a while.
+func (f *fetches) remove(ctx context.Context, now time.Time) {
+	f.mu.Lock()
+	keep, due := f.named, !f.prune.IsZero() && !now.Before(f.prune)
+	if due {
+		f.prune = time.Time{}
+	}
+	f.mu.Unlock()
+	if !due {
+		return
+	}
+	removed, err := f.fetcher.Prune(keep)
+	if len(removed) > 0 {
+		klog.FromContext(ctx).Info("Removed content that no application names", "files", removed)
+	}
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Failed to remove content that no application names, retrying")
+		f.mu.Lock()
+		f.prune = now.Add(pruneAfter)
+		f.mu.Unlock()
+	}
+}
+
 func (f *fetches) done(key string, err error) {
 	f.mu.Lock()
+	delete(f.under, key)
 	s := f.state[key]
 	if s == nil {
 		s = &fetch{}

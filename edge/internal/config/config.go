@@ -281,6 +281,7 @@ func Default() *Config {
 			PodNetwork:   PodNetwork{Enable: true, Subnets: []string{"10.222.0.0/24", "172.28.222.0/24", "192.168.222.0/24", "10.111.222.0/24"}},
 			Names:        Names{Enable: Auto, Listen: "169.254.20.20:53", Domain: "cluster.local", Zones: []Zone{}, Upstream: []string{}},
 			Marks:        Marks{ClusterStatusPort: 12346},
+			Passthrough:  Passthrough{Ports: []string{}},
 			Console:      Console{FirstPort: 5900, Limit: seconds(1800)},
 			Apps:         Apps{HaltingAfter: seconds(300), SilentAfter: seconds(120)},
 			AppLogs:      AppLogs{Dir: "/var/log/pods", Interval: seconds(5)},

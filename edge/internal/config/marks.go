@@ -25,6 +25,8 @@ func (m *Marks) validate(at *field.Path) field.ErrorList {
 // Passthrough gives applications network ports of the device, by way of Multus.
 type Passthrough struct {
 	Enable bool `json:"enable"`
+	// Ports are the interfaces that pods may take.
+	Ports []string `json:"ports"`
 }
 
 // Console offers consoles of virtual machines on the loopback interface, when they are asked for.

@@ -3,9 +3,10 @@
 //
 // It owns the folder of disk images, in which each file is called by its SHA-256, and is there only
 // once it is whole and right. It refuses a file of another digest, one that is longer than
-// MaxBytes, and one that the disk has no room for. What was fetched half is continued. A Store may
-// be used by many goroutines; two that fetch the same file at once would do it twice, so its one
-// caller fetches one thing after the other.
+// MaxBytes, and one that the disk has no room for, also where the server does not say how long it
+// is: what stays free is more than what has the kubelet evict pods. What was fetched half is
+// continued. Nothing is removed but by Prune. A Store may be used by many goroutines; two must not
+// fetch the same file at once.
 package content
 
 import (
@@ -18,6 +19,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -29,8 +31,14 @@ import (
 const (
 	// MaxBytes bounds one disk image.
 	MaxBytes = 256 << 30
-	// spare is what must stay free on the disk, in bytes.
-	spare = 64 << 20
+	// spare is what must stay free on the disk, in bytes, and spareShare besides, in hundredths of
+	// it: the kubelet evicts pods below 10 % (nodefs.available) and 15 % (imagefs.available).
+	spare      = 64 << 20
+	spareShare = 16
+	// look is how much is written between two looks at what is free.
+	look = 8 << 20
+	// downloadTimeout bounds one try of a download, which the next one continues.
+	downloadTimeout = 12 * time.Hour
 	// stalled is how long a server may send nothing.
 	stalled = time.Minute
 	// pullTimeout bounds one pull of a container image: a thin link takes hours for a large one.
@@ -49,12 +57,16 @@ type Store struct {
 	dir    string
 	client *http.Client
 	images func(context.Context) (Images, error)
+	disk   func(dir string) (free, size int64, err error)
 }
+
+// errNoRoom: the disk has no room for what is fetched.
+var errNoRoom = errors.New("the disk has no room")
 
 // New makes a Store in a folder, which it makes on first use. images opens the container runtime;
 // it is called for each container image.
 func New(dir string, images func(context.Context) (Images, error)) *Store {
-	return &Store{dir: dir, images: images, client: &http.Client{Transport: &http.Transport{
+	return &Store{dir: dir, images: images, disk: statfs, client: &http.Client{Transport: &http.Transport{
 		Proxy: http.ProxyFromEnvironment, ResponseHeaderTimeout: stalled, DisableKeepAlives: true, DisableCompression: true,
 	}}}
 }
@@ -102,8 +114,13 @@ func (s *Store) download(ctx context.Context, source, digest string) error {
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return fmt.Errorf("making the folder of content: %w", err)
 	}
-	part := s.Path(digest) + ".part"
+	part := s.Path(digest) + partSuffix
+	ctx, cancel := context.WithTimeout(ctx, downloadTimeout)
+	defer cancel()
 	if err := s.fetch(ctx, source, part); err != nil {
+		if errors.Is(err, errNoRoom) { // it would keep what others need
+			err = errors.Join(err, os.Remove(part))
+		}
 		return fmt.Errorf("fetching %s: %w", source, err)
 	}
 	got, err := digestOf(part)
@@ -160,15 +177,25 @@ func (s *Store) fetch(ctx context.Context, source, part string) (err error) {
 	default:
 		return fmt.Errorf("the server answers %s", answer.Status)
 	}
-	if err := room(filepath.Dir(part), answer.ContentLength); err != nil {
+	if err := s.room(answer.ContentLength); err != nil {
 		return err
 	}
 	watchdog := time.AfterFunc(stalled, func() { cancel(fmt.Errorf("the server has sent nothing for %v", stalled)) })
 	defer watchdog.Stop()
 	body := &alive{io.LimitReader(answer.Body, MaxBytes-have+1), func() { watchdog.Reset(stalled) }}
-	n, err := io.Copy(file, body)
-	if err != nil {
-		return errors.Join(err, context.Cause(ctx))
+	n := int64(0)
+	for {
+		more, err := io.CopyN(file, body, look)
+		n += more
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return errors.Join(err, context.Cause(ctx))
+		}
+		if err := s.room(0); err != nil {
+			return err
+		}
 	}
 	if have+n > MaxBytes {
 		return fmt.Errorf("it is longer than %d bytes", int64(MaxBytes))
@@ -176,16 +203,51 @@ func (s *Store) fetch(ctx context.Context, source, part string) (err error) {
 	return file.Sync()
 }
 
-// room refuses what does not fit (statfs(2)); a length of -1 is not known beforehand.
-func room(dir string, length int64) error {
-	var fs unix.Statfs_t
-	if err := unix.Statfs(dir, &fs); err != nil {
+// room refuses what does not fit; a length of -1 is not known beforehand.
+func (s *Store) room(length int64) error {
+	free, size, err := s.disk(s.dir)
+	if err != nil {
 		return fmt.Errorf("looking for room: %w", err)
 	}
-	if free := int64(fs.Bavail) * fs.Bsize; free-max(length, 0) < spare {
-		return fmt.Errorf("the disk has no room: %d bytes are free, %d come", free, length)
+	if keep := spare + size/100*spareShare; free-max(length, 0) < keep {
+		return fmt.Errorf("%w: %d bytes are free, %d come, and %d must stay free", errNoRoom, free, max(length, 0), keep)
 	}
 	return nil
+}
+
+// statfs is what is free on a disk and its size (statfs(2)).
+func statfs(dir string) (free, size int64, err error) {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(dir, &fs); err != nil {
+		return 0, 0, err
+	}
+	return int64(fs.Bavail) * fs.Bsize, int64(fs.Blocks) * fs.Bsize, nil
+}
+
+const partSuffix = ".part"
+
+// Prune removes the disk images, whole or not, that are not of these digests.
+func (s *Store) Prune(keep map[string]bool) (removed []string, err error) {
+	files, err := os.ReadDir(s.dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("looking for content: %w", err)
+	}
+	var errs []error
+	for _, f := range files {
+		digest := strings.TrimSuffix(f.Name(), partSuffix)
+		if raw, bad := hex.DecodeString(digest); bad != nil || len(raw) != sha256.Size || keep[digest] {
+			continue
+		}
+		if err := os.Remove(filepath.Join(s.dir, f.Name())); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		removed = append(removed, f.Name())
+	}
+	return removed, errors.Join(errs...)
 }
 
 // alive notes that something was read.

@@ -1,6 +1,7 @@
 package names
 
 import (
+	"context"
 	"net/netip"
 	"strings"
 	"time"
@@ -17,6 +18,13 @@ const (
 	payload = 1232
 	// maxTCP is how many connections are served at once; those beyond wait.
 	maxTCP = 100
+	// maxClientTCP are those of one address; one more is closed at once.
+	maxClientTCP = 16
+	// A pod that has just started may not be known for admitWait; maxWaiting queries of unknown
+	// addresses wait for that, further ones are dropped. They are looked at again each admitPoll.
+	admitWait  = 3 * time.Second
+	admitPoll  = 250 * time.Millisecond
+	maxWaiting = 32
 	// finishFor is how long queries that were read are waited for at the end: an upstream has less.
 	finishFor = 2 * time.Second
 	// addressEvery is how often it is made sure that the device still has the address.
@@ -49,6 +57,10 @@ type Config struct {
 	View     View
 	// Address gives the device the address that it listens on; nil where it has it.
 	Address func() error
+	// Admits reports whether an address may ask: the device and its pods. Linux takes packets for an
+	// address of the loopback interface from any (the weak host model), so that a host of the LAN
+	// reaches it. nil: anybody may ask.
+	Admits func(ctx context.Context, source netip.Addr) bool
 	// Sockets are those that were opened before this process; nil: none.
 	Sockets *Inherited
 }

@@ -33,11 +33,12 @@ type Module struct {
 	config  Config
 	records *records
 	others  *forwarder
+	waiting chan struct{} // a place for each query of an address that is not known yet
 }
 
 // New makes the module. It starts nothing.
 func New(c Config) *Module {
-	return &Module{config: c, records: newRecords(c), others: newForwarder(c)}
+	return &Module{config: c, records: newRecords(c), others: newForwarder(c), waiting: make(chan struct{}, maxWaiting)}
 }
 
 // Name implements beehive.Module.
@@ -75,11 +76,15 @@ func (m *Module) serve(ctx context.Context, s sockets) error {
 	g, ctx := errgroup.WithContext(ctx)
 	asking := context.WithoutCancel(ctx)
 	handler := dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
-		recovery.Call(asking, string(Name), func() { m.answer(asking, w, q) }) // without an answer the client asks again
+		recovery.Call(asking, string(Name), func() { // without an answer the client asks again
+			if m.admits(asking, w.RemoteAddr()) {
+				m.answer(asking, w, q)
+			}
+		})
 	})
 	for _, server := range []*dns.Server{
 		{PacketConn: s.udp, Handler: handler, UDPSize: payload},
-		{Listener: netutil.LimitListener(s.tcp, maxTCP), Handler: handler},
+		{Listener: netutil.LimitListener(newShares(s.tcp), maxTCP), Handler: handler},
 	} {
 		g.Go(func() error {
 			if err := server.ActivateAndServe(); err != nil && ctx.Err() == nil {

@@ -19,7 +19,7 @@ func FuzzWanted(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "p", Annotations: map[string]string{"skerry.io/ethernet": text}}}
-		wanted, _ := passthrough.Wanted("edge1", []*corev1.Pod{p})
+		wanted, _ := passthrough.Wanted("edge1", []string{"eth1", "wan0", "../x", "a b"}, []*corev1.Pod{p})
 		if len(wanted) > 16 {
 			t.Errorf("%d ports", len(wanted))
 		}

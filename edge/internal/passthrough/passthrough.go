@@ -5,13 +5,15 @@
 // It owns the NetworkAttachmentDefinitions that it has made, which it remembers over restarts: one
 // for a port in a namespace, shared by the pods that use it, removed with the last of them. It
 // refuses to make one offline, or where the cluster doesn't know the kind, and says so to the pod;
-// it never touches one that it did not make. Wanted is pure; the rest is of the agent's own.
+// it never touches one that it did not make, and gives no port away that edgecore.yaml does not list,
+// that leads to the cloud, or that bears an address of the Node. Wanted is pure; the rest is of the agent's own.
 package passthrough
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -46,13 +48,20 @@ const (
 // Ports switches a port on: netport.Up.
 type Ports func(name string) error
 
+// Guard says what depends on a port so that no pod may take it; "" for nothing. nodes are the
+// addresses of the Node, way is where the last link led to, and may be none.
+type Guard func(port string, nodes []netip.Addr, way netip.Addr) (why string, err error)
+
 // Config is what the agent needs.
 type Config struct {
 	NodeName string
 	API      *rest.Config
 	Events   func(ctx context.Context) (agent.Recorder, error)
 	Ports    Ports
-	Memory   agent.Memory
+	// Allowed are the ports that pods may take, of edgecore.yaml. Guard has the last word.
+	Allowed []string
+	Guard   Guard
+	Memory  agent.Memory
 }
 
 // Attachment is a port in a namespace: one NetworkAttachmentDefinition.
@@ -62,8 +71,8 @@ type Attachment struct{ Namespace, Name, Port string }
 func (a Attachment) Key() string { return a.Namespace + "/" + a.Name }
 
 // Wanted is what the pods ask for, in order, and by whom: running or not, but not at their end.
-// What a pod asks for that can be no port is in refused.
-func Wanted(node string, pods []*corev1.Pod) (wanted map[Attachment][]*corev1.Pod, refused map[*corev1.Pod]error) {
+// What a pod asks for that can be no port, or is none of those that pods may take, is in refused.
+func Wanted(node string, allowed []string, pods []*corev1.Pod) (wanted map[Attachment][]*corev1.Pod, refused map[*corev1.Pod]error) {
 	wanted, refused = map[Attachment][]*corev1.Pod{}, map[*corev1.Pod]error{}
 	for _, p := range pods {
 		text, asks := p.Annotations[v1alpha1.EthernetAnnotation]
@@ -78,8 +87,13 @@ func Wanted(node string, pods []*corev1.Pod) (wanted map[Attachment][]*corev1.Po
 		for _, port := range ports {
 			port = strings.TrimSpace(port)
 			name := "host-" + port + "-" + node
-			if len(port) == 0 || len(port) > 15 || strings.Contains(port, "/") || len(validation.IsDNS1123Subdomain(name)) > 0 {
-				refused[p] = fmt.Errorf("%s: %.32q is no port: the name of a network interface, in lower case, is", v1alpha1.EthernetAnnotation, port)
+			// With a hyphen in it, host-a-b-c could be a port of node c or of node b-c.
+			if len(port) == 0 || len(port) > 15 || strings.ContainsAny(port, "/-") || len(validation.IsDNS1123Subdomain(name)) > 0 {
+				refused[p] = fmt.Errorf("%s: %.32q is no port: the name of a network interface, in lower case and without hyphens, is", v1alpha1.EthernetAnnotation, port)
+				continue
+			}
+			if !slices.Contains(allowed, port) {
+				refused[p] = fmt.Errorf("%s: pods may not take %s: modules.passthrough.ports of this device's edgecore.yaml does not list it", v1alpha1.EthernetAnnotation, port)
 				continue
 			}
 			a := Attachment{p.Namespace, name, port}
@@ -105,7 +119,11 @@ func New(c Config) *agent.Module {
 		if err != nil {
 			return nil, err
 		}
-		s := &state{config: c, run: r, client: client, made: made, reported: map[string]string{}, sure: map[string]bool{}}
+		nodes, err := agent.Watch(r, corev1.SchemeGroupVersion.WithResource("nodes"), &corev1.Node{}, agent.Selection{Fields: "metadata.name=" + c.NodeName})
+		if err != nil {
+			return nil, err
+		}
+		s := &state{config: c, run: r, nodes: nodes, client: client, made: made, reported: map[string]string{}, sure: map[string]bool{}}
 		return func(ctx context.Context) (time.Duration, error) { return 0, s.sync(ctx, pods.List()) }, nil
 	}
 	return agent.New(kit)
@@ -115,6 +133,7 @@ func New(c Config) *agent.Module {
 type state struct {
 	config   Config
 	run      *agent.Run
+	nodes    *agent.Objects[*corev1.Node]
 	client   dynamic.Interface
 	made     map[string][]byte // attachments that are ours, or were about to be, by key
 	sure     map[string]bool   // those that this run has seen to be there
@@ -126,7 +145,7 @@ func definitions() schema.GroupVersionResource {
 }
 
 func (s *state) sync(ctx context.Context, pods []*corev1.Pod) error {
-	wanted, refused := Wanted(s.config.NodeName, pods)
+	wanted, refused := Wanted(s.config.NodeName, s.config.Allowed, pods)
 	var errs []error
 	keep := map[string]bool{}
 	for a, by := range wanted {
@@ -162,6 +181,12 @@ func names(pods []*corev1.Pod) string {
 func (s *state) ensure(ctx context.Context, a Attachment) error {
 	if s.sure[a.Key()] {
 		return nil
+	}
+	switch why, err := s.config.Guard(a.Port, s.addresses(), s.run.Link().Link.Address); {
+	case err != nil:
+		return err
+	case why != "":
+		return fmt.Errorf("no pod may take it: %s", why)
 	}
 	if err := s.config.Ports(a.Port); err != nil {
 		return err
@@ -199,6 +224,18 @@ func (s *state) ensure(ctx context.Context, a Attachment) error {
 	}
 	s.sure[a.Key()] = true
 	return nil
+}
+
+// addresses are the Node's.
+func (s *state) addresses() (all []netip.Addr) {
+	for _, n := range s.nodes.List() {
+		for _, a := range n.Status.Addresses {
+			if ip, err := netip.ParseAddr(a.Address); err == nil {
+				all = append(all, ip.Unmap())
+			}
+		}
+	}
+	return all
 }
 
 func (s *state) forget(ctx context.Context, key string) error {

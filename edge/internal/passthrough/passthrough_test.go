@@ -13,7 +13,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/passthrough"
 )
 
-func TestWanted(t *testing.T) {
+// A pod gets a port that edgecore.yaml lists, and no other; a name means one port of one node.
+func TestClaims_05_PortsOfTheListAlone(t *testing.T) {
 	pod := func(name, ports string, phase corev1.PodPhase) *corev1.Pod {
 		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: name}, Status: corev1.PodStatus{Phase: phase}}
 		if ports != "" {
@@ -21,7 +22,9 @@ func TestWanted(t *testing.T) {
 		}
 		return p
 	}
-	wanted, refused := passthrough.Wanted("edge1", []*corev1.Pod{
+	wanted, refused := passthrough.Wanted("edge1", []string{"eth1", "eth2.10", "eth3", "a-b"}, []*corev1.Pod{
+		pod("the uplink", "wan0", corev1.PodRunning),
+		pod("hyphen", "a-b", corev1.PodRunning),
 		pod("asks for nothing", "", corev1.PodRunning),
 		pod("a", "eth1", corev1.PodRunning),
 		pod("b", "eth1, eth2.10", corev1.PodPending),
@@ -46,7 +49,7 @@ func TestWanted(t *testing.T) {
 	slices.Sort(got)
 	want := []string{
 		"n/host-eth1-edge1 of eth1 for a", "n/host-eth1-edge1 of eth1 for b", "n/host-eth2.10-edge1 of eth2.10 for b",
-		"refused: capitals", "refused: empty", "refused: long", "refused: many", "refused: path", "refused: quotes",
+		"refused: capitals", "refused: empty", "refused: hyphen", "refused: long", "refused: many", "refused: path", "refused: quotes", "refused: the uplink",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

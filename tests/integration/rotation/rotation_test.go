@@ -170,7 +170,7 @@ func TestClaims_37_EndedCertificateIsRenewed(t *testing.T) {
 	s := up(t)
 	uid, restarts := s.pod(t)
 	first := s.until(t, "a link", func(v status) bool { return v.Link.Linked })
-	check(t, s.Cut(t.Context(), node, lab.Refused))
+	check(t, s.Cut(t.Context(), node, lab.Carrier))
 	s.until(t, "the end of the certificate, without a link", func(v status) bool {
 		return !v.Link.Linked && time.Now().After(v.Identity.NotAfter.Add(5*time.Second))
 	})

@@ -7,6 +7,8 @@ package netport
 import (
 	"errors"
 	"fmt"
+	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 )
@@ -29,6 +31,48 @@ func Up(name string) error {
 		return fmt.Errorf("switching interface %s on: %w", name, err)
 	}
 	return nil
+}
+
+// Depends says what depends on a port: this device's default route, its way to one of those
+// addresses, or one of its own. "" for nothing, also where there is no such port.
+func Depends(name string, ways, own []netip.Addr) (why string, err error) {
+	l, err := netlink.LinkByName(name)
+	if _, ok := errors.AsType[netlink.LinkNotFoundError](err); ok {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("finding interface %s: %w", name, err)
+	}
+	addresses, err := netlink.AddrList(l, netlink.FAMILY_ALL)
+	if err != nil {
+		return "", fmt.Errorf("reading the addresses of %s: %w", name, err)
+	}
+	for _, a := range addresses {
+		if ip, ok := netip.AddrFromSlice(a.IP); ok && slices.Contains(own, ip.Unmap()) {
+			return fmt.Sprintf("it bears %s, an address of this node", ip.Unmap()), nil
+		}
+	}
+	routes, err := netlink.RouteList(l, netlink.FAMILY_ALL)
+	if err != nil {
+		return "", fmt.Errorf("reading the routes of %s: %w", name, err)
+	}
+	for _, r := range routes {
+		if r.Dst == nil || r.Dst.IP.IsUnspecified() {
+			return "it has the default route of this device", nil
+		}
+	}
+	for _, way := range ways {
+		found, err := netlink.RouteGet(way.AsSlice())
+		if err != nil {
+			continue // there is no way now
+		}
+		for _, r := range found {
+			if r.LinkIndex == l.Attrs().Index {
+				return fmt.Sprintf("it leads to %s, an address of cloudcore", way), nil
+			}
+		}
+	}
+	return "", nil
 }
 
 // ErrMissing says that the device has no interface of that name.
