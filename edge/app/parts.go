@@ -183,7 +183,7 @@ func (a *App) statusServerParts() ([]beehive.Entry, error) {
 	if a.stats != nil {
 		leader = func() any { return a.stats.Status() }
 	}
-	server, err := newStatusServer(a.config.Modules.StatusServer, a.node, a.api.ClientConfig(api.Identity{}), a.identity, a.clock.Now, a.lastContact, leader)
+	server, err := newStatusServer(a.config.Modules.StatusServer, a.node, a.api.ClientConfig(api.Identity{}), a.identity, a.clock.Now, a.lastContact, leader, a.currentSite)
 	if err != nil {
 		return nil, err
 	}

@@ -10,15 +10,23 @@ import (
 	"github.com/skerry-io/skerry/common/pki"
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
 	"github.com/skerry-io/skerry/edge/internal/join"
+	"github.com/skerry-io/skerry/edge/internal/site"
 	"github.com/skerry-io/skerry/edge/internal/statusserver"
 )
 
 // newStatusServer makes the server of this device's pages.
-func newStatusServer(c edgeconfig.StatusServer, node string, client *rest.Config, identity *join.Identity, now func() time.Time, contact func() (bool, time.Time), leader func() any) (*statusserver.Server, error) {
+func newStatusServer(c edgeconfig.StatusServer, node string, client *rest.Config, identity *join.Identity, now func() time.Time, contact func() (bool, time.Time), leader func() any, current func() *site.Site) (*statusserver.Server, error) {
 	listen, peers := c.Addresses()
 	return statusserver.New(statusserver.Config{
 		NodeName: node, ClusterID: c.ClusterID, Listen: listen, Peers: peers, API: client, Contact: contact, Leader: leader, InstallLog: c.InstallLog,
-		Trust: statusserver.Trust{Certificate: identity.Certificate, Authorities: func() *x509.CertPool { return authorities(identity.ClientCAFile()) }, Now: now},
+		Trust: statusserver.Trust{Certificate: identity.Certificate, Authorities: func() *x509.CertPool { return authorities(identity.ClientCAFile()) }, Now: now, Admits: func(cert *x509.Certificate) error {
+			s := current()
+			if s == nil || identity.Node() != "" && s.Member(string(identity.Node())) == nil {
+				return nil // this device is in no site: all nodes are alike
+			}
+			_, err := s.Admits(cert)
+			return err
+		}},
 	})
 }
 
@@ -34,4 +42,12 @@ func authorities(file string) *x509.CertPool {
 		return nil
 	}
 	return pki.Pool(certs...)
+}
+
+// currentSite is this device's site; nil where it has none.
+func (a *App) currentSite() *site.Site {
+	if a.site == nil {
+		return nil
+	}
+	return a.site.Current()
 }

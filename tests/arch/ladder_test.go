@@ -23,7 +23,7 @@ var ladder = [][]string{
 	{"common/cli", "common/gctuner", "common/programpages", "common/health", "common/tunnel"},
 	{"common/watchdog"},
 	// L4: the two sides, one under the other only as far as they need it
-	{"cloud/internal/kube", "cloud/internal/config", "cloud/internal/quota", "cloud/internal/vrid", "edge/internal/object", "edge/internal/atomicfile", "edge/internal/config", "edge/internal/linkstate", "edge/internal/table"},
+	{"cloud/internal/kube", "cloud/internal/config", "cloud/internal/quota", "cloud/internal/vrid", "edge/internal/object", "edge/internal/connshare", "edge/internal/atomicfile", "edge/internal/config", "edge/internal/linkstate", "edge/internal/table"},
 	{"cloud/install", "cloud/internal/balance", "cloud/internal/history", "cloud/internal/hub", "cloud/internal/fence", "edge/internal/store", "edge/internal/kernel"},
 	{"cloud/internal/aggregate", "cloud/internal/alpn", "cloud/internal/apiservice", "cloud/internal/subresources", "cloud/internal/usage", "cloud/internal/relay", "cloud/internal/publish", "cloud/internal/join", "cloud/internal/tunnel", "edge/internal/agent", "edge/internal/content", "edge/internal/cri", "edge/internal/meta", "edge/internal/site"},
 	{"cloud/internal/app", "cloud/internal/applogs", "cloud/internal/clusterinfo", "cloud/internal/check", "cloud/internal/console", "cloud/internal/drain", "cloud/internal/kubevip", "cloud/internal/marks", "cloud/internal/route", "cloud/internal/site", "cloud/internal/vip", "edge/internal/api"},

@@ -22,6 +22,7 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -54,6 +55,32 @@ type Superseded struct{ Epoch, Ours uint64 }
 // number to go on.
 func (e *Superseded) Error() string {
 	return fmt.Sprintf("a session of this node has had epoch=%d, this one has %d", e.Epoch, e.Ours)
+}
+
+// mostAhead is how far an epoch may be above the cloud's time, in milliseconds, and above the last
+// one, whichever is more: 139 years. Epochs are times where nothing was lost, and a device's clock
+// may be wrong; but one of 2^64-1 would lock the name out, since none is higher.
+const mostAhead = 1 << 42
+
+// TooFar is returned for an epoch that leaves no room for later ones.
+type TooFar struct{ Epoch, Most uint64 }
+
+func (e *TooFar) Error() string {
+	return fmt.Sprintf("the session's number is %d, and may be %d at most", e.Epoch, e.Most)
+}
+
+// Plausible judges the epoch of a session that is about to acquire the Lease, of which the
+// annotations are given; nil where there is none.
+func Plausible(annotations map[string]string, ours uint64, now time.Time) error {
+	last, err := strconv.ParseUint(annotations[EpochAnnotation], 10, 64)
+	if err != nil {
+		last = 0
+	}
+	most := max(last, uint64(max(now.UnixMilli(), 0)))
+	if most += mostAhead; most < mostAhead || ours <= most { // the first: a Lease of before this rule
+		return nil
+	}
+	return &TooFar{Epoch: ours, Most: most}
 }
 
 // Client makes requests at kube-apiserver.

@@ -262,10 +262,13 @@ func (l *lease) step() time.Duration {
 	return 0
 }
 
-// final is the error that ends the session: a newer one has the Lease.
+// final is the error that ends the session: a newer one has the Lease, or none could after it.
 func final(err error) error {
 	if s, ok := errors.AsType[*fence.Superseded](err); ok {
 		return &link.CloseError{Code: link.CloseReplaced, Reason: s.Error()}
+	}
+	if far, ok := errors.AsType[*fence.TooFar](err); ok {
+		return &link.CloseError{Code: link.CloseForbidden, Reason: far.Error()}
 	}
 	return nil
 }
@@ -278,6 +281,17 @@ func (l *lease) acquire(ctx context.Context) error {
 		return err
 	}
 	at := time.Now()
+	var annotations map[string]string
+	if l.have != nil {
+		have, err := leaseIn(l.have)
+		if err != nil {
+			return err
+		}
+		annotations = have.Annotations
+	}
+	if err := fence.Plausible(annotations, l.link.Epoch(), at); err != nil {
+		return err
+	}
 	return l.put(ctx, at, l.lives(at))
 }
 

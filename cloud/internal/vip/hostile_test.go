@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -439,4 +440,30 @@ func TestClaims_04_TheOnlyCandidateIsBelieved(t *testing.T) {
 	if got := w.Pools[0].Status.ForeignVRIDs; len(got) != 1 || got[0].VRID != first || w.vip("10.0.0.10").Spec.VRID == first {
 		t.Errorf("number %d, heard %v", w.vip("10.0.0.10").Spec.VRID, got)
 	}
+}
+
+// Who holds an address, or why no node does, is said also where no node has reported, and where
+// nodes refuse it.
+func TestClaims_33_WhyNoNodeHoldsTheAddress(t *testing.T) {
+	w := newWorld(t)
+	w.pool("p", "", "10.0.0.10")
+	w.service("web")
+	w.settle()
+	says := func(reason, text string) {
+		t.Helper()
+		c := meta.FindStatusCondition(w.vip("10.0.0.10").Status.Conditions, v1alpha1.VIPConditionAnnounced)
+		if c == nil || c.Status != metav1.ConditionFalse || c.Reason != reason || !strings.Contains(c.Message, text) {
+			t.Errorf("want %s, %q; got %+v", reason, text, c)
+		}
+	}
+	says("NoNodes", "pool p has no nodes")
+	w.node("a", "p", "10.0.0.1")
+	w.settle()
+	says("NoReport", "none of the pool's has reported")
+	w.says("10.0.0.10", v1alpha1.VirtualIPNodeStatus{Name: "a", State: v1alpha1.VIPFault, Message: "10.0.0.10 is the gateway of this device"})
+	w.settle()
+	says("NoHolder", "a: 10.0.0.10 is the gateway of this device")
+	w.says("10.0.0.10", v1alpha1.VirtualIPNodeStatus{Name: "a", State: v1alpha1.VIPNotReady, Message: "no pod is ready"})
+	w.settle()
+	says("NoHolder", "on none is a pod of the Service ready")
 }

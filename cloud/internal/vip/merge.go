@@ -132,6 +132,7 @@ type found struct {
 	ready         int32
 	duplicates    []string // what nodes say of other hosts that have the address
 	routers       []string // and of routers with its number
+	faults        []string // why nodes refuse it
 	notProgrammed []string
 }
 
@@ -154,6 +155,9 @@ func findings(nodes []v1alpha1.VirtualIPNodeStatus) found {
 		if n.ForeignRouter != "" {
 			f.routers = append(f.routers, n.Name+": router "+n.ForeignRouter+" uses number "+strconv.Itoa(int(n.ForeignVRID))+" for other addresses")
 		}
+		if n.State == v1alpha1.VIPFault && n.Message != "" {
+			f.faults = append(f.faults, n.Name+": "+n.Message)
+		}
 		if !n.Programmed {
 			f.notProgrammed = append(f.notProgrammed, n.Name+": "+n.Message)
 		}
@@ -173,6 +177,9 @@ func (f found) announced() string {
 		return "no node holds the address: another host on the LAN has it"
 	case len(f.backups) > 0:
 		return "no node holds the address, though " + strings.Join(f.backups, " and ") + " could: an election is under way, or another router on the LAN has won it"
+	}
+	if len(f.faults) > 0 {
+		return "no node holds the address: " + strings.Join(f.faults, "; ")
 	}
 	return "no node holds the address: on none is a pod of the Service ready"
 }

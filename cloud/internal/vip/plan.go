@@ -195,7 +195,16 @@ func (p *planner) mark(v *v1alpha1.VirtualIP, pool *pool) {
 		out.Status, out.Reason = metav1.ConditionTrue, "PoolShrunk"
 		out.Message = "the pool's addresses don't have it any more; the Service keeps it until it goes or asks for another"
 	}
-	if setCondition(&m.Status.Conditions, p.now, out) || changed {
+	changed = setCondition(&m.Status.Conditions, p.now, out) || changed
+	if len(m.Status.Nodes) == 0 { // what nodes report says more
+		silent := metav1.Condition{Type: v1alpha1.VIPConditionAnnounced, Status: metav1.ConditionFalse, Reason: "NoReport",
+			Message: "no node holds the address: none of the pool's has reported yet"}
+		if len(pool.nodes) == 0 {
+			silent.Reason, silent.Message = "NoNodes", "no node holds the address: pool "+v.Spec.Pool+" has no nodes"
+		}
+		changed = setCondition(&m.Status.Conditions, p.now, silent) || changed
+	}
+	if changed {
 		p.plan.Mark = append(p.plan.Mark, m)
 	}
 }

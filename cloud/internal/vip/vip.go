@@ -7,8 +7,10 @@
 // unless the Service or the pool asks for that, and it does not elect who holds an address: the
 // nodes do. Everything it knows is in the objects: a Core computes from them what should be, and
 // remembers nothing that can't be lost. A Core is used by one goroutine; one Controller at a time
-// should run (under a Lease): two would not give one address away twice, since making the object is
-// the claim, but might give one Service two for a moment.
+// should run (under a Lease). It is above 2,500 lines because one plan decides addresses, numbers
+// and what Services are told together: each depends on the others. Two Controllers would not give
+// one address away twice, since making the object is the claim, but might give one Service two for
+// a moment.
 package vip
 
 import (

@@ -23,6 +23,7 @@ import (
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/recovery"
+	"github.com/skerry-io/skerry/edge/internal/connshare"
 )
 
 // Name is the module's address on the bus.
@@ -84,7 +85,7 @@ func (m *Module) serve(ctx context.Context, s sockets) error {
 	})
 	for _, server := range []*dns.Server{
 		{PacketConn: s.udp, Handler: handler, UDPSize: payload},
-		{Listener: netutil.LimitListener(newShares(s.tcp), maxTCP), Handler: handler},
+		{Listener: netutil.LimitListener(connshare.Listen(s.tcp, maxClientTCP), maxTCP), Handler: handler},
 	} {
 		g.Go(func() error {
 			if err := server.ActivateAndServe(); err != nil && ctx.Err() == nil {

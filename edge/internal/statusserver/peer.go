@@ -9,9 +9,11 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // peerTimeout bounds what one peer may take.
@@ -27,7 +29,7 @@ func merged(ctx context.Context, c Config, r *reader, name string) any {
 	} else {
 		answers[0] = page
 	}
-	client := &http.Client{Timeout: peerTimeout, Transport: &http.Transport{TLSClientConfig: c.Trust.client(), DisableKeepAlives: true}}
+	client := &http.Client{Timeout: peerTimeout, CheckRedirect: noRedirect, Transport: &http.Transport{TLSClientConfig: c.Trust.client(), DisableKeepAlives: true}}
 	var g errgroup.Group
 	for i, peer := range c.Peers {
 		g.Go(func() error {
@@ -42,6 +44,27 @@ func merged(ctx context.Context, c Config, r *reader, name string) any {
 	}
 	_ = g.Wait() // each failure is in the list
 	return map[string]any{"key": "cluster-app", "value": fit(answers)}
+}
+
+// noRedirect: a peer says what it knows, and sends this device nowhere else.
+func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+
+// validName reports whether a text can name an application: NAME, NAMESPACE/NAME or a UID. Another
+// one could be another path to a peer.
+func validName(name string) bool {
+	parts := strings.Split(name, "/")
+	if len(parts) > 2 {
+		return false
+	}
+	for _, part := range parts {
+		if part == "" && len(parts) == 1 {
+			return true // what is not about an application
+		}
+		if len(validation.IsDNS1123Subdomain(part)) > 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // fit drops what the peers said, last first, until the whole fits.

@@ -2,7 +2,8 @@
 // applications are, by HTTPS on an address of the device.
 //
 // It owns one listener, which is open only while its address is on an interface. It refuses clients
-// without a certificate of the cluster's CA, and shows applications to nodes and administrators
+// without a certificate of the cluster's CA and, where it has a site, nodes that are not in it or
+// were revoked, and shows applications to nodes and administrators
 // alone. It reads the edge API and files, never the cloud, and says in each answer how old what it
 // knows is. Each part of a page is made by a function that knows that part alone, so a part that is
 // missing can't cut the page short. Bounds: atOnce requests, then 503; mostBytes an answer;
@@ -24,15 +25,23 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/net/netutil"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/edge/internal/connshare"
 )
 
 // Name is the module's.
 const Name message.Name = "statusserver"
+
+// Connections that are open at once, all together and of one address, before a certificate is shown.
+const (
+	mostConns      = 64
+	connsOfAddress = 8
+)
 
 // Server is the module.
 type Server struct {
@@ -102,7 +111,8 @@ func (s *Server) listen(ctx context.Context) error {
 	klog.FromContext(ctx).Info("Status server listens", "address", l.Addr())
 	g, serving := errgroup.WithContext(ctx)
 	g.Go(func() error {
-		if err := server.ServeTLS(l, "", ""); !errors.Is(err, http.ErrServerClosed) {
+		bounded := netutil.LimitListener(connshare.Listen(l, connsOfAddress), mostConns)
+		if err := server.ServeTLS(bounded, "", ""); !errors.Is(err, http.ErrServerClosed) {
 			return fmt.Errorf("serving: %w", err)
 		}
 		return nil
@@ -137,7 +147,12 @@ func (s *Server) Handler() http.Handler {
 		s.answer(w, page, code, err)
 	}))
 	mux.HandleFunc("/cluster-app/", s.private(func(w http.ResponseWriter, r *http.Request) {
-		s.answer(w, merged(r.Context(), s.config, s.reader, strings.TrimPrefix(r.URL.Path, "/cluster-app/")), http.StatusOK, nil)
+		name := strings.TrimPrefix(r.URL.Path, "/cluster-app/")
+		if !validName(name) {
+			http.NotFound(w, r)
+			return
+		}
+		s.answer(w, merged(r.Context(), s.config, s.reader, name), http.StatusOK, nil)
 	}))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet {

@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/json"
+	"errors"
 	"io"
 	"math/big"
 	"net/http"
@@ -17,6 +18,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -263,5 +265,56 @@ func TestServer_AtOnce(t *testing.T) {
 		if code := <-codes; code != http.StatusOK {
 			t.Errorf("one of eight: %d", code)
 		}
+	}
+}
+
+// A node that is not of this device's site, or was revoked, reads nothing; a peer sends this device
+// nowhere else; and no name leads a peer to another page, which would have it ask all its peers.
+func TestClaims_11_WhoReadsAndWhereItLeads(t *testing.T) {
+	a := newAuthority(t)
+	secret := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write([]byte(`{"hostname":"of another server"}`))
+	}))
+	t.Cleanup(secret.Close)
+	var asked []string
+	var mu sync.Mutex
+	peer := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		asked = append(asked, r.URL.Path)
+		mu.Unlock()
+		http.Redirect(w, r, secret.URL, http.StatusFound)
+	}))
+	peer.TLS = &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*a.client("system:node:edge2", "system:nodes")}}
+	peer.StartTLS()
+	t.Cleanup(peer.Close)
+	server := serve(t, a, func(c *statusserver.Config) {
+		c.Peers = []netip.AddrPort{netip.MustParseAddrPort(peer.Listener.Addr().String())}
+		c.Trust.Admits = func(cert *x509.Certificate) error {
+			if cert.Subject.CommonName == "system:node:edge2" {
+				return nil
+			}
+			return errors.New("it is not in this site")
+		}
+	})
+	if code, _, _, err := get(t, server, a.client("system:node:evil", "system:nodes"), "/app/x"); err == nil {
+		t.Errorf("a node of another site is answered %d", code)
+	}
+	edge2 := a.client("system:node:edge2", "system:nodes")
+	code, body, _, err := get(t, server, edge2, "/cluster-app/x")
+	if err != nil || code != http.StatusOK || strings.Contains(body, "of another server") || !strings.Contains(body, "302") {
+		t.Errorf("%v %d: %s", err, code, body)
+	}
+	mu.Lock()
+	asked = nil
+	mu.Unlock()
+	for _, path := range []string{"/cluster-app/..%2fcluster-app%2fx", "/cluster-app/a%2f..%2f..%2fcluster-app", "/cluster-app/%2e%2e"} {
+		if code, _, _, err := get(t, server, edge2, path); err == nil && code == http.StatusOK {
+			t.Errorf("%s is answered %d", path, code)
+		}
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if len(asked) > 0 {
+		t.Errorf("the peer was asked for %q", asked)
 	}
 }

@@ -24,7 +24,7 @@ func TestClaims_05_PortThatTheDeviceNeeds(t *testing.T) {
 		t.Fatal(err)
 	}
 	add := func(name, address string) netlink.Link {
-		l := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: name}}
+		l := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: "peer-" + name}
 		if err := netlink.LinkAdd(l); err != nil {
 			t.Fatal(err)
 		}
@@ -36,6 +36,13 @@ func TestClaims_05_PortThatTheDeviceNeeds(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := netlink.LinkSetUp(l); err != nil {
+			t.Fatal(err)
+		}
+		peer, err := netlink.LinkByName("peer-" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := netlink.LinkSetUp(peer); err != nil {
 			t.Fatal(err)
 		}
 		return l
