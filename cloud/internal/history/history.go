@@ -5,8 +5,8 @@
 // It owns the annotations skerry.io/history and skerry.io/history-since of the Lease
 // cloudcore-replicas, which all replicas of cloudcore share. A replica writes a new name when it
 // sees the cluster go back (WentBack), and when it starts and finds no other replica that was there
-// all the time: nobody knows then. It refuses to take a device's word. Decide is pure; Run is called
-// once, ID and WentBack by any goroutine. Bounds: a request each 10 s.
+// all the time: nobody knows then. It refuses to take a device's word. Decide is pure; Run is
+// called once, ID and WentBack by any goroutine. Bounds: a request each 10 s.
 package history
 
 import (

@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"errors"
+	"net"
 	"slices"
 	"sync"
 	"time"
@@ -16,10 +17,11 @@ const (
 	// kube-apiserver is away.
 	revisionPeriod  = 10 * time.Second
 	revisionRetry   = time.Second
-	revisionTimeout = 5 * time.Second
+	revisionTimeout = 20 * time.Second
 	// revisionGap is how long nothing may have been read for watches to be trusted: this process
-	// may have been stopped, or its machine suspended.
-	revisionGap = 4 * revisionPeriod
+	// may have been stopped, or its machine suspended. It is several times what a slow
+	// kube-apiserver takes: all lists at once would make it slower still.
+	revisionGap = 4 * (revisionPeriod + revisionTimeout)
 	// restartPause bounds how often all watches are opened again.
 	restartPause = 10 * time.Second
 )
@@ -82,9 +84,15 @@ func (r *Revisions) Failed(err error) {
 	r.check()
 }
 
-// unanswered reports whether err says that no kube-apiserver answered.
+// unanswered reports whether err says that no kube-apiserver is there. One that takes its time over
+// a connection that stands is slow, and its watches go on.
 func unanswered(err error) bool {
 	if err == nil || errors.Is(err, context.Canceled) {
+		return false
+	}
+	op, _ := errors.AsType[*net.OpError](err)
+	var late interface{ Timeout() bool }
+	if errors.As(err, &late) && late.Timeout() && (op == nil || op.Op != "dial") {
 		return false
 	}
 	var status apierrors.APIStatus

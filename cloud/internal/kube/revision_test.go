@@ -3,12 +3,19 @@ package kube
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"os"
 	"slices"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
 // A cluster is restored between two reads, so quickly that no call fails, and has reached the
@@ -66,4 +73,51 @@ func TestRevisions(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A slow answer is no absence: only where nobody is there are all lists read again.
+func TestClaims_36_SlowAnswerIsNoAbsence(t *testing.T) {
+	slow := &url.Error{Op: "Get", URL: "https://api", Err: context.DeadlineExceeded}
+	for name, tc := range map[string]struct {
+		err  error
+		away bool
+	}{
+		"an answer":                     {nil, false},
+		"given up by its caller":        {context.Canceled, false},
+		"takes longer than it may":      {slow, false},
+		"the body takes longer":         {fmt.Errorf("reading: %w", &net.OpError{Op: "read", Err: os.ErrDeadlineExceeded}), false},
+		"refused":                       {&net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}, true},
+		"nobody answers the connection": {&net.OpError{Op: "dial", Err: os.ErrDeadlineExceeded}, true},
+		"the connection broke":          {io.ErrUnexpectedEOF, true},
+		"reset":                         {&net.OpError{Op: "read", Err: syscall.ECONNRESET}, true},
+		"it says that it is overloaded": {apierrors.NewTooManyRequests("later", 1), false},
+	} {
+		if got := unanswered(tc.err); got != tc.away {
+			t.Errorf("%s: away %v, want %v", name, got, tc.away)
+		}
+	}
+	// Reads that take 15 s each, for an hour.
+	synctest.Test(t, func(t *testing.T) {
+		restarts, revision := 0, uint64(1)
+		r := newRevisions(func(ctx context.Context) (sighting, bool, error) {
+			sleep(ctx, 15*time.Second, nil)
+			revision++
+			return sighting{revision, []string{"a"}}, true, nil
+		})
+		r.OnRestart(func() { restarts++ })
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- r.Run(ctx) }()
+		for range 240 {
+			r.Failed(slow)
+			time.Sleep(15 * time.Second)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		if restarts > 0 {
+			t.Errorf("all watches were opened again %d times", restarts)
+		}
+	})
 }

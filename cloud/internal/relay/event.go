@@ -171,9 +171,9 @@ func (s *session) postEvent(ctx context.Context, gvr schema.GroupVersionResource
 }
 
 // patchEvent makes an event say what it says now: a repeat that comes late must not take back a
-// later one, nor one that happened more often. An event that is gone is made again. Nodes may not read events, so what is there
-// is read by a patch that changes nothing. An event of a version that this session knows was
-// looked at before.
+// later one, nor one that happened more often. An event that is gone is made again. Nodes may not
+// read events, so what is there is read by a patch that changes nothing. An event of a version that
+// this session knows was looked at before.
 func (s *session) patchEvent(ctx context.Context, gvr schema.GroupVersionResource, w *topicpb.Write, e *event) outcome {
 	p, err := pathTo(gvr, w.GetNamespace(), w.GetName(), "")
 	if err != nil {
@@ -228,8 +228,8 @@ func has(event, patch []byte) bool {
 	return true
 }
 
-// occurrences is how often an event, or a merge patch of one, says that it has happened; -1: it can't
-// be read. A device that has lost a part of its store says less than it said before.
+// occurrences is how often an event, or a merge patch of one, says that it has happened; -1: it
+// can't be read. A device that has lost a part of its store says less than it said before.
 func occurrences(event []byte) int32 {
 	var e struct {
 		Count           int32 `json:"count"`

@@ -64,6 +64,12 @@ func (s *Server) ServePods(addresses []netip.Addr) error {
 	return nil
 }
 
+// PodSources reports whether an address is this device's, or of one of its pods. It is for servers
+// of pods at an address of the loopback interface, like this package's.
+func (s *Server) PodSources() func(ctx context.Context, source netip.Addr) bool {
+	return s.sources.allows
+}
+
 // podsTLS asks for no client certificate: a pod comes with a token, and from this device.
 func (s *Server) podsTLS() *tls.Config {
 	return &tls.Config{

@@ -41,12 +41,6 @@ type podSources struct {
 	addrs []netip.Addr
 }
 
-// PodSources reports whether an address is this device's, or of one of its pods. It is for servers
-// of pods at an address of the loopback interface, like this package's.
-func (s *Server) PodSources() func(ctx context.Context, source netip.Addr) bool {
-	return s.sources.allows
-}
-
 // check lets the pods of this device through the handshake. It waits a little for an address that
 // is not known yet; the handshake's own timeout bounds how many can wait.
 func (p *podSources) check(hello *tls.ClientHelloInfo) (*tls.Config, error) {

@@ -137,7 +137,8 @@ type knock struct {
 func (k knock) RemoteAddr() net.Addr { return k.from }
 func (k knock) Close() error         { return nil }
 
-// Hosts of the LAN that say no hello take no place of a pod's, from however many addresses they come.
+// Hosts of the LAN that say no hello take no place of a pod's, from however many addresses they
+// come.
 func TestClaims_14_StrangersTakeNoPodsPlace(t *testing.T) {
 	pod := netip.MustParseAddr("10.1.0.5")
 	mixed := &crowd{}

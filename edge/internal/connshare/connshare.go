@@ -1,5 +1,5 @@
-// Package connshare gives each address its share of a listener's connections, so that one client can
-// not take all of them before it has shown who it is.
+// Package connshare gives each address its share of a listener's connections, so that one client
+// can not take all of them before it has shown who it is.
 //
 // It owns the count of open connections by address. It refuses one above the share by closing it at
 // once. A listener may be used by many goroutines.

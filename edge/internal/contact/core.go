@@ -18,8 +18,8 @@ const (
 	Unmet Status = iota
 	// Absent: it was met in an earlier boot of this device, and not yet in this one.
 	Absent
-	// Met: there is a connection by which it has said something, or the last one ended a moment ago and
-	// it is being looked for.
+	// Met: there is a connection by which it has said something, or the last one ended a moment ago
+	// and it is being looked for.
 	Met
 	// Mute: its kernel answers and its edgecore does not.
 	Mute
@@ -59,8 +59,8 @@ const (
 	// dialMin and dialMax bound the pause between two attempts to connect.
 	dialMin = 250 * time.Millisecond
 	dialMax = 2 * time.Second
-	// refusedMax bounds it where the peer ends each connection before it has said anything: it does not
-	// admit this device. A connection that lasted for steady was a good one.
+	// refusedMax bounds it where the peer ends each connection before it has said anything: it does
+	// not admit this device. A connection that lasted for steady was a good one.
 	refusedMax = 30 * time.Second
 	steady     = 5 * time.Second
 )

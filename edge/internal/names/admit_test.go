@@ -8,6 +8,9 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/skerry-io/skerry/edge/internal/agent/agenttest"
 	"github.com/skerry-io/skerry/edge/internal/names"
@@ -42,4 +45,43 @@ func TestClaims_06_NamesAreForThisDevicesPods(t *testing.T) {
 	answers("a host of the LAN", false)
 	time.AfterFunc(500*time.Millisecond, func() { pods.Store(true) })
 	answers("a pod that has just started", true)
+}
+
+// The addresses of a headless Service come in another order each time.
+func TestClaims_30_HeadlessAnswersAreRotated(t *testing.T) {
+	api := agenttest.NewAPI()
+	headless(t, api, "10.244.0.2", "10.244.0.3", "10.244.0.4")
+	l := newLab(t, api, nil)
+	first := map[string]int{}
+	for range 30 {
+		q := new(dns.Msg).SetQuestion("web.shop.svc.cluster.local.", dns.TypeA)
+		var r *dns.Msg
+		poll.True(t, "an answer", func() (ok bool) {
+			var err error
+			r, _, err = (&dns.Client{Timeout: time.Second}).Exchange(q, l.at.String())
+			return err == nil && len(r.Answer) == 3
+		})
+		a, ok := r.Answer[0].(*dns.A)
+		if !ok {
+			t.Fatalf("answered %s", r)
+		}
+		first[a.A.String()]++
+	}
+	if len(first) != 3 {
+		t.Errorf("first were %v", first)
+	}
+}
+
+// headless makes the Service shop/web, of pods with those addresses.
+func headless(t *testing.T, api *agenttest.API, addresses ...string) {
+	t.Helper()
+	meta := metav1.ObjectMeta{Namespace: "shop", Name: "web", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}}
+	api.Put(t, "services", &corev1.Service{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}, ObjectMeta: meta, Spec: corev1.ServiceSpec{ClusterIP: corev1.ClusterIPNone, ClusterIPs: []string{corev1.ClusterIPNone}},
+	})
+	slice := &discoveryv1.EndpointSlice{TypeMeta: metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"}, ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4}
+	for _, a := range addresses {
+		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}})
+	}
+	api.Put(t, "endpointslices", slice)
 }

@@ -57,9 +57,9 @@ type Config struct {
 	View     View
 	// Address gives the device the address that it listens on; nil where it has it.
 	Address func() error
-	// Admits reports whether an address may ask: the device and its pods. Linux takes packets for an
-	// address of the loopback interface from any (the weak host model), so that a host of the LAN
-	// reaches it. nil: anybody may ask.
+	// Admits reports whether an address may ask: the device and its pods. Linux takes packets for
+	// an address of the loopback interface from any (the weak host model), so that a host of the
+	// LAN reaches it. nil: anybody may ask.
 	Admits func(ctx context.Context, source netip.Addr) bool
 	// Sockets are those that were opened before this process; nil: none.
 	Sockets *Inherited

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"github.com/miekg/dns"
 	corev1 "k8s.io/api/core/v1"
@@ -24,10 +25,11 @@ type answer struct {
 	foreign bool   // it is not for us to say
 }
 
-// records are the cluster's names, from a View. It keeps nothing.
+// records are the cluster's names, from a View. They keep nothing but whose turn it is.
 type records struct {
 	view   View
-	domain string // canonical
+	domain string        // canonical
+	turn   atomic.Uint64 // of headless Services, see rotated
 }
 
 func newRecords(c Config) *records { return &records{view: c.View, domain: canonical(c.Domain)} }
@@ -107,7 +109,7 @@ func (r *records) service(name string, labels []string, qtype uint16) answer {
 	alone := s.Spec.ClusterIP == corev1.ClusterIPNone
 	switch {
 	case len(rest) == 0 && alone:
-		return addresses(name, qtype, r.endpoints(s, ""))
+		return addresses(name, qtype, r.rotated(r.endpoints(s, "")))
 	case len(rest) == 0:
 		return addresses(name, qtype, s.Spec.ClusterIPs)
 	case len(rest) == 2 && strings.HasPrefix(rest[0], "_") && strings.HasPrefix(rest[1], "_"):
@@ -189,6 +191,16 @@ func (r *records) endpoints(s *corev1.Service, host string) []string {
 	})
 	slices.Sort(all)
 	return slices.Compact(all)
+}
+
+// rotated begins with another address each time: a client that takes the first would always use one
+// pod.
+func (r *records) rotated(all []string) []string {
+	if len(all) < 2 {
+		return all
+	}
+	n := int(r.turn.Add(1)-1) % len(all)
+	return append(slices.Clone(all[n:]), all[:n]...)
 }
 
 func (r *records) srv(name string, s *corev1.Service, port, protocol string, qtype uint16) answer {

@@ -1,12 +1,13 @@
-// Package passthrough gives applications network ports of the device: for a pod that asks for
-// one it switches the port on, and makes the NetworkAttachmentDefinition by which Multus
-// hands the port over.
+// Package passthrough gives applications network ports of the device: for a pod that asks for one
+// it switches the port on, and makes the NetworkAttachmentDefinition by which Multus hands the port
+// over.
 //
 // It owns the NetworkAttachmentDefinitions that it has made, which it remembers over restarts: one
 // for a port in a namespace, shared by the pods that use it, removed with the last of them. It
 // refuses to make one offline, or where the cluster doesn't know the kind, and says so to the pod;
-// it never touches one that it did not make, and gives no port away that edgecore.yaml does not list,
-// that leads to the cloud, or that bears an address of the Node. Wanted is pure; the rest is of the agent's own.
+// it never touches one that it did not make, and gives no port away that edgecore.yaml does not
+// list, that leads to the cloud, or that bears an address of the Node. Wanted is pure; the rest is
+// of the agent's own.
 package passthrough
 
 import (

@@ -37,7 +37,8 @@ import (
 // Name is the module's.
 const Name message.Name = "statusserver"
 
-// Connections that are open at once, all together and of one address, before a certificate is shown.
+// Connections that are open at once, all together and of one address, before a certificate is
+// shown.
 const (
 	mostConns      = 64
 	connsOfAddress = 8

@@ -17,8 +17,8 @@ type Trust struct {
 	// Authorities sign the cluster's client certificates; nil: they are not known, and no client is
 	// accepted.
 	Authorities func() *x509.CertPool
-	// Admits judges the certificate of a node, which is not of this device's site or was revoked; nil,
-	// or nil returned: it may ask.
+	// Admits judges the certificate of a node, which is not of this device's site or was revoked;
+	// nil, or nil returned: it may ask.
 	Admits func(certificate *x509.Certificate) error
 	// Now is the best that is known of the time.
 	Now func() time.Time

@@ -327,3 +327,35 @@ func TestHostile_12_NodeCannotLabelItselfIntoAPool(t *testing.T) {
 	}
 	judge(t, attempts)
 }
+
+// TestClaims_03_DeviceRegistersAsAnEdge: a device whose Node has no label skerry.io/edge would be
+// taken for a node of the cloud, whose word on its addresses and ranges counts more.
+func TestClaims_03_DeviceRegistersAsAnEdge(t *testing.T) {
+	plane := cluster.Shared(t)
+	plane.Apply(t, "manifests/crds")
+	plane.Apply(t, "manifests/cloudcore")
+	device := kubernetes.NewForConfigOrDie(plane.Node(t, "edge-hidden"))
+	register := func(labels map[string]string) func(context.Context) error {
+		return func(ctx context.Context) error {
+			return ignore(device.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "edge-hidden", Labels: labels}},
+				metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}))
+		}
+	}
+	cluster.Eventually(t, "a device without the label is refused", func(ctx context.Context) error {
+		if err := register(nil)(ctx); !apierrors.IsForbidden(err) {
+			return fmt.Errorf("got %v", err)
+		}
+		return nil
+	})
+	worker := plane.AddOrdinaryNode(t, "worker-plain")
+	judge(t, []attempt{
+		{"a device with the label", register(map[string]string{"skerry.io/edge": ""}), true},
+		{"a node of the cloud without it", func(ctx context.Context) error {
+			if err := plane.Client().CoreV1().Nodes().Delete(ctx, "worker-plain", metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+				return err
+			}
+			return ignore(worker.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-plain"}}, metav1.CreateOptions{}))
+		}, true},
+		{"a device with others", register(map[string]string{"kubernetes.io/hostname": "edge-hidden"}), false},
+	})
+}

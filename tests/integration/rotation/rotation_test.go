@@ -164,8 +164,9 @@ func TestRotation(t *testing.T) {
 	}
 }
 
-// TestClaims_37_EndedCertificateIsRenewed: a device is cut off until its certificate has ended. When
-// it comes back it gets another one and a link, without anybody's help, and its pods are as they were.
+// TestClaims_37_EndedCertificateIsRenewed: a device is cut off until its certificate has ended.
+// When it comes back it gets another one and a link, without anybody's help, and its pods are as
+// they were.
 func TestClaims_37_EndedCertificateIsRenewed(t *testing.T) {
 	s := up(t)
 	uid, restarts := s.pod(t)
