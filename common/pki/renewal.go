@@ -20,13 +20,12 @@ type RenewRequest struct {
 	Certificate string `json:"certificate"` // PEM: the node's, then intermediates
 	CSR         string `json:"csr"`         // PEM
 	Version     string `json:"version"`     // of edgecore
-	Protocol    int    `json:"protocol"`
 }
 
 // ParseRenewRequest reads the body of a renewal that came from outside, and judges it: the
 // certificate must be a node's, signed by one of roots, have ended less than limit ago, and be of
 // the key that the request is signed with. The error is a *Refusal.
-func ParseRenewRequest(body []byte, protocol int, roots *x509.CertPool, now time.Time, limit time.Duration) (types.NodeName, []*x509.Certificate, RenewRequest, error) {
+func ParseRenewRequest(body []byte, roots *x509.CertPool, now time.Time, limit time.Duration) (types.NodeName, []*x509.Certificate, RenewRequest, error) {
 	var r RenewRequest
 	refuse := func(reason Reason, format string, args ...any) (types.NodeName, []*x509.Certificate, RenewRequest, error) {
 		return "", nil, r, Refuse(reason, format, args...)
@@ -35,9 +34,6 @@ func ParseRenewRequest(body []byte, protocol int, roots *x509.CertPool, now time
 		return refuse(ReasonBadRequest, "the request's body is no JSON of a renewal: %v", err)
 	}
 	r.Version = printable(r.Version)
-	if r.Protocol != protocol {
-		return refuse(ReasonProtocol, "edgecore %s speaks version %d of the protocol, this cloudcore version %d: use versions that match", r.Version, r.Protocol, protocol)
-	}
 	certs, err := ParseCertificates([]byte(r.Certificate))
 	if err != nil {
 		return refuse(ReasonBadRequest, "the certificate can't be read: %v", err)

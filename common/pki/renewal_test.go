@@ -69,20 +69,18 @@ func TestClaims_37_WhoseEndedCertificateIsRenewed(t *testing.T) {
 		certificate []byte
 		key         crypto.Signer
 		node        string
-		protocol    int
 		want        pki.Reason
 	}{
-		"ended an hour ago":           {good, key, "edge1", protocol, ""},
-		"ended just within the limit": {sign(ca, caKey, key, "system:node:edge1", limit-time.Second, client), key, "edge1", protocol, ""},
-		"ended long ago":              {sign(ca, caKey, key, "system:node:edge1", limit, client), key, "edge1", protocol, pki.ReasonEndedLongAgo},
-		"good still":                  {sign(ca, caKey, key, "system:node:edge1", -time.Hour, client), key, "edge1", protocol, pki.ReasonNotEnded},
-		"the key is another's":        {good, stranger, "edge1", protocol, pki.ReasonBadCSR},
-		"for another node":            {good, key, "edge2", protocol, pki.ReasonBadCSR},
-		"of another cluster":          {sign(other, otherKey, key, "system:node:edge1", time.Hour, client), key, "edge1", protocol, pki.ReasonDenied},
-		"a server's":                  {sign(ca, caKey, key, "system:node:edge1", time.Hour, x509.ExtKeyUsageServerAuth), key, "edge1", protocol, pki.ReasonBadRequest},
-		"a person's":                  {sign(ca, caKey, key, "kubernetes-admin", time.Hour, client), key, "edge1", protocol, pki.ReasonBadRequest},
-		"no certificate":              {[]byte("x"), key, "edge1", protocol, pki.ReasonBadRequest},
-		"another version of the wire": {good, key, "edge1", protocol + 1, pki.ReasonProtocol},
+		"ended an hour ago":           {good, key, "edge1", ""},
+		"ended just within the limit": {sign(ca, caKey, key, "system:node:edge1", limit-time.Second, client), key, "edge1", ""},
+		"ended long ago":              {sign(ca, caKey, key, "system:node:edge1", limit, client), key, "edge1", pki.ReasonEndedLongAgo},
+		"good still":                  {sign(ca, caKey, key, "system:node:edge1", -time.Hour, client), key, "edge1", pki.ReasonNotEnded},
+		"the key is another's":        {good, stranger, "edge1", pki.ReasonBadCSR},
+		"for another node":            {good, key, "edge2", pki.ReasonBadCSR},
+		"of another cluster":          {sign(other, otherKey, key, "system:node:edge1", time.Hour, client), key, "edge1", pki.ReasonDenied},
+		"a server's":                  {sign(ca, caKey, key, "system:node:edge1", time.Hour, x509.ExtKeyUsageServerAuth), key, "edge1", pki.ReasonBadRequest},
+		"a person's":                  {sign(ca, caKey, key, "kubernetes-admin", time.Hour, client), key, "edge1", pki.ReasonBadRequest},
+		"no certificate":              {[]byte("x"), key, "edge1", pki.ReasonBadRequest},
 	} {
 		t.Run(name, func(t *testing.T) {
 			csr, err := pki.NewNodeCSR(tc.key, "edge1")
@@ -92,11 +90,11 @@ func TestClaims_37_WhoseEndedCertificateIsRenewed(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			body, err := json.Marshal(pki.RenewRequest{Certificate: string(tc.certificate), CSR: string(csr), Protocol: tc.protocol})
+			body, err := json.Marshal(pki.RenewRequest{Certificate: string(tc.certificate), CSR: string(csr)})
 			if err != nil {
 				t.Fatal(err)
 			}
-			node, _, _, err := pki.ParseRenewRequest(body, protocol, pki.Pool(ca), now, limit)
+			node, _, _, err := pki.ParseRenewRequest(body, pki.Pool(ca), now, limit)
 			var refusal *pki.Refusal
 			switch {
 			case tc.want == "" && (err != nil || node != "edge1"):

@@ -307,7 +307,7 @@ func (s *Server) renew(r *http.Request) (*pki.JoinAnswer, error) {
 	if err != nil || len(body) > pki.MaxJoinBody {
 		return nil, pki.Refuse(pki.ReasonBadRequest, "the request's body can't be read, or has more than %d bytes", pki.MaxJoinBody)
 	}
-	node, certs, request, err := pki.ParseRenewRequest(body, topic.Protocol, s.cfg.ClientCA.Pool(), time.Now(), s.cfg.RenewEnded)
+	node, certs, request, err := pki.ParseRenewRequest(body, s.cfg.ClientCA.Pool(), time.Now(), s.cfg.RenewEnded)
 	if err != nil {
 		return nil, err
 	}

@@ -223,7 +223,7 @@ func (c *cloud) serve(w http.ResponseWriter, r *http.Request) {
 // renew answers as cloudcore does, within 90 days.
 func (c *cloud) renew(w http.ResponseWriter, body []byte) {
 	now := c.renews()
-	_, _, request, err := pki.ParseRenewRequest(body, topic.Protocol, pki.Pool(c.cluster.cert), now, 90*24*time.Hour)
+	_, _, request, err := pki.ParseRenewRequest(body, pki.Pool(c.cluster.cert), now, 90*24*time.Hour)
 	var refusal *pki.Refusal
 	if errors.As(err, &refusal) {
 		w.WriteHeader(refusal.Reason.Status())

@@ -29,7 +29,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/common/pki"
-	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/version"
 )
 
@@ -360,7 +359,7 @@ func (i *Identity) renewEnded(ctx context.Context) error {
 		own = append(own, c)
 	}
 	body, err := json.Marshal(pki.RenewRequest{
-		Certificate: string(pki.EncodeCertificates(own...)), CSR: string(csr), Version: version.Skerry(), Protocol: topic.Protocol,
+		Certificate: string(pki.EncodeCertificates(own...)), CSR: string(csr), Version: version.Skerry(),
 	})
 	if err != nil {
 		return fmt.Errorf("encoding the renewal: %w", err)
