@@ -211,6 +211,7 @@ func (a *App) newPodNetwork() *agent.Module {
 	if a.contact != nil { // others matter where there is contact with them
 		c.Ask, c.Memory = a.askCloud(), agent.NewMemory(a.store, string(podnet.Name))
 		c.Site, c.At, c.Tunnel, c.SetTunnel = a.site, a.contact.Address, a.contact.Tunnel, a.contact.SetTunnel
+		c.Said, c.SetLAN = a.contact.LAN, a.contact.SetLAN
 	}
 	return a.agent(podnet.New(c))
 }

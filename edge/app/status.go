@@ -55,8 +55,10 @@ type Status struct {
 	// Runtime is what is wrong with the container runtime, "" for nothing.
 	Runtime string `json:"runtime,omitempty"`
 	// NodeProblems are what is wrong by the conditions of the Node.
-	NodeProblems []string                  `json:"nodeProblems,omitempty"`
-	Pods         *podhealth.Status         `json:"pods,omitempty"`
+	NodeProblems []string          `json:"nodeProblems,omitempty"`
+	Pods         *podhealth.Status `json:"pods,omitempty"`
+	// Unresponsive says that an edgecore holds the lock of the store and does not answer.
+	Unresponsive bool                      `json:"unresponsive,omitempty"`
 	Data         *meta.Status              `json:"data,omitempty"`
 	Disk         *nodecondition.DiskStatus `json:"disk,omitempty"`
 	Routes       *route.Status             `json:"routes,omitempty"`
@@ -158,6 +160,9 @@ func (a *App) local() http.Handler {
 	return mux
 }
 
+// ErrUnresponsive is StatusOfFiles' where an edgecore runs that does not answer.
+var ErrUnresponsive = errors.New("edgecore runs and does not answer: it is busy, or was stopped (kill -CONT, systemctl status edgecore)")
+
 // StatusOfFiles is what the files of a device tell while no edgecore runs. It changes none of them.
 func StatusOfFiles(ctx context.Context, cfg *edgeconfig.Config) (Status, error) {
 	s := Status{Version: version.Skerry(), Kubernetes: version.Kubernetes(), At: time.Now().UTC()}
@@ -174,6 +179,12 @@ func StatusOfFiles(ctx context.Context, cfg *edgeconfig.Config) (Status, error) 
 	s.Identity = &status
 	disk := nodecondition.NewDisk(cfg.DataDir, nil).Status()
 	s.Disk = &disk
+	if l, err := TakeLock(cfg); errors.Is(err, ErrRuns) {
+		s.Unresponsive = true
+		return s, ErrUnresponsive // its store can't be read beside it
+	} else if err == nil {
+		l.Release()
+	}
 	if _, err := os.Stat(storeConfig(cfg, key).Path); err != nil {
 		return s, nil //nolint:nilerr // no store yet: it has joined and never run
 	}

@@ -67,6 +67,9 @@ Exit code 0: joined (or joined before). 1: try again later. 2: refused, or somet
 			if options.Seal, err = app.Sealer(ctx, cfg); err != nil {
 				return cli.Bad(err) // before anything is asked for: a key in the clear must never reach the disk
 			}
+			if force && joined(cfg) {
+				warn(ctx, c.ErrOrStderr(), cfg, name)
+			}
 			result, err := join.Join(ctx, options)
 			if err != nil {
 				return outcome(err)
@@ -86,6 +89,38 @@ Exit code 0: joined (or joined before). 1: try again later. 2: refused, or somet
 	c.Flags().DurationVar(&timeout, "timeout", timeout, "how long to try")
 	output.AddTo(c)
 	return c
+}
+
+// warn says beforehand what a join by force gives up.
+func warn(ctx context.Context, w io.Writer, cfg *config.Config, name string) {
+	status, err := runningStatus(ctx, cfg)
+	if err != nil {
+		if status, err = app.StatusOfFiles(ctx, cfg); err != nil && status.Identity == nil {
+			return // there is nothing to give up
+		}
+	}
+	for _, line := range givenUp(status, name) {
+		fmt.Fprintln(w, line)
+	}
+}
+
+// givenUp is what a device loses that joins under a name.
+func givenUp(s app.Status, name string) (lines []string) {
+	if s.Node == "" || s.Node == name {
+		return nil
+	}
+	waiting := 0
+	if s.Data != nil {
+		for _, n := range s.Data.Outbox.Waiting {
+			waiting += n
+		}
+	}
+	if waiting > 0 {
+		lines = append(lines, fmt.Sprintf("warning: %d writes of node %s wait for the cloud, and are lost: it takes none of them from another node. "+
+			"To keep them, let this device link once more before it joins", waiting, s.Node))
+	}
+	return append(lines, fmt.Sprintf("warning: the Node %s stays in the cluster, its pods shown as they were, until it is removed: cloudcore node revoke %s", s.Node, s.Node),
+		"edgecore goes on as "+s.Node+" until it is restarted")
 }
 
 // writeMinimal makes the configuration file, whole or not at all; one that has come into being

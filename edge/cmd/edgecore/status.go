@@ -57,7 +57,10 @@ func statusCommand(file *string) *cobra.Command {
 			if err := output.Print(c.OutOrStdout(), status, func(w io.Writer) error { return writeStatus(w, status) }); err != nil {
 				return err
 			}
-			if down != nil {
+			switch {
+			case errors.Is(down, app.ErrUnresponsive):
+				return down
+			case down != nil:
 				return fmt.Errorf("edgecore does not run here: %w", down)
 			}
 			return nil
@@ -109,7 +112,10 @@ func writeStatus(out io.Writer, s app.Status) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	row := func(name, format string, args ...any) { fmt.Fprintf(w, "%s\t%s\n", name, fmt.Sprintf(format, args...)) }
 	running := "running, "
-	if !s.Running {
+	switch {
+	case s.Unresponsive:
+		running = "runs and does not answer; "
+	case !s.Running:
 		running = "not running; "
 	}
 	row("node", "%s", s.Node)
@@ -153,10 +159,10 @@ func writeStatus(out io.Writer, s app.Status) error {
 			row(map[bool]string{true: "site", false: ""}[n == 0], "%s is %s at %s, with %d pods", p.Node, p.Status, p.Address, p.Pods)
 		}
 	}
+	if s.Disk != nil && s.Disk.Problem != "" {
+		row("PROBLEM", "%s", s.Disk.Problem)
+	}
 	if d := s.Data; d != nil {
-		if s.Disk != nil && s.Disk.Problem != "" {
-			row("PROBLEM", "%s", s.Disk.Problem)
-		}
 		row("waiting for the cloud", "%s", backlog(d.Outbox.Waiting))
 		if d.Outbox.Oldest != nil {
 			row("", "oldest from %s", ago(*d.Outbox.Oldest, s.At))

@@ -99,6 +99,7 @@ type Agent struct {
 	found    map[string][]netip.AddrPort
 	own      []Pod
 	tunnel   Tunnel // of this device
+	lan      []netip.Prefix
 	sequence uint64
 	said     chan struct{} // closed and replaced when own changes
 	cut      map[string]bool
@@ -244,6 +245,46 @@ func (a *Agent) SetTunnel(t Tunnel) {
 	}
 }
 
+// SetLAN is this device's addresses on its networks now, by which others reach its pods.
+func (a *Agent) SetLAN(lan []netip.Prefix) {
+	a.mu.Lock()
+	if slices.Equal(a.lan, lan) {
+		a.mu.Unlock()
+		return
+	}
+	a.lan = slices.Clone(lan)
+	a.saidAgain()
+	peers := slices.Sorted(maps.Keys(a.core.peers))
+	a.mu.Unlock()
+	for _, node := range peers { // what is reached from here has changed too
+		a.config.Changed(node)
+	}
+}
+
+// LAN is where a device says that it is; nothing where it says nothing, or nothing that holds.
+func (a *Agent) LAN(node string) []netip.Addr {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if p := a.core.peers[node]; p != nil && p.holds() {
+		return slices.Clone(p.word.LAN)
+	}
+	return nil
+}
+
+// Reaches reports whether pods of a device that have addresses of a family are reached from here:
+// both devices have an address of it on one network, or a tunnel. What is not known is no reason to doubt.
+func (a *Agent) Reaches(node string, v4 bool) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.core.peers[node]
+	if p == nil || !p.holds() || len(p.word.LAN) == 0 || len(a.lan) == 0 || a.tunnel != (Tunnel{}) && a.core.tunnel(node) != (Tunnel{}) {
+		return true
+	}
+	return slices.ContainsFunc(p.word.LAN, func(at netip.Addr) bool {
+		return at.Is4() == v4 && slices.ContainsFunc(a.lan, func(n netip.Prefix) bool { return n.Contains(at) })
+	})
+}
+
 // saidAgain has all peers hear what this device says. mu is held.
 func (a *Agent) saidAgain() {
 	a.sequence++
@@ -338,5 +379,26 @@ func (a *Agent) Pod(node string, uid types.UID) (Pod, bool) {
 	pod.Addresses = slices.DeleteFunc(slices.Clone(pod.Addresses), func(x netip.Addr) bool {
 		return !slices.ContainsFunc(p.ranges, func(r netip.Prefix) bool { return r.Contains(x) })
 	})
+	for i, x := range pod.Addresses {
+		pod.Addresses[i] = a.onLAN(p, x)
+	}
 	return pod, true
+}
+
+// onLAN is the address of a pod in its device's network by which it is reached from here: where its
+// own, the Node's, is on a network of the device's alone, such as its uplink, the device's address on
+// a common network is. mu is held.
+func (a *Agent) onLAN(p *peer, at netip.Addr) netip.Addr {
+	here := func(x netip.Addr) bool {
+		return slices.ContainsFunc(a.lan, func(n netip.Prefix) bool { return n.Contains(x) })
+	}
+	if here(at) || slices.ContainsFunc(p.ranges, func(r netip.Prefix) bool { return !r.IsSingleIP() && r.Contains(at) }) {
+		return at
+	}
+	for _, x := range p.word.LAN {
+		if x.Is4() == at.Is4() && here(x) {
+			return x
+		}
+	}
+	return at
 }

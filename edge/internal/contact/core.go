@@ -90,6 +90,7 @@ type Word struct {
 	Sequence uint64
 	Pods     map[types.UID]Pod
 	Tunnel   Tunnel
+	LAN      []netip.Addr // where the device is; none: it does not say
 }
 
 // peer is another device of the site.
@@ -262,7 +263,7 @@ func (c *core) said(node string, conn uint64, w *Word) {
 		c.met[node] = true
 		c.act(doKeep, "", 0, netip.Addr{})
 	}
-	same := p.word != nil && p.status == Met && maps.EqualFunc(p.word.Pods, w.Pods, Pod.equal) && p.word.Tunnel == w.Tunnel
+	same := p.word != nil && p.status == Met && maps.EqualFunc(p.word.Pods, w.Pods, Pod.equal) && p.word.Tunnel == w.Tunnel && slices.Equal(p.word.LAN, w.LAN)
 	p.word, p.wordConn = w, conn
 	c.become(node, p, Met)
 	if !same {

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/edge/internal/contact/contactpb"
+	"github.com/skerry-io/skerry/edge/internal/site"
 )
 
 // script drives a core by the clock: it answers questions to kernels as alive says, and
@@ -342,7 +343,7 @@ func TestReadWord(t *testing.T) {
 		pods[i] = Pod{UID: types.UID(fmt.Sprintf("%064d", i)), Addresses: []netip.Addr{a, a}}
 	}
 	tunnel := Tunnel{Key: [32]byte{7}, Port: 10553}
-	m := encodeWord("boot", 1<<63, pods, tunnel)
+	m := encodeWord("boot", 1<<63, pods, tunnel, nil)
 	if len(m.Pods) != MaxPods || !m.More {
 		t.Errorf("%d pods, more: %v", len(m.Pods), m.More)
 	}
@@ -534,4 +535,69 @@ func TestClaims_10_FirstOwnerOfAKeyIsKept(t *testing.T) {
 	if got := booted.tunnel("b"); got != key {
 		t.Errorf("the first has left the site, the second has %v", got)
 	}
+}
+
+// What a device says of its addresses tells by which family its pods are reached from here.
+func TestClaims_27_ReachedByFamily(t *testing.T) {
+	a := New(Config{Node: "x", Site: site.New("x", nil), Changed: func(string) {}})
+	a.core.members(time.Now(), map[string][]netip.Prefix{"a": nil})
+	say := func(sequence uint64, lan ...string) {
+		m := &contactpb.Word{BootId: "boot", Sequence: sequence, Lan: lan}
+		w, _, err := readWord(m, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.core.said("a", 1, w)
+	}
+	check := func(when string, v4, v6 bool) {
+		t.Helper()
+		if x, y := a.Reaches("a", true), a.Reaches("a", false); x != v4 || y != v6 {
+			t.Errorf("%s: IPv4 %v, IPv6 %v; want %v, %v", when, x, y, v4, v6)
+		}
+	}
+	check("nothing is known", true, true)
+	a.core.connected(time.Now(), "a", 1, home)
+	say(1)
+	a.SetLAN([]netip.Prefix{netip.MustParsePrefix("192.168.1.3/24"), netip.MustParsePrefix("fd00::3/64"), netip.MustParsePrefix("198.51.100.9/30")})
+	check("an older device says nothing", true, true)
+	say(2, "192.168.1.2", "fd00::2", "198.51.100.5")
+	check("both", true, true)
+	say(3, "fd00::2", "198.51.100.5")
+	check("its IPv4 address of the LAN is gone", false, true)
+	say(4, "192.168.1.2", "fd00::2")
+	a.SetLAN([]netip.Prefix{netip.MustParsePrefix("fd00::3/64"), netip.MustParsePrefix("198.51.100.9/30")})
+	check("this device's is gone", false, true)
+	a.SetLAN(nil)
+	check("another plugin has the pods' network", true, true)
+	say(5, "0.0.0.0", "224.0.0.1", "nonsense", "127.0.0.1")
+	if got := a.LAN("a"); len(got) > 0 {
+		t.Errorf("taken: %v", got)
+	}
+}
+
+// A pod in its device's network has the Node's address, which may be on the uplink: it is reached by
+// the device's address on the LAN.
+func TestClaims_31_HostNetworkPodIsReachedOnTheLAN(t *testing.T) {
+	a := New(Config{Node: "x", Site: site.New("x", nil), Changed: func(string) {}})
+	ranges := []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24"), netip.MustParsePrefix("198.51.100.5/32"), netip.MustParsePrefix("192.168.1.2/32")}
+	a.core.members(time.Now(), map[string][]netip.Prefix{"a": ranges})
+	a.core.connected(time.Now(), "a", 1, home)
+	w, _, err := readWord(&contactpb.Word{BootId: "boot", Sequence: 1, Lan: []string{"192.168.1.2", "198.51.100.5"}, Pods: []*contactpb.Pod{
+		{Uid: "pod", Ips: []string{"10.244.1.7"}, Ready: true}, {Uid: "host", Ips: []string{"198.51.100.5"}, Ready: true}, {Uid: "lan", Ips: []string{"192.168.1.2"}, Ready: true},
+	}}, ranges)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.core.said("a", 1, w)
+	check := func(uid types.UID, want string) {
+		t.Helper()
+		if p, ok := a.Pod("a", uid); !ok || len(p.Addresses) != 1 || p.Addresses[0].String() != want {
+			t.Errorf("%s: %v, want %s", uid, p.Addresses, want)
+		}
+	}
+	check("host", "198.51.100.5") // where this device is, is not known yet
+	a.SetLAN([]netip.Prefix{netip.MustParsePrefix("192.168.1.3/24"), netip.MustParsePrefix("198.51.100.9/30")})
+	check("host", "192.168.1.2")
+	check("lan", "192.168.1.2")
+	check("pod", "10.244.1.7")
 }

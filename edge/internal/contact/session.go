@@ -284,7 +284,7 @@ func (a *Agent) sendWords(ctx context.Context, s *session) error {
 	}
 	for {
 		a.mu.Lock()
-		word, changed := encodeWord(a.config.Boot, a.sequence, a.own, a.tunnel), a.said
+		word, changed := encodeWord(a.config.Boot, a.sequence, a.own, a.tunnel, a.lan), a.said
 		a.mu.Unlock()
 		// Who does not read is as good as gone.
 		if err := stream.SetWriteDeadline(time.Now().Add(idle)); err != nil {

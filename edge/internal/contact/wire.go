@@ -23,6 +23,7 @@ const (
 	maxFrame     = 128 << 10
 	maxText      = 64 // of a boot ID and of a uid
 	maxAddresses = 2  // of a pod: one a family
+	maxLAN       = 8  // of a device
 	// beaconMark begins a beacon: its two highest bits are 0, those of a QUIC packet are not (RFC
 	// 9000, 17, and RFC 9443).
 	beaconMark = 0x07
@@ -80,6 +81,11 @@ func readWord(m *contactpb.Word, ranges []netip.Prefix) (w *Word, dropped int, e
 	if err := readTunnel(m, w); err != nil {
 		return nil, 0, err
 	}
+	for _, text := range m.GetLan()[:min(len(m.GetLan()), maxLAN)] {
+		if a, err := netip.ParseAddr(text); err == nil && a.Zone() == "" && !a.IsUnspecified() && !a.IsMulticast() && !a.IsLoopback() {
+			w.LAN = append(w.LAN, a.Unmap())
+		}
+	}
 	for _, p := range m.GetPods() {
 		if uid := p.GetUid(); uid == "" || len(uid) > maxText {
 			return nil, 0, fmt.Errorf("a uid of %d bytes: %w", len(uid), errBounds)
@@ -116,10 +122,13 @@ func readTunnel(m *contactpb.Word, w *Word) error {
 
 // encodeWord is the word of this device. Pods are in their order of age: of more than MaxPods the
 // newest stay out.
-func encodeWord(boot string, sequence uint64, pods []Pod, tunnel Tunnel) *contactpb.Word {
+func encodeWord(boot string, sequence uint64, pods []Pod, tunnel Tunnel, lan []netip.Prefix) *contactpb.Word {
 	m := &contactpb.Word{BootId: boot, Sequence: sequence, More: len(pods) > MaxPods}
 	if tunnel != (Tunnel{}) {
 		m.TunnelKey, m.TunnelPort = tunnel.Key[:], uint32(tunnel.Port)
+	}
+	for _, n := range lan[:min(len(lan), maxLAN)] {
+		m.Lan = append(m.Lan, n.Addr().String())
 	}
 	for _, p := range pods[:min(len(pods), MaxPods)] {
 		one := &contactpb.Pod{Uid: string(p.UID), Ready: p.Ready, Terminating: p.Terminating}

@@ -73,6 +73,11 @@ func (k state) correctEndpoint(e *discoveryv1.Endpoint, family discoveryv1.Addre
 		setConditions(e, false, false, e.Conditions.Terminating != nil && *e.Conditions.Terminating)
 		return true
 	}
+	if device != k.node && family != discoveryv1.AddressTypeFQDN && !k.peers.Reaches(device, family == discoveryv1.AddressTypeIPv4) {
+		// The device is there, and no way leads to it by this family: it lost its address.
+		setConditions(e, false, false, e.Conditions.Terminating != nil && *e.Conditions.Terminating)
+		return true
+	}
 	if e.TargetRef == nil || e.TargetRef.Kind != "Pod" || e.TargetRef.UID == "" {
 		return true
 	}

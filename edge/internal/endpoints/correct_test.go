@@ -22,6 +22,7 @@ import (
 
 // peers is what a contact with other devices would know.
 type peers struct {
+	no4      map[string]bool // devices that have no IPv4 address
 	contacts map[string]endpoints.Contact
 	words    map[types.UID]endpoints.Word
 }
@@ -32,6 +33,8 @@ func (p peers) Word(_ string, uid types.UID) (endpoints.Word, bool) {
 	w, ok := p.words[uid]
 	return w, ok
 }
+
+func (p peers) Reaches(device string, v4 bool) bool { return !v4 || !p.no4[device] }
 
 func word(ready, terminating bool, addresses ...string) endpoints.Word {
 	w := endpoints.Word{Ready: ready, Terminating: terminating}
@@ -126,7 +129,8 @@ func TestCorrect(t *testing.T) {
 	zone := "harbour"
 	inZone := func(e discoveryv1.Endpoint) discoveryv1.Endpoint { e.Zone = &zone; return e }
 	known := peers{
-		contacts: map[string]endpoints.Contact{"met": endpoints.Met, "mute": endpoints.Mute, "dead": endpoints.Dead},
+		contacts: map[string]endpoints.Contact{"met": endpoints.Met, "mute": endpoints.Mute, "dead": endpoints.Dead, "no4": endpoints.Met},
+		no4:      map[string]bool{"no4": true},
 		words: map[types.UID]endpoints.Word{
 			"p": word(true, false, "10.9.0.7"), "unready": word(false, false, "10.9.0.7"), "leaving": word(true, true, "10.9.0.7"),
 			"six": word(true, false, "fd00::7"), "none": word(false, false),
@@ -149,6 +153,7 @@ func TestCorrect(t *testing.T) {
 		"met: no address yet":                   {"s", "", endpoint("10.0.0.1", "met", "none")},
 		"met: the pod is unknown to its device": {"s", "10.0.0.1 not-ready not-serving terminating", endpoint("10.0.0.1", "met", "gone")},
 		"mute: the word holds":                  {"s", "10.9.0.7 ready serving not-terminating", endpoint("10.0.0.1", "mute", "p")},
+		"no way by this family":                 {"s", "10.0.0.1 not-ready not-serving not-terminating", endpoint("10.0.0.1", "no4", "p")},
 		"dead":                                  {"s", "10.0.0.1 not-ready not-serving not-terminating", endpoint("10.0.0.1", "dead", "p")},
 		"all published: unready counts":         {"all", "10.9.0.7 ready", endpoint("10.0.0.1", "met", "unready")},
 		"all published: but not dead":           {"all", "10.0.0.1 not-ready not-serving not-terminating", endpoint("10.0.0.1", "dead", "p")},
@@ -303,4 +308,20 @@ func TestPreBoot_fullDisk(t *testing.T) {
 	pods[1].Status.ContainerStatuses[0].State.Running.StartedAt = metav1.NewTime(booted.Add(-time.Hour)) // the clock was set meanwhile
 	run("two")()
 	expect("a run after there was room", "", now)
+}
+
+// A device that lost its IPv4 address while IPv6 stays is met, and its IPv4 pods are in no rotation.
+func TestClaims_27_EndpointsOfAFamilyWithoutAWayAreNotReady(t *testing.T) {
+	known := peers{contacts: map[string]endpoints.Contact{"b": endpoints.Met}, words: map[types.UID]endpoints.Word{"p": word(true, false, "10.0.0.1", "fd00::1")}, no4: map[string]bool{"b": true}}
+	for address, want := range map[string]string{
+		"10.0.0.1": "10.0.0.1 not-ready not-serving not-terminating", "fd00::1": "fd00::1 ready serving not-terminating",
+	} {
+		s := slice("default", "s", endpoint(address, "b", "p"))
+		if netip.MustParseAddr(address).Is6() {
+			s.AddressType = discoveryv1.AddressTypeIPv6
+		}
+		if got := shown(t, endpoints.NewCorrection(endpoints.CorrectionConfig{NodeName: "edge1", Peers: known}), s); got != want {
+			t.Errorf("want %q, got %q", want, got)
+		}
+	}
 }

@@ -53,6 +53,8 @@ type Knowledge interface {
 	Contact(device string) Contact
 	// Word is the last word of a device about a pod; false where the device does not know the pod.
 	Word(device string, pod types.UID) (Word, bool)
+	// Reaches reports whether a device's pods are reached by addresses of a family.
+	Reaches(device string, v4 bool) bool
 }
 
 // Strangers is the Knowledge of a device that has no contact with others.
@@ -63,3 +65,6 @@ func (Strangers) Contact(string) Contact { return Unmet }
 
 // Word implements Knowledge.
 func (Strangers) Word(string, types.UID) (Word, bool) { return Word{}, false }
+
+// Reaches implements Knowledge.
+func (Strangers) Reaches(string, bool) bool { return true }

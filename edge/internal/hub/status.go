@@ -2,10 +2,12 @@ package hub
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
 	"strconv"
+	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -99,6 +101,9 @@ func problem(p *pace, server string, err error) string {
 		return fmt.Sprintf("the cloud prefers another session of this node, %d times in a row: another device uses the same node name and certificate",
 			p.replaced)
 	}
+	if why := distrust(server, err); why != "" {
+		return why
+	}
 	end, ok := errors.AsType[*link.CloseError](err)
 	if !ok || end.Code.Reconnect() {
 		return ""
@@ -112,6 +117,21 @@ func problem(p *pace, server string, err error) string {
 		return fmt.Sprintf("the cloud has removed this node: join it again if it is to stay (%s)", retry)
 	}
 	return fmt.Sprintf("the cloud refuses this node: %s (%s; join again if the certificate is wrong)", end.Reason, retry)
+}
+
+// distrust says what to set where the handshake failed for the certificates; "" where it did not. A
+// transport may have nothing left of them but the text.
+func distrust(server string, err error) string {
+	text := err.Error()
+	switch {
+	case errors.As(err, new(x509.HostnameError)), strings.Contains(text, "cannot validate certificate for"), strings.Contains(text, "x509: certificate is valid for"):
+		return fmt.Sprintf("cloudcore's certificate does not hold for %s: put that name or address into `advertise` of cloudcore.yaml again, or one that is there into "+
+			"modules.edgeHub.servers of this device's edgecore.yaml", server)
+	case errors.As(err, new(x509.UnknownAuthorityError)), strings.Contains(text, "certificate signed by unknown authority"):
+		return fmt.Sprintf("%s shows a certificate of an authority that this device does not trust: where cloudcore's CA was replaced while the device was away, make a token "+
+			"(cloudcore token create --node NAME) and run edgecore join --force --token-file FILE", server)
+	}
+	return ""
 }
 
 // errorKind is the part of an error that stays the same when it repeats itself: ports and durations

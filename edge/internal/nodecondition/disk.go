@@ -72,6 +72,11 @@ func (d Disk) Status() DiskStatus {
 		return s
 	}
 	s.Free = free(&fs)
+	if fs.Flags&unix.ST_RDONLY != 0 { // as the kernel leaves a file system of which it met an error, too
+		s.Problem = fmt.Sprintf("the disk of %s is read-only: nothing can be kept, so that writers are refused, nothing of the cloud arrives, and edgecore can't start again: "+
+			"look for errors of the disk (dmesg), then mount -o remount,rw", d.path)
+		return s
+	}
 	if s.Free < leastFree || d.full() {
 		s.Problem = fmt.Sprintf("the disk of %s is full: %d KiB are free", d.path, s.Free>>10)
 	}

@@ -217,10 +217,15 @@ func by(h netroute.Hop) string {
 	return h.Interface
 }
 
-// onLink is the way to a device on a network of this one: to where it is connected, else to where
-// the cloud has seen it.
+// onLink is the way to a device on a network of this one: to where it is connected, else to where it
+// says that it is, else to where the cloud has seen it.
 func onLink(s State, m site.Member, v4 bool) (netroute.Hop, bool) {
 	all := m.Addresses
+	if s.Said != nil {
+		if said := s.Said(m.Node); len(said) > 0 {
+			all = said // what it says now, of each family: the cloud may know where it was before it was cut off
+		}
+	}
 	if s.At != nil {
 		all = slices.Concat([]netip.Addr{s.At(m.Node)}, all)
 	}
@@ -276,16 +281,25 @@ func virtual(name string) bool {
 
 const maxAddresses = 8
 
-// addresses are those under which other devices may find this one.
+// addresses are those under which other devices may find this one, as the annotation has them.
 func addresses(networks []lan.Network, own []netip.Prefix) string {
 	var all []string
-	for _, n := range networks {
-		if !virtual(n.Interface) && !slices.ContainsFunc(own, n.Prefix.Overlaps) && len(all) < maxAddresses {
-			all = append(all, n.Prefix.String())
-		}
+	for _, p := range onLAN(networks, own) {
+		all = append(all, p.String())
 	}
 	slices.Sort(all)
 	return strings.Join(all, ",")
+}
+
+// onLAN are this device's addresses on its networks, pods' left out.
+func onLAN(networks []lan.Network, own []netip.Prefix) (all []netip.Prefix) {
+	for _, n := range networks {
+		if !virtual(n.Interface) && !slices.ContainsFunc(own, n.Prefix.Overlaps) && len(all) < maxAddresses {
+			all = append(all, n.Prefix)
+		}
+	}
+	slices.SortFunc(all, func(a, b netip.Prefix) int { return strings.Compare(a.String(), b.String()) })
+	return all
 }
 
 // mtu is the least of the device's networks: a pod's packet must go through any of them.

@@ -89,7 +89,8 @@ func text(p podnet.Plan) string {
 	return b.String()
 }
 
-func TestMake(t *testing.T) {
+// Routes follow what the neighbours say now, of each family; the cases of that are scenario claims 26.
+func TestClaims_26_RoutesFollowWhatNeighboursSay(t *testing.T) {
 	for name, tc := range map[string]struct {
 		edit func(*podnet.State)
 		want string
@@ -98,6 +99,15 @@ func TestMake(t *testing.T) {
 		"a device has moved, as its connection shows": {func(s *podnet.State) {
 			s.At = func(string) netip.Addr { return netip.MustParseAddr("192.168.1.77") }
 		}, "Ready: pods of this device are in 10.1.0.0/24\nroute 10.1.1.0/24 via 192.168.1.77 dev lan0\nconflist\n"},
+		"a device has moved, as it says by another family": {func(s *podnet.State) {
+			s.At = func(string) netip.Addr { return netip.MustParseAddr("2001:db8:100::12") }
+			s.Said = func(string) []netip.Addr {
+				return []netip.Addr{netip.MustParseAddr("2001:db8:100::12"), netip.MustParseAddr("192.168.1.77")}
+			}
+		}, "Ready: pods of this device are in 10.1.0.0/24\nroute 10.1.1.0/24 via 192.168.1.77 dev lan0\nconflist\n"},
+		"a device says that it has no address of the family": {func(s *podnet.State) {
+			s.Said = func(string) []netip.Addr { return []netip.Addr{netip.MustParseAddr("2001:db8:100::12")} }
+		}, "NotOnLink: on no network of this device, and there is no tunnel to b (this kernel has no WireGuard)\nconflist\n"},
 		"pods from before": {func(s *podnet.State) {
 			s.Pods = []netip.Addr{netip.MustParseAddr("10.1.0.7"), netip.MustParseAddr("10.222.0.3"), netip.MustParseAddr("10.222.0.2")}
 		}, "PodsInOldRange: no other device reaches the pods at 10.222.0.2, 10.222.0.3, which began before this device had 10.1.0.0/24: delete them, and their controllers make them again\n" +

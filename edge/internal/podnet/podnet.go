@@ -67,7 +67,11 @@ type Config struct {
 	Site     *site.Holder // nil: this device knows no others
 	Subnets  []netip.Prefix
 	// At is where a device is connected now.
-	At         func(node string) netip.Addr
+	At func(node string) netip.Addr
+	// Said is where a device says that it is now, and SetLAN has the others hear of this one's
+	// addresses; both nil without a Site.
+	Said       func(node string) []netip.Addr
+	SetLAN     func([]netip.Prefix)
 	LAN        interface{ Networks() ([]lan.Network, error) }
 	Routes     func() (*netroute.Driver, error)
 	Masquerade *masquerade.Driver
@@ -181,7 +185,7 @@ func grace(known bool, s *site.Site) time.Duration {
 // state is what a plan is made from, and when it will be another although nothing changes.
 func (s *syncer) state(ctx context.Context, node *corev1.Node) (State, time.Duration, error) {
 	st := State{
-		Node: node, Self: s.NodeName, At: s.At, Subnets: s.Subnets, Current: rangeIn(s.path()),
+		Node: node, Self: s.NodeName, At: s.At, Said: s.Said, Subnets: s.Subnets, Current: rangeIn(s.path()),
 		Tunnels: s.Tunnel != nil && !s.noTunnels, Tunnel: s.Tunnel, TunnelPort: s.TunnelPort,
 	}
 	if s.Site != nil {
@@ -250,6 +254,13 @@ func (s *syncer) sync(ctx context.Context, node *corev1.Node) (time.Duration, er
 	if errors.Is(tunnel, wireguard.ErrUnsupported) {
 		s.noTunnels, st.Tunnels = true, false // not asked again before edgecore starts again: each question has the kernel look for a module
 		p, tunnel = Make(st), nil
+	}
+	if s.SetLAN != nil {
+		var lan []netip.Prefix
+		if !p.HandsOff { // else another plugin has its own ways, of which nothing is known here
+			lan = onLAN(st.Networks, rangesOf(node))
+		}
+		s.SetLAN(lan)
 	}
 	if p.Reason == ReasonConflict {
 		s.run.Note(p.Message) // edgecore status names it, with a link and without

@@ -54,6 +54,8 @@ type State struct {
 	Waited bool
 	// At is where a device is connected now; the zero value where it is not.
 	At func(node string) netip.Addr
+	// Said is where a device says that it is now; nothing where it says nothing.
+	Said func(node string) []netip.Addr
 	// Tunnels: this kernel has WireGuard. Tunnel is a device's, the zero value where it has said
 	// none; TunnelPort is of this one's.
 	Tunnels    bool

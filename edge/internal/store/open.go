@@ -63,7 +63,7 @@ func (s *Store) takeLock(ctx context.Context) (err error) {
 // Open with Config.Locked succeeds. It waits for nothing: ErrLocked where the store is open.
 // fs.ErrNotExist says that no store was opened there yet.
 func Lock(path string) (io.Closer, error) {
-	f, err := lock(context.Background(), path, os.O_RDWR, 0)
+	f, err := lock(context.Background(), path, os.O_RDONLY, 0) // also on a disk that is read-only
 	if err != nil {
 		return nil, err
 	}

@@ -85,8 +85,10 @@ type Word struct {
 	Pods     []*Pod                 `protobuf:"bytes,3,rep,name=pods,proto3" json:"pods,omitempty"`
 	More     bool                   `protobuf:"varint,4,opt,name=more,proto3" json:"more,omitempty"` // there are more pods than a word may have; the newest are left out
 	// The public key of the sender's WireGuard interface, 32 bytes, and its UDP port, where it has one. What it says here is as good as its certificate, by which the connection came.
-	TunnelKey     []byte `protobuf:"bytes,5,opt,name=tunnel_key,json=tunnelKey,proto3" json:"tunnel_key,omitempty"`
-	TunnelPort    uint32 `protobuf:"varint,6,opt,name=tunnel_port,json=tunnelPort,proto3" json:"tunnel_port,omitempty"`
+	TunnelKey  []byte `protobuf:"bytes,5,opt,name=tunnel_key,json=tunnelKey,proto3" json:"tunnel_key,omitempty"`
+	TunnelPort uint32 `protobuf:"varint,6,opt,name=tunnel_port,json=tunnelPort,proto3" json:"tunnel_port,omitempty"`
+	// Where the sender is on its LANs now, by which its pods are reached. An older device says none.
+	Lan           []string `protobuf:"bytes,7,rep,name=lan,proto3" json:"lan,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -161,6 +163,13 @@ func (x *Word) GetTunnelPort() uint32 {
 		return x.TunnelPort
 	}
 	return 0
+}
+
+func (x *Word) GetLan() []string {
+	if x != nil {
+		return x.Lan
+	}
+	return nil
 }
 
 type Pod struct {
@@ -238,7 +247,7 @@ const file_contact_proto_rawDesc = "" +
 	"\rcontact.proto\x12\x11skerry.contact.v1\"0\n" +
 	"\x06Beacon\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
-	"\x04port\x18\x02 \x01(\rR\x04port\"\xbb\x01\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\"\xcd\x01\n" +
 	"\x04Word\x12\x17\n" +
 	"\aboot_id\x18\x01 \x01(\tR\x06bootId\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12*\n" +
@@ -247,7 +256,8 @@ const file_contact_proto_rawDesc = "" +
 	"\n" +
 	"tunnel_key\x18\x05 \x01(\fR\ttunnelKey\x12\x1f\n" +
 	"\vtunnel_port\x18\x06 \x01(\rR\n" +
-	"tunnelPort\"a\n" +
+	"tunnelPort\x12\x10\n" +
+	"\x03lan\x18\a \x03(\tR\x03lan\"a\n" +
 	"\x03Pod\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x10\n" +
 	"\x03ips\x18\x02 \x03(\tR\x03ips\x12\x14\n" +
