@@ -18,6 +18,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"net"
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
@@ -272,7 +273,8 @@ func (a *Agent) LAN(node string) []netip.Addr {
 }
 
 // Reaches reports whether pods of a device that have addresses of a family are reached from here:
-// both devices have an address of it on one network, or a tunnel. What is not known is no reason to doubt.
+// both devices have an address of it on one network, or a tunnel. What is not known is no reason to
+// doubt.
 func (a *Agent) Reaches(node string, v4 bool) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -386,8 +388,8 @@ func (a *Agent) Pod(node string, uid types.UID) (Pod, bool) {
 }
 
 // onLAN is the address of a pod in its device's network by which it is reached from here: where its
-// own, the Node's, is on a network of the device's alone, such as its uplink, the device's address on
-// a common network is. mu is held.
+// own, the Node's, is on a network of the device's alone, such as its uplink, the device's address
+// on a common network is. mu is held.
 func (a *Agent) onLAN(p *peer, at netip.Addr) netip.Addr {
 	here := func(x netip.Addr) bool {
 		return slices.ContainsFunc(a.lan, func(n netip.Prefix) bool { return n.Contains(x) })

@@ -217,8 +217,8 @@ func by(h netroute.Hop) string {
 	return h.Interface
 }
 
-// onLink is the way to a device on a network of this one: to where it is connected, else to where it
-// says that it is, else to where the cloud has seen it.
+// onLink is the way to a device on a network of this one: to where it is connected, else to where
+// it says that it is, else to where the cloud has seen it.
 func onLink(s State, m site.Member, v4 bool) (netroute.Hop, bool) {
 	all := m.Addresses
 	if s.Said != nil {
