@@ -575,8 +575,8 @@ func TestClaims_27_ReachedByFamily(t *testing.T) {
 	}
 }
 
-// A pod in its device's network has the Node's address, which may be on the uplink: it is reached by
-// the device's address on the LAN.
+// A pod in its device's network has the Node's address, which may be on the uplink: it is reached
+// by the device's address on the LAN.
 func TestClaims_31_HostNetworkPodIsReachedOnTheLAN(t *testing.T) {
 	a := New(Config{Node: "x", Site: site.New("x", nil), Changed: func(string) {}})
 	ranges := []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24"), netip.MustParsePrefix("198.51.100.5/32"), netip.MustParsePrefix("192.168.1.2/32")}

@@ -310,7 +310,8 @@ func TestPreBoot_fullDisk(t *testing.T) {
 	expect("a run after there was room", "", now)
 }
 
-// A device that lost its IPv4 address while IPv6 stays is met, and its IPv4 pods are in no rotation.
+// A device that lost its IPv4 address while IPv6 stays is met, and its IPv4 pods are in no
+// rotation.
 func TestClaims_27_EndpointsOfAFamilyWithoutAWayAreNotReady(t *testing.T) {
 	known := peers{contacts: map[string]endpoints.Contact{"b": endpoints.Met}, words: map[types.UID]endpoints.Word{"p": word(true, false, "10.0.0.1", "fd00::1")}, no4: map[string]bool{"b": true}}
 	for address, want := range map[string]string{
