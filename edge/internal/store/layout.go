@@ -29,13 +29,14 @@ type Number string
 
 // The numbers.
 const (
-	Version  Number = "version"  // the newest resource version of the edge; see data.md in docs/decisions
-	Epoch    Number = "epoch"    // of the last session with the cloud
-	Entry    Number = "entry"    // of the newest entry of the outbox
-	Interest Number = "interest" // of the newest interest
-	Dropped  Number = "dropped"  // events that the outbox had no room for and that have not been reported
-	LastTime Number = "lasttime" // the newest time known, unix milliseconds
-	schemaOf Number = "schema"
+	Version   Number = "version"  // the newest resource version of the edge; see data.md in docs/decisions
+	Epoch     Number = "epoch"    // of the last session with the cloud
+	Entry     Number = "entry"    // of the newest entry of the outbox
+	Interest  Number = "interest" // of the newest interest
+	Dropped   Number = "dropped"  // events that the outbox had no room for and that have not been reported
+	LastTime  Number = "lasttime" // the newest time known, unix milliseconds
+	schemaOf  Number = "schema"
+	readersOf Number = "readers"
 )
 
 const keyCheck = "keycheck" // a sealed record of which only the fact counts that it can be opened
@@ -63,6 +64,11 @@ func objectKey(namespace, name string) []byte { return []byte(namespace + "\x00"
 
 func number(n uint64) []byte { return binary.BigEndian.AppendUint64(nil, n) }
 
-// Schema is the version of the store's layout that this build writes. A file of an older schema is
-// brought up to it; a newer one is refused.
-const Schema = 2
+const (
+	// Schema is the version of the store's layout that this build writes. A file of an older schema
+	// is brought up to it.
+	Schema = 2
+	// Readers is the oldest schema whose builds can use a file of this one, which the file states: a
+	// device may go back to the release before. A layout is read one release before it is written.
+	Readers = 2
+)

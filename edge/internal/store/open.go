@@ -175,8 +175,8 @@ func (s *Store) openFile(path string) error {
 		err = s.write(db, s.create)
 	} else {
 		err = s.guarded(func() error { return db.View(s.check) })
-		if err == nil && s.older() {
-			err = s.write(db, s.upgrade)
+		if err == nil && s.foreign() {
+			err = s.write(db, s.adapt)
 		}
 	}
 	if err != nil {
@@ -213,16 +213,21 @@ func (s *Store) mark() error {
 	return nil
 }
 
-// older reports whether the file is of an older schema.
-func (s *Store) older() (older bool) {
+// foreign reports whether the file is of another schema, or does not state its readers.
+func (s *Store) foreign() (foreign bool) {
 	_ = s.guarded(func() error {
 		return s.db.View(func(tx *bolt.Tx) error {
-			have, err := (&Tx{seal: s.seal, tx: tx}).Number(schemaOf)
-			older = err == nil && have < Schema
+			t := &Tx{seal: s.seal, tx: tx}
+			have, err := t.Number(schemaOf)
+			if err != nil {
+				return err
+			}
+			readers, err := t.Number(readersOf)
+			foreign = err == nil && (have != Schema || readers != Readers)
 			return err
 		})
 	})
-	return older
+	return foreign
 }
 
 // makeFile makes a new store under another name first, so that a crash in the middle leaves

@@ -26,7 +26,7 @@ func (s *Store) create(tx *bolt.Tx) error {
 			return err
 		}
 	}
-	if err := t.SetNumber(schemaOf, Schema); err != nil {
+	if err := t.setSchema(); err != nil {
 		return err
 	}
 	id := make([]byte, 16)
@@ -44,8 +44,12 @@ func (s *Store) check(tx *bolt.Tx) error {
 	if err != nil {
 		return err
 	}
-	if have == 0 || have > Schema {
-		return fmt.Errorf("%w: schema %d, this one knows %d", ErrSchema, have, Schema)
+	readers, err := t.readers(have)
+	if err != nil {
+		return err
+	}
+	if have == 0 || readers > Schema {
+		return fmt.Errorf("%w: schema %d, for those that know %d, and this one knows %d", ErrSchema, have, readers, Schema)
 	}
 	if _, err := t.get([][]byte{bucketMeta}, []byte(keyCheck)); err != nil {
 		if errors.Is(err, ErrKey) {
@@ -60,13 +64,41 @@ func (s *Store) check(tx *bolt.Tx) error {
 	return nil
 }
 
-// upgrade brings a file of an older schema up to this one. Schema 2 keeps a copy of each interest.
-func (s *Store) upgrade(tx *bolt.Tx) error {
+// setSchema states the schema of the file, and who may use it.
+func (t *Tx) setSchema() error {
+	return errors.Join(t.SetNumber(schemaOf, Schema), t.SetNumber(readersOf, Readers))
+}
+
+// readers is the oldest schema whose builds can use a file. One that does not state it can be used
+// by builds of its own schema alone.
+func (t *Tx) readers(schema uint64) (uint64, error) {
+	readers, err := t.Number(readersOf)
+	if readers == 0 {
+		readers = schema
+	}
+	return readers, err
+}
+
+// adapt brings a file of another schema to this one. An older one gets its upgrade. One of a newer
+// build, from which the device went back, is marked as this one's: what this build writes lacks what
+// only the newer schema has, and the newer build makes that again by its upgrade.
+func (s *Store) adapt(tx *bolt.Tx) error {
 	t := &Tx{seal: s.seal, tx: tx}
 	have, err := t.Number(schemaOf)
-	if err != nil || have == Schema {
+	if err != nil {
 		return err
 	}
+	if have < Schema {
+		if err := s.upgrade(tx); err != nil {
+			return err
+		}
+	}
+	return t.setSchema()
+}
+
+// upgrade makes what schemas after 1 have. Schema 2 keeps a copy of each interest.
+func (s *Store) upgrade(tx *bolt.Tx) error {
+	t := &Tx{seal: s.seal, tx: tx}
 	for _, name := range buckets() {
 		if _, err := tx.CreateBucketIfNotExists(name); err != nil {
 			return fmt.Errorf("laying out the store: %w", err)
@@ -81,5 +113,5 @@ func (s *Store) upgrade(tx *bolt.Tx) error {
 			return err
 		}
 	}
-	return t.SetNumber(schemaOf, Schema)
+	return nil
 }
