@@ -79,9 +79,9 @@ func (t *Tx) readers(schema uint64) (uint64, error) {
 	return readers, err
 }
 
-// adapt brings a file of another schema to this one. An older one gets its upgrade. One of a newer
-// build, from which the device went back, is marked as this one's: what this build writes lacks what
-// only the newer schema has, and the newer build makes that again by its upgrade.
+// adapt brings a file of another schema to this one. An older one gets its upgrade. One of a
+// newer build, from which the device went back, is marked as this one's: what this build writes
+// lacks what only the newer schema has, and the newer build makes that again by its upgrade.
 func (s *Store) adapt(tx *bolt.Tx) error {
 	t := &Tx{seal: s.seal, tx: tx}
 	have, err := t.Number(schemaOf)
