@@ -65,10 +65,11 @@ func objectKey(namespace, name string) []byte { return []byte(namespace + "\x00"
 func number(n uint64) []byte { return binary.BigEndian.AppendUint64(nil, n) }
 
 const (
-	// Schema is the version of the store's layout that this build writes. A file of an older schema
-	// is brought up to it.
+	// Schema is the version of the store's layout that this build writes. A file of an older
+	// schema is brought up to it.
 	Schema = 2
-	// Readers is the oldest schema whose builds can use a file of this one, which the file states: a
-	// device may go back to the release before. A layout is read one release before it is written.
+	// Readers is the oldest schema whose builds can use a file of this one, which the file
+	// states: a device may go back to the release before. A layout is read one release before
+	// it is written.
 	Readers = 2
 )
