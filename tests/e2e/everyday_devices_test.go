@@ -245,7 +245,7 @@ func (s *system) runs(node, id string) bool {
 	return slices.Contains(s.Containers(node), id)
 }
 
-// reboots is how many the scenario wants: all of them in the long tests.
+// reboots is how many the scenario wants: all of them with SKERRY_LONG=1.
 func reboots(all int) int {
 	if os.Getenv("SKERRY_LONG") != "" {
 		return all
