@@ -14,7 +14,7 @@ import (
 	"github.com/skerry-io/skerry/common/version"
 )
 
-// Approver approves the certificates of devices and says which nodes cloudcore may act as. It has
+// Approver approves the certificates of devices and names which nodes cloudcore may act as. It has
 // an account of its own, cloudcore-approver, so that a token stolen from cloudcore approves nothing
 // (docs/decisions/0031-an-account-that-approves.md).
 type Approver struct {

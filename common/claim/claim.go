@@ -80,9 +80,9 @@ const (
 	shortest4, shortest6 = 16, 48
 )
 
-// Counts says why a device's range for its pods does not count for others; "" where it does. With
-// subnets, those of its NodePool, it is inside one of them and as long as those that are offered;
-// without, it is no longer network than a cluster gives to a node.
+// Counts gives the reason a device's range for its pods does not count for others; "" where it
+// does. With subnets, those of its NodePool, it is inside one of them and as long as those that are
+// offered; without, it is no longer network than a cluster gives to a node.
 func Counts(r netip.Prefix, subnets []netip.Prefix) string {
 	least := shortest4
 	if r.Addr().Is6() {

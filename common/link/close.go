@@ -2,8 +2,8 @@ package link
 
 import "fmt"
 
-// CloseCode says why a link ended and whether dialling again can help. The numbers are of RFC
-// 6455's private range (4000-4999), and QUIC application error codes likewise.
+// CloseCode gives the reason a link ended and whether dialling again can help. The numbers are of
+// RFC 6455's private range (4000-4999), and QUIC application error codes likewise.
 type CloseCode uint16
 
 const (

@@ -44,7 +44,7 @@ type Conn interface {
 	// Close sends the peer the reason and ends the link; what waits to be sent or received is
 	// dropped. It returns when the link has ended. Only the first call counts.
 	Close(code CloseCode, reason string) error
-	// Done is closed when the link has ended; Err then says why.
+	// Done is closed when the link has ended; Err then gives the reason.
 	Done() <-chan struct{}
 	Err() error
 

@@ -111,7 +111,7 @@ type JoinAnswer struct {
 	UnixMillis int64    `json:"unixMillis"`
 }
 
-// Reason says why a join was refused, in one word for programs.
+// Reason gives the reason a join was refused, in one word for programs.
 type Reason string
 
 const (

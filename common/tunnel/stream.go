@@ -280,7 +280,7 @@ func (s *Stream) Close() error {
 	return nil
 }
 
-// abort is a Close that says why.
+// abort is a Close that gives the reason.
 func (s *Stream) abort(reason string) { s.leave(net.ErrClosed, reason) }
 
 // Read returns what has come. io.EOF is the peer's proper end; the end of a session is an

@@ -145,7 +145,7 @@ func TestCluster_07_OneNodeReportsWhileTheAppMoves(t *testing.T) {
 	}
 }
 
-// reporter waits until a node says that an application runs there, and reports its statistics.
+// reporter waits until a node reports that an application runs there, and reports its statistics.
 func (s *system) reporter(namespace, name, node string) {
 	s.T.Helper()
 	s.waitApp(namespace, name, "to be reported by "+node, func(a *v1alpha1.EdgeApp) bool {

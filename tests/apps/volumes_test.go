@@ -128,9 +128,9 @@ func replicated(name, node string) string {
 // switched off, and a person says so. This application's VolumeAttachments there are removed and no
 // others, and it runs elsewhere; before the person's word nothing is touched. TestCluster_12: of an
 // application whose only healthy replica is on the dead node nothing is deleted, and the status
-// says why; once there is another replica it moves. TestCluster_13: an application with affinity
-// Required stays with its node, also when that is switched off and a person says so. They share the
-// power-off of one node.
+// gives the reason; once there is another replica it moves. TestCluster_13: an application with
+// affinity Required stays with its node, also when that is switched off and a person says so. They
+// share the power-off of one node.
 func TestCluster_11_12_13_PowerOff(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()

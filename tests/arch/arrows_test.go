@@ -54,9 +54,9 @@ var cyclic = map[string]int{
 	"tests/kubeplane": 1,
 }
 
-// large are the packages above largest lines, each with its number of today, rounded up to the
-// next hundred. A number only goes down. A package that is large for good says why in its package
-// comment, in a sentence that begins with largeBecause, and needs no line here.
+// large are the packages above largest lines, each with its number of today, rounded up to the next
+// hundred. A number only goes down. A package that is large for good gives the reason in its
+// package comment, in a sentence that begins with largeBecause, and needs no line here.
 var large = map[string]int{}
 
 const (

@@ -443,7 +443,7 @@ func TestDrain_09_AdministratorsCordonStays(t *testing.T) {
 	})
 }
 
-// Both nodes at once: one ends, the other says which budget holds it, and ends too when the first
+// Both nodes at once: one ends, the other names which budget holds it, and ends too when the first
 // takes pods again.
 func TestDrain_10_BothNodesAtOnceEnd(t *testing.T) {
 	s := use(t)

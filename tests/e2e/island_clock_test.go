@@ -135,7 +135,7 @@ func TestIsland_16_ClockAt1970RunsPodsAndLosesNoEvent(t *testing.T) {
 // TestHostile_16: an attacker sets a device's clock: ten years ahead, by which the cloud's
 // certificates have expired, then thirty, by which its CA has. Its pods run on and its own API
 // serves, offline and with a cable; no link is opened by a certificate that its clock calls
-// expired, and the device says that its clock may be wrong. Nothing of it is left once the
+// expired, and the device reports that its clock may be wrong. Nothing of it is left once the
 // clock is right.
 func TestHostile_16_ClockAfterTheCAOpensNoLinkAndStopsNoPod(t *testing.T) {
 	s := use(t)

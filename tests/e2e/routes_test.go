@@ -28,7 +28,7 @@ func (s *system) behindTheClient() {
 	}
 }
 
-// reaches says why an address does not answer on a node. A refused connection is an answer.
+// reaches gives the reason an address does not answer on a node. A refused connection is an answer.
 func (s *system) reaches(ctx context.Context, node, address string) error {
 	h, err := s.Trial.Host(node)
 	if err != nil {

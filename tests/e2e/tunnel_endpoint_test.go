@@ -47,7 +47,7 @@ func TestStreams_KubeAPIServerAsItIs(t *testing.T) {
 	if out := s.EdgeKubectl("edge1", "get", "node", "edge1", "-o", `jsonpath={.status.addresses[?(@.type=="InternalIP")].address}`); out == "" {
 		t.Error("the device does not see its own address")
 	}
-	// Without a link there is an error, at once, if not one that says why.
+	// Without a link there is an error, at once, if not one that gives the reason.
 	s.Cut("edge1")
 	s.WaitFor("an error without a link", func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, 20*time.Second)

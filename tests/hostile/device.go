@@ -242,10 +242,10 @@ func (d *Device) Streams() (opened []*topicpb.StreamOpen, closed []*topicpb.Stre
 	return d.streams, d.closed
 }
 
-// Done is closed when the link has ended; Err then says why.
+// Done is closed when the link has ended; Err then gives the reason.
 func (d *Device) Done() <-chan struct{} { return d.conn.Done() }
 
-// Err says why the link ended.
+// Err gives the reason the link ended.
 func (d *Device) Err() error { return d.conn.Err() }
 
 // Close ends the link.

@@ -139,7 +139,7 @@ func (m *Mux) choose(offered []string) (rest *route) {
 	return rest
 }
 
-// hello looks at what the client has said, and leaves it in the socket. It says which
+// hello looks at what the client has said, and leaves it in the socket. It names which
 // protocols are offered.
 func hello(conn net.Conn) ([]string, error) {
 	socket, ok := conn.(syscall.Conn)

@@ -23,8 +23,8 @@ const (
 
 // copies keeps, for an application of which one copy may run, which pods may be running. What the
 // cluster has is not enough: a pod that is deleted by force, or with its Node, runs on where its
-// device is cut off. A pod is taken off when its kubelet has said that it ended, when its node is
-// known to be dead, when a person says that it has ended, or when its node reports long enough
+// device is cut off. A pod is taken off when its kubelet has reported that it ended, when its node
+// is known to be dead, when a person says that it has ended, or when its node reports long enough
 // after the removal.
 func (p *planner) copies() error {
 	if p.App.Spec.Fenced() != v1alpha1.FencingConfirmed {
@@ -151,8 +151,9 @@ func taintCommand(node string) string {
 	return fmt.Sprintf("kubectl taint node %s %s=nodeshutdown:NoExecute", node, corev1.TaintNodeOutOfService)
 }
 
-// stopped reports whether a pod's kubelet has said that its containers have ended. The phase alone
-// does not: Kubernetes' garbage collector of pods sets it to Failed when the Node was deleted.
+// stopped reports whether a pod's kubelet has reported that its containers have ended. The phase
+// alone does not: Kubernetes' garbage collector of pods sets it to Failed when the Node was
+// deleted.
 func stopped(pod *corev1.Pod) bool {
 	if !ended(pod) {
 		return false

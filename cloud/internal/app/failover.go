@@ -131,7 +131,8 @@ func (p *planner) fits() func(Node) bool {
 	}
 }
 
-// awaiting says why it is unknown whether a copy runs, and what a person can do; nil: it is known.
+// awaiting gives the reason it is unknown whether a copy runs, and what a person can do; nil: it is
+// known.
 func (p *planner) awaiting(why *problem) {
 	if why == nil {
 		meta.RemoveStatusCondition(&p.status.Conditions, v1alpha1.AppAwaitingFencing)
@@ -143,7 +144,7 @@ func (p *planner) awaiting(why *problem) {
 	}
 }
 
-// refuse says why the application can't leave a dead node; nil: there is no such reason.
+// refuse gives the reason the application can't leave a dead node; nil: there is no such reason.
 func (p *planner) refuse(why *problem) {
 	if why == nil {
 		meta.RemoveStatusCondition(&p.status.Conditions, v1alpha1.AppFailoverRefused)

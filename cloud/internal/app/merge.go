@@ -85,10 +85,10 @@ func sweep(o *v1alpha1.EdgeApp, exists func(node string) bool) {
 	}
 }
 
-// settle decides whose statistics are the application's: those of the active node once it says that
-// the application is scheduled on it. Until then the node that had them keeps them, so that there
-// is exactly one from the first on. Where no node has them the first in the alphabet that claims
-// them gets them.
+// settle decides whose statistics are the application's: those of the active node once it reports
+// that the application is scheduled on it. Until then the node that had them keeps them, so that
+// there is exactly one from the first on. Where no node has them the first in the alphabet that
+// claims them gets them.
 func settle(s *v1alpha1.EdgeAppStatus) {
 	first := func(is func(v1alpha1.EdgeAppNode) bool) string {
 		if i := slices.IndexFunc(s.Nodes, is); i >= 0 {

@@ -44,7 +44,7 @@ type Config struct {
 	Leases   coordination.LeaseInterface // of cloudcore's own namespace
 	Instance string
 	Max      int // sessions that this replica takes
-	// Ready says why devices should not come here; nil: they should.
+	// Ready gives the reason devices should not come here; nil: they should.
 	Ready func() error
 	// Sessions is how many there are. End ends at most n of them, and returns how many it did end.
 	Sessions func() int

@@ -38,7 +38,8 @@ type machine struct {
 }
 
 // here reports whether the machine runs on the node, and which version of it says so. A refusal
-// says why it does not; a machine of another node is refused in the words of one that is nowhere.
+// gives the reason it does not; a machine of another node is refused in the words of one that is
+// nowhere.
 func (m machine) here(ctx context.Context) (version string, err error) {
 	o, err := m.client.Get(ctx, m.vmi.Name, metav1.GetOptions{})
 	switch {
@@ -62,7 +63,7 @@ func (m machine) gone() error {
 	return refuse("machine", "no virtual machine %s runs on this device", m.vmi)
 }
 
-// judge says why the object is none that runs on the node; nil: it does.
+// judge gives the reason the object is none that runs on the node; nil: it does.
 func (m machine) judge(o *unstructured.Unstructured) error {
 	node, _, _ := unstructured.NestedString(o.Object, "status", "nodeName")
 	phase, _, _ := unstructured.NestedString(o.Object, "status", "phase")

@@ -22,7 +22,7 @@ type Session interface {
 	Node() types.NodeName
 	// Epoch grows with every connect of the node.
 	Epoch() uint64
-	// Keepalive is the interval at which the node says that it lives.
+	// Keepalive is the interval at which the node reports that it lives.
 	Keepalive() time.Duration
 	// Supports reports whether the node may be sent what is of a feature (package protocol).
 	Supports(feature string) bool

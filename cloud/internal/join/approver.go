@@ -411,7 +411,7 @@ func refusalOf(c certificatesv1.CertificateSigningRequestCondition) *pki.Refusal
 	return pki.Refuse(pki.ReasonDenied, "the certificate request was denied: %s (%s)", c.Message, c.Reason)
 }
 
-// until calls fn with growing pauses until it says that it is done.
+// until calls fn with growing pauses until it reports that it is done.
 func until(ctx context.Context, fn func() (bool, error)) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()

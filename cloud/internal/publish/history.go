@@ -42,7 +42,7 @@ func (h *history) add(key kube.Key, old, new *kube.Object) {
 }
 
 // since finds which keys have changed since a set of objects, of which now is what it is today, had
-// the digest then. wants says which objects belong to the set.
+// the digest then. wants names which objects belong to the set.
 func (h *history) since(now, then digest, wants func(*kube.Object) bool) (keys []kube.Key, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

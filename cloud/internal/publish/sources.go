@@ -12,7 +12,7 @@ import (
 // Collections are shared copies of what kube-apiserver has, followed with cloudcore's own rights.
 type Collections interface {
 	Open(resource schema.GroupVersionResource) (store *kube.Store, release func())
-	// Followable says why a collection can't be followed (refused), or that there is no
+	// Followable gives the reason a collection can't be followed (refused), or that there is no
 	// answer (err).
 	Followable(ctx context.Context, resource schema.GroupVersionResource) (refused, err error)
 	// CatchUp calls done once the copy is no older than version.

@@ -116,7 +116,7 @@ func (c *comparison) begin(ours map[kube.Key]*kube.Object, history func(now, the
 	return effects{how: resumeCompared, ask: &topicpb.InventoryRequest{Buckets: c.edgeUnknown || c.edge.count > fewEntries}}
 }
 
-// holdsNothing reports whether the edge has said that it holds no object of the resource.
+// holdsNothing reports whether the edge has reported that it holds no object of the resource.
 func (c *comparison) holdsNothing() bool { return !c.edgeUnknown && c.edge.count == 0 }
 
 // later finds what is newer than all that the edge holds: where nothing was deleted and the edge
@@ -203,7 +203,7 @@ func (c *comparison) sums(ours map[kube.Key]*kube.Object, theirs []byte) effects
 	return effects{ask: &topicpb.InventoryRequest{Only: only}}
 }
 
-// entries acts on what the edge holds, one by one. undecided says which keys it may yet be allowed
+// entries acts on what the edge holds, one by one. undecided names which keys it may yet be allowed
 // to hold: those are not taken from it.
 func (c *comparison) entries(ours map[kube.Key]*kube.Object, in []*topicpb.Entry, undecided func(kube.Key) bool) effects {
 	c.theirs = make(map[kube.Key]heldEntry, len(in))

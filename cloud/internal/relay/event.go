@@ -278,8 +278,9 @@ func freshEvent(body []byte) ([]byte, error) {
 	return json.Marshal(whole)
 }
 
-// forged says why an event is none of this node's, or "". Kubernetes itself lets any node write any
-// event; events.md, rule 9, doesn't: only those of the node itself and of pods bound to it.
+// forged gives the reason an event is none of this node's, or "". Kubernetes itself lets any node
+// write any event; events.md, rule 9, doesn't: only those of the node itself and of pods bound to
+// it.
 //
 // Events of a pod that is not known (any more) are accepted: it was deleted while the node was cut
 // off, longer ago than we remember, and its events are among those that must not be lost. They are

@@ -2,7 +2,7 @@ package relay
 
 import "testing"
 
-// A device with an older copy of its store says that an event has happened less often than the
+// A device with an older copy of its store reports that an event has happened less often than the
 // cloud knows: that is no news.
 func TestClaims_20_CountsOfEventsOnlyGrow(t *testing.T) {
 	for name, tc := range map[string]struct {

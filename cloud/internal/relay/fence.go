@@ -112,7 +112,7 @@ func (s *session) confirm(ctx context.Context, w fencedWrite) (version string, m
 	return "", false, outcome{retry: wholeNode, why: err}, nil
 }
 
-// read gets the object of a write. Where it returns none, o says why.
+// read gets the object of a write. Where it returns none, o gives the reason.
 func (s *session) read(ctx context.Context, w fencedWrite) (r *reading, o outcome, resp *kube.Response) {
 	s.relay.metrics.fenceReads.Add(1)
 	resp, err := w.read(ctx)

@@ -36,7 +36,7 @@ const (
 // bears the epoch of the session, which grows with each connect. A session first puts its epoch in,
 // and writes nothing else before; each renewal is conditional on the Lease as this session left it.
 // A session that finds a higher epoch there stops. One that has not noticed yet writes nothing over
-// what the newer one wrote: package fence says why.
+// what the newer one wrote: package fence gives the reason.
 type lease struct {
 	relay    *Relay
 	link     hub.Session

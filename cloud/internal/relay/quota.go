@@ -42,7 +42,7 @@ const perAnsweredByte = time.Second / (2 << 20)
 
 func sizeOf(w *topicpb.Write) int { return len(w.GetBody()) + perWrite }
 
-// overQuota holds the bytes of a write, or says which quota it does not fit into.
+// overQuota holds the bytes of a write, or names which quota it does not fit into.
 func (s *session) overQuota(w *topicpb.Write) error {
 	err := s.overRate(w)
 	if err == nil && !s.held.Take(sizeOf(w)) {
@@ -54,7 +54,7 @@ func (s *session) overQuota(w *topicpb.Write) error {
 	return err
 }
 
-// overRate takes a write off what the node may write in a second, or says which quota it
+// overRate takes a write off what the node may write in a second, or names which quota it
 // does not fit into.
 func (s *session) overRate(w *topicpb.Write) error {
 	q := &s.relay.quotas

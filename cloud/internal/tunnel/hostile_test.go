@@ -48,8 +48,8 @@ func server(t *testing.T, address, name string) (port string, connections chan s
 	return port, connections
 }
 
-// TestAddressesAttractNoStreams: a device says that it has the address of a webhook's Service, of
-// another edge, of an ordinary node, of the control plane's load balancer, and that its kubelet
+// TestAddressesAttractNoStreams: a device reports that it has the address of a webhook's Service,
+// of another edge, of an ordinary node, of the control plane's load balancer, and that its kubelet
 // listens at their ports. What kube-apiserver sends there goes there. Then the device writes into
 // its own Lease where cloudcore is to look for its link.
 func TestAddressesAttractNoStreams(t *testing.T) {

@@ -120,7 +120,7 @@ func (u *Usage) listNodes(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// getNode says why where there is no answer: a list leaves such a node out.
+// getNode gives the reason where there is no answer: a list leaves such a node out.
 func (u *Usage) getNode(w http.ResponseWriter, r *http.Request) {
 	name := r.PathValue("name")
 	if _, err := u.selection(r, nodesResource, u.config.Nodes); err != nil {

@@ -8,8 +8,8 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// lans says which networks are one LAN although pools name them differently: a node has both on one
-// interface, as it reported. Virtual IPs of one LAN must not share addresses or VRIDs.
+// lans names which networks are one LAN although pools name them differently: a node has both on
+// one interface, as it reported. Virtual IPs of one LAN must not share addresses or VRIDs.
 type lans struct {
 	parent  map[string]string
 	reasons map[string]string         // by network that is not alone on its LAN
@@ -75,7 +75,7 @@ func (l lans) of(network string) string {
 
 func (l lans) same(a, b string) bool { return l.of(a) == l.of(b) }
 
-// why says why a network is not alone on its LAN; "" where it is.
+// why gives the reason a network is not alone on its LAN; "" where it is.
 func (l lans) why(network string) string { return l.reasons[network] }
 
 // prefixes are the networks that nodes have on a LAN.

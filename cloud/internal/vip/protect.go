@@ -51,7 +51,7 @@ func (p *planner) protectHost(text, why string) {
 	}
 }
 
-// protects says why an address can't be a virtual IP, or nil.
+// protects gives the reason an address can't be a virtual IP, or nil.
 func (p *planner) protects(a netip.Addr) *problem {
 	if node, ok := p.nodeIPs[a]; ok {
 		return &problem{ReasonAddressOfNode, fmt.Sprintf("%s is an address of node %s", a, node)}

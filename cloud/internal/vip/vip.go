@@ -174,7 +174,7 @@ func rank(vip string, nodes []string, preferred string) []v1alpha1.VirtualIPNode
 }
 
 // confirmed reports whether no node can have a deleted address any more: every one that may hold
-// it, and still exists, has said that it dropped it.
+// it, and still exists, has reported that it dropped it.
 func confirmed(v *v1alpha1.VirtualIP, exists func(node string) bool) bool {
 	released := map[string]bool{}
 	for _, n := range v.Status.Nodes {

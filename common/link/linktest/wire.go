@@ -27,7 +27,7 @@ type Wire struct {
 }
 
 // TestWire is the contract of what comes from a peer that is not ours: one wrong byte closes that
-// link, with the code that says why, and no other.
+// link, with the code that gives the reason, and no other.
 func TestWire(t *testing.T, open func(*testing.T, link.Config) Wire) {
 	config := link.Default()
 	config.MaxMessage, config.MaxAssembly = 1<<20, 3<<19

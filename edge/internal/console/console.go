@@ -311,7 +311,7 @@ func (k *Console) carry(ctx context.Context, client net.Conn) {
 	tunnel.Splice(ctx, client, far)
 }
 
-// refuse closes a client's connection and, as well as its protocol can, says why.
+// refuse closes a client's connection and, as well as its protocol can, gives the reason.
 func (k *Console) refuse(ctx context.Context, client net.Conn, why string) {
 	defer context.AfterFunc(ctx, func() { _ = client.Close() })()
 	defer client.Close()

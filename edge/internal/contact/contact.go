@@ -17,8 +17,8 @@ import (
 	"context"
 	"encoding/hex"
 	"encoding/json"
-	"net"
 	"maps"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -262,7 +262,7 @@ func (a *Agent) SetLAN(lan []netip.Prefix) {
 	}
 }
 
-// LAN is where a device says that it is; nothing where it says nothing, or nothing that holds.
+// LAN is where a device reports that it is; nothing where it says nothing, or nothing that holds.
 func (a *Agent) LAN(node string) []netip.Addr {
 	a.mu.Lock()
 	defer a.mu.Unlock()

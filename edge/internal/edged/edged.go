@@ -64,8 +64,8 @@ type Config struct {
 	// Share gets each Service that the kubelet watches, and returns it or one that is equal for the
 	// kubelet, which others hold; nil: the kubelet holds its own.
 	Share func(*corev1.Service) *corev1.Service
-	// Hold says why no kubelet may start now, nil where one may; nil: always. It is asked until
-	// one may.
+	// Hold gives the reason no kubelet may start now, nil where one may; nil: always. It is asked
+	// until one may.
 	Hold func(context.Context) error
 	// ImageService is the endpoint at which the kubelet finds the images of the container runtime
 	// (edge/internal/images); "": the kubelet asks the runtime itself.

@@ -74,7 +74,7 @@ func (h *Hub) link(ctx context.Context, port Port) {
 }
 
 // carry takes what modules send, and the open session takes it up. It never keeps a message. It
-// ends with ctx, or when the bus fails, and says why.
+// ends with ctx, or when the bus fails, and gives the reason.
 func (h *Hub) carry(ctx context.Context, port Port) error {
 	logger := klog.FromContext(ctx)
 	for {

@@ -76,7 +76,7 @@ func newSession(c Config, m *metrics, current *atomic.Pointer[session], conn lin
 	return s
 }
 
-// run serves the session until its link ends, and says why it did.
+// run serves the session until its link ends, and gives the reason it did.
 func (s *session) run(ctx context.Context, port Port) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var beats sync.WaitGroup
@@ -202,7 +202,7 @@ func (s *session) deliver(ctx context.Context, port Port, m message.Message) err
 	return nil
 }
 
-// send takes a message of the bus up. An error says that it did not go; a request for which it
+// send takes a message of the bus up. An error reports that it did not go; a request for which it
 // returns nil will be answered, with a refusal if the link ends.
 func (s *session) send(ctx context.Context, m message.Message) error {
 	if m.Header.Sync {

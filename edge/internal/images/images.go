@@ -40,8 +40,8 @@ type Config struct {
 	// Runtime and Images are the endpoints of the container runtime ("unix:///run/..."), of pods
 	// and of images; mostly they are the same.
 	Runtime, Images string
-	// API leads to the edge API, which says which pods the device has, and which applications where
-	// Apps is set.
+	// API leads to the edge API, which names which pods the device has, and which applications
+	// where Apps is set.
 	API      *rest.Config
 	NodeName string
 	Apps     bool

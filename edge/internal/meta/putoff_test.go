@@ -13,7 +13,7 @@ import (
 )
 
 // The cloud takes five events and then one each three seconds: the others wait in the outbox, none
-// is lost or reported as refused, pods' statuses go on, and the status says which quota it is.
+// is lost or reported as refused, pods' statuses go on, and the status names which quota it is.
 func TestQuotaOfTheCloud(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		c := newCloud(t)

@@ -83,7 +83,7 @@ func (d Disk) Status() DiskStatus {
 	return s
 }
 
-// Ready is a check of /readyz; its error says why something can't be kept.
+// Ready is a check of /readyz; its error gives the reason something can't be kept.
 func (d Disk) Ready() error {
 	if p := d.Status().Problem; p != "" {
 		return errors.New(p)

@@ -28,8 +28,8 @@ type PodsModule struct {
 	client  *rest.Config
 }
 
-// NewPodsModule returns the module for the Node of that name. problem says why pods do not run, ""
-// where all do; client is of the edge API.
+// NewPodsModule returns the module for the Node of that name. problem gives the reason pods do not
+// run, "" where all do; client is of the edge API.
 func NewPodsModule(problem func(ctx context.Context) (reason, message string), node string, client *rest.Config) *PodsModule {
 	return &PodsModule{problem, node, client}
 }

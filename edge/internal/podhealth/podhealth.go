@@ -1,4 +1,5 @@
-// Package podhealth says which pods of a device run, why the others don't, and what to do about it.
+// Package podhealth names which pods of a device run, why the others don't, and what to do about
+// it.
 //
 // It owns the words. It refuses to ask the kubelet, the runtime or the cloud: all comes from what
 // metamanager holds, so it is the same with a link and without. Its functions keep nothing and may

@@ -182,8 +182,8 @@ func (p *Plan) route(s State, m site.Member, own []netip.Prefix, found *findings
 	}
 }
 
-// refused says why there is no route for a range, whatever the Site says, which may be one that was
-// stored before cloudcore judged ranges; "" where nothing is known against it.
+// refused gives the reason there is no route for a range, whatever the Site says, which may be one
+// that was stored before cloudcore judged ranges; "" where nothing is known against it.
 func refused(s State, m site.Member, r netip.Prefix) string {
 	if why := claim.Counts(r, nil); why != "" {
 		return fmt.Sprintf("%s, of device %s, is not routed: %s", r, m.Node, why)
@@ -218,7 +218,7 @@ func by(h netroute.Hop) string {
 }
 
 // onLink is the way to a device on a network of this one: to where it is connected, else to where
-// it says that it is, else to where the cloud has seen it.
+// it reports that it is, else to where the cloud has seen it.
 func onLink(s State, m site.Member, v4 bool) (netroute.Hop, bool) {
 	all := m.Addresses
 	if s.Said != nil {

@@ -48,13 +48,13 @@ type State struct {
 	Pods []netip.Addr
 	// Guards are the networks that no other device's range may touch.
 	Guards claim.Guards
-	// Withheld says why a claim (see Plan) must not be applied now; nil: none is.
+	// Withheld gives the reason a claim (see Plan) must not be applied now; nil: none is.
 	Withheld func(claim string) string
 	// Waited is true once the cluster has had time to give it one.
 	Waited bool
 	// At is where a device is connected now; the zero value where it is not.
 	At func(node string) netip.Addr
-	// Said is where a device says that it is now; nothing where it says nothing.
+	// Said is where a device reports that it is now; nothing where it says nothing.
 	Said func(node string) []netip.Addr
 	// Tunnels: this kernel has WireGuard. Tunnel is a device's, the zero value where it has said
 	// none; TunnelPort is of this one's.

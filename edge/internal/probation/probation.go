@@ -70,7 +70,7 @@ func New(c Config) *Probation {
 	return &Probation{config: c, kick: make(chan struct{}, 1), stood: make(chan struct{}, 1), proven: map[string]bool{}, refused: map[string]string{}, withheld: map[string]bool{}}
 }
 
-// Withheld says why a claim must not be applied now; "" where it may.
+// Withheld gives the reason a claim must not be applied now; "" where it may.
 func (p *Probation) Withheld(claim string) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -84,7 +84,7 @@ func (p *Probation) Withheld(claim string) string {
 	return ""
 }
 
-// Applied says which claims there are, and which of them stand in the kernel now.
+// Applied names which claims there are, and which of them stand in the kernel now.
 func (p *Probation) Applied(all, standing []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

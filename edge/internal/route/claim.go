@@ -181,7 +181,7 @@ func (c *claim) before(other *claim) int {
 	return cmp.Or(c.created.Compare(other.created), cmp.Compare(c.uid, other.uid), cmp.Compare(c.name, other.name))
 }
 
-// beaten says why c loses against the winner of its key.
+// beaten gives the reason c loses against the winner of its key.
 func (c *claim) beaten(winner *claim) *rejection {
 	why := "which is older"
 	if winner.created.Equal(c.created) {

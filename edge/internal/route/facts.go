@@ -24,8 +24,8 @@ type facts struct {
 }
 
 // resolve fills in what a StaticRoute leaves to the node, and judges what can be judged without the
-// kernel: of several hops it takes those that can carry traffic, and lost says why the others
-// can't.
+// kernel: of several hops it takes those that can carry traffic, and lost gives the reason the
+// others can't.
 func (f *facts) resolve(c *claim) (r netroute.Route, lost string, bad *rejection) {
 	r = c.route
 	if c.invalid != "" {
@@ -67,8 +67,9 @@ func (f *facts) resolve(c *claim) (r netroute.Route, lost string, bad *rejection
 	return r, strings.Join(why, "; "), nil
 }
 
-// judge says why a hop can't carry traffic; nil where nothing is known against it. The only hop of
-// a route is left to the kernel, which knows more than its interfaces tell (rules, other tables).
+// judge gives the reason a hop can't carry traffic; nil where nothing is known against it. The only
+// hop of a route is left to the kernel, which knows more than its interfaces tell (rules, other
+// tables).
 func (f *facts) judge(h netroute.Hop, several bool) *rejection {
 	if on, mine := f.own[h.Gateway]; mine {
 		return reject(v1alpha1.RouteGatewayUnreachable, "gateway %s is this node's own address on %s", h.Gateway, on)
@@ -111,7 +112,7 @@ func (f *facts) onLink(a netip.Addr, name string) bool {
 	return slices.ContainsFunc(f.links[name].Addresses, contains) || slices.ContainsFunc(f.direct[name], contains)
 }
 
-// stranded says which gateway of a route that the kernel has is on no network any more: after an
+// stranded names which gateway of a route that the kernel has is on no network any more: after an
 // address was taken from its interface the kernel keeps the route and loses what is sent.
 func (f *facts) stranded(r netroute.Found) *rejection {
 	for _, h := range r.Hops {

@@ -83,8 +83,8 @@ type input struct {
 	now   time.Time
 	facts *facts
 	pause time.Duration // after the first repair of a route
-	// held says why a StaticRoute's route must stay away for now, whatever else holds; nil: it need
-	// not.
+	// held gives the reason a StaticRoute's route must stay away for now, whatever else holds; nil:
+	// it need not.
 	held func(*claim) *rejection
 	// drifted reports whether an earlier process found that the route was changed, and was not to
 	// put it back.

@@ -19,8 +19,8 @@ const (
 	recovery = 6
 )
 
-// Probe is one question about the way to the cloud: an error says that it is not there. Each call
-// begins from nothing: a name is looked up, a connection dialled. What is open already proves
+// Probe is one question about the way to the cloud: an error reports that it is not there. Each
+// call begins from nothing: a name is looked up, a connection dialled. What is open already proves
 // little: it may go another way.
 type Probe struct {
 	What string // completes "... does not answer any more"
@@ -89,7 +89,7 @@ func look(ctx context.Context, all []Probe, patience func(Probe) time.Duration) 
 	return errs
 }
 
-// gone says which of the probes is missing after a change, if any. One that fails at once, as a
+// gone names which of the probes is missing after a change, if any. One that fails at once, as a
 // question does without a link, is asked again for as long as it may be silent.
 func gone(ctx context.Context, works []Probe, patience time.Duration) error {
 	again := make([]Probe, len(works))

@@ -265,8 +265,8 @@ func (r *records) linkOpened() (names []string) {
 	return names
 }
 
-// held says why a route that cut the node off, or may have, must stay away: for now, or until its
-// object changes.
+// held gives the reason a route that cut the node off, or may have, must stay away: for now, or
+// until its object changes.
 func (r *records) held(now time.Time, linked bool, c *claim) *rejection {
 	one := r.all[c.name]
 	if one == nil || one.UID != c.uid || one.StruckGeneration != c.generation {

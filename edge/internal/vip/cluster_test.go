@@ -494,8 +494,8 @@ func (n *node) report(address string) v1alpha1.VirtualIPNodeStatus {
 	return e
 }
 
-// reported is how often the node has said that it is in a state for an address: one that lasts for
-// a moment is seen, too.
+// reported is how often the node has reported that it is in a state for an address: one that lasts
+// for a moment is seen, too.
 func (n *node) reported(address string, state v1alpha1.VirtualIPState) (times int) {
 	raw, _ := os.ReadFile(filepath.Join(n.dir, "reports-"+address))
 	for line := range bytes.Lines(raw) {

@@ -33,7 +33,8 @@ type Facts struct {
 	// New names the VirtualIPs whose first election this is: the highest priority shall win it,
 	// whichever node was first.
 	New map[string]bool
-	// Withheld says why an address is not claimed although it could be: it cut the node off.
+	// Withheld gives the reason an address is not claimed although it could be: it cut the node
+	// off.
 	Withheld map[types.UID]string
 	// Adverts are the latest advertisements of VRRP that other hosts sent.
 	Adverts []acd.Advert

@@ -10,7 +10,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
 )
 
-// guard says why an address must not be claimed, or "".
+// guard gives the reason an address must not be claimed, or "".
 func guard(f Facts, address netip.Addr) string {
 	for _, g := range slices.Concat(addresses.Standard(), f.Guards) {
 		if g.Prefix.Contains(address) {

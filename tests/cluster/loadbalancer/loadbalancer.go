@@ -48,7 +48,7 @@ type Config struct {
 	Nodes   []netip.Addr // the machines that the provider knows
 }
 
-// A target is a node and the port by which it says that it is healthy for a Service.
+// A target is a node and the port by which it reports that it is healthy for a Service.
 type target struct {
 	node netip.Addr
 	port int32

@@ -247,8 +247,8 @@ func (t *Trial) await(ctx context.Context, name string, p program, id process.Id
 	return nil
 }
 
-// poll repeats try until it says that it is done, patience is over or ctx ends; then the result is
-// try's last error.
+// poll repeats try until it reports that it is done, patience is over or ctx ends; then the result
+// is try's last error.
 func poll(ctx context.Context, patience time.Duration, try func(context.Context) (done bool, err error)) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

@@ -193,8 +193,8 @@ func TestSite_09_UnreadySeenByPeers(t *testing.T) {
 	}
 }
 
-// One device has a link, by which the cloud says that the others are NotReady: their words on the
-// LAN win. At heal nothing flips, and no connection fails.
+// One device has a link, by which the cloud reports that the others are NotReady: their words on
+// the LAN win. At heal nothing flips, and no connection fails.
 func TestSite_12_WordsWin(t *testing.T) { oneLinked(t, func(*system, string) {}) }
 
 // TestSite_13_HealWithoutFlips: see TestSite_12_WordsWin; here the cloud comes back for all

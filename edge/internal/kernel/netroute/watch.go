@@ -99,7 +99,7 @@ func (d *Driver) Watch(ctx context.Context, started func(), handle func(Event)) 
 	}
 }
 
-// ended says why a subscription ended by itself: its error came first.
+// ended gives the reason a subscription ended by itself: its error came first.
 func (d *Driver) ended(ctx context.Context, what string) error {
 	if cause := context.Cause(ctx); cause != nil {
 		if errors.Is(cause, ErrLost) {

@@ -53,7 +53,7 @@ type Withheld struct {
 	Reason    string    `json:"reason"`
 }
 
-// NotReady is a strategic merge patch by which a pod's status says that it serves nothing: the
+// NotReady is a strategic merge patch by which a pod's status reports that it serves nothing: the
 // kubelet of a pod that is withheld does not say so.
 func NotReady(now time.Time, reason, message string) []byte {
 	condition := func(kind corev1.PodConditionType) map[string]any {

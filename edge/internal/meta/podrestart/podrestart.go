@@ -75,7 +75,7 @@ func ownRule(c corev1.Container) bool {
 	return len(c.RestartPolicyRules) > 0 || c.RestartPolicy != nil && *c.RestartPolicy != corev1.ContainerRestartPolicyAlways
 }
 
-// Reason says why a pod has ended, for people.
+// Reason gives the reason a pod has ended, for people.
 func Reason(pod *corev1.Pod) string {
 	reason, message := pod.Status.Reason, strings.TrimPrefix(pod.Status.Message, rejected)
 	for _, c := range pod.Status.Conditions {
