@@ -67,6 +67,7 @@ type cloud struct {
 	effects     map[string][]string // by object: what each write that took effect says
 	compared    []string            // resources whose inventory was asked for
 	sentObjects int
+	acked       uint64 // states that the edge has acknowledged
 	resets      int
 }
 
@@ -105,6 +106,8 @@ func (c *cloud) Send(_ context.Context, _ message.Name, m message.Message) error
 		return nil // as the hub does: dropped
 	}
 	switch content := m.Content.(type) {
+	case *topicpb.StateAck:
+		c.acked = content.GetSequence()
 	case *topicpb.Interests:
 		c.interests, c.unnamed = content.Interests, content.Unnamed && !c.names
 		if c.quiet {
