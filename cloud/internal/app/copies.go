@@ -23,8 +23,8 @@ const (
 
 // copies keeps, for an application of which one copy may run, which pods may be running. What the
 // cluster has is not enough: a pod that is deleted by force, or with its Node, runs on where its
-// device is cut off. A pod is taken off when its kubelet has reported that it ended, when its node
-// is known to be dead, when a person says that it has ended, or when its node reports long enough
+// device is cut off. A pod is taken off when its kubelet has reported its end, when its node is
+// known to be dead, when a person confirms that, or when its node reports long enough
 // after the removal.
 func (p *planner) copies() error {
 	if p.App.Spec.Fenced() != v1alpha1.FencingConfirmed {
@@ -96,7 +96,7 @@ func (p *planner) over(c *v1alpha1.AppCopy) (bool, error) {
 	for _, e := range p.status.Nodes {
 		if e.Name == c.Node && e.Running && e.CollectTime != nil && e.CollectTime.After(c.Removed.Time) {
 			p.again(heardPoll)
-			return false, nil // it says that it runs
+			return false, nil // it runs, by its report
 		}
 	}
 	at, err := p.Heard(c.Node)
@@ -146,14 +146,13 @@ func (p *planner) held() *problem {
 	return nil
 }
 
-// taintCommand is how a person says that a device is switched off.
+// taintCommand confirms that a device is switched off.
 func taintCommand(node string) string {
 	return fmt.Sprintf("kubectl taint node %s %s=nodeshutdown:NoExecute", node, corev1.TaintNodeOutOfService)
 }
 
-// stopped reports whether a pod's kubelet has reported that its containers have ended. The phase
-// alone does not: Kubernetes' garbage collector of pods sets it to Failed when the Node was
-// deleted.
+// stopped reports whether a pod's kubelet has reported the end of its containers. The phase alone
+// does not: Kubernetes' garbage collector of pods sets it to Failed when the Node was deleted.
 func stopped(pod *corev1.Pod) bool {
 	if !ended(pod) {
 		return false

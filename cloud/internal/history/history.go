@@ -86,7 +86,7 @@ func Decide(s Seen) string {
 type Config struct {
 	Leases coordination.LeaseInterface // of cloudcore's own namespace
 	Lease  string
-	// Replicas is the prefix of the annotations by which replicas say that they are there, Instance
+	// Replicas is the prefix of the annotations of replicas that are there, Instance
 	// this one's annotation.
 	Replicas, Instance string
 	// Changed is called when the name is another one than before, and must not block for long.
@@ -127,7 +127,7 @@ func (k *Keeper) ID(ctx context.Context) string {
 	return k.id
 }
 
-// WentBack says that the cluster has gone back in time, or may have.
+// WentBack notes that the cluster has gone back in time, or may have.
 func (k *Keeper) WentBack() {
 	k.mu.Lock()
 	k.wentBack = true

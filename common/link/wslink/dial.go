@@ -11,6 +11,9 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync"
+	"syscall"
+	"time"
 
 	"github.com/gorilla/websocket"
 
@@ -39,6 +42,30 @@ type Dialer struct {
 	config DialConfig
 	codec  *link.Codec
 	pool   websocket.BufferPool
+
+	mu     sync.Mutex
+	narrow time.Time // until then segments are small; zero: they are not
+}
+
+// narrowFor is how long small segments are kept to: paths change.
+const narrowFor = time.Hour
+
+// lostLarge notes that a connection stood and nothing large came through it, which is what a router
+// does that drops large packets without a word (RFC 2923, 2.1). The next dials keep segments small.
+func (d *Dialer) lostLarge() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.narrow = time.Now().Add(narrowFor)
+}
+
+// control is that of the next connection.
+func (d *Dialer) control() (f func(network, address string, c syscall.RawConn) error, narrow bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if time.Now().Before(d.narrow) {
+		return small, true
+	}
+	return control, false
 }
 
 // NewDialer checks the configuration.
@@ -68,9 +95,10 @@ func (d *Dialer) Dial(ctx context.Context, address string) (link.Conn, error) {
 	}
 	var raw *deadline.Conn
 	var stop func() bool
+	how, narrow := d.control()
 	w := websocket.Dialer{
 		NetDialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-			c, err := (&net.Dialer{Control: control, KeepAlive: -1}).DialContext(ctx, network, address) // the link has its own keepalive
+			c, err := (&net.Dialer{Control: how, KeepAlive: -1}).DialContext(ctx, network, address) // the link has its own keepalive
 			if err != nil {
 				return nil, err
 			}
@@ -100,6 +128,14 @@ func (d *Dialer) Dial(ctx context.Context, address string) (link.Conn, error) {
 		if ws != nil {
 			_ = ws.Close()
 		}
+	}
+	if err != nil && raw != nil && response == nil && ctx.Err() != nil {
+		why := "large packets may be lost on the way (its MTU): the next try is with small ones"
+		if narrow {
+			why = "not with small packets either"
+		}
+		d.lostLarge()
+		err = fmt.Errorf("the connection stands, and the handshake does not get through; %s: %w", why, err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("dialling websocket %s: %w", address, dialError(response, err))

@@ -22,6 +22,22 @@ func control(_, _ string, c syscall.RawConn) error {
 	return err
 }
 
+// smallSegment is a segment's size that any path carries: 1,160 bytes with the headers of TCP and
+// IPv4, below IPv6's least MTU of 1,280 and what tunnels take of 1,500. It holds for both ways: the
+// peer is told of it.
+const smallSegment = 1120
+
+// small keeps segments small besides.
+func small(network, address string, c syscall.RawConn) error {
+	err := control(network, address, c)
+	if controlErr := c.Control(func(fd uintptr) {
+		err = errors.Join(err, unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_MAXSEG, smallSegment))
+	}); controlErr != nil {
+		return controlErr
+	}
+	return err
+}
+
 // acknowledged returns a function that returns how long ago the peer's kernel acknowledged anything
 // on c (tcpi_last_ack_recv of TCP_INFO, tcp(7)), exact to a tick of the kernel.
 func acknowledged(c net.Conn) (func() (time.Duration, error), error) {

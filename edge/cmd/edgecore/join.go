@@ -91,7 +91,7 @@ Exit code 0: joined (or joined before). 1: try again later. 2: refused, or somet
 	return c
 }
 
-// warn says beforehand what a join by force gives up.
+// warn prints beforehand what a join by force gives up.
 func warn(ctx context.Context, w io.Writer, cfg *config.Config, name string) {
 	status, err := runningStatus(ctx, cfg)
 	if err != nil {

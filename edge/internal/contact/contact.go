@@ -131,7 +131,7 @@ func New(c Config) *Agent {
 
 const (
 	metKey    = "met"
-	ownersKey = "tunnels" // by key, in hexadecimal: who said it first
+	ownersKey = "tunnels" // by key, in hexadecimal: the first device that had it
 )
 
 // runState is what outlives edgecore in RunFile.
@@ -262,7 +262,8 @@ func (a *Agent) SetLAN(lan []netip.Prefix) {
 	}
 }
 
-// LAN is where a device reports that it is; nothing where it says nothing, or nothing that holds.
+// LAN is the addresses that a device reports of itself; none where it reports none, or none that
+// hold.
 func (a *Agent) LAN(node string) []netip.Addr {
 	a.mu.Lock()
 	defer a.mu.Unlock()

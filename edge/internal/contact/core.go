@@ -18,7 +18,7 @@ const (
 	Unmet Status = iota
 	// Absent: it was met in an earlier boot of this device, and not yet in this one.
 	Absent
-	// Met: there is a connection by which it has said something, or the last one ended a moment ago
+	// Met: there is a connection by which a word came, or the last one ended a moment ago
 	// and it is being looked for.
 	Met
 	// Mute: its kernel answers and its edgecore does not.
@@ -59,7 +59,7 @@ const (
 	// dialMin and dialMax bound the pause between two attempts to connect.
 	dialMin = 250 * time.Millisecond
 	dialMax = 2 * time.Second
-	// refusedMax bounds it where the peer ends each connection before it has said anything: it does
+	// refusedMax bounds it where the peer ends each connection before a word: it does
 	// not admit this device. A connection that lasted for steady was a good one.
 	refusedMax = 30 * time.Second
 	steady     = 5 * time.Second
@@ -90,7 +90,7 @@ type Word struct {
 	Sequence uint64
 	Pods     map[types.UID]Pod
 	Tunnel   Tunnel
-	LAN      []netip.Addr // where the device is; none: it does not say
+	LAN      []netip.Addr // where the device is; none: unknown
 }
 
 // peer is another device of the site.
@@ -121,8 +121,8 @@ type core struct {
 	peers map[string]*peer
 	// met are the devices that were ever met; changes are kept by the caller.
 	met map[string]bool
-	// owners are the devices that said the key of a tunnel first, and are in the site still; kept
-	// like met: who says it second, after a restart or a boot of this device, has no claim.
+	// owners are the first devices with the key of a tunnel, and are in the site still; kept
+	// like met: the second one, after a restart or a boot of this device, has no claim.
 	owners  map[[32]byte]string
 	changed map[string]bool // peers of whom something else is known since the last take
 	do      []action
@@ -226,9 +226,9 @@ func (c *core) members(now time.Time, all map[string][]netip.Prefix) {
 func (c *core) dials(node string) bool { return c.node < node }
 
 // connected takes a connection in. The newer replaces the older: a device that was started again
-// knows nothing of that. It says nothing of the device yet: with TLS 1.3 the end that dials takes
-// its handshake for done before the other one has judged its certificate, and what the device said
-// in an earlier boot is of pods whose addresses others may have by now.
+// knows nothing of that. It proves nothing of the device yet: with TLS 1.3 the end that dials takes
+// its handshake for done before the other one has judged its certificate, and what came from the
+// device in an earlier boot is of pods whose addresses others may have by now.
 func (c *core) connected(now time.Time, node string, conn uint64, at netip.Addr) {
 	p := c.peers[node]
 	if p == nil {
@@ -284,7 +284,7 @@ func (c *core) tunnel(node string) Tunnel {
 	return p.word.Tunnel
 }
 
-// own notes who said a key first. A device has one: with another it gives the first one up.
+// own notes who had a key first. A device has one: with another it gives the first one up.
 func (c *core) own(node string, key [32]byte) {
 	changed := false
 	for k, owner := range c.owners {

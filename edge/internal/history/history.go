@@ -2,7 +2,7 @@
 // to, and has everything reported again.
 //
 // cloudcore names the history in each Welcome. Another name than the one that is kept means that
-// the cluster may have gone back in time, and that what devices said of objects is lost. It owns
+// the cluster may have gone back in time, and that reports of objects are lost. It owns
 // the name, kept in the store once all that was to be reported is in the outbox: a process that
 // ends before does it again. It refuses to judge what was lost. Sync runs on one goroutine.
 package history

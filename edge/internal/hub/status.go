@@ -119,7 +119,7 @@ func problem(p *pace, server string, err error) string {
 	return fmt.Sprintf("the cloud refuses this node: %s (%s; join again if the certificate is wrong)", end.Reason, retry)
 }
 
-// distrust says what to set where the handshake failed for the certificates; "" where it did not. A
+// distrust is what to set where the handshake failed for the certificates; "" where it did not. A
 // transport may have nothing left of them but the text.
 func distrust(server string, err error) string {
 	text := err.Error()

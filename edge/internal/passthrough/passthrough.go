@@ -49,7 +49,7 @@ const (
 // Ports switches a port on: netport.Up.
 type Ports func(name string) error
 
-// Guard says what depends on a port so that no pod may take it; "" for nothing. nodes are the
+// Guard returns what depends on a port so that no pod may take it; "" for nothing. nodes are the
 // addresses of the Node, way is where the last link led to, and may be none.
 type Guard func(port string, nodes []netip.Addr, way netip.Addr) (why string, err error)
 

@@ -218,12 +218,12 @@ func by(h netroute.Hop) string {
 }
 
 // onLink is the way to a device on a network of this one: to where it is connected, else to where
-// it reports that it is, else to where the cloud has seen it.
+// it reports itself, else to where the cloud has seen it.
 func onLink(s State, m site.Member, v4 bool) (netroute.Hop, bool) {
 	all := m.Addresses
 	if s.Said != nil {
 		if said := s.Said(m.Node); len(said) > 0 {
-			all = said // what it says now, of each family: the cloud may know where it was before it was cut off
+			all = said // what it reports now, of each family: the cloud may know where it was before it was cut off
 		}
 	}
 	if s.At != nil {

@@ -68,7 +68,7 @@ type Config struct {
 	Subnets  []netip.Prefix
 	// At is where a device is connected now.
 	At func(node string) netip.Addr
-	// Said is where a device reports that it is now, and SetLAN has the others hear of this one's
+	// Said is the addresses that a device reports of itself now, and SetLAN has the others hear of this one's
 	// addresses; both nil without a Site.
 	Said       func(node string) []netip.Addr
 	SetLAN     func([]netip.Prefix)

@@ -54,7 +54,7 @@ type State struct {
 	Waited bool
 	// At is where a device is connected now; the zero value where it is not.
 	At func(node string) netip.Addr
-	// Said is where a device reports that it is now; nothing where it says nothing.
+	// Said is the addresses that a device reports of itself now; none where it reports none.
 	Said func(node string) []netip.Addr
 	// Tunnels: this kernel has WireGuard. Tunnel is a device's, the zero value where it has said
 	// none; TunnelPort is of this one's.
