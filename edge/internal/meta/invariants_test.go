@@ -6,6 +6,9 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/skerry-io/skerry/edge/internal/meta"
 )
 
@@ -49,6 +52,41 @@ func TestClaims_23_StateIsAcknowledgedOnceItIsStored(t *testing.T) {
 		}
 		if _, err := e.Get(context.Background(), ref("pods", "default", "late"), meta.Caller{}); err != nil {
 			t.Errorf("never shown: %v", err)
+		}
+	})
+}
+
+// A pod with a finalizer that its kubelet has deleted stays, as in the cluster, until the finalizer
+// is gone: it does not vanish from the device's API.
+func TestClaims_21_PodWithAFinalizerIsShownUntilItGoes(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		c := newCloud(t)
+		e := newEdge(t, c, meta.Config{})
+		at := metav1.NewTime(time.Now())
+		c.set(ref("pods", "default", "kept"), pod(func(p *corev1.Pod) { p.Finalizers, p.DeletionTimestamp = []string{"example.com/log"}, &at }))
+		c.set(ref("pods", "default", "plain"), pod(func(p *corev1.Pod) { p.DeletionTimestamp = &at }))
+		c.link()
+		e.holdPods()
+		settle()
+		c.cut()
+		settle()
+		for range 3 { // a kubelet that starts again says it again
+			if err := e.deletePod("kept"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := e.deletePod("plain"); err != nil {
+			t.Fatal(err)
+		}
+		shown := func(name string) bool {
+			_, err := e.Get(context.Background(), ref("pods", "default", name), meta.Caller{})
+			return err == nil
+		}
+		if !shown("kept") || shown("plain") {
+			t.Errorf("the one with a finalizer is shown: %v, the other: %v", shown("kept"), shown("plain"))
+		}
+		if got := e.Status().Outbox.Waiting["POD"]; got != 2 {
+			t.Errorf("%d deletions wait, want one of each", got)
 		}
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
@@ -246,7 +247,10 @@ func (m *Manager) writeDeletion(ctx context.Context, w Write) (Result, error) {
 		case w.UID != have.Shown.UID:
 			return reply.Conflict(w.Ref, "Precondition failed: UID in precondition: %v, UID in object meta: %v", w.UID, have.Shown.UID)
 		}
-		b.view.Set(w.Ref, have.With(have.Shown, true))
+		if slices.ContainsFunc(b.outbox.Pending(w.Ref), func(e *outbox.Entry) bool { return e.Verb == topicpb.Verb_DELETE && e.UID == w.UID }) {
+			return nil // it is shown still for a finalizer, and its deletion waits or was accepted
+		}
+		b.view.Set(w.Ref, have.With(have.Shown, !outbox.Outlives(have.Delivered())))
 		b.outbox.Add(w.Ref, &outbox.Entry{
 			Class: storepb.Class_POD, Verb: topicpb.Verb_DELETE, Body: body, UID: w.UID, At: time.Now().UnixMilli(), Size: len(body),
 			ShownVersion: b.view.Version(),

@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
 	kubeproxyconfig "k8s.io/kubernetes/pkg/proxy/apis/config"
 	"k8s.io/kubernetes/pkg/proxy/iptables"
 	"k8s.io/kubernetes/pkg/proxy/nftables"
@@ -63,6 +64,9 @@ func New(mode, node string) *Driver { return &Driver{mode, node} }
 // Open makes the proxy, in the mode that it says. No rule is written before both Synced calls.
 func (d *Driver) Open(ctx context.Context) (Proxy, string, error) {
 	config := configuration()
+	if err := refuseAtOnce(); err != nil {
+		klog.FromContext(ctx).Error(err, "Failed to lift the limit of refusals: of many requests to a Service without endpoints in a second some hang")
+	}
 	if d.mode != IPTables {
 		p, err := openNFTables(ctx, config, d.node)
 		if err == nil {

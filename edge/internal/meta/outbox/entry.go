@@ -77,7 +77,18 @@ func (e *Entry) record(ref object.Ref) *storepb.Entry {
 	}
 }
 
-// Overlay lays the writes that wait over what the cloud delivered; hidden where one deletes it. A
+// Outlives reports whether an object stays after its deletion, until its finalizers are gone.
+func Outlives(delivered object.Object) bool {
+	obj, err := object.DecodeRaw(delivered.Raw)
+	if err != nil {
+		return false
+	}
+	m, err := meta.Accessor(obj)
+	return err == nil && len(m.GetFinalizers()) > 0
+}
+
+// Overlay lays the writes that wait over what the cloud delivered; hidden where one deletes it, and
+// no finalizer keeps it. A
 // write with another uid is not for this object, and one that does not apply is left out: the relay
 // will say what is wrong with it.
 func Overlay(delivered object.Object, entries []*Entry) (shown object.Object, hidden bool) {
@@ -101,6 +112,7 @@ func Overlay(delivered object.Object, entries []*Entry) (shown object.Object, hi
 			obj = next
 		}
 	}
+	hidden = hidden && !Outlives(delivered)
 	if obj == nil {
 		return shown, hidden
 	}
