@@ -56,17 +56,18 @@ type Seen struct {
 // Decide returns the name that holds; "" where a new one is to be given.
 func Decide(s Seen) string {
 	id := s.Annotations[Annotation]
+	since, err := time.Parse(time.RFC3339, s.Annotations[SinceAnnotation])
+	named := err == nil && s.Now.Sub(since).Abs() <= fresh
 	switch {
 	case id == "":
 		return ""
 	case s.WentBack:
-		since, err := time.Parse(time.RFC3339, s.Annotations[SinceAnnotation])
-		if err != nil || id == s.Own || s.Now.Sub(since).Abs() > fresh {
+		if id == s.Own || !named {
 			return ""
 		}
 		return id // another replica has noticed too
-	case s.Own != "":
-		return id // this replica was there
+	case s.Own != "" || named:
+		return id // this replica was there, or another one has just started
 	}
 	for key, text := range s.Annotations {
 		if !strings.HasPrefix(key, s.Replicas) || key == s.Instance {

@@ -33,12 +33,13 @@ func TestClaims_17_WhichHistoryHolds(t *testing.T) {
 		seen history.Seen
 		want string
 	}{
-		"the first of all":                           {history.Seen{}, ""},
-		"starts, nobody was there":                   {history.Seen{Annotations: named()}, ""},
-		"starts, its own trace of before":            {history.Seen{Annotations: named("r/a", replica(-time.Second))}, ""},
-		"starts, another was there long ago":         {history.Seen{Annotations: named("r/b", replica(-time.Minute))}, ""},
-		"starts, another is there":                   {history.Seen{Annotations: named("r/b", replica(-10*time.Second))}, "one"},
-		"starts, another says nonsense":              {history.Seen{Annotations: named("r/b", "x")}, ""},
+		"the first of all":                             {history.Seen{}, ""},
+		"starts, nobody was there":                     {history.Seen{Annotations: named()}, ""},
+		"starts, its own trace of before":              {history.Seen{Annotations: named("r/a", replica(-time.Second))}, ""},
+		"starts, another was there long ago":           {history.Seen{Annotations: named("r/b", replica(-time.Minute))}, ""},
+		"starts, another is there":                     {history.Seen{Annotations: named("r/b", replica(-10*time.Second))}, "one"},
+		"starts, another says nonsense":                {history.Seen{Annotations: named("r/b", "x")}, ""},
+		"starts beside another that has just named it": {history.Seen{Annotations: named(history.SinceAnnotation, at(-10*time.Second))}, "one"},
 		"goes on":                                    {history.Seen{Annotations: named(), Own: "one"}, "one"},
 		"another replica has noticed":                {history.Seen{Annotations: named(), Own: "zero"}, "one"},
 		"the Lease is lost":                          {history.Seen{Own: "one"}, ""},
@@ -83,7 +84,7 @@ func TestClaims_17_ReplicasAgreeOnANewHistory(t *testing.T) {
 		if first == "" {
 			t.Fatal("there is no name")
 		}
-		b := start("b") // nobody has written that a is there: another name, which a takes over
+		b := start("b") // takes over what a has just named
 		time.Sleep(15 * time.Second)
 		if a.ID(t.Context()) != b.ID(t.Context()) {
 			t.Fatalf("a has %s, b %s", a.ID(t.Context()), b.ID(t.Context()))
