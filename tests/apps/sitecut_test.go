@@ -34,7 +34,7 @@ func TestClaims_25_CutOfTheSiteMovesNothing(t *testing.T) {
 	for _, n := range nodes {
 		s.WaitReady(n.Name, false)
 	}
-	s.lasts("the pods as they were, in the cut", 10*time.Second, same) // failover.after is 2s
+	s.lasts("the pods as they were, in the cut", 20*time.Second, same) // failover.after is 2s
 	for _, n := range nodes {
 		s.Heal(n.Name)
 	}

@@ -18,6 +18,10 @@ import (
 // storagePoll is how often storage is asked again while it refuses a fail-over.
 const storagePoll = 10 * time.Second
 
+// comeback is how long the devices of a site may take to come back, one after another: their links
+// wait before they dial again.
+const comeback = time.Minute
+
 // failOver decides for each pod of the application on a node that is lost.
 func (p *planner) failOver() error {
 	var waiting, refused *problem
@@ -41,7 +45,14 @@ func (p *planner) failOver() error {
 			continue // it never moves
 		}
 		if p.App.Spec.Fenced() == v1alpha1.FencingNone {
-			if pod.DeletionTimestamp == nil && p.elsewhere(node, after) {
+			if pod.DeletionTimestamp != nil {
+				continue
+			}
+			can, err := p.elsewhere(node, after)
+			if err != nil {
+				return err
+			}
+			if can {
 				p.plan.Delete = append(p.plan.Delete, Deletion{Pod: pod})
 			}
 			continue
@@ -73,13 +84,14 @@ func (p *planner) failOver() error {
 // elsewhere reports whether the application has a node to move to: one that fits it, is Ready,
 // takes pods and was so for as long as the lost one may be away. Without one a deletion would only
 // end what runs on a device that is cut off. Where devices come back one after another, the first
-// of them is no reason to take the application from the others.
-func (p *planner) elsewhere(lost string, after time.Duration) bool {
-	if by, dead := p.dead(lost); by != "" && dead {
-		return true
+// of them is no reason to take the application from the others; nor is, where they are cut off
+// together, the one that is found NotReady last.
+func (p *planner) elsewhere(lost string, after time.Duration) (bool, error) {
+	if _, dead := p.dead(lost); dead {
+		return true, nil
 	}
 	if p.siteAway(p.Nodes[lost]) {
-		return false
+		return false, nil
 	}
 	fits := p.fits()
 	for name, n := range p.Nodes {
@@ -87,12 +99,33 @@ func (p *planner) elsewhere(lost string, after time.Duration) bool {
 			continue
 		}
 		at := n.Since.Add(after)
-		if !p.now.Before(at) {
-			return true
+		if back := n.Back.Add(comeback); !n.Back.IsZero() && back.After(at) {
+			at = back
 		}
-		p.again(at.Sub(p.now))
+		if p.now.Before(at) {
+			p.again(at.Sub(p.now))
+			continue
+		}
+		heard, err := p.heardSince(name, p.Nodes[lost].Since)
+		if err != nil || heard {
+			return heard, err
+		}
+		p.again(heardPoll)
 	}
-	return false
+	return false, nil
+}
+
+// heardSince reports whether a node was heard of after a moment; one without a Lease counts as it
+// is shown.
+func (p *planner) heardSince(node string, since time.Time) (bool, error) {
+	if p.Heard == nil {
+		return true, nil
+	}
+	at, err := p.Heard(node)
+	if err != nil {
+		return false, fmt.Errorf("asking for the Lease of node %s: %w", node, err)
+	}
+	return at.IsZero() || at.After(since), nil
 }
 
 // siteAway reports whether a node's whole site is away: it lost its uplink, not its devices.

@@ -42,6 +42,18 @@ func TestClaims_25_NothingIsDeletedWithoutACandidate(t *testing.T) {
 				w.node("edge2", true, 5*time.Second)
 			}, want: []string{"NotReady"},
 		},
+		"its site comes back, another device half a minute before": {
+			set: func(w *world) {
+				w.node("edge1", false, time.Hour)
+				w.node("edge2", true, 30*time.Second, func(n *app.Node) { n.Back = now.Add(-30 * time.Second) })
+			}, want: []string{"NotReady"},
+		},
+		"its site came back, without it": {
+			set: func(w *world) {
+				w.node("edge1", false, time.Hour)
+				w.node("edge2", true, time.Minute, func(n *app.Node) { n.Back = now.Add(-time.Minute) })
+			}, want: []string{"delete p1", "NotReady"},
+		},
 		"the other device is cordoned": {
 			set: func(w *world) {
 				w.node("edge1", false, time.Hour)
@@ -63,6 +75,18 @@ func TestClaims_25_NothingIsDeletedWithoutACandidate(t *testing.T) {
 			set: func(w *world) {
 				w.node("edge1", false, time.Hour)
 				w.node("edge2", true, time.Hour, func(n *app.Node) { n.Labels += "line=one\n" })
+			}, want: []string{"delete p1", "NotReady"},
+		},
+		"cut off with it, and not found NotReady yet": {
+			set: func(w *world) {
+				w.node("edge1", false, 3*time.Minute)
+				w.Heard = func(string) (time.Time, error) { return now.Add(-4 * time.Minute), nil }
+			}, want: []string{"NotReady"},
+		},
+		"the other device was heard of since": {
+			set: func(w *world) {
+				w.node("edge1", false, 3*time.Minute)
+				w.Heard = func(string) (time.Time, error) { return now.Add(-2 * time.Minute), nil }
 			}, want: []string{"delete p1", "NotReady"},
 		},
 		"its whole site is switched off, as a person says": {

@@ -16,7 +16,9 @@ type Node struct {
 	Ready bool // its condition; never a guess by the text of a message
 	// Since is when Ready became what it is: by the cloud's clock where the node was lost, else by
 	// when cloudcore first saw it.
-	Since  time.Time
+	Since time.Time
+	// Back is when cloudcore saw it become Ready again; zero: it did not.
+	Back   time.Time
 	BootID string
 	// OutOfService: a person has put the taint node.kubernetes.io/out-of-service on it.
 	OutOfService bool

@@ -244,8 +244,12 @@ func readNode(n *corev1.Node, was Node, known bool, now time.Time) Node {
 			return is
 		}
 	}
-	if known && was.Ready == is.Ready {
-		is.Since = was.Since // the device's own clock may be wrong
+	switch {
+	case !known:
+	case was.Ready == is.Ready:
+		is.Since, is.Back = was.Since, was.Back // the device's own clock may be wrong
+	case is.Ready:
+		is.Back = now
 	}
 	return is
 }
